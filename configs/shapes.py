@@ -126,6 +126,16 @@ SHAPES |= {
     linear_num_value_heads=32, linear_key_head_dim=128,
     linear_value_head_dim=128, max_position_embeddings=32768,
   ),
+  "qwen3.5-27b": dict(
+    model_type="qwen3_5_text", vocab_size=248320, hidden_size=5120,
+    num_hidden_layers=64, num_attention_heads=24, num_key_value_heads=4,
+    head_dim=256, intermediate_size=17408, linear_num_key_heads=16,
+    linear_num_value_heads=48, linear_key_head_dim=128,
+    linear_value_head_dim=128, max_position_embeddings=262144,
+    rope_parameters=dict(
+      rope_type="default", rope_theta=10000000.0, partial_rotary_factor=0.25
+    ),
+  ),
   "gpt-oss-20b": _mixture(
     "gpt_oss", 2880, 24, 64, vocab_size=201088, num_key_value_heads=8,
     head_dim=64, intermediate_size=2880, num_local_experts=32,

@@ -10,6 +10,7 @@ beyond the longest is not read.
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -106,11 +107,10 @@ def cut(
     own: the drafter's state of a fresh row, whose caches are not used.
     rng_key: `key[1]`, stream of the row's next text.
   """
-  is_cache = lambda x: isinstance(x, Cache)
-  cache = state.target_cache
+  emptied = functools.partial(recurrent_lib.emptied, keep=jnp.asarray(keep))
   kept = jax.tree.map(
-    lambda new, old: old if is_cache(old) else new,
-    own, state.drafter_state, is_leaf=is_cache,
+    lambda new, old: old if _is_cache(old) else new,
+    own, _with_states(emptied, state.drafter_state), is_leaf=_is_cache,
   )  # fmt: skip
   depth = state.counters.accept_counts.shape[1] - 1
   return dataclasses.replace(
@@ -122,11 +122,31 @@ def cut(
     else jnp.zeros_like(state.log_probs),
     max_depth=jnp.full_like(state.max_depth, depth),
     keys=rng_key,
-    target_cache=cache.replace(
-      recurrent=recurrent_lib.emptied(cache.recurrent, jnp.asarray(keep))
-    ),
+    target_cache=_with_states(emptied, state.target_cache),
     drafter_state=kept,
   )
+
+
+def _is_cache(node: Any) -> bool:
+  return isinstance(node, Cache)
+
+
+def _with_states(function: Callable[..., Any], tree: Any, *more: Any) -> Any:
+  """A pytree whose caches have other recurrent states.
+
+  Args:
+    function: of what caches in one place hold, to what the first then holds.
+    tree: the pytree.
+    *more: others of its structure.
+  """
+
+  def of(node, *others):
+    if not _is_cache(node):
+      return node
+    held = (x.recurrent for x in (node, *others))
+    return node.replace(recurrent=function(*held))
+
+  return jax.tree.map(of, tree, *more, is_leaf=_is_cache)
 
 
 def extend(
@@ -204,7 +224,13 @@ def _read(
   more = 0 if is_fresh and not in_chunks else again
   fed = min(min(width, _CHUNK) + more, columns)
   known = jnp.broadcast_to(jnp.asarray(known, jnp.int32), (rows,))
-  held = state.target_cache.recurrent
+  caches = (state.target_cache, state.drafter_state)
+  if is_fresh:  # a pass leaves what is fed again after it
+    room = drafter.tree.num_fed + max(again - 2, 0)
+    more_room = functools.partial(recurrent_lib.widened, width=room)
+    caches = (_with_states(more_room, caches[0]), caches[1])
+  every = jax.tree.leaves(caches, is_leaf=_is_cache)
+  has_states = any(_is_cache(x) and x.recurrent is not None for x in every)
 
   # Windows have one width, and near the buffer's end begin earlier.
   def first(known, fed=fed):
@@ -213,7 +239,7 @@ def _read(
   # States do not go back to before a text goes on, only to a window's start: if
   # the first would begin earlier, all are as narrow as fits anywhere.
   narrow = again + drafter.tree.max_depth + 1
-  may_be_narrow = held is not None and not is_fresh and fed > narrow
+  may_be_narrow = has_states and not is_fresh and fed > narrow
   is_narrow = may_be_narrow & jnp.any(known - again + fed > columns)
 
   def chunk(carry, fed=fed):
@@ -246,9 +272,8 @@ def _read(
     )
     return cache.replace(length=length - 1), drafter_state, length, start
 
-  cache = state.target_cache
-  cache = cache.replace(recurrent=recurrent_lib.widened(cache.recurrent, fed))
-  carry = (cache, state.drafter_state, known, first(known))
+  wide = functools.partial(recurrent_lib.widened, width=fed)
+  carry = (*_with_states(wide, caches), known, first(known))
   if in_chunks or may_be_narrow:
     kinds = jax.eval_shape(chunk, carry)
     carry = jax.tree.map(lambda x, kind: x.astype(kind.dtype), carry, kinds)
@@ -261,18 +286,18 @@ def _read(
       carry = lax.while_loop(unread, by_few, carry)
   else:
     carry = chunk(carry)
-  # Where the text goes on, its newest tokens can be fed again.
-  # A pass leaves what is fed again after it.
-  room = drafter.tree.num_fed + max(again - 2, 0)
-  if not is_fresh and held is not None:
-    room = held.width
-  recurrent = recurrent_lib.settled(
-    carry[0].recurrent, state.length - again, room
-  )
+
+  def settled(now, before):
+    """Where the text goes on, its newest tokens can be fed again."""
+    if now is None:
+      return None
+    return recurrent_lib.settled(now, state.length - again, before.width)
+
+  cache, drafter_state = _with_states(settled, carry[:2], caches)
   return dataclasses.replace(
     state,
-    target_cache=carry[0].replace(length=state.length - 1, recurrent=recurrent),
-    drafter_state=carry[1],
+    target_cache=cache.replace(length=state.length - 1),
+    drafter_state=drafter_state,
   )
 
 

@@ -586,6 +586,8 @@ class Drafter:
       the state, so that it can be cut over a mesh. None for an array that all
       rows share: a round's additions to it are summed over devices. By default
       the state is made of `Cache`s alone.
+    has_states: whether caches in it hold recurrent states, as of a
+      `LanguageModel`.
   """
 
   name: str
@@ -603,6 +605,7 @@ class Drafter:
   idle: Idle | None = None
   reads_anew: bool = False
   longer: Callable[[int], "Drafter"] | None = None
+  has_states: bool = False
 
   def tokens_of_passes(self, text: int) -> tuple[int, ...]:
     """Tokens of a row that each draft pass of a round computes, in order.

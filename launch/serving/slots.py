@@ -151,7 +151,8 @@ class Slots:
     self._reading: dict[int, Asked] = {}
     groups = 1 if mesh is None else mesh.shape["data"]
     has_states = decoders[self.depth].target.has_states
-    self._texts = Texts(num_slots, max_length, reuse, groups, whole=has_states)
+    kept_whole = has_states or decoders[self.depth].drafter.has_states
+    self._texts = Texts(num_slots, max_length, reuse, groups, whole=kept_whole)
     # Prompts are scored in a cache of their own, whose shapes must not change.
     self.scores = scores and mesh is None and not has_states
     whole = self._decoders[self.depth]

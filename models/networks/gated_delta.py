@@ -16,11 +16,14 @@ with i != j, which is unit lower triangular as parents come first, and they say
 
   diag(e^G) Q S + ((Q K^T) o D) U.
 
-A chain is the case of all earlier tokens above each: that is the form in which
-prompts are read, and DeltaNet's parallel one (Yang et al., NeurIPS 2024). What
-the layer remembers is a `specjax.recurrent.Memory`: in a pass the state is read
-and written as pending tokens are folded into it, and read once more for all
-keys and queries together, whatever the tree. Before the rule a short
+A chain is the case of all earlier tokens above each, DeltaNet's parallel form
+(Yang et al., NeurIPS 2024). A long one, of a prompt or of a whole text, is read
+in pieces of 64 tokens, each from the state that the one before it left, so work
+and memory grow with its length and not with the square of it.
+
+What the layer remembers is a `specjax.recurrent.Memory`: in a pass the state is
+read and written as pending tokens are folded into it, and read once more for
+all keys and queries together, whatever the tree. Before the rule a short
 convolution reads each node and the nearest ones above it, then what was
 committed.
 
@@ -45,6 +48,7 @@ from specjax.cache import Cache
 from specjax.recurrent import Memory
 
 _TINY = 1e-6  # added to squared lengths of queries and keys
+_PIECE = 64  # tokens of a chain whose updates one system is solved for
 # A state lives as long as its text: no product is rounded to bfloat16.
 _einsum = functools.partial(jnp.einsum, precision=lax.Precision.HIGHEST)
 
@@ -55,20 +59,67 @@ class Above:
   """Ancestors of T fed tokens, and the pending tokens before them.
 
   Attributes:
-    self_or_above: `bool[B or 1, T, T]`, whether token j is i or above it.
+    self_or_above: `bool[B or 1, T, T]`, whether token j is i or above it; None
+      of a chain.
+    first: `i32[B or 1, T]`, of a chain the first token that is above each;
+      None of other trees.
     taps: `i32[B or 1, T, N]`, for each token what its convolution reads,
-      oldest first, of N - 1 committed inputs followed by the T.
+      oldest first, of N - 1 committed inputs followed by the T; None: those
+      right before it, and itself.
     count: `i32[B]`, pending tokens that are committed by now; None without a
       cache.
     lost: `bool[B]`, rows that went back too far.
     idle: `bool[B]`, as of a `Cache`, or None.
   """
 
-  self_or_above: Array
-  taps: Array
+  self_or_above: Array | None
+  first: Array | None
+  taps: Array | None
   count: Array | None = None
   lost: Array | None = None
   idle: Array | None = None
+
+  @property
+  def tree(self) -> Array:
+    """`bool[B or 1, T, T]`, whether token j is i or above it."""
+    if self.first is None:
+      assert self.self_or_above is not None
+      return self.self_or_above
+    return _chained(self.first, jnp.arange(self.first.shape[1]))
+
+  def reached(self, some: Array) -> Array:
+    """Tokens that some are, or are above, `bool[B, K, T] -> bool[B, K, T]`."""
+    if self.first is None:
+      return jnp.any(self.tree[:, None] & some[:, :, None], axis=-1)
+    newest = jnp.where(some, jnp.arange(some.shape[2]), -1)
+    return lax.cummax(newest, axis=2) >= self.first[:, None]
+
+
+def chain(
+  fed: int, segments: Array | None, kernel: int, cache: Cache | None
+) -> Above:
+  """Tokens of which each is below all before it, or those of its document.
+
+  Args:
+    fed: T.
+    segments: `i32[B, T]`, of which document each token is, those of one next to
+      each other; None: all are of one. Not beside a cache.
+    kernel: N.
+    cache: about to receive the tokens, or None.
+  """
+  at = jnp.arange(fed, dtype=jnp.int32)[None]
+  if segments is None:
+    found = Above(self_or_above=None, first=jnp.zeros_like(at), taps=None)
+    return _behind(found, cache)
+  begins = segments[:, 1:] != segments[:, :-1]
+  begins = jnp.pad(begins, ((0, 0), (1, 0)), constant_values=True)
+  first = lax.cummax(jnp.where(begins, at, 0), axis=1)
+  back = np.arange(kernel - 1, -1, -1)
+  # Before a document's first token there is what was before the row.
+  lacks = jnp.maximum(back - (at - first)[..., None], 0)
+  near = at[..., None] - back + kernel - 1
+  taps = jnp.where(lacks > 0, kernel - 1 - lacks, near)
+  return _behind(Above(self_or_above=None, first=first, taps=taps), cache)
 
 
 def above(sees: np.ndarray | Array, kernel: int, cache: Cache | None) -> Above:
@@ -96,7 +147,12 @@ def above(sees: np.ndarray | Array, kernel: int, cache: Cache | None) -> Above:
   for distance in reversed(range(kernel)):
     at = jnp.argmax(tree & (back == distance), axis=-1) + kernel - 1
     taps.append(jnp.where(distance < depth, at, kernel - 2 - distance + depth))
-  found = Above(self_or_above=tree, taps=jnp.stack(taps, axis=-1))
+  taps = jnp.stack(taps, axis=-1)
+  return _behind(Above(self_or_above=tree, first=None, taps=taps), cache)
+
+
+def _behind(found: Above, cache: Cache | None) -> Above:
+  """With what a cache says of the tokens before."""
   if cache is None or cache.recurrent is None:
     return found
   count = cache.length - cache.recurrent.base
@@ -158,17 +214,10 @@ class GatedDelta(nnx.Module):
     raw = self.qkv(x).reshape(batch, fed, s.num_key_heads, s.channels)
     raw = jnp.swapaxes(raw, 1, 2)  # [B, K, T, W]
     if kv is None:
-      read, window = None, jnp.zeros_like(raw, shape=(
-        batch, s.num_key_heads, s.kernel - 1, s.channels
-      ))  # fmt: skip
+      window = jnp.zeros_like(raw[:, :, :1]).repeat(s.kernel - 1, axis=2)
     else:
       held, count = _begun(kv, fed, sees.count)
       window = recurrent.window_after(held, count)
-      read = lambda x: jnp.where(
-        sees.lost[:, None, None, None, None],
-        jnp.nan,
-        recurrent.said(held, count, x),
-      )
     mixed = self._convolved(window, raw, sees.taps, wide)
     q, k, v = jnp.split(mixed, (s.key_dim, 2 * s.key_dim), axis=-1)
     v = v.reshape(batch, s.num_key_heads, fed, -1, s.value_dim)
@@ -186,11 +235,20 @@ class GatedDelta(nnx.Module):
     heal_heads = lambda y: jnp.where(broken[:, :, None], 0, y)
     q, k = _unit(heal(q)) * s.key_dim**-0.5, _unit(heal(k))
     v = jnp.where(broken[:, :, None, :, None], 0, v)
-    out, updates, total = _solved(
-      q, k, v, heal_heads(gates), heal_heads(strength), read,
-      sees.self_or_above,
-    )  # fmt: skip
-    on_path = jnp.any(sees.self_or_above[:, None] & broken[:, :, None], axis=-1)
+    these = q, k, v, heal_heads(gates), heal_heads(strength)
+    lose = lambda y: jnp.where(sees.lost[:, None, None, None, None], jnp.nan, y)
+    if sees.first is not None and fed > _PIECE:
+      state = jnp.zeros_like(v, shape=(*v.shape[:3], s.key_dim, s.value_dim))
+      if kv is not None:
+        state = recurrent.advanced(held, count).state.reshape(state.shape)
+        state = lose(state)
+      out, updates, total = _in_pieces(*these, state, sees.first)
+    else:
+      read = None
+      if kv is not None:
+        read = lambda x: lose(recurrent.said(held, count, x))
+      out, updates, total = _solved(*these, read, sees.tree)
+    on_path = sees.reached(broken)
     out = jnp.where(on_path[:, :, None, :, None], jnp.nan, out)
     total = jnp.where(broken[:, :, None], jnp.nan, total)
     out = jnp.moveaxis(out, 3, 1)  # [B, T, K, R, V]
@@ -212,9 +270,12 @@ class GatedDelta(nnx.Module):
     weights = weights.reshape(self.spec.num_key_heads, 1, -1, self.spec.kernel)
     total = 0
     for tap in range(self.spec.kernel):
-      at = jnp.broadcast_to(taps[:, None, :, tap, None], (*raw.shape[:3], 1))
-      read = jnp.take_along_axis(whole, at, axis=2).astype(wide)
-      total = total + read * weights[..., tap]
+      if taps is None:
+        read = whole[:, :, tap : tap + raw.shape[2]]
+      else:
+        at = jnp.broadcast_to(taps[:, None, :, tap, None], (*raw.shape[:3], 1))
+        read = jnp.take_along_axis(whole, at, axis=2)
+      total = total + read.astype(wide) * weights[..., tap]
     return jax.nn.silu(total)
 
   def _gated(self, out, z, wide):
@@ -270,18 +331,97 @@ def _solved(q, k, v, gates, strength, read, tree):
       read(jnp.concatenate([k, q], axis=2)), 2, axis=3
     )
     wanted = v - faded * of_keys
-  updates = lax.linalg.triangular_solve(
-    system + jnp.eye(fed, dtype=q.dtype),
-    strength[..., None] * wanted,
-    left_side=True,
-    lower=True,
-    unit_diagonal=True,
+  updates = _einsum(
+    "bkrij,bkrjv->bkriv", _inverse(system), strength[..., None] * wanted
   )
   found = _einsum("bkic,bkjc->bkij", q, k)[:, :, None] * fade
   out = _einsum("bkrij,bkrjv->bkriv", found, updates)
   if read is not None:
     out = out + faded * of_queries
   return out, updates, total
+
+
+def _inverse(system: Array) -> Array:
+  """`(I + M)^-1` of strictly lower triangular M, `f[..., T, T]`.
+
+  Blocks on the diagonal are inverted and doubled: of a block [[A, 0], [C, B]]
+  the inverse is D - D C D, with D the inverses of A and B. No power of M is
+  formed, whose entries may be as large as 10^17 for T = 64; and a compiler is
+  given products alone, which a batched triangular solve is not on TPUs.
+  """
+  place = np.arange(system.shape[-1])
+  unit = jnp.eye(len(place), dtype=system.dtype)
+  found, size = jnp.broadcast_to(unit, system.shape), 1
+  while size < len(place):
+    block = place // size
+    below = (block % 2 == 1)[:, None] & (block[:, None] == block + 1)
+    between = system * below
+    if size > 1:  # else D is I
+      between = _einsum("...ij,...jk->...ik", between, found)
+      between = _einsum("...ij,...jk->...ik", found, between)
+    found, size = found - between, 2 * size
+  return found
+
+
+def _in_pieces(q, k, v, gates, strength, state, first):
+  """As `_solved` of a chain, of which each piece reads the state before it.
+
+  Args:
+    q, k, v, gates, strength: as of `_solved`.
+    state: `f[B, K, R, C, V]`, before the chain; whoever sees token 0 sees it.
+    first: `i32[B or 1, T]`, the first token that is above each.
+
+  Returns:
+    As `_solved`.
+  """
+  fed = q.shape[2]
+  count = -(-fed // _PIECE)
+
+  def cut(x, axis):  # what is added changes no state, and nobody reads it
+    more = [(0, 0)] * x.ndim
+    more[axis] = (0, count * _PIECE - fed)
+    shape = (*x.shape[:axis], count, _PIECE, *x.shape[axis + 1 :])
+    return jnp.moveaxis(jnp.pad(x, more).reshape(shape), axis, 0)
+
+  def joined(x):  # [N, B, K, R, PIECE, ...] -> [B, K, R, T, ...]
+    x = jnp.moveaxis(x, 0, 3)
+    return x.reshape(*x.shape[:3], -1, *x.shape[5:])[:, :, :, :fed]
+
+  def piece(carry, this):
+    (state, before), (q, k, v, gates, strength, first, begin) = carry, this
+    sees = (first < begin) | (begin == 0)  # [B or 1, PIECE]
+    tree = _chained(first, begin + jnp.arange(_PIECE))
+    both = jnp.tile(sees, 2)[:, None, None, :, None]
+    out, updates, total = _solved(
+      q, k, v, gates, strength,
+      lambda x: jnp.where(both, _einsum("bktc,bkrcv->bkrtv", x, state), 0),
+      tree,
+    )  # fmt: skip
+    last = total[..., -1:]
+    fade = jnp.where(tree[:, None, None, -1], last - total, -jnp.inf)
+    fade = jnp.exp(fade)[..., None]
+    old = jnp.where(sees[:, None, None, -1:], last, -jnp.inf)
+    state = jnp.exp(old)[..., None] * state + _einsum(
+      "bktc,bkrtv->bkrcv", k, fade * updates
+    )
+    total += jnp.where(sees[:, None, None], before, 0)
+    return (state, total[..., -1:]), (out, updates, total)
+
+  pieces = (
+    cut(q, 2), cut(k, 2), cut(v, 3), cut(gates, 3), cut(strength, 3),
+    cut(first, 1), _PIECE * jnp.arange(count),
+  )  # fmt: skip
+  nothing = jnp.zeros_like(gates[..., :1])
+  _, found = lax.scan(piece, (state, nothing), pieces)
+  return tuple(map(joined, found))
+
+
+def _chained(first: Array, at: Array) -> Array:
+  """Which of some tokens in a row, `i32[T]`, are above which, or those.
+
+  `i32[B or 1, T] -> bool[B or 1, T, T]`.
+  """
+  return (at[:, None] >= at) & (at >= first[..., None])
 
 
 def _along_paths(tree: Array, gates: Array) -> Array:

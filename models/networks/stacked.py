@@ -6,15 +6,17 @@ are read, and the cache is written, in place at a traced layer. The numbers are
 those of `models.networks.transformer`, whose modules are used.
 
 Layers of one kind, which differ in their windows and rotary frequencies at
-most, are one stack of parameters; so many as follow each other are one scan. A
-model of a few dense layers and many mixtures is two scans, one whose kinds take
-turns is a scan for each turn. Where some are recurrent their pattern repeats,
-and what is scanned over is its repetitions (`models.networks.periods`).
+most, are one stack of parameters. Where kinds take turns by a pattern, as
+Qwen3.5's three of the gated delta rule and one of attention, the scan is over
+its repetitions; else over so many of a kind as follow each other, as a few
+dense layers and many mixtures are. What a cache holds is stacked apart: keys
+and values of all layers of attention, and states of all recurrent ones.
 """
 
 import dataclasses
 import functools
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -23,8 +25,13 @@ import numpy as np
 from flax import nnx
 from jax import Array, lax
 
-from models.networks import lowbits, periods
-from models.networks.description import LayerSpec, TransformerConfig
+from models.networks import lowbits
+from models.networks.description import (
+  AttentionSpec,
+  DeltaSpec,
+  LayerSpec,
+  TransformerConfig,
+)
 from models.networks.layers import Layer
 from models.networks.lowbits import Format, lower
 from models.networks.params import check_params, layerless, of_layer
@@ -33,11 +40,15 @@ from models.networks.transformer import (
   Features,
   SkippedLayers,
   Transformer,
+  after_pass,
   check_features,
+  delta_memory,
   mixtures_of,
+  with_memories,
 )
 from models.sharding import Sharding, constrain
 from specjax import cache as cache_lib
+from specjax import recurrent
 from specjax.cache import Cache
 from specjax.types import LanguageModel
 
@@ -52,36 +63,53 @@ def kinds(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
   Raises:
     ValueError: for layers that one cache cannot hold.
   """
-  if config.deltas:
-    return periods.kinds(config)
-  if config.per_layer_dim or len(config.cached) < config.num_layers:
+  if config.per_layer_dim or len(config.cached) < len(config.attentions):
     raise ValueError(
       "layers with embeddings of their own, or with keys and values of others, "
       "cannot be stacked"
     )
 
   def kind(layer: LayerSpec):
+    if isinstance(layer.attention, DeltaSpec):
+      return layer
     rope = layer.attention.rope
     bare = dataclasses.replace(layer.attention, window=None, rope=None)
     width = None if rope is None else rope.dim
     return dataclasses.replace(layer, attention=bare), width
 
-  def cached(layer: LayerSpec):
-    a = layer.attention
+  def cached(a: AttentionSpec | DeltaSpec):
+    if isinstance(a, DeltaSpec):
+      return a
     return a.num_kv_heads, a.head_dim, a.value_dim
 
   found: dict[Any, list[int]] = {}
+  of_type: dict[type, int] = {}
   for i in range(config.num_layers):
     layer = config.layer(i)
-    if cached(layer) != cached(config.layer(0)):
+    first = of_type.setdefault(type(layer.attention), i)
+    if cached(layer.attention) != cached(config.layer(first).attention):
       raise ValueError(
         "layers that differ in their heads cannot be stacked: layer "
-        f"{i} is {layer}, and layer 0 {config.layer(0)}"
+        f"{i} is {layer}, and layer {first} {config.layer(first)}"
       )
     found.setdefault(kind(layer), []).append(i)
   if len(found) == 1:
     return {"": tuple(range(config.num_layers))}
   return {f"kind{n}": tuple(i) for n, i in enumerate(found.values())}
+
+
+def turns(names: Sequence[str]) -> list[tuple[tuple[str, ...], int]]:
+  """Scans over layers of such kinds: the kinds of a body, and its repetitions.
+
+  One scan, if a pattern repeats to the end that has no more layers than there
+  are runs of one kind, each of which is a scan otherwise.
+  """
+  runs = [((k,), len([*run])) for k, run in itertools.groupby(names)]
+  for size in range(1, len(runs) + 1):
+    times, rest = divmod(len(names), size)
+    if not rest and [*names] == [*names[:size]] * times:
+      return [(tuple(names[:size]), times)]
+  return runs
 
 
 def _modules(
@@ -201,18 +229,14 @@ def as_language_model(
     weights=weights,
   )
   if config.deltas:
-    if count_experts:
-      raise ValueError("experts beside recurrent layers are counted unstacked")
     lowbits.check_weights(config, weights, on_mesh=True)
-    return periods.as_language_model(
-      config, frame, layers, abstract_params(config, dtype=dtype), dtype=dtype,
-      skipped=skipped, sharding=sharding, features=features,
-    )  # fmt: skip
+    if skipped != SkippedLayers():
+      raise ValueError("of a model with recurrent layers none can be left out")
   frame_def = nnx.graphdef(frame)
   layer_defs = {name: nnx.graphdef(layer) for name, layer in layers.items()}
-  attentions = [config.layer(i).attention for i in range(config.num_layers)]
-  windows = sorted({a.window for a in attentions}, key=str)
-  ropes = list(dict.fromkeys(a.rope for a in attentions))
+  attentions, deltas = config.attentions, config.deltas
+  windows = sorted({a.window for a in attentions.values()}, key=str)
+  ropes = list(dict.fromkeys(a.rope for a in attentions.values()))
   kept = [
     i
     for i in range(config.num_layers)
@@ -222,14 +246,18 @@ def as_language_model(
   place = {
     i: (k, at) for k, of in kinds(config).items() for at, i in enumerate(of)
   }
-  # What a scan reads of each layer that is kept, all static.
+  # And what it has in the cache: of keys and values, or of states.
+  stored_at = {i: n for of in (attentions, deltas) for n, i in enumerate(of)}
+  numbers = lambda of: np.array([of(i) for i in kept], np.int32)
+  # What a scan reads of each layer that is kept, all static. Recurrent ones
+  # look at neither windows nor ropes.
+  window = lambda i: windows.index(attentions[i].window)
+  rope = lambda i: ropes.index(attentions[i].rope)
   which = {
-    "layer": np.array(kept, np.int32),
-    "at": np.array([place[i][1] for i in kept], np.int32),
-    "window": np.array(
-      [windows.index(attentions[i].window) for i in kept], np.int32
-    ),
-    "rope": np.array([ropes.index(attentions[i].rope) for i in kept], np.int32),
+    "layer": numbers(lambda i: stored_at[i]),
+    "at": numbers(lambda i: place[i][1]),
+    "window": numbers(lambda i: window(i) if i in attentions else 0),
+    "rope": numbers(lambda i: rope(i) if i in attentions else 0),
     "attention": np.array([i not in skipped.attention for i in kept]),
     "mlp": np.array([i not in skipped.mlp for i in kept]),
   }
@@ -238,24 +266,29 @@ def as_language_model(
   first = [min(k for k in kept if k >= i) for i in wanted]
   which["feature"] = np.equal.outer(kept, first)
   put = functools.partial(constrain, sharding=sharding)
+  whole = functools.partial(  # what of a cache has heads, which are cut
+    jax.tree.map, lambda x: put(x, "cache_lbksc") if x.ndim == 5 else x
+  )
   shapes = abstract_params(config, dtype=dtype, weights=weights)
 
   def init_cache(batch: int, slots: int) -> Cache:
     cache = cache_lib.make_cache(
       batch=batch,
       slots=slots,
-      num_layers=config.num_layers,
+      num_layers=len(attentions),
       num_kv_heads=config.num_kv_heads,
       head_dim=config.head_dim,
-      value_dim=attentions[0].value_dim,
+      value_dim=config.value_dim,
       dtype=dtype,
       with_positions=config.has_windows,
       stacked=True,
       stored=stored,
     )
-    return jax.tree.map(
-      lambda x: put(x, "cache_lbksc") if x.ndim == 5 else x, cache
+    memories = tuple(  # one, if there are any
+      delta_memory(delta, batch, dtype, stack=len(deltas))
+      for delta in dict.fromkeys(deltas.values())
     )
+    return whole(with_memories(cache, memories))
 
   def apply(
     params, tokens, cache, *, positions=None, mask=None, logits_at=None
@@ -264,6 +297,7 @@ def as_language_model(
     outer = nnx.merge(frame_def, params["frame"])
     outer.config = config
     fed = outer.enter(tokens, cache, positions=positions, mask=mask)
+    states = recurrent.widened(fed.cache.recurrent, tokens.shape[1])
     sees = [fed.sees[w] for w in windows]
     tables = [fed.rotary[rope] for rope in ropes]
     # What differs between windows. Without one nothing is ever too far away.
@@ -277,15 +311,9 @@ def as_language_model(
       for s in sees
     ]
 
-    def body(carry, this, *, kind):
-      x, kv, seen = carry
-      seen = jnp.where(this["feature"][:, None, None, None], x, seen)
-      own = jax.tree_util.tree_map_with_path(
-        functools.partial(of_layer, index=this["at"]),
-        params["layers"][kind] if kind else params["layers"],
-      )
-      module = nnx.merge(layer_defs[kind], own)
-      visible = sees[0]
+    def attends(this):
+      """The rotary table of a layer of attention, and what its tokens see."""
+      visible, rotary = sees[0], tables[0]
       if len(windows) > 1:
         own, window, first = jax.tree.map(
           lambda *each: jnp.stack(each)[this["window"]], *differs
@@ -293,22 +321,45 @@ def as_language_model(
         visible = dataclasses.replace(
           visible, own=own, window=window, first=first
         )
-
-      rotary = tables[0]
       if len(tables) > 1:
         rotary = jax.tree.map(
           lambda *each: jnp.stack(each)[this["rope"]], *tables
         )
+      return rotary, visible
 
-      counts: list[Array] | None = [] if num_counted else None
+    def step(carry, this, kind, counts):
+      x, kv, memories, seen = carry
+      seen = jnp.where(this["feature"][:, None, None, None], x, seen)
+      own = jax.tree_util.tree_map_with_path(
+        functools.partial(of_layer, index=this["at"]),
+        params["layers"][kind] if kind else params["layers"],
+      )
+      module = nnx.merge(layer_defs[kind], own)
+      if isinstance(layers[kind].spec.attention, DeltaSpec):
+        memory = jax.tree.map(
+          lambda x: lax.dynamic_index_in_dim(x, this["layer"], keepdims=False),
+          memories,
+        )
+        x, memory = module(
+          x, *fed.of(layers[kind].spec), memory, fed.start, at=this["at"],
+          counts=counts,
+        )  # fmt: skip
+        memories = jax.tree.map(
+          lambda x, new: lax.dynamic_update_index_in_dim(
+            x, new, this["layer"], 0
+          ),
+          memories,
+          memory,
+        )
+        return put(x, "act_btd"), kv, whole(memories), seen
+      rotary, visible = attends(this)
 
       def run(x, kv, **parts):
         x, kv = module(
           x, rotary=rotary, sees=visible, kv=kv, start=fed.start,
           layer=this["layer"], at=this["at"], counts=counts, **parts,
         )  # fmt: skip
-        whole = lambda b: put(b, "cache_lbksc") if b.ndim == 5 else b
-        return put(x, "act_btd"), jax.tree.map(whole, kv)
+        return put(x, "act_btd"), whole(kv)
 
       if which["attention"].all() and which["mlp"].all():
         x, kv = run(x, kv)
@@ -323,34 +374,48 @@ def as_language_model(
           x,
           kv,
         )
-      return (x, kv, seen), counts and counts[0]
+      return x, kv, memories, seen
+
+    def body(carry, these, *, names):
+      counts: list[Array] | None = [] if num_counted else None
+      for n, kind in enumerate(names):
+        carry = step(carry, {k: v[n] for k, v in these.items()}, kind, counts)
+      return carry, counts and jnp.stack(counts)
 
     x = put(fed.x, "act_btd")
     kv = (fed.cache.keys[0], fed.cache.values[0])
     seen = jnp.zeros((len(wanted), *x.shape), x.dtype)
-    carry, touched = (x, kv, seen), []
-    for kind, run in itertools.groupby(
-      range(len(kept)), lambda n: place[kept[n]][0]
-    ):
-      these = [*run]
-      of_run = {key: jnp.asarray(all_[these]) for key, all_ in which.items()}
-      carry, found = lax.scan(functools.partial(body, kind=kind), carry, of_run)
-      touched += jax.tree.leaves(found)
-    x, kv, seen = carry
+    memories = None if states is None else states.layers[0]
+    carry, touched = (x, kv, memories, seen), []
+    rest = iter(range(len(kept)))
+    for names, count in turns([place[i][0] for i in kept]):
+      these = [*itertools.islice(rest, count * len(names))]
+      of_turns = {
+        key: jnp.asarray(of[these].reshape(count, len(names), *of.shape[1:]))
+        for key, of in which.items()
+      }
+      carry, found = lax.scan(
+        functools.partial(body, names=names), carry, of_turns
+      )
+      touched += [x.reshape(-1) for x in jax.tree.leaves(found)]
+    x, kv, memories, seen = carry
     given = dict(zip(wanted, seen, strict=True))
     given |= {i: x for i in features if i != FINAL and i not in given}
     output = outer.leave(x, logits_at, given, features)
     # Whole, whoever reads them: a head that is cut along channels would
     # otherwise have the compiler cut what lies between all layers so.
-    whole = output.features
+    read = output.features
     output = dataclasses.replace(
       output,
       logits=put(output.logits, "logits_btv"),
-      features=None if whole is None else put(whole, "act_btd"),
+      features=None if read is None else put(read, "act_btd"),
       experts=jnp.concatenate(touched) if touched else None,
     )
     return output, fed.cache.replace(
-      keys=(kv[0],), values=(kv[1],), length=fed.start + tokens.shape[1]
+      keys=(kv[0],),
+      values=(kv[1],),
+      length=fed.start + tokens.shape[1],
+      recurrent=after_pass(fed.cache, (memories,), fed.start, tokens.shape[1]),
     )
 
   return LanguageModel(
@@ -359,5 +424,6 @@ def as_language_model(
     init_cache=init_cache,
     apply=apply,
     takes_rows=True,
+    has_states=bool(deltas),
     num_counted=num_counted,
   )

@@ -136,8 +136,8 @@ class Transformer(nnx.Module):
 
     Without a cache the tokens are whole rows (training). Rows may then be
     packed from documents: `segments`, `i32[B, T]`, says which token is of which
-    document of its row, and `positions` where it stands there; tokens see those
-    of their own document alone.
+    document of its row, each in one piece, and `positions` where it stands
+    there; tokens see those of their own document alone.
 
     Raises:
       ValueError: for segments beside a cache.
@@ -194,10 +194,13 @@ class Transformer(nnx.Module):
     windows = {kind.window for kind in kinds}
     sees: dict[int | None, Visible | Array]
     paths: dict[int, gated_delta.Above] = {}
-    if c.deltas:
-      whole = within_rows(positions, mask, segments) if cache is None else mask
-      whole = np.tri(fed, dtype=bool) if whole is None else whole
-      for kernel in {delta.kernel for delta in c.deltas.values()}:
+    for kernel in {delta.kernel for delta in c.deltas.values()}:
+      if mask is None:
+        paths[kernel] = gated_delta.chain(fed, segments, kernel, cache)
+      else:
+        whole = (
+          within_rows(positions, mask, segments) if cache is None else mask
+        )
         paths[kernel] = gated_delta.above(whole, kernel, cache)
     if cache is not None:
       cache = cache_lib.write_positions(cache, positions)

@@ -48,6 +48,7 @@ def test_shapes_have_the_published_numbers_of_parameters():
     "qwen3-30b-a3b": 30_532_122_624,
     "gpt-oss-20b": 20_914_757_184,
     "qwen3.5-9b": 8_953_803_264,  # by transformers' defaults
+    "qwen3.5-27b": 26_895_998_464,
   }
 
 

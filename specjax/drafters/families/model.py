@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from specjax import cache as cache_lib
+from specjax import recurrent
 from specjax.adaptive import chains, policies
 from specjax.adaptive.policies import Policy
 from specjax.cache import Cache
@@ -64,7 +65,8 @@ def model(
   tree, siblings = arguments.drawn(tokens, tree, siblings, policy)
   vocab_size = vocab_size or draft.vocab_size
   arguments.check_model("draft", draft, vocab_size)
-  arguments.check_rolls_back("draft", draft)
+  if policy or longest or not tree.is_chain:
+    arguments.check_rolls_back("draft of a tree or with a policy", draft)
   arguments.check_tree(tree, siblings, vocab_size)
   if longest:
     policy = policies.fixed(tree.max_depth)
@@ -112,18 +114,26 @@ def model(
       nodes=tree.levels[-1].start,
     )
 
+  def init(params, batch, slots, inputs):
+    cache = draft.new_cache(
+      params.draft, batch, slots, inputs if draft.encode else None
+    )
+    # With room for a round no state holds what the next one goes back to.
+    room = tree.max_depth + 1 + _AGAIN
+    return cache.replace(recurrent=recurrent.widened(cache.recurrent, room))
+
   whole = Drafter(
     name="model",
     tree=tree,
     siblings=siblings,
-    init=lambda params, batch, slots, inputs: draft.new_cache(
-      params.draft, batch, slots, inputs if draft.encode else None
-    ),
+    init=init,
     prefill=prefill,
     propose=propose,
     commit=commit,
     passes=(_WINDOW, *(len(level) for level in tree.levels[1:-1])),
     max_positions=draft.max_positions,
+    again=_AGAIN,
+    has_states=draft.has_states,
   )
   if policy is None:
     return whole
@@ -131,6 +141,7 @@ def model(
 
 
 _WINDOW = 2
+_AGAIN = 2  # tokens of a text that goes on which are fed again
 _PIECE = 16  # tokens that a cache which lacks more is given at once
 
 

@@ -123,8 +123,8 @@ def test_a_state_sums_what_every_pass_touched_by_layer(mixed, monkeypatch):
   assert (found[2] <= E).all()
 
 
-def test_stacked_layers_count_as_others_do(monkeypatch):
-  network = module([True, True])
+def test_stacked_layers_that_take_turns_count_as_others_do(monkeypatch):
+  network = module([True, False, True, False])
   model = stacked.as_language_model(network.config, count_experts=True)
   state, fed = decoded(model, stacked.stack(network))
   np.testing.assert_array_equal(

@@ -126,7 +126,11 @@ def passes(graphdef):
       keys=(), values=(), positions=None, length=jnp.asarray(length),
       recurrent=held,
     )  # fmt: skip
-    seen = gated_delta.above(tree, SPEC.kernel, cache)
+    seen = (
+      gated_delta.chain(x.shape[1], None, SPEC.kernel, cache)
+      if tree is None
+      else gated_delta.above(tree, SPEC.kernel, cache)
+    )
     out, memory = nnx.merge(graphdef, params)(
       x, None, seen, held.layers[0], None
     )
@@ -159,10 +163,11 @@ def errors(*, chain=False, more=0):
   for _ in range(ROUNDS):
     x = rng.normal(size=(ROWS, NODES, WIDTH))
     parents, trees = zip(*(random_tree(rng) for _ in range(ROWS)), strict=True)
+    mask = np.stack(trees)
     if chain:
       parents = [np.arange(NODES) - 1] * ROWS
-      trees = [np.tri(NODES, dtype=bool)] * ROWS
-    out, held = look(params, held, length, x, np.stack(trees))
+      trees, mask = [np.tri(NODES, dtype=bool)] * ROWS, None
+    out, held = look(params, held, length, x, mask)
     paths = np.zeros((ROWS, NODES), np.int32)
     count = np.zeros(ROWS, np.int32)
     for row in range(ROWS):
@@ -183,9 +188,74 @@ def errors(*, chain=False, more=0):
   return worst, float(np.abs(settled.layers[0].state - states).max())
 
 
-@pytest.mark.parametrize(("chain", "more"), [(False, 0), (True, 0), (False, 3)])
-def test_a_tree_says_what_the_recurrence_says_along_each_path(chain, more):
+@pytest.mark.parametrize(
+  ("chain", "more", "piece"),
+  [(False, 0, 64), (True, 0, 64), (True, 3, 3), (False, 3, 64)],
+)
+def test_a_tree_says_what_the_recurrence_says_along_each_path(
+  monkeypatch, chain, more, piece
+):
+  monkeypatch.setattr(gated_delta, "_PIECE", piece)
   assert max(errors(chain=chain, more=more)) < EXACT
+
+
+# Documents that begin within pieces of four, at their edges, and twice in one.
+DOCUMENTS = np.array(
+  [[1, 1, 1, 2, 2, 2, 2, 2, 3, 4, 4], [1] * 9 + [0] * 2], np.int32
+)
+
+
+@pytest.mark.parametrize("piece", [4, 64])
+def test_a_whole_text_says_what_the_recurrence_says_of_each_document(
+  monkeypatch, piece
+):
+  monkeypatch.setattr(gated_delta, "_PIECE", piece)
+  module = layer()
+  graphdef, params = nnx.split(module)
+  length = DOCUMENTS.shape[1]
+
+  @compiling_quickly
+  def look(params, x, segments):
+    seen = gated_delta.chain(length, segments, SPEC.kernel, None)
+    return nnx.merge(graphdef, params)(x, None, seen, None, None)[0]
+
+  x = np.random.default_rng(4).normal(size=(2, length, WIDTH))
+  out = look(params, x, DOCUMENTS)
+  for row, segments in enumerate(DOCUMENTS):
+    for document in {*segments}:
+      slow = Slow(module)
+      for at in np.flatnonzero(segments == document):
+        assert np.abs(out[row, at] - slow.feed(x[row, at])).max() < EXACT
+  one = look(params, x, np.ones_like(DOCUMENTS))  # which is another text
+  assert np.abs(out - one)[0, 3:].max() > 1e-3
+  # A number that is none reaches the rest of its document.
+  broken = x.copy()
+  broken[0, 4] = np.nan
+  told = look(params, broken, DOCUMENTS)
+  assert np.isnan(told[0, 4:8]).all()
+  rest = np.r_[0:4, 8:length]
+  np.testing.assert_array_equal(told[0, rest], out[0, rest])
+
+
+@pytest.mark.parametrize("keys", ["random", "equal"])
+def test_systems_are_inverted_as_exactly_as_they_are_substituted(keys):
+  """Equal keys at full strength, where powers of the system are 10^17."""
+  rng, fed = np.random.default_rng(0), 64
+  k = rng.normal(size=(4, fed, 16))
+  strength = rng.uniform(size=(4, fed, 1))
+  total = -np.cumsum(rng.exponential(size=(4, fed)) * 0.1, axis=1)
+  if keys == "equal":
+    k, strength, total = k[:, :1] + 0 * k, 1 + 0 * strength, 0 * total
+  k /= np.linalg.norm(k, axis=-1, keepdims=True)
+  fade = np.exp(np.minimum(total[..., None] - total[:, None], 0))
+  system = np.tril(strength * (k @ k.swapaxes(1, 2)) * fade, -1)
+  system = system.astype(np.float32)
+  whole = np.eye(fed) + system.astype(np.float64)
+  expected = np.linalg.inv(whole)
+  # Backwards stable: the inverse of a system that is off by rounding alone.
+  found = np.asarray(gated_delta._inverse(jnp.asarray(system)), np.float64)
+  assert np.abs(found - expected).max() < 3e-6 * np.abs(expected).max()
+  assert np.abs(whole @ found - np.eye(fed)).max() < 1e-5
 
 
 def gates_of_all_before(tree, gates):

@@ -11,7 +11,7 @@ import toys
 from flax import nnx
 
 import specjax
-from models.networks import eagle, gated, mtp, stacked
+from models.networks import eagle, gated, gated_delta, mtp, stacked
 from models.networks.description import (
   AttentionSpec,
   DeltaSpec,
@@ -25,7 +25,8 @@ from models.networks.transformer import (
   Transformer,
   as_language_model,
 )
-from specjax import drafters, exact, prefill
+from specjax import drafters, exact, prefill, rows
+from specjax.adaptive import policies
 from specjax.state import StopReason
 from specjax.tree import Tree, chain
 
@@ -184,6 +185,7 @@ def error_of_rows(state):
 def test_ragged_rows_are_read_refilled_and_go_on(monkeypatch, tree, scanned):
   """Whatever a row was and its neighbours are, its laws are its text's."""
   monkeypatch.setattr(prefill, "_CHUNK", 4)  # of prompts; rows end apart
+  monkeypatch.setattr(gated_delta, "_PIECE", 3)  # of those
   decoder, params = decoder_of(
     tree, "token" if tree.is_chain else "recursive", scanned=scanned,
     with_log_probs=True, again=4,
@@ -259,10 +261,57 @@ def test_a_row_begins_anew_or_with_all_of_its_text():
   assert int(run(params, 7).stop_reason[0]) == StopReason.NAN_LOGITS
 
 
+@pytest.mark.parametrize("other", [True, False])
+def test_a_draft_with_states_says_what_its_text_says(monkeypatch, other):
+  """Whatever is taken back: rows of the target's own law are all accepted."""
+  monkeypatch.setattr(prefill, "_CHUNK", 4)
+  model = stacked.as_language_model(hybrid().config, dtype=jnp.float64)
+  target = draft = stacked.stack(hybrid())
+  if other:  # prompts of several pieces, and another model
+    draft = jax.tree.map(lambda x: 0.8 * x, target)
+  decoder = specjax.make_decoder(
+    model,
+    drafter=drafters.model(model, tree=chain(3), vocab_size=VOCAB),
+    rule="token",
+  )
+  params = specjax.Params(target=target, draft=draft)
+  prompts = np.random.default_rng(0).integers(0, VOCAB, (ROWS, 11))
+
+  def run(params):
+    state = decoder.init(
+      params, prompts, np.array([11, 1, 6]), jax.random.key(1),
+      buffer_length=60, max_new_tokens=np.array([12, 3, 16]),
+    )  # fmt: skip
+    state = decoder.generate(params, state)
+    state = decoder.admit(
+      params, state, 1, prompts[0, :9], 7, jax.random.key(2), max_new_tokens=8
+    )
+    state = decoder.extend(
+      params, state, 0, np.array([1, 0]), 2, max_new_tokens=20
+    )
+    return decoder.steps(params, state, 3)
+
+  state = jax.jit(run)(params)
+  if other:
+    law, expected = exact.round_law(
+      decoder, params, rows.pick(decoder.row_axes(state), state, np.array([0]))
+    )
+    assert np.abs(law.output - expected).max() < 1e-10
+    assert (state.counters.num_accepted < state.counters.num_drafted).any()
+    return
+  counters = state.counters
+  assert (counters.num_drafted >= 9).all()
+  np.testing.assert_allclose(counters.expected_accepted, counters.num_drafted)
+
+
 def test_what_takes_passes_back_is_refused():
   model, _ = as_language_model(hybrid())
   with pytest.raises(ValueError, match="draft with a model without them"):
-    drafters.model(model, tree=chain(2), vocab_size=VOCAB)
+    drafters.model(model, tree=TREE, vocab_size=VOCAB)
+  with pytest.raises(ValueError, match="with a policy drafts in passes"):
+    drafters.model(
+      model, tree=chain(2), vocab_size=VOCAB, policy=policies.survival()
+    )
   with pytest.raises(ValueError, match="target drafts in passes that are"):
     drafters.layer_skip(model, tree=chain(2), vocab_size=VOCAB)
   with pytest.raises(ValueError, match="recurrent layers cannot be switched"):

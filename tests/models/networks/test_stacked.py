@@ -108,6 +108,21 @@ def test_layers_that_one_cache_cannot_hold_are_not_stacked():
     stacked.abstract_params(config, dtype=jnp.float32)
 
 
+@pytest.mark.parametrize(
+  ("names", "scans"),
+  [
+    ("aaaa", [("a", 4)]),
+    ("aaabaaab", [("aaab", 2)]),
+    ("abab", [("ab", 2)]),
+    ("abb", [("a", 1), ("b", 2)]),
+    ("abbbbabbbb", [("a", 1), ("b", 4), ("a", 1), ("b", 4)]),  # shorter
+    ("", []),
+  ],
+)
+def test_kinds_that_take_turns_are_one_scan(names, scans):
+  assert stacked.turns(names) == [(tuple(body), n) for body, n in scans]
+
+
 @pytest.mark.parametrize("skipped", SKIPS)
 def test_skipped_layers_are_the_same_ones(skipped):
   mask = tree.paths(3, 1).ancestors
