@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import toys
 
-from specjax.drafters import dflash, eagle, medusa
+from specjax.drafters import assistant, dflash, eagle, medusa
 from specjax.siblings import WITHOUT_REPLACEMENT
 from specjax.tree import Tree, bound, chain
 from specjax.types import Drafter
@@ -49,6 +49,11 @@ def make(name: str, vocab_size: int) -> Drafter:
     head = toys.feature_model(vocab_size, num_features=LAYERS)
     make = eagle.dynamic if form == "dynamic tree" else eagle.drafter
     return make(head, **kind)
+  if family == "assistant":
+    reader = toys.cache_reader(vocab_size, num_features=LAYERS, num_own=2)
+    dynamic = form == "dynamic tree"
+    make = assistant.dynamic if dynamic else assistant.drafter
+    return make(reader, **kind)
   if family == "dflash":
     head = toys.block_model(vocab_size, num_features=LAYERS, num_depths=DEPTHS)
     return dflash.drafter(head, **kind)
@@ -85,4 +90,8 @@ RULES = {
   "dflash, distinct": _DISTINCT,
   "dflash, certain chain": _CERTAIN,
   "dflash, best tree": _CERTAIN,
+  "assistant, drawn chain": _CHAIN,
+  "assistant, drawn tree": _TREE,
+  "assistant, distinct": _DISTINCT,
+  "assistant, dynamic tree": _CERTAIN,
 }

@@ -460,6 +460,36 @@ def mtp(
   )  # fmt: skip
 
 
+def assistant(
+  head: str = "",
+  *,
+  tokens: int | None = None,
+  tree: Shape | None = None,
+  siblings: Siblings = IID,
+  policy: Policy | None = None,
+) -> Drafting:
+  """Gemma 4's assistant, which reads the target's cache (Google, 2026)."""
+
+  def make(own: Drafting, source: Head, vocab_size: int) -> Drafter:
+    reader, _ = source.functions()
+    shape = own.tree
+    if shape.form is Form.FREE:
+      return drafters.assistant.dynamic(
+        reader, num_nodes=shape.num_drafted, depth=shape.max_depth,
+        top_k=shape.max_children, vocab_size=vocab_size,
+      )  # fmt: skip
+    return drafters.assistant.drafter(
+      reader, tree=shape, siblings=own.siblings, vocab_size=vocab_size,
+      depth=own.policy,
+    )  # fmt: skip
+
+  return Drafting(
+    name="assistant", make=make, reads="head", checkpoint=head, foreign=True,
+    takes_policy=True, climbs=Form.FIXED,
+    **_tree(tokens, tree, siblings, policy, dynamic=True),
+  )  # fmt: skip
+
+
 def medusa(
   head: str = "",
   *,
@@ -784,8 +814,8 @@ DRAFTERS = Grammar(
     one.__name__: one
     for one in (
       plain, model, layer_skip, quantised_self, ngram, suffix, lookahead, rest,
-      rasd, eagle, eagle3, mtp, medusa, blockwise, dflash, specdec, repeats,
-      ladder, online, with_widths, with_rule,
+      rasd, eagle, eagle3, mtp, assistant, medusa, blockwise, dflash, specdec,
+      repeats, ladder, online, with_widths, with_rule,
     )
   },
   nested=_NESTED,
