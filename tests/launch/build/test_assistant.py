@@ -26,8 +26,9 @@ def saved(tmp_path_factory):
   words = tokenizers.load(TOKENIZER).vocab_size
   words += -words % 16
   target = assistants.TARGET | dict(
-    vocab_size=words, vocab_size_per_layer_input=words, num_hidden_layers=4,
-    layer_types=assistants.TARGET["layer_types"][:4],
+    vocab_size=words, vocab_size_per_layer_input=words, num_hidden_layers=2,
+    layer_types=assistants.TARGET["layer_types"][:2], num_kv_shared_layers=0,
+    hidden_size_per_layer_input=0, use_double_wide_mlp=False,
   )  # fmt: skip
   assistants.save(
     path, target,
