@@ -252,6 +252,7 @@ def _about(config: TransformerConfig) -> Target:
     num_layers=config.num_layers,
     embed_dim=config.embed_dim,
     vocab_size=config.vocab_size,
+    config=config,
   )
 
 

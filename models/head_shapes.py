@@ -13,16 +13,23 @@ import jax.numpy as jnp
 from flax import nnx
 
 from models.formats.huggingface_config import config_from_json
-from models.networks import dflash, eagle, medusa, mtp
+from models.networks import dflash, eagle, gemma_assistant, medusa, mtp
 from models.networks.dflash import ParallelConfig
 from models.networks.eagle import EagleConfig
+from models.networks.gemma_assistant import Assistant, AssistantConfig
 from models.networks.layers import TransformerConfig
 from models.networks.medusa import BlockwiseConfig, MedusaConfig
 from models.networks.mtp import MtpConfig
 from models.networks.transformer import FINAL, Features
 from models.sharding import Sharding
 
-HeadConfig = EagleConfig | MedusaConfig | BlockwiseConfig | ParallelConfig
+HeadConfig = (
+  EagleConfig
+  | MedusaConfig
+  | BlockwiseConfig
+  | ParallelConfig
+  | AssistantConfig
+)
 HeadModule = (
   eagle.Eagle
   | eagle.Eagle3
@@ -30,7 +37,9 @@ HeadModule = (
   | medusa.Blockwise
   | dflash.Parallel
   | mtp.Mtp
+  | Assistant
 )
+# Those that are planned and trained; an "assistant" is neither.
 KINDS = ("eagle", "eagle3", "medusa", "blockwise", "dflash", "mtp")
 _FULL, _SLIDES = "full_attention", "sliding_attention"
 
@@ -45,6 +54,8 @@ class Target:
     vocab_size: rows of its embedding.
     embedding: `f[V, D]`, or None where a head is only described.
     output: the output projection, `f[V, D]`, or None likewise.
+    config: all of its shapes and switches, for heads that read its cache; None
+      where none does.
   """
 
   num_layers: int
@@ -52,6 +63,7 @@ class Target:
   vocab_size: int
   embedding: Any = None
   output: Any = None
+  config: TransformerConfig | None = None
 
   def shared(self) -> dict[str, Any]:
     """The target's arrays by the names of tensors that a file may leave out."""
@@ -66,7 +78,7 @@ class HeadShape:
   """A head without its parameters.
 
   Attributes:
-    kind: one of `KINDS`.
+    kind: one of `KINDS`, or "assistant".
     config: its network's.
     features: features of the target that it reads
       (`models.networks.transformer.Features`).
@@ -86,12 +98,21 @@ class HeadShape:
       MedusaConfig: medusa.Medusa,
       BlockwiseConfig: medusa.Blockwise,
       ParallelConfig: dflash.Parallel,
+      AssistantConfig: Assistant,
     }[type(self.config)]
     return kind(self.config, dtype=dtype, rngs=rngs)
 
   def even_sizes(self) -> tuple[int, ...]:
-    """Sizes that must be multiples of the number of devices."""
+    """Sizes that must be multiples of the number of devices.
+
+    Raises:
+      ValueError: for an assistant, which is not cut.
+    """
     c = self.config
+    if isinstance(c, AssistantConfig):
+      raise ValueError(
+        "Gemma 4's assistant runs on one device, without config.mesh"
+      )
     if isinstance(c, MedusaConfig):
       return (c.embed_dim, c.draft_vocab_size or c.vocab_size)
     if isinstance(c, BlockwiseConfig):
@@ -113,14 +134,14 @@ class HeadShape:
     """Positions that it was made for; None if no file says."""
     if isinstance(self.config, EagleConfig):
       return self.config.layer.max_positions
-    if isinstance(self.config, ParallelConfig):
+    if isinstance(self.config, ParallelConfig | AssistantConfig):
       return self.config.layers.max_positions
     return None
 
   @property
   def num_depths(self) -> int | None:
     """Tokens that it says at once; None if it feeds on its own."""
-    if isinstance(self.config, EagleConfig):
+    if isinstance(self.config, EagleConfig | AssistantConfig):
       return None
     if isinstance(self.config, ParallelConfig):
       return self.config.num_depths
@@ -213,9 +234,12 @@ def functions(
     sharding: its rules on the mesh in use; None for one device.
 
   Returns:
-    A `FeatureModel` (EAGLE, MTP), a `BlockModel` (parallel), or of the others a
-    `MarginalModel`; and the parameters.
+    A `FeatureModel` (EAGLE, MTP), a `BlockModel` (parallel), a `CacheReader`
+    (Gemma 4's assistant), or of the others a `MarginalModel`; and the
+    parameters.
   """
+  if isinstance(module, Assistant):
+    return gemma_assistant.as_cache_reader(module)
   if isinstance(module, dflash.Parallel):
     return dflash.as_block_model(module, sharding=sharding)
   if isinstance(module, medusa.Medusa | medusa.Blockwise):

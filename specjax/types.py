@@ -239,6 +239,27 @@ class TextBlockModel:
   say: Callable[[Any, Array, Array, Any], Array]
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CacheReader:
+  """A draft that reads the target's cache and has none, as a pure function.
+
+  Attributes:
+    vocab_size: V', the last axis of its logits.
+    num_features: F, width of the target's final hidden state.
+    apply: `(params, tokens i32[B, T], hidden f[B, T, F], cache, *, positions
+      i32[B, T]) -> (logits f32[B, T, V'], hidden f[B, T, F])`. Beside each
+      token it reads the hidden state of the one before, the target's or the
+      draft's own. All tokens see slots `0 .. cache.length - 1` of the target's
+      cache and not each other; nothing is written.
+    max_positions: positions it was made for, or None if unbounded.
+  """
+
+  vocab_size: int
+  num_features: int
+  apply: Callable[..., tuple[Array, Array]]
+  max_positions: int | None = None
+
+
 @struct
 class Params:
   """Parameters of the pair, the first argument of the jitted functions.

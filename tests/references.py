@@ -485,6 +485,11 @@ def make(family, settings, *, seed=0):
   model = transformers.AutoModelForCausalLM.from_config(
     make_config(family, settings), attn_implementation="eager"
   )
+  return eager(randomised(model, seed=seed))
+
+
+def randomised(model, *, seed):
+  """The model with other parameters, of which none is zero or one."""
   generator = torch.Generator().manual_seed(seed)
   with torch.no_grad():
     for name, parameter in model.named_parameters():
@@ -495,7 +500,7 @@ def make(family, settings, *, seed=0):
       if name.endswith(BUFFERS):
         noise = torch.randn(buffer.shape, generator=generator)
         buffer.copy_(0.5 + 0.3 * noise)
-  return eager(model)
+  return model
 
 
 def eager(model):

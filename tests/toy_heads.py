@@ -48,6 +48,9 @@ def make(name: str, vocab_size: int) -> Drafter:
   if family == "eagle":
     head = toys.feature_model(vocab_size, num_features=LAYERS)
     return drafters.eagle(head, **kind)
+  if family == "assistant":
+    reader = toys.cache_reader(vocab_size, num_features=LAYERS, num_own=2)
+    return drafters.assistant(reader, **kind)
   if family == "dflash":
     head = toys.block_model(vocab_size, num_features=LAYERS, num_depths=DEPTHS)
     return drafters.dflash(head, **kind)
@@ -86,4 +89,8 @@ RULES = {
   "dflash, distinct": _DISTINCT,
   "dflash, certain chain": _CERTAIN,
   "dflash, best tree": _CERTAIN,
+  "assistant, drawn chain": _CHAIN,
+  "assistant, drawn tree": _TREE,
+  "assistant, distinct": _DISTINCT,
+  "assistant, dynamic tree": _CERTAIN,
 }

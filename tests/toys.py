@@ -14,7 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax import cache as cache_lib
-from specjax.types import BlockModel, FeatureModel, LanguageModel, ModelOutput
+from specjax.types import (
+  BlockModel,
+  CacheReader,
+  FeatureModel,
+  LanguageModel,
+  ModelOutput,
+)
 from specjax.warp import make_sampling, warp
 
 _PRIMES = np.array([2, 3, 5, 7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47])
@@ -196,6 +202,45 @@ def block_model(vocab_size: int, *, num_features: int, num_depths: int):
     init_cache=init_cache,
     read=read,
     say=say,
+  )
+
+
+def cache_reader(vocab_size: int, *, num_features: int, num_own=None):
+  """An assistant for `table_model(.., layers=..)` that knows what it knows.
+
+  Its hidden state is the context hashed up to its token, beside that the number
+  of its own steps, and the context that the target gave. The cache says the
+  latter too. Where the two differ, or a position is not the newest token's, or
+  a hidden state not the parent's, another row of the table is read.
+
+  Args:
+    vocab_size: V.
+    num_features: F, layers of the target, at least three.
+    num_own: tokens of the largest logits, which keep them; all others have the
+      least of these, less one. None: all keep theirs.
+  """
+
+  def apply(params, tokens, hidden, cache, *, positions):
+    contexts, slot = params.shape[0], np.arange(cache.slots)
+    steps = hidden[..., 1] - hidden[..., 0] - SHIFT
+    root = hidden[..., 2] - 2 * SHIFT
+    place = (positions + steps).astype(jnp.int32)
+    context = hidden[..., 0] + (tokens + 1) * weight_at(place)
+    context = jnp.mod(context, contexts)
+    each = (cache.keys[0][:, 0, :, 0] + 1) * weight_at(slot)
+    seen = slot < cache.length[:, None]
+    text = jnp.where(seen, jnp.mod(each, contexts), 0).sum(-1, keepdims=True)
+    row = jnp.mod(context + root - jnp.mod(text, contexts), contexts)
+    logits = params[row.astype(jnp.int32)]
+    if num_own is not None:
+      least = jax.lax.top_k(logits, num_own)[0][..., -1:]
+      logits = jnp.where(logits < least, least - 1, logits)
+    own = [context, context + SHIFT + steps + 1, root + 2 * SHIFT]
+    own += [jnp.zeros_like(context)] * (num_features - 3)
+    return logits, jnp.stack(own, axis=-1)
+
+  return CacheReader(
+    vocab_size=vocab_size, num_features=num_features, apply=apply
   )
 
 

@@ -80,6 +80,7 @@ _ENTRIES = (
   entry(drafters.eagle, reads="head", learns=True, climbs=True),
   entry(drafters.eagle3, reads="head", learns=True, climbs=True),
   entry(drafters.mtp, reads="mtp", climbs=True),
+  entry(drafters.assistant, reads="head", climbs=True),
   entry(drafters.medusa, reads="head", climbs=True),
   entry(drafters.blockwise, reads="head", climbs=True),
   entry(drafters.dflash, reads="head"),

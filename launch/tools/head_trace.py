@@ -69,6 +69,7 @@ LITERATURE: dict[str, list[tuple[str, float | None]]] = {
   ],
   "dflash": [(_OTHER, None)],
   "blockwise": [(_OTHER, None)],
+  "assistant": [(_OTHER, None)],
 }
 
 

@@ -2,7 +2,8 @@
 
 A directory with a `config.json` and tensors tells by itself what it is: an
 EAGLE head of any generation (`eagle_format`), Medusa's or blockwise ones
-(`medusa_format`), or DFlash's blocks (`dflash_format`).
+(`medusa_format`), DFlash's blocks (`dflash_format`), or a Gemma 4's assistant
+(`assistant_format`).
 
 The formats differ in how layers are numbered whose features are read, in where
 draft tokens' ids are offsets, and in switches; here they become one form. What
@@ -21,6 +22,7 @@ import jax.numpy as jnp
 
 from models import head_shapes
 from models.formats import (
+  assistant_format,
   dflash_format,
   eagle_format,
   head_files,
@@ -108,6 +110,8 @@ def shape(
   """
   if dflash_format.is_one(config):
     return dflash_format.shape(config, target)
+  if assistant_format.is_one(config):
+    return assistant_format.shape(config, target)
   if config.get("model_type") == "blockwise":
     return medusa_format.blockwise_shape(config, target)
   if (
@@ -168,6 +172,11 @@ def load(
       if found.kind in ("eagle", "eagle3"):
         table = eagle_format.table(config, tensors)
         tensors = eagle_format.scaled(config, tensors)
+      elif found.kind == "assistant":
+        module = assistant_format.fill(
+          found, config, tensors, target, path=path, dtype=dtype
+        )
+        return Head(shape=found, module=module)
       else:
         dflash = found.kind == "dflash"
         table = dflash_format.table(found) if dflash else {}
@@ -210,6 +219,7 @@ def _says_head(config: Mapping[str, Any]) -> bool:
     or "medusa_num_heads" in config
     or "eagle_config" in config
     or dflash_format.is_one(config)
+    or assistant_format.is_one(config)
     or any(
       word in str(name).lower()
       for name in names

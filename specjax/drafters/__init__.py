@@ -11,6 +11,7 @@ package has but these functions. What several share is in `shared/`; what ends
 chains early, in `specjax.adaptive`.
 """
 
+from specjax.drafters.families.assistant import assistant
 from specjax.drafters.families.dflash import dflash
 from specjax.drafters.families.eagle import eagle, eagle3, mtp
 from specjax.drafters.families.layer_skip import layer_skip
@@ -27,6 +28,7 @@ from specjax.drafters.families.specdec import specdec
 from specjax.drafters.families.suffix import rest, suffix
 
 __all__ = [
+  "assistant",
   "blockwise",
   "dflash",
   "eagle",

@@ -37,7 +37,9 @@ PARAMS = specjax.Params(
 )
 # One of each family and each way of drafting in every run.
 USUAL = ("eagle, dynamic tree", "medusa, distinct", "dflash, drawn chain")
-ALSO = ("eagle, drawn tree", "medusa, best tree")
+ALSO = (
+  "eagle, drawn tree", "medusa, best tree", "assistant, dynamic tree",
+)  # fmt: skip
 heavy = lambda value, fast: (
   value if fast else pytest.param(value, marks=pytest.mark.heavy)
 )
@@ -73,7 +75,9 @@ def test_a_round_has_the_targets_law(case):
   assert error(drafter, rule, rounds=1, temperature=0.7) < LIMIT
 
 
-@pytest.mark.parametrize("name", names("dflash, drawn chain"))
+@pytest.mark.parametrize(
+  "name", names("dflash, drawn chain", "assistant, dynamic tree")
+)
 def test_laws_are_those_that_tokens_are_drawn_from(name):
   """And a draft depends on its own row, and on nothing that is stale."""
   table = lambda x: jnp.asarray(x, jnp.float32)

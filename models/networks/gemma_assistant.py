@@ -1,0 +1,218 @@
+"""Gemma 4's assistants: a draft whose layers attend to its target's cache.
+
+Google publishes one beside each Gemma 4. A token's embedding, the target's own,
+and a hidden state next to it, in this order, are projected to the assistant's
+width and go through a few layers of Gemma 4's kind. These have queries alone:
+full layers read keys and values of the target's last full layer that has some,
+sliding layers those of its last such sliding layer. What comes out is normed,
+gives the logits, and is projected to the target's width: the next hidden state.
+
+Sliding layers see the W + 1 newest tokens that are cached, all before the token
+that asks; so transformers has it. It differs from this file in two ways: after
+a rejection it lets the assistant see keys of rejected tokens too, one in full
+layers and in sliding ones, once a text is longer than W, all of them; and the
+floor of its ordered embeddings is one for all rows and tokens of a call.
+
+Letters in shapes: B rows, T tokens, D width of the assistant, F of the target,
+V vocabulary, n clusters, k of them chosen.
+"""
+
+import dataclasses
+
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array, lax
+
+from models.networks.description import TransformerConfig
+from models.networks.layers import Layer, Linear, make_norm
+from models.networks.params import split
+from specjax.cache import Cache, Visible
+from specjax.types import CacheReader
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReadingLayers(TransformerConfig):
+  """Layers that attend to another model's cache.
+
+  Their `source` is a place among the layers that are cached there.
+  """
+
+  def _check_sources(self):
+    for i in range(self.num_layers):
+      if self.source(i) is None:
+        raise ValueError(f"layer {i} must have a source, got none")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AssistantConfig:
+  """Shapes and switches of an assistant.
+
+  Attributes:
+    layers: of its layers: `embed_dim` is D and `vocab_size` V.
+    num_features: F.
+    embed_scale: what the target's embeddings are multiplied by, rounded to
+      their type; None for nothing.
+    num_clusters: n, where embeddings are ordered; 0 where they are not. Then
+      each cluster is of V / n tokens.
+    num_chosen: k: the tokens of so many clusters have logits of their own.
+  """
+
+  layers: ReadingLayers
+  num_features: int
+  embed_scale: float | None = None
+  num_clusters: int = 0
+  num_chosen: int = 0
+
+  def __post_init__(self):
+    if not self.num_clusters:
+      return
+    if self.layers.vocab_size % self.num_clusters:
+      raise ValueError(
+        f"num_clusters must divide the {self.layers.vocab_size} tokens, got "
+        f"{self.num_clusters}"
+      )
+    if not 1 <= self.num_chosen <= self.num_clusters:
+      raise ValueError(
+        f"num_chosen must be in 1..{self.num_clusters}, got {self.num_chosen}"
+      )
+
+
+class Assistant(nnx.Module):
+  """The network.
+
+  Args:
+    config: shapes and switches.
+    dtype: dtype of parameters and of activations (the logits are float32 at
+      least).
+    rngs: for the initial weights.
+  """
+
+  def __init__(
+    self, config: AssistantConfig, *, dtype=jnp.float32, rngs: nnx.Rngs
+  ):
+    c, features = config.layers, config.num_features
+    self.config = config
+    self.dtype = jnp.dtype(dtype)
+    self.embed = nnx.Embed(
+      c.vocab_size, features, dtype=dtype, param_dtype=dtype, rngs=rngs
+    )
+    self.enter = Linear(2 * features, c.embed_dim, False, dtype, rngs)
+    self.layers = nnx.List(
+      [Layer(c, dtype, index=i, rngs=rngs) for i in range(c.num_layers)]
+    )
+    self.final_norm = make_norm(c, c.embed_dim, dtype, rngs)
+    self.leave = Linear(c.embed_dim, features, False, dtype, rngs)
+    self.lm_head = Linear(c.embed_dim, c.vocab_size, False, dtype, rngs)
+    if config.num_clusters:
+      self.centroids = Linear(
+        c.embed_dim, config.num_clusters, False, dtype, rngs
+      )
+      # Tokens by cluster.
+      self.ordering = nnx.Variable(jnp.arange(c.vocab_size, dtype=jnp.int32))
+
+  def __call__(
+    self, tokens: Array, hidden: Array, cache: Cache, *, positions: Array
+  ) -> tuple[Array, Array]:
+    """One pass; see `specjax.types.CacheReader.apply`.
+
+    Args:
+      tokens: `i32[B, T]`.
+      hidden: `f[B, T, F]`.
+      cache: the target's, with an array for each layer or one for all.
+      positions: `i32[B, T]`, for the rotation of queries alone.
+
+    Returns:
+      `f32[B, T, V]` logits and `[B, T, F]` hidden states.
+    """
+    c = self.config.layers
+    x = self.embed(tokens)
+    if self.config.embed_scale is not None:
+      x = x * jnp.asarray(self.config.embed_scale, x.dtype)
+    x = self.enter(jnp.concatenate([x, hidden.astype(self.dtype)], axis=-1))
+    kinds = [*c.attentions.values()]
+    sees = {w: seen(cache, tokens, w) for w in {a.window for a in kinds}}
+    tables = {a.rope: a.rope and a.rope.table(positions) for a in kinds}
+    for layer, a in zip(self.layers, kinds, strict=True):
+      assert a.source is not None
+      place, within = a.source, None
+      if cache.keys[0].ndim == 5:  # of all layers
+        place, within = 0, jnp.int32(a.source)
+      kv = cache.keys[place], cache.values[place]
+      x, _ = layer(
+        x, tables[a.rope], sees[a.window], kv, cache.length, layer=within
+      )
+    read = self.final_norm(x)
+    return self.logits(read), self.leave(read)
+
+  def logits(self, x: Array) -> Array:
+    """`[B, T, D] -> f32[B, T, V]`.
+
+    With ordered embeddings tokens of the k clusters of the largest centroids
+    have logits of their own, and all others the least of these, less one: the
+    row's own least, so that no row depends on its neighbours.
+    """
+    wide = jnp.promote_types(self.dtype, jnp.float32)
+    config = self.config
+    if not config.num_clusters:
+      return self.lm_head(x).astype(wide)
+    _, chosen = lax.top_k(self.centroids(x), config.num_chosen)
+    clusters = self.ordering[...].reshape(config.num_clusters, -1)
+    ids = clusters[chosen].reshape(*x.shape[:2], -1)  # [B, T, k V / n]
+    rows = self.lm_head.weight[...][ids]
+    found = jnp.einsum("btd,btmd->btm", x, rows, preferred_element_type=wide)
+    floor = jnp.min(found, axis=-1, keepdims=True) - 1
+    every = jnp.broadcast_to(floor, (*x.shape[:2], config.layers.vocab_size))
+    return jnp.put_along_axis(every, ids, found, axis=-1, inplace=False)
+
+
+def seen(cache: Cache, tokens: Array, window: int | None) -> Visible:
+  """The slots of a text that tokens see which are not of it.
+
+  Args:
+    cache: whose `length` says how long the text is; its tokens stand in order.
+    tokens: `i32[B, T]`, for the shape.
+    window: W of a sliding layer, of which the W + 1 newest slots are seen; None
+      for all.
+  """
+  text = cache.length
+  if cache.idle is not None:
+    text = jnp.where(cache.idle, 0, text)
+  first = jnp.zeros((), text.dtype)
+  if window is not None:
+    oldest = jnp.maximum(text - window - 1, 0)
+    first = jnp.min(jnp.where(text > 0, oldest, cache.slots))
+  return Visible(
+    text=text,
+    own=None,
+    positions=jnp.broadcast_to(text[:, None], tokens.shape),
+    own_positions=None,
+    slots=None,
+    # As of a query one place behind the text, less than this away.
+    window=None if window is None else jnp.asarray(window + 2, text.dtype),
+    first=first,
+    stop=jnp.max(text),
+  )
+
+
+def as_cache_reader(module: Assistant) -> tuple[CacheReader, nnx.State]:
+  """Splits a module into a pure function and its parameters.
+
+  Args:
+    module: the network, or its shapes (`nnx.eval_shape`).
+
+  Returns:
+    The `CacheReader` and the parameters to call it with.
+  """
+  merge, params = split(module)
+  config = module.config
+
+  def apply(params, tokens, hidden, cache, *, positions):
+    return merge(params)(tokens, hidden, cache, positions=positions)
+
+  model = CacheReader(
+    vocab_size=config.layers.vocab_size,
+    num_features=config.num_features,
+    apply=apply,
+    max_positions=config.layers.max_positions,
+  )
+  return model, params

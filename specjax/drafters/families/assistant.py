@@ -1,0 +1,210 @@
+"""Assistants: layers that read the target's cache, and write nothing.
+
+An assistant (Gemma 4's) drafts from a pair: the newest token's embedding and
+the target's final hidden state of the token before it. Its layers attend to
+keys and values that the target has cached, so it has no cache of its own, reads
+no prompt, and forgets nothing when a draft is rejected. With each drafted token
+it is fed the hidden state that it gave its parent, in the target's place.
+
+All queries of a round are asked from the newest token's position, and all see
+the same slots: those of tokens before the newest. What is drafted is in no
+slot, and reaches later queries by hidden states alone. So a level of a tree is
+one pass of as many queries, which no mask tells apart.
+
+A token is drawn from the warped law of the logits as they are, and that is the
+law which is verified. Logits of all tokens but some (the ordered embeddings of
+`models.networks.gemma_assistant`) share a floor, which has mass: to verify with
+a law without it would be lossy. Certain, dynamic trees are for `match`.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from specjax.adaptive import chains
+from specjax.adaptive.policies import Policy
+from specjax.cache import Cache
+from specjax.drafters.shared import arguments, best_first, levels
+from specjax.shapes import Shape
+from specjax.siblings import GIVEN, IID, Siblings
+from specjax.tree import Form, Tree, take_node
+from specjax.types import CacheReader, Commit, Context, Drafter, Idle
+
+
+def assistant(
+  head: CacheReader,
+  *,
+  tokens: int | None = None,
+  tree: Tree | Shape | None = None,
+  siblings: Siblings | str = IID,
+  policy: Policy | None = None,
+  vocab_size: int | None = None,
+) -> Drafter:
+  """Gemma 4's assistant, which reads the target's cache (Google, 2026).
+
+  Args:
+    head: the assistant, whose parameters are `Params.draft`.
+    tokens: drafted on each path; 5 by default.
+    tree: what every proposal fills; None for one path. Of one whose parents are
+      data (`specjax.shapes.dynamic`) the nodes are certain and chosen as
+      EAGLE-2's are (`specjax.drafters.eagle`).
+    siblings: how the children of a node are drawn, or the name of it in
+      `specjax.siblings`; those of a dynamic tree are certain.
+    policy: when a row of a chain ends before that, of
+      `specjax.adaptive.policies`; None: never.
+    vocab_size: V, the number of real tokens; by default the assistant's.
+
+  Returns:
+    The `Drafter`, whose state is the hidden state of the last token before the
+    newest, `f[B, F]`. Its target has to give its final hidden state.
+
+  Raises:
+    ValueError: if the tree drafts nothing or does not suit the siblings, the
+      policy or the vocabulary.
+    TypeError: if the tree is none, or the policy no `Policy`.
+  """
+  tree, siblings = arguments.drawn(tokens, tree, siblings, policy, dynamic=True)
+  vocab_size = vocab_size or head.vocab_size
+  if tree.form is Form.FREE:
+    return _dynamic(head, tree, vocab_size)
+  arguments.check_tree(tree, siblings, vocab_size)
+
+  def propose(params, state, target_cache, context):
+    ask = _asking(head, params.draft, target_cache, context)
+    logits, hidden = ask(context.root, state[:, None])
+
+    def feed(hidden, level, drawn):
+      above = tree.levels[level - 1].start
+      parents = np.array([tree.parents[n] for n in tree.levels[level]])
+      return ask(drawn, hidden[:, parents - above])
+
+    draft, _ = levels.draw_tree(
+      logits[:, 0], feed, hidden, context, tree=tree, siblings=siblings,
+      vocab_size=vocab_size,
+    )  # fmt: skip
+    return draft, state, target_cache
+
+  whole = Drafter(
+    name="assistant",
+    tree=tree,
+    siblings=siblings,
+    propose=propose,
+    passes=(1, *(len(level) for level in tree.levels[1:-1])),
+    idle=Idle.COMMIT,
+    **_common(head),
+  )
+  if policy is None:
+    return arguments.with_longer(
+      whole,
+      lambda tree, policy: assistant(
+        head, tree=tree, siblings=siblings, policy=policy, vocab_size=vocab_size
+      ),
+    )
+
+  def begin(params, state, target_cache, context):
+    ask = _asking(head, params.draft, target_cache, context)
+
+    def asked(tokens, hidden):
+      logits, hidden = ask(tokens, hidden)
+      return (logits[:, 0], hidden[:, 0]), hidden
+
+    def first(hidden, goes):
+      del goes
+      return *asked(context.root, hidden), jnp.ones((), jnp.int32)
+
+    return chains.Passes(
+      carry=state[:, None],
+      first=first,
+      feed=lambda hidden, level, drawn: asked(drawn, hidden),
+      close=lambda hidden, fed: (state, target_cache),
+    )
+
+  return chains.drafter(
+    begin, inner=whole, policy=policy, vocab_size=vocab_size
+  )
+
+
+def _dynamic(model: CacheReader, tree: Tree, vocab_size: int) -> Drafter:
+  """Drafts EAGLE-2's dynamic tree of certain tokens (`shared.best_first`)."""
+  depth, top_k = tree.max_depth, tree.max_children
+  best_first.check(
+    num_nodes=tree.num_drafted, depth=depth, width=top_k, children=top_k,
+    vocab_size=vocab_size,
+  )  # fmt: skip
+
+  def propose(params, state, target_cache, context):
+    ask = _asking(model, params.draft, target_cache, context)
+    logits, hidden = ask(context.root, state[:, None])
+
+    def feed(hidden, level, tokens, parents):
+      del level
+      above = jnp.take_along_axis(hidden, parents[..., None], axis=1)
+      return ask(tokens, above)
+
+    draft, _ = best_first.draft_tree(
+      logits[:, 0], feed, hidden, context, tree=tree, width=top_k,
+      children=top_k, vocab_size=vocab_size,
+    )  # fmt: skip
+    return draft, state, target_cache
+
+  return Drafter(
+    name="assistant",
+    tree=tree,
+    siblings=GIVEN,
+    propose=propose,
+    passes=(1, *(top_k,) * (depth - 1)),
+    **_common(model),
+  )
+
+
+def _asking(model: CacheReader, params, cache: Cache, context: Context):
+  """`(tokens i32[B, W], hidden f[B, W, F]) -> (f32[B, W, V'], f[B, W, F])`.
+
+  Every token is asked from the newest token's place, of the slots before it.
+  """
+  newest = context.length - 1
+  cache = cache.replace(length=newest)
+
+  def ask(tokens: Array, hidden: Array) -> tuple[Array, Array]:
+    positions = jnp.broadcast_to(newest[:, None], tokens.shape)
+    logits, own = model.apply(
+      params, tokens, hidden, cache, positions=positions
+    )
+    return logits, own.astype(hidden.dtype)
+
+  return ask
+
+
+def _common(model: CacheReader) -> dict[str, Any]:
+  """What all assistants are alike in: their state, and what it is made of."""
+
+  def init(params, batch, slots, inputs):
+    del params, slots, inputs
+    return jnp.zeros((batch, model.num_features))
+
+  def read(params, state: Array, commit: Commit) -> Array:
+    """The hidden state of the last token that the target has read."""
+    del params
+    features = commit.target_output.features
+    if features is None or features.shape[-1] != model.num_features:
+      given = "none" if features is None else str(features.shape[-1])
+      raise ValueError(
+        f"this assistant reads {model.num_features} features of the target, "
+        f"which gives {given} (build it with features=)"
+      )
+    last = jnp.maximum(commit.count - 1, 0)
+    node = jnp.take_along_axis(commit.path, last[:, None], axis=1)[:, 0]
+    newest = take_node(features, node).astype(state.dtype)
+    return jnp.where(commit.count[:, None] > 0, newest, state)
+
+  return dict(
+    init=init,
+    prefill=read,
+    commit=read,
+    row_axes=lambda state: jax.tree.map(lambda x: 0, state),
+    max_positions=model.max_positions,
+    reads_anew=True,
+  )

@@ -1,0 +1,93 @@
+"""`assistant("DIR")`: a draft on its target's own cache, from files."""
+
+import shutil
+
+import assistants
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from configs import huggingface
+from launch.build import pair as pair_lib
+from models import tokenizers
+from specjax.warp import make_sampling
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
+TOKENIZER = "models/pretrained/target"
+LENGTHS = (9, 4)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+  """Target and assistant with a tokenizer, whose clusters are of 16 tokens."""
+  path = tmp_path_factory.mktemp("pair")
+  words = tokenizers.load(TOKENIZER).vocab_size
+  words += -words % 16
+  target = assistants.TARGET | dict(
+    vocab_size=words, vocab_size_per_layer_input=words, num_hidden_layers=2,
+    layer_types=assistants.TARGET["layer_types"][:2], num_kv_shared_layers=0,
+    hidden_size_per_layer_input=0, use_double_wide_mlp=False,
+  )  # fmt: skip
+  assistants.save(
+    path, target,
+    **assistants.ORDERED | dict(num_centroids=words // 16),
+  )  # fmt: skip
+  for name in ("tokenizer.json", "tokenizer_config.json"):
+    shutil.copy(f"{TOKENIZER}/{name}", path / "target")
+  return path
+
+
+def config_of(saved, drafter, rule="token"):
+  config = huggingface.get_config(f"target={saved / 'target'}")
+  config.drafter = drafter.replace("DIR", str(saved / "assistant"))
+  config.rule = rule
+  return config
+
+
+@pytest.mark.parametrize(
+  ("drafter", "rule"),
+  [
+    ('assistant("DIR", tree=(-1, 0, 0, 1))', "recursive"),
+    pytest.param('assistant("DIR", tokens=3)', "token",
+                 marks=pytest.mark.heavy),
+    pytest.param('assistant("DIR", tree=dynamic(6, top_k=2), tokens=3)',
+                 "match", marks=pytest.mark.heavy),
+    pytest.param('repeats(assistant("DIR", tokens=1), tokens=3)', "token",
+                 marks=pytest.mark.heavy),
+  ],
+)  # fmt: skip
+def test_greedy_text_is_that_of_plain_decoding(saved, drafter, rule):
+  config = config_of(saved, drafter, rule)
+  found = pair_lib.assemble(config, pair_lib.load(config))
+  assert "assistant" in found.decoder.drafter.name
+  prompts = np.random.default_rng(0).integers(
+    0, found.decoder.vocab_size, (2, LENGTHS[0])
+  )
+
+  def run(decoder):
+    @jax.jit
+    def decoded(params):
+      state = decoder.init(
+        params, prompts, jnp.array(LENGTHS), jax.random.key(0),
+        buffer_length=24, max_new_tokens=9,
+        sampling=make_sampling(2, temperature=0.0),
+      )  # fmt: skip
+      return decoder.generate(params, state)
+
+    return decoded(found.params)
+
+  drafted, plain = run(found.decoder), run(found.baseline)
+  assert int(drafted.counters.num_drafted.sum()) > 0
+  for row, length in enumerate(LENGTHS):
+    np.testing.assert_array_equal(
+      drafted.tokens[row, : length + 9], plain.tokens[row, : length + 9]
+    )
+
+
+def test_a_mesh_is_refused_by_name(saved):
+  config = config_of(saved, 'assistant("DIR", tokens=3)')
+  config.mesh = "model:1"
+  with pytest.raises(ValueError, match="assistant runs on one device"):
+    pair_lib.load(config)

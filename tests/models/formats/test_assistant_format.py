@@ -1,0 +1,190 @@
+"""Gemma 4's assistants in the files that transformers writes."""
+
+import dataclasses
+import json
+import shutil
+
+import assistants
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import references
+
+from models import checkpoints
+from models.formats import head_checkpoints
+from models.formats.weights import CheckpointError
+from models.head_shapes import Target
+from models.networks.description import TransformerConfig
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+  path = tmp_path_factory.mktemp("pair")
+  return path, assistants.save(path, **assistants.ORDERED)[1]
+
+
+@pytest.fixture(scope="module")
+def about(saved):
+  """The target without its arrays, but for an embedding."""
+  config = checkpoints.read_config(str(saved[0] / "target"))
+  return Target(
+    num_layers=config.num_layers, embed_dim=32, vocab_size=96, config=config,
+    embedding=jnp.arange(96 * 32.0).reshape(96, 32),
+  )  # fmt: skip
+
+
+@pytest.fixture
+def copied(saved, tmp_path):
+  return shutil.copytree(saved[0] / "assistant", tmp_path / "assistant")
+
+
+def edit(path, change, nested=False):
+  file = path / "config.json"
+  config = json.loads(file.read_text())
+  (config["text_config"] if nested else config).update(change)
+  file.write_text(json.dumps(config))
+
+
+def test_every_tensor_is_a_parameter(saved, about):
+  path, theirs = saved
+  head = head_checkpoints.load(str(path / "assistant"), about)
+  assert head_checkpoints.is_head(str(path / "assistant"))
+  assert (head.kind, head.features) == ("assistant", ("final",))
+  module = head.module
+  assert module.embed.embedding[...] is about.embedding
+  tensors = {k: x.numpy() for k, x in theirs.state_dict().items()}
+  same = np.testing.assert_array_equal
+  same(module.lm_head.weight[...], tensors["model.embed_tokens.weight"])
+  same(module.enter.weight[...], tensors["pre_projection.weight"])
+  same(module.leave.weight[...], tensors["post_projection.weight"])
+  same(module.final_norm.scale[...], tensors["model.norm.weight"])
+  same(
+    module.centroids.weight[...], tensors["masked_embedding.centroids.weight"]
+  )
+  same(module.ordering[...], tensors["masked_embedding.token_ordering"])
+  for i, layer in enumerate(module.layers):
+    own = f"model.layers.{i}."
+    attention = own + "self_attn.q_"
+    same(layer.attention.q.weight[...], tensors[attention + "proj.weight"])
+    same(layer.attention.q_norm.scale[...], tensors[attention + "norm.weight"])
+    same(layer.scalar[...], tensors[own + "layer_scalar"])
+    same(
+      layer.mlp_out_norm.scale[...],
+      tensors[own + "post_feedforward_layernorm.weight"],
+    )
+
+
+def test_keys_that_no_layer_has_and_other_prefixes_change_nothing(
+  copied, about
+):
+  before = head_checkpoints.load(str(copied), about)
+
+  def change(tensors):
+    for name in [*tensors]:
+      if name.startswith("model."):
+        tensors[name.replace("model.", "mtp.", 1)] = tensors.pop(name)
+    tensors["mtp.layers.0.self_attn.k_proj.weight"] = np.ones((3, 3), "f4")
+    tensors["mtp.layers.1.self_attn.v_norm.weight"] = np.ones(3, "f4")
+    tensors["lm_head.weight"] = tensors["mtp.embed_tokens.weight"].copy()
+
+  references.edit_tensors(copied, change)
+  after = head_checkpoints.load(str(copied), about)
+  for name in ("enter", "lm_head", "centroids"):
+    np.testing.assert_array_equal(
+      getattr(before.module, name).weight[...],
+      getattr(after.module, name).weight[...],
+    )
+
+
+@pytest.mark.parametrize(
+  ("change", "message"),
+  [
+    ({"backbone_hidden_size": 24}, "a target of width 24, and this one has 32"),
+    ({"num_centroids": 7}, "must divide the 96 tokens, got 7"),
+    ({"centroid_intermediate_top_k": 13}, r"must be in 1\.\.12, got 13"),
+    ({"some_switch": 1}, "settings that are not known: some_switch"),
+    ({"text_config": None}, "text_config must be an object"),
+  ],
+)
+def test_settings_that_do_not_fit_are_refused_by_name(
+  copied, about, change, message
+):
+  edit(copied, change)
+  with pytest.raises(ValueError, match=message):
+    head_checkpoints.describe(str(copied), about)
+
+
+@pytest.mark.parametrize(
+  ("change", "message"),
+  [
+    ({"vocab_size": 92}, "made for 92 tokens, and the target has 96"),
+    ({"model_type": "llama"}, "must be a gemma4_text, got 'llama'"),
+    ({"hidden_size_per_layer_input": 4}, "must be 0, got 4"),
+    ({"enable_moe_block": True}, "must be False, got True"),
+    ({"num_kv_shared_layers": 2}, "must be of all 3 layers, got 2"),
+    ({"some_switch": 1}, "not known: some_switch"),
+    (
+      {"num_key_value_heads": 3, "per_layer_config": None},
+      "3 key/value heads of 8 channels in sliding layers, and .* has 2 of 8",
+    ),
+  ],
+)
+def test_text_models_that_do_not_fit_are_refused_by_name(
+  copied, about, change, message
+):
+  edit(copied, change, nested=True)
+  with pytest.raises(ValueError, match=message):
+    head_checkpoints.describe(str(copied), about)
+
+
+def test_a_target_without_sliding_layers_is_refused(copied, about):
+  llama = TransformerConfig(
+    vocab_size=96, embed_dim=32, num_layers=2, num_heads=2, num_kv_heads=2,
+    head_dim=8, mlp_dim=8, max_positions=64,
+  )  # fmt: skip
+  with pytest.raises(ValueError, match="a sliding layer, and the target has"):
+    head_checkpoints.describe(
+      str(copied), dataclasses.replace(about, config=llama)
+    )
+  with pytest.raises(ValueError, match="reads a target's cache"):
+    head_checkpoints.describe(
+      str(copied), dataclasses.replace(about, config=None)
+    )
+
+
+def test_tensors_that_do_not_fit_are_refused_by_name(copied, about):
+  ordering = "masked_embedding.token_ordering"
+  for change, message in (
+    (lambda t: t.update(more=np.ones(3, "f4")), "unexpected tensors.*more"),
+    (
+      lambda t: (t.pop("more"), t.update({ordering: np.zeros(96, "i8")})),
+      "must be a permutation of all 96 tokens",
+    ),
+    (lambda t: t.pop(ordering), f"missing: {ordering}"),
+    (
+      lambda t: t.update({"lm_head.weight": np.ones((96, 24), "f4")}),
+      "not a copy of the tied embedding",
+    ),
+    (lambda t: t.pop("pre_projection.weight"), "missing: pre_projection"),
+  ):
+    references.edit_tensors(copied, change)
+    with pytest.raises(CheckpointError, match=message):
+      head_checkpoints.load(str(copied), about)
+
+
+def test_an_output_projection_of_its_own_is_read(copied, about):
+  own = np.random.default_rng(0).standard_normal((96, 24)).astype("f4")
+  edit(copied, {"tie_word_embeddings": False})
+  references.edit_tensors(copied, lambda t: t.update({"lm_head.weight": own}))
+  head = head_checkpoints.load(str(copied), about)
+  np.testing.assert_array_equal(head.module.lm_head.weight[...], own)
+
+
+def test_devices_that_it_would_be_cut_over_are_refused(saved):
+  shape = checkpoints.read_head(
+    str(saved[0] / "assistant"), str(saved[0] / "target")
+  )
+  with pytest.raises(ValueError, match="runs on one device"):
+    shape.even_sizes()
