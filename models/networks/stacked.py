@@ -6,11 +6,12 @@ are read, and the cache is written, in place at a traced layer. The numbers are
 those of `models.networks.transformer`, whose modules are used.
 
 Layers of one kind, which differ in their windows and rotary frequencies at
-most, are one stack of parameters. Where kinds take turns by a pattern, as
-Qwen3.5's three of the gated delta rule and one of attention, the scan is over
-its repetitions; else over so many of a kind as follow each other, as a few
-dense layers and many mixtures are. What a cache holds is stacked apart: keys
-and values of all layers of attention, and states of all recurrent ones.
+most, are one stack of parameters; so many as follow each other are one scan. A
+model of a few dense layers and many mixtures is two scans. Where kinds take
+turns by a pattern, as Qwen3.5's three of the gated delta rule and one of
+attention, its scans are scanned over its repetitions. What a cache holds is
+stacked apart: keys and values of all layers of attention, and states of all
+recurrent ones.
 """
 
 import dataclasses
@@ -98,18 +99,17 @@ def kinds(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
   return {f"kind{n}": tuple(i) for n, i in enumerate(found.values())}
 
 
-def turns(names: Sequence[str]) -> list[tuple[tuple[str, ...], int]]:
-  """Scans over layers of such kinds: the kinds of a body, and its repetitions.
+def turns(names: Sequence[str]) -> tuple[list[tuple[str, int]], int]:
+  """A pattern of layers of such kinds, and how often it repeats to the end.
 
-  One scan, if a pattern repeats to the end that has no more layers than there
-  are runs of one kind, each of which is a scan otherwise.
+  The pattern is runs of one kind, each with its layers: the shortest there is.
   """
-  runs = [((k,), len([*run])) for k, run in itertools.groupby(names)]
-  for size in range(1, len(runs) + 1):
-    times, rest = divmod(len(names), size)
-    if not rest and [*names] == [*names[:size]] * times:
-      return [(tuple(names[:size]), times)]
-  return runs
+  runs = [(kind, len([*run])) for kind, run in itertools.groupby(names)]
+  for size in range(1, len(runs)):
+    times, rest = divmod(len(runs), size)
+    if not rest and runs == runs[:size] * times:
+      return runs[:size], times
+  return runs, 1
 
 
 def _modules(
@@ -327,8 +327,9 @@ def as_language_model(
         )
       return rotary, visible
 
-    def step(carry, this, kind, counts):
+    def step(carry, this, *, kind):
       x, kv, memories, seen = carry
+      counts: list[Array] | None = [] if num_counted else None
       seen = jnp.where(this["feature"][:, None, None, None], x, seen)
       own = jax.tree_util.tree_map_with_path(
         functools.partial(of_layer, index=this["at"]),
@@ -351,7 +352,8 @@ def as_language_model(
           memories,
           memory,
         )
-        return put(x, "act_btd"), kv, whole(memories), seen
+        carry = put(x, "act_btd"), kv, whole(memories), seen
+        return carry, counts and counts[0]
       rotary, visible = attends(this)
 
       def run(x, kv, **parts):
@@ -374,30 +376,32 @@ def as_language_model(
           x,
           kv,
         )
-      return x, kv, memories, seen
+      return (x, kv, memories, seen), counts and counts[0]
 
-    def body(carry, these, *, names):
-      counts: list[Array] | None = [] if num_counted else None
-      for n, kind in enumerate(names):
-        carry = step(carry, {k: v[n] for k, v in these.items()}, kind, counts)
-      return carry, counts and jnp.stack(counts)
+    def turn(carry, these):
+      """The scans of a pattern; of its layers with mixtures the counts."""
+      touched, first = [], 0
+      for kind, count in pattern:
+        run = {k: v[first : first + count] for k, v in these.items()}
+        carry, found = lax.scan(functools.partial(step, kind=kind), carry, run)
+        touched += jax.tree.leaves(found)
+        first += count
+      return carry, jnp.concatenate(touched) if touched else None
 
     x = put(fed.x, "act_btd")
     kv = (fed.cache.keys[0], fed.cache.values[0])
     seen = jnp.zeros((len(wanted), *x.shape), x.dtype)
     memories = None if states is None else states.layers[0]
-    carry, touched = (x, kv, memories, seen), []
-    rest = iter(range(len(kept)))
-    for names, count in turns([place[i][0] for i in kept]):
-      these = [*itertools.islice(rest, count * len(names))]
-      of_turns = {
-        key: jnp.asarray(of[these].reshape(count, len(names), *of.shape[1:]))
-        for key, of in which.items()
-      }
-      carry, found = lax.scan(
-        functools.partial(body, names=names), carry, of_turns
-      )
-      touched += [x.reshape(-1) for x in jax.tree.leaves(found)]
+    pattern, times = turns([place[i][0] for i in kept])
+    of_turns = {
+      key: jnp.asarray(of.reshape(times, len(kept) // times, *of.shape[1:]))
+      for key, of in which.items()
+    }
+    carry = (x, kv, memories, seen)
+    if times == 1:
+      carry, touched = turn(carry, {k: v[0] for k, v in of_turns.items()})
+    else:
+      carry, touched = lax.scan(turn, carry, of_turns)
     x, kv, memories, seen = carry
     given = dict(zip(wanted, seen, strict=True))
     given |= {i: x for i in features if i != FINAL and i not in given}
@@ -409,7 +413,7 @@ def as_language_model(
       output,
       logits=put(output.logits, "logits_btv"),
       features=None if read is None else put(read, "act_btd"),
-      experts=jnp.concatenate(touched) if touched else None,
+      experts=None if touched is None else touched.reshape(-1),
     )
     return output, fed.cache.replace(
       keys=(kv[0],),

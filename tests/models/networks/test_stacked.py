@@ -109,18 +109,17 @@ def test_layers_that_one_cache_cannot_hold_are_not_stacked():
 
 
 @pytest.mark.parametrize(
-  ("names", "scans"),
+  ("names", "pattern", "times"),
   [
-    ("aaaa", [("a", 4)]),
-    ("aaabaaab", [("aaab", 2)]),
-    ("abab", [("ab", 2)]),
-    ("abb", [("a", 1), ("b", 2)]),
-    ("abbbbabbbb", [("a", 1), ("b", 4), ("a", 1), ("b", 4)]),  # shorter
-    ("", []),
+    ("aaaa", "a4", 1), ("aaabaaab", "a3 b1", 2), ("abab", "a1 b1", 2),
+    ("abb", "a1 b2", 1), ("abba", "a1 b2 a1", 1), ("", "", 1),
   ],
-)
-def test_kinds_that_take_turns_are_one_scan(names, scans):
-  assert stacked.turns(names) == [(tuple(body), n) for body, n in scans]
+)  # fmt: skip
+def test_kinds_that_take_turns_are_scanned_over_their_pattern(
+  names, pattern, times
+):
+  runs = [(run[0], int(run[1])) for run in pattern.split()]
+  assert stacked.turns(names) == (runs, times)
 
 
 @pytest.mark.parametrize("skipped", SKIPS)
