@@ -485,6 +485,12 @@ def make(family, settings, *, seed=0):
   model = transformers.AutoModelForCausalLM.from_config(
     make_config(family, settings), attn_implementation="eager"
   )
+  randomise(model, seed=seed)
+  return eager(model)
+
+
+def randomise(model, *, seed):
+  """Gives a module parameters and buffers that are none of the usual ones."""
   generator = torch.Generator().manual_seed(seed)
   with torch.no_grad():
     for name, parameter in model.named_parameters():
@@ -495,7 +501,6 @@ def make(family, settings, *, seed=0):
       if name.endswith(BUFFERS):
         noise = torch.randn(buffer.shape, generator=generator)
         buffer.copy_(0.5 + 0.3 * noise)
-  return eager(model)
 
 
 def eager(model):
