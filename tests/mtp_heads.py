@@ -64,17 +64,32 @@ class Theirs:
     config.num_mtp_layers = 1
     if getattr(config, "mlp_layer_types", None):  # of GLM-4.7-Flash
       config.mtp_mlp_layer_types = ["sparse"]
-    self.target, self.number = target, config.num_hidden_layers
+    self.prefix, self.own = (
+      f"layers.{config.num_hidden_layers}",
+      {"post_norm.weight": "shared_head.norm.weight"},
+    )
+    if config.model_type == "mimo":
+      config.mtp_layer_types = ["full_attention"]
+      config.mtp_hidden_states_first = True
+      self.prefix, self.own = (
+        "mtp_layers.0",
+        {
+          "enorm.weight": "token_layernorm.weight",
+          "hnorm.weight": "hidden_layernorm.weight",
+          "eh_proj.weight": "input_proj.weight",
+          "post_norm.weight": "final_layernorm.weight",
+        },
+      )
+    self.target = target
     self.model = references.eager(MtpModel(target, 1))
     references.randomise(self.model.layers, seed=seed)
     self.model.layers.to(target.dtype)
 
   def tensors(self):
     """By the names of released files."""
-    own = {"post_norm.weight": "shared_head.norm.weight"}
     found = {}
     for name, value in self.model.layers[0].state_dict().items():
-      name = own.get(name, name.removeprefix("mtp_block."))
+      name = self.own.get(name, name.removeprefix("mtp_block."))
       value = value.float().numpy()
       block, _, fused = name.rpartition("experts.")
       parts = {name: value}
@@ -86,8 +101,7 @@ class Theirs:
           for x, half in zip(which, halves, strict=True)
           for i in range(len(value))
         }
-      prefix = f"model.layers.{self.number}."
-      found |= {prefix + k: x for k, x in parts.items()}
+      found |= {f"model.{self.prefix}.{k}": x for k, x in parts.items()}
     return found
 
   def features(self, tokens):

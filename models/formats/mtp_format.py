@@ -4,8 +4,9 @@ Families whose files hold one, and the `speculators` library, call its tensors
 by different names; `FORMS` has them. Embedding and output projection are the
 target's, and files that hold them once more must hold copies.
 
-Some servers replace the first embedding of a text by zeros; here, as in
-transformers, it is what it is.
+MiMo's projection reads the hidden state before the embedding; its columns are
+exchanged as they are read. Some servers replace the first embedding of a text
+by zeros; here, as in transformers, it is what it is.
 """
 
 import dataclasses
@@ -37,6 +38,7 @@ class Form:
     modules: the network's modules, and what `rest` calls them.
     layer: what `rest` begins with in tensors of the decoder layer.
     copies: what `rest` calls tensors that are the target's, and their names.
+    hidden_first: the projection reads the hidden state first.
   """
 
   names: re.Pattern[str]
@@ -44,6 +46,7 @@ class Form:
   modules: Mapping[str, str]
   layer: str = ""
   copies: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  hidden_first: bool = False
 
 
 def _modules(*names: str) -> dict[str, str]:
@@ -71,6 +74,11 @@ SPECULATORS = Form(
     "input_proj", "token_layernorm", "hidden_layernorm", "final_layernorm"
   ),
 )
+MIMO = dataclasses.replace(
+  SPECULATORS,
+  names=re.compile(rf"(?:model\.)?{SPECULATORS.names.pattern}"),
+  hidden_first=True,
+)
 # By the target's `model_type`.
 FORMS = {
   "qwen3_next": QWEN,
@@ -79,6 +87,7 @@ FORMS = {
   "deepseek_v3": DEEPSEEK,
   "glm4_moe": DEEPSEEK,
   "glm4_moe_lite": DEEPSEEK,
+  "mimo": MIMO,
 }
 # Whose layers a head of speculators' may have.
 _LAYERS = ("llama", "qwen3", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
@@ -185,6 +194,9 @@ def parameters(
     raise ValueError(f"there is no MTP head: no tensor {form.names.pattern}")
   problems = _not_copies(form, own, tensors) if compared else []
   own = {k: t for k, t in own.items() if k not in form.copies}
+  if form.hidden_first and (joint := own.get(name := _named(form, "fc"))):
+    read = functools.partial(_exchanged, joint)
+    own[name] = dataclasses.replace(joint, read=read)
   source = Source(
     path=str(path),
     says="config.json",
@@ -267,6 +279,12 @@ def _equal(one: Tensor, other: Tensor) -> bool:
   starts = range(0, one.shape[0], _ROWS)
   parts = [(slice(i, i + _ROWS), slice(None)) for i in starts]
   return all(np.array_equal(one.read(p), other.read(p)) for p in parts)
+
+
+def _exchanged(joint: Tensor, index: tuple[slice, ...]) -> np.ndarray:
+  """A part of a projection whose columns' halves change places."""
+  hidden, embedding = np.split(joint.read(()), 2, axis=1)
+  return np.concatenate([embedding, hidden], axis=1)[index]
 
 
 def _shapes(found: HeadShape) -> dict[tuple, tuple[int, ...]]:

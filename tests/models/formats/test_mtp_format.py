@@ -115,8 +115,9 @@ def with_theirs(path, edit=lambda tensors: None):
   return theirs
 
 
-# Latents and a mixture, heads and a mixture, and latents that are tied.
-ORACLES = ("deepseek", "glm-moe", "glm-lite")
+# Latents and a mixture, heads and a mixture, latents that are tied, and a layer
+# whose projection reads the state first.
+ORACLES = ("deepseek", "glm-moe", "glm-lite", "mimo")
 EXACT = 2e-5  # float32, in which transformers takes norms and rotations
 
 
@@ -308,6 +309,7 @@ def test_a_head_of_another_shape_is_refused_by_name(dense):
   [
     ("qwen3-5", "there is no MTP head: no tensor .*mtp"),
     ("deepseek", "there is no MTP head: no tensor .*layers"),
+    ("mimo", "there is no MTP head: no tensor .*mtp_layers"),
     ("llama-grouped", r"are read of targets of .*'deepseek_v3'.*, got 'llama'"),
   ],
 )
