@@ -38,6 +38,17 @@ LATENT = dict(
 # The last layer is full, whatever is said.
 GEMMA4 = [f"{x}_attention" for x in ("sliding", "full", "sliding", "sliding")]
 
+
+class MiMo(transformers.Qwen2Config):
+  """Qwen2's by another name, which transformers does not know."""
+
+  model_type = "mimo"
+
+
+transformers.AutoConfig.register("mimo", MiMo)
+transformers.AutoModel.register(MiMo, transformers.Qwen2Model)
+transformers.AutoModelForCausalLM.register(MiMo, transformers.Qwen2ForCausalLM)
+
 # Each is (family, settings, how many files it is saved in).
 MODELS = {
   "gpt2": ("gpt2", GPT2, 1),
@@ -109,6 +120,18 @@ MODELS = {
   "qwen3": (
     "qwen3",
     GATED | dict(num_key_value_heads=2, head_dim=16, attention_bias=True),
+    1,
+  ),
+  "mimo": (
+    "mimo",
+    GATED
+    | dict(
+      num_key_value_heads=2,
+      head_dim=12,
+      rms_norm_eps=1e-3,
+      attention_bias=True,
+      num_nextn_predict_layers=1,
+    ),
     1,
   ),
   "qwen3-window": (
@@ -489,7 +512,7 @@ def make(family, settings, *, seed=0):
 
 
 def randomised(model, *, seed):
-  """The model with other parameters, of which none is zero or one."""
+  """The model with others, of which none is zero or one: buffers too."""
   generator = torch.Generator().manual_seed(seed)
   with torch.no_grad():
     for name, parameter in model.named_parameters():

@@ -197,7 +197,7 @@ def entry(
     size = {"vocab_size": vocab_size} if sized else {}
     return function(*models, **size, **settings)
 
-  path = [] if model is None or reads in ("weights", "mtp") else [
+  path = [] if model is None or reads == "weights" else [
     model.replace(annotation=str, default="")
   ]  # fmt: skip
   settings = [
@@ -223,7 +223,8 @@ def entry(
       fields["corpus"] = corpus
       given["corpus"] = True
     found = Drafting(
-      name=function.__name__, call=call, settings=given, reads=reads,
+      name=function.__name__, call=call, settings=given,
+      reads="head" if reads == "mtp" and fields["checkpoint"] else reads,
       takes_policy="policy" in known, **fields,
     )  # fmt: skip
     return tried(found)

@@ -176,9 +176,15 @@ def _reading(layer: LayerSpec, target: Target) -> LayerSpec:
   )
 
 
+def table(config: Mapping[str, Any]) -> dict[str, str]:
+  """The tensor of the output projection, by the name of its parameter."""
+  tied = get(config, "tie_word_embeddings", bool, True)
+  return {"lm_head.weight": _EMBEDDING if tied else _OUTPUT}
+
+
 def fill(
   found: HeadShape,
-  config: Mapping[str, Any],
+  table: Mapping[str, str],
   tensors: Mapping[str, Tensor],
   target: Target,
   *,
@@ -189,7 +195,7 @@ def fill(
 
   Args:
     found: what `shape` said.
-    config: what `config.json` holds.
+    table: of `table`.
     tensors: by their names.
     target: the model that it drafts for, with its arrays.
     path: of the directory, for messages.
@@ -201,13 +207,13 @@ def fill(
   """
   named = {_PREFIX.sub("", name): tensor for name, tensor in tensors.items()}
   named = {k: tensor for k, tensor in named.items() if not _UNUSED.fullmatch(k)}
-  tied = get(config, "tie_word_embeddings", bool, True)
+  output = table["lm_head.weight"]
   make = lambda: found.make(dtype=dtype, rngs=nnx.Rngs(0))
   module, used = head_files.filled(
-    path, make, _table(make, _EMBEDDING if tied else _OUTPUT), named,
+    path, make, _names(make, output), named,
     {_OWN["embed.embedding"]: target.embedding}, dtype,
   )  # fmt: skip
-  if tied and _OUTPUT in named:
+  if output == _EMBEDDING and _OUTPUT in named:
     copy, of = (named[k].read(()) for k in (_OUTPUT, _EMBEDDING))
     if not np.array_equal(copy, of):
       raise CheckpointError(f"not a copy of the tied embedding: {_OUTPUT}")
@@ -226,7 +232,7 @@ def fill(
   return module
 
 
-def _table(make, output: str) -> dict[str, str]:
+def _names(make, output: str) -> dict[str, str]:
   """Parameters and the names of their tensors.
 
   Args:

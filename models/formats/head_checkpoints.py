@@ -1,9 +1,10 @@
-"""Reads draft heads as they are published, in any of their formats.
+"""Draft heads as they are published: which they are, and their parameters.
 
 A directory with a `config.json` and tensors tells by itself what it is: an
 EAGLE head of any generation (`eagle_format`), Medusa's or blockwise ones
-(`medusa_format`), DFlash's blocks (`dflash_format`), or a Gemma 4's assistant
-(`assistant_format`).
+(`medusa_format`), DFlash's blocks (`dflash_format`), a Gemma 4's assistant
+(`assistant_format`), or one of multi-token prediction (`mtp_format`), which a
+target's own files may hold too.
 
 The formats differ in how layers are numbered whose features are read, in where
 draft tokens' ids are offsets, and in switches; here they become one form. What
@@ -28,21 +29,22 @@ from models.formats import (
   head_files,
   json_files,
   medusa_format,
+  mtp_format,
 )
 from models.formats.head_files import Place
 from models.formats.weights import CheckpointError, Tensor
 from models.head_shapes import HeadModule, HeadShape, Target
-from models.sharding import Sharding
+from models.sharding import Sharding, num_parts
 
 __all__ = ["Head", "Target", "describe", "is_head", "load", "shape"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Head:
-  """A loaded head.
+  """A head that is loaded.
 
   Attributes:
-    shape: its kind and shapes, and the features that it reads.
+    shape: what it is, and what it reads of the target.
     module: its network.
     sharding: its rules on a mesh; None on one device.
   """
@@ -58,7 +60,7 @@ class Head:
 
   @property
   def features(self):
-    """Its features (`models.networks.transformer.Features`) of the target."""
+    """What it reads of the target (`models.networks.transformer.Features`)."""
     return self.shape.features
 
   def functions(self) -> tuple[Any, Any]:
@@ -67,7 +69,7 @@ class Head:
 
 
 def is_head(directory: str) -> bool:
-  """True if a directory holds a head, and not a model of its own."""
+  """Whether a directory holds a head, and not a model of its own."""
   path = pathlib.Path(directory)
   for ending in ("pt", "safetensors"):
     if (path / f"medusa_lm_head.{ending}").is_file():
@@ -96,7 +98,7 @@ def shape(
   *,
   kind: str | None = None,
 ) -> HeadShape:
-  """Kind and shapes of a head, from its configuration.
+  """What a head is.
 
   Args:
     config: what its `config.json` holds.
@@ -112,6 +114,8 @@ def shape(
     return dflash_format.shape(config, target)
   if assistant_format.is_one(config):
     return assistant_format.shape(config, target)
+  if mtp_format.is_one(config):
+    return mtp_format.shape(config, target)
   if config.get("model_type") == "blockwise":
     return medusa_format.blockwise_shape(config, target)
   if (
@@ -126,15 +130,20 @@ def shape(
   )
 
 
-def describe(directory: str, target: Target) -> HeadShape:
-  """Kind and shapes of the head in a directory; its weights are not read.
+def describe(
+  directory: str, target: Target, *, of_target: bool = False
+) -> HeadShape:
+  """What the head in a directory is; none of its numbers is read.
+
+  Args:
+    directory, target, of_target: as of `load`.
 
   Raises:
     FileNotFoundError, ValueError: as `load`.
   """
   path = pathlib.Path(directory)
   with contextlib.ExitStack() as stack:
-    return _opened(path, target, stack)[0]
+    return _opened(path, target, stack, of_target, compared=False)[0]
 
 
 def load(
@@ -143,6 +152,7 @@ def load(
   *,
   dtype=jnp.float32,
   place: Place | None = None,
+  of_target: bool = False,
 ) -> Head:
   """Reads a head.
 
@@ -151,6 +161,7 @@ def load(
     target: the model that it drafts for.
     dtype: of parameters and activations, whatever the tensors' is.
     place: the devices that it is cut over, and how; None for one device.
+    of_target: whether it is the MTP head in the target's own directory.
 
   Returns:
     The `Head`. Embedding and output projection are the target's own arrays
@@ -159,27 +170,24 @@ def load(
   Raises:
     FileNotFoundError: if a file is not there.
     ValueError: for formats and switches that are not known, or a head that was
-      made for another target or cannot be cut so.
+      made for another target or cannot be cut so, or a target without one.
     CheckpointError: (a ValueError) if tensors are left over, missing or of
       another shape than they should be; it lists them all.
   """
   path = pathlib.Path(directory)
   with contextlib.ExitStack() as stack:
-    found, config, tensors = _opened(path, target, stack)
+    found, table, tensors = _opened(path, target, stack, of_target)
     if place is not None:
       place.check(found.even_sizes())
+      parts = num_parts(place.sharding, place.mesh)
+      found, sharding = found.cut(place.sharding, parts)
+      place = dataclasses.replace(place, sharding=sharding)
     with _said_of(path):
-      if found.kind in ("eagle", "eagle3"):
-        table = eagle_format.table(config, tensors)
-        tensors = eagle_format.scaled(config, tensors)
-      elif found.kind == "assistant":
+      if found.kind == "assistant":
         module = assistant_format.fill(
-          found, config, tensors, target, path=path, dtype=dtype
+          found, table, tensors, target, path=path, dtype=dtype
         )
         return Head(shape=found, module=module)
-      else:
-        dflash = found.kind == "dflash"
-        table = dflash_format.table(found) if dflash else {}
       module = head_files.fill(
         found, table, tensors, target, path=path, dtype=dtype, place=place
       )
@@ -187,19 +195,41 @@ def load(
 
 
 def _opened(
-  path: pathlib.Path, target: Target, stack: contextlib.ExitStack
-) -> tuple[HeadShape, Mapping[str, Any], Mapping[str, Tensor]]:
-  """A directory's head, its configuration, and its tensors."""
-  tensors = head_files.normal_names(head_files.open_tensors(path, stack))
+  path: pathlib.Path,
+  target: Target,
+  stack: contextlib.ExitStack,
+  of_target: bool,
+  *,
+  compared: bool = True,
+) -> tuple[HeadShape, Mapping[str, str], Mapping[str, Tensor]]:
+  """What a directory holds, and its tensors.
+
+  The second of the three says of parameters whose tensors have other names
+  what these are.
+  """
+  raw = head_files.open_tensors(path, stack)
   file = path / "config.json"
   config = json_files.read_object(file) if file.is_file() else {}
   with _said_of(path):
-    return shape(config, target, tensors), config, tensors
+    if of_target or mtp_format.is_one(config):
+      found = mtp_format.shape(config, target)
+      tensors = mtp_format.parameters(path, config, raw, compared=compared)
+      return found, {"embed.embedding": "embed_tokens.weight"}, tensors
+    tensors = head_files.normal_names(raw)
+    found = shape(config, target, tensors)
+    if found.kind in ("eagle", "eagle3"):
+      table = eagle_format.table(config, tensors)
+      return found, table, eagle_format.scaled(config, tensors)
+    if found.kind == "dflash":
+      return found, dflash_format.table(found), tensors
+    if found.kind == "assistant":
+      return found, assistant_format.table(config), tensors
+  return found, {}, tensors
 
 
 @contextlib.contextmanager
 def _said_of(path: pathlib.Path):
-  """Names the head in errors."""
+  """Errors say which head they are about."""
   try:
     yield
   except CheckpointError as error:
@@ -211,7 +241,7 @@ def _said_of(path: pathlib.Path):
 
 
 def _says_head(config: Mapping[str, Any]) -> bool:
-  """True if a configuration says that it is a head's."""
+  """Whether a configuration is a head's by its own words."""
   names = config.get("architectures")
   names = names if isinstance(names, list) else []
   return (

@@ -120,7 +120,7 @@ def mtp(
   vocab_size: int | None = None,
   longest: int | None = None,
 ) -> Drafter:
-  """The head that the target's own files hold (multi-token prediction).
+  """A head of multi-token prediction: that of the target's files, or another.
 
   Arguments, result and errors are those of `eagle`.
   """

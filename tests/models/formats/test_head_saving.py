@@ -17,6 +17,7 @@ from models.formats.head_checkpoints import Target
 from models.networks import eagle, medusa
 from models.networks.dflash import Parallel, ParallelConfig
 from models.networks.layers import TransformerConfig
+from models.networks.mtp import Mtp, MtpConfig
 from models.networks.transformer import FINAL, Transformer
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -114,6 +115,19 @@ MAKE |= {
     rngs=nnx.Rngs(1),
   ),
 }  # fmt: skip
+
+
+def mtp_of_qwen(target):
+  """One whose layer norms queries and keys."""
+  layer = dataclasses.replace(CONFIG, num_layers=1, qk_norm=True)
+  head = Mtp(MtpConfig(layer=layer, num_features=8), rngs=nnx.Rngs(1))
+  head.embed.embedding[...] = target.embed.embedding[...]
+  head.lm_head.weight[...] = target.lm_head.weight[...]
+  return head
+
+
+MAKE["mtp"] = lambda target: head_starts.mtp(target, rngs=nnx.Rngs(1))
+MAKE["mtp, qwen's"] = mtp_of_qwen
 MAKE["medusa, few words"] = lambda target: medusa.Medusa(
   medusa.MedusaConfig(
     num_heads=2, num_layers=1, embed_dim=8, vocab_size=V, draft_vocab_size=5
@@ -165,7 +179,7 @@ FEW_WORDS = "dflash, few words"
 NAMES_ITS_TARGET = (
   "eagle3, two layers", "eagle3, a switch", "eagle3, qwen's", "eagle3, slides",
   "dflash, few words", "dflash, slides both ways",
-  "dflash, slides before blocks",
+  "dflash, slides before blocks", "mtp", "mtp, qwen's",
 )  # fmt: skip
 # These were not made of the target.
 LATER_SWITCH = {
@@ -182,7 +196,7 @@ def test_what_is_saved_is_what_is_read(kind, target, about, save, tmp_path):
   noise = np.random.default_rng(0)
   for path, value in nnx.to_flat_state(state):
     shared = (path[0] == "embed" and kind not in LATER_SWITCH) or (
-      kind in ("eagle", "dflash") and path[0] == "lm_head"
+      kind in ("eagle", "dflash", "mtp", "mtp, qwen's") and path[0] == "lm_head"
     )
     if not shared:
       new = noise.standard_normal(value.shape)

@@ -11,6 +11,7 @@ from flax import nnx
 from models.networks import eagle, unrolled
 from models.networks.eagle import EagleConfig
 from models.networks.layers import TransformerConfig
+from models.networks.mtp import Mtp, MtpConfig
 from models.networks.params import split
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -28,6 +29,9 @@ SEGMENTS = np.array([[1] * LENGTH, [1] * 4 + [2] * (LENGTH - 4)], np.int32)
 POSITIONS = np.array([range(LENGTH), [*range(4), *range(LENGTH - 4)]], np.int32)
 HEADS = {
   "eagle": EagleConfig(layer=LAYER, generation=1, num_features=8),
+  "mtp": MtpConfig(
+    layer=dataclasses.replace(LAYER, qk_norm=True), num_features=8
+  ),
   "eagle3": EagleConfig(
     layer=dataclasses.replace(LAYER, qk_norm=True), generation=3,
     num_features=24, num_fused=3, draft_vocab_size=len(IDS),
@@ -50,7 +54,8 @@ WINDOW = EagleConfig(
 @pytest.mark.parametrize("name", HEADS)
 def test_step_j_at_place_t_is_what_drafting_j_tokens_from_t_says(name):
   """Drafted one by one by the shipped model, with its cache, on a document."""
-  module = eagle.make(HEADS[name], rngs=nnx.Rngs(1))
+  make = Mtp if name == "mtp" else eagle.make
+  module = make(HEADS[name], rngs=nnx.Rngs(1))
   # Large weights: laws that differ, attention that looks somewhere.
   state = jax.tree.map(lambda x: 8 * x, nnx.state(module, nnx.Param))
   nnx.update(module, state)
