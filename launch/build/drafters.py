@@ -18,7 +18,7 @@ from typing import Any
 
 from launch.build import layers, retrieval
 from launch.build.policies import POLICIES
-from launch.build.precision import WEIGHTS
+from launch.build.precision import WEIGHTS, Published
 from models.formats import head_checkpoints
 from models.formats.head_checkpoints import Head
 from models.head_shapes import HeadShape
@@ -87,7 +87,8 @@ class Drafting:
     learning: how it learns; None if it does not.
     rule: what verifies, in place of `config.rule`.
     skipped: layers of the target that are skipped, in place of a file's.
-    weights: how the draft's weights are stored; None for the config's dtype.
+    weights: how the draft's weights are stored, as
+      `models.checkpoints.load` takes it; None for the config's dtype.
   """
 
   name: str
@@ -108,7 +109,7 @@ class Drafting:
   learning: Learning | None = None
   rule: str = ""
   skipped: SkippedLayers | None = None
-  weights: Format | None = None
+  weights: Format | Published | None = None
 
   @property
   def needs_checkpoint(self) -> bool:

@@ -16,7 +16,7 @@ import numpy as np
 from flax import nnx
 
 from models import head_shapes, sharding
-from models.formats import head_files, json_files, weights
+from models.formats import experts, head_files, json_files, weights
 from models.formats.head_checkpoints import Head
 from models.formats.head_files import Place
 from models.formats.huggingface_config import config_from_json, of_text
@@ -116,7 +116,7 @@ def _opened(
     says="config.json",
     config=shape.config.layer,
     family=family,
-    tensors=weights.of_projections(weights.of_experts(tensors), family),
+    tensors=experts.of_projections(experts.of_experts(tensors), family),
     kinds=head_files.FLOATS,
   )
   return shape, source

@@ -62,8 +62,6 @@ def test_shapes_have_the_published_numbers_of_parameters():
      "unknown shape 'gpt-9': expected one of"),
     ((*SMALL[:1], *EAGLE, "--weights=int8"), "must be read in bfloat16, "),
     ((*SMALL, "--drafter=plain", "--weights=int9"), "unknown weights 'int9'"),
-    (("--topology=v5e-4", "--target=mixtral-8x7b", "--drafter=plain",
-      "--weights=int8"), "experts of mixtures are not stored in few bits"),
     (("--topology=v5e-4", "--target=qwen3.5-9b", "--drafter=plain",
       "--cache=int8"), "a cache with recurrent states is not in eight bits"),
     ((*SMALL, "--drafter=model"), "'model' needs a shape, as model("),
