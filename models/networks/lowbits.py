@@ -116,6 +116,10 @@ def quantize(weight: Array, form: Format) -> tuple[Array, Array]:
   values = groups / jnp.where(scales == 0, 1, scales)
   if jnp.issubdtype(dtype, jnp.integer):
     values = jnp.round(values)
+  elif form.kind == "fp4":  # XLA:CPU rounds to another type in between
+    size = jnp.abs(values)
+    step = jnp.where(size < 2, 0.5, jnp.where(size < 4, 1, 2))
+    values = jnp.round(values / step) * step
   return values.astype(dtype).reshape(weight.shape), scales[..., 0]
 
 

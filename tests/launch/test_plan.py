@@ -208,6 +208,9 @@ def test_eight_bits_are_half_of_the_bytes_of_a_pass():
   assert read(own) == read(plain)
   assert networks.num_bytes(config, None) == 2 * count
   assert count < networks.num_bytes(config, int8) < 1.01 * count
+  mixture = config_from_json(shapes.SHAPES["mixtral-8x7b"])
+  count = networks.num_params(mixture)
+  assert count < networks.num_bytes(mixture, int8) < 1.01 * count
   int4 = Format(kind="int4", group=32, embedding=True)
   assert networks.bytes_per_weight(config, int4) == pytest.approx(0.625, 0.01)
 
