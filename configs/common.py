@@ -16,7 +16,8 @@ def get_config() -> ml_collections.ConfigDict:
   config.drafter = "model"
   config.rule = "token"  # of docs/rules.md, "typical(epsilon=0.1)", module:RULE
   config.dtype = "float32"
-  # How the target's weights are stored: int8, int4(group=64), fp8; "" as dtype.
+  # How the target's weights are stored: int8, int4(group=64), fp8; "" as dtype,
+  # or as they are published in few bits (docs/precision.md).
   config.weights = ""
   # And its keys and values: int8 or fp8, with a scale a head and slot.
   config.cache = ""

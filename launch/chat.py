@@ -98,12 +98,13 @@ class Chat:
     )  # fmt: skip
 
   def headline(self) -> str:
-    """The models and settings that answer, in one line."""
+    """Models and settings in a line, and a line for each model in few bits."""
     config, rule = self._config, self.pair.decoder.rule.name
-    return (
+    who = (
       f"{config.target}: drafted by {drafters.canonical(config)}, rule {rule}, "
       f"temperature {config.temperature:g}"
     )
+    return "\n".join([who, *self.pair.notes])
 
   def run(self, line: str) -> bool:
     """Obeys or answers a line; False ends the conversation.

@@ -367,6 +367,7 @@ def run(_) -> int:
          "rule": models.decoder.rule.name,
          "lossless": models.decoder.rule.lossless,
          "num_prompts": len(prompts.distinct(items)), "jax": jax.__version__,
+         **({"weights": list(models.notes)} if models.notes else {}),
          "config": json.loads(config.to_json_best_effort()), **made_by},
       )  # fmt: skip
     if opened:
@@ -385,6 +386,8 @@ def run(_) -> int:
     display.show_legend(console)
   if not drafting.drafts:
     console.print("nothing is drafted: plain decoding beside itself")
+  for note in models.notes:
+    console.print(note, markup=False, soft_wrap=True)
   display.show_summary(console, summary, models.decoder.rule)
   broken = [
     p.row_id

@@ -361,6 +361,8 @@ def run(argv) -> int:
   pairs = systems.assemble(
     entered, inputs=bool(cli.PROMPTS.value), count_experts=_COUNT_EXPERTS.value
   )
+  for note in dict.fromkeys(n for one in pairs.values() for n in one.notes):
+    print(note, file=sys.stderr)
   contests = measure.contests(
     config, entered, pairs, degrees, rounds=_ROUNDS.value
   )

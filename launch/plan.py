@@ -62,6 +62,7 @@ from models.formats import head_checkpoints, json_files
 from models.formats.huggingface import translate
 from models.head_shapes import KINDS, HeadShape
 from models.networks.layers import TransformerConfig
+from models.networks.lowbits import Format
 from models.networks.t5_config import T5Config
 from specjax import calls, low_cache
 from specjax import tree as tree_lib
@@ -274,10 +275,17 @@ def question(
     text_length=_TEXT_LENGTH.value,
     distinct=distinct,
     weights=precision.weights(_WEIGHTS.value),
-    draft_weights=drafting.weights if drafting.reads == "model" else None,
-    own_weights=drafting.weights if drafting.reads == "weights" else None,
+    draft_weights=_format(drafting) if drafting.reads == "model" else None,
+    own_weights=_format(drafting) if drafting.reads == "weights" else None,
     cache=_CACHE.value,
   )
+
+
+def _format(drafting: Drafting) -> Format | None:
+  """The format of a draft's weights; UserError for one that files decide."""
+  if drafting.weights == "published":
+    raise cli.UserError("a plan reads no weights: give the draft's format")
+  return drafting.weights
 
 
 def warn_of_vocabularies(

@@ -171,6 +171,8 @@ def run(_) -> int:
   if processes.is_chief():  # a port that is taken is no news for later
     where = running.listening(_HOST.value, _PORT.value)
   loaded = pair.load(config)
+  for note in loaded.notes:
+    say(note)
   slots = assembly.make_slots(config, loaded, sizes, say)
   if where is None:
     several.follow(slots)

@@ -5,10 +5,11 @@ folder of a training run (`models.formats.trained`), or a GGUF file
 (`models.formats.gguf`).
 """
 
+import contextlib
 import dataclasses
 import pathlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax.numpy as jnp
 from flax import nnx
@@ -19,6 +20,7 @@ from models.formats import (
   gguf,
   gguf_tokenizer,
   head_checkpoints,
+  held,
   huggingface,
   trained,
 )
@@ -43,7 +45,7 @@ from specjax.types import LanguageModel
 def _not_lowered(form: Format) -> "Network":
   raise ValueError(
     f"weights in few bits ({form.kind}) are of decoder-only models in their "
-    "own types"
+    "own types, which config.weights=whole asks for"
   )
 
 
@@ -59,12 +61,14 @@ class Network:
       `count_experts=True` its passes count the experts that they touch.
     lowered: the same with weights in few bits, all else shared; ValueError
       where that is not possible.
+    note: how weights that are published in few bits are held, in words.
   """
 
   config: TransformerConfig | T5Config
   params: Any
   functions: Callable[..., LanguageModel]
   lowered: Callable[[Format], "Network"] = _not_lowered
+  note: str = ""
 
   def whole(self) -> LanguageModel:
     """The model with all of its layers, without features."""
@@ -83,6 +87,7 @@ def load(
   mesh: Mesh | None,
   sharding: Sharding | None,
   stored: str | None = None,
+  weights: Format | Literal["published"] | None = None,
 ) -> Network:
   """Reads a model.
 
@@ -93,6 +98,9 @@ def load(
     sharding: the model's rules on the mesh.
     stored: type of keys and values in the cache, "int8" or "fp8"; None for
       `dtype`.
+    weights: how its weights are stored; None for `dtype`, "published" for the
+      format that holds them as they are in the files, where there is one.
+      Those of another format are dequantised to `dtype`, and rounded to it.
 
   Returns:
     The `Network`.
@@ -104,48 +112,117 @@ def load(
   if reads_inputs(path):
     if stored is not None:
       raise ValueError("caches in eight bits are of decoder-only models")
+    if isinstance(weights, Format):
+      return _not_lowered(weights)
     return _load_t5(path, dtype=dtype, mesh=mesh, sharding=sharding)
+  form, note = _held(path, weights, dtype=dtype, on_mesh=mesh is not None)
+  more = {} if form is None else {"form": form}
   if mesh is None:
-    return _of_module(load_module(path, dtype=dtype), stored)
-  assert sharding is not None  # there is a mesh
-  sharding = for_experts(read_config(path), sharding, num_parts(sharding, mesh))
-  config, params = _reader(path).load_stacked(
-    path, mesh=mesh, sharding=sharding, dtype=dtype
-  )
-
-  def stacked_network(params, weights: Format | None) -> Network:
-    return Network(
-      config=config,
-      params=params,
-      functions=lambda skipped, features, **counting: stacked.as_language_model(
-        config,
-        dtype=dtype,
-        skipped=skipped,
-        sharding=sharding,
-        features=features,
-        weights=weights,
-        stored=stored,
-        **counting,
-      ),
-      lowered=_not_lowered
-      if weights
-      else lambda form: stacked_network(
-        stacked.lowered(params, config, form), form
-      ),
+    module = _reader(path).load(path, dtype=dtype, **more)
+    network = _of_module(module, stored, form=form)
+  else:
+    assert sharding is not None  # there is a mesh
+    sharding = for_experts(
+      read_config(path), sharding, num_parts(sharding, mesh)
     )
+    config, params = _reader(path).load_stacked(
+      path, mesh=mesh, sharding=sharding, dtype=dtype, **more
+    )
+    network = _of_layers(
+      config, params, form, dtype=dtype, sharding=sharding, stored=stored
+    )
+  if isinstance(weights, Format) and form is None:
+    network = network.lowered(weights)
+  return dataclasses.replace(network, note=note)
 
-  return stacked_network(params, None)
+
+def _held(
+  path: str,
+  weights: Format | Literal["published"] | None,
+  *,
+  dtype,
+  on_mesh: bool,
+) -> tuple[Format | None, str]:
+  """The format that holds a model's weights as they are published, if wanted.
+
+  Args:
+    path: of the model, decoder-only.
+    weights: what is wanted.
+    dtype: of weights that are not in few bits.
+    on_mesh: whether its layers are stacked.
+
+  Returns:
+    The format, None for none; and what becomes of weights that are published in
+    few bits, in words.
+  """
+  reader = _reader(path)
+  if reader is trained:
+    return None, ""
+  with contextlib.ExitStack() as stack:
+    source = reader.source(path, stack)
+    if not source.published:
+      return None, ""
+    form, why = None, ""
+    if weights is not None:
+      form, why = held.published(source, on_mesh=on_mesh)
+    if isinstance(weights, Format) and held.holds(source, weights):
+      form = weights
+  published = f"{path} is published as {source.published}: "
+  if form is not None and weights in ("published", form):
+    return form, f"{published}held as that, {form}"
+  note = f"{published}dequantised to {jnp.dtype(dtype).name}"
+  if isinstance(weights, Format):
+    note += f" and rounded again, to {weights}"
+  if form is not None:
+    note += f"; {form} would hold it as it is"
+  elif why:
+    note += f", since {why}"
+  return None, note
+
+
+def _of_layers(
+  config: TransformerConfig,
+  params: Any,
+  weights: Format | None,
+  *,
+  dtype,
+  sharding: Sharding,
+  stored: str | None,
+) -> Network:
+  """A model over a mesh, whose weights are stored so."""
+
+  def lowered(form: Format) -> Network:
+    return _of_layers(
+      config, stacked.lowered(params, config, form), form,
+      dtype=dtype, sharding=sharding, stored=stored,
+    )  # fmt: skip
+
+  return Network(
+    config=config,
+    params=params,
+    functions=lambda skipped, features, **counting: stacked.as_language_model(
+      config,
+      dtype=dtype,
+      skipped=skipped,
+      sharding=sharding,
+      features=features,
+      weights=weights,
+      stored=stored,
+      **counting,
+    ),
+    lowered=_not_lowered if weights else lowered,
+  )
 
 
 def _of_module(
-  module: Transformer, stored: str | None, *, lowers: bool = True
+  module: Transformer, stored: str | None, *, form: Format | None
 ) -> Network:
-  """A model on one device."""
+  """A model on one device, whose weights are stored so."""
 
   def lowered(form: Format) -> Network:
     copy = nnx.merge(*nnx.split(module))  # of the same arrays
     lowbits.lower(copy, form)
-    return _of_module(copy, stored, lowers=False)
+    return _of_module(copy, stored, form=form)
 
   return Network(
     config=module.config,
@@ -153,7 +230,7 @@ def _of_module(
     functions=lambda skipped, features, **counting: as_language_model(
       module, skipped=skipped, features=features, stored=stored, **counting
     )[0],
-    lowered=lowered if lowers else _not_lowered,
+    lowered=_not_lowered if form else lowered,
   )
 
 
@@ -219,21 +296,24 @@ def load_head(
     FileNotFoundError, ValueError: as `models.formats.head_checkpoints.load`.
   """
   frame = target.params if mesh is None else target.params["frame"]
-  embedding = lowbits.whole_table(frame["embed"], "embedding", dtype)
   tied = target.config.tied_embeddings
+  tables = frame["embed"], frame["embed" if tied else "lm_head"]
+  embedding = lowbits.whole_table(tables[0], "embedding", dtype)
+  output = (
+    embedding if tied else lowbits.whole_table(tables[1], "weight", dtype)
+  )
   about = dataclasses.replace(
-    _about(target.config),
-    embedding=embedding,
-    output=embedding
-    if tied
-    else lowbits.whole_table(frame["lm_head"], "weight", dtype),
+    _about(target.config), embedding=embedding, output=output
   )
   place = None
   if mesh is not None:
     place = Place(mesh=mesh, sharding=sharding)
-  return head_checkpoints.load(
+  head = head_checkpoints.load(
     path, about, dtype=dtype, place=place, of_target=of_target
   )
+  lowbits.lend(head.module, "embed", embedding, tables[0])
+  lowbits.lend(head.module, "lm_head", output, tables[1])
+  return head
 
 
 def read_head(path: str, target: str) -> HeadShape:

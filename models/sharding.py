@@ -20,7 +20,7 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from models.networks import mixture
+from models.networks import lowbits, mixture
 from models.networks.description import TransformerConfig
 from specjax.cache import row_major
 
@@ -102,13 +102,16 @@ def param_specs(params, sharding: Sharding):
   """
 
   def spec(path, leaf):
-    *outer, kind = names(path)
-    if kind != "scales":
-      return param_spec([*outer, kind], sharding)
+    parts = names(path)
+    of = lowbits.weight_of(tuple(parts))
+    if of is None:
+      return param_spec(parts, sharding)
     # Scales lie beside their weights; one an output is cut as outputs are.
-    of = "embedding" if outer[-1] == "embed" else "weight"
-    spec = param_spec([*outer, of], sharding)
-    return P(*spec[:-1], None) if leaf.shape[-1] == 1 else spec
+    found = param_spec([*of], sharding)
+    axis = leaf.ndim - (1 if parts[-1] == "scales" else 2)  # of inputs
+    if leaf.shape[axis] > 1 or axis >= len(found):
+      return found
+    return P(*found[:axis], None, *found[axis + 1 :])
 
   return jax.tree_util.tree_map_with_path(spec, params)
 

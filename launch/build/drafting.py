@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter
 from typing import Any
 
+from launch.build.precision import Published
 from models.networks.lowbits import Format
 from models.networks.transformer import SkippedLayers
 from specjax import drafters
@@ -89,7 +90,8 @@ class Drafting:
     learning: how it learns; None if it does not.
     rule: what verifies, in place of `config.rule`.
     skipped: layers of the target that are skipped, in place of a file's.
-    weights: how the draft's weights are stored; None for the config's dtype.
+    weights: how the draft's weights are stored, as
+      `models.checkpoints.load` takes it; None for the config's dtype.
   """
 
   name: str
@@ -107,7 +109,7 @@ class Drafting:
   learning: Learning | None = None
   rule: str = ""
   skipped: SkippedLayers | None = None
-  weights: Format | None = None
+  weights: Format | Published | None = None
 
   @functools.cached_property
   def unread(self) -> Drafter:

@@ -16,6 +16,7 @@ from models.checkpoints import Network
 from models.formats.head_checkpoints import Head
 from models.networks import lowbits, specdec
 from models.networks.description import TransformerConfig
+from models.networks.lowbits import Format
 from models.networks.mixture import Mixture
 from models.networks.specdec import Block
 from models.networks.transformer import SkippedLayers, mixtures_of
@@ -54,6 +55,7 @@ class Pair:
     rungs: decoders of all lengths of a ladder, the longest of which is
       `decoder`; None without one.
     mixtures: those of the target's layers whose experts its passes count.
+    notes: how weights that are published in few bits are held, in words.
   """
 
   decoder: decode.Decoder
@@ -71,6 +73,7 @@ class Pair:
   lesson: online.Lesson | None = None
   rungs: Rungs | None = None
   mixtures: tuple[Mixture, ...] = ()
+  notes: tuple[str, ...] = ()
 
   def room(self, max_new_tokens: int) -> int:
     """Tokens left for a prompt; ValueError if there are none."""
@@ -100,8 +103,8 @@ def check_config(
     raise ValueError(
       "dtype must be float32, bfloat16 or float16, got " + repr(config.dtype)
     )
-  form = precision.weights(config.get("weights", ""))
-  if form is not None and drafting.reads == "weights":
+  form = precision.of_target(config.get("weights", ""))
+  if isinstance(form, Format) and drafting.reads == "weights":
     raise ValueError(
       f"{drafting.name} rounds a target in config.dtype: leave config.weights "
       "empty"
@@ -161,6 +164,12 @@ class Models:
   layout: meshes.Layout | None
   depth: Any = None
 
+  @property
+  def notes(self) -> tuple[str, ...]:
+    """How weights that are published in few bits are held, in words."""
+    networks = [x for x in (self.target, self.draft) if isinstance(x, Network)]
+    return tuple(dict.fromkeys(x.note for x in networks if x.note))
+
 
 def load(
   config: ml_collections.ConfigDict,
@@ -216,9 +225,8 @@ def load(
     target = checkpoints.load(
       config.target, dtype=dtype, mesh=mesh, sharding=shardings[0],
       stored=config.get("cache") or None,
+      weights=precision.of_target(config.get("weights", ""), config.target),
     )  # fmt: skip
-    if form := precision.weights(config.get("weights", "")):
-      target = target.lowered(form)
   tokenizer = checkpoints.load_tokenizer(config.target)
   draft = None
   if reads in ("head", "mtp"):
@@ -227,15 +235,15 @@ def load(
       sharding=shardings[1], of_target=reads == "mtp",
     )  # fmt: skip
   elif reads == "weights":
+    assert isinstance(drafting.weights, Format)  # as quantised_self has it
     draft = target.lowered(drafting.weights)
   elif reads == "block":
     draft = specdec.load(path, dtype=dtype, mesh=mesh)
   elif reads == "model":
     draft = checkpoints.load(
-      path, dtype=dtype, mesh=mesh, sharding=shardings[1]
-    )
-    if drafting.weights is not None:
-      draft = draft.lowered(drafting.weights)
+      path, dtype=dtype, mesh=mesh, sharding=shardings[1],
+      weights=drafting.weights,
+    )  # fmt: skip
   if reads in ("block", "model"):
     check_same_tokenizer(tokenizer, checkpoints.load_tokenizer(path))
   if draft is not None and config.get("share_encoder"):
@@ -353,6 +361,7 @@ def assemble(
     lesson=lesson,
     rungs=rungs,
     mixtures=mixtures,
+    notes=models.notes,
   )
 
 
@@ -420,13 +429,14 @@ def check_low(config: ml_collections.ConfigDict, drafting: Drafting) -> None:
 
   Of configurations alone: nothing large is read for it.
   """
-  form = precision.weights(config.get("weights", ""))
+  form = precision.of_target(config.get("weights", ""))
   stored = [(config.target, form, config.get("cache") or None)]
   if drafting.reads == "weights":
     stored.append((config.target, drafting.weights, None))
   elif drafting.reads == "model":
     stored.append((drafting.checkpoint, drafting.weights, None))
-  for path, weights, cache in stored:
+  for path, asked, cache in stored:
+    weights = asked if isinstance(asked, Format) else None
     if weights is None and cache is None:
       continue
     found = checkpoints.read_config(path)

@@ -1,44 +1,110 @@
 """Grammar of what weights and caches are stored in: `int8`, `int4(group=64)`.
 
 `config.weights` is a call of `WEIGHTS`, and so is the argument `weights` of a
-drafter that reads a model. Empty, it is the config's dtype.
+drafter that reads a model. `FORMATS` are those that weights are rounded to.
 """
 
+from typing import Literal
+
+from models import checkpoints
 from models.networks.lowbits import Format
 from specjax.calls import Grammar
 
+Published = Literal["published"]
+
 
 def int8(
-  *, group: int | None = None, output: bool = True, embedding: bool = False
+  *,
+  group: int | None = None,
+  output: bool = True,
+  embedding: bool = False,
+  dense: bool = True,
 ) -> Format:
   """Whole numbers of eight bits, with a scale for every output or group."""
-  return Format(kind="int8", group=group, output=output, embedding=embedding)
+  return Format(
+    kind="int8", group=group, output=output, embedding=embedding, dense=dense
+  )
 
 
 def int4(
-  *, group: int | None = 32, output: bool = True, embedding: bool = False
+  *,
+  group: int | None = 32,
+  output: bool = True,
+  embedding: bool = False,
+  dense: bool = True,
 ) -> Format:
   """Whole numbers of four bits, with a scale for every group of inputs."""
-  return Format(kind="int4", group=group, output=output, embedding=embedding)
+  return Format(
+    kind="int4", group=group, output=output, embedding=embedding, dense=dense
+  )
 
 
 def fp8(
-  *, group: int | None = None, output: bool = True, embedding: bool = False
+  *,
+  group: int | None = None,
+  output: bool = True,
+  embedding: bool = False,
+  dense: bool = True,
 ) -> Format:
   """Floats of eight bits (e4m3), with a scale for every output or group."""
-  return Format(kind="fp8", group=group, output=output, embedding=embedding)
+  return Format(
+    kind="fp8", group=group, output=output, embedding=embedding, dense=dense
+  )
 
 
+def fp4(
+  *,
+  group: int | None = 32,
+  output: bool = True,
+  embedding: bool = False,
+  dense: bool = True,
+) -> Format:
+  """Floats of four bits (e2m1), with a scale for every group of inputs."""
+  return Format(
+    kind="fp4", group=group, output=output, embedding=embedding, dense=dense
+  )
+
+
+def published() -> Published:
+  """As the files have them, where a format holds that; else as whole."""
+  return "published"
+
+
+def whole() -> None:
+  """The config's dtype, whatever the files have."""
+
+
+FORMATS = Grammar(
+  kind="weights",
+  entries={one.__name__: one for one in (int8, int4, fp8, fp4)},
+)
 WEIGHTS = Grammar(
   kind="weights",
-  entries={one.__name__: one for one in (int8, int4, fp8)},
+  entries={**FORMATS.entries, "published": published, "whole": whole},
 )
 
 
 def weights(text: str) -> Format | None:
-  """How weights are stored; None for "", their dtype.
+  """The format that weights are rounded to; None for "", their dtype.
 
   Raises:
     ValueError: for what is no such call.
   """
-  return WEIGHTS.make(text) if text else None
+  return FORMATS.make(text) if text else None
+
+
+def of_target(text: str, path: str = "") -> Format | Published | None:
+  """How a target's weights are stored, as `models.checkpoints.load` takes it.
+
+  Args:
+    text: a call of `WEIGHTS`. "" is `published` in directories, whose format
+      holds all that is in few bits, and `whole` in GGUF files, whose blocks
+      mostly have no such format.
+    path: of the target.
+
+  Raises:
+    ValueError: for what is no such call.
+  """
+  if text:
+    return WEIGHTS.make(text)
+  return None if checkpoints.is_file(path) else "published"

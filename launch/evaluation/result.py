@@ -31,6 +31,8 @@ def describe(entered: Sequence[System], pairs: dict[str, Pair]) -> dict:
         "draft_shape": _shape(tree, pairs[system.name].drafting.lengths),
         "parents": list(tree.parents),
       }
+      if notes := pairs[system.name].notes:
+        told["weights"] = list(notes)
     elif system.reference and system.reference.tokens:
       told["draft_shape"] = f"chain of {system.reference.tokens}"
     described[system.name] = told

@@ -36,7 +36,7 @@ _NAME = re.compile(r'op_name="([^"]*)"')
 _BYTES = {
   "pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f16": 2,
   "s32": 4, "u32": 4, "f32": 4, "s64": 8, "u64": 8, "f64": 8,
-  "s4": 0.5, "f8e4m3fn": 1,
+  "s4": 0.5, "f8e4m3fn": 1, "f4e2m1fn": 0.5,
 }  # fmt: skip
 
 
@@ -83,6 +83,7 @@ def type_of(dtype) -> str:
 
 _TYPES = {
   "int4": "s4", "int8": "s8", "float8_e4m3fn": "f8e4m3fn",
+  "float4_e2m1fn": "f4e2m1fn",
   "bfloat16": "bf16", "float32": "f32",
 }  # fmt: skip
 

@@ -66,7 +66,7 @@ def stored(weights: Format | None = None, *, cache: str = "") -> Stored:
 PRECISIONS = Grammar(
   kind="precision",
   entries={"stored": stored},
-  nested={Format: precision.WEIGHTS},
+  nested={Format: precision.FORMATS},
 )
 
 

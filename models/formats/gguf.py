@@ -9,6 +9,7 @@ read.
 Whatever would change the logits and is not understood is an error.
 """
 
+import contextlib
 import dataclasses
 import functools
 import re
@@ -24,9 +25,11 @@ from models.formats.families import FAMILIES
 from models.formats.families.family import Gguf
 from models.formats.gguf_file import Header
 from models.formats.huggingface_config import config_from_json
+from models.formats.packed import Packed
 from models.formats.weights import Source, Tensor
 from models.networks import stacked
 from models.networks.layers import TransformerConfig
+from models.networks.lowbits import Format
 from models.networks.transformer import Transformer
 from models.sharding import Sharding
 
@@ -68,12 +71,15 @@ _FREQUENCIES = "rope_freqs.weight"
 _NAME = re.compile(r"(?:blk\.(\d{1,9})\.)?(.+)\.(weight|bias)")
 
 
-def load(path: str, *, dtype=jnp.float32) -> Transformer:
+def load(
+  path: str, *, dtype=jnp.float32, form: Format | None = None
+) -> Transformer:
   """Reads a file's model to one device, a tensor at a time.
 
   Args:
     path: of the file.
     dtype: of the parameters and activations, whatever the file's is.
+    form: as of `models.formats.weights.load`.
 
   Returns:
     The module.
@@ -83,11 +89,16 @@ def load(path: str, *, dtype=jnp.float32) -> Transformer:
     ValueError: if it is damaged, or the model is not supported.
     CheckpointError: as `models.formats.weights.load`.
   """
-  return weights.load(_source(path), dtype=dtype)
+  return weights.load(source(path), dtype=dtype, form=form)
 
 
 def load_stacked(
-  path: str, *, mesh: Mesh, sharding: Sharding, dtype=jnp.bfloat16
+  path: str,
+  *,
+  mesh: Mesh,
+  sharding: Sharding,
+  dtype=jnp.bfloat16,
+  form: Format | None = None,
 ) -> tuple[TransformerConfig, stacked.StackedParams]:
   """Reads a file's model straight to where its parameters lie on a mesh.
 
@@ -96,13 +107,13 @@ def load_stacked(
 
   Args:
     path: of the file.
-    mesh, sharding, dtype: as of `models.formats.weights.load_stacked`.
+    mesh, sharding, dtype, form: as of `models.formats.weights.load_stacked`.
 
   Returns:
     As `models.formats.weights.load_stacked`; raises as `load`, and as that.
   """
   return weights.load_stacked(
-    _source(path), mesh=mesh, sharding=sharding, dtype=dtype
+    source(path), mesh=mesh, sharding=sharding, dtype=dtype, form=form
   )
 
 
@@ -252,8 +263,9 @@ def _rotation(
 # ------------------------------------------------------------------- tensors
 
 
-def _source(path: str) -> Source:
-  """Opens a file's model."""
+def source(path: str, stack: contextlib.ExitStack | None = None) -> Source:
+  """Opens a file's model; `stack` has nothing to close. Raises as `load`."""
+  del stack
   header = gguf_file.read_header(path)
   config, family = _configuration(header)
   names = _names(architecture(header))
@@ -284,7 +296,15 @@ def _source(path: str) -> Source:
     tensors=tensors,
     kinds=KINDS,
     problems=tuple(problems),
+    published=_published(header),
   )
+
+
+def _published(header: Header) -> str:
+  """How weights are published in few bits, in words."""
+  kinds = {entry.kind.name for entry in header.tensors.values()}
+  few = sorted(kinds - {"F32", "F16", "BF16"})
+  return f"{', '.join(few)} of GGUF" if few else ""
 
 
 @functools.cache
@@ -326,9 +346,20 @@ def _tensor(
     found = gguf_file.read(header, own_name, index, order=order)
     return found - 1 if more else found
 
+  packed = None
+  bits = gguf_file.SCALED.get(entry.kind.name)
+  if bits and len(shape) == 2 and not turned and not more:
+    parts = functools.partial(gguf_file.parts, header, own_name, order=order)
+    packed = Packed(
+      kind=f"int{bits}",
+      group_of=np.arange(shape[1]) // 32,
+      numbers=lambda rows: parts(rows)[0],
+      scales=lambda rows: parts(rows)[1],
+    )
   return Tensor(
     name=own_name,
     shape=(1, *shape) if flat else shape[::-1] if turned else shape,
     kind=entry.kind.name,
     read=read,
+    packed=packed and packed.parts(),
   )

@@ -247,9 +247,7 @@ def read(
   """
   entry = header.tensors[name]
   *rows, _ = entry.shape
-  raw = np.memmap(
-    header.path, mode="r", offset=entry.start, shape=(*rows, entry.row_bytes)
-  )
+  raw = _raw(header, entry)
   if not rows:  # a vector is one row
     values = gguf.quants.dequantize(raw, entry.kind)
     values = values if order is None else values[order]
@@ -261,3 +259,50 @@ def read(
     raw = raw[order[outer[0]] if outer else order]
   values = gguf.quants.dequantize(np.ascontiguousarray(raw), entry.kind)
   return values[(..., *inner)]
+
+
+def _raw(header: Header, entry: Entry) -> np.ndarray:
+  """A tensor's bytes, by rows, not yet read."""
+  shape = (*entry.shape[:-1], entry.row_bytes)
+  return np.memmap(header.path, mode="r", offset=entry.start, shape=shape)
+
+
+# Bits of the numbers of types that have one scale a block, and no more.
+SCALED = {"Q8_0": 8, "Q4_0": 4}
+
+
+def parts(
+  header: Header,
+  name: str,
+  rows: slice,
+  *,
+  order: np.ndarray | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+  """The numbers and scales of some rows of a matrix of a `SCALED` type.
+
+  A block of 32 is a float16 and then 32 bytes; or 16 bytes, whose lower halves
+  are the first 16 numbers, each 8 above what it is.
+
+  Args:
+    header: of the file.
+    name: of the matrix, `[n, D]`.
+    rows: which.
+    order: as of `read`.
+
+  Returns:
+    `i8[n, D]` and `f32[n, D / 32]`.
+  """
+  entry = header.tensors[name]
+  raw = _raw(header, entry)[rows if order is None else order[rows]]
+  blocks = np.ascontiguousarray(raw).reshape(*raw.shape[:1], -1, _size(entry))
+  scales = np.ascontiguousarray(blocks[..., :2]).view(np.float16)[..., 0]
+  numbers = blocks[..., 2:]
+  if SCALED[entry.kind.name] == 4:
+    numbers = np.concatenate([numbers & 15, numbers >> 4], axis=-1) - 8
+  numbers = np.ascontiguousarray(numbers, np.uint8).view(np.int8)
+  return numbers.reshape(len(raw), -1), scales.astype(np.float32)
+
+
+def _size(entry: Entry) -> int:
+  """Bytes of a block."""
+  return gguf.GGML_QUANT_SIZES[entry.kind][1]

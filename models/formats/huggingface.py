@@ -26,16 +26,25 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from models import tokenizers
-from models.formats import json_files, mxfp4, weights
+from models.formats import (
+  experts,
+  float8_file,
+  json_files,
+  mxfp4,
+  packings,
+  weights,
+)
 from models.formats.families import FAMILIES
 from models.formats.huggingface_config import (
   config_from_json,
   llama_json,
+  of_quantisation,
   of_text,
 )
 from models.formats.weights import Source, Tensor
 from models.networks import stacked, t5_config, t5_stacked
 from models.networks.layers import TransformerConfig
+from models.networks.lowbits import Format
 from models.networks.t5 import T5
 from models.networks.t5_config import T5Config
 from models.networks.transformer import Transformer
@@ -66,14 +75,18 @@ _OF_OTHERS = re.compile(
 _KINDS = ("F16", "BF16", "F32", "F64")
 
 
-def load(directory: str, *, dtype=jnp.float32) -> Transformer | T5:
+def load(
+  directory: str, *, dtype=jnp.float32, form: Format | None = None
+) -> Transformer | T5:
   """Reads a checkpoint directory.
 
   Args:
     directory: holds `config.json` and either `model.safetensors` or
       `model.safetensors.index.json` with the files it names. Nothing is fetched
       from a hub.
-    dtype: of the parameters and activations, whatever the files' is.
+    dtype: of the parameters and activations, whatever the files' is. Weights
+      in few bits are dequantised to it.
+    form: as of `models.formats.weights.load`.
 
   Returns:
     The module.
@@ -85,17 +98,22 @@ def load(directory: str, *, dtype=jnp.float32) -> Transformer | T5:
       another shape or type than they should be; it lists them all.
   """
   with contextlib.ExitStack() as stack:
-    return weights.load(_source(directory, stack), dtype=dtype)
+    return weights.load(source(directory, stack), dtype=dtype, form=form)
 
 
 def load_stacked(
-  directory: str, *, mesh: Mesh, sharding: Sharding, dtype=jnp.bfloat16
+  directory: str,
+  *,
+  mesh: Mesh,
+  sharding: Sharding,
+  dtype=jnp.bfloat16,
+  form: Format | None = None,
 ) -> tuple[TransformerConfig, stacked.StackedParams]:
   """Reads a checkpoint directory straight to where its parameters lie.
 
   Args:
     directory: as of `load`.
-    mesh, sharding, dtype: as of `models.formats.weights.load_stacked`.
+    mesh, sharding, dtype, form: as of `models.formats.weights.load_stacked`.
 
   Returns:
     As `models.formats.weights.load_stacked`.
@@ -106,8 +124,9 @@ def load_stacked(
   """
   with contextlib.ExitStack() as stack:
     return weights.load_stacked(
-      _source(directory, stack), mesh=mesh, sharding=sharding, dtype=dtype
-    )
+      source(directory, stack), mesh=mesh, sharding=sharding, dtype=dtype,
+      form=form,
+    )  # fmt: skip
 
 
 def load_t5(
@@ -116,7 +135,7 @@ def load_t5(
   """As `load_stacked`, of a T5; see `models.formats.weights.load_t5`."""
   with contextlib.ExitStack() as stack:
     return weights.load_t5(
-      _source(directory, stack), mesh=mesh, sharding=sharding, dtype=dtype
+      source(directory, stack), mesh=mesh, sharding=sharding, dtype=dtype
     )
 
 
@@ -155,13 +174,16 @@ def _configuration(
     raise ValueError(f"cannot use {path / 'config.json'}: {error}") from error
 
 
-def _source(directory: str, stack: contextlib.ExitStack) -> Source:
-  """Opens a checkpoint; `stack` closes it."""
+def source(directory: str, stack: contextlib.ExitStack) -> Source:
+  """Opens a checkpoint; `stack` closes it. Raises as `load`."""
   path = pathlib.Path(directory)
   config, family = _configuration(path)
   if isinstance(config, T5Config):
     return t5_source(path, config, stack)
   tensors, problems = _open(_weight_files(path), stack)
+  packing = _packing(path, family)
+  if packing is not None:
+    tensors = packing.joined(tensors)
   if FAMILIES[family].within:
     tensors = {k: t for k, t in tensors.items() if not _OF_OTHERS.match(t.name)}
   left_out = FAMILIES[family].left_out
@@ -174,11 +196,34 @@ def _source(directory: str, stack: contextlib.ExitStack) -> Source:
     config=config,
     family=family,
     tensors=mxfp4.joined(
-      weights.of_projections(weights.of_experts(tensors), family)
+      experts.of_projections(experts.of_experts(tensors), family)
     ),
     kinds=_KINDS,
     problems=tuple(problems),
+    published=_published(packing, tensors),
   )
+
+
+def _packing(path: pathlib.Path, family: str) -> packings.Opened | None:
+  """How weights are packed, as `config.json` says, which was checked."""
+  given = of_quantisation(json_files.read_object(path / "config.json"))
+  if given is None:
+    return None
+  if family == "gpt2":
+    raise ValueError(
+      f"{path}: packed weights of GPT-2, which lie the other way around, are "
+      "not read"
+    )
+  return packings.read(given, FAMILIES[family].quantised)
+
+
+def _published(
+  packing: packings.Opened | None, tensors: Mapping[str, Tensor]
+) -> str:
+  """How weights are published in few bits, in words; "" if not so."""
+  if packing is not None:
+    return packing.says
+  return "mxfp4, blocks of 32" if mxfp4.is_in(tensors) else ""
 
 
 _SCALES = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False}
@@ -304,11 +349,14 @@ def _open(
         problems.append(f"twice: {tensors[name].name} and {full_name}")
       elif not _BUFFER.fullmatch(name):
         piece = file.get_slice(full_name)
+        read = functools.partial(_read, file, full_name)
+        if (kind := piece.get_dtype()) in float8_file.TYPES:
+          read = functools.partial(float8_file.read, path, full_name)
         tensors[name] = Tensor(
           name=full_name,
           shape=tuple(piece.get_shape()),
-          kind=piece.get_dtype(),
-          read=functools.partial(_read, file, full_name),
+          kind=kind,
+          read=read,
         )
   return tensors, problems
 

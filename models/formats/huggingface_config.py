@@ -8,14 +8,13 @@ read nor known to change nothing.
 from collections.abc import Mapping, Set
 from typing import Any
 
+from models.formats import packings
 from models.formats.families import FAMILIES, reading
-from models.formats.families.family import Family, Settings
+from models.formats.families.family import Settings
 from models.networks.description import TransformerConfig
 
 # Keys that must have this value if they are there at all, in any family.
-_FIXED = dict(
-  add_cross_attention=False, is_encoder_decoder=False, quantization_config=None
-)
+_FIXED = dict(add_cross_attention=False, is_encoder_decoder=False)
 
 # Keys that change no logits: names and versions, training, special tokens, the
 # output's form, and defaults of sampling that older files have here.
@@ -47,9 +46,18 @@ _OF_OTHERS = frozenset(
   eoi_token_index image_token_index boi_token_id eoi_token_id image_token_id
   boa_token_id eoa_token_id eoa_token_index video_token_id audio_token_id
   vision_start_token_id vision_end_token_id tie_word_embeddings
-  vision_soft_tokens_per_image language_model_only
+  vision_soft_tokens_per_image language_model_only quantization_config
   """.split()
 )
+
+
+def of_quantisation(config: Mapping[str, Any]) -> Any:
+  """The `quantization_config` of a model; None if it has none.
+
+  Of multimodal models it stands beside their text model's settings, or there.
+  """
+  found = config.get("quantization_config")
+  return of_text(config).get("quantization_config") if found is None else found
 
 
 def of_text(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -93,6 +101,7 @@ def config_from_json(
     ValueError: if the model is of another type, or a setting is missing,
       malformed, not supported or not known.
   """
+  quantised = of_quantisation(config)
   config = of_text(config)
   name = config.get("model_type")
   if name not in list(FAMILIES):
@@ -101,8 +110,9 @@ def config_from_json(
     )
   family, given = FAMILIES[name], dict(config)
   fixed = {**family.fixed, **_FIXED}
-  if _is_read(given.get("quantization_config"), family):
-    del given["quantization_config"]
+  given.pop("quantization_config", None)
+  if quantised is not None:
+    packings.read(quantised, family.quantised)
   for key, value in fixed.items():
     if given.get(key) not in (None, value):
       raise ValueError(
@@ -118,16 +128,6 @@ def config_from_json(
     known = _HARMLESS | family.harmless | {*fixed, *family.aliases}
     _check_known(given, known | settings.asked, name)
   return found
-
-
-def _is_read(quantised: Any, family: Family) -> bool:
-  """True if the family's tensors in this quantisation can be read."""
-  known = {"quant_method", "modules_to_not_convert", "dequantize"}
-  return (
-    isinstance(quantised, Mapping)
-    and quantised.get("quant_method") in [*family.quantised]
-    and {*quantised} <= known
-  )
 
 
 def _check_known(given: Mapping[str, Any], known: Set[str], name: str) -> None:

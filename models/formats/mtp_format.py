@@ -21,7 +21,7 @@ import numpy as np
 from flax import nnx
 
 from models import head_shapes
-from models.formats import head_files, weights
+from models.formats import experts, head_files, weights
 from models.formats.huggingface_config import config_from_json, of_text
 from models.formats.weights import CheckpointError, Source, Tensor
 from models.head_shapes import HeadShape, Target
@@ -202,7 +202,7 @@ def parameters(
     says="config.json",
     config=layer,
     family=family,
-    tensors=weights.of_projections(weights.of_experts(own), family),
+    tensors=experts.of_projections(experts.of_experts(own), family),
     kinds=head_files.FLOATS,
   )
   made, expected = {}, {}

@@ -9,20 +9,58 @@ import dataclasses
 import functools
 from collections.abc import Mapping
 
+import jax.numpy as jnp
 import numpy as np
 
+from models.formats.packed import Index, Parts
 from models.formats.weights import Tensor
 
+_GROUP = 32
 _HALF = (0, 0.5, 1, 1.5, 2, 3, 4, 6)
 _NUMBERS = np.array([*_HALF, *(-x for x in _HALF)], np.float32)
 
 
+def _parts(blocks: Tensor, scales: Tensor) -> Parts:
+  """The parts of all experts' projections, `[E, D, N]` and `[E, G, N]`.
+
+  Args:
+    blocks: `u8[E, N, G, 16]`.
+    scales: `u8[E, N, G]`.
+  """
+
+  def values(index: Index) -> np.ndarray:
+    codes = _codes(blocks.read(index[:1]))
+    numbers = codes.reshape(*codes.shape[:2], -1).view(jnp.float4_e2m1fn)
+    return numbers.swapaxes(1, 2)[:, *index[1:]]
+
+  def powers(index: Index) -> np.ndarray:
+    exponents = scales.read(index[:1]).astype(np.int32) - 127
+    return np.ldexp(np.float32(1), exponents).swapaxes(1, 2)[:, *index[1:]]
+
+  return Parts(
+    kind="fp4",
+    group=_GROUP,
+    num_groups=scales.shape[2],
+    values=values,
+    scales=powers,
+  )
+
+
+def _codes(blocks: np.ndarray) -> np.ndarray:
+  """The codes of numbers, `u8[..., 16] -> u8[..., 16, 2]`."""
+  return np.stack([blocks & 15, blocks >> 4], axis=-1)
+
+
 def dequantised(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
   """The numbers, `u8[..., n, 16], u8[..., n] -> f32[..., 32 n]`."""
-  both = np.stack([blocks & 15, blocks >> 4], axis=-1)  # [..., n, 16, 2]
-  numbers = _NUMBERS[both].reshape(*scales.shape, 32)
+  numbers = _NUMBERS[_codes(blocks)].reshape(*scales.shape, 32)
   exponents = scales.astype(np.int32)[..., None] - 127
   return np.ldexp(numbers, exponents).reshape(*scales.shape[:-1], -1)
+
+
+def is_in(tensors: Mapping[str, Tensor]) -> bool:
+  """Whether there are blocks among tensors."""
+  return any(name.endswith("_blocks") for name in tensors)
 
 
 def joined(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -52,14 +90,13 @@ def joined(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
       shape=(experts, 32 * count, rows),
       kind="F32",
       read=functools.partial(_read, blocks, scales),
+      packed=_parts(blocks, scales),
     )
     del found[name], found[f"{stem}_scales"]
   return found
 
 
-def _read(
-  blocks: Tensor, scales: Tensor, index: tuple[slice, ...]
-) -> np.ndarray:
+def _read(blocks: Tensor, scales: Tensor, index: Index) -> np.ndarray:
   of_experts = index[:1]
   numbers = dequantised(blocks.read(of_experts), scales.read(of_experts))
-  return numbers.swapaxes(1, 2)[(slice(None), *index[1:])]
+  return numbers.swapaxes(1, 2)[:, *index[1:]]

@@ -8,7 +8,6 @@ decoder-only models `models.formats.families` says it), `load` and
 """
 
 import dataclasses
-import functools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
@@ -26,8 +25,10 @@ from models.formats.families.family import (
   TURNED,
   Layout,
 )
-from models.networks import stacked, t5, t5_stacked
+from models.formats.packed import Parts
+from models.networks import lowbits, stacked, t5, t5_stacked
 from models.networks.layers import TransformerConfig
+from models.networks.lowbits import Format
 from models.networks.t5 import T5
 from models.networks.t5_config import T5Config
 from models.networks.transformer import Transformer
@@ -47,12 +48,14 @@ class Tensor:
     shape: what reading all of it gives.
     kind: its type, as the file calls it.
     read: the part at some slices, one an axis; all of it at `()`.
+    packed: the parts of what is in few bits, which `read` dequantises.
   """
 
   name: str
   shape: tuple[int, ...]
   kind: str
   read: Callable[[tuple[slice, ...]], np.ndarray]
+  packed: Parts | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,6 +70,7 @@ class Source:
     tensors: by the names of Hugging Face, without the model's prefix.
     kinds: the types of tensors that can be read.
     problems: what is wrong with the tensors already.
+    published: how weights are published in few bits, in words; "" if not so.
   """
 
   path: str
@@ -76,6 +80,7 @@ class Source:
   tensors: Mapping[str, Tensor]
   kinds: tuple[str, ...]
   problems: tuple[str, ...] = ()
+  published: str = ""
 
 
 # ------------------------------------------------------------------- tensors
@@ -128,7 +133,6 @@ for _name, _family in FAMILIES.items():
     _TABLES[_own] = {**_family.tensors, **_family.gguf.tensors}
     _LAYOUTS[_own] = {**_family.layouts, **_family.gguf.layouts}
 
-_EXPERT = re.compile(r"(.+\.experts)\.(\d{1,9})\.(.+)")
 _LAYER = re.compile(r"(?:(encoder|decoder)\.block|h|layers)\.(\d{1,9})\.")
 
 
@@ -136,10 +140,12 @@ def locate(path: Iterable[str | int], family: str) -> tuple[str, Layout]:
   """The checkpoint's name, without prefix, and the layout of a parameter.
 
   Args:
-    path: of the parameter in a `Transformer` or a `T5`.
+    path: of the parameter in a `Transformer` or a `T5`; that of scales is in
+      the tensor of their weight.
     family: of the model.
   """
-  *module, parameter = path
+  path = (*path,)
+  *module, parameter = lowbits.weight_of(path) or path
   number = next((str(p) for p in module if isinstance(p, int)), "")
   key = ".".join("#" if isinstance(p, int) else p for p in module)
   if (whole := f"{key}.{parameter}") in _TABLES[family]:
@@ -156,98 +162,20 @@ def modules(family: str) -> list[str]:
   return sorted({*_TABLES[family].values()})
 
 
-def of_experts(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-  """Tensors of which those of all experts are one, named with a * for them.
-
-  Experts that are not numbered from 0 on, or are not alike, stay apart.
-  """
-  found: dict[str, dict[int, Tensor]] = {}
-  rest = {}
-  for name, tensor in tensors.items():
-    if parts := _EXPERT.fullmatch(name):
-      each = found.setdefault(f"{parts[1]}.*.{parts[3]}", {})
-      each[int(parts[2])] = tensor
-    else:
-      rest[name] = tensor
-  for name, each in found.items():
-    experts = [each[i] for i in sorted(each)]
-    alike = {(tensor.shape, tensor.kind) for tensor in experts}
-    if sorted(each) != [*range(len(each))] or len(alike) > 1:
-      rest |= {name.replace("*", str(i)): t for i, t in each.items()}
-      continue
-    rest[name] = Tensor(
-      name=name,
-      shape=(len(experts), *experts[0].shape),
-      kind=experts[0].kind,
-      read=functools.partial(_read_experts, experts),
-    )
-  return rest
-
-
-def _read_experts(
-  experts: Sequence[Tensor], index: tuple[slice, ...]
-) -> np.ndarray:
-  chosen = experts[index[0]] if index else experts
-  return np.stack([tensor.read(index[1:]) for tensor in chosen])
-
-
-_FUSED = re.compile(r"((?:.+\.)?mlp\.experts)\.(gate_up|down)_proj")
-
-
-def of_projections(
-  tensors: Mapping[str, Tensor], family: str
-) -> dict[str, Tensor]:
-  """As if experts that are one tensor were many, where the family's are many.
-
-  Args:
-    tensors: by name. `experts.gate_up_proj` is `[E, 2 I, D]`, gates before the
-      rest, and `experts.down_proj` `[E, D, I]`.
-    family: of the model.
-
-  Returns:
-    The tensors, named as by `of_experts`; what has another shape, or is there
-    under the other name too, stays as it is.
-  """
-  found = dict(tensors)
-  if "layers.#.mlp.experts.*.gate_proj.weight" not in modules(family):
-    return found
-  for name, tensor in tensors.items():
-    if not (parts := _FUSED.fullmatch(name)) or len(tensor.shape) != 3:
-      continue
-    experts, rows, width = tensor.shape
-    halves = ["gate", "up"] if parts[2] == "gate_up" else ["down"]
-    new = {f"{parts[1]}.*.{x}_proj.weight": x for x in halves}
-    if rows % len(new) or {*new} & {*tensors}:
-      continue
-    del found[name]
-    count = rows // len(new)
-    for i, key in enumerate(new):
-      found[key] = dataclasses.replace(
-        tensor,
-        shape=(experts, count, width),
-        read=functools.partial(_read_rows, tensor, i * count, count),
-      )
-  return found
-
-
-def _read_rows(
-  tensor: Tensor, first: int, count: int, index: tuple[slice, ...]
-) -> np.ndarray:
-  experts, rows, *rest = index or (slice(None), slice(None))
-  start, stop, step = rows.indices(count)
-  return tensor.read((experts, slice(first + start, first + stop, step), *rest))
-
-
 # ---------------------------------------------------------------------- load
 
 
-def load(source: Source, *, dtype=jnp.float32) -> Transformer | T5:
+def load(
+  source: Source, *, dtype=jnp.float32, form: Format | None = None
+) -> Transformer | T5:
   """Reads a model to one device, a tensor at a time.
 
   Args:
     source: the checkpoint.
     dtype: of the parameters and activations, whatever the tensors' is (of a
       float16 T5 some parameters are float32).
+    form: a format that holds its weights as they are published
+      (`models.formats.held`); None for `dtype`.
 
   Returns:
     The module.
@@ -258,27 +186,53 @@ def load(source: Source, *, dtype=jnp.float32) -> Transformer | T5:
   """
   _check(source)
   config = source.config
-  graphdef, state = nnx.split(_abstract(config, dtype))
+  graphdef, state = nnx.split(abstract(config, dtype, form))
   state = dict(nnx.to_flat_state(state))
   wanted: dict[str, list] = {}  # tensor -> the parameters that it holds
   for parameter in state:
     name, layout = locate(parameter, source.family)
     wanted.setdefault(name, []).append((parameter, layout))
   for name, parameters in wanted.items():
-    tensor = source.tensors[name].read(())
+    tensor = source.tensors[name]
+    whole = None  # of parameters that are whole, read once
     for parameter, layout in parameters:
-      array = layout.take(tensor, config).astype(state[parameter].dtype)
-      state[parameter] = state[parameter].replace(jnp.array(array))
+      shape = state[parameter]
+      if (held := _held(tensor, parameter, shape.dtype)) is not None:
+        array = layout.take(held(()), config)
+      else:
+        whole = tensor.read(()) if whole is None else whole
+        array = layout.take(whole, config)
+      state[parameter] = shape.replace(jnp.array(array.astype(shape.dtype)))
   return nnx.merge(graphdef, nnx.from_flat_state(state))
 
 
-def _abstract(config: TransformerConfig | T5Config, dtype) -> Transformer | T5:
+def abstract(
+  config: TransformerConfig | T5Config, dtype, form: Format | None = None
+) -> Transformer | T5:
   """The module of a configuration, with shapes for parameters."""
   if isinstance(config, T5Config):
     return t5.abstract(config, dtype=dtype)
-  return nnx.eval_shape(
-    lambda: Transformer(config, dtype=dtype, rngs=nnx.Rngs(0))
-  )
+
+  def make():
+    module = Transformer(config, dtype=dtype, rngs=nnx.Rngs(0))
+    if form is not None:
+      lowbits.lower(module, form)
+    return module
+
+  return nnx.eval_shape(make)
+
+
+def _held(
+  tensor: Tensor, parameter: tuple, dtype
+) -> Callable[[tuple[slice, ...]], np.ndarray] | None:
+  """Reads a parameter that is a part of a tensor in few bits; else None."""
+  if lowbits.weight_of(parameter) is not None:
+    assert tensor.packed is not None  # a format holds it
+    return tensor.packed.scales
+  if dtype in lowbits.DTYPES:
+    assert tensor.packed is not None
+    return tensor.packed.values
+  return None
 
 
 def load_t5(
@@ -297,7 +251,12 @@ def load_t5(
 
 
 def load_stacked(
-  source: Source, *, mesh: Mesh, sharding: Sharding, dtype=jnp.bfloat16
+  source: Source,
+  *,
+  mesh: Mesh,
+  sharding: Sharding,
+  dtype=jnp.bfloat16,
+  form: Format | None = None,
 ) -> tuple[TransformerConfig, stacked.StackedParams]:
   """Reads a model straight to where its parameters lie on a mesh.
 
@@ -310,6 +269,7 @@ def load_stacked(
     mesh: all devices, over all processes.
     sharding: the model's rules on it.
     dtype: of the parameters, whatever the tensors' is.
+    form: as of `load`.
 
   Returns:
     The configuration, whose key/value heads are repeated if they are fewer than
@@ -325,7 +285,7 @@ def load_stacked(
     source.config, sharding_lib.num_parts(sharding, mesh)
   )
   params = _read_stacked(
-    source, stacked.abstract_params(config, dtype=dtype), config,
+    source, stacked.abstract_params(config, dtype=dtype, weights=form), config,
     mesh=mesh, sharding=sharding,
     layer=lambda number, *names: ("layers", number, *names),
   )  # fmt: skip
@@ -361,11 +321,13 @@ def _read_stacked(
 
     def read(index):
       if frame_or_layers == "frame":
-        return part(source, tuple(names), index, config).astype(shape.dtype)
-      layers = numbers[index[0]]
+        return part(source, tuple(names), index, config, shape.dtype)
       return np.stack(
-        [part(source, layer(i, *names), index[1:], config) for i in layers]
-      ).astype(shape.dtype)
+        [
+          part(source, layer(i, *names), index[1:], config, shape.dtype)
+          for i in numbers[index[0]]
+        ]
+      )
 
     where = NamedSharding(mesh, spec)
     return jax.make_array_from_callback(shape.shape, where, read)
@@ -379,10 +341,29 @@ def part(
   parameter: tuple,
   index: tuple[slice, ...],
   cut: TransformerConfig | T5Config,
+  dtype=None,
 ) -> np.ndarray:
-  """A part of a parameter of a model with `cut`'s key/value heads."""
+  """A part of a parameter of a model with `cut`'s key/value heads.
+
+  In its type; None for that of the file.
+  """
   name, layout = locate(parameter, source.family)
   tensor, config = source.tensors[name], source.config
+  if (held := _held(tensor, parameter, dtype)) is not None:
+    tensor = dataclasses.replace(tensor, read=held)
+  found = _part(tensor, layout, parameter, index, config, cut)
+  return found if dtype is None else found.astype(dtype)
+
+
+def _part(
+  tensor: Tensor,
+  layout: Layout,
+  parameter: tuple,
+  index: tuple[slice, ...],
+  config: TransformerConfig | T5Config,
+  cut: TransformerConfig | T5Config,
+) -> np.ndarray:
+  """A part of a parameter that a tensor has in some layout."""
   times = cut.num_kv_heads // config.num_kv_heads
   if times > 1 and parameter[-2] in sharding_lib.of_kv_heads(config):
     whole = layout.take(tensor.read(()), config)
@@ -413,7 +394,7 @@ def _check(source: Source) -> None:
         f"{source.says} in {source.path} is of {layers} layers{of}, and the "
         f"tensors beside it are of {1 + max(numbers, default=-1)}"
       )
-  state = nnx.state(_abstract(config, jnp.float32))
+  state = nnx.state(abstract(config, jnp.float32))
   shapes: dict[str, tuple[int, ...]] = {}
   for parameter, variable in nnx.to_flat_state(state):
     name, layout = locate(parameter, family)

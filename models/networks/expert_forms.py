@@ -45,8 +45,9 @@ class Layer:
     return project(inner, "down")
 
 
-# "gate", "up", "down", f[E', in, out]; "gate_bias", .., f[E', out], if any; or
-# all of them with a leading axis of layers.
+# "gate", "up", "down", f[E', in, out]; "gate_bias", .., f[E', out], if any; of
+# projections in few bits "gate_scales", .., f32[E', G, out], of G groups of
+# inputs; or all of them with a leading axis of layers.
 Arrays = Mapping[str, Array]
 
 
@@ -88,14 +89,55 @@ def give(
   return lax.platform_dependent(*given, cpu=cpu, default=default)
 
 
+def dequantised(values: Array, scales: Array) -> Array:
+  """Projections that are stored in few bits, f32.
+
+  `[.., in, out], f32[.., G, out] -> f32[.., in, out]`.
+  """
+  groups = values.astype(jnp.float32).reshape(
+    *scales.shape[:-1], -1, scales.shape[-1]
+  )
+  return (groups * scales[..., None, :]).reshape(values.shape)
+
+
+def _projected(
+  arrays: Arrays,
+  name: str,
+  x: Array,
+  multiply: Callable[[Array, Array], Array],
+  rows: Callable[[Array], Array] = lambda of_experts: of_experts,
+) -> Array:
+  """Products with experts' projections, biases added.
+
+  As `models.networks.lowbits.products`, one scale an output is applied to the
+  products, and those of groups to the weights.
+
+  Args:
+    arrays: of the experts.
+    name: of the projection.
+    x: what is projected.
+    multiply: x and projections.
+    rows: of products, given what each expert has for every output.
+  """
+  weight, scales = arrays[name], arrays.get(f"{name}_scales")
+  bias = arrays.get(f"{name}_bias")
+  if scales is None:
+    y = multiply(x, weight)
+  elif scales.shape[-2] > 1 or x.dtype == jnp.float16:
+    y = multiply(x, dequantised(weight, scales).astype(x.dtype))
+  else:
+    y = multiply(x, weight.astype(x.dtype))
+    y = (y * rows(scales[..., 0, :])).astype(x.dtype)
+  return y if bias is None else y + rows(bias)
+
+
 def _dense(layer, arrays, x, chosen, weights, first, index):
   arrays = {name: array[index] for name, array in arrays.items()}
   every = jnp.arange(len(arrays["gate"]))
 
   def project(x, name):
-    y = jnp.einsum("eni,eio->eno", x, arrays[name])
-    bias = arrays.get(f"{name}_bias")
-    return y if bias is None else y + bias[:, None]
+    multiply = lambda x, weight: jnp.einsum("eni,eio->eno", x, weight)
+    return _projected(arrays, name, x, multiply, lambda each: each[:, None])
 
   out = layer.expert(project, jnp.broadcast_to(x, (len(every), *x.shape)))
   here = chosen[..., None] == first + every
@@ -108,9 +150,10 @@ def _ragged(layer, arrays, x, chosen, weights, first, index):
   arrays = _of_all_layers(arrays)
 
   def project(x, name):
-    y = lax.ragged_dot(x, arrays[name], pairs.sizes)
-    bias = arrays.get(f"{name}_bias")
-    return y if bias is None else y + bias[pairs.expert]
+    multiply = lambda x, weight: lax.ragged_dot(x, weight, pairs.sizes)
+    return _projected(
+      arrays, name, x, multiply, lambda each: each[pairs.expert]
+    )
 
   out = layer.expert(project, x[pairs.token])
   out = out.astype(weights.dtype) * weights.reshape(-1)[pairs.order][:, None]
@@ -125,9 +168,9 @@ def _pairs(layer, arrays, x, chosen, weights, first, index):
     token, expert, weight = pair
 
     def project(x, name):
-      y = jnp.einsum("i,io->o", x, arrays[name][expert])
-      bias = arrays.get(f"{name}_bias")
-      return y if bias is None else y + bias[expert]
+      own = {n: a[expert] for n, a in arrays.items() if n.startswith(name)}
+      multiply = lambda x, weight: jnp.einsum("i,io->o", x, weight)
+      return _projected(own, name, x, multiply)
 
     return layer.expert(project, x[token]).astype(weight.dtype) * weight
 

@@ -3,9 +3,9 @@
 A weight is stored as whole numbers, or floats of eight bits, with a scale for
 every output, or for every group of inputs of an output: `w = q s`. Rounding is
 symmetric, `s = max |w| / M` and `q = round(w / s)`, with M the largest value of
-the type (127, 7, or 448 for float8_e4m3fn), as LLM.int8() (Dettmers et al.,
-2022, section 2.1) has it by rows. Activations keep their type. A row of a batch
-depends on no other: no scale is of activations.
+the type (127, 7, 448 for float8_e4m3fn, 6 for float4_e2m1fn), as LLM.int8()
+(Dettmers et al., 2022, section 2.1) has it by rows. Activations keep their
+type. A row of a batch depends on no other: no scale is of activations.
 
 Letters in shapes: N outputs, D inputs, G groups of inputs, V vocabulary.
 """
@@ -22,16 +22,18 @@ from jax.sharding import PartitionSpec as P
 
 from models.networks.description import TransformerConfig
 from models.networks.linear import Linear, project
-from models.networks.mixture import Mixture, MixtureMlp
+from models.networks.mixture import Experts
 
 # What is stored, by name, and M.
 KINDS = {
   "int8": (jnp.int8, 127.0),
   "int4": (jnp.int4, 7.0),
   "fp8": (jnp.float8_e4m3fn, 448.0),
+  "fp4": (jnp.float4_e2m1fn, 6.0),
 }
+DTYPES = tuple(jnp.dtype(dtype) for dtype, _ in KINDS.values())
 GROUPS = (32, 64, 128)
-_EXPERTS = "experts of mixtures are not stored in few bits"
+EXPERTS = ("gate", "up", "down")  # of `models.networks.mixture.Experts`
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,12 +41,13 @@ class Format:
   """Storage format of a model's weights in few bits.
 
   Attributes:
-    kind: "int8", "int4" or "fp8" (e4m3).
+    kind: "int8", "int4", "fp8" (e4m3) or "fp4" (e2m1, as MXFP4 has it).
     group: inputs that share a scale, one of `GROUPS`; None for one scale an
       output.
     output: whether the output projection is stored so too, and with it an
       embedding that is tied to it.
     embedding: whether an embedding that is not tied is.
+    dense: whether all projections of layers are; else those of experts alone.
 
   Raises:
     ValueError: for another kind or group.
@@ -54,12 +57,22 @@ class Format:
   group: int | None = None
   output: bool = True
   embedding: bool = False
+  dense: bool = True
 
   def __post_init__(self):
     if self.kind not in KINDS:
       raise ValueError(f"expected one of {sorted(KINDS)}, got {self.kind!r}")
     if self.group not in (None, *GROUPS):
       raise ValueError(f"group must be one of {GROUPS}, got {self.group!r}")
+
+  def __str__(self) -> str:
+    """As it is written (`launch.build.precision`)."""
+    usual = {"int4": 32, "fp4": 32}.get(self.kind)
+    inside = [] if self.group == usual else [f"group={self.group}"]
+    inside += [] if self.output else ["output=False"]
+    inside += ["embedding=True"] if self.embedding else []
+    inside += [] if self.dense else ["dense=False"]
+    return f"{self.kind}({', '.join(inside)})" if inside else self.kind
 
   @property
   def dtype(self):
@@ -103,6 +116,10 @@ def quantize(weight: Array, form: Format) -> tuple[Array, Array]:
   values = groups / jnp.where(scales == 0, 1, scales)
   if jnp.issubdtype(dtype, jnp.integer):
     values = jnp.round(values)
+  elif form.kind == "fp4":  # XLA:CPU rounds to another type in between
+    size = jnp.abs(values)
+    step = jnp.where(size < 2, 0.5, jnp.where(size < 4, 1, 2))
+    values = jnp.round(values / step) * step
   return values.astype(dtype).reshape(weight.shape), scales[..., 0]
 
 
@@ -132,15 +149,17 @@ class LowLinear(nnx.Module):
   """A `Linear` whose weight is stored in few bits.
 
   Args:
-    linear: the projection.
-    form: how its weight is stored.
+    values, scales: of the weight.
+    dtype: of the result.
+    bias: of the projection, if it has one.
   """
 
-  def __init__(self, linear: Linear, form: Format):
-    self.dtype = linear.dtype
-    values, scales = quantize(linear.weight[...], form)
+  def __init__(
+    self, values: Array, scales: Array, dtype, bias: nnx.Param | None = None
+  ):
+    self.dtype = jnp.dtype(dtype)
     self.weight, self.scales = nnx.Param(values), nnx.Param(scales)
-    self.bias = linear.bias
+    self.bias = bias
 
   def __call__(self, x: Array) -> Array:
     """`[..., n_in] -> [..., n_out]`."""
@@ -152,13 +171,12 @@ class LowEmbed(nnx.Module):
   """An `nnx.Embed` whose table is stored in few bits; also for logits.
 
   Args:
-    embed: the embedding, `[V, D]`.
-    form: how it is stored.
+    values, scales: of the table, `[V, D]`.
+    dtype: of the result.
   """
 
-  def __init__(self, embed: nnx.Embed, form: Format):
-    self.dtype = jnp.dtype(embed.dtype)
-    values, scales = quantize(embed.embedding[...], form)
+  def __init__(self, values: Array, scales: Array, dtype):
+    self.dtype = jnp.dtype(dtype)
     self.embedding, self.scales = nnx.Param(values), nnx.Param(scales)
 
   def __call__(self, tokens: Array) -> Array:
@@ -177,26 +195,31 @@ class LowEmbed(nnx.Module):
 def lower(module: nnx.Module, form: Format) -> None:
   """Stores the weights of a module's projections in few bits, in place.
 
+  Of a mixture those of its experts, but of the one that all tokens are given.
+
   Args:
     module: a `models.networks.transformer.Transformer`, or one of its layers.
     form: how they are stored.
-
-  Raises:
-    ValueError: for a mixture of experts, whose weights are none of these.
   """
   nodes = [node for _, node in nnx.iter_modules(module)]
-  if any(isinstance(node, MixtureMlp) for node in nodes):
-    raise ValueError(_EXPERTS)
   tied = not hasattr(module, "lm_head")
   for node in nodes:
+    if isinstance(node, Experts):
+      for name in EXPERTS:
+        values, scales = _turned(quantize)(getattr(node, name)[...], form)
+        setattr(node, name, nnx.Param(values))
+        setattr(node, f"{name}_scales", nnx.Param(scales))
     for name, child in list(vars(node).items()):
       if name == "kv_b":  # of latents, whose halves queries and sums read
         continue
-      if isinstance(child, Linear) and (form.output or name != "lm_head"):
-        setattr(node, name, LowLinear(child, form))
+      if isinstance(child, Linear):
+        if form.output if name == "lm_head" else form.dense:
+          stored = quantize(child.weight[...], form)
+          setattr(node, name, LowLinear(*stored, child.dtype, child.bias))
       elif name == "embed" and isinstance(child, nnx.Embed):
         if form.output if tied else form.embedding:
-          setattr(node, name, LowEmbed(child, form))
+          stored = quantize(child.embedding[...], form)
+          setattr(node, name, LowEmbed(*stored, child.dtype))
 
 
 def check_weights(
@@ -211,9 +234,6 @@ def check_weights(
   """
   if form is None:
     return
-  layers = map(config.layer, range(config.num_layers))
-  if any(isinstance(layer.feed_forward, Mixture) for layer in layers):
-    raise ValueError(_EXPERTS)
   if config.deltas and on_mesh:
     raise ValueError("recurrent layers on a mesh are not stored in few bits")
   if form.embedding and config.tied_embeddings:
@@ -247,26 +267,79 @@ def lowered(params: nnx.State, expected: nnx.State, form: Format) -> nnx.State:
   """
   flat = dict(nnx.to_flat_state(params))
   for path, _ in nnx.to_flat_state(expected):
-    if path[-1] == "scales":
-      name = "embedding" if path[-2] == "embed" else "weight"
-      where = (*path[:-1], name)
+    if (where := weight_of(path)) is not None:
       weight = flat[where][...]
+      of_experts = path[-1] != "scales"
       convert = jax.jit(
-        lambda weight: quantize(weight, form),
-        out_shardings=_places(weight, form),
+        lambda weight, turn=of_experts: (
+          _turned(quantize) if turn else quantize
+        )(weight, form),
+        out_shardings=_places(weight, form, inputs=-2 if of_experts else -1),
       )
       flat[where], flat[path] = map(nnx.Param, convert(weight))
   return nnx.from_flat_state(list(flat.items()))
 
 
-def _places(weight: Array, form: Format):
-  """Shardings of a weight's values and scales; None without a mesh."""
+def weight_of(path: tuple) -> tuple | None:
+  """The parameter that another has the scales of; None if it has none."""
+  *outer, last = path
+  if last == "scales":
+    return (*outer, "embedding" if outer[-1] == "embed" else "weight")
+  name = str(last).removesuffix("_scales")
+  return (*outer, name) if name != str(last) else None
+
+
+def _turned(function):
+  """A function of `[.., N, D]` that gives such, of experts' `[.., D, N]`."""
+  turn = lambda x: jnp.swapaxes(x, -1, -2)
+  return lambda weight, *more: tuple(map(turn, function(turn(weight), *more)))
+
+
+def _places(weight: Array, form: Format, *, inputs: int):
+  """Shardings of a weight's values and scales; None without a mesh.
+
+  Args:
+    weight: of the mesh.
+    form: how it is stored.
+    inputs: the axis that its inputs are on.
+  """
   where = weight.sharding
   if not isinstance(where, NamedSharding):
     return None
-  spec = (*where.spec, *[None] * (weight.ndim - len(where.spec)))
-  last = None if form.group is None else spec[-1]
-  return where, NamedSharding(where.mesh, P(*spec[:-1], last))
+  spec = [*where.spec, *[None] * (weight.ndim - len(where.spec))]
+  scales = list(spec)
+  if form.group is None:
+    scales[inputs] = None
+  return where, NamedSharding(where.mesh, P(*scales))
+
+
+def lend(
+  module: nnx.Module, name: str, array: Array, params: nnx.State
+) -> None:
+  """Gives a head the table of a target that is stored in few bits, in place.
+
+  Else it would keep one that was dequantised for it beside the target's.
+
+  Args:
+    module: of the head.
+    name: "embed" or "lm_head".
+    array: what was dequantised, in its place if it has none of its own.
+    params: of the target's embedding or output projection.
+  """
+  child = getattr(module, name, None)
+  if child is None or "scales" not in params:
+    return
+  own = child.embedding if name == "embed" else child.weight
+  if own[...] is not array:
+    return
+  values = params["embedding" if "embedding" in params else "weight"][...]
+  stored = values, params["scales"][...]
+  low = (
+    LowEmbed(*stored, child.dtype)
+    if name == "embed"
+    else LowLinear(*stored, child.dtype, child.bias)
+  )
+  setattr(module, name, low)
 
 
 def whole_table(params: nnx.State, name: str, dtype) -> Array:

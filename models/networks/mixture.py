@@ -211,7 +211,8 @@ class Experts(nnx.Module):
   """The projections of E experts, each `[E, in, out]`.
 
   Ragged products read them so where they lie; from `[E, out, in]` XLA:TPU makes
-  a copy of all experts in every pass.
+  a copy of all experts in every pass. In few bits they have scales beside them,
+  `f32[E, G, out]` of G groups of inputs.
 
   Args:
     mixture: shapes and switches.
@@ -269,6 +270,10 @@ class Experts(nnx.Module):
       arrays["gate_bias"] = self.gate_bias[...]
       arrays["up_bias"] = self.up_bias[...]
       arrays["down_bias"] = self.down_bias[...]
+    if hasattr(self, "gate_scales"):  # of `models.networks.lowbits`
+      arrays["gate_scales"] = self.gate_scales[...]
+      arrays["up_scales"] = self.up_scales[...]
+      arrays["down_scales"] = self.down_scales[...]
     common = expert_forms.Layer(
       num_experts=self.mixture.num_experts,
       activate=functools.partial(activate, self.mixture),

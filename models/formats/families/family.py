@@ -46,18 +46,22 @@ class Layout:
     take: the parameter, given the tensor and the model's configuration.
     rows: of the tensor, given that, where its first axis does not follow from
       the parameter's shape.
+    of_parts: whether numbers in few bits and their scales lie so too.
   """
 
   shape: Callable[[tuple[int, ...]], tuple[int, ...]]
   take: Callable[[np.ndarray, TransformerConfig], np.ndarray]
   rows: Callable[[TransformerConfig], int] | None = None
+  of_parts: bool = False
 
 
 # Both are their own inverse, and leave vectors as they are.
-AS_IS = Layout(lambda s: s, lambda x, c: x)
+AS_IS = Layout(lambda s: s, lambda x, c: x, of_parts=True)
 TRANSPOSED = Layout(lambda s: s[::-1], lambda x, c: x.T)
 # Of all experts, the transpose of each.
-TURNED = Layout(lambda s: (s[0], s[2], s[1]), lambda x, c: x.swapaxes(1, 2))
+TURNED = Layout(
+  lambda s: (s[0], s[2], s[1]), lambda x, c: x.swapaxes(1, 2), of_parts=True
+)
 
 
 def _none(name: str, config: TransformerConfig) -> bool:

@@ -71,7 +71,11 @@ def _gguf_settings(
 
 def _every_other(first: int) -> Layout:
   """Gates are the even columns of a tensor, the rest the odd ones."""
-  return Layout(lambda s: (*s[:-1], 2 * s[-1]), lambda x, c: x[..., first::2])
+  return Layout(
+    lambda s: (*s[:-1], 2 * s[-1]),
+    lambda x, c: x[..., first::2],
+    of_parts=True,
+  )
 
 
 FAMILY = Family(

@@ -224,7 +224,7 @@ def test_what_repeats_is_longer_than_what_is_drafted_elsewhere():
 def test_help_names_all_drafters_and_their_defaults(capsys):
   table = dict(registry.help_table())
   assert "ngram(tokens=5, max_ngram=3)" in table
-  assert "int4(group=32, output=True, embedding=False)" in table
+  assert "int4(group=32, output=True, embedding=False, dense=True)" in table
   names = {written.partition("(")[0] for written in table}
   assert names >= {*registry.DRAFTERS.entries, *shapes.GRAMMAR.entries}
   assert all(table.values())

@@ -87,8 +87,6 @@ def test_weights_in_few_bits_are_each_models_own(pair):
 @pytest.mark.parametrize(
   ("shape", "changes", "message"),
   [
-    ("mixtral-8x7b", dict(weights="int8"), "experts of mixtures"),
-    ("mixtral-8x7b", dict(drafter="quantised_self"), "experts of mixtures"),
     ("qwen3.5-9b", dict(cache="int8"), "a cache with recurrent states"),
     (
       "t5-1.1-small",

@@ -19,7 +19,7 @@ from flax import nnx
 from references import MODELS, TOKENS
 
 from models import checkpoints, sharding
-from models.formats import huggingface, huggingface_config, weights
+from models.formats import experts, huggingface, huggingface_config, weights
 from models.formats.families import FAMILIES
 from models.networks.description import DeltaSpec
 from models.networks.mixture import Mixture
@@ -143,7 +143,7 @@ def test_a_family_misread_gives_other_logits(saved, misread):
 
 
 def abstract(config):
-  return huggingface.weights._abstract(config, jnp.float32)
+  return weights.abstract(config, jnp.float32)
 
 
 def near(params, *, seed):
@@ -483,7 +483,7 @@ def test_experts_that_are_one_tensor_are_read_alike(copied):
   tensor = weights.Tensor(
     name=name, shape=whole.shape, kind="F32", read=whole.__getitem__
   )
-  apart = weights.of_projections({name: tensor}, "qwen3_5_moe_text")
+  apart = experts.of_projections({name: tensor}, "qwen3_5_moe_text")
   up = apart["layers.0.mlp.experts.*.up_proj.weight"]
   part = slice(1, 3), slice(2, None), slice(0, 3)
   np.testing.assert_array_equal(up.read(part), whole[:, 4:][part])

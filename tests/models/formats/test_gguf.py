@@ -1,6 +1,7 @@
 """GGUF files: the same models as transformers has, of every type."""
 
 import dataclasses
+import functools
 import json
 import subprocess
 import sys
@@ -258,6 +259,39 @@ def test_the_header_is_what_its_own_package_reads(tmp_path):
     )
 
 
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
+def test_a_format_holds_blocks_as_they_are_in_the_file(kind, tmp_path):
+  settings = GATED | dict(num_key_value_heads=2, intermediate_size=64)
+  path = ggufs.write(
+    tmp_path / "x.gguf",
+    references.make("llama", settings),
+    kinds=lambda name, shape: Kind[kind] if len(shape) == 2 else Kind.F32,
+  )
+  source = gguf.source(str(path))
+  matrices = [x for x in source.tensors.values() if len(x.shape) == 2]
+  assert len(matrices) == 16
+  for tensor in matrices:  # queries' and keys' rows in another order too
+    values, scales = tensor.packed.values(()), tensor.packed.scales(())
+    whole = values * np.repeat(scales, 32, axis=1)
+    np.testing.assert_array_equal(whole, tensor.read(()))
+  load = functools.partial(
+    checkpoints.load, str(path), dtype=jnp.float32, mesh=None, sharding=None
+  )
+  bits = kind[1]
+  group = "group=32, " if bits == "8" else ""
+  form = f"int{bits}({group}embedding=True)"
+  begun = f"{path} is published as {kind} of GGUF: "
+  network = load(weights="published")
+  assert network.note == f"{begun}held as that, {form}"
+  assert load().note == f"{begun}dequantised to float32"
+  down = network.params["layers"][1]["mlp"]["down"]
+  packed = source.tensors["layers.1.mlp.down_proj.weight"].packed
+  np.testing.assert_array_equal(
+    np.asarray(down["weight"][...], np.int8), packed.values(())
+  )
+  np.testing.assert_array_equal(down["scales"][...], packed.scales(()))
+
+
 def test_a_mesh_holds_the_same_parameters(written):
   path, _ = written("llama")
   mesh = jax.make_mesh(
@@ -294,7 +328,7 @@ def test_the_end_of_a_turn_is_known_by_its_name(tmp_path, end):
 
 @pytest.mark.parametrize("name", ["gpt2", "neox", "llama-scaled", "gemma2"])
 def test_a_part_of_a_tensor_is_that_part_of_the_whole(written, name):
-  source = gguf._source(str(written(name)[0]))
+  source = gguf.source(str(written(name)[0]))
   for tensor in source.tensors.values():
     whole = tensor.read(())
     assert whole.shape == tensor.shape

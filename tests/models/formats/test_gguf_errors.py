@@ -254,7 +254,7 @@ def test_a_damaged_header_is_read_or_refused(llama, tmp_path):
 def refusal(path):
   """In what words a damaged file is refused, if it is."""
   try:
-    gguf._source(str(path))
+    gguf.source(str(path))
     checkpoints.eos_token_ids(str(path))
     checkpoints.load_tokenizer(str(path))
   except ValueError as error:

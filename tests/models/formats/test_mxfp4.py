@@ -1,7 +1,9 @@
 """MXFP4: the numbers that transformers reads, and whole checkpoints of them."""
 
+import contextlib
 import json
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import references
@@ -9,7 +11,9 @@ import torch
 from references import MODELS, TOKENS
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from models.formats import huggingface, mxfp4
+from models.formats import held, huggingface, mxfp4
+from models.networks import expert_forms, lowbits
+from models.networks.lowbits import Format
 
 
 def packed(rng, *shape):
@@ -63,10 +67,26 @@ def test_a_gpt_oss_as_released_has_the_logits_of_its_numbers(tmp_path):
   saved = json.loads(file.read_text())
   how = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
   file.write_text(json.dumps(saved | {"quantization_config": how}))
-  found = references.module_logits(huggingface.load(tmp_path))
   expected = references.logits(model, TOKENS)
-  assert references.relative_error(found, expected) < 1e-5
+  form = Format(kind="fp4", group=32, output=False, dense=False)
+  with contextlib.ExitStack() as stack:
+    source = huggingface.source(tmp_path, stack)
+    assert held.published(source, on_mesh=False) == (form, "")
+  whole = huggingface.load(tmp_path)
+  kept = huggingface.load(tmp_path, form=form)
+  for ours, others in zip(kept.layers, whole.layers, strict=True):
+    for name in lowbits.EXPERTS:
+      values = getattr(ours.mlp.experts, name)[...]
+      scales = getattr(ours.mlp.experts, f"{name}_scales")[...]
+      assert values.dtype == jnp.float4_e2m1fn
+      np.testing.assert_array_equal(
+        expert_forms.dequantised(values, scales),
+        getattr(others.mlp.experts, name)[...],
+      )
+  for module in (whole, kept):
+    found = references.module_logits(module)
+    assert references.relative_error(found, expected) < 1e-5
   how["bits"] = 3
   file.write_text(json.dumps(saved | {"quantization_config": how}))
-  with pytest.raises(ValueError, match="quantization_config must be None"):
+  with pytest.raises(ValueError, match="that are not known for mxfp4: bits"):
     huggingface.load(tmp_path)

@@ -5,14 +5,13 @@ import functools
 import compiling
 import jax
 import jax.numpy as jnp
-import ml_dtypes
 import numpy as np
 import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec as P
 
 from models import sharding
-from models.networks import lowbits, stacked
+from models.networks import expert_forms, lowbits, stacked
 from models.networks.layers import TransformerConfig
 from models.networks.lowbits import Format
 from models.networks.mixture import Mixture, MixtureMlp
@@ -30,12 +29,12 @@ TOKENS = RNG.integers(0, 61, (2, 4))
 def by_definition(weight, form):
   """Dequantised values and their type's, in NumPy."""
   n, d = weight.shape
-  most = {"int8": 127, "int4": 7, "fp8": 448}[form.kind]
+  most = {"int8": 127, "int4": 7, "fp8": 448, "fp4": 6}[form.kind]
   groups = weight.reshape(n, -1, form.group or d)
   scales = np.abs(groups).max(-1, keepdims=True) / np.float32(most)
   values = groups / np.where(scales == 0, 1, scales)
-  if form.kind == "fp8":
-    values = values.astype(ml_dtypes.float8_e4m3fn).astype(np.float32)
+  if form.kind.startswith("fp"):
+    values = values.astype(form.dtype).astype(np.float32)
   else:
     values = np.round(values)
   return (values * scales).reshape(n, d), scales[..., 0]
@@ -54,7 +53,7 @@ def test_stored_values_are_those_of_the_formats_definition(kind, group):
   np.testing.assert_allclose(scales, at, rtol=1e-6)
   found = lowbits.dequantize(values, scales)
   np.testing.assert_allclose(found, expected, rtol=1e-6)
-  step = {"int8": 0.5, "int4": 0.5, "fp8": 448 / 28}[kind]
+  step = {"int8": 0.5, "int4": 0.5, "fp8": 448 / 28, "fp4": 1}[kind]
   spread = np.repeat(at, 64 // at.shape[1], axis=1)
   assert np.all(np.abs(found - weight) <= step * spread * 1.001)
 
@@ -219,17 +218,50 @@ def test_scales_lie_beside_the_weights_that_they_are_of():
     assert layers["attention_norm"]["scale"].get_value() == P(None)
 
 
+@pytest.mark.parametrize(
+  ("form", "how"),
+  [
+    (Format(kind="int8"), "pairs"),
+    (Format(kind="fp8"), "ragged"),
+    (Format(kind="int4", group=32), "ragged"),
+    (Format(kind="fp4", group=32), "dense"),
+  ],
+)
+def test_experts_in_few_bits_are_the_dequantised_ones(form, how):
+  """Each with scales of its own; one of a group of inputs, or of all."""
+  mixture = Mixture(
+    num_experts=3, num_chosen=2, embed_dim=32, expert_dim=64, expert_bias=True
+  )
+  block = MixtureMlp(mixture, jnp.float32, form=how, rngs=nnx.Rngs(0))
+  for name in ("gate_bias", "up_bias", "down_bias"):
+    bias = getattr(block.experts, name)
+    bias[...] = jnp.asarray(RNG.standard_normal(bias.shape), jnp.float32)
+  low = nnx.merge(*nnx.split(block))
+  lowbits.lower(low, form)
+  for name in lowbits.EXPERTS:
+    weight = getattr(block.experts, name)
+    values, scales = (
+      getattr(low.experts, part)[...] for part in (name, f"{name}_scales")
+    )
+    assert values.dtype == form.dtype
+    found = expert_forms.dequantised(values, scales)
+    each = [lowbits.dequantize(*lowbits.quantize(w.T, form)).T for w in weight]
+    np.testing.assert_array_equal(found, each)
+    weight[...] = found
+  x = jnp.asarray(RNG.standard_normal((2, 3, 32)), jnp.float32)
+  run = jit(lambda g, state: nnx.merge(g, state)(x), static_argnums=0)
+  found, expected = (run(*nnx.split(module)) for module in (low, block))
+  atol = 1e-5 * np.abs(expected).max()
+  np.testing.assert_allclose(found, expected, rtol=0, atol=atol)
+
+
 def test_what_cannot_be_stored_so_is_refused():
   with pytest.raises(ValueError, match="groups of 64 do not divide the 32 in"):
     lowbits.quantize(jnp.ones((2, 32)), Format(kind="int4", group=64))
-  with pytest.raises(ValueError, match=r"one of \['fp8', 'int4', 'int8'\], go"):
+  with pytest.raises(ValueError, match=r"one of \['fp4', 'fp8', 'int4', 'i"):
     Format(kind="int2")
   with pytest.raises(ValueError, match=r"one of \(32, 64, 128\), got 7"):
     Format(kind="int8", group=7)
-  mixture = Mixture(num_experts=2, num_chosen=1, embed_dim=8, expert_dim=8)
-  block = MixtureMlp(mixture, jnp.float32, rngs=nnx.Rngs(0))
-  with pytest.raises(ValueError, match="experts of mixtures are not stored"):
-    lowbits.lower(block, Format(kind="int8"))
   tied = TransformerConfig(**SMALL, tied_embeddings=True)
   form = Format(kind="int8", embedding=True)
   with pytest.raises(ValueError, match="this model's is tied"):

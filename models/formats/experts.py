@@ -1,0 +1,101 @@
+"""Experts of files, which are one tensor of all, or one each.
+
+The families' tables (`models.formats.families`) name one tensor of all experts,
+with a * for them.
+"""
+
+import dataclasses
+import functools
+import re
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from models.formats import packed
+from models.formats.weights import Tensor, modules
+
+_EXPERT = re.compile(r"(.+\.experts)\.(\d{1,9})\.(.+)")
+
+
+def of_experts(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+  """Tensors of which those of all experts are one, named with a * for them.
+
+  Experts that are not numbered from 0 on, or are not alike, stay apart.
+  """
+  found: dict[str, dict[int, Tensor]] = {}
+  rest = {}
+  for name, tensor in tensors.items():
+    if parts := _EXPERT.fullmatch(name):
+      each = found.setdefault(f"{parts[1]}.*.{parts[3]}", {})
+      each[int(parts[2])] = tensor
+    else:
+      rest[name] = tensor
+  for name, each in found.items():
+    experts = [each[i] for i in sorted(each)]
+    alike = {(tensor.shape, tensor.kind) for tensor in experts}
+    if sorted(each) != [*range(len(each))] or len(alike) > 1:
+      rest |= {name.replace("*", str(i)): t for i, t in each.items()}
+      continue
+    parts = [t.packed for t in experts if t.packed is not None]
+    rest[name] = Tensor(
+      name=name,
+      shape=(len(experts), *experts[0].shape),
+      kind=experts[0].kind,
+      read=functools.partial(_read_experts, experts),
+      packed=packed.of_experts(parts) if len(parts) == len(each) else None,
+    )
+  return rest
+
+
+def _read_experts(
+  experts: Sequence[Tensor], index: tuple[slice, ...]
+) -> np.ndarray:
+  chosen = experts[index[0]] if index else experts
+  return np.stack([tensor.read(index[1:]) for tensor in chosen])
+
+
+_FUSED = re.compile(r"((?:.+\.)?mlp\.experts)\.(gate_up|down)_proj")
+
+
+def of_projections(
+  tensors: Mapping[str, Tensor], family: str
+) -> dict[str, Tensor]:
+  """As if experts that are one tensor were many, where the family's are many.
+
+  Args:
+    tensors: by name. `experts.gate_up_proj` is `[E, 2 I, D]`, gates before the
+      rest, and `experts.down_proj` `[E, D, I]`.
+    family: of the model.
+
+  Returns:
+    The tensors, named as by `of_experts`; what has another shape, or is there
+    under the other name too, stays as it is.
+  """
+  found = dict(tensors)
+  if "layers.#.mlp.experts.*.gate_proj.weight" not in modules(family):
+    return found
+  for name, tensor in tensors.items():
+    if not (parts := _FUSED.fullmatch(name)) or len(tensor.shape) != 3:
+      continue
+    experts, rows, width = tensor.shape
+    halves = ["gate", "up"] if parts[2] == "gate_up" else ["down"]
+    new = {f"{parts[1]}.*.{x}_proj.weight": x for x in halves}
+    if rows % len(new) or {*new} & {*tensors}:
+      continue
+    del found[name]
+    count = rows // len(new)
+    for i, key in enumerate(new):
+      found[key] = dataclasses.replace(
+        tensor,
+        shape=(experts, count, width),
+        read=functools.partial(_read_rows, tensor, i * count, count),
+      )
+  return found
+
+
+def _read_rows(
+  tensor: Tensor, first: int, count: int, index: tuple[slice, ...]
+) -> np.ndarray:
+  experts, rows, *rest = index or (slice(None), slice(None))
+  start, stop, step = rows.indices(count)
+  return tensor.read((experts, slice(first + start, first + stop, step), *rest))

@@ -1,0 +1,88 @@
+"""How others pack weights: a `quantization_config`, and the tensors beside it.
+
+A packing is one file with a `PACKING`, by the `quant_method` of its
+`quantization_config`. It reads that, refuses what it does not know by name, and
+makes one `models.formats.weights.Tensor` of the parts of each weight.
+MXFP4, which gpt-oss alone has, is `models.formats.mxfp4`.
+"""
+
+from collections.abc import Mapping, Set
+from typing import Any
+
+from models.formats.families.family import Settings
+from models.formats.packings import (
+  awq,
+  block_fp8,
+  compressed_tensors,
+  gptq,
+)
+from models.formats.packings.packing import Opened, Packing
+
+PACKINGS: dict[str, Packing] = {
+  "awq": awq.PACKING,
+  "compressed-tensors": compressed_tensors.PACKING,
+  "fp8": block_fp8.PACKING,
+  "gptq": gptq.PACKING,
+}
+# Of `modules` and the like: which weights are packed, the tensors say.
+_HARMLESS = frozenset(
+  "quant_method modules_to_not_convert ignored_layers dequantize".split()
+)
+
+
+def read(given: Any, own: Set[str] = frozenset()) -> Opened | None:
+  """What a `quantization_config` says; None for a method of the family's own.
+
+  Args:
+    given: its contents.
+    own: methods whose tensors the family reads (`Family.quantised`).
+
+  Raises:
+    ValueError: for a method that is not read, or a key that is malformed, not
+      supported or not known.
+  """
+  if not isinstance(given, Mapping):
+    raise ValueError(
+      f"quantization_config must be an object, got {given!r:.80}"
+    )
+  method = given.get("quant_method")
+  known = sorted({*PACKINGS, *own})
+  if not isinstance(method, str) or method not in known:
+    raise ValueError(
+      f"quant_method of quantization_config must be one of {known}, got "
+      f"{method!r:.80}"
+    )
+  if method in own:
+    _check(given, _HARMLESS, method)
+    return None
+  packing = PACKINGS[method]
+  for key, values in packing.fixed.items():
+    if given.get(key) is not None and given[key] not in values:
+      expected = " or ".join(repr(value) for value in values) or "left out"
+      raise ValueError(
+        f"{key} of quantization_config must be {expected} for {method}, got "
+        f"{given[key]!r:.80}"
+      )
+  settings = Settings(given, packing.defaults)
+  try:
+    found = packing.open(settings)
+  except (KeyError, TypeError) as error:
+    raise ValueError(
+      f"quantization_config of {method}: {error} is missing or malformed"
+    ) from error
+  _check(
+    given,
+    _HARMLESS | packing.harmless | {*packing.fixed} | settings.asked,
+    method,
+  )
+  return found
+
+
+def _check(given: Mapping[str, Any], known: Set[str], method: str) -> None:
+  """Raises ValueError for keys that nobody reads."""
+  unknown = [k for k, v in given.items() if k not in known and v is not None]
+  if unknown:
+    raise ValueError(
+      f"settings of quantization_config that are not known for {method}: "
+      f"{', '.join(sorted(unknown))}"
+    )

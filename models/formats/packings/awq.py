@@ -1,0 +1,89 @@
+"""AWQ's packing (Lin et al., 2023), as AutoAWQ saves it for its GEMM kernels.
+
+Of a weight of N outputs and D inputs: `qweight i32[D, N / 8]` and `qzeros
+i32[G, N / 8]` hold numbers of four bits, outputs along a word, and `scales
+[G, N]`; `w[n, d] = (q - z) s`. Within a word the outputs are interleaved: from
+the lowest bits on they are 0, 2, 4, 6, 1, 3, 5, 7.
+"""
+
+import numpy as np
+
+from models.formats.families.family import Settings
+from models.formats.packed import Packed, unpacked, within
+from models.formats.packings.packing import (
+  Opened,
+  Packing,
+  check_shape,
+  group_of,
+  join,
+  whole_number,
+)
+from models.formats.weights import Tensor
+
+_PARTS = ("qweight", "qzeros", "scales")
+_COUNT = 8  # numbers of a word
+_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the outputs of a word, lowest bits first
+_PLACES = np.argsort(_ORDER)
+
+
+def _open(settings: Settings) -> Opened:
+  whole_number(settings, "bits", (4,))
+  size = whole_number(settings, "group_size")
+  form = settings.get("version") or settings.get("format") or "gemm"
+  if not isinstance(form, str) or form.lower() != "gemm":
+    raise ValueError(f"the version of awq must be 'gemm', got {form!r:.80}")
+  groups = "one group" if size == -1 else f"groups of {size}"
+  return Opened(
+    says=f"awq, 4 bits, {groups}, zero points",
+    joined=lambda tensors: join(
+      tensors,
+      mark="qweight",
+      parts=_PARTS,
+      make=lambda parts: _packed(parts, size),
+    ),
+  )
+
+
+def _in_order(numbers: np.ndarray) -> np.ndarray:
+  """Numbers of words as outputs lie, `[..., 8 n]`."""
+  words = numbers.reshape(*numbers.shape[:-1], -1, _COUNT)
+  return words[..., _PLACES].reshape(numbers.shape)
+
+
+def _packed(
+  parts: dict[str, Tensor], size: int
+) -> tuple[tuple[int, int], Packed]:
+  """Shape and parts of a weight."""
+  weight, zeros, scales = (parts[name] for name in _PARTS)
+  inputs, words = weight.shape
+  outputs = words * _COUNT
+  groups = group_of(inputs, size)
+  num_groups = int(groups[-1]) + 1
+  check_shape("qweight", weight, (inputs, words), ("I32",))
+  check_shape("qzeros", zeros, (num_groups, words), ("I32",))
+  check_shape("scales", scales, (num_groups, outputs), ("F16", "BF16", "F32"))
+
+  def some(tensor: Tensor, rows: slice) -> np.ndarray:
+    at, inside = within(rows, outputs, _COUNT)
+    found = _in_order(unpacked(tensor.read((slice(None), at)), 4))
+    return found[:, inside].T
+
+  return (outputs, inputs), Packed(
+    kind="int8",  # from -15 to 15
+    group_of=groups,
+    numbers=lambda rows: some(weight, rows) - some(zeros, rows)[:, groups],
+    scales=lambda rows: scales.read((slice(None), rows)).T.astype(np.float32),
+  )
+
+
+PACKING = Packing(
+  open=_open,
+  defaults=dict(bits=4, group_size=128),
+  fixed=dict(zero_point=(True,), pack_dtype=("int32",)),
+  harmless=frozenset(
+    """
+    version format backend do_fuse fuse_max_seq_len modules_to_fuse
+    exllama_config meta checkpoint_format lm_head
+    """.split()
+  ),
+)

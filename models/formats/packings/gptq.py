@@ -1,0 +1,134 @@
+"""GPTQ's packing (Frantar et al., 2022), as AutoGPTQ and GPTQModel save it.
+
+Of a weight of N outputs and D inputs, with g numbers a word (8 of four bits):
+`qweight i32[D / g, N]` holds q, the lowest bits the first input; `qzeros
+i32[G, N / g]` the zero points, outputs along a word; `scales [G, N]`; `g_idx
+i32[D]` the group of each input, which is `d // group_size` unless inputs were
+taken by their activations (`desc_act`). `w[n, d] = (q - z) s` with the scale
+and the zero point of the group.
+
+The format `gptq` stores `z - 1`, `gptq_v2` z itself. Of symmetric weights z is
+the middle, 2^(bits - 1), and some files that call themselves `gptq` store it
+as `gptq_v2` does: both are read. Else a stored 2^bits - 1 of `gptq` is refused,
+which kernels take for 2^bits or for 0.
+"""
+
+import numpy as np
+
+from models.formats.families.family import Settings
+from models.formats.packed import Packed, unpacked, within
+from models.formats.packings.packing import (
+  Opened,
+  Packing,
+  Tensors,
+  check_shape,
+  group_of,
+  join,
+  whole_number,
+)
+from models.formats.weights import Tensor
+
+_PARTS = ("qweight", "qzeros", "scales", "g_idx")
+_ADDED = {"gptq": 1, "gptq_v2": 0}  # to stored zero points, by the format
+
+
+def _open(settings: Settings) -> Opened:
+  bits = whole_number(settings, "bits", (4, 8))
+  size = whole_number(settings, "group_size")
+  form = settings.get("checkpoint_format") or settings.get("format") or "gptq"
+  if form not in [*_ADDED]:
+    raise ValueError(
+      f"the format of gptq must be one of {[*_ADDED]}, got {form!r:.80}"
+    )
+  if type(symmetric := settings["sym"]) is not bool:
+    raise ValueError(f"sym must be true or false, got {symmetric!r:.80}")
+
+  def make(parts: dict[str, Tensor]):
+    return _packed(parts, bits, size, symmetric, adds=_ADDED[form])
+
+  groups = "one group" if size == -1 else f"groups of {size}"
+  return Opened(
+    says=f"{form}, {bits} bits, {groups}",
+    joined=lambda tensors: _joined(tensors, make),
+  )
+
+
+def _joined(tensors: Tensors, make) -> dict[str, Tensor]:
+  return join(tensors, mark="qweight", parts=_PARTS, make=make)
+
+
+def _packed(
+  parts: dict[str, Tensor], bits: int, size: int, symmetric: bool, adds: int
+) -> tuple[tuple[int, int], Packed]:
+  """Shape and parts of a weight.
+
+  Args:
+    parts: by name.
+    bits: of a number.
+    size: inputs of a group.
+    symmetric: whether zero points are the middle.
+    adds: what is added to stored zero points.
+  """
+  count, middle = 32 // bits, 2 ** (bits - 1)
+  weight, zeros, scales = (parts[name] for name in _PARTS[:3])
+  words, outputs = weight.shape
+  inputs = words * count
+  groups = group_of(inputs, size)
+  num_groups = int(groups[-1]) + 1
+  if "g_idx" in parts:
+    check_shape("g_idx", parts["g_idx"], (inputs,), ("I32",))
+    groups = parts["g_idx"].read(())
+    if groups.min() < 0 or groups.max() >= num_groups:
+      raise ValueError(f"g_idx must be in 0..{num_groups - 1}")
+  check_shape("qweight", weight, (words, outputs), ("I32",))
+  check_shape("qzeros", zeros, (num_groups, -(-outputs // count)), ("I32",))
+  check_shape("scales", scales, (num_groups, outputs), ("F16", "BF16", "F32"))
+
+  def zero_points(rows: slice) -> np.ndarray:
+    at, inside = within(rows, outputs, count)
+    found = unpacked(zeros.read((slice(None), at)), bits)[:, inside].T
+    if symmetric:
+      if not (np.all(found == middle - 1) or np.all(found == middle)):
+        raise ValueError(
+          f"{zeros.name} must all stand for {middle}, where sym is true"
+        )
+      return np.full_like(found, middle)
+    if adds and np.any(found == 2**bits - 1):
+      raise ValueError(
+        f"{zeros.name} has zero points of {2**bits - 1}, to which the format "
+        f"gptq adds one: some kernels read {2**bits} and some 0"
+      )
+    return found + adds  # [n, G]
+
+  def numbers(rows: slice) -> np.ndarray:
+    found = unpacked(weight.read((slice(None), rows)).T, bits)
+    return found - zero_points(rows)[:, groups]
+
+  return (outputs, inputs), Packed(
+    kind=(f"int{bits}" if symmetric else {4: "int8"}.get(bits)),
+    group_of=groups,
+    numbers=numbers,
+    scales=lambda rows: scales.read((slice(None), rows)).T.astype(np.float32),
+  )
+
+
+PACKING = Packing(
+  open=_open,
+  defaults=dict(group_size=128, sym=True),
+  fixed=dict(
+    pack_dtype=("int32",), is_marlin_format=(False,), dynamic=({},),
+    adapter=(), rotation=(),
+  ),
+  # `desc_act` is what g_idx says, and the rest is how weights were rounded.
+  harmless=frozenset(
+    """
+    desc_act lm_head checkpoint_format format meta damp_percent
+    damp_auto_increment true_sequential static_groups mse act_group_aware
+    quantizer model_name_or_path model_file_base_name dataset tokenizer
+    batch_size backend block_name_to_quantize modules_in_block_to_quantize
+    module_name_preceding_first_block cache_block_outputs max_input_length
+    model_seqlen pad_token_id use_cuda_fp16 use_exllama disable_exllama
+    exllama_config
+    """.split()
+  ),
+)  # fmt: skip

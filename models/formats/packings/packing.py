@@ -1,0 +1,114 @@
+"""What a way to pack weights is to the reader of files: `Packing`."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from models.formats.families.family import Settings
+from models.formats.packed import Packed
+from models.formats.weights import CheckpointError, Tensor
+
+Tensors = Mapping[str, Tensor]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Opened:
+  """A `quantization_config` that was read.
+
+  Attributes:
+    says: what it says, in words.
+    joined: the tensors of a checkpoint, by name, those of which a packed weight
+      is made as one, `NAME.weight`. Raises CheckpointError for parts that do
+      not go together.
+  """
+
+  says: str
+  joined: Callable[[Tensors], dict[str, Tensor]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Packing:
+  """A way to pack weights.
+
+  Attributes:
+    open: reads the settings. Raises ValueError for what is not supported.
+    defaults: what is assumed for keys left out.
+    fixed: keys that must have one of some values if they are there at all.
+    harmless: keys that change no weight.
+  """
+
+  open: Callable[[Settings], Opened]
+  defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  fixed: Mapping[str, tuple] = dataclasses.field(default_factory=dict)
+  harmless: frozenset[str] = frozenset()
+
+
+def join(
+  tensors: Tensors,
+  *,
+  mark: str,
+  parts: tuple[str, ...],
+  make: Callable[[dict[str, Tensor]], tuple[tuple[int, int], Packed] | None],
+) -> dict[str, Tensor]:
+  """The tensors, those of each packed weight as one.
+
+  Args:
+    tensors: by name.
+    mark: the part that every packed weight has, as `qweight`.
+    parts: names of all parts.
+    make: shape and `Packed` of the parts of a weight, by their names; None if
+      it is not packed. Raises ValueError.
+  """
+  found = dict(tensors)
+  for name in tensors:
+    stem, _, last = name.rpartition(".")
+    if last != mark:
+      continue
+    own = {p: tensors[f"{stem}.{p}"] for p in parts if f"{stem}.{p}" in tensors}
+    try:
+      made = make(own)
+    except (ValueError, KeyError) as error:
+      reason = f"{error} is missing" if type(error) is KeyError else error
+      raise CheckpointError(f"the parts of {stem}: {reason}") from error
+    if made is None:
+      continue
+    shape, packed = made
+    for part in own:
+      del found[f"{stem}.{part}"]
+    found[f"{stem}.weight"] = Tensor(
+      name=own[mark].name.removesuffix(mark) + "weight",
+      shape=shape,
+      kind="F32",
+      read=packed.read,
+      packed=packed.parts(),
+    )
+  return found
+
+
+def check_shape(part: str, tensor: Tensor, shape: tuple, kinds: tuple) -> None:
+  """Raises ValueError for a part of another shape or type."""
+  if tensor.shape != shape or tensor.kind not in kinds:
+    raise ValueError(
+      f"{part} must be {shape} of {' or '.join(kinds)}, got {tensor.shape} of "
+      f"{tensor.kind}"
+    )
+
+
+def whole_number(settings: Settings, key: str, allowed=None) -> int:
+  """A setting that is an integer, one of some; raises ValueError."""
+  value = settings[key]
+  if type(value) is not int or (allowed is not None and value not in allowed):
+    expected = "an integer" if allowed is None else f"one of {allowed}"
+    raise ValueError(
+      f"{key} of quantization_config must be {expected}, got {value!r:.80}"
+    )
+  return value
+
+
+def group_of(inputs: int, size: int) -> np.ndarray:
+  """The group of each input, of `size` each but the last; -1 is one group."""
+  if size == 0 or size < -1:
+    raise ValueError(f"groups of {size} inputs")
+  return np.arange(inputs) // (inputs if size == -1 else size)
