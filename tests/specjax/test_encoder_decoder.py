@@ -171,7 +171,7 @@ def test_top_beta_with_beta_1_is_greedy_decoding(greedy):
     "block", chain(3), "top_beta(beta=1, tau=3.0)", siblings="given"
   )
   # One whose likeliest tokens are the target's now and then.
-  params = dataclasses.replace(params, draft=block(10, 0.5)[2])
+  params = dataclasses.replace(params, draft=block(10, 0.5)[1])
   state = start(decoder, params, [0, 1, 2])  # at temperature 1
   state = jax.jit(decoder.generate)(params, state)
   assert texts(state) == greedy
