@@ -107,8 +107,8 @@ def param_specs(params, sharding: Sharding):
       return param_spec([*outer, kind], sharding)
     # Scales lie beside their weights; one an output is cut as outputs are.
     of = "embedding" if outer[-1] == "embed" else "weight"
-    spec = param_spec([*outer, of], sharding)
-    return P(*spec[:-1], None) if leaf.shape[-1] == 1 else spec
+    weight = param_spec([*outer, of], sharding)
+    return P(*weight[:-1], None) if leaf.shape[-1] == 1 else weight
 
   return jax.tree_util.tree_map_with_path(spec, params)
 
