@@ -107,11 +107,11 @@ def param_specs(params, sharding: Sharding):
     if of is None:
       return param_spec(parts, sharding)
     # Scales lie beside their weights; one an output is cut as outputs are.
-    found = param_spec([*of], sharding)
+    weight = param_spec([*of], sharding)
     axis = leaf.ndim - (1 if parts[-1] == "scales" else 2)  # of inputs
-    if leaf.shape[axis] > 1 or axis >= len(found):
-      return found
-    return P(*found[:axis], None, *found[axis + 1 :])
+    if leaf.shape[axis] > 1 or axis >= len(weight):
+      return weight
+    return P(*weight[:axis], None, *weight[axis + 1 :])
 
   return jax.tree_util.tree_map_with_path(spec, params)
 

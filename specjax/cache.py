@@ -153,8 +153,8 @@ def copy_text(
     at = jnp.minimum(i * size, slots - size)
 
     def copied(buffer):
-      block = RowOf(buffer, source).read(at, size)
-      return RowOf(buffer, row).write(block, at).buffer
+      read = RowOf(buffer, source).read(at, size)
+      return RowOf(buffer, row).write(read, at).buffer
 
     return tuple(map(copied, buffers))
 

@@ -272,9 +272,9 @@ def record_likeliest(
 
   def largest(logits):
     along = logits[rows, emission.path]  # [B, G + 1, V]
-    largest, tokens = lax.top_k(along, kept.tokens.shape[-1])
+    values, tokens = lax.top_k(along, kept.tokens.shape[-1])
     log_z = jax.nn.logsumexp(along, axis=-1, keepdims=True)
-    return tokens, (largest - log_z).astype(kept.log_probs.dtype)
+    return tokens, (values - log_z).astype(kept.log_probs.dtype)
 
   shape = (*emission.path.shape, kept.tokens.shape[-1])
   wanted = kept.wanted & (emission.count > 0)

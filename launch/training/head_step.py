@@ -246,7 +246,7 @@ def make_loss(
     if not given:
       taught = _with_rest(taught, _whole(seen, output, words)[0])
     labels = jnp.asarray(words.place)[batch["tokens"]]
-    total, drafts = 0.0, []
+    summed, drafts = 0.0, []
     for j, (logits, state) in enumerate(says(module, seen, batch, loss.depth)):
       weights = _at(batch, counted(batch, j, loss.first))
       label = _at(batch, ahead(labels, 2 + j, length))
@@ -262,17 +262,17 @@ def make_loss(
         drafts.append((logits, judge, label, weights))
       else:
         each = objective(logits, judge, label, weights)
-        total += weights_of[j] * each
+        summed += weights_of[j] * each
       if loss.feature_weight:
         nearby = ahead(seen.features, 1 + j, length)
         away = losses.smooth_l1(state, nearby, weights)
-        total += weights_of[j] * loss.feature_weight * away
+        summed += weights_of[j] * loss.feature_weight * away
     if drafts:
       places = lambda xs: jnp.stack(xs, axis=2).reshape(
         -1, loss.depth, *xs[0].shape[2:]
       )
-      return total + of_draft(*map(places, zip(*drafts, strict=True)))
-    return total / weights_of.sum()
+      return summed + of_draft(*map(places, zip(*drafts, strict=True)))
+    return summed / weights_of.sum()
 
   return total
 

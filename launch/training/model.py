@@ -51,8 +51,8 @@ def task(config, texts, mesh: Mesh) -> Task:
     tokenizers.save(tokenizer, trained.tokenizer_dir(str(folder)))
 
   def sampler():
-    sampler = samples.Sampler(student, tokenizer, tuple(config.sample_prompts))
-    return lambda params: sampler(params)
+    made = samples.Sampler(student, tokenizer, tuple(config.sample_prompts))
+    return lambda params: made(params)
 
   return Task(
     tokenizer=tokenizer,
