@@ -454,7 +454,7 @@ def mtp(
   siblings: Siblings = IID,
   policy: Policy | None = None,
 ) -> Drafting:
-  """A head of multi-token prediction: that of the target's files, or another."""
+  """A head of multi-token prediction: its target's own, or another one."""
   return dataclasses.replace(
     eagle(head, tokens=tokens, tree=tree, siblings=siblings, policy=policy),
     name="mtp", reads="head" if head else "mtp", learns=False,
