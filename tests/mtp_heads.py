@@ -108,7 +108,7 @@ class Theirs:
     """`f64[B, T, D]`, the target's, after its final norm."""
     with torch.no_grad():
       found = self.target.model(torch.tensor(tokens))
-    return found.last_hidden_state
+    return found.last_hidden_state.numpy()
 
   def __call__(self, tokens, hidden):
     """Logits and states after pairs (token t + 1, hidden t), at positions t."""

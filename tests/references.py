@@ -46,8 +46,11 @@ class MiMo(transformers.Qwen2Config):
 
 
 transformers.AutoConfig.register("mimo", MiMo)
-transformers.AutoModel.register(MiMo, transformers.Qwen2Model)
-transformers.AutoModelForCausalLM.register(MiMo, transformers.Qwen2ForCausalLM)
+for auto, model in (
+  (transformers.AutoModel, transformers.Qwen2Model),
+  (transformers.AutoModelForCausalLM, transformers.Qwen2ForCausalLM),
+):
+  auto.register(MiMo, type("MiMo", (model,), {"config_class": MiMo}))
 
 # Each is (family, settings, how many files it is saved in).
 MODELS = {

@@ -276,8 +276,9 @@ _ROWS = 8192  # compared at once
 def _equal(one: Tensor, other: Tensor) -> bool:
   if one.shape != other.shape:
     return False
-  starts = range(0, one.shape[0], _ROWS)
-  parts = [(slice(i, i + _ROWS), slice(None)) for i in starts]
+  count = one.shape[0]
+  starts = range(0, count, _ROWS)
+  parts = [(slice(i, min(i + _ROWS, count)), slice(None)) for i in starts]
   return all(np.array_equal(one.read(p), other.read(p)) for p in parts)
 
 

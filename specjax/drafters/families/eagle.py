@@ -120,7 +120,7 @@ def mtp(
   vocab_size: int | None = None,
   longest: int | None = None,
 ) -> Drafter:
-  """A head of multi-token prediction: that of the target's files, or another.
+  """A head of multi-token prediction: its target's own, or another one.
 
   Arguments, result and errors are those of `eagle`.
   """

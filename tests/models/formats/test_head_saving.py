@@ -285,6 +285,13 @@ LAYERS = {
     f"layers.{i}.input_layernorm.weight": (8,),
   }.items()
 }
+MTP = {
+  f"mtp_layers.0.{name}.weight": (8,) if "norm" in name else (8, 16)
+  for name in (
+    "input_proj", "token_layernorm", "hidden_layernorm", "final_layernorm",
+    "input_layernorm",
+  )
+}  # fmt: skip
 DFLASH = LAYERS | {
   "fc.weight": (8, 16), "hidden_norm.weight": (8,), "norm.weight": (8,)
 }  # fmt: skip
@@ -305,6 +312,8 @@ ASKED = {
   ),
   "eagle3, a switch": WHOLE | first_of("layers.0"),
   "eagle3, qwen's": WHOLE | first_of("layers.0", qk_norm=True),
+  "mtp": MTP | layer_of("mtp_layers.0"),
+  "mtp, qwen's": MTP | layer_of("mtp_layers.0", qk_norm=True),
   "medusa": medusa_of(V),
   "medusa, few words": medusa_of(5) | {"token_map": (5,)},
   "dflash": DFLASH,
@@ -404,14 +413,17 @@ def test_speculators_finds_the_target_and_what_it_validates(
   (method,) = made["proposal_methods"]
   assert method["proposal_type"] == made["default_proposal_method"] == "greedy"
   assert method["speculative_tokens"] == 3
-  algorithm = "dflash" if kind.startswith("dflash") else "eagle3"
+  algorithm = kind.partition(",")[0]
   assert made["algorithm"] == settings["speculators_model_type"] == algorithm
   layers = settings["transformer_layer_config"]
-  qwens = kind == "eagle3, qwen's" or algorithm == "dflash"
+  qwens = kind.endswith("qwen's") or algorithm == "dflash"
   assert layers["model_type"] == ("qwen3" if qwens else "llama")
   if algorithm == "eagle3":
     assert settings["eagle_aux_hidden_state_layer_ids"] == [0, 1, 3]
     assert settings["draft_vocab_size"] == V
+  elif algorithm == "mtp":
+    assert settings["architectures"] == ["MTPDraftModel"]
+    assert settings["num_nextn_predict_layers"] == 1
   else:
     assert settings["aux_hidden_state_layer_ids"] == [1, 3]
     assert (settings["block_size"], settings["mask_token_id"]) == (4, 6)

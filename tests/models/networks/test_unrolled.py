@@ -29,9 +29,6 @@ SEGMENTS = np.array([[1] * LENGTH, [1] * 4 + [2] * (LENGTH - 4)], np.int32)
 POSITIONS = np.array([range(LENGTH), [*range(4), *range(LENGTH - 4)]], np.int32)
 HEADS = {
   "eagle": EagleConfig(layer=LAYER, generation=1, num_features=8),
-  "mtp": MtpConfig(
-    layer=dataclasses.replace(LAYER, qk_norm=True), num_features=8
-  ),
   "eagle3": EagleConfig(
     layer=dataclasses.replace(LAYER, qk_norm=True), generation=3,
     num_features=24, num_fused=3, draft_vocab_size=len(IDS),
@@ -43,6 +40,9 @@ HEADS = {
   "two layers": EagleConfig(
     layer=dataclasses.replace(LAYER, num_layers=2), generation=3,
     num_features=16, num_fused=2,
+  ),
+  "mtp": MtpConfig(
+    layer=dataclasses.replace(LAYER, qk_norm=True), num_features=8
   ),
 }  # fmt: skip
 WINDOW = EagleConfig(
