@@ -472,14 +472,13 @@ def assistant(
 
   def make(own: Drafting, source: Head, vocab_size: int) -> Drafter:
     reader, _ = source.functions()
-    shape = own.tree
-    if shape.form is Form.FREE:
+    if own.tree.form is Form.FREE:
       return drafters.assistant.dynamic(
-        reader, num_nodes=shape.num_drafted, depth=shape.max_depth,
-        top_k=shape.max_children, vocab_size=vocab_size,
+        reader, num_nodes=own.tree.num_drafted, depth=own.tree.max_depth,
+        top_k=own.tree.max_children, vocab_size=vocab_size,
       )  # fmt: skip
     return drafters.assistant.drafter(
-      reader, tree=shape, siblings=own.siblings, vocab_size=vocab_size,
+      reader, tree=own.tree, siblings=own.siblings, vocab_size=vocab_size,
       depth=own.policy,
     )  # fmt: skip
 
