@@ -1,6 +1,6 @@
 """Gemma 4's assistants: a draft whose layers attend to its target's cache.
 
-Google publishes one beside each Gemma 4. A token's embedding, the target's own,
+Drafts that are published beside Gemma 4. A token's embedding, the target's own,
 and a hidden state next to it, in this order, are projected to the assistant's
 width and go through a few layers of Gemma 4's kind. These have queries alone:
 full layers read keys and values of the target's last full layer that has some,
