@@ -104,7 +104,7 @@ def _projected(
   arrays: Arrays,
   name: str,
   x: Array,
-  multiply: Callable[[Array, Array], Array],
+  multiply: Callable[..., Array],
   rows: Callable[[Array], Array] = lambda of_experts: of_experts,
 ) -> Array:
   """Products with experts' projections, biases added.
@@ -116,19 +116,28 @@ def _projected(
     arrays: of the experts.
     name: of the projection.
     x: what is projected.
-    multiply: x and projections.
+    multiply: x and projections, in the type that a third argument says, if
+      there is one; the projections may be of another type than x.
     rows: of products, given what each expert has for every output.
   """
   weight, scales = arrays[name], arrays.get(f"{name}_scales")
   bias = arrays.get(f"{name}_bias")
   if scales is None:
     y = multiply(x, weight)
-  elif scales.shape[-2] > 1 or x.dtype == jnp.float16:
+  elif scales.shape[-2] > 1:
     y = multiply(x, dequantised(weight, scales).astype(x.dtype))
   else:
-    y = multiply(x, weight.astype(x.dtype))
-    y = (y * rows(scales[..., 0, :])).astype(x.dtype)
+    wide = jnp.promote_types(x.dtype, jnp.float32)
+    y = multiply(x, weight, wide) * rows(scales[..., 0, :])
+    y = y.astype(x.dtype)
   return y if bias is None else y + rows(bias)
+
+
+def _einsum(letters: str, x: Array, weight: Array, result=None) -> Array:
+  """Products, of weights in few bits too."""
+  return jnp.einsum(
+    letters, x, weight.astype(x.dtype), preferred_element_type=result
+  )
 
 
 def _dense(layer, arrays, x, chosen, weights, first, index):
@@ -136,7 +145,7 @@ def _dense(layer, arrays, x, chosen, weights, first, index):
   every = jnp.arange(len(arrays["gate"]))
 
   def project(x, name):
-    multiply = lambda x, weight: jnp.einsum("eni,eio->eno", x, weight)
+    multiply = functools.partial(_einsum, "eni,eio->eno")
     return _projected(arrays, name, x, multiply, lambda each: each[:, None])
 
   out = layer.expert(project, jnp.broadcast_to(x, (len(every), *x.shape)))
@@ -146,11 +155,18 @@ def _dense(layer, arrays, x, chosen, weights, first, index):
 
 
 def _ragged(layer, arrays, x, chosen, weights, first, index):
+  scales = (a for name, a in arrays.items() if name.endswith("_scales"))
+  if any(a.shape[-2] > 1 for a in scales):  # dequantised: one layer's alone
+    arrays = {name: array[index][None] for name, array in arrays.items()}
+    index = jnp.int32(0)
   pairs = _Sorted(layer, arrays, chosen, first, index)
   arrays = _of_all_layers(arrays)
 
   def project(x, name):
-    multiply = lambda x, weight: lax.ragged_dot(x, weight, pairs.sizes)
+    # XLA:TPU converts in the product, and writes no copy of all experts.
+    multiply = lambda x, weight, result=None: lax.ragged_dot(
+      x, weight, pairs.sizes, preferred_element_type=result
+    )
     return _projected(
       arrays, name, x, multiply, lambda each: each[pairs.expert]
     )
@@ -169,7 +185,7 @@ def _pairs(layer, arrays, x, chosen, weights, first, index):
 
     def project(x, name):
       own = {n: a[expert] for n, a in arrays.items() if n.startswith(name)}
-      multiply = lambda x, weight: jnp.einsum("i,io->o", x, weight)
+      multiply = functools.partial(_einsum, "i,io->o")
       return _projected(own, name, x, multiply)
 
     return layer.expert(project, x[token]).astype(weight.dtype) * weight

@@ -6,7 +6,7 @@ import pytest
 
 import specjax
 from configs import common, embedded, huggingface, shapes
-from launch.build import drafters
+from launch.build import drafters, precision
 from launch.build import pair as pair_lib
 from models.formats.huggingface import translate
 from models.networks.lowbits import Format
@@ -82,6 +82,16 @@ def test_weights_in_few_bits_are_each_models_own(pair):
   assert kinds(found.draft) == {"float8_e4m3fn", "float32"}
   with pytest.raises(ValueError, match="of decoder-only models in their own"):
     models.target.lowered(Format(kind="int8"))
+
+
+def test_weights_are_as_published_unless_the_config_says_otherwise(tmp_path):
+  of_target = precision.of_target
+  assert of_target("", str(tmp_path)) == of_target("published") == "published"
+  assert of_target("", "of/a/file.gguf") is None  # dequantised
+  assert of_target("whole", str(tmp_path)) is None
+  assert of_target("fp4") == Format(kind="fp4", group=32)
+  with pytest.raises(ValueError, match="unknown weights 'published'"):
+    precision.weights("published")
 
 
 @pytest.mark.parametrize(
