@@ -56,7 +56,7 @@ def heavy(*case):
     ("deepseek", "mtp(tokens=3)", "token"),
     ("qwen3-5", "mtp(tokens=3)", "token"),
     heavy("glm-moe", "mtp(tokens=2, tree=paths(2))", "recursive"),
-    heavy("glm-lite", "mtp(tokens=2, tree=k_ary(2), siblings=top_k)", "match"),
+    heavy("glm-lite", "mtp(tree=k_ary(2, 1), siblings=top_k)", "match"),
     heavy("qwen3-5", "mtp(tree=dynamic(6, top_k=2), tokens=3)", "match"),
   ],
 )

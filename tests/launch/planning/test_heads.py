@@ -92,7 +92,8 @@ def test_a_head_of_latents_and_experts_is_cut_as_its_target_is():
       intermediate_size=2048, num_hidden_layers=3, num_attention_heads=16,
       num_key_value_heads=16, moe_intermediate_size=512, n_routed_experts=16,
       num_experts_per_tok=4, n_group=4, topk_group=2, kv_lora_rank=448,
-      first_k_dense_replace=1, qk_rope_head_dim=64, max_position_embeddings=2048, hidden_act="silu",
+      first_k_dense_replace=1, qk_rope_head_dim=64, hidden_act="silu",
+      max_position_embeddings=2048,
     )
   )  # fmt: skip
   head = head_shapes.mtp_shape(target)
