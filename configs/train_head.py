@@ -8,7 +8,8 @@ The heads of the embedded target:
   python -m launch.train --config=configs/train_head.py:medusa \
     --workdir=/tmp/specjax/medusa --export=models/pretrained/medusa
 
-`:eagle`, `:blockwise` and `:dflash` (DFlash's blocks) are the other kinds.
+`:eagle`, `:mtp` (multi-token prediction), `:blockwise` and `:dflash` (DFlash's
+blocks) are the other kinds.
 Any target that decodes can have one; this is SmolLM2's, first on plain text,
 then on its own conversations:
 
@@ -29,7 +30,7 @@ import ml_collections
 
 from configs import train_embedded
 
-_KINDS = ("eagle", "eagle3", "medusa", "blockwise", "dflash")
+_KINDS = ("eagle", "eagle3", "mtp", "medusa", "blockwise", "dflash")
 
 
 def get_config(arg: str = "eagle3") -> ml_collections.ConfigDict:
@@ -45,9 +46,9 @@ def get_config(arg: str = "eagle3") -> ml_collections.ConfigDict:
   config.target = "models/pretrained/target"
   head = config.head = ml_collections.ConfigDict()
   head.kind = arg
-  # Tokens of a draft that are trained: steps of EAGLE's unrolled draft,
-  # Medusa's and blockwise heads, masks of a block. What the loss of each weighs
-  # beside that of the one before it: EAGLE-3 has 0.8.
+  # Tokens of a draft that are trained: steps of EAGLE's or MTP's unrolled
+  # draft, Medusa's and blockwise heads, masks of a block. What the loss of each
+  # weighs beside that of the one before it: EAGLE-3 has 0.8.
   head.depth = 4
   head.depth_decay = 0.8
   # What it is before: made of the "target"'s last layer, or "random".
@@ -75,6 +76,10 @@ def get_config(arg: str = "eagle3") -> ml_collections.ConfigDict:
     # As of eagle3. DFlash itself says all tokens: 0.
     head.draft_vocab_size = 0
     head.vocabulary_dataset = ""
+  if arg == "mtp":
+    # FastMTP's three tokens, and its weights.
+    head.depth = 3
+    head.depth_decay = 0.6
   if arg == "eagle":
     # Of the distance to the target's next feature, beside the loss of the law.
     head.feature_weight = 1.0

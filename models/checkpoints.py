@@ -20,7 +20,6 @@ from models.formats import (
   gguf_tokenizer,
   head_checkpoints,
   huggingface,
-  mtp_format,
   trained,
 )
 from models.formats.head_checkpoints import Head
@@ -232,8 +231,9 @@ def load_head(
   place = None
   if mesh is not None:
     place = Place(mesh=mesh, sharding=sharding)
-  load = mtp_format.load if of_target else head_checkpoints.load
-  return load(path, about, dtype=dtype, place=place)
+  return head_checkpoints.load(
+    path, about, dtype=dtype, place=place, of_target=of_target
+  )
 
 
 def read_head(path: str, target: str) -> HeadShape:
@@ -241,9 +241,8 @@ def read_head(path: str, target: str) -> HeadShape:
 
   In the same path it is the target's own MTP head.
   """
-  if path == target:
-    return mtp_format.describe(path)
-  return head_checkpoints.describe(path, _about(read_config(target)))
+  about = _about(read_config(target))
+  return head_checkpoints.describe(path, about, of_target=path == target)
 
 
 def _about(config: TransformerConfig) -> Target:

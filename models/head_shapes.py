@@ -92,6 +92,8 @@ class HeadShape:
   def even_sizes(self) -> tuple[int, ...]:
     """Sizes that devices which the head is cut over must divide."""
     c = self.config
+    if isinstance(c, MtpConfig):
+      return c.even_sizes()
     if isinstance(c, MedusaConfig):
       return (c.embed_dim, c.draft_vocab_size or c.vocab_size)
     if isinstance(c, BlockwiseConfig):
@@ -102,6 +104,21 @@ class HeadShape:
       layer.num_heads, layer.num_kv_heads, layer.mlp_dim, layer.embed_dim,
       layer.vocab_size, words,
     )  # fmt: skip
+
+  def cut(self, sharding: Sharding, parts: int) -> tuple["HeadShape", Sharding]:
+    """The head as so many devices hold it, and its rules on them.
+
+    Args:
+      sharding: of a model without experts.
+      parts: devices of each copy, which divide `even_sizes`.
+
+    Raises:
+      ValueError: for experts that cannot be cut so.
+    """
+    if not isinstance(self.config, MtpConfig):
+      return self, sharding
+    config, sharding = self.config.cut(sharding, parts)
+    return dataclasses.replace(self, config=config), sharding
 
   @property
   def draft_vocab_size(self) -> int | None:

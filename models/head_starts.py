@@ -32,7 +32,7 @@ from models.networks.description import (
 )
 from models.networks.dflash import Parallel, ParallelConfig
 from models.networks.eagle import Eagle, Eagle3, EagleConfig
-from models.networks.layers import PlusOneNorm, TransformerConfig
+from models.networks.layers import Layer, PlusOneNorm, TransformerConfig
 from models.networks.medusa import (
   Blockwise,
   BlockwiseConfig,
@@ -40,6 +40,7 @@ from models.networks.medusa import (
   MedusaConfig,
 )
 from models.networks.mixture import Mixture
+from models.networks.mtp import Mtp, MtpConfig
 from models.networks.transformer import Features, Transformer
 
 
@@ -187,6 +188,37 @@ def eagle1(target: Transformer, *, rngs: nnx.Rngs) -> Eagle:
   _copy_rest(module, last, attends, feeds)
   for added in (module.attention.out, module.mlp.down):
     _silence(added)
+  module.lm_head.weight[...] = output_rows(target)
+  module.embed.embedding[...] = target.embed.embedding[...]
+  return module
+
+
+def mtp(target: Transformer, *, rngs: nnx.Rngs) -> Mtp:
+  """A head of multi-token prediction: the last layer, reading the final state.
+
+  As EAGLE-1's it says at first what the target said one token before, if less
+  or more surely where the state's norm is not the usual one: it is normed
+  again.
+
+  Raises:
+    ValueError: if a head cannot have the target's layer.
+  """
+  layer, (attends, feeds) = _layer(target.config), _alike(target.config)
+  width = layer.embed_dim
+  module = Mtp(
+    MtpConfig(layer=layer, num_features=width), dtype=target.dtype, rngs=rngs
+  )
+  fc, last, own = module.fc.weight, target.layers[-1], module.layer
+  fc[...] = jnp.zeros_like(fc[...]).at[:, width:].set(jnp.eye(width))
+  for name in ("q", "k", "v") if attends else ():
+    _copy(getattr(own.attention, name), getattr(last.attention, name))
+  if attends:
+    _copy(own.attention_norm, last.attention_norm)
+  _copy_rest(own, last, attends, feeds)
+  for added in (own.attention.out, own.mlp.down):
+    _silence(added)
+  usual = jnp.sqrt(jnp.mean(jnp.square(_scale(target.final_norm))))
+  module.final_norm.scale[...] = jnp.full(width, usual, module.dtype)
   module.lm_head.weight[...] = output_rows(target)
   module.embed.embedding[...] = target.embed.embedding[...]
   return module
@@ -447,7 +479,7 @@ def _scale(norm: nnx.Module) -> Array:
 
 
 def _copy_rest(
-  module: Eagle | Eagle3, last, attends: bool, feeds: bool
+  module: Eagle | Eagle3 | Layer, last, attends: bool, feeds: bool
 ) -> None:
   """Copies what the layer of a head has as the target's layers have it."""
   if attends:

@@ -28,10 +28,18 @@ from jax.sharding import PartitionSpec as P
 from models import head_shapes, sharding
 from models.head_shapes import HeadShape
 from models.networks import specdec, stacked, t5, t5_stacked
+from models.networks.description import (
+  AttentionSpec,
+  Latent,
+  LayerSpec,
+  Rope,
+)
 from models.networks.dflash import ParallelConfig
 from models.networks.eagle import EagleConfig
 from models.networks.layers import TransformerConfig
 from models.networks.medusa import MedusaConfig
+from models.networks.mixture import Mixture
+from models.networks.mtp import MtpConfig
 from models.networks.t5_config import T5Config
 from models.networks.transformer import FINAL, SkippedLayers, Transformer
 from specjax import decode, drafters, rules
@@ -309,6 +317,8 @@ def head_pair(mesh, how):
   size = sharding.num_parts(rules, mesh) if mesh else 1
   config = sharding.kv_heads_for(CONFIG, size)
   shape, form = HEADS[how]
+  if mesh:
+    shape, of_draft = shape.cut(of_draft, sharding.num_parts(of_draft, mesh))
   make = lambda: shape.make(dtype=jnp.float64, rngs=nnx.Rngs(4))
   model, head = head_shapes.functions(make(), sharding=mesh and of_draft)
   # Norms as they are; everything else larger, for laws that are no even ones.
@@ -335,8 +345,34 @@ def head_pair(mesh, how):
 
 
 HEAD = dataclasses.replace(CONFIG, num_kv_heads=8, num_layers=1)
+# Of latents and of experts that are dealt out, as DeepSeek-V3's.
+LATENTS = TransformerConfig.of_layers(
+  [
+    LayerSpec(
+      attention=AttentionSpec(
+        num_heads=8, num_kv_heads=1, head_dim=10, scale=0.4,
+        rope=Rope(theta=500.0, dim=4),
+        latent=Latent(rank=6, rope_dim=4, still_dim=4, value_dim=6),
+      ),
+      feed_forward=Mixture(
+        num_experts=8, num_chosen=2, embed_dim=16, expert_dim=12,
+        router="sigmoid", shared_dim=16,
+      ),
+    )
+  ],
+  vocab_size=VOCAB, embed_dim=16, max_positions=64,
+)  # fmt: skip
 # What a head is, and how it drafts.
 HEADS = {
+  "mtp": (
+    HeadShape(
+      kind="mtp", features=(FINAL,),
+      config=MtpConfig(layer=LATENTS, num_features=16),
+    ),
+    lambda model: (
+      drafters.eagle.drafter(model, tree=TREE, vocab_size=VOCAB), "recursive"
+    ),
+  ),
   "eagle3": (
     HeadShape(
       kind="eagle3", features=(0, 1),

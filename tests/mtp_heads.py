@@ -2,6 +2,8 @@
 
 import numpy as np
 import references
+import torch
+from transformers.modeling_layers import MtpModel
 
 
 def add(path, settings, *, seed=0):
@@ -52,3 +54,68 @@ def add(path, settings, *, seed=0):
     path, lambda all_: all_.update({f"mtp.{k}": x for k, x in made.items()})
   )
   return {k: x.astype(np.float64) for k, x in made.items()}
+
+
+class Theirs:
+  """A random head of transformers', for a target of its own."""
+
+  def __init__(self, target, *, seed=0):
+    config = target.config
+    config.num_mtp_layers = 1
+    if getattr(config, "mlp_layer_types", None):  # of GLM-4.7-Flash
+      config.mtp_mlp_layer_types = ["sparse"]
+    self.prefix, self.own = (
+      f"layers.{config.num_hidden_layers}",
+      {"post_norm.weight": "shared_head.norm.weight"},
+    )
+    if config.model_type == "mimo":
+      config.mtp_layer_types = ["full_attention"]
+      config.mtp_hidden_states_first = True
+      self.prefix, self.own = (
+        "mtp_layers.0",
+        {
+          "enorm.weight": "token_layernorm.weight",
+          "hnorm.weight": "hidden_layernorm.weight",
+          "eh_proj.weight": "input_proj.weight",
+          "post_norm.weight": "final_layernorm.weight",
+        },
+      )
+    self.target = target
+    self.model = references.eager(MtpModel(target, 1))
+    references.randomise(self.model.layers, seed=seed)
+    self.model.layers.to(target.dtype)
+
+  def tensors(self):
+    """By the names of released files."""
+    found = {}
+    for name, value in self.model.layers[0].state_dict().items():
+      name = self.own.get(name, name.removeprefix("mtp_block."))
+      value = value.float().numpy()
+      block, _, fused = name.rpartition("experts.")
+      parts = {name: value}
+      if fused in ("gate_up_proj", "down_proj"):
+        halves = np.split(value, 2, axis=1) if "_up_" in fused else [value]
+        which = ("gate", "up") if "_up_" in fused else ("down",)
+        parts = {
+          f"{block}experts.{i}.{x}_proj.weight": np.ascontiguousarray(half[i])
+          for x, half in zip(which, halves, strict=True)
+          for i in range(len(value))
+        }
+      found |= {f"model.{self.prefix}.{k}": x for k, x in parts.items()}
+    return found
+
+  def features(self, tokens):
+    """`f64[B, T, D]`, the target's, after its final norm."""
+    with torch.no_grad():
+      found = self.target.model(torch.tensor(tokens))
+    return found.last_hidden_state.numpy()
+
+  def __call__(self, tokens, hidden):
+    """Logits and states after pairs (token t + 1, hidden t), at positions t."""
+    hidden = torch.as_tensor(hidden)
+    with torch.no_grad():
+      hidden = self.model.forward_layer(
+        0, hidden, torch.arange(hidden.shape[1])[None], None,
+        input_ids=torch.tensor(np.asarray(tokens)),
+      )  # fmt: skip
+      return self.model.shared_head(hidden).numpy(), hidden.numpy()

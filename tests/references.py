@@ -38,6 +38,20 @@ LATENT = dict(
 # The last layer is full, whatever is said.
 GEMMA4 = [f"{x}_attention" for x in ("sliding", "full", "sliding", "sliding")]
 
+
+class MiMo(transformers.Qwen2Config):
+  """Qwen2's by another name, which transformers does not know."""
+
+  model_type = "mimo"
+
+
+transformers.AutoConfig.register("mimo", MiMo)
+for auto, model in (
+  (transformers.AutoModel, transformers.Qwen2Model),
+  (transformers.AutoModelForCausalLM, transformers.Qwen2ForCausalLM),
+):
+  auto.register(MiMo, type("MiMo", (model,), {"config_class": MiMo}))
+
 # Each is (family, settings, how many files it is saved in).
 MODELS = {
   "gpt2": ("gpt2", GPT2, 1),
@@ -109,6 +123,18 @@ MODELS = {
   "qwen3": (
     "qwen3",
     GATED | dict(num_key_value_heads=2, head_dim=16, attention_bias=True),
+    1,
+  ),
+  "mimo": (
+    "mimo",
+    GATED
+    | dict(
+      num_key_value_heads=2,
+      head_dim=12,
+      rms_norm_eps=1e-3,
+      attention_bias=True,
+      num_nextn_predict_layers=1,
+    ),
     1,
   ),
   "qwen3-window": (
@@ -485,6 +511,12 @@ def make(family, settings, *, seed=0):
   model = transformers.AutoModelForCausalLM.from_config(
     make_config(family, settings), attn_implementation="eager"
   )
+  randomise(model, seed=seed)
+  return eager(model)
+
+
+def randomise(model, *, seed):
+  """Gives a module parameters and buffers that are none of the usual ones."""
   generator = torch.Generator().manual_seed(seed)
   with torch.no_grad():
     for name, parameter in model.named_parameters():
@@ -495,7 +527,6 @@ def make(family, settings, *, seed=0):
       if name.endswith(BUFFERS):
         noise = torch.randn(buffer.shape, generator=generator)
         buffer.copy_(0.5 + 0.3 * noise)
-  return eager(model)
 
 
 def eager(model):

@@ -447,16 +447,17 @@ def eagle3(
 
 
 def mtp(
+  head: str = "",
   *,
   tokens: int | None = None,
   tree: Shape | None = None,
   siblings: Siblings = IID,
   policy: Policy | None = None,
 ) -> Drafting:
-  """The head that the target's own files hold (multi-token prediction)."""
+  """A head of multi-token prediction: its target's own, or another one."""
   return dataclasses.replace(
-    eagle(tokens=tokens, tree=tree, siblings=siblings, policy=policy),
-    name="mtp", reads="mtp", learns=False,
+    eagle(head, tokens=tokens, tree=tree, siblings=siblings, policy=policy),
+    name="mtp", reads="head" if head else "mtp", learns=False,
   )  # fmt: skip
 
 

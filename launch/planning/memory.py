@@ -27,7 +27,7 @@ def held(q: Question) -> int:
     total += own // q.layout.model
   if q.head is not None:
     total += _ITEM * program.num_draft_params(q) // q.layout.draft
-    if layers := heads.cached(q.head):
+    if layers := heads.cached(q.cut_head()[0]):
       slots = q.slots + heads.more_slots(q.head, q.tree)
       total += _cache(layers, q.layout.draft, q.rows * slots)
   return total

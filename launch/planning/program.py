@@ -230,6 +230,11 @@ class Question:
     """The draft, likewise."""
     return self.draft and networks.cut(self.draft, self.layout.draft)
 
+  def cut_head(self) -> tuple[HeadShape, Sharding]:
+    """The head as its devices hold it, and its rules on them."""
+    assert self.head is not None
+    return self.head.cut(self.shardings()[1], self.layout.draft)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Compiled:
@@ -273,7 +278,8 @@ def make_drafter(question: Question) -> Drafter:
   if not q.tree.num_drafted:
     return drafters.plain.drafter()
   if q.head is not None:
-    return heads.make_drafter(q.head, **static, dtype=_DTYPE, sharding=of_draft)
+    head, of_draft = q.cut_head()
+    return heads.make_drafter(head, **static, dtype=_DTYPE, sharding=of_draft)
   if q.draft is not None:
     draft = networks.functions(q.cut_draft(), of_draft, weights=q.draft_weights)
     return drafters.model.drafter(draft, **static)
@@ -342,7 +348,8 @@ def compile_for(question: Question, devices: list) -> Compiled:
   of_target, of_draft = q.shardings()
   draft = q.draft and networks.shapes(q.cut_draft(), q.draft_weights)
   if q.head is not None:
-    draft = heads.own_params(q.head, _DTYPE)
+    head, of_draft = q.cut_head()
+    draft = heads.own_params(head, _DTYPE)
   if q.own_weights is not None:
     draft, of_draft = networks.shapes(q.cut_target(), q.own_weights), of_target
   params = Params(

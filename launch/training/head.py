@@ -288,6 +288,8 @@ def _of_the_target(
     return module, layers
   if head.kind == "eagle":
     return head_starts.eagle1(target, rngs=rngs), layers
+  if head.kind == "mtp":
+    return head_starts.mtp(target, rngs=rngs), layers
   if head.kind == "medusa":
     found = head_starts.medusa(target, num_heads=head.depth, rngs=rngs)
     return found, layers

@@ -13,6 +13,7 @@ from launch.training import flops
 from models import head_shapes
 from models.networks.dflash import Parallel
 from models.networks.eagle import Eagle, Eagle3
+from models.networks.mtp import Mtp
 from models.networks.transformer import Transformer
 
 
@@ -60,8 +61,8 @@ def step_flops(
 def _times(module, path: tuple, depth: int, blocks: float) -> float:
   """How often a matrix of a head is read, for each token of the text.
 
-  EAGLE reads its layer at every depth. Of blocks every token reads the layers;
-  keys and values are also of all features.
+  EAGLE and MTP read their layer at every depth. Of blocks every token reads the
+  layers; keys and values are also of all features.
 
   Args:
     module: the head.
@@ -69,9 +70,9 @@ def _times(module, path: tuple, depth: int, blocks: float) -> float:
     depth: tokens of a draft.
     blocks: for each token of the text.
   """
-  if path[0] == "fc" and not isinstance(module, Eagle):
+  if path[0] == "fc" and not isinstance(module, Eagle | Mtp):
     return 1
-  if isinstance(module, Eagle | Eagle3):
+  if isinstance(module, Eagle | Eagle3 | Mtp):
     return depth
   if not isinstance(module, Parallel):
     return 1
@@ -86,7 +87,7 @@ def _attention(module, length: int, depth: int, blocks: float) -> float:
   A step of EAGLE's draft sees the text so far, half of the row in the mean; so
   does each token of a block, and the whole block.
   """
-  if isinstance(module, Eagle | Eagle3):
+  if isinstance(module, Eagle | Eagle3 | Mtp):
     layer = module.config.layer
     width = layer.num_layers * layer.num_heads * layer.head_dim
     return depth * 2 * width * length

@@ -27,6 +27,7 @@ from models.networks import anchored
 from models.networks.dflash import Parallel
 from models.networks.eagle import Eagle, Eagle3
 from models.networks.layers import project
+from models.networks.mtp import Mtp
 from models.networks.transformer import FINAL, Features, Transformer
 from models.networks.unrolled import ahead, unroll
 from specjax.training import losses
@@ -146,7 +147,7 @@ def reader(features: Features) -> Callable[..., Seen]:
 def says(
   module: HeadModule, seen: Seen, batch: dict[str, Array], depth: int
 ) -> Iterator[tuple[Array, Array | None]]:
-  """For each depth `f32[B, A, W]`, the head's logits, and EAGLE's states.
+  """For each depth `f32[B, A, W]`, the head's logits, and states fed back.
 
   A are all T places of a row, or those that the batch names.
   """
@@ -162,7 +163,7 @@ def says(
     for j in range(depth):
       yield blocks[:, :, j], None
     return
-  if isinstance(module, Eagle | Eagle3):
+  if isinstance(module, Eagle | Eagle3 | Mtp):
     yield from unroll(
       module,
       batch["tokens"],

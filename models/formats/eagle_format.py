@@ -92,7 +92,7 @@ _OF_EAGLE_CONFIG = {
   "parallel_draft_step": 1,
 }
 _FUSED = "eagle_aux_hidden_state_layer_ids"
-_OTHER_KINDS = ("peagle", "dspark", "mtp", "mlp", "eagle", "medusa")
+_OTHER_KINDS = ("peagle", "dspark", "mlp", "eagle", "medusa")
 
 
 def shape(
@@ -118,7 +118,7 @@ def shape(
   if kind is not None and kind != "eagle3":
     known = "another head" if kind in _OTHER_KINDS else "unknown"
     raise ValueError(
-      "speculators_model_type must be 'eagle3' or 'dflash', got "
+      "speculators_model_type must be 'eagle3', 'dflash' or 'mtp', got "
       f"{kind!r} ({known})"
     )
   _refuse("settings", config, _KNOWN)

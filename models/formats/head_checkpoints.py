@@ -2,7 +2,8 @@
 
 A directory with a `config.json` and tensors tells by itself what it is: an
 EAGLE head of any generation (`eagle_format`), Medusa's or blockwise ones
-(`medusa_format`), or DFlash's blocks (`parallel_format`).
+(`medusa_format`), DFlash's blocks (`dflash_format`), or one of multi-token
+prediction (`mtp_format`), which a target's own files may hold too.
 
 The formats differ in how layers are numbered whose features are read, in where
 draft tokens' ids are offsets, and in switches; here they become one form. What
@@ -26,11 +27,12 @@ from models.formats import (
   head_files,
   json_files,
   medusa_format,
+  mtp_format,
 )
 from models.formats.head_files import Place
 from models.formats.weights import CheckpointError, Tensor
 from models.head_shapes import HeadModule, HeadShape, Target
-from models.sharding import Sharding
+from models.sharding import Sharding, num_parts
 
 __all__ = ["Head", "Target", "describe", "is_head", "load", "shape"]
 
@@ -108,6 +110,8 @@ def shape(
   """
   if dflash_format.is_one(config):
     return dflash_format.shape(config, target)
+  if mtp_format.is_one(config):
+    return mtp_format.shape(config, target)
   if config.get("model_type") == "blockwise":
     return medusa_format.blockwise_shape(config, target)
   if (
@@ -122,15 +126,20 @@ def shape(
   )
 
 
-def describe(directory: str, target: Target) -> HeadShape:
+def describe(
+  directory: str, target: Target, *, of_target: bool = False
+) -> HeadShape:
   """What the head in a directory is; none of its numbers is read.
+
+  Args:
+    directory, target, of_target: as of `load`.
 
   Raises:
     FileNotFoundError, ValueError: as `load`.
   """
   path = pathlib.Path(directory)
   with contextlib.ExitStack() as stack:
-    return _opened(path, target, stack)[0]
+    return _opened(path, target, stack, of_target, compared=False)[0]
 
 
 def load(
@@ -139,6 +148,7 @@ def load(
   *,
   dtype=jnp.float32,
   place: Place | None = None,
+  of_target: bool = False,
 ) -> Head:
   """Reads a head.
 
@@ -147,6 +157,7 @@ def load(
     target: the model that it drafts for.
     dtype: of parameters and activations, whatever the tensors' is.
     place: the devices that it is cut over, and how; None for one device.
+    of_target: whether it is the MTP head in the target's own directory.
 
   Returns:
     The `Head`. Embedding and output projection are the target's own arrays
@@ -155,22 +166,19 @@ def load(
   Raises:
     FileNotFoundError: if a file is not there.
     ValueError: for formats and switches that are not known, or a head that was
-      made for another target or cannot be cut so.
+      made for another target or cannot be cut so, or a target without one.
     CheckpointError: (a ValueError) if tensors are left over, missing or of
       another shape than they should be; it lists them all.
   """
   path = pathlib.Path(directory)
   with contextlib.ExitStack() as stack:
-    found, config, tensors = _opened(path, target, stack)
+    found, table, tensors = _opened(path, target, stack, of_target)
     if place is not None:
       place.check(found.even_sizes())
+      parts = num_parts(place.sharding, place.mesh)
+      found, sharding = found.cut(place.sharding, parts)
+      place = dataclasses.replace(place, sharding=sharding)
     with _said_of(path):
-      if found.kind in ("eagle", "eagle3"):
-        table = eagle_format.table(config, tensors)
-        tensors = eagle_format.scaled(config, tensors)
-      else:
-        dflash = found.kind == "dflash"
-        table = dflash_format.table(found) if dflash else {}
       module = head_files.fill(
         found, table, tensors, target, path=path, dtype=dtype, place=place
       )
@@ -178,14 +186,34 @@ def load(
 
 
 def _opened(
-  path: pathlib.Path, target: Target, stack: contextlib.ExitStack
-) -> tuple[HeadShape, Mapping[str, Any], Mapping[str, Tensor]]:
-  """What a directory holds, its configuration, and its tensors."""
-  tensors = head_files.normal_names(head_files.open_tensors(path, stack))
+  path: pathlib.Path,
+  target: Target,
+  stack: contextlib.ExitStack,
+  of_target: bool,
+  *,
+  compared: bool = True,
+) -> tuple[HeadShape, Mapping[str, str], Mapping[str, Tensor]]:
+  """What a directory holds, and its tensors.
+
+  The second of the three says of parameters whose tensors have other names
+  what these are.
+  """
+  raw = head_files.open_tensors(path, stack)
   file = path / "config.json"
   config = json_files.read_object(file) if file.is_file() else {}
   with _said_of(path):
-    return shape(config, target, tensors), config, tensors
+    if of_target or mtp_format.is_one(config):
+      found = mtp_format.shape(config, target)
+      tensors = mtp_format.parameters(path, config, raw, compared=compared)
+      return found, {"embed.embedding": "embed_tokens.weight"}, tensors
+    tensors = head_files.normal_names(raw)
+    found = shape(config, target, tensors)
+    if found.kind in ("eagle", "eagle3"):
+      table = eagle_format.table(config, tensors)
+      return found, table, eagle_format.scaled(config, tensors)
+    if found.kind == "dflash":
+      return found, dflash_format.table(found), tensors
+  return found, {}, tensors
 
 
 @contextlib.contextmanager

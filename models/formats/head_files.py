@@ -189,7 +189,7 @@ def filled(
         f"{tensor.kind}"
       )
     else:
-      read = functools.partial(_part, tensor, dtype)
+      read = functools.partial(_part, tensor, variable.dtype)
       array = laid_out(parts, expected, read, place)
       state[key] = variable.replace(array)
   if problems:

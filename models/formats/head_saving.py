@@ -3,9 +3,10 @@
 EAGLE-1 and 3 as their authors do (EAGLE-3 with the list of its layers; with
 switches, windows or several layers as `speculators` does), Medusa's as vLLM
 does, DFlash's as its authors do, or, of a vocabulary of its own or with windows
-as `speculators` means them, in its form. Of blockwise heads nothing was
-published: their `config.json` says "blockwise", and the tensors have the names
-of `models.networks.medusa.Blockwise`. Embedding and output projection are not
+as `speculators` means them, in its form, which those of multi-token prediction
+have too. Of blockwise heads nothing was published: their `config.json` says
+"blockwise", and the tensors have the names of
+`models.networks.medusa.Blockwise`. Embedding and output projection are not
 written where they are the target's and all readers take them from it.
 models/pretrained/README.md says which program reads which form.
 """
@@ -23,16 +24,17 @@ import safetensors.numpy
 from flax import nnx
 
 from models import draft_vocabulary, head_shapes
-from models.formats import json_files
+from models.formats import json_files, mtp_format
 from models.formats.huggingface_config import llama_json
 from models.head_shapes import HeadConfig, HeadModule, Target
 from models.networks.dflash import Parallel, ParallelConfig
 from models.networks.eagle import EAGLE3_SWITCHES, Eagle, Eagle3, EagleConfig
 from models.networks.layers import TransformerConfig
 from models.networks.medusa import Blockwise, Medusa
+from models.networks.mtp import Mtp, MtpConfig
 from models.networks.transformer import Features
 
-_SPECULATED = 3  # tokens that EAGLE-3's file proposes to a server
+_SPECULATED = 3  # tokens that EAGLE-3's and MTP's files propose to a server
 _DTYPES = ("float32", "bfloat16", "float16")
 _LAYER = {
   "attention.q": "self_attn.q_proj",
@@ -83,6 +85,8 @@ def save(
     settings, tensors = _medusa(module, jnp.dtype(dtype).name)
   elif isinstance(module, Blockwise):
     settings, tensors = _blockwise(module)
+  elif isinstance(module, Mtp):
+    settings, tensors = _mtp(module, jnp.dtype(dtype).name, verifier)
   elif isinstance(module, Parallel):
     settings, tensors = _parallel(
       module, features, jnp.dtype(dtype).name, verifier
@@ -99,7 +103,7 @@ def save(
 def check(config: HeadConfig) -> None:
   """Raises ValueError for a head that no format has; none is made for it."""
   if isinstance(config, EagleConfig):
-    _eagle_json(config, "float32")
+    _layers_json(config, "float32")
   elif isinstance(config, ParallelConfig):
     _blocks_json(config, "float32")
 
@@ -190,14 +194,9 @@ def _eagle(
     part = _OTHER_PARTS.get(part, part).replace("fc_norms.", "fc_norm.")
     part = f"{prefix}.{known}" if known else part
     tensors[f"{part}.{'bias' if leaf == 'bias' else 'weight'}"] = array
-  if layer.qkv_bias and not layer.out_bias:  # see `_eagle_json`
-    tensors |= {
-      name.replace("q_proj", "o_proj"): np.zeros(layer.embed_dim, array.dtype)
-      for name, array in tensors.items()
-      if name.endswith("q_proj.bias")
-    }
+  tensors |= _missing_biases(layer, tensors)
   if not third:
-    return _eagle_json(config, dtype) | {
+    return _layers_json(config, dtype) | {
       "architectures": _EAGLE1,
       "bias": config.fc_bias,
       "qkv_bias": layer.qkv_bias,  # what its authors' code looks at
@@ -207,14 +206,14 @@ def _eagle(
     settings = _speculators(
       "eagle3", "Eagle3Speculator", _SPECULATED, verifier
     ) | {
-      "transformer_layer_config": _eagle_json(config, dtype),
+      "transformer_layer_config": _layers_json(config, dtype),
       ids: [int(i) for i in features],
       **switches,
     }
   else:
     # vLLM looks at the top first and numbers layers by what they read, SGLang
     # and SpecForge look within and number them by what they give.
-    settings = _eagle_json(config, dtype) | {
+    settings = _layers_json(config, dtype) | {
       "architectures": ["LlamaForCausalLMEagle3"],
       ids: [int(i) for i in features],
       "eagle_config": {
@@ -231,6 +230,34 @@ def _eagle(
       module.target_ids[...], layer.vocab_size
     )
   return settings, tensors
+
+
+def _missing_biases(
+  layer: TransformerConfig, tensors: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+  """Biases that a layer does not have and its format does (`_layers_json`)."""
+  if layer.out_bias or not layer.qkv_bias:
+    return {}
+  return {
+    name.replace("q_proj", "o_proj"): np.zeros(layer.embed_dim, array.dtype)
+    for name, array in tensors.items()
+    if name.endswith("q_proj.bias")
+  }
+
+
+def _mtp(module: Mtp, dtype: str, verifier: str | None):
+  tensors, names = {}, mtp_format.SPECULATORS.modules
+  for name, array in parameters(module).items():
+    part, _, leaf = name.rpartition(".")
+    if part in ("embed", "lm_head"):
+      continue  # see `_own`
+    part = names.get(part) or _LAYER[part.removeprefix("layer.")]
+    leaf = "bias" if leaf == "bias" else "weight"
+    tensors[f"mtp_layers.0.{part}.{leaf}"] = array
+  return _speculators("mtp", "MTPDraftModel", _SPECULATED, verifier) | {
+    "transformer_layer_config": _layers_json(module.config, dtype),
+    "num_nextn_predict_layers": 1,
+  }, tensors | _missing_biases(module.config.layer, tensors)
 
 
 def _speculators(
@@ -305,12 +332,13 @@ def _parallel(
   }, tensors
 
 
-def _eagle_json(config: EagleConfig, dtype: str) -> dict[str, Any]:
-  """The settings of an EAGLE head's layers."""
+def _layers_json(config: EagleConfig, dtype: str) -> dict[str, Any]:
+  """The settings of the layers of EAGLE's heads, or of MTP's."""
   layer = config.layer
   if layer.qkv_bias:  # perhaps Qwen2's; a Llama's has all four
     layer = dataclasses.replace(layer, out_bias=True)
-  if layer.qk_norm and config.generation == 3:
+  of_eagle1 = config.generation == 1 and not isinstance(config, MtpConfig)
+  if layer.qk_norm and not of_eagle1:
     return _qwen3_json(layer, dtype)
   return _layer_json(layer, dtype)
 

@@ -1,169 +1,321 @@
-"""MTP heads in their target's own files, as Qwen3-Next and Qwen3.5 have them.
+"""MTP heads as they are published: in their target's own files, or alone.
 
-Tensors are named `mtp.*`: `fc`, `pre_fc_norm_embedding`, `pre_fc_norm_hidden`,
-`norm`, and one layer as the target's. Embedding and output projection are the
-target's.
+Families whose files hold one, and the `speculators` library, call its tensors
+by different names; `FORMS` has them. Embedding and output projection are the
+target's, and files that hold them once more must hold copies.
+
+MiMo's projection reads the hidden state before the embedding; its columns are
+exchanged as they are read. Some servers replace the first embedding of a text
+by zeros; here, as in transformers, it is what it is.
 """
 
-import contextlib
+import dataclasses
 import functools
 import pathlib
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from models import head_shapes, sharding
-from models.formats import head_files, json_files, weights
-from models.formats.head_checkpoints import Head
-from models.formats.head_files import Place
+from models import head_shapes
+from models.formats import head_files, weights
 from models.formats.huggingface_config import config_from_json, of_text
-from models.formats.weights import CheckpointError, Source
+from models.formats.weights import CheckpointError, Source, Tensor
 from models.head_shapes import HeadShape, Target
-from models.networks import mixture
-from models.networks.mixture import Mixture
-
-FAMILIES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
-_NAME = re.compile(r"(?:model\.)?mtp\.(.+)")
-_OWN = {
-  ("fc", "weight"): "fc.weight",
-  ("embed_norm", "scale"): "pre_fc_norm_embedding.weight",
-  ("hidden_norm", "scale"): "pre_fc_norm_hidden.weight",
-  ("final_norm", "scale"): "norm.weight",
-}
 
 
-def describe(directory: str) -> HeadShape:
-  """The head of the target in a directory; none of its numbers is read.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Form:
+  """What files call the tensors of a head.
 
-  Raises:
-    FileNotFoundError, ValueError: as `load`.
+  Attributes:
+    names: a pattern of them; `number` is the head's layer, if it has one, and
+      `rest` what follows.
+    after_layers: layers are numbered after the target's.
+    modules: the network's modules, and what `rest` calls them.
+    layer: what `rest` begins with in tensors of the decoder layer.
+    copies: what `rest` calls tensors that are the target's, and their names.
+    hidden_first: the projection reads the hidden state first.
   """
-  with contextlib.ExitStack() as stack:
-    return _opened(pathlib.Path(directory), stack)[0]
+
+  names: re.Pattern[str]
+  after_layers: bool = False
+  modules: Mapping[str, str]
+  layer: str = ""
+  copies: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  hidden_first: bool = False
 
 
-def load(
-  directory: str,
-  target: Target,
-  *,
-  dtype=jnp.float32,
-  place: Place | None = None,
-) -> Head:
-  """Reads the head of a target.
+def _modules(*names: str) -> dict[str, str]:
+  ours = ("fc", "embed_norm", "hidden_norm", "final_norm")
+  return dict(zip(ours, names, strict=True))
+
+
+QWEN = Form(
+  names=re.compile(r"(?:model\.)?mtp\.(?P<rest>.+)"),
+  modules=_modules("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"),
+  layer="layers.0.",
+)
+DEEPSEEK = Form(
+  names=re.compile(r"(?:model\.)?layers\.(?P<number>\d{1,9})\.(?P<rest>.+)"),
+  after_layers=True,
+  modules=_modules("eh_proj", "enorm", "hnorm", "shared_head.norm"),
+  copies={
+    "embed_tokens.weight": "embed_tokens.weight",
+    "shared_head.head.weight": "lm_head.weight",
+  },
+)
+SPECULATORS = Form(
+  names=re.compile(r"mtp_layers\.(?P<number>\d{1,9})\.(?P<rest>.+)"),
+  modules=_modules(
+    "input_proj", "token_layernorm", "hidden_layernorm", "final_layernorm"
+  ),
+)
+MIMO = dataclasses.replace(
+  SPECULATORS,
+  names=re.compile(rf"(?:model\.)?{SPECULATORS.names.pattern}"),
+  hidden_first=True,
+)
+# By the target's `model_type`.
+FORMS = {
+  "qwen3_next": QWEN,
+  "qwen3_5_text": QWEN,
+  "qwen3_5_moe_text": QWEN,
+  "deepseek_v3": DEEPSEEK,
+  "glm4_moe": DEEPSEEK,
+  "glm4_moe_lite": DEEPSEEK,
+  "mimo": MIMO,
+}
+# Whose layers a head of speculators' may have.
+_LAYERS = ("llama", "qwen3", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+_KNOWN = frozenset(
+  """
+  speculators_model_type transformer_layer_config num_nextn_predict_layers
+
+  architectures speculators_version speculators_config auto_map model_type
+  transformers_version torch_dtype dtype has_no_defaults_at_init
+  tie_word_embeddings
+  """.split()
+)
+_BUFFER = re.compile(r".+\.rotary_emb\.inv_freq")
+
+
+def is_one(config: Mapping[str, Any]) -> bool:
+  """Whether a configuration is of a head alone, in speculators' form."""
+  return config.get("speculators_model_type") == "mtp"
+
+
+def shape(config: Mapping[str, Any], target: Target | None) -> HeadShape:
+  """What a configuration says of a head.
 
   Args:
-    directory: of the target.
-    target: with its arrays.
-    dtype, place: as of `models.formats.head_checkpoints.load`.
+    config: what its `config.json` holds; of a head in its target's files, the
+      target's.
+    target: the model that a head alone drafts for.
 
   Raises:
-    FileNotFoundError: if a file is not there.
-    ValueError: for a target that comes with no head, or one of a family whose
-      heads are not known; for experts that cannot be cut over the devices.
-    CheckpointError: (a ValueError) if tensors of the head are left over,
-      missing or of another shape than they should be; it lists them all.
+    ValueError: for settings that are not known, or another target.
   """
-  path = pathlib.Path(directory)
-  with contextlib.ExitStack() as stack:
-    shape, source = _opened(path, stack)
-    if place is not None:
-      place.check(shape.even_sizes())
-      _check_experts(shape, sharding.num_parts(place.sharding, place.mesh))
-    make = lambda: shape.make(dtype=dtype, rngs=nnx.Rngs(0))
-    graphdef, state = nnx.split(nnx.eval_shape(make))
-    state = dict(nnx.to_flat_state(state))
-    shared = {
-      ("embed", "embedding"): target.embedding,
-      ("lm_head", "weight"): target.output,
-    }
-    _check(source, {k: x.shape for k, x in state.items() if k not in shared})
-    for key, variable in state.items():
-      if key in shared:
-        array = jnp.asarray(shared[key], dtype)
-      else:
-        read = functools.partial(_read, source, key, variable.dtype)
-        parts = [str(part) for part in key]
-        array = head_files.laid_out(parts, variable.shape, read, place)
-      state[key] = variable.replace(array)
-    module = nnx.merge(graphdef, nnx.from_flat_state(state))
-  return Head(shape=shape, module=module, sharding=place and place.sharding)
+  settings = _of_layer(config)
+  for name in ("num_nextn_predict_layers", "num_mtp_layers"):
+    for given in (config, settings):
+      if given.get(name) not in (None, 1):
+        raise ValueError(
+          f"MTP heads of one layer are read, got {name} {given[name]!r}"
+        )
+  found = head_shapes.mtp_shape(config_from_json(settings))
+  layer = found.config.layer
+  if is_one(config) and target is not None:
+    ours = (layer.vocab_size, layer.embed_dim)
+    theirs = (target.vocab_size, target.embed_dim)
+    if ours != theirs:
+      raise ValueError(
+        f"it was made for {ours[0]} tokens and width {ours[1]}, and the target "
+        f"has {theirs[0]} and {theirs[1]}"
+      )
+  return found
 
 
-def _opened(
-  path: pathlib.Path, stack: contextlib.ExitStack
-) -> tuple[HeadShape, Source]:
-  """What the head is, and its tensors, by names without their prefix."""
-  settings = of_text(json_files.read_object(path / "config.json"))
-  family = settings.get("model_type")
-  if family not in FAMILIES:
+def _of_layer(config: Mapping[str, Any]) -> Mapping[str, Any]:
+  """The settings of the model that a head's layer is like."""
+  if not is_one(config):
+    settings = of_text(config)
+    if settings.get("model_type") not in FORMS:
+      raise ValueError(
+        f"MTP heads are read of targets of {[*FORMS]}, got "
+        f"{settings.get('model_type')!r}"
+      )
+    return settings
+  unknown = sorted(k for k in {*config} - _KNOWN if not k.startswith("_"))
+  if unknown:
+    raise ValueError(f"settings that are not known: {', '.join(unknown)}")
+  settings = config.get("transformer_layer_config")
+  if not isinstance(settings, Mapping):
+    raise ValueError("transformer_layer_config must be an object")
+  settings = of_text(settings)
+  if settings.get("model_type") not in _LAYERS:
     raise ValueError(
-      f"MTP heads are read of targets of {[*FAMILIES]}, and {path} is of "
-      f"{family!r}"
+      f"transformer_layer_config must be of {[*_LAYERS]}, got "
+      f"{settings.get('model_type')!r}"
     )
-  shape = head_shapes.mtp_shape(config_from_json(settings))
-  tensors = {
-    found[1]: tensor
-    for name, tensor in head_files.open_tensors(path, stack).items()
-    if (found := _NAME.fullmatch(name))
-  }
-  if not tensors:
-    raise ValueError(f"the target in {path} comes without an MTP head (mtp.*)")
+  return settings
+
+
+def parameters(
+  path: pathlib.Path,
+  config: Mapping[str, Any],
+  tensors: Mapping[str, Tensor],
+  *,
+  compared: bool,
+) -> dict[str, Tensor]:
+  """The tensors of a head, as its network's parameters and by their names.
+
+  Args:
+    path: of the directory, for messages.
+    config: as of `shape`.
+    tensors: by the names that the files give them.
+    compared: whether copies of the target's are read, and must be equal.
+
+  Raises:
+    ValueError: if there is no head.
+    CheckpointError: (a ValueError) if its tensors are left over, missing or of
+      another shape than they should be; it lists them all.
+  """
+  settings, found = _of_layer(config), shape(config, None)
+  family, layer = settings["model_type"], found.config.layer
+  alone = is_one(config)
+  form = SPECULATORS if alone else FORMS[family]
+  first = config_from_json(settings).num_layers if form.after_layers else 0
+  own = _own(form, tensors, first)
+  if not own:
+    raise ValueError(f"there is no MTP head: no tensor {form.names.pattern}")
+  problems = _not_copies(form, own, tensors) if compared else []
+  own = {k: t for k, t in own.items() if k not in form.copies}
+  if form.hidden_first and (joint := own.get(name := _named(form, "fc"))):
+    read = functools.partial(_exchanged, joint)
+    own[name] = dataclasses.replace(joint, read=read)
   source = Source(
     path=str(path),
     says="config.json",
-    config=shape.config.layer,
+    config=layer,
     family=family,
-    tensors=weights.of_projections(weights.of_experts(tensors), family),
+    tensors=weights.of_projections(weights.of_experts(own), family),
     kinds=head_files.FLOATS,
   )
-  return shape, source
-
-
-def _check_experts(shape: HeadShape, devices: int) -> None:
-  """Raises ValueError for experts that devices could only have whole.
-
-  The rules of what drafts cut each by its width.
-  """
-  block = shape.config.layer.layer(0).feed_forward
-  if not isinstance(block, Mixture):
-    return
-  if mixture.cut_by(block, devices) == "expert":
-    raise ValueError(
-      f"an MTP head's experts of width {block.expert_dim} cannot be cut over "
-      f"{devices} devices: give config.draft_devices"
+  made, expected = {}, {}
+  for key, size in _shapes(found).items():
+    name, layout = _locate(form, key, family)
+    expected[name] = size if layout is None else layout.shape(size)
+    made[".".join(map(str, key))] = Tensor(
+      name=name,
+      shape=size,
+      kind=head_files.FLOATS[0],
+      read=functools.partial(_read, form, source, key),
     )
+  problems += weights.mismatches(source, expected)
+  if problems:
+    raise CheckpointError(
+      f"the tensors in {path} are not those of its MTP head:\n  "
+      + "\n  ".join(sorted(problems))
+    )
+  rest = {n: t for n, t in tensors.items() if not form.names.fullmatch(n)}
+  return made | (rest if alone else {})
 
 
-def _of_layer(key: tuple[Any, ...]) -> tuple[Any, ...]:
+def _own(
+  form: Form, tensors: Mapping[str, Tensor], first: int
+) -> dict[str, Tensor]:
+  """A head's tensors, by names without what a form has before them.
+
+  Those of its layer begin with `layers.0.`; of a layer after the first with its
+  number, which nothing expects.
+  """
+  own = {}
+  for name, tensor in tensors.items():
+    found = form.names.fullmatch(name)
+    if not found or _BUFFER.fullmatch(name):
+      continue
+    parts = found.groupdict()
+    number, rest = int(parts.get("number") or first) - first, parts["rest"]
+    if number < 0:
+      continue
+    module = rest.rpartition(".")[0]
+    if number:
+      rest = f"layers.{number}.{rest}"
+    elif not (
+      form.layer or module in form.modules.values() or rest in form.copies
+    ):
+      rest = f"layers.0.{rest}"
+    own[rest] = tensor
+  return own
+
+
+def _not_copies(
+  form: Form, own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]
+) -> list[str]:
+  """What should be the target's tensors once more, and is not."""
+  wrong = []
+  for name in {*form.copies} & {*own}:
+    theirs = form.copies[name]
+    of_target = next(
+      (tensors[n] for n in (theirs, f"model.{theirs}") if n in tensors), None
+    )
+    if of_target is None and theirs == "lm_head.weight":  # tied
+      of_target = tensors.get("model.embed_tokens.weight")
+    if of_target is None or not _equal(own[name], of_target):
+      wrong.append(f"not a copy of the target's {theirs}: {own[name].name}")
+  return wrong
+
+
+_ROWS = 8192  # compared at once
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+  if one.shape != other.shape:
+    return False
+  count = one.shape[0]
+  starts = range(0, count, _ROWS)
+  parts = [(slice(i, min(i + _ROWS, count)), slice(None)) for i in starts]
+  return all(np.array_equal(one.read(p), other.read(p)) for p in parts)
+
+
+def _exchanged(joint: Tensor, index: tuple[slice, ...]) -> np.ndarray:
+  """A part of a projection whose columns' halves change places."""
+  hidden, embedding = np.split(joint.read(()), 2, axis=1)
+  return np.concatenate([embedding, hidden], axis=1)[index]
+
+
+def _shapes(found: HeadShape) -> dict[tuple, tuple[int, ...]]:
+  """Of the head's own parameters, by their paths."""
+  make = lambda: found.make(dtype=jnp.float32, rngs=nnx.Rngs(0))
+  module = nnx.eval_shape(make)
+  state = nnx.state(module, head_shapes.is_own(module))
+  return {key: x.shape for key, x in nnx.to_flat_state(state)}
+
+
+def _named(form: Form, module: str) -> str:
+  return f"{form.modules[module]}.weight"
+
+
+def _locate(form: Form, key: tuple, family: str):
+  """The tensor of a parameter, and how it holds it; None: as it is."""
+  if key[0] in form.modules:
+    return _named(form, key[0]), None
+  return weights.locate(_in_model(key), family)
+
+
+def _in_model(key: tuple) -> tuple:
   """A parameter's path in a model of one layer."""
   return ("layers", 0, *key[1:])
 
 
-def _check(source: Source, shapes: dict[tuple, tuple[int, ...]]) -> None:
-  """Raises CheckpointError unless the tensors are those of the parameters."""
-  expected = {}
-  for key, shape in shapes.items():
-    if key in _OWN:
-      expected[_OWN[key]] = shape
-    else:
-      name, layout = weights.locate(_of_layer(key), source.family)
-      expected[name] = layout.shape(shape)
-  problems = weights.mismatches(source, expected)
-  if problems:
-    raise CheckpointError(
-      f"the tensors in {source.path} are not those of its MTP head:\n  "
-      + "\n  ".join(sorted(problems))
-    )
-
-
 def _read(
-  source: Source, key: tuple, dtype, index: tuple[slice, ...]
+  form: Form, source: Source, key: tuple, index: tuple[slice, ...]
 ) -> np.ndarray:
   """A part of a parameter; all of it at `()`."""
-  if key in _OWN:
-    return source.tensors[_OWN[key]].read(index).astype(dtype)
-  found = weights.part(source, _of_layer(key), index, source.config)
-  return np.asarray(found).astype(dtype)
+  if key[0] in form.modules:
+    return source.tensors[_named(form, key[0])].read(index)
+  return weights.part(source, _in_model(key), index, source.config)

@@ -266,6 +266,7 @@ def as_feature_model(
       num_layers=layer.num_layers,
       num_kv_heads=layer.num_kv_heads,
       head_dim=layer.head_dim,
+      value_dim=layer.value_dim,
       dtype=module.dtype,
       with_positions=any(windows),
       stacked=stacked,

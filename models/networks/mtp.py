@@ -5,8 +5,8 @@ normed and next to each other in this order, are projected to the target's width
 and go through one decoder layer and a norm; the target's output projection
 reads that, and with the next token it is fed back in the hidden state's place
 (DeepSeek-V3's technical report, 2024, section 2.2; here one layer is applied
-again and again, and hidden states are read after the final norm). Qwen3-Next
-and Qwen3.5 come with one, whose layer is one of attention.
+again and again, and hidden states are read after the final norm). DeepSeek-V3,
+GLM-4.5, Qwen3-Next and others come with one (`models.formats.mtp_format`).
 
 It is a `specjax.types.FeatureModel` as EAGLE's heads are, and drafts as they
 do. Letters in shapes as in `models.networks.eagle`.
@@ -18,37 +18,88 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
+from models import sharding as sharding_lib
 from models.networks.description import AttentionSpec, TransformerConfig
 from models.networks.eagle import EagleConfig, anywhere
 from models.networks.layers import Layer, Linear, make_norm
+from models.networks.mixture import Mixture
+from models.sharding import Sharding
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MtpConfig(EagleConfig):
-  """Shapes of a head; of `EagleConfig` it has `layer` and `num_features`."""
+  """Shapes of a head; of `EagleConfig` it has `layer` and `num_features`.
+
+  Attributes:
+    expert_axes: mesh axes that its layer's experts are dealt out over, if they
+      are.
+  """
 
   generation: int = 1
+  expert_axes: tuple[str, ...] = ()
+
+  def even_sizes(self) -> tuple[int, ...]:
+    """Sizes that devices which the head is cut over must divide.
+
+    Of experts numbers or widths will do (`models.networks.mixture.cut_by`), and
+    a latent is repeated.
+    """
+    layer = self.layer.layer(0)
+    attention, block = layer.attention, layer.feed_forward
+    assert isinstance(attention, AttentionSpec)
+    one = attention.latent is not None
+    return (
+      attention.num_heads,
+      *(() if one else (attention.num_kv_heads,)),
+      block.shared_dim if isinstance(block, Mixture) else block.width,
+      self.layer.embed_dim,
+      self.layer.vocab_size,
+    )
+
+  def cut(self, sharding: Sharding, parts: int) -> tuple["MtpConfig", Sharding]:
+    """The head as so many devices hold it, and its rules on them.
+
+    Args:
+      sharding: of a model without experts.
+      parts: devices of each copy, which divide `even_sizes`.
+
+    Raises:
+      ValueError: for experts that cannot be cut so.
+    """
+    layer = self.layer
+    if any(a.latent is not None for a in layer.attentions.values()):
+      layer = sharding_lib.kv_heads_for(layer, parts)
+    sharding = sharding_lib.for_experts(layer, sharding, parts)
+    axes = sharding.axes if sharding.experts == "expert" else ()
+    return dataclasses.replace(self, layer=layer, expert_axes=axes), sharding
 
 
 def config_of(target: TransformerConfig) -> MtpConfig:
   """The head of a target: a layer as its last one of attention.
 
+  If some of these have a mixture of experts, it is the last of those.
+
   Args:
     target: whose embedding and output projection the head shares.
   """
-  last = next(
-    target.layer(i)
-    for i in reversed(range(target.num_layers))
-    if isinstance(target.layer(i).attention, AttentionSpec)
-  )
-  layer = TransformerConfig.of_layers(
-    [last],
-    vocab_size=target.vocab_size,
-    embed_dim=target.embed_dim,
-    max_positions=target.max_positions,
-    norm=target.norm,
-    norm_eps=target.norm_eps,
-  )
+  mixes = lambda i: isinstance(target.layer(i).feed_forward, Mixture)
+  last = max(target.attentions, key=lambda i: (mixes(i), i))
+  if target.layers is None:
+    layer = dataclasses.replace(
+      target,
+      num_layers=1,
+      tied_embeddings=False,
+      windows=target.windows and target.windows[last : last + 1],
+    )
+  else:
+    layer = TransformerConfig.of_layers(
+      [target.layer(last)],
+      vocab_size=target.vocab_size,
+      embed_dim=target.embed_dim,
+      max_positions=target.max_positions,
+      norm=target.norm,
+      norm_eps=target.norm_eps,
+    )
   return MtpConfig(layer=layer, num_features=target.embed_dim)
 
 
@@ -65,7 +116,7 @@ class Mtp(nnx.Module):
     )
     self.embed_norm, self.hidden_norm = norm(), norm()
     self.fc = Linear(2 * c.embed_dim, c.embed_dim, False, dtype, rngs)
-    self.layer = Layer(c, dtype, rngs=rngs)
+    self.layer = Layer(c, dtype, expert_axes=config.expert_axes, rngs=rngs)
     self.final_norm = norm()
     self.lm_head = Linear(c.embed_dim, c.vocab_size, False, dtype, rngs)
 

@@ -1,4 +1,4 @@
-"""EAGLE's steps of a draft, unrolled over a whole text: training-time test.
+"""Steps of a draft, unrolled over a whole text: EAGLE's training-time test.
 
 A head that drafts feeds on its own states, so it is trained on them (EAGLE-3,
 Li et al., NeurIPS 2025, section 3.2). Step j of the draft that begins at place
@@ -25,10 +25,11 @@ from jax import Array
 from models.networks.attention import scores_of, values_of
 from models.networks.eagle import Eagle, Eagle3
 from models.networks.layers import Attention
+from models.networks.mtp import Mtp
 
 
 def unroll(
-  module: Eagle | Eagle3,
+  module: Eagle | Eagle3 | Mtp,
   tokens: Array,
   features: Array,
   *,
@@ -55,7 +56,8 @@ def unroll(
     nothing.
   """
   module = nnx.merge(*nnx.split(module))  # the caller's stays as it is
-  module.attention = _Unrolled(module.attention)
+  first = module.layer if isinstance(module, Mtp) else module
+  first.attention = _Unrolled(first.attention)
   later = getattr(module, "later", ())
   for layer in later:
     layer.attention = _Unrolled(layer.attention)
@@ -69,12 +71,14 @@ def unroll(
     w: mask & (positions[:, :, None] - positions[:, None] < (w or length))
     for w in {layer.window(i) for i in range(layer.num_layers)}
   }
+  rope = layer.attentions[0].rope
+  assert rope is not None
   hidden, written = module.fuse(features), ((),) * (1 + len(later))
   for step in range(steps):
     logits, hidden, written = module(
       ahead(tokens, 1 + step, length),
       hidden,
-      module.config.layer.rope.table(positions + step),
+      rope.table(positions + step),
       masks,
       written,
       None,

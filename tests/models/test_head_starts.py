@@ -90,11 +90,12 @@ def test_a_wider_eagle3_begins_as_the_one_of_the_targets_width(target, seen):
     make(mlp_dim=11)
 
 
-@pytest.mark.parametrize("kind", ["eagle", "eagle3", "medusa"])
+@pytest.mark.parametrize("kind", ["eagle", "eagle3", "mtp", "medusa"])
 def test_what_is_the_targets_is_not_forgotten(kind, target):
   """All else is random, and as a new network's."""
   make = {
     "eagle": head_starts.eagle1,
+    "mtp": head_starts.mtp,
     "eagle3": lambda target, rngs: head_starts.eagle3(
       target, layers=(0, 1, 3), draft_vocab=IDS, rngs=rngs
     ),
@@ -119,7 +120,8 @@ def test_what_is_the_targets_is_not_forgotten(kind, target):
       if now.any():  # Medusa's blocks add nothing, as its authors have it
         changed.add(path)
         assert not np.array_equal(before[path], now)
-  assert len(changed) == {"eagle": 8, "eagle3": 9, "medusa": 2}[kind]
+  counts = {"eagle": 8, "eagle3": 9, "mtp": 8, "medusa": 2}
+  assert len(changed) == counts[kind]
 
 
 def test_medusa_and_blockwise_begin_as_the_targets_output(target, seen):
@@ -132,6 +134,26 @@ def test_medusa_and_blockwise_begin_as_the_targets_output(target, seen):
     assert logits.shape == (1, LENGTH, 2, V)
     for k in range(2):
       np.testing.assert_allclose(logits[:, :, k], final.logits, atol=1e-3)
+
+
+def test_mtp_begins_as_the_targets_output(target, seen):
+  """Up to a factor of each place: the state is normed again."""
+  head = head_starts.mtp(target, rngs=nnx.Rngs(1))
+  ((logits, _),) = unrolled.unroll(
+    head, jnp.asarray(TOKENS), seen[1].features,
+    positions=jnp.arange(LENGTH)[None], segments=jnp.ones((1, LENGTH), int),
+    steps=1,
+  )  # fmt: skip
+  wanted = np.asarray(seen[1].logits)
+  size = np.sqrt((np.asarray(seen[1].features) ** 2).mean(-1, keepdims=True))
+  usual = np.sqrt((np.asarray(target.final_norm.scale) ** 2).mean())
+  np.testing.assert_allclose(logits, wanted * usual / size, atol=1e-3)
+  for name in ("q", "k", "v"):  # which it learns to use
+    jax.tree.map(
+      np.testing.assert_array_equal,
+      nnx.state(getattr(head.layer.attention, name)),
+      nnx.state(getattr(target.layers[-1].attention, name)),
+    )
 
 
 def test_eagle1_takes_the_feature_and_the_last_layers_weights(target, seen):

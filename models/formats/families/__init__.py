@@ -11,6 +11,7 @@ from models.formats.families import (
   gpt_neox,
   gpt_oss,
   llama,
+  mimo,
   mistral,
   mixtral,
   olmo2,
@@ -32,6 +33,6 @@ FAMILIES: dict[str, Family] = {
     gpt2, gpt_neox, llama, mistral, qwen2, qwen3, gemma2, gemma3, gemma4,
     olmo2, olmo3, mixtral, qwen2_moe, qwen3_moe, olmoe, glm4_moe, gpt_oss,
     deepseek_v3, glm4_moe_lite, qwen3_next, qwen3_5,
-    qwen3_5_moe,
+    qwen3_5_moe, mimo,
   )
 }  # fmt: skip

@@ -8,6 +8,7 @@ import mtp_heads
 import numpy as np
 import pytest
 import references
+import torch
 
 from configs import huggingface
 from launch.build import drafters
@@ -22,28 +23,47 @@ TOKENIZER = "models/pretrained/target"
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory):
-  """A hybrid with a head and a tokenizer."""
-  path = tmp_path_factory.mktemp("hybrid")
+  """`name -> directory` of a target with a head and a tokenizer."""
   words = tokenizers.load(TOKENIZER).vocab_size
-  family, settings, _ = references.MODELS["qwen3-5"]
-  settings = settings | dict(vocab_size=words)
-  references.make(family, settings).save_pretrained(path)
-  mtp_heads.add(path, settings)
-  for name in ("tokenizer.json", "tokenizer_config.json"):
-    shutil.copy(f"{TOKENIZER}/{name}", path)
-  return path
+  made = {}
+
+  def get(kind):
+    if kind in made:
+      return made[kind]
+    path = made[kind] = tmp_path_factory.mktemp(kind)
+    family, settings, _ = references.MODELS[kind]
+    settings = settings | dict(vocab_size=words)
+    references.make(family, settings).save_pretrained(path)
+    if kind == "qwen3-5":
+      mtp_heads.add(path, settings)
+    else:
+      theirs = mtp_heads.Theirs(references.read(path)).tensors()
+      references.edit_tensors(path, lambda tensors: tensors.update(theirs))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+      shutil.copy(f"{TOKENIZER}/{name}", path)
+    return path
+
+  return get
+
+
+def heavy(*case):
+  return pytest.param(*case, marks=pytest.mark.heavy)
 
 
 @pytest.mark.parametrize(
-  ("drafter", "rule"),
+  ("kind", "drafter", "rule"),
   [
-    ("mtp(tokens=3)", "token"),
-    pytest.param("mtp(tree=dynamic(6, top_k=2), tokens=3)", "match",
-                 marks=pytest.mark.heavy),
+    ("deepseek", "mtp(tokens=3)", "token"),
+    ("qwen3-5", "mtp(tokens=3)", "token"),
+    heavy("glm-moe", "mtp(tokens=2, tree=paths(2))", "recursive"),
+    heavy("glm-lite", "mtp(tree=k_ary(2, 1), siblings=top_k)", "match"),
+    heavy("qwen3-5", "mtp(tree=dynamic(6, top_k=2), tokens=3)", "match"),
   ],
-)  # fmt: skip
-def test_a_target_drafts_with_its_own_head(target, drafter, rule):
-  config = huggingface.get_config(f"target={target}")
+)
+def test_a_target_drafts_with_its_own_head(target, kind, drafter, rule):
+  """Greedily, what it says alone, and in transformers."""
+  path = target(kind)
+  config = huggingface.get_config(f"target={path}")
   config.drafter, config.rule = drafter, rule
   found = pair_lib.assemble(config, pair_lib.load(config))
   assert found.decoder.drafter.name in ("mtp", "eagle2")
@@ -65,13 +85,27 @@ def test_a_target_drafts_with_its_own_head(target, drafter, rule):
 
   drafted, plain = run(found.decoder), run(found.baseline)
   assert int(drafted.counters.num_drafted.sum()) > 0
+  theirs = references.read(path)
   for row, length in enumerate((15, 12)):
     np.testing.assert_array_equal(
       drafted.tokens[row, :length], plain.tokens[row, :length]
     )
+    prompt = torch.tensor(prompts[row : row + 1, : length - 9])
+    said = theirs.generate(
+      prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=9,
+      do_sample=False, eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    np.testing.assert_array_equal(plain.tokens[row, :length], said[0])
 
 
 def test_no_checkpoint_is_asked_for(target):
-  config = huggingface.get_config(f"target={target}")
+  config = huggingface.get_config(f"target={target('qwen3-5')}")
   config.drafter = "mtp"
   assert drafters.of(config).checkpoint == ""
+
+
+def test_a_head_elsewhere_is_named(target):
+  config = huggingface.get_config(f"target={target('qwen3-5')}")
+  config.drafter = 'mtp("HEAD", tokens=2)'
+  found = drafters.of(config)
+  assert (found.checkpoint, found.reads, found.name) == ("HEAD", "head", "mtp")

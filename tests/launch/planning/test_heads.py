@@ -9,7 +9,7 @@ from configs import shapes
 from launch import plan
 from launch.hardware import topology
 from launch.planning import answer, heads, memory, program, roofline
-from models import meshes
+from models import head_shapes, meshes
 from models.formats import head_checkpoints
 from models.formats.head_checkpoints import Target
 from models.formats.huggingface_config import config_from_json
@@ -82,6 +82,34 @@ def test_every_kind_of_head_is_asked_for_and_costs_something(kind):
   assert line["best_num_speculative_tokens"] >= 1
   if q.head.num_depths is not None:
     assert line["best_num_speculative_tokens"] <= q.head.num_depths
+
+
+def test_a_head_of_latents_and_experts_is_cut_as_its_target_is():
+  """Every device has the latents; of narrow experts it has some, whole."""
+  target = config_from_json(
+    dict(
+      model_type="deepseek_v3", vocab_size=4096, hidden_size=1024,
+      intermediate_size=2048, num_hidden_layers=3, num_attention_heads=16,
+      num_key_value_heads=16, moe_intermediate_size=512, n_routed_experts=16,
+      num_experts_per_tok=4, n_group=4, topk_group=2, kv_lora_rank=448,
+      first_k_dense_replace=1, qk_rope_head_dim=64, hidden_act="silu",
+      max_position_embeddings=2048,
+    )
+  )  # fmt: skip
+  head = head_shapes.mtp_shape(target)
+  q = question(
+    target=target, head=head,
+    layout=meshes.parse("", 8, draft=head.even_sizes()),
+  )  # fmt: skip
+  q.check()
+  assert (q.drafter, q.layout.draft) == ("mtp", 8)
+  cut, rules = q.cut_head()
+  assert (cut.config.layer.num_kv_heads, rules.experts) == (8, "expert")
+  without = dataclasses.replace(q, head=None)
+  more = memory.held(q) - memory.held(without)
+  own = heads.num_params(head, jnp.bfloat16)
+  assert more == 2 * own // 8 + 2 * 512 * q.rows * q.slots
+  assert 0 < answer._roofline(topology("v5e-8"), q)["cost_ratio"] < 1
 
 
 def test_the_passes_of_eagle_3_by_hand():

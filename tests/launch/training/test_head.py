@@ -354,7 +354,8 @@ def command_line(*args):
 
 @pytest.mark.parametrize(
   "kind",
-  ["medusa", "eagle", "blockwise",
+  ["medusa", "mtp", "blockwise",
+   pytest.param("eagle", marks=pytest.mark.heavy),
    pytest.param("eagle3", marks=pytest.mark.heavy),
    pytest.param("dflash", marks=pytest.mark.heavy)],
 )  # fmt: skip

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("quick_to_compile")
   ["eagle3", "medusa"]
   + [
     pytest.param(kind, marks=pytest.mark.heavy)
-    for kind in ("eagle", "blockwise", "dflash")
+    for kind in ("eagle", "mtp", "blockwise", "dflash")
   ],
 )
 def test_a_step_is_charged_for_the_products_that_it_makes(

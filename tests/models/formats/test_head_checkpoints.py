@@ -216,7 +216,7 @@ def test_the_same_key_means_another_thing_in_another_format(tmp_path):
     ("eagle", dict(config={**LAYER_JSON, "bias": "no"}), "bias must be true"),
     ("eagle", dict(config={**LAYER_JSON, "num_hidden_layers": 2}), "must be 1"),
     ("speculators", dict(config={"speculators_model_type": "peagle"}),
-     "must be 'eagle3' or 'dflash', got 'peagle'"),
+     "must be 'eagle3', 'dflash' or 'mtp', got 'peagle'"),
     ("speculators", dict(config={**SPECULATORS, NAME: [2, 13]}),
      "are not layers of a target of 12"),
     ("specforge", dict(config={**FORMATS["specforge"][0], "eagle_config": {

@@ -17,6 +17,7 @@ from models.formats.head_checkpoints import Target
 from models.networks import eagle, medusa
 from models.networks.dflash import Parallel, ParallelConfig
 from models.networks.layers import TransformerConfig
+from models.networks.mtp import Mtp, MtpConfig
 from models.networks.transformer import FINAL, Transformer
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -114,6 +115,19 @@ MAKE |= {
     rngs=nnx.Rngs(1),
   ),
 }  # fmt: skip
+
+
+def mtp_of_qwen(target):
+  """One whose layer norms queries and keys."""
+  layer = dataclasses.replace(CONFIG, num_layers=1, qk_norm=True)
+  head = Mtp(MtpConfig(layer=layer, num_features=8), rngs=nnx.Rngs(1))
+  head.embed.embedding[...] = target.embed.embedding[...]
+  head.lm_head.weight[...] = target.lm_head.weight[...]
+  return head
+
+
+MAKE["mtp"] = lambda target: head_starts.mtp(target, rngs=nnx.Rngs(1))
+MAKE["mtp, qwen's"] = mtp_of_qwen
 MAKE["medusa, few words"] = lambda target: medusa.Medusa(
   medusa.MedusaConfig(
     num_heads=2, num_layers=1, embed_dim=8, vocab_size=V, draft_vocab_size=5
@@ -165,7 +179,7 @@ FEW_WORDS = "dflash, few words"
 NAMES_ITS_TARGET = (
   "eagle3, two layers", "eagle3, a switch", "eagle3, qwen's", "eagle3, slides",
   "dflash, few words", "dflash, slides both ways",
-  "dflash, slides before blocks",
+  "dflash, slides before blocks", "mtp", "mtp, qwen's",
 )  # fmt: skip
 # These were not made of the target.
 LATER_SWITCH = {
@@ -182,7 +196,7 @@ def test_what_is_saved_is_what_is_read(kind, target, about, save, tmp_path):
   noise = np.random.default_rng(0)
   for path, value in nnx.to_flat_state(state):
     shared = (path[0] == "embed" and kind not in LATER_SWITCH) or (
-      kind in ("eagle", "dflash") and path[0] == "lm_head"
+      kind in ("eagle", "dflash", "mtp", "mtp, qwen's") and path[0] == "lm_head"
     )
     if not shared:
       new = noise.standard_normal(value.shape)
@@ -271,6 +285,13 @@ LAYERS = {
     f"layers.{i}.input_layernorm.weight": (8,),
   }.items()
 }
+MTP = {
+  f"mtp_layers.0.{name}.weight": (8,) if "norm" in name else (8, 16)
+  for name in (
+    "input_proj", "token_layernorm", "hidden_layernorm", "final_layernorm",
+    "input_layernorm",
+  )
+}  # fmt: skip
 DFLASH = LAYERS | {
   "fc.weight": (8, 16), "hidden_norm.weight": (8,), "norm.weight": (8,)
 }  # fmt: skip
@@ -291,6 +312,8 @@ ASKED = {
   ),
   "eagle3, a switch": WHOLE | first_of("layers.0"),
   "eagle3, qwen's": WHOLE | first_of("layers.0", qk_norm=True),
+  "mtp": MTP | layer_of("mtp_layers.0"),
+  "mtp, qwen's": MTP | layer_of("mtp_layers.0", qk_norm=True),
   "medusa": medusa_of(V),
   "medusa, few words": medusa_of(5) | {"token_map": (5,)},
   "dflash": DFLASH,
@@ -390,14 +413,17 @@ def test_speculators_finds_the_target_and_what_it_validates(
   (method,) = made["proposal_methods"]
   assert method["proposal_type"] == made["default_proposal_method"] == "greedy"
   assert method["speculative_tokens"] == 3
-  algorithm = "dflash" if kind.startswith("dflash") else "eagle3"
+  algorithm = kind.partition(",")[0]
   assert made["algorithm"] == settings["speculators_model_type"] == algorithm
   layers = settings["transformer_layer_config"]
-  qwens = kind == "eagle3, qwen's" or algorithm == "dflash"
+  qwens = kind.endswith("qwen's") or algorithm == "dflash"
   assert layers["model_type"] == ("qwen3" if qwens else "llama")
   if algorithm == "eagle3":
     assert settings["eagle_aux_hidden_state_layer_ids"] == [0, 1, 3]
     assert settings["draft_vocab_size"] == V
+  elif algorithm == "mtp":
+    assert settings["architectures"] == ["MTPDraftModel"]
+    assert settings["num_nextn_predict_layers"] == 1
   else:
     assert settings["aux_hidden_state_layer_ids"] == [1, 3]
     assert (settings["block_size"], settings["mask_token_id"]) == (4, 6)

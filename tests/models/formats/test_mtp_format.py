@@ -1,5 +1,6 @@
-"""MTP heads in the files of their targets, beside a slow NumPy forward."""
+"""MTP heads beside transformers', or a slow NumPy forward where it has none."""
 
+import functools
 import json
 
 import jax
@@ -8,13 +9,19 @@ import mtp_heads
 import numpy as np
 import pytest
 import references
+import safetensors.numpy
 import torch
+from flax import nnx
 from references import MODELS, TOKENS, fuse_experts
 
-from models import checkpoints, sharding
-from models.formats import mtp_format
-from models.formats.head_files import Place
+from models import checkpoints, head_shapes, sharding
+from models.formats import head_checkpoints, mtp_format
+from models.formats.huggingface_config import config_from_json
 from models.formats.weights import CheckpointError
+from models.networks.transformer import FINAL
+from specjax import decode, drafters, tree
+from specjax.types import Params
+from specjax.warp import make_sampling
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -85,13 +92,125 @@ def dense(copied):
   return path, mtp_heads.add(path, MODELS["qwen3-5"][1])
 
 
-def loaded(path):
-  network = checkpoints.load(
-    str(path), dtype=jnp.float32, mesh=None, sharding=None
-  )
+def loaded(path, dtype=jnp.float32):
+  network = checkpoints.load(str(path), dtype=dtype, mesh=None, sharding=None)
   return network, checkpoints.load_head(
-    str(path), network, dtype=jnp.float32, of_target=True
+    str(path), network, dtype=dtype, of_target=True
   )
+
+
+def described(path):
+  return checkpoints.read_head(str(path), str(path))
+
+
+def with_theirs(path, edit=lambda tensors: None):
+  """Adds a head of transformers' to a target of theirs, in float64."""
+  theirs = mtp_heads.Theirs(references.read(path, dtype=torch.float64))
+
+  def added(tensors):
+    tensors.update(theirs.tensors())
+    edit(tensors)
+
+  references.edit_tensors(path, added)
+  return theirs
+
+
+# Latents and a mixture, heads and a mixture, latents that are tied, and a layer
+# whose projection reads the state first.
+ORACLES = ("deepseek", "glm-moe", "glm-lite", "mimo")
+EXACT = 2e-5  # float32, in which transformers takes norms and rotations
+
+
+@pytest.mark.parametrize("name", ORACLES)
+def test_a_head_says_what_transformers_says_and_no_mutant_does(copied, name):
+  """Of the target's states, and of its own state through the cache."""
+  path = copied(name)
+  theirs = with_theirs(path)
+  with jax.enable_x64(True):
+    network, head = loaded(path, jnp.float64)
+    model, params = head.functions()
+    layers = network.config.num_layers
+    target = network.functions(checkpoints.SkippedLayers(), (layers, FINAL))
+
+    @references.jit
+    def run(of_target, params, normed, later):
+      rows, count = TOKENS.shape
+      seen, _ = target.apply(
+        of_target, TOKENS[:, :-2], target.init_cache(rows, 16)
+      )
+      before, hidden = jnp.split(seen.features, 2, axis=-1)
+      found, states, cache = model.apply(
+        params, TOKENS[:, 1:-1], jnp.where(normed, hidden, before),
+        model.init_cache(rows, 16),
+      )  # fmt: skip
+      more, fed, _ = model.apply(
+        params, TOKENS[:, -1:], states[:, -1:], cache,
+        positions=jnp.full((rows, 1), count - 2 + later),
+      )  # fmt: skip
+      join = lambda *parts: jnp.concatenate(parts, axis=1)
+      return hidden, join(found, more), join(states, fed)
+
+    features, *found = run(network.params, params, True, 0)
+    hidden = theirs.features(TOKENS[:, :-2])
+    _, first = theirs(TOKENS[:, 1:-1], hidden)
+    fed_back = np.concatenate([hidden, first[:, -1:]], axis=1)
+    expected = theirs(TOKENS[:, 1:], fed_back)
+    away = lambda found: max(map(references.relative_error, found, expected))
+    assert references.relative_error(features, hidden) < EXACT
+    assert away(found) < EXACT
+    halves = jnp.split(params["fc"]["weight"][...], 2, axis=1)
+    swapped = jax.tree.map(lambda x: x, params)
+    swapped["fc"]["weight"][...] = jnp.concatenate(halves[::-1], axis=1)
+    for mutant in (
+      (swapped, True, 0),  # the state before the embedding
+      (params, False, 0),  # the state before the target's final norm
+      (params, True, 1),  # drafted tokens a position too late
+    ):
+      assert away(run(network.params, *mutant)[1:]) > 100 * EXACT
+
+
+def test_drafts_of_a_text_that_goes_on_are_those_of_transformers(copied):
+  """Of its head applied again and again to all pairs, in rounds that reject."""
+  path = copied("deepseek")
+  theirs = with_theirs(path)
+  depth, lengths = 2, np.array([14, 6, 3])
+  with jax.enable_x64(True):
+    network, head = loaded(path, jnp.float64)
+    model, own = head.functions()
+    drafter = drafters.eagle.drafter(
+      model, tree=tree.chain(depth), vocab_size=references.VOCAB
+    )
+    decoder = decode.make_decoder(
+      network.functions(checkpoints.SkippedLayers(), head.features),
+      drafter=drafter,
+    )
+    params = Params(target=network.params, draft=own)
+    begin = functools.partial(
+      decoder.init, prompts=TOKENS, lengths=lengths,
+      rng_key=jax.random.key(0), buffer_length=40, max_new_tokens=20,
+      sampling=make_sampling(3, temperature=0.5),
+    )  # fmt: skip
+    state = references.jit(begin)(params)
+    propose = references.jit(decoder.propose)
+    step = references.jit(decoder.step)
+    accepted = []
+    for _ in range(4):
+      draft, *_ = propose(params, state)
+      for row, length in enumerate(state.length.tolist()):
+        text = np.asarray(state.tokens[row : row + 1, :length])
+        hidden, pairs = theirs.features(text[:, :-1]), text[:, 1:]
+        for node in range(1, depth + 1):
+          logits, states = theirs(pairs, hidden)
+          law = jax.nn.log_softmax(logits[0, -1] / 0.5)
+          np.testing.assert_allclose(draft.log_probs[row, node], law, atol=1e-4)
+          drawn = np.asarray(draft.tokens[row : row + 1, node : node + 1])
+          pairs = np.concatenate([pairs, drawn], axis=1)
+          hidden = np.concatenate([hidden, states[:, -1:]], axis=1)
+      before = state.length
+      state, _ = step(params, state)
+      accepted += (state.length - before - 1).tolist()
+  assert {0, *accepted} > {0}  # some were accepted, others not
+  assert 0 in accepted
 
 
 def test_a_head_says_what_a_slow_forward_says(dense):
@@ -140,18 +259,30 @@ def test_a_head_with_a_mixture_has_its_files_experts(copied, edit):
     np.testing.assert_array_equal(getattr(mlp.shared, name)[...], wanted)
 
 
-def test_experts_of_a_head_that_cannot_be_cut_are_refused(copied):
-  path = copied("qwen3-5-moe")
-  mtp_heads.add(path, MODELS["qwen3-5-moe"][1])
-  file = path / "config.json"
-  settings = json.loads(file.read_text()) | dict(num_experts=4, vocab_size=98)
-  file.write_text(json.dumps(settings))
-  place = Place(
-    mesh=jax.sharding.AbstractMesh((2,), ("model",)),
-    sharding=sharding.tensor_parallel(("model",)),
-  )
-  with pytest.raises(ValueError, match="experts of width 20 cannot be cut"):
-    mtp_format.load(str(path), None, place=place)
+def shape_of(name, **changes):
+  """The head that a target comes with, by its settings."""
+  family, settings, _ = MODELS[name]
+  settings = references.make_config(family, settings | changes).to_dict()
+  return head_shapes.mtp_shape(config_from_json(settings))
+
+
+def test_experts_are_dealt_out_where_devices_would_have_narrow_ones():
+  shape = shape_of("qwen3-5-moe", vocab_size=120, num_experts=6)
+  rules = sharding.tensor_parallel(("model",))
+  assert 12 in shape.even_sizes()  # of the expert that is every token's
+  for devices, by, axes in ((1, "width", ()), (2, "expert", ("model",))):
+    found, own = shape.cut(rules, devices)
+    assert (own.experts, found.config.expert_axes) == (by, axes)
+  with pytest.raises(ValueError, match="6 experts of width 20 cannot be cut"):
+    shape.cut(rules, 8)
+
+
+def test_a_latent_is_repeated_for_every_device():
+  shape = shape_of("deepseek", vocab_size=120)
+  assert 1 not in shape.even_sizes()
+  found, _ = shape.cut(sharding.tensor_parallel(("model",)), 2)
+  assert found.config.layer.num_kv_heads == 2
+  assert found.config.layer.layer(0).attention.num_kv_heads == 2
 
 
 def test_a_head_of_another_shape_is_refused_by_name(dense):
@@ -173,12 +304,94 @@ def test_a_head_of_another_shape_is_refused_by_name(dense):
     assert said in str(error.value)
 
 
-def test_targets_without_a_head_are_refused_by_name(copied):
-  path = copied("qwen3-5")
-  with pytest.raises(ValueError, match="comes without an MTP head"):
-    mtp_format.describe(str(path))
+@pytest.mark.parametrize(
+  ("name", "message"),
+  [
+    ("qwen3-5", "there is no MTP head: no tensor .*mtp"),
+    ("deepseek", "there is no MTP head: no tensor .*layers"),
+    ("mimo", "there is no MTP head: no tensor .*mtp_layers"),
+    ("llama-grouped", r"are read of targets of .*'deepseek_v3'.*, got 'llama'"),
+  ],
+)
+def test_targets_without_a_head_are_refused_by_name(copied, name, message):
+  with pytest.raises(ValueError, match=message):
+    described(copied(name))
+
+
+def test_what_should_be_the_targets_arrays_must_be(copied):
+  """DeepSeek-V3's files hold its embedding and projection once more."""
+  path = copied("deepseek")
+
+  def edit(tensors):
+    embedding = tensors["model.embed_tokens.weight"]
+    tensors["model.layers.2.embed_tokens.weight"] = embedding.copy()
+    output = tensors["lm_head.weight"].copy()
+    tensors["model.layers.2.shared_head.head.weight"] = output
+
+  with_theirs(path, edit)
+  network, head = loaded(path)
+  np.testing.assert_array_equal(
+    head.module.embed.embedding[...], network.params["embed"]["embedding"][...]
+  )
+
+  def other(tensors):
+    tensors["model.layers.2.shared_head.head.weight"][3, 5] += 1
+
+  references.edit_tensors(path, other)
+  assert described(path).kind == "mtp"  # it reads no number
+  with pytest.raises(CheckpointError, match="not a copy of the target's lm_h"):
+    loaded(path)
+
+
+def test_a_head_of_several_layers_is_refused(copied):
+  path = copied("glm-moe")
+  with_theirs(path)
+  assert described(path).kind == "mtp"
   file = path / "config.json"
-  settings = json.loads(file.read_text()) | {"model_type": "llama"}
+  settings = json.loads(file.read_text()) | {"num_nextn_predict_layers": 2}
   file.write_text(json.dumps(settings))
-  with pytest.raises(ValueError, match=r"read of targets of .*, and .*'llama'"):
-    mtp_format.describe(str(path))
+  with pytest.raises(ValueError, match="of one layer are read, got num_nextn"):
+    described(path)
+
+
+def test_a_head_alone_is_the_one_in_its_targets_files(dense, tmp_path):
+  """In speculators' form, of which names alone are others."""
+  path, tensors = dense
+  names = mtp_format.SPECULATORS.modules
+  theirs = {v: names[k] for k, v in mtp_format.QWEN.modules.items()}
+
+  def renamed(name):
+    module, _, leaf = name.rpartition(".")
+    module = theirs.get(module) or module.removeprefix("layers.0.")
+    return f"mtp_layers.0.{module}.{leaf}"
+
+  alone = tmp_path / "alone"
+  alone.mkdir()
+  made = {renamed(k): x.astype("f4") for k, x in tensors.items()}
+  safetensors.numpy.save_file(made, alone / "model.safetensors")
+  settings = {
+    "speculators_model_type": "mtp", "num_nextn_predict_layers": 1,
+    "transformer_layer_config": json.loads((path / "config.json").read_text()),
+  }  # fmt: skip
+  (alone / "config.json").write_text(json.dumps(settings))
+  network, inside = loaded(path)
+  read = lambda: checkpoints.load_head(str(alone), network, dtype=jnp.float32)
+  assert head_checkpoints.is_head(str(alone))
+  found = read()
+  assert found.shape == inside.shape
+  jax.tree.map(
+    np.testing.assert_array_equal,
+    nnx.state(found.module), nnx.state(inside.module),
+  )  # fmt: skip
+  for changes, message in (
+    ({"num_centroids": 4}, "settings that are not known: num_centroids"),
+    ({"num_nextn_predict_layers": 2}, "MTP heads of one layer are read"),
+    (
+      {"transformer_layer_config": {"model_type": "olmo2"}},
+      "must be of .'llama",
+    ),
+    ({"transformer_layer_config": [1]}, "must be an object"),
+  ):
+    (alone / "config.json").write_text(json.dumps(settings | changes))
+    with pytest.raises(ValueError, match=message):
+      read()

@@ -11,6 +11,7 @@ from flax import nnx
 from models.networks import eagle, unrolled
 from models.networks.eagle import EagleConfig
 from models.networks.layers import TransformerConfig
+from models.networks.mtp import Mtp, MtpConfig
 from models.networks.params import split
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -40,6 +41,9 @@ HEADS = {
     layer=dataclasses.replace(LAYER, num_layers=2), generation=3,
     num_features=16, num_fused=2,
   ),
+  "mtp": MtpConfig(
+    layer=dataclasses.replace(LAYER, qk_norm=True), num_features=8
+  ),
 }  # fmt: skip
 WINDOW = EagleConfig(
   layer=dataclasses.replace(LAYER, num_layers=2, windows=(3, None)),
@@ -50,7 +54,8 @@ WINDOW = EagleConfig(
 @pytest.mark.parametrize("name", HEADS)
 def test_step_j_at_place_t_is_what_drafting_j_tokens_from_t_says(name):
   """Drafted one by one by the shipped model, with its cache, on a document."""
-  module = eagle.make(HEADS[name], rngs=nnx.Rngs(1))
+  make = Mtp if name == "mtp" else eagle.make
+  module = make(HEADS[name], rngs=nnx.Rngs(1))
   # Large weights: laws that differ, attention that looks somewhere.
   state = jax.tree.map(lambda x: 8 * x, nnx.state(module, nnx.Param))
   nnx.update(module, state)
