@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes every plan of this folder anew; a minute or two of a core each, the
+# Makes every plan of this folder anew; one to three minutes of a core each, the
 # sweep two or three.
 #
 #   docs/plans/run.sh [NAME...]
@@ -86,8 +86,6 @@ plan gpt-oss-20b-v5e-8 --topology=v5e-8 --target=gpt-oss-20b \
 # Recurrent layers, and the head that comes with them.
 plan qwen3.5-27b-v5e-16-mtp --topology=v5e-16 --target=qwen3.5-27b \
   --mesh=data:2,model:8 --batch_size=16 --drafter='mtp(tokens=3)'
-plan qwen3.5-27b-v6e-8-mtp --topology=v6e-8 --target=qwen3.5-27b \
-  --drafter='mtp(tokens=3)'
 plan sweeps/2.8b --sweep --topology=v5e-4,v6e-4 --target=pythia-2.8b \
   --max_length=2048 --plot=docs/plans/sweeps/2.8b.svg \
   --drafter='model("pythia-70m", tokens=2), model("pythia-70m", tokens=6)'

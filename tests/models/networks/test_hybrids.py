@@ -275,14 +275,15 @@ def drafting_with_states(scale):
 
 
 def test_a_round_that_a_draft_with_states_proposes_has_the_targets_law():
-  decoder, params = drafting_with_states(0.8)
+  decoder, params = drafting_with_states(0.5)
   state = decoder.init(
     params, np.array([[1, 0, 1, 1]]), [4], jax.random.key(0),
     buffer_length=20, max_new_tokens=16,
   )  # fmt: skip
   state = jax.jit(decoder.steps)(params, state, 3)
   assert not state.done.any()
-  assert 0 < state.counters.num_accepted[0] < state.counters.num_drafted[0]
+  accepted = state.counters.rank_accepted[0, 0]
+  assert 0 < accepted < state.counters.num_drafted[0] - 0.01
   law, expected = exact.round_law(decoder, params, state)
   assert np.abs(law.output - expected).max() < 1e-10
 
@@ -310,7 +311,7 @@ def test_a_draft_with_states_says_what_its_text_says(monkeypatch):
   state = jax.jit(run)(params)
   counters = state.counters
   assert (counters.num_drafted > 0).all()
-  np.testing.assert_allclose(counters.expected_accepted, counters.num_drafted)
+  np.testing.assert_allclose(counters.rank_accepted[:, 0], counters.num_drafted)
 
 
 def test_what_takes_passes_back_is_refused():
