@@ -87,14 +87,6 @@ def test_what_is_no_corpus_is_one_line(content, words, tmp_path, capsys):
   assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize("missing", ["input", "target", "output"])
-def test_every_flag_of_the_index_is_needed(missing, made, capsys):
-  flags = dict(input=made[0], target=TARGET, output=made[1])
-  given = [f"--{k}={v}" for k, v in flags.items() if k != missing]
-  assert index(*given) == 2
-  assert f"--{missing} is needed" in capsys.readouterr().err
-
-
 def test_an_index_of_another_tokenizer_is_refused(made, tmp_path):
   other = tokenizers.train(["a b c"], vocab_size=300)
   with pytest.raises(ValueError, match="another tokenizer than the target's"):

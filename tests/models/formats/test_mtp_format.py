@@ -177,7 +177,7 @@ def test_drafts_of_a_text_that_goes_on_are_those_of_transformers(copied):
   with jax.enable_x64(True):
     network, head = loaded(path, jnp.float64)
     model, own = head.functions()
-    drafter = drafters.eagle.drafter(
+    drafter = drafters.mtp(
       model, tree=tree.chain(depth), vocab_size=references.VOCAB
     )
     decoder = decode.make_decoder(
