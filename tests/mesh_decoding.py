@@ -368,7 +368,7 @@ HEADS = {
       config=MtpConfig(layer=LATENTS, num_features=16),
     ),
     lambda model: (
-      drafters.eagle.drafter(model, tree=TREE, vocab_size=VOCAB), "recursive"
+      drafters.mtp(model, tree=TREE, vocab_size=VOCAB), "recursive"
     ),
   ),
   "eagle3": (

@@ -56,7 +56,7 @@ def test_laws_are_those_that_tokens_are_drawn_from_and_rows_are_apart(tree):
     larger(head)
     target, params = as_language_model(module, features=(FINAL,))
     model, own = eagle.as_feature_model(head)
-    drafter = drafters.eagle.drafter(model, tree=tree, vocab_size=VOCAB)
+    drafter = drafters.mtp(model, tree=tree, vocab_size=VOCAB)
     found = exact.check_drafter(
       drafter, Params(target=params, draft=own), target, vocab_size=VOCAB
     )
