@@ -138,7 +138,7 @@ def test_a_round_with_an_mtp_head_has_the_targets_law(tree, rule):
   functions, own = eagle.as_feature_model(head)
   decoder = specjax.make_decoder(
     model,
-    drafter=drafters.eagle(functions, tree=tree, vocab_size=VOCAB, name="mtp"),
+    drafter=drafters.mtp(functions, tree=tree, vocab_size=VOCAB),
     rule=rule,
   )
   params = specjax.Params(target=target, draft=own)
