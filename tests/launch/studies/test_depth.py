@@ -49,7 +49,7 @@ def test_a_replay_of_its_own_rounds_is_what_the_loop_did(policy):
     model,
     drafter=drafters.model(
       model, tree=specjax.tree.chain(levels), vocab_size=vocab,
-      depth=policies.get(policy),
+      policy=policies.get(policy),
     ),
   )  # fmt: skip
   params = specjax.Params(
