@@ -28,10 +28,12 @@ from jax.sharding import PartitionSpec as P
 from models import head_shapes, sharding
 from models.head_shapes import HeadShape
 from models.networks import specdec, stacked, t5, t5_stacked
+from models.networks.description import LayerSpec
 from models.networks.dflash import ParallelConfig
 from models.networks.eagle import EagleConfig
 from models.networks.layers import TransformerConfig
 from models.networks.medusa import MedusaConfig
+from models.networks.mixture import Mixture
 from models.networks.t5_config import T5Config
 from models.networks.transformer import FINAL, SkippedLayers, Transformer
 from specjax import decode, drafters, rules
@@ -53,6 +55,18 @@ BUDGETS = np.array([20, 3, 0, 11, 20, 1, 17, 9], np.int32)
 CONFIG = TransformerConfig(
   vocab_size=VOCAB, embed_dim=16, num_layers=2, num_heads=8, num_kv_heads=2,
   head_dim=4, mlp_dim=24, max_positions=64,
+)  # fmt: skip
+# One expert a device where there are eight.
+MIXED = TransformerConfig.of_layers(
+  [
+    LayerSpec(
+      attention=CONFIG.layer(0).attention,
+      feed_forward=Mixture(
+        num_experts=8, num_chosen=2, embed_dim=16, expert_dim=12
+      ),
+    )
+  ] * 2,
+  vocab_size=VOCAB, embed_dim=16, max_positions=64,
 )  # fmt: skip
 PATHS = tree_lib.paths(2, 2)
 TREE = tree_lib.Tree((-1, 0, 0, 1))
@@ -277,12 +291,16 @@ def rules_on(mesh):
   return rules, of_draft
 
 
-def network_pair(mesh, how="paths"):
+def network_pair(mesh, how="paths", own=CONFIG):
   """Stacked transformers in float64."""
   rules, of_draft = rules_on(mesh)
   size = sharding.num_parts(rules, mesh) if mesh else 1
-  config = sharding.kv_heads_for(CONFIG, size)
-  params = sharding.repeat_kv_heads(_weights(), CONFIG, config)
+  config = sharding.kv_heads_for(own, size)
+  params = sharding.repeat_kv_heads(_weights(own), own, config)
+  rules, of_draft = (
+    sharding.for_experts(own, x, sharding.num_parts(x, mesh) if mesh else 1)
+    for x in (rules, of_draft)
+  )
   model = lambda rules, **more: stacked.as_language_model(
     config, dtype=jnp.float64, sharding=rules, **more
   )
@@ -423,8 +441,8 @@ def name_of(mesh) -> str:
   return "x".join(map(str, mesh.shape.values()))
 
 
-def _weights():
-  module = Transformer(CONFIG, dtype=jnp.float64, rngs=nnx.Rngs(3))
+def _weights(config=CONFIG):
+  module = Transformer(config, dtype=jnp.float64, rngs=nnx.Rngs(3))
   return jax.tree.map(lambda x: 8 * x, stacked.stack(module))
 
 
@@ -454,6 +472,7 @@ CASES = {
     how: functools.partial(network_pair, how=how)
     for how in ("paths", "tree", "depth", "layer_skip", "ngram", "plain")
   },
+  "mixture": functools.partial(network_pair, own=MIXED),
   **{how: functools.partial(head_pair, how=how) for how in HEADS},
 }
 

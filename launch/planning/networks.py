@@ -15,7 +15,14 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from models import sharding as sharding_lib
-from models.networks import attention, lowbits, mixture, stacked, t5_stacked
+from models.networks import (
+  attention,
+  lowbits,
+  mixture,
+  periods,
+  stacked,
+  t5_stacked,
+)
 from models.networks.description import TransformerConfig, mlp_weights
 from models.networks.lowbits import Format
 from models.networks.mixture import Mixture
@@ -74,6 +81,8 @@ def cut(config: Config, size: int) -> Config:
   if isinstance(config, T5Config):
     sharding_lib.check_cut(config, size)
     return config
+  if periods.needed(config) and not config.deltas:
+    raise ValueError("of layers that differ in their heads there are no plans")
   return sharding_lib.kv_heads_for(config, size)
 
 
@@ -177,9 +186,10 @@ def place(shapes, sharding: Sharding, mesh: Mesh):
 def _mlp_params(c: TransformerConfig, index: int) -> int:
   """Weights of a layer's feed-forward block, of all its experts."""
   layer = c.layer(index)
-  block, met = layer.feed_forward, mlp_weights(layer, c.embed_dim)
-  if isinstance(block, Mixture):
-    met += (block.num_experts - block.num_chosen) * block.num_expert_params
+  met = mlp_weights(layer, c.embed_dim)
+  for block in (layer.feed_forward, layer.beside):
+    if isinstance(block, Mixture):
+      met += (block.num_experts - block.num_chosen) * block.num_expert_params
   return met
 
 

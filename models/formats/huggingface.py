@@ -29,6 +29,7 @@ from models import tokenizers
 from models.formats import json_files, mxfp4, weights
 from models.formats.families import FAMILIES
 from models.formats.huggingface_config import (
+  check_t5,
   config_from_json,
   llama_json,
   of_text,
@@ -128,6 +129,7 @@ def read_config(directory: str) -> TransformerConfig | T5Config:
 def translate(settings: Mapping[str, Any]) -> TransformerConfig | T5Config:
   """What a `config.json` says; ValueError for what is not supported."""
   if settings.get("model_type") == "t5":
+    check_t5(settings)
     return t5_config.config_from_json(settings)
   return config_from_json(settings)
 

@@ -1,10 +1,12 @@
 """Models whose layers differ by a pattern, scanned over its repetitions.
 
 Qwen3.5's layers are three of the gated delta rule and one of attention, again
-and again. A program of one period is compiled, and the layers that stand at one
-place of all periods are stacked: parameters, keys and values, and recurrent
-states have a leading axis P, the periods. `models.networks.stacked` takes such
-models here; the numbers are those of `models.networks.transformer`.
+and again; of Gemma 4's the last of six has other key/value heads. A program of
+one period is compiled, and the layers that stand at one place of all periods
+are stacked: parameters, keys and values, and recurrent states have a leading
+axis P, the periods. Where layers attend to what others have cached there is one
+period, of all layers. `models.networks.stacked` takes such models here; the
+numbers are those of `models.networks.transformer`.
 """
 
 import dataclasses
@@ -16,7 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax import lax
+from jax import Array, lax
 
 from models.networks.description import AttentionSpec, TransformerConfig
 from models.networks.layers import Layer
@@ -28,6 +30,7 @@ from models.networks.transformer import (
   Transformer,
   after_pass,
   delta_memory,
+  mixtures_of,
   with_memories,
 )
 from models.sharding import Sharding, constrain
@@ -36,10 +39,21 @@ from specjax.cache import Cache
 from specjax.types import LanguageModel
 
 
+def needed(config: TransformerConfig) -> bool:
+  """Whether layers differ in what they cache or are given beside x."""
+  cached = {
+    (a.num_kv_heads, a.head_dim, a.value_dim, a.source)
+    for a in config.attentions.values()
+  }
+  return bool(config.deltas or config.per_layer_dim) or len(cached) > 1
+
+
 def period(config: TransformerConfig) -> int:
   """Layers after which a model's descriptions repeat, to its end."""
   kinds = [config.layer(i) for i in range(config.num_layers)]
   count = len(kinds)
+  if len(config.cached) < len(config.attentions):
+    return count
   return next(
     size
     for size in range(1, count + 1)
@@ -63,11 +77,12 @@ def as_language_model(
   skipped: SkippedLayers,
   sharding: Sharding | None,
   features: Features,
+  count_experts: bool = False,
 ) -> LanguageModel:
   """As `models.networks.stacked.as_language_model`.
 
   Args:
-    config, dtype, skipped, sharding, features: as there.
+    config, dtype, skipped, sharding, features, count_experts: as there.
     frame: the model without layers, of shapes alone.
     layers: one at each place of a period, by the names of `kinds`, likewise.
     shapes: of the parameters.
@@ -76,17 +91,28 @@ def as_language_model(
     ValueError: also for sub-layers left out.
   """
   if skipped != SkippedLayers():
-    raise ValueError("of a model with recurrent layers none can be left out")
+    what = "recurrent layers" if config.deltas else "layers of several heads"
+    raise ValueError(f"of a model with {what} none can be left out")
   frame_def = nnx.graphdef(frame)
   layer_defs = {name: nnx.graphdef(layer) for name, layer in layers.items()}
   specs, size = [layer.spec for layer in layers.values()], len(layers)
   count = config.num_layers // size
-  attending = [isinstance(spec.attention, AttentionSpec) for spec in specs]
+  num_counted = len(mixtures_of(config)) if count_experts else 0
+  attentions = {
+    i: spec.attention
+    for i, spec in enumerate(specs)
+    if isinstance(spec.attention, AttentionSpec)
+  }
+  own = [i for i, a in attentions.items() if a.source is None]
+  # Of each place that attends, which buffer it attends to.
+  buffer = {
+    i: own.index(i if a.source is None else a.source)
+    for i, a in attentions.items()
+  }
   wanted = [i for i in features if i != FINAL and i < config.num_layers]
   put = functools.partial(constrain, sharding=sharding)
 
   def init_cache(batch: int, slots: int) -> Cache:
-    kinds = [spec.attention for spec in specs]
     buffers = [
       cache_lib.make_cache(
         batch=batch,
@@ -98,17 +124,16 @@ def as_language_model(
         with_positions=config.has_windows,
         stacked=True,
       )
-      for a in kinds
-      if isinstance(a, AttentionSpec)
+      for a in (attentions[i] for i in own)
     ]
     cache = buffers[0].replace(
       keys=tuple(b.keys[0] for b in buffers),
       values=tuple(b.values[0] for b in buffers),
     )
     memories = tuple(
-      delta_memory(a, batch, dtype, stack=count)
-      for a in kinds
-      if not isinstance(a, AttentionSpec)
+      delta_memory(spec.attention, batch, dtype, stack=count)
+      for spec in specs
+      if not isinstance(spec.attention, AttentionSpec)
     )
     return _laid_out(with_memories(cache, memories), put)
 
@@ -123,33 +148,36 @@ def as_language_model(
     def body(carry, this):
       (x, kvs, seen), (repetition, memories) = carry, this
       kvs, memories, left = [*kvs], iter(memories), []
-      buffers = iter(range(len(kvs)))
+      counts: list[Array] | None = [] if num_counted else None
       for i, (name, graphdef) in enumerate(layer_defs.items()):
-        here = (repetition * size + i) == np.array(wanted, np.int32)
+        number = repetition * size + i
+        here = number == np.array(wanted, np.int32)
         seen = jnp.where(here[:, None, None, None], x, seen)
         own = jax.tree_util.tree_map_with_path(
           functools.partial(of_layer, index=repetition),
           params["layers"][name],
         )
         module = nnx.merge(graphdef, own)
-        at = next(buffers) if attending[i] else None
+        at = buffer.get(i)
         kv = next(memories) if at is None else kvs[at]
         x, kv = module(
-          x, *fed.of(specs[i]), kv, fed.start, layer=repetition
+          x, *fed.of(specs[i]), kv, fed.start, layer=repetition, counts=counts,
+          per_layer=fed.per_layer_of(number),
         )  # fmt: skip
         x = put(x, "act_btd")
         if at is None:
           left.append(kv)
         else:
           kvs[at] = jax.tree.map(lambda b: _whole(b, put), kv)
-      return (x, tuple(kvs), seen), tuple(left)
+      touched = jnp.stack(counts) if counts else None
+      return (x, tuple(kvs), seen), (tuple(left), touched)
 
     x = put(fed.x, "act_btd")
     kvs = tuple(zip(fed.cache.keys, fed.cache.values, strict=True))
     seen = jnp.zeros((len(wanted), *x.shape), x.dtype)
     states = fed.cache.recurrent
     given = (jnp.arange(count), () if states is None else states.layers)
-    (x, kvs, seen), left = lax.scan(body, (x, kvs, seen), given)
+    (x, kvs, seen), (left, touched) = lax.scan(body, (x, kvs, seen), given)
     chosen = dict(zip(wanted, seen, strict=True)) | {config.num_layers: x}
     output = outer.leave(x, logits_at, chosen, features)
     whole = output.features
@@ -157,6 +185,7 @@ def as_language_model(
       output,
       logits=put(output.logits, "logits_btv"),
       features=None if whole is None else put(whole, "act_btd"),
+      experts=None if touched is None else touched.reshape(-1),
     )
     cache = fed.cache.replace(
       keys=tuple(k for k, _ in kvs),
@@ -173,6 +202,7 @@ def as_language_model(
     apply=apply,
     takes_rows=True,
     has_states=bool(config.deltas),
+    num_counted=num_counted,
   )
 
 

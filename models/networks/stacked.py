@@ -8,8 +8,9 @@ those of `models.networks.transformer`, whose modules are used.
 Layers of one kind, which differ in their windows and rotary frequencies at
 most, are one stack of parameters; so many as follow each other are one scan. A
 model of a few dense layers and many mixtures is two scans, one whose kinds take
-turns is a scan for each turn. Where some are recurrent their pattern repeats,
-and what is scanned over is its repetitions (`models.networks.periods`).
+turns is a scan for each turn. Where one buffer cannot hold what layers cache
+their pattern repeats, and what is scanned over is its repetitions
+(`models.networks.periods`).
 """
 
 import dataclasses
@@ -47,18 +48,9 @@ StackedParams = dict[str, Any]
 
 
 def kinds(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
-  """Layers of every kind, by its name; "" if all are of one.
-
-  Raises:
-    ValueError: for layers that one cache cannot hold.
-  """
-  if config.deltas:
+  """Layers of every kind, by its name; "" if all are of one."""
+  if periods.needed(config):
     return periods.kinds(config)
-  if config.per_layer_dim or len(config.cached) < config.num_layers:
-    raise ValueError(
-      "layers with embeddings of their own, or with keys and values of others, "
-      "cannot be stacked"
-    )
 
   def kind(layer: LayerSpec):
     rope = layer.attention.rope
@@ -66,19 +58,9 @@ def kinds(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
     width = None if rope is None else rope.dim
     return dataclasses.replace(layer, attention=bare), width
 
-  def cached(layer: LayerSpec):
-    a = layer.attention
-    return a.num_kv_heads, a.head_dim, a.value_dim
-
   found: dict[Any, list[int]] = {}
   for i in range(config.num_layers):
-    layer = config.layer(i)
-    if cached(layer) != cached(config.layer(0)):
-      raise ValueError(
-        "layers that differ in their heads cannot be stacked: layer "
-        f"{i} is {layer}, and layer 0 {config.layer(0)}"
-      )
-    found.setdefault(kind(layer), []).append(i)
+    found.setdefault(kind(config.layer(i)), []).append(i)
   if len(found) == 1:
     return {"": tuple(range(config.num_layers))}
   return {f"kind{n}": tuple(i) for n, i in enumerate(found.values())}
@@ -92,7 +74,6 @@ def _modules(
   weights: Format | None = None,
 ) -> tuple[Transformer, dict[str, Layer]]:
   """A model without layers, and a layer of each kind, of shapes alone."""
-  bare = dataclasses.replace(config, num_layers=0, windows=None, layers=None)
   first = {name: of_kind[0] for name, of_kind in kinds(config).items()}
 
   def stored(module):
@@ -103,7 +84,9 @@ def _modules(
   make = lambda index: stored(
     Layer(config, dtype, index=index, expert_axes=expert_axes, rngs=nnx.Rngs(0))
   )
-  frame = lambda: stored(Transformer(bare, dtype=dtype, rngs=nnx.Rngs(0)))
+  frame = lambda: stored(
+    Transformer(config, dtype=dtype, rngs=nnx.Rngs(0), with_layers=False)
+  )
   return nnx.eval_shape(frame), {
     name: nnx.eval_shape(functools.partial(make, index))
     for name, index in first.items()
@@ -200,13 +183,14 @@ def as_language_model(
     expert_axes=sharding.axes if sharding and by_expert else (),
     weights=weights,
   )
-  if config.deltas:
-    if count_experts:
-      raise ValueError("experts beside recurrent layers are counted unstacked")
+  if periods.needed(config):
     lowbits.check_weights(config, weights, on_mesh=True)
+    if weights is not None or stored is not None:
+      raise ValueError("layers that differ in their heads are not in few bits")
     return periods.as_language_model(
       config, frame, layers, abstract_params(config, dtype=dtype), dtype=dtype,
       skipped=skipped, sharding=sharding, features=features,
+      count_experts=count_experts,
     )  # fmt: skip
   frame_def = nnx.graphdef(frame)
   layer_defs = {name: nnx.graphdef(layer) for name, layer in layers.items()}

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from models import sharding
 from models.networks import stacked
 from models.networks.layers import TransformerConfig
+from models.networks.mixture import Mixture
 from models.networks.transformer import (
   FINAL,
   SkippedLayers,
@@ -96,16 +98,49 @@ def test_stacked_layers_give_the_same_logits_and_cache(variant):
   assert_same(*both(**VARIANTS[variant]))
 
 
-def test_layers_that_one_cache_cannot_hold_are_not_stacked():
-  layers = described.layers((3, None, 3))
-  wide = dataclasses.replace(layers[2].attention, num_kv_heads=1)
-  other = (*layers[:2], dataclasses.replace(layers[2], attention=wide))
-  config = TransformerConfig(**SMALL, layers=other)
-  with pytest.raises(ValueError, match="cannot be stacked: layer 2 is"):
-    stacked.abstract_params(config, dtype=jnp.float32)
-  config = TransformerConfig(**SMALL, **described.GEMMA4)
-  with pytest.raises(ValueError, match="embeddings of their own"):
-    stacked.abstract_params(config, dtype=jnp.float32)
+def test_layers_of_other_heads_are_scanned_by_their_pattern():
+  slides, full = described.layers((3, None))
+  few = dataclasses.replace(
+    full.attention, num_kv_heads=1, head_dim=12, keys_as_values=True,
+    rope=dataclasses.replace(full.attention.rope, dim=12),
+  )  # fmt: skip
+  beside = Mixture(
+    num_experts=4, num_chosen=2, embed_dim=32, expert_dim=12,
+    router_norm_eps=1e-6,
+  )  # fmt: skip
+  full = dataclasses.replace(full, attention=few, beside=beside)
+  config = TransformerConfig.of_layers(
+    [slides, full] * 2, vocab_size=61, embed_dim=32, max_positions=64
+  )
+  module = Transformer(config, rngs=nnx.Rngs(0))
+  what = dict(features=FEATURES, count_experts=True)
+  plain, params = as_language_model(module, **what)
+  model = stacked.as_language_model(config, **what)
+  expected, _ = feed(plain, params, TOKENS)
+  got, cache = feed(model, stacked.stack(module), TOKENS)
+  np.testing.assert_allclose(got.logits, expected.logits, atol=2e-6)
+  np.testing.assert_allclose(got.features, expected.features, atol=1e-5)
+  np.testing.assert_array_equal(got.experts, expected.experts)
+  assert [keys.shape[2::2] for keys in cache.keys] == [(2, 8), (1, 12)]
+  assert model.num_counted == len(got.experts) == 2
+  cut = sharding.kv_heads_for(dataclasses.replace(config, vocab_size=64), 4)
+  assert [a.num_kv_heads for a in cut.attentions.values()] == [4] * 4
+  for refused in (dict(skipped=SkippedLayers(mlp=(0,))), dict(stored="int8")):
+    with pytest.raises(ValueError, match="heads"):
+      stacked.as_language_model(config, **refused)
+
+
+def test_layers_that_take_from_others_are_one_period():
+  config = TransformerConfig(**SMALL | described.GEMMA4)
+  module = Transformer(config, rngs=nnx.Rngs(0))
+  plain, params = as_language_model(module, features=FEATURES)
+  model = stacked.as_language_model(config, features=FEATURES)
+  mask = tree.paths(3, 1).ancestors
+  expected, _ = feed(plain, params, TOKENS, mask)
+  got, cache = feed(model, stacked.stack(module), TOKENS, mask)
+  np.testing.assert_allclose(got.logits, expected.logits, atol=2e-6)
+  np.testing.assert_allclose(got.features, expected.features, atol=1e-5)
+  assert len(cache.keys) == len(config.cached) < config.num_layers
 
 
 @pytest.mark.parametrize("skipped", SKIPS)
