@@ -407,6 +407,17 @@ def test_layers_that_draft_for_the_model_are_left_out(copied):
     ("gemma4_text", {"num_kv_shared_layers": 3}, "a layer of each kind, got"),
     ("gemma4_text", {"per_layer_config": {"1": {"heads": 3}}}, "per_layer_con"),
     ("gemma4_text", {"vocab_size_per_layer_input": 3}, "at least vocab_size"),
+    (
+      "glm4_moe",
+      {
+        "rope_parameters": {
+          "rope_type": "yarn",
+          "factor": 2.0,
+          "partial_rotary_factor": 0.25,
+        }
+      },
+      "an even number of channels, got 3",
+    ),
     ("olmo2", {"clip_qkv": 8.0}, "not known: clip_qkv"),
     ("olmo3", {"layer_types": ["full_attention"]}, "must be 4 entries"),
   ],
