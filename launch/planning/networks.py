@@ -179,9 +179,10 @@ def place(shapes, sharding: Sharding, mesh: Mesh):
 def _mlp_params(c: TransformerConfig, index: int) -> int:
   """Weights of a layer's feed-forward block, of all its experts."""
   layer = c.layer(index)
-  block, met = layer.feed_forward, mlp_weights(layer, c.embed_dim)
-  if isinstance(block, Mixture):
-    met += (block.num_experts - block.num_chosen) * block.num_expert_params
+  met = mlp_weights(layer, c.embed_dim)
+  for block in (layer.feed_forward, layer.beside):
+    if isinstance(block, Mixture):
+      met += (block.num_experts - block.num_chosen) * block.num_expert_params
   return met
 
 

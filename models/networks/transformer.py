@@ -498,10 +498,9 @@ def with_memories(cache: Cache, memories: tuple[Memory, ...]) -> Cache:
 def mixtures_of(
   config: TransformerConfig, skipped: SkippedLayers = SkippedLayers()
 ) -> tuple[Mixture, ...]:
-  """The mixtures of the layers that have one and are not skipped."""
-  blocks = [
-    config.layer(i).feed_forward
-    for i in range(config.num_layers)
-    if i not in skipped.mlp
-  ]
+  """The mixtures of the layers that have some and are not skipped."""
+  layers = (
+    config.layer(i) for i in range(config.num_layers) if i not in skipped.mlp
+  )
+  blocks = (block for x in layers for block in (x.feed_forward, x.beside))
   return tuple(block for block in blocks if isinstance(block, Mixture))
