@@ -74,6 +74,9 @@ def cut(config: Config, size: int) -> Config:
   if isinstance(config, T5Config):
     sharding_lib.check_cut(config, size)
     return config
+  shared = len(config.cached) < len(config.attentions)
+  if config.per_layer_dim or shared or len(stacked.buffers(config)) > 1:
+    raise ValueError("of layers that differ in their heads there are no plans")
   return sharding_lib.kv_heads_for(config, size)
 
 

@@ -622,6 +622,7 @@ _FOUR_DEVICES = """
   ("name", "kinds"),
   [
     ("glm-moe", {"kind0": (0, 1), "kind1": (2,)}),
+    ("gemma4-moe", {"kind0": (0, 2), "kind1": (1,)}),
   ],
 )
 def test_a_mesh_holds_the_same_layers_of_several_kinds(saved, name, kinds):
@@ -670,7 +671,7 @@ DENSE = ("gemma3", "olmo3", "qwen3-5")
 @pytest.mark.parametrize(
   "name",
   [
-    "gemma3", "olmo3", "mixtral", "glm-moe", "deepseek",
+    "gemma3", "gemma4", "gemma4-moe", "olmo3", "mixtral", "glm-moe", "deepseek",
     "gpt-oss", "qwen3-next", "qwen3-5",
   ],
 )  # fmt: skip
