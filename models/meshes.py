@@ -134,6 +134,8 @@ def most_devices(
   if draft is None:
     return 1
   sizes = (draft.num_kv_heads,) if isinstance(draft, Config) else draft
+  if isinstance(draft, TransformerConfig):
+    sizes = tuple(a.num_kv_heads for a in draft.attentions.values())
 
   def cuts(n: int) -> bool:
     if isinstance(draft, Config):

@@ -116,16 +116,20 @@ def param_specs(params, sharding: Sharding):
   return jax.tree_util.tree_map_with_path(spec, params)
 
 
+_PER_LAYER = ("per_layer_gate", "per_layer_out", "per_layer_projection")
+
+
 def param_spec(parts: list[str], sharding: Sharding) -> P:
   """The `PartitionSpec` of the parameter of that name, given in its parts."""
   module, kind = ["", *parts][-2:]
   stacked = parts[0] == "layers" and not parts[1].isdecimal()
   if kind == "embedding":
-    spec = sharding.embed_vd if module == "embed" else P()
+    cut = module in ("embed", "per_layer_embed")
+    spec = sharding.embed_vd if cut else P()
   elif kind == "weight":
     spec = (
       P()
-      if module in ("router", "q_a", "kv_a")
+      if module in ("router", "q_a", "kv_a") or module in _PER_LAYER
       else sharding.embed_vd
       if module == "lm_head"
       else sharding.row_dn
@@ -162,7 +166,7 @@ def kv_heads_for(config: TransformerConfig, size: int) -> TransformerConfig:
     ValueError: if heads, MLP or vocabulary cannot be cut so.
   """
   check_cut(config, size)
-  return config.with_kv_heads(math.lcm(config.num_kv_heads, size))
+  return config.with_kv_heads(size)
 
 
 def check_cut(config, size: int) -> None:
@@ -170,13 +174,14 @@ def check_cut(config, size: int) -> None:
   widths = [
     (name, getattr(config, name)) for name in ("num_heads", "vocab_size")
   ]
+  widths.append(("per_layer_vocab", getattr(config, "per_layer_vocab", 0)))
   layers = getattr(config, "layers", None)
   if not layers:
     widths.append(("mlp_dim", config.mlp_dim))
   for layer in layers or ():
     key_heads = getattr(layer.attention, "num_key_heads", 0)
     widths.append(("num_key_heads", key_heads))
-  for block in [layer.feed_forward for layer in layers or ()]:
+  for block in _blocks(config):
     if isinstance(block, mixture.Mixture):
       mixture.cut_by(block, size)
       widths.append(("shared_dim", block.shared_dim))
@@ -195,12 +200,18 @@ def for_experts(config, sharding: Sharding, size: int) -> Sharding:
 
   Of layers with different experts all are cut in the first one's way.
   """
-  layers = getattr(config, "layers", None) or ()
-  for block in [layer.feed_forward for layer in layers]:
+  for block in _blocks(config):
     if isinstance(block, mixture.Mixture):
       by = mixture.cut_by(block, size)
       return dataclasses.replace(sharding, experts=by)
   return sharding
+
+
+def _blocks(config) -> list:
+  """Feed-forward blocks of layers that are described one by one."""
+  layers = getattr(config, "layers", None) or ()
+  every = [block for x in layers for block in (x.feed_forward, x.beside)]
+  return [block for block in every if block is not None]
 
 
 def repeat_kv_heads(params, old: TransformerConfig, new: TransformerConfig):
@@ -213,7 +224,14 @@ def repeat_kv_heads(params, old: TransformerConfig, new: TransformerConfig):
 
   Returns:
     The parameters; keys' and values' weights and biases are larger.
+
+  Raises:
+    ValueError: for layers that differ in their heads.
   """
+  if len({a.num_kv_heads for a in old.attentions.values()}) > 1:
+    raise ValueError(
+      "layers that differ in their heads are cut as they are read"
+    )
   times = new.num_kv_heads // old.num_kv_heads
   if times == 1:
     return params

@@ -21,6 +21,11 @@ _TEKKEN = (
   rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
   r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_GPT4O = (
+  rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTIONS}?"
+  rf"|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
+  r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _GPT2 = (
   r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+"
   r"|\s+(?!\S)|\s+"
@@ -29,7 +34,9 @@ CUTS: Mapping[str, Sequence[str]] = {
   "default": (
     r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]",
   ),
+  "glm4": (_LLAMA3,),
   "gpt-2": (_GPT2,),
+  "gpt-4o": (_GPT4O,),
   "llama-bpe": (_LLAMA3,),
   "mpt": (_GPT2,),
   "olmo": (_GPT2,),

@@ -64,6 +64,18 @@ CONFIG = TransformerConfig(
   vocab_size=VOCAB, embed_dim=16, num_layers=2, num_heads=8, num_kv_heads=2,
   head_dim=4, mlp_dim=24, max_positions=64,
 )  # fmt: skip
+# One expert a device where there are eight.
+MIXED = TransformerConfig.of_layers(
+  [
+    LayerSpec(
+      attention=CONFIG.layer(0).attention,
+      feed_forward=Mixture(
+        num_experts=8, num_chosen=2, embed_dim=16, expert_dim=12
+      ),
+    )
+  ] * 2,
+  vocab_size=VOCAB, embed_dim=16, max_positions=64,
+)  # fmt: skip
 PATHS = tree_lib.paths(2, 2)
 TREE = tree_lib.Tree((-1, 0, 0, 1))
 
@@ -283,12 +295,16 @@ def rules_on(mesh):
   return rules, of_draft
 
 
-def network_pair(mesh, how="paths"):
+def network_pair(mesh, how="paths", own=CONFIG):
   """Stacked transformers in float64."""
   rules, of_draft = rules_on(mesh)
   size = sharding.num_parts(rules, mesh) if mesh else 1
-  config = sharding.kv_heads_for(CONFIG, size)
-  params = sharding.repeat_kv_heads(_weights(), CONFIG, config)
+  config = sharding.kv_heads_for(own, size)
+  params = sharding.repeat_kv_heads(_weights(own), own, config)
+  rules, of_draft = (
+    sharding.for_experts(own, x, sharding.num_parts(x, mesh) if mesh else 1)
+    for x in (rules, of_draft)
+  )
   model = lambda rules, **more: stacked.as_language_model(
     config, dtype=jnp.float64, sharding=rules, **more
   )
@@ -452,8 +468,8 @@ def name_of(mesh) -> str:
   return "x".join(map(str, mesh.shape.values()))
 
 
-def _weights():
-  module = Transformer(CONFIG, dtype=jnp.float64, rngs=nnx.Rngs(3))
+def _weights(config=CONFIG):
+  module = Transformer(config, dtype=jnp.float64, rngs=nnx.Rngs(3))
   return jax.tree.map(lambda x: 8 * x, stacked.stack(module))
 
 
@@ -483,6 +499,7 @@ CASES = {
     how: functools.partial(network_pair, how=how)
     for how in ("paths", "tree", "depth", "layer_skip", "ngram", "plain")
   },
+  "mixture": functools.partial(network_pair, own=MIXED),
   **{how: functools.partial(head_pair, how=how) for how in HEADS},
 }
 

@@ -321,6 +321,7 @@ MODELS = {
       attention_bias=True,
       use_sliding_window=True,
       sliding_window=6,
+      hidden_act="quick_gelu",
     ),
     1,
   ),
@@ -444,6 +445,7 @@ MODELS = {
       linear_key_head_dim=6,
       linear_value_head_dim=10,
       linear_conv_kernel_dim=3,
+      hidden_act="gelu",  # of the convolution too
       moe_intermediate_size=20,
       shared_expert_intermediate_size=12,
       num_experts=5,

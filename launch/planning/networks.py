@@ -74,6 +74,9 @@ def cut(config: Config, size: int) -> Config:
   if isinstance(config, T5Config):
     sharding_lib.check_cut(config, size)
     return config
+  shared = len(config.cached) < len(config.attentions)
+  if config.per_layer_dim or shared or len(stacked.buffers(config)) > 1:
+    raise ValueError("of layers that differ in their heads there are no plans")
   return sharding_lib.kv_heads_for(config, size)
 
 
@@ -179,9 +182,10 @@ def place(shapes, sharding: Sharding, mesh: Mesh):
 def _mlp_params(c: TransformerConfig, index: int) -> int:
   """Weights of a layer's feed-forward block, of all its experts."""
   layer = c.layer(index)
-  block, met = layer.feed_forward, mlp_weights(layer, c.embed_dim)
-  if isinstance(block, Mixture):
-    met += (block.num_experts - block.num_chosen) * block.num_expert_params
+  met = mlp_weights(layer, c.embed_dim)
+  for block in (layer.feed_forward, layer.beside):
+    if isinstance(block, Mixture):
+      met += (block.num_experts - block.num_chosen) * block.num_expert_params
   return met
 
 

@@ -22,7 +22,7 @@ from jax.sharding import Mesh
 
 from models.formats import gguf_file, gguf_tokenizer, weights
 from models.formats.families import FAMILIES
-from models.formats.families.family import Gguf
+from models.formats.families.family import Gguf, Joined
 from models.formats.gguf_file import Header
 from models.formats.huggingface_config import config_from_json
 from models.formats.packed import Packed
@@ -176,7 +176,8 @@ def _settings(header: Header, arch: str) -> dict[str, Any]:
   how = _how(arch)
   keys = how.keys
   for key, value in own.items():
-    if not isinstance(value, int | float | str):
+    listed = not isinstance(value, int | float | str)
+    if listed and key not in how.by_layer:
       raise ValueError(f"{arch}.{key} must be one value for all layers")
     if type(value) is int and value >= 2**31:
       raise ValueError(f"{arch}.{key} must be below 2^31, got {value}")
@@ -227,7 +228,8 @@ def _rotation(
 ) -> dict[str, Any]:
   """Rotary settings, which GGUF files express in their own way."""
   own = lambda key: header.metadata.get(f"{arch}.{key}", config.head_dim)
-  if own("attention.value_length") != config.head_dim:
+  read = "attention.value_length" in _how(arch).also
+  if not read and own("attention.value_length") != config.head_dim:
     raise ValueError(
       f"{arch}.attention.value_length must be that of keys, {config.head_dim}, "
       f"got {own('attention.value_length')!r:.40}"
@@ -288,6 +290,10 @@ def source(path: str, stack: contextlib.ExitStack | None = None) -> Source:
     if name in tensors:
       problems.append(f"twice: {tensors[name].name} and {own_name}")
     tensors[name] = _tensor(header, own_name, name, config)
+  for name, how in _how(architecture(header)).joined.items():
+    for number in map(str, range(config.num_layers)):
+      each = [f"{n.replace('#', number)}.weight" for n in (name, *how.parts)]
+      _join(tensors, how, *each)
   return Source(
     path=str(header.path),
     says="metadata",
@@ -297,6 +303,24 @@ def source(path: str, stack: contextlib.ExitStack | None = None) -> Source:
     kinds=KINDS,
     problems=tuple(problems),
     published=_published(header),
+  )
+
+
+def _join(
+  tensors: dict[str, Tensor], how: Joined, name: str, one: str, other: str
+) -> None:
+  """Puts one tensor in the place of two, if they are there."""
+  parts = [tensors[x] for x in (one, other) if x in tensors]
+  if len(parts) < 2 or any(len(tensor.shape) != 3 for tensor in parts):
+    return  # of which others complain
+  del tensors[one], tensors[other]
+  kinds = [tensor.kind for tensor in parts]
+  read = lambda index: how.take(*(tensor.read(()) for tensor in parts))[index]
+  tensors[name] = Tensor(
+    name=" and ".join(tensor.name for tensor in parts),
+    shape=how.shape(*(tensor.shape for tensor in parts)),
+    kind=next((kind for kind in kinds if kind not in KINDS), kinds[0]),
+    read=read,
   )
 
 
@@ -314,7 +338,8 @@ def _names(arch: str) -> dict[str, str]:
   number = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[arch]
   table = gguf.get_tensor_name_map(number, 1)
   found = {}
-  for name in weights.modules(weights.in_gguf(family)):
+  apart = [x for how in _how(arch).joined.values() for x in how.parts]
+  for name in [*weights.modules(weights.in_gguf(family)), *apart]:
     name = name.removesuffix(".weight").removesuffix("_bias")
     full = ("" if name == "lm_head" else prefix) + name.replace("#", "0")
     full = full.replace(".*", "")  # all experts are one tensor

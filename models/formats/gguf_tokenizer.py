@@ -26,6 +26,7 @@ _ALIASES = {
   "llama3": "llama-bpe",
   "llama-v3": "llama-bpe",
   "deepseek-r1-qwen": "qwen2",
+  "chatglm-bpe": "glm4",
 }
 _COMPOSED = ("mpt", "olmo", "qwen2")  # text is brought into the form NFC first
 _WHOLE_WORDS = ("llama-bpe", "tekken")  # a word that is a token is not merged

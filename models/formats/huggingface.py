@@ -36,6 +36,7 @@ from models.formats import (
 )
 from models.formats.families import FAMILIES
 from models.formats.huggingface_config import (
+  check_t5,
   config_from_json,
   llama_json,
   of_quantisation,
@@ -147,6 +148,7 @@ def read_config(directory: str) -> TransformerConfig | T5Config:
 def translate(settings: Mapping[str, Any]) -> TransformerConfig | T5Config:
   """The configuration in a `config.json`; ValueError if not supported."""
   if settings.get("model_type") == "t5":
+    check_t5(settings)
     return t5_config.config_from_json(settings)
   return config_from_json(settings)
 

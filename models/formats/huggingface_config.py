@@ -23,7 +23,8 @@ _HARMLESS = frozenset(
   model_type architectures auto_map torch_dtype dtype transformers_version
   transformers.js_config tokenizer_class name_or_path is_llama_config
   unsloth_version unsloth_fixed finetuning_task task_specific_params
-  use_cache gradient_checkpointing initializer_range attention_dropout
+  use_cache cache_implementation gradient_checkpointing initializer_range
+  attention_dropout
   hidden_dropout hidden_dropout_prob attention_probs_dropout_prob
   embedding_dropout weight_decay bos_token_id eos_token_id pad_token_id
   sep_token_id decoder_start_token_id forced_bos_token_id forced_eos_token_id
@@ -49,6 +50,22 @@ _OF_OTHERS = frozenset(
   vision_soft_tokens_per_image language_model_only quantization_config
   """.split()
 )
+
+# What a T5's files say: what is read, what follows from it, and of training.
+_OF_T5 = frozenset(
+  """
+  vocab_size d_model d_kv d_ff num_layers num_decoder_layers num_heads
+  relative_attention_num_buckets relative_attention_max_distance
+  layer_norm_epsilon feed_forward_proj tie_word_embeddings is_encoder_decoder
+  scale_decoder_outputs quantization_config dense_act_fn is_gated_act
+  dropout_rate classifier_dropout initializer_factor n_positions output_past
+  """.split()
+)
+
+
+def check_t5(config: Mapping[str, Any]) -> None:
+  """Raises ValueError for a T5's keys that are not known."""
+  _check_known(config, _HARMLESS | _OF_T5, "t5")
 
 
 def of_quantisation(config: Mapping[str, Any]) -> Any:
@@ -79,7 +96,9 @@ def of_text(config: Mapping[str, Any]) -> Mapping[str, Any]:
       f"{nested['model_type']!r}"
     )
   _check_known(config, _HARMLESS | _OF_OTHERS, outer)
-  return {**nested, "model_type": inside[0]}
+  found = {**nested, "model_type": inside[0]}
+  tied = config.get("tie_word_embeddings")  # that of the whole counts
+  return found if tied is None else found | {"tie_word_embeddings": tied}
 
 
 def config_from_json(

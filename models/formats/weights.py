@@ -364,11 +364,18 @@ def _part(
   cut: TransformerConfig | T5Config,
 ) -> np.ndarray:
   """A part of a parameter that a tensor has in some layout."""
-  times = cut.num_kv_heads // config.num_kv_heads
-  if times > 1 and parameter[-2] in sharding_lib.of_kv_heads(config):
-    whole = layout.take(tensor.read(()), config)
-    rows = sharding_lib.repeat_heads(whole, config.head_dim, times, axis=0)
-    return rows[index]
+  if (
+    isinstance(config, TransformerConfig)
+    and isinstance(cut, TransformerConfig)
+    and parameter[0] == "layers"
+    and parameter[-2] in sharding_lib.of_kv_heads(config)
+  ):
+    own, wanted = (c.attentions[parameter[1]] for c in (config, cut))
+    times = wanted.num_kv_heads // own.num_kv_heads
+    if times > 1:
+      whole = layout.take(tensor.read(()), config)
+      rows = sharding_lib.repeat_heads(whole, own.head_dim, times, axis=0)
+      return rows[index]
   if layout is AS_IS:
     return tensor.read(index)
   if layout is TRANSPOSED:

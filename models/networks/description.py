@@ -11,24 +11,15 @@ heads, C channels per head.
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Sequence
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from models.networks.mixture import Mixture
+from models.networks.mixture import ACTIVATIONS, Mixture
 
-ACTIVATIONS = {
-  "silu": jax.nn.silu,
-  "gelu": functools.partial(jax.nn.gelu, approximate=False),
-  "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
-  "quick_gelu": lambda x: x * jax.nn.sigmoid(1.702 * x),
-  "relu": jax.nn.relu,
-}
 NORMS = ("rms", "rms_plus_one", "layer")
 QK_NORMS = (None, "head", "width")
 PLACES = ("pre", "post", "both")
@@ -185,6 +176,7 @@ class DeltaSpec:
     key_dim: channels of a key.
     value_dim: channels of a value.
     kernel: tokens that its convolution reads, the newest included.
+    activation: of what the convolution gives, as of `DenseSpec`.
   """
 
   num_key_heads: int
@@ -192,8 +184,10 @@ class DeltaSpec:
   key_dim: int
   value_dim: int
   kernel: int = 4
+  activation: str = "silu"
 
   def __post_init__(self):
+    _one_of("activation", self.activation, sorted(ACTIVATIONS))
     if self.num_value_heads % self.num_key_heads:
       raise ValueError(
         f"num_key_heads must divide num_value_heads, got {self.num_key_heads} "
@@ -471,23 +465,21 @@ class TransformerConfig:
     """True if some layer has a sliding window."""
     return any(self.window(i) for i in range(self.num_layers))
 
-  def with_kv_heads(self, count: int) -> "TransformerConfig":
-    """The same with another number of key/value heads in every layer.
+  def with_kv_heads(self, size: int) -> "TransformerConfig":
+    """The same with key/value heads that can be cut in so many parts.
 
-    Raises:
-      ValueError: if layers differ in their heads.
+    Where they cannot each is there several times, for its own queries.
     """
-    if len({*map(_heads, self.layers or ())} - {None}) > 1:
-      raise ValueError("layers that differ in their heads cannot be cut")
+    more = lambda a: dataclasses.replace(
+      a, num_kv_heads=math.lcm(a.num_kv_heads, size)
+    )
     layers = self.layers and tuple(
-      dataclasses.replace(
-        layer,
-        attention=dataclasses.replace(layer.attention, num_kv_heads=count),
-      )
+      dataclasses.replace(layer, attention=more(layer.attention))
       if isinstance(layer.attention, AttentionSpec)
       else layer
       for layer in self.layers
     )
+    count = math.lcm(self.num_kv_heads, size)
     return dataclasses.replace(self, num_kv_heads=count, layers=layers)
 
 

@@ -43,6 +43,7 @@ from jax import Array, lax
 
 from models.networks.description import DeltaSpec, TransformerConfig
 from models.networks.linear import Linear
+from models.networks.mixture import ACTIVATIONS
 from specjax import recurrent
 from specjax.cache import Cache
 from specjax.recurrent import Memory
@@ -276,7 +277,7 @@ class GatedDelta(nnx.Module):
         at = jnp.broadcast_to(taps[:, None, :, tap, None], (*raw.shape[:3], 1))
         read = jnp.take_along_axis(whole, at, axis=2)
       total = total + read.astype(wide) * weights[..., tap]
-    return jax.nn.silu(total)
+    return ACTIVATIONS[self.spec.activation](total)
 
   def _gated(self, out, z, wide):
     """Normed heads times a gate, `[B, T, K, R, V] -> [B, T, H V]`."""

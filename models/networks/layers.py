@@ -15,7 +15,6 @@ from jax import Array, lax
 
 from models.networks.attention import attend, attend_slots
 from models.networks.description import (
-  ACTIVATIONS,
   AttentionSpec,
   DeltaSpec,
   DenseSpec,
@@ -24,7 +23,7 @@ from models.networks.description import (
 from models.networks.gated_delta import GatedDelta
 from models.networks.latent import LatentAttention
 from models.networks.linear import Linear, project
-from models.networks.mixture import MixtureMlp
+from models.networks.mixture import ACTIVATIONS, MixtureMlp
 from specjax import cache as cache_lib
 
 
@@ -303,7 +302,9 @@ class Layer(nnx.Module):
     if self.spec.beside is not None:
       self.beside_norm, self.beside_out_norm = norm(), norm()
       self.mlp_alone_norm = norm()
-      self.beside = MixtureMlp(self.spec.beside, dtype, rngs=rngs)
+      self.beside = MixtureMlp(
+        self.spec.beside, dtype, axes=expert_axes, rngs=rngs
+      )
     if size := config.per_layer_dim:
       self.act = ACTIVATIONS[self.spec.feed_forward.activation]
       self.per_layer_gate = Linear(config.embed_dim, size, False, dtype, rngs)
@@ -383,15 +384,23 @@ class Layer(nnx.Module):
     residual = x
     if self.spec.norms != "post":
       x = self.mlp_norm(x)
-    if isinstance(self.mlp, MixtureMlp) and counts is not None:
-      out, count = self.mlp(x, layer=at, count=True)
-      counts.append(count)
-    elif isinstance(self.mlp, MixtureMlp):
-      out = self.mlp(x, layer=at)
+    if isinstance(self.mlp, MixtureMlp):
+      out = _mixed(self.mlp, x, counts, layer=at)
     else:
       out = self.mlp(x)
     if self.spec.beside is not None:
       read = self.beside_norm(residual)
-      more = self.beside(read, routed_by=residual, layer=at)
+      more = _mixed(self.beside, read, counts, routed_by=residual, layer=at)
       out = self.mlp_alone_norm(out) + self.beside_out_norm(more)
     return out if self.spec.norms == "pre" else self.mlp_out_norm(out)
+
+
+def _mixed(
+  block: MixtureMlp, x: Array, counts: list[Array] | None, **given
+) -> Array:
+  """What a mixture gives; how many experts it took is added to `counts`."""
+  if counts is None:
+    return block(x, **given)
+  out, count = block(x, count=True, **given)
+  counts.append(count)
+  return out

@@ -22,10 +22,12 @@ from models.networks import expert_forms
 
 ROUTERS = ("softmax", "sigmoid")
 _LANES = 128  # of a TPU's vector registers
-_ACTIVATIONS = {
+# Of gates, here and in blocks of one hidden layer.
+ACTIVATIONS = {
   "silu": jax.nn.silu,
   "gelu": functools.partial(jax.nn.gelu, approximate=False),
   "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
+  "quick_gelu": lambda x: x * jax.nn.sigmoid(1.702 * x),
   "relu": jax.nn.relu,
 }
 
@@ -52,7 +54,7 @@ class Mixture:
     router_norm_eps: Gemma 4's router: it reads an RMS norm of its own input,
       without weight but times a `scale` parameter and D^-1/2, and weights are
       multiplied by a parameter per expert. None for none of that.
-    activation: "silu", "gelu" (exact), "gelu_tanh" or "relu".
+    activation: "silu", "gelu" (exact), "gelu_tanh", "quick_gelu" or "relu".
     limit: gpt-oss' activation instead, `min(g, limit) * sigmoid(slope * g) *
       (clip(u, -limit, limit) + 1)` of gates g and the rest u.
     slope: of its sigmoid.
@@ -83,7 +85,7 @@ class Mixture:
   shared_gate: bool = False
 
   def __post_init__(self):
-    for name, known in (("router", ROUTERS), ("activation", _ACTIVATIONS)):
+    for name, known in (("router", ROUTERS), ("activation", ACTIVATIONS)):
       if getattr(self, name) not in known:
         raise ValueError(
           f"{name} must be one of {sorted(known)}, got {getattr(self, name)!r}"
@@ -119,7 +121,7 @@ class Mixture:
 def activate(mixture: Mixture, gate: Array, up: Array) -> Array:
   """Input of an expert's last projection, from the outputs of its others."""
   if mixture.limit is None:
-    return _ACTIVATIONS[mixture.activation](gate) * up
+    return ACTIVATIONS[mixture.activation](gate) * up
   gate = jnp.minimum(gate, mixture.limit)
   up = jnp.clip(up, -mixture.limit, mixture.limit)
   return gate * jax.nn.sigmoid(mixture.slope * gate) * (up + 1)

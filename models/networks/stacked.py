@@ -10,8 +10,8 @@ most, are one stack of parameters; so many as follow each other are one scan. A
 model of a few dense layers and many mixtures is two scans. Where kinds take
 turns by a pattern, as Qwen3.5's three of the gated delta rule and one of
 attention, its scans are scanned over its repetitions. What a cache holds is
-stacked apart: keys and values of all layers of attention, and states of all
-recurrent ones.
+stacked apart: keys and values of all layers of attention with the same heads,
+and states of all recurrent ones.
 """
 
 import dataclasses
@@ -62,41 +62,43 @@ def kinds(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
   """Layers of every kind, by its name; "" if all are of one.
 
   Raises:
-    ValueError: for layers that one cache cannot hold.
+    ValueError: for recurrent layers that differ.
   """
-  if config.per_layer_dim or len(config.cached) < len(config.attentions):
-    raise ValueError(
-      "layers with embeddings of their own, or with keys and values of others, "
-      "cannot be stacked"
-    )
+  if len({*config.deltas.values()}) > 1:
+    raise ValueError("recurrent layers that differ cannot be stacked")
 
   def kind(layer: LayerSpec):
-    if isinstance(layer.attention, DeltaSpec):
+    own = layer.attention
+    if isinstance(own, DeltaSpec):
       return layer
-    rope = layer.attention.rope
-    bare = dataclasses.replace(layer.attention, window=None, rope=None)
-    width = None if rope is None else rope.dim
+    # Layers that read keys and values of others are alike, whosever they are.
+    source = None if own.source is None else 0
+    bare = dataclasses.replace(own, window=None, rope=None, source=source)
+    width = None if own.rope is None else own.rope.dim
     return dataclasses.replace(layer, attention=bare), width
 
-  def cached(a: AttentionSpec | DeltaSpec):
-    if isinstance(a, DeltaSpec):
-      return a
-    return a.num_kv_heads, a.head_dim, a.value_dim
-
   found: dict[Any, list[int]] = {}
-  of_type: dict[type, int] = {}
   for i in range(config.num_layers):
-    layer = config.layer(i)
-    first = of_type.setdefault(type(layer.attention), i)
-    if cached(layer.attention) != cached(config.layer(first).attention):
-      raise ValueError(
-        "layers that differ in their heads cannot be stacked: layer "
-        f"{i} is {layer}, and layer {first} {config.layer(first)}"
-      )
-    found.setdefault(kind(layer), []).append(i)
+    found.setdefault(kind(config.layer(i)), []).append(i)
   if len(found) == 1:
     return {"": tuple(range(config.num_layers))}
   return {f"kind{n}": tuple(i) for n, i in enumerate(found.values())}
+
+
+def buffers(config: TransformerConfig) -> list[tuple[int, ...]]:
+  """Layers whose keys and values are one array each, as they are cached.
+
+  These have the same heads and channels.
+  """
+  found: dict[tuple[int, ...], list[int]] = {}
+  for i in config.cached:
+    found.setdefault(_heads(config.attentions[i]), []).append(i)
+  return [*map(tuple, found.values())]
+
+
+def _heads(a: AttentionSpec) -> tuple[int, int, int]:
+  """Heads and channels of keys, and channels of values."""
+  return a.num_kv_heads, a.head_dim, a.value_dim
 
 
 def turns(names: Sequence[str]) -> tuple[list[tuple[str, int]], int]:
@@ -120,7 +122,6 @@ def _modules(
   weights: Format | None = None,
 ) -> tuple[Transformer, dict[str, Layer]]:
   """A model without layers, and a layer of each kind, of shapes alone."""
-  bare = dataclasses.replace(config, num_layers=0, windows=None, layers=None)
   first = {name: of_kind[0] for name, of_kind in kinds(config).items()}
 
   def stored(module):
@@ -131,7 +132,9 @@ def _modules(
   make = lambda index: stored(
     Layer(config, dtype, index=index, expert_axes=expert_axes, rngs=nnx.Rngs(0))
   )
-  frame = lambda: stored(Transformer(bare, dtype=dtype, rngs=nnx.Rngs(0)))
+  frame = lambda: stored(
+    Transformer(config, dtype=dtype, rngs=nnx.Rngs(0), with_layers=False)
+  )
   return nnx.eval_shape(frame), {
     name: nnx.eval_shape(functools.partial(make, index))
     for name, index in first.items()
@@ -232,33 +235,57 @@ def as_language_model(
     lowbits.check_weights(config, weights, on_mesh=True)
     if skipped != SkippedLayers():
       raise ValueError("of a model with recurrent layers none can be left out")
+  ends = config.per_layer_dim or any(x.scaled for x in config.layers or ())
+  if ends and skipped != SkippedLayers():
+    raise ValueError("of layers that scale their output none can be left out")
   frame_def = nnx.graphdef(frame)
   layer_defs = {name: nnx.graphdef(layer) for name, layer in layers.items()}
   attentions, deltas = config.attentions, config.deltas
   windows = sorted({a.window for a in attentions.values()}, key=str)
-  ropes = list(dict.fromkeys(a.rope for a in attentions.values()))
+  # Of a kind: these alone have tables of one width.
+  ropes = {
+    name: list(dict.fromkeys(attentions[i].rope for i in of if i in attentions))
+    for name, of in kinds(config).items()
+  }
+  # A layer whose source is skipped has nothing to attend to.
+  attending = [
+    i
+    for i in range(config.num_layers)
+    if not {i, config.source(i)} & {*skipped.attention}
+  ]
   kept = [
     i
     for i in range(config.num_layers)
-    if i not in skipped.attention or i not in skipped.mlp
+    if i in attending or i not in skipped.mlp
   ]
   # Of each layer its kind, and its place among those of it.
   place = {
     i: (k, at) for k, of in kinds(config).items() for at, i in enumerate(of)
   }
-  # And what it has in the cache: of keys and values, or of states.
-  stored_at = {i: n for of in (attentions, deltas) for n, i in enumerate(of)}
+  # And what it reads in the cache: in which keys and values, and where there,
+  # or where in the states.
+  kv_of = {
+    i: (buffer, n)
+    for buffer, of in enumerate(buffers(config))
+    for n, i in enumerate(of)
+  }
+  kv_of |= {
+    i: kv_of[a.source] for i, a in attentions.items() if a.source is not None
+  }
+  stored_at = {i: n for i, (_, n) in kv_of.items()}
+  stored_at |= {i: n for n, i in enumerate(deltas)}
   numbers = lambda of: np.array([of(i) for i in kept], np.int32)
   # What a scan reads of each layer that is kept, all static. Recurrent ones
   # look at neither windows nor ropes.
   window = lambda i: windows.index(attentions[i].window)
-  rope = lambda i: ropes.index(attentions[i].rope)
+  rope = lambda i: ropes[place[i][0]].index(attentions[i].rope)
   which = {
-    "layer": numbers(lambda i: stored_at[i]),
+    "layer": numbers(lambda i: i),
+    "stored": numbers(lambda i: stored_at[i]),
     "at": numbers(lambda i: place[i][1]),
     "window": numbers(lambda i: window(i) if i in attentions else 0),
     "rope": numbers(lambda i: rope(i) if i in attentions else 0),
-    "attention": np.array([i not in skipped.attention for i in kept]),
+    "attention": np.array([i in attending for i in kept]),
     "mlp": np.array([i not in skipped.mlp for i in kept]),
   }
   # Of each feature: the first layer kept that is given it; x itself after all.
@@ -272,17 +299,24 @@ def as_language_model(
   shapes = abstract_params(config, dtype=dtype, weights=weights)
 
   def init_cache(batch: int, slots: int) -> Cache:
-    cache = cache_lib.make_cache(
-      batch=batch,
-      slots=slots,
-      num_layers=len(attentions),
-      num_kv_heads=config.num_kv_heads,
-      head_dim=config.head_dim,
-      value_dim=config.value_dim,
-      dtype=dtype,
-      with_positions=config.has_windows,
-      stacked=True,
-      stored=stored,
+    each = [
+      cache_lib.make_cache(
+        batch=batch,
+        slots=slots,
+        num_layers=len(of),
+        num_kv_heads=attentions[of[0]].num_kv_heads,
+        head_dim=attentions[of[0]].head_dim,
+        value_dim=attentions[of[0]].value_dim,
+        dtype=dtype,
+        with_positions=config.has_windows,
+        stacked=True,
+        stored=stored,
+      )
+      for of in buffers(config)
+    ]
+    cache = each[0].replace(
+      keys=tuple(c.keys[0] for c in each),
+      values=tuple(c.values[0] for c in each),
     )
     memories = tuple(  # one, if there are any
       delta_memory(delta, batch, dtype, stack=len(deltas))
@@ -295,11 +329,12 @@ def as_language_model(
   ):
     check_params(shapes, params)
     outer = nnx.merge(frame_def, params["frame"])
-    outer.config = config
     fed = outer.enter(tokens, cache, positions=positions, mask=mask)
     states = recurrent.widened(fed.cache.recurrent, tokens.shape[1])
     sees = [fed.sees[w] for w in windows]
-    tables = [fed.rotary[rope] for rope in ropes]
+    tables = {
+      kind: [fed.rotary[rope] for rope in of] for kind, of in ropes.items()
+    }
     # What differs between windows. Without one nothing is ever too far away.
     far = jnp.int32(2**30)
     differs = [
@@ -311,9 +346,9 @@ def as_language_model(
       for s in sees
     ]
 
-    def attends(this):
+    def attends(this, kind):
       """The rotary table of a layer of attention, and what its tokens see."""
-      visible, rotary = sees[0], tables[0]
+      visible, rotary = sees[0], tables[kind][0]
       if len(windows) > 1:
         own, window, first = jax.tree.map(
           lambda *each: jnp.stack(each)[this["window"]], *differs
@@ -321,14 +356,14 @@ def as_language_model(
         visible = dataclasses.replace(
           visible, own=own, window=window, first=first
         )
-      if len(tables) > 1:
+      if len(tables[kind]) > 1:
         rotary = jax.tree.map(
-          lambda *each: jnp.stack(each)[this["rope"]], *tables
+          lambda *each: jnp.stack(each)[this["rope"]], *tables[kind]
         )
       return rotary, visible
 
     def step(carry, this, *, kind):
-      x, kv, memories, seen = carry
+      x, kvs, memories, seen = carry
       counts: list[Array] | None = [] if num_counted else None
       seen = jnp.where(this["feature"][:, None, None, None], x, seen)
       own = jax.tree_util.tree_map_with_path(
@@ -338,7 +373,7 @@ def as_language_model(
       module = nnx.merge(layer_defs[kind], own)
       if isinstance(layers[kind].spec.attention, DeltaSpec):
         memory = jax.tree.map(
-          lambda x: lax.dynamic_index_in_dim(x, this["layer"], keepdims=False),
+          lambda x: lax.dynamic_index_in_dim(x, this["stored"], keepdims=False),
           memories,
         )
         x, memory = module(
@@ -347,24 +382,26 @@ def as_language_model(
         )  # fmt: skip
         memories = jax.tree.map(
           lambda x, new: lax.dynamic_update_index_in_dim(
-            x, new, this["layer"], 0
+            x, new, this["stored"], 0
           ),
           memories,
           memory,
         )
-        carry = put(x, "act_btd"), kv, whole(memories), seen
-        return carry, counts and counts[0]
-      rotary, visible = attends(this)
+        carry = put(x, "act_btd"), kvs, whole(memories), seen
+        return carry, jnp.stack(counts) if counts else None
+      rotary, visible = attends(this, kind)
+      buffer, _ = kv_of[kinds(config)[kind][0]]
 
       def run(x, kv, **parts):
         x, kv = module(
           x, rotary=rotary, sees=visible, kv=kv, start=fed.start,
-          layer=this["layer"], at=this["at"], counts=counts, **parts,
+          layer=this["stored"], at=this["at"], counts=counts,
+          per_layer=fed.per_layer_of(this["layer"]), **parts,
         )  # fmt: skip
         return put(x, "act_btd"), whole(kv)
 
       if which["attention"].all() and which["mlp"].all():
-        x, kv = run(x, kv)
+        x, kv = run(x, kvs[buffer])
       else:
         x, kv = lax.switch(
           2 * this["attention"].astype(jnp.int32) + this["mlp"] - 1,
@@ -374,9 +411,10 @@ def as_language_model(
             run,
           ],
           x,
-          kv,
+          kvs[buffer],
         )
-      return (x, kv, memories, seen), counts and counts[0]
+      kvs = (*kvs[:buffer], kv, *kvs[buffer + 1 :])
+      return (x, kvs, memories, seen), jnp.stack(counts) if counts else None
 
     def turn(carry, these):
       """The scans of a pattern; of its layers with mixtures the counts."""
@@ -384,12 +422,12 @@ def as_language_model(
       for kind, count in pattern:
         run = {k: v[first : first + count] for k, v in these.items()}
         carry, found = lax.scan(functools.partial(step, kind=kind), carry, run)
-        touched += jax.tree.leaves(found)
+        touched += [x.reshape(-1) for x in jax.tree.leaves(found)]
         first += count
       return carry, jnp.concatenate(touched) if touched else None
 
     x = put(fed.x, "act_btd")
-    kv = (fed.cache.keys[0], fed.cache.values[0])
+    kvs = tuple(zip(fed.cache.keys, fed.cache.values, strict=True))
     seen = jnp.zeros((len(wanted), *x.shape), x.dtype)
     memories = None if states is None else states.layers[0]
     pattern, times = turns([place[i][0] for i in kept])
@@ -397,12 +435,12 @@ def as_language_model(
       key: jnp.asarray(of.reshape(times, len(kept) // times, *of.shape[1:]))
       for key, of in which.items()
     }
-    carry = (x, kv, memories, seen)
+    carry = (x, kvs, memories, seen)
     if times == 1:
       carry, touched = turn(carry, {k: v[0] for k, v in of_turns.items()})
     else:
       carry, touched = lax.scan(turn, carry, of_turns)
-    x, kv, memories, seen = carry
+    x, kvs, memories, seen = carry
     given = dict(zip(wanted, seen, strict=True))
     given |= {i: x for i in features if i != FINAL and i not in given}
     output = outer.leave(x, logits_at, given, features)
@@ -416,8 +454,8 @@ def as_language_model(
       experts=None if touched is None else touched.reshape(-1),
     )
     return output, fed.cache.replace(
-      keys=(kv[0],),
-      values=(kv[1],),
+      keys=tuple(keys for keys, _ in kvs),
+      values=tuple(values for _, values in kvs),
       length=fed.start + tokens.shape[1],
       recurrent=after_pass(fed.cache, (memories,), fed.start, tokens.shape[1]),
     )

@@ -83,10 +83,16 @@ class Transformer(nnx.Module):
     dtype: dtype of parameters and of activations (the softmax, the rotary
       angles and the logits are float32 at least).
     rngs: for the initial weights.
+    with_layers: False for all that is around the layers.
   """
 
   def __init__(
-    self, config: TransformerConfig, *, dtype=jnp.float32, rngs: nnx.Rngs
+    self,
+    config: TransformerConfig,
+    *,
+    dtype=jnp.float32,
+    rngs: nnx.Rngs,
+    with_layers: bool = True,
   ):
     self.config = config
     self.dtype = jnp.dtype(dtype)
@@ -110,7 +116,7 @@ class Transformer(nnx.Module):
     self.layers = nnx.List(
       [
         Layer(config, dtype, index=i, rngs=rngs)
-        for i in range(config.num_layers)
+        for i in range(config.num_layers * with_layers)
       ]
     )
     self.final_norm = make_norm(config, config.embed_dim, dtype, rngs)
@@ -306,9 +312,11 @@ class Fed:
       return None, self.paths[a.kernel]
     return self.rotary[a.rope], self.sees[a.window]
 
-  def per_layer_of(self, index: int) -> Array | None:
+  def per_layer_of(self, index: int | Array) -> Array | None:
     """A layer's part of `per_layer`, `[B, T, P]`."""
-    return None if self.per_layer is None else self.per_layer[..., index, :]
+    if self.per_layer is None:
+      return None
+    return jnp.take(self.per_layer, index, axis=2)
 
 
 def layers_of(config: TransformerConfig, cache: Cache | None) -> dict[int, Any]:
@@ -498,10 +506,9 @@ def with_memories(cache: Cache, memories: tuple[Memory, ...]) -> Cache:
 def mixtures_of(
   config: TransformerConfig, skipped: SkippedLayers = SkippedLayers()
 ) -> tuple[Mixture, ...]:
-  """The mixtures of the layers that have one and are not skipped."""
-  blocks = [
-    config.layer(i).feed_forward
-    for i in range(config.num_layers)
-    if i not in skipped.mlp
-  ]
+  """The mixtures of the layers that have some and are not skipped."""
+  layers = (
+    config.layer(i) for i in range(config.num_layers) if i not in skipped.mlp
+  )
+  blocks = (block for x in layers for block in (x.feed_forward, x.beside))
   return tuple(block for block in blocks if isinstance(block, Mixture))

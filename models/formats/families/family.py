@@ -64,6 +64,21 @@ TURNED = Layout(
 )
 
 
+@dataclasses.dataclass(frozen=True)
+class Joined:
+  """A module whose weight is two tensors in llama.cpp's files.
+
+  Attributes:
+    parts: names that Hugging Face would give the modules of both.
+    shape: of the whole, given those of both.
+    take: the whole, given both.
+  """
+
+  parts: tuple[str, str]
+  shape: Callable[[tuple[int, ...], tuple[int, ...]], tuple[int, ...]]
+  take: Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+
 def _none(name: str, config: TransformerConfig) -> bool:
   """No tensor is left out: the default of `Family.left_out`."""
   del name, config
@@ -90,9 +105,11 @@ class Gguf:
     keys: keys of the metadata, after that name, and of `config.json`.
     optional: those that may be missing, beside the usual ones.
     also: keys of the metadata that `settings` reads.
+    by_layer: those of them that are a list, with a value for every layer.
     prefix: of tensors' names in Hugging Face's files.
     tensors, layouts: those of `Family` that are others, where tensors that are
       one in Hugging Face's files are several.
+    joined: modules whose weights are two tensors of three axes.
     settings: more of `config.json`, from the metadata after the architecture's
       name and from a function that says whether the first layer has the bias of
       some module, or some tensor.
@@ -112,9 +129,11 @@ class Gguf:
   keys: Mapping[str, str]
   optional: frozenset[str] = frozenset()
   also: frozenset[str] = frozenset()
+  by_layer: frozenset[str] = frozenset()
   prefix: str = "model."
   tensors: Mapping[str, str] = dataclasses.field(default_factory=dict)
   layouts: Mapping[str, Layout] = dataclasses.field(default_factory=dict)
+  joined: Mapping[str, Joined] = dataclasses.field(default_factory=dict)
   settings: Callable[[Mapping[str, Any], Callable[..., bool]], dict] = _nothing
   rows: Callable[[str, TransformerConfig], np.ndarray | None] = _as_they_are
   transposed: tuple[str, ...] = ()

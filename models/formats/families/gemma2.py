@@ -31,7 +31,8 @@ DEFAULTS = dict(
   num_key_value_heads=4, layer_types=None,
 )  # fmt: skip
 FIXED = dict(use_bidirectional_attention=False)
-HARMLESS = frozenset({"hidden_act"})  # hidden_activation counts
+# hidden_activation and sliding_window count.
+HARMLESS = frozenset({"hidden_act", "sliding_window_size"})
 GGUF_KEYS = {
   **llama.GGUF_KEYS,
   "attention.sliding_window": "sliding_window",

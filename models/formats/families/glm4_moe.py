@@ -32,17 +32,11 @@ def _read(settings: Settings) -> TransformerConfig:
 def _gguf_settings(
   own: Mapping[str, Any], has: Callable[..., bool]
 ) -> dict[str, Any]:
-  if own.get("expert_gating_func", 2) != 2:
-    raise ValueError(
-      "expert_gating_func must be 2, a sigmoid, got "
-      f"{own['expert_gating_func']!r}"
-    )
   size = own.get("attention.key_length")
   size = size or own["embedding_length"] // own["attention.head_count"]
-  drafting = own.get("nextn_predict_layers", 0)
   return {
     **llama.shared_sizes(own),
-    "num_hidden_layers": own["block_count"] - drafting,
+    **mixtures.gguf_layers(own, 2),
     "partial_rotary_factor": own.get("rope.dimension_count", size) / size,
     "attention_bias": has("attn_q"),
     "use_qk_norm": has("attn_q_norm.weight"),
@@ -65,20 +59,9 @@ FAMILY = Family(
   left_out=mixtures.of_drafting_layers,
   gguf=Gguf(
     architecture="glm4moe",
-    keys={
-      **llama.GGUF_KEYS,
-      "expert_count": "n_routed_experts",
-      "expert_used_count": "num_experts_per_tok",
-      "expert_feed_forward_length": "moe_intermediate_size",
-      "expert_shared_count": "n_shared_experts",
-      "leading_dense_block_count": "first_k_dense_replace",
-      "expert_weights_scale": "routed_scaling_factor",
-      "expert_weights_norm": "norm_topk_prob",
-      "expert_group_count": "n_group",
-      "expert_group_used_count": "topk_group",
-    },
-    optional=frozenset({"expert_group_count", "expert_group_used_count"}),
-    also=frozenset({"nextn_predict_layers", "expert_gating_func"}),
+    keys={**llama.GGUF_KEYS, **mixtures.DEEPSEEK_GGUF_KEYS},
+    optional=mixtures.DEEPSEEK_GGUF_OPTIONAL,
+    also=mixtures.DEEPSEEK_GGUF_ALSO,
     settings=_gguf_settings,
     rotary=None,
   ),

@@ -1,10 +1,13 @@
 """OLMo 2: norms after both blocks, and over all queries and keys of a token."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
 
 from models.formats.families import llama, reading
 from models.formats.families.family import Family, Gguf, Settings
-from models.formats.families.reading import FULL, get
+from models.formats.families.reading import FULL, SLIDES, get
 from models.networks.description import (
   AttentionSpec,
   DenseSpec,
@@ -72,6 +75,41 @@ def _read(settings: Settings) -> TransformerConfig:
   return described(settings, types, {FULL: rope}, {FULL: None})
 
 
+_YARN = {
+  "factor": "factor",
+  "original_context_length": reading.ROPE_LENGTH,
+  "yarn_attn_factor": "attention_factor",
+  "yarn_beta_fast": "beta_fast",
+  "yarn_beta_slow": "beta_slow",
+}
+_SLIDES = "attention.sliding_window_pattern"
+
+
+def _gguf_settings(
+  own: Mapping[str, Any], has: Callable[..., bool]
+) -> dict[str, Any]:
+  """OLMo 3's files are OLMo 2's with windows, and YaRN in full layers."""
+  found = {
+    **llama.shared_sizes(own),
+    "attention_bias": has("attn_q", "attn_output"),
+  }
+  kind = own.get("rope.scaling.type", "none")
+  if not own.get("attention.sliding_window"):
+    if kind != "none":
+      raise ValueError(f"rope.scaling.type must be 'none', got {kind!r:.40}")
+    return found
+  theta = {"rope_theta": own.get("rope.freq_base", 5e5)}
+  full = {ours: own.get(f"rope.scaling.{key}") for key, ours in _YARN.items()}
+  full["rope_type"] = "default" if kind == "none" else kind
+  return found | {
+    "model_type": "olmo3",
+    "layer_types": [
+      SLIDES if slides else FULL for slides in np.ravel(own.get(_SLIDES, ()))
+    ],
+    "rope_parameters": {FULL: theta | full, SLIDES: theta},
+  }
+
+
 FAMILY = Family(
   name="olmo2",
   read=_read,
@@ -79,10 +117,12 @@ FAMILY = Family(
   defaults=DEFAULTS,
   gguf=Gguf(
     architecture="olmo2",
-    keys=llama.GGUF_KEYS,
-    settings=lambda own, has: {
-      **llama.shared_sizes(own),
-      "attention_bias": has("attn_q", "attn_output"),
-    },
+    keys={**llama.GGUF_KEYS, "attention.sliding_window": "sliding_window"},
+    optional=frozenset({"attention.sliding_window"}),
+    also=frozenset(
+      {_SLIDES, "rope.scaling.type", *(f"rope.scaling.{key}" for key in _YARN)}
+    ),
+    by_layer=frozenset({_SLIDES}),
+    settings=_gguf_settings,
   ),
 )

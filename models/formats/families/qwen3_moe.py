@@ -40,6 +40,10 @@ FAMILY = Family(
     num_experts=128, norm_topk_prob=False,
   ),
   aliases={"num_local_experts": "num_experts"},
+  # Qwen3-Coder's files say what is so in all.
+  fixed=dict(
+    qkv_bias=False, use_qk_norm=True, shared_expert_intermediate_size=0
+  ),
   harmless=mixtures.HARMLESS | {"max_window_layers"},  # all slide or none
   gguf=Gguf(
     architecture="qwen3moe",

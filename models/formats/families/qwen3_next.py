@@ -56,6 +56,7 @@ def described(
     key_dim=size("key_head_dim"),
     value_dim=size("value_head_dim"),
     kernel=size("conv_kernel_dim"),
+    activation=sizes["activation"],
   )
   layers = [
     LayerSpec(attention=full if kind == FULL else linear, feed_forward=block)

@@ -330,6 +330,8 @@ def _yarn(
   kept, those that turn less than `beta_slow` times are stretched by `factor`,
   and between them there is a ramp over the pairs' numbers.
   """
+  if dim % 2:
+    raise ValueError(f"yarn rotates an even number of channels, got {dim}")
   longest = get(config, "max_position_embeddings", int)
   original = get(said, ROPE_LENGTH, int, longest)
   factor = get(said, "factor", float, longest / original)

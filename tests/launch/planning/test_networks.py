@@ -146,3 +146,12 @@ def test_a_latent_is_counted_once():
   assert networks.slot_channels(latents, 128) == 128
   assert networks.slot_channels(usual) == 2 * 2 * 8
   assert networks.slot_channels(usual, 128) == 2 * 2 * 128
+
+
+def test_a_model_whose_layers_differ_in_their_heads_is_refused():
+  config = TransformerConfig(
+    **described.GEMMA4, vocab_size=64, embed_dim=32, num_layers=3, num_heads=4,
+    num_kv_heads=2, head_dim=8, mlp_dim=48, max_positions=64,
+  )  # fmt: skip
+  with pytest.raises(ValueError, match="there are no plans"):
+    networks.cut(config, 1)

@@ -368,6 +368,15 @@ def test_a_key_that_nobody_knows_is_refused_by_name(family):
     huggingface.config_from_json(settings | {"no_such_switch": 0.5})
 
 
+def test_a_t5s_key_that_nobody_knows_is_refused_by_name():
+  settings = transformers.T5Config().to_dict()
+  expected = huggingface.translate(settings)
+  for known in ({"no_such_switch": None}, {"n_positions": 512}):
+    assert huggingface.translate(settings | known) == expected
+  with pytest.raises(ValueError, match=r"a t5 model .*: no_such_switch"):
+    huggingface.translate(settings | {"no_such_switch": 0.5})
+
+
 @pytest.mark.parametrize("family", ["gemma", "gemma3n_text", "phi3"])
 def test_other_families_are_refused(family):
   with pytest.raises(ValueError, match=f"one of .*'olmo2'.*, got '{family}'"):
@@ -398,6 +407,17 @@ def test_layers_that_draft_for_the_model_are_left_out(copied):
     ("gemma4_text", {"num_kv_shared_layers": 3}, "a layer of each kind, got"),
     ("gemma4_text", {"per_layer_config": {"1": {"heads": 3}}}, "per_layer_con"),
     ("gemma4_text", {"vocab_size_per_layer_input": 3}, "at least vocab_size"),
+    (
+      "glm4_moe",
+      {
+        "rope_parameters": {
+          "rope_type": "yarn",
+          "factor": 2.0,
+          "partial_rotary_factor": 0.25,
+        }
+      },
+      "an even number of channels, got 3",
+    ),
     ("olmo2", {"clip_qkv": 8.0}, "not known: clip_qkv"),
     ("olmo3", {"layer_types": ["full_attention"]}, "must be 4 entries"),
   ],
@@ -409,6 +429,9 @@ def test_settings_that_are_not_supported_are_errors(family, changes, message):
 
 _QWEN = dict(mamba_ssm_dtype="float32", attn_output_gate=True)
 _QWEN_3_6 = dict(_QWEN, output_gate_type="swish", mlp_only_layers=[])
+_QWEN_CODER = dict(
+  use_qk_norm=True, qkv_bias=False, shared_expert_intermediate_size=0
+)
 
 
 @pytest.mark.parametrize(
@@ -420,6 +443,12 @@ _QWEN_3_6 = dict(_QWEN, output_gate_type="swish", mlp_only_layers=[])
     ("qwen3_5_text", _QWEN_3_6, {"mlp_only_layers": [1]}),
     ("glm4_moe_lite", {"topk_method": "noaux_tc", "first_k_dense_replace": 1},
      {"topk_method": "greedy"}),
+    ("gemma2", {"cache_implementation": "hybrid", "sliding_window_size": 4096},
+     {"use_bidirectional_attention": True}),
+    ("gemma3_text", {"cache_implementation": "hybrid"},
+     {"use_bidirectional_attention": True}),
+    ("qwen3_moe", _QWEN_CODER, {"use_qk_norm": False}),
+    ("qwen3_moe", _QWEN_CODER, {"shared_expert_intermediate_size": 8}),
   ],
 )  # fmt: skip
 def test_what_released_files_say_beside_is_known(family, said, refused):
@@ -534,7 +563,11 @@ def test_the_text_model_of_a_multimodal_one_is_read(
 
   references.edit_tensors(path, edit)
   nested = json.loads((path / "config.json").read_text())
+  # That of the whole counts, as in transformers.
+  tied = nested["tie_word_embeddings"]
+  nested["tie_word_embeddings"] = not tied
   settings = {"model_type": name, "text_config": nested}
+  settings["tie_word_embeddings"] = tied
   settings |= {"vision_config": {}, "mm_tokens_per_image": 256}
   settings |= {"vision_soft_tokens_per_image": 4, "language_model_only": False}
   (path / "config.json").write_text(json.dumps(settings))
@@ -585,8 +618,15 @@ _FOUR_DEVICES = """
 """
 
 
-def test_a_mesh_holds_the_same_layers_of_two_kinds(saved):
-  path = str(saved("glm-moe")[0])
+@pytest.mark.parametrize(
+  ("name", "kinds"),
+  [
+    ("glm-moe", {"kind0": (0, 1), "kind1": (2,)}),
+    ("gemma4-moe", {"kind0": (0,), "kind1": (1, 2)}),
+  ],
+)
+def test_a_mesh_holds_the_same_layers_of_several_kinds(saved, name, kinds):
+  path = str(saved(name)[0])
   mesh = jax.make_mesh(
     (1, 1), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2
   )
@@ -594,7 +634,6 @@ def test_a_mesh_holds_the_same_layers_of_two_kinds(saved):
     path, dtype=jnp.float32, mesh=mesh, sharding=sharding.tensor_parallel()
   ).params
   module = huggingface.load(path)
-  kinds = {"kind0": (0, 1), "kind1": (2,)}
   assert {*found["layers"]} == {*kinds}
   for name, layers in kinds.items():
     expected = [nnx.state(module.layers[i]) for i in layers]
@@ -608,6 +647,8 @@ def on_four_devices(tmp_path, name, **changes):
   """The error of a model's logits there, and how its experts are cut."""
   family, settings, _ = MODELS[name]
   settings = settings | dict(vocab_size=96) | changes
+  if "vocab_size_per_layer_input" in settings:
+    settings |= dict(vocab_size_per_layer_input=96)
   if name in HYBRIDS:  # which are cut by heads of keys, and those not repeated
     settings |= dict(linear_num_key_heads=4, linear_num_value_heads=8)
   model = references.make(family, settings)
@@ -623,25 +664,24 @@ def on_four_devices(tmp_path, name, **changes):
   return float(wrong), cut
 
 
-DENSE = ("gemma3", "olmo3", "qwen3-5")
+# How experts are cut: eight one by one, five or six by their width of 20.
+CUTS = dict.fromkeys(("gemma3", "gemma4", "olmo3", "qwen3-5"), "none")
+CUTS |= {"glm-moe": "expert"}
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize(
   "name",
   [
-    "gemma3", "olmo3", "mixtral", "glm-moe", "deepseek", "gpt-oss",
-    "qwen3-next", "qwen3-5",
+    "gemma3", "gemma4", "gemma4-moe", "olmo3", "mixtral", "glm-moe", "deepseek",
+    "gpt-oss", "qwen3-next", "qwen3-5",
   ],
 )  # fmt: skip
 def test_four_devices_give_the_same_logits(tmp_path, name):
-  """Key/value heads are repeated, and with them norms over all of them.
-
-  Five experts of width 20 are cut by their width.
-  """
+  """Key/value heads are repeated, and with them norms over all of them."""
   wrong, cut = on_four_devices(tmp_path, name)
-  assert wrong < 1e-5
-  assert cut == ("none" if name in DENSE else "width")
+  assert wrong < 3e-5
+  assert cut == CUTS.get(name, "width")
 
 
 @pytest.mark.heavy

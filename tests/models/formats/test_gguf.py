@@ -16,7 +16,7 @@ import references
 import torch
 from gguf import GGMLQuantizationType as Kind
 from jax.sharding import AxisType
-from references import GATED, GPT2, LLAMA3, TOKENS, VOCAB
+from references import GATED, GPT2, LATENT, LLAMA3, TOKENS, VOCAB
 from transformers.integrations.gguf import dequant
 
 from models import checkpoints, sharding
@@ -103,6 +103,28 @@ FAMILIES = {
     False,
   ),
   "olmo2": ("olmo2", GATED | dict(num_key_value_heads=2), False),
+  "olmo3": (
+    "olmo3",
+    GATED
+    | dict(
+      num_hidden_layers=3,
+      sliding_window=4,
+      layer_types=["full_attention", "sliding_attention", "full_attention"],
+      rope_parameters=dict(
+        full_attention=dict(
+          rope_type="yarn",
+          factor=4.0,
+          original_max_position_embeddings=16,
+          attention_factor=1.25,
+          beta_fast=4.0,
+          beta_slow=1.0,
+          rope_theta=512.0,
+        ),
+        sliding_attention=dict(rope_type="default", rope_theta=512.0),
+      ),
+    ),
+    False,
+  ),
   "qwen2-moe": (
     "qwen2_moe",
     GATED
@@ -129,6 +151,31 @@ FAMILIES = {
       attention_bias=True,
       use_qk_norm=True,
       rope_parameters=dict(rope_theta=512.0, partial_rotary_factor=0.5),
+    ),
+    False,
+  ),
+  "deepseek": (
+    "deepseek_v3",
+    GATED
+    | dict(
+      num_key_value_heads=4,
+      moe_intermediate_size=20,
+      n_routed_experts=6,
+      num_experts_per_tok=2,
+      n_group=3,
+      topk_group=2,
+      routed_scaling_factor=1.5,
+      first_k_dense_replace=1,
+      q_lora_rank=14,
+      **LATENT,
+      rope_parameters=dict(
+        rope_type="yarn",
+        factor=4.0,
+        original_max_position_embeddings=16,
+        mscale=1.0,
+        mscale_all_dim=1.0,
+        rope_theta=512.0,
+      ),
     ),
     False,
   ),

@@ -163,3 +163,31 @@ def test_a_model_with_layers_left_out_counts_those_it_has(mixed):
   alike = module([True, True]).config
   with pytest.raises(ValueError, match="counted in all layers"):
     stacked.as_language_model(alike, skipped=skipped, count_experts=True)
+
+
+def test_a_mixture_beside_the_mlp_is_counted_too(monkeypatch):
+  beside = Mixture(
+    num_experts=E, num_chosen=K, embed_dim=32, expert_dim=12,
+    router_norm_eps=1e-6,
+  )  # fmt: skip
+  layers = [
+    dataclasses.replace(layer, norms="both", beside=beside)
+    for layer in described.layers([None])
+  ]
+  config = TransformerConfig.of_layers(
+    layers, vocab_size=V, embed_dim=32, max_positions=64
+  )
+  network = Transformer(config, rngs=nnx.Rngs(5))
+  model, params = as_language_model(network, count_experts=True)
+  chosen, call = [], Router.__call__
+
+  def record(self, x):
+    found = call(self, x)
+    jax.debug.callback(chosen.append, found[0])
+    return found
+
+  monkeypatch.setattr(Router, "__call__", record)
+  output, _ = jax.jit(model.apply)(params, PROMPTS, model.init_cache(3, 8))
+  jax.effects_barrier()
+  assert output.experts.tolist() == [len(np.unique(chosen[0]))]
+  assert model.num_counted == 1 < len(np.unique(chosen[0])) / K

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from models.networks import stacked
+from models import sharding
+from models.networks import lowbits, stacked
 from models.networks.layers import TransformerConfig
+from models.networks.mixture import Mixture
 from models.networks.transformer import (
   FINAL,
   SkippedLayers,
@@ -96,30 +98,61 @@ def test_stacked_layers_give_the_same_logits_and_cache(variant):
   assert_same(*both(**VARIANTS[variant]))
 
 
-def test_layers_that_one_cache_cannot_hold_are_not_stacked():
-  layers = described.layers((3, None, 3))
-  wide = dataclasses.replace(layers[2].attention, num_kv_heads=1)
-  other = (*layers[:2], dataclasses.replace(layers[2], attention=wide))
-  config = TransformerConfig(**SMALL, layers=other)
-  with pytest.raises(ValueError, match="cannot be stacked: layer 2 is"):
-    stacked.abstract_params(config, dtype=jnp.float32)
-  config = TransformerConfig(**SMALL, **described.GEMMA4)
-  with pytest.raises(ValueError, match="embeddings of their own"):
-    stacked.abstract_params(config, dtype=jnp.float32)
+@pytest.mark.parametrize("low", [None, "int8"])
+def test_layers_of_other_heads_are_cached_apart(low):
+  slides, full = described.layers((3, None))
+  few = dataclasses.replace(
+    full.attention, num_kv_heads=1, head_dim=12, keys_as_values=True,
+    rope=dataclasses.replace(full.attention.rope, dim=12, factors=None),
+  )  # fmt: skip
+  beside = Mixture(
+    num_experts=4, num_chosen=2, embed_dim=32, expert_dim=12,
+    router_norm_eps=1e-6,
+  )  # fmt: skip
+  full = dataclasses.replace(full, attention=few, beside=beside)
+  config = TransformerConfig.of_layers(
+    [slides, slides, full] * 2, vocab_size=61, embed_dim=32, max_positions=64
+  )
+  module = Transformer(config, rngs=nnx.Rngs(0))
+  stack = stacked.stack(module)
+  form = low and lowbits.Format(kind=low)
+  if form:
+    lowbits.lower(module, form)
+    stack = stacked.lowered(stack, config, form)
+  how = dict(features=FEATURES, count_experts=True, stored=low)
+  plain, params = as_language_model(module, **how)
+  model = stacked.as_language_model(config, weights=form, **how)
+  expected, _ = feed(plain, params, TOKENS)
+  got, cache = feed(model, stack, TOKENS)
+  np.testing.assert_allclose(got.logits, expected.logits, atol=2e-6)
+  np.testing.assert_allclose(got.features, expected.features, atol=1e-5)
+  np.testing.assert_array_equal(got.experts, expected.experts)
+  assert model.num_counted == len(got.experts) == 2
+  shapes = [jax.tree.leaves(keys)[0].shape for keys in cache.keys]
+  assert [(x[0], *x[2::2]) for x in shapes] == [(4, 2, 8), (2, 1, 12)]
 
 
-@pytest.mark.parametrize(
-  ("names", "pattern", "times"),
-  [
-    ("aaaa", "a4", 1), ("aaabaaab", "a3 b1", 2), ("abab", "a1 b1", 2),
-    ("abb", "a1 b2", 1), ("abba", "a1 b2 a1", 1), ("", "", 1),
-  ],
-)  # fmt: skip
-def test_kinds_that_take_turns_are_scanned_over_their_pattern(
-  names, pattern, times
-):
-  runs = [(run[0], int(run[1])) for run in pattern.split()]
-  assert stacked.turns(names) == (runs, times)
+def test_heads_of_every_layer_are_repeated_where_they_are_cut():
+  even = dict(vocab_size=64, per_layer_vocab=64)
+  config = TransformerConfig(**SMALL | described.GEMMA4 | even)
+  cut = sharding.kv_heads_for(config, 4)
+  assert [a.num_kv_heads for a in config.attentions.values()] == [2, 1, 2]
+  assert [a.num_kv_heads for a in cut.attentions.values()] == [4] * 3
+
+
+def test_layers_that_read_keys_and_values_of_others_have_none():
+  config = TransformerConfig(**SMALL | described.GEMMA4)
+  module = Transformer(config, rngs=nnx.Rngs(0))
+  plain, params = as_language_model(module, features=FEATURES)
+  model = stacked.as_language_model(config, features=FEATURES)
+  mask = tree.paths(3, 1).ancestors
+  expected, _ = feed(plain, params, TOKENS, mask)
+  got, cache = feed(model, stacked.stack(module), TOKENS, mask)
+  np.testing.assert_allclose(got.logits, expected.logits, atol=2e-6)
+  np.testing.assert_allclose(got.features, expected.features, atol=1e-5)
+  assert [len(x) for x in cache.keys] == [1, 1]
+  with pytest.raises(ValueError, match="scale their output"):
+    stacked.as_language_model(config, skipped=SkippedLayers(mlp=(0,)))
 
 
 @pytest.mark.parametrize("skipped", SKIPS)
