@@ -97,7 +97,7 @@ def test_step_j_at_place_t_is_what_drafting_j_tokens_from_t_says(name):
         ours = found[step][0][row, first + place]
         theirs = np.asarray(logits[0, -1])
         np.testing.assert_allclose(
-          ours, theirs[list(ids)], rtol=1e-4, atol=1e-4
+          ours, theirs[list(ids)], rtol=1e-4, atol=5e-4
         )
         assert np.ptp(ours) > 0.1
         np.testing.assert_allclose(
