@@ -11,8 +11,8 @@ r"""Plans decoding on a TPU slice: compiles the loop for it, without a TPU.
 Needs x86-64 Linux and `pip install -e '.[tpu]'`; no TPU, account or network.
 Models are names in configs/shapes.py or paths of a `config.json`; so are draft
 heads. --drafter is a call as in configs (model, ngram, layer_skip, lookahead,
-quantised_self, plain or a kind of head), without policies and ladders. Weights
-are bfloat16, or as --weights and the call say. For encoder-decoders
+quantised_self, plain or a kind of head but assistant), without policies and
+ladders. Weights are bfloat16, or as --weights and the call say. For encoder-decoders
 --input_length says what the encoder reads, --max_length what the decoder
 writes, and --prompt_length=1 that it begins with one token. Bytes, collectives
 and copies are read from the compiled program; times are a roofline

@@ -28,6 +28,7 @@ HeadConfig = (
   | MedusaConfig
   | BlockwiseConfig
   | ParallelConfig
+  | MtpConfig
   | AssistantConfig
 )
 HeadModule = (

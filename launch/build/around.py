@@ -58,7 +58,7 @@ def ladder(
       "a ladder is of chains that are drafted whole: without tree, siblings, "
       "policy, widths and online"
     )
-  longest = {"longest": lengths[-1]} if drafter.takes_policy else {}
+  longest = {"longest": lengths[-1]} if drafter.takes_longest else {}
   found = drafter.of_form(tokens=lengths[-1], **longest)
   return tried(dataclasses.replace(found, lengths=lengths))
 

@@ -156,7 +156,8 @@ def recording(drafting: Drafting, tokens: int, *, width: int = 0) -> Drafting:
   if not drafting.takes_policy or not drafting.tree.is_chain:
     raise ValueError(
       "depths are decided for chains that are drafted token by token (model, "
-      f"layer_skip, eagle, eagle3), got {drafting.name!r}"
+      "layer_skip, quantised_self, eagle, eagle3, mtp, assistant), got "
+      f"{drafting.name!r}"
     )
   return tried(
     drafting.of_form(tokens=tokens, policy=policies.recorded(width=width))

@@ -82,6 +82,7 @@ class Drafting:
     corpus: path of an index of texts; "" for none.
     takes_policy: whether it drafts token by token, so that a policy can end
       its chains.
+    takes_longest: whether it is told the longest of a ladder's chains.
     climbs: whether its state is the same for chains of all lengths.
     learns: whether its draft has parameters that can learn online.
     from_text: whether its trees follow from the text.
@@ -101,6 +102,7 @@ class Drafting:
   checkpoint: str = ""
   corpus: str = ""
   takes_policy: bool = False
+  takes_longest: bool = False
   climbs: bool = False
   learns: bool = False
   from_text: bool = False
@@ -227,7 +229,8 @@ def entry(
     found = Drafting(
       name=function.__name__, call=call, settings=given,
       reads="head" if reads == "mtp" and fields["checkpoint"] else reads,
-      takes_policy="policy" in known, **fields,
+      takes_policy="policy" in known, takes_longest="longest" in known,
+      **fields,
     )  # fmt: skip
     return tried(found)
 

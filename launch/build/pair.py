@@ -106,8 +106,8 @@ def check_config(
   form = precision.of_target(config.get("weights", ""))
   if isinstance(form, Format) and drafting.reads == "weights":
     raise ValueError(
-      f"{drafting.name} rounds a target in config.dtype: leave config.weights "
-      "empty"
+      f"{drafting.name} rounds a target in config.dtype: give "
+      "config.weights=whole, or none"
     )
   low_cache.check(config.get("cache") or None)
   for name in ("seed", "top_k"):

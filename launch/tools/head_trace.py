@@ -1,7 +1,7 @@
 r"""What a draft head says along greedy texts, for comparison with its source.
 
-  python -m launch.tools.head_trace --output=TRACE.json \
-    --config=configs/huggingface.py:target=DIR,draft=HEAD --prompts=IN.jsonl
+  python -m launch.tools.head_trace --output=TRACE.json --prompts=IN.jsonl \
+    --config=configs/huggingface.py:target=DIR --config.drafter='eagle3("HEAD")'
 
 The formats of heads are tested on files made for it; who has a real checkpoint
 settles with this whether it is read as it was meant. TRACE.json holds, of every
@@ -70,6 +70,7 @@ LITERATURE: dict[str, list[tuple[str, float | None]]] = {
   "dflash": [(_OTHER, None)],
   "blockwise": [(_OTHER, None)],
   "assistant": [(_OTHER, None)],
+  "mtp": [(_OTHER, None)],
 }
 
 

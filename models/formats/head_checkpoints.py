@@ -55,7 +55,7 @@ class Head:
 
   @property
   def kind(self) -> str:
-    """One of `head_shapes.KINDS`."""
+    """One of `head_shapes.KINDS`, or "assistant"."""
     return self.shape.kind
 
   @property

@@ -118,7 +118,8 @@ class Assistant(nnx.Module):
     Args:
       tokens: `i32[B, T]`.
       hidden: `f[B, T, F]`.
-      cache: the target's, with an array for each layer or one for all.
+      cache: the target's, with an array for each layer, or one for all if
+        their heads are alike.
       positions: `i32[B, T]`, for the rotation of queries alone.
 
     Returns:
@@ -136,6 +137,11 @@ class Assistant(nnx.Module):
       assert a.source is not None
       place, within = a.source, None
       if cache.keys[0].ndim == 5:  # of all layers
+        if len(cache.keys) > 1:
+          raise ValueError(
+            "an assistant does not read a stacked cache of layers that differ "
+            "in their heads"
+          )
         place, within = 0, jnp.int32(a.source)
       kv = cache.keys[place], cache.values[place]
       x, _ = layer(

@@ -121,9 +121,9 @@ def make_rungs(
     draft: makes the drafter of a chain. Its state must not depend on the
       chain's length, and for a length of 0 it must say what it needs of rounds
       in which nothing is drafted (`Drafter.idle`):
-      `drafters.model(..., longest=G)`, as `layer_skip`, `quantised_self` and
-      the EAGLEs, or `drafters.medusa` and `drafters.ngram`. Not with a policy
-      that learns: its state is of one length.
+      `drafters.model(..., longest=G)`, as `layer_skip`, `quantised_self`, the
+      EAGLEs and `mtp`, or `drafters.medusa`, `blockwise`, `assistant` and
+      `ngram`. Not with a policy that learns: its state is of one length.
     rule: what verifies.
     vocab_size: V.
     lengths: drafted tokens, rising; 0 drafts nothing.

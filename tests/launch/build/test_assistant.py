@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from configs import huggingface
+from launch.build import drafters
 from launch.build import pair as pair_lib
 from models import tokenizers
 from specjax.warp import make_sampling
@@ -91,3 +92,8 @@ def test_a_mesh_is_refused_by_name(saved):
   config.mesh = "model:1"
   with pytest.raises(ValueError, match="assistant runs on one device"):
     pair_lib.load(config)
+
+
+def test_a_ladder_of_it_is_as_deep_as_its_longest_chain():
+  found = drafters.DRAFTERS.make('ladder(assistant("DIR"), lengths=(0, 2))')
+  assert found.tree.max_depth == 2
