@@ -12,10 +12,10 @@ Needs x86-64 Linux and `pip install -e '.[tpu]'`; no TPU, account or network.
 Models are names in configs/shapes.py or paths of a `config.json`; so are draft
 heads. --drafter is a call as in configs (model, ngram, layer_skip, lookahead,
 quantised_self, plain or a kind of head but assistant), without policies and
-ladders. Weights are bfloat16, or as --weights and the call say. For encoder-decoders
---input_length says what the encoder reads, --max_length what the decoder
-writes, and --prompt_length=1 that it begins with one token. Bytes, collectives
-and copies are read from the compiled program; times are a roofline
+ladders. Weights are bfloat16, or as --weights and the call say. For encoder-
+decoders --input_length says what the encoder reads, --max_length what the
+decoder writes, and --prompt_length=1 that it begins with one token. Bytes,
+collectives and copies are read from the compiled program; times are a roofline
 (launch/planning/roofline.py), a model and no measurement: for each pass whether
 memory, arithmetic or collectives bound it, and the best number of drafted
 tokens at acceptances of .5 to .95. Of a mixture of experts it says at which
