@@ -85,7 +85,7 @@ def test_what_the_page_says_of_other_drafts_is_in_the_committed_tables():
   assert shares["top k", "`match`"] == "1.000 (1.000)"
   rows = measured("off_draft")["rows"]
   least = min(row["share_of_optimum"]["minimum"] for row in rows)
-  assert f"has {least:.4f} of the optimum or more" in text
+  assert f"has at least {least:.4f} of the optimum" in text
 
 
 def test_the_table_averages_over_sizes_and_sorts_by_share():
