@@ -680,7 +680,8 @@ CUTS |= {"glm-moe": "expert"}
 def test_four_devices_give_the_same_logits(tmp_path, name):
   """Key/value heads are repeated, and with them norms over all of them."""
   wrong, cut = on_four_devices(tmp_path, name)
-  assert wrong < 3e-5
+  # Of Gemma 4 1.05e-5 was seen: it rounds that far apart in float32.
+  assert wrong < (3e-5 if name == "gemma4" else 1e-5)
   assert cut == CUTS.get(name, "width")
 
 

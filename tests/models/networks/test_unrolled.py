@@ -51,11 +51,17 @@ WINDOW = EagleConfig(
 )  # fmt: skip
 
 
+@pytest.fixture
+def x64():
+  with jax.enable_x64(True):
+    yield
+
+
 @pytest.mark.parametrize("name", HEADS)
-def test_step_j_at_place_t_is_what_drafting_j_tokens_from_t_says(name):
+def test_step_j_at_place_t_is_what_drafting_j_tokens_from_t_says(x64, name):
   """Drafted one by one by the shipped model, with its cache, on a document."""
   make = Mtp if name == "mtp" else eagle.make
-  module = make(HEADS[name], rngs=nnx.Rngs(1))
+  module = make(HEADS[name], dtype=jnp.float64, rngs=nnx.Rngs(1))
   # Large weights: laws that differ, attention that looks somewhere.
   state = jax.tree.map(lambda x: 8 * x, nnx.state(module, nnx.Param))
   nnx.update(module, state)
@@ -63,9 +69,7 @@ def test_step_j_at_place_t_is_what_drafting_j_tokens_from_t_says(name):
   if HEADS[name].draft_vocab_size:
     ids = IDS
     module.target_ids = nnx.Variable(jnp.array(IDS))
-  features = RNG.standard_normal(
-    (ROWS, LENGTH, HEADS[name].num_features)
-  ).astype(np.float32)
+  features = RNG.standard_normal((ROWS, LENGTH, HEADS[name].num_features))
   merge, params = split(module)
 
   @jax.jit
@@ -97,7 +101,7 @@ def test_step_j_at_place_t_is_what_drafting_j_tokens_from_t_says(name):
         ours = found[step][0][row, first + place]
         theirs = np.asarray(logits[0, -1])
         np.testing.assert_allclose(
-          ours, theirs[list(ids)], rtol=1e-4, atol=5e-4
+          ours, theirs[list(ids)], rtol=1e-4, atol=1e-4
         )
         assert np.ptp(ours) > 0.1
         np.testing.assert_allclose(
