@@ -137,7 +137,7 @@ def mixed(address, count, rng):
     )  # fmt: skip
     what = number % 5
     if what == 3:
-      body["echo"] = True
+      body["response_format"] = dict(type="json_object")  # refused
     connection, answer = posted(address, body)
     if what != 4:  # it leaves
       answer.read()
