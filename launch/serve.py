@@ -67,10 +67,10 @@ _MAX_PROMPT = flags.DEFINE_integer(
 )  # fmt: skip
 _BUDGET = flags.DEFINE_integer(
   "visit_tokens",
-  24,
+  16,
   "Tokens that are computed between two of a stream: those of one round of all "
-  "that decode, and what this leaves, at least 16, of prompts that are read. "
-  "More read prompts sooner, and let streams wait longer: 24 on two cores, "
+  "that decode, and what this leaves, at least 8, of prompts that are read. "
+  "More read prompts sooner, and let streams wait longer: 16 on two cores, "
   "hundreds or thousands on an accelerator.",
   lower_bound=1,
 )

@@ -7,7 +7,12 @@ and so is every rule once (`test_output_law_holds_in_float32`).
 """
 
 import contextlib
+import hashlib
 import os
+import pathlib
+import platform
+import tempfile
+import time
 from unittest import mock
 
 OPTIONS = {
@@ -15,6 +20,34 @@ OPTIONS = {
   "xla_cpu_use_fusion_emitters": False,
   "xla_cpu_parallel_codegen_split_count": 1,  # else LLVM begins many times
 }
+
+
+_DAYS = 30  # that a compiled program is held
+
+
+def cache() -> pathlib.Path:
+  """A folder of compiled programs for this processor, shared by all runs.
+
+  A program is the same for the same StableHLO, options and version of JAX; that
+  it is made for the instructions of one processor is not in its key.
+  """
+  home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+  about = pathlib.Path("/proc/cpuinfo")
+  lines = about.read_text().splitlines() if about.is_file() else []
+  named = sorted({x for x in lines if x.startswith(("flags", "Features"))})
+  processor = platform.machine() + platform.processor() + "".join(named)
+  name = hashlib.sha256(processor.encode()).hexdigest()[:12]
+  folder = pathlib.Path(home) / "specjax" / "tests" / name
+  try:
+    folder.mkdir(parents=True, exist_ok=True)
+  except OSError:  # no home to write to
+    return pathlib.Path(tempfile.mkdtemp(prefix="specjax-tests-"))
+  old = time.time() - _DAYS * 86400
+  for file in folder.iterdir():
+    with contextlib.suppress(FileNotFoundError):  # another run was quicker
+      if file.stat().st_mtime < old:
+        file.unlink()
+  return folder
 
 
 def jit(function, **options):

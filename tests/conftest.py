@@ -4,9 +4,7 @@ import gc
 import itertools
 import os
 import pathlib
-import shutil
 import sys
-import tempfile
 
 import pytest
 
@@ -28,7 +26,7 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-  """Lets the workers of one run share compiled programs, and a GPU."""
+  """Lets all runs share compiled programs, and workers a GPU."""
   gc.set_threshold(20_000)  # traces are many objects, and hardly any a cycle
   shares.configure(config, TESTS)
   times.configure(config)
@@ -40,10 +38,8 @@ def pytest_configure(config):
     hasattr(config, "workerinput") or "JAX_COMPILATION_CACHE_DIR" in os.environ
   ):
     return
-  folder = tempfile.mkdtemp(prefix="specjax-tests-")
-  os.environ["JAX_COMPILATION_CACHE_DIR"] = folder
+  os.environ["JAX_COMPILATION_CACHE_DIR"] = str(compiling.cache())
   os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-  config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
 @pytest.fixture(scope="session", autouse=True)

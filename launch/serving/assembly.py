@@ -40,7 +40,7 @@ class Sizes:
   slots: int = 8
   queue: int = 64
   max_prompt: int = 1024
-  budget: int = 24
+  budget: int = 16
   reuse: Reuse = Reuse.OWN
   rounds: int = 8
   answer_seconds: float = 600.0

@@ -41,7 +41,7 @@ from specjax.runtime.mesh import MeshDecoder
 from specjax.state import StopReason
 from specjax.types import Params
 
-_SMALLEST = 16  # of the widths that prompts are padded to
+_SMALLEST = 8  # of the widths that prompts are padded to
 _WIDEST = 256  # read at once where no row decodes
 
 
