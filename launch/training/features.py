@@ -37,7 +37,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import grain
-import jax
 import numpy as np
 from safetensors import numpy as safetensors
 
@@ -341,8 +340,8 @@ def batches(
     split: "train" or "validation".
     layers: of which parts are wanted, FINAL last; all of them are there.
     batch_size: rows in a batch, over all processes.
-    seed: of the order of the rows, new every epoch, without end; None for one
-      pass in order (an incomplete last batch is dropped).
+    seed: see `launch.training.data.shared`; an incomplete last batch is
+      dropped.
 
   Returns:
     Of records; see the module.
@@ -351,12 +350,6 @@ def batches(
     ValueError: if the processes cannot share the batch evenly, or there is no
       batch.
   """
-  count = jax.process_count()
-  if batch_size % count:
-    raise ValueError(
-      f"batch_size ({batch_size}) must be a multiple of the number of "
-      f"processes ({count})"
-    )
   paths = [str(stored.folder / shard.name) for shard in stored.of(split)]
   source = grain.sources.ArrayRecordDataSource(paths) if paths else ()
   if len(source) < batch_size:
@@ -366,16 +359,11 @@ def batches(
     )
   kept = list(stored.settings["layers"])
   parts = [kept.index(layer) for layer in layers]
-  rows: Any = grain.MapDataset.source(source)
-  if seed is not None:
-    rows = rows.seed(seed).shuffle()
-  rows = rows[jax.process_index() :: count]
-  if seed is not None:
-    rows = rows.repeat()
+  rows, count = data.shared(source, batch_size, seed)
   rows = rows.map(lambda record: decode(record, parts)).to_iter_dataset(
     grain.ReadOptions(num_threads=1, prefetch_buffer_size=8)
   )
-  return rows.batch(batch_size // count, drop_remainder=True)
+  return rows.batch(count, drop_remainder=True)
 
 
 def all_layers(features: Features) -> Features:

@@ -30,7 +30,7 @@ from launch.training.head_step import (
   watcher,
 )
 from launch.training.records import say
-from launch.training.task import Task
+from launch.training.step import Task
 from models import checkpoints, head_shapes, head_starts
 from models.formats import head_saving
 from models.head_shapes import KINDS, Target
@@ -39,12 +39,11 @@ from models.networks.transformer import Features, Transformer, as_language_model
 from models.tokenizers import Tokenizer
 
 
-def task(config, texts, mesh: Mesh, folder: pathlib.Path) -> Task:
+def task(config, mesh: Mesh, folder: pathlib.Path) -> Task:
   """The task of a config like configs/train_head.py.
 
   Args:
     config: the config.
-    texts: documents, whose most frequent tokens a head can say.
     mesh: from `launch.training.step.make_mesh`.
     folder: WORKDIR, which may know those tokens already.
 
@@ -52,6 +51,7 @@ def task(config, texts, mesh: Mesh, folder: pathlib.Path) -> Task:
     ValueError: for a config that cannot be run.
   """
   check(config)
+  texts = data.documents(config, "train")
   tokenizer = checkpoints.load_tokenizer(config.target)
   target = checkpoints.load_module(config.target)
   vocab_size = tokenizer.vocab_size
@@ -88,8 +88,8 @@ def task(config, texts, mesh: Mesh, folder: pathlib.Path) -> Task:
       )
     )
 
-  def complete(params, frozen, batch, key):
-    del params
+  def complete(state, frozen, batch, key):
+    del state
     if sample is not None:
       batch = sample(frozen["target"], batch, key)
     return batch if place is None else place(batch, jax.random.fold_in(key, 1))
@@ -136,7 +136,11 @@ def task(config, texts, mesh: Mesh, folder: pathlib.Path) -> Task:
     export=functools.partial(_export, config, _about(target), features),
     begin=lambda folder: _note(folder, ids, stored),
     knows=True,
-    batches=head_features.batches(config, stored, features),
+    batches=head_features.batches(config, stored, features)
+    or data.batches_of(config, tokenizer),
+    incomplete_batch=None
+    if stored
+    else lambda: data.incomplete_batch(config, tokenizer),
   )
 
 

@@ -102,7 +102,7 @@ def train_draft(config, folder: pathlib.Path) -> tuple[dict, bool]:
   return {
     "parameters": sum(x.size for x in jax.tree.leaves(trained.params)),
     "num_steps": config.num_steps,
-    "flops": config.num_steps * run.step_flops(),
+    "flops": config.num_steps * run.task.step_flops,
     "tokens": last["tokens"],
     "training_seconds": last["tokens"] / statistics.median(rates or [math.inf]),
     **{k: v for k, v in last.items() if k.startswith("validation")},
