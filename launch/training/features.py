@@ -9,10 +9,9 @@
 A record is a file of safetensors, of a row of T + 1 tokens:
 
   tokens, segments, positions   i32[T + 1]
-  parts                         f16[T, P, D], what `launch.training.halves`
-                                keeps of the inputs of the layers of
-                                `Settings.layers`; the last one is the final
-                                hidden state, which logits are read of
+  parts                         f16[T, P, D], what `halved` keeps of the inputs
+                                of the layers of `Settings.layers`; the last one
+                                is the final state, which logits are read of
   exponents                     i8[T, P], beside it
   normalisers                   f32[T], the log of the sum over all tokens
   likeliest                     i32[T], the token of the largest logit
@@ -37,17 +36,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import grain
+import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from safetensors import numpy as safetensors
 
 from launch import results
 from launch.training import data
+from models.formats.json_files import read_object
 from models.networks.transformer import FINAL, Features
 from models.tokenizers import Tokenizer
 
 NAME = "features.json"
 _SETTINGS = "settings.json"  # there from the beginning on
 _FORMAT = 1
+_REACH = 15  # of float16's 16: what is rounded up stays finite
+_LEAST = -100  # of int8's -128; a vector that small is zero
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -187,6 +191,28 @@ def _line(document: data.Document) -> bytes:
 # ---------------------------------------------------------------- the records
 
 
+def halved(x: Array) -> tuple[Array, Array]:
+  """`f32[..., D]` in half the bytes: `f16[..., D]` and exponents `i8[...]`.
+
+  What flows between a target's layers is larger than float16 reaches (65,504)
+  in some models, at a few places. bfloat16 reaches there, but keeps 8 bits of
+  each number, and float16 11. So a vector is divided by the power of two that
+  brings its largest number to just below 2**15. Every number is then kept to
+  one part in 2,048 of itself or, where it is very small, to 2**-39 of the
+  largest one.
+  """
+  _, exponents = jnp.frexp(jnp.max(jnp.abs(x), axis=-1))
+  exponents = jnp.maximum(exponents - _REACH, _LEAST)
+  small = jnp.ldexp(x, -exponents[..., None])
+  return small.astype(jnp.float16), exponents.astype(jnp.int8)
+
+
+def restored(halves: Array, exponents: Array) -> Array:
+  """`f32[..., D]` of what `halved` gave."""
+  exponents = exponents[..., None].astype(jnp.int32)
+  return jnp.ldexp(halves.astype(jnp.float32), exponents)
+
+
 def encode(row: dict[str, np.ndarray]) -> bytes:
   """A record."""
   return safetensors.save(
@@ -217,18 +243,6 @@ def record_bytes(settings: Settings) -> int:
 # -------------------------------------------------------------------- reading
 
 
-def load(path: pathlib.Path) -> dict[str, Any]:
-  """The object in a file of JSON.
-
-  Raises:
-    ValueError: if there is none in it.
-  """
-  try:
-    return dict(json.loads(path.read_bytes()))
-  except (ValueError, TypeError, RecursionError) as error:
-    raise ValueError(f"{path} is damaged: {error}") from None
-
-
 def claim(folder: pathlib.Path, settings: Settings) -> None:
   """Notes what a folder is to hold.
 
@@ -237,7 +251,7 @@ def claim(folder: pathlib.Path, settings: Settings) -> None:
   """
   path, ours = folder / _SETTINGS, settings.as_json()
   if path.is_file():
-    theirs = load(path)
+    theirs = read_object(path)
     differ = sorted(x for x in ours if theirs.get(x) != ours[x])
     if differ:
       name = differ[0]
@@ -269,7 +283,7 @@ def read(folder: str) -> Stored:
       f"there is no {path}: `python -m launch.tools.features` makes it, or "
       "goes on with it"
     )
-  content = load(path)
+  content = read_object(path)
   try:
     stored = Stored(
       folder=root,

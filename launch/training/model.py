@@ -10,7 +10,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from launch import processes
-from launch.training import contexts, data, flops, samples, step
+from launch.training import contexts, data, flops, step
 from launch.training.step import Steps, Task
 from models import checkpoints, tokenizers
 from models.formats import huggingface, trained
@@ -52,10 +52,6 @@ def task(config, mesh: Mesh) -> Task:
     # With it, the folder is a model that can decode.
     tokenizers.save(tokenizer, trained.tokenizer_dir(str(folder)))
 
-  def sampler():
-    made = samples.Sampler(student, tokenizer, tuple(config.sample_prompts))
-    return lambda params: made(params)
-
   return Task(
     tokenizer=tokenizer,
     first=student,
@@ -65,7 +61,9 @@ def task(config, mesh: Mesh) -> Task:
     report=lambda sums, batches: _report(sums, batches, tokenizer),
     export=export,
     begin=begin,
-    sampler=sampler,
+    sampler=lambda: contexts.sampler(
+      student, tokenizer, tuple(config.sample_prompts)
+    ),
     knows=bool(config.init_from),
     batches=data.batches_of(config, tokenizer),
     incomplete_batch=lambda: data.incomplete_batch(config, tokenizer),
@@ -127,22 +125,12 @@ def make_steps(
       f"acceptance_block ({block}) is longer than sequence_length "
       f"({config.sequence_length})"
     )
-  if config.contexts not in contexts.SOURCES:
-    raise ValueError(
-      f"contexts must be one of {contexts.SOURCES}, got {config.contexts!r}"
-    )
+  contexts.check(config, contexts.SOURCES)
   judged = losses.needs_teacher(config.objective)
   if teacher is None and (judged or config.contexts == "target"):
     raise ValueError(
       f"objective {config.objective!r} on contexts of {config.contexts!r} "
       "needs a teacher: give config.teacher"
-    )
-  if config.contexts != "data" and not (
-    0 < config.prompt_length < config.sequence_length
-  ):
-    raise ValueError(
-      f"prompt_length must be in [1, sequence_length), here "
-      f"[1, {config.sequence_length}), got {config.prompt_length}"
     )
   student_model, first = as_language_model(student)
   definition = nnx.graphdef(student)
