@@ -32,7 +32,6 @@ from launch.serving.control import (
   Scores,
 )
 from launch.serving.prefixes import Reuse, Texts
-from launch.serving.scoring import Scorer
 from specjax import random
 from specjax.decode import Decoder
 from specjax.runtime import compilation
@@ -156,7 +155,7 @@ class Slots:
     # Prompts are scored in a cache of their own, whose shapes must not change.
     self.scores = scores and mesh is None and not has_states
     whole = self._decoders[self.depth]
-    self._scorer = Scorer(
+    self._scorer = programs.Scorer(
       whole.target,
       params,
       vocab_size=whole.vocab_size,
