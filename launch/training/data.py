@@ -35,12 +35,11 @@ import grain
 import jax
 import ml_collections
 import numpy as np
-import tensorflow_datasets as tfds
 from absl import logging
 from grain import experimental as grain_experimental
 
 from launch import jsonl, processes, results
-from launch.training import corpus, python_source
+from launch.training import corpus
 from models import chat, tokenizers
 from models.tokenizers import Tokenizer
 
@@ -93,6 +92,8 @@ def documents(
     )
   if config.dataset.startswith(("/", ".", "~")):
     raise ValueError(f"no such folder: {config.dataset} (config.dataset)")
+  from launch.training import python_source  # TFDS takes seconds to import
+
   data_dir = pathlib.Path(config.data_dir or python_source.default_dir())
   name = config.dataset.partition("/")[0].partition(":")[0]
   features = tuple(config.text_features) or _FEATURES.get(name)
@@ -111,10 +112,11 @@ def documents(
 
 def _tfds_builder(name: str, data_dir: pathlib.Path):
   """A prepared builder of a TFDS name."""
-  # Without TensorFlow's extras the registry stops before these packages.
+  # Without TensorFlow's extras the registry stops before the packages.
+  import tensorflow_datasets as tfds
   import tensorflow_datasets.summarization
   import tensorflow_datasets.text
-  import tensorflow_datasets.translate  # noqa: F401
+  import tensorflow_datasets.translate
 
   try:
     builder = tfds.builder(
