@@ -32,6 +32,7 @@ from launch.serving.control import (
   Scores,
 )
 from launch.serving.prefixes import Reuse, Texts
+from launch.serving.scoring import Scorer
 from specjax import random
 from specjax.decode import Decoder
 from specjax.runtime import compilation
@@ -155,7 +156,7 @@ class Slots:
     # Prompts are scored in a cache of their own, whose shapes must not change.
     self.scores = scores and mesh is None and not has_states
     whole = self._decoders[self.depth]
-    self._scorer = programs.Scorer(
+    self._scorer = Scorer(
       whole.target,
       params,
       vocab_size=whole.vocab_size,
