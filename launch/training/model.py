@@ -125,13 +125,13 @@ def make_steps(
       f"acceptance_block ({block}) is longer than sequence_length "
       f"({config.sequence_length})"
     )
-  contexts.check(config, contexts.SOURCES)
   judged = losses.needs_teacher(config.objective)
   if teacher is None and (judged or config.contexts == "target"):
     raise ValueError(
       f"objective {config.objective!r} on contexts of {config.contexts!r} "
       "needs a teacher: give config.teacher"
     )
+  contexts.check(config, contexts.SOURCES)
   student_model, first = as_language_model(student)
   definition = nnx.graphdef(student)
   teacher_definition, teacher_params, complete = None, None, None
