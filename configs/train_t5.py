@@ -78,9 +78,12 @@ def get_config(arg: str = "verifier,.") -> ml_collections.ConfigDict:
   config.input_length = 64  # tokens; what is longer is cut
   config.output_length = 40
   config.batch_size = 64
+  # Over the devices: batches along the first axis, weights along the second.
+  config.mesh = (-1, 1)
+  config.objective = "cross_entropy"  # the only one here
   config.label_smoothing = 0.1 if config.kind == "t5_block" else 0.0
   config.glance = (0.5, 0.3)  # share of its errors that a block is told
-  config.num_steps = {"verifier": 6000}.get(name, 6000)
+  config.num_steps = 6000
   config.learning_rate = 1e-3 if drafts else 7e-4
   config.warmup_steps = 300
   config.decay_share = 0.3

@@ -33,7 +33,7 @@ from launch import cli, processes
 from launch.build import pair
 
 try:
-  from launch.serving import asking, assembly, limits, running, server, several
+  from launch.serving import asking, assembly, limits, server
   from launch.serving.assembly import Sizes
 except ModuleNotFoundError as missing:
   if missing.name not in ("prometheus_client", "starlette", "uvicorn"):
@@ -169,19 +169,19 @@ def run(_) -> int:
   )
   where = None
   if processes.is_chief():  # a port that is taken is no news for later
-    where = running.listening(_HOST.value, _PORT.value)
+    where = server.listening(_HOST.value, _PORT.value)
   loaded = pair.load(config)
   for note in loaded.notes:
     say(note)
   slots = assembly.make_slots(config, loaded, sizes, say)
   if where is None:
-    several.follow(slots)
+    assembly.follow(slots)
     return 0
   service = server.make_service(config, loaded, slots, sizes)
   service.scheduler.start()
   port = where.getsockname()[1]
   host = f"[{_HOST.value}]" if ":" in _HOST.value else _HOST.value
-  ended_well = running.run(
+  ended_well = server.run(
     service, where, drain_seconds=_DRAIN_SECONDS.value,
     ready=lambda: say(
       f"serving {service.defaults.model} on http://{host}:{port}/ "

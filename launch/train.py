@@ -32,18 +32,14 @@ target or a draft (`models.formats.trained`).
 
 Heads on a target's features are trained likewise (configs/train_head.py), and
 the head of a depth policy on the rounds of a pair (configs/train_depth.py).
-Encoder-decoders and SpecDec's block drafters are trained too, by one process on
-one device (configs/train_t5.py); what they export is in T5's format.
+Encoder-decoders and SpecDec's block drafters are trained too
+(configs/train_t5.py); what they export is in T5's format.
 """
 
 from absl import flags
 
 from launch import cli, processes, results
-from launch.training import (
-  exports,
-  settings,
-  t5_run,
-)
+from launch.training import exports, settings
 from launch.training import run as run_lib
 from launch.training.records import say
 
@@ -60,8 +56,7 @@ def run(_) -> int:
   results.check_folder("--workdir", workdir)
   config = cli.CONFIG.value or settings.read(workdir)
   exports.check(config, workdir, export)
-  of_kind = t5_run.Run if t5_run.is_of(config) else run_lib.Run
-  one = of_kind(config, workdir)
+  one = run_lib.Run(config, workdir)
   module, finished = one.train()
   if export and finished and one.chief:
     with exports.noted(workdir, export):

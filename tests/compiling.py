@@ -58,18 +58,30 @@ def jit(function, **options):
   return jax.jit(function, compiler_options=quick, **options)
 
 
-@contextlib.contextmanager
-def quickly():
-  """Compiles quickly inside, also in processes begun there; for CPUs only.
+_undo = contextlib.ExitStack()
+_is_quick = False
 
-  A process keeps its programs in memory and does not ask how they were made,
-  and the two ways round differently: none may pass from one into the other.
+
+def switch(quick: bool) -> None:
+  """Compiles quickly from here on, also in processes begun here, or does not.
+
+  For CPUs only. A process keeps its programs in memory and does not ask how
+  they were made, and the two ways round differently: none may pass from one
+  into the other. So they are dropped, but not between two modules that are
+  compiled alike.
   """
+  global _is_quick
+  if quick == _is_quick:
+    return
   import jax
   from jax._src import compiler
 
   if jax.default_backend() != "cpu":
-    yield
+    return
+  jax.clear_caches()
+  _is_quick = quick
+  _undo.close()
+  if not quick:
     return
   real = compiler.get_compile_options
 
@@ -79,13 +91,20 @@ def quickly():
 
   real(1, 1)  # a process reads XLA_FLAGS once: this one has now
   flags = [f"--{name}={value}".lower() for name, value in OPTIONS.items()]
-  flags = " ".join([*os.environ.get("XLA_FLAGS", "").split(), *flags])
-  with (
-    mock.patch.dict(os.environ, XLA_FLAGS=flags),
-    mock.patch.object(compiler, "get_compile_options", options),
-  ):
-    jax.clear_caches()
-    try:
-      yield
-    finally:
-      jax.clear_caches()
+  before = os.environ.get("XLA_FLAGS", "")
+  os.environ["XLA_FLAGS"] = " ".join([*before.split(), *flags])
+  _undo.callback(os.environ.update, XLA_FLAGS=before)
+  _undo.enter_context(
+    mock.patch.object(compiler, "get_compile_options", options)
+  )
+
+
+@contextlib.contextmanager
+def quickly():
+  """Compiles quickly inside."""
+  before = _is_quick
+  switch(True)
+  try:
+    yield
+  finally:
+    switch(before)

@@ -54,8 +54,15 @@ def _whole_float32_products():
 @pytest.fixture(scope="module")
 def quick_to_compile():
   """For modules of many programs that run once: see compiling.py."""
-  with compiling.quickly():
-    yield
+  compiling.switch(True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled_as_for_users(request):
+  """The others, though the module before was compiled quickly."""
+  marks = request.node.iter_markers("usefixtures")
+  if not any("quick_to_compile" in mark.args for mark in marks):
+    compiling.switch(False)
 
 
 @pytest.fixture(autouse=True)

@@ -13,13 +13,13 @@ import numpy as np
 import toys
 
 import specjax
-from launch.serving import asking, http, running
+from launch.serving import asking, http
 from launch.serving import limits as limits_lib
+from launch.serving import server as server_lib
 from launch.serving import slots as slots_lib
 from launch.serving.control import Asked
 from launch.serving.metrics import Metrics
-from launch.serving.scheduler import Scheduler
-from launch.serving.ticket import Ticket
+from launch.serving.scheduler import Scheduler, Ticket
 from models import tokenizers
 from specjax import drafters, random
 from specjax.tree import chain
@@ -241,9 +241,9 @@ def http_service(
     about={"model": "toy", "slots": slots.num_slots},
   )
   scheduler.start()
-  where = running.listening("127.0.0.1", 0)
+  where = server_lib.listening("127.0.0.1", 0)
   port = where.getsockname()[1]
-  server = running.Server(
+  server = server_lib.Server(
     service, drain_seconds=drain_seconds, head_seconds=head_seconds,
     connections=connections,
   )  # fmt: skip

@@ -83,15 +83,17 @@ def of_prompts(
   names: str,
   asked_of: Callable[[Tokenizer], Sequence[Question]],
   *,
+  temperatures: Sequence[float] | None = None,
   rounds: int = 1,
   timing: str = "rounds",
 ) -> dict:
-  """Measures systems in this process, at the config's temperature.
+  """Measures systems in this process.
 
   Args:
     config: of the run.
     names: of the systems.
     asked_of: the questions, made by the target's tokenizer.
+    temperatures: the config's alone by default; they share programs.
     rounds: times that every system decodes everything.
     timing: of `running.TIMINGS`.
 
@@ -100,17 +102,19 @@ def of_prompts(
   """
   entered = systems.parse(names, config)
   pairs = systems.assemble(entered)
-  contests = measure.contests(
-    config, entered, pairs, [config.temperature], rounds=rounds
-  )
-  one = contests[config.temperature]
+  asked_at = temperatures or [config.temperature]
+  contests = measure.contests(config, entered, pairs, asked_at, rounds=rounds)
+  one = contests[asked_at[0]]
   fit, refused = measure.first_turns(
     asked_of(one.tokenizer), one.tokenizer, one.room
   )
-  groups = measure.groups_of(
-    fit, temperature=config.temperature, batch_size=config.batch_size,
-    room=one.room,
-  )  # fmt: skip
+  groups = [
+    group
+    for temperature in asked_at
+    for group in measure.groups_of(
+      fit, temperature=temperature, batch_size=config.batch_size, room=one.room
+    )
+  ]
   records = running.measure_missing(contests, groups, pairs, timing=timing)
   one.reference.close()
   facts = {

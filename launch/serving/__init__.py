@@ -2,6 +2,7 @@
 
 From the device up: `control` has the orders for one visit, `slots` carries them
 out, and `scheduler` gives them, on the one thread that owns the device; for
-offline work `jobs` gives them. `asking`, `texts` and `answers` translate from
-and to OpenAI's form; `http` and `limits` are the web server.
+offline work `jobs` gives them. `fields`, `asking`, `texts` and `answers`
+translate from and to OpenAI's form; `http`, `limits` and `server` are the web
+server.
 """

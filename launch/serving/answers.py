@@ -11,8 +11,8 @@ from typing import Any
 from launch.serving.asking import Ask
 from launch.serving.control import Scores
 from launch.serving.refusals import RefusalError
+from launch.serving.scheduler import Finish, News
 from launch.serving.texts import Reader
-from launch.serving.ticket import Finish, News
 from models import token_text
 from models.tokenizers import Tokenizer
 from specjax.state import Origin
@@ -141,7 +141,7 @@ class Choice:
   def _place_prompt(self, scores: Scores) -> None:
     """Notes the prompt's tokens, of which the first has no law."""
     self._place(self._prompt[0], None, None)
-    most = self._ask.num_likeliest
+    most = self._ask.asked.num_likeliest
     for token, value, *likeliest in zip(
       self._prompt[1:],
       scores.log_probs.tolist(),
@@ -195,7 +195,7 @@ class Choice:
       "tokens": [one["token"] for one in tokens],
       "token_logprobs": [one["logprob"] for one in tokens],
       "top_logprobs": [_by_name(one) for one in tokens]
-      if self._ask.num_likeliest
+      if self._ask.asked.num_likeliest
       else None,
       "text_offset": self._offsets[start:],
     }

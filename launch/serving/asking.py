@@ -1,17 +1,16 @@
-"""Parses and checks the body of a request in OpenAI's form."""
+"""Parses and checks the body of a request, in OpenAI's form or vLLM's."""
 
 import dataclasses
-import functools
 import json
 import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from launch import prompt_lines
-from launch.serving import asked_prompts, fields
-from launch.serving.control import MOST_LIKELIEST, MOST_SCORED
+from launch.serving import fields
+from launch.serving.control import Asked
 from launch.serving.refusals import RefusalError
+from models import chat
 from models.tokenizers import Tokenizer
 
 
@@ -57,19 +56,14 @@ class Ask:
     prompts: token ids of each.
     budgets: new tokens at most, of each.
     num_choices: completions of each.
-    seed: of all; choice i of a prompt draws from stream i.
-    is_seeded: whether the client gave it.
-    temperature, top_k, top_p, min_p: the warp.
+    is_seeded: whether the client gave the seed.
     stop: texts before the first of which a completion ends.
     cache_salt: as vLLM's: only requests of the same one share what they have
       read.
-    ignore_eos: whether the model's own end of a text ends none.
-    presence_penalty, frequency_penalty, repetition_penalty, logit_bias,
-      min_tokens, stop_token_ids: as `specjax.runtime.requests.Settings` has
-      them, neutral where not given.
     log_probs: whether they are wanted.
     echo: whether the prompt is a part of the text.
-    num_likeliest: tokens that are wanted in the place of each.
+    asked: the first completion; choice i of a prompt draws from stream i, and
+      all else but prompt and budget is theirs too.
     origins: whether the origin of every token is.
     stream: whether chunks are.
     usage: whether one more, the last of them, counts tokens.
@@ -81,34 +75,17 @@ class Ask:
   prompts: tuple[tuple[int, ...], ...]
   budgets: tuple[int, ...]
   num_choices: int
-  seed: int
   is_seeded: bool
-  temperature: float
-  top_k: int
-  top_p: float
-  min_p: float
   stop: tuple[str, ...]
   cache_salt: str
-  ignore_eos: bool
   log_probs: bool
+  echo: bool
+  asked: Asked
   origins: bool
   stream: bool
   usage: bool
   usage_so_far: bool
   objective: float | None
-  presence_penalty: float = 0.0
-  frequency_penalty: float = 0.0
-  repetition_penalty: float = 1.0
-  logit_bias: tuple[tuple[int, float], ...] = ()
-  min_tokens: int = 0
-  stop_token_ids: tuple[int, ...] = ()
-  echo: bool = False
-  num_likeliest: int = 0
-
-  @property
-  def scored(self) -> bool:
-    """True if the target's law is read at the prompt's tokens."""
-    return self.echo and (self.log_probs or not all(self.budgets))
 
 
 _COMPLETION_TOKENS = 16
@@ -165,59 +142,57 @@ def check_model(record: dict[str, Any], defaults: Defaults) -> None:
 def _read(record, is_chat, tokenizer, defaults: Defaults) -> Ask:
   fields.check(record, fields.CHAT if is_chat else fields.COMPLETION)
   check_model(record, defaults)
-  count = _count(record, defaults)
+  count = fields.count(record, defaults.most)
   listed = record.get("prompt")
   if isinstance(listed, list) and not all(type(x) is int for x in listed):
     _check_count(count * len(listed), defaults)  # before they are read
   if is_chat:
-    prompts = [asked_prompts.conversation(record, tokenizer)]
+    prompts = [conversation(record, tokenizer)]
   else:
-    prompts = asked_prompts.completions(
-      record.get("prompt"), tokenizer, defaults.vocab_size
-    )
+    prompts = completions(record.get("prompt"), tokenizer, defaults.vocab_size)
   for prompt in prompts:
     _check_prompt(prompt, "messages" if is_chat else "prompt", defaults)
   _check_count(count * len(prompts), defaults)
-  seed = _number(record, "seed")
+  seed = fields.number(record, "seed")
   warp = {
     name: getattr(defaults, name)
-    if (value := _number(record, name)) is None
+    if (value := fields.number(record, name)) is None
     else value
     for name in ("temperature", "top_k", "top_p", "min_p")
   }
-  try:
-    stop = prompt_lines.stop_texts(record.get("stop"))
-  except ValueError as error:
-    raise RefusalError(str(error), param="stop") from None
-  if len(stop) > _MOST_STOPS or any(len(x) > _LONGEST_STOP for x in stop):
-    raise RefusalError(
-      f"at most {_MOST_STOPS} stop texts of {_LONGEST_STOP} characters each",
-      param="stop",
-    )
+  stop = fields.stop(record)
   budgets = tuple(_budget(record, p, is_chat, defaults) for p in prompts)
-  echo = flag(record, "echo")
-  log_probs, most = _log_probs(record, is_chat)
+  echo = fields.flag(record, "echo")
+  log_probs, num_likeliest = fields.log_probs(record, is_chat)
+  salt, ignore_stop = fields.salt(record), fields.flag(record, "ignore_eos")
   ask = Ask(
     is_chat=is_chat,
     prompts=tuple(prompts),
     budgets=budgets,
     num_choices=count,
-    seed=secrets.randbits(32) if seed is None else seed,
     is_seeded=seed is not None,
-    **warp,
     stop=stop,
-    cache_salt=_salt(record),
-    ignore_eos=flag(record, "ignore_eos"),
+    cache_salt=salt,
     log_probs=log_probs,
-    origins=flag(record, "token_origins"),
-    stream=flag(record, "stream"),
-    **_usage(record),
-    objective=_objective(record, defaults),
-    **_penalties(record, min(budgets), defaults.vocab_size),
     echo=echo,
-    num_likeliest=most,
+    origins=fields.flag(record, "token_origins"),
+    stream=fields.flag(record, "stream"),
+    **fields.usage(record),
+    objective=fields.objective(
+      record, defaults.classes, kept=defaults.has_objectives
+    ),
+    asked=Asked(
+      token_ids=prompts[0],
+      seed=secrets.randbits(32) if seed is None else seed,
+      max_new_tokens=budgets[0],
+      **warp,
+      ignore_stop=ignore_stop,
+      scored=echo and (log_probs or not all(budgets)),
+      num_likeliest=num_likeliest,
+      **fields.penalties(record, min(budgets), defaults.vocab_size),
+    ),
   )
-  if ask.scored and not defaults.scores:
+  if ask.asked.scored and not defaults.scores:
     raise RefusalError(
       "prompts are scored neither on a mesh nor by a target with recurrent "
       "states: leave echo out",
@@ -227,22 +202,6 @@ def _read(record, is_chat, tokenizer, defaults: Defaults) -> Ask:
   return ask
 
 
-# Every stop text is looked for at every token, while others wait.
-_MOST_STOPS, _LONGEST_STOP = 16, 256
-
-
-def _count(record: dict, defaults: Defaults) -> int:
-  """Choices of each prompt."""
-  count = record.get("n", 1)
-  if type(count) is not int or count < 1:
-    raise RefusalError(
-      f"n must be a whole number in 1..{defaults.most}, got "
-      f"{json.dumps(count)[:40]}",
-      param="n",
-    )
-  return count
-
-
 def _check_count(count: int, defaults: Defaults) -> None:
   if count > defaults.most:
     raise RefusalError(
@@ -250,142 +209,6 @@ def _check_count(count: int, defaults: Defaults) -> None:
       f"{count}",
       param="n",
     )
-
-
-def flag(record: dict, name: str, usual: bool = False) -> bool:
-  """True or false; anything else is a RefusalError."""
-  value = record.get(name, usual)
-  if not isinstance(value, bool):
-    raise RefusalError(f"{name} must be true or false", param=name)
-  return value
-
-
-def _salt(record: dict) -> str:
-  salt = record.get("cache_salt", "")
-  if not isinstance(salt, str):
-    raise RefusalError("cache_salt must be a text", param="cache_salt")
-  return salt
-
-
-def _usage(record: dict) -> dict[str, bool]:
-  """The chunks of a stream that count tokens: `stream_options`."""
-  options = record.get("stream_options", {})
-  both = {"include_usage": "usage", "continuous_usage_stats": "usage_so_far"}
-  # Chunks are never padded, which OpenAI's are unless this says so.
-  neutral = {"include_obfuscation": (False, None)}
-  if not isinstance(options, dict) or any(
-    name not in both and value not in neutral.get(name, ())
-    for name, value in options.items()
-  ):
-    raise RefusalError(
-      f"stream_options may hold {' and '.join(both)} alone",
-      param="stream_options",
-    )
-  for name in both:
-    if not isinstance(options.get(name), bool | None):
-      raise RefusalError(
-        f"{name} must be true or false", param=f"stream_options.{name}"
-      )
-  streams = flag(record, "stream")
-  return {ours: streams and bool(options.get(n)) for n, ours in both.items()}
-
-
-def _number(record: dict, name: str, like: str | None = None) -> Any:
-  """A number of the request by the test of a prompts file's line."""
-  like = like or name
-  read = lambda: prompt_lines.number({like: record.get(name)}, like)
-  return _as_in_lines(read, name, like)
-
-
-def _as_in_lines(read: Callable[[], Any], name: str, like: str) -> Any:
-  """A field by the reader of prompts files, whose errors become refusals."""
-  try:
-    return read()
-  except ValueError as error:
-    raise RefusalError(
-      str(error).replace(f'"{like}"', name), param=name
-    ) from None
-
-
-def _penalties(record: dict, budget: int, vocab_size: int) -> dict[str, Any]:
-  """The penalties of a request; `budget` is of the shortest completion."""
-  lists = {
-    "logit_bias": prompt_lines.logit_bias,
-    "stop_token_ids": prompt_lines.stop_ids,
-  }
-  penalties = {}
-  for name in fields.PENALTIES:
-    if name in lists:
-      read = functools.partial(lists[name], record, vocab_size)
-      penalties[name] = _as_in_lines(read, name, name)
-    else:
-      penalties[name] = _number(record, name)
-  if (penalties["min_tokens"] or 0) > budget:
-    raise RefusalError(
-      f"min_tokens must be at most max_tokens ({budget}), got "
-      f"{penalties['min_tokens']}",
-      param="min_tokens",
-    )
-  return {name: value for name, value in penalties.items() if value is not None}
-
-
-def _log_probs(record: dict, is_chat: bool) -> tuple[bool, int]:
-  """True if log-probabilities are wanted, and the number of likeliest tokens.
-
-  Completions ask for both with one number, chats with a flag and a number.
-  """
-  value = record.get("logprobs", False)
-  if not is_chat and not isinstance(value, bool):
-    return True, _up_to(value, MOST_SCORED, "logprobs")
-  wanted = flag(record, "logprobs")
-  most = _up_to(record.get("top_logprobs", 0), MOST_LIKELIEST, "top_logprobs")
-  if most and not wanted:
-    raise RefusalError(
-      "top_logprobs wants logprobs: true beside it", param="top_logprobs"
-    )
-  return wanted, most
-
-
-def _up_to(value: Any, most: int, name: str) -> int:
-  if type(value) is not int or not 0 <= value <= most:
-    raise RefusalError(
-      f"{name} must be a whole number in 0..{most}, got "
-      f"{json.dumps(value)[:40]}",
-      param=name,
-    )
-  return value
-
-
-def _objective(record: dict, defaults: Defaults) -> float | None:
-  """Seconds a token, said outright or by the name of a class."""
-  both = ("slo_ms_per_token", "slo_class")
-  given = [name for name in both if name in record]
-  if not given:
-    return defaults.classes.get("default")
-  name = given[0]
-  if len(given) > 1:
-    raise RefusalError(f"give one of {' and '.join(both)}", param=name)
-  value = record[name]
-  if name == "slo_ms_per_token":
-    good = isinstance(value, int | float) and not isinstance(value, bool)
-    if not (good and 0 < value < 1e9 and math.isfinite(value)):
-      raise RefusalError(f"{name} must be milliseconds above 0", param=name)
-  if not defaults.has_objectives:
-    raise RefusalError(
-      "this server keeps no objectives: it must be started with "
-      "--depth_policy=objectives",
-      param=name,
-      code="unsupported_parameter",
-    )
-  if name == "slo_ms_per_token":
-    return value / 1000
-  if not isinstance(value, str) or value not in defaults.classes:
-    raise RefusalError(
-      f"there is no class {str(value)[:80]!r} of objectives, expected one of "
-      f"{sorted(defaults.classes)}",
-      param=name,
-    )
-  return defaults.classes[value]
 
 
 def classes_of(written: Sequence[str]) -> dict[str, float]:
@@ -421,7 +244,7 @@ def _budget(record, prompt, is_chat: bool, defaults: Defaults) -> int:
     if budget == 0 and type(budget) is int and record.get("echo") is True:
       return 0
     if type(budget) is not int or budget <= room:
-      return _number(record, name, "max_new_tokens")
+      return fields.number(record, name, "max_new_tokens")
     raise _too_long(
       f"you requested {str(len(prompt) + budget)[:40]} tokens "
       f"({len(prompt)} in the {'messages' if is_chat else 'prompt'}, "
@@ -453,3 +276,192 @@ def _too_long(what: str, defaults: Defaults, name: str) -> RefusalError:
     param=name,
     code="context_length_exceeded",
   )
+
+
+# ----------------------------------------------------------------- the prompts
+
+
+def _is_id(value: Any) -> bool:
+  return isinstance(value, int) and not isinstance(value, bool)
+
+
+def completions(
+  value: Any, tokenizer: Tokenizer, vocab_size: int
+) -> list[tuple[int, ...]]:
+  """A text, ids below the vocabulary's size, or a list of either."""
+  if isinstance(value, str):
+    value = [value]
+  elif isinstance(value, list) and value and all(map(_is_id, value)):
+    value = [value]
+  if not (isinstance(value, list) and value):
+    raise RefusalError(
+      "prompt must be a text, token ids, or a list of either", param="prompt"
+    )
+  prompts: list[tuple[int, ...]] = []
+  for one in value:
+    if isinstance(one, str):
+      prompts.append(encoded(lambda one=one: tokenizer.encode(one), "prompt"))
+    elif isinstance(one, list) and all(map(_is_id, one)):
+      prompts.append(ids(one, vocab_size, "prompt"))
+    else:
+      raise RefusalError(
+        "prompt must be a text, token ids, or a list of either", param="prompt"
+      )
+  return prompts
+
+
+def ids(value: Any, vocab_size: int, name: str) -> tuple[int, ...]:
+  """A list of token ids below the vocabulary's size."""
+  if not (isinstance(value, list) and all(map(_is_id, value))):
+    raise RefusalError(f"{name} must be a list of token ids", param=name)
+  wrong = [x for x in value if not 0 <= x < vocab_size]
+  if wrong:
+    raise RefusalError(
+      f"token ids must be in 0..{vocab_size - 1}, got {str(wrong[0])[:20]}",
+      param=name,
+    )
+  return tuple(value)
+
+
+# What clients send along as they repeat an answer of a server.
+_EMPTY = {"annotations", "audio", "function_call", "refusal", "tool_calls"}
+# What a message's author may be, and what the template calls it. Templates may
+# leave out whom they do not know, without a word.
+_ROLES = {
+  "system": "system", "developer": "system", "user": "user",
+  "assistant": "assistant",
+}  # fmt: skip
+
+
+def conversation(
+  record: dict, tokenizer: Tokenizer, *, asks: bool = True
+) -> tuple[int, ...]:
+  """The messages of a request, by the model's chat template.
+
+  Args:
+    record: the request.
+    tokenizer: of the pair.
+    asks: whether they end with what begins the assistant's next message.
+  """
+  messages = record.get("messages")
+  if not (isinstance(messages, list) and messages):
+    raise RefusalError("messages must be a list of them", param="messages")
+  plain = [_message(message) for message in messages]
+  return encoded(
+    lambda: chat.encode(tokenizer, plain, add_generation_prompt=asks),
+    "messages",
+  )
+
+
+def _message(message: Any) -> dict[str, str]:
+  if not isinstance(message, dict):
+    raise RefusalError("a message must be an object", param="messages")
+  for key, value in message.items():
+    # No template is told names.
+    known = key in ("role", "content")
+    known |= key == "name" and isinstance(value, str | None)
+    if not known and (key not in _EMPTY or value):
+      raise RefusalError(
+        f"a message may have a role, a content and a name, got {key[:80]!r}",
+        param="messages",
+      )
+  content = message.get("content")
+  if isinstance(content, list):
+    parts = [
+      part.get("text")
+      if isinstance(part, dict) and part.get("type") == "text"
+      else None
+      for part in content
+    ]
+    if not all(isinstance(part, str) for part in parts):
+      raise RefusalError("messages may hold text alone", param="messages")
+    content = "".join(parts)
+  if not (isinstance(message.get("role"), str) and isinstance(content, str)):
+    raise RefusalError(
+      "every message needs a role and a content, both texts", param="messages"
+    )
+  if message["role"] not in _ROLES:
+    raise RefusalError(
+      f"a message's role may be {', '.join(_ROLES)}, got "
+      f"{message['role'][:80]!r}",
+      param="messages",
+    )
+  return {"role": _ROLES[message["role"]], "content": content}
+
+
+def encoded(encode: Callable[[], Any], name: str) -> tuple[int, ...]:
+  """Ids from an encoding function, whose errors become a RefusalError."""
+  try:
+    return tuple(encode())
+  except (ValueError, TypeError) as error:  # TypeError: lone surrogates
+    reason = " ".join(str(error).split())[:400]
+    raise RefusalError(f"{name}: {reason}", param=name) from None
+
+
+# ------------------------------------------------ /tokenize and /detokenize
+
+_TOKENIZED = {
+  "add_special_tokens", "add_generation_prompt", "return_token_strs",
+}  # fmt: skip
+
+
+def tokenize(
+  body: bytes, tokenizer: Tokenizer, defaults: Defaults
+) -> dict[str, Any]:
+  """Ids of a `prompt`, or of `messages` by the chat template.
+
+  Raises:
+    RefusalError: for any other body.
+  """
+  record = record_of(body)
+  _check_fields(record, {"prompt", "messages", *_TOKENIZED}, defaults)
+  flag = lambda name, usual: fields.flag(record, name, usual)
+  names = flag("return_token_strs", False)
+  if "messages" in record:
+    if flag("add_special_tokens", False):
+      raise RefusalError(
+        "a chat template has the special tokens itself",
+        param="add_special_tokens",
+      )
+    asks = flag("add_generation_prompt", True)
+    token_ids = conversation(record, tokenizer, asks=asks)
+  else:
+    text, more = record.get("prompt"), flag("add_special_tokens", True)
+    if not isinstance(text, str):
+      raise RefusalError("prompt must be a text", param="prompt")
+    token_ids = encoded(
+      lambda: tokenizer.backend.encode(text, add_special_tokens=more).ids,
+      "prompt",
+    )
+  return {
+    "count": len(token_ids),
+    "max_model_len": defaults.max_length,
+    "tokens": list(token_ids),
+    "token_strs": [tokenizer.backend.id_to_token(i) for i in token_ids]
+    if names
+    else None,
+  }
+
+
+def detokenize(
+  body: bytes, tokenizer: Tokenizer, defaults: Defaults
+) -> dict[str, Any]:
+  """The text of `tokens`, special ones by their names.
+
+  Raises:
+    RefusalError: for any other body.
+  """
+  record = record_of(body)
+  _check_fields(record, {"tokens"}, defaults)
+  token_ids = ids(record.get("tokens"), defaults.vocab_size, "tokens")
+  return {
+    "prompt": tokenizer.backend.decode(token_ids, skip_special_tokens=False)
+  }
+
+
+def _check_fields(
+  record: dict[str, Any], known: set[str], defaults: Defaults
+) -> None:
+  for name in record.keys() - known - {"model"}:
+    raise RefusalError(f"unknown field {name[:80]!r}", param=name[:80])
+  check_model(record, defaults)

@@ -14,6 +14,16 @@ from specjax.penalties import NONE
 
 MOST_LIKELIEST = 20  # tokens in an emitted one's place, as OpenAI's chats have
 MOST_SCORED = 5  # in the place of each of a prompt's, as its completions have
+# Fields of `Asked` by how they are sent: as `i32`, `u32` and `f32`.
+_WHOLE = (
+  "max_new_tokens", "top_k", "ignore_stop", "min_tokens", "num_likeliest",
+)  # fmt: skip
+_WORDS = ("seed", "stream", "owner")
+_REAL = (
+  "temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty",
+  "repetition_penalty",
+)  # fmt: skip
+_SINGLE = 1 + len(_WHOLE) + len(_WORDS) + len(_REAL)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,13 +68,10 @@ class Asked:
 
   def warp(self) -> np.ndarray:
     """`f32[6]`: temperature, top-p, min-p, and the three penalties."""
-    return np.array(
-      [
-        self.temperature, self.top_p, self.min_p, self.presence_penalty,
-        self.frequency_penalty, self.repetition_penalty,
-      ],
-      np.float32,
-    )  # fmt: skip
+    return np.array(self._values(_REAL), np.float32)
+
+  def _values(self, names: Sequence[str]) -> list:
+    return [getattr(self, name) for name in names]
 
   def lists(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Biased tokens and biases, `[300]` each, and stop ids, `i32[64]`."""
@@ -81,11 +88,8 @@ class Asked:
     tokens, biases, stops = self.lists()
     return np.concatenate(
       [
-        np.array([len(self.token_ids), self.max_new_tokens, self.top_k]),
-        np.array([self.ignore_stop, self.min_tokens, self.num_likeliest]),
-        np.array([self.seed, self.stream, self.owner], np.uint32).view(
-          np.int32
-        ),
+        np.array([len(self.token_ids), *self._values(_WHOLE)]),
+        np.array(self._values(_WORDS), np.uint32).view(np.int32),
         self.warp().view(np.int32),
         tokens,
         biases.view(np.int32),
@@ -96,41 +100,27 @@ class Asked:
   @classmethod
   def of(cls, numbers: np.ndarray, tokens: np.ndarray) -> "Asked":
     """The request of `numbers` and padded tokens `i32[P]`."""
-    length, budget, top_k, ignored, least, told = (int(x) for x in numbers[:6])
-    seed, stream, owner = (int(x) for x in numbers[6:9].view(np.uint32))
-    temperature, top_p, min_p, presence, frequency, repetition = (
-      float(x) for x in numbers[9:15].view(np.float32)
+    sizes = [1, len(_WHOLE), len(_WORDS), len(_REAL), MOST_BIASES, MOST_BIASES]
+    length, whole, words, real, biased, biases, stops = np.split(
+      numbers, np.cumsum(sizes)
     )
-    biased, biases, stops = np.split(
-      numbers[15:], np.cumsum([MOST_BIASES, MOST_BIASES])
-    )
+    settings = dict(zip(_WHOLE, whole.tolist(), strict=True))
+    settings |= zip(_WORDS, words.view(np.uint32).tolist(), strict=True)
+    settings |= zip(_REAL, real.view(np.float32).tolist(), strict=True)
     return cls(
-      token_ids=tuple(int(x) for x in tokens[:length]),
-      seed=seed,
-      stream=stream,
-      max_new_tokens=budget,
-      temperature=temperature,
-      top_k=top_k,
-      top_p=top_p,
-      min_p=min_p,
-      ignore_stop=bool(ignored),
-      num_likeliest=told,
-      owner=owner,
-      presence_penalty=presence,
-      frequency_penalty=frequency,
-      repetition_penalty=repetition,
+      token_ids=tuple(tokens[: length[0]].tolist()),
+      **settings | {"ignore_stop": bool(settings["ignore_stop"])},
       logit_bias=tuple(
         (int(token), float(bias))
         for token, bias in zip(biased, biases.view(np.float32), strict=True)
         if token != NONE
       ),
-      min_tokens=least,
       stop_token_ids=tuple(int(x) for x in stops if x != NONE),
     )
 
 
 _HEAD = 5  # numbers of a row of a `Control`
-_NUMBERS = 15 + 2 * MOST_BIASES + MOST_STOP_IDS
+_NUMBERS = _SINGLE + 2 * MOST_BIASES + MOST_STOP_IDS
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -16,22 +16,20 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from launch import stops
-from launch.serving import (
-  answers,
-  asking,
-  fields,
-  limits,
-  page,
-  tokenization,
-)
+from launch.serving import answers, asking, limits, page
 from launch.serving.answers import Answer
 from launch.serving.asking import Ask, Defaults
-from launch.serving.control import Asked
 from launch.serving.limits import Limits
 from launch.serving.metrics import CONTENT_TYPE, Metrics
 from launch.serving.refusals import RefusalError, error_body
-from launch.serving.scheduler import ClosedError, FullError, Scheduler
-from launch.serving.ticket import Finish, News, Ticket
+from launch.serving.scheduler import (
+  ClosedError,
+  Finish,
+  FullError,
+  News,
+  Scheduler,
+  Ticket,
+)
 from models.tokenizers import Tokenizer
 
 _log = logging.getLogger(__name__)
@@ -88,8 +86,8 @@ def application(service: Service) -> Starlette:
   routes = [
     Route("/v1/completions", answering(False), methods=["POST"]),
     Route("/v1/chat/completions", answering(True), methods=["POST"]),
-    Route("/tokenize", tokens(tokenization.tokenize), methods=["POST"]),
-    Route("/detokenize", tokens(tokenization.detokenize), methods=["POST"]),
+    Route("/tokenize", tokens(asking.tokenize), methods=["POST"]),
+    Route("/detokenize", tokens(asking.detokenize), methods=["POST"]),
     Route("/v1/models", guarded(lambda request: _models(service))),
     Route("/v1/models/{name:path}", guarded(lambda r: _model(service, r))),
     Route("/health", for_all(lambda: _health(service))),
@@ -298,26 +296,18 @@ def _tickets(
   ]
   return [
     Ticket(
-      asked=Asked(
+      asked=dataclasses.replace(
+        ask.asked,
         token_ids=prompt,
-        seed=ask.seed,
         stream=stream,
         max_new_tokens=budget,
-        temperature=ask.temperature,
-        top_k=ask.top_k,
-        top_p=ask.top_p,
-        min_p=ask.min_p,
-        ignore_stop=ask.ignore_eos,
-        scored=ask.scored,
-        num_likeliest=ask.num_likeliest,
         owner=owner,
-        **{name: getattr(ask, name) for name in fields.PENALTIES},
       ),
       deliver=deliver(index),
       watch=stops.watch(service.tokenizer, ask.stop, prompt),
       deadline=deadline,
       objective=ask.objective,
-      seeded=ask.is_seeded and ask.temperature > 0,
+      seeded=ask.is_seeded and ask.asked.temperature > 0,
     )
     for index, (prompt, budget, stream) in enumerate(choices)
   ]

@@ -14,7 +14,7 @@ import prometheus_client
 from prometheus_client import Counter, Gauge, Histogram
 
 from launch.serving.control import Report
-from launch.serving.ticket import Finish, Ticket
+from launch.serving.scheduler import Finish, Ticket
 
 CONTENT_TYPE = prometheus_client.CONTENT_TYPE_LATEST
 # Seconds that the live rates look back.

@@ -28,20 +28,19 @@ import hashlib
 import json
 import os
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import grain
 import jax
 import ml_collections
 import numpy as np
-import tensorflow_datasets as tfds
 from absl import logging
 from grain import experimental as grain_experimental
 
-from launch import jsonl
-from launch.training import corpus, python_source
-from models import chat
+from launch import jsonl, processes, results
+from launch.training import corpus
+from models import chat, tokenizers
 from models.tokenizers import Tokenizer
 
 SPLITS = ("train", "validation", "test")
@@ -93,6 +92,8 @@ def documents(
     )
   if config.dataset.startswith(("/", ".", "~")):
     raise ValueError(f"no such folder: {config.dataset} (config.dataset)")
+  from launch.training import python_source  # TFDS takes seconds to import
+
   data_dir = pathlib.Path(config.data_dir or python_source.default_dir())
   name = config.dataset.partition("/")[0].partition(":")[0]
   features = tuple(config.text_features) or _FEATURES.get(name)
@@ -111,10 +112,11 @@ def documents(
 
 def _tfds_builder(name: str, data_dir: pathlib.Path):
   """A prepared builder of a TFDS name."""
-  # Without TensorFlow's extras the registry stops before these packages.
+  # Without TensorFlow's extras the registry stops before the packages.
+  import tensorflow_datasets as tfds
   import tensorflow_datasets.summarization
   import tensorflow_datasets.text
-  import tensorflow_datasets.translate  # noqa: F401
+  import tensorflow_datasets.translate
 
   try:
     builder = tfds.builder(
@@ -270,7 +272,46 @@ def _read(path: pathlib.Path) -> str:
     raise ValueError(f"{path} must be UTF-8: {error}") from None
 
 
-# ------------------------------------------------------------------- batches
+# -------------------------------------------------------------------- tokens
+
+
+def tokenizer_of(
+  config: ml_collections.ConfigDict,
+  texts: Callable[[], Iterable[str]],
+  train: Callable[..., Tokenizer] = tokenizers.train,
+) -> Tokenizer:
+  """The config's tokenizer, or one trained on `texts` if it has none.
+
+  Nothing is written: `Task.begin` does that, once all else is known to be
+  right. Every process trains the same one for itself.
+
+  Args:
+    config: `tokenizer`, a folder, `model.vocab_size`, and perhaps `teacher`.
+    texts: gives texts.
+    train: trains on them.
+
+  Raises:
+    ValueError: if it has more tokens than the model, or would be another than
+      the teacher's.
+  """
+  try:
+    tokenizer = tokenizers.load(config.tokenizer)
+  except FileNotFoundError:
+    if teacher := config.get("teacher"):
+      raise ValueError(
+        f"there is no tokenizer in config.tokenizer ({config.tokenizer}), and "
+        "a new one would not be that of config.teacher: give config.tokenizer="
+        f"{teacher}"
+      ) from None
+    results.check_folder("config.tokenizer", config.tokenizer)
+    tokenizer = train(texts(), vocab_size=config.model.vocab_size)
+  processes.gather(None)  # all have looked, and the chief may write one
+  if tokenizer.vocab_size > config.model.vocab_size:
+    raise ValueError(
+      f"config.model.vocab_size ({config.model.vocab_size}) is less than the "
+      f"{tokenizer.vocab_size} tokens of config.tokenizer ({config.tokenizer})"
+    )
+  return tokenizer
 
 
 def text_of(document: Document) -> str:
@@ -309,8 +350,7 @@ def batches(
     tokenizer: see `models.tokenizers`.
     length: tokens in a row.
     batch_size: rows in a batch, over all processes.
-    seed: of the order, new every epoch, without end; None for one pass in order
-      (an incomplete last batch is dropped).
+    seed: see `shared`; an incomplete last batch is dropped.
     shuffle_rows: so many rows in succession are shuffled among each other, in
       memory; 1 leaves them in the order of the documents. Not without a seed.
 
@@ -328,22 +368,11 @@ def batches(
     raise ValueError(
       "the tokenizer has no end-of-text token, which documents are to end with"
     )
-  count = jax.process_count()
-  if batch_size % count:
-    raise ValueError(
-      f"batch_size ({batch_size}) must be a multiple of the number of "
-      f"processes ({count})"
-    )
 
   def tokens_of(text: Document) -> dict[str, np.ndarray]:
     return {"tokens": np.asarray(token_ids(text, tokenizer), np.int32)}
 
-  rows: Any = grain.MapDataset.source(texts)
-  if seed is not None:
-    rows = rows.seed(seed).shuffle()
-  rows = rows[jax.process_index() :: count]
-  if seed is not None:
-    rows = rows.repeat()
+  rows, count = shared(texts, batch_size, seed)
   rows = rows.map(tokens_of).to_iter_dataset(
     grain.ReadOptions(num_threads=1, prefetch_buffer_size=16)
   )
@@ -361,7 +390,70 @@ def batches(
     rows = grain_experimental.WindowShuffleIterDataset(
       rows, window_size=shuffle_rows, seed=seed
     )
-  return _Restorable(rows.batch(batch_size // count, drop_remainder=True))
+  return _Restorable(rows.batch(count, drop_remainder=True))
+
+
+def shared(
+  source: Sequence[Any], batch_size: int, seed: int | None
+) -> tuple[Any, int]:
+  """This process's records of a source, and rows of its part of a batch.
+
+  Args:
+    source: records, readable in any order.
+    batch_size: rows in a batch, over all processes.
+    seed: of the order, new every epoch, without end; None for one pass in
+      order.
+
+  Raises:
+    ValueError: if the processes cannot share a batch evenly.
+  """
+  count = jax.process_count()
+  if batch_size % count:
+    raise ValueError(
+      f"batch_size ({batch_size}) must be a multiple of the number of "
+      f"processes ({count})"
+    )
+  rows: Any = grain.MapDataset.source(source)
+  if seed is not None:
+    rows = rows.seed(seed).shuffle()
+  rows = rows[jax.process_index() :: count]
+  return rows if seed is None else rows.repeat(), batch_size // count
+
+
+def batches_of(
+  config: ml_collections.ConfigDict, tokenizer: Tokenizer
+) -> Callable[..., grain.IterDataset]:
+  """`(split, seed=...) -> batches` of a config's text."""
+  return lambda split, *, seed: batches(
+    documents(config, split),
+    tokenizer,
+    length=config.sequence_length + 1,
+    batch_size=config.batch_size,
+    seed=seed,
+  )
+
+
+def incomplete_batch(
+  config: ml_collections.ConfigDict, tokenizer: Tokenizer
+) -> dict[str, np.ndarray]:
+  """A validation text that does not fill a batch, rows of nothing below.
+
+  Raises:
+    ValueError: if it has no tokens.
+  """
+  count, length = jax.process_count(), config.sequence_length + 1
+  texts = documents(config, "validation")
+  rows = list(
+    batches(texts, tokenizer, length=length, batch_size=count, seed=None)
+  )[: config.batch_size // count]
+  if not any(processes.gather(len(rows))):
+    raise ValueError("the validation split has no tokens")
+  size = config.batch_size // count - len(rows)
+  empty = np.zeros((size, length), np.int32)
+  return {
+    name: np.concatenate([*(row[name] for row in rows), empty])
+    for name in ("tokens", "segments", "positions")
+  }
 
 
 class _Restorable(grain.IterDataset):

@@ -20,8 +20,8 @@ from jax.sharding import Mesh
 
 from launch.build import drafters, pair
 from launch.build.pair import Pair
-from launch.training import flops, step
-from launch.training.task import Task
+from launch.training import data, flops, step
+from launch.training.step import Task
 from models.formats.head_checkpoints import Head
 from models.networks import acceptance_head
 from models.networks.acceptance_head import AcceptanceHead, HeadConfig
@@ -95,7 +95,7 @@ def task(config, mesh: Mesh) -> Task:
       made.params,
       loss=loss,
       measure=measure,
-      complete=lambda params, frozen, batch, key: decode(
+      complete=lambda state, frozen, batch, key: decode(
         frozen, batch["tokens"], key
       ),
     ),
@@ -105,7 +105,7 @@ def task(config, mesh: Mesh) -> Task:
     export=lambda module, directory: acceptance_head.save(
       module, directory, dtype=jnp.dtype(config.export_dtype)
     ),
-    begin=lambda folder: None,
+    batches=data.batches_of(config, made.tokenizer),
   )
 
 

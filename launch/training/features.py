@@ -9,10 +9,9 @@
 A record is a file of safetensors, of a row of T + 1 tokens:
 
   tokens, segments, positions   i32[T + 1]
-  parts                         f16[T, P, D], what `launch.training.halves`
-                                keeps of the inputs of the layers of
-                                `Settings.layers`; the last one is the final
-                                hidden state, which logits are read of
+  parts                         f16[T, P, D], what `halved` keeps of the inputs
+                                of the layers of `Settings.layers`; the last one
+                                is the final state, which logits are read of
   exponents                     i8[T, P], beside it
   normalisers                   f32[T], the log of the sum over all tokens
   likeliest                     i32[T], the token of the largest logit
@@ -37,18 +36,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import grain
-import jax
+import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from safetensors import numpy as safetensors
 
 from launch import results
 from launch.training import data
+from models.formats.json_files import read_object
 from models.networks.transformer import FINAL, Features
 from models.tokenizers import Tokenizer
 
 NAME = "features.json"
 _SETTINGS = "settings.json"  # there from the beginning on
 _FORMAT = 1
+_REACH = 15  # of float16's 16: what is rounded up stays finite
+_LEAST = -100  # of int8's -128; a vector that small is zero
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -188,6 +191,28 @@ def _line(document: data.Document) -> bytes:
 # ---------------------------------------------------------------- the records
 
 
+def halved(x: Array) -> tuple[Array, Array]:
+  """`f32[..., D]` in half the bytes: `f16[..., D]` and exponents `i8[...]`.
+
+  What flows between a target's layers is larger than float16 reaches (65,504)
+  in some models, at a few places. bfloat16 reaches there, but keeps 8 bits of
+  each number, and float16 11. So a vector is divided by the power of two that
+  brings its largest number to just below 2**15. Every number is then kept to
+  one part in 2,048 of itself or, where it is very small, to 2**-39 of the
+  largest one.
+  """
+  _, exponents = jnp.frexp(jnp.max(jnp.abs(x), axis=-1))
+  exponents = jnp.maximum(exponents - _REACH, _LEAST)
+  small = jnp.ldexp(x, -exponents[..., None])
+  return small.astype(jnp.float16), exponents.astype(jnp.int8)
+
+
+def restored(halves: Array, exponents: Array) -> Array:
+  """`f32[..., D]` of what `halved` gave."""
+  exponents = exponents[..., None].astype(jnp.int32)
+  return jnp.ldexp(halves.astype(jnp.float32), exponents)
+
+
 def encode(row: dict[str, np.ndarray]) -> bytes:
   """A record."""
   return safetensors.save(
@@ -218,18 +243,6 @@ def record_bytes(settings: Settings) -> int:
 # -------------------------------------------------------------------- reading
 
 
-def load(path: pathlib.Path) -> dict[str, Any]:
-  """The object in a file of JSON.
-
-  Raises:
-    ValueError: if there is none in it.
-  """
-  try:
-    return dict(json.loads(path.read_bytes()))
-  except (ValueError, TypeError, RecursionError) as error:
-    raise ValueError(f"{path} is damaged: {error}") from None
-
-
 def claim(folder: pathlib.Path, settings: Settings) -> None:
   """Notes what a folder is to hold.
 
@@ -238,7 +251,7 @@ def claim(folder: pathlib.Path, settings: Settings) -> None:
   """
   path, ours = folder / _SETTINGS, settings.as_json()
   if path.is_file():
-    theirs = load(path)
+    theirs = read_object(path)
     differ = sorted(x for x in ours if theirs.get(x) != ours[x])
     if differ:
       name = differ[0]
@@ -270,7 +283,7 @@ def read(folder: str) -> Stored:
       f"there is no {path}: `python -m launch.tools.features` makes it, or "
       "goes on with it"
     )
-  content = load(path)
+  content = read_object(path)
   try:
     stored = Stored(
       folder=root,
@@ -341,8 +354,8 @@ def batches(
     split: "train" or "validation".
     layers: of which parts are wanted, FINAL last; all of them are there.
     batch_size: rows in a batch, over all processes.
-    seed: of the order of the rows, new every epoch, without end; None for one
-      pass in order (an incomplete last batch is dropped).
+    seed: see `launch.training.data.shared`; an incomplete last batch is
+      dropped.
 
   Returns:
     Of records; see the module.
@@ -351,12 +364,6 @@ def batches(
     ValueError: if the processes cannot share the batch evenly, or there is no
       batch.
   """
-  count = jax.process_count()
-  if batch_size % count:
-    raise ValueError(
-      f"batch_size ({batch_size}) must be a multiple of the number of "
-      f"processes ({count})"
-    )
   paths = [str(stored.folder / shard.name) for shard in stored.of(split)]
   source = grain.sources.ArrayRecordDataSource(paths) if paths else ()
   if len(source) < batch_size:
@@ -366,16 +373,11 @@ def batches(
     )
   kept = list(stored.settings["layers"])
   parts = [kept.index(layer) for layer in layers]
-  rows: Any = grain.MapDataset.source(source)
-  if seed is not None:
-    rows = rows.seed(seed).shuffle()
-  rows = rows[jax.process_index() :: count]
-  if seed is not None:
-    rows = rows.repeat()
+  rows, count = data.shared(source, batch_size, seed)
   rows = rows.map(lambda record: decode(record, parts)).to_iter_dataset(
     grain.ReadOptions(num_threads=1, prefetch_buffer_size=8)
   )
-  return rows.batch(batch_size // count, drop_remainder=True)
+  return rows.batch(count, drop_remainder=True)
 
 
 def all_layers(features: Features) -> Features:

@@ -15,10 +15,9 @@ from jax.sharding import Mesh
 from launch.training import (
   contexts,
   data,
+  flops,
   head_features,
-  head_flops,
   step,
-  vocabulary,
 )
 from launch.training.head_step import (
   Loss,
@@ -30,7 +29,7 @@ from launch.training.head_step import (
   watcher,
 )
 from launch.training.records import say
-from launch.training.task import Task
+from launch.training.step import Task
 from models import checkpoints, head_shapes, head_starts
 from models.formats import head_saving
 from models.head_shapes import KINDS, Target
@@ -39,12 +38,11 @@ from models.networks.transformer import Features, Transformer, as_language_model
 from models.tokenizers import Tokenizer
 
 
-def task(config, texts, mesh: Mesh, folder: pathlib.Path) -> Task:
+def task(config, mesh: Mesh, folder: pathlib.Path) -> Task:
   """The task of a config like configs/train_head.py.
 
   Args:
     config: the config.
-    texts: documents, whose most frequent tokens a head can say.
     mesh: from `launch.training.step.make_mesh`.
     folder: WORKDIR, which may know those tokens already.
 
@@ -52,6 +50,7 @@ def task(config, texts, mesh: Mesh, folder: pathlib.Path) -> Task:
     ValueError: for a config that cannot be run.
   """
   check(config)
+  texts = data.documents(config, "train")
   tokenizer = checkpoints.load_tokenizer(config.target)
   target = checkpoints.load_module(config.target)
   vocab_size = tokenizer.vocab_size
@@ -88,8 +87,8 @@ def task(config, texts, mesh: Mesh, folder: pathlib.Path) -> Task:
       )
     )
 
-  def complete(params, frozen, batch, key):
-    del params
+  def complete(state, frozen, batch, key):
+    del state
     if sample is not None:
       batch = sample(frozen["target"], batch, key)
     return batch if place is None else place(batch, jax.random.fold_in(key, 1))
@@ -124,7 +123,7 @@ def task(config, texts, mesh: Mesh, folder: pathlib.Path) -> Task:
       complete=complete,
     ),
     module=lambda params: nnx.merge(definition, params, rest),
-    step_flops=head_flops.step_flops(
+    step_flops=flops.head_step_flops(
       config,
       target,
       module,
@@ -136,7 +135,11 @@ def task(config, texts, mesh: Mesh, folder: pathlib.Path) -> Task:
     export=functools.partial(_export, config, _about(target), features),
     begin=lambda folder: _note(folder, ids, stored),
     knows=True,
-    batches=head_features.batches(config, stored, features),
+    batches=head_features.batches(config, stored, features)
+    or data.batches_of(config, tokenizer),
+    incomplete_batch=None
+    if stored
+    else lambda: data.incomplete_batch(config, tokenizer),
   )
 
 
@@ -151,7 +154,7 @@ def step_flops(config: ml_collections.ConfigDict) -> float:
   ids = np.arange(size) if size else None
   module, _ = _first(config, target, ids, tokenizer)
   said = getattr(module.config, "draft_vocab_size", None)
-  return head_flops.step_flops(
+  return flops.head_step_flops(
     config,
     target,
     module,
@@ -163,47 +166,31 @@ def step_flops(config: ml_collections.ConfigDict) -> float:
 
 def check(config) -> None:
   """Raises ValueError for settings that can be judged without the models."""
-  if config.head.kind not in KINDS:
-    raise ValueError(
-      f"head.kind must be one of {list(KINDS)}, got {config.head.kind!r}"
-    )
-  if config.head.start not in ("target", "random"):
-    raise ValueError(
-      "head.start must be 'target' (its last layer) or 'random', got "
-      f"{config.head.start!r}"
-    )
-  asked = config.get("compute_dtype", "")
-  if asked not in ("", "float32", "bfloat16"):
-    raise ValueError(
-      f"compute_dtype must be 'float32' or 'bfloat16', got {asked!r}"
-    )
-  if config.init_from and config.head.start == "random":
+  head, dtype = config.head, config.get("compute_dtype", "")
+  for name, value, known in (
+    ("head.kind", head.kind, KINDS),
+    ("head.start", head.start, ("target", "random")),
+    ("compute_dtype", dtype, ("", "float32", "bfloat16")),
+  ):
+    if value not in known:
+      raise ValueError(f"{name} must be one of {[*known]}, got {value!r}")
+  contexts.check(config, ("data", "target"))
+  if config.init_from and head.start == "random":
     raise ValueError(
       "head.start is 'random', and config.init_from a head to begin with: give "
       "one of them"
     )
-  if config.contexts not in ("data", "target"):
+  if head.depth + 2 > config.sequence_length:
     raise ValueError(
-      f"contexts of a head must be 'data' or 'target', got {config.contexts!r}"
-    )
-  if config.contexts == "target" and not (
-    0 < config.prompt_length < config.sequence_length
-  ):
-    raise ValueError(
-      f"prompt_length must be in [1, sequence_length), here "
-      f"[1, {config.sequence_length}), got {config.prompt_length}"
-    )
-  if config.head.depth + 2 > config.sequence_length:
-    raise ValueError(
-      f"head.depth ({config.head.depth}) leaves nothing to train on in rows of "
+      f"head.depth ({head.depth}) leaves nothing to train on in rows of "
       f"{config.sequence_length} tokens"
     )
-  if config.head.kind == "dflash" and not (
-    0 < config.head.anchors <= config.sequence_length - 2
+  if head.kind == "dflash" and not (
+    0 < head.anchors <= config.sequence_length - 2
   ):
     raise ValueError(
       f"head.anchors must be in 1..{config.sequence_length - 2}, places of a "
-      f"row, got {config.head.anchors}"
+      f"row, got {head.anchors}"
     )
 
 
@@ -214,21 +201,21 @@ def _vocabulary(
   size = config.head.get("draft_vocab_size", 0)
   if not size or config.init_from:
     return None
-  ids = vocabulary.read(folder)
+  ids = head_features.read_vocabulary(folder)
   if ids is not None and len(ids) == size:
     return ids
   if config.head.vocabulary_dataset:
     counted = config.copy_and_resolve_references()
     counted.dataset = config.head.vocabulary_dataset
     texts = data.documents(counted, "train")
-  ids, covered = vocabulary.most_frequent(texts, tokenizer, size)
+  ids, covered = head_features.most_frequent(texts, tokenizer, size)
   say(f"the {size} most frequent tokens are {covered:.2%} of the text")
   return ids
 
 
 def _note(folder: pathlib.Path, ids: np.ndarray | None, stored) -> None:
   if ids is not None:
-    vocabulary.write(folder, ids)
+    head_features.write_vocabulary(folder, ids)
   if stored:
     head_features.note(folder, stored)
 

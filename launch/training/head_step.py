@@ -20,8 +20,7 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from launch.training.features import all_layers
-from launch.training.halves import restored
+from launch.training.features import all_layers, restored
 from models.head_shapes import HeadModule
 from models.networks import anchored
 from models.networks.dflash import Parallel

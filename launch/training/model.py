@@ -9,10 +9,9 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from launch import processes, results
-from launch.training import contexts, data, flops, samples, step
-from launch.training.step import Steps
-from launch.training.task import Task
+from launch import processes
+from launch.training import contexts, data, flops, step
+from launch.training.step import Steps, Task
 from models import checkpoints, tokenizers
 from models.formats import huggingface, trained
 from models.networks.layers import TransformerConfig
@@ -21,19 +20,22 @@ from models.tokenizers import Tokenizer
 from specjax.training import losses
 
 
-def task(config, texts, mesh: Mesh) -> Task:
+def task(config, mesh: Mesh) -> Task:
   """The task of a config like configs/train_embedded.py.
 
   Args:
     config: the config.
-    texts: documents, for a tokenizer that is not there yet.
     mesh: from `launch.training.step.make_mesh`.
 
   Raises:
     ValueError: for a config that cannot be run.
   """
   student = _first(config)
-  tokenizer = _tokenizer(config, texts)
+  if config.teacher:
+    checkpoints.load_tokenizer(config.teacher)  # or it says what is missing
+  tokenizer = data.tokenizer_of(
+    config, lambda: map(data.text_of, data.documents(config, "train"))
+  )
   teacher = _teacher(config, tokenizer)
   definition = nnx.graphdef(student)
 
@@ -50,10 +52,6 @@ def task(config, texts, mesh: Mesh) -> Task:
     # With it, the folder is a model that can decode.
     tokenizers.save(tokenizer, trained.tokenizer_dir(str(folder)))
 
-  def sampler():
-    made = samples.Sampler(student, tokenizer, tuple(config.sample_prompts))
-    return lambda params: made(params)
-
   return Task(
     tokenizer=tokenizer,
     first=student,
@@ -63,8 +61,12 @@ def task(config, texts, mesh: Mesh) -> Task:
     report=lambda sums, batches: _report(sums, batches, tokenizer),
     export=export,
     begin=begin,
-    sampler=sampler,
+    sampler=lambda: contexts.sampler(
+      student, tokenizer, tuple(config.sample_prompts)
+    ),
     knows=bool(config.init_from),
+    batches=data.batches_of(config, tokenizer),
+    incomplete_batch=lambda: data.incomplete_batch(config, tokenizer),
   )
 
 
@@ -123,23 +125,13 @@ def make_steps(
       f"acceptance_block ({block}) is longer than sequence_length "
       f"({config.sequence_length})"
     )
-  if config.contexts not in contexts.SOURCES:
-    raise ValueError(
-      f"contexts must be one of {contexts.SOURCES}, got {config.contexts!r}"
-    )
   judged = losses.needs_teacher(config.objective)
   if teacher is None and (judged or config.contexts == "target"):
     raise ValueError(
       f"objective {config.objective!r} on contexts of {config.contexts!r} "
       "needs a teacher: give config.teacher"
     )
-  if config.contexts != "data" and not (
-    0 < config.prompt_length < config.sequence_length
-  ):
-    raise ValueError(
-      f"prompt_length must be in [1, sequence_length), here "
-      f"[1, {config.sequence_length}), got {config.prompt_length}"
-    )
+  contexts.check(config, contexts.SOURCES)
   student_model, first = as_language_model(student)
   definition = nnx.graphdef(student)
   teacher_definition, teacher_params, complete = None, None, None
@@ -151,8 +143,8 @@ def make_steps(
       student_model if samples_itself else as_language_model(teacher)[0],
       prompt_length=config.prompt_length,
     )
-    complete = lambda params, frozen, batch, key: sample(
-      params if samples_itself else frozen, batch, key
+    complete = lambda state, frozen, batch, key: sample(
+      state.params if samples_itself else frozen, batch, key
     )
 
   def logits(graphdef, params, batch):
@@ -246,33 +238,3 @@ def _teacher(config, tokenizer: Tokenizer) -> Transformer | None:
       f"config.teacher ({module.config.vocab_size})"
     )
   return module
-
-
-def _tokenizer(config, texts) -> Tokenizer:
-  """The config's tokenizer, or one trained on `texts` if it has none.
-
-  Nothing is written: `Task.begin` does that, once all else is known to be
-  right. Every process trains the same one for itself.
-  """
-  if config.teacher:
-    checkpoints.load_tokenizer(config.teacher)  # or it says what is missing
-  try:
-    tokenizer = tokenizers.load(config.tokenizer)
-  except FileNotFoundError:
-    if config.teacher:
-      raise ValueError(
-        f"there is no tokenizer in config.tokenizer ({config.tokenizer}), and "
-        "a new one would not be that of config.teacher: give config.tokenizer="
-        f"{config.teacher}"
-      ) from None
-    results.check_folder("config.tokenizer", config.tokenizer)
-    tokenizer = tokenizers.train(
-      map(data.text_of, texts), vocab_size=config.model.vocab_size
-    )
-  processes.gather(None)  # all have looked, and the chief may write one
-  if tokenizer.vocab_size > config.model.vocab_size:
-    raise ValueError(
-      f"config.model.vocab_size ({config.model.vocab_size}) is less than the "
-      f"{tokenizer.vocab_size} tokens of config.tokenizer ({config.tokenizer})"
-    )
-  return tokenizer

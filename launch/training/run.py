@@ -14,7 +14,6 @@ from flax import nnx
 
 from launch import processes, results
 from launch.training import (
-  data,
   depth,
   flops,
   head,
@@ -24,6 +23,7 @@ from launch.training import (
   saving,
   settings,
   step,
+  t5,
 )
 from launch.training.records import say
 
@@ -32,7 +32,8 @@ class Run:
   """A training run, decided by a folder and a config.
 
   Args:
-    config: see configs/train_embedded.py and configs/train_head.py.
+    config: see configs/train_embedded.py, train_head.py, train_depth.py and
+      train_t5.py.
     workdir: made if it is not there.
 
   Raises:
@@ -44,62 +45,27 @@ class Run:
     self.folder = pathlib.Path(workdir).absolute()
     self.chief = jax.process_index() == 0
     settings.check(config, self.folder)
-    texts = data.documents(config, "train")
     self.mesh = step.make_mesh(config)
-    if "head" in config:
-      self.task = head.task(config, texts, self.mesh, self.folder)
-    elif "pair" in config:
-      self.task = depth.task(config, self.mesh)
-    else:
-      self.task = model.task(config, texts, self.mesh)
+    self.task = _task(config, self.mesh, self.folder)
     self.tokenizer, self.steps = self.task.tokenizer, self.task.steps
-    self.sampler = self.task.sampler() if config.sample_every else None
-    self.iterator = iter(self._batches("train", texts, config.data_seed))
+    sampled = config.get("sample_every", 0)
+    self.sampler = self.task.sampler() if sampled else None
+    self.iterator = iter(self.task.batches("train", seed=config.data_seed))
     self.validation: list[dict[str, np.ndarray]] = []
+    # An encoder-decoder's rows are the tokens that it is to say.
+    length = config.get("sequence_length") or config.output_length
+    self.step_tokens = config.batch_size * length
     if config.validate_every:
-      texts = data.documents(config, "validation")
       self.validation = _first_batches(
-        self._batches("validation", texts, None), config.validation_batches
+        self.task.batches("validation", seed=None), config.validation_batches
       )
-      of_text = self.task.batches is None and "pair" not in config
-      if not self.validation and of_text:
-        self.validation = [self._incomplete_batch(texts)]
+      if not self.validation and self.task.incomplete_batch is not None:
+        self.validation = [self.task.incomplete_batch()]
       if not self.validation:
         raise ValueError(
           "the validation split is smaller than a batch: lower "
-          "config.batch_size or config.sequence_length"
+          "config.batch_size or the length of its rows"
         )
-
-  def _batches(self, split: str, texts, seed: int | None):
-    """Batches of a split's text, or of its stored features."""
-    if self.task.batches is not None:
-      return self.task.batches(split, seed=seed)
-    config = self.config
-    return data.batches(
-      texts,
-      self.tokenizer,
-      length=config.sequence_length + 1,
-      batch_size=config.batch_size,
-      seed=seed,
-    )
-
-  def _incomplete_batch(self, texts) -> dict[str, np.ndarray]:
-    """A validation text that does not fill a batch, rows of nothing below."""
-    config, count = self.config, jax.process_count()
-    rows = list(
-      data.batches(
-        texts, self.tokenizer, length=config.sequence_length + 1,
-        batch_size=count, seed=None,
-      )
-    )[: config.batch_size // count]  # fmt: skip
-    if not any(processes.gather(len(rows))):
-      raise ValueError("the validation split has no tokens")
-    size = config.batch_size // count - len(rows)
-    empty = np.zeros((size, config.sequence_length + 1), np.int32)
-    return {
-      name: np.concatenate([*(row[name] for row in rows), empty])
-      for name in ("tokens", "segments", "positions")
-    }
 
   def train(self) -> tuple[nnx.Module, bool]:
     """Runs, or goes on, to the end or until SIGTERM.
@@ -136,7 +102,7 @@ class Run:
     written = records.Records(
       self.folder if self.chief else None,
       done=done,
-      tokens_per_step=config.batch_size * config.sequence_length,
+      tokens_per_step=self.step_tokens,
     )
     if done:
       say(f"resumed at step {done}")
@@ -165,7 +131,7 @@ class Run:
         if due(config.validate_every, done, last=last):
           written.metrics(done, self.validate(state.params))
           clock.restart(done)
-        if due(config.sample_every, done, last=last):
+        if self.sampler and due(config.sample_every, done, last=last):
           for prompt, completion in self.sampler(state.params):
             written.sample(done, prompt, completion)
           clock.restart(done)
@@ -175,10 +141,6 @@ class Run:
           say(f"stopped at step {done}; the same command goes on from there")
           break
     return self.task.module(state.params), done >= config.num_steps
-
-  def step_flops(self) -> float:
-    """Floating point operations that a step needs."""
-    return self.task.step_flops
 
   def progress(self, done: int, loss: float, clock: records.Clock) -> dict:
     """The metrics of a step; no rate before a second step."""
@@ -190,12 +152,10 @@ class Run:
     }
     rate = clock.steps_per_second(done)
     if rate is not None:
-      peak, origin = flops.peak_flops()
-      metrics |= {
-        "tokens_per_second": rate * config.batch_size * config.sequence_length,
-        "mfu": rate * self.step_flops() / peak,
-        "peak_flops": origin,
-      }
+      metrics["tokens_per_second"] = rate * self.step_tokens
+      if (needed := self.task.step_flops) is not None:
+        peak, metrics["peak_flops"] = flops.peak_flops()
+        metrics["mfu"] = rate * needed / peak
     return metrics
 
   def validate(self, params: nnx.State) -> dict[str, float]:
@@ -210,6 +170,15 @@ class Run:
   def export(self, module: nnx.Module, directory: str) -> None:
     """Writes the trained module in its published format."""
     self.task.export(module, directory)
+
+
+def _task(config, mesh, folder: pathlib.Path) -> step.Task:
+  """The task that a config is of, by the setting that only it has."""
+  if "head" in config:
+    return head.task(config, mesh, folder)
+  if "pair" in config:
+    return depth.task(config, mesh)
+  return (t5 if "kind" in config else model).task(config, mesh)
 
 
 def due(every: int, done: int, *, last: bool) -> bool:

@@ -14,6 +14,7 @@ import pathlib
 import ml_collections
 
 from launch import results
+from models.formats.json_files import read_object
 
 _STAYS = (
   "model", "head", "init_from", "teacher", "target", "dataset", "text_features",
@@ -43,16 +44,9 @@ def read(workdir: str) -> ml_collections.ConfigDict:
     raise ValueError(
       f"no run to go on with in {workdir}: a new one needs --config"
     )
-  config = ml_collections.ConfigDict(_load(path))
+  config = ml_collections.ConfigDict(dict(read_object(path)))
   config.lock()
   return config
-
-
-def _load(path: pathlib.Path) -> dict:
-  try:
-    return dict(json.loads(path.read_text("utf-8")))
-  except (ValueError, TypeError, RecursionError) as error:
-    raise ValueError(f"{path} is not the config of a run: {error}") from None
 
 
 def check(config: ml_collections.ConfigDict, folder: pathlib.Path) -> None:
@@ -66,7 +60,7 @@ def check(config: ml_collections.ConfigDict, folder: pathlib.Path) -> None:
   path = folder / "config.json"
   if not (path.is_file() and (folder / "checkpoints").is_dir()):
     return
-  before = _load(path)
+  before = read_object(path)
   now = json.loads(config.to_json_best_effort())
   for name in _STAYS:
     # "" and () are what configs had before they had a setting.

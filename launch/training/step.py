@@ -1,15 +1,18 @@
 """The optimiser, and the jitted training and validation steps on a mesh.
 
 Whatever is trained has parameters, a loss and something to measure: `jitted`
-makes the steps of it. `launch.training.model` trains a transformer, and
-`launch.training.head` a head on a target's features.
+makes the steps of it, and a `Task` has all that the loop asks for. There are
+four, one in a module: `launch.training.model` (a transformer), `head` (on a
+target's features), `depth` (of a policy) and `t5` (an encoder-decoder).
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable
+import pathlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import grain
 import jax
 import jax.numpy as jnp
 import ml_collections
@@ -20,6 +23,7 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from models.sharding import names
+from models.tokenizers import Tokenizer
 
 
 @functools.partial(
@@ -40,6 +44,12 @@ class TrainState:
   params: nnx.State
   optimizer: optax.OptState
   key: Array
+
+
+def steps_done(state: TrainState) -> Array:
+  """`i32[]`, the steps that led to a state, of which the optimizer knows."""
+  counts = optax.tree_utils.tree_get_all_with_path(state.optimizer, "count")
+  return counts[0][1]
 
 
 def make_optimizer(
@@ -137,6 +147,47 @@ class Steps:
   validate: Callable
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Task:
+  """Functions and modules that define a training task.
+
+  Attributes:
+    tokenizer: of the text.
+    first: the module to begin with.
+    steps: the jitted functions.
+    batches: `(split, seed=...) -> grain dataset`.
+    incomplete_batch: makes one of a validation text that does not fill a batch;
+      None where that is a mistake.
+    module: parameters to the module that is returned and exported.
+    step_flops: floating point operations that a step needs; None if they are
+      not counted.
+    report: `(sums, validation batches) -> record`: what `steps.validate`
+      summed over the batches, as a line of metrics.jsonl.
+    export: `(module, directory)`, writes it in its published format.
+    begin: `folder`, writes what WORKDIR is to keep beside checkpoints.
+    sampler: gives what makes prompts and completions of parameters; none of
+      modules that complete no text by themselves.
+    knows: whether the first parameters are worth validating.
+  """
+
+  tokenizer: Tokenizer
+  first: nnx.Module
+  steps: Steps
+  batches: Callable[..., grain.IterDataset]
+  incomplete_batch: Callable[[], dict[str, np.ndarray]] | None = None
+  module: Callable[[nnx.State], nnx.Module]
+  step_flops: float | None = None
+  report: Callable[
+    [Mapping[str, float], Sequence[dict[str, np.ndarray]]], dict[str, float]
+  ]
+  export: Callable[[nnx.Module, str], None]
+  begin: Callable[[pathlib.Path], None] = lambda folder: None
+  sampler: Callable[[], Callable[[nnx.State], Iterable[tuple[str, str]]]] = (
+    lambda: lambda params: ()
+  )
+  knows: bool = False
+
+
 def jitted(
   config: ml_collections.ConfigDict,
   mesh: Mesh,
@@ -156,7 +207,7 @@ def jitted(
     frozen: arrays that stay as they are, `loss` and `measure` read them.
     loss: `(params, frozen, batch) -> f32[]`.
     measure: `(params, frozen, batch) -> {name: sum f32[]}`.
-    complete: `(params, frozen, batch, key) -> batch`, what becomes of a batch
+    complete: `(state, frozen, batch, key) -> batch`, what becomes of a batch
       before it is trained on; None for nothing.
   """
   optimizer, _ = make_optimizer(config)
@@ -182,7 +233,7 @@ def jitted(
   def train(state, batch):
     next_key, here = jax.random.split(jax.random.wrap_key_data(state.key))
     if complete is not None:
-      batch = complete(state.params, frozen, batch, here)
+      batch = complete(state, frozen, batch, here)
     return update(state, frozen, batch, jax.random.key_data(next_key))
 
   measure = jax.jit(measure)

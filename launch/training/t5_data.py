@@ -15,11 +15,10 @@ import json
 from collections.abc import Iterable, Sequence
 
 import grain
-import jax
 import ml_collections
 import numpy as np
 
-from launch import jsonl, results
+from launch import jsonl
 from launch.training import data
 from models import tokenizers
 from models.tokenizers import Tokenizer
@@ -91,9 +90,7 @@ class _Both(Sequence):
     return self._inputs[index], self._answers[index]
 
 
-def tokenizer_of(
-  config: ml_collections.ConfigDict, texts: Sequence[Pair]
-) -> Tokenizer:
+def tokenizer_of(config: ml_collections.ConfigDict) -> Tokenizer:
   """The config's tokenizer, or one trained on some pairs if it has none.
 
   Raises:
@@ -102,22 +99,12 @@ def tokenizer_of(
   """
 
   def some() -> Iterable[str]:
+    texts = pairs(config, "train")
     step = max(1, len(texts) // config.tokenizer_pairs)
     for index in range(0, len(texts), step):
       yield from texts[index]
 
-  try:
-    tokenizer = tokenizers.load(config.tokenizer)
-  except FileNotFoundError:
-    results.check_folder("config.tokenizer", config.tokenizer)
-    tokenizer = tokenizers.train_encoder(
-      some(), vocab_size=config.model.vocab_size
-    )
-  if tokenizer.vocab_size > config.model.vocab_size:
-    raise ValueError(
-      f"config.model.vocab_size ({config.model.vocab_size}) is less than the "
-      f"{tokenizer.vocab_size} tokens of config.tokenizer ({config.tokenizer})"
-    )
+  tokenizer = data.tokenizer_of(config, some, tokenizers.train_encoder)
   if (
     tokenizer.eos_token_id is None
     or tokenizer.encode("a")[-1] != tokenizer.eos_token_id
@@ -130,36 +117,30 @@ def tokenizer_of(
 
 
 def batches(
-  texts: Sequence[Pair],
+  config: ml_collections.ConfigDict,
   tokenizer: Tokenizer,
+  split: str,
   *,
   start_token: int,
-  input_length: int,
-  output_length: int,
-  batch_size: int,
   seed: int | None,
 ) -> grain.IterDataset:
-  """Batches of padded rows; what is longer is cut.
+  """Batches of a split's pairs as padded rows; what is longer is cut.
 
   Args:
-    texts: from `pairs`.
+    config: `input_length` and `output_length` are tokens of a row, ends among
+      them.
     tokenizer: which ends what it encodes.
+    split: see `pairs`.
     start_token: what the decoder's texts begin with.
-    input_length, output_length: tokens of a row, ends among them.
-    batch_size: rows.
-    seed: of the order, new every epoch, without end; None for one pass in order
-      (an incomplete last batch is dropped).
+    seed: see `launch.training.data.shared`; an incomplete last batch is
+      dropped.
 
   Returns:
     Of `{"inputs" i32[B, W], "input_lengths" i32[B], "tokens" i32[B, T + 1],
     "lengths" i32[B]}`: tokens begin with the start token, and `lengths` counts
     it.
-
-  Raises:
-    ValueError: if there are several processes.
   """
-  if jax.process_count() > 1:
-    raise ValueError("encoder-decoders are trained by one process")
+  input_length, output_length = config.input_length, config.output_length
 
   def row(pair: Pair) -> dict[str, np.ndarray]:
     inputs = tokenizer.encode(pair[0])[:input_length]
@@ -174,11 +155,9 @@ def batches(
       "lengths": np.int32(len(answer)),
     }
 
-  rows = grain.MapDataset.source(texts)
-  if seed is not None:
-    rows = rows.seed(seed).shuffle().repeat()
+  rows, count = data.shared(pairs(config, split), config.batch_size, seed)
   return (
     rows.map(row)
-    .batch(batch_size, drop_remainder=True)
+    .batch(count, drop_remainder=True)
     .to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=4))
   )

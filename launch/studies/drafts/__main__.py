@@ -102,7 +102,7 @@ def train_draft(config, folder: pathlib.Path) -> tuple[dict, bool]:
   return {
     "parameters": sum(x.size for x in jax.tree.leaves(trained.params)),
     "num_steps": config.num_steps,
-    "flops": config.num_steps * run.step_flops(),
+    "flops": config.num_steps * run.task.step_flops,
     "tokens": last["tokens"],
     "training_seconds": last["tokens"] / statistics.median(rates or [math.inf]),
     **{k: v for k, v in last.items() if k.startswith("validation")},
@@ -127,10 +127,10 @@ def _asked(config, tokenizer: Tokenizer) -> Sequence[questions.Question]:
   return [first(one) for one in chosen]
 
 
-def _settings(config, draft: str, temperature: float):
-  """The decoding config of a draft at one temperature."""
+def _settings(config, draft: str):
+  """The decoding config of a draft, at the first temperature."""
   settings = ml_collections.ConfigDict(config.decode.to_dict())
-  settings.drafter, settings.temperature = draft, temperature
+  settings.drafter, settings.temperature = draft, config.temperatures[0]
   return settings
 
 
@@ -184,34 +184,37 @@ def summary(completions: Sequence[Completion], num_tokens: int) -> dict:
 
 def accepted_with(config, draft: str) -> dict:
   """What is accepted of a draft at each position, on the same prompts."""
+  settings = _settings(config, draft)
+  models = pair.build(settings)
+  one = pair.engine_of(settings, models)
+  asked = [
+    questions.ask(models.tokenizer, question, 0, [])
+    for question in _asked(config, models.tokenizer)
+  ]
+  batches = engine.make_batches(
+    asked, batch_size=settings.batch_size, max_width=config.prompt_tokens
+  )
   found = {}
   for temperature in config.temperatures:
-    settings = _settings(config, draft, temperature)
-    models = pair.build(settings)
-    one = pair.engine_of(settings, models)
-    asked = [
-      questions.ask(models.tokenizer, question, 0, [])
-      for question in _asked(config, models.tokenizer)
-    ]
-    batches = engine.make_batches(
-      asked, batch_size=settings.batch_size, max_width=config.prompt_tokens
-    )
-    completions = [c for batch in batches for c in one.run(batch)[0]]
+    at = dataclasses.replace(one, temperature=temperature)  # shares programs
+    completions = [c for batch in batches for c in at.run(batch)[0]]
     found[f"{temperature:g}"] = summary(completions, config.tokens)
   return {"decoding": found}
 
 
 def decode_with(config, draft: str) -> dict:
   """Measures a draft beside plain decoding, on prompts of validation files."""
+  measured = result.of_prompts(
+    _settings(config, draft), draft, functools.partial(_asked, config),
+    temperatures=config.temperatures, rounds=config.rounds,
+  )  # fmt: skip
   found: dict[str, dict] = {}
-  timed = None
   for temperature in config.temperatures:
-    measured = result.of_prompts(
-      _settings(config, draft, temperature), draft,
-      functools.partial(_asked, config), rounds=config.rounds,
-      timing="none" if timed else "rounds",
-    )  # fmt: skip
-    plain, row = [r for r in measured["runs"] if r["level"] == "all"]
+    plain, row = [
+      r
+      for r in measured["runs"]
+      if (r["level"], r["temperature"]) == ("all", temperature)
+    ]
     found[f"{temperature:g}"] = {
       "baseline_tokens_per_second": plain["tokens_per_second"]
     } | {
@@ -222,7 +225,7 @@ def decode_with(config, draft: str) -> dict:
         "speedup_ci",
       )
     }  # fmt: skip
-    timed = timed or measured["costs"][0]["seconds"]
+  timed = measured["costs"][0]["seconds"]
   return {
     "draft_pass_seconds": timed["draft"]["1"],
     "target_pass_seconds": timed["target"]["1"],

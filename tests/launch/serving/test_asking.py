@@ -91,9 +91,6 @@ HOSTILE = (
 )  # fmt: skip
 
 
-WARP = ("seed", "temperature", "top_k", "top_p", "min_p", "num_likeliest")
-
-
 def answered(body, is_chat):
   """What is read of a text, or the refusal."""
   try:
@@ -125,11 +122,7 @@ def test_hostile_values_of_every_field_are_refused_or_fit_the_programs(is_chat):
         json.dumps(error_body(found), allow_nan=False)
         continue
       taken.add(name)
-      asked = Asked(
-        token_ids=found.prompts[0],
-        max_new_tokens=found.budgets[0],
-        **{x: getattr(found, x) for x in (*WARP, *fields.PENALTIES)},
-      )
+      asked = found.asked
       tokens, biases, _ = asked.lists()
       assert np.isfinite(asked.warp()).all()
       assert np.isfinite(biases).all()
@@ -176,10 +169,13 @@ def test_what_is_asked_for_is_done():
   )  # fmt: skip
   assert found == asking.Ask(
     is_chat=False, prompts=((*served.tokenizer().encode("x"),), (5, 6)),
-    budgets=(9, 9), num_choices=2, seed=3, is_seeded=True, temperature=2,
-    top_k=7, top_p=0.5, min_p=0.1, stop=("a",), cache_salt="mine",
-    ignore_eos=True, log_probs=True, origins=True, stream=True, usage=True,
-    usage_so_far=True, objective=None, echo=False, num_likeliest=0,
+    budgets=(9, 9), num_choices=2, is_seeded=True, stop=("a",),
+    cache_salt="mine", log_probs=True, origins=True, stream=True, usage=True,
+    usage_so_far=True, objective=None, echo=False,
+    asked=Asked(
+      token_ids=(*served.tokenizer().encode("x"),), seed=3, max_new_tokens=9,
+      temperature=2, top_k=7, top_p=0.5, min_p=0.1, ignore_stop=True,
+    ),
   )  # fmt: skip
   chat = read(
     {"messages": [{"role": "user", "content": "x"}], "logprobs": True},
@@ -197,11 +193,12 @@ def test_a_prompt_is_scored_only_where_it_is_told():
   some = dataclasses.replace(DEFAULTS, scores=True)
   ask = lambda **more: read({"prompt": "x"} | more, defaults=some)
   found = ask(echo=True, logprobs=1, max_tokens=0)
-  assert (found.scored, found.num_likeliest, found.budgets) == (True, 1, (0,))
-  assert ask(echo=True, max_tokens=0).scored
-  assert not ask(echo=True, max_tokens=2).scored
-  assert not ask(logprobs=0).scored
-  assert not ask(echo=True, logprobs=0).num_likeliest
+  assert (found.asked.scored, found.asked.num_likeliest) == (True, 1)
+  assert found.budgets == (0,)
+  assert ask(echo=True, max_tokens=0).asked.scored
+  assert not ask(echo=True, max_tokens=2).asked.scored
+  assert not ask(logprobs=0).asked.scored
+  assert not ask(echo=True, logprobs=0).asked.num_likeliest
   refused({"prompt": "x", "max_tokens": 0}, defaults=some)
   error = refused({"prompt": "x", "echo": True, "logprobs": 0})
   assert error.param == "echo"
@@ -216,11 +213,11 @@ def test_likeliest_tokens_are_asked_for_as_openai_has_it():
   for value, expected in ((True, 0), (False, 0), (0, 0), (5, 5)):
     found = ask(value)
     assert found.log_probs == (value is not False)
-    assert found.num_likeliest == expected
+    assert found.asked.num_likeliest == expected
   talk = {"messages": [{"role": "user", "content": "x"}]}
   found = read(talk | {"logprobs": True, "top_logprobs": 20}, is_chat=True)
-  assert (found.log_probs, found.num_likeliest) == (True, 20)
-  assert read(talk | {"top_logprobs": 0}, is_chat=True).num_likeliest == 0
+  assert (found.log_probs, found.asked.num_likeliest) == (True, 20)
+  assert read(talk | {"top_logprobs": 0}, is_chat=True).asked.num_likeliest == 0
   for wrong in (21, -1, True, 1.0, "3", [2], float("nan"), 10**30):
     body = talk | {"logprobs": True, "top_logprobs": wrong}
     assert refused(body, is_chat=True).param == "top_logprobs"
@@ -238,7 +235,7 @@ def test_laws_that_read_their_text_are_asked_for_as_everywhere():
   prompt = {"prompt": "x", "max_tokens": 7}
   chat = {"messages": [{"role": "user", "content": "x"}]}
   for record, is_chat in ((prompt, False), (chat, True)):
-    found = read(record | wanted | asked, is_chat=is_chat)
+    found = read(record | wanted | asked, is_chat=is_chat).asked
     assert {name: getattr(found, name) for name in wanted} == wanted
     assert found.logit_bias == ((3, 2.5), (5, -100.0))
     assert found.stop_token_ids == (9, 8)

@@ -17,7 +17,7 @@ from launch.serving.answers import Answer, Choice
 from launch.serving.asking import Ask
 from launch.serving.limits import Limits
 from launch.serving.refusals import RefusalError
-from launch.serving.ticket import Ticket
+from launch.serving.scheduler import Ticket
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 

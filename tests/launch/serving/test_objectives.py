@@ -10,10 +10,9 @@ import served
 
 import specjax
 from launch.serving import objectives
-from launch.serving.controller import Controller
-from launch.serving.objectives import Row, Seen
+from launch.serving.objectives import Controller, Row, Seen
+from launch.serving.scheduler import Ticket
 from launch.serving.slots import Slots
-from launch.serving.ticket import Ticket
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 

@@ -16,11 +16,11 @@ import specjax
 from launch.serving.control import Asked, Control
 from launch.serving.scheduler import (
   ClosedError,
+  Finish,
   FullError,
   rounds_of_visit,
 )
 from launch.serving.slots import widths_to
-from launch.serving.ticket import Finish
 from specjax import drafters
 from specjax.state import Origin
 

@@ -273,7 +273,7 @@ def test_a_study_is_charged_for_the_passes_that_a_step_runs(texts, tmp_path):
     state = run.steps.init(jax.random.key(0))
     batch = step.place_batch(next(run.iterator), run.mesh)
     cost = jax.jit(run.steps.train).lower(state, batch).cost_analysis()
-    return cost["flops"], run.step_flops()
+    return cost["flops"], run.task.step_flops
 
   (plain, plain_ours), (taught, taught_ours) = map(
     counted, ("next_token", "forward_kl")

@@ -17,13 +17,12 @@ from launch import cli
 from launch.tools import features as command
 from launch.training import (
   data,
-  feature_writer,
   features,
   head_features,
   head_step,
   step,
 )
-from launch.training.halves import halved, restored
+from launch.training.features import halved, restored
 from launch.training.head_step import Loss, Words
 from launch.training.run import Run
 from models import checkpoints, head_starts
@@ -192,7 +191,7 @@ def test_a_killed_run_is_gone_on_with_to_the_same_bytes(
   stored, some, target, tmp_path
 ):
   folder, count = tmp_path / "killed", [0]
-  real = feature_writer.encode
+  real = command.encode
 
   def encode(row):
     count[0] += 1
@@ -201,7 +200,7 @@ def test_a_killed_run_is_gone_on_with_to_the_same_bytes(
     return real(row)
 
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(feature_writer, "encode", encode)
+    patch.setattr(command, "encode", encode)
     with pytest.raises(KilledError):
       make(settings(some, target), folder)
   (begun,) = shards(folder)
@@ -215,7 +214,7 @@ def test_a_killed_run_is_gone_on_with_to_the_same_bytes(
   assert not torn.exists()
   count[0] = -1000  # nothing is made again
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(feature_writer, "make_seer", None)
+    patch.setattr(command, "make_seer", None)
     assert make(settings(some, target), folder) == 0
 
 
@@ -283,7 +282,7 @@ def test_a_part_of_the_text(some, target, stored, tmp_path):
   shutil.copytree(stored, folder)
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(
-      feature_writer, "write", lambda path, *a, **k: path.write_bytes(b"")
+      command, "write_shard", lambda path, *a, **k: path.write_bytes(b"")
     )
     assert make(settings(some, target), folder, "--first_tokens=300") == 0
   found, whole = (features.read(str(x)) for x in (folder, stored))

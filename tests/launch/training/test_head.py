@@ -16,7 +16,7 @@ from flax import nnx
 from configs import huggingface, train_head
 from launch import cli, prompts, train
 from launch.build import pair
-from launch.training import head_step, step, vocabulary
+from launch.training import head_features, head_step, step
 from launch.training.run import Run
 from models import checkpoints, tokenizers
 from specjax.runtime import engine
@@ -91,13 +91,13 @@ def test_the_most_frequent_tokens_are_chosen_then_those_of_low_ids():
   tokenizer = tokenizers.load(files.EMBEDDED)
   text = "x = 1\n" * 50
   used = sorted({*tokenizer.encode(text), tokenizer.eos_token_id})
-  ids, covered = vocabulary.most_frequent([text], tokenizer, len(used) + 2)
+  ids, covered = head_features.most_frequent([text], tokenizer, len(used) + 2)
   assert set(used) < {*ids.tolist()}
   assert covered == 1
   assert ids.tolist() == sorted(ids.tolist())
   unused = [i for i in range(V) if i not in used][:2]
   assert {*ids.tolist()} == {*used, *unused}
-  one, share = vocabulary.most_frequent([text], tokenizer, 1)
+  one, share = head_features.most_frequent([text], tokenizer, 1)
   counts = np.bincount([*tokenizer.encode(text), tokenizer.eos_token_id])
   assert one[0] == counts.argmax()
   assert share == pytest.approx(counts.max() / counts.sum())
@@ -292,7 +292,7 @@ def test_the_target_and_its_embedding_are_not_trained(trained, target):
 
 
 def test_the_folder_knows_the_vocabulary(trained, texts, target):
-  ids = vocabulary.read(trained["root"] / "whole")
+  ids = head_features.read_vocabulary(trained["root"] / "whole")
   found = trained["whole"].target_ids[...]
   np.testing.assert_array_equal(ids, found)
   run = Run(trained["config"], str(trained["root"] / "whole"))
@@ -388,7 +388,10 @@ def test_every_kind_is_trained_by_the_command(
     (dict(head=dict(draft_vocab_size=5000)), r"must be in 1\.\.4096, got 5000"),
     (dict(head=dict(kind="hydra")), "head.kind must be one of .*'hydra'"),
     (dict(head=dict(mlp_dim=1)), "head.mlp_dim must be .*, the target's, or"),
-    (dict(head=dict(start="zero")), "must be 'target' .* or 'random', got"),
+    (
+      dict(head=dict(start="zero")),
+      r"head.start must be one of \['target', 'random'\], got",
+    ),
     (
       dict(head=dict(start="random"), init_from="H"),
       "give one of them",
@@ -396,7 +399,7 @@ def test_every_kind_is_trained_by_the_command(
     (dict(head=dict(depth=0)), "head.depth must be >= 1"),
     (dict(head=dict(depth=23)), "nothing to train on in rows of 24"),
     (dict(head=dict(depth_decay=0.0)), r"depth_decay must be in \(0, 1\]"),
-    (dict(contexts="draft"), "must be 'data' or 'target'"),
+    (dict(contexts="draft"), r"must be one of \('data', 'target'\)"),
     (
       dict(kind="dflash", head=dict(anchors=23)),
       r"anchors must be in 1\.\.22",
@@ -409,7 +412,7 @@ def test_every_kind_is_trained_by_the_command(
     ),
     (dict(kind="dflash", head=dict(mask_token=V)), "mask_token must be in"),
     (dict(objective="best"), "unknown objective 'best'"),
-    (dict(compute_dtype="float16"), "'float32' or 'bfloat16', got 'float16'"),
+    (dict(compute_dtype="float16"), "'float32', 'bfloat16'.*, got 'float16'"),
   ],
 )
 def test_mistakes_in_the_config(texts, target, tmp_path, changes, message):

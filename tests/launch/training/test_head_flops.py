@@ -32,11 +32,11 @@ def test_a_step_is_charged_for_the_products_that_it_makes(
   if kind == "dflash":
     config.head.anchors = 16
   run = Run(config, str(tmp_path))
-  assert head.step_flops(config) == run.step_flops()
+  assert head.step_flops(config) == run.task.step_flops
   state = jax.eval_shape(run.steps.init, jax.random.key(0))
   batch = step.place_batch(next(run.iterator), run.mesh)
   cost = jax.jit(run.steps.train).lower(state, batch).cost_analysis()
-  assert run.step_flops() == pytest.approx(cost["flops"], rel=0.05)
+  assert run.task.step_flops == pytest.approx(cost["flops"], rel=0.05)
 
 
 def test_attention_is_charged_by_the_length_of_a_row():

@@ -12,7 +12,9 @@ from flax import nnx
 
 from configs import train_t5
 from launch import cli, decode, train
-from launch.training import t5_data, t5_run, t5_step, t5_tasks
+from launch.tools import machine_tasks
+from launch.training import t5, t5_data
+from launch.training.run import Run
 from models.formats import huggingface
 from models.networks import specdec
 from models.networks.specdec import BlockConfig, BlockDrafter
@@ -27,20 +29,20 @@ def test_words_of_numbers_and_dates():
     (100, "one hundred"), (90_017, "ninety thousand seventeen"),
     (999_999, "nine hundred ninety-nine thousand nine hundred ninety-nine"),
   ):  # fmt: skip
-    assert t5_tasks.in_words(number) == words
-  said = [t5_tasks.ordinal(n) for n in (1, 2, 5, 12, 20, 22, 30, 31)]
+    assert machine_tasks.in_words(number) == words
+  said = [machine_tasks.ordinal(n) for n in (1, 2, 5, 12, 20, 22, 30, 31)]
   assert said == [
     "first", "second", "fifth", "twelfth", "twentieth", "twenty-second",
     "thirtieth", "thirty-first",
   ]  # fmt: skip
   date = datetime.date(2026, 11, 22)
-  assert t5_tasks.date_in_words(date) == (
+  assert machine_tasks.date_in_words(date) == (
     "november the twenty-second, two thousand twenty-six"
   )
 
 
 def made(split, count=400):
-  return list(t5_tasks.pairs(split, count, with_signatures=False))
+  return list(machine_tasks.pairs(split, count, with_signatures=False))
 
 
 def test_answers_are_right_and_no_subject_is_in_two_splits():
@@ -49,11 +51,11 @@ def test_answers_are_right_and_no_subject_is_in_two_splits():
     if task == "simplify":
       for x in (-3, 0, 7):
         assert eval(what, {"x": x}) == eval(answer, {"x": x})
-      assert t5_tasks.split_of(what) == "train"
+      assert machine_tasks.split_of(what) == "train"
     elif task in ("words", "day"):
-      assert t5_tasks.split_of(answer) == "train"
+      assert machine_tasks.split_of(answer) == "train"
     else:
-      assert t5_tasks.split_of(what) == "train"
+      assert machine_tasks.split_of(what) == "train"
   assert made("train") == made("train")
   inputs = [{given for _, (given, _) in made(s)} for s in ("train", "test")]
   assert not inputs[0] & inputs[1]
@@ -103,7 +105,7 @@ def trained(folder, tmp_path_factory):
 def test_a_killed_run_goes_on_to_the_same_parameters(
   folder, trained, tmp_path, monkeypatch
 ):
-  first = t5_run.Run(config_of("tiny", folder), str(tmp_path))
+  first = Run(config_of("tiny", folder), str(tmp_path))
   real, count = first.steps.train, [0]
 
   def killed(state, batch):
@@ -115,16 +117,16 @@ def test_a_killed_run_goes_on_to_the_same_parameters(
   object.__setattr__(first.steps, "train", killed)
   with pytest.raises(KilledError):
     first.train()
-  module, over = t5_run.Run(config_of("tiny", folder), str(tmp_path)).train()
+  module, over = Run(config_of("tiny", folder), str(tmp_path)).train()
   assert over
   whole = huggingface.load(str(trained / "t5"))
   jax.tree.map(
     np.testing.assert_array_equal, nnx.state(module), nnx.state(whole)
   )
   steps = [json.loads(x) for x in (tmp_path / "metrics.jsonl").open()]
-  assert [r["step"] for r in steps if "loss" in r] == [4, 8, 12]
+  assert [r["step"] for r in steps if "cross_entropy_loss" in r] == [4, 8, 12]
   with pytest.raises(ValueError, match="input_length = 64, not 9"):
-    t5_run.Run(config_of("tiny", folder, input_length=9), str(tmp_path))
+    Run(config_of("tiny", folder, input_length=9), str(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -139,7 +141,7 @@ def test_a_mistake_leaves_no_tokenizer(folder, tmp_path, changes, words):
   made = str(tmp_path / "tokenizer")
   config = config_of("tiny", folder, tokenizer=made, **changes)
   with pytest.raises(ValueError, match=words):
-    t5_run.Run(config, str(tmp_path / "w"))
+    Run(config, str(tmp_path / "w"))
   assert not list(tmp_path.iterdir())
 
 
@@ -179,7 +181,7 @@ def test_what_is_trained_decodes_and_a_block_drafts_for_it(
 def test_a_taken_encoder_stays_as_it_is(folder, trained, tmp_path):
   source = str(trained / "t5")
   config = config_of("tiny", folder, encoder_from=source, seed=3)
-  module, _ = t5_run.Run(config, str(tmp_path)).train()
+  module, _ = Run(config, str(tmp_path)).train()
   other = huggingface.load(source)
   same = lambda name: jax.tree.map(
     np.testing.assert_array_equal,
@@ -189,7 +191,7 @@ def test_a_taken_encoder_stays_as_it_is(folder, trained, tmp_path):
   same("embed"), same("encoder")
   with pytest.raises(AssertionError):
     same("decoder")
-  first = t5_run.Run(config, str(tmp_path / "other")).module
+  first = Run(config, str(tmp_path / "other")).task.first
   with pytest.raises(AssertionError):  # and what is its own is learned
     jax.tree.map(
       np.testing.assert_array_equal,
@@ -197,7 +199,7 @@ def test_a_taken_encoder_stays_as_it_is(folder, trained, tmp_path):
     )  # fmt: skip
   config.model.num_encoder_layers = 2
   with pytest.raises(ValueError, match="must be a T5 with the encoder that"):
-    t5_run.Run(config, str(tmp_path / "larger"))
+    Run(config, str(tmp_path / "larger"))
 
 
 def test_answers_of_a_teacher_take_the_place_of_the_files(folder, tmp_path):
@@ -232,11 +234,11 @@ def test_a_block_learns_k_tokens_and_is_told_some(folder):
   counts = set()
   for seed in range(12):
     key = jax.random.key(seed)
-    nats, tokens = t5_step.block(module, batch, key, glance=0.0, smoothing=0.0)
+    nats, tokens = t5.block(module, batch, key, glance=0.0, smoothing=0.0)
     # Of row 0 one to three tokens are ahead, of row 1 one or two.
     assert 2 <= int(tokens) <= 5
     counts.add(int(tokens))
-    _, left = t5_step.block(module, batch, key, glance=1.0, smoothing=0.0)
+    _, left = t5.block(module, batch, key, glance=1.0, smoothing=0.0)
     # A random network is wrong nearly everywhere: what is told is not asked.
     assert int(left) <= 1
     assert np.isfinite(nats)
@@ -246,7 +248,7 @@ def test_a_block_learns_k_tokens_and_is_told_some(folder):
   for seed in range(4):
     key = jax.random.key(seed)
     found = [
-      float(t5_step.block(module, b, key, glance=0.5, smoothing=0.1)[0])
+      float(t5.block(module, b, key, glance=0.5, smoothing=0.1)[0])
       for b in (batch, other)
     ]
     assert found[0] == found[1]

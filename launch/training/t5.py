@@ -1,0 +1,204 @@
+"""Training of encoder-decoders and of block drafters.
+
+A T5 learns the next token of the answer. SpecDec's drafter (Xia et al.,
+Findings of EMNLP 2023) learns to say k tokens at once: the answer is cut at a
+random place, k masks follow, and it is told some of what it got wrong there
+before it is asked again (glancing, Qian et al., 2021).
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+from flax import nnx
+from jax import Array
+from jax.sharding import Mesh
+
+from launch.training import step, t5_data
+from launch.training.step import Task
+from models import tokenizers
+from models.formats import huggingface
+from models.networks import specdec
+from models.networks.specdec import BlockConfig, BlockDrafter
+from models.networks.t5 import T5
+from models.networks.t5_config import T5Config
+from specjax.types import Inputs
+
+# What a draft that reads the target's encoder takes of it (`encoder_from`).
+_TAKEN = ("embed", "encoder")
+
+
+def task(config: ml_collections.ConfigDict, mesh: Mesh) -> Task:
+  """The task of a config like configs/train_t5.py.
+
+  Args:
+    config: the config.
+    mesh: from `launch.training.step.make_mesh`.
+
+  Raises:
+    ValueError: for a config that cannot be run.
+  """
+  tokenizer = t5_data.tokenizer_of(config)
+  module = _module(config)
+  definition, first, rest = nnx.split(module, _learns(config), ...)
+
+  def sums(params, frozen, batch, smoothing):
+    module = nnx.merge(definition, params, frozen)
+    if not isinstance(module, BlockDrafter):
+      return next_token(module, batch, smoothing=smoothing)
+    key = jax.random.wrap_key_data(batch["key"])
+    return block(
+      module, batch, key, glance=batch["glance"], smoothing=smoothing
+    )
+
+  def loss(params, frozen, batch):
+    nats, tokens = sums(params, frozen, batch, config.label_smoothing)
+    return nats / jnp.maximum(tokens, 1)
+
+  def measure(params, frozen, batch):  # cut where a fixed key says
+    drawn = {"key": jax.random.key_data(jax.random.key(0)), "glance": 0.0}
+    nats, tokens = sums(params, frozen, batch | drawn, 0.0)
+    return {"nats": nats, "tokens": tokens}
+
+  @jax.jit
+  def drawn(done, key):
+    most, least = config.glance
+    glance = most + (least - most) * done / config.num_steps
+    return {"key": jax.random.key_data(key), "glance": glance}
+
+  def complete(state, frozen, batch, key):
+    del frozen
+    return batch | drawn(step.steps_done(state), key)
+
+  save = specdec.save if config.kind == "t5_block" else huggingface.save_t5
+  return Task(
+    tokenizer=tokenizer,
+    first=module,
+    steps=step.jitted(
+      config, mesh, first, rest, loss=loss, measure=measure, complete=complete
+    ),
+    module=lambda params: nnx.merge(definition, params, rest),
+    report=lambda sums, batches: {
+      "validation_nats_per_token": sums["nats"] / sums["tokens"]
+    },
+    export=functools.partial(
+      save, tokenizer=tokenizer, dtype=jnp.dtype(config.export_dtype)
+    ),
+    begin=lambda folder: tokenizers.save_if_missing(
+      tokenizer, config.tokenizer
+    ),
+    batches=functools.partial(
+      t5_data.batches,
+      config,
+      tokenizer,
+      start_token=T5Config(**config.model).start_token,
+    ),
+  )
+
+
+def _module(config) -> T5 | BlockDrafter:
+  """The network with its first parameters."""
+  shape, rngs = T5Config(**config.model), nnx.Rngs(config.seed)
+  if config.kind == "t5":
+    module = network = T5(shape, rngs=rngs)
+  else:
+    block = BlockConfig(t5=shape, num_masks=config.num_masks)
+    module = BlockDrafter(block, rngs=rngs)
+    network = module.t5
+  if config.get("encoder_from", ""):
+    _take_encoder(network, config.encoder_from)
+  return module
+
+
+def _take_encoder(network: T5, directory: str) -> None:
+  """Gives a T5 the table and the encoder of another one.
+
+  Raises:
+    FileNotFoundError, ValueError: if there is none, or one of other shapes.
+  """
+  other = huggingface.load(directory)
+  for name in _TAKEN:
+    given = nnx.state(getattr(other, name)) if isinstance(other, T5) else {}
+    wanted = nnx.state(getattr(network, name))
+    shapes = lambda state: [
+      (path, x.shape) for path, x in jax.tree_util.tree_leaves_with_path(state)
+    ]
+    if shapes(given) != shapes(wanted):
+      raise ValueError(
+        f"config.encoder_from ({directory}) must be a T5 with the {name} that "
+        "config.model asks for"
+      )
+    nnx.update(getattr(network, name), given)
+
+
+def _learns(config):
+  """A filter of nnx: the parameters that are not another network's."""
+  taken = {*_TAKEN} if config.get("encoder_from", "") else set()
+  return lambda path, value: not taken & {*path}
+
+
+def _inputs(batch: dict[str, Array]) -> Inputs:
+  """The encoder's inputs in a batch."""
+  return Inputs(tokens=batch["inputs"], lengths=batch["input_lengths"])
+
+
+def cross_entropy(logits: Array, targets: Array, smoothing: float) -> Array:
+  """Nats of each target, with label smoothing over the vocabulary."""
+  law = jax.nn.log_softmax(logits)
+  chosen = jnp.take_along_axis(law, targets[..., None], axis=-1)[..., 0]
+  return -((1 - smoothing) * chosen + smoothing * law.mean(-1))
+
+
+def next_token(
+  module: T5, batch: dict[str, Array], *, smoothing: float
+) -> tuple[Array, Array]:
+  """Nats of the answers' tokens: their sum, and how many they are."""
+  tokens, lengths = batch["tokens"], batch["lengths"]
+  output, _ = module(tokens[:, :-1], module.encode(_inputs(batch)))
+  nats = cross_entropy(output.logits, tokens[:, 1:], smoothing)
+  told = jnp.arange(1, tokens.shape[1]) < lengths[:, None]
+  return jnp.sum(jnp.where(told, nats, 0)), jnp.sum(told)
+
+
+def block(
+  module: BlockDrafter,
+  batch: dict[str, Array],
+  key: Array,
+  *,
+  glance: Array | float,
+  smoothing: float,
+) -> tuple[Array, Array]:
+  """Nats of a block of each answer: their sum, and how many tokens.
+
+  Args:
+    module: the drafter.
+    batch: see `launch.training.t5_data.batches`.
+    key: of cuts and of what is revealed.
+    glance: share of the tokens it got wrong that it is told; 0 for none.
+    smoothing: of labels.
+  """
+  tokens, lengths = batch["tokens"], batch["lengths"]
+  rows, count = len(tokens), module.config.num_masks
+  cut_key, show_key = jax.random.split(key)
+  # At least the start token is known, and at least one token is not.
+  share = jax.random.uniform(cut_key, (rows,))
+  known = 1 + jnp.floor(share * jnp.maximum(lengths - 1, 1)).astype(jnp.int32)
+  ahead = known[:, None] + jnp.arange(count)
+  inside = ahead < lengths[:, None]
+  place = jnp.minimum(ahead, tokens.shape[1] - 1)
+  targets = jnp.take_along_axis(tokens, place, axis=1)
+  memory = module.encode(_inputs(batch))
+  say = functools.partial(module, tokens, known, memory)
+  said = jax.lax.stop_gradient(say())
+  wrong = inside & (jnp.argmax(said, axis=-1) != targets)
+  told = jnp.round(glance * wrong.sum(-1)).astype(jnp.int32)
+  order = jax.random.uniform(show_key, inside.shape)
+  order = jnp.where(
+    inside, order, 2.0
+  )  # any token may be revealed, none beyond
+  rank = jnp.argsort(jnp.argsort(order, axis=1), axis=1)
+  shown = (rank < told[:, None]) & inside
+  nats = cross_entropy(say(revealed=targets, shown=shown), targets, smoothing)
+  counted = inside & ~shown
+  return jnp.sum(jnp.where(counted, nats, 0)), jnp.sum(counted)
