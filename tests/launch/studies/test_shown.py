@@ -25,7 +25,17 @@ TABLES = [
     ("drafts", "drafts", f"measurements/drafts/{name}.jsonl", 4)
     for name in ("shapes", "objectives", "heads")
   ],
-  ("joint", "joint", "measurements/rules/joint.json", 4),
+  *[
+    ("efficiency", "rules", f"measurements/rules/{name}.json", 2)
+    for name in ("shapes", "smollm2_head", "smollm2_itself")
+  ],
+  (
+    "settings",
+    "rule-costs",
+    "measurements/rules/settings.json measurements/rules/several_paths.json",
+    4,
+  ),
+  ("joint", "joint", "measurements/rules/joint.json", 9),
   ("mixtures", "mixtures", "mixtures/pays.json", 12),
   ("optimality", "transport", "measurements/rules/optimality.json", 2),
   ("passes", "measured", "measurements/passes/*.json", 2),
@@ -43,7 +53,7 @@ TABLES = [
   ],
   ("explained", "theory", "reports/*.json", 2),
 ]
-# By figure, what draws it of which result.
+# By figure, what draws it of which results.
 FIGURES = {
   "figures/rule-costs": (rules.costs, "measurements/rules/costs.json"),
   "figures/rule-efficiency": (
@@ -52,7 +62,10 @@ FIGURES = {
   "figures/optimality": (
     rules.optimality, "measurements/rules/optimality.json"
   ),
-  "figures/rule-front": (rules.front, "measurements/rules/front.json"),
+  "figures/rule-front": (
+    rules.front,
+    "measurements/rules/front.json measurements/rules/front_smollm2.json",
+  ),
   "figures/joint": (rules.joint, "measurements/rules/joint.json"),
   "figures/acceptance-by-position": (
     drafts.by_position, "measurements/drafts/heads.jsonl"
@@ -80,9 +93,10 @@ FIGURES = {
 
 def drawn(name: str) -> bytes:
   """A figure, made anew."""
-  draw, source = FIGURES[name]
-  result, image = report.read(str(DOCS / source)), io.BytesIO()
-  report.save(lambda: draw(result), image)
+  draw, sources = FIGURES[name]
+  results = [report.read(str(DOCS / source)) for source in sources.split()]
+  image = io.BytesIO()
+  report.save(lambda: draw(*results), image)
   return image.getvalue()
 
 
