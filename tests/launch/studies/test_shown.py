@@ -25,16 +25,7 @@ TABLES = [
     ("drafts", "drafts", f"measurements/drafts/{name}.jsonl", 4)
     for name in ("shapes", "objectives", "heads")
   ],
-  *[
-    ("efficiency", "rules", f"measurements/rules/{name}.json", 2)
-    for name in ("shapes", "smollm2_head", "smollm2_itself")
-  ],
-  (
-    "settings",
-    "rule-costs",
-    "measurements/rules/settings.json measurements/rules/several_paths.json",
-    4,
-  ),
+  ("efficiency", "rules", "measurements/rules/smollm2_head.json", 3),
   ("joint", "joint", "measurements/rules/joint.json", 9),
   ("mixtures", "mixtures", "mixtures/pays.json", 12),
   ("optimality", "transport", "measurements/rules/optimality.json", 2),
@@ -62,10 +53,7 @@ FIGURES = {
   "figures/optimality": (
     rules.optimality, "measurements/rules/optimality.json"
   ),
-  "figures/rule-front": (
-    rules.front,
-    "measurements/rules/front.json measurements/rules/front_smollm2.json",
-  ),
+  "figures/rule-front": (rules.front, "measurements/rules/front.json"),
   "figures/joint": (rules.joint, "measurements/rules/joint.json"),
   "figures/acceptance-by-position": (
     drafts.by_position, "measurements/drafts/heads.jsonl"
