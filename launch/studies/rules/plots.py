@@ -140,6 +140,10 @@ def front(*results: dict) -> Figure:
   figure, panels = report.panels(10, 4.2 * len(results), len(results), 2)
   for (one, other), result in zip(panels, results, strict=True):
     _draw_front(result, one, other)
+    if len(results) > 1:
+      name = pathlib.PurePath(result["config"]["target"]).stem
+      name = "embedded pair" if name == "target" else name.partition(".")[0]
+      one.set_title(name)
   report.legend_below(figure, *panels[0, 0].get_legend_handles_labels())
   return figure
 
@@ -169,8 +173,6 @@ def _draw_front(result: dict, one: Axes, other: Axes) -> None:
     "lossless", place, xytext=(5, -11), textcoords="offset points",
     fontsize="small",
   )  # fmt: skip
-  name = pathlib.PurePath(result["config"]["target"]).stem
-  one.set_title("embedded pair" if name == "target" else name.split(".")[0])
   one.set_xlabel("probability of a rejection")
   one.set_ylabel("total variation from the target")
   other.set_xlabel(
