@@ -12,16 +12,18 @@ Needs x86-64 Linux and `pip install -e '.[tpu]'`; no TPU, account or network.
 Models are names in configs/shapes.py or paths of a `config.json`; so are draft
 heads. --drafter is a call as in configs (model, ngram, layer_skip, lookahead,
 quantised_self, plain or a kind of head but assistant), without policies and
-ladders. Weights are bfloat16, or as --weights and the call say. For encoder-
-decoders --input_length says what the encoder reads, --max_length what the
-decoder writes, and --prompt_length=1 that it begins with one token. Bytes,
-collectives and copies are read from the compiled program; times are a roofline
-(launch/planning/roofline.py), a model and no measurement: for each pass whether
-memory, arithmetic or collectives bound it, and the best number of drafted
-tokens at acceptances of .5 to .95. Of a mixture of experts it says at which
-batch sizes, acceptances and lengths drafting pays, and where it cannot;
---experts takes measured counts in place of uniform routing. Compiling takes
-half a minute to some minutes; stderr says for how long it has.
+ladders. Without --rule a path is verified by token, certain tokens by match,
+i.i.d. trees by block_transport and others by recursive. Weights are bfloat16,
+or as --weights and the call say. For encoder-decoders --input_length says what
+the encoder reads, --max_length what the decoder writes, and --prompt_length=1
+that it begins with one token. Bytes, collectives and copies are read from the
+compiled program. Times are a roofline (launch/planning/roofline.py), a model
+and no measurement: for each pass whether memory, arithmetic or collectives
+bound it, and the best number of drafted tokens at acceptances of .5 to .95. Of
+a mixture of experts it says at which batch sizes, acceptances and lengths
+drafting pays, and where it cannot; --experts takes measured counts in place of
+uniform routing. Compiling takes half a minute to some minutes; stderr says for
+how long it has.
 
 With --sweep, --topology, --batch_size and --drafter take several values each,
 as in 1,2,4; --output then holds a list, and --plot draws it.
@@ -67,6 +69,7 @@ from models.networks.t5_config import T5Config
 from specjax import calls, low_cache
 from specjax import tree as tree_lib
 from specjax.calls import Call
+from specjax.siblings import GIVEN, IID
 
 cli.reads(cli.TARGET, cli.RULE, cli.OUTPUT)
 _TOPOLOGY = flags.DEFINE_list("topology", None, "Slices, as v5e:4x4 or v5p-8.")
@@ -219,6 +222,19 @@ def drafting_of(call: Call) -> Drafting:
   return drafting
 
 
+def usual_rule(drafting: Drafting) -> str:
+  """The rule of a plan that names none.
+
+  Of several i.i.d. paths `block_transport` accepts most, for milliseconds where
+  a round takes many (docs/rules.md).
+  """
+  if drafting.siblings is GIVEN:
+    return "match"  # for tokens that are certain
+  if drafting.tree.is_chain:
+    return "token"
+  return "block_transport" if drafting.siblings is IID else "recursive"
+
+
 def question(
   topology: hardware.Topology, *, batch_size: int, drafting: Drafting
 ) -> program.Question:
@@ -255,9 +271,6 @@ def question(
       raise cli.UserError(f"--experts={_EXPERTS.value}: no such file") from None
     except (LookupError, TypeError, AttributeError, ValueError) as error:
       raise cli.UserError(f"--experts={_EXPERTS.value}: {error}") from error
-  usual = "token" if tree.is_chain else "recursive"
-  if siblings == "given":
-    usual = "match"  # for tokens that are certain
   return program.Question(
     target=target,
     draft=draft,
@@ -266,7 +279,7 @@ def question(
     lookahead=ahead,
     tree=tree,
     siblings=siblings,
-    rule=cli.RULE.value or usual,
+    rule=cli.RULE.value or usual_rule(drafting),
     batch_size=batch_size,
     max_length=_MAX_LENGTH.value,
     prompt_length=_PROMPT_LENGTH.value,

@@ -213,15 +213,15 @@ def octaves(panel: Any) -> None:
 
 def draw(
   program: str,
-  figures: Mapping[str, Callable[[Any], "Figure"]],
+  figures: Mapping[str, Callable[..., "Figure"]],
   argv: Sequence[str],
 ) -> int:
-  """Draws a figure of a result: `PROGRAM [FIGURE] RESULT FIGURE.svg`.
+  """Draws a figure of results: `PROGRAM [FIGURE] RESULT.. FIGURE.svg`.
 
   Args:
     program: its name, for the usage.
-    figures: by name, what draws the contents of a result; of a single one no
-      name is given.
+    figures: by name, what draws the contents of a result, or of several; of a
+      single one no name is given.
     argv: the arguments.
 
   Returns:
@@ -229,15 +229,16 @@ def draw(
   """
   names = [*figures]
   given = [*names[: len(names) == 1], *argv]
-  if len(given) != 3 or given[0] not in figures or not os.path.isfile(given[1]):
+  name, *sources = given[:-1] or [""]
+  there = bool(sources) and all(map(os.path.isfile, sources))
+  if name not in figures or not there:
     which = f"{{{','.join(names)}}} " * (len(names) > 1)
     print(
-      f"usage: python -m {program} {which}RESULT FIGURE.svg", file=sys.stderr
+      f"usage: python -m {program} {which}RESULT.. FIGURE.svg", file=sys.stderr
     )
     return 2
-  name, source, target = given
-  result = read(source)
-  save(lambda: figures[name](result), target)
+  results = [*map(read, sources)]
+  save(lambda: figures[name](*results), given[-1])
   return 0
 
 

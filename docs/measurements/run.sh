@@ -156,6 +156,22 @@ part counted selection.json 10 docs/measurements/rules/selection.json \
 part counted four_by_four.json 3 docs/measurements/rules/four_by_four.json \
   launch.studies.rules.sweep $pair --rules=transport,block_transport \
   --shapes=4x4
+part counted shapes.json 10 docs/measurements/rules/shapes.json \
+  launch.studies.rules.sweep $pair --shapes=2x2,4x8,8x4 \
+  --rules=kseq,transport,univer,block_transport
+settings='block_transport,block_transport(bins=128),block_transport(types=19)'
+settings="$settings,block_transport(bins=32),block_transport(bins=16)"
+settings="$settings,block_transport(types=5),block_transport(types=3)"
+part counted settings.json 5 docs/measurements/rules/settings.json \
+  launch.studies.rules.sweep $pair --shapes=4x4,8x8 "--rules=$settings"
+few='--config.max_new_tokens=128 --num_prompts=8 --contexts_per_prompt=8'
+some='--shapes=1x4,2x2,2x4,4x4,8x8 --rules=kseq,transport,block_transport'
+part counted smollm2_itself.json 15 docs/measurements/rules/smollm2_itself.json \
+  launch.studies.rules.sweep $smollm2 $few $some \
+  '--config.drafter=quantised_self(bits=4, tokens=4)'
+part counted smollm2_head.json 15 docs/measurements/rules/smollm2_head.json \
+  launch.studies.rules.sweep $smollm2 $few $some \
+  '--config.drafter=eagle3(tokens=4)'
 part counted quality.json 10 docs/theory/quality.json launch.studies.quality \
   --config=configs/quality.py
 part counted optimality.json 1 docs/measurements/rules/optimality.json \
@@ -164,6 +180,8 @@ part counted joint.json 10 docs/measurements/rules/joint.json \
   launch.studies.rules.joint
 part counted front.json 5 docs/measurements/rules/front.json \
   launch.studies.rules.front $pair
+part counted front_smollm2.json 10 docs/measurements/rules/front_smollm2.json \
+  launch.studies.rules.front $smollm2 $few '--config.drafter=eagle3(tokens=6)'
 part counted audit.json 1 docs/measurements/audit/audit.json \
   launch.studies.audit
 part counted off_draft.json 3 docs/measurements/rules/off_draft.json \
@@ -182,14 +200,16 @@ for temperature in 0.0 1.0; do
 done
 part counted theory 10 docs/theory launch.studies.theory --figure=all
 
-draw() { # FIGURE MEASUREMENT SVG
-  "$python" -m launch.studies.rules.plots "$1" "docs/measurements/rules/$2" \
-    "docs/figures/$3"
+draw() { # FIGURE SVG MEASUREMENT...
+  figure=$1 svg=$2
+  shift 2
+  "$python" -m launch.studies.rules.plots "$figure" "$@" "docs/figures/$svg"
 }
 
-draw efficiency embedded.json rule-efficiency.svg
-draw optimality optimality.json optimality.svg
-draw costs costs.json rule-costs.svg
-draw joint joint.json joint.svg
-draw front front.json rule-front.svg
+of=docs/measurements/rules
+draw efficiency rule-efficiency.svg $of/embedded.json
+draw optimality optimality.svg $of/optimality.json
+draw costs rule-costs.svg $of/costs.json
+draw joint joint.svg $of/joint.json
+draw front rule-front.svg $of/front.json $of/front_smollm2.json
 echo "then: python -m launch.tables prints what the pages show" >&2

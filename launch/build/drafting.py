@@ -159,14 +159,18 @@ class Drafting:
     try:
       rule.check(self.tree, self.siblings)
     except ValueError as error:
-      if not self.from_text:
+      if self.from_text:
+        drawn = siblings_lib.get(self.settings.get("siblings", IID))
+        certain = not self.reads or drawn.deterministic
+        fits = (
+          f"drafter {self.name!r} drafts trees that follow from the text: "
+          f"config.rule={'match' if certain else 'recursive'} verifies them"
+        )
+      elif self.siblings is IID and not self.tree.is_chain:
+        fits = "config.rule=block_transport accepts most of i.i.d. paths"
+      else:
         raise
-      drawn = siblings_lib.get(self.settings.get("siblings", IID))
-      certain = not self.reads or drawn.deterministic
-      raise ValueError(
-        f"{error}; drafter {self.name!r} drafts trees that follow from the "
-        f"text: config.rule={'match' if certain else 'recursive'} verifies them"
-      ) from None
+      raise ValueError(f"{error}; {fits}") from None
 
 
 def entry(

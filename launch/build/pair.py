@@ -44,6 +44,8 @@ class Pair:
     params: parameters for both.
     target: the target as pure functions.
     draft: the draft model, the thinned target, or None for n-grams and heads.
+    source: what drafts, with which `launch.build.drafters.make` makes drafters
+      of another form.
     tokenizer: the pair's one tokenizer.
     stop_tokens: ids that end a row.
     max_length: longest prompt with completion, in tokens.
@@ -63,6 +65,7 @@ class Pair:
   params: Params
   target: LanguageModel
   draft: LanguageModel | None
+  source: Any
   tokenizer: Tokenizer
   stop_tokens: tuple[int, ...]
   max_length: int
@@ -321,6 +324,7 @@ def assemble(
     )
   if drafter is not None and models.depth is not None:
     params = chains.Parts(own=params, policy=models.depth)
+  source = draft
   if not isinstance(draft, LanguageModel) or isinstance(
     params, Parts | chains.Parts
   ):
@@ -351,6 +355,7 @@ def assemble(
     params=Params(target=models.target.params, draft=params),
     target=target,
     draft=draft,
+    source=source,
     tokenizer=tokenizer,
     stop_tokens=tuple(sorted({*config.stop_token_ids, *models.eos_tokens})),
     max_length=min(x for x in limits if x is not None),

@@ -48,7 +48,7 @@ from specjax.siblings import Siblings
 from specjax.tree import Form, Tree, take_node
 from specjax.types import Draft, Rule, Verification
 
-_NUM_BINS = 64
+_NUM_BINS, _NUM_TYPES = 64, 10
 
 # Laws must be exact to rounding, on devices too that multiply in less.
 _dot = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
@@ -75,17 +75,21 @@ class _Walk:
 
 
 def verify(
-  draft: Draft, target_log_probs: Array, *, bins: int = _NUM_BINS
+  draft: Draft,
+  target_log_probs: Array,
+  *,
+  bins: int = _NUM_BINS,
+  types: int = _NUM_TYPES,
 ) -> Verification:
-  """See `specjax.types.VerifyFn`; `bins` as of `rule`."""
+  """See `specjax.types.VerifyFn`; `bins` and `types` as of `rule`."""
   tree = draft.tree
   if tree.is_chain:  # nothing to select
     return block.verify(draft, target_log_probs)
   given = draft.laws(target_log_probs)
   inner = np.flatnonzero([bool(c) for c in tree.children]).astype(np.int32)
   eldest = np.array([tree.children[n][0] for n in inner], np.int32)
-  types = ratio_types.types_of(
-    node_rows(target_log_probs, inner), node_rows(given, eldest)
+  of_nodes = ratio_types.types_of(
+    node_rows(target_log_probs, inner), node_rows(given, eldest), types
   )
   row_of = np.zeros(tree.num_nodes, np.int32)
   row_of[inner] = np.arange(len(inner))
@@ -97,9 +101,9 @@ def verify(
   parts = ratio_types.parts(
     of_token(target_log_probs, above)[..., None],
     of_token(given, np.arange(1, tree.num_nodes))[..., None],
-    types.knots[:, row_of[above]],
+    of_nodes.knots[:, row_of[above]],
   )[:, :, 0]
-  walk = _walk_down(tree, types, parts, bins)
+  walk = _walk_down(tree, of_nodes, parts, bins)
   spare = (walk.share - walk.owed)[:, inner]
   passes = laws.share(walk.owed, walk.share)  # of leaves
   passes = passes.at[:, inner].set(laws.share(walk.left, walk.left + spare))
@@ -114,7 +118,7 @@ def verify(
     spent = ratio_types.mixed(
       target,
       jnp.exp(take_node(given, jnp.asarray(eldest)[row])),
-      take_node(types.knots, row),
+      take_node(of_nodes.knots, row),
       take_node(walk.taken, row),
     )
     rest = _residual(take_node(walk.owed, node)[:, None], target, spent)
@@ -331,18 +335,25 @@ def check(tree: Tree, siblings: Siblings) -> None:
     requirements.form("block_transport", tree, Form.FIXED)
 
 
-def rule(bins: int = _NUM_BINS) -> Rule:
-  """The rule, lossless with any number of bins.
+def rule(bins: int = _NUM_BINS, types: int = _NUM_TYPES) -> Rule:
+  """The rule, lossless with any numbers; smaller ones cost and accept less.
 
   Args:
-    bins: of scores; fewer cost less, and accept less (docs/rules.md).
+    bins: of scores.
+    types: of tokens, of a vocabulary that is not tiny.
+
+  Raises:
+    ValueError: if there are no bins, or less than two types.
   """
-  if bins < 1:
-    raise ValueError(f"bins must be >= 1, got {bins}")
-  usual = bins == _NUM_BINS
+  if bins < 1 or types < 2:
+    raise ValueError(
+      f"bins must be >= 1 and types >= 2, got {bins} and {types}"
+    )
+  told = {"bins": (bins, _NUM_BINS), "types": (types, _NUM_TYPES)}
+  others = [f"{k}={x}" for k, (x, usual) in told.items() if x != usual]
   return Rule(
-    name="block_transport" if usual else f"block_transport(bins={bins})",
-    verify=functools.partial(verify, bins=bins),
+    name="block_transport" + (f"({', '.join(others)})" if others else ""),
+    verify=functools.partial(verify, bins=bins, types=types),
     lossless=True,
     check=check,
   )

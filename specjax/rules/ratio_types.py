@@ -20,10 +20,12 @@ from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 # Vocabularies of up to so many tokens have a knot at every token's ratio.
 _MOST_TOKENS = 32
+# Ratios of the usual number of types; of others, between these.
 _KNOTS = (0, 0.4, 0.7, 1, 1.3, 1.7, 2.4, 3.5, 6, 16)
 # Tokens that are summed at a time, and in how many parts.
 _CHUNK, _PARTS = 2048, 16
@@ -51,14 +53,19 @@ class RatioTypes:
   excess: Array
 
 
-def types_of(target_log_probs: Array, draft_log_probs: Array) -> RatioTypes:
+def types_of(
+  target_log_probs: Array, draft_log_probs: Array, count: int = len(_KNOTS)
+) -> RatioTypes:
   """The types of all tokens.
 
   Args:
     target_log_probs, draft_log_probs: `f32[..., V]`, log q and log p.
+    count: C, of types, unless every token has its own.
   """
   if target_log_probs.shape[-1] > _MOST_TOKENS:
-    knots = jnp.asarray(_KNOTS, target_log_probs.dtype)
+    place = np.linspace(0, len(_KNOTS) - 1, count)
+    knots = np.interp(place, np.arange(len(_KNOTS)), _KNOTS)
+    knots = jnp.asarray(knots, target_log_probs.dtype)
     beyond, total = _beyond(target_log_probs, draft_log_probs, knots)
     reached = (beyond[..., :-1] - beyond[..., 1:]) / jnp.diff(knots)
     reached = jnp.concatenate([total[..., None], reached], axis=-1)

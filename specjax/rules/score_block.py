@@ -23,6 +23,7 @@ of a fair choice. Any powers are lossless; to differentiation B is constant.
 """
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -190,6 +191,20 @@ def _descend(state, target_log_probs, draft_log_probs, tokens):
   return rest, laws.share(total, total + (1 - state.owed)), children
 
 
+def _descend_level(state, inputs):
+  """Every node of a level: the children's states, and rests and passes."""
+  rest, passing, children = jax.vmap(jax.vmap(_descend))(state, *inputs)
+  return jax.tree.map(jax.vmap(jnp.concatenate), children), (rest, passing)
+
+
+def _descend_levels(state, inputs):
+  """Levels of one size, `[L, B, n, ..]`: several are one loop's program."""
+  if len(inputs[0]) > 1:
+    return jax.lax.scan(_descend_level, state, inputs)
+  state, outputs = _descend_level(state, [x[0] for x in inputs])
+  return state, [x[None] for x in outputs]
+
+
 def verify(draft: Draft, target_log_probs: Array) -> Verification:
   """See `specjax.types.VerifyFn`."""
   tree, given = draft.tree, draft.laws(target_log_probs)
@@ -202,17 +217,22 @@ def verify(draft: Draft, target_log_probs: Array) -> Verification:
   inner = tree.levels[:-1]
   counts = [len(tree.children[level.start]) for level in inner]
   rests, passes = [], []
-  for level, count in zip(inner, counts, strict=True):
-    below = slice(level.stop, level.stop + len(level) * count)
-    rest, passing, children = jax.vmap(jax.vmap(_descend))(
+  alike = lambda level: (len(level), len(tree.children[level.start]))
+  for (size, count), some in itertools.groupby(inner, alike):
+    levels = [*some]
+    shape = len(levels), size
+    here = slice(levels[0].start, levels[-1].stop)
+    below = slice(levels[0].stop, levels[-1].stop + size * count)
+    state, (rest, passing) = _descend_levels(
       state,
-      target_log_probs[:, level.start : level.stop],
-      _families(given[:, below], count),
-      _families(draft.tokens[:, below], count),
+      (
+        _by_level(target_log_probs[:, here], *shape),
+        _by_level(given[:, below], *shape, count),
+        _by_level(draft.tokens[:, below], *shape, count),
+      ),
     )
-    rests.append(rest)
-    passes.append(passing)
-    state = jax.tree.map(jax.vmap(jnp.concatenate), children)
+    rests += [*rest]
+    passes += [*passing]
   rests.append(jnp.zeros_like(target_log_probs[:, tree.levels[-1].start :]))
   rest = jnp.concatenate(rests, axis=1)
   passes = [one, *passes[1:], state.owed] if inner else [one]
@@ -226,6 +246,11 @@ def verify(draft: Draft, target_log_probs: Array) -> Verification:
       take_node(rest, node), take_node(target_log_probs, node)
     ),
   )
+
+
+def _by_level(x: Array, *shape: int) -> Array:
+  """Nodes of levels of one size, `[B, L n .., ..] -> [L, B, n, .., ..]`."""
+  return jnp.moveaxis(x.reshape(len(x), *shape, *x.shape[2:]), 1, 0)
 
 
 def _families(x: Array, count: int) -> Array:

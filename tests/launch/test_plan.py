@@ -17,6 +17,7 @@ from models.formats.huggingface_config import config_from_json
 from models.meshes import Layout
 from models.networks.lowbits import Format
 from models.networks.transformer import SkippedLayers
+from specjax import calls, rules
 from specjax import tree as tree_lib
 from specjax.theory import throughput
 
@@ -246,6 +247,26 @@ def test_the_window_of_lookahead_costs_verification():
   assert best["speedup"] == pytest.approx(tokens * seconds["1"] / seconds["18"])
   with pytest.raises(ValueError, match="rule 'token' verifies a single path"):
     dataclasses.replace(ahead, rule="token").check()
+
+
+@pytest.mark.parametrize(
+  ("drafter", "expected"),
+  [
+    ("ngram", "token"),
+    ("model('pythia-70m', tree=paths(3))", "block_transport"),
+    ("model('pythia-70m', tree=k_ary(2, 2))", "block_transport"),
+    (
+      "model('pythia-70m', tree=paths(3), siblings=without_replacement)",
+      "recursive",
+    ),
+    ("eagle3('eagle3-llama-3.1-8b', tree=dynamic(19))", "match"),
+  ],
+)
+def test_a_plan_without_a_rule_has_one_that_fits(drafter, expected):
+  (call,) = calls.parse_list(drafter)
+  drafting = plan.drafting_of(call)
+  assert plan.usual_rule(drafting) == expected
+  rules.get(expected).check(drafting.tree, drafting.siblings)
 
 
 def test_the_best_chain_does_not_depend_on_what_else_is_drafted():

@@ -23,10 +23,10 @@ import numpy as np
 from scipy import optimize, stats
 
 from launch import cli, provenance, results
-from launch.studies.audit import paths, shape, trees
+from launch.studies.audit import shape
+from launch.studies.audit.methods import METHODS
 
 cli.reads(cli.OUTPUT)
-METHODS = (*paths.METHODS, *trees.METHODS)
 EXACT = 1e-9  # what floats may be off by
 LEVEL = 0.05
 

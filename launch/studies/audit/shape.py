@@ -192,6 +192,44 @@ def in_turn(
   yield weight, tokens, target(tokens)
 
 
+def greedy_told_sampled(draft: Law, target: Law, depth: int) -> Iterator[Entry]:
+  """The likeliest tokens, said to be drawn from the draft's law."""
+  yield from in_turn(1.0, most_likely(draft, depth), draft, target)
+
+
+def longest(rows, accept) -> Iterator[tuple[float, tuple[int, ...]]]:
+  """The longest accepted prefix of several paths, of equals the first.
+
+  Every path has coins of its own, at tokens that it shares with others too.
+
+  Args:
+    rows: paths of equal length.
+    accept: `(text, token) -> probability`.
+
+  Yields:
+    Probability and accepted tokens.
+  """
+  each = []
+  for row in rows:
+    coins = [accept(row[:i], x) for i, x in enumerate(row)]
+    each.append(
+      [
+        np.prod(coins[:k]) * (1 - coins[k] if k < len(row) else 1)
+        for k in range(len(row) + 1)
+      ]
+    )
+  for lengths in np.ndindex(*map(len, each)):
+    best = int(np.argmax(lengths))
+    mass = np.prod([each[row][k] for row, k in enumerate(lengths)])
+    yield mass, rows[best][: lengths[best]]
+
+
+def children(draft: Law, text: tuple[int, ...]) -> list[tuple[int, ...]]:
+  """The texts with either of the two likeliest next tokens."""
+  best = np.argsort(-draft(text), kind="stable")[:2]
+  return [(*text, int(x)) for x in best]
+
+
 def point(token: int, size: int) -> np.ndarray:
   """The law that is sure of a token, `f64[V]`."""
   return np.eye(size)[token]

@@ -3,15 +3,16 @@ r"""Lossy rules against the Pareto front of Yin et al., along a pair's contexts.
   python -m launch.studies.rules.front --config=configs/embedded.py \
     --output=docs/measurements/rules/front.json
 
-A lossless decoder completes held-out prompts at temperature 1, and at every
-step each rule, with each of its parameters, says what becomes of the next
-token: accepted with which probability, and drawn from what law. Both are exact:
-the rule's own code is asked about every token that may be drafted. Rejections
-and distance add up to TV(p, q) on the front and to more above it. The score is
-that of `launch.studies.quality`, the log-probability that the target gives to
-what comes out; its mean with the sign turned is the cross-entropy, in nats, and
-that of lossless decoding is the target's entropy. Tokens per target call are
-those of the step's draft, of six tokens.
+A lossless decoder completes held-out prompts at temperature 1, or answers short
+questions, if the target chats. At every step each rule, with each of its
+parameters, says what becomes of the next token: accepted with which
+probability, and drawn from what law. Both are exact: the rule's own code is
+asked about every token that may be drafted. Rejections and distance add up to
+TV(p, q) on the front and to more above it. The score is that of
+`launch.studies.quality`, the log-probability that the target gives to what
+comes out; its mean with the sign turned is the cross-entropy, in nats, and that
+of lossless decoding is the target's entropy. Tokens per target call are those
+of the step's draft, of six tokens.
 """
 
 import functools
@@ -192,7 +193,7 @@ def run(_) -> int:
   results.check({"--output": cli.OUTPUT.value}, stdout=True)
   config.temperature = 1.0
   models = on_pair.build_pair(config)
-  items, batches = on_pair.held_out(models)
+  texts, batches = on_pair.held_out(models)
   names = [name for family in FAMILIES.values() for name in family]
   found = measure(
     names,
@@ -207,9 +208,9 @@ def run(_) -> int:
       for family, members in FAMILIES.items()
     },
     "num_contexts": found["num_contexts"],
-    "num_prompts": len(items),
+    "num_prompts": len(texts),
     "num_speculative_tokens": _TOKENS,
-    **provenance.of_config(config, texts=[p.text for p in items]),
+    **provenance.of_config(config, texts=texts),
   }
   results.show_json(cli.OUTPUT.value, result)
   return 0

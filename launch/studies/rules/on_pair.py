@@ -23,6 +23,7 @@ from launch.build import drafters
 from launch.build import pair as pair_lib
 from launch.build.drafting import with_tokens
 from launch.build.pair import Pair
+from launch.evaluation import questions
 from launch.studies.rules.cases import Case
 from launch.training import corpus
 from specjax import intervals, random
@@ -46,14 +47,29 @@ _PROMPT_TOKENS = 96
 _BATCH_SIZE = 8
 
 
-def held_out(models: Pair) -> tuple[list, list[Batch]]:
-  """Held-out prompts, as many as the flag says, and their batches."""
-  items = prompts.first_tokens(
-    corpus.held_out_prompts(NUM_PROMPTS.value),
-    models.tokenizer,
-    num_tokens=_PROMPT_TOKENS,
-  )
-  return items, make_batches(
+def held_out(models: Pair) -> tuple[list[str], list[Batch]]:
+  """Texts to complete, as many as the flag says, and their batches.
+
+  Held-out prompts; a target that chats answers the shipped questions, of those
+  that are short.
+  """
+  tokenizer, count = models.tokenizer, NUM_PROMPTS.value
+  items: Sequence[requests.Request]
+  if tokenizer.chat_template is None:
+    items = prompts.first_tokens(
+      corpus.held_out_prompts(count), tokenizer, num_tokens=_PROMPT_TOKENS
+    )
+    texts = [item.text for item in items]
+  else:
+    ask = lambda one: questions.ask(tokenizer, one, 0, ())
+    short = [
+      one
+      for one in questions.read(questions.OWN)
+      if len(ask(one).token_ids) <= _PROMPT_TOKENS
+    ]
+    asked = questions.subset(short, count, seed=0)
+    items, texts = [*map(ask, asked)], [one.turns[0] for one in asked]
+  return texts, make_batches(
     items, batch_size=_BATCH_SIZE, max_width=_PROMPT_TOKENS
   )
 
@@ -62,19 +78,18 @@ def build_pair(config: ml_collections.ConfigDict) -> Pair:
   """The models of a config, whatever rule it names.
 
   Raises:
-    ValueError: if no model draws the config's drafts; and as
+    ValueError: if the config's drafts are not drawn token by token; and as
       `launch.build.pair.build`.
   """
   drafting = drafters.of(config)
-  drawn = (
-    drafting.reads in ("model", "layers", "weights") and drafting.takes_policy
-  )
-  if not drawn or drafting.policy or drafting.siblings is not siblings_lib.IID:
+  drawn = drafting.takes_policy and drafting.siblings is siblings_lib.IID
+  if not drawn or drafting.policy:
     name = drafting.name
     raise ValueError(
-      "rules are compared here on what a model draws, model(tokens=N, "
-      "tree=paths(K)) or layer_skip, each with a tree and siblings of its own, "
-      f"got {config.drafter!r}: compare others as systems, launch.evaluate "
+      "rules are compared here on what is drawn token by token, as "
+      "model(tokens=N, tree=paths(K)), each with a tree and siblings of its "
+      f"own, got {config.drafter!r}: compare others as systems, "
+      "launch.evaluate "
       f"--systems='with_rule({name}, token), with_rule({name}, block)' "
       "--output=E.json, then launch.evaluate --compare E.json "
       f"--over='with_rule({name}, token)'"
@@ -218,7 +233,7 @@ def drafter(config, models: Pair, tree: Tree, siblings: Siblings) -> Drafter:
   """The pair's drafter, for another tree and other siblings."""
   del config
   own = models.drafting.of_form(tree=tree, siblings=siblings)
-  return drafters.make(own, models.draft, models.tokenizer.vocab_size)
+  return drafters.make(own, models.source, models.tokenizer.vocab_size)
 
 
 class Walk:

@@ -4,8 +4,10 @@ r"""Block efficiency of every rule on a pair, over shapes and temperatures.
     --output=docs/measurements/rules/embedded.json
 
 K x G drafted tokens in 1x8, 2x4, 4x2 (equal numbers) and 8x8, or in --shapes,
-at temperatures 0.5 and 1.0, along completions of held-out prompts
-(`launch.studies.rules.on_pair`). A stopped sweep goes on with the same command.
+at temperatures 0.5 and 1.0, along completions of held-out prompts, or answers
+to short questions where the target chats (`launch.studies.rules.on_pair`). What
+drafts is the config's: a model, a head, or the target itself. A stopped sweep
+goes on with the same command.
 """
 
 import json
@@ -45,8 +47,8 @@ def run(_) -> int:
   results.check({"--output": cli.OUTPUT.value}, resumes=True)
   shapes = [_shape(text) for text in _SHAPES.value]
   models = on_pair.build_pair(config)
-  items, batches = on_pair.held_out(models)
-  made_by = provenance.of_config(config, texts=[p.text for p in items])
+  texts, batches = on_pair.held_out(models)
+  made_by = provenance.of_config(config, texts=texts)
   settings = {
     "config": made_by["config"],
     "num_prompts": on_pair.NUM_PROMPTS.value,

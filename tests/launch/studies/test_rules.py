@@ -1,16 +1,21 @@
 """`launch.studies.rules`: hand-computed values, honest nulls, clear errors."""
 
 import contextlib
+import dataclasses
 import io
 import json
+import types
 
+import heads_on_disk
 import numpy as np
 import pytest
 from absl.testing import flagsaver
 
 from launch import cli
+from launch.evaluation import questions
 from launch.studies.rules import __main__ as rules
-from launch.studies.rules import cases, on_vectors
+from launch.studies.rules import cases, on_pair, on_vectors
+from models import tokenizers
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 TARGET, DRAFT = "--target=0.2,0.3,0.5", "--draft=0.5,0.3,0.2"
@@ -313,6 +318,40 @@ def test_a_thinned_target_drafts_for_every_tree(cli, tmp_path):
   entry = json.loads(path.read_text())["rules"]["hub"]
   assert (entry["num_drafted"], entry["siblings"]) == (6, "hub")
   assert 0 <= entry["expected_accepted"] <= 2
+
+
+def test_a_head_drafts_for_every_tree(cli, tmp_path):
+  folder, path = tmp_path / "heads", tmp_path / "r.json"
+  folder.mkdir()
+  heads_on_disk.write_all(folder)
+  head = f"eagle3('{folder / 'eagle3'}', tokens=2, tree=paths(2))"
+  code = cli(
+    rules.run, *SMALL, "--config.temperature=1", "--rule=block_transport",
+    f"--config.drafter={head}", f"--output={path}",
+    config=f"configs/huggingface.py:target={folder / 'target'}",
+  )  # fmt: skip
+  assert code == 0
+  entry = json.loads(path.read_text())["rules"]["block_transport"]
+  assert entry["num_drafted"] == 4
+  assert 0 < entry["expected_accepted"] < 2
+
+
+def test_a_target_that_chats_answers_short_questions(pair, monkeypatch):
+  monkeypatch.setattr(on_pair, "NUM_PROMPTS", types.SimpleNamespace(value=5))
+  template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+  models = types.SimpleNamespace(
+    tokenizer=dataclasses.replace(
+      tokenizers.load(pair[0]), chat_template=template
+    )
+  )
+  texts, (batch,) = on_pair.held_out(models)
+  asked = {one.turns[0] for one in questions.read(questions.OWN)}
+  assert len(texts) == 5
+  assert set(texts) < asked
+  assert {models.tokenizer.decode(p.token_ids) for p in batch.prompts} == {
+    *texts
+  }
+  assert max(len(p.token_ids) for p in batch.prompts) <= batch.width <= 96
 
 
 @pytest.mark.parametrize(

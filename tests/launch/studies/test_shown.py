@@ -25,7 +25,8 @@ TABLES = [
     ("drafts", "drafts", f"measurements/drafts/{name}.jsonl", 4)
     for name in ("shapes", "objectives", "heads")
   ],
-  ("joint", "joint", "measurements/rules/joint.json", 4),
+  ("efficiency", "rules", "measurements/rules/smollm2_head.json", 3),
+  ("joint", "joint", "measurements/rules/joint.json", 9),
   ("mixtures", "mixtures", "mixtures/pays.json", 12),
   ("optimality", "transport", "measurements/rules/optimality.json", 2),
   ("passes", "measured", "measurements/passes/*.json", 2),
@@ -43,7 +44,7 @@ TABLES = [
   ],
   ("explained", "theory", "reports/*.json", 2),
 ]
-# By figure, what draws it of which result.
+# By figure, what draws it of which results.
 FIGURES = {
   "figures/rule-costs": (rules.costs, "measurements/rules/costs.json"),
   "figures/rule-efficiency": (
@@ -80,9 +81,10 @@ FIGURES = {
 
 def drawn(name: str) -> bytes:
   """A figure, made anew."""
-  draw, source = FIGURES[name]
-  result, image = report.read(str(DOCS / source)), io.BytesIO()
-  report.save(lambda: draw(result), image)
+  draw, sources = FIGURES[name]
+  results = [report.read(str(DOCS / source)) for source in sources.split()]
+  image = io.BytesIO()
+  report.save(lambda: draw(*results), image)
   return image.getvalue()
 
 

@@ -1,6 +1,5 @@
 """Paths selected by scores: hand values, large vocabularies, broken twins."""
 
-import dataclasses
 import functools
 from unittest import mock
 
@@ -56,6 +55,7 @@ C = (P, Q)
       for case in (
         (A, 2, 2, 9, 131 / 81),  # the joint optimum
         (A, 2, 3, 64, 1.8506454658),
+        (C, 2, 2, 64, 1.5585367931),
         (C, 2, 2, 100, 1.558625),
       )
     ),
@@ -135,12 +135,8 @@ def test_knots_that_fit_no_token_stay_lossless():
   p, q = toys.context_laws(3, seed=5, warp_settings={}, zeros=True)
   tree = Tree((-1, 0, 0, 1))
   best, _ = summed(RULE, tree, p, q)
-  with (
-    mock.patch.object(ratio_types, "_MOST_TOKENS", 0),
-    mock.patch.object(ratio_types, "_KNOTS", (0, 0.5, 1.5)),
-  ):
-    coarse = dataclasses.replace(RULE, name="coarse")
-    found, error = summed(coarse, tree, p, q)
+  with mock.patch.object(ratio_types, "_MOST_TOKENS", 0):
+    found, error = summed(block_transport.rule(types=3), tree, p, q)
   assert error < 1e-10
   assert found < best - 1e-4
 
@@ -188,6 +184,21 @@ def test_types_of_a_ratio_beyond_float32_are_finite():
     assert np.isfinite(found).all()
   np.testing.assert_allclose(parts.sum(-1), 1, atol=1e-6)
   np.testing.assert_allclose(types.excess, 5, rtol=1e-6)
+
+
+def test_its_name_says_what_is_not_usual():
+  names = {
+    "block_transport": {},
+    "block_transport(bins=16)": dict(bins=16),
+    "block_transport(types=5)": dict(types=5),
+    "block_transport(bins=16, types=5)": dict(bins=16, types=5),
+  }
+  for name, settings in names.items():
+    assert block_transport.rule(**settings).name == name
+    assert rules.get(name).name == name
+  for settings in (dict(bins=0), dict(types=1)):
+    with pytest.raises(ValueError, match="bins must be >= 1 and types >= 2"):
+      block_transport.rule(**settings)
 
 
 def test_trees_that_are_not_all_there_are_refused():

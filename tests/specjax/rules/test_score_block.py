@@ -34,6 +34,22 @@ def test_output_law_is_the_targets(tree):
     assert found < 1e-10
 
 
+def test_levels_of_one_size_are_one_program():
+  def loops(tree):
+    rows = jax.ShapeDtypeStruct((1, tree.num_nodes, 5), jnp.float64)
+    tokens = jax.ShapeDtypeStruct((1, tree.num_nodes), jnp.int32)
+
+    def ask(tokens, draft, target):
+      draft = instances.make_draft(tree, WITHOUT_REPLACEMENT, tokens, draft)
+      return RULE.verify(draft, target).node_probs
+
+    text = jax.jit(ask).lower(tokens, rows, rows).as_text()
+    return text.count("stablehlo.while")
+
+  assert 0 < loops(paths(3, 2)) == loops(paths(6, 2))
+  assert loops(k_ary(2, 2, 2)) > loops(k_ary(2, 2))
+
+
 def test_one_token_is_accepted_nearly_as_often_as_pairs_can_be():
   p, q = instances.random_laws(40, 4, seed=6)
   found, output = instances.at_one_position(RULE, p, q, 2, WITHOUT_REPLACEMENT)

@@ -211,6 +211,40 @@ def test_block_verification_of_the_papers_example():
     assert law.expected_accepted == pytest.approx(value, abs=1e-12)
 
 
+@pytest.mark.parametrize(
+  ("name", "first", "second", "third"),
+  [
+    ("transport", 128 / 81, 13 / 8, 1.5114769231),
+    *(
+      pytest.param(*case, marks=pytest.mark.heavy)
+      for case in (
+        ("match", 82 / 81, 19 / 16, None),
+        ("recursive", 4 / 3, 13 / 8, 1.3058),
+        ("kseq", None, 13 / 8, 1.3671920440),
+        ("traversal", 38 / 27, 3 / 2, 1.352),
+        ("multipath_block", 131 / 81, 11 / 8, 1.5508),
+      )
+    ),
+  ],
+)
+def test_two_paths_of_two_tokens_by_hand(name, first, second, third):
+  """p, q = (2, 1), (1, 2) thirds; a target that is sure below; P and Q."""
+  even, sure = np.array([0.5, 0.5]), np.array([1.0, 0.0])
+  for value, p, q, later in (
+    (first, np.array([2, 1]) / 3, np.array([1, 2]) / 3, None),
+    (second, even, even, sure),
+    (third, P, Q, None),
+  ):
+    target = lambda c, q=q, later=later: (
+      q if len(c) == 1 or later is None else later
+    )
+    if value is not None:
+      law = exact.block_law(
+        rules.get(name), tree_lib.paths(2, 2), lambda c, p=p: p, target
+      )
+      assert law.expected_accepted == pytest.approx(value, abs=1e-9)
+
+
 def markov_laws(seed, vocab=3):
   """Context-dependent laws: a function of the last token and the length."""
   rng = np.random.default_rng(seed)
