@@ -300,14 +300,27 @@ def weights_read(
 
 
 def weights_written(
-  module: Module, shapes: set[tuple[str, tuple[int, ...]]]
+  module: Module,
+  shapes: set[tuple[str, tuple[int, ...]]],
+  group: int | None = None,
 ) -> int:
   """Bytes of arrays of a weight's form, or a layer's, that a round writes.
 
   Of any type: dequantised weights are such, and copies. What is moved onto the
   chip is not written to memory.
+
+  Args:
+    module: the program.
+    shapes: `(dtype, dimensions)` of the weights as they lie on a device.
+    group: inputs of a group, which may be an axis of their own.
   """
   forms = {d for _, dims in shapes for d in (dims, dims[1:], (1, *dims[1:]))}
+  if group is not None:  # inputs are the last axis, of experts the one before
+    forms |= {
+      (*d[:at], d[at] // group, group, *d[at + 1 :])
+      for d in forms
+      for at in range(max(len(d) - 2, 0), len(d))
+    }
   wanted = {tuple(sorted(d)) for d in forms if math.prod(d) >= _LARGE}
   given = (
     "parameter", "get-tuple-element", "tuple", "while", "conditional",

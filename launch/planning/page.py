@@ -17,6 +17,27 @@ def table(plans: dict[str, dict]) -> str:
   return report.table(head, rows)
 
 
+def pays(plans: dict[str, dict]) -> str:
+  """The largest batch at which drafting pays, by acceptance, for each plan.
+
+  Batches are powers of two on each group of devices, drafts of the best length.
+  """
+  of_plans = {
+    pathlib.Path(path).stem: plan["roofline"] for path, plan in plans.items()
+  }
+  largest = {
+    name: {x["acceptance"]: x["batch_size"] for x in line["pays_by_acceptance"]}
+    for name, line in of_plans.items()
+  }
+  at = sorted(set().union(*largest.values()))
+  rows = [
+    [name, f"{of_plans[name]['cost_ratio']:.2f}"]
+    + [f"{batches[p] or 'none'}" for p in at]
+    for name, batches in largest.items()
+  ]
+  return report.table(["plan", "c", *(f"{p:g}" for p in at)], rows)
+
+
 def _row(name: str, plan: dict) -> list[str]:
   size, settings, line = (
     plan[part] for part in ("per_chip_bytes", "settings", "roofline")
