@@ -17,6 +17,7 @@ TABLES = {
   "evaluation": "launch.evaluation.page:table",
   "plans": "launch.planning.page:table",
   "pays": "launch.planning.page:pays",
+  "stored_weights": "launch.planning.page:weights",
   "t5_plans": "launch.planning.leviathan_page:table",
   "passes": "launch.tools.passes:table",
   "answers": "launch.tools.score_answers:table",

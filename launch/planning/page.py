@@ -4,6 +4,7 @@ import pathlib
 
 from launch import report
 from launch.hardware import GIB
+from models.networks.lowbits import Format
 
 
 def table(plans: dict[str, dict]) -> str:
@@ -36,6 +37,29 @@ def pays(plans: dict[str, dict]) -> str:
     for name, batches in largest.items()
   ]
   return report.table(["plan", "c", *(f"{p:g}" for p in at)], rows)
+
+
+def weights(plans: dict[str, dict]) -> str:
+  """Weights in few bits that a plain round reads and writes, by plan."""
+  mega = lambda count: f"{count / 1e6:,.0f}"
+  return report.columns(
+    [
+      {"plan": pathlib.Path(path).stem} | plan
+      for path, plan in plans.items()
+      if plan.get("weights")
+    ],
+    {
+      "plan": lambda x: x["plan"],
+      "slice": lambda x: f"`{x['topology']}`",
+      "weights": lambda x: f"`{Format(**x['settings']['weights'])}`",
+      "MB a device": lambda x: mega(x["weights"]["bytes"]),
+      "read a round": lambda x: mega(x["weights"]["read"]),
+      "written": lambda x: mega(x["weights"]["written"]),
+      "bytes over the least": lambda x: (
+        f"{x['roofline']['bytes_over_minimum']:.2f}"
+      ),
+    },
+  )
 
 
 def _row(name: str, plan: dict) -> list[str]:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax import Array
+from jax import Array, lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -49,6 +49,7 @@ KINDS = {
 }
 DTYPES = tuple(jnp.dtype(kind.dtype) for kind in KINDS.values())
 GROUPS = (32, 64, 128)
+_FEW = 128  # rows of x, of which a round has about as many
 EXPERTS = ("gate", "up", "down")  # of `models.networks.mixture.Experts`
 
 
@@ -179,14 +180,37 @@ def products(x: Array, values: Array, scales: Array) -> Array:
   With one scale an output that is applied to the products, where it costs
   nothing; values of eight bits are exact in bfloat16. Scales of groups are not,
   and small ones are nothing in float16: weights are rounded once multiplied.
+  On TPUs a few rows have products of every group, each scaled, as Qwix (Google)
+  has them: so XLA reads values as they are stored, and no weight is written.
   """
   if scales.shape[-1] > 1:
-    return project(x, dequantize(values, scales).astype(x.dtype))
+    whole = lambda x, *stored: project(x, dequantize(*stored).astype(x.dtype))
+    if math.prod(x.shape[:-1]) > _FEW:
+      return whole(x, values, scales)
+    return lax.platform_dependent(
+      x, values, scales, tpu=group_products, default=whole
+    )
   wide = jnp.promote_types(x.dtype, jnp.float32)
   # Sums of values that are not scaled yet can be beyond float16's range.
   result = wide if x.dtype == jnp.float16 else None
   found = project(x, values.astype(x.dtype), result)
   return (found.astype(wide) * scales[:, 0]).astype(x.dtype)
+
+
+def group_products(x: Array, values: Array, scales: Array) -> Array:
+  """`products` with scales of groups, summed over groups once scaled."""
+  wide = jnp.promote_types(x.dtype, jnp.float32)
+  groups = lambda a: a.reshape(
+    -1, scales.shape[-1], a.shape[-1] // scales.shape[-1]
+  )
+  sums = lax.dot_general(
+    groups(x),
+    groups(values).astype(x.dtype),
+    (((2,), (2,)), ((1,), (1,))),
+    preferred_element_type=wide,
+  )  # [G, rows, N]
+  found = jnp.sum(sums * scales.T[:, None], axis=0).astype(x.dtype)
+  return found.reshape(*x.shape[:-1], -1)
 
 
 class LowLinear(nnx.Module):

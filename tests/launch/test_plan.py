@@ -264,7 +264,8 @@ def test_a_copy_in_few_bits_is_given_what_is_not_the_targets():
 
 
 def test_the_batch_up_to_which_drafting_pays_rises_with_acceptance():
-  line = answer._roofline(topology("v5e-4"), question())
+  own = question(draft=None, own_weights=Format(kind="int8"))
+  line = answer._roofline(topology("v5e-4"), own)
   largest = [row["batch_size"] for row in line["pays_by_acceptance"]]
   assert largest == sorted(largest)
   assert largest[0] < largest[-1]

@@ -199,7 +199,7 @@ def test_a_head_with_tables_in_few_bits_drafts():
     state = decoder.init(
       params, prompts, lengths, key, buffer_length=32, max_new_tokens=8
     )
-    return decoder.step(params, state)
+    return decoder.step(params, state)[0]
 
   prompts = jax.ShapeDtypeStruct((2, 4), jnp.int32)
   lengths = jax.ShapeDtypeStruct((2,), jnp.int32)

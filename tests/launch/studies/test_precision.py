@@ -5,8 +5,10 @@ import pathlib
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import shown
 from scipy import special
 
+from launch import tables
 from launch.studies import precision
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -66,9 +68,9 @@ def test_the_target_is_at_no_distance_and_floats_are_further(pair):
   assert [len(x) for x in speeds] == [1, 3, 1]  # a draft has the target's cache
   num_bytes = [row["weight_bytes"] for row in rows]
   assert num_bytes[0] > num_bytes[1] == num_bytes[2]
-  shown = precision.table({"x/tiny.json": {"rows": rows}}).splitlines()
-  assert len(shown) == 5
-  assert shown[3].startswith("| tiny | `stored(int8)` |")
+  drawn = precision.table({"x/tiny.json": {"rows": rows}}).splitlines()
+  assert len(drawn) == 5
+  assert drawn[3].startswith("| tiny | `stored(int8)` |")
 
 
 def test_intervals_are_over_five_texts_or_there_are_none():
@@ -85,3 +87,12 @@ def test_unknown_precisions_are_refused():
     precision.PRECISIONS.make("stored(cache=int2)")
   with pytest.raises(ValueError, match="unknown weights 'int3'"):
     precision.PRECISIONS.make("stored(int3)")
+
+
+def test_the_rows_shown_are_those_of_the_committed_results(capsys):
+  page = (ROOT / "docs/precision.md").read_text("utf-8")
+  paths = [
+    ROOT / f"docs/precision/{name}.json" for name in ("embedded", "smollm2")
+  ]
+  assert tables.main(["tables", "precision", *map(str, paths)]) == 0
+  assert len(shown.rows_of(capsys.readouterr().out, page)) >= 8

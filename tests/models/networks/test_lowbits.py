@@ -68,21 +68,23 @@ def test_products_are_those_with_the_dequantised_weights(dtype):
     expected = np.asarray(x, dtype).astype(np.float32) @ np.asarray(
       lowbits.dequantize(*stored).T
     )
-    found = lowbits.products(jnp.asarray(x, dtype), *stored)
-    assert found.dtype == dtype
     close = 9 * float(jnp.finfo(dtype).eps) * np.abs(expected).max()
-    np.testing.assert_allclose(
-      np.asarray(found, np.float32), expected, rtol=0, atol=close
-    )
+    for multiply in (lowbits.products, lowbits.group_products):
+      found = multiply(jnp.asarray(x, dtype), *stored)
+      assert found.dtype == dtype
+      np.testing.assert_allclose(
+        np.asarray(found, np.float32), expected, rtol=0, atol=close
+      )
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_small_weights_in_groups_are_rounded_once(dtype):
   weight = 1e-4 * RNG.standard_normal((3, 64)).astype(np.float32)
   stored = lowbits.quantize(weight, Format(kind="int8", group=32))
-  found = lowbits.products(jnp.eye(64, dtype=dtype), *stored)
   expected = lowbits.dequantize(*stored).T.astype(dtype)
-  np.testing.assert_array_equal(found, expected)
+  for multiply in (lowbits.products, lowbits.group_products):
+    found = multiply(jnp.eye(64, dtype=dtype), *stored)
+    np.testing.assert_array_equal(found, expected)
 
 
 @nnx.jit(static_argnums=0)
