@@ -263,20 +263,23 @@ def table(results: dict[str, dict]) -> str:
       "its draft accepted": lambda x: (
         f"{x['draft_acceptance']:.3f}" if "draft_acceptance" in x else ""
       ),
-      "v5e-8, tok/s": lambda x: f"{x['v5e-8']['plain']:,.0f}",
-      "as own draft: tokens a call, tok/s": lambda x: (
-        f"{x['block_efficiency']:.2f}, {x['v5e-8']['block_efficiency']:,.0f}"
-        if "block_efficiency" in x["v5e-8"]
-        else ""
-      ),
-      "greedy": lambda x: (
-        f"{x['greedy_block_efficiency']:.2f}, "
-        f"{x['v5e-8']['greedy_block_efficiency']:,.0f}"
-        if "block_efficiency" in x["v5e-8"]
-        else ""
-      ),
+      "v5e-8, tok/s": lambda x: _speed(x, "plain"),
+      "four drafted": lambda x: _own(x, "block_efficiency"),
+      "greedy": lambda x: _own(x, "greedy_block_efficiency"),
     },
   )
+
+
+def _speed(row: dict, name: str) -> str:
+  """Predicted tokens a second; "" where none are."""
+  rates = row.get(_TOPOLOGY, {})
+  return f"{rates[name]:,.0f}" if name in rates else ""
+
+
+def _own(row: dict, name: str) -> str:
+  """Tokens a call as the target's own draft, and tokens a second."""
+  speed = _speed(row, name)
+  return speed and f"{row[name]:.2f}, {speed}"
 
 
 def run(_) -> int:
