@@ -2,9 +2,10 @@
 
 TPUs' figures are Google's, from the pages of each generation under
 https://docs.cloud.google.com/tpu/docs (system architecture), read in November
-2026; v4's six links of 50 GB/s are from its paper (Jouppi et al., 2023). The
-memory that a program may use is what libtpu's compiler reports, less than what
-is soldered on. GPUs' are peak figures of NVIDIA's data sheets as public
+2026; v5p's peak of int8 is what listings quote of its announcement, and v4's
+six links of 50 GB/s are from its paper (Jouppi et al., 2023). The memory that a
+program may use is what libtpu's compiler reports, less than what is soldered
+on. GPUs' are peak figures of NVIDIA's data sheets as public
 listings of November 2026 quote them; all bandwidths but those of H100 PCIe,
 H200 and B200 were compared with memory clock times bus width.
 """
@@ -66,7 +67,7 @@ CHIPS = {
     Chip(
       name="v5p", hbm_bytes=int(95.74 * GIB), hbm_bandwidth=2765e9,
       peak_flops=459e12, ici_bandwidth=1200e9 / 2, dimensions=3,
-      peak_fp8=459e12,
+      peak_int8=918e12, peak_fp8=459e12,
       accelerator="v5p", counted="cores", kinds=("TPU v5p", "TPU v5"),
     ),
     Chip(

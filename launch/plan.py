@@ -63,6 +63,7 @@ from models import head_shapes, meshes
 from models.formats import head_checkpoints, json_files
 from models.formats.huggingface import translate
 from models.head_shapes import KINDS, HeadShape
+from models.networks import lowbits
 from models.networks.layers import TransformerConfig
 from models.networks.lowbits import Format
 from models.networks.t5_config import T5Config
@@ -250,7 +251,7 @@ def question(
     of_head = head_shapes.mtp_shape(target)
   elif drafting.reads == "model":
     draft = shape(drafting.checkpoint)
-  elif drafting.reads == "layers":
+  elif drafting.reads in ("layers", "weights") and drafting.checkpoint:
     skipped = layers.read(drafting.checkpoint)
   if draft is None and of_head is None:
     cli.refuse_with(f"--drafter={drafting.name}", _DRAFT_DEVICES)
@@ -271,6 +272,8 @@ def question(
       raise cli.UserError(f"--experts={_EXPERTS.value}: no such file") from None
     except (LookupError, TypeError, AttributeError, ValueError) as error:
       raise cli.UserError(f"--experts={_EXPERTS.value}: {error}") from error
+  weights = precision.weights(_WEIGHTS.value)
+  own = _format(drafting) if drafting.reads == "weights" else None
   return program.Question(
     target=target,
     draft=draft,
@@ -287,10 +290,11 @@ def question(
     input_length=_INPUT_LENGTH.value or 0,
     text_length=_TEXT_LENGTH.value,
     distinct=distinct,
-    weights=precision.weights(_WEIGHTS.value),
+    weights=weights,
     draft_weights=_format(drafting) if drafting.reads == "model" else None,
-    own_weights=_format(drafting) if drafting.reads == "weights" else None,
+    own_weights=lowbits.below(own, weights) if own and weights else own,
     cache=_CACHE.value,
+    draft_cache=drafting.cache,
   )
 
 

@@ -214,7 +214,9 @@ def checkpoints(config: Any) -> dict[str, dict[str, str]]:
 def read_by(drafting: Drafting) -> dict[str, str]:
   """Paths that a way to draft reads, by role."""
   roles = {
-    "layers" if drafting.reads == "layers" else "draft": drafting.checkpoint,
+    "layers" if drafting.reads in ("layers", "weights") else "draft": (
+      drafting.checkpoint
+    ),
     "corpus": drafting.corpus,
     "policy": getattr(drafting.policy, "head", ""),
   }

@@ -16,6 +16,8 @@ TABLES = {
   "explained": "launch.evaluation.explain_page:table",
   "evaluation": "launch.evaluation.page:table",
   "plans": "launch.planning.page:table",
+  "pays": "launch.planning.page:pays",
+  "stored_weights": "launch.planning.page:weights",
   "t5_plans": "launch.planning.leviathan_page:table",
   "passes": "launch.tools.passes:table",
   "answers": "launch.tools.score_answers:table",

@@ -44,8 +44,7 @@ from specjax.types import LanguageModel
 
 def _not_lowered(form: Format) -> "Network":
   raise ValueError(
-    f"weights in few bits ({form.kind}) are of decoder-only models in their "
-    "own types, which config.weights=whole asks for"
+    f"weights in few bits ({form.kind}) are of decoder-only models"
   )
 
 
@@ -59,8 +58,8 @@ class Network:
     functions: makes the model's pure functions, with layers skipped and
       features returned as asked; ValueError where that is not possible. With
       `count_experts=True` its passes count the experts that they touch.
-    lowered: the same with weights in few bits, all else shared; ValueError
-      where that is not possible.
+    lowered: the same with weights in few bits, or in fewer, all else shared;
+      ValueError where that is not possible.
     note: how weights that are published in few bits are held, in words.
   """
 
@@ -192,6 +191,7 @@ def _of_layers(
   """A model over a mesh, whose weights are stored so."""
 
   def lowered(form: Format) -> Network:
+    form = lowbits.below(form, weights) if weights else form
     return _of_layers(
       config, stacked.lowered(params, config, form), form,
       dtype=dtype, sharding=sharding, stored=stored,
@@ -210,7 +210,7 @@ def _of_layers(
       stored=stored,
       **counting,
     ),
-    lowered=_not_lowered if weights else lowered,
+    lowered=lowered,
   )
 
 
@@ -219,10 +219,11 @@ def _of_module(
 ) -> Network:
   """A model on one device, whose weights are stored so."""
 
-  def lowered(form: Format) -> Network:
+  def lowered(to: Format) -> Network:
+    to = lowbits.below(to, form) if form else to
     copy = nnx.merge(*nnx.split(module))  # of the same arrays
-    lowbits.lower(copy, form)
-    return _of_module(copy, stored, form=form)
+    lowbits.lower(copy, to)
+    return _of_module(copy, stored, form=to)
 
   return Network(
     config=module.config,
@@ -230,7 +231,7 @@ def _of_module(
     functions=lambda skipped, features, **counting: as_language_model(
       module, skipped=skipped, features=features, stored=stored, **counting
     )[0],
-    lowered=_not_lowered if form else lowered,
+    lowered=lowered,
   )
 
 

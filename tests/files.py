@@ -14,12 +14,19 @@ EMBEDDED = "models/pretrained/target"
 
 
 def make_checkpoint(
-  directory, *, seed=0, embed_dim=32, vocab_size=4096, num_layers=2
+  directory,
+  *,
+  seed=0,
+  embed_dim=32,
+  vocab_size=4096,
+  num_layers=2,
+  mlp_dim=48,
 ):
   """A random Llama checkpoint with the embedded pair's tokenizer."""
   config = TransformerConfig(
     vocab_size=vocab_size, embed_dim=embed_dim, num_layers=num_layers,
-    num_heads=2, num_kv_heads=1, head_dim=16, mlp_dim=48, max_positions=256,
+    num_heads=2, num_kv_heads=1, head_dim=16, mlp_dim=mlp_dim,
+    max_positions=256,
   )  # fmt: skip
   module = Transformer(config, rngs=nnx.Rngs(seed))
   # Larger weights than at initialisation, so that laws are far from uniform.

@@ -48,11 +48,10 @@ EXPERTS = SETTINGS | dict(
 
 
 @functools.cache
-def model(experts=False):
-  """The model that all others have the rest of."""
-  if experts:
-    return references.make("qwen3_moe", EXPERTS)
-  return references.make("llama", SETTINGS)
+def model(family="llama"):
+  """The model that all others have the rest of; Qwen2's has biases."""
+  settings = EXPERTS if family == "qwen3_moe" else SETTINGS
+  return references.make(family, settings)
 
 
 def words(numbers, bits):
@@ -96,7 +95,7 @@ def gptq(rng, shape, *, bits=4, group=GROUP, sym=True, v2=False, order=False):
   numbers, zeros, scales = draw(
     rng, shape, bits=bits, group=group, zeros=middle if sym else None
   )
-  group_of = np.arange(shape[1]) // (group or shape[1])
+  group_of = in_turn(shape, group)
   if order:
     group_of = rng.permutation(group_of)
   return {
@@ -107,19 +106,26 @@ def gptq(rng, shape, *, bits=4, group=GROUP, sym=True, v2=False, order=False):
   }, stands_for(numbers, zeros, scales, group_of)
 
 
-def awq(rng, shape):
+def awq(rng, shape, *, group=GROUP):
   """Likewise."""
-  numbers, zeros, scales = draw(rng, shape, bits=4, group=GROUP)
+  numbers, zeros, scales = draw(rng, shape, bits=4, group=group)
   of_word = np.array([0, 2, 4, 6, 1, 3, 5, 7])  # the lowest bits first
   order = (8 * np.arange(shape[0] // 8)[:, None] + of_word).reshape(-1)
   return {
     "qweight": words(numbers.T[:, order], 4),
     "qzeros": words(zeros.T[:, order], 4),
     "scales": scales.T,
-  }, stands_for(numbers, zeros, scales)
+  }, stands_for(numbers, zeros, scales, in_turn(shape, group))
 
 
-def pack_quantized(rng, shape, *, bits=4, group=GROUP, sym=True):
+def in_turn(shape, group):
+  """The group of each input."""
+  return np.arange(shape[1]) // (group or shape[1])
+
+
+def pack_quantized(
+  rng, shape, *, bits=4, group=GROUP, sym=True, order=False, whole_zeros=False
+):
   """Likewise, of compressed-tensors: numbers and zero points have a sign."""
   middle = 2 ** (bits - 1)
   numbers, zeros, scales = draw(
@@ -132,19 +138,30 @@ def pack_quantized(rng, shape, *, bits=4, group=GROUP, sym=True):
     "weight_shape": np.array(shape, np.int64),
   }
   if not sym:
-    parts["weight_zero_point"] = words(zeros.T, bits).T
-  return parts, stands_for(numbers, zeros, scales)
+    parts["weight_zero_point"] = (
+      (zeros - middle).astype(np.int8) if whole_zeros
+      else words(zeros.T, bits).T
+    )  # fmt: skip
+  group_of = in_turn(shape, group)
+  if order:
+    group_of = rng.permutation(group_of)
+    parts["weight_g_idx"] = group_of.astype(np.int32)
+  return parts, stands_for(numbers, zeros, scales, group_of)
 
 
-def int_quantized(rng, shape, *, one=False):
-  numbers, _, scales = draw(rng, shape, bits=8, group=None, dtype=np.float32)
+def int_quantized(rng, shape, *, one=False, sym=True):
+  numbers, zeros, scales = draw(
+    rng, shape, bits=8, group=None, zeros=128 if sym else None, dtype=np.float32
+  )
   if one:
     scales[:] = scales[0]
   parts = {
     "weight": (numbers - 128).astype(np.int8),
     "weight_scale": scales[0] if one else scales,
   }
-  return parts, stands_for(numbers - 128, np.zeros_like(scales), scales)
+  if not sym:
+    parts["weight_zero_point"] = (zeros - 128).astype(np.int8)
+  return parts, stands_for(numbers, zeros, scales)
 
 
 def floats(rng, shape):
@@ -183,7 +200,7 @@ def blocks(
   return {"weight": numbers, name: given}, whole
 
 
-def write(path, pack, how, *, head=False, experts=False):
+def write(path, pack, how, *, head=False, family="llama", kept=()):
   """A checkpoint whose projections are packed.
 
   Args:
@@ -191,19 +208,21 @@ def write(path, pack, how, *, head=False, experts=False):
     pack: `(rng, shape)` gives the parts of a weight, and the weight.
     how: its `quantization_config`.
     head: whether the output projection is packed too.
-    experts: whether it is of a mixture.
+    family: of the model.
+    kept: parts of the names of projections that are not packed.
 
   Returns:
     The weights by the names of the files, all that are not packed too.
   """
-  model(experts).save_pretrained(path)
+  model(family).save_pretrained(path)
   tensors, rng = load_file(path / "model.safetensors"), np.random.default_rng(0)
   expected, found = {}, {}
   for name, x in tensors.items():
-    packed = "_proj" in name or (head and name == "lm_head.weight")
-    parts, whole = pack(rng, x.shape) if packed else ({"weight": x}, x)
+    packed = "_proj.weight" in name or (head and name == "lm_head.weight")
+    packed = packed and not any(part in name for part in kept)
+    parts, whole = pack(rng, x.shape) if packed else ({name: x}, x)
     expected[name] = whole
-    stem = name.removesuffix("weight")
+    stem = name.removesuffix("weight") if packed else ""
     found |= {f"{stem}{part}": value for part, value in parts.items()}
   save(found, path / "model.safetensors")
   configure(path, how)

@@ -11,7 +11,10 @@ from specjax import calls, shapes
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 # Made from results, whose commands are spelt as when they were run.
-MADE = ("measured.md", "evaluation", "reports", "measurements", "adaptive")
+MADE = (
+  "measured.md", "evaluation", "reports", "measurements", "adaptive",
+  "precision",
+)  # fmt: skip
 
 
 def texts() -> dict[str, str]:

@@ -21,11 +21,12 @@ from launch.build.policies import POLICIES
 from launch.build.precision import WEIGHTS
 from models.formats import head_checkpoints
 from models.formats.head_checkpoints import Head
+from models.networks import lowbits
 from models.networks import specdec as block_networks
 from models.networks.lowbits import Format
 from models.networks.specdec import Block
 from models.networks.transformer import FINAL, SkippedLayers
-from specjax import drafters, shapes
+from specjax import drafters, low_cache, shapes
 from specjax import siblings as siblings_lib
 from specjax.adaptive import policies, widths
 from specjax.adaptive.policies import Policy
@@ -39,18 +40,24 @@ from specjax.tree import Tree
 from specjax.types import Drafter, LanguageModel, Rule
 
 
-def _weights(*, weights: Format | None = None) -> dict[str, Any]:
-  """How a draft's weights are stored; in few bits they cannot learn."""
-  return dict(weights=weights, learns=weights is None)
+def _storage(
+  *, weights: Format | None = None, cache: str = ""
+) -> dict[str, Any]:
+  """How a draft is stored; in few bits it cannot learn."""
+  low_cache.check(cache or None)
+  learns = weights is None and not cache
+  return dict(weights=weights, cache=cache or None, learns=learns)
 
 
-def _bits(*, bits: int = 8, group: int | None = None) -> dict[str, Any]:
-  """How a copy of the target's weights is stored."""
+def _bits(
+  *, bits: int = 8, group: int | None = None, skipped: str = ""
+) -> dict[str, Any]:
+  """How a copy of the target's weights is stored, and what of it is skipped."""
   if bits not in (4, 8):
     raise ValueError(f"bits must be 4 or 8, got {bits}")
-  if bits == 4 and group is None:
-    group = 32
-  return dict(weights=Format(kind=f"int{bits}", group=group))
+  kind = f"int{bits}"
+  group = lowbits.KINDS[kind].group if group is None else group
+  return dict(weights=Format(kind=kind, group=group), checkpoint=skipped)
 
 
 def _texts(corpus: str) -> dict[str, Any]:
@@ -69,7 +76,7 @@ _NESTED: dict[type, Grammar] = {
 }
 _ENTRIES = (
   entry(drafters.plain),
-  entry(drafters.model, reads="model", after=_weights, climbs=True),
+  entry(drafters.model, reads="model", after=_storage, climbs=True),
   entry(drafters.layer_skip, reads="layers", climbs=True),
   entry(drafters.quantised_self, reads="weights", before=_bits, climbs=True),
   entry(drafters.ngram, climbs=True),
@@ -179,7 +186,7 @@ def holds_model(path: str) -> bool:
 def check_checkpoint(drafting: Drafting) -> None:
   """Raises ValueError if the checkpoint holds something else than is read."""
   path, wanted = drafting.checkpoint, drafting.reads
-  if not path or wanted in ("", "layers"):
+  if not path or wanted in ("", "layers", "weights"):
     return
   if head_checkpoints.is_head(path):
     there = "head"
@@ -213,8 +220,9 @@ def source(drafting: Drafting, models: Any) -> tuple[Any, Any]:
     skipped = drafting.skipped or layers.read(drafting.checkpoint)
     return models.target.functions(skipped, features), None
   if drafting.reads == "weights":
-    low = models.draft
-    return low.functions(SkippedLayers(), features), low.params
+    low, path = models.draft, drafting.checkpoint
+    skipped = layers.read(path) if path else SkippedLayers()
+    return low.functions(skipped, features), low.params
   if drafting.reads in ("head", "mtp"):
     head = models.draft
     if head.kind != drafting.name:

@@ -75,8 +75,8 @@ class Drafting:
     call: `(model or None, V, **settings) -> Drafter`.
     settings: what it was given, by name.
     reads: what the checkpoint holds: "model", "block", "layers" (of the target,
-      which are skipped), "weights" (the target's, in few bits, and no
-      checkpoint), "head" (of the kind `name`), or "" for nothing; "mtp" is a
+      which are skipped), "weights" (the same, of the target's in few bits; may
+      be none), "head" (of the kind `name`), or "" for nothing; "mtp" is a
       head in the target's own.
     checkpoint: its path.
     corpus: path of an index of texts; "" for none.
@@ -93,6 +93,7 @@ class Drafting:
     skipped: layers of the target that are skipped, in place of a file's.
     weights: how the draft's weights are stored, as
       `models.checkpoints.load` takes it; None for the config's dtype.
+    cache: what the draft's keys and values are stored as, likewise.
   """
 
   name: str
@@ -112,6 +113,7 @@ class Drafting:
   rule: str = ""
   skipped: SkippedLayers | None = None
   weights: Format | Published | None = None
+  cache: str | None = None
 
   @functools.cached_property
   def unread(self) -> Drafter:

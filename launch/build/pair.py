@@ -107,11 +107,9 @@ def check_config(
       "dtype must be float32, bfloat16 or float16, got " + repr(config.dtype)
     )
   form = precision.of_target(config.get("weights", ""))
-  if isinstance(form, Format) and drafting.reads == "weights":
-    raise ValueError(
-      f"{drafting.name} rounds a target in config.dtype: give "
-      "config.weights=whole, or none"
-    )
+  if drafting.reads == "weights" and isinstance(form, Format):
+    assert isinstance(drafting.weights, Format)  # as quantised_self has it
+    lowbits.below(drafting.weights, form)
   low_cache.check(config.get("cache") or None)
   for name in ("seed", "top_k"):
     if not 0 <= config[name] < _LIMITS[name]:
@@ -245,7 +243,7 @@ def load(
   elif reads == "model":
     draft = checkpoints.load(
       path, dtype=dtype, mesh=mesh, sharding=shardings[1],
-      weights=drafting.weights,
+      stored=drafting.cache, weights=drafting.weights,
     )  # fmt: skip
   if reads in ("block", "model"):
     check_same_tokenizer(tokenizer, checkpoints.load_tokenizer(path))
@@ -439,7 +437,7 @@ def check_low(config: ml_collections.ConfigDict, drafting: Drafting) -> None:
   if drafting.reads == "weights":
     stored.append((config.target, drafting.weights, None))
   elif drafting.reads == "model":
-    stored.append((drafting.checkpoint, drafting.weights, None))
+    stored.append((drafting.checkpoint, drafting.weights, drafting.cache))
   for path, asked, cache in stored:
     weights = asked if isinstance(asked, Format) else None
     if weights is None and cache is None:

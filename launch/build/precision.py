@@ -4,65 +4,33 @@
 drafter that reads a model. `FORMATS` are those that weights are rounded to.
 """
 
+from collections.abc import Callable
 from typing import Literal
 
 from models import checkpoints
+from models.networks import lowbits
 from models.networks.lowbits import Format
 from specjax.calls import Grammar
 
 Published = Literal["published"]
 
 
-def int8(
-  *,
-  group: int | None = None,
-  output: bool = True,
-  embedding: bool = False,
-  dense: bool = True,
-) -> Format:
-  """Whole numbers of eight bits, with a scale for every output or group."""
-  return Format(
-    kind="int8", group=group, output=output, embedding=embedding, dense=dense
-  )
+def _rounded(kind: str, words: str) -> Callable[..., Format]:
+  """The call of a kind, whose groups are its own by default."""
 
+  def call(
+    *,
+    group: int | None = lowbits.KINDS[kind].group,
+    output: bool = True,
+    embedding: bool = False,
+    dense: bool = True,
+  ) -> Format:
+    return Format(
+      kind=kind, group=group, output=output, embedding=embedding, dense=dense
+    )
 
-def int4(
-  *,
-  group: int | None = 32,
-  output: bool = True,
-  embedding: bool = False,
-  dense: bool = True,
-) -> Format:
-  """Whole numbers of four bits, with a scale for every group of inputs."""
-  return Format(
-    kind="int4", group=group, output=output, embedding=embedding, dense=dense
-  )
-
-
-def fp8(
-  *,
-  group: int | None = None,
-  output: bool = True,
-  embedding: bool = False,
-  dense: bool = True,
-) -> Format:
-  """Floats of eight bits (e4m3), with a scale for every output or group."""
-  return Format(
-    kind="fp8", group=group, output=output, embedding=embedding, dense=dense
-  )
-
-
-def fp4(
-  *,
-  group: int | None = 32,
-  output: bool = True,
-  embedding: bool = False,
-  dense: bool = True,
-) -> Format:
-  """Floats of four bits (e2m1), with a scale for every group of inputs."""
-  return Format(
-    kind="fp4", group=group, output=output, embedding=embedding, dense=dense
-  )
+  call.__doc__ = words
+  return call
 
 
 def published() -> Published:
@@ -74,9 +42,15 @@ def whole() -> None:
   """The config's dtype, whatever the files have."""
 
 
+_NUMBERS = {
+  "int8": "Integers of eight bits, with a scale for every output or group.",
+  "int4": "Integers of four bits, with a scale for every group of inputs.",
+  "fp8": "Floats of eight bits (e4m3), with a scale for every output or group.",
+  "fp4": "Floats of four bits (e2m1), with a scale for every group of inputs.",
+}
 FORMATS = Grammar(
   kind="weights",
-  entries={one.__name__: one for one in (int8, int4, fp8, fp4)},
+  entries={kind: _rounded(kind, words) for kind, words in _NUMBERS.items()},
 )
 WEIGHTS = Grammar(
   kind="weights",

@@ -20,6 +20,8 @@ from specjax.tree import Form, Tree, chain
 
 _ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 _BEST_AT = tuple(n / 20 for n in range(10, 20))  # where the best N is said
+# Acceptances for which the largest batch is said at which drafting pays.
+_PAYS_AT = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.97, 0.99)
 _TYPICAL = 0.8  # acceptance, where one number must be chosen
 _MOST = 32  # tokens of the widest verify pass
 _NOT_SETTINGS = (
@@ -165,11 +167,14 @@ def _passes(q: Question) -> tuple[list[Pass], list[Pass]]:
   if q.head is not None:
     drafting = heads.passes(
       q.head, drafter, size=q.layout.draft, rows=q.rows, slots=q.slots,
-      text=q.text_length,
+      text=q.text_length, saved=heads.saved_bytes(q.head, q.tables()),
     )  # fmt: skip
     return drafting, verify
   if q.draft is not None:
-    draft = _place(q, q.cut_draft(), q.layout.draft, weights=q.draft_weights)
+    draft = _place(
+      q, q.cut_draft(), q.layout.draft, weights=q.draft_weights,
+      cache=q.draft_cache,
+    )  # fmt: skip
   else:
     draft = _target(
       q,
@@ -250,13 +255,19 @@ def _roofline(topology: Topology, q: Question) -> dict:
   nodes = q.tree.num_nodes
   seconds = sum(passes) + verify[q.fed - 1]
   speculative = lambda p: q.batch_size * tokens_per_round(q.tree, p) / seconds
-  by_batch = [
-    _best_of_batch(
-      topology, dataclasses.replace(q, batch_size=q.layout.data * 2**i)
-    )
+  of_batches = [
+    (one, _costs_of_chain(topology, one))
     for i in range(13 if nodes > 1 else 0)
+    for one in (dataclasses.replace(q, batch_size=q.layout.data * 2**i),)
   ]
-  pays = [row["batch_size"] for row in by_batch if row["speedup"] > 1]
+  by_batch = [_best(*batch, _TYPICAL) for batch in of_batches]
+
+  def pays_up_to(acceptance: float) -> int:
+    rows = (_best(*batch, acceptance) for batch in of_batches)
+    pays = [row["batch_size"] for row in rows if row["speedup"] > 1]
+    return max(pays, default=0)
+
+  costs = _costs_of_chain(topology, q)
   return {
     "note": "a model, not a measurement; acceptance taken as i.i.d.",
     "peaks": {
@@ -274,13 +285,13 @@ def _roofline(topology: Topology, q: Question) -> dict:
       _break_even(lambda p: speculative(p) / plain) if nodes > 1 else None
     ),
     "best_num_speculative_tokens": (
-      _best_of_batch(topology, q)["num_speculative_tokens"] if nodes > 1 else 0
+      _best(q, costs, _TYPICAL)["num_speculative_tokens"] if nodes > 1 else 0
     ),
     "best_by_acceptance": [
       {"acceptance": p}
       | {k: best[k] for k in ("num_speculative_tokens", "speedup")}
       for p in (_BEST_AT if nodes > 1 else ())
-      for best in (_best_of_batch(topology, q, p),)
+      for best in (_best(q, costs, p),)
     ],
     "tokens_per_second": [
       [p, float(plain), float(speculative(p))] for p in _ACCEPTANCES
@@ -288,29 +299,43 @@ def _roofline(topology: Topology, q: Question) -> dict:
     "acceptance": _TYPICAL,
     "tokens_fed": q.fed,
     "by_batch_size": by_batch,
-    "pays_up_to_batch_size": max(pays, default=0),
+    "pays_up_to_batch_size": pays_up_to(_TYPICAL),
+    "pays_by_acceptance": [
+      {"acceptance": p, "batch_size": pays_up_to(p)}
+      for p in (_PAYS_AT if nodes > 1 else ())
+    ],
   }
 
 
-def _best_of_batch(
-  topology: Topology, q: Question, acceptance: float = _TYPICAL
+def _costs_of_chain(
+  topology: Topology, q: Question
+) -> tuple[list[float], np.ndarray]:
+  """As `_costs`, of one path; what is looked ahead for stays as it is."""
+  if q.lookahead is None:
+    q = dataclasses.replace(q, tree=chain(q.tree.max_depth), siblings="iid")
+  return _costs(topology, q)
+
+
+def _best(
+  q: Question, costs: tuple[list[float], np.ndarray], acceptance: float
 ) -> dict:
   """The best chain of a batch size, over plain decoding.
 
   What is looked ahead for is no chain: it is what was asked for.
+
+  Args:
+    q: the question.
+    costs: of its chain.
+    acceptance: of every token.
   """
+  passes, verify = costs
   if q.lookahead is not None:
-    _, verify = _costs(topology, q)
     tokens = tokens_per_round(q.tree, acceptance)
     return {
       "batch_size": q.batch_size,
       "num_speculative_tokens": q.tree.max_depth,
       "speedup": float(tokens * verify[0] / verify[q.fed - 1]),
     }
-  passes, verify = _costs(
-    topology,
-    dataclasses.replace(q, tree=chain(q.tree.max_depth), siblings="iid"),
-  )
   if q.head is not None and q.head.num_depths is not None:
     # One pass says them all: only verifying costs more with more of them.
     counts = np.arange(1, min(q.head.num_depths, _MOST - 1) + 1)

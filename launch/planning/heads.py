@@ -13,12 +13,14 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from launch.planning import roofline
+from launch.planning import borrowing, networks, roofline
 from launch.planning.roofline import Pass, Placement
 from models import head_shapes
 from models.head_shapes import HeadShape
+from models.networks import lowbits
 from models.networks.dflash import ParallelConfig
 from models.networks.eagle import EagleConfig
+from models.networks.lowbits import Format
 from models.sharding import Sharding
 from specjax import drafters
 from specjax.siblings import Siblings
@@ -37,10 +39,36 @@ _OF_TARGET = {
 }
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tables:
+  """Embedding and output projection of a target.
+
+  Attributes:
+    config: the target.
+    weights: how its weights are stored; None for bfloat16.
+  """
+
+  config: networks.Config
+  weights: Format | None
+
+
 @functools.cache
-def _shapes(shape: HeadShape, dtype):
-  """The network with shapes for parameters."""
-  return nnx.eval_shape(lambda: shape.make(dtype=dtype, rngs=nnx.Rngs(0)))
+def _low(shape: HeadShape, tables: Tables | None) -> dict[str, Any]:
+  """A head's tables that are in few bits: their parameters' shapes, by name."""
+  if tables is None or tables.weights is None:
+    return {}
+  frame = networks.shapes(tables.config, tables.weights)["frame"]
+  of_head = {name: _table(frame, name) for name, _ in _shared(shape)}
+  return {name: x for name, x in of_head.items() if "scales" in x}
+
+
+@functools.cache
+def _shapes(shape: HeadShape, dtype, tables: Tables | None = None):
+  """The network with shapes for parameters, tables as its target has them."""
+  module = nnx.eval_shape(lambda: shape.make(dtype=dtype, rngs=nnx.Rngs(0)))
+  for name, params in _low(shape, tables).items():
+    lowbits.borrow(module, name, params)
+  return module
 
 
 def own_params(shape: HeadShape, dtype):
@@ -62,15 +90,27 @@ def _shared(shape: HeadShape) -> set[tuple[str, str]]:
   return shared
 
 
+def _table(frame, module: str):
+  """Parameters of a table; a tied embedding is the output projection too."""
+  return frame[module if module in frame else "embed"]
+
+
 def with_shared(shape: HeadShape, params: Params) -> Params:
   """Parameters of `own_params` with the target's arrays among the head's."""
-  flat, frame = dict(nnx.to_flat_state(params.draft)), params.target["frame"]
+  flat = dict(nnx.to_flat_state(params.draft))
   for module, kind in _shared(shape):
-    tied = module not in frame  # the embedding is the output projection too
-    flat[module, kind] = (
-      frame["embed"]["embedding"] if tied else frame[module][kind]
-    )
+    table = _table(params.target["frame"], module)
+    flat[module, kind] = table[kind if kind in table else "embedding"]
+    if "scales" in table:
+      flat[module, "scales"] = table["scales"]
   return dataclasses.replace(params, draft=nnx.from_flat_state(flat))
+
+
+def saved_bytes(shape: HeadShape, tables: Tables) -> int:
+  """Bytes less that a pass reads of an output projection in few bits."""
+  stored = jax.tree.leaves(_low(shape, tables).get("lm_head", {}))
+  count = max((math.prod(x.shape) for x in stored), default=0)
+  return _ITEM * count - sum(map(lowbits.num_bytes, stored))
 
 
 def num_params(shape: HeadShape, dtype) -> int:
@@ -87,6 +127,7 @@ def make_drafter(
   vocab_size: int,
   dtype,
   sharding: Sharding,
+  tables: Tables | None = None,
 ) -> Drafter:
   """The drafter that would run, on `own_params` and a stacked target's.
 
@@ -95,19 +136,15 @@ def make_drafter(
     tree, siblings, vocab_size: as of `specjax.drafters`.
     dtype: of parameters, activations and cache.
     sharding: the head's rules on the mesh.
+    tables: of the target; None if they are not in few bits.
   """
-  functions, _ = head_shapes.functions(_shapes(shape, dtype), sharding=sharding)
+  functions, _ = head_shapes.functions(
+    _shapes(shape, dtype, tables), sharding=sharding
+  )
   inner = getattr(drafters, shape.kind)(
     functions, tree=tree, siblings=siblings, vocab_size=vocab_size
   )
-  whole = functools.partial(with_shared, shape)
-  return dataclasses.replace(
-    inner,
-    init=lambda params, *more: inner.init(whole(params), *more),
-    prefill=lambda params, *more: inner.prefill(whole(params), *more),
-    propose=lambda params, *more: inner.propose(whole(params), *more),
-    commit=lambda params, *more: inner.commit(whole(params), *more),
-  )
+  return borrowing.reading(inner, functools.partial(with_shared, shape))
 
 
 def cached(shape: HeadShape):
@@ -139,6 +176,7 @@ def passes(
   rows: int,
   slots: int,
   text: int | None = None,
+  saved: int = 0,
 ) -> list[Pass]:
   """The passes of a round, on one device.
 
@@ -148,11 +186,14 @@ def passes(
     size: devices that it is cut over.
     rows: of the batch that each such group decodes.
     slots, text: see `Placement`.
+    saved: see `saved_bytes`.
   """
   count = _counts(shape)
   c = shape.config
   if not isinstance(c, EagleConfig | ParallelConfig):
-    return [_of_marginals(sum(count.values()), c, size, rows)]
+    return [
+      _less(_of_marginals(sum(count.values()), c, size, rows), saved / size)
+    ]
   layers = c.layer if isinstance(c, EagleConfig) else c.layers
   words = getattr(c, "draft_vocab_size", None) or layers.vocab_size
   layers = dataclasses.replace(
@@ -169,7 +210,7 @@ def passes(
       slots=slots,
       text=text,
     )
-    return roofline.forward(placement, tokens)
+    return _less(roofline.forward(placement, tokens), saved / size)
 
   if isinstance(c, ParallelConfig):
     # What stands is read by keys and values alone, in the pass of the block.
@@ -180,6 +221,11 @@ def passes(
   return [
     over(count["layers"] + count["fc"], first), *(over(later, n) for n in more)
   ]  # fmt: skip
+
+
+def _less(one: Pass, num_bytes: float) -> Pass:
+  """A pass that reads so many bytes less."""
+  return dataclasses.replace(one, hbm_bytes=one.hbm_bytes - num_bytes)
 
 
 def _counts(shape: HeadShape) -> dict[str, int]:

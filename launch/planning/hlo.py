@@ -54,6 +54,7 @@ class Instruction:
     trips: rounds of a while loop if they are known, else 1.
     moves: whether it is a copy between a device's memory and the chip's own,
       small and fast one.
+    on_chip: whether its first result is there.
     scopes: parts of the name that jax gave the operation.
   """
 
@@ -64,6 +65,7 @@ class Instruction:
   fused: str | None
   trips: int
   moves: bool
+  on_chip: bool
   scopes: tuple[str, ...]
 
   @property
@@ -155,7 +157,7 @@ def _instruction(name, shape, opcode, rest, *, rounds) -> Instruction:
     known = _TRIPS.search(rest)
     condition = re.search(r"condition=%?([\w.\-]+)", rest)
     trips = int(known[1]) if known else rounds.get(condition[1]) or 1
-  label = _NAME.search(rest)
+  label, spaces = _NAME.search(rest), _SPACE.findall(shape)
   return Instruction(
     name=name,
     shapes=tuple(
@@ -166,7 +168,8 @@ def _instruction(name, shape, opcode, rest, *, rounds) -> Instruction:
     called=() if opcode == "fusion" else tuple(called),
     fused=called[0] if opcode == "fusion" and called else None,
     trips=trips,
-    moves=opcode == "copy-start" and len(set(_SPACE.findall(shape))) == 2,
+    moves=opcode == "copy-start" and len(set(spaces)) == 2,
+    on_chip=spaces[:1] == ["S(1)"],
     scopes=tuple(label[1].split("/")) if label else (),
   )
 
@@ -300,14 +303,27 @@ def weights_read(
 
 
 def weights_written(
-  module: Module, shapes: set[tuple[str, tuple[int, ...]]]
+  module: Module,
+  shapes: set[tuple[str, tuple[int, ...]]],
+  group: int | None = None,
 ) -> int:
   """Bytes of arrays of a weight's form, or a layer's, that a round writes.
 
   Of any type: dequantised weights are such, and copies. What is moved onto the
-  chip is not written to memory.
+  chip, or made there, is not written to memory.
+
+  Args:
+    module: the program.
+    shapes: `(dtype, dimensions)` of the weights as they lie on a device.
+    group: inputs of a group, which may be an axis of their own.
   """
   forms = {d for _, dims in shapes for d in (dims, dims[1:], (1, *dims[1:]))}
+  if group is not None:  # inputs are the last axis, of experts the one before
+    forms |= {
+      (*d[:at], d[at] // group, group, *d[at + 1 :])
+      for d in forms
+      for at in range(max(len(d) - 2, 0), len(d))
+    }
   wanted = {tuple(sorted(d)) for d in forms if math.prod(d) >= _LARGE}
   given = (
     "parameter", "get-tuple-element", "tuple", "while", "conditional",
@@ -316,7 +332,7 @@ def weights_written(
   return sum(
     count * nbytes(*shape)
     for one, count, _ in walk(module)
-    if one.opcode not in given and not one.moves
+    if one.opcode not in given and not one.moves and not one.on_chip
     for shape in one.shapes[:1]
     if tuple(sorted(shape[1])) in wanted
   )

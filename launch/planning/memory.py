@@ -2,7 +2,7 @@
 
 import dataclasses
 
-from launch.planning import heads, networks, program
+from launch.planning import borrowing, heads, networks, program
 from launch.planning.program import Question
 from models.networks import lowbits
 
@@ -21,10 +21,8 @@ def held(q: Question) -> int:
     total += q.rows * (states + q.tree.num_fed * pending) // size
   if q.own_weights is not None:
     config = q.cut_target()
-    copy_bytes = networks.num_bytes(config, q.own_weights)
-    both = networks.shapes(config, q.own_weights), networks.shapes(config)
-    copy_bytes -= sum(map(lowbits.num_bytes, networks.shared(*both)))
-    total += copy_bytes // q.layout.model
+    own = borrowing.rounded(q.own_shapes(), networks.shapes(config))
+    total += sum(map(lowbits.num_bytes, own.values())) // q.layout.model
   if q.head is not None:
     total += _ITEM * program.num_draft_params(q) // q.layout.draft
     if layers := heads.cached(q.cut_head()[0]):
@@ -37,7 +35,7 @@ def _models(q: Question):
   """The models as they are cut, what is stored how, over how many devices."""
   yield q.cut_target(), q.weights, q.cache, q.layout.model
   if q.draft:
-    yield q.cut_draft(), q.draft_weights, None, q.layout.draft
+    yield q.cut_draft(), q.draft_weights, q.draft_cache, q.layout.draft
 
 
 def _cache(config, size: int, slots: int, cache: str | None = None) -> int:

@@ -97,6 +97,7 @@ def functions(
   )  # fmt: skip
 
 
+@functools.cache
 def shapes(config: Config, weights: Format | None = None):
   """Shapes of a model's parameters."""
   if isinstance(config, T5Config):
@@ -145,15 +146,6 @@ def bytes_per_weight(config: Config, weights: Format | None) -> float:
       )
     )
   return rest / (num_params(config) - table)
-
-
-def shared(copy, params) -> list:
-  """Leaves of a copy in few bits that are the model's own arrays."""
-  originals = dict(jax.tree_util.tree_leaves_with_path(params))
-  leaves = jax.tree_util.tree_leaves_with_path(copy)
-  return [
-    x for at, x in leaves if at in originals and originals[at].dtype == x.dtype
-  ]
 
 
 def bytes_per_channel(config: Config, cache: str | None) -> float:

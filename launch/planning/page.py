@@ -4,6 +4,7 @@ import pathlib
 
 from launch import report
 from launch.hardware import GIB
+from models.networks.lowbits import Format
 
 
 def table(plans: dict[str, dict]) -> str:
@@ -15,6 +16,50 @@ def table(plans: dict[str, dict]) -> str:
   ]  # fmt: skip
   rows = [_row(pathlib.Path(path).stem, p) for path, p in plans.items()]
   return report.table(head, rows)
+
+
+def pays(plans: dict[str, dict]) -> str:
+  """The largest batch at which drafting pays, by acceptance, for each plan.
+
+  Batches are powers of two on each group of devices, drafts of the best length.
+  """
+  of_plans = {
+    pathlib.Path(path).stem: plan["roofline"] for path, plan in plans.items()
+  }
+  largest = {
+    name: {x["acceptance"]: x["batch_size"] for x in line["pays_by_acceptance"]}
+    for name, line in of_plans.items()
+  }
+  at = sorted(set().union(*largest.values()))
+  rows = [
+    [name, f"{of_plans[name]['cost_ratio']:.2f}"]
+    + [f"{batches[p] or 'none'}" for p in at]
+    for name, batches in largest.items()
+  ]
+  return report.table(["plan", "c", *(f"{p:g}" for p in at)], rows)
+
+
+def weights(plans: dict[str, dict]) -> str:
+  """Weights in few bits that a plain round reads and writes, by plan."""
+  mega = lambda count: f"{count / 1e6:,.0f}"
+  return report.columns(
+    [
+      {"plan": pathlib.Path(path).stem} | plan
+      for path, plan in plans.items()
+      if plan.get("weights")
+    ],
+    {
+      "plan": lambda x: x["plan"],
+      "slice": lambda x: f"`{x['topology']}`",
+      "weights": lambda x: f"`{Format(**x['settings']['weights'])}`",
+      "MB a device": lambda x: mega(x["weights"]["bytes"]),
+      "read a round": lambda x: mega(x["weights"]["read"]),
+      "written": lambda x: mega(x["weights"]["written"]),
+      "bytes over the least": lambda x: (
+        f"{x['roofline']['bytes_over_minimum']:.2f}"
+      ),
+    },
+  )
 
 
 def _row(name: str, plan: dict) -> list[str]:

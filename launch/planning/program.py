@@ -13,11 +13,12 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from launch.planning import heads, hlo, networks
+from launch.planning import borrowing, heads, hlo, networks
 from launch.planning.networks import Config
 from models import sharding as sharding_lib
 from models.head_shapes import HeadShape
 from models.meshes import Layout
+from models.networks import lowbits
 from models.networks.lowbits import Format
 from models.networks.transformer import SkippedLayers
 from models.sharding import Sharding
@@ -59,8 +60,8 @@ class Question:
     target: the large model.
     draft: the small one, if there is one.
     head: what drafts from the target's features, if a head does.
-    skipped: sub-layers that the target leaves out to draft for itself, if it
-      does. With neither, n-grams are drafted.
+    skipped: sub-layers that the target, or its copy, leaves out to draft for
+      itself, if it does. With neither, n-grams are drafted.
     lookahead: the window's columns, where the target drafts by looking ahead;
       then the tree is the guesses, as many paths.
     tree: what a round drafts.
@@ -77,9 +78,9 @@ class Question:
       None for uniform routing.
     weights, draft_weights: how the target's and the draft's are stored; None
       for bfloat16.
-    cache: what the target's keys and values are stored as; None for bfloat16.
+    cache, draft_cache: what their keys and values are stored as; likewise.
     own_weights: how the copy is stored that drafts, if the target's own in few
-      bits do (`quantised_self`).
+      bits do (`quantised_self`); in fewer than `weights`.
   """
 
   target: Config
@@ -100,18 +101,22 @@ class Question:
   weights: Format | None = None
   draft_weights: Format | None = None
   cache: str | None = None
+  draft_cache: str | None = None
   own_weights: Format | None = None
 
   def check(self) -> None:
     """Raises ValueError for what cannot be cut or decoded."""
-    low = (self.weights, self.draft_weights, self.own_weights, self.cache)
+    low = (
+      self.weights, self.draft_weights, self.own_weights, self.cache,
+      self.draft_cache,
+    )  # fmt: skip
     networks.check_kinds(
       self.target, self.draft, self.skipped, self.input_length, any(low)
     )
     networks.check_low(
       self.target, self.weights or self.own_weights, self.cache
     )
-    networks.check_low(self.draft, self.draft_weights)
+    networks.check_low(self.draft, self.draft_weights, self.draft_cache)
     self.cut_target(), self.cut_draft()
     rule, siblings = rules.get(self.rule), siblings_lib.get(self.siblings)
     if self.drafter == "ngram":
@@ -127,15 +132,7 @@ class Question:
     if self.tree.num_drafted:
       rule.check(tree, siblings)
     if self.weights and self.own_weights:
-      raise ValueError(
-        "quantised_self rounds a target in bfloat16: give no --weights"
-      )
-    tables = self.weights and (self.weights.output or self.weights.embedding)
-    if self.head is not None and tables:
-      raise ValueError(
-        "a head shares the target's tables, which must be read in bfloat16, "
-        "as in int8(output=False)"
-      )
+      lowbits.below(self.own_weights, self.weights)
     if self.head is not None:
       even = self.head.even_sizes()
       if any(n % self.layout.draft for n in even):
@@ -230,6 +227,14 @@ class Question:
     """The draft, likewise."""
     return self.draft and networks.cut(self.draft, self.layout.draft)
 
+  def tables(self) -> heads.Tables:
+    """The target's embedding and output projection, as they are stored."""
+    return heads.Tables(config=self.cut_target(), weights=self.weights)
+
+  def own_shapes(self):
+    """Shapes of the copy in few bits that drafts."""
+    return networks.shapes(self.cut_target(), self.own_weights)
+
   def cut_head(self) -> tuple[HeadShape, Sharding]:
     """The head as its devices hold it, and its rules on them."""
     assert self.head is not None
@@ -279,20 +284,27 @@ def make_drafter(question: Question) -> Drafter:
     return drafters.plain()
   if q.head is not None:
     head, of_draft = q.cut_head()
-    return heads.make_drafter(head, **static, dtype=_DTYPE, sharding=of_draft)
+    return heads.make_drafter(
+      head, **static, dtype=_DTYPE, sharding=of_draft, tables=q.tables()
+    )
   if q.draft is not None:
-    draft = networks.functions(q.cut_draft(), of_draft, weights=q.draft_weights)
+    draft = networks.functions(
+      q.cut_draft(), of_draft, weights=q.draft_weights, cache=q.draft_cache
+    )
     return drafters.model(draft, **static)
+  if q.own_weights is not None:
+    draft = networks.functions(
+      q.cut_target(), of_target, q.skipped, weights=q.own_weights, cache=q.cache
+    )
+    return borrowing.reading(
+      drafters.quantised_self(draft, **static),
+      borrowing.with_shared(q.own_shapes()),
+    )
   if q.skipped is not None:
     draft = networks.functions(
       q.cut_target(), of_target, q.skipped, weights=q.weights, cache=q.cache
     )
     return drafters.layer_skip(draft, **static)
-  if q.own_weights is not None:
-    draft = networks.functions(
-      q.cut_target(), of_target, weights=q.own_weights, cache=q.cache
-    )
-    return drafters.quantised_self(draft, **static)
   if q.lookahead is not None:
     return drafters.lookahead(
       window=q.lookahead,
@@ -344,18 +356,17 @@ def compile_for(question: Question, devices: list) -> Compiled:
   q, mesh = question, question.layout.mesh(devices)
   decoder = make_decoder(q, mesh)
   of_target, of_draft = q.shardings()
+  target = networks.shapes(q.cut_target(), q.weights)
   draft = q.draft and networks.shapes(q.cut_draft(), q.draft_weights)
   if q.head is not None:
     head, of_draft = q.cut_head()
     draft = heads.own_params(head, _DTYPE)
   if q.own_weights is not None:
-    draft, of_draft = networks.shapes(q.cut_target(), q.own_weights), of_target
-  params = Params(
-    target=networks.place(
-      networks.shapes(q.cut_target(), q.weights), of_target, mesh
-    ),
-    draft=draft and networks.place(draft, of_draft, mesh),
-  )
+    draft, of_draft = q.own_shapes(), of_target
+  draft = draft and networks.place(draft, of_draft, mesh)
+  if q.own_weights is not None:
+    draft = borrowing.rounded(draft, networks.shapes(q.cut_target()))
+  params = Params(target=networks.place(target, of_target, mesh), draft=draft)
   keys = jax.eval_shape(
     lambda: random.row_keys(jax.random.key(0), jnp.arange(q.batch_size))
   )
@@ -410,18 +421,12 @@ def compile_for(question: Question, devices: list) -> Compiled:
   ]
   whole = {(hlo.type_of(dtype), piece) for dtype, piece in pieces}
   cache_bytes = [hlo.nbytes(hlo.type_of(dtype), p) for dtype, p in pieces]
-  twice = 0  # what the compiler counts twice, arrays that both models have
-  if q.own_weights is not None:
-    twice = sum(
-      hlo.nbytes(hlo.type_of(x.dtype), x.sharding.shard_shape(x.shape))
-      for x in networks.shared(params.draft, params.target)
-    )
   # What the loop returns in memory that it was not given.
   fresh = during.output_size_in_bytes - during.alias_size_in_bytes
   return Compiled(
-    arguments=during.argument_size_in_bytes - twice,
+    arguments=during.argument_size_in_bytes,
     temporaries=max(before.temp_size_in_bytes, during.temp_size_in_bytes),
-    peak=max(total(before), total(during)) - twice,
+    peak=max(total(before), total(during)),
     collectives=hlo.collectives(module, PHASES),
     cache_copies=hlo.copies(module, whole),
     cache_moves=hlo.moves(module, whole),
@@ -446,7 +451,7 @@ def _weights(module: hlo.Module, q: Question, params) -> dict | None:
   return {
     "bytes": sum(hlo.nbytes(stored, piece) for piece in pieces),
     "read": hlo.weights_read(module, shapes),
-    "written": hlo.weights_written(module, shapes),
+    "written": hlo.weights_written(module, shapes, q.weights.group),
   }
 
 

@@ -10,23 +10,30 @@ Texts are Python that the embedded pair was not trained on, or --prompts, cut to
 --tokens_of_text; shorter ones are left out. At every token both models have
 read the same text. OUT.json has for each precision, beside the bytes of its
 weights: the Kullback-Leibler divergence from the target's law (nats) and the
-total variation; the share of tokens of the same greedy choice; the perplexity.
-As the draft of that target, its chance to be accepted is one minus the total
-variation (Leviathan et al., 2023, theorem 3.5), and at temperature 0 the greedy
-agreement. 95% intervals are over texts. `launch.tables precision` draws the
-table.
+total variation; the share of tokens of the same greedy choice; the perplexity;
+and, if the config's drafter is a model, the chance of its tokens to be accepted
+(Leviathan et al., 2023, theorem 3.5: one minus the total variation).
+
+As the draft of that target (`quantised_self`) a precision's own acceptance is
+one minus its total variation, at temperature 0 the greedy agreement. From those
+follow the tokens a call of chains of four, as if what is drafted were the text,
+and by the roofline the tokens a second on v5e-8, one row on each chip:
+predictions, of bfloat16 where it is not in few bits. 95% intervals are over
+texts. `launch.tables precision` draws the table.
 """
 
 import dataclasses
 import pathlib
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import flags
 
-from launch import cli, prompts, provenance, report, results
-from launch.build import precision
+from launch import cli, hardware, prompts, provenance, report, results
+from launch.build import drafters, precision
+from launch.planning import networks, roofline
 from launch.training import corpus
 from models import checkpoints
 from models.networks import lowbits
@@ -46,7 +53,12 @@ _PRECISIONS = flags.DEFINE_string(
 _TEXTS = flags.DEFINE_integer("texts", 16, "Texts, of --prompts all.")
 _TOKENS = flags.DEFINE_integer("tokens_of_text", 256, "Tokens of a text.")
 _ROWS = 2  # texts of a pass
-_PER_TEXT = ("kl", "total_variation", "greedy_agreement", "log_perplexity")
+_PER_TEXT = (
+  "kl", "total_variation", "greedy_agreement", "log_perplexity",
+  "block_efficiency", "greedy_block_efficiency",
+)  # fmt: skip
+_DRAFTED = 4  # tokens of a chain
+_TOPOLOGY = "v5e-8"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -91,13 +103,74 @@ def compare(target, other, tokens) -> dict[str, jax.Array]:
   """
   p, q = (jax.nn.log_softmax(x, axis=-1) for x in (target, other))
   said = jnp.take_along_axis(q, tokens[:, 1:, None], axis=-1)[..., 0]
+  variation = jnp.sum(jnp.abs(jnp.exp(p) - jnp.exp(q)), axis=-1) / 2
+  agree = jnp.argmax(p, -1) == jnp.argmax(q, -1)
   per_token = {
     "kl": jnp.sum(jnp.exp(p) * (p - q), axis=-1),
-    "total_variation": jnp.sum(jnp.abs(jnp.exp(p) - jnp.exp(q)), axis=-1) / 2,
-    "greedy_agreement": jnp.argmax(p, -1) == jnp.argmax(q, -1),
+    "total_variation": variation,
+    "greedy_agreement": agree,
     "log_perplexity": -said,
+    "block_efficiency": _of_chains(1 - variation),
+    "greedy_block_efficiency": _of_chains(agree),
   }
   return {name: jnp.mean(x, axis=1) for name, x in per_token.items()}
+
+
+def _of_chains(accepted) -> jax.Array:
+  """Expected tokens a call of chains that begin at each token.
+
+  Args:
+    accepted: chance of each token of a text to be accepted, `f32[B, n]`.
+
+  Returns:
+    `f32[B, n - _DRAFTED + 1]`.
+  """
+  starts = accepted.shape[1] - _DRAFTED + 1
+  each = [accepted[:, k : k + starts] for k in range(_DRAFTED)]
+  return 1 + jnp.sum(jnp.cumprod(jnp.stack(each).astype(jnp.float32), 0), 0)
+
+
+@jax.jit
+def acceptance(target, draft) -> jax.Array:
+  """Mean chance of a draft's token to be accepted, `f32[B]`, of logits."""
+  size = min(target.shape[-1], draft.shape[-1])
+  p, q = (jax.nn.softmax(x[..., :size], axis=-1) for x in (target, draft))
+  return jnp.mean(jnp.sum(jnp.minimum(p, q), axis=-1), axis=1)
+
+
+def predicted(
+  config: Any, how: Stored, slots: int, efficiency: dict[str, float]
+) -> dict:
+  """Tokens a second on v5e-8 by the roofline, one row on each chip.
+
+  Args:
+    config: of the target.
+    how: its precision.
+    slots: of a row's cache.
+    efficiency: tokens a call of its weights as the target's own draft, by name.
+
+  Returns:
+    "plain" of the target that is stored so, and, if only weights are in few
+    bits, of the target in bfloat16 with that draft by the same names.
+  """
+  topology = hardware.topology(_TOPOLOGY)
+
+  def seconds(tokens: int, how: Stored) -> float:
+    placed = roofline.Placement(
+      config=config, num_params=networks.num_params(config), size=1, rows=1,
+      slots=slots, weights=how.weights, cache=how.cache,
+    )  # fmt: skip
+    return roofline.forward(placed, tokens).seconds(topology.chip)
+
+  whole = Stored(weights=None, cache=None)
+  found = {"plain": topology.num_devices / seconds(1, how)}
+  if how.weights is not None and how.cache is None:
+    cost = _DRAFTED * seconds(1, how) + seconds(_DRAFTED + 1, whole)
+    found |= {
+      name: topology.num_devices * tokens / cost
+      for name, tokens in efficiency.items()
+    }
+  return found
 
 
 def summarize(of_texts: dict[str, np.ndarray]) -> dict:
@@ -112,7 +185,14 @@ def summarize(of_texts: dict[str, np.ndarray]) -> dict:
   return row
 
 
-def measure(target: str, dtype, written: list, texts: np.ndarray) -> list[dict]:
+def measure(
+  target: str,
+  dtype,
+  written: list,
+  texts: np.ndarray,
+  *,
+  draft: str = "",
+) -> list[dict]:
   """A row for the target, and one for each precision.
 
   Args:
@@ -120,6 +200,7 @@ def measure(target: str, dtype, written: list, texts: np.ndarray) -> list[dict]:
     dtype: that it is computed in.
     written: precisions, as calls.
     texts: `i32[n, T]`.
+    draft: path of a draft model; "" for none.
   """
   plain = Stored(weights=None, cache=None)
   asked = [("target", plain)]
@@ -127,26 +208,37 @@ def measure(target: str, dtype, written: list, texts: np.ndarray) -> list[dict]:
   load = lambda cache: checkpoints.load(
     target, dtype=dtype, mesh=None, sharding=None, stored=cache
   )
-  networks = {cache: load(cache) for cache in {how.cache for _, how in asked}}
+  loaded = {cache: load(cache) for cache in {how.cache for _, how in asked}}
   batches = np.split(texts, range(_ROWS, len(texts), _ROWS))
-  whole = networks[None]
+  whole = loaded[None]
   forward = logits_of(whole.whole())
   expected = [np.asarray(forward(whole.params, batch)) for batch in batches]
+  drafted = []
+  if draft:
+    other = checkpoints.load(draft, dtype=dtype, mesh=None, sharding=None)
+    forward = logits_of(other.whole())
+    drafted = [np.asarray(forward(other.params, batch)) for batch in batches]
   rows = []
   for name, how in asked:
-    network = networks[how.cache]
+    network = loaded[how.cache]
     if how.weights is not None:
       network = network.lowered(how.weights)
     forward = logits_of(network.whole())
+    logits = [np.asarray(forward(network.params, x)) for x in batches]
     parts = [
-      compare(one, forward(network.params, batch), batch)
-      for one, batch in zip(expected, batches, strict=True)
+      compare(*three) for three in zip(expected, logits, batches, strict=True)
     ]
     found = {n: np.concatenate([x[n] for x in parts]) for n in _PER_TEXT}
     num_bytes = sum(map(lowbits.num_bytes, jax.tree.leaves(network.params)))
-    rows.append(
-      {"precision": name, "weight_bytes": num_bytes} | summarize(found)
-    )
+    row = {"precision": name, "weight_bytes": num_bytes} | summarize(found)
+    own = {n: row[n] for n in ("block_efficiency", "greedy_block_efficiency")}
+    row[_TOPOLOGY] = predicted(network.config, how, texts.shape[1], own)
+    if drafted:
+      pairs = zip(logits, drafted, strict=True)
+      row["draft_acceptance"] = float(
+        np.mean(np.concatenate([acceptance(*pair) for pair in pairs]))
+      )
+    rows.append(row)
   return rows
 
 
@@ -168,15 +260,33 @@ def table(results: dict[str, dict]) -> str:
       "total variation": lambda x: f"{x['total_variation']:.4f}",
       "greedy agreement": lambda x: f"{x['greedy_agreement']:.4f}",
       "perplexity": lambda x: f"{x['perplexity']:.3f}",
+      "its draft accepted": lambda x: (
+        f"{x['draft_acceptance']:.3f}" if "draft_acceptance" in x else ""
+      ),
+      "v5e-8, tok/s": lambda x: _speed(x, "plain"),
+      "four drafted": lambda x: _own(x, "block_efficiency"),
+      "greedy": lambda x: _own(x, "greedy_block_efficiency"),
     },
   )
+
+
+def _speed(row: dict, name: str) -> str:
+  """Predicted tokens a second; "" where none are."""
+  rates = row.get(_TOPOLOGY, {})
+  return f"{rates[name]:,.0f}" if name in rates else ""
+
+
+def _own(row: dict, name: str) -> str:
+  """Tokens a call as the target's own draft, and tokens a second."""
+  speed = _speed(row, name)
+  return speed and f"{row[name]:.2f}, {speed}"
 
 
 def run(_) -> int:
   """The command."""
   config, tokens = cli.CONFIG.value, _TOKENS.value
-  if tokens < 2 or _TEXTS.value < 1:
-    raise cli.UserError("texts of two tokens at least are needed")
+  if tokens < _DRAFTED + 1 or _TEXTS.value < 1:
+    raise cli.UserError(f"texts of {_DRAFTED + 1} tokens at least are needed")
   results.check({"--output": cli.OUTPUT.value})
   written = calls.parse_list(_PRECISIONS.value)
   for one in written:
@@ -193,9 +303,14 @@ def run(_) -> int:
   ids = [text for text in ids if len(text) == tokens]
   if not ids:
     raise cli.UserError(f"no text has {tokens} tokens")
-  rows = measure(config.target, jnp.dtype(config.dtype), written, np.array(ids))
+  drafting = drafters.of(config)
+  draft = drafting.checkpoint if drafting.reads == "model" else ""
+  rows = measure(
+    config.target, jnp.dtype(config.dtype), written, np.array(ids), draft=draft
+  )
+  models = {"target": config.target} | ({"draft": draft} if draft else {})
   made_by = provenance.record(
-    models=provenance.checkpoints({"target": config.target}),
+    models=provenance.hashes(models),
     prompts=cli.PROMPTS.value,
     texts=[str(text) for text in ids],
   )

@@ -11,12 +11,14 @@ Letters in shapes: N outputs, D inputs, G groups of inputs, V vocabulary.
 """
 
 import dataclasses
+import functools
 import math
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax import Array
+from jax import Array, lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -24,15 +26,30 @@ from models.networks.description import TransformerConfig
 from models.networks.linear import Linear, project
 from models.networks.mixture import Experts
 
-# What is stored, by name, and M.
+
+class Kind(NamedTuple):
+  """A type that weights are stored as.
+
+  Attributes:
+    dtype: of the values.
+    most: M.
+    group: inputs that share a scale by default; None for all of an output.
+  """
+
+  dtype: Any
+  most: float
+  group: int | None
+
+
 KINDS = {
-  "int8": (jnp.int8, 127.0),
-  "int4": (jnp.int4, 7.0),
-  "fp8": (jnp.float8_e4m3fn, 448.0),
-  "fp4": (jnp.float4_e2m1fn, 6.0),
+  "int8": Kind(jnp.int8, 127.0, None),
+  "int4": Kind(jnp.int4, 7.0, 32),
+  "fp8": Kind(jnp.float8_e4m3fn, 448.0, None),
+  "fp4": Kind(jnp.float4_e2m1fn, 6.0, 32),
 }
-DTYPES = tuple(jnp.dtype(dtype) for dtype, _ in KINDS.values())
+DTYPES = tuple(jnp.dtype(kind.dtype) for kind in KINDS.values())
 GROUPS = (32, 64, 128)
+_FEW = 128  # rows of x, of which a round has about as many
 EXPERTS = ("gate", "up", "down")  # of `models.networks.mixture.Experts`
 
 
@@ -67,7 +84,7 @@ class Format:
 
   def __str__(self) -> str:
     """As it is written (`launch.build.precision`)."""
-    usual = {"int4": 32, "fp4": 32}.get(self.kind)
+    usual = KINDS[self.kind].group
     inside = [] if self.group == usual else [f"group={self.group}"]
     inside += [] if self.output else ["output=False"]
     inside += ["embedding=True"] if self.embedding else []
@@ -77,7 +94,7 @@ class Format:
   @property
   def dtype(self):
     """Type of the stored values."""
-    return KINDS[self.kind][0]
+    return KINDS[self.kind].dtype
 
   def num_groups(self, inputs: int) -> int:
     """G of a weight of D inputs; ValueError if groups do not divide them."""
@@ -90,10 +107,38 @@ class Format:
     return inputs // self.group
 
 
+def below(form: Format, weights: Format) -> Format:
+  """The format of a copy, of all that a model stores in few bits already.
+
+  Args:
+    form: that the copy has of weights in their dtype.
+    weights: of the model.
+
+  Raises:
+    ValueError: unless the copy has fewer bits.
+  """
+  if _bits(form.dtype) >= _bits(weights.dtype):
+    raise ValueError(
+      f"a copy in few bits of weights that are {weights} must have fewer, got "
+      f"{form}"
+    )
+  return dataclasses.replace(
+    form,
+    output=weights.output,
+    embedding=weights.embedding,
+    dense=weights.dense,
+  )
+
+
+def _bits(dtype) -> int:
+  """Bits of a number."""
+  info = jnp.iinfo if jnp.issubdtype(dtype, jnp.integer) else jnp.finfo
+  return info(dtype).bits
+
+
 def num_bytes(array: jax.ShapeDtypeStruct) -> int:
   """Bytes of an array on an accelerator, where four bits are half of one."""
-  info = jnp.iinfo if jnp.issubdtype(array.dtype, jnp.integer) else jnp.finfo
-  return math.prod(array.shape) * info(array.dtype).bits // 8
+  return math.prod(array.shape) * _bits(array.dtype) // 8
 
 
 def quantize(weight: Array, form: Format) -> tuple[Array, Array]:
@@ -107,7 +152,7 @@ def quantize(weight: Array, form: Format) -> tuple[Array, Array]:
     Values `[..., N, D]` and scales `f32[..., N, G]`. A group of zeros has the
     scale 0.
   """
-  dtype, most = KINDS[form.kind]
+  dtype, most, _ = KINDS[form.kind]
   *outer, inputs = weight.shape
   groups = weight.astype(jnp.float32).reshape(
     *outer, form.num_groups(inputs), -1
@@ -135,14 +180,37 @@ def products(x: Array, values: Array, scales: Array) -> Array:
   With one scale an output that is applied to the products, where it costs
   nothing; values of eight bits are exact in bfloat16. Scales of groups are not,
   and small ones are nothing in float16: weights are rounded once multiplied.
+  On TPUs a few rows have products of every group, each scaled, as Qwix (Google)
+  has them: so XLA reads values as they are stored, and no weight is written.
   """
   if scales.shape[-1] > 1:
-    return project(x, dequantize(values, scales).astype(x.dtype))
+    whole = lambda x, *stored: project(x, dequantize(*stored).astype(x.dtype))
+    if math.prod(x.shape[:-1]) > _FEW:
+      return whole(x, values, scales)
+    return lax.platform_dependent(
+      x, values, scales, tpu=group_products, default=whole
+    )
   wide = jnp.promote_types(x.dtype, jnp.float32)
   # Sums of values that are not scaled yet can be beyond float16's range.
   result = wide if x.dtype == jnp.float16 else None
   found = project(x, values.astype(x.dtype), result)
   return (found.astype(wide) * scales[:, 0]).astype(x.dtype)
+
+
+def group_products(x: Array, values: Array, scales: Array) -> Array:
+  """`products` with scales of groups, summed over groups once scaled."""
+  wide = jnp.promote_types(x.dtype, jnp.float32)
+  groups = lambda a: a.reshape(
+    -1, scales.shape[-1], a.shape[-1] // scales.shape[-1]
+  )
+  sums = lax.dot_general(
+    groups(x),
+    groups(values).astype(x.dtype),
+    (((2,), (2,)), ((1,), (1,))),
+    preferred_element_type=wide,
+  )  # [G, rows, N]
+  found = jnp.sum(sums * scales.T[:, None], axis=0).astype(x.dtype)
+  return found.reshape(*x.shape[:-1], -1)
 
 
 class LowLinear(nnx.Module):
@@ -196,6 +264,7 @@ def lower(module: nnx.Module, form: Format) -> None:
   """Stores the weights of a module's projections in few bits, in place.
 
   Of a mixture those of its experts, but of the one that all tokens are given.
+  What is in few bits already is dequantised, and rounded again.
 
   Args:
     module: a `models.networks.transformer.Transformer`, or one of its layers.
@@ -203,23 +272,40 @@ def lower(module: nnx.Module, form: Format) -> None:
   """
   nodes = [node for _, node in nnx.iter_modules(module)]
   tied = not hasattr(module, "lm_head")
+  again = functools.partial(_again, form)
   for node in nodes:
     if isinstance(node, Experts):
       for name in EXPERTS:
-        values, scales = _turned(quantize)(getattr(node, name)[...], form)
+        stored = [getattr(node, name)[...]]
+        if hasattr(node, f"{name}_scales"):
+          stored.append(getattr(node, f"{name}_scales")[...])
+        values, scales = _turned(again)(*stored)
         setattr(node, name, nnx.Param(values))
         setattr(node, f"{name}_scales", nnx.Param(scales))
     for name, child in list(vars(node).items()):
       if name == "kv_b":  # of latents, whose halves queries and sums read
         continue
-      if isinstance(child, Linear):
+      if isinstance(child, Linear | LowLinear):
         if form.output if name == "lm_head" else form.dense:
-          stored = quantize(child.weight[...], form)
+          stored = again(*_of(child, child.weight))
           setattr(node, name, LowLinear(*stored, child.dtype, child.bias))
-      elif name == "embed" and isinstance(child, nnx.Embed):
+      elif name == "embed" and isinstance(child, nnx.Embed | LowEmbed):
         if form.output if tied else form.embedding:
-          stored = quantize(child.embedding[...], form)
+          stored = again(*_of(child, child.embedding))
           setattr(node, name, LowEmbed(*stored, child.dtype))
+
+
+def _of(child: nnx.Module, weight: nnx.Param) -> list[Array]:
+  """A weight, and its scales if it is in few bits."""
+  return [
+    weight[...],
+    *([child.scales[...]] if hasattr(child, "scales") else []),
+  ]
+
+
+def _again(form: Format, weight: Array, *scales: Array) -> tuple[Array, Array]:
+  """The nearest stored values of a weight, or of one that is stored so."""
+  return quantize(dequantize(weight, *scales) if scales else weight, form)
 
 
 def check_weights(
@@ -261,22 +347,22 @@ def lowered(params: nnx.State, expected: nnx.State, form: Format) -> nnx.State:
   """Parameters of a module for the same module after `lower`.
 
   Args:
-    params: of the module; those of stacked layers have a leading axis.
+    params: of the module, in few bits or not; those of stacked layers have a
+      leading axis.
     expected: what the lowered module takes, or its shapes.
     form: how weights are stored.
   """
   flat = dict(nnx.to_flat_state(params))
   for path, _ in nnx.to_flat_state(expected):
     if (where := weight_of(path)) is not None:
-      weight = flat[where][...]
       of_experts = path[-1] != "scales"
+      stored = [flat[x][...] for x in (where, path) if x in flat]
+      again = functools.partial(_again, form)
       convert = jax.jit(
-        lambda weight, turn=of_experts: (
-          _turned(quantize) if turn else quantize
-        )(weight, form),
-        out_shardings=_places(weight, form, inputs=-2 if of_experts else -1),
+        _turned(again) if of_experts else again,
+        out_shardings=_places(stored[0], form, inputs=-2 if of_experts else -1),
       )
-      flat[where], flat[path] = map(nnx.Param, convert(weight))
+      flat[where], flat[path] = map(nnx.Param, convert(*stored))
   return nnx.from_flat_state(list(flat.items()))
 
 
@@ -292,7 +378,7 @@ def weight_of(path: tuple) -> tuple | None:
 def _turned(function):
   """A function of `[.., N, D]` that gives such, of experts' `[.., D, N]`."""
   turn = lambda x: jnp.swapaxes(x, -1, -2)
-  return lambda weight, *more: tuple(map(turn, function(turn(weight), *more)))
+  return lambda *arrays: tuple(map(turn, function(*map(turn, arrays))))
 
 
 def _places(weight: Array, form: Format, *, inputs: int):
@@ -330,10 +416,21 @@ def lend(
   if child is None or "scales" not in params:
     return
   own = child.embedding if name == "embed" else child.weight
-  if own[...] is not array:
-    return
-  values = params["embedding" if "embedding" in params else "weight"][...]
-  stored = values, params["scales"][...]
+  if own[...] is array:
+    borrow(module, name, params)
+
+
+def borrow(module: nnx.Module, name: str, params: nnx.State) -> None:
+  """Gives a head a table in few bits, in place.
+
+  Args:
+    module: of the head.
+    name: "embed" or "lm_head".
+    params: of a target's embedding or output projection, or their shapes.
+  """
+  child = getattr(module, name)
+  weight = params["embedding" if "embedding" in params else "weight"]
+  stored = weight.get_value(), params["scales"].get_value()
   low = (
     LowEmbed(*stored, child.dtype)
     if name == "embed"

@@ -5,6 +5,7 @@ import io
 import json
 import pathlib
 
+import jax
 import pytest
 import rich.console
 from absl.testing import flagsaver
@@ -12,7 +13,7 @@ from absl.testing import flagsaver
 from configs import shapes
 from launch import cli, plan
 from launch.hardware import topology
-from launch.planning import answer, memory, networks, program
+from launch.planning import answer, borrowing, memory, networks, program
 from models.formats.huggingface_config import config_from_json
 from models.meshes import Layout
 from models.networks.lowbits import Format
@@ -20,6 +21,7 @@ from models.networks.transformer import SkippedLayers
 from specjax import calls, rules
 from specjax import tree as tree_lib
 from specjax.theory import throughput
+from specjax.types import Params
 
 PAIR = ("--target=pythia-2.8b", "--drafter=model('pythia-70m')")
 EAGLE = ("--target=llama-3.1-8b", "--drafter=eagle3('eagle3-llama-3.1-8b')")
@@ -62,7 +64,10 @@ def test_shapes_have_the_published_numbers_of_parameters():
     (("--topology=v5e-4", "--drafter=ngram"), "--target is required"),
     (("--topology=v5e-4", "--target=gpt-9", "--drafter=plain"),
      "unknown shape 'gpt-9': expected one of"),
-    ((*SMALL[:1], *EAGLE, "--weights=int8"), "must be read in bfloat16, "),
+    ((*SMALL, "--drafter=quantised_self", "--weights=int8"),
+     "of weights that are int8 must have fewer, got int8"),
+    ((*SMALL, "--drafter=model('pythia-70m', cache=int4)"),
+     "a cache is stored as one of"),
     ((*SMALL, "--drafter=plain", "--weights=int9"), "unknown weights 'int9'"),
     (("--topology=v5e-4", "--target=qwen3.5-9b", "--drafter=plain",
       "--cache=int8"), "a cache with recurrent states is not in eight bits"),
@@ -99,6 +104,8 @@ def test_shapes_have_the_published_numbers_of_parameters():
      "without a policy"),
     ((*SMALL, "--drafter=suffix"), "drafter 'suffix' is not planned"),
     ((*SMALL, "--drafter=layer_skip('no.json')"), "no such file of layers"),
+    ((*SMALL, "--drafter=quantised_self(skipped='no.json')"),
+     "no such file of layers"),
     (("--sweep", "--topology=v5e-4", *PAIR, "--max_length=512",
       "--batch_size=4,3", "--mesh=data:2,model:2"), "must be a multiple"),
     (("--sweep", "--topology=v5e-4,v5e-64", *PAIR, "--max_length=512"),
@@ -225,6 +232,48 @@ def test_a_copy_in_few_bits_shares_what_is_not():
   config = question().target
   rounded = networks.num_params(config) - networks.looked_up(config)
   assert own - plain == pytest.approx(rounded / 4, rel=0.01)
+  low, fewer = (
+    memory.held(
+      question(draft=None, weights=Format(kind="int8"), own_weights=weights)
+    )
+    for weights in (None, Format(kind="int4", group=32))
+  )
+  assert fewer - low == pytest.approx(0.625 * rounded / 4, rel=0.01)
+
+
+def test_a_draft_in_few_bits_has_a_smaller_cache():
+  cache = lambda draft_cache: memory.held(question(draft_cache=draft_cache))
+  # Six layers; channels of 64 take 128 lanes, and a scale has four bytes.
+  slots = 8 * (1024 + 5) * 6 * 2 * 8
+  assert cache(None) - cache("int8") == slots * (128 - 4) // 4
+
+
+def test_a_copy_in_few_bits_is_given_what_is_not_the_targets():
+  """Few arrays go in; with the target's others they are the whole copy."""
+  int8, int4 = Format(kind="int8"), Format(kind="int4", group=32)
+  q = question(draft=None, weights=int8, own_weights=int4)
+  q.check()
+  whole = networks.shapes(q.target, int4)
+  own = borrowing.rounded(whole, networks.shapes(q.target))
+  assert {x.dtype.name for x in own.values()} == {"int4", "float32"}
+  target = networks.shapes(q.target, int8)
+  found = borrowing.with_shared(whole)(Params(target=target, draft=own))
+  assert jax.tree.structure(found.draft) == jax.tree.structure(whole)
+  assert jax.tree.leaves(found.draft) == jax.tree.leaves(whole)
+  norm = lambda params: params["frame"]["final_norm"]["scale"].get_value()
+  assert norm(found.draft) is norm(target)
+
+
+def test_the_batch_up_to_which_drafting_pays_rises_with_acceptance():
+  own = question(draft=None, own_weights=Format(kind="int8"))
+  line = answer._roofline(topology("v5e-4"), own)
+  largest = [row["batch_size"] for row in line["pays_by_acceptance"]]
+  assert largest == sorted(largest)
+  assert largest[0] < largest[-1]
+  of = {
+    row["acceptance"]: row["batch_size"] for row in line["pays_by_acceptance"]
+  }
+  assert of[0.8] == line["pays_up_to_batch_size"]
 
 
 def test_the_window_of_lookahead_costs_verification():
@@ -243,7 +292,8 @@ def test_the_window_of_lookahead_costs_verification():
   rate = {p: fast for p, _, fast in line["tokens_per_second"]}[0.8]
   assert rate == pytest.approx(2048 * tokens / seconds["18"])
   assert seconds["18"] > 1.3 * seconds["7"]
-  best = answer._best_of_batch(topology("v5e-4"), ahead)
+  costs = answer._costs_of_chain(topology("v5e-4"), ahead)
+  best = answer._best(ahead, costs, 0.8)
   assert best["speedup"] == pytest.approx(tokens * seconds["1"] / seconds["18"])
   with pytest.raises(ValueError, match="rule 'token' verifies a single path"):
     dataclasses.replace(ahead, rule="token").check()

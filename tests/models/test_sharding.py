@@ -135,6 +135,7 @@ _EIGHT_DEVICES = """
   from models import sharding
   from models.formats import weights
   from models.networks import stacked
+  from models.networks.lowbits import Format
 
   jax.config.update("jax_num_cpu_devices", 8)
   real, read = weights.part, []
@@ -155,9 +156,24 @@ _EIGHT_DEVICES = """
                                       config)
   equal = jax.tree.map(lambda a, b: bool((np.asarray(a) == b).all()),
                        params, expected)
+  form = Format(kind="int8")
+  cut, alone = (stacked.lowered(p, config, form) for p in (params, expected))
+  low = jax.tree.map(lambda a, b: bool((np.asarray(a) == b).all()), cut, alone)
+  tokens = np.arange(8).reshape(2, 4)
+
+  def logits(params, how):
+    model = stacked.as_language_model(
+      config, dtype=jnp.float32, sharding=how, weights=form)
+    run = lambda p: model.apply(p, tokens, model.init_cache(2, 8))[0].logits
+    return np.asarray(jax.jit(run)(params))
+
+  with jax.set_mesh(mesh):
+    found = logits(cut, sharding.tensor_parallel())
+  far = np.abs(found - logits(alone, None)).max() / np.abs(found).max()
   held = sum(x.addressable_shards[0].data.size for x in jax.tree.leaves(params))
   print(json.dumps({
-    "equal": all(jax.tree.leaves(equal)), "heads": config.num_kv_heads,
+    "equal": all(jax.tree.leaves(equal)), "far": float(far),
+    "low": all(jax.tree.leaves(low)), "heads": config.num_kv_heads,
     "held": held, "read": sum(read),
     "whole": sum(x.size for x in jax.tree.leaves(params))}))
 """
@@ -175,6 +191,8 @@ def test_eight_devices_read_their_parts_of_a_checkpoint(checkpoint):
   assert done.returncode == 0, done.stderr[-2000:]
   found = json.loads(done.stdout.splitlines()[-1])
   assert found["equal"]
+  assert found["low"]  # in eight bits they are the same too
+  assert found["far"] < 1e-5
   assert found["heads"] == 4  # two, each on two devices
   assert found["held"] < found["whole"] / 2
   # Eight devices, each its own part: the rows of 'data' hold the same.

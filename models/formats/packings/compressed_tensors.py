@@ -56,6 +56,11 @@ def _open(settings: Settings) -> Opened:
   groups = settings["config_groups"]
   if not isinstance(groups, Mapping) or not groups:
     raise ValueError(f"config_groups must be an object, got {groups!r:.80}")
+  sparsity = settings.get("sparsity_config") or {"format": "dense"}
+  if not isinstance(sparsity, Mapping) or sparsity.get("format") != "dense":
+    raise ValueError(
+      f"sparsity_config must be of dense weights, got {sparsity!r:.80}"
+    )
   formats = [settings["format"]]
   ways = []
   for name, group in groups.items():
@@ -243,6 +248,11 @@ def _of_way(way: Mapping[str, Any], parts, mark: str, shape) -> Packed:
       raise ValueError("zero points of symmetric weights must be 0")
     zeros = None
 
+  if zeros is not None and not (num_groups == 1 and zeros.shape in ((), (1,))):
+    words = (-(-outputs * bits // 32), num_groups)
+    expected = words if zeros.kind == "I32" else scales.shape
+    check_shape("weight_zero_point", zeros, expected, ("I32", "I8"))
+
   def zero_points(rows: slice) -> np.ndarray:
     if zeros.kind == "I8":
       whole = zeros.read(()).reshape(-1, num_groups).astype(np.int16)
@@ -273,8 +283,8 @@ def _of_way(way: Mapping[str, Any], parts, mark: str, shape) -> Packed:
 PACKING = Packing(
   open=_open,
   fixed=dict(
-    quantization_status=("compressed",), kv_cache_scheme=(),
-    sparsity_config=({},), transform_config=({},), moe_sparsity_config=({},),
+    quantization_status=("compressed", "frozen"), kv_cache_scheme=(),
+    transform_config=({},), moe_sparsity_config=({},),
   ),
   harmless=frozenset(
     """

@@ -1,5 +1,6 @@
 """`launch.build.pair`: what is loaded once serves every rule and tree."""
 
+import files
 import jax
 import numpy as np
 import pytest
@@ -43,7 +44,8 @@ def test_pairs_of_the_same_models_share_their_parameters(pair):
     ("online(model)", dict(mesh="data:1"), "online learning runs on one dev"),
     ("model(weights=int2)", {}, "unknown weights 'int2'"),
     ("model", dict(weights="int8(group=48)"), "group must be one of"),
-    ("quantised_self", dict(weights="int8"), "rounds a target in config.dtype"),
+    ("quantised_self", dict(weights="int8"), "int8 must have fewer, got int8"),
+    ("model(cache=int2)", {}, "a cache is stored as one of"),
     ("model", dict(cache="int4"), "a cache is stored as one of"),
     ("lookahead", {}, "config.rule=match verifies"),
     ("suffix", dict(rule="block"), "config.rule=match verifies"),
@@ -74,14 +76,20 @@ def test_a_checkpoint_is_the_calls_or_the_configs_of_that_name():
 
 def test_weights_in_few_bits_are_each_models_own(pair):
   config = huggingface.get_config(f"target={pair[0]},draft={pair[1]}")
-  config.weights, config.drafter = "int8", "model(tokens=2, weights=fp8)"
+  config.weights, config.drafter = (
+    "int8",
+    "model(tokens=2, weights=fp8, cache=fp8)",
+  )
   models = pair_lib.load(config)
   found = pair_lib.assemble(config, models).params
   kinds = lambda params: {str(x.dtype) for x in jax.tree.leaves(params)}
   assert kinds(found.target) == {"int8", "float32"}
   assert kinds(found.draft) == {"float8_e4m3fn", "float32"}
-  with pytest.raises(ValueError, match="of decoder-only models in their own"):
-    models.target.lowered(Format(kind="int8"))
+  cached = lambda network: network.whole().init_cache(1, 8).keys[0]
+  assert cached(models.target).dtype == np.float32
+  assert cached(models.draft).values.dtype.name == "float8_e4m3fn"
+  with pytest.raises(ValueError, match="must have fewer, got fp8"):
+    models.target.lowered(Format(kind="fp8"))
 
 
 def test_weights_are_as_published_unless_the_config_says_otherwise(tmp_path):
@@ -119,13 +127,20 @@ def test_what_is_not_in_few_bits_is_refused_before_anything_is_read(
 
 
 @pytest.mark.usefixtures("quick_to_compile")
-def test_a_target_in_eight_bits_says_the_same_with_drafts_and_without(pair):
-  config = huggingface.get_config(f"target={pair[0]}")
-  config.cache = "int8"
-  config.drafter = "quantised_self(tokens=2)"
+def test_a_target_in_eight_bits_says_the_same_with_drafts_and_without(tmp_path):
+  """Its copy has fewer bits, one attention less, and the target's own rest."""
+  path = tmp_path / "layers.json"
+  path.write_text('{"skip_attention": [1], "skip_mlp": []}')
+  target = files.make_checkpoint(tmp_path, mlp_dim=64)  # groups of 32
+  config = huggingface.get_config(f"target={target}")
+  config.weights = config.cache = "int8"
+  config.drafter = f'quantised_self(bits=4, skipped="{path}", tokens=2)'
   found = pair_lib.build(config)
   own, target = found.params.draft, found.params.target
   assert own["final_norm"]["scale"][...] is target["final_norm"]["scale"][...]
+  kinds = lambda params: {str(x.dtype) for x in jax.tree.leaves(params)}
+  assert kinds(own) == {"int4", "float32"}
+  assert kinds(target) == {"int8", "float32"}
 
   def text(decoder):
     state = jax.jit(

@@ -2,17 +2,19 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import pytest
 
 from configs import shapes
 from launch import plan
 from launch.hardware import topology
-from launch.planning import answer, heads, memory, program, roofline
+from launch.planning import answer, heads, memory, networks, program, roofline
 from models import head_shapes, meshes
 from models.formats import head_checkpoints
 from models.formats.head_checkpoints import Target
 from models.formats.huggingface_config import config_from_json
+from models.networks.lowbits import Format
 from specjax import tree as tree_lib
 from specjax.types import Params
 
@@ -153,6 +155,57 @@ def test_a_tied_targets_embedding_is_the_output_projection_of_its_head():
   )
   draft = heads.with_shared(head, params).draft
   assert draft["embed"]["embedding"] == draft["lm_head"]["weight"] == "table"
+
+
+@pytest.mark.parametrize("kind", ["eagle", "eagle3", "blockwise"])
+def test_a_head_reads_tables_in_few_bits_as_its_target_has_them(kind):
+  """A byte less for each number of an output projection, but for scales."""
+  form = Format(kind="int8", embedding=True)
+  low, plain = question(kind, weights=form), question(kind)
+  low.check()
+  cost = lambda q: answer._passes(q)[0][-1]
+  saved = V * H - 4 * V if kind != "eagle3" else 0  # which has one of its own
+  found = cost(plain).hbm_bytes - cost(low).hbm_bytes
+  assert found == pytest.approx(saved / 8)
+  assert cost(plain).flops == cost(low).flops
+
+
+def test_a_head_with_tables_in_few_bits_drafts():
+  """Its tied target's one table, values and scales, is both of its own."""
+  small = dict(
+    model_type="llama", vocab_size=128, hidden_size=32, intermediate_size=64,
+    num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2,
+    max_position_embeddings=64, rms_norm_eps=1e-5, hidden_act="silu",
+    tie_word_embeddings=True,
+  )  # fmt: skip
+  target = config_from_json(small)
+  about = Target(num_layers=2, embed_dim=32, vocab_size=128)
+  one = small | dict(num_hidden_layers=1, bias=False)
+  head = head_checkpoints.shape(one, about, kind="eagle")
+  q = question(
+    target=target, head=head, weights=Format(kind="int8"), max_length=32,
+    prompt_length=4, batch_size=2,
+    layout=meshes.Layout(data=1, model=1, draft=1),
+  )  # fmt: skip
+  q.check()
+  mesh = q.layout.mesh(jax.devices()[:1])
+  decoder = program.make_decoder(q, mesh).decoder
+  params = Params(
+    target=networks.shapes(target, q.weights),
+    draft=heads.own_params(head, jnp.bfloat16),
+  )
+
+  def decoded(params, prompts, lengths, key):
+    state = decoder.init(
+      params, prompts, lengths, key, buffer_length=32, max_new_tokens=8
+    )
+    return decoder.step(params, state)[0]
+
+  prompts = jax.ShapeDtypeStruct((2, 4), jnp.int32)
+  lengths = jax.ShapeDtypeStruct((2,), jnp.int32)
+  key = jax.eval_shape(lambda: jax.random.key(0))
+  found = jax.eval_shape(decoded, params, prompts, lengths, key)
+  assert found.tokens.shape[0] == 2
 
 
 def test_a_heads_bytes_are_held_beside_the_targets():

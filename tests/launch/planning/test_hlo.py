@@ -205,3 +205,11 @@ ENTRY %main (w: s8[2,256,512]) -> f32[] {
   ):
     module = hlo.parse(text.replace("WHOLE", rest))
     assert hlo.weights_written(module, shapes) == written
+  inside = "bf16[256,4,128]{2,1,0} multiply(%w, %w)"  # scales of groups applied
+  module = hlo.parse(text.replace("WHOLE", inside))
+  assert hlo.weights_written(module, shapes) == 0
+  assert hlo.weights_written(module, shapes, 128) == 2 * 256 * 512
+  module = hlo.parse(
+    text.replace("WHOLE", inside.replace("0}", "0:T(8,128)S(1)}"))
+  )
+  assert hlo.weights_written(module, shapes, 128) == 0  # on the chip

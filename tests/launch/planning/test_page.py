@@ -11,6 +11,7 @@ from launch import tables
 from launch.planning import page, plots
 
 PAGE = pathlib.Path("docs/pods.md").read_text("utf-8")
+PRECISION = pathlib.Path("docs/precision.md").read_text("utf-8")
 FOLDER = pathlib.Path("docs/plans")
 PLANS = sorted(FOLDER.glob("*.json"))
 SWEEPS = sorted(FOLDER.glob("sweeps/*.json"))
@@ -60,3 +61,19 @@ def test_what_does_not_fit_says_so_in_its_row():
   *_, row = page.table({"x": unfit}).splitlines()
   assert "does not fit" in row
   assert row.count("|") == page.table({"x": plan}).splitlines()[0].count("|")
+
+
+def test_weights_in_few_bits_are_read_as_they_are_and_none_is_written(capsys):
+  assert tables.main(["tables", "stored_weights", *map(str, PLANS)]) == 0
+  rows = shown.rows_of(capsys.readouterr().out, PRECISION)
+  plans = [json.loads(path.read_text("utf-8")) for path in PLANS]
+  low = [plan["weights"] for plan in plans if plan.get("weights")]
+  assert len(rows) == len(low)
+  for one in low:
+    assert (one["read"], one["written"]) == (one["bytes"], 0)
+
+
+def test_the_batches_at_which_a_copy_pays_are_those_of_the_plans(capsys):
+  own = sorted(FOLDER.glob("*-own-*.json"))
+  assert tables.main(["tables", "pays", *map(str, own)]) == 0
+  assert len(shown.rows_of(capsys.readouterr().out, PRECISION)) == len(own)

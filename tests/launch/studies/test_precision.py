@@ -5,8 +5,10 @@ import pathlib
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import shown
 from scipy import special
 
+from launch import tables
 from launch.studies import precision
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -15,27 +17,43 @@ ROOT = pathlib.Path(__file__).resolve().parents[3]
 
 def test_distances_are_means_over_the_tokens_of_a_text():
   rng = np.random.default_rng(0)
-  p, q = (special.log_softmax(x, -1) for x in rng.normal(size=(2, 2, 3, 5)))
-  tokens = rng.integers(0, 5, (2, 4))
+  p, q = (special.log_softmax(x, -1) for x in rng.normal(size=(2, 2, 6, 5)))
+  tokens = rng.integers(0, 5, (2, 7))
   found = precision.compare(p + 3, q - 1, tokens)
-  mean = lambda x: x.reshape(2, 3).mean(1)
+  mean = lambda x: x.reshape(2, -1).mean(1)
   kl = (np.exp(p) * (p - q)).sum(-1)
-  said = [q[b, t, tokens[b, t + 1]] for b in range(2) for t in range(3)]
+  said = [q[b, t, tokens[b, t + 1]] for b in range(2) for t in range(6)]
+  variation = np.abs(np.exp(p) - np.exp(q)).sum(-1) / 2
+  agree = p.argmax(-1) == q.argmax(-1)
+
+  def of_chains(chance):
+    """Tokens of four drafted ones, the call's own besides, begun at each."""
+    begun = np.stack([chance[:, t : t + 4].cumprod(1).sum(1) for t in range(3)])
+    return 1 + begun.mean(0)
+
   expected = {
     "kl": mean(kl),
-    "total_variation": mean(np.abs(np.exp(p) - np.exp(q)).sum(-1) / 2),
-    "greedy_agreement": mean(p.argmax(-1) == q.argmax(-1)),
+    "total_variation": mean(variation),
+    "greedy_agreement": mean(agree),
     "log_perplexity": mean(-np.array(said)),
+    "block_efficiency": of_chains(1 - variation),
+    "greedy_block_efficiency": of_chains(agree),
   }
   assert found.keys() == expected.keys()
   for name, value in expected.items():
     np.testing.assert_allclose(found[name], value, rtol=1e-5)
 
 
+def test_a_token_is_accepted_as_often_as_two_laws_overlap():
+  p, q = np.log([[[0.5, 0.3, 0.2]]]), np.log([[[0.1, 0.6, 0.2, 0.1]]])
+  found = precision.acceptance(p, q)  # of the three that both models know
+  np.testing.assert_allclose(found, [1 / 9 + 0.3 + 0.2], rtol=1e-6)
+
+
 def test_the_target_is_at_no_distance_and_floats_are_further(pair):
   texts = np.random.default_rng(0).integers(0, 256, (3, 9))
   written = ["stored(int8)", "stored(fp8, cache=int8)"]
-  rows = precision.measure(pair[0], jnp.float32, written, texts)
+  rows = precision.measure(pair[0], jnp.float32, written, texts, draft=pair[1])
   names = [row["precision"] for row in rows]
   assert names == ["target", "stored(int8)", 'stored(fp8, cache="int8")']
   assert abs(rows[0]["kl"]) < 1e-6
@@ -43,11 +61,16 @@ def test_the_target_is_at_no_distance_and_floats_are_further(pair):
   assert rows[0]["greedy_agreement"] == 1
   kl = [row["kl"] for row in rows]
   assert kl[0] < kl[1] < kl[2]
+  assert rows[0]["block_efficiency"] == pytest.approx(5)
+  assert 0 < rows[0]["draft_acceptance"] < 1
+  speeds = [row["v5e-8"] for row in rows]
+  assert speeds[0]["plain"] < speeds[1]["plain"] < speeds[2]["plain"]
+  assert [len(x) for x in speeds] == [1, 3, 1]  # a draft has the target's cache
   num_bytes = [row["weight_bytes"] for row in rows]
   assert num_bytes[0] > num_bytes[1] == num_bytes[2]
-  shown = precision.table({"x/tiny.json": {"rows": rows}}).splitlines()
-  assert len(shown) == 5
-  assert shown[3].startswith("| tiny | `stored(int8)` |")
+  drawn = precision.table({"x/tiny.json": {"rows": rows}}).splitlines()
+  assert len(drawn) == 5
+  assert drawn[3].startswith("| tiny | `stored(int8)` |")
 
 
 def test_intervals_are_over_five_texts_or_there_are_none():
@@ -64,3 +87,12 @@ def test_unknown_precisions_are_refused():
     precision.PRECISIONS.make("stored(cache=int2)")
   with pytest.raises(ValueError, match="unknown weights 'int3'"):
     precision.PRECISIONS.make("stored(int3)")
+
+
+def test_the_rows_shown_are_those_of_the_committed_results(capsys):
+  page = (ROOT / "docs/precision.md").read_text("utf-8")
+  paths = [
+    ROOT / f"docs/precision/{name}.json" for name in ("embedded", "smollm2")
+  ]
+  assert tables.main(["tables", "precision", *map(str, paths)]) == 0
+  assert len(shown.rows_of(capsys.readouterr().out, page)) >= 8

@@ -14,6 +14,7 @@ import references
 import torch
 from flax import nnx
 from jax.sharding import AxisType
+from published_packings import PUBLISHED, WITH_HEAD
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 from launch.build import precision
@@ -22,139 +23,6 @@ from models.formats import held, huggingface, weights
 from models.formats.packings import awq, block_fp8, gptq
 from models.networks import expert_forms, lowbits, stacked
 from models.networks.lowbits import Format
-
-bind = functools.partial
-
-
-def gptq_config(bits=4, group=32, **more):
-  return {"quant_method": "gptq", "bits": bits, "group_size": group, **more}
-
-
-def compressed(form, **way):
-  """A configuration of compressed-tensors, as llm-compressor writes it."""
-  usual = dict(
-    num_bits=8, type="int", symmetric=True, strategy="channel", group_size=None,
-    dynamic=False, observer="minmax", observer_kwargs={}, actorder=None,
-    block_structure=None,
-  )  # fmt: skip
-  group = {
-    "weights": usual | way, "targets": ["Linear"], "input_activations": None,
-    "output_activations": None,
-  }  # fmt: skip
-  return {
-    "quant_method": "compressed-tensors", "format": form, "ignore": ["lm_head"],
-    "quantization_status": "compressed", "kv_cache_scheme": None,
-    "global_compression_ratio": None, "config_groups": {"group_0": group},
-  }  # fmt: skip
-
-
-def fp8_config(**more):
-  return {
-    "quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic",
-    "weight_block_size": [32, 32], "modules_to_not_convert": ["lm_head"],
-  } | more  # fmt: skip
-
-
-AWQ = dict(
-  quant_method="awq", bits=4, group_size=32, zero_point=True, version="gemm",
-  modules_to_not_convert=None,
-)  # fmt: skip
-_GROUPS = dict(num_bits=4, strategy="group", group_size=32)
-# What packs a weight, the configuration, and the format that holds it.
-PUBLISHED = {
-  "gptq": (packing.gptq, gptq_config(), "int4(output=False)"),
-  "gptq-eight-bits": (
-    bind(packing.gptq, bits=8, group=None),
-    gptq_config(bits=8, group=-1, checkpoint_format="gptq"),
-    "int8(output=False)",
-  ),
-  # As some files are that call themselves gptq.
-  "gptq-symmetric-as-v2": (
-    bind(packing.gptq, v2=True),
-    gptq_config(sym=True, desc_act=False),
-    "int4(output=False)",
-  ),
-  "gptq-zero-points": (
-    bind(packing.gptq, sym=False),
-    gptq_config(sym=False),
-    "int8(group=32, output=False)",
-  ),
-  "gptq-v2": (
-    bind(packing.gptq, sym=False, v2=True),
-    gptq_config(sym=False, checkpoint_format="gptq_v2"),
-    "int8(group=32, output=False)",
-  ),
-  "gptq-by-activations": (
-    bind(packing.gptq, order=True),
-    gptq_config(desc_act=True),
-    None,
-  ),
-  "awq": (packing.awq, AWQ, "int8(group=32, output=False)"),
-  "packed": (
-    packing.pack_quantized,
-    compressed("pack-quantized", **_GROUPS),
-    "int4(output=False)",
-  ),
-  "packed-zero-points": (
-    bind(packing.pack_quantized, sym=False),
-    compressed("pack-quantized", **_GROUPS, symmetric=False),
-    "int8(group=32, output=False)",
-  ),
-  "packed-eight-bits": (
-    bind(packing.pack_quantized, bits=8, group=None),
-    compressed("pack-quantized"),
-    "int8(output=False)",
-  ),
-  "packed-eight-bits-zero-points": (
-    bind(packing.pack_quantized, bits=8, sym=False),
-    compressed(
-      "pack-quantized", strategy="group", group_size=32, symmetric=False
-    ),
-    None,
-  ),
-  "int": (
-    packing.int_quantized, compressed("int-quantized"), "int8(output=False)",
-  ),
-  "int-one-scale": (
-    bind(packing.int_quantized, one=True),
-    compressed("int-quantized", strategy="tensor"),
-    "int8(output=False)",
-  ),
-  "float": (
-    packing.float_quantized, compressed("float-quantized", type="float"), "fp8",
-  ),
-  "float-one-scale": (
-    bind(packing.float_quantized, one=True),
-    compressed("float-quantized", type="float", strategy="tensor"),
-    "fp8",
-  ),
-  "float-blocks": (
-    bind(packing.blocks, name="weight_scale", kind=np.float32),
-    compressed(
-      "float-quantized", type="float", strategy="block",
-      block_structure=[32, 32],
-    ),
-    "fp8(group=32)",
-  ),
-  "fp8": (packing.blocks, fp8_config(), "fp8(group=32)"),
-  "fp8-exponents": (
-    bind(packing.blocks, kind=np.uint8),
-    fp8_config(scale_fmt="ue8m0"),
-    "fp8(group=32)",
-  ),
-  "fp8-edges": (  # no format has a last group of another size
-    bind(packing.blocks, size=40),
-    fp8_config(weight_block_size=[40, 40]),
-    None,
-  ),
-  "fp8-one-scale": (
-    bind(packing.float_quantized, one=True),
-    fp8_config(weight_block_size=None, activation_scheme="static"),
-    "fp8",
-  ),
-}  # fmt: skip
-# Those whose output projection is packed too.
-_WITH_HEAD = ("float", "fp8")
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +33,7 @@ def written(tmp_path_factory):
   def write(name):
     pack, how, form = PUBLISHED[name]
     path = tmp_path_factory.mktemp(name)
-    head = name.startswith(_WITH_HEAD)
+    head = name.startswith(WITH_HEAD)
     return path, packing.write(path, pack, how, head=head), form
 
   return write
@@ -312,14 +180,14 @@ def test_a_note_says_what_becomes_of_the_published_numbers(written):
   path, _, _ = written("gptq-by-activations")
   none = load(str(path), weights="published")
   assert "dequantised to bfloat16, since layers.0." in none.note
-  with pytest.raises(ValueError, match=r"config\.weights=whole asks"):
+  with pytest.raises(ValueError, match=r"are int4\(output=False\) must have f"):
     kept.lowered(Format(kind="int8"))
 
 
 @pytest.mark.parametrize("name", ["packed-zero-points", "fp8"])
 def test_experts_are_held_as_they_are_published(name, tmp_path):
   pack, how, _ = PUBLISHED[name]
-  expected = packing.write(tmp_path, pack, how, experts=True)
+  expected = packing.write(tmp_path, pack, how, family="qwen3_moe")
   kind = "fp8" if name == "fp8" else "int8"
   form = Format(kind=kind, group=32, output=False)
   load = functools.partial(huggingface.load, str(tmp_path))
@@ -349,6 +217,23 @@ def test_experts_are_held_as_they_are_published(name, tmp_path):
   assert network.note.endswith(f"held as that, {form}")
   stack = stacked.stack(kept)
   jax.tree.map(np.testing.assert_array_equal, network.params, stack)
+
+
+@pytest.mark.parametrize("kept", [(), ("down_proj",)])
+def test_biases_and_projections_left_out_are_as_they_are(kept, tmp_path):
+  pack, how, form = PUBLISHED["gptq"]
+  expected = packing.write(tmp_path, pack, how, family="qwen2", kept=kept)
+  check_values(tmp_path, expected)
+  with contextlib.ExitStack() as stack:
+    source = huggingface.source(str(tmp_path), stack)
+    found, why = held.published(source, on_mesh=False)
+  assert str(found) == ("None" if kept else form)
+  assert "down_proj.weight has no numbers" in why or not kept
+  module = huggingface.load(str(tmp_path), **({} if kept else {"form": found}))
+  bias = module.layers[1].attention.q.bias[...]
+  assert np.any(bias)
+  name = "model.layers.1.self_attn.q_proj.bias"
+  np.testing.assert_array_equal(bias, expected[name])
 
 
 def test_a_head_reads_the_tables_that_its_target_holds(written, tmp_path):
@@ -405,78 +290,3 @@ def test_a_misread_word_zero_point_or_grid_is_seen(written, monkeypatch):
       with pytest.raises(AssertionError, match="not equal"):
         check_values(path, expected)
     check_values(path, expected)
-
-
-@pytest.mark.parametrize(
-  ("how", "message"),
-  [
-    (dict(quant_method="bitsandbytes", load_in_4bit=True), "got 'bitsandbytes"),
-    (dict(quant_method="mxfp4"), "got 'mxfp4'"),
-    (dict(bits=4), "quant_method of quantization_config must be one of"),
-    ("int8", "quantization_config must be an object"),
-    (gptq_config(bits=3), r"bits of .* must be one of \(4, 8\), got 3"),
-    (gptq_config(dynamic={"-:lm_head": {}}), "dynamic of .* must be {}"),
-    (gptq_config(checkpoint_format="marlin"), "the format of gptq must be one"),
-    (gptq_config(rotation="hadamard"), "rotation of .* must be left out"),
-    (gptq_config(zeros=1, sizes=2), "not known for gptq: sizes, zeros"),
-    (AWQ | dict(version="gemv"), "the version of awq must be 'gemm', got 'gem"),
-    (AWQ | dict(zero_point=False), "zero_point of .* must be True"),
-    (AWQ | dict(bits=8), "bits of .* must be one of"),
-    (fp8_config(fmt="e5m2"), "fmt of .* must be 'e4m3' for fp8"),
-    (fp8_config(weight_block_size=[128]), "weight_block_size must be two si"),
-    (fp8_config(expert_dtype="fp4"), "expert_dtype of .* must be 'fp8'"),
-    (compressed("nvfp4-pack-quantized"), "got 'nvfp4-pack-quantized'"),
-    (compressed("pack-quantized", num_bits=3), "must be int of 4 or 8 bits"),
-    (compressed("int-quantized", dynamic=True), "must be int of 4 or 8 bits"),
-    (compressed("int-quantized", rounding=1), "that are not known: rounding"),
-    (compressed("int-quantized") | dict(kv_cache_scheme={"num_bits": 8}),
-     "kv_cache_scheme of .* must be left out"),
-    (compressed("int-quantized") | dict(transform_config={"config_groups": {}}),
-     "transform_config of .* must be {}"),
-    (dict(quant_method="compressed-tensors", format="int-quantized"),
-     "'config_groups' is missing or malformed"),
-  ],
-)  # fmt: skip
-def test_a_setting_that_is_not_known_is_refused_by_name(how, message):
-  settings = packing.model().config.to_dict() | {"quantization_config": how}
-  with pytest.raises(ValueError, match=message):
-    huggingface.translate(settings)
-
-
-def broken(tmp_path, pack, how, edit):
-  """A checkpoint of which some parts are others."""
-
-  def packed(rng, shape):
-    parts, whole = pack(rng, shape)
-    edit(parts)
-    return {name: x for name, x in parts.items() if x is not None}, whole
-
-  packing.write(tmp_path, packed, how)
-  return str(tmp_path)
-
-
-@pytest.mark.parametrize(
-  ("name", "edit", "message"),
-  [
-    ("gptq", lambda p: p.update(qzeros=0 * p["qzeros"]), "stand for 8, where"),
-    ("gptq-zero-points", lambda p: p.update(qzeros=0 * p["qzeros"] - 1),
-     "some kernels read 16 and some 0"),
-    ("gptq-by-activations", lambda p: p.update(g_idx=p["g_idx"] + 1),
-     r"g_idx must be in 0\.\."),
-    ("gptq", lambda p: p.update(scales=p["scales"][:1].T), "scales must be"),
-    ("awq", lambda p: p.update(qzeros=None), "'qzeros' is missing"),
-    ("awq", lambda p: p.update(bits=np.ones(1, np.int32)), "unexpected: "),
-    ("packed", lambda p: p.update(weight_scale=p["weight_scale"][:3]),
-     "none of config_groups has I32"),
-    ("fp8", lambda p: p.update(weight_scale_inv=None), "expected one of"),
-    ("fp8", lambda p: p.update(weight_scale_inv=p["weight_scale_inv"][:1]),
-     "scales must be"),
-  ],
-)  # fmt: skip
-def test_parts_that_do_not_go_together_are_refused(
-  name, edit, message, tmp_path
-):
-  pack, how, _ = PUBLISHED[name]
-  path = broken(tmp_path, pack, how, edit)
-  with pytest.raises(ValueError, match=message):
-    huggingface.load(path)

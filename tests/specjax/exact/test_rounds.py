@@ -17,7 +17,9 @@ import pytest
 import toys
 
 import specjax
-from specjax import exact
+from models.networks import lowbits
+from models.networks.lowbits import Format
+from specjax import drafters, exact
 from specjax.adaptive import widths as widths_lib
 from specjax.siblings import IID, WITHOUT_REPLACEMENT
 from specjax.tree import Form, Tree, chain, paths
@@ -89,6 +91,25 @@ CASES = [
 @pytest.mark.parametrize(("drafter", "rule"), CASES)
 def test_a_round_has_the_targets_law(drafter, rule):
   assert error(drafter, rule) < LIMIT
+
+
+def in_few_bits(kind):
+  """The target's table as weights of that kind stand for it."""
+  stored = lowbits.quantize(jnp.asarray(TARGET), Format(kind=kind))
+  return np.asarray(lowbits.dequantize(*stored), np.float64)
+
+
+def test_a_target_in_few_bits_has_its_own_law_with_a_copy_in_fewer():
+  """Exactly that of what it is rounded to, which is rounded again to draft."""
+  target, draft = in_few_bits("int8"), in_few_bits("int4")
+  model = toys.table_model(VOCAB)
+  found = exact_cases.round_error(
+    drafters.quantised_self(model, tree=CHAIN, vocab_size=VOCAB), "block",
+    model=model, target=target, draft=draft,
+  )  # fmt: skip
+  assert found < LIMIT
+  assert np.abs(target - TARGET).max() > 1e-3
+  assert np.abs(target - draft).max() > 1e-2
 
 
 @pytest.mark.parametrize(

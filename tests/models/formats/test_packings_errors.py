@@ -1,0 +1,98 @@
+"""Packings that are not read: each is refused, and says by what."""
+
+import numpy as np
+import packing
+import pytest
+from published_packings import (
+  AWQ,
+  PUBLISHED,
+  compressed,
+  fp8_config,
+  gptq_config,
+)
+
+from models.formats import huggingface
+
+
+@pytest.mark.parametrize(
+  ("how", "message"),
+  [
+    (dict(quant_method="bitsandbytes", load_in_4bit=True), "got 'bitsandbytes"),
+    (dict(quant_method="mxfp4"), "got 'mxfp4'"),
+    (dict(bits=4), "quant_method of quantization_config must be one of"),
+    ("int8", "quantization_config must be an object"),
+    (gptq_config(bits=3), r"bits of .* must be one of \(4, 8\), got 3"),
+    (gptq_config(dynamic={"-:lm_head": {}}), "dynamic of .* must be {}"),
+    (gptq_config(checkpoint_format="marlin"), "the format of gptq must be one"),
+    (gptq_config(rotation="hadamard"), "rotation of .* must be left out"),
+    (gptq_config(zeros=1, sizes=2), "not known for gptq: sizes, zeros"),
+    (AWQ | dict(version="gemv"), "the version of awq must be 'gemm', got 'gem"),
+    (AWQ | dict(zero_point=False), "zero_point of .* must be True"),
+    (AWQ | dict(bits=8), "bits of .* must be one of"),
+    (fp8_config(fmt="e5m2"), "fmt of .* must be 'e4m3' for fp8"),
+    (fp8_config(weight_block_size=[128]), "weight_block_size must be two si"),
+    (fp8_config(expert_dtype="fp4"), "expert_dtype of .* must be 'fp8'"),
+    (compressed("nvfp4-pack-quantized"), "got 'nvfp4-pack-quantized'"),
+    (compressed("pack-quantized", num_bits=3), "must be int of 4 or 8 bits"),
+    (compressed("int-quantized", dynamic=True), "must be int of 4 or 8 bits"),
+    (compressed("int-quantized", rounding=1), "that are not known: rounding"),
+    (compressed("int-quantized") | dict(kv_cache_scheme={"num_bits": 8}),
+     "kv_cache_scheme of .* must be left out"),
+    (compressed("int-quantized") | dict(sparsity_config={"format": "2:4"}),
+     "sparsity_config must be of dense weights"),
+    (compressed("int-quantized") | dict(quantization_status="calibration"),
+     "quantization_status of .* must be 'compressed' or 'frozen'"),
+    (compressed("int-quantized") | dict(transform_config={"config_groups": {}}),
+     "transform_config of .* must be {}"),
+    (dict(quant_method="compressed-tensors", format="int-quantized"),
+     "'config_groups' is missing or malformed"),
+  ],
+)  # fmt: skip
+def test_a_setting_that_is_not_known_is_refused_by_name(how, message):
+  settings = packing.model().config.to_dict() | {"quantization_config": how}
+  with pytest.raises(ValueError, match=message):
+    huggingface.translate(settings)
+
+
+def broken(tmp_path, pack, how, edit):
+  """A checkpoint of which some parts are others."""
+
+  def packed(rng, shape):
+    parts, whole = pack(rng, shape)
+    edit(parts)
+    return {name: x for name, x in parts.items() if x is not None}, whole
+
+  packing.write(tmp_path, packed, how)
+  return str(tmp_path)
+
+
+@pytest.mark.parametrize(
+  ("name", "edit", "message"),
+  [
+    ("gptq", lambda p: p.update(qzeros=0 * p["qzeros"]), "stand for 8, where"),
+    ("gptq-zero-points", lambda p: p.update(qzeros=0 * p["qzeros"] - 1),
+     "some kernels read 16 and some 0"),
+    ("gptq-by-activations", lambda p: p.update(g_idx=p["g_idx"] + 1),
+     r"g_idx must be in 0\.\."),
+    ("gptq", lambda p: p.update(scales=p["scales"][:1].T), "scales must be"),
+    ("awq", lambda p: p.update(qzeros=None), "'qzeros' is missing"),
+    ("awq", lambda p: p.update(bits=np.ones(1, np.int32)), "unexpected: "),
+    ("packed", lambda p: p.update(weight_scale=p["weight_scale"][:3]),
+     "none of config_groups has I32"),
+    ("packed-zero-points",
+     lambda p: p.update(weight_zero_point=p["weight_zero_point"][:3]),
+     "weight_zero_point must be"),
+    ("int-zero-points", lambda p: p.update(weight_zero_point=None),
+     "and no zero points"),
+    ("fp8", lambda p: p.update(weight_scale_inv=None), "expected one of"),
+    ("fp8", lambda p: p.update(weight_scale_inv=p["weight_scale_inv"][:1]),
+     "scales must be"),
+  ],
+)  # fmt: skip
+def test_parts_that_do_not_go_together_are_refused(
+  name, edit, message, tmp_path
+):
+  pack, how, _ = PUBLISHED[name]
+  path = broken(tmp_path, pack, how, edit)
+  with pytest.raises(ValueError, match=message):
+    huggingface.load(path)
