@@ -12,8 +12,10 @@ from models import tokenizers
 ARCHITECTURES = {
   "gpt_neox": "gptneox",
   "mistral": "llama",
+  "mixtral": "llama",
   "olmo3": "olmo2",
   "gemma3_text": "gemma3",
+  "gemma4_text": "gemma4",
   "deepseek_v3": "deepseek2",
   "glm4_moe": "glm4moe",
   "gpt_oss": "gpt-oss",
@@ -118,6 +120,9 @@ def names(count):
 
 def _settings(c):
   """The metadata of a model, as calls of the writer."""
+  if c.model_type == "gemma4_text":
+    yield from _gemma4(c)
+    return
   gpt2, neox = c.model_type == "gpt2", c.model_type == "gpt_neox"
   heads = c.num_attention_heads
   yield "add_context_length", c.max_position_embeddings
@@ -130,6 +135,7 @@ def _settings(c):
   if gpt2:
     yield "add_layer_norm_eps", c.layer_norm_epsilon
     return
+  arch = ARCHITECTURES.get(c.model_type, c.model_type)
   gemma = c.model_type.startswith("gemma")
   rope = c.rope_parameters
   rope = rope.get("full_attention", rope)
@@ -220,11 +226,58 @@ def _settings(c):
   if wider and not latent:
     yield "add_key_length", size
     yield "add_value_length", size
-  if c.model_type in ("llama", "mistral"):
+  if arch == "llama":
     yield "add_vocab_size", c.vocab_size
     yield "add_rope_dimension_count", size
-  if c.model_type == "mistral" and c.sliding_window:
+  if c.model_type in ("mistral", "mixtral") and c.sliding_window:
     yield "add_sliding_window", c.sliding_window
+
+
+def _gemma4(c):
+  """Gemma 4's, of which some are said of every layer."""
+  slides = [kind == "sliding_attention" for kind in c.layer_types]
+  own = c.num_hidden_layers - c.num_kv_shared_layers
+  every = c.to_dict()  # where layers differ, attributes are refused
+  heads, size = every["num_key_value_heads"], every["head_dim"]
+  full, wide = _full_heads(c), c.use_double_wide_mlp
+  few, width = full.get("num_key_value_heads"), c.intermediate_size
+  yield "add_context_length", c.max_position_embeddings
+  yield "add_embedding_length", c.hidden_size
+  yield "add_block_count", c.num_hidden_layers
+  yield (
+    "add_feed_forward_length",
+    [width * (1 if i < own else 2) for i in range(len(slides))]
+    if wide
+    else width,
+  )
+  yield "add_head_count", c.num_attention_heads
+  yield (
+    "add_head_count_kv",
+    [heads if x else few for x in slides] if few else heads,
+  )
+  yield "add_layer_norm_rms_eps", c.rms_norm_eps
+  yield "add_sliding_window", c.sliding_window
+  yield "add_sliding_window_pattern", slides
+  yield "add_shared_kv_layers", c.num_kv_shared_layers
+  yield "add_embedding_length_per_layer_input", c.hidden_size_per_layer_input
+  if c.final_logit_softcapping:
+    yield "add_final_logit_softcapping", c.final_logit_softcapping
+  if c.enable_moe_block:
+    yield "add_expert_count", c.num_experts
+    yield "add_expert_used_count", c.top_k_experts
+    yield "add_expert_feed_forward_length", c.moe_intermediate_size
+  for suffix, channels in (("", full["head_dim"]), ("_swa", size)):
+    yield f"add_key_length{suffix}", channels
+    yield f"add_value_length{suffix}", channels
+    yield f"add_rope_dimension_count{suffix}", channels
+  for suffix, kind in (("", "full"), ("_swa", "sliding")):
+    theta = c.rope_parameters[f"{kind}_attention"]["rope_theta"]
+    yield f"add_rope_freq_base{suffix}", theta
+
+
+def _full_heads(c):
+  """What of a Gemma 4's full layers is another than of its sliding ones."""
+  return next(iter(c.to_dict()["per_layer_config"].values()))
 
 
 def _tensors(model, arch):
@@ -250,7 +303,7 @@ def _tensors(model, arch):
       array = np.concatenate(
         [parts[:, i].reshape(-1, *array.shape[1:]) for i in range(3)]
       )
-    if arch.startswith("gemma") and name.endswith("norm.weight"):
+    if arch in ("gemma2", "gemma3") and name.endswith("norm.weight"):
       array = array + 1
     if arch == "gpt-oss" and ".experts." in name:
       stem, _, last = name.replace("_proj_bias", "_proj.bias").rpartition(".")
@@ -272,7 +325,7 @@ def _tensors(model, arch):
       continue
     if name.endswith("sinks"):
       name += ".weight"
-    if name.endswith("experts.gate_up_proj"):
+    if name.endswith("experts.gate_up_proj") and arch != "gemma4":
       number = name.split(".")[2]
       for part, half in zip(
         ("gate", "up"), np.split(array, 2, axis=1), strict=True
@@ -289,7 +342,11 @@ def _tensors(model, arch):
     if name.endswith("shared_expert_gate.weight"):
       array = array[0]
     name = name.replace("e_score_correction_bias", "e_score_correction.bias")
-    if name.endswith("experts.down_proj"):
+    if name.endswith(("router.scale", "router.per_expert_scale")):
+      kind = "gate_inp" if name.endswith("router.scale") else "down_exps"
+      found[f"blk.{name.split('.')[2]}.ffn_{kind}.scale"] = array
+      continue
+    if name.endswith(("experts.down_proj", "gate_up_proj", "layer_scalar")):
       name += ".weight"
     own = table.get_name(name, try_suffixes=(".weight", ".bias"))
     assert own, name
@@ -298,6 +355,11 @@ def _tensors(model, arch):
   if c.model_type in ("glm4_moe", "deepseek_v3"):  # of a layer that drafts
     last = c.num_hidden_layers
     found[f"blk.{last}.nextn.eh_proj.weight"] = np.zeros((2, 4), np.float32)
+  if arch == "gemma4":
+    pairs = _full_heads(c)["head_dim"] // 2
+    turning = int(pairs * rope["full_attention"]["partial_rotary_factor"])
+    still = [1e30] * (pairs - turning)
+    found["rope_freqs.weight"] = np.array([1] * turning + still, np.float32)
   if rope.get("rope_type") == "llama3":
     found["rope_freqs.weight"] = _factors(c, rope)
   return found

@@ -18,27 +18,21 @@ import sys
 import forms
 import jax
 import jax.numpy as jnp
+import mesh_models
 import numpy as np
 import toys
 from flax import nnx
 from jax.experimental import multihost_utils
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+from mesh_models import CONFIG, VOCAB
 
 from models import head_shapes, sharding
 from models.head_shapes import HeadShape
 from models.networks import specdec, stacked, t5, t5_stacked
-from models.networks.description import (
-  AttentionSpec,
-  Latent,
-  LayerSpec,
-  Rope,
-)
 from models.networks.dflash import ParallelConfig
 from models.networks.eagle import EagleConfig
-from models.networks.layers import TransformerConfig
 from models.networks.medusa import MedusaConfig
-from models.networks.mixture import Mixture
 from models.networks.mtp import MtpConfig
 from models.networks.t5_config import T5Config
 from models.networks.transformer import FINAL, SkippedLayers, Transformer
@@ -53,29 +47,12 @@ from specjax.siblings import IID
 from specjax.types import Draft, Drafter, Inputs, Params
 from specjax.warp import make_sampling
 
-ROWS, VOCAB = 8, 32
+ROWS = 8
 LENGTHS = np.array([3, 7, 5, 6, 1, 2, 7, 4], np.int32)
 PROMPTS = np.random.default_rng(0).integers(0, VOCAB, (ROWS, 7), np.int32)
 # Rows stop at very different times, some of them at once.
 BUDGETS = np.array([20, 3, 0, 11, 20, 1, 17, 9], np.int32)
 
-# Two key/value heads of eight: repeated where they are cut over more devices.
-CONFIG = TransformerConfig(
-  vocab_size=VOCAB, embed_dim=16, num_layers=2, num_heads=8, num_kv_heads=2,
-  head_dim=4, mlp_dim=24, max_positions=64,
-)  # fmt: skip
-# One expert a device where there are eight.
-MIXED = TransformerConfig.of_layers(
-  [
-    LayerSpec(
-      attention=CONFIG.layer(0).attention,
-      feed_forward=Mixture(
-        num_experts=8, num_chosen=2, embed_dim=16, expert_dim=12
-      ),
-    )
-  ] * 2,
-  vocab_size=VOCAB, embed_dim=16, max_positions=64,
-)  # fmt: skip
 PATHS = tree_lib.paths(2, 2)
 TREE = tree_lib.Tree((-1, 0, 0, 1))
 
@@ -359,29 +336,12 @@ def head_pair(mesh, how):
 
 
 HEAD = dataclasses.replace(CONFIG, num_kv_heads=8, num_layers=1)
-# Of latents and of experts that are dealt out, as DeepSeek-V3's.
-LATENTS = TransformerConfig.of_layers(
-  [
-    LayerSpec(
-      attention=AttentionSpec(
-        num_heads=8, num_kv_heads=1, head_dim=10, scale=0.4,
-        rope=Rope(theta=500.0, dim=4),
-        latent=Latent(rank=6, rope_dim=4, still_dim=4, value_dim=6),
-      ),
-      feed_forward=Mixture(
-        num_experts=8, num_chosen=2, embed_dim=16, expert_dim=12,
-        router="sigmoid", shared_dim=16,
-      ),
-    )
-  ],
-  vocab_size=VOCAB, embed_dim=16, max_positions=64,
-)  # fmt: skip
 # What a head is, and how it drafts.
 HEADS = {
   "mtp": (
     HeadShape(
       kind="mtp", features=(FINAL,),
-      config=MtpConfig(layer=LATENTS, num_features=16),
+      config=MtpConfig(layer=mesh_models.LATENTS, num_features=16),
     ),
     lambda model: (
       drafters.mtp(model, tree=TREE, vocab_size=VOCAB), "recursive"
@@ -499,7 +459,16 @@ CASES = {
     how: functools.partial(network_pair, how=how)
     for how in ("paths", "tree", "depth", "layer_skip", "ngram", "plain")
   },
-  "mixture": functools.partial(network_pair, own=MIXED),
+  **{
+    name: functools.partial(network_pair, own=own)
+    for name, own in {
+      "mixture": mesh_models.MIXED,
+      "gemma": mesh_models.GEMMA,
+      "gemma4": mesh_models.GEMMA4,
+      "olmo": mesh_models.OLMO,
+      "gpt-oss": mesh_models.GPT_OSS,
+    }.items()
+  },
   **{how: functools.partial(head_pair, how=how) for how in HEADS},
 }
 

@@ -87,10 +87,12 @@ plan 8b-v5e-16-dflash --topology=v5e-16 --target=qwen3-8b \
 plan 8b-v6e-8-dflash --topology=v6e-8 --target=qwen3-8b --mesh=data:1,model:8 \
   --batch_size=8 --rule=match --max_length=2048 \
   --drafter='dflash("dflash-qwen3-8b", tokens=15, siblings=given)'
-# One of each family of described layers; the last three are mixtures.
+# One of each family of described layers, then mixtures.
 plan gemma-2-9b-v5e-8 --topology=v5e-8 --target=gemma-2-9b \
   --drafter='ngram(tokens=4)'
 plan gemma-3-12b-v5e-8 --topology=v5e-8 --target=gemma-3-12b \
+  --drafter='ngram(tokens=4)'
+plan gemma-4-31b-v5e-8 --topology=v5e-8 --target=gemma-4-31b \
   --drafter='ngram(tokens=4)'
 plan olmo-2-7b-v5e-8 --topology=v5e-8 --target=olmo-2-7b \
   --drafter='ngram(tokens=4)'

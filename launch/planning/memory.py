@@ -15,6 +15,7 @@ def held(q: Question) -> int:
   total = 0
   for config, weights, cache, size in _models(q):
     total += networks.num_bytes(config, weights) // size
+    total += _ITEM * networks.replicated(config) * (size - 1) // size
     slots = q.rows * (q.slots + q.input_length)
     total += _cache(config, size, slots, cache)
     states, pending = networks.state_bytes(config)
@@ -39,11 +40,11 @@ def _models(q: Question):
 
 
 def _cache(config, size: int, slots: int, cache: str | None = None) -> int:
-  layers = len(getattr(config, "cached", ())) or config.num_layers
-  per_slot = layers * networks.slot_channels(config, _LANES)
+  layers = networks.cached(config)
+  per_slot = sum(networks.slot_channels(layer, _LANES) for layer in layers)
   if cache is None:
     return _ITEM * per_slot * slots // size
-  scales = 2 * layers * config.num_kv_heads  # of four bytes
+  scales = 2 * sum(layer.num_kv_heads for layer in layers)  # of four bytes
   return (per_slot + 4 * scales) * slots // size
 
 

@@ -16,7 +16,12 @@ from jax.sharding import Mesh, NamedSharding
 
 from models import sharding as sharding_lib
 from models.networks import attention, lowbits, mixture, stacked, t5_stacked
-from models.networks.description import TransformerConfig, mlp_weights
+from models.networks.description import (
+  AttentionSpec,
+  TransformerConfig,
+  mlp_weights,
+  mlp_width,
+)
 from models.networks.lowbits import Format
 from models.networks.mixture import Mixture
 from models.networks.t5_config import T5Config
@@ -74,9 +79,6 @@ def cut(config: Config, size: int) -> Config:
   if isinstance(config, T5Config):
     sharding_lib.check_cut(config, size)
     return config
-  shared = len(config.cached) < len(config.attentions)
-  if config.per_layer_dim or shared or len(stacked.buffers(config)) > 1:
-    raise ValueError("of layers that differ in their heads there are no plans")
   return sharding_lib.kv_heads_for(config, size)
 
 
@@ -111,15 +113,22 @@ def num_params(config: Config) -> int:
   return sum(math.prod(x.shape) for x in jax.tree.leaves(shapes(config)))
 
 
-def slot_channels(config: Config, lanes: int = 1) -> int:
+def cached(config: Config) -> list[AttentionSpec | T5Config]:
+  """For every layer with a cache, what has the heads and channels of it."""
+  if isinstance(config, T5Config):
+    return [config] * config.num_layers
+  return [config.attentions[layer] for layer in config.cached]
+
+
+def slot_channels(of: AttentionSpec | Config, lanes: int = 1) -> int:
   """Channels of a slot in one layer's cache, keys and values, of all heads.
 
   Args:
-    config: the model.
+    of: the layer's attention, or a model whose layers are alike.
     lanes: what each head's are a multiple of.
   """
-  sizes = config.head_dim, getattr(config, "value_dim", config.head_dim)
-  return config.num_kv_heads * sum(-(-n // lanes) * lanes for n in sizes)
+  sizes = of.head_dim, getattr(of, "value_dim", of.head_dim)
+  return of.num_kv_heads * sum(-(-n // lanes) * lanes for n in sizes)
 
 
 @functools.cache
@@ -132,32 +141,57 @@ def num_bytes(config: Config, weights: Format | None) -> int:
 def bytes_per_weight(config: Config, weights: Format | None) -> float:
   """Mean bytes of a parameter that passes read, its share of scales included.
 
-  An embedding that is only looked up is left out, as in `work`.
+  Embeddings that are only looked up are left out, as in `work`.
   """
   if weights is None:
     return DTYPE.dtype.itemsize
-  table = looked_up(config)
-  rest = num_bytes(config, weights)
-  if table:
-    rest -= sum(
-      map(
-        lowbits.num_bytes,
-        jax.tree.leaves(shapes(config, weights)["frame"]["embed"]),
-      )
-    )
-  return rest / (num_params(config) - table)
+  frame = shapes(config, weights)["frame"]
+  tables = ["embed"] * (not config.tied_embeddings)
+  tables += ["per_layer_embed"] * (config.per_layer_dim > 0)
+  apart = sum(
+    lowbits.num_bytes(x)
+    for name in tables
+    for x in jax.tree.leaves(frame[name])
+  )
+  rest = num_bytes(config, weights) - apart
+  return rest / (num_params(config) - looked_up(config))
+
+
+@functools.cache
+def bytes_per_expert_weight(config: Config, weights: Format | None) -> float:
+  """Likewise, of experts that tokens choose from; 0 without any."""
+  of_experts = lambda params: [
+    leaf
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params["layers"])
+    if "experts" in sharding_lib.names(path)
+  ]
+  if not mixtures_of(config):
+    return 0.0
+  taken = sum(map(lowbits.num_bytes, of_experts(shapes(config, weights))))
+  return taken / sum(math.prod(x.shape) for x in of_experts(shapes(config)))
 
 
 def bytes_per_channel(config: Config, cache: str | None) -> float:
   """Bytes of a number in a cache, its share of a slot's scale included."""
   if cache is None:
     return DTYPE.dtype.itemsize
-  return 1 + 4 / config.head_dim
+  layers = cached(config)
+  scales = sum(2 * layer.num_kv_heads for layer in layers)
+  return 1 + 4 * scales / sum(map(slot_channels, layers))
 
 
 def looked_up(config: TransformerConfig) -> int:
-  """Parameters of an embedding that is neither read whole nor multiplied."""
-  return 0 if config.tied_embeddings else config.vocab_size * config.embed_dim
+  """Parameters of embeddings that are neither read whole nor multiplied."""
+  c = config
+  own = c.per_layer_vocab * c.num_layers * c.per_layer_dim
+  return own + (0 if c.tied_embeddings else c.vocab_size * c.embed_dim)
+
+
+def replicated(config: Config) -> int:
+  """Weights of embeddings by layer that every device has whole, and reads."""
+  if isinstance(config, T5Config):
+    return 0
+  return 3 * config.embed_dim * config.num_layers * config.per_layer_dim
 
 
 def place(shapes, sharding: Sharding, mesh: Mesh):
@@ -257,23 +291,52 @@ def round_bytes(config: Config, nodes: int) -> tuple[int, int]:
   return 2 * (states + nodes * pending), (nodes + 1) * states
 
 
+def expert_copies(
+  config: Config, skipped: SkippedLayers, weights: Format | None, idle: float
+) -> float:
+  """Bytes of experts that a pass moves beside those that it touches.
+
+  With scales of groups all experts of a layer are dequantised to a copy, and
+  that is read (`models.networks.expert_forms`); 0 in any other form.
+
+  Args:
+    config: the model.
+    skipped: sub-layers that the pass leaves out.
+    weights: how they are stored.
+    idle: weights of experts that no token is given.
+  """
+  if weights is None or weights.group is None or isinstance(config, T5Config):
+    return 0.0
+  every = sum(
+    block.num_experts * block.num_expert_params
+    for block in mixtures_of(config, skipped)
+  )
+  written_and_read = DTYPE.dtype.itemsize * (2 * every - idle)
+  return written_and_read + bytes_per_expert_weight(config, weights) * idle
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Work:
-  """Blocks, sums, weights and slots of a decoding pass.
+  """Blocks, sums, weights and cache of a decoding pass.
 
   Attributes:
     attentions: attention blocks.
     mlps: feed-forward blocks.
     sums: sums of partial results over the devices, that of the table apart.
     weights: parameters that are read and multiplied (and skipped biases).
-    slots: cache slots of a row that attentions read, added up over layers.
+    inside: numbers that a token makes inside the blocks: two of every channel
+      of a head, and of every hidden one.
+    channels: numbers of a row's cache that attentions read.
+    products: channels of queries times the slots that they meet.
   """
 
   attentions: int
   mlps: int
   sums: int
   weights: int
-  slots: int
+  inside: int
+  channels: int
+  products: int
 
 
 def work(
@@ -299,13 +362,17 @@ def work(
   if isinstance(c, T5Config):
     mlp = (3 if c.gated_mlp else 2) * c.embed_dim * c.mlp_dim
     # The encoder, and keys and values of what it read, were computed before.
-    width = c.embed_dim * c.num_heads * c.head_dim
+    width = c.num_heads * c.head_dim
+    read = layers * (attention.slots_read(text, slots) + input_length)
     return Work(
       attentions=2 * layers,
       mlps=layers,
       sums=3 * layers,
-      weights=layers * (6 * width + mlp) + c.vocab_size * c.embed_dim,
-      slots=layers * (attention.slots_read(text, slots) + input_length),
+      weights=layers * (6 * c.embed_dim * width + mlp)
+      + c.vocab_size * c.embed_dim,
+      inside=2 * layers * (2 * width + c.mlp_dim),
+      channels=read * slot_channels(c),
+      products=read * width,
     )
   attentions = layers - len(skipped.attention)
   mlps = layers - len(skipped.mlp)
@@ -313,17 +380,32 @@ def work(
   sums = attentions + mlps
   if c.layer(0).parallel:  # both blocks of a layer are added before it is sent
     sums = layers - len({*skipped.attention} & {*skipped.mlp})
+  own, inside, beside = c.attentions, 0, 0
+  for i in range(layers):
+    layer, heads_of = c.layer(i), own.get(i, c)  # recurrent ones: as others
+    if i not in skipped.attention:
+      inside += 2 * heads_of.num_heads * heads_of.head_dim
+    if i not in skipped.mlp:
+      inside += 2 * mlp_width(layer)
+      if layer.beside is not None:
+        inside += 2 * layer.beside.expert_dim
+        beside += 1
+  read = {
+    i: attention.slots_read(text, slots, own[i].window)
+    for i in own
+    if i not in skipped.attention
+  }
   return Work(
     attentions=attentions,
-    mlps=mlps,
-    sums=sums,
+    mlps=mlps + beside,
+    sums=sums + beside,
     weights=num_params
     - looked_up(c)
     - len(skipped.attention) * heads
     - sum(_mlp_params(c, layer) for layer in skipped.mlp),
-    slots=sum(
-      attention.slots_read(text, slots, c.window(layer))
-      for layer in c.attentions
-      if layer not in skipped.attention
+    inside=inside,
+    channels=sum(n * slot_channels(own[i]) for i, n in read.items()),
+    products=sum(
+      n * own[i].num_heads * own[i].head_dim for i, n in read.items()
     ),
   )

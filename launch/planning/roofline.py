@@ -56,15 +56,19 @@ class Placement:
   weights: Format | None = None
   cache: str | None = None
 
-  @property
-  def bytes_per_channel(self) -> float:
-    """Bytes of a number in the cache."""
-    return networks.bytes_per_channel(self.config, self.cache)
+  def read(self, work: Work, idle: float) -> float:
+    """Bytes of weights and cache that a pass reads, on all devices.
 
-  @property
-  def bytes_per_weight(self) -> float:
-    """Mean bytes of a parameter that is read."""
-    return networks.bytes_per_weight(self.config, self.weights)
+    Args:
+      work: of the pass.
+      idle: weights of experts that it leaves out.
+    """
+    c, channels = self.config, self.rows * work.channels
+    found = networks.bytes_per_weight(c, self.weights) * work.weights
+    found += networks.bytes_per_channel(c, self.cache) * channels
+    if idle:
+      found -= networks.bytes_per_expert_weight(c, self.weights) * idle
+    return found + _ITEM * (self.size - 1) * networks.replicated(c)
 
   @property
   def work(self) -> Work:
@@ -124,22 +128,20 @@ def forward(placement: Placement, num_tokens: int) -> Pass:
   """
   p, c, work = placement, placement.config, placement.work
   tokens = p.rows * num_tokens
-  cache = p.rows * work.slots * networks.slot_channels(c)
   # Written once and read once: what a block takes and hands on, whole on every
   # device; what is inside it, cut; and the logits.
   whole = 2 * tokens * (work.attentions + work.mlps) * 2 * c.embed_dim
-  inside = work.attentions * 2 * c.num_heads * c.head_dim
-  inside += work.mlps * 2 * c.mlp_dim
-  cut = 2 * tokens * inside
+  cut = 2 * tokens * work.inside
   logits = 2 * 4 * tokens * c.vocab_size  # float32, whole on every device
   idle = functools.partial(networks.idle, c, p.skipped, distinct=p.distinct)
-  read = work.weights - idle(tokens, size=p.size)
+  untouched = idle(tokens, size=p.size)
+  copies = networks.expert_copies(c, p.skipped, p.weights, untouched)
   states, pending = networks.state_bytes(c)
   states = 2 * p.rows * (states + num_tokens * pending)
   flops = 2 * tokens * (work.weights - idle(1))
-  flops += 4 * tokens * work.slots * c.num_heads * c.head_dim
+  flops += 4 * tokens * work.products
   return Pass(
-    hbm_bytes=(p.bytes_per_weight * read + p.bytes_per_channel * cache) / p.size
+    hbm_bytes=(p.read(work, untouched) + copies) / p.size
     + _ITEM * (cut / p.size + whole)
     + states / p.size
     + logits,
@@ -155,11 +157,8 @@ def least_bytes(placement: Placement) -> float:
   """
   p, c = placement, placement.config
   exact = dataclasses.replace(p, slots=p.slots if p.text is None else p.text)
-  cache = p.rows * exact.work.slots * networks.slot_channels(c)
-  read = p.work.weights - networks.idle(
-    c, p.skipped, p.rows, distinct=p.distinct
-  )
-  return (p.bytes_per_weight * read + p.bytes_per_channel * cache) / p.size
+  idle = networks.idle(c, p.skipped, p.rows, distinct=p.distinct)
+  return p.read(exact.work, idle) / p.size
 
 
 def _sent(p: Placement, tokens: int) -> float:
@@ -167,7 +166,9 @@ def _sent(p: Placement, tokens: int) -> float:
   if p.size == 1:
     return 0.0
   c, share = p.config, (p.size - 1) / p.size
-  reduced = _ITEM * tokens * c.embed_dim  # a partial sum
-  # The table is cut over the vocabulary: one more sum, of what was looked up.
-  reductions = 2 * share * reduced * (p.work.sums + 1)
+  # Partial sums. Tables are cut over the vocabulary: what was looked up is one
+  # more, and so is what layers have of their own.
+  reduced = (p.work.sums + 1) * c.embed_dim
+  reduced += c.num_layers * getattr(c, "per_layer_dim", 0)
+  reductions = 2 * share * _ITEM * tokens * reduced
   return reductions + share * 4 * tokens * c.vocab_size

@@ -121,7 +121,7 @@ def measure(config, rows: int, widths: list[int]) -> list[dict]:
     input_length=0,
   )
   size = jnp.dtype(networks.DTYPE).itemsize
-  cached = size * work.slots * networks.slot_channels(config)
+  cached = size * work.channels
   lines = []
   for width in widths:
     idle = networks.idle(config, networks.SkippedLayers(), rows * width)

@@ -22,7 +22,7 @@ from jax.sharding import Mesh
 
 from models.formats import gguf_file, gguf_tokenizer, weights
 from models.formats.families import FAMILIES
-from models.formats.families.family import Gguf, Joined
+from models.formats.families.family import Gguf, Joined, Tensors
 from models.formats.gguf_file import Header
 from models.formats.huggingface_config import config_from_json
 from models.formats.packed import Packed
@@ -68,7 +68,7 @@ _KNOWN = {
   "tensor_data_layout",  # where the rows come from, not where they are
 }
 _FREQUENCIES = "rope_freqs.weight"
-_NAME = re.compile(r"(?:blk\.(\d{1,9})\.)?(.+)\.(weight|bias)")
+_NAME = re.compile(r"(?:blk\.(\d{1,9})\.)?(.+)\.(weight|bias|scale)")
 
 
 def load(
@@ -204,15 +204,16 @@ def _settings(header: Header, arch: str) -> dict[str, Any]:
       f"{arch}.vocab_size is {vocab_size!r:.40}, and token_embd.weight has "
       f"{embedding.shape[0]} rows"
     )
-  biased = lambda *names: any(
-    {f"blk.0.{n}.bias", f"blk.0.{n}"} & {*header.tensors} for n in names
+  tensors = Tensors(
+    {name: entry.shape for name, entry in header.tensors.items()},
+    functools.partial(gguf_file.read, header),
   )
   return {
     "model_type": family.name,
     "vocab_size": vocab_size,
     "tie_word_embeddings": "output.weight" not in header.tensors,
     **{name: own[key] for key, name in keys.items() if key in own},
-    **how.settings(own, biased),
+    **how.settings(own, tensors),
   }
 
 
@@ -248,8 +249,10 @@ def _rotation(
       f"{arch}.rope.dimension_count must be that of keys, {most}, got "
       f"{rotary!r:.40}"
     )
-  if not how.factors or _FREQUENCIES not in header.tensors:
+  if how.factors != "all" or _FREQUENCIES not in header.tensors:
     return {}
+  if config.layers is not None:
+    raise ValueError(f"{_FREQUENCIES} is not read for a mixture of experts")
   entry = header.tensors[_FREQUENCIES]
   if entry.shape != (most // 2,) or entry.kind.name != "F32":
     raise ValueError(
@@ -270,13 +273,14 @@ def source(path: str, stack: contextlib.ExitStack | None = None) -> Source:
   del stack
   header = gguf_file.read_header(path)
   config, family = _configuration(header)
-  names = _names(architecture(header))
+  names = _names(architecture(header), family)
   whole = {*weights.modules(weights.in_gguf(family))}
   left_out = FAMILIES[family].left_out
+  factors = _how(architecture(header)).factors
   tensors: dict[str, Tensor] = {}
   problems = []
   for own_name in header.tensors:
-    if own_name == _FREQUENCIES and config.rope_factors is not None:
+    if own_name == _FREQUENCIES and factors:
       continue
     name = own_name
     if found := _NAME.fullmatch(own_name):
@@ -287,6 +291,8 @@ def source(path: str, stack: contextlib.ExitStack | None = None) -> Source:
       if place in names:
         by = "_" if f"{names[place]}_{suffix}" in whole else "."
         name = f"{names[place].replace('#', number or '')}{by}{suffix}"
+        if left_out(name, config):
+          continue
     if name in tensors:
       problems.append(f"twice: {tensors[name].name} and {own_name}")
     tensors[name] = _tensor(header, own_name, name, config)
@@ -332,15 +338,16 @@ def _published(header: Header) -> str:
 
 
 @functools.cache
-def _names(arch: str) -> dict[str, str]:
+def _names(arch: str, family: str) -> dict[str, str]:
   """llama.cpp's names of modules, as Hugging Face calls them; # is a layer."""
-  family, prefix = _FAMILIES[arch].name, _how(arch).prefix
+  prefix = _how(arch).prefix
   number = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[arch]
   table = gguf.get_tensor_name_map(number, 1)
   found = {}
   apart = [x for how in _how(arch).joined.values() for x in how.parts]
   for name in [*weights.modules(weights.in_gguf(family)), *apart]:
-    name = name.removesuffix(".weight").removesuffix("_bias")
+    for suffix in (".weight", ".scale", "_bias"):
+      name = name.removesuffix(suffix)
     full = ("" if name == "lm_head" else prefix) + name.replace("#", "0")
     full = full.replace(".*", "")  # all experts are one tensor
     if own := table.get_name(full):

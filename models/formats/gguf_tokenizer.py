@@ -31,12 +31,12 @@ _ALIASES = {
 _COMPOSED = ("mpt", "olmo", "qwen2")  # text is brought into the form NFC first
 _WHOLE_WORDS = ("llama-bpe", "tekken")  # a word that is a token is not merged
 # Names of what ends a text or a turn, whatever the metadata say: a chat model's
-# file often has its base model's end. llama.cpp knows these as well.
+# file often has its base model's end. llama.cpp knows most of these as well.
 _ENDS = frozenset(
   {
     "<EOT>", "<end_of_turn>", "<end_of_utterance>", "<|end_of_text|>",
     "<|call|>", "<|calls|>", "<|endoftext|>", "<|end|>", "<|eom_id|>",
-    "<|eot_id|>", "<|flush|>", "<|im_end|>", "<|return|>",
+    "<|eot_id|>", "<|flush|>", "<|im_end|>", "<|return|>", "<turn|>",
     "<｜end▁of▁sentence｜>", "[EOS]", "[EOT]", "_<EOT>",
   }
 )  # fmt: skip
@@ -74,7 +74,11 @@ def named_ends(metadata: Mapping[str, Any]) -> list[int]:
 
 def _tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
   model = _get(metadata, _KEY + "model", str, None)
-  builders = {"gpt2": _byte_level, "llama": _sentencepiece}
+  builders = {
+    "gpt2": _byte_level,
+    "llama": _sentencepiece,
+    "gemma4": _sentencepiece,
+  }
   if model not in builders:
     raise ValueError(
       f"{_KEY}model must be one of {sorted(builders)}, got {model!r:.80}"
@@ -150,15 +154,8 @@ def _byte_level(metadata, tokens, vocab, kinds) -> tuple[hf.Tokenizer, bool]:
   if name not in CUTS:
     known = sorted({*CUTS, *_ALIASES})
     raise ValueError(f"{_KEY}pre must be one of {known}, got {said!r:.80}")
-  merges = []
-  for merge in _strings(metadata, "merges"):
-    left, space, right = merge.partition(" ")
-    if not (left and space and right):
-      raise ValueError(f"a merge must be of two tokens, got {merge!r:.80}")
-    merges.append((left, right))
-  backend = hf.Tokenizer(
-    hf.models.BPE(vocab, merges, ignore_merges=name in _WHOLE_WORDS)
-  )
+  merges, whole = _said_merges(metadata), name in _WHOLE_WORDS
+  backend = hf.Tokenizer(hf.models.BPE(vocab, merges, ignore_merges=whole))
   if name in _COMPOSED:
     backend.normalizer = normalizers.NFC()
   cuts = [pre_tokenizers.Split(hf.Regex(e), "isolated") for e in CUTS[name]]
@@ -170,21 +167,24 @@ def _byte_level(metadata, tokens, vocab, kinds) -> tuple[hf.Tokenizer, bool]:
 
 
 def _sentencepiece(metadata, tokens, vocab, kinds) -> tuple[hf.Tokenizer, bool]:
-  """Sentencepiece's BPE, whose merges follow from the tokens' scores."""
-  scores = metadata.get(_KEY + "scores")
-  if not isinstance(scores, np.ndarray) or len(scores) != len(tokens):
-    raise ValueError(f"{_KEY}scores must be a number for every token")
+  """Sentencepiece's BPE; Gemma 4's has merges, others' follow from scores."""
   for key in ("precompiled_charsmap", "remove_extra_whitespaces"):
     found = metadata.get(_KEY + key)
     if found is not None and np.any(found):
       raise ValueError(f"{_KEY}{key} is set, which is not supported")
   unknown = [t for t, i in vocab.items() if kinds[i] == _KIND.UNKNOWN]
+  if metadata[_KEY + "model"] == "gemma4":
+    merges = _said_merges(metadata)
+  else:
+    scores = metadata.get(_KEY + "scores")
+    if not isinstance(scores, np.ndarray) or len(scores) != len(tokens):
+      raise ValueError(f"{_KEY}scores must be a number for every token")
+    text = {t: i for t, i in vocab.items() if kinds[i] == _KIND.NORMAL}
+    merges = _merges(text, scores)
   backend = hf.Tokenizer(
     hf.models.BPE(
       vocab,
-      _merges(
-        {t: i for t, i in vocab.items() if kinds[i] == _KIND.NORMAL}, scores
-      ),
+      merges,
       unk_token=unknown[0] if unknown else None,
       fuse_unk=True,
       byte_fallback=True,
@@ -203,6 +203,17 @@ def _sentencepiece(metadata, tokens, vocab, kinds) -> tuple[hf.Tokenizer, bool]:
       [*words, decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     )
   return backend, True
+
+
+def _said_merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
+  """The merges that a file lists, the first ones first."""
+  merges = []
+  for merge in _strings(metadata, "merges"):
+    left, space, right = merge.partition(" ")
+    if not (left and space and right):
+      raise ValueError(f"a merge must be of two tokens, got {merge!r:.80}")
+    merges.append((left, right))
+  return merges
 
 
 def _merges(

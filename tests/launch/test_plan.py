@@ -50,6 +50,13 @@ def test_shapes_have_the_published_numbers_of_parameters():
     "mixtral-8x7b": 46_702_792_704,
     "qwen3-30b-a3b": 30_532_122_624,
     "gpt-oss-20b": 20_914_757_184,
+    "gemma-4-e4b": 7_463_013_418,  # of the text model, embeddings by layer too
+    "gemma-4-26b-a4b": 25_233_141_790,
+    "gemma-4-31b": 30_697_345_340,
+    "qwen1.5-moe-a2.7b": 14_315_784_192,
+    "olmoe-1b-7b": 6_919_161_856,
+    "glm-4.5-air": 106_852_251_264,
+    "deepseek-v3": 671_026_419_200,
     "qwen3.5-9b": 8_953_803_264,  # by transformers' defaults
     "qwen3.5-27b": 26_895_998_464,
   }

@@ -65,6 +65,24 @@ TURNED = Layout(
 
 
 @dataclasses.dataclass(frozen=True)
+class Tensors:
+  """Tensors of a GGUF file, as `Gguf.settings` asks for them.
+
+  Attributes:
+    shapes: by llama.cpp's names.
+    read: one of them, by its name.
+  """
+
+  shapes: Mapping[str, tuple[int, ...]]
+  read: Callable[[str], np.ndarray]
+
+  def __call__(self, *names: str, layer: int = 0) -> bool:
+    """Whether a layer has one of these tensors, or the bias of a module."""
+    wanted = {f"blk.{layer}.{name}" for name in names}
+    return bool((wanted | {f"{name}.bias" for name in wanted}) & {*self.shapes})
+
+
+@dataclasses.dataclass(frozen=True)
 class Joined:
   """A module whose weight is two tensors in llama.cpp's files.
 
@@ -111,8 +129,7 @@ class Gguf:
       one in Hugging Face's files are several.
     joined: modules whose weights are two tensors of three axes.
     settings: more of `config.json`, from the metadata after the architecture's
-      name and from a function that says whether the first layer has the bias of
-      some module, or some tensor.
+      name and from the tensors.
     rows: where the rows of a module's tensors lie that llama.cpp's converter
       has moved, given the module's last name and the configuration; None if
       they are as they were.
@@ -122,7 +139,7 @@ class Gguf:
     rotary: channels that rotate: "all", "part" (the file says how many) or
       None.
     factors: the file may hold `rope_freqs.weight`, which frequencies are
-      divided by.
+      divided by: those of all layers, "all", or as `settings` says.
   """
 
   architecture: str
@@ -134,13 +151,13 @@ class Gguf:
   tensors: Mapping[str, str] = dataclasses.field(default_factory=dict)
   layouts: Mapping[str, Layout] = dataclasses.field(default_factory=dict)
   joined: Mapping[str, Joined] = dataclasses.field(default_factory=dict)
-  settings: Callable[[Mapping[str, Any], Callable[..., bool]], dict] = _nothing
+  settings: Callable[[Mapping[str, Any], Tensors], dict] = _nothing
   rows: Callable[[str, TransformerConfig], np.ndarray | None] = _as_they_are
   transposed: tuple[str, ...] = ()
   row: tuple[str, ...] = ()
   plus_one: bool = False
   rotary: str | None = "all"
-  factors: bool = False
+  factors: str | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ earlier ones have cached. Norms are by w, not by 1 + w as in Gemma 2 and 3.
 from collections.abc import Mapping
 from typing import Any
 
-from models.formats.families import gemma2, reading
+from models.formats.families import gemma2, gemma4_gguf, reading
 from models.formats.families.family import TURNED, Family, Layout, Settings
 from models.formats.families.reading import FULL, SLIDES, get
 from models.networks.description import (
@@ -186,4 +186,5 @@ FAMILY = Family(
   },
   left_out=_left_out,
   within=frozenset({"gemma4"}),
+  gguf=gemma4_gguf.GGUF,
 )  # fmt: skip

@@ -73,16 +73,24 @@ def shared_sizes(own: Mapping[str, Any]) -> dict[str, None]:
 def _gguf_settings(
   own: Mapping[str, Any], has: Callable[..., bool]
 ) -> dict[str, Any]:
-  """Mistral's files are Llama's with a window."""
+  """Mistral's files are Llama's with a window, Mixtral's those with experts."""
   sizes = shared_sizes(own)
   biases = {
     "attention_bias": has("attn_q", "attn_output"),
     "mlp_bias": has("ffn_gate", "ffn_up", "ffn_down"),
   }
-  if not own.get("attention.sliding_window"):
-    return sizes | biases | {"sliding_window": None}
-  mistral = {"model_type": "mistral", "layer_types": None}
-  return sizes | mistral | {name: True for name in biases if biases[name]}
+  window = {"sliding_window": own.get("attention.sliding_window") or None}
+  said = {name: True for name in biases if biases[name]}  # which others refuse
+  if own.get("expert_count"):
+    experts = {
+      "model_type": "mixtral",
+      "num_local_experts": own["expert_count"],
+      "num_experts_per_tok": own.get("expert_used_count"),
+    }
+    return sizes | experts | window | said
+  if not window["sliding_window"]:
+    return sizes | biases | window
+  return sizes | {"model_type": "mistral", "layer_types": None} | said
 
 
 def _rows(name: str, config: TransformerConfig) -> np.ndarray | None:
@@ -109,8 +117,9 @@ FAMILY = Family(
     architecture="llama",
     keys={**GGUF_KEYS, "attention.sliding_window": "sliding_window"},
     optional=frozenset({"attention.sliding_window"}),
+    also=frozenset({"expert_count", "expert_used_count"}),
     settings=_gguf_settings,
     rows=_rows,
-    factors=True,
+    factors="all",
   ),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What a plan counts of encoder-decoders, and of latents."""
+"""What a plan counts of encoder-decoders, latents, Gemma 4 and few bits."""
 
 import dataclasses
 import math
@@ -15,8 +15,9 @@ from launch.planning import networks, program, roofline
 from models import sharding
 from models.formats.huggingface import translate
 from models.meshes import Layout
-from models.networks import t5
+from models.networks import attention, t5
 from models.networks.description import TransformerConfig
+from models.networks.lowbits import Format
 from models.networks.transformer import SkippedLayers
 from specjax import tree
 
@@ -46,7 +47,8 @@ def test_a_pass_reads_the_decoder_without_what_the_input_made(config):
         and "position_bias" not in names) or names[0] == "lm_head":  # fmt: skip
       read += math.prod(leaf.shape)
   assert found.weights == read
-  assert found.slots == 8 * (100 + 30)
+  assert found.channels == 8 * (100 + 30) * 2 * 6 * 64
+  assert found.products == 8 * (100 + 30) * 6 * 64
   assert (found.attentions, found.mlps, found.sums) == (16, 8, 24)
 
 
@@ -80,7 +82,7 @@ def test_a_pass_counts_states_once_and_keys_of_attention_alone():
   )
   bare = dataclasses.replace(config, layers=config.layers[3::4], num_layers=8)
   without = dataclasses.replace(place, config=bare)
-  assert place.work.slots == without.work.slots
+  assert place.work.channels == without.work.channels
   states, pending = networks.state_bytes(config)
   one, more = (roofline.forward(place, n).hbm_bytes for n in (1, 9))
   one_without, more_without = (
@@ -148,10 +150,56 @@ def test_a_latent_is_counted_once():
   assert networks.slot_channels(usual, 128) == 2 * 2 * 128
 
 
-def test_a_model_whose_layers_differ_in_their_heads_is_refused():
+def test_layers_that_differ_in_their_heads_are_counted_apart():
+  """Heads of 8, of 12 with a mixture beside, and of 8 that the first caches."""
   config = TransformerConfig(
-    **described.GEMMA4, vocab_size=64, embed_dim=32, num_layers=3, num_heads=4,
-    num_kv_heads=2, head_dim=8, mlp_dim=48, max_positions=64,
+    **described.GEMMA4 | dict(per_layer_vocab=64), vocab_size=64, embed_dim=32,
+    num_layers=3, num_heads=4, num_kv_heads=2, head_dim=8, mlp_dim=48,
+    max_positions=64,
   )  # fmt: skip
-  with pytest.raises(ValueError, match="there are no plans"):
-    networks.cut(config, 1)
+  config = networks.cut(config, 2)  # a second head for the second layer
+  place = roofline.Placement(
+    config=config, num_params=networks.num_params(config), size=2, rows=3,
+    slots=40,
+  )  # fmt: skip
+  cached = [networks.slot_channels(x) for x in networks.cached(config)]
+  assert cached == [2 * 2 * 8, 2 * 2 * 12]
+  work, read = place.work, attention.slots_read(40, 40, 3)
+  assert work.channels == 2 * read * 32 + 40 * 48
+  assert work.products == 2 * read * 4 * 8 + 40 * 4 * 12
+  assert work.inside == 2 * (4 * (8 + 12 + 8) + 3 * 48 + 12)
+  assert (work.attentions, work.mlps, work.sums) == (3, 4, 7)
+  tables = 64 * 3 * 6  # of each layer's own, which are looked up
+  assert work.weights == networks.num_params(config) - tables
+  # Gates and projections of these are whole on both devices.
+  whole = 3 * 32 * 3 * 6
+  one = dataclasses.replace(place, size=1)
+  idle = networks.idle(config, SkippedLayers(), 3)
+  weights = work.weights - idle
+  assert roofline.least_bytes(one) == 2 * (weights + 3 * work.channels)
+  assert roofline.least_bytes(place) == weights + 3 * work.channels + whole
+  more = roofline.forward(place, 1).ici_bytes
+  # There and back, of two bytes: partial sums, and what was looked up.
+  assert more == 3 * 2 * ((7 + 1) * 32 + 3 * 6) + 4 * 3 * 64 / 2
+
+
+def test_experts_in_few_bits_are_left_out_by_their_own_bytes():
+  """As gpt-oss is published: 4.25 bits; here scales take 32 bits, so 5."""
+  config = translate(shapes.SHAPES["gpt-oss-20b"])
+  form = Format(kind="fp4", group=32, output=False, dense=False)
+  assert networks.bytes_per_expert_weight(config, None) == 2
+  each = networks.bytes_per_expert_weight(config, form)
+  assert each == pytest.approx(5 / 8, rel=0.01)  # biases take two bytes
+  count = networks.num_params(config)
+  place = roofline.Placement(
+    config=config, num_params=count, size=1, rows=1, slots=8
+  )
+  low = dataclasses.replace(place, weights=form)
+  of_experts = 24 * 4 * config.layer(0).feed_forward.num_expert_params
+  saved = roofline.least_bytes(place) - roofline.least_bytes(low)
+  assert saved == pytest.approx((2 - each) * of_experts, rel=1e-3)
+  # Groups are dequantised: all is read, written, and read as far as touched.
+  more = (
+    roofline.forward(low, 1).hbm_bytes - roofline.forward(place, 1).hbm_bytes
+  )
+  assert more == pytest.approx((each + 2) * 8 * of_experts, rel=1e-3)

@@ -42,7 +42,7 @@ def message(path):
   ("metadata", "expected"),
   [
     (("add_string", "llama.rope.scaling.type", "yarn"), "must be 'none'"),
-    (("add_uint32", "llama.expert_count", 8), "expert_count must be 0"),
+    (("add_uint32", "llama.expert_count", 8), "num_experts_per_tok must"),
     (
       ("add_float32", "llama.logit_scale", 2.0),
       "not understood: llama.logit_s",

@@ -391,6 +391,48 @@ def test_a_leading_space_is_not_the_one_that_is_added(tmp_path):
   assert bare.decode(bare.encode("  the cat")) == "  the cat"
 
 
+def test_gemma_4_merges_spaces_with_bytes_for_what_is_no_token(tmp_path):
+  """As Gemma's `tokenizer.json` has it: spaces are written, words never cut."""
+  space = normalizers.Replace(" ", "▁")
+  learner = hf.Tokenizer(hf.models.BPE())
+  learner.normalizer = space
+  known = [text for text in CORPUS if text.isascii() and "<|" not in text]
+  learner.train_from_iterator(
+    known, hf.trainers.BpeTrainer(vocab_size=300, show_progress=False)
+  )
+  merges = json.loads(learner.to_str())["model"]["merges"]
+  pieces = learner.get_vocab()
+  special = ["<pad>", "<eos>", "<bos>", "<unk>"]
+  tokens = [*special, *(f"<0x{i:02X}>" for i in range(256))]
+  tokens += sorted(pieces, key=pieces.get)
+  backend = hf.Tokenizer(
+    hf.models.BPE(
+      {token: i for i, token in enumerate(tokens)},
+      [tuple(merge) for merge in merges],
+      unk_token="<unk>", fuse_unk=True, byte_fallback=True,
+    )
+  )  # fmt: skip
+  backend.normalizer = space
+  backend.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+  kinds = [*[TokenType.CONTROL] * 3, TokenType.UNKNOWN]
+  kinds += [TokenType.BYTE] * 256 + [TokenType.NORMAL] * len(pieces)
+  path = write(
+    tmp_path, tokens, kinds, model="gemma4", bos_token_id=2, eos_token_id=1,
+    unknown_token_id=3, add_bos_token=True, add_space_prefix=False,
+    merges=[" ".join(merge) for merge in merges],
+  )  # fmt: skip
+  tokenizer = gguf_tokenizer.load(str(path))
+  merged = 0
+  for text in [*NASTY, CORPUS[-1]]:
+    if "<|" in text:
+      continue
+    ids = tokenizer.encode(text)
+    assert ids == [2, *backend.encode(text).ids], text
+    assert tokenizer.decode(ids) == text
+    merged += sum(len(tokens[i]) > 1 for i in ids if i >= 260)
+  assert merged > 10
+
+
 # -------------------------------------------------------------------- errors
 
 
@@ -399,7 +441,7 @@ def test_a_leading_space_is_not_the_one_that_is_added(tmp_path):
   [
     (
       {"model": "bert"},
-      r"model must be one of \['gpt2', 'llama'\], got 'bert'",
+      r"model must be one of \['gemma4', 'gpt2', 'llama'\], got 'bert'",
     ),
     ({"pre": "deepseek-llm"}, "pre must be one of .*, got 'deepseek-llm'"),
     ({"pre": ""}, "pre must be one of .*, got None"),  # left out
@@ -425,7 +467,7 @@ def test_what_is_no_tokenizer_is_refused_in_one_line(
 
 
 @pytest.mark.parametrize("kind", [TokenType.NORMAL, TokenType.USER_DEFINED])
-@pytest.mark.parametrize("end", ["<end_of_turn>", "<|im_end|>", "<EOT>"])
+@pytest.mark.parametrize("end", ["<turn|>", "<|im_end|>", "<EOT>"])
 def test_what_ends_a_turn_by_its_name_is_no_text(tmp_path, kind, end):
   path = write(
     tmp_path, ["a", "b", "ab", end], [1, 1, 1, kind], model="gpt2",
