@@ -53,6 +53,11 @@ def _bits(*, bits: int = 8, group: int | None = None) -> dict[str, Any]:
   return dict(weights=Format(kind=f"int{bits}", group=group))
 
 
+def _states(*, normed: bool = True) -> dict[str, Any]:
+  """Which hidden states a head reads: after their norms, or before them."""
+  return dict(normed=normed)
+
+
 def _texts(corpus: str) -> dict[str, Any]:
   """An index of texts."""
   return dict(corpus=corpus)
@@ -79,7 +84,7 @@ _ENTRIES = (
   entry(drafters.rasd, reads="model", from_text=True),
   entry(drafters.eagle, reads="head", learns=True, climbs=True),
   entry(drafters.eagle3, reads="head", learns=True, climbs=True),
-  entry(drafters.mtp, reads="mtp", climbs=True),
+  entry(drafters.mtp, reads="mtp", after=_states, climbs=True),
   entry(drafters.assistant, reads="head", climbs=True),
   entry(drafters.medusa, reads="head", climbs=True),
   entry(drafters.blockwise, reads="head", climbs=True),

@@ -39,6 +39,7 @@ class _Unread:
   num_features: int = 1
   num_depths: int = 2**31 - 1
   max_positions: None = None
+  later: tuple = ()
   has_states: bool = False
 
 
@@ -93,6 +94,7 @@ class Drafting:
     skipped: layers of the target that are skipped, in place of a file's.
     weights: how the draft's weights are stored, as
       `models.checkpoints.load` takes it; None for the config's dtype.
+    normed: whether an MTP head reads hidden states after their norms.
   """
 
   name: str
@@ -112,6 +114,7 @@ class Drafting:
   rule: str = ""
   skipped: SkippedLayers | None = None
   weights: Format | Published | None = None
+  normed: bool = True
 
   @functools.cached_property
   def unread(self) -> Drafter:
@@ -138,6 +141,11 @@ class Drafting:
   def needs_checkpoint(self) -> bool:
     """Whether what drafts is a file of its own."""
     return self.reads not in ("", "weights", "mtp")
+
+  @property
+  def loaded(self) -> tuple:
+    """All that says what is read from disk to draft."""
+    return self.reads, self.checkpoint, self.weights, self.normed
 
   @property
   def drafts(self) -> bool:

@@ -1,5 +1,7 @@
 """A head of latents and experts drafts what it says it does."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -61,3 +63,25 @@ def test_laws_are_those_that_tokens_are_drawn_from_and_rows_are_apart(tree):
       drafter, Params(target=params, draft=own), target, vocab_size=VOCAB
     )
   assert found.method == "exact"
+
+
+def test_a_switch_feeds_back_states_before_their_norm():
+  config = config_of(CONFIG, num_depths=2)
+  said = {}
+  for normed in (True, False):
+    head = Mtp(
+      dataclasses.replace(config, normed=normed), rngs=nnx.Rngs(1)
+    )  # fmt: skip
+    model, params = eagle.as_feature_model(head)
+    tokens, hidden = jnp.array([[1, 3, 2]]), jnp.ones((1, 3, 8))
+    said[normed] = [
+      one.apply(params, tokens, hidden, one.init_cache(1, 4))[:2]
+      for one in (model, *model.later)
+    ]
+  norms = (head.final_norm, head.later[0].final_norm)
+  for norm, (logits, state), (same, before) in zip(
+    norms, said[True], said[False], strict=True
+  ):
+    assert jnp.allclose(logits, same)
+    assert jnp.allclose(state, norm(before))
+    assert not jnp.allclose(state, before, atol=0.1)
