@@ -401,7 +401,7 @@ def test_layers_that_are_not_there_or_have_no_names_are_refused(copied):
   path = copied("glm-moe")
   with_theirs(path)
   for count, message in (
-    (2, r"eh_proj.weight, of shape .* \(of the head's layer 1\)"),
+    (2, r"eh_proj.weight, of shape .* \(layer 1\)"),
     (0, "of one layer or more are read, got num_nextn_predict_layers 0"),
   ):
     says(path, num_nextn_predict_layers=count)
