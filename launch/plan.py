@@ -60,8 +60,9 @@ from launch.build.drafters import DRAFTERS
 from launch.build.drafting import Drafting
 from launch.planning import answer, mixtures, plots, program
 from models import head_shapes, meshes
-from models.formats import head_checkpoints, json_files
+from models.formats import head_checkpoints, json_files, mtp_format
 from models.formats.huggingface import translate
+from models.formats.huggingface_config import of_text
 from models.head_shapes import KINDS, HeadShape
 from models.networks import lowbits
 from models.networks.layers import TransformerConfig
@@ -171,6 +172,26 @@ def head(text: str, kind: str, target: TransformerConfig) -> HeadShape:
   return head_shape
 
 
+def own_head(text: str, target: TransformerConfig) -> HeadShape:
+  """The MTP head of a target, of as many layers as its settings say.
+
+  Args:
+    text: the target's name, or where its `config.json` is.
+    target: the model.
+
+  Raises:
+    UserError: if it has none that could be read.
+  """
+
+  def meant(settings: Mapping[str, Any]) -> HeadShape:
+    # Of other families one could be trained, of one layer.
+    comes = of_text(settings).get("model_type") in mtp_format.FORMS
+    depths = mtp_format.num_depths(settings) if comes else 1
+    return head_shapes.mtp_shape(target, num_depths=depths)
+
+  return _read(text, shapes.SHAPES, meant)
+
+
 def _read(
   text: str,
   named: Mapping[str, dict[str, Any]],
@@ -248,7 +269,7 @@ def question(
   if drafting.reads == "head":
     of_head = head(drafting.checkpoint, drafting.name, target)
   elif drafting.reads == "mtp":
-    of_head = head_shapes.mtp_shape(target)
+    of_head = own_head(cli.TARGET.value, target)
   elif drafting.reads == "model":
     draft = shape(drafting.checkpoint)
   elif drafting.reads in ("layers", "weights") and drafting.checkpoint:

@@ -166,9 +166,10 @@ class HeadShape:
     return self.config.num_heads
 
 
-def mtp_shape(target: TransformerConfig) -> HeadShape:
-  """The MTP head that a target comes with."""
-  return HeadShape(kind="mtp", config=mtp.config_of(target), features=(FINAL,))
+def mtp_shape(target: TransformerConfig, *, num_depths: int = 1) -> HeadShape:
+  """The MTP head that a target comes with, of so many layers."""
+  config = mtp.config_of(target, num_depths=num_depths)
+  return HeadShape(kind="mtp", config=config, features=(FINAL,))
 
 
 def head_layers(settings: Mapping[str, Any]) -> TransformerConfig:

@@ -218,7 +218,7 @@ def _read(
     width: tokens that are new at most.
   """
   rows, columns = state.tokens.shape
-  again = min(drafter.again, drafter.tree.max_depth + 2)
+  again = min(drafter.again, 2 * drafter.tree.max_depth + 2)
   is_fresh, in_chunks = isinstance(known, int), width > _CHUNK
   # Where a text goes on, its newest tokens are fed again.
   more = 0 if is_fresh and not in_chunks else again

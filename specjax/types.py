@@ -163,6 +163,9 @@ class FeatureModel:
       mask) -> (logits f32[B, T, V'], hidden f[B, T, H], cache)`, with positions
       and mask as `LanguageModel.apply` has them.
     max_positions: positions it was made for, or None if unbounded.
+    later: the layers after the first, of a head that has one for each token
+      (multi-token prediction): models of the same parameters, with caches of
+      their own, that read the states of the layer before.
   """
 
   vocab_size: int
@@ -171,6 +174,7 @@ class FeatureModel:
   fuse: Callable[[Any, Array], Array]
   apply: Callable[..., tuple[Array, Array, Cache]]
   max_positions: int | None = None
+  later: tuple["FeatureModel", ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -593,7 +597,7 @@ class Drafter:
       for lack of a cache.
     max_positions: positions the draft was made for, or None if unbounded.
     again: number of tokens that are re-fed where a row's text goes on
-      (`Decoder.extend`), G + 2 at most: the newest, which was not fed, and
+      (`Decoder.extend`), 2 G + 2 at most: the newest, which was not fed, and
       those before it that the drafter's state may lack.
     idle: how its state outlives rounds in which nothing is drafted
       (`specjax.adaptive.ladder`); None: it was not made for them, and would

@@ -341,7 +341,9 @@ HEADS = {
   "mtp": (
     HeadShape(
       kind="mtp", features=(FINAL,),
-      config=MtpConfig(layer=mesh_models.LATENTS, num_features=16),
+      config=MtpConfig(
+        layer=mesh_models.LATENTS, num_features=16, num_depths=2
+      ),
     ),
     lambda model: (
       drafters.mtp(model, tree=TREE, vocab_size=VOCAB), "recursive"
@@ -439,7 +441,7 @@ INPUTS = {
   "block": T5_INPUTS,
 }
 # Of these the text of a row goes on, and one begins as a row that is there.
-EXTENDED = ("inputs", "counted", "t5", "block")
+EXTENDED = ("inputs", "counted", "t5", "block", "hybrid")
 SOURCES = {"counted": 1, "t5": 0, "block": 0, "paths": 0, "layer_skip": 0}
 # Lookup tables, and networks that draft in every way.
 CASES = {
@@ -469,6 +471,9 @@ CASES = {
       "gpt-oss": mesh_models.GPT_OSS,
     }.items()
   },
+  "hybrid": functools.partial(
+    network_pair, how="ngram", own=mesh_models.HYBRID
+  ),
   **{how: functools.partial(head_pair, how=how) for how in HEADS},
 }
 

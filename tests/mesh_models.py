@@ -7,6 +7,7 @@ import dataclasses
 
 from models.networks.description import (
   AttentionSpec,
+  DeltaSpec,
   DenseSpec,
   Latent,
   LayerSpec,
@@ -91,6 +92,18 @@ def _gemma4() -> TransformerConfig:
 
 
 GEMMA4 = _gemma4()
+# Layers with states, cut by heads of keys with the values of each.
+HYBRID = TransformerConfig.of_layers(
+  [
+    LayerSpec(attention=one, feed_forward=DenseSpec(width=24))
+    for one in (
+      DeltaSpec(num_key_heads=8, num_value_heads=16, key_dim=3, value_dim=2),
+      dataclasses.replace(_ATTENTION, num_kv_heads=8),
+    )
+  ]
+  * 2,
+  **FRAME,
+)
 # Of latents and of experts that are dealt out, as DeepSeek-V3's.
 LATENTS = TransformerConfig.of_layers(
   [

@@ -59,20 +59,20 @@ def add(path, settings, *, seed=0):
 class Theirs:
   """A random head of transformers', for a target of its own."""
 
-  def __init__(self, target, *, seed=0):
+  def __init__(self, target, *, num_depths=1, seed=0):
     config = target.config
-    config.num_mtp_layers = 1
+    config.num_mtp_layers = num_depths
     if getattr(config, "mlp_layer_types", None):  # of GLM-4.7-Flash
-      config.mtp_mlp_layer_types = ["sparse"]
+      config.mtp_mlp_layer_types = ["sparse"] * num_depths
     self.prefix, self.own = (
-      f"layers.{config.num_hidden_layers}",
+      lambda k: f"layers.{config.num_hidden_layers + k}",
       {"post_norm.weight": "shared_head.norm.weight"},
     )
     if config.model_type == "mimo":
-      config.mtp_layer_types = ["full_attention"]
+      config.mtp_layer_types = ["full_attention"] * num_depths
       config.mtp_hidden_states_first = True
       self.prefix, self.own = (
-        "mtp_layers.0",
+        lambda k: f"mtp_layers.{k}",
         {
           "enorm.weight": "token_layernorm.weight",
           "hnorm.weight": "hidden_layernorm.weight",
@@ -81,27 +81,28 @@ class Theirs:
         },
       )
     self.target = target
-    self.model = references.eager(MtpModel(target, 1))
+    self.model = references.eager(MtpModel(target, num_depths))
     references.randomised(self.model.layers, seed=seed)
     self.model.layers.to(target.dtype)
 
   def tensors(self):
     """By the names of released files."""
     found = {}
-    for name, value in self.model.layers[0].state_dict().items():
-      name = self.own.get(name, name.removeprefix("mtp_block."))
-      value = value.float().numpy()
-      block, _, fused = name.rpartition("experts.")
-      parts = {name: value}
-      if fused in ("gate_up_proj", "down_proj"):
-        halves = np.split(value, 2, axis=1) if "_up_" in fused else [value]
-        which = ("gate", "up") if "_up_" in fused else ("down",)
-        parts = {
-          f"{block}experts.{i}.{x}_proj.weight": np.ascontiguousarray(half[i])
-          for x, half in zip(which, halves, strict=True)
-          for i in range(len(value))
-        }
-      found |= {f"model.{self.prefix}.{k}": x for k, x in parts.items()}
+    for k, layer in enumerate(self.model.layers):
+      for name, value in layer.state_dict().items():
+        name = self.own.get(name, name.removeprefix("mtp_block."))
+        value = value.float().numpy()
+        block, _, fused = name.rpartition("experts.")
+        parts = {name: value}
+        if fused in ("gate_up_proj", "down_proj"):
+          halves = np.split(value, 2, axis=1) if "_up_" in fused else [value]
+          which = ("gate", "up") if "_up_" in fused else ("down",)
+          parts = {
+            f"{block}experts.{i}.{x}_proj.weight": np.ascontiguousarray(half[i])
+            for x, half in zip(which, halves, strict=True)
+            for i in range(len(value))
+          }
+        found |= {f"model.{self.prefix(k)}.{n}": x for n, x in parts.items()}
     return found
 
   def features(self, tokens):
@@ -110,12 +111,19 @@ class Theirs:
       found = self.target.model(torch.tensor(tokens))
     return found.last_hidden_state.numpy()
 
-  def __call__(self, tokens, hidden):
-    """Logits and states after pairs (token t + 1, hidden t), at positions t."""
+  def __call__(self, tokens, hidden, *, layer=0, first=0):
+    """Logits and states after pairs of a token and a state.
+
+    Args:
+      tokens: `i32[B, T]`, of layer k those k + 1 after the states' places.
+      hidden: `f64[B, T, D]`.
+      layer: k.
+      first: position of the first pair.
+    """
     hidden = torch.as_tensor(hidden)
     with torch.no_grad():
       hidden = self.model.forward_layer(
-        0, hidden, torch.arange(hidden.shape[1])[None], None,
+        layer, hidden, first + torch.arange(hidden.shape[1])[None], None,
         input_ids=torch.tensor(np.asarray(tokens)),
       )  # fmt: skip
       return self.model.shared_head(hidden).numpy(), hidden.numpy()

@@ -7,6 +7,7 @@ so such bugs cannot hide, and equality of tokens can be asserted without
 tolerance.
 """
 
+import dataclasses
 import functools
 
 import jax
@@ -107,7 +108,9 @@ def chance(params, token):
   return jax.nn.sigmoid(params[row] + 2 * token.confidence - token.temperature)
 
 
-def feature_model(vocab_size: int, *, num_features: int, layer: int = 1):
+def feature_model(
+  vocab_size: int, *, num_features: int, layer: int = 1, ahead: int = 1
+):
   """A head for `table_model(.., layers=..)` that knows what it knows.
 
   Its hidden state at place i, `f[.., 1]`, is the context hashed up to token
@@ -121,6 +124,7 @@ def feature_model(vocab_size: int, *, num_features: int, layer: int = 1):
     vocab_size: V.
     num_features: F, layers of the target.
     layer: whose feature is read.
+    ahead: how many places after its state the token beside it stands, from 1.
   """
 
   def init_cache(batch, slots):
@@ -135,7 +139,7 @@ def feature_model(vocab_size: int, *, num_features: int, layer: int = 1):
       positions = cache.length[:, None] + jnp.arange(fed)
     cache = cache_lib.write_positions(cache, positions)
     visible = cache_lib.attention_mask(cache, positions, mask)
-    terms = (tokens + 1) * weight_at(positions + 1)
+    terms = (tokens + 1) * weight_at(positions + ahead)
     entry = jnp.stack([jnp.mod(terms, contexts), hidden[..., 0]], axis=-1)
     keys = cache_lib.write_rows(
       cache.keys[0], entry[:, None].astype(hidden.dtype), cache.length
@@ -154,6 +158,15 @@ def feature_model(vocab_size: int, *, num_features: int, layer: int = 1):
     fuse=lambda params, x: x[..., layer : layer + 1] - layer * SHIFT,
     apply=apply,
   )
+
+
+def layered_head(vocab_size: int, *, num_features: int, num_depths: int):
+  """A head of a layer for each of so many tokens, all of `feature_model`."""
+  layers = [
+    feature_model(vocab_size, num_features=num_features, ahead=ahead)
+    for ahead in range(1, num_depths + 1)
+  ]
+  return dataclasses.replace(layers[0], later=tuple(layers[1:]))
 
 
 def block_model(vocab_size: int, *, num_features: int, num_depths: int):

@@ -60,6 +60,11 @@ def _bits(
   return dict(weights=Format(kind=kind, group=group), checkpoint=skipped)
 
 
+def _states(*, normed: bool = True) -> dict[str, Any]:
+  """Which hidden states a head reads: after their norms, or before them."""
+  return dict(normed=normed)
+
+
 def _texts(corpus: str) -> dict[str, Any]:
   """An index of texts."""
   return dict(corpus=corpus)
@@ -86,7 +91,7 @@ _ENTRIES = (
   entry(drafters.rasd, reads="model", from_text=True),
   entry(drafters.eagle, reads="head", learns=True, climbs=True),
   entry(drafters.eagle3, reads="head", learns=True, climbs=True),
-  entry(drafters.mtp, reads="mtp", climbs=True),
+  entry(drafters.mtp, reads="mtp", after=_states, climbs=True),
   entry(drafters.assistant, reads="head", climbs=True),
   entry(drafters.medusa, reads="head", climbs=True),
   entry(drafters.blockwise, reads="head", climbs=True),

@@ -39,6 +39,7 @@ class _Unread:
   num_features: int = 1
   num_depths: int = 2**31 - 1
   max_positions: None = None
+  later: tuple = ()
   has_states: bool = False
 
 
@@ -94,6 +95,7 @@ class Drafting:
     weights: how the draft's weights are stored, as
       `models.checkpoints.load` takes it; None for the config's dtype.
     cache: what the draft's keys and values are stored as, likewise.
+    normed: whether an MTP head reads hidden states after their norms.
   """
 
   name: str
@@ -114,6 +116,7 @@ class Drafting:
   skipped: SkippedLayers | None = None
   weights: Format | Published | None = None
   cache: str | None = None
+  normed: bool = True
 
   @functools.cached_property
   def unread(self) -> Drafter:
@@ -140,6 +143,13 @@ class Drafting:
   def needs_checkpoint(self) -> bool:
     """Whether what drafts is a file of its own."""
     return self.reads not in ("", "weights", "mtp")
+
+  @property
+  def loaded(self) -> tuple:
+    """All that says what is read from disk to draft."""
+    return (
+      self.reads, self.checkpoint, self.weights, self.cache, self.normed,
+    )  # fmt: skip
 
   @property
   def drafts(self) -> bool:

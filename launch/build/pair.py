@@ -235,6 +235,8 @@ def load(
       path or config.target, target, dtype=dtype, mesh=mesh,
       sharding=shardings[1], of_target=reads == "mtp",
     )  # fmt: skip
+    if draft.kind == "mtp" and not drafting.normed:
+      draft = draft.before_norms(target.config.num_layers)
   elif reads == "weights":
     assert isinstance(drafting.weights, Format)  # as quantised_self has it
     draft = target.lowered(drafting.weights)

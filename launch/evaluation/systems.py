@@ -168,10 +168,7 @@ def assemble(
     if drafting is None:
       continue
     head = getattr(drafting.policy, "head", "")
-    key = (
-      drafting.reads, drafting.checkpoint, drafting.weights, drafting.cache,
-      head,
-    )  # fmt: skip
+    key = (*drafting.loaded, head)
     if key not in loaded:
       first = next(iter(loaded.values()), None)
       loaded[key] = pair.load(

@@ -6,6 +6,7 @@ heads have none: a program that is planned is given them once.
 
 import dataclasses
 import functools
+import itertools
 import math
 from typing import Any
 
@@ -21,6 +22,7 @@ from models.networks import lowbits
 from models.networks.dflash import ParallelConfig
 from models.networks.eagle import EagleConfig
 from models.networks.lowbits import Format
+from models.networks.mtp import MtpConfig
 from models.sharding import Sharding
 from specjax import drafters
 from specjax.siblings import Siblings
@@ -156,13 +158,35 @@ def cached(shape: HeadShape):
   return None
 
 
+def num_depths(shape: HeadShape, tree: Tree) -> int:
+  """Layers that draft a tree, each with a cache of its own."""
+  if not isinstance(shape.config, MtpConfig):
+    return 1
+  return min(shape.config.num_depths, tree.max_depth)
+
+
 def more_slots(shape: HeadShape, tree: Tree) -> int:
   """Slots of a row's cache beyond the target's: of what is never verified."""
   if isinstance(shape.config, ParallelConfig):
     return shape.config.block_size
+  if (depths := num_depths(shape, tree)) > 1:
+    widths = [len(level) for level in tree.levels[1:-1]]
+    if tree.form is Form.FREE:
+      widths = [tree.max_children] * (tree.max_depth - 1)
+    return depths + max((k * n for k, n in enumerate(widths, 1)), default=0)
   if isinstance(shape.config, EagleConfig) and tree.form is Form.FREE:
     return tree.max_children * (tree.max_depth - 1)
   return 0
+
+
+def more_pending(shape: HeadShape, tree: Tree) -> int:
+  """Tokens beside a pass's that a target with states keeps for its head.
+
+  Where a text goes on, they are fed again (`specjax.types.Drafter.again`).
+  """
+  if not isinstance(shape.config, EagleConfig):
+    return 0
+  return tree.max_depth + num_depths(shape, tree) - 1
 
 
 # ---------------------------------------------------------------------- time
@@ -179,6 +203,8 @@ def passes(
   saved: int = 0,
 ) -> list[Pass]:
   """The passes of a round, on one device.
+
+  Of layers that draft in turn each pass is of two: what stands, and the draft.
 
   Args:
     shape: what the head is.
@@ -215,6 +241,16 @@ def passes(
   if isinstance(c, ParallelConfig):
     # What stands is read by keys and values alone, in the pass of the block.
     return [over(count["layers"] + count["fc"], n) for n in drafter.passes]
+  depths = num_depths(shape, drafter.tree)
+  if isinstance(c, MtpConfig) and depths > 1:
+    out = words * layers.embed_dim
+    each = (sum(count.values()) - out) / c.num_depths
+    read, more = drafter.passes[:depths], drafter.passes[depths:]
+    drafted = [over(each + out, n) for n in (read[0], *more)]
+    again: list[Pass | None] = [None]  # whose logits are not asked for
+    again += [over(each, n) for n in read[1:]]
+    pairs = itertools.zip_longest(drafted, again)
+    return [x if y is None else x.beside(y) for x, y in pairs]
   # EAGLE-1 projects in every pass, EAGLE-3 the target's features alone.
   later = count["layers"] + (count["fc"] if c.generation == 1 else 0)
   first, *more = drafter.passes

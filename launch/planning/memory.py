@@ -12,14 +12,14 @@ _LANES = 128  # heads have channels for all of them, used or not
 
 def held(q: Question) -> int:
   """Bytes of weights and caches on a device, as the compiler lays them out."""
-  total = 0
+  total, refed = 0, heads.more_pending(q.head, q.tree) if q.head else 0
   for config, weights, cache, size in _models(q):
     total += networks.num_bytes(config, weights) // size
     total += _ITEM * networks.replicated(config) * (size - 1) // size
     slots = q.rows * (q.slots + q.input_length)
     total += _cache(config, size, slots, cache)
     states, pending = networks.state_bytes(config)
-    total += q.rows * (states + q.tree.num_fed * pending) // size
+    total += q.rows * (states + (q.tree.num_fed + refed) * pending) // size
   if q.own_weights is not None:
     config = q.cut_target()
     own = borrowing.rounded(q.own_shapes(), networks.shapes(config))
@@ -28,7 +28,8 @@ def held(q: Question) -> int:
     total += _ITEM * program.num_draft_params(q) // q.layout.draft
     if layers := heads.cached(q.cut_head()[0]):
       slots = q.slots + heads.more_slots(q.head, q.tree)
-      total += _cache(layers, q.layout.draft, q.rows * slots)
+      one = _cache(layers, q.layout.draft, q.rows * slots)
+      total += one * heads.num_depths(q.head, q.tree)
   return total
 
 

@@ -102,6 +102,14 @@ class Pass:
       "collectives": self.ici_bytes / chip.ici_bandwidth,
     }
 
+  def beside(self, other: "Pass") -> "Pass":
+    """Both passes as one."""
+    return Pass(
+      hbm_bytes=self.hbm_bytes + other.hbm_bytes,
+      flops=self.flops + other.flops,
+      ici_bytes=self.ici_bytes + other.ici_bytes,
+    )
+
   def seconds(self, chip: Chip) -> float:
     """Seconds by the roofline of this module."""
     alone = self.causes(chip)

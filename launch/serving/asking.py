@@ -194,8 +194,7 @@ def _read(record, is_chat, tokenizer, defaults: Defaults) -> Ask:
   )
   if ask.asked.scored and not defaults.scores:
     raise RefusalError(
-      "prompts are scored neither on a mesh nor by a target with recurrent "
-      "states: leave echo out",
+      "prompts are not scored on a mesh: leave echo out",
       param="echo",
       code="unsupported_parameter",
     )

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from launch.prompt_lines import MOST_BIASES, MOST_STOP_IDS
 from launch.serving.control import MOST_SCORED
-from specjax import random
+from specjax import random, recurrent
 from specjax.cache import Cache
 from specjax.decode import Decoder
 from specjax.penalties import NONE
@@ -196,9 +196,10 @@ def score(
     The cache, and of each token but the first: its log-probability `f32[W]`,
     the likeliest in its place `i32[W, K]`, and those of these.
   """
-  output, cache = target.apply(
-    params.target, tokens[None, :-1], cache.replace(length=start[None])
+  cache = cache.replace(
+    length=start[None], recurrent=recurrent.emptied(cache.recurrent, start)
   )
+  output, cache = target.apply(params.target, tokens[None, :-1], cache)
   logits = output.logits[0, :, :vocab_size]
   log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
   chosen = jnp.take_along_axis(log_probs, tokens[1:, None], axis=1)[:, 0]

@@ -13,6 +13,7 @@ import numpy as np
 
 from launch.serving import programs
 from launch.serving.control import MOST_SCORED, Asked, Scores
+from specjax import recurrent
 from specjax.types import LanguageModel, Params
 
 
@@ -46,7 +47,9 @@ class Scorer:
   def compile(self, say: Callable[[str], None]) -> None:
     """Compiles all programs and runs each once."""
     score = functools.partial(programs.score, self._target, self._vocab_size)
-    self._cache = self._target.new_cache(self._params.target, 1, self._slots)
+    cache = self._target.new_cache(self._params.target, 1, self._slots)
+    states = recurrent.widened(cache.recurrent, self._widths[-1])
+    self._cache = cache.replace(recurrent=states)
     for width in self._widths:
       say(f"scores of up to {width} tokens")
       args = (np.zeros(width + 1, np.int32), np.int32(0))

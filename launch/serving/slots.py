@@ -110,8 +110,7 @@ class Slots:
       reuse: whose texts a prompt may begin with.
       mesh: the devices, or None for one without a mesh.
       cache_specs: how caches lie on it, see `compilation.compile_both`.
-      scores: whether prompts are to be scored; not on a mesh, nor by a target
-        with recurrent states.
+      scores: whether prompts are to be scored; not on a mesh.
 
     Raises:
       ValueError: for sizes that do not fit each other.
@@ -150,11 +149,11 @@ class Slots:
     # Rows whose prompts are being read, who came first first.
     self._reading: dict[int, Asked] = {}
     groups = 1 if mesh is None else mesh.shape["data"]
-    has_states = decoders[self.depth].target.has_states
-    kept_whole = has_states or decoders[self.depth].drafter.has_states
+    deepest = decoders[self.depth]
+    kept_whole = deepest.target.has_states or deepest.drafter.has_states
     self._texts = Texts(num_slots, max_length, reuse, groups, whole=kept_whole)
     # Prompts are scored in a cache of their own, whose shapes must not change.
-    self.scores = scores and mesh is None and not has_states
+    self.scores = scores and mesh is None
     whole = self._decoders[self.depth]
     self._scorer = Scorer(
       whole.target,

@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
+from flax import nnx
 
 from models import head_shapes
 from models.formats import (
@@ -34,6 +35,7 @@ from models.formats import (
 from models.formats.head_files import Place
 from models.formats.weights import CheckpointError, Tensor
 from models.head_shapes import HeadModule, HeadShape, Target
+from models.networks.mtp import MtpConfig
 from models.sharding import Sharding, num_parts
 
 __all__ = ["Head", "Target", "describe", "is_head", "load", "shape"]
@@ -66,6 +68,21 @@ class Head:
   def functions(self) -> tuple[Any, Any]:
     """Pure functions and their parameters; see `head_shapes.functions`."""
     return head_shapes.functions(self.module, sharding=self.sharding)
+
+  def before_norms(self, num_layers: int) -> "Head":
+    """An MTP head that reads hidden states before their norms, not after.
+
+    Args:
+      num_layers: of the target.
+    """
+    assert isinstance(self.shape.config, MtpConfig)
+    config = dataclasses.replace(self.shape.config, normed=False)
+    module = nnx.merge(*nnx.split(self.module))
+    module.config = config
+    shape = dataclasses.replace(
+      self.shape, config=config, features=(num_layers,)
+    )
+    return dataclasses.replace(self, shape=shape, module=module)
 
 
 def is_head(directory: str) -> bool:

@@ -25,6 +25,7 @@ from models.formats import experts, head_files, weights
 from models.formats.huggingface_config import config_from_json, of_text
 from models.formats.weights import CheckpointError, Source, Tensor
 from models.head_shapes import HeadShape, Target
+from models.networks.description import TransformerConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,6 +40,7 @@ class Form:
     layer: what `rest` begins with in tensors of the decoder layer.
     copies: what `rest` calls tensors that are the target's, and their names.
     hidden_first: the projection reads the hidden state first.
+    several: there may be several layers, each with all modules, numbered.
   """
 
   names: re.Pattern[str]
@@ -47,6 +49,7 @@ class Form:
   layer: str = ""
   copies: Mapping[str, str] = dataclasses.field(default_factory=dict)
   hidden_first: bool = False
+  several: bool = False
 
 
 def _modules(*names: str) -> dict[str, str]:
@@ -62,6 +65,7 @@ QWEN = Form(
 DEEPSEEK = Form(
   names=re.compile(r"(?:model\.)?layers\.(?P<number>\d{1,9})\.(?P<rest>.+)"),
   after_layers=True,
+  several=True,
   modules=_modules("eh_proj", "enorm", "hnorm", "shared_head.norm"),
   copies={
     "embed_tokens.weight": "embed_tokens.weight",
@@ -78,6 +82,7 @@ MIMO = dataclasses.replace(
   SPECULATORS,
   names=re.compile(rf"(?:model\.)?{SPECULATORS.names.pattern}"),
   hidden_first=True,
+  several=True,
 )
 # By the target's `model_type`.
 FORMS = {
@@ -119,14 +124,9 @@ def shape(config: Mapping[str, Any], target: Target | None) -> HeadShape:
   Raises:
     ValueError: for settings that are not known, or another target.
   """
-  settings = _of_layer(config)
-  for name in ("num_nextn_predict_layers", "num_mtp_layers"):
-    for given in (config, settings):
-      if given.get(name) not in (None, 1):
-        raise ValueError(
-          f"MTP heads of one layer are read, got {name} {given[name]!r}"
-        )
-  found = head_shapes.mtp_shape(config_from_json(settings))
+  found = head_shapes.mtp_shape(
+    config_from_json(_of_layer(config)), num_depths=num_depths(config)
+  )
   layer = found.config.layer
   if is_one(config) and target is not None:
     ours = (layer.vocab_size, layer.embed_dim)
@@ -137,6 +137,32 @@ def shape(config: Mapping[str, Any], target: Target | None) -> HeadShape:
         f"has {theirs[0]} and {theirs[1]}"
       )
   return found
+
+
+def num_depths(config: Mapping[str, Any]) -> int:
+  """Layers of a head by a configuration as of `shape`; 1 if it says nothing.
+
+  Raises:
+    ValueError: as `shape`, or for a number that the head's form does not have.
+  """
+  settings, alone = _of_layer(config), is_one(config)
+  names = ["num_nextn_predict_layers", "num_mtp_layers"]
+  names += [] if alone else ["mtp_num_hidden_layers"]
+  several = not alone and FORMS[settings["model_type"]].several
+  counts = set()
+  for given in (config, settings):
+    for name in names:
+      if (count := given.get(name)) is None:
+        continue
+      if type(count) is not int or count < 1 or (count > 1 and not several):
+        raise ValueError(
+          f"MTP heads of one layer{' or more' if several else ''} are read, "
+          f"got {name} {count!r}"
+        )
+      counts.add(count)
+  if len(counts) > 1:
+    raise ValueError(f"{' and '.join(names)} must agree, got {sorted(counts)}")
+  return counts.pop() if counts else 1
 
 
 def _of_layer(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -189,33 +215,33 @@ def parameters(
   alone = is_one(config)
   form = SPECULATORS if alone else FORMS[family]
   first = config_from_json(settings).num_layers if form.after_layers else 0
-  own = _own(form, tensors, first)
-  if not own:
+  shapes = _shapes(found)
+  numbers = range(max(depth for depth, _ in shapes.values()) + 1)
+  own = _own(form, tensors, first, len(numbers))
+  if not any(own):
     raise ValueError(f"there is no MTP head: no tensor {form.names.pattern}")
-  problems = _not_copies(form, own, tensors) if compared else []
-  own = {k: t for k, t in own.items() if k not in form.copies}
-  if form.hidden_first and (joint := own.get(name := _named(form, "fc"))):
-    read = functools.partial(_exchanged, joint)
-    own[name] = dataclasses.replace(joint, read=read)
-  source = Source(
-    path=str(path),
-    says="config.json",
-    config=layer,
-    family=family,
-    tensors=experts.of_projections(experts.of_experts(own), family),
-    kinds=head_files.FLOATS,
-  )
-  made, expected = {}, {}
-  for key, size in _shapes(found).items():
-    name, layout = _locate(form, key, family)
-    expected[name] = size if layout is None else layout.shape(size)
-    made[".".join(map(str, key))] = Tensor(
-      name=name,
-      shape=size,
-      kind=head_files.FLOATS[0],
-      read=functools.partial(_read, form, source, key),
-    )
-  problems += weights.mismatches(source, expected)
+  problems, made = [], {}
+  for number in numbers:
+    if compared:
+      problems += _not_copies(form, own[number], tensors)
+    source = _source(path, form, own[number], layer, family)
+    expected = {}
+    for key, (depth, size) in shapes.items():
+      if depth != number:
+        continue
+      part = key[2:] if depth else key
+      name, layout = _locate(form, part, family)
+      expected[name] = size if layout is None else layout.shape(size)
+      made[".".join(map(str, key))] = Tensor(
+        name=name,
+        shape=size,
+        kind=head_files.FLOATS[0],
+        read=functools.partial(_read, form, source, part),
+      )
+    wrong = weights.mismatches(source, expected)
+    problems += [
+      f"{said} (layer {number})" if number else said for said in wrong
+    ]
   if problems:
     raise CheckpointError(
       f"the tensors in {path} are not those of its MTP head:\n  "
@@ -225,15 +251,37 @@ def parameters(
   return made | (rest if alone else {})
 
 
-def _own(
-  form: Form, tensors: Mapping[str, Tensor], first: int
-) -> dict[str, Tensor]:
-  """A head's tensors, by names without what a form has before them.
+def _source(
+  path: pathlib.Path,
+  form: Form,
+  own: Mapping[str, Tensor],
+  layer: TransformerConfig,
+  family: str,
+) -> Source:
+  """The tensors of one of a head's layers, by names as `_own` has them."""
+  own = {k: t for k, t in own.items() if k not in form.copies}
+  if form.hidden_first and (joint := own.get(name := _named(form, "fc"))):
+    read = functools.partial(_exchanged, joint)
+    own[name] = dataclasses.replace(joint, read=read)
+  return Source(
+    path=str(path),
+    says="config.json",
+    config=layer,
+    family=family,
+    tensors=experts.of_projections(experts.of_experts(own), family),
+    kinds=head_files.FLOATS,
+  )
 
-  Those of its layer begin with `layers.0.`; of a layer after the first with its
-  number, which nothing expects.
+
+def _own(
+  form: Form, tensors: Mapping[str, Tensor], first: int, count: int
+) -> list[dict[str, Tensor]]:
+  """A head's tensors layer by layer, without what a form has before them.
+
+  Those of its decoder layers begin with `layers.0.`; of a layer beyond `count`
+  with its number and among the first one's, where nothing expects them.
   """
-  own = {}
+  own: list[dict[str, Tensor]] = [{} for _ in range(count)]
   for name, tensor in tensors.items():
     found = form.names.fullmatch(name)
     if not found or _BUFFER.fullmatch(name):
@@ -243,13 +291,13 @@ def _own(
     if number < 0:
       continue
     module = rest.rpartition(".")[0]
-    if number:
-      rest = f"layers.{number}.{rest}"
+    if number >= count:
+      number, rest = 0, f"layers.{number}.{rest}"
     elif not (
       form.layer or module in form.modules.values() or rest in form.copies
     ):
       rest = f"layers.0.{rest}"
-    own[rest] = tensor
+    own[number][rest] = tensor
   return own
 
 
@@ -288,12 +336,13 @@ def _exchanged(joint: Tensor, index: tuple[slice, ...]) -> np.ndarray:
   return np.concatenate([embedding, hidden], axis=1)[index]
 
 
-def _shapes(found: HeadShape) -> dict[tuple, tuple[int, ...]]:
-  """Of the head's own parameters, by their paths."""
+def _shapes(found: HeadShape) -> dict[tuple, tuple[int, tuple[int, ...]]]:
+  """Of the head's own parameters, by their paths, with the layer's number."""
   make = lambda: found.make(dtype=jnp.float32, rngs=nnx.Rngs(0))
   module = nnx.eval_shape(make)
   state = nnx.state(module, head_shapes.is_own(module))
-  return {key: x.shape for key, x in nnx.to_flat_state(state)}
+  number = lambda key: int(key[1]) + 1 if key[0] == "later" else 0
+  return {key: (number(key), x.shape) for key, x in nnx.to_flat_state(state)}
 
 
 def _named(form: Form, module: str) -> str:

@@ -285,7 +285,9 @@ def as_feature_model(
   def fuse(params, features):
     return put(merge(params).fuse(features), "act_btd")
 
-  def apply(params, tokens, hidden, cache, *, positions=None, mask=None):
+  def apply(
+    params, tokens, hidden, cache, *, positions=None, mask=None, **more
+  ):
     fed, start = tokens.shape[1], cache.length
     if positions is None:
       positions = start[:, None] + np.arange(fed)
@@ -299,6 +301,7 @@ def as_feature_model(
       start,
       stacked=stacked,
       put=put,
+      **more,
     )
     return logits, hidden, laid_out(cache, kvs).replace(length=start + fed)
 
@@ -310,4 +313,8 @@ def as_feature_model(
     apply=apply,
     max_positions=layer.max_positions,
   )
-  return model, params
+  later = (
+    dataclasses.replace(model, apply=functools.partial(apply, depth=depth))
+    for depth in range(1, getattr(config, "num_depths", 1))
+  )
+  return dataclasses.replace(model, later=tuple(later)), params

@@ -3,13 +3,13 @@
 A token's embedding and the target's hidden state of the token before it, each
 normed and next to each other in this order, are projected to the target's width
 and go through one decoder layer and a norm; the target's output projection
-reads that, and with the next token it is fed back in the hidden state's place
-(DeepSeek-V3's technical report, 2024, section 2.2; here one layer is applied
-again and again, and hidden states are read after the final norm). DeepSeek-V3,
-GLM-4.5, Qwen3-Next and others come with one (`models.formats.mtp_format`).
+reads that, and beside the next token it stands in the hidden state's place
+(DeepSeek-V3's technical report, 2024, section 2.2). One layer is applied again
+and again, or each drafted token has its own. DeepSeek-V3, GLM-4.5, Qwen3-Next
+and others come with one (`models.formats.mtp_format`).
 
-It is a `specjax.types.FeatureModel` as EAGLE's heads are, and drafts as they
-do. Letters in shapes as in `models.networks.eagle`.
+It is a `specjax.types.FeatureModel` as EAGLE's heads are
+(`specjax.drafters.mtp`). Letters in shapes as in `models.networks.eagle`.
 """
 
 import dataclasses
@@ -31,11 +31,16 @@ class MtpConfig(EagleConfig):
   """Shapes of a head; of `EagleConfig` it has `layer` and `num_features`.
 
   Attributes:
-    expert_axes: mesh axes that its layer's experts are dealt out over, if they
+    num_depths: D, layers of that kind, each for a drafted token.
+    normed: whether hidden states are read after their norms: the target's after
+      its final one, and the head's own. Servers differ in that.
+    expert_axes: mesh axes that its layers' experts are dealt out over, if they
       are.
   """
 
   generation: int = 1
+  num_depths: int = 1
+  normed: bool = True
   expert_axes: tuple[str, ...] = ()
 
   def even_sizes(self) -> tuple[int, ...]:
@@ -74,13 +79,14 @@ class MtpConfig(EagleConfig):
     return dataclasses.replace(self, layer=layer, expert_axes=axes), sharding
 
 
-def config_of(target: TransformerConfig) -> MtpConfig:
-  """The head of a target: a layer as its last one of attention.
+def config_of(target: TransformerConfig, *, num_depths: int = 1) -> MtpConfig:
+  """The head of a target: layers as its last one of attention.
 
   If some of these have a mixture of experts, it is the last of those.
 
   Args:
     target: whose embedding and output projection the head shares.
+    num_depths: D.
   """
   mixes = lambda i: isinstance(target.layer(i).feed_forward, Mixture)
   last = max(target.attentions, key=lambda i: (mixes(i), i))
@@ -100,25 +106,55 @@ def config_of(target: TransformerConfig) -> MtpConfig:
       norm=target.norm,
       norm_eps=target.norm_eps,
     )
-  return MtpConfig(layer=layer, num_features=target.embed_dim)
+  return MtpConfig(
+    layer=layer, num_features=target.embed_dim, num_depths=num_depths
+  )
 
 
-class Mtp(nnx.Module):
-  """The network; arguments as of `models.networks.eagle.Eagle`."""
+class Depth(nnx.Module):
+  """A layer of a head, and what is before and after it."""
+
+  def __init__(self, config: MtpConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
+    c = config.layer
+    norm = lambda: make_norm(c, c.embed_dim, dtype, rngs)
+    self.embed_norm, self.hidden_norm = norm(), norm()
+    self.fc = Linear(2 * c.embed_dim, c.embed_dim, False, dtype, rngs)
+    self.layer = Layer(c, dtype, expert_axes=config.expert_axes, rngs=rngs)
+    self.final_norm = norm()
+
+  def states(self, embedded, hidden, rotary, sees, kv, start, *, number, put):
+    """`[B, T, H]` before the final norm and after it, and keys and values.
+
+    Args:
+      embedded, hidden: `[B, T, H]`, tokens and the states of those before them.
+      rotary, sees, kv, start, number: of attention, number the stacked layer's.
+      put: as of `models.networks.eagle.Eagle.__call__`.
+    """
+    both = [self.embed_norm(embedded), self.hidden_norm(hidden)]
+    x = put(self.fc(jnp.concatenate(both, axis=-1)), "act_btd")
+    out, kv = self.layer.attended(x, rotary, sees, kv, start, layer=number)
+    x = x + out
+    x = put(x + self.layer.fed_forward(x), "act_btd")
+    return x, self.final_norm(x), kv
+
+
+class Mtp(Depth):
+  """The network; arguments as of `models.networks.eagle.Eagle`.
+
+  It is its own first layer; `later` are the others.
+  """
 
   def __init__(self, config: MtpConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
     c = config.layer
     self.config = config
     self.dtype = jnp.dtype(dtype)
-    norm = lambda: make_norm(c, c.embed_dim, dtype, rngs)
     self.embed = nnx.Embed(
       c.vocab_size, c.embed_dim, dtype=dtype, param_dtype=dtype, rngs=rngs
     )
-    self.embed_norm, self.hidden_norm = norm(), norm()
-    self.fc = Linear(2 * c.embed_dim, c.embed_dim, False, dtype, rngs)
-    self.layer = Layer(c, dtype, expert_axes=config.expert_axes, rngs=rngs)
-    self.final_norm = norm()
+    super().__init__(config, dtype=dtype, rngs=rngs)
     self.lm_head = Linear(c.embed_dim, c.vocab_size, False, dtype, rngs)
+    more = range(config.num_depths - 1)
+    self.later = nnx.List([Depth(config, dtype=dtype, rngs=rngs) for _ in more])
 
   def fuse(self, features: Array) -> Array:
     """`[B, T, F] -> [B, T, H]`: features are read as they are."""
@@ -126,22 +162,15 @@ class Mtp(nnx.Module):
 
   def __call__(
     self, tokens, hidden, rotary, sees, kvs, start, *, stacked=False,
-    put=anywhere,
+    put=anywhere, depth=0,
   ):  # fmt: skip
-    """As `models.networks.eagle.Eagle.__call__`; states are normed."""
+    """As `models.networks.eagle.Eagle.__call__`, of the layer of a depth."""
     (kv,), number = kvs, jnp.int32(0) if stacked else None
-    both = [
-      self.embed_norm(self.embed(tokens)),
-      self.hidden_norm(hidden.astype(self.dtype)),
-    ]
-    x = put(self.fc(jnp.concatenate(both, axis=-1)), "act_btd")
-    window = self.config.layer.window(0)
-    out, kv = self.layer.attended(
-      x, rotary, sees[window], kv, start, layer=number
-    )
-    x = x + out
-    x = put(x + self.layer.fed_forward(x), "act_btd")
-    read = self.final_norm(x)
+    own = self.later[depth - 1] if depth else self
+    x, read, kv = own.states(
+      self.embed(tokens), hidden.astype(self.dtype), rotary,
+      sees[self.config.layer.window(0)], kv, start, number=number, put=put,
+    )  # fmt: skip
     wide = jnp.promote_types(self.dtype, jnp.float32)
     logits = put(self.lm_head(read).astype(wide), "logits_btv")
-    return logits, read, (kv,)
+    return logits, read if self.config.normed else x, (kv,)

@@ -13,11 +13,12 @@ chains early, in `specjax.adaptive`.
 
 from specjax.drafters.families.assistant import assistant
 from specjax.drafters.families.dflash import dflash
-from specjax.drafters.families.eagle import eagle, eagle3, mtp
+from specjax.drafters.families.eagle import eagle, eagle3
 from specjax.drafters.families.layer_skip import layer_skip
 from specjax.drafters.families.lookahead import lookahead
 from specjax.drafters.families.medusa import blockwise, medusa
 from specjax.drafters.families.model import model
+from specjax.drafters.families.mtp import mtp
 from specjax.drafters.families.ngram import ngram
 from specjax.drafters.families.online import online
 from specjax.drafters.families.plain import plain

@@ -89,7 +89,7 @@ def eagle(
     TypeError: if the tree is none, or the policy no `Policy`.
   """
   form = arguments.drawn(tokens, tree, siblings, policy, dynamic=True)
-  return _drafter("eagle", head, *form, policy, vocab_size, longest)
+  return of_head("eagle", head, *form, policy, vocab_size, longest)
 
 
 def eagle3(
@@ -107,28 +107,10 @@ def eagle3(
   Arguments, result and errors are those of `eagle`.
   """
   form = arguments.drawn(tokens, tree, siblings, policy, dynamic=True)
-  return _drafter("eagle3", head, *form, policy, vocab_size, longest)
+  return of_head("eagle3", head, *form, policy, vocab_size, longest)
 
 
-def mtp(
-  head: FeatureModel,
-  *,
-  tokens: int | None = None,
-  tree: Tree | Shape | None = None,
-  siblings: Siblings | str = IID,
-  policy: Policy | None = None,
-  vocab_size: int | None = None,
-  longest: int | None = None,
-) -> Drafter:
-  """A head of multi-token prediction: its target's own, or another one.
-
-  Arguments, result and errors are those of `eagle`.
-  """
-  form = arguments.drawn(tokens, tree, siblings, policy, dynamic=True)
-  return _drafter("mtp", head, *form, policy, vocab_size, longest)
-
-
-def _drafter(
+def of_head(
   name: str,
   model: FeatureModel,
   tree: Tree,
@@ -145,7 +127,10 @@ def _drafter(
     _made, model, tree=tree, siblings=siblings, name=name, longest=longest
   )
   if longest and not tree.num_drafted:
-    return made(_grow_nothing(tree, siblings), passes=())[0]
+    grow_nothing = lambda params, root, context: (
+      nothing(tree, siblings, context), root.cache
+    )  # fmt: skip
+    return made(grow_nothing, passes=())[0]
   arguments.check_tree(tree, siblings, vocab_size)
 
   def grow(params, root: "_Root", context):
@@ -181,7 +166,7 @@ def _drafter(
   if policy is None:
     return arguments.with_longer(
       whole,
-      lambda tree, policy: _drafter(
+      lambda tree, policy: of_head(
         name, model, tree, siblings, policy, vocab_size, None
       ),
     )
@@ -218,17 +203,11 @@ def _drafter(
   )
 
 
-def _grow_nothing(tree: Tree, siblings: Siblings):
-  """What drafts no token below the head's root."""
-
-  def grow(params, root: "_Root", context):
-    del params
-    draft = Draft(
-      tree=tree, siblings=siblings, tokens=context.root, log_probs=None
-    )
-    return draft, root.cache
-
-  return grow
+def nothing(tree: Tree, siblings: Siblings, context: Context) -> Draft:
+  """No token below the root."""
+  return Draft(
+    tree=tree, siblings=siblings, tokens=context.root, log_probs=None
+  )
 
 
 def _dynamic(model: FeatureModel, tree: Tree, vocab_size: int) -> Drafter:
@@ -377,7 +356,7 @@ def _made(
     return draft, dataclasses.replace(state, cache=cache), target_cache
 
   def prefill(params, state: _State, commit: Commit) -> _State:
-    features = _features_of(commit, state)
+    features = features_of(commit, state.features)
     cache = state.cache
     if commit.tokens.shape[1] > 1:
       _, _, cache = model.apply(
@@ -395,7 +374,7 @@ def _made(
 
   def commit(params, state: _State, commit: Commit) -> _State:
     del params
-    features = _features_of(commit, state)
+    features = features_of(commit, state.features)
     along = jnp.take_along_axis(features, commit.path[..., None], axis=1)
     more = width - along.shape[1]  # a deeper tree's, which this one has not
     along = jnp.pad(along, ((0, 0), (0, more), (0, 0)))
@@ -433,13 +412,13 @@ def _place(context: Context) -> Array:
   return jnp.maximum(context.length - 2, 0)
 
 
-def _features_of(commit: Commit, state: _State) -> Array:
-  """The target's features of all that was fed, `f[B, T, F]`."""
-  features, width = commit.target_output.features, state.features.shape[-1]
+def features_of(commit: Commit, like: Array) -> Array:
+  """Features of all that was fed, `f[B, T, F]`, of as many as `like` has."""
+  features, width = commit.target_output.features, like.shape[-1]
   if features is None or features.shape[-1] != width:
     given = "none" if features is None else str(features.shape[-1])
     raise ValueError(
       f"this head reads {width} features of the target, which gives {given} "
       "(build it with features=)"
     )
-  return features.astype(state.features.dtype)
+  return features.astype(like.dtype)

@@ -31,13 +31,18 @@ def target(tmp_path_factory):
     if kind in made:
       return made[kind]
     path = made[kind] = tmp_path_factory.mktemp(kind)
+    kind, _, depths = kind.partition("-x")
     family, settings, _ = references.MODELS[kind]
     settings = settings | dict(vocab_size=words)
+    if depths:
+      settings |= dict(num_mtp_layers=int(depths))
     references.make(family, settings).save_pretrained(path)
     if kind == "qwen3-5":
       mtp_heads.add(path, settings)
     else:
-      theirs = mtp_heads.Theirs(references.read(path)).tensors()
+      theirs = mtp_heads.Theirs(
+        references.read(path), num_depths=int(depths or 1)
+      ).tensors()
       references.edit_tensors(path, lambda tensors: tensors.update(theirs))
     for name in ("tokenizer.json", "tokenizer_config.json"):
       shutil.copy(f"{TOKENIZER}/{name}", path)
@@ -56,6 +61,8 @@ def heavy(*case):
     ("deepseek", "mtp(tokens=3)", "token"),
     ("qwen3-5", "mtp(tokens=3)", "token"),
     heavy("glm-moe", "mtp(tokens=2, tree=paths(2))", "recursive"),
+    heavy("deepseek-x3", "mtp(tokens=4)", "block"),
+    heavy("qwen3-5", "mtp(tokens=2, normed=False)", "token"),
     heavy("glm-lite", "mtp(tree=k_ary(2, 1), siblings=top_k)", "match"),
     heavy("qwen3-5", "mtp(tree=dynamic(6, top_k=2), tokens=3)", "match"),
   ],
@@ -109,3 +116,13 @@ def test_a_head_elsewhere_is_named(target):
   config.drafter = 'mtp("HEAD", tokens=2)'
   found = drafters.of(config)
   assert (found.checkpoint, found.reads, found.name) == ("HEAD", "head", "mtp")
+
+
+def test_states_before_their_norms_are_read_if_a_call_says_so(target):
+  path = target("qwen3-5")
+  config = huggingface.get_config(f"target={path}")
+  config.drafter = "mtp(tokens=2, normed=False)"
+  assert drafters.canonical(config) == config.drafter
+  models = pair_lib.load(config)
+  assert models.draft.features == (models.target.config.num_layers,)
+  assert not models.draft.module.config.normed

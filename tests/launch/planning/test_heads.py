@@ -112,6 +112,20 @@ def test_a_head_of_latents_and_experts_is_cut_as_its_target_is():
   own = heads.num_params(head, jnp.bfloat16)
   assert more == 2 * own // 8 + 2 * 512 * q.rows * q.slots
   assert 0 < answer._roofline(topology("v5e-8"), q)["cost_ratio"] < 1
+  three = dataclasses.replace(
+    q, head=head_shapes.mtp_shape(target, num_depths=3)
+  )
+  # Of each a cache, with room for what the deepest passes feed.
+  assert memory.held(three) - memory.held(without) == (
+    2 * (heads.num_params(three.head, jnp.bfloat16)) // 8
+    + 3 * 2 * 512 * q.rows * (q.slots + 3 + 2)
+  )
+  ratio = lambda q: answer._roofline(topology("v5e-8"), q)["cost_ratio"]
+  assert ratio(q) < ratio(three) < 2 * ratio(q)
+  passes = lambda q: heads.passes(
+    q.head, program.make_drafter(q), size=1, rows=8, slots=1000
+  )
+  assert len(passes(three)) == len(passes(q)) == 3
 
 
 def test_the_passes_of_eagle_3_by_hand():

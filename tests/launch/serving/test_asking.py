@@ -202,7 +202,7 @@ def test_a_prompt_is_scored_only_where_it_is_told():
   refused({"prompt": "x", "max_tokens": 0}, defaults=some)
   error = refused({"prompt": "x", "echo": True, "logprobs": 0})
   assert error.param == "echo"
-  assert "nor by a target with recurrent states" in str(error)
+  assert "are not scored on a mesh" in str(error)
   talk = {"messages": [{"role": "user", "content": "x"}], "echo": True}
   assert refused(talk, is_chat=True, defaults=some).param == "echo"
 

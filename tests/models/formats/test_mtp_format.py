@@ -103,9 +103,18 @@ def described(path):
   return checkpoints.read_head(str(path), str(path))
 
 
-def with_theirs(path, edit=lambda tensors: None):
+def says(path, **settings):
+  """Writes settings into a configuration."""
+  file = path / "config.json"
+  file.write_text(json.dumps(json.loads(file.read_text()) | settings))
+
+
+def with_theirs(path, edit=lambda tensors: None, *, num_depths=1):
   """Adds a head of transformers' to a target of theirs, in float64."""
-  theirs = mtp_heads.Theirs(references.read(path, dtype=torch.float64))
+  target = references.read(path, dtype=torch.float64)
+  theirs = mtp_heads.Theirs(target, num_depths=num_depths)
+  if num_depths > 1:
+    says(path, num_nextn_predict_layers=num_depths)
 
   def added(tensors):
     tensors.update(theirs.tensors())
@@ -173,7 +182,56 @@ def test_drafts_of_a_text_that_goes_on_are_those_of_transformers(copied):
   """Of its head applied again and again to all pairs, in rounds that reject."""
   path = copied("deepseek")
   theirs = with_theirs(path)
-  depth, lengths = 2, np.array([14, 6, 3])
+
+  def laws(text, drawn):
+    hidden, pairs = theirs.features(text[:, :-1]), text[:, 1:]
+    for token in drawn:
+      logits, states = theirs(pairs, hidden)
+      yield logits[0, -1]
+      pairs = np.append(pairs, token)[None]
+      hidden = np.concatenate([hidden, states[:, -1:]], axis=1)
+
+  rounds_of_drafts(path, laws, 2, np.array([14, 6, 3]))
+
+
+@pytest.mark.parametrize(
+  ("name", "num_depths"),
+  [
+    ("deepseek", 3),
+    *(
+      pytest.param(*case, marks=pytest.mark.heavy)
+      for case in [("glm-moe", 2), ("mimo", 3)]
+    ),
+  ],
+)
+def test_several_layers_draft_as_transformers_in_rounds_that_reject(
+  copied, name, num_depths
+):
+  """Each read whole for every law, at transformers' positions."""
+  path = copied(name)
+  theirs = with_theirs(path, num_depths=num_depths)
+
+  def laws(text, drawn):
+    text, hidden = np.append(text, drawn)[None], theirs.features(text[:, :-1])
+    count = hidden.shape[1]
+    for k in range(num_depths):
+      logits, hidden = theirs(
+        text[:, k + 1 : k + 1 + count], hidden, layer=k, first=k + 1
+      )
+      yield logits[0, -1]
+
+  rounds_of_drafts(path, laws, num_depths, np.array([14, 6, 2]))
+
+
+def rounds_of_drafts(path, laws, depth, lengths):
+  """Asserts of some rounds of chains that each token has its law.
+
+  Args:
+    path: of the target with its head.
+    laws: `(text i32[1, T], drawn i32[G]) ->` the logits of all G.
+    depth: G.
+    lengths: of the prompts.
+  """
   with jax.enable_x64(True):
     network, head = loaded(path, jnp.float64)
     model, own = head.functions()
@@ -198,14 +256,10 @@ def test_drafts_of_a_text_that_goes_on_are_those_of_transformers(copied):
       draft, *_ = propose(params, state)
       for row, length in enumerate(state.length.tolist()):
         text = np.asarray(state.tokens[row : row + 1, :length])
-        hidden, pairs = theirs.features(text[:, :-1]), text[:, 1:]
-        for node in range(1, depth + 1):
-          logits, states = theirs(pairs, hidden)
-          law = jax.nn.log_softmax(logits[0, -1] / 0.5)
+        drawn = np.asarray(draft.tokens[row, 1:])
+        for node, logits in enumerate(laws(text, drawn), 1):
+          law = jax.nn.log_softmax(logits / 0.5)
           np.testing.assert_allclose(draft.log_probs[row, node], law, atol=1e-4)
-          drawn = np.asarray(draft.tokens[row : row + 1, node : node + 1])
-          pairs = np.concatenate([pairs, drawn], axis=1)
-          hidden = np.concatenate([hidden, states[:, -1:]], axis=1)
       before = state.length
       state, _ = step(params, state)
       accepted += (state.length - before - 1).tolist()
@@ -343,14 +397,23 @@ def test_what_should_be_the_targets_arrays_must_be(copied):
     loaded(path)
 
 
-def test_a_head_of_several_layers_is_refused(copied):
+def test_layers_that_are_not_there_or_have_no_names_are_refused(copied):
   path = copied("glm-moe")
   with_theirs(path)
-  assert described(path).kind == "mtp"
-  file = path / "config.json"
-  settings = json.loads(file.read_text()) | {"num_nextn_predict_layers": 2}
-  file.write_text(json.dumps(settings))
-  with pytest.raises(ValueError, match="of one layer are read, got num_nextn"):
+  for count, message in (
+    (2, r"eh_proj.weight, of shape .* \(layer 1\)"),
+    (0, "of one layer or more are read, got num_nextn_predict_layers 0"),
+  ):
+    says(path, num_nextn_predict_layers=count)
+    with pytest.raises(ValueError, match=message):
+      described(path)
+  says(path, num_nextn_predict_layers=2, num_mtp_layers=1)
+  with pytest.raises(ValueError, match=r"must agree, got \[1, 2\]"):
+    described(path)
+  path = copied("qwen3-5")
+  mtp_heads.add(path, MODELS["qwen3-5"][1])
+  says(path, mtp_num_hidden_layers=2)
+  with pytest.raises(ValueError, match="one layer are read, got mtp_num_hid"):
     described(path)
 
 

@@ -1,0 +1,393 @@
+"""Heads of multi-token prediction: one layer, or one for each drafted token.
+
+Layer k of D reads at place i the state that layer k - 1 left there, of k = 1
+the target's, beside token i + k, and gives a law for token i + k + 1 and a
+state (DeepSeek-V3's technical report, 2024, section 2.2). A head of one layer
+drafts as EAGLE's do (`specjax.drafters.families.eagle`). The first token after
+those of several layers is drafted as if the states of the D before it were the
+target's: by the first layer again.
+
+Every layer has a cache, whose slot i is place i. The last k places of layer k
+read tokens that are drafted; so after a round the last D - 1 places of all
+layers are cropped and read once more, with the target's states and what was
+accepted. Below a node of depth k of a tree its law is that of layer k + 1 after
+k places of its own path, which are fed together and seen by no other node.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from specjax import cache as cache_lib
+from specjax.adaptive import chains
+from specjax.adaptive.policies import Policy
+from specjax.cache import Cache
+from specjax.drafters.families.eagle import features_of, nothing, of_head
+from specjax.drafters.shared import arguments, best_first, levels
+from specjax.shapes import Shape
+from specjax.siblings import IID, Siblings
+from specjax.tree import Form, Tree, take_node
+from specjax.types import Commit, Context, Draft, Drafter, FeatureModel, Idle
+
+
+def mtp(
+  head: FeatureModel,
+  *,
+  tokens: int | None = None,
+  tree: Tree | Shape | None = None,
+  siblings: Siblings | str = IID,
+  policy: Policy | None = None,
+  vocab_size: int | None = None,
+  longest: int | None = None,
+) -> Drafter:
+  """A head of multi-token prediction: its target's own, or another one.
+
+  Arguments, result and errors are those of `eagle`. Of a head of more layers
+  than tokens are drafted the first ones are used.
+  """
+  form, kind = arguments.drawn(tokens, tree, siblings, policy, dynamic=True)
+  count = min(1 + len(head.later), longest or form.max_depth)
+  if count < 2:
+    return of_head("mtp", head, form, kind, policy, vocab_size, longest)
+  return of_layers(
+    (head, *head.later)[:count], form, kind, policy,
+    vocab_size or head.vocab_size, longest,
+  )  # fmt: skip
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _State:
+  """What a head of D layers remembers of a row.
+
+  Attributes:
+    caches: of each layer.
+    features: `f[B, G + D, F]`, the target's, of places `start ..`, which some
+      layer has not read with accepted tokens alone; G of the deepest tree that
+      works on the state.
+    start: `i32[B]`.
+  """
+
+  caches: tuple[Cache, ...]
+  features: Array
+  start: Array
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Root:
+  """What the layers know before anything is drafted.
+
+  Attributes:
+    logits: `f32[B, V']`, after the newest token, by the first layer.
+    hidden: of layer k `f[B, H]`, its state at its newest place of accepted
+      tokens alone, `known - 1 - k`.
+    caches: the layers', with all such places.
+    known: `i32[B]`, tokens of the text; two where there is but one, for a pair
+      of it and zeros.
+  """
+
+  logits: Array
+  hidden: tuple[Array, ...]
+  caches: tuple[Cache, ...]
+  known: Array
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Level:
+  """What is known of the W nodes of a depth k.
+
+  Attributes:
+    path: `i32[B, W, k]`, the tokens down to each.
+    fed: `f[B, W, k, H]`, states of the layer that read them, at its places.
+    own: `f[B, W, k + 1, H]`, the state that each token of the path was drawn
+      after, and that after the node: in place of the target's.
+    caches: the layers'.
+  """
+
+  path: Array
+  fed: Array
+  own: Array
+  caches: tuple[Cache, ...]
+
+
+def of_layers(
+  models: tuple[FeatureModel, ...],
+  tree: Tree,
+  siblings: Siblings,
+  policy: Policy | None,
+  vocab_size: int,
+  longest: int | None,
+) -> Drafter:
+  """The drafter of a head of D layers.
+
+  Args:
+    models: the layers, each with a cache of its own; all take the parameters of
+      the whole head.
+    tree, siblings, policy, vocab_size, longest: as of `eagle`.
+  """
+  count, most = len(models), longest or tree.max_depth
+  width, free = most + count, tree.form is Form.FREE
+  top_k = tree.max_children  # of a dynamic tree
+  if tree.max_depth > most:
+    raise ValueError(
+      f"longest is {longest}, and the tree is {tree.max_depth} deep"
+    )
+  if free:
+    best_first.check(
+      num_nodes=tree.num_drafted, depth=tree.max_depth, width=top_k,
+      children=top_k, vocab_size=vocab_size,
+    )  # fmt: skip
+    widths = (top_k,) * (tree.max_depth - 1)
+  else:
+    if tree.num_drafted or not longest:
+      arguments.check_tree(tree, siblings, vocab_size)
+    widths = tuple(len(level) for level in tree.levels[1:-1])
+  passes = tuple(depth * n for depth, n in enumerate(widths, 1))
+
+  def init(params, batch, slots, inputs):
+    del params, inputs
+    slots += count + max(passes, default=0)
+    return _State(
+      caches=tuple(model.init_cache(batch, slots) for model in models),
+      features=jnp.zeros((batch, width, models[0].num_features)),
+      start=jnp.zeros((batch,), jnp.int32),
+    )
+
+  def read(params, state: _State, context: Context) -> _Root:
+    """Reads all places from `start` on, of accepted tokens."""
+    known = jnp.maximum(context.length, 2)
+    # Of one token the target has read nothing: a pair of it and zeros.
+    first = state.start + context.length - known
+    hidden = models[0].fuse(params.draft, state.features)
+    logits, last, caches = [], [], []
+    for k, model in enumerate(models, 1):
+      at = jnp.clip(
+        first[:, None] + k + np.arange(width), 0, context.tokens.shape[1] - 1
+      )
+      said, hidden, cache = model.apply(
+        params.draft,
+        jnp.take_along_axis(context.tokens, at, axis=1),
+        hidden,
+        state.caches[k - 1].replace(length=state.start),
+      )
+      newest = jnp.maximum(known - 1 - k - state.start, 0)
+      logits.append(take_node(said, newest))
+      last.append(take_node(hidden, newest))
+      caches.append(cache.replace(length=jnp.maximum(known - k, 0)))
+    return _Root(
+      logits=logits[0], hidden=tuple(last), caches=tuple(caches), known=known
+    )
+
+  def begin(root: _Root) -> _Level:
+    """The root, as the one node of depth 0."""
+    hidden = root.hidden[0][:, None, None]
+    return _Level(
+      path=jnp.zeros((len(hidden), 1, 0), jnp.int32),
+      fed=hidden[:, :, :0],
+      own=hidden,
+      caches=root.caches,
+    )
+
+  def feed(params, root: _Root, level: _Level, depth: int, tokens, parents):
+    """Logits after the nodes of a depth, and what is known of them.
+
+    Args:
+      params: of the pair.
+      root: what was read.
+      level: the nodes of the depth above.
+      depth: at least 1.
+      tokens: `i32[B, W]`, the nodes'.
+      parents: `i32[B, W]`, indices into `level`.
+
+    Returns:
+      `f32[B, W, V']`, `f[B, W, H]`, the states beside them, and the `_Level`.
+    """
+
+    def of_parents(x):
+      at = parents.reshape(*parents.shape, *[1] * (x.ndim - 2))
+      return jnp.take_along_axis(x, at, axis=1)
+
+    number, (rows, nodes) = depth % count, tokens.shape
+    path = jnp.concatenate([of_parents(level.path), tokens[..., None]], axis=-1)
+    own = of_parents(level.own)
+    hidden = own
+    if number:
+      first = root.hidden[number - 1][:, None, None]
+      above = of_parents(level.fed)
+      first = jnp.broadcast_to(first, (rows, nodes, 1, first.shape[-1]))
+      hidden = jnp.concatenate([first, above], axis=2)
+    start = root.known - 1 - number
+    place = start[:, None] + np.arange(depth)  # below 0 there is none
+    there = jnp.tile(place >= 0, (1, nodes))[:, None]
+    own_path = np.kron(np.eye(nodes), np.tri(depth)).astype(bool)
+    mask = there & own_path | np.eye(nodes * depth, dtype=bool)
+    flat = lambda x: x.reshape(rows, nodes * depth, *x.shape[3:])
+    apart = lambda x: x.reshape(rows, nodes, depth, *x.shape[2:])
+    logits, hidden, cache = models[number].apply(
+      params.draft,
+      flat(path),
+      flat(hidden),
+      level.caches[number].replace(length=jnp.maximum(start, 0)),
+      positions=jnp.tile(jnp.maximum(place, 0), (1, nodes)),
+      mask=mask,
+    )
+    fed = apart(hidden)
+    caches = (*level.caches[:number], cache, *level.caches[number + 1 :])
+    own = jnp.concatenate([own, fed[:, :, -1:]], axis=2)
+    level = _Level(path=path, fed=fed, own=own, caches=caches)
+    return apart(logits)[:, :, -1], fed[:, :, -1], level
+
+  def grown(params, root: _Root, context) -> tuple[Draft, tuple[Cache, ...]]:
+    if free:
+
+      def next_level(level, depth, tokens, parents):
+        logits, _, level = feed(params, root, level, depth, tokens, parents)
+        return logits, level
+
+      draft, level = best_first.draft_tree(
+        root.logits, next_level, begin(root), context,
+        tree=tree, width=top_k, children=top_k, vocab_size=vocab_size,
+      )  # fmt: skip
+      return draft, level.caches
+
+    def next_nodes(level, depth, drawn):
+      nodes, above = tree.levels[depth], tree.levels[depth - 1].start
+      parents = np.array([tree.parents[n] for n in nodes], np.int32) - above
+      parents = jnp.broadcast_to(parents, drawn.shape)
+      logits, _, level = feed(params, root, level, depth, drawn, parents)
+      return logits, level
+
+    draft, level = levels.draw_tree(
+      root.logits, next_nodes, begin(root), context,
+      tree=tree, siblings=siblings, vocab_size=vocab_size,
+    )  # fmt: skip
+    return draft, level.caches
+
+  def propose(params, state, target_cache, context):
+    root = read(params, state, context)
+    if tree.num_drafted:
+      draft, caches = grown(params, root, context)
+    else:
+      draft, caches = nothing(tree, siblings, context), root.caches
+    return draft, dataclasses.replace(state, caches=caches), target_cache
+
+  def prefill(params, state: _State, commit: Commit) -> _State:
+    features = features_of(commit, state.features)
+    fed = commit.tokens.shape[1]
+    hidden, caches = models[0].fuse(params.draft, features), []
+    for k, model in enumerate(models, 1):
+      cache = state.caches[k - 1]
+      if fed > k:
+        _, hidden, cache = model.apply(
+          params.draft,
+          commit.tokens[:, k:],
+          hidden[:, : fed - k],
+          cache.replace(length=commit.start),
+        )
+      caches.append(cache)
+    last = jnp.maximum(commit.count - count, 0)
+    at = last[:, None] + np.arange(width)
+    pending = jnp.take_along_axis(
+      features, jnp.minimum(at, fed - 1)[..., None], axis=1
+    )
+    pending = jnp.where((at < commit.count[:, None])[..., None], pending, 0)
+    return _State(
+      caches=tuple(caches), features=pending, start=commit.start + last
+    )
+
+  def commit(params, state: _State, commit: Commit) -> _State:
+    del params
+    features = features_of(commit, state.features)
+    along = jnp.take_along_axis(features, commit.path[..., None], axis=1)
+    behind = commit.start - state.start
+    back = jnp.clip(behind, 0, count - 1)
+    step = np.arange(width) - back[:, None]  # from the root on
+    pick = lambda x, at: jnp.take_along_axis(
+      x, jnp.clip(at, 0, x.shape[1] - 1)[..., None], axis=1
+    )
+    pending = jnp.where(
+      step[..., None] < 0,
+      pick(state.features, behind[:, None] + step),
+      pick(along, step),
+    )
+    went_on = commit.count > 0
+    return dataclasses.replace(
+      state,
+      features=jnp.where(went_on[:, None, None], pending, state.features),
+      start=jnp.where(went_on, commit.start - back, state.start),
+    )
+
+  def row_axes(state: _State) -> Any:
+    caches = tuple(map(cache_lib.row_axes, state.caches))
+    return _State(caches=caches, features=0, start=0)  # type: ignore[arg-type]
+
+  whole = Drafter(
+    name="eagle2" if free else "mtp",
+    tree=tree,
+    siblings=siblings,
+    init=init,
+    prefill=prefill,
+    propose=propose,
+    commit=commit,
+    row_axes=row_axes,
+    passes=(width,) * count + passes,
+    max_positions=models[0].max_positions,
+    again=width + 1,  # what was accepted in a round is not read yet
+    idle=Idle.PROPOSE if longest else None,
+    reads_anew=True,
+  )
+  if policy is None:
+    if free:
+      return whole
+    return arguments.with_longer(
+      whole,
+      lambda tree, policy: of_layers(
+        models, tree, siblings, policy, vocab_size, None
+      ),
+    )
+
+  def sized(level: _Level, depth: int) -> _Level:
+    """The level as one of another depth: cut, or padded with anything."""
+
+    def of_size(x, size):
+      more = [(0, 0)] * x.ndim
+      more[2] = (0, max(size - x.shape[2], 0))
+      return jnp.pad(x, more)[:, :, :size]
+
+    return _Level(
+      path=of_size(level.path, depth),
+      fed=of_size(level.fed, depth),
+      own=of_size(level.own, depth + 1),
+      caches=level.caches,
+    )
+
+  def begin_chain(params, state, target_cache, context):
+    root = read(params, state, context)
+    parents = jnp.zeros((len(root.known), 1), jnp.int32)
+
+    def first(level, goes):
+      del goes
+      return (root.logits, root.hidden[0]), level, jnp.zeros((), jnp.int32)
+
+    def next_node(level, depth, drawn):
+      above = sized(level, depth - 1)
+      logits, hidden, level = feed(params, root, above, depth, drawn, parents)
+      return (logits[:, 0], hidden[:, 0]), sized(level, most)
+
+    def close(level, fed):
+      del fed
+      return dataclasses.replace(state, caches=level.caches), target_cache
+
+    return chains.Passes(
+      carry=sized(begin(root), most), first=first, feed=next_node, close=close,
+      before=count,
+    )  # fmt: skip
+
+  return chains.drafter(
+    begin_chain, inner=whole, policy=policy, vocab_size=vocab_size
+  )
