@@ -227,7 +227,7 @@ def decode_missing(
     trace = [tracing.tracer(speculative)]
   elif measures_speedup():
     baseline = pair.engine_of(config, models, baseline=True)
-  made = processes.in_turn(
+  made = processes.round_robin(
     engine.make_batches(
       missing,
       batch_size=config.batch_size,

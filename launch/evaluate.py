@@ -124,7 +124,7 @@ _OWN_BUDGET = 64
 _BUILT_IN = "built-in"
 
 
-def settled(
+def resolved(
   config: ml_collections.ConfigDict, *, asked: Container[str], own: bool
 ) -> ml_collections.ConfigDict:
   """The config as it is run: our own questions are answered briefly.
@@ -324,7 +324,7 @@ def run(argv) -> int:
   for flag in (cli.CONFIG, cli.OUTPUT):
     if not flag.value:
       raise cli.UserError(f"--{flag.name} is required; see --help")
-  config = settled(
+  config = resolved(
     cli.CONFIG.value,
     asked=config_flags.get_override_values(flags.FLAGS[cli.CONFIG.name]),
     own=not (_QUESTIONS.value or cli.PROMPTS.value),

@@ -53,13 +53,13 @@ def tracer(engine: Engine) -> Callable[[Batch], Traced]:
   def trace(batch: Batch) -> Traced:
     engine.compile(batch)
     state = engine.prefill(batch)
-    endings = engine.endings(batch, state)
+    stopping = engine.stopping(batch, state)
     seen: list[dict[str, np.ndarray]] = []
     while not np.all(jax.device_get(state.done)):
       state, arrays = look(engine.params, state)
       seen.append(jax.device_get(arrays))
-      if endings:
-        state = endings.look(state)
+      if stopping:
+        state = stopping.end_rows(state)
     done = engine_lib.completions(state, len(batch.prompts))
     raw = np.asarray(state.log_probs)
     starts = np.asarray(state.prompt_length)

@@ -70,7 +70,7 @@ class Decoder:
       their own; each round takes the narrowest that holds what was drafted (see
       `specjax.adaptive.widths`). For drafts whose nodes may not be there.
     share_encoder: whether the draft is given the output of the target's encoder
-      in place of the inputs (`LanguageModel.read`).
+      in place of the inputs (`LanguageModel.encode_inputs`).
 
   Raises:
     ValueError: if the rule does not fit the drafter's tree, the tree has no
@@ -95,7 +95,7 @@ class Decoder:
         f"num_likeliest must be in 0..{self.vocab_size}, got "
         f"{self.num_likeliest}"
       )
-    if self.share_encoder and self.target.read is None:
+    if self.share_encoder and self.target.encode_inputs is None:
       raise ValueError("the target has no encoder that a draft could share")
 
   def step(
@@ -132,7 +132,7 @@ class Decoder:
     """
     arguments.check_params(params)
     keys = random.step_keys(state.keys, state.length)
-    now, verification = self.look(params, state)
+    now, verification = self.draft_and_verify(params, state)
     draft, cache = now.draft, now.target_cache
     root_slot = state.length - 1
     with jax.named_scope("verify"):
@@ -177,7 +177,7 @@ class Decoder:
           path=emission.path,
           length=state.length,
           target_output=now.output,
-          again=jnp.zeros_like(root_slot),
+          num_refed=jnp.zeros_like(root_slot),
           target_log_probs=now.target_log_probs,
         ),
       )
@@ -195,7 +195,7 @@ class Decoder:
     )
     return state, info
 
-  def look(
+  def draft_and_verify(
     self,
     params: Params,
     state: DecodeState,
@@ -224,7 +224,7 @@ class Decoder:
     *,
     draws: DrawFn = pick_nodes,
   ) -> Round:
-    """Draft and score: as `look`, without verification."""
+    """Draft and score: as `draft_and_verify`, without verification."""
     tree, root_slot = self.drafter.tree, state.length - 1
     with jax.named_scope("draft"):
       draft, drafter_state, cache = self.propose(params, state, draws)
@@ -392,7 +392,7 @@ class Decoder:
     count = len(prompts)
     if rng_key.ndim == 0:
       rng_key = random.row_keys(rng_key, jnp.arange(count))
-    inputs = self.read(params, inputs)
+    inputs = self.encode_inputs(params, inputs)
     # Every row may write a whole draft beyond its last committed token.
     slots = buffer_length + self.drafter.tree.num_fed
     state = prefill.begin(
@@ -470,7 +470,7 @@ class Decoder:
       params, state, prompt, length, rng_key, max_new_tokens=max_new_tokens,
       sampling=sampling,
     )  # fmt: skip
-    inputs = self.read(params, inputs)
+    inputs = self.encode_inputs(params, inputs)
     slots = request["buffer_length"] + self.drafter.tree.num_fed
     blank = self.drafter.init(params, 1, slots, inputs)
     # What all rows share goes on from where it is.
@@ -619,12 +619,12 @@ class Decoder:
       buffer_length=self.buffer_length(state), vocab_size=self.vocab_size,
     )  # fmt: skip
 
-  def read(self, params: Params, inputs: Any) -> Any:
+  def encode_inputs(self, params: Params, inputs: Any) -> Any:
     """The inputs of both models: the encoder's output if they share it."""
-    read = self.target.read
-    if not self.share_encoder or read is None or inputs is None:
+    encode = self.target.encode_inputs
+    if not self.share_encoder or encode is None or inputs is None:
       return inputs
-    return read(params.target, inputs)
+    return encode(params.target, inputs)
 
   def buffer_length(self, state: DecodeState) -> int:
     """Tokens that prompt and completion of a row may have together."""

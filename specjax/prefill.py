@@ -218,15 +218,15 @@ def _read(
     width: tokens that are new at most.
   """
   rows, columns = state.tokens.shape
-  again = min(drafter.again, drafter.tree.max_depth + 2)
+  num_refed = min(drafter.num_refed, drafter.tree.max_depth + 2)
   is_fresh, in_chunks = isinstance(known, int), width > _CHUNK
   # Where a text goes on, its newest tokens are fed again.
-  more = 0 if is_fresh and not in_chunks else again
+  more = 0 if is_fresh and not in_chunks else num_refed
   fed = min(min(width, _CHUNK) + more, columns)
   known = jnp.broadcast_to(jnp.asarray(known, jnp.int32), (rows,))
   caches = (state.target_cache, state.drafter_state)
   if is_fresh:  # a pass leaves what is fed again after it
-    room = drafter.tree.num_fed + max(again - 2, 0)
+    room = drafter.tree.num_fed + max(num_refed - 2, 0)
     more_room = functools.partial(recurrent_lib.widened, width=room)
     caches = (_with_states(more_room, caches[0]), caches[1])
   every = jax.tree.leaves(caches, is_leaf=_is_cache)
@@ -234,13 +234,13 @@ def _read(
 
   # Windows have one width, and near the buffer's end begin earlier.
   def first(known, fed=fed):
-    return jnp.clip(known - again, 0, columns - fed)
+    return jnp.clip(known - num_refed, 0, columns - fed)
 
   # States do not go back to before a text goes on, only to a window's start: if
   # the first would begin earlier, all are as narrow as fits anywhere.
-  narrow = again + drafter.tree.max_depth + 1
+  narrow = num_refed + drafter.tree.max_depth + 1
   may_be_narrow = has_states and not is_fresh and fed > narrow
-  is_narrow = may_be_narrow & jnp.any(known - again + fed > columns)
+  is_narrow = may_be_narrow & jnp.any(known - num_refed + fed > columns)
 
   def chunk(carry, fed=fed):
     cache, drafter_state, known, start = carry
@@ -267,7 +267,7 @@ def _read(
         path=jnp.broadcast_to(jnp.arange(fed, dtype=jnp.int32), window.shape),
         length=length,
         target_output=output,
-        again=jnp.maximum(known - 1 - start, 0),
+        num_refed=jnp.maximum(known - 1 - start, 0),
       ),
     )
     return cache.replace(length=length - 1), drafter_state, length, start
@@ -287,13 +287,13 @@ def _read(
   else:
     carry = chunk(carry)
 
-  def settled(now, before):
+  def folded(now, before):
     """Where the text goes on, its newest tokens can be fed again."""
     if now is None:
       return None
-    return recurrent_lib.settled(now, state.length - again, before.width)
+    return recurrent_lib.folded(now, state.length - num_refed, before.width)
 
-  cache, drafter_state = _with_states(settled, carry[:2], caches)
+  cache, drafter_state = _with_states(folded, carry[:2], caches)
   return dataclasses.replace(
     state,
     target_cache=cache.replace(length=state.length - 1),

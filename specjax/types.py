@@ -104,8 +104,8 @@ class LanguageModel:
     encode: `(params, inputs) -> context`, for models that also read an input:
       arrays with rows first, computed once a row and kept in `Cache.context`.
       Inputs are what the model says; texts are `Inputs`.
-    read: `(params, inputs) -> inputs`, the encoder alone, for models whose
-      drafts can share it: `encode` takes what it returns as inputs too, and so
+    encode_inputs: `(params, inputs) -> inputs`, the encoder alone, for models
+      whose drafts can share it: `encode` takes its result as inputs too, and so
       does that of a draft as wide.
     max_positions: positions the model was made for, or None if unbounded.
       Prompts and completions stay below; drafted nodes may be fed beyond, where
@@ -123,7 +123,7 @@ class LanguageModel:
   init_cache: Callable[[int, int], Cache]
   apply: ApplyFn
   encode: Callable[[Any, Any], Any] | None = None
-  read: Callable[[Any, Any], Any] | None = None
+  encode_inputs: Callable[[Any, Any], Any] | None = None
   max_positions: int | None = None
   takes_rows: bool = False
   has_states: bool = False
@@ -523,9 +523,9 @@ class Commit:
     length: `i32[B]`, committed tokens now.
     target_output: the target's output at all T tokens; logits of a prompt may
       be missing.
-    again: `i32[B]`, how many of the committed tokens were re-fed: where a text
-      goes on, so that a draft's cache that lacks the last of them is filled.
-      Counters of tokens leave them out.
+    num_refed: `i32[B]`, number of the committed tokens that were re-fed: where
+      a text goes on, so that a draft's cache that lacks the last of them is
+      filled. Counters of tokens leave them out.
     target_log_probs: `f32[B, N + 1, V]`, the warped target's laws of a round;
       None of a prompt.
   """
@@ -535,7 +535,7 @@ class Commit:
   path: Array
   length: Array
   target_output: ModelOutput
-  again: Array
+  num_refed: Array
   target_log_probs: Array | None = None
 
   @property
@@ -556,7 +556,7 @@ def keep(params, state, commit):
   return state
 
 
-class Idle(enum.Enum):
+class EmptyRoundPolicy(enum.Enum):
   """Calls that a drafter needs in a round in which nothing is drafted.
 
   Attributes:
@@ -592,13 +592,13 @@ class Drafter:
     reads_text: whether each pass reads the row's whole text anew beside them,
       for lack of a cache.
     max_positions: positions the draft was made for, or None if unbounded.
-    again: number of tokens that are re-fed where a row's text goes on
+    num_refed: number of tokens that are re-fed where a row's text goes on
       (`Decoder.extend`), G + 2 at most: the newest, which was not fed, and
       those before it that the drafter's state may lack.
-    idle: how its state outlives rounds in which nothing is drafted
+    empty_rounds: way in which its state outlives rounds in which nothing is drafted
       (`specjax.adaptive.ladder`); None: it was not made for them, and would
       draft worse ever after.
-    reads_anew: whether its state depends on the committed tokens of a round
+    accepts_foreign_drafts: its state depends on the committed tokens of a round
       alone, so that another draft may be verified in place of its own
       (`specjax.drafters.repeats`). Not if it learns from its own drafts.
     longer: `tokens -> Drafter`, the same with room for a chain of so many, of
@@ -622,9 +622,9 @@ class Drafter:
   passes: tuple[int, ...] = ()
   reads_text: bool = False
   max_positions: int | None = None
-  again: int = 2
-  idle: Idle | None = None
-  reads_anew: bool = False
+  num_refed: int = 2
+  empty_rounds: EmptyRoundPolicy | None = None
+  accepts_foreign_drafts: bool = False
   longer: Callable[[int], "Drafter"] | None = None
   has_states: bool = False
 

@@ -255,7 +255,9 @@ def shared_counts(vocab_size: int) -> Drafter:
   def commit(params, state, commit):
     del params
     index = jnp.arange(commit.path.shape[1])
-    kept = (index < commit.count[:, None]) & (index >= commit.again[:, None])
+    kept = (index < commit.count[:, None]) & (
+      index >= commit.num_refed[:, None]
+    )
     text = jnp.take_along_axis(commit.tokens, commit.path, axis=1)
     before = jnp.concatenate([state["last"][:, None], text[:, :-1]], axis=1)
     one = lambda t: t[..., None] == jnp.arange(vocab_size)  # nobody is -1

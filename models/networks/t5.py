@@ -59,7 +59,7 @@ class Memory:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Read:
+class Encoded:
   """Output of an encoder, which several decoders may share.
 
   Attributes:
@@ -299,24 +299,26 @@ class T5(nnx.Module):
         config.embed_dim**-0.5,
       )  # fmt: skip
 
-  def encode(self, inputs: Inputs | Read) -> Memory:
+  def encode(self, inputs: Inputs | Encoded) -> Memory:
     """Reads the inputs, unless an encoder has; padding changes nothing."""
-    read = inputs if isinstance(inputs, Read) else self.read(inputs)
+    encoded = (
+      inputs if isinstance(inputs, Encoded) else self.encode_inputs(inputs)
+    )
     memory = [
-      layer.cross.keys_values(read.states) for layer in self.decoder.layers
+      layer.cross.keys_values(encoded.states) for layer in self.decoder.layers
     ]
     return Memory(
       keys=tuple(k for k, _ in memory),
       values=tuple(v for _, v in memory),
-      mask=read.mask,
+      mask=encoded.mask,
     )
 
-  def read(self, inputs: Inputs) -> Read:
+  def encode_inputs(self, inputs: Inputs) -> Encoded:
     """The encoder."""
     x, bias, there = self.open(inputs)
     for layer in self.encoder.layers:
       x, _ = layer(x, bias, there[:, None])
-    return Read(states=self.encoder.final_norm(x), mask=there)
+    return Encoded(states=self.encoder.final_norm(x), mask=there)
 
   def open(self, inputs: Inputs) -> tuple[Array, Array, Array]:
     """The inputs of the encoder's layers.
@@ -438,7 +440,7 @@ def abstract(config: T5Config, *, dtype) -> T5:
 def as_language_model(module: T5) -> tuple[LanguageModel, nnx.State]:
   """Splits a module, abstract or not, into pure functions and parameters.
 
-  `LanguageModel.encode` takes `Inputs`, or what `read` made of them.
+  `LanguageModel.encode` takes `Inputs`, or what `encode_inputs` made of them.
   """
   config = module.config
   merge, params = split(module)
@@ -462,6 +464,6 @@ def as_language_model(module: T5) -> tuple[LanguageModel, nnx.State]:
     init_cache=init_cache,
     apply=apply,
     encode=lambda params, inputs: merge(params).encode(inputs),
-    read=lambda params, inputs: merge(params).read(inputs),
+    encode_inputs=lambda params, inputs: merge(params).encode_inputs(inputs),
   )
   return model, params

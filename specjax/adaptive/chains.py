@@ -22,7 +22,7 @@ from specjax.adaptive import policies as depth_lib
 from specjax.adaptive.estimates import Finished
 from specjax.adaptive.policies import Policy, Seen, Token
 from specjax.cache import Cache
-from specjax.cond_in_place import only_if
+from specjax.cond_in_place import cond_in_place
 from specjax.siblings import Siblings
 from specjax.structs import struct
 from specjax.tree import Form, Tree, take_node
@@ -211,7 +211,8 @@ def drafter(
     inner,
     name=f"{inner.name}, depth {policy.name}",
     # A policy that learns is taught by the draft that it let grow.
-    reads_anew=inner.reads_anew and policy.learn is None,
+    accepts_foreign_drafts=inner.accepts_foreign_drafts
+    and policy.learn is None,
     tree=tree,
     init=init,
     propose=propose,
@@ -360,7 +361,7 @@ def _if_any(
   """
   shapes = jax.eval_shape(function, carry)[0]
   said = jax.tree.map(lambda x: jnp.full(x.shape, otherwise, x.dtype), shapes)
-  return only_if(
+  return cond_in_place(
     jnp.any(goes),
     lambda now: function(now[1]),
     (said, carry, jnp.zeros((), jnp.int32)),

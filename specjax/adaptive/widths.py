@@ -24,7 +24,7 @@ import numpy as np
 from jax import Array
 
 from specjax.cache import Cache
-from specjax.cond_in_place import only_if
+from specjax.cond_in_place import cond_in_place
 from specjax.tree import Form, Tree
 from specjax.types import Draft, ModelOutput
 
@@ -132,5 +132,5 @@ def apply(
   unknown = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
   carry = unknown, cache
   for which, fed in enumerate((*widths, width)):
-    carry = only_if(index == which, functools.partial(over, fed), carry)
+    carry = cond_in_place(index == which, functools.partial(over, fed), carry)
   return carry

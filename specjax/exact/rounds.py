@@ -150,7 +150,7 @@ def round_law(
   """
 
   def look(params, state, draws):
-    round_, said = decoder.look(params, state, draws=draws)
+    round_, said = decoder.draft_and_verify(params, state, draws=draws)
     count = len(state.length)
     after = jax.lax.map(
       lambda node: jnp.exp(said.next_log_probs(jnp.full((count,), node))),

@@ -213,7 +213,7 @@ def _settle(owed, target_log_probs, draft_log_probs, tokens, valid):
     owed = jnp.where(valid[i], laws.share(total, kept), owed)
     return (mass, owed), given
 
-  (mass, owed), given = siblings_lib.in_turn(
+  (mass, owed), given = siblings_lib.scan_siblings(
     reject, (owed * jnp.exp(target_log_probs), owed), len(tokens)
   )
   return given, owed, laws.normalize(mass, target_log_probs)

@@ -71,7 +71,7 @@ def test_pieces_of_a_text_stand_and_are_the_text(kind):
   undone, held = 0, 0
   for _ in range(300):
     ids, given, prompt = noise(), "", noise() if rng.random() < 0.5 else []
-    text = stops.Growing(tokenizer, prompt)
+    text = stops.Detokenizer(tokenizer, prompt)
     decode = functools.partial(tokenizer.decode, after=prompt)
     for count, token in enumerate(ids, start=1):
       before = decode(ids[: count - 1])
@@ -114,7 +114,7 @@ def test_a_completion_begins_with_its_space_and_ends_before_one(make):
   tokenizer = make()
   the, a, end = map(tokenizer.backend.token_to_id, ("▁the", "▁a", "</s>"))
   for prompt, text in (((a,), " the a a"), ((end,), "the a a")):
-    ids, given = [the, a, a], stops.Growing(tokenizer, prompt)
+    ids, given = [the, a, a], stops.Detokenizer(tokenizer, prompt)
     assert "".join(map(given.add, ids)) + given.rest() == text
     row = {"token_ids": ids, "stop_reason": "length"}
     found = stops.text_of(Prompt(0, 0, "", prompt), row, tokenizer)

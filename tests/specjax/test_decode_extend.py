@@ -69,9 +69,9 @@ def extend(decoder, state, row, tokens=MORE, *, budget=5, **more):
   )
 
 
-def reading(decoder, again):
-  """A mutant that reads another number of tokens again."""
-  drafter = dataclasses.replace(decoder.drafter, again=again)
+def reading(decoder, num_refed):
+  """A mutant that re-feeds another number of tokens."""
+  drafter = dataclasses.replace(decoder.drafter, num_refed=num_refed)
   return dataclasses.replace(decoder, drafter=drafter)
 
 
@@ -284,12 +284,12 @@ def test_a_draft_whose_cache_has_a_hole_is_caught():
   state = decode(decoder, state, params)
   assert state.counters.num_target_calls.tolist() == [2] * 5
   accepted = {}
-  for again in (2, 1):
-    longer = reading(decoder, again).extend(
+  for num_refed in (2, 1):
+    longer = reading(decoder, num_refed).extend(
       params, state, 2, MORE, 6, max_new_tokens=20
     )
     end = decode(decoder, longer, params)
-    accepted[again] = int(end.counters.num_accepted[2])
+    accepted[num_refed] = int(end.counters.num_accepted[2])
   assert accepted[1] < accepted[2] == 15
 
 

@@ -259,9 +259,9 @@ def test_a_draft_reads_what_the_targets_encoder_made():
 
 
 def test_a_shared_encoder_reads_the_inputs_once(monkeypatch):
-  calls, read = [], t5.T5.read
+  calls, read = [], t5.T5.encode_inputs
   monkeypatch.setattr(
-    t5.T5, "read", lambda self, x: (calls.append(1), read(self, x))[1]
+    t5.T5, "encode_inputs", lambda self, x: (calls.append(1), read(self, x))[1]
   )
   for share, expected in ((False, 2), (True, 1)):
     decoder, params = shared(t5_model(5)[1], share=share)

@@ -15,7 +15,6 @@ from launch.studies.audit.shape import (
   Entry,
   Law,
   Method,
-  in_turn,
   most_likely,
   normal,
   of_rule,
@@ -23,6 +22,7 @@ from launch.studies.audit.shape import (
   point,
   ratio,
   tempered,
+  token_by_token,
 )
 from specjax import rules
 from specjax.siblings import TOP_K
@@ -166,14 +166,14 @@ _GENERATOR = "transformers {}, generation/candidate_generator.py"
 def _told_raw(draft: Law, target: Law, depth: int) -> Iterator[Entry]:
   """Drawn at temperature 0.5, said to be drawn at 1."""
   for weight, tokens in paths(_HALF(draft), depth):
-    yield from in_turn(weight, tokens, draft, _HALF(target))
+    yield from token_by_token(weight, tokens, draft, _HALF(target))
 
 
 def _greedy_told_sampled(
   draft: Law, target: Law, depth: int
 ) -> Iterator[Entry]:
   """The likeliest tokens, said to be drawn from the draft's law."""
-  yield from in_turn(1.0, most_likely(draft, depth), draft, target)
+  yield from token_by_token(1.0, most_likely(draft, depth), draft, target)
 
 
 def _openvino(draft: Law, target: Law, depth: int) -> Iterator[Entry]:

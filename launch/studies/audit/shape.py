@@ -173,7 +173,7 @@ def most_likely(draft: Law, depth: int) -> tuple[int, ...]:
   return tokens
 
 
-def in_turn(
+def token_by_token(
   weight: float, tokens: tuple[int, ...], said: Law, target: Law
 ) -> Iterator[Entry]:
   """The standard test of a path, token by token, against the law it is told.

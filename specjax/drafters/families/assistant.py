@@ -31,7 +31,13 @@ from specjax.drafters.shared import arguments, best_first, levels
 from specjax.shapes import Shape
 from specjax.siblings import GIVEN, IID, Siblings
 from specjax.tree import Form, Tree, take_node
-from specjax.types import CacheReader, Commit, Context, Drafter, Idle
+from specjax.types import (
+  CacheReader,
+  Commit,
+  Context,
+  Drafter,
+  EmptyRoundPolicy,
+)
 
 
 def assistant(
@@ -93,7 +99,7 @@ def assistant(
     siblings=siblings,
     propose=propose,
     passes=(1, *(len(level) for level in tree.levels[1:-1])),
-    idle=Idle.COMMIT,
+    empty_rounds=EmptyRoundPolicy.COMMIT,
     **_common(head),
   )
   if policy is None:
@@ -206,5 +212,5 @@ def _common(model: CacheReader) -> dict[str, Any]:
     commit=read,
     row_axes=lambda state: jax.tree.map(lambda x: 0, state),
     max_positions=model.max_positions,
-    reads_anew=True,
+    accepts_foreign_drafts=True,
   )

@@ -87,7 +87,7 @@ def dflash(
     commit=read,
     passes=(head.num_depths + 1,),
     max_positions=head.max_positions,
-    reads_anew=True,
+    accepts_foreign_drafts=True,
   )
 
 

@@ -41,8 +41,8 @@ from specjax.types import (
   Context,
   Draft,
   Drafter,
+  EmptyRoundPolicy,
   FeatureModel,
-  Idle,
 )
 
 
@@ -420,10 +420,10 @@ def _made(
     row_axes=row_axes,
     passes=(width, *passes),
     max_positions=model.max_positions,
-    again=width + 1,  # what stands since a round is not in the cache yet
+    num_refed=width + 1,  # what stands since a round is not in the cache yet
     # It reads what stands when it proposes, and keeps it for one round only.
-    idle=Idle.PROPOSE if longest else None,
-    reads_anew=True,
+    empty_rounds=EmptyRoundPolicy.PROPOSE if longest else None,
+    accepts_foreign_drafts=True,
   )
   return whole, read
 

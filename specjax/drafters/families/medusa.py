@@ -15,7 +15,7 @@ from specjax.drafters.shared import arguments, marginals
 from specjax.shapes import Shape
 from specjax.siblings import IID, Siblings
 from specjax.tree import Tree
-from specjax.types import Commit, Drafter, Idle, MarginalModel
+from specjax.types import Commit, Drafter, EmptyRoundPolicy, MarginalModel
 
 
 def medusa(
@@ -99,8 +99,8 @@ def _drafter(
     commit=_newest,
     row_axes=lambda state: 0,
     passes=(1,),
-    idle=Idle.COMMIT,
-    reads_anew=True,
+    empty_rounds=EmptyRoundPolicy.COMMIT,
+    accepts_foreign_drafts=True,
   )
 
 

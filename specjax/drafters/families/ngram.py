@@ -15,7 +15,7 @@ from jax import Array
 from specjax.drafters.shared.arguments import TOKENS
 from specjax.siblings import IID
 from specjax.tree import chain
-from specjax.types import Draft, Drafter, Idle
+from specjax.types import Draft, Drafter, EmptyRoundPolicy
 
 
 def ngram(*, tokens: int = TOKENS, max_ngram: int = 3) -> Drafter:
@@ -55,7 +55,7 @@ def ngram(*, tokens: int = TOKENS, max_ngram: int = 3) -> Drafter:
     tree=tree,
     siblings=IID,
     propose=propose,
-    idle=Idle.COMMIT,
+    empty_rounds=EmptyRoundPolicy.COMMIT,
   )
 
 

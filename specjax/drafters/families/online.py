@@ -200,15 +200,15 @@ def _written(ring: Ring, commit: Commit, vocab_size: int) -> Ring:
   width = commit.path.shape[1]
   index = np.arange(width, dtype=np.int32)
   # A window that was read again begins with what is there already.
-  shifted = jnp.minimum(index + commit.again[:, None], width - 1)
+  shifted = jnp.minimum(index + commit.num_refed[:, None], width - 1)
   path = jnp.take_along_axis(commit.path, shifted, axis=1)
-  count = jnp.maximum(commit.count - commit.again, 0)
+  count = jnp.maximum(commit.count - commit.num_refed, 0)
   along = lambda x: jax.vmap(lambda row, at: row[at])(x, path)
   output = commit.target_output
   rows = (len(path), width)
   new: dict[str, Array | None] = {
     "tokens": along(commit.tokens),
-    "positions": (commit.start + commit.again)[:, None] + index,
+    "positions": (commit.start + commit.num_refed)[:, None] + index,
     "features": None,
   }
   if ring.features is not None:

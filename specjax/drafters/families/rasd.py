@@ -210,7 +210,7 @@ def rasd(
     propose=propose,
     passes=(width, count, *(len(x) for x in inner.levels[1:-1])),
     max_positions=draft.max_positions,
-    again=width,
+    num_refed=width,
   )
 
 

@@ -34,10 +34,10 @@ def repeats(
 
   Args:
     drafter: of a chain of 'iid' tokens, whose state does not rest on its own
-      draft being the one that is verified (`Drafter.reads_anew`): a head's,
-      `layer_skip`. It drafts for all rows, those that read on too; but with a
-      policy it is allowed nothing there, and where all rows at work read on it
-      makes no pass that drafts.
+      draft being the one that is verified (`Drafter.accepts_foreign_drafts`): a
+      head's, `layer_skip`. It drafts for all rows, those that read on too; but
+      with a policy it is allowed nothing there, and where all rows at work read
+      on it makes no pass that drafts.
     tokens: that are read on; as many as the other drafts by default. Where they
       are more, it drafts no more than before (`Drafter.longer`).
     min_match: tokens that must have occurred in a row, at least.
@@ -52,7 +52,7 @@ def repeats(
   """
   tree, own = drafter.tree, drafter.tree.max_depth
   drawn = tree.is_chain and not tree.lanes and drafter.siblings is IID
-  if not drawn or not drafter.reads_anew:
+  if not drawn or not drafter.accepts_foreign_drafts:
     raise ValueError(
       "repeats is around a chain of a drafter whose state is made of what was "
       "committed (a head, layer_skip), without a policy that learns from "

@@ -199,7 +199,7 @@ def _draw_level(
 
   tokens = jnp.zeros((len(law), *place.shape), jnp.int32)
   empty = jnp.zeros((*tokens.shape, law.shape[-1]), law.dtype)
-  (tokens, drawn_from), _ = siblings_lib.in_turn(
+  (tokens, drawn_from), _ = siblings_lib.scan_siblings(
     draw, (tokens, empty), place.shape[1]
   )
   return tokens[:, family, rank], drawn_from[:, family, rank]

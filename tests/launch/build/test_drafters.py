@@ -195,7 +195,7 @@ def test_a_call_of_a_config_drafts_as_the_same_call_in_python(text, made):
   assert (found.name, found.tree, found.siblings) == (
     made.name, made.tree, made.siblings
   )  # fmt: skip
-  assert (found.passes, found.again) == (made.passes, made.again)
+  assert (found.passes, found.num_refed) == (made.passes, made.num_refed)
 
 
 def test_trees_have_the_form_that_is_said():

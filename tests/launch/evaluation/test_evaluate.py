@@ -384,7 +384,7 @@ def test_mistakes_are_one_line(cli, tmp_path, capsys, given, words):
 def test_our_own_questions_are_answered_briefly(own, asked, expected):
   config = embedded.get_config()
   config.max_new_tokens = 100
-  found = evaluate.settled(config, asked=asked, own=own)
+  found = evaluate.resolved(config, asked=asked, own=own)
   assert found.max_new_tokens == expected
   assert config.max_new_tokens == 100
 

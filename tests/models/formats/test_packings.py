@@ -391,11 +391,11 @@ def test_a_head_reads_the_tables_that_its_target_holds(written, tmp_path):
 
 def test_a_misread_word_zero_point_or_grid_is_seen(written, monkeypatch):
   """Interleaving left out, the one of v1 not added, scales transposed."""
-  in_turn = lambda numbers: numbers
+  identity = lambda numbers: numbers
   transposed = lambda scales: floats(scales).T
   floats = block_fp8.floats
   for name, module, part, mutant in (
-    ("awq", awq, "_in_order", in_turn),
+    ("awq", awq, "_in_order", identity),
     ("gptq-zero-points", gptq, "_ADDED", {"gptq": 0, "gptq_v2": 0}),
     ("fp8", block_fp8, "floats", transposed),
   ):

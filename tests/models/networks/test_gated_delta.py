@@ -182,10 +182,10 @@ def errors(*, chain=False, more=0):
       count[row], slow[row] = len(path), after[last]
     held = keep(held, length, paths)
     length = length + count
-  settled = recurrent.settled(held, length, 1)
-  assert settled is not None
+  folded = recurrent.folded(held, length, 1)
+  assert folded is not None
   states = np.stack([s.states for s in slow])
-  return worst, float(np.abs(settled.layers[0].state - states).max())
+  return worst, float(np.abs(folded.layers[0].state - states).max())
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from specjax import drafters, exact, random, rules
 from specjax.adaptive.rungs import make_rungs
 from specjax.drafters.shared import best_first
 from specjax.tree import Form, Tree, bound, chain, k_ary
-from specjax.types import Commit, Drafter, Idle, ModelOutput
+from specjax.types import Commit, Drafter, EmptyRoundPolicy, ModelOutput
 from specjax.warp import make_sampling
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -165,7 +165,7 @@ def test_features_follow_the_path_that_stands_and_stay_where_none_does():
       tokens=jnp.zeros((2, 6), jnp.int32), start=jnp.array([5, 7]),
       path=jnp.array([[0, 1, 3, 5]] * 2), length=jnp.array([6, 10]),
       target_output=ModelOutput(logits=jnp.zeros(()), features=features),
-      again=jnp.zeros(2, jnp.int32),
+      num_refed=jnp.zeros(2, jnp.int32),
     ),
   )  # fmt: skip
   assert after.start.tolist() == [3, 7]
@@ -173,13 +173,19 @@ def test_features_follow_the_path_that_stands_and_stay_where_none_does():
   np.testing.assert_array_equal(after.features[1], features[1, [0, 1, 3, 5]])
 
 
-def rungs(*, vocab_size=VOCAB, target=TOY, head=HEAD, idle=Idle.PROPOSE):
+def rungs(
+  *,
+  vocab_size=VOCAB,
+  target=TOY,
+  head=HEAD,
+  empty_rounds=EmptyRoundPolicy.PROPOSE,
+):
   """Chains of 0, 1 and 3 tokens that go on with each other's state."""
   return make_rungs(
     target,
     lambda tree: dataclasses.replace(
       drafters.eagle(head, tree=tree, vocab_size=vocab_size, longest=3),
-      idle=idle,
+      empty_rounds=empty_rounds,
     ),
     rule=rules.get("token"), vocab_size=vocab_size, lengths=(0, 1, 3),
   )  # fmt: skip
@@ -204,7 +210,7 @@ def test_the_head_knows_what_stands_whatever_lengths_rounds_had():
   """It has the target's law if it has read all pairs, in every round."""
   plan = (3, 0, 0, 1, 3, 1, 0, 3, 3)
   assert share_that_stood(rungs(), plan) == 1
-  assert share_that_stood(rungs(idle=Idle.COMMIT), plan) < 1
+  assert share_that_stood(rungs(empty_rounds=EmptyRoundPolicy.COMMIT), plan) < 1
 
 
 def test_a_round_after_those_of_other_lengths_has_the_targets_law():

@@ -273,7 +273,7 @@ def joint_of(policy, rule, levels=2):
       drawn.append(jnp.take_along_axis(log_probs[:, 0], tokens[:, None], 1))
       return tokens[:, None]
 
-    found, said = decoder.look(params, state, draws=draws)
+    found, said = decoder.draft_and_verify(params, state, draws=draws)
     after = jnp.stack(
       [
         jnp.exp(said.next_log_probs(jnp.full((2,), n)))
