@@ -595,9 +595,9 @@ class Drafter:
     num_refed: number of tokens that are re-fed where a row's text goes on
       (`Decoder.extend`), G + 2 at most: the newest, which was not fed, and
       those before it that the drafter's state may lack.
-    empty_rounds: way in which its state outlives rounds in which nothing is drafted
-      (`specjax.adaptive.ladder`); None: it was not made for them, and would
-      draft worse ever after.
+    empty_rounds: calls by which its state outlives rounds in which nothing is
+      drafted (`specjax.adaptive.ladder`); None: it was not made for them, and
+      would draft worse ever after.
     accepts_foreign_drafts: its state depends on the committed tokens of a round
       alone, so that another draft may be verified in place of its own
       (`specjax.drafters.repeats`). Not if it learns from its own drafts.

@@ -13,7 +13,7 @@ import numpy as np
 import toys
 
 import specjax
-from launch.serving import asking, http, running
+from launch.serving import http, running, schemas
 from launch.serving import limits as limits_lib
 from launch.serving import slots as slots_lib
 from launch.serving.control import Asked
@@ -45,11 +45,11 @@ def make_slots(decoder, params=decoding.PARAMS, *, num_slots=3, **more):
   return found
 
 
-def make_scheduler(slots, turn=None, **more):
+def make_scheduler(slots, iterate=None, **more):
   options = dict(queue_length=64) | more
   metrics = Metrics(model="toy", num_slots=slots.num_slots, depth=slots.depth)
   return Scheduler(
-    turn or slots.turn,
+    iterate or slots.iterate,
     num_slots=slots.num_slots,
     depth=slots.depth,
     max_rounds=slots.max_rounds,
@@ -203,7 +203,7 @@ def defaults_of(**more):
     vocab_size=tokenizer().vocab_size, max_new_tokens=32, longest_prompt=64,
     max_length=160, most=16,
   )  # fmt: skip
-  return asking.Defaults(**(usual | more))
+  return schemas.Defaults(**(usual | more))
 
 
 @contextlib.contextmanager

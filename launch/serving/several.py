@@ -1,9 +1,9 @@
 """Serving over several processes: the leader decides, all do the same.
 
-Every visit begins with one array from the leader, of the same size always, from
-which each process reads what to do. Nothing else is sent, so that all issue the
-same programs in the same order. An idle leader sends visits that do nothing: a
-process that hears nothing has lost it.
+Every iteration begins with one array from the leader, of the same size always,
+from which each process reads what to do. Nothing else is sent, so that all
+issue the same programs in the same order. An idle leader sends iterations that
+do nothing: a process that hears nothing has lost it.
 """
 
 from collections.abc import Callable
@@ -16,23 +16,23 @@ from launch.serving.slots import Slots
 
 
 def leading(slots: Slots) -> Callable[[Control], Report]:
-  """A function that makes a visit on all processes; `slots.turn` on one."""
+  """`slots.iterate` on all processes at once."""
   if not processes.several():
-    return slots.turn
+    return slots.iterate
 
-  def turn(control: Control) -> Report:
+  def iterate(control: Control) -> Report:
     _broadcast(control.encode(slots.longest))
-    return slots.turn(control)  # the last one does nothing
+    return slots.iterate(control)  # the last one does nothing
 
-  return turn
+  return iterate
 
 
 def follow(slots: Slots) -> None:
-  """Makes the leader's visits until its last."""
+  """Runs the leader's iterations until its last."""
   shape = slots.idle().encode(slots.longest).shape
   while True:
     control = Control.decode(_broadcast(np.zeros(shape, np.int32)))
-    slots.turn(control)
+    slots.iterate(control)
     if control.is_last:
       return
 

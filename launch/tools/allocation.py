@@ -88,7 +88,7 @@ def run(_) -> int:
   )
   if min(slots) < text + cli.VISITS.value + 2:
     raise cli.UserError(
-      "--allocated must hold --text_tokens and a token a visit: "
+      "--allocated must hold --text_tokens and a token an iteration: "
       f"{text} and {cli.VISITS.value} do not fit into {min(slots)}"
     )
   if min(buffers) <= _PROMPT.value:

@@ -27,7 +27,7 @@ from specjax.types import Params
 from specjax.warp import make_sampling
 
 cli.reads(cli.CONFIG, cli.OUTPUT, cli.BATCHES, cli.TEXT_TOKENS, cli.VISITS)
-_ROUNDS = 2  # of a visit
+_ROUNDS = 2  # of an iteration
 
 # What rows ask for, by the name of the case; {} for nothing.
 CASES: dict[str, dict[str, Any]] = {

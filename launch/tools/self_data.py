@@ -50,7 +50,7 @@ from specjax.state import StopReason
 cli.reads(cli.CONFIG, cli.OUTPUT, cli.TEMPERATURES, cli.COUNT, cli.TURNS)
 _TEMPERATURES = ("0.6", "0.8", "1.0")
 _NARROW = 96  # tokens of a prompt that begins a user's turn
-_ROUNDS = 32  # of a visit to the device; it ends with the first row that does
+_ROUNDS = 32  # of an iteration, which ends with the first row that does
 _KEEP_OUT = flags.DEFINE_list(
   "keep_out", [], "Files of questions that must not be in it."
 )

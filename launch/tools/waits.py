@@ -4,8 +4,8 @@ r"""How long others' prompts keep a row waiting, and a second turn its user.
     --config.drafter=plain --arriving_tokens=1500 --arrivals=4 \
     --turn_tokens=1000 --output=W.json
 
-A row streams, a round a visit, while prompts arrive, each as soon as the one
-before it has been read; then all over again with one row more that decodes.
+A row streams, a round an iteration, while prompts arrive, each as soon as the
+one before it has been read; then all over again with one row more that decodes.
 `gap` is the longest time between two of its tokens over the median of its own
 rounds, alone; `whole` what it would be if a prompt were read at once. A
 conversation's second turn is answered where its first is in a slot, and, in
@@ -51,14 +51,14 @@ def _asked(length: int, seed: int, budget: int) -> Asked:
 
 
 def _visit(slots: Slots, *admissions):
-  return slots.turn(
+  return slots.iterate(
     dataclasses.replace(slots.idle(), rounds=1, admissions=admissions)
   )
 
 
 def _end(slots: Slots) -> None:
   ended = np.ones(slots.num_slots, bool)
-  slots.turn(dataclasses.replace(slots.idle(), ended=ended))
+  slots.iterate(dataclasses.replace(slots.idle(), ended=ended))
 
 
 def gaps(slots: Slots, *, prompt: int, arrivals: int, streams: int) -> dict:

@@ -84,13 +84,13 @@ SETTINGS = [
 
 def test_texts_over_http_are_those_of_generate_at_any_concurrency(server):
   """Every request alone, then all of them at once, three times over."""
-  asking = [
+  requests = [
     dict(prompt=prompt, max_tokens=24, **settings)
     for settings in SETTINGS
     for prompt in (PROMPT, "import os\nimport sys\n\ndef f(x):", [5, 6, 7])
   ]
-  expected = [served.expected_text(**one) for one in asking]
-  assert len({*expected}) > len(asking) // 2
+  expected = [served.expected_text(**one) for one in requests]
+  assert len({*expected}) > len(requests) // 2
   client = openai.AsyncOpenAI(
     base_url=f"{server[1]}/v1", api_key=TOKEN, max_retries=0, timeout=120
   )
@@ -99,8 +99,8 @@ def test_texts_over_http_are_those_of_generate_at_any_concurrency(server):
     return (await _create(client, settings)).choices[0].text
 
   async def everything():
-    alone = [await one(settings) for settings in asking]
-    together = await asyncio.gather(*[one(s) for s in asking * 3])
+    alone = [await one(settings) for settings in requests]
+    together = await asyncio.gather(*[one(s) for s in requests * 3])
     await client.close()
     return alone, together
 
@@ -265,15 +265,15 @@ def test_laws_that_read_their_text_are_decoded_beside_others(client):
     table, prompt, settings, budget=24, ends=(tokenizer.eos_token_id,)
   )
   first = reference({})
-  asking = [
+  requests = [
     dict(),
     dict(presence_penalty=-2.0, frequency_penalty=-2.0),
     dict(repetition_penalty=2.5),
     dict(logit_bias={first[0]: -100.0, 7: 6.0}),
     dict(min_tokens=20, stop_token_ids=[first[1]]),
   ]
-  expected = [reference(settings) for settings in asking]
-  assert len({tuple(tokens) for tokens in expected}) == len(asking)
+  expected = [reference(settings) for settings in requests]
+  assert len({tuple(tokens) for tokens in expected}) == len(requests)
 
   def one(settings):
     wire = dict(settings)
@@ -282,7 +282,7 @@ def test_laws_that_read_their_text_are_decoded_beside_others(client):
     return complete(client, max_tokens=24, temperature=0.0, **wire)
 
   with futures.ThreadPoolExecutor(5) as pool:
-    answers = list(pool.map(one, asking * 2))
+    answers = list(pool.map(one, requests * 2))
   for answer, tokens in zip(answers, expected * 2, strict=True):
     assert answer.choices[0].text == tokenizer.decode(tokens)
     assert answer.usage.completion_tokens == len(tokens)
@@ -387,11 +387,11 @@ def test_likeliest_tokens_are_the_targets_own_whatever_is_sampled_from(client):
   tokens = context[-len(laws) :]
   expected = [by_name(*one, 5) for one in zip(laws, tokens, strict=True)]
   for stream in (False, True):
-    asking = [
+    requests = [
       dict(logprobs=count, stream=stream, **settings) for count in (5, 0)
     ]
     with futures.ThreadPoolExecutor(2) as pool:
-      answers = list(pool.map(lambda more: complete(client, **more), asking))
+      answers = list(pool.map(lambda more: complete(client, **more), requests))
       choices = [
         [one.choices[0].logprobs for one in (answer if stream else [answer])]
         for answer in answers

@@ -14,9 +14,9 @@ import served
 from starlette.requests import Request
 
 from launch.serving.answers import Answer, Choice
-from launch.serving.asking import Ask
 from launch.serving.limits import Limits
 from launch.serving.refusals import RefusalError
+from launch.serving.schemas import Ask
 from launch.serving.ticket import Ticket
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -140,7 +140,7 @@ def test_nothing_of_requests_is_kept_whatever_became_of_them():
     assert service.scheduler.is_alive()
   assert {"200", "400", "429", "413"} <= statuses.keys()
   first, last = seen[0], seen[-1]
-  # What ended in the last visit is there until the next.
+  # What ended in the last iteration is there until the next.
   assert all(len(x["kept"]) <= slots.num_slots for x in seen), seen
   assert last["tasks"] == first["tasks"]
   assert last["files"] <= first["files"]

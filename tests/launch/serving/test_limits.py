@@ -69,14 +69,14 @@ def is_idle(service):
 
 
 class Slowly:
-  """Visits that take a while, so that clients can leave in the middle."""
+  """Iterations that take a while, so that clients can leave in the middle."""
 
   def __init__(self, slots, seconds=0.03):
     self.slots, self.seconds = slots, seconds
 
   def __call__(self, control):
     time.sleep(self.seconds)
-    return self.slots.turn(control)
+    return self.slots.iterate(control)
 
 
 @pytest.fixture(scope="module")
@@ -287,13 +287,13 @@ def test_an_answer_that_takes_too_long_ends(slots):
 def test_a_dead_loop_is_said_and_nobody_waits(slots):
   calls = []
 
-  def turn(control):
+  def iterate(control):
     calls.append(control)
     if len(calls) > 3:
       raise RuntimeError("the device is gone")
-    return slots.turn(control)
+    return slots.iterate(control)
 
-  with served.http_service(slots, turn) as (service, address):
+  with served.http_service(slots, iterate) as (service, address):
     service.scheduler.when_dead = lambda: None  # it would end the server
     status, body = answer_of(address, served.long_request())
     assert (status, body["error"]["code"]) == (503, "unavailable")
@@ -309,11 +309,11 @@ def test_a_dead_loop_is_said_and_nobody_waits(slots):
 def test_a_stuck_device_is_no_healthy_one(slots):
   release = threading.Event()
 
-  def turn(control):
+  def iterate(control):
     release.wait(served.PATIENCE)
-    return slots.turn(control)
+    return slots.iterate(control)
 
-  with served.http_service(slots, turn) as (service, address):
+  with served.http_service(slots, iterate) as (service, address):
     impatient = dataclasses.replace(service, stuck_seconds=0.05)
     thread = threading.Thread(
       target=lambda: answer_of(address, served.long_request())
@@ -376,14 +376,16 @@ def test_a_drain_that_runs_out_tells_everybody(slots, caplog, how):
   """In OpenAI's form, by an event in streams; and the log has nothing of it."""
   release = threading.Event()
 
-  def turn(control):
+  def iterate(control):
     if how == "stuck" and control.admissions:
       release.wait(served.PATIENCE)
     time.sleep(0.05)
-    return slots.turn(control)
+    return slots.iterate(control)
 
   drain_seconds = 60 if how == "told twice" else 0.3
-  with served.http_service(slots, turn, drain_seconds=drain_seconds) as found:
+  with served.http_service(
+    slots, iterate, drain_seconds=drain_seconds
+  ) as found:
     clients = Ending(found[1], found[0])
     clients.server.handle_exit(signal.SIGTERM, None)
     if how == "told twice":

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import served
 
-from launch.serving import asking, fields
+from launch.serving import fields, schemas
 from launch.serving.control import Asked
 from launch.serving.refusals import RefusalError, error_body
 
@@ -15,7 +15,7 @@ DEFAULTS = served.defaults_of()
 
 
 def read(record, *, is_chat=False, defaults=DEFAULTS):
-  return asking.read(
+  return schemas.read(
     json.dumps(record).encode(),
     is_chat=is_chat,
     tokenizer=served.tokenizer(),
@@ -97,7 +97,7 @@ WARP = ("seed", "temperature", "top_k", "top_p", "min_p", "num_likeliest")
 def answered(body, is_chat):
   """What is read of a text, or the refusal."""
   try:
-    return asking.read(
+    return schemas.read(
       body.encode(), is_chat=is_chat, tokenizer=served.tokenizer(),
       defaults=DEFAULTS,
     )  # fmt: skip
@@ -174,7 +174,7 @@ def test_what_is_asked_for_is_done():
       max_tokens=9, model="toy", ignore_eos=True, cache_salt="mine",
     )
   )  # fmt: skip
-  assert found == asking.Ask(
+  assert found == schemas.Ask(
     is_chat=False, prompts=((*served.tokenizer().encode("x"),), (5, 6)),
     budgets=(9, 9), num_choices=2, seed=3, is_seeded=True, temperature=2,
     top_k=7, top_p=0.5, min_p=0.1, stop=("a",), cache_salt="mine",
@@ -245,7 +245,7 @@ def test_laws_that_read_their_text_are_asked_for_as_everywhere():
 
 
 def test_objectives_have_names():
-  classes = asking.classes_of(["chat=50", "batch=400"])
+  classes = schemas.classes_of(["chat=50", "batch=400"])
   assert classes == {"chat": 0.05, "batch": 0.4}
   some = dataclasses.replace(DEFAULTS, has_objectives=True, classes=classes)
   ask = lambda **more: read({"prompt": "x"} | more, defaults=some).objective
@@ -264,9 +264,9 @@ def test_objectives_have_names():
 @pytest.mark.parametrize("wrong", ["chat", "=5", "a=0", "a=-1", "a=x", "a=nan"])
 def test_classes_that_are_none_are_refused(wrong):
   with pytest.raises(ValueError, match="NAME=MILLISECONDS"):
-    asking.classes_of(["b=1", wrong])
+    schemas.classes_of(["b=1", wrong])
   with pytest.raises(ValueError, match="once"):
-    asking.classes_of(["b=1", "b=2"])
+    schemas.classes_of(["b=1", "b=2"])
 
 
 def test_a_budget_that_is_not_said_is_cut_to_what_fits():
