@@ -82,8 +82,8 @@ display.show_legend(console)
 for c, p in zip(completions, plainly, strict=True):
   assert sum(c.accept_counts) == c.num_target_calls
   assert sum(n * k for n, k in enumerate(c.accept_counts)) == c.num_accepted
-  own = len(c.token_ids) - c.num_accepted
-  assert c.num_target_calls - 1 <= own <= c.num_target_calls
+  num_own = len(c.token_ids) - c.num_accepted
+  assert c.num_target_calls - 1 <= num_own <= c.num_target_calls
   assert p.num_target_calls == len(p.token_ids)
   print(f"{len(c.token_ids)} tokens in {c.num_target_calls} target passes")
 

@@ -198,7 +198,7 @@ def sides(
   values: Sequence[float], ends: Sequence[Sequence[float] | None]
 ) -> np.ndarray:
   """Lengths of error bars, `f[2, n]`: to the ends of each interval, or none."""
-  pairs = [own or (v, v) for v, own in zip(values, ends, strict=True)]
+  pairs = [ends_of or (v, v) for v, ends_of in zip(values, ends, strict=True)]
   return np.abs(np.reshape(pairs, (-1, 2)) - np.reshape(values, (-1, 1))).T
 
 

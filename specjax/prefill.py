@@ -70,7 +70,7 @@ def begin(
     params.target, count, buffer_length + tree.num_fed, inputs
   )
   # Copies: the state is made to be donated, the arguments are the caller's.
-  own = lambda arrays: jax.tree.map(jnp.copy, arrays)
+  copied = lambda arrays: jax.tree.map(jnp.copy, arrays)
   state = DecodeState(
     tokens=jnp.pad(prompts, ((0, 0), (0, columns - width))),
     origins=jnp.zeros((count, columns), jnp.int8),
@@ -78,15 +78,15 @@ def begin(
     likeliest=Likeliest.zeros(count, columns, num_likeliest)
     if num_likeliest
     else None,
-    prompt_length=own(lengths),
-    length=own(lengths),
-    max_length=own(lengths),
+    prompt_length=copied(lengths),
+    length=copied(lengths),
+    max_length=copied(lengths),
     max_depth=jnp.full((count,), tree.max_depth, jnp.int32),
     stop_reason=jnp.zeros((count,), jnp.int32),
-    stop_tokens=own(stop_tokens),
+    stop_tokens=copied(stop_tokens),
     ignores_stop=jnp.zeros((count,), bool),
-    keys=own(rng_key),
-    sampling=own(sampling),
+    keys=copied(rng_key),
+    sampling=copied(sampling),
     target_cache=cache,
     drafter_state=drafter_state,
     counters=Counters.zeros(count, tree, target.num_counted),
@@ -97,20 +97,20 @@ def begin(
 
 
 def cut(
-  state: DecodeState, keep: Array | int, own: Any, rng_key: Array
+  state: DecodeState, keep: Array | int, blank: Any, rng_key: Array
 ) -> DecodeState:
   """The row cut back to its first tokens, with all else as in a fresh row.
 
   Args:
     state: of one row.
     keep: `i32[]`, tokens that are kept, at most `state.length`.
-    own: the drafter's state of a fresh row, whose caches are not used.
+    blank: the drafter's state of a fresh row, whose caches are not used.
     rng_key: `key[1]`, stream of the row's next text.
   """
   emptied = functools.partial(recurrent_lib.emptied, keep=jnp.asarray(keep))
   kept = jax.tree.map(
     lambda new, old: old if _is_cache(old) else new,
-    own, _with_states(emptied, state.drafter_state), is_leaf=_is_cache,
+    blank, _with_states(emptied, state.drafter_state), is_leaf=_is_cache,
   )  # fmt: skip
   depth = state.counters.accept_counts.shape[1] - 1
   return dataclasses.replace(

@@ -30,8 +30,8 @@ def _modes(config):
   """
   kinds, shared = config.layer_types, config.num_kv_shared_layers
   first = len(kinds) - shared
-  own = kinds[:first]
-  kept = {first - 1 - own[::-1].index(kind) for kind in {*own}}
+  unshared = kinds[:first]
+  kept = {first - 1 - unshared[::-1].index(kind) for kind in {*unshared}}
   return [
     "reuse" if i >= first else "store" if i in kept else None
     for i in range(len(kinds))

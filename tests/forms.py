@@ -24,12 +24,12 @@ def table_drafter(vocab_size, tree, siblings=IID):
   )
 
 
-def masked(inner: Drafter, there, form=Form.MASKED) -> Drafter:
+def masked(inner: Drafter, present, form=Form.MASKED) -> Drafter:
   """A drafter with some nodes masked.
 
   Args:
     inner: of a fixed tree.
-    there: `(draft, context) -> bool[B, N + 1]`.
+    present: `(draft, context) -> bool[B, N + 1]`.
     form: of the tree.
   """
   tree = dataclasses.replace(inner.tree, form=form)
@@ -37,7 +37,7 @@ def masked(inner: Drafter, there, form=Form.MASKED) -> Drafter:
 
   def propose(params, state, cache, context):
     draft, state, cache = inner.propose(params, state, cache, context)
-    parents = jnp.where(there(draft, context), above, -1)
+    parents = jnp.where(present(draft, context), above, -1)
     draft = dataclasses.replace(draft, tree=tree, parents=parents)
     return draft, state, cache
 

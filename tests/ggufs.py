@@ -267,8 +267,8 @@ def _tensors(model, arch):
         }
       stem = stem.rpartition(".")[0]
       for part, half in each.items():
-        own = table.get_name(f"{stem}.{part}")
-        found[f"{own}.{suffix}"] = half
+        gguf_name = table.get_name(f"{stem}.{part}")
+        found[f"{gguf_name}.{suffix}"] = half
       continue
     if name.endswith("sinks"):
       name += ".weight"
@@ -291,9 +291,9 @@ def _tensors(model, arch):
     name = name.replace("e_score_correction_bias", "e_score_correction.bias")
     if name.endswith("experts.down_proj"):
       name += ".weight"
-    own = table.get_name(name, try_suffixes=(".weight", ".bias"))
-    assert own, name
-    found[own] = array
+    gguf_name = table.get_name(name, try_suffixes=(".weight", ".bias"))
+    assert gguf_name, name
+    found[gguf_name] = array
   rope = getattr(c, "rope_parameters", None) or {}
   if c.model_type in ("glm4_moe", "deepseek_v3"):  # of a layer that drafts
     last = c.num_hidden_layers

@@ -187,15 +187,17 @@ def looked_up_pair(mesh, how):
       model, tree=tree_lib.chain(1), nodes=6, tokens=2, min_prob=0,
       corpus=True, num_retrieved=32, **whole,
     )  # fmt: skip
-  own = {"suffix": corpus}
+  draft_params = {"suffix": corpus}
   if how == "rasd":
     draft = jnp.asarray(toys.near(target, noise=0.7, seed=2))
-    own["rasd"] = Parts(model=draft, corpus=corpus)
+    draft_params["rasd"] = Parts(model=draft, corpus=corpus)
   decoder = decode.make_decoder(
     model, drafter=drafter, rule="recursive",
     widths=(1, 3) if how == "suffix" else (),
   )  # fmt: skip
-  return decoder, Params(target=jnp.asarray(target), draft=own.get(how))
+  return decoder, Params(
+    target=jnp.asarray(target), draft=draft_params.get(how)
+  )
 
 
 def online_pair(mesh):
@@ -295,14 +297,16 @@ def rules_on(mesh):
   return rules, of_draft
 
 
-def network_pair(mesh, how="paths", own=CONFIG):
+def network_pair(mesh, how="paths", description=CONFIG):
   """Stacked transformers in float64."""
   rules, of_draft = rules_on(mesh)
   size = sharding.num_parts(rules, mesh) if mesh else 1
-  config = sharding.kv_heads_for(own, size)
-  params = sharding.repeat_kv_heads(_weights(own), own, config)
+  config = sharding.kv_heads_for(description, size)
+  params = sharding.repeat_kv_heads(_weights(description), description, config)
   rules, of_draft = (
-    sharding.for_experts(own, x, sharding.num_parts(x, mesh) if mesh else 1)
+    sharding.for_experts(
+      description, x, sharding.num_parts(x, mesh) if mesh else 1
+    )
     for x in (rules, of_draft)
   )
   model = lambda rules, **more: stacked.as_language_model(
@@ -321,8 +325,8 @@ def network_pair(mesh, how="paths", own=CONFIG):
       tree, mesh, sharding.param_specs(tree, rules)
     )
     params, draft = put(params, rules), put(draft, of_draft)
-  own = how in ("paths", "tree", "depth")
-  return decoder, Params(target=params, draft=draft if own else None)
+  has_draft = how in ("paths", "tree", "depth")
+  return decoder, Params(target=params, draft=draft if has_draft else None)
 
 
 def head_pair(mesh, how):
@@ -499,7 +503,7 @@ CASES = {
     how: functools.partial(network_pair, how=how)
     for how in ("paths", "tree", "depth", "layer_skip", "ngram", "plain")
   },
-  "mixture": functools.partial(network_pair, own=MIXED),
+  "mixture": functools.partial(network_pair, description=MIXED),
   **{how: functools.partial(head_pair, how=how) for how in HEADS},
 }
 

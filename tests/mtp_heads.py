@@ -64,14 +64,14 @@ class Theirs:
     config.num_mtp_layers = 1
     if getattr(config, "mlp_layer_types", None):  # of GLM-4.7-Flash
       config.mtp_mlp_layer_types = ["sparse"]
-    self.prefix, self.own = (
+    self.prefix, self.renamed = (
       f"layers.{config.num_hidden_layers}",
       {"post_norm.weight": "shared_head.norm.weight"},
     )
     if config.model_type == "mimo":
       config.mtp_layer_types = ["full_attention"]
       config.mtp_hidden_states_first = True
-      self.prefix, self.own = (
+      self.prefix, self.renamed = (
         "mtp_layers.0",
         {
           "enorm.weight": "token_layernorm.weight",
@@ -89,7 +89,7 @@ class Theirs:
     """By the names of released files."""
     found = {}
     for name, value in self.model.layers[0].state_dict().items():
-      name = self.own.get(name, name.removeprefix("mtp_block."))
+      name = self.renamed.get(name, name.removeprefix("mtp_block."))
       value = value.float().numpy()
       block, _, fused = name.rpartition("experts.")
       parts = {name: value}

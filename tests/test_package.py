@@ -355,14 +355,14 @@ def test_specjax_imports_only_what_it_declares():
 )
 def test_rules_and_drafters_import_only_the_foundation(family, beside):
   """And drafters what ends them; lengths alone know decoders."""
-  own = {f"specjax.{family}", "specjax.adaptive"}
+  foundation = {f"specjax.{family}", "specjax.adaptive"}
   if family == "rules":
-    own.remove("specjax.adaptive")
+    foundation.remove("specjax.adaptive")
   for file, imports in _imports_under(f"specjax/{family}").items():
     if file.endswith(beside):
       continue
     inside = {name for name in imports if name.split(".")[0] == "specjax"}
-    inside = {n for n in inside if ".".join(n.split(".")[:2]) not in own}
+    inside = {n for n in inside if ".".join(n.split(".")[:2]) not in foundation}
     assert inside <= FOUNDATION, file
 
 

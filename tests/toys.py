@@ -235,9 +235,9 @@ def cache_reader(vocab_size: int, *, num_features: int, num_own=None):
     if num_own is not None:
       least = jax.lax.top_k(logits, num_own)[0][..., -1:]
       logits = jnp.where(logits < least, least - 1, logits)
-    own = [context, context + SHIFT + steps + 1, root + 2 * SHIFT]
-    own += [jnp.zeros_like(context)] * (num_features - 3)
-    return logits, jnp.stack(own, axis=-1)
+    after = [context, context + SHIFT + steps + 1, root + 2 * SHIFT]
+    after += [jnp.zeros_like(context)] * (num_features - 3)
+    return logits, jnp.stack(after, axis=-1)
 
   return CacheReader(
     vocab_size=vocab_size, num_features=num_features, apply=apply

@@ -18,7 +18,7 @@ def repeats(drafter: Drafting, **settings: Any) -> Drafting:
   made = drafters.repeats(drafter.unread, **settings)
   if drafter.learning is not None or drafter.lengths:
     raise ValueError("repeats is not around online and ladder")
-  own, tokens = drafter.tree.max_depth, made.tree.max_depth
+  depth, tokens = drafter.tree.max_depth, made.tree.max_depth
   settings.pop("tokens", None)
 
   def call(model: Any, vocab_size: int, **form: Any) -> Drafter:
@@ -27,10 +27,10 @@ def repeats(drafter: Drafting, **settings: Any) -> Drafting:
   found = dataclasses.replace(
     drafter, call=call, learns=False, climbs=False, takes_policy=False
   )
-  if tokens > own:  # as `Drafter.longer`, and the form can be changed again
+  if tokens > depth:  # as `Drafter.longer`, and the form can be changed again
     found = dataclasses.replace(
-      found.of_form(tokens=tokens, policy=policies.fixed(own)),
-      widths=(*drafter.widths, own + 1),
+      found.of_form(tokens=tokens, policy=policies.fixed(depth)),
+      widths=(*drafter.widths, depth + 1),
     )
   return found
 

@@ -95,7 +95,7 @@ DRAFTERS = Grammar(
   kind="drafter",
   entries={one.__name__: one for one in _ENTRIES},
   nested=_NESTED,
-  own=Drafting,
+  custom=Drafting,
 )
 _NESTED[Drafting] = DRAFTERS
 
@@ -182,18 +182,18 @@ def check_checkpoint(drafting: Drafting) -> None:
   if not path or wanted in ("", "layers"):
     return
   if head_checkpoints.is_head(path):
-    there = "head"
+    holds = "head"
   else:
-    there = "block" if block_networks.is_block(path) else "model"
+    holds = "block" if block_networks.is_block(path) else "model"
   names = {
     "head": "a head on the target's features",
     "block": "a block drafter",
     "model": "a model of its own",
   }
-  if there != wanted:
+  if holds != wanted:
     raise ValueError(
       f"drafter {drafting.name!r} reads {names[wanted]}, and {path} is "
-      f"{names[there]}"
+      f"{names[holds]}"
     )
 
 

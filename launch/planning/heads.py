@@ -75,8 +75,8 @@ def with_shared(shape: HeadShape, params: Params) -> Params:
 
 def num_params(shape: HeadShape, dtype) -> int:
   """Parameters that are not the target's."""
-  own = own_params(shape, dtype)
-  return sum(math.prod(x.shape) for x in jax.tree.leaves(own))
+  params = own_params(shape, dtype)
+  return sum(math.prod(x.shape) for x in jax.tree.leaves(params))
 
 
 def make_drafter(

@@ -120,12 +120,12 @@ class Prompts:
       self._tokenizer,
       num_tokens=width,
     )
-    own = tuple(
+    requests = tuple(
       prompts.Prompt(self._next + i, i, p.text, p.token_ids)
       for i, p in enumerate(found)
     )
     self._next += rows
-    return Batch(own, rows, max(1 << (width - 1).bit_length(), 32))
+    return Batch(requests, rows, max(1 << (width - 1).bit_length(), 32))
 
 
 # ------------------------------------------------------------------- decoding
@@ -339,11 +339,13 @@ def run(_) -> int:
   made_by = provenance.of_config(config)
   with Journal(output, made_by["config"]) as journal:
     for name, stream in config.streams.items():
-      own = ml_collections.ConfigDict(config.to_dict())
-      own.tokens = stream.tokens
+      stream_config = ml_collections.ConfigDict(config.to_dict())
+      stream_config.tokens = stream.tokens
       for draft in DRAFTS:
         if (key := f"{name} {draft}") not in journal.batches:
-          runs = run_stream(own, models, draft, list(stream.domains), programs)
+          runs = run_stream(
+            stream_config, models, draft, list(stream.domains), programs
+          )
           journal.add({"batch": key, "runs": runs})
     result = {"streams": result_of(config, journal.batches), **made_by}
     report.save(lambda: online_plots.figure(result["streams"]), drawing)

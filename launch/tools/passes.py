@@ -88,10 +88,10 @@ def measure(config, rows: int, widths: list[int]) -> list[dict]:
   model = stacked.as_language_model(config, dtype=networks.DTYPE)
   params = {"target": random_params(networks.shapes(config))}
   # Recurrent states have room for as many tokens as a pass is over.
-  own = {width: width if model.has_states else 0 for width in widths}
+  carry_of = {width: width if model.has_states else 0 for width in widths}
   carries = {
     of: {"target": _cache(model, rows, of, _TEXT.value + max(widths))}
-    for of in {*own.values()}
+    for of in {*carry_of.values()}
   }
   copies, array = _copies()
   seconds: dict[int | str, list[float]] = {}
@@ -104,8 +104,8 @@ def measure(config, rows: int, widths: list[int]) -> list[dict]:
     spans = {"copy": spent}
     for width in widths:
       run = functools.partial(loops[width], params)
-      spans[width], carries[own[width]] = timed(
-        run, carries[own[width]], _REPEATS
+      spans[width], carries[carry_of[width]] = timed(
+        run, carries[carry_of[width]], _REPEATS
       )
     for name, spent in spans.items() if turn else ():
       seconds.setdefault(name, []).append(spent)

@@ -153,26 +153,26 @@ def _reading(layer: LayerSpec, target: Target) -> LayerSpec:
   Raises:
     ValueError: if there is none, or its heads are others.
   """
-  own, theirs = layer.attention, target.config
-  assert isinstance(own, AttentionSpec)
+  spec, theirs = layer.attention, target.config
+  assert isinstance(spec, AttentionSpec)
   assert theirs is not None
-  kind = "full" if own.window is None else "sliding"
+  kind = "full" if spec.window is None else "sliding"
   alike = [
     place
     for place, i in enumerate(theirs.cached)
-    if (theirs.window(i) is None) == (own.window is None)
+    if (theirs.window(i) is None) == (spec.window is None)
   ]
   if not alike:
     raise ValueError(f"it reads a {kind} layer, and the target has none")
   read = theirs.attentions[theirs.cached[alike[-1]]]
-  ours, given = ((a.num_kv_heads, a.head_dim, a.latent) for a in (own, read))
+  ours, given = ((a.num_kv_heads, a.head_dim, a.latent) for a in (spec, read))
   if ours != given:
     raise ValueError(
       f"it reads {ours[0]} key/value heads of {ours[1]} channels in {kind} "
       f"layers, and the target's last has {given[0]} of {given[1]}"
     )
   return dataclasses.replace(
-    layer, attention=dataclasses.replace(own, source=alike[-1])
+    layer, attention=dataclasses.replace(spec, source=alike[-1])
   )
 
 

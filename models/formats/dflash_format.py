@@ -136,11 +136,11 @@ def table(found: HeadShape) -> dict[str, str]:
 
 
 def _native(config: Mapping[str, Any], target: Target) -> HeadShape:
-  own = config["dflash_config"]
-  if not isinstance(own, Mapping):
+  of_dflash = config["dflash_config"]
+  if not isinstance(of_dflash, Mapping):
     raise ValueError("dflash_config must be an object")
   _refuse(config, _OF_LAYERS | _NATIVE | _INERT)
-  _refuse(own, _OF_DFLASH)
+  _refuse(of_dflash, _OF_DFLASH)
   if config.get("num_target_layers", target.num_layers) != target.num_layers:
     raise ValueError(
       f"it was made for {config['num_target_layers']} layers, and the target "
@@ -148,10 +148,10 @@ def _native(config: Mapping[str, Any], target: Target) -> HeadShape:
     )
   settings = {k: v for k, v in config.items() if k in _OF_LAYERS}
   count = _integer("num_hidden_layers", config.get("num_hidden_layers"))
-  ids = own.get("target_layer_ids")
+  ids = of_dflash.get("target_layer_ids")
   if ids is None:
     ids = usual_layers(count, target.num_layers)
-  number = lambda name: _integer(name, own.get(name, config.get(name)))
+  number = lambda name: _integer(name, of_dflash.get(name, config.get(name)))
   return _made(
     settings,
     target,

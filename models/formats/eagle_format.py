@@ -158,8 +158,12 @@ def table(
     for i in range(1, layer.num_layers)
     for name, tensor in _LATER.items()
   }
-  own = "embed_tokens.weight" in tensors and "lm_head.weight" not in tensors
-  if tied and own and third:  # its embedding is its output projection too
+  has_embedding = (
+    "embed_tokens.weight" in tensors and "lm_head.weight" not in tensors
+  )
+  if (
+    tied and has_embedding and third
+  ):  # its embedding is its output projection too
     found["lm_head.weight"] = "embed_tokens.weight"
   return found
 
@@ -184,10 +188,10 @@ def scaled(
   if name not in tensors:
     raise ValueError(f"logit_scale must be 1 without {name}, got {scale}")
   read = tensors[name].read
-  own = dataclasses.replace(
+  scaled_embedding = dataclasses.replace(
     tensors[name], read=lambda index: read(index).astype(np.float32) * scale
   )
-  return {**tensors, name: own}
+  return {**tensors, name: scaled_embedding}
 
 
 def _flat(config: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -167,7 +167,7 @@ def _configuration(header: Header) -> tuple[TransformerConfig, str]:
 
 def _settings(header: Header, arch: str) -> dict[str, Any]:
   """The metadata of a file as the contents of a `config.json`."""
-  own = {
+  metadata = {
     key.removeprefix(f"{arch}."): value
     for key, value in header.metadata.items()
     if key.startswith(f"{arch}.")
@@ -175,22 +175,24 @@ def _settings(header: Header, arch: str) -> dict[str, Any]:
   family = _FAMILIES[arch]
   how = _how(arch)
   keys = how.keys
-  for key, value in own.items():
+  for key, value in metadata.items():
     listed = not isinstance(value, int | float | str)
     if listed and key not in how.by_layer:
       raise ValueError(f"{arch}.{key} must be one value for all layers")
     if type(value) is int and value >= 2**31:
       raise ValueError(f"{arch}.{key} must be below 2^31, got {value}")
-  if missing := sorted(keys.keys() - own.keys() - _OPTIONAL - how.optional):
+  if missing := sorted(
+    keys.keys() - metadata.keys() - _OPTIONAL - how.optional
+  ):
     raise ValueError(f"{arch}.{missing[0]} is missing")
   for key, plain in _PLAIN.items():
     read = key in how.also or key in keys
-    if not read and own.get(key, plain) != plain:
+    if not read and metadata.get(key, plain) != plain:
       raise ValueError(
-        f"{arch}.{key} must be {plain!r} or left out, got {own[key]!r:.40}"
+        f"{arch}.{key} must be {plain!r} or left out, got {metadata[key]!r:.40}"
       )
   if unknown := sorted(
-    own.keys() - keys.keys() - how.also - _PLAIN.keys() - _KNOWN
+    metadata.keys() - keys.keys() - how.also - _PLAIN.keys() - _KNOWN
   ):
     raise ValueError(
       f"settings that are not understood: {arch}.{f', {arch}.'.join(unknown)}"
@@ -198,7 +200,7 @@ def _settings(header: Header, arch: str) -> dict[str, Any]:
   embedding = header.tensors.get("token_embd.weight")
   if embedding is None:
     raise ValueError("there is no tensor token_embd.weight")
-  vocab_size = own.get("vocab_size", embedding.shape[0])
+  vocab_size = metadata.get("vocab_size", embedding.shape[0])
   if vocab_size != embedding.shape[0]:
     raise ValueError(
       f"{arch}.vocab_size is {vocab_size!r:.40}, and token_embd.weight has "
@@ -211,8 +213,8 @@ def _settings(header: Header, arch: str) -> dict[str, Any]:
     "model_type": family.name,
     "vocab_size": vocab_size,
     "tie_word_embeddings": "output.weight" not in header.tensors,
-    **{name: own[key] for key, name in keys.items() if key in own},
-    **how.settings(own, biased),
+    **{name: metadata[key] for key, name in keys.items() if key in metadata},
+    **how.settings(metadata, biased),
   }
 
 
@@ -227,14 +229,14 @@ def _rotation(
   header: Header, arch: str, config: TransformerConfig
 ) -> dict[str, Any]:
   """Rotary settings, which GGUF files express in their own way."""
-  own = lambda key: header.metadata.get(f"{arch}.{key}", config.head_dim)
+  size_of = lambda key: header.metadata.get(f"{arch}.{key}", config.head_dim)
   read = "attention.value_length" in _how(arch).also
-  if not read and own("attention.value_length") != config.head_dim:
+  if not read and size_of("attention.value_length") != config.head_dim:
     raise ValueError(
       f"{arch}.attention.value_length must be that of keys, {config.head_dim}, "
-      f"got {own('attention.value_length')!r:.40}"
+      f"got {size_of('attention.value_length')!r:.40}"
     )
-  rotary = own("rope.dimension_count")
+  rotary = size_of("rope.dimension_count")
   most, how = config.head_dim, _how(arch)
   if how.rotary == "part":
     if type(rotary) is not int or not 2 <= rotary <= most or rotary % 2:
@@ -343,8 +345,8 @@ def _names(arch: str) -> dict[str, str]:
     name = name.removesuffix(".weight").removesuffix("_bias")
     full = ("" if name == "lm_head" else prefix) + name.replace("#", "0")
     full = full.replace(".*", "")  # all experts are one tensor
-    if own := table.get_name(full):
-      found[own.replace("blk.0.", "blk.#.")] = name
+    if short := table.get_name(full):
+      found[short.replace("blk.0.", "blk.#.")] = name
   return found
 
 

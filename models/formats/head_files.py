@@ -82,11 +82,15 @@ def _repeated(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
       continue
     head, count = parts[1], int(parts[2])
     block = lambda i, h=head: f"{h}.{i}.linear."
-    there = [any(n.startswith(block(i)) for n in tensors) for i in range(count)]
-    if all(there) or not any(there):
+    has_layer = [
+      any(n.startswith(block(i)) for n in tensors) for i in range(count)
+    ]
+    if all(has_layer) or not any(has_layer):
       continue
-    if there != [True] + [False] * (count - 1):
-      missing = [f"{block(i)}weight" for i, yes in enumerate(there) if not yes]
+    if has_layer != [True] + [False] * (count - 1):
+      missing = [
+        f"{block(i)}weight" for i, yes in enumerate(has_layer) if not yes
+      ]
       raise CheckpointError(f"missing: {', '.join(missing)}")
     first = [n for n in tensors if n.startswith(block(0))]
     for i in range(1, count):

@@ -87,11 +87,11 @@ def blockwise_shape(config: Mapping[str, Any], target: Target) -> HeadShape:
     value = config.get(name)
     if type(value) is not int or value < 1:
       raise ValueError(f"{name} must be a positive integer, got {value!r}")
-  for name, own in (
+  for name, expected in (
     ("hidden_size", target.embed_dim), ("vocab_size", target.vocab_size)
   ):  # fmt: skip
-    if config[name] != own:
-      raise ValueError(f"{name} is {config[name]}, and the target's {own}")
+    if config[name] != expected:
+      raise ValueError(f"{name} is {config[name]}, and the target's {expected}")
   made = BlockwiseConfig(
     num_heads=config["num_heads"],
     hidden_dim=config["hidden_dim"],

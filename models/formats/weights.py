@@ -123,8 +123,8 @@ _LAYOUTS = {name: family.layouts for name, family in FAMILIES.items()}
 
 def in_gguf(family: str) -> str:
   """The family as tensors of GGUF files have it, for `locate`."""
-  own = f"{family} of GGUF"
-  return own if own in _TABLES else family
+  table = f"{family} of GGUF"
+  return table if table in _TABLES else family
 
 
 for _name, _family in FAMILIES.items():
@@ -370,11 +370,11 @@ def _part(
     and parameter[0] == "layers"
     and parameter[-2] in sharding_lib.of_kv_heads(config)
   ):
-    own, wanted = (c.attentions[parameter[1]] for c in (config, cut))
-    times = wanted.num_kv_heads // own.num_kv_heads
+    spec, wanted = (c.attentions[parameter[1]] for c in (config, cut))
+    times = wanted.num_kv_heads // spec.num_kv_heads
     if times > 1:
       whole = layout.take(tensor.read(()), config)
-      rows = sharding_lib.repeat_heads(whole, own.head_dim, times, axis=0)
+      rows = sharding_lib.repeat_heads(whole, spec.head_dim, times, axis=0)
       return rows[index]
   if layout is AS_IS:
     return tensor.read(index)

@@ -189,7 +189,7 @@ def seen(cache: Cache, tokens: Array, window: int | None) -> Visible:
     first = jnp.min(jnp.where(text > 0, oldest, cache.slots))
   return Visible(
     text=text,
-    own=None,
+    fed_mask=None,
     positions=jnp.broadcast_to(text[:, None], tokens.shape),
     own_positions=None,
     slots=None,

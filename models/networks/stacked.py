@@ -68,13 +68,13 @@ def kinds(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
     raise ValueError("recurrent layers that differ cannot be stacked")
 
   def kind(layer: LayerSpec):
-    own = layer.attention
-    if isinstance(own, DeltaSpec):
+    spec = layer.attention
+    if isinstance(spec, DeltaSpec):
       return layer
     # Layers that read keys and values of others are alike, whosever they are.
-    source = None if own.source is None else 0
-    bare = dataclasses.replace(own, window=None, rope=None, source=source)
-    width = None if own.rope is None else own.rope.dim
+    source = None if spec.source is None else 0
+    bare = dataclasses.replace(spec, window=None, rope=None, source=source)
+    width = None if spec.rope is None else spec.rope.dim
     return dataclasses.replace(layer, attention=bare), width
 
   found: dict[Any, list[int]] = {}
@@ -339,7 +339,7 @@ def as_language_model(
     far = jnp.int32(2**30)
     differs = [
       (
-        jnp.broadcast_to(s.own, (len(tokens), *s.own.shape[-2:])),
+        jnp.broadcast_to(s.fed_mask, (len(tokens), *s.fed_mask.shape[-2:])),
         far if s.window is None else s.window,
         s.first,
       )
@@ -350,11 +350,11 @@ def as_language_model(
       """The rotary table of a layer of attention, and what its tokens see."""
       visible, rotary = sees[0], tables[kind][0]
       if len(windows) > 1:
-        own, window, first = jax.tree.map(
+        fed_mask, window, first = jax.tree.map(
           lambda *each: jnp.stack(each)[this["window"]], *differs
         )
         visible = dataclasses.replace(
-          visible, own=own, window=window, first=first
+          visible, fed_mask=fed_mask, window=window, first=first
         )
       if len(tables[kind]) > 1:
         rotary = jax.tree.map(
@@ -366,11 +366,11 @@ def as_language_model(
       x, kvs, memories, seen = carry
       counts: list[Array] | None = [] if num_counted else None
       seen = jnp.where(this["feature"][:, None, None, None], x, seen)
-      own = jax.tree_util.tree_map_with_path(
+      layer_params = jax.tree_util.tree_map_with_path(
         functools.partial(of_layer, index=this["at"]),
         params["layers"][kind] if kind else params["layers"],
       )
-      module = nnx.merge(layer_defs[kind], own)
+      module = nnx.merge(layer_defs[kind], layer_params)
       if isinstance(layers[kind].spec.attention, DeltaSpec):
         memory = jax.tree.map(
           lambda x: lax.dynamic_index_in_dim(x, this["stored"], keepdims=False),

@@ -51,7 +51,7 @@ class Memory:
       return self.mask[:, None]
     lengths = jnp.sum(self.mask, axis=1, dtype=jnp.int32)
     return Visible(
-      text=lengths, own=None, positions=jnp.zeros_like(tokens),
+      text=lengths, fed_mask=None, positions=jnp.zeros_like(tokens),
       own_positions=None, slots=None, window=None,
       first=jnp.zeros((), jnp.int32), stop=jnp.max(lengths),
     )  # fmt: skip
@@ -315,10 +315,10 @@ class T5(nnx.Module):
 
   def encode_inputs(self, inputs: Inputs) -> Encoded:
     """The encoder."""
-    x, bias, there = self.open(inputs)
+    x, bias, is_text = self.open(inputs)
     for layer in self.encoder.layers:
-      x, _ = layer(x, bias, there[:, None])
-    return Encoded(states=self.encoder.final_norm(x), mask=there)
+      x, _ = layer(x, bias, is_text[:, None])
+    return Encoded(states=self.encoder.final_norm(x), mask=is_text)
 
   def open(self, inputs: Inputs) -> tuple[Array, Array, Array]:
     """The inputs of the encoder's layers.
@@ -328,10 +328,10 @@ class T5(nnx.Module):
       `bool[B, S]`, which of them are there.
     """
     place = np.arange(inputs.tokens.shape[1])
-    there = place < inputs.lengths[:, None]
-    tokens = jnp.where(there, inputs.tokens, inputs.tokens[:, :1])
+    is_text = place < inputs.lengths[:, None]
+    tokens = jnp.where(is_text, inputs.tokens, inputs.tokens[:, :1])
     bias = self.encoder.bias(place[None] - place[:, None], bidirectional=True)
-    return self.widen(self.embed(tokens)), bias[None], there
+    return self.widen(self.embed(tokens)), bias[None], is_text
 
   def __call__(
     self,

@@ -141,15 +141,15 @@ def as_language_model(
 
   def encode_inputs(params, inputs: Inputs) -> Encoded:
     outer = merged(params)
-    x, bias, there = outer.open(inputs)
+    x, bias, is_text = outer.open(inputs)
 
     def body(x, number):
       layer = layer_of(params, "encoder", number)
-      x, _ = layer(x, bias, there[:, None])
+      x, _ = layer(x, bias, is_text[:, None])
       return put(x, "act_btd"), None
 
     x, _ = over_layers("encoder", body, put(x, "act_btd"))
-    return Encoded(states=outer.encoder.final_norm(x), mask=there)
+    return Encoded(states=outer.encoder.final_norm(x), mask=is_text)
 
   def encode(params, inputs: Inputs | Encoded) -> Memory:
     known = (

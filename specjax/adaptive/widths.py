@@ -73,7 +73,7 @@ def choose(
     Which pass, `i32[]`, the whole one last; and how many tokens it feeds.
   """
   all_widths = np.asarray([*widths, draft.tree.num_fed], np.int32)
-  present = draft.topology().there & ~done[:, None]
+  present = draft.topology().present & ~done[:, None]
   needed = jnp.max(jnp.where(present, np.arange(1, all_widths[-1] + 1), 1))
   index = jnp.sum(needed > all_widths[:-1], dtype=jnp.int32)
   return index, jnp.asarray(all_widths)[index]

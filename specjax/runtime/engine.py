@@ -395,7 +395,7 @@ class Engine:
     """Penalties of every row, of the kinds that any row has."""
     rows = {
       name: [
-        none if (own := getattr(request.settings, name)) is None else own
+        none if (value := getattr(request.settings, name)) is None else value
         for request in batch.filled()
       ]
       for name, none in _NO_PENALTIES.items()

@@ -91,8 +91,8 @@ def test_a_killed_process_resumes_by_id(cli, tmp_path, pair, monkeypatch):
       assert process.poll() is None
       time.sleep(0.01)
   process.wait()
-  there = [json.loads(x)["id"] for x in out.read_text().split("\n")[:-1]]
-  assert 2 < len(there) < 200
+  written = [json.loads(x)["id"] for x in out.read_text().split("\n")[:-1]]
+  assert 2 < len(written) < 200
   with out.open("a") as torn:
     torn.write('{"id": "p')
   again = []
@@ -104,8 +104,8 @@ def test_a_killed_process_resumes_by_id(cli, tmp_path, pair, monkeypatch):
     )[1],
   )  # fmt: skip
   assert cli(decode.run, *flags, f"--output={out}") == 0
-  assert not set(again) & set(there)
-  assert len(again) + len(there) == 200
+  assert not set(again) & set(written)
+  assert len(again) + len(written) == 200
   rows = read_jsonl(out)
   assert [row["id"] for row in rows] == [f"p{i}" for i in range(200)]
   whole = tmp_path / "whole.jsonl"

@@ -195,18 +195,18 @@ def test_eight_bits_are_half_of_the_bytes_of_a_pass():
   ask = lambda **changes: answer._roofline(
     topology("v5e-4"), question(draft=None, **changes)
   )
-  plain, own = ask(skipped=SkippedLayers()), ask(own_weights=int8)
+  plain, rounded_self = ask(skipped=SkippedLayers()), ask(own_weights=int8)
   low = ask(weights=int8, cache="int8", skipped=SkippedLayers())
   read = lambda line, name="plain": line["passes"][name]["memory_bytes"]
   config = question().target
   count = networks.num_params(config)
   met = (count - networks.looked_up(config)) / 4  # on each of four devices
   peaks = {"bfloat16": 197e12, "int8": 393e12, "fp8": None}
-  assert own["peaks"] == peaks
-  saved = read(own) - read(own, "draft_step")
+  assert rounded_self["peaks"] == peaks
+  saved = read(rounded_self) - read(rounded_self, "draft_step")
   assert saved == pytest.approx(met, rel=0.01)
   assert read(low) / read(plain) == pytest.approx(0.52, abs=0.03)
-  assert read(own) == read(plain)
+  assert read(rounded_self) == read(plain)
   assert networks.num_bytes(config, None) == 2 * count
   assert count < networks.num_bytes(config, int8) < 1.01 * count
   mixture = config_from_json(shapes.SHAPES["mixtral-8x7b"])
@@ -217,13 +217,13 @@ def test_eight_bits_are_half_of_the_bytes_of_a_pass():
 
 
 def test_a_copy_in_few_bits_shares_what_is_not():
-  plain, own = (
+  plain, rounded_self = (
     memory.held(question(draft=None, own_weights=weights))
     for weights in (None, Format(kind="int8"))
   )
   config = question().target
   rounded = networks.num_params(config) - networks.looked_up(config)
-  assert own - plain == pytest.approx(rounded / 4, rel=0.01)
+  assert rounded_self - plain == pytest.approx(rounded / 4, rel=0.01)
 
 
 def test_the_window_of_lookahead_costs_verification():

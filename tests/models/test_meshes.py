@@ -50,11 +50,11 @@ def test_a_draft_of_its_own_size_has_an_axis():
   )
   assert dict(of(data=2, model=4, draft=4).shape) == dict(data=2, model=4)
   assert dict(of(data=2, model=4, draft=1).shape) == dict(data=2, model=4)
-  own = meshes.Layout(data=2, model=8, draft=2)
-  assert dict(own.mesh(jax.devices() * 16).shape) == dict(
+  layout = meshes.Layout(data=2, model=8, draft=2)
+  assert dict(layout.mesh(jax.devices() * 16).shape) == dict(
     data=2, model=4, draft=2
   )
-  target, draft = own.shardings()
+  target, draft = layout.shardings()
   assert target.column_nd[0] == ("model", "draft")
   assert draft.column_nd[0] == "draft"
 

@@ -30,7 +30,7 @@ DRINKS = Grammar(
   entries={"tea": tea, "mixed": mixed, "water": Cup("water")},
   nested=NESTED,
   literal="tea",
-  own=Cup,
+  custom=Cup,
 )
 NESTED[Cup] = DRINKS
 OWN = Cup("mine")

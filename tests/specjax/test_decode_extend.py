@@ -178,8 +178,8 @@ def test_a_row_that_keeps_a_token_too_many_is_caught(monkeypatch):
   text = [*before[0][:5], *MORE.tolist()]
   right = rows_of(alone_behind(decoder, text, used(decoder)))[0]
 
-  def late(held, keep, own, key):
-    kept = cut(held, keep + 1, own, key)
+  def late(held, keep, blank, key):
+    kept = cut(held, keep + 1, blank, key)
     return dataclasses.replace(
       kept, tokens=jnp.roll(kept.tokens, -1, axis=1), length=kept.length - 1
     )

@@ -51,8 +51,11 @@ def test_a_path_is_kept_to_its_first_drafted_stop_token_and_the_budget():
   found = emission.kept_depth(state, draft)
   np.testing.assert_array_equal(found, np.minimum(kept, 2))
   # Ids of the rows' own end them alike, also where those of all do not.
-  own = make_sampling(4, stop_token_ids=[[8, stop], [], [stop], [stop]])
-  state.sampling, state.ignores_stop = own, jnp.array([True, False, True, True])
+  per_row = make_sampling(4, stop_token_ids=[[8, stop], [], [stop], [stop]])
+  state.sampling, state.ignores_stop = (
+    per_row,
+    jnp.array([True, False, True, True]),
+  )
   found = emission.kept_depth(state, draft)
   np.testing.assert_array_equal(found, np.minimum(kept, 2))
   state.ignores_stop = jnp.ones(4, bool)

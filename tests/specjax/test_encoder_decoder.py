@@ -243,8 +243,8 @@ def test_a_draft_reads_what_the_targets_encoder_made():
     whole[name] = broken[name] = target[name]
   broken["encoder"] = jax.tree.map(lambda x: jnp.nan * x, target["encoder"])
   found = []
-  for own, share in ((whole, False), (broken, True)):
-    decoder, params = shared(own, share=share)
+  for draft_of_case, share in ((whole, False), (broken, True)):
+    decoder, params = shared(draft_of_case, share=share)
     state = start(decoder, params, [0, 1, 2])
     state = jax.jit(decoder.steps)(params, state, 2)
     state = jax.jit(decoder.admit)(

@@ -82,7 +82,7 @@ def compare(
     predictor: a trained policy and its parameters, whose own cost is not
       counted.
   """
-  every = np.full(traces.there.shape, traces.depth)
+  every = np.full(traces.present.shape, traces.depth)
   process = replay.process_of(traces)
   named = lambda text, values: [f"{text}threshold={t:g})" for t in values]
 

@@ -135,7 +135,8 @@ def depths(
   given = tuple(
     jnp.moveaxis(jnp.asarray(x), 1, 0)
     for x in (
-      traces.accept, traces.top, traces.confidence, traces.hidden, traces.there
+      traces.accept, traces.top, traces.confidence, traces.hidden,
+      traces.present,
     )
   )  # fmt: skip
   temperature = jnp.full(rows, traces.temperature, jnp.float32)
@@ -211,9 +212,9 @@ def limited(limits: Any) -> Policy:
 def _knowing(estimates: Estimates, process: Process) -> Estimates:
   """Estimates that a process's acceptances outweigh all rounds in."""
   bins = np.arange(BINS)
-  own = np.append(process.acceptance, 0)
+  chance = np.append(process.acceptance, 0)
   after = process.ahead(np.append(bins, stopping.ROOT)) @ process.acceptance
-  table = np.stack([own, after])  # [2, BINS + 1]
+  table = np.stack([chance, after])  # [2, BINS + 1]
   seen = np.full((len(estimates.tokens), *table.shape), 1e7, np.float32)
   return dataclasses.replace(
     estimates,
@@ -237,8 +238,8 @@ def rate(
     rows: of the batch.
     width: tokens at most, which the target's pass has room for.
   """
-  drafted = np.minimum(drafted, width)[traces.there]
-  survival = np.cumprod(traces.accept, axis=2)[traces.there]  # [rounds, G]
+  drafted = np.minimum(drafted, width)[traces.present]
+  survival = np.cumprod(traces.accept, axis=2)[traces.present]  # [rounds, G]
   counted = np.arange(traces.depth) < drafted[:, None]
   tokens = 1 + float((survival * counted).sum(axis=1).mean())
   below = [(drafted < k).mean() for k in range(1, width + 1)]
@@ -261,9 +262,9 @@ def process_of(traces: Traces) -> Process:
 
   Tokens count for their survival: those behind a rejection are of no text.
   """
-  accept = traces.accept[traces.there].astype(np.float64)
+  accept = traces.accept[traces.present].astype(np.float64)
   bins = np.sum(
-    traces.top[traces.there][..., None] >= np.array(estimates_lib.EDGES),
+    traces.top[traces.present][..., None] >= np.array(estimates_lib.EDGES),
     axis=-1,
   )
   before = np.cumprod(

@@ -80,8 +80,8 @@ def head_config(kind: str, train) -> ml_collections.ConfigDict:
     train: what models are trained with; their teacher is the target.
   """
   one = train_head.get_config(kind)
-  own = ("learning_rate", "init_from", "num_steps")
-  shared = [name for name in one if name in train and name not in own]
+  unshared = ("learning_rate", "init_from", "num_steps")
+  shared = [name for name in one if name in train and name not in unshared]
   one.update({name: train[name] for name in shared})
   one.target = train.teacher
   return one

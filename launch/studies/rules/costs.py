@@ -281,17 +281,17 @@ def _measure(
     if made != (cell, drawn):
       inputs = None  # the memory of the cell before
       made, inputs = (cell, drawn), make_inputs(cell, drawn)
-    own, one_pass = time_rule(rule, cell.tree, drawn, inputs, rounds=rounds)
+    spent, one_pass = time_rule(rule, cell.tree, drawn, inputs, rounds=rounds)
     entry |= {
-      "milliseconds": own,
+      "milliseconds": spent,
       "pass_milliseconds": one_pass,
-      "ratio": own / one_pass,
+      "ratio": spent / one_pass,
       "bytes": cell.pass_bytes,
     }
     print(
       f"[{number}/{len(plan)}] V={cell.vocab_size} K={cell.num_drafts} "
       f"G={cell.num_speculative_tokens} B={cell.batch_size} {rule} "
-      f"({drawn.name}): {own:.2f} ms, {own / one_pass:.2f} passes",
+      f"({drawn.name}): {spent:.2f} ms, {spent / one_pass:.2f} passes",
       file=sys.stderr,
       flush=True,
     )

@@ -217,8 +217,8 @@ def _over(first, other) -> dict:
 def drafter(config, models: Pair, tree: Tree, siblings: Siblings) -> Drafter:
   """The pair's drafter, for another tree and other siblings."""
   del config
-  own = models.drafting.of_form(tree=tree, siblings=siblings)
-  return drafters.make(own, models.draft, models.tokenizer.vocab_size)
+  cell_drafting = models.drafting.of_form(tree=tree, siblings=siblings)
+  return drafters.make(cell_drafting, models.draft, models.tokenizer.vocab_size)
 
 
 class Walk:

@@ -374,9 +374,10 @@ def costs_table(results: dict[str, dict]) -> str:
   shape_of = lambda c: (c["num_drafts"], c["num_speculative_tokens"])
   shapes = sorted({shape_of(cell) for cell in cells})
   lines = []
-  for name, own in _by_rule(cells).items():
+  for name, of_rule in _by_rule(cells).items():
     said = {
-      shape_of(c): f"{c['milliseconds']:.1f} ({c['ratio']:.1f}x)" for c in own
+      shape_of(c): f"{c['milliseconds']:.1f} ({c['ratio']:.1f}x)"
+      for c in of_rule
     }
     lines.append([_quoted(*name), *(said.get(shape, "–") for shape in shapes)])
   head = [f"V = {near:,}, B = {batch}", *(f"K={k}, G={g}" for k, g in shapes)]

@@ -66,9 +66,9 @@ def run(_) -> int:
         vocab_size=models.tokenizer.vocab_size,
       )
       if cases.RULES.value:
-        there = {row.name: row for row in rows}
+        by_name = {row.name: row for row in rows}
         rows = [
-          there.get(name) or of_rule(name, num_drafts, depth, models)
+          by_name.get(name) or of_rule(name, num_drafts, depth, models)
           for name in cases.RULES.value
           if name not in left_out
         ]

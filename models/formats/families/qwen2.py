@@ -44,6 +44,6 @@ FAMILY = Family(
   gguf=Gguf(
     architecture="qwen2",
     keys=llama.GGUF_KEYS,
-    settings=lambda own, has: llama.shared_sizes(own),
+    settings=lambda metadata, has: llama.shared_sizes(metadata),
   ),
 )

@@ -21,8 +21,8 @@ FAMILY = Family(
   gguf=Gguf(
     architecture="qwen3",
     keys=llama.GGUF_KEYS,
-    settings=lambda own, has: {
-      **llama.shared_sizes(own),
+    settings=lambda metadata, has: {
+      **llama.shared_sizes(metadata),
       "attention_bias": has("attn_q", "attn_output"),
     },
   ),

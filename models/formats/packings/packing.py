@@ -66,19 +66,21 @@ def join(
     stem, _, last = name.rpartition(".")
     if last != mark:
       continue
-    own = {p: tensors[f"{stem}.{p}"] for p in parts if f"{stem}.{p}" in tensors}
+    given = {
+      p: tensors[f"{stem}.{p}"] for p in parts if f"{stem}.{p}" in tensors
+    }
     try:
-      made = make(own)
+      made = make(given)
     except (ValueError, KeyError) as error:
       reason = f"{error} is missing" if type(error) is KeyError else error
       raise CheckpointError(f"the parts of {stem}: {reason}") from error
     if made is None:
       continue
     shape, packed = made
-    for part in own:
+    for part in given:
       del found[f"{stem}.{part}"]
     found[f"{stem}.weight"] = Tensor(
-      name=own[mark].name.removesuffix(mark) + "weight",
+      name=given[mark].name.removesuffix(mark) + "weight",
       shape=shape,
       kind="F32",
       read=packed.read,

@@ -176,10 +176,10 @@ def _asking(model: CacheReader, params, cache: Cache, context: Context):
 
   def ask(tokens: Array, hidden: Array) -> tuple[Array, Array]:
     positions = jnp.broadcast_to(newest[:, None], tokens.shape)
-    logits, own = model.apply(
+    logits, after = model.apply(
       params, tokens, hidden, cache, positions=positions
     )
-    return logits, own.astype(hidden.dtype)
+    return logits, after.astype(hidden.dtype)
 
   return ask
 

@@ -250,12 +250,12 @@ def _dynamic(model: FeatureModel, tree: Tree, vocab_size: int) -> Drafter:
       hidden, seen, cache = carry
       parents = parents[..., None]
       hidden = jnp.take_along_axis(hidden, parents, axis=1)
-      own = jnp.broadcast_to(
+      among_fed = jnp.broadcast_to(
         jnp.eye(tokens.shape[1], dtype=bool), (*tokens.shape, tokens.shape[1])
       )
       if seen is not None:  # of what was fed, which is above
-        own = jnp.concatenate(
-          [jnp.take_along_axis(seen, parents, axis=1), own], axis=-1
+        among_fed = jnp.concatenate(
+          [jnp.take_along_axis(seen, parents, axis=1), among_fed], axis=-1
         )
       logits, hidden, cache = model.apply(
         params.draft,
@@ -263,9 +263,9 @@ def _dynamic(model: FeatureModel, tree: Tree, vocab_size: int) -> Drafter:
         hidden,
         cache,
         positions=levels.positions(_place(context), level, tokens),
-        mask=own,
+        mask=among_fed,
       )
-      return logits, (hidden, own, cache)
+      return logits, (hidden, among_fed, cache)
 
     draft, (_, _, cache) = best_first.draft_tree(
       root.logits, feed, (root.hidden[:, None], None, root.cache), context,

@@ -159,8 +159,8 @@ def lookahead(
     fits = jnp.where(pool.grams[..., 0] == root, pool.stamps, 0)
     newest, at = lax.top_k(fits, num_guesses)
     guesses = jnp.take_along_axis(pool.grams, at[..., None], axis=1)[..., 1:]
-    there = jnp.broadcast_to((newest > 0)[..., None], guesses.shape)
-    guessed, parents = tries.joined(guesses, there)
+    present = jnp.broadcast_to((newest > 0)[..., None], guesses.shape)
+    guessed, parents = tries.joined(guesses, present)
     ahead = state.window.reshape(rows, -1)[:, 1:]
     draft = Draft(
       tree=tree,

@@ -123,10 +123,10 @@ def online(
     )
 
   def propose(params, state, target_cache, context):
-    draft, own, cache = inner.propose(
+    draft, inner_state, cache = inner.propose(
       params, state.inner, target_cache, context
     )
-    return draft, dataclasses.replace(state, inner=own), cache
+    return draft, dataclasses.replace(state, inner=inner_state), cache
 
   def after(of_inner):
     def read(params, state, commit):
@@ -301,8 +301,8 @@ def texts(ring: Ring) -> Array:
   """`i32[B, R]`, which text each entry is of; -1 for what is not there."""
   next_one = ring.positions[:, 1:] == ring.positions[:, :-1] + 1
   text = jnp.cumsum(jnp.pad(~next_one, ((0, 0), (1, 0))), axis=1)
-  there = np.arange(text.shape[1]) < ring.written[:, None]
-  return jnp.where(there, text, -1)
+  present = np.arange(text.shape[1]) < ring.written[:, None]
+  return jnp.where(present, text, -1)
 
 
 def model_laws(model: LanguageModel, *, vocab_size: int) -> Laws:

@@ -168,23 +168,23 @@ def rasd(
     )  # fmt: skip
     return _merged(drawn, found, scores, whole), cache, target_cache
 
-  def read(own, cache, context):
+  def read(draft_params, cache, context):
     """The logits after the root; fills in what was committed since."""
     start = jnp.maximum(context.length - width, 0)
     text = jax.vmap(lambda row, at: lax.dynamic_slice_in_dim(row, at, width))(
       context.tokens, start
     )
-    output, cache = draft.apply(own, text, cache.replace(length=start))
+    output, cache = draft.apply(draft_params, text, cache.replace(length=start))
     logits = take_node(output.logits, context.length - 1 - start)
     return logits, cache.replace(length=context.length)
 
-  def judged(own, root_logits, cache, found: Trie, context):
+  def judged(draft_params, root_logits, cache, found: Trie, context):
     """The draft model's log-probability of each beginning, `f32[B, R]`."""
     parents = jnp.pad(found.parents, ((0, 0), (1, 0)), constant_values=-1)
     topology = data_topology(trie, parents)
-    there = topology.there[:, 1:]
+    present = topology.present[:, 1:]
     output, cache = draft.apply(
-      own,
+      draft_params,
       found.tokens,
       cache,
       positions=(context.length - 1)[:, None] + topology.depth[:, 1:],
@@ -196,7 +196,7 @@ def rasd(
     )
     after = jnp.take_along_axis(law, topology.parents[:, 1:, None], axis=1)
     each = laws.token_log_prob(after, found.tokens)
-    each = jnp.where(there & ~jnp.isnan(each), each, -jnp.inf)
+    each = jnp.where(present & ~jnp.isnan(each), each, -jnp.inf)
     above = topology.ancestors[:, 1:, 1:]
     total = jnp.sum(jnp.where(above, each[:, None], 0), axis=-1)
     return total, cache.replace(length=context.length)
@@ -224,7 +224,7 @@ def _merged(drawn: Draft, found: Trie, scores: Array, whole: Tree) -> Draft:
     whole: N nodes at most.
   """
   tree = drawn.tree
-  own = tree.num_nodes
+  num_drawn = tree.num_nodes
   twins = _twins(drawn, found)  # [B, R]
   new = (found.parents >= 0) & (twins < 0)
   # In the trie's order parents come first, and so they do among equals.
@@ -235,7 +235,7 @@ def _merged(drawn: Draft, found: Trie, scores: Array, whole: Tree) -> Draft:
   take = lambda x: jnp.take_along_axis(x, kept, axis=1)
   above = take(found.parents) - 1  # in the trie, -1 the root
   twin = jnp.take_along_axis(twins, jnp.maximum(above, 0), axis=1)
-  beside = jnp.argmax(kept[:, None] == above[..., None], axis=-1) + own
+  beside = jnp.argmax(kept[:, None] == above[..., None], axis=-1) + num_drawn
   parents = jnp.where(above < 0, 0, jnp.where(twin >= 0, twin, beside))
   parents = jnp.where(best > -jnp.inf, parents, -1).astype(jnp.int32)
   fill = ((0, 0), (0, left - count))
@@ -248,7 +248,7 @@ def _merged(drawn: Draft, found: Trie, scores: Array, whole: Tree) -> Draft:
     point = tokens[..., None] == np.arange(vocab)
     certain = jnp.where(point, 0, -jnp.inf).astype(drawn.log_probs.dtype)
     log_probs = jnp.concatenate([drawn.log_probs, certain], axis=1)
-  fixed = jnp.broadcast_to(np.array(tree.parents, np.int32), (rows, own))
+  fixed = jnp.broadcast_to(np.array(tree.parents, np.int32), (rows, num_drawn))
   return Draft(
     tree=whole,
     siblings=GIVEN,

@@ -50,7 +50,7 @@ def repeats(
     ValueError: if the other has another form, or would remember a draft that
       was not verified, or no match is as long as `min_match`.
   """
-  tree, own = drafter.tree, drafter.tree.max_depth
+  tree, usual = drafter.tree, drafter.tree.max_depth
   drawn = tree.is_chain and not tree.lanes and drafter.siblings is IID
   if not drawn or not drafter.accepts_foreign_drafts:
     raise ValueError(
@@ -62,10 +62,10 @@ def repeats(
     raise ValueError(
       f"min_match must be in 1..max_ngram ({max_ngram}), got {min_match}"
     )
-  tokens, inner = own if tokens is None else tokens, drafter
-  if tokens < own:
-    raise ValueError(f"tokens must be >= the other drafter's {own}")
-  if tokens > own:
+  tokens, inner = usual if tokens is None else tokens, drafter
+  if tokens < usual:
+    raise ValueError(f"tokens must be >= the other drafter's {usual}")
+  if tokens > usual:
     if drafter.longer is None:
       raise ValueError(
         "a longer chain is around what drafts token by token, without a policy"

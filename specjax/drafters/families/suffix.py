@@ -168,7 +168,7 @@ def finder(
         # An index made for another vocabulary proposes nothing beyond this one.
         known = jnp.cumsum(found.tokens >= vocab_size, axis=-1) == 0
         found = occurrences.Occurrences(
-          tokens=found.tokens, there=found.there & known, match=found.match
+          tokens=found.tokens, present=found.present & known, match=found.match
         )
       sources.append(found)
     return sources

@@ -107,14 +107,16 @@ def in_corpus(
     ahead = corpus.places[at][:, None] + match + np.arange(depth)
     inside = ahead < len(corpus.tokens)
     text = corpus.tokens[jnp.minimum(ahead, len(corpus.tokens) - 1)]
-    there = inside & (text != BREAK) & (each < total)[:, None]
-    there = jnp.cumsum(~there, axis=1) == 0
+    present = inside & (text != BREAK) & (each < total)[:, None]
+    present = jnp.cumsum(~present, axis=1) == 0
     matches = jnp.where(each < total, match, 0)
-    return jnp.where(there, text, 0), there, matches
+    return jnp.where(present, text, 0), present, matches
 
-  found, there, match = jax.vmap(of_row)(tokens, length)
+  found, present, match = jax.vmap(of_row)(tokens, length)
   return Occurrences(
-    tokens=found.astype(jnp.int32), there=there, match=match.astype(jnp.int32)
+    tokens=found.astype(jnp.int32),
+    present=present,
+    match=match.astype(jnp.int32),
   )
 
 

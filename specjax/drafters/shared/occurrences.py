@@ -20,13 +20,13 @@ class Occurrences:
 
   Attributes:
     tokens: `i32[B, K, D]`.
-    there: `bool[B, K, D]`; nothing is there behind what is not.
+    present: `bool[B, K, D]`; nothing is present behind what is absent.
     match: `i32[B, K]`, how many of the text's last tokens stand before each, 0
       where nothing was found. It does not increase with k.
   """
 
   tokens: Array
-  there: Array
+  present: Array
   match: Array
 
 
@@ -65,8 +65,8 @@ def in_text(
     return tokens[jnp.clip(ahead, 0, last)], match
 
   found, match = jax.vmap(of_row)(tokens, length)
-  there = jnp.broadcast_to((match > 0)[..., None], found.shape)
-  return Occurrences(tokens=found, there=there, match=match)
+  present = jnp.broadcast_to((match > 0)[..., None], found.shape)
+  return Occurrences(tokens=found, present=present, match=match)
 
 
 def likely(
@@ -105,7 +105,7 @@ def likely(
   times = jnp.einsum("bmj,bkjd->bmkd", member, same.astype(jnp.float32))
   # Occurrences are sorted, so that the first that begins so has the best match.
   elder = np.tri(count, k=-1, dtype=bool)[..., None]
-  first = found.there & ~(same & elder).any(axis=2)
+  first = found.present & ~(same & elder).any(axis=2)
   mine = first[:, None] & (member > 0)[..., None]
   share = jnp.where(mine, times / total[..., None, None], 0)
   flat = jnp.swapaxes(share, -1, -2).reshape(rows, max_match, -1)
@@ -141,7 +141,7 @@ def together(
     num_nodes: M.
     max_match, nodes_per_match, min_prob: as for `likely`, of each source.
   """
-  sames = [tries.alike(s.tokens, s.there) for s in sources]
+  sames = [tries.alike(s.tokens, s.present) for s in sources]
   values = [
     likely(
       source,
@@ -157,7 +157,7 @@ def together(
   tokens = join([s.tokens for s in sources])
   same = sames[0]
   if len(sources) > 1:
-    same = tries.alike(tokens, join([s.there for s in sources]))
+    same = tries.alike(tokens, join([s.present for s in sources]))
   return tries.best(tokens, same, join(values), num_nodes)
 
 

@@ -209,8 +209,8 @@ def test_trees_have_the_form_that_is_said():
   assert (ahead.num_drafted, len(ahead.lanes)) == (4 * 5, 2 + 4 * 3)
   default = of("suffix").tree
   assert default.max_depth == 5 < default.max_children
-  own = of("rasd(nodes=9, tree=(-1, 0, 0), siblings=top_k)")
-  assert (own.tree.num_drafted, own.tree.max_depth) == (9, 5)
+  rasd = of("rasd(nodes=9, tree=(-1, 0, 0), siblings=top_k)")
+  assert (rasd.tree.num_drafted, rasd.tree.max_depth) == (9, 5)
 
 
 def test_what_repeats_is_longer_than_what_is_drafted_elsewhere():

@@ -124,8 +124,10 @@ def test_a_target_in_eight_bits_says_the_same_with_drafts_and_without(pair):
   config.cache = "int8"
   config.drafter = "quantised_self(tokens=2)"
   found = pair_lib.build(config)
-  own, target = found.params.draft, found.params.target
-  assert own["final_norm"]["scale"][...] is target["final_norm"]["scale"][...]
+  drafted, target = found.params.draft, found.params.target
+  assert (
+    drafted["final_norm"]["scale"][...] is target["final_norm"]["scale"][...]
+  )
 
   def text(decoder):
     state = jax.jit(

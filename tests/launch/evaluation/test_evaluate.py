@@ -378,13 +378,13 @@ def test_mistakes_are_one_line(cli, tmp_path, capsys, given, words):
 
 
 @pytest.mark.parametrize(
-  ("own", "asked", "expected"),
+  ("is_ours", "asked", "expected"),
   [(True, (), 64), (True, ("max_new_tokens",), 100), (False, ("rule",), 100)],
 )
-def test_our_own_questions_are_answered_briefly(own, asked, expected):
+def test_our_own_questions_are_answered_briefly(is_ours, asked, expected):
   config = embedded.get_config()
   config.max_new_tokens = 100
-  found = evaluate.resolved(config, asked=asked, own=own)
+  found = evaluate.resolved(config, asked=asked, is_ours=is_ours)
   assert found.max_new_tokens == expected
   assert config.max_new_tokens == 100
 
@@ -445,8 +445,8 @@ def test_a_killed_run_goes_on(cli, pair, tmp_path, monkeypatch):
       time.sleep(0.01)
     os.kill(process.pid, signal.SIGKILL)
   process.wait()
-  there = journal.read_text().count("\n") - 1
-  assert 2 < there < 60
+  written = journal.read_text().count("\n") - 1
+  assert 2 < written < 60
   again = []
   real = measure.measure
   monkeypatch.setattr(
@@ -454,7 +454,7 @@ def test_a_killed_run_goes_on(cli, pair, tmp_path, monkeypatch):
     lambda contest, group: (again.append(group.name), real(contest, group))[1],
   )  # fmt: skip
   assert cli(evaluate.run, *flags) == 0
-  assert len(again) == 60 - there
+  assert len(again) == 60 - written
   result = json.loads(out.read_text())
   assert sorted(g["turns"][0]["questions"][0] for g in result["groups"]) == (
     list(range(60))

@@ -24,11 +24,11 @@ def question(number, category, *turns):
 
 
 def test_our_own_questions_are_eight_of_each_of_five_tasks():
-  own = questions.read(questions.OWN)
-  assert list(collections.Counter(q.task for q in own).values()) == [8] * 5
-  assert {len(q.turns) for q in own} == {1, 2}
-  assert len({turn for q in own for turn in q.turns}) == sum(
-    len(q.turns) for q in own
+  shipped = questions.read(questions.OWN)
+  assert list(collections.Counter(q.task for q in shipped).values()) == [8] * 5
+  assert {len(q.turns) for q in shipped} == {1, 2}
+  assert len({turn for q in shipped for turn in q.turns}) == sum(
+    len(q.turns) for q in shipped
   )
 
 

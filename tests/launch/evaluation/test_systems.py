@@ -18,13 +18,13 @@ def config(**changes):
 
 def test_smollm2_takes_what_everybody_asks_for_first(monkeypatch):
   monkeypatch.setattr(smollm2, "path", lambda: pathlib.Path(__file__))
-  own = smollm2.get_config()
+  shipped = smollm2.get_config()
   wanted = [
-    "plain", own.drafter, "ngram", "layer_skip", "hf", "hf_prompt_lookup",
+    "plain", shipped.drafter, "ngram", "layer_skip", "hf", "hf_prompt_lookup",
     "ladder(ngram, lengths=(0, 2, 4))", "eagle3(tokens=1)",
     "with_rule(eagle3(tokens=3, tree=dynamic(8, top_k=4)), match)",
   ]  # fmt: skip
-  found = systems.parse(", ".join(wanted), own)
+  found = systems.parse(", ".join(wanted), shipped)
   assert [s.name for s in found] == wanted
   reading = found[1].drafting
   assert reading.checkpoint == "models/pretrained/smollm2-eagle3"

@@ -29,7 +29,7 @@ def traces_of(accept, top=None):
   top = np.full_like(accept, 0.5) if top is None else np.asarray(top)
   return Traces(
     accept=accept, top=top.astype(np.float32),
-    confidence=top.astype(np.float32), there=np.ones(accept.shape[:2], bool),
+    confidence=top.astype(np.float32), present=np.ones(accept.shape[:2], bool),
     hidden=np.zeros((*accept.shape, 0), np.float32), temperature=1.0,
   )  # fmt: skip
 
@@ -80,7 +80,7 @@ def test_a_replay_of_its_own_rounds_is_what_the_loop_did(policy):
   )
   recorded = Traces(
     accept=accept, top=top, confidence=confidence,
-    there=np.ones((2, rounds), bool),
+    present=np.ones((2, rounds), bool),
     hidden=np.zeros((*accept.shape, 0), np.float32), temperature=1.0,
   )  # fmt: skip
   assert len(np.unique(drafted)) > 1

@@ -90,8 +90,8 @@ def test_a_study_is_run_resumed_and_drawn(
   with pytest.raises(KeyboardInterrupt):
     cli(*command, config=config)
   assert cli(*command, config=config) == 0
-  there = ["frozen", "online", "offline"]
-  assert made == [*there, "offline", *there]
+  names = ["frozen", "online", "offline"]
+  assert made == [*names, "offline", *names]
   found = json.loads(out.read_text())["streams"]
   assert [b["domain"] for b in found["there"]["blocks"]] == ["code", "prose"]
   for stream in found.values():

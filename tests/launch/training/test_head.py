@@ -271,8 +271,10 @@ def test_trained_blocks_decode_and_go_on(
     objective="acceptance", contexts="target", prompt_length=8,
   )  # fmt: skip
   run = Run(config, str(tmp_path / "on"))
-  own = nnx.state(run.task.first)
-  jax.tree.map(np.testing.assert_array_equal, own, nnx.state(blocks["resumed"]))
+  trained_params = nnx.state(run.task.first)
+  jax.tree.map(
+    np.testing.assert_array_equal, trained_params, nnx.state(blocks["resumed"])
+  )
   _, finished = run.train()
   assert finished
   config.head.depth = 2
@@ -282,8 +284,8 @@ def test_trained_blocks_decode_and_go_on(
 
 def test_the_target_and_its_embedding_are_not_trained(trained, target):
   module = checkpoints.load_module(target)
-  own = trained["whole"].embed.embedding[...]
-  np.testing.assert_array_equal(own, module.embed.embedding[...])
+  table = trained["whole"].embed.embedding[...]
+  np.testing.assert_array_equal(table, module.embed.embedding[...])
   folder = trained["root"] / "whole" / "checkpoints" / "10" / "state"
   names = " ".join(str(p) for p in folder.rglob("*"))
   text = names + (folder / "_METADATA").read_text()

@@ -327,12 +327,12 @@ class Published:
     while (name := f"layers.{number}.input_layernorm.weight") in self.w:
       x = self.layer(self.norm(name, x), x, number)
       number += 1
-    own = self.norm("norm.weight", x) @ self.w["lm_head.weight"].T
+    all_logits = self.norm("norm.weight", x) @ self.w["lm_head.weight"].T
     if "d2t" not in self.w:
-      return own
+      return all_logits
     logits = np.full((len(x), V), -np.inf)
     for draft_id, offset in enumerate(self.w["d2t"]):
-      logits[:, draft_id + offset] = own[:, draft_id]
+      logits[:, draft_id + offset] = all_logits[:, draft_id]
     return logits
 
 
@@ -420,14 +420,14 @@ def test_a_head_is_described_by_its_configuration_alone():
 
 def test_a_head_may_tie_its_own_embedding_to_its_output(tmp_path):
   settings = FORMATS["eagle3, whole vocabulary"][0]
-  own = random(V, H)
+  table = random(V, H)
   directory = write(
     tmp_path / "head", "eagle3, whole vocabulary",
     config={**settings, "tie_word_embeddings": True}, drop=["lm_head.weight"],
-    **{"embed_tokens.weight": own},
+    **{"embed_tokens.weight": table},
   )  # fmt: skip
   head = head_checkpoints.load(directory, TARGET)
-  np.testing.assert_array_equal(head.module.lm_head.weight[...], own)
+  np.testing.assert_array_equal(head.module.lm_head.weight[...], table)
 
 
 @pytest.mark.parametrize("ending", ["safetensors", "bin"])

@@ -212,12 +212,12 @@ def test_what_is_saved_is_what_is_read(kind, target, about, save, tmp_path):
     np.testing.assert_array_equal, nnx.state(found.module), nnx.state(head)
   )
   if found.kind != "medusa":
-    own = found.module.config
-    layers = own.layers if found.kind == "dflash" else own.layer
+    described = found.module.config
+    layers = described.layers if found.kind == "dflash" else described.layer
     assert layers.rope_theta == 500.0
     assert found.shape.max_positions == 32
   if found.kind == "dflash":
-    assert (own.block_size, own.mask_token) == (4, 6)
+    assert (described.block_size, described.mask_token) == (4, 6)
   assert ("speculators_config" in settings) == (kind in NAMES_ITS_TARGET)
   if kind == "dflash":
     assert settings["num_target_layers"] == 4

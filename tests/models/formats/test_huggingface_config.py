@@ -102,15 +102,15 @@ def test_activations_are_those_of_transformers():
 
 
 def test_what_transformers_calls_gpt2s_sizes_is_read_too():
-  own = dict(GPT2_SIZES, model_type="gpt2")
+  renamed = dict(GPT2_SIZES, model_type="gpt2")
   names = dict(
     n_embd="hidden_size", n_layer="num_hidden_layers",
     n_head="num_attention_heads", n_positions="max_position_embeddings",
   )  # fmt: skip
-  aliases = {names.get(k, k): v for k, v in own.items()}
-  assert {*names} <= {*own}
+  aliases = {names.get(k, k): v for k, v in renamed.items()}
+  assert {*names} <= {*renamed}
   assert huggingface.config_from_json(aliases) == (
-    huggingface.config_from_json(own)
+    huggingface.config_from_json(renamed)
   )
 
 

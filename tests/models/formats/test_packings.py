@@ -379,11 +379,11 @@ def test_a_head_reads_the_tables_that_its_target_holds(written, tmp_path):
     checkpoints.load_head(str(tmp_path), network, dtype=jnp.float32).module
     for network in (target, load())
   ]
-  own, table = heads[0], target.params["lm_head"]
-  assert own.lm_head.weight[...] is table["weight"][...]
-  assert own.lm_head.scales[...] is table["scales"][...]
+  head, table = heads[0], target.params["lm_head"]
+  assert head.lm_head.weight[...] is table["weight"][...]
+  assert head.lm_head.scales[...] is table["scales"][...]
   embedding = target.params["embed"]["embedding"][...]
-  assert own.embed.embedding[...] is embedding  # which is not in few bits
+  assert head.embed.embedding[...] is embedding  # which is not in few bits
   x = jnp.asarray(random((3, 64)), jnp.float32)
   found, expected = (head.lm_head(x) for head in heads)
   np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)

@@ -96,11 +96,12 @@ def reference(features, newest, sees=lambda i, t, s: True):
   count = len(features)
   for i in range(LAYERS):
     of = lambda name, y, i=i: y @ TENSORS[f"layers.{i}.{name}.weight"].T
-    own = norm(x, f"layers.{i}.input_layernorm.weight")
-    read = np.concatenate([context, own])
+    normed = norm(x, f"layers.{i}.input_layernorm.weight")
+    read = np.concatenate([context, normed])
     heads = lambda y: y.reshape(len(y), -1, D)
     q = norm(
-      heads(of("self_attn.q_proj", own)), f"layers.{i}.self_attn.q_norm.weight"
+      heads(of("self_attn.q_proj", normed)),
+      f"layers.{i}.self_attn.q_norm.weight",
     )
     k = norm(
       heads(of("self_attn.k_proj", read)),

@@ -308,8 +308,8 @@ def test_experts_one_by_one_give_a_token_the_same_bits_in_any_pass(dtype):
   chosen, weights = module.router(jnp.asarray(x))
   whole = np.asarray(_experts(module, x, chosen, weights))
   for part in (slice(7, 8), slice(0, 3)):
-    own = _experts(module, x[part], chosen[part], weights[part])
-    assert same_bits(np.asarray(own), whole[part])
+    of_tokens = _experts(module, x[part], chosen[part], weights[part])
+    assert same_bits(np.asarray(of_tokens), whole[part])
 
 
 def _experts(module, x, chosen, weights):

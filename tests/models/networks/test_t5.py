@@ -132,7 +132,7 @@ def test_ragged_greedy_completions_and_refills_are_those_of_generate(decoded):
   prompts = TOKENS[:, :5]
   lengths = np.array([1, 5, 3], np.int32)
   budgets = np.array([4, 12, 12], np.int32)
-  own = np.array([5, 40, 9])
+  widths = np.array([5, 40, 9])
   greedily = lambda n: make_sampling(n, temperature=0.0)
 
   @jax.jit
@@ -140,7 +140,7 @@ def test_ragged_greedy_completions_and_refills_are_those_of_generate(decoded):
     state = decoder.init(
       params, prompts, lengths, jax.random.key(0), buffer_length=20,
       max_new_tokens=budgets, stop_tokens=(1,), sampling=greedily(3),
-      inputs=Inputs(tokens=jnp.asarray(INPUTS), lengths=jnp.asarray(own)),
+      inputs=Inputs(tokens=jnp.asarray(INPUTS), lengths=jnp.asarray(widths)),
     )  # fmt: skip
     state = decoder.steps(params, state, 100, num_idle=1)
     row = jnp.argmax(state.done)
@@ -161,7 +161,10 @@ def test_ragged_greedy_completions_and_refills_are_those_of_generate(decoded):
   assert int(state.counters.num_accepted.sum()) > 0  # something was drafted
   for r in range(3):
     expected = greedy(
-      theirs, INPUTS[r][: own[r]], prompts[r][: lengths[r]], budgets[r]
+      theirs,
+      INPUTS[r][: widths[r]],
+      prompts[r][: lengths[r]],
+      budgets[r],
     )
     at = before if r == int(row) else state
     np.testing.assert_array_equal(text(at, r), expected)
@@ -199,20 +202,20 @@ def test_padding_of_inputs_and_broken_rows_change_no_other_row(decoded):
   params = jax.tree.map(lambda x: x, params)
   broken = params["embed"]["embedding"][...].at[3].set(jnp.nan)
   params["embed"]["embedding"] = params["embed"]["embedding"].replace(broken)
-  own, width = np.array([5, 12, 9]), 16
+  widths, width = np.array([5, 12, 9]), 16
   inputs = np.where(INPUTS == 3, 4, INPUTS)[:, :width]
   tokens = np.where(TOKENS == 3, 4, TOKENS)[:, :6]
 
   @jax.jit
   def run(inputs, tokens):
-    inputs = Inputs(tokens=inputs, lengths=jnp.asarray(own))
+    inputs = Inputs(tokens=inputs, lengths=jnp.asarray(widths))
     cache = model.new_cache(params, 3, 8, inputs)
     return model.apply(params, tokens, cache)[0].logits
 
   logits_of_rest = lambda x: np.asarray(x)[..., 4:]  # that of token 3 is NaN
   plain = logits_of_rest(run(inputs, tokens))
   assert np.isfinite(plain).all()
-  padded = np.where(np.arange(width) < own[:, None], inputs, 3)
+  padded = np.where(np.arange(width) < widths[:, None], inputs, 3)
   np.testing.assert_array_equal(logits_of_rest(run(padded, tokens)), plain)
   inputs[1, 2] = 3
   found = logits_of_rest(run(inputs, tokens))

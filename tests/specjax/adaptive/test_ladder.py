@@ -230,7 +230,7 @@ def test_a_draft_reads_no_prompts_that_it_will_not_draft_for(on_mesh):
   batch = Batch(tuple(map(request, range(2))), 2, 32)
   climbing.compile(batch)
   (made,) = climbing.programs.values()
-  held = lambda: climbing.prefill(batch).drafter_state.own.length.tolist()
+  held = lambda: climbing.prefill(batch).drafter_state.inner.length.tolist()
   price = lambda one: made.loop.seconds.update({0: 1.0, 1: one, 4: 9 * one})
   price(1.0)
   assert held() == decoding.LENGTHS[:2].tolist()

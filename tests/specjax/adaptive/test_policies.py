@@ -25,7 +25,7 @@ DEPTH = 4
 
 HEAD = np.random.default_rng(3).normal(size=13).astype(np.float32)
 WITH_HEAD = dataclasses.replace(
-  PARAMS, draft=chains.Parts(own=PARAMS.draft, policy=jnp.asarray(HEAD))
+  PARAMS, draft=chains.Parts(drafter=PARAMS.draft, policy=jnp.asarray(HEAD))
 )
 PREDICTED = policies.predicted(toys.chance, width=1, threshold=0.5)
 
@@ -124,11 +124,11 @@ def test_what_a_row_learns_does_not_depend_on_how_long_others_go_on():
   steps = decoding.jitted(decoder, "steps")
   ended = steps(PARAMS, state, jnp.int32(100), num_idle=jnp.int32(3))
   later = decoding.decode(decoder, ended)
-  own = lambda s: s.drafter_state.memory
+  memory_of = lambda s: s.drafter_state.memory
   done = np.asarray(ended.done)
   assert 3 <= done.sum() < 5
   for name in ("accepted", "seen", "tokens", "seconds"):
-    old, new = (np.asarray(getattr(own(s), name)) for s in (ended, later))
+    old, new = (np.asarray(getattr(memory_of(s), name)) for s in (ended, later))
     np.testing.assert_array_equal(old[done], new[done])
     assert (old[~done] != new[~done]).any()
 
@@ -171,7 +171,7 @@ def test_passes_end_as_soon_as_no_row_goes_on(policy):
   for _ in range(6):
     state, info = step(PARAMS, state)
     jax.effects_barrier()
-    depths = np.asarray(info.draft.topology().there.sum(axis=1) - 1)
+    depths = np.asarray(info.draft.topology().present.sum(axis=1) - 1)
     expected += depths.max()
     assert len(counts) == expected == state.drafter_state.passes
   assert 6 <= expected < 6 * DEPTH
@@ -226,8 +226,8 @@ def test_after_rounds_without_a_draft_the_cache_is_filled(family):
     texts = rows_of(state)
     passes = int(state.drafter_state.passes)
     state, info = step(PARAMS, state)
-    there = np.asarray(info.draft.topology().there)
-    assert tuple((there.sum(axis=1) - 1).tolist()) == wanted
+    present = np.asarray(info.draft.topology().present)
+    assert tuple((present.sum(axis=1) - 1).tolist()) == wanted
     made = int(state.drafter_state.passes) - passes
     if family == "model":  # after 20 rounds, two pieces of 16 first
       assert made == max(wanted) + 2 * (number == 24)
@@ -242,7 +242,7 @@ def test_after_rounds_without_a_draft_the_cache_is_filled(family):
           said, law_after(texts[row] + drafted, params), atol=1e-5
         )
     if family == "model":
-      held = state.drafter_state.own
+      held = state.drafter_state.inner
       for row, text in enumerate(rows_of(state)):
         count = int(held.length[row])
         tokens = np.asarray(held.keys[0][row, 0, :count, 0]).astype(int)
@@ -257,7 +257,7 @@ def test_a_text_that_goes_on_where_the_draft_lags_is_drafted_rightly():
   state = set_depth(three_rows(decoder, budgets=(6, 60, 60)), [0] * 3)
   while not state.done[0]:
     state, _ = step(PARAMS, state)
-  assert state.drafter_state.own.length[0] < state.length[0] - 4
+  assert state.drafter_state.inner.length[0] < state.length[0] - 4
   state = decoding.jitted(decoder, "extend")(
     PARAMS, state, jnp.int32(0), jnp.asarray(decoding.PROMPTS[1]), jnp.int32(5),
     max_new_tokens=jnp.int32(6),
@@ -277,8 +277,8 @@ def test_a_draft_that_does_not_catch_up_is_caught(monkeypatch):
     propose = made.propose
 
     def believing(params, state, cache, context):
-      own = state.own.replace(length=context.length)
-      state = dataclasses.replace(state, own=own)
+      inner = state.inner.replace(length=context.length)
+      state = dataclasses.replace(state, inner=inner)
       return propose(params, state, cache, context)
 
     return dataclasses.replace(made, propose=believing)
@@ -369,11 +369,11 @@ def test_estimates_are_weighed_means_of_the_acceptances():
     for i in range(int(now.drafted[row])):
       q = np.exp(law[row, i, tokens[row, i + 1]])
       a = min(1.0, q / np.exp(float(now.log_p[row, i])))
-      own = sum(float(now.top[row, i]) >= edge for edge in estimates.EDGES)
-      for which, here in ((0, own), (1, before)):
+      bin_of = sum(float(now.top[row, i]) >= edge for edge in estimates.EDGES)
+      for which, here in ((0, bin_of), (1, before)):
         accepted[row, which, here] += alive * a
         seen[row, which, here] += alive
-      alive, before = alive * a, own
+      alive, before = alive * a, bin_of
       gained[row] += alive
   np.testing.assert_allclose(later.accepted, accepted, atol=1e-6)
   np.testing.assert_allclose(later.seen, seen, atol=1e-6)
@@ -394,7 +394,7 @@ def test_a_row_that_gave_up_tries_again():
   depths = []
   for _ in range(200):
     state, info = step(wrong, state)
-    depths.append(int(info.draft.topology().there.sum()) - 1)
+    depths.append(int(info.draft.topology().present.sum()) - 1)
   assert 0 < np.mean(np.array(depths[20:]) > 0) < 0.5
 
 
@@ -452,7 +452,7 @@ def test_a_head_ends_a_row_at_the_product_of_what_it_says():
     before, texts = state, rows_of(state)
     state, info = decoding.jitted(decoder, "step")(WITH_HEAD, state)
     tokens = np.asarray(info.draft.tokens)
-    there = np.asarray(info.draft.topology().there).sum(axis=1) - 1
+    present = np.asarray(info.draft.topology().present).sum(axis=1) - 1
     for row in np.flatnonzero(~np.asarray(before.done)):
       text, alive, expected = texts[row], 1.0, 0
       while expected < DEPTH and alive > 0.5:
@@ -463,7 +463,7 @@ def test_a_head_ends_a_row_at_the_product_of_what_it_says():
         )  # fmt: skip
         alive *= float(toys.chance(jnp.asarray(HEAD), seen))
         text, expected = [*text, drafted], expected + 1
-      assert there[row] == expected
+      assert present[row] == expected
       depths.add(expected)
   assert len(depths) > 2
 
@@ -475,7 +475,7 @@ def hash_of(text) -> int:
 
 def test_a_batch_of_rows_supposes_typical_neighbours():
   """By hand: with many rows a level pays by the row's mean, not by this one."""
-  rows, own = 1, jnp.zeros(1, jnp.int32)
+  rows, bins = 1, jnp.zeros(1, jnp.int32)
   known = dataclasses.replace(
     estimates.Estimates.zeros(rows),
     accepted=jnp.full((1, 2, estimates.BINS + 1), 600.0),
@@ -485,7 +485,7 @@ def test_a_batch_of_rows_supposes_typical_neighbours():
 
   def goes(level, survival, rows):
     seen = policies.Seen(
-      level=level, bins=own, confidence=jnp.ones(1),
+      level=level, bins=bins, confidence=jnp.ones(1),
       survival=jnp.full(1, survival), memory=known,
     )  # fmt: skip
     policy = policies.optimal(cost=0.15, rows=rows)  # 0.3 tokens a level
@@ -547,7 +547,7 @@ def test_a_policy_sees_the_drafts_own_law_whatever_the_temperature():
   for _ in range(4):
     running, texts = ~np.asarray(state.done), rows_of(state)
     state, info = decoding.jitted(decoder, "step")(PARAMS, state)
-    there = np.asarray(info.draft.topology().there).sum(axis=1) - 1
+    present = np.asarray(info.draft.topology().present).sum(axis=1) - 1
     tokens = np.asarray(info.draft.tokens)
     for row in np.flatnonzero(running):
       text, expected = texts[row], 0
@@ -559,7 +559,7 @@ def test_a_policy_sees_the_drafts_own_law_whatever_the_temperature():
           or not np.searchsorted(estimates.EDGES, top, side="right") % 2
         ):
           break
-      assert there[row] == expected
+      assert present[row] == expected
       depths.add(expected)
   assert len(depths) > 2
 

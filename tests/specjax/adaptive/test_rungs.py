@@ -103,8 +103,8 @@ def test_a_draft_that_has_read_no_prompt_says_so():
   same = lambda a, b: np.testing.assert_array_equal(a, b)
   jax.tree.map(same, read.target_cache, not_read.target_cache)
   same(read.tokens, not_read.tokens)
-  same(read.drafter_state.own.length, decoding.LENGTHS[list(LONG)])
-  same(not_read.drafter_state.own.length, [0, 0])
+  same(read.drafter_state.inner.length, decoding.LENGTHS[list(LONG)])
+  same(not_read.drafter_state.inner.length, [0, 0])
   assert jax.tree.map(jnp.shape, read) == jax.tree.map(jnp.shape, not_read)
 
 
@@ -145,7 +145,7 @@ def test_gaps_of_any_size_are_filled():
 def test_a_gap_at_the_end_of_the_buffer_is_filled():
   """Less than a piece is left there, so that it is read from further before."""
   state = one_by_one(unread(), (*[0] * 52, 4, 0))
-  held = int(state.drafter_state.own.length[0])
+  held = int(state.drafter_state.inner.length[0])
   assert state.tokens.shape[1] - 16 < held < state.length[0] - 2
   state = one_by_one(state, [4])
   assert state.done[0]  # after two tokens of five
@@ -162,7 +162,7 @@ def test_a_row_that_drafts_fills_no_gap_of_another():
   assert state.length.tolist() == [19, 18]
   state = one_by_one(allowed(state, [0, 4]), [4])
   assert int(state.drafter_state.passes) - before == 1 + 4
-  assert state.drafter_state.own.length.tolist() == [16, 21]
+  assert state.drafter_state.inner.length.tolist() == [16, 21]
   state = one_by_one(allowed(state, [4, 4]), [4, 4])
   assert state.counters.num_drafted.tolist() == [8, 12]
   assert state.counters.num_accepted.tolist() == [8, 12]
@@ -171,9 +171,9 @@ def test_a_row_that_drafts_fills_no_gap_of_another():
 def test_a_draft_that_does_not_know_what_it_lacks_is_caught():
   """It is told that it holds the prompt."""
   state = unread()
-  held = state.drafter_state.own.replace(length=jnp.asarray(state.length))
+  held = state.drafter_state.inner.replace(length=jnp.asarray(state.length))
   state = dataclasses.replace(
-    state, drafter_state=dataclasses.replace(state.drafter_state, own=held)
+    state, drafter_state=dataclasses.replace(state.drafter_state, inner=held)
   )
   state = program(4)(SURE, state, jnp.int32(4))
   assert (state.counters.num_accepted < state.counters.num_drafted).all()

@@ -65,21 +65,21 @@ def test_rows_that_are_done_widen_no_pass():
   assert 0 <= more <= 3  # the one round that both took part in
 
 
-def draft_of(there):
+def draft_of(present):
   tree = EARLY.tree
-  there = np.asarray(there, bool)
-  parents = np.where(there, np.array(tree.parents), -1)
+  present = np.asarray(present, bool)
+  parents = np.where(present, np.array(tree.parents), -1)
   return Draft(
     tree=tree,
     siblings=IID,
-    tokens=jnp.zeros(there.shape, jnp.int32),
+    tokens=jnp.zeros(present.shape, jnp.int32),
     log_probs=None,
     parents=jnp.asarray(parents, jnp.int32),
   )
 
 
 @pytest.mark.parametrize(
-  ("there", "done", "index", "num_fed"),
+  ("present", "done", "index", "num_fed"),
   [
     ([[1, 0, 0, 0]], [False], 0, 1),
     ([[1, 1, 0, 0]], [False], 1, 3),
@@ -91,9 +91,9 @@ def draft_of(there):
   ],
 )
 def test_the_narrowest_pass_that_holds_all_rows_is_chosen(
-  there, done, index, num_fed
+  present, done, index, num_fed
 ):
-  found = widths.choose((1, 3), draft_of(there), jnp.asarray(done))
+  found = widths.choose((1, 3), draft_of(present), jnp.asarray(done))
   assert tuple(map(int, found)) == (index, num_fed)
 
 

@@ -115,16 +115,16 @@ def test_the_best_tree_is_that_of_the_product_of_the_laws(children):
     for row in np.flatnonzero(~np.asarray(state.done)):
       law = np.asarray(jax.nn.log_softmax(expected_logits(state, row)))
       paths, last = {}, {(): 0.0}
-      for own in law:
-        ranked = np.argsort(-own, kind="stable")[:children]
+      for of_depth in law:
+        ranked = np.argsort(-of_depth, kind="stable")[:children]
         last = {
-          (*p, int(t)): s + own[t] for p, s in last.items() for t in ranked
+          (*p, int(t)): s + of_depth[t] for p, s in last.items() for t in ranked
         }
         paths |= last
       wanted = sorted(paths, key=lambda p: -paths[p])[:size]
       found = set()
       for node in range(1, size + 1):
-        assert topology.there[row, node]
+        assert topology.present[row, node]
         along = np.asarray(topology.paths[row, node])
         along = along[1 : int(topology.depth[row, node]) + 1]
         found.add(tuple(np.asarray(draft.tokens)[row, along].tolist()))

@@ -339,7 +339,7 @@ def test_the_dynamic_tree_is_that_of_the_paper():
   for row in np.flatnonzero(~np.asarray(state.done)):
     paths = set()
     for node in range(1, drafter.tree.num_nodes):
-      if topology.there[row, node]:
+      if topology.present[row, node]:
         along = np.asarray(topology.paths[row, node])
         along = along[1 : int(topology.depth[row, node]) + 1]
         paths.add(tuple(np.asarray(draft.tokens)[row, along].tolist()))

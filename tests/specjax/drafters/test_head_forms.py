@@ -250,8 +250,8 @@ def test_features_that_are_nan_are_of_their_own_row(name):
 
   def apply(params, tokens, cache, **options):
     output, cache = decoder.target.apply(params, tokens, cache, **options)
-    own = jnp.arange(len(tokens))[:, None, None] == 0
-    features = jnp.where(own, jnp.nan, output.features)
+    is_first_row = jnp.arange(len(tokens))[:, None, None] == 0
+    features = jnp.where(is_first_row, jnp.nan, output.features)
     return dataclasses.replace(output, features=features), cache
 
   broken = dataclasses.replace(

@@ -90,7 +90,7 @@ def paths_of(draft, row):
   topology = draft.topology()
   found = []
   for node in range(1, draft.tree.num_nodes):
-    if topology.there[row, node]:
+    if topology.present[row, node]:
       way = topology.paths[row, node, 1 : topology.depth[row, node] + 1]
       found.append(tuple(np.asarray(draft.tokens[row])[way].tolist()))
   return found

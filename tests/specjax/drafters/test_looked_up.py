@@ -161,8 +161,8 @@ def changed(drafter, change):
 
 def claims_a_law(draft):
   """What was looked up is said to be drawn, from an even law."""
-  own = FAMILY.num_nodes
-  laws = draft.log_probs.at[:, own:].set(-np.log(VOCAB))
+  num_drawn = FAMILY.num_nodes
+  laws = draft.log_probs.at[:, num_drawn:].set(-np.log(VOCAB))
   return dataclasses.replace(draft, log_probs=laws)
 
 

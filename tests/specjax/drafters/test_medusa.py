@@ -78,13 +78,13 @@ def test_heads_read_the_feature_of_the_newest_token_that_was_read(name):
         continue
       logits = expected_logits(state, row)
       for node in range(1, shape.num_nodes):
-        own = logits[shape.depth[node] - 1]
+        of_depth = logits[shape.depth[node] - 1]
         if name == "certain":
-          ranked = np.argsort(-own, kind="stable")
+          ranked = np.argsort(-of_depth, kind="stable")
           assert draft.tokens[row, node] == ranked[shape.rank[node]]
         else:
           np.testing.assert_allclose(
-            draft.log_probs[row, node], jax.nn.log_softmax(own), atol=1e-5
+            draft.log_probs[row, node], jax.nn.log_softmax(of_depth), atol=1e-5
           )
     state, _ = step(PARAMS, state)
 

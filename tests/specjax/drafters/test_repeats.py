@@ -158,8 +158,8 @@ def test_the_head_knows_what_stands_after_texts_were_read_on():
   for _ in range(6):
     running = ~np.asarray(state.done)
     state, info = step(params, state)
-    there = np.asarray(info.draft.topology().there).sum(1) - 1
-    after_more = running & (there == 1) & (before > 2)
+    present = np.asarray(info.draft.topology().present).sum(1) - 1
+    after_more = running & (present == 1) & (before > 2)
     stands = np.asarray(info.node_probs)[after_more, 1]
     assert np.all(stands > 1 - 1e-5)
     judged += len(stands)
@@ -193,7 +193,7 @@ def test_no_pass_is_made_for_rows_that_read_on():
     draft, after, _ = decoder.propose(params, state)
     # The pass that reads what stands is made in any case.
     assert int(after.passes) == max(fed, 1)
-    assert draft.topology().there.sum(1).tolist() == [DEPTH + 1] * 2
+    assert draft.topology().present.sum(1).tolist() == [DEPTH + 1] * 2
 
 
 def test_rows_that_are_done_ask_for_no_pass():

@@ -142,7 +142,7 @@ def test_a_rows_tree_is_that_of_plain_counting(count, per_match):
     hits = slow_hits(text, count)
     real = found.match[row] > 0
     np.testing.assert_array_equal(
-      found.there[row], np.repeat(real[:, None], DEPTH, axis=1)
+      found.present[row], np.repeat(real[:, None], DEPTH, axis=1)
     )
     assert [
       (int(m), tuple(t.tolist()))
@@ -189,10 +189,10 @@ def test_the_corpus_is_asked_for_the_longest_end_that_it_has():
     hits = slow_corpus_hits(DOCUMENTS, buffers[row, :length].tolist())
     here = found.match[row] > 0
     each = zip(
-      found.match[row][here], found.tokens[row][here], found.there[row][here],
+      found.match[row][here], found.tokens[row][here], found.present[row][here],
       strict=True,
     )  # fmt: skip
-    fast = [(int(m), tuple(t[there].tolist())) for m, t, there in each]
+    fast = [(int(m), tuple(t[present].tolist())) for m, t, present in each]
     assert fast == hits
     matches.add(hits[0][0] if hits else 0)
   assert {0, 1, MOST} <= matches
@@ -205,7 +205,7 @@ def test_of_many_occurrences_the_share_of_each_continuation_stays():
     built, jnp.array([[5, 7]]), jnp.array([2]), count=10, depth=2, max_match=3
   )
   assert found.tokens[0, :, 0].tolist() == [1] * 3 + [2] * 6 + [3]
-  assert not found.there[0, :, 1].any()
+  assert not found.present[0, :, 1].any()
   assert (found.match[0] == 1).all()
 
 
@@ -220,8 +220,8 @@ def test_of_a_corpus_nothing_is_taken_from_an_unknown_token_on():
   )
   (found,) = find(jax.tree.map(jnp.asarray, index), text)
   ways = [
-    tokens[there].tolist()
-    for tokens, there in zip(found.tokens[0], found.there[0], strict=True)
+    tokens[present].tolist()
+    for tokens, present in zip(found.tokens[0], found.present[0], strict=True)
   ]
   assert ways == [[], [2], [4, 3, 1], []]
   assert (found.match[0] == 1).all()
@@ -261,9 +261,9 @@ def test_both_sources_are_one_tree():
 def test_the_commonest_sibling_is_the_eldest():
   """Of more children than a tree may have, the rarest are not verified."""
   tokens = jnp.array([[[4], [5], [6], [5], [6], [6]]])
-  there = jnp.ones_like(tokens, bool)
+  present = jnp.ones_like(tokens, bool)
   found = occurrences.Occurrences(
-    tokens=tokens, there=there, match=jnp.ones((1, 6), int)
+    tokens=tokens, present=present, match=jnp.ones((1, 6), int)
   )
   trie = occurrences.together(
     [found], num_nodes=3, max_match=1, nodes_per_match=9, min_prob=0
@@ -274,8 +274,8 @@ def test_the_commonest_sibling_is_the_eldest():
 
 def test_what_begins_alike_is_joined():
   tokens = jnp.array([[[1, 2, 3], [1, 2, 4], [5, 2, 3], [1, 2, 3]]])
-  there = jnp.ones_like(tokens, bool).at[0, 2, 2].set(False)
-  found, parents = tries.joined(tokens, there)
+  present = jnp.ones_like(tokens, bool).at[0, 2, 2].set(False)
+  found, parents = tries.joined(tokens, present)
   assert found.shape == parents.shape == (1, 12)
   assert parents[0].tolist() == [0, 1, 2, -1, -1, 2, 0, 7, -1, -1, -1, -1]
 

@@ -298,8 +298,8 @@ def ties_to_the_likelier(cdfs):
     :, :, None
   ]  # entry (c, j): j goes before c
   others = jnp.where(first, low[:, :, None], (low + mass)[:, :, None])
-  own = jnp.eye(len(index), dtype=bool)[:, :, None]
-  return jnp.prod(jnp.where(own, 1, others), axis=3)
+  itself = jnp.eye(len(index), dtype=bool)[:, :, None]
+  return jnp.prod(jnp.where(itself, 1, others), axis=3)
 
 
 def by_first_scores(tree, scores, select=block_transport._selected):

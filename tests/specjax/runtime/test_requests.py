@@ -72,11 +72,11 @@ def together(one):
 
 def test_a_row_is_that_of_an_engine_with_its_settings(one, together):
   for i, settings in enumerate(SETTINGS):
-    own = dataclasses.replace(
+    engine = dataclasses.replace(
       one, programs={}, **{**settings.given(), "max_new_tokens": BUDGET}
     )
     budget = settings.max_new_tokens or BUDGET
-    (alone,) = run(own, request(i), rows=1)
+    (alone,) = run(engine, request(i), rows=1)
     assert alone.token_ids[:budget] == together[i].token_ids
     assert len(together[i].token_ids) == budget
   sampled = run(one, *map(request, range(5)))
@@ -117,7 +117,7 @@ def test_rows_that_differ_are_one_program(one, together):
 def test_rows_with_penalties_stand_beside_rows_without(one, together):
   """And they are what plain Python makes of what they want."""
   soon = together[1].token_ids[3]
-  own = [
+  wanted = [
     dict(frequency_penalty=1.5, logit_bias={5: 2.0}),
     dict(repetition_penalty=0.5),
     dict(stop_token_ids=[soon], min_tokens=9),
@@ -131,7 +131,7 @@ def test_rows_with_penalties_stand_beside_rows_without(one, together):
   rows = [request(1, settings) for settings in asked]
   found = run(one, request(0), *rows, request(4, SETTINGS[4]))
   assert (found[0], found[4]) == (together[0], together[4])
-  for wants, got in zip(own, found[1:4], strict=True):
+  for wants, got in zip(wanted, found[1:4], strict=True):
     assert got.token_ids == penalising.decoded(
       decoding.TARGET, request(1).token_ids, wants, budget=BUDGET, ends=()
     )

@@ -100,11 +100,11 @@ def test_one_path_is_block_verification():
     block = accepted("block", tree_lib.chain(2), draft, target)
     best = joint.iid_paths(draft, target, length=2, count=1)
     assert best.expected_accepted == pytest.approx(block, abs=1e-12)
-    own = [
+    laws_of_path = [
       exact.target_block_law(draft, length=g) if g else np.ones(())
       for g in range(3)
     ]
-    on_path = joint.selected_path(own, target)
+    on_path = joint.selected_path(laws_of_path, target)
     assert on_path.expected_accepted == pytest.approx(block, abs=1e-12)
 
 
@@ -220,12 +220,12 @@ def test_a_rare_token_does_no_harm():
   one = joint.iid_paths(draft, target, length=1, count=2).expected_accepted
   assert one == pytest.approx(iid_optimum(draft(()), target(()), 2), abs=1e-9)
   two = joint.iid_paths(draft, target, length=2, count=1).expected_accepted
-  own = [
+  laws_of_path = [
     np.ones(()),
     draft(()),
     exact.target_block_law(draft, length=2),
   ]
-  block = joint.selected_path(own, target).expected_accepted
+  block = joint.selected_path(laws_of_path, target).expected_accepted
   assert two == pytest.approx(block, abs=1e-9)
 
 
