@@ -153,8 +153,8 @@ measured = result.of_prompts(
   config, ", ".join(names), lambda tokenizer: questions.of_prompts(items),
   rounds=rounds, timing="rounds" if SMALL else "passes",
 )  # fmt: skip
-(found,) = explain.findings(measured)
-print(explain_page.verdict(found))
+(finding,) = explain.findings(measured)
+print(explain_page.verdict(finding))
 
 # %% [markdown]
 # Acceptance by place. If every token were accepted with one probability
@@ -163,8 +163,8 @@ print(explain_page.verdict(found))
 # accepted before.
 
 # %%
-by_position = found["acceptance_by_position"]
-alpha = found["block_efficiency"]["acceptance"]
+by_position = finding["acceptance_by_position"]
+alpha = finding["block_efficiency"]["acceptance"]
 places = np.arange(1, len(by_position["joint"]) + 1)
 plt.plot(places, by_position["conditional"], "o-", label="given those before")
 plt.plot(places, by_position["joint"], "s-", label="all so far")
@@ -181,7 +181,7 @@ plt.show()
 # %%
 from IPython.display import display as show
 
-show(explain_page.figure({"explained": [found]}))
+show(explain_page.figure({"explained": [finding]}))
 
 # %% [markdown]
 # Tokens per target call, again predicted and measured. `independent` is the
@@ -191,7 +191,7 @@ show(explain_page.figure({"explained": [found]}))
 # %%
 from specjax.theory import throughput
 
-efficiency = found["block_efficiency"]
+efficiency = finding["block_efficiency"]
 for name in ("measured", "rao_blackwell", "independent"):
   print(f"{name:>14} {efficiency[name]:.2f} tokens per target call")
 by_hand = sum(alpha**i for i in range(depth + 1))

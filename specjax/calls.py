@@ -91,7 +91,7 @@ def _parsed(text: str) -> list[Any]:
 def modules(text: str) -> list[str]:
   """The modules of `package.module:NAME`s in a text."""
   parts = _QUOTED.split(text)[::2]
-  return [found[1] for part in parts for found in _OWN.finditer(part)]
+  return [match[1] for part in parts for match in _OWN.finditer(part)]
 
 
 def _as_letters(match: re.Match) -> str:

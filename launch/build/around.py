@@ -24,15 +24,15 @@ def repeats(drafter: Drafting, **settings: Any) -> Drafting:
   def call(model: Any, vocab_size: int, **form: Any) -> Drafter:
     return drafters.repeats(drafter.call(model, vocab_size, **form), **settings)
 
-  found = dataclasses.replace(
+  wrapped = dataclasses.replace(
     drafter, call=call, learns=False, climbs=False, takes_policy=False
   )
   if tokens > depth:  # as `Drafter.longer`, and the form can be changed again
-    found = dataclasses.replace(
-      found.of_form(tokens=tokens, policy=policies.fixed(depth)),
+    wrapped = dataclasses.replace(
+      wrapped.of_form(tokens=tokens, policy=policies.fixed(depth)),
       widths=(*drafter.widths, depth + 1),
     )
-  return found
+  return wrapped
 
 
 _LIBRARY = list(inspect.signature(drafters.repeats).parameters.values())
@@ -59,8 +59,8 @@ def ladder(
       "policy, widths and online"
     )
   longest = {"longest": lengths[-1]} if drafter.takes_longest else {}
-  found = drafter.of_form(tokens=lengths[-1], **longest)
-  return tried(dataclasses.replace(found, lengths=lengths))
+  wrapped = drafter.of_form(tokens=lengths[-1], **longest)
+  return tried(dataclasses.replace(wrapped, lengths=lengths))
 
 
 def online(

@@ -117,24 +117,24 @@ def of(config: Mapping[str, Any], written: Any = None) -> Drafting:
   return with_checkpoint(DRAFTERS.make(written), config)
 
 
-def with_checkpoint(found: Drafting, config: Mapping[str, Any]) -> Drafting:
+def with_checkpoint(drafting: Drafting, config: Mapping[str, Any]) -> Drafting:
   """The same with the config's checkpoint, if its call names none.
 
   Raises:
     ValueError: if the config names none either.
   """
-  if found.drafts and found.needs_checkpoint and not found.checkpoint:
+  if drafting.drafts and drafting.needs_checkpoint and not drafting.checkpoint:
     known = config.get("checkpoints", {})
-    path = known.get(found.name) or (
-      "" if found.reads == "layers" else known.get("draft", "")
+    path = known.get(drafting.name) or (
+      "" if drafting.reads == "layers" else known.get("draft", "")
     )
     if not path:
       raise ValueError(
-        f'drafter {found.name!r} needs a checkpoint: {found.name}("DIR"), or '
-        f"config.checkpoints.{found.name}"
+        f"drafter {drafting.name!r} needs a checkpoint: "
+        f'{drafting.name}("DIR"), or config.checkpoints.{drafting.name}'
       )
-    found = dataclasses.replace(found, checkpoint=path)
-  return found
+    drafting = dataclasses.replace(drafting, checkpoint=path)
+  return drafting
 
 
 def canonical(config: Mapping[str, Any]) -> str:

@@ -226,13 +226,13 @@ def entry(
     if corpus := given.pop("corpus", ""):
       fields["corpus"] = corpus
       given["corpus"] = True
-    found = Drafting(
+    drafting = Drafting(
       name=function.__name__, call=call, settings=given,
       reads="head" if reads == "mtp" and fields["checkpoint"] else reads,
       takes_policy="policy" in known, takes_longest="longest" in known,
       **fields,
     )  # fmt: skip
-    return tried(found)
+    return tried(drafting)
 
   signature = as_library(
     written, function, [*path, *beside[0][1], *settings, *beside[1][1]]

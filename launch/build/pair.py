@@ -439,14 +439,14 @@ def check_low(config: ml_collections.ConfigDict, drafting: Drafting) -> None:
     weights = asked if isinstance(asked, Format) else None
     if weights is None and cache is None:
       continue
-    found = checkpoints.read_config(path)
-    if not isinstance(found, TransformerConfig):
+    description = checkpoints.read_config(path)
+    if not isinstance(description, TransformerConfig):
       raise ValueError(
         f"{path} is an encoder-decoder, and weights and caches in few bits are "
         "of decoder-only models"
       )
-    lowbits.check_weights(found, weights, on_mesh=bool(config.mesh))
-    lowbits.check_cache(found, cache)
+    lowbits.check_weights(description, weights, on_mesh=bool(config.mesh))
+    lowbits.check_cache(description, cache)
 
 
 def check_same_width(target: Network, draft: Network | Head | Block) -> None:

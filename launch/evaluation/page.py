@@ -237,12 +237,12 @@ def _lengths(result: Mapping) -> list[str]:
     f"`{row['system']}` at temperature {row['temperature']:g}, batch size "
     f"{row['batch_size']}: of its rounds "
     + ", ".join(
-      f"{rounds / sum(found.values()):.0%} drafted {length}"
-      for length, rounds in found.items()
+      f"{rounds / sum(counts.values()):.0%} drafted {length}"
+      for length, rounds in counts.items()
     )
     + "."
     for row in _rows(result, "all")
-    if (found := row.get("rounds_by_length"))
+    if (counts := row.get("rounds_by_length"))
   ]
 
 

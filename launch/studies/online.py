@@ -71,25 +71,25 @@ def texts(domain: str, *, training: bool) -> Iterator[str]:
   """
   if domain == _PYTHON:
     split = "validation" if training else "test"
-    found = corpus.held_out_prompts(_MANY // 2, split=split)
+    every = corpus.held_out_prompts(_MANY // 2, split=split)
   elif domain == _PROSE:
-    found = paragraphs()[int(training) :: 2]
+    every = paragraphs()[int(training) :: 2]
   else:
     asked = questions.of_categories(questions.read(questions.OWN), [domain])
-    found = [question.turns[0] for question in asked]
-  return itertools.cycle(found)
+    every = [question.turns[0] for question in asked]
+  return itertools.cycle(every)
 
 
 def paragraphs() -> list[str]:
   """The paragraphs of the language reference that are prose, shuffled."""
-  found = []
+  pieces = []
   for _, topic in sorted(pydoc_data.topics.topics.items()):
     for part in re.split(r"\n\s*\n", topic):
       text = " ".join(part.split())
       letters = sum(c.isalpha() or c == " " for c in text)
       if len(text) >= _LEAST and letters > 0.9 * len(text):
-        found.append(text[:_MOST])
-  unique = list(dict.fromkeys(found))
+        pieces.append(text[:_MOST])
+  unique = list(dict.fromkeys(pieces))
   order = np.random.default_rng(0).permutation(len(unique))
   return [unique[i] for i in order]
 
@@ -115,14 +115,14 @@ class Prompts:
     rows, width = self._config.batch_size, self._config.prompt_tokens
     if domain not in self._texts:
       self._texts[domain] = texts(domain, training=self._training)
-    found = prompts.first_tokens(
+    items = prompts.first_tokens(
       [next(self._texts[domain]) for _ in range(rows)],
       self._tokenizer,
       num_tokens=width,
     )
     requests = tuple(
       prompts.Prompt(self._next + i, i, p.text, p.token_ids)
-      for i, p in enumerate(found)
+      for i, p in enumerate(items)
     )
     self._next += rows
     return Batch(requests, rows, max(1 << (width - 1).bit_length(), 32))
@@ -298,33 +298,33 @@ def blocks_of(
 
 def whole(runs: dict[str, list[list[dict]]]) -> dict[str, dict]:
   """Of each draft over a whole stream: acceptance, tokens a call, speed."""
-  found = {}
+  numbers = {}
   for name, blocks in runs.items():
     records = [record for block in blocks for record in block]
     total = lambda what: sum(record[what] for record in records)  # noqa: B023
-    found[name] = {
+    numbers[name] = {
       "acceptance": acceptance(records),
       "num_tokens": total("tokens"),
       "block_efficiency": total("tokens") / total("calls"),
       "tokens_per_second": total("tokens") / total("seconds"),
       "update_share": total("update_seconds") / total("seconds"),
     }
-  return found
+  return numbers
 
 
 def result_of(config, records: dict) -> dict:
   """The streams of the result, of all records by stream and draft."""
-  found = {}
+  numbers = {}
   for name, stream in config.streams.items():
     runs = {draft: records[f"{name} {draft}"]["runs"] for draft in DRAFTS}
     blocks = list(stream.domains)
-    found[name] = {
+    numbers[name] = {
       "domains": blocks,
       "blocks": blocks_of(blocks, runs, config.after),
       "whole": whole(runs),
       "runs": runs,
     }
-  return found
+  return numbers
 
 
 def run(_) -> int:

@@ -142,10 +142,10 @@ def measure(target: str, dtype, written: list, texts: np.ndarray) -> list[dict]:
       compare(one, forward(network.params, batch), batch)
       for one, batch in zip(expected, batches, strict=True)
     ]
-    found = {n: np.concatenate([x[n] for x in parts]) for n in _PER_TEXT}
+    joined = {n: np.concatenate([x[n] for x in parts]) for n in _PER_TEXT}
     num_bytes = sum(map(lowbits.num_bytes, jax.tree.leaves(network.params)))
     rows.append(
-      {"precision": name, "weight_bytes": num_bytes} | summarize(found)
+      {"precision": name, "weight_bytes": num_bytes} | summarize(joined)
     )
   return rows
 

@@ -118,8 +118,8 @@ def run(_) -> int:
     *[(r, f"rounds of {r['rows']} rows") for r in rounds],
     (prompts, f"prompts of {_PROMPT.value} tokens"),
   ):
-    found = [f"{size} slots {x:.3f}" for size, x in one["ratios"].items()]
-    print(f"{what}: {', '.join(found)}", file=sys.stderr)
+    shown = [f"{size} slots {x:.3f}" for size, x in one["ratios"].items()]
+    print(f"{what}: {', '.join(shown)}", file=sys.stderr)
   about = provenance.record(models=provenance.checkpoints(config))
   result = {"rounds": rounds, "prompts": prompts, **about}
   results.write_json(cli.OUTPUT.value, result)

@@ -92,13 +92,13 @@ def read_costs(
     UserError: if a file has no costs of a draft, or they are of another pair,
       batch size or mesh.
   """
-  found = [one for path in paths for one in timings.read(path, "--timings")]
+  timed = [one for path in paths for one in timings.read(path, "--timings")]
   wanted = asked.to_dict()
   drafts = lambda name: calls.parse(name).name
   mine = drafts(wanted["drafter"])
   other: dict[str, Any] = {}
   fitting = []
-  for record, one in found:
+  for record, one in timed:
     other = {n: record.get(n) for n in _SAME if record.get(n) != wanted.get(n)}
     if one.batch_size != wanted["batch_size"]:
       other["batch_size"] = one.batch_size
@@ -127,11 +127,11 @@ def wide(drafting: Drafting, *, children: int, levels: int) -> Drafting:
 
 
 def counted(
-  config: ml_collections.ConfigDict, found: pair.Pair, items: list[Prompt]
+  config: ml_collections.ConfigDict, built: pair.Pair, items: list[Prompt]
 ) -> Counters:
   """What the prompts' rows have counted, of ranks: `rank_offered` and so on."""
-  decoding = pair.engine_of(config, found)
-  room = found.room(config.max_new_tokens)
+  decoding = pair.engine_of(config, built)
+  room = built.room(config.max_new_tokens)
   ended = []
   for batch in engine.make_batches(
     items, batch_size=config.batch_size, max_width=room
@@ -212,14 +212,14 @@ def run(_) -> int:
       f"--max_nodes={_MAX_NODES.value} asks for {_MAX_NODES.value + 1}"
     )
   models = pair.load(config, drafting=drafting, inputs=True)
-  found = pair.assemble(config, models, drafting=drafting)
+  built = pair.assemble(config, models, drafting=drafting)
   items = prompts.all_of(
     cli.PROMPTS.value,
-    found.tokenizer,
-    max_tokens=found.room(config.max_new_tokens),
-    encoder=found.encoder,
+    built.tokenizer,
+    max_tokens=built.room(config.max_new_tokens),
+    encoder=built.encoder,
   )
-  counts = counted(config, found, items)
+  counts = counted(config, built, items)
   acceptance = tree_search.acceptance_by_rank(counts)
   rows = trees(acceptance, max_nodes=_MAX_NODES.value, costs=costs)
   best = max(rows, key=_gain)

@@ -109,7 +109,7 @@ def measure(config, rows: int, widths: list[int]) -> list[dict]:
       )
     for name, spent in spans.items() if turn else ():
       seconds.setdefault(name, []).append(spent)
-  median = {name: statistics.median(found) for name, found in seconds.items()}
+  median = {name: statistics.median(result) for name, result in seconds.items()}
   copied = 2 * _COPIED / median["copy"]
   chip = hardware.bandwidth_of(jax.devices()[0].device_kind)
   work = networks.work(
@@ -142,8 +142,8 @@ def measure(config, rows: int, widths: list[int]) -> list[dict]:
 
 def table(results: dict[str, dict]) -> str:
   """Costs of a file that this wrote: rows of a pass by tokens of each."""
-  (found,) = results.values()
-  lines = {(one["rows"], one["tokens"]): one for one in found["passes"]}
+  (result,) = results.values()
+  lines = {(one["rows"], one["tokens"]): one for one in result["passes"]}
   rows, widths = (sorted(set(axis)) for axis in zip(*lines, strict=True))
   cell = lambda r, t: f"{lines[r, t]['cost']:.2f}"
   return report.table(
@@ -181,12 +181,12 @@ def run(_) -> int:
       f"{line['share_of_copy']:.0%} of a copy's"
     )
   if cli.OUTPUT.value:
-    found = {
+    result = {
       "target": cli.TARGET.value, "text": _TEXT.value, "passes": lines,
       "device": jax.devices()[0].device_kind, "jax": jax.__version__,
       **provenance.record(models={}),
     }  # fmt: skip
-    results.write_json(cli.OUTPUT.value, found)
+    results.write_json(cli.OUTPUT.value, result)
   return 0
 
 

@@ -119,8 +119,8 @@ def run(_) -> int:
     one = measured(
       decoder, models.params, rows=rows, text=cli.TEXT_TOKENS.value
     )
-    found = [f"{name} {ratio:.3f}" for name, ratio in one["ratios"].items()]
-    print(f"rounds of {rows} rows: {', '.join(found)}", file=sys.stderr)
+    ratios = [f"{name} {ratio:.3f}" for name, ratio in one["ratios"].items()]
+    print(f"rounds of {rows} rows: {', '.join(ratios)}", file=sys.stderr)
     rounds.append(one)
   about = provenance.record(models=provenance.checkpoints(config))
   results.write_json(cli.OUTPUT.value, {"rounds": rounds, **about})

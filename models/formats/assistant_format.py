@@ -183,7 +183,7 @@ def table(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def fill(
-  found: HeadShape,
+  shape: HeadShape,
   table: Mapping[str, str],
   tensors: Mapping[str, Tensor],
   target: Target,
@@ -194,7 +194,7 @@ def fill(
   """The network of an assistant's tensors.
 
   Args:
-    found: what `shape` said.
+    shape: what `shape` said.
     table: of `table`.
     tensors: by their names.
     target: the model that it drafts for, with its arrays.
@@ -208,7 +208,7 @@ def fill(
   named = {_PREFIX.sub("", name): tensor for name, tensor in tensors.items()}
   named = {k: tensor for k, tensor in named.items() if not _UNUSED.fullmatch(k)}
   output = table["lm_head.weight"]
-  make = lambda: found.make(dtype=dtype, rngs=nnx.Rngs(0))
+  make = lambda: shape.make(dtype=dtype, rngs=nnx.Rngs(0))
   module, used = head_files.filled(
     path, make, _names(make, output), named,
     {_OWN["embed.embedding"]: target.embedding}, dtype,
@@ -239,9 +239,9 @@ def _names(make, output: str) -> dict[str, str]:
     make: makes the module.
     output: the tensor of the output projection.
   """
-  found = {**_OWN, "lm_head.weight": output}
+  names = {**_OWN, "lm_head.weight": output}
   for key, _ in nnx.to_flat_state(nnx.state(nnx.eval_shape(make), nnx.Param)):
     if key[0] == "layers":
       name, _ = weights.locate(key, _FAMILY)
-      found[".".join(map(str, key))] = name
-  return found
+      names[".".join(map(str, key))] = name
+  return names

@@ -116,14 +116,14 @@ def usual_layers(count: int, num_layers: int) -> list[int]:
   return [round(1 + i * step) for i in range(count)]
 
 
-def table(found: HeadShape) -> dict[str, str]:
+def table(shape: HeadShape) -> dict[str, str]:
   """Parameters whose tensors have other names, and these."""
   named = {
     "embed.embedding": "embed_tokens.weight",
     "hidden_norm.scale": "hidden_norm.weight",
     "final_norm.scale": "norm.weight",
   }
-  for i in range(found.config.layers.num_layers):
+  for i in range(shape.config.layers.num_layers):
     for mine, theirs in _LAYER.items():
       for kind in ("weight", "bias"):
         named[f"layers.{i}.{mine}.{kind}"] = f"layers.{i}.{theirs}.{kind}"
@@ -240,15 +240,15 @@ def _read_layers(
     not isinstance(ids, list) or not ids or any(type(i) is not int for i in ids)
   ):
     raise ValueError(f"{name} must be layers, got {ids!r:.80}")
-  found = tuple(i + shift for i in ids)
+  layers = tuple(i + shift for i in ids)
   # What comes after the last layer may be meant with its norm or without;
   # speculators means it without, and norms it itself where it needs that.
-  if min(ids) < 0 or max(found) > target.num_layers - shift:
+  if min(ids) < 0 or max(layers) > target.num_layers - shift:
     raise ValueError(
       f"{name} {ids} are not layers of a target of {target.num_layers}"
       + ", the last one apart" * shift
     )
-  return found
+  return layers
 
 
 def _refuse(config: Mapping[str, Any], known: frozenset[str]) -> None:

@@ -129,25 +129,25 @@ def eos_token_ids(path: str) -> tuple[int, ...]:
   """
   header = gguf_file.read_header(path)
   keys = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
-  found = {key: header.metadata[key] for key in keys if key in header.metadata}
-  for key, value in found.items():
+  ids = {key: header.metadata[key] for key in keys if key in header.metadata}
+  for key, value in ids.items():
     if type(value) is not int or not 0 <= value < 2**31:
       raise ValueError(
         f"{key} in {header.path} must be a token's id, got {value!r:.40}"
       )
   named = gguf_tokenizer.named_ends(header.metadata)
-  return tuple(sorted({*found.values(), *named}))
+  return tuple(sorted({*ids.values(), *named}))
 
 
 def architecture(header: Header) -> str:
   """llama.cpp's name of a file's model, which is one that is read."""
-  found = header.metadata.get("general.architecture")
-  if not isinstance(found, str) or found not in _FAMILIES:
+  name = header.metadata.get("general.architecture")
+  if not isinstance(name, str) or name not in _FAMILIES:
     raise ValueError(
       f"general.architecture in {header.path} must be one of "
-      f"{sorted(_FAMILIES)}, got {found!r:.80}"
+      f"{sorted(_FAMILIES)}, got {name!r:.80}"
     )
-  return found
+  return name
 
 
 # ------------------------------------------------------------- configuration
@@ -220,9 +220,9 @@ def _settings(header: Header, arch: str) -> dict[str, Any]:
 
 def _how(arch: str) -> Gguf:
   """The GGUF description of an architecture."""
-  found = _FAMILIES[arch].gguf
-  assert found is not None
-  return found
+  form = _FAMILIES[arch].gguf
+  assert form is not None
+  return form
 
 
 def _rotation(
@@ -281,8 +281,8 @@ def source(path: str, stack: contextlib.ExitStack | None = None) -> Source:
     if own_name == _FREQUENCIES and config.rope_factors is not None:
       continue
     name = own_name
-    if found := _NAME.fullmatch(own_name):
-      number, module, suffix = found.groups()
+    if match := _NAME.fullmatch(own_name):
+      number, module, suffix = match.groups()
       place = module if number is None else f"blk.#.{module}"
       if number is not None and left_out(f"layers.{number}.{module}", config):
         continue
@@ -339,15 +339,15 @@ def _names(arch: str) -> dict[str, str]:
   family, prefix = _FAMILIES[arch].name, _how(arch).prefix
   number = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[arch]
   table = gguf.get_tensor_name_map(number, 1)
-  found = {}
+  names = {}
   apart = [x for how in _how(arch).joined.values() for x in how.parts]
   for name in [*weights.modules(weights.in_gguf(family)), *apart]:
     name = name.removesuffix(".weight").removesuffix("_bias")
     full = ("" if name == "lm_head" else prefix) + name.replace("#", "0")
     full = full.replace(".*", "")  # all experts are one tensor
     if short := table.get_name(full):
-      found[short.replace("blk.0.", "blk.#.")] = name
-  return found
+      names[short.replace("blk.0.", "blk.#.")] = name
+  return names
 
 
 def _tensor(
@@ -370,8 +370,8 @@ def _tensor(
       return gguf_file.read(header, own_name, index[::-1]).T
     if flat:
       return gguf_file.read(header, own_name)[None][index]
-    found = gguf_file.read(header, own_name, index, order=order)
-    return found - 1 if more else found
+    values = gguf_file.read(header, own_name, index, order=order)
+    return values - 1 if more else values
 
   packed = None
   bits = gguf_file.SCALED.get(entry.kind.name)

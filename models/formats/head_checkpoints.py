@@ -176,22 +176,22 @@ def load(
   """
   path = pathlib.Path(directory)
   with contextlib.ExitStack() as stack:
-    found, table, tensors = _opened(path, target, stack, of_target)
+    described, table, tensors = _opened(path, target, stack, of_target)
     if place is not None:
-      place.check(found.even_sizes())
+      place.check(described.even_sizes())
       parts = num_parts(place.sharding, place.mesh)
-      found, sharding = found.cut(place.sharding, parts)
+      described, sharding = described.cut(place.sharding, parts)
       place = dataclasses.replace(place, sharding=sharding)
     with _said_of(path):
-      if found.kind == "assistant":
+      if described.kind == "assistant":
         module = assistant_format.fill(
-          found, table, tensors, target, path=path, dtype=dtype
+          described, table, tensors, target, path=path, dtype=dtype
         )
-        return Head(shape=found, module=module)
+        return Head(shape=described, module=module)
       module = head_files.fill(
-        found, table, tensors, target, path=path, dtype=dtype, place=place
+        described, table, tensors, target, path=path, dtype=dtype, place=place
       )
-  return Head(shape=found, module=module, sharding=place and place.sharding)
+  return Head(shape=described, module=module, sharding=place and place.sharding)
 
 
 def _opened(
@@ -212,19 +212,19 @@ def _opened(
   config = json_files.read_object(file) if file.is_file() else {}
   with _said_of(path):
     if of_target or mtp_format.is_one(config):
-      found = mtp_format.shape(config, target)
+      described = mtp_format.shape(config, target)
       tensors = mtp_format.parameters(path, config, raw, compared=compared)
-      return found, {"embed.embedding": "embed_tokens.weight"}, tensors
+      return described, {"embed.embedding": "embed_tokens.weight"}, tensors
     tensors = head_files.normal_names(raw)
-    found = shape(config, target, tensors)
-    if found.kind in ("eagle", "eagle3"):
+    described = shape(config, target, tensors)
+    if described.kind in ("eagle", "eagle3"):
       table = eagle_format.table(config, tensors)
-      return found, table, eagle_format.scaled(config, tensors)
-    if found.kind == "dflash":
-      return found, dflash_format.table(found), tensors
-    if found.kind == "assistant":
-      return found, assistant_format.table(config), tensors
-  return found, {}, tensors
+      return described, table, eagle_format.scaled(config, tensors)
+    if described.kind == "dflash":
+      return described, dflash_format.table(described), tensors
+    if described.kind == "assistant":
+      return described, assistant_format.table(config), tensors
+  return described, {}, tensors
 
 
 @contextlib.contextmanager

@@ -258,10 +258,10 @@ def _scaled_queries(
 
   return tensors | {
     name: dataclasses.replace(
-      tensor, read=functools.partial(read, tensor, int(found[1]))
+      tensor, read=functools.partial(read, tensor, int(match[1]))
     )
     for name, tensor in tensors.items()
-    if (found := _OF_QUERIES.fullmatch(name))
+    if (match := _OF_QUERIES.fullmatch(name))
   }
 
 
@@ -474,8 +474,8 @@ def _save(
 def _holds(path: pathlib.Path, tokenizer: tokenizers.Tokenizer) -> bool:
   """True if a directory holds the same tokenizer."""
   try:
-    found = tokenizers.load(path)
+    other = tokenizers.load(path)
   except (FileNotFoundError, ValueError):
     return False
-  same_end = found.eos_token_id == tokenizer.eos_token_id
-  return same_end and found.fingerprint() == tokenizer.fingerprint()
+  same_end = other.eos_token_id == tokenizer.eos_token_id
+  return same_end and other.fingerprint() == tokenizer.fingerprint()

@@ -57,9 +57,9 @@ def shape(
         raise ValueError(f"the number of {name} must be said, got {value!r}")
     bias = "medusa_num_heads" in config or bool(config.get("medusa_fc_bias"))
   else:
-    found = [_NAMES.match(name) for name in tensors]
-    numbers = [int(m[1]) for m in found if m]
-    blocks = [int(m[3]) for m in found if m and m[3] is not None]
+    matches = [_NAMES.match(name) for name in tensors]
+    numbers = [int(m[1]) for m in matches if m]
+    blocks = [int(m[3]) for m in matches if m and m[3] is not None]
     if not numbers:
       raise CheckpointError("there are no heads among the tensors")
     for what, some in (("heads", numbers), ("blocks", blocks)):

@@ -82,10 +82,10 @@ def read_config(directory: str) -> TransformerConfig:
   """
   path = pathlib.Path(directory) / "config.json"
   try:
-    found = json.loads(path.read_text("utf-8"))
-    if "head" in found:
+    content = json.loads(path.read_text("utf-8"))
+    if "head" in content:
       raise ValueError("it trains a head, which --export writes")
-    return TransformerConfig(**found["model"])
+    return TransformerConfig(**content["model"])
   except (ValueError, KeyError, TypeError, RecursionError) as error:
     raise ValueError(
       f"{path} is not the config.json of a model's training run: {error}"

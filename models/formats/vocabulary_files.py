@@ -144,11 +144,11 @@ def read(path: pathlib.Path, config: Mapping[str, Any]) -> hf.Tokenizer:
   backend.decoder = decoders.ByteLevel()
   _add(backend, config, lambda _: True)
   for number, token in config["added_tokens_decoder"].items():
-    found = backend.token_to_id(token["content"])
-    if found != int(number):
+    known_id = backend.token_to_id(token["content"])
+    if known_id != int(number):
       raise ValueError(
         f"the added token {token['content']!r:.40} is said to have the id "
-        f"{number}, and would get {found}"
+        f"{number}, and would get {known_id}"
       )
   bos, eos = (
     name_in(config, f"{end}_token") if config.get(f"add_{end}_token") else None

@@ -351,8 +351,8 @@ def part(
   tensor, config = source.tensors[name], source.config
   if (held := _held(tensor, parameter, dtype)) is not None:
     tensor = dataclasses.replace(tensor, read=held)
-  found = _part(tensor, layout, parameter, index, config, cut)
-  return found if dtype is None else found.astype(dtype)
+  array = _part(tensor, layout, parameter, index, config, cut)
+  return array if dtype is None else array.astype(dtype)
 
 
 def _part(
@@ -392,9 +392,9 @@ def _part(
 def _check(source: Source) -> None:
   """Compares the tensors of a checkpoint with its configuration."""
   config, family, tensors = source.config, source.family, source.tensors
-  found = [n for t in tensors if (n := _LAYER.match(t))]
+  matches = [n for t in tensors if (n := _LAYER.match(t))]
   for stack, layers in _layers(config).items():
-    numbers = [int(n[2]) for n in found if n[1] == stack]
+    numbers = [int(n[2]) for n in matches if n[1] == stack]
     if layers > 1 + max(numbers, default=0):
       of = f" in its {stack}" if stack else ""
       raise CheckpointError(

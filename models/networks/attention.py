@@ -48,8 +48,8 @@ def scores_of(q: Array, keys: Array) -> Array:
   Returns:
     `f32[B, K, G, T, S]`, H = K G.
   """
-  found = _products(_grouped(q, keys.shape[1]), keys)
-  return found.reshape(*found.shape[:2], -1, q.shape[1], keys.shape[2])
+  products = _products(_grouped(q, keys.shape[1]), keys)
+  return products.reshape(*products.shape[:2], -1, q.shape[1], keys.shape[2])
 
 
 def _grouped(q: Array, count: int) -> Array:

@@ -165,10 +165,10 @@ class Assistant(nnx.Module):
     clusters = self.ordering[...].reshape(config.num_clusters, -1)
     ids = clusters[chosen].reshape(*x.shape[:2], -1)  # [B, T, k V / n]
     rows = self.lm_head.weight[...][ids]
-    found = jnp.einsum("btd,btmd->btm", x, rows, preferred_element_type=wide)
-    floor = jnp.min(found, axis=-1, keepdims=True) - 1
+    scores = jnp.einsum("btd,btmd->btm", x, rows, preferred_element_type=wide)
+    floor = jnp.min(scores, axis=-1, keepdims=True) - 1
     every = jnp.broadcast_to(floor, (*x.shape[:2], config.layers.vocab_size))
-    return jnp.put_along_axis(every, ids, found, axis=-1, inplace=False)
+    return jnp.put_along_axis(every, ids, scores, axis=-1, inplace=False)
 
 
 def seen(cache: Cache, tokens: Array, window: int | None) -> Visible:

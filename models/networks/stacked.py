@@ -77,12 +77,12 @@ def kinds(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
     width = None if spec.rope is None else spec.rope.dim
     return dataclasses.replace(layer, attention=bare), width
 
-  found: dict[Any, list[int]] = {}
+  counted: dict[Any, list[int]] = {}
   for i in range(config.num_layers):
-    found.setdefault(kind(config.layer(i)), []).append(i)
-  if len(found) == 1:
+    counted.setdefault(kind(config.layer(i)), []).append(i)
+  if len(counted) == 1:
     return {"": tuple(range(config.num_layers))}
-  return {f"kind{n}": tuple(i) for n, i in enumerate(found.values())}
+  return {f"kind{n}": tuple(i) for n, i in enumerate(counted.values())}
 
 
 def buffers(config: TransformerConfig) -> list[tuple[int, ...]]:
@@ -90,10 +90,10 @@ def buffers(config: TransformerConfig) -> list[tuple[int, ...]]:
 
   These have the same heads and channels.
   """
-  found: dict[tuple[int, ...], list[int]] = {}
+  of_heads: dict[tuple[int, ...], list[int]] = {}
   for i in config.cached:
-    found.setdefault(_heads(config.attentions[i]), []).append(i)
-  return [*map(tuple, found.values())]
+    of_heads.setdefault(_heads(config.attentions[i]), []).append(i)
+  return [*map(tuple, of_heads.values())]
 
 
 def _heads(a: AttentionSpec) -> tuple[int, int, int]:
@@ -421,8 +421,10 @@ def as_language_model(
       touched, first = [], 0
       for kind, count in pattern:
         run = {k: v[first : first + count] for k, v in these.items()}
-        carry, found = lax.scan(functools.partial(step, kind=kind), carry, run)
-        touched += [x.reshape(-1) for x in jax.tree.leaves(found)]
+        carry, counted = lax.scan(
+          functools.partial(step, kind=kind), carry, run
+        )
+        touched += [x.reshape(-1) for x in jax.tree.leaves(counted)]
         first += count
       return carry, jnp.concatenate(touched) if touched else None
 

@@ -88,9 +88,9 @@ def unroll(
 
 def ahead(x: Array, count: int, length: int) -> Array:
   """`x[:, t + count]` for t in `0 .. length - 1`, zero beyond its end."""
-  found = x[:, count : count + length]
-  missing = length - found.shape[1]
-  return jnp.pad(found, ((0, 0), (0, missing)) + ((0, 0),) * (x.ndim - 2))
+  shifted = x[:, count : count + length]
+  missing = length - shifted.shape[1]
+  return jnp.pad(shifted, ((0, 0), (0, missing)) + ((0, 0),) * (x.ndim - 2))
 
 
 class _Unrolled(nnx.Module):

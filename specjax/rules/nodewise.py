@@ -270,7 +270,7 @@ def _verify_apart(walk: _Walk) -> Verification:
   # Children of all inner nodes, in the order they were decided, then by node.
   below = np.concatenate([slots.reshape(-1) for slots, *_ in by_node])
   inner = np.concatenate([nodes for _, nodes, *_ in by_node])
-  flat = [found.accept.reshape(batch, -1) for *_, found in by_node]
+  flat = [decision.accept.reshape(batch, -1) for *_, decision in by_node]
   accept = jnp.concatenate(flat, axis=1)[:, _inverse(below)]  # [B, N]
   reach = jnp.ones_like(accept[:, :1])
   for level in tree.levels[1:]:
@@ -283,9 +283,9 @@ def _verify_apart(walk: _Walk) -> Verification:
     return zeros.at[:, inner].set(jnp.concatenate(values, axis=1))
 
   apart = [
-    jnp.where(valid.any(axis=-1), found.total_variation, 0)
-    for *_, valid, found in by_node
-    if found.total_variation is not None
+    jnp.where(valid.any(axis=-1), decision.total_variation, 0)
+    for *_, valid, decision in by_node
+    if decision.total_variation is not None
   ]
   distance = spread(apart) if apart else None
   table, is_child = child_table(tree, walk.topology)
@@ -294,7 +294,7 @@ def _verify_apart(walk: _Walk) -> Verification:
   def candidates(node):
     return jnp.asarray(table[0])[node], take_node(is_child, node)
 
-  onward = spread([found.accept.sum(axis=-1) for *_, found in by_node])
+  onward = spread([decision.accept.sum(axis=-1) for *_, decision in by_node])
   return walk.verification(reach, onward, distance, candidates)
 
 

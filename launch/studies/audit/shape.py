@@ -241,13 +241,13 @@ def smallest(method: Method) -> dict | None:
     for p, q in itertools.product(numerators, repeat=2):
       laws = [constant(np.array(k) / whole) for k in (p, q)]
       instance = Instance(name="small", draft=laws[0], target=laws[1])
-      found = outcome(method, instance, depth)
-      if found.distance > 1e-9:
+      result = outcome(method, instance, depth)
+      if result.distance > 1e-9:
         return {
           "depth": depth,
           "denominator": whole,
           "draft": list(p),
           "target": list(q),
-          "distance": found.distance,
+          "distance": result.distance,
         }
   return None

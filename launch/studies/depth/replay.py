@@ -71,16 +71,16 @@ def machine_of(timed: Sequence[timings.Costs]) -> Machine:
   Raises:
     ValueError: if there is none, or they are of one batch size.
   """
-  found = {
+  costs_of = {
     one.batch_size: {"level": one.level, "rest": one.rest, **one.target}
     for one in timed
   }
-  if not found or len(found) != len(timed):
+  if not costs_of or len(costs_of) != len(timed):
     raise ValueError(
       "costs must be of different batch sizes, got "
       f"{[one.batch_size for one in timed]}"
     )
-  (one, low), *more = sorted(found.items())
+  (one, low), *more = sorted(costs_of.items())
   if not more:
     line = lambda name: (low[name], 0.0)
   else:
@@ -93,7 +93,7 @@ def machine_of(timed: Sequence[timings.Costs]) -> Machine:
   widths = [
     w
     for w in low
-    if isinstance(w, int) and all(w in part for part in found.values())
+    if isinstance(w, int) and all(w in part for part in costs_of.values())
   ]
   return Machine(
     level=line("level"),
@@ -304,10 +304,10 @@ def optimum(
   guess = _by_limits(process, fixed, limits)
   for _ in range(20):  # Dinkelbach, from the static depth
     better = stopping.thresholds(process, fixed, guess, width, points=_POINTS)
-    found = _by_limits(process, fixed, better)
-    if found <= guess * (1 + 1e-9):
+    optimal = _by_limits(process, fixed, better)
+    if optimal <= guess * (1 + 1e-9):
       break
-    guess, limits = found, better
+    guess, limits = optimal, better
   return limits, guess
 
 

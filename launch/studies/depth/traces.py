@@ -83,8 +83,8 @@ def collect(
     one.compile(batch)
     state, seen = one.prefill(batch), []
     while not np.all(jax.device_get(state.done)):
-      state, found = step(one.params, state)
-      seen.append(jax.device_get(found))
+      state, info = step(one.params, state)
+      seen.append(jax.device_get(info))
     columns = [np.stack(column, axis=1) for column in zip(*seen, strict=True)]
     for row in range(len(batch.prompts)):
       rows.append([column[row] for column in columns])

@@ -184,7 +184,7 @@ def summary(completions: Sequence[Completion], num_tokens: int) -> dict:
 
 def accepted_with(config, draft: str) -> dict:
   """What is accepted of a draft at each position, on the same prompts."""
-  found = {}
+  decoded = {}
   for temperature in config.temperatures:
     settings = _settings(config, draft, temperature)
     models = pair.build(settings)
@@ -197,13 +197,13 @@ def accepted_with(config, draft: str) -> dict:
       asked, batch_size=settings.batch_size, max_width=config.prompt_tokens
     )
     completions = [c for batch in batches for c in one.run(batch)[0]]
-    found[f"{temperature:g}"] = summary(completions, config.tokens)
-  return {"decoding": found}
+    decoded[f"{temperature:g}"] = summary(completions, config.tokens)
+  return {"decoding": decoded}
 
 
 def decode_with(config, draft: str) -> dict:
   """Measures a draft beside plain decoding, on prompts of validation files."""
-  found: dict[str, dict] = {}
+  decoded: dict[str, dict] = {}
   timed = None
   for temperature in config.temperatures:
     measured = result.of_prompts(
@@ -212,7 +212,7 @@ def decode_with(config, draft: str) -> dict:
       timing="none" if timed else "rounds",
     )  # fmt: skip
     plain, row = [r for r in measured["runs"] if r["level"] == "all"]
-    found[f"{temperature:g}"] = {
+    decoded[f"{temperature:g}"] = {
       "baseline_tokens_per_second": plain["tokens_per_second"]
     } | {
       name: row[name]
@@ -227,7 +227,7 @@ def decode_with(config, draft: str) -> dict:
     "draft_pass_seconds": timed["draft"]["1"],
     "target_pass_seconds": timed["target"]["1"],
     "verify_seconds": timed["target"][str(timed["nodes"])],
-    "decoding": found,
+    "decoding": decoded,
   }
 
 

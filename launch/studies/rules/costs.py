@@ -192,10 +192,10 @@ def verification(name: str, tree: Tree, drawn: Siblings):
 
   @jax.jit
   def run(draft, target_log_probs):
-    found = rule.verify(draft, target_log_probs)
-    node = random.argmax(found.node_probs)
-    largest = jnp.max(found.next_log_probs(node), axis=-1)
-    return found.node_probs, node, largest, found.total_variation
+    verified = rule.verify(draft, target_log_probs)
+    node = random.argmax(verified.node_probs)
+    largest = jnp.max(verified.next_log_probs(node), axis=-1)
+    return verified.node_probs, node, largest, verified.total_variation
 
   return run
 

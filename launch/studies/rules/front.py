@@ -194,7 +194,7 @@ def run(_) -> int:
   models = on_pair.build_pair(config)
   items, batches = on_pair.held_out(models)
   names = [name for family in FAMILIES.values() for name in family]
-  found = measure(
+  measured = measure(
     names,
     models,
     config,
@@ -203,10 +203,10 @@ def run(_) -> int:
   )
   result = {
     "families": {
-      family: [found["rules"][name] for name in members]
+      family: [measured["rules"][name] for name in members]
       for family, members in FAMILIES.items()
     },
-    "num_contexts": found["num_contexts"],
+    "num_contexts": measured["num_contexts"],
     "num_prompts": len(items),
     "num_speculative_tokens": _TOKENS,
     **provenance.of_config(config, texts=[p.text for p in items]),

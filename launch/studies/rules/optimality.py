@@ -77,8 +77,8 @@ def run(_) -> int:
         with np.errstate(divide="ignore"):
           log_q, log_p = (jnp.log(jnp.asarray(x, jnp.float32)) for x in (q, p))
         optimum = iid_optimum(p, q, count)
-        found = jax.device_get(accepted(log_q, log_p, count=count))
-        shares.append({n: float(v) / optimum for n, v in found.items()})
+        by_rule = jax.device_get(accepted(log_q, log_p, count=count))
+        shares.append({n: float(v) / optimum for n, v in by_rule.items()})
       rows.append(
         {
           "vocab_size": vocab_size,

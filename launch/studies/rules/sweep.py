@@ -73,7 +73,7 @@ def run(_) -> int:
           if name not in left_out
         ]
       config.temperature = temperature
-      found = on_pair.measure(
+      measured = on_pair.measure(
         rows, models, config, batches, max_contexts=on_pair.NUM_CONTEXTS.value
       )
       journal.add(
@@ -82,7 +82,7 @@ def run(_) -> int:
           "num_drafts": num_drafts,
           "num_speculative_tokens": depth,
           "temperature": temperature,
-          "rules": found,
+          "rules": measured,
           "left_out": left_out,
         }
       )

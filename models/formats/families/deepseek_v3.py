@@ -110,7 +110,7 @@ def _gguf_settings(
     raise ValueError(
       "attention.key_length or attention.value_length is missing"
     )
-  found = {
+  settings = {
     **mixtures.gguf_layers(metadata, 1),
     "num_key_value_heads": None,
     "qk_nope_head_dim": keys - metadata["rope.dimension_count"],
@@ -124,7 +124,7 @@ def _gguf_settings(
   if kind != "none":
     # A float32 of a tenth of both.
     by = round(10 * metadata.get("rope.scaling.yarn_log_multiplier", 0), 6)
-    found["rope_scaling"] = {
+    settings["rope_scaling"] = {
       "rope_type": kind,
       "factor": metadata.get("rope.scaling.factor"),
       reading.ROPE_LENGTH: metadata.get("rope.scaling.original_context_length"),
@@ -133,7 +133,7 @@ def _gguf_settings(
       "mscale": by or None,
       "mscale_all_dim": by or None,
     }
-  return found
+  return settings
 
 
 def _of_heads(keys: np.ndarray, values: np.ndarray) -> np.ndarray:

@@ -32,12 +32,12 @@ def _gguf_settings(
   metadata: Mapping[str, Any], has: Callable[..., bool]
 ) -> dict[str, Any]:
   del has
-  found = {"query_pre_attn_scalar": gemma2.scalar(metadata, 62)}
+  settings = {"query_pre_attn_scalar": gemma2.scalar(metadata, 62)}
   kind = metadata.get("rope.scaling.type", "none")
   if kind != "none":
     factor = metadata.get("rope.scaling.factor", 1.0)
-    found["rope_scaling"] = {"rope_type": kind, "factor": factor}
-  return found
+    settings["rope_scaling"] = {"rope_type": kind, "factor": factor}
+  return settings
 
 
 FAMILY = Family(

@@ -89,7 +89,7 @@ def _gguf_settings(
   metadata: Mapping[str, Any], has: Callable[..., bool]
 ) -> dict[str, Any]:
   """OLMo 3's files are OLMo 2's with windows, and YaRN in full layers."""
-  found = {
+  settings = {
     **llama.shared_sizes(metadata),
     "attention_bias": has("attn_q", "attn_output"),
   }
@@ -97,13 +97,13 @@ def _gguf_settings(
   if not metadata.get("attention.sliding_window"):
     if kind != "none":
       raise ValueError(f"rope.scaling.type must be 'none', got {kind!r:.40}")
-    return found
+    return settings
   theta = {"rope_theta": metadata.get("rope.freq_base", 5e5)}
   full = {
     ours: metadata.get(f"rope.scaling.{key}") for key, ours in _YARN.items()
   }
   full["rope_type"] = "default" if kind == "none" else kind
-  return found | {
+  return settings | {
     "model_type": "olmo3",
     "layer_types": [
       SLIDES if slides else FULL

@@ -65,7 +65,7 @@ def read(given: Any, others: Set[str] = frozenset()) -> Opened | None:
       )
   settings = Settings(given, packing.defaults)
   try:
-    found = packing.open(settings)
+    opened = packing.open(settings)
   except (KeyError, TypeError) as error:
     raise ValueError(
       f"quantization_config of {method}: {error} is missing or malformed"
@@ -75,7 +75,7 @@ def read(given: Any, others: Set[str] = frozenset()) -> Opened | None:
     _HARMLESS | packing.harmless | {*packing.fixed} | settings.asked,
     method,
   )
-  return found
+  return opened
 
 
 def _check(given: Mapping[str, Any], known: Set[str], method: str) -> None:

@@ -61,7 +61,7 @@ def join(
     make: shape and `Packed` of the parts of a weight, by their names; None if
       it is not packed. Raises ValueError.
   """
-  found = dict(tensors)
+  joined = dict(tensors)
   for name in tensors:
     stem, _, last = name.rpartition(".")
     if last != mark:
@@ -78,15 +78,15 @@ def join(
       continue
     shape, packed = made
     for part in given:
-      del found[f"{stem}.{part}"]
-    found[f"{stem}.weight"] = Tensor(
+      del joined[f"{stem}.{part}"]
+    joined[f"{stem}.weight"] = Tensor(
       name=given[mark].name.removesuffix(mark) + "weight",
       shape=shape,
       kind="F32",
       read=packed.read,
       packed=packed.parts(),
     )
-  return found
+  return joined
 
 
 def check_shape(part: str, tensor: Tensor, shape: tuple, kinds: tuple) -> None:

@@ -107,20 +107,20 @@ def _drafter(
 def _newest(params, features: Array, commit: Commit) -> Array:
   """The features of the newest token that was read and stands, `f[B, F]`."""
   del params
-  found = commit.target_output.features
-  if found is None:
+  given = commit.target_output.features
+  if given is None:
     raise ValueError(
       "heads read the target's features, and it gives none (build it with "
       "features=)"
     )
-  if found.shape[-1] != features.shape[-1]:
+  if given.shape[-1] != features.shape[-1]:
     raise ValueError(
       f"heads read {features.shape[-1]} features, the target gives "
-      f"{found.shape[-1]}"
+      f"{given.shape[-1]}"
     )
   last = jnp.maximum(commit.count - 1, 0)[:, None]
   node = jnp.take_along_axis(commit.path, last, axis=1)[..., None]
-  newest = jnp.take_along_axis(found, node, axis=1)[:, 0]
+  newest = jnp.take_along_axis(given, node, axis=1)[:, 0]
   return jnp.where(
     commit.count[:, None] > 0, newest.astype(features.dtype), features
   )

@@ -212,14 +212,16 @@ def _written(ring: Ring, commit: Commit, vocab_size: int) -> Ring:
     "features": None,
   }
   if ring.features is not None:
-    found, wanted = output.features, ring.features.shape[-1]
-    if found is None or found.shape[-1] != wanted:
-      given = "none" if found is None else str(found.shape[-1])
+    given_features, wanted = output.features, ring.features.shape[-1]
+    if given_features is None or given_features.shape[-1] != wanted:
+      given = (
+        "none" if given_features is None else str(given_features.shape[-1])
+      )
       raise ValueError(
         f"the ring keeps {wanted} features of the target, which gives {given} "
         "(build it with features=)"
       )
-    new["features"] = along(found).astype(ring.features.dtype)
+    new["features"] = along(given_features).astype(ring.features.dtype)
   if output.logits.shape[1] != commit.tokens.shape[1]:  # of a prompt
     new |= {
       "laws": jnp.zeros((*rows, ring.laws.shape[-1]), ring.laws.dtype),

@@ -74,7 +74,7 @@ def repeats(
   depth = inner.tree.max_depth
 
   def propose(params, state, target_cache, context):
-    found, matched = jax.vmap(
+    followers, matched = jax.vmap(
       lambda tokens, length: look_up(
         tokens, length, count=depth, max_ngram=max_ngram
       )
@@ -87,22 +87,22 @@ def repeats(
       target_cache,
       dataclasses.replace(context, max_depth=allowed),
     )
-    return _chosen(reads_on, found, drafted), state, target_cache
+    return _chosen(reads_on, followers, drafted), state, target_cache
 
   return dataclasses.replace(
     inner, name=f"{inner.name}, repeats", propose=propose, longer=None
   )
 
 
-def _chosen(reads_on: Array, found: Array, drafted: Draft) -> Draft:
+def _chosen(reads_on: Array, followers: Array, drafted: Draft) -> Draft:
   """In some rows what was found, in the others what was drafted.
 
   Args:
     reads_on: `bool[B]`.
-    found: `i32[B, G]`.
+    followers: `i32[B, G]`.
     drafted: of a chain of G tokens.
   """
-  whole = jnp.concatenate([drafted.tokens[:, :1], found], axis=1)
+  whole = jnp.concatenate([drafted.tokens[:, :1], followers], axis=1)
   log_probs, parents = drafted.log_probs, drafted.parents
   if log_probs is not None:
     certain = whole[..., None] == np.arange(log_probs.shape[-1])

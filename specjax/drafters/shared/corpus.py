@@ -96,9 +96,9 @@ def in_corpus(
     start = length - lengths[:, None]
     wanted = tokens[jnp.clip(start + back, 0, len(tokens) - 1)]  # [m, m]
     low, high = _ranges(corpus, wanted, lengths)
-    found = (high > low) & (lengths <= length)
-    best = max_match - 1 - jnp.argmax(found[::-1])
-    match = jnp.where(found.any(), best + 1, 0)
+    is_match = (high > low) & (lengths <= length)
+    best = max_match - 1 - jnp.argmax(is_match[::-1])
+    match = jnp.where(is_match.any(), best + 1, 0)
     total = jnp.where(match > 0, high[best] - low[best], 0)
     each = np.arange(count)
     spaced = each * (total // count) + each * (total % count) // count
@@ -112,9 +112,9 @@ def in_corpus(
     matches = jnp.where(each < total, match, 0)
     return jnp.where(present, text, 0), present, matches
 
-  found, present, match = jax.vmap(of_row)(tokens, length)
+  followers, present, match = jax.vmap(of_row)(tokens, length)
   return Occurrences(
-    tokens=found.astype(jnp.int32),
+    tokens=followers.astype(jnp.int32),
     present=present,
     match=match.astype(jnp.int32),
   )

@@ -183,8 +183,8 @@ def _draw_level(
   place = np.zeros((len(heads), sizes.max()), np.int32)  # in the level
   place[family, rank] = np.arange(len(level))
 
-  def draw(found, r):  # child r of each node that has so many
-    tokens, drawn_from = found  # [B, F, C], [B, F, C, V]
+  def draw(so_far, r):  # child r of each node that has so many
+    tokens, drawn_from = so_far  # [B, F, C], [B, F, C, V]
     some = np.flatnonzero(sizes > r) if isinstance(r, int) else slice(None)
     child_law = siblings.child(
       law[:, heads[some]],

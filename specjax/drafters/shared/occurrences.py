@@ -64,13 +64,13 @@ def in_text(
     ahead = end[:, None] + 1 + np.arange(depth) % period
     return tokens[jnp.clip(ahead, 0, last)], match
 
-  found, match = jax.vmap(of_row)(tokens, length)
-  present = jnp.broadcast_to((match > 0)[..., None], found.shape)
-  return Occurrences(tokens=found, present=present, match=match)
+  followers, match = jax.vmap(of_row)(tokens, length)
+  present = jnp.broadcast_to((match > 0)[..., None], followers.shape)
+  return Occurrences(tokens=followers, present=present, match=match)
 
 
 def likely(
-  found: Occurrences,
+  occurrences: Occurrences,
   same: Array,
   *,
   num_nodes: int,
@@ -87,7 +87,7 @@ def likely(
   what is taken is a tree.
 
   Args:
-    found: the occurrences.
+    occurrences: the occurrences.
     same: `bool[B, K, K, D]`, from `tries.alike`.
     num_nodes: M, the most that are taken.
     max_match: the longest m.
@@ -98,14 +98,14 @@ def likely(
     `f32[B, K, D]`, 0 where a beginning is not taken, or is one that an earlier
     occurrence has.
   """
-  rows, count, depth = found.tokens.shape
+  rows, count, depth = occurrences.tokens.shape
   lengths = np.arange(1, max_match + 1)
-  member = (found.match[:, None] >= lengths[:, None]).astype(jnp.float32)
+  member = (occurrences.match[:, None] >= lengths[:, None]).astype(jnp.float32)
   total = jnp.maximum(member.sum(axis=-1), 1)  # [B, m]
   times = jnp.einsum("bmj,bkjd->bmkd", member, same.astype(jnp.float32))
   # Occurrences are sorted, so that the first that begins so has the best match.
   elder = np.tri(count, k=-1, dtype=bool)[..., None]
-  first = found.present & ~(same & elder).any(axis=2)
+  first = occurrences.present & ~(same & elder).any(axis=2)
   mine = first[:, None] & (member > 0)[..., None]
   share = jnp.where(mine, times / total[..., None, None], 0)
   flat = jnp.swapaxes(share, -1, -2).reshape(rows, max_match, -1)

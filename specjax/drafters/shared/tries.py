@@ -85,7 +85,7 @@ def best(tokens: Array, same: Array, values: Array, count: int) -> Trie:
   # By depth, and then by path: of equal values the lowest index comes first,
   # so that a parent, whose value is never below its child's, comes before it.
   flat = lambda x: jnp.swapaxes(x, 1, 2).reshape(rows, depth * paths)
-  found, kept = lax.top_k(flat(most), min(count, depth * paths))
+  largest, kept = lax.top_k(flat(most), min(count, depth * paths))
   place = kept // paths, kept % paths
   above = jnp.take_along_axis(
     flat(jnp.pad(first, ((0, 0), (0, 0), (1, 0)))[..., :-1]), kept, axis=1
@@ -97,11 +97,11 @@ def best(tokens: Array, same: Array, values: Array, count: int) -> Trie:
   return Trie(
     tokens=jnp.pad(jnp.take_along_axis(flat(tokens), kept, axis=1), missing),
     parents=jnp.pad(
-      jnp.where(found > 0, parents, -1).astype(jnp.int32),
+      jnp.where(largest > 0, parents, -1).astype(jnp.int32),
       missing,
       constant_values=-1,
     ),
-    values=jnp.pad(found, missing),
+    values=jnp.pad(largest, missing),
   )
 
 
