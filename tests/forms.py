@@ -327,8 +327,8 @@ def feature_head(vocab_size: int, *, layer: int = 1, tree=None) -> Drafter:
     newest = jnp.maximum(commit.count - 1, 0)[:, None]
     node = jnp.take_along_axis(commit.path, newest, axis=1)
     features = commit.target_output.features[..., layer] - layer * toys.SHIFT
-    found = jnp.take_along_axis(features, node, axis=1)[:, 0]
-    return jnp.where(commit.count > 0, found, state)
+    of_newest = jnp.take_along_axis(features, node, axis=1)[:, 0]
+    return jnp.where(commit.count > 0, of_newest, state)
 
   def init(params, batch, slots, inputs):
     del params, slots

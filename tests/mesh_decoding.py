@@ -579,9 +579,9 @@ def decode_on(case: str, mesh) -> dict:
       state = generate(params, jax.jit(extended)(params, state))
     if case in SOURCES:
       state = generate(params, jax.jit(admitted)(params, state))
-    found = jax.jit(read, out_shardings=whole)(state)
+    gathered = jax.jit(read, out_shardings=whole)(state)
   return jax.tree.map(
-    lambda x: np.asarray(x.addressable_data(0)).tolist(), found
+    lambda x: np.asarray(x.addressable_data(0)).tolist(), gathered
   )
 
 
@@ -611,15 +611,15 @@ def main(output, *runs):
     jax.distributed.initialize(
       num_processes=count, process_id=int(os.environ["JAX_PROCESS_ID"])
     )
-  found = {}
+  gathered = {}
   for run in runs:
     case, sizes = run.split(":")
     mesh = None
     if sizes != "alone":
       mesh = make_mesh(tuple(map(int, sizes.split("x"))))
-    found[run] = decode_on(case, mesh)
+    gathered[run] = decode_on(case, mesh)
   if jax.process_index() == 0:
-    pathlib.Path(output).write_text(json.dumps(found))
+    pathlib.Path(output).write_text(json.dumps(gathered))
   if count > 1:
     multihost_utils.sync_global_devices("done")
 

@@ -87,7 +87,7 @@ class Theirs:
 
   def tensors(self):
     """By the names of released files."""
-    found = {}
+    output = {}
     for name, value in self.model.layers[0].state_dict().items():
       name = self.renamed.get(name, name.removeprefix("mtp_block."))
       value = value.float().numpy()
@@ -101,14 +101,14 @@ class Theirs:
           for x, half in zip(which, halves, strict=True)
           for i in range(len(value))
         }
-      found |= {f"model.{self.prefix}.{k}": x for k, x in parts.items()}
-    return found
+      output |= {f"model.{self.prefix}.{k}": x for k, x in parts.items()}
+    return output
 
   def features(self, tokens):
     """`f64[B, T, D]`, the target's, after its final norm."""
     with torch.no_grad():
-      found = self.target.model(torch.tensor(tokens))
-    return found.last_hidden_state.numpy()
+      output = self.target.model(torch.tensor(tokens))
+    return output.last_hidden_state.numpy()
 
   def __call__(self, tokens, hidden):
     """Logits and states after pairs (token t + 1, hidden t), at positions t."""

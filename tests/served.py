@@ -31,7 +31,7 @@ STOP = (3,)
 
 
 def make_slots(decoder, params=decoding.PARAMS, *, num_slots=3, **more):
-  found = slots_lib.Slots(
+  slots = slots_lib.Slots(
     {decoder.drafter.tree.max_depth: decoder},
     params,
     num_slots=num_slots,
@@ -41,8 +41,8 @@ def make_slots(decoder, params=decoding.PARAMS, *, num_slots=3, **more):
     max_rounds=4,
     **more,
   )
-  found.compile()
-  return found
+  slots.compile()
+  return slots
 
 
 def make_scheduler(slots, iterate=None, **more):
@@ -165,8 +165,8 @@ TEMPLATE = (
 @functools.cache
 def tokenizer():
   """The embedded pair's, with a chat template."""
-  found = tokenizers.load("models/pretrained/target")
-  return dataclasses.replace(found, chat_template=TEMPLATE)
+  loaded = tokenizers.load("models/pretrained/target")
+  return dataclasses.replace(loaded, chat_template=TEMPLATE)
 
 
 @functools.cache
@@ -189,11 +189,11 @@ def text_slots(**more):
     num_slots=3, widths=(16, 64), max_length=160, max_rounds=4,
     stop_tokens=(tokenizer().eos_token_id,), scores=True,
   )  # fmt: skip
-  found = slots_lib.Slots(
+  slots = slots_lib.Slots(
     {decoder.drafter.tree.max_depth: decoder}, params, **(options | more)
   )
-  found.compile()
-  return found
+  slots.compile()
+  return slots
 
 
 def defaults_of(**more):

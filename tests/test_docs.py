@@ -40,16 +40,16 @@ def flags(text: str, name: str) -> list[str]:
 
   Those of scripts' variables are not among them.
   """
-  found = []
+  results = []
   for line in re.sub(r"\\\n\s*", " ", text).splitlines():
     command = line.startswith(("  ", "python"))
     if command and "$" not in line and f"--{name}=" in line:
-      found += [
+      results += [
         word.partition("=")[2]
         for word in shlex.split(line.replace("[", "").replace("]", ""))
         if word.startswith(f"--{name}=")
       ]
-  return found
+  return results
 
 
 def test_settings_in_pages_and_scripts_are_no_arguments_of_drafters():

@@ -240,15 +240,15 @@ def test_a_summary_says_what_made_it(cli, tmp_path, prompts, pair, decoded):
   assert cli(
     decode.run, *SMALL, f"--prompts={prompts}", f"--summary={summary}"
   ) == 0  # fmt: skip
-  found = json.loads(summary.read_text())
-  made = found["provenance"]
+  record = json.loads(summary.read_text())
+  made = record["provenance"]
   assert made["prompts"]["path"] == prompts
   assert {n: x["path"] for n, x in made["checkpoints"].items()} == {
     "target": pair[0], "draft": pair[1]
   }  # fmt: skip
   assert f"--summary={summary}" in made["command"]
   assert made["specjax"].keys() >= {"version", "commit", "dirty"}
-  assert found["machine"]["jax"] == found["jax"]
+  assert record["machine"]["jax"] == record["jax"]
 
 
 def test_settings_know_weights_but_neither_dates_nor_places(tmp_path, pair):

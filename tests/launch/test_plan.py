@@ -26,11 +26,11 @@ SMALL = ("--topology=v5e-4", "--target=pythia-2.8b", "--max_length=512")
 
 
 def test_shapes_have_the_published_numbers_of_parameters():
-  found = {
+  actual = {
     name: program.num_params(config_from_json(settings))
     for name, settings in shapes.SHAPES.items()
   }
-  assert found == {
+  assert actual == {
     "pythia-70m": 70_426_624,
     "pythia-2.8b": 2_775_208_960,
     "llama-3.2-1b": 1_235_814_400,
@@ -338,15 +338,15 @@ def test_the_best_chain_is_said_for_each_acceptance(batch_size):
     assert speedups[row["num_speculative_tokens"] - 1] == max(speedups)
 
 
-def shown(found):
+def shown(actual):
   console = rich.console.Console(file=io.StringIO(), width=100)
-  answer.show(console, found)
+  answer.show(console, actual)
   return console.file.getvalue()
 
 
 def test_what_is_shown():
-  found = json.loads(pathlib.Path("docs/plans/70b-v5e-16.json").read_text())
-  text = shown(found)
+  record = json.loads(pathlib.Path("docs/plans/70b-v5e-16.json").read_text())
+  text = shown(record)
   first, second, *_ = text.splitlines()
   assert first.startswith("fits: 10.69 of 15.75 GiB a device; arguments 10.16")
   assert "v5e:4x4 (v5litepod-16), data:1, model:16, draft on 8" in first
@@ -358,34 +358,36 @@ def test_what_is_shown():
   assert "verify all-reduce 161 105,512,960" in words
   assert "a model, not a measurement" in words
   assert "drafting pays up to batch 4096, the largest tried" in words
-  verify = found["roofline"]["passes"]["verify"]
+  verify = record["roofline"]["passes"]["verify"]
   assert verify["bound_by"] == "memory"
   assert (
     f"verify memory {verify['memory_bytes'] / 1e6:,.1f} "
     f"{1e3 * verify['memory_seconds']:.2f} "
   ) in words
-  last = found["roofline"]["best_by_acceptance"][-1]
+  last = record["roofline"]["best_by_acceptance"][-1]
   n, ratio = last["num_speculative_tokens"], last["speedup"]
   assert f"0.95 {n} {ratio:.2f}" in words
 
-  found["collectives"] = {"draft_step": {}, "verify": {}}
-  found["roofline"] |= dict(pays_up_to_batch_size=0, break_even_acceptance=None)
-  text = shown(found)
+  record["collectives"] = {"draft_step": {}, "verify": {}}
+  record["roofline"] |= dict(
+    pays_up_to_batch_size=0, break_even_acceptance=None
+  )
+  text = shown(record)
   assert "no collectives" in text
   assert "break-even acceptance none" in text
   assert "and no batch pays" in text
 
 
 def test_what_does_not_fit_is_one_line():
-  found = json.loads(pathlib.Path("docs/plans/70b-v5e-16.json").read_text())
-  unfit = found | {"fits": False, "collectives": None}
+  record = json.loads(pathlib.Path("docs/plans/70b-v5e-16.json").read_text())
+  unfit = record | {"fits": False, "collectives": None}
   (line,) = shown(unfit).splitlines()
   assert line.startswith("does not fit: 10.69 of 15.75 GiB a device")
 
 
 def test_the_largest_batch_and_length_are_where_memory_ends():
   q, temporaries, hbm = question(), 10**9, 15 * 2**30
-  found = memory.largest(q, temporaries, hbm)
+  actual = memory.largest(q, temporaries, hbm)
 
   def needed(batch, length):
     other = question(batch_size=batch, max_length=length)
@@ -394,8 +396,8 @@ def test_the_largest_batch_and_length_are_where_memory_ends():
     more = temporaries * batch / 8 * max(length / 1024, 1)
     return memory.held(other) + keys + more
 
-  batch = found["batch_size"]
+  batch = actual["batch_size"]
   assert needed(batch, 1024) <= hbm < needed(batch + 1, 1024)
-  length = found["max_length"]
+  length = actual["max_length"]
   assert needed(8, length) <= hbm
   assert length == 2048 or needed(8, length + 1) > hbm

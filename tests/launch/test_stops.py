@@ -117,8 +117,8 @@ def test_a_completion_begins_with_its_space_and_ends_before_one(make):
     ids, given = [the, a, a], stops.Detokenizer(tokenizer, prompt)
     assert "".join(map(given.add, ids)) + given.rest() == text
     row = {"token_ids": ids, "stop_reason": "length"}
-    found = stops.text_of(Prompt(0, 0, "", prompt), row, tokenizer)
-    assert found == text
+    actual = stops.text_of(Prompt(0, 0, "", prompt), row, tokenizer)
+    assert actual == text
   assert stops.watch(tokenizer, [" the"], [a])([the, a]) == 1
   row = {"token_ids": [the], "stop_reason": "stop_string"}
   prompt = Prompt(0, 0, "", (a,), stop=(" the",))

@@ -97,8 +97,8 @@ def test_a_head_reads_the_states_that_its_format_means(target, name, on_a_mesh):
   config, kind, wanted = FORMATS[name]
   shape = head_checkpoints.shape(config, ABOUT, kind=kind)
   expected = np.concatenate([states[i] for i in wanted], axis=-1)
-  found = read(module, shape.features, on_a_mesh=on_a_mesh)
-  np.testing.assert_allclose(found, expected, atol=1e-5)
+  actual = read(module, shape.features, on_a_mesh=on_a_mesh)
+  np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize(

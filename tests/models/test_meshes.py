@@ -25,8 +25,8 @@ LLAMA = config_from_json(shapes.SHAPES["llama-3.2-1b"])  # 8 key/value heads
   ],
 )
 def test_layouts_are_read(text, devices, draft_devices, expected):
-  found = meshes.parse(text, devices, draft=LLAMA, draft_devices=draft_devices)
-  assert (found.data, found.model, found.draft) == expected
+  actual = meshes.parse(text, devices, draft=LLAMA, draft_devices=draft_devices)
+  assert (actual.data, actual.model, actual.draft) == expected
 
 
 @pytest.mark.parametrize(

@@ -103,11 +103,11 @@ def test_ones_own_is_named_by_its_module():
 
 
 def test_a_list_is_separated_where_calls_end():
-  found = calls.parse_list("plain, a(b=(1, 2), c='x,y'),m.n:f(d)")
-  assert [str(call) for call in found] == [
+  actual = calls.parse_list("plain, a(b=(1, 2), c='x,y'),m.n:f(d)")
+  assert [str(call) for call in actual] == [
     "plain", 'a(b=(1, 2), c="x,y")', "m.n:f(d)"
   ]  # fmt: skip
-  assert found[1] == Call("a", (), {"b": (1, 2), "c": "x,y"})
+  assert actual[1] == Call("a", (), {"b": (1, 2), "c": "x,y"})
   assert calls.parse_list(" ") == []
 
 

@@ -242,7 +242,7 @@ def test_a_draft_reads_what_the_targets_encoder_made():
   for name in ("embed", "encoder"):
     whole[name] = broken[name] = target[name]
   broken["encoder"] = jax.tree.map(lambda x: jnp.nan * x, target["encoder"])
-  found = []
+  results = []
   for draft_of_case, share in ((whole, False), (broken, True)):
     decoder, params = shared(draft_of_case, share=share)
     state = start(decoder, params, [0, 1, 2])
@@ -252,10 +252,10 @@ def test_a_draft_reads_what_the_targets_encoder_made():
       max_new_tokens=np.int32(8), inputs=jax.tree.map(lambda x: x[1:2], INPUTS),
     )  # fmt: skip
     state = jax.jit(decoder.generate)(params, state)
-    found.append((texts(state), np.asarray(state.counters.num_accepted)))
-  assert found[0][0] == found[1][0]
-  np.testing.assert_array_equal(found[0][1], found[1][1])
-  assert found[0][1].sum() > 0
+    results.append((texts(state), np.asarray(state.counters.num_accepted)))
+  assert results[0][0] == results[1][0]
+  np.testing.assert_array_equal(results[0][1], results[1][1])
+  assert results[0][1].sum() > 0
 
 
 def test_a_shared_encoder_reads_the_inputs_once(monkeypatch):

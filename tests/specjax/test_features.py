@@ -134,10 +134,10 @@ def test_a_row_that_is_admitted_has_its_own_input():
   assert accepted_for_sure(decoder, refilled)
   generate = jax.jit(decoder.generate)
   alone = start(decoder, INPUTS, rows=slice(2, 3))
-  found = rows_of(generate(PARAMS, refilled))
-  assert found.pop(row) == rows_of(generate(PARAMS, alone))[0]
+  actual = rows_of(generate(PARAMS, refilled))
+  assert actual.pop(row) == rows_of(generate(PARAMS, alone))[0]
   undisturbed = rows_of(generate(PARAMS, state))
-  assert found == undisturbed[:row] + undisturbed[row + 1 :]
+  assert actual == undisturbed[:row] + undisturbed[row + 1 :]
 
 
 def test_inputs_that_nobody_reads_are_refused():

@@ -141,9 +141,9 @@ def test_noise_of_positions_is_gumbel_into_the_tail():
   for level in (-1.0, 0.0, 3.0, 10.0, 24 * np.log(2)):
     share = -np.expm1(-np.exp(-level))
     spread = np.sqrt(share * (1 - share) * noise.size)
-    found = (noise > level).sum()
-    assert found > 0
-    assert abs(found - share * noise.size) < 5 * spread
+    actual = (noise > level).sum()
+    assert actual > 0
+    assert abs(actual - share * noise.size) < 5 * spread
 
 
 def test_nan_laws_give_a_valid_index():

@@ -74,8 +74,8 @@ def test_every_kind_of_head_is_asked_for_and_costs_something(kind):
   assert q.drafter == kind
   assert q.layout.draft == 8
   drafter = program.make_drafter(q)
-  found = heads.passes(q.head, drafter, size=8, rows=8, slots=q.slots)
-  assert len(found) == len(drafter.passes)
+  actual = heads.passes(q.head, drafter, size=8, rows=8, slots=q.slots)
+  assert len(actual) == len(drafter.passes)
   line = answer._roofline(topology("v5e-8"), q)
   # All of them read less than the target does.
   assert 0 < line["cost_ratio"] < 0.5

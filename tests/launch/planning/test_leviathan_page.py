@@ -20,14 +20,14 @@ def test_the_formula_gives_what_was_quoted():
   for row, value in zip(leviathan_page.REPORTED, quoted, strict=True):
     _, _, draft, count, acceptance, _ = row
     cost = leviathan_page.COST_RATIOS[draft]
-    found = leviathan_page.by_formula(acceptance, count, cost)
-    assert found == pytest.approx(value, abs=0.006)
+    actual = leviathan_page.by_formula(acceptance, count, cost)
+    assert actual == pytest.approx(value, abs=0.006)
     # A plan of the same costs predicts the same; dearer verifying, less.
     same = leviathan_page.by_plan(plan(cost), acceptance, count)
-    assert same == pytest.approx(found, rel=1e-9)
+    assert same == pytest.approx(actual, rel=1e-9)
     dearer = leviathan_page.by_plan(plan(cost, more=0.1), acceptance, count)
     per_round = (1 + count * cost) / (1 + count * (cost + 0.1))
-    assert dearer == pytest.approx(found * per_round, rel=1e-9)
+    assert dearer == pytest.approx(actual * per_round, rel=1e-9)
 
 
 def test_a_plan_that_is_not_there_leaves_its_cells_empty(tmp_path, capsys):

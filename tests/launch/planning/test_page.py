@@ -25,8 +25,8 @@ def test_the_rows_shown_are_printed_from_the_committed_plans(capsys):
 def test_every_plan_of_the_script_is_committed():
   script = (FOLDER / "run.sh").read_text("utf-8")
   named = re.findall(r"^plan (\S+)", script, re.MULTILINE)
-  found = [str(p.relative_to(FOLDER))[:-5] for p in (*PLANS, *SWEEPS)]
-  assert sorted(named) == sorted(found)
+  actual = [str(p.relative_to(FOLDER))[:-5] for p in (*PLANS, *SWEEPS)]
+  assert sorted(named) == sorted(actual)
 
 
 @pytest.mark.parametrize("path", PLANS, ids=lambda p: p.stem)

@@ -54,12 +54,12 @@ def asked(token_ids, stream=0):
 
 def repeated(number, lengths):
   """A job that asks for completions of so many tokens, one after another."""
-  found = []
+  results = []
   for length in lengths:
     done = yield asked(range(1, length + 1), stream=number)
-    found.append(done.token_ids)
+    results.append(done.token_ids)
     assert done.reason == StopReason.LENGTH
-  return number, found
+  return number, results
 
 
 @pytest.mark.parametrize("num_slots", [1, 2, 3, 9])
@@ -67,8 +67,8 @@ def test_every_job_gets_the_completions_that_it_asked_for(num_slots):
   lengths = [[3, 1], [5], [], [1, 1, 4], [2, 2], [7, 3]]
   slots = Echo(num_slots)
   work = (repeated(i, each) for i, each in enumerate(lengths))
-  found = dict(jobs.done(slots, work))
-  assert found == {
+  actual = dict(jobs.done(slots, work))
+  assert actual == {
     i: [tuple(range(1, n + 1)) for n in each] for i, each in enumerate(lengths)
   }
 

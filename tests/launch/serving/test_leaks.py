@@ -82,8 +82,8 @@ def hundred(address, rng):
 
     return await asyncio.gather(*[one(number) for number in range(100)])
 
-  found = [line[9:].decode() for line in asyncio.run(everybody())]
-  return {status: found.count(status) for status in {*found}}
+  actual = [line[9:].decode() for line in asyncio.run(everybody())]
+  return {status: actual.count(status) for status in {*actual}}
 
 
 def loop_of(service, address):
@@ -124,8 +124,8 @@ def test_nothing_of_requests_is_kept_whatever_became_of_them():
   rng = random.Random(0)
   slots = served.text_slots()
   limits = Limits(body_bytes=20_000)
-  with served.http_service(slots, limits=limits, queue_length=12) as found:
-    service, address = found
+  with served.http_service(slots, limits=limits, queue_length=12) as actual:
+    service, address = actual
     loop = loop_of(service, address)
     hundred(address, rng)  # what is made once is made
     tracemalloc.start()

@@ -41,8 +41,8 @@ def request_of(body, path="/v1/completions", more="Connection: close\r\n"):
 
 def connect(address):
   host, port = address.removeprefix("http://").split(":")
-  found = socket.create_connection((host, int(port)), timeout=60)
-  return found
+  actual = socket.create_connection((host, int(port)), timeout=60)
+  return actual
 
 
 def all_of(connection):
@@ -84,8 +84,8 @@ def server(slots):
   limits = Limits(body_bytes=2000, body_seconds=0.5, send_seconds=2.0)
   with served.http_service(
     slots, Slowly(slots), limits=limits, head_seconds=0.5, queue_length=4
-  ) as found:
-    yield found
+  ) as actual:
+    yield actual
 
 
 @pytest.fixture
@@ -173,9 +173,9 @@ def test_a_connection_in_use_is_kept_and_one_of_no_use_is_not(server):
 
 def unread(connection):
   """Bytes that wait in the system for a client that does not read."""
-  found = array.array("i", [0])
-  fcntl.ioctl(connection, termios.FIONREAD, found)
-  return found[0]
+  actual = array.array("i", [0])
+  fcntl.ioctl(connection, termios.FIONREAD, actual)
+  return actual[0]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -226,10 +226,10 @@ def test_more_connections_than_there_may_be_are_told_so(slots):
 def test_no_more_than_the_queue_holds_wait(server, expected):
   """Three slots and four places: of twelve requests, seven are answered."""
   address = server[1]
-  found = []
+  results = []
   threads = [
     threading.Thread(
-      target=lambda: found.append(answer_of(address, served.long_request()))
+      target=lambda: results.append(answer_of(address, served.long_request()))
     )
     for _ in range(12)
   ]
@@ -237,12 +237,12 @@ def test_no_more_than_the_queue_holds_wait(server, expected):
     thread.start()
   for thread in threads:
     thread.join(served.PATIENCE)
-  by_status = sorted(status for status, _ in found)
+  by_status = sorted(status for status, _ in results)
   assert by_status[0] == 200
   assert by_status[-1] == 429
   assert by_status.count(200) >= 7
   assert {*by_status} == {200, 429}
-  for status, body in found:
+  for status, body in results:
     if status == 200:
       assert body["choices"][0]["text"] == expected
     else:
@@ -269,8 +269,8 @@ def test_who_leaves_frees_the_slot(server, stream):
 
 def test_an_answer_that_takes_too_long_ends(slots):
   limits = Limits(answer_seconds=0.3)
-  with served.http_service(slots, Slowly(slots, 0.1), limits=limits) as found:
-    service, address = found
+  with served.http_service(slots, Slowly(slots, 0.1), limits=limits) as actual:
+    service, address = actual
     status, body = answer_of(address, served.long_request())
     assert (status, body["error"]["code"]) == (408, "timeout")
     with connect(address) as connection:
@@ -385,8 +385,8 @@ def test_a_drain_that_runs_out_tells_everybody(slots, caplog, how):
   drain_seconds = 60 if how == "told twice" else 0.3
   with served.http_service(
     slots, iterate, drain_seconds=drain_seconds
-  ) as found:
-    clients = Ending(found[1], found[0])
+  ) as actual:
+    clients = Ending(actual[1], actual[0])
     clients.server.handle_exit(signal.SIGTERM, None)
     if how == "told twice":
       clients.server.handle_exit(signal.SIGINT, None)
@@ -513,8 +513,8 @@ def test_rude_clients_cost_the_others_nothing(slots, clients):
     async def everybody():
       rude = [_rude(address, rng) for _ in range(clients)]
       good = [_polite(address, seed) for seed in range(polite)]
-      found = await asyncio.gather(*good, *rude)
-      return found[:polite]
+      actual = await asyncio.gather(*good, *rude)
+      return actual[:polite]
 
     texts = asyncio.run(everybody())
     served.until(lambda: is_idle(service))

@@ -107,13 +107,13 @@ def test_what_emitted_tokens_carry(running, slots):
   heard = served.Heard(LONG)
   scheduler.submit([heard.ticket])
   heard.wait()
-  context, found = list(LONG.token_ids), []
+  context, actual = list(LONG.token_ids), []
   for token in heard.tokens:
     logits = served_logits(context)
-    found.append(logits[token] - np.log(np.exp(logits).sum()))
+    actual.append(logits[token] - np.log(np.exp(logits).sum()))
     context.append(token)
   given = [x for news in heard.news for x in news.log_probs]
-  np.testing.assert_allclose(given, found, atol=1e-5)
+  np.testing.assert_allclose(given, actual, atol=1e-5)
   origins = [x for news in heard.news for x in news.origins]
   assert len(origins) == len(heard.tokens)
   assert {Origin.ACCEPTED, Origin.RESIDUAL} <= {*origins}

@@ -17,13 +17,13 @@ DECODER = decoding.make("model", "token")
 
 @pytest.fixture(scope="module")
 def slots(quick_to_compile):
-  found = Slots(
+  actual = Slots(
     {3: DECODER}, decoding.PARAMS, num_slots=2, widths=(4, 8), longest=30,
     budget=8, max_length=served.MAX_LENGTH, stop_tokens=(), max_rounds=4,
     scores=True,
   )  # fmt: skip
-  found.compile()
-  return found
+  actual.compile()
+  return actual
 
 
 def asked(length, *, seed=0, budget=16):
@@ -149,13 +149,13 @@ def test_prompts_are_scored_in_turn_and_one_that_is_given_up_waits_for_none(
   report, _ = iteration(slots, admissions=[(0, scored[0]), (1, scored[1])])
   assert not report.scores  # eight tokens of the first alone
   ended = np.array([True, False])
-  found = dict(iteration(slots, ended=ended)[0].scores)
+  actual = dict(iteration(slots, ended=ended)[0].scores)
   report, _ = iteration(slots, admissions=[(0, scored[2])])
   for _ in range(8):
-    found |= report.scores
+    actual |= report.scores
     report, _ = iteration(slots)
-  np.testing.assert_array_equal(found[1].log_probs, expected[1])
-  np.testing.assert_array_equal(found[0].log_probs, expected[2])
+  np.testing.assert_array_equal(actual[1].log_probs, expected[1])
+  np.testing.assert_array_equal(actual[0].log_probs, expected[2])
 
 
 @pytest.mark.parametrize("budget", [1, 8, 13, 17, 100])
@@ -219,23 +219,23 @@ def test_a_second_turn_reads_what_is_new_alone(slots):
   assert report.cached[0] == 0
   second = going_on(first, text)
   assert slots.place([1, 0], second) == 0  # nothing is lost
-  found, report = finished(slots, 0, second)
+  actual, report = finished(slots, 0, second)
   assert report.cached[0] == 28
-  assert found == expected(second)
+  assert actual == expected(second)
   other = dataclasses.replace(
     first, token_ids=(*first.token_ids[:15], 8, 8), max_new_tokens=5
   )
   assert slots.place([0, 1], other) == 1  # the other's end is kept
-  found, report = finished(slots, 1, other)
+  actual, report = finished(slots, 1, other)
   assert report.cached[1] == 15
-  assert found == expected(other)
+  assert actual == expected(other)
 
 
 def test_the_same_prompt_again_reads_its_last_token(slots):
   first = asked(12, seed=22, budget=4)
   text, _ = finished(slots, 0, first)
-  found, report = finished(slots, 1, first)
-  assert (found, report.cached[1]) == (text, 11)
+  actual, report = finished(slots, 1, first)
+  assert (actual, report.cached[1]) == (text, 11)
 
 
 def test_who_comes_together_reads_a_common_beginning_once(slots):

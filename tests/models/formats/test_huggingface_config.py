@@ -79,8 +79,8 @@ def test_rescaled_frequencies_are_those_of_transformers(rope):
   assert read.max_positions == longest
   positions = np.arange(0, longest, 37)[None]
   wanted = LlamaRotaryEmbedding(config)(torch.zeros(1), torch.tensor(positions))
-  found = read.rope.table(positions)
-  for mine, theirs in zip(found, wanted, strict=True):
+  actual = read.rope.table(positions)
+  for mine, theirs in zip(actual, wanted, strict=True):
     half = theirs.shape[-1] // 2
     np.testing.assert_allclose(mine[:, :, 0], theirs[..., :half], atol=1e-4)
 

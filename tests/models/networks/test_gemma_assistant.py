@@ -212,9 +212,9 @@ def test_what_is_not_seen_changes_nothing_and_nan_is_of_its_row(ordered):
     tokens, case.hidden[:, None],
     case.cache.replace(keys=keys, length=length), positions,
   )  # fmt: skip
-  for found, whole in ((logits, expected[0]), (hidden, expected[1])):
-    assert np.isnan(found[1]).all()
-    np.testing.assert_array_equal(found[::2], whole[::2])
+  for actual, whole in ((logits, expected[0]), (hidden, expected[1])):
+    assert np.isnan(actual[1]).all()
+    np.testing.assert_array_equal(actual[::2], whole[::2])
 
 
 def test_an_idle_row_reads_nothing(ordered):

@@ -57,10 +57,10 @@ def test_laws_are_those_that_tokens_are_drawn_from_and_rows_are_apart(tree):
     target, params = as_language_model(module, features=(FINAL,))
     model, head_params = eagle.as_feature_model(head)
     drafter = drafters.mtp(model, tree=tree, vocab_size=VOCAB)
-    found = exact.check_drafter(
+    actual = exact.check_drafter(
       drafter,
       Params(target=params, draft=head_params),
       target,
       vocab_size=VOCAB,
     )
-  assert found.method == "exact"
+  assert actual.method == "exact"

@@ -29,15 +29,15 @@ def pair(request, tmp_path_factory):
   settings, untied = t5s.MODELS[request.param]
   folder = tmp_path_factory.mktemp("t5")
   folder, theirs = t5s.save(folder, untied=untied, **settings)
-  found = checkpoints.load(
+  loaded = checkpoints.load(
     str(folder), dtype=jnp.float32, mesh=None, sharding=None
   )
-  return found, theirs
+  return loaded, theirs
 
 
 def test_logits_are_transformers_fed_whole_in_pieces_and_as_a_tree(pair):
-  found, theirs = pair
-  model = found.whole()
+  actual, theirs = pair
+  model = actual.whole()
   expected = t5s.logits(theirs, INPUTS, LENGTHS, TOKENS)
   # Node n of the tree is the true next token n + 1, but 2 and 4, which are
   # siblings of true ones: nobody else sees them.
@@ -70,7 +70,7 @@ def test_logits_are_transformers_fed_whole_in_pieces_and_as_a_tree(pair):
 
   inputs = Inputs(tokens=jnp.asarray(INPUTS), lengths=jnp.asarray(LENGTHS))
   whole, first, more, nodes, one, side = (
-    x.logits for x in run(found.params, inputs, TOKENS)
+    x.logits for x in run(actual.params, inputs, TOKENS)
   )
   for ours, those in (
     (whole, expected),
@@ -218,9 +218,9 @@ def test_padding_of_inputs_and_broken_rows_change_no_other_row(decoded):
   padded = np.where(np.arange(width) < widths[:, None], inputs, 3)
   np.testing.assert_array_equal(logits_of_rest(run(padded, tokens)), plain)
   inputs[1, 2] = 3
-  found = logits_of_rest(run(inputs, tokens))
-  assert np.isnan(found[1]).all()
-  np.testing.assert_array_equal(found[[0, 2]], plain[[0, 2]])
+  actual = logits_of_rest(run(inputs, tokens))
+  assert np.isnan(actual[1]).all()
+  np.testing.assert_array_equal(actual[[0, 2]], plain[[0, 2]])
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -236,10 +236,10 @@ def test_a_float16_model_does_not_overflow_where_layers_add_up(tmp_path):
   folder, _ = t5s.save(tmp_path, feed_forward_proj="gated-gelu")
   t5s.edit_tensors(folder, "DenseReluDense.wo", lambda x: 1e5 * x)
   theirs = t5s.read(folder)
-  found = checkpoints.load(
+  loaded = checkpoints.load(
     str(folder), dtype=jnp.float16, mesh=None, sharding=None
   )
-  model = found.whole()
+  model = loaded.whole()
   inputs = Inputs(tokens=jnp.asarray(INPUTS), lengths=jnp.asarray(LENGTHS))
 
   @jax.jit
@@ -249,7 +249,7 @@ def test_a_float16_model_does_not_overflow_where_layers_add_up(tmp_path):
     ].logits
 
   expected = t5s.logits(theirs, INPUTS, LENGTHS, TOKENS)
-  assert t5s.relative_error(run(found.params), expected) < 0.05
+  assert t5s.relative_error(run(loaded.params), expected) < 0.05
 
 
 def test_files_that_are_not_of_the_model_are_named(tmp_path):

@@ -46,7 +46,7 @@ def copies_here(drafts: str) -> int:
     policy=policies.get("survival"),
   )  # fmt: skip
   decoder = specjax.make_decoder(target, drafter=drafter)
-  found = compilation.compile_both(
+  actual = compilation.compile_both(
     decoder,
     lambda params, *rest: decoder.init(
       params, *rest, buffer_length=LENGTH, max_new_tokens=8
@@ -61,8 +61,8 @@ def copies_here(drafts: str) -> int:
     ),
   )
   whole = {("f32", (ROWS, 2, LENGTH + LEVELS + 1, 8))}
-  assert found.state.target_cache.keys[0].shape == (*next(iter(whole))[1],)
-  return hlo.copies(hlo.parse(found.loop.as_text()), whole)
+  assert actual.state.target_cache.keys[0].shape == (*next(iter(whole))[1],)
+  return hlo.copies(hlo.parse(actual.loop.as_text()), whole)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_nor_does_it_on_a_tpu(monkeypatch, drafts):
     program, "make_drafter", functools.partial(make_drafter, policy)
   )
   has_draft = drafts == "model"
-  found = program.compile_for(
+  actual = program.compile_for(
     program.Question(
       target=CONFIG, draft=CONFIG if has_draft else None,
       skipped=None if has_draft else SkippedLayers(attention=(1,)),
@@ -129,5 +129,5 @@ def test_nor_does_it_on_a_tpu(monkeypatch, drafts):
     ),
     hardware.devices(hardware.topology("v5e-4")),
   )  # fmt: skip
-  assert found.donation_honoured
-  assert found.cache_copies == found.cache_moves == 0
+  assert actual.donation_honoured
+  assert actual.cache_copies == actual.cache_moves == 0

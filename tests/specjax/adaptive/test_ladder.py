@@ -236,10 +236,10 @@ def test_a_draft_reads_no_prompts_that_it_will_not_draft_for(on_mesh):
   assert held() == decoding.LENGTHS[:2].tolist()
   price(9.0)
   assert held() == [0, 0]
-  found, _ = climbing.run(batch)
+  actual, _ = climbing.run(batch)
   plain, _ = engine_of(None, on_mesh).run(batch)
-  assert [a.token_ids for a in found] == [b.token_ids for b in plain]
-  assert sum(c.num_drafted for c in found) == 0
+  assert [a.token_ids for a in actual] == [b.token_ids for b in plain]
+  assert sum(c.num_drafted for c in actual) == 0
 
 
 @pytest.mark.parametrize("on_mesh", [False, True])
@@ -248,9 +248,9 @@ def test_an_engine_climbs_by_what_its_batches_show(on_mesh):
   climbing = engine_of(Ladder(lengths=LENGTHS, every=3, patience=2), on_mesh)
   plain = engine_of(None, on_mesh)
   batch = Batch(tuple(map(request, range(2))), 2, 32)
-  found, _ = climbing.run(batch)
+  actual, _ = climbing.run(batch)
   expected, _ = plain.run(batch)
-  for one, other in zip(found, expected, strict=True):
+  for one, other in zip(actual, expected, strict=True):
     assert one.token_ids == other.token_ids
     assert sum(one.accept_counts) == one.num_target_calls
   assert climbing.ladder.reached[0] > 0
@@ -318,11 +318,11 @@ def test_the_machines_speed_is_that_of_the_middle_turn(monkeypatch):
 
     return loop
 
-  found = ladder.measured(
+  actual = ladder.measured(
     {n: loop_of(n) for n in (0, 3)}, None, state, repeats=3,
     copy=lambda state: state,
   )  # fmt: skip
-  assert found == pytest.approx({0: 2.0, 3: 8.0})
+  assert actual == pytest.approx({0: 2.0, 3: 8.0})
 
 
 def test_a_length_is_left_for_a_clear_gain_only():
@@ -335,8 +335,8 @@ def test_a_length_is_left_for_a_clear_gain_only():
     return loop.chosen[-1]
 
   # A length of 1 gives 1 + a tokens: even at a = 0.5, a tenth better at 0.65.
-  found = [choice(a) for a in (0.55, 0.45, 0.30, 0.55, 0.66, 0.60)]
-  assert found == [1, 1, 0, 0, 1, 1]
+  actual = [choice(a) for a in (0.55, 0.45, 0.30, 0.55, 0.66, 0.60)]
+  assert actual == [1, 1, 0, 0, 1, 1]
 
 
 def test_places_are_counted_apart_and_lean_on_the_one_before():

@@ -82,7 +82,7 @@ def test_a_row_emits_what_it_does_among_copies_of_itself(policy, family):
   params = WITH_HEAD if policy == "predicted" else PARAMS
   decode = lambda state: decoding.decode(decoder, state, params)
   whole = decode(decoding.start(decoder, params=params))
-  found = rows_of(whole)
+  actual = rows_of(whole)
   drafted = np.asarray(whole.counters.num_drafted)
   calls = np.asarray(whole.counters.num_target_calls)
   assert (drafted < DEPTH * calls)[:3].all()  # the policy ends some drafts
@@ -91,7 +91,7 @@ def test_a_row_emits_what_it_does_among_copies_of_itself(policy, family):
   np.testing.assert_array_equal(emitted, BUDGETS)
   for row in range(3):
     copies = decoding.start(decoder, rows=[row] * 5, params=params)
-    assert rows_of(decode(copies)) == [found[row]] * 5
+    assert rows_of(decode(copies)) == [actual[row]] * 5
 
 
 def test_a_row_that_is_admitted_has_learned_nothing_yet():
@@ -109,12 +109,12 @@ def test_a_row_that_is_admitted_has_learned_nothing_yet():
     jnp.int32(3), key, max_new_tokens=jnp.int32(17),
     sampling=specjax.make_sampling(1, temperature=1.0),
   )  # fmt: skip
-  found = rows_of(decoding.decode(decoder, after))
+  actual = rows_of(decoding.decode(decoder, after))
   copies = decoding.start(
     decoder, rows=[1] * 5, key=7, max_new_tokens=np.full(5, 17, np.int32)
   )
-  assert found.pop(4) == rows_of(decoding.decode(decoder, copies))[0]
-  assert found == undisturbed[:4]
+  assert actual.pop(4) == rows_of(decoding.decode(decoder, copies))[0]
+  assert actual == undisturbed[:4]
 
 
 def test_what_a_row_learns_does_not_depend_on_how_long_others_go_on():
@@ -184,11 +184,11 @@ def test_a_fixed_depth_drafts_what_a_shorter_chain_does():
   """The same tokens from the same keys, with a wider verification."""
   short = specjax.make_decoder(MODEL, drafter=of_model(None, tree=chain(2)))
   cut = make("2")
-  found = [
+  actual = [
     rows_of(decoding.decode(d, decoding.start(d, temperature=0.7)))
     for d in (short, cut)
   ]
-  assert found[0] == found[1]
+  assert actual[0] == actual[1]
 
 
 # ------------------------------------------------- a draft that has to catch up
@@ -300,11 +300,11 @@ def test_a_draft_that_does_not_catch_up_is_caught(monkeypatch):
 )
 def test_a_draft_under_a_policy_says_the_truth(family):
   """Depths are decided before tokens are drawn, and by the row alone."""
-  found = exact.check_drafter(
+  actual = exact.check_drafter(
     make("confidence(threshold=0.3)", family, depth=2).drafter, PARAMS, MODEL,
     vocab_size=VOCAB,
   )  # fmt: skip
-  assert found.method == "exact"
+  assert actual.method == "exact"
 
 
 # ------------------------------------------------------------------- what fails
@@ -583,7 +583,7 @@ def test_the_last_round_can_be_recorded():
   state = decoding.start(decoder, temperature=0.7)
   before = rows_of(state)
   state, info = jax.jit(decoder.step)(PARAMS, state)
-  found = state.drafter_state.memory
+  actual = state.drafter_state.memory
   tokens = np.asarray(info.draft.tokens)
   for row, text in enumerate(before):
     for level in range(DEPTH):
@@ -591,12 +591,12 @@ def test_the_last_round_can_be_recorded():
       p = law_after(text)
       q = law_after(text, TARGET)
       near = lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4)
-      near(found.top[row, level], p.max())
-      near(found.confidence[row, level], p[drafted])
+      near(actual.top[row, level], p.max())
+      near(actual.confidence[row, level], p[drafted])
       warped = [law ** (1 / 0.7) / (law ** (1 / 0.7)).sum() for law in (p, q)]
       drawn_from, verified = (law[drafted] for law in warped)
-      near(found.accept[row, level], min(1, verified / drawn_from))
-      assert int(found.hidden[row, level, 0]) == hash_of(text)
+      near(actual.accept[row, level], min(1, verified / drawn_from))
+      assert int(actual.hidden[row, level, 0]) == hash_of(text)
       text = [*text, drafted]
-  assert found.drafted.tolist() == [DEPTH] * 5
-  assert found.kept.tolist() == (np.asarray(info.num_emitted) - 1).tolist()
+  assert actual.drafted.tolist() == [DEPTH] * 5
+  assert actual.kept.tolist() == (np.asarray(info.num_emitted) - 1).tolist()

@@ -216,10 +216,10 @@ def ngram(tree):
   ],
 )
 def test_who_can_do_without_its_prompts(made, can):
-  found = make_rungs(
+  built = make_rungs(
     MODEL, made, rule=rules.get("token"), vocab_size=VOCAB, lengths=(0, 2)
   )
-  assert (found.unread is not None) == can
+  assert (built.unread is not None) == can
   always = make_rungs(
     MODEL, made, rule=rules.get("token"), vocab_size=VOCAB, lengths=(1, 2)
   )

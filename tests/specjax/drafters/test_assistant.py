@@ -187,10 +187,10 @@ def test_chains_that_a_policy_ends_have_their_laws():
     policy=policies.confidence(threshold=0.5),
   )  # fmt: skip
   assert drafter.tree.form is Form.MASKED
-  found = exact.check_drafter(
+  actual = exact.check_drafter(
     drafter, FEW, toy_heads.target(WORDS), vocab_size=WORDS
   )
-  assert found.method == "exact"
+  assert actual.method == "exact"
 
 
 def test_features_that_the_target_does_not_give_are_refused():
@@ -206,10 +206,10 @@ def test_features_that_the_target_does_not_give_are_refused():
 
 
 def test_a_dynamic_tree_is_bounded_by_its_sizes():
-  found = drafters.assistant(
+  actual = drafters.assistant(
     READER, tree=shapes.dynamic(9, top_k=3), tokens=4, vocab_size=VOCAB
   )
-  assert found.tree == bound(9, 4, 3)
-  assert found.passes == (1, 3, 3, 3)
+  assert actual.tree == bound(9, 4, 3)
+  assert actual.passes == (1, 3, 3, 3)
   with pytest.raises(ValueError, match="of which num_nodes"):
     drafters.assistant(READER, tree=bound(99, 4, 3), vocab_size=VOCAB)

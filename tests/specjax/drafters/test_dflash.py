@@ -67,8 +67,8 @@ def says_what_it_should(drafter) -> bool:
   for state, draft in rounds(drafter):
     for row in np.flatnonzero(~np.asarray(state.done)):
       laws = jax.nn.log_softmax(expected_logits(state, row))
-      found = draft.log_probs[row, 1:]
-      if np.abs(found - laws[TREE.depth[1:] - 1]).max() > 1e-4:
+      actual = draft.log_probs[row, 1:]
+      if np.abs(actual - laws[TREE.depth[1:] - 1]).max() > 1e-4:
         return False
   return True
 
@@ -122,13 +122,13 @@ def test_the_best_tree_is_that_of_the_product_of_the_laws(children):
         }
         paths |= last
       wanted = sorted(paths, key=lambda p: -paths[p])[:size]
-      found = set()
+      results = set()
       for node in range(1, size + 1):
         assert topology.present[row, node]
         along = np.asarray(topology.paths[row, node])
         along = along[1 : int(topology.depth[row, node]) + 1]
-        found.add(tuple(np.asarray(draft.tokens)[row, along].tolist()))
-      assert found == set(wanted)
+        results.add(tuple(np.asarray(draft.tokens)[row, along].tolist()))
+      assert results == set(wanted)
 
 
 @pytest.mark.parametrize(

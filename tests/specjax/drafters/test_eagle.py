@@ -242,10 +242,10 @@ def test_a_tree_deeper_than_its_state_is_refused():
   [("chain", "exact"), ("dynamic", "certain")],
 )
 def test_its_laws_are_those_its_tokens_are_drawn_from(name, method):
-  found = exact.check_drafter(
+  actual = exact.check_drafter(
     DRAFTERS[name], NEAR, TOY, vocab_size=VOCAB, max_drafts=VOCAB**3
   )
-  assert found.method == method
+  assert actual.method == method
 
 
 def test_the_laws_of_what_was_drawn_are_not_those_of_what_is_likeliest():
@@ -269,7 +269,7 @@ def reference_tree(state, params, *, num_nodes, depth, top_k):
   The toy's laws from whole contexts; what stands is chosen by the cumulative
   probability, parents first.
   """
-  found = []
+  results = []
   for row in range(len(state.length)):
     text = np.asarray(state.tokens[row, : state.length[row]]).tolist()
     law = lambda path, text=text: np.asarray(
@@ -287,8 +287,8 @@ def reference_tree(state, params, *, num_nodes, depth, top_k):
       scored += below
       frontier = sorted(below, key=lambda x: -x[1])[:top_k]
     best = sorted(scored, key=lambda x: -x[1])[:num_nodes]
-    found.append({path for path, _ in best})
-  return found
+    results.append({path for path, _ in best})
+  return results
 
 
 def test_a_dynamic_tree_has_no_node_without_mass_and_none_by_laws_of_nan():

@@ -79,12 +79,12 @@ def params_of(drafter, dtype=None):
 )
 def test_it_says_the_truth_and_looks_at_nothing_stale(name):
   drafter = DRAFTERS[name]
-  found = exact.check_drafter(
+  actual = exact.check_drafter(
     drafter, params_of(drafter, np.float32), MODEL, vocab_size=VOCAB,
     prompts=np.array([[0, 1, 2, 0, 1, 2], [1, 1, 2, 1, 1, 0], [2] * 6]),
   )  # fmt: skip
   drawn = name in ("rasd mixed", "rasd distinct")
-  assert found.method == ("exact" if drawn else "certain")
+  assert actual.method == ("exact" if drawn else "certain")
 
 
 def later(drafter, params):
@@ -309,17 +309,17 @@ def admitted(used, *, put=rows_lib.put):
     decoder, params, np.stack([prompt] * 5), np.full(5, length),
     jnp.stack([keys(9)[8]] * 5),
   )  # fmt: skip
-  found, expected = generate(params, after), generate(params, alone)
+  actual, expected = generate(params, after), generate(params, alone)
   counts = lambda s, row: s.counters.accept_counts[row].tolist()
   return (
-    (decoding.rows_of(found)[4], counts(found, 4)),
+    (decoding.rows_of(actual)[4], counts(actual, 4)),
     (decoding.rows_of(expected)[0], counts(expected, 0)),
   )
 
 
 def test_a_row_that_is_admitted_drafts_what_it_does_alone(used):
-  found, expected = admitted(used)
-  assert found == expected
+  actual, expected = admitted(used)
+  assert actual == expected
   assert sum(expected[1][1:]) > 0
 
 
@@ -331,8 +331,8 @@ def test_a_row_that_keeps_its_predecessors_state_is_caught(used):
     old = rows_lib.pick(axes, tree, jnp.array([4])).drafter_state
     return put(axes, tree, row, dataclasses.replace(fresh, drafter_state=old))
 
-  found, expected = admitted(used, put=but_the_drafters)
-  assert found != expected
+  actual, expected = admitted(used, put=but_the_drafters)
+  assert actual != expected
 
 
 def test_a_text_that_goes_on_is_known_to_its_end(used):
@@ -370,10 +370,10 @@ def test_logits_that_are_nan_end_the_rows_that_plain_decoding_ends(used):
     )  # fmt: skip
     return decoding.jitted(decoder, "generate")(broken, state)
 
-  found, plain = run(decoder), run(specjax.make_decoder(OWN))
-  for row, whole in zip(*map(decoding.rows_of, (found, plain)), strict=True):
+  actual, plain = run(decoder), run(specjax.make_decoder(OWN))
+  for row, whole in zip(*map(decoding.rows_of, (actual, plain)), strict=True):
     assert row == whole[: len(row)]  # of a broken round nothing is emitted
-  assert found.stop_reason.tolist() == plain.stop_reason.tolist()
+  assert actual.stop_reason.tolist() == plain.stop_reason.tolist()
   assert len(set(plain.stop_reason.tolist())) == 2
 
 
@@ -387,20 +387,20 @@ def test_a_retrieved_token_that_was_drawn_is_counted_once():
     tree=tree, siblings=IID, tokens=jnp.array([[9, 4, 5, 6]]),
     log_probs=jnp.zeros((1, 4, 8)),
   )  # fmt: skip
-  found = tries.Trie(  # 4; 4 6; 7; 4 6 1; 5 2; 7 3
+  actual = tries.Trie(  # 4; 4 6; 7; 4 6 1; 5 2; 7 3
     tokens=jnp.array([[4, 6, 7, 1, 2, 3]]),
     parents=jnp.array([[0, 1, 0, 2, -1, 3]]),
     values=jnp.ones((1, 6)),
   )
   scores = jnp.array([[-0.1, -0.2, -3.0, -0.3, -0.2, -4.0]])
-  draft = rasd._merged(drawn, found, scores, occurrences.bounds(6, 3))
+  draft = rasd._merged(drawn, actual, scores, occurrences.bounds(6, 3))
   assert draft.tokens.tolist() == [[9, 4, 5, 6, 1, 7, 3]]
   assert draft.parents.tolist() == [[-1, 0, 0, 1, 3, 0, 5]]
-  fewer = rasd._merged(drawn, found, scores, occurrences.bounds(5, 3))
+  fewer = rasd._merged(drawn, actual, scores, occurrences.bounds(5, 3))
   assert fewer.parents.tolist() == [[-1, 0, 0, 1, 3, 0]]
   more = occurrences.bounds(8, 3)
   unlikely = scores.at[0, 2].set(-1.0).at[0, 5].set(-jnp.inf)
-  draft = rasd._merged(drawn, found, unlikely, more)
+  draft = rasd._merged(drawn, actual, unlikely, more)
   assert draft.tokens[0, 4:6].tolist() == [1, 7]
   assert draft.parents.tolist() == [[-1, 0, 0, 1, 3, 0, -1, -1, -1]]
 
@@ -422,11 +422,11 @@ def test_what_was_looked_up_is_kept_by_what_the_model_says_of_all_its_tokens():
     max_new_tokens=8,
   )  # fmt: skip
   draft, *_ = jax.jit(decoder.propose)(params, state)
-  found = occurrences.in_text(
+  actual = occurrences.in_text(
     state.tokens, state.length, count=9, depth=3, max_match=3
   )
   trie = occurrences.together(
-    [found], num_nodes=6, max_match=3, nodes_per_match=9, min_prob=0
+    [actual], num_nodes=6, max_match=3, nodes_per_match=9, min_prob=0
   )
   cut = 0
   for row, text in enumerate(texts.tolist()):
@@ -446,12 +446,12 @@ def draft_as_trie(draft):
 
 def ways(trie, row):
   """The tokens from the root to each node of a row that is there."""
-  found = {0: ()}
+  actual = {0: ()}
   each = zip(trie.tokens[row].tolist(), trie.parents[row].tolist(), strict=True)
   for node, (token, parent) in enumerate(each, start=1):
     if parent >= 0:
-      found[node] = (*found[parent], token)
-  return list(found.values())[1:]
+      actual[node] = (*actual[parent], token)
+  return list(actual.values())[1:]
 
 
 def said_of(text, way) -> float:
@@ -495,8 +495,8 @@ def test_of_what_was_looked_up_the_draft_model_keeps_what_it_finds_likeliest():
     max_new_tokens=4,
   )  # fmt: skip
   draft, _, _ = jax.jit(decoder.propose)(params, state)
-  found = occurrences.in_text(state.tokens, state.length, **sizes)
-  trie = jax.device_get(occurrences.together([found], **rule))
+  actual = occurrences.in_text(state.tokens, state.length, **sizes)
+  trie = jax.device_get(occurrences.together([actual], **rule))
   chosen = left = 0
   for row in np.flatnonzero(~np.asarray(state.done)):
     text, score = texts[row, : lengths[row]].tolist(), {(): 0.0}

@@ -94,10 +94,10 @@ def test_heads_read_the_feature_of_the_newest_token_that_was_read(name):
   [("sampled", "exact"), ("distinct", "exact"), ("certain", "certain")],
 )
 def test_its_laws_are_those_its_tokens_are_drawn_from(name, method):
-  found = exact.check_drafter(
+  actual = exact.check_drafter(
     DRAFTERS[name][0], PARAMS, TOY, vocab_size=VOCAB, max_drafts=VOCAB**4
   )
-  assert found.method == method
+  assert actual.method == method
 
 
 @pytest.mark.parametrize("name", ["sampled", "certain"])
@@ -125,8 +125,8 @@ def test_published_trees_have_the_nodes_that_were_counted():
 
 
 def test_a_tree_is_made_of_paths_of_ranks():
-  found = shapes.tree_of_ranks(((0, 0), (1,), (0,), (1, 0), (1, 0, 0)))
-  assert found.parents == (-1, 0, 0, 1, 2, 4)
+  actual = shapes.tree_of_ranks(((0, 0), (1,), (0,), (1, 0), (1, 0, 0)))
+  assert actual.parents == (-1, 0, 0, 1, 2, 4)
   for paths, message in (
     (((0,), (0,)), "named once"),
     (((0,), (0, 1)), r"\(0, 1\) is there, and \(0, 0\) is not"),

@@ -114,15 +114,15 @@ def test_a_round_under_a_policy_has_the_targets_law(policy, rule):
 
 
 def test_no_lossless_rule_of_chains_that_may_end_is_left_out():
-  tree, found = under(POLICIES["2"]).tree, set()
+  tree, actual = under(POLICIES["2"]).tree, set()
   for name, rule in rules.RULES.items():
     try:
       rule.check(tree, IID)
     except ValueError:
       continue
     if rule.lossless:
-      found.add(name)
-  assert found - {"gumbel_list"} == set(CHAIN_RULES)
+      actual.add(name)
+  assert actual - {"gumbel_list"} == set(CHAIN_RULES)
 
 
 @pytest.mark.parametrize("policy", ["confidence", "predicted"])
@@ -273,7 +273,7 @@ def joint_of(policy, rule, levels=2):
       drawn.append(jnp.take_along_axis(log_probs[:, 0], tokens[:, None], 1))
       return tokens[:, None]
 
-    found, said = decoder.draft_and_verify(params, state, draws=draws)
+    actual, said = decoder.draft_and_verify(params, state, draws=draws)
     after = jnp.stack(
       [
         jnp.exp(said.next_log_probs(jnp.full((2,), n)))
@@ -281,7 +281,7 @@ def joint_of(policy, rule, levels=2):
       ],
       axis=1,
     )
-    depths = found.draft.topology().present.sum(axis=1) - 1
+    depths = actual.draft.topology().present.sum(axis=1) - 1
     return sum(drawn).sum(), said.node_probs, after, depths
 
   log_prob, node_probs, after, depths = (
@@ -300,7 +300,7 @@ def joint_of(policy, rule, levels=2):
 
   def outcome(row, number):
     """The law of one row's tokens given both drafts."""
-    found = np.zeros(shape)
+    actual = np.zeros(shape)
     for node in range(levels + 1):
       kept = tuple(table[number, row, :node])
       law = np.zeros(shape)
@@ -314,8 +314,8 @@ def joint_of(policy, rule, levels=2):
             continue
           following = law_of((*prompts[row], *text))
           stack += [((*text, t), mass * following[t]) for t in range(VOCAB)]
-      found += law
-    return found.ravel()
+      actual += law
+    return actual.ravel()
 
   joint = np.zeros((VOCAB ** (levels + 1),) * 2)
   for number, weight in enumerate(np.exp(log_prob)):
@@ -364,7 +364,9 @@ def test_a_budget_that_drops_drawn_tokens_of_other_rows_is_lossy():
     joint, alone, _ = joint_of(Budget(), "token")
   finally:
     drafters.model = original
-  found = [joint.sum(axis=1), joint.sum(axis=0)]
-  wrong = [0.5 * np.abs(a - b).sum() for a, b in zip(found, alone, strict=True)]
+  actual = [joint.sum(axis=1), joint.sum(axis=0)]
+  wrong = [
+    0.5 * np.abs(a - b).sum() for a, b in zip(actual, alone, strict=True)
+  ]
   assert max(wrong) > 1e-3
   assert 0.5 * np.abs(joint - np.outer(*alone)).sum() > 1e-3

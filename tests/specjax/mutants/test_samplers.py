@@ -70,8 +70,8 @@ def is_plain_sampling(tokens, target, settings) -> bool:
   law = toys.context_law(target, lambda row: plain_law(row, **settings))
   expected = exact.target_block_law(law, length=count).ravel()
   cells = np.ravel_multi_index(tuple(tokens.T), (vocab,) * count)
-  found = np.bincount(cells, minlength=vocab**count) / len(tokens)
-  distance = np.abs(found - expected).sum() / 2
+  actual = np.bincount(cells, minlength=vocab**count) / len(tokens)
+  distance = np.abs(actual - expected).sum() / 2
   return distance < total_variation_limit(len(tokens), vocab**count)
 
 
