@@ -1,4 +1,4 @@
-"""What reports are made of: numbers, Markdown tables, figures of one style.
+"""Parts of reports: numbers, Markdown tables, figures of one style.
 
 A command writes JSON with its provenance (`launch.provenance`). What a page
 shows of it is made anew from that, the same bytes for the same numbers.

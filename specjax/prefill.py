@@ -288,7 +288,7 @@ def _read(
     carry = chunk(carry)
 
   def folded(now, before):
-    """Where the text goes on, its newest tokens can be fed again."""
+    """Room for the newest tokens, which are re-fed where the text goes on."""
     if now is None:
       return None
     return recurrent_lib.folded(now, state.length - num_refed, before.width)

@@ -24,7 +24,7 @@ _ALIKE = (
 
 
 def _modes(config):
-  """Which layers keep keys and values for others, and which read them.
+  """Layers that keep keys and values for others, and those that read them.
 
   Version 5.23.0 refuses a model all of whose layers read: its own assistants.
   """

@@ -15,7 +15,7 @@ MADE = ("measured.md", "evaluation", "reports", "measurements", "adaptive")
 
 
 def texts() -> dict[str, str]:
-  """What people wrote, by its path."""
+  """Pages that people wrote, by path."""
   files = [
     *ROOT.glob("*.md"),
     *(ROOT / "models" / "pretrained").glob("*.md"),

@@ -172,7 +172,7 @@ def test_locks_pin_every_requirement(metadata: email.message.Message):
 
 
 def _distribution_closure(needs: list[Requirement]) -> dict[str, pathlib.Path]:
-  """What a set of requirements installs, found in the running environment.
+  """Packages of a set of requirements, in the running environment.
 
   Args:
     needs: requirements; their extras are followed.

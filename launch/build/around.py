@@ -1,4 +1,4 @@
-"""What is put around a drafter: a `Drafting` becomes another."""
+"""Calls around a drafter (`repeats`, `ladder`): one `Drafting` to another."""
 
 import dataclasses
 import inspect

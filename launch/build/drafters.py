@@ -40,12 +40,12 @@ from specjax.types import Drafter, LanguageModel, Rule
 
 
 def _weights(*, weights: Format | None = None) -> dict[str, Any]:
-  """How a draft's weights are stored; in few bits they cannot learn."""
+  """Storage of a draft's weights; in few bits they cannot learn."""
   return dict(weights=weights, learns=weights is None)
 
 
 def _bits(*, bits: int = 8, group: int | None = None) -> dict[str, Any]:
-  """How a copy of the target's weights is stored."""
+  """Storage of a copy of the target's weights."""
   if bits not in (4, 8):
     raise ValueError(f"bits must be 4 or 8, got {bits}")
   if bits == 4 and group is None:
@@ -170,7 +170,7 @@ def chain(name: str, path: str, tokens: int) -> Drafting:
 
 
 def holds_model(path: str) -> bool:
-  """Whether a checkpoint is a model of its own."""
+  """True if a checkpoint is a model of its own."""
   return not head_checkpoints.is_head(path) and not block_networks.is_block(
     path
   )
@@ -198,7 +198,7 @@ def check_checkpoint(drafting: Drafting) -> None:
 
 
 def source(drafting: Drafting, models: Any) -> tuple[Any, Any]:
-  """What drafts, and its parameters if it does not have the target's.
+  """The model that drafts, and its parameters if they are not the target's.
 
   Args:
     drafting: the way to draft.

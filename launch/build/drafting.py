@@ -44,7 +44,7 @@ class _Unread:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Learning:
-  """How a draft learns while it decodes: the arguments of `online`."""
+  """Settings of a draft that learns while it decodes: arguments of `online`."""
 
   rounds: int
   entries: int
@@ -121,27 +121,27 @@ class Drafting:
 
   @property
   def tree(self) -> Tree:
-    """What every proposal fills; of no drafted node it is plain decoding."""
+    """Form of every proposal; without a drafted node it is plain decoding."""
     return self.unread.tree
 
   @property
   def siblings(self) -> Siblings:
-    """How children are drawn."""
+    """The law by which siblings are drawn."""
     return self.unread.siblings
 
   @property
   def policy(self) -> Policy | None:
-    """What ends chains; None if nothing does."""
+    """The policy that ends chains; None if nothing does."""
     return self.settings.get("policy")
 
   @property
   def needs_checkpoint(self) -> bool:
-    """Whether what drafts is a file of its own."""
+    """True if the model that drafts is a file of its own."""
     return self.reads not in ("", "weights", "mtp")
 
   @property
   def drafts(self) -> bool:
-    """Whether anything is drafted."""
+    """True unless it is plain decoding."""
     return self.tree.num_drafted > 0
 
   def make(self, model: Any, vocab_size: int) -> Drafter:

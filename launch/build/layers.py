@@ -39,7 +39,7 @@ def read(path: str) -> SkippedLayers:
 
 
 def as_json(skipped: SkippedLayers) -> dict[str, list[int]]:
-  """What `read` reads."""
+  """The JSON that `read` reads."""
   return {
     "skip_attention": sorted(skipped.attention),
     "skip_mlp": sorted(skipped.mlp),

@@ -73,7 +73,7 @@ def _of_lines(file: pathlib.Path) -> list[str]:
 
 
 def content(index: Corpus, tokenizer: Tokenizer, count: int) -> bytes:
-  """What a file of an index holds.
+  """Content of the file of an index.
 
   Args:
     index: the index.

@@ -107,7 +107,7 @@ def page(result: Mapping, *, figure: str) -> str:
 
 
 def _loss(result: Mapping, row: Mapping) -> str:
-  """What a speed-up costs, where our rule is known to be lossy or not."""
+  """Loss of a system, where its rule is known to be lossy or lossless."""
   system = result["systems"][row["system"]]
   if system["lossless"] is None:
     return ""
@@ -232,7 +232,7 @@ def _by_position(result: Mapping) -> str:
 
 
 def _lengths(result: Mapping) -> list[str]:
-  """What ladders chose."""
+  """Lengths that ladders chose, a line a system."""
   return [
     f"`{row['system']}` at temperature {row['temperature']:g}, batch size "
     f"{row['batch_size']}: of its rounds "

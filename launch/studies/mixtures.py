@@ -1,4 +1,4 @@
-r"""Where drafting pays on published mixtures: a roofline, nothing is compiled.
+r"""Batch sizes at which drafting pays on published mixtures, by a roofline.
 
   python -m launch.studies.mixtures --workdir=docs/mixtures
 
@@ -28,7 +28,7 @@ LENGTH = 1024
 
 
 def question(target: str, draft: str | None, batch_size: int = 1):
-  """What is planned; without a draft model, drafts cost nothing."""
+  """The question of a plan; without a draft model, drafts cost nothing."""
   shape = lambda name: translate(shapes.SHAPES[name])
   small = draft and shape(draft)
   return program.Question(

@@ -240,7 +240,7 @@ def late(records: list[dict], after: int) -> list[dict]:
 def above(
   some: list[dict], others: list[dict], *, seed: int = 0
 ) -> tuple[float, float | None, float | None]:
-  """How far acceptance is above that of others, with a 95% interval.
+  """Gain of acceptance over that of others, with a 95% interval.
 
   By the percentile bootstrap over batches, of both independently: they were
   asked the same prompts, and drew other texts. Of fewer than `intervals.LEAST`

@@ -1,4 +1,4 @@
-"""How far is a target in few bits from the target, along real text?
+"""Study of targets in few bits: their distance from the target on real text.
 
   python -m launch.studies.precision --config=configs/smollm2.py \
     --output=OUT.json

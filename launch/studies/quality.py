@@ -1,4 +1,4 @@
-"""Which lossy rule writes better: Decoding-OPT against Decoding-UNO.
+"""Quality of two lossy rules' texts: Decoding-OPT against Decoding-UNO.
 
   python -m launch.studies.quality --config=configs/quality.py --output=OUT.json
 

@@ -1,4 +1,4 @@
-r"""What allocated slots cost: plain rounds and prompts in buffers of any size.
+r"""Cost of allocated slots: plain rounds and prompts in buffers of any size.
 
   python -m launch.tools.allocation --config=configs/smollm2.py \
     --batches=1,8 --allocated=128,512,2048,4096 --text_tokens=100 \

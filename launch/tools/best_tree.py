@@ -129,7 +129,7 @@ def wide(drafting: Drafting, *, children: int, levels: int) -> Drafting:
 def counted(
   config: ml_collections.ConfigDict, built: pair.Pair, items: list[Prompt]
 ) -> Counters:
-  """What the prompts' rows have counted, of ranks: `rank_offered` and so on."""
+  """Counters of the prompts' rows by rank: `rank_offered` and so on."""
   decoding = pair.engine_of(config, built)
   room = built.room(config.max_new_tokens)
   ended = []
@@ -173,12 +173,12 @@ def trees(
 
 
 def _gain(row: dict[str, Any]) -> float:
-  """What the best tree has most of."""
+  """The quantity that the best tree maximises."""
   return row.get("predicted_speedup", row["block_efficiency"])
 
 
 def _row(tree: Tree, acceptance: np.ndarray, costs: TreeCosts | None) -> dict:
-  """What is said of a tree."""
+  """A tree's row of the table."""
   tokens = 1 + tree_search.expected_accepted(tree, acceptance)
   row = {
     "num_nodes": tree.num_drafted,
@@ -240,7 +240,7 @@ def run(_) -> int:
 
 
 def _said(acceptance: np.ndarray, rows: list[dict], best: dict) -> str:
-  """What a reader wants of it, the flag in the last line."""
+  """The answer in words, the flag in the last line."""
   lines = [
     "accepted by rank: " + ", ".join(f"{a:.3f}" for a in acceptance),
     "nodes  depth  tokens a round"

@@ -1,4 +1,4 @@
-r"""What a draft head says along greedy texts, for comparison with its source.
+r"""Trace of a draft head along greedy texts, for comparison with its source.
 
   python -m launch.tools.head_trace --output=TRACE.json --prompts=IN.jsonl \
     --config=configs/huggingface.py:target=DIR --config.drafter='eagle3("HEAD")'
@@ -77,7 +77,7 @@ LITERATURE: dict[str, list[tuple[str, float | None]]] = {
 def rounds_of(
   built: Pair, prompt: Prompt, *, count: int, top: int, max_new_tokens: int
 ) -> list[dict[str, Any]]:
-  """What the head says in the first rounds of a prompt's greedy text.
+  """The head's drafts in the first rounds of a prompt's greedy text.
 
   Args:
     built: with a chain for its drafter.
@@ -141,7 +141,7 @@ def _pairs(tokens: np.ndarray, values: np.ndarray) -> list[list]:
 
 
 def features_of(built: Pair, head: Head, prompt: Prompt) -> list[dict]:
-  """What the head reads at the prompt's last token but one, part by part."""
+  """The head's inputs at the prompt's last token but one, part by part."""
   if len(prompt.token_ids) < 2:
     return []
   tokens = jnp.asarray([prompt.token_ids[:-1]])

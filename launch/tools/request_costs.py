@@ -1,4 +1,4 @@
-r"""What a request's settings cost a round: penalties, biases, likeliest tokens.
+r"""Cost of a request's settings: penalties, biases, likeliest tokens.
 
   python -m launch.tools.request_costs --config=configs/smollm2.py \
     --batches=1,8 --text_tokens=100 --output=R.json

@@ -1,4 +1,4 @@
-r"""How good are answers? Exact matches and chrF, of each task.
+r"""Scores of answers: exact matches and chrF, of each task.
 
   python -m launch.tools.score_answers --prompts=TEST.jsonl \
     --answers=A.jsonl,B.jsonl --summaries=A.json,B.json --output=SCORES.json
@@ -69,7 +69,7 @@ def scores(test: str, answers: str) -> dict[str, dict[str, float]]:
 
 
 def made(name: str) -> dict:
-  """How answers were made, of a run's summary.
+  """Settings and statistics of the run that made answers, of its summary.
 
   Raises:
     ValueError: if it is none.
@@ -93,7 +93,7 @@ def made(name: str) -> dict:
 
 
 def table(results: dict[str, dict]) -> str:
-  """How answers were decoded, and how good they are: a row a run."""
+  """Settings and scores of answers: a row a run."""
   rows = [
     run | {"score": result["scores"][name]["all"]}
     for result in results.values()

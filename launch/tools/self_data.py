@@ -98,13 +98,13 @@ def _read(asked: Sequence[str], told: str, *, zero: bool) -> list[float]:
 
 
 def tested_texts(more: Sequence[str]) -> list[str]:
-  """What questions say that nothing may be taken from: our own, and `more`."""
+  """Texts of test questions, never to be taken from: ours, and those of `more`."""
   files = [questions.OWN, *more]
   return [t for f in files for q in questions.read(f) for t in q.turns]
 
 
 def system_prompts() -> list[str]:
-  """What the system says before users; the template's own words are "".
+  """System prompts; "" is the template's own.
 
   Raises:
     UserError: if there is no such file, or nothing in it.
@@ -153,7 +153,7 @@ class _Request:
 
 
 def _completing(config, models: pair.Pair, longest: int):
-  """What completes all that is asked for, `--rows` at a time.
+  """A function that completes all that is asked for, `--rows` at a time.
 
   Of few widths, so that few programs are compiled: users' turns begin with a
   few tokens, and answers with up to `longest`.

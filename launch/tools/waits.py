@@ -1,4 +1,4 @@
-r"""How long others' prompts keep a row waiting, and a second turn its user.
+r"""Delays by others' prompts between tokens, and before a second turn's first.
 
   python -m launch.tools.waits --config=configs/smollm2.py \
     --config.drafter=plain --arriving_tokens=1500 --arrivals=4 \
@@ -62,7 +62,7 @@ def _end(slots: Slots) -> None:
 
 
 def gaps(slots: Slots, *, prompt: int, arrivals: int, streams: int) -> dict:
-  """What rows that stream wait for while prompts arrive.
+  """Gaps between tokens of rows that stream while prompts arrive.
 
   Args:
     slots: all idle, and idle again afterwards.

@@ -66,12 +66,12 @@ _UNUSED = re.compile(r"layers\.\d+\.self_attn\.[kv]_(?:proj|norm)\..+")
 
 
 def is_one(config: Mapping[str, Any]) -> bool:
-  """Whether a configuration is of an assistant."""
+  """True if a configuration is of an assistant."""
   return config.get("model_type") == "gemma4_assistant"
 
 
 def shape(config: Mapping[str, Any], target: Target) -> HeadShape:
-  """What a configuration says of an assistant.
+  """Shape of the assistant of a configuration.
 
   Args:
     config: what `config.json` holds.

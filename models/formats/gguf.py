@@ -327,7 +327,7 @@ def _join(
 
 
 def _published(header: Header) -> str:
-  """How weights are published in few bits, in words."""
+  """The published form of weights in few bits, in words."""
   kinds = {entry.kind.name for entry in header.tensors.values()}
   few = sorted(kinds - {"F32", "F16", "BF16"})
   return f"{', '.join(few)} of GGUF" if few else ""

@@ -60,7 +60,7 @@ class Head:
 
   @property
   def features(self):
-    """What it reads of the target (`models.networks.transformer.Features`)."""
+    """The target's features that it reads (`models.networks.transformer`)."""
     return self.shape.features
 
   def functions(self) -> tuple[Any, Any]:
@@ -69,7 +69,7 @@ class Head:
 
 
 def is_head(directory: str) -> bool:
-  """Whether a directory holds a head, and not a model of its own."""
+  """True if a directory holds a head, and not a model of its own."""
   path = pathlib.Path(directory)
   for ending in ("pt", "safetensors"):
     if (path / f"medusa_lm_head.{ending}").is_file():
@@ -98,7 +98,7 @@ def shape(
   *,
   kind: str | None = None,
 ) -> HeadShape:
-  """What a head is.
+  """Shape of the head of a configuration.
 
   Args:
     config: what its `config.json` holds.
@@ -133,7 +133,7 @@ def shape(
 def describe(
   directory: str, target: Target, *, of_target: bool = False
 ) -> HeadShape:
-  """What the head in a directory is; none of its numbers is read.
+  """Shape of the head in a directory; none of its numbers is read.
 
   Args:
     directory, target, of_target: as of `load`.
@@ -202,7 +202,7 @@ def _opened(
   *,
   compared: bool = True,
 ) -> tuple[HeadShape, Mapping[str, str], Mapping[str, Tensor]]:
-  """What a directory holds, and its tensors.
+  """Shape of the head in a directory, names of parameters, and tensors.
 
   The second of the three says of parameters whose tensors have other names
   what these are.
@@ -241,7 +241,7 @@ def _said_of(path: pathlib.Path):
 
 
 def _says_head(config: Mapping[str, Any]) -> bool:
-  """Whether a configuration is a head's by its own words."""
+  """True if a configuration says that it is a head's."""
   names = config.get("architectures")
   names = names if isinstance(names, list) else []
   return (

@@ -20,7 +20,7 @@ _EMBEDDING = ("embed", "embedding")
 
 
 def holds(source: Source, form: Format) -> bool:
-  """Whether a format holds all weights that it stores as they are published.
+  """True if a format holds all weights that it stores as they are published.
 
   Args:
     source: the checkpoint, of a model that can be stored so.

@@ -207,7 +207,7 @@ def source(directory: str, stack: contextlib.ExitStack) -> Source:
 
 
 def _packing(path: pathlib.Path, family: str) -> packings.Opened | None:
-  """How weights are packed, as `config.json` says, which was checked."""
+  """The packing of weights in a checked `config.json`; None without one."""
   given = of_quantisation(json_files.read_object(path / "config.json"))
   if given is None:
     return None
@@ -222,7 +222,7 @@ def _packing(path: pathlib.Path, family: str) -> packings.Opened | None:
 def _published(
   packing: packings.Opened | None, tensors: Mapping[str, Tensor]
 ) -> str:
-  """How weights are published in few bits, in words; "" if not so."""
+  """The published form of weights in few bits, in words; "" if not so."""
   if packing is not None:
     return packing.says
   return "mxfp4, blocks of 32" if mxfp4.is_in(tensors) else ""

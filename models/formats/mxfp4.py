@@ -59,7 +59,7 @@ def dequantised(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
 
 
 def is_in(tensors: Mapping[str, Tensor]) -> bool:
-  """Whether there are blocks among tensors."""
+  """True if there are blocks among tensors."""
   return any(name.endswith("_blocks") for name in tensors)
 
 

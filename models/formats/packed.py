@@ -38,7 +38,7 @@ class Parts:
   scales: Callable[[Index], np.ndarray]
 
   def fits(self, form: Format) -> bool:
-    """Whether a format holds these numbers and scales as they are."""
+    """True if a format holds these numbers and scales as they are."""
     if self.kind is None or self.group is None:
       return False
     if form.kind not in {self.kind} | _WIDER.get(self.kind, set()):

@@ -418,7 +418,7 @@ def _in_pieces(q, k, v, gates, strength, state, first):
 
 
 def _chained(first: Array, at: Array) -> Array:
-  """Which of some tokens in a row, `i32[T]`, are above which, or those.
+  """Ancestors, themselves included, of consecutive tokens `i32[T]` of a chain.
 
   `i32[B or 1, T] -> bool[B or 1, T, T]`.
   """

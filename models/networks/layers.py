@@ -398,7 +398,7 @@ class Layer(nnx.Module):
 def _mixed(
   block: MixtureMlp, x: Array, counts: list[Array] | None, **given
 ) -> Array:
-  """What a mixture gives; how many experts it took is added to `counts`."""
+  """Output of a mixture; the number of experts it took is added to `counts`."""
   if counts is None:
     return block(x, **given)
   out, count = block(x, count=True, **given)

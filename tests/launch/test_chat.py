@@ -76,7 +76,7 @@ def talked(model):
 
 
 def reads(talked, line):
-  """How many tokens the cached text reads for a line."""
+  """Number of tokens that the cached text reads for a line."""
   read, counts = talked.text.read, []
   talked.text.read = lambda *args, **more: counts.append(read(*args, **more))
   try:

@@ -31,7 +31,7 @@ def written(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def decoded(written, cli, tmp_path_factory):
-  """What `launch.decode` writes with the file, and with the directory."""
+  """Output of `launch.decode` with the file, and with the directory."""
   folder, actual = tmp_path_factory.mktemp("out"), {}
   texts = [{"prompt": "import os\n"}, {"prompt": "def f(x):\n  return"}]
   path = files.write_jsonl(folder / "prompts.jsonl", texts)

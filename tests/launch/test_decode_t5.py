@@ -51,7 +51,7 @@ def t5(cli, saved):
 
 
 def expected(theirs, record):
-  """What transformers' generate completes greedily."""
+  """Greedy completions of transformers' generate."""
   encode = lambda text: [3 + t5s.CHARACTERS.index(c) for c in text]
   prompt = [0, *encode(record.get("prompt", ""))]
   made = theirs.generate(

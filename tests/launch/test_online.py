@@ -34,7 +34,7 @@ def prompts(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whole(cli, prompts, tmp_path_factory):
-  """What a run gives that nobody stopped."""
+  """Result of a run that nobody stopped."""
   out = tmp_path_factory.mktemp("whole") / "out.jsonl"
   assert cli(decode.run, *FLAGS, f"--prompts={prompts}", f"--output={out}") == 0
   return out

@@ -24,7 +24,7 @@ _NAMES = (
 
 @pytest.fixture
 def joins(monkeypatch):
-  """What `start` asks of jax, under flags and an environment that are given."""
+  """Calls of jax by `start`, under given flags and environment."""
 
   def call(*args, act=processes.start, chips=(), metadata="", **environment):
     for name in _NAMES:

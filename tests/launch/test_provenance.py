@@ -1,4 +1,4 @@
-"""What results say of how they came about."""
+"""Provenance of results."""
 
 import hashlib
 import json

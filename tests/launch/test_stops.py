@@ -19,7 +19,7 @@ def tokenizer():
 
 
 def cut(tokenizer, stop, *, piece=3):
-  """What is left of TEXT, and how many tokens stand, given in pieces."""
+  """The rest of TEXT, and the number of tokens kept, given in pieces."""
   ids = tokenizer.encode(TEXT)
   look = stops.watch(tokenizer, stop)
   for start in range(0, len(ids), piece):

@@ -50,7 +50,7 @@ def records(folder):
 
 
 class KilledError(Exception):
-  """What a test kills a run with."""
+  """Exception by which a test kills a run."""
 
 
 def kill_at(monkeypatch, step_number, act):
@@ -174,7 +174,7 @@ def test_what_a_run_writes(texts, pair, tmp_path):
 
 
 def told_text(tokenizer, batch):
-  """How many tokens of a batch are foretold, and the bytes they stand for."""
+  """Number of predicted tokens of a batch, and of their bytes."""
   count, text = 0, b""
   for tokens, segments in zip(batch["tokens"], batch["segments"], strict=True):
     for segment in range(1, segments.max() + 1):

@@ -1,4 +1,4 @@
-"""What heads of each format read of a target whose layers say who they are.
+"""Features read by heads of each format, of a target with marked layers.
 
 Layer j of the toy target adds one to channel j and does nothing else, so a
 hidden state tells which layers have been applied, and in which order parts lie.

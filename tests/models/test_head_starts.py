@@ -42,7 +42,7 @@ def target():
 
 @pytest.fixture(scope="module")
 def seen(target):
-  """What the target makes of a text: its last layer's input, and logits."""
+  """The target's output for a text: its last layer's input, and logits."""
   run = lambda features: target(TOKENS[:, :-1], features=features)[0]
   return run((0, 1, 3)), run((FINAL,))
 

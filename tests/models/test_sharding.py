@@ -1,4 +1,4 @@
-"""How models are cut, and how checkpoints come to lie so."""
+"""Sharding of models, and loading of checkpoints onto meshes."""
 
 import dataclasses
 import json

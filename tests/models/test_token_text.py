@@ -1,4 +1,4 @@
-"""What single tokens stand for, in both kinds of vocabulary."""
+"""Texts of single tokens, in both kinds of vocabulary."""
 
 import fallback
 import files

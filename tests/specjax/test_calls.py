@@ -8,7 +8,7 @@ from specjax.calls import Call, Grammar
 
 
 class Cup:
-  """What a drink is made of."""
+  """Parts of a drink."""
 
   def __init__(self, text):
     self.text = text

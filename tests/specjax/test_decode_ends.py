@@ -1,4 +1,4 @@
-"""How rows end, what is counted, and what a row is not touched by."""
+"""Ends of rows, counters, and independence of rows."""
 
 import dataclasses
 import re

@@ -1,4 +1,4 @@
-"""What a round's counters hold, to the value."""
+"""Counters of a round, to the value."""
 
 import types
 

@@ -47,7 +47,7 @@ def start(decoder, inputs=None, rows=slice(None), temperature=1.0):
 
 
 def accepted_for_sure(decoder, state) -> bool:
-  """Whether every draft of four rounds is accepted with probability one."""
+  """True if every draft of four rounds is accepted with probability one."""
   step, deepest = jax.jit(decoder.step), decoder.drafter.tree.depth
   least = 1.0
   for _ in range(4):

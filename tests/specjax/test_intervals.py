@@ -1,4 +1,4 @@
-"""What a run reports."""
+"""Statistics of runs and their intervals."""
 
 import dataclasses
 

@@ -98,7 +98,7 @@ def test_an_entry_is_drawn_by_its_own_share_of_all_random_bits(entry):
     mass = jnp.asarray(mass, jnp.float32)
 
     def bits_until(token, mass=mass):
-      """How many of the 2^32 draw a token below this one."""
+      """Number of the 2^32 that draw a token below this one."""
       low, high = 0, 2**32
       while low < high:
         middle = np.uint32((low + high) // 2)

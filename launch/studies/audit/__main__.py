@@ -1,4 +1,4 @@
-r"""What is published as lossless, enumerated as its text or code has it.
+r"""Audit of methods published as lossless, by exact enumeration.
 
   python -m launch.studies.audit --output=docs/measurements/audit/audit.json
 
@@ -62,7 +62,7 @@ def samples_for(power: float, vocab: int, bias: float) -> int:
 
 
 def vllm(bias: float, *, runs: int = 2_000, seed: int = 0) -> float:
-  """How often vLLM's test of its rejection sampler fails a biased one.
+  """Power of vLLM's test of its rejection sampler against a biased one.
 
   The test takes 10 and then 100,000 drafts of two tokens, over ten tokens with
   softmaxes of uniform logits, and asserts that the distance of the emitted

@@ -39,7 +39,7 @@ class Instance:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Method:
-  """What somebody published.
+  """A published method.
 
   Attributes:
     name: of the method, and which of its forms.

@@ -1,4 +1,4 @@
-r"""How deep should this pair draft, at every batch size, and who should decide?
+r"""Study of draft depth: static depths, policies and the optimum by batch size.
 
   python -m launch.studies.depth --config=configs/embedded.py --workdir=W \
     --timings=docs/measurements/embedded-greedy.json,\

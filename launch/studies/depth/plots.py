@@ -17,7 +17,7 @@ _RULES = {
 
 
 def advice(result: dict) -> str:
-  """Which policy to use, and what it would gain, in a sentence."""
+  """The policy to use and its gain, in a sentence."""
   one = result["batches"][0]
   static, plain = one["best_static"], one["plain"]
   options = [one[name] for name in _POLICIES if name in one]
@@ -58,7 +58,7 @@ def rules_in(every: list[dict]) -> dict[str, str]:
 
 
 def _batches(results: dict[str, dict]) -> list[dict]:
-  """What was found at each temperature and batch size."""
+  """Results at each temperature and batch size."""
   return [
     {"temperature": f"{result['config']['temperature']:g}"} | one
     for result in results.values()

@@ -1,4 +1,4 @@
-"""What each way to choose a depth would have made of recorded rounds.
+"""Replay of depth policies on recorded rounds.
 
 A policy is replayed by its own code (`specjax.adaptive.policies`), row by row
 and round by round, with the estimates that it would have learned. Rounds are
@@ -32,7 +32,7 @@ _POINTS = 257
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Machine:
-  """What parts of a round cost, linear in the rows of a batch.
+  """Costs of the parts of a round, linear in the rows of a batch.
 
   Attributes:
     level: seconds of a drafted level and of what goes with it, of no rows and
@@ -118,7 +118,7 @@ def depths(
   params: Any = None,
   known: Process | None = None,
 ) -> np.ndarray:
-  """How deep policies of one kind would have drafted.
+  """Depths that policies of one kind would have drafted.
 
   Args:
     traces: the rounds.

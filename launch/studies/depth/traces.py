@@ -1,4 +1,4 @@
-"""What every drafted token of real rounds was, were rounds as deep as can be.
+"""Traces of real rounds, drafted as deep as can be, for replay.
 
 A static chain of G tokens is decoded, and of each round is kept what a policy
 would see of it and what became of it: of every depth up to G at once.

@@ -183,7 +183,7 @@ def summary(completions: Sequence[Completion], num_tokens: int) -> dict:
 
 
 def accepted_with(config, draft: str) -> dict:
-  """What is accepted of a draft at each position, on the same prompts."""
+  """Acceptance of a draft at each position, on the same prompts."""
   decoded = {}
   for temperature in config.temperatures:
     settings = _settings(config, draft, temperature)

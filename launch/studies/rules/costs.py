@@ -1,4 +1,4 @@
-"""What each verification rule costs, against one pass over what it reads.
+"""Costs of verification rules, against one pass over the laws they read.
 
   python -m launch.studies.rules.costs --output=costs.json
 
@@ -58,7 +58,7 @@ _SECONDS, _MOST_TURNS = 0.3, 500
 
 @dataclasses.dataclass(frozen=True, kw_only=True, order=True)
 class Cell:
-  """What is verified: B rows of K paths of G tokens among V."""
+  """Sizes of a verification: B rows of K paths of G tokens among V."""
 
   vocab_size: int
   num_drafts: int
@@ -82,7 +82,7 @@ class Cell:
     return self.pass_bytes + (noise if drawn.with_noise else 0)
 
   def distance(self, other: "Cell") -> float:
-    """How far apart, in octaves along all axes."""
+    """Distance in octaves along all axes."""
     return sum(
       abs(math.log2(a / b))
       for a, b in zip(
@@ -271,7 +271,7 @@ def run(_) -> int:
 def _measure(
   plan: list, done: Mapping, *, rounds: int
 ) -> Iterator[tuple[str, dict]]:
-  """What is not done of a plan: entries, and what they are called."""
+  """Entries of a plan that are not done yet, with their names."""
   made, inputs = None, None
   for number, (cell, drawn, rule) in enumerate(plan, start=1):
     entry = _entry(cell, drawn, rule)

@@ -61,7 +61,7 @@ _FAR = 1e-4  # more than rounding in float32
 
 
 def next_token(rule: Rule, log_p: jax.Array, log_q: jax.Array):
-  """What becomes of one token drafted from p, over all that may be drafted.
+  """Outcome of one token drafted from p, over all that may be drafted.
 
   The rule's law after a rejection must not depend on the rejected token.
 

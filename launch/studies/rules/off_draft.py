@@ -1,4 +1,4 @@
-r"""How much of the joint optimum is left if a rule sees the laws on its draft.
+r"""Share of the joint optimum for rules that see the laws on their draft only.
 
   python -m launch.studies.rules.off_draft \
     --output=docs/measurements/rules/off_draft.json

@@ -121,7 +121,7 @@ def efficiency(result: dict) -> Figure:
 
 
 def front_table(results: dict[str, dict]) -> str:
-  """Who is on the front, and what it costs, of `launch.studies.rules.front`."""
+  """Rules on the front and their costs, of `launch.studies.rules.front`."""
   (result,) = results.values()
   plain = lambda key, form: (
     lambda point: f"{point[key]:{form}}".replace("-0.000", "0.000")
@@ -331,7 +331,7 @@ def joint(result: dict) -> Figure:
 
 
 def off_draft(results: dict[str, dict]) -> str:
-  """What laws off the draft are worth, of `rules.off_draft`: a row a size."""
+  """Worth of laws off the draft, of `rules.off_draft`: a row a size."""
   (result,) = results.values()
   names = "vocab_size", "num_speculative_tokens", "num_drafts", "pairs"
   groups: dict[tuple, list[dict]] = {}

@@ -87,7 +87,7 @@ theorem1, theorem2, theorem3, limit = map(
 def of_chain(
   pair: markov.MarkovPair, counts: list[int], *, runs: int, seed: int
 ) -> dict:
-  """What theory says of a chain, and the simulation of it.
+  """Theory of a chain beside its simulation.
 
   Args:
     pair: the chain.

@@ -1,4 +1,4 @@
-"""How others pack weights: a `quantization_config`, and the tensors beside it.
+"""Published packings of weights: a `quantization_config` and its tensors.
 
 A packing is one file with a `PACKING`, by the `quant_method` of its
 `quantization_config`. It reads that, refuses what it does not know by name, and
@@ -31,7 +31,7 @@ _HARMLESS = frozenset(
 
 
 def read(given: Any, others: Set[str] = frozenset()) -> Opened | None:
-  """What a `quantization_config` says; None for a method of the family's own.
+  """A `quantization_config`, opened; None for a method of the family's own.
 
   Args:
     given: its contents.

@@ -103,7 +103,7 @@ def _check_known(name: str, given: Mapping[str, Any], known: set[str]) -> None:
 
 
 def _way(name: str, given: Any) -> dict[str, Any]:
-  """How the weights of a group are packed."""
+  """Settings of the packing of a group's weights."""
   if not isinstance(given, Mapping):
     raise ValueError(f"weights of {name} must be an object, got {given!r:.80}")
   way = {
@@ -187,7 +187,7 @@ def _scales_shape(way: Mapping[str, Any], shape) -> tuple[int, int]:
 
 
 def _is_of(way: Mapping[str, Any], parts, mark: str, shape) -> bool:
-  """Whether the parts of a weight are those of a group of the configuration."""
+  """True if the parts of a weight are those of a group of the configuration."""
   bits, weight = way["num_bits"], parts[mark]
   scales, zeros = parts["weight_scale"], parts.get("weight_zero_point")
   expected = _scales_shape(way, shape)

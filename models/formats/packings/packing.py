@@ -1,4 +1,4 @@
-"""What a way to pack weights is to the reader of files: `Packing`."""
+"""Interface of a packing of weights to the reader of files: `Packing`."""
 
 import dataclasses
 from collections.abc import Callable, Mapping

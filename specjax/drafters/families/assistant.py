@@ -185,7 +185,7 @@ def _asking(model: CacheReader, params, cache: Cache, context: Context):
 
 
 def _common(model: CacheReader) -> dict[str, Any]:
-  """What all assistants are alike in: their state, and what it is made of."""
+  """State of all assistants and its functions."""
 
   def init(params, batch, slots, inputs):
     del params, slots, inputs

@@ -219,7 +219,7 @@ def _drafter(
 
 
 def _grow_nothing(tree: Tree, siblings: Siblings):
-  """What drafts no token below the head's root."""
+  """Growth of a tree without tokens below the head's root."""
 
   def grow(params, root: "_Root", context):
     del params
@@ -286,7 +286,7 @@ def _dynamic(model: FeatureModel, tree: Tree, vocab_size: int) -> Drafter:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _State:
-  """What the head remembers of a row.
+  """State of the head.
 
   Attributes:
     cache: pairs (feature i, token i + 1) in slots i.
@@ -303,7 +303,7 @@ class _State:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Root:
-  """What the head says at the newest token.
+  """Output of the head at the newest token.
 
   Attributes:
     logits: `f32[B, V']`.

@@ -60,7 +60,7 @@ class _Pool:
 
 @struct
 class _State:
-  """What rows remember.
+  """State of lookahead, rows first.
 
   Attributes:
     window: `i32[B, N - 1, W]`; entry (0, 0) stands for the newest token.

@@ -19,7 +19,7 @@ from specjax.types import Draft, Drafter, EmptyRoundPolicy
 
 
 def ngram(*, tokens: int = TOKENS, max_ngram: int = 3) -> Drafter:
-  """What followed the last tokens where they occurred before in the text.
+  """The tokens after an earlier occurrence of the text's last ones.
 
   Args:
     tokens: drafted, at least 1.

@@ -308,7 +308,7 @@ def texts(ring: Ring) -> Array:
 
 
 def model_laws(model: LanguageModel, *, vocab_size: int) -> Laws:
-  """What a draft model says, each text read from its beginning in the ring.
+  """Laws of a draft model, each text read from its beginning in the ring.
 
   Args:
     model: the draft, of `specjax.drafters.model`.
@@ -336,7 +336,7 @@ def model_laws(model: LanguageModel, *, vocab_size: int) -> Laws:
 
 
 def head_laws(model: FeatureModel, *, vocab_size: int) -> Laws:
-  """What a head says of the target's features, those that the target made.
+  """Laws of a head that reads the target's own features.
 
   A head is fed its own hidden states too, from the second drafted token on;
   that it is not trained for here.

@@ -49,7 +49,7 @@ from specjax.types import Draft, Drafter, LanguageModel
 
 @struct
 class Parts:
-  """What `Params.draft` is.
+  """`Params.draft` of RASD.
 
   Attributes:
     model: the draft model's parameters.

@@ -30,7 +30,7 @@ def repeats(
   min_match: int = 3,
   max_ngram: int = 8,
 ) -> Drafter:
-  """What followed a long match; elsewhere what the other drafter drafts.
+  """The tokens after a long match, or else the other drafter's.
 
   Args:
     drafter: of a chain of 'iid' tokens, whose state does not rest on its own

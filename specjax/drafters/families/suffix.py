@@ -51,7 +51,7 @@ def suffix(
   max_hits: int = 64,
   vocab_size: int | None = None,
 ) -> Drafter:
-  """How texts went on that ended so, own and a corpus's (SuffixDecoding).
+  """Continuations of earlier occurrences, a corpus's too (SuffixDecoding).
 
   Args:
     tokens: G, the longest continuation.
@@ -86,7 +86,7 @@ def rest(
   max_hits: int = 64,
   vocab_size: int | None = None,
 ) -> Drafter:
-  """How texts of a corpus went on that ended so (REST, He et al., 2024).
+  """Continuations of occurrences in a corpus (REST, He et al., 2024).
 
   The corpus is `Params.draft`; else as `suffix`.
   """

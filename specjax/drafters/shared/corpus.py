@@ -123,7 +123,7 @@ def in_corpus(
 def _ranges(
   corpus: Corpus, wanted: Array, lengths: np.ndarray
 ) -> tuple[Array, Array]:
-  """Where in the array the places lie that begin with given tokens.
+  """Ranges of the sorted places that begin with given tokens.
 
   Args:
     corpus: the index.
@@ -137,7 +137,7 @@ def _ranges(
   counted = np.arange(width) < lengths[:, None]
 
   def compare(at):
-    """Whether the place comes before what is wanted, and whether behind."""
+    """True if the place comes before the wanted tokens, and if behind."""
     place = corpus.places[jnp.minimum(at, size - 1)][:, None] + np.arange(width)
     text = corpus.tokens[jnp.minimum(place, size - 1)]
     text = jnp.where(place < size, text, BREAK)

@@ -151,7 +151,7 @@ def positions(root: Array, depth: int, drawn: Array) -> Array:
 
 
 def mask(tree: Tree, depth: int) -> np.ndarray | None:
-  """What the nodes of a depth see of all nodes fed up to it, the root apart."""
+  """Mask of a depth's nodes over all nodes fed up to it, the root apart."""
   if tree.is_chain:
     return None
   level = tree.levels[depth]

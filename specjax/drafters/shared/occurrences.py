@@ -1,4 +1,4 @@
-"""Where a text's end has occurred before, and how it went on there.
+"""Earlier occurrences of a text's end, and their continuations.
 
 The statistics of a row are its own text: no table is kept beside the buffer,
 so that there is nothing to fill, to evict from or to clear.
@@ -78,7 +78,7 @@ def likely(
   nodes_per_match: float,
   min_prob: float,
 ) -> Array:
-  """How likely each beginning is, where it is likely enough to be drafted.
+  """Probability of each beginning that is likely enough to be drafted.
 
   For every match length m the occurrences of at least so many tokens say how
   often the text went on with a beginning. The likeliest are taken, as many as

@@ -27,7 +27,7 @@ class Trie:
 
 
 def alike(tokens: Array, present: Array) -> Array:
-  """Which continuations begin with the same tokens.
+  """Pairs of continuations that begin with the same tokens.
 
   Args:
     tokens: `i32[B, K, D]`.

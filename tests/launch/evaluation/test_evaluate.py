@@ -279,7 +279,7 @@ def test_systems_of_one_result_are_compared_with_one_of_them(ran, capsys):
 
 
 def record_of(contest, group):
-  """What `measure.measure` returns, without decoding."""
+  """The return value of `measure.measure`, without decoding."""
   part = {
     "seconds": 2.0, "first_seconds": 0.5, "prefill_seconds": 0.1,
     "rounds": 4, "fed": 8,

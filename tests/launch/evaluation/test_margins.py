@@ -1,4 +1,4 @@
-"""Where greedy completions part, and the margin there."""
+"""Places where greedy completions part, and the margins there."""
 
 import jax
 import numpy as np

@@ -33,7 +33,7 @@ def contest():
 
 @pytest.fixture
 def decoded(contest, monkeypatch):
-  """What systems were asked, each of which gives another answer."""
+  """The prompts of systems, each of which gives another answer."""
   asked = []
 
   def fake(_, system, group, turn, batch):

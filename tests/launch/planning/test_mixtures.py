@@ -1,4 +1,4 @@
-"""Where a plan says that drafting pays on a mixture, by hand."""
+"""Plans of mixtures: batch sizes at which drafting pays, by hand."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""What a plan counts of encoder-decoders, and of latents."""
+"""Counts of plans of encoder-decoders and of latents."""
 
 import dataclasses
 import math

@@ -225,7 +225,7 @@ def test_a_stop_token_ends_an_answer_and_is_no_text(client):
 
 
 def until_a_stop_token():
-  """What asks for a completion that ends early, and its tokens."""
+  """Settings of a completion that ends early, and its tokens."""
   for seed in range(40):
     settings = dict(max_tokens=60, temperature=1.0, seed=seed)
     tokens = served.expected_tokens(PROMPT, **settings)
@@ -473,7 +473,7 @@ def test_prompts_are_scored_beside_others(client, server):
 
 
 def has_parts(tokens):
-  """Whether any is a part of a character."""
+  """True if any is a part of a character."""
   return any("\ufffd" in token for token in tokens)
 
 

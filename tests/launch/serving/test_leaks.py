@@ -28,7 +28,7 @@ _LEFT = 800
 
 
 def body_of(rng):
-  """What a client asks for; its stop texts are nobody else's."""
+  """A client's request; its stop texts are nobody else's."""
   stop = [f"{rng.random()}".ljust(200, "x") for _ in range(16)]
   return {
     "prompt": "x = ", "max_tokens": rng.randrange(1, 40), "temperature": 1,
@@ -97,7 +97,7 @@ def loop_of(service, address):
 
 
 def settled(service, loop):
-  """What there is once nobody asks for anything."""
+  """Objects of a service once nobody asks for anything."""
   server = service.scheduler.when_dead.__self__
   served.until(lambda: service.scheduler.load() == (0, 0))
   served.until(lambda: not server.server_state.connections)

@@ -327,7 +327,7 @@ def test_a_stuck_device_is_no_healthy_one(slots):
 
 
 def fate_of(data):
-  """How an answer ended: whole, or with an error in OpenAI's form."""
+  """End of an answer: whole, or with an error in OpenAI's form."""
   head, _, body = data.partition(b"\r\n\r\n")
   if b"event-stream" not in head:
     status, answer = parsed(data)
@@ -363,7 +363,7 @@ class Ending:
     served.until(lambda: len(self.server.server_state.tasks) == count + 1)
 
   def finish(self):
-    """What each of them was answered."""
+    """The answers to each of them."""
     return [fate_of(all_of(one)) for one in self._held]
 
   def close(self):

@@ -1,4 +1,4 @@
-"""How deep to draft: closed forms, and what the controller makes of them."""
+"""Depths of drafts for objectives: closed forms, and the controller's."""
 
 import dataclasses
 import itertools

@@ -95,7 +95,7 @@ WARP = ("seed", "temperature", "top_k", "top_p", "min_p", "num_likeliest")
 
 
 def answered(body, is_chat):
-  """What is read of a text, or the refusal."""
+  """The request that is read of a text, or the refusal."""
   try:
     return schemas.read(
       body.encode(), is_chat=is_chat, tokenizer=served.tokenizer(),

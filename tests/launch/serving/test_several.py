@@ -38,7 +38,7 @@ def ask_all(server):
 
 @pytest.fixture(scope="module")
 def alone(pair, quick_to_compile):
-  """What one process answers; told to end, it ends well."""
+  """The answers of one process; told to end, it ends well."""
   with serving(pair, 1, "--slots=2") as server:
     actual = ask_all(server)
     again = server.ask(ASKED[1])

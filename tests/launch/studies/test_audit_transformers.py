@@ -1,4 +1,4 @@
-"""What the audit says of transformers, of the installed one.
+"""The audit's claims about transformers, on the installed one.
 
 Its verification draws coins and a token: both are taken out of its hands, so
 that the installed code itself is summed.

@@ -1,4 +1,4 @@
-"""Where drafting pays on published mixtures: result, page and example."""
+"""The study of published mixtures: result, page and example."""
 
 import json
 import pathlib

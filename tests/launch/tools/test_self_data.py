@@ -236,7 +236,7 @@ def test_an_empty_file_of_system_prompts_is_refused(execute, tmp_path, capsys):
 
 
 class KilledError(Exception):
-  """What a test kills a run with."""
+  """Exception by which a test kills a run."""
 
 
 @pytest.fixture

@@ -107,7 +107,7 @@ CASES = {
 
 
 def _same(call, expected, target):
-  """Whether a call is the expected one, up to temporary names and quotes."""
+  """True if a call is the expected one, up to temporary names and quotes."""
   call = [
     re.sub(r"(?<==)/.*/specjax.tar.gz$|^/.*/specjax.tar.gz$", "ARCHIVE", word)
     for word in call
@@ -259,7 +259,7 @@ _CODE, _STATE = "storage_cat", "describe"
 
 
 def _steps(machine):
-  """What was asked of gcloud, looks at the state left out."""
+  """Calls of gcloud, looks at the state left out."""
   words = {"create", "delete", "cp"}
   return [
     next(word for word in call if word in words)

@@ -35,7 +35,7 @@ LAYERS = (0, 1)
 
 
 class KilledError(Exception):
-  """What a test kills a run with."""
+  """Exception by which a test kills a run."""
 
 
 @pytest.fixture(scope="module")

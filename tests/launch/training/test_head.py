@@ -107,7 +107,7 @@ def test_the_most_frequent_tokens_are_chosen_then_those_of_low_ids():
 
 
 class KilledError(Exception):
-  """What a test kills a run with."""
+  """Exception by which a test kills a run."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Where what is trained lies on a mesh."""
+"""Placement of trained parameters on a mesh."""
 
 import jax
 from flax import nnx

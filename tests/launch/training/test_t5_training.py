@@ -86,7 +86,7 @@ def run(*args):
 
 
 class KilledError(Exception):
-  """What a test kills a run with."""
+  """Exception by which a test kills a run."""
 
 
 @pytest.fixture(scope="module")

@@ -166,7 +166,7 @@ def _forward(params, tokens):
 
 
 def error_of_rows(state):
-  """How far recorded log-probabilities are from those of one whole pass."""
+  """Distance of recorded log-probabilities from those of one whole pass."""
   laws = jax.nn.log_softmax(forward(state.tokens), axis=-1)
   worst = 0.0
   for row, tokens in enumerate(np.asarray(state.tokens)):

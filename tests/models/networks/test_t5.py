@@ -96,7 +96,7 @@ def decoded(tmp_path_factory):
 
 
 def greedy(theirs, inputs, prompt, length):
-  """What transformers' generate makes of one row."""
+  """Completion of one row by transformers' generate."""
   made = theirs.generate(
     input_ids=torch.tensor(inputs[None]),
     attention_mask=torch.ones(1, len(inputs), dtype=torch.long),

@@ -189,7 +189,7 @@ def test_what_rounds_take_is_measured():
 
 
 def engine_of(known, on_mesh):
-  """What climbs, or without a ladder decodes plainly."""
+  """A ladder's engine, or without a ladder a plain one."""
   mesh, params = None, PARAMS
   if on_mesh:
     mesh = jax.make_mesh(

@@ -469,7 +469,7 @@ def test_a_head_ends_a_row_at_the_product_of_what_it_says():
 
 
 def hash_of(text) -> int:
-  """What `toys.table_model(VOCAB, layers=1)` gives at its last token."""
+  """Output of `toys.table_model(VOCAB, layers=1)` at its last token."""
   return int(toys.context_logits(np.arange(len(DRAFT)), text))
 
 

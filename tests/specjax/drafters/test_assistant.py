@@ -81,7 +81,7 @@ def start(rows=range(5)):
 
 
 def accepted_for_sure(params, *, rounds=3) -> bool:
-  """Whether the deepest node of every draft has probability one to stand.
+  """True if the deepest node of every draft is accepted with probability one.
 
   The row whose prompt is one token has no hidden state in its first round.
   """

@@ -63,7 +63,7 @@ def rounds(drafter, rule="recursive", count=4):
 
 
 def says_what_it_should(drafter) -> bool:
-  """Whether every law is that of its depth, of all text."""
+  """True if every law is that of its depth, of all text."""
   for state, draft in rounds(drafter):
     for row in np.flatnonzero(~np.asarray(state.done)):
       laws = jax.nn.log_softmax(expected_logits(state, row))

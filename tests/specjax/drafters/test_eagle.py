@@ -62,7 +62,7 @@ def start(decoder, params=PARAMS, *, rows=slice(None), temperature=1.0):
 
 
 def accepted_for_sure(drafter, *, rounds=4) -> bool:
-  """Whether the deepest path of every draft has probability one to stand.
+  """True if the deepest path of every draft is accepted with probability one.
 
   The row whose prompt is one token has no feature in its first round.
   """

@@ -1,4 +1,4 @@
-"""What every drafter owes the loop, asked of heads in all of their forms.
+"""The contract of drafters with the loop, for heads in all of their forms.
 
 Their laws, the law of what a round gives, rows that do not touch each other,
 rows that begin anew or go on, features that are NaN; and the bugs that heads

@@ -63,7 +63,7 @@ def log_law(table, context):
 
 
 def ring_error(state, ring) -> float:
-  """How far a ring is from what the texts of a state say it must be.
+  """Distance of a ring from the one that the texts of a state imply.
 
   Every entry but tokens and places is held against the target in plain Python.
   """

@@ -93,7 +93,7 @@ def slow_values(hits, *, per_match, min_prob):
 
 
 def first_of(ways, beginning):
-  """Which of the continuations is the first to begin so."""
+  """The first of the continuations that begins so."""
   return next(i for i, w in enumerate(ways) if w[: len(beginning)] == beginning)
 
 

@@ -1,4 +1,4 @@
-"""What stopping does to the law: every claim of docs/adaptive.md, enumerated.
+"""Stopping and the output law: every claim of docs/adaptive.md, enumerated.
 
 Rounds of the shipped loop under every policy, in states in which rows have
 learned something; a depth that rows share; what is lossy, and its repair.

@@ -34,9 +34,9 @@ def broken(name, **changes):
   rule = rules.get(name)
 
   def verify(draft, target):
-    actual = rule.verify(draft, target)
-    new = {key: change(actual, target) for key, change in changes.items()}
-    return dataclasses.replace(actual, **new)
+    said = rule.verify(draft, target)
+    new = {key: change(said, target) for key, change in changes.items()}
+    return dataclasses.replace(said, **new)
 
   return dataclasses.replace(rule, verify=verify)
 
@@ -51,7 +51,7 @@ def broken(name, **changes):
     (
       broken(
         "token",
-        next_log_probs=lambda actual, target: lambda node: target[:, 0],
+        next_log_probs=lambda said, target: lambda node: target[:, 0],
       ),
       "lossless, and the law",
     ),
@@ -75,17 +75,17 @@ def broken(name, **changes):
     (
       broken(
         "typical",
-        total_variation=lambda actual, target: jnp.where(
+        total_variation=lambda said, target: jnp.where(
           target.shape[1] == 3, 0.5, 1
         )
-        * actual.total_variation,
+        * said.total_variation,
       ),
       r"parents \(-1, 0, 1\).* from the target, which is off by",
     ),
     (
       broken(
         "token",
-        total_variation=lambda actual, target: 0.3 + 0 * actual.node_probs,
+        total_variation=lambda said, target: 0.3 + 0 * said.node_probs,
       ),
       "said to be 0.3 from the target, which is off by 0.3",
     ),
@@ -101,9 +101,9 @@ def test_a_rule_that_lies_is_caught(rule, words):
 
 
 def test_a_rule_that_reports_nothing_is_known_as_one():
-  silent = broken("typical", total_variation=lambda actual, target: None)
-  actual = exact.check_rule(silent)
-  assert not actual.reports
+  silent = broken("typical", total_variation=lambda said, target: None)
+  said = exact.check_rule(silent)
+  assert not said.reports
   assert actual.total_variation > 0.01
 
 

@@ -1,4 +1,4 @@
-"""Who accepts more, on a thousand random instances.
+"""Order of rules by acceptance, on a thousand random instances.
 
 Asserted where a theorem says so. Where none does, the observed order is in
 docs/transport.md.

@@ -154,7 +154,7 @@ def test_classes_reach_999_thousandths_of_the_optimum_at_128k(count):
 
 
 def value(p, q, count):
-  """What the rule accepts, `sum min(a, q)`, and the sum of a."""
+  """Acceptance of the rule, `sum min(a, q)`, and the sum of a."""
   log_p, log_q = instances.log(p), instances.log(q)
 
   @jax.jit

@@ -40,7 +40,7 @@ ON_TWO_PROCESSES = (
 
 
 def decoded(folder, runs, *, processes, devices):
-  """What the program writes, run by several processes of some devices each."""
+  """Output of the program, run by several processes of some devices each."""
   output = folder / "decoded.json"
   command = [mesh_decoding.__file__, output, *runs]
   for code, _, errors in several.finish(
@@ -89,7 +89,7 @@ def alone(one_process, tmp_path_factory):
 
 
 def on_one_device(actual, run):
-  """What the case of a run gave without a mesh."""
+  """Result of the case of a run without a mesh."""
   return actual[f"{run.partition(':')[0]}:alone"]
 
 

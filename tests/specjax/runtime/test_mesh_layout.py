@@ -1,4 +1,4 @@
-"""Where the loop's state lies on a mesh."""
+"""Placement of the loop's state on a mesh."""
 
 import jax
 import jax.numpy as jnp

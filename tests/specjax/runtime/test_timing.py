@@ -1,4 +1,4 @@
-"""What runs in pieces say of whole ones, and what a round is made of."""
+"""Timings of runs in pieces and of whole ones, and the parts of a round."""
 
 import dataclasses
 import types

@@ -42,7 +42,7 @@ def random_laws(seed, vocab, concentration=1.0):
 
 
 def accepted(rule, tree, draft, target, siblings=siblings_lib.IID):
-  """What a rule accepts, summed over all drafts."""
+  """Acceptance of a rule, summed over all drafts."""
   with jax.enable_x64(True):
     law = exact.block_law(
       rules.get(rule), tree, draft, target, siblings=siblings
