@@ -62,7 +62,7 @@ plainly, _ = plain.run(batch)
 # %% [markdown]
 # Every token has an origin. **Green** was drafted and accepted; orange was
 # drawn anew where a drafted token was rejected (the *residual*); blue is the
-# *bonus*, which the target adds for free when all drafted tokens stand.
+# *bonus*, which the target adds for free when all drafted tokens are accepted.
 
 # %%
 from launch import display, terminal

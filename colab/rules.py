@@ -29,7 +29,7 @@ SMALL = "SPECJAX_SMALL" in os.environ
 # ## Laws in, law out
 #
 # The draft draws a token from p, and the target would draw it from q. A rule
-# maps these laws, and the drafted token, to the probability that it stands
+# maps these laws, and the drafted token, to the probability that it is accepted
 # and to the law of the token that comes next. It flips no coins, so that the
 # output's law is a finite sum: over drafted tokens, what becomes of them, and
 # next tokens. `exact.block_law` sums it in double precision.

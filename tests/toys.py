@@ -187,9 +187,11 @@ def block_model(vocab_size: int, *, num_features: int, num_depths: int):
 
   def say(params, newest, cache):
     contexts, slot = params.shape[0], np.arange(cache.slots)
-    stands = slot < cache.length[:, None]
+    committed = slot < cache.length[:, None]
     each = jnp.mod(cache.keys[0][:, 0, :, 0] * weight_at(slot), contexts)
-    total = jnp.where(stands, each, 0).sum(-1).astype(jnp.int32) + newest[:, 0]
+    total = (
+      jnp.where(committed, each, 0).sum(-1).astype(jnp.int32) + newest[:, 0]
+    )
     rows = depth_row(total[:, None], np.arange(num_depths), contexts)
     # What a block leaves behind must not be seen.
     noise = jnp.ones((len(newest), num_depths + 1), cache.keys[0].dtype)

@@ -1,4 +1,4 @@
-"""The registry of what drafts: a call of the grammar, a function each.
+"""Registry of drafters: a call of the grammar, a function each.
 
 `config.drafter` is a call of `DRAFTERS` (`specjax.calls`), and so is a system
 of `launch.evaluate`: `eagle3(tokens=7)`, `model("DIR", tree=paths(3))`,

@@ -1,4 +1,4 @@
-"""From a config to something that decodes: models, tokenizer, decoders."""
+"""From a config to a decoder: models, tokenizer, decoder and engine."""
 
 import dataclasses
 from typing import Any

@@ -172,7 +172,8 @@ def passes(
     return roofline.forward(placement, tokens)
 
   if isinstance(c, ParallelConfig):
-    # What stands is read by keys and values alone, in the pass of the block.
+    # Committed tokens are read by keys and values alone, in the pass of the
+    # block.
     return [over(count["layers"] + count["fc"], n) for n in drafter.passes]
   # EAGLE-1 projects in every pass, EAGLE-3 the target's features alone.
   later = count["layers"] + (count["fc"] if c.generation == 1 else 0)

@@ -1,4 +1,4 @@
-r"""Does a draft that learns follow its text from domain to domain?
+r"""Study of online learning: a draft that follows its text between domains.
 
   python -m launch.studies.online --config=configs/online_study.py:prose \
     --output=docs/online/prose.json
@@ -137,8 +137,8 @@ def decode(one: Engine, batch: Batch) -> dict:
   Returns:
     Sums over its rows: `tokens` that were emitted, target `calls`, `drafted`
     and `accepted` tokens, `offered` and `taken`: drafted tokens that came to be
-    verified, and of those the expected number that stood. `seconds` are of the
-    rounds alone, `update_seconds` those of them that updates took.
+    verified, and of those the expected number that was accepted. `seconds` are
+    of the rounds alone, `update_seconds` those of them that updates took.
   """
   one.compile(batch)
   learner = one.learner

@@ -11,7 +11,8 @@ temperature 0 `--config.rule=match` and `siblings=top_k`), and it is counted
 how often the walk went on to the child of each rank. The best trees of 1 to
 --max_nodes drafted nodes follow, and their tokens a round (Sequoia, Chen et
 al., NeurIPS 2024), which supposes that a rank is as good at every place: of a
-draft whose later tokens stand less often deep trees are thought too good.
+draft whose later tokens are accepted less often deep trees are thought too
+good.
 
 --timings is what `launch.evaluate --timing=passes` wrote of the same pair and
 batch size: seconds of a target pass over 1 to 16 tokens, and of a level of the

@@ -89,7 +89,7 @@ def rounds_of(
   Returns:
     For each round `position` (tokens before it), `newest` (the last of them),
     `drafted` (for each depth its token, the likeliest, and `top`, pairs of a
-    token and its log-probability) and `accepted`, how many stand.
+    token and its log-probability) and `accepted`, how many the target accepts.
   """
   decoder = built.decoder
   length = len(prompt.token_ids)

@@ -1,4 +1,4 @@
-r"""Times passes of a published shape on the device that is here.
+r"""Times passes of a published shape on this machine's device.
 
   python -m launch.tools.passes --target=llama-3.1-8b --batch_sizes=1,8 \
     --widths=1,2,4,8,16 --output=P.json

@@ -98,7 +98,7 @@ def _read(asked: Sequence[str], told: str, *, zero: bool) -> list[float]:
 
 
 def tested_texts(more: Sequence[str]) -> list[str]:
-  """Texts of test questions, never to be taken from: ours, and those of `more`."""
+  """Texts of test questions, which nothing may hold: ours, and `more`."""
   files = [questions.OWN, *more]
   return [t for f in files for q in questions.read(f) for t in q.turns]
 

@@ -23,11 +23,11 @@ def cut(tokenizer, stop, *, piece=3):
   ids = tokenizer.encode(TEXT)
   look = stops.watch(tokenizer, stop)
   for start in range(0, len(ids), piece):
-    stand = look(ids[start : start + piece])
-    if stand is not None:
-      row = {"token_ids": ids[: start + stand], "stop_reason": "stop_string"}
+    kept = look(ids[start : start + piece])
+    if kept is not None:
+      row = {"token_ids": ids[: start + kept], "stop_reason": "stop_string"}
       prompt = Prompt(0, 0, "", (1,), stop=tuple(stop))
-      return stops.text_of(prompt, row, tokenizer), start + stand
+      return stops.text_of(prompt, row, tokenizer), start + kept
   return None
 
 

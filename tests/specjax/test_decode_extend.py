@@ -35,7 +35,7 @@ DECODERS = {
   "ngram": decoding.make("ngram", "match"),
   "plain": decoding.make("plain"),
   "features": FEATURES,
-  # One whose cache lacks all that stands since the last round.
+  # One whose cache lacks all tokens committed in the last round.
   "eagle": specjax.make_decoder(
     toys.table_model(VOCAB, layers=2),
     drafter=drafters.eagle(

@@ -23,7 +23,7 @@ from specjax.warp import make_sampling
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 PARAMS = specjax.Params(target=jnp.asarray(TARGET), draft=jnp.asarray(TARGET))
 INPUTS = np.array([3, 50, 96, 0, 7], np.int32)
-# The path that stands is 0, 1, 3: not the first nodes.
+# The accepted path is 0, 1, 3: not the first nodes.
 TREE = Tree((-1, 0, 0, 1, 2))
 
 
@@ -78,7 +78,7 @@ def shifted(commit):
 
 
 def in_order(commit):
-  """The nodes as they were fed, whatever stands."""
+  """The nodes as they were fed, whatever is accepted."""
   index = jnp.arange(commit.path.shape[1], dtype=jnp.int32)
   path = jnp.broadcast_to(index, commit.path.shape)
   return dataclasses.replace(commit, path=path)

@@ -181,7 +181,7 @@ def _openvino(draft: Law, target: Law, depth: int) -> Iterator[Entry]:
 
   So it is from the second round on; in the first, tokens are matched.
   r is one of 0, 0.01, .., 1. After a rejection the token is drawn at the next
-  position, as if the rejected one stood, and put in its place.
+  position, as if the rejected one were accepted, and put in its place.
   """
   for path_weight, tokens in paths(draft, depth):
     weight = path_weight

@@ -1,4 +1,4 @@
-"""One shape for all that is audited: laws in, the exact law of a round out.
+"""Interface of audited methods: laws in, the exact law of a round out.
 
 A method is a function of the draft's raw law and the target's that sums over
 its drafts and coins: it yields what a round may accept, with which probability,

@@ -15,7 +15,7 @@ p would be lossy: they were not drawn from p.
 
 The head's cache holds a pair (feature i, token i + 1) in slot i. What was
 drafted is thrown away after each round, since it was made of the head's own
-states, and the pairs that stand are read anew with the target's features.
+states, and the committed pairs are read again with the target's features.
 """
 
 import dataclasses
@@ -71,12 +71,12 @@ def eagle(
     siblings: how the children of a node are drawn, or the name of it in
       `specjax.siblings`; those of a dynamic tree are certain.
     policy: when a row of a chain ends before that, of
-      `specjax.adaptive.policies`; None: never. The pass that reads what stands
-      is made in every round.
+      `specjax.adaptive.policies`; None: never. The pass that reads committed
+      pairs is made in every round.
     vocab_size: V, the number of real tokens; by default the head's.
     longest: G of the deepest tree whose rounds go on with the same state
       (`specjax.adaptive.rungs`); then `tree` may be of no tokens, for rounds
-      that read what stands and draft nothing. None: of the tree.
+      that read committed pairs and draft nothing. None: of the tree.
 
   Returns:
     The `Drafter`. Its target has to give the features that the head reads.
@@ -291,7 +291,7 @@ class _State:
   Attributes:
     cache: pairs (feature i, token i + 1) in slots i.
     features: `f[B, G + 1, F]`, the target's, of tokens `start ..`: those that
-      stand since the last round and are not in the cache yet; G of the deepest
+      were committed in the last round and are not cached yet; G of the deepest
       tree that works on the state.
     start: `i32[B]`.
   """
@@ -308,7 +308,7 @@ class _Root:
   Attributes:
     logits: `f32[B, V']`.
     hidden: `f[B, H]`.
-    cache: with all pairs that stand, `length - 1` of them.
+    cache: with all committed pairs, `length - 1` of them.
   """
 
   logits: Array
@@ -333,7 +333,7 @@ def _made(
     model: the head.
     grow: `(params, root, context) -> (draft, cache)`.
     tree, siblings, name: of the drafter.
-    passes: tokens of each pass after that which reads what stands.
+    passes: tokens of each pass after that which reads committed pairs.
     more_slots: of the head's cache, for nodes that are not verified.
     longest: see `eagle`.
   """
@@ -352,7 +352,7 @@ def _made(
     )
 
   def read(params, state: _State, context: Context) -> _Root:
-    """Reads the pairs that stand since the last round."""
+    """Reads the pairs committed in the last round."""
     # Of one token the target has read nothing: a pair of it and zeros.
     count = jnp.maximum(context.length - 1 - state.start, 1)
     place = (context.length - count)[:, None] + np.arange(width)
@@ -420,8 +420,9 @@ def _made(
     row_axes=row_axes,
     passes=(width, *passes),
     max_positions=model.max_positions,
-    num_refed=width + 1,  # what stands since a round is not in the cache yet
-    # It reads what stands when it proposes, and keeps it for one round only.
+    num_refed=width + 1,  # a round's committed pairs are not cached yet
+    # It reads committed pairs when it proposes, and keeps it for one round
+    # only.
     empty_rounds=EmptyRoundPolicy.PROPOSE if longest else None,
     accepts_foreign_drafts=True,
   )
@@ -429,7 +430,7 @@ def _made(
 
 
 def _place(context: Context) -> Array:
-  """`i32[B]`, where the newest pair stands: its feature's position."""
+  """`i32[B]`, place of the newest pair: its feature's position."""
   return jnp.maximum(context.length - 2, 0)
 
 

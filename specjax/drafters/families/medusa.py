@@ -1,4 +1,4 @@
-"""Heads on the target's features that say all depths at once: marginals.
+"""Medusa: heads on the target's features, with one law for each depth.
 
 Medusa's residual blocks (Cai et al., ICML 2024) and the outputs of blockwise
 parallel decoding (Stern et al., NeurIPS 2018) read what the target knew when it
@@ -105,7 +105,7 @@ def _drafter(
 
 
 def _newest(params, features: Array, commit: Commit) -> Array:
-  """The features of the newest token that was read and stands, `f[B, F]`."""
+  """The features of the newest token that was read and accepted, `f[B, F]`."""
   del params
   given = commit.target_output.features
   if given is None:

@@ -1,4 +1,4 @@
-"""Prompt lookup: what followed the last n tokens when they last occurred.
+"""Prompt look-up: the tokens after the last occurrence of the newest n-gram.
 
 No model and no cache. The proposal is a function of the committed tokens, so
 every token is certain, and any lossless rule accepts token x with probability

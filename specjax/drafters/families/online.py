@@ -1,6 +1,6 @@
-"""A draft that remembers what the target said, to learn from it.
+"""Online learning of drafts: a memory of verified rounds to learn from.
 
-Decoding gives the target's law after every token that stands, for nothing.
+Decoding gives the target's law after every accepted token, for nothing.
 Online speculative decoding (Liu et al., ICML 2024) keeps it, and trains the
 draft on it while it drafts. Here any drafter is given a ring of those laws: of
 each row the newest R tokens that were read, each with its place in the text and
@@ -196,7 +196,7 @@ def _entries_of(ring: Ring) -> dict[str, Array | None]:
 
 
 def _written(ring: Ring, commit: Commit, vocab_size: int) -> Ring:
-  """The ring with the tokens that stand and did not stand before."""
+  """The ring with the newly committed tokens."""
   width = commit.path.shape[1]
   index = np.arange(width, dtype=np.int32)
   # A window that was read again begins with what is there already.

@@ -1,4 +1,4 @@
-"""RASD: what a draft model says, and what was looked up, in one tree.
+"""RASD: a draft model's tree and retrieved continuations, joined in one tree.
 
 Retrieval-augmented speculative decoding (2025): the draft model draws its tree
 as ever, the text and the corpus give a trie of continuations (`suffix`), which

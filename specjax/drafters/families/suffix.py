@@ -1,4 +1,4 @@
-"""Suffix decoding: how did texts go on that ended as this one does?
+"""Suffix decoding: drafts from earlier continuations of the last tokens.
 
 The tokens that followed the text's last m tokens, wherever those occurred, are
 counted, and the likeliest continuations are drafted as a tree of certain

@@ -1,4 +1,4 @@
-"""A tree is drawn level by level, whatever says the laws.
+"""Trees drawn level by level, from any source of laws.
 
 What drafters differ in is where the logits after a node come from: a model that
 reads the drafted tokens, heads that know no tokens, or a layer that is fed its

@@ -1,4 +1,4 @@
-"""Continuations of a text become one tree of tokens, each beginning once.
+"""Tries: several continuations of a text, merged into one token tree.
 
 K continuations of D tokens that begin alike share nodes. Everything is of fixed
 size: a continuation, or a part of its end, may not be there.

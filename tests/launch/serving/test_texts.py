@@ -18,9 +18,9 @@ def in_pieces(ids, stop=(), *, sizes=(1,), tokenizer=None, before=(1,)):
   pieces, at, cut, turn = [], 0, False, 0
   while at < len(ids) and not cut:
     new = ids[at : at + sizes[turn % len(sizes)]]
-    stand = watch(new) if watch else None
-    if stand is not None:
-      new, cut = new[:stand], True
+    kept = watch(new) if watch else None
+    if kept is not None:
+      new, cut = new[:kept], True
     pieces.append(reader.read(new))
     at, turn = at + len(new), turn + 1
   pieces.append(reader.finish(cut=cut))

@@ -141,13 +141,13 @@ def test_total_variation_is_to_the_targets_whole_law(case):
 def test_acceptance_is_of_the_whole_draft_from_every_place(case):
   tokens, shares = case["batch"]["tokens"], []
   for row, t, last in case["places"](DEPTH - 1):
-    stands, total = 1.0, 0.0
+    survival, total = 1.0, 0.0
     for j in range(DEPTH):
       judge = last - (DEPTH - 1) + j
       token = tokens[row, judge + 1]
       p, q = case["p"][j][row, t, token], case["q"][row, judge, token]
-      stands *= min(1, p / q)
-      total += stands
+      survival *= min(1, p / q)
+      total += survival
     shares.append(-total / DEPTH)
   actual = case["loss"]("acceptance")
   assert actual == pytest.approx(np.mean(shares), 1e-4)

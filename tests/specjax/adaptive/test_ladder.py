@@ -341,7 +341,7 @@ def test_a_length_is_left_for_a_clear_gain_only():
 
 def test_places_are_counted_apart_and_lean_on_the_one_before():
   known = Ladder(lengths=(0, 2, 3), keep=1.0, supposed=0.5)
-  # Ten rounds of two tokens: two stood in 4, one in 3, none in 3.
+  # Ten rounds of two tokens: two were accepted in 4, one in 3, none in 3.
   known.saw(np.array([3, 3, 4]))
   first = (7 + 4 * 0.5) / (10 + 4)
   second = (4 + 4 * first) / (7 + 4)
@@ -358,11 +358,11 @@ def test_old_rounds_fade_by_the_number_of_new_ones():
   known.saw(np.array([0, 8]))
   known.saw(np.array([1, 0]))
   np.testing.assert_allclose(known.reached, [8 / 2 + 1])
-  np.testing.assert_allclose(known.stood, [8 / 2])
+  np.testing.assert_allclose(known.accepted, [8 / 2])
   known.saw(np.array([9]))  # nothing was drafted
   known.saw(np.array([1, 2]))
   np.testing.assert_allclose(known.reached, [5 / 2**3 + 3])
-  np.testing.assert_allclose(known.stood, [4 / 2**3 + 2])
+  np.testing.assert_allclose(known.accepted, [4 / 2**3 + 2])
 
 
 def test_how_full_batches_are_is_a_mean_over_their_last_rounds():

@@ -33,7 +33,8 @@ def test_rungs_go_on_with_each_others_state():
       state.counters.num_target_calls - before.counters.num_target_calls
     )
     np.testing.assert_array_equal(drafted, length * rounds)
-    # Greedily a round comes to all that stand, and to who follows the last.
+    # Greedily a round comes to all that are accepted, and to who follows the
+    # last.
     counts = state.counters.accept_counts - before.counters.accept_counts
     offered += counts @ np.minimum(np.arange(5) + 1, length)
     if not state.done.any():  # else a round's end was cut off
@@ -110,7 +111,7 @@ def test_a_draft_that_has_read_no_prompt_says_so():
 
 @pytest.mark.parametrize("plan", [(4, 4), (0, 0, 4, 1, 4), (1, 0, 4)])
 def test_it_reads_them_before_it_drafts(plan):
-  """It is the target, so that each of its tokens stands if it has read all."""
+  """It is the target, so that each of its tokens is accepted if it has read all."""
   state = unread()
   for length in plan:
     state = program(length)(SURE, state, jnp.int32(2))
@@ -121,7 +122,7 @@ def test_it_reads_them_before_it_drafts(plan):
 
 
 def test_a_single_token_that_it_lacks_is_read_before_it_drafts():
-  """A round whose draft stood whole, and one without a draft."""
+  """A round whose draft was accepted whole, and one without a draft."""
   state = start(params=SURE, prompts=LONG)
   for length in (1, 0, 4):
     state = program(length)(SURE, state, jnp.int32(1))

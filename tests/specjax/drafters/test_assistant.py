@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
 TOY = toy_heads.target(VOCAB)
 READER = toys.cache_reader(VOCAB, num_features=toy_heads.LAYERS)
-# The path that stands is 0, 1, 3, 5: not the first nodes.
+# The accepted path is 0, 1, 3, 5: not the first nodes.
 TREE = Tree((-1, 0, 0, 1, 2, 3))
 MUTANTS = ("a stale slot", "a stale position", "another parent", "the root's")
 

@@ -1,4 +1,4 @@
-"""A block reads all features that stand, and none of another block's slots."""
+"""A block reads all committed features, and none of another block's slots."""
 
 import dataclasses
 
@@ -22,7 +22,7 @@ DRAFT = toys.near(TARGET, noise=0.8, seed=1)
 PARAMS = specjax.Params(target=jnp.asarray(TARGET), draft=jnp.asarray(DRAFT))
 TOY = toy_heads.target(VOCAB)
 HEAD = toys.block_model(VOCAB, num_features=toy_heads.LAYERS, num_depths=3)
-# The path that stands is 0, 1, 3, 5: not the first nodes.
+# The accepted path is 0, 1, 3, 5: not the first nodes.
 TREE = Tree((-1, 0, 0, 1, 2, 3))
 DRAWN = dflash(HEAD, tree=TREE, vocab_size=VOCAB)
 
@@ -88,7 +88,7 @@ def shifted(drafter):
 
 
 def keeps_its_block(drafter):
-  """Features are not read: the block's own slots count as what stands."""
+  """Features are not read: the block's own slots count as committed."""
 
   def commit(params, state, commit):
     del params

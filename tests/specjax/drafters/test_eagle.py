@@ -32,7 +32,7 @@ NEAR = specjax.Params(
 LAYERS = 3
 TOY = toys.table_model(VOCAB, layers=LAYERS)
 HEAD = toys.feature_model(VOCAB, num_features=LAYERS)
-# The path that stands is 0, 1, 3, 5: not the first nodes.
+# The accepted path is 0, 1, 3, 5: not the first nodes.
 TREE = Tree((-1, 0, 0, 1, 2, 3))
 DRAFTERS = {
   "chain": drafters.eagle(HEAD, tree=chain(3), vocab_size=VOCAB),
@@ -89,7 +89,7 @@ def test_all_that_a_head_with_the_right_features_drafts_is_accepted(name):
 
 
 def _kept_tree(drafter):
-  """The head's slots of drafted nodes count as pairs that stand."""
+  """The head's slots of drafted nodes count as committed pairs."""
 
   def commit(params, state, commit):
     new = drafter.commit(params, state, commit)
@@ -191,7 +191,7 @@ def rungs(
   )  # fmt: skip
 
 
-def share_that_stood(climbing, plan, params=PARAMS):
+def accepted_share(climbing, plan, params=PARAMS):
   """Of the tokens drafted in a round of each of these lengths."""
   state = climbing.longest.init(
     params, PROMPTS[2:3], LENGTHS[2:3], jax.random.key(0), buffer_length=40,
@@ -209,8 +209,8 @@ def share_that_stood(climbing, plan, params=PARAMS):
 def test_the_head_knows_what_stands_whatever_lengths_rounds_had():
   """It has the target's law if it has read all pairs, in every round."""
   plan = (3, 0, 0, 1, 3, 1, 0, 3, 3)
-  assert share_that_stood(rungs(), plan) == 1
-  assert share_that_stood(rungs(empty_rounds=EmptyRoundPolicy.COMMIT), plan) < 1
+  assert accepted_share(rungs(), plan) == 1
+  assert accepted_share(rungs(empty_rounds=EmptyRoundPolicy.COMMIT), plan) < 1
 
 
 def test_a_round_after_those_of_other_lengths_has_the_targets_law():
@@ -266,8 +266,8 @@ def test_the_laws_of_what_was_drawn_are_not_those_of_what_is_likeliest():
 def reference_tree(state, params, *, num_nodes, depth, top_k):
   """EAGLE-2's tree by plain Python: `[{path: tokens}]` of each row.
 
-  The toy's laws from whole contexts; what stands is chosen by the cumulative
-  probability, parents first.
+  The toy's laws from whole contexts; accepted tokens are chosen by the
+  cumulative probability, parents first.
   """
   results = []
   for row in range(len(state.length)):

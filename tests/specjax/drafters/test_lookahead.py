@@ -40,7 +40,7 @@ def begin(prompts=PROMPTS, lengths=LENGTHS, *, decoder=DECODER, temperature=0.0,
 
 
 class Slow:
-  """One row of the drafter in plain Python, from what was fed and stood."""
+  """One row of the drafter in plain Python, from what was fed and accepted."""
 
   def __init__(self, text):
     self.fed, self.pool = [], []
@@ -71,7 +71,7 @@ class Slow:
     return list(dict.fromkeys(each))
 
   def after(self, context, accepted, table):
-    """A round that stood on `context`, of which so many tokens were new."""
+    """A round that committed `context`, of which so many tokens were new."""
     root = context[-1]
     level0 = [root, *self.window[0][1:]]
     new = []

@@ -65,7 +65,7 @@ def expected_logits(state, row):
 
 @pytest.mark.parametrize("name", ["sampled", "certain"])
 def test_heads_read_the_feature_of_the_newest_token_that_was_read(name):
-  """After a prompt and after rounds, whatever of a tree stands."""
+  """After a prompt and after rounds, whatever of a tree is accepted."""
   drafter, rule = DRAFTERS[name]
   decoder = specjax.make_decoder(TOY, drafter=drafter, rule=rule)
   state = start(decoder)

@@ -143,7 +143,7 @@ def test_what_followed_is_drafted_where_the_text_repeats_itself():
 
 
 def test_the_head_knows_what_stands_after_texts_were_read_on():
-  """With the target's own law all that it drafts stands, after any round.
+  """With the target's own law all that it drafts is accepted, after any round.
 
   Rounds commit more tokens than its policy ever lets it draft.
   """
@@ -160,9 +160,9 @@ def test_the_head_knows_what_stands_after_texts_were_read_on():
     state, info = step(params, state)
     present = np.asarray(info.draft.topology().present).sum(1) - 1
     after_more = running & (present == 1) & (before > 2)
-    stands = np.asarray(info.node_probs)[after_more, 1]
-    assert np.all(stands > 1 - 1e-5)
-    judged += len(stands)
+    probability = np.asarray(info.node_probs)[after_more, 1]
+    assert np.all(probability > 1 - 1e-5)
+    judged += len(probability)
     before = np.asarray(info.num_emitted)
   assert judged > 5
 
@@ -191,7 +191,7 @@ def test_no_pass_is_made_for_rows_that_read_on():
   for texts, fed in (([AGAIN, AGAIN], 0), ([AGAIN, ANEW], DEPTH)):
     params, state = begun(decoder, NEAR, texts)
     draft, after, _ = decoder.propose(params, state)
-    # The pass that reads what stands is made in any case.
+    # The pass that reads committed pairs is made in any case.
     assert int(after.passes) == max(fed, 1)
     assert draft.topology().present.sum(1).tolist() == [DEPTH + 1] * 2
 

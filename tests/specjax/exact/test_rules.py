@@ -102,8 +102,8 @@ def test_a_rule_that_lies_is_caught(rule, words):
 
 def test_a_rule_that_reports_nothing_is_known_as_one():
   silent = broken("typical", total_variation=lambda said, target: None)
-  said = exact.check_rule(silent)
-  assert not said.reports
+  actual = exact.check_rule(silent)
+  assert not actual.reports
   assert actual.total_variation > 0.01
 
 
