@@ -16,7 +16,7 @@ TABLES = {
   "explained": "launch.evaluation.explain_page:table",
   "evaluation": "launch.evaluation.page:table",
   "plans": "launch.planning.page:table",
-  "t5_plans": "launch.planning.leviathan_page:table",
+  "t5_plans": "launch.planning.page:t5_table",
   "passes": "launch.tools.passes:table",
   "answers": "launch.tools.score_answers:table",
   "loads": "launch.serving.loads_page:table",

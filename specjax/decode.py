@@ -118,10 +118,10 @@ class Decoder:
       emitted                 5 6 7 8      9 0          2 3
       their `Origin`          A A A bonus  A residual   A A
       `length`                6            3            5
-      slots kept              3 4 5 6 7    8 9          0 0 1 2
+      slots cached            3 4 5 6 7    8 9          0 0 1 2
       why it ended            -            -            LENGTH
 
-    The newest token is never among the slots kept: it is the next root.
+    The newest token is never among the cached slots: it is the next root.
 
     Args:
       params: parameters of both models.

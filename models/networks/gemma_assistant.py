@@ -118,13 +118,17 @@ class Assistant(nnx.Module):
     Args:
       tokens: `i32[B, T]`.
       hidden: `f[B, T, F]`.
-      cache: the target's, with an array for each layer, or one for all if
-        their heads are alike.
+      cache: the target's, with an array for each layer.
       positions: `i32[B, T]`, for the rotation of queries alone.
 
     Returns:
       `f32[B, T, V]` logits and `[B, T, F]` hidden states.
+
+    Raises:
+      ValueError: for a stacked target's cache.
     """
+    if cache.keys[0].ndim == 5:
+      raise ValueError("an assistant reads no stacked cache, of all layers")
     c = self.config.layers
     x = self.embed(tokens)
     if self.config.embed_scale is not None:
@@ -135,18 +139,8 @@ class Assistant(nnx.Module):
     tables = {a.rope: a.rope and a.rope.table(positions) for a in kinds}
     for layer, a in zip(self.layers, kinds, strict=True):
       assert a.source is not None
-      place, within = a.source, None
-      if cache.keys[0].ndim == 5:  # of all layers
-        if len(cache.keys) > 1:
-          raise ValueError(
-            "an assistant does not read a stacked cache of layers that differ "
-            "in their heads"
-          )
-        place, within = 0, jnp.int32(a.source)
-      kv = cache.keys[place], cache.values[place]
-      x, _ = layer(
-        x, tables[a.rope], sees[a.window], kv, cache.length, layer=within
-      )
+      kv = cache.keys[a.source], cache.values[a.source]
+      x, _ = layer(x, tables[a.rope], sees[a.window], kv, cache.length)
     read = self.final_norm(x)
     return self.logits(read), self.leave(read)
 

@@ -111,7 +111,7 @@ def test_a_draft_that_has_read_no_prompt_says_so():
 
 @pytest.mark.parametrize("plan", [(4, 4), (0, 0, 4, 1, 4), (1, 0, 4)])
 def test_it_reads_them_before_it_drafts(plan):
-  """It is the target, so that each of its tokens is accepted if it has read all."""
+  """It is the target: each of its tokens is accepted if it has read all."""
   state = unread()
   for length in plan:
     state = program(length)(SURE, state, jnp.int32(2))
