@@ -13,7 +13,7 @@ import numpy as np
 import toys
 
 import specjax
-from launch.serving import http, running, schemas
+from launch.serving import asking, http, running
 from launch.serving import limits as limits_lib
 from launch.serving import slots as slots_lib
 from launch.serving.control import Asked
@@ -31,7 +31,7 @@ STOP = (3,)
 
 
 def make_slots(decoder, params=decoding.PARAMS, *, num_slots=3, **more):
-  slots = slots_lib.Slots(
+  found = slots_lib.Slots(
     {decoder.drafter.tree.max_depth: decoder},
     params,
     num_slots=num_slots,
@@ -41,15 +41,15 @@ def make_slots(decoder, params=decoding.PARAMS, *, num_slots=3, **more):
     max_rounds=4,
     **more,
   )
-  slots.compile()
-  return slots
+  found.compile()
+  return found
 
 
-def make_scheduler(slots, iterate=None, **more):
+def make_scheduler(slots, turn=None, **more):
   options = dict(queue_length=64) | more
   metrics = Metrics(model="toy", num_slots=slots.num_slots, depth=slots.depth)
   return Scheduler(
-    iterate or slots.iterate,
+    turn or slots.turn,
     num_slots=slots.num_slots,
     depth=slots.depth,
     max_rounds=slots.max_rounds,
@@ -165,8 +165,8 @@ TEMPLATE = (
 @functools.cache
 def tokenizer():
   """The embedded pair's, with a chat template."""
-  loaded = tokenizers.load("models/pretrained/target")
-  return dataclasses.replace(loaded, chat_template=TEMPLATE)
+  found = tokenizers.load("models/pretrained/target")
+  return dataclasses.replace(found, chat_template=TEMPLATE)
 
 
 @functools.cache
@@ -189,11 +189,11 @@ def text_slots(**more):
     num_slots=3, widths=(16, 64), max_length=160, max_rounds=4,
     stop_tokens=(tokenizer().eos_token_id,), scores=True,
   )  # fmt: skip
-  slots = slots_lib.Slots(
+  found = slots_lib.Slots(
     {decoder.drafter.tree.max_depth: decoder}, params, **(options | more)
   )
-  slots.compile()
-  return slots
+  found.compile()
+  return found
 
 
 def defaults_of(**more):
@@ -203,7 +203,7 @@ def defaults_of(**more):
     vocab_size=tokenizer().vocab_size, max_new_tokens=32, longest_prompt=64,
     max_length=160, most=16,
   )  # fmt: skip
-  return schemas.Defaults(**(usual | more))
+  return asking.Defaults(**(usual | more))
 
 
 @contextlib.contextmanager

@@ -8,9 +8,9 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from launch.serving.asking import Ask
 from launch.serving.control import Scores
 from launch.serving.refusals import RefusalError
-from launch.serving.schemas import Ask
 from launch.serving.texts import Reader
 from launch.serving.ticket import Finish, News
 from models import token_text

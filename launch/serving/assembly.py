@@ -25,9 +25,9 @@ class Sizes:
     slots: requests that are decoded at a time.
     queue: requests that may wait.
     max_prompt: tokens of the longest prompt.
-    budget: tokens that an iteration computes while rows decode, see `Slots`.
+    budget: tokens that a visit computes while rows decode, see `Slots`.
     reuse: whose texts a prompt may begin with.
-    rounds: of an iteration on the device, at most.
+    rounds: of a visit to the device, at most.
     answer_seconds: how long an answer may take.
     depth_policy: one of `POLICIES`.
     name: the model's, or None for that of its checkpoint.

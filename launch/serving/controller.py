@@ -1,4 +1,4 @@
-"""Sets the draft depth of each slot between iterations, from its acceptance."""
+"""Sets the draft depth of each slot between visits, from its acceptance."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -43,8 +43,7 @@ class Controller:
 
     Args:
       tickets: what each slot decodes, or None.
-      over: what ended in the last iteration, of which something is to be
-        learned.
+      over: what ended in the last visit, of which something is to be learned.
     """
     self._learn([*tickets, *over])
     prior = self._all.estimate(objectives.PRIOR)

@@ -18,19 +18,19 @@ from starlette.routing import Route
 from launch import stops
 from launch.serving import (
   answers,
+  asking,
   fields,
   limits,
   page,
-  schemas,
   tokenization,
 )
 from launch.serving.answers import Answer
+from launch.serving.asking import Ask, Defaults
 from launch.serving.control import Asked
 from launch.serving.limits import Limits
 from launch.serving.metrics import CONTENT_TYPE, Metrics
 from launch.serving.refusals import RefusalError, error_body
 from launch.serving.scheduler import ClosedError, FullError, Scheduler
-from launch.serving.schemas import Ask, Defaults
 from launch.serving.ticket import Finish, News, Ticket
 from models.tokenizers import Tokenizer
 
@@ -59,8 +59,8 @@ class Service:
     metrics: its.
     tokenizer: of the pair.
     defaults, limits: what holds for requests.
-    stuck_seconds: how long an iteration on the device may last before the
-      server counts as dead.
+    stuck_seconds: how long a visit to the device may last before the server
+      counts as dead.
     about: what the page says of the pair.
   """
 
@@ -242,7 +242,7 @@ async def _answer(service: Service, request: Request, is_chat: bool):
   body = await limits.body_of(request, service.limits)
   # Off the loop: a long prompt is tokenised for a while.
   ask = await anyio.to_thread.run_sync(
-    lambda: schemas.read(
+    lambda: asking.read(
       body,
       is_chat=is_chat,
       tokenizer=service.tokenizer,

@@ -2,7 +2,7 @@
 
 No decision of it changes a completion: tokens follow from a request's prompt,
 settings and seed, whatever its slot, its neighbours and the number of rounds of
-an iteration (up to rounding: text read in other passes has other last bits).
+a visit (up to rounding: text read in other passes has other last bits).
 """
 
 import collections
@@ -30,7 +30,7 @@ _FINISHES = {
 }
 
 # How deep each slot may draft, by the tickets in them (None: nobody) and those
-# that ended in the last iteration.
+# that ended in the last visit.
 Depths = Callable[[Sequence[Ticket | None], Sequence[Ticket]], Sequence[int]]
 
 
@@ -43,12 +43,12 @@ class ClosedError(Exception):
 
 
 def rounds_of_visit(*, free: int, waiting: int, max_rounds: int) -> int:
-  """The most rounds that an iteration makes, by the load.
+  """The most rounds that a visit makes, by the load.
 
-  An iteration ends with the first row that is done, so that requests waiting
-  for a slot lose nothing by many rounds. With a free slot a request may arrive
-  at any moment, and should not wait. With none, rounds bound how old streamed
-  tokens get.
+  A visit ends with the first row that is done, so that requests waiting for a
+  slot lose nothing by many rounds. With a free slot a request may arrive at any
+  moment, and should not wait. With none, rounds bound how old streamed tokens
+  get.
 
   Args:
     free: free slots.
@@ -65,7 +65,7 @@ class Scheduler:
 
   def __init__(
     self,
-    iterate: Callable[[Control], Report],
+    turn: Callable[[Control], Report],
     *,
     num_slots: int,
     depth: int,
@@ -80,24 +80,24 @@ class Scheduler:
     """Starts nothing yet.
 
     Args:
-      iterate: runs an iteration, as `slots.Slots.iterate`.
+      turn: makes a visit, as `slots.Slots.turn`.
       num_slots: B.
       depth: G, of the deepest draft.
-      max_rounds: of one iteration.
+      max_rounds: of one visit.
       queue_length: requests that may wait for a slot.
       metrics: a `metrics.Metrics`.
       depths: how deep each row may draft; None: as deep as can be.
       place: which of the free slots a request is given.
-      keeps_in_touch: whether iterations are made that do nothing, so that other
+      keeps_in_touch: whether visits are made that do nothing, so that other
         processes hear from this one.
       clock: seconds.
     """
-    self._iterate, self._max_rounds = iterate, max_rounds
+    self._turn, self._max_rounds = turn, max_rounds
     self._depth, self._depths, self._place = depth, depths, place
     self._queue_length, self._metrics = queue_length, metrics
     self._keeps_in_touch, self._clock = keeps_in_touch, clock
     self._rows: list[Ticket | None] = [None] * num_slots
-    self._over: list[Ticket] = []  # that ended in the last iteration
+    self._over: list[Ticket] = []  # that ended in the last visit
     self._ended = np.zeros(num_slots, bool)
     self._queue: collections.deque[Ticket] = collections.deque()
     self._wake = threading.Condition()
@@ -134,7 +134,7 @@ class Scheduler:
       self._wake.notify()
 
   def cancel(self, tickets: Sequence[Ticket]) -> None:
-    """Cancels tickets; their slots are free with the next iteration."""
+    """Cancels tickets; their slots are free with the next visit."""
     for ticket in tickets:
       ticket.cancelled.set()
     with self._wake:
@@ -158,7 +158,7 @@ class Scheduler:
     return self._closed
 
   def stuck(self) -> float:
-    """Seconds since the current iteration began; 0 between two."""
+    """Seconds since the visit began that is being made; 0 between visits."""
     since = self._in_visit_since
     return 0.0 if since is None else self._clock() - since
 
@@ -207,7 +207,7 @@ class Scheduler:
 
   def _send_last(self) -> None:
     if self._keeps_in_touch:
-      self._iterate(self._control([], 0, is_last=True))
+      self._turn(self._control([], 0, is_last=True))
 
   def _visit(self) -> None:
     now = self._clock()
@@ -225,7 +225,7 @@ class Scheduler:
       return
     control = self._control(admitted, rounds)
     self._in_visit_since = self._clock()
-    report = self._iterate(control)
+    report = self._turn(control)
     self._in_visit_since = None
     self._ended[:] = False
     self._hand_out(report)
@@ -286,7 +286,7 @@ class Scheduler:
 
   def _hand_out(self, report: Report) -> None:
     now = self._clock()
-    self._metrics.iterated(report)
+    self._metrics.visited(report)
     for row, ticket in enumerate(self._rows):
       if ticket is None:
         continue

@@ -101,9 +101,9 @@ class Scorer:
     parts = (
       zip(*known, strict=True) if known else [[none[:, 0]], [none], [none]]
     )
-    token_log_probs, likeliest, their_log_probs = map(np.concatenate, parts)
+    own, likeliest, their_log_probs = map(np.concatenate, parts)
     return width, Scores(
-      log_probs=token_log_probs,
+      log_probs=own,
       likeliest=likeliest,
       likeliest_log_probs=their_log_probs,
     )

@@ -12,13 +12,13 @@ import ml_collections
 from launch import processes
 from launch.build import pair
 from launch.serving import objectives, several
+from launch.serving.asking import Defaults
 from launch.serving.assembly import Sizes
 from launch.serving.controller import Controller
 from launch.serving.http import Service
 from launch.serving.limits import Limits
 from launch.serving.metrics import Metrics
 from launch.serving.scheduler import Scheduler
-from launch.serving.schemas import Defaults
 from launch.serving.slots import Slots
 
 

@@ -1,9 +1,9 @@
 """Serving over several processes: the leader decides, all do the same.
 
-Every iteration begins with one array from the leader, of the same size always,
-from which each process reads what to do. Nothing else is sent, so that all
-issue the same programs in the same order. An idle leader sends iterations that
-do nothing: a process that hears nothing has lost it.
+Every visit begins with one array from the leader, of the same size always, from
+which each process reads what to do. Nothing else is sent, so that all issue the
+same programs in the same order. An idle leader sends visits that do nothing: a
+process that hears nothing has lost it.
 """
 
 from collections.abc import Callable
@@ -16,23 +16,23 @@ from launch.serving.slots import Slots
 
 
 def leading(slots: Slots) -> Callable[[Control], Report]:
-  """`slots.iterate` on all processes at once."""
+  """A function that makes a visit on all processes; `slots.turn` on one."""
   if not processes.several():
-    return slots.iterate
+    return slots.turn
 
-  def iterate(control: Control) -> Report:
+  def turn(control: Control) -> Report:
     _broadcast(control.encode(slots.longest))
-    return slots.iterate(control)  # the last one does nothing
+    return slots.turn(control)  # the last one does nothing
 
-  return iterate
+  return turn
 
 
 def follow(slots: Slots) -> None:
-  """Runs the leader's iterations until its last."""
+  """Makes the leader's visits until its last."""
   shape = slots.idle().encode(slots.longest).shape
   while True:
     control = Control.decode(_broadcast(np.zeros(shape, np.int32)))
-    slots.iterate(control)
+    slots.turn(control)
     if control.is_last:
       return
 

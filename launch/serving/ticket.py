@@ -23,7 +23,7 @@ class Finish(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class News:
-  """New tokens of a completion, from one iteration.
+  """New tokens of a completion, from one visit.
 
   Attributes:
     token_ids: new ones.
@@ -66,7 +66,7 @@ class Ticket:
       first and its newest tokens.
     num_tokens: emitted.
     drafts, drafted, accept_counts: see `specjax.state.Counters`, as of the last
-      iteration.
+      visit.
     learned: `accept_counts` when `objectives` last looked.
     cached: tokens of its prompt that were not read.
     accepted, tried: drafted tokens lately, see `objectives.Seen`.

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from launch.serving import prompt_schemas, schemas
+from launch.serving import asked_prompts, asking
+from launch.serving.asking import Defaults
 from launch.serving.refusals import RefusalError
-from launch.serving.schemas import Defaults
 from models.tokenizers import Tokenizer
 
 _FLAGS = {
@@ -20,9 +20,9 @@ def tokenize(
   Raises:
     RefusalError: for any other body.
   """
-  record = schemas.record_of(body)
+  record = asking.record_of(body)
   _check(record, {"prompt", "messages", *_FLAGS}, defaults)
-  flag = lambda name, usual: schemas.flag(record, name, usual)
+  flag = lambda name, usual: asking.flag(record, name, usual)
   names = flag("return_token_strs", False)
   if "messages" in record:
     if flag("add_special_tokens", False):
@@ -31,12 +31,12 @@ def tokenize(
         param="add_special_tokens",
       )
     asks = flag("add_generation_prompt", True)
-    ids = prompt_schemas.conversation(record, tokenizer, asks=asks)
+    ids = asked_prompts.conversation(record, tokenizer, asks=asks)
   else:
     text, more = record.get("prompt"), flag("add_special_tokens", True)
     if not isinstance(text, str):
       raise RefusalError("prompt must be a text", param="prompt")
-    ids = prompt_schemas.encoded(
+    ids = asked_prompts.encoded(
       lambda: tokenizer.backend.encode(text, add_special_tokens=more).ids,
       "prompt",
     )
@@ -58,13 +58,13 @@ def detokenize(
   Raises:
     RefusalError: for any other body.
   """
-  record = schemas.record_of(body)
+  record = asking.record_of(body)
   _check(record, {"tokens"}, defaults)
-  ids = prompt_schemas.ids(record.get("tokens"), defaults.vocab_size, "tokens")
+  ids = asked_prompts.ids(record.get("tokens"), defaults.vocab_size, "tokens")
   return {"prompt": tokenizer.backend.decode(ids, skip_special_tokens=False)}
 
 
 def _check(record: dict[str, Any], known: set[str], defaults: Defaults) -> None:
   for name in record.keys() - known - {"model"}:
     raise RefusalError(f"unknown field {name[:80]!r}", param=name[:80])
-  schemas.check_model(record, defaults)
+  asking.check_model(record, defaults)

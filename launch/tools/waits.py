@@ -1,11 +1,11 @@
-r"""Delays by others' prompts between tokens, and before a second turn's first.
+r"""How long others' prompts keep a row waiting, and a second turn its user.
 
   python -m launch.tools.waits --config=configs/smollm2.py \
     --config.drafter=plain --arriving_tokens=1500 --arrivals=4 \
     --turn_tokens=1000 --output=W.json
 
-A row streams, a round an iteration, while prompts arrive, each as soon as the
-one before it has been read; then all over again with one row more that decodes.
+A row streams, a round a visit, while prompts arrive, each as soon as the one
+before it has been read; then all over again with one row more that decodes.
 `gap` is the longest time between two of its tokens over the median of its own
 rounds, alone; `whole` what it would be if a prompt were read at once. A
 conversation's second turn is answered where its first is in a slot, and, in
@@ -51,18 +51,18 @@ def _asked(length: int, seed: int, budget: int) -> Asked:
 
 
 def _visit(slots: Slots, *admissions):
-  return slots.iterate(
+  return slots.turn(
     dataclasses.replace(slots.idle(), rounds=1, admissions=admissions)
   )
 
 
 def _end(slots: Slots) -> None:
   ended = np.ones(slots.num_slots, bool)
-  slots.iterate(dataclasses.replace(slots.idle(), ended=ended))
+  slots.turn(dataclasses.replace(slots.idle(), ended=ended))
 
 
 def gaps(slots: Slots, *, prompt: int, arrivals: int, streams: int) -> dict:
-  """Gaps between tokens of rows that stream while prompts arrive.
+  """What rows that stream wait for while prompts arrive.
 
   Args:
     slots: all idle, and idle again afterwards.

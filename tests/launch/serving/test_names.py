@@ -1,4 +1,4 @@
-"""Names that requests may call a server by, so that no page borrows one."""
+"""What requests may call a server by, so that no page borrows its name."""
 
 import asyncio
 import json

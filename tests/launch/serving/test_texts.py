@@ -11,16 +11,16 @@ from launch.serving.texts import Reader
 
 
 def in_pieces(ids, stop=(), *, sizes=(1,), tokenizer=None, before=(1,)):
-  """Pieces that a reader gives out of a completion that its watch may end."""
+  """What a reader gives out of a completion that its watch may end."""
   tokenizer = tokenizer or served.tokenizer()
   watch = stops.watch(tokenizer, stop, before)
   reader = Reader(tokenizer, stop, before)
   pieces, at, cut, turn = [], 0, False, 0
   while at < len(ids) and not cut:
     new = ids[at : at + sizes[turn % len(sizes)]]
-    kept = watch(new) if watch else None
-    if kept is not None:
-      new, cut = new[:kept], True
+    stand = watch(new) if watch else None
+    if stand is not None:
+      new, cut = new[:stand], True
     pieces.append(reader.read(new))
     at, turn = at + len(new), turn + 1
   pieces.append(reader.finish(cut=cut))

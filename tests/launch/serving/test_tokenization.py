@@ -21,9 +21,9 @@ def call(function, body):
 def test_a_text_is_tokenized_and_read_again():
   tokenizer, text = served.tokenizer(), "def é(x):<|endoftext|>"
   body = {"prompt": text, "return_token_strs": True, "model": "toy"}
-  actual = call(tokenization.tokenize, body)
+  found = call(tokenization.tokenize, body)
   ids = tokenizer.backend.encode(text).ids
-  assert actual == {
+  assert found == {
     "count": len(ids),
     "max_model_len": 160,
     "tokens": ids,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import served
 
-from launch.serving import fields, schemas
+from launch.serving import asking, fields
 from launch.serving.control import Asked
 from launch.serving.refusals import RefusalError, error_body
 
@@ -15,7 +15,7 @@ DEFAULTS = served.defaults_of()
 
 
 def read(record, *, is_chat=False, defaults=DEFAULTS):
-  return schemas.read(
+  return asking.read(
     json.dumps(record).encode(),
     is_chat=is_chat,
     tokenizer=served.tokenizer(),
@@ -95,9 +95,9 @@ WARP = ("seed", "temperature", "top_k", "top_p", "min_p", "num_likeliest")
 
 
 def answered(body, is_chat):
-  """The request that is read of a text, or the refusal."""
+  """What is read of a text, or the refusal."""
   try:
-    return schemas.read(
+    return asking.read(
       body.encode(), is_chat=is_chat, tokenizer=served.tokenizer(),
       defaults=DEFAULTS,
     )  # fmt: skip
@@ -118,17 +118,17 @@ def test_hostile_values_of_every_field_are_refused_or_fit_the_programs(is_chat):
     for value in HOSTILE:
       body = json.dumps({k: v for k, v in prompt.items() if k != name})
       body = f'{body[:-1]}, "{name}": {value}}}'
-      actual = answered(body, is_chat)
-      if isinstance(actual, RefusalError):
-        assert actual.status in (400, 404)
-        assert 0 < len(actual.message) < 500
-        json.dumps(error_body(actual), allow_nan=False)
+      found = answered(body, is_chat)
+      if isinstance(found, RefusalError):
+        assert found.status in (400, 404)
+        assert 0 < len(found.message) < 500
+        json.dumps(error_body(found), allow_nan=False)
         continue
       taken.add(name)
       asked = Asked(
-        token_ids=actual.prompts[0],
-        max_new_tokens=actual.budgets[0],
-        **{x: getattr(actual, x) for x in (*WARP, *fields.PENALTIES)},
+        token_ids=found.prompts[0],
+        max_new_tokens=found.budgets[0],
+        **{x: getattr(found, x) for x in (*WARP, *fields.PENALTIES)},
       )
       tokens, biases, _ = asked.lists()
       assert np.isfinite(asked.warp()).all()
@@ -158,15 +158,15 @@ def test_what_asks_for_nothing_is_taken():
     {"include_usage": False, "continuous_usage_stats": False},
     {"continuous_usage_stats": None},
   ):  # fmt: skip
-    actual = read(plain | {"stream": True, "stream_options": options})
-    assert actual == read(plain | {"stream": True})
+    found = read(plain | {"stream": True, "stream_options": options})
+    assert found == read(plain | {"stream": True})
   assert read(plain | {"stop": []}) == read(plain)
   options = {"include_usage": True, "continuous_usage_stats": True}
   assert read(plain | {"stream_options": options}) == read(plain)
 
 
 def test_what_is_asked_for_is_done():
-  actual = read(
+  found = read(
     dict(
       prompt=["x", [5, 6]], n=2, seed=3, temperature=2, top_p=0.5, top_k=7,
       min_p=0.1, stop="a", logprobs=0, stream=True, token_origins=True,
@@ -174,7 +174,7 @@ def test_what_is_asked_for_is_done():
       max_tokens=9, model="toy", ignore_eos=True, cache_salt="mine",
     )
   )  # fmt: skip
-  assert actual == schemas.Ask(
+  assert found == asking.Ask(
     is_chat=False, prompts=((*served.tokenizer().encode("x"),), (5, 6)),
     budgets=(9, 9), num_choices=2, seed=3, is_seeded=True, temperature=2,
     top_k=7, top_p=0.5, min_p=0.1, stop=("a",), cache_salt="mine",
@@ -187,21 +187,17 @@ def test_what_is_asked_for_is_done():
   )
   assert (chat.budgets, chat.log_probs, chat.is_seeded) == ((32,), True, False)
   with_objectives = dataclasses.replace(DEFAULTS, has_objectives=True)
-  actual = read(
+  found = read(
     {"prompt": "x", "slo_ms_per_token": 50}, defaults=with_objectives
   )
-  assert actual.objective == 0.05
+  assert found.objective == 0.05
 
 
 def test_a_prompt_is_scored_only_where_it_is_told():
   some = dataclasses.replace(DEFAULTS, scores=True)
   ask = lambda **more: read({"prompt": "x"} | more, defaults=some)
-  actual = ask(echo=True, logprobs=1, max_tokens=0)
-  assert (actual.scored, actual.num_likeliest, actual.budgets) == (
-    True,
-    1,
-    (0,),
-  )
+  found = ask(echo=True, logprobs=1, max_tokens=0)
+  assert (found.scored, found.num_likeliest, found.budgets) == (True, 1, (0,))
   assert ask(echo=True, max_tokens=0).scored
   assert not ask(echo=True, max_tokens=2).scored
   assert not ask(logprobs=0).scored
@@ -218,12 +214,12 @@ def test_likeliest_tokens_are_asked_for_as_openai_has_it():
   """A number in completions; a flag and a number in chats."""
   ask = lambda value: read({"prompt": "x", "logprobs": value})
   for value, expected in ((True, 0), (False, 0), (0, 0), (5, 5)):
-    actual = ask(value)
-    assert actual.log_probs == (value is not False)
-    assert actual.num_likeliest == expected
+    found = ask(value)
+    assert found.log_probs == (value is not False)
+    assert found.num_likeliest == expected
   talk = {"messages": [{"role": "user", "content": "x"}]}
-  actual = read(talk | {"logprobs": True, "top_logprobs": 20}, is_chat=True)
-  assert (actual.log_probs, actual.num_likeliest) == (True, 20)
+  found = read(talk | {"logprobs": True, "top_logprobs": 20}, is_chat=True)
+  assert (found.log_probs, found.num_likeliest) == (True, 20)
   assert read(talk | {"top_logprobs": 0}, is_chat=True).num_likeliest == 0
   for wrong in (21, -1, True, 1.0, "3", [2], float("nan"), 10**30):
     body = talk | {"logprobs": True, "top_logprobs": wrong}
@@ -242,14 +238,14 @@ def test_laws_that_read_their_text_are_asked_for_as_everywhere():
   prompt = {"prompt": "x", "max_tokens": 7}
   chat = {"messages": [{"role": "user", "content": "x"}]}
   for record, is_chat in ((prompt, False), (chat, True)):
-    actual = read(record | wanted | asked, is_chat=is_chat)
-    assert {name: getattr(actual, name) for name in wanted} == wanted
-    assert actual.logit_bias == ((3, 2.5), (5, -100.0))
-    assert actual.stop_token_ids == (9, 8)
+    found = read(record | wanted | asked, is_chat=is_chat)
+    assert {name: getattr(found, name) for name in wanted} == wanted
+    assert found.logit_bias == ((3, 2.5), (5, -100.0))
+    assert found.stop_token_ids == (9, 8)
 
 
 def test_objectives_have_names():
-  classes = schemas.classes_of(["chat=50", "batch=400"])
+  classes = asking.classes_of(["chat=50", "batch=400"])
   assert classes == {"chat": 0.05, "batch": 0.4}
   some = dataclasses.replace(DEFAULTS, has_objectives=True, classes=classes)
   ask = lambda **more: read({"prompt": "x"} | more, defaults=some).objective
@@ -268,9 +264,9 @@ def test_objectives_have_names():
 @pytest.mark.parametrize("wrong", ["chat", "=5", "a=0", "a=-1", "a=x", "a=nan"])
 def test_classes_that_are_none_are_refused(wrong):
   with pytest.raises(ValueError, match="NAME=MILLISECONDS"):
-    schemas.classes_of(["b=1", wrong])
+    asking.classes_of(["b=1", wrong])
   with pytest.raises(ValueError, match="once"):
-    schemas.classes_of(["b=1", "b=2"])
+    asking.classes_of(["b=1", "b=2"])
 
 
 def test_a_budget_that_is_not_said_is_cut_to_what_fits():

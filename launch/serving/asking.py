@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from launch import prompt_lines
-from launch.serving import fields, prompt_schemas
+from launch.serving import asked_prompts, fields
 from launch.serving.control import MOST_LIKELIEST, MOST_SCORED
 from launch.serving.refusals import RefusalError
 from models.tokenizers import Tokenizer
@@ -170,9 +170,9 @@ def _read(record, is_chat, tokenizer, defaults: Defaults) -> Ask:
   if isinstance(listed, list) and not all(type(x) is int for x in listed):
     _check_count(count * len(listed), defaults)  # before they are read
   if is_chat:
-    prompts = [prompt_schemas.conversation(record, tokenizer)]
+    prompts = [asked_prompts.conversation(record, tokenizer)]
   else:
-    prompts = prompt_schemas.completions(
+    prompts = asked_prompts.completions(
       record.get("prompt"), tokenizer, defaults.vocab_size
     )
   for prompt in prompts:
