@@ -86,3 +86,16 @@ def test_drafters_in_the_page_are_those_that_help_prints():
     for call, _ in grammar.help():
       name = call.partition("(")[0]
       assert re.search(rf"`{name}[`(]", said), name
+
+
+def test_the_walk_from_make_decode_is_as_long_as_it_says():
+  page = (ROOT / "docs" / "from_make_decode.md").read_text("utf-8")
+  files = re.findall(r"^\d+\. \[.*?\]\(\.\./(\S+?)\)", page, re.MULTILINE)
+  lines = sum(len((ROOT / f).read_text("utf-8").splitlines()) for f in files)
+  assert len(files) <= 20
+  assert lines <= 5_000
+  count, said = re.search(
+    r"these (\d+) files.* some ([\d,]+) lines", page
+  ).groups()
+  assert int(count) == len(files)
+  assert abs(int(said.replace(",", "")) - lines) <= 100

@@ -30,6 +30,7 @@ FOUNDATION = {
   f"specjax.{name}"
   for name in (
     "types",
+    "heads",
     "structs",
     "tree",
     "warp",
