@@ -62,8 +62,8 @@ def init(
   prompts = jnp.asarray(prompts)
   lengths = jnp.asarray(lengths, jnp.int32)
   max_new_tokens = jnp.asarray(max_new_tokens, jnp.int32)
-  check(decoder,
-    params, prompts, lengths, rng_key, buffer_length=buffer_length,
+  check(
+    decoder, params, prompts, lengths, rng_key, buffer_length=buffer_length,
     max_new_tokens=max_new_tokens, sampling=sampling,
   )  # fmt: skip
   count = len(prompts)
@@ -144,9 +144,9 @@ def admit(
   Raises:
     ValueError: as `init`.
   """
-  request = check_request(decoder,
-    params, state, prompt, length, rng_key, max_new_tokens=max_new_tokens,
-    sampling=sampling,
+  request = check_request(
+    decoder, params, state, prompt, length, rng_key,
+    max_new_tokens=max_new_tokens, sampling=sampling,
   )  # fmt: skip
   inputs = decoder.encode_inputs(params, inputs)
   slots = request["buffer_length"] + decoder.drafter.tree.num_fed
