@@ -33,7 +33,7 @@ def cond_in_place(wanted: Array, function: Callable[[_T], _T], carry: _T) -> _T:
   """
   leaves, kind = jax.tree.flatten(carry)
   closed, after = jax.make_jaxpr(function, return_shape=True)(carry)
-  if jax.tree.structure(after) != kind:
+  if jax.tree.structure(after) != kind:  # type: ignore[operator]
     raise TypeError(
       f"the carry is {kind}, and the function returns "
       f"{jax.tree.structure(after)}"
