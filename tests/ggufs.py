@@ -91,11 +91,11 @@ def quantized(array, kind):
     block, size = gguf.GGML_QUANT_SIZES[kind]
     generator = np.random.default_rng(array.shape[0])
     shape = (*array.shape[:-1], array.shape[-1] // block, size)
-    blocks = generator.integers(0, 256, shape, np.uint8)
+    found = generator.integers(0, 256, shape, np.uint8)
     for start in SCALES.get(kind, ()):  # halves, that are to be small numbers
       scale = generator.uniform(0.001, 0.01, shape[:-1]).astype(np.float16)
-      blocks[..., start : start + 2] = scale[..., None].view(np.uint8)
-    return blocks.reshape(*shape[:-2], -1)
+      found[..., start : start + 2] = scale[..., None].view(np.uint8)
+    return found.reshape(*shape[:-2], -1)
 
 
 # Where the float16 scales of a block begin.
@@ -232,7 +232,7 @@ def _tensors(model, arch):
   c = model.config
   numbers = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
   table = gguf.get_tensor_name_map(numbers[arch], c.num_hidden_layers)
-  tensors = {}
+  found = {}
   for name, tensor in model.state_dict().items():
     if name == "lm_head.weight" and c.tie_word_embeddings:
       continue
@@ -267,8 +267,8 @@ def _tensors(model, arch):
         }
       stem = stem.rpartition(".")[0]
       for part, half in each.items():
-        gguf_name = table.get_name(f"{stem}.{part}")
-        tensors[f"{gguf_name}.{suffix}"] = half
+        own = table.get_name(f"{stem}.{part}")
+        found[f"{own}.{suffix}"] = half
       continue
     if name.endswith("sinks"):
       name += ".weight"
@@ -277,30 +277,30 @@ def _tensors(model, arch):
       for part, half in zip(
         ("gate", "up"), np.split(array, 2, axis=1), strict=True
       ):
-        tensors[f"blk.{number}.ffn_{part}_exps.weight"] = half
+        found[f"blk.{number}.ffn_{part}_exps.weight"] = half
       continue
     if name.endswith("kv_b_proj.weight"):
       of_heads = array.reshape(c.num_attention_heads, -1, array.shape[-1])
       keys, values = np.split(of_heads, [c.qk_nope_head_dim], axis=1)
       stem = f"blk.{name.split('.')[2]}.attn"
-      tensors[f"{stem}_k_b.weight"] = keys.swapaxes(1, 2)
-      tensors[f"{stem}_v_b.weight"] = values
+      found[f"{stem}_k_b.weight"] = keys.swapaxes(1, 2)
+      found[f"{stem}_v_b.weight"] = values
       continue
     if name.endswith("shared_expert_gate.weight"):
       array = array[0]
     name = name.replace("e_score_correction_bias", "e_score_correction.bias")
     if name.endswith("experts.down_proj"):
       name += ".weight"
-    gguf_name = table.get_name(name, try_suffixes=(".weight", ".bias"))
-    assert gguf_name, name
-    tensors[gguf_name] = array
+    own = table.get_name(name, try_suffixes=(".weight", ".bias"))
+    assert own, name
+    found[own] = array
   rope = getattr(c, "rope_parameters", None) or {}
   if c.model_type in ("glm4_moe", "deepseek_v3"):  # of a layer that drafts
     last = c.num_hidden_layers
-    tensors[f"blk.{last}.nextn.eh_proj.weight"] = np.zeros((2, 4), np.float32)
+    found[f"blk.{last}.nextn.eh_proj.weight"] = np.zeros((2, 4), np.float32)
   if rope.get("rope_type") == "llama3":
-    tensors["rope_freqs.weight"] = _factors(c, rope)
-  return tensors
+    found["rope_freqs.weight"] = _factors(c, rope)
+  return found
 
 
 def _factors(c, rope):

@@ -64,14 +64,14 @@ class Theirs:
     config.num_mtp_layers = 1
     if getattr(config, "mlp_layer_types", None):  # of GLM-4.7-Flash
       config.mtp_mlp_layer_types = ["sparse"]
-    self.prefix, self.renamed = (
+    self.prefix, self.own = (
       f"layers.{config.num_hidden_layers}",
       {"post_norm.weight": "shared_head.norm.weight"},
     )
     if config.model_type == "mimo":
       config.mtp_layer_types = ["full_attention"]
       config.mtp_hidden_states_first = True
-      self.prefix, self.renamed = (
+      self.prefix, self.own = (
         "mtp_layers.0",
         {
           "enorm.weight": "token_layernorm.weight",
@@ -87,9 +87,9 @@ class Theirs:
 
   def tensors(self):
     """By the names of released files."""
-    output = {}
+    found = {}
     for name, value in self.model.layers[0].state_dict().items():
-      name = self.renamed.get(name, name.removeprefix("mtp_block."))
+      name = self.own.get(name, name.removeprefix("mtp_block."))
       value = value.float().numpy()
       block, _, fused = name.rpartition("experts.")
       parts = {name: value}
@@ -101,14 +101,14 @@ class Theirs:
           for x, half in zip(which, halves, strict=True)
           for i in range(len(value))
         }
-      output |= {f"model.{self.prefix}.{k}": x for k, x in parts.items()}
-    return output
+      found |= {f"model.{self.prefix}.{k}": x for k, x in parts.items()}
+    return found
 
   def features(self, tokens):
     """`f64[B, T, D]`, the target's, after its final norm."""
     with torch.no_grad():
-      output = self.target.model(torch.tensor(tokens))
-    return output.last_hidden_state.numpy()
+      found = self.target.model(torch.tensor(tokens))
+    return found.last_hidden_state.numpy()
 
   def __call__(self, tokens, hidden):
     """Logits and states after pairs (token t + 1, hidden t), at positions t."""

@@ -60,12 +60,12 @@ def words(numbers, bits):
   count = 32 // bits
   short = -numbers.shape[-1] % count
   wide = np.pad(numbers, [(0, 0)] * (numbers.ndim - 1) + [(0, short)])
-  packed = np.zeros((*wide.shape[:-1], wide.shape[-1] // count), np.uint32)
+  found = np.zeros((*wide.shape[:-1], wide.shape[-1] // count), np.uint32)
   for i in range(wide.shape[-1]):
-    packed[..., i // count] |= wide[..., i].astype(np.uint32) << (
+    found[..., i // count] |= wide[..., i].astype(np.uint32) << (
       bits * (i % count)
     )
-  return packed.view(np.int32)
+  return found.view(np.int32)
 
 
 def draw(rng, shape, *, bits, group, zeros=None, dtype=np.float16):
@@ -198,14 +198,14 @@ def write(path, pack, how, *, head=False, experts=False):
   """
   model(experts).save_pretrained(path)
   tensors, rng = load_file(path / "model.safetensors"), np.random.default_rng(0)
-  expected, saved = {}, {}
+  expected, found = {}, {}
   for name, x in tensors.items():
     packed = "_proj" in name or (head and name == "lm_head.weight")
     parts, whole = pack(rng, x.shape) if packed else ({"weight": x}, x)
     expected[name] = whole
     stem = name.removesuffix("weight")
-    saved |= {f"{stem}{part}": value for part, value in parts.items()}
-  save(saved, path / "model.safetensors")
+    found |= {f"{stem}{part}": value for part, value in parts.items()}
+  save(found, path / "model.safetensors")
   configure(path, how)
   return expected
 

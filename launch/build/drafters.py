@@ -1,4 +1,4 @@
-"""Registry of drafters: a call of the grammar, a function each.
+"""The registry of what drafts: a call of the grammar, a function each.
 
 `config.drafter` is a call of `DRAFTERS` (`specjax.calls`), and so is a system
 of `launch.evaluate`: `eagle3(tokens=7)`, `model("DIR", tree=paths(3))`,
@@ -40,12 +40,12 @@ from specjax.types import Drafter, LanguageModel, Rule
 
 
 def _weights(*, weights: Format | None = None) -> dict[str, Any]:
-  """Storage of a draft's weights; in few bits they cannot learn."""
+  """How a draft's weights are stored; in few bits they cannot learn."""
   return dict(weights=weights, learns=weights is None)
 
 
 def _bits(*, bits: int = 8, group: int | None = None) -> dict[str, Any]:
-  """Storage of a copy of the target's weights."""
+  """How a copy of the target's weights is stored."""
   if bits not in (4, 8):
     raise ValueError(f"bits must be 4 or 8, got {bits}")
   if bits == 4 and group is None:
@@ -117,24 +117,24 @@ def of(config: Mapping[str, Any], written: Any = None) -> Drafting:
   return with_checkpoint(DRAFTERS.make(written), config)
 
 
-def with_checkpoint(drafting: Drafting, config: Mapping[str, Any]) -> Drafting:
+def with_checkpoint(found: Drafting, config: Mapping[str, Any]) -> Drafting:
   """The same with the config's checkpoint, if its call names none.
 
   Raises:
     ValueError: if the config names none either.
   """
-  if drafting.drafts and drafting.needs_checkpoint and not drafting.checkpoint:
+  if found.drafts and found.needs_checkpoint and not found.checkpoint:
     known = config.get("checkpoints", {})
-    path = known.get(drafting.name) or (
-      "" if drafting.reads == "layers" else known.get("draft", "")
+    path = known.get(found.name) or (
+      "" if found.reads == "layers" else known.get("draft", "")
     )
     if not path:
       raise ValueError(
-        f"drafter {drafting.name!r} needs a checkpoint: "
-        f'{drafting.name}("DIR"), or config.checkpoints.{drafting.name}'
+        f'drafter {found.name!r} needs a checkpoint: {found.name}("DIR"), or '
+        f"config.checkpoints.{found.name}"
       )
-    drafting = dataclasses.replace(drafting, checkpoint=path)
-  return drafting
+    found = dataclasses.replace(found, checkpoint=path)
+  return found
 
 
 def canonical(config: Mapping[str, Any]) -> str:
@@ -170,7 +170,7 @@ def chain(name: str, path: str, tokens: int) -> Drafting:
 
 
 def holds_model(path: str) -> bool:
-  """True if a checkpoint is a model of its own."""
+  """Whether a checkpoint is a model of its own."""
   return not head_checkpoints.is_head(path) and not block_networks.is_block(
     path
   )
@@ -182,23 +182,23 @@ def check_checkpoint(drafting: Drafting) -> None:
   if not path or wanted in ("", "layers"):
     return
   if head_checkpoints.is_head(path):
-    holds = "head"
+    there = "head"
   else:
-    holds = "block" if block_networks.is_block(path) else "model"
+    there = "block" if block_networks.is_block(path) else "model"
   names = {
     "head": "a head on the target's features",
     "block": "a block drafter",
     "model": "a model of its own",
   }
-  if holds != wanted:
+  if there != wanted:
     raise ValueError(
       f"drafter {drafting.name!r} reads {names[wanted]}, and {path} is "
-      f"{names[holds]}"
+      f"{names[there]}"
     )
 
 
 def source(drafting: Drafting, models: Any) -> tuple[Any, Any]:
-  """The model that drafts, and its parameters if they are not the target's.
+  """What drafts, and its parameters if it does not have the target's.
 
   Args:
     drafting: the way to draft.

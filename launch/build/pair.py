@@ -1,4 +1,4 @@
-"""From a config to a decoder: models, tokenizer, decoder and engine."""
+"""From a config to something that decodes: models, tokenizer, decoders."""
 
 import dataclasses
 from typing import Any
@@ -138,13 +138,13 @@ def check_config(
 
 
 def rule_of(config: ml_collections.ConfigDict, drafting: Drafting) -> Rule:
-  """The verification rule; ValueError if there is no such rule."""
+  """What verifies; ValueError if there is no such rule."""
   return rules.get(drafting.rule or config.rule)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Models:
-  """Models and tokenizer as read from disk, for any rule, tree and sampling.
+  """What is read from disk, for any rule, tree and sampling.
 
   Attributes:
     target: the target.
@@ -166,7 +166,7 @@ class Models:
 
   @property
   def notes(self) -> tuple[str, ...]:
-    """Sentences about how weights published in few bits are held."""
+    """How weights that are published in few bits are held, in words."""
     networks = [x for x in (self.target, self.draft) if isinstance(x, Network)]
     return tuple(dict.fromkeys(x.note for x in networks if x.note))
 
@@ -368,7 +368,7 @@ def assemble(
 def encoder_of(
   config: ml_collections.ConfigDict, models: Models
 ) -> prompt_lines.Encoder | None:
-  """Limits of inputs of an encoder-decoder; None for other targets."""
+  """What inputs must keep to, of an encoder-decoder."""
   if not models.target.reads_inputs:
     return None
   start = models.target.config.start_token
@@ -439,14 +439,14 @@ def check_low(config: ml_collections.ConfigDict, drafting: Drafting) -> None:
     weights = asked if isinstance(asked, Format) else None
     if weights is None and cache is None:
       continue
-    description = checkpoints.read_config(path)
-    if not isinstance(description, TransformerConfig):
+    found = checkpoints.read_config(path)
+    if not isinstance(found, TransformerConfig):
       raise ValueError(
         f"{path} is an encoder-decoder, and weights and caches in few bits are "
         "of decoder-only models"
       )
-    lowbits.check_weights(description, weights, on_mesh=bool(config.mesh))
-    lowbits.check_cache(description, cache)
+    lowbits.check_weights(found, weights, on_mesh=bool(config.mesh))
+    lowbits.check_cache(found, cache)
 
 
 def check_same_width(target: Network, draft: Network | Head | Block) -> None:

@@ -1,4 +1,4 @@
-"""Study of targets in few bits: their distance from the target on real text.
+"""How far is a target in few bits from the target, along real text?
 
   python -m launch.studies.precision --config=configs/smollm2.py \
     --output=OUT.json
@@ -142,10 +142,10 @@ def measure(target: str, dtype, written: list, texts: np.ndarray) -> list[dict]:
       compare(one, forward(network.params, batch), batch)
       for one, batch in zip(expected, batches, strict=True)
     ]
-    joined = {n: np.concatenate([x[n] for x in parts]) for n in _PER_TEXT}
+    found = {n: np.concatenate([x[n] for x in parts]) for n in _PER_TEXT}
     num_bytes = sum(map(lowbits.num_bytes, jax.tree.leaves(network.params)))
     rows.append(
-      {"precision": name, "weight_bytes": num_bytes} | summarize(joined)
+      {"precision": name, "weight_bytes": num_bytes} | summarize(found)
     )
   return rows
 

@@ -26,11 +26,11 @@ SMALL = ("--topology=v5e-4", "--target=pythia-2.8b", "--max_length=512")
 
 
 def test_shapes_have_the_published_numbers_of_parameters():
-  actual = {
+  found = {
     name: program.num_params(config_from_json(settings))
     for name, settings in shapes.SHAPES.items()
   }
-  assert actual == {
+  assert found == {
     "pythia-70m": 70_426_624,
     "pythia-2.8b": 2_775_208_960,
     "llama-3.2-1b": 1_235_814_400,
@@ -195,18 +195,18 @@ def test_eight_bits_are_half_of_the_bytes_of_a_pass():
   ask = lambda **changes: answer._roofline(
     topology("v5e-4"), question(draft=None, **changes)
   )
-  plain, rounded_self = ask(skipped=SkippedLayers()), ask(own_weights=int8)
+  plain, own = ask(skipped=SkippedLayers()), ask(own_weights=int8)
   low = ask(weights=int8, cache="int8", skipped=SkippedLayers())
   read = lambda line, name="plain": line["passes"][name]["memory_bytes"]
   config = question().target
   count = networks.num_params(config)
   met = (count - networks.looked_up(config)) / 4  # on each of four devices
   peaks = {"bfloat16": 197e12, "int8": 393e12, "fp8": None}
-  assert rounded_self["peaks"] == peaks
-  saved = read(rounded_self) - read(rounded_self, "draft_step")
+  assert own["peaks"] == peaks
+  saved = read(own) - read(own, "draft_step")
   assert saved == pytest.approx(met, rel=0.01)
   assert read(low) / read(plain) == pytest.approx(0.52, abs=0.03)
-  assert read(rounded_self) == read(plain)
+  assert read(own) == read(plain)
   assert networks.num_bytes(config, None) == 2 * count
   assert count < networks.num_bytes(config, int8) < 1.01 * count
   mixture = config_from_json(shapes.SHAPES["mixtral-8x7b"])
@@ -217,13 +217,13 @@ def test_eight_bits_are_half_of_the_bytes_of_a_pass():
 
 
 def test_a_copy_in_few_bits_shares_what_is_not():
-  plain, rounded_self = (
+  plain, own = (
     memory.held(question(draft=None, own_weights=weights))
     for weights in (None, Format(kind="int8"))
   )
   config = question().target
   rounded = networks.num_params(config) - networks.looked_up(config)
-  assert rounded_self - plain == pytest.approx(rounded / 4, rel=0.01)
+  assert own - plain == pytest.approx(rounded / 4, rel=0.01)
 
 
 def test_the_window_of_lookahead_costs_verification():
@@ -338,15 +338,15 @@ def test_the_best_chain_is_said_for_each_acceptance(batch_size):
     assert speedups[row["num_speculative_tokens"] - 1] == max(speedups)
 
 
-def shown(actual):
+def shown(found):
   console = rich.console.Console(file=io.StringIO(), width=100)
-  answer.show(console, actual)
+  answer.show(console, found)
   return console.file.getvalue()
 
 
 def test_what_is_shown():
-  record = json.loads(pathlib.Path("docs/plans/70b-v5e-16.json").read_text())
-  text = shown(record)
+  found = json.loads(pathlib.Path("docs/plans/70b-v5e-16.json").read_text())
+  text = shown(found)
   first, second, *_ = text.splitlines()
   assert first.startswith("fits: 10.69 of 15.75 GiB a device; arguments 10.16")
   assert "v5e:4x4 (v5litepod-16), data:1, model:16, draft on 8" in first
@@ -358,36 +358,34 @@ def test_what_is_shown():
   assert "verify all-reduce 161 105,512,960" in words
   assert "a model, not a measurement" in words
   assert "drafting pays up to batch 4096, the largest tried" in words
-  verify = record["roofline"]["passes"]["verify"]
+  verify = found["roofline"]["passes"]["verify"]
   assert verify["bound_by"] == "memory"
   assert (
     f"verify memory {verify['memory_bytes'] / 1e6:,.1f} "
     f"{1e3 * verify['memory_seconds']:.2f} "
   ) in words
-  last = record["roofline"]["best_by_acceptance"][-1]
+  last = found["roofline"]["best_by_acceptance"][-1]
   n, ratio = last["num_speculative_tokens"], last["speedup"]
   assert f"0.95 {n} {ratio:.2f}" in words
 
-  record["collectives"] = {"draft_step": {}, "verify": {}}
-  record["roofline"] |= dict(
-    pays_up_to_batch_size=0, break_even_acceptance=None
-  )
-  text = shown(record)
+  found["collectives"] = {"draft_step": {}, "verify": {}}
+  found["roofline"] |= dict(pays_up_to_batch_size=0, break_even_acceptance=None)
+  text = shown(found)
   assert "no collectives" in text
   assert "break-even acceptance none" in text
   assert "and no batch pays" in text
 
 
 def test_what_does_not_fit_is_one_line():
-  record = json.loads(pathlib.Path("docs/plans/70b-v5e-16.json").read_text())
-  unfit = record | {"fits": False, "collectives": None}
+  found = json.loads(pathlib.Path("docs/plans/70b-v5e-16.json").read_text())
+  unfit = found | {"fits": False, "collectives": None}
   (line,) = shown(unfit).splitlines()
   assert line.startswith("does not fit: 10.69 of 15.75 GiB a device")
 
 
 def test_the_largest_batch_and_length_are_where_memory_ends():
   q, temporaries, hbm = question(), 10**9, 15 * 2**30
-  actual = memory.largest(q, temporaries, hbm)
+  found = memory.largest(q, temporaries, hbm)
 
   def needed(batch, length):
     other = question(batch_size=batch, max_length=length)
@@ -396,8 +394,8 @@ def test_the_largest_batch_and_length_are_where_memory_ends():
     more = temporaries * batch / 8 * max(length / 1024, 1)
     return memory.held(other) + keys + more
 
-  batch = actual["batch_size"]
+  batch = found["batch_size"]
   assert needed(batch, 1024) <= hbm < needed(batch + 1, 1024)
-  length = actual["max_length"]
+  length = found["max_length"]
   assert needed(8, length) <= hbm
   assert length == 2048 or needed(8, length + 1) > hbm

@@ -15,6 +15,7 @@ from launch.studies.audit.shape import (
   Entry,
   Law,
   Method,
+  in_turn,
   most_likely,
   normal,
   of_rule,
@@ -22,7 +23,6 @@ from launch.studies.audit.shape import (
   point,
   ratio,
   tempered,
-  token_by_token,
 )
 from specjax import rules
 from specjax.siblings import TOP_K
@@ -66,7 +66,7 @@ _TINY = 1e-20  # the decoder's own
 
 
 class _State(NamedTuple):
-  """Carry of the decoder from test to test."""
+  """What the decoder carries from test to test."""
 
   weight: float
   accepted: tuple[int, ...] = ()
@@ -166,14 +166,14 @@ _GENERATOR = "transformers {}, generation/candidate_generator.py"
 def _told_raw(draft: Law, target: Law, depth: int) -> Iterator[Entry]:
   """Drawn at temperature 0.5, said to be drawn at 1."""
   for weight, tokens in paths(_HALF(draft), depth):
-    yield from token_by_token(weight, tokens, draft, _HALF(target))
+    yield from in_turn(weight, tokens, draft, _HALF(target))
 
 
 def _greedy_told_sampled(
   draft: Law, target: Law, depth: int
 ) -> Iterator[Entry]:
   """The likeliest tokens, said to be drawn from the draft's law."""
-  yield from token_by_token(1.0, most_likely(draft, depth), draft, target)
+  yield from in_turn(1.0, most_likely(draft, depth), draft, target)
 
 
 def _openvino(draft: Law, target: Law, depth: int) -> Iterator[Entry]:
@@ -181,7 +181,7 @@ def _openvino(draft: Law, target: Law, depth: int) -> Iterator[Entry]:
 
   So it is from the second round on; in the first, tokens are matched.
   r is one of 0, 0.01, .., 1. After a rejection the token is drawn at the next
-  position, as if the rejected one were accepted, and put in its place.
+  position, as if the rejected one stood, and put in its place.
   """
   for path_weight, tokens in paths(draft, depth):
     weight = path_weight

@@ -1,4 +1,4 @@
-"""Interface of audited methods: laws in, the exact law of a round out.
+"""One shape for all that is audited: laws in, the exact law of a round out.
 
 A method is a function of the draft's raw law and the target's that sums over
 its drafts and coins: it yields what a round may accept, with which probability,
@@ -39,7 +39,7 @@ class Instance:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Method:
-  """A published method.
+  """What somebody published.
 
   Attributes:
     name: of the method, and which of its forms.
@@ -173,7 +173,7 @@ def most_likely(draft: Law, depth: int) -> tuple[int, ...]:
   return tokens
 
 
-def token_by_token(
+def in_turn(
   weight: float, tokens: tuple[int, ...], said: Law, target: Law
 ) -> Iterator[Entry]:
   """The standard test of a path, token by token, against the law it is told.
@@ -241,13 +241,13 @@ def smallest(method: Method) -> dict | None:
     for p, q in itertools.product(numerators, repeat=2):
       laws = [constant(np.array(k) / whole) for k in (p, q)]
       instance = Instance(name="small", draft=laws[0], target=laws[1])
-      result = outcome(method, instance, depth)
-      if result.distance > 1e-9:
+      found = outcome(method, instance, depth)
+      if found.distance > 1e-9:
         return {
           "depth": depth,
           "denominator": whole,
           "draft": list(p),
           "target": list(q),
-          "distance": result.distance,
+          "distance": found.distance,
         }
   return None

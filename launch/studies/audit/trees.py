@@ -9,13 +9,13 @@ from launch.studies.audit.shape import (
   Entry,
   Law,
   Method,
+  in_turn,
   most_likely,
   normal,
   of_rule,
   point,
   ratio,
   tempered,
-  token_by_token,
 )
 from specjax import rules
 from specjax.siblings import TOP_K
@@ -88,7 +88,7 @@ def _reranked(draft: Law, target: Law, depth: int) -> Iterator[Entry]:
   p = draft(())
   for x, y in np.ndindex(len(p), len(p)):
     kept = x if p[x] >= p[y] else y
-    yield from token_by_token(p[x] * p[y], (kept,), draft, target)
+    yield from in_turn(p[x] * p[y], (kept,), draft, target)
 
 
 def nucleus(law: Law, top_p: float = 0.8) -> Law:

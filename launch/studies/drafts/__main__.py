@@ -80,8 +80,8 @@ def head_config(kind: str, train) -> ml_collections.ConfigDict:
     train: what models are trained with; their teacher is the target.
   """
   one = train_head.get_config(kind)
-  unshared = ("learning_rate", "init_from", "num_steps")
-  shared = [name for name in one if name in train and name not in unshared]
+  own = ("learning_rate", "init_from", "num_steps")
+  shared = [name for name in one if name in train and name not in own]
   one.update({name: train[name] for name in shared})
   one.target = train.teacher
   return one
@@ -183,8 +183,8 @@ def summary(completions: Sequence[Completion], num_tokens: int) -> dict:
 
 
 def accepted_with(config, draft: str) -> dict:
-  """Acceptance of a draft at each position, on the same prompts."""
-  decoded = {}
+  """What is accepted of a draft at each position, on the same prompts."""
+  found = {}
   for temperature in config.temperatures:
     settings = _settings(config, draft, temperature)
     models = pair.build(settings)
@@ -197,13 +197,13 @@ def accepted_with(config, draft: str) -> dict:
       asked, batch_size=settings.batch_size, max_width=config.prompt_tokens
     )
     completions = [c for batch in batches for c in one.run(batch)[0]]
-    decoded[f"{temperature:g}"] = summary(completions, config.tokens)
-  return {"decoding": decoded}
+    found[f"{temperature:g}"] = summary(completions, config.tokens)
+  return {"decoding": found}
 
 
 def decode_with(config, draft: str) -> dict:
   """Measures a draft beside plain decoding, on prompts of validation files."""
-  decoded: dict[str, dict] = {}
+  found: dict[str, dict] = {}
   timed = None
   for temperature in config.temperatures:
     measured = result.of_prompts(
@@ -212,7 +212,7 @@ def decode_with(config, draft: str) -> dict:
       timing="none" if timed else "rounds",
     )  # fmt: skip
     plain, row = [r for r in measured["runs"] if r["level"] == "all"]
-    decoded[f"{temperature:g}"] = {
+    found[f"{temperature:g}"] = {
       "baseline_tokens_per_second": plain["tokens_per_second"]
     } | {
       name: row[name]
@@ -227,7 +227,7 @@ def decode_with(config, draft: str) -> dict:
     "draft_pass_seconds": timed["draft"]["1"],
     "target_pass_seconds": timed["target"]["1"],
     "verify_seconds": timed["target"][str(timed["nodes"])],
-    "decoding": decoded,
+    "decoding": found,
   }
 
 

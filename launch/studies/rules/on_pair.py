@@ -186,9 +186,9 @@ def sums_by_prompt(
     units = [requests.content_of(prompt) for prompt in batch.prompts]
     contexts |= {unit: contexts.get(unit, 0) for unit in units}
     for here, info in walk.steps(batch, max_contexts):
-      seen = np.array(jax.device_get(ask(info)), np.float64)
+      found = np.array(jax.device_get(ask(info)), np.float64)
       for row in np.flatnonzero(here):
-        sums[units[row]] = sums.get(units[row], 0.0) + seen[..., row]
+        sums[units[row]] = sums.get(units[row], 0.0) + found[..., row]
         contexts[units[row]] += 1
   if not sums:
     raise ValueError("no context to compare rules on: the models gave NaN")
@@ -217,8 +217,8 @@ def _over(first, other) -> dict:
 def drafter(config, models: Pair, tree: Tree, siblings: Siblings) -> Drafter:
   """The pair's drafter, for another tree and other siblings."""
   del config
-  cell_drafting = models.drafting.of_form(tree=tree, siblings=siblings)
-  return drafters.make(cell_drafting, models.draft, models.tokenizer.vocab_size)
+  own = models.drafting.of_form(tree=tree, siblings=siblings)
+  return drafters.make(own, models.draft, models.tokenizer.vocab_size)
 
 
 class Walk:

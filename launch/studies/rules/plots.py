@@ -33,14 +33,14 @@ _CENTRE = dict(
 # ----------------------------------------------------- along a pair's contexts
 
 
-def _excess(numbers: dict | None, cell: dict) -> int:
+def _excess(found: dict | None, cell: dict) -> int:
   """Tokens that a rule drafted beyond its cell's K x G; -1 where it has none.
 
   Rules of one path draft fewer where there are several, and are not shown; hub
   pairs at every node are more.
   """
   budget = cell["num_drafts"] * cell["num_speculative_tokens"]
-  return -1 if numbers is None else max(numbers["num_drafted"] - budget, -1)
+  return -1 if found is None else max(found["num_drafted"] - budget, -1)
 
 
 def efficiency_table(results: dict[str, dict]) -> str:
@@ -51,15 +51,13 @@ def efficiency_table(results: dict[str, dict]) -> str:
   """
   (result,) = results.values()
 
-  def text(numbers: dict | None, cell: dict) -> str:
-    if numbers is None or _excess(numbers, cell) < 0:
+  def text(found: dict | None, cell: dict) -> str:
+    if found is None or _excess(found, cell) < 0:
       return "–"
-    said = f"{numbers['block_efficiency']:.2f}" + "*" * (
-      _excess(numbers, cell) > 0
-    )
-    said += report.interval(numbers["block_efficiency_ci"])
-    if not numbers["lossless"]:
-      said += f", TV {numbers['total_variation']:.2f}"
+    said = f"{found['block_efficiency']:.2f}" + "*" * (_excess(found, cell) > 0)
+    said += report.interval(found["block_efficiency_ci"])
+    if not found["lossless"]:
+      said += f", TV {found['total_variation']:.2f}"
     return said
 
   cells = result["cells"]
@@ -88,15 +86,15 @@ def efficiency(result: dict) -> Figure:
   )
   for panel, cell in zip(panels.flat, cells, strict=False):
     for place, name in enumerate(names):
-      numbers = cell["rules"].get(name)
-      if numbers is None or _excess(numbers, cell) < 0:
+      found = cell["rules"].get(name)
+      if found is None or _excess(found, cell) < 0:
         continue
-      color = "tab:blue" if numbers["lossless"] else "tab:red"
-      if ends := numbers["block_efficiency_ci"]:
+      color = "tab:blue" if found["lossless"] else "tab:red"
+      if ends := found["block_efficiency_ci"]:
         panel.plot(ends, [place] * 2, color=color)
       panel.plot(
-        numbers["block_efficiency"], place, "o", color=color,
-        fillstyle="none" if _excess(numbers, cell) else "full",
+        found["block_efficiency"], place, "o", color=color,
+        fillstyle="none" if _excess(found, cell) else "full",
       )  # fmt: skip
     panel.set_title(
       f"{cell['num_drafts']} x {cell['num_speculative_tokens']}, "
@@ -121,7 +119,7 @@ def efficiency(result: dict) -> Figure:
 
 
 def front_table(results: dict[str, dict]) -> str:
-  """Rules on the front and their costs, of `launch.studies.rules.front`."""
+  """Who is on the front, and what it costs, of `launch.studies.rules.front`."""
   (result,) = results.values()
   plain = lambda key, form: (
     lambda point: f"{point[key]:{form}}".replace("-0.000", "0.000")
@@ -331,7 +329,7 @@ def joint(result: dict) -> Figure:
 
 
 def off_draft(results: dict[str, dict]) -> str:
-  """Worth of laws off the draft, of `rules.off_draft`: a row a size."""
+  """What laws off the draft are worth, of `rules.off_draft`: a row a size."""
   (result,) = results.values()
   names = "vocab_size", "num_speculative_tokens", "num_drafts", "pairs"
   groups: dict[tuple, list[dict]] = {}
@@ -376,10 +374,9 @@ def costs_table(results: dict[str, dict]) -> str:
   shape_of = lambda c: (c["num_drafts"], c["num_speculative_tokens"])
   shapes = sorted({shape_of(cell) for cell in cells})
   lines = []
-  for name, of_rule in _by_rule(cells).items():
+  for name, own in _by_rule(cells).items():
     said = {
-      shape_of(c): f"{c['milliseconds']:.1f} ({c['ratio']:.1f}x)"
-      for c in of_rule
+      shape_of(c): f"{c['milliseconds']:.1f} ({c['ratio']:.1f}x)" for c in own
     }
     lines.append([_quoted(*name), *(said.get(shape, "–") for shape in shapes)])
   head = [f"V = {near:,}, B = {batch}", *(f"K={k}, G={g}" for k, g in shapes)]

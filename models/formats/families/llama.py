@@ -63,23 +63,23 @@ def _read(settings: Settings) -> TransformerConfig:
   )  # fmt: skip
 
 
-def shared_sizes(metadata: Mapping[str, Any]) -> dict[str, None]:
+def shared_sizes(own: Mapping[str, Any]) -> dict[str, None]:
   """Sizes that GGUF files leave out: as many as of queries, what they share."""
   keys = {"attention.head_count_kv": "num_key_value_heads"}
   keys["attention.key_length"] = "head_dim"
-  return {name: None for key, name in keys.items() if key not in metadata}
+  return {name: None for key, name in keys.items() if key not in own}
 
 
 def _gguf_settings(
-  metadata: Mapping[str, Any], has: Callable[..., bool]
+  own: Mapping[str, Any], has: Callable[..., bool]
 ) -> dict[str, Any]:
   """Mistral's files are Llama's with a window."""
-  sizes = shared_sizes(metadata)
+  sizes = shared_sizes(own)
   biases = {
     "attention_bias": has("attn_q", "attn_output"),
     "mlp_bias": has("ffn_gate", "ffn_up", "ffn_down"),
   }
-  if not metadata.get("attention.sliding_window"):
+  if not own.get("attention.sliding_window"):
     return sizes | biases | {"sliding_window": None}
   mistral = {"model_type": "mistral", "layer_types": None}
   return sizes | mistral | {name: True for name in biases if biases[name]}

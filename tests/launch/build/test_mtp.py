@@ -65,10 +65,10 @@ def test_a_target_drafts_with_its_own_head(target, kind, drafter, rule):
   path = target(kind)
   config = huggingface.get_config(f"target={path}")
   config.drafter, config.rule = drafter, rule
-  built = pair_lib.assemble(config, pair_lib.load(config))
-  assert built.decoder.drafter.name in ("mtp", "eagle2")
+  found = pair_lib.assemble(config, pair_lib.load(config))
+  assert found.decoder.drafter.name in ("mtp", "eagle2")
   prompts = np.random.default_rng(0).integers(
-    0, built.decoder.vocab_size, (2, 6)
+    0, found.decoder.vocab_size, (2, 6)
   )
 
   def run(decoder):
@@ -81,9 +81,9 @@ def test_a_target_drafts_with_its_own_head(target, kind, drafter, rule):
       )  # fmt: skip
       return decoder.generate(params, state)
 
-    return decoded(built.params)
+    return decoded(found.params)
 
-  drafted, plain = run(built.decoder), run(built.baseline)
+  drafted, plain = run(found.decoder), run(found.baseline)
   assert int(drafted.counters.num_drafted.sum()) > 0
   theirs = references.read(path)
   for row, length in enumerate((15, 12)):
@@ -107,9 +107,5 @@ def test_no_checkpoint_is_asked_for(target):
 def test_a_head_elsewhere_is_named(target):
   config = huggingface.get_config(f"target={target('qwen3-5')}")
   config.drafter = 'mtp("HEAD", tokens=2)'
-  actual = drafters.of(config)
-  assert (actual.checkpoint, actual.reads, actual.name) == (
-    "HEAD",
-    "head",
-    "mtp",
-  )
+  found = drafters.of(config)
+  assert (found.checkpoint, found.reads, found.name) == ("HEAD", "head", "mtp")

@@ -76,10 +76,10 @@ def test_weights_in_few_bits_are_each_models_own(pair):
   config = huggingface.get_config(f"target={pair[0]},draft={pair[1]}")
   config.weights, config.drafter = "int8", "model(tokens=2, weights=fp8)"
   models = pair_lib.load(config)
-  built = pair_lib.assemble(config, models).params
+  found = pair_lib.assemble(config, models).params
   kinds = lambda params: {str(x.dtype) for x in jax.tree.leaves(params)}
-  assert kinds(built.target) == {"int8", "float32"}
-  assert kinds(built.draft) == {"float8_e4m3fn", "float32"}
+  assert kinds(found.target) == {"int8", "float32"}
+  assert kinds(found.draft) == {"float8_e4m3fn", "float32"}
   with pytest.raises(ValueError, match="of decoder-only models in their own"):
     models.target.lowered(Format(kind="int8"))
 
@@ -111,8 +111,8 @@ def test_what_is_not_in_few_bits_is_refused_before_anything_is_read(
   config = embedded.get_config()
   config.drafter = "plain"
   config.update(changes)
-  actual = translate((shapes.SHAPES | shapes.T5_SHAPES)[shape])
-  monkeypatch.setattr(pair_lib.checkpoints, "read_config", lambda path: actual)
+  found = translate((shapes.SHAPES | shapes.T5_SHAPES)[shape])
+  monkeypatch.setattr(pair_lib.checkpoints, "read_config", lambda path: found)
   monkeypatch.setattr(pair_lib.checkpoints, "load", None)
   with pytest.raises(ValueError, match=message):
     pair_lib.load(config)
@@ -123,11 +123,9 @@ def test_a_target_in_eight_bits_says_the_same_with_drafts_and_without(pair):
   config = huggingface.get_config(f"target={pair[0]}")
   config.cache = "int8"
   config.drafter = "quantised_self(tokens=2)"
-  built = pair_lib.build(config)
-  drafted, target = built.params.draft, built.params.target
-  assert (
-    drafted["final_norm"]["scale"][...] is target["final_norm"]["scale"][...]
-  )
+  found = pair_lib.build(config)
+  own, target = found.params.draft, found.params.target
+  assert own["final_norm"]["scale"][...] is target["final_norm"]["scale"][...]
 
   def text(decoder):
     state = jax.jit(
@@ -139,12 +137,12 @@ def test_a_target_in_eight_bits_says_the_same_with_drafts_and_without(pair):
           sampling=specjax.make_sampling(2, temperature=0.0),
         ),
       )
-    )(built.params)  # fmt: skip
+    )(found.params)  # fmt: skip
     assert state.target_cache.keys[0].values.dtype == np.int8
     return state.tokens[0, :13], state.tokens[1, :11]
 
-  expected = text(built.baseline)
-  for drafted, plain in zip(text(built.decoder), expected, strict=True):
+  expected = text(found.baseline)
+  for drafted, plain in zip(text(found.decoder), expected, strict=True):
     np.testing.assert_array_equal(drafted, plain)
 
 
@@ -169,7 +167,7 @@ def test_one_width_is_what_all_commands_but_two_decode_with(pair):
   models = pair_lib.load(config)
   with pytest.raises(ValueError, match=r"launch\.decode and launch\.evaluate"):
     pair_lib.assemble(config, models)
-  built = pair_lib.assemble(config, models, climbs=True)
-  assert set(built.rungs.decoders) == {0, 1, 3}
-  assert pair_lib.engine_of(config, built).ladder.lengths == (0, 1, 3)
-  assert pair_lib.engine_of(config, built, baseline=True).rungs is None
+  found = pair_lib.assemble(config, models, climbs=True)
+  assert set(found.rungs.decoders) == {0, 1, 3}
+  assert pair_lib.engine_of(config, found).ladder.lengths == (0, 1, 3)
+  assert pair_lib.engine_of(config, found, baseline=True).rungs is None

@@ -1,4 +1,4 @@
-"""Counts of plans of encoder-decoders and of latents."""
+"""What a plan counts of encoder-decoders, and of latents."""
 
 import dataclasses
 import math
@@ -33,7 +33,7 @@ def test_parameters_are_those_of_the_published_model(config):
 
 
 def test_a_pass_reads_the_decoder_without_what_the_input_made(config):
-  actual = networks.work(
+  found = networks.work(
     config, num_params=networks.num_params(config), skipped=SkippedLayers(),
     slots=100, text=100, input_length=30,
   )  # fmt: skip
@@ -45,9 +45,9 @@ def test_a_pass_reads_the_decoder_without_what_the_input_made(config):
     if (names[0] == "decoder" and leaf.ndim == 2 and not of_input
         and "position_bias" not in names) or names[0] == "lm_head":  # fmt: skip
       read += math.prod(leaf.shape)
-  assert actual.weights == read
-  assert actual.slots == 8 * (100 + 30)
-  assert (actual.attentions, actual.mlps, actual.sums) == (16, 8, 24)
+  assert found.weights == read
+  assert found.slots == 8 * (100 + 30)
+  assert (found.attentions, found.mlps, found.sums) == (16, 8, 24)
 
 
 def test_the_table_of_states_is_the_arithmetic_of_plans():
@@ -123,16 +123,16 @@ def test_a_small_t5_compiles_for_two_devices():
     translate(shapes.T5_SHAPES["t5-1.1-small"]), num_layers=2,
     num_encoder_layers=2,
   )  # fmt: skip
-  actual = program.compile_for(
+  found = program.compile_for(
     question(
       target=small, draft=small, batch_size=4,
       layout=Layout(data=2, model=2, draft=2),
     ),
     hardware.devices(hardware.topology("v5e-4")),
   )  # fmt: skip
-  assert actual.donation_honoured
+  assert found.donation_honoured
   # Three sums a layer and one of the table.
-  assert actual.collectives["verify"]["all-reduce"]["count"] == 3 * 2 + 1
+  assert found.collectives["verify"]["all-reduce"]["count"] == 3 * 2 + 1
 
 
 def test_a_latent_is_counted_once():

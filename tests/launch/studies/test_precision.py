@@ -17,7 +17,7 @@ def test_distances_are_means_over_the_tokens_of_a_text():
   rng = np.random.default_rng(0)
   p, q = (special.log_softmax(x, -1) for x in rng.normal(size=(2, 2, 3, 5)))
   tokens = rng.integers(0, 5, (2, 4))
-  actual = precision.compare(p + 3, q - 1, tokens)
+  found = precision.compare(p + 3, q - 1, tokens)
   mean = lambda x: x.reshape(2, 3).mean(1)
   kl = (np.exp(p) * (p - q)).sum(-1)
   said = [q[b, t, tokens[b, t + 1]] for b in range(2) for t in range(3)]
@@ -27,9 +27,9 @@ def test_distances_are_means_over_the_tokens_of_a_text():
     "greedy_agreement": mean(p.argmax(-1) == q.argmax(-1)),
     "log_perplexity": mean(-np.array(said)),
   }
-  assert actual.keys() == expected.keys()
+  assert found.keys() == expected.keys()
   for name, value in expected.items():
-    np.testing.assert_allclose(actual[name], value, rtol=1e-5)
+    np.testing.assert_allclose(found[name], value, rtol=1e-5)
 
 
 def test_the_target_is_at_no_distance_and_floats_are_further(pair):

@@ -86,7 +86,7 @@ def run(*args):
 
 
 class KilledError(Exception):
-  """Exception by which a test kills a run."""
+  """What a test kills a run with."""
 
 
 @pytest.fixture(scope="module")
@@ -245,8 +245,8 @@ def test_a_block_learns_k_tokens_and_is_told_some(folder):
   other = batch | {"tokens": batch["tokens"].at[0, 7].set(3).at[1, 3:].set(5)}
   for seed in range(4):
     key = jax.random.key(seed)
-    actual = [
+    found = [
       float(t5_step.block(module, b, key, glance=0.5, smoothing=0.1)[0])
       for b in (batch, other)
     ]
-    assert actual[0] == actual[1]
+    assert found[0] == found[1]

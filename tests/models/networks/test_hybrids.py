@@ -136,13 +136,13 @@ def test_a_round_with_an_mtp_head_has_the_targets_law(tree, rule):
   head = random(mtp.Mtp(
     mtp.config_of(hybrid().config), dtype=jnp.float64, rngs=nnx.Rngs(0)
   ))  # fmt: skip
-  functions, head_params = eagle.as_feature_model(head)
+  functions, own = eagle.as_feature_model(head)
   decoder = specjax.make_decoder(
     model,
     drafter=drafters.mtp(functions, tree=tree, vocab_size=VOCAB),
     rule=rule,
   )
-  params = specjax.Params(target=target, draft=head_params)
+  params = specjax.Params(target=target, draft=own)
   state = decoder.init(
     params, np.array([[1, 0, 1, 1]]), [4], jax.random.key(0),
     buffer_length=20, max_new_tokens=16,
@@ -166,7 +166,7 @@ def _forward(params, tokens):
 
 
 def error_of_rows(state):
-  """Distance of recorded log-probabilities from those of one whole pass."""
+  """How far recorded log-probabilities are from those of one whole pass."""
   laws = jax.nn.log_softmax(forward(state.tokens), axis=-1)
   worst = 0.0
   for row, tokens in enumerate(np.asarray(state.tokens)):

@@ -51,11 +51,11 @@ def test_stored_values_are_those_of_the_formats_definition(kind, group):
   expected, at = by_definition(weight, form)
   assert values.dtype == form.dtype
   np.testing.assert_allclose(scales, at, rtol=1e-6)
-  actual = lowbits.dequantize(values, scales)
-  np.testing.assert_allclose(actual, expected, rtol=1e-6)
+  found = lowbits.dequantize(values, scales)
+  np.testing.assert_allclose(found, expected, rtol=1e-6)
   step = {"int8": 0.5, "int4": 0.5, "fp8": 448 / 28, "fp4": 1}[kind]
   spread = np.repeat(at, 64 // at.shape[1], axis=1)
-  assert np.all(np.abs(actual - weight) <= step * spread * 1.001)
+  assert np.all(np.abs(found - weight) <= step * spread * 1.001)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
@@ -67,11 +67,11 @@ def test_products_are_those_with_the_dequantised_weights(dtype):
     expected = np.asarray(x, dtype).astype(np.float32) @ np.asarray(
       lowbits.dequantize(*stored).T
     )
-    actual = lowbits.products(jnp.asarray(x, dtype), *stored)
-    assert actual.dtype == dtype
+    found = lowbits.products(jnp.asarray(x, dtype), *stored)
+    assert found.dtype == dtype
     close = 9 * float(jnp.finfo(dtype).eps) * np.abs(expected).max()
     np.testing.assert_allclose(
-      np.asarray(actual, np.float32), expected, rtol=0, atol=close
+      np.asarray(found, np.float32), expected, rtol=0, atol=close
     )
 
 
@@ -79,9 +79,9 @@ def test_products_are_those_with_the_dequantised_weights(dtype):
 def test_small_weights_in_groups_are_rounded_once(dtype):
   weight = 1e-4 * RNG.standard_normal((3, 64)).astype(np.float32)
   stored = lowbits.quantize(weight, Format(kind="int8", group=32))
-  actual = lowbits.products(jnp.eye(64, dtype=dtype), *stored)
+  found = lowbits.products(jnp.eye(64, dtype=dtype), *stored)
   expected = lowbits.dequantize(*stored).T.astype(dtype)
-  np.testing.assert_array_equal(actual, expected)
+  np.testing.assert_array_equal(found, expected)
 
 
 @nnx.jit(static_argnums=0)
@@ -135,7 +135,7 @@ def tree_logits(model):
 def test_a_tree_pass_is_the_dequantised_models_along_its_paths(form, tied):
   module, low = make(form, tied)
   model, params = as_language_model(low)
-  actual = tree_logits(model)(params, TOKENS)
+  found = tree_logits(model)(params, TOKENS)
   rows = np.zeros((2, 3, 6), int)  # the paths to nodes 2, 3 and, of 3, to 1
   last = np.array([[3, 4, 3], [4, 5, 4]])
   for row, length in enumerate((2, 3)):
@@ -147,7 +147,7 @@ def test_a_tree_pass_is_the_dequantised_models_along_its_paths(form, tied):
   whole = np.asarray(forward(state, rows.reshape(6, 6))).reshape(2, 3, 6, -1)
   expected = np.take_along_axis(whole, last[..., None, None], axis=2)[:, :, 0]
   atol = 2e-5 * np.abs(expected).max()
-  np.testing.assert_allclose(actual[:, [2, 3, 1]], expected, rtol=0, atol=atol)
+  np.testing.assert_allclose(found[:, [2, 3, 1]], expected, rtol=0, atol=atol)
 
 
 @pytest.mark.parametrize(
@@ -187,14 +187,14 @@ def test_stacked_layers_are_lowered_to_the_same_and_rows_are_apart():
   assert all(jax.tree.leaves(same))
   model = stacked.as_language_model(module.config, weights=form)
   forward = tree_logits(model)
-  actual = forward(params, TOKENS)
+  found = forward(params, TOKENS)
   model, plain = as_language_model(low)
   expected = tree_logits(model)(plain, TOKENS)
   atol = 2e-5 * np.abs(expected).max()
-  np.testing.assert_allclose(actual, expected, rtol=0, atol=atol)
+  np.testing.assert_allclose(found, expected, rtol=0, atol=atol)
   other = forward(params, np.stack([TOKENS[0], 60 - TOKENS[1]]))
-  np.testing.assert_array_equal(other[0], actual[0])
-  assert not np.array_equal(other[1], actual[1])
+  np.testing.assert_array_equal(other[0], found[0])
+  assert not np.array_equal(other[1], found[1])
 
 
 def test_scales_lie_beside_the_weights_that_they_are_of():
@@ -244,15 +244,15 @@ def test_experts_in_few_bits_are_the_dequantised_ones(form, how):
       getattr(low.experts, part)[...] for part in (name, f"{name}_scales")
     )
     assert values.dtype == form.dtype
-    actual = expert_forms.dequantised(values, scales)
+    found = expert_forms.dequantised(values, scales)
     each = [lowbits.dequantize(*lowbits.quantize(w.T, form)).T for w in weight]
-    np.testing.assert_array_equal(actual, each)
-    weight[...] = actual
+    np.testing.assert_array_equal(found, each)
+    weight[...] = found
   x = jnp.asarray(RNG.standard_normal((2, 3, 32)), jnp.float32)
   run = jit(lambda g, state: nnx.merge(g, state)(x), static_argnums=0)
-  actual, expected = (run(*nnx.split(module)) for module in (low, block))
+  found, expected = (run(*nnx.split(module)) for module in (low, block))
   atol = 1e-5 * np.abs(expected).max()
-  np.testing.assert_allclose(actual, expected, rtol=0, atol=atol)
+  np.testing.assert_allclose(found, expected, rtol=0, atol=atol)
 
 
 def test_what_cannot_be_stored_so_is_refused():

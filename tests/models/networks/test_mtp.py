@@ -55,12 +55,9 @@ def test_laws_are_those_that_tokens_are_drawn_from_and_rows_are_apart(tree):
     larger(module)
     larger(head)
     target, params = as_language_model(module, features=(FINAL,))
-    model, head_params = eagle.as_feature_model(head)
+    model, own = eagle.as_feature_model(head)
     drafter = drafters.mtp(model, tree=tree, vocab_size=VOCAB)
-    actual = exact.check_drafter(
-      drafter,
-      Params(target=params, draft=head_params),
-      target,
-      vocab_size=VOCAB,
+    found = exact.check_drafter(
+      drafter, Params(target=params, draft=own), target, vocab_size=VOCAB
     )
-  assert actual.method == "exact"
+  assert found.method == "exact"
