@@ -47,10 +47,10 @@ _SEARCH = ["optuna>=5.0"]
 def _version() -> str:
   """Reads `__version__` without importing the package (and jax with it)."""
   text = (_ROOT / "specjax" / "__init__.py").read_text(encoding="utf-8")
-  found = re.search(r'^__version__ = "([^"]+)"$', text, re.MULTILINE)
-  if found is None:
+  match = re.search(r'^__version__ = "([^"]+)"$', text, re.MULTILINE)
+  if match is None:
     raise RuntimeError('specjax/__init__.py has no line __version__ = "..."')
-  return found[1]
+  return match[1]
 
 
 def _readme() -> str:

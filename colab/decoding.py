@@ -62,7 +62,7 @@ plainly, _ = plain.run(batch)
 # %% [markdown]
 # Every token has an origin. **Green** was drafted and accepted; orange was
 # drawn anew where a drafted token was rejected (the *residual*); blue is the
-# *bonus*, which the target adds for free when all drafted tokens stand.
+# *bonus*, which the target adds for free when all drafted tokens are accepted.
 
 # %%
 from launch import display, terminal
@@ -82,8 +82,8 @@ display.show_legend(console)
 for c, p in zip(completions, plainly, strict=True):
   assert sum(c.accept_counts) == c.num_target_calls
   assert sum(n * k for n, k in enumerate(c.accept_counts)) == c.num_accepted
-  own = len(c.token_ids) - c.num_accepted
-  assert c.num_target_calls - 1 <= own <= c.num_target_calls
+  num_own = len(c.token_ids) - c.num_accepted
+  assert c.num_target_calls - 1 <= num_own <= c.num_target_calls
   assert p.num_target_calls == len(p.token_ids)
   print(f"{len(c.token_ids)} tokens in {c.num_target_calls} target passes")
 
@@ -153,8 +153,8 @@ measured = result.of_prompts(
   config, ", ".join(names), lambda tokenizer: questions.of_prompts(items),
   rounds=rounds, timing="rounds" if SMALL else "passes",
 )  # fmt: skip
-(found,) = explain.findings(measured)
-print(explain_page.verdict(found))
+(finding,) = explain.findings(measured)
+print(explain_page.verdict(finding))
 
 # %% [markdown]
 # Acceptance by place. If every token were accepted with one probability
@@ -163,8 +163,8 @@ print(explain_page.verdict(found))
 # accepted before.
 
 # %%
-by_position = found["acceptance_by_position"]
-alpha = found["block_efficiency"]["acceptance"]
+by_position = finding["acceptance_by_position"]
+alpha = finding["block_efficiency"]["acceptance"]
 places = np.arange(1, len(by_position["joint"]) + 1)
 plt.plot(places, by_position["conditional"], "o-", label="given those before")
 plt.plot(places, by_position["joint"], "s-", label="all so far")
@@ -181,7 +181,7 @@ plt.show()
 # %%
 from IPython.display import display as show
 
-show(explain_page.figure({"explained": [found]}))
+show(explain_page.figure({"explained": [finding]}))
 
 # %% [markdown]
 # Tokens per target call, again predicted and measured. `independent` is the
@@ -191,7 +191,7 @@ show(explain_page.figure({"explained": [found]}))
 # %%
 from specjax.theory import throughput
 
-efficiency = found["block_efficiency"]
+efficiency = finding["block_efficiency"]
 for name in ("measured", "rao_blackwell", "independent"):
   print(f"{name:>14} {efficiency[name]:.2f} tokens per target call")
 by_hand = sum(alpha**i for i in range(depth + 1))

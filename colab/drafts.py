@@ -224,11 +224,11 @@ for name, draft in drafts.items():
 # fewer than five prompts.
 
 # %%
-for name, found in decoded.items():
-  assert 1 <= found["block_efficiency"] <= 7
-  ends = found["block_efficiency_ci"]
+for name, numbers in decoded.items():
+  assert 1 <= numbers["block_efficiency"] <= 7
+  ends = numbers["block_efficiency_ci"]
   print(
-    f"{name} {found['block_efficiency']:.2f}"
+    f"{name} {numbers['block_efficiency']:.2f}"
     + (f" ({ends[0]:.2f} to {ends[1]:.2f})" if ends else "")
   )
 

@@ -29,7 +29,7 @@ SMALL = "SPECJAX_SMALL" in os.environ
 # ## Laws in, law out
 #
 # The draft draws a token from p, and the target would draw it from q. A rule
-# maps these laws, and the drafted token, to the probability that it stands
+# maps these laws, and the drafted token, to the probability that it is accepted
 # and to the law of the token that comes next. It flips no coins, so that the
 # output's law is a finite sum: over drafted tokens, what becomes of them, and
 # next tokens. `exact.block_law` sums it in double precision.
@@ -56,18 +56,18 @@ def law_of(rule, shape, draft, target):
 # %%
 p = np.array([0.45, 0.30, 0.20, 0.05])
 q = np.array([0.10, 0.35, 0.15, 0.40])
-found = law_of(rules.get("token"), tree.chain(1), lambda c: p, lambda c: q)
+outcome = law_of(rules.get("token"), tree.chain(1), lambda c: p, lambda c: q)
 
-print("law of the next token", found.output.sum(1))
-assert np.abs(found.output.sum(1) - q).max() < 1e-12
-assert np.isclose(found.expected_accepted, np.minimum(p, q).sum())
+print("law of the next token", outcome.output.sum(1))
+assert np.abs(outcome.output.sum(1) - q).max() < 1e-12
+assert np.isclose(outcome.expected_accepted, np.minimum(p, q).sum())
 
 # %% [markdown]
 # Where the mass comes from: what is accepted is at most p, and the residual
 # fills up to q exactly. That is the whole proof for one token.
 
 # %%
-accepted, residual = found.emitted[1].sum(1), found.emitted[0]
+accepted, residual = outcome.emitted[1].sum(1), outcome.emitted[0]
 tokens = np.arange(len(q))
 plt.bar(tokens - 0.2, accepted, 0.4, label="drafted and accepted")
 plt.bar(tokens - 0.2, residual, 0.4, bottom=accepted, label="residual")
@@ -245,8 +245,8 @@ epsilons = (0.0, 1e-9, 1e-3) if SMALL else (0.0, 1e-9, 1e-7, 1e-5, 1e-3, 1e-2)
 broken = {}
 for epsilon in epsilons:
   rule = rule_of(f"{epsilon:g}", functools.partial(careful, epsilon))
-  found = law_of(rule, tree.chain(1), lambda c: p, lambda c: q)
-  broken[epsilon] = found.output.sum(1)
+  outcome = law_of(rule, tree.chain(1), lambda c: p, lambda c: q)
+  broken[epsilon] = outcome.output.sum(1)
   print(f"{epsilon:g}: error {np.abs(broken[epsilon] - q).max():.1e}")
 assert np.abs(broken[0] - q).max() < 1e-14
 assert np.abs(broken[1e-9] - q).max() > 1e-11

@@ -34,7 +34,7 @@ from launch import cli, display, terminal
 from launch.build import drafters, pair
 from launch.conversation import CachedText, Conversation
 from launch.report import loss_in_words
-from launch.stops import Growing
+from launch.stops import Detokenizer
 from models import chat as templates
 from specjax import intervals, random, suggestions
 from specjax.state import Origin, StopReason
@@ -170,16 +170,16 @@ class Chat:
       ),
       key=random.row_keys(seed, jax.numpy.array([self._number]))[0],
     )
-    growing, ids = Growing(self.pair.tokenizer, asked.ids), list[int]()
+    detokenizer, ids = Detokenizer(self.pair.tokenizer, asked.ids), list[int]()
     try:
       for new in self.text.rounds():
         for token, origin in new:
           ids.append(token)
-          self._write(growing.add(token), origin)
+          self._write(detokenizer.add(token), origin)
     except KeyboardInterrupt:  # what was written stays, and is read again
       if not self._interactive:
         raise
-    self._write(growing.rest() + "\n", Origin.BONUS)
+    self._write(detokenizer.rest() + "\n", Origin.BONUS)
     self.conversation = asked.answered(ids)
     state = self.text.state
     if state is None:  # broken off in the middle of a round

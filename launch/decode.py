@@ -227,7 +227,7 @@ def decode_missing(
     trace = [tracing.tracer(speculative)]
   elif measures_speedup():
     baseline = pair.engine_of(config, models, baseline=True)
-  made = processes.in_turn(
+  made = processes.round_robin(
     engine.make_batches(
       missing,
       batch_size=config.batch_size,
@@ -343,7 +343,7 @@ def run(_) -> int:
     if _STEPS.value:
       known = rows_of(opened.batches.values() if opened else [])
       finished = [item for item in items if item.key in known]
-      tracing.check_there(_STEPS.value, tracing.lines_of(finished, known))
+      tracing.check_trace(_STEPS.value, tracing.lines_of(finished, known))
     records = decode_missing(config, models, items, opened)
     rows = rows_of(records)
     lines = [output_row(p, rows[p.key], models.tokenizer) for p in items]

@@ -124,18 +124,18 @@ _OWN_BUDGET = 64
 _BUILT_IN = "built-in"
 
 
-def settled(
-  config: ml_collections.ConfigDict, *, asked: Container[str], own: bool
+def resolved(
+  config: ml_collections.ConfigDict, *, asked: Container[str], is_ours: bool
 ) -> ml_collections.ConfigDict:
   """The config as it is run: our own questions are answered briefly.
 
   Args:
     config: of the command line.
     asked: the fields that the command line sets itself.
-    own: whether the questions are our own.
+    is_ours: whether the questions are our own.
   """
   config = ml_collections.ConfigDict(config.to_dict())
-  if own and "max_new_tokens" not in asked:
+  if is_ours and "max_new_tokens" not in asked:
     config.max_new_tokens = min(config.max_new_tokens, _OWN_BUDGET)
   return config
 
@@ -324,10 +324,10 @@ def run(argv) -> int:
   for flag in (cli.CONFIG, cli.OUTPUT):
     if not flag.value:
       raise cli.UserError(f"--{flag.name} is required; see --help")
-  config = settled(
+  config = resolved(
     cli.CONFIG.value,
     asked=config_flags.get_override_values(flags.FLAGS[cli.CONFIG.name]),
-    own=not (_QUESTIONS.value or cli.PROMPTS.value),
+    is_ours=not (_QUESTIONS.value or cli.PROMPTS.value),
   )
   if cli.PROMPTS.value and (_QUESTIONS.value or _CATEGORIES.value):
     raise cli.UserError("--prompts are asked in place of --questions")

@@ -49,7 +49,7 @@ from models.networks.transformer import (
   Transformer,
   as_language_model,
 )
-from specjax import warp
+from specjax import intervals, warp
 from specjax.runtime import engine
 from specjax.theory import throughput
 
@@ -219,7 +219,7 @@ class Scorer:
       return law_of(output.logits), cache
 
     def acceptance(params, gates, tokens, law, cache):
-      model, fed = self.again(params, tokens, cache)
+      model, fed = self.reread(params, tokens, cache)
       thin = law_of(gated.forward(model, gates, fed).logits)
       each = jnp.sum(jnp.minimum(jnp.exp(thin), jnp.exp(law)), axis=-1)
       # What is no law is accepted never.
@@ -229,7 +229,7 @@ class Scorer:
     self._law, self.cache = jax.jit(read)(self.params, tokens)
     self._acceptance = jax.jit(acceptance)
 
-  def again(self, params, tokens, cache):
+  def reread(self, params, tokens, cache):
     """The model, and the texts that it read fed once more behind themselves."""
     model, width = self._merge(params), tokens.shape[1]
     positions = jnp.broadcast_to(jnp.arange(width), tokens.shape)
@@ -306,7 +306,7 @@ def knapsack(scorer: Scorer, costs: Costs) -> list[SkippedLayers]:
 
   @functools.partial(jax.jit, static_argnums=0)
   def run(block, params, tokens, cache, states):
-    model, fed = scorer.again(params, tokens, cache)
+    model, fed = scorer.reread(params, tokens, cache)
     one = lambda x: x + gated.sub_layer(model, block, x, fed, x)
     return jax.lax.map(one, states)
 
@@ -319,7 +319,7 @@ def knapsack(scorer: Scorer, costs: Costs) -> list[SkippedLayers]:
     return jnp.mean(dot / size, axis=-1)
 
   read = scorer.params, tokens, scorer.cache
-  entered = jax.jit(lambda *args: scorer.again(*args)[1].x)(*read)
+  entered = jax.jit(lambda *args: scorer.reread(*args)[1].x)(*read)
   # By units saved: the residual stream, and the sub-layers skipped.
   states: dict[int, tuple[jax.Array, tuple[int, ...]]] = {0: (entered, ())}
   for block in range(last):
@@ -352,13 +352,13 @@ def measured_speedup(
     DRAFTERS.entry("layer_skip")(tokens=count), skipped=skipped
   )
   models = pair.assemble(config, loaded, drafting=drafting)
-  rates = []
-  for baseline in (False, True):
-    one = pair.engine_of(config, models, baseline=baseline)
-    runs = [one.run(batch) for batch in batches]
-    tokens = sum(len(c.token_ids) for done, _ in runs for c in done)
-    rates.append(tokens / sum(seconds for _, seconds in runs))
-  return rates[0] / rates[1]
+  fast, plain = (
+    pair.engine_of(config, models, baseline=x) for x in (False, True)
+  )
+  units = [
+    engine.unit_of(*fast.run(batch), plain.run(batch)) for batch in batches
+  ]
+  return intervals.summarize(units)["speedup"]
 
 
 def search(propose: Method, score, journal: Journal, count: int) -> list[dict]:

@@ -38,8 +38,8 @@ def main():
   answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
   os.dup2(2, 1)
 
-  def answer(**found):
-    answers.write(json.dumps(found) + "\n")
+  def answer(**record):
+    answers.write(json.dumps(record) + "\n")
     answers.flush()
 
   options = json.loads(sys.stdin.readline())

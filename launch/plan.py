@@ -58,7 +58,7 @@ from launch import (
 from launch.build import layers, precision
 from launch.build.drafters import DRAFTERS
 from launch.build.drafting import Drafting
-from launch.planning import answer, mixtures, plots, program
+from launch.planning import answer, mixtures, page, program
 from models import head_shapes, meshes
 from models.formats import head_checkpoints, json_files, mtp_format
 from models.formats.huggingface import translate
@@ -396,7 +396,7 @@ def run(_) -> int:
   if cli.OUTPUT.value == results.STDOUT:
     results.write_json(results.STDOUT, _result(plans))
   if _PLOT.value:
-    report.save(lambda: plots.sweep(plans), _PLOT.value)
+    report.save(lambda: page.sweep(plans), _PLOT.value)
   return 0 if any(plan["fits"] for plan in plans) else _DOES_NOT_FIT
 
 

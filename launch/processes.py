@@ -230,7 +230,7 @@ def gather(value: Any) -> list[Any]:
   ]
 
 
-def in_turn(
+def round_robin(
   parts: Sequence[_Part],
   work: Callable[[int, _Part], dict],
   *,

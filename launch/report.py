@@ -1,4 +1,4 @@
-"""What reports are made of: numbers, Markdown tables, figures of one style.
+"""Parts of reports: numbers, Markdown tables, figures of one style.
 
 A command writes JSON with its provenance (`launch.provenance`). What a page
 shows of it is made anew from that, the same bytes for the same numbers.
@@ -198,7 +198,7 @@ def sides(
   values: Sequence[float], ends: Sequence[Sequence[float] | None]
 ) -> np.ndarray:
   """Lengths of error bars, `f[2, n]`: to the ends of each interval, or none."""
-  pairs = [own or (v, v) for v, own in zip(values, ends, strict=True)]
+  pairs = [ends_of or (v, v) for v, ends_of in zip(values, ends, strict=True)]
   return np.abs(np.reshape(pairs, (-1, 2)) - np.reshape(values, (-1, 1))).T
 
 

@@ -13,7 +13,7 @@ from specjax.state import StopReason
 _NONE = "\ufffd"
 
 
-class Growing:
+class Detokenizer:
   """An incremental detokenizer: whole characters as tokens come.
 
   Text that was returned is final: all pieces and the rest make up the text of
@@ -74,7 +74,7 @@ def watch(
   """
   if not stop:
     return None
-  text = Growing(tokenizer, before)
+  text = Detokenizer(tokenizer, before)
   longest, tail = max(map(len, stop)), ""
 
   def look(token_ids: Sequence[int]) -> int | None:

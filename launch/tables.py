@@ -18,7 +18,7 @@ TABLES = {
   "plans": "launch.planning.page:table",
   "pays": "launch.planning.page:pays",
   "stored_weights": "launch.planning.page:weights",
-  "t5_plans": "launch.planning.leviathan_page:table",
+  "t5_plans": "launch.planning.page:t5_table",
   "passes": "launch.tools.passes:table",
   "answers": "launch.tools.score_answers:table",
   "loads": "launch.serving.loads_page:table",

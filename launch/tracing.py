@@ -53,13 +53,13 @@ def tracer(engine: Engine) -> Callable[[Batch], Traced]:
   def trace(batch: Batch) -> Traced:
     engine.compile(batch)
     state = engine.prefill(batch)
-    endings = engine.endings(batch, state)
+    stopping = engine.stopping(batch, state)
     seen: list[dict[str, np.ndarray]] = []
     while not np.all(jax.device_get(state.done)):
       state, arrays = look(engine.params, state)
       seen.append(jax.device_get(arrays))
-      if endings:
-        state = endings.look(state)
+      if stopping:
+        state = stopping.end_rows(state)
     done = engine_lib.completions(state, len(batch.prompts))
     raw = np.asarray(state.log_probs)
     starts = np.asarray(state.prompt_length)
@@ -103,7 +103,7 @@ def _look_with(decoder):
     depth = per_row(topology.depth)[:, :count]
     return after, {
       "position": state.length,
-      "there": per_row(topology.there)[:, :count],
+      "present": per_row(topology.present)[:, :count],
       "parents": parents,
       "drafted": tokens,
       "draft_log_probs": drafted,
@@ -131,7 +131,7 @@ def _rounds_of(
     count = min(int(one["num_emitted"]), end - start)
     if not count:
       continue
-    present = one["there"][1:]
+    present = one["present"][1:]
     of_nodes = lambda values, present=present: [
       x if here else None for x, here in zip(values, present, strict=True)
     ]
@@ -184,7 +184,7 @@ def lines_of(items: Iterable[Prompt], rows: Mapping[str, dict]) -> list[str]:
   ]
 
 
-def check_there(path: str, lines: Iterable[str]) -> None:
+def check_trace(path: str, lines: Iterable[str]) -> None:
   """Raises ValueError if a trace is there that is not of this run.
 
   Args:

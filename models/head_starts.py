@@ -208,14 +208,14 @@ def mtp(target: Transformer, *, rngs: nnx.Rngs) -> Mtp:
   module = Mtp(
     MtpConfig(layer=layer, num_features=width), dtype=target.dtype, rngs=rngs
   )
-  fc, last, own = module.fc.weight, target.layers[-1], module.layer
+  fc, last, head_layer = module.fc.weight, target.layers[-1], module.layer
   fc[...] = jnp.zeros_like(fc[...]).at[:, width:].set(jnp.eye(width))
   for name in ("q", "k", "v") if attends else ():
-    _copy(getattr(own.attention, name), getattr(last.attention, name))
+    _copy(getattr(head_layer.attention, name), getattr(last.attention, name))
   if attends:
-    _copy(own.attention_norm, last.attention_norm)
-  _copy_rest(own, last, attends, feeds)
-  for added in (own.attention.out, own.mlp.down):
+    _copy(head_layer.attention_norm, last.attention_norm)
+  _copy_rest(head_layer, last, attends, feeds)
+  for added in (head_layer.attention.out, head_layer.mlp.down):
     _silence(added)
   usual = jnp.sqrt(jnp.mean(jnp.square(_scale(target.final_norm))))
   module.final_norm.scale[...] = jnp.full(width, usual, module.dtype)
@@ -318,14 +318,14 @@ def parallel(
       f"head.num_layers must be in 1..{target.config.num_layers}, got "
       f"{num_layers}"
     )
-  own = dataclasses.replace(  # Qwen3's, whatever the target's are
+  of_qwen3 = dataclasses.replace(  # Qwen3's, whatever the target's are
     _layer(target.config), num_layers=num_layers, qk_norm=True,
     qkv_bias=False, out_bias=False, mlp_bias=False,
   )  # fmt: skip
-  width = own.embed_dim
+  width = of_qwen3.embed_dim
   module = Parallel(
     ParallelConfig(
-      layers=own,
+      layers=of_qwen3,
       num_features=len(layers) * width,
       block_size=block_size,
       mask_token=mask_token,

@@ -425,20 +425,21 @@ class Visible:
 
   Attributes:
     text: `i32[B]`, slots of the text; where the M slots begin.
-    own: `bool[T, M]`, static, or `bool[B, T, M]`: the slots of the M that each
-      token sees. None where there are none: the text is all, as an encoder's.
+    fed_mask: `bool[T, M]`, static, or `bool[B, T, M]`: the slots of the M that
+      each token sees. None where there are none: the text is all, as an
+      encoder's.
     positions: `i32[B, T]`, of the fed tokens.
     own_positions: `i32[B, M]`, of the tokens in the M slots; None if the cache
       keeps no positions.
     slots: `i32[B, S]`, of the tokens in all slots, or None likewise.
     window: `i32[]`, W: a key is visible while `query position - key position <
-      W`; None for all. It is in `own` already.
+      W`; None for all. It is in `fed_mask` already.
     first: `i32[]`, the first slot of a text that any token of any row sees.
     stop: `i32[]`, the length of the longest text of a row that is not idle.
   """
 
   text: Array
-  own: np.ndarray | Array | None
+  fed_mask: np.ndarray | Array | None
   positions: Array
   own_positions: Array | None
   slots: Array | None
@@ -459,27 +460,27 @@ def visible(
   The positions must be in the cache, if it keeps any (`write_positions`).
   """
   fed = positions.shape[1]
-  own = np.tril(np.ones((fed, fed), bool)) if mask is None else mask
-  text = cache.length + (fed - own.shape[-1])
+  fed_mask = np.tril(np.ones((fed, fed), bool)) if mask is None else mask
+  text = cache.length + (fed - fed_mask.shape[-1])
   asked = text if cache.idle is None else jnp.where(cache.idle, 0, text)
   first, slots, own_positions = jnp.zeros((), text.dtype), None, None
   if cache.positions is not None:
     slots = cache.positions
     own_positions = jax.vmap(
-      lambda row, at: lax.dynamic_slice_in_dim(row, at, own.shape[-1])
+      lambda row, at: lax.dynamic_slice_in_dim(row, at, fed_mask.shape[-1])
     )(slots, text)
   if window is not None:
     if slots is None or own_positions is None:
       raise ValueError("a sliding window needs a cache that keeps positions")
     near = positions[..., None] - own_positions[:, None] < window
-    own = near & jnp.asarray(own)
+    fed_mask = near & jnp.asarray(fed_mask)
     slot = jnp.arange(cache.slots, dtype=text.dtype)
     near = jnp.min(positions, axis=1)[:, None] - slots < window
     near &= slot < asked[:, None]
     first = jnp.min(jnp.where(near, slot, cache.slots))
   return Visible(
     text=text,
-    own=own,
+    fed_mask=fed_mask,
     positions=positions,
     own_positions=own_positions,
     slots=slots,

@@ -91,7 +91,7 @@ def _parsed(text: str) -> list[Any]:
 def modules(text: str) -> list[str]:
   """The modules of `package.module:NAME`s in a text."""
   parts = _QUOTED.split(text)[::2]
-  return [found[1] for part in parts for found in _OWN.finditer(part)]
+  return [match[1] for part in parts for match in _OWN.finditer(part)]
 
 
 def _as_letters(match: re.Match) -> str:
@@ -134,7 +134,7 @@ class Grammar:
       that take no arguments.
     nested: by the type of a parameter, the grammar of its argument.
     literal: the entry that a bare number or tuple is an argument of.
-    own: what `package.module:NAME` must be, or be annotated to return, where
+    custom: what `package.module:NAME` must be, or be annotated to return, where
       that names one that is not in the table.
   """
 
@@ -142,7 +142,7 @@ class Grammar:
   entries: Mapping[str, Any]
   nested: Mapping[type, "Grammar"] = dataclasses.field(default_factory=dict)
   literal: str | None = None
-  own: type | None = None
+  custom: type | None = None
 
   def make(self, written: Any) -> Any:
     """The thing that a text, a `Call` or a literal names.
@@ -191,21 +191,21 @@ class Grammar:
     """The function or thing of that name; ValueError if there is none."""
     if name in self.entries:
       return self.entries[name]
-    if ":" not in name or not self.own:
+    if ":" not in name or not self.custom:
       raise ValueError(
         f"unknown {self.kind} {name!r}"
         f"{suggestions.guess(name, self.entries)}, expected one of "
         f"{', '.join(self.entries)}"
-        + (", or package.module:NAME" if self.own else "")
+        + (", or package.module:NAME" if self.custom else "")
       )
     try:
       value = pkgutil.resolve_name(name)
     except (ImportError, AttributeError, ValueError) as error:
       raise ValueError(f"no {self.kind} {name!r}: {error}") from error
     returned = getattr(value, "__annotations__", {}).get("return")
-    if not isinstance(value, self.own) and returned is not self.own:
+    if not isinstance(value, self.custom) and returned is not self.custom:
       raise ValueError(
-        f"{name!r} must be a {self.own.__name__}, or a function that is "
+        f"{name!r} must be a {self.custom.__name__}, or a function that is "
         f"annotated to return one"
       )
     return value

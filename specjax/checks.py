@@ -127,7 +127,7 @@ def heal(draft: Draft, target_log_probs: Array) -> tuple[Draft, Array, Array]:
   if draft.log_probs is not None:
     nodes = draft.tree.num_nodes
     unknown = jnp.isnan(draft.log_probs).any(axis=-1)
-    unknown &= draft.topology().there[:, :nodes] & (np.arange(nodes) > 0)
+    unknown &= draft.topology().present[:, :nodes] & (np.arange(nodes) > 0)
     broken |= unknown.any(axis=1, keepdims=True)
     draft = dataclasses.replace(draft, log_probs=laws.heal(draft.log_probs))
   return draft, laws.heal(target_log_probs), broken

@@ -3,23 +3,47 @@
 from collections.abc import Callable
 from typing import TypeVar
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
 _T = TypeVar("_T")
 
 
-def only_if(wanted: Array, function: Callable[[_T], _T], carry: _T) -> _T:
+def cond_in_place(wanted: Array, function: Callable[[_T], _T], carry: _T) -> _T:
   """`function(carry)` if it is wanted, else the carry unchanged.
 
   A `lax.while_loop` of one iteration or none, and not a `lax.cond`: XLA:CPU
   copies the operands of a conditional in both of its branches, and updates a
   loop's carry in place.
 
+  XLA moves out of a loop what does not change in it: here that would be all
+  that does not read the carry, which would then be computed whether it is
+  wanted or not. So everything that the function reads, what it closes over too,
+  comes from one optimization barrier beside the loop's counter.
+
   Args:
     wanted: `bool[]`.
-    function: from the carry to another one of the same types.
+    function: from the carry to another one of the same types. It may close over
+      traced arrays.
     carry: any pytree, caches among it.
+
+  Raises:
+    TypeError: if the function returns another structure, or other types.
   """
-  turns = wanted.astype(jnp.int32)
-  return lax.fori_loop(0, turns, lambda _, now: function(now), carry)
+  leaves, kind = jax.tree.flatten(carry)
+  closed, after = jax.make_jaxpr(function, return_shape=True)(carry)
+  if jax.tree.structure(after) != kind:  # type: ignore[operator]
+    raise TypeError(
+      f"the carry is {kind}, and the function returns "
+      f"{jax.tree.structure(after)}"
+    )
+
+  def body(state):
+    (left, leaves), consts = lax.optimization_barrier((state, closed.consts))
+    return left - 1, jax.core.eval_jaxpr(closed.jaxpr, consts, *leaves)
+
+  _, leaves = lax.while_loop(
+    lambda state: state[0] > 0, body, (wanted.astype(jnp.int32), leaves)
+  )
+  return jax.tree.unflatten(kind, leaves)

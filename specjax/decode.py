@@ -10,8 +10,8 @@ One round is draft, score, verify, draw, commit:
 Plain autoregressive decoding is the same loop with the empty tree. Nothing here
 is jitted; shapes are fixed, so `jax.jit(decoder.generate, donate_argnums=1)` is
 one program for every prompt, length, temperature and budget of the same sizes.
-How prompts are read is in `prefill`, what is checked in `arguments` and
-`checks`, what is counted in `emission`.
+How rows get prompts is in `admission` and `prefill`, checks are in `arguments`
+and `checks`, counters in `emission`.
 """
 
 import dataclasses
@@ -23,13 +23,12 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from specjax import (
+  admission,
   arguments,
   checks,
   drafters,
   penalties,
-  prefill,
   random,
-  rows,
   rules,
 )
 from specjax import cache as cache_lib
@@ -48,7 +47,6 @@ from specjax.types import (
   LanguageModel,
   Params,
   Rule,
-  Sampling,
   Verification,
   pick_nodes,
 )
@@ -70,7 +68,7 @@ class Decoder:
       their own; each round takes the narrowest that holds what was drafted (see
       `specjax.adaptive.widths`). For drafts whose nodes may not be there.
     share_encoder: whether the draft is given the output of the target's encoder
-      in place of the inputs (`LanguageModel.read`).
+      in place of the inputs (`LanguageModel.encode_inputs`).
 
   Raises:
     ValueError: if the rule does not fit the drafter's tree, the tree has no
@@ -95,7 +93,7 @@ class Decoder:
         f"num_likeliest must be in 0..{self.vocab_size}, got "
         f"{self.num_likeliest}"
       )
-    if self.share_encoder and self.target.read is None:
+    if self.share_encoder and self.target.encode_inputs is None:
       raise ValueError("the target has no encoder that a draft could share")
 
   def step(
@@ -118,10 +116,10 @@ class Decoder:
       emitted                 5 6 7 8      9 0          2 3
       their `Origin`          A A A bonus  A residual   A A
       `length`                6            3            5
-      slots kept              3 4 5 6 7    8 9          0 0 1 2
+      slots cached            3 4 5 6 7    8 9          0 0 1 2
       why it ended            -            -            LENGTH
 
-    The newest token is never among the slots kept: it is the next root.
+    The newest token is never among the cached slots: it is the next root.
 
     Args:
       params: parameters of both models.
@@ -132,7 +130,7 @@ class Decoder:
     """
     arguments.check_params(params)
     keys = random.step_keys(state.keys, state.length)
-    now, verification = self.look(params, state)
+    now, verification = self.draft_and_verify(params, state)
     draft, cache = now.draft, now.target_cache
     root_slot = state.length - 1
     with jax.named_scope("verify"):
@@ -177,7 +175,7 @@ class Decoder:
           path=emission.path,
           length=state.length,
           target_output=now.output,
-          again=jnp.zeros_like(root_slot),
+          num_refed=jnp.zeros_like(root_slot),
           target_log_probs=now.target_log_probs,
         ),
       )
@@ -195,7 +193,7 @@ class Decoder:
     )
     return state, info
 
-  def look(
+  def draft_and_verify(
     self,
     params: Params,
     state: DecodeState,
@@ -224,7 +222,7 @@ class Decoder:
     *,
     draws: DrawFn = pick_nodes,
   ) -> Round:
-    """Draft and score: as `look`, without verification."""
+    """Draft and score: as `draft_and_verify`, without verification."""
     tree, root_slot = self.drafter.tree, state.length - 1
     with jax.named_scope("draft"):
       draft, drafter_state, cache = self.propose(params, state, draws)
@@ -343,288 +341,20 @@ class Decoder:
 
     return lax.while_loop(goes_on, lambda s: self.step(params, s)[0], state)
 
-  def init(
-    self,
-    params: Params,
-    prompts: Array,
-    lengths: Array,
-    rng_key: Array,
-    *,
-    buffer_length: int,
-    max_new_tokens: Array | int,
-    sampling: Sampling | None = None,
-    stop_tokens: Sequence[int] | Array = (),
-    ignore_stop: Array | None = None,
-    inputs: Any = None,
-  ) -> DecodeState:
-    """Runs the prompts through the models (prefill).
+  # How rows get their texts.
+  init = admission.init
+  admit = admission.admit
+  extend = admission.extend
+  check = admission.check
+  check_request = admission.check_request
+  check_extension = admission.check_extension
 
-    Args:
-      params: parameters of both models.
-      prompts: `i32[B, P]`, each row right-padded with anything.
-      lengths: `i32[B]` in 1..P.
-      rng_key: a typed key; row b gets the stream `fold_in(rng_key, b)`. Or
-        `key[B]`, one per row, for seeds that follow a prompt wherever it is
-        batched (`specjax.random.row_keys`).
-      buffer_length: static; prompt and completion of a row must fit into it.
-      max_new_tokens: tokens to emit at most, for all rows or `i32[B]`.
-      sampling: the warp; by default temperature 1 and no truncation.
-      stop_tokens: ids that end a row once emitted.
-      ignore_stop: `bool[B]`, rows that they do not end; None: they end all.
-      inputs: what encoders read, any pytree with rows first (`encode` of
-        `LanguageModel`).
-
-    Returns:
-      The state before the first step.
-
-    Raises:
-      ValueError: for sizes that do not fit; lengths, budgets and tokens are
-        checked when they are concrete (under `jit`, rows end at the buffer's
-        end, and at once where a token is none: UNKNOWN_TOKEN).
-    """
-    prompts = jnp.asarray(prompts)
-    lengths = jnp.asarray(lengths, jnp.int32)
-    max_new_tokens = jnp.asarray(max_new_tokens, jnp.int32)
-    self.check(
-      params, prompts, lengths, rng_key, buffer_length=buffer_length,
-      max_new_tokens=max_new_tokens, sampling=sampling,
-    )  # fmt: skip
-    count = len(prompts)
-    if rng_key.ndim == 0:
-      rng_key = random.row_keys(rng_key, jnp.arange(count))
-    inputs = self.read(params, inputs)
-    # Every row may write a whole draft beyond its last committed token.
-    slots = buffer_length + self.drafter.tree.num_fed
-    state = prefill.begin(
-      self.target, self.drafter, params, prompts, lengths, rng_key,
-      buffer_length=buffer_length,
-      vocab_size=self.vocab_size,
-      max_new_tokens=max_new_tokens,
-      sampling=sampling or warp_lib.make_sampling(count),
-      stop_tokens=jnp.asarray(stop_tokens, jnp.int32).reshape(-1),
-      inputs=inputs,
-      drafter_state=self.drafter.init(params, count, slots, inputs),
-      with_log_probs=self.with_log_probs,
-      num_likeliest=self.num_likeliest,
-    )  # fmt: skip
-    if ignore_stop is not None:
-      ignored = jnp.copy(jnp.asarray(ignore_stop, bool))
-      state = dataclasses.replace(state, ignores_stop=ignored)
-    return state
-
-  def admit(
-    self,
-    params: Params,
-    state: DecodeState,
-    row: Array | int,
-    prompt: Array,
-    length: Array | int,
-    rng_key: Array,
-    *,
-    max_new_tokens: Array | int,
-    sampling: Sampling | None = None,
-    ignore_stop: Array | bool = False,
-    inputs: Any = None,
-    source: Array | int | None = None,
-    keep: Array | int = 0,
-  ) -> DecodeState:
-    """Replaces a finished row of a running state by another prompt.
-
-    The row emits exactly what it would in a state of its own, and the other
-    rows what they would have emitted. One program for prompts of one width:
-    `row`, `length`, `rng_key`, the budget and the warp are traced.
-
-    A prompt that shares a prefix with a row's text need not be read from its
-    start: the first `keep` tokens of row `source` are reused from its caches,
-    and `prompt` holds the tokens after them. The row then draws what it would
-    draw if all were read, up to the rounding of passes of other widths. The
-    drafter's caches are reused; whatever else it has learned of the text is
-    not. The cost does not grow with the buffer if the target takes rows
-    (`LanguageModel.takes_rows`). A target with recurrent states can reuse all
-    of a text but its newest tokens, or nothing: a row that keeps less ends with
-    NAN_LOGITS.
-
-    Args:
-      params: parameters of both models.
-      state: from `init` or later; donate it.
-      row: index of one of its B rows, which is done.
-      prompt: `i32[P]`, right-padded with anything.
-      length: tokens of it, in 1..P.
-      rng_key: the row's stream, used as it is: the request's, not the slot's.
-      max_new_tokens: tokens to emit at most.
-      sampling: the warp of one row, with the same truncations as the state's;
-        by default temperature 1 and no truncation.
-      ignore_stop: whether the row goes on after a stop token, to its budget.
-      inputs: as `init`'s, of one row.
-      source: `i32[]`, row whose text and inputs are reused; None to read all.
-      keep: `i32[]`, tokens of its text to reuse, at most its length.
-
-    Returns:
-      The state with the row in it. Where the reused tokens, the prompt and the
-      budget do not fit into the buffer, the row ends early (LENGTH).
-
-    Raises:
-      ValueError: as `init`.
-    """
-    request = self.check_request(
-      params, state, prompt, length, rng_key, max_new_tokens=max_new_tokens,
-      sampling=sampling,
-    )  # fmt: skip
-    inputs = self.read(params, inputs)
-    slots = request["buffer_length"] + self.drafter.tree.num_fed
-    blank = self.drafter.init(params, 1, slots, inputs)
-    # What all rows share goes on from where it is.
-    blank = rows.over_leaves(
-      lambda axis, new, now: now if axis is None else new,
-      self.drafter.row_axes(state.drafter_state), blank, state.drafter_state,
-    )  # fmt: skip
-    axes = self.row_axes(state)
-    if source is None:
-      fresh = prefill.begin(
-        self.target, self.drafter, params,
-        **request,
-        vocab_size=self.vocab_size,
-        stop_tokens=state.stop_tokens,
-        inputs=inputs,
-        drafter_state=blank,
-        with_log_probs=self.with_log_probs,
-        num_likeliest=self.num_likeliest,
-      )  # fmt: skip
-    else:
-      fresh = prefill.extend(
-        self.target, self.drafter, params,
-        prefill.cut(
-          rows.take(
-            axes, state, row, source, keep, in_place=self.target.takes_rows
-          ),
-          keep, blank, request["rng_key"],
-        ),
-        jnp.asarray(prompt), jnp.asarray(length, jnp.int32),
-        vocab_size=self.vocab_size,
-        max_new_tokens=request["max_new_tokens"], sampling=request["sampling"],
-      )  # fmt: skip
-    fresh = dataclasses.replace(
-      fresh,
-      ignores_stop=jnp.asarray(ignore_stop, bool).reshape(1),
-      num_steps=state.num_steps,
-    )
-    return rows.give(axes, state, row, fresh)
-
-  def extend(
-    self,
-    params: Params,
-    state: DecodeState,
-    row: Array | int,
-    tokens: Array,
-    count: Array | int,
-    *,
-    max_new_tokens: Array | int,
-    sampling: Sampling | None = None,
-  ) -> DecodeState:
-    """Appends tokens to the text of a row, which then goes on.
-
-    For the next turn of a conversation: the caches keep the row's text, and
-    only the new tokens are read (and the two newest before them, one of which
-    was not read yet). The row then emits what one with all of that text as its
-    prompt would; if its drafter keeps what it learned of the row, as lookahead
-    and online drafts do, it emits by the same law. The text so far counts as
-    prompt, and counters start anew. One program for tokens of one width: `row`,
-    `count`, the budget and the warp are traced.
-
-    Args:
-      params: parameters of both models.
-      state: from `init` or later; donate it.
-      row: index of one of its B rows, done or not.
-      tokens: `i32[P]`, right-padded with anything.
-      count: tokens of it, in 1..P.
-      max_new_tokens: tokens to emit at most.
-      sampling: the warp of one row, as `admit`'s; by default the row keeps its
-        own.
-
-    Returns:
-      The state. Where text and tokens do not fit into the buffer (under `jit`
-      this cannot be raised), the row is as it was and ended (LENGTH).
-
-    Raises:
-      ValueError: as `init`.
-    """
-    tokens, row = jnp.asarray(tokens), jnp.asarray(row, jnp.int32)
-    count = jnp.asarray(count, jnp.int32)
-    max_new_tokens = jnp.asarray(max_new_tokens, jnp.int32)
-    self.check_extension(
-      params, state, row, tokens, count, max_new_tokens=max_new_tokens
-    )
-    if sampling is not None:
-      sampling = warp_lib.as_in(state.sampling, sampling)
-    axes = self.row_axes(state)
-    alone = rows.take(axes, state, row, row, 0, in_place=self.target.takes_rows)
-    longer = prefill.extend(
-      self.target, self.drafter, params, alone, tokens, count,
-      vocab_size=self.vocab_size, max_new_tokens=max_new_tokens,
-      sampling=sampling,
-    )  # fmt: skip
-    return rows.give(axes, state, row, longer)
-
-  def check(
-    self,
-    params: Params,
-    prompts: Array,
-    lengths: Array,
-    rng_key: Array,
-    *,
-    buffer_length: int,
-    max_new_tokens: Array,
-    sampling: Sampling | None,
-  ) -> None:
-    """Raises ValueError for arguments of `init` that cannot work.
-
-    Lengths, budgets and tokens are looked at when they are concrete.
-    """
-    arguments.check_params(params)
-    arguments.check_rows(prompts, lengths, rng_key, max_new_tokens, sampling)
-    arguments.check_sizes(
-      prompts,
-      lengths,
-      max_new_tokens,
-      buffer_length=buffer_length,
-      vocab_size=self.vocab_size,
-      max_positions={
-        "target": self.target.max_positions,
-        "draft": self.drafter.max_positions,
-      },
-    )
-
-  def check_request(
-    self, params, state, prompt, length, rng_key, *, max_new_tokens, sampling
-  ) -> dict[str, Any]:
-    """Arguments of `admit` as those of `init` for one row; raises as `init`."""
-    request = dict(
-      prompts=jnp.asarray(prompt)[None],
-      lengths=jnp.asarray(length, jnp.int32).reshape(1),
-      rng_key=rng_key[None],
-      max_new_tokens=jnp.asarray(max_new_tokens, jnp.int32).reshape(1),
-      sampling=warp_lib.as_in(state.sampling, sampling),
-      buffer_length=self.buffer_length(state),
-    )
-    self.check(params, **request)
-    return request
-
-  def check_extension(
-    self, params, state, row, tokens, count, *, max_new_tokens
-  ) -> None:
-    """Raises ValueError for arguments of `extend` that cannot work."""
-    arguments.check_params(params)
-    arguments.check_extension(
-      state, row, tokens, count, max_new_tokens,
-      buffer_length=self.buffer_length(state), vocab_size=self.vocab_size,
-    )  # fmt: skip
-
-  def read(self, params: Params, inputs: Any) -> Any:
+  def encode_inputs(self, params: Params, inputs: Any) -> Any:
     """The inputs of both models: the encoder's output if they share it."""
-    read = self.target.read
-    if not self.share_encoder or read is None or inputs is None:
+    encode = self.target.encode_inputs
+    if not self.share_encoder or encode is None or inputs is None:
       return inputs
-    return read(params.target, inputs)
+    return encode(params.target, inputs)
 
   def buffer_length(self, state: DecodeState) -> int:
     """Tokens that prompt and completion of a row may have together."""

@@ -108,8 +108,8 @@ def num_drafted(draft: Draft) -> int | Array:
   """N where the form is fixed, else each row's drafted nodes, `i32[B]`."""
   if draft.parents is None:
     return draft.tree.num_drafted
-  there = draft.topology().there[:, 1 : draft.tree.num_nodes]
-  return jnp.sum(there, axis=1, dtype=jnp.int32)
+  present = draft.topology().present[:, 1 : draft.tree.num_nodes]
+  return jnp.sum(present, axis=1, dtype=jnp.int32)
 
 
 def kept_depth(state: DecodeState, draft: Draft) -> Array:
@@ -143,7 +143,7 @@ def by_rank(draft: Draft, node_probs: Array) -> tuple[Array, Array]:
   """
   topology, nodes = draft.topology(), draft.tree.num_nodes
   ranks = np.arange(draft.tree.max_children)
-  is_node = topology.there[:, :nodes] & (np.arange(nodes) > 0)
+  is_node = topology.present[:, :nodes] & (np.arange(nodes) > 0)
   is_rank = (topology.rank[..., None] == ranks) & is_node[..., None]
   has_rank = topology.num_children[..., None] > ranks
   reach = _total(node_probs, topology.ancestors[:, :nodes, :nodes])

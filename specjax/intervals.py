@@ -64,8 +64,8 @@ def groups_of(members: Sequence[Iterable[Hashable]]) -> list[int]:
     return unit
 
   first: dict[Hashable, int] = {}
-  for unit, own in enumerate(members):
-    for member in own:
+  for unit, shared in enumerate(members):
+    for member in shared:
       parents[root(unit)] = root(first.setdefault(member, unit))
   roots = [root(unit) for unit in range(len(members))]
   numbers = {one: number for number, one in enumerate(dict.fromkeys(roots))}

@@ -70,7 +70,7 @@ def begin(
     params.target, count, buffer_length + tree.num_fed, inputs
   )
   # Copies: the state is made to be donated, the arguments are the caller's.
-  own = lambda arrays: jax.tree.map(jnp.copy, arrays)
+  copied = lambda arrays: jax.tree.map(jnp.copy, arrays)
   state = DecodeState(
     tokens=jnp.pad(prompts, ((0, 0), (0, columns - width))),
     origins=jnp.zeros((count, columns), jnp.int8),
@@ -78,15 +78,15 @@ def begin(
     likeliest=Likeliest.zeros(count, columns, num_likeliest)
     if num_likeliest
     else None,
-    prompt_length=own(lengths),
-    length=own(lengths),
-    max_length=own(lengths),
+    prompt_length=copied(lengths),
+    length=copied(lengths),
+    max_length=copied(lengths),
     max_depth=jnp.full((count,), tree.max_depth, jnp.int32),
     stop_reason=jnp.zeros((count,), jnp.int32),
-    stop_tokens=own(stop_tokens),
+    stop_tokens=copied(stop_tokens),
     ignores_stop=jnp.zeros((count,), bool),
-    keys=own(rng_key),
-    sampling=own(sampling),
+    keys=copied(rng_key),
+    sampling=copied(sampling),
     target_cache=cache,
     drafter_state=drafter_state,
     counters=Counters.zeros(count, tree, target.num_counted),
@@ -97,20 +97,20 @@ def begin(
 
 
 def cut(
-  state: DecodeState, keep: Array | int, own: Any, rng_key: Array
+  state: DecodeState, keep: Array | int, blank: Any, rng_key: Array
 ) -> DecodeState:
   """The row cut back to its first tokens, with all else as in a fresh row.
 
   Args:
     state: of one row.
     keep: `i32[]`, tokens that are kept, at most `state.length`.
-    own: the drafter's state of a fresh row, whose caches are not used.
+    blank: the drafter's state of a fresh row, whose caches are not used.
     rng_key: `key[1]`, stream of the row's next text.
   """
   emptied = functools.partial(recurrent_lib.emptied, keep=jnp.asarray(keep))
   kept = jax.tree.map(
     lambda new, old: old if _is_cache(old) else new,
-    own, _with_states(emptied, state.drafter_state), is_leaf=_is_cache,
+    blank, _with_states(emptied, state.drafter_state), is_leaf=_is_cache,
   )  # fmt: skip
   depth = state.counters.accept_counts.shape[1] - 1
   return dataclasses.replace(
@@ -218,15 +218,15 @@ def _read(
     width: tokens that are new at most.
   """
   rows, columns = state.tokens.shape
-  again = min(drafter.again, 2 * drafter.tree.max_depth + 2)
+  num_refed = min(drafter.num_refed, 2 * drafter.tree.max_depth + 2)
   is_fresh, in_chunks = isinstance(known, int), width > _CHUNK
   # Where a text goes on, its newest tokens are fed again.
-  more = 0 if is_fresh and not in_chunks else again
+  more = 0 if is_fresh and not in_chunks else num_refed
   fed = min(min(width, _CHUNK) + more, columns)
   known = jnp.broadcast_to(jnp.asarray(known, jnp.int32), (rows,))
   caches = (state.target_cache, state.drafter_state)
   if is_fresh:  # a pass leaves what is fed again after it
-    room = drafter.tree.num_fed + max(again - 2, 0)
+    room = drafter.tree.num_fed + max(num_refed - 2, 0)
     more_room = functools.partial(recurrent_lib.widened, width=room)
     caches = (_with_states(more_room, caches[0]), caches[1])
   every = jax.tree.leaves(caches, is_leaf=_is_cache)
@@ -234,13 +234,13 @@ def _read(
 
   # Windows have one width, and near the buffer's end begin earlier.
   def first(known, fed=fed):
-    return jnp.clip(known - again, 0, columns - fed)
+    return jnp.clip(known - num_refed, 0, columns - fed)
 
   # States do not go back to before a text goes on, only to a window's start: if
   # the first would begin earlier, all are as narrow as fits anywhere.
-  narrow = again + drafter.tree.max_depth + 1
+  narrow = num_refed + drafter.tree.max_depth + 1
   may_be_narrow = has_states and not is_fresh and fed > narrow
-  is_narrow = may_be_narrow & jnp.any(known - again + fed > columns)
+  is_narrow = may_be_narrow & jnp.any(known - num_refed + fed > columns)
 
   def chunk(carry, fed=fed):
     cache, drafter_state, known, start = carry
@@ -267,7 +267,7 @@ def _read(
         path=jnp.broadcast_to(jnp.arange(fed, dtype=jnp.int32), window.shape),
         length=length,
         target_output=output,
-        again=jnp.maximum(known - 1 - start, 0),
+        num_refed=jnp.maximum(known - 1 - start, 0),
       ),
     )
     return cache.replace(length=length - 1), drafter_state, length, start
@@ -287,13 +287,13 @@ def _read(
   else:
     carry = chunk(carry)
 
-  def settled(now, before):
-    """Where the text goes on, its newest tokens can be fed again."""
+  def folded(now, before):
+    """Room for the newest tokens, which are re-fed where the text goes on."""
     if now is None:
       return None
-    return recurrent_lib.settled(now, state.length - again, before.width)
+    return recurrent_lib.folded(now, state.length - num_refed, before.width)
 
-  cache, drafter_state = _with_states(settled, carry[:2], caches)
+  cache, drafter_state = _with_states(folded, carry[:2], caches)
   return dataclasses.replace(
     state,
     target_cache=cache.replace(length=state.length - 1),

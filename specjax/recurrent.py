@@ -237,7 +237,7 @@ def widened(recurrent: Recurrent | None, width: int) -> Recurrent | None:
   return dataclasses.replace(recurrent, layers=layers)
 
 
-def settled(
+def folded(
   recurrent: Recurrent | None, base: Array, width: int
 ) -> Recurrent | None:
   """The cache with pending tokens folded into states, and less room for others.

@@ -80,14 +80,14 @@ def tree_of_ranks(paths: tuple[tuple[int, ...], ...]) -> Tree:
 
 def _ranks(*levels: str) -> tuple[tuple[int, ...], ...]:
   """Paths as published: digits, "0-3" for a range of the last one."""
-  found = []
+  ranks = []
   for word in " ".join(levels).split():
     first, _, last = word.partition("-")
     head = tuple(map(int, first[:-1]))
-    found += [
+    ranks += [
       (*head, r) for r in range(int(first[-1]), int((last or first)[-1]) + 1)
     ]
-  return tuple(found)
+  return tuple(ranks)
 
 
 # Static trees that were published, by name: of 63 nodes and the root for

@@ -55,16 +55,16 @@ class Siblings:
 _MOST_UNROLLED = 8
 
 
-def in_turn(
-  visit: Callable[[Any, Array | int], tuple[Any, Any]], carry: Any, count: int
+def scan_siblings(
+  body: Callable[[Any, Array | int], tuple[Any, Any]], carry: Any, count: int
 ) -> tuple[Any, Any]:
-  """Visits siblings one after the other, eldest first, as `lax.scan` does.
+  """Scans over siblings, the eldest first, as `lax.scan` does.
 
-  A few are visited each with arrays of its own size, which is faster. Of more a
-  loop is made, whose program does not grow.
+  A few are unrolled, each with arrays of its own size, which is faster; of more
+  a loop is made, whose program does not grow.
 
   Args:
-    visit: `(carry, j) -> (carry, out)`, with j an integer or `i32[]`.
+    body: `(carry, j) -> (carry, out)`, with j an integer or `i32[]`.
     carry: what goes from each to the next.
     count: number of siblings.
 
@@ -72,10 +72,10 @@ def in_turn(
     The last carry, and the outs of all, stacked along a first axis.
   """
   if count > _MOST_UNROLLED:
-    return jax.lax.scan(visit, carry, jnp.arange(count, dtype=jnp.int32))
+    return jax.lax.scan(body, carry, jnp.arange(count, dtype=jnp.int32))
   outs = []
   for j in range(count):
-    carry, out = visit(carry, j)
+    carry, out = body(carry, j)
     outs.append(out)
   return carry, jax.tree.map(lambda *x: jnp.stack(x), *outs)
 

@@ -260,7 +260,7 @@ class Topology:
   NumPy constant.
 
   Attributes:
-    there: `bool[B, F]`; False for masked nodes, which do not exist.
+    present: `bool[B, F]`; False for masked nodes, which do not exist.
     parents: `int[B, F]`, 0 for the root and masked nodes.
     depth: `int[B, F]`.
     ancestors: `bool[B, F, F]`: entry (n, m) says that m is n or above n.
@@ -269,7 +269,7 @@ class Topology:
     num_children: `int[B, N + 1]`: unmasked children.
   """
 
-  there: np.ndarray | Array
+  present: np.ndarray | Array
   parents: np.ndarray | Array
   depth: np.ndarray | Array
   ancestors: np.ndarray | Array
@@ -283,7 +283,7 @@ def fixed_topology(tree: Tree) -> Topology:
   """The topology of a draft without masked nodes."""
   parents = np.maximum((*tree.parents, *tree.lanes), 0).astype(np.int32)
   return Topology(
-    there=np.ones((1, tree.num_fed), bool),
+    present=np.ones((1, tree.num_fed), bool),
     parents=parents[None],
     depth=tree.fed_depth[None],
     ancestors=tree.fed_ancestors[None],
@@ -306,13 +306,13 @@ def data_topology(tree: Tree, parents: Array) -> Topology:
   """
   nodes, fed = tree.num_nodes, tree.num_fed
   index = np.arange(fed, dtype=np.int32)
-  there = (parents >= 0) | (index == 0)
+  present = (parents >= 0) | (index == 0)
   fixed = fixed_topology(tree)
   ancestors: np.ndarray | Array
   depth: np.ndarray | Array
   paths: np.ndarray | Array
   if tree.form is Form.FREE:
-    linked = there & (index > 0)
+    linked = present & (index > 0)
     above = (parents[..., None] == index) & linked[..., None]
     ancestors = jnp.eye(fed, dtype=bool) | above
     for _ in range(math.ceil(math.log2(fed))):  # closes under "above"
@@ -320,7 +320,7 @@ def data_topology(tree: Tree, parents: Array) -> Topology:
       ancestors = jnp.matmul(reached, reached) > 0
     depth = jnp.sum(ancestors, axis=-1, dtype=jnp.int32) - 1
     most = np.where(index < nodes, tree.max_depth, fed)
-    there &= depth <= most
+    present &= depth <= most
     below = ancestors[:, :nodes, None, :nodes] & (
       depth[:, None, None, :nodes]
       <= np.arange(tree.max_depth + 1, dtype=np.int32)[:, None]
@@ -329,10 +329,10 @@ def data_topology(tree: Tree, parents: Array) -> Topology:
   else:
     ancestors, depth, paths = fixed.ancestors, fixed.depth, fixed.paths
     parents = jnp.broadcast_to(fixed.parents, parents.shape)
-  there &= ~jnp.any(ancestors & ~there[:, None, :], axis=-1)
-  parents = jnp.where(there, parents, 0)
+  present &= ~jnp.any(ancestors & ~present[:, None, :], axis=-1)
+  parents = jnp.where(present, parents, 0)
   parents = parents.at[:, 0].set(0)
-  mine = there[:, :nodes] & (index[:nodes] > 0)
+  mine = present[:, :nodes] & (index[:nodes] > 0)
   together = (
     (parents[:, :nodes, None] == parents[:, None, :nodes])
     & mine[:, :, None]
@@ -341,7 +341,7 @@ def data_topology(tree: Tree, parents: Array) -> Topology:
   elder = np.tri(nodes, k=-1, dtype=bool)
   child = (parents[:, None, :nodes] == index[:nodes, None]) & mine[:, None, :]
   return Topology(
-    there=there,
+    present=present,
     parents=parents,
     depth=depth,
     ancestors=ancestors,
@@ -364,9 +364,9 @@ def child_table(
     Their indices, `int[B or 1, N + 1, C]`, and which entries are real.
   """
   nodes, most = tree.num_nodes, max(tree.max_children, 1)
-  there = topology.there[:, :nodes]
+  present = topology.present[:, :nodes]
   if tree.form is Form.FREE:
-    mine = there & (np.arange(nodes) > 0)
+    mine = present & (np.arange(nodes) > 0)
     is_child = topology.parents[:, None, :nodes] == np.arange(nodes)[:, None]
     ranked = (is_child & mine[:, None])[:, :, None] & (
       topology.rank[:, None] == np.arange(most)[:, None]
@@ -375,11 +375,11 @@ def child_table(
   pad = lambda children: [*children, *[0] * (most - len(children))]
   slots = np.array([pad(children) for children in tree.children], np.int32)
   filled = np.arange(most) < fixed_topology(tree).num_children[0][:, None]
-  return slots[None], filled & there[:, slots]
+  return slots[None], filled & present[:, slots]
 
 
 def representative(
-  tree: Tree, tokens: Array, there: np.ndarray | Array
+  tree: Tree, tokens: Array, present: np.ndarray | Array
 ) -> Array:
   """The node that represents each node's hypothesis.
 
@@ -391,7 +391,7 @@ def representative(
   Args:
     tree: the tree, not `FREE`.
     tokens: `i32[B, N + 1]`.
-    there: `bool[B or 1, N + 1]`; a masked node represents itself.
+    present: `bool[B or 1, N + 1]`; a masked node represents itself.
 
   Returns:
     `i32[B, N + 1]`; a node that is its own entry is a representative.
@@ -406,7 +406,7 @@ def representative(
     equal = (token[:, :, None] == token[:, None, :]) & (
       parent[:, :, None] == parent[:, None, :]
     )
-    equal &= there[:, here, None] & there[:, None, here]
+    equal &= present[:, here, None] & present[:, None, here]
     equal |= np.eye(len(level), dtype=bool)
     inner = np.array([bool(tree.children[n]) for n in level])
     index = jnp.argmax(equal * (1 + inner), axis=-1)  # the first largest

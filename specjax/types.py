@@ -1,4 +1,4 @@
-"""Central types: models, drafts, rules and drafters.
+"""Central types: models, drafts, rules and drafters; `heads` has heads' models.
 
 Letters in shapes: B rows, T fed tokens, S cache slots, L token-buffer length,
 N drafted nodes of the tree (N + 1 with the root), G its depth, E lanes, F =
@@ -20,6 +20,11 @@ from jax.typing import ArrayLike
 from specjax import cache as cache_lib
 from specjax import random
 from specjax.cache import Cache
+from specjax.heads import BlockModel as BlockModel
+from specjax.heads import CacheReader as CacheReader
+from specjax.heads import FeatureModel as FeatureModel
+from specjax.heads import MarginalModel as MarginalModel
+from specjax.heads import TextBlockModel as TextBlockModel
 from specjax.siblings import Siblings
 from specjax.structs import static, struct
 from specjax.tree import Form, Topology, Tree, data_topology, fixed_topology
@@ -104,8 +109,8 @@ class LanguageModel:
     encode: `(params, inputs) -> context`, for models that also read an input:
       arrays with rows first, computed once a row and kept in `Cache.context`.
       Inputs are what the model says; texts are `Inputs`.
-    read: `(params, inputs) -> inputs`, the encoder alone, for models whose
-      drafts can share it: `encode` takes what it returns as inputs too, and so
+    encode_inputs: `(params, inputs) -> inputs`, the encoder alone, for models
+      whose drafts can share it: `encode` takes its result as inputs too, and so
       does that of a draft as wide.
     max_positions: positions the model was made for, or None if unbounded.
       Prompts and completions stay below; drafted nodes may be fed beyond, where
@@ -123,7 +128,7 @@ class LanguageModel:
   init_cache: Callable[[int, int], Cache]
   apply: ApplyFn
   encode: Callable[[Any, Any], Any] | None = None
-  read: Callable[[Any, Any], Any] | None = None
+  encode_inputs: Callable[[Any, Any], Any] | None = None
   max_positions: int | None = None
   takes_rows: bool = False
   has_states: bool = False
@@ -146,122 +151,6 @@ class LanguageModel:
     if self.encode is None:
       return cache
     return cache.replace(context=self.encode(params, inputs))
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class FeatureModel:
-  """A head that drafts from the target's features, as pure functions.
-
-  Attributes:
-    vocab_size: V', the last axis of its logits; tokens that it cannot say have
-      -inf there.
-    num_features: F, width of the target's features that it reads.
-    init_cache: `(batch, slots) -> Cache`.
-    fuse: `(params, features f[B, T, F]) -> f[B, T, H]`: the target's features
-      as hidden states of the head.
-    apply: `(params, tokens i32[B, T], hidden f[B, T, H], cache, *, positions,
-      mask) -> (logits f32[B, T, V'], hidden f[B, T, H], cache)`, with positions
-      and mask as `LanguageModel.apply` has them.
-    max_positions: positions it was made for, or None if unbounded.
-    later: the layers after the first, of a head that has one for each token
-      (multi-token prediction): models of the same parameters, with caches of
-      their own, that read the states of the layer before.
-  """
-
-  vocab_size: int
-  num_features: int
-  init_cache: Callable[[int, int], Cache]
-  fuse: Callable[[Any, Array], Array]
-  apply: Callable[..., tuple[Array, Array, Cache]]
-  max_positions: int | None = None
-  later: tuple["FeatureModel", ...] = ()
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class BlockModel:
-  """A head that drafts a block in one pass over the target's features.
-
-  Attributes:
-    vocab_size: V', the last axis of its logits; tokens that it cannot say have
-      -inf there.
-    num_features: F, width of the target's features that it reads.
-    num_depths: K, tokens of a block after the newest one.
-    init_cache: `(batch, slots) -> Cache`.
-    read: `(params, features f[B, T, F], cache) -> cache`: writes T committed
-      tokens to slots `cache.length ..` and raises the length by T. Slot i is
-      of the token at position i.
-    say: `(params, newest i32[B, 1], cache) -> (f32[B, K, V'], cache)`, the
-      logits of the tokens after the newest, which is the one after those that
-      the cache holds. K + 1 slots behind them are written and the length stays.
-    max_positions: positions it was made for, or None if unbounded.
-  """
-
-  vocab_size: int
-  num_features: int
-  num_depths: int
-  init_cache: Callable[[int, int], Cache]
-  read: Callable[[Any, Array, Cache], Cache]
-  say: Callable[[Any, Array, Cache], tuple[Array, Cache]]
-  max_positions: int | None = None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class MarginalModel:
-  """Heads on one feature of the target that say all depths at once.
-
-  Attributes:
-    vocab_size: V', the last axis of their logits; tokens that they cannot say
-      have -inf there.
-    num_features: F, width of the target's features that they read.
-    num_depths: K, depths that they know.
-    apply: `(params, features f[B, F]) -> f32[B, K, V']`, logits of the K tokens
-      after the newest one, of what the target knew before it.
-  """
-
-  vocab_size: int
-  num_features: int
-  num_depths: int
-  apply: Callable[[Any, Array], Array]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TextBlockModel:
-  """An encoder-decoder that says a block, and reads the whole text for it.
-
-  Attributes:
-    vocab_size: V', the last axis of its logits.
-    num_depths: K, tokens of a block.
-    encode: as that of `LanguageModel`.
-    say: `(params, tokens i32[B, L], length i32[B], memory) -> f32[B, K, V']`,
-      logits of the K tokens after the first `length` ones; of tokens from
-      `length` on it sees none, and `memory` is what `encode` made.
-  """
-
-  vocab_size: int
-  num_depths: int
-  encode: Callable[[Any, Any], Any]
-  say: Callable[[Any, Array, Array, Any], Array]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class CacheReader:
-  """A draft that reads the target's cache and has none, as a pure function.
-
-  Attributes:
-    vocab_size: V', the last axis of its logits.
-    num_features: F, width of the target's final hidden state.
-    apply: `(params, tokens i32[B, T], hidden f[B, T, F], cache, *, positions
-      i32[B, T]) -> (logits f32[B, T, V'], hidden f[B, T, F])`. Beside each
-      token it reads the hidden state of the one before, the target's or the
-      draft's own. All tokens see slots `0 .. cache.length - 1` of the target's
-      cache and not each other; nothing is written.
-    max_positions: positions it was made for, or None if unbounded.
-  """
-
-  vocab_size: int
-  num_features: int
-  apply: Callable[..., tuple[Array, Array]]
-  max_positions: int | None = None
 
 
 @struct
@@ -527,9 +416,9 @@ class Commit:
     length: `i32[B]`, committed tokens now.
     target_output: the target's output at all T tokens; logits of a prompt may
       be missing.
-    again: `i32[B]`, how many of the committed tokens were re-fed: where a text
-      goes on, so that a draft's cache that lacks the last of them is filled.
-      Counters of tokens leave them out.
+    num_refed: `i32[B]`, number of the committed tokens that were re-fed: where
+      a text goes on, so that a draft's cache that lacks the last of them is
+      filled. Counters of tokens leave them out.
     target_log_probs: `f32[B, N + 1, V]`, the warped target's laws of a round;
       None of a prompt.
   """
@@ -539,7 +428,7 @@ class Commit:
   path: Array
   length: Array
   target_output: ModelOutput
-  again: Array
+  num_refed: Array
   target_log_probs: Array | None = None
 
   @property
@@ -560,7 +449,7 @@ def keep(params, state, commit):
   return state
 
 
-class Idle(enum.Enum):
+class EmptyRoundPolicy(enum.Enum):
   """Calls that a drafter needs in a round in which nothing is drafted.
 
   Attributes:
@@ -596,13 +485,13 @@ class Drafter:
     reads_text: whether each pass reads the row's whole text anew beside them,
       for lack of a cache.
     max_positions: positions the draft was made for, or None if unbounded.
-    again: number of tokens that are re-fed where a row's text goes on
+    num_refed: number of tokens that are re-fed where a row's text goes on
       (`Decoder.extend`), 2 G + 2 at most: the newest, which was not fed, and
       those before it that the drafter's state may lack.
-    idle: how its state outlives rounds in which nothing is drafted
-      (`specjax.adaptive.ladder`); None: it was not made for them, and would
-      draft worse ever after.
-    reads_anew: whether its state depends on the committed tokens of a round
+    empty_rounds: calls by which its state outlives rounds in which nothing is
+      drafted (`specjax.adaptive.ladder`); None: it was not made for them, and
+      would draft worse ever after.
+    accepts_foreign_drafts: its state depends on the committed tokens of a round
       alone, so that another draft may be verified in place of its own
       (`specjax.drafters.repeats`). Not if it learns from its own drafts.
     longer: `tokens -> Drafter`, the same with room for a chain of so many, of
@@ -626,9 +515,9 @@ class Drafter:
   passes: tuple[int, ...] = ()
   reads_text: bool = False
   max_positions: int | None = None
-  again: int = 2
-  idle: Idle | None = None
-  reads_anew: bool = False
+  num_refed: int = 2
+  empty_rounds: EmptyRoundPolicy | None = None
+  accepts_foreign_drafts: bool = False
   longer: Callable[[int], "Drafter"] | None = None
   has_states: bool = False
 

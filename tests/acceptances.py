@@ -111,15 +111,15 @@ def plan(
       sparse.csr_matrix((ones, (columns, variable)), (len(target), len(pairs))),
     ]
   )
-  found = optimize.linprog(
+  solution = optimize.linprog(
     -ones,
     A_ub=limits,
     b_ub=np.concatenate([probs, target]),
     bounds=(0, None),
     method="highs",
   )
-  if not found.success:
-    raise RuntimeError(f"linear programme failed: {found.message}")
+  if not solution.success:
+    raise RuntimeError(f"linear programme failed: {solution.message}")
   shipped = np.zeros((len(drafts), len(target)))
-  shipped[rows, columns] = found.x
-  return float(-found.fun), shipped
+  shipped[rows, columns] = solution.x
+  return float(-solution.fun), shipped

@@ -24,14 +24,14 @@ _ALIKE = (
 
 
 def _modes(config):
-  """Which layers keep keys and values for others, and which read them.
+  """Layers that keep keys and values for others, and those that read them.
 
   Version 5.23.0 refuses a model all of whose layers read: its own assistants.
   """
   kinds, shared = config.layer_types, config.num_kv_shared_layers
   first = len(kinds) - shared
-  own = kinds[:first]
-  kept = {first - 1 - own[::-1].index(kind) for kind in {*own}}
+  unshared = kinds[:first]
+  kept = {first - 1 - unshared[::-1].index(kind) for kind in {*unshared}}
   return [
     "reuse" if i >= first else "store" if i in kept else None
     for i in range(len(kinds))

@@ -46,9 +46,9 @@ def chromium():
   """The browser, which draws on no screen."""
   expect.set_options(timeout=PATIENCE)
   with sync_api.sync_playwright() as playwright:
-    found = playwright.chromium.launch(executable_path=CHROMIUM)
-    yield found
-    found.close()
+    browser = playwright.chromium.launch(executable_path=CHROMIUM)
+    yield browser
+    browser.close()
 
 
 @contextlib.contextmanager
@@ -140,9 +140,9 @@ def contrast(one, other):
 
 def failed(page):
   """Chromium's lines on answers that are errors, removed from `errors`."""
-  found = [x for x in page.errors if x.startswith("Failed to load resource")]
-  page.errors[:] = [x for x in page.errors if x not in found]
-  return found
+  failures = [x for x in page.errors if x.startswith("Failed to load resource")]
+  page.errors[:] = [x for x in page.errors if x not in failures]
+  return failures
 
 
 # ------------------------------------------------------- what the page is told

@@ -68,14 +68,14 @@ MIXED = dict(layers=_mixed())
 def _latents():
   """Layers that cache latents, one of which has a window."""
   latent = Latent(rank=12, rope_dim=6, still_dim=4, value_dim=10, query_rank=14)
-  found = []
+  changed = []
   for layer in layers((None, 4, None), norms="pre"):
     attention = dataclasses.replace(
       layer.attention, num_kv_heads=1, head_dim=18, latent=latent, scale=0.3,
       rope=Rope(theta=90.0, dim=6), qk_norm=None, softcap=None,
     )  # fmt: skip
-    found.append(dataclasses.replace(layer, attention=attention))
-  return tuple(found)
+    changed.append(dataclasses.replace(layer, attention=attention))
+  return tuple(changed)
 
 
 LATENTS = dict(layers=_latents(), num_kv_heads=1, head_dim=18)

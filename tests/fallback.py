@@ -57,13 +57,13 @@ def said(ids, tokenizer) -> str:
 
 def noise(rng, *, count=8) -> list[int]:
   """Characters in bytes, bytes of none, words, special and unknown tokens."""
-  found: list[int] = []
+  ids: list[int] = []
   for _ in range(rng.integers(1, count)):
     kind = rng.random()
     if kind < 0.4:
-      found += rng.choice(["日", "é", "🙂", "ß"]).encode()
+      ids += rng.choice(["日", "é", "🙂", "ß"]).encode()
     elif kind < 0.55:
-      found.append(int(rng.integers(256)))
+      ids.append(int(rng.integers(256)))
     else:
-      found.append(int(rng.integers(256, tokenizer().vocab_size + 2)))
-  return found
+      ids.append(int(rng.integers(256, tokenizer().vocab_size + 2)))
+  return ids

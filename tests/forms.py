@@ -24,12 +24,12 @@ def table_drafter(vocab_size, tree, siblings=IID):
   )
 
 
-def masked(inner: Drafter, there, form=Form.MASKED) -> Drafter:
+def masked(inner: Drafter, present, form=Form.MASKED) -> Drafter:
   """A drafter with some nodes masked.
 
   Args:
     inner: of a fixed tree.
-    there: `(draft, context) -> bool[B, N + 1]`.
+    present: `(draft, context) -> bool[B, N + 1]`.
     form: of the tree.
   """
   tree = dataclasses.replace(inner.tree, form=form)
@@ -37,7 +37,7 @@ def masked(inner: Drafter, there, form=Form.MASKED) -> Drafter:
 
   def propose(params, state, cache, context):
     draft, state, cache = inner.propose(params, state, cache, context)
-    parents = jnp.where(there(draft, context), above, -1)
+    parents = jnp.where(present(draft, context), above, -1)
     draft = dataclasses.replace(draft, tree=tree, parents=parents)
     return draft, state, cache
 
@@ -255,7 +255,9 @@ def shared_counts(vocab_size: int) -> Drafter:
   def commit(params, state, commit):
     del params
     index = jnp.arange(commit.path.shape[1])
-    kept = (index < commit.count[:, None]) & (index >= commit.again[:, None])
+    kept = (index < commit.count[:, None]) & (
+      index >= commit.num_refed[:, None]
+    )
     text = jnp.take_along_axis(commit.tokens, commit.path, axis=1)
     before = jnp.concatenate([state["last"][:, None], text[:, :-1]], axis=1)
     one = lambda t: t[..., None] == jnp.arange(vocab_size)  # nobody is -1
@@ -325,8 +327,8 @@ def feature_head(vocab_size: int, *, layer: int = 1, tree=None) -> Drafter:
     newest = jnp.maximum(commit.count - 1, 0)[:, None]
     node = jnp.take_along_axis(commit.path, newest, axis=1)
     features = commit.target_output.features[..., layer] - layer * toys.SHIFT
-    found = jnp.take_along_axis(features, node, axis=1)[:, 0]
-    return jnp.where(commit.count > 0, found, state)
+    of_newest = jnp.take_along_axis(features, node, axis=1)[:, 0]
+    return jnp.where(commit.count > 0, of_newest, state)
 
   def init(params, batch, slots, inputs):
     del params, slots

@@ -49,9 +49,9 @@ def make_draft(tree, siblings, tokens, model_laws, noise=None):
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _verify(rule, tree, siblings, tokens, model_laws, target_log_probs):
   draft = make_draft(tree, siblings, tokens, model_laws)
-  found = rule.verify(draft, target_log_probs)
+  verification = rule.verify(draft, target_log_probs)
   root = jnp.zeros(len(draft.tokens), jnp.int32)
-  return found.node_probs, jnp.exp(found.next_log_probs(root))
+  return verification.node_probs, jnp.exp(verification.next_log_probs(root))
 
 
 def at_one_position(rule, p, q, count, siblings=siblings_lib.IID):
@@ -70,8 +70,8 @@ def at_one_position(rule, p, q, count, siblings=siblings_lib.IID):
   if instances < _LEAST and vocab**count <= _LEAST:  # one program for all
     more = [(0, _LEAST - instances), (0, 0)]
     padded = (np.pad(law, more, mode="edge") for law in (p, q))
-    found = at_one_position(rule, *padded, count, siblings)
-    return tuple(x[:instances] for x in found)
+    padded_laws = at_one_position(rule, *padded, count, siblings)
+    return tuple(x[:instances] for x in padded_laws)
   drafts = np.array(list(itertools.product(range(vocab), repeat=count)))
   size = len(drafts)
   tree = tree_lib.paths(1, count)

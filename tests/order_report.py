@@ -49,15 +49,15 @@ def main() -> None:
   jax.config.update("jax_enable_x64", True)
   for count, vocab in ((2, 4), (3, 3)):
     p, q = test_order.laws(vocab)
-    found = {
+    values = {
       name: instances.at_one_position(rules.get(rule), p, q, count, how)[0]
       for name, (rule, how) in ROWS.items()
     }
     print(f"V={vocab} K={count}")
-    for name, value in found.items():
+    for name, value in values.items():
       print(f"  {name}: {value.mean():.4f}")
     for one, other in PAIRS:
-      above = np.sum(found[one] > found[other] + 1e-9)
+      above = np.sum(values[one] > values[other] + 1e-9)
       print(f"  {one} above {other}: {above} of {len(p)}")
 
 

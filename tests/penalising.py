@@ -16,17 +16,17 @@ def logits_of(
   repetition_penalty, logit_bias, min_tokens, stop_token_ids,
 ):  # fmt: skip
   """The definition, token by token."""
-  found, counts = np.array(logits, np.float64), collections.Counter(emitted)
-  for token in range(len(found)):
-    x = found[token] + logit_bias.get(token, 0)
+  penalised, counts = np.array(logits, np.float64), collections.Counter(emitted)
+  for token in range(len(penalised)):
+    x = penalised[token] + logit_bias.get(token, 0)
     if counts[token] or token in prompt:
       x = x / repetition_penalty if x > 0 else x * repetition_penalty
     x -= counts[token] * frequency_penalty
     x -= (counts[token] > 0) * presence_penalty
     if token in (*ends, *stop_token_ids) and len(emitted) < min_tokens:
       x = -np.inf
-    found[token] = x
-  return found
+    penalised[token] = x
+  return penalised
 
 
 def decoded(table, prompt, settings, *, budget, ends):

@@ -229,16 +229,16 @@ FORMATS = {
 
 def write(path, name, *, config=None, drop=(), **tensors):
   """A directory of a format, some of it changed."""
-  settings, found, *_ = FORMATS[name]
+  settings, weights, *_ = FORMATS[name]
   settings = settings if config is None else config
-  found = {k: v for k, v in {**found, **tensors}.items() if k not in drop}
+  weights = {k: v for k, v in {**weights, **tensors}.items() if k not in drop}
   path.mkdir(exist_ok=True)
   (path / "config.json").write_text(json.dumps(settings))
   if name == "medusa":
     torch.save(
-      {k: torch.tensor(v) for k, v in found.items()},
+      {k: torch.tensor(v) for k, v in weights.items()},
       path / "medusa_lm_head.pt",
     )
   else:
-    safetensors.numpy.save_file(found, path / "model.safetensors")
+    safetensors.numpy.save_file(weights, path / "model.safetensors")
   return str(path)

@@ -538,10 +538,10 @@ def eager(model):
 
 
 def read(path, **options):
-  found = transformers.AutoModelForCausalLM.from_pretrained(
+  loaded = transformers.AutoModelForCausalLM.from_pretrained(
     path, attn_implementation="eager", **options
   )
-  return found if isinstance(found, tuple) else eager(found)
+  return loaded if isinstance(loaded, tuple) else eager(loaded)
 
 
 def read_gguf(path):
@@ -560,8 +560,8 @@ def logits(model, tokens):
     return model(torch.tensor(tokens), use_cache=False).logits.float().numpy()
 
 
-def relative_error(found, expected):
-  return np.abs(np.asarray(found) - expected).max() / np.abs(expected).max()
+def relative_error(actual, expected):
+  return np.abs(np.asarray(actual) - expected).max() / np.abs(expected).max()
 
 
 def jit(function):

@@ -32,8 +32,8 @@ class Started:
   def _read(self, number):
     for line in self.processes[number].stderr:
       self.said[number].append(line)
-      if found := re.search(r"on (http://\S+?)/ ", line):
-        self.address = found[1]
+      if match := re.search(r"on (http://\S+?)/ ", line):
+        self.address = match[1]
         self._ready.set()
     self._ready.set()
 

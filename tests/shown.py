@@ -8,7 +8,7 @@ def _cells(line: str) -> list[str]:
 
 
 def _places(some: list[str], head: list[str]) -> list[int] | None:
-  """Where columns are among others, in their order; None if one is not."""
+  """Places of columns among others, in their order; None if one is missing."""
   places, start = [], 0
   for name in some:
     if name not in head[start:]:

@@ -112,14 +112,14 @@ def edit_tensors(folder, part, edit):
 
 def logits(model, inputs, lengths, tokens):
   """`f32[B, T, V]` of transformers, inputs beyond their lengths masked."""
-  there = np.arange(inputs.shape[1]) < np.asarray(lengths)[:, None]
+  is_text = np.arange(inputs.shape[1]) < np.asarray(lengths)[:, None]
   with torch.no_grad():
-    found = model(
+    output = model(
       input_ids=torch.tensor(inputs),
-      attention_mask=torch.tensor(there.astype(int)),
+      attention_mask=torch.tensor(is_text.astype(int)),
       decoder_input_ids=torch.tensor(tokens),
     )
-  return found.logits.float().numpy()
+  return output.logits.float().numpy()
 
 
 relative_error = references.relative_error

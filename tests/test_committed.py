@@ -32,13 +32,13 @@ NAMES = {
 @functools.cache
 def results() -> dict[str, list]:
   """The JSON values of every committed result, by its path."""
-  found = {}
+  actual = {}
   for path in sorted([*DOCS.rglob("*.json"), *DOCS.rglob("*.jsonl")]):
     text = path.read_text("utf-8")
     parts = text.split("\n") if path.suffix == ".jsonl" else [text]
     name = str(path.relative_to(DOCS))
-    found[name] = [json.loads(part) for part in parts if part.strip()]
-  return found
+    actual[name] = [json.loads(part) for part in parts if part.strip()]
+  return actual
 
 
 def objects(value):
@@ -134,7 +134,7 @@ NAMESPACE = "{http://www.w3.org/2000/svg}"
 
 def matrix(transform: str) -> np.ndarray:
   """The 3x3 matrix of an SVG's transform attribute."""
-  found = np.eye(3)
+  actual = np.eye(3)
   for kind, text in re.findall(r"(\w+)\(([^)]*)\)", transform):
     x = [float(part) for part in re.split(r"[\s,]+", text.strip())]
     one = np.eye(3)
@@ -151,8 +151,8 @@ def matrix(transform: str) -> np.ndarray:
         one = around @ one @ np.linalg.inv(around)
     else:
       raise ValueError(f"no such transform here: {kind}")
-    found = found @ one
-  return found
+    actual = actual @ one
+  return actual
 
 
 def style_of(element: ElementTree.Element) -> dict[str, str]:
@@ -166,7 +166,7 @@ def outside(svg: str, slack: float = 1.0) -> list[str]:
   Raises:
     ValueError: if a text is drawn as outlines, which nobody can search or read.
   """
-  root, found = ElementTree.fromstring(svg), []
+  root, actual = ElementTree.fromstring(svg), []
   _, _, wide, high = (float(x) for x in root.get("viewBox").split())
 
   def measure(element, to_page, text, style, x, y):
@@ -183,7 +183,7 @@ def outside(svg: str, slack: float = 1.0) -> list[str]:
     low, top = corners[:2].min(axis=1)
     right, bottom = corners[:2].max(axis=1)
     if min(low, top) < -slack or right > wide + slack or bottom > high + slack:
-      found.append(text)
+      actual.append(text)
 
   def walk(element, to_page):
     to_page = to_page @ matrix(element.get("transform", ""))
@@ -205,7 +205,7 @@ def outside(svg: str, slack: float = 1.0) -> list[str]:
       walk(child, to_page)
 
   walk(root, np.eye(3))
-  return found
+  return actual
 
 
 @pytest.mark.parametrize("name", FIGURES)

@@ -1,4 +1,4 @@
-"""What `compiling.quickly` promises: no program passes in or out."""
+"""Promises of `compiling.quickly`: no program passes in or out."""
 
 import compiling
 import jax
@@ -6,7 +6,7 @@ import jax.numpy as jnp
 
 
 def compiled_anew(act):
-  """How many programs XLA is asked for (a cache on disk may answer)."""
+  """Number of programs that XLA is asked for (a cache on disk may answer)."""
   asked = []
 
   def listen(event, duration, **kwargs):

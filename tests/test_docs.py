@@ -18,7 +18,7 @@ MADE = (
 
 
 def texts() -> dict[str, str]:
-  """What people wrote, by its path."""
+  """Pages that people wrote, by path."""
   files = [
     *ROOT.glob("*.md"),
     *(ROOT / "models" / "pretrained").glob("*.md"),
@@ -43,16 +43,16 @@ def flags(text: str, name: str) -> list[str]:
 
   Those of scripts' variables are not among them.
   """
-  found = []
+  results = []
   for line in re.sub(r"\\\n\s*", " ", text).splitlines():
     command = line.startswith(("  ", "python"))
     if command and "$" not in line and f"--{name}=" in line:
-      found += [
+      results += [
         word.partition("=")[2]
         for word in shlex.split(line.replace("[", "").replace("]", ""))
         if word.startswith(f"--{name}=")
       ]
-  return found
+  return results
 
 
 def test_settings_in_pages_and_scripts_are_no_arguments_of_drafters():
@@ -89,3 +89,16 @@ def test_drafters_in_the_page_are_those_that_help_prints():
     for call, _ in grammar.help():
       name = call.partition("(")[0]
       assert re.search(rf"`{name}[`(]", said), name
+
+
+def test_the_walk_from_make_decode_is_as_long_as_it_says():
+  page = (ROOT / "docs" / "from_make_decode.md").read_text("utf-8")
+  files = re.findall(r"^\d+\. \[.*?\]\(\.\./(\S+?)\)", page, re.MULTILINE)
+  lines = sum(len((ROOT / f).read_text("utf-8").splitlines()) for f in files)
+  assert len(files) <= 20
+  assert lines <= 5_000
+  count, said = re.search(
+    r"these (\d+) files.* some ([\d,]+) lines", page
+  ).groups()
+  assert int(count) == len(files)
+  assert abs(int(said.replace(",", "")) - lines) <= 100

@@ -77,8 +77,8 @@ def test_the_head_for_smollm2_fits_it_and_says_each_of_its_words_once():
   assert words.shape == (8192,)
   assert (np.diff(words) > 0).all()
   assert words[-1] < 49152
-  own = nnx.state(head.module, head_shapes.is_own(head.module))
-  leaves = jax.tree.leaves(own)
+  head_params = nnx.state(head.module, head_shapes.is_own(head.module))
+  leaves = jax.tree.leaves(head_params)
   assert sum(x.size for x in leaves) == 9_808_128
   assert all(jnp.isfinite(x).all() for x in leaves)
 

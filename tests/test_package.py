@@ -30,6 +30,7 @@ FOUNDATION = {
   f"specjax.{name}"
   for name in (
     "types",
+    "heads",
     "structs",
     "tree",
     "warp",
@@ -172,7 +173,7 @@ def test_locks_pin_every_requirement(metadata: email.message.Message):
 
 
 def _distribution_closure(needs: list[Requirement]) -> dict[str, pathlib.Path]:
-  """What a set of requirements installs, found in the running environment.
+  """Packages of a set of requirements, in the running environment.
 
   Args:
     needs: requirements; their extras are followed.
@@ -180,7 +181,7 @@ def _distribution_closure(needs: list[Requirement]) -> dict[str, pathlib.Path]:
   Returns:
     For every top-level file or folder of those distributions, its path.
   """
-  found: dict[str, pathlib.Path] = {}
+  actual: dict[str, pathlib.Path] = {}
   seen: set[tuple[str, str]] = set()
   pending = [(need, extra) for need in needs for extra in ("", *need.extras)]
   while pending:
@@ -192,12 +193,12 @@ def _distribution_closure(needs: list[Requirement]) -> dict[str, pathlib.Path]:
     for file in distribution.files or ():
       top = file.parts[0]
       if top not in ("..", "__pycache__"):
-        found[top] = pathlib.Path(str(distribution.locate_file(top)))
+        actual[top] = pathlib.Path(str(distribution.locate_file(top)))
     for text in distribution.requires or ():
       child = Requirement(text)
       if child.marker is None or child.marker.evaluate({"extra": extra}):
         pending += [(child, name) for name in ("", *child.extras)]
-  return found
+  return actual
 
 
 def test_wheel_works_in_an_empty_environment(
@@ -285,10 +286,10 @@ def _imports(source: str, package: str, modules: set[str]) -> set[str]:
     Dotted names; the statement's package is named only for what is imported
     from itself.
   """
-  found = set()
+  results = set()
   for node in ast.walk(ast.parse(source)):
     if isinstance(node, ast.Import):
-      found |= {alias.name for alias in node.names}
+      results |= {alias.name for alias in node.names}
     elif isinstance(node, ast.ImportFrom):
       base = node.module or ""
       if node.level:
@@ -297,8 +298,8 @@ def _imports(source: str, package: str, modules: set[str]) -> set[str]:
         base = ".".join([*parts, base] if base else parts)
       for alias in node.names:
         name = f"{base}.{alias.name}"
-        found.add(name if name in modules else base)
-  return found
+        results.add(name if name in modules else base)
+  return results
 
 
 def _module_name(path: pathlib.Path) -> str:
@@ -355,14 +356,14 @@ def test_specjax_imports_only_what_it_declares():
 )
 def test_rules_and_drafters_import_only_the_foundation(family, beside):
   """And drafters what ends them; lengths alone know decoders."""
-  own = {f"specjax.{family}", "specjax.adaptive"}
+  foundation = {f"specjax.{family}", "specjax.adaptive"}
   if family == "rules":
-    own.remove("specjax.adaptive")
+    foundation.remove("specjax.adaptive")
   for file, imports in _imports_under(f"specjax/{family}").items():
     if file.endswith(beside):
       continue
     inside = {name for name in imports if name.split(".")[0] == "specjax"}
-    inside = {n for n in inside if ".".join(n.split(".")[:2]) not in own}
+    inside = {n for n in inside if ".".join(n.split(".")[:2]) not in foundation}
     assert inside <= FOUNDATION, file
 
 

@@ -1,4 +1,4 @@
-"""What the README says was run."""
+"""The README's code, run, and its claims."""
 
 import pathlib
 import re

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 
 
-def count(models, prompts, found, expected, *, margin, longest=128) -> int:
+def count(models, prompts, actual, expected, *, margin, longest=128) -> int:
   """Completions that differ, after checking that each had a reason to.
 
   A pass over one token and a pass over several add in another order, so two
@@ -13,7 +13,7 @@ def count(models, prompts, found, expected, *, margin, longest=128) -> int:
   Args:
     models: a `launch.build.pair.Pair`.
     prompts: what was completed.
-    found, expected: token ids of every completion.
+    actual, expected: token ids of every completion.
     margin: how far apart the logits of two tokens that changed places may be.
     longest: no prompt with its completion has more tokens.
 
@@ -23,7 +23,7 @@ def count(models, prompts, found, expected, *, margin, longest=128) -> int:
   apply = jax.jit(models.target.apply)
   cache = models.target.init_cache(1, longest)
   ties = 0
-  for prompt, ours, theirs in zip(prompts, found, expected, strict=True):
+  for prompt, ours, theirs in zip(prompts, actual, expected, strict=True):
     if ours == theirs:
       continue
     at = next(

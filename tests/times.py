@@ -28,7 +28,7 @@ def cpu_seconds() -> float:
 
 class _Plugin:
   def __init__(self, config):
-    self.config, self.found = config, {}
+    self.config, self.seconds_of = config, {}
 
   @pytest.hookimpl(wrapper=True)
   def pytest_runtest_protocol(self, item):
@@ -45,18 +45,18 @@ class _Plugin:
   def pytest_runtest_logreport(self, report):
     """In the controller: the last report of a test carries its seconds."""
     if seconds := dict(report.user_properties).get("cpu_seconds"):
-      self.found[report.nodeid] = seconds
+      self.seconds_of[report.nodeid] = seconds
 
   def pytest_terminal_summary(self, terminalreporter):
     line = terminalreporter.write_line
-    line(f"tests took {sum(self.found.values()) / 60:.1f} CPU minutes")
+    line(f"tests took {sum(self.seconds_of.values()) / 60:.1f} CPU minutes")
     count = self.config.getoption("dearest")
     files = {}
-    for name, seconds in self.found.items():
+    for name, seconds in self.seconds_of.items():
       file = name.partition("::")[0]
       files[file] = files.get(file, 0) + seconds
-    for title, found in (("files", files), ("tests", self.found)):
+    for title, seconds_of in (("files", files), ("tests", self.seconds_of)):
       if count:
         line(f"the dearest {title}, in CPU seconds:")
-      for name in sorted(found, key=found.get, reverse=True)[:count]:
-        line(f"{found[name]:7.1f} {name}")
+      for name in sorted(seconds_of, key=seconds_of.get, reverse=True)[:count]:
+        line(f"{seconds_of[name]:7.1f} {name}")

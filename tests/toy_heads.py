@@ -10,7 +10,7 @@ from specjax.tree import Tree, bound, chain, k_ary
 from specjax.types import Drafter, MarginalModel
 
 LAYERS, DEPTHS = 3, 3
-# The path that stands is 0, 1, 3: not the first nodes.
+# The accepted path is 0, 1, 3: not the first nodes.
 TREE, FAMILY = Tree((-1, 0, 0, 1, 1)), Tree((-1, 0, 0, 1))
 
 

@@ -200,9 +200,11 @@ def block_model(vocab_size: int, *, num_features: int, num_depths: int):
 
   def say(params, newest, cache):
     contexts, slot = params.shape[0], np.arange(cache.slots)
-    stands = slot < cache.length[:, None]
+    committed = slot < cache.length[:, None]
     each = jnp.mod(cache.keys[0][:, 0, :, 0] * weight_at(slot), contexts)
-    total = jnp.where(stands, each, 0).sum(-1).astype(jnp.int32) + newest[:, 0]
+    total = (
+      jnp.where(committed, each, 0).sum(-1).astype(jnp.int32) + newest[:, 0]
+    )
     rows = depth_row(total[:, None], np.arange(num_depths), contexts)
     # What a block leaves behind must not be seen.
     noise = jnp.ones((len(newest), num_depths + 1), cache.keys[0].dtype)
@@ -248,9 +250,9 @@ def cache_reader(vocab_size: int, *, num_features: int, num_own=None):
     if num_own is not None:
       least = jax.lax.top_k(logits, num_own)[0][..., -1:]
       logits = jnp.where(logits < least, least - 1, logits)
-    own = [context, context + SHIFT + steps + 1, root + 2 * SHIFT]
-    own += [jnp.zeros_like(context)] * (num_features - 3)
-    return logits, jnp.stack(own, axis=-1)
+    after = [context, context + SHIFT + steps + 1, root + 2 * SHIFT]
+    after += [jnp.zeros_like(context)] * (num_features - 3)
+    return logits, jnp.stack(after, axis=-1)
 
   return CacheReader(
     vocab_size=vocab_size, num_features=num_features, apply=apply

@@ -1,4 +1,4 @@
-"""What is put around a drafter: a `Drafting` becomes another."""
+"""Calls around a drafter (`repeats`, `ladder`): one `Drafting` to another."""
 
 import dataclasses
 import inspect
@@ -18,21 +18,21 @@ def repeats(drafter: Drafting, **settings: Any) -> Drafting:
   made = drafters.repeats(drafter.unread, **settings)
   if drafter.learning is not None or drafter.lengths:
     raise ValueError("repeats is not around online and ladder")
-  own, tokens = drafter.tree.max_depth, made.tree.max_depth
+  depth, tokens = drafter.tree.max_depth, made.tree.max_depth
   settings.pop("tokens", None)
 
   def call(model: Any, vocab_size: int, **form: Any) -> Drafter:
     return drafters.repeats(drafter.call(model, vocab_size, **form), **settings)
 
-  found = dataclasses.replace(
+  wrapped = dataclasses.replace(
     drafter, call=call, learns=False, climbs=False, takes_policy=False
   )
-  if tokens > own:  # as `Drafter.longer`, and the form can be changed again
-    found = dataclasses.replace(
-      found.of_form(tokens=tokens, policy=policies.fixed(own)),
-      widths=(*drafter.widths, own + 1),
+  if tokens > depth:  # as `Drafter.longer`, and the form can be changed again
+    wrapped = dataclasses.replace(
+      wrapped.of_form(tokens=tokens, policy=policies.fixed(depth)),
+      widths=(*drafter.widths, depth + 1),
     )
-  return found
+  return wrapped
 
 
 _LIBRARY = list(inspect.signature(drafters.repeats).parameters.values())
@@ -59,8 +59,8 @@ def ladder(
       "policy, widths and online"
     )
   longest = {"longest": lengths[-1]} if drafter.takes_longest else {}
-  found = drafter.of_form(tokens=lengths[-1], **longest)
-  return tried(dataclasses.replace(found, lengths=lengths))
+  wrapped = drafter.of_form(tokens=lengths[-1], **longest)
+  return tried(dataclasses.replace(wrapped, lengths=lengths))
 
 
 def online(

@@ -107,7 +107,7 @@ DRAFTERS = Grammar(
   kind="drafter",
   entries={one.__name__: one for one in _ENTRIES},
   nested=_NESTED,
-  own=Drafting,
+  custom=Drafting,
 )
 _NESTED[Drafting] = DRAFTERS
 

@@ -45,7 +45,7 @@ class _Unread:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Learning:
-  """How a draft learns while it decodes: the arguments of `online`."""
+  """Settings of a draft that learns while it decodes: arguments of `online`."""
 
   rounds: int
   entries: int
@@ -126,22 +126,22 @@ class Drafting:
 
   @property
   def tree(self) -> Tree:
-    """What every proposal fills; of no drafted node it is plain decoding."""
+    """Form of every proposal; without a drafted node it is plain decoding."""
     return self.unread.tree
 
   @property
   def siblings(self) -> Siblings:
-    """How children are drawn."""
+    """The law by which siblings are drawn."""
     return self.unread.siblings
 
   @property
   def policy(self) -> Policy | None:
-    """What ends chains; None if nothing does."""
+    """The policy that ends chains; None if nothing does."""
     return self.settings.get("policy")
 
   @property
   def needs_checkpoint(self) -> bool:
-    """Whether what drafts is a file of its own."""
+    """True if the model that drafts is a file of its own."""
     return self.reads not in ("", "weights", "mtp")
 
   @property
@@ -153,7 +153,7 @@ class Drafting:
 
   @property
   def drafts(self) -> bool:
-    """Whether anything is drafted."""
+    """True unless it is plain decoding."""
     return self.tree.num_drafted > 0
 
   def make(self, model: Any, vocab_size: int) -> Drafter:
@@ -242,13 +242,13 @@ def entry(
     if corpus := given.pop("corpus", ""):
       fields["corpus"] = corpus
       given["corpus"] = True
-    found = Drafting(
+    drafting = Drafting(
       name=function.__name__, call=call, settings=given,
       reads="head" if reads == "mtp" and fields["checkpoint"] else reads,
       takes_policy="policy" in known, takes_longest="longest" in known,
       **fields,
     )  # fmt: skip
-    return tried(found)
+    return tried(drafting)
 
   signature = as_library(
     written, function, [*path, *beside[0][1], *settings, *beside[1][1]]

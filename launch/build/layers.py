@@ -21,8 +21,8 @@ def read(path: str) -> SkippedLayers:
   if not file.is_file():
     raise FileNotFoundError(f"no such file of layers to skip: {path}")
   try:
-    found = json.loads(file.read_text("utf-8"))
-    sets = [found["skip_attention"], found["skip_mlp"]]
+    record = json.loads(file.read_text("utf-8"))
+    sets = [record["skip_attention"], record["skip_mlp"]]
   except (ValueError, TypeError, LookupError):
     sets = [None]
   for one in sets:
@@ -39,7 +39,7 @@ def read(path: str) -> SkippedLayers:
 
 
 def as_json(skipped: SkippedLayers) -> dict[str, list[int]]:
-  """What `read` reads."""
+  """The JSON that `read` reads."""
   return {
     "skip_attention": sorted(skipped.attention),
     "skip_mlp": sorted(skipped.mlp),

@@ -323,7 +323,7 @@ def assemble(
       drafting.learning, drafter, draft, vocab_size=vocab_size
     )
   if drafter is not None and models.depth is not None:
-    params = chains.Parts(own=params, policy=models.depth)
+    params = chains.Parts(drafter=params, policy=models.depth)
   source = draft
   if not isinstance(draft, LanguageModel) or isinstance(
     params, Parts | chains.Parts

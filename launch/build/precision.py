@@ -68,7 +68,7 @@ def weights(text: str) -> Format | None:
 
 
 def of_target(text: str, path: str = "") -> Format | Published | None:
-  """How a target's weights are stored, as `models.checkpoints.load` takes it.
+  """Storage of a target's weights, as `models.checkpoints.load` takes it.
 
   Args:
     text: a call of `WEIGHTS`. "" is `published` in directories, whose format

@@ -37,14 +37,14 @@ def texts(path: str) -> list[str]:
   root = pathlib.Path(path)
   if not root.exists():
     raise FileNotFoundError(f"no such file or folder: {path}")
-  found = _of_folder(root) if root.is_dir() else _of_lines(root)
-  if not any(found):
+  lines = _of_folder(root) if root.is_dir() else _of_lines(root)
+  if not any(lines):
     raise ValueError(f"there is no text in {path}")
-  return found
+  return lines
 
 
 def _of_folder(root: pathlib.Path) -> list[str]:
-  found = []
+  lines = []
   for file in sorted(root.rglob("*")):
     hidden = any(p.startswith(".") for p in file.relative_to(root).parts)
     if hidden or not file.is_file():
@@ -55,12 +55,12 @@ def _of_folder(root: pathlib.Path) -> list[str]:
     except UnicodeDecodeError:
       continue
     if "\0" not in text:
-      found.append(text)
-  return found
+      lines.append(text)
+  return lines
 
 
 def _of_lines(file: pathlib.Path) -> list[str]:
-  found = []
+  lines = []
   for number, record in jsonl.read(file):
     values = [record.get(k) for k in _KEYS] if isinstance(record, dict) else []
     text = next((v for v in values if isinstance(v, str)), None)
@@ -68,12 +68,12 @@ def _of_lines(file: pathlib.Path) -> list[str]:
       raise ValueError(
         f'{file}:{number}: expected an object with a "completion" or a "text"'
       )
-    found.append(text)
-  return found
+    lines.append(text)
+  return lines
 
 
 def content(index: Corpus, tokenizer: Tokenizer, count: int) -> bytes:
-  """What a file of an index holds.
+  """Content of the file of an index.
 
   Args:
     index: the index.
@@ -103,7 +103,7 @@ def read(path: str, tokenizer: Tokenizer) -> Corpus:
       metadata = file.metadata() or {}
       if _FORMAT not in metadata:
         raise ValueError("it is not of launch.tools.corpus_index")
-      found = Corpus(
+      corpus = Corpus(
         tokens=file.get_tensor("tokens"), places=file.get_tensor("places")
       )
   except (ValueError, safetensors.SafetensorError) as error:
@@ -113,7 +113,7 @@ def read(path: str, tokenizer: Tokenizer) -> Corpus:
     raise ValueError(
       f"the corpus {path} was made with another tokenizer than the target's"
     )
-  return found
+  return corpus
 
 
 def index(path: str, models) -> Corpus:
@@ -123,13 +123,13 @@ def index(path: str, models) -> Corpus:
     path: a file of `launch.tools.corpus_index`.
     models: `launch.build.pair.Models`, whose tokenizer must have made it.
   """
-  found = read(path, models.tokenizer)
+  corpus = read(path, models.tokenizer)
   if models.mesh is None:
-    return jax.tree.map(jax.numpy.asarray, found)
+    return jax.tree.map(jax.numpy.asarray, corpus)
   whole = NamedSharding(models.mesh, PartitionSpec())
   return jax.tree.map(
     lambda x: jax.make_array_from_callback(
       x.shape, whole, lambda i, x=x: np.asarray(x)[i]
     ),
-    found,
+    corpus,
   )

@@ -159,7 +159,10 @@ def _per_question(records: Sequence[dict], system: str) -> dict:
   for record in records:
     for e in summary.entries(record, system):
       for question, count, number in zip(
-        e.turn["questions"], e.found["tokens"], e.found["calls"], strict=True
+        e.turn["questions"],
+        e.numbers["tokens"],
+        e.numbers["calls"],
+        strict=True,
       ):
         tokens[question] = tokens.get(question, 0) + count
         calls[question] = calls.get(question, 0) + number

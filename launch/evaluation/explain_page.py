@@ -27,21 +27,24 @@ _TOKENS = {
 }
 
 
-def _title(found: Mapping) -> str:
+def _title(finding: Mapping) -> str:
   return (
-    f"{found['system']}, temperature {found['temperature']:g}, batch size "
-    f"{found['batch_size']}"
+    f"{finding['system']}, temperature {finding['temperature']:g}, batch size "
+    f"{finding['batch_size']}"
   )
 
 
-def verdict(found: Mapping) -> str:
+def verdict(finding: Mapping) -> str:
   """The sentence that a reader needs, and the best N if it is another."""
-  chosen, costs = found["num_speculative_tokens"], found["costs"]
+  chosen, costs = finding["num_speculative_tokens"], finding["costs"]
   speed, interval = (
-    found["speedup"]["measured"],
-    found["speedup"]["measured_ci"],
+    finding["speedup"]["measured"],
+    finding["speedup"]["measured_ci"],
   )
-  efficiency, least = found["block_efficiency"], found["break_even_acceptance"]
+  efficiency, least = (
+    finding["block_efficiency"],
+    finding["break_even_acceptance"],
+  )
   low, high = interval or (speed, speed)
   pays = "pays" if low > 1 else "does not pay" if high < 1 else (
     "makes no clear difference"
@@ -63,7 +66,7 @@ def verdict(found: Mapping) -> str:
         else "even if all were accepted it would not break even)"
       )
     )
-  sweep, plain = found["sweep"], found["tokens_per_second"]["plain"]
+  sweep, plain = finding["sweep"], finding["tokens_per_second"]["plain"]
   best = sweep["best_measured"]
   if best != chosen:
     rate = sweep["measured"][str(best)] / plain
@@ -78,18 +81,18 @@ def page(result: Mapping, *, figure: str) -> str:
   parts = ["# Does speculation pay?"]
   if not explained:
     parts.append("Nothing was drafted whose costs are known.")
-  for found in explained:
+  for finding in explained:
     if len(explained) > 1:
-      parts.append(f"## {_title(found)}")
-    parts.append(verdict(found))
+      parts.append(f"## {_title(finding)}")
+    parts.append(verdict(finding))
   if explained:
     parts += [
       f"![Tokens per second against the number of drafted tokens]({figure})",
       "*Tokens per second against the number N of drafted tokens, predicted "
       "and measured (95% over prompts).*",
     ]
-  for found in explained:
-    parts += [f"## {_title(found)}: why", *_why(found)]
+  for finding in explained:
+    parts += [f"## {_title(finding)}: why", *_why(finding)]
   parts.append(
     f"{machine['processor']}, {machine['cores']} cores, "
     f"{machine['backend']}, jax {machine['jax']}."
@@ -97,11 +100,11 @@ def page(result: Mapping, *, figure: str) -> str:
   return "\n\n".join(parts) + "\n"
 
 
-def _why(found: Mapping) -> list[str]:
+def _why(finding: Mapping) -> list[str]:
   """Rates, acceptance, tokens per call, cost and what each effect changes."""
-  rates, costs = found["tokens_per_second"], found["costs"]
-  sweep, efficiency = found["sweep"], found["block_efficiency"]
-  places, parts = found["acceptance_by_position"], costs["round_seconds"]
+  rates, costs = finding["tokens_per_second"], finding["costs"]
+  sweep, efficiency = finding["sweep"], finding["block_efficiency"]
+  places, parts = finding["acceptance_by_position"], costs["round_seconds"]
   ms = lambda seconds: f"{1e3 * seconds:.2f}"
   text = [
     report.table(
@@ -138,7 +141,7 @@ def _why(found: Mapping) -> list[str]:
     )  # fmt: skip
   text += [
     report.table(
-      ["tokens per target call", f"N = {found['num_speculative_tokens']}"],
+      ["tokens per target call", f"N = {finding['num_speculative_tokens']}"],
       [
         [
           words,
@@ -197,8 +200,8 @@ def figure(result: Mapping) -> Figure:
   explained = result["explained"]
   count = max(len(explained), 1)
   drawn, panels = report.panels(5.5, 3.4 * count, count)
-  for panel, found in zip(panels.flat, explained, strict=False):
-    sweep = found["sweep"]
+  for panel, finding in zip(panels.flat, explained, strict=False):
+    sweep = finding["sweep"]
     predicted = {int(n): v for n, v in sweep["predicted"].items()}
     panel.plot([*predicted], [*predicted.values()], label="predicted")
     measured = sweep["measured"]
@@ -208,14 +211,14 @@ def figure(result: Mapping) -> Figure:
       yerr=report.sides(values, [sweep["measured_ci"][n] for n in measured]),
       label="measured (95%)",
     )  # fmt: skip
-    plain = found["tokens_per_second"]["plain"]
+    plain = finding["tokens_per_second"]["plain"]
     panel.axhline(plain, color="black", linewidth=0.8, label="plain decoding")
     panel.set_xlabel("drafted tokens N")
     panel.set_ylabel("tokens per second")
     panel.set_ylim(bottom=0)
     panel.legend()
     if len(explained) > 1:
-      panel.set_title(_title(found).replace("$", r"\$"))
+      panel.set_title(_title(finding).replace("$", r"\$"))
   return drawn
 
 
@@ -229,20 +232,20 @@ def table(results: Mapping[str, Mapping]) -> str:
     ],
     [
       [
-        found["system"],
-        f"{found['temperature']:g}",
-        str(found["num_speculative_tokens"]),
+        finding["system"],
+        f"{finding['temperature']:g}",
+        str(finding["num_speculative_tokens"]),
         *(
-          report.number(found["block_efficiency"][name])
+          report.number(finding["block_efficiency"][name])
           for name in ("independent", "identity", "rao_blackwell", "measured")
         ),
         report.number(rates["predicted"]["expected"], ".0f"),
         report.estimate(rates, "measured", ".0f"),
         report.number(rates["prediction_error"], "+.1%"),
-        report.estimate(found["speedup"], "measured"),
+        report.estimate(finding["speedup"], "measured"),
       ]
       for result in results.values()
-      for found in result["explained"]
-      for rates in [found["tokens_per_second"]]
+      for finding in result["explained"]
+      for rates in [finding["tokens_per_second"]]
     ],
   )  # fmt: skip

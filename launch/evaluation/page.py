@@ -107,7 +107,7 @@ def page(result: Mapping, *, figure: str) -> str:
 
 
 def _loss(result: Mapping, row: Mapping) -> str:
-  """What a speed-up costs, where our rule is known to be lossy or not."""
+  """Loss of a system, where its rule is known to be lossy or lossless."""
   system = result["systems"][row["system"]]
   if system["lossless"] is None:
     return ""
@@ -232,17 +232,17 @@ def _by_position(result: Mapping) -> str:
 
 
 def _lengths(result: Mapping) -> list[str]:
-  """What ladders chose."""
+  """Lengths that ladders chose, a line a system."""
   return [
     f"`{row['system']}` at temperature {row['temperature']:g}, batch size "
     f"{row['batch_size']}: of its rounds "
     + ", ".join(
-      f"{rounds / sum(found.values()):.0%} drafted {length}"
-      for length, rounds in found.items()
+      f"{rounds / sum(counts.values()):.0%} drafted {length}"
+      for length, rounds in counts.items()
     )
     + "."
     for row in _rows(result, "all")
-    if (found := row.get("rounds_by_length"))
+    if (counts := row.get("rounds_by_length"))
   ]
 
 

@@ -63,7 +63,7 @@ def measure_missing(
   everything = sum(sizes.values())
   there_too = everything - sum(sizes[group.name] for group in missing)
   with _progress(everything, "question", initial=there_too) as progress:
-    for record in processes.in_turn(
+    for record in processes.round_robin(
       missing,
       lambda _, group: measure.measure(contests[group.temperature], group),
       together=spans,
@@ -81,7 +81,7 @@ def measure_missing(
     return list(records.values())
   untimed = _costs_missing(contests, groups, records)
   with _progress(len(untimed), "drafter", "timing rounds") as progress:
-    for record in processes.in_turn(
+    for record in processes.round_robin(
       untimed,
       lambda _, part: costs.measure_costs(
         contests[part[1].temperature], part[0], pairs[part[0].name], part[1],

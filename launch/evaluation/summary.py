@@ -26,11 +26,11 @@ class Entry:
 
   Attributes:
     turn: the turn's part of the record.
-    found, plain: the two systems' parts of that.
+    numbers, plain: the two systems' parts of that.
   """
 
   turn: dict
-  found: dict
+  numbers: dict
   plain: dict
 
 
@@ -68,7 +68,7 @@ def rows_of(
               "category": key[0] if key else "all",
               **_row(some, system, known.get((batch_size, system))),
               **experts.row(
-                [e.found for record in some for e in entries(record, system)],
+                [e.numbers for record in some for e in entries(record, system)],
                 batch_size, counted,
               ),
             }
@@ -96,7 +96,7 @@ def entries(record: dict, system: str) -> Iterator[Entry]:
     if system in turn["systems"]:
       yield Entry(
         turn=turn,
-        found=turn["systems"][system],
+        numbers=turn["systems"][system],
         plain=turn["systems"][PLAIN],
       )
 
@@ -104,8 +104,8 @@ def entries(record: dict, system: str) -> Iterator[Entry]:
 def unit_of(record: dict, system: str) -> intervals.Unit:
   """A group as the unit of intervals: sums over its turns and rows."""
   every = list(entries(record, system))
-  total = lambda name: sum(sum(e.found[name] or ()) for e in every)
-  given = lambda e: sum(e.found.get("expected") or ())
+  total = lambda name: sum(sum(e.numbers[name] or ()) for e in every)
+  given = lambda e: sum(e.numbers.get("expected") or ())
   return intervals.Unit(
     num_tokens=total("tokens"),
     num_target_calls=total("calls"),
@@ -113,9 +113,9 @@ def unit_of(record: dict, system: str) -> intervals.Unit:
     num_accepted=total("accepted"),
     expected_accepted=sum(map(given, every)),
     total_variation=intervals.sum_known(
-      e.found["total_variation"] for e in every
+      e.numbers["total_variation"] for e in every
     ),
-    seconds=sum(e.found["seconds"] for e in every),
+    seconds=sum(e.numbers["seconds"] for e in every),
     baseline_num_tokens=sum(sum(e.plain["tokens"]) for e in every),
     baseline_num_target_calls=sum(sum(e.plain["calls"]) for e in every),
     baseline_seconds=sum(e.plain["seconds"] for e in every),
@@ -147,19 +147,23 @@ def _row(records: Sequence[dict], system: str, cost: dict | None) -> dict:
   )
   is_plain = system == PLAIN
   prediction = _predicted(records, system, cost, of_units["speedup"])
-  told = all(e.found.get("expected") is not None for e in every)
+  told = all(e.numbers.get("expected") is not None for e in every)
   rates = [
     tokens / calls
     for e in every
-    for tokens, calls in zip(e.found["tokens"], e.found["calls"], strict=True)
+    for tokens, calls in zip(
+      e.numbers["tokens"], e.numbers["calls"], strict=True
+    )
     if calls  # none is counted where NaN logits ended the first round
   ]
-  first = [e.found["first_seconds"] for e in every for _ in e.found["tokens"]]
+  first = [
+    e.numbers["first_seconds"] for e in every for _ in e.numbers["tokens"]
+  ]
   return {
     "num_questions": len(
       {question for e in every for question in e.turn["questions"]}
     ),
-    "num_requests": sum(len(e.found["tokens"]) for e in every),
+    "num_requests": sum(len(e.numbers["tokens"]) for e in every),
     "num_groups": len(records),
     "num_tokens": of_units["num_tokens"],
     "num_target_calls": of_units["num_target_calls"],
@@ -195,23 +199,23 @@ def _row(records: Sequence[dict], system: str, cost: dict | None) -> dict:
 
 
 def _fed(every: Sequence[Entry]) -> float | None:
-  rounds = sum(e.found["rounds"] for e in every)
-  if not rounds or any(e.found["fed"] is None for e in every):
+  rounds = sum(e.numbers["rounds"] for e in every)
+  if not rounds or any(e.numbers["fed"] is None for e in every):
     return None
-  return sum(e.found["fed"] for e in every) / rounds
+  return sum(e.numbers["fed"] for e in every) / rounds
 
 
 def _accept_counts(
   every: Sequence[Entry], name: str = "accept_counts"
 ) -> list[int] | None:
-  if any(e.found.get(name) is None for e in every):
+  if any(e.numbers.get(name) is None for e in every):
     return None
-  columns = zip(*(e.found[name] for e in every), strict=True)
+  columns = zip(*(e.numbers[name] for e in every), strict=True)
   return [sum(column) for column in columns]
 
 
 def _by_length(every: Sequence[Entry]) -> dict[str, int] | None:
-  parts = [e.found.get("rounds_by_length") for e in every]
+  parts = [e.numbers.get("rounds_by_length") for e in every]
   if not all(parts):
     return None
   return {n: sum(part[n] for part in parts) for n in parts[0]}
@@ -232,16 +236,18 @@ def _seconds_per_token(every: Sequence[Entry]) -> float | None:
   """
   seconds, tokens = 0.0, 0
   for e in every:
-    rest = e.found["seconds"] - e.found["first_seconds"]
-    for count, calls in zip(e.found["tokens"], e.found["calls"], strict=True):
+    rest = e.numbers["seconds"] - e.numbers["first_seconds"]
+    for count, calls in zip(
+      e.numbers["tokens"], e.numbers["calls"], strict=True
+    ):
       if calls:
-        seconds += rest * (calls - 1) / max(e.found["rounds"] - 1, 1)
+        seconds += rest * (calls - 1) / max(e.numbers["rounds"] - 1, 1)
         tokens += count - 1
   return seconds / tokens if tokens else None
 
 
 def _share(every: Sequence[Entry], name: str) -> float | None:
-  same = [one for e in every for one in e.found.get(name, ())]
+  same = [one for e in every for one in e.numbers.get(name, ())]
   return sum(same) / len(same) if same else None
 
 
@@ -260,9 +266,9 @@ def predicted_seconds(every: Sequence[Entry], cost: dict) -> float:
   for e in every:
     plain_rounds = e.plain["seconds"] - e.plain["prefill_seconds"]
     plain_round = plain_rounds / max(e.plain["rounds"], 1)
-    seconds += e.found["prefill_seconds"]
-    rounds = e.found["rounds"]
-    more = e.found["fed"] - rounds * cost["round_fed"]
+    seconds += e.numbers["prefill_seconds"]
+    rounds = e.numbers["rounds"]
+    more = e.numbers["fed"] - rounds * cost["round_fed"]
     seconds += plain_round * (
       rounds * cost["round_cost"] + more * cost["fed_cost"]
     )

@@ -77,7 +77,7 @@ SYSTEMS = Grammar(
     },
   },
   nested=DRAFTERS.nested,
-  own=Drafting,
+  custom=Drafting,
 )
 
 

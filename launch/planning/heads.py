@@ -117,8 +117,8 @@ def saved_bytes(shape: HeadShape, tables: Tables) -> int:
 
 def num_params(shape: HeadShape, dtype) -> int:
   """Parameters that are not the target's."""
-  own = own_params(shape, dtype)
-  return sum(math.prod(x.shape) for x in jax.tree.leaves(own))
+  params = own_params(shape, dtype)
+  return sum(math.prod(x.shape) for x in jax.tree.leaves(params))
 
 
 def make_drafter(
@@ -182,7 +182,7 @@ def more_slots(shape: HeadShape, tree: Tree) -> int:
 def more_pending(shape: HeadShape, tree: Tree) -> int:
   """Tokens beside a pass's that a target with states keeps for its head.
 
-  Where a text goes on, they are fed again (`specjax.types.Drafter.again`).
+  Where a text goes on, they are fed again (`specjax.types.Drafter.num_refed`).
   """
   if not isinstance(shape.config, EagleConfig):
     return 0
@@ -239,7 +239,8 @@ def passes(
     return _less(roofline.forward(placement, tokens), saved / size)
 
   if isinstance(c, ParallelConfig):
-    # What stands is read by keys and values alone, in the pass of the block.
+    # Committed tokens are read by keys and values alone, in the pass of the
+    # block.
     return [over(count["layers"] + count["fc"], n) for n in drafter.passes]
   depths = num_depths(shape, drafter.tree)
   if isinstance(c, MtpConfig) and depths > 1:

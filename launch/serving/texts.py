@@ -33,7 +33,7 @@ class Reader:
     """
     self._tokenizer, self._stop = tokenizer, tuple(stop)
     self._before = tuple(before)
-    self._text = stops.Growing(tokenizer, before)
+    self._text = stops.Detokenizer(tokenizer, before)
     self._whole = ""  # characters that are
     self.token_ids: list[int] = []
     self.sent = ""

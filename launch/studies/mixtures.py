@@ -1,4 +1,4 @@
-r"""Where drafting pays on published mixtures: a roofline, nothing is compiled.
+r"""Batch sizes at which drafting pays on published mixtures, by a roofline.
 
   python -m launch.studies.mixtures --workdir=docs/mixtures
 
@@ -28,7 +28,7 @@ LENGTH = 1024
 
 
 def question(target: str, draft: str | None, batch_size: int = 1):
-  """What is planned; without a draft model, drafts cost nothing."""
+  """The question of a plan; without a draft model, drafts cost nothing."""
   shape = lambda name: translate(shapes.SHAPES[name])
   small = draft and shape(draft)
   return program.Question(
@@ -49,12 +49,12 @@ def study() -> list[dict]:
     for draft in drafts:
       for name in TOPOLOGIES:
         topology = hardware.topology(name)
-        found = answer.of_mixture(topology, question(target, draft))["mixture"]
-        for row in found["by_batch_size"]:
+        plan = answer.of_mixture(topology, question(target, draft))["mixture"]
+        for row in plan["by_batch_size"]:
           held = memory.held(question(target, draft, row["batch_size"]))
           row["fits"] = held <= topology.chip.hbm_bytes
         lines.append(
-          {"target": target, "draft": draft, "topology": name} | found
+          {"target": target, "draft": draft, "topology": name} | plan
         )
   return lines
 
@@ -117,9 +117,9 @@ def run(_) -> int:
   folder = pathlib.Path(cli.WORKDIR.value)
   path = folder / "pays.json"
   results.check({"the result": str(path)})
-  found = {"length": LENGTH, "lines": study(), **provenance.record()}
-  results.write_json(path, found)
-  report.save(lambda: pays(found), folder / "pays.svg")
+  result = {"length": LENGTH, "lines": study(), **provenance.record()}
+  results.write_json(path, result)
+  report.save(lambda: pays(result), folder / "pays.svg")
   return 0
 
 

@@ -1,4 +1,4 @@
-r"""Does a draft that learns follow its text from domain to domain?
+r"""Study of online learning: a draft that follows its text between domains.
 
   python -m launch.studies.online --config=configs/online_study.py:prose \
     --output=docs/online/prose.json
@@ -71,25 +71,25 @@ def texts(domain: str, *, training: bool) -> Iterator[str]:
   """
   if domain == _PYTHON:
     split = "validation" if training else "test"
-    found = corpus.held_out_prompts(_MANY // 2, split=split)
+    every = corpus.held_out_prompts(_MANY // 2, split=split)
   elif domain == _PROSE:
-    found = paragraphs()[int(training) :: 2]
+    every = paragraphs()[int(training) :: 2]
   else:
     asked = questions.of_categories(questions.read(questions.OWN), [domain])
-    found = [question.turns[0] for question in asked]
-  return itertools.cycle(found)
+    every = [question.turns[0] for question in asked]
+  return itertools.cycle(every)
 
 
 def paragraphs() -> list[str]:
   """The paragraphs of the language reference that are prose, shuffled."""
-  found = []
+  pieces = []
   for _, topic in sorted(pydoc_data.topics.topics.items()):
     for part in re.split(r"\n\s*\n", topic):
       text = " ".join(part.split())
       letters = sum(c.isalpha() or c == " " for c in text)
       if len(text) >= _LEAST and letters > 0.9 * len(text):
-        found.append(text[:_MOST])
-  unique = list(dict.fromkeys(found))
+        pieces.append(text[:_MOST])
+  unique = list(dict.fromkeys(pieces))
   order = np.random.default_rng(0).permutation(len(unique))
   return [unique[i] for i in order]
 
@@ -115,17 +115,17 @@ class Prompts:
     rows, width = self._config.batch_size, self._config.prompt_tokens
     if domain not in self._texts:
       self._texts[domain] = texts(domain, training=self._training)
-    found = prompts.first_tokens(
+    items = prompts.first_tokens(
       [next(self._texts[domain]) for _ in range(rows)],
       self._tokenizer,
       num_tokens=width,
     )
-    own = tuple(
+    requests = tuple(
       prompts.Prompt(self._next + i, i, p.text, p.token_ids)
-      for i, p in enumerate(found)
+      for i, p in enumerate(items)
     )
     self._next += rows
-    return Batch(own, rows, max(1 << (width - 1).bit_length(), 32))
+    return Batch(requests, rows, max(1 << (width - 1).bit_length(), 32))
 
 
 # ------------------------------------------------------------------- decoding
@@ -137,8 +137,8 @@ def decode(one: Engine, batch: Batch) -> dict:
   Returns:
     Sums over its rows: `tokens` that were emitted, target `calls`, `drafted`
     and `accepted` tokens, `offered` and `taken`: drafted tokens that came to be
-    verified, and of those the expected number that stood. `seconds` are of the
-    rounds alone, `update_seconds` those of them that updates took.
+    verified, and of those the expected number that was accepted. `seconds` are
+    of the rounds alone, `update_seconds` those of them that updates took.
   """
   one.compile(batch)
   learner = one.learner
@@ -240,7 +240,7 @@ def late(records: list[dict], after: int) -> list[dict]:
 def above(
   some: list[dict], others: list[dict], *, seed: int = 0
 ) -> tuple[float, float | None, float | None]:
-  """How far acceptance is above that of others, with a 95% interval.
+  """Gain of acceptance over that of others, with a 95% interval.
 
   By the percentile bootstrap over batches, of both independently: they were
   asked the same prompts, and drew other texts. Of fewer than `intervals.LEAST`
@@ -298,33 +298,33 @@ def blocks_of(
 
 def whole(runs: dict[str, list[list[dict]]]) -> dict[str, dict]:
   """Of each draft over a whole stream: acceptance, tokens a call, speed."""
-  found = {}
+  numbers = {}
   for name, blocks in runs.items():
     records = [record for block in blocks for record in block]
     total = lambda what: sum(record[what] for record in records)  # noqa: B023
-    found[name] = {
+    numbers[name] = {
       "acceptance": acceptance(records),
       "num_tokens": total("tokens"),
       "block_efficiency": total("tokens") / total("calls"),
       "tokens_per_second": total("tokens") / total("seconds"),
       "update_share": total("update_seconds") / total("seconds"),
     }
-  return found
+  return numbers
 
 
 def result_of(config, records: dict) -> dict:
   """The streams of the result, of all records by stream and draft."""
-  found = {}
+  numbers = {}
   for name, stream in config.streams.items():
     runs = {draft: records[f"{name} {draft}"]["runs"] for draft in DRAFTS}
     blocks = list(stream.domains)
-    found[name] = {
+    numbers[name] = {
       "domains": blocks,
       "blocks": blocks_of(blocks, runs, config.after),
       "whole": whole(runs),
       "runs": runs,
     }
-  return found
+  return numbers
 
 
 def run(_) -> int:
@@ -339,11 +339,13 @@ def run(_) -> int:
   made_by = provenance.of_config(config)
   with Journal(output, made_by["config"]) as journal:
     for name, stream in config.streams.items():
-      own = ml_collections.ConfigDict(config.to_dict())
-      own.tokens = stream.tokens
+      stream_config = ml_collections.ConfigDict(config.to_dict())
+      stream_config.tokens = stream.tokens
       for draft in DRAFTS:
         if (key := f"{name} {draft}") not in journal.batches:
-          runs = run_stream(own, models, draft, list(stream.domains), programs)
+          runs = run_stream(
+            stream_config, models, draft, list(stream.domains), programs
+          )
           journal.add({"batch": key, "runs": runs})
     result = {"streams": result_of(config, journal.batches), **made_by}
     report.save(lambda: online_plots.figure(result["streams"]), drawing)

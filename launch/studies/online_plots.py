@@ -23,8 +23,8 @@ def acceptance(records: list[dict]) -> float:
   return total("taken") / total("offered")
 
 
-def _interval(found: list[float | None]) -> str:
-  value, low, high = found
+def _interval(estimate: list[float | None]) -> str:
+  value, low, high = estimate
   if low is None:
     return f"{value:+.3f}"
   return f"{value:+.3f} ({low:+.3f} to {high:+.3f})"

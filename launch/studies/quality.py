@@ -1,4 +1,4 @@
-"""Which lossy rule writes better: Decoding-OPT against Decoding-UNO.
+"""Quality of two lossy rules' texts: Decoding-OPT against Decoding-UNO.
 
   python -m launch.studies.quality --config=configs/quality.py --output=OUT.json
 
@@ -215,12 +215,16 @@ def compare(config, engines, scorer, prompt, number: int, *, room: int) -> dict:
   record: dict = {"batch": number, "rules": {}}
   for place, (rule, one) in enumerate(engines.items()):
     seed = (number * len(engines) + place) * config.num_comparisons
-    found = completions_of(config, one, prompt, seed=seed, room=room)
+    completed = completions_of(config, one, prompt, seed=seed, room=room)
     record["rules"][rule] = {
-      "scores": scorer(prompt.token_ids, [c.token_ids for c in found]).tolist(),
-      "tokens": sum(len(c.token_ids) for c in found),
-      "rejections": sum(c.origins.count(Origin.RESIDUAL) for c in found),
-      "total_variation": intervals.sum_known(c.total_variation for c in found),
+      "scores": scorer(
+        prompt.token_ids, [c.token_ids for c in completed]
+      ).tolist(),
+      "tokens": sum(len(c.token_ids) for c in completed),
+      "rejections": sum(c.origins.count(Origin.RESIDUAL) for c in completed),
+      "total_variation": intervals.sum_known(
+        c.total_variation for c in completed
+      ),
     }
   return record
 

@@ -1,4 +1,4 @@
-r"""What allocated slots cost: plain rounds and prompts in buffers of any size.
+r"""Cost of allocated slots: plain rounds and prompts in buffers of any size.
 
   python -m launch.tools.allocation --config=configs/smollm2.py \
     --batches=1,8 --allocated=128,512,2048,4096 --text_tokens=100 \
@@ -88,7 +88,7 @@ def run(_) -> int:
   )
   if min(slots) < text + cli.VISITS.value + 2:
     raise cli.UserError(
-      "--allocated must hold --text_tokens and a token a visit: "
+      "--allocated must hold --text_tokens and a token an iteration: "
       f"{text} and {cli.VISITS.value} do not fit into {min(slots)}"
     )
   if min(buffers) <= _PROMPT.value:
@@ -118,8 +118,8 @@ def run(_) -> int:
     *[(r, f"rounds of {r['rows']} rows") for r in rounds],
     (prompts, f"prompts of {_PROMPT.value} tokens"),
   ):
-    found = [f"{size} slots {x:.3f}" for size, x in one["ratios"].items()]
-    print(f"{what}: {', '.join(found)}", file=sys.stderr)
+    shown = [f"{size} slots {x:.3f}" for size, x in one["ratios"].items()]
+    print(f"{what}: {', '.join(shown)}", file=sys.stderr)
   about = provenance.record(models=provenance.checkpoints(config))
   result = {"rounds": rounds, "prompts": prompts, **about}
   results.write_json(cli.OUTPUT.value, result)

@@ -11,7 +11,8 @@ temperature 0 `--config.rule=match` and `siblings=top_k`), and it is counted
 how often the walk went on to the child of each rank. The best trees of 1 to
 --max_nodes drafted nodes follow, and their tokens a round (Sequoia, Chen et
 al., NeurIPS 2024), which supposes that a rank is as good at every place: of a
-draft whose later tokens stand less often deep trees are thought too good.
+draft whose later tokens are accepted less often deep trees are thought too
+good.
 
 --timings is what `launch.evaluate --timing=passes` wrote of the same pair and
 batch size: seconds of a target pass over 1 to 16 tokens, and of a level of the
@@ -92,13 +93,13 @@ def read_costs(
     UserError: if a file has no costs of a draft, or they are of another pair,
       batch size or mesh.
   """
-  found = [one for path in paths for one in timings.read(path, "--timings")]
+  timed = [one for path in paths for one in timings.read(path, "--timings")]
   wanted = asked.to_dict()
   drafts = lambda name: calls.parse(name).name
   mine = drafts(wanted["drafter"])
   other: dict[str, Any] = {}
   fitting = []
-  for record, one in found:
+  for record, one in timed:
     other = {n: record.get(n) for n in _SAME if record.get(n) != wanted.get(n)}
     if one.batch_size != wanted["batch_size"]:
       other["batch_size"] = one.batch_size
@@ -127,11 +128,11 @@ def wide(drafting: Drafting, *, children: int, levels: int) -> Drafting:
 
 
 def counted(
-  config: ml_collections.ConfigDict, found: pair.Pair, items: list[Prompt]
+  config: ml_collections.ConfigDict, built: pair.Pair, items: list[Prompt]
 ) -> Counters:
-  """What the prompts' rows have counted, of ranks: `rank_offered` and so on."""
-  decoding = pair.engine_of(config, found)
-  room = found.room(config.max_new_tokens)
+  """Counters of the prompts' rows by rank: `rank_offered` and so on."""
+  decoding = pair.engine_of(config, built)
+  room = built.room(config.max_new_tokens)
   ended = []
   for batch in engine.make_batches(
     items, batch_size=config.batch_size, max_width=room
@@ -173,12 +174,12 @@ def trees(
 
 
 def _gain(row: dict[str, Any]) -> float:
-  """What the best tree has most of."""
+  """The quantity that the best tree maximises."""
   return row.get("predicted_speedup", row["block_efficiency"])
 
 
 def _row(tree: Tree, acceptance: np.ndarray, costs: TreeCosts | None) -> dict:
-  """What is said of a tree."""
+  """A tree's row of the table."""
   tokens = 1 + tree_search.expected_accepted(tree, acceptance)
   row = {
     "num_nodes": tree.num_drafted,
@@ -212,14 +213,14 @@ def run(_) -> int:
       f"--max_nodes={_MAX_NODES.value} asks for {_MAX_NODES.value + 1}"
     )
   models = pair.load(config, drafting=drafting, inputs=True)
-  found = pair.assemble(config, models, drafting=drafting)
+  built = pair.assemble(config, models, drafting=drafting)
   items = prompts.all_of(
     cli.PROMPTS.value,
-    found.tokenizer,
-    max_tokens=found.room(config.max_new_tokens),
-    encoder=found.encoder,
+    built.tokenizer,
+    max_tokens=built.room(config.max_new_tokens),
+    encoder=built.encoder,
   )
-  counts = counted(config, found, items)
+  counts = counted(config, built, items)
   acceptance = tree_search.acceptance_by_rank(counts)
   rows = trees(acceptance, max_nodes=_MAX_NODES.value, costs=costs)
   best = max(rows, key=_gain)
@@ -240,7 +241,7 @@ def run(_) -> int:
 
 
 def _said(acceptance: np.ndarray, rows: list[dict], best: dict) -> str:
-  """What a reader wants of it, the flag in the last line."""
+  """The answer in words, the flag in the last line."""
   lines = [
     "accepted by rank: " + ", ".join(f"{a:.3f}" for a in acceptance),
     "nodes  depth  tokens a round"

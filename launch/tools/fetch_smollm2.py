@@ -66,10 +66,12 @@ def _download(folder: pathlib.Path) -> pathlib.Path:
   )  # fmt: skip
   if done.returncode:
     raise cli.UserError(_reason(done.stderr))
-  found = list(folder.glob("*.whl"))
-  if len(found) != 1:
-    raise cli.UserError(f"pip downloaded {len(found)} packages in place of one")
-  return found[0]
+  wheels = list(folder.glob("*.whl"))
+  if len(wheels) != 1:
+    raise cli.UserError(
+      f"pip downloaded {len(wheels)} packages in place of one"
+    )
+  return wheels[0]
 
 
 def _reason(said: str) -> str:

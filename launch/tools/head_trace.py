@@ -1,4 +1,4 @@
-r"""What a draft head says along greedy texts, for comparison with its source.
+r"""Trace of a draft head along greedy texts, for comparison with its source.
 
   python -m launch.tools.head_trace --output=TRACE.json --prompts=IN.jsonl \
     --config=configs/huggingface.py:target=DIR --config.drafter='eagle3("HEAD")'
@@ -75,12 +75,12 @@ LITERATURE: dict[str, list[tuple[str, float | None]]] = {
 
 
 def rounds_of(
-  found: Pair, prompt: Prompt, *, count: int, top: int, max_new_tokens: int
+  built: Pair, prompt: Prompt, *, count: int, top: int, max_new_tokens: int
 ) -> list[dict[str, Any]]:
-  """What the head says in the first rounds of a prompt's greedy text.
+  """The head's drafts in the first rounds of a prompt's greedy text.
 
   Args:
-    found: with a chain for its drafter.
+    built: with a chain for its drafter.
     prompt: one prompt.
     count: rounds at most.
     top: tokens of each law.
@@ -89,16 +89,16 @@ def rounds_of(
   Returns:
     For each round `position` (tokens before it), `newest` (the last of them),
     `drafted` (for each depth its token, the likeliest, and `top`, pairs of a
-    token and its log-probability) and `accepted`, how many stand.
+    token and its log-probability) and `accepted`, how many the target accepts.
   """
-  decoder = found.decoder
+  decoder = built.decoder
   length = len(prompt.token_ids)
   sampling = make_sampling(1, temperature=0.0)
   state = jax.jit(decoder.init, static_argnames="buffer_length")(
-    found.params, jnp.asarray([prompt.token_ids]), jnp.array([length]),
+    built.params, jnp.asarray([prompt.token_ids]), jnp.array([length]),
     random.row_keys(jax.random.key(0), jnp.zeros(1, jnp.int32)),
     buffer_length=length + max_new_tokens, max_new_tokens=max_new_tokens,
-    sampling=sampling, stop_tokens=jnp.asarray(found.stop_tokens, jnp.int32),
+    sampling=sampling, stop_tokens=jnp.asarray(built.stop_tokens, jnp.int32),
   )  # fmt: skip
 
   def look(params, state):
@@ -114,9 +114,9 @@ def rounds_of(
   look, step = jax.jit(look), jax.jit(decoder.step)
   rounds: list[dict[str, Any]] = []
   while len(rounds) < count and not state.done[0]:
-    drafted, values, tokens = jax.device_get(look(found.params, state))
+    drafted, values, tokens = jax.device_get(look(built.params, state))
     before = int(state.length[0])
-    state, info = step(found.params, state)
+    state, info = step(built.params, state)
     rounds.append(
       {
         "position": before,
@@ -140,14 +140,14 @@ def _pairs(tokens: np.ndarray, values: np.ndarray) -> list[list]:
   ]
 
 
-def features_of(found: Pair, head: Head, prompt: Prompt) -> list[dict]:
-  """What the head reads at the prompt's last token but one, part by part."""
+def features_of(built: Pair, head: Head, prompt: Prompt) -> list[dict]:
+  """The head's inputs at the prompt's last token but one, part by part."""
   if len(prompt.token_ids) < 2:
     return []
   tokens = jnp.asarray([prompt.token_ids[:-1]])
-  target = found.decoder.target
+  target = built.decoder.target
   output, _ = jax.jit(target.apply)(
-    found.params.target, tokens, target.init_cache(1, tokens.shape[1])
+    built.params.target, tokens, target.init_cache(1, tokens.shape[1])
   )
   parts = np.split(
     np.asarray(output.features[0, -1], np.float32), len(head.features)
@@ -173,15 +173,15 @@ def run(_) -> int:
   head = models.draft
   if not isinstance(head, Head):
     raise cli.UserError(f"no draft head drafts: {config.drafter!r}")
-  found = pair.assemble(config, models)
+  built = pair.assemble(config, models)
   drawn = drafters.chain(
-    head.kind, found.drafting.checkpoint, found.drafting.tree.max_depth
+    head.kind, built.drafting.checkpoint, built.drafting.tree.max_depth
   )
   drawn = dataclasses.replace(drawn, rule="token")
   chain = pair.assemble(config, models, drafting=drawn)
-  room = found.room(config.max_new_tokens)
-  items = prompts.all_of(cli.PROMPTS.value, found.tokenizer, max_tokens=room)
-  decoding = pair.engine_of(config, found)
+  room = built.room(config.max_new_tokens)
+  items = prompts.all_of(cli.PROMPTS.value, built.tokenizer, max_tokens=room)
+  decoding = pair.engine_of(config, built)
   done: dict[str, engine.Completion] = {}
   for batch in engine.make_batches(
     items, batch_size=config.batch_size, max_width=room

@@ -72,15 +72,15 @@ def repository() -> str:
 
 def badge(name: str, address: str) -> str:
   """Markdown that opens a notebook in Colab; "" if it is not on GitHub."""
-  found = re.fullmatch(
+  match = re.fullmatch(
     r"https://github\.com/([\w.-]+/[\w.-]+?)(\.git)?/?", address
   )
-  if not found:
+  if not match:
     return ""
   colab = "https://colab.research.google.com"
   return (
     f"[![Open in Colab]({colab}/assets/colab-badge.svg)]"
-    f"({colab}/github/{found[1]}/blob/main/colab/{name}.ipynb)"
+    f"({colab}/github/{match[1]}/blob/main/colab/{name}.ipynb)"
   )
 
 

@@ -1,4 +1,4 @@
-r"""Times passes of a published shape on the device that is here.
+r"""Times passes of a published shape on this machine's device.
 
   python -m launch.tools.passes --target=llama-3.1-8b --batch_sizes=1,8 \
     --widths=1,2,4,8,16 --output=P.json
@@ -88,10 +88,10 @@ def measure(config, rows: int, widths: list[int]) -> list[dict]:
   model = stacked.as_language_model(config, dtype=networks.DTYPE)
   params = {"target": random_params(networks.shapes(config))}
   # Recurrent states have room for as many tokens as a pass is over.
-  own = {width: width if model.has_states else 0 for width in widths}
+  carry_of = {width: width if model.has_states else 0 for width in widths}
   carries = {
     of: {"target": _cache(model, rows, of, _TEXT.value + max(widths))}
-    for of in {*own.values()}
+    for of in {*carry_of.values()}
   }
   copies, array = _copies()
   seconds: dict[int | str, list[float]] = {}
@@ -104,12 +104,12 @@ def measure(config, rows: int, widths: list[int]) -> list[dict]:
     spans = {"copy": spent}
     for width in widths:
       run = functools.partial(loops[width], params)
-      spans[width], carries[own[width]] = timed(
-        run, carries[own[width]], _REPEATS
+      spans[width], carries[carry_of[width]] = timed(
+        run, carries[carry_of[width]], _REPEATS
       )
     for name, spent in spans.items() if turn else ():
       seconds.setdefault(name, []).append(spent)
-  median = {name: statistics.median(found) for name, found in seconds.items()}
+  median = {name: statistics.median(result) for name, result in seconds.items()}
   copied = 2 * _COPIED / median["copy"]
   chip = hardware.bandwidth_of(jax.devices()[0].device_kind)
   work = networks.work(
@@ -142,8 +142,8 @@ def measure(config, rows: int, widths: list[int]) -> list[dict]:
 
 def table(results: dict[str, dict]) -> str:
   """Costs of a file that this wrote: rows of a pass by tokens of each."""
-  (found,) = results.values()
-  lines = {(one["rows"], one["tokens"]): one for one in found["passes"]}
+  (result,) = results.values()
+  lines = {(one["rows"], one["tokens"]): one for one in result["passes"]}
   rows, widths = (sorted(set(axis)) for axis in zip(*lines, strict=True))
   cell = lambda r, t: f"{lines[r, t]['cost']:.2f}"
   return report.table(
@@ -181,12 +181,12 @@ def run(_) -> int:
       f"{line['share_of_copy']:.0%} of a copy's"
     )
   if cli.OUTPUT.value:
-    found = {
+    result = {
       "target": cli.TARGET.value, "text": _TEXT.value, "passes": lines,
       "device": jax.devices()[0].device_kind, "jax": jax.__version__,
       **provenance.record(models={}),
     }  # fmt: skip
-    results.write_json(cli.OUTPUT.value, found)
+    results.write_json(cli.OUTPUT.value, result)
   return 0
 
 

@@ -1,4 +1,4 @@
-r"""What a request's settings cost a round: penalties, biases, likeliest tokens.
+r"""Cost of a request's settings: penalties, biases, likeliest tokens.
 
   python -m launch.tools.request_costs --config=configs/smollm2.py \
     --batches=1,8 --text_tokens=100 --output=R.json
@@ -27,7 +27,7 @@ from specjax.types import Params
 from specjax.warp import make_sampling
 
 cli.reads(cli.CONFIG, cli.OUTPUT, cli.BATCHES, cli.TEXT_TOKENS, cli.VISITS)
-_ROUNDS = 2  # of a visit
+_ROUNDS = 2  # of an iteration
 
 # What rows ask for, by the name of the case; {} for nothing.
 CASES: dict[str, dict[str, Any]] = {
@@ -119,8 +119,8 @@ def run(_) -> int:
     one = measured(
       decoder, models.params, rows=rows, text=cli.TEXT_TOKENS.value
     )
-    found = [f"{name} {ratio:.3f}" for name, ratio in one["ratios"].items()]
-    print(f"rounds of {rows} rows: {', '.join(found)}", file=sys.stderr)
+    ratios = [f"{name} {ratio:.3f}" for name, ratio in one["ratios"].items()]
+    print(f"rounds of {rows} rows: {', '.join(ratios)}", file=sys.stderr)
     rounds.append(one)
   about = provenance.record(models=provenance.checkpoints(config))
   results.write_json(cli.OUTPUT.value, {"rounds": rounds, **about})

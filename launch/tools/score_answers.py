@@ -1,4 +1,4 @@
-r"""How good are answers? Exact matches and chrF, of each task.
+r"""Scores of answers: exact matches and chrF, of each task.
 
   python -m launch.tools.score_answers --prompts=TEST.jsonl \
     --answers=A.jsonl,B.jsonl --summaries=A.json,B.json --output=SCORES.json
@@ -62,29 +62,29 @@ def scores(test: str, answers: str) -> dict[str, dict[str, float]]:
     pairs.append((line, row))
   if not pairs:
     raise ValueError(f"no answers in {answers}")
-  found = {_ALL: score(pairs)}
+  by_task = {_ALL: score(pairs)}
   for task in sorted({line["task"] for line, _ in pairs if "task" in line}):
-    found[task] = score([p for p in pairs if p[0].get("task") == task])
-  return found
+    by_task[task] = score([p for p in pairs if p[0].get("task") == task])
+  return by_task
 
 
 def made(name: str) -> dict:
-  """How answers were made, of a run's summary.
+  """Settings and statistics of the run that made answers, of its summary.
 
   Raises:
     ValueError: if it is none.
   """
   try:
-    found = json.loads(pathlib.Path(name).read_text("utf-8"))
-    drafter = found["drafter"]
+    record = json.loads(pathlib.Path(name).read_text("utf-8"))
+    drafter = record["drafter"]
     return {
       "drafter": drafter,
-      "rule": found["rule"] if drafter != "plain" else "",
-      "temperature": found["config"]["temperature"],
-      "accepted_per_target_call": found["num_accepted"]
-      / found["num_target_calls"],
-      "block_efficiency_ci": found["block_efficiency_ci"],
-      "total_variation": found["total_variation"],
+      "rule": record["rule"] if drafter != "plain" else "",
+      "temperature": record["config"]["temperature"],
+      "accepted_per_target_call": record["num_accepted"]
+      / record["num_target_calls"],
+      "block_efficiency_ci": record["block_efficiency_ci"],
+      "total_variation": record["total_variation"],
     }
   except (ValueError, KeyError, TypeError, RecursionError) as error:
     raise ValueError(
@@ -93,7 +93,7 @@ def made(name: str) -> dict:
 
 
 def table(results: dict[str, dict]) -> str:
-  """How answers were decoded, and how good they are: a row a run."""
+  """Settings and scores of answers: a row a run."""
   rows = [
     run | {"score": result["scores"][name]["all"]}
     for result in results.values()
@@ -127,13 +127,13 @@ def run(_) -> int:
       f"--summaries must be of each of the {len(_ANSWERS.value)} --answers, "
       f"got {len(_SUMMARIES.value)}"
     )
-  found = {name: scores(cli.PROMPTS.value, name) for name in _ANSWERS.value}
+  scored = {name: scores(cli.PROMPTS.value, name) for name in _ANSWERS.value}
   pairs = zip(_ANSWERS.value, _SUMMARIES.value, strict=False)
   runs = {answers: made(summary) for answers, summary in pairs}
   if cli.OUTPUT.value:
     made_by = provenance.record(prompts=cli.PROMPTS.value)
     results.write_json(
-      cli.OUTPUT.value, {"scores": found, "runs": runs, **made_by}
+      cli.OUTPUT.value, {"scores": scored, "runs": runs, **made_by}
     )
   lines = [
     [
@@ -141,7 +141,7 @@ def run(_) -> int:
       f"{one['exact_match']:.3f}", f"{one['chrf']:.1f}",
       f"{one['block_efficiency']:.2f}",
     ]
-    for name, by_task in found.items()
+    for name, by_task in scored.items()
     for task, one in by_task.items()
   ]  # fmt: skip
   console = terminal.console(results.beside(cli.OUTPUT.value))

@@ -50,7 +50,7 @@ from specjax.state import StopReason
 cli.reads(cli.CONFIG, cli.OUTPUT, cli.TEMPERATURES, cli.COUNT, cli.TURNS)
 _TEMPERATURES = ("0.6", "0.8", "1.0")
 _NARROW = 96  # tokens of a prompt that begins a user's turn
-_ROUNDS = 32  # of a visit to the device; it ends with the first row that does
+_ROUNDS = 32  # of an iteration, which ends with the first row that does
 _KEEP_OUT = flags.DEFINE_list(
   "keep_out", [], "Files of questions that must not be in it."
 )
@@ -87,22 +87,24 @@ def answer_temperatures() -> list[float] | None:
 
 def _read(asked: Sequence[str], told: str, *, zero: bool) -> list[float]:
   try:
-    found = [float(x) for x in asked]
+    temperatures = [float(x) for x in asked]
   except ValueError:
-    found = []
-  if not found or not all(0 < x < 100 or (zero and not x) for x in found):
+    temperatures = []
+  if not temperatures or not all(
+    0 < x < 100 or (zero and not x) for x in temperatures
+  ):
     raise cli.UserError(f"{told}, as in 0.6,1.0, got {','.join(asked)!r}")
-  return found
+  return temperatures
 
 
 def tested_texts(more: Sequence[str]) -> list[str]:
-  """What questions say that nothing may be taken from: our own, and `more`."""
+  """Texts of test questions, which nothing may hold: ours, and `more`."""
   files = [questions.OWN, *more]
   return [t for f in files for q in questions.read(f) for t in q.turns]
 
 
 def system_prompts() -> list[str]:
-  """What the system says before users; the template's own words are "".
+  """System prompts; "" is the template's own.
 
   Raises:
     UserError: if there is no such file, or nothing in it.
@@ -130,7 +132,9 @@ def settings_of(config) -> dict:
     **({} if cli.TURNS.value in (None, 1) else {"turns": cli.TURNS.value}),
     **({"in_groups": True} if _IN_GROUPS.value else {}),
     "config": {k: v for k, v in kept.items() if k not in ("target", "draft")},
-    "checkpoints": {role: found["sha256"] for role, found in models.items()},
+    "checkpoints": {
+      role: completed_jobs["sha256"] for role, completed_jobs in models.items()
+    },
     "temperatures": temperatures(),
     "slots": _ROWS.value,
     "jax": jax.__version__,
@@ -149,7 +153,7 @@ class _Request:
 
 
 def _completing(config, models: pair.Pair, longest: int):
-  """What completes all that is asked for, `--rows` at a time.
+  """A function that completes all that is asked for, `--rows` at a time.
 
   Of few widths, so that few programs are compiled: users' turns begin with a
   few tokens, and answers with up to `longest`.
@@ -157,7 +161,7 @@ def _completing(config, models: pair.Pair, longest: int):
   one, rows = pair.engine_of(config, models), _ROWS.value
 
   def complete(asked: Sequence[Asked]) -> list[jobs.Completed]:
-    found: list[jobs.Completed | None] = [None] * len(asked)
+    completed_jobs: list[jobs.Completed | None] = [None] * len(asked)
     order = sorted(range(len(asked)), key=lambda i: len(asked[i].token_ids))
     for start in range(0, len(order), rows):
       places = order[start : start + rows]
@@ -168,11 +172,11 @@ def _completing(config, models: pair.Pair, longest: int):
         _NARROW if most <= _NARROW else max(longest, most),
       )
       for place, completion in zip(places, one.run(batch)[0], strict=True):
-        found[place] = jobs.Completed(
+        completed_jobs[place] = jobs.Completed(
           token_ids=tuple(completion.token_ids),
           reason=StopReason[completion.stop_reason.upper()],
         )
-    return [completed for completed in found if completed is not None]
+    return [completed for completed in completed_jobs if completed is not None]
 
   return complete
 
@@ -217,14 +221,16 @@ def make_missing(config, journal: Journal) -> None:
   begun = map(numbered, missing)
   if _IN_GROUPS.value:
     complete = _completing(config, models, maker.longest)
-    found = jobs.in_groups(complete, 2 * _ROWS.value, begun)
+    completed_jobs = jobs.in_groups(complete, 2 * _ROWS.value, begun)
   else:
     sizes = assembly.Sizes(
       slots=_ROWS.value, max_prompt=maker.longest, rounds=_ROUNDS
     )
-    found = jobs.done(assembly.make_slots(config, loaded, sizes), begun)
+    completed_jobs = jobs.done(
+      assembly.make_slots(config, loaded, sizes), begun
+    )
   with progress:
-    for number, made in found:
+    for number, made in completed_jobs:
       journal.add({"batch": number, "conversation": made})
       progress.update()
 

@@ -101,7 +101,7 @@ def task(config, mesh: Mesh) -> Task:
     ),
     module=lambda params: nnx.merge(definition, params),
     step_flops=_step_flops(config, models, first),
-    report=lambda found, batches: report(found),
+    report=lambda counts, batches: report(counts),
     export=lambda module, directory: acceptance_head.save(
       module, directory, dtype=jnp.dtype(config.export_dtype)
     ),

@@ -181,9 +181,9 @@ def counted(batch: dict[str, Array], depth: int, first: int) -> Array:
   """`f32[B, T]`, 1 where token `t + 2 + depth` is of token t's document."""
   segments = batch["segments"]
   length = segments.shape[1] - 1
-  here, there = segments[:, :-1], ahead(segments, 2 + depth, length)
+  here, later = segments[:, :-1], ahead(segments, 2 + depth, length)
   place = jnp.arange(length) + 2 + depth
-  inside = (here == there) & (here > 0) & (place >= first)
+  inside = (here == later) & (here > 0) & (place >= first)
   return inside.astype(jnp.float32)
 
 

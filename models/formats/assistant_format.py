@@ -66,12 +66,12 @@ _UNUSED = re.compile(r"layers\.\d+\.self_attn\.[kv]_(?:proj|norm)\..+")
 
 
 def is_one(config: Mapping[str, Any]) -> bool:
-  """Whether a configuration is of an assistant."""
+  """True if a configuration is of an assistant."""
   return config.get("model_type") == "gemma4_assistant"
 
 
 def shape(config: Mapping[str, Any], target: Target) -> HeadShape:
-  """What a configuration says of an assistant.
+  """Shape of the assistant of a configuration.
 
   Args:
     config: what `config.json` holds.
@@ -153,26 +153,26 @@ def _reading(layer: LayerSpec, target: Target) -> LayerSpec:
   Raises:
     ValueError: if there is none, or its heads are others.
   """
-  own, theirs = layer.attention, target.config
-  assert isinstance(own, AttentionSpec)
+  spec, theirs = layer.attention, target.config
+  assert isinstance(spec, AttentionSpec)
   assert theirs is not None
-  kind = "full" if own.window is None else "sliding"
+  kind = "full" if spec.window is None else "sliding"
   alike = [
     place
     for place, i in enumerate(theirs.cached)
-    if (theirs.window(i) is None) == (own.window is None)
+    if (theirs.window(i) is None) == (spec.window is None)
   ]
   if not alike:
     raise ValueError(f"it reads a {kind} layer, and the target has none")
   read = theirs.attentions[theirs.cached[alike[-1]]]
-  ours, given = ((a.num_kv_heads, a.head_dim, a.latent) for a in (own, read))
+  ours, given = ((a.num_kv_heads, a.head_dim, a.latent) for a in (spec, read))
   if ours != given:
     raise ValueError(
       f"it reads {ours[0]} key/value heads of {ours[1]} channels in {kind} "
       f"layers, and the target's last has {given[0]} of {given[1]}"
     )
   return dataclasses.replace(
-    layer, attention=dataclasses.replace(own, source=alike[-1])
+    layer, attention=dataclasses.replace(spec, source=alike[-1])
   )
 
 
@@ -183,7 +183,7 @@ def table(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def fill(
-  found: HeadShape,
+  shape: HeadShape,
   table: Mapping[str, str],
   tensors: Mapping[str, Tensor],
   target: Target,
@@ -194,7 +194,7 @@ def fill(
   """The network of an assistant's tensors.
 
   Args:
-    found: what `shape` said.
+    shape: what `shape` said.
     table: of `table`.
     tensors: by their names.
     target: the model that it drafts for, with its arrays.
@@ -208,7 +208,7 @@ def fill(
   named = {_PREFIX.sub("", name): tensor for name, tensor in tensors.items()}
   named = {k: tensor for k, tensor in named.items() if not _UNUSED.fullmatch(k)}
   output = table["lm_head.weight"]
-  make = lambda: found.make(dtype=dtype, rngs=nnx.Rngs(0))
+  make = lambda: shape.make(dtype=dtype, rngs=nnx.Rngs(0))
   module, used = head_files.filled(
     path, make, _names(make, output), named,
     {_OWN["embed.embedding"]: target.embedding}, dtype,
@@ -239,9 +239,9 @@ def _names(make, output: str) -> dict[str, str]:
     make: makes the module.
     output: the tensor of the output projection.
   """
-  found = {**_OWN, "lm_head.weight": output}
+  names = {**_OWN, "lm_head.weight": output}
   for key, _ in nnx.to_flat_state(nnx.state(nnx.eval_shape(make), nnx.Param)):
     if key[0] == "layers":
       name, _ = weights.locate(key, _FAMILY)
-      found[".".join(map(str, key))] = name
-  return found
+      names[".".join(map(str, key))] = name
+  return names

@@ -29,13 +29,13 @@ def check(folder: pathlib.Path) -> None:
     return
   except ValueError:
     raise ValueError(f"{NAME} is damaged") from None
-  found = hash_files(folder, _files(folder))
+  hashes = hash_files(folder, _files(folder))
   if not isinstance(wanted, dict):
     raise ValueError(f"{NAME} is damaged")
   wrong = sorted(
     name
-    for name in wanted.keys() | found.keys()
-    if wanted.get(name) != found.get(name)
+    for name in wanted.keys() | hashes.keys()
+    if wanted.get(name) != hashes.get(name)
   )
   if wrong:
     more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
@@ -65,6 +65,6 @@ def hash_files(root: pathlib.Path, files: Iterable[pathlib.Path]) -> dict:
   with concurrent.futures.ThreadPoolExecutor() as threads:
     hashes = threads.map(hash_file, files)
     return {
-      file.relative_to(root).as_posix(): found
-      for file, found in zip(files, hashes, strict=True)
+      file.relative_to(root).as_posix(): digest
+      for file, digest in zip(files, hashes, strict=True)
     }

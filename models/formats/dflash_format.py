@@ -116,14 +116,14 @@ def usual_layers(count: int, num_layers: int) -> list[int]:
   return [round(1 + i * step) for i in range(count)]
 
 
-def table(found: HeadShape) -> dict[str, str]:
+def table(shape: HeadShape) -> dict[str, str]:
   """Parameters whose tensors have other names, and these."""
   named = {
     "embed.embedding": "embed_tokens.weight",
     "hidden_norm.scale": "hidden_norm.weight",
     "final_norm.scale": "norm.weight",
   }
-  for i in range(found.config.layers.num_layers):
+  for i in range(shape.config.layers.num_layers):
     for mine, theirs in _LAYER.items():
       for kind in ("weight", "bias"):
         named[f"layers.{i}.{mine}.{kind}"] = f"layers.{i}.{theirs}.{kind}"
@@ -136,11 +136,11 @@ def table(found: HeadShape) -> dict[str, str]:
 
 
 def _native(config: Mapping[str, Any], target: Target) -> HeadShape:
-  own = config["dflash_config"]
-  if not isinstance(own, Mapping):
+  of_dflash = config["dflash_config"]
+  if not isinstance(of_dflash, Mapping):
     raise ValueError("dflash_config must be an object")
   _refuse(config, _OF_LAYERS | _NATIVE | _INERT)
-  _refuse(own, _OF_DFLASH)
+  _refuse(of_dflash, _OF_DFLASH)
   if config.get("num_target_layers", target.num_layers) != target.num_layers:
     raise ValueError(
       f"it was made for {config['num_target_layers']} layers, and the target "
@@ -148,10 +148,10 @@ def _native(config: Mapping[str, Any], target: Target) -> HeadShape:
     )
   settings = {k: v for k, v in config.items() if k in _OF_LAYERS}
   count = _integer("num_hidden_layers", config.get("num_hidden_layers"))
-  ids = own.get("target_layer_ids")
+  ids = of_dflash.get("target_layer_ids")
   if ids is None:
     ids = usual_layers(count, target.num_layers)
-  number = lambda name: _integer(name, own.get(name, config.get(name)))
+  number = lambda name: _integer(name, of_dflash.get(name, config.get(name)))
   return _made(
     settings,
     target,
@@ -240,15 +240,15 @@ def _read_layers(
     not isinstance(ids, list) or not ids or any(type(i) is not int for i in ids)
   ):
     raise ValueError(f"{name} must be layers, got {ids!r:.80}")
-  found = tuple(i + shift for i in ids)
+  layers = tuple(i + shift for i in ids)
   # What comes after the last layer may be meant with its norm or without;
   # speculators means it without, and norms it itself where it needs that.
-  if min(ids) < 0 or max(found) > target.num_layers - shift:
+  if min(ids) < 0 or max(layers) > target.num_layers - shift:
     raise ValueError(
       f"{name} {ids} are not layers of a target of {target.num_layers}"
       + ", the last one apart" * shift
     )
-  return found
+  return layers
 
 
 def _refuse(config: Mapping[str, Any], known: frozenset[str]) -> None:

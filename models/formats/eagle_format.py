@@ -134,11 +134,11 @@ def shape(
       f"{target.vocab_size}"
     )
   if third:
-    found, features = _third(config, layer, target, tensors or {})
+    described, features = _third(config, layer, target, tensors or {})
   else:
-    found, features = _first(config, layer, target)
+    described, features = _first(config, layer, target)
   return HeadShape(
-    kind="eagle3" if third else "eagle", config=found, features=features
+    kind="eagle3" if third else "eagle", config=described, features=features
   )
 
 
@@ -153,15 +153,19 @@ def table(
   config = _flat(config)
   third = "layers.0.hidden_norm.weight" in tensors
   layer, tied = _layer(config, tensors, third)
-  found = _TABLE | {
+  names = _TABLE | {
     f"later.{i - 1}.{name}": f"layers.{i}.{tensor}"
     for i in range(1, layer.num_layers)
     for name, tensor in _LATER.items()
   }
-  own = "embed_tokens.weight" in tensors and "lm_head.weight" not in tensors
-  if tied and own and third:  # its embedding is its output projection too
-    found["lm_head.weight"] = "embed_tokens.weight"
-  return found
+  has_embedding = (
+    "embed_tokens.weight" in tensors and "lm_head.weight" not in tensors
+  )
+  if (
+    tied and has_embedding and third
+  ):  # its embedding is its output projection too
+    names["lm_head.weight"] = "embed_tokens.weight"
+  return names
 
 
 def scaled(
@@ -184,10 +188,10 @@ def scaled(
   if name not in tensors:
     raise ValueError(f"logit_scale must be 1 without {name}, got {scale}")
   read = tensors[name].read
-  own = dataclasses.replace(
+  scaled_embedding = dataclasses.replace(
     tensors[name], read=lambda index: read(index).astype(np.float32) * scale
   )
-  return {**tensors, name: own}
+  return {**tensors, name: scaled_embedding}
 
 
 def _flat(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -309,14 +313,14 @@ def _first(config, layer, target: Target) -> tuple[EagleConfig, Features]:
     given = config.get(switch)
     if given and (switch, given) != ("truncated_vocab_size", layer.vocab_size):
       raise ValueError(f"{switch} is not supported, got {config[switch]!r}")
-  found = EagleConfig(
+  head = EagleConfig(
     layer=layer,
     generation=1,
     num_features=target.embed_dim,
     # Files that do not say have one.
     fc_bias=_flag("bias", config.get("bias", True)),
   )
-  return found, (FINAL,)
+  return head, (FINAL,)
 
 
 def _third(
@@ -353,7 +357,7 @@ def _third(
     raise ValueError(
       f"draft_vocab_size must be an integer, got {draft_vocab!r}"
     )
-  found = EagleConfig(
+  head = EagleConfig(
     layer=layer,
     generation=3,
     num_features=len(layers) * width,
@@ -362,7 +366,7 @@ def _third(
     fc_bias="fc.bias" in tensors,
     **switches,
   )
-  return found, layers
+  return head, layers
 
 
 def _eagle_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -403,17 +407,17 @@ def _fused_layers(config, num_layers: int) -> tuple[int, ...]:
     or any(type(i) is not int for i in ids)
   ):
     raise ValueError(f"{name} must be a list of layers, got {ids!r}")
-  found = tuple(i + shift for i in ids)
-  count = config.get("num_aux_hidden_states", len(found))
-  if count != len(found):
+  layers = tuple(i + shift for i in ids)
+  count = config.get("num_aux_hidden_states", len(layers))
+  if count != len(layers):
     raise ValueError(
-      f"num_aux_hidden_states is {count!r}, and {name} {ids} are {len(found)}"
+      f"num_aux_hidden_states is {count!r}, and {name} {ids} are {len(layers)}"
     )
   # What comes after the last layer may be meant with its norm or without;
   # speculators means it without, and norms it itself where it needs that.
   last = num_layers - (config.get("speculators_model_type") is None)
-  if min(found) < 0 or max(found) > last:
+  if min(layers) < 0 or max(layers) > last:
     raise ValueError(
       f"{name} {ids} are not layers of a target of {num_layers} layers"
     )
-  return found
+  return layers

@@ -22,15 +22,15 @@ def of_experts(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
   Experts that are not numbered from 0 on, or are not alike, stay apart.
   """
-  found: dict[str, dict[int, Tensor]] = {}
+  by_projection: dict[str, dict[int, Tensor]] = {}
   rest = {}
   for name, tensor in tensors.items():
     if parts := _EXPERT.fullmatch(name):
-      each = found.setdefault(f"{parts[1]}.*.{parts[3]}", {})
+      each = by_projection.setdefault(f"{parts[1]}.*.{parts[3]}", {})
       each[int(parts[2])] = tensor
     else:
       rest[name] = tensor
-  for name, each in found.items():
+  for name, each in by_projection.items():
     experts = [each[i] for i in sorted(each)]
     alike = {(tensor.shape, tensor.kind) for tensor in experts}
     if sorted(each) != [*range(len(each))] or len(alike) > 1:
@@ -71,9 +71,9 @@ def of_projections(
     The tensors, named as by `of_experts`; what has another shape, or is there
     under the other name too, stays as it is.
   """
-  found = dict(tensors)
+  joined = dict(tensors)
   if "layers.#.mlp.experts.*.gate_proj.weight" not in modules(family):
-    return found
+    return joined
   for name, tensor in tensors.items():
     if not (parts := _FUSED.fullmatch(name)) or len(tensor.shape) != 3:
       continue
@@ -82,15 +82,15 @@ def of_projections(
     new = {f"{parts[1]}.*.{x}_proj.weight": x for x in halves}
     if rows % len(new) or {*new} & {*tensors}:
       continue
-    del found[name]
+    del joined[name]
     count = rows // len(new)
     for i, key in enumerate(new):
-      found[key] = dataclasses.replace(
+      joined[key] = dataclasses.replace(
         tensor,
         shape=(experts, count, width),
         read=functools.partial(_read_rows, tensor, i * count, count),
       )
-  return found
+  return joined
 
 
 def _read_rows(

@@ -37,7 +37,7 @@ def read(path: pathlib.Path, name: str, index: tuple[slice, ...]) -> np.ndarray:
 
 @functools.lru_cache(maxsize=8)
 def _header(path: pathlib.Path, time: int) -> tuple[dict, int]:
-  """What a file says of its tensors, and where their bytes begin."""
+  """Header of a file: its tensors, and where their bytes begin."""
   del time  # of the last change: a part of the cache's key
   with path.open("rb") as file:
     (size,) = struct.unpack("<Q", file.read(8))

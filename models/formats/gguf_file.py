@@ -154,16 +154,16 @@ def _value(data: memoryview, at: int, kind: int) -> tuple[Any, int]:
   if kind == _STRING:
     return _string(data, at)
   if kind in _FIXED:
-    found, at = _numbers(data, at, _FIXED[gguf.GGUFValueType(kind)], 1)
-    return found[0].item(), at
+    numbers, at = _numbers(data, at, _FIXED[gguf.GGUFValueType(kind)], 1)
+    return numbers[0].item(), at
   if kind != _ARRAY:
     raise ValueError(f"it is damaged, there is no type of number {kind}")
   (kind,), at = _numbers(data, at, "<u4", 1)
   (count,), at = _numbers(data, at, "<u8", 1)
   kind, count = int(kind), int(count)
   if kind in _FIXED:
-    found, at = _numbers(data, at, _FIXED[gguf.GGUFValueType(kind)], count)
-    return found.copy(), at
+    numbers, at = _numbers(data, at, _FIXED[gguf.GGUFValueType(kind)], count)
+    return numbers.copy(), at
   if kind != _STRING:
     raise ValueError(f"it is damaged, there are no arrays of type {kind}")
   _numbers(data, at, "<u8", count)  # there are so many, if all are empty

@@ -68,8 +68,8 @@ def load(path: str) -> Tokenizer:
 def named_ends(metadata: Mapping[str, Any]) -> list[int]:
   """Ids of the tokens that end a text or a turn by their names."""
   tokens = metadata.get(_KEY + "tokens")
-  found = enumerate(tokens if isinstance(tokens, list) else ())
-  return [number for number, token in found if token in _ENDS]
+  numbered = enumerate(tokens if isinstance(tokens, list) else ())
+  return [number for number, token in numbered if token in _ENDS]
 
 
 def _tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
@@ -169,8 +169,8 @@ def _byte_level(metadata, tokens, vocab, kinds) -> tuple[hf.Tokenizer, bool]:
 def _sentencepiece(metadata, tokens, vocab, kinds) -> tuple[hf.Tokenizer, bool]:
   """Sentencepiece's BPE; Gemma 4's has merges, others' follow from scores."""
   for key in ("precompiled_charsmap", "remove_extra_whitespaces"):
-    found = metadata.get(_KEY + key)
-    if found is not None and np.any(found):
+    value = metadata.get(_KEY + key)
+    if value is not None and np.any(value):
       raise ValueError(f"{_KEY}{key} is set, which is not supported")
   unknown = [t for t, i in vocab.items() if kinds[i] == _KIND.UNKNOWN]
   if metadata[_KEY + "model"] == "gemma4":
@@ -262,7 +262,7 @@ def _get(metadata, key: str, kind: type, default: Any) -> Any:
 
 
 def _strings(metadata: Mapping[str, Any], name: str) -> list[str]:
-  found = metadata.get(_KEY + name)
-  if not isinstance(found, list):
+  strings = metadata.get(_KEY + name)
+  if not isinstance(strings, list):
     raise ValueError(f"{_KEY}{name} must be a list of strings")
-  return found
+  return strings

@@ -62,7 +62,7 @@ class Head:
 
   @property
   def features(self):
-    """What it reads of the target (`models.networks.transformer.Features`)."""
+    """The target's features that it reads (`models.networks.transformer`)."""
     return self.shape.features
 
   def functions(self) -> tuple[Any, Any]:
@@ -86,7 +86,7 @@ class Head:
 
 
 def is_head(directory: str) -> bool:
-  """Whether a directory holds a head, and not a model of its own."""
+  """True if a directory holds a head, and not a model of its own."""
   path = pathlib.Path(directory)
   for ending in ("pt", "safetensors"):
     if (path / f"medusa_lm_head.{ending}").is_file():
@@ -115,7 +115,7 @@ def shape(
   *,
   kind: str | None = None,
 ) -> HeadShape:
-  """What a head is.
+  """Shape of the head of a configuration.
 
   Args:
     config: what its `config.json` holds.
@@ -150,7 +150,7 @@ def shape(
 def describe(
   directory: str, target: Target, *, of_target: bool = False
 ) -> HeadShape:
-  """What the head in a directory is; none of its numbers is read.
+  """Shape of the head in a directory; none of its numbers is read.
 
   Args:
     directory, target, of_target: as of `load`.
@@ -193,22 +193,22 @@ def load(
   """
   path = pathlib.Path(directory)
   with contextlib.ExitStack() as stack:
-    found, table, tensors = _opened(path, target, stack, of_target)
+    described, table, tensors = _opened(path, target, stack, of_target)
     if place is not None:
-      place.check(found.even_sizes())
+      place.check(described.even_sizes())
       parts = num_parts(place.sharding, place.mesh)
-      found, sharding = found.cut(place.sharding, parts)
+      described, sharding = described.cut(place.sharding, parts)
       place = dataclasses.replace(place, sharding=sharding)
     with _said_of(path):
-      if found.kind == "assistant":
+      if described.kind == "assistant":
         module = assistant_format.fill(
-          found, table, tensors, target, path=path, dtype=dtype
+          described, table, tensors, target, path=path, dtype=dtype
         )
-        return Head(shape=found, module=module)
+        return Head(shape=described, module=module)
       module = head_files.fill(
-        found, table, tensors, target, path=path, dtype=dtype, place=place
+        described, table, tensors, target, path=path, dtype=dtype, place=place
       )
-  return Head(shape=found, module=module, sharding=place and place.sharding)
+  return Head(shape=described, module=module, sharding=place and place.sharding)
 
 
 def _opened(
@@ -219,7 +219,7 @@ def _opened(
   *,
   compared: bool = True,
 ) -> tuple[HeadShape, Mapping[str, str], Mapping[str, Tensor]]:
-  """What a directory holds, and its tensors.
+  """Shape of the head in a directory, names of parameters, and tensors.
 
   The second of the three says of parameters whose tensors have other names
   what these are.
@@ -229,19 +229,19 @@ def _opened(
   config = json_files.read_object(file) if file.is_file() else {}
   with _said_of(path):
     if of_target or mtp_format.is_one(config):
-      found = mtp_format.shape(config, target)
+      described = mtp_format.shape(config, target)
       tensors = mtp_format.parameters(path, config, raw, compared=compared)
-      return found, {"embed.embedding": "embed_tokens.weight"}, tensors
+      return described, {"embed.embedding": "embed_tokens.weight"}, tensors
     tensors = head_files.normal_names(raw)
-    found = shape(config, target, tensors)
-    if found.kind in ("eagle", "eagle3"):
+    described = shape(config, target, tensors)
+    if described.kind in ("eagle", "eagle3"):
       table = eagle_format.table(config, tensors)
-      return found, table, eagle_format.scaled(config, tensors)
-    if found.kind == "dflash":
-      return found, dflash_format.table(found), tensors
-    if found.kind == "assistant":
-      return found, assistant_format.table(config), tensors
-  return found, {}, tensors
+      return described, table, eagle_format.scaled(config, tensors)
+    if described.kind == "dflash":
+      return described, dflash_format.table(described), tensors
+    if described.kind == "assistant":
+      return described, assistant_format.table(config), tensors
+  return described, {}, tensors
 
 
 @contextlib.contextmanager
@@ -258,7 +258,7 @@ def _said_of(path: pathlib.Path):
 
 
 def _says_head(config: Mapping[str, Any]) -> bool:
-  """Whether a configuration is a head's by its own words."""
+  """True if a configuration says that it is a head's."""
   names = config.get("architectures")
   names = names if isinstance(names, list) else []
   return (

@@ -47,14 +47,14 @@ def normal_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
   Raises:
     CheckpointError: if two have one name.
   """
-  found: dict[str, Tensor] = {}
+  renamed: dict[str, Tensor] = {}
   for name, tensor in _repeated(_of_head(tensors)).items():
     for pattern, new in _ALIASES:
       name = pattern.sub(new, name)
-    if name in found:
-      raise CheckpointError(f"twice: {found[name].name} and {tensor.name}")
-    found[name] = tensor
-  return found
+    if name in renamed:
+      raise CheckpointError(f"twice: {renamed[name].name} and {tensor.name}")
+    renamed[name] = tensor
+  return renamed
 
 
 def _of_head(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -76,23 +76,27 @@ def _repeated(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
   Raises:
     CheckpointError: if some are there, and others are not.
   """
-  found = dict(tensors)
+  repeated = dict(tensors)
   for name in tensors:
     if not (parts := _PROJECTION.fullmatch(name)):
       continue
     head, count = parts[1], int(parts[2])
     block = lambda i, h=head: f"{h}.{i}.linear."
-    there = [any(n.startswith(block(i)) for n in tensors) for i in range(count)]
-    if all(there) or not any(there):
+    has_layer = [
+      any(n.startswith(block(i)) for n in tensors) for i in range(count)
+    ]
+    if all(has_layer) or not any(has_layer):
       continue
-    if there != [True] + [False] * (count - 1):
-      missing = [f"{block(i)}weight" for i, yes in enumerate(there) if not yes]
+    if has_layer != [True] + [False] * (count - 1):
+      missing = [
+        f"{block(i)}weight" for i, yes in enumerate(has_layer) if not yes
+      ]
       raise CheckpointError(f"missing: {', '.join(missing)}")
     first = [n for n in tensors if n.startswith(block(0))]
     for i in range(1, count):
       for n in first:
-        found[block(i) + n.removeprefix(block(0))] = tensors[n]
-  return found
+        repeated[block(i) + n.removeprefix(block(0))] = tensors[n]
+  return repeated
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -171,9 +175,9 @@ def filled(
     name = ".".join(parts)
     name, expected = table.get(name, name), variable.shape
     if name not in tensors:
-      found = shared.get(name)
-      if found is not None and found.shape == expected:
-        state[key] = variable.replace(jnp.asarray(found, dtype))
+      value = shared.get(name)
+      if value is not None and value.shape == expected:
+        state[key] = variable.replace(jnp.asarray(value, dtype))
       else:
         problems.append(f"missing: {name}, of shape {expected}")
       continue
@@ -201,7 +205,7 @@ def filled(
 
 
 def fill(
-  found: HeadShape,
+  shape: HeadShape,
   table: Mapping[str, str],
   tensors: Mapping[str, Tensor],
   target: Target,
@@ -213,7 +217,7 @@ def fill(
   """The network of a head's tensors.
 
   Args:
-    found: what the head is.
+    shape: what the head is.
     table: as of `filled`.
     tensors: by the names of the normal form.
     target: the model that it drafts for, with its arrays.
@@ -225,21 +229,21 @@ def fill(
   """
   module, used = filled(
     path,
-    lambda: found.make(dtype=dtype, rngs=nnx.Rngs(0)),
+    lambda: shape.make(dtype=dtype, rngs=nnx.Rngs(0)),
     table,
     tensors,
     target.shared(),
     dtype,
     place=place,
   )
-  if found.draft_vocab_size is not None:
+  if shape.draft_vocab_size is not None:
     ids = draft_vocabulary.read(
-      tensors, found.draft_vocab_size, target.vocab_size
+      tensors, shape.draft_vocab_size, target.vocab_size
     )
     module.target_ids = nnx.Variable(placed(ids, ["target_ids"], place))
-  if found.draft_vocab_size is not None or found.kind == "eagle3":
+  if shape.draft_vocab_size is not None or shape.kind == "eagle3":
     used |= {"d2t", "t2d"}  # of a whole vocabulary they say nothing
-  if found.kind == "medusa":
+  if shape.kind == "medusa":
     used |= {"token_map"}
   refuse_rest(path, tensors, used)
   return module
@@ -281,16 +285,16 @@ def open_tensors(
       continue
     index = name.endswith(".index.json")
     files = json_files.indexed_files(path / name) if index else [path / name]
-    found: dict[str, Tensor] = {}
+    opened: dict[str, Tensor] = {}
     for file in files:
       safe = file.suffix == ".safetensors"
       part = (_open_safetensors if safe else torch_file.open_tensors)(
         file, stack
       )
-      if twice := sorted({*found} & {*part}):
+      if twice := sorted({*opened} & {*part}):
         raise CheckpointError(f"twice in {path}: {', '.join(twice)}")
-      found |= part
-    return found
+      opened |= part
+    return opened
   raise FileNotFoundError(
     f"there are no weights of a head in {path}: expected one .safetensors "
     "file, an index of several, medusa_lm_head.pt or pytorch_model.bin, got "

@@ -20,7 +20,7 @@ _EMBEDDING = ("embed", "embedding")
 
 
 def holds(source: Source, form: Format) -> bool:
-  """Whether a format holds all weights that it stores as they are published.
+  """True if a format holds all weights that it stores as they are published.
 
   Args:
     source: the checkpoint, of a model that can be stored so.
@@ -97,11 +97,11 @@ def _stored(source: Source, form: Format) -> dict[tuple, Parts | None]:
   None where a weight is not published in few bits, or lies in another way.
   """
   state = nnx.state(abstract(source.config, jnp.float32, form))
-  found = {}
+  stored = {}
   for path, _ in nnx.to_flat_state(state):
     if (weight := lowbits.weight_of(path)) is not None:
       name, layout = locate(weight, source.family)
       tensor = source.tensors.get(name)
       alike = tensor is not None and layout.of_parts
-      found[weight] = tensor.packed if alike else None
-  return found
+      stored[weight] = tensor.packed if alike else None
+  return stored

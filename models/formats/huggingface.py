@@ -207,7 +207,7 @@ def source(directory: str, stack: contextlib.ExitStack) -> Source:
 
 
 def _packing(path: pathlib.Path, family: str) -> packings.Opened | None:
-  """How weights are packed, as `config.json` says, which was checked."""
+  """The packing of weights in a checked `config.json`; None without one."""
   given = of_quantisation(json_files.read_object(path / "config.json"))
   if given is None:
     return None
@@ -222,7 +222,7 @@ def _packing(path: pathlib.Path, family: str) -> packings.Opened | None:
 def _published(
   packing: packings.Opened | None, tensors: Mapping[str, Tensor]
 ) -> str:
-  """How weights are published in few bits, in words; "" if not so."""
+  """The published form of weights in few bits, in words; "" if not so."""
   if packing is not None:
     return packing.says
   return "mxfp4, blocks of 32" if mxfp4.is_in(tensors) else ""
@@ -258,10 +258,10 @@ def _scaled_queries(
 
   return tensors | {
     name: dataclasses.replace(
-      tensor, read=functools.partial(read, tensor, int(found[1]))
+      tensor, read=functools.partial(read, tensor, int(match[1]))
     )
     for name, tensor in tensors.items()
-    if (found := _OF_QUERIES.fullmatch(name))
+    if (match := _OF_QUERIES.fullmatch(name))
   }
 
 
@@ -474,8 +474,8 @@ def _save(
 def _holds(path: pathlib.Path, tokenizer: tokenizers.Tokenizer) -> bool:
   """True if a directory holds the same tokenizer."""
   try:
-    found = tokenizers.load(path)
+    other = tokenizers.load(path)
   except (FileNotFoundError, ValueError):
     return False
-  same_end = found.eos_token_id == tokenizer.eos_token_id
-  return same_end and found.fingerprint() == tokenizer.fingerprint()
+  same_end = other.eos_token_id == tokenizer.eos_token_id
+  return same_end and other.fingerprint() == tokenizer.fingerprint()

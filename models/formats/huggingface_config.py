@@ -73,8 +73,10 @@ def of_quantisation(config: Mapping[str, Any]) -> Any:
 
   Of multimodal models it stands beside their text model's settings, or there.
   """
-  found = config.get("quantization_config")
-  return of_text(config).get("quantization_config") if found is None else found
+  settings = config.get("quantization_config")
+  return (
+    of_text(config).get("quantization_config") if settings is None else settings
+  )
 
 
 def of_text(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -96,9 +98,9 @@ def of_text(config: Mapping[str, Any]) -> Mapping[str, Any]:
       f"{nested['model_type']!r}"
     )
   _check_known(config, _HARMLESS | _OF_OTHERS, outer)
-  found = {**nested, "model_type": inside[0]}
+  settings = {**nested, "model_type": inside[0]}
   tied = config.get("tie_word_embeddings")  # that of the whole counts
-  return found if tied is None else found | {"tie_word_embeddings": tied}
+  return settings if tied is None else settings | {"tie_word_embeddings": tied}
 
 
 def config_from_json(
@@ -142,11 +144,11 @@ def config_from_json(
     if value is not None and given.setdefault(key, value) != value:
       raise ValueError(f"{key} is {given[key]!r} and {alias} {value!r}")
   settings = Settings(given, family.defaults)
-  found = family.read(settings)
+  described = family.read(settings)
   if strict:
     known = _HARMLESS | family.harmless | {*fixed, *family.aliases}
     _check_known(given, known | settings.asked, name)
-  return found
+  return described
 
 
 def _check_known(given: Mapping[str, Any], known: Set[str], name: str) -> None:

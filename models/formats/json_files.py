@@ -19,12 +19,12 @@ def read_object(path: pathlib.Path) -> Mapping[str, Any]:
       "Hugging Face's format"
     )
   try:
-    found = json.loads(path.read_text("utf-8"))
+    content = json.loads(path.read_text("utf-8"))
   except (ValueError, RecursionError) as error:  # of bad UTF-8, too deep
     raise ValueError(f"{path} is not valid JSON: {error}") from error
-  if not isinstance(found, Mapping):
-    raise ValueError(f"{path} must hold a JSON object, got {found!r:.40}")
-  return found
+  if not isinstance(content, Mapping):
+    raise ValueError(f"{path} must hold a JSON object, got {content!r:.40}")
+  return content
 
 
 def indexed_files(index: pathlib.Path) -> list[pathlib.Path]:

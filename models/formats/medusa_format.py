@@ -57,9 +57,9 @@ def shape(
         raise ValueError(f"the number of {name} must be said, got {value!r}")
     bias = "medusa_num_heads" in config or bool(config.get("medusa_fc_bias"))
   else:
-    found = [_NAMES.match(name) for name in tensors]
-    numbers = [int(m[1]) for m in found if m]
-    blocks = [int(m[3]) for m in found if m and m[3] is not None]
+    matches = [_NAMES.match(name) for name in tensors]
+    numbers = [int(m[1]) for m in matches if m]
+    blocks = [int(m[3]) for m in matches if m and m[3] is not None]
     if not numbers:
       raise CheckpointError("there are no heads among the tensors")
     for what, some in (("heads", numbers), ("blocks", blocks)):
@@ -87,11 +87,11 @@ def blockwise_shape(config: Mapping[str, Any], target: Target) -> HeadShape:
     value = config.get(name)
     if type(value) is not int or value < 1:
       raise ValueError(f"{name} must be a positive integer, got {value!r}")
-  for name, own in (
+  for name, expected in (
     ("hidden_size", target.embed_dim), ("vocab_size", target.vocab_size)
   ):  # fmt: skip
-    if config[name] != own:
-      raise ValueError(f"{name} is {config[name]}, and the target's {own}")
+    if config[name] != expected:
+      raise ValueError(f"{name} is {config[name]}, and the target's {expected}")
   made = BlockwiseConfig(
     num_heads=config["num_heads"],
     hidden_dim=config["hidden_dim"],

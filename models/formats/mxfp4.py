@@ -59,7 +59,7 @@ def dequantised(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
 
 
 def is_in(tensors: Mapping[str, Tensor]) -> bool:
-  """Whether there are blocks among tensors."""
+  """True if there are blocks among tensors."""
   return any(name.endswith("_blocks") for name in tensors)
 
 
@@ -74,7 +74,7 @@ def joined(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     The tensors, where `NAME` is `[E, D, N]`; what has no partner, or one of
     another shape, stays as it is.
   """
-  found = dict(tensors)
+  joined_tensors = dict(tensors)
   for name, blocks in tensors.items():
     stem = name.removesuffix("_blocks")
     scales = tensors.get(f"{stem}_scales")
@@ -84,7 +84,7 @@ def joined(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     if not fits or (blocks.kind, scales.kind) != ("U8", "U8"):
       continue
     experts, rows, count, _ = blocks.shape
-    found[stem] = dataclasses.replace(
+    joined_tensors[stem] = dataclasses.replace(
       blocks,
       name=blocks.name.removesuffix("_blocks"),
       shape=(experts, 32 * count, rows),
@@ -92,8 +92,8 @@ def joined(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
       read=functools.partial(_read, blocks, scales),
       packed=_parts(blocks, scales),
     )
-    del found[name], found[f"{stem}_scales"]
-  return found
+    del joined_tensors[name], joined_tensors[f"{stem}_scales"]
+  return joined_tensors
 
 
 def _read(blocks: Tensor, scales: Tensor, index: Index) -> np.ndarray:

@@ -38,7 +38,7 @@ class Parts:
   scales: Callable[[Index], np.ndarray]
 
   def fits(self, form: Format) -> bool:
-    """Whether a format holds these numbers and scales as they are."""
+    """True if a format holds these numbers and scales as they are."""
     if self.kind is None or self.group is None:
       return False
     if form.kind not in {self.kind} | _WIDER.get(self.kind, set()):
@@ -85,10 +85,10 @@ class Packed:
 
     count = int(self.group_of.max(initial=0)) + 1
     size = len(self.group_of) // count
-    in_turn = np.repeat(np.arange(count), size)
+    consecutive = np.repeat(np.arange(count), size)
     return Parts(
       kind=self.kind,
-      group=size if np.array_equal(self.group_of, in_turn) else None,
+      group=size if np.array_equal(self.group_of, consecutive) else None,
       num_groups=count,
       values=lambda index: some(self.numbers, index),
       scales=lambda index: some(self.scales, index),

@@ -57,12 +57,12 @@ def open_tensors(
     order = f"{folder}byteorder"
     if order in archive.namelist() and archive.read(order) != b"little":
       raise ValueError("its bytes are not in little-endian order")
-    found = _Reader(io.BytesIO(archive.read(index)), archive, folder).load()
-    if not isinstance(found, dict) or not all(
-      isinstance(k, str) and isinstance(v, _Rebuilt) for k, v in found.items()
+    content = _Reader(io.BytesIO(archive.read(index)), archive, folder).load()
+    if not isinstance(content, dict) or not all(
+      isinstance(k, str) and isinstance(v, _Rebuilt) for k, v in content.items()
     ):
       raise ValueError("it is no dictionary of tensors")
-    return {name: rebuilt.tensor(name) for name, rebuilt in found.items()}
+    return {name: rebuilt.tensor(name) for name, rebuilt in content.items()}
   except Exception as error:  # a torn or hostile pickle raises anything
     reason = " ".join(str(error).split()) or type(error).__name__
     raise ValueError(

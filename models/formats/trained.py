@@ -82,10 +82,10 @@ def read_config(directory: str) -> TransformerConfig:
   """
   path = pathlib.Path(directory) / "config.json"
   try:
-    found = json.loads(path.read_text("utf-8"))
-    if "head" in found:
+    content = json.loads(path.read_text("utf-8"))
+    if "head" in content:
       raise ValueError("it trains a head, which --export writes")
-    return TransformerConfig(**found["model"])
+    return TransformerConfig(**content["model"])
   except (ValueError, KeyError, TypeError, RecursionError) as error:
     raise ValueError(
       f"{path} is not the config.json of a model's training run: {error}"
@@ -131,13 +131,13 @@ def load_stacked(
     FileNotFoundError, ValueError: as `load`; ValueError also for a model that
       cannot be cut so.
   """
-  own = read_config(directory)
+  saved = read_config(directory)
   config = sharding_lib.kv_heads_for(
-    own, sharding_lib.num_parts(sharding, mesh)
+    saved, sharding_lib.num_parts(sharding, mesh)
   )
-  graphdef, shapes = _abstract(own, dtype)
+  graphdef, shapes = _abstract(saved, dtype)
   specs = sharding_lib.param_specs(shapes, sharding)
-  if config != own:  # heads that are yet to be repeated are read whole
+  if config != saved:  # heads that are yet to be repeated are read whole
     specs = jax.tree_util.tree_map_with_path(
       lambda path, _, spec: (
         P() if sharding_lib.names(path)[-2] in ("k", "v") else spec
@@ -149,7 +149,7 @@ def load_stacked(
 
   def stack(layers):
     params = stacked.stack(nnx.merge(graphdef, layers))
-    return sharding_lib.repeat_kv_heads(params, own, config)
+    return sharding_lib.repeat_kv_heads(params, saved, config)
 
   result = stacked.abstract_params(config, dtype=dtype)
   where = sharding_lib.named(mesh, sharding_lib.param_specs(result, sharding))

@@ -144,11 +144,11 @@ def read(path: pathlib.Path, config: Mapping[str, Any]) -> hf.Tokenizer:
   backend.decoder = decoders.ByteLevel()
   _add(backend, config, lambda _: True)
   for number, token in config["added_tokens_decoder"].items():
-    found = backend.token_to_id(token["content"])
-    if found != int(number):
+    known_id = backend.token_to_id(token["content"])
+    if known_id != int(number):
       raise ValueError(
         f"the added token {token['content']!r:.40} is said to have the id "
-        f"{number}, and would get {found}"
+        f"{number}, and would get {known_id}"
       )
   bos, eos = (
     name_in(config, f"{end}_token") if config.get(f"add_{end}_token") else None
@@ -196,7 +196,7 @@ def _add(
   listed = sorted(
     config["added_tokens_decoder"].items(), key=lambda item: int(item[0])
   )
-  there = {
+  known = {
     token.content: {
       "content": token.content, "special": token.special,
       "single_word": token.single_word, "lstrip": token.lstrip,
@@ -204,10 +204,10 @@ def _add(
     }
     for token in backend.get_added_tokens_decoder().values()
   }  # fmt: skip
-  there |= {token["content"]: token for _, token in listed}
+  known |= {token["content"]: token for _, token in listed}
   added = {
     name: _added(token, special=bool(token.get("special")) or name in named)
-    for name, token in there.items()
+    for name, token in known.items()
   }
   for token in _special(config):
     added.setdefault(token["content"], _added(token, special=True))

@@ -123,8 +123,8 @@ _LAYOUTS = {name: family.layouts for name, family in FAMILIES.items()}
 
 def in_gguf(family: str) -> str:
   """The family as tensors of GGUF files have it, for `locate`."""
-  own = f"{family} of GGUF"
-  return own if own in _TABLES else family
+  table = f"{family} of GGUF"
+  return table if table in _TABLES else family
 
 
 for _name, _family in FAMILIES.items():
@@ -351,8 +351,8 @@ def part(
   tensor, config = source.tensors[name], source.config
   if (held := _held(tensor, parameter, dtype)) is not None:
     tensor = dataclasses.replace(tensor, read=held)
-  found = _part(tensor, layout, parameter, index, config, cut)
-  return found if dtype is None else found.astype(dtype)
+  array = _part(tensor, layout, parameter, index, config, cut)
+  return array if dtype is None else array.astype(dtype)
 
 
 def _part(
@@ -370,11 +370,11 @@ def _part(
     and parameter[0] == "layers"
     and parameter[-2] in sharding_lib.of_kv_heads(config)
   ):
-    own, wanted = (c.attentions[parameter[1]] for c in (config, cut))
-    times = wanted.num_kv_heads // own.num_kv_heads
+    spec, wanted = (c.attentions[parameter[1]] for c in (config, cut))
+    times = wanted.num_kv_heads // spec.num_kv_heads
     if times > 1:
       whole = layout.take(tensor.read(()), config)
-      rows = sharding_lib.repeat_heads(whole, own.head_dim, times, axis=0)
+      rows = sharding_lib.repeat_heads(whole, spec.head_dim, times, axis=0)
       return rows[index]
   if layout is AS_IS:
     return tensor.read(index)
@@ -392,9 +392,9 @@ def _part(
 def _check(source: Source) -> None:
   """Compares the tensors of a checkpoint with its configuration."""
   config, family, tensors = source.config, source.family, source.tensors
-  found = [n for t in tensors if (n := _LAYER.match(t))]
+  matches = [n for t in tensors if (n := _LAYER.match(t))]
   for stack, layers in _layers(config).items():
-    numbers = [int(n[2]) for n in found if n[1] == stack]
+    numbers = [int(n[2]) for n in matches if n[1] == stack]
     if layers > 1 + max(numbers, default=0):
       of = f" in its {stack}" if stack else ""
       raise CheckpointError(

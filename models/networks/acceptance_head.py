@@ -92,14 +92,14 @@ def read_config(directory: str) -> HeadConfig:
     ValueError: if it is not that of such a head.
   """
   path = pathlib.Path(directory) / "config.json"
-  found = json_files.read_object(path)
-  if found.get("model_type") != MODEL_TYPE:
+  settings = json_files.read_object(path)
+  if settings.get("model_type") != MODEL_TYPE:
     raise ValueError(
       f"{path} must have model_type {MODEL_TYPE!r}, got "
-      f"{found.get('model_type')!r}"
+      f"{settings.get('model_type')!r}"
     )
   sizes = {
-    name: found.get(name)
+    name: settings.get(name)
     for name in (field.name for field in dataclasses.fields(HeadConfig))
   }
   for name, size in sizes.items():

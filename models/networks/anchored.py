@@ -88,20 +88,23 @@ class _OfBlocks(nnx.Module):
       start: not looked at.
     """
     del start
-    own = self.attention
+    attention = self.attention
     mixed = _attend(
-      own.queries(x, rotary), known, own.keys_and_values(x, rotary), mask
+      attention.queries(x, rotary),
+      known,
+      attention.keys_and_values(x, rotary),
+      mask,
     )
-    return own.out(mixed), known
+    return attention.out(mixed), known
 
 
-def _attend(q: Array, known: tuple, own: tuple, mask: Array) -> Array:
+def _attend(q: Array, known: tuple, fed: tuple, mask: Array) -> Array:
   """Attention of the blocks' queries.
 
   Args:
     q: `[B * A, S, H, C]`, of A blocks of S tokens a row.
     known: keys and values of the texts, two of `[B, K, T, C]`.
-    own: those of the blocks, two of `[B * A, K, S, C]`.
+    fed: those of the blocks, two of `[B * A, K, S, C]`.
     mask: `bool[B, A, T]`.
 
   Returns:
@@ -109,7 +112,7 @@ def _attend(q: Array, known: tuple, own: tuple, mask: Array) -> Array:
   """
   rows, count, length = mask.shape
   _, size, heads, channels = q.shape
-  (keys, values), (own_keys, own_values) = known, own
+  (keys, values), (own_keys, own_values) = known, fed
   kv_heads = keys.shape[1]
   each = (kv_heads, heads // kv_heads)  # K, G
   q = q / math.sqrt(channels)

@@ -48,8 +48,8 @@ def scores_of(q: Array, keys: Array) -> Array:
   Returns:
     `f32[B, K, G, T, S]`, H = K G.
   """
-  found = _products(_grouped(q, keys.shape[1]), keys)
-  return found.reshape(*found.shape[:2], -1, q.shape[1], keys.shape[2])
+  products = _products(_grouped(q, keys.shape[1]), keys)
+  return products.reshape(*products.shape[:2], -1, q.shape[1], keys.shape[2])
 
 
 def _grouped(q: Array, count: int) -> Array:
@@ -221,16 +221,18 @@ def attend_slots(
   read = functools.partial(
     _attend_slots, scale=scale, softcap=softcap, bias=bias
   )
-  own, masked = None, ()
+  fed_pairs, masked = None, ()
   if new is not None:
-    count = sees.own.shape[-1]
+    count = sees.fed_mask.shape[-1]
     # Slots before the fed ones that have a mask too: levels of a tree.
-    own = new if count == q.shape[1] else tuple(
+    fed_pairs = new if count == q.shape[1] else tuple(
       cache_lib.as_read(cache_lib.read_rows(b, sees.text, count, layer=layer))
       for b in buffers
     )  # fmt: skip
-    masked = (sees.own if sees.own.ndim == 3 else sees.own[None],)
-  arguments = own, buffers, sees, layer, sinks
+    masked = (
+      sees.fed_mask if sees.fed_mask.ndim == 3 else sees.fed_mask[None],
+    )
+  arguments = fed_pairs, buffers, sees, layer, sinks
 
   def some(q, positions, *mask):
     on = lambda slots: functools.partial(read, slots=slots)
@@ -246,7 +248,7 @@ def _attend_slots(
   q,
   positions,
   mask,
-  own,
+  fed_pairs,
   buffers,
   sees,
   layer,
@@ -293,7 +295,7 @@ def _attend_slots(
       mean = carry[2] * faded[..., None] + mean
     return most, total, mean
 
-  if own is None:
+  if fed_pairs is None:
     shape = (batch, kv_heads, heads // kv_heads, fed)
     carry = (
       jnp.full(shape, jnp.finfo(dtype).min, dtype),
@@ -301,7 +303,7 @@ def _attend_slots(
       jnp.zeros((*shape, q.shape[-1]), dtype),
     )
   else:
-    carry = merge(None, *own, *mask, sees.own_positions)
+    carry = merge(None, *fed_pairs, *mask, sees.own_positions)
 
   def block(i, carry):
     first = jnp.asarray(i * slots, sees.text.dtype)
@@ -318,7 +320,7 @@ def _attend_slots(
       carry, *(_block(b, layer, at, slots) for b in buffers), seen, where
     )
 
-  if own is None or mask[0].shape[-1] < room:  # else no slot is left
+  if fed_pairs is None or mask[0].shape[-1] < room:  # else no slot is left
     carry = lax.fori_loop(
       sees.first // slots, -(-sees.stop // slots), block, carry
     )

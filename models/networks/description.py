@@ -345,8 +345,8 @@ class TransformerConfig:
   def _check_sources(self):
     """Raises ValueError for sources that no layer could read."""
     for i, layer in enumerate(self.layers or ()):
-      own, source = layer.attention, self.source(i)
-      if source is None or not isinstance(own, AttentionSpec):
+      spec, source = layer.attention, self.source(i)
+      if source is None or not isinstance(spec, AttentionSpec):
         continue
       known = self.attentions.get(source) if source < i else None
       if (
@@ -354,7 +354,7 @@ class TransformerConfig:
         or known.source is not None
         or (
           (known.num_kv_heads, known.head_dim, known.window)
-          != (own.num_kv_heads, own.head_dim, own.window)
+          != (spec.num_kv_heads, spec.head_dim, spec.window)
         )
       ):
         raise ValueError(

@@ -153,19 +153,19 @@ class Parallel(nnx.Module):
       window: of the layer, or None.
     """
     size = self.config.block_size
-    own = np.ones((size, size), bool)
+    mask = np.ones((size, size), bool)
     positions = cache.length[:, None] + np.arange(size)
     if window is None:
-      return cache_lib.visible(cache, positions, own)
+      return cache_lib.visible(cache, positions, mask)
     if self.config.causal_windows:
-      own = np.tril(own)
+      mask = np.tril(mask)
     if self.config.windows_before_block:  # as if all stood where it begins
       positions = jnp.broadcast_to(positions[:, :1], positions.shape)
       window += 1
     slots = jnp.arange(cache.slots, dtype=positions.dtype)  # are positions here
     slots = jnp.broadcast_to(slots, (len(positions), cache.slots))
     cache = cache.replace(positions=slots)
-    return cache_lib.visible(cache, positions, own, window=window)
+    return cache_lib.visible(cache, positions, mask, window=window)
 
   def __call__(self, newest: Array, cache: Cache, put) -> tuple[Array, Cache]:
     """The logits of a block; see `BlockModel.say`.

@@ -184,9 +184,11 @@ def _pairs(layer, arrays, x, chosen, weights, first, index):
     token, expert, weight = pair
 
     def project(x, name):
-      own = {n: a[expert] for n, a in arrays.items() if n.startswith(name)}
+      of_expert = {
+        n: a[expert] for n, a in arrays.items() if n.startswith(name)
+      }
       multiply = functools.partial(_einsum, "i,io->o")
-      return _projected(own, name, x, multiply)
+      return _projected(of_expert, name, x, multiply)
 
     return layer.expert(project, x[token]).astype(weight.dtype) * weight
 

@@ -110,8 +110,8 @@ def chain(
   """
   at = jnp.arange(fed, dtype=jnp.int32)[None]
   if segments is None:
-    found = Above(self_or_above=None, first=jnp.zeros_like(at), taps=None)
-    return _behind(found, cache)
+    above = Above(self_or_above=None, first=jnp.zeros_like(at), taps=None)
+    return _behind(above, cache)
   begins = segments[:, 1:] != segments[:, :-1]
   begins = jnp.pad(begins, ((0, 0), (1, 0)), constant_values=True)
   first = lax.cummax(jnp.where(begins, at, 0), axis=1)
@@ -152,13 +152,13 @@ def above(sees: np.ndarray | Array, kernel: int, cache: Cache | None) -> Above:
   return _behind(Above(self_or_above=tree, first=None, taps=taps), cache)
 
 
-def _behind(found: Above, cache: Cache | None) -> Above:
+def _behind(above: Above, cache: Cache | None) -> Above:
   """With what a cache says of the tokens before."""
   if cache is None or cache.recurrent is None:
-    return found
+    return above
   count = cache.length - cache.recurrent.base
   return dataclasses.replace(
-    found, count=jnp.maximum(count, 0), lost=count < 0, idle=cache.idle
+    above, count=jnp.maximum(count, 0), lost=count < 0, idle=cache.idle
   )
 
 
@@ -335,8 +335,8 @@ def _solved(q, k, v, gates, strength, read, tree):
   updates = _einsum(
     "bkrij,bkrjv->bkriv", _inverse(system), strength[..., None] * wanted
   )
-  found = _einsum("bkic,bkjc->bkij", q, k)[:, :, None] * fade
-  out = _einsum("bkrij,bkrjv->bkriv", found, updates)
+  weights = _einsum("bkic,bkjc->bkij", q, k)[:, :, None] * fade
+  out = _einsum("bkrij,bkrjv->bkriv", weights, updates)
   if read is not None:
     out = out + faded * of_queries
   return out, updates, total
@@ -352,16 +352,16 @@ def _inverse(system: Array) -> Array:
   """
   place = np.arange(system.shape[-1])
   unit = jnp.eye(len(place), dtype=system.dtype)
-  found, size = jnp.broadcast_to(unit, system.shape), 1
+  inverse, size = jnp.broadcast_to(unit, system.shape), 1
   while size < len(place):
     block = place // size
     below = (block % 2 == 1)[:, None] & (block[:, None] == block + 1)
     between = system * below
     if size > 1:  # else D is I
-      between = _einsum("...ij,...jk->...ik", between, found)
-      between = _einsum("...ij,...jk->...ik", found, between)
-    found, size = found - between, 2 * size
-  return found
+      between = _einsum("...ij,...jk->...ik", between, inverse)
+      between = _einsum("...ij,...jk->...ik", inverse, between)
+    inverse, size = inverse - between, 2 * size
+  return inverse
 
 
 def _in_pieces(q, k, v, gates, strength, state, first):
@@ -413,12 +413,12 @@ def _in_pieces(q, k, v, gates, strength, state, first):
     cut(first, 1), _PIECE * jnp.arange(count),
   )  # fmt: skip
   nothing = jnp.zeros_like(gates[..., :1])
-  _, found = lax.scan(piece, (state, nothing), pieces)
-  return tuple(map(joined, found))
+  _, outputs = lax.scan(piece, (state, nothing), pieces)
+  return tuple(map(joined, outputs))
 
 
 def _chained(first: Array, at: Array) -> Array:
-  """Which of some tokens in a row, `i32[T]`, are above which, or those.
+  """Ancestors, themselves included, of consecutive tokens `i32[T]` of a chain.
 
   `i32[B or 1, T] -> bool[B or 1, T, T]`.
   """

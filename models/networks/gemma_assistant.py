@@ -118,13 +118,17 @@ class Assistant(nnx.Module):
     Args:
       tokens: `i32[B, T]`.
       hidden: `f[B, T, F]`.
-      cache: the target's, with an array for each layer, or one for all if
-        their heads are alike.
+      cache: the target's, with an array for each layer.
       positions: `i32[B, T]`, for the rotation of queries alone.
 
     Returns:
       `f32[B, T, V]` logits and `[B, T, F]` hidden states.
+
+    Raises:
+      ValueError: for a stacked target's cache.
     """
+    if cache.keys[0].ndim == 5:
+      raise ValueError("an assistant reads no stacked cache, of all layers")
     c = self.config.layers
     x = self.embed(tokens)
     if self.config.embed_scale is not None:
@@ -135,18 +139,8 @@ class Assistant(nnx.Module):
     tables = {a.rope: a.rope and a.rope.table(positions) for a in kinds}
     for layer, a in zip(self.layers, kinds, strict=True):
       assert a.source is not None
-      place, within = a.source, None
-      if cache.keys[0].ndim == 5:  # of all layers
-        if len(cache.keys) > 1:
-          raise ValueError(
-            "an assistant does not read a stacked cache of layers that differ "
-            "in their heads"
-          )
-        place, within = 0, jnp.int32(a.source)
-      kv = cache.keys[place], cache.values[place]
-      x, _ = layer(
-        x, tables[a.rope], sees[a.window], kv, cache.length, layer=within
-      )
+      kv = cache.keys[a.source], cache.values[a.source]
+      x, _ = layer(x, tables[a.rope], sees[a.window], kv, cache.length)
     read = self.final_norm(x)
     return self.logits(read), self.leave(read)
 
@@ -165,10 +159,10 @@ class Assistant(nnx.Module):
     clusters = self.ordering[...].reshape(config.num_clusters, -1)
     ids = clusters[chosen].reshape(*x.shape[:2], -1)  # [B, T, k V / n]
     rows = self.lm_head.weight[...][ids]
-    found = jnp.einsum("btd,btmd->btm", x, rows, preferred_element_type=wide)
-    floor = jnp.min(found, axis=-1, keepdims=True) - 1
+    scores = jnp.einsum("btd,btmd->btm", x, rows, preferred_element_type=wide)
+    floor = jnp.min(scores, axis=-1, keepdims=True) - 1
     every = jnp.broadcast_to(floor, (*x.shape[:2], config.layers.vocab_size))
-    return jnp.put_along_axis(every, ids, found, axis=-1, inplace=False)
+    return jnp.put_along_axis(every, ids, scores, axis=-1, inplace=False)
 
 
 def seen(cache: Cache, tokens: Array, window: int | None) -> Visible:
@@ -189,7 +183,7 @@ def seen(cache: Cache, tokens: Array, window: int | None) -> Visible:
     first = jnp.min(jnp.where(text > 0, oldest, cache.slots))
   return Visible(
     text=text,
-    own=None,
+    fed_mask=None,
     positions=jnp.broadcast_to(text[:, None], tokens.shape),
     own_positions=None,
     slots=None,

@@ -93,9 +93,9 @@ class LatentAttention(nnx.Module):
     broken = ~jnp.isfinite(latent)
     key = jnp.where(broken.any(-1)[..., None, None], jnp.nan, key)
     latent = jnp.where(broken, 0, latent)[..., None, :]
-    found = jnp.concatenate([latent, key], axis=-1)
-    found = jnp.repeat(found, self.spec.num_kv_heads, axis=2)
-    return jnp.swapaxes(found, 1, 2)
+    joined = jnp.concatenate([latent, key], axis=-1)
+    joined = jnp.repeat(joined, self.spec.num_kv_heads, axis=2)
+    return jnp.swapaxes(joined, 1, 2)
 
   def _rotated(self, y: Array, rotary) -> Array:
     """Neighbouring channels turn together, or those of two halves."""

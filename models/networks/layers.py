@@ -142,8 +142,8 @@ class Attention(nnx.Module):
       rotary: from the layer's `Rope.table`, or None.
       sees: a `specjax.cache.Visible`; without a cache `bool[B, T, T]`. Of a
         layer that is no attention, `models.networks.gated_delta.Above`. One
-        without `own` is of tokens that a layer with a source reads from outside
-        of the text: an empty one gives them nothing.
+        without `fed_mask` is of tokens that a layer with a source reads from
+        outside of the text: an empty one gives them nothing.
       kv: this layer's `(keys, values)` of the cache, or all layers' if `layer`
         is given; None to attend among the fed tokens alone. Of a layer with a
         source what that has returned.
@@ -162,7 +162,7 @@ class Attention(nnx.Module):
     if self.spec.source is not None:
       if not isinstance(sees, cache_lib.Visible):
         return self._given(x, attend(q, *kv, sees, **how)), kv
-      if sees.own is None:
+      if sees.fed_mask is None:
         y = attend_slots(q, None, kv, sees, layer=layer, **how)
         y = jnp.where(sees.text[:, None, None] > 0, y, 0)
         return self._given(x, y), kv
@@ -398,7 +398,7 @@ class Layer(nnx.Module):
 def _mixed(
   block: MixtureMlp, x: Array, counts: list[Array] | None, **given
 ) -> Array:
-  """What a mixture gives; how many experts it took is added to `counts`."""
+  """Output of a mixture; the number of experts it took is added to `counts`."""
   if counts is None:
     return block(x, **given)
   out, count = block(x, count=True, **given)

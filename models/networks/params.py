@@ -51,13 +51,13 @@ def check_params(expected: Any, params: Any) -> None:
     params: what was given in their place.
   """
   wanted = jax.tree_util.tree_leaves_with_path(expected)
-  found = [tuple(x.shape) for x in jax.tree.leaves(params)]
-  if len(found) != len(wanted):
+  shapes = [tuple(x.shape) for x in jax.tree.leaves(params)]
+  if len(shapes) != len(wanted):
     raise ValueError(
       f"expected the {len(wanted)} arrays of the model's parameters, got "
-      f"{len(found)} (are target and draft swapped?)"
+      f"{len(shapes)} (are target and draft swapped?)"
     )
-  for (path, array), shape in zip(wanted, found, strict=True):
+  for (path, array), shape in zip(wanted, shapes, strict=True):
     if tuple(array.shape) != shape:
       raise ValueError(
         f"expected the model's parameters, of which {_name(path)} is "

@@ -103,7 +103,7 @@ class BlockDrafter(nnx.Module):
     place = jnp.broadcast_to(jnp.arange(width), (batch, width))
     ahead = length[:, None] + jnp.arange(count)
     positions = jnp.concatenate([place, ahead], axis=1)
-    there = jnp.concatenate(
+    is_text = jnp.concatenate(
       [place < length[:, None], jnp.ones((batch, count), bool)], axis=1
     )
     bias = t5.decoder.bias(
@@ -111,7 +111,7 @@ class BlockDrafter(nnx.Module):
     )
     for i, layer in enumerate(t5.decoder.layers):
       x, _ = layer(
-        x, bias, there[:, None],
+        x, bias, is_text[:, None],
         memory=(memory.keys[i], memory.values[i], memory.mask[:, None]),
       )  # fmt: skip
     return t5.leave(x[:, width:]).logits

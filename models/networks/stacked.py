@@ -68,21 +68,21 @@ def kinds(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
     raise ValueError("recurrent layers that differ cannot be stacked")
 
   def kind(layer: LayerSpec):
-    own = layer.attention
-    if isinstance(own, DeltaSpec):
+    spec = layer.attention
+    if isinstance(spec, DeltaSpec):
       return layer
     # Layers that read keys and values of others are alike, whosever they are.
-    source = None if own.source is None else 0
-    bare = dataclasses.replace(own, window=None, rope=None, source=source)
-    width = None if own.rope is None else own.rope.dim
+    source = None if spec.source is None else 0
+    bare = dataclasses.replace(spec, window=None, rope=None, source=source)
+    width = None if spec.rope is None else spec.rope.dim
     return dataclasses.replace(layer, attention=bare), width
 
-  found: dict[Any, list[int]] = {}
+  counted: dict[Any, list[int]] = {}
   for i in range(config.num_layers):
-    found.setdefault(kind(config.layer(i)), []).append(i)
-  if len(found) == 1:
+    counted.setdefault(kind(config.layer(i)), []).append(i)
+  if len(counted) == 1:
     return {"": tuple(range(config.num_layers))}
-  return {f"kind{n}": tuple(i) for n, i in enumerate(found.values())}
+  return {f"kind{n}": tuple(i) for n, i in enumerate(counted.values())}
 
 
 def buffers(config: TransformerConfig) -> list[tuple[int, ...]]:
@@ -90,10 +90,10 @@ def buffers(config: TransformerConfig) -> list[tuple[int, ...]]:
 
   These have the same heads and channels.
   """
-  found: dict[tuple[int, ...], list[int]] = {}
+  of_heads: dict[tuple[int, ...], list[int]] = {}
   for i in config.cached:
-    found.setdefault(_heads(config.attentions[i]), []).append(i)
-  return [*map(tuple, found.values())]
+    of_heads.setdefault(_heads(config.attentions[i]), []).append(i)
+  return [*map(tuple, of_heads.values())]
 
 
 def _heads(a: AttentionSpec) -> tuple[int, int, int]:
@@ -339,7 +339,7 @@ def as_language_model(
     far = jnp.int32(2**30)
     differs = [
       (
-        jnp.broadcast_to(s.own, (len(tokens), *s.own.shape[-2:])),
+        jnp.broadcast_to(s.fed_mask, (len(tokens), *s.fed_mask.shape[-2:])),
         far if s.window is None else s.window,
         s.first,
       )
@@ -350,11 +350,11 @@ def as_language_model(
       """The rotary table of a layer of attention, and what its tokens see."""
       visible, rotary = sees[0], tables[kind][0]
       if len(windows) > 1:
-        own, window, first = jax.tree.map(
+        fed_mask, window, first = jax.tree.map(
           lambda *each: jnp.stack(each)[this["window"]], *differs
         )
         visible = dataclasses.replace(
-          visible, own=own, window=window, first=first
+          visible, fed_mask=fed_mask, window=window, first=first
         )
       if len(tables[kind]) > 1:
         rotary = jax.tree.map(
@@ -366,11 +366,11 @@ def as_language_model(
       x, kvs, memories, seen = carry
       counts: list[Array] | None = [] if num_counted else None
       seen = jnp.where(this["feature"][:, None, None, None], x, seen)
-      own = jax.tree_util.tree_map_with_path(
+      layer_params = jax.tree_util.tree_map_with_path(
         functools.partial(of_layer, index=this["at"]),
         params["layers"][kind] if kind else params["layers"],
       )
-      module = nnx.merge(layer_defs[kind], own)
+      module = nnx.merge(layer_defs[kind], layer_params)
       if isinstance(layers[kind].spec.attention, DeltaSpec):
         memory = jax.tree.map(
           lambda x: lax.dynamic_index_in_dim(x, this["stored"], keepdims=False),
@@ -421,8 +421,10 @@ def as_language_model(
       touched, first = [], 0
       for kind, count in pattern:
         run = {k: v[first : first + count] for k, v in these.items()}
-        carry, found = lax.scan(functools.partial(step, kind=kind), carry, run)
-        touched += [x.reshape(-1) for x in jax.tree.leaves(found)]
+        carry, counted = lax.scan(
+          functools.partial(step, kind=kind), carry, run
+        )
+        touched += [x.reshape(-1) for x in jax.tree.leaves(counted)]
         first += count
       return carry, jnp.concatenate(touched) if touched else None
 

@@ -51,7 +51,7 @@ class Memory:
       return self.mask[:, None]
     lengths = jnp.sum(self.mask, axis=1, dtype=jnp.int32)
     return Visible(
-      text=lengths, own=None, positions=jnp.zeros_like(tokens),
+      text=lengths, fed_mask=None, positions=jnp.zeros_like(tokens),
       own_positions=None, slots=None, window=None,
       first=jnp.zeros((), jnp.int32), stop=jnp.max(lengths),
     )  # fmt: skip
@@ -59,7 +59,7 @@ class Memory:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Read:
+class Encoded:
   """Output of an encoder, which several decoders may share.
 
   Attributes:
@@ -299,24 +299,26 @@ class T5(nnx.Module):
         config.embed_dim**-0.5,
       )  # fmt: skip
 
-  def encode(self, inputs: Inputs | Read) -> Memory:
+  def encode(self, inputs: Inputs | Encoded) -> Memory:
     """Reads the inputs, unless an encoder has; padding changes nothing."""
-    read = inputs if isinstance(inputs, Read) else self.read(inputs)
+    encoded = (
+      inputs if isinstance(inputs, Encoded) else self.encode_inputs(inputs)
+    )
     memory = [
-      layer.cross.keys_values(read.states) for layer in self.decoder.layers
+      layer.cross.keys_values(encoded.states) for layer in self.decoder.layers
     ]
     return Memory(
       keys=tuple(k for k, _ in memory),
       values=tuple(v for _, v in memory),
-      mask=read.mask,
+      mask=encoded.mask,
     )
 
-  def read(self, inputs: Inputs) -> Read:
+  def encode_inputs(self, inputs: Inputs) -> Encoded:
     """The encoder."""
-    x, bias, there = self.open(inputs)
+    x, bias, is_text = self.open(inputs)
     for layer in self.encoder.layers:
-      x, _ = layer(x, bias, there[:, None])
-    return Read(states=self.encoder.final_norm(x), mask=there)
+      x, _ = layer(x, bias, is_text[:, None])
+    return Encoded(states=self.encoder.final_norm(x), mask=is_text)
 
   def open(self, inputs: Inputs) -> tuple[Array, Array, Array]:
     """The inputs of the encoder's layers.
@@ -326,10 +328,10 @@ class T5(nnx.Module):
       `bool[B, S]`, which of them are there.
     """
     place = np.arange(inputs.tokens.shape[1])
-    there = place < inputs.lengths[:, None]
-    tokens = jnp.where(there, inputs.tokens, inputs.tokens[:, :1])
+    is_text = place < inputs.lengths[:, None]
+    tokens = jnp.where(is_text, inputs.tokens, inputs.tokens[:, :1])
     bias = self.encoder.bias(place[None] - place[:, None], bidirectional=True)
-    return self.widen(self.embed(tokens)), bias[None], there
+    return self.widen(self.embed(tokens)), bias[None], is_text
 
   def __call__(
     self,
@@ -438,7 +440,7 @@ def abstract(config: T5Config, *, dtype) -> T5:
 def as_language_model(module: T5) -> tuple[LanguageModel, nnx.State]:
   """Splits a module, abstract or not, into pure functions and parameters.
 
-  `LanguageModel.encode` takes `Inputs`, or what `read` made of them.
+  `LanguageModel.encode` takes `Inputs`, or what `encode_inputs` made of them.
   """
   config = module.config
   merge, params = split(module)
@@ -462,6 +464,6 @@ def as_language_model(module: T5) -> tuple[LanguageModel, nnx.State]:
     init_cache=init_cache,
     apply=apply,
     encode=lambda params, inputs: merge(params).encode(inputs),
-    read=lambda params, inputs: merge(params).read(inputs),
+    encode_inputs=lambda params, inputs: merge(params).encode_inputs(inputs),
   )
   return model, params

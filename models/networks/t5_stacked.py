@@ -18,7 +18,7 @@ from flax import nnx
 from jax import Array, lax
 
 from models.networks.params import check_params
-from models.networks.t5 import T5, Layer, Memory, Read
+from models.networks.t5 import T5, Encoded, Layer, Memory
 from models.networks.t5_config import T5Config
 from models.sharding import Sharding, constrain
 from specjax import cache as cache_lib
@@ -139,20 +139,22 @@ def as_language_model(
       lambda x: put(x, "cache_lbksc") if x.ndim == 5 else x, cache
     )
 
-  def read(params, inputs: Inputs) -> Read:
+  def encode_inputs(params, inputs: Inputs) -> Encoded:
     outer = merged(params)
-    x, bias, there = outer.open(inputs)
+    x, bias, is_text = outer.open(inputs)
 
     def body(x, number):
       layer = layer_of(params, "encoder", number)
-      x, _ = layer(x, bias, there[:, None])
+      x, _ = layer(x, bias, is_text[:, None])
       return put(x, "act_btd"), None
 
     x, _ = over_layers("encoder", body, put(x, "act_btd"))
-    return Read(states=outer.encoder.final_norm(x), mask=there)
+    return Encoded(states=outer.encoder.final_norm(x), mask=is_text)
 
-  def encode(params, inputs: Inputs | Read) -> Memory:
-    known = inputs if isinstance(inputs, Read) else read(params, inputs)
+  def encode(params, inputs: Inputs | Encoded) -> Memory:
+    known = (
+      inputs if isinstance(inputs, Encoded) else encode_inputs(params, inputs)
+    )
     check_params(shapes, params)
 
     def body(_, number):
@@ -194,5 +196,5 @@ def as_language_model(
     init_cache=init_cache,
     apply=apply,
     encode=encode,
-    read=read,
+    encode_inputs=encode_inputs,
   )

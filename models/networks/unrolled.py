@@ -88,9 +88,9 @@ def unroll(
 
 def ahead(x: Array, count: int, length: int) -> Array:
   """`x[:, t + count]` for t in `0 .. length - 1`, zero beyond its end."""
-  found = x[:, count : count + length]
-  missing = length - found.shape[1]
-  return jnp.pad(found, ((0, 0), (0, missing)) + ((0, 0),) * (x.ndim - 2))
+  shifted = x[:, count : count + length]
+  missing = length - shifted.shape[1]
+  return jnp.pad(shifted, ((0, 0), (0, missing)) + ((0, 0),) * (x.ndim - 2))
 
 
 class _Unrolled(nnx.Module):
@@ -106,11 +106,11 @@ class _Unrolled(nnx.Module):
     this step's are added to.
     """
     del start
-    own = self.attention
-    q = own.queries(x, rotary)
-    k, v = (jnp.swapaxes(y, 1, 2) for y in own.keys_and_values(x, rotary))
+    attention = self.attention
+    q = attention.queries(x, rotary)
+    k, v = (jnp.swapaxes(y, 1, 2) for y in attention.keys_and_values(x, rotary))
     written = (*written, (k, v))
-    return own.out(_attend(q, written, mask)), written
+    return attention.out(_attend(q, written, mask)), written
 
 
 def _attend(q: Array, written: tuple, mask: Array) -> Array:
@@ -133,13 +133,15 @@ def _attend(q: Array, written: tuple, mask: Array) -> Array:
   scores = jnp.where(
     mask[:, None, None], scores, jnp.finfo(scores.dtype).min
   )  # a place sees itself, so no row is empty
-  own = [
+  written_scores = [
     jnp.einsum(
       "btkgc,btkc->bkgt", grouped, k, preferred_element_type=jnp.float32
     )[..., None]
     for k, _ in later
   ]
-  weights = jax.nn.softmax(jnp.concatenate([scores, *own], axis=-1), axis=-1)
+  weights = jax.nn.softmax(
+    jnp.concatenate([scores, *written_scores], axis=-1), axis=-1
+  )
   weights = weights.astype(values.dtype)
   out = values_of(weights[..., :length], jnp.moveaxis(values, 1, 2))
   out = out.reshape(grouped.shape)

@@ -22,7 +22,7 @@ from specjax.adaptive import policies as depth_lib
 from specjax.adaptive.estimates import Finished
 from specjax.adaptive.policies import Policy, Seen, Token
 from specjax.cache import Cache
-from specjax.cond_in_place import only_if
+from specjax.cond_in_place import cond_in_place
 from specjax.siblings import Siblings
 from specjax.structs import struct
 from specjax.tree import Form, Tree, take_node
@@ -41,11 +41,11 @@ class Parts:
   """`Params.draft`, where the policy has parameters of its own.
 
   Attributes:
-    own: the drafter's, or None.
+    drafter: the drafter's, or None.
     policy: what `Policy.accepts` is given first.
   """
 
-  own: Any
+  drafter: Any
   policy: Any
 
 
@@ -81,13 +81,13 @@ class State:
   """State of a drafter with a policy.
 
   Attributes:
-    own: the drafter's state without it.
+    inner: the drafter's state without it.
     memory: the policy's.
     drawn: the last draft.
     passes: `i32[]`, passes of the draft that have been made, for all rows.
   """
 
-  own: Any
+  inner: Any
   memory: Any
   drawn: Drawn
   passes: Array
@@ -163,18 +163,18 @@ def drafter(
   def init(params, batch, slots, inputs):
     kept = 0 if policy.learn is None else most
     return State(
-      own=inner.init(_of_drafter(params), batch, slots, inputs),
+      inner=inner.init(_of_drafter(params), batch, slots, inputs),
       memory=policy.begin(batch, most),
       drawn=Drawn.zeros(batch, kept, policy.width if kept else 0),
       passes=jnp.zeros((), jnp.int32),
     )
 
   def propose(params, state: State, target_cache, context):
-    passes = begin(_of_drafter(params), state.own, target_cache, context)
-    own = params.draft.policy if isinstance(params.draft, Parts) else None
+    passes = begin(_of_drafter(params), state.inner, target_cache, context)
+    learned = params.draft.policy if isinstance(params.draft, Parts) else None
     return _draw(
       policy,
-      own,
+      learned,
       state,
       passes,
       context,
@@ -187,7 +187,7 @@ def drafter(
     # A text that goes on is a prompt: nothing is known of what follows it.
     return dataclasses.replace(
       state,
-      own=inner.prefill(_of_drafter(params), state.own, commit),
+      inner=inner.prefill(_of_drafter(params), state.inner, commit),
       memory=policy.begin(len(commit.length), most),
     )
 
@@ -195,13 +195,13 @@ def drafter(
     memory = state.memory
     if policy.learn is not None:
       memory = policy.learn(memory, _finished(state.drawn, commit))
-    own = inner.commit(_of_drafter(params), state.own, commit)
-    return dataclasses.replace(state, own=own, memory=memory)
+    after = inner.commit(_of_drafter(params), state.inner, commit)
+    return dataclasses.replace(state, inner=after, memory=memory)
 
   def row_axes(state: State) -> Any:
     of_rows = lambda tree: jax.tree.map(lambda x: 0, tree)
     return State(
-      own=inner.row_axes(state.own),
+      inner=inner.row_axes(state.inner),
       memory=of_rows(state.memory),
       drawn=of_rows(state.drawn),
       passes=None,  # type: ignore[arg-type]
@@ -211,7 +211,8 @@ def drafter(
     inner,
     name=f"{inner.name}, depth {policy.name}",
     # A policy that learns is taught by the draft that it let grow.
-    reads_anew=inner.reads_anew and policy.learn is None,
+    accepts_foreign_drafts=inner.accepts_foreign_drafts
+    and policy.learn is None,
     tree=tree,
     init=init,
     propose=propose,
@@ -225,7 +226,7 @@ def _of_drafter(params: Params) -> Params:
   """The parameters without the policy's."""
   if not isinstance(params.draft, Parts):
     return params
-  return dataclasses.replace(params, draft=params.draft.own)
+  return dataclasses.replace(params, draft=params.draft.drafter)
 
 
 def _finished(drawn: Drawn, commit: Commit) -> Finished:
@@ -313,7 +314,7 @@ def _draw(
         survival=seen.survival * accept,
         memory=state.memory,
       )
-  own, target_cache = passes.close(carry, fed)
+  inner, target_cache = passes.close(carry, fed)
   here = jnp.concatenate(present, axis=1)
   kept = state.drawn
   if policy.learn is not None:
@@ -330,7 +331,7 @@ def _draw(
   count = jnp.sum(here[:, 1:], axis=1, dtype=jnp.int32)
   state = dataclasses.replace(
     state,
-    own=own,
+    inner=inner,
     drawn=dataclasses.replace(kept, drafted=count),
     passes=state.passes + made,
   )
@@ -360,7 +361,7 @@ def _if_any(
   """
   shapes = jax.eval_shape(function, carry)[0]
   said = jax.tree.map(lambda x: jnp.full(x.shape, otherwise, x.dtype), shapes)
-  return only_if(
+  return cond_in_place(
     jnp.any(goes),
     lambda now: function(now[1]),
     (said, carry, jnp.zeros((), jnp.int32)),

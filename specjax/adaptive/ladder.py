@@ -35,9 +35,9 @@ class Ladder:
 
   a[k] is the probability that the k-th drafted token (from 1) is accepted if
   those before it are, estimated from finished rounds. Seldom reached places
-  lean on the one before: `(stood[k] + m a[k-1]) / (reached[k] + m)`. A round of
-  n drafted tokens then emits `1 + a[1] + a[1] a[2] + ...` (n + 1 terms) tokens
-  on average, and the fastest length emits most of them a second.
+  lean on the one before: `(accepted[k] + m a[k-1]) / (reached[k] + m)`. A round
+  of n drafted tokens then emits `1 + a[1] + a[1] a[2] + ...` (n + 1 terms)
+  tokens on average, and the fastest length emits most of them a second.
 
   Attributes:
     lengths: drafted tokens a row, one program each; rising.
@@ -49,10 +49,10 @@ class Ladder:
       accepted.
     keep: factor on the counts after every round of a row: old rounds fade.
     supposed: a[0], the acceptance before anything is known.
-    reached, stood: `f64[G]`, rounds that drafted a token at the place with all
-      before it accepted, and those of them that accepted it. The last round of
-      an answer, cut at its end, counts as if the token after the cut had been
-      rejected, so acceptance is estimated a little too low.
+    reached, accepted: `f64[G]`, rounds that drafted a token at the place with
+      all before it accepted, and those of them that accepted it. The last round
+      of an answer, cut at its end, counts as if the token after the cut had
+      been rejected, so acceptance is estimated a little too low.
     occupied: `f64[2]`, share of a batch's rows that are still running, as a
       mean over its rounds: in batches without drafts and with drafts. Rows of
       high acceptance end earlier, and leave the batch half empty.
@@ -66,7 +66,7 @@ class Ladder:
   keep: float = 0.998
   supposed: float = 0.7
   reached: np.ndarray = dataclasses.field(init=False)
-  stood: np.ndarray = dataclasses.field(init=False)
+  accepted: np.ndarray = dataclasses.field(init=False)
   occupied: np.ndarray = dataclasses.field(init=False)
   rounds: dict[int, int] = dataclasses.field(init=False)
 
@@ -83,7 +83,7 @@ class Ladder:
         f"{self.keep} and {self.supposed}"
       )
     self.reached = np.zeros(self.lengths[-1])
-    self.stood = np.zeros(self.lengths[-1])
+    self.accepted = np.zeros(self.lengths[-1])
     self.occupied = np.ones(2)
     self._of_rounds = np.full(2, 8.0)  # rounds that `occupied` is a mean of
     self.rounds = dict.fromkeys(self.lengths, 0)
@@ -92,8 +92,8 @@ class Ladder:
   def acceptances(self) -> np.ndarray:
     """`f64[G]`: acceptance at each place, given that those before are."""
     acceptances, last = [], self.supposed
-    for reached, stood in zip(self.reached, self.stood, strict=True):
-      last = (stood + _LEANS * last) / (reached + _LEANS)
+    for reached, accepted in zip(self.reached, self.accepted, strict=True):
+      last = (accepted + _LEANS * last) / (reached + _LEANS)
       acceptances.append(last)
     return np.array(acceptances)
 
@@ -109,9 +109,9 @@ class Ladder:
     places = len(counts) - 1
     fading = self.keep ** at_least[0] if places else 1.0
     self.reached *= fading
-    self.stood *= fading
+    self.accepted *= fading
     self.reached[:places] += at_least[:-1]
-    self.stood[:places] += at_least[1:]
+    self.accepted[:places] += at_least[1:]
 
   def saw_batch(self, *, drafts: bool, rounds: int, share: float) -> None:
     """Learns how full a batch was.

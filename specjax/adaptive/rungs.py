@@ -1,8 +1,8 @@
 """The programs of a ladder: decoders of several draft lengths, one state.
 
 All share the state of the longest. A drafter declares what it needs of rounds
-that draft nothing (`Drafter.idle`). The caller chooses the next length, as
-`specjax.adaptive.ladder` does on the host.
+that draft nothing (`Drafter.empty_rounds`). The caller chooses the next length,
+as `specjax.adaptive.ladder` does on the host.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from specjax.types import (
   Context,
   Draft,
   Drafter,
-  Idle,
+  EmptyRoundPolicy,
   LanguageModel,
   Params,
   Rule,
@@ -69,7 +69,10 @@ class Rungs:
     None if the drafter cannot do so, or no length is 0.
     """
     drafter = self.longest.drafter
-    if 0 not in self.decoders or drafter.idle is not Idle.NOTHING:
+    if (
+      0 not in self.decoders
+      or drafter.empty_rounds is not EmptyRoundPolicy.NOTHING
+    ):
       return None
     return dataclasses.replace(
       self.longest, drafter=dataclasses.replace(drafter, prefill=keep)
@@ -120,7 +123,7 @@ def make_rungs(
     target: the target.
     draft: makes the drafter of a chain. Its state must not depend on the
       chain's length, and for a length of 0 it must say what it needs of rounds
-      in which nothing is drafted (`Drafter.idle`):
+      in which nothing is drafted (`Drafter.empty_rounds`):
       `drafters.model(..., longest=G)`, as `layer_skip`, `quantised_self`, the
       EAGLEs and `mtp`, or `drafters.medusa`, `blockwise`, `assistant` and
       `ngram`. Not with a policy that learns: its state is of one length.
@@ -136,12 +139,13 @@ def make_rungs(
   made = {n: draft(chain(n)) for n in lengths if n}
   if 0 in lengths:
     long = made[max(made)]
-    if long.idle is None:
+    if long.empty_rounds is None:
       raise ValueError(
         f"a ladder with length 0 is of drafters that outlive rounds without a "
-        f"draft (Drafter.idle), and {long.name!r} does not say how it does"
+        f"draft (Drafter.empty_rounds), and {long.name!r} does not say how "
+        "it does"
       )
-    proposes = long.idle is Idle.PROPOSE
+    proposes = long.empty_rounds is EmptyRoundPolicy.PROPOSE
     made[0] = draft(chain(0)) if proposes else _nothing(long)
   return Rungs(
     decoders={

@@ -24,7 +24,7 @@ import numpy as np
 from jax import Array
 
 from specjax.cache import Cache
-from specjax.cond_in_place import only_if
+from specjax.cond_in_place import cond_in_place
 from specjax.tree import Form, Tree
 from specjax.types import Draft, ModelOutput
 
@@ -73,7 +73,7 @@ def choose(
     Which pass, `i32[]`, the whole one last; and how many tokens it feeds.
   """
   all_widths = np.asarray([*widths, draft.tree.num_fed], np.int32)
-  present = draft.topology().there & ~done[:, None]
+  present = draft.topology().present & ~done[:, None]
   needed = jnp.max(jnp.where(present, np.arange(1, all_widths[-1] + 1), 1))
   index = jnp.sum(needed > all_widths[:-1], dtype=jnp.int32)
   return index, jnp.asarray(all_widths)[index]
@@ -132,5 +132,5 @@ def apply(
   unknown = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
   carry = unknown, cache
   for which, fed in enumerate((*widths, width)):
-    carry = only_if(index == which, functools.partial(over, fed), carry)
+    carry = cond_in_place(index == which, functools.partial(over, fed), carry)
   return carry

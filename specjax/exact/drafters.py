@@ -222,10 +222,10 @@ def _scrambled(decoder: decode.Decoder, state: DecodeState) -> DecodeState:
 
 def _check_same(draft: Draft, other: Draft, looked_at: str) -> None:
   """Raises ValueError unless two drafts are equal at unmasked nodes."""
-  there = np.asarray(draft.topology().there)
-  whole = np.broadcast_to(there, draft.tokens.shape)
+  present = np.asarray(draft.topology().present)
+  whole = np.broadcast_to(present, draft.tokens.shape)
   nodes = draft.tree.num_nodes
-  same = np.array_equal(there, other.topology().there)
+  same = np.array_equal(present, other.topology().present)
   same &= bool((np.asarray(draft.tokens == other.tokens) | ~whole).all())
   if draft.log_probs is not None:
     mine, theirs = (
@@ -245,9 +245,9 @@ def _check_families(drafter: Drafter, draft: Draft) -> None:
   topology = draft.topology()
   nodes = draft.tree.num_nodes
   whole = lambda x: np.broadcast_to(x, draft.tokens.shape)[:, :nodes]
-  there, parents = whole(topology.there), whole(topology.parents)
+  present, parents = whole(topology.present), whole(topology.parents)
   laws = np.exp(np.asarray(draft.log_probs, np.float64))
-  drawn = there & (np.arange(nodes) > 0)
+  drawn = present & (np.arange(nodes) > 0)
   family = parents[:, :, None] == parents[:, None]
   family &= drawn[:, :, None] & drawn[:, None]
   apart = np.abs(laws[:, :, None] - laws[:, None]).max(axis=-1)
@@ -262,8 +262,10 @@ def _check_families(drafter: Drafter, draft: Draft) -> None:
 def _check_sums(draft: Draft) -> None:
   """Raises ValueError unless what tokens were drawn from are laws."""
   nodes = draft.tree.num_nodes
-  there = np.broadcast_to(draft.topology().there, draft.tokens.shape)[:, :nodes]
-  drawn = there & (np.arange(nodes) > 0)
+  present = np.broadcast_to(draft.topology().present, draft.tokens.shape)[
+    :, :nodes
+  ]
+  drawn = present & (np.arange(nodes) > 0)
   mass = np.exp(np.asarray(draft.log_probs, np.float64)).sum(axis=-1)[drawn]
   if not (np.abs(mass - 1) < 1e-4).all():
     worst = mass[np.argmax(np.abs(mass - 1))]
@@ -288,7 +290,7 @@ def _check_twins(
   tree, count = draft.tree, len(draft.tokens)
   topology = draft.topology()
   whole = lambda x: np.broadcast_to(x, (count, *x.shape[1:]))
-  there, depth = whole(topology.there), whole(topology.depth)
+  present, depth = whole(topology.present), whole(topology.depth)
   parents, paths = whole(topology.parents), whole(topology.paths)
   tokens, rows_here = np.asarray(draft.tokens), np.arange(count)
   laws = np.exp(np.asarray(draft.log_probs, np.float64))
@@ -299,13 +301,13 @@ def _check_twins(
   possible = np.ones(count, bool) if possible is None else possible
   nodes = range(tree.num_nodes)
   for one, other in itertools.combinations(nodes, 2):
-    twins = possible & there[:, one] & there[:, other]
+    twins = possible & present[:, one] & present[:, other]
     twins &= (text[:, one] == text[:, other]).all(axis=-1)
     if not twins.any():
       continue
     first = []
     for node in (one, other):
-      below = there[:, : tree.num_nodes] & (
+      below = present[:, : tree.num_nodes] & (
         parents[:, : tree.num_nodes] == node
       )
       below[:, 0] = False
@@ -334,11 +336,11 @@ def _check_twins(
 def _rest_is_certain(draft: Draft, asked: list[int]) -> bool:
   """True if every node but `asked` holds a token of probability one."""
   nodes = draft.tree.num_nodes
-  there = np.broadcast_to(draft.topology().there, draft.tokens.shape)
-  there = there[:, :nodes] & ~np.isin(np.arange(nodes), [0, *asked])
+  present = np.broadcast_to(draft.topology().present, draft.tokens.shape)
+  present = present[:, :nodes] & ~np.isin(np.arange(nodes), [0, *asked])
   tokens = np.asarray(draft.tokens)[:, :nodes, None]
   mass = np.take_along_axis(np.asarray(draft.log_probs), tokens, axis=-1)
-  return bool((mass[..., 0][there] == 0).all())
+  return bool((mass[..., 0][present] == 0).all())
 
 
 def _check_laws(drafter: Drafter, every: rounds.Drafts) -> float:
@@ -350,7 +352,7 @@ def _check_laws(drafter: Drafter, every: rounds.Drafts) -> float:
   draft, tree = every.draft, drafter.tree
   topology = draft.topology()
   whole = lambda x: np.broadcast_to(x, (len(every.table), x.shape[1]))
-  there, parents = whole(topology.there), whole(topology.parents)
+  present, parents = whole(topology.present), whole(topology.parents)
   possible = every.probs > 0
   _check_sums(draft)
   _check_twins(drafter, draft, possible)
@@ -358,7 +360,7 @@ def _check_laws(drafter: Drafter, every: rounds.Drafts) -> float:
   laws = np.exp(np.asarray(draft.log_probs, np.float64))
   worst = 0.0
   for node in range(1, tree.num_nodes):
-    here = there[:, node] & possible
+    here = present[:, node] & possible
     if not here.any():
       continue
     if node not in every.drawn:
@@ -399,7 +401,7 @@ def _check_laws(drafter: Drafter, every: rounds.Drafts) -> float:
     first = min(every.drawn[n][0] for n in family if n in every.drawn)
     before = [n for n, (call, _) in every.drawn.items() if call < first]
     known = every.table[possible][:, before]
-    form = np.stack([there[possible, node], parents[possible, node]], axis=1)
+    form = np.stack([present[possible, node], parents[possible, node]], axis=1)
     if not _follows(form, known):
       raise ValueError(
         f"whether node {node} is there, or where, depends on tokens that were "

@@ -34,14 +34,14 @@ class Drafts:
     drawn: by node, the number of the call that drew it, and the law it was
       drawn from, `f64[R, V]`, normalised; without nodes that were never drawn.
     probs: `f64[R]`, the probability of each; they sum to 1.
-    found: the second output of `look`.
+    outputs: the second output of `look`.
   """
 
   draft: Draft
   table: np.ndarray
   drawn: dict[int, tuple[int, np.ndarray]]
   probs: np.ndarray
-  found: Any
+  outputs: Any
 
 
 def drafts(
@@ -57,7 +57,7 @@ def drafts(
     decoder: of a small vocabulary: V ** N drafts must be affordable.
     params: parameters of both models.
     state: of one row.
-    look: `(params, rows, draws) -> (Draft, found)`, runs R equal rows of the
+    look: `(params, rows, draws) -> (Draft, outputs)`, runs R equal rows of the
       state; arrays have rows first. By default it drafts alone.
 
   Returns:
@@ -90,7 +90,7 @@ def drafts(
       return table[:, np.asarray(here, np.int32)]
 
     repeated = rows.pick(axes, state, np.zeros(len(table), int))
-    draft, found = look(params, repeated, draws)
+    draft, outputs = look(params, repeated, draws)
     given = {
       node: (number, log_probs[:, place])
       for number, (here, log_probs) in enumerate(calls)
@@ -98,14 +98,14 @@ def drafts(
     }
     if len(given) != sum(len(here) for here, _ in calls):
       raise ValueError("the drafter draws a node twice")
-    return draft, given, found
+    return draft, given, outputs
 
   parts = [
     run(params, state, table[i : i + together])
     for i in range(0, len(table), together)
   ]
   join = lambda *xs: np.concatenate(xs) if np.ndim(xs[0]) else xs[0]
-  draft, given, found = jax.tree.map(join, *parts)
+  draft, given, outputs = jax.tree.map(join, *parts)
   probs = np.ones(len(table))
   drawn = {}
   for node, (number, log_probs) in given.items():
@@ -113,7 +113,9 @@ def drafts(
     law /= law.sum(axis=-1, keepdims=True)  # as a draw does
     probs *= law[np.arange(len(table)), table[:, node]]
     drawn[node] = (int(number), law)
-  return Drafts(draft=draft, table=table, drawn=drawn, probs=probs, found=found)
+  return Drafts(
+    draft=draft, table=table, drawn=drawn, probs=probs, outputs=outputs
+  )
 
 
 def asked(decoder: Decoder, params: Params, state: DecodeState) -> list[int]:
@@ -150,7 +152,7 @@ def round_law(
   """
 
   def look(params, state, draws):
-    round_, said = decoder.look(params, state, draws=draws)
+    round_, said = decoder.draft_and_verify(params, state, draws=draws)
     count = len(state.length)
     after = jax.lax.map(
       lambda node: jnp.exp(said.next_log_probs(jnp.full((count,), node))),
@@ -165,7 +167,7 @@ def round_law(
     )
 
   every = drafts(decoder, params, state, look)
-  laws, form = every.found
+  laws, form = every.outputs
   node_probs, next_laws, distance = jax.tree.map(
     lambda x: np.asarray(x, np.float64), laws
   )

@@ -42,9 +42,9 @@ def check_nodes(draft: Draft) -> float:
 def check_pairs(draft: Draft) -> None:
   """Raises ValueError if a node is drawn with a coin of a node before it."""
   tokens = np.asarray(draft.tokens)
-  there = np.broadcast_to(draft.topology().there, tokens.shape)
+  present = np.broadcast_to(draft.topology().present, tokens.shape)
   for before in range(1, draft.tree.num_nodes - 1):
-    outcome = np.where(there[:, before], tokens[:, before] % _BINS, -1)
+    outcome = np.where(present[:, before], tokens[:, before] % _BINS, -1)
     _check_given(
       draft,
       outcome,
@@ -108,10 +108,10 @@ def _check_given(
 def _nodes(draft: Draft, first: int = 1):
   """Each node's number, mask of drafts, laws `f64[R, V]` and tokens."""
   tokens, log_probs = np.asarray(draft.tokens), np.asarray(draft.log_probs)
-  there = np.broadcast_to(draft.topology().there, tokens.shape)
+  present = np.broadcast_to(draft.topology().present, tokens.shape)
   for node in range(first, draft.tree.num_nodes):
     laws = np.exp(np.asarray(log_probs[:, node], np.float64))
-    yield node, there[:, node], laws, tokens[:, node]
+    yield node, present[:, node], laws, tokens[:, node]
 
 
 def _test(

@@ -71,7 +71,7 @@ RULES: dict[str, Rule] = {
 _MADE = {rule.name: rule for rule in RULES.values()}
 
 
-GRAMMAR = Grammar(kind="rule", entries=RULES | FACTORIES, own=Rule)
+GRAMMAR = Grammar(kind="rule", entries=RULES | FACTORIES, custom=Rule)
 
 
 def get(name: str) -> Rule:

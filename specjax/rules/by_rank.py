@@ -44,10 +44,10 @@ def _rule(
 
   def verify(draft: Draft, target_log_probs: Array) -> Verification:
     nodes = draft.tree.num_nodes
-    there = draft.topology().there[:, 1:nodes]
+    present = draft.topology().present[:, 1:nodes]
     enough = accepted(target_log_probs[:, :-1])
     tokens = draft.tokens[:, 1:nodes, None]
-    passes = jnp.take_along_axis(enough, tokens, axis=-1)[..., 0] & there
+    passes = jnp.take_along_axis(enough, tokens, axis=-1)[..., 0] & present
     accept = passes.astype(target_log_probs.dtype)
     one = jnp.ones_like(target_log_probs[:, :1, 0])
     reach = jnp.cumprod(jnp.concatenate([one, accept], axis=1), axis=1)
@@ -55,8 +55,8 @@ def _rule(
     ends = jnp.exp(after)
     drafted = jnp.exp(draft.laws(target_log_probs)[:, 1:])
     refused = jnp.sum(jnp.where(enough, 0, drafted), axis=-1)
-    refused = jnp.where(there, refused, 1)[..., None]
-    kept = jnp.where(enough & there[..., None], drafted, 0)
+    refused = jnp.where(present, refused, 1)[..., None]
+    kept = jnp.where(enough & present[..., None], drafted, 0)
     got = jnp.concatenate([kept + refused * ends[:, :-1], ends[:, -1:]], axis=1)
     excess = jnp.maximum(got - jnp.exp(target_log_probs), 0)
     return Verification(

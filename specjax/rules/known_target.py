@@ -122,11 +122,11 @@ def known_target(law: LawFn, draft: Draft, target_log_probs: Array) -> Array:
   """
   nodes, topology = draft.tree.num_nodes, draft.topology()
   index = np.arange(nodes)
-  there = topology.there[:, :nodes] & (index > 0)
+  present = topology.present[:, :nodes] & (index > 0)
   parents = topology.parents[:, :nodes]
-  children = (parents[:, None] == index[:, None]) & there[:, None]
+  children = (parents[:, None] == index[:, None]) & present[:, None]
   if draft.siblings.independent and draft.tree.form is not Form.FREE:
-    children = _of_equals(draft, topology.there[:, :nodes], children)
+    children = _of_equals(draft, topology.present[:, :nodes], children)
   some, eldest = children.any(-1)[..., None], children.argmax(-1)
   drafted = draft.laws(target_log_probs)
   if isinstance(eldest, np.ndarray):
@@ -139,18 +139,18 @@ def known_target(law: LawFn, draft: Draft, target_log_probs: Array) -> Array:
   return jnp.where(some, stated, target_log_probs)
 
 
-def _of_equals(draft: Draft, there, children):
+def _of_equals(draft: Draft, present, children):
   """Children of a node, and of the nodes after the same text.
 
   Args:
     draft: of independent siblings.
-    there: `bool[B or 1, N + 1]`.
+    present: `bool[B or 1, N + 1]`.
     children: `bool[B or 1, N + 1, N + 1]`, the node's first.
   """
   if draft.tree.is_chain:
     return children
   tokens = draft.tokens[:, : draft.tree.num_nodes]
-  same = representative(draft.tree, tokens, there)
+  same = representative(draft.tree, tokens, present)
   same = (same[:, :, None] == same[:, None]).astype(jnp.float32)
   return jnp.matmul(same, jnp.asarray(children, jnp.float32)) > 0
 

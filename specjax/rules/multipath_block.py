@@ -72,7 +72,7 @@ def verify(draft: Draft, target_log_probs: Array) -> Verification:
   selected = Path(
     tokens=along(draft.tokens)[:, 1:],
     laws=jnp.stack(draft_laws, axis=1),
-    there=np.ones((1, tree.max_depth), bool),
+    present=np.ones((1, tree.max_depth), bool),
   )
   verification = verify_path(selected, along(target_log_probs))
   is_node = path[:, :, None] == jnp.arange(tree.num_nodes)  # [B, L + 1, N + 1]

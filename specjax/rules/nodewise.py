@@ -258,19 +258,19 @@ class _Walk:
 
 def _verify_apart(walk: _Walk) -> Verification:
   """Each node's candidates are its children, as many as it has."""
-  tree, there = walk.tree, walk.topology.there
+  tree, present = walk.tree, walk.topology.present
   batch = walk.tokens.shape[0]
   counts = np.array([len(c) for c in tree.children])
   by_node = []  # of each width: the nodes, and what was decided there
   for width in np.unique(counts[counts > 0]):
     nodes = np.flatnonzero(counts == width).astype(np.int32)
     slots = np.array([tree.children[n] for n in nodes], np.int32)
-    valid = jnp.broadcast_to(there[:, slots], (batch, *slots.shape))
+    valid = jnp.broadcast_to(present[:, slots], (batch, *slots.shape))
     by_node.append((slots, nodes, valid, walk.at_nodes(nodes, slots, valid)))
   # Children of all inner nodes, in the order they were decided, then by node.
   below = np.concatenate([slots.reshape(-1) for slots, *_ in by_node])
   inner = np.concatenate([nodes for _, nodes, *_ in by_node])
-  flat = [found.accept.reshape(batch, -1) for *_, found in by_node]
+  flat = [decision.accept.reshape(batch, -1) for *_, decision in by_node]
   accept = jnp.concatenate(flat, axis=1)[:, _inverse(below)]  # [B, N]
   reach = jnp.ones_like(accept[:, :1])
   for level in tree.levels[1:]:
@@ -283,9 +283,9 @@ def _verify_apart(walk: _Walk) -> Verification:
     return zeros.at[:, inner].set(jnp.concatenate(values, axis=1))
 
   apart = [
-    jnp.where(valid.any(axis=-1), found.total_variation, 0)
-    for *_, valid, found in by_node
-    if found.total_variation is not None
+    jnp.where(valid.any(axis=-1), decision.total_variation, 0)
+    for *_, valid, decision in by_node
+    if decision.total_variation is not None
   ]
   distance = spread(apart) if apart else None
   table, is_child = child_table(tree, walk.topology)
@@ -294,7 +294,7 @@ def _verify_apart(walk: _Walk) -> Verification:
   def candidates(node):
     return jnp.asarray(table[0])[node], take_node(is_child, node)
 
-  onward = spread([found.accept.sum(axis=-1) for *_, found in by_node])
+  onward = spread([decision.accept.sum(axis=-1) for *_, decision in by_node])
   return walk.verification(reach, onward, distance, candidates)
 
 
@@ -311,7 +311,7 @@ def _verify_free(walk: _Walk) -> Verification:
   tree, topology = walk.tree, walk.topology
   count, nodes = tree.max_children, tree.num_nodes
   parents, rank = topology.parents[:, :nodes], topology.rank
-  there = topology.there[:, :nodes]
+  present = topology.present[:, :nodes]
   slots, valid = child_table(tree, topology)
 
   def candidates(node):
@@ -331,14 +331,14 @@ def _verify_free(walk: _Walk) -> Verification:
   onward = accept.sum(axis=-1)
   if distance is not None:
     distance = jnp.moveaxis(distance, 0, 1)
-  batch = jnp.arange(len(there))[:, None]
+  batch = jnp.arange(len(present))[:, None]
   step = accept[batch, parents, jnp.minimum(rank, count - 1)]  # [B, N + 1]
-  step = jnp.where(there & (rank < count), step, 0).at[:, 0].set(1)
+  step = jnp.where(present & (rank < count), step, 0).at[:, 0].set(1)
   along = step[batch[..., None], topology.paths]  # [B, N + 1, G + 1]
   is_path = np.arange(tree.max_depth + 1) <= topology.depth[:, :nodes, None]
   reach = jnp.prod(jnp.where(is_path, along, 1), axis=-1)
   # What is deeper than the bounds has no path of its own.
-  reach = jnp.where(there, reach, 0)
+  reach = jnp.where(present, reach, 0)
   return walk.verification(reach, onward, distance, candidates)
 
 
@@ -347,15 +347,15 @@ def _verify_free(walk: _Walk) -> Verification:
 
 def _verify_merged(walk: _Walk) -> Verification:
   """Each node's candidates are the children of all nodes equal to it."""
-  tree, tokens, there = walk.tree, walk.tokens, walk.topology.there
-  there = there[:, : tree.num_nodes]
+  tree, tokens, present = walk.tree, walk.tokens, walk.topology.present
+  present = present[:, : tree.num_nodes]
   places = _merged_places(tree)
-  group = representative(tree, tokens, there)  # [B, N + 1]
+  group = representative(tree, tokens, present)  # [B, N + 1]
   parent = group[:, np.maximum(tree.parents, 0).astype(np.int32)]
   valid = jnp.asarray(
     places.filled
     & (parent[:, places.slots] == places.inner[:, None])
-    & there[:, places.slots]
+    & present[:, places.slots]
   )  # [B, I, C]
   accept, distance = _decide_merged(walk, places, valid)
   batch = jnp.arange(tokens.shape[0])[:, None]
@@ -365,7 +365,7 @@ def _verify_merged(walk: _Walk) -> Verification:
   for level in tree.levels[1:]:
     here = slice(level.start, level.stop)
     came = step[:, here] * jnp.take_along_axis(reach, parent[:, here], axis=1)
-    came = jnp.where(there[:, here], came, 0)
+    came = jnp.where(present[:, here], came, 0)
     same = group[:, here, None] == np.array(level)  # [B, drawn, stands for]
     reach = jnp.concatenate(
       [reach, jnp.sum(jnp.where(same, came[:, :, None], 0), axis=1)], axis=1

@@ -47,7 +47,7 @@ def decide(target_log_probs, draft_log_probs, tokens, valid):
     left = jnp.where(left > less, left - less, 0)
     return (left, jnp.sum(left), alive * (1 - test)), alive * test
 
-  (left, _, _), accept = siblings_lib.in_turn(
+  (left, _, _), accept = siblings_lib.scan_siblings(
     test_next, (target, one, one), len(tokens)
   )
   return Decision(
@@ -69,7 +69,7 @@ def _decide_equal(target_log_probs, draft_log_probs, tokens, valid):
     mass = jnp.where(valid[i], laws.rejection(target, draft, scale), mass)
     return (scale, mass, alive * (1 - test)), alive * test
 
-  (scale, _, _), accept = siblings_lib.in_turn(
+  (scale, _, _), accept = siblings_lib.scan_siblings(
     test_next, (jnp.zeros_like(one), one, one), len(tokens)
   )
   rest = jnp.maximum(target - scale * draft, 0)

@@ -32,7 +32,7 @@ def verify(draft: Draft, target_log_probs: Array) -> Verification:
     laws.token_log_prob(target_log_probs[:, :-1], path.tokens),
     laws.token_log_prob(path.laws[:, 1:], path.tokens),
   )  # [B, N]
-  accept = jnp.where(path.there, accept, 0)
+  accept = jnp.where(path.present, accept, 0)
   ones = jnp.ones_like(target_log_probs[:, :1, 0])
   reach = jnp.cumprod(jnp.concatenate([ones, accept], 1), axis=1)  # [B, N + 1]
   stop = jnp.concatenate([1 - accept, ones], axis=1)
@@ -50,12 +50,12 @@ class Path:
   Attributes:
     tokens: `i32[B, N]`, the drafted ones.
     laws: `f32[B, N + 1, V]`, the law that each node was drawn from.
-    there: `bool[B or 1, N]`, False for masked tokens.
+    present: `bool[B or 1, N]`, False for masked tokens.
   """
 
   tokens: Array
   laws: Array
-  there: np.ndarray | Array
+  present: np.ndarray | Array
 
   @classmethod
   def of(cls, draft: Draft, like: Array) -> "Path":
@@ -64,7 +64,7 @@ class Path:
     return cls(
       tokens=draft.tokens[:, 1:nodes],
       laws=draft.laws(like),
-      there=draft.topology().there[:, 1:nodes],
+      present=draft.topology().present[:, 1:nodes],
     )
 
   def after(self, node: Array) -> Array:
@@ -74,10 +74,10 @@ class Path:
     """
     last = self.tokens.shape[1]
     law = take_node(self.laws, jnp.minimum(node + 1, last))
-    there = jnp.pad(self.there, ((0, 0), (0, 1)))
-    there = jnp.broadcast_to(there, (len(law), last + 1))
+    present = jnp.pad(self.present, ((0, 0), (0, 1)))
+    present = jnp.broadcast_to(present, (len(law), last + 1))
     return jnp.where(
-      jnp.take_along_axis(there, node[:, None], axis=1), law, -jnp.inf
+      jnp.take_along_axis(present, node[:, None], axis=1), law, -jnp.inf
     )
 
 

@@ -213,7 +213,7 @@ def _settle(owed, target_log_probs, draft_log_probs, tokens, valid):
     owed = jnp.where(valid[i], laws.share(total, kept), owed)
     return (mass, owed), given
 
-  (mass, owed), given = siblings_lib.in_turn(
+  (mass, owed), given = siblings_lib.scan_siblings(
     reject, (owed * jnp.exp(target_log_probs), owed), len(tokens)
   )
   return given, owed, laws.normalize(mass, target_log_probs)
@@ -246,8 +246,10 @@ def _tested_before(ancestors: Array | np.ndarray) -> Array:
     `bool[B, n, n]`.
   """
   nodes = ancestors.shape[1]
-  own = ancestors[:, :, None, :nodes] & ~ancestors[:, None, :, :nodes]
-  branch = jnp.where(own, jnp.arange(nodes), nodes).min(axis=-1)  # of n, not m
+  beside = ancestors[:, :, None, :nodes] & ~ancestors[:, None, :, :nodes]
+  branch = jnp.where(beside, jnp.arange(nodes), nodes).min(
+    axis=-1
+  )  # of n, not m
   other = jnp.swapaxes(branch, 1, 2)
   below = (branch == nodes) & (other < nodes)  # n is above m
   return below | ((other < branch) & (branch < nodes))

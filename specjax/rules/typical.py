@@ -76,7 +76,7 @@ def _verify_tree(draft, target_log_probs, acceptable) -> Verification:
   above = target_log_probs[:, parents]  # [B, N + 1, V]
   log_prob = laws.token_log_prob(above, tokens)  # [B, N + 1]
   passes = jnp.take_along_axis(acceptable(above), tokens[..., None], -1)[..., 0]
-  passes = passes.at[:, 0].set(True) & draft.topology().there[:, :nodes]
+  passes = passes.at[:, 0].set(True) & draft.topology().present[:, :nodes]
   path_passes = jnp.all(passes[:, None, :] | ~tree.ancestors, axis=-1)
   # Depth first; then the path's log-probability, of paths equally deep.
   below_root = tree.ancestors & (np.arange(tree.num_nodes) > 0)

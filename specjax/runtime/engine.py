@@ -21,7 +21,7 @@ from specjax.decode import Decoder
 from specjax.runtime import compilation
 from specjax.runtime.mesh import MeshDecoder
 from specjax.runtime.requests import Request, input_ids_of
-from specjax.runtime.stopping import Endings, Watch, fetch
+from specjax.runtime.stopping import Stopping, Watch, fetch
 from specjax.state import DecodeState, StopReason
 from specjax.types import Inputs, Params
 from specjax.warp import make_sampling
@@ -395,7 +395,7 @@ class Engine:
     """Penalties of every row, of the kinds that any row has."""
     rows = {
       name: [
-        none if (own := getattr(request.settings, name)) is None else own
+        none if (value := getattr(request.settings, name)) is None else value
         for request in batch.filled()
       ]
       for name, none in _NO_PENALTIES.items()
@@ -482,19 +482,19 @@ class Engine:
     self.compile(batch)
     start = time.perf_counter()
     state = self.prefill(batch)
-    if endings := self.endings(batch, state):
-      while not endings.done:
-        state = endings.look(self.generate(batch, state, 1))
+    if stopping := self.stopping(batch, state):
+      while not stopping.done:
+        state = stopping.end_rows(self.generate(batch, state, 1))
     else:
       state = self.generate(batch, state)
     jax.block_until_ready(state)
     seconds = time.perf_counter() - start
     return completions(state, len(batch.prompts)), seconds
 
-  def endings(self, batch: Batch, state: DecodeState) -> Endings | None:
+  def stopping(self, batch: Batch, state: DecodeState) -> Stopping | None:
     """The watches of a batch's rows, or None if there are none."""
     watches = [self.watch(request) for request in batch.prompts]
-    return Endings(watches, state) if any(watches) else None
+    return Stopping(watches, state) if any(watches) else None
 
 
 def everywhere(mesh: Mesh | None, arguments: Any) -> Any:

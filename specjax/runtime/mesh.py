@@ -94,7 +94,7 @@ class MeshDecoder:
       state = alone(params, *more)
       drafter = self.decoder.drafter
       slots = buffer_length + drafter.tree.num_fed
-      inputs = self.decoder.read(params, more[-1])
+      inputs = self.decoder.encode_inputs(params, more[-1])
       empty = drafter.init(params, len(state.length), slots, inputs)
       return self._together(empty, state)
 

@@ -21,11 +21,11 @@ from specjax.state import DecodeState, Origin, StopReason
 Watch = Callable[[Sequence[int]], int | None]
 
 
-class Endings:
-  """Watches over the rows of one running state.
+class Stopping:
+  """Stop strings of the rows of one running state.
 
   Attributes:
-    done: whether every row has ended, as of the last `look`.
+    done: whether every row has ended, as of the last `end_rows`.
   """
 
   def __init__(self, watches: Sequence[Watch | None], state: DecodeState):
@@ -39,7 +39,7 @@ class Endings:
     self._seen = np.array(fetch(state.length))
     self.done = False
 
-  def look(self, state: DecodeState) -> DecodeState:
+  def end_rows(self, state: DecodeState) -> DecodeState:
     """Ends the rows whose watch says so; call it after every single round.
 
     Tokens beyond the end do not count, in `num_accepted` and `accept_counts`

@@ -334,8 +334,8 @@ class Pieces:
     verify = ("target", self._nodes)
     caches = {"target": state.target_cache}
     if self._own_cache:
-      if isinstance(own := _innermost(state.drafter_state), Cache):
-        caches["draft"] = own
+      if isinstance(draft_cache := _innermost(state.drafter_state), Cache):
+        caches["draft"] = draft_cache
       else:  # a drafter of another kind: its passes are part of the laws
         self._passes = ()
     drafts = tuple(("draft", fed) for fed in self._passes)

@@ -96,7 +96,7 @@ def tree_tokens(tree: Tree, acceptance_by_rank: Sequence[float]) -> float:
   Args:
     tree: the tree.
     acceptance_by_rank: `f[C]`, the probability that the walk goes on to the
-      child of rank b, given that it stands at its parent
+      child of rank b, given that its parent is accepted
       (`specjax.tree_search.acceptance_by_rank`).
 
   Raises:

@@ -34,8 +34,8 @@ def cells(name):
 
 def test_every_script_has_a_notebook_and_every_notebook_a_script():
   for suffix in ("py", "ipynb"):
-    found = {path.stem for path in notebooks.FOLDER.glob(f"*.{suffix}")}
-    assert found == {*notebooks.NAMES}
+    actual = {path.stem for path in notebooks.FOLDER.glob(f"*.{suffix}")}
+    assert actual == {*notebooks.NAMES}
 
 
 @pytest.mark.parametrize("name", notebooks.NAMES)
@@ -139,15 +139,15 @@ def install(tmp_path, monkeypatch):
     )
     for _ in range(2):  # run again it does nothing
       exec(cell.source, {})
-    (found,) = where
-    return content, found
+    (actual,) = where
+    return content, actual
 
   return of
 
 
 def test_the_first_cell_clones_the_repository(bare, install):
-  content, found = install(bare)
-  assert found == str(content / "specjax")
+  content, actual = install(bare)
+  assert actual == str(content / "specjax")
   assert (content / "specjax" / ".git").is_dir()
 
 
@@ -157,8 +157,8 @@ def test_the_first_cell_takes_an_uploaded_checkout(bare, install, form):
   if form == "zip":
     shutil.make_archive("specjax-main", "zip", ".", "specjax-main")
     shutil.rmtree("specjax-main")
-  content, found = install("")
-  assert found == str(content / "specjax-main")
+  content, actual = install("")
+  assert actual == str(content / "specjax-main")
 
 
 def test_without_an_address_or_a_checkout_the_first_cell_says_so(install):
@@ -168,15 +168,15 @@ def test_without_an_address_or_a_checkout_the_first_cell_says_so(install):
 
 @pytest.mark.parametrize("name", notebooks.NAMES)
 def test_a_notebook_explains_every_cell_and_calls_the_library(name):
-  found = cells(name)
-  for before, cell in itertools.pairwise(found):
+  actual = cells(name)
+  for before, cell in itertools.pairwise(actual):
     if cell.cell_type == "code":
       assert before.cell_type == "markdown", cell.source
       lines = [line for line in cell.source.splitlines() if line.strip()]
       assert len(lines) <= 10, cell.source
-  assert found[-1].cell_type == "markdown"
-  assert found[-1].source.startswith("## Where to go next\n")
-  assert sum("assert " in cell.source for cell in found) >= 2
+  assert actual[-1].cell_type == "markdown"
+  assert actual[-1].source.startswith("## Where to go next\n")
+  assert sum("assert " in cell.source for cell in actual) >= 2
 
 
 @pytest.mark.parametrize("name", notebooks.NAMES)

@@ -76,7 +76,7 @@ def talked(model):
 
 
 def reads(talked, line):
-  """How many tokens the cached text reads for a line."""
+  """Number of tokens that the cached text reads for a line."""
   read, counts = talked.text.read, []
   talked.text.read = lambda *args, **more: counts.append(read(*args, **more))
   try:
@@ -187,12 +187,12 @@ def test_characters_are_shown_whole():
   """A token at a time, none of it is half a character."""
   tokenizer = tokenizers.load(files.EMBEDDED)
   text = "größe 🙂👩‍🔬 日本 é."
-  growing = stops.Growing(tokenizer)
-  pieces = [growing.add(token) for token in tokenizer.encode(text)]
-  assert "".join(pieces) + growing.rest() == text
+  detokenizer = stops.Detokenizer(tokenizer)
+  pieces = [detokenizer.add(token) for token in tokenizer.encode(text)]
+  assert "".join(pieces) + detokenizer.rest() == text
   assert not any("\ufffd" in piece for piece in pieces)
   assert "" in pieces
-  broken = stops.Growing(tokenizer)
+  broken = stops.Detokenizer(tokenizer)
   shown = [broken.add(token) for token in tokenizer.encode("a🙂")[:-1]]
   assert "".join(shown) + broken.rest() == "a"
 

@@ -74,7 +74,7 @@ def held(talk, answers=ANSWERS, questions=QUESTIONS):
 
 
 def is_continued(before, asked):
-  """Whether what was read and written is the beginning of what is asked."""
+  """True if the text so far is the beginning of the request's."""
   return asked.ids[: len(before.ids)] == before.ids
 
 
@@ -204,7 +204,7 @@ def say(talk, ids, *, budget=7, temperature=0.0):
 
 
 def greedily(ids, budget=7):
-  """What the target says, by its table."""
+  """The target's law, by its table."""
   said = []
   while len(said) < budget and said[-1:] != [STOP]:
     logits = toys.context_logits(decoding.TARGET, [*ids, *said])

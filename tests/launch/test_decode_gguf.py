@@ -31,8 +31,8 @@ def written(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def decoded(written, cli, tmp_path_factory):
-  """What `launch.decode` writes with the file, and with the directory."""
-  folder, found = tmp_path_factory.mktemp("out"), {}
+  """Output of `launch.decode` with the file, and with the directory."""
+  folder, actual = tmp_path_factory.mktemp("out"), {}
   texts = [{"prompt": "import os\n"}, {"prompt": "def f(x):\n  return"}]
   path = files.write_jsonl(folder / "prompts.jsonl", texts)
   for number, target in enumerate(written):
@@ -44,8 +44,8 @@ def decoded(written, cli, tmp_path_factory):
       config=f"configs/huggingface.py:target={target}",
     )  # fmt: skip
     assert code == 0
-    found[target] = files.read_jsonl(output), json.loads(summary.read_text())
-  return found
+    actual[target] = files.read_jsonl(output), json.loads(summary.read_text())
+  return actual
 
 
 def test_a_file_decodes_as_its_model_in_a_directory_does(written, decoded):

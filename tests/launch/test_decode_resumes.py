@@ -91,8 +91,8 @@ def test_a_killed_process_resumes_by_id(cli, tmp_path, pair, monkeypatch):
       assert process.poll() is None
       time.sleep(0.01)
   process.wait()
-  there = [json.loads(x)["id"] for x in out.read_text().split("\n")[:-1]]
-  assert 2 < len(there) < 200
+  written = [json.loads(x)["id"] for x in out.read_text().split("\n")[:-1]]
+  assert 2 < len(written) < 200
   with out.open("a") as torn:
     torn.write('{"id": "p')
   again = []
@@ -104,8 +104,8 @@ def test_a_killed_process_resumes_by_id(cli, tmp_path, pair, monkeypatch):
     )[1],
   )  # fmt: skip
   assert cli(decode.run, *flags, f"--output={out}") == 0
-  assert not set(again) & set(there)
-  assert len(again) + len(there) == 200
+  assert not set(again) & set(written)
+  assert len(again) + len(written) == 200
   rows = read_jsonl(out)
   assert [row["id"] for row in rows] == [f"p{i}" for i in range(200)]
   whole = tmp_path / "whole.jsonl"
@@ -240,15 +240,15 @@ def test_a_summary_says_what_made_it(cli, tmp_path, prompts, pair, decoded):
   assert cli(
     decode.run, *SMALL, f"--prompts={prompts}", f"--summary={summary}"
   ) == 0  # fmt: skip
-  found = json.loads(summary.read_text())
-  made = found["provenance"]
+  record = json.loads(summary.read_text())
+  made = record["provenance"]
   assert made["prompts"]["path"] == prompts
   assert {n: x["path"] for n, x in made["checkpoints"].items()} == {
     "target": pair[0], "draft": pair[1]
   }  # fmt: skip
   assert f"--summary={summary}" in made["command"]
   assert made["specjax"].keys() >= {"version", "commit", "dirty"}
-  assert found["machine"]["jax"] == found["jax"]
+  assert record["machine"]["jax"] == record["jax"]
 
 
 def test_settings_know_weights_but_neither_dates_nor_places(tmp_path, pair):

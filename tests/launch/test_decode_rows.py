@@ -65,7 +65,7 @@ def test_rows_are_the_same_whatever_they_stand_beside(rows, decoded):
 def test_rows_with_penalties_stand_beside_rows_without(rows, decoded):
   greedy = RECORDS[1]
   first, second = rows[1]["token_ids"][:2]
-  found = decoded(
+  actual = decoded(
     [
       greedy,
       {**greedy, "id": "biased", "logit_bias": {str(first): -100}},
@@ -75,12 +75,12 @@ def test_rows_with_penalties_stand_beside_rows_without(rows, decoded):
     ],
     "--config.batch_size=8",
   )
-  same, biased, apart, late, soon = (row["token_ids"] for row in found)
+  same, biased, apart, late, soon = (row["token_ids"] for row in actual)
   assert same == rows[1]["token_ids"]
   assert first not in biased
   assert len(set(apart)) == len(apart) > len(set(same))
   assert second not in late[:8]
-  assert (soon, found[4]["stop_reason"]) == ([first, second], "stop_token")
+  assert (soon, actual[4]["stop_reason"]) == ([first, second], "stop_token")
 
 
 def test_a_completion_ends_before_its_stop_string(rows, decoded):

@@ -51,7 +51,7 @@ def t5(cli, saved):
 
 
 def expected(theirs, record):
-  """What transformers' generate completes greedily."""
+  """Greedy completions of transformers' generate."""
   encode = lambda text: [3 + t5s.CHARACTERS.index(c) for c in text]
   prompt = [0, *encode(record.get("prompt", ""))]
   made = theirs.generate(
@@ -119,9 +119,9 @@ def test_inputs_are_evaluated_as_prompts_are(t5, tmp_path, capsys):
   source = write_jsonl(tmp_path / "in.jsonl", RECORDS[:2])
   out = tmp_path / "e.json"
   assert t5(evaluate.run, f"--prompts={source}", f"--output={out}") == 0
-  found = json.loads(out.read_text())
-  assert [r["speedup"] is None for r in found["runs"][:2]] == [True, False]
-  assert found["runs"][1]["identical_to_plain"] == 1
+  record = json.loads(out.read_text())
+  assert [r["speedup"] is None for r in record["runs"][:2]] == [True, False]
+  assert record["runs"][1]["identical_to_plain"] == 1
   assert t5(evaluate.run, f"--output={out}.json") == 2
   assert "--prompts alone give inputs" in capsys.readouterr().err
   more = (f"--prompts={source}", f"--output={out}.json", "--count_experts")

@@ -1,4 +1,4 @@
-"""What `launch.decode` shows of completions and summaries."""
+"""Display of completions and summaries by `launch.decode`."""
 
 import dataclasses
 import io

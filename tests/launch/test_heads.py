@@ -66,12 +66,12 @@ def head_of(drafter):
 def test_greedy_text_is_that_of_plain_decoding(saved, name):
   drafter, rule = RUNS[name]
   config = settings(saved, head_of(drafter), drafter, rule=rule)
-  found = pair.build(config, climbs=True)
-  items = prompts.built_in(found.tokenizer, max_tokens=60)[:2]
+  built = pair.build(config, climbs=True)
+  items = prompts.built_in(built.tokenizer, max_tokens=60)[:2]
   (batch,) = engine.make_batches(items, batch_size=2, max_width=60)
   texts = []
   for plain in (True, False):
-    decodes = pair.engine_of(config, found, baseline=plain)
+    decodes = pair.engine_of(config, built, baseline=plain)
     if decodes.ladder is not None:  # whatever the clock says, all are tried
       decodes.ladder.every, decodes.ladder.patience = 2, 1
     done, _ = decodes.run(batch)
@@ -84,14 +84,14 @@ def test_a_text_that_repeats_itself_is_read_on_in_place_of_the_head(saved):
   config = settings(
     saved, "eagle3", "repeats(eagle3(tokens=1), tokens=3, min_match=1)"
   )
-  found = pair.build(config)
-  assert found.decoder.drafter.name == "eagle3, depth 1, repeats"
-  assert found.decoder.widths == (2,)
+  built = pair.build(config)
+  assert built.decoder.drafter.name == "eagle3, depth 1, repeats"
+  assert built.decoder.widths == (2,)
   (batch,) = engine.make_batches(
-    prompts.built_in(found.tokenizer, max_tokens=60)[:2],
+    prompts.built_in(built.tokenizer, max_tokens=60)[:2],
     batch_size=2, max_width=60,
   )  # fmt: skip
-  done, _ = pair.engine_of(config, found).run(batch)
+  done, _ = pair.engine_of(config, built).run(batch)
   rounds = sum(c.num_target_calls for c in done)
   assert sum(c.num_drafted for c in done) > rounds  # the head drafts one
 
@@ -117,22 +117,22 @@ def test_what_does_not_fit_is_one_line(saved, head, drafter, message):
 def test_no_text_is_longer_than_the_head_knows(saved):
   """The target knows 256 positions, its heads that have any 200."""
 
-  def begin(found, length):
+  def begin(built, length):
     prompts = jnp.zeros((1, 4), jnp.int32)
     return jax.eval_shape(
-      lambda: found.decoder.init(
-        found.params, prompts, jnp.array([4]), jax.random.key(0),
+      lambda: built.decoder.init(
+        built.params, prompts, jnp.array([4]), jax.random.key(0),
         buffer_length=length, max_new_tokens=8,
       )
     )  # fmt: skip
 
   for head, most in (("eagle3", 200), ("dflash", 200), ("medusa", 256)):
     config = settings(saved, head, f"{head}(tokens=3)", max_length=250)
-    found = pair.build(config)
-    assert found.max_length == min(most, 250)
-    assert begin(found, most).tokens.shape[1] >= most
+    built = pair.build(config)
+    assert built.max_length == min(most, 250)
+    assert begin(built, most).tokens.shape[1] >= most
     with pytest.raises(ValueError, match=rf"model has {most} positions"):
-      begin(found, most + 1)
+      begin(built, most + 1)
 
 
 def test_a_published_tree_is_named(saved):

@@ -24,11 +24,11 @@ RECORD = {
 
 
 def of_prompts(path):
-  found, problems = prompts.read_jsonl(
+  actual, problems = prompts.read_jsonl(
     str(path), tokenizers.load(EMBEDDED), max_tokens=90
   )
   assert not problems
-  return [one.text for one in found]
+  return [one.text for one in actual]
 
 
 def of_pairs(path):

@@ -68,11 +68,11 @@ def as_drafted(scorer, skipped) -> float:
     pair = law(output.logits[:, place]), law(drafted.logits[:, 0])
     return jnp.minimum(*pair).sum()
 
-  found = [
+  actual = [
     float(both(params, scorer.tokens[row : row + 1], jnp.int32(place)))
     for row, place in np.argwhere(scorer.judged)
   ]
-  return float(np.mean(found))
+  return float(np.mean(actual))
 
 
 @pytest.mark.parametrize(
@@ -101,12 +101,12 @@ def test_nothing_skipped_is_accepted_always_and_no_set_is_a_program(scorer):
 
 def played(method, score, count):
   """The sets that a method proposes to whom pays `score`, and the scores."""
-  found, told = [], None
+  actual, told = [], None
   for _ in range(count):
     skipped = next(method) if told is None else method.send(told)
     told = score(skipped)
-    found.append((skipped, told))
-  return found
+    actual.append((skipped, told))
+  return actual
 
 
 def worth(skipped):
@@ -117,11 +117,11 @@ def worth(skipped):
 
 
 def test_the_search_told_the_same_proposes_the_same_and_beats_chance():
-  found = [
+  actual = [
     played(layer_search.bayesian(8, seed=seed), worth, 60)
     for seed in (0, 0, 1, 2)
   ]
-  assert found[0] == found[1] != found[2]
+  assert actual[0] == actual[1] != actual[2]
   rng = np.random.default_rng(0)
   sets = rng.permuted(np.tile(np.arange(16), (60, 1)), axis=1)
   sizes = rng.integers(1, 16, 60)
@@ -129,17 +129,17 @@ def test_the_search_told_the_same_proposes_the_same_and_beats_chance():
     worth(layer_search.of_blocks(blocks[:size]))
     for blocks, size in zip(sets, sizes, strict=True)
   )
-  best = [max(score for _, score in one) for one in found[1:]]
+  best = [max(score for _, score in one) for one in actual[1:]]
   assert min(best) >= chance
   assert np.mean(best) > chance + 0.5
 
 
 def test_the_knapsack_keeps_the_ends_and_starts_with_the_likeliest(scorer):
   price = Costs(attention=0.1, mlp=0.1, rest=0.2, verify={1: 1, 2: 1})
-  found = layer_search.knapsack(scorer, price)
+  actual = layer_search.knapsack(scorer, price)
   size = lambda s: len(s.attention) + len(s.mlp)
-  assert [size(s) for s in found] == list(range(1, len(found) + 1))
-  for skipped in found:
+  assert [size(s) for s in actual] == list(range(1, len(actual) + 1))
+  for skipped in actual:
     assert not {0, LAYERS - 1} & {*skipped.attention, *skipped.mlp}
 
   def cosine(skipped):  # of the residual stream at the end, by the model itself
@@ -155,7 +155,7 @@ def test_the_knapsack_keeps_the_ends_and_starts_with_the_likeliest(scorer):
   ranked = sorted(
     (layer_search.of_blocks([b]) for b in range(2, 2 * LAYERS - 2)), key=cosine
   )
-  assert found[0] in ranked[-2:]
+  assert actual[0] in ranked[-2:]
 
 
 def test_savings_of_the_knapsack_are_whole_numbers():
@@ -169,19 +169,19 @@ def test_savings_of_the_knapsack_are_whole_numbers():
 
 
 def test_costs_by_bytes_are_those_of_the_weights(module):
-  found = layer_search.costs_by_bytes(module.config, 4)
+  actual = layer_search.costs_by_bytes(module.config, 4)
   size = lambda part: sum(
     x.size for x in jax.tree.leaves(part) if getattr(x, "ndim", 0) == 2
   )
   _, params = as_language_model(module)
   layer = params["layers"][1]
   attention, mlp = size(layer["attention"]), size(layer["mlp"])
-  assert found.mlp / found.attention == pytest.approx(mlp / attention)
+  assert actual.mlp / actual.attention == pytest.approx(mlp / attention)
   nothing = SkippedLayers()
-  assert found.draft(nothing, LAYERS) == pytest.approx(1)
+  assert actual.draft(nothing, LAYERS) == pytest.approx(1)
   some = SkippedLayers(attention=(1,), mlp=(0, 2))
-  expected = 1 - found.attention - 2 * found.mlp
-  assert found.draft(some, LAYERS) == pytest.approx(expected)
+  expected = 1 - actual.attention - 2 * actual.mlp
+  assert actual.draft(some, LAYERS) == pytest.approx(expected)
 
 
 def test_a_prediction_is_the_formulas_best_and_the_bound_is_above():
@@ -194,10 +194,10 @@ def test_a_prediction_is_the_formulas_best_and_the_bound_is_above():
     (1 - a ** (n + 1)) / (1 - a) / (n * c + v)
     for n, v in ((1, 1.1), (2, 1.1 + 0.4 / 3), (3, 1.1 + 0.8 / 3), (4, 1.5))
   ]
-  found = layer_search.evaluation(skipped, a, price, num_layers=4)
-  assert found["speedup"] == pytest.approx(max(by_hand))
-  assert found["num_speculative_tokens"] == 1 + int(np.argmax(by_hand))
-  assert found["bound"] > found["speedup"]
+  actual = layer_search.evaluation(skipped, a, price, num_layers=4)
+  assert actual["speedup"] == pytest.approx(max(by_hand))
+  assert actual["num_speculative_tokens"] == 1 + int(np.argmax(by_hand))
+  assert actual["bound"] > actual["speedup"]
 
 
 def test_break_even_is_of_the_pass_that_is_verified():
@@ -206,18 +206,18 @@ def test_break_even_is_of_the_pass_that_is_verified():
     attention=0.1, mlp=0.1, rest=0.1, verify={1: 1.0, 2: 1.4, 5: 1.6}
   )
   skipped = SkippedLayers(attention=(1, 2), mlp=(1, 2))
-  found = layer_search.evaluation(skipped, 0.3, given, num_layers=4)
-  assert found["draft_cost"] == pytest.approx(0.5)
-  assert found["num_speculative_tokens"] == 1
-  assert found["break_even"] == pytest.approx(0.5 + 1.4 - 1)  # and not "never"
+  actual = layer_search.evaluation(skipped, 0.3, given, num_layers=4)
+  assert actual["draft_cost"] == pytest.approx(0.5)
+  assert actual["num_speculative_tokens"] == 1
+  assert actual["break_even"] == pytest.approx(0.5 + 1.4 - 1)  # and not "never"
 
 
 def test_passes_are_timed_as_shares_of_a_whole_one(module):
-  found = layer_search.costs_by_clock(module, 3)
-  assert found.verify[1] == 1.0
-  assert set(found.verify) == {1, 2, 4}
-  whole = found.rest + LAYERS * (found.attention + found.mlp)
-  assert whole == pytest.approx(1) or found.rest == 0
+  actual = layer_search.costs_by_clock(module, 3)
+  assert actual.verify[1] == 1.0
+  assert set(actual.verify) == {1, 2, 4}
+  whole = actual.rest + LAYERS * (actual.attention + actual.mlp)
+  assert whole == pytest.approx(1) or actual.rest == 0
 
 
 # ----------------------------------------------------------------- the command
@@ -267,8 +267,8 @@ def test_a_search_is_resumed_made_longer_and_read_by_decode(
     assert run(cli, prompts, out, "--evaluations=6") == 0
     assert len(scored) == 3
   of = lambda path: json.loads(path.read_text())
-  without = lambda found: [
-    {k: v for k, v in e.items() if k != "seconds"} for e in found
+  without = lambda actual: [
+    {k: v for k, v in e.items() if k != "seconds"} for e in actual
   ]
   assert without(of(out)["evaluations"]) == without(of(whole)["evaluations"])
   best = of(out)["best"]
@@ -300,10 +300,10 @@ def test_a_measured_set_drafts_as_many_tokens_as_the_result_says(
   monkeypatch.setattr(pair, "engine_of", watched)
   flags = ("--objective=measured", "--evaluations=2")
   assert run(cli, prompts, out, *flags) == 0
-  found = json.loads(out.read_text())
-  for one in found["evaluations"]:
+  record = json.loads(out.read_text())
+  for one in record["evaluations"]:
     assert one["score"] == one["measured"] > 0
-  said = [e["num_speculative_tokens"] for e in found["evaluations"]]
+  said = [e["num_speculative_tokens"] for e in record["evaluations"]]
   assert drafted[-len(said) :] == said
 
 

@@ -90,10 +90,10 @@ def test_llama_cpp_takes_turns_and_what_it_writes_is_compared(
   assert [g["batch_size"] for g in result["groups"]] == [1, 1, 2]
   for group in result["groups"][:2]:
     (turn,) = group["turns"]
-    found = turn["systems"][system]
-    assert found["tokens"] == found["calls"] == [8]
-    assert 0 < found["first_seconds"] < found["seconds"]
-    assert found["identical_to_plain"] == [False]
+    actual = turn["systems"][system]
+    assert actual["tokens"] == actual["calls"] == [8]
+    assert 0 < actual["first_seconds"] < actual["seconds"]
+    assert actual["identical_to_plain"] == [False]
     assert turn["systems"]["plain"]["tokens"][0] <= 8
   assert system not in result["groups"][2]["turns"][0]["systems"]
   (left_out,) = result["left_out"]
@@ -123,8 +123,8 @@ def test_completions_end_with_a_stop_token_or_the_budget():
   )
   assert ask(most=3, stops=[9])["token_ids"] == [2, 4, 6]
   assert ask(most=9, stops=[4])["token_ids"] == [2, 4]
-  found = ask(most=9, stops=[4])
-  assert 0 < found["first_seconds"] <= found["seconds"]
+  actual = ask(most=9, stops=[4])
+  assert 0 < actual["first_seconds"] <= actual["seconds"]
 
 
 def test_the_file_for_llama_cpp_is_the_same_model(target, tmp_path):

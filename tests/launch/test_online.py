@@ -34,7 +34,7 @@ def prompts(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whole(cli, prompts, tmp_path_factory):
-  """What a run gives that nobody stopped."""
+  """Result of a run that nobody stopped."""
   out = tmp_path_factory.mktemp("whole") / "out.jsonl"
   assert cli(decode.run, *FLAGS, f"--prompts={prompts}", f"--output={out}") == 0
   return out
@@ -48,10 +48,10 @@ def dies(monkeypatch, *, what, of, after):
     calls.append(args)
     if len(calls) == 3 and not after:
       raise KeyboardInterrupt
-    found = real(*args)
+    actual = real(*args)
     if len(calls) == 3:
       raise KeyboardInterrupt
-    return found
+    return actual
 
   monkeypatch.setattr(of, what, dying)
 
@@ -215,9 +215,9 @@ def test_an_evaluation_has_a_system_that_learns(cli, tmp_path):
     f"--output={out}", "--config.max_new_tokens=8",
   )  # fmt: skip
   assert cli(evaluate.run, *flags) == 0
-  found = json.loads(out.read_text())
-  assert set(found["systems"]) == {"plain", "model", learns}
-  assert found["systems"][learns]["lossless"]
-  rows = [r for r in found["runs"] if r["system"] == learns]
+  record = json.loads(out.read_text())
+  assert set(record["systems"]) == {"plain", "model", learns}
+  assert record["systems"][learns]["lossless"]
+  rows = [r for r in record["runs"] if r["system"] == learns]
   assert rows
   assert (tmp_path / "e.json.learned-5").exists()

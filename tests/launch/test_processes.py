@@ -24,7 +24,7 @@ _NAMES = (
 
 @pytest.fixture
 def joins(monkeypatch):
-  """What `start` asks of jax, under flags and an environment that are given."""
+  """Calls of jax by `start`, under given flags and environment."""
 
   def call(*args, act=processes.start, chips=(), metadata="", **environment):
     for name in _NAMES:
@@ -279,7 +279,7 @@ def test_every_batch_is_decoded_once_whatever_the_number_of_processes(
     monkeypatch.setattr(processes.jax, "process_count", lambda: 2)
     monkeypatch.setattr(processes, "gather", lambda value: [value])
     list(
-      processes.in_turn(
+      processes.round_robin(
         list(range(7)),
         lambda number, _, mine=mine: mine.append(number) or {"batch": number},
         together=False,

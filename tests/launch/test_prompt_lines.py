@@ -44,19 +44,19 @@ def read(tmp_path, chatty):
 
 
 def test_messages_become_what_transformers_makes_of_them(read, chatty):
-  (found,), _ = read({"messages": TALK})
+  (actual,), _ = read({"messages": TALK})
   theirs = transformers.AutoTokenizer.from_pretrained(chatty)
   assert (
-    list(found.token_ids)
+    list(actual.token_ids)
     == theirs.apply_chat_template(TALK, add_generation_prompt=True)["input_ids"]
   )
-  assert found.text.endswith("<|im_start|>assistant\n")
-  (same_text,), _ = read({"prompt": found.text})
-  assert same_text.key != found.key
+  assert actual.text.endswith("<|im_start|>assistant\n")
+  (same_text,), _ = read({"prompt": actual.text})
+  assert same_text.key != actual.key
 
 
 def test_a_line_says_what_it_wants(read):
-  (found,), problems = read(
+  (actual,), problems = read(
     {"prompt": "x", "temperature": 0.5, "top_k": 3, "top_p": 1, "min_p": None,
      "max_new_tokens": 20, "seed": 7, "stop": "\n", "task": "of a data set",
      "presence_penalty": 1, "frequency_penalty": -0.5, "min_tokens": 3,
@@ -64,27 +64,27 @@ def test_a_line_says_what_it_wants(read):
      "stop_token_ids": [8, 8], "ignore_eos": True}
   )  # fmt: skip
   assert not problems
-  assert found.settings == Settings(
+  assert actual.settings == Settings(
     temperature=0.5, top_k=3, top_p=1, max_new_tokens=20, seed=7,
     presence_penalty=1, frequency_penalty=-0.5, repetition_penalty=1.2,
     logit_bias=((2, 9.5), (4, -1)), min_tokens=3, stop_token_ids=(8,),
     ignore_eos=True,
   )  # fmt: skip
-  assert found.stop == ("\n",)
-  assert found.stream == 0  # of its own seed
+  assert actual.stop == ("\n",)
+  assert actual.stream == 0  # of its own seed
 
 
 def test_samples_are_rows_of_one_id_and_streams_of_their_own(read):
-  found, _ = read({"prompt": "x", "id": "a", "num_samples": 3},
+  actual, _ = read({"prompt": "x", "id": "a", "num_samples": 3},
                   {"prompt": "x", "id": "b"},
                   {"prompt": "x", "id": 7, "num_samples": 1})  # fmt: skip
-  assert [(p.id, p.sample) for p in found] == [
+  assert [(p.id, p.sample) for p in actual] == [
     ("a", 0), ("a", 1), ("a", 2), ("b", None), (7, 0),
   ]  # fmt: skip
   for what in ("stream", "key"):
-    assert len({getattr(p, what) for p in found}) == 5
+    assert len({getattr(p, what) for p in actual}) == 5
   more, _ = read({"prompt": "x", "id": "a", "num_samples": 5})
-  assert more[:3] == found[:3]  # a file may ask for more of them later
+  assert more[:3] == actual[:3]  # a file may ask for more of them later
   seeded, _ = read({"prompt": "x", "num_samples": 3, "seed": 9})
   assert [p.stream for p in seeded] == [0, 1, 2]
 
@@ -103,8 +103,8 @@ def test_every_field_tells_rows_apart(read):
 
 
 def test_a_plain_prompt_keeps_the_key_of_earlier_outputs(read):
-  (found,), _ = read({"prompt": "x", "id": 0})
-  assert found.key == hashlib.sha256(b'[0, "x", 0]').hexdigest()[:16]
+  (actual,), _ = read({"prompt": "x", "id": 0})
+  assert actual.key == hashlib.sha256(b'[0, "x", 0]').hexdigest()[:16]
 
 
 @pytest.mark.parametrize(
@@ -142,8 +142,8 @@ def test_a_plain_prompt_keeps_the_key_of_earlier_outputs(read):
   ],
 )  # fmt: skip
 def test_what_is_no_good_is_one_line(read, wants, message):
-  found, (problem,) = read({"prompt": "x", **wants})
-  assert not found
+  actual, (problem,) = read({"prompt": "x", **wants})
+  assert not actual
   assert message in problem
   assert "\n" not in problem
 
@@ -152,10 +152,10 @@ def test_a_row_that_looks_like_a_sample_is_refused(read):
   record = {"prompt": "x", "id": 1, "num_samples": 2}
   forged = {"prompt": "x", "id": {"id": 1, "sample": 1}}
   for lines in ([record, forged], [forged, record]):
-    found, problems = read(*lines)
+    actual, problems = read(*lines)
     assert len(problems) == 1
-    assert len({json.dumps(p.row_id, sort_keys=True) for p in found}) == len(
-      found
+    assert len({json.dumps(p.row_id, sort_keys=True) for p in actual}) == len(
+      actual
     )
 
 

@@ -35,9 +35,9 @@ def test_long_prompts_are_padded_by_a_quarter_at_most():
     return batch.width
 
   widths = {length: width(length) for length in range(1, 2049)}
-  for length, found in widths.items():
+  for length, actual in widths.items():
     most = 2 * length if length <= 256 else 1.25 * length
-    assert length <= found <= max(most, 32)
+    assert length <= actual <= max(most, 32)
   assert sorted(set(widths.values())) == [
     32, 64, 128, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536,
     1792, 2048,
@@ -75,21 +75,21 @@ def read(tmp_path):
 
 
 def test_a_line_without_an_id_gets_its_number(read):
-  found, problems = read(
+  actual, problems = read(
     '{"prompt": "a"}', "", "[]", '{"prompt": "b", "id": null}',
     '{"prompt": "c", "id": "x"}', '{"prompt": "d"}',
   )  # fmt: skip
-  assert [p.id for p in found] == [1, 4, "x", 6]
+  assert [p.id for p in actual] == [1, 4, "x", 6]
   assert len(problems) == 1
 
 
 def test_an_id_that_was_there_before_is_refused_with_both_lines(read):
-  found, problems = read(
+  actual, problems = read(
     '{"prompt": "a", "id": [1, {"b": 2, "a": 1}]}', '{"prompt": "b", "id": 3}',
     '{"prompt": "c"}', '{"prompt": "d", "id": [1, {"a": 1, "b": 2}]}',
     '{"prompt": "e", "id": "3"}', '{"prompt": "f", "id": 3}',
   )  # fmt: skip
-  assert [p.text for p in found] == ["a", "b", "e"]
+  assert [p.text for p in actual] == ["a", "b", "e"]
   assert [line.partition("in.jsonl")[2] for line in problems] == [
     ":3: the id 3 is that of line 2 already (a line without an id has its "
     "number)",
@@ -116,8 +116,8 @@ def test_what_a_prompt_draws_follows_from_its_id_alone(read):
 
 def test_no_two_prompts_draw_from_one_stream(read, monkeypatch):
   monkeypatch.setattr(prompts_lib, "_HALF", 4)  # ids beyond share 4 streams
-  found, _ = read(*(f'{{"prompt": "a", "id": "{i}"}}' for i in range(4)))
-  assert sorted(p.stream for p in found) == [4, 5, 6, 7]
+  actual, _ = read(*(f'{{"prompt": "a", "id": "{i}"}}' for i in range(4)))
+  assert sorted(p.stream for p in actual) == [4, 5, 6, 7]
 
 
 def test_batches_of_what_is_left_are_those_of_the_whole():

@@ -1,4 +1,4 @@
-"""What results say of how they came about."""
+"""Provenance of results."""
 
 import hashlib
 import json
@@ -57,9 +57,9 @@ def test_what_cannot_be_known_is_null_with_a_reason(
   code, tmp_path, monkeypatch
 ):
   unknown = {"version": specjax.__version__, "commit": None, "dirty": None}
-  found = code(tmp_path)
-  assert found.pop("note")
-  assert found == unknown
+  actual = code(tmp_path)
+  assert actual.pop("note")
+  assert actual == unknown
   git(tmp_path, "init", "-q")
   (tmp_path / "copy").mkdir()  # inside somebody else's repository
   assert code(tmp_path / "copy") == unknown | {"note": "no git checkout"}
@@ -91,9 +91,9 @@ def test_a_checkpoints_hash_is_what_sha256sum_says(tmp_path, pair):
   ).stdout.split()[0]  # fmt: skip
   config = common.get_config()
   config.target, config.checkpoints.draft = pair
-  found = provenance.checkpoints(config)
-  assert found["target"] == {"path": pair[0], "sha256": said}
-  assert found["draft"]["sha256"] != said
+  actual = provenance.checkpoints(config)
+  assert actual["target"] == {"path": pair[0], "sha256": said}
+  assert actual["draft"]["sha256"] != said
   config.drafter = "ngram"
   assert set(provenance.checkpoints(config)) == {"target"}
 
@@ -107,10 +107,10 @@ def test_a_drafter_and_a_rule_of_ones_own_are_hashed(tmp_path, monkeypatch):
   monkeypatch.syspath_prepend(tmp_path)
   config = common.get_config()
   config.drafter, config.rule = "of_mine:NONE", "token"
-  found = provenance.checkpoints(config)
-  assert found["drafter"]["path"] == str(tmp_path / "of_mine.py")
-  assert found["drafter"]["sha256"] == hash_file(tmp_path / "of_mine.py")
-  assert "rule" not in found
+  actual = provenance.checkpoints(config)
+  assert actual["drafter"]["path"] == str(tmp_path / "of_mine.py")
+  assert actual["drafter"]["sha256"] == hash_file(tmp_path / "of_mine.py")
+  assert "rule" not in actual
   config.drafter, config.rule = "ngram", "of_mine:RULE"
   assert set(provenance.checkpoints(config)) == {"rule"}
 
@@ -123,14 +123,16 @@ def test_a_record_has_everything(tmp_path):
     cli._parse(rules.run, ["test", *arguments])
     made = provenance.record(prompts=str(prompts), files={"--laws": None})
   assert json.loads(json.dumps(made)) == made
-  found = made["provenance"]
-  assert found["command"].endswith(f"--seed=3 --prompts={prompts} '--rule=a b'")
-  assert found["specjax"]["version"] == specjax.__version__
-  assert found["prompts"] == {
+  actual = made["provenance"]
+  assert actual["command"].endswith(
+    f"--seed=3 --prompts={prompts} '--rule=a b'"
+  )
+  assert actual["specjax"]["version"] == specjax.__version__
+  assert actual["prompts"] == {
     "path": str(prompts),
     "sha256": hashlib.sha256(b"x\n").hexdigest(),
   }
-  assert found["files"] == {}
+  assert actual["files"] == {}
   assert made["machine"]["jax"]
   other = provenance.record(texts=["x\n"])["provenance"]["prompts"]
   assert other["path"] is None

@@ -148,8 +148,8 @@ def test_two_outputs_are_two_files(tmp_path):
 def test_where_the_shell_sends_stdout_is_no_output(tmp_path, monkeypatch):
   log = tmp_path / "log"
   with log.open("w") as file:
-    there = os.fstat(file.fileno())
-    monkeypatch.setattr(os, "fstat", lambda number: there)
+    status = os.fstat(file.fileno())
+    monkeypatch.setattr(os, "fstat", lambda number: status)
     with pytest.raises(ValueError, match="--output is where stdout goes"):
       checks(log)
 

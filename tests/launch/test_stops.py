@@ -19,15 +19,15 @@ def tokenizer():
 
 
 def cut(tokenizer, stop, *, piece=3):
-  """What is left of TEXT, and how many tokens stand, given in pieces."""
+  """The rest of TEXT, and the number of tokens kept, given in pieces."""
   ids = tokenizer.encode(TEXT)
   look = stops.watch(tokenizer, stop)
   for start in range(0, len(ids), piece):
-    stand = look(ids[start : start + piece])
-    if stand is not None:
-      row = {"token_ids": ids[: start + stand], "stop_reason": "stop_string"}
+    kept = look(ids[start : start + piece])
+    if kept is not None:
+      row = {"token_ids": ids[: start + kept], "stop_reason": "stop_string"}
       prompt = Prompt(0, 0, "", (1,), stop=tuple(stop))
-      return stops.text_of(prompt, row, tokenizer), start + stand
+      return stops.text_of(prompt, row, tokenizer), start + kept
   return None
 
 
@@ -71,7 +71,7 @@ def test_pieces_of_a_text_stand_and_are_the_text(kind):
   undone, held = 0, 0
   for _ in range(300):
     ids, given, prompt = noise(), "", noise() if rng.random() < 0.5 else []
-    text = stops.Growing(tokenizer, prompt)
+    text = stops.Detokenizer(tokenizer, prompt)
     decode = functools.partial(tokenizer.decode, after=prompt)
     for count, token in enumerate(ids, start=1):
       before = decode(ids[: count - 1])
@@ -114,11 +114,11 @@ def test_a_completion_begins_with_its_space_and_ends_before_one(make):
   tokenizer = make()
   the, a, end = map(tokenizer.backend.token_to_id, ("▁the", "▁a", "</s>"))
   for prompt, text in (((a,), " the a a"), ((end,), "the a a")):
-    ids, given = [the, a, a], stops.Growing(tokenizer, prompt)
+    ids, given = [the, a, a], stops.Detokenizer(tokenizer, prompt)
     assert "".join(map(given.add, ids)) + given.rest() == text
     row = {"token_ids": ids, "stop_reason": "length"}
-    found = stops.text_of(Prompt(0, 0, "", prompt), row, tokenizer)
-    assert found == text
+    actual = stops.text_of(Prompt(0, 0, "", prompt), row, tokenizer)
+    assert actual == text
   assert stops.watch(tokenizer, [" the"], [a])([the, a]) == 1
   row = {"token_ids": [the], "stop_reason": "stop_string"}
   prompt = Prompt(0, 0, "", (a,), stop=(" the",))

@@ -55,11 +55,11 @@ def test_streams_consoles_and_the_log_are_guarded(monkeypatch):
       terminal.guard()
       log.handle(logging.LogRecord(*warning))
       print(stream.getvalue(), file=err)
-  shown, own = out.getvalue(), r"\x1b\[[\d;]*m"
+  shown, colours = out.getvalue(), r"\x1b\[[\d;]*m"
   assert shown.startswith(SHOWN)
-  assert re.search(own, shown)  # rich's colours are obeyed
-  assert '"\\u009b\\u202e"' in re.sub(own, "", shown)  # still JSON
-  for text in (re.sub(own, "", shown), err.getvalue()):
+  assert re.search(colours, shown)  # rich's colours are obeyed
+  assert '"\\u009b\\u202e"' in re.sub(colours, "", shown)  # still JSON
+  for text in (re.sub(colours, "", shown), err.getvalue()):
     assert text.replace("\n", "").isprintable()
   assert err.getvalue().count(SHOWN) == 2
 

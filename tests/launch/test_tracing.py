@@ -45,7 +45,7 @@ def traced(cli, folder):
   lines = read_jsonl(folder / "trace.jsonl")
   rows = read_jsonl(folder / "out.jsonl")
   by_row = itertools.groupby(lines, key=lambda x: (x["id"], x.get("sample")))
-  rounds = [list(found) for _, found in by_row]
+  rounds = [list(actual) for _, actual in by_row]
   assert len(rows) == len(rounds) == 3
   return list(zip(rows, rounds, strict=True))
 
@@ -182,11 +182,11 @@ def test_a_stop_string_cuts_the_last_round(cli, traced, tmp_path):
   trace = tmp_path / "trace.jsonl"
   assert cli(decode.run, *FLAGS, f"--prompts={source}", f"--steps={trace}",
              f"--output={tmp_path / 'out.jsonl'}") == 0  # fmt: skip
-  (found,) = read_jsonl(tmp_path / "out.jsonl")
-  assert found["stop_reason"] == "stop_string"
+  (actual,) = read_jsonl(tmp_path / "out.jsonl")
+  assert actual["stop_reason"] == "stop_string"
   rounds = read_jsonl(trace)
-  assert joined(rounds, "tokens") == found["token_ids"]
-  assert len(found["token_ids"]) < len(row["token_ids"])
+  assert joined(rounds, "tokens") == actual["token_ids"]
+  assert len(actual["token_ids"]) < len(row["token_ids"])
 
 
 @pytest.mark.parametrize(

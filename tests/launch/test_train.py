@@ -50,7 +50,7 @@ def records(folder):
 
 
 class KilledError(Exception):
-  """What a test kills a run with."""
+  """Exception by which a test kills a run."""
 
 
 def kill_at(monkeypatch, step_number, act):
@@ -145,17 +145,22 @@ def test_what_a_run_writes(texts, pair, tmp_path):
   run = Run(config, str(tmp_path))
   told = functools.partial(told_text, run.tokenizer)
   run.train()
-  found = records(tmp_path)
-  losses = [r["forward_kl_loss"] for r in found if "forward_kl_loss" in r]
-  assert [r["step"] for r in found if "forward_kl_loss" in r] == [5, 10, 15, 20]
+  actual = records(tmp_path)
+  losses = [r["forward_kl_loss"] for r in actual if "forward_kl_loss" in r]
+  assert [r["step"] for r in actual if "forward_kl_loss" in r] == [
+    5,
+    10,
+    15,
+    20,
+  ]
   assert losses[-1] < losses[0]
-  for record in found:
+  for record in actual:
     assert record["tokens"] == record["step"] * 4 * 32
     if "forward_kl_loss" in record:
       assert record["tokens_per_second"] > 0
       assert 0 < record["mfu"] < 1
       assert record["peak_flops"] == "measured"
-  checks = [r for r in found if "validation_next_token_loss" in r]
+  checks = [r for r in actual if "validation_next_token_loss" in r]
   assert [r["step"] for r in checks] == [5, 10, 15, 20]
   tokens = sum(count for count, _ in map(told, run.validation))
   size = sum(len(text) for _, text in map(told, run.validation))
@@ -169,7 +174,7 @@ def test_what_a_run_writes(texts, pair, tmp_path):
 
 
 def told_text(tokenizer, batch):
-  """How many tokens of a batch are foretold, and the bytes they stand for."""
+  """Number of predicted tokens of a batch, and of their bytes."""
   count, text = 0, b""
   for tokens, segments in zip(batch["tokens"], batch["segments"], strict=True):
     for segment in range(1, segments.max() + 1):
@@ -478,7 +483,7 @@ np.savez(out + "/w.npz", *jax.tree.leaves(test_train.parameters(module)))
 
 @pytest.mark.heavy
 def test_a_mesh_of_devices_trains_the_same_model(texts, pair, tmp_path):
-  found = []
+  results = []
   for data, model in ((1, 1), (4, 1), (2, 2), (1, 4)):
     out = tmp_path / f"{data}x{model}"
     out.mkdir()
@@ -488,16 +493,16 @@ def test_a_mesh_of_devices_trains_the_same_model(texts, pair, tmp_path):
       check=True, timeout=several.PATIENCE,
       env=os.environ | {"JAX_NUM_CPU_DEVICES": str(data * model)},
     )  # fmt: skip
-    found.append(np.load(out / "w.npz"))
+    results.append(np.load(out / "w.npz"))
   first = [
     r["forward_kl_loss"]
     for r in records(tmp_path / "1x1")
     if "forward_kl_loss" in r
   ]
   assert len(first) > 1
-  for other, shape in zip(found[1:], ("4x1", "2x2", "1x4"), strict=True):
-    for name in found[0].files:
-      np.testing.assert_allclose(other[name], found[0][name], atol=2e-3)
+  for other, shape in zip(results[1:], ("4x1", "2x2", "1x4"), strict=True):
+    for name in results[0].files:
+      np.testing.assert_allclose(other[name], results[0][name], atol=2e-3)
     losses = [
       r["forward_kl_loss"]
       for r in records(tmp_path / shape)

@@ -1,4 +1,4 @@
-"""What heads of each format read of a target whose layers say who they are.
+"""Features read by heads of each format, of a target with marked layers.
 
 Layer j of the toy target adds one to channel j and does nothing else, so a
 hidden state tells which layers have been applied, and in which order parts lie.
@@ -97,8 +97,8 @@ def test_a_head_reads_the_states_that_its_format_means(target, name, on_a_mesh):
   config, kind, wanted = FORMATS[name]
   shape = head_checkpoints.shape(config, ABOUT, kind=kind)
   expected = np.concatenate([states[i] for i in wanted], axis=-1)
-  found = read(module, shape.features, on_a_mesh=on_a_mesh)
-  np.testing.assert_allclose(found, expected, atol=1e-5)
+  actual = read(module, shape.features, on_a_mesh=on_a_mesh)
+  np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize(

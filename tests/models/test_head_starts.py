@@ -42,7 +42,7 @@ def target():
 
 @pytest.fixture(scope="module")
 def seen(target):
-  """What the target makes of a text: its last layer's input, and logits."""
+  """The target's output for a text: its last layer's input, and logits."""
   run = lambda features: target(TOKENS[:, :-1], features=features)[0]
   return run((0, 1, 3)), run((FINAL,))
 
@@ -160,10 +160,10 @@ def test_eagle1_takes_the_feature_and_the_last_layers_weights(target, seen):
   """Without what reads the embedding it says the feature once more."""
   head = head_starts.eagle1(target, rngs=nnx.Rngs(1))
   np.testing.assert_array_equal(head.fc.weight[:, 8:], np.eye(8))
-  last, own = target.layers[-1], head.attention
+  last, head_layer = target.layers[-1], head.attention
   for ours, theirs in (
-    (own.q, last.attention.q), (own.k, last.attention.k),
-    (own.v, last.attention.v), (head.mlp.up, last.mlp.up),
+    (head_layer.q, last.attention.q), (head_layer.k, last.attention.k),
+    (head_layer.v, last.attention.v), (head.mlp.up, last.mlp.up),
     (head.mlp_norm, last.mlp_norm), (head.lm_head, target.lm_head),
     (head.embed, target.embed),
   ):  # fmt: skip

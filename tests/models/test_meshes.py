@@ -25,8 +25,8 @@ LLAMA = config_from_json(shapes.SHAPES["llama-3.2-1b"])  # 8 key/value heads
   ],
 )
 def test_layouts_are_read(text, devices, draft_devices, expected):
-  found = meshes.parse(text, devices, draft=LLAMA, draft_devices=draft_devices)
-  assert (found.data, found.model, found.draft) == expected
+  actual = meshes.parse(text, devices, draft=LLAMA, draft_devices=draft_devices)
+  assert (actual.data, actual.model, actual.draft) == expected
 
 
 @pytest.mark.parametrize(
@@ -50,11 +50,11 @@ def test_a_draft_of_its_own_size_has_an_axis():
   )
   assert dict(of(data=2, model=4, draft=4).shape) == dict(data=2, model=4)
   assert dict(of(data=2, model=4, draft=1).shape) == dict(data=2, model=4)
-  own = meshes.Layout(data=2, model=8, draft=2)
-  assert dict(own.mesh(jax.devices() * 16).shape) == dict(
+  layout = meshes.Layout(data=2, model=8, draft=2)
+  assert dict(layout.mesh(jax.devices() * 16).shape) == dict(
     data=2, model=4, draft=2
   )
-  target, draft = own.shardings()
+  target, draft = layout.shardings()
   assert target.column_nd[0] == ("model", "draft")
   assert draft.column_nd[0] == "draft"
 

@@ -1,4 +1,4 @@
-"""What single tokens stand for, in both kinds of vocabulary."""
+"""Texts of single tokens, in both kinds of vocabulary."""
 
 import fallback
 import files
@@ -15,8 +15,8 @@ def test_bytes_of_tokens_are_those_of_the_text_they_make():
   text = "naïve 日本語 🙂 Ünïcödé\n  x = 1"
   ids = [tokenizer.eos_token_id, *tokenizer.encode(text)]
   assert len(ids) > len(text)
-  found = b"".join(token_text.bytes_of(tokenizer, token) for token in ids)
-  assert found.decode() == text
+  actual = b"".join(token_text.bytes_of(tokenizer, token) for token in ids)
+  assert actual.decode() == text
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -26,16 +26,16 @@ def test_bytes_of_any_tokens_are_those_of_their_text(seed):
   tokenizer = tokenizers.load(files.EMBEDDED)
   for _ in range(50):
     ids = rng.integers(0, tokenizer.vocab_size, 6).tolist()
-    found = b"".join(token_text.bytes_of(tokenizer, token) for token in ids)
-    assert found.decode("utf-8", "replace") == tokenizer.decode(ids)
+    actual = b"".join(token_text.bytes_of(tokenizer, token) for token in ids)
+    assert actual.decode("utf-8", "replace") == tokenizer.decode(ids)
 
 
 def test_bytes_that_a_vocabulary_falls_back_to():
   tokenizer = fallback.tokenizer()
   ids = tokenizer.backend.token_to_id
   text = [ids("▁a"), ids("b"), *"é🙂".encode(), ids("</s>"), ids("▁the")]
-  found = b"".join(token_text.bytes_of(tokenizer, token) for token in text)
-  assert found.decode() == " abé🙂 the"
+  actual = b"".join(token_text.bytes_of(tokenizer, token) for token in text)
+  assert actual.decode() == " abé🙂 the"
   assert tokenizer.decode(text) == "abé🙂 the"  # a text begins without it
   assert token_text.fallback_byte(tokenizer, 0xC3) == 0xC3
   assert token_text.fallback_byte(tokenizer, ids("b")) is None

@@ -304,8 +304,10 @@ def test_a_list_of_its_own_does_not_change_a_whole_tokenizer(whole, special):
     lambda backend: backend.add_tokens([token]),
     added_tokens={"<tool>": size()},
   )
-  (found,) = assert_the_same(folder).backend.get_added_tokens_decoder().values()
-  assert (found.special, found.normalized) == (special, False)
+  (actual,) = (
+    assert_the_same(folder).backend.get_added_tokens_decoder().values()
+  )
+  assert (actual.special, actual.normalized) == (special, False)
 
 
 def test_what_the_files_call_special_is_so_where_it_is_a_word(whole):

@@ -121,8 +121,8 @@ def test_text_up_to_the_last_position_follows_the_target(
 
 
 def test_a_law_that_is_healed_after_it_was_drawn_from_is_caught():
-  found = p_value("block", chain(4), siblings.IID, False, healed_too_late)
-  assert found < ALPHA
+  actual = p_value("block", chain(4), siblings.IID, False, healed_too_late)
+  assert actual < ALPHA
 
 
 # --------------------------------------------------- networks, and their caches

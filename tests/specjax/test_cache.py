@@ -55,8 +55,8 @@ def test_rows_of_all_layers_are_written_and_read_at_their_own_slots(batch):
     write(buffer, rows[1], start, layer=jnp.int32(1)), second
   )
   for stacked, expected in ((every, rows), (every[1], rows[1])):
-    found = jax.jit(cache_lib.read_rows, static_argnums=2)(stacked, start, 3)
-    np.testing.assert_array_equal(found, expected)
+    actual = jax.jit(cache_lib.read_rows, static_argnums=2)(stacked, start, 3)
+    np.testing.assert_array_equal(actual, expected)
 
 
 @pytest.mark.parametrize("layer", [None, 1])
@@ -77,8 +77,8 @@ def test_one_row_is_written_and_read_where_it_is(row, layer):
       new[:, 0] if layer is None else new[0]
     )
     read = jax.jit(cache_lib.read_rows, static_argnums=2)
-    found = read(after, np.array([3]), 4, layer=layer and jnp.int32(layer))
-    np.testing.assert_array_equal(found, new)
+    actual = read(after, np.array([3]), 4, layer=layer and jnp.int32(layer))
+    np.testing.assert_array_equal(actual, new)
   np.testing.assert_array_equal(after.buffer, expected)
 
 

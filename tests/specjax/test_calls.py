@@ -8,7 +8,7 @@ from specjax.calls import Call, Grammar
 
 
 class Cup:
-  """What a drink is made of."""
+  """Parts of a drink."""
 
   def __init__(self, text):
     self.text = text
@@ -30,7 +30,7 @@ DRINKS = Grammar(
   entries={"tea": tea, "mixed": mixed, "water": Cup("water")},
   nested=NESTED,
   literal="tea",
-  own=Cup,
+  custom=Cup,
 )
 NESTED[Cup] = DRINKS
 OWN = Cup("mine")
@@ -103,11 +103,11 @@ def test_ones_own_is_named_by_its_module():
 
 
 def test_a_list_is_separated_where_calls_end():
-  found = calls.parse_list("plain, a(b=(1, 2), c='x,y'),m.n:f(d)")
-  assert [str(call) for call in found] == [
+  actual = calls.parse_list("plain, a(b=(1, 2), c='x,y'),m.n:f(d)")
+  assert [str(call) for call in actual] == [
     "plain", 'a(b=(1, 2), c="x,y")', "m.n:f(d)"
   ]  # fmt: skip
-  assert found[1] == Call("a", (), {"b": (1, 2), "c": "x,y"})
+  assert actual[1] == Call("a", (), {"b": (1, 2), "c": "x,y"})
   assert calls.parse_list(" ") == []
 
 

@@ -248,13 +248,13 @@ def test_a_lossy_rule_that_reports_no_distance_is_not_said_to_have_none():
   typical = specjax.rules.get("typical")
 
   def verify(draft, target):
-    found = typical.verify(draft, target)
-    return dataclasses.replace(found, total_variation=None)
+    actual = typical.verify(draft, target)
+    return dataclasses.replace(actual, total_variation=None)
 
   for rule, known in ((typical, True), ("token", True), (None, False)):
     rule = rule or dataclasses.replace(typical, verify=verify, name="silent")
     decoder = make("model", rule)
     state = decode(decoder, start(decoder))
-    found = np.asarray(state.counters.total_variation)
-    assert np.isfinite(found).all() == known
-    assert (found == 0).all() == (rule == "token")
+    actual = np.asarray(state.counters.total_variation)
+    assert np.isfinite(actual).all() == known
+    assert (actual == 0).all() == (rule == "token")

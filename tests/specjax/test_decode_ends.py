@@ -1,4 +1,4 @@
-"""How rows end, what is counted, and what a row is not touched by."""
+"""Ends of rows, counters, and independence of rows."""
 
 import dataclasses
 import re
@@ -226,9 +226,9 @@ def test_gradients_with_respect_to_the_draft_are_finite():
     draft = specjax.Draft(
       tree=tree, siblings=siblings.IID, tokens=tokens, log_probs=law
     )
-    found = rules.get("token").verify(draft, target)
-    after = jnp.exp(found.next_log_probs(jnp.array([0, 1])))
-    return found.node_probs @ jnp.arange(3.0) @ jnp.ones(2) + after[0, 0]
+    actual = rules.get("token").verify(draft, target)
+    after = jnp.exp(actual.next_log_probs(jnp.array([0, 1])))
+    return actual.node_probs @ jnp.arange(3.0) @ jnp.ones(2) + after[0, 0]
 
   grad = jax.grad(expected_accepted)(
     jnp.asarray(rng.standard_normal((2, 3, 5)), jnp.float32)

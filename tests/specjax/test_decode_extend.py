@@ -35,7 +35,7 @@ DECODERS = {
   "ngram": decoding.make("ngram", "match"),
   "plain": decoding.make("plain"),
   "features": FEATURES,
-  # One whose cache lacks all that stands since the last round.
+  # One whose cache lacks all tokens committed in the last round.
   "eagle": specjax.make_decoder(
     toys.table_model(VOCAB, layers=2),
     drafter=drafters.eagle(
@@ -69,9 +69,9 @@ def extend(decoder, state, row, tokens=MORE, *, budget=5, **more):
   )
 
 
-def reading(decoder, again):
-  """A mutant that reads another number of tokens again."""
-  drafter = dataclasses.replace(decoder.drafter, again=again)
+def reading(decoder, num_refed):
+  """A mutant that re-feeds another number of tokens."""
+  drafter = dataclasses.replace(decoder.drafter, num_refed=num_refed)
   return dataclasses.replace(decoder, drafter=drafter)
 
 
@@ -106,9 +106,9 @@ def test_a_row_goes_on_as_if_all_its_text_were_its_prompt(name):
       decoder, fresh(decoder, rows_of(state)[row], state.keys[row : row + 1])
     )
     together = decode(decoder, state)
-    found = rows_of(together)
-    assert found.pop(row) == rows_of(alone)[0]
-    assert found == before[:row] + before[row + 1 :]
+    actual = rows_of(together)
+    assert actual.pop(row) == rows_of(alone)[0]
+    assert actual == before[:row] + before[row + 1 :]
     counted = lambda s, b: jax.tree.map(
       lambda x: np.asarray(x[b]).tolist(), vars(s.counters)
     )
@@ -149,9 +149,9 @@ def test_a_prompt_goes_on_from_what_another_row_has_read(name):
     assert rows_of(begun)[row] == text
     alone = alone_behind(decoder, text, state)
     together = decode(decoder, begun)
-    found = rows_of(together)
-    assert found.pop(row) == rows_of(alone)[0]
-    assert found == before[:row] + before[row + 1 :]
+    actual = rows_of(together)
+    assert actual.pop(row) == rows_of(alone)[0]
+    assert actual == before[:row] + before[row + 1 :]
     assert together.counters.num_accepted[row] == alone.counters.num_accepted[0]
   assert decoding.jitted(decoder, "admit")._cache_size() == 1
 
@@ -166,9 +166,9 @@ def test_a_row_that_decodes_may_be_gone_on_from():
   keep = int(state.length[2])
   begun = behind(decoder, begin(), 4, 2, keep)
   text = [*rows_of(state)[2], *MORE.tolist()]
-  found = rows_of(decode(decoder, begun))
-  assert found[4] == rows_of(alone_behind(decoder, text, state))[0]
-  assert found[:4] == undisturbed[:4]
+  actual = rows_of(decode(decoder, begun))
+  assert actual[4] == rows_of(alone_behind(decoder, text, state))[0]
+  assert actual[:4] == undisturbed[:4]
 
 
 def test_a_row_that_keeps_a_token_too_many_is_caught(monkeypatch):
@@ -178,8 +178,8 @@ def test_a_row_that_keeps_a_token_too_many_is_caught(monkeypatch):
   text = [*before[0][:5], *MORE.tolist()]
   right = rows_of(alone_behind(decoder, text, used(decoder)))[0]
 
-  def late(held, keep, own, key):
-    kept = cut(held, keep + 1, own, key)
+  def late(held, keep, blank, key):
+    kept = cut(held, keep + 1, blank, key)
     return dataclasses.replace(
       kept, tokens=jnp.roll(kept.tokens, -1, axis=1), length=kept.length - 1
     )
@@ -223,14 +223,14 @@ def test_a_text_goes_on_up_to_the_end_of_the_buffer(count, budget):
   assert state.length[0] == 34
   state = extend(decoder, state, 0, MORE[:count], budget=budget)
   text = rows_of(state)[0]
-  found = rows_of(decode(decoder, state))[0]
+  actual = rows_of(decode(decoder, state))[0]
   prompt = jnp.asarray(np.pad(text, (0, 40 - len(text)))[None])
   alone = decoder.init(
     PARAMS, prompt, jnp.array([len(text)]), state.keys[:1], buffer_length=40,
     max_new_tokens=budget,
   )  # fmt: skip
-  assert found == rows_of(decode(decoder, alone))[0]
-  assert len(found) == 34 + count + budget
+  assert actual == rows_of(decode(decoder, alone))[0]
+  assert len(actual) == 34 + count + budget
 
 
 def test_what_does_not_fit_ends_the_row_and_changes_no_text():
@@ -284,12 +284,12 @@ def test_a_draft_whose_cache_has_a_hole_is_caught():
   state = decode(decoder, state, params)
   assert state.counters.num_target_calls.tolist() == [2] * 5
   accepted = {}
-  for again in (2, 1):
-    longer = reading(decoder, again).extend(
+  for num_refed in (2, 1):
+    longer = reading(decoder, num_refed).extend(
       params, state, 2, MORE, 6, max_new_tokens=20
     )
     end = decode(decoder, longer, params)
-    accepted[again] = int(end.counters.num_accepted[2])
+    accepted[num_refed] = int(end.counters.num_accepted[2])
   assert accepted[1] < accepted[2] == 15
 
 
@@ -403,9 +403,9 @@ def test_a_prompt_read_in_chunks_is_one_that_was_read_at_once(
       np.where(seen, one[:, 0, :LONGEST, 0], 0),
       np.where(seen, other[:, 0, :LONGEST, 0], 0),
     )
-  found, expected = outcome(decoder, parts), outcome(decoder, whole)
-  assert found[0] == expected[0]
-  assert found[1] == expected[1] or name == "lookahead"
+  actual, expected = outcome(decoder, parts), outcome(decoder, whole)
+  assert actual[0] == expected[0]
+  assert actual[1] == expected[1] or name == "lookahead"
 
 
 def test_features_that_are_not_carried_over_a_border_are_caught(monkeypatch):
@@ -413,8 +413,8 @@ def test_features_that_are_not_carried_over_a_border_are_caught(monkeypatch):
   decoder = DECODERS["eagle"]
   wrong = reading(decoder, 0)
   right = outcome(decoder, begun(decoder, CHUNK, monkeypatch))
-  found = outcome(wrong, begun(wrong, CHUNK, monkeypatch))
-  assert found[1] != right[1]
+  actual = outcome(wrong, begun(wrong, CHUNK, monkeypatch))
+  assert actual[1] != right[1]
   assert outcome(wrong, begun(wrong, LONGEST, monkeypatch)) == right
 
 

@@ -78,9 +78,11 @@ def test_a_row_that_is_admitted_emits_what_it_does_alone():
   undisturbed = rows_of(decode(DECODER, state))
   for row, request in ((4, 2), (0, 1)):
     prompt, length = PROMPTS[request], LENGTHS[request]
-    found = rows_of(decode(DECODER, admit(DECODER, state, row, prompt, length)))
-    assert found.pop(row) == alone(DECODER, prompt, length)
-    assert found == undisturbed[:row] + undisturbed[row + 1 :]
+    actual = rows_of(
+      decode(DECODER, admit(DECODER, state, row, prompt, length))
+    )
+    assert actual.pop(row) == alone(DECODER, prompt, length)
+    assert actual == undisturbed[:row] + undisturbed[row + 1 :]
   assert decoding.jitted(DECODER, "admit")._cache_size() == 1
 
 
@@ -104,9 +106,9 @@ def test_a_row_may_ignore_what_ends_others(on_mesh):
   for ignore_stop, expected in ((True, whole), (False, cut)):
     admitted = admit(decoder, state, 4, prompt, length, ignore_stop=ignore_stop)
     state = decode(DECODER, admitted)
-    found = rows_of(state)
-    assert found.pop(4) == expected
-    assert found == undisturbed[:4]
+    actual = rows_of(state)
+    assert actual.pop(4) == expected
+    assert actual == undisturbed[:4]
 
 
 def test_counters_begin_anew_and_rounds_go_on():

@@ -1,4 +1,4 @@
-"""What a round's counters hold, to the value."""
+"""Counters of a round, to the value."""
 
 import types
 
@@ -45,23 +45,26 @@ def test_a_path_is_kept_to_its_first_drafted_stop_token_and_the_budget():
       [0, 1, 1, 2, 1, 3, 4],
     ]
   )
-  found = emission.kept_depth(state, draft)
-  np.testing.assert_array_equal(found, kept)
+  actual = emission.kept_depth(state, draft)
+  np.testing.assert_array_equal(actual, kept)
   state.max_length = jnp.full(4, 10 + 2)
-  found = emission.kept_depth(state, draft)
-  np.testing.assert_array_equal(found, np.minimum(kept, 2))
+  actual = emission.kept_depth(state, draft)
+  np.testing.assert_array_equal(actual, np.minimum(kept, 2))
   # Ids of the rows' own end them alike, also where those of all do not.
-  own = make_sampling(4, stop_token_ids=[[8, stop], [], [stop], [stop]])
-  state.sampling, state.ignores_stop = own, jnp.array([True, False, True, True])
-  found = emission.kept_depth(state, draft)
-  np.testing.assert_array_equal(found, np.minimum(kept, 2))
+  per_row = make_sampling(4, stop_token_ids=[[8, stop], [], [stop], [stop]])
+  state.sampling, state.ignores_stop = (
+    per_row,
+    jnp.array([True, False, True, True]),
+  )
+  actual = emission.kept_depth(state, draft)
+  np.testing.assert_array_equal(actual, np.minimum(kept, 2))
   state.ignores_stop = jnp.ones(4, bool)
-  found = emission.kept_depth(state, draft)
-  np.testing.assert_array_equal(found[1], [0, 1, 1, 2, 2, 2, 2])
+  actual = emission.kept_depth(state, draft)
+  np.testing.assert_array_equal(actual[1], [0, 1, 1, 2, 2, 2, 2])
   state.max_length = jnp.full(4, 10 + room)
-  found = emission.kept_depth(state, draft)
-  np.testing.assert_array_equal(found[1], [0, 1, 1, 2, 2, 3, 4])
-  np.testing.assert_array_equal(found[::2], kept[::2])
+  actual = emission.kept_depth(state, draft)
+  np.testing.assert_array_equal(actual[1], [0, 1, 1, 2, 2, 3, 4])
+  np.testing.assert_array_equal(actual[::2], kept[::2])
 
 
 def test_the_distance_is_summed_over_the_tokens_emitted_and_no_other():

@@ -242,9 +242,9 @@ def test_a_draft_reads_what_the_targets_encoder_made():
   for name in ("embed", "encoder"):
     whole[name] = broken[name] = target[name]
   broken["encoder"] = jax.tree.map(lambda x: jnp.nan * x, target["encoder"])
-  found = []
-  for own, share in ((whole, False), (broken, True)):
-    decoder, params = shared(own, share=share)
+  results = []
+  for draft_of_case, share in ((whole, False), (broken, True)):
+    decoder, params = shared(draft_of_case, share=share)
     state = start(decoder, params, [0, 1, 2])
     state = jax.jit(decoder.steps)(params, state, 2)
     state = jax.jit(decoder.admit)(
@@ -252,16 +252,16 @@ def test_a_draft_reads_what_the_targets_encoder_made():
       max_new_tokens=np.int32(8), inputs=jax.tree.map(lambda x: x[1:2], INPUTS),
     )  # fmt: skip
     state = jax.jit(decoder.generate)(params, state)
-    found.append((texts(state), np.asarray(state.counters.num_accepted)))
-  assert found[0][0] == found[1][0]
-  np.testing.assert_array_equal(found[0][1], found[1][1])
-  assert found[0][1].sum() > 0
+    results.append((texts(state), np.asarray(state.counters.num_accepted)))
+  assert results[0][0] == results[1][0]
+  np.testing.assert_array_equal(results[0][1], results[1][1])
+  assert results[0][1].sum() > 0
 
 
 def test_a_shared_encoder_reads_the_inputs_once(monkeypatch):
-  calls, read = [], t5.T5.read
+  calls, read = [], t5.T5.encode_inputs
   monkeypatch.setattr(
-    t5.T5, "read", lambda self, x: (calls.append(1), read(self, x))[1]
+    t5.T5, "encode_inputs", lambda self, x: (calls.append(1), read(self, x))[1]
   )
   for share, expected in ((False, 2), (True, 1)):
     decoder, params = shared(t5_model(5)[1], share=share)

@@ -37,15 +37,15 @@ def _x64():
 @pytest.mark.parametrize(("rule", "tree", "siblings"), CASES)
 def test_output_law_is_the_warped_targets(rule, tree, siblings):
   for settings in WARPS.values():
-    found = distance(
+    actual = distance(
       rule, tree, siblings=siblings, seed=0, warp_settings=settings
     )
-    assert found < 1e-10, settings
+    assert actual < 1e-10, settings
   # Tokens of probability zero, in draft or target.
-  found = distance(
+  actual = distance(
     rule, tree, siblings=siblings, seed=5, warp_settings={}, zeros=True
   )
-  assert found < 1e-10
+  assert actual < 1e-10
 
 
 @pytest.mark.parametrize(
@@ -189,9 +189,9 @@ def test_rules_keep_the_laws_dtype(dtype):
       )
 
       def ask(draft, target, rule=rule):
-        found = rule.verify(draft, target)
+        actual = rule.verify(draft, target)
         node = jnp.zeros(2, jnp.int32)
-        return found.node_probs, found.next_log_probs(node)
+        return actual.node_probs, actual.next_log_probs(node)
 
-      found = jax.eval_shape(ask, draft, draft.log_probs)
-      assert [x.dtype for x in found] == [dtype] * 2, case.id
+      actual = jax.eval_shape(ask, draft, draft.log_probs)
+      assert [x.dtype for x in actual] == [dtype] * 2, case.id

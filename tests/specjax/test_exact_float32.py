@@ -26,11 +26,11 @@ def each_rule_once():
 @pytest.mark.gpu
 @pytest.mark.parametrize(("rule", "tree", "siblings"), each_rule_once())
 def test_output_law_holds_in_float32(rule, tree, siblings):
-  found = distance(
+  actual = distance(
     rule, tree, siblings=siblings, seed=5, warp_settings={}, zeros=True,
     dtype=jnp.float32,
   )  # fmt: skip
-  assert found < 1e-5
+  assert actual < 1e-5
 
 
 @pytest.mark.usefixtures("quick_to_compile")

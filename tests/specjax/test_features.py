@@ -23,7 +23,7 @@ from specjax.warp import make_sampling
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 PARAMS = specjax.Params(target=jnp.asarray(TARGET), draft=jnp.asarray(TARGET))
 INPUTS = np.array([3, 50, 96, 0, 7], np.int32)
-# The path that stands is 0, 1, 3: not the first nodes.
+# The accepted path is 0, 1, 3: not the first nodes.
 TREE = Tree((-1, 0, 0, 1, 2))
 
 
@@ -47,7 +47,7 @@ def start(decoder, inputs=None, rows=slice(None), temperature=1.0):
 
 
 def accepted_for_sure(decoder, state) -> bool:
-  """Whether every draft of four rounds is accepted with probability one."""
+  """True if every draft of four rounds is accepted with probability one."""
   step, deepest = jax.jit(decoder.step), decoder.drafter.tree.depth
   least = 1.0
   for _ in range(4):
@@ -78,7 +78,7 @@ def shifted(commit):
 
 
 def in_order(commit):
-  """The nodes as they were fed, whatever stands."""
+  """The nodes as they were fed, whatever is accepted."""
   index = jnp.arange(commit.path.shape[1], dtype=jnp.int32)
   path = jnp.broadcast_to(index, commit.path.shape)
   return dataclasses.replace(commit, path=path)
@@ -134,10 +134,10 @@ def test_a_row_that_is_admitted_has_its_own_input():
   assert accepted_for_sure(decoder, refilled)
   generate = jax.jit(decoder.generate)
   alone = start(decoder, INPUTS, rows=slice(2, 3))
-  found = rows_of(generate(PARAMS, refilled))
-  assert found.pop(row) == rows_of(generate(PARAMS, alone))[0]
+  actual = rows_of(generate(PARAMS, refilled))
+  assert actual.pop(row) == rows_of(generate(PARAMS, alone))[0]
   undisturbed = rows_of(generate(PARAMS, state))
-  assert found == undisturbed[:row] + undisturbed[row + 1 :]
+  assert actual == undisturbed[:row] + undisturbed[row + 1 :]
 
 
 def test_inputs_that_nobody_reads_are_refused():

@@ -1,4 +1,4 @@
-"""What a run reports."""
+"""Statistics of runs and their intervals."""
 
 import dataclasses
 
@@ -91,19 +91,19 @@ def test_intervals_of_counts_cover_as_often_as_they_say(count):
   low, high = log_interval([accepted], [6 * calls])
   assert 0.935 <= np.mean((low <= 0.6) & (0.6 <= high)) <= 0.965
   if count >= intervals.LEAST:
-    found = ratio_interval(accepted[0], 6 * calls[0])
-    assert found == pytest.approx((low[0], high[0]))
+    actual = ratio_interval(accepted[0], 6 * calls[0])
+    assert actual == pytest.approx((low[0], high[0]))
 
 
 @pytest.mark.parametrize("count", [5, 6, 16, 50])
 def test_intervals_of_shares_never_cover_less_often(count):
-  found = [share_interval(k, count) for k in range(count + 1)]
-  assert found[0][0] == 0
-  assert found[-1][1] == 1
+  actual = [share_interval(k, count) for k in range(count + 1)]
+  assert actual[0][0] == 0
+  assert actual[-1][1] == 1
   for truth in np.linspace(0.01, 0.99, 99):
     law = stats.binom.pmf(np.arange(count + 1), count, truth)
     assert sum(
-      p for p, (low, high) in zip(law, found, strict=True)
+      p for p, (low, high) in zip(law, actual, strict=True)
       if low <= truth <= high
     ) >= 0.95  # fmt: skip
 
@@ -135,10 +135,10 @@ def test_an_estimate_is_within_its_interval():
         for s, z, n in zip(seconds, noise(), rng.integers(1, 99, count),
                            strict=True)
       ]  # fmt: skip
-      found = summarize(units)
+      actual = summarize(units)
       for name in ("speedup", "block_efficiency", "acceptance_rate"):
-        low, high = found[f"{name}_ci"]
-        assert low <= found[name] <= high, (name, spread)
+        low, high = actual[f"{name}_ci"]
+        assert low <= actual[name] <= high, (name, spread)
       values = (rate * noise()).tolist()
       low, high = intervals.mean_interval(values)
       assert low <= sum(values) / count <= high
@@ -192,6 +192,6 @@ def test_an_interval_stays_within_what_is_possible():
     )
     for t, c in zip(tokens, calls, strict=True)
   ]  # fmt: skip
-  found = intervals.summarize(units)
-  assert found["block_efficiency_ci"][0] == 1
-  assert found["acceptance_rate_ci"][1] <= 1
+  actual = intervals.summarize(units)
+  assert actual["block_efficiency_ci"][0] == 1
+  assert actual["acceptance_rate_ci"][1] <= 1

@@ -35,10 +35,10 @@ def by_row(rows, temperature=0.0):
   """Sampling of five rows in one shape: each shape is a program."""
   filled = [penalising.NEUTRAL | row for row in (*rows, *ROWS)]
   columns = {name: [row[name] for row in filled] for name in filled[0]}
-  found = make_sampling(len(rows) + 5, **columns)
+  built = make_sampling(len(rows) + 5, **columns)
   return dataclasses.replace(
     make_sampling(len(rows), temperature=temperature),
-    penalties=jax.tree.map(lambda x: x[: len(rows)], found.penalties),
+    penalties=jax.tree.map(lambda x: x[: len(rows)], built.penalties),
   )
 
 
@@ -92,12 +92,12 @@ def whole(drafter, rule, temperature=0.0, penalised=True):
   ],
 )
 def test_greedy_tokens_are_those_of_plain_python(drafter, rule):
-  found, _ = whole(drafter, rule)
-  for tokens, prompt, settings in zip(found, PROMPTS, ROWS, strict=True):
+  actual, _ = whole(drafter, rule)
+  for tokens, prompt, settings in zip(actual, PROMPTS, ROWS, strict=True):
     assert tokens == decoded(prompt, settings)
   # Every setting changes something: it is seen in each of these rows.
   for at in (1, 2, 3):
-    assert found[at] != decoded(PROMPTS[at], {})
+    assert actual[at] != decoded(PROMPTS[at], {})
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -131,11 +131,11 @@ def test_a_program_without_penalties_has_nothing_of_them():
 
 
 def test_no_end_comes_before_min_tokens_and_own_ends_count_as_ends():
-  found, state = whole("model", "token", 1.0)
-  assert len(found[3]) >= 9
-  assert not {END, OWN} & set(found[3][:8])
+  actual, state = whole("model", "token", 1.0)
+  assert len(actual[3]) >= 9
+  assert not {END, OWN} & set(actual[3][:8])
   for tokens, reason, stops in zip(
-    found, state.stop_reason, ({END}, {END}, {END}, {END, OWN}, {END}),
+    actual, state.stop_reason, ({END}, {END}, {END}, {END, OWN}, {END}),
     strict=True,
   ):  # fmt: skip
     assert not stops & set(tokens[:-1])
@@ -149,8 +149,8 @@ def test_own_ends_count_where_those_of_all_are_ignored():
   state = begun(
     decoder, by_row(rows), ignore_stop=np.array([True, True, False, True, True])
   )
-  found = emitted(decoding.decode(decoder, state))
-  for at, (tokens, prompt) in enumerate(zip(found, PROMPTS, strict=True)):
+  actual = emitted(decoding.decode(decoder, state))
+  for at, (tokens, prompt) in enumerate(zip(actual, PROMPTS, strict=True)):
     ends = (END,) if at == 2 else (OWN,) if at == 3 else ()
     assert tokens == decoded(prompt, {}, ends=ends)
 
@@ -165,19 +165,19 @@ def test_a_refilled_row_counts_its_own_text():
       decoding.PARAMS, state, at, np.resize(prompt, 3), len(prompt),
       jax.random.key(1), max_new_tokens=BUDGET, sampling=row,
     )  # fmt: skip
-  found = emitted(decoding.decode(decoder, state))
-  assert found[2] == decoded([4, 4, 1], ROWS[1])
-  assert found[0] == decoded([9], ROWS[1])
+  actual = emitted(decoding.decode(decoder, state))
+  assert actual[2] == decoded([4, 4, 1], ROWS[1])
+  assert actual[0] == decoded([9], ROWS[1])
 
 
 def test_a_text_that_goes_on_counts_what_it_has_as_prompt():
   decoder = decoding.make("model", "token")
-  found, state = whole("model", "token")
+  actual, state = whole("model", "token")
   state = jax.jit(decoder.extend)(
     decoding.PARAMS, state, 1, np.array([2, 6]), 2, max_new_tokens=8
   )
   again = emitted(decoding.decode(decoder, state))[1]
-  prompt = [*PROMPTS[1], *found[1], 2, 6]
+  prompt = [*PROMPTS[1], *actual[1], 2, 6]
   assert again == decoded(prompt, ROWS[1], budget=8)
 
 

@@ -98,7 +98,7 @@ def test_an_entry_is_drawn_by_its_own_share_of_all_random_bits(entry):
     mass = jnp.asarray(mass, jnp.float32)
 
     def bits_until(token, mass=mass):
-      """How many of the 2^32 draw a token below this one."""
+      """Number of the 2^32 that draw a token below this one."""
       low, high = 0, 2**32
       while low < high:
         middle = np.uint32((low + high) // 2)
@@ -141,9 +141,9 @@ def test_noise_of_positions_is_gumbel_into_the_tail():
   for level in (-1.0, 0.0, 3.0, 10.0, 24 * np.log(2)):
     share = -np.expm1(-np.exp(-level))
     spread = np.sqrt(share * (1 - share) * noise.size)
-    found = (noise > level).sum()
-    assert found > 0
-    assert abs(found - share * noise.size) < 5 * spread
+    actual = (noise > level).sum()
+    assert actual > 0
+    assert abs(actual - share * noise.size) < 5 * spread
 
 
 def test_nan_laws_give_a_valid_index():

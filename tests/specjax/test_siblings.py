@@ -49,9 +49,9 @@ def test_without_replacement_is_the_law_of_gumbel_top_k():
     assert law[a, b] == pytest.approx(P[a] * P[b] / (1 - P[a]), abs=1e-6)
   noise = jax.random.gumbel(jax.random.key(0), (200_000, 4))
   _, drawn = jax.lax.top_k(jnp.log(P) + noise, 2)
-  found = np.zeros((4, 4))
-  np.add.at(found, tuple(np.asarray(drawn).T), 1 / len(drawn))
-  assert np.abs(found - law).max() < 0.005
+  actual = np.zeros((4, 4))
+  np.add.at(actual, tuple(np.asarray(drawn).T), 1 / len(drawn))
+  assert np.abs(actual - law).max() < 0.005
 
 
 def test_top_k_are_the_most_probable_in_order():

@@ -109,7 +109,7 @@ def test_where_nothing_is_accepted_nothing_is_drafted():
 )
 def test_the_least_time_a_token_is_found(draft_seconds, curve):
   acceptance = [0.55, 0.2, 0.1]
-  found = tree_search.best_tree_for_latency(
+  actual = tree_search.best_tree_for_latency(
     acceptance, draft_seconds=draft_seconds, verify_seconds=curve, max_nodes=6
   )
 
@@ -124,7 +124,7 @@ def test_the_least_time_a_token_is_found(draft_seconds, curve):
     for tree in all_trees(n)
     if tree.max_children <= 3
   )
-  assert seconds(found) == pytest.approx(least, rel=1e-12)
+  assert seconds(actual) == pytest.approx(least, rel=1e-12)
 
 
 def test_depth_and_size_are_kept_to():
@@ -132,14 +132,14 @@ def test_depth_and_size_are_kept_to():
     draft_seconds=0.01, verify_seconds={1: 1.0, 100: 1.0}, max_nodes=12
   )
   acceptance = [0.5, 0.2]
-  found = tree_search.best_tree_for_latency(acceptance, **options, max_depth=2)
-  assert (found.max_depth, found.num_drafted) == (2, 6)
-  found = tree_search.best_tree_for_latency(acceptance, **options)
-  assert found.num_drafted == 12
+  actual = tree_search.best_tree_for_latency(acceptance, **options, max_depth=2)
+  assert (actual.max_depth, actual.num_drafted) == (2, 6)
+  actual = tree_search.best_tree_for_latency(acceptance, **options)
+  assert actual.num_drafted == 12
   # Where drafting costs as much as the target, there is no point in it.
   options["draft_seconds"] = 1.0
-  found = tree_search.best_tree_for_latency(acceptance, **options)
-  assert found == chain(0)
+  actual = tree_search.best_tree_for_latency(acceptance, **options)
+  assert actual == chain(0)
 
 
 def test_large_trees_are_found_without_a_search_through_all():

@@ -1,4 +1,4 @@
-r"""What is published as lossless, enumerated as its text or code has it.
+r"""Audit of methods published as lossless, by exact enumeration.
 
   python -m launch.studies.audit --output=docs/measurements/audit/audit.json
 
@@ -33,8 +33,8 @@ LEVEL = 0.05
 
 def row(method: shape.Method) -> dict:
   """A method's outcomes."""
-  found = {i.name: shape.outcome(method, i) for i in shape.INSTANCES}
-  exact = max(one.distance for one in found.values()) < EXACT
+  outcomes = {i.name: shape.outcome(method, i) for i in shape.INSTANCES}
+  exact = max(one.distance for one in outcomes.values()) < EXACT
   return {
     "name": method.name,
     "source": method.source,
@@ -42,8 +42,8 @@ def row(method: shape.Method) -> dict:
     "finding": method.finding,
     "depth": method.depth,
     "exact": exact,
-    "distance": {name: one.distance for name, one in found.items()},
-    "block_efficiency": {n: one.tokens for n, one in found.items()},
+    "distance": {name: one.distance for name, one in outcomes.items()},
+    "block_efficiency": {n: one.tokens for n, one in outcomes.items()},
     "smallest": None if exact else shape.smallest(method),
   }
 
@@ -62,7 +62,7 @@ def samples_for(power: float, vocab: int, bias: float) -> int:
 
 
 def vllm(bias: float, *, runs: int = 2_000, seed: int = 0) -> float:
-  """How often vLLM's test of its rejection sampler fails a biased one.
+  """Power of vLLM's test of its rejection sampler against a biased one.
 
   The test takes 10 and then 100,000 drafts of two tokens, over ten tokens with
   softmaxes of uniform logits, and asserts that the distance of the emitted
@@ -88,9 +88,12 @@ def vllm(bias: float, *, runs: int = 2_000, seed: int = 0) -> float:
     away = []
     for count in (10, 100_000):
       tokens = count + rng.binomial(count, accept)
-      found = rng.multinomial(tokens, target + shift) / tokens
+      frequencies = rng.multinomial(tokens, target + shift) / tokens
       away.append(
-        (np.linalg.norm(target - found), np.linalg.norm(others - found))
+        (
+          np.linalg.norm(target - frequencies),
+          np.linalg.norm(others - frequencies),
+        )
       )
     (few, few_others), (many, many_others) = away
     failures += not few / many > 20 * few_others / many_others

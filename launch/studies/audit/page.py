@@ -38,16 +38,16 @@ def sources(results: dict[str, dict]) -> str:
 def power(results: dict[str, dict]) -> str:
   """Probability that a test by sampling finds a bias."""
   (result,) = results.values()
-  found = result["power"]
-  biases = list(found["chi_squared"][0]["power"])
+  numbers = result["power"]
+  biases = list(numbers["chi_squared"][0]["power"])
   rows = [
     (f"chi-squared, V = {x['vocab_size']}", x["power"], x["samples_for_0.9"])
-    for x in found["chi_squared"]
+    for x in numbers["chi_squared"]
   ]
-  rows.append(("vLLM's test, V = 10", found["vllm"], None))
+  rows.append(("vLLM's test, V = 10", numbers["vllm"], None))
   return report.table(
     [
-      f"{found['samples']:,} samples", *(f"bias {b}" for b in biases),
+      f"{numbers['samples']:,} samples", *(f"bias {b}" for b in biases),
       "samples for 0.9 at 0.001",
     ],
     [
@@ -61,12 +61,12 @@ def _number(distance: float) -> str:
   return "0" if distance < 1e-9 else f"{distance:.3f}".removeprefix("0")
 
 
-def _smallest(found: dict | None) -> str:
-  if found is None:
+def _smallest(case: dict | None) -> str:
+  if case is None:
     return "–"
-  whole = found["denominator"]
-  pair = lambda name: ", ".join(f"{k}/{whole}" for k in found[name])
+  whole = case["denominator"]
+  pair = lambda name: ", ".join(f"{k}/{whole}" for k in case[name])
   return (
-    f"{found['depth']}, ({pair('draft')}), ({pair('target')}), "
-    f"{_number(found['distance'])}"
+    f"{case['depth']}, ({pair('draft')}), ({pair('target')}), "
+    f"{_number(case['distance'])}"
   )

@@ -1,4 +1,4 @@
-r"""How deep should this pair draft, at every batch size, and who should decide?
+r"""Study of draft depth: static depths, policies and the optimum by batch size.
 
   python -m launch.studies.depth --config=configs/embedded.py --workdir=W \
     --timings=docs/measurements/embedded-greedy.json,\
@@ -56,8 +56,8 @@ def read_costs(paths: list[str]) -> Machine:
     UserError: if a file is not there or is no such result.
     ValueError: if they are of one batch size.
   """
-  found = [pair for path in paths for pair in costs_lib.read(path, "--timings")]
-  return machine_of([costs for _, costs in found])
+  timed = [pair for path in paths for pair in costs_lib.read(path, "--timings")]
+  return machine_of([costs for _, costs in timed])
 
 
 def compare(
@@ -82,15 +82,15 @@ def compare(
     predictor: a trained policy and its parameters, whose own cost is not
       counted.
   """
-  every = np.full(traces.there.shape, traces.depth)
+  every = np.full(traces.present.shape, traces.depth)
   process = replay.process_of(traces)
   named = lambda text, values: [f"{text}threshold={t:g})" for t in values]
 
   def tried(names, policy, prices, params=None):
-    found = replay.depths(
+    drafted = replay.depths(
       traces, replay.priced(policy), np.array(prices), params=params
     )
-    return dict(zip(names, found, strict=True))
+    return dict(zip(names, drafted, strict=True))
 
   by_rule = {
     name: tried(named(f"{name}(", THRESHOLDS), make(), THRESHOLDS)
@@ -107,7 +107,7 @@ def compare(
       params,
     )
   widths = range(1, traces.depth + 1)
-  found = []
+  result = []
   for rows in batches:
     costs = machine.costs(rows)
     at = lambda drafted, width, rows=rows, costs=costs: replay.rate(
@@ -137,7 +137,7 @@ def compare(
       ),
       (np.array(told), np.array(widths)),
     )
-    found.append(
+    result.append(
       {
         "batch_size": rows,
         "draft_cost": float(costs.draft / costs.of_round(0)),
@@ -174,7 +174,7 @@ def compare(
       name: getattr(process, name).tolist()
       for name in ("first", "following", "acceptance")
     },
-    "batches": found,
+    "batches": result,
   }
 
 
@@ -217,15 +217,15 @@ def run(_) -> int:
     read = provenance.hashes({"depth": _HEAD.value})
     made_by["provenance"]["checkpoints"] |= read
   recorded = collect(config, models, items, deepest)
-  found = compare(recorded, costs, predictor=predictor) | {
+  result = compare(recorded, costs, predictor=predictor) | {
     "num_prompts": len(prompts.distinct(items)),
     **made_by,
   }
   folder.mkdir(parents=True, exist_ok=True)
-  results.write_json(str(folder / "depth.json"), found)
-  results.write(str(folder / "depth.md"), plots.page(found))
-  report.save(lambda: plots.figure(found), folder / "depth.svg")
-  print(plots.advice(found))
+  results.write_json(str(folder / "depth.json"), result)
+  results.write(str(folder / "depth.md"), plots.page(result))
+  report.save(lambda: plots.figure(result), folder / "depth.svg")
+  print(plots.advice(result))
   print(f"see {folder / 'depth.md'}", file=sys.stderr)
   return 0
 

@@ -16,9 +16,9 @@ _RULES = {
 }
 
 
-def advice(found: dict) -> str:
-  """Which policy to use, and what it would gain, in a sentence."""
-  one = found["batches"][0]
+def advice(result: dict) -> str:
+  """The policy to use and its gain, in a sentence."""
+  one = result["batches"][0]
   static, plain = one["best_static"], one["plain"]
   options = [one[name] for name in _POLICIES if name in one]
   best = max(options, key=lambda option: option["tokens_per_second"])
@@ -49,7 +49,7 @@ def advice(found: dict) -> str:
 
 def rules_in(every: list[dict]) -> dict[str, str]:
   """The rules that were compared in all results, with what they are called."""
-  batches = [one for found in every for one in found["batches"]]
+  batches = [one for result in every for one in result["batches"]]
   return {
     key: name
     for key, name in _RULES.items()
@@ -58,11 +58,11 @@ def rules_in(every: list[dict]) -> dict[str, str]:
 
 
 def _batches(results: dict[str, dict]) -> list[dict]:
-  """What was found at each temperature and batch size."""
+  """Results at each temperature and batch size."""
   return [
-    {"temperature": f"{found['config']['temperature']:g}"} | one
-    for found in results.values()
-    for one in found["batches"]
+    {"temperature": f"{result['config']['temperature']:g}"} | one
+    for result in results.values()
+    for one in result["batches"]
   ]
 
 
@@ -94,7 +94,7 @@ def table(results: dict[str, dict]) -> str:
 
 def static_table(results: dict[str, dict]) -> str:
   """Every static depth by batch size."""
-  most = max(found["depth"] for found in results.values())
+  most = max(result["depth"] for result in results.values())
   return report.table(
     ["temperature", "batch", *map(str, range(most + 1))],
     [
@@ -108,30 +108,30 @@ def static_table(results: dict[str, dict]) -> str:
   )
 
 
-def page(found: dict) -> str:
+def page(result: dict) -> str:
   """The study as Markdown."""
   parts = [
     "# How deep to draft",
-    advice(found),
+    advice(result),
     "![Tokens per second against batch size](depth.svg)",
     "*Predicted tokens per second of every way to choose a depth, over plain "
     "decoding's, against the batch size.*",
-    table({"": found}),
+    table({"": result}),
     "Tokens per second are predicted: from acceptances of "
-    f"{found['num_rounds']} rounds of {found['depth']} drafted tokens, and "
+    f"{result['num_rounds']} rounds of {result['depth']} drafted tokens, and "
     "from the costs given. A level costs so much of a plain round; `optimal` "
     "is told what it costs of a round as wide as its own. Beside each rule "
     "stands its setting, and how many tokens it may draft at most. Every "
     "static depth:",
-    static_table({"": found}),
+    static_table({"": result}),
   ]
   return "\n\n".join(parts) + "\n"
 
 
-def figure(found: dict) -> Figure:
+def figure(result: dict) -> Figure:
   """Rates over plain decoding's, against the batch size."""
   drawn, ((panel,),) = report.panels(6, 3.6)
-  batches = found["batches"]
+  batches = result["batches"]
   rows = [one["batch_size"] for one in batches]
   over = lambda values: np.array(values) / [one["plain"] for one in batches]
   _, *depths = batches[0]["static"]
@@ -140,7 +140,7 @@ def figure(found: dict) -> Figure:
       rows, over([one["static"][depth] for one in batches]), color="0.8",
       linewidth=0.8, label="static depths" if depth == depths[0] else None,
     )  # fmt: skip
-  for index, (key, name) in enumerate(rules_in([found]).items()):
+  for index, (key, name) in enumerate(rules_in([result]).items()):
     panel.plot(
       rows, over([one[key]["tokens_per_second"] for one in batches]),
       color=f"C{index}", marker="o", label=name,

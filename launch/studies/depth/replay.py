@@ -1,4 +1,4 @@
-"""What each way to choose a depth would have made of recorded rounds.
+"""Replay of depth policies on recorded rounds.
 
 A policy is replayed by its own code (`specjax.adaptive.policies`), row by row
 and round by round, with the estimates that it would have learned. Rounds are
@@ -32,7 +32,7 @@ _POINTS = 257
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Machine:
-  """What parts of a round cost, linear in the rows of a batch.
+  """Costs of the parts of a round, linear in the rows of a batch.
 
   Attributes:
     level: seconds of a drafted level and of what goes with it, of no rows and
@@ -71,16 +71,16 @@ def machine_of(timed: Sequence[timings.Costs]) -> Machine:
   Raises:
     ValueError: if there is none, or they are of one batch size.
   """
-  found = {
+  costs_of = {
     one.batch_size: {"level": one.level, "rest": one.rest, **one.target}
     for one in timed
   }
-  if not found or len(found) != len(timed):
+  if not costs_of or len(costs_of) != len(timed):
     raise ValueError(
       "costs must be of different batch sizes, got "
       f"{[one.batch_size for one in timed]}"
     )
-  (one, low), *more = sorted(found.items())
+  (one, low), *more = sorted(costs_of.items())
   if not more:
     line = lambda name: (low[name], 0.0)
   else:
@@ -93,7 +93,7 @@ def machine_of(timed: Sequence[timings.Costs]) -> Machine:
   widths = [
     w
     for w in low
-    if isinstance(w, int) and all(w in part for part in found.values())
+    if isinstance(w, int) and all(w in part for part in costs_of.values())
   ]
   return Machine(
     level=line("level"),
@@ -118,7 +118,7 @@ def depths(
   params: Any = None,
   known: Process | None = None,
 ) -> np.ndarray:
-  """How deep policies of one kind would have drafted.
+  """Depths that policies of one kind would have drafted.
 
   Args:
     traces: the rounds.
@@ -135,7 +135,8 @@ def depths(
   given = tuple(
     jnp.moveaxis(jnp.asarray(x), 1, 0)
     for x in (
-      traces.accept, traces.top, traces.confidence, traces.hidden, traces.there
+      traces.accept, traces.top, traces.confidence, traces.hidden,
+      traces.present,
     )
   )  # fmt: skip
   temperature = jnp.full(rows, traces.temperature, jnp.float32)
@@ -211,9 +212,9 @@ def limited(limits: Any) -> Policy:
 def _knowing(estimates: Estimates, process: Process) -> Estimates:
   """Estimates that a process's acceptances outweigh all rounds in."""
   bins = np.arange(BINS)
-  own = np.append(process.acceptance, 0)
+  chance = np.append(process.acceptance, 0)
   after = process.ahead(np.append(bins, stopping.ROOT)) @ process.acceptance
-  table = np.stack([own, after])  # [2, BINS + 1]
+  table = np.stack([chance, after])  # [2, BINS + 1]
   seen = np.full((len(estimates.tokens), *table.shape), 1e7, np.float32)
   return dataclasses.replace(
     estimates,
@@ -237,8 +238,8 @@ def rate(
     rows: of the batch.
     width: tokens at most, which the target's pass has room for.
   """
-  drafted = np.minimum(drafted, width)[traces.there]
-  survival = np.cumprod(traces.accept, axis=2)[traces.there]  # [rounds, G]
+  drafted = np.minimum(drafted, width)[traces.present]
+  survival = np.cumprod(traces.accept, axis=2)[traces.present]  # [rounds, G]
   counted = np.arange(traces.depth) < drafted[:, None]
   tokens = 1 + float((survival * counted).sum(axis=1).mean())
   below = [(drafted < k).mean() for k in range(1, width + 1)]
@@ -261,9 +262,9 @@ def process_of(traces: Traces) -> Process:
 
   Tokens count for their survival: those behind a rejection are of no text.
   """
-  accept = traces.accept[traces.there].astype(np.float64)
+  accept = traces.accept[traces.present].astype(np.float64)
   bins = np.sum(
-    traces.top[traces.there][..., None] >= np.array(estimates_lib.EDGES),
+    traces.top[traces.present][..., None] >= np.array(estimates_lib.EDGES),
     axis=-1,
   )
   before = np.cumprod(
@@ -303,10 +304,10 @@ def optimum(
   guess = _by_limits(process, fixed, limits)
   for _ in range(20):  # Dinkelbach, from the static depth
     better = stopping.thresholds(process, fixed, guess, width, points=_POINTS)
-    found = _by_limits(process, fixed, better)
-    if found <= guess * (1 + 1e-9):
+    optimal = _by_limits(process, fixed, better)
+    if optimal <= guess * (1 + 1e-9):
       break
-    guess, limits = found, better
+    guess, limits = optimal, better
   return limits, guess
 
 

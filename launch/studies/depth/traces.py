@@ -1,4 +1,4 @@
-"""What every drafted token of real rounds was, were rounds as deep as can be.
+"""Traces of real rounds, drafted as deep as can be, for replay.
 
 A static chain of G tokens is decoded, and of each round is kept what a policy
 would see of it and what became of it: of every depth up to G at once.
@@ -28,7 +28,7 @@ class Traces:
     confidence: `f32[R, M, G]`, its own in that.
     hidden: `f32[R, M, G, H]`, the draft's hidden state that the law was read
       of; H is 0 if none was asked for.
-    there: `bool[R, M]`, which rounds there were.
+    present: `bool[R, M]`, which rounds there were.
     temperature: of the sampling.
   """
 
@@ -36,7 +36,7 @@ class Traces:
   top: np.ndarray
   confidence: np.ndarray
   hidden: np.ndarray
-  there: np.ndarray
+  present: np.ndarray
   temperature: float
 
   @property
@@ -47,7 +47,7 @@ class Traces:
   @property
   def num_rounds(self) -> int:
     """Of all rows."""
-    return int(self.there.sum())
+    return int(self.present.sum())
 
 
 def collect(
@@ -83,8 +83,8 @@ def collect(
     one.compile(batch)
     state, seen = one.prefill(batch), []
     while not np.all(jax.device_get(state.done)):
-      state, found = step(one.params, state)
-      seen.append(jax.device_get(found))
+      state, info = step(one.params, state)
+      seen.append(jax.device_get(info))
     columns = [np.stack(column, axis=1) for column in zip(*seen, strict=True)]
     for row in range(len(batch.prompts)):
       rows.append([column[row] for column in columns])
@@ -106,6 +106,6 @@ def collect(
     top=padded(1),
     confidence=padded(2),
     hidden=padded(3),
-    there=padded(4),
+    present=padded(4),
     temperature=config.temperature,
   )

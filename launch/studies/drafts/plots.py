@@ -52,22 +52,22 @@ def table(results: dict[str, list[dict]]) -> str:
     head.append(f"block efficiency, T={temperature}")
     head += ["tok/s", "speed-up"] * shapes
     for row, line in zip(rows, lines, strict=True):
-      found = row["decoding"][temperature]
-      line.append(report.estimate(found, "block_efficiency"))
+      numbers = row["decoding"][temperature]
+      line.append(report.estimate(numbers, "block_efficiency"))
       if shapes:
-        line.append(f"{found['tokens_per_second']:.0f}")
-        line.append(report.estimate(found, "speedup"))
+        line.append(f"{numbers['tokens_per_second']:.0f}")
+        line.append(report.estimate(numbers, "speedup"))
   return report.table(head, lines)
 
 
 def _by_position(rows: list[dict]) -> str:
   """A row for each draft and temperature."""
   every = [
-    (row, temperature, found)
+    (row, temperature, numbers)
     for row in rows
-    for temperature, found in row["decoding"].items()
+    for temperature, numbers in row["decoding"].items()
   ]
-  deepest = max(len(found["accepted"]) for *_, found in every)
+  deepest = max(len(numbers["accepted"]) for *_, numbers in every)
   head = [
     "draft", "trained parameters", "steps", "operations", "T",
     *(f"accepted, token {i + 1}" for i in range(deepest)),
@@ -85,12 +85,15 @@ def _by_position(rows: list[dict]) -> str:
         *(
           f"{value:.2f}" + report.interval(ends) if tried else "never tried"
           for value, ends, tried in zip(
-            found["accepted"], found["accepted_ci"], found["tried"], strict=True
+            numbers["accepted"],
+            numbers["accepted_ci"],
+            numbers["tried"],
+            strict=True,
           )
         ),
-        report.estimate(found, "block_efficiency"),
+        report.estimate(numbers, "block_efficiency"),
       ]
-      for row, temperature, found in every
+      for row, temperature, numbers in every
     ],
   )
 
@@ -129,13 +132,13 @@ def by_position(rows: list[dict]) -> Figure:
   )
   for panel, temperature in zip(panels.flat, temperatures, strict=True):
     for number, row in enumerate(rows):
-      found = row["decoding"][temperature]
-      value = np.array(found["accepted"])
+      numbers = row["decoding"][temperature]
+      value = np.array(numbers["accepted"])
       # Beside each other, so that intervals can be told apart.
       places = np.arange(1, len(value) + 1)
       panel.errorbar(
         places + 0.06 * (number - (len(rows) - 1) / 2), value,
-        yerr=report.sides(value, found["accepted_ci"]), capsize=2,
+        yerr=report.sides(value, numbers["accepted_ci"]), capsize=2,
         marker=report.MARKERS[number % len(report.MARKERS)],
         label=row["name"], color=f"C{number}",
       )  # fmt: skip

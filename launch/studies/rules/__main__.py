@@ -121,7 +121,7 @@ def compare_on_contexts(config) -> dict:
   )
   room = models.room(config.max_new_tokens)
   items = prompts.all_of(cli.PROMPTS.value, models.tokenizer, max_tokens=room)
-  found = on_pair.measure(
+  measured = on_pair.measure(
     rows,
     models,
     config,
@@ -130,7 +130,7 @@ def compare_on_contexts(config) -> dict:
   )
   return {
     **shape,
-    "rules": found,
+    "rules": measured,
     "left_out": left_out,
     "num_prompts": len(prompts.distinct(items)),
     "max_contexts": _MAX_CONTEXTS.value,

@@ -1,4 +1,4 @@
-"""What each verification rule is given when rules are compared.
+"""Drafts and random models on which verification rules are compared.
 
 A row of a report is named after its rule:
 
@@ -46,7 +46,7 @@ SIBLINGS: dict[str, tuple[Siblings, ...]] = {
 
 
 def siblings_of(rule_name: str) -> tuple[Siblings, ...]:
-  """How siblings are drawn for a rule when rules are compared."""
+  """Sibling laws of a rule when rules are compared."""
   return SIBLINGS.get(rule_name, (siblings_lib.IID,))
 
 
@@ -77,7 +77,7 @@ class Case:
   siblings: Siblings
 
   def describe(self) -> dict:
-    """What a JSON report says about the row itself."""
+    """The row itself, in a JSON report."""
     return {
       "rule": self.rule.name,
       "lossless": self.rule.lossless,
@@ -161,7 +161,7 @@ def _tree(rule_name: str, num_drafts: int, depth: int) -> Tree:
 # --------------------------------------------------------------- random models
 
 LAWS = ("dirichlet_1", "dirichlet_0.3", "related")
-"""How they are drawn at every context: draft and target independent, flat or
+"""Kinds of random laws at every context: draft and target independent, flat or
 sharp; or the draft Dirichlet(1) and the target `q ~ p exp(0.7 noise)`."""
 
 

@@ -1,4 +1,4 @@
-"""What each verification rule costs, against one pass over what it reads.
+"""Costs of verification rules, against one pass over the laws they read.
 
   python -m launch.studies.rules.costs --output=costs.json
 
@@ -58,7 +58,7 @@ _SECONDS, _MOST_TURNS = 0.3, 500
 
 @dataclasses.dataclass(frozen=True, kw_only=True, order=True)
 class Cell:
-  """What is verified: B rows of K paths of G tokens among V."""
+  """Sizes of a verification: B rows of K paths of G tokens among V."""
 
   vocab_size: int
   num_drafts: int
@@ -82,7 +82,7 @@ class Cell:
     return self.pass_bytes + (noise if drawn.with_noise else 0)
 
   def distance(self, other: "Cell") -> float:
-    """How far apart, in octaves along all axes."""
+    """Distance in octaves along all axes."""
     return sum(
       abs(math.log2(a / b))
       for a, b in zip(
@@ -192,10 +192,10 @@ def verification(name: str, tree: Tree, drawn: Siblings):
 
   @jax.jit
   def run(draft, target_log_probs):
-    found = rule.verify(draft, target_log_probs)
-    node = random.argmax(found.node_probs)
-    largest = jnp.max(found.next_log_probs(node), axis=-1)
-    return found.node_probs, node, largest, found.total_variation
+    verified = rule.verify(draft, target_log_probs)
+    node = random.argmax(verified.node_probs)
+    largest = jnp.max(verified.next_log_probs(node), axis=-1)
+    return verified.node_probs, node, largest, verified.total_variation
 
   return run
 
@@ -271,7 +271,7 @@ def run(_) -> int:
 def _measure(
   plan: list, done: Mapping, *, rounds: int
 ) -> Iterator[tuple[str, dict]]:
-  """What is not done of a plan: entries, and what they are called."""
+  """Entries of a plan that are not done yet, with their names."""
   made, inputs = None, None
   for number, (cell, drawn, rule) in enumerate(plan, start=1):
     entry = _entry(cell, drawn, rule)
@@ -281,17 +281,17 @@ def _measure(
     if made != (cell, drawn):
       inputs = None  # the memory of the cell before
       made, inputs = (cell, drawn), make_inputs(cell, drawn)
-    own, one_pass = time_rule(rule, cell.tree, drawn, inputs, rounds=rounds)
+    spent, one_pass = time_rule(rule, cell.tree, drawn, inputs, rounds=rounds)
     entry |= {
-      "milliseconds": own,
+      "milliseconds": spent,
       "pass_milliseconds": one_pass,
-      "ratio": own / one_pass,
+      "ratio": spent / one_pass,
       "bytes": cell.pass_bytes,
     }
     print(
       f"[{number}/{len(plan)}] V={cell.vocab_size} K={cell.num_drafts} "
       f"G={cell.num_speculative_tokens} B={cell.batch_size} {rule} "
-      f"({drawn.name}): {own:.2f} ms, {own / one_pass:.2f} passes",
+      f"({drawn.name}): {spent:.2f} ms, {spent / one_pass:.2f} passes",
       file=sys.stderr,
       flush=True,
     )

@@ -1,4 +1,4 @@
-r"""How close every lossless rule comes to the joint optimum of a whole draft.
+r"""Share of the joint optimum of whole drafts that each lossless rule reaches.
 
   python -m launch.studies.rules.joint \
     --output=docs/measurements/rules/joint.json
@@ -97,7 +97,7 @@ SHAPES = tuple(
 
 
 def shares(shape: Shape, laws: str, instances: int) -> dict:
-  """What the rules reach of the joint optimum on some models.
+  """Shares of the joint optimum that the rules reach on some models.
 
   Args:
     shape: of the drafts.

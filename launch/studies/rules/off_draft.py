@@ -1,4 +1,4 @@
-r"""How much of the joint optimum is left if a rule sees the laws on its draft.
+r"""Share of the joint optimum for rules that see the laws on their draft only.
 
   python -m launch.studies.rules.off_draft \
     --output=docs/measurements/rules/off_draft.json
@@ -46,8 +46,8 @@ def share(laws: str, size: tuple[int, int, int, int], seed: int) -> float:
     laws = np.array([[law(context) for law in model] for model in some])
     return (1 - _UNIFORM) * laws + _UNIFORM / vocab
 
-  found = off_tree.optimum(tree_lib.paths(length, count), prior)
-  return found.on_draft / found.everywhere
+  off = off_tree.optimum(tree_lib.paths(length, count), prior)
+  return off.on_draft / off.everywhere
 
 
 def run(_) -> int:

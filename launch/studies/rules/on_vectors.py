@@ -77,7 +77,7 @@ def compare(
       f"expected accepted tokens of rule transport on {count} i.i.d. paths of "
       f"{length} tokens: the optimum node by node"
     )
-  found = {}
+  rows_of = {}
   for row in rows:
     values = measured(row)
     share = values["acceptance"] / optimum if optimum > 0 else None
@@ -86,7 +86,7 @@ def compare(
       # The optimum, where it is sampled too, has an error from other drafts.
       share_error = math.hypot(values["standard_error"], share * (error or 0))
       share_error /= optimum
-    found[row.name] = {
+    rows_of[row.name] = {
       **values,
       "share_of_optimum": share,
       "share_standard_error": share_error,
@@ -97,7 +97,7 @@ def compare(
     "optimum_standard_error": error,
     "num_drafts": count,
     "num_speculative_tokens": length,
-    "rules": found,
+    "rules": rows_of,
     "left_out": left_out,
   }
 
@@ -120,16 +120,16 @@ def evaluate(
   enumerable = not row.siblings.with_noise and numbers <= _MAX_ENUMERATED
   if enumerable:
     with jax.enable_x64(True):
-      found = exact.block_law(
+      block = exact.block_law(
         row.rule,
         row.tree,
         lambda context: draft,
         lambda context: target,
         siblings=row.siblings,
       )
-    law = found.output.sum(axis=tuple(range(1, found.output.ndim)))
-    acceptance, error = found.expected_accepted, None
-    distance = found.total_variation
+    law = block.output.sum(axis=tuple(range(1, block.output.ndim)))
+    acceptance, error = block.expected_accepted, None
+    distance = block.total_variation
   else:
     acceptance, error, law, distance = sample(row, draft, target, seed=seed)
   return {
@@ -189,16 +189,21 @@ def sample(row: Case, draft: np.ndarray, target: np.ndarray, *, seed: int):
       siblings=row.siblings,
       vocab_size=vocab,
     )
-    found = row.rule.verify(drafted, everywhere(log_target, tree.num_nodes))
+    verification = row.rule.verify(
+      drafted, everywhere(log_target, tree.num_nodes)
+    )
     # The next token is drafted, unless the walk ends at the root.
     law = None
     if vocab <= _LONGEST_LAW:
-      stay, onward = found.node_probs[0, 0], found.node_probs[0, 1:]
-      rest = jnp.exp(found.next_log_probs(jnp.zeros((1,), jnp.int32))[0])
+      stay, onward = (
+        verification.node_probs[0, 0],
+        verification.node_probs[0, 1:],
+      )
+      rest = jnp.exp(verification.next_log_probs(jnp.zeros((1,), jnp.int32))[0])
       law = (stay * rest).at[drafted.tokens[0, first]].add(onward)
-    distance = found.total_variation
+    distance = verification.total_variation
     return (
-      on_pair.expected_accepted(tree, found)[0],
+      on_pair.expected_accepted(tree, verification)[0],
       law,
       None if distance is None else distance[0, 0],
     )

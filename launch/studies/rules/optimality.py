@@ -1,4 +1,4 @@
-r"""How close each rule for i.i.d. drafts comes to the optimum of transport.
+r"""Share of the optimum of transport that each rule for i.i.d. drafts reaches.
 
   python -m launch.studies.rules.optimality \
     --output=docs/measurements/rules/optimality.json
@@ -28,7 +28,7 @@ _NUM_DRAFTS = (2, 3, 4, 6, 8)
 
 @functools.partial(jax.jit, static_argnames="count")
 def accepted(log_q: jax.Array, log_p: jax.Array, *, count: int) -> dict:
-  """What each rule accepts at one position.
+  """Acceptance of each rule at one position.
 
   Args:
     log_q, log_p: `f32[V]`, the target's law and the draft's.
@@ -77,8 +77,8 @@ def run(_) -> int:
         with np.errstate(divide="ignore"):
           log_q, log_p = (jnp.log(jnp.asarray(x, jnp.float32)) for x in (q, p))
         optimum = iid_optimum(p, q, count)
-        found = jax.device_get(accepted(log_q, log_p, count=count))
-        shares.append({n: float(v) / optimum for n, v in found.items()})
+        by_rule = jax.device_get(accepted(log_q, log_p, count=count))
+        shares.append({n: float(v) / optimum for n, v in by_rule.items()})
       rows.append(
         {
           "vocab_size": vocab_size,

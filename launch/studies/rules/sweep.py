@@ -68,14 +68,14 @@ def run(_) -> int:
         vocab_size=models.tokenizer.vocab_size,
       )
       if cases.RULES.value:
-        there = {row.name: row for row in rows}
+        by_name = {row.name: row for row in rows}
         rows = [
-          there.get(name) or of_rule(name, num_drafts, depth, models)
+          by_name.get(name) or of_rule(name, num_drafts, depth, models)
           for name in cases.RULES.value
           if name not in left_out
         ]
       config.temperature = temperature
-      found = on_pair.measure(
+      measured = on_pair.measure(
         rows, models, config, batches, max_contexts=on_pair.NUM_CONTEXTS.value
       )
       journal.add(
@@ -84,7 +84,7 @@ def run(_) -> int:
           "num_drafts": num_drafts,
           "num_speculative_tokens": depth,
           "temperature": temperature,
-          "rules": found,
+          "rules": measured,
           "left_out": left_out,
         }
       )

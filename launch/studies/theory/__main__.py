@@ -87,7 +87,7 @@ theorem1, theorem2, theorem3, limit = map(
 def of_chain(
   pair: markov.MarkovPair, counts: list[int], *, runs: int, seed: int
 ) -> dict:
-  """What theory says of a chain, and the simulation of it.
+  """Theory of a chain beside its simulation.
 
   Args:
     pair: the chain.
@@ -255,7 +255,7 @@ def acceptance(runs: int, counts: tuple[int, ...] = (1, 2, 3, 4)) -> dict:
   """Figure 7: what every lossless rule accepts of K drafts of one token."""
   del runs
   p, q = np.array(_DRAFT), np.array(_TARGET)
-  found: dict[str, list] = {}
+  by_rule: dict[str, list] = {}
   # Nearly all of it is compilation, of programs that run once.
   jax.config.update("jax_disable_most_optimizations", True)
   try:
@@ -268,7 +268,7 @@ def acceptance(runs: int, counts: tuple[int, ...] = (1, 2, 3, 4)) -> dict:
         if case.rule.lossless and case.tree.num_drafted == count:
           entry = on_vectors.evaluate(case, p, q, seed=0)
           point = {key: entry[key] for key in ("acceptance", "standard_error")}
-          found.setdefault(case.name, []).append(
+          by_rule.setdefault(case.name, []).append(
             {"num_drafts": count, "siblings": case.siblings.name, **point}
           )
   finally:
@@ -278,7 +278,7 @@ def acceptance(runs: int, counts: tuple[int, ...] = (1, 2, 3, 4)) -> dict:
     "target": q.tolist(),
     "num_drafts": list(counts),
     "optimum": [optimum.iid_optimum(p, q, k) for k in counts],
-    "rules": found,
+    "rules": by_rule,
   }
 
 
@@ -367,14 +367,14 @@ def run(_) -> int:
       inputs={"--chain": _CHAIN.value},
       stdout=True,
     )
-    found = of_chain(
+    chain = of_chain(
       markov.make_pair(**read_arrays(_CHAIN.value, _ARRAYS)),
       cli.integers(cli.NUM_DRAFTS, default=[1, 2, 4]),
       runs=runs or 0,
       seed=cli.SEED.value or 0,
     )
     made_by = provenance.record(files={"--chain": _CHAIN.value})
-    results.show_json(cli.OUTPUT.value, found | made_by)
+    results.show_json(cli.OUTPUT.value, chain | made_by)
     return 0
   cli.refuse_with("--figure", cli.OUTPUT, cli.NUM_DRAFTS, cli.SEED)
   names = list(_FIGURE.value)

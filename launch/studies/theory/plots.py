@@ -21,9 +21,9 @@ def rejections(results: dict[str, dict]) -> str:
       lines = one.get("drafts") or {
         count: {
           "theory": one["expected"][one["num_drafts"].index(int(count))],
-          "simulated": found,
+          "simulated": simulated,
         }
-        for count, found in one["simulated"].items()
+        for count, simulated in one["simulated"].items()
       }
       rows += [
         {"figure": result["figure"], "horizon": one["horizon"], "count": count}
@@ -199,11 +199,11 @@ def _converging(panel: Axes, numbers: dict, theorem: str) -> None:
   """Running averages with 95% intervals, and the theory's lines."""
   first = 100  # runs; the interval before is wider than all that follows
   for index, (count, line) in enumerate(numbers["drafts"].items()):
-    color, found = f"C{index}", line["simulated"]
+    color, simulated = f"C{index}", line["simulated"]
     runs, mean = np.array(line["runs"]), np.array(line["mean"])
     error = intervals.SIDE * np.array(line["standard_error"])
     name = "" if count == "1" else f"M = {count}, "
-    said = report.plus_minus(found["mean"], found["standard_error"], 3)
+    said = report.plus_minus(simulated["mean"], simulated["standard_error"], 3)
     panel.plot(
       runs, mean, color=color, linewidth=1.2,
       label=f"{name}simulated (95%): {said}",
@@ -259,13 +259,13 @@ def drafts(numbers: dict) -> Figure:
     numbers["limit"], color="black", linestyle="--",
     label=f"limit, {numbers['limit']:.3f}",
   )  # fmt: skip
-  found = numbers["simulated"].values()
+  simulated = numbers["simulated"].values()
   panel.errorbar(
     [int(count) for count in numbers["simulated"]],
-    [one["mean"] for one in found],
-    yerr=[intervals.SIDE * one["standard_error"] for one in found],
+    [one["mean"] for one in simulated],
+    yerr=[intervals.SIDE * one["standard_error"] for one in simulated],
     color="C1", marker="x", markersize=8, capsize=3, linestyle="",
-    label=f"simulated, {next(iter(found))['runs']:,} runs (95%)",
+    label=f"simulated, {next(iter(simulated))['runs']:,} runs (95%)",
   )  # fmt: skip
   report.octaves(panel)
   panel.set_xlabel("drafts M")

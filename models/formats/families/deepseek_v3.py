@@ -97,41 +97,43 @@ def _read(settings: Settings) -> TransformerConfig:
 
 
 def _gguf_settings(
-  own: Mapping[str, Any], has: Callable[..., bool]
+  metadata: Mapping[str, Any], has: Callable[..., bool]
 ) -> dict[str, Any]:
   """Sizes of heads, under names of their own where there are latents alone."""
   keys, values = (
-    own.get(f"attention.{of}_length_mla", own.get(f"attention.{of}_length"))
+    metadata.get(
+      f"attention.{of}_length_mla", metadata.get(f"attention.{of}_length")
+    )
     for of in ("key", "value")
   )
   if keys is None or values is None:
     raise ValueError(
       "attention.key_length or attention.value_length is missing"
     )
-  found = {
-    **mixtures.gguf_layers(own, 1),
+  settings = {
+    **mixtures.gguf_layers(metadata, 1),
     "num_key_value_heads": None,
-    "qk_nope_head_dim": keys - own["rope.dimension_count"],
+    "qk_nope_head_dim": keys - metadata["rope.dimension_count"],
     "v_head_dim": values,
-    "q_lora_rank": own.get("attention.q_lora_rank"),
-    "n_group": own.get("expert_group_count", 1),
-    "topk_group": own.get("expert_group_used_count", 1),
+    "q_lora_rank": metadata.get("attention.q_lora_rank"),
+    "n_group": metadata.get("expert_group_count", 1),
+    "topk_group": metadata.get("expert_group_used_count", 1),
     "attention_bias": has("attn_kv_a_mqa"),
   }
-  kind = own.get("rope.scaling.type", "none")
+  kind = metadata.get("rope.scaling.type", "none")
   if kind != "none":
     # A float32 of a tenth of both.
-    by = round(10 * own.get("rope.scaling.yarn_log_multiplier", 0), 6)
-    found["rope_scaling"] = {
+    by = round(10 * metadata.get("rope.scaling.yarn_log_multiplier", 0), 6)
+    settings["rope_scaling"] = {
       "rope_type": kind,
-      "factor": own.get("rope.scaling.factor"),
-      reading.ROPE_LENGTH: own.get("rope.scaling.original_context_length"),
-      "beta_fast": own.get("rope.scaling.yarn_beta_fast"),
-      "beta_slow": own.get("rope.scaling.yarn_beta_slow"),
+      "factor": metadata.get("rope.scaling.factor"),
+      reading.ROPE_LENGTH: metadata.get("rope.scaling.original_context_length"),
+      "beta_fast": metadata.get("rope.scaling.yarn_beta_fast"),
+      "beta_slow": metadata.get("rope.scaling.yarn_beta_slow"),
       "mscale": by or None,
       "mscale_all_dim": by or None,
     }
-  return found
+  return settings
 
 
 def _of_heads(keys: np.ndarray, values: np.ndarray) -> np.ndarray:

@@ -108,9 +108,9 @@ def _as_they_are(name: str, config: TransformerConfig) -> None:
   del name, config
 
 
-def _nothing(own: Mapping[str, Any], has: Callable[..., bool]) -> dict:
+def _nothing(metadata: Mapping[str, Any], has: Callable[..., bool]) -> dict:
   """No settings beyond `Gguf.keys`: the default of `Gguf.settings`."""
-  del own, has
+  del metadata, has
   return {}
 
 

@@ -108,11 +108,11 @@ def _read(settings: Settings) -> TransformerConfig:
   )
 
 
-def scalar(own: Mapping[str, Any], layers_of_27b: int) -> float:
+def scalar(metadata: Mapping[str, Any], layers_of_27b: int) -> float:
   """`query_pre_attn_scalar`, which files have not: llama.cpp knows it."""
-  if own["block_count"] == layers_of_27b:
-    return own["embedding_length"] / own["attention.head_count"]
-  return own.get("attention.key_length", DEFAULTS["head_dim"])
+  if metadata["block_count"] == layers_of_27b:
+    return metadata["embedding_length"] / metadata["attention.head_count"]
+  return metadata.get("attention.key_length", DEFAULTS["head_dim"])
 
 
 FAMILY = Family(
@@ -128,7 +128,9 @@ FAMILY = Family(
     architecture="gemma2",
     keys=GGUF_KEYS,
     optional=GGUF_OPTIONAL,
-    settings=lambda own, has: {"query_pre_attn_scalar": scalar(own, 46)},
+    settings=lambda metadata, has: {
+      "query_pre_attn_scalar": scalar(metadata, 46)
+    },
     plus_one=True,
   ),
 )

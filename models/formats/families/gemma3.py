@@ -29,15 +29,15 @@ def _read(settings: Settings) -> TransformerConfig:
 
 
 def _gguf_settings(
-  own: Mapping[str, Any], has: Callable[..., bool]
+  metadata: Mapping[str, Any], has: Callable[..., bool]
 ) -> dict[str, Any]:
   del has
-  found = {"query_pre_attn_scalar": gemma2.scalar(own, 62)}
-  kind = own.get("rope.scaling.type", "none")
+  settings = {"query_pre_attn_scalar": gemma2.scalar(metadata, 62)}
+  kind = metadata.get("rope.scaling.type", "none")
   if kind != "none":
-    factor = own.get("rope.scaling.factor", 1.0)
-    found["rope_scaling"] = {"rope_type": kind, "factor": factor}
-  return found
+    factor = metadata.get("rope.scaling.factor", 1.0)
+    settings["rope_scaling"] = {"rope_type": kind, "factor": factor}
+  return settings
 
 
 FAMILY = Family(

@@ -30,14 +30,16 @@ def _read(settings: Settings) -> TransformerConfig:
 
 
 def _gguf_settings(
-  own: Mapping[str, Any], has: Callable[..., bool]
+  metadata: Mapping[str, Any], has: Callable[..., bool]
 ) -> dict[str, Any]:
-  size = own.get("attention.key_length")
-  size = size or own["embedding_length"] // own["attention.head_count"]
+  size = metadata.get("attention.key_length")
+  size = (
+    size or metadata["embedding_length"] // metadata["attention.head_count"]
+  )
   return {
-    **llama.shared_sizes(own),
-    **mixtures.gguf_layers(own, 2),
-    "partial_rotary_factor": own.get("rope.dimension_count", size) / size,
+    **llama.shared_sizes(metadata),
+    **mixtures.gguf_layers(metadata, 2),
+    "partial_rotary_factor": metadata.get("rope.dimension_count", size) / size,
     "attention_bias": has("attn_q"),
     "use_qk_norm": has("attn_q_norm.weight"),
   }

@@ -72,7 +72,7 @@ FAMILY = Family(
       "rope.freq_base": "rope_theta",
     },
     optional=frozenset({"use_parallel_residual"}),
-    settings=lambda own, has: {"attention_bias": has("attn_qkv")},
+    settings=lambda metadata, has: {"attention_bias": has("attn_qkv")},
     rows=_rows,
     rotary="part",
   ),

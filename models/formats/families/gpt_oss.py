@@ -52,19 +52,20 @@ def _read(settings: Settings) -> TransformerConfig:
 
 
 def _gguf_settings(
-  own: Mapping[str, Any], has: Callable[..., bool]
+  metadata: Mapping[str, Any], has: Callable[..., bool]
 ) -> dict[str, Any]:
   """YaRN without truncation, which files have no word for."""
-  if own.get("rope.scaling.type", "yarn") != "yarn":
+  if metadata.get("rope.scaling.type", "yarn") != "yarn":
     raise ValueError(
-      f"rope.scaling.type must be 'yarn', got {own['rope.scaling.type']!r:.40}"
+      "rope.scaling.type must be 'yarn', got "
+      f"{metadata['rope.scaling.type']!r:.40}"
     )
-  length = own.get("rope.scaling.original_context_length", 4096)
+  length = metadata.get("rope.scaling.original_context_length", 4096)
   return {
-    **llama.shared_sizes(own),
+    **llama.shared_sizes(metadata),
     "attention_bias": has("attn_q", "attn_output"),
     "rope_scaling": _ROPE
-    | {"factor": own.get("rope.scaling.factor", _ROPE["factor"])}
+    | {"factor": metadata.get("rope.scaling.factor", _ROPE["factor"])}
     | {reading.ROPE_LENGTH: length},
   }
 

@@ -13,10 +13,10 @@ def _read(settings: Settings) -> TransformerConfig:
   window = get(settings, "sliding_window", int, None)
   # transformers itself ignores layer_types here.
   usual = FULL if window is None else SLIDES
-  found = llama.alike(settings)  # which bounds the layers
+  config = llama.alike(settings)  # which bounds the layers
   reading.layer_types(settings, [usual] * layers, [usual], window)
   windows = None if window is None else (window,) * layers
-  return dataclasses.replace(found, windows=windows)
+  return dataclasses.replace(config, windows=windows)
 
 
 FAMILY = Family(

@@ -119,23 +119,23 @@ DEEPSEEK_GGUF_OPTIONAL = frozenset(
 DEEPSEEK_GGUF_ALSO = frozenset({"nextn_predict_layers", "expert_gating_func"})
 
 
-def gguf_layers(own: Mapping[str, Any], usual: int) -> dict[str, int]:
+def gguf_layers(metadata: Mapping[str, Any], usual: int) -> dict[str, int]:
   """The number of layers that do not draft, of a GGUF file's metadata.
 
   Args:
-    own: the metadata after the architecture's name.
+    metadata: the metadata after the architecture's name.
     usual: what routers are that are not said: 1 a softmax, 2 a sigmoid.
 
   Raises:
     ValueError: for routers that are no sigmoid.
   """
-  if own.get("expert_gating_func", usual) != 2:
+  if metadata.get("expert_gating_func", usual) != 2:
     raise ValueError(
       "expert_gating_func must be 2, a sigmoid, got "
-      f"{own.get('expert_gating_func')!r}"
+      f"{metadata.get('expert_gating_func')!r}"
     )
-  drafting = own.get("nextn_predict_layers", 0)
-  return {"num_hidden_layers": own["block_count"] - drafting}
+  drafting = metadata.get("nextn_predict_layers", 0)
+  return {"num_hidden_layers": metadata["block_count"] - drafting}
 
 
 def of_drafting_layers(name: str, config: TransformerConfig) -> bool:

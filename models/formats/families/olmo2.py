@@ -86,25 +86,28 @@ _SLIDES = "attention.sliding_window_pattern"
 
 
 def _gguf_settings(
-  own: Mapping[str, Any], has: Callable[..., bool]
+  metadata: Mapping[str, Any], has: Callable[..., bool]
 ) -> dict[str, Any]:
   """OLMo 3's files are OLMo 2's with windows, and YaRN in full layers."""
-  found = {
-    **llama.shared_sizes(own),
+  settings = {
+    **llama.shared_sizes(metadata),
     "attention_bias": has("attn_q", "attn_output"),
   }
-  kind = own.get("rope.scaling.type", "none")
-  if not own.get("attention.sliding_window"):
+  kind = metadata.get("rope.scaling.type", "none")
+  if not metadata.get("attention.sliding_window"):
     if kind != "none":
       raise ValueError(f"rope.scaling.type must be 'none', got {kind!r:.40}")
-    return found
-  theta = {"rope_theta": own.get("rope.freq_base", 5e5)}
-  full = {ours: own.get(f"rope.scaling.{key}") for key, ours in _YARN.items()}
+    return settings
+  theta = {"rope_theta": metadata.get("rope.freq_base", 5e5)}
+  full = {
+    ours: metadata.get(f"rope.scaling.{key}") for key, ours in _YARN.items()
+  }
   full["rope_type"] = "default" if kind == "none" else kind
-  return found | {
+  return settings | {
     "model_type": "olmo3",
     "layer_types": [
-      SLIDES if slides else FULL for slides in np.ravel(own.get(_SLIDES, ()))
+      SLIDES if slides else FULL
+      for slides in np.ravel(metadata.get(_SLIDES, ()))
     ],
     "rope_parameters": {FULL: theta | full, SLIDES: theta},
   }

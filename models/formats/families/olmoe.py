@@ -38,8 +38,8 @@ FAMILY = Family(
   gguf=Gguf(
     architecture="olmoe",
     keys=mixtures.GGUF_KEYS,
-    settings=lambda own, has: {
-      **llama.shared_sizes(own),
+    settings=lambda metadata, has: {
+      **llama.shared_sizes(metadata),
       "attention_bias": has("attn_q", "attn_output"),
     },
   ),

@@ -14,10 +14,10 @@ DEFAULTS = dict(
 
 
 def with_windows(
-  settings: Settings, found: TransformerConfig
+  settings: Settings, config: TransformerConfig
 ) -> TransformerConfig:
   """The model with the windows of Qwen's settings."""
-  layers, window = found.num_layers, get(settings, "sliding_window", int, None)
+  layers, window = config.num_layers, get(settings, "sliding_window", int, None)
   full = layers
   if not get(settings, "use_sliding_window", bool):
     window = None
@@ -27,9 +27,9 @@ def with_windows(
   allowed = [FULL] if window is None else [FULL, SLIDES]
   types = reading.layer_types(settings, usual, allowed, window)
   if window is None:
-    return found
+    return config
   windows = tuple(window if kind == SLIDES else None for kind in types)
-  return dataclasses.replace(found, windows=windows)
+  return dataclasses.replace(config, windows=windows)
 
 
 FAMILY = Family(
@@ -44,6 +44,6 @@ FAMILY = Family(
   gguf=Gguf(
     architecture="qwen2",
     keys=llama.GGUF_KEYS,
-    settings=lambda own, has: llama.shared_sizes(own),
+    settings=lambda metadata, has: llama.shared_sizes(metadata),
   ),
 )

@@ -70,8 +70,8 @@ FAMILY = Family(
       "expert_feed_forward_length": "moe_intermediate_size",
       "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
     },
-    settings=lambda own, has: {
-      **llama.shared_sizes(own),
+    settings=lambda metadata, has: {
+      **llama.shared_sizes(metadata),
       "qkv_bias": has("attn_q"),
       "norm_topk_prob": False,  # as llama.cpp has it
     },

@@ -8,8 +8,8 @@ from models.networks.description import TransformerConfig
 
 def _read(settings: Settings) -> TransformerConfig:
   bias = get(settings, "attention_bias", bool)
-  found = llama.alike(settings, qkv_bias=bias, out_bias=bias, qk_norm=True)
-  return qwen2.with_windows(settings, found)
+  config = llama.alike(settings, qkv_bias=bias, out_bias=bias, qk_norm=True)
+  return qwen2.with_windows(settings, config)
 
 
 FAMILY = Family(
@@ -21,8 +21,8 @@ FAMILY = Family(
   gguf=Gguf(
     architecture="qwen3",
     keys=llama.GGUF_KEYS,
-    settings=lambda own, has: {
-      **llama.shared_sizes(own),
+    settings=lambda metadata, has: {
+      **llama.shared_sizes(metadata),
       "attention_bias": has("attn_q", "attn_output"),
     },
   ),

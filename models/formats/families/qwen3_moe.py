@@ -51,8 +51,8 @@ FAMILY = Family(
       **mixtures.GGUF_KEYS,
       "expert_feed_forward_length": "moe_intermediate_size",
     },
-    settings=lambda own, has: {
-      **llama.shared_sizes(own),
+    settings=lambda metadata, has: {
+      **llama.shared_sizes(metadata),
       "attention_bias": has("attn_q", "attn_output"),
       "norm_topk_prob": True,  # as llama.cpp has it
     },

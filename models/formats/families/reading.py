@@ -117,15 +117,15 @@ def sizes(
   )
 
 
-def heads(found: Mapping[str, Any]) -> dict[str, int]:
+def heads(fields: Mapping[str, Any]) -> dict[str, int]:
   """The fields of `sizes` that an `AttentionSpec` has."""
-  return {x: found[x] for x in ("num_heads", "num_kv_heads", "head_dim")}
+  return {x: fields[x] for x in ("num_heads", "num_kv_heads", "head_dim")}
 
 
-def frame(found: Mapping[str, Any]) -> dict[str, Any]:
+def frame(fields: Mapping[str, Any]) -> dict[str, Any]:
   """The fields of `sizes` that belong to no layer."""
   return {
-    x: found[x]
+    x: fields[x]
     for x in (
       "vocab_size", "embed_dim", "max_positions", "norm_eps", "tied_embeddings",
     )
@@ -311,13 +311,13 @@ def rope_by_type(
   }
 
 
-def rope_fields(found: Rope) -> dict[str, Any]:
+def rope_fields(rope: Rope) -> dict[str, Any]:
   """The fields of `TransformerConfig` for a model with one `Rope`."""
   return dict(
-    rope_theta=found.theta,
-    rope_scaling=found.scaling,
-    rope_factors=found.factors,
-    rope_scale=found.scale,
+    rope_theta=rope.theta,
+    rope_scaling=rope.scaling,
+    rope_factors=rope.factors,
+    rope_scale=rope.scale,
   )
 
 

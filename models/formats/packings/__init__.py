@@ -1,4 +1,4 @@
-"""How others pack weights: a `quantization_config`, and the tensors beside it.
+"""Published packings of weights: a `quantization_config` and its tensors.
 
 A packing is one file with a `PACKING`, by the `quant_method` of its
 `quantization_config`. It reads that, refuses what it does not know by name, and
@@ -30,12 +30,12 @@ _HARMLESS = frozenset(
 )
 
 
-def read(given: Any, own: Set[str] = frozenset()) -> Opened | None:
-  """What a `quantization_config` says; None for a method of the family's own.
+def read(given: Any, others: Set[str] = frozenset()) -> Opened | None:
+  """A `quantization_config`, opened; None for a method of the family's own.
 
   Args:
     given: its contents.
-    own: methods whose tensors the family reads (`Family.quantised`).
+    others: methods whose tensors the family reads (`Family.quantised`).
 
   Raises:
     ValueError: for a method that is not read, or a key that is malformed, not
@@ -46,13 +46,13 @@ def read(given: Any, own: Set[str] = frozenset()) -> Opened | None:
       f"quantization_config must be an object, got {given!r:.80}"
     )
   method = given.get("quant_method")
-  known = sorted({*PACKINGS, *own})
+  known = sorted({*PACKINGS, *others})
   if not isinstance(method, str) or method not in known:
     raise ValueError(
       f"quant_method of quantization_config must be one of {known}, got "
       f"{method!r:.80}"
     )
-  if method in own:
+  if method in others:
     _check(given, _HARMLESS, method)
     return None
   packing = PACKINGS[method]
@@ -65,7 +65,7 @@ def read(given: Any, own: Set[str] = frozenset()) -> Opened | None:
       )
   settings = Settings(given, packing.defaults)
   try:
-    found = packing.open(settings)
+    opened = packing.open(settings)
   except (KeyError, TypeError) as error:
     raise ValueError(
       f"quantization_config of {method}: {error} is missing or malformed"
@@ -75,7 +75,7 @@ def read(given: Any, own: Set[str] = frozenset()) -> Opened | None:
     _HARMLESS | packing.harmless | {*packing.fixed} | settings.asked,
     method,
   )
-  return found
+  return opened
 
 
 def _check(given: Mapping[str, Any], known: Set[str], method: str) -> None:

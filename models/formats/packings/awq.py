@@ -65,8 +65,8 @@ def _packed(
 
   def some(tensor: Tensor, rows: slice) -> np.ndarray:
     at, inside = within(rows, outputs, _COUNT)
-    found = _in_order(unpacked(tensor.read((slice(None), at)), 4))
-    return found[:, inside].T
+    ordered = _in_order(unpacked(tensor.read((slice(None), at)), 4))
+    return ordered[:, inside].T
 
   return (outputs, inputs), Packed(
     kind="int8",  # from -15 to 15

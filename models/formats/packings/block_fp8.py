@@ -96,10 +96,10 @@ def in_blocks(weight: Tensor, scales: Tensor, sizes) -> Packed:
 
 def floats(scales: Tensor) -> np.ndarray:
   """Scales that are floats, or exponents of two in bytes, as float32."""
-  found = scales.read(())
+  values = scales.read(())
   if scales.kind == "U8":
-    return np.ldexp(np.float32(1), found.astype(np.int32) - 127)
-  return found.astype(np.float32)
+    return np.ldexp(np.float32(1), values.astype(np.int32) - 127)
+  return values.astype(np.float32)
 
 
 PACKING = Packing(

@@ -75,11 +75,11 @@ def _open(settings: Settings) -> Opened:
   # Of several formats the groups say which.
   if len({*formats}) > 1 and formats[0] == "mixed-precision":
     formats = formats[1:]
-  for found in formats:
-    if found not in _FORMATS:
+  for form in formats:
+    if form not in _FORMATS:
       raise ValueError(
         f"the format of compressed-tensors must be one of {_FORMATS}, got "
-        f"{found!r:.80}"
+        f"{form!r:.80}"
       )
 
   def joined(tensors):
@@ -108,7 +108,7 @@ def _check_known(name: str, given: Mapping[str, Any], known: set[str]) -> None:
 
 
 def _way(name: str, given: Any) -> dict[str, Any]:
-  """How the weights of a group are packed."""
+  """Settings of the packing of a group's weights."""
   if not isinstance(given, Mapping):
     raise ValueError(f"weights of {name} must be an object, got {given!r:.80}")
   way = {
@@ -170,14 +170,14 @@ def _packed(
     shape = tuple(parts["weight_shape"].read(()).tolist())
   if len(shape) != 2:
     raise ValueError(f"weight must have two axes, got {shape}")
-  found = [way for way in ways if _is_of(way, parts, mark, shape)]
-  if not found:
+  fitting = [way for way in ways if _is_of(way, parts, mark, shape)]
+  if not fitting:
     raise ValueError(
       f"none of config_groups has {weight.kind} of {weight.shape} for {shape}, "
       f"scales of {parts['weight_scale'].shape} and "
       f"{'' if 'weight_zero_point' in parts else 'no '}zero points"
     )
-  return shape, _of_way(found[0], parts, mark, shape)
+  return shape, _of_way(fitting[0], parts, mark, shape)
 
 
 def _scales_shape(way: Mapping[str, Any], shape) -> tuple[int, int]:
@@ -192,7 +192,7 @@ def _scales_shape(way: Mapping[str, Any], shape) -> tuple[int, int]:
 
 
 def _is_of(way: Mapping[str, Any], parts, mark: str, shape) -> bool:
-  """Whether the parts of a weight are those of a group of the configuration."""
+  """True if the parts of a weight are those of a group of the configuration."""
   bits, weight = way["num_bits"], parts[mark]
   scales, zeros = parts["weight_scale"], parts.get("weight_zero_point")
   expected = _scales_shape(way, shape)
@@ -226,10 +226,10 @@ def _of_way(way: Mapping[str, Any], parts, mark: str, shape) -> Packed:
   groups = group_of(inputs, size)
   if "weight_g_idx" in parts:
     check_shape("weight_g_idx", parts["weight_g_idx"], (inputs,), ("I32",))
-    found = parts["weight_g_idx"].read(())
-    if found.min() < 0 or found.max() > groups[-1]:
+    groups_of_inputs = parts["weight_g_idx"].read(())
+    if groups_of_inputs.min() < 0 or groups_of_inputs.max() > groups[-1]:
       raise ValueError(f"weight_g_idx must be in 0..{groups[-1]}")
-    groups = found
+    groups = groups_of_inputs
   num_groups = scales.shape[-1] if scales.shape else 1
 
   def of_rows(rows: slice) -> np.ndarray:
@@ -239,8 +239,8 @@ def _of_way(way: Mapping[str, Any], parts, mark: str, shape) -> Packed:
   def integers(rows: slice) -> np.ndarray:
     if mark == "weight":
       return weight.read((rows, slice(None)))
-    found = unpacked(weight.read((rows, slice(None))), bits)
-    return found[:, :inputs] - middle
+    groups_of_inputs = unpacked(weight.read((rows, slice(None))), bits)
+    return groups_of_inputs[:, :inputs] - middle
 
   zeros = parts.get("weight_zero_point")
   if way["symmetric"] and zeros is not None:
@@ -258,8 +258,8 @@ def _of_way(way: Mapping[str, Any], parts, mark: str, shape) -> Packed:
       whole = zeros.read(()).reshape(-1, num_groups).astype(np.int16)
       return np.broadcast_to(whole, (outputs, num_groups))[rows]
     at, inside = within(rows, outputs, 32 // bits)
-    found = unpacked(zeros.read((at, slice(None))).T, bits)
-    return found[:, inside].T - middle
+    groups_of_inputs = unpacked(zeros.read((at, slice(None))).T, bits)
+    return groups_of_inputs[:, inside].T - middle
 
   if zeros is None:
     whole = "fp8" if way["type"] == "float" else "int8"

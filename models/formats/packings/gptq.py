@@ -86,23 +86,23 @@ def _packed(
 
   def zero_points(rows: slice) -> np.ndarray:
     at, inside = within(rows, outputs, count)
-    found = unpacked(zeros.read((slice(None), at)), bits)[:, inside].T
+    points = unpacked(zeros.read((slice(None), at)), bits)[:, inside].T
     if symmetric:
-      if not (np.all(found == middle - 1) or np.all(found == middle)):
+      if not (np.all(points == middle - 1) or np.all(points == middle)):
         raise ValueError(
           f"{zeros.name} must all stand for {middle}, where sym is true"
         )
-      return np.full_like(found, middle)
-    if adds and np.any(found == 2**bits - 1):
+      return np.full_like(points, middle)
+    if adds and np.any(points == 2**bits - 1):
       raise ValueError(
         f"{zeros.name} has zero points of {2**bits - 1}, to which the format "
         f"gptq adds one: some kernels read {2**bits} and some 0"
       )
-    return found + adds  # [n, G]
+    return points + adds  # [n, G]
 
   def numbers(rows: slice) -> np.ndarray:
-    found = unpacked(weight.read((slice(None), rows)).T, bits)
-    return found - zero_points(rows)[:, groups]
+    unsigned = unpacked(weight.read((slice(None), rows)).T, bits)
+    return unsigned - zero_points(rows)[:, groups]
 
   return (outputs, inputs), Packed(
     kind=(f"int{bits}" if symmetric else {4: "int8"}.get(bits)),

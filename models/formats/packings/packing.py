@@ -1,4 +1,4 @@
-"""What a way to pack weights is to the reader of files: `Packing`."""
+"""Interface of a packing of weights to the reader of files: `Packing`."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -61,30 +61,32 @@ def join(
     make: shape and `Packed` of the parts of a weight, by their names; None if
       it is not packed. Raises ValueError.
   """
-  found = dict(tensors)
+  joined = dict(tensors)
   for name in tensors:
     stem, _, last = name.rpartition(".")
     if last != mark:
       continue
-    own = {p: tensors[f"{stem}.{p}"] for p in parts if f"{stem}.{p}" in tensors}
+    given = {
+      p: tensors[f"{stem}.{p}"] for p in parts if f"{stem}.{p}" in tensors
+    }
     try:
-      made = make(own)
+      made = make(given)
     except (ValueError, KeyError) as error:
       reason = f"{error} is missing" if type(error) is KeyError else error
       raise CheckpointError(f"the parts of {stem}: {reason}") from error
     if made is None:
       continue
     shape, packed = made
-    for part in own:
-      del found[f"{stem}.{part}"]
-    found[f"{stem}.weight"] = Tensor(
-      name=own[mark].name.removesuffix(mark) + "weight",
+    for part in given:
+      del joined[f"{stem}.{part}"]
+    joined[f"{stem}.weight"] = Tensor(
+      name=given[mark].name.removesuffix(mark) + "weight",
       shape=shape,
       kind="F32",
       read=packed.read,
       packed=packed.parts(),
     )
-  return found
+  return joined
 
 
 def check_shape(part: str, tensor: Tensor, shape: tuple, kinds: tuple) -> None:

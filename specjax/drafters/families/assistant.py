@@ -31,7 +31,13 @@ from specjax.drafters.shared import arguments, best_first, levels
 from specjax.shapes import Shape
 from specjax.siblings import GIVEN, IID, Siblings
 from specjax.tree import Form, Tree, take_node
-from specjax.types import CacheReader, Commit, Context, Drafter, Idle
+from specjax.types import (
+  CacheReader,
+  Commit,
+  Context,
+  Drafter,
+  EmptyRoundPolicy,
+)
 
 
 def assistant(
@@ -93,7 +99,7 @@ def assistant(
     siblings=siblings,
     propose=propose,
     passes=(1, *(len(level) for level in tree.levels[1:-1])),
-    idle=Idle.COMMIT,
+    empty_rounds=EmptyRoundPolicy.COMMIT,
     **_common(head),
   )
   if policy is None:
@@ -170,16 +176,16 @@ def _asking(model: CacheReader, params, cache: Cache, context: Context):
 
   def ask(tokens: Array, hidden: Array) -> tuple[Array, Array]:
     positions = jnp.broadcast_to(newest[:, None], tokens.shape)
-    logits, own = model.apply(
+    logits, after = model.apply(
       params, tokens, hidden, cache, positions=positions
     )
-    return logits, own.astype(hidden.dtype)
+    return logits, after.astype(hidden.dtype)
 
   return ask
 
 
 def _common(model: CacheReader) -> dict[str, Any]:
-  """What all assistants are alike in: their state, and what it is made of."""
+  """State of all assistants and its functions."""
 
   def init(params, batch, slots, inputs):
     del params, slots, inputs
@@ -206,5 +212,5 @@ def _common(model: CacheReader) -> dict[str, Any]:
     commit=read,
     row_axes=lambda state: jax.tree.map(lambda x: 0, state),
     max_positions=model.max_positions,
-    reads_anew=True,
+    accepts_foreign_drafts=True,
   )

@@ -1,4 +1,4 @@
-"""A block in one pass: drafted tokens are masks that all see each other.
+"""DFlash: a block drafted in one pass, of masks that all see each other.
 
 DFlash (Chen et al., 2026) feeds the newest token and a mask for each token
 after it through a few layers, which read the target's features of all tokens
@@ -10,8 +10,8 @@ What was published takes the likeliest token of each mask and lets the target
 decide: a certain chain under `match`, which is lossless.
 
 The head's cache holds what its layers read of the feature of token i in slot i.
-Features are read as soon as their tokens stand; a block is written behind them
-and never kept.
+Features are read as soon as their tokens are committed; a block is written
+behind them and never kept.
 """
 
 import jax.numpy as jnp
@@ -87,12 +87,12 @@ def dflash(
     commit=read,
     passes=(head.num_depths + 1,),
     max_positions=head.max_positions,
-    reads_anew=True,
+    accepts_foreign_drafts=True,
   )
 
 
 def _along_the_path(commit: Commit, width: int) -> Array:
-  """The target's features of what stands, in order, `f[B, W, F]`."""
+  """The target's features of committed tokens, in order, `f[B, W, F]`."""
   features = commit.target_output.features
   if features is None or features.shape[-1] != width:
     given = "none" if features is None else str(features.shape[-1])

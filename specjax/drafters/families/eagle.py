@@ -15,7 +15,7 @@ p would be lossy: they were not drawn from p.
 
 The head's cache holds a pair (feature i, token i + 1) in slot i. What was
 drafted is thrown away after each round, since it was made of the head's own
-states, and the pairs that stand are read anew with the target's features.
+states, and the committed pairs are read again with the target's features.
 """
 
 import dataclasses
@@ -41,8 +41,8 @@ from specjax.types import (
   Context,
   Draft,
   Drafter,
+  EmptyRoundPolicy,
   FeatureModel,
-  Idle,
 )
 
 
@@ -71,12 +71,12 @@ def eagle(
     siblings: how the children of a node are drawn, or the name of it in
       `specjax.siblings`; those of a dynamic tree are certain.
     policy: when a row of a chain ends before that, of
-      `specjax.adaptive.policies`; None: never. The pass that reads what stands
-      is made in every round.
+      `specjax.adaptive.policies`; None: never. The pass that reads committed
+      pairs is made in every round.
     vocab_size: V, the number of real tokens; by default the head's.
     longest: G of the deepest tree whose rounds go on with the same state
       (`specjax.adaptive.rungs`); then `tree` may be of no tokens, for rounds
-      that read what stands and draft nothing. None: of the tree.
+      that read committed pairs and draft nothing. None: of the tree.
 
   Returns:
     The `Drafter`. Its target has to give the features that the head reads.
@@ -229,12 +229,12 @@ def _dynamic(model: FeatureModel, tree: Tree, vocab_size: int) -> Drafter:
       hidden, seen, cache = carry
       parents = parents[..., None]
       hidden = jnp.take_along_axis(hidden, parents, axis=1)
-      own = jnp.broadcast_to(
+      among_fed = jnp.broadcast_to(
         jnp.eye(tokens.shape[1], dtype=bool), (*tokens.shape, tokens.shape[1])
       )
       if seen is not None:  # of what was fed, which is above
-        own = jnp.concatenate(
-          [jnp.take_along_axis(seen, parents, axis=1), own], axis=-1
+        among_fed = jnp.concatenate(
+          [jnp.take_along_axis(seen, parents, axis=1), among_fed], axis=-1
         )
       logits, hidden, cache = model.apply(
         params.draft,
@@ -242,9 +242,9 @@ def _dynamic(model: FeatureModel, tree: Tree, vocab_size: int) -> Drafter:
         hidden,
         cache,
         positions=levels.positions(_place(context), level, tokens),
-        mask=own,
+        mask=among_fed,
       )
-      return logits, (hidden, own, cache)
+      return logits, (hidden, among_fed, cache)
 
     draft, (_, _, cache) = best_first.draft_tree(
       root.logits, feed, (root.hidden[:, None], None, root.cache), context,
@@ -265,12 +265,12 @@ def _dynamic(model: FeatureModel, tree: Tree, vocab_size: int) -> Drafter:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _State:
-  """What the head remembers of a row.
+  """State of the head.
 
   Attributes:
     cache: pairs (feature i, token i + 1) in slots i.
     features: `f[B, G + 1, F]`, the target's, of tokens `start ..`: those that
-      stand since the last round and are not in the cache yet; G of the deepest
+      were committed in the last round and are not cached yet; G of the deepest
       tree that works on the state.
     start: `i32[B]`.
   """
@@ -282,12 +282,12 @@ class _State:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Root:
-  """What the head says at the newest token.
+  """Output of the head at the newest token.
 
   Attributes:
     logits: `f32[B, V']`.
     hidden: `f[B, H]`.
-    cache: with all pairs that stand, `length - 1` of them.
+    cache: with all committed pairs, `length - 1` of them.
   """
 
   logits: Array
@@ -312,7 +312,7 @@ def _made(
     model: the head.
     grow: `(params, root, context) -> (draft, cache)`.
     tree, siblings, name: of the drafter.
-    passes: tokens of each pass after that which reads what stands.
+    passes: tokens of each pass after that which reads committed pairs.
     more_slots: of the head's cache, for nodes that are not verified.
     longest: see `eagle`.
   """
@@ -331,7 +331,7 @@ def _made(
     )
 
   def read(params, state: _State, context: Context) -> _Root:
-    """Reads the pairs that stand since the last round."""
+    """Reads the pairs committed in the last round."""
     # Of one token the target has read nothing: a pair of it and zeros.
     count = jnp.maximum(context.length - 1 - state.start, 1)
     place = (context.length - count)[:, None] + np.arange(width)
@@ -399,16 +399,17 @@ def _made(
     row_axes=row_axes,
     passes=(width, *passes),
     max_positions=model.max_positions,
-    again=width + 1,  # what stands since a round is not in the cache yet
-    # It reads what stands when it proposes, and keeps it for one round only.
-    idle=Idle.PROPOSE if longest else None,
-    reads_anew=True,
+    num_refed=width + 1,  # a round's committed pairs are not cached yet
+    # It reads committed pairs when it proposes, and keeps it for one round
+    # only.
+    empty_rounds=EmptyRoundPolicy.PROPOSE if longest else None,
+    accepts_foreign_drafts=True,
   )
   return whole, read
 
 
 def _place(context: Context) -> Array:
-  """`i32[B]`, where the newest pair stands: its feature's position."""
+  """`i32[B]`, place of the newest pair: its feature's position."""
   return jnp.maximum(context.length - 2, 0)
 
 

@@ -18,7 +18,7 @@ from specjax.drafters.shared import arguments, levels
 from specjax.shapes import Shape
 from specjax.siblings import IID, Siblings
 from specjax.tree import Tree
-from specjax.types import Drafter, Idle, LanguageModel, Params
+from specjax.types import Drafter, EmptyRoundPolicy, LanguageModel, Params
 
 
 def layer_skip(
@@ -104,8 +104,8 @@ def on_targets_cache(
     propose=propose,
     passes=(1, *(len(level) for level in tree.levels[1:-1])),
     max_positions=model.max_positions,
-    idle=Idle.COMMIT,
-    reads_anew=True,
+    empty_rounds=EmptyRoundPolicy.COMMIT,
+    accepts_foreign_drafts=True,
   )
   if policy is None:
     return arguments.with_longer(

@@ -60,7 +60,7 @@ class _Pool:
 
 @struct
 class _State:
-  """What rows remember.
+  """State of lookahead, rows first.
 
   Attributes:
     window: `i32[B, N - 1, W]`; entry (0, 0) stands for the newest token.
@@ -159,8 +159,8 @@ def lookahead(
     fits = jnp.where(pool.grams[..., 0] == root, pool.stamps, 0)
     newest, at = lax.top_k(fits, num_guesses)
     guesses = jnp.take_along_axis(pool.grams, at[..., None], axis=1)[..., 1:]
-    there = jnp.broadcast_to((newest > 0)[..., None], guesses.shape)
-    guessed, parents = tries.joined(guesses, there)
+    present = jnp.broadcast_to((newest > 0)[..., None], guesses.shape)
+    guessed, parents = tries.joined(guesses, present)
     ahead = state.window.reshape(rows, -1)[:, 1:]
     draft = Draft(
       tree=tree,
@@ -192,7 +192,7 @@ def lookahead(
       pool=state.pool,
       tail=state.tail,
     )
-    return read(state, commit.tokens, commit.again, commit.count)
+    return read(state, commit.tokens, commit.num_refed, commit.count)
 
   def commit(params, state: _State, commit: Commit) -> _State:
     del params
@@ -212,13 +212,13 @@ def lookahead(
     text = jnp.take_along_axis(commit.tokens, commit.path, axis=1)
     return read(state, text, jnp.zeros_like(commit.count), commit.count)
 
-  def read(state: _State, text, again, count) -> _State:
-    """Takes in tokens `again .. count - 1` of `i32[B, T]`."""
+  def read(state: _State, text, num_refed, count) -> _State:
+    """Takes in tokens `num_refed .. count - 1` of `i32[B, T]`."""
     most = text.shape[1]
     whole = jnp.concatenate(
-      [state.tail, jax.vmap(jnp.roll)(text, -again)], axis=1
+      [state.tail, jax.vmap(jnp.roll)(text, -num_refed)], axis=1
     )
-    new = jnp.maximum(count - again, 0)
+    new = jnp.maximum(count - num_refed, 0)
     window_of = lambda row, at: lax.dynamic_slice_in_dim(row, at, ngram - 1)
     tail = jax.vmap(window_of)(whole, new)
     pool = state.pool

@@ -1,4 +1,4 @@
-"""Heads on the target's features that say all depths at once: marginals.
+"""Medusa: heads on the target's features, with one law for each depth.
 
 Medusa's residual blocks (Cai et al., ICML 2024) and the outputs of blockwise
 parallel decoding (Stern et al., NeurIPS 2018) read what the target knew when it
@@ -15,7 +15,7 @@ from specjax.drafters.shared import arguments, marginals
 from specjax.shapes import Shape
 from specjax.siblings import IID, Siblings
 from specjax.tree import Tree
-from specjax.types import Commit, Drafter, Idle, MarginalModel
+from specjax.types import Commit, Drafter, EmptyRoundPolicy, MarginalModel
 
 
 def medusa(
@@ -99,28 +99,28 @@ def _drafter(
     commit=_newest,
     row_axes=lambda state: 0,
     passes=(1,),
-    idle=Idle.COMMIT,
-    reads_anew=True,
+    empty_rounds=EmptyRoundPolicy.COMMIT,
+    accepts_foreign_drafts=True,
   )
 
 
 def _newest(params, features: Array, commit: Commit) -> Array:
-  """The features of the newest token that was read and stands, `f[B, F]`."""
+  """The features of the newest token that was read and accepted, `f[B, F]`."""
   del params
-  found = commit.target_output.features
-  if found is None:
+  given = commit.target_output.features
+  if given is None:
     raise ValueError(
       "heads read the target's features, and it gives none (build it with "
       "features=)"
     )
-  if found.shape[-1] != features.shape[-1]:
+  if given.shape[-1] != features.shape[-1]:
     raise ValueError(
       f"heads read {features.shape[-1]} features, the target gives "
-      f"{found.shape[-1]}"
+      f"{given.shape[-1]}"
     )
   last = jnp.maximum(commit.count - 1, 0)[:, None]
   node = jnp.take_along_axis(commit.path, last, axis=1)[..., None]
-  newest = jnp.take_along_axis(found, node, axis=1)[:, 0]
+  newest = jnp.take_along_axis(given, node, axis=1)[:, 0]
   return jnp.where(
     commit.count[:, None] > 0, newest.astype(features.dtype), features
   )

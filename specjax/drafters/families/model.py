@@ -25,7 +25,7 @@ from specjax.drafters.shared import arguments, levels
 from specjax.shapes import Shape
 from specjax.siblings import IID, Siblings
 from specjax.tree import Tree, take_node
-from specjax.types import Context, Drafter, Idle, LanguageModel
+from specjax.types import Context, Drafter, EmptyRoundPolicy, LanguageModel
 
 
 def model(
@@ -119,7 +119,7 @@ def model(
       params.draft, batch, slots, inputs if draft.encode else None
     )
     # With room for a round no state holds what the next one goes back to.
-    room = tree.max_depth + 1 + _AGAIN
+    room = tree.max_depth + 1 + _NUM_REFED
     return cache.replace(recurrent=recurrent.widened(cache.recurrent, room))
 
   whole = Drafter(
@@ -132,7 +132,7 @@ def model(
     commit=commit,
     passes=(_WINDOW, *(len(level) for level in tree.levels[1:-1])),
     max_positions=draft.max_positions,
-    again=_AGAIN,
+    num_refed=_NUM_REFED,
     has_states=draft.has_states,
   )
   if policy is None:
@@ -141,7 +141,7 @@ def model(
 
 
 _WINDOW = 2
-_AGAIN = 2  # tokens of a text that goes on which are fed again
+_NUM_REFED = 2  # tokens of a text that goes on which are re-fed
 _PIECE = 16  # tokens that a cache which lacks more is given at once
 
 
@@ -220,7 +220,7 @@ def _with_policy(
     return cache.replace(length=jnp.minimum(cache.length, commit.length - 1))
 
   inner = dataclasses.replace(
-    whole, prefill=prefill, commit=commit, idle=Idle.NOTHING
+    whole, prefill=prefill, commit=commit, empty_rounds=EmptyRoundPolicy.NOTHING
   )
   return chains.drafter(
     begin, inner=inner, policy=policy, vocab_size=vocab_size

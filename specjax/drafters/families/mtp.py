@@ -31,7 +31,14 @@ from specjax.drafters.shared import arguments, best_first, levels
 from specjax.shapes import Shape
 from specjax.siblings import IID, Siblings
 from specjax.tree import Form, Tree, take_node
-from specjax.types import Commit, Context, Draft, Drafter, FeatureModel, Idle
+from specjax.types import (
+  Commit,
+  Context,
+  Draft,
+  Drafter,
+  EmptyRoundPolicy,
+  FeatureModel,
+)
 
 
 def mtp(
@@ -337,9 +344,9 @@ def of_layers(
     row_axes=row_axes,
     passes=(width,) * count + passes,
     max_positions=models[0].max_positions,
-    again=width + 1,  # what was accepted in a round is not read yet
-    idle=Idle.PROPOSE if longest else None,
-    reads_anew=True,
+    num_refed=width + 1,  # what was accepted in a round is not read yet
+    empty_rounds=EmptyRoundPolicy.PROPOSE if longest else None,
+    accepts_foreign_drafts=True,
   )
   if policy is None:
     if free:

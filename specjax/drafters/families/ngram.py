@@ -1,4 +1,4 @@
-"""Prompt lookup: what followed the last n tokens when they last occurred.
+"""Prompt look-up: the tokens after the last occurrence of the newest n-gram.
 
 No model and no cache. The proposal is a function of the committed tokens, so
 every token is certain, and any lossless rule accepts token x with probability
@@ -15,11 +15,11 @@ from jax import Array
 from specjax.drafters.shared.arguments import TOKENS
 from specjax.siblings import IID
 from specjax.tree import chain
-from specjax.types import Draft, Drafter, Idle
+from specjax.types import Draft, Drafter, EmptyRoundPolicy
 
 
 def ngram(*, tokens: int = TOKENS, max_ngram: int = 3) -> Drafter:
-  """What followed the last tokens where they occurred before in the text.
+  """The tokens after an earlier occurrence of the text's last ones.
 
   Args:
     tokens: drafted, at least 1.
@@ -55,7 +55,7 @@ def ngram(*, tokens: int = TOKENS, max_ngram: int = 3) -> Drafter:
     tree=tree,
     siblings=IID,
     propose=propose,
-    idle=Idle.COMMIT,
+    empty_rounds=EmptyRoundPolicy.COMMIT,
   )
 
 

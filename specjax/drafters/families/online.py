@@ -1,6 +1,6 @@
-"""A draft that remembers what the target said, to learn from it.
+"""Online learning of drafts: a memory of verified rounds to learn from.
 
-Decoding gives the target's law after every token that stands, for nothing.
+Decoding gives the target's law after every accepted token, for nothing.
 Online speculative decoding (Liu et al., ICML 2024) keeps it, and trains the
 draft on it while it drafts. Here any drafter is given a ring of those laws: of
 each row the newest R tokens that were read, each with its place in the text and
@@ -123,10 +123,10 @@ def online(
     )
 
   def propose(params, state, target_cache, context):
-    draft, own, cache = inner.propose(
+    draft, inner_state, cache = inner.propose(
       params, state.inner, target_cache, context
     )
-    return draft, dataclasses.replace(state, inner=own), cache
+    return draft, dataclasses.replace(state, inner=inner_state), cache
 
   def after(of_inner):
     def read(params, state, commit):
@@ -196,30 +196,32 @@ def _entries_of(ring: Ring) -> dict[str, Array | None]:
 
 
 def _written(ring: Ring, commit: Commit, vocab_size: int) -> Ring:
-  """The ring with the tokens that stand and did not stand before."""
+  """The ring with the newly committed tokens."""
   width = commit.path.shape[1]
   index = np.arange(width, dtype=np.int32)
   # A window that was read again begins with what is there already.
-  shifted = jnp.minimum(index + commit.again[:, None], width - 1)
+  shifted = jnp.minimum(index + commit.num_refed[:, None], width - 1)
   path = jnp.take_along_axis(commit.path, shifted, axis=1)
-  count = jnp.maximum(commit.count - commit.again, 0)
+  count = jnp.maximum(commit.count - commit.num_refed, 0)
   along = lambda x: jax.vmap(lambda row, at: row[at])(x, path)
   output = commit.target_output
   rows = (len(path), width)
   new: dict[str, Array | None] = {
     "tokens": along(commit.tokens),
-    "positions": (commit.start + commit.again)[:, None] + index,
+    "positions": (commit.start + commit.num_refed)[:, None] + index,
     "features": None,
   }
   if ring.features is not None:
-    found, wanted = output.features, ring.features.shape[-1]
-    if found is None or found.shape[-1] != wanted:
-      given = "none" if found is None else str(found.shape[-1])
+    given_features, wanted = output.features, ring.features.shape[-1]
+    if given_features is None or given_features.shape[-1] != wanted:
+      given = (
+        "none" if given_features is None else str(given_features.shape[-1])
+      )
       raise ValueError(
         f"the ring keeps {wanted} features of the target, which gives {given} "
         "(build it with features=)"
       )
-    new["features"] = along(found).astype(ring.features.dtype)
+    new["features"] = along(given_features).astype(ring.features.dtype)
   if output.logits.shape[1] != commit.tokens.shape[1]:  # of a prompt
     new |= {
       "laws": jnp.zeros((*rows, ring.laws.shape[-1]), ring.laws.dtype),
@@ -301,12 +303,12 @@ def texts(ring: Ring) -> Array:
   """`i32[B, R]`, which text each entry is of; -1 for what is not there."""
   next_one = ring.positions[:, 1:] == ring.positions[:, :-1] + 1
   text = jnp.cumsum(jnp.pad(~next_one, ((0, 0), (1, 0))), axis=1)
-  there = np.arange(text.shape[1]) < ring.written[:, None]
-  return jnp.where(there, text, -1)
+  present = np.arange(text.shape[1]) < ring.written[:, None]
+  return jnp.where(present, text, -1)
 
 
 def model_laws(model: LanguageModel, *, vocab_size: int) -> Laws:
-  """What a draft model says, each text read from its beginning in the ring.
+  """Laws of a draft model, each text read from its beginning in the ring.
 
   Args:
     model: the draft, of `specjax.drafters.model`.
@@ -334,7 +336,7 @@ def model_laws(model: LanguageModel, *, vocab_size: int) -> Laws:
 
 
 def head_laws(model: FeatureModel, *, vocab_size: int) -> Laws:
-  """What a head says of the target's features, those that the target made.
+  """Laws of a head that reads the target's own features.
 
   A head is fed its own hidden states too, from the second drafted token on;
   that it is not trained for here.

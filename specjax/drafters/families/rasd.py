@@ -1,4 +1,4 @@
-"""RASD: what a draft model says, and what was looked up, in one tree.
+"""RASD: a draft model's tree and retrieved continuations, joined in one tree.
 
 Retrieval-augmented speculative decoding (2025): the draft model draws its tree
 as ever, the text and the corpus give a trie of continuations (`suffix`), which
@@ -49,7 +49,7 @@ from specjax.types import Draft, Drafter, LanguageModel
 
 @struct
 class Parts:
-  """What `Params.draft` is.
+  """`Params.draft` of RASD.
 
   Attributes:
     model: the draft model's parameters.
@@ -156,36 +156,36 @@ def rasd(
 
   def propose(params, cache, target_cache, context):
     root_logits, cache = read(params.draft.model, cache, context)
-    found = occurrences.together(
+    looked_up = occurrences.together(
       find(params.draft.corpus, context), num_nodes=count, **sizes
     )
     scores, cache = judged(
-      params.draft.model, root_logits, cache, found, context
+      params.draft.model, root_logits, cache, looked_up, context
     )
     drawn, cache = levels.draft_tree(
       draft, params.draft.model, cache, root_logits, context, tree=inner,
       siblings=siblings, vocab_size=vocab_size,
     )  # fmt: skip
-    return _merged(drawn, found, scores, whole), cache, target_cache
+    return _merged(drawn, looked_up, scores, whole), cache, target_cache
 
-  def read(own, cache, context):
+  def read(draft_params, cache, context):
     """The logits after the root; fills in what was committed since."""
     start = jnp.maximum(context.length - width, 0)
     text = jax.vmap(lambda row, at: lax.dynamic_slice_in_dim(row, at, width))(
       context.tokens, start
     )
-    output, cache = draft.apply(own, text, cache.replace(length=start))
+    output, cache = draft.apply(draft_params, text, cache.replace(length=start))
     logits = take_node(output.logits, context.length - 1 - start)
     return logits, cache.replace(length=context.length)
 
-  def judged(own, root_logits, cache, found: Trie, context):
+  def judged(draft_params, root_logits, cache, looked_up: Trie, context):
     """The draft model's log-probability of each beginning, `f32[B, R]`."""
-    parents = jnp.pad(found.parents, ((0, 0), (1, 0)), constant_values=-1)
+    parents = jnp.pad(looked_up.parents, ((0, 0), (1, 0)), constant_values=-1)
     topology = data_topology(trie, parents)
-    there = topology.there[:, 1:]
+    present = topology.present[:, 1:]
     output, cache = draft.apply(
-      own,
-      found.tokens,
+      draft_params,
+      looked_up.tokens,
       cache,
       positions=(context.length - 1)[:, None] + topology.depth[:, 1:],
       mask=topology.ancestors[:, 1:, 1:],
@@ -195,8 +195,8 @@ def rasd(
       logits[..., :vocab_size].astype(jnp.float32), axis=-1
     )
     after = jnp.take_along_axis(law, topology.parents[:, 1:, None], axis=1)
-    each = laws.token_log_prob(after, found.tokens)
-    each = jnp.where(there & ~jnp.isnan(each), each, -jnp.inf)
+    each = laws.token_log_prob(after, looked_up.tokens)
+    each = jnp.where(present & ~jnp.isnan(each), each, -jnp.inf)
     above = topology.ancestors[:, 1:, 1:]
     total = jnp.sum(jnp.where(above, each[:, None], 0), axis=-1)
     return total, cache.replace(length=context.length)
@@ -210,36 +210,36 @@ def rasd(
     propose=propose,
     passes=(width, count, *(len(x) for x in inner.levels[1:-1])),
     max_positions=draft.max_positions,
-    again=width,
+    num_refed=width,
   )
 
 
-def _merged(drawn: Draft, found: Trie, scores: Array, whole: Tree) -> Draft:
+def _merged(drawn: Draft, looked_up: Trie, scores: Array, whole: Tree) -> Draft:
   """The model's tree, and behind it the best of what it has not drawn.
 
   Args:
     drawn: the model's own, of n nodes.
-    found: what was looked up; R nodes, parents first.
+    looked_up: what was looked up; R nodes, parents first.
     scores: `f32[B, R]`, never more than the parent's.
     whole: N nodes at most.
   """
   tree = drawn.tree
-  own = tree.num_nodes
-  twins = _twins(drawn, found)  # [B, R]
-  new = (found.parents >= 0) & (twins < 0)
+  num_drawn = tree.num_nodes
+  twins = _twins(drawn, looked_up)  # [B, R]
+  new = (looked_up.parents >= 0) & (twins < 0)
   # In the trie's order parents come first, and so they do among equals.
   left = whole.num_drafted - tree.num_drafted
   ranked = jnp.where(new, scores, -jnp.inf)
   count = min(left, ranked.shape[1])
   best, kept = lax.top_k(ranked, count)
   take = lambda x: jnp.take_along_axis(x, kept, axis=1)
-  above = take(found.parents) - 1  # in the trie, -1 the root
+  above = take(looked_up.parents) - 1  # in the trie, -1 the root
   twin = jnp.take_along_axis(twins, jnp.maximum(above, 0), axis=1)
-  beside = jnp.argmax(kept[:, None] == above[..., None], axis=-1) + own
+  beside = jnp.argmax(kept[:, None] == above[..., None], axis=-1) + num_drawn
   parents = jnp.where(above < 0, 0, jnp.where(twin >= 0, twin, beside))
   parents = jnp.where(best > -jnp.inf, parents, -1).astype(jnp.int32)
   fill = ((0, 0), (0, left - count))
-  tokens = jnp.pad(take(found.tokens), fill)
+  tokens = jnp.pad(take(looked_up.tokens), fill)
   parents = jnp.pad(parents, fill, constant_values=-1)
   rows = len(tokens)
   log_probs = None
@@ -248,7 +248,7 @@ def _merged(drawn: Draft, found: Trie, scores: Array, whole: Tree) -> Draft:
     point = tokens[..., None] == np.arange(vocab)
     certain = jnp.where(point, 0, -jnp.inf).astype(drawn.log_probs.dtype)
     log_probs = jnp.concatenate([drawn.log_probs, certain], axis=1)
-  fixed = jnp.broadcast_to(np.array(tree.parents, np.int32), (rows, own))
+  fixed = jnp.broadcast_to(np.array(tree.parents, np.int32), (rows, num_drawn))
   return Draft(
     tree=whole,
     siblings=GIVEN,
@@ -258,18 +258,18 @@ def _merged(drawn: Draft, found: Trie, scores: Array, whole: Tree) -> Draft:
   )
 
 
-def _twins(drawn: Draft, found: Trie) -> Array:
+def _twins(drawn: Draft, looked_up: Trie) -> Array:
   """`i32[B, R]`: the drawn node that stands for each of the trie, or -1."""
   tree = drawn.tree
   above = np.array(tree.parents, np.int32)
-  equal = found.tokens[..., None] == drawn.tokens[:, None]  # [B, R, n + 1]
-  equal &= (np.arange(tree.num_nodes) > 0) & (found.parents >= 0)[..., None]
-  twins = jnp.full_like(found.parents, -1)
+  equal = looked_up.tokens[..., None] == drawn.tokens[:, None]  # [B, R, n + 1]
+  equal &= (np.arange(tree.num_nodes) > 0) & (looked_up.parents >= 0)[..., None]
+  twins = jnp.full_like(looked_up.parents, -1)
   for _ in range(tree.max_depth):
     parent = jnp.take_along_axis(
-      twins, jnp.maximum(found.parents - 1, 0), axis=1
+      twins, jnp.maximum(looked_up.parents - 1, 0), axis=1
     )
-    parent = jnp.where(found.parents == 0, 0, parent)
+    parent = jnp.where(looked_up.parents == 0, 0, parent)
     both = equal & (above == parent[..., None]) & (parent >= 0)[..., None]
     twins = jnp.where(both.any(axis=-1), jnp.argmax(both, axis=-1), -1)
   return twins.astype(jnp.int32)

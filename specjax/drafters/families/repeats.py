@@ -30,14 +30,14 @@ def repeats(
   min_match: int = 3,
   max_ngram: int = 8,
 ) -> Drafter:
-  """What followed a long match; elsewhere what the other drafter drafts.
+  """The tokens after a long match, or else the other drafter's.
 
   Args:
     drafter: of a chain of 'iid' tokens, whose state does not rest on its own
-      draft being the one that is verified (`Drafter.reads_anew`): a head's,
-      `layer_skip`. It drafts for all rows, those that read on too; but with a
-      policy it is allowed nothing there, and where all rows at work read on it
-      makes no pass that drafts.
+      draft being the one that is verified (`Drafter.accepts_foreign_drafts`): a
+      head's, `layer_skip`. It drafts for all rows, those that read on too; but
+      with a policy it is allowed nothing there, and where all rows at work read
+      on it makes no pass that drafts.
     tokens: that are read on; as many as the other drafts by default. Where they
       are more, it drafts no more than before (`Drafter.longer`).
     min_match: tokens that must have occurred in a row, at least.
@@ -50,9 +50,9 @@ def repeats(
     ValueError: if the other has another form, or would remember a draft that
       was not verified, or no match is as long as `min_match`.
   """
-  tree, own = drafter.tree, drafter.tree.max_depth
+  tree, usual = drafter.tree, drafter.tree.max_depth
   drawn = tree.is_chain and not tree.lanes and drafter.siblings is IID
-  if not drawn or not drafter.reads_anew:
+  if not drawn or not drafter.accepts_foreign_drafts:
     raise ValueError(
       "repeats is around a chain of a drafter whose state is made of what was "
       "committed (a head, layer_skip), without a policy that learns from "
@@ -62,10 +62,10 @@ def repeats(
     raise ValueError(
       f"min_match must be in 1..max_ngram ({max_ngram}), got {min_match}"
     )
-  tokens, inner = own if tokens is None else tokens, drafter
-  if tokens < own:
-    raise ValueError(f"tokens must be >= the other drafter's {own}")
-  if tokens > own:
+  tokens, inner = usual if tokens is None else tokens, drafter
+  if tokens < usual:
+    raise ValueError(f"tokens must be >= the other drafter's {usual}")
+  if tokens > usual:
     if drafter.longer is None:
       raise ValueError(
         "a longer chain is around what drafts token by token, without a policy"
@@ -74,7 +74,7 @@ def repeats(
   depth = inner.tree.max_depth
 
   def propose(params, state, target_cache, context):
-    found, matched = jax.vmap(
+    followers, matched = jax.vmap(
       lambda tokens, length: look_up(
         tokens, length, count=depth, max_ngram=max_ngram
       )
@@ -87,22 +87,22 @@ def repeats(
       target_cache,
       dataclasses.replace(context, max_depth=allowed),
     )
-    return _chosen(reads_on, found, drafted), state, target_cache
+    return _chosen(reads_on, followers, drafted), state, target_cache
 
   return dataclasses.replace(
     inner, name=f"{inner.name}, repeats", propose=propose, longer=None
   )
 
 
-def _chosen(reads_on: Array, found: Array, drafted: Draft) -> Draft:
+def _chosen(reads_on: Array, followers: Array, drafted: Draft) -> Draft:
   """In some rows what was found, in the others what was drafted.
 
   Args:
     reads_on: `bool[B]`.
-    found: `i32[B, G]`.
+    followers: `i32[B, G]`.
     drafted: of a chain of G tokens.
   """
-  whole = jnp.concatenate([drafted.tokens[:, :1], found], axis=1)
+  whole = jnp.concatenate([drafted.tokens[:, :1], followers], axis=1)
   log_probs, parents = drafted.log_probs, drafted.parents
   if log_probs is not None:
     certain = whole[..., None] == np.arange(log_probs.shape[-1])

@@ -1,4 +1,4 @@
-"""Suffix decoding: how did texts go on that ended as this one does?
+"""Suffix decoding: drafts from earlier continuations of the last tokens.
 
 The tokens that followed the text's last m tokens, wherever those occurred, are
 counted, and the likeliest continuations are drafted as a tree of certain
@@ -51,7 +51,7 @@ def suffix(
   max_hits: int = 64,
   vocab_size: int | None = None,
 ) -> Drafter:
-  """How texts went on that ended so, own and a corpus's (SuffixDecoding).
+  """Continuations of earlier occurrences, a corpus's too (SuffixDecoding).
 
   Args:
     tokens: G, the longest continuation.
@@ -86,7 +86,7 @@ def rest(
   max_hits: int = 64,
   vocab_size: int | None = None,
 ) -> Drafter:
-  """How texts of a corpus went on that ended so (REST, He et al., 2024).
+  """Continuations of occurrences in a corpus (REST, He et al., 2024).
 
   The corpus is `Params.draft`; else as `suffix`.
   """
@@ -123,14 +123,14 @@ def _drafter(
   )  # fmt: skip
 
   def propose(params, state, target_cache, context):
-    found = occurrences.together(find(params.draft, context), **settings)
+    trie = occurrences.together(find(params.draft, context), **settings)
     root = context.root
     draft = Draft(
       tree=tree,
       siblings=GIVEN,
-      tokens=jnp.concatenate([root, found.tokens], axis=1),
+      tokens=jnp.concatenate([root, trie.tokens], axis=1),
       log_probs=None,
-      parents=jnp.concatenate([jnp.full_like(root, -1), found.parents], axis=1),
+      parents=jnp.concatenate([jnp.full_like(root, -1), trie.parents], axis=1),
     )
     return draft, state, target_cache
 
@@ -161,16 +161,18 @@ def finder(
         occurrences.in_text(context.tokens, context.length, **sizes)
       )
     if corpus:
-      found = corpus_lib.in_corpus(
+      matched = corpus_lib.in_corpus(
         index, context.tokens, context.length, **sizes
       )
       if vocab_size is not None:
         # An index made for another vocabulary proposes nothing beyond this one.
-        known = jnp.cumsum(found.tokens >= vocab_size, axis=-1) == 0
-        found = occurrences.Occurrences(
-          tokens=found.tokens, there=found.there & known, match=found.match
+        known = jnp.cumsum(matched.tokens >= vocab_size, axis=-1) == 0
+        matched = occurrences.Occurrences(
+          tokens=matched.tokens,
+          present=matched.present & known,
+          match=matched.match,
         )
-      sources.append(found)
+      sources.append(matched)
     return sources
 
   return find

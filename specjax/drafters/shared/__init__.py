@@ -1,1 +1,1 @@
-"""What several drafters share: drawn trees, likeliest trees, lookups."""
+"""Parts that several drafters share: drawn trees, likeliest trees, look-ups."""

@@ -1,4 +1,4 @@
-"""Certain trees of the likeliest continuations, whatever says the laws.
+"""Deterministic trees of the likeliest continuations, from any source of laws.
 
 EAGLE-2's dynamic tree (Li et al., EMNLP 2024, section 4) takes at each depth
 the likeliest continuations of a few nodes, and of all nodes that it has scored

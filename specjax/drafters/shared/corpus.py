@@ -96,9 +96,9 @@ def in_corpus(
     start = length - lengths[:, None]
     wanted = tokens[jnp.clip(start + back, 0, len(tokens) - 1)]  # [m, m]
     low, high = _ranges(corpus, wanted, lengths)
-    found = (high > low) & (lengths <= length)
-    best = max_match - 1 - jnp.argmax(found[::-1])
-    match = jnp.where(found.any(), best + 1, 0)
+    is_match = (high > low) & (lengths <= length)
+    best = max_match - 1 - jnp.argmax(is_match[::-1])
+    match = jnp.where(is_match.any(), best + 1, 0)
     total = jnp.where(match > 0, high[best] - low[best], 0)
     each = np.arange(count)
     spaced = each * (total // count) + each * (total % count) // count
@@ -107,21 +107,23 @@ def in_corpus(
     ahead = corpus.places[at][:, None] + match + np.arange(depth)
     inside = ahead < len(corpus.tokens)
     text = corpus.tokens[jnp.minimum(ahead, len(corpus.tokens) - 1)]
-    there = inside & (text != BREAK) & (each < total)[:, None]
-    there = jnp.cumsum(~there, axis=1) == 0
+    present = inside & (text != BREAK) & (each < total)[:, None]
+    present = jnp.cumsum(~present, axis=1) == 0
     matches = jnp.where(each < total, match, 0)
-    return jnp.where(there, text, 0), there, matches
+    return jnp.where(present, text, 0), present, matches
 
-  found, there, match = jax.vmap(of_row)(tokens, length)
+  followers, present, match = jax.vmap(of_row)(tokens, length)
   return Occurrences(
-    tokens=found.astype(jnp.int32), there=there, match=match.astype(jnp.int32)
+    tokens=followers.astype(jnp.int32),
+    present=present,
+    match=match.astype(jnp.int32),
   )
 
 
 def _ranges(
   corpus: Corpus, wanted: Array, lengths: np.ndarray
 ) -> tuple[Array, Array]:
-  """Where in the array the places lie that begin with given tokens.
+  """Ranges of the sorted places that begin with given tokens.
 
   Args:
     corpus: the index.
@@ -135,7 +137,7 @@ def _ranges(
   counted = np.arange(width) < lengths[:, None]
 
   def compare(at):
-    """Whether the place comes before what is wanted, and whether behind."""
+    """True if the place comes before the wanted tokens, and if behind."""
     place = corpus.places[jnp.minimum(at, size - 1)][:, None] + np.arange(width)
     text = corpus.tokens[jnp.minimum(place, size - 1)]
     text = jnp.where(place < size, text, BREAK)

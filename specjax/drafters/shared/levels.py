@@ -1,4 +1,4 @@
-"""A tree is drawn level by level, whatever says the laws.
+"""Trees drawn level by level, from any source of laws.
 
 What drafters differ in is where the logits after a node come from: a model that
 reads the drafted tokens, heads that know no tokens, or a layer that is fed its
@@ -151,7 +151,7 @@ def positions(root: Array, depth: int, drawn: Array) -> Array:
 
 
 def mask(tree: Tree, depth: int) -> np.ndarray | None:
-  """What the nodes of a depth see of all nodes fed up to it, the root apart."""
+  """Mask of a depth's nodes over all nodes fed up to it, the root apart."""
   if tree.is_chain:
     return None
   level = tree.levels[depth]
@@ -183,8 +183,8 @@ def _draw_level(
   place = np.zeros((len(heads), sizes.max()), np.int32)  # in the level
   place[family, rank] = np.arange(len(level))
 
-  def draw(found, r):  # child r of each node that has so many
-    tokens, drawn_from = found  # [B, F, C], [B, F, C, V]
+  def draw(so_far, r):  # child r of each node that has so many
+    tokens, drawn_from = so_far  # [B, F, C], [B, F, C, V]
     some = np.flatnonzero(sizes > r) if isinstance(r, int) else slice(None)
     child_law = siblings.child(
       law[:, heads[some]],
@@ -199,7 +199,7 @@ def _draw_level(
 
   tokens = jnp.zeros((len(law), *place.shape), jnp.int32)
   empty = jnp.zeros((*tokens.shape, law.shape[-1]), law.dtype)
-  (tokens, drawn_from), _ = siblings_lib.in_turn(
+  (tokens, drawn_from), _ = siblings_lib.scan_siblings(
     draw, (tokens, empty), place.shape[1]
   )
   return tokens[:, family, rank], drawn_from[:, family, rank]

@@ -71,7 +71,7 @@ def draft(
   """
   if tree.form is Form.FREE:
     # No more than N nodes of a depth can be among the best N of all.
-    found, _ = best_first.draft_tree(
+    drafts, _ = best_first.draft_tree(
       logits[:, 0],
       lambda carry, depth, tokens, parents: (
         _everywhere(logits, depth, tokens), carry
@@ -79,15 +79,15 @@ def draft(
       None, context, tree=tree, width=tree.num_drafted,
       children=tree.max_children, vocab_size=vocab_size,
     )  # fmt: skip
-    return found
+    return drafts
   if siblings is GIVEN:
     return _ranked(logits[..., :vocab_size], context, tree)
-  found, _ = levels.draw_tree(
+  drafts, _ = levels.draw_tree(
     logits[:, 0],
     lambda carry, depth, drawn: (_everywhere(logits, depth, drawn), carry),
     None, context, tree=tree, siblings=siblings, vocab_size=vocab_size,
   )  # fmt: skip
-  return found
+  return drafts
 
 
 def _everywhere(logits: Array, depth: int, tokens: Array) -> Array:

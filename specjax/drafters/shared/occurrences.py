@@ -1,4 +1,4 @@
-"""Where a text's end has occurred before, and how it went on there.
+"""Earlier occurrences of a text's end, and their continuations.
 
 The statistics of a row are its own text: no table is kept beside the buffer,
 so that there is nothing to fill, to evict from or to clear.
@@ -20,13 +20,13 @@ class Occurrences:
 
   Attributes:
     tokens: `i32[B, K, D]`.
-    there: `bool[B, K, D]`; nothing is there behind what is not.
+    present: `bool[B, K, D]`; nothing is present behind what is absent.
     match: `i32[B, K]`, how many of the text's last tokens stand before each, 0
       where nothing was found. It does not increase with k.
   """
 
   tokens: Array
-  there: Array
+  present: Array
   match: Array
 
 
@@ -64,13 +64,13 @@ def in_text(
     ahead = end[:, None] + 1 + np.arange(depth) % period
     return tokens[jnp.clip(ahead, 0, last)], match
 
-  found, match = jax.vmap(of_row)(tokens, length)
-  there = jnp.broadcast_to((match > 0)[..., None], found.shape)
-  return Occurrences(tokens=found, there=there, match=match)
+  followers, match = jax.vmap(of_row)(tokens, length)
+  present = jnp.broadcast_to((match > 0)[..., None], followers.shape)
+  return Occurrences(tokens=followers, present=present, match=match)
 
 
 def likely(
-  found: Occurrences,
+  occurrences: Occurrences,
   same: Array,
   *,
   num_nodes: int,
@@ -78,7 +78,7 @@ def likely(
   nodes_per_match: float,
   min_prob: float,
 ) -> Array:
-  """How likely each beginning is, where it is likely enough to be drafted.
+  """Probability of each beginning that is likely enough to be drafted.
 
   For every match length m the occurrences of at least so many tokens say how
   often the text went on with a beginning. The likeliest are taken, as many as
@@ -87,7 +87,7 @@ def likely(
   what is taken is a tree.
 
   Args:
-    found: the occurrences.
+    occurrences: the occurrences.
     same: `bool[B, K, K, D]`, from `tries.alike`.
     num_nodes: M, the most that are taken.
     max_match: the longest m.
@@ -98,14 +98,14 @@ def likely(
     `f32[B, K, D]`, 0 where a beginning is not taken, or is one that an earlier
     occurrence has.
   """
-  rows, count, depth = found.tokens.shape
+  rows, count, depth = occurrences.tokens.shape
   lengths = np.arange(1, max_match + 1)
-  member = (found.match[:, None] >= lengths[:, None]).astype(jnp.float32)
+  member = (occurrences.match[:, None] >= lengths[:, None]).astype(jnp.float32)
   total = jnp.maximum(member.sum(axis=-1), 1)  # [B, m]
   times = jnp.einsum("bmj,bkjd->bmkd", member, same.astype(jnp.float32))
   # Occurrences are sorted, so that the first that begins so has the best match.
   elder = np.tri(count, k=-1, dtype=bool)[..., None]
-  first = found.there & ~(same & elder).any(axis=2)
+  first = occurrences.present & ~(same & elder).any(axis=2)
   mine = first[:, None] & (member > 0)[..., None]
   share = jnp.where(mine, times / total[..., None, None], 0)
   flat = jnp.swapaxes(share, -1, -2).reshape(rows, max_match, -1)
@@ -141,7 +141,7 @@ def together(
     num_nodes: M.
     max_match, nodes_per_match, min_prob: as for `likely`, of each source.
   """
-  sames = [tries.alike(s.tokens, s.there) for s in sources]
+  sames = [tries.alike(s.tokens, s.present) for s in sources]
   values = [
     likely(
       source,
@@ -157,7 +157,7 @@ def together(
   tokens = join([s.tokens for s in sources])
   same = sames[0]
   if len(sources) > 1:
-    same = tries.alike(tokens, join([s.there for s in sources]))
+    same = tries.alike(tokens, join([s.present for s in sources]))
   return tries.best(tokens, same, join(values), num_nodes)
 
 

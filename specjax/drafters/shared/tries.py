@@ -1,4 +1,4 @@
-"""Continuations of a text become one tree of tokens, each beginning once.
+"""Tries: several continuations of a text, merged into one token tree.
 
 K continuations of D tokens that begin alike share nodes. Everything is of fixed
 size: a continuation, or a part of its end, may not be there.
@@ -26,39 +26,39 @@ class Trie:
   values: Array
 
 
-def alike(tokens: Array, there: Array) -> Array:
-  """Which continuations begin with the same tokens.
+def alike(tokens: Array, present: Array) -> Array:
+  """Pairs of continuations that begin with the same tokens.
 
   Args:
     tokens: `i32[B, K, D]`.
-    there: `bool[B, K, D]`; nothing is there behind what is not.
+    present: `bool[B, K, D]`; nothing is present behind what is absent.
 
   Returns:
     `bool[B, K, K, D]`: entry (k, j, d) says that k and j have d + 1 tokens, and
     the same ones.
   """
   same = tokens[:, :, None] == tokens[:, None]
-  same &= there[:, :, None] & there[:, None]
+  same &= present[:, :, None] & present[:, None]
   return jnp.cumsum(~same, axis=-1) == 0
 
 
-def joined(tokens: Array, there: Array) -> tuple[Array, Array]:
+def joined(tokens: Array, present: Array) -> tuple[Array, Array]:
   """A tree of all continuations.
 
   Args:
     tokens: `i32[B, K, D]`.
-    there: `bool[B, K, D]`; nothing is there behind what is not.
+    present: `bool[B, K, D]`; nothing is present behind what is absent.
 
   Returns:
     Tokens and parents `i32[B, K D]`, as a `Trie` has them, one continuation
     behind the other.
   """
   rows, count, depth = tokens.shape
-  first = _first(alike(tokens, there))
-  own = there & (first == np.arange(count)[:, None])
+  first = _first(alike(tokens, present))
+  is_first = present & (first == np.arange(count)[:, None])
   above = first[..., :-1] * depth + np.arange(depth - 1) + 1
   parents = jnp.concatenate([jnp.zeros_like(first[..., :1]), above], axis=-1)
-  parents = jnp.where(own, parents, -1).astype(jnp.int32)
+  parents = jnp.where(is_first, parents, -1).astype(jnp.int32)
   flat = lambda x: x.reshape(rows, count * depth)
   return flat(tokens), flat(parents)
 
@@ -80,12 +80,12 @@ def best(tokens: Array, same: Array, values: Array, count: int) -> Trie:
   rows, paths, depth = tokens.shape
   most = jnp.max(jnp.where(same, values[:, None], 0), axis=2)
   first = _first(same)
-  own = first == np.arange(paths)[:, None]
-  most = jnp.where(own, most, 0)
+  is_first = first == np.arange(paths)[:, None]
+  most = jnp.where(is_first, most, 0)
   # By depth, and then by path: of equal values the lowest index comes first,
   # so that a parent, whose value is never below its child's, comes before it.
   flat = lambda x: jnp.swapaxes(x, 1, 2).reshape(rows, depth * paths)
-  found, kept = lax.top_k(flat(most), min(count, depth * paths))
+  largest, kept = lax.top_k(flat(most), min(count, depth * paths))
   place = kept // paths, kept % paths
   above = jnp.take_along_axis(
     flat(jnp.pad(first, ((0, 0), (0, 0), (1, 0)))[..., :-1]), kept, axis=1
@@ -97,15 +97,15 @@ def best(tokens: Array, same: Array, values: Array, count: int) -> Trie:
   return Trie(
     tokens=jnp.pad(jnp.take_along_axis(flat(tokens), kept, axis=1), missing),
     parents=jnp.pad(
-      jnp.where(found > 0, parents, -1).astype(jnp.int32),
+      jnp.where(largest > 0, parents, -1).astype(jnp.int32),
       missing,
       constant_values=-1,
     ),
-    values=jnp.pad(found, missing),
+    values=jnp.pad(largest, missing),
   )
 
 
 def _first(same: Array) -> Array:
   """`i32[B, K, D]`: the first continuation that begins so, or the same."""
-  own = np.eye(same.shape[1], dtype=bool)[..., None]
-  return jnp.argmax(same | own, axis=2).astype(jnp.int32)
+  is_first = np.eye(same.shape[1], dtype=bool)[..., None]
+  return jnp.argmax(same | is_first, axis=2).astype(jnp.int32)

@@ -61,10 +61,10 @@ def config_of(saved, drafter, rule="token"):
 )  # fmt: skip
 def test_greedy_text_is_that_of_plain_decoding(saved, drafter, rule):
   config = config_of(saved, drafter, rule)
-  found = pair_lib.assemble(config, pair_lib.load(config))
-  assert "assistant" in found.decoder.drafter.name
+  built = pair_lib.assemble(config, pair_lib.load(config))
+  assert "assistant" in built.decoder.drafter.name
   prompts = np.random.default_rng(0).integers(
-    0, found.decoder.vocab_size, (2, LENGTHS[0])
+    0, built.decoder.vocab_size, (2, LENGTHS[0])
   )
 
   def run(decoder):
@@ -77,9 +77,9 @@ def test_greedy_text_is_that_of_plain_decoding(saved, drafter, rule):
       )  # fmt: skip
       return decoder.generate(params, state)
 
-    return decoded(found.params)
+    return decoded(built.params)
 
-  drafted, plain = run(found.decoder), run(found.baseline)
+  drafted, plain = run(built.decoder), run(built.baseline)
   assert int(drafted.counters.num_drafted.sum()) > 0
   for row, length in enumerate(LENGTHS):
     np.testing.assert_array_equal(
@@ -95,5 +95,5 @@ def test_a_mesh_is_refused_by_name(saved):
 
 
 def test_a_ladder_of_it_is_as_deep_as_its_longest_chain():
-  found = drafters.DRAFTERS.make('ladder(assistant("DIR"), lengths=(0, 2))')
-  assert found.tree.max_depth == 2
+  built = drafters.DRAFTERS.make('ladder(assistant("DIR"), lengths=(0, 2))')
+  assert built.tree.max_depth == 2

@@ -78,9 +78,9 @@ def test_ones_own_rule_and_drafter_decode_what_plain_decoding_does(
     texts[name] = json.loads(out.read_text())["completion"]
   assert len(texts) == 5
   assert set(texts.values()) == {texts["plain"]}
-  found = json.loads((tmp_path / "own.json").read_text())
-  assert found["rule"] == f"{mine}:RULE"
-  assert found["lossless"]
+  record = json.loads((tmp_path / "own.json").read_text())
+  assert record["rule"] == f"{mine}:RULE"
+  assert record["lossless"]
 
 
 def test_a_drafter_without_a_cache_is_measured(cli, mine, tmp_path):
@@ -91,11 +91,11 @@ def test_a_drafter_without_a_cache_is_measured(cli, mine, tmp_path):
     f"--config.drafter={mine}:again(tokens=2)", f"--output={out}",
   )  # fmt: skip
   assert code == 0
-  (found,) = json.loads(out.read_text())["costs"]
-  assert found["draft_cost"] == 0
+  (actual,) = json.loads(out.read_text())["costs"]
+  assert actual["draft_cost"] == 0
   # The target's alone; less where timings differ by a little (`StepCosts`).
-  verify = found["seconds"]["target"]["3"]
-  assert 0 < found["round_seconds"]["passes"] <= verify
+  verify = actual["seconds"]["target"]["3"]
+  assert 0 < actual["round_seconds"]["passes"] <= verify
 
 
 @pytest.mark.parametrize(
@@ -191,32 +191,32 @@ def test_names_are_those_of_the_library_and_what_decoders_are_told():
   ],
 )  # fmt: skip
 def test_a_call_of_a_config_drafts_as_the_same_call_in_python(text, made):
-  found = of(text).make(HEAD, HEAD.vocab_size)
-  assert (found.name, found.tree, found.siblings) == (
+  actual = of(text).make(HEAD, HEAD.vocab_size)
+  assert (actual.name, actual.tree, actual.siblings) == (
     made.name, made.tree, made.siblings
   )  # fmt: skip
-  assert (found.passes, found.again) == (made.passes, made.again)
+  assert (actual.passes, actual.num_refed) == (made.passes, made.num_refed)
 
 
 def test_trees_have_the_form_that_is_said():
   assert of("model(tree=paths(3), tokens=2)").tree.num_drafted == 6
   assert of("model(tree=k_ary(2, 2))").tree.num_drafted == 6
   assert of("medusa(tree=mc_sim_7b_63)").tree.num_drafted == 63
-  found = of("eagle3(tree=dynamic(20, top_k=4), tokens=6)")
-  assert (found.tree.num_drafted, found.tree.max_depth) == (20, 6)
-  assert found.siblings is GIVEN
+  actual = of("eagle3(tree=dynamic(20, top_k=4), tokens=6)")
+  assert (actual.tree.num_drafted, actual.tree.max_depth) == (20, 6)
+  assert actual.siblings is GIVEN
   ahead = of("lookahead(window=3, num_guesses=4)").tree
   assert (ahead.num_drafted, len(ahead.lanes)) == (4 * 5, 2 + 4 * 3)
   default = of("suffix").tree
   assert default.max_depth == 5 < default.max_children
-  own = of("rasd(nodes=9, tree=(-1, 0, 0), siblings=top_k)")
-  assert (own.tree.num_drafted, own.tree.max_depth) == (9, 5)
+  rasd = of("rasd(nodes=9, tree=(-1, 0, 0), siblings=top_k)")
+  assert (rasd.tree.num_drafted, rasd.tree.max_depth) == (9, 5)
 
 
 def test_what_repeats_is_longer_than_what_is_drafted_elsewhere():
-  found = of("repeats(eagle3(tokens=1), tokens=7)")
-  assert (found.tree.max_depth, found.policy.name) == (7, "1")
-  assert found.widths == (2,)
+  actual = of("repeats(eagle3(tokens=1), tokens=7)")
+  assert (actual.tree.max_depth, actual.policy.name) == (7, "1")
+  assert actual.widths == (2,)
   same = of("repeats(eagle3(tokens=3))")
   assert (same.tree.max_depth, same.policy, same.widths) == (3, None, ())
 

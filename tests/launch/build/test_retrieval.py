@@ -44,10 +44,10 @@ def made(tmp_path_factory):
 def test_an_index_holds_all_text_of_a_folder(made):
   root, output = made
   tokenizer = tokenizers.load(TARGET)
-  found = retrieval.read(str(output), tokenizer)
+  actual = retrieval.read(str(output), tokenizer)
   texts = ["import os\nimport sys\n", "def main():\n  pass\n"]
   expected = corpus.build([tokenizer.encode_text(t) for t in texts])
-  jax.tree.map(np.testing.assert_array_equal, found, expected)
+  jax.tree.map(np.testing.assert_array_equal, actual, expected)
   assert retrieval.texts(str(root / "in")) == texts
 
 
@@ -124,6 +124,6 @@ def test_greedy_texts_are_those_of_plain_decoding(drafter, cli, made, tmp_path):
     assert code == 0
     texts.append(json.loads(out.read_text())["completion"])
     if "INDEX" in one:
-      found = json.loads(summary.read_text())["provenance"]["checkpoints"]
-      assert len(found["corpus"]["sha256"]) == 64
+      record = json.loads(summary.read_text())["provenance"]["checkpoints"]
+      assert len(record["corpus"]["sha256"]) == 64
   assert texts[0] == texts[1]

@@ -101,8 +101,8 @@ def test_programs_are_given_up_before_the_process_can_hold_no_more(
     for turn, other in zip(
       group["turns"], expected[group["batch"]]["turns"], strict=True
     ):
-      for name, found in turn["systems"].items():
-        assert found["tokens"] == other["systems"][name]["tokens"]
+      for name, actual in turn["systems"].items():
+        assert actual["tokens"] == other["systems"][name]["tokens"]
 
 
 def test_systems_take_turns_at_going_first(ran):
@@ -119,12 +119,12 @@ def test_systems_take_turns_at_going_first(ran):
 
 def test_greedy_answers_are_those_of_plain_decoding_and_transformers(ran):
   _, result = ran
-  for found in result["runs"]:
-    greedy = found["temperature"] == 0
+  for actual in result["runs"]:
+    greedy = actual["temperature"] == 0
     for other in ("plain", "hf"):
-      share = found[f"identical_to_{other}"]
-      if greedy and found["system"] != other and not (
-        (found["system"], other) == ("plain", "hf")
+      share = actual[f"identical_to_{other}"]
+      if greedy and actual["system"] != other and not (
+        (actual["system"], other) == ("plain", "hf")
       ):  # fmt: skip
         assert share == 1
       else:
@@ -147,8 +147,8 @@ def test_rows_that_fill_a_batch_up_are_no_calls_of_transformers(ran):
   alone = 0
   for turn in turns_of(result, 1, 2):
     if turn["questions"]:
-      found = turn["systems"]["hf"]
-      assert found["calls"] == found["tokens"]
+      actual = turn["systems"]["hf"]
+      assert actual["calls"] == actual["tokens"]
       alone += len(turn["questions"]) == 1
   assert alone
 
@@ -193,8 +193,8 @@ def test_the_page_the_figure_and_the_costs_are_there(ran):
   figure = (folder / "E.svg").read_text()
   for words in ("temperature 1, batch size 2", "ngram", "all"):
     assert words in figure
-  found = {(c["system"], c["batch_size"]) for c in result["costs"]}
-  assert found == {(s, b) for s in ("ngram", "model") for b in (1, 2)}
+  actual = {(c["system"], c["batch_size"]) for c in result["costs"]}
+  assert actual == {(s, b) for s in ("ngram", "model") for b in (1, 2)}
   for one in result["costs"]:
     assert one["round_cost"] > 0
     assert (one["draft_cost"] > 0) == (one["system"] == "model")
@@ -279,7 +279,7 @@ def test_systems_of_one_result_are_compared_with_one_of_them(ran, capsys):
 
 
 def record_of(contest, group):
-  """What `measure.measure` returns, without decoding."""
+  """The return value of `measure.measure`, without decoding."""
   part = {
     "seconds": 2.0, "first_seconds": 0.5, "prefill_seconds": 0.1,
     "rounds": 4, "fed": 8,
@@ -378,14 +378,14 @@ def test_mistakes_are_one_line(cli, tmp_path, capsys, given, words):
 
 
 @pytest.mark.parametrize(
-  ("own", "asked", "expected"),
+  ("is_ours", "asked", "expected"),
   [(True, (), 64), (True, ("max_new_tokens",), 100), (False, ("rule",), 100)],
 )
-def test_our_own_questions_are_answered_briefly(own, asked, expected):
+def test_our_own_questions_are_answered_briefly(is_ours, asked, expected):
   config = embedded.get_config()
   config.max_new_tokens = 100
-  found = evaluate.settled(config, asked=asked, own=own)
-  assert found.max_new_tokens == expected
+  actual = evaluate.resolved(config, asked=asked, is_ours=is_ours)
+  assert actual.max_new_tokens == expected
   assert config.max_new_tokens == 100
 
 
@@ -445,8 +445,8 @@ def test_a_killed_run_goes_on(cli, pair, tmp_path, monkeypatch):
       time.sleep(0.01)
     os.kill(process.pid, signal.SIGKILL)
   process.wait()
-  there = journal.read_text().count("\n") - 1
-  assert 2 < there < 60
+  written = journal.read_text().count("\n") - 1
+  assert 2 < written < 60
   again = []
   real = measure.measure
   monkeypatch.setattr(
@@ -454,7 +454,7 @@ def test_a_killed_run_goes_on(cli, pair, tmp_path, monkeypatch):
     lambda contest, group: (again.append(group.name), real(contest, group))[1],
   )  # fmt: skip
   assert cli(evaluate.run, *flags) == 0
-  assert len(again) == 60 - there
+  assert len(again) == 60 - written
   result = json.loads(out.read_text())
   assert sorted(g["turns"][0]["questions"][0] for g in result["groups"]) == (
     list(range(60))

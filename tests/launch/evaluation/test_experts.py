@@ -20,9 +20,9 @@ def counted_example():
   records = evaluations.example()
   for record in records:
     for turn in record["turns"]:
-      for found in turn["systems"].values():
-        calls = sum(found["calls"])
-        found["num_experts"] = [2 * calls, 3 * calls]
+      for actual in turn["systems"].values():
+        calls = sum(actual["calls"])
+        actual["num_experts"] = [2 * calls, 3 * calls]
   return records
 
 
@@ -31,12 +31,12 @@ FACTS = {"num_experts": [4, 8], "num_chosen": [1, 2], "groups": 1}
 
 def test_counts_are_of_a_call_and_stand_beside_the_uniform_estimate():
   rows = summary.rows_of(counted_example(), [], FACTS)
-  (found,) = [
+  (actual,) = [
     r for r in rows if (r["system"], r["category"]) == ("ngram", "all")
   ]
-  assert found["pass_tokens"] == 2 * 3  # rows, tokens of each
-  assert found["experts_by_layer"] == [2, 3]
-  assert found["experts_uniform"] == pytest.approx(
+  assert actual["pass_tokens"] == 2 * 3  # rows, tokens of each
+  assert actual["experts_by_layer"] == [2, 3]
+  assert actual["experts_uniform"] == pytest.approx(
     [float(expected_distinct(6, 4, 1)), float(expected_distinct(6, 8, 2))]
   )
   halved = summary.rows_of(counted_example(), [], FACTS | {"groups": 2})
@@ -83,9 +83,9 @@ def test_a_run_that_is_asked_counts_and_its_page_says_so(
   rows = {r["system"]: r for r in result["runs"] if r["level"] == "all"}
   assert rows["plain"]["experts_by_layer"] == [2] * layers  # one token's
   assert rows["plain"]["experts_uniform"] == pytest.approx([2] * layers)
-  found = rows["ngram(tokens=2)"]
-  assert found["pass_tokens"] == 3
-  assert all(2 < count <= 5 for count in found["experts_by_layer"])
+  actual = rows["ngram(tokens=2)"]
+  assert actual["pass_tokens"] == 3
+  assert all(2 < count <= 5 for count in actual["experts_by_layer"])
   page = output.with_suffix(".md").read_text()
   assert "## Experts a pass touched" in page
   assert "`ngram(tokens=2)` | 3.0 |" in page

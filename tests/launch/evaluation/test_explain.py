@@ -72,22 +72,22 @@ def test_acceptance_by_position_counts_rounds_and_forgets_what_was_cut():
   # Rounds of 2, 1, 0 and (cut) 2 accepted tokens, of 1, and of 1 that is cut.
   cut = measure._cut_counts(done)
   assert cut == [0, 1, 1]
-  found = explain.by_position({"accept_counts": [1, 3, 2], "cut_counts": cut})
-  assert found["tried"] == [6, 4]
-  assert found["conditional"] == [5 / 6, 2 / 4]
-  assert found["joint"] == pytest.approx([5 / 6, 5 / 12])
+  actual = explain.by_position({"accept_counts": [1, 3, 2], "cut_counts": cut})
+  assert actual["tried"] == [6, 4]
+  assert actual["conditional"] == [5 / 6, 2 / 4]
+  assert actual["joint"] == pytest.approx([5 / 6, 5 / 12])
 
 
 def test_rates_from_costs_by_hand():
-  (found,) = explain.findings(result())
-  efficiency = found["block_efficiency"]
+  (actual,) = explain.findings(result())
+  efficiency = actual["block_efficiency"]
   # 46 tokens judged at the first position or the second, 50 of 81 accepted.
   alpha = (35 + 15) / (50 + 15 + 16)
   assert efficiency["acceptance"] == pytest.approx(alpha)
   assert efficiency["independent"] == pytest.approx(1 + alpha + alpha**2)
   assert efficiency["identity"] == pytest.approx(1 + 35 / 50 * (1 + 15 / 31))
   assert efficiency["rao_blackwell"] == pytest.approx(2 + 100 * 0.1 / 50)
-  rates = found["tokens_per_second"]["predicted"]
+  rates = actual["tokens_per_second"]["predicted"]
   assert rates["real_acceptance"] == pytest.approx(20 * 2 * 0.25 / 0.4)
   assert rates["with_overhead"] == pytest.approx(20 * 2 * 0.25 / 0.5)
   assert rates["with_prompts"] == pytest.approx(20 * 1.4)
@@ -95,7 +95,7 @@ def test_rates_from_costs_by_hand():
   expected = 28 / (1 + (2 / 2.2 - 1) * share)
   assert rates["expected"] == pytest.approx(expected)
   # A round adds to its passes 0.05 s, as a plain one does, and 0.025 s a level.
-  sweep, joint = found["sweep"], [35 / 50]
+  sweep, joint = actual["sweep"], [35 / 50]
   calls = throughput.expected_calls(joint, 10)
   seconds = calls * (0.05 + 0.05 + 0.025 + 0.25) + 1
   assert sweep["predicted"] == pytest.approx(
@@ -104,24 +104,24 @@ def test_rates_from_costs_by_hand():
   assert sweep["measured"] == {"1": 36.0, "2": 30.0}
   assert sweep["best_measured"] == 1
   # 1 + P + P^2 tokens must pay for two plain steps.
-  least = found["break_even_acceptance"]
+  least = actual["break_even_acceptance"]
   assert 1 + least + least**2 == pytest.approx(2)
 
 
 def test_of_timings_that_disagree_nothing_is_predicted():
-  (found,) = explain.findings(result(doubts=["laws took -1.00 ms of a round"]))
-  assert {*found["tokens_per_second"]["predicted"].values()} == {None}
-  assert found["sweep"]["predicted"] == {}
-  assert found["break_even_acceptance"] is None
-  page = explain_page.page(result() | {"explained": [found]}, figure="f.svg")
+  (actual,) = explain.findings(result(doubts=["laws took -1.00 ms of a round"]))
+  assert {*actual["tokens_per_second"]["predicted"].values()} == {None}
+  assert actual["sweep"]["predicted"] == {}
+  assert actual["break_even_acceptance"] is None
+  page = explain_page.page(result() | {"explained": [actual]}, figure="f.svg")
   assert "timings disagree on where it breaks even" in page
   assert "Nothing is predicted: laws took -1.00 ms of a round." in page
 
 
 def test_what_never_pays_has_no_break_even():
-  (found,) = explain.findings(result(step=0.9))
-  assert found["break_even_acceptance"] is None
-  assert "even if all were accepted" in explain_page.verdict(found)
+  (actual,) = explain.findings(result(step=0.9))
+  assert actual["break_even_acceptance"] is None
+  assert "even if all were accepted" in explain_page.verdict(actual)
 
 
 def test_of_trees_and_of_rounds_that_draft_less_acceptance_predicts_nothing():
@@ -129,10 +129,10 @@ def test_of_trees_and_of_rounds_that_draft_less_acceptance_predicts_nothing():
   tree["systems"]["model(tokens=2)"]["parents"] = [-1, 0, 0]
   short["runs"][2]["num_drafted"] = 90
   for one in (tree, short):
-    (found,) = explain.findings(one)
-    assert found["block_efficiency"]["identity"] is None
-    assert [*found["sweep"]["predicted"]] == ["2"]
-    text = explain_page.page(one | {"explained": [found]}, figure="f.svg")
+    (actual,) = explain.findings(one)
+    assert actual["block_efficiency"]["identity"] is None
+    assert [*actual["sweep"]["predicted"]] == ["2"]
+    text = explain_page.page(one | {"explained": [actual]}, figure="f.svg")
     assert "with probability" not in text
 
 
@@ -148,8 +148,8 @@ def test_of_trees_and_of_rounds_that_draft_less_acceptance_predicts_nothing():
 def test_the_verdict_follows_the_interval(ends, words):
   given = result()
   given["runs"][2] |= {"speedup": 1.2, "speedup_ci": ends}
-  (found,) = explain.findings(given)
-  text = explain_page.verdict(found)
+  (actual,) = explain.findings(given)
+  text = explain_page.verdict(actual)
   assert words in text
   assert "2.00 tokens and takes 2.00 times" in text
   assert text.endswith("The best N measured is 1, 1.80 times plain decoding.")
@@ -161,10 +161,10 @@ def test_a_family_is_a_drafter_in_a_setting():
   for one in other:
     one["temperature"] = 0.0
   given["runs"] += other
-  found = explain.findings(given)
-  assert [one["temperature"] for one in found] == [1.0, 0.0]
-  assert {one["num_speculative_tokens"] for one in found} == {2}
-  drawn = explain_page.figure(given | {"explained": found})
+  actual = explain.findings(given)
+  assert [one["temperature"] for one in actual] == [1.0, 0.0]
+  assert {one["num_speculative_tokens"] for one in actual} == {2}
+  drawn = explain_page.figure(given | {"explained": actual})
   assert len(drawn.axes) == 2
 
 
@@ -195,8 +195,8 @@ def test_the_sweep_leaves_out_lengths_that_a_drafter_does_not_have(
   config.drafter, config.max_new_tokens = drafter, 8
   monkeypatch.setattr(evaluate, "_SYSTEMS", types.SimpleNamespace(value=None))
   monkeypatch.setattr(evaluate, "_EXPLAIN", types.SimpleNamespace(value=True))
-  found = systems.parse(evaluate.named(config), config)
-  depths = [one.drafting.tree.max_depth for one in found]
+  actual = systems.parse(evaluate.named(config), config)
+  depths = [one.drafting.tree.max_depth for one in actual]
   assert depths[2:] == swept
 
 
@@ -216,16 +216,16 @@ def test_prompts_are_measured_and_explained(cli, pair, tmp_path, monkeypatch):
     config=f"configs/huggingface.py:target={pair[0]},draft={pair[0]}",
   )  # fmt: skip
   assert code == 0
-  found = json.loads(out.read_text())
-  assert {*found["systems"]} == {"plain", "model(tokens=2)", "model(tokens=1)"}
-  assert found["questions"]["by_category"] == {"prompts": 2}
-  assert [g["turns"][0]["questions"] for g in found["groups"]] == [[0], [1]]
-  assert found["rounds"] == 2
-  widths = {c["system"]: {*c["seconds"]["target"]} for c in found["costs"]}
+  record = json.loads(out.read_text())
+  assert {*record["systems"]} == {"plain", "model(tokens=2)", "model(tokens=1)"}
+  assert record["questions"]["by_category"] == {"prompts": 2}
+  assert [g["turns"][0]["questions"] for g in record["groups"]] == [[0], [1]]
+  assert record["rounds"] == 2
+  widths = {c["system"]: {*c["seconds"]["target"]} for c in record["costs"]}
   assert widths == {
     "model(tokens=2)": {"1", "3"}, "model(tokens=1)": {"1", "2"},
   }  # fmt: skip
-  (one,) = found["explained"]
+  (one,) = record["explained"]
   assert one["num_speculative_tokens"] == 2
   assert one["acceptance_by_position"] == {
     "tried": [8, 8], "accepted": 16, "conditional": [1, 1], "joint": [1, 1],
@@ -234,7 +234,7 @@ def test_prompts_are_measured_and_explained(cli, pair, tmp_path, monkeypatch):
   for name in ("measured", "identity", "independent", "rao_blackwell"):
     assert tokens[name] == pytest.approx(3)
   assert {*one["sweep"]["measured"]} == {"1", "2"}
-  plain, _, two = (r for r in found["runs"] if r["level"] == "all")
+  plain, _, two = (r for r in record["runs"] if r["level"] == "all")
   assert np.isclose(
     two["speedup"], two["tokens_per_second"] / plain["tokens_per_second"]
   )

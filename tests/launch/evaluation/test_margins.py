@@ -1,4 +1,4 @@
-"""Where greedy completions part, and the margin there."""
+"""Places where greedy completions part, and the margins there."""
 
 import jax
 import numpy as np
@@ -24,8 +24,8 @@ def test_a_margin_is_the_gap_between_the_two_tokens_after_what_is_alike():
     asked.append(tokens)
     return np.array([0.0, 1.0, 4.5, 3.0])
 
-  found = margins.difference((7, 8), [1, 3, 0], [1, 2], next_logits)
-  assert found == {
+  actual = margins.difference((7, 8), [1, 3, 0], [1, 2], next_logits)
+  assert actual == {
     "place": 1, "token": 3, "reference_token": 2, "margin": 1.5,
   }  # fmt: skip
   assert asked == [(7, 8, 1)]

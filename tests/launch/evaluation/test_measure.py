@@ -33,7 +33,7 @@ def contest():
 
 @pytest.fixture
 def decoded(contest, monkeypatch):
-  """What systems were asked, each of which gives another answer."""
+  """The prompts of systems, each of which gives another answer."""
   asked = []
 
   def fake(_, system, group, turn, batch):
@@ -85,11 +85,11 @@ def test_numbers_of_a_turn_are_in_the_order_of_its_rows(
   inner = measure._decoded
 
   def answering(contest, system, group, turn, batch):
-    found, _ = inner(contest, system, group, turn, batch)
+    actual, _ = inner(contest, system, group, turn, batch)
     tokens = [
       contest.tokenizer.encode(longer[p.question.id]) for p in batch.prompts
     ]
-    return found | {"who": [p.question.id for p in batch.prompts]}, tokens
+    return actual | {"who": [p.question.id for p in batch.prompts]}, tokens
 
   monkeypatch.setattr(measure, "_decoded", answering)
   record = measure.measure(
@@ -142,8 +142,8 @@ def test_seconds_are_means_over_rounds_in_each_of_which_the_order_is_drawn(
   inner, ticks = measure._decoded, iter(range(1, 99))
 
   def timed(*args):
-    found, tokens = inner(*args)
-    return found | {"seconds": next(ticks), "prefill_seconds": None}, tokens
+    actual, tokens = inner(*args)
+    return actual | {"seconds": next(ticks), "prefill_seconds": None}, tokens
 
   monkeypatch.setattr(measure, "_decoded", timed)
   twelve = dataclasses.replace(contest, rounds=12)
@@ -190,9 +190,9 @@ def test_passes_of_more_widths_are_timed_with_a_system_that_is_timed(
   if drafter != "ngram":
     entered += systems.parse("ngram", config)[1:]
   contests = {0.0: types.SimpleNamespace(systems=entered)}
-  found = [
+  actual = [
     running._widths_of(one, contests, "passes")
     for one in sorted(entered, key=lambda one: len(one.name))
     if one.drafts_here and not one.drafting.lengths
   ]
-  assert found == [costs.WIDTHS if every else () for every in wide]
+  assert actual == [costs.WIDTHS if every else () for every in wide]

@@ -24,11 +24,11 @@ def question(number, category, *turns):
 
 
 def test_our_own_questions_are_eight_of_each_of_five_tasks():
-  own = questions.read(questions.OWN)
-  assert list(collections.Counter(q.task for q in own).values()) == [8] * 5
-  assert {len(q.turns) for q in own} == {1, 2}
-  assert len({turn for q in own for turn in q.turns}) == sum(
-    len(q.turns) for q in own
+  shipped = questions.read(questions.OWN)
+  assert list(collections.Counter(q.task for q in shipped).values()) == [8] * 5
+  assert {len(q.turns) for q in shipped} == {1, 2}
+  assert len({turn for q in shipped for turn in q.turns}) == sum(
+    len(q.turns) for q in shipped
   )
 
 
@@ -43,10 +43,10 @@ def test_a_file_in_spec_benchs_form_is_read_and_its_tasks_are_known(tmp_path):
       {"question_id": 4, "category": "poems", "task": "art", "turns": ["f"]},
     ],
   )  # fmt: skip
-  found = questions.read(path)
-  assert [q.id for q in found] == [81, "x", 3, 4]
-  assert found[0].turns == ("a", "b")
-  assert [q.task for q in found] == [
+  actual = questions.read(path)
+  assert [q.id for q in actual] == [81, "x", 3, 4]
+  assert actual[0].turns == ("a", "b")
+  assert [q.task for q in actual] == [
     "multi-turn conversation", "question answering", "poems", "art",
   ]  # fmt: skip
 

@@ -10,12 +10,12 @@ from specjax import intervals
 
 
 def row(rows, system, category="all", level=None):
-  (found,) = [
+  (actual,) = [
     r for r in rows
     if (r["system"], r["category"]) == (system, category)
     and level in (None, r["level"])
   ]  # fmt: skip
-  return found
+  return actual
 
 
 def cost_of(system, round_cost, fed_cost=0.0):
@@ -28,21 +28,21 @@ def cost_of(system, round_cost, fed_cost=0.0):
 
 def test_counts_are_summed_over_turns_before_they_are_divided():
   rows = summary.rows_of(evaluations.example(), [])
-  found = row(rows, "ngram")
-  assert (found["num_questions"], found["num_requests"]) == (3, 4)
-  assert found["num_groups"] == 2
-  assert (found["num_tokens"], found["num_target_calls"]) == (28, 15)
-  assert found["block_efficiency"] == pytest.approx(28 / 15)
-  assert found["block_efficiency_request_mean"] == pytest.approx(
+  actual = row(rows, "ngram")
+  assert (actual["num_questions"], actual["num_requests"]) == (3, 4)
+  assert actual["num_groups"] == 2
+  assert (actual["num_tokens"], actual["num_target_calls"]) == (28, 15)
+  assert actual["block_efficiency"] == pytest.approx(28 / 15)
+  assert actual["block_efficiency_request_mean"] == pytest.approx(
     (10 / 4 + 4 / 3 + 6 / 3 + 8 / 5) / 4
   )
-  assert found["acceptance_rate"] == pytest.approx(12 / 34)
-  assert found["accept_counts"] == [8, 2, 5]
-  assert found["accepted_by_position"] == pytest.approx([7 / 15, 5 / 15])
-  assert found["tokens_per_second"] == pytest.approx(28 / 6)
-  assert found["speedup"] == pytest.approx((28 / 6) / (28 / 9))
-  assert found["identical_to_plain"] == pytest.approx(3 / 4)
-  assert found["identical_to_hf"] is None
+  assert actual["acceptance_rate"] == pytest.approx(12 / 34)
+  assert actual["accept_counts"] == [8, 2, 5]
+  assert actual["accepted_by_position"] == pytest.approx([7 / 15, 5 / 15])
+  assert actual["tokens_per_second"] == pytest.approx(28 / 6)
+  assert actual["speedup"] == pytest.approx((28 / 6) / (28 / 9))
+  assert actual["identical_to_plain"] == pytest.approx(3 / 4)
+  assert actual["identical_to_hf"] is None
   plain = row(rows, "plain")
   assert plain["block_efficiency"] == 1
   assert plain["tokens_per_second"] == pytest.approx(28 / 9)
@@ -55,9 +55,9 @@ def test_an_answer_that_nan_ended_at_once_counts_for_nothing():
   records = evaluations.example()
   first = records[0]["turns"][0]["systems"]["ngram"]
   first |= {"tokens": [0, 4], "calls": [0, 3], "accept_counts": [3, 0, 0]}
-  found = row(summary.rows_of(records, []), "ngram")
-  assert found["num_requests"] == 4
-  assert found["block_efficiency_request_mean"] == pytest.approx(
+  actual = row(summary.rows_of(records, []), "ngram")
+  assert actual["num_requests"] == 4
+  assert actual["block_efficiency_request_mean"] == pytest.approx(
     (4 / 3 + 6 / 3 + 8 / 5) / 3
   )
   for record in records:
@@ -69,19 +69,19 @@ def test_an_answer_that_nan_ended_at_once_counts_for_nothing():
           "accept_counts": [0, 0, 0],
         }  # fmt: skip
   costs = [cost_of("ngram", 1.1)]
-  found = row(summary.rows_of(records, costs), "ngram")
+  actual = row(summary.rows_of(records, costs), "ngram")
   for name in ("block_efficiency_request_mean", "accepted_by_position",
                "predicted_speedup", "seconds_per_token"):  # fmt: skip
-    assert found[name] is None, name
+    assert actual[name] is None, name
 
 
 def test_a_group_with_all_its_turns_is_the_unit_of_the_paired_interval():
   rows = summary.rows_of(evaluations.thrice(), [])
-  found = row(rows, "ngram")
+  actual = row(rows, "ngram")
   low, high = intervals.interval(
     [[20, 8] * 3, [7.0, 2.0] * 3], [[3.5, 2.5] * 3, [20, 8] * 3]
   )
-  assert found["speedup_ci"] == pytest.approx((low, high))
+  assert actual["speedup_ci"] == pytest.approx((low, high))
   one = row(rows, "ngram", "math", "task")
   assert one["num_groups"] == 3
   assert one["speedup_ci"] is None  # of three groups too little is known
@@ -108,12 +108,12 @@ def test_rows_are_for_all_for_tasks_and_for_categories_of_each_setting():
 
 
 def test_the_times_of_the_first_token_and_of_the_next_ones():
-  found = row(summary.rows_of(evaluations.example(), []), "ngram")
-  assert found["time_to_first_token"] == pytest.approx(0.5)
+  actual = row(summary.rows_of(evaluations.example(), []), "ngram")
+  assert actual["time_to_first_token"] == pytest.approx(0.5)
   # The shorter row of the first batch took part in two of the three rounds
   # after the first, and each row emitted a token less than it has.
   seconds = 1.5 * 3 / 3 + 1.5 * 2 / 3 + 1.0 + 2.0
-  assert found["seconds_per_token"] == pytest.approx(seconds / (9 + 3 + 5 + 7))
+  assert actual["seconds_per_token"] == pytest.approx(seconds / (9 + 3 + 5 + 7))
 
 
 def test_the_prediction_is_made_of_the_rounds_cost_and_of_the_rounds():
@@ -160,34 +160,36 @@ def test_rounds_that_fed_more_than_where_they_were_timed_cost_more():
   rows = summary.rows_of(some, [cost_of("ngram", 1.2, fed_cost=0.1)])
   seconds = 0.5 + 2 * 0.25 + 1.2 * (4 * 0.375 + 3 * 2.75 / 6 + 5 * 1.75 / 8)
   seconds += 0.1 * ((24 - 12) * 0.375 + (12 - 9) * 2.75 / 6)
-  found = row(rows, "ngram")
-  assert found["predicted_speedup"] == pytest.approx(9 / seconds)
-  assert found["fed_per_round"] == pytest.approx(51 / 12)
+  actual = row(rows, "ngram")
+  assert actual["predicted_speedup"] == pytest.approx(9 / seconds)
+  assert actual["fed_per_round"] == pytest.approx(51 / 12)
 
 
 def test_a_prediction_with_true_costs_is_what_was_measured():
   some = evaluations.example()
   for one in some:
     for turn in one["turns"]:
-      plain, found = turn["systems"]["plain"], turn["systems"]["ngram"]
+      plain, actual = turn["systems"]["plain"], turn["systems"]["ngram"]
       each = (plain["seconds"] - 0.25) / plain["rounds"]
-      found["seconds"] = found["prefill_seconds"] + 1.3 * each * found["rounds"]
+      actual["seconds"] = (
+        actual["prefill_seconds"] + 1.3 * each * actual["rounds"]
+      )
   costs = [cost_of("ngram", 1.3)]
-  for found in summary.rows_of(some, costs):
-    if found["system"] == "ngram":
-      assert found["predicted_speedup"] == pytest.approx(found["speedup"])
-      assert found["prediction_error"] == pytest.approx(0)
+  for actual in summary.rows_of(some, costs):
+    if actual["system"] == "ngram":
+      assert actual["predicted_speedup"] == pytest.approx(actual["speedup"])
+      assert actual["prediction_error"] == pytest.approx(0)
 
 
 def test_a_prediction_s_error_has_an_interval_over_groups():
   costs = [cost_of("ngram", 1.2)]
-  found = row(summary.rows_of(evaluations.thrice(), costs), "ngram")
-  error = found["predicted_speedup"] / found["speedup"] - 1
-  assert found["prediction_error"] == pytest.approx(error)
+  actual = row(summary.rows_of(evaluations.thrice(), costs), "ngram")
+  error = actual["predicted_speedup"] / actual["speedup"] - 1
+  assert actual["prediction_error"] == pytest.approx(error)
   seconds = [0.5 + 0.25 + 1.2 * (4 * 0.375 + 3 * 2.75 / 6),
              0.25 + 1.2 * 5 * 1.75 / 8]  # fmt: skip
   low, high = intervals.ratio_interval([3.5, 2.5] * 3, seconds * 3)
-  assert found["prediction_error_ci"] == pytest.approx([low - 1, high - 1])
+  assert actual["prediction_error_ci"] == pytest.approx([low - 1, high - 1])
 
 
 def test_what_transformers_does_not_tell_is_none():
@@ -197,11 +199,11 @@ def test_what_transformers_does_not_tell_is_none():
       turn["systems"]["hf"] = turn["systems"]["plain"] | {
         "prefill_seconds": None, "total_variation": None,
       }  # fmt: skip
-  found = row(summary.rows_of(some, []), "hf")
+  actual = row(summary.rows_of(some, []), "hf")
   for name in ("acceptance_rate", "accept_counts", "accepted_by_position",
                "total_variation", "predicted_speedup"):  # fmt: skip
-    assert found[name] is None
-  assert found["speedup"] == 1
+    assert actual[name] is None
+  assert actual["speedup"] == 1
 
 
 # ------------------------------------------------------------------ comparing
@@ -220,15 +222,15 @@ def changed():
 def test_comparing_pairs_questions_and_groups():
   before, after = {"groups": evaluations.thrice()}, {"groups": changed()[::-1]}
   rows = compare.compare(before, after)
-  found = row(rows, "ngram")
-  assert found["num_questions"] == 9
-  assert found["block_efficiency_change"] == pytest.approx((1 - 8 / 5) / 9)
-  assert found["block_efficiency_change_ci"] == pytest.approx(
+  actual = row(rows, "ngram")
+  assert actual["num_questions"] == 9
+  assert actual["block_efficiency_change"] == pytest.approx((1 - 8 / 5) / 9)
+  assert actual["block_efficiency_change_ci"] == pytest.approx(
     intervals.mean_interval([*[0] * 8, 1 - 8 / 5])
   )
-  assert found["speedup_ratio"] == pytest.approx(0.5)
+  assert actual["speedup_ratio"] == pytest.approx(0.5)
   # Every group's ratio is the same: nothing is uncertain.
-  assert found["speedup_ratio_ci"] == pytest.approx((0.5, 0.5))
+  assert actual["speedup_ratio_ci"] == pytest.approx((0.5, 0.5))
   assert row(rows, "ngram", "math", "task")["block_efficiency_change"] == 0
   # A category that is all of its task has no row of its own.
   assert not [r for r in rows if r["level"] == "category"]
@@ -248,12 +250,12 @@ def test_one_system_over_another_is_the_ratio_of_their_rates():
     for r in summary.rows_of(groups, [])
     if r["level"] == "all"
   }
-  found = row(rows, "plain")
-  assert found["speedup_ratio"] == pytest.approx(
+  actual = row(rows, "plain")
+  assert actual["speedup_ratio"] == pytest.approx(
     rates["plain"] / rates["ngram"]
   )
-  assert found["speedup_ratio_ci"][0] < found["speedup_ratio"]
-  assert found["block_efficiency_change"] < 0
+  assert actual["speedup_ratio_ci"][0] < actual["speedup_ratio"]
+  assert actual["block_efficiency_change"] < 0
   assert not [r for r in rows if r["system"] == "ngram"]
   with pytest.raises(ValueError, match="no system 'hf' beside others"):
     compare.among({"groups": groups}, "hf")
@@ -264,8 +266,8 @@ def test_only_groups_of_the_same_questions_are_compared():
   after[0]["turns"][1]["questions"] = [2]
   before = {"groups": evaluations.example()}
   rows = compare.compare(before, {"groups": after})
-  found = row(rows, "ngram")
-  assert found["num_questions"] == 1
+  actual = row(rows, "ngram")
+  assert actual["num_questions"] == 1
   after[1]["batch_size"] = 8
   with pytest.raises(ValueError, match="no group of questions in common"):
     compare.compare({"groups": evaluations.example()}, {"groups": after})

@@ -9,41 +9,41 @@ from launch.evaluation import systems
 
 
 def config(**changes):
-  found = common.get_config()
-  found.target = "T"
-  found.checkpoints.draft = "models/pretrained/draft"
-  found.update(changes)
-  return found
+  actual = common.get_config()
+  actual.target = "T"
+  actual.checkpoints.draft = "models/pretrained/draft"
+  actual.update(changes)
+  return actual
 
 
 def test_smollm2_takes_what_everybody_asks_for_first(monkeypatch):
   monkeypatch.setattr(smollm2, "path", lambda: pathlib.Path(__file__))
-  own = smollm2.get_config()
+  shipped = smollm2.get_config()
   wanted = [
-    "plain", own.drafter, "ngram", "layer_skip", "hf", "hf_prompt_lookup",
+    "plain", shipped.drafter, "ngram", "layer_skip", "hf", "hf_prompt_lookup",
     "ladder(ngram, lengths=(0, 2, 4))", "eagle3(tokens=1)",
     "with_rule(eagle3(tokens=3, tree=dynamic(8, top_k=4)), match)",
   ]  # fmt: skip
-  found = systems.parse(", ".join(wanted), own)
-  assert [s.name for s in found] == wanted
-  reading = found[1].drafting
+  actual = systems.parse(", ".join(wanted), shipped)
+  assert [s.name for s in actual] == wanted
+  reading = actual[1].drafting
   assert reading.checkpoint == "models/pretrained/smollm2-eagle3"
   assert (reading.tree.max_depth, reading.widths) == (7, (2,))
-  assert found[-1].drafting.rule == "match"
+  assert actual[-1].drafting.rule == "match"
 
 
 def test_plain_decoding_comes_first_and_names_are_canonical():
-  found = systems.parse(
+  actual = systems.parse(
     "ngram(), plain, ngram(tokens=8, max_ngram=2),model(policy=survival()),"
     "with_rule(model, typical(delta=0.2, epsilon=0.1)), hf",
     config(),
   )
-  assert [s.name for s in found] == [
+  assert [s.name for s in actual] == [
     "plain", "ngram", "ngram(tokens=8, max_ngram=2)", "model(policy=survival)",
     "with_rule(model, typical(epsilon=0.1, delta=0.2))", "hf",
   ]  # fmt: skip
-  assert [s.is_plain for s in found] == [True] + 5 * [False]
-  assert [s.drafts_here for s in found] == [False, *4 * [True], False]
+  assert [s.is_plain for s in actual] == [True] + 5 * [False]
+  assert [s.drafts_here for s in actual] == [False, *4 * [True], False]
 
 
 @pytest.mark.parametrize(
@@ -65,17 +65,17 @@ def test_what_is_no_system_is_refused_in_words(text, words):
 
 
 def test_rules_do_not_trouble_plain_decoding_and_transformers():
-  found = systems.parse("suffix, hf", config(rule="match"))
-  assert [s.name for s in found] == ["plain", "suffix", "hf"]
+  actual = systems.parse("suffix, hf", config(rule="match"))
+  assert [s.name for s in actual] == ["plain", "suffix", "hf"]
 
 
 def test_what_drafts_in_transformers_takes_one_prompt_at_a_time():
-  found = systems.parse(
+  actual = systems.parse(
     'ngram, hf, hf_assisted, hf_prompt_lookup, llama_cpp("P")', config()
   )
-  assert [s.takes(8) for s in found] == [True] * 3 + [False] * 3
-  assert all(s.takes(1) for s in found)
-  assert found[3].reference.draft == "models/pretrained/draft"
+  assert [s.takes(8) for s in actual] == [True] * 3 + [False] * 3
+  assert all(s.takes(1) for s in actual)
+  assert actual[3].reference.draft == "models/pretrained/draft"
 
 
 def test_all_pairs_share_one_target_and_have_their_own_drafts(pair):
@@ -83,13 +83,13 @@ def test_all_pairs_share_one_target_and_have_their_own_drafts(pair):
   given = config(target=target, max_new_tokens=8)
   given.checkpoints.draft = draft
   other = f'model("{target}", tokens=2)'
-  found = systems.parse(f"ngram, model(tokens=2), {other}, hf", given)
-  pairs = systems.assemble(found)
+  actual = systems.parse(f"ngram, model(tokens=2), {other}, hf", given)
+  pairs = systems.assemble(actual)
   assert list(pairs) == ["plain", "ngram", "model(tokens=2)", other]
   assert len({id(p.params.target) for p in pairs.values()}) == 1
   assert pairs["ngram"].params.draft is None
   assert pairs["model(tokens=2)"].params.draft is not None
-  engines = systems.engines(found, pairs, 0.5)
+  engines = systems.engines(actual, pairs, 0.5)
   assert {e.temperature for e in engines.values()} == {0.5}
   assert engines["plain"].decoder.drafter.tree.num_nodes == 1
   assert engines["model(tokens=2)"].decoder.drafter.tree.num_nodes == 3

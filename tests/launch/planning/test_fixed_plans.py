@@ -33,41 +33,41 @@ def compiled(topology, target, draft, **changes):
   )
 
 
-def counts(found, phase):
-  return {kind: x["count"] for kind, x in found.collectives[phase].items()}
+def counts(actual, phase):
+  return {kind: x["count"] for kind, x in actual.collectives[phase].items()}
 
 
-def check(found, *, peak):
-  assert found.donation_honoured
-  assert found.cache_copies == 0
-  assert found.peak == pytest.approx(peak, rel=0.02)
-  assert found.collectives["commit"] == {}
+def check(actual, *, peak):
+  assert actual.donation_honoured
+  assert actual.cache_copies == 0
+  assert actual.peak == pytest.approx(peak, rel=0.02)
+  assert actual.collectives["commit"] == {}
 
 
 def test_a_chain_over_four_devices():
   """Parallel residuals: one sum a layer, and one of the embedding."""
-  found = compiled(
+  actual = compiled(
     "v5e-4", "pythia-2.8b", "pythia-70m", tree=tree_lib.chain(2), rule="token",
     layout=Layout(data=1, model=4, draft=4),
   )  # fmt: skip
-  check(found, peak=3_712_362_496)
-  assert counts(found, "other") == {}
-  assert counts(found, "verify") == {"all-reduce": 32 + 1, "all-gather": 1}
-  assert counts(found, "draft_step") == {
+  check(actual, peak=3_712_362_496)
+  assert counts(actual, "other") == {}
+  assert counts(actual, "verify") == {"all-reduce": 32 + 1, "all-gather": 1}
+  assert counts(actual, "draft_step") == {
     "all-reduce": 2 * (6 + 1), "all-gather": 2,
   }  # fmt: skip
 
 
 def test_paths_with_fewer_heads_than_devices():
   """Eight heads on 16 devices, the draft on 8 of them: two sums a layer."""
-  found = compiled(
+  actual = compiled(
     "v5e-16", "qwen3-32b", "qwen3-0.6b", tree=tree_lib.paths(2, 4),
     rule="kseq", layout=Layout(data=1, model=16, draft=8),
   )  # fmt: skip
-  check(found, peak=5_946_667_520)
-  assert counts(found, "other") == {}
-  assert counts(found, "verify") == {"all-reduce": 2 * 64 + 1, "all-gather": 1}
-  assert counts(found, "draft_step") == {
+  check(actual, peak=5_946_667_520)
+  assert counts(actual, "other") == {}
+  assert counts(actual, "verify") == {"all-reduce": 2 * 64 + 1, "all-gather": 1}
+  assert counts(actual, "draft_step") == {
     "all-reduce": 2 * (2 * 28 + 1), "all-gather": 2,
   }  # fmt: skip
 
@@ -77,15 +77,15 @@ def test_a_tree_over_rows_and_devices():
 
   It is asked before the loop, and once a round.
   """
-  found = compiled(
+  actual = compiled(
     "v6e-8", "llama-3.1-8b", "llama-3.2-1b",
     tree=tree_lib.Tree((-1, 0, 0, 1, 1, 2)), siblings="without_replacement",
     rule="recursive", layout=Layout(data=2, model=4, draft=4),
   )  # fmt: skip
-  check(found, peak=5_316_696_064)
-  assert counts(found, "other") == {"all-reduce": 2}
-  assert counts(found, "verify") == {"all-reduce": 2 * 32 + 1, "all-gather": 1}
-  assert counts(found, "draft_step") == {
+  check(actual, peak=5_316_696_064)
+  assert counts(actual, "other") == {"all-reduce": 2}
+  assert counts(actual, "verify") == {"all-reduce": 2 * 32 + 1, "all-gather": 1}
+  assert counts(actual, "draft_step") == {
     "all-reduce": 2 * (2 * 16 + 1), "all-gather": 2,
   }  # fmt: skip
 
@@ -102,17 +102,17 @@ def test_a_head_is_cut_as_its_target_and_its_cache_is_never_gathered():
   about = head_checkpoints.Target(
     num_layers=target.num_layers, embed_dim=2048, vocab_size=target.vocab_size
   )
-  found = compiled(
+  actual = compiled(
     "v5e-4", "llama-3.2-1b", None, tree=tree_lib.chain(2), rule="token",
     head=head_checkpoints.shape(settings, about, kind="eagle3"),
     layout=Layout(data=1, model=4, draft=4),
   )  # fmt: skip
-  assert found.donation_honoured
-  assert found.cache_copies == 0
-  assert found.collectives["commit"] == {}
-  assert counts(found, "other") == {}
-  assert counts(found, "verify") == {"all-reduce": 2 * 16 + 1, "all-gather": 1}
-  assert counts(found, "draft_step") == {"all-reduce": 2 * 3, "all-gather": 3}
+  assert actual.donation_honoured
+  assert actual.cache_copies == 0
+  assert actual.collectives["commit"] == {}
+  assert counts(actual, "other") == {}
+  assert counts(actual, "verify") == {"all-reduce": 2 * 16 + 1, "all-gather": 1}
+  assert counts(actual, "draft_step") == {"all-reduce": 2 * 3, "all-gather": 3}
 
 
 _DFLASH = dict(
@@ -135,11 +135,11 @@ def test_heads_that_are_cut_leave_their_target_as_it_is(kind, settings):
   about = head_checkpoints.Target(
     num_layers=target.num_layers, embed_dim=2048, vocab_size=target.vocab_size
   )
-  found = compiled(
+  actual = compiled(
     "v5e-4", "llama-3.2-1b", None, tree=tree_lib.chain(2), rule="token",
     head=head_checkpoints.shape(settings, about, kind=kind),
     layout=Layout(data=1, model=4, draft=4),
   )  # fmt: skip
-  assert found.donation_honoured
-  assert found.cache_copies == 0
-  assert counts(found, "verify") == {"all-reduce": 2 * 16 + 1, "all-gather": 1}
+  assert actual.donation_honoured
+  assert actual.cache_copies == 0
+  assert counts(actual, "verify") == {"all-reduce": 2 * 16 + 1, "all-gather": 1}

@@ -59,14 +59,14 @@ LAYER = H * (2 * H + 2 * KV) + 3 * H * MLP  # queries, out; keys, values; MLP
 
 def test_what_is_a_heads_own_is_counted_once():
   """By the tensors of its file; the embedding is the target's array."""
-  own = lambda kind: heads.num_params(shape_of(kind), jnp.bfloat16)
+  count_of = lambda kind: heads.num_params(shape_of(kind), jnp.bfloat16)
   wider = H * (H + 2 * KV)  # the attention of EAGLE-3 reads twice the width
   eagle3 = 3 * H * H + LAYER + wider + VD * H + 4 * H + VD
-  assert own("eagle3") == eagle3
-  assert own("eagle") == 2 * H * H + LAYER + H
-  assert own("medusa") == 3 * (H * H + H + V * H)
-  assert own("blockwise") == 3 * H * H + 9 * H * H + 6 * H
-  assert own("dflash") == 5 * (LAYER + 2 * H + 2 * 128) + 3 * H * H + 2 * H
+  assert count_of("eagle3") == eagle3
+  assert count_of("eagle") == 2 * H * H + LAYER + H
+  assert count_of("medusa") == 3 * (H * H + H + V * H)
+  assert count_of("blockwise") == 3 * H * H + 9 * H * H + 6 * H
+  assert count_of("dflash") == 5 * (LAYER + 2 * H + 2 * 128) + 3 * H * H + 2 * H
 
 
 @pytest.mark.parametrize("kind", ["eagle3", *OTHERS])
@@ -76,8 +76,8 @@ def test_every_kind_of_head_is_asked_for_and_costs_something(kind):
   assert q.drafter == kind
   assert q.layout.draft == 8
   drafter = program.make_drafter(q)
-  found = heads.passes(q.head, drafter, size=8, rows=8, slots=q.slots)
-  assert len(found) == len(drafter.passes)
+  actual = heads.passes(q.head, drafter, size=8, rows=8, slots=q.slots)
+  assert len(actual) == len(drafter.passes)
   line = answer._roofline(topology("v5e-8"), q)
   # All of them read less than the target does.
   assert 0 < line["cost_ratio"] < 0.5
@@ -109,8 +109,8 @@ def test_a_head_of_latents_and_experts_is_cut_as_its_target_is():
   assert (cut.config.layer.num_kv_heads, rules.experts) == (8, "expert")
   without = dataclasses.replace(q, head=None)
   more = memory.held(q) - memory.held(without)
-  own = heads.num_params(head, jnp.bfloat16)
-  assert more == 2 * own // 8 + 2 * 512 * q.rows * q.slots
+  count_of = heads.num_params(head, jnp.bfloat16)
+  assert more == 2 * count_of // 8 + 2 * 512 * q.rows * q.slots
   assert 0 < answer._roofline(topology("v5e-8"), q)["cost_ratio"] < 1
   three = dataclasses.replace(
     q, head=head_shapes.mtp_shape(target, num_depths=3)
@@ -226,8 +226,8 @@ def test_a_heads_bytes_are_held_beside_the_targets():
   q = question()
   without = dataclasses.replace(q, head=None, tree=tree_lib.chain(3))
   more = memory.held(q) - memory.held(without)
-  own = heads.num_params(q.head, jnp.bfloat16)
-  assert more == 2 * own // 8 + 2 * 2 * KV * q.rows * q.slots // 8
+  count_of = heads.num_params(q.head, jnp.bfloat16)
+  assert more == 2 * count_of // 8 + 2 * 2 * KV * q.rows * q.slots // 8
 
 
 def grown(kind="eagle3", *, nodes=20, depth=4, children=5, **changes):
@@ -275,9 +275,9 @@ def test_a_heads_cache_holds_what_is_never_verified():
   without = dataclasses.replace(
     q, head=None, tree=tree_lib.chain(20), siblings="iid", rule="token"
   )
-  own = heads.num_params(q.head, jnp.bfloat16)
+  count_of = heads.num_params(q.head, jnp.bfloat16)
   more = memory.held(q) - memory.held(without)
-  assert more == 2 * own // 8 + 2 * 2 * KV * q.rows * (q.slots + 15) // 8
+  assert more == 2 * count_of // 8 + 2 * 2 * KV * q.rows * (q.slots + 15) // 8
 
 
 @pytest.mark.parametrize(

@@ -97,8 +97,8 @@ PHASES = {
 
 
 def test_collectives_of_loops_count_as_often_as_they_run():
-  found = hlo.collectives(hlo.parse(TEXT), PHASES)
-  assert found == {
+  actual = hlo.collectives(hlo.parse(TEXT), PHASES)
+  assert actual == {
     "draft_step": {"all-gather": {"count": 1, "bytes": 2 * 6 * 4}},
     # The second branch of the conditional sends more: two sums of 16 bytes.
     "verify": {
@@ -162,11 +162,11 @@ def test_a_program_for_tpus_is_read():
     (64, 128), jnp.float32, sharding=NamedSharding(mesh, P("x"))
   )
   text = jax.jit(f).lower(x).compile().as_text()
-  found = hlo.collectives(hlo.parse(text), PHASES)
-  assert found["verify"] == {
+  actual = hlo.collectives(hlo.parse(text), PHASES)
+  assert actual["verify"] == {
     "all-reduce": {"count": 7, "bytes": 7 * 16 * 128 * 4}
   }
-  assert found["other"] == {}
+  assert actual["other"] == {}
 
 
 def test_weights_are_read_by_the_slice_and_none_of_their_form_is_written():

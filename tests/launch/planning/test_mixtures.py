@@ -1,4 +1,4 @@
-"""Where a plan says that drafting pays on a mixture, by hand."""
+"""Plans of mixtures: batch sizes at which drafting pays, by hand."""
 
 import dataclasses
 
@@ -31,10 +31,10 @@ def question(devices=8, **changes):
 def test_lengths_that_pay_by_hand():
   """One more token costs half a pass for the first, and nothing after it."""
   verify = np.array([1.0, 1.5, 1.5, 1.5])
-  found = mixtures._of_batch(np.zeros(4), verify)
+  actual = mixtures._of_batch(np.zeros(4), verify)
   # All three are accepted: 4 tokens for 1.5; at P = 0.34 1.494 of them.
-  assert (found["pays_from"], found["pays_with"]) == (0.35, 3)
-  at = {one["acceptance"]: one for one in found["at"]}
+  assert (actual["pays_from"], actual["pays_with"]) == (0.35, 3)
+  at = {one["acceptance"]: one for one in actual["at"]}
   assert at[0.6]["best"] == 3
   assert at[0.6]["speedup"] == pytest.approx((1 + 0.6 + 0.36 + 0.216) / 1.5)
   assert at[0.6]["lengths"] == [[1, 3]]
@@ -69,10 +69,10 @@ def test_the_device_with_most_experts_is_waited_for():
 
 
 def test_a_plan_says_where_drafting_pays():
-  found = answer.of_mixture(V5E, question())["mixture"]
+  actual = answer.of_mixture(V5E, question())["mixture"]
   sizes = ("num_experts", "num_chosen", "layers", "cut_by", "routing")
-  assert [found[name] for name in sizes] == [128, 8, 48, "expert", "uniform"]
-  rows = {row["batch_size"]: row for row in found["by_batch_size"]}
+  assert [actual[name] for name in sizes] == [128, 8, 48, "expert", "uniform"]
+  rows = {row["batch_size"]: row for row in actual["by_batch_size"]}
   assert list(rows) == [2**i for i in range(9)]
   assert rows[1]["experts"] == 8
   assert rows[1]["pays_from"] > rows[8]["pays_from"] > rows[32]["pays_from"]

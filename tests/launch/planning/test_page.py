@@ -8,7 +8,7 @@ import pytest
 import shown
 
 from launch import tables
-from launch.planning import page, plots
+from launch.planning import page
 
 PAGE = pathlib.Path("docs/pods.md").read_text("utf-8")
 PRECISION = pathlib.Path("docs/precision.md").read_text("utf-8")
@@ -26,8 +26,8 @@ def test_the_rows_shown_are_printed_from_the_committed_plans(capsys):
 def test_every_plan_of_the_script_is_committed():
   script = (FOLDER / "run.sh").read_text("utf-8")
   named = re.findall(r"^plan (\S+)", script, re.MULTILINE)
-  found = [str(p.relative_to(FOLDER))[:-5] for p in (*PLANS, *SWEEPS)]
-  assert sorted(named) == sorted(found)
+  actual = [str(p.relative_to(FOLDER))[:-5] for p in (*PLANS, *SWEEPS)]
+  assert sorted(named) == sorted(actual)
 
 
 @pytest.mark.parametrize("path", PLANS, ids=lambda p: p.stem)
@@ -49,7 +49,7 @@ def test_pages_and_pictures_that_are_named_exist():
 @pytest.mark.parametrize("path", SWEEPS, ids=lambda p: p.stem)
 def test_sweeps_are_drawn_with_a_row_for_every_plan(path):
   plans = json.loads(path.read_text("utf-8"))
-  speed, memory = plots.sweep(plans).axes
+  speed, memory = page.sweep(plans).axes
   labels = [t.get_text() for t in speed.get_yticklabels()]
   assert len(set(labels)) == len(plans) == len(memory.patches)
   assert f"({path.relative_to('docs').with_suffix('.svg')})" in PAGE
@@ -77,3 +77,35 @@ def test_the_batches_at_which_a_copy_pays_are_those_of_the_plans(capsys):
   own = sorted(FOLDER.glob("*-own-*.json"))
   assert tables.main(["tables", "pays", *map(str, own)]) == 0
   assert len(shown.rows_of(capsys.readouterr().out, PRECISION)) == len(own)
+
+
+def of_costs(draft, *, more=0.0):
+  """A plan whose draft costs that much; each token more in verifying `more`."""
+  verify = {str(n): 1 + more * (n - 1) for n in range(1, 9)}
+  return {"roofline": {"draft_step_seconds": draft, "verify_seconds": verify}}
+
+
+def test_the_formula_gives_what_was_quoted():
+  quoted = (3.16, 3.25, 2.50, 2.26, 2.35, 1.93, 2.40, 2.62, 2.02, 1.89, 1.80,
+            1.54)  # fmt: skip
+  for row, value in zip(page.REPORTED, quoted, strict=True):
+    _, _, draft, count, acceptance, _ = row
+    cost = page.COST_RATIOS[draft]
+    actual = page.by_formula(acceptance, count, cost)
+    assert actual == pytest.approx(value, abs=0.006)
+    # A plan of the same costs predicts the same; dearer verifying, less.
+    same = page.by_plan(of_costs(cost), acceptance, count)
+    assert same == pytest.approx(actual, rel=1e-9)
+    dearer = page.by_plan(of_costs(cost, more=0.1), acceptance, count)
+    per_round = (1 + count * cost) / (1 + count * (cost + 0.1))
+    assert dearer == pytest.approx(actual * per_round, rel=1e-9)
+
+
+def test_a_plan_that_is_not_there_leaves_its_cells_empty(tmp_path, capsys):
+  path = tmp_path / "xxl-small-v5e-8.json"
+  path.write_text(json.dumps(of_costs(0.02)))
+  assert tables.main(["tables", "t5_plans", str(path)]) == 0
+  head, _, first, second, *_ = capsys.readouterr().out.splitlines()
+  assert head.endswith("| by their formula | predicted, v5e-8 |")
+  assert first == "| WMT EnDe | 0 | small | 7 | 0.75 | 3.4 | 3.16 | 3.16 |"
+  assert second.endswith("| 3.25 | – |")

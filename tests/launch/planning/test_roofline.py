@@ -22,18 +22,18 @@ ONE = roofline.Placement(
 
 
 def test_a_pass_of_one_device_by_hand():
-  found = roofline.forward(ONE, 5)
+  actual = roofline.forward(ONE, 5)
   tokens = 2 * 5
   weights = 10**9 - 1000 * 64  # the embedding is only looked up
   cache = 2 * 3 * 2 * 100 * 2 * 16
   activations = 2 * tokens * 3 * (4 * 64 + 2 * (4 * 16 + 128))
-  assert found.hbm_bytes == pytest.approx(
+  assert actual.hbm_bytes == pytest.approx(
     2 * (weights + cache + activations) + 2 * 4 * tokens * 1000
   )
-  assert found.flops == pytest.approx(
+  assert actual.flops == pytest.approx(
     2 * tokens * weights + 4 * 3 * tokens * 100 * 4 * 16
   )
-  assert found.ici_bytes == 0
+  assert actual.ici_bytes == 0
 
 
 @pytest.mark.parametrize(
@@ -60,22 +60,22 @@ def test_the_least_that_is_read_are_weights_and_the_text():
 
 
 def test_eight_devices_cut_all_but_what_lies_between_blocks():
-  found = roofline.forward(dataclasses.replace(ONE, size=8), 5)
+  actual = roofline.forward(dataclasses.replace(ONE, size=8), 5)
   tokens = 2 * 5
   cut = 10**9 - 1000 * 64  # weights
   cut += 2 * 3 * 2 * 100 * 2 * 16  # cache
   cut += 2 * tokens * 3 * 2 * (4 * 16 + 128)  # inside blocks
   whole = 2 * tokens * 3 * 4 * 64
-  assert found.hbm_bytes == pytest.approx(
+  assert actual.hbm_bytes == pytest.approx(
     2 * (cut / 8 + whole) + 2 * 4 * tokens * 1000
   )
 
 
 def test_what_eight_devices_send_by_hand():
-  found = roofline.forward(dataclasses.replace(ONE, size=8), 5)
+  actual = roofline.forward(dataclasses.replace(ONE, size=8), 5)
   tokens = 2 * 5
   reductions = (2 * 3 + 1) * 2 * 7 / 8 * 2 * tokens * 64
-  assert found.ici_bytes == pytest.approx(
+  assert actual.ici_bytes == pytest.approx(
     reductions + 7 / 8 * 4 * tokens * 1000
   )
 

@@ -1,4 +1,4 @@
-"""What the audit says of transformers, of the installed one.
+"""The audit's claims about transformers, on the installed one.
 
 Its verification draws coins and a token: both are taken out of its hands, so
 that the installed code itself is summed.
@@ -83,8 +83,8 @@ def test_the_installed_verification_of_gemma_4s_drafts_is_as_far_off_as_said(
   greedy = lambda draft, depth: [(1.0, shape.most_likely(draft, depth))]
   method = installed(monkeypatch, greedy, lambda draft: draft)
   expected = shape.outcome(BY_NAME["transformers, Gemma 4 assistant"], instance)
-  found = shape.outcome(method, instance)
-  assert found.distance == pytest.approx(expected.distance, abs=1e-12)
+  actual = shape.outcome(method, instance)
+  assert actual.distance == pytest.approx(expected.distance, abs=1e-12)
 
 
 class Gemma4AssistantStub(torch.nn.Module):

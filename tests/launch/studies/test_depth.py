@@ -29,7 +29,7 @@ def traces_of(accept, top=None):
   top = np.full_like(accept, 0.5) if top is None else np.asarray(top)
   return Traces(
     accept=accept, top=top.astype(np.float32),
-    confidence=top.astype(np.float32), there=np.ones(accept.shape[:2], bool),
+    confidence=top.astype(np.float32), present=np.ones(accept.shape[:2], bool),
     hidden=np.zeros((*accept.shape, 0), np.float32), temperature=1.0,
   )  # fmt: skip
 
@@ -73,19 +73,19 @@ def test_a_replay_of_its_own_rounds_is_what_the_loop_did(policy):
 
   seen = []
   for _ in range(rounds):
-    state, found = step(params, state)
-    seen.append(found)
+    state, actual = step(params, state)
+    seen.append(actual)
   accept, top, confidence, drafted = (
     np.stack(column, axis=1) for column in zip(*seen, strict=True)
   )
   recorded = Traces(
     accept=accept, top=top, confidence=confidence,
-    there=np.ones((2, rounds), bool),
+    present=np.ones((2, rounds), bool),
     hidden=np.zeros((*accept.shape, 0), np.float32), temperature=1.0,
   )  # fmt: skip
   assert len(np.unique(drafted)) > 1
-  found = replayed(recorded, policies.get(policy))
-  np.testing.assert_array_equal(found, drafted)
+  actual = replayed(recorded, policies.get(policy))
+  np.testing.assert_array_equal(actual, drafted)
   if policy.startswith("survival"):
     both = replay.depths(
       recorded, replay.priced(policies.survival()), np.array([0.9, 0.45])
@@ -96,11 +96,11 @@ def test_a_replay_of_its_own_rounds_is_what_the_loop_did(policy):
 def test_a_rate_is_tokens_over_the_levels_that_any_row_wants():
   traces = traces_of([[[0.5, 0.5], [1.0, 0.0]]])
   costs = Costs(draft=0.1, verify=lambda fed: 1 + 0.01 * fed)
-  found = replay.rate(traces, np.array([[1, 2]]), costs, rows=1, width=2)
+  actual = replay.rate(traces, np.array([[1, 2]]), costs, rows=1, width=2)
   tokens = (1.5 + 2.0) / 2
-  assert found["tokens"] == pytest.approx(tokens)
-  assert found["levels"] == found["drafted"] == 1.5
-  assert found["tokens_per_second"] == pytest.approx(tokens / (0.15 + 1.03))
+  assert actual["tokens"] == pytest.approx(tokens)
+  assert actual["levels"] == actual["drafted"] == 1.5
+  assert actual["tokens_per_second"] == pytest.approx(tokens / (0.15 + 1.03))
   pair = replay.rate(traces, np.array([[1, 2]]), costs, rows=2, width=2)
   assert pair["levels"] == pytest.approx(1.75)  # of two rows, 3 in 4 want two
   narrow = replay.rate(traces, np.array([[1, 2]]), costs, rows=1, width=1)
@@ -130,10 +130,10 @@ def test_costs_are_lines_through_two_batch_sizes():
 
 
 def test_of_timings_that_disagree_nothing_is_predicted(tmp_path):
-  found = json.loads(pathlib.Path(COSTS.split(",")[0]).read_text())
-  found["costs"][0]["doubts"] = ["laws took -1.00 ms of a round"]
+  record = json.loads(pathlib.Path(COSTS.split(",")[0]).read_text())
+  record["costs"][0]["doubts"] = ["laws took -1.00 ms of a round"]
   path = tmp_path / "e.json"
-  path.write_text(json.dumps(found))
+  path.write_text(json.dumps(record))
   with pytest.raises(command_line.UserError, match="disagree, measure it agai"):
     study.read_costs([str(path)])
 
@@ -143,20 +143,20 @@ def test_the_process_is_that_of_the_traces_and_its_rule_the_optimum():
   rng = np.random.default_rng(0)
   sure = rng.random((4, 400, 6)) < 0.5
   traces = traces_of(np.where(sure, 1.0, 0.6), np.where(sure, 0.99, 0.5))
-  found = replay.process_of(traces)
+  actual = replay.process_of(traces)
   low, high = (int(estimates.bin_of(jnp.float32(x))) for x in (0.5, 0.99))
   np.testing.assert_allclose(
-    found.acceptance[[low, high]], [0.6, 1.0], atol=1e-6
+    actual.acceptance[[low, high]], [0.6, 1.0], atol=1e-6
   )
-  assert found.first[low] == pytest.approx(0.5, abs=0.05)
-  assert found.following[low, high] == pytest.approx(0.5, abs=0.05)
+  assert actual.first[low] == pytest.approx(0.5, abs=0.05)
+  assert actual.following[low, high] == pytest.approx(0.5, abs=0.05)
   costs = Costs(draft=0.1, verify=1.0)
-  limits, predicted = replay.optimum(found, costs, 6)
-  exact = stopping.optimum(found, costs, 6)
+  limits, predicted = replay.optimum(actual, costs, 6)
+  exact = stopping.optimum(actual, costs, 6)
   assert predicted == pytest.approx(exact.rate, rel=1e-3)
   drafted = replayed(traces, policies.table(limits))
-  found = replay.rate(traces, drafted, costs, rows=1, width=6)
-  assert found["tokens_per_second"] == pytest.approx(predicted, rel=0.03)
+  actual = replay.rate(traces, drafted, costs, rows=1, width=6)
+  assert actual["tokens_per_second"] == pytest.approx(predicted, rel=0.03)
 
 
 def test_a_head_is_replayed_with_the_hidden_states_it_reads():
@@ -178,8 +178,8 @@ def test_optimal_is_told_what_a_level_costs_a_round_of_its_width():
   costs = replay.Machine(
     level=(0.1, 0.0), verify={1: (1.0, 0.0), 4: (2.0, 0.0)}, rest=(0.0, 0.0)
   )
-  found = study.compare(traces, costs, batches=(1, 4))
-  one, four = found["batches"]
+  actual = study.compare(traces, costs, batches=(1, 4))
+  one, four = actual["batches"]
   assert one["draft_cost"] == pytest.approx(0.1)
   assert one["optimal"]["name"] == "optimal(cost=0.05)"
   assert four["optimal"]["name"] == "optimal(cost=0.05,rows=4)"
@@ -192,23 +192,23 @@ def test_advice_names_the_policy_only_where_it_gains():
   option = lambda rate, name: {
     "tokens_per_second": rate, "name": name, "width": 4
   }  # fmt: skip
-  found = {
+  actual = {
     "batch_size": 1, "plain": 1.0, "best_static": option(2.0, "3"),
     "confidence": option(1.9, "confidence"),
     "survival": option(2.2, "survival(threshold=0.2)"),
     "optimal": option(2.1, "optimal"), "optimum": option(2.3, "table"),
   }  # fmt: skip
-  said = plots.advice({"batches": [found]})
+  said = plots.advice({"batches": [actual]})
   assert "policy=survival(threshold=0.2)" in said
   assert "+10.0%" in said
   assert "+15.0%" in said
   none = (
-    found
+    actual
     | {"survival": option(2.01, "survival(threshold=0.2)")}
     | {"optimal": option(1.0, "optimal")}
   )
   assert "draft a static 3" in plots.advice({"batches": [none]})
-  assert "no depth pays" in plots.advice({"batches": [found | {"plain": 9.0}]})
+  assert "no depth pays" in plots.advice({"batches": [actual | {"plain": 9.0}]})
 
 
 COSTS = ",".join(
@@ -227,14 +227,14 @@ def test_the_command_writes_numbers_a_page_and_a_figure(cli, tmp_path):
     f"--timings={COSTS}", f"--workdir={tmp_path / 'w'}",
   )  # fmt: skip
   assert code == 0
-  found = json.loads((tmp_path / "w" / "depth.json").read_text())
-  assert [one["batch_size"] for one in found["batches"]] == [1, 2, 4, 8, 16]
-  for one in found["batches"]:
+  record = json.loads((tmp_path / "w" / "depth.json").read_text())
+  assert [one["batch_size"] for one in record["batches"]] == [1, 2, 4, 8, 16]
+  for one in record["batches"]:
     assert set(one["static"]) == {"0", "1", "2", "3"}
     assert one["best_static"]["tokens_per_second"] == max(
       one["static"].values()
     )
-  assert plots.page(found) == (tmp_path / "w" / "depth.md").read_text()
+  assert plots.page(record) == (tmp_path / "w" / "depth.md").read_text()
   assert "<svg" in (tmp_path / "w" / "depth.svg").read_text()
 
 

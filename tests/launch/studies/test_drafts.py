@@ -52,7 +52,7 @@ def test_every_draft_is_paid_for_with_the_same_operations(arg):
 def test_heads_are_paid_for_with_what_the_draft_model_is():
   """The target's pass is counted for all of them; so is all of their own."""
   config = study_config.get_config("heads")
-  found = {}
+  results = {}
   for name, changes in config.drafts.items():
     one = draft_study.training_config(config, changes.to_dict())
     if "head" in one:
@@ -62,9 +62,9 @@ def test_heads_are_paid_for_with_what_the_draft_model_is():
       teacher = huggingface.load(one.teacher).config
       per_step, shared = flops.step_flops(one, teacher), one.teacher
     assert shared == embedded.get_config().target
-    found[name] = one.num_steps * per_step, one.batch_size, one.data_seed
-  assert {*found} == {"draft model", "Medusa", "EAGLE-1", "EAGLE-3"}
-  for spent, *same in found.values():
+    results[name] = one.num_steps * per_step, one.batch_size, one.data_seed
+  assert {*results} == {"draft model", "Medusa", "EAGLE-1", "EAGLE-3"}
+  for spent, *same in results.values():
     assert spent == pytest.approx(config.flops, rel=0.02)
     assert same == [4, 0]
 
@@ -72,10 +72,10 @@ def test_heads_are_paid_for_with_what_the_draft_model_is():
 def test_the_study_of_objectives_begins_with_the_embedded_draft():
   config = study_config.get_config("objectives")
   assert config.train.init_from == embedded.get_config().checkpoints.draft
-  found = huggingface.load(config.train.init_from).config
+  loaded = huggingface.load(config.train.init_from).config
   for changes in config.drafts.values():
     one = draft_study.training_config(config, changes.to_dict())
-    assert TransformerConfig(**one.model) == found
+    assert TransformerConfig(**one.model) == loaded
   before = config.drafts["before"].to_dict()
   assert draft_study.training_config(config, before).num_steps == 0
 
@@ -88,10 +88,12 @@ def test_a_draft_that_is_not_trained_is_what_it_begins_with(texts, tmp_path):
   one = draft_study.training_config(
     config, {"num_steps": 0, "model": model.to_dict()}
   )
-  found, finished = draft_study.train_draft(one, tmp_path)
+  actual, finished = draft_study.train_draft(one, tmp_path)
   assert finished
-  assert found["num_steps"] == found["tokens"] == found["training_seconds"] == 0
-  assert 0 < found["validation_acceptance"] < 1
+  assert (
+    actual["num_steps"] == actual["tokens"] == actual["training_seconds"] == 0
+  )
+  assert 0 < actual["validation_acceptance"] < 1
   jax.tree.map(
     np.testing.assert_array_equal,
     nnx.state(huggingface.load(str(tmp_path / "model"))),
@@ -184,9 +186,9 @@ def test_a_study_of_heads_tells_what_is_accepted_and_times_nothing(
   assert row["name"] == "Medusa"
   assert "draft_pass_seconds" not in row
   assert row["flops"] == pytest.approx(2e10, rel=0.1)
-  for found in row["decoding"].values():
-    assert found["tried"][0] > 0
-    assert len(found["accepted"]) == len(found["accepted_ci"]) == 4
+  for actual in row["decoding"].values():
+    assert actual["tried"][0] > 0
+    assert len(actual["accepted"]) == len(actual["accepted_ci"]) == 4
   printed = plots.table({"": rows})
   assert printed.count("\n") == 3
   panels = plots.by_position(rows).axes
@@ -246,7 +248,7 @@ def test_positions_count_what_was_judged_and_intervals_are_over_prompts():
       )
     )
 
-  found = draft_study.summary(
+  actual = draft_study.summary(
     [
       completion(a, a, b, a, r, r, calls=3),  # ends after a whole round
       completion(r, r, r, a, calls=4),  # and here inside of one
@@ -254,12 +256,12 @@ def test_positions_count_what_was_judged_and_intervals_are_over_prompts():
     * 3,
     2,
   )
-  assert found["tried"] == [21, 6]
-  assert found["accepted"] == pytest.approx([3 / 7, 1 / 2])
-  assert found["block_efficiency"] == pytest.approx(10 / 7)
-  low, high = found["accepted_ci"][0]
+  assert actual["tried"] == [21, 6]
+  assert actual["accepted"] == pytest.approx([3 / 7, 1 / 2])
+  assert actual["block_efficiency"] == pytest.approx(10 / 7)
+  low, high = actual["accepted_ci"][0]
   assert 0 <= low < 3 / 7 < high <= 1
-  assert found["accepted_ci"][1] is None  # accepted in three prompts alone
+  assert actual["accepted_ci"][1] is None  # accepted in three prompts alone
 
 
 def test_a_study_is_charged_for_the_passes_that_a_step_runs(texts, tmp_path):
@@ -305,11 +307,11 @@ def test_the_figure_has_a_line_a_draft_and_the_intervals_hold_the_points():
   for panel, temperature in zip(figure.axes, ("0", "1"), strict=True):
     for row, drawn in zip(rows, panel.containers, strict=True):
       assert drawn.get_label() == row["name"]
-      found = row["decoding"][temperature]
+      actual = row["decoding"][temperature]
       line, _, (bars,) = drawn
-      np.testing.assert_allclose(line.get_ydata(), found["accepted"])
+      np.testing.assert_allclose(line.get_ydata(), actual["accepted"])
       for segment, ends in zip(
-        bars.get_segments(), found["accepted_ci"], strict=True
+        bars.get_segments(), actual["accepted_ci"], strict=True
       ):
         if ends is not None:
           np.testing.assert_allclose(segment[:, 1], ends)

@@ -1,4 +1,4 @@
-"""Where drafting pays on published mixtures: result, page and example."""
+"""The study of published mixtures: result, page and example."""
 
 import json
 import pathlib
@@ -24,14 +24,14 @@ def test_the_committed_result_is_what_the_study_finds(monkeypatch):
   """Of one model and slice."""
   monkeypatch.setattr(study, "TARGETS", {"gpt-oss-20b": (None,)})
   monkeypatch.setattr(study, "TOPOLOGIES", ("v6e-8",))
-  (found,) = study.study()
+  (actual,) = study.study()
   lines = json.loads(pathlib.Path(RESULT).read_text("utf-8"))["lines"]
   (expected,) = [
     line
     for line in lines
     if (line["target"], line["topology"]) == ("gpt-oss-20b", "v6e-8")
   ]
-  pairs = zip(found["by_batch_size"], expected["by_batch_size"], strict=True)
+  pairs = zip(actual["by_batch_size"], expected["by_batch_size"], strict=True)
   for mine, theirs in pairs:
     assert mine["experts_busiest"] == pytest.approx(theirs["experts_busiest"])
     assert mine["pays_from"] == theirs["pays_from"]

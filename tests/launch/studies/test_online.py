@@ -90,11 +90,11 @@ def test_a_study_is_run_resumed_and_drawn(
   with pytest.raises(KeyboardInterrupt):
     cli(*command, config=config)
   assert cli(*command, config=config) == 0
-  there = ["frozen", "online", "offline"]
-  assert made == [*there, "offline", *there]
-  found = json.loads(out.read_text())["streams"]
-  assert [b["domain"] for b in found["there"]["blocks"]] == ["code", "prose"]
-  for stream in found.values():
+  names = ["frozen", "online", "offline"]
+  assert made == [*names, "offline", *names]
+  record = json.loads(out.read_text())["streams"]
+  assert [b["domain"] for b in record["there"]["blocks"]] == ["code", "prose"]
+  for stream in record.values():
     assert set(stream["runs"]) == {"frozen", "online", "offline"}
     for blocks in stream["runs"].values():
       for records in blocks:
@@ -102,7 +102,7 @@ def test_a_study_is_run_resumed_and_drawn(
     assert stream["whole"]["frozen"]["update_share"] == 0
     assert stream["whole"]["online"]["update_share"] > 0
   same, other = (
-    [r["taken"] for b in found["there"]["runs"][name] for r in b]
+    [r["taken"] for b in record["there"]["runs"][name] for r in b]
     for name in ("frozen", "online")
   )
   assert same != other

@@ -26,9 +26,9 @@ def tokenizer():
 def test_log_likelihood_is_the_mean_over_the_completion(pair, tokenizer):
   prompt = tokenizer.encode("def f(x):\n")
   completions = [tokenizer.encode(t) for t in ("return x\n", "pass", "x = 1")]
-  found = quality.LogLikelihood(pair[0], tokenizer)(prompt, completions)
+  actual = quality.LogLikelihood(pair[0], tokenizer)(prompt, completions)
   model, params = as_language_model(huggingface.load(pair[0]))
-  for score, completion in zip(found, completions, strict=True):
+  for score, completion in zip(actual, completions, strict=True):
     text = np.array([[*prompt, *completion]])
     output, _ = model.apply(params, text, model.init_cache(1, text.shape[1]))
     law = np.asarray(jax.nn.log_softmax(output.logits[0], axis=-1))
@@ -56,8 +56,8 @@ def test_reward_models_are_read_by_transformers(tokenizer, tmp_path):
   tokenizers.save(tokenizer, str(tmp_path))
   prompt = tokenizer.encode("def f(x):\n")
   completions = [tokenizer.encode(t) for t in ("  return x\n", "pass")]
-  found = quality.Reward(str(tmp_path), tokenizer)(prompt, completions)
-  for score, completion in zip(found, completions, strict=True):
+  actual = quality.Reward(str(tmp_path), tokenizer)(prompt, completions)
+  for score, completion in zip(actual, completions, strict=True):
     with torch.no_grad():
       ids = torch.tensor([[*prompt, *completion]])
       assert score == pytest.approx(float(model(ids).logits[0, 0]), abs=1e-5)
@@ -65,7 +65,7 @@ def test_reward_models_are_read_by_transformers(tokenizer, tmp_path):
   model.save_pretrained(tmp_path / "unpadded")
   tokenizers.save(tokenizer, str(tmp_path / "unpadded"))
   alone = quality.Reward(str(tmp_path / "unpadded"), tokenizer)
-  np.testing.assert_allclose(alone(prompt, completions), found, atol=1e-5)
+  np.testing.assert_allclose(alone(prompt, completions), actual, atol=1e-5)
   model = transformers.LlamaForSequenceClassification(
     transformers.LlamaConfig(**{**config.to_dict(), "num_labels": 3})
   )
@@ -149,11 +149,11 @@ def test_where_nothing_was_rejected_there_is_nothing_to_save():
 def test_win_rates_in_both_readings():
   first = np.array([[3, 3, 1], [1, 1, 1], [2, 0, 1]] * 2)
   second = np.array([[2, 2, 2], [2, 1, 2], [2, 1, 0]] * 2)
-  found = quality.win_rates(first, second)
-  assert found["comparisons_won"] == pytest.approx((2 + 0.5 + 1.5) / 9)
-  assert found["prompts_won"] == pytest.approx((1 + 0 + 0.5) / 3)
-  low, high = found["prompts_won_ci"]
-  assert 0 <= low <= found["prompts_won"] <= high <= 1
+  actual = quality.win_rates(first, second)
+  assert actual["comparisons_won"] == pytest.approx((2 + 0.5 + 1.5) / 9)
+  assert actual["prompts_won"] == pytest.approx((1 + 0 + 0.5) / 3)
+  low, high = actual["prompts_won_ci"]
+  assert 0 <= low <= actual["prompts_won"] <= high <= 1
 
 
 @pytest.mark.heavy

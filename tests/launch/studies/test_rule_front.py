@@ -52,10 +52,10 @@ def test_what_is_asked_of_a_step_is_in_its_order():
   )  # fmt: skip
   target = jnp.log(jnp.asarray([[Q, Q, Q]], jnp.float32))
   rule = rules.get("decoding_uno(epsilon=0.1)")
-  found = jax.jit(lambda *x: front.ask(rule, *x))(draft, target)
+  actual = jax.jit(lambda *x: front.ask(rule, *x))(draft, target)
   law = np.array([0.3, 0.3, 0.2]) + 0.2 * Q
   np.testing.assert_allclose(
-    found[:, 0],
+    actual[:, 0],
     [0.8, 0.2, 0.1, -(law * np.log(Q)).sum(), 3, 0],
     atol=1e-5,
   )

@@ -26,13 +26,13 @@ def test_of_one_token_a_path_transport_is_the_optimum(monkeypatch):
   monkeypatch.setattr(rules, "RULES", {n: rules.RULES[n] for n in some})
   shape = joint.Shape(vocab_size=2, length=1, count=2)
   with jax.enable_x64(True):
-    found = joint.shares(shape, "dirichlet_1", 4)
+    actual = joint.shares(shape, "dirichlet_1", 4)
   # Lossy rules, and those for other drafts, are not asked.
-  assert set(found["share_of_optimum"]) == {"transport", "match"}
-  best, match = found["share_of_optimum"].values()
+  assert set(actual["share_of_optimum"]) == {"transport", "match"}
+  best, match = actual["share_of_optimum"].values()
   assert best == pytest.approx({"mean": 1, "minimum": 1}, abs=1e-9)
   assert match["minimum"] < match["mean"] < 1
-  assert found["error_of_output_law"] < 1e-12
+  assert actual["error_of_output_law"] < 1e-12
 
 
 def test_every_shape_has_rules_and_few_drafts():

@@ -301,10 +301,10 @@ def test_rows_of_one_prompt_are_one_unit(cli, tmp_path, monkeypatch):
     f"--prompts={source}", f"--output={path}",
   )  # fmt: skip
   assert code == 0
-  found = json.loads(path.read_text())
-  assert found["num_prompts"] == 3
-  assert found["rules"]["token"]["num_contexts"] >= 6  # of all lines
-  assert found["rules"]["token"]["block_efficiency_ci"] is None
+  record = json.loads(path.read_text())
+  assert record["num_prompts"] == 3
+  assert record["rules"]["token"]["num_contexts"] >= 6  # of all lines
+  assert record["rules"]["token"]["block_efficiency_ci"] is None
 
 
 def test_a_thinned_target_drafts_for_every_tree(cli, tmp_path):
@@ -371,12 +371,12 @@ def test_rules_along_real_contexts(cli, tmp_path, capsys, monkeypatch, names):
   )  # fmt: skip
   assert code == 0
   result = json.loads(path.read_text())
-  found = result["rules"]
-  assert set(found) == set(names)
+  actual = result["rules"]
+  assert set(actual) == set(names)
   assert result["machine"]["jax"]
   assert result["num_drafts"] == 2
   shown = capsys.readouterr().out
-  for name, entry in found.items():
+  for name, entry in actual.items():
     assert name.split()[0] in shown
     value = entry["expected_accepted"]
     assert 0 <= value <= 2
@@ -391,12 +391,12 @@ def test_rules_along_real_contexts(cli, tmp_path, capsys, monkeypatch, names):
     assert 6 <= entry["num_contexts"] <= 12
     assert (entry["total_variation"] is None) == entry["lossless"]
   # On the same contexts and drafts, so without any noise between them:
-  value = lambda name: found[name]["expected_accepted"]
+  value = lambda name: actual[name]["expected_accepted"]
   assert value("lenient") >= value("token") - 1e-5
-  assert 0 < found["lenient"]["total_variation"] < 1
-  assert found["lenient"]["block_efficiency_ratio"] == pytest.approx(
-    found["lenient"]["block_efficiency"] / found["token"]["block_efficiency"]
+  assert 0 < actual["lenient"]["total_variation"] < 1
+  assert actual["lenient"]["block_efficiency_ratio"] == pytest.approx(
+    actual["lenient"]["block_efficiency"] / actual["token"]["block_efficiency"]
   )
-  if "hub" in found:
-    assert found["hub"]["num_drafted"] == 6
+  if "hub" in actual:
+    assert actual["hub"]["num_drafted"] == 6
     assert value("decoding_opt") == pytest.approx(value("decoding_uno"))

@@ -111,12 +111,12 @@ def test_the_committed_figure_is_drawn_anew(name):
 
 
 def test_every_figure_of_these_folders_is_among_them():
-  found = {
+  actual = {
     str(path.relative_to(DOCS).with_suffix(""))
     for folder in ("figures", "theory", "adaptive", "online", "mixtures")
     for path in (DOCS / folder).rglob("*.svg")
   }
-  assert found == {*FIGURES}
+  assert actual == {*FIGURES}
 
 
 @pytest.mark.parametrize("page", ["theory", "mixtures", "joint", "audit"])

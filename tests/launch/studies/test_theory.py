@@ -35,9 +35,9 @@ def test_the_loop_rejects_as_often_as_the_theorem_says(num_drafts):
   rejected, tokens = simulation.simulate(
     pair, runs=runs, num_drafts=num_drafts, seed=1
   )
-  found = simulation.summary(rejected)
+  actual = simulation.summary(rejected)
   expected = theory.theorem3(pair, num_drafts)
-  assert abs(found["mean"] - expected) < 5 * found["standard_error"]
+  assert abs(actual["mean"] - expected) < 5 * actual["standard_error"]
   # And the runs are the target's: its joint law of the last two tokens.
   mass = pair.target_initial
   for step in pair.target[:-1]:
@@ -67,15 +67,15 @@ def test_a_chain_from_a_file(tmp_path):
   path, output = save(tmp_path / "c.npz", pair), tmp_path / "f.json"
   assert execute(f"--chain={path}", "--num_drafts=1,2", f"--output={output}",
                  "--simulate=2000") == 0  # fmt: skip
-  found = json.loads(output.read_text())
-  assert found["horizon"] == 2
-  assert found["theorem1"] == pytest.approx(0.6, abs=1e-12)
-  assert found["theorem2_bound"] == found["theorem1"]
-  assert found["theorem3"] == pytest.approx({"1": 0.6, "2": 0.5256}, abs=1e-12)
-  assert found["limit"] < 0.5256
-  for m, simulated in found["simulated"].items():
+  record = json.loads(output.read_text())
+  assert record["horizon"] == 2
+  assert record["theorem1"] == pytest.approx(0.6, abs=1e-12)
+  assert record["theorem2_bound"] == record["theorem1"]
+  assert record["theorem3"] == pytest.approx({"1": 0.6, "2": 0.5256}, abs=1e-12)
+  assert record["limit"] < 0.5256
+  for m, simulated in record["simulated"].items():
     assert simulated["runs"] == 2000
-    away = abs(simulated["mean"] - found["theorem3"][m])
+    away = abs(simulated["mean"] - record["theorem3"][m])
     assert away < 5 * simulated["standard_error"]
   assert execute(f"--chain={path}", f"--output={output}", "--overwrite") == 0
   assert json.loads(output.read_text())["simulated"] == {}
@@ -182,7 +182,7 @@ def test_predictions_of_a_real_pair_are_what_was_measured():
   assert paths
   for path in paths:
     result = report.read(str(path))
-    for found in result["explained"]:
-      assert abs(found["tokens_per_second"]["prediction_error"]) < 0.05, path
+    for actual in result["explained"]:
+      assert abs(actual["tokens_per_second"]["prediction_error"]) < 0.05, path
     page = explain_page.page(result, figure=f"{path.stem}-throughput.svg")
     assert page == path.with_name(f"{path.stem}-explained.md").read_text()

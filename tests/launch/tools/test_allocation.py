@@ -22,17 +22,17 @@ def test_rounds_and_prompts_are_compared_over_the_first_size(tmp_path):
     "--prompt_tokens=30",
     "--buffers=64,128", f"--output={output}",
   )  # fmt: skip
-  found = json.loads(output.read_text())
-  (rounds,) = found["rounds"]
+  record = json.loads(output.read_text())
+  (rounds,) = record["rounds"]
   assert (rounds["rows"], rounds["text"]) == (2, 20)
   for measured, sizes in (
-    (rounds, ("128", "256")), (found["prompts"], ("64", "128"))
+    (rounds, ("128", "256")), (record["prompts"], ("64", "128"))
   ):  # fmt: skip
     assert tuple(measured["seconds"]) == sizes
     assert measured["ratios"][sizes[0]] == 1
     first, last = (measured["seconds"][size] for size in sizes)
     assert measured["ratios"][sizes[1]] == pytest.approx(last / first)
-  assert found["provenance"]["checkpoints"]
+  assert record["provenance"]["checkpoints"]
 
 
 @pytest.mark.parametrize(

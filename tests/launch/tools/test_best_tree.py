@@ -63,21 +63,21 @@ def test_a_measured_pair_gets_its_best_tree_and_the_flag_for_it(
     "--config.temperature=1", "--config.rule=recursive",
     "--config.drafter=model(siblings=without_replacement)",
   )  # fmt: skip
-  found = json.loads(output.read_text())
-  acceptance = np.array(found["acceptance_by_rank"])
+  record = json.loads(output.read_text())
+  acceptance = np.array(record["acceptance_by_rank"])
   assert acceptance.shape == (3,)
   assert 0.2 < acceptance[0] < 1
   assert acceptance.sum() <= 1
   # A second child is offered wherever a first one is.
-  assert found["offered"][0] == pytest.approx(found["offered"][2])
-  assert [row["num_nodes"] for row in found["trees"]] == list(range(7))
-  assert found["trees"][0]["predicted_speedup"] == 1
+  assert record["offered"][0] == pytest.approx(record["offered"][2])
+  assert [row["num_nodes"] for row in record["trees"]] == list(range(7))
+  assert record["trees"][0]["predicted_speedup"] == 1
   fastest = tree_search.best_tree_for_latency(
     acceptance, draft_seconds=0.7 / 3,
     verify_seconds={n: s + 0.1 for n, s in ((1, 0.9), (4, 1.3), (8, 1.6))},
     max_nodes=6,
   )  # fmt: skip
-  best = found["best"]
+  best = record["best"]
   assert best["parents"] == list(fastest.parents)
   assert best["block_efficiency"] == pytest.approx(
     1 + tree_search.expected_accepted(fastest, acceptance)

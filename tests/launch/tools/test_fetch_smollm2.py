@@ -88,7 +88,7 @@ def test_the_model_is_taken_out_and_nothing_is_done_again(
 
 
 def one_line(capfd):
-  """What the command says of an error, after pip's progress."""
+  """The command's words about an error, after pip's progress."""
   *_, line = capfd.readouterr().err.splitlines()
   assert line.startswith("error: ")
   return line

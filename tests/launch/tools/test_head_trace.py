@@ -116,21 +116,21 @@ def test_laws_are_those_of_the_head_fed_on_its_own(traced, folder):
 def test_accepted_tokens_are_those_of_the_greedy_text(traced):
   for one in traced["prompts"]:
     text = one["token_ids"] + one["greedy"]
-    for number, found in enumerate(one["rounds"]):
-      after = text[found["position"] :]
-      drafted = [d["token"] for d in found["drafted"]]
+    for number, actual in enumerate(one["rounds"]):
+      after = text[actual["position"] :]
+      drafted = [d["token"] for d in actual["drafted"]]
       agrees = [a == b for a, b in zip(drafted, after, strict=False)]
       count = ([*agrees, False]).index(False)
-      assert found["accepted"] == count
+      assert actual["accepted"] == count
       if number:
         before = one["rounds"][number - 1]
-        assert found["position"] == before["position"] + before["accepted"] + 1
+        assert actual["position"] == before["position"] + before["accepted"] + 1
 
 
 def test_medusas_are_traced_too(folder):
-  found = trace(folder, folder / "medusa", f"--prompts={folder / 'in.jsonl'}")
-  assert found["head"] == {"kind": "medusa", "features": ["final"]}
-  assert len(found["prompts"][0]["rounds"][0]["drafted"]) == 3
+  actual = trace(folder, folder / "medusa", f"--prompts={folder / 'in.jsonl'}")
+  assert actual["head"] == {"kind": "medusa", "features": ["final"]}
+  assert len(actual["prompts"][0]["rounds"][0]["drafted"]) == 3
 
 
 @pytest.mark.parametrize(

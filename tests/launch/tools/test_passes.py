@@ -44,17 +44,17 @@ def test_a_line_is_written_for_each_width_with_the_bytes_it_reads(
     "--target=tiny", "--batch_sizes=1,2", "--widths=1,3", "--text=24",
     "--turns=1", f"--output={output}",
   )  # fmt: skip
-  found = json.loads(output.read_text())
+  record = json.loads(output.read_text())
   # Slots of the one block, layers, a head of eight, keys and values.
   cached = (24 + 3) * 2 * 8 * 2
-  bytes_of = {(x["rows"], x["tokens"]): x["bytes"] for x in found["passes"]}
+  bytes_of = {(x["rows"], x["tokens"]): x["bytes"] for x in record["passes"]}
   assert bytes_of == {
     (rows, width): 2 * (WEIGHTS + rows * cached)
     for rows in (1, 2)
     for width in (1, 3)
   }
-  assert [x["cost"] for x in found["passes"] if x["tokens"] == 1] == [1, 1]
-  assert len(passes.table({"": found}).splitlines()) == 4
+  assert [x["cost"] for x in record["passes"] if x["tokens"] == 1] == [1, 1]
+  assert len(passes.table({"": record}).splitlines()) == 4
 
 
 @pytest.mark.heavy

@@ -19,8 +19,8 @@ def test_every_case_is_compared_with_a_program_that_has_none(tmp_path):
       "--batches=2", "--text_tokens=6", "--visits=2", f"--output={output}",
     ]  # fmt: skip
     assert cli.execute(request_costs.run, arguments) == 0
-  found = json.loads(output.read_text())
-  (rounds,) = found["rounds"]
+  record = json.loads(output.read_text())
+  (rounds,) = record["rounds"]
   assert (rounds["rows"], rounds["text"], rounds["nodes"]) == (2, 6, 1)
   names = ["absent", *request_costs.CASES]
   assert list(rounds["seconds"]) == list(rounds["ratios"]) == names
@@ -28,4 +28,4 @@ def test_every_case_is_compared_with_a_program_that_has_none(tmp_path):
   for name in names:
     ratio = rounds["seconds"][name] / rounds["seconds"]["absent"]
     assert rounds["ratios"][name] == pytest.approx(ratio)
-  assert found["provenance"]["checkpoints"]
+  assert record["provenance"]["checkpoints"]

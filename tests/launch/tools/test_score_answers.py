@@ -39,13 +39,13 @@ def test_scores_are_of_all_and_of_each_task(tmp_path, capsys):
        f"--output={out}"],
     )  # fmt: skip
   assert code == 0
-  found = json.loads(out.read_text())["scores"][answers]
-  assert found["all"]["exact_match"] == pytest.approx(2 / 3)
-  assert found["all"]["block_efficiency"] == pytest.approx(16 / 6)
-  assert found["b"] == {
+  record = json.loads(out.read_text())["scores"][answers]
+  assert record["all"]["exact_match"] == pytest.approx(2 / 3)
+  assert record["all"]["block_efficiency"] == pytest.approx(16 / 6)
+  assert record["b"] == {
     "count": 1, "exact_match": 1.0, "chrf": 100.0, "block_efficiency": 4.0
   }  # fmt: skip
-  assert 30 < found["a"]["chrf"] < 95
+  assert 30 < record["a"]["chrf"] < 95
   assert "exact match" in capsys.readouterr().out
 
 

@@ -55,19 +55,19 @@ def message(text):
 def test_what_a_test_asks_is_found_in_whatever_case_and_place():
   test = "Name the seven hills of Rome, and say which of them is the highest."
   short, tiny = "Write a haiku about old lighthouses.", "Why not?"
-  found = self_data.overlap([test, short, tiny])
-  assert found(message(f"Please! {test.upper()} Thanks."))
-  assert found(message("name the seven hills of rome and say which of them is"
+  actual = self_data.overlap([test, short, tiny])
+  assert actual(message(f"Please! {test.upper()} Thanks."))
+  assert actual(message("name the seven hills of rome and say which of them is"
                        " the best"))  # fmt: skip
   twelve = "the seven hills of Rome, and say which of them is the"
   assert len(twelve.split()) == 12
-  assert not found(message(twelve))
-  assert found(message("Now write a HAIKU about old lighthouses, will you"))
-  assert not found(message("Write a haiku about old bridges."))
-  assert found(message("why not"))
-  assert not found(message("I know why. Not that it matters"))
+  assert not actual(message(twelve))
+  assert actual(message("Now write a HAIKU about old lighthouses, will you"))
+  assert not actual(message("Write a haiku about old bridges."))
+  assert actual(message("why not"))
+  assert not actual(message("I know why. Not that it matters"))
   answered = [*message("What is up?"), {"role": "assistant", "content": test}]
-  assert found(answered)
+  assert actual(answered)
 
 
 def test_what_is_sifted_out_is_counted():
@@ -89,10 +89,10 @@ def test_every_question_of_the_projects_own_is_found():
   """The suite that ships, which is kept out always, put into conversations."""
   texts = command.tested_texts([])
   assert len(texts) > 40
-  found = self_data.overlap(texts)
-  assert all(found(message(f"Hello. {t}")) for t in texts if len(t) > 60)
+  actual = self_data.overlap(texts)
+  assert all(actual(message(f"Hello. {t}")) for t in texts if len(t) > 60)
   kept, counts = self_data.sifted(
-    [{"messages": [*message(t), *message("Well.")]} for t in texts], found
+    [{"messages": [*message(t), *message("Well.")]} for t in texts], actual
   )
   assert not kept
   assert counts["overlapping"] + counts["repeated"] == len(texts)
@@ -113,7 +113,7 @@ def maker(tokenizer, **settings):
 def talked(maker, numbers, reasons=(STOP, STOP)):
   """Conversations of one word a turn, and all that was asked for them."""
   word = (*maker.tokenizer.encode("x"), 0)
-  asked, found = [], []
+  asked, results = [], []
   for number in numbers:
     job = maker.conversation(number)
     try:
@@ -121,8 +121,8 @@ def talked(maker, numbers, reasons=(STOP, STOP)):
       for reason in reasons:
         asked.append(job.send(jobs.Completed(token_ids=word, reason=reason)))
     except StopIteration as end:
-      found.append(end.value)
-  return found, asked
+      results.append(end.value)
+  return results, asked
 
 
 def test_the_user_begins_as_the_template_says(tokenizer):
@@ -137,8 +137,8 @@ def test_the_system_speaks_before_the_user_and_not_before_the_answer(tokenizer):
   text = tokenizer.decode(list(ids))
   assert text == "<|system|>Be brief.\n<|user|>"
   settings = dict(temperatures=(0.5, 1.0), systems=("", "Be brief."))
-  found, asked = talked(maker(tokenizer, **settings), range(6))
-  assert [row["number"] for row in found] == list(range(6))
+  actual, asked = talked(maker(tokenizer, **settings), range(6))
+  assert [row["number"] for row in actual] == list(range(6))
   texts = {
     turn.stream: tokenizer.decode(list(turn.token_ids)) for turn in asked
   }
@@ -153,32 +153,32 @@ def test_answers_have_temperatures_of_their_own(tokenizer):
   made = maker(
     tokenizer, temperatures=(0.5, 1.0), answer_temperatures=(0.0, 2.0)
   )
-  found, asked = talked(made, range(8))
+  actual, asked = talked(made, range(8))
   drawn = {turn.stream: turn.temperature for turn in asked}
   assert [drawn[2 * i] for i in range(8)] == [0.5, 1.0] * 4
   assert [drawn[2 * i + 1] for i in range(8)] == [0, 0, 2, 2, 0, 0, 2, 2]
-  told = [(row["temperature"], row["answer_temperature"]) for row in found]
+  told = [(row["temperature"], row["answer_temperature"]) for row in actual]
   assert told == [(drawn[2 * i], drawn[2 * i + 1]) for i in range(8)]
 
 
 def test_a_question_that_is_cut_off_is_not_answered(tokenizer):
-  found, asked = talked(maker(tokenizer), range(3), (StopReason.LENGTH,))
-  assert found == [None] * 3
+  actual, asked = talked(maker(tokenizer), range(3), (StopReason.LENGTH,))
+  assert actual == [None] * 3
   assert len(asked) == 3
 
 
 def test_an_answer_that_is_cut_off_is_kept_and_said_to_be(tokenizer):
   ends = (STOP, StopReason.LENGTH)
-  (found,), _ = talked(maker(tokenizer), [0], ends)
-  assert not found["whole"]
+  (actual,), _ = talked(maker(tokenizer), [0], ends)
+  assert not actual["whole"]
   (whole,), _ = talked(maker(tokenizer), [0])
   assert whole["whole"]
 
 
 def test_every_other_user_asks_on_while_there_is_room(tokenizer):
   made = maker(tokenizer, turns=2, budget=60)
-  found, asked = talked(made, range(4), (STOP,) * 4)
-  assert [len(row["messages"]) for row in found] == [2, 4, 2, 4]
+  actual, asked = talked(made, range(4), (STOP,) * 4)
+  assert [len(row["messages"]) for row in actual] == [2, 4, 2, 4]
   assert len({turn.stream for turn in asked}) == len(asked) == 12
   last = tokenizer.decode(list(asked[-1].token_ids))
   turn = "<|user|>x\n<|assistant|>x\n"
@@ -193,8 +193,8 @@ def test_every_other_user_asks_on_while_there_is_room(tokenizer):
 
 def test_a_question_longer_than_prompts_may_be_is_not_answered(tokenizer):
   room = len(self_data.before_the_user(tokenizer))
-  found, asked = talked(maker(tokenizer, room=room), [0])
-  assert found == [None]
+  actual, asked = talked(maker(tokenizer, room=room), [0])
+  assert actual == [None]
   assert len(asked) == 1
 
 
@@ -236,7 +236,7 @@ def test_an_empty_file_of_system_prompts_is_refused(execute, tmp_path, capsys):
 
 
 class KilledError(Exception):
-  """What a test kills a run with."""
+  """Exception by which a test kills a run."""
 
 
 @pytest.fixture
@@ -304,8 +304,8 @@ def test_a_killed_run_goes_on_to_the_same_conversations(
   assert more.startswith(one)
   assert len(more) > len(one)
   # What was written can be trained on.
-  found = list(data._folder(whole, "train"))
-  assert found[0] in [row["messages"] for row in rows]
+  actual = list(data._folder(whole, "train"))
+  assert actual[0] in [row["messages"] for row in rows]
   # A question of a test that comes up is dropped, and counted.
   test = tmp_path / "test.jsonl"
   files.write_jsonl(

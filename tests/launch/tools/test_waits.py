@@ -25,18 +25,18 @@ def test_gaps_are_over_rounds_and_second_turns_over_their_reading(tmp_path):
     "--arrivals=1", "--arriving_tokens=70", "--turn_tokens=60",
     f"--output={output}",
   )  # fmt: skip
-  found = json.loads(output.read_text())
-  for one, streams in zip(found["gaps"], (1, 2), strict=True):
+  record = json.loads(output.read_text())
+  for one, streams in zip(record["gaps"], (1, 2), strict=True):
     assert one["streams"] == streams
     longest = max(one["gap_seconds"])
     assert one["gap"] == pytest.approx(longest / one["round_seconds"])
     assert one["whole"] > 0
-  turns = found["turns"]
+  turns = record["turns"]
   held, read = turns["held_seconds"], turns["read_seconds"]
   assert turns["first_token"] == pytest.approx(
     statistics.median(held) / statistics.median(read)
   )
-  assert found["provenance"]["checkpoints"]
+  assert record["provenance"]["checkpoints"]
 
 
 def test_prompts_without_room_are_one_line(tmp_path, capsys):

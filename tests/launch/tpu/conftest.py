@@ -58,7 +58,7 @@ class Machine:
     file.chmod(0o755)
 
   def answer(self, **answers) -> None:
-    """What calls answer, by a part of their arguments (_ for a blank)."""
+    """Answers to calls, by a part of their arguments (_ for a blank)."""
     (self.folder / "answers.json").write_text(
       json.dumps({k.replace("_", " "): v for k, v in answers.items()})
     )

@@ -68,12 +68,12 @@ def test_two_replicas_answer_alike_and_survive_the_death_of_one():
   assert done.returncode == 0, done.stderr[-4000:]
   # Ray has things to say after it.
   (line,) = (x for x in done.stdout.splitlines() if x.startswith('{"before"'))
-  found = json.loads(line)
-  assert len(found["first"]) == 2
-  assert len({*found["before"], *found["after"]}) == 1
-  assert len(found["after"]) == 6
-  assert len(found["last"]) == 2
-  assert {*found["last"]} != {*found["first"]}
+  record = json.loads(line)
+  assert len(record["first"]) == 2
+  assert len({*record["before"], *record["after"]}) == 1
+  assert len(record["after"]) == 6
+  assert len(record["last"]) == 2
+  assert {*record["last"]} != {*record["first"]}
 
 
 def _with_ray(folder: str) -> subprocess.CompletedProcess:

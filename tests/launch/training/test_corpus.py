@@ -1,4 +1,4 @@
-"""Which Python files are read, and which split they are in."""
+"""Selection of Python files for the corpus, and their splits."""
 
 import pytest
 

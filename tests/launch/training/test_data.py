@@ -39,8 +39,8 @@ def prepared(tmp_path_factory):
 def test_python_source_holds_the_files_of_each_split(prepared):
   for split in data.SPLITS:
     files = corpus.python_files(("absl", "rich"), split=split)
-    found = data.documents(config("python_source", prepared), split)
-    assert list(found) == [f.text for f in files]
+    actual = data.documents(config("python_source", prepared), split)
+    assert list(actual) == [f.text for f in files]
 
 
 def test_python_source_says_what_it_is_made_of(prepared):
@@ -80,13 +80,13 @@ def test_a_dataset_without_validation_lends_the_end_of_its_training_split():
     def as_data_source(self, split):
       return Source(range(100) if split == "train" else range(100, 105))
 
-  found = {
+  actual = {
     split: list(data._split_of(Builder(), split, ("text",)))
     for split in data.SPLITS
   }
-  assert found["train"] == [str(i) for i in range(98)]
-  assert found["validation"] == ["98", "99"]
-  assert found["test"] == [str(i) for i in range(100, 105)]
+  assert actual["train"] == [str(i) for i in range(98)]
+  assert actual["validation"] == ["98", "99"]
+  assert actual["test"] == [str(i) for i in range(100, 105)]
 
 
 def test_folders_of_text_and_jsonl(tmp_path):
@@ -98,11 +98,11 @@ def test_folders_of_text_and_jsonl(tmp_path):
   (tmp_path / "e.json").write_text("not read")
   (tmp_path / ".venv").mkdir()
   (tmp_path / ".venv" / "f.py").write_text("not read")
-  found = {s: data.documents(config(tmp_path), s) for s in data.SPLITS}
-  texts = list(itertools.chain(*found.values()))
+  actual = {s: data.documents(config(tmp_path), s) for s in data.SPLITS}
+  texts = list(itertools.chain(*actual.values()))
   whole = ["first", "of c", "of d"]
   assert sorted(texts) == sorted(whole + [f"line {i}" for i in range(200)])
-  assert len(found["train"]) > len(found["test"]) > 0
+  assert len(actual["train"]) > len(actual["test"]) > 0
   for split in data.SPLITS:  # subfolders decide, where there are any
     (tmp_path / split).mkdir()
     (tmp_path / split / "x.txt").write_text(f"of {split}")
@@ -114,9 +114,9 @@ def test_a_text_is_in_one_split_however_often_it_is_there(tmp_path):
   (tmp_path / "a.jsonl").write_text(
     "\n".join(json.dumps({"text": text}) for text in texts)
   )
-  found = [{*data.documents(config(tmp_path), s)} for s in data.SPLITS]
-  assert all(found)
-  assert sum(map(len, found)) == len({*texts}) == len(set.union(*found))
+  actual = [{*data.documents(config(tmp_path), s)} for s in data.SPLITS]
+  assert all(actual)
+  assert sum(map(len, actual)) == len({*texts}) == len(set.union(*actual))
 
 
 def test_one_text_in_ten_of_a_small_folder_is_held_out(tmp_path):
@@ -127,9 +127,9 @@ def test_one_text_in_ten_of_a_small_folder_is_held_out(tmp_path):
   (tmp_path / "a.jsonl").write_text(
     "\n".join(json.dumps({"text": text}) for text in texts * 2)
   )
-  found = [{*data.documents(config(tmp_path), s)} for s in data.SPLITS[:2]]
-  assert [len(x) for x in found] == [10, 2]
-  assert set.union(*found) == {*texts}
+  actual = [{*data.documents(config(tmp_path), s)} for s in data.SPLITS[:2]]
+  assert [len(x) for x in actual] == [10, 2]
+  assert set.union(*actual) == {*texts}
 
 
 @pytest.mark.parametrize("count", [1, 2, 5])
@@ -208,11 +208,11 @@ def stream(batches):
 
 
 def test_one_pass_in_order_is_the_concatenated_documents(tokenizer):
-  found = data.batches(TEXTS, tokenizer, length=16, batch_size=2, seed=None)
+  actual = data.batches(TEXTS, tokenizer, length=16, batch_size=2, seed=None)
   expected = np.concatenate(
     [[*tokenizer.encode(t), tokenizer.eos_token_id] for t in TEXTS]
   )
-  got = stream(found)
+  got = stream(actual)
   assert len(expected) - len(got) < 32  # a batch that is not whole
   np.testing.assert_array_equal(got, expected[: len(got)])
 
@@ -224,20 +224,20 @@ def test_conversations_are_read_through_the_chat_template(tokenizer, tmp_path):
   (tmp_path / "train").mkdir()
   file = tmp_path / "train" / "a.jsonl"
   file.write_text(json.dumps({"messages": talk, "temperature": 1}) + "\n")
-  (found,) = data.documents(config(tmp_path), "train")
-  assert found == talk
+  (actual,) = data.documents(config(tmp_path), "train")
+  assert actual == talk
   template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
   chatty = dataclasses.replace(tokenizer, chat_template=template)
   expected = tokenizer.encode("<user>Say x.<assistant>x")
   end = tokenizer.eos_token_id
-  assert data.token_ids(found, chatty) == [*expected, end]
+  assert data.token_ids(actual, chatty) == [*expected, end]
   assert data.token_ids("x", chatty) == [*tokenizer.encode("x"), end]
   batch = next(
-    iter(data.batches([found], chatty, length=8, batch_size=1, seed=None))
+    iter(data.batches([actual], chatty, length=8, batch_size=1, seed=None))
   )
   assert batch["tokens"][0].tolist() == [*expected, end][:8]
   with pytest.raises(ValueError, match="no chat template"):
-    data.token_ids(found, tokenizer)
+    data.token_ids(actual, tokenizer)
   for broken in ({"messages": []}, {"messages": [{"role": "user"}]}):
     file.write_text(json.dumps(broken))
     with pytest.raises(ValueError, match=r'or \{"messages": \[...\]\}, got'):
@@ -320,8 +320,8 @@ def test_processes_share_the_documents(tokenizer, monkeypatch):
   seen = []
   for index in range(2):
     monkeypatch.setattr(jax, "process_index", lambda index=index: index)
-    found = data.batches(TEXTS, tokenizer, length=1, batch_size=2, seed=None)
-    batches = list(found)
+    actual = data.batches(TEXTS, tokenizer, length=1, batch_size=2, seed=None)
+    batches = list(actual)
     assert batches[0]["tokens"].shape == (1, 1)
     seen.append(stream(batches))
   expected = np.concatenate(

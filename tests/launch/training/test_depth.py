@@ -70,8 +70,8 @@ def test_tokens_count_for_the_survival_before_them_and_rejections_for_more():
     -(a * np.log(chance) + 6 * (1 - a) * np.log(1 - chance)) for a in accept[0]
   ]
   expected = (each[0] + 0.5 * each[1]) / 1.5
-  found = depth.mean_loss(head, rounds, 6.0)
-  assert float(found) == pytest.approx(expected, rel=1e-5)
+  actual = depth.mean_loss(head, rounds, 6.0)
+  assert float(actual) == pytest.approx(expected, rel=1e-5)
 
 
 def test_the_report_takes_the_weight_out_again():
@@ -86,11 +86,11 @@ def test_the_report_takes_the_weight_out_again():
   )  # fmt: skip
   for logits, explained in ((best, 1.0), (np.zeros_like(best) - np.log(6), 0)):
     head = lambda *_, logits=logits: jnp.asarray(logits)
-    found = depth.report(depth.sums(head, rounds, 6.0))
-    assert found["validation_explained"] == pytest.approx(explained, abs=0.1)
-    assert found["validation_acceptance"] == pytest.approx(0.5, abs=0.1)
+    actual = depth.report(depth.sums(head, rounds, 6.0))
+    assert actual["validation_explained"] == pytest.approx(explained, abs=0.1)
+    assert actual["validation_acceptance"] == pytest.approx(0.5, abs=0.1)
     mean = accept.mean() if explained else 0.5
-    assert found["validation_predicted"] == pytest.approx(mean, abs=1e-4)
+    assert actual["validation_predicted"] == pytest.approx(mean, abs=1e-4)
 
 
 # ------------------------------------------------------------------- the runs
@@ -129,12 +129,12 @@ def test_a_stopped_run_goes_on_to_the_same_head(trained):
   for a, b in zip(*map(nnx.to_flat_state, (one, other)), strict=True):
     np.testing.assert_array_equal(a[1][...], b[1][...])
   lines = (trained["root"] / "whole" / "metrics.jsonl").read_text()
-  found = [json.loads(line) for line in lines.splitlines()]
-  assert sum("weighted_cross_entropy_loss" in r for r in found) == 2
-  losses = [r["validation_loss"] for r in found if "validation_loss" in r]
+  actual = [json.loads(line) for line in lines.splitlines()]
+  assert sum("weighted_cross_entropy_loss" in r for r in actual) == 2
+  losses = [r["validation_loss"] for r in actual if "validation_loss" in r]
   assert len(losses) == 2
   assert losses[1] < losses[0]
-  last = found[-1]
+  last = actual[-1]
   assert 0 < last["validation_acceptance"] < 1
   assert last["validation_explained"] < 1
 
@@ -149,12 +149,12 @@ def test_the_trained_head_ends_drafts_and_nothing_is_lost(trained, models):
     drafter=f"model(tokens={DEPTH}, "
     f"policy=predicted('{head}', threshold=0.97))",
   )
-  found = pair.build(config)
-  items = prompts.built_in(found.tokenizer, max_tokens=60)[:2]
+  built = pair.build(config)
+  items = prompts.built_in(built.tokenizer, max_tokens=60)[:2]
   (batch,) = engine.make_batches(items, batch_size=2, max_width=60)
   tokens = []
   for plain in (False, True):
-    done, _ = pair.engine_of(config, found, baseline=plain).run(batch)
+    done, _ = pair.engine_of(config, built, baseline=plain).run(batch)
     tokens.append([c.token_ids for c in done])
     if not plain:
       drafted = sum(c.num_drafted for c in done)
@@ -204,8 +204,8 @@ def test_a_head_of_another_draft_is_refused(trained, models):
   config = huggingface.get_config(f"target={target},draft={target}")
   head = trained["root"] / "head"
   config.drafter = f"model(tokens={DEPTH}, policy=predicted('{head}'))"
-  found = pair.build(config)
-  items = prompts.built_in(found.tokenizer, max_tokens=60)[:1]
+  built = pair.build(config)
+  items = prompts.built_in(built.tokenizer, max_tokens=60)[:1]
   (batch,) = engine.make_batches(items, batch_size=1, max_width=60)
   with pytest.raises(ValueError, match="of width 16, and the draft gives 32"):
-    pair.engine_of(config, found).run(batch)
+    pair.engine_of(config, built).run(batch)

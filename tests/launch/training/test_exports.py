@@ -68,8 +68,8 @@ def test_notes_that_are_damaged_tell_nothing(check, tmp_path, text):
   with exports.noted(f"{tmp_path}/w", f"{tmp_path}/model"):
     pass
   check(tmp_path / "model")
-  found = json.loads((tmp_path / "w" / "exports.json").read_text())
-  assert f"{tmp_path}/model" in found
+  record = json.loads((tmp_path / "w" / "exports.json").read_text())
+  assert f"{tmp_path}/model" in record
 
 
 def test_what_the_run_reads_is_not_replaced(check, tmp_path):

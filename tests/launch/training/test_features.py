@@ -34,7 +34,7 @@ LAYERS = (0, 1)
 
 
 class KilledError(Exception):
-  """What a test kills a run with."""
+  """Exception by which a test kills a run."""
 
 
 @pytest.fixture(scope="module")
@@ -114,17 +114,17 @@ def test_halves_keep_eleven_bits_of_whatever_size():
   halves, exponents = jax.jit(halved)(x)
   assert halves.dtype == jnp.float16
   assert exponents.dtype == jnp.int8
-  found = np.asarray(jax.jit(restored)(halves, exponents))
+  actual = np.asarray(jax.jit(restored)(halves, exponents))
   largest = np.abs(x).max(axis=-1, keepdims=True)
   allowed = np.maximum(np.abs(x) * 2.0**-11, largest * 2.0**-39)
-  assert (np.abs(found - x) <= allowed).all()
+  assert (np.abs(actual - x) <= allowed).all()
 
 
 def test_a_record_has_the_law_of_the_state_that_it_keeps(stored, target):
-  found = features.read(str(stored))
+  actual = features.read(str(stored))
   layers = (*LAYERS, FINAL)
   batch = next(iter(
-    features.batches(found, "train", layers, batch_size=4, seed=None)
+    features.batches(actual, "train", layers, batch_size=4, seed=None)
   ))  # fmt: skip
   assert batch["parts"].shape == (4, LENGTH, 3, 32)
   final = batch["parts"][:, :, -1].astype(np.float64)
@@ -160,18 +160,18 @@ def test_the_loss_is_the_one_that_is_made_on_the_fly(stored, target, kind):
   words = Words.of(ids, V)
 
   def of(watch):
-    found = []
+    results = []
     for objective in ("forward_kl", "total_variation"):
       loss = Loss(
         objective=objective, depth=DEPTH, decay=0.8,
         feature_weight=float(kind == "eagle"), first=0,
       )  # fmt: skip
       shared = (loss, watch, rows, words)
-      found.append(head_step.make_loss(*shared))
+      results.append(head_step.make_loss(*shared))
     measure = head_step.make_measure(*shared)
     return jax.jit(
       lambda batch: (
-        [one(head, nnx.state(module), batch) for one in found],
+        [one(head, nnx.state(module), batch) for one in results],
         measure(head, nnx.state(module), batch),
       )
     )(batch)
@@ -219,38 +219,38 @@ def test_a_killed_run_is_gone_on_with_to_the_same_bytes(
 
 
 def test_every_token_of_the_text_is_there_once(stored, some, target):
-  found = features.read(str(stored))
+  actual = features.read(str(stored))
   config = settings(some, target)
   tokenizer = checkpoints.load_tokenizer(target)
   wanted = [
     token for text in data.documents(config, "train")
     for token in data.token_ids(text, tokenizer)
   ]  # fmt: skip
-  paths = [str(stored / shard.name) for shard in found.of("train")]
+  paths = [str(stored / shard.name) for shard in actual.of("train")]
   rows = [
     features.decode(record, [0])
     for record in grain.sources.ArrayRecordDataSource(paths)
   ]
   told = np.concatenate([row["tokens"][row["segments"] > 0] for row in rows])
   assert told.tolist() == wanted
-  assert sum(shard.tokens for shard in found.of("train")) == len(wanted)
-  assert sum(shard.rows for shard in found.of("train")) == len(rows)
+  assert sum(shard.tokens for shard in actual.of("train")) == len(wanted)
+  assert sum(shard.rows for shard in actual.of("train")) == len(rows)
 
 
 def test_every_epoch_has_every_row_once_in_an_order_of_its_own(stored):
-  found = features.read(str(stored))
-  count = sum(shard.rows for shard in found.of("train"))
+  actual = features.read(str(stored))
+  count = sum(shard.rows for shard in actual.of("train"))
 
   def rows(seed):
     every = iter(
-      features.batches(found, "train", (FINAL,), batch_size=1, seed=seed)
+      features.batches(actual, "train", (FINAL,), batch_size=1, seed=seed)
     )
     return [next(every)["parts"].tobytes() for _ in range(2 * count)]
 
   one, other = rows(0), rows(1)
   epochs = (one[:count], one[count:], other[:count])
   wanted = iter(
-    features.batches(found, "train", (FINAL,), batch_size=1, seed=None)
+    features.batches(actual, "train", (FINAL,), batch_size=1, seed=None)
   )
   in_order = [row["parts"].tobytes() for row in wanted]
   assert len({*in_order}) == count
@@ -285,12 +285,12 @@ def test_a_part_of_the_text(some, target, stored, tmp_path):
       command, "write_shard", lambda path, *a, **k: path.write_bytes(b"")
     )
     assert make(settings(some, target), folder, "--first_tokens=300") == 0
-  found, whole = (features.read(str(x)) for x in (folder, stored))
-  beyond = whole.of("train")[len(found.of("train")) :]
+  actual, whole = (features.read(str(x)) for x in (folder, stored))
+  beyond = whole.of("train")[len(actual.of("train")) :]
   assert beyond
   assert all((folder / shard.name).is_file() for shard in beyond)
-  assert found.of("train")[0] == whole.of("train")[0]
-  tokens = sum(shard.tokens for shard in found.of("train"))
+  assert actual.of("train")[0] == whole.of("train")[0]
+  tokens = sum(shard.tokens for shard in actual.of("train"))
   assert 300 <= tokens < sum(shard.tokens for shard in whole.of("train"))
 
 
@@ -318,9 +318,9 @@ def test_overwrite_begins_anew(stored, some, target, tmp_path):
   shutil.copytree(stored, folder)
   config = settings(some, target, head=dict(layers=(1,)))
   assert make(config, folder, "--overwrite") == 0
-  found = features.read(str(folder))
-  assert found.settings["layers"] == [1, FINAL]
-  assert shards(folder).keys() == {shard.name for shard in found.shards}
+  actual = features.read(str(folder))
+  assert actual.settings["layers"] == [1, FINAL]
+  assert shards(folder).keys() == {shard.name for shard in actual.shards}
 
 
 def test_other_files_are_not_touched(some, target, tmp_path, capsys):
@@ -384,13 +384,13 @@ def test_one_cache_serves_every_kind_that_reads_its_layers(
   shape = checkpoints.read_config(target)
   read = head_features.layers_read(config, shape.num_layers)
   documents = data.documents(config, "train")
-  found = head_features.stored(config, read, shape, documents, tmp_path)
+  actual = head_features.stored(config, read, shape, documents, tmp_path)
   batch = next(
-    iter(head_features.batches(config, found, read)("train", seed=1))
+    iter(head_features.batches(config, actual, read)("train", seed=1))
   )
   whole = next(iter(
     features.batches(
-      found, "train", (*LAYERS, FINAL), batch_size=config.batch_size, seed=1
+      actual, "train", (*LAYERS, FINAL), batch_size=config.batch_size, seed=1
     )
   ))  # fmt: skip
   places = [1, 2] if kind == "dflash" else [2]

@@ -1,4 +1,4 @@
-"""What a head's training step is charged for, beside what XLA counts."""
+"""Operations counted for a head's training step, beside XLA's count."""
 
 import jax
 import pytest

@@ -133,25 +133,25 @@ def test_total_variation_is_to_the_targets_whole_law(case):
   away = lambda j, row, t, judge: (
     1 - np.minimum(case["q"][row, judge], case["p"][j][row, t]).sum()
   )
-  found = case["loss"]("total_variation")
-  assert found == pytest.approx(expected(case, away), 1e-5)
-  assert 0.3 < found < 0.999
+  actual = case["loss"]("total_variation")
+  assert actual == pytest.approx(expected(case, away), 1e-5)
+  assert 0.3 < actual < 0.999
 
 
 def test_acceptance_is_of_the_whole_draft_from_every_place(case):
   tokens, shares = case["batch"]["tokens"], []
   for row, t, last in case["places"](DEPTH - 1):
-    stands, total = 1.0, 0.0
+    survival, total = 1.0, 0.0
     for j in range(DEPTH):
       judge = last - (DEPTH - 1) + j
       token = tokens[row, judge + 1]
       p, q = case["p"][j][row, t, token], case["q"][row, judge, token]
-      stands *= min(1, p / q)
-      total += stands
+      survival *= min(1, p / q)
+      total += survival
     shares.append(-total / DEPTH)
-  found = case["loss"]("acceptance")
-  assert found == pytest.approx(np.mean(shares), 1e-4)
-  assert found < -0.001
+  actual = case["loss"]("acceptance")
+  assert actual == pytest.approx(np.mean(shares), 1e-4)
+  assert actual < -0.001
 
 
 def test_text_that_cannot_be_said_is_not_learned(case):
@@ -179,8 +179,8 @@ def test_tokens_before_the_first_that_counts_do_not(case):
   away = lambda j, row, t, judge: (
     1 - np.minimum(case["q"][row, judge], case["p"][j][row, t]).sum()
   )
-  found = case["loss"]("total_variation", first=first)
-  assert found == pytest.approx(expected(case, away), 1e-5)
+  actual = case["loss"]("total_variation", first=first)
+  assert actual == pytest.approx(expected(case, away), 1e-5)
 
 
 def test_what_is_validated(case):
@@ -188,17 +188,17 @@ def test_what_is_validated(case):
     objective="forward_kl", depth=DEPTH, decay=1.0, feature_weight=0, first=0
   )
   measure = head_step.make_measure(loss, *case["shared"])
-  found = jax.jit(lambda b: measure(case["head"], case["params"], b))(
+  actual = jax.jit(lambda b: measure(case["head"], case["params"], b))(
     case["batch"]
   )
   for j in range(DEPTH):
     places = case["places"](j)
     both = [(case["q"][r, judge], case["p"][j][r, t]) for r, t, judge in places]
-    assert float(found[f"tokens_{j + 1}"]) == len(places)
+    assert float(actual[f"tokens_{j + 1}"]) == len(places)
     accepted = sum(np.minimum(q, p).sum() for q, p in both)
-    assert float(found[f"accepted_{j + 1}"]) == pytest.approx(accepted, 1e-4)
+    assert float(actual[f"accepted_{j + 1}"]) == pytest.approx(accepted, 1e-4)
     agreed = sum(q.argmax() == p.argmax() for q, p in both)
-    assert float(found[f"agreed_{j + 1}"]) == agreed
+    assert float(actual[f"agreed_{j + 1}"]) == agreed
 
 
 def test_blocks_begin_where_something_follows():
@@ -206,16 +206,16 @@ def test_blocks_begin_where_something_follows():
   segments = np.array([[1] * 12, [1] * 4 + [2] * 3 + [0] * 5], np.int32)
   batch = {"segments": segments}
   draw = jax.jit(head_step.drawn_places, static_argnames=("count", "first"))
-  found = [
+  actual = [
     np.asarray(draw(batch, jax.random.key(i), count=5, first=3)["places"])
     for i in range(20)
   ]
-  for places in found:
+  for places in actual:
     assert [len({*row}) for row in places.tolist()] == [5, 5]
     # Token t + 2 is the place's first; tokens 0..2 do not count.
     assert (places[0] >= 1).all()
     assert (places[0] <= 9).all()
     # Of the second row tokens 3 and 6 alone can be said at first.
     assert {1, 4} <= {*places[1].tolist()}
-  assert len({tuple(sorted(p[0].tolist())) for p in found}) > 10
-  assert {int(t) for p in found for t in p[0]} == {*range(1, 10)}
+  assert len({tuple(sorted(p[0].tolist())) for p in actual}) > 10
+  assert {int(t) for p in actual for t in p[0]} == {*range(1, 10)}

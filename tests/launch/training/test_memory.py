@@ -27,8 +27,8 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="of glibc only")
 @pytest.mark.parametrize("keep", [True, False])
 def test_kept_memory_costs_no_page_faults(keep):
-  found = subprocess.run(
+  actual = subprocess.run(
     [sys.executable, "-c", _TWICE, "keep" if keep else "leave"],
     check=True, capture_output=True, text=True,
   )  # fmt: skip
-  assert (int(found.stdout) < 100) == keep
+  assert (int(actual.stdout) < 100) == keep

@@ -1,4 +1,4 @@
-"""What a run writes, and takes back when it goes on."""
+"""Records of a training run, and those taken back when it goes on."""
 
 import json
 

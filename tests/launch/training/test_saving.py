@@ -41,17 +41,17 @@ def folder(tmp_path):
 
 def test_state_and_place_in_the_data_come_back(folder):
   iterator = numbers()
-  step, found = Checkpoints(folder, every=2).restore(state(0), iterator)
-  assert (step, int(found["step"])) == (4, 4)
-  np.testing.assert_array_equal(found["w"], state(4)["w"])
+  step, actual = Checkpoints(folder, every=2).restore(state(0), iterator)
+  assert (step, int(actual["step"])) == (4, 4)
+  np.testing.assert_array_equal(actual["w"], state(4)["w"])
   assert next(iterator) == 4
 
 
 def test_without_checkpoints_the_given_state_is_the_first(tmp_path):
-  step, found = Checkpoints(tmp_path / "c", every=2).restore(
+  step, actual = Checkpoints(tmp_path / "c", every=2).restore(
     state(7), numbers()
   )
-  assert (step, int(found["step"])) == (0, 7)
+  assert (step, int(actual["step"])) == (0, 7)
 
 
 @pytest.mark.parametrize("damage", ["truncated", "missing"])
@@ -68,16 +68,16 @@ def test_a_broken_checkpoint_gives_way_to_the_one_before(
   iterator = numbers()
   saved = Checkpoints(folder, every=2)
   with caplog.at_level("WARNING"):
-    step, found = saved.restore(state(0), iterator)
-  assert (step, int(found["step"])) == (2, 2)
+    step, actual = saved.restore(state(0), iterator)
+  assert (step, int(actual["step"])) == (2, 2)
   assert next(iterator) == 2
   assert "checkpoint of step 4 cannot be read" in caplog.text
   assert "going back to the checkpoint of step 2" in caplog.text
   assert (folder.parent / "broken-checkpoints-4").is_dir()
   # Its step can be saved again.
   saved.save(4, state(40), iterator, force=True)
-  step, found = Checkpoints(folder, every=2).restore(state(0), numbers())
-  assert (step, int(found["step"])) == (4, 40)
+  step, actual = Checkpoints(folder, every=2).restore(state(0), numbers())
+  assert (step, int(actual["step"])) == (4, 40)
 
 
 def test_a_lost_place_in_the_data_breaks_a_checkpoint(folder):
@@ -158,14 +158,14 @@ def test_a_flipped_bit_in_the_weights_is_found_by_checksums_alone(
   flip(max((folder / "4" / "state").rglob("d/*"), key=os.path.getsize))
   kept = (folder / "4" / "checksums.json").read_bytes()
   (folder / "4" / "checksums.json").unlink()  # as from before there were any
-  step, found = Checkpoints(folder, every=2).restore(state(0), numbers())
+  step, actual = Checkpoints(folder, every=2).restore(state(0), numbers())
   assert step == 4
-  assert np.any(found["w"] != state(4)["w"])
+  assert np.any(actual["w"] != state(4)["w"])
   (folder / "4" / "checksums.json").write_bytes(kept)
   with caplog.at_level("WARNING"):
-    step, found = Checkpoints(folder, every=2).restore(state(0), numbers())
+    step, actual = Checkpoints(folder, every=2).restore(state(0), numbers())
   assert step == 2
-  np.testing.assert_array_equal(found["w"], state(2)["w"])
+  np.testing.assert_array_equal(actual["w"], state(2)["w"])
   assert "checkpoint of step 4 cannot be read (ValueError: state/" in (
     caplog.text
   )

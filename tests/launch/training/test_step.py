@@ -1,4 +1,4 @@
-"""Where what is trained lies on a mesh."""
+"""Placement of trained parameters on a mesh."""
 
 import jax
 from flax import nnx
@@ -20,13 +20,13 @@ def test_outputs_of_projections_and_channels_of_tables_are_cut():
   """Where two devices divide them."""
   module = nnx.eval_shape(lambda: Transformer(CONFIG, rngs=nnx.Rngs(0)))
   output = jax.ShapeDtypeStruct((6, 3), "float32")
-  found = step.shardings(
+  actual = step.shardings(
     {"params": nnx.state(module), "output": output},
     AbstractMesh((1, 2), ("data", "model")),
   )
   specs = {
     ".".join(sharding.names(path)): leaf.spec
-    for path, leaf in jax.tree_util.tree_leaves_with_path(found)
+    for path, leaf in jax.tree_util.tree_leaves_with_path(actual)
   }
   expected = {
     "embed.embedding": P(None, "model"),

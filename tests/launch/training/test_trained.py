@@ -106,12 +106,12 @@ def test_training_goes_on_on_another_mesh(runs):
 
 
 def test_a_run_is_read_onto_any_mesh_bit_for_bit(runs):
-  _, found = runs
-  assert {case: numbers.pop("heads") for case, numbers in found.items()} == {
+  _, actual = runs
+  assert {case: numbers.pop("heads") for case, numbers in actual.items()} == {
     "2x2 target": 2, "2x2 draft": 2, "1x4 target": 4, "1x4 draft": 2,
     "4x1 target": 1, "4x1 draft": 1,
   }  # fmt: skip
-  for case, numbers in found.items():
+  for case, numbers in actual.items():
     assert numbers == {"equal": True, "placed": True}, case
 
 
@@ -129,7 +129,7 @@ def test_a_run_on_a_mesh_is_read_onto_one_device_and_decodes_as_its_export(
     module, str(tmp_path / "export"), dtype=np.float32,
     tokenizer=tokenizers.load(str(run / "tokenizer")),
   )  # fmt: skip
-  found = []
+  results = []
   for target in (run, tmp_path / "export"):
     output = tmp_path / "out.jsonl"
     code = cli(
@@ -138,9 +138,9 @@ def test_a_run_on_a_mesh_is_read_onto_one_device_and_decodes_as_its_export(
       config=f"configs/huggingface.py:target={target},draft={run}",
     )  # fmt: skip
     assert code == 0
-    found.append(read_jsonl(output))
+    results.append(read_jsonl(output))
     output.unlink()
-  assert found[0] == found[1]
+  assert results[0] == results[1]
 
 
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(
@@ -154,12 +154,12 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
   data[len(data) // 2] ^= 16
   file.write_bytes(data)
   with caplog.at_level("WARNING"):
-    found = trained.load(str(run))
+    loaded = trained.load(str(run))
   assert caplog.text.count("checkpoints/6 is damaged") == 1
   assert file.name in caplog.text
   shutil.rmtree(run / "checkpoints" / "6")
   for one, other in zip(
-    *(jax.tree.leaves(nnx.state(x)) for x in (found, trained.load(str(run)))),
+    *(jax.tree.leaves(nnx.state(x)) for x in (loaded, trained.load(str(run)))),
     strict=True,
   ):
     np.testing.assert_array_equal(one, other)

@@ -65,14 +65,14 @@ def test_every_tensor_is_a_parameter(saved, about):
   )
   same(module.ordering[...], tensors["masked_embedding.token_ordering"])
   for i, layer in enumerate(module.layers):
-    own = f"model.layers.{i}."
-    attention = own + "self_attn.q_"
+    prefix = f"model.layers.{i}."
+    attention = prefix + "self_attn.q_"
     same(layer.attention.q.weight[...], tensors[attention + "proj.weight"])
     same(layer.attention.q_norm.scale[...], tensors[attention + "norm.weight"])
-    same(layer.scalar[...], tensors[own + "layer_scalar"])
+    same(layer.scalar[...], tensors[prefix + "layer_scalar"])
     same(
       layer.mlp_out_norm.scale[...],
-      tensors[own + "post_feedforward_layernorm.weight"],
+      tensors[prefix + "post_feedforward_layernorm.weight"],
     )
 
 
@@ -175,11 +175,11 @@ def test_tensors_that_do_not_fit_are_refused_by_name(copied, about):
 
 
 def test_an_output_projection_of_its_own_is_read(copied, about):
-  own = np.random.default_rng(0).standard_normal((96, 24)).astype("f4")
+  table = np.random.default_rng(0).standard_normal((96, 24)).astype("f4")
   edit(copied, {"tie_word_embeddings": False})
-  references.edit_tensors(copied, lambda t: t.update({"lm_head.weight": own}))
+  references.edit_tensors(copied, lambda t: t.update({"lm_head.weight": table}))
   head = head_checkpoints.load(str(copied), about)
-  np.testing.assert_array_equal(head.module.lm_head.weight[...], own)
+  np.testing.assert_array_equal(head.module.lm_head.weight[...], table)
 
 
 def test_devices_that_it_would_be_cut_over_are_refused(saved):

@@ -73,15 +73,15 @@ def test_parts_that_are_read_for_a_mesh_are_those_of_the_whole(name, tmp_path):
   mesh = jax.make_mesh((1,), ("model",), axis_types=(AxisType.Auto,))
   place = Place(mesh=mesh, sharding=sharding.tensor_parallel())
   directory = write(tmp_path / "head", name)
-  found = head_checkpoints.load(directory, TARGET, place=place)
+  loaded = head_checkpoints.load(directory, TARGET, place=place)
   whole = head_checkpoints.load(directory, TARGET)
   pairs = zip(
-    *(jax.tree.leaves(nnx.state(h.module)) for h in (found, whole)),
+    *(jax.tree.leaves(nnx.state(h.module)) for h in (loaded, whole)),
     strict=True,
   )
   for mine, theirs in pairs:
     np.testing.assert_array_equal(mine, theirs)
-  module = found.module
+  module = loaded.module
   projection = {
     "eagle3": lambda: module.lm_head,
     "medusa": lambda: module.heads[0].lm_head,
@@ -99,21 +99,21 @@ def test_a_head_is_cut_over_what_divides_it():
 
 def test_a_head_knows_the_positions_that_its_file_says():
   """Whatever those of its target are; Medusa's and blockwise heads know all."""
-  found = {}
+  results = {}
   for name, (settings, tensors, *_) in FORMATS.items():
     files = head_files.normal_names(
       {n: Tensor(name=n, shape=v.shape, kind="F32", read=None)
        for n, v in tensors.items()}
     )  # fmt: skip
     shape = head_checkpoints.shape(settings, TARGET, files)
-    found[name] = shape.max_positions
+    results[name] = shape.max_positions
     module = nnx.eval_shape(lambda s=shape: s.make(rngs=nnx.Rngs(0)))
     model, _ = head_shapes.functions(module)
     assert getattr(model, "max_positions", None) == shape.max_positions
   free = {
     n for n, (_, _, k, _) in FORMATS.items() if k in ("medusa", "blockwise")
   }
-  assert found == {n: None if n in free else 32 for n in FORMATS}
+  assert results == {n: None if n in free else 32 for n in FORMATS}
 
 
 def test_a_head_may_not_say_its_positions():
@@ -163,8 +163,8 @@ def test_the_same_key_means_another_thing_in_another_format(tmp_path):
   for said in (True, False):
     config = {**FORMATS["specforge"][0], "norm_output": said}
     directory = write(tmp_path / "head", "specforge", config=config)
-    found = head_checkpoints.load(directory, TARGET).module.config
-    assert not found.norm_output
+    loaded = head_checkpoints.load(directory, TARGET).module.config
+    assert not loaded.norm_output
   config |= {"norm_before_fc": True, "norm_output": True}
   norm = {"input_norm.weight": random(3 * H)}
   directory = write(tmp_path / "head", "specforge", config=config, **norm)
@@ -327,12 +327,12 @@ class Published:
     while (name := f"layers.{number}.input_layernorm.weight") in self.w:
       x = self.layer(self.norm(name, x), x, number)
       number += 1
-    own = self.norm("norm.weight", x) @ self.w["lm_head.weight"].T
+    all_logits = self.norm("norm.weight", x) @ self.w["lm_head.weight"].T
     if "d2t" not in self.w:
-      return own
+      return all_logits
     logits = np.full((len(x), V), -np.inf)
     for draft_id, offset in enumerate(self.w["d2t"]):
-      logits[:, draft_id + offset] = own[:, draft_id]
+      logits[:, draft_id + offset] = all_logits[:, draft_id]
     return logits
 
 
@@ -369,8 +369,8 @@ def test_medusas_logits_are_those_of_the_formulas_by_published_names(
   head = head_checkpoints.load(write(tmp_path / "head", name), TARGET)
   model, params = head.functions()
   x = random(2, H)
-  found = model.apply(params, jnp.asarray(x))
-  for number in range(found.shape[1]):
+  actual = model.apply(params, jnp.asarray(x))
+  for number in range(actual.shape[1]):
     if "vllm" in name:
       linear, bias = tensors[f"blocks.{number}.layers.0.weight"], 0
       out = tensors[f"lm_heads.{number}.weight"]
@@ -386,7 +386,9 @@ def test_medusas_logits_are_those_of_the_formulas_by_published_names(
     if "token_map" in tensors:
       logits, expected = expected, np.full((2, V), -np.inf)
       expected[:, tensors["token_map"]] = logits
-    np.testing.assert_allclose(found[:, number], expected, rtol=1e-3, atol=1e-3)
+    np.testing.assert_allclose(
+      actual[:, number], expected, rtol=1e-3, atol=1e-3
+    )
 
 
 def test_blockwise_logits_are_the_formula(tmp_path):
@@ -398,8 +400,8 @@ def test_blockwise_logits_are_the_formula(tmp_path):
   hidden = np.maximum(x @ w["hidden.weight"].T + w["hidden.bias"], 0)
   out = hidden @ w["out.weight"].T + w["out.bias"]
   expected = (x[:, None] + out.reshape(2, 2, H)) @ OUTPUT.T
-  found = model.apply(params, jnp.asarray(x))
-  np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-3)
+  actual = model.apply(params, jnp.asarray(x))
+  np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=1e-3)
 
 
 def test_a_head_is_described_by_its_configuration_alone():
@@ -420,14 +422,14 @@ def test_a_head_is_described_by_its_configuration_alone():
 
 def test_a_head_may_tie_its_own_embedding_to_its_output(tmp_path):
   settings = FORMATS["eagle3, whole vocabulary"][0]
-  own = random(V, H)
+  table = random(V, H)
   directory = write(
     tmp_path / "head", "eagle3, whole vocabulary",
     config={**settings, "tie_word_embeddings": True}, drop=["lm_head.weight"],
-    **{"embed_tokens.weight": own},
+    **{"embed_tokens.weight": table},
   )  # fmt: skip
   head = head_checkpoints.load(directory, TARGET)
-  np.testing.assert_array_equal(head.module.lm_head.weight[...], own)
+  np.testing.assert_array_equal(head.module.lm_head.weight[...], table)
 
 
 @pytest.mark.parametrize("ending", ["safetensors", "bin"])
@@ -489,8 +491,8 @@ def test_a_head_reads_rescaled_frequencies_and_windows_of_its_own():
   ):
     nested = {**LAYER_JSON, **settings}
     config = {**SPECULATORS, "transformer_layer_config": nested}
-    found = head_checkpoints.shape(config, TARGET).config.layer.windows
-    assert found == windows
+    actual = head_checkpoints.shape(config, TARGET).config.layer.windows
+    assert actual == windows
 
 
 def test_medusas_heads_are_read_of_the_model_that_they_are_merged_with(

@@ -204,20 +204,20 @@ def test_what_is_saved_is_what_is_read(kind, target, about, save, tmp_path):
   nnx.update(head, state)
   settings, _ = save(kind, head)
   assert head_checkpoints.is_head(str(tmp_path / "head"))
-  found = head_checkpoints.load(str(tmp_path / "head"), about)
-  assert found.kind == kind.partition(",")[0]
-  assert found.features == READS.get(found.kind, (FINAL,))
-  assert found.module.config == head.config
+  loaded = head_checkpoints.load(str(tmp_path / "head"), about)
+  assert loaded.kind == kind.partition(",")[0]
+  assert loaded.features == READS.get(loaded.kind, (FINAL,))
+  assert loaded.module.config == head.config
   jax.tree.map(
-    np.testing.assert_array_equal, nnx.state(found.module), nnx.state(head)
+    np.testing.assert_array_equal, nnx.state(loaded.module), nnx.state(head)
   )
-  if found.kind != "medusa":
-    own = found.module.config
-    layers = own.layers if found.kind == "dflash" else own.layer
+  if loaded.kind != "medusa":
+    described = loaded.module.config
+    layers = described.layers if loaded.kind == "dflash" else described.layer
     assert layers.rope_theta == 500.0
-    assert found.shape.max_positions == 32
-  if found.kind == "dflash":
-    assert (own.block_size, own.mask_token) == (4, 6)
+    assert loaded.shape.max_positions == 32
+  if loaded.kind == "dflash":
+    assert (described.block_size, described.mask_token) == (4, 6)
   assert ("speculators_config" in settings) == (kind in NAMES_ITS_TARGET)
   if kind == "dflash":
     assert settings["num_target_layers"] == 4
@@ -236,7 +236,7 @@ def test_what_is_saved_is_what_is_read(kind, target, about, save, tmp_path):
 
 def layer_of(name, *, read=8, qk_norm=False, biases=False, mlp=12):
   """A layer's tensors; read: channels that attention reads."""
-  found = {
+  actual = {
     "self_attn.q_proj.weight": (12, read),
     "self_attn.k_proj.weight": (6, read),
     "self_attn.v_proj.weight": (6, read),
@@ -247,11 +247,11 @@ def layer_of(name, *, read=8, qk_norm=False, biases=False, mlp=12):
     "mlp.down_proj.weight": (8, mlp),
   }
   if qk_norm:
-    found |= {f"self_attn.{n}_norm.weight": (6,) for n in "qk"}
+    actual |= {f"self_attn.{n}_norm.weight": (6,) for n in "qk"}
   if biases:
     sizes = dict(q=12, k=6, v=6, o=8)
-    found |= {f"self_attn.{n}_proj.bias": (sizes[n],) for n in sizes}
-  return {f"{name}.{part}": shape for part, shape in found.items()}
+    actual |= {f"self_attn.{n}_proj.bias": (sizes[n],) for n in sizes}
+  return {f"{name}.{part}": shape for part, shape in actual.items()}
 
 
 def first_of(name, **more):
@@ -450,10 +450,10 @@ def test_biases_are_read_as_the_layer_of_a_llama(
   settings, _ = save(kind, head, dtype="float32")
   if kind.startswith("eagle,"):
     assert settings["qkv_bias"] is True
-  found = head_checkpoints.load(str(tmp_path / "head"), about).module
-  assert not found.attention.out.bias[...].any()
+  loaded = head_checkpoints.load(str(tmp_path / "head"), about).module
+  assert not loaded.attention.out.bias[...].any()
   have, made = (
-    dict(nnx.to_flat_state(nnx.state(x, nnx.Param))) for x in (found, head)
+    dict(nnx.to_flat_state(nnx.state(x, nnx.Param))) for x in (loaded, head)
   )
   assert {*have} - {*made} == {("attention", "out", "bias")}
   for path, value in made.items():

@@ -74,8 +74,8 @@ def test_prefill_and_cached_decoding_equal_transformers(saved, name):
 def test_settings_under_test_change_the_logits(saved, copied, name, changes):
   path = copied(name)
   edit_config(path, **changes)
-  found = references.module_logits(huggingface.load(path))
-  assert references.relative_error(found, saved(name)[1]) > 1e-3
+  actual = references.module_logits(huggingface.load(path))
+  assert references.relative_error(actual, saved(name)[1]) > 1e-3
 
 
 @pytest.mark.parametrize("name", ["gpt2", "neox", "llama-scaled"])
@@ -109,9 +109,9 @@ def test_scores_of_gpt2_are_scaled_as_its_file_says(tmp_path, rooted):
   )
   model = references.make("gpt2", references.GPT2 | settings)
   model.save_pretrained(tmp_path)
-  found = references.module_logits(huggingface.load(tmp_path))
+  actual = references.module_logits(huggingface.load(tmp_path))
   expected = references.logits(model, TOKENS)
-  assert references.relative_error(found, expected) < 1e-4
+  assert references.relative_error(actual, expected) < 1e-4
   edit_config(tmp_path, scale_attn_by_inverse_layer_idx=False)
   other = references.module_logits(huggingface.load(tmp_path))
   assert references.relative_error(other, expected) > 1e-3

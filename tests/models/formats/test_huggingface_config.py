@@ -79,8 +79,8 @@ def test_rescaled_frequencies_are_those_of_transformers(rope):
   assert read.max_positions == longest
   positions = np.arange(0, longest, 37)[None]
   wanted = LlamaRotaryEmbedding(config)(torch.zeros(1), torch.tensor(positions))
-  found = read.rope.table(positions)
-  for mine, theirs in zip(found, wanted, strict=True):
+  actual = read.rope.table(positions)
+  for mine, theirs in zip(actual, wanted, strict=True):
     half = theirs.shape[-1] // 2
     np.testing.assert_allclose(mine[:, :, 0], theirs[..., :half], atol=1e-4)
 
@@ -102,15 +102,15 @@ def test_activations_are_those_of_transformers():
 
 
 def test_what_transformers_calls_gpt2s_sizes_is_read_too():
-  own = dict(GPT2_SIZES, model_type="gpt2")
+  renamed = dict(GPT2_SIZES, model_type="gpt2")
   names = dict(
     n_embd="hidden_size", n_layer="num_hidden_layers",
     n_head="num_attention_heads", n_positions="max_position_embeddings",
   )  # fmt: skip
-  aliases = {names.get(k, k): v for k, v in own.items()}
-  assert {*names} <= {*own}
+  aliases = {names.get(k, k): v for k, v in renamed.items()}
+  assert {*names} <= {*renamed}
   assert huggingface.config_from_json(aliases) == (
-    huggingface.config_from_json(own)
+    huggingface.config_from_json(renamed)
   )
 
 

@@ -90,9 +90,9 @@ def test_the_default_file_is_bfloat16_for_transformers_too(tmp_path):
   huggingface.save_llama(make_module(), str(tmp_path))
   assert references.read(tmp_path).dtype == torch.bfloat16
   model = references.read(tmp_path, dtype=torch.float32)
-  found = references.module_logits(huggingface.load(tmp_path))
+  actual = references.module_logits(huggingface.load(tmp_path))
   assert (
-    references.relative_error(found, references.logits(model, TOKENS)) < 1e-4
+    references.relative_error(actual, references.logits(model, TOKENS)) < 1e-4
   )
 
 

@@ -148,7 +148,7 @@ def test_a_head_says_what_transformers_says_and_no_mutant_does(copied, name):
         of_target, TOKENS[:, :-2], target.init_cache(rows, 16)
       )
       before, hidden = jnp.split(seen.features, 2, axis=-1)
-      found, states, cache = model.apply(
+      actual, states, cache = model.apply(
         params, TOKENS[:, 1:-1], jnp.where(normed, hidden, before),
         model.init_cache(rows, 16),
       )  # fmt: skip
@@ -157,16 +157,16 @@ def test_a_head_says_what_transformers_says_and_no_mutant_does(copied, name):
         positions=jnp.full((rows, 1), count - 2 + later),
       )  # fmt: skip
       join = lambda *parts: jnp.concatenate(parts, axis=1)
-      return hidden, join(found, more), join(states, fed)
+      return hidden, join(actual, more), join(states, fed)
 
-    features, *found = run(network.params, params, True, 0)
+    features, *actual = run(network.params, params, True, 0)
     hidden = theirs.features(TOKENS[:, :-2])
     _, first = theirs(TOKENS[:, 1:-1], hidden)
     fed_back = np.concatenate([hidden, first[:, -1:]], axis=1)
     expected = theirs(TOKENS[:, 1:], fed_back)
-    away = lambda found: max(map(references.relative_error, found, expected))
+    away = lambda actual: max(map(references.relative_error, actual, expected))
     assert references.relative_error(features, hidden) < EXACT
-    assert away(found) < EXACT
+    assert away(actual) < EXACT
     halves = jnp.split(params["fc"]["weight"][...], 2, axis=1)
     swapped = jax.tree.map(lambda x: x, params)
     swapped["fc"]["weight"][...] = jnp.concatenate(halves[::-1], axis=1)
@@ -295,8 +295,8 @@ def test_a_head_says_what_a_slow_forward_says(dense):
   said = run(params, TOKENS[:, 1:], features)
   for row, tokens in enumerate(TOKENS):
     expected = slow(tokens[1:], hidden[row])
-    for found, wanted in zip(said, expected, strict=True):
-      assert references.relative_error(found[row], wanted) < 1e-4
+    for actual, wanted in zip(said, expected, strict=True):
+      assert references.relative_error(actual[row], wanted) < 1e-4
 
 
 @pytest.mark.parametrize("edit", [lambda tensors: None, fuse_experts])
@@ -306,9 +306,9 @@ def test_a_head_with_a_mixture_has_its_files_experts(copied, edit):
   references.edit_tensors(path, edit)
   mlp = loaded(path)[1].module.layer.mlp
   for name in ("gate", "up", "down"):
-    for i, found in enumerate(getattr(mlp.experts, name)[...]):
+    for i, actual in enumerate(getattr(mlp.experts, name)[...]):
       wanted = tensors[f"layers.0.mlp.experts.{i}.{name}_proj.weight"].T
-      np.testing.assert_array_equal(found, wanted)
+      np.testing.assert_array_equal(actual, wanted)
     wanted = tensors[f"layers.0.mlp.shared_expert.{name}_proj.weight"]
     np.testing.assert_array_equal(getattr(mlp.shared, name)[...], wanted)
 
@@ -325,8 +325,8 @@ def test_experts_are_dealt_out_where_devices_would_have_narrow_ones():
   rules = sharding.tensor_parallel(("model",))
   assert 12 in shape.even_sizes()  # of the expert that is every token's
   for devices, by, axes in ((1, "width", ()), (2, "expert", ("model",))):
-    found, own = shape.cut(rules, devices)
-    assert (own.experts, found.config.expert_axes) == (by, axes)
+    actual, own = shape.cut(rules, devices)
+    assert (own.experts, actual.config.expert_axes) == (by, axes)
   with pytest.raises(ValueError, match="6 experts of width 20 cannot be cut"):
     shape.cut(rules, 8)
 
@@ -334,9 +334,9 @@ def test_experts_are_dealt_out_where_devices_would_have_narrow_ones():
 def test_a_latent_is_repeated_for_every_device():
   shape = shape_of("deepseek", vocab_size=120)
   assert 1 not in shape.even_sizes()
-  found, _ = shape.cut(sharding.tensor_parallel(("model",)), 2)
-  assert found.config.layer.num_kv_heads == 2
-  assert found.config.layer.layer(0).attention.num_kv_heads == 2
+  actual, _ = shape.cut(sharding.tensor_parallel(("model",)), 2)
+  assert actual.config.layer.num_kv_heads == 2
+  assert actual.config.layer.layer(0).attention.num_kv_heads == 2
 
 
 def test_a_head_of_another_shape_is_refused_by_name(dense):
@@ -440,11 +440,11 @@ def test_a_head_alone_is_the_one_in_its_targets_files(dense, tmp_path):
   network, inside = loaded(path)
   read = lambda: checkpoints.load_head(str(alone), network, dtype=jnp.float32)
   assert head_checkpoints.is_head(str(alone))
-  found = read()
-  assert found.shape == inside.shape
+  actual = read()
+  assert actual.shape == inside.shape
   jax.tree.map(
     np.testing.assert_array_equal,
-    nnx.state(found.module), nnx.state(inside.module),
+    nnx.state(actual.module), nnx.state(inside.module),
   )  # fmt: skip
   for changes, message in (
     ({"num_centroids": 4}, "settings that are not known: num_centroids"),

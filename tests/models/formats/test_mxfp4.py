@@ -32,9 +32,9 @@ def theirs(blocks, scales):
 def test_numbers_are_those_of_transformers():
   blocks, scales = packed(np.random.default_rng(0), 3, 6, 2)
   scales[0, 0] = 20, 230  # very small and very large ones
-  found = mxfp4.dequantised(blocks, scales)
-  assert found.shape == (3, 6, 64)
-  np.testing.assert_array_equal(found.swapaxes(1, 2), theirs(blocks, scales))
+  actual = mxfp4.dequantised(blocks, scales)
+  assert actual.shape == (3, 6, 64)
+  np.testing.assert_array_equal(actual.swapaxes(1, 2), theirs(blocks, scales))
   exact = np.zeros((1, 16), np.uint8)
   exact[0, :2] = 0x7F, 0xA1  # -6 and 6, then 0.5 and -1
   np.testing.assert_array_equal(
@@ -84,8 +84,8 @@ def test_a_gpt_oss_as_released_has_the_logits_of_its_numbers(tmp_path):
         getattr(others.mlp.experts, name)[...],
       )
   for module in (whole, kept):
-    found = references.module_logits(module)
-    assert references.relative_error(found, expected) < 1e-5
+    actual = references.module_logits(module)
+    assert references.relative_error(actual, expected) < 1e-5
   how["bits"] = 3
   file.write_text(json.dumps(saved | {"quantization_config": how}))
   with pytest.raises(ValueError, match="that are not known for mxfp4: bits"):

@@ -41,13 +41,13 @@ def written(tmp_path_factory):
 
 def linears(module):
   """Every projection, by the checkpoint's name of its weight."""
-  found = {}
+  results = {}
   for path, child in nnx.iter_modules(module):
     if isinstance(child, lowbits.LowLinear | lowbits.Linear):
       name = weights.locate((*path, "weight"), "llama")[0]
-      found[name if name.startswith("lm_head") else f"model.{name}"] = child
-  assert len(found) == 15
-  return found
+      results[name if name.startswith("lm_head") else f"model.{name}"] = child
+  assert len(results) == 15
+  return results
 
 
 def check_values(path, expected):
@@ -74,14 +74,14 @@ def test_blocks_of_eight_bits_are_those_of_transformers():
   tensor = lambda x, kind: weights.Tensor(
     name="", shape=x.shape, kind=kind, read=lambda index: x[index]
   )
-  found = block_fp8.in_blocks(
+  actual = block_fp8.in_blocks(
     tensor(numbers, "F8_E4M3"), tensor(scales, "F32"), [32, 32]
   )
   theirs = Fp8Dequantize(None)._dequantize_one(
     torch.tensor(numbers.view(np.uint8)).view(torch.float8_e4m3fn),
     torch.tensor(scales),
   )
-  np.testing.assert_array_equal(found.read(()), theirs.numpy())
+  np.testing.assert_array_equal(actual.read(()), theirs.numpy())
 
 
 @functools.partial(compiling.jit, static_argnums=0)
@@ -105,16 +105,16 @@ def test_a_format_holds_the_numbers_as_they_are_published(name, written):
   path, expected, form = written(name)
   with contextlib.ExitStack() as stack:
     source = huggingface.source(str(path), stack)
-    found, why = held.published(source, on_mesh=False)
-  assert str(found) == str(form)
+    actual, why = held.published(source, on_mesh=False)
+  assert str(actual) == str(form)
   assert bool(why) == (form is None)
   if form is None:
     return
-  module = huggingface.load(str(path), form=found)
+  module = huggingface.load(str(path), form=actual)
   for name, child in linears(module).items():
     if isinstance(child, lowbits.LowLinear):
       values, scales = child.weight[...], child.scales[...]
-      assert values.dtype == found.dtype
+      assert values.dtype == actual.dtype
       whole = np.asarray(values, np.float32) * np.repeat(
         scales, values.shape[1] // scales.shape[1], axis=1
       )
@@ -129,8 +129,8 @@ def test_what_is_held_says_what_the_dequantised_model_says(name, written):
   path, _, form = written(name)
   text, logits = greedy(huggingface.load(str(path)))
   kept = huggingface.load(str(path), form=precision.weights(form))
-  found, other = greedy(kept)
-  np.testing.assert_array_equal(found, text)
+  actual, other = greedy(kept)
+  np.testing.assert_array_equal(actual, text)
   assert references.relative_error(other, logits) < 1e-5
 
 
@@ -200,12 +200,12 @@ def test_experts_are_held_as_they_are_published(name, tmp_path):
       np.testing.assert_array_equal(getattr(others, name)[...], each)
       values = getattr(ours, name)[...]
       assert values.dtype == form.dtype
-      found = expert_forms.dequantised(
+      actual = expert_forms.dequantised(
         values, getattr(ours, f"{name}_scales")[...]
       )
-      np.testing.assert_array_equal(found, each)
-  (found, other), (text, logits) = greedy(kept), greedy(whole)
-  np.testing.assert_array_equal(found, text)
+      np.testing.assert_array_equal(actual, each)
+  (actual, other), (text, logits) = greedy(kept), greedy(whole)
+  np.testing.assert_array_equal(actual, text)
   assert references.relative_error(other, logits) < 1e-5
   mesh = jax.make_mesh(
     (1, 1), ("data", "model"), axis_types=(AxisType.Auto,) * 2
@@ -264,23 +264,23 @@ def test_a_head_reads_the_tables_that_its_target_holds(written, tmp_path):
     checkpoints.load_head(str(tmp_path), network, dtype=jnp.float32).module
     for network in (target, load())
   ]
-  own, table = heads[0], target.params["lm_head"]
-  assert own.lm_head.weight[...] is table["weight"][...]
-  assert own.lm_head.scales[...] is table["scales"][...]
+  head, table = heads[0], target.params["lm_head"]
+  assert head.lm_head.weight[...] is table["weight"][...]
+  assert head.lm_head.scales[...] is table["scales"][...]
   embedding = target.params["embed"]["embedding"][...]
-  assert own.embed.embedding[...] is embedding  # which is not in few bits
+  assert head.embed.embedding[...] is embedding  # which is not in few bits
   x = jnp.asarray(random((3, 64)), jnp.float32)
-  found, expected = (head.lm_head(x) for head in heads)
-  np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+  actual, expected = (head.lm_head(x) for head in heads)
+  np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_a_misread_word_zero_point_or_grid_is_seen(written, monkeypatch):
   """Interleaving left out, the one of v1 not added, scales transposed."""
-  in_turn = lambda numbers: numbers
+  identity = lambda numbers: numbers
   transposed = lambda scales: floats(scales).T
   floats = block_fp8.floats
   for name, module, part, mutant in (
-    ("awq", awq, "_in_order", in_turn),
+    ("awq", awq, "_in_order", identity),
     ("gptq-zero-points", gptq, "_ADDED", {"gptq": 0, "gptq_v2": 0}),
     ("fp8", block_fp8, "floats", transposed),
   ):

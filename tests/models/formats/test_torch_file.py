@@ -31,13 +31,13 @@ def test_tensors_are_those_that_torch_saved(tmp_path):
     "number": torch.tensor(2.5),
   }
   torch.save(saved, tmp_path / "x.pt")
-  found = read(tmp_path / "x.pt")
-  assert {n: k for n, (k, _) in found.items()} == {
+  actual = read(tmp_path / "x.pt")
+  assert {n: k for n, (k, _) in actual.items()} == {
     "half": "F16", "brain": "BF16", "part": "F32", "double": "F64",
     "ids": "I64", "flags": "BOOL", "number": "F32",
   }  # fmt: skip
   for name, tensor in saved.items():
-    np.testing.assert_array_equal(found[name][1], tensor.double().numpy())
+    np.testing.assert_array_equal(actual[name][1], tensor.double().numpy())
 
 
 class Hostile:

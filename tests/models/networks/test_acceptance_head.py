@@ -48,8 +48,8 @@ def test_it_is_residual_blocks_and_one_number(head):
   expected = x @ np.asarray(head.out.weight[...]).T + np.asarray(
     head.out.bias[...]
   )
-  found = head(*map(jnp.asarray, (hidden, top, confidence, temperature)))
-  np.testing.assert_allclose(found, expected[:, 0], rtol=1e-4)
+  actual = head(*map(jnp.asarray, (hidden, top, confidence, temperature)))
+  np.testing.assert_allclose(actual, expected[:, 0], rtol=1e-4)
 
 
 def test_what_is_saved_is_read_again(head, tmp_path):

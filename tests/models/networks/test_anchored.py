@@ -43,13 +43,13 @@ def test_a_block_is_the_one_that_would_be_drafted_there(words):
   )
   if words:
     module.target_ids = nnx.Variable(jnp.array(IDS))
-  found = jax.jit(
+  actual = jax.jit(
     lambda *batch: anchored.say(
       module, *batch, positions=jnp.asarray(POSITIONS),
       segments=jnp.asarray(SEGMENTS),
     )
   )(TOKENS, FEATURES, PLACES)  # fmt: skip
-  assert found.shape == (2, 4, DEPTH, words or V)
+  assert actual.shape == (2, 4, DEPTH, words or V)
   model, params = as_block_model(module)
   say = jax.jit(model.say)
   for row, some in enumerate(PLACES):
@@ -66,5 +66,5 @@ def test_a_block_is_the_one_that_would_be_drafted_there(words):
         others = np.delete(said, IDS, axis=1)
         assert (others == -np.inf).all()
         said = said[:, IDS]
-      np.testing.assert_allclose(found[row, i], said, rtol=1e-4, atol=1e-4)
+      np.testing.assert_allclose(actual[row, i], said, rtol=1e-4, atol=1e-4)
       assert np.ptp(said) > 0.1

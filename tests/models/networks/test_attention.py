@@ -35,8 +35,8 @@ def _slowly(q, keys, values, mask):
     seen = np.asarray(mask[row, place])
     scores = keys[row, head // groups, seen] @ q[row, place, head]
     weights = np.exp(scores / math.sqrt(q.shape[-1]))
-    found = values[row, head // groups, seen]
-    out[row, place, head] = weights @ found / weights.sum()
+    actual = values[row, head // groups, seen]
+    out[row, place, head] = weights @ actual / weights.sum()
   return out.reshape(*q.shape[:2], -1)
 
 

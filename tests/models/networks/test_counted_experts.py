@@ -74,9 +74,9 @@ def routed(network, fed, monkeypatch):
   chosen, call = [], Router.__call__
 
   def record(self, x):
-    found = call(self, x)
-    chosen.append(found[0])
-    return found
+    actual = call(self, x)
+    chosen.append(actual[0])
+    return actual
 
   @jax.jit
   def choose(tokens):
@@ -116,11 +116,11 @@ def test_a_state_sums_what_every_pass_touched_by_layer(mixed, monkeypatch):
   """The third row ends after a round, and takes no part in the later sums."""
   network, model, state, fed = mixed
   assert model.num_counted == 2
-  found = np.asarray(state.counters.num_experts)
-  np.testing.assert_array_equal(found, routed(network, fed, monkeypatch))
+  actual = np.asarray(state.counters.num_experts)
+  np.testing.assert_array_equal(actual, routed(network, fed, monkeypatch))
   assert state.counters.num_target_calls.tolist() == [3, 3, 1]
-  assert (found[:2] > 3 * K).all()  # more than one token's
-  assert (found[2] <= E).all()
+  assert (actual[:2] > 3 * K).all()  # more than one token's
+  assert (actual[2] <= E).all()
 
 
 def test_stacked_layers_that_take_turns_count_as_others_do(monkeypatch):
@@ -182,9 +182,9 @@ def test_a_mixture_beside_the_mlp_is_counted_too(monkeypatch):
   chosen, call = [], Router.__call__
 
   def record(self, x):
-    found = call(self, x)
-    jax.debug.callback(chosen.append, found[0])
-    return found
+    actual = call(self, x)
+    jax.debug.callback(chosen.append, actual[0])
+    return actual
 
   monkeypatch.setattr(Router, "__call__", record)
   output, _ = jax.jit(model.apply)(params, PROMPTS, model.init_cache(3, 8))

@@ -40,7 +40,7 @@ CONFIG = dict(
 
 
 def tensors_of(count=LAYERS):
-  found = {
+  actual = {
     "fc.weight": random(H, 3 * H), "hidden_norm.weight": 1 + random(H),
     "norm.weight": 1 + random(H),
   }  # fmt: skip
@@ -53,8 +53,8 @@ def tensors_of(count=LAYERS):
       "mlp.gate_proj": (MLP, H), "mlp.up_proj": (MLP, H),
       "mlp.down_proj": (H, MLP),
     }  # fmt: skip
-    found |= {f"layers.{i}.{k}.weight": random(*s) for k, s in shapes.items()}
-  return found
+    actual |= {f"layers.{i}.{k}.weight": random(*s) for k, s in shapes.items()}
+  return actual
 
 
 TENSORS = tensors_of()
@@ -96,11 +96,12 @@ def reference(features, newest, sees=lambda i, t, s: True):
   count = len(features)
   for i in range(LAYERS):
     of = lambda name, y, i=i: y @ TENSORS[f"layers.{i}.{name}.weight"].T
-    own = norm(x, f"layers.{i}.input_layernorm.weight")
-    read = np.concatenate([context, own])
+    normed = norm(x, f"layers.{i}.input_layernorm.weight")
+    read = np.concatenate([context, normed])
     heads = lambda y: y.reshape(len(y), -1, D)
     q = norm(
-      heads(of("self_attn.q_proj", own)), f"layers.{i}.self_attn.q_norm.weight"
+      heads(of("self_attn.q_proj", normed)),
+      f"layers.{i}.self_attn.q_norm.weight",
     )
     k = norm(
       heads(of("self_attn.k_proj", read)),
@@ -142,17 +143,17 @@ def test_a_block_is_the_formulas_by_published_names(head):
   cache = cache.replace(length=jnp.array([6, 4]))
   second, _ = say(params, newest, cache)
   for row, count in ((0, 6), (1, 4)):
-    for found, seen in ((first, 2), (second, count)):
+    for actual, seen in ((first, 2), (second, count)):
       expected = reference(features[row, :seen], int(newest[row, 0]))
-      np.testing.assert_allclose(found[row], expected, atol=2e-3, rtol=2e-3)
+      np.testing.assert_allclose(actual[row], expected, atol=2e-3, rtol=2e-3)
 
 
 def test_the_first_token_of_a_text_has_a_block_too(head):
   """Nothing was read: the block sees itself alone."""
   model, params = head.functions()
-  found, _ = model.say(params, jnp.array([[2]]), model.init_cache(1, 8))
+  actual, _ = model.say(params, jnp.array([[2]]), model.init_cache(1, 8))
   expected = reference(np.zeros((0, 3 * H)), 2)
-  np.testing.assert_allclose(found[0], expected, atol=2e-3, rtol=2e-3)
+  np.testing.assert_allclose(actual[0], expected, atol=2e-3, rtol=2e-3)
 
 
 def test_layers_that_no_file_names_are_spread_evenly(tmp_path):
@@ -163,8 +164,8 @@ def test_layers_that_no_file_names_are_spread_evenly(tmp_path):
     "dflash_config": {"mask_token_id": MASK},
   }  # fmt: skip
   target = dataclasses.replace(TARGET, num_layers=36)
-  found = head_checkpoints.shape(config, target)
-  assert found.features == (2, 10, 18, 26, 34)
+  actual = head_checkpoints.shape(config, target)
+  assert actual.features == (2, 10, 18, 26, 34)
 
 
 IDS = np.array([1, 4, 5, 9, 12])
@@ -189,13 +190,13 @@ def test_a_block_of_speculators_has_words_of_its_own(head, tmp_path):
   few = head_checkpoints.load(directory, TARGET)
   assert (few.kind, few.features) == (head.kind, head.features)
   model, params = few.functions()
-  found, _ = model.say(params, jnp.array([[2]]), model.init_cache(1, 8))
+  actual, _ = model.say(params, jnp.array([[2]]), model.init_cache(1, 8))
   hidden = np.linalg.lstsq(
     OUTPUT, reference(np.zeros((0, 3 * H)), 2).T, rcond=None
   )[0].T  # what the target's rows were multiplied with
   expected = np.full((BLOCK - 1, V), -np.inf)
   expected[:, IDS] = hidden @ WORDS["lm_head.weight"].T
-  np.testing.assert_allclose(found[0], expected, atol=2e-3, rtol=2e-3)
+  np.testing.assert_allclose(actual[0], expected, atol=2e-3, rtol=2e-3)
 
 
 def test_a_block_of_speculators_may_say_everything(head, tmp_path):
@@ -303,9 +304,9 @@ def test_layers_with_a_window_see_what_their_format_means(form, tmp_path):
 
   read, say = jax.jit(model.read), jax.jit(model.say)
   cache = read(params, features, model.init_cache(1, 16))
-  found, _ = say(params, jnp.array([[3]]), cache)
+  actual, _ = say(params, jnp.array([[3]]), cache)
   expected = reference(features[0], 3, sees)
-  np.testing.assert_allclose(found[0], expected, atol=2e-3, rtol=2e-3)
+  np.testing.assert_allclose(actual[0], expected, atol=2e-3, rtol=2e-3)
   assert np.abs(reference(features[0], 3) - expected).max() > 0.05
 
 

@@ -182,10 +182,10 @@ def errors(*, chain=False, more=0):
       count[row], slow[row] = len(path), after[last]
     held = keep(held, length, paths)
     length = length + count
-  settled = recurrent.settled(held, length, 1)
-  assert settled is not None
+  folded = recurrent.folded(held, length, 1)
+  assert folded is not None
   states = np.stack([s.states for s in slow])
-  return worst, float(np.abs(settled.layers[0].state - states).max())
+  return worst, float(np.abs(folded.layers[0].state - states).max())
 
 
 @pytest.mark.parametrize(
@@ -253,9 +253,9 @@ def test_systems_are_inverted_as_exactly_as_they_are_substituted(keys):
   whole = np.eye(fed) + system.astype(np.float64)
   expected = np.linalg.inv(whole)
   # Backwards stable: the inverse of a system that is off by rounding alone.
-  found = np.asarray(gated_delta._inverse(jnp.asarray(system)), np.float64)
-  assert np.abs(found - expected).max() < 3e-6 * np.abs(expected).max()
-  assert np.abs(whole @ found - np.eye(fed)).max() < 1e-5
+  actual = np.asarray(gated_delta._inverse(jnp.asarray(system)), np.float64)
+  assert np.abs(actual - expected).max() < 3e-6 * np.abs(expected).max()
+  assert np.abs(whole @ actual - np.eye(fed)).max() < 1e-5
 
 
 def gates_of_all_before(tree, gates):
@@ -265,9 +265,9 @@ def gates_of_all_before(tree, gates):
 
 def siblings_convolved(above):
   def wrong(sees, kernel, cache):
-    found = above(sees, kernel, cache)
+    actual = above(sees, kernel, cache)
     taps = jnp.arange(NODES)[:, None] + jnp.arange(kernel)
-    return dataclasses.replace(found, taps=taps[None])
+    return dataclasses.replace(actual, taps=taps[None])
 
   return wrong
 
@@ -320,16 +320,16 @@ def test_numbers_that_are_none_reach_those_below_them_alone():
     held, np.array([0]), np.array([path])
   )
   said, held = look(params, empty, np.array([0]), x, tree)
-  found, other = look(params, empty, np.array([0]), broken, tree)
-  np.testing.assert_array_equal(found[0, [0, 2]], said[0, [0, 2]])
-  assert np.isnan(found[0, [1, 3]]).all()
+  actual, other = look(params, empty, np.array([0]), broken, tree)
+  np.testing.assert_array_equal(actual[0, [0, 2]], said[0, [0, 2]])
+  assert np.isnan(actual[0, [1, 3]]).all()
   expected, _ = look(params, keep(held, 0, 2), np.array([2]), x, tree)
-  found, _ = look(params, keep(other, 0, 2), np.array([2]), x, tree)
-  np.testing.assert_array_equal(found, expected)
-  found, _ = look(params, keep(other, 0, 1), np.array([2]), x, tree)
-  assert np.isnan(found).all()  # it was committed
-  found, _ = look(params, held, np.array([-1]), x, tree)
-  assert np.isnan(found).all()  # nobody goes back that far
+  actual, _ = look(params, keep(other, 0, 2), np.array([2]), x, tree)
+  np.testing.assert_array_equal(actual, expected)
+  actual, _ = look(params, keep(other, 0, 1), np.array([2]), x, tree)
+  assert np.isnan(actual).all()  # it was committed
+  actual, _ = look(params, held, np.array([-1]), x, tree)
+  assert np.isnan(actual).all()  # nobody goes back that far
 
 
 def test_masks_over_more_than_a_pass_are_refused():

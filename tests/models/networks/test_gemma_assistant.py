@@ -212,9 +212,9 @@ def test_what_is_not_seen_changes_nothing_and_nan_is_of_its_row(ordered):
     tokens, case.hidden[:, None],
     case.cache.replace(keys=keys, length=length), positions,
   )  # fmt: skip
-  for found, whole in ((logits, expected[0]), (hidden, expected[1])):
-    assert np.isnan(found[1]).all()
-    np.testing.assert_array_equal(found[::2], whole[::2])
+  for actual, whole in ((logits, expected[0]), (hidden, expected[1])):
+    assert np.isnan(actual[1]).all()
+    np.testing.assert_array_equal(actual[::2], whole[::2])
 
 
 def test_an_idle_row_reads_nothing(ordered):
@@ -230,43 +230,15 @@ def test_an_idle_row_reads_nothing(ordered):
   np.testing.assert_array_equal(logits[1:], whole[1:])
 
 
-def test_a_stacked_cache_is_read_as_one_of_many_arrays(ordered):
-  """Layers that are stacked have heads and channels alike."""
-  case, _ = ordered
-  spec = dataclasses.replace(
-    case.head.module.config.layers.layer(0).attention, source=1
-  )
-  whole = dataclasses.replace(spec, window=None, source=2)
-  layer = case.head.module.config.layers.layer(0)
-  layers = gemma_assistant.ReadingLayers.of_layers(
-    [dataclasses.replace(layer, attention=a) for a in (spec, whole)],
-    vocab_size=96, embed_dim=24, max_positions=64,
-  )  # fmt: skip
-  module = gemma_assistant.Assistant(
-    gemma_assistant.AssistantConfig(layers=layers, num_features=32),
-    dtype=jnp.float64, rngs=nnx.Rngs(0),
-  )  # fmt: skip
-  model, params = gemma_assistant.as_cache_reader(module)
-  rng = np.random.default_rng(0)
-  keys, values = rng.standard_normal((2, 3, 3, 2, SLOTS, 8))
-  length = jnp.asarray(LENGTHS - 1)
-  hidden = jnp.asarray(rng.standard_normal((3, 1, 32)))
-
-  @references.jit
-  def both(params, keys, values):
-    apart = case.cache.replace(
-      keys=tuple(keys), values=tuple(values), length=length
-    )
-    stacked = apart.replace(keys=(keys,), values=(values,))
-    ask = lambda cache: model.apply(
-      params, jnp.asarray(TOKENS[:, :1]), hidden, cache,
-      positions=length[:, None],
+def test_a_stacked_cache_is_refused(ordered):
+  """A stacked target's, whose one array has all layers."""
+  case, run = ordered
+  stacked = case.cache.replace(keys=(case.cache.keys[0][None],))
+  with pytest.raises(ValueError, match="no stacked cache"):
+    run(
+      jnp.asarray(TOKENS[:, :1]), case.hidden[:, None], stacked,
+      jnp.asarray(LENGTHS)[:, None],
     )  # fmt: skip
-    return ask(apart), ask(stacked)
-
-  apart, stacked = both(params, jnp.asarray(keys), jnp.asarray(values))
-  for ours, theirs in zip(stacked, apart, strict=True):
-    assert references.relative_error(ours, theirs) < 1e-12
 
 
 def of_random(module, seed):

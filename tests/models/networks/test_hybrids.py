@@ -77,7 +77,9 @@ def random(module):
   return nnx.merge(graphdef, state)
 
 
-def decoder_of(tree, rule, *, siblings="iid", scanned=True, again=2, **options):
+def decoder_of(
+  tree, rule, *, siblings="iid", scanned=True, num_refed=2, **options
+):
   model, params = as_language_model(hybrid())
   if scanned:
     model = stacked.as_language_model(hybrid().config, dtype=jnp.float64)
@@ -85,7 +87,7 @@ def decoder_of(tree, rule, *, siblings="iid", scanned=True, again=2, **options):
   drafter = drafters.model(
     toys.table_model(VOCAB), tree=tree, siblings=siblings, vocab_size=VOCAB
   )
-  drafter = dataclasses.replace(drafter, again=again)
+  drafter = dataclasses.replace(drafter, num_refed=num_refed)
   decoder = specjax.make_decoder(model, drafter=drafter, rule=rule, **options)
   params = specjax.Params(target=params, draft=jnp.asarray(DRAFT, jnp.float64))
   return decoder, params
@@ -214,7 +216,7 @@ def test_ragged_rows_are_read_refilled_and_go_on(monkeypatch, tree, scanned):
   monkeypatch.setattr(gated_delta, "_PIECE", 3)  # of those
   decoder, params = decoder_of(
     tree, "token" if tree.is_chain else "recursive", scanned=scanned,
-    with_log_probs=True, again=4,
+    with_log_probs=True, num_refed=4,
   )  # fmt: skip
   prompts = np.random.default_rng(0).integers(0, VOCAB, (ROWS, 11))
 

@@ -40,7 +40,7 @@ def test_a_slot_is_stored_by_the_formats_definition_and_apart(kind):
   rows[1, 1, 2, 4] = np.nan
   rows[1, 0, 0, 0] = np.inf
   like = low_cache.zeros((2, 2, 5, 8), jnp.float32, kind)
-  found, stored = cache_lib.as_stored(jnp.asarray(rows), like)
+  actual, stored = cache_lib.as_stored(jnp.asarray(rows), like)
   assert stored.values.dtype == low_cache.KINDS[kind][0]
   largest = np.abs(rows).max(-1, keepdims=True)
   scales = largest / np.float32({"int8": 127, "fp8": 448}[kind])
@@ -53,9 +53,9 @@ def test_a_slot_is_stored_by_the_formats_definition_and_apart(kind):
   expected = np.round(values) if kind == "int8" else values
   assert whole.sum() == 10
   np.testing.assert_allclose(
-    found[whole], expected[whole] * scales[whole], rtol=1e-6
+    actual[whole], expected[whole] * scales[whole], rtol=1e-6
   )
-  assert np.isnan(found)[~whole].all()
+  assert np.isnan(actual)[~whole].all()
 
 
 def model_of(kind, is_stacked, config=CONFIG):
@@ -120,8 +120,8 @@ def test_a_tree_pass_says_what_passes_over_its_paths_say(
       texts[len(lengths), : len(text)] = text
       lengths.append(len(text))
       expected.append(logits[row, path[-1]] if path else last[row])
-  found = jit(one_by_one)(params, texts, np.array(lengths))
-  np.testing.assert_allclose(found, expected, rtol=0, atol=2e-6)
+  actual = jit(one_by_one)(params, texts, np.array(lengths))
+  np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("is_stacked", [False, True])
@@ -136,12 +136,12 @@ def test_one_row_is_copied_read_and_written_where_it_stands(is_stacked):
   whole = read(buffer, start)
   np.testing.assert_array_equal(whole, low_cache.load(stored))
   one = cache_lib.row_of(buffer, jnp.int32(2))
-  found = read(one, jnp.array([4]))
-  np.testing.assert_array_equal(found[..., 0, :, :, :], whole[..., 2, :, :, :])
+  actual = read(one, jnp.array([4]))
+  np.testing.assert_array_equal(actual[..., 0, :, :, :], whole[..., 2, :, :, :])
   part = jax.tree.map(lambda x: x[..., 1:2, :, :, :], stored)
   one = cache_lib.write_rows(one, part, jnp.array([0]))
-  found = read(one, jnp.array([0]))
-  np.testing.assert_array_equal(found[..., 0, :, :, :], whole[..., 1, :, :, :])
+  actual = read(one, jnp.array([0]))
+  np.testing.assert_array_equal(actual[..., 0, :, :, :], whole[..., 1, :, :, :])
 
 
 def test_an_unknown_form_is_refused():

@@ -61,5 +61,5 @@ def test_blockwise_outputs_share_a_projection():
   out = np.maximum(hidden, 0) @ array(module.out.weight).T
   out = (out + array(module.out.bias)).reshape(3, 3, 8)
   expected = (X[:, None] + out) @ array(module.lm_head.weight).T
-  found = marginals.apply(params, jnp.asarray(X))
-  np.testing.assert_allclose(found, expected, rtol=2e-4, atol=1e-3)
+  actual = marginals.apply(params, jnp.asarray(X))
+  np.testing.assert_allclose(actual, expected, rtol=2e-4, atol=1e-3)

@@ -204,8 +204,8 @@ def run(module, x):
   return np.asarray(_run(*nnx.split(module), jnp.asarray(x)))
 
 
-def error(found, expected) -> float:
-  return np.abs(found - expected).max() / np.abs(expected).max()
+def error(actual, expected) -> float:
+  return np.abs(actual - expected).max() / np.abs(expected).max()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -308,8 +308,8 @@ def test_experts_one_by_one_give_a_token_the_same_bits_in_any_pass(dtype):
   chosen, weights = module.router(jnp.asarray(x))
   whole = np.asarray(_experts(module, x, chosen, weights))
   for part in (slice(7, 8), slice(0, 3)):
-    own = _experts(module, x[part], chosen[part], weights[part])
-    assert same_bits(np.asarray(own), whole[part])
+    of_tokens = _experts(module, x[part], chosen[part], weights[part])
+    assert same_bits(np.asarray(of_tokens), whole[part])
 
 
 def _experts(module, x, chosen, weights):
@@ -334,16 +334,16 @@ def test_a_pass_counts_the_experts_it_touched():
 
 def test_the_forms_have_the_same_gradients():
   weights, mixture, x, _ = pair("qwen2")
-  found = []
+  results = []
   for form in expert_forms.FORMS:
     graph, state = nnx.split(ours(weights, mixture, jnp.float32, form))
     loss = lambda state, x, graph=graph: jnp.sum(
       nnx.merge(graph, state)(x) ** 2
     )
     grads = jax.jit(jax.grad(loss, (0, 1)))(state, jnp.asarray(x, jnp.float32))
-    found.append(jax.tree.leaves(grads))
-  for other in found[1:]:
-    for a, b in zip(found[0], other, strict=True):
+    results.append(jax.tree.leaves(grads))
+  for other in results[1:]:
+    for a, b in zip(results[0], other, strict=True):
       assert error(np.asarray(b), np.asarray(a)) < 1e-4
 
 
@@ -371,9 +371,9 @@ def test_another_input_may_be_what_the_router_reads():
   other = jnp.flip(x, 0)
   chosen, weights = module.router(other.reshape(-1, D))
   expected = module.experts(x.reshape(-1, D), chosen, weights)
-  found = module(x, routed_by=other)
-  np.testing.assert_array_equal(found.reshape(-1, D), expected)
-  assert error(np.asarray(module(x)), np.asarray(found)) > 0.1
+  actual = module(x, routed_by=other)
+  np.testing.assert_array_equal(actual.reshape(-1, D), expected)
+  assert error(np.asarray(module(x)), np.asarray(actual)) > 0.1
 
 
 ROOT = pathlib.Path(__file__).parents[3]
@@ -447,14 +447,14 @@ def test_how_experts_are_cut():
   of = lambda count, width: dataclasses.replace(
     Mixture(**SIZES), num_experts=count, num_chosen=1, expert_dim=width
   )
-  found = {
+  actual = {
     name: [cut_by(of(*sizes), devices) for devices in (1, 2, 8)]
     for name, sizes in {
       "Qwen3-30B-A3B": (128, 768), "Mixtral": (8, 14336), "gpt-oss": (32, 2880),
       "odd": (9, 24),
     }.items()
   }  # fmt: skip
-  assert found == {
+  assert actual == {
     "Qwen3-30B-A3B": ["width", "width", "expert"],
     "Mixtral": ["width", "width", "width"],
     "gpt-oss": ["width", "expert", "expert"],

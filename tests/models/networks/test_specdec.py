@@ -70,7 +70,7 @@ def test_a_revealed_token_takes_the_place_of_its_mask(module):
   memory = module.encode(INPUTS)
   shown = np.array([[True, False, False, False]] * 2)
   revealed = RNG.integers(2, t5s.VOCAB, (2, 4))
-  found = module(TOKENS, LENGTH, memory, revealed=revealed, shown=shown)
+  actual = module(TOKENS, LENGTH, memory, revealed=revealed, shown=shown)
   longer = TOKENS.copy()
   longer[np.arange(2), LENGTH] = revealed[:, 0]
   # The same text, read one token further: later masks stand one to the left.
@@ -86,7 +86,7 @@ def test_a_revealed_token_takes_the_place_of_its_mask(module):
   nnx.update(few.t5, nnx.state(module.t5))
   few.mask = nnx.Param(jnp.asarray(mask[1:]))
   expected = few(longer, LENGTH + 1, memory)
-  np.testing.assert_allclose(found[:, 1:], expected, atol=1e-4)
+  np.testing.assert_allclose(actual[:, 1:], expected, atol=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -104,22 +104,22 @@ def test_layers_add_up_in_the_dtype_of_a_t5(monkeypatch, dtype, wide):
   config = BlockConfig(t5=CONFIG, num_masks=4)
   small = BlockDrafter(config, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(0))
   model, params = specdec.as_block_model(small)
-  found = jax.eval_shape(
+  actual = jax.eval_shape(
     lambda p: model.say(p, TOKENS, LENGTH, model.encode(p, INPUTS)), params
   )
   assert seen == {wide}
-  assert found.dtype == jnp.float32
+  assert actual.dtype == jnp.float32
 
 
 def test_a_saved_drafter_is_read_back_and_is_no_model_of_another_kind(
   module, run, tmp_path
 ):
   specdec.save(module, tmp_path)
-  found = specdec.load(str(tmp_path))
-  assert found.config == module.config
+  loaded = specdec.load(str(tmp_path))
+  assert loaded.config == module.config
   assert specdec.is_block(tmp_path)
   np.testing.assert_array_equal(
-    run(TOKENS, LENGTH, found.params), run(TOKENS, LENGTH)
+    run(TOKENS, LENGTH, loaded.params), run(TOKENS, LENGTH)
   )
   with pytest.raises(ValueError, match="t5_block"):
     checkpoints.load(str(tmp_path), dtype=None, mesh=None, sharding=None)

@@ -165,9 +165,9 @@ def test_skipped_layers_are_the_same_ones(skipped):
 def test_abstract_params_are_those_of_a_stacked_module(variant):
   config = TransformerConfig(**SMALL | VARIANTS[variant])
   params = stacked.stack(Transformer(config, rngs=nnx.Rngs(0)))
-  found = stacked.abstract_params(config, dtype=jnp.float32)
+  actual = stacked.abstract_params(config, dtype=jnp.float32)
   described = lambda x: (x.shape, x.dtype)
-  assert jax.tree.map(described, params) == jax.tree.map(described, found)
+  assert jax.tree.map(described, params) == jax.tree.map(described, actual)
 
 
 @pytest.mark.parametrize("shape", ["chain", "tree"])

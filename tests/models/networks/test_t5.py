@@ -29,15 +29,15 @@ def pair(request, tmp_path_factory):
   settings, untied = t5s.MODELS[request.param]
   folder = tmp_path_factory.mktemp("t5")
   folder, theirs = t5s.save(folder, untied=untied, **settings)
-  found = checkpoints.load(
+  loaded = checkpoints.load(
     str(folder), dtype=jnp.float32, mesh=None, sharding=None
   )
-  return found, theirs
+  return loaded, theirs
 
 
 def test_logits_are_transformers_fed_whole_in_pieces_and_as_a_tree(pair):
-  found, theirs = pair
-  model = found.whole()
+  actual, theirs = pair
+  model = actual.whole()
   expected = t5s.logits(theirs, INPUTS, LENGTHS, TOKENS)
   # Node n of the tree is the true next token n + 1, but 2 and 4, which are
   # siblings of true ones: nobody else sees them.
@@ -70,7 +70,7 @@ def test_logits_are_transformers_fed_whole_in_pieces_and_as_a_tree(pair):
 
   inputs = Inputs(tokens=jnp.asarray(INPUTS), lengths=jnp.asarray(LENGTHS))
   whole, first, more, nodes, one, side = (
-    x.logits for x in run(found.params, inputs, TOKENS)
+    x.logits for x in run(actual.params, inputs, TOKENS)
   )
   for ours, those in (
     (whole, expected),
@@ -96,7 +96,7 @@ def decoded(tmp_path_factory):
 
 
 def greedy(theirs, inputs, prompt, length):
-  """What transformers' generate makes of one row."""
+  """Completion of one row by transformers' generate."""
   made = theirs.generate(
     input_ids=torch.tensor(inputs[None]),
     attention_mask=torch.ones(1, len(inputs), dtype=torch.long),
@@ -132,7 +132,7 @@ def test_ragged_greedy_completions_and_refills_are_those_of_generate(decoded):
   prompts = TOKENS[:, :5]
   lengths = np.array([1, 5, 3], np.int32)
   budgets = np.array([4, 12, 12], np.int32)
-  own = np.array([5, 40, 9])
+  widths = np.array([5, 40, 9])
   greedily = lambda n: make_sampling(n, temperature=0.0)
 
   @jax.jit
@@ -140,7 +140,7 @@ def test_ragged_greedy_completions_and_refills_are_those_of_generate(decoded):
     state = decoder.init(
       params, prompts, lengths, jax.random.key(0), buffer_length=20,
       max_new_tokens=budgets, stop_tokens=(1,), sampling=greedily(3),
-      inputs=Inputs(tokens=jnp.asarray(INPUTS), lengths=jnp.asarray(own)),
+      inputs=Inputs(tokens=jnp.asarray(INPUTS), lengths=jnp.asarray(widths)),
     )  # fmt: skip
     state = decoder.steps(params, state, 100, num_idle=1)
     row = jnp.argmax(state.done)
@@ -161,7 +161,10 @@ def test_ragged_greedy_completions_and_refills_are_those_of_generate(decoded):
   assert int(state.counters.num_accepted.sum()) > 0  # something was drafted
   for r in range(3):
     expected = greedy(
-      theirs, INPUTS[r][: own[r]], prompts[r][: lengths[r]], budgets[r]
+      theirs,
+      INPUTS[r][: widths[r]],
+      prompts[r][: lengths[r]],
+      budgets[r],
     )
     at = before if r == int(row) else state
     np.testing.assert_array_equal(text(at, r), expected)
@@ -199,25 +202,25 @@ def test_padding_of_inputs_and_broken_rows_change_no_other_row(decoded):
   params = jax.tree.map(lambda x: x, params)
   broken = params["embed"]["embedding"][...].at[3].set(jnp.nan)
   params["embed"]["embedding"] = params["embed"]["embedding"].replace(broken)
-  own, width = np.array([5, 12, 9]), 16
+  widths, width = np.array([5, 12, 9]), 16
   inputs = np.where(INPUTS == 3, 4, INPUTS)[:, :width]
   tokens = np.where(TOKENS == 3, 4, TOKENS)[:, :6]
 
   @jax.jit
   def run(inputs, tokens):
-    inputs = Inputs(tokens=inputs, lengths=jnp.asarray(own))
+    inputs = Inputs(tokens=inputs, lengths=jnp.asarray(widths))
     cache = model.new_cache(params, 3, 8, inputs)
     return model.apply(params, tokens, cache)[0].logits
 
   logits_of_rest = lambda x: np.asarray(x)[..., 4:]  # that of token 3 is NaN
   plain = logits_of_rest(run(inputs, tokens))
   assert np.isfinite(plain).all()
-  padded = np.where(np.arange(width) < own[:, None], inputs, 3)
+  padded = np.where(np.arange(width) < widths[:, None], inputs, 3)
   np.testing.assert_array_equal(logits_of_rest(run(padded, tokens)), plain)
   inputs[1, 2] = 3
-  found = logits_of_rest(run(inputs, tokens))
-  assert np.isnan(found[1]).all()
-  np.testing.assert_array_equal(found[[0, 2]], plain[[0, 2]])
+  actual = logits_of_rest(run(inputs, tokens))
+  assert np.isnan(actual[1]).all()
+  np.testing.assert_array_equal(actual[[0, 2]], plain[[0, 2]])
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -233,10 +236,10 @@ def test_a_float16_model_does_not_overflow_where_layers_add_up(tmp_path):
   folder, _ = t5s.save(tmp_path, feed_forward_proj="gated-gelu")
   t5s.edit_tensors(folder, "DenseReluDense.wo", lambda x: 1e5 * x)
   theirs = t5s.read(folder)
-  found = checkpoints.load(
+  loaded = checkpoints.load(
     str(folder), dtype=jnp.float16, mesh=None, sharding=None
   )
-  model = found.whole()
+  model = loaded.whole()
   inputs = Inputs(tokens=jnp.asarray(INPUTS), lengths=jnp.asarray(LENGTHS))
 
   @jax.jit
@@ -246,7 +249,7 @@ def test_a_float16_model_does_not_overflow_where_layers_add_up(tmp_path):
     ].logits
 
   expected = t5s.logits(theirs, INPUTS, LENGTHS, TOKENS)
-  assert t5s.relative_error(run(found.params), expected) < 0.05
+  assert t5s.relative_error(run(loaded.params), expected) < 0.05
 
 
 def test_files_that_are_not_of_the_model_are_named(tmp_path):

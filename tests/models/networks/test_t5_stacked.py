@@ -50,7 +50,7 @@ def both(variant, dtype=jnp.float32):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_logits_memory_and_cache_are_the_same(variant):
   """Fed in two parts, rolled back between them, the second one a tree."""
-  found = []
+  results = []
   for model, params in both(variant):
 
     @jax.jit
@@ -63,8 +63,8 @@ def test_logits_memory_and_cache_are_the_same(variant):
         positions=cache.length[:, None] + FORK.depth,
       )  # fmt: skip
 
-    found.append(run(params))
-  (plain, cache), (stacked, other) = found
+    results.append(run(params))
+  (plain, cache), (stacked, other) = results
   np.testing.assert_allclose(stacked.logits, plain.logits, atol=1e-5)
   assert np.abs(plain.logits).max() > 0.1
   for ours, theirs in (
@@ -83,9 +83,9 @@ def test_abstract_params_are_those_of_a_stacked_module(dtype):
   config = T5Config(**SMALL | VARIANTS["1.1"])
   dtype = jnp.dtype(dtype)
   params = t5_stacked.stack(t5.T5(config, dtype=dtype, rngs=nnx.Rngs(0)))
-  found = t5_stacked.abstract_params(config, dtype=dtype)
+  actual = t5_stacked.abstract_params(config, dtype=dtype)
   described = lambda x: (x.shape, x.dtype)
-  assert jax.tree.map(described, params) == jax.tree.map(described, found)
+  assert jax.tree.map(described, params) == jax.tree.map(described, actual)
   assert params["layers"]["encoder"]["mlp"]["up"]["weight"].shape[0] == 2
 
 

@@ -113,9 +113,9 @@ def path_to(node):
   return [*path_to(PARENTS[node]), node] if node >= 0 else []
 
 
-def assert_close(found, expected):
+def assert_close(actual, expected):
   np.testing.assert_allclose(
-    found, expected, rtol=0, atol=1e-5 * np.abs(expected).max()
+    actual, expected, rtol=0, atol=1e-5 * np.abs(expected).max()
   )
 
 
@@ -134,8 +134,8 @@ def test_forward_without_a_cache_equals_the_cached_one(name):
     outputs.append(output)
   np.testing.assert_array_equal(cache.length, [12, 12])
   for field in ("logits", "features"):
-    found = np.concatenate([getattr(o, field) for o in outputs], axis=1)
-    assert_close(found, getattr(expected, field))
+    actual = np.concatenate([getattr(o, field) for o in outputs], axis=1)
+    assert_close(actual, getattr(expected, field))
 
 
 @pytest.mark.gpu
@@ -196,10 +196,10 @@ def test_every_tree_node_sees_its_own_path_only(name, pieces):
 
 def test_windows_of_the_test_hide_something():
   wide = make_module(dataclasses.replace(CONFIGS["windows"], windows=None))
-  found = make_forward(wide)(TOKENS).logits
+  built = make_forward(wide)(TOKENS).logits
   expected = named_forward("windows")(TOKENS).logits
-  assert_close(found[:, :3], expected[:, :3])
-  assert np.abs(found - expected)[:, 3:].max(axis=-1).min() > 1e-2
+  assert_close(built[:, :3], expected[:, :3])
+  assert np.abs(built - expected)[:, 3:].max(axis=-1).min() > 1e-2
 
 
 @pytest.mark.parametrize("name", ["llama", "windows"])
@@ -402,15 +402,16 @@ def test_a_prompt_is_read_where_its_row_stands(is_stacked):
       )
     )(padded, np.array([len(whole)]))  # fmt: skip
     assert after.length.tolist() == [int(state.length[0]), len(whole)]
-    for found, kept in zip(
+    for actual, kept in zip(
       after.target_cache.keys, state.target_cache.keys, strict=True
     ):
       np.testing.assert_array_equal(
-        found[..., 0, :, :20, :], kept[..., 0, :, :20, :]
+        actual[..., 0, :, :20, :], kept[..., 0, :, :20, :]
       )
-    found, expected = generate(both, after), generate(both, alone)
+    actual, expected = generate(both, after), generate(both, alone)
     np.testing.assert_array_equal(
-      found.tokens[1, : found.length[1]], expected.tokens[0, : found.length[1]]
+      actual.tokens[1, : actual.length[1]],
+      expected.tokens[0, : actual.length[1]],
     )
 
 
@@ -426,10 +427,10 @@ def test_a_broken_slot_is_felt_by_those_who_see_it_and_nobody_else(
   mask[0, 0, 3] = False
   expected = attend(q, keys, values, mask)
   {"key": keys, "value": values}[broken][:, :, 3, 1] = what
-  found = attend(q, *cache_lib.contain(keys, values), mask)
-  np.testing.assert_allclose(found[:, 0], expected[:, 0], rtol=1e-6)
+  actual = attend(q, *cache_lib.contain(keys, values), mask)
+  np.testing.assert_allclose(actual[:, 0], expected[:, 0], rtol=1e-6)
   # An infinite key of the right sign only says not to look there.
-  lost = np.isnan(found[:, 1]).reshape(4, 3)
+  lost = np.isnan(actual[:, 1]).reshape(4, 3)
   assert lost.all() if broken == "value" or np.isnan(what) else lost.any()
 
 

@@ -82,7 +82,7 @@ def test_step_j_at_place_t_is_what_drafting_j_tokens_from_t_says(x64, name):
       )
     )  # fmt: skip
 
-  found = both_at_once(params)
+  actual = both_at_once(params)
   model, _ = eagle.as_feature_model(module)
   read = jax.jit(model.apply)
   compared = 0
@@ -98,14 +98,14 @@ def test_step_j_at_place_t_is_what_drafting_j_tokens_from_t_says(x64, name):
         given = state[:, : place + 1] if step == 0 else state
         logits, state, cache = read(params, fed, given, cache)
         state = state[:, -1:]
-        ours = found[step][0][row, first + place]
+        ours = actual[step][0][row, first + place]
         theirs = np.asarray(logits[0, -1])
         np.testing.assert_allclose(
           ours, theirs[list(ids)], rtol=1e-4, atol=1e-4
         )
         assert np.ptp(ours) > 0.1
         np.testing.assert_allclose(
-          found[step][1][row, first + place], state[0, 0], rtol=1e-4, atol=1e-4
+          actual[step][1][row, first + place], state[0, 0], rtol=1e-4, atol=1e-4
         )
         compared += 1
   assert compared == 39

@@ -37,7 +37,7 @@ SMALL = TransformerConfig(
 def copies_here(drafts: str) -> int:
   """Copies of a whole cache in a round, as this machine's compiler has it."""
   target, params = as_language_model(Transformer(SMALL, rngs=nnx.Rngs(0)))
-  draft, own = as_language_model(
+  draft, draft_params = as_language_model(
     Transformer(SMALL, rngs=nnx.Rngs(1)),
     skipped=SkippedLayers() if drafts == "model" else SkippedLayers(mlp=(0,)),
   )
@@ -46,21 +46,23 @@ def copies_here(drafts: str) -> int:
     policy=policies.get("survival"),
   )  # fmt: skip
   decoder = specjax.make_decoder(target, drafter=drafter)
-  found = compilation.compile_both(
+  actual = compilation.compile_both(
     decoder,
     lambda params, *rest: decoder.init(
       params, *rest, buffer_length=LENGTH, max_new_tokens=8
     ),
     (
-      specjax.Params(target=params, draft=own if drafts == "model" else None),
+      specjax.Params(
+        target=params, draft=draft_params if drafts == "model" else None
+      ),
       jnp.zeros((ROWS, 4), jnp.int32),
       jnp.full(ROWS, 4),
       random.row_keys(jax.random.key(0), jnp.arange(ROWS)),
     ),
   )
   whole = {("f32", (ROWS, 2, LENGTH + LEVELS + 1, 8))}
-  assert found.state.target_cache.keys[0].shape == (*next(iter(whole))[1],)
-  return hlo.copies(hlo.parse(found.loop.as_text()), whole)
+  assert actual.state.target_cache.keys[0].shape == (*next(iter(whole))[1],)
+  return hlo.copies(hlo.parse(actual.loop.as_text()), whole)
 
 
 @pytest.mark.parametrize(
@@ -116,16 +118,16 @@ def test_nor_does_it_on_a_tpu(monkeypatch, drafts):
   monkeypatch.setattr(
     program, "make_drafter", functools.partial(make_drafter, policy)
   )
-  own = drafts == "model"
-  found = program.compile_for(
+  has_draft = drafts == "model"
+  actual = program.compile_for(
     program.Question(
-      target=CONFIG, draft=CONFIG if own else None,
-      skipped=None if own else SkippedLayers(attention=(1,)),
+      target=CONFIG, draft=CONFIG if has_draft else None,
+      skipped=None if has_draft else SkippedLayers(attention=(1,)),
       tree=tree_lib.chain(2), siblings="iid", rule="token", batch_size=8,
       max_length=SLOTS, prompt_length=8,
-      layout=Layout(data=1, model=4, draft=4 if own else 1),
+      layout=Layout(data=1, model=4, draft=4 if has_draft else 1),
     ),
     hardware.devices(hardware.topology("v5e-4")),
   )  # fmt: skip
-  assert found.donation_honoured
-  assert found.cache_copies == found.cache_moves == 0
+  assert actual.donation_honoured
+  assert actual.cache_copies == actual.cache_moves == 0

@@ -155,12 +155,12 @@ def test_a_chain_ends_after_the_first_token_below_the_threshold(rounds):
   for before, _, info in rounds:
     for row in np.flatnonzero(~np.asarray(before.done)):
       text = np.asarray(before.tokens[row, : before.length[row]]).tolist()
-      there = np.asarray(info.draft.parents[row]) >= 0
+      present = np.asarray(info.draft.parents[row]) >= 0
       drafted = np.asarray(info.draft.tokens[row])
       threshold = float(before.drafter_state.memory.threshold[row])
       expected, count = True, 0
       for level in range(1, DEPTH + 1):
-        assert there[level] == expected
+        assert present[level] == expected
         count += expected
         sure = draft_prob(text, drafted[level])
         expected = expected and sure > threshold
@@ -218,12 +218,12 @@ def test_passes_that_no_row_asks_for_are_not_made():
   def last_fed(threshold):  # beyond the newest token, by row
     decoder = specjax.make_decoder(MODEL, drafter=make(threshold=threshold))
     state = start(decoder)
-    cache = state.drafter_state.own
+    cache = state.drafter_state.inner
     cache = cache.replace(positions=jnp.zeros_like(cache.positions))
-    own = dataclasses.replace(state.drafter_state, own=cache)
-    state = dataclasses.replace(state, drafter_state=own)
-    _, own, _ = jax.jit(decoder.propose)(PARAMS, state)
-    return np.asarray(own.own.positions).max(axis=1) - (LENGTHS - 1)
+    held = dataclasses.replace(state.drafter_state, inner=cache)
+    state = dataclasses.replace(state, drafter_state=held)
+    _, after, _ = jax.jit(decoder.propose)(PARAMS, state)
+    return np.asarray(after.inner.positions).max(axis=1) - (LENGTHS - 1)
 
   # A text of one token is read as a window of two.
   assert last_fed(1.0).tolist() == [1, 0, 0, 0]
@@ -234,9 +234,9 @@ def test_a_host_may_end_drafting_earlier():
   decoder = specjax.make_decoder(MODEL, drafter=make(threshold=0.0))
   state = start(decoder)
   state = dataclasses.replace(state, max_depth=jnp.array([0, 1, 2, 3]))
-  draft, own, _ = jax.jit(decoder.propose)(PARAMS, state)
+  draft, after, _ = jax.jit(decoder.propose)(PARAMS, state)
   assert (np.asarray(draft.parents) >= 0).sum(axis=1).tolist() == [0, 1, 2, 3]
-  assert own.drawn.drafted.tolist() == [0, 1, 2, 3]
+  assert after.drawn.drafted.tolist() == [0, 1, 2, 3]
 
 
 def test_a_draft_that_is_nan_ends_its_chain_and_loses_nothing():

@@ -189,7 +189,7 @@ def test_what_rounds_take_is_measured():
 
 
 def engine_of(known, on_mesh):
-  """What climbs, or without a ladder decodes plainly."""
+  """A ladder's engine, or without a ladder a plain one."""
   mesh, params = None, PARAMS
   if on_mesh:
     mesh = jax.make_mesh(
@@ -230,16 +230,16 @@ def test_a_draft_reads_no_prompts_that_it_will_not_draft_for(on_mesh):
   batch = Batch(tuple(map(request, range(2))), 2, 32)
   climbing.compile(batch)
   (made,) = climbing.programs.values()
-  held = lambda: climbing.prefill(batch).drafter_state.own.length.tolist()
+  held = lambda: climbing.prefill(batch).drafter_state.inner.length.tolist()
   price = lambda one: made.loop.seconds.update({0: 1.0, 1: one, 4: 9 * one})
   price(1.0)
   assert held() == decoding.LENGTHS[:2].tolist()
   price(9.0)
   assert held() == [0, 0]
-  found, _ = climbing.run(batch)
+  actual, _ = climbing.run(batch)
   plain, _ = engine_of(None, on_mesh).run(batch)
-  assert [a.token_ids for a in found] == [b.token_ids for b in plain]
-  assert sum(c.num_drafted for c in found) == 0
+  assert [a.token_ids for a in actual] == [b.token_ids for b in plain]
+  assert sum(c.num_drafted for c in actual) == 0
 
 
 @pytest.mark.parametrize("on_mesh", [False, True])
@@ -248,9 +248,9 @@ def test_an_engine_climbs_by_what_its_batches_show(on_mesh):
   climbing = engine_of(Ladder(lengths=LENGTHS, every=3, patience=2), on_mesh)
   plain = engine_of(None, on_mesh)
   batch = Batch(tuple(map(request, range(2))), 2, 32)
-  found, _ = climbing.run(batch)
+  actual, _ = climbing.run(batch)
   expected, _ = plain.run(batch)
-  for one, other in zip(found, expected, strict=True):
+  for one, other in zip(actual, expected, strict=True):
     assert one.token_ids == other.token_ids
     assert sum(one.accept_counts) == one.num_target_calls
   assert climbing.ladder.reached[0] > 0
@@ -318,11 +318,11 @@ def test_the_machines_speed_is_that_of_the_middle_turn(monkeypatch):
 
     return loop
 
-  found = ladder.measured(
+  actual = ladder.measured(
     {n: loop_of(n) for n in (0, 3)}, None, state, repeats=3,
     copy=lambda state: state,
   )  # fmt: skip
-  assert found == pytest.approx({0: 2.0, 3: 8.0})
+  assert actual == pytest.approx({0: 2.0, 3: 8.0})
 
 
 def test_a_length_is_left_for_a_clear_gain_only():
@@ -335,13 +335,13 @@ def test_a_length_is_left_for_a_clear_gain_only():
     return loop.chosen[-1]
 
   # A length of 1 gives 1 + a tokens: even at a = 0.5, a tenth better at 0.65.
-  found = [choice(a) for a in (0.55, 0.45, 0.30, 0.55, 0.66, 0.60)]
-  assert found == [1, 1, 0, 0, 1, 1]
+  actual = [choice(a) for a in (0.55, 0.45, 0.30, 0.55, 0.66, 0.60)]
+  assert actual == [1, 1, 0, 0, 1, 1]
 
 
 def test_places_are_counted_apart_and_lean_on_the_one_before():
   known = Ladder(lengths=(0, 2, 3), keep=1.0, supposed=0.5)
-  # Ten rounds of two tokens: two stood in 4, one in 3, none in 3.
+  # Ten rounds of two tokens: two were accepted in 4, one in 3, none in 3.
   known.saw(np.array([3, 3, 4]))
   first = (7 + 4 * 0.5) / (10 + 4)
   second = (4 + 4 * first) / (7 + 4)
@@ -358,11 +358,11 @@ def test_old_rounds_fade_by_the_number_of_new_ones():
   known.saw(np.array([0, 8]))
   known.saw(np.array([1, 0]))
   np.testing.assert_allclose(known.reached, [8 / 2 + 1])
-  np.testing.assert_allclose(known.stood, [8 / 2])
+  np.testing.assert_allclose(known.accepted, [8 / 2])
   known.saw(np.array([9]))  # nothing was drafted
   known.saw(np.array([1, 2]))
   np.testing.assert_allclose(known.reached, [5 / 2**3 + 3])
-  np.testing.assert_allclose(known.stood, [4 / 2**3 + 2])
+  np.testing.assert_allclose(known.accepted, [4 / 2**3 + 2])
 
 
 def test_how_full_batches_are_is_a_mean_over_their_last_rounds():

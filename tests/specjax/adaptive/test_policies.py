@@ -16,7 +16,7 @@ from specjax import drafters, exact, random
 from specjax.adaptive import chains, estimates, policies
 from specjax.drafters.families import model
 from specjax.tree import Tree, chain, paths
-from specjax.types import Commit, LanguageModel, ModelOutput
+from specjax.types import LanguageModel
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -25,7 +25,7 @@ DEPTH = 4
 
 HEAD = np.random.default_rng(3).normal(size=13).astype(np.float32)
 WITH_HEAD = dataclasses.replace(
-  PARAMS, draft=chains.Parts(own=PARAMS.draft, policy=jnp.asarray(HEAD))
+  PARAMS, draft=chains.Parts(drafter=PARAMS.draft, policy=jnp.asarray(HEAD))
 )
 PREDICTED = policies.predicted(toys.chance, width=1, threshold=0.5)
 
@@ -82,7 +82,7 @@ def test_a_row_emits_what_it_does_among_copies_of_itself(policy, family):
   params = WITH_HEAD if policy == "predicted" else PARAMS
   decode = lambda state: decoding.decode(decoder, state, params)
   whole = decode(decoding.start(decoder, params=params))
-  found = rows_of(whole)
+  actual = rows_of(whole)
   drafted = np.asarray(whole.counters.num_drafted)
   calls = np.asarray(whole.counters.num_target_calls)
   assert (drafted < DEPTH * calls)[:3].all()  # the policy ends some drafts
@@ -91,7 +91,7 @@ def test_a_row_emits_what_it_does_among_copies_of_itself(policy, family):
   np.testing.assert_array_equal(emitted, BUDGETS)
   for row in range(3):
     copies = decoding.start(decoder, rows=[row] * 5, params=params)
-    assert rows_of(decode(copies)) == [found[row]] * 5
+    assert rows_of(decode(copies)) == [actual[row]] * 5
 
 
 def test_a_row_that_is_admitted_has_learned_nothing_yet():
@@ -109,12 +109,12 @@ def test_a_row_that_is_admitted_has_learned_nothing_yet():
     jnp.int32(3), key, max_new_tokens=jnp.int32(17),
     sampling=specjax.make_sampling(1, temperature=1.0),
   )  # fmt: skip
-  found = rows_of(decoding.decode(decoder, after))
+  actual = rows_of(decoding.decode(decoder, after))
   copies = decoding.start(
     decoder, rows=[1] * 5, key=7, max_new_tokens=np.full(5, 17, np.int32)
   )
-  assert found.pop(4) == rows_of(decoding.decode(decoder, copies))[0]
-  assert found == undisturbed[:4]
+  assert actual.pop(4) == rows_of(decoding.decode(decoder, copies))[0]
+  assert actual == undisturbed[:4]
 
 
 def test_what_a_row_learns_does_not_depend_on_how_long_others_go_on():
@@ -124,11 +124,11 @@ def test_what_a_row_learns_does_not_depend_on_how_long_others_go_on():
   steps = decoding.jitted(decoder, "steps")
   ended = steps(PARAMS, state, jnp.int32(100), num_idle=jnp.int32(3))
   later = decoding.decode(decoder, ended)
-  own = lambda s: s.drafter_state.memory
+  memory_of = lambda s: s.drafter_state.memory
   done = np.asarray(ended.done)
   assert 3 <= done.sum() < 5
   for name in ("accepted", "seen", "tokens", "seconds"):
-    old, new = (np.asarray(getattr(own(s), name)) for s in (ended, later))
+    old, new = (np.asarray(getattr(memory_of(s), name)) for s in (ended, later))
     np.testing.assert_array_equal(old[done], new[done])
     assert (old[~done] != new[~done]).any()
 
@@ -171,7 +171,7 @@ def test_passes_end_as_soon_as_no_row_goes_on(policy):
   for _ in range(6):
     state, info = step(PARAMS, state)
     jax.effects_barrier()
-    depths = np.asarray(info.draft.topology().there.sum(axis=1) - 1)
+    depths = np.asarray(info.draft.topology().present.sum(axis=1) - 1)
     expected += depths.max()
     assert len(counts) == expected == state.drafter_state.passes
   assert 6 <= expected < 6 * DEPTH
@@ -184,11 +184,11 @@ def test_a_fixed_depth_drafts_what_a_shorter_chain_does():
   """The same tokens from the same keys, with a wider verification."""
   short = specjax.make_decoder(MODEL, drafter=of_model(None, tree=chain(2)))
   cut = make("2")
-  found = [
+  actual = [
     rows_of(decoding.decode(d, decoding.start(d, temperature=0.7)))
     for d in (short, cut)
   ]
-  assert found[0] == found[1]
+  assert actual[0] == actual[1]
 
 
 # ------------------------------------------------- a draft that has to catch up
@@ -226,8 +226,8 @@ def test_after_rounds_without_a_draft_the_cache_is_filled(family):
     texts = rows_of(state)
     passes = int(state.drafter_state.passes)
     state, info = step(PARAMS, state)
-    there = np.asarray(info.draft.topology().there)
-    assert tuple((there.sum(axis=1) - 1).tolist()) == wanted
+    present = np.asarray(info.draft.topology().present)
+    assert tuple((present.sum(axis=1) - 1).tolist()) == wanted
     made = int(state.drafter_state.passes) - passes
     if family == "model":  # after 20 rounds, two pieces of 16 first
       assert made == max(wanted) + 2 * (number == 24)
@@ -242,7 +242,7 @@ def test_after_rounds_without_a_draft_the_cache_is_filled(family):
           said, law_after(texts[row] + drafted, params), atol=1e-5
         )
     if family == "model":
-      held = state.drafter_state.own
+      held = state.drafter_state.inner
       for row, text in enumerate(rows_of(state)):
         count = int(held.length[row])
         tokens = np.asarray(held.keys[0][row, 0, :count, 0]).astype(int)
@@ -257,7 +257,7 @@ def test_a_text_that_goes_on_where_the_draft_lags_is_drafted_rightly():
   state = set_depth(three_rows(decoder, budgets=(6, 60, 60)), [0] * 3)
   while not state.done[0]:
     state, _ = step(PARAMS, state)
-  assert state.drafter_state.own.length[0] < state.length[0] - 4
+  assert state.drafter_state.inner.length[0] < state.length[0] - 4
   state = decoding.jitted(decoder, "extend")(
     PARAMS, state, jnp.int32(0), jnp.asarray(decoding.PROMPTS[1]), jnp.int32(5),
     max_new_tokens=jnp.int32(6),
@@ -277,8 +277,8 @@ def test_a_draft_that_does_not_catch_up_is_caught(monkeypatch):
     propose = made.propose
 
     def believing(params, state, cache, context):
-      own = state.own.replace(length=context.length)
-      state = dataclasses.replace(state, own=own)
+      inner = state.inner.replace(length=context.length)
+      state = dataclasses.replace(state, inner=inner)
       return propose(params, state, cache, context)
 
     return dataclasses.replace(made, propose=believing)
@@ -300,11 +300,11 @@ def test_a_draft_that_does_not_catch_up_is_caught(monkeypatch):
 )
 def test_a_draft_under_a_policy_says_the_truth(family):
   """Depths are decided before tokens are drawn, and by the row alone."""
-  found = exact.check_drafter(
+  actual = exact.check_drafter(
     make("confidence(threshold=0.3)", family, depth=2).drafter, PARAMS, MODEL,
     vocab_size=VOCAB,
   )  # fmt: skip
-  assert found.method == "exact"
+  assert actual.method == "exact"
 
 
 # ------------------------------------------------------------------- what fails
@@ -336,51 +336,6 @@ def test_a_broken_target_ends_its_rows_and_teaches_nothing():
 # -------------------------------------------------------------- what is learned
 
 
-def commit_of(tokens, laws, count):
-  rows = len(tokens)
-  return Commit(
-    tokens=jnp.asarray(tokens), start=jnp.full(rows, 9),
-    path=jnp.zeros((rows, tokens.shape[1]), int),
-    length=jnp.asarray(10 + np.asarray(count)),
-    target_output=ModelOutput(logits=jnp.zeros(())),
-    again=jnp.zeros(rows, int), target_log_probs=jnp.asarray(laws),
-  )  # fmt: skip
-
-
-def test_estimates_are_weighed_means_of_the_acceptances():
-  """Against a loop over rows and tokens in plain Python."""
-  rng = np.random.default_rng(0)
-  rows, levels, vocab = 3, 4, 5
-  tokens = rng.integers(0, vocab, (rows, levels + 1))
-  law = np.log(rng.dirichlet(np.ones(vocab), (rows, levels + 1)))
-  now = dataclasses.replace(
-    chains.Drawn.zeros(rows, levels, 0),
-    top=jnp.asarray(rng.random((rows, levels)), jnp.float32),
-    log_p=jnp.asarray(np.log(rng.random((rows, levels))), jnp.float32),
-    drafted=jnp.array([4, 2, 3]),
-  )
-  finished = chains._finished(now, commit_of(tokens, law, [2, 1, 0]))
-  later = estimates.learn(estimates.Estimates.zeros(rows), finished, 0.5)
-  accepted = np.zeros((rows, 2, estimates.BINS + 1))
-  seen, gained = np.zeros_like(accepted), np.zeros(rows)
-  for row in (0, 1):  # the last has emitted nothing
-    alive, before = 1.0, estimates.ROOT
-    gained[row] = 1
-    for i in range(int(now.drafted[row])):
-      q = np.exp(law[row, i, tokens[row, i + 1]])
-      a = min(1.0, q / np.exp(float(now.log_p[row, i])))
-      own = sum(float(now.top[row, i]) >= edge for edge in estimates.EDGES)
-      for which, here in ((0, own), (1, before)):
-        accepted[row, which, here] += alive * a
-        seen[row, which, here] += alive
-      alive, before = alive * a, own
-      gained[row] += alive
-  np.testing.assert_allclose(later.accepted, accepted, atol=1e-6)
-  np.testing.assert_allclose(later.seen, seen, atol=1e-6)
-  np.testing.assert_allclose(later.tokens, gained, atol=1e-6)
-  np.testing.assert_allclose(later.seconds, [3, 2, 0], atol=1e-6)
-
-
 def test_a_row_that_gave_up_tries_again():
   """A draft that is always wrong is asked from time to time."""
   wrong = dataclasses.replace(PARAMS, draft=-8 * PARAMS.target)
@@ -394,7 +349,7 @@ def test_a_row_that_gave_up_tries_again():
   depths = []
   for _ in range(200):
     state, info = step(wrong, state)
-    depths.append(int(info.draft.topology().there.sum()) - 1)
+    depths.append(int(info.draft.topology().present.sum()) - 1)
   assert 0 < np.mean(np.array(depths[20:]) > 0) < 0.5
 
 
@@ -452,7 +407,7 @@ def test_a_head_ends_a_row_at_the_product_of_what_it_says():
     before, texts = state, rows_of(state)
     state, info = decoding.jitted(decoder, "step")(WITH_HEAD, state)
     tokens = np.asarray(info.draft.tokens)
-    there = np.asarray(info.draft.topology().there).sum(axis=1) - 1
+    present = np.asarray(info.draft.topology().present).sum(axis=1) - 1
     for row in np.flatnonzero(~np.asarray(before.done)):
       text, alive, expected = texts[row], 1.0, 0
       while expected < DEPTH and alive > 0.5:
@@ -463,19 +418,19 @@ def test_a_head_ends_a_row_at_the_product_of_what_it_says():
         )  # fmt: skip
         alive *= float(toys.chance(jnp.asarray(HEAD), seen))
         text, expected = [*text, drafted], expected + 1
-      assert there[row] == expected
+      assert present[row] == expected
       depths.add(expected)
   assert len(depths) > 2
 
 
 def hash_of(text) -> int:
-  """What `toys.table_model(VOCAB, layers=1)` gives at its last token."""
+  """Output of `toys.table_model(VOCAB, layers=1)` at its last token."""
   return int(toys.context_logits(np.arange(len(DRAFT)), text))
 
 
 def test_a_batch_of_rows_supposes_typical_neighbours():
   """By hand: with many rows a level pays by the row's mean, not by this one."""
-  rows, own = 1, jnp.zeros(1, jnp.int32)
+  rows, bins = 1, jnp.zeros(1, jnp.int32)
   known = dataclasses.replace(
     estimates.Estimates.zeros(rows),
     accepted=jnp.full((1, 2, estimates.BINS + 1), 600.0),
@@ -485,7 +440,7 @@ def test_a_batch_of_rows_supposes_typical_neighbours():
 
   def goes(level, survival, rows):
     seen = policies.Seen(
-      level=level, bins=own, confidence=jnp.ones(1),
+      level=level, bins=bins, confidence=jnp.ones(1),
       survival=jnp.full(1, survival), memory=known,
     )  # fmt: skip
     policy = policies.optimal(cost=0.15, rows=rows)  # 0.3 tokens a level
@@ -547,7 +502,7 @@ def test_a_policy_sees_the_drafts_own_law_whatever_the_temperature():
   for _ in range(4):
     running, texts = ~np.asarray(state.done), rows_of(state)
     state, info = decoding.jitted(decoder, "step")(PARAMS, state)
-    there = np.asarray(info.draft.topology().there).sum(axis=1) - 1
+    present = np.asarray(info.draft.topology().present).sum(axis=1) - 1
     tokens = np.asarray(info.draft.tokens)
     for row in np.flatnonzero(running):
       text, expected = texts[row], 0
@@ -559,7 +514,7 @@ def test_a_policy_sees_the_drafts_own_law_whatever_the_temperature():
           or not np.searchsorted(estimates.EDGES, top, side="right") % 2
         ):
           break
-      assert there[row] == expected
+      assert present[row] == expected
       depths.add(expected)
   assert len(depths) > 2
 
@@ -583,7 +538,7 @@ def test_the_last_round_can_be_recorded():
   state = decoding.start(decoder, temperature=0.7)
   before = rows_of(state)
   state, info = jax.jit(decoder.step)(PARAMS, state)
-  found = state.drafter_state.memory
+  actual = state.drafter_state.memory
   tokens = np.asarray(info.draft.tokens)
   for row, text in enumerate(before):
     for level in range(DEPTH):
@@ -591,12 +546,12 @@ def test_the_last_round_can_be_recorded():
       p = law_after(text)
       q = law_after(text, TARGET)
       near = lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-4)
-      near(found.top[row, level], p.max())
-      near(found.confidence[row, level], p[drafted])
+      near(actual.top[row, level], p.max())
+      near(actual.confidence[row, level], p[drafted])
       warped = [law ** (1 / 0.7) / (law ** (1 / 0.7)).sum() for law in (p, q)]
       drawn_from, verified = (law[drafted] for law in warped)
-      near(found.accept[row, level], min(1, verified / drawn_from))
-      assert int(found.hidden[row, level, 0]) == hash_of(text)
+      near(actual.accept[row, level], min(1, verified / drawn_from))
+      assert int(actual.hidden[row, level, 0]) == hash_of(text)
       text = [*text, drafted]
-  assert found.drafted.tolist() == [DEPTH] * 5
-  assert found.kept.tolist() == (np.asarray(info.num_emitted) - 1).tolist()
+  assert actual.drafted.tolist() == [DEPTH] * 5
+  assert actual.kept.tolist() == (np.asarray(info.num_emitted) - 1).tolist()

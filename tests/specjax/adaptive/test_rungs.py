@@ -33,7 +33,8 @@ def test_rungs_go_on_with_each_others_state():
       state.counters.num_target_calls - before.counters.num_target_calls
     )
     np.testing.assert_array_equal(drafted, length * rounds)
-    # Greedily a round comes to all that stand, and to who follows the last.
+    # Greedily a round comes to all that are accepted, and to who follows the
+    # last.
     counts = state.counters.accept_counts - before.counters.accept_counts
     offered += counts @ np.minimum(np.arange(5) + 1, length)
     if not state.done.any():  # else a round's end was cut off
@@ -103,14 +104,14 @@ def test_a_draft_that_has_read_no_prompt_says_so():
   same = lambda a, b: np.testing.assert_array_equal(a, b)
   jax.tree.map(same, read.target_cache, not_read.target_cache)
   same(read.tokens, not_read.tokens)
-  same(read.drafter_state.own.length, decoding.LENGTHS[list(LONG)])
-  same(not_read.drafter_state.own.length, [0, 0])
+  same(read.drafter_state.inner.length, decoding.LENGTHS[list(LONG)])
+  same(not_read.drafter_state.inner.length, [0, 0])
   assert jax.tree.map(jnp.shape, read) == jax.tree.map(jnp.shape, not_read)
 
 
 @pytest.mark.parametrize("plan", [(4, 4), (0, 0, 4, 1, 4), (1, 0, 4)])
 def test_it_reads_them_before_it_drafts(plan):
-  """It is the target, so that each of its tokens stands if it has read all."""
+  """It is the target: each of its tokens is accepted if it has read all."""
   state = unread()
   for length in plan:
     state = program(length)(SURE, state, jnp.int32(2))
@@ -121,7 +122,7 @@ def test_it_reads_them_before_it_drafts(plan):
 
 
 def test_a_single_token_that_it_lacks_is_read_before_it_drafts():
-  """A round whose draft stood whole, and one without a draft."""
+  """A round whose draft was accepted whole, and one without a draft."""
   state = start(params=SURE, prompts=LONG)
   for length in (1, 0, 4):
     state = program(length)(SURE, state, jnp.int32(1))
@@ -145,7 +146,7 @@ def test_gaps_of_any_size_are_filled():
 def test_a_gap_at_the_end_of_the_buffer_is_filled():
   """Less than a piece is left there, so that it is read from further before."""
   state = one_by_one(unread(), (*[0] * 52, 4, 0))
-  held = int(state.drafter_state.own.length[0])
+  held = int(state.drafter_state.inner.length[0])
   assert state.tokens.shape[1] - 16 < held < state.length[0] - 2
   state = one_by_one(state, [4])
   assert state.done[0]  # after two tokens of five
@@ -162,7 +163,7 @@ def test_a_row_that_drafts_fills_no_gap_of_another():
   assert state.length.tolist() == [19, 18]
   state = one_by_one(allowed(state, [0, 4]), [4])
   assert int(state.drafter_state.passes) - before == 1 + 4
-  assert state.drafter_state.own.length.tolist() == [16, 21]
+  assert state.drafter_state.inner.length.tolist() == [16, 21]
   state = one_by_one(allowed(state, [4, 4]), [4, 4])
   assert state.counters.num_drafted.tolist() == [8, 12]
   assert state.counters.num_accepted.tolist() == [8, 12]
@@ -171,9 +172,9 @@ def test_a_row_that_drafts_fills_no_gap_of_another():
 def test_a_draft_that_does_not_know_what_it_lacks_is_caught():
   """It is told that it holds the prompt."""
   state = unread()
-  held = state.drafter_state.own.replace(length=jnp.asarray(state.length))
+  held = state.drafter_state.inner.replace(length=jnp.asarray(state.length))
   state = dataclasses.replace(
-    state, drafter_state=dataclasses.replace(state.drafter_state, own=held)
+    state, drafter_state=dataclasses.replace(state.drafter_state, inner=held)
   )
   state = program(4)(SURE, state, jnp.int32(4))
   assert (state.counters.num_accepted < state.counters.num_drafted).all()
@@ -216,10 +217,10 @@ def ngram(tree):
   ],
 )
 def test_who_can_do_without_its_prompts(made, can):
-  found = make_rungs(
+  built = make_rungs(
     MODEL, made, rule=rules.get("token"), vocab_size=VOCAB, lengths=(0, 2)
   )
-  assert (found.unread is not None) == can
+  assert (built.unread is not None) == can
   always = make_rungs(
     MODEL, made, rule=rules.get("token"), vocab_size=VOCAB, lengths=(1, 2)
   )

@@ -65,21 +65,21 @@ def test_rows_that_are_done_widen_no_pass():
   assert 0 <= more <= 3  # the one round that both took part in
 
 
-def draft_of(there):
+def draft_of(present):
   tree = EARLY.tree
-  there = np.asarray(there, bool)
-  parents = np.where(there, np.array(tree.parents), -1)
+  present = np.asarray(present, bool)
+  parents = np.where(present, np.array(tree.parents), -1)
   return Draft(
     tree=tree,
     siblings=IID,
-    tokens=jnp.zeros(there.shape, jnp.int32),
+    tokens=jnp.zeros(present.shape, jnp.int32),
     log_probs=None,
     parents=jnp.asarray(parents, jnp.int32),
   )
 
 
 @pytest.mark.parametrize(
-  ("there", "done", "index", "num_fed"),
+  ("present", "done", "index", "num_fed"),
   [
     ([[1, 0, 0, 0]], [False], 0, 1),
     ([[1, 1, 0, 0]], [False], 1, 3),
@@ -91,10 +91,10 @@ def draft_of(there):
   ],
 )
 def test_the_narrowest_pass_that_holds_all_rows_is_chosen(
-  there, done, index, num_fed
+  present, done, index, num_fed
 ):
-  found = widths.choose((1, 3), draft_of(there), jnp.asarray(done))
-  assert tuple(map(int, found)) == (index, num_fed)
+  actual = widths.choose((1, 3), draft_of(present), jnp.asarray(done))
+  assert tuple(map(int, actual)) == (index, num_fed)
 
 
 @pytest.mark.parametrize("wrong", [(0,), (4,), (2, 2), (3, 1)])
@@ -127,7 +127,7 @@ def test_the_loop_copies_no_cache_and_needs_no_more_memory():
   """A conditional around a pass would copy every cache that it is given."""
   model, params = as_language_model(Transformer(CONFIG, rngs=nnx.Rngs(0)))
   drafter = drafters.suffix(nodes=6, tokens=4)
-  found = {}
+  results = {}
   for narrower in ((), (1, 2, 4)):
     one = specjax.make_decoder(
       model, drafter=drafter, rule="match", widths=narrower
@@ -149,7 +149,7 @@ def test_the_loop_copies_no_cache_and_needs_no_more_memory():
       f"f32[{shape}]" in line and " copy(" in line
       for line in made.as_text().splitlines()
     )
-    found[narrower] = copies, made.memory_analysis().temp_size_in_bytes
+    results[narrower] = copies, made.memory_analysis().temp_size_in_bytes
   caches = sum(x.size * 4 for x in jax.tree.leaves(state.target_cache.keys))
-  assert [copies for copies, _ in found.values()] == [0, 0]
-  assert found[1, 2, 4][1] - found[()][1] < caches / 2
+  assert [copies for copies, _ in results.values()] == [0, 0]
+  assert results[1, 2, 4][1] - results[()][1] < caches / 2

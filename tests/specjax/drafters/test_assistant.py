@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
 TOY = toy_heads.target(VOCAB)
 READER = toys.cache_reader(VOCAB, num_features=toy_heads.LAYERS)
-# The path that stands is 0, 1, 3, 5: not the first nodes.
+# The accepted path is 0, 1, 3, 5: not the first nodes.
 TREE = Tree((-1, 0, 0, 1, 2, 3))
 MUTANTS = ("a stale slot", "a stale position", "another parent", "the root's")
 
@@ -81,7 +81,7 @@ def start(rows=range(5)):
 
 
 def accepted_for_sure(params, *, rounds=3) -> bool:
-  """Whether the deepest node of every draft has probability one to stand.
+  """True if the deepest node of every draft is accepted with probability one.
 
   The row whose prompt is one token has no hidden state in its first round.
   """
@@ -187,10 +187,10 @@ def test_chains_that_a_policy_ends_have_their_laws():
     policy=policies.confidence(threshold=0.5),
   )  # fmt: skip
   assert drafter.tree.form is Form.MASKED
-  found = exact.check_drafter(
+  actual = exact.check_drafter(
     drafter, FEW, toy_heads.target(WORDS), vocab_size=WORDS
   )
-  assert found.method == "exact"
+  assert actual.method == "exact"
 
 
 def test_features_that_the_target_does_not_give_are_refused():
@@ -206,10 +206,10 @@ def test_features_that_the_target_does_not_give_are_refused():
 
 
 def test_a_dynamic_tree_is_bounded_by_its_sizes():
-  found = drafters.assistant(
+  actual = drafters.assistant(
     READER, tree=shapes.dynamic(9, top_k=3), tokens=4, vocab_size=VOCAB
   )
-  assert found.tree == bound(9, 4, 3)
-  assert found.passes == (1, 3, 3, 3)
+  assert actual.tree == bound(9, 4, 3)
+  assert actual.passes == (1, 3, 3, 3)
   with pytest.raises(ValueError, match="of which num_nodes"):
     drafters.assistant(READER, tree=bound(99, 4, 3), vocab_size=VOCAB)

@@ -1,4 +1,4 @@
-"""A block reads all features that stand, and none of another block's slots."""
+"""A block reads all committed features, and none of another block's slots."""
 
 import dataclasses
 
@@ -22,7 +22,7 @@ DRAFT = toys.near(TARGET, noise=0.8, seed=1)
 PARAMS = specjax.Params(target=jnp.asarray(TARGET), draft=jnp.asarray(DRAFT))
 TOY = toy_heads.target(VOCAB)
 HEAD = toys.block_model(VOCAB, num_features=toy_heads.LAYERS, num_depths=3)
-# The path that stands is 0, 1, 3, 5: not the first nodes.
+# The accepted path is 0, 1, 3, 5: not the first nodes.
 TREE = Tree((-1, 0, 0, 1, 2, 3))
 DRAWN = dflash(HEAD, tree=TREE, vocab_size=VOCAB)
 
@@ -63,12 +63,12 @@ def rounds(drafter, rule="recursive", count=4):
 
 
 def says_what_it_should(drafter) -> bool:
-  """Whether every law is that of its depth, of all text."""
+  """True if every law is that of its depth, of all text."""
   for state, draft in rounds(drafter):
     for row in np.flatnonzero(~np.asarray(state.done)):
       laws = jax.nn.log_softmax(expected_logits(state, row))
-      found = draft.log_probs[row, 1:]
-      if np.abs(found - laws[TREE.depth[1:] - 1]).max() > 1e-4:
+      actual = draft.log_probs[row, 1:]
+      if np.abs(actual - laws[TREE.depth[1:] - 1]).max() > 1e-4:
         return False
   return True
 
@@ -88,7 +88,7 @@ def shifted(drafter):
 
 
 def keeps_its_block(drafter):
-  """Features are not read: the block's own slots count as what stands."""
+  """Features are not read: the block's own slots count as committed."""
 
   def commit(params, state, commit):
     del params
@@ -115,20 +115,20 @@ def test_the_best_tree_is_that_of_the_product_of_the_laws(children):
     for row in np.flatnonzero(~np.asarray(state.done)):
       law = np.asarray(jax.nn.log_softmax(expected_logits(state, row)))
       paths, last = {}, {(): 0.0}
-      for own in law:
-        ranked = np.argsort(-own, kind="stable")[:children]
+      for of_depth in law:
+        ranked = np.argsort(-of_depth, kind="stable")[:children]
         last = {
-          (*p, int(t)): s + own[t] for p, s in last.items() for t in ranked
+          (*p, int(t)): s + of_depth[t] for p, s in last.items() for t in ranked
         }
         paths |= last
       wanted = sorted(paths, key=lambda p: -paths[p])[:size]
-      found = set()
+      results = set()
       for node in range(1, size + 1):
-        assert topology.there[row, node]
+        assert topology.present[row, node]
         along = np.asarray(topology.paths[row, node])
         along = along[1 : int(topology.depth[row, node]) + 1]
-        found.add(tuple(np.asarray(draft.tokens)[row, along].tolist()))
-      assert found == set(wanted)
+        results.add(tuple(np.asarray(draft.tokens)[row, along].tolist()))
+      assert results == set(wanted)
 
 
 @pytest.mark.parametrize(

@@ -35,10 +35,10 @@ pytestmark = pytest.mark.usefixtures("quick_to_compile")
 def test_look_up_continues_the_best_match(text, expected):
   buffer = np.full(12, 2)  # stale tokens that would match
   buffer[: len(text)] = text
-  found, _ = look_up(
+  actual, _ = look_up(
     jnp.asarray(buffer), jnp.int32(len(text)), count=3, max_ngram=3
   )
-  assert found.tolist() == expected
+  assert actual.tolist() == expected
 
 
 def test_look_up_agrees_with_a_plain_search():
@@ -58,8 +58,8 @@ def test_look_up_agrees_with_a_plain_search():
     at = length - 2 if at is None else at
     period = length - 1 - at
     expected = [text[max(at + 1 + i % period, 0)] for i in range(4)]
-    found, matched = run(jnp.asarray(buffer), length)
-    assert found.tolist() == expected
+    actual, matched = run(jnp.asarray(buffer), length)
+    assert actual.tolist() == expected
     assert matched == best
 
 
@@ -164,11 +164,11 @@ def test_paths_are_drawn_independently():
 
 def test_the_package_has_functions_and_no_module_of_their_names():
   """Whoever imports a module by its path finds the function in its place."""
-  modules = {found.name for found in pkgutil.iter_modules(drafters.__path__)}
+  modules = {actual.name for actual in pkgutil.iter_modules(drafters.__path__)}
   assert modules == {"families", "shared"}
-  for found in pkgutil.iter_modules([f"{drafters.__path__[0]}/families"]):
-    importlib.import_module(f"specjax.drafters.families.{found.name}")
-    assert found.name in drafters.__all__
+  for actual in pkgutil.iter_modules([f"{drafters.__path__[0]}/families"]):
+    importlib.import_module(f"specjax.drafters.families.{actual.name}")
+    assert actual.name in drafters.__all__
   assert all(inspect.isfunction(getattr(drafters, n)) for n in drafters.__all__)
 
 

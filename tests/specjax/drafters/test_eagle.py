@@ -19,7 +19,7 @@ from specjax import drafters, exact, random, rules
 from specjax.adaptive.rungs import make_rungs
 from specjax.drafters.shared import best_first
 from specjax.tree import Form, Tree, bound, chain, k_ary
-from specjax.types import Commit, Drafter, Idle, ModelOutput
+from specjax.types import Commit, Drafter, EmptyRoundPolicy, ModelOutput
 from specjax.warp import make_sampling
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -32,7 +32,7 @@ NEAR = specjax.Params(
 LAYERS = 3
 TOY = toys.table_model(VOCAB, layers=LAYERS)
 HEAD = toys.feature_model(VOCAB, num_features=LAYERS)
-# The path that stands is 0, 1, 3, 5: not the first nodes.
+# The accepted path is 0, 1, 3, 5: not the first nodes.
 TREE = Tree((-1, 0, 0, 1, 2, 3))
 DRAFTERS = {
   "chain": drafters.eagle(HEAD, tree=chain(3), vocab_size=VOCAB),
@@ -62,7 +62,7 @@ def start(decoder, params=PARAMS, *, rows=slice(None), temperature=1.0):
 
 
 def accepted_for_sure(drafter, *, rounds=4) -> bool:
-  """Whether the deepest path of every draft has probability one to stand.
+  """True if the deepest path of every draft is accepted with probability one.
 
   The row whose prompt is one token has no feature in its first round.
   """
@@ -89,7 +89,7 @@ def test_all_that_a_head_with_the_right_features_drafts_is_accepted(name):
 
 
 def _kept_tree(drafter):
-  """The head's slots of drafted nodes count as pairs that stand."""
+  """The head's slots of drafted nodes count as committed pairs."""
 
   def commit(params, state, commit):
     new = drafter.commit(params, state, commit)
@@ -165,7 +165,7 @@ def test_features_follow_the_path_that_stands_and_stay_where_none_does():
       tokens=jnp.zeros((2, 6), jnp.int32), start=jnp.array([5, 7]),
       path=jnp.array([[0, 1, 3, 5]] * 2), length=jnp.array([6, 10]),
       target_output=ModelOutput(logits=jnp.zeros(()), features=features),
-      again=jnp.zeros(2, jnp.int32),
+      num_refed=jnp.zeros(2, jnp.int32),
     ),
   )  # fmt: skip
   assert after.start.tolist() == [3, 7]
@@ -173,19 +173,25 @@ def test_features_follow_the_path_that_stands_and_stay_where_none_does():
   np.testing.assert_array_equal(after.features[1], features[1, [0, 1, 3, 5]])
 
 
-def rungs(*, vocab_size=VOCAB, target=TOY, head=HEAD, idle=Idle.PROPOSE):
+def rungs(
+  *,
+  vocab_size=VOCAB,
+  target=TOY,
+  head=HEAD,
+  empty_rounds=EmptyRoundPolicy.PROPOSE,
+):
   """Chains of 0, 1 and 3 tokens that go on with each other's state."""
   return make_rungs(
     target,
     lambda tree: dataclasses.replace(
       drafters.eagle(head, tree=tree, vocab_size=vocab_size, longest=3),
-      idle=idle,
+      empty_rounds=empty_rounds,
     ),
     rule=rules.get("token"), vocab_size=vocab_size, lengths=(0, 1, 3),
   )  # fmt: skip
 
 
-def share_that_stood(climbing, plan, params=PARAMS):
+def accepted_share(climbing, plan, params=PARAMS):
   """Of the tokens drafted in a round of each of these lengths."""
   state = climbing.longest.init(
     params, PROMPTS[2:3], LENGTHS[2:3], jax.random.key(0), buffer_length=40,
@@ -203,8 +209,8 @@ def share_that_stood(climbing, plan, params=PARAMS):
 def test_the_head_knows_what_stands_whatever_lengths_rounds_had():
   """It has the target's law if it has read all pairs, in every round."""
   plan = (3, 0, 0, 1, 3, 1, 0, 3, 3)
-  assert share_that_stood(rungs(), plan) == 1
-  assert share_that_stood(rungs(idle=Idle.COMMIT), plan) < 1
+  assert accepted_share(rungs(), plan) == 1
+  assert accepted_share(rungs(empty_rounds=EmptyRoundPolicy.COMMIT), plan) < 1
 
 
 def test_a_round_after_those_of_other_lengths_has_the_targets_law():
@@ -236,10 +242,10 @@ def test_a_tree_deeper_than_its_state_is_refused():
   [("chain", "exact"), ("dynamic", "certain")],
 )
 def test_its_laws_are_those_its_tokens_are_drawn_from(name, method):
-  found = exact.check_drafter(
+  actual = exact.check_drafter(
     DRAFTERS[name], NEAR, TOY, vocab_size=VOCAB, max_drafts=VOCAB**3
   )
-  assert found.method == method
+  assert actual.method == method
 
 
 def test_the_laws_of_what_was_drawn_are_not_those_of_what_is_likeliest():
@@ -260,10 +266,10 @@ def test_the_laws_of_what_was_drawn_are_not_those_of_what_is_likeliest():
 def reference_tree(state, params, *, num_nodes, depth, top_k):
   """EAGLE-2's tree by plain Python: `[{path: tokens}]` of each row.
 
-  The toy's laws from whole contexts; what stands is chosen by the cumulative
-  probability, parents first.
+  The toy's laws from whole contexts; accepted tokens are chosen by the
+  cumulative probability, parents first.
   """
-  found = []
+  results = []
   for row in range(len(state.length)):
     text = np.asarray(state.tokens[row, : state.length[row]]).tolist()
     law = lambda path, text=text: np.asarray(
@@ -281,8 +287,8 @@ def reference_tree(state, params, *, num_nodes, depth, top_k):
       scored += below
       frontier = sorted(below, key=lambda x: -x[1])[:top_k]
     best = sorted(scored, key=lambda x: -x[1])[:num_nodes]
-    found.append({path for path, _ in best})
-  return found
+    results.append({path for path, _ in best})
+  return results
 
 
 def test_a_dynamic_tree_has_no_node_without_mass_and_none_by_laws_of_nan():
@@ -333,7 +339,7 @@ def test_the_dynamic_tree_is_that_of_the_paper():
   for row in np.flatnonzero(~np.asarray(state.done)):
     paths = set()
     for node in range(1, drafter.tree.num_nodes):
-      if topology.there[row, node]:
+      if topology.present[row, node]:
         along = np.asarray(topology.paths[row, node])
         along = along[1 : int(topology.depth[row, node]) + 1]
         paths.add(tuple(np.asarray(draft.tokens)[row, along].tolist()))

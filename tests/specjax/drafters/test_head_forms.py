@@ -1,4 +1,4 @@
-"""What every drafter owes the loop, asked of heads in all of their forms.
+"""The contract of drafters with the loop, for heads in all of their forms.
 
 Their laws, the law of what a round gives, rows that do not touch each other,
 rows that begin anew or go on, features that are NaN; and the bugs that heads
@@ -86,14 +86,14 @@ def test_a_round_has_the_targets_law(case):
 def test_laws_are_those_that_tokens_are_drawn_from(name):
   """And a draft depends on its own row, and on nothing that is stale."""
   table = lambda x: jnp.asarray(x, jnp.float32)
-  found = exact.check_drafter(
+  actual = exact.check_drafter(
     toy_heads.make(name, WORDS),
     specjax.Params(target=table(FEW_TARGET), draft=table(FEW_DRAFT)),
     toy_heads.target(WORDS),
     vocab_size=WORDS,
   )
   certain = any(word in name for word in ("certain", "best", "dynamic"))
-  assert found.method == ("certain" if certain else "exact")
+  assert actual.method == ("certain" if certain else "exact")
 
 
 # Which tokens a head with a vocabulary of its own can say.
@@ -205,8 +205,8 @@ def start(name, rows, budgets=BUDGETS):
 
 @functools.cache
 def emitted(name, *rows):
-  found = jitted(name, "generate")(PARAMS, start(name, list(rows)))
-  return rows_of(found)
+  actual = jitted(name, "generate")(PARAMS, start(name, list(rows)))
+  return rows_of(actual)
 
 
 @pytest.mark.parametrize("name", names(*USUAL))
@@ -221,8 +221,8 @@ def test_a_row_emits_what_it_does_alone(name):
     PARAMS, state, 4, PROMPTS[2], LENGTHS[2], key_of(2)[0],
     max_new_tokens=BUDGETS[2], sampling=make_sampling(1, temperature=0.8),
   )  # fmt: skip
-  found = rows_of(jitted(name, "generate")(PARAMS, refilled))
-  assert found == [*together[:4], together[2]]
+  actual = rows_of(jitted(name, "generate")(PARAMS, refilled))
+  assert actual == [*together[:4], together[2]]
 
 
 @pytest.mark.parametrize(
@@ -237,13 +237,13 @@ def test_a_text_goes_on_as_one_that_was_given_whole(name):
   )  # fmt: skip
   text = np.asarray(longer.tokens[2, : longer.length[2]])
   assert text[-2:].tolist() == [4, 1]
-  found = rows_of(jitted(name, "generate")(PARAMS, longer))[2]
+  actual = rows_of(jitted(name, "generate")(PARAMS, longer))[2]
   fresh = jitted(name, "init")(
     PARAMS, jnp.asarray(text[None]), jnp.array([len(text)]), key_of(2),
     buffer_length=48, max_new_tokens=np.array([9], np.int32),
     sampling=make_sampling(1, temperature=0.8),
   )  # fmt: skip
-  assert [found] == rows_of(jitted(name, "generate")(PARAMS, fresh))
+  assert [actual] == rows_of(jitted(name, "generate")(PARAMS, fresh))
 
 
 @pytest.mark.parametrize(
@@ -255,8 +255,8 @@ def test_features_that_are_nan_are_of_their_own_row(name):
 
   def apply(params, tokens, cache, **options):
     output, cache = decoder.target.apply(params, tokens, cache, **options)
-    own = jnp.arange(len(tokens))[:, None, None] == 0
-    features = jnp.where(own, jnp.nan, output.features)
+    is_first_row = jnp.arange(len(tokens))[:, None, None] == 0
+    features = jnp.where(is_first_row, jnp.nan, output.features)
     return dataclasses.replace(output, features=features), cache
 
   broken = dataclasses.replace(

@@ -40,7 +40,7 @@ def begin(prompts=PROMPTS, lengths=LENGTHS, *, decoder=DECODER, temperature=0.0,
 
 
 class Slow:
-  """One row of the drafter in plain Python, from what was fed and stood."""
+  """One row of the drafter in plain Python, from what was fed and accepted."""
 
   def __init__(self, text):
     self.fed, self.pool = [], []
@@ -66,12 +66,12 @@ class Slow:
 
   def guesses(self, root):
     """Paths from the root, those of the newest sequences first."""
-    found = [g[1:] for g in reversed(self.pool) if g[0] == root][:G]
-    each = (g[: d + 1] for g in found for d in range(N - 1))
+    actual = [g[1:] for g in reversed(self.pool) if g[0] == root][:G]
+    each = (g[: d + 1] for g in actual for d in range(N - 1))
     return list(dict.fromkeys(each))
 
   def after(self, context, accepted, table):
-    """A round that stood on `context`, of which so many tokens were new."""
+    """A round that committed `context`, of which so many tokens were new."""
     root = context[-1]
     level0 = [root, *self.window[0][1:]]
     new = []
@@ -88,12 +88,12 @@ class Slow:
 def paths_of(draft, row):
   """The tokens on the way to each node of a row that is there."""
   topology = draft.topology()
-  found = []
+  results = []
   for node in range(1, draft.tree.num_nodes):
-    if topology.there[row, node]:
+    if topology.present[row, node]:
       way = topology.paths[row, node, 1 : topology.depth[row, node] + 1]
-      found.append(tuple(np.asarray(draft.tokens[row])[way].tolist()))
-  return found
+      results.append(tuple(np.asarray(draft.tokens[row])[way].tolist()))
+  return results
 
 
 def test_rounds_do_what_a_slow_reading_of_the_paper_does():
@@ -121,9 +121,9 @@ def test_rounds_do_what_a_slow_reading_of_the_paper_does():
     after = rows_of(state)
     for row in np.flatnonzero(running):
       one, root = slow[row], texts[row][-1]
-      found = paths_of(draft, row)
-      assert found == one.guesses(root)
-      hits += bool(found)
+      actual = paths_of(draft, row)
+      assert actual == one.guesses(root)
+      hits += bool(actual)
       lanes = draft.tokens[row, draft.tree.num_nodes :].tolist()
       assert lanes == [*itertools.chain(*one.window)][1:]
       one.after(texts[row], after[row][len(texts[row]) : -1], table)
@@ -192,18 +192,18 @@ def test_what_follows_a_column_is_the_likeliest_that_is_a_number(from_text):
   state = dataclasses.replace(state, window=jnp.array([[[0, 2]]]))
   nan = jnp.nan  # those of the newest token, of a guess, and of a lane
   logits = jnp.array([[[0, 2, 1, 9], [3, 0, 0, 0], [nan, 1, 2, 9]]])
-  found = small.commit(
+  actual = small.commit(
     None, state,
     Commit(
       tokens=jnp.array([[1, 0, 2]]), start=jnp.array([4]),
       path=jnp.array([[0, 1]]), length=jnp.array([7]),
-      target_output=ModelOutput(logits=logits), again=jnp.array([0]),
+      target_output=ModelOutput(logits=logits), num_refed=jnp.array([0]),
     ),
   )  # fmt: skip
-  assert found.window.tolist() == [[[1, 2]]]
-  assert found.tail.tolist() == [[0]]
+  assert actual.window.tolist() == [[[1, 2]]]
+  assert actual.tail.tolist() == [[0]]
   of_text = [(1, 0)] if from_text else []
-  assert in_pool(found.pool) == [(1, 1), (2, 2), *of_text]
+  assert in_pool(actual.pool) == [(1, 1), (2, 2), *of_text]
 
 
 def test_greedy_rows_are_what_plain_decoding_emits():

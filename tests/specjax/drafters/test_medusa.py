@@ -65,7 +65,7 @@ def expected_logits(state, row):
 
 @pytest.mark.parametrize("name", ["sampled", "certain"])
 def test_heads_read_the_feature_of_the_newest_token_that_was_read(name):
-  """After a prompt and after rounds, whatever of a tree stands."""
+  """After a prompt and after rounds, whatever of a tree is accepted."""
   drafter, rule = DRAFTERS[name]
   decoder = specjax.make_decoder(TOY, drafter=drafter, rule=rule)
   state = start(decoder)
@@ -78,13 +78,13 @@ def test_heads_read_the_feature_of_the_newest_token_that_was_read(name):
         continue
       logits = expected_logits(state, row)
       for node in range(1, shape.num_nodes):
-        own = logits[shape.depth[node] - 1]
+        of_depth = logits[shape.depth[node] - 1]
         if name == "certain":
-          ranked = np.argsort(-own, kind="stable")
+          ranked = np.argsort(-of_depth, kind="stable")
           assert draft.tokens[row, node] == ranked[shape.rank[node]]
         else:
           np.testing.assert_allclose(
-            draft.log_probs[row, node], jax.nn.log_softmax(own), atol=1e-5
+            draft.log_probs[row, node], jax.nn.log_softmax(of_depth), atol=1e-5
           )
     state, _ = step(PARAMS, state)
 
@@ -94,10 +94,10 @@ def test_heads_read_the_feature_of_the_newest_token_that_was_read(name):
   [("sampled", "exact"), ("distinct", "exact"), ("certain", "certain")],
 )
 def test_its_laws_are_those_its_tokens_are_drawn_from(name, method):
-  found = exact.check_drafter(
+  actual = exact.check_drafter(
     DRAFTERS[name][0], PARAMS, TOY, vocab_size=VOCAB, max_drafts=VOCAB**4
   )
-  assert found.method == method
+  assert actual.method == method
 
 
 @pytest.mark.parametrize("name", ["sampled", "certain"])
@@ -125,8 +125,8 @@ def test_published_trees_have_the_nodes_that_were_counted():
 
 
 def test_a_tree_is_made_of_paths_of_ranks():
-  found = shapes.tree_of_ranks(((0, 0), (1,), (0,), (1, 0), (1, 0, 0)))
-  assert found.parents == (-1, 0, 0, 1, 2, 4)
+  actual = shapes.tree_of_ranks(((0, 0), (1,), (0,), (1, 0), (1, 0, 0)))
+  assert actual.parents == (-1, 0, 0, 1, 2, 4)
   for paths, message in (
     (((0,), (0,)), "named once"),
     (((0,), (0, 1)), r"\(0, 1\) is there, and \(0, 0\) is not"),

@@ -165,7 +165,7 @@ def test_wrong_places_and_states_are_caught(expected, mutant):
 def test_more_layers_than_tokens_are_not_read():
   drafter = of(3, "chain")
   assert drafter.passes == (8, 8, 8, 1, 2, 3, 4)
-  assert drafter.again == 9
+  assert drafter.num_refed == 9
   head = toys.layered_head(VOCAB, num_features=LAYERS, num_depths=3)
   two = drafters.mtp(head, tokens=2, vocab_size=VOCAB)
   assert two.passes == (4, 4, 1)

@@ -63,7 +63,7 @@ def log_law(table, context):
 
 
 def ring_error(state, ring) -> float:
-  """How far a ring is from what the texts of a state say it must be.
+  """Distance of a ring from the one that the texts of a state imply.
 
   Every entry but tokens and places is held against the target in plain Python.
   """
@@ -153,10 +153,10 @@ def small_ring(**changes):
 def test_no_two_new_entries_go_to_one_place():
   written, count = map(np.ravel, np.meshgrid(range(11), range(8)))
   places = online._places(written, count, width=7, room=5)
-  for begun, of, found in zip(written, count, places, strict=True):
+  for begun, of, actual in zip(written, count, places, strict=True):
     newest = range(max(of - 5, 0), of)
     expected = [(begun + i) % 5 if i in newest else 5 for i in range(7)]
-    assert found.tolist() == expected
+    assert actual.tolist() == expected
 
 
 def test_laws_are_kept_above_a_floor_and_those_that_are_nan_not_at_all():
@@ -165,7 +165,7 @@ def test_laws_are_kept_above_a_floor_and_those_that_are_nan_not_at_all():
     tokens=jnp.array([[2, 0, 1]]), start=jnp.array([6]),
     path=jnp.array([[0, 1, 2]]), length=jnp.array([9]),
     target_output=specjax.types.ModelOutput(logits=logits),
-    again=jnp.array([0]),
+    num_refed=jnp.array([0]),
   )  # fmt: skip
   ring = online._written(small_ring(), commit, vocab_size=3)
   assert int(ring.written[0]) == 2
@@ -222,14 +222,14 @@ def said_error(laws, params, ring, expected) -> float:
   """The largest error of what a draft says of the texts of a ring."""
   ring = online.in_order(ring)
   logits, said = jax.jit(laws)(params, ring)
-  found = np.asarray(jax.nn.log_softmax(logits))
+  actual = np.asarray(jax.nn.log_softmax(logits))
   text, worst, counted = online.texts(ring), 0.0, 0
   for row, entry in np.argwhere(np.asarray(said)):
     mine = np.asarray(text[row]) == int(text[row, entry])
     mine &= np.arange(len(mine)) <= entry
     context = np.asarray(ring.tokens[row])[mine]
     want = log_law(expected, context)
-    worst = max(worst, float(np.abs(found[row, entry] - want).max()))
+    worst = max(worst, float(np.abs(actual[row, entry] - want).max()))
     counted += 1
   assert counted > 20
   return worst
@@ -428,10 +428,10 @@ def test_updates_between_rounds_compile_nothing_anew():
 
 @pytest.mark.parametrize("name", TREES)
 def test_its_laws_are_those_its_tokens_are_drawn_from(name):
-  found = exact.check_drafter(
+  actual = exact.check_drafter(
     DRAFTERS[name], PARAMS, MODEL, max_drafts=VOCAB**3, **OF
   )
-  assert found.method == {"chain": "exact", "paths": "sampled"}[name]
+  assert actual.method == {"chain": "exact", "paths": "sampled"}[name]
 
 
 def test_a_row_that_is_not_taught_does_not_depend_on_its_neighbours():

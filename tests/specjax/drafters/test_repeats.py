@@ -114,16 +114,16 @@ def test_a_round_of_other_drafters_has_the_targets_law(inner):
 def test_its_laws_are_those_its_tokens_are_of():
   params = specjax.Params(target=jnp.asarray(TARGET), draft=jnp.asarray(NEAR))
   drafter = reading_on(min_match=1)
-  found = exact.check_drafter(drafter, params, TOY, vocab_size=VOCAB)
-  assert found.method == "exact"
+  actual = exact.check_drafter(drafter, params, TOY, vocab_size=VOCAB)
+  assert actual.method == "exact"
 
 
 def test_a_looked_up_token_under_the_law_of_the_draft_is_caught(monkeypatch):
   """It was not drawn from it: p/q on a certain token is lossy."""
   chosen = repeats._chosen
 
-  def claims(rows, found, drafted):
-    draft = chosen(rows, found, drafted)
+  def claims(rows, actual, drafted):
+    draft = chosen(rows, actual, drafted)
     return dataclasses.replace(draft, log_probs=drafted.log_probs)
 
   monkeypatch.setattr(repeats, "_chosen", claims)
@@ -143,7 +143,7 @@ def test_what_followed_is_drafted_where_the_text_repeats_itself():
 
 
 def test_the_head_knows_what_stands_after_texts_were_read_on():
-  """With the target's own law all that it drafts stands, after any round.
+  """With the target's own law all that it drafts is accepted, after any round.
 
   Rounds commit more tokens than its policy ever lets it draft.
   """
@@ -158,11 +158,11 @@ def test_the_head_knows_what_stands_after_texts_were_read_on():
   for _ in range(6):
     running = ~np.asarray(state.done)
     state, info = step(params, state)
-    there = np.asarray(info.draft.topology().there).sum(1) - 1
-    after_more = running & (there == 1) & (before > 2)
-    stands = np.asarray(info.node_probs)[after_more, 1]
-    assert np.all(stands > 1 - 1e-5)
-    judged += len(stands)
+    present = np.asarray(info.draft.topology().present).sum(1) - 1
+    after_more = running & (present == 1) & (before > 2)
+    probability = np.asarray(info.node_probs)[after_more, 1]
+    assert np.all(probability > 1 - 1e-5)
+    judged += len(probability)
     before = np.asarray(info.num_emitted)
   assert judged > 5
 
@@ -176,13 +176,13 @@ def test_the_longest_match_is_read_on_and_not_the_newest():
 
 def test_greedy_text_is_that_of_plain_decoding():
   texts = [AGAIN, ANEW, [1, 1, 2, 2, 0]]
-  found = []
+  results = []
   for drafter in (drafters.plain(), reading_on(min_match=1)):
     decoder = specjax.make_decoder(TOY, drafter=drafter)
     params, state = begun(decoder, NEAR, texts, temperature=0.0)
     done = jax.jit(decoder.generate)(params, state)
-    found.append(np.asarray(done.tokens)[:, :35])
-  np.testing.assert_array_equal(*found)
+    results.append(np.asarray(done.tokens)[:, :35])
+  np.testing.assert_array_equal(*results)
 
 
 def test_no_pass_is_made_for_rows_that_read_on():
@@ -191,9 +191,9 @@ def test_no_pass_is_made_for_rows_that_read_on():
   for texts, fed in (([AGAIN, AGAIN], 0), ([AGAIN, ANEW], DEPTH)):
     params, state = begun(decoder, NEAR, texts)
     draft, after, _ = decoder.propose(params, state)
-    # The pass that reads what stands is made in any case.
+    # The pass that reads committed pairs is made in any case.
     assert int(after.passes) == max(fed, 1)
-    assert draft.topology().there.sum(1).tolist() == [DEPTH + 1] * 2
+    assert draft.topology().present.sum(1).tolist() == [DEPTH + 1] * 2
 
 
 def test_rows_that_are_done_ask_for_no_pass():

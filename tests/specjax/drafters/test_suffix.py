@@ -35,7 +35,7 @@ def texts(count, *, words=3, seed=0):
 
 def slow_hits(text, count):
   """`(match, continuation)` of the best occurrences of a text's end."""
-  last, found = len(text) - 1, []
+  last, actual = len(text) - 1, []
   for end in range(last):
     match = 0
     while (
@@ -46,22 +46,22 @@ def slow_hits(text, count):
       match += 1
     if match:
       ahead = [end + 1 + i % (last - end) for i in range(DEPTH)]
-      found.append((match, end, tuple(text[i] for i in ahead)))
-  found.sort(reverse=True)
-  return [(match, tokens) for match, _, tokens in found[:count]]
+      actual.append((match, end, tuple(text[i] for i in ahead)))
+  actual.sort(reverse=True)
+  return [(match, tokens) for match, _, tokens in actual[:count]]
 
 
 def slow_corpus_hits(documents, text):
   """All continuations of the longest end of a text, in lexicographic order."""
   for match in range(min(MOST, len(text)), 0, -1):
-    found = []
+    results = []
     for document in documents:
       for at in range(len(document) - match + 1):
         if document[at : at + match] == text[-match:]:
           # What comes last in the order is the end of a document: cut off.
-          found.append(tuple(document[at + match :]))
-    if found:
-      return [(match, tokens[:DEPTH]) for tokens in sorted(found)]
+          results.append(tuple(document[at + match :]))
+    if results:
+      return [(match, tokens[:DEPTH]) for tokens in sorted(results)]
   return []
 
 
@@ -93,7 +93,7 @@ def slow_values(hits, *, per_match, min_prob):
 
 
 def first_of(ways, beginning):
-  """Which of the continuations is the first to begin so."""
+  """The first of the continuations that begins so."""
   return next(i for i, w in enumerate(ways) if w[: len(beginning)] == beginning)
 
 
@@ -113,14 +113,14 @@ def slow_tree(sources, all_hits):
 
 def trie_paths(trie, row):
   """The beginnings that a row's trie holds, in its order."""
-  paths, found = {0: ()}, []
+  paths, actual = {0: ()}, []
   for node, (token, parent) in enumerate(
     zip(trie.tokens[row], trie.parents[row], strict=True), start=1
   ):
     if parent >= 0:
       paths[node] = (*paths[int(parent)], int(token))
-      found.append(paths[node])
-  return found
+      actual.append(paths[node])
+  return actual
 
 
 @pytest.mark.parametrize("per_match", [1.5, math.inf])
@@ -132,22 +132,22 @@ def test_a_rows_tree_is_that_of_plain_counting(count, per_match):
 
   @jax.jit
   def run(buffers, lengths):
-    found = occurrences.in_text(buffers, lengths, count=count, **SIZES)
-    return found, occurrences.together([found], **rule)
+    actual = occurrences.in_text(buffers, lengths, count=count, **SIZES)
+    return actual, occurrences.together([actual], **rule)
 
-  found, trie = jax.device_get(run(buffers, lengths))
+  actual, trie = jax.device_get(run(buffers, lengths))
   sizes = set()
   for row, length in enumerate(lengths):
     text = buffers[row, :length].tolist()
     hits = slow_hits(text, count)
-    real = found.match[row] > 0
+    real = actual.match[row] > 0
     np.testing.assert_array_equal(
-      found.there[row], np.repeat(real[:, None], DEPTH, axis=1)
+      actual.present[row], np.repeat(real[:, None], DEPTH, axis=1)
     )
     assert [
       (int(m), tuple(t.tolist()))
       for m, t in zip(
-        found.match[row][real], found.tokens[row][real], strict=True
+        actual.match[row][real], actual.tokens[row][real], strict=True
       )
     ] == hits
     taken = slow_values(hits, per_match=per_match, min_prob=0.25)
@@ -183,16 +183,18 @@ def test_the_corpus_is_asked_for_the_longest_end_that_it_has():
   run = jax.jit(
     lambda c, t, n: corpus_lib.in_corpus(c, t, n, count=600, **SIZES)
   )
-  found = jax.device_get(run(built, buffers, lengths))
+  actual = jax.device_get(run(built, buffers, lengths))
   matches = set()
   for row, length in enumerate(lengths):
     hits = slow_corpus_hits(DOCUMENTS, buffers[row, :length].tolist())
-    here = found.match[row] > 0
+    here = actual.match[row] > 0
     each = zip(
-      found.match[row][here], found.tokens[row][here], found.there[row][here],
+      actual.match[row][here],
+      actual.tokens[row][here],
+      actual.present[row][here],
       strict=True,
-    )  # fmt: skip
-    fast = [(int(m), tuple(t[there].tolist())) for m, t, there in each]
+    )
+    fast = [(int(m), tuple(t[present].tolist())) for m, t, present in each]
     assert fast == hits
     matches.add(hits[0][0] if hits else 0)
   assert {0, 1, MOST} <= matches
@@ -201,12 +203,12 @@ def test_the_corpus_is_asked_for_the_longest_end_that_it_has():
 def test_of_many_occurrences_the_share_of_each_continuation_stays():
   documents = [[7, 1]] * 30 + [[7, 2]] * 60 + [[7, 3]] * 10
   built = jax.tree.map(jnp.asarray, corpus_lib.build(documents))
-  found = corpus_lib.in_corpus(
+  actual = corpus_lib.in_corpus(
     built, jnp.array([[5, 7]]), jnp.array([2]), count=10, depth=2, max_match=3
   )
-  assert found.tokens[0, :, 0].tolist() == [1] * 3 + [2] * 6 + [3]
-  assert not found.there[0, :, 1].any()
-  assert (found.match[0] == 1).all()
+  assert actual.tokens[0, :, 0].tolist() == [1] * 3 + [2] * 6 + [3]
+  assert not actual.present[0, :, 1].any()
+  assert (actual.match[0] == 1).all()
 
 
 def test_of_a_corpus_nothing_is_taken_from_an_unknown_token_on():
@@ -218,13 +220,13 @@ def test_of_a_corpus_nothing_is_taken_from_an_unknown_token_on():
   text = types.SimpleNamespace(
     tokens=jnp.array([[2, 1, 9]]), length=jnp.array([2])
   )
-  (found,) = find(jax.tree.map(jnp.asarray, index), text)
+  (actual,) = find(jax.tree.map(jnp.asarray, index), text)
   ways = [
-    tokens[there].tolist()
-    for tokens, there in zip(found.tokens[0], found.there[0], strict=True)
+    tokens[present].tolist()
+    for tokens, present in zip(actual.tokens[0], actual.present[0], strict=True)
   ]
   assert ways == [[], [2], [4, 3, 1], []]
-  assert (found.match[0] == 1).all()
+  assert (actual.match[0] == 1).all()
 
 
 def test_a_node_has_room_for_as_many_children_as_a_tree_can_have():
@@ -261,12 +263,12 @@ def test_both_sources_are_one_tree():
 def test_the_commonest_sibling_is_the_eldest():
   """Of more children than a tree may have, the rarest are not verified."""
   tokens = jnp.array([[[4], [5], [6], [5], [6], [6]]])
-  there = jnp.ones_like(tokens, bool)
-  found = occurrences.Occurrences(
-    tokens=tokens, there=there, match=jnp.ones((1, 6), int)
+  present = jnp.ones_like(tokens, bool)
+  actual = occurrences.Occurrences(
+    tokens=tokens, present=present, match=jnp.ones((1, 6), int)
   )
   trie = occurrences.together(
-    [found], num_nodes=3, max_match=1, nodes_per_match=9, min_prob=0
+    [actual], num_nodes=3, max_match=1, nodes_per_match=9, min_prob=0
   )
   assert trie.tokens.tolist() == [[6, 5, 4]]
   assert trie.parents.tolist() == [[0, 0, 0]]
@@ -274,9 +276,9 @@ def test_the_commonest_sibling_is_the_eldest():
 
 def test_what_begins_alike_is_joined():
   tokens = jnp.array([[[1, 2, 3], [1, 2, 4], [5, 2, 3], [1, 2, 3]]])
-  there = jnp.ones_like(tokens, bool).at[0, 2, 2].set(False)
-  found, parents = tries.joined(tokens, there)
-  assert found.shape == parents.shape == (1, 12)
+  present = jnp.ones_like(tokens, bool).at[0, 2, 2].set(False)
+  actual, parents = tries.joined(tokens, present)
+  assert actual.shape == parents.shape == (1, 12)
   assert parents[0].tolist() == [0, 1, 2, -1, -1, 2, 0, 7, -1, -1, -1, -1]
 
 

@@ -1,4 +1,4 @@
-"""What stopping does to the law: every claim of docs/adaptive.md, enumerated.
+"""Stopping and the output law: every claim of docs/adaptive.md, enumerated.
 
 Rounds of the shipped loop under every policy, in states in which rows have
 learned something; a depth that rows share; what is lossy, and its repair.
@@ -79,7 +79,7 @@ def _x64():
 def params(policy=None):
   draft = jnp.asarray(DRAFT)
   if policy is not None and policy.width:
-    draft = chains.Parts(own=draft, policy=jnp.asarray(HEAD))
+    draft = chains.Parts(drafter=draft, policy=jnp.asarray(HEAD))
   return specjax.Params(target=jnp.asarray(TARGET), draft=draft)
 
 
@@ -114,15 +114,15 @@ def test_a_round_under_a_policy_has_the_targets_law(policy, rule):
 
 
 def test_no_lossless_rule_of_chains_that_may_end_is_left_out():
-  tree, found = under(POLICIES["2"]).tree, set()
+  tree, actual = under(POLICIES["2"]).tree, set()
   for name, rule in rules.RULES.items():
     try:
       rule.check(tree, IID)
     except ValueError:
       continue
     if rule.lossless:
-      found.add(name)
-  assert found - {"gumbel_list"} == set(CHAIN_RULES)
+      actual.add(name)
+  assert actual - {"gumbel_list"} == set(CHAIN_RULES)
 
 
 @pytest.mark.parametrize("policy", ["confidence", "predicted"])
@@ -131,7 +131,7 @@ def test_policies_end_some_of_the_drafts_that_are_enumerated(policy):
   decoder = specjax.make_decoder(MODEL, drafter=under(policy))
   state = learned(decoder, policy=policy)
   every = exact.drafts(decoder, params(policy), state)
-  depths = np.asarray(every.draft.topology().there.sum(axis=1)) - 1
+  depths = np.asarray(every.draft.topology().present.sum(axis=1)) - 1
   assert len(set(depths.tolist())) > 1
 
 
@@ -150,13 +150,13 @@ def ended_by_its_own(policy):
   """The mutant: the token that made the row stop is dropped, not kept."""
   whole = drafters.model(MODEL, tree=chain(DEPTH), vocab_size=VOCAB)
 
-  def there(draft, context):
+  def present(draft, context):
     del context
     each = jnp.take_along_axis(draft.log_probs, draft.tokens[..., None], -1)
     sure = jnp.exp(each[..., 0]) > policy
     return jnp.cumprod(sure.at[:, 0].set(True), axis=1) > 0
 
-  return forms.masked(whole, there)
+  return forms.masked(whole, present)
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])
@@ -179,8 +179,8 @@ def test_by_hand_one_dropped_token_and_the_null_symbol(p, q, keep, wrong):
 
   def propose(inner, params, state, cache, context):
     draft, state, cache = inner.propose(params, state, cache, context)
-    there = jnp.asarray(keep)[draft.tokens].at[:, 0].set(True)
-    parents = jnp.where(there, np.array([-1, 0]), -1)
+    present = jnp.asarray(keep)[draft.tokens].at[:, 0].set(True)
+    parents = jnp.where(present, np.array([-1, 0]), -1)
     tree = dataclasses.replace(inner.tree, form=Form.MASKED)
     return (
       dataclasses.replace(draft, tree=tree, parents=parents), state, cache
@@ -273,7 +273,7 @@ def joint_of(policy, rule, levels=2):
       drawn.append(jnp.take_along_axis(log_probs[:, 0], tokens[:, None], 1))
       return tokens[:, None]
 
-    found, said = decoder.look(params, state, draws=draws)
+    actual, said = decoder.draft_and_verify(params, state, draws=draws)
     after = jnp.stack(
       [
         jnp.exp(said.next_log_probs(jnp.full((2,), n)))
@@ -281,7 +281,7 @@ def joint_of(policy, rule, levels=2):
       ],
       axis=1,
     )
-    depths = found.draft.topology().there.sum(axis=1) - 1
+    depths = actual.draft.topology().present.sum(axis=1) - 1
     return sum(drawn).sum(), said.node_probs, after, depths
 
   log_prob, node_probs, after, depths = (
@@ -300,7 +300,7 @@ def joint_of(policy, rule, levels=2):
 
   def outcome(row, number):
     """The law of one row's tokens given both drafts."""
-    found = np.zeros(shape)
+    actual = np.zeros(shape)
     for node in range(levels + 1):
       kept = tuple(table[number, row, :node])
       law = np.zeros(shape)
@@ -314,21 +314,21 @@ def joint_of(policy, rule, levels=2):
             continue
           following = law_of((*prompts[row], *text))
           stack += [((*text, t), mass * following[t]) for t in range(VOCAB)]
-      found += law
-    return found.ravel()
+      actual += law
+    return actual.ravel()
 
   joint = np.zeros((VOCAB ** (levels + 1),) * 2)
   for number, weight in enumerate(np.exp(log_prob)):
     joint += weight * np.outer(outcome(0, number), outcome(1, number))
-  own = []
+  alone = []
   for prompt in prompts:
     law = np.zeros(shape)
     for text in itertools.product(range(VOCAB), repeat=levels + 1):
       law[text] = np.prod(
         [law_of((*prompt, *text[:i]))[t] for i, t in enumerate(text)]
       )
-    own.append(law.ravel())
-  return joint, own, depths
+    alone.append(law.ravel())
+  return joint, alone, depths
 
 
 @pytest.mark.parametrize(
@@ -336,18 +336,18 @@ def joint_of(policy, rule, levels=2):
 )
 def test_rows_that_share_a_depth_stay_independent(rule):
   """And each has the target's law, though tokens of one decide for both."""
-  joint, own, depths = joint_of(POLICIES["together"], rule)
+  joint, alone, depths = joint_of(POLICIES["together"], rule)
   assert (depths[:, 0] == depths[:, 1]).all()
   assert len(set(depths[:, 0].tolist())) > 1
   assert joint.sum() == pytest.approx(1, abs=1e-9)
-  assert np.abs(joint - np.outer(*own)).max() < LIMIT
+  assert np.abs(joint - np.outer(*alone)).max() < LIMIT
 
 
 def test_a_budget_that_drops_drawn_tokens_of_other_rows_is_lossy():
   """The mutant: of two rows' second tokens the less likely one is dropped."""
   whole = drafters.model(MODEL, tree=chain(2), vocab_size=VOCAB)
 
-  def there(draft, context):
+  def present(draft, context):
     del context
     each = jnp.take_along_axis(draft.log_probs, draft.tokens[..., None], -1)
     sure = jnp.sum(each[:, 1:, 0], axis=1)
@@ -357,14 +357,16 @@ def test_a_budget_that_drops_drawn_tokens_of_other_rows_is_lossy():
   class Budget:  # stands where a policy does, in `joint_of`
     pass
 
-  masked = forms.masked(whole, there)
+  masked = forms.masked(whole, present)
   original = drafters.model
   try:
     drafters.model = lambda *args, **more: masked
-    joint, own, _ = joint_of(Budget(), "token")
+    joint, alone, _ = joint_of(Budget(), "token")
   finally:
     drafters.model = original
-  found = [joint.sum(axis=1), joint.sum(axis=0)]
-  wrong = [0.5 * np.abs(a - b).sum() for a, b in zip(found, own, strict=True)]
+  actual = [joint.sum(axis=1), joint.sum(axis=0)]
+  wrong = [
+    0.5 * np.abs(a - b).sum() for a, b in zip(actual, alone, strict=True)
+  ]
   assert max(wrong) > 1e-3
-  assert 0.5 * np.abs(joint - np.outer(*own)).sum() > 1e-3
+  assert 0.5 * np.abs(joint - np.outer(*alone)).sum() > 1e-3

@@ -220,9 +220,9 @@ def test_draws_of_its_own_are_held_against_the_laws_by_sampling():
     ),
     lambda draft, context: own_draws(draft, context, bend),
   )  # fmt: skip
-  found = check(silent(1.0))
-  assert found.method == "sampled"
-  assert found.p_value > 1e-6
+  actual = check(silent(1.0))
+  assert actual.method == "sampled"
+  assert actual.p_value > 1e-6
   with pytest.raises(ValueError, match="is not drawn from the law"):
     check(silent(0.6))
 
@@ -312,12 +312,12 @@ def test_rare_tokens_are_no_alarm_and_none_may_come_too_often():
 
 
 def test_a_larger_vocabulary_is_sampled():
-  found = exact.check_drafter(
+  actual = exact.check_drafter(
     decoding.DRAFTERS["paths"], decoding.PARAMS, decoding.MODEL,
     vocab_size=decoding.VOCAB, num_samples=2000,
   )  # fmt: skip
-  assert found.method == "sampled"
-  assert np.isfinite(found.p_value)
+  assert actual.method == "sampled"
+  assert np.isfinite(actual.p_value)
 
 
 def test_siblings_of_different_laws_are_not_independent():
@@ -368,11 +368,11 @@ def test_siblings_that_are_drawn_in_a_loop_are_sampled():
   tree = Tree((-1, *[0] * 9, 1))
   vocab = 9
   table = toys.table(vocab, seed=3)
-  found = exact.check_drafter(
+  actual = exact.check_drafter(
     forms.table_drafter(vocab, tree, WITHOUT_REPLACEMENT),
     specjax.Params(target=jnp.asarray(table), draft=jnp.asarray(table)),
     toys.table_model(vocab),
     vocab_size=vocab,
     num_samples=512,
   )
-  assert found.method == "sampled"
+  assert actual.method == "sampled"

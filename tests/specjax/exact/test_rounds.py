@@ -165,8 +165,8 @@ def test_rules_that_test_in_turn_allow_a_sibling_after_its_elder(rule):
 
 
 def test_match_allows_any_shape_whatever_decided_it():
-  for there in (forms.dropped_for_its_value, forms.reranked_by_its_tokens):
-    assert error(forms.masked(of_table(FAMILY), there), "match") < LIMIT
+  for present in (forms.dropped_for_its_value, forms.reranked_by_its_tokens):
+    assert error(forms.masked(of_table(FAMILY), present), "match") < LIMIT
 
 
 def test_a_lane_that_is_verified_is_caught():

@@ -22,11 +22,11 @@ _FAST = ("token", "match", "typical", "decoding_uno")
 )
 def test_a_rule_is_what_it_says(name):
   rule = rules.get(name)
-  found = exact.check_rule(rule)
-  assert found.num_cases >= 7
-  assert found.error < 1e-9
-  assert found.reports == (not rule.lossless)
-  assert (found.total_variation < 1e-9) == rule.lossless
+  actual = exact.check_rule(rule)
+  assert actual.num_cases >= 7
+  assert actual.error < 1e-9
+  assert actual.reports == (not rule.lossless)
+  assert (actual.total_variation < 1e-9) == rule.lossless
 
 
 def broken(name, **changes):
@@ -34,9 +34,9 @@ def broken(name, **changes):
   rule = rules.get(name)
 
   def verify(draft, target):
-    found = rule.verify(draft, target)
-    new = {key: change(found, target) for key, change in changes.items()}
-    return dataclasses.replace(found, **new)
+    said = rule.verify(draft, target)
+    new = {key: change(said, target) for key, change in changes.items()}
+    return dataclasses.replace(said, **new)
 
   return dataclasses.replace(rule, verify=verify)
 
@@ -51,41 +51,41 @@ def broken(name, **changes):
     (
       broken(
         "token",
-        next_log_probs=lambda found, target: lambda node: target[:, 0],
+        next_log_probs=lambda said, target: lambda node: target[:, 0],
       ),
       "lossless, and the law",
     ),
     (
-      broken("token", node_probs=lambda found, target: found.node_probs * 0.9),
+      broken("token", node_probs=lambda said, target: said.node_probs * 0.9),
       "has probability 0.9 in all",
     ),
     (
       broken(
-        "token", node_probs=lambda found, target: found.node_probs * jnp.nan
+        "token", node_probs=lambda said, target: said.node_probs * jnp.nan
       ),
       "are no numbers",
     ),
     (
       broken(
         "typical",
-        total_variation=lambda found, target: found.total_variation / 2,
+        total_variation=lambda said, target: said.total_variation / 2,
       ),
       "from the target, which is off by",
     ),
     (
       broken(
         "typical",
-        total_variation=lambda found, target: jnp.where(
+        total_variation=lambda said, target: jnp.where(
           target.shape[1] == 3, 0.5, 1
         )
-        * found.total_variation,
+        * said.total_variation,
       ),
       r"parents \(-1, 0, 1\).* from the target, which is off by",
     ),
     (
       broken(
         "token",
-        total_variation=lambda found, target: 0.3 + 0 * found.node_probs,
+        total_variation=lambda said, target: 0.3 + 0 * said.node_probs,
       ),
       "said to be 0.3 from the target, which is off by 0.3",
     ),
@@ -101,10 +101,10 @@ def test_a_rule_that_lies_is_caught(rule, words):
 
 
 def test_a_rule_that_reports_nothing_is_known_as_one():
-  silent = broken("typical", total_variation=lambda found, target: None)
-  found = exact.check_rule(silent)
-  assert not found.reports
-  assert found.total_variation > 0.01
+  silent = broken("typical", total_variation=lambda said, target: None)
+  actual = exact.check_rule(silent)
+  assert not actual.reports
+  assert actual.total_variation > 0.01
 
 
 def test_a_rule_that_takes_no_tree_is_not_checked():

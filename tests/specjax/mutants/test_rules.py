@@ -118,14 +118,14 @@ def patched(rule, module, **replaced) -> Rule:
 
   def verify(draft, target):
     with mock.patch.multiple(module, **replaced):
-      found = rule.verify(draft, target)
+      actual = rule.verify(draft, target)
 
     def next_log_probs(node):
       with mock.patch.multiple(module, **replaced):
-        return found.next_log_probs(node)
+        return actual.next_log_probs(node)
 
     return Verification(
-      node_probs=found.node_probs, next_log_probs=next_log_probs
+      node_probs=actual.node_probs, next_log_probs=next_log_probs
     )
 
   return like(rule, verify)
@@ -198,10 +198,10 @@ def one_too_high(rule) -> Rule:
   """The round ends one node above the one that the rule says."""
 
   def verify(draft, target):
-    found, tree = rule.verify(draft, target), draft.tree
+    actual, tree = rule.verify(draft, target), draft.tree
     shift = np.zeros((tree.num_nodes, tree.num_nodes))
     shift[np.arange(tree.num_nodes), np.maximum(tree.parents, 0)] = 1
-    return dataclasses.replace(found, node_probs=found.node_probs @ shift)
+    return dataclasses.replace(actual, node_probs=actual.node_probs @ shift)
 
   return like(rule, verify)
 
@@ -210,14 +210,14 @@ def stops_at_first_failure(rule) -> Rule:
   """Block verification whose tests end at the first that fails."""
 
   def verify(draft, target):
-    found = rule.verify(draft, target)
+    actual = rule.verify(draft, target)
     # P(n is the last that passes) = h_n (1 - h_{n+1}) .. (1 - h_L).
-    deeper = jnp.cumsum(found.node_probs[:, ::-1], 1)[:, ::-1]
+    deeper = jnp.cumsum(actual.node_probs[:, ::-1], 1)[:, ::-1]
     left = 1 - jnp.pad(deeper[:, 1:], ((0, 0), (0, 1)))
-    passes = laws.share(found.node_probs, left).at[:, 0].set(1)
+    passes = laws.share(actual.node_probs, left).at[:, 0].set(1)
     reach = jnp.cumprod(passes, axis=1)
     stays = 1 - jnp.pad(passes[:, 1:], ((0, 0), (0, 1)))
-    return dataclasses.replace(found, node_probs=reach * stays)
+    return dataclasses.replace(actual, node_probs=reach * stays)
 
   return like(rule, verify)
 
@@ -283,8 +283,8 @@ def hub_turns_swapped(rule) -> Rule:
 
   def verify(draft, target):
     swapped = dataclasses.replace(draft, tokens=draft.tokens[:, order])
-    found = rule.verify(swapped, target)
-    return dataclasses.replace(found, node_probs=found.node_probs[:, order])
+    actual = rule.verify(swapped, target)
+    return dataclasses.replace(actual, node_probs=actual.node_probs[:, order])
 
   return like(rule, verify)
 
@@ -298,8 +298,8 @@ def ties_to_the_likelier(cdfs):
     :, :, None
   ]  # entry (c, j): j goes before c
   others = jnp.where(first, low[:, :, None], (low + mass)[:, :, None])
-  own = jnp.eye(len(index), dtype=bool)[:, :, None]
-  return jnp.prod(jnp.where(own, 1, others), axis=3)
+  itself = jnp.eye(len(index), dtype=bool)[:, :, None]
+  return jnp.prod(jnp.where(itself, 1, others), axis=3)
 
 
 def by_first_scores(tree, scores, select=block_transport._selected):

@@ -25,7 +25,7 @@ SETTINGS = dict(temperature=2.0, top_p=0.8)
 
 
 def total_variation_limit(samples, cells, *, chance=1e-6):
-  """What an empirical law is farther off than with at most that chance.
+  """Bound that an empirical law exceeds with at most that chance.
 
   Its expected distance is at most `sqrt((cells - 1) / samples) / 2`, and one
   sample moves it by at most `1 / samples` (McDiarmid).
@@ -65,13 +65,13 @@ def sampled(target, draft, *, count, settings, change=lambda drafter: drafter):
 
 
 def is_plain_sampling(tokens, target, settings) -> bool:
-  """Whether the tokens' joint law is that of plain sampling, to a bound."""
+  """True if the tokens' joint law is that of plain sampling, to a bound."""
   vocab, count = target.shape[1], tokens.shape[1]
   law = toys.context_law(target, lambda row: plain_law(row, **settings))
   expected = exact.target_block_law(law, length=count).ravel()
   cells = np.ravel_multi_index(tuple(tokens.T), (vocab,) * count)
-  found = np.bincount(cells, minlength=vocab**count) / len(tokens)
-  distance = np.abs(found - expected).sum() / 2
+  actual = np.bincount(cells, minlength=vocab**count) / len(tokens)
+  distance = np.abs(actual - expected).sum() / 2
   return distance < total_variation_limit(len(tokens), vocab**count)
 
 

@@ -74,8 +74,8 @@ def test_gradient_of_the_accepted_length(name, tree, siblings):
     law = jax.nn.log_softmax(logits)
     law = jnp.where(leaf[:, None] | zero, -jnp.inf, law)
     draft = instances.make_draft(tree, siblings, tokens, law)
-    found = rule.verify(draft, jnp.asarray(target))
-    return jnp.sum(found.node_probs * tree.depth)
+    actual = rule.verify(draft, jnp.asarray(target))
+    return jnp.sum(actual.node_probs * tree.depth)
 
   slope = np.asarray(accepted(logits)[1])
   assert np.isfinite(slope).all()

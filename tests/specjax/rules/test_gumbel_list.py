@@ -58,9 +58,9 @@ def draw(p, q, *, count, samples, seed=0):
     noise,
   )
   target = laws(jnp.log(q[:-1]), jnp.log(q[-1:]))
-  found = RULE.verify(draft, target)
-  node = jnp.argmax(found.node_probs, axis=1)
-  law = found.next_log_probs(node)
+  actual = RULE.verify(draft, target)
+  node = jnp.argmax(actual.node_probs, axis=1)
+  law = actual.next_log_probs(node)
   return tokens, shape.depth[np.asarray(node)], jnp.argmax(law, axis=1), node
 
 
@@ -105,10 +105,10 @@ def test_matches_are_at_least_the_list_matching_bound(count):
     least = (
       count / (ratio + (count - 1) * target[:, None] / target).sum(0)
     ).sum()
-    found, spread = depth.mean(), np.sqrt(0.25 / samples)
-    assert found > least - 5 * spread
+    actual, spread = depth.mean(), np.sqrt(0.25 / samples)
+    assert actual > least - 5 * spread
     if count == 1:  # attained
-      assert found == pytest.approx(least, abs=5 * spread)
+      assert actual == pytest.approx(least, abs=5 * spread)
 
 
 def test_the_text_does_not_depend_on_the_drafts_law_given_tokens_and_noise():
@@ -117,7 +117,7 @@ def test_the_text_does_not_depend_on_the_drafts_law_given_tokens_and_noise():
   noise = jax.random.gumbel(jax.random.key(0), (50, 2, 3, VOCAB))
   tokens = jnp.asarray(rng.integers(0, VOCAB, (50, 5)), jnp.int32)
   target = jnp.log(jnp.asarray(rng.dirichlet(np.ones(VOCAB), (50, 5))))
-  found = [
+  actual = [
     RULE.verify(
       Draft(
         tree=shape,
@@ -130,9 +130,9 @@ def test_the_text_does_not_depend_on_the_drafts_law_given_tokens_and_noise():
     )
     for _ in range(2)
   ]
-  np.testing.assert_array_equal(found[0].node_probs, found[1].node_probs)
+  np.testing.assert_array_equal(actual[0].node_probs, actual[1].node_probs)
   np.testing.assert_array_equal(
-    found[0].next_log_probs(None), found[1].next_log_probs(None)
+    actual[0].next_log_probs(None), actual[1].next_log_probs(None)
   )
 
 

@@ -134,17 +134,17 @@ def block_error(name, shape, zeros=False):
   law = exact.block_law(rule, shape, draft, target, prefix=(1, 0))
   depth = shape.max_depth
   after = lambda text: target(text) if len(text) == depth + 2 else pi[text]
-  found, expected = law.emitted[0], np.array(after((1, 0)))
+  actual, expected = law.emitted[0], np.array(after((1, 0)))
   for g in range(1, depth + 1):
     next_laws = np.array(
       [after((1, 0, *more)) for more in itertools.product(range(3), repeat=g)]
     ).reshape((3,) * (g + 1))
-    found = found[..., None] * next_laws + law.emitted[g]
+    actual = actual[..., None] * next_laws + law.emitted[g]
     expected = expected[..., None] * next_laws
   assert law.reported_total_variation == pytest.approx(
     law.total_variation, abs=1e-12
   )
-  return np.abs(found - expected).max(), law.total_variation
+  return np.abs(actual - expected).max(), law.total_variation
 
 
 @pytest.mark.parametrize("zeros", [False, True])
@@ -265,9 +265,9 @@ def test_rejection_and_loss_are_those_of_the_theory():
   for name in (*BETWEEN, *BEYOND):
     accepted, laws = outcome(name, *LAWS)
     for p, q, a, law in zip(*LAWS, accepted, laws, strict=True):
-      found = tradeoff.known_target(p, q, law)
-      assert found == pytest.approx((1 - a, distance(law, q)), abs=1e-12)
-      excess = sum(found) - distance(p, q)
+      actual = tradeoff.known_target(p, q, law)
+      assert actual == pytest.approx((1 - a, distance(law, q)), abs=1e-12)
+      excess = sum(actual) - distance(p, q)
       between = ((law - p) * (law - q) <= 1e-12).all()
       assert (excess < 1e-12) == between
 
@@ -318,8 +318,8 @@ def test_cactus_of_a_large_vocabulary_is_a_law_in_float32():
     )  # fmt: skip
     target = jnp.asarray(np.log(np.stack([q, q], 1)), kind)
     rule = rules.get("cactus(delta=0.1)")
-    found = jax.jit(lambda *x: rule.verify(*x).total_variation)(draft, target)  # noqa: B023
-    laws.append(np.asarray(found, np.float64))
+    actual = jax.jit(lambda *x: rule.verify(*x).total_variation)(draft, target)  # noqa: B023
+    laws.append(np.asarray(actual, np.float64))
   np.testing.assert_allclose(laws[0], laws[1], atol=1e-5)
 
 
@@ -336,12 +336,12 @@ def test_where_nothing_is_drafted_the_target_speaks():
     log_probs=jnp.stack([p, p, jnp.full(3, jnp.nan)])[None],
     parents=jnp.array([[-1, 0, -1]]),
   )
-  found = rules.get("ensemble(weight=0.5)").verify(
+  actual = rules.get("ensemble(weight=0.5)").verify(
     draft, jnp.stack([q] * 3)[None]
   )
-  np.testing.assert_allclose(found.node_probs, [[0, 1, 0]], atol=1e-12)
-  np.testing.assert_allclose(found.total_variation, [[0.15, 0, 0]], atol=1e-12)
-  after = jnp.exp(found.next_log_probs(jnp.array([1])))
+  np.testing.assert_allclose(actual.node_probs, [[0, 1, 0]], atol=1e-12)
+  np.testing.assert_allclose(actual.total_variation, [[0.15, 0, 0]], atol=1e-12)
+  after = jnp.exp(actual.next_log_probs(jnp.array([1])))
   np.testing.assert_allclose(after, [Q], atol=1e-12)
 
 
@@ -351,11 +351,11 @@ def test_a_certain_token_is_a_point_mass():
     tree=tree.chain(1), siblings=siblings.GIVEN,
     tokens=jnp.array([[0, 0]]), log_probs=None,
   )  # fmt: skip
-  found = rules.get("ensemble(weight=0.5)").verify(
+  actual = rules.get("ensemble(weight=0.5)").verify(
     draft, jnp.stack([q, q])[None]
   )
-  np.testing.assert_allclose(found.node_probs, [[0.4, 0.6]], atol=1e-12)
-  np.testing.assert_allclose(found.total_variation, [[0.4, 0]], atol=1e-12)
+  np.testing.assert_allclose(actual.node_probs, [[0.4, 0.6]], atol=1e-12)
+  np.testing.assert_allclose(actual.total_variation, [[0.4, 0]], atol=1e-12)
 
 
 def against_the_draft(draft, target):

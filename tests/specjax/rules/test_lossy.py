@@ -40,8 +40,8 @@ def distance(p, q):
 def test_reported_distance_is_that_of_the_enumerated_law(name):
   for p, q in zip(*instances.random_laws(10, 4, seed=0), strict=True):
     law = one_token(name, p, q)
-    found = law.output.sum(1)  # the first token's law
-    assert law.total_variation == pytest.approx(distance(found, q), abs=1e-12)
+    actual = law.output.sum(1)  # the first token's law
+    assert law.total_variation == pytest.approx(distance(actual, q), abs=1e-12)
     assert law.reported_total_variation == pytest.approx(
       law.total_variation, abs=1e-12
     )
@@ -97,8 +97,8 @@ def test_typical_takes_the_longest_acceptable_path():
       tokens=jnp.asarray(tokens[None], jnp.int32),
       log_probs=None,
     )
-    found = rule.verify(draft, jnp.asarray(np.log(q))[None])
-    assert int(np.argmax(found.node_probs[0])) == best
+    actual = rule.verify(draft, jnp.asarray(np.log(q))[None])
+    assert int(np.argmax(actual.node_probs[0])) == best
     seen.add(best)
   assert len(seen) > 4
 
@@ -122,12 +122,12 @@ def test_lenience_one_and_epsilon_zero_are_lossless():
 
 
 def test_distance_grows_as_lenience_falls():
-  found = [
+  actual = [
     one_token(f"lenient(lenience={value})", P, Q).total_variation
     for value in (1.0, 0.8, 0.5, 0.2)
   ]
-  assert found == sorted(found)
-  assert found[-1] > found[0] + 0.1
+  assert actual == sorted(actual)
+  assert actual[-1] > actual[0] + 0.1
 
 
 def test_hand_example_of_opt_and_uno():
@@ -165,7 +165,7 @@ def test_no_residual_beats_the_one_of_decoding_opt():
     rejected = ((1 - b) * p).sum()
     # Variables: residual P and t >= |q - b p - Z P|.
     eye, rest = np.eye(4), q - b * p
-    found = optimize.linprog(
+    actual = optimize.linprog(
       np.r_[np.zeros(4), np.full(4, 0.5)],
       A_ub=np.block([[-rejected * eye, -eye], [rejected * eye, -eye]]),
       b_ub=np.r_[-rest, rest],
@@ -174,7 +174,7 @@ def test_no_residual_beats_the_one_of_decoding_opt():
     )
     ours = one_token("decoding_opt(epsilon=0.1)", p, q).total_variation
     if rejected > 1e-12:
-      assert ours == pytest.approx(found.fun, abs=1e-9)
+      assert ours == pytest.approx(actual.fun, abs=1e-9)
 
 
 def test_top_beta_with_beta_one_or_tau_zero_is_greedy():
@@ -196,14 +196,14 @@ def test_top_beta_says_how_far_its_bonus_is_from_the_target():
     tree=tree.chain(1), siblings=siblings.IID, tokens=jnp.array([[0, 1]]),
     log_probs=jnp.log(jnp.stack([p, p]))[None],
   )  # fmt: skip
-  found = rules.get("top_beta(beta=2, tau=9.0)").verify(
+  actual = rules.get("top_beta(beta=2, tau=9.0)").verify(
     draft, jnp.log(jnp.stack([q, q]))[None]
   )
   # At the root (1/4 on each of the first two, all else on the first); at the
   # end the first is certain.
-  np.testing.assert_allclose(found.total_variation[0], [0.35, 0.6], atol=1e-6)
+  np.testing.assert_allclose(actual.total_variation[0], [0.35, 0.6], atol=1e-6)
   for node in (0, 1):
-    after = jnp.exp(found.next_log_probs(jnp.array([node])))
+    after = jnp.exp(actual.next_log_probs(jnp.array([node])))
     np.testing.assert_array_equal(after, [[1, 0, 0, 0]])
 
 
@@ -252,18 +252,18 @@ def test_blockwise_accepts_by_rank_and_the_first_of_a_block(top_k, first):
       tokens=jnp.asarray([tokens], jnp.int32),
       log_probs=None,
     )
-    found = rule.verify(draft, jnp.asarray(np.log(q))[None])
+    actual = rule.verify(draft, jnp.asarray(np.log(q))[None])
     passes = [
       n <= first or (q[n - 1] > q[n - 1, tokens[n]]).sum() < top_k
       for n in (1, 2, 3)
     ]
     deepest = ([*passes, False]).index(False)
-    assert np.flatnonzero(found.node_probs[0]).tolist() == [deepest]
+    assert np.flatnonzero(actual.node_probs[0]).tolist() == [deepest]
     distances = [
       1 - q[n - 1, tokens[n]] if passes[n - 1] else 0 for n in (1, 2, 3)
     ]
     np.testing.assert_allclose(
-      found.total_variation[0, :3], distances, atol=1e-12
+      actual.total_variation[0, :3], distances, atol=1e-12
     )
 
 
@@ -291,8 +291,8 @@ def test_of_equally_probable_tokens_the_first_is_greedy_decodings(
     tree=tree.chain(1), siblings=siblings.GIVEN,
     tokens=jnp.array([[0, token]]), log_probs=None,
   )  # fmt: skip
-  found = rules.get("top_beta(beta=1, tau=1.0)").verify(draft, law)
-  assert float(found.node_probs[0, 1]) == accepted
+  actual = rules.get("top_beta(beta=1, tau=1.0)").verify(draft, law)
+  assert float(actual.node_probs[0, 1]) == accepted
 
 
 @pytest.mark.parametrize(
@@ -303,9 +303,9 @@ def test_the_likeliest_are_the_first_of_equal_ones_and_none_without_mass(
   count, expected
 ):
   law = jnp.log(jnp.array([[0.2, 0.3, 0.0, 0.3, 0.2], [0, 0, 1.0, 0, 0]]))
-  found = by_rank.likeliest(law, count)
-  assert np.flatnonzero(found[0]).tolist() == expected
-  assert np.flatnonzero(found[1]).tolist() == [2]
+  actual = by_rank.likeliest(law, count)
+  assert np.flatnonzero(actual[0]).tolist() == expected
+  assert np.flatnonzero(actual[1]).tolist() == [2]
 
 
 @pytest.mark.parametrize(
@@ -328,9 +328,9 @@ def test_a_path_that_is_cut_short_ends_as_a_whole_one_does(
     log_probs=jnp.stack([point, point, jnp.full(3, jnp.nan)])[None],
     parents=jnp.array([[-1, 0, -1]]),
   )
-  found = rules.get(name).verify(draft, law)
-  np.testing.assert_array_equal(found.node_probs, [[0, 1, 0]])
-  np.testing.assert_allclose(found.total_variation[0], distances, atol=1e-6)
+  actual = rules.get(name).verify(draft, law)
+  np.testing.assert_array_equal(actual.node_probs, [[0, 1, 0]])
+  np.testing.assert_allclose(actual.total_variation[0], distances, atol=1e-6)
   np.testing.assert_allclose(
-    jnp.exp(found.next_log_probs(jnp.array([1]))), [after], atol=1e-6
+    jnp.exp(actual.next_log_probs(jnp.array([1]))), [after], atol=1e-6
   )

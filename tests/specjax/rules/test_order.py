@@ -1,4 +1,4 @@
-"""Who accepts more, on a thousand random instances.
+"""Order of rules by acceptance, on a thousand random instances.
 
 Asserted where a theorem says so. Where none does, the observed order is in
 docs/transport.md.
@@ -42,17 +42,17 @@ def test_no_rule_beats_transport_and_transport_is_the_optimum(count, vocab):
   optimum = np.array(
     [theory.iid_optimum(p, q, count) for p, q in zip(*laws(vocab), strict=True)]
   )
-  found = {
+  actual = {
     name: many(name, count, vocab)
     for name in ("transport", "kseq", "recursive", "match")
   }
-  np.testing.assert_allclose(found["transport"], optimum, atol=1e-9)
-  for name, value in found.items():
+  np.testing.assert_allclose(actual["transport"], optimum, atol=1e-9)
+  for name, value in actual.items():
     assert (value <= optimum + 1e-9).all(), name
   # Sun et al., NeurIPS 2023, Theorem 2.
   bound = 1 - (1 - 1 / count) ** count
-  assert (found["kseq"] >= bound * optimum - 1e-9).all()
-  assert (found["recursive"] < optimum - 1e-3).any()
+  assert (actual["kseq"] >= bound * optimum - 1e-9).all()
+  assert (actual["recursive"] < optimum - 1e-3).any()
 
 
 @pytest.mark.parametrize("name", ["transport", "recursive", "kseq", "match"])

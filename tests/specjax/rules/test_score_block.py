@@ -28,10 +28,10 @@ def _x64():
 )
 def test_output_law_is_the_targets(tree):
   for settings in ({"seed": 0}, {"seed": 5, "zeros": True}):
-    found = distance(
+    actual = distance(
       RULE, tree, siblings=WITHOUT_REPLACEMENT, warp_settings={}, **settings
     )
-    assert found < 1e-10
+    assert actual < 1e-10
 
 
 def test_levels_of_one_size_are_one_program():
@@ -52,13 +52,13 @@ def test_levels_of_one_size_are_one_program():
 
 def test_one_token_is_accepted_nearly_as_often_as_pairs_can_be():
   p, q = instances.random_laws(40, 4, seed=6)
-  found, output = instances.at_one_position(RULE, p, q, 2, WITHOUT_REPLACEMENT)
+  actual, output = instances.at_one_position(RULE, p, q, 2, WITHOUT_REPLACEMENT)
   assert np.abs(output - q).max() < 1e-12
   best = [
     acceptances.set_optimum(target, lambda s, draft=draft: pairs_in(s, draft))
     for draft, target in zip(p, q, strict=True)
   ]
-  share = found / np.array(best)
+  share = actual / np.array(best)
   assert (share < 1 + 1e-12).all()
   assert share.mean() > 0.997
   assert share.min() > 0.98
@@ -75,21 +75,21 @@ def test_it_accepts_more_than_traversal_of_the_same_drafts():
   p, q = rng.dirichlet(np.ones(3), (2, 6, 3))
   laws = [lambda c, x=x: x[len(c) % 6, c[-1]] for x in (p, q)]
   for tree in (paths(2, 2), k_ary(2, 2)):
-    found, other = (
+    actual, other = (
       exact.block_law(
         rule, tree, *laws, siblings=WITHOUT_REPLACEMENT
       ).expected_accepted
       for rule in (RULE, rules.get("traversal"))
     )
-    assert found > 1.01 * other
+    assert actual > 1.01 * other
 
 
 def test_of_a_certain_token_only_ties_of_bins_are_lost():
   certain = lambda context: np.array([1.0, 0.0, 0.0])
-  found = exact.block_law(
+  actual = exact.block_law(
     RULE, k_ary(2), certain, certain, siblings=WITHOUT_REPLACEMENT
   )
-  assert found.expected_accepted == pytest.approx(1 - 1 / 64, abs=1e-3)
+  assert actual.expected_accepted == pytest.approx(1 - 1 / 64, abs=1e-3)
 
 
 def test_the_best_of_a_family_has_the_prescribed_law_whatever_the_powers():

@@ -65,9 +65,13 @@ def test_batches_of_batches_are_one_batch(name):
   target = jax.nn.log_softmax(rng.standard_normal((rows, nodes, VOCAB)))
 
   def ask(draft, target):
-    found = rule.verify(draft, target)
-    node = jnp.argmax(found.node_probs, axis=1)
-    return found.node_probs, found.next_log_probs(node), found.total_variation
+    actual = rule.verify(draft, target)
+    node = jnp.argmax(actual.node_probs, axis=1)
+    return (
+      actual.node_probs,
+      actual.next_log_probs(node),
+      actual.total_variation,
+    )
 
   flat = jax.jit(ask)(draft, target)
   fold = lambda x: x.reshape(3, 2, *x.shape[1:])
@@ -94,20 +98,20 @@ def test_what_is_deeper_than_the_bounds_is_nowhere_reached():
     parents=jnp.array([[-1, 0, 1, 2]]),
   )
   for name in ("match", "recursive", "traversal"):
-    found = rules.get(name).verify(draft, law())
-    np.testing.assert_allclose(found.node_probs.sum(), 1, rtol=1e-5)
-    assert found.node_probs[0, 3] == 0
+    actual = rules.get(name).verify(draft, law())
+    np.testing.assert_allclose(actual.node_probs.sum(), 1, rtol=1e-5)
+    assert actual.node_probs[0, 3] == 0
 
 
 def test_equal_paths_lose_the_same():
   """A lossy rule's distance stands at a node, and at one that equals it."""
 
   def decide(target_log_probs, draft_log_probs, tokens, valid):
-    found = rules.recursive.decide(
+    actual = rules.recursive.decide(
       target_log_probs, draft_log_probs, tokens, valid
     )
     lost = jnp.exp(target_log_probs[0])  # another at every node
-    return dataclasses.replace(found, total_variation=lost)
+    return dataclasses.replace(actual, total_variation=lost)
 
   law = jnp.log(jnp.asarray(np.random.default_rng(1).dirichlet(
     np.ones(VOCAB), (1, 5))))  # fmt: skip
@@ -119,5 +123,5 @@ def test_equal_paths_lose_the_same():
   )
   lossy = verify_nodes(decide)
   target = law.at[:, 2].set(law[:, 1]).at[:, 4].set(law[:, 3])
-  found = lossy(draft, target).total_variation
-  assert found[0, 1] == found[0, 2] > 0
+  actual = lossy(draft, target).total_variation
+  assert actual[0, 1] == actual[0, 2] > 0

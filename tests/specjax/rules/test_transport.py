@@ -93,10 +93,10 @@ def test_the_selected_law_is_what_selection_promises():
     )
     weight = p[i][drafts].prod(1)
     np.testing.assert_allclose(pick.sum(1), 1, atol=1e-12)
-    found = np.zeros(vocab)
+    actual = np.zeros(vocab)
     for slot in range(count):
-      np.add.at(found, drafts[:, slot], weight * pick[:, slot])
-    np.testing.assert_allclose(found, law, atol=1e-12)
+      np.add.at(actual, drafts[:, slot], weight * pick[:, slot])
+    np.testing.assert_allclose(actual, law, atol=1e-12)
     # In the polytope of all selections: a(S) >= p(S)^k.
     for size in range(1, vocab):
       for s in itertools.combinations(range(vocab), size):
@@ -125,10 +125,10 @@ def test_two_drafts_are_surely_accepted_where_theory_says_so():
 
 
 def test_hand_value():
-  found, _ = instances.at_one_position(
+  actual, _ = instances.at_one_position(
     rules.get("transport"), P[None], Q[None], 2
   )
-  assert found[0] == pytest.approx(0.86, abs=1e-12)
+  assert actual[0] == pytest.approx(0.86, abs=1e-12)
 
 
 @pytest.mark.parametrize("count", [2, 3, 8])
@@ -154,7 +154,7 @@ def test_classes_reach_999_thousandths_of_the_optimum_at_128k(count):
 
 
 def value(p, q, count):
-  """What the rule accepts, `sum min(a, q)`, and the sum of a."""
+  """Acceptance of the rule, `sum min(a, q)`, and the sum of a."""
   log_p, log_q = instances.log(p), instances.log(q)
 
   @jax.jit
@@ -197,10 +197,10 @@ def test_in_float32_the_selected_law_is_that_of_the_levels(vocab, count):
     @jax.jit
     def select(log_p, log_q):
       classes = transport.classes_of(log_q, log_p, count)
-      found = transport.selection(
+      actual = transport.selection(
         classes.draft, classes.target, jnp.int32(count), most=count
       )
-      return classes.ids, *found
+      return classes.ids, *actual
 
     ids, levels, slopes = map(np.asarray, select(log_p, log_q))
   levels = levels.astype(np.float64)
@@ -213,10 +213,10 @@ def test_in_float32_the_selected_law_is_that_of_the_levels(vocab, count):
     cuts = np.flatnonzero((levels <= start) | np.isin(c, (c[0], c[-1])))
     cuts = np.unique(np.concatenate([cuts, [0, len(c) - 1]]))
     law += np.diff(np.interp(c, c[cuts], c[cuts] ** count)) * (end - start)
-  found = np.asarray(slopes, np.float64) * mass
-  assert np.abs(found - law).sum() / 2 < 5e-6
+  actual = np.asarray(slopes, np.float64) * mass
+  assert np.abs(actual - law).sum() / 2 < 5e-6
   heavy = law > 1e-7
-  assert np.abs(found / np.maximum(law, 1e-300) - 1)[heavy].max() < 1e-2
+  assert np.abs(actual / np.maximum(law, 1e-300) - 1)[heavy].max() < 1e-2
 
 
 def test_equal_laws_and_one_draft_need_no_choice():

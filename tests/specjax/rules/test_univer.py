@@ -24,9 +24,9 @@ def _x64():
 )
 def test_of_one_token_it_is_the_optimum_of_its_siblings(name, siblings):
   p, q = instances.random_laws(20, 4, seed=2)
-  found, _ = instances.at_one_position(UNIVER, p, q, 3, siblings)
+  actual, _ = instances.at_one_position(UNIVER, p, q, 3, siblings)
   best, _ = instances.at_one_position(rules.get(name), p, q, 3, siblings)
-  np.testing.assert_allclose(found, best, atol=1e-12)
+  np.testing.assert_allclose(actual, best, atol=1e-12)
 
 
 def test_it_reaches_the_joint_optimum_of_an_example():
@@ -51,11 +51,11 @@ def test_of_greedy_drafts_it_accepts_more_than_the_walk_from_the_root():
   p, q = rng.dirichlet(np.ones(3), (2, 6, 3))
   laws = [lambda c, x=x: x[len(c) % 6, c[-1]] for x in (p, q)]
   for tree in (tree_lib.paths(2, 2), tree_lib.k_ary(2, 2)):
-    found, other = (
+    actual, other = (
       exact.block_law(rule, tree, *laws, siblings=GREEDY).expected_accepted
       for rule in (UNIVER, rules.get("greedy_draft"))
     )
-    assert found > other + 1e-3
+    assert actual > other + 1e-3
 
 
 @pytest.mark.parametrize("siblings", [WITHOUT_REPLACEMENT, TOP_K, HUB])

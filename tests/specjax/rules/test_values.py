@@ -25,10 +25,10 @@ def _x64():
 
 
 def accepted(name, p, q, count, siblings=IID):
-  found, _ = instances.at_one_position(
+  actual, _ = instances.at_one_position(
     rules.get(name), np.atleast_2d(p), np.atleast_2d(q), count, siblings
   )
-  return found
+  return actual
 
 
 @pytest.mark.parametrize(
@@ -62,9 +62,9 @@ def test_hub_accepts_as_much_as_greedy_drafts():
 
 def test_hub_pairs_reach_the_optimum_of_their_own_law():
   p, q = instances.random_laws(15, 4, seed=6)
-  found = accepted("hub", p, q, 2, HUB)
+  actual = accepted("hub", p, q, 2, HUB)
   pairs = np.array([(a, b) for a in range(4) for b in range(4)])
-  for draft, target, value in zip(p, q, found, strict=True):
+  for draft, target, value in zip(p, q, actual, strict=True):
     first = np.log(np.tile(draft, (len(pairs), 1)))
     second = HUB.child(jnp.asarray(first), jnp.asarray(pairs[:, :1]), 2)
     probs = draft[pairs[:, 0]]
@@ -101,29 +101,29 @@ def test_the_scale_of_kseq_in_float32_at_128k_tokens(count):
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_greedy_drafts_reach_the_optimum_of_their_own_law(count):
   p, q = instances.random_laws(10, 4, seed=4)
-  found = accepted("greedy_draft", p, q, count, GREEDY)
+  actual = accepted("greedy_draft", p, q, count, GREEDY)
   for i in range(len(p)):
     top = set(np.argsort(-p[i])[: count - 1])
     rest = p[i] * np.array([x not in top for x in range(4)])
     rest /= rest.sum()
     covered = lambda s: rest[list(s)].sum() if top <= set(s) else 0.0  # noqa: B023
-    assert found[i] == pytest.approx(
+    assert actual[i] == pytest.approx(
       acceptances.set_optimum(q[i], covered), abs=1e-12
     )
     outside = np.array([x not in top for x in range(4)])
     closed = q[i][~outside].sum() + np.minimum(q[i], rest)[outside].sum()
-    assert found[i] == pytest.approx(closed, abs=1e-12)
+    assert actual[i] == pytest.approx(closed, abs=1e-12)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_recursive_rejects_all_with_probability_r_of_the_scale(count):
   p, q = instances.random_laws(30, 4, seed=5)
-  found = accepted("recursive", p, q, count)
+  actual = accepted("recursive", p, q, count)
   scale, reject = np.zeros((30, 1)), np.ones((30, 1))
   for _ in range(count):
     scale = scale + reject
     reject = np.maximum(q - scale * p, 0).sum(1, keepdims=True)
-  np.testing.assert_allclose(found, 1 - reject[:, 0], atol=1e-12)
+  np.testing.assert_allclose(actual, 1 - reject[:, 0], atol=1e-12)
 
 
 def test_recursive_scales_of_the_example():
@@ -169,8 +169,8 @@ def test_kseq_is_at_the_root_and_the_root_is_the_least_valid_scale():
 )
 def test_cover_example(name, siblings, value):
   """Target (1, 0), draft (.5, .5): without replacement both are tried."""
-  found = accepted(name, np.array([0.5, 0.5]), np.array([1.0, 0]), 2, siblings)
-  assert found[0] == pytest.approx(value, abs=1e-9)
+  actual = accepted(name, np.array([0.5, 0.5]), np.array([1.0, 0]), 2, siblings)
+  assert actual[0] == pytest.approx(value, abs=1e-9)
 
 
 def test_without_replacement_a_covered_support_is_always_accepted():
@@ -278,9 +278,9 @@ def test_on_a_chain_tree_rules_are_block_verification(name):
   for seed in range(3):
     p, q = markov_laws(seed)
     block = exact.block_law(rules.get("block"), tree_lib.chain(3), p, q)
-    found = exact.block_law(rules.get(name), tree_lib.chain(3), p, q)
+    actual = exact.block_law(rules.get(name), tree_lib.chain(3), p, q)
     np.testing.assert_allclose(
-      found.accepted_at_least, block.accepted_at_least, atol=1e-12
+      actual.accepted_at_least, block.accepted_at_least, atol=1e-12
     )
 
 
@@ -323,16 +323,16 @@ def theorem_3(p, q, count, horizon, prefix=(0,), fresh=1.0, mass=1.0):
 @pytest.mark.parametrize(("count", "horizon"), [(1, 3), (2, 3), (3, 2)])
 def test_batch_rejections_are_theorem_3(count, horizon):
   p, q = markov_laws(2)
-  found = exact.expected_rejections(
+  actual = exact.expected_rejections(
     rules.get("batch"), lambda n: tree_lib.paths(n, count), p, q,
     horizon=horizon,
   )  # fmt: skip
-  assert found == pytest.approx(theorem_3(p, q, count, horizon), abs=1e-10)
+  assert actual == pytest.approx(theorem_3(p, q, count, horizon), abs=1e-10)
 
 
 def test_token_rejections_are_theorem_1():
   p, q = markov_laws(3)
-  found = exact.expected_rejections(
+  actual = exact.expected_rejections(
     rules.get("token"), tree_lib.chain, p, q, horizon=3
   )
   expected = 0.0
@@ -342,16 +342,16 @@ def test_token_rejections_are_theorem_1():
       context = (0, *(int(t) for t in tokens))
       tv = np.abs(p(context) - q(context)).sum() / 2
       expected += law[tokens] * tv
-  assert found == pytest.approx(expected, abs=1e-10)
+  assert actual == pytest.approx(expected, abs=1e-10)
 
 
 def test_rejections_of_the_hand_example():
   for count, value in ((1, 0.6), (2, 0.5256)):
-    found = exact.expected_rejections(
+    actual = exact.expected_rejections(
       rules.get("batch"), lambda n: tree_lib.paths(n, count),  # noqa: B023
       lambda c: P, lambda c: Q, horizon=2,
     )  # fmt: skip
-    assert found == pytest.approx(value, abs=1e-12)
+    assert actual == pytest.approx(value, abs=1e-12)
 
 
 def test_names_give_the_rules_and_parameters_are_read():

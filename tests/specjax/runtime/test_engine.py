@@ -41,15 +41,15 @@ def test_a_pair_copies_no_cache_and_sends_what_it_must():
   A layer has two sums over devices, the embedding one. Plans of real pairs are
   in planning/test_fixed_plans.py.
   """
-  found = compiled(
+  actual = compiled(
     draft=dataclasses.replace(CONFIG, num_layers=2, embed_dim=128),
     layout=Layout(data=1, model=4, draft=4),
   )
-  assert found.donation_honoured
-  assert found.cache_copies == 0
-  assert found.temporaries < CACHES / 10
+  assert actual.donation_honoured
+  assert actual.cache_copies == 0
+  assert actual.temporaries < CACHES / 10
   counts = lambda phase: {
-    kind: x["count"] for kind, x in found.collectives[phase].items()
+    kind: x["count"] for kind, x in actual.collectives[phase].items()
   }
   assert counts("verify") == {"all-reduce": 2 * 24 + 1, "all-gather": 1}
   assert counts("draft_step") == {
@@ -60,13 +60,13 @@ def test_a_pair_copies_no_cache_and_sends_what_it_must():
 
 
 def test_drafting_with_some_sublayers_left_out_copies_no_cache():
-  found = compiled(
+  actual = compiled(
     tree=tree_lib.chain(1),
     skipped=SkippedLayers(attention=(1, 3, 8), mlp=(2, 3, 4)),
   )
-  assert found.donation_honoured
-  assert found.cache_copies == 0
-  assert found.temporaries < CACHES / 10
+  assert actual.donation_honoured
+  assert actual.cache_copies == 0
+  assert actual.temporaries < CACHES / 10
 
 
 def test_programs_carry_no_call_stacks(monkeypatch):

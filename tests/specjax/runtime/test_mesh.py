@@ -43,7 +43,7 @@ ON_TWO_PROCESSES = (
 
 
 def decoded(folder, runs, *, processes, devices):
-  """What the program writes, run by several processes of some devices each."""
+  """Output of the program, run by several processes of some devices each."""
   output = folder / "decoded.json"
   command = [mesh_decoding.__file__, output, *runs]
   for code, _, errors in several.finish(
@@ -91,9 +91,9 @@ def alone(one_process, tmp_path_factory):
   return one_process | decoded(folder, missing, processes=1, devices=8)
 
 
-def on_one_device(found, run):
-  """What the case of a run gave without a mesh."""
-  return found[f"{run.partition(':')[0]}:alone"]
+def on_one_device(actual, run):
+  """Result of the case of a run without a mesh."""
+  return actual[f"{run.partition(':')[0]}:alone"]
 
 
 @pytest.mark.parametrize("run", USUAL)
@@ -101,18 +101,18 @@ def test_eight_devices_give_the_tokens_of_one(one_process, run):
   assert one_process[run] == on_one_device(one_process, run)
 
 
-def assert_some_are_accepted(found):
-  accepted = np.array(found["num_accepted"])
-  assert 0 < accepted.sum() < 2 * 8 * found["num_steps"]
+def assert_some_are_accepted(actual):
+  accepted = np.array(actual["num_accepted"])
+  assert 0 < accepted.sum() < 2 * 8 * actual["num_steps"]
 
 
 @pytest.mark.heavy  # a process each: together they take minutes
 @pytest.mark.parametrize("run", MORE)
 def test_eight_devices_give_them_in_every_way_to_draft(tmp_path, run):
-  found = in_one_process(tmp_path, [run])
-  assert found[run] == on_one_device(found, run)
+  actual = in_one_process(tmp_path, [run])
+  assert actual[run] == on_one_device(actual, run)
   if run != "plain:8x1":
-    assert_some_are_accepted(found[run])
+    assert_some_are_accepted(actual[run])
 
 
 @pytest.mark.heavy("a mesh over two processes")  # one run for all

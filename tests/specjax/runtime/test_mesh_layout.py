@@ -1,4 +1,4 @@
-"""Where the loop's state lies on a mesh."""
+"""Placement of the loop's state on a mesh."""
 
 import jax
 import jax.numpy as jnp
@@ -38,12 +38,12 @@ def test_caches_are_cut_as_their_models_wherever_they_stand(how):
   mapped = MeshDecoder(decoder=decoder, mesh=mesh)
   of_target = P(None, None, ("model",), None, None)
   of_draft = P(None, None, "model", None, None)
-  found = compilation._shardings((of_target, of_draft), mapped, state)
-  whole = found.drafter_state
+  actual = compilation._shardings((of_target, of_draft), mapped, state)
+  whole = actual.drafter_state
   cache = whole.cache if how == "eagle3" else whole
   for buffer in (*cache.keys, *cache.values):
     assert buffer.spec == P(None, "data", "model", None, None)
-  for buffer in found.target_cache.keys:
+  for buffer in actual.target_cache.keys:
     assert buffer.spec == P(None, "data", ("model",), None, None)
   assert cache.length.spec == P("data")
   if how == "eagle3":

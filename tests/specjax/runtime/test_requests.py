@@ -72,11 +72,11 @@ def together(one):
 
 def test_a_row_is_that_of_an_engine_with_its_settings(one, together):
   for i, settings in enumerate(SETTINGS):
-    own = dataclasses.replace(
+    engine = dataclasses.replace(
       one, programs={}, **{**settings.given(), "max_new_tokens": BUDGET}
     )
     budget = settings.max_new_tokens or BUDGET
-    (alone,) = run(own, request(i), rows=1)
+    (alone,) = run(engine, request(i), rows=1)
     assert alone.token_ids[:budget] == together[i].token_ids
     assert len(together[i].token_ids) == budget
   sampled = run(one, *map(request, range(5)))
@@ -117,7 +117,7 @@ def test_rows_that_differ_are_one_program(one, together):
 def test_rows_with_penalties_stand_beside_rows_without(one, together):
   """And they are what plain Python makes of what they want."""
   soon = together[1].token_ids[3]
-  own = [
+  wanted = [
     dict(frequency_penalty=1.5, logit_bias={5: 2.0}),
     dict(repetition_penalty=0.5),
     dict(stop_token_ids=[soon], min_tokens=9),
@@ -129,13 +129,13 @@ def test_rows_with_penalties_stand_beside_rows_without(one, together):
     greedy(stop_token_ids=(soon,), min_tokens=9),
   ]
   rows = [request(1, settings) for settings in asked]
-  found = run(one, request(0), *rows, request(4, SETTINGS[4]))
-  assert (found[0], found[4]) == (together[0], together[4])
-  for wants, got in zip(own, found[1:4], strict=True):
+  actual = run(one, request(0), *rows, request(4, SETTINGS[4]))
+  assert (actual[0], actual[4]) == (together[0], together[4])
+  for wants, got in zip(wanted, actual[1:4], strict=True):
     assert got.token_ids == penalising.decoded(
       decoding.TARGET, request(1).token_ids, wants, budget=BUDGET, ends=()
     )
-  texts = {tuple(got.token_ids) for got in found[1:4]}
+  texts = {tuple(got.token_ids) for got in actual[1:4]}
   assert len(texts | {tuple(together[1].token_ids)}) == 4
 
 
@@ -161,16 +161,16 @@ def test_a_watched_row_ends_where_its_watch_says(one, together):
   first = next(
     n for n in range(2, at + 1) if whole[n - 2 : n] == whole[at - 2 : at]
   )
-  found = run(
+  actual = run(
     one,
     request(0, SETTINGS[0], ends=ends),
     *(request(i, SETTINGS[i]) for i in range(1, 5)),
   )
-  assert found[0].stop_reason == "stop_string"
-  assert found[0].token_ids == whole[:first]
-  assert found[0].origins == together[0].origins[:first]
-  assert found[0].num_target_calls < together[0].num_target_calls
-  assert found[1:] == together[1:]  # neighbours see nothing of it
+  assert actual[0].stop_reason == "stop_string"
+  assert actual[0].token_ids == whole[:first]
+  assert actual[0].origins == together[0].origins[:first]
+  assert actual[0].num_target_calls < together[0].num_target_calls
+  assert actual[1:] == together[1:]  # neighbours see nothing of it
 
 
 @pytest.mark.parametrize("at", range(1, 9))
@@ -185,9 +185,9 @@ def test_what_is_counted_of_a_watched_row_is_what_stands(one, together, at):
 
     return watch
 
-  (found,) = run(one, request(0, ends=look))
-  assert found.token_ids == together[0].token_ids[:at]
-  accepted = np.array(found.accept_counts)
-  assert accepted.sum() == found.num_target_calls
-  assert accepted @ np.arange(len(accepted)) == found.num_accepted
-  assert found.num_accepted == found.origins.count(1)
+  (actual,) = run(one, request(0, ends=look))
+  assert actual.token_ids == together[0].token_ids[:at]
+  accepted = np.array(actual.accept_counts)
+  assert accepted.sum() == actual.num_target_calls
+  assert accepted @ np.arange(len(accepted)) == actual.num_accepted
+  assert actual.num_accepted == actual.origins.count(1)

@@ -1,4 +1,4 @@
-"""What runs in pieces say of whole ones, and what a round is made of."""
+"""Timings of runs in pieces and of whole ones, and the parts of a round."""
 
 import dataclasses
 import types
@@ -104,16 +104,16 @@ def test_a_loop_of_passes_makes_all_of_them_where_the_cache_ends():
   params = dict.fromkeys(caches, toys.table(5, seed=0, scale=1.0) + 9)
   for repeats, written in ((0, 0), (1, 1)):
     copies = {who: cache.replace() for who, cache in caches.items()}
-    found = loop(params, copies, repeats)
+    actual = loop(params, copies, repeats)
     for place, (who, fed) in enumerate((("target", 4), ("draft", 2))):
-      np.testing.assert_array_equal(found[who].length, 3 + place)
-      places = np.asarray(found[who].positions[0]) > 0
+      np.testing.assert_array_equal(actual[who].length, 3 + place)
+      places = np.asarray(actual[who].positions[0]) > 0
       assert places.sum() == written * fed
       assert places[3 + place : 3 + place + fed * written].all()
-    caches = found
+    caches = actual
   # The draft was fed from token 0 on, and the target from what came of it, both
   # different tokens.
-  fed = lambda who, row: found[who].keys[0][row, 0, :, 0].astype(int)
+  fed = lambda who, row: actual[who].keys[0][row, 0, :, 0].astype(int)
   np.testing.assert_array_equal(fed("draft", 0)[4:6], [0, 2])
   np.testing.assert_array_equal(fed("draft", 1)[4:6], [4, 1])
   np.testing.assert_array_equal(fed("target", 0)[3:7], [1, 3, 0, 2])
@@ -145,15 +145,15 @@ def test_a_loop_of_drafts_makes_all_of_them(name):
     )
     np.testing.assert_array_equal(cache.length, state.target_cache.length)
   assert newest[0] == [3, 0]
-  found = state
+  actual = state
   for expected in newest[1:]:
-    draft, _, _ = decoder.propose(params, found)
+    draft, _, _ = decoder.propose(params, actual)
     total = draft.tokens.sum(1)
     if draft.log_probs is not None:
       total += (draft.log_probs[:, 1:].max(-1) > -1).any(1)
     assert (total % vocab).tolist() == expected
     rows = jnp.arange(2)
-    found = dataclasses.replace(
+    actual = dataclasses.replace(
       state, tokens=state.tokens.at[rows, state.length - 1].set(total % vocab)
     )
 

@@ -18,8 +18,8 @@ def test_the_expectation_is_the_mean_over_all_ways_to_route(count, chosen):
       len(set().union(*routed))
       for routed in itertools.product(ways, repeat=tokens)
     ]
-    found = expected_distinct(tokens, count, chosen)
-    assert found == pytest.approx(np.mean(sizes), rel=1e-12)
+    actual = expected_distinct(tokens, count, chosen)
+    assert actual == pytest.approx(np.mean(sizes), rel=1e-12)
 
 
 def qwen3_30b_a3b() -> Reads:
@@ -91,9 +91,9 @@ def test_the_busiest_device_is_within_four_hundredths_of_simulations(
     np.put_along_axis(met, routed.reshape(1500, -1), True, axis=1)
     simulated = met.reshape(1500, devices, -1).sum(-1).max(-1).mean()
     distinct = expected_distinct(tokens, count, chosen)
-    found = experts.busiest(distinct, count, devices)
-    assert found == pytest.approx(simulated, rel=0.04)
-    assert found >= distinct / devices
+    actual = experts.busiest(distinct, count, devices)
+    assert actual == pytest.approx(simulated, rel=0.04)
+    assert actual >= distinct / devices
   assert experts.busiest(distinct, count, 1) == pytest.approx(distinct)
 
 
@@ -102,13 +102,13 @@ def test_the_best_length_on_the_curve_is_the_optimum_of_stopping():
   for rows, acceptance in ((1, 0.9), (8, 0.7), (64, 0.8)):
     verify = model.verify(rows)
     best = throughput.best_num_tokens(acceptance, 0.02, verify, most=24)
-    found = stopping.optimum(
+    actual = stopping.optimum(
       stopping.independent([acceptance]),
       stopping.Costs(draft=0.02, verify=verify),
       24,
     )
-    assert found.depth == best
-    assert found.rate == pytest.approx(
+    assert actual.depth == best
+    assert actual.rate == pytest.approx(
       throughput.throughput(best, acceptance, 0.02, verify(best + 1))
     )
 

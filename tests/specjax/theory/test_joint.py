@@ -42,7 +42,7 @@ def random_laws(seed, vocab, concentration=1.0):
 
 
 def accepted(rule, tree, draft, target, siblings=siblings_lib.IID):
-  """What a rule accepts, summed over all drafts."""
+  """Acceptance of a rule, summed over all drafts."""
   with jax.enable_x64(True):
     law = exact.block_law(
       rules.get(rule), tree, draft, target, siblings=siblings
@@ -67,11 +67,11 @@ HAND = [
 def test_both_programmes_give_the_hand_values(laws, length, count, expected):
   cut = joint.iid_paths(*laws, length=length, count=count)
   whole = joint.any_tree(tree_lib.paths(length, count), *laws)
-  for found in (cut, whole):
-    assert found.expected_accepted == pytest.approx(float(expected), abs=1e-12)
-    assert found.acceptance[0] == 1
-    total = sum(a.sum() for a in found.acceptance[1:])
-    assert found.expected_accepted == pytest.approx(total, abs=1e-12)
+  for actual in (cut, whole):
+    assert actual.expected_accepted == pytest.approx(float(expected), abs=1e-12)
+    assert actual.acceptance[0] == 1
+    total = sum(a.sum() for a in actual.acceptance[1:])
+    assert actual.expected_accepted == pytest.approx(total, abs=1e-12)
 
 
 def test_the_plan_of_the_hand_example():
@@ -100,11 +100,11 @@ def test_one_path_is_block_verification():
     block = accepted("block", tree_lib.chain(2), draft, target)
     best = joint.iid_paths(draft, target, length=2, count=1)
     assert best.expected_accepted == pytest.approx(block, abs=1e-12)
-    own = [
+    laws_of_path = [
       exact.target_block_law(draft, length=g) if g else np.ones(())
       for g in range(3)
     ]
-    on_path = joint.selected_path(own, target)
+    on_path = joint.selected_path(laws_of_path, target)
     assert on_path.expected_accepted == pytest.approx(block, abs=1e-12)
 
 
@@ -139,9 +139,9 @@ def test_no_rule_is_above_the_optimum_of_its_drafts(rule, siblings):
   away = []
   for seed in range(4):
     draft, target = random_laws(seed, 3)
-    found = accepted(rule, tree, draft, target, siblings)
+    actual = accepted(rule, tree, draft, target, siblings)
     best = joint.any_tree(tree, draft, target, siblings=siblings)
-    away.append(best.expected_accepted - found)
+    away.append(best.expected_accepted - actual)
   assert min(away) > -1e-10
   assert max(away) > 1e-4  # the node by node rules leave something
 
@@ -191,13 +191,13 @@ def antichains(first, depth, vocab=2):
 def test_no_antichain_violates_the_cuts():
   """All 676 antichains of two tokens, three deep."""
   draft, target = random_laws(5, 2, 0.4)
-  found = joint.iid_paths(draft, target, length=3, count=2)
+  actual = joint.iid_paths(draft, target, length=3, count=2)
   mass = [exact.target_block_law(draft, length=g) for g in range(1, 4)]
   slack = []
   for parts in itertools.product(antichains((0,), 3), antichains((1,), 3)):
     chosen = parts[0] | parts[1]
     inside = sum(mass[len(s) - 1][s] for s in chosen)
-    taken = sum(found.acceptance[len(s)][s] for s in chosen)
+    taken = sum(actual.acceptance[len(s)][s] for s in chosen)
     slack.append(1 - (1 - inside) ** 2 - taken)
   assert len(slack) == 676
   assert min(slack) > -1e-12
@@ -220,12 +220,12 @@ def test_a_rare_token_does_no_harm():
   one = joint.iid_paths(draft, target, length=1, count=2).expected_accepted
   assert one == pytest.approx(iid_optimum(draft(()), target(()), 2), abs=1e-9)
   two = joint.iid_paths(draft, target, length=2, count=1).expected_accepted
-  own = [
+  laws_of_path = [
     np.ones(()),
     draft(()),
     exact.target_block_law(draft, length=2),
   ]
-  block = joint.selected_path(own, target).expected_accepted
+  block = joint.selected_path(laws_of_path, target).expected_accepted
   assert two == pytest.approx(block, abs=1e-9)
 
 
@@ -234,16 +234,16 @@ def test_what_the_solver_cannot_do_is_an_error(monkeypatch):
 
   def off_by(factor):
     def broken(*args, **options):
-      found = real(*args, **options)
-      found.x = found.x * factor
-      return found
+      actual = real(*args, **options)
+      actual.x = actual.x * factor
+      return actual
 
     return broken
 
   def infeasible(*args, **options):
-    found = real(*args, **options)
-    found.status, found.message = 2, "infeasible"
-    return found
+    actual = real(*args, **options)
+    actual.status, actual.message = 2, "infeasible"
+    return actual
 
   for broken, words in (
     (off_by(1 - 1e-6), "its dual by"),

@@ -24,14 +24,14 @@ def dirichlet(count, seed, vocab=2):
 
 @pytest.mark.parametrize("length, count", [(2, 2), (2, 3), (3, 2)])
 def test_with_nothing_to_know_it_is_the_joint_optimum(length, count):
-  found = off_tree.optimum(
+  actual = off_tree.optimum(
     tree_lib.paths(length, count), lambda context: PAIR[None]
   )
   best = joint.iid_paths(
     lambda context: PAIR[0], lambda context: PAIR[1], length=length, count=count
   ).expected_accepted
-  assert found.on_draft == pytest.approx(best, abs=1e-10)
-  assert found.everywhere == pytest.approx(best, abs=1e-10)
+  assert actual.on_draft == pytest.approx(best, abs=1e-10)
+  assert actual.everywhere == pytest.approx(best, abs=1e-10)
 
 
 @pytest.mark.parametrize(
@@ -40,18 +40,18 @@ def test_with_nothing_to_know_it_is_the_joint_optimum(length, count):
 def test_laws_off_two_paths_of_two_tokens_are_worth_next_to_nothing(
   pairs, seed
 ):
-  found = off_tree.optimum(tree_lib.paths(2, 2), dirichlet(pairs, seed))
-  assert found.on_draft <= found.everywhere + 1e-9
-  assert found.on_draft > 0.998 * found.everywhere
+  actual = off_tree.optimum(tree_lib.paths(2, 2), dirichlet(pairs, seed))
+  assert actual.on_draft <= actual.everywhere + 1e-9
+  assert actual.on_draft > 0.998 * actual.everywhere
 
 
 def test_of_one_path_nothing_off_it_is_worth_anything():
   """Block verification is optimal, and reads its own path."""
-  found = off_tree.optimum(tree_lib.chain(2), dirichlet(3, 0))
-  assert found.on_draft == pytest.approx(found.everywhere, abs=1e-9)
+  actual = off_tree.optimum(tree_lib.chain(2), dirichlet(3, 0))
+  assert actual.on_draft == pytest.approx(actual.everywhere, abs=1e-9)
 
 
 def test_laws_off_the_draft_can_be_worth_something():
-  found = off_tree.optimum(tree_lib.paths(2, 2), dirichlet(3, 1, vocab=3))
-  lost = found.everywhere - found.on_draft
+  actual = off_tree.optimum(tree_lib.paths(2, 2), dirichlet(3, 1, vocab=3))
+  lost = actual.everywhere - actual.on_draft
   assert 1e-5 < lost < 1e-4

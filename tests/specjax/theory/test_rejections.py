@@ -67,21 +67,21 @@ def by_hand(pair, num_drafts):
 def test_the_dynamic_programme_is_the_recursion_over_prefixes(num_drafts):
   for seed in range(3):
     pair = markov.random_pair(seed, vocab_size=3, horizon=4)
-    found = rejections.theorem3(pair, num_drafts)
-    assert float(found) == pytest.approx(by_hand(pair, num_drafts), abs=1e-12)
+    actual = rejections.theorem3(pair, num_drafts)
+    assert float(actual) == pytest.approx(by_hand(pair, num_drafts), abs=1e-12)
 
 
 @pytest.mark.parametrize("num_drafts, horizon", [(1, 3), (2, 3)])
 def test_the_shipped_rule_rejects_as_often(num_drafts, horizon):
   pair = markov.random_pair(5, vocab_size=2, horizon=horizon)
-  found = exact.expected_rejections(
+  actual = exact.expected_rejections(
     rules.get("batch"),
     lambda missing: tree_lib.paths(missing, num_drafts),
     *context_laws(pair),
     horizon=horizon,
   )
   expected = float(rejections.theorem3(pair, num_drafts))
-  assert found == pytest.approx(expected, abs=1e-10)
+  assert actual == pytest.approx(expected, abs=1e-10)
 
 
 def test_one_draft_is_theorem_1_and_the_bound():
@@ -91,12 +91,12 @@ def test_one_draft_is_theorem_1_and_the_bound():
   for draft, target in zip(pair.draft, pair.target, strict=True):
     total += mass @ np.maximum(target - draft, 0).sum(-1)
     mass = mass @ target
-  for found in (
+  for actual in (
     rejections.theorem1(pair),
     rejections.theorem2_bound(pair),
     rejections.theorem3(pair, 1),
   ):
-    assert float(found) == pytest.approx(total, abs=1e-12)
+    assert float(actual) == pytest.approx(total, abs=1e-12)
 
 
 def test_the_paper_sized_example():
@@ -127,8 +127,8 @@ def test_hand_example_and_its_scales():
   assert float(rejections.theorem1(pair)) == pytest.approx(0.6, abs=1e-12)
   assert float(rejections.theorem3(pair, 2)) == pytest.approx(0.5256, abs=1e-12)
   for count, value in ((1, 0.3), (2, 0.24), (3, 0.192), (4, 0.1536)):
-    found, left = rejections.batch_rejection(P, Q, count)
-    assert float(found) == pytest.approx(value, abs=1e-12)
+    actual, left = rejections.batch_rejection(P, Q, count)
+    assert float(actual) == pytest.approx(value, abs=1e-12)
     assert float(left.sum()) == pytest.approx(value, abs=1e-12)
 
 
@@ -148,25 +148,25 @@ def test_positions_add_up():
 @pytest.mark.parametrize("count", range(1, 7))
 def test_closed_forms(count):
   for u, v in ((0.3, 0.8), (0.9, 0.4), (0.5, 0.5)):
-    found, _ = rejections.batch_rejection(
+    actual, _ = rejections.batch_rejection(
       np.array([1 - u, u]), np.array([1 - v, v]), count
     )
     closed = rejections.bernoulli(u, v, count)
-    assert float(found) == pytest.approx(closed, abs=1e-12)
+    assert float(actual) == pytest.approx(closed, abs=1e-12)
   for size, target_size in ((5, 2), (4, 4), (6, 1)):
     p = np.full(size, 1 / size)
     q = (np.arange(size) < target_size) / target_size
-    found, _ = rejections.batch_rejection(p, q, count)
+    actual, _ = rejections.batch_rejection(p, q, count)
     closed = rejections.uniform(size, target_size, count)
-    assert float(found) == pytest.approx(closed, abs=1e-12)
+    assert float(actual) == pytest.approx(closed, abs=1e-12)
     gained = rejections.improvement(p, q, count)
     assert gained == pytest.approx((1 - target_size / size) - closed, abs=1e-12)
 
 
 def test_what_the_draft_never_says_is_rejected_however_many_drafts():
   p, q = np.array([0.6, 0.4, 0.0]), np.array([0.2, 0.5, 0.3])
-  found, _ = rejections.batch_rejection(p, q, 400)
-  assert float(found) == pytest.approx(0.3, abs=1e-9)
+  actual, _ = rejections.batch_rejection(p, q, 400)
+  assert float(actual) == pytest.approx(0.3, abs=1e-9)
   pair = markov.repeated(p, q, 1)
   assert float(rejections.limit(pair)) == pytest.approx(0.3, abs=1e-12)
 

@@ -102,9 +102,9 @@ def test_no_rule_is_better_by_trying_them_all():
           tokens += mass * law[x] * kept
           stack.append(((*past, x), mass * law[x], kept))
       best = max(best, tokens / seconds)
-    found = stopping.optimum(process, costs, 3)
-    assert found.rate == pytest.approx(best, rel=1e-9)
-    assert list(found.rates) == sorted(found.rates)
+    actual = stopping.optimum(process, costs, 3)
+    assert actual.rate == pytest.approx(best, rel=1e-9)
+    assert list(actual.rates) == sorted(actual.rates)
     for other in (
       stopping.best_static, stopping.best_survival, stopping.myopic,
     ):  # fmt: skip

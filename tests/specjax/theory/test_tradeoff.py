@@ -20,12 +20,12 @@ def least_loss(p, q, b):
   eye = np.eye(size)
   above = np.block([[z * eye, -eye], [-z * eye, -eye]])
   limits = np.concatenate([q - b * p, b * p - q])
-  found = optimize.linprog(
+  actual = optimize.linprog(
     np.concatenate([np.zeros(size), np.full(size, 0.5)]),
     A_ub=above, b_ub=limits,
     A_eq=np.concatenate([np.ones(size), np.zeros(size)])[None], b_eq=[1.0],
   )  # fmt: skip
-  return found.fun
+  return actual.fun
 
 
 def cases(count, seed):
@@ -36,12 +36,12 @@ def cases(count, seed):
 
 def test_theorem_4_is_the_linear_programme():
   for p, q, b in cases(20, 0):
-    found = tradeoff.best_loss(p, q, b)
-    assert found == pytest.approx(least_loss(p, q, b), abs=1e-9)
+    actual = tradeoff.best_loss(p, q, b)
+    assert actual == pytest.approx(least_loss(p, q, b), abs=1e-9)
     left = np.maximum(q - b * p, 0)
     residual = left / left.sum()
-    assert tradeoff.loss(p, q, b, residual) == pytest.approx(found, abs=1e-12)
-    assert tradeoff.loss(p, q, b, q) >= found - 1e-12
+    assert tradeoff.loss(p, q, b, residual) == pytest.approx(actual, abs=1e-12)
+    assert tradeoff.loss(p, q, b, q) >= actual - 1e-12
 
 
 def test_theorem_5_is_a_line():
@@ -84,8 +84,8 @@ def test_the_shipped_rules_lose_and_reject_what_is_predicted(name):
           rules.get(f"decoding_{name}(epsilon={epsilon})"), chain(1),
           lambda c: p, lambda c: q,  # noqa: B023
         )  # fmt: skip
-      found = (1 - law.expected_accepted, law.total_variation)
-      assert found == pytest.approx(predict(p, q, epsilon), abs=1e-12)
+      actual = (1 - law.expected_accepted, law.total_variation)
+      assert actual == pytest.approx(predict(p, q, epsilon), abs=1e-12)
 
 
 def test_numbers_out_of_range():

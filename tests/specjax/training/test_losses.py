@@ -30,8 +30,8 @@ Q = np.asarray(jax.nn.softmax(TEACHER))
   ],
 )
 def test_definitions(name, expected):
-  found = losses.get(name)(STUDENT, TEACHER, LABELS, ONES)
-  assert float(found) == pytest.approx(expected, rel=1e-5)
+  actual = losses.get(name)(STUDENT, TEACHER, LABELS, ONES)
+  assert float(actual) == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("name", losses.OBJECTIVES)
@@ -111,10 +111,10 @@ def test_blocks_that_are_given_are_those_that_are_cut():
 
 
 def test_smooth_l1_is_squared_below_one_and_linear_above():
-  found = np.zeros((1, 2, 2), np.float32)
+  actual = np.zeros((1, 2, 2), np.float32)
   wanted = np.array([[[0.5, -3.0], [7.0, 7.0]]], np.float32)
   weights = np.array([[1.0, 0.0]], np.float32)
-  away = losses.smooth_l1(found, wanted, weights)
+  away = losses.smooth_l1(actual, wanted, weights)
   assert float(away) == pytest.approx((0.5**2 / 2 + 3.0 - 0.5) / 2)
-  to_wanted = jax.grad(losses.smooth_l1, argnums=1)(found, wanted, weights)
+  to_wanted = jax.grad(losses.smooth_l1, argnums=1)(actual, wanted, weights)
   np.testing.assert_array_equal(to_wanted, 0)

@@ -1,0 +1,128 @@
+"""Models that draft from a target's features, cache or text: pure functions.
+
+Letters in shapes as in `specjax.types`; V' is a head's own vocabulary.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from jax import Array
+
+from specjax.cache import Cache
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FeatureModel:
+  """A head that drafts from the target's features, as pure functions.
+
+  Attributes:
+    vocab_size: V', the last axis of its logits; tokens that it cannot say have
+      -inf there.
+    num_features: F, width of the target's features that it reads.
+    init_cache: `(batch, slots) -> Cache`.
+    fuse: `(params, features f[B, T, F]) -> f[B, T, H]`: the target's features
+      as hidden states of the head.
+    apply: `(params, tokens i32[B, T], hidden f[B, T, H], cache, *, positions,
+      mask) -> (logits f32[B, T, V'], hidden f[B, T, H], cache)`, with positions
+      and mask as `LanguageModel.apply` has them.
+    max_positions: positions it was made for, or None if unbounded.
+    later: the layers after the first, of a head that has one for each token
+      (multi-token prediction): models of the same parameters, with caches of
+      their own, that read the states of the layer before.
+  """
+
+  vocab_size: int
+  num_features: int
+  init_cache: Callable[[int, int], Cache]
+  fuse: Callable[[Any, Array], Array]
+  apply: Callable[..., tuple[Array, Array, Cache]]
+  max_positions: int | None = None
+  later: tuple["FeatureModel", ...] = ()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BlockModel:
+  """A head that drafts a block in one pass over the target's features.
+
+  Attributes:
+    vocab_size: V', the last axis of its logits; tokens that it cannot say have
+      -inf there.
+    num_features: F, width of the target's features that it reads.
+    num_depths: K, tokens of a block after the newest one.
+    init_cache: `(batch, slots) -> Cache`.
+    read: `(params, features f[B, T, F], cache) -> cache`: writes T committed
+      tokens to slots `cache.length ..` and raises the length by T. Slot i is
+      of the token at position i.
+    say: `(params, newest i32[B, 1], cache) -> (f32[B, K, V'], cache)`, the
+      logits of the tokens after the newest, which is the one after those that
+      the cache holds. K + 1 slots behind them are written and the length stays.
+    max_positions: positions it was made for, or None if unbounded.
+  """
+
+  vocab_size: int
+  num_features: int
+  num_depths: int
+  init_cache: Callable[[int, int], Cache]
+  read: Callable[[Any, Array, Cache], Cache]
+  say: Callable[[Any, Array, Cache], tuple[Array, Cache]]
+  max_positions: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MarginalModel:
+  """Heads on one feature of the target that say all depths at once.
+
+  Attributes:
+    vocab_size: V', the last axis of their logits; tokens that they cannot say
+      have -inf there.
+    num_features: F, width of the target's features that they read.
+    num_depths: K, depths that they know.
+    apply: `(params, features f[B, F]) -> f32[B, K, V']`, logits of the K tokens
+      after the newest one, of what the target knew before it.
+  """
+
+  vocab_size: int
+  num_features: int
+  num_depths: int
+  apply: Callable[[Any, Array], Array]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TextBlockModel:
+  """An encoder-decoder that says a block, and reads the whole text for it.
+
+  Attributes:
+    vocab_size: V', the last axis of its logits.
+    num_depths: K, tokens of a block.
+    encode: as that of `LanguageModel`.
+    say: `(params, tokens i32[B, L], length i32[B], memory) -> f32[B, K, V']`,
+      logits of the K tokens after the first `length` ones; of tokens from
+      `length` on it sees none, and `memory` is what `encode` made.
+  """
+
+  vocab_size: int
+  num_depths: int
+  encode: Callable[[Any, Any], Any]
+  say: Callable[[Any, Array, Array, Any], Array]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CacheReader:
+  """A draft that reads the target's cache and has none, as a pure function.
+
+  Attributes:
+    vocab_size: V', the last axis of its logits.
+    num_features: F, width of the target's final hidden state.
+    apply: `(params, tokens i32[B, T], hidden f[B, T, F], cache, *, positions
+      i32[B, T]) -> (logits f32[B, T, V'], hidden f[B, T, F])`. Beside each
+      token it reads the hidden state of the one before, the target's or the
+      draft's own. All tokens see slots `0 .. cache.length - 1` of the target's
+      cache and not each other; nothing is written.
+    max_positions: positions it was made for, or None if unbounded.
+  """
+
+  vocab_size: int
+  num_features: int
+  apply: Callable[..., tuple[Array, Array]]
+  max_positions: int | None = None
