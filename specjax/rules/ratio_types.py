@@ -64,8 +64,8 @@ def types_of(
   """
   if target_log_probs.shape[-1] > _MOST_TOKENS:
     place = np.linspace(0, len(_KNOTS) - 1, count)
-    knots = np.interp(place, np.arange(len(_KNOTS)), _KNOTS)
-    knots = jnp.asarray(knots, target_log_probs.dtype)
+    ratios = np.interp(place, np.arange(len(_KNOTS)), _KNOTS)
+    knots = jnp.asarray(ratios, target_log_probs.dtype)
     beyond, total = _beyond(target_log_probs, draft_log_probs, knots)
     reached = (beyond[..., :-1] - beyond[..., 1:]) / jnp.diff(knots)
     reached = jnp.concatenate([total[..., None], reached], axis=-1)
