@@ -6,7 +6,7 @@
 #   docs/measurements/run.sh [PART...]     all | timed | counted | NAME
 #
 # The parts of `timed` want the machine for themselves: about 30 minutes of two
-# cores. Those of `counted` do not (about 40 more). The studies of docs/drafts.md,
+# cores. Those of `counted` do not (about two hours). The studies of docs/drafts.md,
 # which train, and docs/measurements/rules/costs.json have commands of their own.
 cd "$(dirname "$0")/../.." || exit 1
 python=${PYTHON:-.venv/bin/python}
@@ -211,5 +211,5 @@ draw efficiency rule-efficiency.svg $of/embedded.json
 draw optimality optimality.svg $of/optimality.json
 draw costs rule-costs.svg $of/costs.json
 draw joint joint.svg $of/joint.json
-draw front rule-front.svg $of/front.json $of/front_smollm2.json
+draw front rule-front.svg $of/front*.json
 echo "then: python -m launch.tables prints what the pages show" >&2

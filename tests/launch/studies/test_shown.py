@@ -53,7 +53,7 @@ FIGURES = {
   "figures/optimality": (
     rules.optimality, "measurements/rules/optimality.json"
   ),
-  "figures/rule-front": (rules.front, "measurements/rules/front.json"),
+  "figures/rule-front": (rules.front, "measurements/rules/front*.json"),
   "figures/joint": (rules.joint, "measurements/rules/joint.json"),
   "figures/acceptance-by-position": (
     drafts.by_position, "measurements/drafts/heads.jsonl"
@@ -82,7 +82,7 @@ FIGURES = {
 def drawn(name: str) -> bytes:
   """A figure, made anew."""
   draw, sources = FIGURES[name]
-  results = [report.read(str(DOCS / source)) for source in sources.split()]
+  results = [report.read(str(path)) for path in sorted(DOCS.glob(sources))]
   image = io.BytesIO()
   report.save(lambda: draw(*results), image)
   return image.getvalue()
