@@ -79,6 +79,8 @@ plan gemma-4-31b-v5e-8 --topology=v5e-8 --target=gemma-4-31b \
   --drafter='ngram(tokens=4)'
 plan olmo-2-7b-v5e-8 --topology=v5e-8 --target=olmo-2-7b \
   --drafter='ngram(tokens=4)'
+plan gemma-4-26b-a4b-v5e-8 --topology=v5e-8 --target=gemma-4-26b-a4b \
+  --drafter='ngram(tokens=4)'
 plan mixtral-8x7b-v6e-8 --topology=v6e-8 --target=mixtral-8x7b \
   --drafter='ngram(tokens=4)'
 plan qwen3-30b-a3b-v5e-8 --topology=v5e-8 --target=qwen3-30b-a3b \
