@@ -96,12 +96,17 @@ plan gemma-4-31b-v5e-8 --topology=v5e-8 --target=gemma-4-31b \
   --drafter='ngram(tokens=4)'
 plan olmo-2-7b-v5e-8 --topology=v5e-8 --target=olmo-2-7b \
   --drafter='ngram(tokens=4)'
+plan gemma-4-26b-a4b-v5e-8 --topology=v5e-8 --target=gemma-4-26b-a4b \
+  --drafter='ngram(tokens=4)'
 plan mixtral-8x7b-v6e-8 --topology=v6e-8 --target=mixtral-8x7b \
   --drafter='ngram(tokens=4)'
 plan qwen3-30b-a3b-v5e-8 --topology=v5e-8 --target=qwen3-30b-a3b \
   --drafter='model("qwen3-0.6b", tokens=4)'
 plan gpt-oss-20b-v5e-8 --topology=v5e-8 --target=gpt-oss-20b \
   --drafter='ngram(tokens=4)'
+# As it is published, its experts in MXFP4.
+plan gpt-oss-20b-v5e-8-mxfp4 --topology=v5e-8 --target=gpt-oss-20b \
+  --weights='fp4(output=False, dense=False)' --drafter='ngram(tokens=4)'
 # Recurrent layers, and the head that comes with them.
 plan qwen3.5-27b-v5e-16-mtp --topology=v5e-16 --target=qwen3.5-27b \
   --mesh=data:2,model:8 --batch_size=16 --drafter='mtp(tokens=3)'

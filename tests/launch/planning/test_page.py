@@ -19,7 +19,7 @@ SWEEPS = sorted(FOLDER.glob("sweeps/*.json"))
 
 def test_the_rows_shown_are_printed_from_the_committed_plans(capsys):
   assert tables.main(["tables", "plans", *map(str, PLANS)]) == 0
-  assert len(shown.rows_of(capsys.readouterr().out, PAGE)) == 15
+  assert len(shown.rows_of(capsys.readouterr().out, PAGE)) == 17
   assert f"all {len(PLANS)} plans" in PAGE
 
 
