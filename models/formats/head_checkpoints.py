@@ -77,7 +77,7 @@ class Head:
     """
     assert isinstance(self.shape.config, MtpConfig)
     config = dataclasses.replace(self.shape.config, normed=False)
-    module = nnx.merge(*nnx.split(self.module))
+    module: Any = nnx.merge(*nnx.split(self.module))
     module.config = config
     shape = dataclasses.replace(
       self.shape, config=config, features=(num_layers,)

@@ -259,16 +259,16 @@ def _source(
   family: str,
 ) -> Source:
   """The tensors of one of a head's layers, by names as `_own` has them."""
-  own = {k: t for k, t in own.items() if k not in form.copies}
-  if form.hidden_first and (joint := own.get(name := _named(form, "fc"))):
+  named = {k: t for k, t in own.items() if k not in form.copies}
+  if form.hidden_first and (joint := named.get(name := _named(form, "fc"))):
     read = functools.partial(_exchanged, joint)
-    own[name] = dataclasses.replace(joint, read=read)
+    named[name] = dataclasses.replace(joint, read=read)
   return Source(
     path=str(path),
     says="config.json",
     config=layer,
     family=family,
-    tensors=experts.of_projections(experts.of_experts(own), family),
+    tensors=experts.of_projections(experts.of_experts(named), family),
     kinds=head_files.FLOATS,
   )
 
