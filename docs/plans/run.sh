@@ -27,23 +27,9 @@ plan 8b-v5e-8-int8 --topology=v5e-8 --target=llama-3.1-8b --drafter=plain \
   --weights=int8 --cache=int8
 plan 8b-v5e-8-int4 --topology=v5e-8 --target=llama-3.1-8b --drafter=plain \
   --weights=int4 --cache=int8
-plan 8b-v5e-8-fp8 --topology=v5e-8 --target=llama-3.1-8b --drafter=plain \
-  --weights=fp8 --cache=fp8
-plan 8b-v5e-8-fp4 --topology=v5e-8 --target=llama-3.1-8b --drafter=plain \
-  --weights=fp4 --cache=int8
-plan 8b-v6e-8-int4 --topology=v6e-8 --target=llama-3.1-8b --drafter=plain \
-  --weights='int4(group=128)' --cache=int8
-plan 8b-v6e-8-fp8 --topology=v6e-8 --target=llama-3.1-8b --drafter=plain \
-  --weights='fp8(group=128)' --cache=fp8
-plan 8b-v6e-8-fp4 --topology=v6e-8 --target=llama-3.1-8b --drafter=plain \
-  --weights=fp4 --cache=int8
-# The target's own weights draft; the last one's in eight bits, in four.
+# The target's own weights in eight bits draft.
 plan 8b-v5e-8-own-int8 --topology=v5e-8 --target=llama-3.1-8b \
   --drafter='quantised_self(bits=8, tokens=2)'
-plan 8b-v5e-8-own-int4 --topology=v5e-8 --target=llama-3.1-8b \
-  --drafter='quantised_self(bits=4, tokens=2)'
-plan 70b-v5e-8-own-int4 --topology=v5e-8 --target=llama-3.1-70b --weights=int8 \
-  --cache=int8 --drafter='quantised_self(bits=4, group=128, tokens=2)'
 plan 8b-v5e-8-paths --topology=v5e-8 --target=llama-3.1-8b --rule=kseq \
   --drafter='model("llama-3.2-1b", tokens=4, tree=paths(8))'
 plan 8b-v5e-8-tree --topology=v5e-8 --target=llama-3.1-8b --rule=recursive \

@@ -200,8 +200,9 @@ def products(x: Array, values: Array, scales: Array) -> Array:
 def group_products(x: Array, values: Array, scales: Array) -> Array:
   """`products` with scales of groups, summed over groups once scaled."""
   wide = jnp.promote_types(x.dtype, jnp.float32)
+  count = scales.shape[-1]
   groups = lambda a: a.reshape(
-    -1, scales.shape[-1], a.shape[-1] // scales.shape[-1]
+    math.prod(a.shape[:-1]), count, a.shape[-1] // count
   )
   sums = lax.dot_general(
     groups(x),
@@ -210,7 +211,7 @@ def group_products(x: Array, values: Array, scales: Array) -> Array:
     preferred_element_type=wide,
   )  # [G, rows, N]
   found = jnp.sum(sums * scales.T[:, None], axis=0).astype(x.dtype)
-  return found.reshape(*x.shape[:-1], -1)
+  return found.reshape(*x.shape[:-1], len(values))
 
 
 class LowLinear(nnx.Module):

@@ -1,18 +1,23 @@
-"""Three plans that stay as they are: compiled for TPUs, none of them here.
+"""Plans that stay as they are: compiled for TPUs, none of them here.
 
 A change of these numbers is not a mistake by itself; it must be meant.
 """
 
+import jax
+import jax.numpy as jnp
 import pytest
+from jax import lax
 
 pytest.importorskip("libtpu", reason="libtpu is for Linux on x86-64 only")
 
 from configs import shapes
 from launch import hardware
-from launch.planning import program
+from launch.planning import hlo, program
 from models.formats import head_checkpoints
 from models.formats.huggingface_config import config_from_json
 from models.meshes import Layout
+from models.networks import lowbits
+from models.networks.lowbits import Format
 from specjax import tree as tree_lib
 
 pytestmark = pytest.mark.heavy
@@ -143,3 +148,53 @@ def test_heads_that_are_cut_leave_their_target_as_it_is(kind, settings):
   assert actual.donation_honoured
   assert actual.cache_copies == 0
   assert counts(actual, "verify") == {"all-reduce": 2 * 16 + 1, "all-gather": 1}
+
+
+@pytest.mark.parametrize("slice_name", ["v5e-8", "v6e-8"])
+@pytest.mark.parametrize(
+  "form",
+  [
+    Format(kind="int8", group=64),
+    Format(kind="int4", group=32),
+    Format(kind="int4", group=128),
+    Format(kind="fp8"),
+    Format(kind="fp8", group=128),
+    Format(kind="fp4", group=32),
+  ],
+  ids=str,
+)
+def test_packed_weights_are_read_as_they_are_and_none_is_written(
+  form, slice_name
+):
+  """Products with one layer's weights of a stack, in a loop over layers."""
+  layers, outputs, inputs, rows = 4, 1792, 4096, 8
+
+  def run(x, values, scales):
+    def layer(i, x):
+      own = (
+        lax.dynamic_index_in_dim(a, i, keepdims=False) for a in (values, scales)
+      )
+      y = lowbits.products(x, *own)
+      return jnp.tanh(jnp.concatenate([y, y, y], axis=1)[:, :inputs])
+
+    return lax.fori_loop(0, layers, layer, x)
+
+  device = hardware.devices(hardware.topology(slice_name))[0]
+  place = jax.sharding.SingleDeviceSharding(device)
+  shaped = lambda shape, dtype: jax.ShapeDtypeStruct(
+    shape, dtype, sharding=place
+  )
+  count = form.num_groups(inputs)
+  compiled = (
+    jax.jit(run)
+    .lower(
+      shaped((rows, inputs), jnp.bfloat16),
+      shaped((layers, outputs, inputs), form.dtype),
+      shaped((layers, outputs, count), jnp.float32),
+    )
+    .compile()
+  )
+  module = hlo.parse(compiled.as_text())
+  stored = hlo.type_of(form.dtype), (layers, outputs, inputs)
+  assert hlo.weights_read(module, {stored}) == hlo.nbytes(*stored)
+  assert hlo.weights_written(module, {stored}, form.group) == 0

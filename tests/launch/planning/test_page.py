@@ -63,14 +63,18 @@ def test_what_does_not_fit_says_so_in_its_row():
   assert row.count("|") == page.table({"x": plan}).splitlines()[0].count("|")
 
 
-def test_weights_in_few_bits_are_read_as_they_are_and_none_is_written(capsys):
+def test_weights_in_few_bits_are_nowhere_written_as_wider_ones(capsys):
   assert tables.main(["tables", "stored_weights", *map(str, PLANS)]) == 0
   rows = shown.rows_of(capsys.readouterr().out, PRECISION)
   plans = [json.loads(path.read_text("utf-8")) for path in PLANS]
   low = [plan["weights"] for plan in plans if plan.get("weights")]
   assert len(rows) == len(low)
-  for one in low:
-    assert (one["read"], one["written"]) == (one["bytes"], 0)
+  for plan in plans:
+    if one := plan.get("weights"):
+      if plan["settings"]["weights"]["group"] is None:
+        assert (one["read"], one["written"]) == (one["bytes"], 0)
+      else:  # in bfloat16 they would be four times as many
+        assert one["written"] < 2 * one["bytes"]
 
 
 def test_the_batches_at_which_a_copy_pays_are_those_of_the_plans(capsys):

@@ -85,6 +85,7 @@ def test_small_weights_in_groups_are_rounded_once(dtype):
   for multiply in (lowbits.products, lowbits.group_products):
     found = multiply(jnp.eye(64, dtype=dtype), *stored)
     np.testing.assert_array_equal(found, expected)
+    assert multiply(jnp.zeros((2, 0, 64), dtype), *stored).shape == (2, 0, 3)
 
 
 @nnx.jit(static_argnums=0)
