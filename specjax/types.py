@@ -491,8 +491,8 @@ class Drafter:
     empty_rounds: calls by which its state outlives rounds in which nothing is
       drafted (`specjax.adaptive.ladder`); None: it was not made for them, and
       would draft worse ever after.
-    accepts_foreign_drafts: its state depends on the committed tokens of a round
-      alone, so that another draft may be verified in place of its own
+    accepts_foreign_drafts: whether its state depends on the committed tokens of
+      a round alone, so that another draft may be verified in place of its own
       (`specjax.drafters.repeats`). Not if it learns from its own drafts.
     longer: `tokens -> Drafter`, the same with room for a chain of so many, of
       which it drafts as many as before; None if it has but this form.

@@ -204,7 +204,8 @@ def passes(
 ) -> list[Pass]:
   """The passes of a round, on one device.
 
-  Of layers that draft in turn each pass is of two: what stands, and the draft.
+  Of layers that draft in turn each pass is of two: of committed
+  tokens, and of the draft.
 
   Args:
     shape: what the head is.
@@ -243,7 +244,7 @@ def passes(
     # block.
     return [over(count["layers"] + count["fc"], n) for n in drafter.passes]
   depths = num_depths(shape, drafter.tree)
-  if isinstance(c, MtpConfig) and depths > 1:
+  if isinstance(c, MtpConfig) and c.num_depths > 1:
     out = words * layers.embed_dim
     each = (sum(count.values()) - out) / c.num_depths
     read, more = drafter.passes[:depths], drafter.passes[depths:]

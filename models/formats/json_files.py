@@ -1,4 +1,4 @@
-"""JSON files of checkpoints, which must hold an object."""
+"""JSON files that must hold an object."""
 
 import json
 import pathlib

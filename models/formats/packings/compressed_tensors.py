@@ -239,8 +239,8 @@ def _of_way(way: Mapping[str, Any], parts, mark: str, shape) -> Packed:
   def integers(rows: slice) -> np.ndarray:
     if mark == "weight":
       return weight.read((rows, slice(None)))
-    groups_of_inputs = unpacked(weight.read((rows, slice(None))), bits)
-    return groups_of_inputs[:, :inputs] - middle
+    values = unpacked(weight.read((rows, slice(None))), bits)
+    return values[:, :inputs] - middle
 
   zeros = parts.get("weight_zero_point")
   if way["symmetric"] and zeros is not None:
@@ -258,8 +258,8 @@ def _of_way(way: Mapping[str, Any], parts, mark: str, shape) -> Packed:
       whole = zeros.read(()).reshape(-1, num_groups).astype(np.int16)
       return np.broadcast_to(whole, (outputs, num_groups))[rows]
     at, inside = within(rows, outputs, 32 // bits)
-    groups_of_inputs = unpacked(zeros.read((at, slice(None))).T, bits)
-    return groups_of_inputs[:, inside].T - middle
+    values = unpacked(zeros.read((at, slice(None))).T, bits)
+    return values[:, inside].T - middle
 
   if zeros is None:
     whole = "fp8" if way["type"] == "float" else "int8"
