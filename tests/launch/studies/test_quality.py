@@ -28,10 +28,10 @@ def test_log_likelihood_is_the_mean_over_the_completion(pair, tokenizer):
   completions = [tokenizer.encode(t) for t in ("return x\n", "pass", "x = 1")]
   found = quality.LogLikelihood(pair[0], tokenizer)(prompt, completions)
   model, params = as_language_model(huggingface.load(pair[0]))
-  apply = jax.jit(model.apply)
   for score, completion in zip(found, completions, strict=True):
     text = np.array([[*prompt, *completion]])
-    output, _ = apply(params, text, model.init_cache(1, text.shape[1]))
+    cache = model.init_cache(1, text.shape[1])
+    output, _ = jax.jit(model.apply)(params, text, cache)
     law = np.asarray(jax.nn.log_softmax(output.logits[0], axis=-1))
     places = range(len(prompt), text.shape[1])
     expected = np.mean([law[i - 1, text[0, i]] for i in places])
