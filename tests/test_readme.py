@@ -3,9 +3,12 @@
 import pathlib
 import re
 
+import pytest
+
 from launch import report
 from launch.evaluation import page as evaluation_page
 
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
 README = pathlib.Path("README.md").read_text("utf-8")
 
 

@@ -30,7 +30,8 @@ def test_log_likelihood_is_the_mean_over_the_completion(pair, tokenizer):
   model, params = as_language_model(huggingface.load(pair[0]))
   for score, completion in zip(actual, completions, strict=True):
     text = np.array([[*prompt, *completion]])
-    output, _ = model.apply(params, text, model.init_cache(1, text.shape[1]))
+    cache = model.init_cache(1, text.shape[1])
+    output, _ = jax.jit(model.apply)(params, text, cache)
     law = np.asarray(jax.nn.log_softmax(output.logits[0], axis=-1))
     places = range(len(prompt), text.shape[1])
     expected = np.mean([law[i - 1, text[0, i]] for i in places])
