@@ -78,7 +78,10 @@ def test_weights_in_few_bits_are_nowhere_written_as_wider_ones(capsys):
 
 
 def test_the_batches_at_which_a_copy_pays_are_those_of_the_plans(capsys):
-  own = sorted(FOLDER.glob("*-own-*.json"))
+  own = [
+    *FOLDER.glob("*-own-*.json"),
+    *pathlib.Path("docs/precision").glob("*-own-*.json"),
+  ]
   assert tables.main(["tables", "pays", *map(str, own)]) == 0
   assert len(shown.rows_of(capsys.readouterr().out, PRECISION)) == len(own)
 
