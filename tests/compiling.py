@@ -44,10 +44,30 @@ def cache() -> pathlib.Path:
     return pathlib.Path(tempfile.mkdtemp(prefix="specjax-tests-"))
   old = time.time() - _DAYS * 86400
   for file in folder.iterdir():
-    with contextlib.suppress(FileNotFoundError):  # another run was quicker
-      if file.stat().st_mtime < old:
+    with contextlib.suppress(OSError):  # another run was quicker, or may not
+      if file.is_file() and file.stat().st_mtime < old:
         file.unlink()
   return folder
+
+
+def write_whole() -> None:
+  """Lets JAX write a compiled program whole or not at all, if a run is killed.
+
+  One that is half there would never be replaced.
+  """
+  from jax._src import lru_cache
+
+  put = lru_cache.LRUCache.put
+
+  def whole(self, key, value):
+    path = self.path / f"{key}{lru_cache._CACHE_SUFFIX}"
+    if self.eviction_enabled or path.exists():
+      return put(self, key, value)
+    part = self.path / f"{key}.{os.getpid()}.part"
+    part.write_bytes(value)
+    part.replace(path)
+
+  lru_cache.LRUCache.put = whole
 
 
 def jit(function, **options):
@@ -91,12 +111,25 @@ def switch(quick: bool) -> None:
 
   real(1, 1)  # a process reads XLA_FLAGS once: this one has now
   flags = [f"--{name}={value}".lower() for name, value in OPTIONS.items()]
-  before = os.environ.get("XLA_FLAGS", "")
-  os.environ["XLA_FLAGS"] = " ".join([*before.split(), *flags])
-  _undo.callback(os.environ.update, XLA_FLAGS=before)
+  before = os.environ.get("XLA_FLAGS")
+  os.environ["XLA_FLAGS"] = " ".join([*(before or "").split(), *flags])
+  if before is None:
+    _undo.callback(os.environ.pop, "XLA_FLAGS", None)
+  else:
+    _undo.callback(os.environ.update, XLA_FLAGS=before)
   _undo.enter_context(
     mock.patch.object(compiler, "get_compile_options", options)
   )
+
+
+def is_quick() -> bool:
+  return _is_quick
+
+
+def begin(marks) -> None:
+  """A module of these `usefixtures` marks: as for users unless it asks."""
+  if not any("quick_to_compile" in mark.args for mark in marks):
+    switch(False)
 
 
 @contextlib.contextmanager

@@ -34,12 +34,10 @@ def pytest_configure(config):
   os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
   # XLA may follow call stacks forever: see specjax/runtime/compilation.py.
   os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
-  if (
-    hasattr(config, "workerinput") or "JAX_COMPILATION_CACHE_DIR" in os.environ
-  ):
-    return
-  os.environ["JAX_COMPILATION_CACHE_DIR"] = str(compiling.cache())
-  os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+  if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # workers are given it
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(compiling.cache())
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+  compiling.write_whole()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -60,9 +58,7 @@ def quick_to_compile():
 @pytest.fixture(scope="module", autouse=True)
 def _compiled_as_for_users(request):
   """The others, though the module before was compiled quickly."""
-  marks = request.node.iter_markers("usefixtures")
-  if not any("quick_to_compile" in mark.args for mark in marks):
-    compiling.switch(False)
+  compiling.begin(request.node.iter_markers("usefixtures"))
 
 
 @pytest.fixture(autouse=True)

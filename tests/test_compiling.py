@@ -3,6 +3,7 @@
 import compiling
 import jax
 import jax.numpy as jnp
+import pytest
 
 
 def compiled_anew(act):
@@ -32,3 +33,13 @@ def test_programs_made_quickly_and_as_for_users_are_kept_apart():
     assert compiled_anew(lambda: program(x)) == 1
     assert compiled_anew(lambda: program(x)) == 0
   assert compiled_anew(lambda: program(x)) == 1
+
+
+def test_a_module_without_the_mark_is_compiled_as_for_users():
+  mark = pytest.mark.usefixtures("quick_to_compile").mark
+  with compiling.quickly():
+    quick = compiling.is_quick()
+    compiling.begin([mark])
+    assert compiling.is_quick() == quick
+    compiling.begin([])
+    assert not compiling.is_quick()

@@ -248,7 +248,8 @@ def _of_way(way: Mapping[str, Any], parts, mark: str, shape) -> Packed:
       raise ValueError("zero points of symmetric weights must be 0")
     zeros = None
 
-  if zeros is not None and not (num_groups == 1 and zeros.shape in ((), (1,))):
+  one = num_groups == 1 and zeros is not None and zeros.shape in ((), (1,))
+  if zeros is not None and not (one and zeros.kind == "I8"):
     words = (-(-outputs * bits // 32), num_groups)
     expected = words if zeros.kind == "I32" else scales.shape
     check_shape("weight_zero_point", zeros, expected, ("I32", "I8"))
