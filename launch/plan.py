@@ -13,7 +13,7 @@ Models are names in configs/shapes.py or paths of a `config.json`; so are draft
 heads. --drafter is a call as in configs (model, ngram, layer_skip, lookahead,
 quantised_self, plain or a kind of head but assistant), without policies and
 ladders. Without --rule a path is verified by token, certain tokens by match,
-i.i.d. trees by block_transport and others by recursive. Weights are bfloat16,
+i.i.d. paths by block_transport and others by recursive. Weights are bfloat16,
 or as --weights and the call say. For encoder-decoders --input_length says what
 the encoder reads, --max_length what the decoder writes, and --prompt_length=1
 that it begins with one token. Bytes, collectives and copies are read from the
@@ -247,14 +247,17 @@ def drafting_of(call: Call) -> Drafting:
 def usual_rule(drafting: Drafting) -> str:
   """The rule of a plan that names none.
 
-  Of several i.i.d. paths `block_transport` accepts most, for milliseconds where
-  a round takes many (docs/rules.md).
+  Of several i.i.d. paths of one length `block_transport` accepts most, for
+  milliseconds where a round takes many (docs/rules.md).
   """
   if drafting.siblings is GIVEN:
     return "match"  # for tokens that are certain
   if drafting.tree.is_chain:
     return "token"
-  return "block_transport" if drafting.siblings is IID else "recursive"
+  tree = drafting.tree
+  ends = {tree.depth[n] for n, below in enumerate(tree.children) if not below}
+  whole = drafting.siblings is IID and len(ends) == 1
+  return "block_transport" if whole else "recursive"
 
 
 def question(

@@ -163,7 +163,7 @@ settings='block_transport,block_transport(bins=128),block_transport(types=19)'
 settings="$settings,block_transport(bins=32),block_transport(bins=16)"
 settings="$settings,block_transport(types=5),block_transport(types=3)"
 part counted settings.json 5 docs/measurements/rules/settings.json \
-  launch.studies.rules.sweep $pair --shapes=4x4,8x8 "--rules=$settings"
+  launch.studies.rules.sweep $pair --shapes=4x4 "--rules=$settings"
 few='--config.max_new_tokens=128 --num_prompts=8 --contexts_per_prompt=8'
 some='--shapes=1x4,2x2,2x4,4x4,8x8 --rules=kseq,transport,block_transport'
 part counted smollm2_itself.json 15 docs/measurements/rules/smollm2_itself.json \

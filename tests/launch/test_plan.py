@@ -312,6 +312,7 @@ def test_the_window_of_lookahead_costs_verification():
     ("ngram", "token"),
     ("model('pythia-70m', tree=paths(3))", "block_transport"),
     ("model('pythia-70m', tree=k_ary(2, 2))", "block_transport"),
+    ("model('pythia-70m', tree=(-1, 0, 0, 1))", "recursive"),
     (
       "model('pythia-70m', tree=paths(3), siblings=without_replacement)",
       "recursive",

@@ -26,6 +26,12 @@ TABLES = [
     for name in ("shapes", "objectives", "heads")
   ],
   ("efficiency", "rules", "measurements/rules/smollm2_head.json", 3),
+  (
+    "settings",
+    "rule-costs",
+    "measurements/rules/settings.json measurements/rules/several_paths.json",
+    7,
+  ),
   ("joint", "joint", "measurements/rules/joint.json", 9),
   ("mixtures", "mixtures", "mixtures/pays.json", 12),
   ("optimality", "transport", "measurements/rules/optimality.json", 2),
