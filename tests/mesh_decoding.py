@@ -459,16 +459,7 @@ CASES = {
     how: functools.partial(network_pair, how=how)
     for how in ("paths", "tree", "depth", "layer_skip", "ngram", "plain")
   },
-  **{
-    name: functools.partial(network_pair, own=own)
-    for name, own in {
-      "mixture": mesh_models.MIXED,
-      "gemma": mesh_models.GEMMA,
-      "gemma4": mesh_models.GEMMA4,
-      "olmo": mesh_models.OLMO,
-      "gpt-oss": mesh_models.GPT_OSS,
-    }.items()
-  },
+  "mixture": functools.partial(network_pair, own=mesh_models.MIXED),
   **{how: functools.partial(head_pair, how=how) for how in HEADS},
 }
 
