@@ -147,7 +147,7 @@ class Chat:
   def _draft_by(self, call: str) -> None:
     config = ml_collections.ConfigDict(self._config.to_dict())
     config.drafter, models = call, self._models
-    if drafters.of(config).loaded != self.pair.drafting.loaded:
+    if drafters.of(config).checkpoint != self.pair.drafting.checkpoint:
       models = pair.load(config, beside=models)
     made = pair.assemble(config, models)
     self._config, self._models, self.pair = config, models, made

@@ -30,8 +30,6 @@ from models.head_shapes import HeadShape
 from models.networks import specdec, stacked, t5, t5_stacked
 from models.networks.description import (
   AttentionSpec,
-  DeltaSpec,
-  DenseSpec,
   Latent,
   LayerSpec,
   Rope,
@@ -74,17 +72,6 @@ MIXED = TransformerConfig.of_layers(
       feed_forward=Mixture(
         num_experts=8, num_chosen=2, embed_dim=16, expert_dim=12
       ),
-    )
-  ] * 2,
-  vocab_size=VOCAB, embed_dim=16, max_positions=64,
-)  # fmt: skip
-# Layers with states, cut by heads of keys with the values of each.
-HYBRID = TransformerConfig.of_layers(
-  [
-    LayerSpec(attention=one, feed_forward=DenseSpec(width=24))
-    for one in (
-      DeltaSpec(num_key_heads=8, num_value_heads=16, key_dim=3, value_dim=2),
-      dataclasses.replace(CONFIG.layer(0).attention, num_kv_heads=8),
     )
   ] * 2,
   vocab_size=VOCAB, embed_dim=16, max_positions=64,
@@ -394,7 +381,7 @@ HEADS = {
   "mtp": (
     HeadShape(
       kind="mtp", features=(FINAL,),
-      config=MtpConfig(layer=LATENTS, num_features=16, num_depths=2),
+      config=MtpConfig(layer=LATENTS, num_features=16),
     ),
     lambda model: (
       drafters.mtp(model, tree=TREE, vocab_size=VOCAB), "recursive"
@@ -492,7 +479,7 @@ INPUTS = {
   "block": T5_INPUTS,
 }
 # Of these the text of a row goes on, and one begins as a row that is there.
-EXTENDED = ("inputs", "counted", "t5", "block", "hybrid")
+EXTENDED = ("inputs", "counted", "t5", "block")
 SOURCES = {"counted": 1, "t5": 0, "block": 0, "paths": 0, "layer_skip": 0}
 # Lookup tables, and networks that draft in every way.
 CASES = {
@@ -513,7 +500,6 @@ CASES = {
     for how in ("paths", "tree", "depth", "layer_skip", "ngram", "plain")
   },
   "mixture": functools.partial(network_pair, own=MIXED),
-  "hybrid": functools.partial(network_pair, how="ngram", own=HYBRID),
   **{how: functools.partial(head_pair, how=how) for how in HEADS},
 }
 

@@ -6,7 +6,7 @@ import toys
 
 from specjax import drafters
 from specjax.siblings import WITHOUT_REPLACEMENT
-from specjax.tree import Tree, bound, chain, k_ary
+from specjax.tree import Tree, bound, chain
 from specjax.types import Drafter, MarginalModel
 
 LAYERS, DEPTHS = 3, 3
@@ -31,7 +31,7 @@ def make(name: str, vocab_size: int) -> Drafter:
   """The drafter of that name; its parameters are one table.
 
   Args:
-    name: one of `RULES`, or with a form of `OWN`.
+    name: one of `RULES`.
     vocab_size: V.
   """
   family, form = name.split(", ")
@@ -43,15 +43,11 @@ def make(name: str, vocab_size: int) -> Drafter:
     "certain tree": dict(tree=TREE, siblings="given"),
     "best tree": dict(tree=bound(4, 2, 2), siblings="given"),
     "dynamic tree": dict(tree=bound(4, 2, 2)),
-    **{name: dict(kind) for name, (kind, _) in OWN.items()},
   }[form]
   kind["vocab_size"] = vocab_size
   if family == "eagle":
     head = toys.feature_model(vocab_size, num_features=LAYERS)
     return drafters.eagle(head, **kind)
-  if family == "mtp":
-    head = toys.layered_head(vocab_size, num_features=LAYERS, num_depths=2)
-    return drafters.mtp(head, **kind)
   if family == "assistant":
     reader = toys.cache_reader(vocab_size, num_features=LAYERS, num_own=2)
     return drafters.assistant(reader, **kind)
@@ -78,14 +74,6 @@ _TREE = (
 )  # fmt: skip
 _DISTINCT = ("recursive", "traversal", "match")
 _CERTAIN = ("match", "traversal", "recursive")
-# Siblings that one rule alone is made for.
-OWN = {
-  "greedy": (dict(tree=TREE, siblings="greedy"), "greedy_draft"),
-  "hub": (dict(tree=TREE, siblings="hub"), "hub"),
-  "even": (
-    dict(tree=k_ary(2, 1), siblings=WITHOUT_REPLACEMENT), "score_block"
-  ),
-}  # fmt: skip
 RULES = {
   "eagle, drawn chain": _CHAIN,
   "eagle, drawn tree": _TREE,
@@ -101,10 +89,6 @@ RULES = {
   "dflash, distinct": _DISTINCT,
   "dflash, certain chain": _CERTAIN,
   "dflash, best tree": _CERTAIN,
-  "mtp, drawn chain": _CHAIN,
-  "mtp, drawn tree": _TREE,
-  "mtp, distinct": _DISTINCT,
-  "mtp, dynamic tree": _CERTAIN,
   "assistant, drawn chain": _CHAIN,
   "assistant, drawn tree": _TREE,
   "assistant, distinct": _DISTINCT,

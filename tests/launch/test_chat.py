@@ -150,12 +150,6 @@ def test_a_drafter_and_a_temperature_change_and_the_conversation_stays(talked):
   talked.run("/drafter ngram(tokens=3)")
 
 
-def test_a_drafter_is_read_that_no_path_names(talked):
-  talked.run("/drafter quantised_self(bits=8, tokens=2)")
-  assert talked.pair.draft.vocab_size
-  talked.run("/drafter ngram(tokens=3)")
-
-
 def test_a_system_message_stays_and_a_reset_forgets_all_else(piped):
   text = "What is 2+2?\n/reset\nWhat is 2+2?\n"
   plain, told = (

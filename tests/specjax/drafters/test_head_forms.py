@@ -39,7 +39,6 @@ PARAMS = specjax.Params(
 USUAL = ("eagle, dynamic tree", "medusa, distinct", "dflash, drawn chain")
 ALSO = (
   "eagle, drawn tree", "medusa, best tree", "assistant, dynamic tree",
-  "mtp, distinct",
 )  # fmt: skip
 heavy = lambda value, fast: (
   value if fast else pytest.param(value, marks=pytest.mark.heavy)
@@ -65,10 +64,6 @@ CASES = [
   heavy((name, rule), name in USUAL + ALSO and not place)
   for name, some in toy_heads.RULES.items()
   for place, rule in enumerate(some)
-] + [
-  heavy((f"{family}, {form}", rule), False)
-  for family in ("mtp", "assistant")
-  for form, (_, rule) in toy_heads.OWN.items()
 ]
 
 

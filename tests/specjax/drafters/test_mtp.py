@@ -5,8 +5,6 @@ and the slots that it sees are all right: then both decode alike, round by
 round.
 """
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,11 +13,8 @@ import toys
 from decoding import LENGTHS, PROMPTS, TARGET, VOCAB, rows_of
 
 import specjax
-from specjax import drafters, rules
+from specjax import drafters
 from specjax.adaptive import policies
-from specjax.adaptive.rungs import make_rungs
-from specjax.drafters.families.mtp import of_layers
-from specjax.siblings import IID
 from specjax.tree import Form, Tree, bound, chain
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -101,67 +96,6 @@ def test_layers_know_it_where_a_text_goes_on(expected):
   assert outcome(of(3, "tree"), longer=True) == expected("tree", longer=True)
 
 
-@pytest.mark.heavy
-def test_one_layer_is_an_eagles(expected):
-  """Whose cache is read anew at each depth, and not appended to."""
-  one = of_layers((ONE,), TREE, IID, None, VOCAB, None)
-  assert outcome(one) == expected("tree")
-
-
-def _not_cropped(drafter):
-  """Places that some layer read with drafted tokens count as read."""
-
-  def commit(params, state, commit):
-    new = drafter.commit(params, state, commit)
-    back = jnp.where(commit.count > 0, commit.start - new.start, 0)
-    rolled = jax.vmap(lambda x, by: jnp.roll(x, -by, axis=0))
-    return dataclasses.replace(
-      new, features=rolled(new.features, back), start=new.start + back
-    )
-
-  return dataclasses.replace(drafter, commit=commit)
-
-
-def _later_layers(change):
-  head = toys.layered_head(VOCAB, num_features=LAYERS, num_depths=3)
-
-  def changed(layer):
-    apply = lambda params, tokens, hidden, cache, **more: layer.apply(
-      params, *change(tokens, hidden, cache, more)[:3], **more
-    )
-    return dataclasses.replace(layer, apply=apply)
-
-  later = tuple(map(changed, head.later))
-  head = dataclasses.replace(head, later=later)
-  return drafters.mtp(head, vocab_size=VOCAB, **FORMS["tree"])
-
-
-def _of_the_place_before(tokens, hidden, cache, more):
-  return tokens, jnp.roll(hidden, 1, axis=1), cache, more
-
-
-def _all_paths(tokens, hidden, cache, more):
-  """Other nodes' places are seen."""
-  if more.get("mask") is not None:
-    more["mask"] = jnp.tril(jnp.ones_like(more["mask"]))
-  return tokens, hidden, cache, more
-
-
-@pytest.mark.parametrize(
-  "mutant",
-  [
-    lambda: _not_cropped(of(3, "tree")),
-    pytest.param(
-      lambda: _later_layers(_of_the_place_before), marks=pytest.mark.heavy
-    ),
-    lambda: _later_layers(_all_paths),
-  ],
-  ids=["not cropped", "a place before", "all paths"],
-)
-def test_wrong_places_and_states_are_caught(expected, mutant):
-  assert outcome(mutant()) != expected("tree")
-
-
 def test_more_layers_than_tokens_are_not_read():
   drafter = of(3, "chain")
   assert drafter.passes == (8, 8, 8, 1, 2, 3, 4)
@@ -173,32 +107,3 @@ def test_more_layers_than_tokens_are_not_read():
   assert one.passes == (2,)
   with pytest.raises(ValueError, match="longest is 2, and the tree is 3 deep"):
     drafters.mtp(head, tokens=3, vocab_size=VOCAB, longest=2)
-
-
-def test_the_layers_know_what_stands_whatever_lengths_rounds_had():
-  """They have the target's law if they have read all places, in every round."""
-  head = toys.layered_head(VOCAB, num_features=LAYERS, num_depths=2)
-  climbing = make_rungs(
-    TOY,
-    lambda tree: drafters.mtp(head, tree=tree, vocab_size=VOCAB, longest=3),
-    rule=rules.get("token"), vocab_size=VOCAB, lengths=(0, 1, 3),
-  )  # fmt: skip
-  params = dataclasses.replace(PARAMS, draft=PARAMS.target)
-  plan = (3, 0, 0, 1, 3, 1, 0, 3, 3)
-
-  @jax.jit
-  def run(params):
-    state = climbing.longest.init(
-      params, PROMPTS[2:3], LENGTHS[2:3], jax.random.key(0), buffer_length=40,
-      max_new_tokens=30,
-    )  # fmt: skip
-    for length in plan:
-      state = climbing.steps(length, params, state, 1)
-    return state
-
-  state = run(params)
-  assert not state.done.any()
-  drafted, accepted = (
-    int(x[0]) for x in (state.counters.num_drafted, state.counters.num_accepted)
-  )
-  assert drafted == accepted == sum(plan)
