@@ -33,7 +33,7 @@ from launch import cli, processes
 from launch.build import pair
 
 try:
-  from launch.serving import asking, assembly, limits, server
+  from launch.serving import assembly, limits, schemas, server
   from launch.serving.assembly import Sizes
 except ModuleNotFoundError as missing:
   if missing.name not in ("prometheus_client", "starlette", "uvicorn"):
@@ -66,7 +66,7 @@ _MAX_PROMPT = flags.DEFINE_integer(
   "config.max_new_tokens.", lower_bound=1,
 )  # fmt: skip
 _BUDGET = flags.DEFINE_integer(
-  "visit_tokens",
+  "iteration_tokens",
   16,
   "Tokens that are computed between two of a stream: those of one round of all "
   "that decode, and what this leaves, at least 8, of prompts that are read. "
@@ -80,9 +80,9 @@ _REUSE = flags.DEFINE_enum_class(
   "requests with the same bearer token and cache_salt (own), all, or none.",
 )  # fmt: skip
 _ROUNDS = flags.DEFINE_integer(
-  "rounds_per_visit",
+  "rounds_per_iteration",
   8,
-  "Rounds of a visit to the device, at most.",
+  "Rounds of an iteration on the device, at most.",
   lower_bound=1,
 )
 _ANSWER_SECONDS = flags.DEFINE_float(
@@ -144,7 +144,7 @@ def run(_) -> int:
   """The command."""
   config = cli.CONFIG.value
   config.batch_size = _SLOTS.value
-  classes = asking.classes_of(_CLASSES.value)
+  classes = schemas.classes_of(_CLASSES.value)
   if classes and _DEPTHS.value == "whole":
     raise cli.UserError("--objectives are kept with --depth_policy=objectives")
   if processes.several() and not config.mesh:

@@ -93,11 +93,11 @@ def quantized(array, kind):
     block, size = gguf.GGML_QUANT_SIZES[kind]
     generator = np.random.default_rng(array.shape[0])
     shape = (*array.shape[:-1], array.shape[-1] // block, size)
-    found = generator.integers(0, 256, shape, np.uint8)
+    blocks = generator.integers(0, 256, shape, np.uint8)
     for start in SCALES.get(kind, ()):  # halves, that are to be small numbers
       scale = generator.uniform(0.001, 0.01, shape[:-1]).astype(np.float16)
-      found[..., start : start + 2] = scale[..., None].view(np.uint8)
-    return found.reshape(*shape[:-2], -1)
+      blocks[..., start : start + 2] = scale[..., None].view(np.uint8)
+    return blocks.reshape(*shape[:-2], -1)
 
 
 # Where the float16 scales of a block begin.
@@ -236,7 +236,7 @@ def _settings(c):
 def _gemma4(c):
   """Gemma 4's, of which some are said of every layer."""
   slides = [kind == "sliding_attention" for kind in c.layer_types]
-  own = c.num_hidden_layers - c.num_kv_shared_layers
+  gguf_name = c.num_hidden_layers - c.num_kv_shared_layers
   every = c.to_dict()  # where layers differ, attributes are refused
   heads, size = every["num_key_value_heads"], every["head_dim"]
   full, wide = _full_heads(c), c.use_double_wide_mlp
@@ -246,7 +246,7 @@ def _gemma4(c):
   yield "add_block_count", c.num_hidden_layers
   yield (
     "add_feed_forward_length",
-    [width * (1 if i < own else 2) for i in range(len(slides))]
+    [width * (1 if i < gguf_name else 2) for i in range(len(slides))]
     if wide
     else width,
   )
@@ -285,7 +285,7 @@ def _tensors(model, arch):
   c = model.config
   numbers = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
   table = gguf.get_tensor_name_map(numbers[arch], c.num_hidden_layers)
-  found = {}
+  tensors = {}
   for name, tensor in model.state_dict().items():
     if name == "lm_head.weight" and c.tie_word_embeddings:
       continue
@@ -320,8 +320,8 @@ def _tensors(model, arch):
         }
       stem = stem.rpartition(".")[0]
       for part, half in each.items():
-        own = table.get_name(f"{stem}.{part}")
-        found[f"{own}.{suffix}"] = half
+        gguf_name = table.get_name(f"{stem}.{part}")
+        tensors[f"{gguf_name}.{suffix}"] = half
       continue
     if name.endswith("sinks"):
       name += ".weight"
@@ -330,39 +330,39 @@ def _tensors(model, arch):
       for part, half in zip(
         ("gate", "up"), np.split(array, 2, axis=1), strict=True
       ):
-        found[f"blk.{number}.ffn_{part}_exps.weight"] = half
+        tensors[f"blk.{number}.ffn_{part}_exps.weight"] = half
       continue
     if name.endswith("kv_b_proj.weight"):
       of_heads = array.reshape(c.num_attention_heads, -1, array.shape[-1])
       keys, values = np.split(of_heads, [c.qk_nope_head_dim], axis=1)
       stem = f"blk.{name.split('.')[2]}.attn"
-      found[f"{stem}_k_b.weight"] = keys.swapaxes(1, 2)
-      found[f"{stem}_v_b.weight"] = values
+      tensors[f"{stem}_k_b.weight"] = keys.swapaxes(1, 2)
+      tensors[f"{stem}_v_b.weight"] = values
       continue
     if name.endswith("shared_expert_gate.weight"):
       array = array[0]
     name = name.replace("e_score_correction_bias", "e_score_correction.bias")
     if name.endswith(("router.scale", "router.per_expert_scale")):
       kind = "gate_inp" if name.endswith("router.scale") else "down_exps"
-      found[f"blk.{name.split('.')[2]}.ffn_{kind}.scale"] = array
+      tensors[f"blk.{name.split('.')[2]}.ffn_{kind}.scale"] = array
       continue
     if name.endswith(("experts.down_proj", "gate_up_proj", "layer_scalar")):
       name += ".weight"
-    own = table.get_name(name, try_suffixes=(".weight", ".bias"))
-    assert own, name
-    found[own] = array
+    gguf_name = table.get_name(name, try_suffixes=(".weight", ".bias"))
+    assert gguf_name, name
+    tensors[gguf_name] = array
   rope = getattr(c, "rope_parameters", None) or {}
   if c.model_type in ("glm4_moe", "deepseek_v3"):  # of a layer that drafts
     last = c.num_hidden_layers
-    found[f"blk.{last}.nextn.eh_proj.weight"] = np.zeros((2, 4), np.float32)
+    tensors[f"blk.{last}.nextn.eh_proj.weight"] = np.zeros((2, 4), np.float32)
   if arch == "gemma4":
     pairs = _full_heads(c)["head_dim"] // 2
     turning = int(pairs * rope["full_attention"]["partial_rotary_factor"])
     still = [1e30] * (pairs - turning)
-    found["rope_freqs.weight"] = np.array([1] * turning + still, np.float32)
+    tensors["rope_freqs.weight"] = np.array([1] * turning + still, np.float32)
   if rope.get("rope_type") == "llama3":
-    found["rope_freqs.weight"] = _factors(c, rope)
-  return found
+    tensors["rope_freqs.weight"] = _factors(c, rope)
+  return tensors
 
 
 def _factors(c, rope):

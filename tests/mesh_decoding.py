@@ -164,15 +164,17 @@ def looked_up_pair(mesh, how):
       model, tree=tree_lib.chain(1), nodes=6, tokens=2, min_prob=0,
       corpus=True, num_retrieved=32, **whole,
     )  # fmt: skip
-  own = {"suffix": corpus}
+  draft_params = {"suffix": corpus}
   if how == "rasd":
     draft = jnp.asarray(toys.near(target, noise=0.7, seed=2))
-    own["rasd"] = Parts(model=draft, corpus=corpus)
+    draft_params["rasd"] = Parts(model=draft, corpus=corpus)
   decoder = decode.make_decoder(
     model, drafter=drafter, rule="recursive",
     widths=(1, 3) if how == "suffix" else (),
   )  # fmt: skip
-  return decoder, Params(target=jnp.asarray(target), draft=own.get(how))
+  return decoder, Params(
+    target=jnp.asarray(target), draft=draft_params.get(how)
+  )
 
 
 def online_pair(mesh):
@@ -272,14 +274,16 @@ def rules_on(mesh):
   return rules, of_draft
 
 
-def network_pair(mesh, how="paths", own=CONFIG):
+def network_pair(mesh, how="paths", description=CONFIG):
   """Stacked transformers in float64."""
   rules, of_draft = rules_on(mesh)
   size = sharding.num_parts(rules, mesh) if mesh else 1
-  config = sharding.kv_heads_for(own, size)
-  params = sharding.repeat_kv_heads(_weights(own), own, config)
+  config = sharding.kv_heads_for(description, size)
+  params = sharding.repeat_kv_heads(_weights(description), description, config)
   rules, of_draft = (
-    sharding.for_experts(own, x, sharding.num_parts(x, mesh) if mesh else 1)
+    sharding.for_experts(
+      description, x, sharding.num_parts(x, mesh) if mesh else 1
+    )
     for x in (rules, of_draft)
   )
   model = lambda rules, **more: stacked.as_language_model(
@@ -298,8 +302,8 @@ def network_pair(mesh, how="paths", own=CONFIG):
       tree, mesh, sharding.param_specs(tree, rules)
     )
     params, draft = put(params, rules), put(draft, of_draft)
-  own = how in ("paths", "tree", "depth")
-  return decoder, Params(target=params, draft=draft if own else None)
+  has_draft = how in ("paths", "tree", "depth")
+  return decoder, Params(target=params, draft=draft if has_draft else None)
 
 
 def head_pair(mesh, how):
@@ -462,8 +466,8 @@ CASES = {
     for how in ("paths", "tree", "depth", "layer_skip", "ngram", "plain")
   },
   **{
-    name: functools.partial(network_pair, own=own)
-    for name, own in {
+    name: functools.partial(network_pair, description=description)
+    for name, description in {
       "mixture": mesh_models.MIXED,
       "gemma": mesh_models.GEMMA,
       "gemma4": mesh_models.GEMMA4,
@@ -472,7 +476,7 @@ CASES = {
     }.items()
   },
   "hybrid": functools.partial(
-    network_pair, how="ngram", own=mesh_models.HYBRID
+    network_pair, how="ngram", description=mesh_models.HYBRID
   ),
   **{how: functools.partial(head_pair, how=how) for how in HEADS},
 }
@@ -549,9 +553,9 @@ def decode_on(case: str, mesh) -> dict:
       state = generate(params, jax.jit(extended)(params, state))
     if case in SOURCES:
       state = generate(params, jax.jit(admitted)(params, state))
-    found = jax.jit(read, out_shardings=whole)(state)
+    gathered = jax.jit(read, out_shardings=whole)(state)
   return jax.tree.map(
-    lambda x: np.asarray(x.addressable_data(0)).tolist(), found
+    lambda x: np.asarray(x.addressable_data(0)).tolist(), gathered
   )
 
 
@@ -581,15 +585,15 @@ def main(output, *runs):
     jax.distributed.initialize(
       num_processes=count, process_id=int(os.environ["JAX_PROCESS_ID"])
     )
-  found = {}
+  gathered = {}
   for run in runs:
     case, sizes = run.split(":")
     mesh = None
     if sizes != "alone":
       mesh = make_mesh(tuple(map(int, sizes.split("x"))))
-    found[run] = decode_on(case, mesh)
+    gathered[run] = decode_on(case, mesh)
   if jax.process_index() == 0:
-    pathlib.Path(output).write_text(json.dumps(found))
+    pathlib.Path(output).write_text(json.dumps(gathered))
   if count > 1:
     multihost_utils.sync_global_devices("done")
 

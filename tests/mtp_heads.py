@@ -64,14 +64,14 @@ class Theirs:
     config.num_mtp_layers = num_depths
     if getattr(config, "mlp_layer_types", None):  # of GLM-4.7-Flash
       config.mtp_mlp_layer_types = ["sparse"] * num_depths
-    self.prefix, self.own = (
+    self.prefix, self.renamed = (
       lambda k: f"layers.{config.num_hidden_layers + k}",
       {"post_norm.weight": "shared_head.norm.weight"},
     )
     if config.model_type == "mimo":
       config.mtp_layer_types = ["full_attention"] * num_depths
       config.mtp_hidden_states_first = True
-      self.prefix, self.own = (
+      self.prefix, self.renamed = (
         lambda k: f"mtp_layers.{k}",
         {
           "enorm.weight": "token_layernorm.weight",
@@ -87,10 +87,10 @@ class Theirs:
 
   def tensors(self):
     """By the names of released files."""
-    found = {}
+    output = {}
     for k, layer in enumerate(self.model.layers):
       for name, value in layer.state_dict().items():
-        name = self.own.get(name, name.removeprefix("mtp_block."))
+        name = self.renamed.get(name, name.removeprefix("mtp_block."))
         value = value.float().numpy()
         block, _, fused = name.rpartition("experts.")
         parts = {name: value}
@@ -102,14 +102,14 @@ class Theirs:
             for x, half in zip(which, halves, strict=True)
             for i in range(len(value))
           }
-        found |= {f"model.{self.prefix(k)}.{n}": x for n, x in parts.items()}
-    return found
+        output |= {f"model.{self.prefix(k)}.{n}": x for n, x in parts.items()}
+    return output
 
   def features(self, tokens):
     """`f64[B, T, D]`, the target's, after its final norm."""
     with torch.no_grad():
-      found = self.target.model(torch.tensor(tokens))
-    return found.last_hidden_state.numpy()
+      output = self.target.model(torch.tensor(tokens))
+    return output.last_hidden_state.numpy()
 
   def __call__(self, tokens, hidden, *, layer=0, first=0):
     """Logits and states after pairs of a token and a state.

@@ -59,12 +59,12 @@ def words(numbers, bits):
   count = 32 // bits
   short = -numbers.shape[-1] % count
   wide = np.pad(numbers, [(0, 0)] * (numbers.ndim - 1) + [(0, short)])
-  found = np.zeros((*wide.shape[:-1], wide.shape[-1] // count), np.uint32)
+  packed = np.zeros((*wide.shape[:-1], wide.shape[-1] // count), np.uint32)
   for i in range(wide.shape[-1]):
-    found[..., i // count] |= wide[..., i].astype(np.uint32) << (
+    packed[..., i // count] |= wide[..., i].astype(np.uint32) << (
       bits * (i % count)
     )
-  return found.view(np.int32)
+  return packed.view(np.int32)
 
 
 def draw(rng, shape, *, bits, group, zeros=None, dtype=np.float16):
@@ -216,15 +216,15 @@ def write(path, pack, how, *, head=False, family="llama", kept=()):
   """
   model(family).save_pretrained(path)
   tensors, rng = load_file(path / "model.safetensors"), np.random.default_rng(0)
-  expected, found = {}, {}
+  expected, saved = {}, {}
   for name, x in tensors.items():
     packed = "_proj.weight" in name or (head and name == "lm_head.weight")
     packed = packed and not any(part in name for part in kept)
     parts, whole = pack(rng, x.shape) if packed else ({name: x}, x)
     expected[name] = whole
     stem = name.removesuffix("weight") if packed else ""
-    found |= {f"{stem}{part}": value for part, value in parts.items()}
-  save(found, path / "model.safetensors")
+    saved |= {f"{stem}{part}": value for part, value in parts.items()}
+  save(saved, path / "model.safetensors")
   configure(path, how)
   return expected
 

@@ -13,7 +13,7 @@ import numpy as np
 import toys
 
 import specjax
-from launch.serving import asking, http
+from launch.serving import http, schemas
 from launch.serving import limits as limits_lib
 from launch.serving import server as server_lib
 from launch.serving import slots as slots_lib
@@ -31,7 +31,7 @@ STOP = (3,)
 
 
 def make_slots(decoder, params=decoding.PARAMS, *, num_slots=3, **more):
-  found = slots_lib.Slots(
+  slots = slots_lib.Slots(
     {decoder.drafter.tree.max_depth: decoder},
     params,
     num_slots=num_slots,
@@ -41,15 +41,15 @@ def make_slots(decoder, params=decoding.PARAMS, *, num_slots=3, **more):
     max_rounds=4,
     **more,
   )
-  found.compile()
-  return found
+  slots.compile()
+  return slots
 
 
-def make_scheduler(slots, turn=None, **more):
+def make_scheduler(slots, iterate=None, **more):
   options = dict(queue_length=64) | more
   metrics = Metrics(model="toy", num_slots=slots.num_slots, depth=slots.depth)
   return Scheduler(
-    turn or slots.turn,
+    iterate or slots.iterate,
     num_slots=slots.num_slots,
     depth=slots.depth,
     max_rounds=slots.max_rounds,
@@ -165,8 +165,8 @@ TEMPLATE = (
 @functools.cache
 def tokenizer():
   """The embedded pair's, with a chat template."""
-  found = tokenizers.load("models/pretrained/target")
-  return dataclasses.replace(found, chat_template=TEMPLATE)
+  loaded = tokenizers.load("models/pretrained/target")
+  return dataclasses.replace(loaded, chat_template=TEMPLATE)
 
 
 @functools.cache
@@ -189,11 +189,11 @@ def text_slots(**more):
     num_slots=3, widths=(16, 64), max_length=160, max_rounds=4,
     stop_tokens=(tokenizer().eos_token_id,), scores=True,
   )  # fmt: skip
-  found = slots_lib.Slots(
+  slots = slots_lib.Slots(
     {decoder.drafter.tree.max_depth: decoder}, params, **(options | more)
   )
-  found.compile()
-  return found
+  slots.compile()
+  return slots
 
 
 def defaults_of(**more):
@@ -203,13 +203,13 @@ def defaults_of(**more):
     vocab_size=tokenizer().vocab_size, max_new_tokens=32, longest_prompt=64,
     max_length=160, most=16,
   )  # fmt: skip
-  return asking.Defaults(**(usual | more))
+  return schemas.Defaults(**(usual | more))
 
 
 @contextlib.contextmanager
 def http_service(
   slots,
-  turn=None,
+  iterate=None,
   *,
   limits=None,
   head_seconds=30.0,
@@ -224,7 +224,7 @@ def http_service(
   Yields:
     The `Service`, and the server's address.
   """
-  scheduler, metrics = make_scheduler(slots, turn, **more)
+  scheduler, metrics = make_scheduler(slots, iterate, **more)
   service = http.Service(
     scheduler=scheduler,
     metrics=metrics,

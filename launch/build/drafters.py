@@ -129,24 +129,24 @@ def of(config: Mapping[str, Any], written: Any = None) -> Drafting:
   return with_checkpoint(DRAFTERS.make(written), config)
 
 
-def with_checkpoint(found: Drafting, config: Mapping[str, Any]) -> Drafting:
+def with_checkpoint(drafting: Drafting, config: Mapping[str, Any]) -> Drafting:
   """The same with the config's checkpoint, if its call names none.
 
   Raises:
     ValueError: if the config names none either.
   """
-  if found.drafts and found.needs_checkpoint and not found.checkpoint:
+  if drafting.drafts and drafting.needs_checkpoint and not drafting.checkpoint:
     known = config.get("checkpoints", {})
-    path = known.get(found.name) or (
-      "" if found.reads == "layers" else known.get("draft", "")
+    path = known.get(drafting.name) or (
+      "" if drafting.reads == "layers" else known.get("draft", "")
     )
     if not path:
       raise ValueError(
-        f'drafter {found.name!r} needs a checkpoint: {found.name}("DIR"), or '
-        f"config.checkpoints.{found.name}"
+        f"drafter {drafting.name!r} needs a checkpoint: "
+        f'{drafting.name}("DIR"), or config.checkpoints.{drafting.name}'
       )
-    found = dataclasses.replace(found, checkpoint=path)
-  return found
+    drafting = dataclasses.replace(drafting, checkpoint=path)
+  return drafting
 
 
 def canonical(config: Mapping[str, Any]) -> str:
@@ -182,7 +182,7 @@ def chain(name: str, path: str, tokens: int) -> Drafting:
 
 
 def holds_model(path: str) -> bool:
-  """Whether a checkpoint is a model of its own."""
+  """True if a checkpoint is a model of its own."""
   return not head_checkpoints.is_head(path) and not block_networks.is_block(
     path
   )
@@ -194,23 +194,23 @@ def check_checkpoint(drafting: Drafting) -> None:
   if not path or wanted in ("", "layers", "weights"):
     return
   if head_checkpoints.is_head(path):
-    there = "head"
+    holds = "head"
   else:
-    there = "block" if block_networks.is_block(path) else "model"
+    holds = "block" if block_networks.is_block(path) else "model"
   names = {
     "head": "a head on the target's features",
     "block": "a block drafter",
     "model": "a model of its own",
   }
-  if there != wanted:
+  if holds != wanted:
     raise ValueError(
       f"drafter {drafting.name!r} reads {names[wanted]}, and {path} is "
-      f"{names[there]}"
+      f"{names[holds]}"
     )
 
 
 def source(drafting: Drafting, models: Any) -> tuple[Any, Any]:
-  """What drafts, and its parameters if it does not have the target's.
+  """The model that drafts, and its parameters if they are not the target's.
 
   Args:
     drafting: the way to draft.

@@ -139,13 +139,13 @@ def check_config(
 
 
 def rule_of(config: ml_collections.ConfigDict, drafting: Drafting) -> Rule:
-  """What verifies; ValueError if there is no such rule."""
+  """The verification rule; ValueError if there is no such rule."""
   return rules.get(drafting.rule or config.rule)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Models:
-  """What is read from disk, for any rule, tree and sampling.
+  """Models and tokenizer as read from disk, for any rule, tree and sampling.
 
   Attributes:
     target: the target.
@@ -167,7 +167,7 @@ class Models:
 
   @property
   def notes(self) -> tuple[str, ...]:
-    """How weights that are published in few bits are held, in words."""
+    """Sentences about how weights published in few bits are held."""
     networks = [x for x in (self.target, self.draft) if isinstance(x, Network)]
     return tuple(dict.fromkeys(x.note for x in networks if x.note))
 
@@ -373,7 +373,7 @@ def assemble(
 def encoder_of(
   config: ml_collections.ConfigDict, models: Models
 ) -> prompt_lines.Encoder | None:
-  """What inputs must keep to, of an encoder-decoder."""
+  """Limits of inputs of an encoder-decoder; None for other targets."""
   if not models.target.reads_inputs:
     return None
   start = models.target.config.start_token
@@ -444,14 +444,14 @@ def check_low(config: ml_collections.ConfigDict, drafting: Drafting) -> None:
     weights = asked if isinstance(asked, Format) else None
     if weights is None and cache is None:
       continue
-    found = checkpoints.read_config(path)
-    if not isinstance(found, TransformerConfig):
+    description = checkpoints.read_config(path)
+    if not isinstance(description, TransformerConfig):
       raise ValueError(
         f"{path} is an encoder-decoder, and weights and caches in few bits are "
         "of decoder-only models"
       )
-    lowbits.check_weights(found, weights, on_mesh=bool(config.mesh))
-    lowbits.check_cache(found, cache)
+    lowbits.check_weights(description, weights, on_mesh=bool(config.mesh))
+    lowbits.check_cache(description, cache)
 
 
 def check_same_width(target: Network, draft: Network | Head | Block) -> None:

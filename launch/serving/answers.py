@@ -8,10 +8,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from launch.serving.asking import Ask
 from launch.serving.control import Scores
 from launch.serving.refusals import RefusalError
 from launch.serving.scheduler import Finish, News
+from launch.serving.schemas import Ask
 from launch.serving.texts import Reader
 from models import token_text
 from models.tokenizers import Tokenizer

@@ -1,10 +1,10 @@
 """Builds the slots of a server from a config, over one process or several.
 
-Of several processes the leader decides, and all do the same. Every visit begins
-with one array from the leader, of the same size always, from which each process
-reads what to do. Nothing else is sent, so that all issue the same programs in
-the same order. An idle leader sends visits that do nothing: a process that
-hears nothing has lost it.
+Of several processes the leader decides, and all do the same. Every iteration
+begins with one array from the leader, of the same size always, from which each
+process reads what to do. Nothing else is sent, so that all issue the same
+programs in the same order. An idle leader sends iterations that do nothing: a
+process that hears nothing has lost it.
 """
 
 import dataclasses
@@ -35,9 +35,9 @@ class Sizes:
     slots: requests that are decoded at a time.
     queue: requests that may wait.
     max_prompt: tokens of the longest prompt.
-    budget: tokens that a visit computes while rows decode, see `Slots`.
+    budget: tokens that an iteration computes while rows decode, see `Slots`.
     reuse: whose texts a prompt may begin with.
-    rounds: of a visit to the device, at most.
+    rounds: of an iteration on the device, at most.
     answer_seconds: how long an answer may take.
     depth_policy: one of `POLICIES`.
     name: the model's, or None for that of its checkpoint.
@@ -139,23 +139,23 @@ def make_slots(
 
 
 def leading(slots: Slots) -> Callable[[Control], Report]:
-  """A function that makes a visit on all processes; `slots.turn` on one."""
+  """`slots.iterate` on all processes at once."""
   if not processes.several():
-    return slots.turn
+    return slots.iterate
 
-  def turn(control: Control) -> Report:
+  def iterate(control: Control) -> Report:
     _broadcast(control.encode(slots.longest))
-    return slots.turn(control)  # the last one does nothing
+    return slots.iterate(control)  # the last one does nothing
 
-  return turn
+  return iterate
 
 
 def follow(slots: Slots) -> None:
-  """Makes the leader's visits until its last."""
+  """Makes the leader's iterations until its last."""
   shape = slots.idle().encode(slots.longest).shape
   while True:
     control = Control.decode(_broadcast(np.zeros(shape, np.int32)))
-    slots.turn(control)
+    slots.iterate(control)
     if control.is_last:
       return
 

@@ -1,4 +1,4 @@
-"""Orders to the device for one visit (`Control`), and its `Report`.
+"""Orders to the device for one iteration (`Control`), and its `Report`.
 
 Of several processes the leader decides, and every one does the same: a
 `Control` becomes one array of fixed size that is sent to all.
@@ -125,7 +125,7 @@ _NUMBERS = _SINGLE + 2 * MOST_BIASES + MOST_STOP_IDS
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Control:
-  """Orders for one visit: rows end, rows begin, rounds are made.
+  """Orders for one iteration: rows end, rows begin, rounds are made.
 
   Attributes:
     admissions: rows, and what each of them decodes from now on; their prompts
@@ -195,7 +195,7 @@ class Scores:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Report:
-  """Results of a visit.
+  """Results of an iteration.
 
   Attributes:
     start, length: `i32[B]`, committed tokens before its rounds and after.
@@ -209,9 +209,9 @@ class Report:
     accept_counts: `i32[B, G + 1]`, as these.
     cached: `i32[B]`, tokens of the row's prompt that were not read, since a row
       had them.
-    scores: of rows whose prompts were scored to their end in this visit.
+    scores: of rows whose prompts were scored to their end in this iteration.
     rounds: how many were made.
-    seconds: the visit took, what it admitted included.
+    seconds: the iteration took, what it admitted included.
   """
 
   start: np.ndarray

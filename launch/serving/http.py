@@ -16,9 +16,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from launch import stops
-from launch.serving import answers, asking, limits, page
+from launch.serving import answers, limits, page, schemas
 from launch.serving.answers import Answer
-from launch.serving.asking import Ask, Defaults
 from launch.serving.limits import Limits
 from launch.serving.metrics import CONTENT_TYPE, Metrics
 from launch.serving.refusals import RefusalError, error_body
@@ -30,6 +29,7 @@ from launch.serving.scheduler import (
   Scheduler,
   Ticket,
 )
+from launch.serving.schemas import Ask, Defaults
 from models.tokenizers import Tokenizer
 
 _log = logging.getLogger(__name__)
@@ -57,8 +57,8 @@ class Service:
     metrics: its.
     tokenizer: of the pair.
     defaults, limits: what holds for requests.
-    stuck_seconds: how long a visit to the device may last before the server
-      counts as dead.
+    stuck_seconds: how long an iteration on the device may last before the
+      server counts as dead.
     about: what the page says of the pair.
   """
 
@@ -86,8 +86,8 @@ def application(service: Service) -> Starlette:
   routes = [
     Route("/v1/completions", answering(False), methods=["POST"]),
     Route("/v1/chat/completions", answering(True), methods=["POST"]),
-    Route("/tokenize", tokens(asking.tokenize), methods=["POST"]),
-    Route("/detokenize", tokens(asking.detokenize), methods=["POST"]),
+    Route("/tokenize", tokens(schemas.tokenize), methods=["POST"]),
+    Route("/detokenize", tokens(schemas.detokenize), methods=["POST"]),
     Route("/v1/models", guarded(lambda request: _models(service))),
     Route("/v1/models/{name:path}", guarded(lambda r: _model(service, r))),
     Route("/health", for_all(lambda: _health(service))),
@@ -240,7 +240,7 @@ async def _answer(service: Service, request: Request, is_chat: bool):
   body = await limits.body_of(request, service.limits)
   # Off the loop: a long prompt is tokenised for a while.
   ask = await anyio.to_thread.run_sync(
-    lambda: asking.read(
+    lambda: schemas.read(
       body,
       is_chat=is_chat,
       tokenizer=service.tokenizer,

@@ -44,8 +44,8 @@ class Rows(Protocol):
   depth: int
   max_rounds: int
 
-  def turn(self, control: Control) -> Report:
-    """Makes a visit by its orders, and reads the results."""
+  def iterate(self, control: Control) -> Report:
+    """Runs an iteration by its orders, and reads the results."""
 
 
 def done(slots: Rows, jobs: Iterable[Job[T]]) -> Iterator[T]:
@@ -71,7 +71,7 @@ def done(slots: Rows, jobs: Iterable[Job[T]]) -> Iterator[T]:
       admissions.append((row, asked))
     if not working:
       return
-    report = slots.turn(
+    report = slots.iterate(
       Control(
         admissions=admissions,
         ended=np.zeros(slots.num_slots, bool),

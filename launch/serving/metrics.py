@@ -109,7 +109,9 @@ class Metrics:
     )
     self._first = time_to("time_to_first_token", "To the first token.", _LONG)
     self._between = time_to(
-      "inter_token_latency", "Between visits that emitted, by token.", _SHORT
+      "inter_token_latency",
+      "Between iterations that emitted, by token.",
+      _SHORT,
     )
     self._whole = time_to("e2e_request_latency", "To the last token.", _LONG)
     self._queued = time_to("request_queue_time", "In the queue.", _LONG)
@@ -131,15 +133,15 @@ class Metrics:
     self._prompt.inc(len(ticket.asked.token_ids))
     self._asked.inc(len(ticket.asked.token_ids))
 
-  def visited(self, report: Report) -> None:
-    """Counts a visit."""
+  def iterated(self, report: Report) -> None:
+    """Counts an iteration."""
     now = self._clock()
     self._recent.append([now, 0, 0, 0, report.rounds])
     while self._recent and self._recent[0][0] < now - _WINDOW:
       self._recent.popleft()
 
   def worked(self, ticket: Ticket, report: Report, row: int) -> None:
-    """Counts the rounds that a visit made for a ticket."""
+    """Counts the rounds that an iteration made for a ticket."""
     cached = int(report.cached[row])
     self._cached.inc(cached - ticket.cached)
     ticket.cached = cached

@@ -10,8 +10,8 @@ with all weights 1 this is goodput, tokens a second. A row that is later than
 its objective gets a larger weight, as a Lagrange multiplier does, until it
 keeps it or cannot. An objective is of a whole answer: what has been waited for
 leaves less time for the rest (`left`), and one that no depth can keep any more
-counts for nothing beside those that can be kept. Depths are set between visits,
-from rounds that are over, so that every lossless rule stays so.
+counts for nothing beside those that can be kept. Depths are set between
+iterations, from rounds that are over, so that every lossless rule stays so.
 """
 
 import dataclasses
@@ -282,7 +282,7 @@ class Seen:
     self.tried = keep * self.tried + accepted + rejected
 
   def forget(self) -> None:
-    """Lets old rounds fade after a visit that drafted nothing.
+    """Lets old rounds fade after an iteration that drafted nothing.
 
     So that drafting is tried again after a while where it did not pay.
     """
@@ -332,7 +332,8 @@ class Controller:
 
     Args:
       tickets: what each slot decodes, or None.
-      over: what ended in the last visit, of which something is to be learned.
+      over: what ended in the last iteration, of which something is to be
+        learned.
     """
     self._learn([*tickets, *over])
     prior = self._all.estimate(PRIOR)

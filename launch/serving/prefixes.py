@@ -122,7 +122,7 @@ class Texts:
     """Rows have emitted tokens.
 
     Args:
-      report: of the visit.
+      report: of the iteration.
       running: `bool[B]`, rows that decoded in it.
     """
     for row in np.flatnonzero(running):

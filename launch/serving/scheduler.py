@@ -2,7 +2,7 @@
 
 No decision of it changes a completion: tokens follow from a request's prompt,
 settings and seed, whatever its slot, its neighbours and the number of rounds of
-a visit (up to rounding: text read in other passes has other last bits).
+an iteration (up to rounding: text read in other passes has other last bits).
 """
 
 import collections
@@ -40,7 +40,7 @@ class Finish(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class News:
-  """New tokens of a completion, from one visit.
+  """New tokens of a completion, from one iteration.
 
   Attributes:
     token_ids: new ones.
@@ -83,7 +83,7 @@ class Ticket:
       first and its newest tokens.
     num_tokens: emitted.
     drafts, drafted, accept_counts: see `specjax.state.Counters`, as of the last
-      visit.
+      iteration.
     learned: `accept_counts` when `objectives` last looked.
     cached: tokens of its prompt that were not read.
     accepted, tried: drafted tokens lately, see `objectives.Seen`.
@@ -120,7 +120,7 @@ _FINISHES = {
 }
 
 # How deep each slot may draft, by the tickets in them (None: nobody) and those
-# that ended in the last visit.
+# that ended in the last iteration.
 Depths = Callable[[Sequence[Ticket | None], Sequence[Ticket]], Sequence[int]]
 
 
@@ -133,12 +133,12 @@ class ClosedError(Exception):
 
 
 def rounds_of_visit(*, free: int, waiting: int, max_rounds: int) -> int:
-  """The most rounds that a visit makes, by the load.
+  """The most rounds that an iteration makes, by the load.
 
-  A visit ends with the first row that is done, so that requests waiting for a
-  slot lose nothing by many rounds. With a free slot a request may arrive at any
-  moment, and should not wait. With none, rounds bound how old streamed tokens
-  get.
+  An iteration ends with the first row that is done, so that requests waiting
+  for a slot lose nothing by many rounds. With a free slot a request may arrive
+  at any moment, and should not wait. With none, rounds bound how old streamed
+  tokens get.
 
   Args:
     free: free slots.
@@ -155,7 +155,7 @@ class Scheduler:
 
   def __init__(
     self,
-    turn: Callable[[Control], Report],
+    iterate: Callable[[Control], Report],
     *,
     num_slots: int,
     depth: int,
@@ -170,24 +170,24 @@ class Scheduler:
     """Starts nothing yet.
 
     Args:
-      turn: makes a visit, as `slots.Slots.turn`.
+      iterate: runs an iteration, as `slots.Slots.iterate`.
       num_slots: B.
       depth: G, of the deepest draft.
-      max_rounds: of one visit.
+      max_rounds: of one iteration.
       queue_length: requests that may wait for a slot.
       metrics: a `metrics.Metrics`.
       depths: how deep each row may draft; None: as deep as can be.
       place: which of the free slots a request is given.
-      keeps_in_touch: whether visits are made that do nothing, so that other
+      keeps_in_touch: whether iterations are made that do nothing, so that other
         processes hear from this one.
       clock: seconds.
     """
-    self._turn, self._max_rounds = turn, max_rounds
+    self._iterate, self._max_rounds = iterate, max_rounds
     self._depth, self._depths, self._place = depth, depths, place
     self._queue_length, self._metrics = queue_length, metrics
     self._keeps_in_touch, self._clock = keeps_in_touch, clock
     self._rows: list[Ticket | None] = [None] * num_slots
-    self._over: list[Ticket] = []  # that ended in the last visit
+    self._over: list[Ticket] = []  # that ended in the last iteration
     self._ended = np.zeros(num_slots, bool)
     self._queue: collections.deque[Ticket] = collections.deque()
     self._wake = threading.Condition()
@@ -224,7 +224,7 @@ class Scheduler:
       self._wake.notify()
 
   def cancel(self, tickets: Sequence[Ticket]) -> None:
-    """Cancels tickets; their slots are free with the next visit."""
+    """Cancels tickets; their slots are free with the next iteration."""
     for ticket in tickets:
       ticket.cancelled.set()
     with self._wake:
@@ -248,7 +248,7 @@ class Scheduler:
     return self._closed
 
   def stuck(self) -> float:
-    """Seconds since the visit began that is being made; 0 between visits."""
+    """Seconds since the current iteration began; 0 between two."""
     since = self._in_visit_since
     return 0.0 if since is None else self._clock() - since
 
@@ -297,7 +297,7 @@ class Scheduler:
 
   def _send_last(self) -> None:
     if self._keeps_in_touch:
-      self._turn(self._control([], 0, is_last=True))
+      self._iterate(self._control([], 0, is_last=True))
 
   def _visit(self) -> None:
     now = self._clock()
@@ -315,7 +315,7 @@ class Scheduler:
       return
     control = self._control(admitted, rounds)
     self._in_visit_since = self._clock()
-    report = self._turn(control)
+    report = self._iterate(control)
     self._in_visit_since = None
     self._ended[:] = False
     self._hand_out(report)
@@ -376,7 +376,7 @@ class Scheduler:
 
   def _hand_out(self, report: Report) -> None:
     now = self._clock()
-    self._metrics.visited(report)
+    self._metrics.iterated(report)
     for row, ticket in enumerate(self._rows):
       if ticket is None:
         continue

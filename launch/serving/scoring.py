@@ -104,9 +104,9 @@ class Scorer:
     parts = (
       zip(*known, strict=True) if known else [[none[:, 0]], [none], [none]]
     )
-    own, likeliest, their_log_probs = map(np.concatenate, parts)
+    token_log_probs, likeliest, their_log_probs = map(np.concatenate, parts)
     return width, Scores(
-      log_probs=own,
+      log_probs=token_log_probs,
       likeliest=likeliest,
       likeliest_log_probs=their_log_probs,
     )

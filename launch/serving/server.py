@@ -20,12 +20,12 @@ import uvicorn
 from launch import processes
 from launch.build import pair
 from launch.serving import assembly, http, limits, objectives
-from launch.serving.asking import Defaults
 from launch.serving.assembly import Sizes
 from launch.serving.http import Service
 from launch.serving.limits import Limits
 from launch.serving.metrics import Metrics
 from launch.serving.scheduler import Scheduler
+from launch.serving.schemas import Defaults
 from launch.serving.slots import Slots
 
 # For a request's head, on a connection that was made or kept.

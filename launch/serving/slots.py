@@ -5,9 +5,9 @@ reads for each width, one that makes rounds for each depth. They are called with
 arrays of those shapes alone, so that nothing is compiled later.
 
 A prompt that is wider than the widest program is read in chunks. Where other
-rows decode, a visit makes one round, and reads so much of prompts as a budget
-of tokens leaves beside it: no row waits for a whole prompt of another's. The
-common prefix with another row's text is copied and not read (`prefixes`).
+rows decode, an iteration makes one round, and reads so much of prompts as a
+budget of tokens leaves beside it: no row waits for a whole prompt of another's.
+The common prefix with another row's text is copied and not read (`prefixes`).
 """
 
 import contextlib
@@ -66,12 +66,12 @@ class Slots:
     num_slots: B.
     widths: of programs that read, ascending.
     longest: tokens of the longest prompt.
-    budget: tokens that a visit computes while rows decode: those of its round
-      first, then prompts'. The narrowest program reads in any case.
+    budget: tokens that an iteration computes while rows decode: those of its
+      round first, then prompts'. The narrowest program reads in any case.
     max_length: tokens that prompt and completion may have together.
     depth: G, of the deepest draft.
     depths: those that there are programs of, ascending.
-    max_rounds: of one visit.
+    max_rounds: of one iteration.
     scores: whether prompts can be scored (`Asked.scored`).
     seconds_of_round: what a round takes at each of the depths, with all rows
       at work; measured when the programs were compiled, if asked for.
@@ -106,7 +106,7 @@ class Slots:
       budget: see above.
       max_length: see above.
       stop_tokens: ids that end a row.
-      max_rounds: of one visit.
+      max_rounds: of one iteration.
       reuse: whose texts a prompt may begin with.
       mesh: the devices, or None for one without a mesh.
       cache_specs: how caches lie on it, see `compilation.compile_both`.
@@ -162,7 +162,7 @@ class Slots:
       longest=longest,
       widths=sorted({widths[0], widths[-1]}),
     )
-    self._scores: dict[int, Scores] = {}  # that this visit has ended
+    self._scores: dict[int, Scores] = {}  # that this iteration has ended
     self._running = np.zeros(num_slots, bool)
     # Rows whose likeliest tokens are wanted, once they decode.
     self._wanted = np.zeros(num_slots, bool)
@@ -266,8 +266,8 @@ class Slots:
     """Forgets all cached texts, so that prompts are read anew."""
     self._texts.forget(range(self.num_slots))
 
-  def turn(self, control: Control) -> Report:
-    """Makes a visit by its orders, and reads the results."""
+  def iterate(self, control: Control) -> Report:
+    """Runs an iteration by its orders, and reads the results."""
     start = time.perf_counter()
     for row in np.flatnonzero(control.ended):
       self._reading.pop(int(row), None)
@@ -318,7 +318,7 @@ class Slots:
     return report
 
   def idle(self) -> Control:
-    """A visit that does nothing."""
+    """An iteration that does nothing."""
     return Control(
       ended=np.zeros(self.num_slots, bool),
       max_depth=np.full(self.num_slots, self.depth, np.int32),

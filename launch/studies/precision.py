@@ -1,4 +1,4 @@
-"""How far is a target in few bits from the target, along real text?
+"""Study of targets in few bits: their distance from the target on real text.
 
   python -m launch.studies.precision --config=configs/smollm2.py \
     --output=OUT.json
@@ -163,14 +163,14 @@ def predicted(
     return roofline.forward(placed, tokens).seconds(topology.chip)
 
   whole = Stored(weights=None, cache=None)
-  found = {"plain": topology.num_devices / seconds(1, how)}
+  joined = {"plain": topology.num_devices / seconds(1, how)}
   if how.weights is not None and how.cache is None:
     cost = _DRAFTED * seconds(1, how) + seconds(_DRAFTED + 1, whole)
-    found |= {
+    joined |= {
       name: topology.num_devices * tokens / cost
       for name, tokens in efficiency.items()
     }
-  return found
+  return joined
 
 
 def summarize(of_texts: dict[str, np.ndarray]) -> dict:
@@ -228,9 +228,9 @@ def measure(
     parts = [
       compare(*three) for three in zip(expected, logits, batches, strict=True)
     ]
-    found = {n: np.concatenate([x[n] for x in parts]) for n in _PER_TEXT}
+    joined = {n: np.concatenate([x[n] for x in parts]) for n in _PER_TEXT}
     num_bytes = sum(map(lowbits.num_bytes, jax.tree.leaves(network.params)))
-    row = {"precision": name, "weight_bytes": num_bytes} | summarize(found)
+    row = {"precision": name, "weight_bytes": num_bytes} | summarize(joined)
     own = {n: row[n] for n in ("block_efficiency", "greedy_block_efficiency")}
     row[_TOPOLOGY] = predicted(network.config, how, texts.shape[1], own)
     if drafted:

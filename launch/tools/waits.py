@@ -1,4 +1,4 @@
-r"""How long others' prompts keep a row waiting, and a second turn its user.
+r"""Delays by others' prompts between tokens, and before a second turn's first.
 
   python -m launch.tools.waits --config=configs/smollm2.py \
     --config.drafter=plain --arriving_tokens=1500 --arrivals=4 \
@@ -51,18 +51,18 @@ def _asked(length: int, seed: int, budget: int) -> Asked:
 
 
 def _visit(slots: Slots, *admissions):
-  return slots.turn(
+  return slots.iterate(
     dataclasses.replace(slots.idle(), rounds=1, admissions=admissions)
   )
 
 
 def _end(slots: Slots) -> None:
   ended = np.ones(slots.num_slots, bool)
-  slots.turn(dataclasses.replace(slots.idle(), ended=ended))
+  slots.iterate(dataclasses.replace(slots.idle(), ended=ended))
 
 
 def gaps(slots: Slots, *, prompt: int, arrivals: int, streams: int) -> dict:
-  """What rows that stream wait for while prompts arrive.
+  """Gaps between tokens of rows that stream while prompts arrive.
 
   Args:
     slots: all idle, and idle again afterwards.

@@ -129,25 +129,25 @@ def eos_token_ids(path: str) -> tuple[int, ...]:
   """
   header = gguf_file.read_header(path)
   keys = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
-  found = {key: header.metadata[key] for key in keys if key in header.metadata}
-  for key, value in found.items():
+  ids = {key: header.metadata[key] for key in keys if key in header.metadata}
+  for key, value in ids.items():
     if type(value) is not int or not 0 <= value < 2**31:
       raise ValueError(
         f"{key} in {header.path} must be a token's id, got {value!r:.40}"
       )
   named = gguf_tokenizer.named_ends(header.metadata)
-  return tuple(sorted({*found.values(), *named}))
+  return tuple(sorted({*ids.values(), *named}))
 
 
 def architecture(header: Header) -> str:
   """llama.cpp's name of a file's model, which is one that is read."""
-  found = header.metadata.get("general.architecture")
-  if not isinstance(found, str) or found not in _FAMILIES:
+  name = header.metadata.get("general.architecture")
+  if not isinstance(name, str) or name not in _FAMILIES:
     raise ValueError(
       f"general.architecture in {header.path} must be one of "
-      f"{sorted(_FAMILIES)}, got {found!r:.80}"
+      f"{sorted(_FAMILIES)}, got {name!r:.80}"
     )
-  return found
+  return name
 
 
 # ------------------------------------------------------------- configuration
@@ -167,7 +167,7 @@ def _configuration(header: Header) -> tuple[TransformerConfig, str]:
 
 def _settings(header: Header, arch: str) -> dict[str, Any]:
   """The metadata of a file as the contents of a `config.json`."""
-  own = {
+  metadata = {
     key.removeprefix(f"{arch}."): value
     for key, value in header.metadata.items()
     if key.startswith(f"{arch}.")
@@ -175,22 +175,24 @@ def _settings(header: Header, arch: str) -> dict[str, Any]:
   family = _FAMILIES[arch]
   how = _how(arch)
   keys = how.keys
-  for key, value in own.items():
+  for key, value in metadata.items():
     listed = not isinstance(value, int | float | str)
     if listed and key not in how.by_layer:
       raise ValueError(f"{arch}.{key} must be one value for all layers")
     if type(value) is int and value >= 2**31:
       raise ValueError(f"{arch}.{key} must be below 2^31, got {value}")
-  if missing := sorted(keys.keys() - own.keys() - _OPTIONAL - how.optional):
+  if missing := sorted(
+    keys.keys() - metadata.keys() - _OPTIONAL - how.optional
+  ):
     raise ValueError(f"{arch}.{missing[0]} is missing")
   for key, plain in _PLAIN.items():
     read = key in how.also or key in keys
-    if not read and own.get(key, plain) != plain:
+    if not read and metadata.get(key, plain) != plain:
       raise ValueError(
-        f"{arch}.{key} must be {plain!r} or left out, got {own[key]!r:.40}"
+        f"{arch}.{key} must be {plain!r} or left out, got {metadata[key]!r:.40}"
       )
   if unknown := sorted(
-    own.keys() - keys.keys() - how.also - _PLAIN.keys() - _KNOWN
+    metadata.keys() - keys.keys() - how.also - _PLAIN.keys() - _KNOWN
   ):
     raise ValueError(
       f"settings that are not understood: {arch}.{f', {arch}.'.join(unknown)}"
@@ -198,7 +200,7 @@ def _settings(header: Header, arch: str) -> dict[str, Any]:
   embedding = header.tensors.get("token_embd.weight")
   if embedding is None:
     raise ValueError("there is no tensor token_embd.weight")
-  vocab_size = own.get("vocab_size", embedding.shape[0])
+  vocab_size = metadata.get("vocab_size", embedding.shape[0])
   if vocab_size != embedding.shape[0]:
     raise ValueError(
       f"{arch}.vocab_size is {vocab_size!r:.40}, and token_embd.weight has "
@@ -212,30 +214,30 @@ def _settings(header: Header, arch: str) -> dict[str, Any]:
     "model_type": family.name,
     "vocab_size": vocab_size,
     "tie_word_embeddings": "output.weight" not in header.tensors,
-    **{name: own[key] for key, name in keys.items() if key in own},
-    **how.settings(own, tensors),
+    **{name: metadata[key] for key, name in keys.items() if key in metadata},
+    **how.settings(metadata, tensors),
   }
 
 
 def _how(arch: str) -> Gguf:
   """The GGUF description of an architecture."""
-  found = _FAMILIES[arch].gguf
-  assert found is not None
-  return found
+  form = _FAMILIES[arch].gguf
+  assert form is not None
+  return form
 
 
 def _rotation(
   header: Header, arch: str, config: TransformerConfig
 ) -> dict[str, Any]:
   """Rotary settings, which GGUF files express in their own way."""
-  own = lambda key: header.metadata.get(f"{arch}.{key}", config.head_dim)
+  size_of = lambda key: header.metadata.get(f"{arch}.{key}", config.head_dim)
   read = "attention.value_length" in _how(arch).also
-  if not read and own("attention.value_length") != config.head_dim:
+  if not read and size_of("attention.value_length") != config.head_dim:
     raise ValueError(
       f"{arch}.attention.value_length must be that of keys, {config.head_dim}, "
-      f"got {own('attention.value_length')!r:.40}"
+      f"got {size_of('attention.value_length')!r:.40}"
     )
-  rotary = own("rope.dimension_count")
+  rotary = size_of("rope.dimension_count")
   most, how = config.head_dim, _how(arch)
   if how.rotary == "part":
     if type(rotary) is not int or not 2 <= rotary <= most or rotary % 2:
@@ -283,8 +285,8 @@ def source(path: str, stack: contextlib.ExitStack | None = None) -> Source:
     if own_name == _FREQUENCIES and factors:
       continue
     name = own_name
-    if found := _NAME.fullmatch(own_name):
-      number, module, suffix = found.groups()
+    if match := _NAME.fullmatch(own_name):
+      number, module, suffix = match.groups()
       place = module if number is None else f"blk.#.{module}"
       if number is not None and left_out(f"layers.{number}.{module}", config):
         continue
@@ -331,7 +333,7 @@ def _join(
 
 
 def _published(header: Header) -> str:
-  """How weights are published in few bits, in words."""
+  """The published form of weights in few bits, in words."""
   kinds = {entry.kind.name for entry in header.tensors.values()}
   few = sorted(kinds - {"F32", "F16", "BF16"})
   return f"{', '.join(few)} of GGUF" if few else ""
@@ -343,16 +345,16 @@ def _names(arch: str, family: str) -> dict[str, str]:
   prefix = _how(arch).prefix
   number = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[arch]
   table = gguf.get_tensor_name_map(number, 1)
-  found = {}
+  names = {}
   apart = [x for how in _how(arch).joined.values() for x in how.parts]
   for name in [*weights.modules(weights.in_gguf(family)), *apart]:
     for suffix in (".weight", ".scale", "_bias"):
       name = name.removesuffix(suffix)
     full = ("" if name == "lm_head" else prefix) + name.replace("#", "0")
     full = full.replace(".*", "")  # all experts are one tensor
-    if own := table.get_name(full):
-      found[own.replace("blk.0.", "blk.#.")] = name
-  return found
+    if short := table.get_name(full):
+      names[short.replace("blk.0.", "blk.#.")] = name
+  return names
 
 
 def _tensor(
@@ -375,8 +377,8 @@ def _tensor(
       return gguf_file.read(header, own_name, index[::-1]).T
     if flat:
       return gguf_file.read(header, own_name)[None][index]
-    found = gguf_file.read(header, own_name, index, order=order)
-    return found - 1 if more else found
+    values = gguf_file.read(header, own_name, index, order=order)
+    return values - 1 if more else values
 
   packed = None
   bits = gguf_file.SCALED.get(entry.kind.name)

@@ -30,7 +30,7 @@ from models.networks.description import TransformerConfig
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Form:
-  """What files call the tensors of a head.
+  """Names of the tensors of a head in files.
 
   Attributes:
     names: a pattern of them; `number` is the head's layer, if it has one, and
@@ -109,12 +109,12 @@ _BUFFER = re.compile(r".+\.rotary_emb\.inv_freq")
 
 
 def is_one(config: Mapping[str, Any]) -> bool:
-  """Whether a configuration is of a head alone, in speculators' form."""
+  """True if a configuration is of a head alone, in speculators' form."""
   return config.get("speculators_model_type") == "mtp"
 
 
 def shape(config: Mapping[str, Any], target: Target | None) -> HeadShape:
-  """What a configuration says of a head.
+  """Shape of the head of a configuration.
 
   Args:
     config: what its `config.json` holds; of a head in its target's files, the
@@ -124,10 +124,10 @@ def shape(config: Mapping[str, Any], target: Target | None) -> HeadShape:
   Raises:
     ValueError: for settings that are not known, or another target.
   """
-  found = head_shapes.mtp_shape(
+  described = head_shapes.mtp_shape(
     config_from_json(_of_layer(config)), num_depths=num_depths(config)
   )
-  layer = found.config.layer
+  layer = described.config.layer
   if is_one(config) and target is not None:
     ours = (layer.vocab_size, layer.embed_dim)
     theirs = (target.vocab_size, target.embed_dim)
@@ -136,7 +136,7 @@ def shape(config: Mapping[str, Any], target: Target | None) -> HeadShape:
         f"it was made for {ours[0]} tokens and width {ours[1]}, and the target "
         f"has {theirs[0]} and {theirs[1]}"
       )
-  return found
+  return described
 
 
 def num_depths(config: Mapping[str, Any]) -> int:
@@ -210,21 +210,21 @@ def parameters(
     CheckpointError: (a ValueError) if its tensors are left over, missing or of
       another shape than they should be; it lists them all.
   """
-  settings, found = _of_layer(config), shape(config, None)
-  family, layer = settings["model_type"], found.config.layer
+  settings, described = _of_layer(config), shape(config, None)
+  family, layer = settings["model_type"], described.config.layer
   alone = is_one(config)
   form = SPECULATORS if alone else FORMS[family]
   first = config_from_json(settings).num_layers if form.after_layers else 0
-  shapes = _shapes(found)
+  shapes = _shapes(described)
   numbers = range(max(depth for depth, _ in shapes.values()) + 1)
-  own = _own(form, tensors, first, len(numbers))
-  if not any(own):
+  of_head = _own(form, tensors, first, len(numbers))
+  if not any(of_head):
     raise ValueError(f"there is no MTP head: no tensor {form.names.pattern}")
   problems, made = [], {}
   for number in numbers:
     if compared:
-      problems += _not_copies(form, own[number], tensors)
-    source = _source(path, form, own[number], layer, family)
+      problems += _not_copies(form, of_head[number], tensors)
+    source = _source(path, form, of_head[number], layer, family)
     expected = {}
     for key, (depth, size) in shapes.items():
       if depth != number:
@@ -281,12 +281,12 @@ def _own(
   Those of its decoder layers begin with `layers.0.`; of a layer beyond `count`
   with its number and among the first one's, where nothing expects them.
   """
-  own: list[dict[str, Tensor]] = [{} for _ in range(count)]
+  named: list[dict[str, Tensor]] = [{} for _ in range(count)]
   for name, tensor in tensors.items():
-    found = form.names.fullmatch(name)
-    if not found or _BUFFER.fullmatch(name):
+    match = form.names.fullmatch(name)
+    if not match or _BUFFER.fullmatch(name):
       continue
-    parts = found.groupdict()
+    parts = match.groupdict()
     number, rest = int(parts.get("number") or first) - first, parts["rest"]
     if number < 0:
       continue
@@ -297,24 +297,24 @@ def _own(
       form.layer or module in form.modules.values() or rest in form.copies
     ):
       rest = f"layers.0.{rest}"
-    own[number][rest] = tensor
-  return own
+    named[number][rest] = tensor
+  return named
 
 
 def _not_copies(
-  form: Form, own: Mapping[str, Tensor], tensors: Mapping[str, Tensor]
+  form: Form, of_head: Mapping[str, Tensor], tensors: Mapping[str, Tensor]
 ) -> list[str]:
-  """What should be the target's tensors once more, and is not."""
+  """Names of tensors that should be copies of the target's, and are not."""
   wrong = []
-  for name in {*form.copies} & {*own}:
+  for name in {*form.copies} & {*of_head}:
     theirs = form.copies[name]
     of_target = next(
       (tensors[n] for n in (theirs, f"model.{theirs}") if n in tensors), None
     )
     if of_target is None and theirs == "lm_head.weight":  # tied
       of_target = tensors.get("model.embed_tokens.weight")
-    if of_target is None or not _equal(own[name], of_target):
-      wrong.append(f"not a copy of the target's {theirs}: {own[name].name}")
+    if of_target is None or not _equal(of_head[name], of_target):
+      wrong.append(f"not a copy of the target's {theirs}: {of_head[name].name}")
   return wrong
 
 
@@ -336,9 +336,9 @@ def _exchanged(joint: Tensor, index: tuple[slice, ...]) -> np.ndarray:
   return np.concatenate([embedding, hidden], axis=1)[index]
 
 
-def _shapes(found: HeadShape) -> dict[tuple, tuple[int, tuple[int, ...]]]:
+def _shapes(described: HeadShape) -> dict[tuple, tuple[int, tuple[int, ...]]]:
   """Of the head's own parameters, by their paths, with the layer's number."""
-  make = lambda: found.make(dtype=jnp.float32, rngs=nnx.Rngs(0))
+  make = lambda: described.make(dtype=jnp.float32, rngs=nnx.Rngs(0))
   module = nnx.eval_shape(make)
   state = nnx.state(module, head_shapes.is_own(module))
   number = lambda key: int(key[1]) + 1 if key[0] == "later" else 0

@@ -193,8 +193,8 @@ def products(x: Array, values: Array, scales: Array) -> Array:
   wide = jnp.promote_types(x.dtype, jnp.float32)
   # Sums of values that are not scaled yet can be beyond float16's range.
   result = wide if x.dtype == jnp.float16 else None
-  found = project(x, values.astype(x.dtype), result)
-  return (found.astype(wide) * scales[:, 0]).astype(x.dtype)
+  multiplied = project(x, values.astype(x.dtype), result)
+  return (multiplied.astype(wide) * scales[:, 0]).astype(x.dtype)
 
 
 def group_products(x: Array, values: Array, scales: Array) -> Array:
@@ -210,8 +210,8 @@ def group_products(x: Array, values: Array, scales: Array) -> Array:
     (((2,), (2,)), ((1,), (1,))),
     preferred_element_type=wide,
   )  # [G, rows, N]
-  found = jnp.sum(sums * scales.T[:, None], axis=0).astype(x.dtype)
-  return found.reshape(*x.shape[:-1], len(values))
+  multiplied = jnp.sum(sums * scales.T[:, None], axis=0).astype(x.dtype)
+  return multiplied.reshape(*x.shape[:-1], len(values))
 
 
 class LowLinear(nnx.Module):
@@ -416,8 +416,8 @@ def lend(
   child = getattr(module, name, None)
   if child is None or "scales" not in params:
     return
-  own = child.embedding if name == "embed" else child.weight
-  if own[...] is array:
+  variable = child.embedding if name == "embed" else child.weight
+  if variable[...] is array:
     borrow(module, name, params)
 
 

@@ -29,11 +29,11 @@ SMALL = ("--topology=v5e-4", "--target=pythia-2.8b", "--max_length=512")
 
 
 def test_shapes_have_the_published_numbers_of_parameters():
-  found = {
+  actual = {
     name: program.num_params(config_from_json(settings))
     for name, settings in shapes.SHAPES.items()
   }
-  assert found == {
+  assert actual == {
     "pythia-70m": 70_426_624,
     "pythia-2.8b": 2_775_208_960,
     "llama-3.2-1b": 1_235_814_400,
@@ -210,18 +210,18 @@ def test_eight_bits_are_half_of_the_bytes_of_a_pass():
   ask = lambda **changes: answer._roofline(
     topology("v5e-4"), question(draft=None, **changes)
   )
-  plain, own = ask(skipped=SkippedLayers()), ask(own_weights=int8)
+  plain, rounded_self = ask(skipped=SkippedLayers()), ask(own_weights=int8)
   low = ask(weights=int8, cache="int8", skipped=SkippedLayers())
   read = lambda line, name="plain": line["passes"][name]["memory_bytes"]
   config = question().target
   count = networks.num_params(config)
   met = (count - networks.looked_up(config)) / 4  # on each of four devices
   peaks = {"bfloat16": 197e12, "int8": 393e12, "fp8": None}
-  assert own["peaks"] == peaks
-  saved = read(own) - read(own, "draft_step")
+  assert rounded_self["peaks"] == peaks
+  saved = read(rounded_self) - read(rounded_self, "draft_step")
   assert saved == pytest.approx(met, rel=0.01)
   assert read(low) / read(plain) == pytest.approx(0.52, abs=0.03)
-  assert read(own) == read(plain)
+  assert read(rounded_self) == read(plain)
   assert networks.num_bytes(config, None) == 2 * count
   assert count < networks.num_bytes(config, int8) < 1.01 * count
   mixture = config_from_json(shapes.SHAPES["mixtral-8x7b"])
@@ -232,13 +232,13 @@ def test_eight_bits_are_half_of_the_bytes_of_a_pass():
 
 
 def test_a_copy_in_few_bits_shares_what_is_not():
-  plain, own = (
+  plain, rounded_self = (
     memory.held(question(draft=None, own_weights=weights))
     for weights in (None, Format(kind="int8"))
   )
   config = question().target
   rounded = networks.num_params(config) - networks.looked_up(config)
-  assert own - plain == pytest.approx(rounded / 4, rel=0.01)
+  assert rounded_self - plain == pytest.approx(rounded / 4, rel=0.01)
   low, fewer = (
     memory.held(
       question(draft=None, weights=Format(kind="int8"), own_weights=weights)
@@ -261,19 +261,21 @@ def test_a_copy_in_few_bits_is_given_what_is_not_the_targets():
   q = question(draft=None, weights=int8, own_weights=int4)
   q.check()
   whole = networks.shapes(q.target, int4)
-  own = borrowing.rounded(whole, networks.shapes(q.target))
-  assert {x.dtype.name for x in own.values()} == {"int4", "float32"}
+  rounded_self = borrowing.rounded(whole, networks.shapes(q.target))
+  assert {x.dtype.name for x in rounded_self.values()} == {"int4", "float32"}
   target = networks.shapes(q.target, int8)
-  found = borrowing.with_shared(whole)(Params(target=target, draft=own))
-  assert jax.tree.structure(found.draft) == jax.tree.structure(whole)
-  assert jax.tree.leaves(found.draft) == jax.tree.leaves(whole)
+  actual = borrowing.with_shared(whole)(
+    Params(target=target, draft=rounded_self)
+  )
+  assert jax.tree.structure(actual.draft) == jax.tree.structure(whole)
+  assert jax.tree.leaves(actual.draft) == jax.tree.leaves(whole)
   norm = lambda params: params["frame"]["final_norm"]["scale"].get_value()
-  assert norm(found.draft) is norm(target)
+  assert norm(actual.draft) is norm(target)
 
 
 def test_the_batch_up_to_which_drafting_pays_rises_with_acceptance():
-  own = question(draft=None, own_weights=Format(kind="int8"))
-  line = answer._roofline(topology("v5e-4"), own)
+  rounded_self = question(draft=None, own_weights=Format(kind="int8"))
+  line = answer._roofline(topology("v5e-4"), rounded_self)
   largest = [row["batch_size"] for row in line["pays_by_acceptance"]]
   assert largest == sorted(largest)
   assert largest[0] < largest[-1]
@@ -417,15 +419,15 @@ def test_the_best_chain_is_said_for_each_acceptance(batch_size):
     assert speedups[row["num_speculative_tokens"] - 1] == max(speedups)
 
 
-def shown(found):
+def shown(actual):
   console = rich.console.Console(file=io.StringIO(), width=100)
-  answer.show(console, found)
+  answer.show(console, actual)
   return console.file.getvalue()
 
 
 def test_what_is_shown():
-  found = json.loads(pathlib.Path("docs/plans/70b-v5e-16.json").read_text())
-  text = shown(found)
+  record = json.loads(pathlib.Path("docs/plans/70b-v5e-16.json").read_text())
+  text = shown(record)
   first, second, *_ = text.splitlines()
   assert first.startswith("fits: 10.69 of 15.75 GiB a device; arguments 10.16")
   assert "v5e:4x4 (v5litepod-16), data:1, model:16, draft on 8" in first
@@ -437,34 +439,36 @@ def test_what_is_shown():
   assert "verify all-reduce 161 105,512,960" in words
   assert "a model, not a measurement" in words
   assert "drafting pays up to batch 4096, the largest tried" in words
-  verify = found["roofline"]["passes"]["verify"]
+  verify = record["roofline"]["passes"]["verify"]
   assert verify["bound_by"] == "memory"
   assert (
     f"verify memory {verify['memory_bytes'] / 1e6:,.1f} "
     f"{1e3 * verify['memory_seconds']:.2f} "
   ) in words
-  last = found["roofline"]["best_by_acceptance"][-1]
+  last = record["roofline"]["best_by_acceptance"][-1]
   n, ratio = last["num_speculative_tokens"], last["speedup"]
   assert f"0.95 {n} {ratio:.2f}" in words
 
-  found["collectives"] = {"draft_step": {}, "verify": {}}
-  found["roofline"] |= dict(pays_up_to_batch_size=0, break_even_acceptance=None)
-  text = shown(found)
+  record["collectives"] = {"draft_step": {}, "verify": {}}
+  record["roofline"] |= dict(
+    pays_up_to_batch_size=0, break_even_acceptance=None
+  )
+  text = shown(record)
   assert "no collectives" in text
   assert "break-even acceptance none" in text
   assert "and no batch pays" in text
 
 
 def test_what_does_not_fit_is_one_line():
-  found = json.loads(pathlib.Path("docs/plans/70b-v5e-16.json").read_text())
-  unfit = found | {"fits": False, "collectives": None}
+  record = json.loads(pathlib.Path("docs/plans/70b-v5e-16.json").read_text())
+  unfit = record | {"fits": False, "collectives": None}
   (line,) = shown(unfit).splitlines()
   assert line.startswith("does not fit: 10.69 of 15.75 GiB a device")
 
 
 def test_the_largest_batch_and_length_are_where_memory_ends():
   q, temporaries, hbm = question(), 10**9, 15 * 2**30
-  found = memory.largest(q, temporaries, hbm)
+  actual = memory.largest(q, temporaries, hbm)
 
   def needed(batch, length):
     other = question(batch_size=batch, max_length=length)
@@ -473,8 +477,8 @@ def test_the_largest_batch_and_length_are_where_memory_ends():
     more = temporaries * batch / 8 * max(length / 1024, 1)
     return memory.held(other) + keys + more
 
-  batch = found["batch_size"]
+  batch = actual["batch_size"]
   assert needed(batch, 1024) <= hbm < needed(batch + 1, 1024)
-  length = found["max_length"]
+  length = actual["max_length"]
   assert needed(8, length) <= hbm
   assert length == 2048 or needed(8, length + 1) > hbm

@@ -1,4 +1,4 @@
-"""How models are cut, and how checkpoints come to lie so."""
+"""Sharding of models, and loading of checkpoints onto meshes."""
 
 import dataclasses
 import json
@@ -43,15 +43,15 @@ def checkpoint(tmp_path_factory):
 def spec_of(name, config=CONFIG):
   params = stacked.abstract_params(config, dtype=jnp.float32)
   specs = sharding.param_specs(params, sharding.tensor_parallel())
-  found = [
+  actual = [
     spec
     for path, spec in jax.tree_util.tree_leaves_with_path(
       specs, is_leaf=lambda x: isinstance(x, P)
     )
     if ".".join(sharding.names(path)).endswith(name)
   ]
-  assert len(found) == 1, name
-  return found[0]
+  assert len(actual) == 1, name
+  return actual[0]
 
 
 @pytest.mark.parametrize(
@@ -189,11 +189,11 @@ def test_eight_devices_read_their_parts_of_a_checkpoint(checkpoint):
     timeout=300,
   )
   assert done.returncode == 0, done.stderr[-2000:]
-  found = json.loads(done.stdout.splitlines()[-1])
-  assert found["equal"]
-  assert found["low"]  # in eight bits they are the same too
-  assert found["far"] < 1e-5
-  assert found["heads"] == 4  # two, each on two devices
-  assert found["held"] < found["whole"] / 2
+  record = json.loads(done.stdout.splitlines()[-1])
+  assert record["equal"]
+  assert record["low"]  # in eight bits they are the same too
+  assert record["far"] < 1e-5
+  assert record["heads"] == 4  # two, each on two devices
+  assert record["held"] < record["whole"] / 2
   # Eight devices, each its own part: the rows of 'data' hold the same.
-  assert found["read"] <= 8 * found["held"]
+  assert record["read"] <= 8 * record["held"]

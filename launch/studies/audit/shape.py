@@ -39,7 +39,7 @@ class Instance:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Method:
-  """What somebody published.
+  """A published method.
 
   Attributes:
     name: of the method, and which of its forms.
@@ -173,7 +173,7 @@ def most_likely(draft: Law, depth: int) -> tuple[int, ...]:
   return tokens
 
 
-def in_turn(
+def token_by_token(
   weight: float, tokens: tuple[int, ...], said: Law, target: Law
 ) -> Iterator[Entry]:
   """The standard test of a path, token by token, against the law it is told.
@@ -194,7 +194,7 @@ def in_turn(
 
 def greedy_told_sampled(draft: Law, target: Law, depth: int) -> Iterator[Entry]:
   """The likeliest tokens, said to be drawn from the draft's law."""
-  yield from in_turn(1.0, most_likely(draft, depth), draft, target)
+  yield from token_by_token(1.0, most_likely(draft, depth), draft, target)
 
 
 def longest(rows, accept) -> Iterator[tuple[float, tuple[int, ...]]]:
@@ -279,13 +279,13 @@ def smallest(method: Method) -> dict | None:
     for p, q in itertools.product(numerators, repeat=2):
       laws = [constant(np.array(k) / whole) for k in (p, q)]
       instance = Instance(name="small", draft=laws[0], target=laws[1])
-      found = outcome(method, instance, depth)
-      if found.distance > 1e-9:
+      result = outcome(method, instance, depth)
+      if result.distance > 1e-9:
         return {
           "depth": depth,
           "denominator": whole,
           "draft": list(p),
           "target": list(q),
-          "distance": found.distance,
+          "distance": result.distance,
         }
   return None

@@ -80,8 +80,8 @@ def head_config(kind: str, train) -> ml_collections.ConfigDict:
     train: what models are trained with; their teacher is the target.
   """
   one = train_head.get_config(kind)
-  own = ("learning_rate", "init_from", "num_steps")
-  shared = [name for name in one if name in train and name not in own]
+  unshared = ("learning_rate", "init_from", "num_steps")
+  shared = [name for name in one if name in train and name not in unshared]
   one.update({name: train[name] for name in shared})
   one.target = train.teacher
   return one
@@ -183,7 +183,7 @@ def summary(completions: Sequence[Completion], num_tokens: int) -> dict:
 
 
 def accepted_with(config, draft: str) -> dict:
-  """What is accepted of a draft at each position, on the same prompts."""
+  """Acceptance of a draft at each position, on the same prompts."""
   settings = _settings(config, draft)
   models = pair.build(settings)
   one = pair.engine_of(settings, models)
@@ -194,12 +194,12 @@ def accepted_with(config, draft: str) -> dict:
   batches = engine.make_batches(
     asked, batch_size=settings.batch_size, max_width=config.prompt_tokens
   )
-  found = {}
+  decoded = {}
   for temperature in config.temperatures:
     at = dataclasses.replace(one, temperature=temperature)  # shares programs
     completions = [c for batch in batches for c in at.run(batch)[0]]
-    found[f"{temperature:g}"] = summary(completions, config.tokens)
-  return {"decoding": found}
+    decoded[f"{temperature:g}"] = summary(completions, config.tokens)
+  return {"decoding": decoded}
 
 
 def decode_with(config, draft: str) -> dict:
@@ -208,14 +208,14 @@ def decode_with(config, draft: str) -> dict:
     _settings(config, draft), draft, functools.partial(_asked, config),
     temperatures=config.temperatures, rounds=config.rounds,
   )  # fmt: skip
-  found: dict[str, dict] = {}
+  decoded: dict[str, dict] = {}
   for temperature in config.temperatures:
     plain, row = [
       r
       for r in measured["runs"]
       if (r["level"], r["temperature"]) == ("all", temperature)
     ]
-    found[f"{temperature:g}"] = {
+    decoded[f"{temperature:g}"] = {
       "baseline_tokens_per_second": plain["tokens_per_second"]
     } | {
       name: row[name]
@@ -230,7 +230,7 @@ def decode_with(config, draft: str) -> dict:
     "draft_pass_seconds": timed["draft"]["1"],
     "target_pass_seconds": timed["target"]["1"],
     "verify_seconds": timed["target"][str(timed["nodes"])],
-    "decoding": found,
+    "decoding": decoded,
   }
 
 

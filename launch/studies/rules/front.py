@@ -62,7 +62,7 @@ _FAR = 1e-4  # more than rounding in float32
 
 
 def next_token(rule: Rule, log_p: jax.Array, log_q: jax.Array):
-  """What becomes of one token drafted from p, over all that may be drafted.
+  """Outcome of one token drafted from p, over all that may be drafted.
 
   The rule's law after a rejection must not depend on the rejected token.
 
@@ -195,7 +195,7 @@ def run(_) -> int:
   models = on_pair.build_pair(config)
   texts, batches = on_pair.held_out(models)
   names = [name for family in FAMILIES.values() for name in family]
-  found = measure(
+  measured = measure(
     names,
     models,
     config,
@@ -204,10 +204,10 @@ def run(_) -> int:
   )
   result = {
     "families": {
-      family: [found["rules"][name] for name in members]
+      family: [measured["rules"][name] for name in members]
       for family, members in FAMILIES.items()
     },
-    "num_contexts": found["num_contexts"],
+    "num_contexts": measured["num_contexts"],
     "num_prompts": len(texts),
     "num_speculative_tokens": _TOKENS,
     **provenance.of_config(config, texts=texts),

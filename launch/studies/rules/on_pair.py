@@ -201,9 +201,9 @@ def sums_by_prompt(
     units = [requests.content_of(prompt) for prompt in batch.prompts]
     contexts |= {unit: contexts.get(unit, 0) for unit in units}
     for here, info in walk.steps(batch, max_contexts):
-      found = np.array(jax.device_get(ask(info)), np.float64)
+      seen = np.array(jax.device_get(ask(info)), np.float64)
       for row in np.flatnonzero(here):
-        sums[units[row]] = sums.get(units[row], 0.0) + found[..., row]
+        sums[units[row]] = sums.get(units[row], 0.0) + seen[..., row]
         contexts[units[row]] += 1
   if not sums:
     raise ValueError("no context to compare rules on: the models gave NaN")
@@ -232,8 +232,10 @@ def _over(first, other) -> dict:
 def drafter(config, models: Pair, tree: Tree, siblings: Siblings) -> Drafter:
   """The pair's drafter, for another tree and other siblings."""
   del config
-  own = models.drafting.of_form(tree=tree, siblings=siblings)
-  return drafters.make(own, models.source, models.tokenizer.vocab_size)
+  cell_drafting = models.drafting.of_form(tree=tree, siblings=siblings)
+  return drafters.make(
+    cell_drafting, models.source, models.tokenizer.vocab_size
+  )
 
 
 class Walk:

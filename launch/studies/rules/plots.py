@@ -21,14 +21,14 @@ from launch.studies.rules.cost_plots import costs
 # ----------------------------------------------------- along a pair's contexts
 
 
-def _excess(found: dict | None, cell: dict) -> int:
+def _excess(numbers: dict | None, cell: dict) -> int:
   """Tokens that a rule drafted beyond its cell's K x G; -1 where it has none.
 
   Rules of one path draft fewer where there are several, and are not shown; hub
   pairs at every node are more.
   """
   budget = cell["num_drafts"] * cell["num_speculative_tokens"]
-  return -1 if found is None else max(found["num_drafted"] - budget, -1)
+  return -1 if numbers is None else max(numbers["num_drafted"] - budget, -1)
 
 
 def efficiency_table(results: dict[str, dict]) -> str:
@@ -39,13 +39,15 @@ def efficiency_table(results: dict[str, dict]) -> str:
   """
   (result,) = results.values()
 
-  def text(found: dict | None, cell: dict) -> str:
-    if found is None or _excess(found, cell) < 0:
+  def text(numbers: dict | None, cell: dict) -> str:
+    if numbers is None or _excess(numbers, cell) < 0:
       return "–"
-    said = f"{found['block_efficiency']:.2f}" + "*" * (_excess(found, cell) > 0)
-    said += report.interval(found["block_efficiency_ci"])
-    if not found["lossless"]:
-      said += f", TV {found['total_variation']:.2f}"
+    said = f"{numbers['block_efficiency']:.2f}" + "*" * (
+      _excess(numbers, cell) > 0
+    )
+    said += report.interval(numbers["block_efficiency_ci"])
+    if not numbers["lossless"]:
+      said += f", TV {numbers['total_variation']:.2f}"
     return said
 
   cells = result["cells"]
@@ -74,15 +76,15 @@ def efficiency(result: dict) -> Figure:
   )
   for panel, cell in zip(panels.flat, cells, strict=False):
     for place, name in enumerate(names):
-      found = cell["rules"].get(name)
-      if found is None or _excess(found, cell) < 0:
+      numbers = cell["rules"].get(name)
+      if numbers is None or _excess(numbers, cell) < 0:
         continue
-      color = "tab:blue" if found["lossless"] else "tab:red"
-      if ends := found["block_efficiency_ci"]:
+      color = "tab:blue" if numbers["lossless"] else "tab:red"
+      if ends := numbers["block_efficiency_ci"]:
         panel.plot(ends, [place] * 2, color=color)
       panel.plot(
-        found["block_efficiency"], place, "o", color=color,
-        fillstyle="none" if _excess(found, cell) else "full",
+        numbers["block_efficiency"], place, "o", color=color,
+        fillstyle="none" if _excess(numbers, cell) else "full",
       )  # fmt: skip
     panel.set_title(
       f"{cell['num_drafts']} x {cell['num_speculative_tokens']}, "
@@ -107,7 +109,7 @@ def efficiency(result: dict) -> Figure:
 
 
 def front_table(results: dict[str, dict]) -> str:
-  """Who is on the front, and what it costs, of `launch.studies.rules.front`."""
+  """Rules on the front and their costs, of `launch.studies.rules.front`."""
   (result,) = results.values()
   plain = lambda key, form: (
     lambda point: f"{point[key]:{form}}".replace("-0.000", "0.000")
@@ -327,7 +329,7 @@ def joint(result: dict) -> Figure:
 
 
 def off_draft(results: dict[str, dict]) -> str:
-  """What laws off the draft are worth, of `rules.off_draft`: a row a size."""
+  """Worth of laws off the draft, of `rules.off_draft`: a row a size."""
   (result,) = results.values()
   names = "vocab_size", "num_speculative_tokens", "num_drafts", "pairs"
   groups: dict[tuple, list[dict]] = {}

@@ -38,10 +38,10 @@ def _read(settings: Settings) -> TransformerConfig:
   kinds = reading.layer_types(settings, usual, [FULL, SLIDES], window)
   kinds = [*kinds[:-1], FULL]  # whatever a file says
   shared = get(settings, "num_kv_shared_layers", int, 0, least=0)
-  own = kinds[: max(count - shared, 0)]
-  if {*own} != {*kinds}:
+  unshared = kinds[: max(count - shared, 0)]
+  if {*unshared} != {*kinds}:
     raise ValueError(
-      f"num_kv_shared_layers must leave a layer of each kind, got {own}"
+      f"num_kv_shared_layers must leave a layer of each kind, got {unshared}"
     )
   same, wide, bias = (
     get(settings, key, bool)
@@ -49,7 +49,7 @@ def _read(settings: Settings) -> TransformerConfig:
   )
   beside, layers = _mixture(settings, sizes), []
   for i, kind in enumerate(kinds):
-    shares = i >= len(own)
+    shares = i >= len(unshared)
     heads = _heads(settings, sizes, i, kind)
     attention = AttentionSpec(
       **heads, num_heads=sizes["num_heads"], scale=1.0, qk_norm="head",
@@ -57,7 +57,7 @@ def _read(settings: Settings) -> TransformerConfig:
       window=window if kind == SLIDES else None,
       rope=_rope(settings, heads["head_dim"])[kind],
       keys_as_values=same and kind == FULL,
-      source=len(own) - 1 - own[::-1].index(kind) if shares else None,
+      source=len(unshared) - 1 - unshared[::-1].index(kind) if shares else None,
     )  # fmt: skip
     mlp = DenseSpec(
       width=sizes["mlp_dim"] * (2 if shares and wide else 1),

@@ -63,29 +63,29 @@ def _read(settings: Settings) -> TransformerConfig:
   )  # fmt: skip
 
 
-def shared_sizes(own: Mapping[str, Any]) -> dict[str, None]:
+def shared_sizes(metadata: Mapping[str, Any]) -> dict[str, None]:
   """Sizes that GGUF files leave out: as many as of queries, what they share."""
   keys = {"attention.head_count_kv": "num_key_value_heads"}
   keys["attention.key_length"] = "head_dim"
-  return {name: None for key, name in keys.items() if key not in own}
+  return {name: None for key, name in keys.items() if key not in metadata}
 
 
 def _gguf_settings(
-  own: Mapping[str, Any], has: Callable[..., bool]
+  metadata: Mapping[str, Any], has: Callable[..., bool]
 ) -> dict[str, Any]:
   """Mistral's files are Llama's with a window, Mixtral's those with experts."""
-  sizes = shared_sizes(own)
+  sizes = shared_sizes(metadata)
   biases = {
     "attention_bias": has("attn_q", "attn_output"),
     "mlp_bias": has("ffn_gate", "ffn_up", "ffn_down"),
   }
-  window = {"sliding_window": own.get("attention.sliding_window") or None}
+  window = {"sliding_window": metadata.get("attention.sliding_window") or None}
   said = {name: True for name in biases if biases[name]}  # which others refuse
-  if own.get("expert_count"):
+  if metadata.get("expert_count"):
     experts = {
       "model_type": "mixtral",
-      "num_local_experts": own["expert_count"],
-      "num_experts_per_tok": own.get("expert_used_count"),
+      "num_local_experts": metadata["expert_count"],
+      "num_experts_per_tok": metadata.get("expert_used_count"),
     }
     return sizes | experts | window | said
   if not window["sliding_window"]:

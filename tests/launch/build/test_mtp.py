@@ -72,10 +72,10 @@ def test_a_target_drafts_with_its_own_head(target, kind, drafter, rule):
   path = target(kind)
   config = huggingface.get_config(f"target={path}")
   config.drafter, config.rule = drafter, rule
-  found = pair_lib.assemble(config, pair_lib.load(config))
-  assert found.decoder.drafter.name in ("mtp", "eagle2")
+  built = pair_lib.assemble(config, pair_lib.load(config))
+  assert built.decoder.drafter.name in ("mtp", "eagle2")
   prompts = np.random.default_rng(0).integers(
-    0, found.decoder.vocab_size, (2, 6)
+    0, built.decoder.vocab_size, (2, 6)
   )
 
   def run(decoder):
@@ -88,9 +88,9 @@ def test_a_target_drafts_with_its_own_head(target, kind, drafter, rule):
       )  # fmt: skip
       return decoder.generate(params, state)
 
-    return decoded(found.params)
+    return decoded(built.params)
 
-  drafted, plain = run(found.decoder), run(found.baseline)
+  drafted, plain = run(built.decoder), run(built.baseline)
   assert int(drafted.counters.num_drafted.sum()) > 0
   theirs = references.read(path)
   for row, length in enumerate((15, 12)):
@@ -114,8 +114,12 @@ def test_no_checkpoint_is_asked_for(target):
 def test_a_head_elsewhere_is_named(target):
   config = huggingface.get_config(f"target={target('qwen3-5')}")
   config.drafter = 'mtp("HEAD", tokens=2)'
-  found = drafters.of(config)
-  assert (found.checkpoint, found.reads, found.name) == ("HEAD", "head", "mtp")
+  actual = drafters.of(config)
+  assert (actual.checkpoint, actual.reads, actual.name) == (
+    "HEAD",
+    "head",
+    "mtp",
+  )
 
 
 def test_states_before_their_norms_are_read_if_a_call_says_so(target):

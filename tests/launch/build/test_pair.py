@@ -81,10 +81,10 @@ def test_weights_in_few_bits_are_each_models_own(pair):
     "model(tokens=2, weights=fp8, cache=fp8)",
   )
   models = pair_lib.load(config)
-  found = pair_lib.assemble(config, models).params
+  built = pair_lib.assemble(config, models).params
   kinds = lambda params: {str(x.dtype) for x in jax.tree.leaves(params)}
-  assert kinds(found.target) == {"int8", "float32"}
-  assert kinds(found.draft) == {"float8_e4m3fn", "float32"}
+  assert kinds(built.target) == {"int8", "float32"}
+  assert kinds(built.draft) == {"float8_e4m3fn", "float32"}
   cached = lambda network: network.whole().init_cache(1, 8).keys[0]
   assert cached(models.target).dtype == np.float32
   assert cached(models.draft).values.dtype.name == "float8_e4m3fn"
@@ -119,8 +119,8 @@ def test_what_is_not_in_few_bits_is_refused_before_anything_is_read(
   config = embedded.get_config()
   config.drafter = "plain"
   config.update(changes)
-  found = translate((shapes.SHAPES | shapes.T5_SHAPES)[shape])
-  monkeypatch.setattr(pair_lib.checkpoints, "read_config", lambda path: found)
+  actual = translate((shapes.SHAPES | shapes.T5_SHAPES)[shape])
+  monkeypatch.setattr(pair_lib.checkpoints, "read_config", lambda path: actual)
   monkeypatch.setattr(pair_lib.checkpoints, "load", None)
   with pytest.raises(ValueError, match=message):
     pair_lib.load(config)
@@ -135,11 +135,13 @@ def test_a_target_in_eight_bits_says_the_same_with_drafts_and_without(tmp_path):
   config = huggingface.get_config(f"target={target}")
   config.weights = config.cache = "int8"
   config.drafter = f'quantised_self(bits=4, skipped="{path}", tokens=2)'
-  found = pair_lib.build(config)
-  own, target = found.params.draft, found.params.target
-  assert own["final_norm"]["scale"][...] is target["final_norm"]["scale"][...]
+  built = pair_lib.build(config)
+  drafted, target = built.params.draft, built.params.target
+  assert (
+    drafted["final_norm"]["scale"][...] is target["final_norm"]["scale"][...]
+  )
   kinds = lambda params: {str(x.dtype) for x in jax.tree.leaves(params)}
-  assert kinds(own) == {"int4", "float32"}
+  assert kinds(drafted) == {"int4", "float32"}
   assert kinds(target) == {"int8", "float32"}
 
   def text(decoder):
@@ -152,12 +154,12 @@ def test_a_target_in_eight_bits_says_the_same_with_drafts_and_without(tmp_path):
           sampling=specjax.make_sampling(2, temperature=0.0),
         ),
       )
-    )(found.params)  # fmt: skip
+    )(built.params)  # fmt: skip
     assert state.target_cache.keys[0].values.dtype == np.int8
     return state.tokens[0, :13], state.tokens[1, :11]
 
-  expected = text(found.baseline)
-  for drafted, plain in zip(text(found.decoder), expected, strict=True):
+  expected = text(built.baseline)
+  for drafted, plain in zip(text(built.decoder), expected, strict=True):
     np.testing.assert_array_equal(drafted, plain)
 
 
@@ -182,7 +184,7 @@ def test_one_width_is_what_all_commands_but_two_decode_with(pair):
   models = pair_lib.load(config)
   with pytest.raises(ValueError, match=r"launch\.decode and launch\.evaluate"):
     pair_lib.assemble(config, models)
-  found = pair_lib.assemble(config, models, climbs=True)
-  assert set(found.rungs.decoders) == {0, 1, 3}
-  assert pair_lib.engine_of(config, found).ladder.lengths == (0, 1, 3)
-  assert pair_lib.engine_of(config, found, baseline=True).rungs is None
+  built = pair_lib.assemble(config, models, climbs=True)
+  assert set(built.rungs.decoders) == {0, 1, 3}
+  assert pair_lib.engine_of(config, built).ladder.lengths == (0, 1, 3)
+  assert pair_lib.engine_of(config, built, baseline=True).rungs is None

@@ -179,8 +179,8 @@ def test_a_head_reads_tables_in_few_bits_as_its_target_has_them(kind):
   low.check()
   cost = lambda q: answer._passes(q)[0][-1]
   saved = V * H - 4 * V if kind != "eagle3" else 0  # which has one of its own
-  found = cost(plain).hbm_bytes - cost(low).hbm_bytes
-  assert found == pytest.approx(saved / 8)
+  actual = cost(plain).hbm_bytes - cost(low).hbm_bytes
+  assert actual == pytest.approx(saved / 8)
   assert cost(plain).flops == cost(low).flops
 
 
@@ -218,8 +218,8 @@ def test_a_head_with_tables_in_few_bits_drafts():
   prompts = jax.ShapeDtypeStruct((2, 4), jnp.int32)
   lengths = jax.ShapeDtypeStruct((2,), jnp.int32)
   key = jax.eval_shape(lambda: jax.random.key(0))
-  found = jax.eval_shape(decoded, params, prompts, lengths, key)
-  assert found.tokens.shape[0] == 2
+  actual = jax.eval_shape(decoded, params, prompts, lengths, key)
+  assert actual.tokens.shape[0] == 2
 
 
 def test_a_heads_bytes_are_held_beside_the_targets():

@@ -34,7 +34,7 @@ def test_parameters_are_those_of_the_published_model(config):
 
 
 def test_a_pass_reads_the_decoder_without_what_the_input_made(config):
-  found = networks.work(
+  actual = networks.work(
     config, num_params=networks.num_params(config), skipped=SkippedLayers(),
     slots=100, text=100, input_length=30,
   )  # fmt: skip
@@ -46,10 +46,10 @@ def test_a_pass_reads_the_decoder_without_what_the_input_made(config):
     if (names[0] == "decoder" and leaf.ndim == 2 and not of_input
         and "position_bias" not in names) or names[0] == "lm_head":  # fmt: skip
       read += math.prod(leaf.shape)
-  assert found.weights == read
-  assert found.channels == 8 * (100 + 30) * 2 * 6 * 64
-  assert found.products == 8 * (100 + 30) * 6 * 64
-  assert (found.attentions, found.mlps, found.sums) == (16, 8, 24)
+  assert actual.weights == read
+  assert actual.channels == 8 * (100 + 30) * 2 * 6 * 64
+  assert actual.products == 8 * (100 + 30) * 6 * 64
+  assert (actual.attentions, actual.mlps, actual.sums) == (16, 8, 24)
 
 
 def test_the_table_of_states_is_the_arithmetic_of_plans():
@@ -125,16 +125,16 @@ def test_a_small_t5_compiles_for_two_devices():
     translate(shapes.T5_SHAPES["t5-1.1-small"]), num_layers=2,
     num_encoder_layers=2,
   )  # fmt: skip
-  found = program.compile_for(
+  actual = program.compile_for(
     question(
       target=small, draft=small, batch_size=4,
       layout=Layout(data=2, model=2, draft=2),
     ),
     hardware.devices(hardware.topology("v5e-4")),
   )  # fmt: skip
-  assert found.donation_honoured
+  assert actual.donation_honoured
   # Three sums a layer and one of the table.
-  assert found.collectives["verify"]["all-reduce"]["count"] == 3 * 2 + 1
+  assert actual.collectives["verify"]["all-reduce"]["count"] == 3 * 2 + 1
 
 
 def test_a_latent_is_counted_once():

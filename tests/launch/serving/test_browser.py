@@ -23,20 +23,20 @@ LIVE = dict(
 
 @pytest.fixture(scope="module")
 def server():
-  with browsing.serving() as found:
-    yield found
+  with browsing.serving() as actual:
+    yield actual
 
 
 @pytest.fixture(scope="module")
 def browser():
-  with browsing.chromium() as found:
-    yield found
+  with browsing.chromium() as actual:
+    yield actual
 
 
 @pytest.fixture
 def page(server, browser):
-  with browsing.window(browser, server.address) as found:
-    yield found
+  with browsing.window(browser, server.address) as actual:
+    yield actual
 
 
 # ---------------------------------------------------------------------- tokens
@@ -164,8 +164,8 @@ def test_a_second_turn_keeps_the_first_and_new_begins_afresh(server, page):
     {"role": "assistant", "content": first},
     {"role": "user", "content": "and use it"},
   ]
-  found = browsing.post(server.address, two)
-  assert second == found["choices"][0]["message"]["content"]
+  actual = browsing.post(server.address, two)
+  assert second == actual["choices"][0]["message"]["content"]
   assert first != second
   users = page.locator(".user")
   assert users.all_text_contents() == ["import a module", "and use it"]
@@ -200,8 +200,8 @@ def test_a_server_without_a_chat_template_is_asked_for_completions(
   server, page
 ):
   def answer(route):
-    found = route.fetch()
-    route.fulfill(response=found, json={**found.json(), "is_chat": False})
+    actual = route.fetch()
+    route.fulfill(response=actual, json={**actual.json(), "is_chat": False})
 
   page.route("**/live", answer)
   expect(page.get_by_label("Message")).to_have_attribute(

@@ -16,20 +16,20 @@ GONE = "the server does not answer"
 
 @pytest.fixture(scope="module")
 def server():
-  with browsing.serving() as found:
-    yield found
+  with browsing.serving() as actual:
+    yield actual
 
 
 @pytest.fixture(scope="module")
 def browser():
-  with browsing.chromium() as found:
-    yield found
+  with browsing.chromium() as actual:
+    yield actual
 
 
 @pytest.fixture
 def page(server, browser):
-  with browsing.window(browser, server.address) as found:
-    yield found
+  with browsing.window(browser, server.address) as actual:
+    yield actual
 
 
 def test_what_is_refused_says_why_and_can_be_said_again(page):

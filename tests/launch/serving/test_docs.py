@@ -23,8 +23,8 @@ _PAGE = (_ROOT / "docs" / "serving.md").read_text("utf-8")
 
 @pytest.fixture(scope="module")
 def address(quick_to_compile):
-  with served.http_service(served.text_slots()) as (_, found):
-    yield found
+  with served.http_service(served.text_slots()) as (_, actual):
+    yield actual
 
 
 def lines():
@@ -33,9 +33,9 @@ def lines():
 
 
 def check_curl_lines(address):
-  found = lines()
-  assert len(found) == 6
-  for line in found:
+  actual = lines()
+  assert len(actual) == 6
+  for line in actual:
     assert "localhost:8000" in line
     line = line.replace("http://localhost:8000", address)
     line = line.replace("localhost:8000", address)

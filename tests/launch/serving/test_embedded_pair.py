@@ -62,9 +62,9 @@ def test_scores_of_prompts_are_those_of_transformers(loaded):
     scheduler.submit([other.ticket])
     served.until(lambda: other.news)
     scheduler.submit([one.ticket for one in scores])
-    found = [one.wait().news[-1].scores for one in scores]
+    actual = [one.wait().news[-1].scores for one in scores]
     assert not any(one.tokens for one in scores)
-  for prompt, one in zip(asked, found, strict=True):
+  for prompt, one in zip(asked, actual, strict=True):
     tokens = np.array(prompt.token_ids)
     logits = references.logits(model, tokens[None])[0, :-1].astype(np.float64)
     laws = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
@@ -99,8 +99,8 @@ def test_greedy_completions_in_slots_are_those_of_generate(loaded):
   ]  # fmt: skip
   with serving(*loaded) as scheduler:
     scheduler.submit([h.ticket for h in heard])
-    found = [h.wait().tokens for h in heard]
+    actual = [h.wait().tokens for h in heard]
   wanted = [expected[one.id] for one in asked]
-  parted = ties.count(models, asked, found, wanted, margin=MARGIN)
+  parted = ties.count(models, asked, actual, wanted, margin=MARGIN)
   assert parted <= 1
-  assert np.mean([len(tokens) for tokens in found]) > NEW_TOKENS / 2
+  assert np.mean([len(tokens) for tokens in actual]) > NEW_TOKENS / 2

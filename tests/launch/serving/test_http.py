@@ -33,8 +33,8 @@ def slots(quick_to_compile):
 
 @pytest.fixture(scope="module")
 def server(slots):
-  with served.http_service(slots, limits=Limits(token=TOKEN)) as found:
-    yield found
+  with served.http_service(slots, limits=Limits(token=TOKEN)) as actual:
+    yield actual
 
 
 @pytest.fixture(scope="module")
@@ -153,11 +153,11 @@ def test_usage_tells_drafted_tokens_that_were_accepted_from_others(client):
 
 def test_texts_are_tokenized_over_http(client, server):
   path = server[1] + "/tokenize"
-  found = client.post(path, body={"prompt": PROMPT}, cast_to=dict)
-  assert found["tokens"] == served.tokenizer().encode(PROMPT)
+  actual = client.post(path, body={"prompt": PROMPT}, cast_to=dict)
+  assert actual["tokens"] == served.tokenizer().encode(PROMPT)
   path = path.replace("/tokenize", "/detokenize")
-  found = client.post(path, body={"tokens": found["tokens"]}, cast_to=dict)
-  assert found == {"prompt": PROMPT}
+  actual = client.post(path, body={"tokens": actual["tokens"]}, cast_to=dict)
+  assert actual == {"prompt": PROMPT}
 
 
 def test_usage_and_metrics_count_what_was_not_read_again(client, server):
@@ -189,9 +189,9 @@ def test_owners_are_who_has_the_same_token_and_salt():
     return owner_of(Request({"type": "http", "headers": headers}), salt)
 
   assert owner("a", "x") == owner("a", "x")
-  found = {owner(token, salt) for token in "ab" for salt in ("", "x")}
-  assert len(found) == 4
-  assert all(0 <= one < 2**32 for one in found)
+  actual = {owner(token, salt) for token in "ab" for salt in ("", "x")}
+  assert len(actual) == 4
+  assert all(0 <= one < 2**32 for one in actual)
 
 
 def test_streams_are_the_same_text_with_usage_at_the_end(client):
@@ -225,7 +225,7 @@ def test_a_stop_token_ends_an_answer_and_is_no_text(client):
 
 
 def until_a_stop_token():
-  """What asks for a completion that ends early, and its tokens."""
+  """Settings of a completion that ends early, and its tokens."""
   for seed in range(40):
     settings = dict(max_tokens=60, temperature=1.0, seed=seed)
     tokens = served.expected_tokens(PROMPT, **settings)
@@ -241,11 +241,11 @@ def test_a_stop_token_that_is_ignored_ends_nothing(client):
   expected = served.expected_tokens(PROMPT, stop_tokens=(), **settings)
   assert expected[: len(tokens)] == tokens
   assert len(expected) == 60
-  found = complete(client, ignore_eos=True, logprobs=0, **settings)
-  (choice,) = found.choices
+  actual = complete(client, ignore_eos=True, logprobs=0, **settings)
+  (choice,) = actual.choices
   assert choice.finish_reason == "length"
   assert choice.text == served.tokenizer().decode(expected)
-  assert found.usage.completion_tokens == len(choice.logprobs.tokens) == 60
+  assert actual.usage.completion_tokens == len(choice.logprobs.tokens) == 60
   # In the same slots, one after another.
   for ignored in (False, None):
     again = complete(client, ignore_eos=ignored, **settings).choices[0]
@@ -307,15 +307,15 @@ def test_stop_strings_end_a_text_before_themselves(client, stream):
   settings = dict(max_tokens=48, temperature=1.0, seed=3)
   text = served.expected_text(PROMPT, **settings)
   stop = [text[20:27], "not in it"]
-  found = complete(client, stop=stop, stream=stream, **settings)
+  actual = complete(client, stop=stop, stream=stream, **settings)
   if stream:
-    chunks = list(found)
+    chunks = list(actual)
     got = "".join(c.choices[0].text for c in chunks)
     reason = chunks[-1].choices[0].finish_reason
   else:
-    (choice,) = found.choices
+    (choice,) = actual.choices
     got, reason = choice.text, choice.finish_reason
-    assert found.usage.completion_tokens < 48
+    assert actual.usage.completion_tokens < 48
   assert got == text[: text.find(stop[0])]
   assert reason == "stop"
 
@@ -354,16 +354,16 @@ def test_log_probs_are_the_targets_own(client):
     logits = toys.context_logits(params.target, context).astype(np.float64)
     expected.append(logits[token] - np.log(np.exp(logits).sum()))
     context.append(token)
-  found = complete(client, logprobs=0, **settings).choices[0].logprobs
-  assert found.token_logprobs == pytest.approx(expected, abs=1e-4)
-  assert found.text_offset[0] == 0
-  assert len(found.tokens) == len(found.text_offset) == len(expected)
+  actual = complete(client, logprobs=0, **settings).choices[0].logprobs
+  assert actual.token_logprobs == pytest.approx(expected, abs=1e-4)
+  assert actual.text_offset[0] == 0
+  assert len(actual.tokens) == len(actual.text_offset) == len(expected)
   streamed = [
     value
     for chunk in complete(client, logprobs=0, stream=True, **settings)
     for value in chunk.choices[0].logprobs.token_logprobs
   ]
-  assert streamed == found.token_logprobs
+  assert streamed == actual.token_logprobs
 
 
 def by_name(laws, token, count):
@@ -396,9 +396,9 @@ def test_likeliest_tokens_are_the_targets_own_whatever_is_sampled_from(client):
         [one.choices[0].logprobs for one in (answer if stream else [answer])]
         for answer in answers
       ]
-    found = [one for part in choices[0] for one in part.top_logprobs]
-    assert len(found) == len(expected)
-    for one, other in zip(found, expected, strict=True):
+    actual = [one for part in choices[0] for one in part.top_logprobs]
+    assert len(actual) == len(expected)
+    for one, other in zip(actual, expected, strict=True):
       assert one == pytest.approx(other, abs=1e-4)
     assert all(part.top_logprobs is None for part in choices[1])
   ids = chat.encode(served.tokenizer(), TALK)
@@ -435,20 +435,20 @@ def test_a_prompt_that_is_told_is_scored(client, tokens):
       new, after=prompt
     )
     assert choice.finish_reason == "length"
-    found, expected, likeliest = choice.logprobs, [], [None]
+    actual, expected, likeliest = choice.logprobs, [], [None]
     for place in range(1, len(prompt) + tokens):
       text = [*prompt, *new]
       logits = toys.context_logits(params.target, text[:place])
       laws = logits - np.log(np.exp(logits.astype(np.float64)).sum())
       expected.append(laws[text[place]])
       likeliest.append(by_name(laws, text[place], 2))
-    assert found.token_logprobs[0] is None
-    assert found.token_logprobs[1:] == pytest.approx(expected, abs=1e-4)
-    assert found.top_logprobs[0] is None
-    for one, other in zip(found.top_logprobs[1:], likeliest[1:], strict=True):
+    assert actual.token_logprobs[0] is None
+    assert actual.token_logprobs[1:] == pytest.approx(expected, abs=1e-4)
+    assert actual.top_logprobs[0] is None
+    for one, other in zip(actual.top_logprobs[1:], likeliest[1:], strict=True):
       assert one == pytest.approx(other, abs=1e-4)
-    assert found.text_offset[0] == 0
-    assert len(found.tokens) == len(found.text_offset) == len(prompt) + tokens
+    assert actual.text_offset[0] == 0
+    assert len(actual.tokens) == len(actual.text_offset) == len(prompt) + tokens
   chunks = list(complete(client, prompts[0], stream=True, **settings))
   assert "".join(c.choices[0].text for c in chunks) == answer.choices[0].text
   assert [
@@ -473,7 +473,7 @@ def test_prompts_are_scored_beside_others(client, server):
 
 
 def has_parts(tokens):
-  """Whether any is a part of a character."""
+  """True if any is a part of a character."""
   return any("\ufffd" in token for token in tokens)
 
 
@@ -485,14 +485,14 @@ def test_bytes_of_tokens_are_those_of_the_text(client):
       temperature=2, seed=seed,
     )  # fmt: skip
     (choice,) = answer.choices
-    found = choice.logprobs.content
-    joined = b"".join(bytes(one.bytes) for one in found)
+    actual = choice.logprobs.content
+    joined = b"".join(bytes(one.bytes) for one in actual)
     assert joined.decode("utf-8", "replace") == choice.message.content
     assert "\ufffd".encode() not in joined  # which stands for half of one
-    for one in found:
+    for one in actual:
       if one.token != "<|endoftext|>":
         assert bytes(one.bytes).decode("utf-8", "replace") == one.token
-    if has_parts(one.token for one in found):
+    if has_parts(one.token for one in actual):
       return
   raise AssertionError("no token was a part of a character")
 
@@ -517,11 +517,11 @@ def test_offsets_of_tokens_are_where_they_begin_in_the_text(client):
 
 def placed(client, seed, stream):
   """A text, its tokens, and where they are said to begin."""
-  found = complete(
+  actual = complete(
     client, max_tokens=60, temperature=2, seed=seed, logprobs=0, stream=stream
   )
   text, tokens, offsets = "", [], []
-  for answer in found if stream else [found]:
+  for answer in actual if stream else [actual]:
     (choice,) = answer.choices
     text += choice.text
     tokens += choice.logprobs.tokens
@@ -571,11 +571,11 @@ def test_origins_of_tokens_where_they_are_asked_for(client):
     client, max_tokens=24, temperature=1.0, seed=3, stream=True,
     token_origins=True,
   )  # fmt: skip
-  found = [x for c in chunks for x in c.choices[0].token_origins]
-  assert len(found) <= 24
-  assert {x["origin"] for x in found} <= {"accepted", "residual", "bonus"}
-  assert len({x["origin"] for x in found}) > 1
-  assert "".join(x["text"] for x in found) == served.expected_text(
+  actual = [x for c in chunks for x in c.choices[0].token_origins]
+  assert len(actual) <= 24
+  assert {x["origin"] for x in actual} <= {"accepted", "residual", "bonus"}
+  assert len({x["origin"] for x in actual}) > 1
+  assert "".join(x["text"] for x in actual) == served.expected_text(
     PROMPT, max_tokens=24, temperature=1.0, seed=3
   )
 

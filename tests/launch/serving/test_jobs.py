@@ -11,16 +11,16 @@ from specjax.state import StopReason
 
 
 class Echo:
-  """Slots that emit a prompt's tokens, some each visit, and count visits."""
+  """Slots that emit a prompt's tokens, some each iteration, and count them."""
 
   def __init__(self, num_slots, max_rounds=2):
     self.num_slots, self.depth, self.max_rounds = num_slots, 0, max_rounds
-    self.visits, self.admitted = 0, []
+    self.iterations, self.admitted = 0, []
     self._left = [()] * num_slots
 
-  def turn(self, control):
+  def iterate(self, control):
     """Emits up to `rounds` tokens of each row that has any left."""
-    self.visits += 1
+    self.iterations += 1
     assert not control.ended.any()
     assert len(control.max_depth) == self.num_slots
     for row, asked in control.admissions:
@@ -54,12 +54,12 @@ def asked(token_ids, stream=0):
 
 def repeated(number, lengths):
   """A job that asks for completions of so many tokens, one after another."""
-  found = []
+  results = []
   for length in lengths:
     done = yield asked(range(1, length + 1), stream=number)
-    found.append(done.token_ids)
+    results.append(done.token_ids)
     assert done.reason == StopReason.LENGTH
-  return number, found
+  return number, results
 
 
 @pytest.mark.parametrize("num_slots", [1, 2, 3, 9])
@@ -67,8 +67,8 @@ def test_every_job_gets_the_completions_that_it_asked_for(num_slots):
   lengths = [[3, 1], [5], [], [1, 1, 4], [2, 2], [7, 3]]
   slots = Echo(num_slots)
   work = (repeated(i, each) for i, each in enumerate(lengths))
-  found = dict(jobs.done(slots, work))
-  assert found == {
+  actual = dict(jobs.done(slots, work))
+  assert actual == {
     i: [tuple(range(1, n + 1)) for n in each] for i, each in enumerate(lengths)
   }
 
@@ -84,12 +84,12 @@ def test_a_slot_is_one_jobs_until_it_ends():
 
 
 def test_a_free_slot_is_filled_in_the_next_visit():
-  """One long job and many short ones: no visit waits for the long one."""
+  """One long job and many short ones: no iteration waits for the long one."""
   slots = Echo(2)
   work = [repeated(0, [20]), *(repeated(i, [2]) for i in range(1, 10))]
   ended = [number for number, _ in jobs.done(slots, work)]
   assert ended == [*range(1, 10), 0]
-  assert slots.visits == 10
+  assert slots.iterations == 10
 
 
 def test_jobs_are_begun_when_there_is_a_slot_for_them():
@@ -111,4 +111,4 @@ def test_without_jobs_no_visit_is_made():
   slots = Echo(2)
   assert list(jobs.done(slots, [])) == []
   assert list(jobs.done(slots, [repeated(0, [])])) == [(0, [])]
-  assert slots.visits == 0
+  assert slots.iterations == 0

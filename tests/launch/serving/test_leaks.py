@@ -14,10 +14,10 @@ import served
 from starlette.requests import Request
 
 from launch.serving.answers import Answer, Choice
-from launch.serving.asking import Ask
 from launch.serving.limits import Limits
 from launch.serving.refusals import RefusalError
 from launch.serving.scheduler import Ticket
+from launch.serving.schemas import Ask
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -28,7 +28,7 @@ _LEFT = 800
 
 
 def body_of(rng):
-  """What a client asks for; its stop texts are nobody else's."""
+  """A client's request; its stop texts are nobody else's."""
   stop = [f"{rng.random()}".ljust(200, "x") for _ in range(16)]
   return {
     "prompt": "x = ", "max_tokens": rng.randrange(1, 40), "temperature": 1,
@@ -82,8 +82,8 @@ def hundred(address, rng):
 
     return await asyncio.gather(*[one(number) for number in range(100)])
 
-  found = [line[9:].decode() for line in asyncio.run(everybody())]
-  return {status: found.count(status) for status in {*found}}
+  actual = [line[9:].decode() for line in asyncio.run(everybody())]
+  return {status: actual.count(status) for status in {*actual}}
 
 
 def loop_of(service, address):
@@ -97,7 +97,7 @@ def loop_of(service, address):
 
 
 def settled(service, loop):
-  """What there is once nobody asks for anything."""
+  """Objects of a service once nobody asks for anything."""
   server = service.scheduler.when_dead.__self__
   served.until(lambda: service.scheduler.load() == (0, 0))
   served.until(lambda: not server.server_state.connections)
@@ -124,8 +124,8 @@ def test_nothing_of_requests_is_kept_whatever_became_of_them():
   rng = random.Random(0)
   slots = served.text_slots()
   limits = Limits(body_bytes=20_000)
-  with served.http_service(slots, limits=limits, queue_length=12) as found:
-    service, address = found
+  with served.http_service(slots, limits=limits, queue_length=12) as actual:
+    service, address = actual
     loop = loop_of(service, address)
     hundred(address, rng)  # what is made once is made
     tracemalloc.start()
@@ -140,7 +140,7 @@ def test_nothing_of_requests_is_kept_whatever_became_of_them():
     assert service.scheduler.is_alive()
   assert {"200", "400", "429", "413"} <= statuses.keys()
   first, last = seen[0], seen[-1]
-  # What ended in the last visit is there until the next.
+  # What ended in the last iteration is there until the next.
   assert all(len(x["kept"]) <= slots.num_slots for x in seen), seen
   assert last["tasks"] == first["tasks"]
   assert last["files"] <= first["files"]

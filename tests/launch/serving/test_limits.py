@@ -41,8 +41,8 @@ def request_of(body, path="/v1/completions", more="Connection: close\r\n"):
 
 def connect(address):
   host, port = address.removeprefix("http://").split(":")
-  found = socket.create_connection((host, int(port)), timeout=60)
-  return found
+  actual = socket.create_connection((host, int(port)), timeout=60)
+  return actual
 
 
 def all_of(connection):
@@ -69,14 +69,14 @@ def is_idle(service):
 
 
 class Slowly:
-  """Visits that take a while, so that clients can leave in the middle."""
+  """Iterations that take a while, so that clients can leave in the middle."""
 
   def __init__(self, slots, seconds=0.03):
     self.slots, self.seconds = slots, seconds
 
   def __call__(self, control):
     time.sleep(self.seconds)
-    return self.slots.turn(control)
+    return self.slots.iterate(control)
 
 
 @pytest.fixture(scope="module")
@@ -84,8 +84,8 @@ def server(slots):
   limits = Limits(body_bytes=2000, body_seconds=0.5, send_seconds=2.0)
   with served.http_service(
     slots, Slowly(slots), limits=limits, head_seconds=0.5, queue_length=4
-  ) as found:
-    yield found
+  ) as actual:
+    yield actual
 
 
 @pytest.fixture
@@ -173,9 +173,9 @@ def test_a_connection_in_use_is_kept_and_one_of_no_use_is_not(server):
 
 def unread(connection):
   """Bytes that wait in the system for a client that does not read."""
-  found = array.array("i", [0])
-  fcntl.ioctl(connection, termios.FIONREAD, found)
-  return found[0]
+  actual = array.array("i", [0])
+  fcntl.ioctl(connection, termios.FIONREAD, actual)
+  return actual[0]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -226,10 +226,10 @@ def test_more_connections_than_there_may_be_are_told_so(slots):
 def test_no_more_than_the_queue_holds_wait(server, expected):
   """Three slots and four places: of twelve requests, seven are answered."""
   address = server[1]
-  found = []
+  results = []
   threads = [
     threading.Thread(
-      target=lambda: found.append(answer_of(address, served.long_request()))
+      target=lambda: results.append(answer_of(address, served.long_request()))
     )
     for _ in range(12)
   ]
@@ -237,12 +237,12 @@ def test_no_more_than_the_queue_holds_wait(server, expected):
     thread.start()
   for thread in threads:
     thread.join(served.PATIENCE)
-  by_status = sorted(status for status, _ in found)
+  by_status = sorted(status for status, _ in results)
   assert by_status[0] == 200
   assert by_status[-1] == 429
   assert by_status.count(200) >= 7
   assert {*by_status} == {200, 429}
-  for status, body in found:
+  for status, body in results:
     if status == 200:
       assert body["choices"][0]["text"] == expected
     else:
@@ -269,8 +269,8 @@ def test_who_leaves_frees_the_slot(server, stream):
 
 def test_an_answer_that_takes_too_long_ends(slots):
   limits = Limits(answer_seconds=0.3)
-  with served.http_service(slots, Slowly(slots, 0.1), limits=limits) as found:
-    service, address = found
+  with served.http_service(slots, Slowly(slots, 0.1), limits=limits) as actual:
+    service, address = actual
     status, body = answer_of(address, served.long_request())
     assert (status, body["error"]["code"]) == (408, "timeout")
     with connect(address) as connection:
@@ -287,13 +287,13 @@ def test_an_answer_that_takes_too_long_ends(slots):
 def test_a_dead_loop_is_said_and_nobody_waits(slots):
   calls = []
 
-  def turn(control):
+  def iterate(control):
     calls.append(control)
     if len(calls) > 3:
       raise RuntimeError("the device is gone")
-    return slots.turn(control)
+    return slots.iterate(control)
 
-  with served.http_service(slots, turn) as (service, address):
+  with served.http_service(slots, iterate) as (service, address):
     service.scheduler.when_dead = lambda: None  # it would end the server
     status, body = answer_of(address, served.long_request())
     assert (status, body["error"]["code"]) == (503, "unavailable")
@@ -309,11 +309,11 @@ def test_a_dead_loop_is_said_and_nobody_waits(slots):
 def test_a_stuck_device_is_no_healthy_one(slots):
   release = threading.Event()
 
-  def turn(control):
+  def iterate(control):
     release.wait(served.PATIENCE)
-    return slots.turn(control)
+    return slots.iterate(control)
 
-  with served.http_service(slots, turn) as (service, address):
+  with served.http_service(slots, iterate) as (service, address):
     impatient = dataclasses.replace(service, stuck_seconds=0.05)
     thread = threading.Thread(
       target=lambda: answer_of(address, served.long_request())
@@ -327,7 +327,7 @@ def test_a_stuck_device_is_no_healthy_one(slots):
 
 
 def fate_of(data):
-  """How an answer ended: whole, or with an error in OpenAI's form."""
+  """End of an answer: whole, or with an error in OpenAI's form."""
   head, _, body = data.partition(b"\r\n\r\n")
   if b"event-stream" not in head:
     status, answer = parsed(data)
@@ -363,7 +363,7 @@ class Ending:
     served.until(lambda: len(self.server.server_state.tasks) == count + 1)
 
   def finish(self):
-    """What each of them was answered."""
+    """The answers to each of them."""
     return [fate_of(all_of(one)) for one in self._held]
 
   def close(self):
@@ -376,15 +376,17 @@ def test_a_drain_that_runs_out_tells_everybody(slots, caplog, how):
   """In OpenAI's form, by an event in streams; and the log has nothing of it."""
   release = threading.Event()
 
-  def turn(control):
+  def iterate(control):
     if how == "stuck" and control.admissions:
       release.wait(served.PATIENCE)
     time.sleep(0.05)
-    return slots.turn(control)
+    return slots.iterate(control)
 
   drain_seconds = 60 if how == "told twice" else 0.3
-  with served.http_service(slots, turn, drain_seconds=drain_seconds) as found:
-    clients = Ending(found[1], found[0])
+  with served.http_service(
+    slots, iterate, drain_seconds=drain_seconds
+  ) as actual:
+    clients = Ending(actual[1], actual[0])
     clients.server.handle_exit(signal.SIGTERM, None)
     if how == "told twice":
       clients.server.handle_exit(signal.SIGINT, None)
@@ -511,8 +513,8 @@ def test_rude_clients_cost_the_others_nothing(slots, clients):
     async def everybody():
       rude = [_rude(address, rng) for _ in range(clients)]
       good = [_polite(address, seed) for seed in range(polite)]
-      found = await asyncio.gather(*good, *rude)
-      return found[:polite]
+      actual = await asyncio.gather(*good, *rude)
+      return actual[:polite]
 
     texts = asyncio.run(everybody())
     served.until(lambda: is_idle(service))

@@ -1,4 +1,4 @@
-"""What requests may call a server by, so that no page borrows its name."""
+"""Names that requests may call a server by, so that no page borrows one."""
 
 import asyncio
 import json

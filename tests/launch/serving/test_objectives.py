@@ -1,4 +1,4 @@
-"""How deep to draft: closed forms, and what the controller makes of them."""
+"""Depths of drafts for objectives: closed forms, and the controller's."""
 
 import dataclasses
 import itertools
@@ -53,10 +53,10 @@ def test_the_best_depth_of_each_row():
 
 def test_weights_move_the_shared_depth():
   """Weight 1, 2, 4 on the row that accepts less: 4, 3, 2."""
-  found = [
+  actual = [
     objectives.shared(ROWS, cost, 10, [1.0, weight])[0] for weight in (1, 2, 4)
   ]
-  assert found == [4, 3, 2]
+  assert actual == [4, 3, 2]
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -242,16 +242,16 @@ def slots(quick_to_compile):
     )
     for depth in (1, 3)
   }
-  found = Slots(
+  actual = Slots(
     decoders, decoding.PARAMS, num_slots=3, widths=(8, 16),
     max_length=served.MAX_LENGTH, stop_tokens=served.STOP, max_rounds=4,
   )  # fmt: skip
-  found.compile()
-  return found
+  actual.compile()
+  return actual
 
 
 def test_greedy_tokens_are_the_same_at_any_depth(slots):
-  """Depths change at every visit; drafts, and what is accepted, with them."""
+  """Depths, drafts and accepted tokens change at every iteration."""
   import dataclasses
   import random
 
@@ -271,11 +271,11 @@ def test_greedy_tokens_are_the_same_at_any_depth(slots):
   heard = [served.Heard(one) for one in asked]
   scheduler.submit([h.ticket for h in heard])
   scheduler.start()
-  found = [h.wait().tokens for h in heard]
+  actual = [h.wait().tokens for h in heard]
   scheduler.close()
   assert scheduler.join(served.PATIENCE)
   decoder = decoding.make("model", "token")
-  assert found == [served.alone(decoder, one) for one in asked]
+  assert actual == [served.alone(decoder, one) for one in asked]
   assert {*seen} == {1, 3}
   drafted = metrics.registry.get_sample_value(
     "vllm:spec_decode_num_draft_tokens_total", {"model_name": "toy"}
@@ -290,7 +290,7 @@ def test_rounds_are_measured_at_each_depth(slots):
   slots.measure(rounds=2, repeats=1)
   assert set(slots.seconds_of_round) == {1, 3}
   assert all(seconds > 0 for seconds in slots.seconds_of_round.values())
-  report = slots.turn(slots.idle())
+  report = slots.iterate(slots.idle())
   assert (report.reason != 0).all()  # what was measured with is over
 
 

@@ -148,10 +148,10 @@ def test_new_during_an_answer_begins_anew(tmp_path):
     ["node", str(file)], capture_output=True, text=True, timeout=60
   )
   assert done.returncode == 0, done.stderr
-  found = json.loads(done.stdout)
-  assert (found["busy"], found["after"], found["last"]) == (
+  record = json.loads(done.stdout)
+  assert (record["busy"], record["after"], record["last"]) == (
     "Stop", "Send", "Send",
   )  # fmt: skip
-  assert found["asked"] == [["one"], ["two"], ["two", "second", "three"]]
-  assert found["left"] == [True, False, False]
-  assert found["turns"] == 4  # of both sides, twice
+  assert record["asked"] == [["one"], ["two"], ["two", "second", "three"]]
+  assert record["left"] == [True, False, False]
+  assert record["turns"] == 4  # of both sides, twice

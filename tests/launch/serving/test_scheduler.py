@@ -107,13 +107,13 @@ def test_what_emitted_tokens_carry(running, slots):
   heard = served.Heard(LONG)
   scheduler.submit([heard.ticket])
   heard.wait()
-  context, found = list(LONG.token_ids), []
+  context, actual = list(LONG.token_ids), []
   for token in heard.tokens:
     logits = served_logits(context)
-    found.append(logits[token] - np.log(np.exp(logits).sum()))
+    actual.append(logits[token] - np.log(np.exp(logits).sum()))
     context.append(token)
   given = [x for news in heard.news for x in news.log_probs]
-  np.testing.assert_allclose(given, found, atol=1e-5)
+  np.testing.assert_allclose(given, actual, atol=1e-5)
   origins = [x for news in heard.news for x in news.origins]
   assert len(origins) == len(heard.tokens)
   assert {Origin.ACCEPTED, Origin.RESIDUAL} <= {*origins}
@@ -228,10 +228,10 @@ def test_what_is_cancelled_or_late_frees_its_slot(slots, expected):
   "ignore::pytest.PytestUnhandledThreadExceptionWarning"
 )
 def test_an_error_of_the_device_reaches_everybody(slots):
-  def turn(control):
+  def iterate(control):
     raise RuntimeError("the device is gone")
 
-  scheduler, _ = served.make_scheduler(slots, turn)
+  scheduler, _ = served.make_scheduler(slots, iterate)
   heard = [served.Heard(asked) for asked in ASKED[:5]]
   scheduler.submit([h.ticket for h in heard])
   dead = threading.Event()
@@ -361,18 +361,18 @@ def test_drafts_are_counted_where_rounds_drafted(quick_to_compile):
   for rounds in (1, 4):
     seen = {"rounds": 0, "drafts": 0, "drafted": np.zeros(3, int)}
 
-    def turn(control, seen=seen, rounds=rounds):
+    def iterate(control, seen=seen, rounds=rounds):
       for row, _ in control.admissions:
         seen["drafted"][row] = 0
       control = dataclasses.replace(control, rounds=min(rounds, control.rounds))
-      report = slots.turn(control)
+      report = slots.iterate(control)
       new = report.num_drafted > seen["drafted"]
       seen["drafts"] += int(new.sum())
       seen["rounds"] += int((report.length > report.start).sum())
       seen["drafted"] = report.num_drafted.astype(int)
       return report
 
-    scheduler, metrics = served.make_scheduler(slots, turn)
+    scheduler, metrics = served.make_scheduler(slots, iterate)
     heard = [served.Heard(asked) for asked in ASKED]
     scheduler.submit([h.ticket for h in heard])
     scheduler.start()
@@ -380,7 +380,7 @@ def test_drafts_are_counted_where_rounds_drafted(quick_to_compile):
     scheduler.close()
     assert scheduler.join(served.PATIENCE)
     drafts[rounds] = value(metrics, "spec_decode_num_drafts_total")
-    if rounds == 1:  # every visit is a round, and says whether it drafted
+    if rounds == 1:  # every iteration is a round, and says whether it drafted
       assert drafts[1] == seen["drafts"] > 10
       assert seen["rounds"] > seen["drafts"] + 10
   assert drafts[4] == drafts[1]

@@ -56,15 +56,15 @@ def test_a_target_with_states_scores_one_text_after_another():
     asked = types.SimpleNamespace(token_ids=tuple(text))
     scorer.begin(3)
     for most in chunks:
-      width, found = scorer.read_on(3, asked, most)
+      width, actual = scorer.read_on(3, asked, most)
       assert width <= most
-    return found
+    return actual
 
   assert scores(texts[0], chunks=(8, 4)) is None
   for row, length, chunks in ((1, 20, (4, 8, 4, 8)), (0, 6, (8,))):
-    found = scores(texts[row, :length], chunks=chunks)
+    actual = scores(texts[row, :length], chunks=chunks)
     at = np.arange(length - 1)
     np.testing.assert_allclose(
-      found.log_probs, laws[row, at, texts[row, 1:length]], atol=1e-5
+      actual.log_probs, laws[row, at, texts[row, 1:length]], atol=1e-5
     )
     assert not scorer.waits(3)

@@ -24,7 +24,7 @@ ASKED = [
 def serving(pair, count, *more):
   target, draft = pair
   return server_process.serving(
-    "--port=0", "--max_prompt=32", "--rounds_per_visit=2",
+    "--port=0", "--max_prompt=32", "--rounds_per_iteration=2",
     f"--config=configs/huggingface.py:target={target},draft={draft}",
     "--config.drafter=model(tokens=2)", "--config.max_new_tokens=200", *more,
     count=count,
@@ -38,21 +38,21 @@ def ask_all(server):
 
 @pytest.fixture(scope="module")
 def alone(pair, quick_to_compile):
-  """What one process answers; told to end, it ends well."""
+  """The answers of one process; told to end, it ends well."""
   with serving(pair, 1, "--slots=2") as server:
-    found = ask_all(server)
+    actual = ask_all(server)
     again = server.ask(ASKED[1])
     server.processes[0].send_signal(signal.SIGTERM)
     codes, said = server.ended()
-  assert again == found[1]
-  return found, codes, said
+  assert again == actual[1]
+  return actual, codes, said
 
 
 def test_a_server_that_is_told_to_end_ends_well(alone):
-  found, codes, said = alone
+  actual, codes, said = alone
   assert codes == [0], said
-  assert all(isinstance(texts, list) for texts in found)
-  assert len({text for texts in found for text in texts}) > 4
+  assert all(isinstance(texts, list) for texts in actual)
+  assert len({text for texts in actual for text in texts}) > 4
   assert "Traceback" not in said[0]
 
 
@@ -78,8 +78,8 @@ def test_a_process_that_dies_ends_the_others_and_is_said_to_clients(pair):
       while not answer.running():
         pass
       server.processes[1].kill()
-      found = answer.result(several.PATIENCE)
+      actual = answer.result(several.PATIENCE)
     codes, said = server.ended()
-  assert found in ("unavailable", "RemoteDisconnected", "ConnectionResetError")
+  assert actual in ("unavailable", "RemoteDisconnected", "ConnectionResetError")
   assert codes[0] not in (0, None)
   assert re.search(r"error|died|failed|UNAVAILABLE", said[0])

@@ -17,13 +17,13 @@ DECODER = decoding.make("model", "token")
 
 @pytest.fixture(scope="module")
 def slots(quick_to_compile):
-  found = Slots(
+  actual = Slots(
     {3: DECODER}, decoding.PARAMS, num_slots=2, widths=(4, 8), longest=30,
     budget=8, max_length=served.MAX_LENGTH, stop_tokens=(), max_rounds=4,
     scores=True,
   )  # fmt: skip
-  found.compile()
-  return found
+  actual.compile()
+  return actual
 
 
 def asked(length, *, seed=0, budget=16):
@@ -34,10 +34,10 @@ def asked(length, *, seed=0, budget=16):
   )  # fmt: skip
 
 
-def visit(slots, **changes):
-  """One visit, and what it emitted in each row."""
+def iteration(slots, **changes):
+  """One iteration, and what it emitted in each row."""
   control = dataclasses.replace(slots.idle(), rounds=4, **changes)
-  report = slots.turn(control)
+  report = slots.iterate(control)
   ids = [
     report.tokens[row, : report.length[row] - report.start[row]].tolist()
     for row in range(slots.num_slots)
@@ -46,24 +46,24 @@ def visit(slots, **changes):
 
 
 def test_a_prompt_in_chunks_is_the_prompt_and_lets_others_go_on(slots):
-  """Each visit reads four tokens of one prompt and makes one round."""
+  """Each iteration reads four tokens of one prompt and makes one round."""
   short, long = asked(3, seed=1, budget=40), asked(29, seed=2)
-  _, (begun, _) = visit(slots, admissions=[(0, short)])
-  texts, visits = [begun, []], 0
-  report, new = visit(slots, admissions=[(1, long)])
-  while not new[1]:  # 4 tokens a visit, in the first too
+  _, (begun, _) = iteration(slots, admissions=[(0, short)])
+  texts, iterations = [begun, []], 0
+  report, new = iteration(slots, admissions=[(1, long)])
+  while not new[1]:  # 4 tokens an iteration, in the first too
     assert report.reason[1] == StopReason.RUNNING
     assert report.rounds == 1
     assert new[0]
     texts[0] += new[0]
-    visits += 1
-    report, new = visit(slots)
-  assert visits == 7
+    iterations += 1
+    report, new = iteration(slots)
+  assert iterations == 7
   for _ in range(40):
     texts = [old + more for old, more in zip(texts, new, strict=True)]
     if (report.reason != StopReason.RUNNING).all():
       break
-    report, new = visit(slots)
+    report, new = iteration(slots)
   without_stop = served.alone(DECODER, short, width=32, stop=())
   assert texts[0] == without_stop
   assert texts[1] == served.alone(DECODER, long, width=32, stop=())
@@ -72,11 +72,11 @@ def test_a_prompt_in_chunks_is_the_prompt_and_lets_others_go_on(slots):
 def test_who_is_alone_has_a_prompt_read_as_fast_as_can_be(slots):
   long = asked(21, seed=3)
   for admissions in ([(1, long)], []):  # 8 and 8 of them
-    _, (_, first) = visit(slots, admissions=admissions)
+    _, (_, first) = iteration(slots, admissions=admissions)
     assert not first
   text, reason = [], StopReason.RUNNING
   while reason == StopReason.RUNNING:
-    report, (_, new) = visit(slots)
+    report, (_, new) = iteration(slots)
     assert new
     text, reason = text + new, report.reason[1]
   assert text == served.alone(DECODER, long, width=32, stop=())
@@ -84,23 +84,23 @@ def test_who_is_alone_has_a_prompt_read_as_fast_as_can_be(slots):
 
 def test_a_prompt_that_nobody_waits_for_is_read_no_further(slots):
   """And its row is free at once, for another that is read from its start."""
-  visit(slots, admissions=[(0, asked(28, seed=4))])
-  report, _ = visit(slots, ended=np.array([True, False]))
+  iteration(slots, admissions=[(0, asked(28, seed=4))])
+  report, _ = iteration(slots, ended=np.array([True, False]))
   assert report.reason[0] != StopReason.RUNNING
   other = asked(5, seed=5, budget=3)
-  _, (text, _) = visit(slots, admissions=[(0, other)])
+  _, (text, _) = iteration(slots, admissions=[(0, other)])
   assert text == served.alone(DECODER, other, width=32, stop=())
 
 
 def test_prompts_that_come_together_are_read_in_turn(slots):
   first, second = asked(17, seed=6, budget=2), asked(27, seed=7, budget=2)
   texts, began = {0: [], 1: []}, []
-  _, new = visit(slots, admissions=[(1, first), (0, second)])
+  _, new = iteration(slots, admissions=[(1, first), (0, second)])
   for _ in range(12):
     began += [row for row in texts if new[row] and row not in began]
     for row in texts:
       texts[row] += new[row]
-    _, new = visit(slots)
+    _, new = iteration(slots)
   assert began == [1, 0]
   assert texts[1] == served.alone(DECODER, first, width=32, stop=())
   assert texts[0] == served.alone(DECODER, second, width=32, stop=())
@@ -109,19 +109,19 @@ def test_prompts_that_come_together_are_read_in_turn(slots):
 def test_who_streams_waits_for_one_chunk_however_many_come(slots):
   """And who has read nothing yet has counted nothing yet."""
   slots.forget()
-  visit(slots, admissions=[(0, asked(5, seed=31, budget=30))])
-  report, _ = visit(slots, admissions=[(1, asked(20, seed=32))])
+  iteration(slots, admissions=[(0, asked(5, seed=31, budget=30))])
+  report, _ = iteration(slots, admissions=[(1, asked(20, seed=32))])
   assert report.length[1] < 8
   while report.reason[1] == StopReason.RUNNING:
-    report, _ = visit(slots)
+    report, _ = iteration(slots)
   assert report.num_drafts[1]
   pair = [asked(20, seed=33, budget=3), asked(20, seed=34, budget=3)]
-  visit(slots, admissions=[(0, asked(2, seed=35, budget=40))])
-  report, texts = visit(slots, admissions=list(enumerate(pair)))
+  iteration(slots, admissions=[(0, asked(2, seed=35, budget=40))])
+  report, texts = iteration(slots, admissions=list(enumerate(pair)))
   assert not report.num_drafts.any()
   assert not report.accept_counts.any()
   while (report.reason == StopReason.RUNNING).any():
-    report, new = visit(slots)
+    report, new = iteration(slots)
     texts = [text + more for text, more in zip(texts, new, strict=True)]
   assert texts == [
     served.alone(DECODER, one, width=32, stop=()) for one in pair
@@ -138,24 +138,24 @@ def test_prompts_are_scored_in_turn_and_one_that_is_given_up_waits_for_none(
   ]
 
   def alone(one):
-    report, _ = visit(slots, admissions=[(0, one)])
+    report, _ = iteration(slots, admissions=[(0, one)])
     while not report.scores:
-      report, _ = visit(slots)
+      report, _ = iteration(slots)
     assert report.reason[0] == StopReason.LENGTH
     return report.scores[0].log_probs
 
   expected = [alone(one) for one in scored]
   assert {one.shape for one in expected} == {(19,)}
-  report, _ = visit(slots, admissions=[(0, scored[0]), (1, scored[1])])
+  report, _ = iteration(slots, admissions=[(0, scored[0]), (1, scored[1])])
   assert not report.scores  # eight tokens of the first alone
   ended = np.array([True, False])
-  found = dict(visit(slots, ended=ended)[0].scores)
-  report, _ = visit(slots, admissions=[(0, scored[2])])
+  actual = dict(iteration(slots, ended=ended)[0].scores)
+  report, _ = iteration(slots, admissions=[(0, scored[2])])
   for _ in range(8):
-    found |= report.scores
-    report, _ = visit(slots)
-  np.testing.assert_array_equal(found[1].log_probs, expected[1])
-  np.testing.assert_array_equal(found[0].log_probs, expected[2])
+    actual |= report.scores
+    report, _ = iteration(slots)
+  np.testing.assert_array_equal(actual[1].log_probs, expected[1])
+  np.testing.assert_array_equal(actual[0].log_probs, expected[2])
 
 
 @pytest.mark.parametrize("budget", [1, 8, 13, 17, 100])
@@ -165,17 +165,17 @@ def test_a_visit_computes_no_more_than_its_budget_while_rows_decode(
   """A round of four tokens a row, and the rest of prompts; four in any case."""
   monkeypatch.setattr(slots, "budget", budget)
   slots.forget()
-  visit(slots, admissions=[(0, asked(2, seed=51, budget=40))])
+  iteration(slots, admissions=[(0, asked(2, seed=51, budget=40))])
   long = asked(30, seed=52, budget=1)
-  report, (new, _) = visit(slots, admissions=[(1, long)])
-  visits = 1  # until its only token
+  report, (new, _) = iteration(slots, admissions=[(1, long)])
+  iterations = 1  # until its only token
   while report.reason[1] == StopReason.RUNNING:
     assert (new, report.rounds) != ([], 1)
-    report, (new, _) = visit(slots)
-    visits += 1
+    report, (new, _) = iteration(slots)
+    iterations += 1
   # Chunks of 4, of 4, of 8, of 12 and of 32 tokens.
-  assert visits == {1: 8, 8: 8, 13: 4, 17: 3, 100: 1}[budget]
-  visit(slots, ended=np.ones(2, bool))
+  assert iterations == {1: 8, 8: 8, 13: 4, 17: 3, 100: 1}[budget]
+  iteration(slots, ended=np.ones(2, bool))
   slots.forget()
 
 
@@ -192,10 +192,10 @@ def test_budgets_of_nothing_are_refused():
 
 def finished(slots, row, request):
   """A request served to its end in a row, and its last report."""
-  report, new = visit(slots, admissions=[(row, request)])
+  report, new = iteration(slots, admissions=[(row, request)])
   text = list(new[row])
   while report.reason[row] == StopReason.RUNNING:
-    report, new = visit(slots)
+    report, new = iteration(slots)
     text += new[row]
   return text, report
 
@@ -219,23 +219,23 @@ def test_a_second_turn_reads_what_is_new_alone(slots):
   assert report.cached[0] == 0
   second = going_on(first, text)
   assert slots.place([1, 0], second) == 0  # nothing is lost
-  found, report = finished(slots, 0, second)
+  actual, report = finished(slots, 0, second)
   assert report.cached[0] == 28
-  assert found == expected(second)
+  assert actual == expected(second)
   other = dataclasses.replace(
     first, token_ids=(*first.token_ids[:15], 8, 8), max_new_tokens=5
   )
   assert slots.place([0, 1], other) == 1  # the other's end is kept
-  found, report = finished(slots, 1, other)
+  actual, report = finished(slots, 1, other)
   assert report.cached[1] == 15
-  assert found == expected(other)
+  assert actual == expected(other)
 
 
 def test_the_same_prompt_again_reads_its_last_token(slots):
   first = asked(12, seed=22, budget=4)
   text, _ = finished(slots, 0, first)
-  found, report = finished(slots, 1, first)
-  assert (found, report.cached[1]) == (text, 11)
+  actual, report = finished(slots, 1, first)
+  assert (actual, report.cached[1]) == (text, 11)
 
 
 def test_who_comes_together_reads_a_common_beginning_once(slots):
@@ -247,10 +247,10 @@ def test_who_comes_together_reads_a_common_beginning_once(slots):
     )
     for row, more in enumerate([(1, 2), (5, 6, 7)])
   ]
-  report, new = visit(slots, admissions=list(enumerate(pair)))
+  report, new = iteration(slots, admissions=list(enumerate(pair)))
   texts = {0: new[0], 1: new[1]}
   while (report.reason == StopReason.RUNNING).any():
-    report, new = visit(slots)
+    report, new = iteration(slots)
     texts = {row: texts[row] + new[row] for row in texts}
   assert texts == {row: expected(pair[row]) for row in texts}
   assert report.cached.sum() == 22
@@ -274,7 +274,7 @@ def test_a_text_of_no_numbers_begins_no_other(slots):
   texts = Texts(2, served.MAX_LENGTH, Reuse.ALL)
   request = asked(9, seed=25)
   texts.read(0, request, 9)
-  report, _ = visit(slots)
+  report, _ = iteration(slots)
   nan = np.array([StopReason.NAN_LOGITS, StopReason.RUNNING])
   texts.hear(dataclasses.replace(report, reason=nan), np.zeros(2, bool))
   texts.begin(1)

@@ -11,7 +11,7 @@ from launch.serving.texts import Reader
 
 
 def in_pieces(ids, stop=(), *, sizes=(1,), tokenizer=None, before=(1,)):
-  """What a reader gives out of a completion that its watch may end."""
+  """Pieces that a reader gives out of a completion that its watch may end."""
   tokenizer = tokenizer or served.tokenizer()
   watch = stops.watch(tokenizer, stop, before)
   reader = Reader(tokenizer, stop, before)

@@ -5,7 +5,7 @@ import json
 import pytest
 import served
 
-from launch.serving import asking
+from launch.serving import schemas
 from launch.serving.refusals import RefusalError
 from models import chat
 
@@ -21,23 +21,23 @@ def call(function, body):
 def test_a_text_is_tokenized_and_read_again():
   tokenizer, text = served.tokenizer(), "def é(x):<|endoftext|>"
   body = {"prompt": text, "return_token_strs": True, "model": "toy"}
-  found = call(asking.tokenize, body)
+  actual = call(schemas.tokenize, body)
   ids = tokenizer.backend.encode(text).ids
-  assert found == {
+  assert actual == {
     "count": len(ids),
     "max_model_len": 160,
     "tokens": ids,
     "token_strs": [tokenizer.backend.id_to_token(i) for i in ids],
   }
-  assert call(asking.detokenize, {"tokens": ids}) == {"prompt": text}
+  assert call(schemas.detokenize, {"tokens": ids}) == {"prompt": text}
 
 
 def test_a_conversation_is_tokenized_as_it_is_completed():
-  asks = call(asking.tokenize, {"messages": TALK})
+  asks = call(schemas.tokenize, {"messages": TALK})
   assert asks["token_strs"] is None
   assert asks["tokens"] == chat.encode(served.tokenizer(), TALK)
   ends = call(
-    asking.tokenize, {"messages": TALK, "add_generation_prompt": False}
+    schemas.tokenize, {"messages": TALK, "add_generation_prompt": False}
   )
   assert ends["tokens"] == asks["tokens"][: ends["count"]]
   assert ends["count"] < asks["count"]
@@ -46,18 +46,18 @@ def test_a_conversation_is_tokenized_as_it_is_completed():
 @pytest.mark.parametrize(
   "function, body, param",
   [
-    (asking.tokenize, {"prompt": 5}, "prompt"),
-    (asking.tokenize, {"prompt": "\ud800"}, "prompt"),
-    (asking.tokenize, {"prompt": "x", "best_of": 1}, "best_of"),
-    (asking.tokenize, {"prompt": "x", "model": "y"}, "model"),
+    (schemas.tokenize, {"prompt": 5}, "prompt"),
+    (schemas.tokenize, {"prompt": "\ud800"}, "prompt"),
+    (schemas.tokenize, {"prompt": "x", "best_of": 1}, "best_of"),
+    (schemas.tokenize, {"prompt": "x", "model": "y"}, "model"),
     (
-      asking.tokenize,
+      schemas.tokenize,
       {"messages": TALK, "add_special_tokens": True},
       "add_special_tokens",
     ),
-    (asking.detokenize, {"tokens": [10**6]}, "tokens"),
-    (asking.detokenize, {"tokens": "x"}, "tokens"),
-    (asking.detokenize, {}, "tokens"),
+    (schemas.detokenize, {"tokens": [10**6]}, "tokens"),
+    (schemas.detokenize, {"tokens": "x"}, "tokens"),
+    (schemas.detokenize, {}, "tokens"),
   ],
 )
 def test_other_bodies_are_refused(function, body, param):

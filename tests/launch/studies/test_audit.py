@@ -94,22 +94,22 @@ def test_closed_forms_of_one_token():
   coin = np.minimum(1, (np.floor(100 * p[:, None] / q + 1e-9) + 1) / 101)
   stays = p * (coin @ q)
   law = stays + (1 - stays.sum()) * q
-  found = of_laws("OpenVINO GenAI, draft model", p, q)
-  assert found == pytest.approx(away(law), abs=1e-12)
+  actual = of_laws("OpenVINO GenAI, draft model", p, q)
+  assert actual == pytest.approx(away(law), abs=1e-12)
   # xLLM: only the rejected token's own mass is taken off.
   law = p * accept
   for x in range(3):
     left = np.maximum(q - p * np.eye(3)[x], 0)
     law = law + p[x] * (1 - accept[x]) * left / left.sum()
-  found = of_laws("xLLM before PR 2175", p, q)
-  assert found == pytest.approx(away(law), abs=1e-12)
+  actual = of_laws("xLLM before PR 2175", p, q)
+  assert actual == pytest.approx(away(law), abs=1e-12)
   # Recurrent drafter: two beams, tokens 0 and 1, each with its own coin.
   left = np.maximum(q - p, 0)
   miss = (1 - accept[0]) * (1 - accept[1])
   law = np.array([accept[0], (1 - accept[0]) * accept[1], 0])
   law = law + miss * left / left.sum()
-  found = of_laws("Recurrent drafter", p, q)
-  assert found == pytest.approx(away(law), abs=1e-12)
+  actual = of_laws("Recurrent drafter", p, q)
+  assert actual == pytest.approx(away(law), abs=1e-12)
 
 
 def test_medusa_draws_anew_after_a_miss():
@@ -117,8 +117,8 @@ def test_medusa_draws_anew_after_a_miss():
   q = np.array([0.5, 0.5])
   hit = np.array([0.5, 0.25]) + 0.25 * q
   expected = np.abs(hit - q).sum() / 2
-  found = of_laws("Medusa, nucleus", (0.5, 0.5), q)
-  assert found == pytest.approx(expected, abs=1e-12)
+  actual = of_laws("Medusa, nucleus", (0.5, 0.5), q)
+  assert actual == pytest.approx(expected, abs=1e-12)
   cut = medusa.nucleus(shape.constant([0.7, 0.2, 0.06, 0.04]))(())
   np.testing.assert_allclose(cut, [7 / 9, 2 / 9, 0, 0])
 
@@ -129,17 +129,17 @@ def test_spectr_gbv_of_one_token_is_off_where_draft_and_target_are_equal():
   passes = third / (1 - (1 - third) ** 2)
   miss = 1 - third @ passes
   law = third * passes * (1 + miss) + miss**2 * third
-  found = of_laws("SpecTr-GBV, release, K = 2", third, third)
-  assert found == pytest.approx(np.abs(law - third).sum() / 2, abs=1e-12)
+  actual = of_laws("SpecTr-GBV, release, K = 2", third, third)
+  assert actual == pytest.approx(np.abs(law - third).sum() / 2, abs=1e-12)
 
 
 def test_spectr_gbv_of_two_paths_accepts_less_than_its_formula():
   # Its paper's expectation, sum of q (1 - (1 - min(p / q, 1))^K), is 0.82 here.
-  found = shape.outcome(
+  actual = shape.outcome(
     BY_NAME["SpecTr-GBV, release, K = 2"], INSTANCES["C"], 1
   )
-  assert found.tokens - 1 == pytest.approx(0.737, abs=5e-4)
-  assert found.distance == pytest.approx(0.0331, abs=5e-5)
+  assert actual.tokens - 1 == pytest.approx(0.737, abs=5e-4)
+  assert actual.distance == pytest.approx(0.0331, abs=5e-5)
 
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
@@ -151,10 +151,10 @@ def test_the_text_of_hsd_is_block_verification(depth, instance):
     BY_NAME["HSD, text"].rounds,
     shape.of_rule(rules.get("block"), chain),
   ):
-    found = collections.Counter()
+    actual = collections.Counter()
     for mass, tokens, law in rounds(laws.draft, laws.target, depth):
-      found.update({(*tokens, x): mass * law[x] for x in range(len(law))})
-    emitted.append(found)
+      actual.update({(*tokens, x): mass * law[x] for x in range(len(law))})
+    emitted.append(actual)
   text, shipped = emitted
   assert all(abs(text[k] - shipped[k]) < 1e-12 for k in text | shipped)
   assert len(shipped) > 2
@@ -191,8 +191,8 @@ def test_the_instrument_finds_an_exact_method_made_biased(bias):
     name="biased", source="", claim="", finding="", depth=2, rounds=rounds
   )
   honest = shape.outcome(method, INSTANCES["R"]).distance
-  found = shape.outcome(biased, INSTANCES["R"]).distance
-  assert honest < 1e-15 < bias * 1e-3 < found < bias
+  actual = shape.outcome(biased, INSTANCES["R"]).distance
+  assert honest < 1e-15 < bias * 1e-3 < actual < bias
 
 
 def test_what_does_not_sum_to_one_is_refused():
@@ -232,16 +232,16 @@ def test_the_committed_numbers_are_those_of_the_code(tmp_path, monkeypatch):
   output = tmp_path / "audit.json"
   with flagsaver.flagsaver(), contextlib.redirect_stdout(io.StringIO()):
     assert cli.execute(audit.run, ["audit", f"--output={output}"]) == 0
-  found = json.loads(output.read_text())
-  assert found["machine"]["jax"] == jax.__version__
+  record = json.loads(output.read_text())
+  assert record["machine"]["jax"] == jax.__version__
   assert committed()["seconds"] < 60
-  for new, old in zip(found["methods"], committed()["methods"], strict=True):
+  for new, old in zip(record["methods"], committed()["methods"], strict=True):
     for key in ("distance", "block_efficiency"):
       assert new[key] == pytest.approx(old[key], abs=1e-12)
     assert (new["name"], new["exact"]) == (old["name"], old["exact"])
     for key, value in (old["smallest"] or {}).items():
       assert new["smallest"][key] == pytest.approx(value)
-  assert {m["name"] for m in found["methods"] if m["exact"]} == EXACT
+  assert {m["name"] for m in record["methods"] if m["exact"]} == EXACT
 
 
 def test_the_page_shows_all_that_claim_to_be_lossless_and_are_not(capsys):

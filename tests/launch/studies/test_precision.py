@@ -19,7 +19,7 @@ def test_distances_are_means_over_the_tokens_of_a_text():
   rng = np.random.default_rng(0)
   p, q = (special.log_softmax(x, -1) for x in rng.normal(size=(2, 2, 6, 5)))
   tokens = rng.integers(0, 5, (2, 7))
-  found = precision.compare(p + 3, q - 1, tokens)
+  actual = precision.compare(p + 3, q - 1, tokens)
   mean = lambda x: x.reshape(2, -1).mean(1)
   kl = (np.exp(p) * (p - q)).sum(-1)
   said = [q[b, t, tokens[b, t + 1]] for b in range(2) for t in range(6)]
@@ -39,15 +39,15 @@ def test_distances_are_means_over_the_tokens_of_a_text():
     "block_efficiency": of_chains(1 - variation),
     "greedy_block_efficiency": of_chains(agree),
   }
-  assert found.keys() == expected.keys()
+  assert actual.keys() == expected.keys()
   for name, value in expected.items():
-    np.testing.assert_allclose(found[name], value, rtol=1e-5)
+    np.testing.assert_allclose(actual[name], value, rtol=1e-5)
 
 
 def test_a_token_is_accepted_as_often_as_two_laws_overlap():
   p, q = np.log([[[0.5, 0.3, 0.2]]]), np.log([[[0.1, 0.6, 0.2, 0.1]]])
-  found = precision.acceptance(p, q)  # of the three that both models know
-  np.testing.assert_allclose(found, [1 / 9 + 0.3 + 0.2], rtol=1e-6)
+  actual = precision.acceptance(p, q)  # of the three that both models know
+  np.testing.assert_allclose(actual, [1 / 9 + 0.3 + 0.2], rtol=1e-6)
 
 
 def test_the_target_is_at_no_distance_and_floats_are_further(pair):

@@ -107,7 +107,7 @@ def test_the_most_frequent_tokens_are_chosen_then_those_of_low_ids():
 
 
 class KilledError(Exception):
-  """What a test kills a run with."""
+  """Exception by which a test kills a run."""
 
 
 @pytest.fixture(scope="module")
@@ -151,11 +151,11 @@ def train_twice(config, root):
 def test_a_killed_run_goes_on_to_the_same_head(trained):
   both = (nnx.state(trained[name]) for name in ("whole", "resumed"))
   jax.tree.map(np.testing.assert_array_equal, *both)
-  found = records(trained["root"] / "killed")
-  losses = [r["forward_kl_loss"] for r in found if "forward_kl_loss" in r]
+  actual = records(trained["root"] / "killed")
+  losses = [r["forward_kl_loss"] for r in actual if "forward_kl_loss" in r]
   assert len(losses) == 2
   assert losses[1] < losses[0]
-  first, last = (r for r in found if "validation_accepted_1" in r)
+  first, last = (r for r in actual if "validation_accepted_1" in r)
   assert first["step"] == 0
   assert last["validation_accepted_1"] > first["validation_accepted_1"]
 
@@ -170,14 +170,14 @@ def test_a_head_computes_in_bfloat16_and_is_float32(
   assert kinds == {jnp.dtype("float32")}
   halves, wholes = records(tmp_path / "w"), records(trained["root"] / "whole")
   losses, others = (
-    np.array([r["forward_kl_loss"] for r in found if "forward_kl_loss" in r])
-    for found in (halves, wholes)
+    np.array([r["forward_kl_loss"] for r in actual if "forward_kl_loss" in r])
+    for actual in (halves, wholes)
   )
   np.testing.assert_allclose(losses, others, rtol=0.02)
   assert (losses != others).all()  # or it computed in float32
   begin, end = (
-    [r for r in found if "validation_accepted_1" in r]
-    for found in (halves, wholes)
+    [r for r in actual if "validation_accepted_1" in r]
+    for actual in (halves, wholes)
   )
   for name in ("accepted_1", "agreed_1", "accepted_3"):  # all in float32
     name = f"validation_{name}"
@@ -191,8 +191,8 @@ def test_killed_blocks_begin_where_they_would_have(blocks):
   """To the same bits, so at the same places; and they are learned from."""
   both = (nnx.state(blocks[name]) for name in ("whole", "resumed"))
   jax.tree.map(np.testing.assert_array_equal, *both)
-  found = records(blocks["root"] / "killed")
-  first, last = (r for r in found if "validation_accepted_1" in r)
+  actual = records(blocks["root"] / "killed")
+  first, last = (r for r in actual if "validation_accepted_1" in r)
   for j in range(1, DEPTH + 1):
     assert 0 < first[f"validation_accepted_{j}"] < 1
     assert 0 <= last[f"validation_agreed_{j}"] <= 1
@@ -210,10 +210,10 @@ def test_blocks_are_trained_as_they_are_drafted(blocks, target):
   )
   config.drafter = f"dflash(tokens={DEPTH})"
   models = pair.load(config)
-  found = pair.assemble(config, models)
+  built = pair.assemble(config, models)
   module, head = checkpoints.load_module(target), models.draft
   watch = head_step.watcher(module, head.features)
-  propose, step = jax.jit(found.decoder.propose), jax.jit(found.decoder.step)
+  propose, step = jax.jit(built.decoder.propose), jax.jit(built.decoder.step)
 
   @jax.jit
   def trained(params, batch):
@@ -222,13 +222,13 @@ def test_blocks_are_trained_as_they_are_drafted(blocks, target):
       head.module, seen, batch, DEPTH)], axis=2)[:, 0]  # fmt: skip
 
   text = np.random.default_rng(1).integers(0, V, (2, 12))
-  state = jax.jit(found.decoder.init, static_argnames="buffer_length")(
-    found.params, text, np.array([12, 7]), jax.random.key(0),
+  state = jax.jit(built.decoder.init, static_argnames="buffer_length")(
+    built.params, text, np.array([12, 7]), jax.random.key(0),
     buffer_length=40, max_new_tokens=20, sampling=make_sampling(2),
   )  # fmt: skip
   seen = set()
   for _ in range(3):
-    draft, *_ = propose(found.params, state)
+    draft, *_ = propose(built.params, state)
     rows, length = state.tokens.shape
     batch = {
       "tokens": state.tokens,
@@ -240,7 +240,7 @@ def test_blocks_are_trained_as_they_are_drafted(blocks, target):
     np.testing.assert_allclose(draft.log_probs[:, 1:], laws, atol=2e-4)
     assert np.ptp(laws, axis=-1).min() > 0.5
     seen.add(tuple(state.length.tolist()))
-    state, _ = step(found.params, state)
+    state, _ = step(built.params, state)
   assert len(seen) == 3
 
 
@@ -248,10 +248,10 @@ def decoded(target, drafter):
   """The tokens of two prompts."""
   config = huggingface.get_config(f"target={target}")
   config.update({"max_new_tokens": 16, "drafter": drafter})
-  found = pair.build(config)
-  items = prompts.built_in(found.tokenizer, max_tokens=60)[:2]
+  built = pair.build(config)
+  items = prompts.built_in(built.tokenizer, max_tokens=60)[:2]
   (batch,) = engine.make_batches(items, batch_size=2, max_width=60)
-  done, _ = pair.engine_of(config, found, baseline=False).run(batch)
+  done, _ = pair.engine_of(config, built, baseline=False).run(batch)
   return [c.token_ids for c in done]
 
 
@@ -271,8 +271,10 @@ def test_trained_blocks_decode_and_go_on(
     objective="acceptance", contexts="target", prompt_length=8,
   )  # fmt: skip
   run = Run(config, str(tmp_path / "on"))
-  own = nnx.state(run.task.first)
-  jax.tree.map(np.testing.assert_array_equal, own, nnx.state(blocks["resumed"]))
+  trained_params = nnx.state(run.task.first)
+  jax.tree.map(
+    np.testing.assert_array_equal, trained_params, nnx.state(blocks["resumed"])
+  )
   _, finished = run.train()
   assert finished
   config.head.depth = 2
@@ -282,8 +284,8 @@ def test_trained_blocks_decode_and_go_on(
 
 def test_the_target_and_its_embedding_are_not_trained(trained, target):
   module = checkpoints.load_module(target)
-  own = trained["whole"].embed.embedding[...]
-  np.testing.assert_array_equal(own, module.embed.embedding[...])
+  table = trained["whole"].embed.embedding[...]
+  np.testing.assert_array_equal(table, module.embed.embedding[...])
   folder = trained["root"] / "whole" / "checkpoints" / "10" / "state"
   names = " ".join(str(p) for p in folder.rglob("*"))
   text = names + (folder / "_METADATA").read_text()
@@ -293,10 +295,10 @@ def test_the_target_and_its_embedding_are_not_trained(trained, target):
 
 def test_the_folder_knows_the_vocabulary(trained, texts, target):
   ids = head_features.read_vocabulary(trained["root"] / "whole")
-  found = trained["whole"].target_ids[...]
-  np.testing.assert_array_equal(ids, found)
+  actual = trained["whole"].target_ids[...]
+  np.testing.assert_array_equal(ids, actual)
   run = Run(trained["config"], str(trained["root"] / "whole"))
-  np.testing.assert_array_equal(run.task.first.target_ids[...], found)
+  np.testing.assert_array_equal(run.task.first.target_ids[...], actual)
 
 
 def test_the_trained_head_decodes_and_nothing_is_lost(trained, target, plain):
@@ -313,8 +315,8 @@ def test_the_trained_head_decodes_and_nothing_is_lost(trained, target, plain):
   )
   for name in ("fc", "lm_head"):
     saved = getattr(trained["resumed"], name).weight[...].astype(jnp.bfloat16)
-    found = getattr(loaded.module, name).weight[...]
-    np.testing.assert_array_equal(found, saved.astype(jnp.float32))
+    actual = getattr(loaded.module, name).weight[...]
+    np.testing.assert_array_equal(actual, saved.astype(jnp.float32))
 
 
 def test_a_run_goes_on_with_a_head_that_was_exported(trained, texts, target):
@@ -371,8 +373,8 @@ def test_every_kind_is_trained_by_the_command(
   (folder / "config.json").write_text(config.to_json_best_effort())
   export = tmp_path / "head"
   assert command_line(f"--workdir={folder}", f"--export={export}") == 0
-  found = records(folder)
-  losses = [r["forward_kl_loss"] for r in found if "forward_kl_loss" in r]
+  actual = records(folder)
+  losses = [r["forward_kl_loss"] for r in actual if "forward_kl_loss" in r]
   assert losses[-1] < losses[0]
   if kind == "blockwise":
     assert json.loads((export / "config.json").read_text())["num_heads"] == 3

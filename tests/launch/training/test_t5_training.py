@@ -88,7 +88,7 @@ def run(*args):
 
 
 class KilledError(Exception):
-  """What a test kills a run with."""
+  """Exception by which a test kills a run."""
 
 
 @pytest.fixture(scope="module")
@@ -247,8 +247,8 @@ def test_a_block_learns_k_tokens_and_is_told_some(folder):
   other = batch | {"tokens": batch["tokens"].at[0, 7].set(3).at[1, 3:].set(5)}
   for seed in range(4):
     key = jax.random.key(seed)
-    found = [
+    actual = [
       float(t5.block(module, b, key, glance=0.5, smoothing=0.1)[0])
       for b in (batch, other)
     ]
-    assert found[0] == found[1]
+    assert actual[0] == actual[1]

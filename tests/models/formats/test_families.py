@@ -48,8 +48,8 @@ def test_logits_in_float64_are_those_of_transformers(saved, name):
   expected = references.logits(model, TOKENS)
   with jax.enable_x64(True):
     module = huggingface.load(str(path), dtype=jnp.float64)
-    found = references.module_logits(module)
-  assert references.relative_error(found, expected) < 2e-5
+    actual = references.module_logits(module)
+  assert references.relative_error(actual, expected) < 2e-5
 
 
 def with_attention(config, **changes):
@@ -137,8 +137,8 @@ def test_a_family_misread_gives_other_logits(saved, misread):
   _, state = nnx.split(huggingface.load(str(path)))
   config = change(huggingface.read_config(str(path)))
   module = nnx.merge(nnx.graphdef(abstract(config)), state)
-  found = references.module_logits(module)
-  assert references.relative_error(found, expected) > 1e-2
+  actual = references.module_logits(module)
+  assert references.relative_error(actual, expected) > 1e-2
 
 
 def test_a_cap_of_scores_after_the_mask_gives_other_logits(saved, monkeypatch):
@@ -147,8 +147,8 @@ def test_a_cap_of_scores_after_the_mask_gives_other_logits(saved, monkeypatch):
   late = lambda x, axis: softmax(cap * jnp.tanh(x / cap), axis=axis)
   monkeypatch.setattr(attention, "capped", lambda scores, most: scores)
   monkeypatch.setattr(jax.nn, "softmax", late)
-  found = references.module_logits(huggingface.load(str(path)))
-  assert references.relative_error(found, expected) > 1e-2
+  actual = references.module_logits(huggingface.load(str(path)))
+  assert references.relative_error(actual, expected) > 1e-2
 
 
 def abstract(config):
@@ -324,16 +324,16 @@ def test_a_mesh_holds_the_same_layers_of_several_kinds(saved, name, kinds):
   mesh = jax.make_mesh(
     (1, 1), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2
   )
-  found = checkpoints.load(
+  loaded = checkpoints.load(
     path, dtype=jnp.float32, mesh=mesh, sharding=sharding.tensor_parallel()
   ).params
   module = huggingface.load(path)
-  assert {*found["layers"]} == {*kinds}
+  assert {*loaded["layers"]} == {*kinds}
   for name, layers in kinds.items():
     expected = [nnx.state(module.layers[i]) for i in layers]
     jax.tree.map(
       lambda x, *each: np.testing.assert_array_equal(x, np.stack(each)),
-      found["layers"][name], *expected,
+      loaded["layers"][name], *expected,
     )  # fmt: skip
 
 

@@ -68,10 +68,12 @@ def test_every_family_rotates_in_every_kind_as_transformers_does(family, kind):
     sizes[name] = latent.rope_dim if latent else attention.head_dim
 
   def said(size):
-    found = dict(ROPES[kind], rope_theta=500.0)
-    for key in {"short_factor", "long_factor"} & {*found}:
-      found[key] = [found[key] + 0.2 * i for i in range(size // 2)]
-    return ({"partial_rotary_factor": 1.0} if family in PARTIAL else {}) | found
+    actual = dict(ROPES[kind], rope_theta=500.0)
+    for key in {"short_factor", "long_factor"} & {*actual}:
+      actual[key] = [actual[key] + 0.2 * i for i in range(size // 2)]
+    return (
+      {"partial_rotary_factor": 1.0} if family in PARTIAL else {}
+    ) | actual
 
   every = {name: said(size) for name, size in sizes.items()}
   settings["rope_parameters"] = every if by_type else every["full_attention"]
@@ -93,8 +95,8 @@ def test_every_family_rotates_in_every_kind_as_transformers_does(family, kind):
         else ("sliding_attention_")
       )
     wanted = getattr(theirs, f"{which}inv_freq").numpy()
-    found = attention.rope.frequencies()
-    np.testing.assert_allclose(found, wanted, rtol=2e-6)
+    actual = attention.rope.frequencies()
+    np.testing.assert_allclose(actual, wanted, rtol=2e-6)
     scale = getattr(theirs, f"{which}attention_scaling")
     assert attention.rope.scale == pytest.approx(scale, rel=1e-12)
 
@@ -139,8 +141,8 @@ def test_layers_that_draft_for_the_model_are_left_out(copied):
     tensors["model.layers.3.mlp.experts.0.up_proj.weight"] = np.zeros(3, "f4")
 
   references.edit_tensors(path, edit)
-  found = nnx.state(huggingface.load(path))
-  jax.tree.map(np.testing.assert_array_equal, found, expected)
+  actual = nnx.state(huggingface.load(path))
+  jax.tree.map(np.testing.assert_array_equal, actual, expected)
 
 
 @pytest.mark.parametrize(
@@ -249,9 +251,9 @@ def test_experts_that_are_one_tensor_are_read_alike(copied):
   path = copied("qwen3-5-moe")
   expected = huggingface.load(path)
   references.edit_tensors(path, references.fuse_experts)
-  found = huggingface.load(path)
+  loaded = huggingface.load(path)
   jax.tree.map(
-    np.testing.assert_array_equal, nnx.state(found), nnx.state(expected)
+    np.testing.assert_array_equal, nnx.state(loaded), nnx.state(expected)
   )
 
   whole = np.arange(3 * 8 * 4).reshape(3, 8, 4)
@@ -282,8 +284,8 @@ def test_keys_and_values_of_layers_that_attend_to_others_are_left_out(copied):
       tensors[f"model.layers.3.self_attn.{name}.weight"] = np.zeros(3, "f4")
 
   references.edit_tensors(path, edit)
-  found = nnx.state(huggingface.load(path))
-  jax.tree.map(np.testing.assert_array_equal, found, expected)
+  actual = nnx.state(huggingface.load(path))
+  jax.tree.map(np.testing.assert_array_equal, actual, expected)
 
 
 @pytest.mark.parametrize(
@@ -318,10 +320,10 @@ def test_the_text_model_of_a_multimodal_one_is_read(
   settings |= {"vision_config": {}, "mm_tokens_per_image": 256}
   settings |= {"vision_soft_tokens_per_image": 4, "language_model_only": False}
   (path / "config.json").write_text(json.dumps(settings))
-  found, expected = map(huggingface.load, (path, saved(name)[0]))
-  assert found.config == expected.config
+  actual, expected = map(huggingface.load, (path, saved(name)[0]))
+  assert actual.config == expected.config
   jax.tree.map(
-    np.testing.assert_array_equal, nnx.state(found), nnx.state(expected)
+    np.testing.assert_array_equal, nnx.state(actual), nnx.state(expected)
   )
   with pytest.raises(ValueError, match="not known: mrope_section"):
     huggingface.config_from_json(settings | {"mrope_section": [1]})

@@ -314,8 +314,8 @@ def test_logits_are_those_of_transformers(written, name):
   if FAMILIES[name][2]:
     model = references.read_gguf(path)
   expected = references.logits(model, TOKENS)
-  found = references.module_logits(gguf.load(str(path)))
-  error = references.relative_error(found, expected)
+  actual = references.module_logits(gguf.load(str(path)))
+  error = references.relative_error(actual, expected)
   # Gemma 4, read of either format, rounds farther apart in float32.
   assert error < (2e-4 if name == "gemma4" else 2e-5)
 
@@ -325,16 +325,16 @@ def test_the_configuration_is_that_of_the_model(written, name):
   path, model = written(name)
   settings = json.loads(model.config.to_json_string(use_diff=False))
   expected = gguf.config_from_json(settings)
-  found = checkpoints.read_config(str(path))
+  actual = checkpoints.read_config(str(path))
   if name == "llama-scaled":
     factors = rope_factors(expected)
-    assert found.rope_factors == pytest.approx(factors, rel=1e-6)
-    assert len(set(found.rope_factors)) > 2  # kept, blended and stretched ones
-    found = dataclasses.replace(found, rope_factors=None)
+    assert actual.rope_factors == pytest.approx(factors, rel=1e-6)
+    assert len(set(actual.rope_factors)) > 2  # kept, blended and stretched ones
+    actual = dataclasses.replace(actual, rope_factors=None)
     expected = dataclasses.replace(expected, rope_scaling=None)
   eps = pytest.approx(expected.norm_eps, rel=1e-6)  # the file's is a float32
-  assert found.norm_eps == eps
-  assert dataclasses.replace(found, norm_eps=expected.norm_eps) == expected
+  assert actual.norm_eps == eps
+  assert dataclasses.replace(actual, norm_eps=expected.norm_eps) == expected
 
 
 def test_what_gemma_4s_files_say_of_layers_must_be_of_its_own(
@@ -348,12 +348,12 @@ def test_what_gemma_4s_files_say_of_layers_must_be_of_its_own(
     path = ggufs.write(tmp_path / "x.gguf", model, metadata=metadata, edit=edit)
     return nnx.state(gguf.load(str(path)))
 
-  found = load(
+  loaded = load(
     lambda tensors: tensors.update(
       {"blk.3.attn_k.weight": np.zeros((2, 3), "f4")}
     )
   )
-  jax.tree.map(np.testing.assert_array_equal, found, expected)
+  jax.tree.map(np.testing.assert_array_equal, loaded, expected)
 
   def turn(tensors):
     tensors["rope_freqs.weight"][-1] = 1
@@ -533,23 +533,23 @@ def test_every_type_is_dequantised_as_others_do_it(tmp_path, kind):
     getattr(writer, f"write_{step}_to_file")()
   writer.close()
   header = gguf_file.read_header(str(tmp_path / "x.gguf"))
-  found = gguf_file.read(header, "x")
-  assert found.shape == (6, 512)
+  actual = gguf_file.read(header, "x")
+  assert actual.shape == (6, 512)
   if kind.value in dequant.GGML_BLOCK and kind not in (Kind.Q5_0, Kind.Q5_1):
     blocks = raw.reshape(-1, package.GGML_QUANT_SIZES[kind][1])
     expected = dequant.dequantize(torch.from_numpy(blocks), kind.value)
-    expected = expected.numpy().reshape(found.shape)
-    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
+    expected = expected.numpy().reshape(actual.shape)
+    np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-7)
   else:  # what was written, but for its last bits
     step = {"F32": 0, "F16": 2**-10, "BF16": 2**-7, "Q5_0": 0.3, "Q5_1": 0.3}
     step["MXFP4"] = 1.0  # between 4 and 6 of the largest numbers
-    assert np.abs(found - array).max() <= step[kind.name]
-    assert np.abs(found).max() > 2
+    assert np.abs(actual - array).max() <= step[kind.name]
+    assert np.abs(actual).max() > 2
   order = np.array([4, 0, 5, 2, 1, 3])
   part = gguf_file.read(
     header, "x", (slice(1, 5, 2), slice(30, 70)), order=order
   )
-  np.testing.assert_array_equal(part, found[order][1:5:2, 30:70])
+  np.testing.assert_array_equal(part, actual[order][1:5:2, 30:70])
 
 
 def test_a_file_of_mixed_types_has_the_logits_of_transformers(tmp_path):
@@ -569,5 +569,5 @@ def test_a_file_of_mixed_types_has_the_logits_of_transformers(tmp_path):
   ggufs.write(path, model, kinds=kinds, metadata=ggufs.names(VOCAB))
   assert {kind.name for kind in used} == {*known}
   expected = references.logits(references.read_gguf(path), TOKENS)
-  found = references.module_logits(gguf.load(str(path)))
-  assert references.relative_error(found, expected) < 1e-4
+  actual = references.module_logits(gguf.load(str(path)))
+  assert references.relative_error(actual, expected) < 1e-4

@@ -181,14 +181,14 @@ def test_ids_are_those_of_transformers(pair):
 def test_words_that_are_tokens_are_not_merged_in_llama_3(tmp_path):
   tokens = ["a", "b", "c", "ab", "bc", "abc"]
   kinds = [TokenType.NORMAL] * len(tokens)
-  found = {}
+  results = {}
   for name in ("llama-bpe", "gpt-2"):
     path = write(
       tmp_path, tokens, kinds, model="gpt2", pre=name, merges=["a b", "b c"],
       add_bos_token=False,
     )  # fmt: skip
-    found[name] = gguf_tokenizer.load(str(path)).encode("abc")
-  assert found == {"llama-bpe": [5], "gpt-2": [3, 2]}
+    results[name] = gguf_tokenizer.load(str(path)).encode("abc")
+  assert results == {"llama-bpe": [5], "gpt-2": [3, 2]}
 
 
 def test_default_cuts_text_as_llama_cpp_does(tmp_path):
@@ -358,8 +358,8 @@ def test_sentencepiece_joins_the_best_neighbours_first(tmp_path):
     pieces[at : at + 2] = ["".join(pieces[at : at + 2])]
   expected = [i for p in pieces for i in ([vocab[p]] if p in vocab else [])]
   assert all(p in vocab for p in pieces if not p.isdigit())
-  found = [i for i in tokenizer.encode(text)[1:] if i > 258]
-  assert found == expected
+  actual = [i for i in tokenizer.encode(text)[1:] if i > 258]
+  assert actual == expected
 
 
 def test_no_text_becomes_a_control_token(tmp_path):
@@ -503,6 +503,6 @@ def test_another_name_of_a_way_to_cut_is_that_way(alias, name, tmp_path):
     tmp_path, tokens, kinds, model="gpt2", pre=alias, merges=merges,
     add_bos_token=False,
   )  # fmt: skip
-  found = gguf_tokenizer.load(str(path))
+  loaded = gguf_tokenizer.load(str(path))
   for text in NASTY:
-    assert found.encode(text) == backend.encode(text).ids, text
+    assert loaded.encode(text) == backend.encode(text).ids, text

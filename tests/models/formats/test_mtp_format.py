@@ -234,7 +234,7 @@ def rounds_of_drafts(path, laws, depth, lengths):
   """
   with jax.enable_x64(True):
     network, head = loaded(path, jnp.float64)
-    model, own = head.functions()
+    model, head_params = head.functions()
     drafter = drafters.mtp(
       model, tree=tree.chain(depth), vocab_size=references.VOCAB
     )
@@ -242,7 +242,7 @@ def rounds_of_drafts(path, laws, depth, lengths):
       network.functions(checkpoints.SkippedLayers(), head.features),
       drafter=drafter,
     )
-    params = Params(target=network.params, draft=own)
+    params = Params(target=network.params, draft=head_params)
     begin = functools.partial(
       decoder.init, prompts=TOKENS, lengths=lengths,
       rng_key=jax.random.key(0), buffer_length=40, max_new_tokens=20,
@@ -325,8 +325,8 @@ def test_experts_are_dealt_out_where_devices_would_have_narrow_ones():
   rules = sharding.tensor_parallel(("model",))
   assert 12 in shape.even_sizes()  # of the expert that is every token's
   for devices, by, axes in ((1, "width", ()), (2, "expert", ("model",))):
-    actual, own = shape.cut(rules, devices)
-    assert (own.experts, actual.config.expert_axes) == (by, axes)
+    actual, head_params = shape.cut(rules, devices)
+    assert (head_params.experts, actual.config.expert_axes) == (by, axes)
   with pytest.raises(ValueError, match="6 experts of width 20 cannot be cut"):
     shape.cut(rules, 8)
 

@@ -226,10 +226,10 @@ def test_biases_and_projections_left_out_are_as_they_are(kept, tmp_path):
   check_values(tmp_path, expected)
   with contextlib.ExitStack() as stack:
     source = huggingface.source(str(tmp_path), stack)
-    found, why = held.published(source, on_mesh=False)
-  assert str(found) == ("None" if kept else form)
+    actual, why = held.published(source, on_mesh=False)
+  assert str(actual) == ("None" if kept else form)
   assert "down_proj.weight has no numbers" in why or not kept
-  module = huggingface.load(str(tmp_path), **({} if kept else {"form": found}))
+  module = huggingface.load(str(tmp_path), **({} if kept else {"form": actual}))
   bias = module.layers[1].attention.q.bias[...]
   assert np.any(bias)
   name = "model.layers.1.self_attn.q_proj.bias"

@@ -164,13 +164,13 @@ def test_a_round_with_an_mtp_head_has_the_targets_law(tree, rule, num_depths):
     mtp.config_of(hybrid().config, num_depths=num_depths),
     dtype=jnp.float64, rngs=nnx.Rngs(0),
   ))  # fmt: skip
-  functions, own = eagle.as_feature_model(head)
+  functions, head_params = eagle.as_feature_model(head)
   decoder = specjax.make_decoder(
     model,
     drafter=drafters.mtp(functions, tree=tree, vocab_size=VOCAB),
     rule=rule,
   )
-  params = specjax.Params(target=target, draft=own)
+  params = specjax.Params(target=target, draft=head_params)
   state = decoder.init(
     params, np.array([[1, 0, 1, 1]]), [4], jax.random.key(0),
     buffer_length=20, max_new_tokens=16,
@@ -194,7 +194,7 @@ def _forward(params, tokens):
 
 
 def error_of_rows(state):
-  """How far recorded log-probabilities are from those of one whole pass."""
+  """Distance of recorded log-probabilities from those of one whole pass."""
   laws = jax.nn.log_softmax(forward(state.tokens), axis=-1)
   worst = 0.0
   for row, tokens in enumerate(np.asarray(state.tokens)):

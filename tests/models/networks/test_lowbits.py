@@ -52,11 +52,11 @@ def test_stored_values_are_those_of_the_formats_definition(kind, group):
   expected, at = by_definition(weight, form)
   assert values.dtype == form.dtype
   np.testing.assert_allclose(scales, at, rtol=1e-6)
-  found = lowbits.dequantize(values, scales)
-  np.testing.assert_allclose(found, expected, rtol=1e-6)
+  actual = lowbits.dequantize(values, scales)
+  np.testing.assert_allclose(actual, expected, rtol=1e-6)
   step = {"int8": 0.5, "int4": 0.5, "fp8": 448 / 28, "fp4": 1}[kind]
   spread = np.repeat(at, 64 // at.shape[1], axis=1)
-  assert np.all(np.abs(found - weight) <= step * spread * 1.001)
+  assert np.all(np.abs(actual - weight) <= step * spread * 1.001)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
@@ -70,10 +70,10 @@ def test_products_are_those_with_the_dequantised_weights(dtype):
     )
     close = 9 * float(jnp.finfo(dtype).eps) * np.abs(expected).max()
     for multiply in (lowbits.products, lowbits.group_products):
-      found = multiply(jnp.asarray(x, dtype), *stored)
-      assert found.dtype == dtype
+      actual = multiply(jnp.asarray(x, dtype), *stored)
+      assert actual.dtype == dtype
       np.testing.assert_allclose(
-        np.asarray(found, np.float32), expected, rtol=0, atol=close
+        np.asarray(actual, np.float32), expected, rtol=0, atol=close
       )
 
 
@@ -83,8 +83,8 @@ def test_small_weights_in_groups_are_rounded_once(dtype):
   stored = lowbits.quantize(weight, Format(kind="int8", group=32))
   expected = lowbits.dequantize(*stored).T.astype(dtype)
   for multiply in (lowbits.products, lowbits.group_products):
-    found = multiply(jnp.eye(64, dtype=dtype), *stored)
-    np.testing.assert_array_equal(found, expected)
+    actual = multiply(jnp.eye(64, dtype=dtype), *stored)
+    np.testing.assert_array_equal(actual, expected)
     assert multiply(jnp.zeros((2, 0, 64), dtype), *stored).shape == (2, 0, 3)
 
 
@@ -139,7 +139,7 @@ def tree_logits(model):
 def test_a_tree_pass_is_the_dequantised_models_along_its_paths(form, tied):
   module, low = make(form, tied)
   model, params = as_language_model(low)
-  found = tree_logits(model)(params, TOKENS)
+  actual = tree_logits(model)(params, TOKENS)
   rows = np.zeros((2, 3, 6), int)  # the paths to nodes 2, 3 and, of 3, to 1
   last = np.array([[3, 4, 3], [4, 5, 4]])
   for row, length in enumerate((2, 3)):
@@ -151,7 +151,7 @@ def test_a_tree_pass_is_the_dequantised_models_along_its_paths(form, tied):
   whole = np.asarray(forward(state, rows.reshape(6, 6))).reshape(2, 3, 6, -1)
   expected = np.take_along_axis(whole, last[..., None, None], axis=2)[:, :, 0]
   atol = 2e-5 * np.abs(expected).max()
-  np.testing.assert_allclose(found[:, [2, 3, 1]], expected, rtol=0, atol=atol)
+  np.testing.assert_allclose(actual[:, [2, 3, 1]], expected, rtol=0, atol=atol)
 
 
 @pytest.mark.parametrize(
@@ -191,14 +191,14 @@ def test_stacked_layers_are_lowered_to_the_same_and_rows_are_apart():
   assert all(jax.tree.leaves(same))
   model = stacked.as_language_model(module.config, weights=form)
   forward = tree_logits(model)
-  found = forward(params, TOKENS)
+  actual = forward(params, TOKENS)
   model, plain = as_language_model(low)
   expected = tree_logits(model)(plain, TOKENS)
   atol = 2e-5 * np.abs(expected).max()
-  np.testing.assert_allclose(found, expected, rtol=0, atol=atol)
+  np.testing.assert_allclose(actual, expected, rtol=0, atol=atol)
   other = forward(params, np.stack([TOKENS[0], 60 - TOKENS[1]]))
-  np.testing.assert_array_equal(other[0], found[0])
-  assert not np.array_equal(other[1], found[1])
+  np.testing.assert_array_equal(other[0], actual[0])
+  assert not np.array_equal(other[1], actual[1])
 
 
 def test_scales_lie_beside_the_weights_that_they_are_of():
@@ -248,15 +248,15 @@ def test_experts_in_few_bits_are_the_dequantised_ones(form, how):
       getattr(low.experts, part)[...] for part in (name, f"{name}_scales")
     )
     assert values.dtype == form.dtype
-    found = expert_forms.dequantised(values, scales)
+    actual = expert_forms.dequantised(values, scales)
     each = [lowbits.dequantize(*lowbits.quantize(w.T, form)).T for w in weight]
-    np.testing.assert_array_equal(found, each)
-    weight[...] = found
+    np.testing.assert_array_equal(actual, each)
+    weight[...] = actual
   x = jnp.asarray(RNG.standard_normal((2, 3, 32)), jnp.float32)
   run = jit(lambda g, state: nnx.merge(g, state)(x), static_argnums=0)
-  found, expected = (run(*nnx.split(module)) for module in (low, block))
+  actual, expected = (run(*nnx.split(module)) for module in (low, block))
   atol = 1e-5 * np.abs(expected).max()
-  np.testing.assert_allclose(found, expected, rtol=0, atol=atol)
+  np.testing.assert_allclose(actual, expected, rtol=0, atol=atol)
 
 
 def test_what_cannot_be_stored_so_is_refused():
@@ -293,8 +293,8 @@ def test_a_copy_in_fewer_bits_is_of_what_is_stored():
   np.testing.assert_array_equal(now.weight[...], values)
   np.testing.assert_array_equal(now.scales[...], scales)
   assert low.final_norm.scale[...] is module.final_norm.scale[...]
-  found = stacked.lowered(stack, module.config, form)
-  jax.tree.map(np.testing.assert_array_equal, found, stacked.stack(low))
+  actual = stacked.lowered(stack, module.config, form)
+  jax.tree.map(np.testing.assert_array_equal, actual, stacked.stack(low))
 
 
 def test_experts_that_are_stored_are_rounded_again_in_turn():

@@ -59,12 +59,15 @@ def test_laws_are_those_that_tokens_are_drawn_from_and_rows_are_apart(tree):
     larger(module)
     larger(head)
     target, params = as_language_model(module, features=(FINAL,))
-    model, own = eagle.as_feature_model(head)
+    model, head_params = eagle.as_feature_model(head)
     drafter = drafters.mtp(model, tree=tree, vocab_size=VOCAB)
-    found = exact.check_drafter(
-      drafter, Params(target=params, draft=own), target, vocab_size=VOCAB
+    actual = exact.check_drafter(
+      drafter,
+      Params(target=params, draft=head_params),
+      target,
+      vocab_size=VOCAB,
     )
-  assert found.method == "exact"
+  assert actual.method == "exact"
 
 
 def test_a_switch_feeds_back_states_before_their_norm():
@@ -101,8 +104,8 @@ def test_a_text_that_goes_on_is_read_as_one_that_was_given_whole():
         one, jax.tree.map(lambda x: 4 * x, nnx.state(one, nnx.Param))
       )  # fmt: skip
     target, params = as_language_model(module, features=(FINAL,))
-    model, own = eagle.as_feature_model(head)
-    params = Params(target=params, draft=own)
+    model, head_params = eagle.as_feature_model(head)
+    params = Params(target=params, draft=head_params)
     tree = Tree((-1, 0, 0, 2, 3))
     whole = drafters.mtp(model, tree=tree, vocab_size=VOCAB)
     decoder = specjax.make_decoder(target, drafter=whole, rule="recursive")
@@ -121,7 +124,7 @@ def test_a_text_that_goes_on_is_read_as_one_that_was_given_whole():
     longer = jax.jit(decoder.extend)(
       params, state, row, jnp.array([1, 3]), 2, max_new_tokens=5
     )
-    found = propose(params, longer)[0].log_probs[row, 1:]
+    actual = propose(params, longer)[0].log_probs[row, 1:]
     text = np.zeros((64, 40), int)
     text[row] = longer.tokens[row, :40]
     fresh = init(
@@ -129,4 +132,4 @@ def test_a_text_that_goes_on_is_read_as_one_that_was_given_whole():
       longer.keys, buffer_length=40, max_new_tokens=np.full(64, 5),
     )  # fmt: skip
     expected = propose(params, fresh)[0].log_probs[row, 1:]
-  np.testing.assert_allclose(found, expected, atol=1e-9)
+  np.testing.assert_allclose(actual, expected, atol=1e-9)

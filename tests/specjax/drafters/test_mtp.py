@@ -69,14 +69,14 @@ def outcome(drafter, *, longer=False):
 
 @pytest.fixture(scope="module")
 def expected():
-  found = {}
+  results = {}
 
   def of_one(form, **more):
     key = form, *more
-    if key not in found:
+    if key not in results:
       drafter = drafters.eagle(ONE, vocab_size=VOCAB, **FORMS[form])
-      found[key] = outcome(drafter, **more)
-    return found[key]
+      results[key] = outcome(drafter, **more)
+    return results[key]
 
   return of_one
 

@@ -103,11 +103,11 @@ def test_a_target_in_few_bits_has_its_own_law_with_a_copy_in_fewer():
   """Exactly that of what it is rounded to, which is rounded again to draft."""
   target, draft = in_few_bits("int8"), in_few_bits("int4")
   model = toys.table_model(VOCAB)
-  found = exact_cases.round_error(
+  actual = exact_cases.round_error(
     drafters.quantised_self(model, tree=CHAIN, vocab_size=VOCAB), "block",
     model=model, target=target, draft=draft,
   )  # fmt: skip
-  assert found < LIMIT
+  assert actual < LIMIT
   assert np.abs(target - TARGET).max() > 1e-3
   assert np.abs(target - draft).max() > 1e-2
 

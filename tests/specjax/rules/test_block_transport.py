@@ -64,8 +64,10 @@ C = (P, Q)
 def test_acceptance_of_hand_examples(laws, depth, count, bins, value):
   p, q, *later = laws
   target = lambda text: later[0] if later and len(text) > 1 else q
-  found, error = summed(in_bins(bins), paths(depth, count), lambda _: p, target)
-  assert found == pytest.approx(value, abs=1e-9)
+  actual, error = summed(
+    in_bins(bins), paths(depth, count), lambda _: p, target
+  )
+  assert actual == pytest.approx(value, abs=1e-9)
   assert error < 1e-12
 
 
@@ -136,9 +138,9 @@ def test_knots_that_fit_no_token_stay_lossless():
   tree = Tree((-1, 0, 0, 1))
   best, _ = summed(RULE, tree, p, q)
   with mock.patch.object(ratio_types, "_MOST_TOKENS", 0):
-    found, error = summed(block_transport.rule(types=3), tree, p, q)
+    actual, error = summed(block_transport.rule(types=3), tree, p, q)
   assert error < 1e-10
-  assert found < best - 1e-4
+  assert actual < best - 1e-4
 
 
 def test_in_float32_a_large_vocabulary_is_close_to_float64():
@@ -154,10 +156,10 @@ def test_in_float32_a_large_vocabulary_is_close_to_float64():
   @jax.jit
   def ask(tokens, p, q):
     draft = Draft(tree=tree, siblings=IID, tokens=tokens, log_probs=p)
-    found = RULE.verify(draft, q)
-    after = [found.next_log_probs(jnp.array([n])) for n in (0, 1)]
-    emitted = found.node_probs[:, :2].T[..., None] * jnp.exp(jnp.stack(after))
-    return found.node_probs, emitted
+    actual = RULE.verify(draft, q)
+    after = [actual.next_log_probs(jnp.array([n])) for n in (0, 1)]
+    emitted = actual.node_probs[:, :2].T[..., None] * jnp.exp(jnp.stack(after))
+    return actual.node_probs, emitted
 
   def at(dtype):
     laws = (log(p)[depth][None], log(q)[np.minimum(tree.depth, 1)][None])
@@ -180,8 +182,8 @@ def test_types_of_a_ratio_beyond_float32_are_finite():
   assert jnp.isinf(jnp.exp(q) / jnp.exp(p)).any()
   types = ratio_types.types_of(q, p)
   parts = ratio_types.parts(jnp.exp(q), jnp.exp(p), types.knots)
-  for found in (types.knots, types.masses, types.excess, parts):
-    assert np.isfinite(found).all()
+  for actual in (types.knots, types.masses, types.excess, parts):
+    assert np.isfinite(actual).all()
   np.testing.assert_allclose(parts.sum(-1), 1, atol=1e-6)
   np.testing.assert_allclose(types.excess, 5, rtol=1e-6)
 

@@ -13,7 +13,7 @@ _TINY = 1e-20  # the decoder's own
 
 
 class _State(NamedTuple):
-  """What the decoder carries from test to test."""
+  """Carry of the decoder from test to test."""
 
   weight: float
   accepted: tuple[int, ...] = ()

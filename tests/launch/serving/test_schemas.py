@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import served
 
-from launch.serving import asking, fields
+from launch.serving import fields, schemas
 from launch.serving.control import Asked
 from launch.serving.refusals import RefusalError, error_body
 
@@ -15,7 +15,7 @@ DEFAULTS = served.defaults_of()
 
 
 def read(record, *, is_chat=False, defaults=DEFAULTS):
-  return asking.read(
+  return schemas.read(
     json.dumps(record).encode(),
     is_chat=is_chat,
     tokenizer=served.tokenizer(),
@@ -92,9 +92,9 @@ HOSTILE = (
 
 
 def answered(body, is_chat):
-  """What is read of a text, or the refusal."""
+  """The request that is read of a text, or the refusal."""
   try:
-    return asking.read(
+    return schemas.read(
       body.encode(), is_chat=is_chat, tokenizer=served.tokenizer(),
       defaults=DEFAULTS,
     )  # fmt: skip
@@ -115,14 +115,14 @@ def test_hostile_values_of_every_field_are_refused_or_fit_the_programs(is_chat):
     for value in HOSTILE:
       body = json.dumps({k: v for k, v in prompt.items() if k != name})
       body = f'{body[:-1]}, "{name}": {value}}}'
-      found = answered(body, is_chat)
-      if isinstance(found, RefusalError):
-        assert found.status in (400, 404)
-        assert 0 < len(found.message) < 500
-        json.dumps(error_body(found), allow_nan=False)
+      actual = answered(body, is_chat)
+      if isinstance(actual, RefusalError):
+        assert actual.status in (400, 404)
+        assert 0 < len(actual.message) < 500
+        json.dumps(error_body(actual), allow_nan=False)
         continue
       taken.add(name)
-      asked = found.asked
+      asked = actual.asked
       tokens, biases, _ = asked.lists()
       assert np.isfinite(asked.warp()).all()
       assert np.isfinite(biases).all()
@@ -151,15 +151,15 @@ def test_what_asks_for_nothing_is_taken():
     {"include_usage": False, "continuous_usage_stats": False},
     {"continuous_usage_stats": None},
   ):  # fmt: skip
-    found = read(plain | {"stream": True, "stream_options": options})
-    assert found == read(plain | {"stream": True})
+    actual = read(plain | {"stream": True, "stream_options": options})
+    assert actual == read(plain | {"stream": True})
   assert read(plain | {"stop": []}) == read(plain)
   options = {"include_usage": True, "continuous_usage_stats": True}
   assert read(plain | {"stream_options": options}) == read(plain)
 
 
 def test_what_is_asked_for_is_done():
-  found = read(
+  actual = read(
     dict(
       prompt=["x", [5, 6]], n=2, seed=3, temperature=2, top_p=0.5, top_k=7,
       min_p=0.1, stop="a", logprobs=0, stream=True, token_origins=True,
@@ -167,7 +167,7 @@ def test_what_is_asked_for_is_done():
       max_tokens=9, model="toy", ignore_eos=True, cache_salt="mine",
     )
   )  # fmt: skip
-  assert found == asking.Ask(
+  assert actual == schemas.Ask(
     is_chat=False, prompts=((*served.tokenizer().encode("x"),), (5, 6)),
     budgets=(9, 9), num_choices=2, is_seeded=True, stop=("a",),
     cache_salt="mine", log_probs=True, origins=True, stream=True, usage=True,
@@ -183,18 +183,18 @@ def test_what_is_asked_for_is_done():
   )
   assert (chat.budgets, chat.log_probs, chat.is_seeded) == ((32,), True, False)
   with_objectives = dataclasses.replace(DEFAULTS, has_objectives=True)
-  found = read(
+  actual = read(
     {"prompt": "x", "slo_ms_per_token": 50}, defaults=with_objectives
   )
-  assert found.objective == 0.05
+  assert actual.objective == 0.05
 
 
 def test_a_prompt_is_scored_only_where_it_is_told():
   some = dataclasses.replace(DEFAULTS, scores=True)
   ask = lambda **more: read({"prompt": "x"} | more, defaults=some)
-  found = ask(echo=True, logprobs=1, max_tokens=0)
-  assert (found.asked.scored, found.asked.num_likeliest) == (True, 1)
-  assert found.budgets == (0,)
+  actual = ask(echo=True, logprobs=1, max_tokens=0)
+  assert (actual.asked.scored, actual.asked.num_likeliest) == (True, 1)
+  assert actual.budgets == (0,)
   assert ask(echo=True, max_tokens=0).asked.scored
   assert not ask(echo=True, max_tokens=2).asked.scored
   assert not ask(logprobs=0).asked.scored
@@ -211,12 +211,12 @@ def test_likeliest_tokens_are_asked_for_as_openai_has_it():
   """A number in completions; a flag and a number in chats."""
   ask = lambda value: read({"prompt": "x", "logprobs": value})
   for value, expected in ((True, 0), (False, 0), (0, 0), (5, 5)):
-    found = ask(value)
-    assert found.log_probs == (value is not False)
-    assert found.asked.num_likeliest == expected
+    actual = ask(value)
+    assert actual.log_probs == (value is not False)
+    assert actual.asked.num_likeliest == expected
   talk = {"messages": [{"role": "user", "content": "x"}]}
-  found = read(talk | {"logprobs": True, "top_logprobs": 20}, is_chat=True)
-  assert (found.log_probs, found.asked.num_likeliest) == (True, 20)
+  actual = read(talk | {"logprobs": True, "top_logprobs": 20}, is_chat=True)
+  assert (actual.log_probs, actual.asked.num_likeliest) == (True, 20)
   assert read(talk | {"top_logprobs": 0}, is_chat=True).asked.num_likeliest == 0
   for wrong in (21, -1, True, 1.0, "3", [2], float("nan"), 10**30):
     body = talk | {"logprobs": True, "top_logprobs": wrong}
@@ -235,14 +235,14 @@ def test_laws_that_read_their_text_are_asked_for_as_everywhere():
   prompt = {"prompt": "x", "max_tokens": 7}
   chat = {"messages": [{"role": "user", "content": "x"}]}
   for record, is_chat in ((prompt, False), (chat, True)):
-    found = read(record | wanted | asked, is_chat=is_chat).asked
-    assert {name: getattr(found, name) for name in wanted} == wanted
-    assert found.logit_bias == ((3, 2.5), (5, -100.0))
-    assert found.stop_token_ids == (9, 8)
+    actual = read(record | wanted | asked, is_chat=is_chat).asked
+    assert {name: getattr(actual, name) for name in wanted} == wanted
+    assert actual.logit_bias == ((3, 2.5), (5, -100.0))
+    assert actual.stop_token_ids == (9, 8)
 
 
 def test_objectives_have_names():
-  classes = asking.classes_of(["chat=50", "batch=400"])
+  classes = schemas.classes_of(["chat=50", "batch=400"])
   assert classes == {"chat": 0.05, "batch": 0.4}
   some = dataclasses.replace(DEFAULTS, has_objectives=True, classes=classes)
   ask = lambda **more: read({"prompt": "x"} | more, defaults=some).objective
@@ -261,9 +261,9 @@ def test_objectives_have_names():
 @pytest.mark.parametrize("wrong", ["chat", "=5", "a=0", "a=-1", "a=x", "a=nan"])
 def test_classes_that_are_none_are_refused(wrong):
   with pytest.raises(ValueError, match="NAME=MILLISECONDS"):
-    asking.classes_of(["b=1", wrong])
+    schemas.classes_of(["b=1", wrong])
   with pytest.raises(ValueError, match="once"):
-    asking.classes_of(["b=1", "b=2"])
+    schemas.classes_of(["b=1", "b=2"])
 
 
 def test_a_budget_that_is_not_said_is_cut_to_what_fits():
