@@ -329,8 +329,8 @@ def test_a_control_is_what_is_decoded_from_its_array():
 
 
 def test_widths_of_prompts():
-  assert widths_to(100) == (16, 32, 64, 100)
-  assert widths_to(64) == (16, 32, 64)
+  assert widths_to(100) == (8, 16, 32, 64, 100)
+  assert widths_to(64) == (8, 16, 32, 64)
   assert widths_to(5000)[-1] == 256
   assert widths_to(5) == (5,)
 
