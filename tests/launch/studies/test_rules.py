@@ -230,8 +230,8 @@ def test_rules_that_do_not_fit_are_left_out_with_the_reason():
       "a tree and siblings of its",
     ),
     (
-      ("--config=configs/embedded.py", "--config.drafter=eagle3"),
-      "launch.evaluate --compare E.json --over='with_rule(eagle3, token)'",
+      ("--config=configs/embedded.py", "--config.drafter=medusa"),
+      "launch.evaluate --compare E.json --over='with_rule(medusa, token)'",
     ),
   ],
 )

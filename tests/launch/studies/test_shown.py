@@ -36,7 +36,7 @@ TABLES = [
   ("mixtures", "mixtures", "mixtures/pays.json", 12),
   ("optimality", "transport", "measurements/rules/optimality.json", 2),
   ("passes", "measured", "measurements/passes/*.json", 2),
-  ("precision", "precision", "precision/*.json", 2),
+  ("precision", "precision", "precision/[es]*.json", 2),
   (
     "rejections",
     "theory",

@@ -10,10 +10,10 @@ from launch.studies.audit.shape import (
   Law,
   Method,
   greedy_told_sampled,
-  in_turn,
   of_rule,
   paths,
   tempered,
+  token_by_token,
 )
 from specjax import rules
 from specjax.siblings import TOP_K
@@ -26,7 +26,7 @@ _GENERATOR = "transformers {}, generation/candidate_generator.py"
 def _told_raw(draft: Law, target: Law, depth: int) -> Iterator[Entry]:
   """Drawn at temperature 0.5, said to be drawn at 1."""
   for weight, tokens in paths(_HALF(draft), depth):
-    yield from in_turn(weight, tokens, draft, _HALF(target))
+    yield from token_by_token(weight, tokens, draft, _HALF(target))
 
 
 def _model(draw) -> dict:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from launch.studies.audit.methods.eagle import certain
-from launch.studies.audit.shape import Entry, Law, Method, in_turn
+from launch.studies.audit.shape import Entry, Law, Method, token_by_token
 
 
 def _reranked(draft: Law, target: Law, depth: int) -> Iterator[Entry]:
@@ -14,7 +14,7 @@ def _reranked(draft: Law, target: Law, depth: int) -> Iterator[Entry]:
   p = draft(())
   for x, y in np.ndindex(len(p), len(p)):
     kept = x if p[x] >= p[y] else y
-    yield from in_turn(p[x] * p[y], (kept,), draft, target)
+    yield from token_by_token(p[x] * p[y], (kept,), draft, target)
 
 
 METHODS = (
