@@ -345,9 +345,7 @@ HEADS = {
   "mtp": (
     HeadShape(
       kind="mtp", features=(FINAL,),
-      config=MtpConfig(
-        layer=mesh_models.LATENTS, num_features=16, num_depths=2
-      ),
+      config=MtpConfig(layer=mesh_models.LATENTS, num_features=16),
     ),
     lambda model: (
       drafters.mtp(model, tree=TREE, vocab_size=VOCAB), "recursive"
@@ -445,7 +443,7 @@ INPUTS = {
   "block": T5_INPUTS,
 }
 # Of these the text of a row goes on, and one begins as a row that is there.
-EXTENDED = ("inputs", "counted", "t5", "block", "hybrid")
+EXTENDED = ("inputs", "counted", "t5", "block")
 SOURCES = {"counted": 1, "t5": 0, "block": 0, "paths": 0, "layer_skip": 0}
 # Lookup tables, and networks that draft in every way.
 CASES = {
@@ -465,19 +463,7 @@ CASES = {
     how: functools.partial(network_pair, how=how)
     for how in ("paths", "tree", "depth", "layer_skip", "ngram", "plain")
   },
-  **{
-    name: functools.partial(network_pair, description=description)
-    for name, description in {
-      "mixture": mesh_models.MIXED,
-      "gemma": mesh_models.GEMMA,
-      "gemma4": mesh_models.GEMMA4,
-      "olmo": mesh_models.OLMO,
-      "gpt-oss": mesh_models.GPT_OSS,
-    }.items()
-  },
-  "hybrid": functools.partial(
-    network_pair, how="ngram", description=mesh_models.HYBRID
-  ),
+  "mixture": functools.partial(network_pair, description=mesh_models.MIXED),
   **{how: functools.partial(head_pair, how=how) for how in HEADS},
 }
 

@@ -30,15 +30,12 @@ USUAL = (
 MORE = (
   "paths:1x8", "layer_skip:2x4", "ngram:2x4", "tree:4x2", "plain:8x1",
   "eagle3:2x2x2", "eagle2:1x8", "medusa:4x2", "dflash:2x4", "mtp:2x4",
-  "suffix:4x2", "rasd:8x1", "t5:2x4", "block:4x2", "mixture:2x4", "gemma:2x4",
-  "gemma4:2x4", "olmo:4x2", "gpt-oss:2x4",
-  "hybrid:2x4",
+  "suffix:4x2", "rasd:8x1", "t5:2x4", "block:4x2", "mixture:2x4",
 )  # fmt: skip
 # Models that are cut across both processes, and rows that are.
 ON_TWO_PROCESSES = (
   "paths:1x8", "tables:8x1", "counted:8x1", "inputs:8x1", "eagle3:1x8",
-  "t5:2x4", "mixture:1x8", "gemma:1x8", "gemma4:1x8", "olmo:1x8",
-  "gpt-oss:1x8", "hybrid:1x8",
+  "t5:2x4", "mixture:1x8",
 )  # fmt: skip
 
 
