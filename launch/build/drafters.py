@@ -43,7 +43,7 @@ from specjax.types import Drafter, LanguageModel, Rule
 def _storage(
   *, weights: Format | None = None, cache: str = ""
 ) -> dict[str, Any]:
-  """How a draft is stored; in few bits it cannot learn."""
+  """Storage of a draft; in few bits it cannot learn."""
   low_cache.check(cache or None)
   learns = weights is None and not cache
   return dict(weights=weights, cache=cache or None, learns=learns)
@@ -52,7 +52,7 @@ def _storage(
 def _bits(
   *, bits: int = 8, group: int | None = None, skipped: str = ""
 ) -> dict[str, Any]:
-  """How a copy of the target's weights is stored, and what of it is skipped."""
+  """Storage of a copy of the target's weights, and layers that it skips."""
   if bits not in (4, 8):
     raise ValueError(f"bits must be 4 or 8, got {bits}")
   kind = f"int{bits}"
@@ -61,7 +61,7 @@ def _bits(
 
 
 def _states(*, normed: bool = True) -> dict[str, Any]:
-  """Which hidden states a head reads: after their norms, or before them."""
+  """Hidden states that a head reads: after their norms, or before them."""
   return dict(normed=normed)
 
 

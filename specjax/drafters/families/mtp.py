@@ -69,7 +69,7 @@ def mtp(
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _State:
-  """What a head of D layers remembers of a row.
+  """State of a head of D layers, for each row.
 
   Attributes:
     caches: of each layer.
@@ -86,7 +86,7 @@ class _State:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Root:
-  """What the layers know before anything is drafted.
+  """Laws and states before anything is drafted.
 
   Attributes:
     logits: `f32[B, V']`, after the newest token, by the first layer.
@@ -106,7 +106,7 @@ class _Root:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Level:
-  """What is known of the W nodes of a depth k.
+  """The W nodes of a depth k.
 
   Attributes:
     path: `i32[B, W, k]`, the tokens down to each.
@@ -230,9 +230,9 @@ def of_layers(
       hidden = jnp.concatenate([first, above], axis=2)
     start = root.known - 1 - number
     place = start[:, None] + np.arange(depth)  # below 0 there is none
-    there = jnp.tile(place >= 0, (1, nodes))[:, None]
+    exists = jnp.tile(place >= 0, (1, nodes))[:, None]
     own_path = np.kron(np.eye(nodes), np.tri(depth)).astype(bool)
-    mask = there & own_path | np.eye(nodes * depth, dtype=bool)
+    mask = exists & own_path | np.eye(nodes * depth, dtype=bool)
     flat = lambda x: x.reshape(rows, nodes * depth, *x.shape[3:])
     apart = lambda x: x.reshape(rows, nodes, depth, *x.shape[2:])
     logits, hidden, cache = models[number].apply(
