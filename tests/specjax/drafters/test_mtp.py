@@ -143,7 +143,7 @@ def _of_the_place_before(tokens, hidden, cache, more):
 def _all_paths(tokens, hidden, cache, more):
   """Other nodes' places are seen."""
   if more.get("mask") is not None:
-    more["mask"] = jnp.tril(jnp.ones_like(more["mask"]))
+    more["mask"] = jnp.ones_like(more["mask"])
   return tokens, hidden, cache, more
 
 
