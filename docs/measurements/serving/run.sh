@@ -17,6 +17,7 @@ python=${PYTHON:-.venv/bin/python} guidellm=${GUIDELLM:-guidellm}
 config=${CONFIG:-configs/smollm2.py} format=${FORMAT:-/v1/chat/completions}
 requests=${REQUESTS:-40} rates=${RATES:-1, 2, 4, 8} clients=${CLIENTS:-1, 4, 8}
 drafts=${DRAFTS:-1 2 3 4} max_prompt=${MAX_PROMPT:-512}
+slo=${SLO:-80} # milliseconds a token
 out=$1 port=${PORT:-8123}
 mkdir -p "$out" || exit 1
 
@@ -48,7 +49,7 @@ load() { # NAME PROFILE BODY SERVER..., a command that listens
     --backend "kind=openai_http,target=http://127.0.0.1:$port,request_format=$format,max_tokens=48$body" \
     --data "kind=json_file,path=$out/asked.jsonl" \
     --profile "$profile" --constraint "kind=max_requests,count=$requests" \
-    --metrics kind=generative,slo.tpot_ms=80,sample_size=0 --disable-progress \
+    --metrics kind=generative,slo.tpot_ms=$slo,sample_size=0 --disable-progress \
     --output kind=console --output "kind=json,path=$out/$name.json" \
     >"$out/$name.log" 2>&1 || { ended; exit 1; }
   curl -s "localhost:$port/metrics" | grep '^vllm:spec_decode' \
@@ -72,7 +73,7 @@ done
 most="ngram(tokens=$k)"
 ours smartspec "$rising" '' "$most" --depth_policy=smartspec
 ours adaspec "$rising" '' "$most" --depth_policy=adaspec
-ours objectives "$rising" ,extras.body.slo_ms_per_token=80 "$most" \
+ours objectives "$rising" ,extras.body.slo_ms_per_token=$slo "$most" \
   --depth_policy=objectives
 
 # The same weights in float32 for both; neither drafts.
