@@ -31,7 +31,7 @@ import rich.text
 from absl import flags
 
 from launch import cli, display, terminal
-from launch.build import drafters, pair
+from launch.build import pair, registry
 from launch.conversation import CachedText, Conversation
 from launch.report import loss_in_words
 from launch.stops import Detokenizer
@@ -101,7 +101,7 @@ class Chat:
     """Models and settings in a line, and a line for each model in few bits."""
     config, rule = self._config, self.pair.decoder.rule.name
     who = (
-      f"{config.target}: drafted by {drafters.canonical(config)}, rule {rule}, "
+      f"{config.target}: drafted by {registry.canonical(config)}, rule {rule}, "
       f"temperature {config.temperature:g}"
     )
     return "\n".join([who, *self.pair.notes])
@@ -147,7 +147,7 @@ class Chat:
   def _draft_by(self, call: str) -> None:
     config = ml_collections.ConfigDict(self._config.to_dict())
     config.drafter, models = call, self._models
-    if drafters.of(config).loaded != self.pair.drafting.loaded:
+    if registry.of(config).loaded != self.pair.drafting.loaded:
       models = pair.load(config, beside=models)
     made = pair.assemble(config, models)
     self._config, self._models, self.pair = config, models, made

@@ -393,9 +393,9 @@ def _unread(command: Command, argv: Sequence[str]) -> list[str]:
 
 def _drafters() -> str:
   """The help on `config.drafter` and its arguments."""
-  from launch.build import drafters
+  from launch.build import registry
 
-  table = drafters.help_table()
+  table = registry.help_table()
   return "\n".join(f"{written}\n    {about}" for written, about in table)
 
 

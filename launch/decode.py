@@ -68,7 +68,7 @@ from launch import (
   terminal,
   tracing,
 )
-from launch.build import drafters, pair
+from launch.build import pair, registry
 from launch.build.drafting import Drafting
 from launch.prompts import Prompt
 from launch.results import Journal
@@ -187,7 +187,7 @@ def settings_of(config, baseline: bool, models: dict) -> dict:
     models: see `provenance.checkpoints`.
   """
   kept = json.loads(config.to_json_best_effort(sort_keys=True))
-  kept["drafter"] = provenance.hashed(drafters.canonical(config), models)
+  kept["drafter"] = provenance.hashed(registry.canonical(config), models)
   return {
     "config": {k: v for k, v in kept.items() if k not in _HASHED},
     "baseline": baseline,
@@ -363,7 +363,7 @@ def run(_) -> int:
     if _SUMMARY.value:
       results.write_json(
         _SUMMARY.value,
-        {**summary, "drafter": drafters.canonical(config),
+        {**summary, "drafter": registry.canonical(config),
          "rule": models.decoder.rule.name,
          "lossless": models.decoder.rule.lossless,
          "num_prompts": len(prompts.distinct(items)), "jax": jax.__version__,

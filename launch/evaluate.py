@@ -60,7 +60,7 @@ from launch import (
   results,
   terminal,
 )
-from launch.build import drafters, pair
+from launch.build import pair, registry
 from launch.evaluation import (
   compare,
   experts,
@@ -167,7 +167,7 @@ def named(config) -> str:
   """
   if _SYSTEMS.value or not _EXPLAIN.value:
     return _SYSTEMS.value or config.drafter
-  drafting = drafters.of(config)
+  drafting = registry.of(config)
   if not drafting.drafts or not drafting.tree.is_chain or drafting.lengths:
     return config.drafter
   most = config.max_new_tokens

@@ -38,7 +38,7 @@ from absl import flags
 
 from launch import cli, prompts, provenance, report, results
 from launch.build import layers, pair
-from launch.build.drafters import DRAFTERS
+from launch.build.registry import DRAFTERS
 from launch.results import Journal
 from models import checkpoints
 from models.networks import gated

@@ -56,8 +56,8 @@ from launch import (
   terminal,
 )
 from launch.build import layers, precision
-from launch.build.drafters import DRAFTERS
 from launch.build.drafting import Drafting
+from launch.build.registry import DRAFTERS
 from launch.planning import answer, mixtures, page, program
 from models import head_shapes, meshes
 from models.formats import head_checkpoints, json_files, mtp_format

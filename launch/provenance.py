@@ -36,7 +36,7 @@ from flax import traverse_util
 
 import specjax
 from launch import cli
-from launch.build import drafters
+from launch.build import registry
 from launch.build.drafting import Drafting
 from models.formats.checksums import hash_file, hash_files
 from specjax import calls
@@ -187,7 +187,7 @@ def inputs() -> dict[str, str]:
   paths["--config"] = cli.config_file()
   named = {"target": config.get("target")}
   with contextlib.suppress(ValueError, FileNotFoundError):
-    named |= read_by(drafters.of(config)) if config.get("drafter") else {}
+    named |= read_by(registry.of(config)) if config.get("drafter") else {}
   for role, directory in named.items():
     if isinstance(directory, str) and os.path.exists(directory):
       for file in checkpoints.files(directory):
@@ -203,7 +203,7 @@ def checkpoints(config: Any) -> dict[str, dict[str, str]]:
   """
   roles = {role: config.get(role) for role in ("target", "scorer")}
   if config.get("drafter"):
-    roles |= read_by(drafters.of(config))
+    roles |= read_by(registry.of(config))
   for role in ("drafter", "rule"):  # of one's own: package.module:function
     for module in calls.modules(str(config.get(role) or "")):
       spec = importlib.util.find_spec(module)

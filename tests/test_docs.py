@@ -5,7 +5,7 @@ import re
 import shlex
 
 from launch import cli
-from launch.build import drafters
+from launch.build import registry
 from launch.evaluation.systems import SYSTEMS
 from specjax import calls, shapes
 
@@ -82,10 +82,10 @@ def test_drafters_in_the_page_are_those_that_help_prints():
   page = (ROOT / "docs" / "command-line.md").read_text("utf-8")
   section = page.partition("### What drafts")[2].partition("\n### ")[0]
   shown = [x for x in section.splitlines() if x.startswith("| ")]
-  rows = [f"| `{call}` | {about} |" for call, about in drafters.DRAFTERS.help()]
+  rows = [f"| `{call}` | {about} |" for call, about in registry.DRAFTERS.help()]
   assert [x for x in shown if not x.endswith("| is |")] == rows
   said = page.partition("### What drafts")[2].partition("\n### Heads")[0]
-  for grammar in (shapes.GRAMMAR, drafters.POLICIES, drafters.WEIGHTS):
+  for grammar in (shapes.GRAMMAR, registry.POLICIES, registry.WEIGHTS):
     for call, _ in grammar.help():
       name = call.partition("(")[0]
       assert re.search(rf"`{name}[`(]", said), name

@@ -1,6 +1,6 @@
 """A way to draft: a call of a drafter of the library, before its model is read.
 
-`entry` makes a function of the registry (`launch.build.drafters`) from one of
+`entry` makes a function of the registry (`launch.build.registry`) from one of
 `specjax.drafters`: a path takes the place of the model, and all else, defaults
 and checks too, is the library's. It returns a `Drafting`, which has been tried
 on a model that refuses nothing, so that its form is known.

@@ -9,7 +9,7 @@ import ml_collections
 from jax.sharding import Mesh
 
 from launch import online, processes, prompt_lines, stops
-from launch.build import drafters, policies, precision
+from launch.build import policies, precision, registry
 from launch.build.drafting import Drafting
 from models import checkpoints, meshes
 from models.checkpoints import Network
@@ -44,7 +44,7 @@ class Pair:
     params: parameters for both.
     target: the target as pure functions.
     draft: the draft model, the thinned target, or None for n-grams and heads.
-    source: what drafts, with which `launch.build.drafters.make` makes drafters
+    source: what drafts, with which `launch.build.registry.make` makes drafters
       of another form.
     tokenizer: the pair's one tokenizer.
     stop_tokens: ids that end a row.
@@ -100,7 +100,7 @@ def check_config(
   Raises:
     ValueError: for unknown or contradictory settings.
   """
-  drafting = drafting or drafters.of(config)
+  drafting = drafting or registry.of(config)
   rule = rule_of(config, drafting)
   if config.dtype not in ("float32", "bfloat16", "float16"):
     raise ValueError(
@@ -134,7 +134,7 @@ def check_config(
     )
   if drafting.drafts:
     drafting.check(rule)
-    drafters.check_checkpoint(drafting)
+    registry.check_checkpoint(drafting)
   return drafting
 
 
@@ -311,10 +311,10 @@ def assemble(
   )
   draft, params, drafter, lesson, rungs = None, None, None, None, None
   if drafting.drafts:
-    draft, params = drafters.source(drafting, models)
-    drafter = drafters.make(drafting, draft, vocab_size)
+    draft, params = registry.source(drafting, models)
+    drafter = registry.make(drafting, draft, vocab_size)
   if drafting.lengths:
-    rungs = drafters.rungs(
+    rungs = registry.rungs(
       drafting, target, draft, rule=rule, vocab_size=vocab_size
     )
     drafter = rungs.longest.drafter
@@ -348,7 +348,7 @@ def assemble(
       drafter=drafter,
       rule=rule,
       vocab_size=vocab_size,
-      widths=drafters.pass_widths(drafting, drafter.tree) if drafter else (),
+      widths=registry.pass_widths(drafting, drafter.tree) if drafter else (),
       share_encoder=bool(drafting.drafts and config.get("share_encoder")),
     ),
     baseline=decode.make_decoder(target, vocab_size=vocab_size),

@@ -15,7 +15,7 @@ import jax
 import ml_collections
 
 from launch import hf_reference, llama_cpp_reference, processes
-from launch.build import drafters
+from launch.build import registry
 from launch.evaluation.systems import System
 from launch.json_process import JsonProcess
 from specjax.runtime.engine import Batch
@@ -35,7 +35,7 @@ def check(system: System) -> None:
     reason = f"runs on the CPU, and jax on {jax.default_backend()}"
   elif reference.kind == "hf_assisted" and not reference.draft:
     reason = 'needs a draft model: hf_assisted("DIR")'
-  elif reference.draft and not drafters.holds_model(reference.draft):
+  elif reference.draft and not registry.holds_model(reference.draft):
     reason = f"needs a draft model, and {reference.draft} is none"
   elif not hf_reference.is_available(*paths):
     reason = "needs torch, transformers, and checkpoints in their format"

@@ -1,6 +1,6 @@
 """Systems under comparison: plain decoding, drafters, other libraries.
 
-A system is a call, as `config.drafter` is (`launch.build.drafters`): `plain`,
+A system is a call, as `config.drafter` is (`launch.build.registry`): `plain`,
 the target alone, which every speed-up is against; `ngram(tokens=8)`; one that
 another rule verifies, `with_rule(eagle3, block)`; transformers' `hf`,
 `hf_assisted` and `hf_prompt_lookup`; or `llama_cpp`. Several are separated by
@@ -12,10 +12,10 @@ from collections.abc import Sequence
 
 import ml_collections
 
-from launch.build import drafters, pair
-from launch.build.drafters import DRAFTERS
+from launch.build import pair, registry
 from launch.build.drafting import Drafting
 from launch.build.pair import Models, Pair
+from launch.build.registry import DRAFTERS
 from specjax import calls
 from specjax.calls import Grammar
 from specjax.runtime.engine import Engine
@@ -136,7 +136,7 @@ def _made(written, config: ml_collections.ConfigDict) -> System:
       made = dataclasses.replace(made, draft=draft)
     return System(name=name, config=config, reference=made)
   try:
-    made = drafters.with_checkpoint(made, config)
+    made = registry.with_checkpoint(made, config)
     pair.check_config(config, made)
   except ValueError as error:
     raise ValueError(f"system {name!r}: {error}") from None

@@ -32,7 +32,7 @@ import numpy as np
 from absl import flags
 
 from launch import cli, hardware, prompts, provenance, report, results
-from launch.build import drafters, precision
+from launch.build import precision, registry
 from launch.planning import networks, roofline
 from launch.training import corpus
 from models import checkpoints
@@ -303,7 +303,7 @@ def run(_) -> int:
   ids = [text for text in ids if len(text) == tokens]
   if not ids:
     raise cli.UserError(f"no text has {tokens} tokens")
-  drafting = drafters.of(config)
+  drafting = registry.of(config)
   draft = drafting.checkpoint if drafting.reads == "model" else ""
   rows = measure(
     config.target, jnp.dtype(config.dtype), written, np.array(ids), draft=draft

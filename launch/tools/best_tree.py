@@ -32,7 +32,7 @@ import numpy as np
 from absl import flags
 
 from launch import cli, prompts, provenance, results
-from launch.build import drafters, pair
+from launch.build import pair, registry
 from launch.build.drafting import Drafting
 from launch.evaluation import costs as timings
 from launch.prompts import Prompt
@@ -204,7 +204,7 @@ def run(_) -> int:
   )
   config = cli.CONFIG.value
   drafting = wide(
-    drafters.of(config), children=_CHILDREN.value, levels=_LEVELS.value
+    registry.of(config), children=_CHILDREN.value, levels=_LEVELS.value
   )
   costs = read_costs(paths, config) if paths else None
   if costs and _MAX_NODES.value + 1 > max(costs.fed):

@@ -44,7 +44,7 @@ from launch.training import (
   features,
   head,
   head_features,
-  head_step,
+  head_loss,
   step,
 )
 from launch.training.features import Settings, Shard, encode, halved, restored
@@ -87,8 +87,8 @@ def make_seer(
   """
   definition, params = nnx.split(target)
   params = jax.device_put(params, step.shardings(params, mesh))
-  words = head_step.Words.of(np.arange(vocab_size), vocab_size)
-  watch = head_step.watcher(target, layers[:-1] or layers)
+  words = head_loss.Words.of(np.arange(vocab_size), vocab_size)
+  watch = head_loss.watcher(target, layers[:-1] or layers)
 
   @jax.jit
   def see(params, batch):
@@ -102,7 +102,7 @@ def make_seer(
     )
     final = restored(parts[:, :, -1], exponents[:, :, -1])
     output = head_starts.output_rows(nnx.merge(definition, params))
-    normalisers, likeliest = head_step.everything(final, output, words)
+    normalisers, likeliest = head_loss.everything(final, output, words)
     return {
       "parts": parts,
       "exponents": exponents,

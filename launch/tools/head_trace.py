@@ -30,7 +30,7 @@ import numpy as np
 from absl import flags
 
 from launch import cli, prompts, provenance, results
-from launch.build import drafters, pair
+from launch.build import pair, registry
 from launch.build.pair import Pair
 from launch.prompts import Prompt
 from models.formats.head_checkpoints import Head
@@ -174,7 +174,7 @@ def run(_) -> int:
   if not isinstance(head, Head):
     raise cli.UserError(f"no draft head drafts: {config.drafter!r}")
   built = pair.assemble(config, models)
-  drawn = drafters.chain(
+  drawn = registry.chain(
     head.kind, built.drafting.checkpoint, built.drafting.tree.max_depth
   )
   drawn = dataclasses.replace(drawn, rule="token")

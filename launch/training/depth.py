@@ -18,7 +18,7 @@ from flax import nnx
 from jax import Array
 from jax.sharding import Mesh
 
-from launch.build import drafters, pair
+from launch.build import pair, registry
 from launch.build.pair import Pair
 from launch.training import data, flops, step
 from launch.training.step import Task
@@ -65,8 +65,8 @@ def task(config, mesh: Mesh) -> Task:
   _check(config)
   models = pair.load(config.pair)
   width = _width(config.pair, models)
-  asked = drafters.of(config.pair)
-  deepest = drafters.recording(asked, asked.tree.max_depth, width=width)
+  asked = registry.of(config.pair)
+  deepest = registry.recording(asked, asked.tree.max_depth, width=width)
   made = pair.assemble(config.pair, models, drafting=deepest)
   module = AcceptanceHead(
     HeadConfig(width=width, num_blocks=config.num_blocks),
@@ -247,7 +247,7 @@ def report(totals) -> dict[str, float]:
 
 def _step_flops(config, models: pair.Models, head: nnx.State) -> float:
   """Operations of a step: the rounds' passes, and the head's three."""
-  asked, length = drafters.of(config.pair), config.sequence_length
+  asked, length = registry.of(config.pair), config.sequence_length
   depth = asked.tree.max_depth
   drafted = config.batch_size * config.rounds * depth
   total = flops.forward_flops(models.target.config, length) * (

@@ -4,7 +4,7 @@
     as `launch.training.data` packs them -> the target, once -> a record a row
     -> FOLDER/SPLIT-NUMBER-SUM.array_record; and FOLDER/features.json at the end
   FOLDER -> `Stored` -> `check` -> records, shuffled anew every epoch -> batches
-    -> `launch.training.head_step.Seen`, as the target would make it
+    -> `launch.training.head_loss.Seen`, as the target would make it
 
 A record is a file of safetensors, of a row of T + 1 tokens:
 

@@ -19,7 +19,7 @@ from launch.training import (
   head_features,
   step,
 )
-from launch.training.head_step import (
+from launch.training.head_loss import (
   Loss,
   Words,
   drawn_places,

@@ -27,7 +27,7 @@ import numpy as np
 from absl import flags
 
 from launch import cli, prompts, provenance, report, results
-from launch.build import drafters, pair, policies
+from launch.build import pair, policies, registry
 from launch.evaluation import costs as costs_lib
 from launch.studies.depth import plots, replay
 from launch.studies.depth.replay import Machine, machine_of, without_levels
@@ -200,7 +200,7 @@ def run(_) -> int:
       drawn={name: str(folder / name) for name in names},
     )
   models = pair.load(config)
-  deepest = drafters.recording(drafters.of(config), _MOST.value, width=width)
+  deepest = registry.recording(registry.of(config), _MOST.value, width=width)
   items = prompts.all_of(
     cli.PROMPTS.value,
     models.tokenizer,

@@ -63,7 +63,7 @@ def collect(
       not come to are there too, and count for their survival.
     models: of the config.
     items: the prompts.
-    drafting: from `launch.build.drafters.recording`.
+    drafting: from `launch.build.registry.recording`.
   """
   pair = pair_lib.assemble(config, models, drafting=drafting)
   one = pair_lib.engine_of(config, pair)

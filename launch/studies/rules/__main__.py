@@ -32,7 +32,7 @@ import numpy as np
 from absl import flags
 
 from launch import cli, prompts, provenance, report, results, terminal
-from launch.build import drafters
+from launch.build import registry
 from launch.report import plus_minus
 from launch.studies import read_arrays
 from launch.studies.rules import cases, on_pair, on_vectors
@@ -110,7 +110,7 @@ def _normalised(name: str, law: np.ndarray) -> np.ndarray:
 def compare_on_contexts(config) -> dict:
   """The report on a real pair."""
   models = on_pair.build_pair(config)
-  tree = drafters.of(config).tree
+  tree = registry.of(config).tree
   shape = dict(
     num_drafts=max(tree.max_children, 1), num_speculative_tokens=tree.max_depth
   )

@@ -19,8 +19,8 @@ import tqdm
 from absl import flags
 
 from launch import prompts
-from launch.build import drafters
 from launch.build import pair as pair_lib
+from launch.build import registry
 from launch.build.drafting import with_tokens
 from launch.build.pair import Pair
 from launch.evaluation import questions
@@ -81,7 +81,7 @@ def build_pair(config: ml_collections.ConfigDict) -> Pair:
     ValueError: if the config's drafts are not drawn token by token; and as
       `launch.build.pair.build`.
   """
-  drafting = drafters.of(config)
+  drafting = registry.of(config)
   drawn = drafting.takes_policy and drafting.siblings is siblings_lib.IID
   if not drawn or drafting.policy:
     name = drafting.name
@@ -233,7 +233,7 @@ def drafter(config, models: Pair, tree: Tree, siblings: Siblings) -> Drafter:
   """The pair's drafter, for another tree and other siblings."""
   del config
   cell_drafting = models.drafting.of_form(tree=tree, siblings=siblings)
-  return drafters.make(
+  return registry.make(
     cell_drafting, models.source, models.tokenizer.vocab_size
   )
 

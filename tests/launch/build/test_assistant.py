@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from configs import huggingface
-from launch.build import drafters
 from launch.build import pair as pair_lib
+from launch.build import registry
 from models import tokenizers
 from specjax.warp import make_sampling
 
@@ -95,5 +95,5 @@ def test_a_mesh_is_refused_by_name(saved):
 
 
 def test_a_ladder_of_it_is_as_deep_as_its_longest_chain():
-  built = drafters.DRAFTERS.make('ladder(assistant("DIR"), lengths=(0, 2))')
+  built = registry.DRAFTERS.make('ladder(assistant("DIR"), lengths=(0, 2))')
   assert built.tree.max_depth == 2

@@ -11,8 +11,8 @@ import references
 import torch
 
 from configs import huggingface
-from launch.build import drafters
 from launch.build import pair as pair_lib
+from launch.build import registry
 from models import tokenizers
 from specjax.warp import make_sampling
 
@@ -108,13 +108,13 @@ def test_a_target_drafts_with_its_own_head(target, kind, drafter, rule):
 def test_no_checkpoint_is_asked_for(target):
   config = huggingface.get_config(f"target={target('qwen3-5')}")
   config.drafter = "mtp"
-  assert drafters.of(config).checkpoint == ""
+  assert registry.of(config).checkpoint == ""
 
 
 def test_a_head_elsewhere_is_named(target):
   config = huggingface.get_config(f"target={target('qwen3-5')}")
   config.drafter = 'mtp("HEAD", tokens=2)'
-  actual = drafters.of(config)
+  actual = registry.of(config)
   assert (actual.checkpoint, actual.reads, actual.name) == (
     "HEAD",
     "head",
@@ -126,7 +126,7 @@ def test_states_before_their_norms_are_read_if_a_call_says_so(target):
   path = target("qwen3-5")
   config = huggingface.get_config(f"target={path}")
   config.drafter = "mtp(tokens=2, normed=False)"
-  assert drafters.canonical(config) == config.drafter
+  assert registry.canonical(config) == config.drafter
   models = pair_lib.load(config)
   assert models.draft.features == (models.target.config.num_layers,)
   assert not models.draft.module.config.normed

@@ -7,8 +7,8 @@ import pytest
 
 import specjax
 from configs import common, embedded, huggingface, shapes
-from launch.build import drafters, precision
 from launch.build import pair as pair_lib
+from launch.build import precision, registry
 from models.formats.huggingface import translate
 from models.networks.lowbits import Format
 
@@ -64,7 +64,7 @@ def test_settings_that_cannot_be_run_are_refused(drafter, changes, message):
 
 def test_a_checkpoint_is_the_calls_or_the_configs_of_that_name():
   config = embedded.get_config()
-  of = lambda text: drafters.of(config, text).checkpoint
+  of = lambda text: registry.of(config, text).checkpoint
   assert of("model") == of("blockwise") == "models/pretrained/draft"
   assert of("eagle3") == of("repeats(eagle3)") == "models/pretrained/eagle3"
   assert of('medusa("D")') == "D"

@@ -19,11 +19,11 @@ from launch.training import (
   data,
   features,
   head_features,
-  head_step,
+  head_loss,
   step,
 )
 from launch.training.features import halved, restored
-from launch.training.head_step import Loss, Words
+from launch.training.head_loss import Loss, Words
 from launch.training.run import Run
 from models import checkpoints, head_starts
 from models.networks.transformer import FINAL
@@ -167,8 +167,8 @@ def test_the_loss_is_the_one_that_is_made_on_the_fly(stored, target, kind):
         feature_weight=float(kind == "eagle"), first=0,
       )  # fmt: skip
       shared = (loss, watch, rows, words)
-      results.append(head_step.make_loss(*shared))
-    measure = head_step.make_measure(*shared)
+      results.append(head_loss.make_loss(*shared))
+    measure = head_loss.make_measure(*shared)
     return jax.jit(
       lambda batch: (
         [one(head, nnx.state(module), batch) for one in results],
@@ -176,8 +176,8 @@ def test_the_loss_is_the_one_that_is_made_on_the_fly(stored, target, kind):
       )
     )(batch)
 
-  told, measured = of(head_step.reader(layers))
-  fresh, fresh_measured = of(head_step.watcher(module, layers))
+  told, measured = of(head_loss.reader(layers))
+  fresh, fresh_measured = of(head_loss.watcher(module, layers))
   np.testing.assert_allclose(told, fresh, rtol=2e-3)
   assert told[0] > 0.01  # of something
   for name, value in fresh_measured.items():

@@ -16,7 +16,7 @@ from flax import nnx
 from configs import huggingface, train_head
 from launch import cli, prompts, train
 from launch.build import pair
-from launch.training import head_features, head_step, step
+from launch.training import head_features, head_loss, step
 from launch.training.run import Run
 from models import checkpoints, tokenizers
 from specjax.runtime import engine
@@ -212,13 +212,13 @@ def test_blocks_are_trained_as_they_are_drafted(blocks, target):
   models = pair.load(config)
   built = pair.assemble(config, models)
   module, head = checkpoints.load_module(target), models.draft
-  watch = head_step.watcher(module, head.features)
+  watch = head_loss.watcher(module, head.features)
   propose, step = jax.jit(built.decoder.propose), jax.jit(built.decoder.step)
 
   @jax.jit
   def trained(params, batch):
     seen = watch(params, batch)
-    return jnp.stack([x for x, _ in head_step.says(
+    return jnp.stack([x for x, _ in head_loss.says(
       head.module, seen, batch, DEPTH)], axis=2)[:, 0]  # fmt: skip
 
   text = np.random.default_rng(1).integers(0, V, (2, 12))

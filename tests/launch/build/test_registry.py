@@ -7,7 +7,7 @@ import toys
 
 from configs import embedded
 from launch import decode, evaluate
-from launch.build import drafters as registry
+from launch.build import registry
 from launch.build.drafting import Drafting
 from specjax import drafters, shapes
 from specjax.adaptive import policies

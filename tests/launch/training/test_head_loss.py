@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from launch.training import head_step
-from launch.training.head_step import Loss, Words
+from launch.training import head_loss
+from launch.training.head_loss import Loss, Words
 from models import checkpoints, head_starts
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -54,7 +54,7 @@ def case(target, request):
   begin = np.broadcast_to(np.arange(length), (2, length))
   if blocks:
     begin = batch["places"] = PLACES
-  watch = head_step.watcher(module, layers)
+  watch = head_loss.watcher(module, layers)
   rows = lambda params: head_starts.output_rows(module)
   words = Words.of(ids, V)
   params = nnx.state(module)
@@ -62,7 +62,7 @@ def case(target, request):
   @jax.jit
   def laws(params):
     seen = watch(params, batch)
-    said = [x for x, _ in head_step.says(head, seen, batch, DEPTH)]
+    said = [x for x, _ in head_loss.says(head, seen, batch, DEPTH)]
     return said, seen.final @ rows(params).T
 
   said, judged = laws(params)
@@ -95,7 +95,7 @@ def case(target, request):
       ) | more
     )  # fmt: skip
     shared = (loss, watch, rows, words)
-    one = jax.jit(lambda b: head_step.make_loss(*shared)(head, params, b))
+    one = jax.jit(lambda b: head_loss.make_loss(*shared)(head, params, b))
     return float(one(batch))
 
   return dict(
@@ -187,7 +187,7 @@ def test_what_is_validated(case):
   loss = Loss(
     objective="forward_kl", depth=DEPTH, decay=1.0, feature_weight=0, first=0
   )
-  measure = head_step.make_measure(loss, *case["shared"])
+  measure = head_loss.make_measure(loss, *case["shared"])
   actual = jax.jit(lambda b: measure(case["head"], case["params"], b))(
     case["batch"]
   )
@@ -205,7 +205,7 @@ def test_blocks_begin_where_something_follows():
   """At different places of a row, and at others with another key."""
   segments = np.array([[1] * 12, [1] * 4 + [2] * 3 + [0] * 5], np.int32)
   batch = {"segments": segments}
-  draw = jax.jit(head_step.drawn_places, static_argnames=("count", "first"))
+  draw = jax.jit(head_loss.drawn_places, static_argnames=("count", "first"))
   actual = [
     np.asarray(draw(batch, jax.random.key(i), count=5, first=3)["places"])
     for i in range(20)
