@@ -7,9 +7,9 @@ from models.networks.description import (
   DenseSpec,
   Latent,
   LayerSpec,
-  Rope,
 )
 from models.networks.mixture import Mixture
+from models.networks.rope import Rope
 
 
 def layers(

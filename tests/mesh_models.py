@@ -9,10 +9,10 @@ from models.networks.description import (
   AttentionSpec,
   Latent,
   LayerSpec,
-  Rope,
   TransformerConfig,
 )
 from models.networks.mixture import Mixture
+from models.networks.rope import Rope
 
 VOCAB = 32
 FRAME = dict(vocab_size=VOCAB, embed_dim=16, max_positions=64)

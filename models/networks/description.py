@@ -14,76 +14,12 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-import jax.numpy as jnp
-import numpy as np
-from jax import Array
-
 from models.networks.mixture import ACTIVATIONS, Mixture
+from models.networks.rope import Rope, RopeScaling
 
 NORMS = ("rms", "rms_plus_one", "layer")
 QK_NORMS = (None, "head", "width")
 PLACES = ("pre", "post", "both")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class RopeScaling:
-  """Llama 3's rescaling of the rotary frequencies.
-
-  Long wavelengths are stretched by `factor`, short ones are kept, those between
-  `original_max_positions / high` and `original_max_positions / low` blended.
-  """
-
-  factor: float
-  low_freq_factor: float
-  high_freq_factor: float
-  original_max_positions: int
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Rope:
-  """Rotary position embeddings.
-
-  Attributes:
-    theta: base of the frequencies.
-    dim: channels of each head that rotate (the first ones).
-    scaling: Llama 3's rescaling, if any.
-    factors: what each frequency is divided by: a rescaling that is known by its
-      outcome alone. A pair whose factor is infinite stands still.
-    scale: of cosines and sines, and squared of what queries find in keys.
-  """
-
-  theta: float
-  dim: int
-  scaling: RopeScaling | None = None
-  factors: tuple[float, ...] | None = None
-  scale: float = 1.0
-
-  def __post_init__(self):
-    pairs = -(-self.dim // 2)
-    if self.factors is not None and len(self.factors) != pairs:
-      raise ValueError(
-        f"rope_factors must have one entry per rotated pair ({pairs}), "
-        f"got {len(self.factors)}"
-      )
-
-  def frequencies(self) -> np.ndarray:
-    """Angular frequency of each rotated channel pair, `f32[dim / 2]`."""
-    freq = 1.0 / self.theta ** (np.arange(0, self.dim, 2) / self.dim)
-    scaling = self.scaling
-    if scaling is not None:
-      wavelength = 2 * math.pi / freq
-      ratio = scaling.original_max_positions / wavelength
-      low, high = scaling.low_freq_factor, scaling.high_freq_factor
-      keep = np.clip((ratio - low) / (high - low), 0.0, 1.0)
-      freq = keep * freq + (1 - keep) * freq / scaling.factor
-    if self.factors is not None:
-      freq = freq / np.array(self.factors)
-    return freq.astype(np.float32)
-
-  def table(self, positions: Array) -> tuple[Array, Array]:
-    """Cosines and sines for `i32[B, T]`, each `f32[B, T, 1, dim / 2]`."""
-    angle = positions[..., None, None].astype(jnp.float32) * self.frequencies()
-    return self.scale * jnp.cos(angle), self.scale * jnp.sin(angle)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -24,24 +24,8 @@ from models.networks.gated_delta import GatedDelta
 from models.networks.latent import LatentAttention
 from models.networks.linear import Linear, project
 from models.networks.mixture import ACTIVATIONS, MixtureMlp
+from models.networks.rope import rotate
 from specjax import cache as cache_lib
-
-
-def rotate(x: Array, table: tuple[Array, Array]) -> Array:
-  """Rotates the first channels of every head.
-
-  Args:
-    x: `[B, T, H, C]`.
-    table: from `models.networks.description.Rope.table`.
-
-  Returns:
-    `[B, T, H, C]`, in x's dtype.
-  """
-  cos, sin = table
-  half = cos.shape[-1]
-  a, b, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
-  turned = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
-  return jnp.concatenate([turned.astype(x.dtype), rest], axis=-1)
 
 
 def make_norm(config: TransformerConfig, dim: int, dtype, rngs: nnx.Rngs):

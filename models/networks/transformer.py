@@ -23,13 +23,13 @@ from models.networks.description import (
   AttentionSpec,
   DeltaSpec,
   LayerSpec,
-  Rope,
   TransformerConfig,
 )
 from models.networks.layers import Layer, Linear, make_norm, tied_logits
 from models.networks.lowbits import LowEmbed, check_cache
 from models.networks.mixture import Mixture
 from models.networks.params import split
+from models.networks.rope import Rope
 from specjax import cache as cache_lib
 from specjax import recurrent
 from specjax.cache import Cache, Visible

@@ -16,10 +16,10 @@ from models.networks.description import (
   DeltaSpec,
   DenseSpec,
   Latent,
-  Rope,
 )
 from models.networks.layers import TransformerConfig
 from models.networks.mixture import Mixture
+from models.networks.rope import Rope
 from models.networks.transformer import FINAL, Transformer
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")

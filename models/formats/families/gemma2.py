@@ -14,9 +14,9 @@ from models.networks.description import (
   AttentionSpec,
   DenseSpec,
   LayerSpec,
-  Rope,
   TransformerConfig,
 )
+from models.networks.rope import Rope
 
 TENSORS = {
   **llama.TENSORS,

@@ -14,10 +14,10 @@ from models.networks.description import (
   AttentionSpec,
   DenseSpec,
   LayerSpec,
-  Rope,
   TransformerConfig,
 )
 from models.networks.mixture import Mixture
+from models.networks.rope import Rope
 
 # Of a file that says nothing.
 _ROPE = {

@@ -10,10 +10,10 @@ from models.networks.description import (
   AttentionSpec,
   DenseSpec,
   LayerSpec,
-  Rope,
   TransformerConfig,
 )
 from models.networks.mixture import Mixture
+from models.networks.rope import Rope
 
 # Of training.
 HARMLESS = frozenset(

@@ -12,9 +12,9 @@ from models.networks.description import (
   AttentionSpec,
   DenseSpec,
   LayerSpec,
-  Rope,
   TransformerConfig,
 )
+from models.networks.rope import Rope
 
 TENSORS = {
   name: theirs

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from models.networks.description import Rope, RopeScaling
+from models.networks.rope import Rope, RopeScaling
 
 FULL, SLIDES = "full_attention", "sliding_attention"
 

@@ -14,7 +14,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from models.formats import huggingface
 from models.networks import layers
-from models.networks.description import RopeScaling
+from models.networks.rope import RopeScaling
 
 SIZES = {k: v for k, v in GATED.items() if not k.endswith("token_id")}
 GPT2_SIZES = {k: v for k, v in GPT2.items() if not k.endswith("token_id")}

@@ -15,7 +15,8 @@ from references import TOKENS, VOCAB
 
 from models import tokenizers
 from models.formats import huggingface
-from models.networks.description import RopeScaling, TransformerConfig
+from models.networks.description import TransformerConfig
+from models.networks.rope import RopeScaling
 from models.networks.transformer import Transformer
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")

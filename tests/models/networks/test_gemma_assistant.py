@@ -22,9 +22,9 @@ from models.networks.description import (
   AttentionSpec,
   DenseSpec,
   LayerSpec,
-  Rope,
   TransformerConfig,
 )
+from models.networks.rope import Rope
 from models.networks.transformer import (
   FINAL,
   SkippedLayers,

@@ -17,9 +17,9 @@ from models.networks.description import (
   DeltaSpec,
   DenseSpec,
   LayerSpec,
-  Rope,
   TransformerConfig,
 )
+from models.networks.rope import Rope
 from models.networks.transformer import (
   FINAL,
   Transformer,

@@ -14,11 +14,11 @@ from models.networks.description import (
   AttentionSpec,
   Latent,
   LayerSpec,
-  Rope,
   TransformerConfig,
 )
 from models.networks.mixture import Mixture
 from models.networks.mtp import Mtp, config_of
+from models.networks.rope import Rope
 from models.networks.transformer import FINAL, Transformer, as_language_model
 from specjax import drafters, exact
 from specjax.tree import Tree, chain
