@@ -4,18 +4,21 @@ r"""Delays by others' prompts between tokens, and before a second turn's first.
     --config.drafter=plain --arriving_tokens=1500 --arrivals=4 \
     --turn_tokens=1000 --output=W.json
 
-A row streams, a round a visit, while prompts arrive, each as soon as the one
-before it has been read; then all over again with one row more that decodes.
-`gap` is the longest time between two of its tokens over the median of its own
-rounds, alone; `whole` what it would be if a prompt were read at once. A
-conversation's second turn is answered where its first is in a slot, and, in
-turn, where it must be read: `first_token` is the ratio.
+A row streams, a round an iteration, while prompts arrive, each as soon as the
+one before it has been read; then all over again with one row more that decodes.
+`gaps` are times between two of its tokens over the median of its own rounds,
+alone: the median, the 99th percentile and the longest; `alone` the same of its
+rounds alone, which says how the machine itself hesitates; `whole` what a gap
+would be if a prompt were read at once. A conversation's second turn is answered
+where its first is in a slot, and, in turn, where it must be read: `first_token`
+is the ratio.
 """
 
 import dataclasses
 import functools
 import statistics
 import sys
+from collections.abc import Sequence
 
 import numpy as np
 from absl import flags
@@ -37,7 +40,7 @@ _ARRIVALS = flags.DEFINE_integer(
 _FIRST = flags.DEFINE_integer(
   "turn_tokens", 1000, "Tokens of a first turn.", lower_bound=2
 )
-_ALONE = 40  # rounds of which the median is the row's own
+_ALONE = 400  # rounds of which the median is the row's own
 _ANSWER, _QUESTION = 32, 24  # tokens between the first turn and the second
 
 
@@ -71,15 +74,15 @@ def gaps(slots: Slots, *, prompt: int, arrivals: int, streams: int) -> dict:
     streams: rows that decode.
 
   Returns:
-    Seconds of a round alone and of the longest gap, and their ratio.
+    Seconds of a round alone, and of others in such rounds.
   """
   others = range(streams)
   _visit(
     slots,
     *[(row, _asked(8, 100 + row, slots.max_length - 8)) for row in others],
   )
-  alone = statistics.median(_visit(slots).seconds for _ in range(_ALONE))
-  longest, reading = [], []
+  own = [_visit(slots).seconds for _ in range(_ALONE)]
+  alone, waited, reading = statistics.median(own), [], []
   for one in range(arrivals):
     report = _visit(slots, (streams, _asked(prompt, one, 1)))
     seconds = [report.seconds]
@@ -87,16 +90,22 @@ def gaps(slots: Slots, *, prompt: int, arrivals: int, streams: int) -> dict:
       report = _visit(slots)
       assert (report.length[:streams] > report.start[:streams]).all()
       seconds.append(report.seconds)
-    longest.append(max(seconds))
+    waited += seconds
     reading.append(sum(seconds) - alone * len(seconds))
   _end(slots)
   return {
     "streams": streams,
     "round_seconds": alone,
-    "gap_seconds": longest,
-    "gap": max(longest) / alone,
+    "alone": _spread(own, alone),
+    "gaps": _spread(waited, alone),
     "whole": statistics.median(reading) / alone,
   }
+
+
+def _spread(seconds: Sequence[float], unit: float) -> dict[str, float]:
+  """Median, 99th percentile and longest of times, in units of one."""
+  median, late, longest = np.quantile(seconds, (0.5, 0.99, 1)) / unit
+  return {"median": median, "p99": late, "longest": longest}
 
 
 def turns(slots: Slots, *, first: int, count: int) -> dict:
@@ -158,9 +167,12 @@ def run(_) -> int:
   about = provenance.record(models=provenance.checkpoints(config))
   results.write_json(cli.OUTPUT.value, {**measured, **about})
   for one in measured["gaps"]:
+    gaps_of, own = one["gaps"], one["alone"]
     say(
-      f"{one['streams']} streaming: the longest gap is {one['gap']:.2f} rounds "
-      f"({one['whole']:.1f} if a prompt were read at once)"
+      f"{one['streams']} streaming: gaps of {gaps_of['median']:.2f} rounds, "
+      f"one in a hundred {gaps_of['p99']:.2f}, the longest "
+      f"{gaps_of['longest']:.2f} (alone {own['longest']:.2f}; "
+      f"{one['whole']:.1f} if a prompt were read at once)"
     )
   ratio = measured["turns"]["first_token"]
   say(f"a second turn's first token: {ratio:.3f} of the time of reading all")
