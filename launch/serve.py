@@ -65,15 +65,11 @@ _MAX_PROMPT = flags.DEFINE_integer(
   "Tokens of the longest prompt; a prompt and its completion share these and "
   "config.max_new_tokens.", lower_bound=1,
 )  # fmt: skip
-_BUDGET = flags.DEFINE_integer(
-  "iteration_tokens",
-  16,
-  "Tokens that are computed between two of a stream: those of one round of all "
-  "that decode, and what this leaves, at least 8, of prompts that are read. "
-  "More read prompts sooner, and let streams wait longer: 16 on two cores, "
-  "hundreds or thousands on an accelerator.",
-  lower_bound=1,
-)
+_GAP = flags.DEFINE_float(
+  "longest_gap", 4.0, "How long streams wait between two tokens while prompts "
+  "are read, in rounds without; more reads prompts sooner. Passes are timed at "
+  "the start.", lower_bound=1.0,
+)  # fmt: skip
 _REUSE = flags.DEFINE_enum_class(
   "prefix_reuse", assembly.Reuse.OWN, assembly.Reuse,
   "Whose texts a prompt may begin with and not be read again: those of "
@@ -157,7 +153,7 @@ def run(_) -> int:
     queue=_QUEUE.value,
     max_prompt=_MAX_PROMPT.value,
     rounds=_ROUNDS.value,
-    budget=_BUDGET.value,
+    gap=_GAP.value,
     reuse=_REUSE.value,
     answer_seconds=_ANSWER_SECONDS.value,
     depth_policy=_DEPTHS.value,

@@ -8,6 +8,7 @@ process that hears nothing has lost it.
 """
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 
 import ml_collections
@@ -35,7 +36,7 @@ class Sizes:
     slots: requests that are decoded at a time.
     queue: requests that may wait.
     max_prompt: tokens of the longest prompt.
-    budget: tokens that an iteration computes while rows decode, see `Slots`.
+    gap: the longest iteration while prompts are read, in rounds, see `Slots`.
     reuse: whose texts a prompt may begin with.
     rounds: of an iteration on the device, at most.
     answer_seconds: how long an answer may take.
@@ -50,7 +51,7 @@ class Sizes:
   slots: int = 8
   queue: int = 64
   max_prompt: int = 1024
-  budget: int = 16
+  gap: float = 4.0
   reuse: Reuse = Reuse.OWN
   rounds: int = 8
   answer_seconds: float = 600.0
@@ -117,7 +118,7 @@ def make_slots(
     num_slots=sizes.slots,
     widths=widths_to(longest),
     longest=longest,
-    budget=sizes.budget,
+    gap=sizes.gap,
     max_length=longest + config.max_new_tokens,
     stop_tokens=models.stop_tokens,
     max_rounds=sizes.rounds,
@@ -127,11 +128,13 @@ def make_slots(
     scores=True,
   )
   slots.compile(lambda what: say(f"compiling: {what}"))
-  if sizes.depth_policy != "whole":
+  if sizes.depth_policy != "whole" or math.isfinite(sizes.gap):
     slots.measure()
-    for depth, seconds in slots.seconds_of_round.items():
-      say(f"a round with drafts of {depth}: {1000 * seconds:.1f} ms")
+  for depth, seconds in slots.seconds_of_round.items():
+    say(f"a round with drafts of {depth}: {1000 * seconds:.1f} ms")
   greet(slots)
+  for width, seconds in slots.seconds_of_pass.items():
+    say(f"{width} tokens of a prompt: {1000 * seconds:.1f} ms")
   return slots
 
 
@@ -161,9 +164,20 @@ def follow(slots: Slots) -> None:
 
 
 def greet(slots: Slots) -> None:
-  """The first array: what sends it is compiled with it, on all processes."""
+  """The first arrays: what sends them is compiled with them, on all processes.
+
+  The leader's times are everyone's, since what is read follows from them.
+  """
   if processes.several():
     _broadcast(slots.idle().encode(slots.longest))
+    for times, keys in (
+      (slots.seconds_of_round, slots.depths),
+      (slots.seconds_of_pass, slots.widths),
+    ):
+      seconds = _broadcast(
+        np.array([times.get(key, np.inf) for key in keys], np.float32)
+      )
+      times.update(zip(keys, seconds.tolist(), strict=True))
 
 
 def _broadcast(array: np.ndarray) -> np.ndarray:

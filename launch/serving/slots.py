@@ -5,14 +5,17 @@ reads for each width, one that makes rounds for each depth. They are called with
 arrays of those shapes alone, so that nothing is compiled later.
 
 A prompt that is wider than the widest program is read in chunks. Where other
-rows decode, an iteration makes one round, and reads so much of prompts as a
-budget of tokens leaves beside it: no row waits for a whole prompt of another's.
+rows decode, an iteration makes one round, and reads as much of prompts beside
+it as keeps it within a bound, by passes that are timed at the start: no row
+waits for a whole prompt of another's.
 The common prefix with another row's text is copied and not read (`prefixes`).
 """
 
 import contextlib
 import dataclasses
 import functools
+import math
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -66,15 +69,16 @@ class Slots:
     num_slots: B.
     widths: of programs that read, ascending.
     longest: tokens of the longest prompt.
-    budget: tokens that an iteration computes while rows decode: those of its
-      round first, then prompts'. The narrowest program reads in any case.
+    gap: the longest iteration in which rows decode and prompts are read, in
+      rounds of all rows. The narrowest program reads in any case.
     max_length: tokens that prompt and completion may have together.
     depth: G, of the deepest draft.
     depths: those that there are programs of, ascending.
     max_rounds: of one iteration.
     scores: whether prompts can be scored (`Asked.scored`).
-    seconds_of_round: what a round takes at each of the depths, with all rows
-      at work; measured when the programs were compiled, if asked for.
+    seconds_of_round, seconds_of_pass: what a round takes at each of the depths,
+      with all rows at work, and reading at each of the widths, to the end of
+      the longest prompt (`measure`). What is not there is never within `gap`.
   """
 
   def __init__(
@@ -85,7 +89,7 @@ class Slots:
     num_slots: int,
     widths: Sequence[int],
     longest: int | None = None,
-    budget: int = 24,
+    gap: float = 4.0,
     max_length: int,
     stop_tokens: Sequence[int],
     max_rounds: int = 8,
@@ -103,7 +107,7 @@ class Slots:
       num_slots: B.
       widths: see `widths_to`.
       longest: see above; None for the last of the widths.
-      budget: see above.
+      gap: see above; infinite if no row minds.
       max_length: see above.
       stop_tokens: ids that end a row.
       max_rounds: of one iteration.
@@ -125,15 +129,16 @@ class Slots:
         f"a prompt of {longest} tokens leaves no room for a completion: "
         f"both share {max_length} positions"
       )
-    if budget < 1:
-      raise ValueError(f"budget must be >= 1, got {budget}")
+    if not gap >= 1:
+      raise ValueError(f"gap must be >= 1, got {gap}")
     self.num_slots, self.widths = num_slots, tuple(widths)
     self.longest = longest
-    self.budget = budget
+    self.gap = gap
     self.max_length, self.max_rounds = max_length, max_rounds
     self.depths = tuple(sorted(decoders))
     self.depth = self.depths[-1]
     self.seconds_of_round: dict[int, float] = {}
+    self.seconds_of_pass: dict[int, float] = {}
     self._decoders = {
       depth: dataclasses.replace(
         one,
@@ -223,23 +228,35 @@ class Slots:
       self._scorer.compile(say)
 
   def measure(self, rounds: int = 8, repeats: int = 3) -> None:
-    """Times a round at each depth, into `seconds_of_round`; ends all rows.
+    """Times rounds, and passes as wide as `gap` allows; ends all rows.
 
     Args:
       rounds: of one measurement.
       repeats: of which the median counts.
     """
+    rounds = min(rounds, self.max_rounds)
     for depth in self.depths:
       seen = []
       for _ in range(repeats):
         self._fill()
         jax.block_until_ready(self._state)
         start = time.perf_counter()
-        report = self._make_rounds(
-          depth, self._orders(rounds=min(rounds, self.max_rounds))
-        )
+        report = self._make_rounds(depth, self._orders(rounds=rounds))
         seen.append((time.perf_counter() - start) / max(report["rounds"], 1))
-      self.seconds_of_round[depth] = sorted(seen)[len(seen) // 2]
+      self.seconds_of_round[depth] = statistics.median(seen)
+    most = (self.gap - 1) * self.seconds_of_round[self.depth]
+    for width in self.widths if math.isfinite(most) else ():
+      request = self._request(width, keep=self.longest - width, new=[0] * width)
+      seen = []
+      for _ in range(repeats):
+        start = time.perf_counter()
+        self._state = jax.block_until_ready(
+          self._admit[width](self._params, self._state, *request)
+        )
+        seen.append(time.perf_counter() - start)
+      self.seconds_of_pass[width] = statistics.median(seen)
+      if self.seconds_of_pass[width] > most:
+        break
     self._empty()
 
   def _fill(self) -> None:
@@ -250,7 +267,7 @@ class Slots:
         temperature=1.0,
       )  # fmt: skip
       self._begin(row, asked)
-    self._read_within(self.widths[-1] * self.num_slots)
+    self._read_within(self.widths[-1] * self.num_slots, float)
 
   def _empty(self) -> None:
     """Ends all rows."""
@@ -277,12 +294,15 @@ class Slots:
       self._begin(row, asked)
     deepest = int(control.max_depth.max(initial=0))
     depth = next(d for d in self.depths if d >= min(deepest, self.depth))
-    decoding = int(self._running.sum())
-    if decoding:  # they wait for their next tokens: nothing long before them
-      fed = self._decoders[depth].drafter.tree.num_fed
-      self._read_within(self.budget - decoding * fed)
+    if self._running.any():  # rows wait for their next tokens
+      self._read_within(
+        (self.gap - 1) * self.seconds_of_round.get(depth, 1.0),
+        lambda width: self.seconds_of_pass.get(width, math.inf),
+      )
     else:
-      self._read_within(self.widths[-1] * max(1, len(control.admissions)))
+      self._read_within(
+        self.widths[-1] * max(1, len(control.admissions)), float
+      )
     rounds = min(control.rounds, 1) if self._reading else control.rounds
     scored = {
       row: one
@@ -336,20 +356,28 @@ class Slots:
       self._scorer.begin(row)
     self._texts.begin(row)
 
-  def _read_within(self, budget: int) -> None:
+  def _read_within(self, budget: float, cost: Callable[[int], float]) -> None:
     """Reads prompts in line for as long as the budget has room for a pass.
 
     One pass of the narrowest program is made in any case.
+
+    Args:
+      budget: of all passes together.
+      cost: of a pass of a width, above 0.
     """
-    num_read, least = 0, self.widths[0]
-    while self._reading and (not num_read or budget - num_read >= least):
-      num_read += self._read_on(max(budget - num_read, least))
+    spent, least = 0.0, self.widths[0]
+    while self._reading and (not spent or spent + cost(least) <= budget):
+      fits = [width for width in self.widths if spent + cost(width) <= budget]
+      spent += cost(self._read_on(max(fits, default=least)))
 
   def _read_on(self, most: int) -> int:
     """Reads more of the prompt that is the first in line, in one pass.
 
+    Args:
+      most: of the widths.
+
     Returns:
-      Tokens that the pass was wide, at most `most`.
+      The width of the pass, at most `most`.
     """
     row, asked = next(iter(self._reading.items()))
     if self._scorer.waits(row):
@@ -358,8 +386,7 @@ class Slots:
         self._scores[row] = scores
         if not asked.max_new_tokens:
           del self._reading[row]
-      return max(width, 1)
-    most = max(width for width in self.widths if width <= most)
+      return width or self.widths[0]
     source, keep = self._texts.source(row, asked)
     new = asked.token_ids[keep : keep + most]
     is_last = keep + len(new) == len(asked.token_ids)

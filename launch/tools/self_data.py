@@ -28,6 +28,7 @@ conversations are under way: for a device that decodes thousands of rows.
 
 import dataclasses
 import json
+import math
 import sys
 from collections.abc import Sequence
 
@@ -224,8 +225,9 @@ def make_missing(config, journal: Journal) -> None:
     completed_jobs = jobs.in_groups(complete, 2 * _ROWS.value, begun)
   else:
     sizes = assembly.Sizes(
-      slots=_ROWS.value, max_prompt=maker.longest, rounds=_ROUNDS
-    )
+      slots=_ROWS.value, max_prompt=maker.longest, rounds=_ROUNDS,
+      gap=math.inf,  # nobody waits for a token
+    )  # fmt: skip
     completed_jobs = jobs.done(
       assembly.make_slots(config, loaded, sizes), begun
     )

@@ -19,7 +19,7 @@ DECODER = decoding.make("model", "token")
 def slots(quick_to_compile):
   actual = Slots(
     {3: DECODER}, decoding.PARAMS, num_slots=2, widths=(4, 8), longest=30,
-    budget=8, max_length=served.MAX_LENGTH, stop_tokens=(), max_rounds=4,
+    max_length=served.MAX_LENGTH, stop_tokens=(), max_rounds=4,
     scores=True,
   )  # fmt: skip
   actual.compile()
@@ -158,12 +158,16 @@ def test_prompts_are_scored_in_turn_and_one_that_is_given_up_waits_for_none(
   np.testing.assert_array_equal(actual[0].log_probs, expected[2])
 
 
-@pytest.mark.parametrize("budget", [1, 8, 13, 17, 100])
-def test_a_visit_computes_no_more_than_its_budget_while_rows_decode(
-  slots, monkeypatch, budget
+@pytest.mark.parametrize(
+  ("gap", "expected"), [(1, 8), (2, 8), (2.5, 4), (3.6, 3), (9, 1)]
+)
+def test_an_iteration_takes_no_longer_than_its_gap_while_rows_decode(
+  slots, monkeypatch, gap, expected
 ):
-  """A round of four tokens a row, and the rest of prompts; four in any case."""
-  monkeypatch.setattr(slots, "budget", budget)
+  """A round, and passes that took one round and one and a half."""
+  monkeypatch.setattr(slots, "gap", gap)
+  monkeypatch.setattr(slots, "seconds_of_round", {3: 2.0})
+  monkeypatch.setattr(slots, "seconds_of_pass", {4: 2.0, 8: 3.0})
   slots.forget()
   iteration(slots, admissions=[(0, asked(2, seed=51, budget=40))])
   long = asked(30, seed=52, budget=1)
@@ -173,16 +177,27 @@ def test_a_visit_computes_no_more_than_its_budget_while_rows_decode(
     assert (new, report.rounds) != ([], 1)
     report, (new, _) = iteration(slots)
     iterations += 1
-  # Chunks of 4, of 4, of 8, of 12 and of 32 tokens.
-  assert iterations == {1: 8, 8: 8, 13: 4, 17: 3, 100: 1}[budget]
+  # Chunks of 4, of 4, of 8, of 8 and 4, and of all.
+  assert iterations == expected
   iteration(slots, ended=np.ones(2, bool))
   slots.forget()
 
 
-def test_budgets_of_nothing_are_refused():
-  with pytest.raises(ValueError, match="budget must be >= 1, got 0"):
+def test_passes_are_timed_as_far_as_the_gap_goes(slots, monkeypatch):
+  monkeypatch.setattr(slots, "gap", 1e9)
+  slots.measure(rounds=2, repeats=1)
+  assert set(slots.seconds_of_pass) == {4, 8}
+  slots.seconds_of_pass.clear()
+  monkeypatch.setattr(slots, "gap", 1.0)  # not even the narrowest
+  slots.measure(rounds=2, repeats=1)
+  assert set(slots.seconds_of_pass) == {4}
+  slots.seconds_of_pass.clear()
+
+
+def test_gaps_of_less_than_a_round_are_refused():
+  with pytest.raises(ValueError, match=r"gap must be >= 1, got 0\.5"):
     Slots(
-      {3: DECODER}, decoding.PARAMS, num_slots=1, widths=(4,), budget=0,
+      {3: DECODER}, decoding.PARAMS, num_slots=1, widths=(4,), gap=0.5,
       max_length=20, stop_tokens=(),
     )  # fmt: skip
 
