@@ -117,8 +117,8 @@ def admit(
   and `prompt` holds the tokens after them. The row then draws what it would
   draw if all were read, up to the rounding of passes of other widths. The
   drafter's caches are reused; whatever else it has learned of the text is
-  not. The cost does not grow with the buffer if the target takes rows
-  (`LanguageModel.takes_rows`). A target with recurrent states can reuse all
+  not. The target's part of the cost does not grow with the buffer if it takes
+  rows (`LanguageModel.takes_rows`). A target with recurrent states can reuse all
   of a text but its newest tokens, or nothing: a row that keeps less ends with
   NAN_LOGITS.
 

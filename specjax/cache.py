@@ -211,6 +211,15 @@ def make_cache(
   )
 
 
+def with_idle(tree: Any, idle: Array | None) -> Any:
+  """A pytree whose caches have these rows idle, `bool[B]`; None for no row."""
+  return jax.tree.map(
+    lambda node: node.replace(idle=idle) if isinstance(node, Cache) else node,
+    tree,
+    is_leaf=lambda node: isinstance(node, Cache),
+  )
+
+
 def row_axes(caches: Any) -> Any:
   """The axis of rows of each array of a pytree of caches.
 

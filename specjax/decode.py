@@ -253,7 +253,8 @@ class Decoder:
       if state.sampling.penalties is not None:
         along = penalties.path_tokens(draft)
         sampled = penalties.penalised(logits, state, along)
-      target_log_probs = warp_lib.warp(sampled, state.sampling)
+      sampling = warp_lib.of_running(state.sampling, state.done)
+      target_log_probs = warp_lib.warp(sampled, sampling)
       draft, target_log_probs, broken = checks.heal(draft, target_log_probs)
     return Round(
       draft=draft,
@@ -279,7 +280,7 @@ class Decoder:
       tokens=state.tokens,
       length=state.length,
       max_depth=jnp.where(state.done, 0, state.max_depth),
-      sampling=state.sampling,
+      sampling=warp_lib.of_running(state.sampling, state.done),
       keys=random.drafter_keys(keys),
       row_keys=random.drafter_keys(state.keys),
       numbers=random.drafted_numbers(keys, tree.num_drafted),
@@ -287,7 +288,7 @@ class Decoder:
     )
     draft, drafter_state, cache = self.drafter.propose(
       params,
-      state.drafter_state,
+      cache_lib.with_idle(state.drafter_state, state.done),
       state.target_cache.replace(idle=state.done),
       context,
     )
@@ -296,7 +297,8 @@ class Decoder:
     )
     draft = checks.known(draft, self.vocab_size)
     draft = checks.within(draft, state.max_depth)
-    return draft, drafter_state, cache.replace(idle=None)
+    drafter_state, cache = cache_lib.with_idle((drafter_state, cache), None)
+    return draft, drafter_state, cache
 
   def generate(self, params: Params, state: DecodeState) -> DecodeState:
     """Rounds until every row is done: one `lax.while_loop`."""

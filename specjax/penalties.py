@@ -46,6 +46,10 @@ class Text(Protocol):
     """`i32[n]`, ids that end all rows."""
 
   @property
+  def ignores_stop(self) -> Array:
+    """`bool[B]`, rows that these do not end."""
+
+  @property
   def done(self) -> Array:
     """`bool[B]`, rows of which no law is asked."""
 
@@ -249,8 +253,9 @@ def _penalised(logits: Array, p: Penalties, state: Text, along: Array) -> Array:
   count = emitted[:, None]  # [B, N, V] from here on, fused into what reads it
   for depth in range(along.shape[-1]):
     count = count + (along[..., depth, None] == vocab)
+  ending = (state.stop_tokens >= 0) & ~state.ignores_stop[:, None]
   ends = counts(p.stop_tokens) + counts(
-    jnp.where(state.stop_tokens < 0, NONE, state.stop_tokens)[None]
+    jnp.where(ending, state.stop_tokens, NONE)
   )
   num_emitted = ended - begun + jnp.sum(along != NONE, axis=-1)  # [B, N]
   too_soon = num_emitted < p.min_tokens[:, None]

@@ -61,6 +61,9 @@ def begin(
   """
   count, width = prompts.shape
   tree = drafter.tree
+  # Under jit nothing was checked: a row without a text ends at once.
+  is_text = (lengths >= 1) & (lengths <= width)
+  lengths = jnp.clip(lengths, 1, width)
   columns = buffer_length + tree.max_depth + 1
   # Whatever the caller padded with is replaced: models may not know it.
   prompts = jnp.where(
@@ -93,7 +96,8 @@ def begin(
     num_steps=jnp.zeros((), jnp.int32),
   )
   state = _read(target, drafter, params, state, 0, width)
-  return _asked(state, max_new_tokens, buffer_length, vocab_size)
+  budget = jnp.where(is_text, max_new_tokens, 0)
+  return _asked(state, budget, buffer_length, vocab_size)
 
 
 def cut(
@@ -178,7 +182,8 @@ def extend(
   buffer_length = columns - tree.max_depth - 1
   before = state.length
   # Under jit nothing was checked: what does not fit is not taken in part.
-  count = jnp.where(before + count <= buffer_length, count, 0)  # [1]
+  fits = (count <= width) & (before + count <= buffer_length)
+  count = jnp.where(fits, count, 0)  # [1]
   at = jnp.arange(columns) - before[:, None]  # [1, L]
   is_new = (at >= 0) & (at < count[:, None])
   given = tokens[jnp.clip(at, 0, width - 1)]

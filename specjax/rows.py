@@ -124,7 +124,7 @@ def give(
   cache = one.target_cache
   is_row = lambda x: isinstance(x, cache_lib.RowOf)
   buffers, form = jax.tree.flatten((*cache.keys, *cache.values), is_row)
-  if not is_row(buffers[0]):
+  if not any(map(is_row, buffers)):
     return put(axes, state, row, one)
   small = put(
     _without_buffers(axes), _without_buffers(state), row, _without_buffers(one)

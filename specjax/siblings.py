@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.typing import ArrayLike
 
 from specjax import random
 from specjax.calls import Grammar
@@ -30,10 +29,13 @@ class Siblings:
 
   Attributes:
     name: as in `specjax.siblings.get`.
-    child: `(parent f32[..., V], elders i32[..., j], count i32[...]) ->
-      f32[..., V]`: the law of child j given the parent's law p, the tokens of
-      children 0..j-1, and how many children the node has. Elders of -1 are
-      padding: the law is then that of the child after the others.
+    child: `(parent f32[..., V], elders i32[..., j], count i32[...],
+      ranking f32[..., V] | None = None) -> f32[..., V]`: the law of child j
+      given the parent's law p, the tokens of children 0..j-1, and how many
+      children the node has. Elders of -1 are padding: the law is then that of
+      the child after the others. Where the elders have all of p's mass, as of a
+      warped law they often have, the child is the one of largest `ranking` of
+      the other tokens, or uniform over them.
     independent: whether every child is drawn from p itself, so that siblings
       may carry equal tokens.
     deterministic: whether the children are a function of p. They are then drawn
@@ -45,7 +47,7 @@ class Siblings:
   """
 
   name: str
-  child: Callable[[Array, Array, ArrayLike], Array]
+  child: Callable[..., Array]
   independent: bool = False
   deterministic: bool = False
   with_noise: bool = False
@@ -103,13 +105,25 @@ def _point(token: Array, like: Array) -> Array:
   return jnp.where(here & some, 0, -jnp.inf).astype(like.dtype)
 
 
-def _independent(parent, elders, count):
-  del elders, count
+def _independent(parent, elders, count, ranking=None):
+  del elders, count, ranking
   return parent
 
 
-def _untried(parent, elders, count):
-  """The law without the elders; uniform over the rest if that has no mass.
+def _spare(parent, tried, left, ranking):
+  """A law of what was not tried, `left` being where p has mass of it."""
+  if ranking is None:
+    return jnp.where(tried, -jnp.inf, 0).astype(parent.dtype)
+  floor = jnp.maximum(ranking, jnp.finfo(ranking.dtype).min)
+  return jax.lax.cond(
+    jnp.all(left),
+    lambda: jnp.zeros_like(parent),
+    lambda: _point(random.argmax(jnp.where(tried, -jnp.inf, floor)), parent),
+  )
+
+
+def _untried(parent, elders, count, ranking=None):
+  """The law without the elders.
 
   What is left is measured against its own largest entry: beside an elder that
   had nearly all mass, logarithms of 1e7 differ by whole units in float32.
@@ -121,43 +135,46 @@ def _untried(parent, elders, count):
   rest = jnp.where(tried, -jnp.inf, parent)
   left = jnp.max(rest, axis=-1, keepdims=True) > -jnp.inf
   some = jnp.max(parent, axis=-1, keepdims=True) > -jnp.inf
-  rest = jnp.where(left, rest, jnp.where(tried, -jnp.inf, 0))
+  rest = jnp.where(left, rest, _spare(parent, tried, left | ~some, ranking))
   return jnp.where(some, jax.nn.log_softmax(rest, axis=-1), -jnp.inf)
 
 
-def _next_largest(parent, elders, count):
+def _next_largest(parent, elders, count, ranking=None):
   """Sure of the most probable token that is not among the elders."""
   del count
-  floor = jnp.maximum(parent, jnp.finfo(parent.dtype).min)
   tried = _among(elders, parent.shape[-1])
-  return _point(random.argmax(jnp.where(tried, -jnp.inf, floor)), parent)
+  rest = jnp.where(tried, -jnp.inf, parent)
+  left = jnp.max(rest, axis=-1, keepdims=True) > -jnp.inf
+  some = jnp.max(parent, axis=-1, keepdims=True) > -jnp.inf
+  rest = jnp.where(left, rest, _spare(parent, tried, left | ~some, ranking))
+  return _point(random.argmax(rest), parent)
 
 
-def _largest_then_random(parent, elders, count):
+def _largest_then_random(parent, elders, count, ranking=None):
   """The count - 1 most probable tokens, then one drawn from the others."""
   last = jnp.sum(elders >= 0, axis=-1) >= jnp.asarray(count) - 1
   return jnp.where(
     last[..., None],
-    _untried(parent, elders, count),
-    _next_largest(parent, elders, count),
+    _untried(parent, elders, count, ranking),
+    _next_largest(parent, elders, count, ranking),
   )
 
 
-def _hub_pair(parent, elders, count):
+def _hub_pair(parent, elders, count, ranking=None):
   """First x ~ p; then the hub argmax p, or if x is the hub, p without it."""
   if elders.shape[-1] == 0:
     return parent
   hub, first = random.argmax(parent), elders[..., :1]
   second = jnp.where(
     first == hub[..., None],
-    _untried(parent, elders, count),
+    _untried(parent, elders, count, ranking),
     _point(hub, parent),
   )
   return jnp.where(first < 0, parent, second)
 
 
-def _carried(parent, elders, count):
-  del parent, elders, count
+def _carried(parent, elders, count, ranking=None):
+  del parent, elders, count, ranking
   raise ValueError(
     "siblings 'given' are drawn by their drafter: their laws are in the Draft"
   )
@@ -173,8 +190,8 @@ SHARED_NOISE = Siblings(
 
 WITHOUT_REPLACEMENT = Siblings(name="without_replacement", child=_untried)
 """One after the other, never a token twice: the law of Gumbel top-k (Kool et
-al., ICML 2019), as in RSD and Sequoia. When p is exhausted, uniform over the
-tokens not tried."""
+al., ICML 2019), as in RSD and Sequoia. Once p is exhausted, as at temperature 0
+by the eldest, the draft model's likeliest tokens that were not tried."""
 
 TOP_K = Siblings(name="top_k", child=_next_largest, deterministic=True)
 """The most probable tokens: EAGLE's and Medusa's trees."""

@@ -6,6 +6,8 @@ is the warped target's; penalties come before (`specjax.penalties`), and are the
 target's alone.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
@@ -107,6 +109,16 @@ def as_in(program: Sampling, row: Sampling | None) -> Sampling:
 # What lies between it and 0 would divide logits to infinity. The law is a point
 # mass at either, unless logits differ by less than that.
 _COLDEST = 1e-30
+
+
+def of_running(sampling: Sampling, done: Array) -> Sampling:
+  """The same, without truncations of rows that are done: these take a sort."""
+  neutral = {
+    name: jnp.where(done, value, getattr(sampling, name))
+    for name, value in dict(top_k=0, top_p=1).items()
+    if getattr(sampling, name) is not None
+  }
+  return dataclasses.replace(sampling, **neutral)
 
 
 def warp(logits: Array, sampling: Sampling) -> Array:

@@ -116,6 +116,7 @@ def make_rungs(
   rule: Rule,
   vocab_size: int,
   lengths: Sequence[int] = LENGTHS,
+  **options: Any,
 ) -> Rungs:
   """Decoders of some draft lengths.
 
@@ -130,6 +131,7 @@ def make_rungs(
     rule: what verifies.
     vocab_size: V.
     lengths: drafted tokens, rising; 0 drafts nothing.
+    **options: other fields of the decoders.
 
   Raises:
     ValueError: if they are no ladder, or 0 is one of them and the drafter was
@@ -150,7 +152,7 @@ def make_rungs(
   return Rungs(
     decoders={
       n: Decoder(
-        target=target, drafter=one, rule=rule, vocab_size=vocab_size
+        target=target, drafter=one, rule=rule, vocab_size=vocab_size, **options
       )
       for n, one in made.items()
     }

@@ -41,7 +41,7 @@ from specjax.rules import (
   traversal,
 )
 from specjax.rules.relaxed import after_residual, single_path_rule
-from specjax.siblings import GREEDY, Siblings
+from specjax.siblings import GIVEN, GREEDY, Siblings
 from specjax.tree import Form, Tree, representative
 from specjax.types import Draft, Rule, Verification
 
@@ -95,11 +95,11 @@ def relaxed(name: str, law: LawFn, base: str = "token") -> Rule:
 
   def check(tree: Tree, siblings: Siblings) -> None:
     lossless.check(tree, siblings)
-    certain = siblings.deterministic or siblings is GREEDY
+    certain = siblings.deterministic or siblings in (GREEDY, GIVEN)
     if certain and not tree.is_chain:
       raise ValueError(
         f"rule {name!r} needs the draft's law at every node, got siblings="
-        f"{siblings.name!r}, of which the first is certain"
+        f"{siblings.name!r}, of which the first may be certain"
       )
 
   if base != "token":

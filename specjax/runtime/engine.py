@@ -145,7 +145,8 @@ class Completion:
   Attributes:
     token_ids: emitted tokens, a stop token included.
     origins: an `Origin` for each.
-    stop_reason: "stop_token", "length", "nan_logits" or "stop_string".
+    stop_reason: "stop_token", "length", "nan_logits", "stop_string" or
+      "unknown_token".
     num_target_calls, num_fed, num_drafted, num_accepted, expected_accepted,
       total_variation, accept_counts: see `specjax.state.Counters`.
   """
@@ -402,10 +403,9 @@ class Engine:
     }
     return {k: v for k, v in rows.items() if set(v) != {_NO_PENALTIES[k]}}
 
-  def _ignored(self, batch) -> np.ndarray | None:
-    """`bool[rows]`, rows that stop tokens do not end; None: they end all."""
-    rows = [bool(r.settings.ignore_eos) for r in batch.filled()]
-    return np.array(rows) if any(rows) else None
+  def _ignored(self, batch) -> np.ndarray:
+    """`bool[rows]`, rows that stop tokens do not end."""
+    return np.array([bool(r.settings.ignore_eos) for r in batch.filled()])
 
   def _sampling(self, batch):
     return make_sampling(
@@ -420,11 +420,12 @@ class Engine:
     sizes = (batch.rows, batch.width, batch.input_width)
     shape = (*sizes, *self._truncations(batch))
     if some := self._penalties(batch):
-      lists = (some.get(name, ()) for name in ("logit_bias", "stop_token_ids"))
+      lists = (
+        map(dict, some.get("logit_bias", ())),
+        some.get("stop_token_ids", ()),
+      )
       most = (max(map(len, rows), default=0) for rows in lists)
       shape += ("penalties", *map(penalties.width, most))
-    if self._ignored(batch) is not None:
-      shape += ("ignore_stop",)
     return shape
 
   def prefill(self, batch: Batch, budget: int | None = None) -> DecodeState:

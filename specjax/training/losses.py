@@ -34,7 +34,8 @@ Objective = Callable[[Array, Array | None, Array, Array], Array]
 
 def mean(values: Array, weights: Array) -> Array:
   """The weighted mean over positions, 0 if no position counts."""
-  return jnp.sum(values * weights) / jnp.maximum(jnp.sum(weights), 1)
+  counted = jnp.where(weights > 0, values * weights, 0)
+  return jnp.sum(counted) / jnp.maximum(jnp.sum(weights), 1)
 
 
 def next_token(student, teacher, labels, weights) -> Array:
@@ -49,14 +50,21 @@ def forward_kl(student, teacher, labels, weights) -> Array:
   """`KL(q || p)`, nats: p must cover what the target may say."""
   del labels
   log_p, log_q = _log_laws(student, teacher)
-  return mean(jnp.sum(jnp.exp(log_q) * (log_q - log_p), -1), weights)
+  return mean(_divergence(log_q, log_p), weights)
 
 
 def reverse_kl(student, teacher, labels, weights) -> Array:
   """`KL(p || q)`, nats: p must not say what the target would not."""
   del labels
   log_p, log_q = _log_laws(student, teacher)
-  return mean(jnp.sum(jnp.exp(log_p) * (log_p - log_q), -1), weights)
+  return mean(_divergence(log_p, log_q), weights)
+
+
+def _divergence(log_p, log_q) -> Array:
+  """`KL(p || q)`, in which a token without mass under p counts nothing."""
+  has_mass = log_p > -jnp.inf
+  ratio = jnp.where(has_mass, log_p, 0) - jnp.where(has_mass, log_q, 0)
+  return jnp.sum(jnp.exp(log_p) * ratio, -1)
 
 
 def total_variation(student, teacher, labels, weights) -> Array:

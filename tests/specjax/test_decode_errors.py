@@ -14,6 +14,7 @@ from decoding import (
   PARAMS,
   PROMPTS,
   VOCAB,
+  jitted,
   make,
   start,
 )
@@ -103,6 +104,23 @@ def test_empty_prompts_and_wrong_lengths_are_refused(lengths):
       PARAMS, jnp.asarray(PROMPTS), np.array(lengths), jax.random.key(0),
       buffer_length=40, max_new_tokens=3,
     )  # fmt: skip
+
+
+def test_under_jit_a_row_of_a_wrong_length_ends_at_once():
+  """And its neighbours do not."""
+  right = jnp.asarray(LENGTHS)
+  wrong = right.at[0].set(0).at[1].set(PROMPTS.shape[1] + 1)
+  decoder = make("model")
+  for lengths, expected in ((right, [0] * 5), (wrong, [2, 2, 0, 0, 0])):
+    state = jitted(decoder, "init")(
+      PARAMS, jnp.asarray(PROMPTS), lengths, jax.random.key(0),
+      buffer_length=40, max_new_tokens=3,
+    )  # fmt: skip
+    assert state.stop_reason.tolist() == expected
+  state = jitted(decoder, "extend")(
+    PARAMS, state, 2, jnp.array([1, 2]), 3, max_new_tokens=3
+  )
+  assert state.stop_reason.tolist() == [2, 2, 2, 0, 0]
 
 
 def test_a_buffer_beyond_the_models_positions_is_refused():

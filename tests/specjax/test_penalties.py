@@ -199,6 +199,7 @@ def test_the_order_is_that_of_transformers_processors():
   state = mock.Mock(
     tokens=jnp.asarray([[*text, 8]]), prompt_length=jnp.array([2]),
     length=jnp.array([5]), stop_tokens=jnp.array([3]), done=jnp.array([False]),
+    ignores_stop=jnp.array([False]),
     sampling=make_sampling(
       1, repetition_penalty=1.7, logit_bias=bias, min_tokens=5,
       stop_token_ids=[23],

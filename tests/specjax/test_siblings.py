@@ -21,6 +21,7 @@ from specjax.drafters.shared import levels
 from specjax.siblings import GREEDY, HUB, SIBLINGS, TOP_K, WITHOUT_REPLACEMENT
 from specjax.tree import Tree, k_ary
 from specjax.types import Context, Params, pick_nodes
+from specjax.warp import make_sampling
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -83,6 +84,42 @@ def test_an_exhausted_law_goes_on_with_untried_tokens_evenly():
   for siblings in (WITHOUT_REPLACEMENT, HUB):
     law = sequence_law(siblings, p, 2)
     np.testing.assert_allclose(law[1], [1 / 3, 0, 1 / 3, 1 / 3], atol=1e-6)
+
+
+def test_an_exhausted_law_goes_on_with_the_likeliest_untried_tokens():
+  warped = jnp.log(jnp.array([0, 1.0, 0, 0]))
+  logits = jnp.array([-jnp.inf, 3.0, -1.0, 0.5])
+  for siblings in (WITHOUT_REPLACEMENT, GREEDY, HUB):
+    elders, count = [1], 2 if siblings is HUB else 4
+    for expected in (3, 2, 0)[: count - 1]:
+      law = siblings.child(warped, jnp.array(elders), count, logits)
+      assert np.flatnonzero(np.asarray(law) == 0).tolist() == [expected]
+      elders.append(expected)
+
+
+def test_at_temperature_0_trees_hold_the_drafts_likeliest_tokens():
+  """And not whatever is left of a law that is one token."""
+  model, table = toys.table_model(6), jnp.asarray(toys.table(6, seed=0))
+
+  def drafted(name, tree):
+    drafter = specjax.drafters.model(
+      model, tree=tree, siblings=name, vocab_size=6
+    )
+    rule = "match" if name == "top_k" else "recursive"
+    decoder = specjax.make_decoder(model, drafter=drafter, rule=rule)
+    state = decoder.init(
+      Params(target=table, draft=table), jnp.zeros((1, 2), jnp.int32),
+      np.array([2]), jax.random.key(0), buffer_length=12, max_new_tokens=9,
+      sampling=make_sampling(1, temperature=0.0),
+    )  # fmt: skip
+    return decoder.propose(Params(target=table, draft=table), state)[0].tokens
+
+  for name, tree in (
+    ("without_replacement", k_ary(3, 2)),
+    ("greedy", k_ary(3, 2)),
+    ("hub", k_ary(2, 2)),
+  ):
+    np.testing.assert_array_equal(drafted(name, tree), drafted("top_k", tree))
 
 
 def test_a_row_without_mass_has_children_without_mass():
@@ -168,7 +205,7 @@ def test_siblings_drawn_in_a_loop_are_those_drawn_unrolled(name, monkeypatch):
   def drawn():
     return mutation.compiled(
       lambda laws: levels._draw_level(
-        tree, siblings_lib.get(name), 2, jnp.log(laws), context
+        tree, siblings_lib.get(name), 2, *2 * (jnp.log(laws),), context
       )
     )(laws)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from specjax.adaptive import chains, policies
+from specjax.adaptive import chains
 from specjax.adaptive.policies import Policy
 from specjax.drafters.shared import arguments, levels
 from specjax.shapes import Shape
@@ -77,8 +77,7 @@ def on_targets_cache(
   arguments.check_model("target", model, vocab_size)
   arguments.check_rolls_back("target", model)
   arguments.check_tree(tree, siblings, vocab_size)
-  if longest:
-    policy = policies.fixed(tree.max_depth)
+  policy = arguments.ending(tree, policy, longest)
 
   def propose(params, state, target_cache, context):
     start = context.length - 1

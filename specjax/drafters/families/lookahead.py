@@ -119,7 +119,7 @@ def lookahead(
     tokens: N - 1, guessed of each sequence.
     window: W, columns.
     num_guesses: G, sequences that are guessed at most.
-    vocab_size: V, the number of real tokens; by default the target's.
+    vocab_size: V, the number of real tokens; by default all the target's.
     pool_size: P, sequences that a row keeps.
     from_text: whether the sequences of the prompt, and of what is emitted,
       enter the pool too.

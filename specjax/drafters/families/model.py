@@ -18,7 +18,7 @@ from jax import lax
 
 from specjax import cache as cache_lib
 from specjax import recurrent
-from specjax.adaptive import chains, policies
+from specjax.adaptive import chains
 from specjax.adaptive.policies import Policy
 from specjax.cache import Cache
 from specjax.drafters.shared import arguments, levels
@@ -68,8 +68,7 @@ def model(
   if policy or longest or not tree.is_chain:
     arguments.check_rolls_back("draft of a tree or with a policy", draft)
   arguments.check_tree(tree, siblings, vocab_size)
-  if longest:
-    policy = policies.fixed(tree.max_depth)
+  policy = arguments.ending(tree, policy, longest)
 
   def prefill(params, cache, commit):
     nothing = jnp.zeros((len(commit.tokens), 0), jnp.int32)

@@ -74,7 +74,7 @@ def specdec(
     return drawn, memory, target_cache
 
   return Drafter(
-    name="block",
+    name="specdec",
     tree=tree,
     siblings=siblings,
     init=init,

@@ -84,6 +84,21 @@ def with_longer(
   )
 
 
+def ending(
+  tree: Tree, policy: Policy | None, longest: int | None
+) -> Policy | None:
+  """The policy that ends chains; of a ladder's, the rung's whole length.
+
+  Raises:
+    ValueError: if a ladder's chain has a policy of its own.
+  """
+  if not longest:
+    return policy
+  if policy is not None:
+    raise ValueError("chains of a ladder (longest) have no policy of their own")
+  return policies.fixed(tree.max_depth)
+
+
 def check_model(who: str, model: LanguageModel, vocab_size: int) -> None:
   """Raises ValueError if a model knows fewer tokens than are drafted."""
   if model.vocab_size < vocab_size:

@@ -60,15 +60,15 @@ def draw_tree(
       vocab_size,
     )
 
-  def law_of(logits):  # [B, W, V'] -> [B, W, V]
+  def law_of(logits):  # [B, W, V'] -> [B, W, V], and before the warp
     logits = logits[..., :vocab_size]
     if siblings.deterministic:
       law = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
     else:
       law = warp.warp(logits, context.sampling)
-    return laws.heal(law)
+    return laws.heal(law), logits
 
-  law = law_of(root_logits[:, None])
+  law, ranking = law_of(root_logits[:, None])
   tokens, all_laws = [context.root], [jnp.full_like(law, -jnp.inf)]
   for depth, level in enumerate(tree.levels[1:], start=1):
     if noise is not None:
@@ -77,13 +77,15 @@ def draw_tree(
       drawn_from = law[:, parents]
       drawn = random.race(noise[:, :, depth - 1], drawn_from)  # [B, K]
     else:
-      drawn, drawn_from = _draw_level(tree, siblings, depth, law, context)
+      drawn, drawn_from = _draw_level(
+        tree, siblings, depth, law, ranking, context
+      )
     tokens.append(drawn)
     all_laws.append(drawn_from)
     if depth == tree.max_depth:
       break
     logits, carry = feed(carry, depth, drawn)
-    law = law_of(logits)
+    law, ranking = law_of(logits)
   draft = Draft(
     tree=tree,
     siblings=siblings,
@@ -159,7 +161,12 @@ def mask(tree: Tree, depth: int) -> np.ndarray | None:
 
 
 def _draw_level(
-  tree: Tree, siblings: Siblings, depth: int, law: Array, context: Context
+  tree: Tree,
+  siblings: Siblings,
+  depth: int,
+  law: Array,
+  ranking: Array,
+  context: Context,
 ) -> tuple[Array, Array]:
   """Draws the nodes of one depth, eldest siblings first.
 
@@ -168,6 +175,7 @@ def _draw_level(
     siblings: how the children of a node are drawn.
     depth: at least 1.
     law: `f32[B, W, V]`, the model's laws at the nodes of the depth above.
+    ranking: `f32[B, W, V]`, its logits there.
     context: the round's, of which it draws.
 
   Returns:
@@ -190,6 +198,7 @@ def _draw_level(
       law[:, heads[some]],
       siblings_lib.elders(tokens[:, some], r),
       sizes[some],
+      ranking[:, heads[some]],
     )
     nodes = level.start + (
       place[some, r] if isinstance(r, int) else jnp.asarray(place)[:, r]

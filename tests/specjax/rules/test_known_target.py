@@ -408,7 +408,7 @@ def test_a_base_checks_the_tree():
     rules.get("fuzzy").check(tree.k_ary(2), siblings.IID)
   by_recursion = rules.get("fuzzy(base='recursive')")
   by_recursion.check(tree.k_ary(2), siblings.IID)
-  for certain in (siblings.GREEDY, siblings.TOP_K):
-    with pytest.raises(ValueError, match="of which the first is certain"):
+  for certain in (siblings.GREEDY, siblings.TOP_K, siblings.GIVEN):
+    with pytest.raises(ValueError, match="of which the first may be certain"):
       by_recursion.check(tree.k_ary(2), certain)
     by_recursion.check(tree.chain(2), certain)

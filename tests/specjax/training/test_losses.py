@@ -34,6 +34,21 @@ def test_definitions(name, expected):
   assert float(actual) == pytest.approx(expected, rel=1e-5)
 
 
+def test_a_token_without_mass_counts_nothing():
+  """Of a teacher that was truncated, or a head of few words."""
+  cut = np.where(np.arange(5) < 2, -np.inf, TEACHER)
+  rest = np.asarray(jax.nn.softmax(cut))[..., 2:]
+  expected = (rest * np.log(rest / P[..., 2:])).sum(2).mean()
+  actual = losses.get("forward_kl")(STUDENT, cut, LABELS, ONES)
+  assert float(actual) == pytest.approx(expected, rel=1e-5)
+  actual = losses.get("reverse_kl")(cut, STUDENT, LABELS, ONES)
+  assert float(actual) == pytest.approx(expected, rel=1e-5)
+  infinite = losses.get("forward_kl")(cut, STUDENT, LABELS, ONES.copy())
+  assert infinite == np.inf
+  nowhere = losses.get("forward_kl")(cut, STUDENT, LABELS, 0 * ONES)
+  assert nowhere == 0
+
+
 @pytest.mark.parametrize("name", losses.OBJECTIVES)
 def test_positions_without_weight_do_not_count(name):
   weights = ONES.copy()
