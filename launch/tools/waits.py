@@ -4,8 +4,8 @@ r"""Delays by others' prompts between tokens, and before a second turn's first.
     --config.drafter=plain --arriving_tokens=1500 --arrivals=4 \
     --turn_tokens=1000 --output=W.json
 
-A row streams, a round a visit, while prompts arrive, each as soon as the one
-before it has been read; then all over again with one row more that decodes.
+A row streams, a round an iteration, while prompts arrive, each as soon as the
+one before it has been read; then all over again with one row more that decodes.
 `gap` is the longest time between two of its tokens over the median of its own
 rounds, alone; `whole` what it would be if a prompt were read at once. A
 conversation's second turn is answered where its first is in a slot, and, in
@@ -50,7 +50,7 @@ def _asked(length: int, seed: int, budget: int) -> Asked:
   )  # fmt: skip
 
 
-def _visit(slots: Slots, *admissions):
+def _iteration(slots: Slots, *admissions):
   return slots.iterate(
     dataclasses.replace(slots.idle(), rounds=1, admissions=admissions)
   )
@@ -74,17 +74,17 @@ def gaps(slots: Slots, *, prompt: int, arrivals: int, streams: int) -> dict:
     Seconds of a round alone and of the longest gap, and their ratio.
   """
   others = range(streams)
-  _visit(
+  _iteration(
     slots,
     *[(row, _asked(8, 100 + row, slots.max_length - 8)) for row in others],
   )
-  alone = statistics.median(_visit(slots).seconds for _ in range(_ALONE))
+  alone = statistics.median(_iteration(slots).seconds for _ in range(_ALONE))
   longest, reading = [], []
   for one in range(arrivals):
-    report = _visit(slots, (streams, _asked(prompt, one, 1)))
+    report = _iteration(slots, (streams, _asked(prompt, one, 1)))
     seconds = [report.seconds]
     while report.length[streams] <= prompt:
-      report = _visit(slots)
+      report = _iteration(slots)
       assert (report.length[:streams] > report.start[:streams]).all()
       seconds.append(report.seconds)
     longest.append(max(seconds))
@@ -109,13 +109,13 @@ def turns(slots: Slots, *, first: int, count: int) -> dict:
   """
 
   def to_first(asked: Asked) -> tuple[float, list[int]]:
-    report = _visit(slots, (0, asked))
+    report = _iteration(slots, (0, asked))
     seconds, text = report.seconds, []
     while True:
       text += report.tokens[0, : report.length[0] - report.start[0]].tolist()
       if report.reason[0] != StopReason.RUNNING:
         return seconds, text
-      report = _visit(slots)
+      report = _iteration(slots)
       seconds += 0 if text else report.seconds
 
   held, read = [], []

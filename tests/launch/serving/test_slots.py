@@ -159,7 +159,7 @@ def test_prompts_are_scored_in_turn_and_one_that_is_given_up_waits_for_none(
 
 
 @pytest.mark.parametrize("budget", [1, 8, 13, 17, 100])
-def test_a_visit_computes_no_more_than_its_budget_while_rows_decode(
+def test_an_iteration_computes_no_more_than_its_budget_while_rows_decode(
   slots, monkeypatch, budget
 ):
   """A round of four tokens a row, and the rest of prompts; four in any case."""
