@@ -64,8 +64,8 @@ BATCHES = flags.DEFINE_list("batches", ["1", "8"], "Rows of a batch.")
 TEXT_TOKENS = flags.DEFINE_integer(
   "text_tokens", 100, "Tokens that each row begins with.", lower_bound=1
 )
-VISITS = flags.DEFINE_integer(
-  "visits", 15, "Times that each case is measured.", lower_bound=1
+ITERATIONS = flags.DEFINE_integer(
+  "iterations", 15, "Times that each case is measured.", lower_bound=1
 )
 BATCH_SIZES = flags.DEFINE_list(
   "batch_sizes", None, "Rows that are decoded together, each number in turn."
@@ -107,6 +107,9 @@ _SAID_BY_DRAFTER = {
 
 # A command takes the arguments left over by the flags and returns an exit code.
 Command = Callable[[Sequence[str]], int]
+# The exit code of a run that saved its state and stopped because it was asked
+# to: the same command goes on (EX_TEMPFAIL of sysexits.h).
+UNFINISHED = 75
 
 _JAX = pathlib.Path(jax.__file__).parent
 _ROOT = pathlib.Path(__file__).parents[1]
@@ -137,6 +140,7 @@ def refuse_with(what: str, *unread: flags.FlagHolder) -> None:
 
 _given: list[str] = []
 _spread: set[str] = set()
+_kept: dict[str, None] = {}
 
 
 def takes_the_rest(flag: flags.FlagHolder) -> None:
@@ -223,11 +227,7 @@ def run(
       code = _guarded(whole, argv, failed)
     except KeyboardInterrupt as error:
       failed.append(error)
-      print(
-        "interrupted; what --output or --workdir holds so far is kept, and the "
-        "same command goes on from there",
-        file=sys.stderr,
-      )
+      print(interruption(), file=sys.stderr)
       code = 130  # as a shell reports SIGINT
     except Exception as error:
       if not processes.several():
@@ -256,6 +256,21 @@ def execute(command: Command, argv: Sequence[str]) -> int:
     return _guarded(command, rest)
 
 
+def keeps(place: str) -> None:
+  """Notes that the same command, interrupted, goes on from a file or folder."""
+  _kept[place] = None
+
+
+def interruption() -> str:
+  """The message of a command that Ctrl-C ended."""
+  if not _kept:
+    return "interrupted"
+  return (
+    f"interrupted; what {' and '.join(_kept)} holds so far is kept, and the "
+    "same command goes on from there"
+  )
+
+
 def fail(message: str, code: int = 2) -> int:
   """Prints one message on stderr; returns the exit code."""
   label = f"process {jax.process_index()}: " if processes.several() else ""
@@ -273,6 +288,8 @@ def _guarded(
     return code
   except BrokenPipeError:
     return terminal.reader_left()
+  except processes.UnjoinedError as error:
+    return fail(str(error), 1)
   except (UserError, ValueError, OSError) as error:
     if not _is_mistake(error):
       raise

@@ -54,7 +54,6 @@ import jax
 import tqdm
 from absl import flags
 
-import specjax
 from launch import (
   cli,
   display,
@@ -78,8 +77,6 @@ from specjax.runtime.engine import Batch, Completion, Engine
 from specjax.state import StopReason
 
 cli.reads(cli.CONFIG, cli.PROMPTS, cli.OUTPUT, *processes.FLAGS)
-# Of these the contents count, and no path.
-_HASHED = ("target", "checkpoints")
 _SUMMARY = flags.DEFINE_string("summary", None, "The run's numbers, JSON.")
 _BASELINE = flags.DEFINE_bool(
   "baseline", True, "Also decode plainly, to measure the speed-up."
@@ -173,29 +170,6 @@ def completion_of(row: dict) -> Completion:
   """The `Completion` of a record's row."""
   names = [field.name for field in dataclasses.fields(Completion)]
   return Completion(**{name: row[name] for name in names})
-
-
-def settings_of(config, baseline: bool, models: dict) -> dict:
-  """All settings that decide a row, without its prompt.
-
-  Neither paths nor dates of the checkpoints count: a machine that was preempted
-  comes back with fresh copies.
-
-  Args:
-    config: of the run.
-    baseline: whether rows are also decoded plainly.
-    models: see `provenance.checkpoints`.
-  """
-  kept = json.loads(config.to_json_best_effort(sort_keys=True))
-  kept["drafter"] = provenance.hashed(registry.canonical(config), models)
-  return {
-    "config": {k: v for k, v in kept.items() if k not in _HASHED},
-    "baseline": baseline,
-    "checkpoints": {role: model["sha256"] for role, model in models.items()},
-    "jax": jax.__version__,
-    "specjax": specjax.__version__,
-    **({"traced": traced_fields()} if traced_fields() else {}),
-  }
 
 
 def decode_missing(
@@ -332,10 +306,15 @@ def run(_) -> int:
     ]
 
   if on_disk:
-    checkpoints = made_by["provenance"]["checkpoints"] if made_by else {}
+    traced = {"traced": traced_fields()} if traced_fields() else {}
     journal = Journal(
       output,
-      settings_of(config, measures_speedup(), checkpoints),
+      provenance.settings(
+        config,
+        made_by["provenance"]["checkpoints"] if made_by else {},
+        baseline=measures_speedup(),
+        **traced,
+      ),
       rows_of=lines_of,
       wanted={p.key: p.row_id for p in items},
     )

@@ -45,12 +45,10 @@ import os
 import sys
 from collections.abc import Container
 
-import jax
 import ml_collections
 from absl import flags
 from ml_collections import config_flags
 
-import specjax
 from launch import (
   cli,
   processes,
@@ -211,23 +209,22 @@ def check_sizes(sizes: list[int], plain: pair.Pair) -> None:
 
 
 def settings_of(config, entered: list[System], asked, models) -> dict:
-  """Settings that decide a measurement; paths and dates do not count."""
-  kept = json.loads(config.to_json_best_effort(sort_keys=True))
-  return {
-    "config": kept | {"target": None, "checkpoints": None, "drafter": None},
-    "checkpoints": {role: model["sha256"] for role, model in models.items()},
-    "systems": [provenance.hashed(s.name, models) for s in entered],
-    "temperatures": temperatures(config),
-    "batch_sizes": cli.integers(cli.BATCH_SIZES, default=[config.batch_size]),
-    "questions": provenance.hash_texts(
+  """Settings that decide a measurement (`provenance.settings`)."""
+  shared = ml_collections.ConfigDict(config.to_dict())
+  del shared.drafter  # it is among the systems, or nothing is measured of it
+  return provenance.settings(
+    shared,
+    models,
+    systems=[provenance.hashed(s.name, models) for s in entered],
+    temperatures=temperatures(config),
+    batch_sizes=cli.integers(cli.BATCH_SIZES, default=[config.batch_size]),
+    questions=provenance.hash_texts(
       [json.dumps([q.id, q.category, q.task, q.turns]) for q in asked]
     ),
-    "rounds": _ROUNDS.value,
-    "timing": timing(),
-    "jax": jax.__version__,
-    "specjax": specjax.__version__,
+    rounds=_ROUNDS.value,
+    timing=timing(),
     **({"count_experts": True} if _COUNT_EXPERTS.value else {}),
-  }
+  )
 
 
 def timing() -> str:
@@ -236,12 +233,15 @@ def timing() -> str:
 
 
 def checkpoints_of(entered: list[System]) -> dict[str, dict]:
-  """Path and hash of every checkpoint that is read, by role."""
+  """Path and hash of every checkpoint, and of code of one's own, by role."""
   paths = {}
   for system in entered:
     paths["target"] = system.config.target
     if system.drafting is not None:
-      for role, path in provenance.read_by(system.drafting).items():
+      read = provenance.read_by(system.drafting)
+      read |= provenance.modules("drafter", system.name)
+      read |= provenance.modules("rule", str(system.config.rule))
+      for role, path in read.items():
         if paths.setdefault(role, path) != path:
           paths[f"{role} of {system.name}"] = path
     elif system.reference.draft:

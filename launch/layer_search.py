@@ -435,18 +435,20 @@ def run(_) -> int:
   )
   search_of = {
     "method": _METHOD.value, "objective": _OBJECTIVE.value,
-    "costs": _COSTS.value, "seed": cli.SEED.value or 0,
+    "costs": _COSTS.value, "draft_tokens": _TOKENS.value,
+    "seed": cli.SEED.value or 0,
   }  # fmt: skip
   asked = [str(item.token_ids) for item in items]
   made_by = provenance.record(
     models=provenance.checkpoints(config), prompts=cli.PROMPTS.value,
     texts=asked,
   )  # fmt: skip
-  settings = {
+  settings = provenance.settings(
+    config,
+    made_by["provenance"]["checkpoints"],
+    prompts=provenance.hash_texts(asked),
     **search_of,
-    "config": json.loads(config.to_json_best_effort(sort_keys=True)),
-    "prompts": provenance.hash_texts(asked),
-  }
+  )
   with Journal(output, settings, grows=True) as journal:
     if "costs" not in journal.batches:  # what was timed is not timed again
       new = (
@@ -496,7 +498,7 @@ def run(_) -> int:
       "costs": vars(costs),
       "search": search_of,
       "num_judged": int(judged.sum()),
-      "config": settings["config"],
+      "config": json.loads(config.to_json_best_effort(sort_keys=True)),
       "evaluations": evaluations,
       **made_by,
     }

@@ -377,11 +377,13 @@ def run(_) -> int:
   ]
   for one in questions:
     one.check()
-  warn_of_vocabularies(questions[0].target, questions[0].draft)
+  drafts = {one.draft.vocab_size: one.draft for one in questions if one.draft}
+  for draft in drafts.values():
+    warn_of_vocabularies(questions[0].target, draft)
   names = {"--target": cli.TARGET.value}
   for *_, one in combinations:
     if one.checkpoint:
-      names[f"--drafter={one.name}"] = one.checkpoint
+      names[f'--drafter={one.name}("{one.checkpoint}")'] = one.checkpoint
   files = {flag: _shape_file(name) for flag, name in names.items()}
   made_by = provenance.record(files=files)
   plans = []

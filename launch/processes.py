@@ -65,6 +65,10 @@ _Part = TypeVar("_Part")
 _METADATA = "computeMetadata/v1/instance/attributes/worker-network-endpoints"
 
 
+class UnjoinedError(RuntimeError):
+  """Other processes that did not come in time, and may at the next try."""
+
+
 def start(*, preemption_notice: bool = False) -> None:
   """Joins the other processes, if there are any, and says so on stderr.
 
@@ -76,7 +80,8 @@ def start(*, preemption_notice: bool = False) -> None:
       the process.
 
   Raises:
-    ValueError: if the processes cannot be joined, or half a setting was given.
+    ValueError: if half a setting was given, or none where one is needed.
+    UnjoinedError: if the other processes do not come.
   """
   mode = DISTRIBUTED.value
   settings = _settings()
@@ -91,7 +96,8 @@ def start(*, preemption_notice: bool = False) -> None:
     )
   except (ValueError, RuntimeError) as error:
     reason = " ".join(str(error).split())
-    raise ValueError(
+    kind = ValueError if isinstance(error, ValueError) else UnjoinedError
+    raise kind(
       f"--distributed={mode} cannot join the other processes ({reason}); "
       "expected a TPU slice, or all of --coordinator_address=HOST:PORT, "
       "--num_processes=N and --process_id=I, the same address everywhere"
@@ -240,7 +246,8 @@ def round_robin(
 
   Args:
     parts: the same on every process.
-    work: makes the record of a part of a number.
+    work: makes the record of a part; its number counts the parts that this
+      process makes.
     together: whether every process must take part in every part, because the
       models' arrays lie on the devices of several; otherwise they take turns.
 
@@ -256,7 +263,7 @@ def round_robin(
     turn = range(start, min(start + count, len(parts)))
     record = None
     if rank < len(turn):
-      record = work(turn[rank], parts[turn[rank]])
+      record = work(start // count, parts[turn[rank]])
     yield from filter(None, gather(record))
 
 

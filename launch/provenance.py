@@ -47,6 +47,8 @@ _CODE = ("specjax", "models", "configs", "launch")
 # `git archive` writes the commit here: what a TPU worker gets has no .git.
 _ARCHIVED = "$Format:%H$"
 
+# Fields of a config that name checkpoints: their contents count, and no path.
+_HASHED = ("target", "scorer", "checkpoints", "teacher", "init_from")
 # These do not decide what comes out.
 _WHERE = ("output", "summary", "workdir", "export", "plot", "overwrite")
 
@@ -199,16 +201,30 @@ def checkpoints(config: Any) -> dict[str, dict[str, str]]:
   """Path and hash of each checkpoint that a config reads, by role.
 
   Args:
-    config: with a `target`, and perhaps a `draft` and a `scorer`.
+    config: with a `target` or a `scorer`, and perhaps a `drafter`, for what it
+      reads, and a `rule`, for the code of one's own.
   """
   roles = {role: config.get(role) for role in ("target", "scorer")}
   if config.get("drafter"):
     roles |= read_by(registry.of(config))
-  for role in ("drafter", "rule"):  # of one's own: package.module:function
-    for module in calls.modules(str(config.get(role) or "")):
-      spec = importlib.util.find_spec(module)
-      roles[role] = spec.origin if spec else None
+  for role in ("drafter", "rule"):
+    roles |= modules(role, str(config.get(role) or ""))
   return hashes({role: path for role, path in roles.items() if path})
+
+
+def modules(role: str, written: str) -> dict[str, str]:
+  """Files of the `package.module:NAME`s of one's own in a call.
+
+  Args:
+    role: of the first file; another one has its module's name added.
+    written: the call, as `config.drafter` or `config.rule` have it.
+  """
+  paths: dict[str, str] = {}
+  for module in dict.fromkeys(calls.modules(written)):
+    spec = importlib.util.find_spec(module)
+    if spec and spec.origin:
+      paths[f"{role} ({module})" if paths else role] = spec.origin
+  return paths
 
 
 def read_by(drafting: Drafting) -> dict[str, str]:
@@ -235,6 +251,41 @@ def hashes(directories: Mapping[str, str]) -> dict[str, dict[str, str]]:
   return {
     role: {"path": directory, "sha256": hash_checkpoint(directory)}
     for role, directory in directories.items()
+  }
+
+
+def settings(
+  config: Any, models: Mapping[str, Mapping[str, str]], **more: Any
+) -> dict[str, Any]:
+  """Settings by which a journal knows its run again (`launch.results`).
+
+  Neither paths nor dates of the checkpoints count: a machine that was preempted
+  comes back with fresh copies.
+
+  Args:
+    config: of the run.
+    models: `checkpoints` of it, or `hashes` of all that it reads.
+    **more: what else decides the results.
+  """
+  kept = json.loads(config.to_json_best_effort(sort_keys=True))
+  if kept.get("drafter"):
+    kept["drafter"] = hashed(registry.canonical(config), models)
+  return {
+    "config": _without_paths(kept),
+    "checkpoints": {
+      hashed(role, models): model["sha256"] for role, model in models.items()
+    },
+    "jax": jax.__version__,
+    "specjax": specjax.__version__,
+    **more,
+  }
+
+
+def _without_paths(config: Mapping[str, Any]) -> dict[str, Any]:
+  return {
+    name: _without_paths(value) if isinstance(value, Mapping) else value
+    for name, value in config.items()
+    if name not in _HASHED
   }
 
 

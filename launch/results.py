@@ -348,6 +348,7 @@ class Journal:
       stack.enter_context(self._lock)
       if processes.is_chief() and not cli.OVERWRITE.value:
         self._resume()
+      cli.keeps(str(self._output))
       self._exit = stack.pop_all()
     return self
 

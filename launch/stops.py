@@ -60,21 +60,21 @@ class Detokenizer:
 
 
 def watch(
-  tokenizer: Tokenizer, stop: Sequence[str], before: Sequence[int] = ()
+  tokenizer: Tokenizer, stop: Sequence[str], context: Sequence[int] = ()
 ) -> Watch | None:
   """A watch that ends a row with the token that completes a stop string.
 
   Args:
     tokenizer: of the pair.
     stop: the texts, none empty; without any there is nothing to watch for.
-    before: tokens of what is completed.
+    context: tokens of what is completed.
 
   Returns:
     A `specjax.runtime.stopping.Watch` of one completion.
   """
   if not stop:
     return None
-  text = Detokenizer(tokenizer, before)
+  text = Detokenizer(tokenizer, context)
   longest, tail = max(map(len, stop)), ""
 
   def look(token_ids: Sequence[int]) -> int | None:
@@ -88,6 +88,12 @@ def watch(
     return None
 
   return look
+
+
+def before(text: str, stop: Sequence[str]) -> str:
+  """The text before the first stop string in it; all of it if there is none."""
+  places = [at for x in stop if (at := text.find(x)) >= 0]
+  return text[: min(places, default=len(text))]
 
 
 def text_of(
@@ -104,5 +110,4 @@ def text_of(
   text = tokenizer.decode(row["token_ids"], after=prompt.token_ids)
   if row["stop_reason"] != StopReason.STOP_STRING.name.lower():
     return text
-  places = [at for x in prompt.stop if (at := text.find(x)) >= 0]
-  return text[: min(places, default=len(text))]
+  return before(text, prompt.stop)

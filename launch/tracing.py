@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from launch import cli, results
+from launch import cli, processes, results
 from launch.prompts import Prompt
 from specjax.runtime import engine as engine_lib
 from specjax.runtime.engine import Batch, Completion, Engine
@@ -187,12 +187,16 @@ def lines_of(items: Iterable[Prompt], rows: Mapping[str, dict]) -> list[str]:
 def check_trace(path: str, lines: Iterable[str]) -> None:
   """Raises ValueError if a trace is there that is not of this run.
 
+  The chief looks, which alone knows what was made.
+
   Args:
     path: where the trace is to be written.
     lines: those that the run has made before it was stopped.
   """
   file = pathlib.Path(path)
-  if path == results.STDOUT or cli.OVERWRITE.value or not file.exists():
+  if not processes.is_chief() or cli.OVERWRITE.value:
+    return
+  if path == results.STDOUT or not file.exists():
     return
   if set(file.read_text("utf-8").splitlines(keepends=True)) - {*lines}:
     raise ValueError(f"{path} holds something else: --overwrite replaces it")

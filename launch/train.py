@@ -6,10 +6,11 @@ r"""Trains a small transformer: from scratch, or as the draft of a target.
 A folder decides where a run stands: the same command, or `--workdir` alone,
 goes on from its last checkpoint, to the same parameters, bit for bit, as a run
 that was never stopped. SIGTERM or Ctrl-C saves a checkpoint and ends with exit
-code 0. At the end the model is exported as Llama files, if `--export` says
-where; another model that is there is replaced with --overwrite only. Settings
-are changed as in `--config=FILE --config.num_steps=500`, those of a run that
-was begun too, where that leaves it the same run. WORKDIR gets
+code 75: the run is not over. At its end the model is exported as Llama files,
+if `--export` says where; another model that is there is replaced with
+--overwrite only. Settings are changed as in `--config=FILE
+--config.num_steps=500`, those of a run that was begun too, where that leaves it
+the same run. WORKDIR gets
 
   config.json      what was asked for
   metrics.jsonl    every `log_every` steps the objective's loss (as in
@@ -62,7 +63,7 @@ def run(_) -> int:
     with exports.noted(workdir, export):
       one.export(module, export)
     say(f"exported to {export}")
-  return 0
+  return 0 if finished else cli.UNFINISHED
 
 
 if __name__ == "__main__":

@@ -3,15 +3,15 @@
 import dataclasses
 
 import jax
-import numpy as np
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from models.networks import acceptance_head
 from models.networks.acceptance_head import AcceptanceHead
 from specjax.adaptive import policies
 from specjax.adaptive.policies import Policy, Token
 from specjax.calls import Grammar
+from specjax.runtime import engine
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,13 +65,4 @@ def load(head: str, mesh: Mesh | None = None) -> nnx.State:
   Raises:
     FileNotFoundError, ValueError: as `acceptance_head.load`.
   """
-  params = nnx.state(acceptance_head.load(head))
-  if mesh is None:
-    return params
-  whole = NamedSharding(mesh, PartitionSpec())
-
-  def put(x):
-    array = np.asarray(x)
-    return jax.make_array_from_callback(array.shape, whole, lambda i: array[i])
-
-  return jax.tree.map(put, params)
+  return engine.everywhere(mesh, nnx.state(acceptance_head.load(head)))

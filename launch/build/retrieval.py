@@ -9,14 +9,13 @@ import json
 import pathlib
 
 import jax
-import numpy as np
 import safetensors
 import safetensors.numpy
-from jax.sharding import NamedSharding, PartitionSpec
 
 from launch import jsonl
 from models.tokenizers import Tokenizer
 from specjax.drafters.shared.corpus import Corpus
+from specjax.runtime import engine
 
 _FORMAT = "specjax corpus 1"
 _KEYS = ("completion", "text")
@@ -126,10 +125,4 @@ def index(path: str, models) -> Corpus:
   corpus = read(path, models.tokenizer)
   if models.mesh is None:
     return jax.tree.map(jax.numpy.asarray, corpus)
-  whole = NamedSharding(models.mesh, PartitionSpec())
-  return jax.tree.map(
-    lambda x: jax.make_array_from_callback(
-      x.shape, whole, lambda i, x=x: np.asarray(x)[i]
-    ),
-    corpus,
-  )
+  return engine.everywhere(models.mesh, corpus)

@@ -9,14 +9,20 @@ import dataclasses
 import json
 import pathlib
 from collections.abc import Mapping
+from typing import Any
+
+import ml_collections
 
 from launch import cli
+from launch.build import registry
 from launch.build.pair import Pair
 from launch.evaluation import measure
 from launch.evaluation.measure import Contest, Group
 from launch.evaluation.systems import PLAIN, System
 from specjax.runtime import timing
 
+# Settings on which seconds depend, beside the drafter and the batch size.
+_PAIR = ("target", "checkpoints", "dtype", "weights", "cache", "mesh")
 # Tokens of the target passes that `--timing=passes` times.
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16)
 _RUNS = 3  # that count; one for each place that `timing` stops at
@@ -80,16 +86,22 @@ class Costs:
     return (self.drafting + left) / self.depth
 
 
-def read(path: str, flag: str) -> list[tuple[dict, Costs]]:
-  """The costs in a result of `launch.evaluate`, with their records.
+def read(
+  path: str, flag: str, config: ml_collections.ConfigDict
+) -> list[tuple[dict, Costs]]:
+  """The costs of a config's pair in a result of `launch.evaluate`.
 
   Args:
     path: of the file.
     flag: that names it.
+    config: of the pair and its drafter, of any number of tokens.
+
+  Returns:
+    Records, with the settings of their run, and their costs.
 
   Raises:
     UserError: if it is no such result, has no costs of a draft, or of timings
-      that disagree.
+      that disagree, or none of this pair.
   """
   try:
     result = json.loads(pathlib.Path(path).read_text(encoding="utf-8"))
@@ -107,7 +119,40 @@ def read(path: str, flag: str) -> list[tuple[dict, Costs]]:
       f"{flag}: timings in {path} disagree, measure it again: "
       + "; ".join(doubts)
     )
-  return timed
+  fitting, others = [], {}
+  for record, costs in timed:
+    if other := _other_pair(record, config):
+      others |= other
+    else:
+      fitting.append((record, costs))
+  if not fitting:
+    raise no_costs(flag, path, others)
+  return fitting
+
+
+def no_costs(flag: str, path: str, others: Mapping[str, Any]) -> cli.UserError:
+  """The error of costs that are of other settings than those asked for."""
+  named = ", ".join(f"{name} ({value!r})" for name, value in others.items())
+  return cli.UserError(f"{flag}: {path} is of another {named or 'kind'}")
+
+
+def _other_pair(
+  record: Mapping[str, Any], config: ml_collections.ConfigDict
+) -> dict[str, Any]:
+  """The settings of a record by which it is of another pair."""
+  wanted = config.to_dict()
+  # A result that lacks one is older than the setting, and had no choice.
+  had = {"checkpoints": wanted["checkpoints"], "weights": "", "cache": ""}
+  had |= record
+  other = {n: had.get(n) for n in _PAIR if had.get(n) != wanted.get(n)}
+  asked = registry.of(config)
+  try:
+    timed = registry.of(config, record["system"])
+  except ValueError:  # of a version that had other drafters
+    timed = None
+  if not timed or (timed.name, timed.loaded) != (asked.name, asked.loaded):
+    other["drafter"] = record["system"]
+  return other
 
 
 def name_of(system: System, batch_size: int) -> str:

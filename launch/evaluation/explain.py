@@ -126,9 +126,14 @@ def _finding(
   costs = Costs.of(cost)
   is_chain = parents(row) == list(range(-1, chosen))
   # By position only where every round drafted all of them.
-  counted = is_chain and row["num_drafted"] == chosen * row["num_target_calls"]
-  longest = by_position(sweep[max(sweep)][0]) if counted else None
-  mine = by_position(row) if counted else None
+  counted = [
+    n
+    for n, (one, _) in sweep.items()
+    if parents(one) == list(range(-1, n))
+    and one["num_drafted"] == n * one["num_target_calls"]
+  ]
+  mine = by_position(row) if chosen in counted else None
+  longest = by_position(sweep[max(counted)][0]) if mine else None
   efficiency = _efficiency(row, mine, chosen)
   rates = _rates(plain, row, efficiency, costs)
   least = throughput.break_even(chosen, 0.0, costs.step, costs.plain_step)

@@ -210,7 +210,7 @@ def _health(service: Service) -> Response:
       "status": status,
       "slots_used": used,
       "waiting": waiting,
-      "seconds_in_visit": round(stuck, 3),
+      "seconds_in_iteration": round(stuck, 3),
     },
     200 if status == "ok" else 503,
   )

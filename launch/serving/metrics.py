@@ -45,6 +45,7 @@ class Metrics:
     """
     self._clock, self._num_slots = clock, num_slots
     self._recent: collections.deque = collections.deque()
+    self._busy, self._since = False, clock()
     self.registry = registry = prometheus_client.CollectorRegistry()
     prometheus_client.disable_created_metrics()
     labels = ["model_name"]
@@ -124,6 +125,9 @@ class Metrics:
 
   def running(self, count: int) -> None:
     """Sets the number of slots in use."""
+    if count and not self._busy:
+      self._since = self._clock()
+    self._busy = count > 0
     self._running.set(count)
     self._used.set(count / self._num_slots)
 
@@ -195,12 +199,16 @@ class Metrics:
     return prometheus_client.generate_latest(self.registry)
 
   def live(self) -> dict:
-    """Rates of the last seconds, for the page."""
+    """Rates of the last seconds, for the page.
+
+    After a pause they are of the seconds since work began again.
+    """
     now = self._clock()
-    recent = [x for x in self._recent.copy() if x[0] >= now - _WINDOW]
+    since = max(now - _WINDOW, self._since)
+    recent = [x for x in self._recent.copy() if x[0] >= since]
     tokens, drafted, accepted = (sum(x[i] for x in recent) for i in (1, 2, 3))
     return {
-      "tokens_per_second": tokens / _WINDOW,
+      "tokens_per_second": tokens / (now - since) if now > since else 0.0,
       "acceptance": accepted / drafted if drafted else None,
     }
 

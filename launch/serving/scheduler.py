@@ -132,7 +132,7 @@ class ClosedError(Exception):
   """The scheduler is closed: the server ends, or its loop is dead."""
 
 
-def rounds_of_visit(*, free: int, waiting: int, max_rounds: int) -> int:
+def rounds_of_iteration(*, free: int, waiting: int, max_rounds: int) -> int:
   """The most rounds that an iteration makes, by the load.
 
   An iteration ends with the first row that is done, so that requests waiting
@@ -192,7 +192,7 @@ class Scheduler:
     self._queue: collections.deque[Ticket] = collections.deque()
     self._wake = threading.Condition()
     self._closed = self._stopped = False
-    self._in_visit_since: float | None = None
+    self._iterating_since: float | None = None
     self.error: BaseException | None = None
     self.when_dead: Callable[[], None] = lambda: None
     self._thread = threading.Thread(target=self._run, name="device")
@@ -249,7 +249,7 @@ class Scheduler:
 
   def stuck(self) -> float:
     """Seconds since the current iteration began; 0 between two."""
-    since = self._in_visit_since
+    since = self._iterating_since
     return 0.0 if since is None else self._clock() - since
 
   def is_alive(self) -> bool:
@@ -267,7 +267,7 @@ class Scheduler:
   def _run(self) -> None:
     try:
       while self._waits():
-        self._visit()
+        self._iteration()
       self._send_last()
     except BaseException as error:  # all that wait must hear of it
       self.error = error
@@ -299,7 +299,7 @@ class Scheduler:
     if self._keeps_in_touch:
       self._iterate(self._control([], 0, is_last=True))
 
-  def _visit(self) -> None:
+  def _iteration(self) -> None:
     now = self._clock()
     with self._wake:
       self._drop_unwanted(now)
@@ -308,15 +308,15 @@ class Scheduler:
       free = self._rows.count(None)
     rounds = 0
     if any(self._rows):
-      rounds = rounds_of_visit(
+      rounds = rounds_of_iteration(
         free=free, waiting=waiting, max_rounds=self._max_rounds
       )
     elif not (self._keeps_in_touch or self._ended.any()):
       return
     control = self._control(admitted, rounds)
-    self._in_visit_since = self._clock()
+    self._iterating_since = self._clock()
     report = self._iterate(control)
-    self._in_visit_since = None
+    self._iterating_since = None
     self._ended[:] = False
     self._hand_out(report)
     self._count()

@@ -53,17 +53,12 @@ class Reader:
       cut: whether a stop string ended it.
     """
     text = self._tokenizer.decode(self.token_ids, after=self._before)
-    if cut:
-      places = [at for x in self._stop if (at := text.find(x)) >= 0]
-      text = text[: min(places, default=len(text))]
-    return self._give(text)
+    return self._give(stops.before(text, self._stop) if cut else text)
 
   def _begun(self, text: str) -> int:
     """Characters at the end of a text that a stop string may begin with."""
-    most = 0
-    for stop in self._stop:
-      if stop in text:  # it is about to end there
-        return len(text) - min(text.find(x) for x in self._stop if x in text)
+    most = len(text) - len(stops.before(text, self._stop))
+    for stop in () if most else self._stop:  # or it is about to end there
       for count in range(min(len(stop) - 1, len(text)), most, -1):
         if text.endswith(stop[:count]):
           most = count

@@ -337,7 +337,8 @@ def run(_) -> int:
   check(config)
   models, programs = pair.load(config), {}
   made_by = provenance.of_config(config)
-  with Journal(output, made_by["config"]) as journal:
+  read = made_by["provenance"]["checkpoints"]
+  with Journal(output, provenance.settings(config, read)) as journal:
     for name, stream in config.streams.items():
       stream_config = ml_collections.ConfigDict(config.to_dict())
       stream_config.tokens = stream.tokens

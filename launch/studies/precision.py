@@ -23,6 +23,7 @@ texts. `launch.tables precision` draws the table.
 """
 
 import dataclasses
+import math
 import pathlib
 from typing import Any
 
@@ -53,11 +54,16 @@ _PRECISIONS = flags.DEFINE_string(
 _TEXTS = flags.DEFINE_integer("texts", 16, "Texts, of --prompts all.")
 _TOKENS = flags.DEFINE_integer("tokens_of_text", 256, "Tokens of a text.")
 _ROWS = 2  # texts of a pass
-_PER_TEXT = (
-  "kl", "total_variation", "greedy_agreement", "log_perplexity",
-  "block_efficiency", "greedy_block_efficiency",
-)  # fmt: skip
 _DRAFTED = 4  # tokens of a chain
+# By name, what each can be.
+_PER_TEXT = {
+  "kl": (0.0, math.inf),
+  "total_variation": (0.0, 1.0),
+  "greedy_agreement": (0.0, 1.0),
+  "log_perplexity": (0.0, math.inf),
+  "block_efficiency": (1.0, _DRAFTED + 1.0),
+  "greedy_block_efficiency": (1.0, _DRAFTED + 1.0),
+}
 _TOPOLOGY = "v5e-8"
 
 
@@ -176,10 +182,12 @@ def predicted(
 def summarize(of_texts: dict[str, np.ndarray]) -> dict:
   """Means over texts with their intervals, of what `compare` gives a text."""
   row: dict = {}
-  for name in _PER_TEXT:
+  for name, limits in _PER_TEXT.items():
     values = of_texts[name]
     row[name] = float(np.mean(values))
-    ends = intervals.ratio_interval(list(values), [1.0] * len(values))
+    ends = intervals.ratio_interval(
+      list(values), [1.0] * len(values), limits=limits
+    )
     row[f"{name}_ci"] = None if ends is None else list(map(float, ends))
   row["perplexity"] = float(np.exp(row["log_perplexity"]))
   return row

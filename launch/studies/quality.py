@@ -336,10 +336,12 @@ def run(_) -> int:
   scorer = SCORERS[config.score](config.scorer or config.target, tokenizer)
   texts = [p.text for p in items]
   made_by = provenance.of_config(config, texts=texts)
-  asked = {
-    "config": made_by["config"], "prompts": provenance.hash_texts(texts)
-  }  # fmt: skip
-  with Journal(cli.OUTPUT.value, asked) as journal:
+  settings = provenance.settings(
+    config,
+    made_by["provenance"]["checkpoints"],
+    prompts=provenance.hash_texts(texts),
+  )
+  with Journal(cli.OUTPUT.value, settings) as journal:
     for number, prompt in enumerate(
       tqdm.tqdm(items, unit="prompt", disable=not sys.stderr.isatty())
     ):

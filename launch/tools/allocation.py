@@ -23,7 +23,7 @@ from specjax.runtime import timing
 from specjax.types import Params
 from specjax.warp import make_sampling
 
-cli.reads(cli.CONFIG, cli.OUTPUT, cli.BATCHES, cli.TEXT_TOKENS, cli.VISITS)
+cli.reads(cli.CONFIG, cli.OUTPUT, cli.BATCHES, cli.TEXT_TOKENS, cli.ITERATIONS)
 _SLOTS = flags.DEFINE_list(
   "allocated", ["128", "4096"], "Slots that rounds are made in."
 )
@@ -74,7 +74,7 @@ def _measured(cases: Mapping[int, Callable[[], object]], **about) -> dict:
     str(size): lambda act=act: jax.block_until_ready(act())
     for size, act in cases.items()
   }
-  seconds = timing.alternate(parts, rounds=cli.VISITS.value)
+  seconds = timing.alternate(parts, rounds=cli.ITERATIONS.value)
   first, *_ = seconds.values()
   ratios = {size: each / first for size, each in seconds.items()}
   return {**about, "seconds": seconds, "ratios": ratios}
@@ -86,10 +86,10 @@ def run(_) -> int:
   batches, slots, buffers = (
     [int(x) for x in flag.value] for flag in (cli.BATCHES, _SLOTS, _BUFFERS)
   )
-  if min(slots) < text + cli.VISITS.value + 2:
+  if min(slots) < text + cli.ITERATIONS.value + 2:
     raise cli.UserError(
       "--allocated must hold --text_tokens and a token an iteration: "
-      f"{text} and {cli.VISITS.value} do not fit into {min(slots)}"
+      f"{text} and {cli.ITERATIONS.value} do not fit into {min(slots)}"
     )
   if min(buffers) <= _PROMPT.value:
     raise cli.UserError("--buffers must be larger than --prompt_tokens")

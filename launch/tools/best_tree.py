@@ -36,8 +36,8 @@ from launch.build import pair, registry
 from launch.build.drafting import Drafting
 from launch.evaluation import costs as timings
 from launch.prompts import Prompt
-from specjax import calls, tree_search
 from specjax import tree as tree_lib
+from specjax import tree_search
 from specjax.runtime import engine
 from specjax.state import Counters
 from specjax.tree import Tree
@@ -77,9 +77,6 @@ class TreeCosts:
     return tree.max_depth * self.level + float(rest)
 
 
-_SAME = ("target", "checkpoints", "dtype", "mesh")
-
-
 def read_costs(
   paths: Sequence[str], asked: ml_collections.ConfigDict
 ) -> TreeCosts:
@@ -93,30 +90,19 @@ def read_costs(
     UserError: if a file has no costs of a draft, or they are of another pair,
       batch size or mesh.
   """
-  timed = [one for path in paths for one in timings.read(path, "--timings")]
-  wanted = asked.to_dict()
-  drafts = lambda name: calls.parse(name).name
-  mine = drafts(wanted["drafter"])
-  other: dict[str, Any] = {}
-  fitting = []
-  for record, one in timed:
-    other = {n: record.get(n) for n in _SAME if record.get(n) != wanted.get(n)}
-    if one.batch_size != wanted["batch_size"]:
-      other["batch_size"] = one.batch_size
-    if drafts(record["system"]) != mine:
-      other["drafter"] = record["system"]
-    if not other:
-      fitting.append(one)
-  if fitting:  # passes of many widths are timed with one system of a run
-    one = max(fitting, key=lambda one: len(one.target))
-    return TreeCosts(
-      plain=one.plain_step,
-      level=one.level,
-      fed={n: seconds + one.rest for n, seconds in one.target.items()},
-    )
-  raise cli.UserError(
-    f"--timings: {', '.join(paths)} is of another "
-    + (", ".join(f"{n} ({value!r})" for n, value in other.items()) or "kind")
+  timed = [
+    one for path in paths for _, one in timings.read(path, "--timings", asked)
+  ]
+  fitting = [one for one in timed if one.batch_size == asked.batch_size]
+  if not fitting:
+    other = {"batch_size": timed[-1].batch_size}
+    raise timings.no_costs("--timings", ", ".join(paths), other)
+  # Passes of many widths are timed with one system of a run.
+  one = max(fitting, key=lambda one: len(one.target))
+  return TreeCosts(
+    plain=one.plain_step,
+    level=one.level,
+    fed={n: seconds + one.rest for n, seconds in one.target.items()},
   )
 
 

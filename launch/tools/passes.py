@@ -109,7 +109,7 @@ def measure(config, rows: int, widths: list[int]) -> list[dict]:
       )
     for name, spent in spans.items() if turn else ():
       seconds.setdefault(name, []).append(spent)
-  median = {name: statistics.median(result) for name, result in seconds.items()}
+  median = {name: statistics.median(times) for name, times in seconds.items()}
   copied = 2 * _COPIED / median["copy"]
   chip = hardware.bandwidth_of(jax.devices()[0].device_kind)
   work = networks.work(

@@ -26,7 +26,7 @@ from specjax.state import DecodeState
 from specjax.types import Params
 from specjax.warp import make_sampling
 
-cli.reads(cli.CONFIG, cli.OUTPUT, cli.BATCHES, cli.TEXT_TOKENS, cli.VISITS)
+cli.reads(cli.CONFIG, cli.OUTPUT, cli.BATCHES, cli.TEXT_TOKENS, cli.ITERATIONS)
 _ROUNDS = 2  # of an iteration
 
 # What rows ask for, by the name of the case; {} for nothing.
@@ -45,7 +45,9 @@ CASES: dict[str, dict[str, Any]] = {
 def _programs(decoder: Decoder, params: Params, rows: int, length: int):
   """Of rows of one text: what begins them with a warp, and makes rounds."""
   text = np.tile(np.arange(length) % min(decoder.vocab_size, 1000), (rows, 1))
-  room = (cli.VISITS.value + 1) * _ROUNDS * (decoder.drafter.tree.max_depth + 1)
+  room = (
+    (cli.ITERATIONS.value + 1) * _ROUNDS * (decoder.drafter.tree.max_depth + 1)
+  )
   begin = jax.jit(
     lambda params, text, sampling: decoder.init(
       params, text, np.full(rows, length), jax.random.key(0),
@@ -96,7 +98,7 @@ def measured(
 
   seconds = timing.alternate(
     {name: functools.partial(act, name) for name in states},
-    rounds=cli.VISITS.value,
+    rounds=cli.ITERATIONS.value,
   )
   medians = {name: each / _ROUNDS for name, each in seconds.items()}
   return {

@@ -27,16 +27,13 @@ conversations are under way: for a device that decodes thousands of rows.
 """
 
 import dataclasses
-import json
 import math
 import sys
 from collections.abc import Sequence
 
-import jax
 import tqdm
 from absl import flags
 
-import specjax
 from launch import cli, provenance, results
 from launch.build import pair
 from launch.evaluation import questions
@@ -124,23 +121,17 @@ def system_prompts() -> list[str]:
 
 def settings_of(config) -> dict:
   """All that decides a conversation, but its number."""
-  kept = json.loads(config.to_json_best_effort(sort_keys=True))
-  models = provenance.checkpoints(config)
   said, answered = system_prompts(), answer_temperatures()
-  return {
+  return provenance.settings(
+    config,
+    provenance.checkpoints(config),
     **({} if said == [""] else {"system_prompts": said}),
     **({} if answered is None else {"answer_temperatures": answered}),
     **({} if cli.TURNS.value in (None, 1) else {"turns": cli.TURNS.value}),
     **({"in_groups": True} if _IN_GROUPS.value else {}),
-    "config": {k: v for k, v in kept.items() if k not in ("target", "draft")},
-    "checkpoints": {
-      role: completed_jobs["sha256"] for role, completed_jobs in models.items()
-    },
-    "temperatures": temperatures(),
-    "slots": _ROWS.value,
-    "jax": jax.__version__,
-    "specjax": specjax.__version__,
-  }
+    temperatures=temperatures(),
+    slots=_ROWS.value,
+  )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

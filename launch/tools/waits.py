@@ -53,7 +53,7 @@ def _asked(length: int, seed: int, budget: int) -> Asked:
   )  # fmt: skip
 
 
-def _visit(slots: Slots, *admissions):
+def _iteration(slots: Slots, *admissions):
   return slots.iterate(
     dataclasses.replace(slots.idle(), rounds=1, admissions=admissions)
   )
@@ -77,17 +77,17 @@ def gaps(slots: Slots, *, prompt: int, arrivals: int, streams: int) -> dict:
     Seconds of a round alone, and of others in such rounds.
   """
   others = range(streams)
-  _visit(
+  _iteration(
     slots,
     *[(row, _asked(8, 100 + row, slots.max_length - 8)) for row in others],
   )
-  own = [_visit(slots).seconds for _ in range(_ALONE)]
+  own = [_iteration(slots).seconds for _ in range(_ALONE)]
   alone, waited, reading = statistics.median(own), [], []
   for one in range(arrivals):
-    report = _visit(slots, (streams, _asked(prompt, one, 1)))
+    report = _iteration(slots, (streams, _asked(prompt, one, 1)))
     seconds = [report.seconds]
     while report.length[streams] <= prompt:
-      report = _visit(slots)
+      report = _iteration(slots)
       assert (report.length[:streams] > report.start[:streams]).all()
       seconds.append(report.seconds)
     waited += seconds
@@ -118,13 +118,13 @@ def turns(slots: Slots, *, first: int, count: int) -> dict:
   """
 
   def to_first(asked: Asked) -> tuple[float, list[int]]:
-    report = _visit(slots, (0, asked))
+    report = _iteration(slots, (0, asked))
     seconds, text = report.seconds, []
     while True:
       text += report.tokens[0, : report.length[0] - report.start[0]].tolist()
       if report.reason[0] != StopReason.RUNNING:
         return seconds, text
-      report = _visit(slots)
+      report = _iteration(slots)
       seconds += 0 if text else report.seconds
 
   held, read = [], []

@@ -5,9 +5,11 @@
 #   worker.sh run MAIN ARGUMENTS          python -m launch.MAIN ARGUMENTS
 #   worker.sh detach MAIN ARGUMENTS       the same, in the background
 #   worker.sh job STORE DATA MAIN ARGUMENTS
-#       install; copy gs:// folders DATA to data/ and STORE/results to results/;
-#       run, again if it dies, with results/ copied back every minute by worker
-#       0; and leave the exit code in STORE/exit_code
+#       prepare; run, again if it dies or was stopped, with results/ copied back
+#       every minute by worker 0; and leave the exit code in STORE/exit_code
+#   worker.sh prepare STORE DATA
+#       install; copy gs:// folders DATA to data/ and, on worker 0,
+#       STORE/results to results/
 set -euo pipefail
 cd "$(dirname -- "${BASH_SOURCE[0]}")/../.."
 
@@ -44,30 +46,54 @@ run() {
   .venv/bin/python -m "launch.$main" "$@" 2>&1 | tee -a results/run.log
 }
 
-job() {
-  local store=$1 data=$2 code=0 try copier=
-  shift 2
+prepare() {
+  local store=$1 data=$2
   mkdir -p data results
   install
   [ -z "$data" ] || gcloud storage rsync --recursive "$data" data
-  if [ "$(worker_number)" = 0 ]; then
-    if gcloud storage ls "$store/results/" >/dev/null 2>&1; then
-      gcloud storage rsync --recursive "$store/results" results
-    fi
-    while sleep "$PAUSE"; do save "$store"; done &
-    copier=$!
+  if [ "$(worker_number)" = 0 ] &&
+    gcloud storage ls "$store/results/" >/dev/null 2>&1; then
+    gcloud storage rsync --recursive "$store/results" results
   fi
-  # Another worker's death ends this one too; all then meet again. 2 is a
-  # mistake in the command, which stays one.
+}
+
+# However it ends, worker 0 leaves an exit code: without one nobody deletes the
+# slice. Preparing is a process of its own, as its first failure is to end it.
+job() {
+  local store=$1 data=$2 code try ready= copier= number
+  shift 2
+  number=$(worker_number) || number=
   for ((try = 1; try <= TRIES; try++)); do
+    if [ -z "$ready" ]; then
+      code=1
+      if ! bash launch/tpu/worker.sh prepare "$store" "$data"; then
+        sleep "$PAUSE"
+        continue
+      fi
+      ready=1
+      if [ "$number" = 0 ]; then
+        while sleep "$PAUSE"; do save "$store"; done &
+        copier=$!
+      fi
+    fi
+    # Another worker's death ends this one too; all then meet again. 2 is a
+    # mistake in the command, which stays one. 75 is a training that saved and
+    # stopped as a worker is taken away: it is not over, nor has it failed.
     code=0
     run "$@" || code=$?
-    case $code in 0 | 2) break ;; esac
+    case $code in
+      0 | 2) break ;;
+      75) try=$((try - 1)) ;;
+    esac
   done
-  if [ -n "$copier" ]; then
-    kill "$copier" 2>/dev/null || true
-    save "$store"
-    echo "$code" | gcloud storage cp - "$store/exit_code"
+  if [ "$number" = 0 ]; then
+    if [ -n "$copier" ]; then
+      kill "$copier" 2>/dev/null || true
+      save "$store"
+    fi
+    until echo "$code" | gcloud storage cp - "$store/exit_code"; do
+      sleep "$PAUSE"
+    done
   fi
   return "$code"
 }
@@ -77,14 +103,14 @@ save() {
 }
 
 worker_number() {
-  curl --silent --fail --header 'Metadata-Flavor: Google' \
+  curl --silent --fail --retry 9 --header 'Metadata-Flavor: Google' \
     http://metadata.google.internal/computeMetadata/v1/instance/attributes/agent-worker-number
 }
 
 what=${1-}
 [ $# -eq 0 ] || shift
 case $what in
-  install | job) "$what" "$@" ;;
+  install | prepare | job) "$what" "$@" ;;
   run) run "$@" ;;
   detach)
     mkdir -p results

@@ -30,6 +30,8 @@ from specjax.structs import struct
 from specjax.types import Params
 from specjax.warp import make_sampling
 
+_ROUNDING = 1e-6  # of a variance of float32 sums
+
 
 @struct
 class Rounds:
@@ -229,20 +231,23 @@ def report(totals) -> dict[str, float]:
   """The line of metrics.jsonl, of sums over all batches.
 
   `validation_explained` is the share of the variance of acceptances that the
-  head's estimate explains, the weight of rejections taken out of it.
+  head's estimate explains, the weight of rejections taken out of it; it is left
+  out where they do not vary, as where all tokens are accepted.
   """
   mean = {
     name: value / totals["tokens"]
     for name, value in totals.items()
     if name != "tokens"
   }
-  variance = mean["squared_acceptance"] - mean["acceptance"] ** 2
-  return {
+  record = {
     "validation_loss": mean["loss"],
     "validation_acceptance": mean["acceptance"],
     "validation_predicted": mean["predicted"],
-    "validation_explained": 1 - mean["squared_error"] / variance,
   }
+  variance = mean["squared_acceptance"] - mean["acceptance"] ** 2
+  if variance > _ROUNDING:
+    record["validation_explained"] = 1 - mean["squared_error"] / variance
+  return record
 
 
 def _step_flops(config, models: pair.Models, head: nnx.State) -> float:

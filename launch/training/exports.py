@@ -11,11 +11,14 @@ import pathlib
 
 import ml_collections
 
-from launch import cli, processes, results
+from launch import cli, processes, provenance, results
+from launch.build import registry
 from models.formats import checksums
 
 # The tokenizer stays as it is where it is the run's.
-_READ = ("teacher", "target", "draft", "init_from", "dataset", "features")
+_READ = (
+  "teacher", "target", "init_from", "encoder_from", "dataset", "features",
+)  # fmt: skip
 
 
 def check(
@@ -40,14 +43,11 @@ def check(
   results.check_folder("--export", export)
   if not processes.is_chief():
     return
-  for name, path in [
-    ("--workdir", workdir),
-    *((f"config.{name}", config.get(name)) for name in _READ),
-    *(
-      (f"config.pair.{name}", config.get("pair", {}).get(name))
-      for name in _READ
-    ),
-  ]:
+  read = {f"config.{name}": config.get(name) for name in _READ}
+  if pair := config.get("pair"):
+    models = {"target": pair.target, **provenance.read_by(registry.of(pair))}
+    read |= {f"config.pair's {role}": path for role, path in models.items()}
+  for name, path in {"--workdir": workdir, **read}.items():
     if path and os.path.realpath(path) == os.path.realpath(export):
       raise ValueError(f"--export is also {name}: {export}")
   weights = pathlib.Path(export) / "model.safetensors"

@@ -329,9 +329,9 @@ def check(
       f"{','.join(map(str, missing))} too"
     )
   for split, documents in texts.items():
-    actual = documents()
+    now = documents()
     for s in stored.of(split):
-      if s.last > len(actual) or sum_of(actual, s.first, s.last) != s.sum:
+      if s.last > len(now) or sum_of(now, s.first, s.last) != s.sum:
         raise ValueError(
           f"the features in {stored.folder} are of other documents than those "
           f"of {wanted.dataset} ({split}, from {s.first} on): "

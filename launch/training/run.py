@@ -12,7 +12,7 @@ import tqdm
 from absl import flags, logging
 from flax import nnx
 
-from launch import processes, results
+from launch import cli, processes, results
 from launch.training import (
   depth,
   flops,
@@ -48,6 +48,7 @@ class Run:
     self.mesh = step.make_mesh(config)
     self.task = _task(config, self.mesh, self.folder)
     self.tokenizer, self.steps = self.task.tokenizer, self.task.steps
+    settings.check_tokenizer(self.tokenizer, self.folder)
     sampled = config.get("sample_every", 0)
     self.sampler = self.task.sampler() if sampled else None
     self.iterator = iter(self.task.batches("train", seed=config.data_seed))
@@ -81,6 +82,7 @@ class Run:
     if self.chief:
       self.folder.mkdir(parents=True, exist_ok=True)
     with results.lock(self.folder / "lock", what=str(self.folder)):
+      cli.keeps(str(self.folder))
       if self.chief:
         self.task.begin(self.folder)
       with saving.Checkpoints(

@@ -96,7 +96,9 @@ class Maker:
 
   @functools.cached_property
   def longest(self) -> int:
-    """Tokens of the longest prompt that is asked.
+    """Tokens of the longest prompt that is asked, at most.
+
+    All the room, if a user may ask on: a history is as long as it is.
 
     Raises:
       ValueError: if what the system says is longer than `room`, or a template
@@ -108,6 +110,8 @@ class Maker:
         f"what the system says takes {before} tokens with its template, and "
         f"there is room for {self.room} before an answer"
       )
+    if self.turns > 1:
+      return self.room
     nothing = [{"role": "user", "content": ""}]
     around = len(chat.encode(self.tokenizer, nothing))
     return min(self.room, max(before, around + self.budget))

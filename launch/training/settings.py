@@ -14,7 +14,10 @@ import pathlib
 import ml_collections
 
 from launch import results
+from models import tokenizers
+from models.formats import trained
 from models.formats.json_files import read_object
+from models.tokenizers import Tokenizer
 
 _STAYS = (
   "model", "head", "init_from", "teacher", "target", "dataset", "text_features",
@@ -58,7 +61,7 @@ def check(config: ml_collections.ConfigDict, folder: pathlib.Path) -> None:
         f"config.{name} must be in 0..{2**32 - 1}, got {config[name]}"
       )
   path = folder / "config.json"
-  if not (path.is_file() and (folder / "checkpoints").is_dir()):
+  if not _begun(folder):
     return
   before = read_object(path)
   now = json.loads(config.to_json_best_effort())
@@ -70,6 +73,28 @@ def check(config: ml_collections.ConfigDict, folder: pathlib.Path) -> None:
         f"{now.get(name)!r}: take another --workdir (config.init_from can "
         "begin with this run's model)"
       )
+
+
+def check_tokenizer(tokenizer: Tokenizer, folder: pathlib.Path) -> None:
+  """ValueError in a folder of a run that was begun with another tokenizer.
+
+  The path of a tokenizer may change, and what stands there too.
+  """
+  kept = trained.tokenizer_dir(str(folder))
+  if not (_begun(folder) and pathlib.Path(kept).is_dir()):
+    return
+  if tokenizers.load(kept).fingerprint() != tokenizer.fingerprint():
+    raise ValueError(
+      f"the run in {folder} has another tokenizer, which is in {kept}: give "
+      "that as config.tokenizer, or another --workdir"
+    )
+
+
+def _begun(folder: pathlib.Path) -> bool:
+  """True if a folder is that of a run that was begun."""
+  return (folder / "config.json").is_file() and (
+    folder / "checkpoints"
+  ).is_dir()
 
 
 def _check_values(config: ml_collections.ConfigDict) -> None:

@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from launch.training import step, t5_data
 from launch.training.step import Task
 from models import tokenizers
-from models.formats import huggingface
+from models.formats import huggingface, trained
 from models.networks import specdec
 from models.networks.specdec import BlockConfig, BlockDrafter
 from models.networks.t5 import T5
@@ -71,6 +71,10 @@ def task(config: ml_collections.ConfigDict, mesh: Mesh) -> Task:
     del frozen
     return batch | drawn(step.steps_done(state), key)
 
+  def begin(folder):
+    tokenizers.save_if_missing(tokenizer, config.tokenizer)
+    tokenizers.save(tokenizer, trained.tokenizer_dir(str(folder)))
+
   save = specdec.save if config.kind == "t5_block" else huggingface.save_t5
   return Task(
     tokenizer=tokenizer,
@@ -85,9 +89,7 @@ def task(config: ml_collections.ConfigDict, mesh: Mesh) -> Task:
     export=functools.partial(
       save, tokenizer=tokenizer, dtype=jnp.dtype(config.export_dtype)
     ),
-    begin=lambda folder: tokenizers.save_if_missing(
-      tokenizer, config.tokenizer
-    ),
+    begin=begin,
     batches=functools.partial(
       t5_data.batches,
       config,

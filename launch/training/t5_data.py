@@ -9,6 +9,7 @@
 
 With `config.answers`, what `launch.decode` wrote for a FILE.jsonl, each answer
 is what was decoded there: sequence-level distillation (Kim and Rush, 2016).
+Pairs without an answer are left out, and those whose answer a budget cut off.
 """
 
 import json
@@ -39,14 +40,17 @@ def pairs(config: ml_collections.ConfigDict, split: str) -> Sequence[Pair]:
   name = config.dataset if split == "train" else config.validation
   if not name.endswith(".jsonl"):
     return _of_tfds(config, name, split)
-  answers = {}
+  answers = None
   if config.answers and split == "train":
-    done = jsonl.objects(config.answers)
-    answers = {json.dumps(r.get("id")): r.get("completion") for _, r in done}
+    answers = {
+      json.dumps(record.get("id")): record.get("completion")
+      for _, record in jsonl.objects(config.answers)
+      if record.get("stop_reason") != "length"
+    }
   texts = []
   for number, record in jsonl.objects(name):
     output = record.get("output")
-    if answers:
+    if answers is not None:
       key = json.dumps(record.get("id", number))
       if key not in answers:
         continue
@@ -57,7 +61,8 @@ def pairs(config: ml_collections.ConfigDict, split: str) -> Sequence[Pair]:
       )
     texts.append((record["input"], output))
   if not texts:
-    raise ValueError(f"no pairs in {name}")
+    without = "" if answers is None else f" have an answer in {config.answers}"
+    raise ValueError(f"no pairs in {name}{without}")
   return texts
 
 

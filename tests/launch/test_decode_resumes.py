@@ -255,8 +255,7 @@ def test_settings_know_weights_but_neither_dates_nor_places(tmp_path, pair):
   def settings(target):
     config = common.get_config()
     config.target, config.checkpoints.draft = str(target), pair[1]
-    models = provenance.checkpoints(config)
-    return decode.settings_of(config, False, models)
+    return provenance.settings(config, provenance.checkpoints(config))
 
   before = settings(pair[0])
   copy = tmp_path / "target"

@@ -10,7 +10,7 @@ import pytest
 from files import write_jsonl
 from flax import nnx
 
-from launch import decode, layer_search, tables
+from launch import decode, layer_search, provenance, tables
 from launch.build import layers, pair
 from launch.layer_search import Costs, Scorer
 from models.formats.checksums import hash_file
@@ -260,6 +260,13 @@ def test_a_search_is_resumed_made_longer_and_read_by_decode(
     patched.setattr(Scorer, "acceptance", dies)
     with pytest.raises(KeyboardInterrupt):
       run(cli, prompts, out, "--evaluations=4")
+    patched.setattr(provenance, "hash_checkpoint", lambda _: "another")
+    assert run(cli, prompts, out, "--evaluations=4", "--draft_tokens=5") == 2
+    shown = capsys.readouterr().err
+    assert "checkpoints.target was" in shown
+    assert "draft_tokens was 3, is 5" in shown
+    patched.undo()
+    patched.setattr(Scorer, "acceptance", dies)
     scored.clear()
     assert run(cli, prompts, out, "--evaluations=4") == 0
     assert len(scored) == 1

@@ -141,6 +141,31 @@ def test_a_pair_of_other_vocabularies_is_planned_with_a_warning(capsys):
   assert capsys.readouterr().err == ""
 
 
+def test_a_sweep_of_several_drafts_names_and_warns_of_each(
+  tmp_path, capsys, monkeypatch
+):
+  out, drafts = tmp_path / "o.json", ("qwen3-0.6b", "pythia-70m")
+  for name in drafts:
+    (tmp_path / name).mkdir()
+    text = json.dumps(shapes.SHAPES[name])
+    (tmp_path / name / "config.json").write_text(text)
+  paths = [str(tmp_path / name) for name in drafts]
+  monkeypatch.setattr(
+    plan.answer, "plan", lambda topology, asked: {"fits": True}
+  )
+  monkeypatch.setattr(plan.answer, "show", lambda *_: None)
+  with flagsaver.flagsaver():
+    arguments = [
+      "plan", "--topology=v5e-1", "--sweep", "--target=qwen3-0.6b",
+      "--batch_size=1", "--max_length=512", f"--output={out}",
+      "--drafter=" + ", ".join(f"model('{path}')" for path in paths),
+    ]  # fmt: skip
+    assert cli.execute(plan.run, arguments) == 0
+  assert "151936 token ids and the draft 50304" in capsys.readouterr().err
+  files = json.loads(out.read_text())[0]["provenance"]["files"]
+  assert [*files] == [f'--drafter=model("{path}")' for path in paths]
+
+
 def test_a_model_may_be_a_file_or_its_folder(tmp_path):
   path = tmp_path / "config.json"
   path.write_text(json.dumps(shapes.SHAPES["qwen3-0.6b"]))

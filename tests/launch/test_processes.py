@@ -12,7 +12,7 @@ from absl import flags
 from absl.testing import flagsaver
 from files import read_jsonl, write_jsonl
 
-from launch import decode, processes, without_tpu
+from launch import cli, decode, processes, without_tpu
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 _NAMES = (
@@ -113,6 +113,28 @@ def test_settings_come_from_flags_and_then_from_the_environment(joins):
 def test_half_a_setting_is_refused(joins, args, environment, words):
   with pytest.raises(ValueError, match=words):
     joins(*args, **environment)
+
+
+def test_others_that_do_not_come_are_no_mistake_in_the_command(
+  joins, monkeypatch, capsys
+):
+  """Exit code 1: a worker of a slice tries it again."""
+
+  def waits(**_):
+    raise RuntimeError("DEADLINE_EXCEEDED: Barrier timed out.")
+
+  def start(_):
+    monkeypatch.setattr(processes.jax.distributed, "initialize", waits)
+    processes.start()
+
+  codes = []
+  joins(
+    act=lambda: codes.append(cli._guarded(start, ["test"])),
+    JAX_COORDINATOR_ADDRESS="a:1",
+  )
+  assert codes == [1]
+  (line,) = capsys.readouterr().err.splitlines()
+  assert "--distributed=auto cannot join the other processes (DEADLINE" in line
 
 
 def test_on_without_anything_to_join_is_one_line_and_exit_code_2():
@@ -281,9 +303,16 @@ def test_every_batch_is_decoded_once_whatever_the_number_of_processes(
     list(
       processes.round_robin(
         list(range(7)),
-        lambda number, _, mine=mine: mine.append(number) or {"batch": number},
+        lambda number, part, mine=mine: (
+          mine.append((number, part)) or {"batch": part}
+        ),
         together=False,
       )
     )
     shares.append(mine)
-  assert shares == [[0, 2, 4, 6], [1, 3, 5]]
+  # Each counts its own: of two engines that take turns at going first, none
+  # goes first always.
+  assert shares == [
+    [(0, 0), (1, 2), (2, 4), (3, 6)],
+    [(0, 1), (1, 3), (2, 5)],
+  ]

@@ -113,6 +113,34 @@ def test_a_drafter_and_a_rule_of_ones_own_are_hashed(tmp_path, monkeypatch):
   assert "rule" not in actual
   config.drafter, config.rule = "ngram", "of_mine:RULE"
   assert set(provenance.checkpoints(config)) == {"rule"}
+  (tmp_path / "of_mine_too.py").write_text("RULE = None\n")
+  both = "with_rule(of_mine:NONE, of_mine_too:RULE)"
+  assert provenance.modules("drafter", both) == {
+    "drafter": str(tmp_path / "of_mine.py"),
+    "drafter (of_mine_too)": str(tmp_path / "of_mine_too.py"),
+  }
+
+
+def test_settings_have_hashes_in_place_of_paths():
+  config = common.get_config()
+  config.target, config.drafter = "A", 'model("B", tokens=3)'
+  config.train = {"teacher": "A", "batch_size": 2}
+
+  def settings(target, draft):
+    return provenance.settings(
+      config,
+      {"target": {"path": "A", "sha256": target},
+       'draft of model("B")': {"path": "B", "sha256": draft}},
+      rounds=3,
+    )  # fmt: skip
+
+  actual = settings("1", "2")
+  assert "A" not in json.dumps(actual)
+  assert "B" not in json.dumps(actual)
+  assert actual["config"]["train"] == {"batch_size": 2}
+  assert actual["config"]["drafter"] == 'model("2", tokens=3)'
+  assert (actual["rounds"], actual["specjax"]) == (3, specjax.__version__)
+  assert settings("0", "2") != actual != settings("1", "0")
 
 
 def test_a_record_has_everything(tmp_path):

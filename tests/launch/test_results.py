@@ -55,6 +55,14 @@ def test_what_is_not_there_and_what_is_empty_may_be_written(tmp_path):
   checks(tmp_path / "empty.json")
 
 
+def test_ctrl_c_promises_to_go_on_where_progress_is_kept(tmp_path, monkeypatch):
+  monkeypatch.setattr(cli, "_kept", {})
+  assert cli.interruption() == "interrupted"
+  with results.Journal(str(tmp_path / "out"), SETTINGS):
+    pass
+  assert f"what {tmp_path / 'out'} holds so far is kept" in cli.interruption()
+
+
 def test_what_is_no_file_is_refused_by_its_kind(tmp_path):
   os.mkfifo(tmp_path / "pipe")
   (tmp_path / "folder").mkdir()

@@ -7,9 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from absl import flags
+from absl.testing import flagsaver
 from files import read_jsonl, write_jsonl
 
-from launch import decode
+from launch import decode, processes, tracing
 from models.formats import huggingface
 from models.networks.transformer import as_language_model
 from specjax.warp import make_sampling, warp
@@ -157,21 +159,33 @@ def test_a_traced_run_goes_on_and_a_foreign_trace_is_kept(
 ):
   source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
   trace = tmp_path / "trace.jsonl"
-  flags = (*FLAGS, f"--prompts={source}", f"--output={out}",
+  given = (*FLAGS, f"--prompts={source}", f"--output={out}",
            f"--steps={trace}")  # fmt: skip
   write_jsonl(source, RECORDS[1:])
-  assert cli(decode.run, *flags) == 0
+  assert cli(decode.run, *given) == 0
   first = trace.read_text()
   write_jsonl(source, [RECORDS[1], {**RECORDS[1], "id": "c"}])
-  assert cli(decode.run, *flags) == 0
+  assert cli(decode.run, *given) == 0
   again = trace.read_text()
   assert again.startswith(first)
   assert again == first + first.replace('"id": "b"', '"id": "c"')
   trace.write_text(again + '{"id": "mine"}\n')
   capsys.readouterr()
-  assert cli(decode.run, *flags) == 2
+  assert cli(decode.run, *given) == 2
   assert "holds something else" in capsys.readouterr().err
   assert trace.read_text().endswith('{"id": "mine"}\n')
+
+
+def test_only_the_chief_judges_a_trace(tmp_path, monkeypatch):
+  """The others have no journal that would tell of which run it is."""
+  trace = tmp_path / "trace.jsonl"
+  trace.write_text('{"id": "a"}\n')
+  with flagsaver.flagsaver():
+    flags.FLAGS(["test"])
+    with pytest.raises(ValueError, match="holds something else"):
+      tracing.check_trace(str(trace), [])
+    monkeypatch.setattr(processes, "is_chief", lambda: False)
+    tracing.check_trace(str(trace), [])
 
 
 def test_a_stop_string_cuts_the_last_round(cli, traced, tmp_path):
@@ -190,7 +204,7 @@ def test_a_stop_string_cuts_the_last_round(cli, traced, tmp_path):
 
 
 @pytest.mark.parametrize(
-  "flags, message",
+  "given, message",
   [
     (("--steps=S", "--baseline"), "give one or the other"),
     (("--log_probs",), "--log_probs are written to --output"),
@@ -198,9 +212,9 @@ def test_a_stop_string_cuts_the_last_round(cli, traced, tmp_path):
   ],
 )
 def test_what_cannot_be_traced_is_one_line(
-  cli, capsys, tmp_path, flags, message
+  cli, capsys, tmp_path, given, message
 ):
-  flags = [x.replace("=S", f"={tmp_path / 'S'}") for x in flags]
-  assert cli(decode.run, *FLAGS, *flags) == 2
+  given = [x.replace("=S", f"={tmp_path / 'S'}") for x in given]
+  assert cli(decode.run, *FLAGS, *given) == 2
   assert message in capsys.readouterr().err
   assert not list(tmp_path.iterdir())

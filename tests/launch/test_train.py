@@ -117,7 +117,7 @@ def test_a_signal_saves_and_the_run_goes_on(
 
 
 @pytest.mark.heavy  # as one of two processes, below
-def test_sigterm_ends_the_command_with_exit_code_0(texts, tmp_path):
+def test_sigterm_ends_the_command_with_exit_code_75(texts, tmp_path):
   command = [
     sys.executable, "-m", "launch.train",
     "--config=configs/train_embedded.py:tiny", f"--config.dataset={texts}",
@@ -132,7 +132,7 @@ def test_sigterm_ends_the_command_with_exit_code_0(texts, tmp_path):
       lines.append(line)
       if line.startswith('{"step": 3,'):
         process.send_signal(signal.SIGTERM)
-    assert process.wait() == 0, lines
+    assert process.wait() == cli.UNFINISHED == 75, lines
   assert "the same command goes on" in lines[-1]
   saved = [int(p.name) for p in (tmp_path / "w" / "checkpoints").glob("[0-9]*")]
   assert len(saved) == 1
@@ -320,6 +320,13 @@ def test_the_folder_of_another_run_is_refused(texts, tmp_path):
     name = next(iter(changes))
     with pytest.raises(ValueError, match=f"has config.{name} = "):
       Run(tiny(texts, **kept, **changes), str(tmp_path))
+  # And with another tokenizer, at the same path or at another one.
+  other = str(tmp_path / "other")
+  tokenizers.save(tokenizers.train(["x = 1"], vocab_size=300), other)
+  kept_one = (tmp_path / "tokenizer" / "tokenizer.json").read_bytes()
+  with pytest.raises(ValueError, match="has another tokenizer"):
+    Run(tiny(texts, **kept, tokenizer=other), str(tmp_path))
+  assert (tmp_path / "tokenizer" / "tokenizer.json").read_bytes() == kept_one
   after = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
   assert before == after
   assert not list(tmp_path.glob("broken-*"))
@@ -528,7 +535,8 @@ def test_two_processes_stop_at_one_step_when_one_gets_sigterm(texts, tmp_path):
       if line.startswith('{"step": 5,'):
         second.send_signal(signal.SIGTERM)
     (code, _, _), (second_code, _, second_err) = several.finish(started)
-  assert (code, second_code) == (0, 0), (lines, second_err)
+  stopped = cli.UNFINISHED, cli.UNFINISHED
+  assert (code, second_code) == stopped, (lines, second_err)
   assert "the same command goes on" in lines[-1]
   folder = tmp_path / "w" / "checkpoints"
   saved = max(int(p.name) for p in folder.glob("[0-9]*"))

@@ -23,6 +23,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+import ml_collections
 import numpy as np
 from absl import flags
 
@@ -49,15 +50,15 @@ THRESHOLDS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 REJECTED = (0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 0.97, 0.98, 0.99, 0.995, 0.999)
 
 
-def read_costs(paths: list[str]) -> Machine:
-  """The costs in results of `launch.evaluate`.
+def read_costs(paths: list[str], config: ml_collections.ConfigDict) -> Machine:
+  """The costs of a config's pair in results of `launch.evaluate`.
 
   Raises:
-    UserError: if a file is not there or is no such result.
+    UserError: if a file is not there, is no such result, or of another pair.
     ValueError: if they are of one batch size.
   """
-  timed = [pair for path in paths for pair in costs_lib.read(path, "--timings")]
-  return machine_of([costs for _, costs in timed])
+  read = [costs_lib.read(path, "--timings", config) for path in paths]
+  return machine_of([costs for timed in read for _, costs in timed])
 
 
 def compare(
@@ -187,7 +188,7 @@ def run(_) -> int:
   config = cli.CONFIG.value
   if not cli.TIMINGS.value:
     raise cli.UserError("--timings is required; see --help for an example")
-  costs = read_costs(cli.TIMINGS.value)
+  costs = read_costs(cli.TIMINGS.value, config)
   predictor, width = None, 0
   if _HEAD.value:
     policy = policies.predicted(_HEAD.value)

@@ -18,7 +18,6 @@ training too. `launch.tables drafts` draws the table, and
 
 import dataclasses
 import functools
-import json
 import math
 import pathlib
 import statistics
@@ -36,6 +35,7 @@ from launch.results import Journal
 from launch.training import corpus, flops, head
 from launch.training import run as run_lib
 from models import checkpoints
+from models.formats.checksums import hash_file
 from models.tokenizers import Tokenizer
 from specjax import intervals
 from specjax.runtime import engine
@@ -234,14 +234,25 @@ def decode_with(config, draft: str) -> dict:
   }
 
 
+def settings_of(config) -> dict:
+  """Settings that decide a row (`provenance.settings`)."""
+  paths = {"target": config.decode.target}
+  for name, one in {"all": config.train, **config.drafts}.items():
+    for role in ("teacher", "init_from"):
+      if one.get(role):
+        paths[f"{role} of {name}"] = one[role]
+  asked = config.questions and hash_file(pathlib.Path(config.questions))
+  read = provenance.hashes(paths)
+  return provenance.settings(config, read, questions=asked)
+
+
 def run(_) -> int:
   """The command."""
   run_lib.quiet()
   config = cli.CONFIG.value
   results.check({}, grown={"--output": cli.OUTPUT.value})
   workdir = results.check_folder("--workdir", cli.WORKDIR.value)
-  settings = json.loads(config.to_json_best_effort())
-  with Journal(cli.OUTPUT.value, settings, grows=True) as journal:
+  with Journal(cli.OUTPUT.value, settings_of(config), grows=True) as journal:
     for number, (name, changes) in enumerate(config.drafts.items()):
       if number in journal.batches:
         continue
@@ -249,7 +260,7 @@ def run(_) -> int:
       one = training_config(config, changes.to_dict())
       trained, finished = train_draft(one, folder)
       if not finished:  # SIGTERM
-        return 0
+        return cli.UNFINISHED
       folder /= "model"
       kind = changes.get("kind", "model")
       draft = f'{kind}("{folder}", tokens={config.tokens})'

@@ -25,6 +25,7 @@ import jax.numpy as jnp
 from absl import flags
 from jax import Array
 
+import specjax
 from launch import cli, provenance, results
 from launch.results import Journal
 from launch.studies.rules import cases
@@ -250,8 +251,19 @@ def run(_) -> int:
           skipped.append(_entry(cell, drawn, name) | {"gib": gib})
   # Rules of one cell are neighbours, and share its inputs.
   plan.sort(key=lambda item: (item[0], item[1].name))
-  made_by = provenance.record()
-  settings = {"rounds": rounds, "machine": made_by["machine"]}
+  made_by = provenance.record(
+    models=provenance.hashes(provenance.modules("rules", ",".join(names)))
+  )
+  settings = {
+    "rules": names,
+    "checkpoints": made_by["provenance"]["checkpoints"],
+    "sizes": dict(zip(fields, sizes, strict=True)),
+    "full_grid": _FULL_GRID.value,
+    "max_gib": _MAX_GIB.value,
+    "rounds": rounds,
+    "specjax": specjax.__version__,
+    "machine": made_by["machine"],
+  }
   path = cli.OUTPUT.value
   results.check({"--output": path}, resumes=True)
   with Journal(path, settings) as journal:

@@ -154,7 +154,7 @@ def measure(names, models, config, batches, *, max_contexts: int) -> dict:
   tree = tree_lib.chain(_TOKENS)
   decoder = make_decoder(
     models.target,
-    drafter=on_pair.drafter(config, models, tree, siblings_lib.IID),
+    drafter=on_pair.drafter(models, tree, siblings_lib.IID),
     rule="token",
     vocab_size=models.tokenizer.vocab_size,
   )

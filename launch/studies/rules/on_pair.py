@@ -137,7 +137,7 @@ def measure(
   for (tree, siblings), group in groups.items():
     decoder = make_decoder(
       models.target,
-      drafter=drafter(config, models, tree, siblings),
+      drafter=drafter(models, tree, siblings),
       rule="gumbel_list" if siblings.with_noise else "recursive",
       vocab_size=models.tokenizer.vocab_size,
     )
@@ -229,13 +229,10 @@ def _over(first, other) -> dict:
   }
 
 
-def drafter(config, models: Pair, tree: Tree, siblings: Siblings) -> Drafter:
+def drafter(models: Pair, tree: Tree, siblings: Siblings) -> Drafter:
   """The pair's drafter, for another tree and other siblings."""
-  del config
-  cell_drafting = models.drafting.of_form(tree=tree, siblings=siblings)
-  return registry.make(
-    cell_drafting, models.source, models.tokenizer.vocab_size
-  )
+  drafting = models.drafting.of_form(tree=tree, siblings=siblings)
+  return registry.make(drafting, models.source, models.tokenizer.vocab_size)
 
 
 class Walk:

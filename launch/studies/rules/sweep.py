@@ -49,13 +49,19 @@ def run(_) -> int:
   models = on_pair.build_pair(config)
   texts, batches = on_pair.held_out(models)
   made_by = provenance.of_config(config, texts=texts)
-  settings = {
-    "config": made_by["config"],
+  asked = {
     "num_prompts": on_pair.NUM_PROMPTS.value,
     "contexts_per_prompt": on_pair.NUM_CONTEXTS.value,
     **({"rules": cases.RULES.value} if cases.RULES.value else {}),
     **({"shapes": _SHAPES.value} if _SHAPES.present else {}),
   }
+  read = made_by["provenance"]["checkpoints"]
+  read |= provenance.hashes(
+    provenance.modules("rules", ",".join(cases.RULES.value))
+  )
+  settings = provenance.settings(
+    config, read, prompts=provenance.hash_texts(texts), **asked
+  )
   cells = [(s, t) for s in shapes for t in _TEMPERATURES]
   with Journal(cli.OUTPUT.value, settings) as journal:
     for number, ((num_drafts, depth), temperature) in enumerate(cells):
@@ -89,7 +95,7 @@ def run(_) -> int:
         }
       )
     done = [journal.batches[i] for i in range(len(cells))]
-    result = {"cells": done, **made_by, **settings}
+    result = {"cells": done, **made_by, **asked}
     results.write_json(cli.OUTPUT.value, result)
     journal.finish()
   terminal.console().print_json(json.dumps(result))

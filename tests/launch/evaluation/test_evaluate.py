@@ -14,10 +14,10 @@ import pytest
 import several
 from absl.testing import flagsaver
 
-from configs import embedded
+from configs import common, embedded
 from launch import cli as command_line
 from launch import evaluate
-from launch.evaluation import costs, measure
+from launch.evaluation import costs, measure, systems
 from specjax.runtime import compilation
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -51,6 +51,24 @@ def ran(cli, asked, tmp_path_factory):
   )  # fmt: skip
   assert code == 0
   return folder, json.loads((folder / "E.json").read_text())
+
+
+def test_code_of_ones_own_is_among_the_checkpoints(pair, tmp_path, monkeypatch):
+  """Of each system: after an edit its groups are measured anew."""
+  for name in ("evaluated_a", "evaluated_b"):
+    (tmp_path / f"{name}.py").write_text(
+      "from launch.build import drafting\nfrom specjax import drafters\n"
+      f"# {name}\nMINE = drafting.entry(drafters.ngram)\n",
+      "utf-8",
+    )
+  monkeypatch.syspath_prepend(tmp_path)
+  config = common.get_config()
+  config.target = pair[0]
+  entered = systems.parse("evaluated_a:MINE, evaluated_b:MINE", config)
+  models = evaluate.checkpoints_of(entered)
+  names = {pathlib.Path(one["path"]).name for one in models.values()}
+  assert names == {"target", "evaluated_a.py", "evaluated_b.py"}
+  assert len({one["sha256"] for one in models.values()}) == 3
 
 
 def turns_of(result, temperature, batch_size):

@@ -136,6 +136,16 @@ def test_of_trees_and_of_rounds_that_draft_less_acceptance_predicts_nothing():
     assert "with probability" not in text
 
 
+def test_positions_are_of_the_longest_whose_rounds_all_drafted_all():
+  given = result(chosen="model(tokens=1)")
+  (actual,) = explain.findings(given)
+  assert len(actual["acceptance_by_position"]["joint"]) == 2
+  given["runs"][2]["num_drafted"] = 90  # as a policy leaves out some
+  (actual,) = explain.findings(given)
+  assert actual["acceptance_by_position"]["joint"] == [0.6]
+  assert [*actual["sweep"]["predicted"]] == ["1"]
+
+
 @pytest.mark.parametrize(
   ("ends", "words"),
   [

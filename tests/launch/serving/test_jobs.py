@@ -83,7 +83,7 @@ def test_a_slot_is_one_jobs_until_it_ends():
   assert len(owners) == 4
 
 
-def test_a_free_slot_is_filled_in_the_next_visit():
+def test_a_free_slot_is_filled_in_the_next_iteration():
   """One long job and many short ones: no iteration waits for the long one."""
   slots = Echo(2)
   work = [repeated(0, [20]), *(repeated(i, [2]) for i in range(1, 10))]
@@ -107,7 +107,7 @@ def test_jobs_are_begun_when_there_is_a_slot_for_them():
   assert begun == [*range(5)]
 
 
-def test_without_jobs_no_visit_is_made():
+def test_without_jobs_no_iteration_is_made():
   slots = Echo(2)
   assert list(jobs.done(slots, [])) == []
   assert list(jobs.done(slots, [repeated(0, [])])) == [(0, [])]

@@ -195,7 +195,7 @@ def test_the_controller_follows_what_is_accepted():
   assert controller(rows) == [4, 4]
 
 
-def test_requests_of_a_single_visit_teach_too():
+def test_requests_of_a_single_iteration_teach_too():
   """Each ends before the controller is asked again."""
   controller = Controller(objectives.decide, SECONDS)
   for _ in range(40):

@@ -18,7 +18,7 @@ from launch.serving.scheduler import (
   ClosedError,
   Finish,
   FullError,
-  rounds_of_visit,
+  rounds_of_iteration,
 )
 from launch.serving.slots import widths_to
 from specjax import drafters
@@ -271,13 +271,13 @@ def test_nan_in_one_row_ends_one_request(quick_to_compile):
 
 def test_rounds_by_load():
   """None waits for a free slot, and who has one is not kept waiting."""
-  most = lambda free, waiting: rounds_of_visit(
+  most = lambda free, waiting: rounds_of_iteration(
     free=free, waiting=waiting, max_rounds=8
   )
   assert most(0, 3) == 8
   assert most(0, 0) == 4
   assert most(2, 0) == 1
-  assert rounds_of_visit(free=0, waiting=0, max_rounds=1) == 1
+  assert rounds_of_iteration(free=0, waiting=0, max_rounds=1) == 1
 
 
 def test_a_control_is_what_is_decoded_from_its_array():

@@ -11,6 +11,7 @@ import pytest
 import toys
 
 import specjax
+from configs import embedded
 from launch import cli as command_line
 from launch.evaluation import costs as timings
 from launch.studies.depth import __main__ as study
@@ -130,12 +131,30 @@ def test_costs_are_lines_through_two_batch_sizes():
 
 
 def test_of_timings_that_disagree_nothing_is_predicted(tmp_path):
-  record = json.loads(pathlib.Path(COSTS.split(",")[0]).read_text())
+  record = json.loads(pathlib.Path(COSTS[0]).read_text())
   record["costs"][0]["doubts"] = ["laws took -1.00 ms of a round"]
   path = tmp_path / "e.json"
   path.write_text(json.dumps(record))
   with pytest.raises(command_line.UserError, match="disagree, measure it agai"):
-    study.read_costs([str(path)])
+    study.read_costs([str(path)], embedded.get_config())
+
+
+@pytest.mark.parametrize(
+  ("changes", "words"),
+  [
+    ({"target": "models/pretrained/draft"}, r"another target \('models/pre"),
+    ({"weights": "int8"}, r"another weights \(''\)"),
+    ({"cache": "int8"}, r"another cache \(''\)"),
+    ({"drafter": "ngram"}, r"another drafter \('model"),
+    ({"drafter": 'model("elsewhere")'}, r"another drafter \('model"),
+  ],
+)
+def test_costs_of_another_pair_are_refused(changes, words):
+  config = embedded.get_config()
+  config.update(changes)
+  assert study.read_costs(COSTS, embedded.get_config())
+  with pytest.raises(command_line.UserError, match=words):
+    study.read_costs(COSTS, config)
 
 
 def test_the_process_is_that_of_the_traces_and_its_rule_the_optimum():
@@ -211,12 +230,24 @@ def test_advice_names_the_policy_only_where_it_gains():
   assert "no depth pays" in plots.advice({"batches": [actual | {"plain": 9.0}]})
 
 
-COSTS = ",".join(
+COSTS = [
   f"docs/measurements/embedded-greedy{more}.json" for more in ("", "-batch-6")
-)
+]
 
 
-def test_the_command_writes_numbers_a_page_and_a_figure(cli, tmp_path):
+@pytest.fixture
+def costs(pair, tmp_path):
+  """The flag of these costs, as if they were of the tests' pair."""
+  paths = []
+  for number, path in enumerate(COSTS):
+    record = json.loads(pathlib.Path(path).read_text())
+    record["config"]["target"] = pair[0]
+    paths.append(tmp_path / f"{number}.json")
+    paths[-1].write_text(json.dumps(record))
+  return "--timings=" + ",".join(map(str, paths))
+
+
+def test_the_command_writes_numbers_a_page_and_a_figure(cli, tmp_path, costs):
   prompts = tmp_path / "p.jsonl"
   prompts.write_text(
     '{"id": 0, "prompt": "import os"}\n{"id": 1, "prompt": "def f("}\n'
@@ -224,7 +255,7 @@ def test_the_command_writes_numbers_a_page_and_a_figure(cli, tmp_path):
   code = cli(
     study.run, "--config.max_new_tokens=16",
     "--config.batch_size=2", "--most_tokens=3", f"--prompts={prompts}",
-    f"--timings={COSTS}", f"--workdir={tmp_path / 'w'}",
+    costs, f"--workdir={tmp_path / 'w'}",
   )  # fmt: skip
   assert code == 0
   record = json.loads((tmp_path / "w" / "depth.json").read_text())
@@ -242,16 +273,17 @@ def test_the_command_writes_numbers_a_page_and_a_figure(cli, tmp_path):
   ("flags", "message"),
   [
     ((), "--timings is required"),
-    ((f"--timings={COSTS}", "--config.drafter=ngram"), "for chains"),
+    (("--config.drafter=model(tree=paths(2))",), "for chains"),
     (("--timings=no.json",), "--timings: no.json is not"),
     (("--timings=pyproject.toml",), "--timings: pyproject.toml is not"),
     (("--timings=docs/plans/8b-v5e-8.json",), "what launch.evaluate writes"),
   ],
 )
 def test_what_cannot_be_studied_is_said_in_one_line(
-  cli, capsys, tmp_path, flags, message
+  cli, capsys, tmp_path, costs, flags, message
 ):
-  assert cli(study.run, f"--workdir={tmp_path / 'w'}", *flags) == 2
+  timed = (costs,) if flags and flags[0].startswith("--config") else ()
+  assert cli(study.run, f"--workdir={tmp_path / 'w'}", *timed, *flags) == 2
   error = capsys.readouterr().err
   assert message in error
   assert error.count("\n") == 1

@@ -14,7 +14,7 @@ from flax import nnx
 
 from configs import draft_study as study_config
 from configs import embedded, train_head
-from launch import cli, report
+from launch import cli, provenance, report
 from launch.studies.drafts import __main__ as draft_study
 from launch.studies.drafts import plots
 from launch.training import flops, head, step
@@ -146,6 +146,8 @@ def test_a_study_writes_a_line_a_draft_and_resumes(tmp_path, monkeypatch, pair):
   monkeypatch.setattr(draft_study, "decode_with", dies_at_the_second)
   with pytest.raises(KeyboardInterrupt):
     study()
+  monkeypatch.setattr(provenance, "hash_checkpoint", lambda _: "another")
+  assert study() == 2  # the target was trained again, at the same path
   monkeypatch.undo()
   assert not output.exists()
   before = pathlib.Path(f"{output}.journal").read_text().splitlines()

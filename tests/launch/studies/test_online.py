@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from launch import tables
+from launch import provenance, tables
 from launch.studies import online as study
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -89,6 +89,10 @@ def test_a_study_is_run_resumed_and_drawn(
   command = (study.run, f"--output={out}")
   with pytest.raises(KeyboardInterrupt):
     cli(*command, config=config)
+  with monkeypatch.context() as patched:  # trained again, at the same path
+    patched.setattr(provenance, "hash_checkpoint", lambda _: "another")
+    assert cli(*command, config=config) == 2
+  assert "checkpoints.draft was" in capsys.readouterr().err
   assert cli(*command, config=config) == 0
   names = ["frozen", "online", "offline"]
   assert made == [*names, "offline", *names]

@@ -80,6 +80,12 @@ def test_intervals_are_over_five_texts_or_there_are_none():
   assert of(4)["kl_ci"] is None
   low, high = of(6)["kl_ci"]
   assert low < of(6)["kl"] == 3.5 < high
+  near = {name: np.full(6, 5.0) for name in precision._PER_TEXT}
+  near["greedy_agreement"] = np.array([0.4, 1, 1, 1, 1, 1])
+  near["block_efficiency"] = 5 * near["greedy_agreement"]
+  row = precision.summarize(near)
+  assert row["greedy_agreement_ci"][1] == 1  # and not beyond
+  assert row["block_efficiency_ci"][1] == 5
 
 
 def test_unknown_precisions_are_refused():

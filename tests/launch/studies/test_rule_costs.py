@@ -46,7 +46,9 @@ def measure(tmp_path):
   return run
 
 
-def test_measures_what_fits_and_draws_it(measure, tmp_path, capsys):
+def test_measures_what_fits_and_draws_it(
+  measure, tmp_path, capsys, monkeypatch
+):
   flags = ("--rule_num_drafts=2", "--rules=token,match,gumbel_list")
   result = measure(*flags)
   cells = {cell["rule"]: cell for cell in result["cells"]}
@@ -61,15 +63,24 @@ def test_measures_what_fits_and_draws_it(measure, tmp_path, capsys):
   assert capsys.readouterr().err.count("passes") == 2
 
   # A stopped run goes on: what is finished is not measured again.
-  kept = result["cells"][:1]
-  name = json.dumps([256, 2, 2, 1, kept[0]["rule"], kept[0]["siblings"]])
-  settings = {"rounds": 1, "machine": result["machine"]}
-  with Journal(str(tmp_path / "costs.json"), settings) as journal:
-    journal.add({"batch": name, **kept[0]})
+  path, timed = tmp_path / "costs.json", []
+  path.unlink()
+
+  def dies_at_the_second(name, *_, **__):
+    timed.append(name)
+    if len(timed) == 2:
+      raise KeyboardInterrupt
+    return 3.0, 2.0
+
+  monkeypatch.setattr(costs, "time_rule", dies_at_the_second)
+  with pytest.raises(KeyboardInterrupt):
+    execute(*SMALL, *flags, f"--output={path}")
+  other = (flags[0], "--rules=match")  # whose cells are not mixed in
+  assert execute(*SMALL, *other, f"--output={path}") == 2
+  assert "rules was" in capsys.readouterr().err
   resumed = measure(*flags)
-  assert capsys.readouterr().err.count("passes") == 1
-  assert resumed["cells"][:1] == kept
-  assert len(resumed["cells"]) == 2
+  assert timed == [timed[0], timed[1], timed[1]]
+  assert [cell["ratio"] for cell in resumed["cells"]] == [1.5, 1.5]
 
   drawn = [tmp_path / "a" / "costs.svg", tmp_path / "costs.svg"]
   for figure in drawn:

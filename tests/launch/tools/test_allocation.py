@@ -18,7 +18,7 @@ def execute(*args, code=0):
 def test_rounds_and_prompts_are_compared_over_the_first_size(tmp_path):
   output = tmp_path / "A.json"
   execute(
-    "--batches=2", "--allocated=128,256", "--text_tokens=20", "--visits=2",
+    "--batches=2", "--allocated=128,256", "--text_tokens=20", "--iterations=2",
     "--prompt_tokens=30",
     "--buffers=64,128", f"--output={output}",
   )  # fmt: skip

@@ -16,7 +16,7 @@ def test_every_case_is_compared_with_a_program_that_has_none(tmp_path):
   with flagsaver.flagsaver():
     arguments = [
       "test", "--config=configs/embedded.py", "--config.drafter=plain",
-      "--batches=2", "--text_tokens=6", "--visits=2", f"--output={output}",
+      "--batches=2", "--text_tokens=6", "--iterations=2", f"--output={output}",
     ]  # fmt: skip
     assert cli.execute(request_costs.run, arguments) == 0
   record = json.loads(output.read_text())

@@ -183,6 +183,10 @@ def test_every_other_user_asks_on_while_there_is_room(tokenizer):
   last = tokenizer.decode(list(asked[-1].token_ids))
   turn = "<|user|>x\n<|assistant|>x\n"
   assert last == turn + "<|user|>x\n<|assistant|>"
+  # The history may be longer than the budget of a turn.
+  small = maker(tokenizer, turns=2, budget=3)
+  (longer,), _ = talked(small, [1], (STOP,) * 4)
+  assert len(longer["messages"]) == 4
   tight = maker(tokenizer, turns=2, budget=60, room=len(tokenizer.encode(turn)))
   (short,), _ = talked(tight, [1], (STOP,) * 4)
   assert len(short["messages"]) == 2

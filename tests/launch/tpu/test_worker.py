@@ -131,6 +131,41 @@ def test_a_job_that_always_dies_is_given_up(machine, checkout):
   assert ["cp", "-", f"{_STORE}/exit_code", "134\n"] in _storage(machine)
 
 
+def test_a_training_that_was_stopped_goes_on_and_is_not_over(machine, checkout):
+  machine.answer(**{"curl": ["0"], "launch.train": [75, 75, ""]})
+  done = _worker(machine, checkout, "job", _STORE, "", "train", TRIES="1")
+  assert done.returncode == 0, done.stderr
+  assert _mains(machine)[1:] == [["launch.train"]] * 3
+  codes = [call for call in _storage(machine) if call[0] == "cp"]
+  assert codes == [["cp", "-", f"{_STORE}/exit_code", "0\n"]]
+
+
+@pytest.mark.parametrize(
+  "fails", ["pip install", "gs://data", "my-tpu/results results"]
+)
+def test_a_job_that_cannot_be_prepared_leaves_an_exit_code(
+  machine, checkout, fails
+):
+  """Or nobody would delete the slice."""
+  machine.answer(**{"curl": ["0"], fails: [1]})
+  done = _worker(
+    machine, checkout, "job", _STORE, "gs://data", "decode", TRIES="2"
+  )
+  assert done.returncode == 1
+  assert [call[:2] for call in _mains(machine)] == [["pip", "install"]] * 2
+  assert _storage(machine)[-1] == ["cp", "-", f"{_STORE}/exit_code", "1\n"]
+
+
+def test_a_preparation_is_tried_again_and_the_exit_code_too(machine, checkout):
+  machine.answer(**{"curl": ["0"], "pip install": [1, ""], "cp -": [1, ""]})
+  done = _worker(machine, checkout, "job", _STORE, "", "decode")
+  assert done.returncode == 0, done.stderr
+  assert _mains(machine)[2:] == [["launch.decode"]]
+  assert (
+    _storage(machine)[-2:] == [["cp", "-", f"{_STORE}/exit_code", "0\n"]] * 2
+  )
+
+
 def test_the_first_start_has_nothing_to_fetch(machine, checkout):
   machine.answer(**{"curl": ["0"], "storage ls": [1]})
   assert _worker(machine, checkout, "job", _STORE, "", "decode").returncode == 0

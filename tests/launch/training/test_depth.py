@@ -93,6 +93,16 @@ def test_the_report_takes_the_weight_out_again():
     assert actual["validation_predicted"] == pytest.approx(mean, abs=1e-4)
 
 
+def test_where_all_is_accepted_no_share_of_a_variance_is_told():
+  totals = dict(
+    tokens=3.0, loss=1.0, acceptance=3.0, predicted=3.0, squared_acceptance=3.0,
+    squared_error=0.0,
+  )  # fmt: skip
+  actual = depth.report(totals)
+  assert actual["validation_acceptance"] == 1
+  assert "validation_explained" not in actual
+
+
 # ------------------------------------------------------------------- the runs
 
 

@@ -81,6 +81,19 @@ def test_what_the_run_reads_is_not_replaced(check, tmp_path):
     check(tmp_path / "w")
 
 
+def test_the_models_of_the_runs_pair_are_not_replaced(check, tmp_path):
+  write(tmp_path / "model", "draft")
+  own = {"target": "T", "checkpoints": {"draft": f"{tmp_path}/model"}}
+  for pair, role in (
+    ({**own, "drafter": "model"}, "draft"),
+    ({**own, "drafter": f'eagle3("{tmp_path}/model")'}, "draft"),
+    ({**own, "drafter": "ngram", "target": f"{tmp_path}/model"}, "target"),
+  ):
+    with pytest.raises(ValueError, match=f"is also config.pair's {role}"):
+      check(tmp_path / "model", "--overwrite", pair=pair)
+  check(tmp_path / "model", "--overwrite", pair={**own, "drafter": "ngram"})
+
+
 def test_without_an_export_there_is_nothing_to_overwrite(check, tmp_path):
   check(None)
   with pytest.raises(cli.UserError, match="--overwrite: not read with a run"):

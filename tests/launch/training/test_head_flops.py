@@ -1,13 +1,29 @@
 """Operations counted for a head's training step, beside XLA's count."""
 
+import itertools
+import types
+
 import jax
 import pytest
 
 from configs import train_head
-from launch.training import head, step
+from launch.training import flops, head, step
 from launch.training.run import Run
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
+
+
+@pytest.mark.parametrize(("platform", "count"), [("gpu", 4), ("cpu", 1)])
+def test_a_measured_peak_is_of_all_devices_but_of_one_processor(
+  platform, count, monkeypatch
+):
+  one = types.SimpleNamespace(device_kind="of no list", platform=platform)
+  monkeypatch.setattr(jax, "devices", lambda: [one] * 4)
+  monkeypatch.setattr(jax, "device_count", lambda: 4)
+  clock = itertools.count()
+  monkeypatch.setattr(flops.time, "perf_counter", lambda: next(clock))
+  expected = count * 2 * 1024**3, "measured"  # a product a second
+  assert flops.peak_flops.__wrapped__() == expected
 
 
 @pytest.mark.parametrize(

@@ -212,6 +212,12 @@ def test_answers_of_a_teacher_take_the_place_of_the_files(folder, tmp_path):
   assert [answer for _, answer in pairs] == ["a3", "a5"]
   whole = t5_data.pairs(config_of("tiny", folder), "train")
   assert [given for given, _ in pairs] == [whole[3][0], whole[5][0]]
+  # What a budget cut off is no answer, and of none nothing can be learned.
+  cut = {"id": 3, "completion": "a", "stop_reason": "length"}
+  for text in ("", json.dumps(cut) + "\n"):
+    said.write_text(text)
+    with pytest.raises(ValueError, match="have an answer in"):
+      t5_data.pairs(config, "train")
   # Validation is of the data's own answers.
   assert (
     t5_data.pairs(config, "validation")[0][1] == made("validation")[0][1][1]
