@@ -30,17 +30,11 @@ from specjax.adaptive import policies
 from specjax.state import StopReason
 from specjax.tree import Tree, bound, chain, k_ary, paths
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
+pytestmark = pytest.mark.usefixtures("quick_to_compile", "x64")
 
 VOCAB, ROWS = 2, 3
 TREE = Tree((-1, 0, 0, 1, 1))
 DRAFT = toys.table(VOCAB, seed=3)
-
-
-@pytest.fixture(autouse=True)
-def _x64():
-  with jax.enable_x64(True):
-    yield
 
 
 @functools.cache
