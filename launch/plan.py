@@ -297,7 +297,7 @@ def question(
     except (LookupError, TypeError, AttributeError, ValueError) as error:
       raise cli.UserError(f"--experts={_EXPERTS.value}: {error}") from error
   weights = precision.weights(_WEIGHTS.value)
-  own = _format(drafting) if drafting.reads == "weights" else None
+  form = _format(drafting) if drafting.reads == "weights" else None
   return program.Question(
     target=target,
     draft=draft,
@@ -316,7 +316,7 @@ def question(
     distinct=distinct,
     weights=weights,
     draft_weights=_format(drafting) if drafting.reads == "model" else None,
-    own_weights=lowbits.below(own, weights) if own and weights else own,
+    own_weights=lowbits.below(form, weights) if form and weights else form,
     cache=_CACHE.value,
     draft_cache=drafting.cache,
   )

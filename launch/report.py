@@ -230,8 +230,8 @@ def draw(
   names = [*figures]
   given = [*names[: len(names) == 1], *argv]
   name, *sources = given[:-1] or [""]
-  there = bool(sources) and all(map(os.path.isfile, sources))
-  if name not in figures or not there:
+  readable = bool(sources) and all(map(os.path.isfile, sources))
+  if name not in figures or not readable:
     which = f"{{{','.join(names)}}} " * (len(names) > 1)
     print(
       f"usage: python -m {program} {which}RESULT.. FIGURE.svg", file=sys.stderr

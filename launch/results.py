@@ -423,11 +423,11 @@ class Journal:
         if json.dumps(rows[i][1]) != json.dumps(row):
           raise refused(i, f"not as it was written; {delete}")
       known.update(ids)
-    again = rows.keys() - known
-    for i in again - ours:
+    stale = rows.keys() - known
+    for i in stale - ours:
       raise refused(i, "of none of these prompts: write elsewhere")
-    if again:
-      _say(f"{path}: {len(again)} rows are made again")
+    if stale:
+      _say(f"{path}: {len(stale)} rows are made again")
     write(path, jsonl.dumps(row for i, (_, row) in rows.items() if i in known))
     _say(f"{path}: {len(known)} rows are there already and are kept")
 

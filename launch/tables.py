@@ -39,7 +39,6 @@ TABLES = {
   "cost_limits": "launch.studies.rules.cost_plots:cost_limits",
   "settings": "launch.studies.rules.cost_plots:settings_table",
   "rejections": "launch.studies.theory.plots:rejections",
-  "real_rejections": "launch.studies.theory.plots:real_rejections",
   "tradeoff": "launch.studies.theory.plots:tradeoff_table",
   "throughput": "launch.studies.theory.plots:throughput_table",
   "acceptance": "launch.studies.theory.plots:acceptance_table",

@@ -48,7 +48,7 @@ def tracer(engine: Engine) -> Callable[[Batch], Traced]:
     decoder=dataclasses.replace(engine.decoder, with_log_probs=True),
     programs={},
   )
-  look = jax.jit(_look_with(engine.decoder), donate_argnums=1)
+  step = jax.jit(_traced_step(engine.decoder), donate_argnums=1)
 
   def trace(batch: Batch) -> Traced:
     engine.compile(batch)
@@ -56,7 +56,7 @@ def tracer(engine: Engine) -> Callable[[Batch], Traced]:
     stopping = engine.stopping(batch, state)
     seen: list[dict[str, np.ndarray]] = []
     while not np.all(jax.device_get(state.done)):
-      state, arrays = look(engine.params, state)
+      state, arrays = step(engine.params, state)
       seen.append(jax.device_get(arrays))
       if stopping:
         state = stopping.end_rows(state)
@@ -81,13 +81,13 @@ def tracer(engine: Engine) -> Callable[[Batch], Traced]:
   return trace
 
 
-def _look_with(decoder):
+def _traced_step(decoder):
   """`(params, state) -> (state, arrays)`: a round, and what it did.
 
   The laws, which are as large as the vocabulary, stay on the device.
   """
 
-  def look(params: Params, state):
+  def step(params: Params, state):
     after, info = decoder.step(params, state)
     draft, topology = info.draft, info.draft.topology()
     count = draft.tree.num_nodes
@@ -117,7 +117,7 @@ def _look_with(decoder):
       "num_emitted": info.num_emitted,
     }
 
-  return look
+  return step
 
 
 def _rounds_of(

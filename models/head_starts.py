@@ -139,13 +139,7 @@ def eagle3(
   _copy_rest(module, last, attends, feeds)
   if attends:
     module.hidden_norm.scale[...] = last.attention_norm.scale[...]
-  module.final_norm.scale[...] = _scale(target.final_norm)
-  rows = output_rows(target)
-  if draft_vocab is not None:
-    rows = rows[draft_vocab]
-    module.target_ids = nnx.Variable(jnp.asarray(draft_vocab, jnp.int32))
-  module.lm_head.weight[...] = rows
-  module.embed.embedding[...] = target.embed.embedding[...]
+  _copy_ends(module, target, draft_vocab)
   return module
 
 
@@ -360,13 +354,7 @@ def parallel(
     _copy(ours.mlp_norm, theirs.mlp_norm)
   if attends:
     _copy(module.hidden_norm, above[-1].attention_norm)
-  module.final_norm.scale[...] = _scale(target.final_norm)
-  rows = output_rows(target)
-  if draft_vocab is not None:
-    rows = rows[draft_vocab]
-    module.target_ids = nnx.Variable(jnp.asarray(draft_vocab, jnp.int32))
-  module.lm_head.weight[...] = rows
-  module.embed.embedding[...] = target.embed.embedding[...]
+  _copy_ends(module, target, draft_vocab)
   return module
 
 
@@ -476,6 +464,17 @@ def _scale(norm: nnx.Module) -> Array:
   """The factors that a norm multiplies by."""
   scale = norm.scale[...]
   return 1 + scale if isinstance(norm, PlusOneNorm) else scale
+
+
+def _copy_ends(module, target: Transformer, draft_vocab) -> None:
+  """Copies final norm, output projection and embeddings."""
+  module.final_norm.scale[...] = _scale(target.final_norm)
+  rows = output_rows(target)
+  if draft_vocab is not None:
+    rows = rows[draft_vocab]
+    module.target_ids = nnx.Variable(jnp.asarray(draft_vocab, jnp.int32))
+  module.lm_head.weight[...] = rows
+  module.embed.embedding[...] = target.embed.embedding[...]
 
 
 def _copy_rest(

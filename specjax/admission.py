@@ -118,9 +118,9 @@ def admit(
   draw if all were read, up to the rounding of passes of other widths. The
   drafter's caches are reused; whatever else it has learned of the text is
   not. The target's part of the cost does not grow with the buffer if it takes
-  rows (`LanguageModel.takes_rows`). A target with recurrent states can reuse all
-  of a text but its newest tokens, or nothing: a row that keeps less ends with
-  NAN_LOGITS.
+  rows (`LanguageModel.takes_rows`). A target with recurrent states can reuse
+  all of a text but its newest tokens, or nothing: a row that keeps less ends
+  with NAN_LOGITS.
 
   Args:
     params: parameters of both models.

@@ -55,6 +55,15 @@ def quick_to_compile():
   compiling.switch(True)
 
 
+@pytest.fixture
+def x64():
+  """Arrays of 64 bits, for laws that are compared to 1e-10 and less."""
+  import jax
+
+  with jax.enable_x64(True):
+    yield
+
+
 @pytest.fixture(scope="module", autouse=True)
 def _compiled_as_for_users(request):
   """The others, though the module before was compiled quickly."""

@@ -276,7 +276,7 @@ def _gemma4(c):
 
 
 def _full_heads(c):
-  """What of a Gemma 4's full layers is another than of its sliding ones."""
+  """Settings of a Gemma 4's full layers that its sliding ones have not."""
   return next(iter(c.to_dict()["per_layer_config"].values()))
 
 

@@ -4,6 +4,7 @@ import json
 from unittest import mock
 
 import compiling
+import jax
 import jax.numpy as jnp
 import numpy as np
 import torch
@@ -590,6 +591,16 @@ def fuse_experts(tensors):
       [np.concatenate(pair) for pair in both]
     )
     tensors[f"{stem}.down_proj"] = np.stack(downs)
+
+
+def near(params, *, seed):
+  """Parameters of a draft: the target's, a little off."""
+  leaves, shape = jax.tree.flatten(params)
+  rng = np.random.default_rng(seed)
+  noisy = [
+    x * (1 + 0.1 * rng.standard_normal(x.shape)).astype(x.dtype) for x in leaves
+  ]
+  return jax.tree.unflatten(shape, noisy)
 
 
 def edit_tensors(path, edit):

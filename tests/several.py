@@ -6,6 +6,7 @@ import pathlib
 import socket
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 
@@ -18,6 +19,17 @@ def free_port() -> int:
   with socket.socket() as probe:
     probe.bind(("localhost", 0))
     return probe.getsockname()[1]
+
+
+def printed(program: str, *arguments) -> str:
+  """The last line that a program prints, on CPU devices that it asks for."""
+  done = subprocess.run(
+    [sys.executable, "-c", textwrap.dedent(program), *map(str, arguments)],
+    cwd=ROOT, env=os.environ | {"JAX_PLATFORMS": "cpu"}, capture_output=True,
+    text=True, timeout=2 * PATIENCE, check=False,
+  )  # fmt: skip
+  assert done.returncode == 0, done.stderr[-2000:]
+  return done.stdout.splitlines()[-1]
 
 
 def start(commands, *, devices=1, **environment):

@@ -392,7 +392,7 @@ def test_configs_and_models_do_not_import_launch():
 
 
 def test_no_module_imports_a_command():
-  """What two commands share is in a module of its own."""
+  """Code that two commands share is in a module of its own."""
   imports_by_file = _imports_under("launch")
   commands = {
     _module_name(ROOT / file)

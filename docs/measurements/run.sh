@@ -1,7 +1,6 @@
 #!/bin/sh
 # Measures anew what README, docs/theory.md and docs/reports show, and copies it
-# there, but for docs/theory/real_pair.json. What is in build/measured is not
-# measured again: a stopped run goes on.
+# there. What is in build/measured is not measured again: a stopped run goes on.
 #
 #   docs/measurements/run.sh [PART...]     all | timed | counted | NAME
 #

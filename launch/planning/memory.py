@@ -22,8 +22,8 @@ def held(q: Question) -> int:
     total += q.rows * (states + (q.tree.num_fed + refed) * pending) // size
   if q.own_weights is not None:
     config = q.cut_target()
-    own = borrowing.rounded(q.own_shapes(), networks.shapes(config))
-    total += sum(map(lowbits.num_bytes, own.values())) // q.layout.model
+    copies = borrowing.rounded(q.own_shapes(), networks.shapes(config))
+    total += sum(map(lowbits.num_bytes, copies.values())) // q.layout.model
   if q.head is not None:
     total += _ITEM * program.num_draft_params(q) // q.layout.draft
     if layers := heads.cached(q.cut_head()[0]):

@@ -183,8 +183,8 @@ def bytes_per_channel(config: Config, cache: str | None) -> float:
 def looked_up(config: TransformerConfig) -> int:
   """Parameters of embeddings that are neither read whole nor multiplied."""
   c = config
-  own = c.per_layer_vocab * c.num_layers * c.per_layer_dim
-  return own + (0 if c.tied_embeddings else c.vocab_size * c.embed_dim)
+  by_layer = c.per_layer_vocab * c.num_layers * c.per_layer_dim
+  return by_layer + (0 if c.tied_embeddings else c.vocab_size * c.embed_dim)
 
 
 def replicated(config: Config) -> int:
@@ -380,9 +380,9 @@ def work(
   sums = attentions + mlps
   if c.layer(0).parallel:  # both blocks of a layer are added before it is sent
     sums = layers - len({*skipped.attention} & {*skipped.mlp})
-  own, inside, beside = c.attentions, 0, 0
+  specs, inside, beside = c.attentions, 0, 0
   for i in range(layers):
-    layer, heads_of = c.layer(i), own.get(i, c)  # recurrent ones: as others
+    layer, heads_of = c.layer(i), specs.get(i, c)  # recurrent ones: as others
     if i not in skipped.attention:
       inside += 2 * heads_of.num_heads * heads_of.head_dim
     if i not in skipped.mlp:
@@ -391,8 +391,8 @@ def work(
         inside += 2 * layer.beside.expert_dim
         beside += 1
   read = {
-    i: attention.slots_read(text, slots, own[i].window)
-    for i in own
+    i: attention.slots_read(text, slots, specs[i].window)
+    for i in specs
     if i not in skipped.attention
   }
   return Work(
@@ -404,8 +404,8 @@ def work(
     - len(skipped.attention) * heads
     - sum(_mlp_params(c, layer) for layer in skipped.mlp),
     inside=inside,
-    channels=sum(n * slot_channels(own[i]) for i, n in read.items()),
+    channels=sum(n * slot_channels(specs[i]) for i, n in read.items()),
     products=sum(
-      n * own[i].num_heads * own[i].head_dim for i, n in read.items()
+      n * specs[i].num_heads * specs[i].head_dim for i, n in read.items()
     ),
   )

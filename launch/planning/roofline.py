@@ -64,11 +64,11 @@ class Placement:
       idle: weights of experts that it leaves out.
     """
     c, channels = self.config, self.rows * work.channels
-    found = networks.bytes_per_weight(c, self.weights) * work.weights
-    found += networks.bytes_per_channel(c, self.cache) * channels
+    num_bytes = networks.bytes_per_weight(c, self.weights) * work.weights
+    num_bytes += networks.bytes_per_channel(c, self.cache) * channels
     if idle:
-      found -= networks.bytes_per_expert_weight(c, self.weights) * idle
-    return found + _ITEM * (self.size - 1) * networks.replicated(c)
+      num_bytes -= networks.bytes_per_expert_weight(c, self.weights) * idle
+    return num_bytes + _ITEM * (self.size - 1) * networks.replicated(c)
 
   @property
   def work(self) -> Work:

@@ -239,8 +239,8 @@ def measure(
     joined = {n: np.concatenate([x[n] for x in parts]) for n in _PER_TEXT}
     num_bytes = sum(map(lowbits.num_bytes, jax.tree.leaves(network.params)))
     row = {"precision": name, "weight_bytes": num_bytes} | summarize(joined)
-    own = {n: row[n] for n in ("block_efficiency", "greedy_block_efficiency")}
-    row[_TOPOLOGY] = predicted(network.config, how, texts.shape[1], own)
+    gains = {n: row[n] for n in ("block_efficiency", "greedy_block_efficiency")}
+    row[_TOPOLOGY] = predicted(network.config, how, texts.shape[1], gains)
     if drafted:
       pairs = zip(logits, drafted, strict=True)
       row["draft_acceptance"] = float(

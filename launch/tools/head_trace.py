@@ -101,20 +101,18 @@ def rounds_of(
     sampling=sampling, stop_tokens=jnp.asarray(built.stop_tokens, jnp.int32),
   )  # fmt: skip
 
-  def look(params, state):
+  def likeliest(params, state):
     """A draft of the likeliest tokens, from laws that are not sharpened."""
     warm = dataclasses.replace(state, sampling=make_sampling(1))
-    likeliest = lambda numbers, nodes, laws: jnp.argmax(laws, -1).astype(
-      jnp.int32
-    )
-    draft, _, _ = decoder.propose(params, warm, likeliest)
+    pick = lambda numbers, nodes, laws: jnp.argmax(laws, -1).astype(jnp.int32)
+    draft, _, _ = decoder.propose(params, warm, pick)
     values, tokens = jax.lax.top_k(draft.log_probs[0, 1:], top)
     return draft.tokens[0], values, tokens
 
-  look, step = jax.jit(look), jax.jit(decoder.step)
+  likeliest, step = jax.jit(likeliest), jax.jit(decoder.step)
   rounds: list[dict[str, Any]] = []
   while len(rounds) < count and not state.done[0]:
-    drafted, values, tokens = jax.device_get(look(built.params, state))
+    drafted, values, tokens = jax.device_get(likeliest(built.params, state))
     before = int(state.length[0])
     state, info = step(built.params, state)
     rounds.append(

@@ -1,4 +1,4 @@
-"""What a head's training reads: a target's features, and a draft vocabulary.
+"""Data of a head's training: a target's features, and a draft vocabulary.
 
 Features are stored or not. A draft vocabulary is the most frequent tokens of a
 text: EAGLE-3 counts those of its training data; most of a large vocabulary is

@@ -187,7 +187,7 @@ def check_sound(folder: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def _full_disk_is_an_os_error(folder: pathlib.Path):
-  """Whatever Orbax and what it is made of raise where there is no space left.
+  """Turns all that Orbax may raise where there is no space left into OSError.
 
   Raises:
     OSError: then, of ENOSPC or EDQUOT.

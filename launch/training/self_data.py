@@ -130,8 +130,8 @@ class Maker:
     place, warmth = divmod(number, len(self.temperatures))
     temperature = answered = self.temperatures[warmth]
     if self.answer_temperatures is not None:
-      again = place // len(self.systems)
-      answered = self.answer_temperatures[again % len(self.answer_temperatures)]
+      cycle = place // len(self.systems)
+      answered = self.answer_temperatures[cycle % len(self.answer_temperatures)]
     begin = self.begins[place % len(self.systems)]
     messages: list[dict[str, str]] = []
     whole, stream = True, 2 * self.turns * number

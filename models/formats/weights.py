@@ -26,7 +26,7 @@ from models.formats.families.family import (
   Layout,
 )
 from models.formats.packed import Parts
-from models.networks import lowbits, stacked, t5, t5_stacked
+from models.networks import lowbits, scanned, stacked, t5, t5_stacked
 from models.networks.layers import TransformerConfig
 from models.networks.lowbits import Format
 from models.networks.t5 import T5
@@ -311,7 +311,7 @@ def _read_stacked(
     layer: `(number, *names)` of a stacked parameter's one layer, as the path of
       a parameter in the model that is not stacked.
   """
-  of_kind = {} if isinstance(config, T5Config) else stacked.kinds(config)
+  of_kind = {} if isinstance(config, T5Config) else scanned.kinds(config)
 
   def place(path, shape, spec):
     frame_or_layers, *names = sharding_lib.names(path)

@@ -166,8 +166,8 @@ class Mtp(Depth):
   ):  # fmt: skip
     """As `models.networks.eagle.Eagle.__call__`, of the layer of a depth."""
     (kv,), number = kvs, jnp.int32(0) if stacked else None
-    own = self.later[depth - 1] if depth else self
-    x, read, kv = own.states(
+    layer = self.later[depth - 1] if depth else self
+    x, read, kv = layer.states(
       self.embed(tokens), hidden.astype(self.dtype), rotary,
       sees[self.config.layer.window(0)], kv, start, number=number, put=put,
     )  # fmt: skip

@@ -34,7 +34,7 @@ class Drafts:
     drawn: by node, the number of the call that drew it, and the law it was
       drawn from, `f64[R, V]`, normalised; without nodes that were never drawn.
     probs: `f64[R]`, the probability of each; they sum to 1.
-    outputs: the second output of `look`.
+    outputs: the second output of `propose`.
   """
 
   draft: Draft
@@ -48,7 +48,7 @@ def drafts(
   decoder: Decoder,
   params: Params,
   state: DecodeState,
-  look: Callable[[Params, DecodeState, DrawFn], tuple[Draft, Any]]
+  propose: Callable[[Params, DecodeState, DrawFn], tuple[Draft, Any]]
   | None = None,
 ) -> Drafts:
   """Every draft that may be drawn in a round.
@@ -57,7 +57,7 @@ def drafts(
     decoder: of a small vocabulary: V ** N drafts must be affordable.
     params: parameters of both models.
     state: of one row.
-    look: `(params, rows, draws) -> (Draft, outputs)`, runs R equal rows of the
+    propose: `(params, rows, draws) -> (Draft, outputs)`, of R equal rows of the
       state; arrays have rows first. By default it drafts alone.
 
   Returns:
@@ -69,7 +69,7 @@ def drafts(
   """
   if len(state.length) != 1:
     raise ValueError(f"the state must have one row, got {len(state.length)}")
-  look = look or (lambda *args: (decoder.propose(*args)[0], None))
+  propose = propose or (lambda *args: (decoder.propose(*args)[0], None))
   nodes, vocab = decoder.drafter.tree.num_nodes, decoder.vocab_size
   drawn_nodes = asked(decoder, params, state)
   table = np.zeros((vocab ** len(drawn_nodes), nodes), np.int32)
@@ -90,7 +90,7 @@ def drafts(
       return table[:, np.asarray(here, np.int32)]
 
     repeated = rows.pick(axes, state, np.zeros(len(table), int))
-    draft, outputs = look(params, repeated, draws)
+    draft, outputs = propose(params, repeated, draws)
     given = {
       node: (number, log_probs[:, place])
       for number, (here, log_probs) in enumerate(calls)
@@ -151,7 +151,7 @@ def round_law(
     `f64[V, .., V]`.
   """
 
-  def look(params, state, draws):
+  def propose(params, state, draws):
     round_, said = decoder.draft_and_verify(params, state, draws=draws)
     count = len(state.length)
     after = jax.lax.map(
@@ -166,7 +166,7 @@ def round_law(
       {n: whole(getattr(form, n)) for n in ("paths", "depth", "num_children")},
     )
 
-  every = drafts(decoder, params, state, look)
+  every = drafts(decoder, params, state, propose)
   laws, form = every.outputs
   node_probs, next_laws, distance = jax.tree.map(
     lambda x: np.asarray(x, np.float64), laws

@@ -21,11 +21,11 @@ def decide(target_log_probs, draft_log_probs, tokens, valid):
   """See `specjax.rules.nodewise.DecideFn`."""
   del draft_log_probs
   earlier = np.tri(len(tokens), k=-1, dtype=bool)  # [C, C]
-  again = jnp.any(
+  repeated = jnp.any(
     earlier & valid & (tokens[:, None] == tokens[None, :]), axis=1
   )
   target = jnp.exp(target_log_probs)
-  accept = jnp.where(valid & ~again, target[tokens], 0)
+  accept = jnp.where(valid & ~repeated, target[tokens], 0)
   drafted = jnp.any(
     valid[:, None] & (tokens[:, None] == jnp.arange(len(target))), axis=0
   )

@@ -57,7 +57,7 @@ def test_what_does_not_occur_ends_nothing(tokenizer):
 
 @pytest.mark.parametrize("kind", ["bytes of words", "words and bytes"])
 def test_pieces_of_a_text_stand_and_are_the_text(kind):
-  """Whatever comes later, and what is left is the text if nothing does."""
+  """With anything after them, or with nothing."""
   rng = np.random.default_rng(3)
   if kind == "words and bytes":
     tokenizer, noise = fallback.tokenizer(), lambda: fallback.noise(rng)

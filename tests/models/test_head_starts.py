@@ -65,7 +65,7 @@ def test_eagle3_begins_as_the_targets_last_layer(target, seen):
 
 
 def test_a_wider_eagle3_begins_as_the_one_of_the_targets_width(target, seen):
-  """What is wider adds nothing at first, and can learn."""
+  """The wider part adds nothing at first, and can learn."""
   make = lambda **more: head_starts.eagle3(
     target, layers=(0, 1, 3), draft_vocab=IDS, rngs=nnx.Rngs(1), **more
   )

@@ -2,16 +2,12 @@
 
 import dataclasses
 import json
-import os
-import pathlib
-import subprocess
-import sys
-import textwrap
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import several
 from flax import nnx
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
@@ -28,7 +24,6 @@ CONFIG = TransformerConfig(
   vocab_size=40, embed_dim=16, num_layers=3, num_heads=8, num_kv_heads=2,
   head_dim=4, mlp_dim=24, max_positions=32,
 )  # fmt: skip
-ROOT = pathlib.Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -180,16 +175,7 @@ _EIGHT_DEVICES = """
 
 
 def test_eight_devices_read_their_parts_of_a_checkpoint(checkpoint):
-  done = subprocess.run(
-    [sys.executable, "-c", textwrap.dedent(_EIGHT_DEVICES), checkpoint],
-    cwd=ROOT,
-    env=os.environ | {"JAX_PLATFORMS": "cpu"},
-    capture_output=True,
-    text=True,
-    timeout=300,
-  )
-  assert done.returncode == 0, done.stderr[-2000:]
-  record = json.loads(done.stdout.splitlines()[-1])
+  record = json.loads(several.printed(_EIGHT_DEVICES, checkpoint))
   assert record["equal"]
   assert record["low"]  # in eight bits they are the same too
   assert record["far"] < 1e-5

@@ -81,7 +81,7 @@ IM = ["<|im_start|>", "<|im_end|>"]
 
 
 def listed(*tokens, start=None, **more):
-  """What added_tokens_decoder says of tokens behind the vocabulary."""
+  """Entries of added_tokens_decoder for tokens behind the vocabulary."""
   start = size() if start is None else start
   return {
     str(start + place): {"content": token, "special": True} | more

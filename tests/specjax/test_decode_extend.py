@@ -322,7 +322,7 @@ def test_what_cannot_be_appended_is_refused(row, tokens, count, message):
 
 
 def test_inputs_stay_with_their_row():
-  """What an encoder read is kept beside the row, and not read again."""
+  """The encoder's output is kept beside the row, and not made again."""
   decoder = specjax.make_decoder(
     toys.table_model(VOCAB, layers=2, with_inputs=True),
     drafter=forms.feature_head(VOCAB),
@@ -434,7 +434,7 @@ def test_a_row_is_read_the_same_beside_longer_ones(monkeypatch):
 
 
 def test_a_long_prompt_is_fed_by_passes_of_one_width(monkeypatch):
-  """However long it is, and none of them is as wide as the prompt."""
+  """At any length, and none of them is as wide as the prompt."""
   fed = []
   model = MODEL
 
@@ -451,7 +451,7 @@ def test_a_long_prompt_is_fed_by_passes_of_one_width(monkeypatch):
 
 
 def test_chunks_are_as_many_as_the_longest_prompt_asks_for(monkeypatch):
-  """What a wide array of prompts does not use costs nothing."""
+  """The unused part of a wide array of prompts costs nothing."""
   model, turns = MODEL, []
 
   def apply(params, tokens, cache, **how):

@@ -24,7 +24,7 @@ from specjax.tree import Tree, chain, paths
 from specjax.types import Inputs, Params
 from specjax.warp import make_sampling
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
+pytestmark = pytest.mark.usefixtures("quick_to_compile", "x64")
 
 VOCAB, ROWS, MASKS = 3, 3, 3
 CONFIG = T5Config(
@@ -40,12 +40,6 @@ INPUTS = Inputs(
 PROMPTS = RNG.integers(0, VOCAB, (ROWS, 4), np.int32)
 LENGTHS = np.array([1, 4, 2], np.int32)
 FORK = Tree((-1, 0, 0, 1, 1))
-
-
-@pytest.fixture(autouse=True)
-def _x64():
-  with jax.enable_x64(True):
-    yield
 
 
 def moved(params, seed, by):

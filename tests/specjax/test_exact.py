@@ -25,13 +25,7 @@ from specjax import siblings as siblings_lib
 from specjax import tree as tree_lib
 from specjax.types import Draft
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
-
-@pytest.fixture(autouse=True)
-def _x64():
-  with jax.enable_x64(True):
-    yield
+pytestmark = pytest.mark.usefixtures("quick_to_compile", "x64")
 
 
 @pytest.mark.parametrize(("rule", "tree", "siblings"), CASES)

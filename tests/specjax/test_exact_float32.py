@@ -62,7 +62,7 @@ def test_a_second_sibling_is_drawn_as_it_says_at_low_temperatures(
 
 @pytest.mark.parametrize("siblings", [WITHOUT_REPLACEMENT, GREEDY, HUB])
 def test_laws_of_later_siblings_sum_to_one(siblings):
-  """However little mass their elder has left them."""
+  """Also where their elder has left them hardly any mass."""
   law = jnp.array(
     [[0, -1e7, -1e7 - 1, -1.2e7], [-0.1, -2.4, -jnp.inf, -jnp.inf]]
   )

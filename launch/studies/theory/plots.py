@@ -48,31 +48,6 @@ def rejections(results: dict[str, dict]) -> str:
   )
 
 
-def real_rejections(results: dict[str, dict]) -> str:
-  """Rejections along the decoded text of a real pair, beside Theorem 1.
-
-  A drafted position is rejected with probability TV given all before it: the
-  count less their sum is a martingale of variance `sum TV (1 - TV)`. At
-  temperature 0 laws are points, and the sum is the count.
-  """
-  (result,) = results.values()
-  of = lambda x, name: f"{x['rejections'][name]:.1f}"
-  return report.columns(
-    result["runs"],
-    {
-      "draft": lambda x: x["system"],
-      "temperature": lambda x: f"{x['temperature']:g}",
-      "drafted": lambda x: f"{x['rejections']['drafted_positions']:,}",
-      "Theorem 1 (95%)": lambda x: (
-        of(x, "predicted")
-        + report.interval(x["rejections"]["predicted_interval"], ".1f")
-      ),
-      "counted": lambda x: f"{x['rejections']['counted']}",
-      "if all were drafted": lambda x: of(x, "every_position"),
-    },
-  )
-
-
 def tradeoff_table(results: dict[str, dict]) -> str:
   """Rejection and loss of Decoding-OPT and -UNO, predicted and simulated."""
   (result,) = results.values()

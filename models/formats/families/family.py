@@ -77,7 +77,7 @@ class Tensors:
   read: Callable[[str], np.ndarray]
 
   def __call__(self, *names: str, layer: int = 0) -> bool:
-    """Whether a layer has one of these tensors, or the bias of a module."""
+    """True if a layer has one of these tensors, or the bias of a module."""
     wanted = {f"blk.{layer}.{name}" for name in names}
     return bool((wanted | {f"{name}.bias" for name in wanted}) & {*self.shapes})
 

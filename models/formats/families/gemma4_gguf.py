@@ -13,32 +13,34 @@ _SHARED = "attention.shared_kv_layers"
 _BESIDE, _PATTERN = "layers.#.beside", "attention.sliding_window_pattern"
 
 
-def _each(own: Mapping[str, Any], key: str, count: int) -> list[int]:
+def _each(settings: Mapping[str, Any], key: str, count: int) -> list[int]:
   """Whole numbers, of every layer one, or one that is said of them all."""
-  found = np.ravel(own.get(key, ())).tolist()
-  found = found * count if len(found) == 1 else found
-  if len(found) != count or any(type(x) not in (int, bool) for x in found):
+  values = np.ravel(settings.get(key, ())).tolist()
+  values = values * count if len(values) == 1 else values
+  if len(values) != count or any(type(x) not in (int, bool) for x in values):
     raise ValueError(
-      f"{key} must be {count} whole numbers, or one, got {found!r:.80}"
+      f"{key} must be {count} whole numbers, or one, got {values!r:.80}"
     )
-  return found
+  return values
 
 
-def _size(own: Mapping[str, Any], suffix: str) -> int:
+def _size(settings: Mapping[str, Any], suffix: str) -> int:
   """Channels of a head, of keys, values and rotation alike."""
-  (size,) = _each(own, f"attention.key_length{suffix}", 1)
+  (size,) = _each(settings, f"attention.key_length{suffix}", 1)
   for other in ("attention.value_length", "rope.dimension_count"):
-    if own.get(f"{other}{suffix}", size) != size:
+    if settings.get(f"{other}{suffix}", size) != size:
       raise ValueError(
         f"{other}{suffix} must be that of keys, {size}, got "
-        f"{own[f'{other}{suffix}']!r:.40}"
+        f"{settings[f'{other}{suffix}']!r:.40}"
       )
   return size
 
 
-def _rope(own: Mapping[str, Any], has: Tensors, size: int) -> dict[str, Any]:
+def _rope(
+  settings: Mapping[str, Any], has: Tensors, size: int
+) -> dict[str, Any]:
   """Frequencies of full layers: the first turn, the others stand still."""
-  full: dict[str, Any] = {"rope_theta": own.get("rope.freq_base", 1e6)}
+  full: dict[str, Any] = {"rope_theta": settings.get("rope.freq_base", 1e6)}
   if "rope_freqs.weight" in has.shapes:
     factors = has.read("rope_freqs.weight")
     turning = int(np.sum(factors == 1))
@@ -52,19 +54,19 @@ def _rope(own: Mapping[str, Any], has: Tensors, size: int) -> dict[str, Any]:
     full |= {"rope_type": "proportional", "partial_rotary_factor": share}
   return {
     FULL: full,
-    SLIDES: {"rope_theta": own.get("rope.freq_base_swa", 1e4)},
+    SLIDES: {"rope_theta": settings.get("rope.freq_base_swa", 1e4)},
   }
 
 
-def _settings(own: Mapping[str, Any], has: Tensors) -> dict[str, Any]:
-  (count,) = _each(own, "block_count", 1)
+def _settings(settings: Mapping[str, Any], has: Tensors) -> dict[str, Any]:
+  (count,) = _each(settings, "block_count", 1)
   if count > 2**16:  # of which nothing is listed
     raise ValueError(f"block_count must be at most 65536, got {count}")
-  (shared,) = _each({_SHARED: 0} | own, _SHARED, 1)
-  kinds = [SLIDES if x else FULL for x in _each(own, _PATTERN, count)]
-  heads = _each(own, "attention.head_count_kv", count)
-  widths = _each(own, "feed_forward_length", count)
-  sizes = {FULL: _size(own, ""), SLIDES: _size(own, "_swa")}
+  (shared,) = _each({_SHARED: 0} | settings, _SHARED, 1)
+  kinds = [SLIDES if x else FULL for x in _each(settings, _PATTERN, count)]
+  heads = _each(settings, "attention.head_count_kv", count)
+  widths = _each(settings, "feed_forward_length", count)
+  sizes = {FULL: _size(settings, ""), SLIDES: _size(settings, "_swa")}
   wide = shared > 0 and widths[-1] == 2 * widths[0]
   last = 2 if wide else 1
   if widths != [
@@ -87,8 +89,8 @@ def _settings(own: Mapping[str, Any], has: Tensors) -> dict[str, Any]:
     },
     "attention_k_eq_v": any(not has("attn_v.weight", layer=i) for i in full),
     "attention_bias": has("attn_q", "attn_output"),
-    "rope_parameters": _rope(own, has, sizes[FULL]),
-    "enable_moe_block": bool(own.get("expert_count")),
+    "rope_parameters": _rope(settings, has, sizes[FULL]),
+    "enable_moe_block": bool(settings.get("expert_count")),
     "vocab_size_per_layer_input": has.shapes.get(by_layer, (None,))[0],
   }
 

@@ -15,6 +15,7 @@ k places of its own path, which are fed together and seen by no other node.
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -91,16 +92,16 @@ class _Root:
   Attributes:
     logits: `f32[B, V']`, after the newest token, by the first layer.
     hidden: of layer k `f[B, H]`, its state at its newest place of accepted
-      tokens alone, `known - 1 - k`.
+      tokens alone, `length - 1 - k`.
     caches: the layers', with all such places.
-    known: `i32[B]`, tokens of the text; two where there is but one, for a pair
+    length: `i32[B]`, tokens of the text; two where there is but one, for a pair
       of it and zeros.
   """
 
   logits: Array
   hidden: tuple[Array, ...]
   caches: tuple[Cache, ...]
-  known: Array
+  length: Array
 
 
 @jax.tree_util.register_dataclass
@@ -111,14 +112,14 @@ class _Level:
   Attributes:
     path: `i32[B, W, k]`, the tokens down to each.
     fed: `f[B, W, k, H]`, states of the layer that read them, at its places.
-    own: `f[B, W, k + 1, H]`, the state that each token of the path was drawn
+    hidden: `f[B, W, k + 1, H]`, the state that each token of the path was drawn
       after, and that after the node: in place of the target's.
     caches: the layers'.
   """
 
   path: Array
   fed: Array
-  own: Array
+  hidden: Array
   caches: tuple[Cache, ...]
 
 
@@ -138,23 +139,12 @@ def of_layers(
     tree, siblings, policy, vocab_size, longest: as of `eagle`.
   """
   count, most = len(models), longest or tree.max_depth
-  width, free = most + count, tree.form is Form.FREE
-  top_k = tree.max_children  # of a dynamic tree
   if tree.max_depth > most:
     raise ValueError(
       f"longest is {longest}, and the tree is {tree.max_depth} deep"
     )
-  if free:
-    best_first.check(
-      num_nodes=tree.num_drafted, depth=tree.max_depth, width=top_k,
-      children=top_k, vocab_size=vocab_size,
-    )  # fmt: skip
-    widths = (top_k,) * (tree.max_depth - 1)
-  else:
-    if tree.num_drafted or not longest:
-      arguments.check_tree(tree, siblings, vocab_size)
-    widths = tuple(len(level) for level in tree.levels[1:-1])
-  passes = tuple(depth * n for depth, n in enumerate(widths, 1))
+  width, free = most + count, tree.form is Form.FREE
+  passes = _passes(tree, siblings, vocab_size, longest)
 
   def init(params, batch, slots, inputs):
     del params, inputs
@@ -165,236 +155,315 @@ def of_layers(
       start=jnp.zeros((batch,), jnp.int32),
     )
 
-  def read(params, state: _State, context: Context) -> _Root:
-    """Reads all places from `start` on, of accepted tokens."""
-    known = jnp.maximum(context.length, 2)
-    # Of one token the target has read nothing: a pair of it and zeros.
-    first = state.start + context.length - known
-    hidden = models[0].fuse(params.draft, state.features)
-    logits, last, caches = [], [], []
-    for k, model in enumerate(models, 1):
-      at = jnp.clip(
-        first[:, None] + k + np.arange(width), 0, context.tokens.shape[1] - 1
-      )
-      said, hidden, cache = model.apply(
-        params.draft,
-        jnp.take_along_axis(context.tokens, at, axis=1),
-        hidden,
-        state.caches[k - 1].replace(length=state.start),
-      )
-      newest = jnp.maximum(known - 1 - k - state.start, 0)
-      logits.append(take_node(said, newest))
-      last.append(take_node(hidden, newest))
-      caches.append(cache.replace(length=jnp.maximum(known - k, 0)))
-    return _Root(
-      logits=logits[0], hidden=tuple(last), caches=tuple(caches), known=known
-    )
-
-  def begin(root: _Root) -> _Level:
-    """The root, as the one node of depth 0."""
-    hidden = root.hidden[0][:, None, None]
-    return _Level(
-      path=jnp.zeros((len(hidden), 1, 0), jnp.int32),
-      fed=hidden[:, :, :0],
-      own=hidden,
-      caches=root.caches,
-    )
-
-  def feed(params, root: _Root, level: _Level, depth: int, tokens, parents):
-    """Logits after the nodes of a depth, and what is known of them.
-
-    Args:
-      params: of the pair.
-      root: what was read.
-      level: the nodes of the depth above.
-      depth: at least 1.
-      tokens: `i32[B, W]`, the nodes'.
-      parents: `i32[B, W]`, indices into `level`.
-
-    Returns:
-      `f32[B, W, V']`, `f[B, W, H]`, the states beside them, and the `_Level`.
-    """
-
-    def of_parents(x):
-      at = parents.reshape(*parents.shape, *[1] * (x.ndim - 2))
-      return jnp.take_along_axis(x, at, axis=1)
-
-    number, (rows, nodes) = depth % count, tokens.shape
-    path = jnp.concatenate([of_parents(level.path), tokens[..., None]], axis=-1)
-    own = of_parents(level.own)
-    hidden = own
-    if number:
-      first = root.hidden[number - 1][:, None, None]
-      above = of_parents(level.fed)
-      first = jnp.broadcast_to(first, (rows, nodes, 1, first.shape[-1]))
-      hidden = jnp.concatenate([first, above], axis=2)
-    start = root.known - 1 - number
-    place = start[:, None] + np.arange(depth)  # below 0 there is none
-    exists = jnp.tile(place >= 0, (1, nodes))[:, None]
-    own_path = np.kron(np.eye(nodes), np.tri(depth)).astype(bool)
-    mask = exists & own_path | np.eye(nodes * depth, dtype=bool)
-    flat = lambda x: x.reshape(rows, nodes * depth, *x.shape[3:])
-    apart = lambda x: x.reshape(rows, nodes, depth, *x.shape[2:])
-    logits, hidden, cache = models[number].apply(
-      params.draft,
-      flat(path),
-      flat(hidden),
-      level.caches[number].replace(length=jnp.maximum(start, 0)),
-      positions=jnp.tile(jnp.maximum(place, 0), (1, nodes)),
-      mask=mask,
-    )
-    fed = apart(hidden)
-    caches = (*level.caches[:number], cache, *level.caches[number + 1 :])
-    own = jnp.concatenate([own, fed[:, :, -1:]], axis=2)
-    level = _Level(path=path, fed=fed, own=own, caches=caches)
-    return apart(logits)[:, :, -1], fed[:, :, -1], level
-
-  def grown(params, root: _Root, context) -> tuple[Draft, tuple[Cache, ...]]:
-    if free:
-
-      def next_level(level, depth, tokens, parents):
-        logits, _, level = feed(params, root, level, depth, tokens, parents)
-        return logits, level
-
-      draft, level = best_first.draft_tree(
-        root.logits, next_level, begin(root), context,
-        tree=tree, width=top_k, children=top_k, vocab_size=vocab_size,
-      )  # fmt: skip
-      return draft, level.caches
-
-    def next_nodes(level, depth, drawn):
-      nodes, above = tree.levels[depth], tree.levels[depth - 1].start
-      parents = np.array([tree.parents[n] for n in nodes], np.int32) - above
-      parents = jnp.broadcast_to(parents, drawn.shape)
-      logits, _, level = feed(params, root, level, depth, drawn, parents)
-      return logits, level
-
-    draft, level = levels.draw_tree(
-      root.logits, next_nodes, begin(root), context,
-      tree=tree, siblings=siblings, vocab_size=vocab_size,
-    )  # fmt: skip
-    return draft, level.caches
-
   def propose(params, state, target_cache, context):
-    root = read(params, state, context)
+    root = _read(models, params, state, context)
     if tree.num_drafted:
-      draft, caches = grown(params, root, context)
+      draft, caches = _grow(
+        models, params, root, context,
+        tree=tree, siblings=siblings, vocab_size=vocab_size,
+      )  # fmt: skip
     else:
       draft, caches = nothing(tree, siblings, context), root.caches
     return draft, dataclasses.replace(state, caches=caches), target_cache
-
-  def prefill(params, state: _State, commit: Commit) -> _State:
-    features = features_of(commit, state.features)
-    fed = commit.tokens.shape[1]
-    hidden, caches = models[0].fuse(params.draft, features), []
-    for k, model in enumerate(models, 1):
-      cache = state.caches[k - 1]
-      if fed > k:
-        _, hidden, cache = model.apply(
-          params.draft,
-          commit.tokens[:, k:],
-          hidden[:, : fed - k],
-          cache.replace(length=commit.start),
-        )
-      caches.append(cache)
-    last = jnp.maximum(commit.count - count, 0)
-    at = last[:, None] + np.arange(width)
-    pending = jnp.take_along_axis(
-      features, jnp.minimum(at, fed - 1)[..., None], axis=1
-    )
-    pending = jnp.where((at < commit.count[:, None])[..., None], pending, 0)
-    return _State(
-      caches=tuple(caches), features=pending, start=commit.start + last
-    )
-
-  def commit(params, state: _State, commit: Commit) -> _State:
-    del params
-    features = features_of(commit, state.features)
-    along = jnp.take_along_axis(features, commit.path[..., None], axis=1)
-    behind = commit.start - state.start
-    back = jnp.clip(behind, 0, count - 1)
-    step = np.arange(width) - back[:, None]  # from the root on
-    pick = lambda x, at: jnp.take_along_axis(
-      x, jnp.clip(at, 0, x.shape[1] - 1)[..., None], axis=1
-    )
-    pending = jnp.where(
-      step[..., None] < 0,
-      pick(state.features, behind[:, None] + step),
-      pick(along, step),
-    )
-    went_on = commit.count > 0
-    return dataclasses.replace(
-      state,
-      features=jnp.where(went_on[:, None, None], pending, state.features),
-      start=jnp.where(went_on, commit.start - back, state.start),
-    )
-
-  def row_axes(state: _State) -> Any:
-    caches = tuple(map(cache_lib.row_axes, state.caches))
-    return _State(caches=caches, features=0, start=0)  # type: ignore[arg-type]
 
   whole = Drafter(
     name="eagle2" if free else "mtp",
     tree=tree,
     siblings=siblings,
     init=init,
-    prefill=prefill,
+    prefill=functools.partial(_prefill, models),
     propose=propose,
-    commit=commit,
-    row_axes=row_axes,
+    commit=_commit,
+    row_axes=_row_axes,
     passes=(width,) * count + passes,
     max_positions=models[0].max_positions,
     num_refed=width + 1,  # what was accepted in a round is not read yet
     empty_rounds=EmptyRoundPolicy.PROPOSE if longest else None,
     accepts_foreign_drafts=True,
   )
-  if policy is None:
-    if free:
-      return whole
-    return arguments.with_longer(
-      whole,
-      lambda tree, policy: of_layers(
-        models, tree, siblings, policy, vocab_size, None
-      ),
+  if policy is not None:
+    begin_chain = functools.partial(_begin_chain, models, most)
+    return chains.drafter(
+      begin_chain, inner=whole, policy=policy, vocab_size=vocab_size
     )
-
-  def sized(level: _Level, depth: int) -> _Level:
-    """The level as one of another depth: cut, or padded with anything."""
-
-    def of_size(x, size):
-      more = [(0, 0)] * x.ndim
-      more[2] = (0, max(size - x.shape[2], 0))
-      return jnp.pad(x, more)[:, :, :size]
-
-    return _Level(
-      path=of_size(level.path, depth),
-      fed=of_size(level.fed, depth),
-      own=of_size(level.own, depth + 1),
-      caches=level.caches,
-    )
-
-  def begin_chain(params, state, target_cache, context):
-    root = read(params, state, context)
-    parents = jnp.zeros((len(root.known), 1), jnp.int32)
-
-    def first(level, goes):
-      del goes
-      return (root.logits, root.hidden[0]), level, jnp.zeros((), jnp.int32)
-
-    def next_node(level, depth, drawn):
-      above = sized(level, depth - 1)
-      logits, hidden, level = feed(params, root, above, depth, drawn, parents)
-      return (logits[:, 0], hidden[:, 0]), sized(level, most)
-
-    def close(level, fed):
-      del fed
-      return dataclasses.replace(state, caches=level.caches), target_cache
-
-    return chains.Passes(
-      carry=sized(begin(root), most), first=first, feed=next_node, close=close,
-      before=count,
-    )  # fmt: skip
-
-  return chains.drafter(
-    begin_chain, inner=whole, policy=policy, vocab_size=vocab_size
+  if free:
+    return whole
+  return arguments.with_longer(
+    whole,
+    lambda tree, policy: of_layers(
+      models, tree, siblings, policy, vocab_size, None
+    ),
   )
+
+
+def _passes(
+  tree: Tree, siblings: Siblings, vocab_size: int, longest: int | None
+) -> tuple[int, ...]:
+  """Tokens of each pass below the root: a node of depth k feeds k of them.
+
+  Raises:
+    ValueError: if the tree does not suit the siblings or the vocabulary, or
+      drafts nothing without `longest`.
+  """
+  if tree.form is Form.FREE:
+    top_k = tree.max_children
+    best_first.check(
+      num_nodes=tree.num_drafted, depth=tree.max_depth, width=top_k,
+      children=top_k, vocab_size=vocab_size,
+    )  # fmt: skip
+    widths = (top_k,) * (tree.max_depth - 1)
+  else:
+    if tree.num_drafted or not longest:
+      arguments.check_tree(tree, siblings, vocab_size)
+    widths = tuple(len(level) for level in tree.levels[1:-1])
+  return tuple(depth * n for depth, n in enumerate(widths, 1))
+
+
+# ---------------------------------------------------- what was committed
+
+
+def _read(
+  models: tuple[FeatureModel, ...], params: Any, state: _State, context: Context
+) -> _Root:
+  """Reads all places from `start` on, of accepted tokens."""
+  length = jnp.maximum(context.length, 2)
+  # Of one token the target has read nothing: a pair of it and zeros.
+  first = state.start + context.length - length
+  places = np.arange(state.features.shape[1])
+  hidden = models[0].fuse(params.draft, state.features)
+  logits, last, caches = [], [], []
+  for k, model in enumerate(models, 1):
+    at = jnp.clip(first[:, None] + k + places, 0, context.tokens.shape[1] - 1)
+    said, hidden, cache = model.apply(
+      params.draft,
+      jnp.take_along_axis(context.tokens, at, axis=1),
+      hidden,
+      state.caches[k - 1].replace(length=state.start),
+    )
+    newest = jnp.maximum(length - 1 - k - state.start, 0)
+    logits.append(take_node(said, newest))
+    last.append(take_node(hidden, newest))
+    caches.append(cache.replace(length=jnp.maximum(length - k, 0)))
+  return _Root(
+    logits=logits[0], hidden=tuple(last), caches=tuple(caches), length=length
+  )
+
+
+def _prefill(
+  models: tuple[FeatureModel, ...], params: Any, state: _State, commit: Commit
+) -> _State:
+  """Reads a prompt; its last D - 1 places are left to `_read`."""
+  count, width = len(models), state.features.shape[1]
+  features = features_of(commit, state.features)
+  fed = commit.tokens.shape[1]
+  hidden, caches = models[0].fuse(params.draft, features), []
+  for k, model in enumerate(models, 1):
+    cache = state.caches[k - 1]
+    if fed > k:
+      _, hidden, cache = model.apply(
+        params.draft,
+        commit.tokens[:, k:],
+        hidden[:, : fed - k],
+        cache.replace(length=commit.start),
+      )
+    caches.append(cache)
+  last = jnp.maximum(commit.count - count, 0)
+  at = last[:, None] + np.arange(width)
+  pending = jnp.take_along_axis(
+    features, jnp.minimum(at, fed - 1)[..., None], axis=1
+  )
+  pending = jnp.where((at < commit.count[:, None])[..., None], pending, 0)
+  return _State(
+    caches=tuple(caches), features=pending, start=commit.start + last
+  )
+
+
+def _commit(params: Any, state: _State, commit: Commit) -> _State:
+  """Features of what was accepted, behind those of the last D - 1 places."""
+  del params
+  count, width = len(state.caches), state.features.shape[1]
+  features = features_of(commit, state.features)
+  along = jnp.take_along_axis(features, commit.path[..., None], axis=1)
+  behind = commit.start - state.start
+  back = jnp.clip(behind, 0, count - 1)
+  step = np.arange(width) - back[:, None]  # from the root on
+  pick = lambda x, at: jnp.take_along_axis(
+    x, jnp.clip(at, 0, x.shape[1] - 1)[..., None], axis=1
+  )
+  pending = jnp.where(
+    step[..., None] < 0,
+    pick(state.features, behind[:, None] + step),
+    pick(along, step),
+  )
+  went_on = commit.count > 0
+  return dataclasses.replace(
+    state,
+    features=jnp.where(went_on[:, None, None], pending, state.features),
+    start=jnp.where(went_on, commit.start - back, state.start),
+  )
+
+
+def _row_axes(state: _State) -> Any:
+  caches = tuple(map(cache_lib.row_axes, state.caches))
+  return _State(caches=caches, features=0, start=0)  # type: ignore[arg-type]
+
+
+# ------------------------------------------------------- what is drafted
+
+
+def _begin(root: _Root) -> _Level:
+  """The root, as the one node of depth 0."""
+  hidden = root.hidden[0][:, None, None]
+  return _Level(
+    path=jnp.zeros((len(hidden), 1, 0), jnp.int32),
+    fed=hidden[:, :, :0],
+    hidden=hidden,
+    caches=root.caches,
+  )
+
+
+def _feed(
+  models: tuple[FeatureModel, ...],
+  params: Any,
+  root: _Root,
+  level: _Level,
+  depth: int,
+  tokens: Array,
+  parents: Array,
+) -> tuple[Array, Array, _Level]:
+  """Logits after the nodes of a depth, and their `_Level`.
+
+  Args:
+    models: the layers.
+    params: of the pair.
+    root: what was read.
+    level: the nodes of the depth above.
+    depth: at least 1.
+    tokens: `i32[B, W]`, the nodes'.
+    parents: `i32[B, W]`, indices into `level`.
+
+  Returns:
+    `f32[B, W, V']`, `f[B, W, H]`, the states beside them, and the `_Level`.
+  """
+
+  def of_parents(x):
+    at = parents.reshape(*parents.shape, *[1] * (x.ndim - 2))
+    return jnp.take_along_axis(x, at, axis=1)
+
+  number, (rows, nodes) = depth % len(models), tokens.shape
+  path = jnp.concatenate([of_parents(level.path), tokens[..., None]], axis=-1)
+  drawn_after = of_parents(level.hidden)
+  hidden = drawn_after
+  if number:
+    first = root.hidden[number - 1][:, None, None]
+    above = of_parents(level.fed)
+    first = jnp.broadcast_to(first, (rows, nodes, 1, first.shape[-1]))
+    hidden = jnp.concatenate([first, above], axis=2)
+  start = root.length - 1 - number
+  place = start[:, None] + np.arange(depth)  # below 0 there is none
+  exists = jnp.tile(place >= 0, (1, nodes))[:, None]
+  on_path = np.kron(np.eye(nodes), np.tri(depth)).astype(bool)
+  mask = exists & on_path | np.eye(nodes * depth, dtype=bool)
+  flat = lambda x: x.reshape(rows, nodes * depth, *x.shape[3:])
+  apart = lambda x: x.reshape(rows, nodes, depth, *x.shape[2:])
+  logits, hidden, cache = models[number].apply(
+    params.draft,
+    flat(path),
+    flat(hidden),
+    level.caches[number].replace(length=jnp.maximum(start, 0)),
+    positions=jnp.tile(jnp.maximum(place, 0), (1, nodes)),
+    mask=mask,
+  )
+  fed = apart(hidden)
+  caches = (*level.caches[:number], cache, *level.caches[number + 1 :])
+  hidden = jnp.concatenate([drawn_after, fed[:, :, -1:]], axis=2)
+  level = _Level(path=path, fed=fed, hidden=hidden, caches=caches)
+  return apart(logits)[:, :, -1], fed[:, :, -1], level
+
+
+def _grow(
+  models: tuple[FeatureModel, ...],
+  params: Any,
+  root: _Root,
+  context: Context,
+  *,
+  tree: Tree,
+  siblings: Siblings,
+  vocab_size: int,
+) -> tuple[Draft, tuple[Cache, ...]]:
+  """A draft of a tree, and the layers' caches with its nodes."""
+  feed = functools.partial(_feed, models, params, root)
+  if tree.form is Form.FREE:
+
+    def next_level(level, depth, tokens, parents):
+      logits, _, level = feed(level, depth, tokens, parents)
+      return logits, level
+
+    top_k = tree.max_children
+    draft, level = best_first.draft_tree(
+      root.logits, next_level, _begin(root), context,
+      tree=tree, width=top_k, children=top_k, vocab_size=vocab_size,
+    )  # fmt: skip
+    return draft, level.caches
+
+  def next_nodes(level, depth, drawn):
+    nodes, above = tree.levels[depth], tree.levels[depth - 1].start
+    parents = np.array([tree.parents[n] for n in nodes], np.int32) - above
+    parents = jnp.broadcast_to(parents, drawn.shape)
+    logits, _, level = feed(level, depth, drawn, parents)
+    return logits, level
+
+  draft, level = levels.draw_tree(
+    root.logits, next_nodes, _begin(root), context,
+    tree=tree, siblings=siblings, vocab_size=vocab_size,
+  )  # fmt: skip
+  return draft, level.caches
+
+
+def _sized(level: _Level, depth: int) -> _Level:
+  """The level as one of another depth: cut, or padded with anything."""
+
+  def of_size(x, size):
+    more = [(0, 0)] * x.ndim
+    more[2] = (0, max(size - x.shape[2], 0))
+    return jnp.pad(x, more)[:, :, :size]
+
+  return _Level(
+    path=of_size(level.path, depth),
+    fed=of_size(level.fed, depth),
+    hidden=of_size(level.hidden, depth + 1),
+    caches=level.caches,
+  )
+
+
+def _begin_chain(
+  models: tuple[FeatureModel, ...],
+  most: int,
+  params: Any,
+  state: _State,
+  target_cache: Cache,
+  context: Context,
+) -> chains.Passes:
+  """The passes of a chain of at most `most` tokens, which a policy may end."""
+  root = _read(models, params, state, context)
+  parents = jnp.zeros((len(root.length), 1), jnp.int32)
+
+  def first(level, goes):
+    del goes
+    return (root.logits, root.hidden[0]), level, jnp.zeros((), jnp.int32)
+
+  def next_node(level, depth, drawn):
+    above = _sized(level, depth - 1)
+    logits, hidden, level = _feed(
+      models, params, root, above, depth, drawn, parents
+    )
+    return (logits[:, 0], hidden[:, 0]), _sized(level, most)
+
+  def close(level, fed):
+    del fed
+    return dataclasses.replace(state, caches=level.caches), target_cache
+
+  return chains.Passes(
+    carry=_sized(_begin(root), most), first=first, feed=next_node, close=close,
+    before=len(models),
+  )  # fmt: skip

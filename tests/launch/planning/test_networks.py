@@ -1,4 +1,4 @@
-"""What a plan counts of encoder-decoders, latents, Gemma 4 and few bits."""
+"""Counts of a plan: encoder-decoders, latents, Gemma 4 and few bits."""
 
 import dataclasses
 import math

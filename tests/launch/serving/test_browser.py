@@ -219,7 +219,7 @@ def test_a_server_without_a_chat_template_is_asked_for_completions(
 
 
 def test_html_in_messages_answers_errors_and_names_is_text(page):
-  """What the user says, and what a server could: it is shown, and not run."""
+  """Texts of the user and the server are shown, and not run."""
   say(page, WILD)
   over(page)
   told = browsing.events(browsing.chunk(WILD), {"error": {"message": WILD}})

@@ -104,7 +104,7 @@ def answered(body, is_chat):
 
 @pytest.mark.parametrize("is_chat", [False, True])
 def test_hostile_values_of_every_field_are_refused_or_fit_the_programs(is_chat):
-  """Whatever passes is finite, and the same after 32 bits."""
+  """Values that pass are finite, and the same after 32 bits."""
   prompt = {"messages": [{"role": "user", "content": "x"}]}
   prompt = prompt if is_chat else {"prompt": "x"}
   # Beside what some fields want.

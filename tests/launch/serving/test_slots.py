@@ -285,7 +285,7 @@ def test_what_others_asked_is_theirs_unless_told(slots, reuse, owner, cached):
 
 
 def test_a_text_of_no_numbers_begins_no_other(slots):
-  """What a NaN has reached is not copied."""
+  """States that a NaN has reached are not copied."""
   texts = Texts(2, served.MAX_LENGTH, Reuse.ALL)
   request = asked(9, seed=25)
   texts.read(0, request, 9)

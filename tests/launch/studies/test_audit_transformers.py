@@ -88,7 +88,7 @@ def test_the_installed_verification_of_gemma_4s_drafts_is_as_far_off_as_said(
 
 
 class Gemma4AssistantStub(torch.nn.Module):
-  """What the generator asks of Gemma 4's assistant: the same law always."""
+  """Gemma 4's assistant as the generator sees it: the same law always."""
 
   device = torch.device("cpu")
   generation_config = GenerationConfig(num_assistant_tokens=2)

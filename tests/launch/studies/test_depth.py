@@ -192,7 +192,7 @@ def test_a_head_is_replayed_with_the_hidden_states_it_reads():
 
 
 def test_optimal_is_told_what_a_level_costs_a_round_of_its_width():
-  """What is drafted is all that there is room for."""
+  """As many tokens are drafted as there is room for."""
   traces = traces_of(np.full((2, 30, 3), 0.9))
   costs = replay.Machine(
     level=(0.1, 0.0), verify={1: (1.0, 0.0), 4: (2.0, 0.0)}, rest=(0.0, 0.0)

@@ -43,7 +43,6 @@ TABLES = [
     "theory/single.json theory/batch.json theory/drafts.json",
     3,
   ),
-  ("real_rejections", "theory", "theory/real_pair.json", 2),
   *[
     (name, "theory", f"theory/{name}.json", 2)
     for name in ("tradeoff", "throughput", "acceptance", "mixture", "quality")

@@ -200,7 +200,7 @@ def test_killed_blocks_begin_where_they_would_have(blocks):
 
 
 def test_blocks_are_trained_as_they_are_drafted(blocks, target):
-  """What the loss sees along a text is what the shipped pair would draw from.
+  """The loss along a text is of the laws that the shipped pair draws from.
 
   The head is the exported one, the rounds are those of the decoder: features,
   positions and what a block may see are the same in both, or laws differ.

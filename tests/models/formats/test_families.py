@@ -2,17 +2,13 @@
 
 import dataclasses
 import json
-import os
-import pathlib
-import subprocess
-import sys
-import textwrap
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import references
+import several
 import torch
 from flax import nnx
 from references import MODELS, TOKENS
@@ -37,7 +33,6 @@ DESCRIBED = [
   or "moe" in family
   or family == "deepseek_v3"
 ]
-ROOT = pathlib.Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize("name", DESCRIBED)
@@ -155,16 +150,6 @@ def abstract(config):
   return weights.abstract(config, jnp.float32)
 
 
-def near(params, *, seed):
-  """Parameters of a draft: the target's, a little off."""
-  leaves, shape = jax.tree.flatten(params)
-  rng = np.random.default_rng(seed)
-  noisy = [
-    x * (1 + 0.1 * rng.standard_normal(x.shape)).astype(x.dtype) for x in leaves
-  ]
-  return jax.tree.unflatten(shape, noisy)
-
-
 # Those that differ in what a cache and a tree see; the others add no idea.
 HYBRIDS = ("qwen3-next", "qwen3-5", "qwen3-5-moe")  # no drafts
 SEEN = ("gemma4", "olmo3", "qwen3-moe", "gpt-oss")
@@ -205,7 +190,7 @@ def test_greedy_speculation_over_a_tree_says_what_generate_says(saved, name):
     )  # fmt: skip
     return decoder.generate(params, state)
 
-  state = run(Params(target=params, draft=near(params, seed=3)))
+  state = run(Params(target=params, draft=references.near(params, seed=3)))
   assert int(state.counters.num_accepted.sum()) > 0
   theirs = references.read(path)
   for row, length in enumerate(lengths):
@@ -348,13 +333,7 @@ def on_four_devices(tmp_path, name, **changes):
   model = references.make(family, settings)
   model.save_pretrained(tmp_path)
   tokens = json.dumps((TOKENS % 96).tolist())
-  done = subprocess.run(
-    [sys.executable, "-c", textwrap.dedent(_FOUR_DEVICES), tmp_path, tokens],
-    cwd=ROOT, env=os.environ | {"JAX_PLATFORMS": "cpu"}, capture_output=True,
-    text=True, timeout=300,
-  )  # fmt: skip
-  assert done.returncode == 0, done.stderr[-2000:]
-  wrong, cut = done.stdout.splitlines()[-1].split()
+  wrong, cut = several.printed(_FOUR_DEVICES, tmp_path, tokens).split()
   return float(wrong), cut
 
 

@@ -1,4 +1,4 @@
-"""What `config.json` says of every family, and what of it is refused."""
+"""Keys of every family's `config.json`: read, harmless or refused."""
 
 import json
 import pathlib

@@ -3,8 +3,6 @@
 import dataclasses
 import functools
 import json
-import subprocess
-import sys
 
 import gguf as package
 import ggufs
@@ -13,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import references
+import several
 import torch
 from flax import nnx
 from gguf import GGMLQuantizationType as Kind
@@ -507,13 +506,8 @@ def test_eight_devices_hold_the_same_parameters(tmp_path):
   settings = FAMILIES["llama"][1] | dict(vocab_size=100)
   model = references.make("llama", settings)
   path = ggufs.write(tmp_path / "x.gguf", model)
-  program = "\n".join(line[2:] for line in _EIGHT_DEVICES.splitlines())
-  done = subprocess.run(
-    [sys.executable, "-c", program, path],
-    capture_output=True, text=True, timeout=600, check=False,
-  )  # fmt: skip
-  assert done.returncode == 0, done.stderr
-  assert done.stdout.strip() == "4"  # two heads, repeated for four devices
+  # Two heads, repeated for four devices.
+  assert several.printed(_EIGHT_DEVICES, path) == "4"
 
 
 # --------------------------------------------------------------------- types

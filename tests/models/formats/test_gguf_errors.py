@@ -227,7 +227,7 @@ def test_a_file_cut_anywhere_is_refused(llama, tmp_path):
 
 
 def test_a_damaged_header_is_read_or_refused(llama, tmp_path):
-  """Whatever a byte becomes: one line, no hang, little memory."""
+  """With any byte changed: one line, no hang, little memory."""
   data = bytearray(open(llama(metadata=ggufs.names(VOCAB)), "rb").read())
   begin = min(
     entry.start

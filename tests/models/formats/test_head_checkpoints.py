@@ -98,7 +98,7 @@ def test_a_head_is_cut_over_what_divides_it():
 
 
 def test_a_head_knows_the_positions_that_its_file_says():
-  """Whatever those of its target are; Medusa's and blockwise heads know all."""
+  """With any number in its target; Medusa's and blockwise heads know all."""
   results = {}
   for name, (settings, tensors, *_) in FORMATS.items():
     files = head_files.normal_names(
@@ -159,7 +159,7 @@ def test_medusas_file_is_a_head_without_a_configuration(tmp_path):
 
 
 def test_the_same_key_means_another_thing_in_another_format(tmp_path):
-  """What SpecForge wrote of heads whose logits are normed."""
+  """SpecForge's files of heads whose logits are normed."""
   for said in (True, False):
     config = {**FORMATS["specforge"][0], "norm_output": said}
     directory = write(tmp_path / "head", "specforge", config=config)

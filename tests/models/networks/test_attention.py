@@ -156,7 +156,7 @@ def test_many_queries_attend_to_slots_as_each_by_itself():
 def test_a_row_is_bit_for_bit_the_same_beside_longer_and_shorter_ones(
   dtype, window
 ):
-  """What other rows have only adds blocks in which this one sees nothing."""
+  """Longer rows only add blocks in which this one sees nothing."""
   lengths = [9, 0, 1, 8, 16, 31, 36]
 
   def attended(lengths):

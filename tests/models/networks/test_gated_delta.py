@@ -23,17 +23,13 @@ from specjax import cache as cache_lib
 from specjax import recurrent
 from specjax.recurrent import Recurrent
 
+pytestmark = pytest.mark.usefixtures("x64")
+
 SPEC = DeltaSpec(
   num_key_heads=2, num_value_heads=4, key_dim=3, value_dim=5, kernel=4
 )
 WIDTH, ROWS, NODES, ROUNDS = 6, 2, 7, 6
 EXACT = 1e-12
-
-
-@pytest.fixture(autouse=True)
-def _x64():
-  with jax.enable_x64(True):
-    yield
 
 
 def layer():

@@ -30,17 +30,11 @@ from specjax.adaptive import policies
 from specjax.state import StopReason
 from specjax.tree import Tree, bound, chain, k_ary, paths
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
+pytestmark = pytest.mark.usefixtures("quick_to_compile", "x64")
 
 VOCAB, ROWS = 2, 3
 TREE = Tree((-1, 0, 0, 1, 1))
 DRAFT = toys.table(VOCAB, seed=3)
-
-
-@pytest.fixture(autouse=True)
-def _x64():
-  with jax.enable_x64(True):
-    yield
 
 
 @functools.cache
@@ -211,7 +205,7 @@ def error_of_rows(state):
   [(TREE, True), pytest.param(chain(3), False, marks=pytest.mark.heavy)],
 )
 def test_ragged_rows_are_read_refilled_and_go_on(monkeypatch, tree, scanned):
-  """Whatever a row was and its neighbours are, its laws are its text's."""
+  """A row's laws are its text's, with any past and any neighbours."""
   monkeypatch.setattr(prefill, "_CHUNK", 4)  # of prompts; rows end apart
   monkeypatch.setattr(gated_delta, "_PIECE", 3)  # of those
   decoder, params = decoder_of(
@@ -265,7 +259,7 @@ def test_a_text_that_goes_on_near_the_buffers_end_is_read():
 
 @pytest.mark.heavy
 def test_a_row_begins_anew_or_with_all_of_its_text():
-  """What lies between is gone: such a row ends, and says so."""
+  """States in between are gone: such a row ends, and says so."""
   decoder, params = decoder_of(chain(2), "token", with_log_probs=True)
   prompt = np.array([1, 0, 1, 1, 0, 1])
 
@@ -317,7 +311,7 @@ def test_a_round_that_a_draft_with_states_proposes_has_the_targets_law():
 
 
 def test_a_draft_with_states_says_what_its_text_says(monkeypatch):
-  """Whatever was taken back, so that all of the target's own is accepted."""
+  """Also after tokens are taken back: all of the target's own is accepted."""
   monkeypatch.setattr(prefill, "_CHUNK", 4)
   decoder, params = drafting_with_states(1.0)
   prompts = np.random.default_rng(0).integers(0, VOCAB, (ROWS, 11))

@@ -28,7 +28,7 @@ def test_a_projections_first_weights_deviate_as_asked(std):
 
 
 def test_a_projection_computes_in_its_own_type():
-  """Whatever it reads, and whatever its parameters have become."""
+  """Of inputs and parameters of any type."""
   linear = layers.Linear(5, 4, True, jnp.bfloat16, nnx.Rngs(0))
   linear.weight = nnx.Param(linear.weight[...].astype(jnp.float32))
   assert linear(X).dtype == jnp.bfloat16

@@ -3,16 +3,12 @@
 import dataclasses
 import functools
 import json
-import os
-import pathlib
-import subprocess
-import sys
-import textwrap
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import several
 import torch
 import transformers
 from flax import nnx
@@ -376,7 +372,6 @@ def test_another_input_may_be_what_the_router_reads():
   assert error(np.asarray(module(x)), np.asarray(actual)) > 0.1
 
 
-ROOT = pathlib.Path(__file__).parents[3]
 _EIGHT_DEVICES = """
   import json
   import jax, jax.numpy as jnp, numpy as np
@@ -426,18 +421,8 @@ _EIGHT_DEVICES = """
 
 def test_experts_cut_over_devices_are_the_whole_ones():
   """By width and by expert, rows over 'data' mapped as the loop maps them."""
-  done = subprocess.run(
-    [sys.executable, "-c", textwrap.dedent(_EIGHT_DEVICES)],
-    cwd=ROOT,
-    env=os.environ | {"JAX_PLATFORMS": "cpu"},
-    capture_output=True,
-    text=True,
-    timeout=300,
-  )
-  assert done.returncode == 0, done.stderr[-2000:]
-  for how, (wrong, cut, gathers) in json.loads(
-    done.stdout.splitlines()[-1]
-  ).items():
+  outcomes = json.loads(several.printed(_EIGHT_DEVICES))
+  for how, (wrong, cut, gathers) in outcomes.items():
     assert wrong < 1e-13, how
     assert cut == (8 if "width" in how else 9), how  # arrays that lie in four
     assert not gathers, how

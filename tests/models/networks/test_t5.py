@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import references
 import t5s
 import torch
 
@@ -106,16 +107,6 @@ def greedy(theirs, inputs, prompt, length):
   return made[0, len(prompt) :].numpy()
 
 
-def near(params, *, seed):
-  """Parameters of a draft: the target's, a little off."""
-  leaves, shape = jax.tree.flatten(params)
-  rng = np.random.default_rng(seed)
-  noisy = [
-    x * (1 + 0.1 * rng.standard_normal(x.shape)).astype(x.dtype) for x in leaves
-  ]
-  return jax.tree.unflatten(shape, noisy)
-
-
 def test_ragged_greedy_completions_and_refills_are_those_of_generate(decoded):
   target, theirs = decoded
   model = target.whole()
@@ -128,7 +119,8 @@ def test_ragged_greedy_completions_and_refills_are_those_of_generate(decoded):
     rule="recursive",
     vocab_size=t5s.VOCAB,
   )
-  params = Params(target=target.params, draft=near(target.params, seed=2))
+  draft = references.near(target.params, seed=2)
+  params = Params(target=target.params, draft=draft)
   prompts = TOKENS[:, :5]
   lengths = np.array([1, 5, 3], np.int32)
   budgets = np.array([4, 12, 12], np.int32)

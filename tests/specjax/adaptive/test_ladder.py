@@ -205,7 +205,7 @@ def engine_of(known, on_mesh):
 
 
 def test_the_first_round_after_some_without_a_draft_is_in_no_price():
-  """What the draft lacks it reads in that round."""
+  """The draft reads in that round what it lacks."""
   loop = Climbing(Ladder(lengths=LENGTHS, every=32, patience=1), DEAR)
   assert loop.loop.begin(loop.ladder) == 0
   learned = []

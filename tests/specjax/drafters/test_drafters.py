@@ -105,7 +105,7 @@ def cached_tokens(cache, row):
   ids=["model", "paths", "uneven tree", "layer skip", "layer skip paths"],
 )
 def test_caches_hold_the_committed_tokens_after_every_step(make):
-  """Whatever was accepted: none, some or all, with paths and ragged rows."""
+  """With none, some or all accepted, with paths and ragged rows."""
   drafter = make()
   decoder = specjax.make_decoder(MODEL, drafter=drafter, rule="match")
   state = decoder.init(

@@ -229,7 +229,7 @@ def test_a_row_emits_what_it_does_alone(name):
   "name", names("eagle, dynamic tree", "dflash, drawn chain")
 )
 def test_a_text_goes_on_as_one_that_was_given_whole(name):
-  """What a row's head has read of a longer prompt is what it reads of two."""
+  """A row's head reads the same of one longer prompt and of two."""
   state = jitted(name, "steps")(PARAMS, start(name, list(range(5))), 3)
   more = jnp.asarray([4, 1, 7])
   longer = jitted(name, "extend")(

@@ -160,7 +160,7 @@ def changed(drafter, change):
 
 
 def claims_a_law(draft):
-  """What was looked up is said to be drawn, from an even law."""
+  """Tokens that were looked up are said to be drawn, from an even law."""
   num_drawn = FAMILY.num_nodes
   laws = draft.log_probs.at[:, num_drawn:].set(-np.log(VOCAB))
   return dataclasses.replace(draft, log_probs=laws)
@@ -294,7 +294,7 @@ def begin(decoder, params, prompts, lengths, keys, temperature=0.4):
 
 
 def admitted(used, *, put=rows_lib.put):
-  """What a prompt becomes in a slot, and in a state of its own."""
+  """A prompt's state in a slot, and its state alone."""
   decoder, params, state = used
   prompt, length = decoding.PROMPTS[2], decoding.LENGTHS[2]
   with mock.patch.object(rows_lib, "put", put):

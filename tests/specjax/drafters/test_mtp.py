@@ -31,7 +31,7 @@ PARAMS = specjax.Params(
 LAYERS = 3
 TOY = toys.table_model(VOCAB, layers=LAYERS)
 ONE = toys.feature_model(VOCAB, num_features=LAYERS)
-# The path that stands is 0, 1, 3, 5: not the first nodes.
+# The accepted path is 0, 1, 3, 5: not the first nodes.
 TREE = Tree((-1, 0, 0, 1, 2, 3))
 ROWS = [2, 4]  # prompts that are longer than a head has layers
 FORMS = {

@@ -21,7 +21,7 @@ from specjax.adaptive import chains, policies
 from specjax.siblings import IID
 from specjax.tree import Form, chain
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
+pytestmark = pytest.mark.usefixtures("quick_to_compile", "x64")
 
 LIMIT = 1e-10
 VOCAB, DEPTH = 3, 3
@@ -68,12 +68,6 @@ CASES = [
     and (policy, rule) not in ALWAYS
   ),
 ]
-
-
-@pytest.fixture(autouse=True)
-def _x64():
-  with jax.enable_x64(True):
-    yield
 
 
 def params(policy=None):

@@ -294,7 +294,7 @@ def test_a_coin_that_is_used_twice_is_found(keys_of, nodes, words):
 
 
 def test_coins_of_positions_are_used_once():
-  """What `Context.row_keys` are for."""
+  """The purpose of `Context.row_keys`."""
   of_position = lambda c, n: jax.vmap(jax.random.fold_in)(
     c.row_keys, c.length + n
   )

@@ -20,7 +20,7 @@ from specjax.siblings import IID, WITHOUT_REPLACEMENT
 from specjax.tree import Form, Tree, chain, paths
 from specjax.warp import make_sampling
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
+pytestmark = pytest.mark.usefixtures("quick_to_compile", "x64")
 
 LIMIT = 1e-10
 VOCAB = 3
@@ -33,12 +33,6 @@ ALL = dict(
   presence_penalty=0.7, frequency_penalty=0.9, repetition_penalty=1.4,
   logit_bias={1: 0.8, 0: -0.5}, min_tokens=3, stop_token_ids=[2],
 )  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def _x64():
-  with jax.enable_x64(True):
-    yield
 
 
 def error(drafter, rule, *, widths=(), **sampling) -> float:

@@ -24,19 +24,13 @@ from specjax.adaptive import widths as widths_lib
 from specjax.siblings import IID, WITHOUT_REPLACEMENT
 from specjax.tree import Form, Tree, chain, paths
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
+pytestmark = pytest.mark.usefixtures("quick_to_compile", "x64")
 
 LIMIT = 1e-10
 VOCAB = 3
 TARGET = toys.table(VOCAB, seed=0).astype(np.float64)
 DRAFT = toys.near(TARGET, noise=1.0, seed=1).astype(np.float64)
 CHAIN, PATHS, FAMILY = chain(2), paths(2, 2), Tree((-1, 0, 0, 1, 1))
-
-
-@pytest.fixture(autouse=True)
-def _x64():
-  with jax.enable_x64(True):
-    yield
 
 
 def error(drafter, rule: str, widths=()) -> float:

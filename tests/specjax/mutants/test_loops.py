@@ -71,7 +71,7 @@ def upside_down(logits, settings):
 
 
 def without_keep_path():
-  """What was rejected stays in the target's cache, the length is right."""
+  """Rejected tokens stay in the target's cache, the length is right."""
   keep = lambda cache, start, path, length, *, nodes: cache.replace(
     length=length
   )

@@ -20,12 +20,6 @@ pytestmark = pytest.mark.usefixtures("quick_to_compile")
 RULE = rules.get("block_transport")
 
 
-@pytest.fixture
-def _x64():
-  with jax.enable_x64(True):
-    yield
-
-
 in_bins = functools.cache(block_transport.rule)
 
 
@@ -41,7 +35,7 @@ B = (np.array([1, 1]) / 2, np.array([1, 1]) / 2, np.array([1, 0]))
 C = (P, Q)
 
 
-@pytest.mark.usefixtures("_x64")
+@pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize(
   ("laws", "depth", "count", "bins", "value"),
   [
@@ -76,7 +70,7 @@ def handed_out(node):
   return score_transport.mixture(node) @ jnp.diff(node.within)
 
 
-@pytest.mark.usefixtures("_x64")
+@pytest.mark.usefixtures("x64")
 def test_one_node_of_two_tokens_by_hand():
   """The bound between them is cut at time 0.6."""
   weights = jnp.array([0.25, 0.75, 1.25, 1.75])
@@ -91,7 +85,7 @@ def test_one_node_of_two_tokens_by_hand():
   np.testing.assert_allclose(handed @ weights, [0.8, 1.2], atol=1e-15)
 
 
-@pytest.mark.usefixtures("_x64")
+@pytest.mark.usefixtures("x64")
 def test_a_node_aims_at_the_law_closest_to_the_drafts():
   """Of `a` that accept .86 it takes (.34, .30, .36), not (.25, .39, .36)."""
   edges = jnp.arange(11) / 10
@@ -103,7 +97,7 @@ def test_a_node_aims_at_the_law_closest_to_the_drafts():
   )
 
 
-@pytest.mark.usefixtures("_x64")
+@pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("vocab", [3, 6])
 def test_what_types_get_adds_up_to_all_scores(vocab):
   rng = np.random.default_rng(vocab)
@@ -131,7 +125,7 @@ def test_what_types_get_adds_up_to_all_scores(vocab):
   np.testing.assert_allclose(law, goal, atol=1e-10)
 
 
-@pytest.mark.usefixtures("_x64")
+@pytest.mark.usefixtures("x64")
 def test_knots_that_fit_no_token_stay_lossless():
   """The way of large vocabularies: less is accepted, and nothing is off."""
   p, q = toys.context_laws(3, seed=5, warp_settings={}, zeros=True)

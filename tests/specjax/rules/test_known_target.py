@@ -17,7 +17,7 @@ from specjax.rules import known_target
 from specjax.theory import tradeoff
 from specjax.types import Draft
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
+pytestmark = pytest.mark.usefixtures("quick_to_compile", "x64")
 LIMIT = 1e-10
 PI = {
   "ensemble(weight=0.6)": [0.32, 0.3, 0.38],
@@ -75,12 +75,6 @@ BETWEEN = (
 )
 BEYOND = ("cascade_token(alpha=0.5)", "contrastive()")
 MULTI = ("recursive", "traversal", "kseq", "transport")
-
-
-@pytest.fixture(autouse=True)
-def _x64():
-  with jax.enable_x64(True):
-    yield
 
 
 def outcome(name, p, q):

@@ -4,7 +4,6 @@ import dataclasses
 import itertools
 
 import instances
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -16,14 +15,8 @@ from specjax import exact, rules, siblings, tree
 from specjax.rules import by_rank
 from specjax.types import Draft
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
+pytestmark = pytest.mark.usefixtures("quick_to_compile", "x64")
 LOSSY = [name for name, rule in rules.RULES.items() if not rule.lossless]
-
-
-@pytest.fixture(autouse=True)
-def _x64():
-  with jax.enable_x64(True):
-    yield
 
 
 def one_token(name, p, q):

@@ -14,13 +14,7 @@ from specjax import rules, tree
 from specjax.siblings import IID
 from specjax.theory import optimum as theory
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
-
-@pytest.fixture(autouse=True)
-def _x64():
-  with jax.enable_x64(True):
-    yield
+pytestmark = pytest.mark.usefixtures("quick_to_compile", "x64")
 
 
 def many(name, count, vocab=3):

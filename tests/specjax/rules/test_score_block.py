@@ -13,14 +13,8 @@ from specjax.rules import score_block
 from specjax.siblings import GREEDY, IID, WITHOUT_REPLACEMENT
 from specjax.tree import Form, Tree, k_ary, paths
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
+pytestmark = pytest.mark.usefixtures("quick_to_compile", "x64")
 RULE = rules.get("score_block")
-
-
-@pytest.fixture(autouse=True)
-def _x64():
-  with jax.enable_x64(True):
-    yield
 
 
 @pytest.mark.parametrize(

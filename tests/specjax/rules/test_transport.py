@@ -17,13 +17,7 @@ from specjax.rules.nodewise import verify_nodes
 from specjax.rules.ratio_classes import single_tokens
 from specjax.theory import optimum as theory
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
-
-@pytest.fixture(autouse=True)
-def _x64():
-  with jax.enable_x64(True):
-    yield
+pytestmark = pytest.mark.usefixtures("quick_to_compile", "x64")
 
 
 def drafts_of(vocab, count):

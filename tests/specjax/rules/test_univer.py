@@ -1,7 +1,6 @@
 """`univer`: its limits are known rules, and a value computed by hand."""
 
 import instances
-import jax
 import numpy as np
 import pytest
 
@@ -9,14 +8,8 @@ from specjax import exact, rules
 from specjax import tree as tree_lib
 from specjax.siblings import GREEDY, HUB, IID, TOP_K, WITHOUT_REPLACEMENT
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
+pytestmark = pytest.mark.usefixtures("quick_to_compile", "x64")
 UNIVER = rules.get("univer")
-
-
-@pytest.fixture(autouse=True)
-def _x64():
-  with jax.enable_x64(True):
-    yield
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,7 @@ from specjax.rules import kseq
 from specjax.siblings import GREEDY, HUB, IID, TOP_K, WITHOUT_REPLACEMENT
 from specjax.theory import optimum as theory
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
-
-@pytest.fixture(autouse=True)
-def _x64():
-  with jax.enable_x64(True):
-    yield
+pytestmark = pytest.mark.usefixtures("quick_to_compile", "x64")
 
 
 def accepted(name, p, q, count, siblings=IID):

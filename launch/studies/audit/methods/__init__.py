@@ -1,4 +1,4 @@
-"""What is audited, a short file each: its laws, source, claim and finding."""
+"""Audited methods, a short file each: laws, source, claim and finding."""
 
 from launch.studies.audit.methods import (
   assisted,
