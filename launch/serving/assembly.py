@@ -51,7 +51,7 @@ class Sizes:
   slots: int = 8
   queue: int = 64
   max_prompt: int = 1024
-  gap: float = 4.0
+  gap: float = 3.0
   reuse: Reuse = Reuse.OWN
   rounds: int = 8
   answer_seconds: float = 600.0
@@ -134,7 +134,8 @@ def make_slots(
     say(f"a round with drafts of {depth}: {1000 * seconds:.1f} ms")
   greet(slots)
   for width, seconds in slots.seconds_of_pass.items():
-    say(f"{width} tokens of a prompt: {1000 * seconds:.1f} ms")
+    if width and math.isfinite(seconds):
+      say(f"{width} tokens of a prompt more: {1000 * seconds:.1f} ms")
   return slots
 
 
@@ -172,7 +173,7 @@ def greet(slots: Slots) -> None:
     _broadcast(slots.idle().encode(slots.longest))
     for times, keys in (
       (slots.seconds_of_round, slots.depths),
-      (slots.seconds_of_pass, slots.widths),
+      (slots.seconds_of_pass, (0, *slots.widths)),
     ):
       seconds = _broadcast(
         np.array([times.get(key, np.inf) for key in keys], np.float32)

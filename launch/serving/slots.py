@@ -76,9 +76,11 @@ class Slots:
     depths: those that there are programs of, ascending.
     max_rounds: of one iteration.
     scores: whether prompts can be scored (`Asked.scored`).
-    seconds_of_round, seconds_of_pass: what a round takes at each of the depths,
-      with all rows at work, and reading at each of the widths, to the end of
-      the longest prompt (`measure`). What is not there is never within `gap`.
+    seconds_of_round: what a round takes at each of the depths, with all rows
+      at work (`measure`).
+    seconds_of_pass: by how much reading at each of the widths, to the end of
+      the longest prompt, makes an iteration longer, and by 0 how long one of
+      one round is. What is not there is never within `gap`.
   """
 
   def __init__(
@@ -89,7 +91,7 @@ class Slots:
     num_slots: int,
     widths: Sequence[int],
     longest: int | None = None,
-    gap: float = 4.0,
+    gap: float = 3.0,
     max_length: int,
     stop_tokens: Sequence[int],
     max_rounds: int = 8,
@@ -244,20 +246,27 @@ class Slots:
         report = self._make_rounds(depth, self._orders(rounds=rounds))
         seen.append((time.perf_counter() - start) / max(report["rounds"], 1))
       self.seconds_of_round[depth] = statistics.median(seen)
-    most = (self.gap - 1) * self.seconds_of_round[self.depth]
-    for width in self.widths if math.isfinite(most) else ():
-      request = self._request(width, keep=self.longest - width, new=[0] * width)
-      seen = []
-      for _ in range(repeats):
-        start = time.perf_counter()
-        self._state = jax.block_until_ready(
-          self._admit[width](self._params, self._state, *request)
-        )
-        seen.append(time.perf_counter() - start)
-      self.seconds_of_pass[width] = statistics.median(seen)
-      if self.seconds_of_pass[width] > most:
+    self.seconds_of_pass[0] = alone = self._timed(0, repeats)
+    for width in self.widths if math.isfinite(self.gap) else ():
+      longer = max(self._timed(width, repeats) - alone, 0.1 * alone)
+      self.seconds_of_pass[width] = longer
+      if longer > (self.gap - 1) * alone:
         break
     self._empty()
+
+  def _timed(self, width: int, repeats: int) -> float:
+    """Seconds of a round behind a pass of a width, or 0 for none."""
+    seen = []
+    keep, new = self.longest - width, [0] * width
+    request = self._request(width, keep=keep, new=new) if width else ()
+    self._fill()
+    for _ in range(repeats):
+      start = time.perf_counter()
+      if width:
+        self._state = self._admit[width](self._params, self._state, *request)
+      self._make_rounds(self.depth, self._orders(rounds=1))
+      seen.append(time.perf_counter() - start)
+    return statistics.median(seen)
 
   def _fill(self) -> None:
     """Fills all rows with a dummy text."""
@@ -296,7 +305,7 @@ class Slots:
     depth = next(d for d in self.depths if d >= min(deepest, self.depth))
     if self._running.any():  # rows wait for their next tokens
       self._read_within(
-        (self.gap - 1) * self.seconds_of_round.get(depth, 1.0),
+        (self.gap - 1) * self.seconds_of_pass.get(0, 1.0),
         lambda width: self.seconds_of_pass.get(width, math.inf),
       )
     else:
@@ -363,12 +372,14 @@ class Slots:
 
     Args:
       budget: of all passes together.
-      cost: of a pass of a width, above 0.
+      cost: of a pass of a width.
     """
     spent, least = 0.0, self.widths[0]
-    while self._reading and (not spent or spent + cost(least) <= budget):
+    while self._reading:
       fits = [width for width in self.widths if spent + cost(width) <= budget]
       spent += cost(self._read_on(max(fits, default=least)))
+      if spent + cost(least) > budget:
+        break
 
   def _read_on(self, most: int) -> int:
     """Reads more of the prompt that is the first in line, in one pass.

@@ -166,8 +166,7 @@ def test_an_iteration_takes_no_longer_than_its_gap_while_rows_decode(
 ):
   """A round, and passes that took one round and one and a half."""
   monkeypatch.setattr(slots, "gap", gap)
-  monkeypatch.setattr(slots, "seconds_of_round", {3: 2.0})
-  monkeypatch.setattr(slots, "seconds_of_pass", {4: 2.0, 8: 3.0})
+  monkeypatch.setattr(slots, "seconds_of_pass", {0: 2.0, 4: 2.0, 8: 3.0})
   slots.forget()
   iteration(slots, admissions=[(0, asked(2, seed=51, budget=40))])
   long = asked(30, seed=52, budget=1)
@@ -186,11 +185,12 @@ def test_an_iteration_takes_no_longer_than_its_gap_while_rows_decode(
 def test_passes_are_timed_as_far_as_the_gap_goes(slots, monkeypatch):
   monkeypatch.setattr(slots, "gap", 1e9)
   slots.measure(rounds=2, repeats=1)
-  assert set(slots.seconds_of_pass) == {4, 8}
+  assert set(slots.seconds_of_pass) == {0, 4, 8}
   slots.seconds_of_pass.clear()
-  monkeypatch.setattr(slots, "gap", 1.0)  # not even the narrowest
+  monkeypatch.setattr(slots, "gap", 1.0)  # hardly the narrowest
+  monkeypatch.setattr(slots, "_timed", lambda width, repeats: 1.0 + width)
   slots.measure(rounds=2, repeats=1)
-  assert set(slots.seconds_of_pass) == {4}
+  assert slots.seconds_of_pass == {0: 1.0, 4: 4.0}
   slots.seconds_of_pass.clear()
 
 
