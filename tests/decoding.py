@@ -89,6 +89,7 @@ def start(
   max_new_tokens=BUDGETS,
   stop_tokens=NO_STOP,
   params=PARAMS,
+  inputs=None,
 ):
   ids = np.arange(len(PROMPTS))[rows]
   return jitted(decoder, "init")(
@@ -100,6 +101,7 @@ def start(
     max_new_tokens=jnp.asarray(max_new_tokens[rows]),
     sampling=make_sampling(len(ids), temperature=temperature),
     stop_tokens=jnp.asarray(stop_tokens),
+    inputs=None if inputs is None else inputs[rows],
   )
 
 

@@ -6,7 +6,9 @@ all that it drafts.
 """
 
 import dataclasses
+import functools
 
+import decoding
 import forms
 import jax
 import jax.numpy as jnp
@@ -18,7 +20,6 @@ from decoding import BUDGETS, LENGTHS, PROMPTS, TARGET, VOCAB, rows_of
 import specjax
 from specjax import random
 from specjax.tree import Tree
-from specjax.warp import make_sampling
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 PARAMS = specjax.Params(target=jnp.asarray(TARGET), draft=jnp.asarray(TARGET))
@@ -32,18 +33,7 @@ def make(drafter, with_inputs=False):
   return specjax.make_decoder(model, drafter=drafter, rule="recursive")
 
 
-def start(decoder, inputs=None, rows=slice(None), temperature=1.0):
-  ids = jnp.arange(len(PROMPTS))[rows]
-  return jax.jit(decoder.init, static_argnames="buffer_length")(
-    PARAMS,
-    PROMPTS[rows],
-    LENGTHS[rows],
-    random.row_keys(jax.random.key(0), ids),
-    buffer_length=40,
-    max_new_tokens=BUDGETS[rows],
-    sampling=make_sampling(len(ids), temperature=temperature),
-    inputs=None if inputs is None else inputs[rows],
-  )
+start = functools.partial(decoding.start, params=PARAMS)
 
 
 def accepted_for_sure(decoder, state) -> bool:
@@ -111,7 +101,7 @@ def test_a_feature_that_is_off_by_one_is_caught(where, change):
 
 def test_rows_decode_with_their_own_inputs():
   decoder = make(forms.feature_head(VOCAB), with_inputs=True)
-  state = start(decoder, INPUTS, temperature=0.0)
+  state = start(decoder, inputs=INPUTS, temperature=0.0)
   assert accepted_for_sure(decoder, state)
   for b, row in enumerate(rows_of(jax.jit(decoder.generate)(PARAMS, state))):
     text = PROMPTS[b, : LENGTHS[b]].tolist()
@@ -123,7 +113,7 @@ def test_rows_decode_with_their_own_inputs():
 
 def test_a_row_that_is_admitted_has_its_own_input():
   decoder = make(forms.feature_head(VOCAB), with_inputs=True)
-  state = start(decoder, INPUTS)
+  state = start(decoder, inputs=INPUTS)
   state = jax.jit(decoder.steps)(PARAMS, state, 100, num_idle=1)
   row = int(np.argmax(state.done))
   refilled = jax.jit(decoder.admit)(
@@ -133,7 +123,7 @@ def test_a_row_that_is_admitted_has_its_own_input():
   )  # fmt: skip
   assert accepted_for_sure(decoder, refilled)
   generate = jax.jit(decoder.generate)
-  alone = start(decoder, INPUTS, rows=slice(2, 3))
+  alone = start(decoder, inputs=INPUTS, rows=slice(2, 3))
   actual = rows_of(generate(PARAMS, refilled))
   assert actual.pop(row) == rows_of(generate(PARAMS, alone))[0]
   undisturbed = rows_of(generate(PARAMS, state))
@@ -143,7 +133,7 @@ def test_a_row_that_is_admitted_has_its_own_input():
 def test_inputs_that_nobody_reads_are_refused():
   decoder = make(forms.feature_head(VOCAB))
   with pytest.raises(ValueError, match="without an encoder was given some"):
-    start(decoder, INPUTS)
+    start(decoder, inputs=INPUTS)
   decoder = make(forms.feature_head(VOCAB), with_inputs=True)
   with pytest.raises(ValueError, match="with an encoder was given no inputs"):
     start(decoder)

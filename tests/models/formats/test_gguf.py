@@ -16,7 +16,7 @@ import torch
 from flax import nnx
 from gguf import GGMLQuantizationType as Kind
 from jax.sharding import AxisType
-from references import GATED, GEMMA4, GPT2, LATENT, LLAMA3, TOKENS, VOCAB
+from references import GATED, LLAMA3, MODELS, TOKENS, VOCAB
 from transformers.integrations.gguf import dequant
 
 from models import checkpoints, sharding
@@ -25,267 +25,120 @@ from models.networks import stacked
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
+
+def like(name, *without, read=False, **changes):
+  """A model of `references.MODELS` but for settings that files lack or round.
+
+  Args:
+    name: of the model.
+    *without: settings that are left at their defaults.
+    read: whether transformers reads the file as what it is.
+    **changes: other values.
+  """
+  family, settings, _ = MODELS[name]
+  settings = {k: v for k, v in settings.items() if k not in without}
+  return family, settings | changes, read
+
+
+def yarn(**more):
+  return dict(
+    rope_type="yarn", factor=4.0, original_max_position_embeddings=16,
+    rope_theta=512.0, **more,
+  )  # fmt: skip
+
+
+def plain(theta):
+  return dict(rope_type="default", rope_theta=theta)
+
+
 # family, settings, and whether transformers reads the file as what it is.
 FAMILIES = {
-  "gpt2": ("gpt2", GPT2 | dict(n_positions=1024, n_inner=128), True),
-  "gpt2-untied": ("gpt2", GPT2 | dict(tie_word_embeddings=False), False),
-  "neox": (
-    "gpt_neox",
-    GATED | dict(rope_parameters=dict(partial_rotary_factor=0.5)),
-    False,
+  "gpt2": like("gpt2", read=True, n_positions=1024, n_inner=128),
+  "gpt2-untied": like("gpt2", tie_word_embeddings=False),
+  "neox": like("neox"),
+  "neox-serial": like(
+    "neox-serial", "hidden_act",
+    rope_parameters=dict(partial_rotary_factor=1.0),
   ),
-  "neox-serial": (
-    "gpt_neox",
-    GATED
-    | dict(
-      use_parallel_residual=False,
-      tie_word_embeddings=True,
-      attention_bias=False,
-      rope_parameters=dict(partial_rotary_factor=1.0),
+  "llama": like("llama-grouped", read=True),
+  "llama-scaled": like(
+    "llama-scaled", "hidden_act",
+    rope_parameters=dict(
+      LLAMA3, rope_theta=1000.0, original_max_position_embeddings=64
     ),
-    False,
   ),
-  "llama": ("llama", GATED | dict(num_key_value_heads=2), True),
-  "llama-scaled": (
-    "llama",
-    GATED
-    | dict(
-      tie_word_embeddings=True,
-      attention_bias=True,
-      mlp_bias=True,
-      head_dim=12,
-      rope_parameters=dict(
-        LLAMA3, rope_theta=1000.0, original_max_position_embeddings=64
+  "mistral": like("mistral-window"),
+  "qwen2": like("qwen2", read=True),
+  "gemma2": like(
+    "gemma2", "attention_bias", "hidden_activation", "rms_norm_eps",
+    "rope_parameters", query_pre_attn_scalar=12,
+  ),
+  "gemma3": like(
+    "gemma3", "layer_types", "attn_logit_softcapping", "tie_word_embeddings",
+    num_hidden_layers=6, query_pre_attn_scalar=16,
+    rope_parameters=dict(
+      full_attention=dict(rope_type="linear", factor=4.0, rope_theta=3000.0),
+      sliding_attention=plain(128.0),
+    ),
+  ),
+  "gemma4": like(
+    "gemma4", "attention_bias",
+    rope_parameters=dict(
+      full_attention=dict(
+        rope_type="proportional", partial_rotary_factor=0.5, rope_theta=768.0
       ),
+      sliding_attention=plain(96.0),
     ),
-    False,
   ),
-  "mistral": (
-    "mistral",
-    GATED | dict(num_key_value_heads=2, head_dim=16, sliding_window=3),
-    False,
-  ),
-  "qwen2": (
-    "qwen2",
-    GATED
-    | dict(num_key_value_heads=2, tie_word_embeddings=True, rms_norm_eps=1e-3),
-    True,
-  ),
-  "gemma2": (
-    "gemma2",
-    GATED
-    | dict(
-      num_hidden_layers=3,
-      num_key_value_heads=2,
-      head_dim=12,
-      query_pre_attn_scalar=12,
-      sliding_window=4,
-      attn_logit_softcapping=1.5,
-      final_logit_softcapping=3.0,
-    ),
-    False,
-  ),
-  "gemma3": (
-    "gemma3_text",
-    GATED
-    | dict(
-      num_hidden_layers=6,
-      num_key_value_heads=1,
-      head_dim=16,
-      query_pre_attn_scalar=16,
-      sliding_window=3,
-      rope_parameters=dict(
-        full_attention=dict(rope_type="linear", factor=4.0, rope_theta=3000.0),
-        sliding_attention=dict(rope_type="default", rope_theta=128.0),
-      ),
-      final_logit_softcapping=4.0,
-    ),
-    False,
-  ),
-  "gemma4": (
-    "gemma4_text",
-    GATED
-    | dict(
-      num_hidden_layers=4,
-      num_key_value_heads=2,
-      head_dim=8,
-      global_head_dim=12,
-      layer_types=GEMMA4,
-      sliding_window=4,
-      num_kv_shared_layers=2,
-      use_double_wide_mlp=True,
-      hidden_size_per_layer_input=6,
-      vocab_size_per_layer_input=VOCAB,
-      final_logit_softcapping=3.0,
-      pad_token_id=None,
-      rope_parameters=dict(
-        full_attention=dict(
-          rope_type="proportional", partial_rotary_factor=0.5, rope_theta=768.0
-        ),
-        sliding_attention=dict(rope_type="default", rope_theta=96.0),
-      ),
-    ),
-    False,
-  ),
-  "gemma4-moe": (
-    "gemma4_text",
-    GATED
-    | dict(
-      num_hidden_layers=3,
-      num_key_value_heads=4,
-      head_dim=8,
-      global_head_dim=12,
-      num_global_key_value_heads=2,
-      attention_k_eq_v=True,
-      layer_types=GEMMA4[:3],
-      sliding_window=3,
-      hidden_size_per_layer_input=0,
-      enable_moe_block=True,
-      num_experts=6,
-      top_k_experts=2,
-      moe_intermediate_size=20,
-      rms_norm_eps=2.0**-20,  # of the router too, and in files a float32
-      tie_word_embeddings=False,
-      pad_token_id=None,
-    ),
-    False,
+  # The norm's number is of the router too, and in files a float32.
+  "gemma4-moe": like(
+    "gemma4-moe", "hidden_activation", rms_norm_eps=2.0**-20
   ),
   "olmo2": ("olmo2", GATED | dict(num_key_value_heads=2), False),
-  "olmo3": (
-    "olmo3",
-    GATED
-    | dict(
-      num_hidden_layers=3,
-      sliding_window=4,
-      layer_types=["full_attention", "sliding_attention", "full_attention"],
-      rope_parameters=dict(
-        full_attention=dict(
-          rope_type="yarn",
-          factor=4.0,
-          original_max_position_embeddings=16,
-          attention_factor=1.25,
-          beta_fast=4.0,
-          beta_slow=1.0,
-          rope_theta=512.0,
-        ),
-        sliding_attention=dict(rope_type="default", rope_theta=512.0),
-      ),
+  "olmo3": like(
+    "olmo3", "num_key_value_heads", num_hidden_layers=3,
+    layer_types=["full_attention", "sliding_attention", "full_attention"],
+    rope_parameters=dict(
+      full_attention=yarn(attention_factor=1.25, beta_fast=4.0, beta_slow=1.0),
+      sliding_attention=plain(512.0),
     ),
-    False,
   ),
-  "mixtral": (
-    "mixtral",
-    GATED
-    | dict(
-      num_key_value_heads=2,
-      intermediate_size=20,
-      num_local_experts=4,
-      num_experts_per_tok=2,
-      sliding_window=5,
-      rope_parameters=dict(rope_theta=768.0),
-    ),
-    False,
+  "mixtral": like(
+    "mixtral", "head_dim", "hidden_act", num_local_experts=4,
+    rope_parameters=dict(rope_theta=768.0),
   ),
-  "qwen2-moe": (
-    "qwen2_moe",
-    GATED
-    | dict(
-      num_key_value_heads=2,
-      moe_intermediate_size=20,
-      shared_expert_intermediate_size=24,
-      num_experts=4,
-      num_experts_per_tok=2,
-    ),
-    False,
+  "qwen2-moe": like(
+    "qwen2-moe", "mlp_only_layers", "use_sliding_window", "sliding_window",
+    "hidden_act", "rms_norm_eps", num_hidden_layers=2,
+    shared_expert_intermediate_size=24, num_experts=4, num_experts_per_tok=2,
   ),
-  "glm-moe": (
-    "glm4_moe",
-    GATED
-    | dict(
-      num_key_value_heads=2,
-      head_dim=12,
-      moe_intermediate_size=20,
-      n_routed_experts=4,
-      num_experts_per_tok=2,
-      n_shared_experts=2,
-      routed_scaling_factor=1.5,
-      attention_bias=True,
-      use_qk_norm=True,
-      rope_parameters=dict(rope_theta=512.0, partial_rotary_factor=0.5),
-    ),
-    False,
+  "glm-moe": like(
+    "glm-moe", "n_group", "topk_group", "first_k_dense_replace",
+    num_hidden_layers=2, n_routed_experts=4, num_experts_per_tok=2,
+    routed_scaling_factor=1.5,
+    rope_parameters=dict(rope_theta=512.0, partial_rotary_factor=0.5),
   ),
-  "deepseek": (
-    "deepseek_v3",
-    GATED
-    | dict(
-      num_key_value_heads=4,
-      moe_intermediate_size=20,
-      n_routed_experts=6,
-      num_experts_per_tok=2,
-      n_group=3,
-      topk_group=2,
-      routed_scaling_factor=1.5,
-      first_k_dense_replace=1,
-      q_lora_rank=14,
-      **LATENT,
-      rope_parameters=dict(
-        rope_type="yarn",
-        factor=4.0,
-        original_max_position_embeddings=16,
-        mscale=1.0,
-        mscale_all_dim=1.0,
-        rope_theta=512.0,
-      ),
-    ),
-    False,
+  "deepseek": like(
+    "deepseek", "norm_topk_prob", "attention_bias", "rms_norm_eps",
+    routed_scaling_factor=1.5,
+    rope_parameters=yarn(mscale=1.0, mscale_all_dim=1.0),
   ),
-  "gpt-oss": (
-    "gpt_oss",
-    GATED
-    | dict(
-      num_key_value_heads=2,
-      head_dim=16,
-      intermediate_size=20,
-      num_local_experts=4,
-      num_experts_per_tok=2,
-      sliding_window=4,
-      rope_parameters=dict(
-        rope_type="yarn",
-        factor=4.0,
-        original_max_position_embeddings=16,
-        beta_fast=32.0,
-        beta_slow=1.0,
-        truncate=False,
-        rope_theta=512.0,
-      ),
-    ),
-    False,
+  "gpt-oss": like(
+    "gpt-oss", "swiglu_limit", "swiglu_alpha", num_hidden_layers=2,
+    num_local_experts=4, num_experts_per_tok=2,
+    rope_parameters=yarn(beta_fast=32.0, beta_slow=1.0, truncate=False),
   ),
-  "qwen3-moe": (
-    "qwen3_moe",
-    GATED
-    | dict(
-      num_key_value_heads=2,
-      head_dim=16,
-      moe_intermediate_size=20,
-      num_experts=4,
-      num_experts_per_tok=2,
-      norm_topk_prob=True,
-    ),
-    False,
+  "qwen3-moe": like(
+    "qwen3-moe", "mlp_only_layers", "attention_bias", "use_sliding_window",
+    "sliding_window", "hidden_act", num_hidden_layers=2, num_experts=4,
+    num_experts_per_tok=2,
   ),
-  "olmoe": (
-    "olmoe",
-    GATED | dict(intermediate_size=20, num_experts=5, num_experts_per_tok=2),
-    False,
+  "olmoe": like(
+    "olmoe", "num_key_value_heads", "clip_qkv", "attention_bias",
+    "tie_word_embeddings", num_experts=5,
   ),
-  "qwen3": (
-    "qwen3",
-    GATED | dict(num_key_value_heads=2, head_dim=128),
-    True,
-  ),
-}
+  "qwen3": like("qwen3", "attention_bias", read=True, head_dim=128),
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -1,20 +1,20 @@
 """A block reads all committed features, and none of another block's slots."""
 
 import dataclasses
+import functools
 
+import decoding
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import toy_heads
 import toys
-from decoding import BUDGETS, LENGTHS, PROMPTS, TARGET, VOCAB
+from decoding import TARGET, VOCAB
 
 import specjax
-from specjax import random
 from specjax.drafters import dflash
 from specjax.tree import Tree, bound, chain
-from specjax.warp import make_sampling
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -27,16 +27,7 @@ TREE = Tree((-1, 0, 0, 1, 2, 3))
 DRAWN = dflash(HEAD, tree=TREE, vocab_size=VOCAB)
 
 
-def start(decoder):
-  return jax.jit(decoder.init, static_argnames="buffer_length")(
-    PARAMS,
-    PROMPTS,
-    LENGTHS,
-    random.row_keys(jax.random.key(0), jnp.arange(len(PROMPTS))),
-    buffer_length=40,
-    max_new_tokens=BUDGETS,
-    sampling=make_sampling(len(PROMPTS)),
-  )
+start = functools.partial(decoding.start, params=PARAMS)
 
 
 def expected_logits(state, row):

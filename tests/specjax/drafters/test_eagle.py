@@ -5,22 +5,23 @@ it sees are all right, and another one otherwise: then not all is accepted.
 """
 
 import dataclasses
+import functools
 import types
 
+import decoding
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
-from decoding import BUDGETS, LENGTHS, PROMPTS, TARGET, VOCAB, rows_of
+from decoding import LENGTHS, PROMPTS, TARGET, VOCAB, rows_of
 
 import specjax
-from specjax import drafters, exact, random, rules
+from specjax import drafters, exact, rules
 from specjax.adaptive.rungs import make_rungs
 from specjax.drafters.shared import best_first
 from specjax.tree import Form, Tree, bound, chain, k_ary
 from specjax.types import Commit, Drafter, EmptyRoundPolicy, ModelOutput
-from specjax.warp import make_sampling
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -48,17 +49,7 @@ def make(drafter: Drafter, rule=None):
   )
 
 
-def start(decoder, params=PARAMS, *, rows=slice(None), temperature=1.0):
-  ids = jnp.arange(len(PROMPTS))[rows]
-  return jax.jit(decoder.init, static_argnames="buffer_length")(
-    params,
-    PROMPTS[rows],
-    LENGTHS[rows],
-    random.row_keys(jax.random.key(0), ids),
-    buffer_length=40,
-    max_new_tokens=BUDGETS[rows],
-    sampling=make_sampling(len(ids), temperature=temperature),
-  )
+start = functools.partial(decoding.start, params=PARAMS)
 
 
 def accepted_for_sure(drafter, *, rounds=4) -> bool:
@@ -332,7 +323,8 @@ def test_a_dynamic_tree_has_no_node_without_mass_and_none_by_laws_of_nan():
 def test_the_dynamic_tree_is_that_of_the_paper():
   drafter = DRAFTERS["dynamic"]
   decoder = make(drafter)
-  state = jax.jit(decoder.steps)(NEAR, start(decoder, NEAR), jnp.int32(2))
+  begun = start(decoder, params=NEAR)
+  state = jax.jit(decoder.steps)(NEAR, begun, jnp.int32(2))
   draft, _, _ = jax.jit(decoder.propose)(NEAR, state)
   expected = reference_tree(state, NEAR, num_nodes=9, depth=4, top_k=3)
   topology = draft.topology()
@@ -352,9 +344,9 @@ def test_the_dynamic_tree_is_that_of_the_paper():
 def test_a_row_does_not_depend_on_its_neighbours(name):
   decoder = make(DRAFTERS[name])
   generate = jax.jit(decoder.generate)
-  together = rows_of(generate(NEAR, start(decoder, NEAR)))
+  together = rows_of(generate(NEAR, start(decoder, params=NEAR)))
   for row in (0, 2):
-    alone = start(decoder, NEAR, rows=slice(row, row + 1))
+    alone = start(decoder, params=NEAR, rows=slice(row, row + 1))
     assert rows_of(generate(NEAR, alone)) == [together[row]]
 
 
@@ -387,11 +379,11 @@ def test_all_nodes_that_are_fed_have_a_slot():
 
 def test_greedy_text_is_that_of_plain_decoding():
   plain = specjax.make_decoder(TOY)
-  state = start(plain, NEAR, temperature=0.0)
+  state = start(plain, params=NEAR, temperature=0.0)
   expected = rows_of(jax.jit(plain.generate)(NEAR, state))
   for name in ("chain", "dynamic"):
     decoder = make(DRAFTERS[name], "match")
-    state = start(decoder, NEAR, temperature=0.0)
+    state = start(decoder, params=NEAR, temperature=0.0)
     assert rows_of(jax.jit(decoder.generate)(NEAR, state)) == expected
 
 

@@ -1,16 +1,18 @@
 """Heads that say all depths at once: what they read, draw and choose."""
 
+import functools
+
+import decoding
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
-from decoding import BUDGETS, LENGTHS, PROMPTS, TARGET, VOCAB, rows_of
+from decoding import PROMPTS, TARGET, VOCAB, rows_of
 
 import specjax
-from specjax import drafters, exact, random, shapes, siblings, tree
+from specjax import drafters, exact, shapes, siblings, tree
 from specjax.types import MarginalModel
-from specjax.warp import make_sampling
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -45,16 +47,7 @@ DRAFTERS = {
 }  # fmt: skip
 
 
-def start(decoder, *, temperature=1.0, rows=slice(None)):
-  return jax.jit(decoder.init, static_argnames="buffer_length")(
-    PARAMS,
-    PROMPTS[rows],
-    LENGTHS[rows],
-    random.row_keys(jax.random.key(0), jnp.arange(len(PROMPTS))[rows]),
-    buffer_length=40,
-    max_new_tokens=BUDGETS[rows],
-    sampling=make_sampling(len(PROMPTS[rows]), temperature=temperature),
-  )
+start = functools.partial(decoding.start, params=PARAMS)
 
 
 def expected_logits(state, row):

@@ -1,21 +1,22 @@
 """Online drafts: what they keep, what they learn, and that nothing is lossy."""
 
 import dataclasses
+import functools
 
+import decoding
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
-from decoding import BUDGETS, DRAFT, LENGTHS, PROMPTS, TARGET, VOCAB, rows_of
+from decoding import DRAFT, PROMPTS, TARGET, VOCAB, rows_of
 
 import specjax
-from specjax import drafters, exact, random, rows
+from specjax import drafters, exact, rows
 from specjax.drafters import eagle
 from specjax.drafters.families import online
 from specjax.training import learning, losses
 from specjax.tree import chain, paths
-from specjax.warp import make_sampling
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -40,17 +41,7 @@ def decoder_of(drafter, rule="match"):
   return specjax.make_decoder(MODEL, drafter=drafter, rule=rule)
 
 
-def start(decoder, *, some=slice(None), temperature=1.0, target=TARGET):
-  ids = jnp.arange(len(PROMPTS))[some]
-  return jax.jit(decoder.init, static_argnames="buffer_length")(
-    dataclasses.replace(PARAMS, target=jnp.asarray(target)),
-    PROMPTS[some],
-    LENGTHS[some],
-    random.row_keys(jax.random.key(0), ids),
-    buffer_length=40,
-    max_new_tokens=BUDGETS[some],
-    sampling=make_sampling(len(ids), temperature=temperature),
-  )
+start = functools.partial(decoding.start, params=PARAMS)
 
 
 def after_rounds(drafter, count=6):
@@ -335,7 +326,9 @@ def test_laws_that_are_no_numbers_are_not_learned_from():
   broken = TARGET.copy()
   broken[::5] = np.nan
   decoder = decoder_of(DRAFTERS["chain"])
-  state = start(decoder, target=broken)
+  state = start(
+    decoder, params=dataclasses.replace(PARAMS, target=jnp.asarray(broken))
+  )
   state = jax.jit(decoder.steps)(
     dataclasses.replace(PARAMS, target=jnp.asarray(broken)), state, 6
   )
@@ -438,7 +431,7 @@ def test_a_row_that_is_not_taught_does_not_depend_on_its_neighbours():
   decoder, plain = decoder_of(DRAFTERS["chain"]), specjax.make_decoder(MODEL)
   run = lambda d, state: rows_of(jax.jit(d.generate)(PARAMS, state))
   together = run(decoder, start(decoder))
-  assert run(decoder, start(decoder, some=slice(2, 3))) == [together[2]]
+  assert run(decoder, start(decoder, rows=slice(2, 3))) == [together[2]]
   assert run(decoder, start(decoder, temperature=0.0)) == run(
     plain, start(plain, temperature=0.0)
   )
