@@ -113,12 +113,12 @@ _COLDEST = 1e-30
 
 def of_running(sampling: Sampling, done: Array) -> Sampling:
   """The same, without truncations of rows that are done: these take a sort."""
-  neutral = {
-    name: jnp.where(done, value, getattr(sampling, name))
-    for name, value in dict(top_k=0, top_p=1).items()
-    if getattr(sampling, name) is not None
-  }
-  return dataclasses.replace(sampling, **neutral)
+  top_k, top_p = sampling.top_k, sampling.top_p
+  return dataclasses.replace(
+    sampling,
+    top_k=None if top_k is None else jnp.where(done, 0, top_k),
+    top_p=None if top_p is None else jnp.where(done, 1, top_p),
+  )
 
 
 def warp(logits: Array, sampling: Sampling) -> Array:
