@@ -140,10 +140,11 @@ def _other_pair(
   record: Mapping[str, Any], config: ml_collections.ConfigDict
 ) -> dict[str, Any]:
   """The settings of a record by which it is of another pair."""
-  wanted = config.to_dict()
-  # A result that lacks one is older than the setting, and had no choice.
-  had = {"checkpoints": wanted["checkpoints"], "weights": "", "cache": ""}
-  had |= record
+  # What lacks one is older than the setting, and had no choice.
+  none = {"checkpoints": config.checkpoints.to_dict()} | dict.fromkeys(
+    ("weights", "cache", "mesh"), ""
+  )
+  had, wanted = none | dict(record), none | config.to_dict()
   other = {n: had.get(n) for n in _PAIR if had.get(n) != wanted.get(n)}
   asked = registry.of(config)
   try:

@@ -273,7 +273,10 @@ def test_the_command_writes_numbers_a_page_and_a_figure(cli, tmp_path, costs):
   ("flags", "message"),
   [
     ((), "--timings is required"),
-    (("--config.drafter=model(tree=paths(2))",), "for chains"),
+    (
+      ("--config.drafter=model(tree=paths(2))", "--config.rule=recursive"),
+      "for chains",
+    ),
     (("--timings=no.json",), "--timings: no.json is not"),
     (("--timings=pyproject.toml",), "--timings: pyproject.toml is not"),
     (("--timings=docs/plans/8b-v5e-8.json",), "what launch.evaluate writes"),
