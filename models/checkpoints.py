@@ -7,6 +7,7 @@ folder of a training run (`models.formats.trained`), or a GGUF file
 
 import contextlib
 import dataclasses
+import functools
 import pathlib
 from collections.abc import Callable
 from typing import Any, Literal
@@ -60,6 +61,8 @@ class Network:
       `count_experts=True` its passes count the experts that they touch.
     lowered: the same with weights in few bits, or in fewer, all else shared;
       ValueError where that is not possible.
+    rounded: as `lowered`; without a mesh the rounded weights are dequantised
+      once, and not in every pass.
     note: how weights that are published in few bits are held, in words.
   """
 
@@ -67,6 +70,7 @@ class Network:
   params: Any
   functions: Callable[..., LanguageModel]
   lowered: Callable[[Format], "Network"] = _not_lowered
+  rounded: Callable[[Format], "Network"] = _not_lowered
   note: str = ""
 
   def whole(self) -> LanguageModel:
@@ -211,6 +215,7 @@ def _of_layers(
       **counting,
     ),
     lowered=lowered,
+    rounded=lowered,
   )
 
 
@@ -219,10 +224,12 @@ def _of_module(
 ) -> Network:
   """A model on one device, whose weights are stored so."""
 
-  def lowered(to: Format) -> Network:
+  def lowered(to: Format, *, whole: bool = False) -> Network:
     to = lowbits.below(to, form) if form else to
     copy = nnx.merge(*nnx.split(module))  # of the same arrays
     lowbits.lower(copy, to)
+    if whole:
+      lowbits.widen(copy)
     return _of_module(copy, stored, form=to)
 
   return Network(
@@ -232,6 +239,7 @@ def _of_module(
       module, skipped=skipped, features=features, stored=stored, **counting
     )[0],
     lowered=lowered,
+    rounded=functools.partial(lowered, whole=True),
   )
 
 

@@ -244,7 +244,9 @@ def load(
       draft = draft.before_norms(target.config.num_layers)
   elif reads == "weights":
     assert isinstance(drafting.weights, Format)  # as quantised_self has it
-    draft = target.lowered(drafting.weights)
+    # XLA:CPU would dequantise the copy in every pass.
+    on_cpu = jax.default_backend() == "cpu"
+    draft = (target.rounded if on_cpu else target.lowered)(drafting.weights)
   elif reads == "block":
     draft = specdec.load(path, dtype=dtype, mesh=mesh)
   elif reads == "model":

@@ -296,6 +296,20 @@ def lower(module: nnx.Module, form: Format) -> None:
           setattr(node, name, LowEmbed(*stored, child.dtype))
 
 
+def widen(module: nnx.Module) -> None:
+  """Dequantises all that `lower` stored but experts, in place.
+
+  Products are the same: scales are 1, one an output. It is for a CPU, where XLA
+  writes such a copy in every pass.
+  """
+  for _, node in list(nnx.iter_modules(module)):
+    if isinstance(node, LowLinear | LowEmbed):
+      name = "weight" if isinstance(node, LowLinear) else "embedding"
+      whole = dequantize(getattr(node, name)[...], node.scales[...])
+      setattr(node, name, nnx.Param(whole.astype(node.dtype)))
+      node.scales = nnx.Param(jnp.ones((len(whole), 1), jnp.float32))
+
+
 def _of(child: nnx.Module, weight: nnx.Param) -> list[Array]:
   """A weight, and its scales if it is in few bits."""
   return [

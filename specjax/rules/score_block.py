@@ -11,9 +11,18 @@ those of a family's best and of the selected child are
   g(x) = sum_b W(b) P(x is in the family, and the best of it, in bin b),
 
 where W(b) is how likely a node whose best is in bin b is selected: 1 at the
-root, and then times `E[the other's B there | x is in the family]`. Whatever is
-drafted below a node, its best follows F, so that g is known along the path: it
-is lossless (docs/rules.md has the proof).
+root, and then times `E[the other's B there | x is in the family]`. It is
+lossless:
+
+- The best score below a node follows F, whatever is drafted below: at a leaf by
+  construction, above by induction, since the children's bests are independent
+  with laws B_x given the family. (This needs equally many children at all nodes
+  of a depth.)
+- So g and W are known along the selected path: within bin b, of edges b and
+  b + 1, the other child y is beaten with probability `(B_y(b) + B_y(b + 1)) /
+  2`, ties being even.
+- Block verification by the law that a path is drawn from reads that law along
+  the path only.
 
 Scores are of Gumbel's form, `B_x = u^theta_x`: x is the better one of x and y
 with probability `theta_x / (theta_x + theta_y)` (Bradley and Terry, 1952). The

@@ -26,6 +26,7 @@ TABLES = [
     for name in ("shapes", "objectives", "heads")
   ],
   ("efficiency", "rules", "measurements/rules/smollm2_head.json", 3),
+  ("efficiency", "rules", "measurements/rules/shapes.json", 4),
   (
     "settings",
     "rule-costs",

@@ -154,6 +154,20 @@ def test_a_tree_pass_is_the_dequantised_models_along_its_paths(form, tied):
   np.testing.assert_allclose(actual[:, [2, 3, 1]], expected, rtol=0, atol=atol)
 
 
+@pytest.mark.parametrize("tied", [True, False])
+def test_widened_weights_are_the_dequantised_ones(tied):
+  module, low = make(Format(kind="int4", group=32), tied)
+  lowbits.widen(low)
+  expected, actual = (
+    dict(nnx.to_flat_state(nnx.state(x))) for x in (module, low)
+  )
+  for path, weight in expected.items():
+    np.testing.assert_array_equal(actual[path][...], weight[...])
+  scales = actual.keys() - expected.keys()
+  assert len(scales) == 15  # of seven projections a layer, and the table
+  assert all((actual[path][...] == 1).all() for path in scales)
+
+
 @pytest.mark.parametrize(
   ("tied", "embedding"), [(True, False), (False, True), (False, False)]
 )
