@@ -274,12 +274,13 @@ def rules_on(mesh):
   return rules, of_draft
 
 
-def network_pair(mesh, how="paths", description=CONFIG):
+def network_pair(mesh, how="paths", description=CONFIG, uneven=False):
   """Stacked transformers in float64."""
   rules, of_draft = rules_on(mesh)
   size = sharding.num_parts(rules, mesh) if mesh else 1
   config = sharding.kv_heads_for(description, size)
-  params = sharding.repeat_kv_heads(_weights(description), description, config)
+  params = _weights(description, uneven=uneven)
+  params = sharding.repeat_kv_heads(params, description, config)
   rules, of_draft = (
     sharding.for_experts(
       description, x, sharding.num_parts(x, mesh) if mesh else 1
@@ -302,7 +303,7 @@ def network_pair(mesh, how="paths", description=CONFIG):
       tree, mesh, sharding.param_specs(tree, rules)
     )
     params, draft = put(params, rules), put(draft, of_draft)
-  has_draft = how in ("paths", "tree", "depth")
+  has_draft = how in ("paths", "tree", "chain", "depth")
   return decoder, Params(target=params, draft=draft if has_draft else None)
 
 
@@ -422,9 +423,8 @@ def _drafter(how, model):
       tree=tree_lib.paths(2, 1),
       vocab_size=VOCAB,
     )
-  return drafters.model(
-    model(), tree={"paths": PATHS, "tree": TREE}[how], vocab_size=VOCAB
-  )
+  trees = {"paths": PATHS, "tree": TREE, "chain": tree_lib.chain(2)}
+  return drafters.model(model(), tree=trees[how], vocab_size=VOCAB)
 
 
 def name_of(mesh) -> str:
@@ -432,9 +432,15 @@ def name_of(mesh) -> str:
   return "x".join(map(str, mesh.shape.values()))
 
 
-def _weights(config=CONFIG):
+def _weights(config=CONFIG, *, uneven=False):
   module = Transformer(config, dtype=jnp.float64, rngs=nnx.Rngs(3))
-  return jax.tree.map(lambda x: 8 * x, stacked.stack(module))
+  params = jax.tree.map(lambda x: 8 * x, stacked.stack(module))
+  if not uneven:
+    return params
+  # Biases and norms are else the same on all devices.
+  rng = np.random.default_rng(6)
+  noisy = lambda x: x + 0.2 * rng.normal(size=x.shape).astype(x.dtype)
+  return jax.tree.map(noisy, params)
 
 
 INPUTS = {
@@ -443,8 +449,20 @@ INPUTS = {
   "block": T5_INPUTS,
 }
 # Of these the text of a row goes on, and one begins as a row that is there.
-EXTENDED = ("inputs", "counted", "t5", "block")
+EXTENDED = ("inputs", "counted", "t5", "block", "hybrid")
 SOURCES = {"counted": 1, "t5": 0, "block": 0, "paths": 0, "layer_skip": 0}
+# Layers of each kind.
+FAMILIES = {
+  "gemma": functools.partial(
+    network_pair, how="tree", description=mesh_models.GEMMA, uneven=True
+  ),
+  "gemma4": functools.partial(
+    network_pair, how="tree", description=mesh_models.GEMMA4, uneven=True
+  ),
+  "hybrid": functools.partial(
+    network_pair, how="chain", description=mesh_models.HYBRID, uneven=True
+  ),
+}
 # Lookup tables, and networks that draft in every way.
 CASES = {
   "tables": table_pair,
@@ -464,6 +482,7 @@ CASES = {
     for how in ("paths", "tree", "depth", "layer_skip", "ngram", "plain")
   },
   "mixture": functools.partial(network_pair, description=mesh_models.MIXED),
+  **FAMILIES,
   **{how: functools.partial(head_pair, how=how) for how in HEADS},
 }
 

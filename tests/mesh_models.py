@@ -7,6 +7,8 @@ import dataclasses
 
 from models.networks.description import (
   AttentionSpec,
+  DeltaSpec,
+  DenseSpec,
   Latent,
   LayerSpec,
   TransformerConfig,
@@ -21,11 +23,67 @@ FRAME = dict(vocab_size=VOCAB, embed_dim=16, max_positions=64)
 CONFIG = TransformerConfig(
   **FRAME, num_layers=2, num_heads=8, num_kv_heads=2, head_dim=4, mlp_dim=24
 )
+_ATTENTION = CONFIG.layer(0).attention
 _MIXTURE = Mixture(num_experts=8, num_chosen=2, embed_dim=16, expert_dim=12)
+_DENSE = DenseSpec(width=24, activation="gelu_tanh")
+
+
+def _layer(feed_forward, *, norms="pre", **attention):
+  """A layer whose attention is `_ATTENTION` but for these fields."""
+  own = dataclasses.replace(_ATTENTION, **attention)
+  return LayerSpec(attention=own, feed_forward=feed_forward, norms=norms)
+
 
 # One expert a device where there are eight.
-MIXED = TransformerConfig.of_layers(
-  [LayerSpec(attention=CONFIG.layer(0).attention, feed_forward=_MIXTURE)] * 2,
+MIXED = TransformerConfig.of_layers([_layer(_MIXTURE)] * 2, **FRAME)
+GEMMA = TransformerConfig.of_layers(
+  [
+    _layer(
+      _DENSE, norms="both", window=window, softcap=1.5, scale=0.4,
+      qk_norm="head",
+    )
+    for window in (3, None)
+  ],
+  **FRAME, norm="rms_plus_one", embed_scale=4.0, logit_softcap=4.0,
+  tied_embeddings=True,
+)  # fmt: skip
+
+
+def _gemma4() -> TransformerConfig:
+  """Wider heads in a full layer, and a layer that reads what the first has."""
+  slides = _layer(
+    _DENSE, norms="both", num_kv_heads=8, window=3, scale=1.0, qk_norm="head",
+    v_norm=True,
+  )  # fmt: skip
+  full = dataclasses.replace(
+    slides.attention, head_dim=6, window=None, keys_as_values=True,
+    rope=Rope(theta=900.0, dim=6, factors=(1.0, 1.0, float("inf"))),
+  )  # fmt: skip
+  beside = dataclasses.replace(_MIXTURE, router_norm_eps=1e-3)
+  reads = dataclasses.replace(slides.attention, source=0)
+  change = dataclasses.replace
+  return TransformerConfig.of_layers(
+    [
+      change(slides, scaled=True),
+      change(slides, scaled=True, attention=full, beside=beside),
+      change(slides, scaled=True, attention=reads),
+    ],
+    **FRAME, embed_scale=4.0, logit_softcap=4.0, tied_embeddings=True,
+    per_layer_dim=4, per_layer_vocab=VOCAB,
+  )  # fmt: skip
+
+
+GEMMA4 = _gemma4()
+# Layers with states, cut by heads of keys with the values of each.
+HYBRID = TransformerConfig.of_layers(
+  [
+    LayerSpec(attention=one, feed_forward=DenseSpec(width=24))
+    for one in (
+      DeltaSpec(num_key_heads=8, num_value_heads=16, key_dim=3, value_dim=2),
+      dataclasses.replace(_ATTENTION, num_kv_heads=8),
+    )
+  ]
+  * 2,
   **FRAME,
 )
 # Of latents and of experts that are dealt out, as DeepSeek-V3's.

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from models.formats import packed
-from models.formats.weights import Tensor, modules
+from models.formats.weights import Tensor, locate, modules
 
 _EXPERT = re.compile(r"(.+\.experts)\.(\d{1,9})\.(.+)")
 
@@ -54,13 +54,17 @@ def _read_experts(
   return np.stack([tensor.read(index[1:]) for tensor in chosen])
 
 
-_FUSED = re.compile(r"((?:.+\.)?mlp\.experts)\.(gate_up|down)_proj")
+_FUSED = re.compile(r"layers\.(\d{1,9})\.mlp\.experts\.(gate_up|down)_proj")
+_ROUTER = re.compile(r"layers\.(\d{1,9})\.mlp\.gate\.weight")
 
 
 def of_projections(
   tensors: Mapping[str, Tensor], family: str
 ) -> dict[str, Tensor]:
   """As if experts that are one tensor were many, where the family's are many.
+
+  transformers saves them so if it is asked not to use the family's own format;
+  routers then have the usual name too.
 
   Args:
     tensors: by name. `experts.gate_up_proj` is `[E, 2 I, D]`, gates before the
@@ -72,14 +76,20 @@ def of_projections(
     under the other name too, stays as it is.
   """
   joined = dict(tensors)
-  if "layers.#.mlp.experts.*.gate_proj.weight" not in modules(family):
+  if not any(".experts.*." in name for name in modules(family)):
     return joined
+  named = lambda layer, *of: locate(("layers", int(layer), "mlp", *of), family)
   for name, tensor in tensors.items():
+    if parts := _ROUTER.fullmatch(name):
+      own, _ = named(parts[1], "router", "weight")
+      if own not in tensors:
+        joined[own] = joined.pop(name)
+      continue
     if not (parts := _FUSED.fullmatch(name)) or len(tensor.shape) != 3:
       continue
     experts, rows, width = tensor.shape
     halves = ["gate", "up"] if parts[2] == "gate_up" else ["down"]
-    new = {f"{parts[1]}.*.{x}_proj.weight": x for x in halves}
+    new = [named(parts[1], "experts", x)[0] for x in halves]
     if rows % len(new) or {*new} & {*tensors}:
       continue
     del joined[name]

@@ -247,15 +247,27 @@ def test_readers_ask_for_what_they_refuse():
     assert not unread, (family.name, unread)
 
 
-def test_experts_that_are_one_tensor_are_read_alike(copied):
-  path = copied("qwen3-5-moe")
+@pytest.mark.parametrize("name", ["qwen3-5-moe", "mixtral"])
+def test_experts_that_are_one_tensor_are_read_alike(copied, name):
+  path = copied(name)
   expected = huggingface.load(path)
-  references.edit_tensors(path, references.fuse_experts)
+
+  def edit(tensors):
+    usual = {"block_sparse_moe": "mlp", "w1": "gate_proj", "w2": "down_proj"}
+    usual["w3"] = "up_proj"
+    for tensor in list(tensors):
+      parts = (usual.get(part, part) for part in tensor.split("."))
+      tensors[".".join(parts)] = tensors.pop(tensor)
+    references.fuse_experts(tensors)
+
+  references.edit_tensors(path, edit)
   loaded = huggingface.load(path)
   jax.tree.map(
     np.testing.assert_array_equal, nnx.state(loaded), nnx.state(expected)
   )
 
+
+def test_parts_of_experts_that_are_one_tensor_are_read(copied):
   whole = np.arange(3 * 8 * 4).reshape(3, 8, 4)
   name = "layers.0.mlp.experts.gate_up_proj"
   tensor = weights.Tensor(
@@ -267,9 +279,11 @@ def test_experts_that_are_one_tensor_are_read_alike(copied):
   np.testing.assert_array_equal(up.read(part), whole[:, 4:][part])
 
   def spoil(tensors):
+    references.fuse_experts(tensors)
     name = "model.layers.0.mlp.experts.gate_up_proj"
     tensors[name] = tensors[name][:, 2:]
 
+  path = copied("qwen3-5-moe")
   references.edit_tensors(path, spoil)
   with pytest.raises(ValueError, match=r"wrong shape: .*gate_up_proj, exp"):
     huggingface.load(path)

@@ -37,6 +37,8 @@ ON_TWO_PROCESSES = (
   "paths:1x8", "tables:8x1", "counted:8x1", "inputs:8x1", "eagle3:1x8",
   "t5:2x4", "mixture:1x8",
 )  # fmt: skip
+# Layers of each kind, cut over both.
+FAMILIES = tuple(f"{x}:1x8" for x in mesh_decoding.FAMILIES)
 
 
 def decoded(folder, runs, *, processes, devices):
@@ -118,13 +120,23 @@ def test_two_processes_give_the_tokens_of_one_device(two_processes, alone, run):
   assert two_processes[run] == on_one_device(alone, run)
 
 
+@pytest.mark.heavy  # three processes each
+@pytest.mark.parametrize("run", FAMILIES)
+def test_two_processes_give_a_family_the_tokens_of_one_device(tmp_path, run):
+  actual = decoded(tmp_path, [run], processes=2, devices=4)
+  case = run.partition(":")[0]
+  actual |= decoded(tmp_path, [f"{case}:alone"], processes=1, devices=1)
+  assert actual[run] == on_one_device(actual, run)
+  assert_some_are_accepted(actual[run])
+
+
 @pytest.mark.parametrize("case", cases_of(USUAL))
 def test_the_cases_accept_some_tokens_and_reject_others(one_process, case):
   assert_some_are_accepted(one_process[f"{case}:alone"])
 
 
 def test_no_case_is_left_out():
-  assert {*cases_of(USUAL + MORE)} == {*mesh_decoding.CASES}
+  assert {*cases_of(USUAL + MORE + FAMILIES)} == {*mesh_decoding.CASES}
 
 
 def one_device_mesh(axis="data"):
