@@ -164,10 +164,11 @@ settings="$settings,block_transport(types=5),block_transport(types=3)"
 part counted settings.json 5 docs/measurements/rules/settings.json \
   launch.studies.rules.sweep $pair --shapes=4x4 "--rules=$settings"
 few='--config.max_new_tokens=128 --num_prompts=8 --contexts_per_prompt=8'
-some='--shapes=1x4,2x2,2x4,4x4,8x8 --rules=kseq,transport,block_transport'
+some='--rules=kseq,transport,block_transport'
 part counted smollm2_itself.json 15 docs/measurements/rules/smollm2_itself.json \
-  launch.studies.rules.sweep $smollm2 $few $some \
+  launch.studies.rules.sweep $smollm2 $few $some --shapes=1x4,2x2,2x4 \
   '--config.drafter=quantised_self(bits=4, tokens=4)'
+some="$some --shapes=1x4,2x2,2x4,4x4,8x8"
 part counted smollm2_head.json 15 docs/measurements/rules/smollm2_head.json \
   launch.studies.rules.sweep $smollm2 $few $some \
   '--config.drafter=eagle3(tokens=4)'

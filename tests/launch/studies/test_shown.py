@@ -27,6 +27,7 @@ TABLES = [
   ],
   ("efficiency", "rules", "measurements/rules/smollm2_head.json", 3),
   ("efficiency", "rules", "measurements/rules/shapes.json", 4),
+  ("efficiency", "rules", "measurements/rules/smollm2_itself.json", 3),
   (
     "settings",
     "rule-costs",
