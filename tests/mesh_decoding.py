@@ -459,6 +459,9 @@ FAMILIES = {
   "gemma4": functools.partial(
     network_pair, how="tree", description=mesh_models.GEMMA4, uneven=True
   ),
+  "deepseek": functools.partial(
+    network_pair, how="tree", description=mesh_models.DEEPSEEK, uneven=True
+  ),
   "hybrid": functools.partial(
     network_pair, how="chain", description=mesh_models.HYBRID, uneven=True
   ),

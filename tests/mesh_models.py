@@ -86,7 +86,7 @@ HYBRID = TransformerConfig.of_layers(
   * 2,
   **FRAME,
 )
-# Of latents and of experts that are dealt out, as DeepSeek-V3's.
+# Of latents and of experts that are dealt out, as a head has it.
 LATENTS = TransformerConfig.of_layers(
   [
     LayerSpec(
@@ -102,3 +102,11 @@ LATENTS = TransformerConfig.of_layers(
   ],
   **FRAME,
 )  # fmt: skip
+# A layer of one hidden layer before it, as in DeepSeek-V3.
+DEEPSEEK = TransformerConfig.of_layers(
+  [
+    dataclasses.replace(LATENTS.layer(0), feed_forward=DenseSpec(width=24)),
+    LATENTS.layer(0),
+  ],
+  **FRAME,
+)
