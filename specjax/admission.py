@@ -59,7 +59,12 @@ def init(
       checked when they are concrete (under `jit`, rows end at the buffer's
       end, and at once where a token is none: UNKNOWN_TOKEN).
   """
-  prompts = jnp.asarray(prompts)
+  try:
+    prompts = jnp.asarray(prompts)
+  except ValueError as error:
+    raise ValueError(
+      f"prompts must be i32[B, P], right-padded if their lengths differ: {error}"
+    ) from error
   lengths = jnp.asarray(lengths, jnp.int32)
   max_new_tokens = jnp.asarray(max_new_tokens, jnp.int32)
   check(

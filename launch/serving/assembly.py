@@ -8,6 +8,7 @@ process that hears nothing has lost it.
 """
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Mapping
 
@@ -127,7 +128,8 @@ def make_slots(
     cache_specs=models.layout and models.layout.cache_specs(),
     scores=True,
   )
-  slots.compile(lambda what: say(f"compiling: {what}"))
+  number, count = itertools.count(1), slots.num_programs
+  slots.compile(lambda what: say(f"compiling {next(number)} of {count}: {what}"))
   if sizes.depth_policy != "whole" or math.isfinite(sizes.gap):
     slots.measure()
   for depth, seconds in slots.seconds_of_round.items():

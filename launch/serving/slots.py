@@ -176,6 +176,12 @@ class Slots:
     self._rounds: dict[int, Any] = {}
     self._state: Any = None
 
+  @property
+  def num_programs(self) -> int:
+    """Programs that `compile` says."""
+    scoring = len({self.widths[0], self.widths[-1]}) if self.scores else 0
+    return len(self.depths) + len(self.widths) + scoring
+
   def compile(self, say: Callable[[str], None] = lambda text: None) -> None:
     """Compiles all programs, and runs them so that no request is the first.
 

@@ -9,7 +9,8 @@ def single_path(name: str, tree: Tree) -> None:
   if not tree.is_chain:
     raise ValueError(
       f"rule {name!r} verifies a single path (num_drafts=1), got a tree of "
-      f"{tree.num_drafted} drafted nodes and depth {tree.max_depth}"
+      f"{tree.num_drafted} drafted nodes and depth {tree.max_depth}: "
+      "'block_transport' verifies i.i.d. paths, 'recursive' any tree"
     )
 
 

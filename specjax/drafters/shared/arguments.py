@@ -54,7 +54,10 @@ def drawn(
   if shape is None:
     made = chain(tokens or default)
   elif shape.depth is not None and tokens is not None:
-    raise ValueError(f"the tree is {shape.depth} deep: give no tokens beside")
+    raise ValueError(
+      f"the tree is {shape.depth} deep: give no tokens beside (they are the "
+      "depth of shapes without one, as paths(4))"
+    )
   else:
     made = shape.make(tokens or default)
   if dynamic and made.form is Form.FREE:

@@ -22,7 +22,9 @@ def slots(quick_to_compile):
     max_length=served.MAX_LENGTH, stop_tokens=(), max_rounds=4,
     scores=True,
   )  # fmt: skip
-  actual.compile()
+  said = []
+  actual.compile(said.append)
+  assert len(said) == actual.num_programs
   return actual
 
 
