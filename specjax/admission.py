@@ -63,7 +63,8 @@ def init(
     prompts = jnp.asarray(prompts)
   except ValueError as error:
     raise ValueError(
-      f"prompts must be i32[B, P], right-padded if their lengths differ: {error}"
+      "prompts must be i32[B, P], right-padded where lengths differ: "
+      f"{error}"
     ) from error
   lengths = jnp.asarray(lengths, jnp.int32)
   max_new_tokens = jnp.asarray(max_new_tokens, jnp.int32)

@@ -129,7 +129,9 @@ def make_slots(
     scores=True,
   )
   number, count = itertools.count(1), slots.num_programs
-  slots.compile(lambda what: say(f"compiling {next(number)} of {count}: {what}"))
+  slots.compile(
+    lambda what: say(f"compiling {next(number)} of {count}: {what}")
+  )
   if sizes.depth_policy != "whole" or math.isfinite(sizes.gap):
     slots.measure()
   for depth, seconds in slots.seconds_of_round.items():
