@@ -63,8 +63,7 @@ def init(
     prompts = jnp.asarray(prompts)
   except ValueError as error:
     raise ValueError(
-      "prompts must be i32[B, P], right-padded where lengths differ: "
-      f"{error}"
+      f"prompts must be i32[B, P], right-padded where lengths differ: {error}"
     ) from error
   lengths = jnp.asarray(lengths, jnp.int32)
   max_new_tokens = jnp.asarray(max_new_tokens, jnp.int32)
