@@ -28,8 +28,9 @@ def test_gaps_are_over_rounds_and_second_turns_over_their_reading(tmp_path):
   record = json.loads(output.read_text())
   for one, streams in zip(record["gaps"], (1, 2), strict=True):
     assert one["streams"] == streams
-    longest = max(one["gap_seconds"])
-    assert one["gap"] == pytest.approx(longest / one["round_seconds"])
+    assert one["alone"]["median"] == pytest.approx(1)
+    for spread in (one["alone"], one["gaps"]):
+      assert 0 < spread["median"] <= spread["p99"] <= spread["longest"]
     assert one["whole"] > 0
   turns = record["turns"]
   held, read = turns["held_seconds"], turns["read_seconds"]
