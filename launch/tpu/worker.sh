@@ -60,7 +60,7 @@ prepare() {
 # However it ends, worker 0 leaves an exit code: without one nobody deletes the
 # slice. Preparing is a process of its own, as its first failure is to end it.
 job() {
-  local store=$1 data=$2 code try ready= copier= number
+  local store=$1 data=$2 code try ready='' copier='' number
   shift 2
   number=$(worker_number) || number=
   for ((try = 1; try <= TRIES; try++)); do
