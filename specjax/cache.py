@@ -10,7 +10,7 @@ T fed tokens, M trailing slots with an explicit mask, L layers.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -211,13 +211,22 @@ def make_cache(
   )
 
 
+def over_caches(function: Callable[..., Any], tree: Any, *more: Any) -> Any:
+  """A pytree with other caches.
+
+  Args:
+    function: of the caches in one place of all pytrees, to the new one.
+    tree: what else is in it stays.
+    *more: others of its structure.
+  """
+  is_cache = lambda node: isinstance(node, Cache)
+  of = lambda node, *others: function(node, *others) if is_cache(node) else node
+  return jax.tree.map(of, tree, *more, is_leaf=is_cache)
+
+
 def with_idle(tree: Any, idle: Array | None) -> Any:
   """A pytree whose caches have these rows idle, `bool[B]`; None for no row."""
-  return jax.tree.map(
-    lambda node: node.replace(idle=idle) if isinstance(node, Cache) else node,
-    tree,
-    is_leaf=lambda node: isinstance(node, Cache),
-  )
+  return over_caches(lambda cache: cache.replace(idle=idle), tree)
 
 
 def row_axes(caches: Any) -> Any:

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from specjax import cache as cache_lib
 from specjax import recurrent as recurrent_lib
 from specjax.cache import Cache
 from specjax.state import Counters, DecodeState, Likeliest, Origin, StopReason
@@ -112,10 +113,9 @@ def cut(
     rng_key: `key[1]`, stream of the row's next text.
   """
   emptied = functools.partial(recurrent_lib.emptied, keep=jnp.asarray(keep))
-  kept = jax.tree.map(
-    lambda new, old: old if _is_cache(old) else new,
-    blank, _with_states(emptied, state.drafter_state), is_leaf=_is_cache,
-  )  # fmt: skip
+  kept = cache_lib.over_caches(
+    lambda new, old: old, blank, _with_states(emptied, state.drafter_state)
+  )
   depth = state.counters.accept_counts.shape[1] - 1
   return dataclasses.replace(
     state,
@@ -143,14 +143,10 @@ def _with_states(function: Callable[..., Any], tree: Any, *more: Any) -> Any:
     tree: the pytree.
     *more: others of its structure.
   """
-
-  def of(node, *others):
-    if not _is_cache(node):
-      return node
-    held = (x.recurrent for x in (node, *others))
-    return node.replace(recurrent=function(*held))
-
-  return jax.tree.map(of, tree, *more, is_leaf=_is_cache)
+  of = lambda *caches: caches[0].replace(
+    recurrent=function(*(cache.recurrent for cache in caches))
+  )
+  return cache_lib.over_caches(of, tree, *more)
 
 
 def extend(

@@ -101,8 +101,12 @@ def _among(tokens: Array, vocab: int) -> Array:
 def _point(token: Array, like: Array) -> Array:
   """The law that is sure of a token, where `like` has any mass."""
   here = token[..., None] == jnp.arange(like.shape[-1])
-  some = jnp.max(like, axis=-1, keepdims=True) > -jnp.inf
-  return jnp.where(here & some, 0, -jnp.inf).astype(like.dtype)
+  return jnp.where(here & _has_mass(like), 0, -jnp.inf).astype(like.dtype)
+
+
+def _has_mass(law: Array) -> Array:
+  """`bool[..., 1]`, False of a row that is all -inf."""
+  return jnp.max(law, axis=-1, keepdims=True) > -jnp.inf
 
 
 def _independent(parent, elders, count, ranking=None):
@@ -110,15 +114,19 @@ def _independent(parent, elders, count, ranking=None):
   return parent
 
 
-def _spare(parent, tried, left, ranking):
-  """A law of what was not tried, `left` being where p has mass of it."""
+def _rest(parent, elders, ranking):
+  """Logits of p without the elders, or where they have all of it, of others."""
+  tried = _among(elders, parent.shape[-1])
+  rest = jnp.where(tried, -jnp.inf, parent)
+  left = jnp.max(rest, axis=-1, keepdims=True) > -jnp.inf
   if ranking is None:
-    return jnp.where(tried, -jnp.inf, 0).astype(parent.dtype)
+    return jnp.where(left, rest, jnp.where(tried, -jnp.inf, 0))
   floor = jnp.maximum(ranking, jnp.finfo(ranking.dtype).min)
+  others = lambda: random.argmax(jnp.where(tried, -jnp.inf, floor))
   return jax.lax.cond(
-    jnp.all(left),
-    lambda: jnp.zeros_like(parent),
-    lambda: _point(random.argmax(jnp.where(tried, -jnp.inf, floor)), parent),
+    jnp.all(left | ~_has_mass(parent)),
+    lambda: jnp.where(left, rest, 0),  # rows without mass
+    lambda: jnp.where(left, rest, _point(others(), parent)),
   )
 
 
@@ -131,23 +139,14 @@ def _untried(parent, elders, count, ranking=None):
   del count
   if not elders.shape[-1]:
     return parent
-  tried = _among(elders, parent.shape[-1])
-  rest = jnp.where(tried, -jnp.inf, parent)
-  left = jnp.max(rest, axis=-1, keepdims=True) > -jnp.inf
-  some = jnp.max(parent, axis=-1, keepdims=True) > -jnp.inf
-  rest = jnp.where(left, rest, _spare(parent, tried, left | ~some, ranking))
-  return jnp.where(some, jax.nn.log_softmax(rest, axis=-1), -jnp.inf)
+  law = jax.nn.log_softmax(_rest(parent, elders, ranking), axis=-1)
+  return jnp.where(_has_mass(parent), law, -jnp.inf)
 
 
 def _next_largest(parent, elders, count, ranking=None):
   """Sure of the most probable token that is not among the elders."""
   del count
-  tried = _among(elders, parent.shape[-1])
-  rest = jnp.where(tried, -jnp.inf, parent)
-  left = jnp.max(rest, axis=-1, keepdims=True) > -jnp.inf
-  some = jnp.max(parent, axis=-1, keepdims=True) > -jnp.inf
-  rest = jnp.where(left, rest, _spare(parent, tried, left | ~some, ranking))
-  return _point(random.argmax(rest), parent)
+  return _point(random.argmax(_rest(parent, elders, ranking)), parent)
 
 
 def _largest_then_random(parent, elders, count, ranking=None):

@@ -317,13 +317,15 @@ def assemble(
     SkippedLayers(), features, count_experts=count_experts
   )
   draft, params, drafter, lesson, rungs = None, None, None, None, None
+  share_encoder = bool(drafting.drafts and config.get("share_encoder"))
   if drafting.drafts:
     draft, params = registry.source(drafting, models)
     drafter = registry.make(drafting, draft, vocab_size)
   if drafting.lengths:
     rungs = registry.rungs(
-      drafting, target, draft, rule=rule, vocab_size=vocab_size
-    )
+      drafting, target, draft, rule=rule, vocab_size=vocab_size,
+      share_encoder=share_encoder,
+    )  # fmt: skip
     drafter = rungs.longest.drafter
   if drafting.learning:
     drafter, lesson = online.wrapped(
@@ -356,7 +358,7 @@ def assemble(
       rule=rule,
       vocab_size=vocab_size,
       widths=registry.pass_widths(drafting, drafter.tree) if drafter else (),
-      share_encoder=bool(drafting.drafts and config.get("share_encoder")),
+      share_encoder=share_encoder,
     ),
     baseline=decode.make_decoder(target, vocab_size=vocab_size),
     params=Params(target=models.target.params, draft=params),

@@ -263,6 +263,7 @@ def rungs(
   *,
   rule: Rule,
   vocab_size: int,
+  share_encoder: bool,
 ) -> Rungs:
   """The decoders of a ladder; see `source` for what drafts."""
 
@@ -271,8 +272,9 @@ def rungs(
     return make(drafting.of_form(**form), drafts, vocab_size)
 
   return make_rungs(
-    target, draft, rule=rule, vocab_size=vocab_size, lengths=drafting.lengths
-  )
+    target, draft, rule=rule, vocab_size=vocab_size, lengths=drafting.lengths,
+    share_encoder=share_encoder,
+  )  # fmt: skip
 
 
 def pass_widths(drafting: Drafting, tree: Tree) -> tuple[int, ...]:

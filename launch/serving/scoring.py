@@ -39,7 +39,7 @@ class Scorer:
       widths: of programs, ascending.
     """
     self._target, self._params, self._vocab_size = target, params, vocab_size
-    self._widths, self._slots = tuple(widths), longest + widths[-1]
+    self.widths, self._slots = tuple(widths), longest + widths[-1]
     self._score: dict[int, Any] = {}
     self._cache: Any = None
     self._known: dict[int, list[tuple]] = {}
@@ -48,9 +48,9 @@ class Scorer:
     """Compiles all programs and runs each once."""
     score = functools.partial(programs.score, self._target, self._vocab_size)
     cache = self._target.new_cache(self._params.target, 1, self._slots)
-    states = recurrent.widened(cache.recurrent, self._widths[-1])
+    states = recurrent.widened(cache.recurrent, self.widths[-1])
     self._cache = cache.replace(recurrent=states)
-    for width in self._widths:
+    for width in self.widths:
       say(f"scores of up to {width} tokens")
       args = (np.zeros(width + 1, np.int32), np.int32(0))
       self._score[width] = (
@@ -87,10 +87,10 @@ class Scorer:
     """
     known, text = self._known[row], asked.token_ids
     start = sum(len(one[0]) for one in known)
-    fits = max((w for w in self._widths if w <= most), default=self._widths[0])
+    fits = max((w for w in self.widths if w <= most), default=self.widths[0])
     count, width = min(fits, len(text) - 1 - start), 0
     if count:
-      width = next(w for w in self._widths if w >= count)
+      width = next(w for w in self.widths if w >= count)
       tokens = np.full(width + 1, text[start], np.int32)
       tokens[: count + 1] = text[start : start + count + 1]
       self._cache, new = self._score[width](

@@ -179,8 +179,8 @@ class Slots:
   @property
   def num_programs(self) -> int:
     """Programs that `compile` says."""
-    scoring = len({self.widths[0], self.widths[-1]}) if self.scores else 0
-    return len(self.depths) + len(self.widths) + scoring
+    scoring = self._scorer.widths if self.scores else ()
+    return len(self.depths) + len(self.widths) + len(scoring)
 
   def compile(self, say: Callable[[str], None] = lambda text: None) -> None:
     """Compiles all programs, and runs them so that no request is the first.

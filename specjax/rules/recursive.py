@@ -11,7 +11,7 @@ what the tests before it left to do.
   is `q^{j+1} = norm([q - s_j p]_+)`: nothing is normalised m times. All of m
   are rejected with probability R(s_m) (`specjax.laws.rejection`).
 - Without replacement: RSD (Jeon et al., 2024) and Sequoia (Chen et al., NeurIPS
-  2024). A candidate whose law has run out of mass is uniform over the rest.
+  2024). Any law does, as that of one drawn where p has run out of mass.
 - Certain: EAGLE's trees; x is accepted with what q has left for it. Certain
   and drawn siblings may follow each other: each is tested with its own law.
 
