@@ -198,13 +198,18 @@ def check_cut(config, size: int) -> None:
 def for_experts(config, sharding: Sharding, size: int) -> Sharding:
   """The rules of a model on so many devices: how its experts are cut.
 
-  Of layers with different experts all are cut in the first one's way.
+  Raises:
+    ValueError: if experts of some layers can be cut by width alone, and those
+      of others by expert alone.
   """
-  for block in _blocks(config):
-    if isinstance(block, mixture.Mixture):
-      by = mixture.cut_by(block, size)
-      return dataclasses.replace(sharding, experts=by)
-  return sharding
+  ways = {
+    mixture.cut_by(block, size)
+    for block in _blocks(config)
+    if isinstance(block, mixture.Mixture)
+  }
+  if len(ways) > 1:
+    raise ValueError(f"experts of different layers are cut by {sorted(ways)}")
+  return dataclasses.replace(sharding, experts=ways.pop()) if ways else sharding
 
 
 def _blocks(config) -> list:

@@ -215,10 +215,19 @@ def write(path, pack, how, *, head=False, family="llama", kept=()):
     The weights by the names of the files, all that are not packed too.
   """
   model(family).save_pretrained(path)
+  return rewrite(path, pack, how, head=head, kept=kept)
+
+
+def rewrite(path, pack, how, *, head=False, kept=(), names=("_proj.weight",)):
+  """`write`, of a checkpoint of one file that is there.
+
+  `names` are parts of the names of projections.
+  """
   tensors, rng = load_file(path / "model.safetensors"), np.random.default_rng(0)
   expected, saved = {}, {}
   for name, x in tensors.items():
-    packed = "_proj.weight" in name or (head and name == "lm_head.weight")
+    packed = any(part in name for part in names)
+    packed |= head and name == "lm_head.weight"
     packed = packed and not any(part in name for part in kept)
     parts, whole = pack(rng, x.shape) if packed else ({name: x}, x)
     expected[name] = whole

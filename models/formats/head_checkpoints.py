@@ -33,6 +33,7 @@ from models.formats import (
   mtp_format,
 )
 from models.formats.head_files import Place
+from models.formats.huggingface_config import packing_of
 from models.formats.weights import CheckpointError, Tensor
 from models.head_shapes import HeadModule, HeadShape, Target
 from models.networks.mtp import MtpConfig
@@ -230,6 +231,8 @@ def _opened(
   with _said_of(path):
     if of_target or mtp_format.is_one(config):
       described = mtp_format.shape(config, target)
+      if of_target and (packing := packing_of(config)) is not None:
+        raw = packing.joined(raw)
       tensors = mtp_format.parameters(path, config, raw, compared=compared)
       return described, {"embed.embedding": "embed_tokens.weight"}, tensors
     tensors = head_files.normal_names(raw)

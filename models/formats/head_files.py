@@ -15,13 +15,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import safetensors
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
 from models import draft_vocabulary
 from models import sharding as sharding_lib
-from models.formats import json_files, torch_file
+from models.formats import json_files, safetensors_file, torch_file
 from models.formats.weights import CheckpointError, Tensor
 from models.head_shapes import HeadModule, HeadShape, Target
 from models.sharding import Sharding
@@ -288,7 +287,7 @@ def open_tensors(
     opened: dict[str, Tensor] = {}
     for file in files:
       safe = file.suffix == ".safetensors"
-      part = (_open_safetensors if safe else torch_file.open_tensors)(
+      part = (safetensors_file if safe else torch_file).open_tensors(
         file, stack
       )
       if twice := sorted({*opened} & {*part}):
@@ -300,25 +299,3 @@ def open_tensors(
     "file, an index of several, medusa_lm_head.pt or pytorch_model.bin, got "
     f"{others or 'none'}"
   )
-
-
-def _open_safetensors(
-  file: pathlib.Path, stack: contextlib.ExitStack
-) -> dict[str, Tensor]:
-  try:
-    opened = stack.enter_context(safetensors.safe_open(file, "numpy"))
-  except (safetensors.SafetensorError, OSError) as error:
-    raise ValueError(f"cannot read {file} as safetensors: {error}") from error
-  return {
-    name: Tensor(
-      name=name,
-      shape=tuple(opened.get_slice(name).get_shape()),
-      kind=opened.get_slice(name).get_dtype(),
-      read=functools.partial(_read, opened, name),
-    )
-    for name in opened.keys()
-  }
-
-
-def _read(file: Any, name: str, index: tuple[slice, ...]) -> np.ndarray:
-  return file.get_slice(name)[index] if index else file.get_tensor(name)

@@ -84,6 +84,11 @@ def published(source: Source, *, on_mesh: bool) -> tuple[Format | None, str]:
 
   if not all(map(fits, layers)):
     return None, "some layers have one group, others several"
+  apart = {_EMBEDDING, ("lm_head", "weight")}
+  for path in every if dense else ():
+    if path[0] != "layers" and path not in apart and not fits(path):
+      name, _ = locate(path, source.family)
+      return None, f"{name} is in another format than its layers"
   return dataclasses.replace(
     form,
     output=fits(_EMBEDDING if tied else ("lm_head", "weight")),

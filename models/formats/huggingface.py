@@ -28,10 +28,10 @@ from jax.sharding import Mesh
 from models import tokenizers
 from models.formats import (
   experts,
-  float8_file,
   json_files,
   mxfp4,
   packings,
+  safetensors_file,
   weights,
 )
 from models.formats.families import FAMILIES
@@ -39,8 +39,8 @@ from models.formats.huggingface_config import (
   check_t5,
   config_from_json,
   llama_json,
-  of_quantisation,
   of_text,
+  packing_of,
 )
 from models.formats.weights import Source, Tensor
 from models.networks import stacked, t5_config, t5_stacked
@@ -208,15 +208,13 @@ def source(directory: str, stack: contextlib.ExitStack) -> Source:
 
 def _packing(path: pathlib.Path, family: str) -> packings.Opened | None:
   """The packing of weights in a checked `config.json`; None without one."""
-  given = of_quantisation(json_files.read_object(path / "config.json"))
-  if given is None:
-    return None
-  if family == "gpt2":
+  packing = packing_of(json_files.read_object(path / "config.json"))
+  if packing is not None and family == "gpt2":
     raise ValueError(
       f"{path}: packed weights of GPT-2, which lie the other way around, are "
       "not read"
     )
-  return packings.read(given, FAMILIES[family].quantised)
+  return packing
 
 
 def _published(
@@ -304,11 +302,10 @@ def eos_token_ids(directory: str) -> tuple[int, ...]:
   """
   for name in ("generation_config.json", "config.json"):
     path = pathlib.Path(directory) / name
-    ids = (
-      json_files.read_object(path).get("eos_token_id")
-      if path.is_file()
-      else None
-    )
+    said = json_files.read_object(path) if path.is_file() else {}
+    ids = said.get("eos_token_id")
+    if ids is None:
+      ids = (said.get("text_config") or {}).get("eos_token_id")
     if ids is None:
       continue
     ids = ids if isinstance(ids, list) else [ids]
@@ -341,31 +338,13 @@ def _open(
   tensors: dict[str, Tensor] = {}
   problems = []
   for path in files:
-    try:
-      file = stack.enter_context(safetensors.safe_open(path, framework="numpy"))
-    except (safetensors.SafetensorError, OSError) as error:
-      raise ValueError(f"cannot read {path} as safetensors: {error}") from error
-    for full_name in file.keys():
+    for full_name, tensor in safetensors_file.open_tensors(path, stack).items():
       name = _OLD_HEAD.sub("lm_head.", _PREFIX.sub("", full_name))
       if name in tensors:
         problems.append(f"twice: {tensors[name].name} and {full_name}")
       elif not _BUFFER.fullmatch(name):
-        piece = file.get_slice(full_name)
-        read = functools.partial(_read, file, full_name)
-        if (kind := piece.get_dtype()) in float8_file.TYPES:
-          read = functools.partial(float8_file.read, path, full_name)
-        tensors[name] = Tensor(
-          name=full_name,
-          shape=tuple(piece.get_shape()),
-          kind=kind,
-          read=read,
-        )
+        tensors[name] = tensor
   return tensors, problems
-
-
-def _read(file: Any, name: str, index: tuple[slice, ...]) -> np.ndarray:
-  """A part of a tensor of an open file; `()` is all of it."""
-  return file.get_slice(name)[index] if index else file.get_tensor(name)
 
 
 def save_llama(

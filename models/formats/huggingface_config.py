@@ -79,6 +79,15 @@ def of_quantisation(config: Mapping[str, Any]) -> Any:
   )
 
 
+def packing_of(config: Mapping[str, Any]) -> packings.Opened | None:
+  """How the weights of a model of a checked `config.json` are packed, if so."""
+  given = of_quantisation(config)
+  if given is None:
+    return None
+  family = FAMILIES[of_text(config)["model_type"]]
+  return packings.read(given, family.quantised)
+
+
 def of_text(config: Mapping[str, Any]) -> Mapping[str, Any]:
   """The settings of a multimodal model's text model; of others, their own.
 
@@ -98,9 +107,10 @@ def of_text(config: Mapping[str, Any]) -> Mapping[str, Any]:
       f"{nested['model_type']!r}"
     )
   _check_known(config, _HARMLESS | _OF_OTHERS, outer)
-  settings = {**nested, "model_type": inside[0]}
-  tied = config.get("tie_word_embeddings")  # that of the whole counts
-  return settings if tied is None else settings | {"tie_word_embeddings": tied}
+  said = dict(FAMILIES[inside[0]].within[outer])
+  if (tied := config.get("tie_word_embeddings")) is not None:
+    said["tie_word_embeddings"] = tied  # that of the whole counts
+  return {**nested, **said, "model_type": inside[0]}
 
 
 def config_from_json(

@@ -226,13 +226,12 @@ def _held(
   tensor: Tensor, parameter: tuple, dtype
 ) -> Callable[[tuple[slice, ...]], np.ndarray] | None:
   """Reads a parameter that is a part of a tensor in few bits; else None."""
-  if lowbits.weight_of(parameter) is not None:
-    assert tensor.packed is not None  # a format holds it
-    return tensor.packed.scales
-  if dtype in lowbits.DTYPES:
-    assert tensor.packed is not None
-    return tensor.packed.values
-  return None
+  scales = lowbits.weight_of(parameter) is not None
+  if not scales and dtype not in lowbits.DTYPES:
+    return None
+  if tensor.packed is None:
+    raise CheckpointError(f"{tensor.name} has no numbers that a format holds")
+  return tensor.packed.scales if scales else tensor.packed.values
 
 
 def load_t5(
@@ -462,5 +461,8 @@ def mismatches(
       )
     elif name not in shapes and tied in tensors:
       if not np.array_equal(tensor.read(()), tensors[tied].read(())):
-        problems.append(f"not a copy of the tied embedding: {tensor.name}")
+        problems.append(
+          f"not a copy of the tied embedding: {tensor.name} (with "
+          "tie_word_embeddings false it is read as it is)"
+        )
   return problems

@@ -82,11 +82,12 @@ def _scale(settings: Settings, latent: Latent) -> float:
   for where in ("rope_scaling", "rope_parameters"):
     given = settings.get(where)
     said |= given if isinstance(given, Mapping) else {}
-  by = said.get("mscale_all_dim") or 0
+  by = get(said, "mscale_all_dim", float, 0.0)
+  factor = get(said, "factor", float, 1.0)
   kind = said.get("rope_type", said.get("type", "default"))
   scale = (latent.still_dim + latent.rope_dim) ** -0.5
-  if kind != "default" and by and said.get("factor", 1) > 1:
-    scale *= (0.1 * by * math.log(said["factor"]) + 1) ** 2
+  if kind != "default" and by and factor > 1:
+    scale *= (0.1 * by * math.log(factor) + 1) ** 2
   return scale
 
 

@@ -181,7 +181,8 @@ class Family:
     left_out: whether a tensor, by its name without a prefix, is of no use to
       the model of a configuration.
     within: `model_type` of multimodal models that hold one of the family in
-      their `text_config`; nothing else of them is read.
+      their `text_config`, and settings that count whatever that says; nothing
+      else of them is read.
     gguf: its GGUF files, if they are read.
   """
 
@@ -195,5 +196,7 @@ class Family:
   harmless: frozenset[str] = frozenset()
   quantised: frozenset[str] = frozenset()
   left_out: Callable[[str, TransformerConfig], bool] = _none
-  within: frozenset[str] = frozenset()
+  within: Mapping[str, Mapping[str, Any]] = dataclasses.field(
+    default_factory=dict
+  )
   gguf: Gguf | None = None

@@ -52,7 +52,11 @@ FAMILY = Family(
   fixed=gemma2.FIXED,
   # Its scores have no cap, whatever a file says: transformers has none either.
   harmless=gemma2.HARMLESS | {"attn_logit_softcapping"},
-  within=frozenset({"gemma3"}),
+  # The whole model ties its tables unless it says otherwise itself, and does
+  # not cap its logits.
+  within={
+    "gemma3": dict(tie_word_embeddings=True, final_logit_softcapping=None)
+  },
   gguf=Gguf(
     architecture="gemma3",
     keys={**gemma2.GGUF_KEYS, "rope.freq_base_swa": "rope_local_base_freq"},

@@ -185,6 +185,6 @@ FAMILY = Family(
     "num_global_key_value_heads", "vocab_size_per_layer_input",
   },
   left_out=_left_out,
-  within=frozenset({"gemma4"}),
+  within={"gemma4": dict(tie_word_embeddings=True)},
   gguf=gemma4_gguf.GGUF,
 )  # fmt: skip

@@ -10,10 +10,11 @@ _KINDS = ("dense", "sparse")
 
 def _read(settings: Settings) -> TransformerConfig:
   count = get(settings, "num_hidden_layers", int)
-  first = min(get(settings, "first_k_dense_replace", int, least=0), count)
-  usual = ["dense"] * first + ["sparse"] * (count - first)
-  kinds = settings.get("mlp_layer_types") or usual
-  if len(kinds) != count or any(kind not in _KINDS for kind in kinds):
+  kinds = settings.get("mlp_layer_types")
+  if kinds is None:
+    kinds = ["dense"] + ["sparse"] * (count - 1)
+  well_formed = isinstance(kinds, list) and len(kinds) == count
+  if not well_formed or any(kind not in _KINDS for kind in kinds):
     raise ValueError(
       f"mlp_layer_types must be {count} entries, each one of {_KINDS}, got "
       f"{kinds!r:.200}"
@@ -30,11 +31,12 @@ FAMILY = Family(
     deepseek_v3.DEFAULTS, rms_norm_eps=1e-5, moe_intermediate_size=1536,
     n_routed_experts=64, num_experts_per_tok=4, routed_scaling_factor=1.8,
     q_lora_rank=768, v_head_dim=256, qk_nope_head_dim=192, n_group=1,
-    topk_group=1, first_k_dense_replace=1, max_position_embeddings=202_752,
+    topk_group=1, max_position_embeddings=202_752,
     num_key_value_heads=20,
   ),
-  aliases=mixtures.DEEPSEEK_ALIASES,
-  fixed=dict(topk_method="noaux_tc"),
-  harmless=deepseek_v3.HARMLESS,
+  aliases={**mixtures.DEEPSEEK_ALIASES, "head_dim": "qk_rope_head_dim"},
+  # transformers does not read it: without a list one layer is dense.
+  fixed=dict(topk_method="noaux_tc", first_k_dense_replace=1),
+  harmless=deepseek_v3.HARMLESS - {"head_dim"},
   left_out=mixtures.of_drafting_layers,
 )  # fmt: skip

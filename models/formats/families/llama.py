@@ -54,8 +54,9 @@ def alike(settings: Settings, **switches) -> TransformerConfig:
 
 
 def _read(settings: Settings) -> TransformerConfig:
-  if SLIDES in (settings.get("layer_types") or ()):
-    raise ValueError(f"no layer of a llama model is of {SLIDES}")
+  types = settings.get("layer_types") or []
+  if not isinstance(types, list) or SLIDES in types:
+    raise ValueError(f"no layer of a llama model is of {SLIDES}, got {types!r}")
   bias = get(settings, "attention_bias", bool)
   return alike(
     settings, qkv_bias=bias, out_bias=bias,
@@ -84,6 +85,7 @@ def _gguf_settings(
   if metadata.get("expert_count"):
     experts = {
       "model_type": "mixtral",
+      "rope_theta": metadata.get("rope.freq_base", 1e4),
       "num_local_experts": metadata["expert_count"],
       "num_experts_per_tok": metadata.get("expert_used_count"),
     }

@@ -23,6 +23,7 @@ FAMILY = Family(
   name="mistral",
   read=_read,
   tensors=llama.TENSORS,
+  fixed=dict(attention_bias=False, mlp_bias=False),
   defaults=dict(
     llama.DEFAULTS, num_key_value_heads=8, sliding_window=4096, layer_types=None
   ),

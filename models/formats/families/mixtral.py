@@ -39,5 +39,6 @@ FAMILY = Family(
     num_local_experts=8, num_experts_per_tok=2,
   ),
   aliases={"num_experts": "num_local_experts"},
+  fixed=dict(attention_bias=False, mlp_bias=False),
   harmless=mixtures.HARMLESS,
 )  # fmt: skip

@@ -39,7 +39,7 @@ FAMILY = Family(
   ),
   tensors=llama.TENSORS,
   defaults=DEFAULTS,
-  fixed=dict(use_mrope=False),
+  fixed=dict(use_mrope=False, attention_bias=False, mlp_bias=False),
   harmless=frozenset({"max_window_layers"}),  # without windows
   gguf=Gguf(
     architecture="qwen2",

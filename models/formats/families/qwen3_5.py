@@ -33,5 +33,5 @@ FAMILY = Family(
   defaults=dict(qwen3_next.DEFAULTS, num_key_value_heads=4),
   fixed=FIXED,
   harmless=qwen3_next.HARMLESS,
-  within=frozenset({"qwen3_5"}),
+  within={"qwen3_5": {}},
 )

@@ -35,5 +35,5 @@ FAMILY = Family(
   fixed=qwen3_5.FIXED | dict(norm_topk_prob=True),
   aliases={"num_local_experts": "num_experts"},
   harmless=mixtures.HARMLESS | qwen3_next.HARMLESS | {"intermediate_size"},
-  within=frozenset({"qwen3_5_moe"}),
+  within={"qwen3_5_moe": {}},
 )  # fmt: skip

@@ -177,7 +177,10 @@ def _packed(
       f"scales of {parts['weight_scale'].shape} and "
       f"{'' if 'weight_zero_point' in parts else 'no '}zero points"
     )
-  return shape, _of_way(fitting[0], parts, mark, shape)
+  # Of a pair that differ in symmetry alone, zero points are the other one's.
+  asymmetric = [way for way in fitting if not way["symmetric"]]
+  given = asymmetric if "weight_zero_point" in parts else ()
+  return shape, _of_way([*given, *fitting][0], parts, mark, shape)
 
 
 def _scales_shape(way: Mapping[str, Any], shape) -> tuple[int, int]:

@@ -208,14 +208,52 @@ def test_what_released_files_say_beside_is_known(family, said, refused):
     huggingface.config_from_json(settings | said | refused)
 
 
-def test_the_first_layers_are_dense_where_none_are_listed():
+def test_the_first_layer_alone_is_dense_where_none_are_listed():
   settings = settings_of("glm4_moe_lite") | {"mlp_layer_types": None}
-  for first in (0, 1, 2):
-    config = huggingface.config_from_json(
-      settings | {"first_k_dense_replace": first}
-    )
-    kinds = [isinstance(x.feed_forward, Mixture) for x in config.layers]
-    assert kinds == [False] * first + [True] * (2 - first)
+  settings["num_hidden_layers"] = 3
+  config = huggingface.config_from_json(settings)
+  kinds = [isinstance(x.feed_forward, Mixture) for x in config.layers]
+  assert kinds == [False, True, True]
+  with pytest.raises(ValueError, match="first_k_dense_replace must be 1"):
+    huggingface.config_from_json(settings | {"first_k_dense_replace": 2})
+
+
+def test_a_multimodal_gemma_ties_its_tables_and_does_not_cap_logits():
+  """As transformers' class of it, whatever its text model's settings say."""
+  nested = settings_of("gemma3_text")
+  nested |= {"tie_word_embeddings": False, "final_logit_softcapping": 4.0}
+  whole = {"model_type": "gemma3", "text_config": nested}
+  config = huggingface.config_from_json(whole)
+  assert config.tied_embeddings
+  assert config.logit_softcap is None
+  apart = huggingface.config_from_json(whole | {"tie_word_embeddings": False})
+  assert not apart.tied_embeddings
+
+
+@pytest.mark.parametrize(
+  ("family", "said", "message"),
+  [
+    ("gpt_neox", {"rope_theta": 5000.0}, "is called rotary_emb_base"),
+    ("gpt_neox", {"partial_rotary_factor": 0.5}, "is called rotary_pct"),
+    ("glm4_moe_lite", {"mlp_layer_types": 3}, "mlp_layer_types must be"),
+    ("llama", {"layer_types": 3}, "of sliding_attention, got 3"),
+    ("mistral", {"attention_bias": True}, "attention_bias must be False"),
+    (
+      "deepseek_v3",
+      {"rope_parameters": {"rope_type": "linear", "factor": 2.0,
+                           "mscale_all_dim": "1"}},
+      "mscale_all_dim must be",
+    ),
+  ],
+)  # fmt: skip
+def test_what_would_be_read_otherwise_is_refused_by_name(family, said, message):
+  settings = settings_of(family)
+  if family == "gpt_neox":
+    settings = {k: v for k, v in settings.items() if "rope" not in k}
+    settings = {k: v for k, v in settings.items() if "rotary" not in k}
+  huggingface.config_from_json(settings)
+  with pytest.raises(ValueError, match=message):
+    huggingface.config_from_json(settings | said)
 
 
 def test_every_family_has_a_model_whose_logits_are_compared():

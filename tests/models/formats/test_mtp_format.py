@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import mtp_heads
 import numpy as np
+import packing
+import published_packings
 import pytest
 import references
 import safetensors.numpy
@@ -311,6 +313,24 @@ def test_a_head_with_a_mixture_has_its_files_experts(copied, edit):
       np.testing.assert_array_equal(actual, wanted)
     wanted = tensors[f"layers.0.mlp.shared_expert.{name}_proj.weight"]
     np.testing.assert_array_equal(getattr(mlp.shared, name)[...], wanted)
+
+
+def test_a_head_is_packed_as_its_target_is(copied):
+  """DeepSeek-V3's release has both in blocks of eight bits."""
+  path = copied("deepseek")
+  with_theirs(path)
+  pack, how, _ = published_packings.PUBLISHED["fp8"]
+  expected = packing.rewrite(path, pack, how)
+  mlp = loaded(path)[1].module.layer.mlp
+  for name in ("gate", "up", "down"):
+    stem = "model.layers.2.mlp"
+    each = [
+      expected[f"{stem}.experts.{i}.{name}_proj.weight"].T
+      for i in range(len(getattr(mlp.experts, name)[...]))
+    ]
+    np.testing.assert_array_equal(getattr(mlp.experts, name)[...], each)
+    shared = expected[f"{stem}.shared_experts.{name}_proj.weight"]
+    np.testing.assert_array_equal(getattr(mlp.shared, name)[...], shared)
 
 
 def shape_of(name, **changes):

@@ -14,7 +14,7 @@ import references
 import torch
 from flax import nnx
 from jax.sharding import AxisType
-from published_packings import PUBLISHED, WITH_HEAD
+from published_packings import PUBLISHED, WITH_HEAD, compressed
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 from launch.build import precision
@@ -65,6 +65,33 @@ def test_weights_are_those_of_the_definition_to_the_last_bit(name, written):
     some = (slice(19, 41), slice(7, 60))
     whole = expected["model.layers.0.mlp.down_proj.weight"]
     np.testing.assert_array_equal(tensor.read(some), whole[some])
+
+
+def test_zero_points_are_of_the_group_that_has_them(tmp_path):
+  """Groups of a configuration may differ in their symmetry alone."""
+  way = dict(num_bits=4, strategy="group", group_size=32)
+  how = compressed("pack-quantized", **way)
+  other = compressed("pack-quantized", **way, symmetric=False)
+  how["config_groups"]["group_1"] = other["config_groups"]["group_0"]
+  pack = functools.partial(packing.pack_quantized, sym=False)
+  check_values(tmp_path, packing.write(tmp_path, pack, how))
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_projection_before_the_layers_may_be_whole(packed, copied):
+  """Of Gemma 4's embeddings by layer: then all is dequantised."""
+  path = copied("gemma4")
+  pack, how, _ = PUBLISHED["float"]
+  names = ["_proj.weight", "per_layer_input_gate", "per_layer_projection."]
+  names += ["per_layer_model_projection"] * packed
+  packing.rewrite(path, pack, how, names=names)
+  with contextlib.ExitStack() as stack:
+    source = huggingface.source(str(path), stack)
+    form, why = held.published(source, on_mesh=False)
+  reason = "per_layer_model_projection.weight is in another format than its"
+  assert why.startswith("" if packed else reason)
+  assert (form is not None) == packed
+  huggingface.load(str(path), form=form)
 
 
 def test_blocks_of_eight_bits_are_those_of_transformers():
