@@ -30,10 +30,18 @@ _GPT2 = (
   r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+"
   r"|\s+(?!\S)|\s+"
 )
+_DEEPSEEK3 = (
+  r"\p{N}{1,3}",
+  "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",  # of Chinese and Japanese
+  r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+  r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
 CUTS: Mapping[str, Sequence[str]] = {
   "default": (
     r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", "[0-9][0-9][0-9]",
   ),
+  "dbrx": (_LLAMA3,),
+  "deepseek-v3": _DEEPSEEK3,
   "glm4": (_LLAMA3,),
   "gpt-2": (_GPT2,),
   "gpt-4o": (_GPT4O,),
