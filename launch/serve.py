@@ -39,7 +39,10 @@ except ModuleNotFoundError as missing:
   if missing.name not in ("prometheus_client", "starlette", "uvicorn"):
     raise
   raise SystemExit(
-    cli.fail(f"{missing.name} is not installed: pip install -e '.[serve]'")
+    cli.fail(
+      f"{missing.name} is not installed: {sys.executable} -m pip install -e "
+      "'.[serve]'"
+    )
   ) from None
 
 cli.reads(cli.CONFIG, *processes.FLAGS)
