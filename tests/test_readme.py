@@ -37,6 +37,9 @@ def test_the_rule_of_the_contributors_guide_is_lossless(capsys):
   assert "cases, error" in capsys.readouterr().out
   assert names["checked"].method == "exact"
   assert names["checked"].num_drafts == 9
+  drafting = names["DOUBLED"]("DIR", tokens=3)
+  assert drafting.reads == "model"
+  assert drafting.tree.num_drafted == 6
 
 
 def test_the_tables_are_drawn_from_the_committed_measurements():

@@ -42,7 +42,8 @@ def test_a_package_that_is_not_installed_is_named_in_one_line():
   done = _without(("starlette",), "launch.serve")
   assert done.returncode == 2
   assert done.stderr == (
-    "error: starlette is not installed: pip install -e '.[serve]'\n"
+    f"error: starlette is not installed: {sys.executable} -m pip install -e "
+    "'.[serve]'\n"
   )
 
 
