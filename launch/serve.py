@@ -69,7 +69,7 @@ _MAX_PROMPT = flags.DEFINE_integer(
   "config.max_new_tokens.", lower_bound=1,
 )  # fmt: skip
 _GAP = flags.DEFINE_float(
-  "longest_gap", 3.0, "How long streams wait between two tokens while prompts "
+  "longest_gap", 2.5, "How long streams wait between two tokens while prompts "
   "are read, in rounds without; more reads prompts sooner. Passes are timed at "
   "the start.", lower_bound=1.0,
 )  # fmt: skip

@@ -52,7 +52,7 @@ class Sizes:
   slots: int = 8
   queue: int = 64
   max_prompt: int = 1024
-  gap: float = 3.0
+  gap: float = 2.5
   reuse: Reuse = Reuse.OWN
   rounds: int = 8
   answer_seconds: float = 600.0

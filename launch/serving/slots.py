@@ -91,7 +91,7 @@ class Slots:
     num_slots: int,
     widths: Sequence[int],
     longest: int | None = None,
-    gap: float = 3.0,
+    gap: float = 2.5,
     max_length: int,
     stop_tokens: Sequence[int],
     max_rounds: int = 8,
