@@ -82,9 +82,21 @@ plan gemma-4-31b-v5e-8 --topology=v5e-8 --target=gemma-4-31b \
   --drafter='ngram(tokens=4)'
 plan olmo-2-7b-v5e-8 --topology=v5e-8 --target=olmo-2-7b \
   --drafter='ngram(tokens=4)'
+plan gemma-4-e4b-v5e-8 --topology=v5e-8 --target=gemma-4-e4b \
+  --drafter='ngram(tokens=4)'
+plan olmo-3-7b-v5e-8 --topology=v5e-8 --target=olmo-3-7b \
+  --drafter='ngram(tokens=4)'
 plan gemma-4-26b-a4b-v5e-8 --topology=v5e-8 --target=gemma-4-26b-a4b \
   --drafter='ngram(tokens=4)'
 plan mixtral-8x7b-v6e-8 --topology=v6e-8 --target=mixtral-8x7b \
+  --drafter='ngram(tokens=4)'
+plan olmoe-1b-7b-v5e-8 --topology=v5e-8 --target=olmoe-1b-7b \
+  --drafter='ngram(tokens=4)'
+plan qwen1.5-moe-a2.7b-v5e-8 --topology=v5e-8 --target=qwen1.5-moe-a2.7b \
+  --drafter='ngram(tokens=4)'
+plan glm-4.5-air-v5e-16 --topology=v5e-16 --target=glm-4.5-air \
+  --weights=int8 --drafter='ngram(tokens=4)'
+plan deepseek-v3-v6e-64 --topology=v6e-64 --target=deepseek-v3 \
   --drafter='ngram(tokens=4)'
 plan qwen3-30b-a3b-v5e-8 --topology=v5e-8 --target=qwen3-30b-a3b \
   --drafter='model("qwen3-0.6b", tokens=4)'
@@ -96,6 +108,8 @@ plan gpt-oss-20b-v5e-8-mxfp4 --topology=v5e-8 --target=gpt-oss-20b \
 # Recurrent layers, and the head that comes with them.
 plan qwen3.5-27b-v5e-16-mtp --topology=v5e-16 --target=qwen3.5-27b \
   --mesh=data:2,model:8 --batch_size=16 --drafter='mtp(tokens=3)'
+plan qwen3.5-27b-v6e-8-mtp --topology=v6e-8 --target=qwen3.5-27b \
+  --batch_size=8 --drafter='mtp(tokens=3)'
 plan sweeps/2.8b --sweep --topology=v5e-4,v6e-4 --target=pythia-2.8b \
   --max_length=2048 --plot=docs/plans/sweeps/2.8b.svg \
   --drafter='model("pythia-70m", tokens=2), model("pythia-70m", tokens=6)'
