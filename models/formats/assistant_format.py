@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from models.formats import head_files, weights
+from models.formats import head_files, json_files, weights
 from models.formats.families.reading import get
 from models.formats.huggingface_config import config_from_json
 from models.formats.weights import CheckpointError, Tensor
@@ -80,12 +80,7 @@ def shape(config: Mapping[str, Any], target: Target) -> HeadShape:
   Raises:
     ValueError: for switches that are not known, or another target.
   """
-  unknown = sorted(
-    key for key in {*config} - _KNOWN
-    if not key.startswith("_") and config[key] is not None
-  )  # fmt: skip
-  if unknown:
-    raise ValueError(f"settings that are not known: {', '.join(unknown)}")
+  json_files.refuse_unknown(config, _KNOWN)
   text = _text(config)
   if text.vocab_size != target.vocab_size:
     raise ValueError(

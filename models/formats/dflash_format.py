@@ -22,6 +22,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from models.formats import json_files
 from models.head_shapes import HeadShape, Target, head_layers
 from models.networks.dflash import ParallelConfig
 
@@ -139,8 +140,8 @@ def _native(config: Mapping[str, Any], target: Target) -> HeadShape:
   of_dflash = config["dflash_config"]
   if not isinstance(of_dflash, Mapping):
     raise ValueError("dflash_config must be an object")
-  _refuse(config, _OF_LAYERS | _NATIVE | _INERT)
-  _refuse(of_dflash, _OF_DFLASH)
+  json_files.refuse_unknown(config, _OF_LAYERS | _NATIVE | _INERT)
+  json_files.refuse_unknown(of_dflash, _OF_DFLASH)
   if config.get("num_target_layers", target.num_layers) != target.num_layers:
     raise ValueError(
       f"it was made for {config['num_target_layers']} layers, and the target "
@@ -162,13 +163,13 @@ def _native(config: Mapping[str, Any], target: Target) -> HeadShape:
 
 
 def _speculators(config: Mapping[str, Any], target: Target) -> HeadShape:
-  _refuse(config, _SPECULATORS | _INERT)
+  json_files.refuse_unknown(config, _SPECULATORS | _INERT)
   settings = config.get("transformer_layer_config")
   if not isinstance(settings, Mapping):
     raise ValueError("transformer_layer_config must be an object")
   # Those of other families that say the layers of this one.
   other = {"mlp_bias": False, "pretraining_tp": 1}
-  _refuse(settings, _OF_LAYERS | _INERT | frozenset(other))
+  json_files.refuse_unknown(settings, _OF_LAYERS | _INERT | frozenset(other))
   for name, only in (*_ONLY.items(), *other.items()):
     given = {**settings, **config}.get(name)
     if given is not None and given != only:
@@ -249,12 +250,6 @@ def _read_layers(
       + ", the last one apart" * shift
     )
   return layers
-
-
-def _refuse(config: Mapping[str, Any], known: frozenset[str]) -> None:
-  """Raises ValueError for settings that are not known."""
-  if unknown := sorted(set(config) - known):
-    raise ValueError(f"settings that are not known: {', '.join(unknown)}")
 
 
 def _integer(name: str, value: Any) -> int:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from models.formats import json_files
 from models.formats.weights import Tensor
 from models.head_shapes import HeadShape, Target, head_layers
 from models.networks.eagle import EAGLE3_SWITCHES, EagleConfig
@@ -121,7 +122,7 @@ def shape(
       "speculators_model_type must be 'eagle3', 'dflash' or 'mtp', got "
       f"{kind!r} ({known})"
     )
-  _refuse("settings", config, _KNOWN)
+  json_files.refuse_unknown(config, _KNOWN)
   if tensors is None:
     third = kind == "eagle3" or generation == 3
   else:
@@ -210,7 +211,9 @@ def _layer_json(config: Mapping[str, Any]) -> Mapping[str, Any]:
   nested = config.get("transformer_layer_config")
   if not isinstance(nested, Mapping):
     raise ValueError("transformer_layer_config must be an object")
-  _refuse("settings of transformer_layer_config", nested, _KNOWN)
+  json_files.refuse_unknown(
+    nested, _KNOWN, "settings of transformer_layer_config"
+  )
   return nested
 
 
@@ -288,13 +291,6 @@ def _refuse_later(tensors: Mapping[str, Tensor]) -> None:
       "layers after the first that have a hidden_norm, as the first one has, "
       f"are not known: {', '.join(later)}"
     )
-
-
-def _refuse(what: str, given: Mapping[str, Any], known) -> None:
-  """Raises ValueError for what is not known; `_private` names say nothing."""
-  unknown = sorted(k for k in set(given) - {*known} if not k.startswith("_"))
-  if unknown:
-    raise ValueError(f"{what} that are not known: {', '.join(unknown)}")
 
 
 def _flag(name: str, value: Any) -> bool:
@@ -375,7 +371,7 @@ def _eagle_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
   if not isinstance(nested, Mapping):
     raise ValueError("eagle_config must be an object")
   known = {_FUSED, "layer_ids", "norm_before_fc", *_OF_EAGLE_CONFIG}
-  _refuse("settings of eagle_config", nested, known)
+  json_files.refuse_unknown(nested, known, "settings of eagle_config")
   for key, only in _OF_EAGLE_CONFIG.items():
     if nested.get(key, only) != only:
       raise ValueError(

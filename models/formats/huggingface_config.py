@@ -5,10 +5,10 @@ change the logits and is not understood is an error; so is a key that is neither
 read nor known to change nothing.
 """
 
-from collections.abc import Mapping, Set
+from collections.abc import Mapping
 from typing import Any
 
-from models.formats import packings
+from models.formats import json_files, packings
 from models.formats.families import FAMILIES, reading
 from models.formats.families.family import Settings
 from models.networks.description import TransformerConfig
@@ -65,7 +65,9 @@ _OF_T5 = frozenset(
 
 def check_t5(config: Mapping[str, Any]) -> None:
   """Raises ValueError for a T5's keys that are not known."""
-  _check_known(config, _HARMLESS | _OF_T5, "t5")
+  json_files.refuse_unknown(
+    config, _HARMLESS | _OF_T5, "settings of a t5 model"
+  )
 
 
 def of_quantisation(config: Mapping[str, Any]) -> Any:
@@ -106,7 +108,9 @@ def of_text(config: Mapping[str, Any]) -> Mapping[str, Any]:
       f"the text model of a {outer} model must be a {inside[0]}, got "
       f"{nested['model_type']!r}"
     )
-  _check_known(config, _HARMLESS | _OF_OTHERS, outer)
+  json_files.refuse_unknown(
+    config, _HARMLESS | _OF_OTHERS, f"settings of a {outer} model"
+  )
   said = dict(FAMILIES[inside[0]].within[outer])
   if (tied := config.get("tie_word_embeddings")) is not None:
     said["tie_word_embeddings"] = tied  # that of the whole counts
@@ -157,21 +161,10 @@ def config_from_json(
   described = family.read(settings)
   if strict:
     known = _HARMLESS | family.harmless | {*fixed, *family.aliases}
-    _check_known(given, known | settings.asked, name)
-  return described
-
-
-def _check_known(given: Mapping[str, Any], known: Set[str], name: str) -> None:
-  """Raises ValueError for keys that are not known, but for private ones."""
-  unknown = sorted(
-    key
-    for key, value in given.items()
-    if key not in known and value is not None and not key.startswith("_")
-  )
-  if unknown:
-    raise ValueError(
-      f"settings of a {name} model that are not known: {', '.join(unknown)}"
+    json_files.refuse_unknown(
+      given, known | settings.asked, f"settings of a {name} model"
     )
+  return described
 
 
 def llama_json(

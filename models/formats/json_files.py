@@ -1,8 +1,8 @@
-"""JSON files that must hold an object."""
+"""Objects of JSON files, and keys in them that nobody reads."""
 
 import json
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 
@@ -25,6 +25,25 @@ def read_object(path: pathlib.Path) -> Mapping[str, Any]:
   if not isinstance(content, Mapping):
     raise ValueError(f"{path} must hold a JSON object, got {content!r:.40}")
   return content
+
+
+def refuse_unknown(
+  given: Mapping[str, Any], known: Collection[str], what: str = "settings"
+) -> None:
+  """Raises ValueError for keys that are not known, but null and private ones.
+
+  Args:
+    given: the object.
+    known: keys that are read, or change nothing.
+    what: the keys are, for the message.
+  """
+  unknown = sorted(
+    key
+    for key, value in given.items()
+    if key not in known and value is not None and not key.startswith("_")
+  )
+  if unknown:
+    raise ValueError(f"{what} that are not known: {', '.join(unknown)}")
 
 
 def indexed_files(index: pathlib.Path) -> list[pathlib.Path]:

@@ -15,6 +15,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from models.formats import json_files
 from models.formats.weights import CheckpointError, Tensor
 from models.head_shapes import HeadShape, Target
 from models.networks.medusa import BlockwiseConfig, MedusaConfig
@@ -81,8 +82,7 @@ def shape(
 
 def blockwise_shape(config: Mapping[str, Any], target: Target) -> HeadShape:
   """Shapes of blockwise heads; raises as `shape`."""
-  if unknown := sorted(set(config) - {*_OF_BLOCKWISE, *_ALSO}):
-    raise ValueError(f"settings that are not known: {', '.join(unknown)}")
+  json_files.refuse_unknown(config, {*_OF_BLOCKWISE, *_ALSO})
   for name in _OF_BLOCKWISE:
     value = config.get(name)
     if type(value) is not int or value < 1:

@@ -21,7 +21,7 @@ import numpy as np
 from flax import nnx
 
 from models import head_shapes
-from models.formats import experts, head_files, weights
+from models.formats import experts, head_files, json_files, weights
 from models.formats.huggingface_config import config_from_json, of_text
 from models.formats.weights import CheckpointError, Source, Tensor
 from models.head_shapes import HeadShape, Target
@@ -175,9 +175,7 @@ def _of_layer(config: Mapping[str, Any]) -> Mapping[str, Any]:
         f"{settings.get('model_type')!r}"
       )
     return settings
-  unknown = sorted(k for k in {*config} - _KNOWN if not k.startswith("_"))
-  if unknown:
-    raise ValueError(f"settings that are not known: {', '.join(unknown)}")
+  json_files.refuse_unknown(config, _KNOWN)
   settings = config.get("transformer_layer_config")
   if not isinstance(settings, Mapping):
     raise ValueError("transformer_layer_config must be an object")

@@ -9,6 +9,7 @@ MXFP4, which gpt-oss alone has, is `models.formats.mxfp4`.
 from collections.abc import Mapping, Set
 from typing import Any
 
+from models.formats import json_files
 from models.formats.families.family import Settings
 from models.formats.packings import (
   awq,
@@ -53,7 +54,9 @@ def read(given: Any, others: Set[str] = frozenset()) -> Opened | None:
       f"{method!r:.80}"
     )
   if method in others:
-    _check(given, _HARMLESS, method)
+    json_files.refuse_unknown(
+      given, _HARMLESS, f"settings of quantization_config of {method}"
+    )
     return None
   packing = PACKINGS[method]
   for key, values in packing.fixed.items():
@@ -70,19 +73,8 @@ def read(given: Any, others: Set[str] = frozenset()) -> Opened | None:
     raise ValueError(
       f"quantization_config of {method}: {error} is missing or malformed"
     ) from error
-  _check(
-    given,
-    _HARMLESS | packing.harmless | {*packing.fixed} | settings.asked,
-    method,
+  known = _HARMLESS | packing.harmless | {*packing.fixed} | settings.asked
+  json_files.refuse_unknown(
+    given, known, f"settings of quantization_config of {method}"
   )
   return opened
-
-
-def _check(given: Mapping[str, Any], known: Set[str], method: str) -> None:
-  """Raises ValueError for keys that nobody reads."""
-  unknown = [k for k, v in given.items() if k not in known and v is not None]
-  if unknown:
-    raise ValueError(
-      f"settings of quantization_config that are not known for {method}: "
-      f"{', '.join(sorted(unknown))}"
-    )

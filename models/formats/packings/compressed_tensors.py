@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from models.formats import json_files
 from models.formats.families.family import Settings
 from models.formats.packed import Packed, unpacked, within
 from models.formats.packings.block_fp8 import floats, in_blocks
@@ -66,7 +67,7 @@ def _open(settings: Settings) -> Opened:
   for name, group in groups.items():
     if not isinstance(group, Mapping):
       raise ValueError(f"{name} of config_groups must be an object")
-    _check_known(name, group, _OF_GROUP)
+    json_files.refuse_unknown(group, _OF_GROUP, f"settings of {name}")
     if group.get("output_activations") is not None:
       raise ValueError(f"output_activations of {name} are not read")
     formats += [group["format"]] if group.get("format") else []
@@ -97,16 +98,6 @@ def _open(settings: Settings) -> Opened:
   return Opened(says=f"compressed-tensors, {said}", joined=joined)
 
 
-def _check_known(name: str, given: Mapping[str, Any], known: set[str]) -> None:
-  """Raises ValueError for keys that nobody reads."""
-  unknown = [k for k, v in given.items() if k not in known and v is not None]
-  if unknown:
-    raise ValueError(
-      f"settings of {name} in config_groups that are not known: "
-      f"{', '.join(sorted(unknown))}"
-    )
-
-
 def _way(name: str, given: Any) -> dict[str, Any]:
   """Settings of the packing of a group's weights."""
   if not isinstance(given, Mapping):
@@ -115,7 +106,7 @@ def _way(name: str, given: Any) -> dict[str, Any]:
     "num_bits": 8, "type": "int", "symmetric": True, "strategy": None,
     "group_size": None, "block_structure": None,
   }  # fmt: skip
-  _check_known(name, given, {*way} | _HARMLESS)
+  json_files.refuse_unknown(given, {*way} | _HARMLESS, f"settings of {name}")
   way |= {key: value for key, value in given.items() if key in way}
   if way["strategy"] is None:
     of_size = {None: "tensor", -1: "channel"}

@@ -88,5 +88,5 @@ def test_a_gpt_oss_as_released_has_the_logits_of_its_numbers(tmp_path):
     assert references.relative_error(actual, expected) < 1e-5
   how["bits"] = 3
   file.write_text(json.dumps(saved | {"quantization_config": how}))
-  with pytest.raises(ValueError, match="that are not known for mxfp4: bits"):
+  with pytest.raises(ValueError, match="of mxfp4 that are not known: bits"):
     huggingface.load(tmp_path)

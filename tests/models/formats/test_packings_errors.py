@@ -25,7 +25,7 @@ from models.formats import huggingface
     (gptq_config(dynamic={"-:lm_head": {}}), "dynamic of .* must be {}"),
     (gptq_config(checkpoint_format="marlin"), "the format of gptq must be one"),
     (gptq_config(rotation="hadamard"), "rotation of .* must be left out"),
-    (gptq_config(zeros=1, sizes=2), "not known for gptq: sizes, zeros"),
+    (gptq_config(zeros=1, sizes=2), "of gptq that are not known: sizes, zeros"),
     (AWQ | dict(version="gemv"), "the version of awq must be 'gemm', got 'gem"),
     (AWQ | dict(zero_point=False), "zero_point of .* must be True"),
     (AWQ | dict(bits=8), "bits of .* must be one of"),
