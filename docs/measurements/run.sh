@@ -5,7 +5,7 @@
 #   docs/measurements/run.sh [PART...]     all | timed | counted | NAME
 #
 # The parts of `timed` want the machine for themselves: about 30 minutes of two
-# cores. Those of `counted` do not (about two hours). The studies of docs/drafts.md,
+# cores, and as much again with QUESTIONS. Those of `counted` do not (about two hours). The studies of docs/drafts.md,
 # which train, and docs/measurements/rules/costs.json have commands of their own.
 cd "$(dirname "$0")/../.." || exit 1
 python=${PYTHON:-.venv/bin/python}
@@ -67,7 +67,7 @@ evaluate() { # NAME MINUTES WHERE FLAG...
     esac
     echo "$name, about $minutes minutes from $(date +%T)" >&2
     mkdir -p "$where"
-    "$python" -m launch.evaluate --prompts=built-in "$@" \
+    "$python" -m launch.evaluate "$@" \
       --output="$out/$name.json" >"$out/$name.log" 2>&1 || {
       tail -n 3 "$out/$name.log" >&2
       exit 1
@@ -75,6 +75,7 @@ evaluate() { # NAME MINUTES WHERE FLAG...
     cp "$out/$name.json" "$where"
     [ ! -e "$out/$name-explained.md" ] ||
       cp "$out/$name-explained.md" "$out/$name-throughput.svg" "$where"
+    [ "$where" != docs/evaluation ] || cp "$out/$name.md" "$out/$name.svg" "$where"
     return
   done
 }
@@ -82,14 +83,16 @@ evaluate() { # NAME MINUTES WHERE FLAG...
 measured() { # NAME MINUTES FLAG...: a row of docs/measured.md
   name=$1 minutes=$2
   shift 2
-  evaluate "$name" "$minutes" docs/measurements --timing=passes "$@"
+  evaluate "$name" "$minutes" docs/measurements --prompts=built-in \
+    --timing=passes "$@"
 }
 
 explained() { # NAME FLAG...
   name=$1
   shift
-  evaluate "$name" 3 docs/reports --config=configs/embedded.py --rounds=4 \
-    --explain --config.max_new_tokens=256 "$@"
+  evaluate "$name" 3 docs/reports --prompts=built-in \
+    --config=configs/embedded.py --rounds=4 --explain \
+    --config.max_new_tokens=256 "$@"
 }
 
 parts=${*:-all}
@@ -126,9 +129,21 @@ part timed request-costs.json 3 docs/measurements/slots/request-costs.json \
   launch.tools.request_costs $smollm2 --config.drafter='ngram(tokens=3)' \
   --batches=1,8 --text_tokens=100
 [ -z "$LLAMA_CPP" ] ||
-  evaluate llama-cpp 5 docs/measurements/slots $smollm2 --rounds=3 \
+  evaluate llama-cpp 5 docs/measurements/slots --prompts=built-in $smollm2 \
+    --rounds=3 \
     --systems="llama_cpp(\"$LLAMA_CPP\")" --config.max_new_tokens=64 \
     --config.max_length=1024
+# Look-ups, the shipped head, and both, on Spec-Bench: QUESTIONS names its
+# question.jsonl.
+own='ngram(tokens=4), eagle3(tokens=1), repeats(eagle3(tokens=1), tokens=7)'
+for batch in 1 8; do
+  for temperature in 0 1; do
+    [ -z "$QUESTIONS" ] ||
+      evaluate spec-bench-$batch-$temperature 12 docs/evaluation $smollm2 \
+        --config.max_new_tokens=128 --questions="$QUESTIONS" --subset=120 \
+        --systems="$own" --temperatures=$temperature --batch_sizes=$batch
+  done
+done
 sweep() { # drafts of so many tokens
   for n; do printf '%s' "$comma$of(tokens=$n)" && comma=', '; done
 }
@@ -142,8 +157,9 @@ explained layer-skip --temperatures=1 --systems="$(sweep 1 2 4)" \
 # temperature: does the prediction hold every time?
 for again in 1 2 3; do
   for temperature in 0.0 1.0; do
-    evaluate temperature-$temperature-$again 1 docs/measurements/again $pair \
-      --rounds=2 --temperatures=$temperature --timing=passes
+    evaluate temperature-$temperature-$again 1 docs/measurements/again \
+      --prompts=built-in $pair --rounds=2 --temperatures=$temperature \
+      --timing=passes
   done
 done
 
