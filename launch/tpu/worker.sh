@@ -47,13 +47,16 @@ run() {
 }
 
 prepare() {
-  local store=$1 data=$2
+  local store=$1 data=$2 said
   mkdir -p data results
   install
   [ -z "$data" ] || gcloud storage rsync --recursive "$data" data
-  if [ "$(worker_number)" = 0 ] &&
-    gcloud storage ls "$store/results/" >/dev/null 2>&1; then
+  [ "$(worker_number)" = 0 ] || return 0
+  if said=$(gcloud storage ls "$store/results/" 2>&1); then
     gcloud storage rsync --recursive "$store/results" results
+  elif [[ $said != *"matched no objects"* ]]; then # not that there are none
+    echo "$said" >&2
+    return 1
   fi
 }
 

@@ -34,7 +34,8 @@ for key, lines in answers.items():
     answer = lines.pop(0) if len(lines) > 1 else lines[0]
     file.write_text(json.dumps(answers))
     if isinstance(answer, int):
-      print("NOT_FOUND" if answer == 404 else "fake failure", file=sys.stderr)
+      none = "NOT_FOUND: One or more URLs matched no objects."
+      print(none if answer == 404 else "fake failure", file=sys.stderr)
       sys.exit(1 if answer == 404 else answer)
     print(answer)
     break

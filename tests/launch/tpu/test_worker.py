@@ -165,8 +165,19 @@ def test_a_preparation_is_tried_again_and_the_exit_code_too(machine, checkout):
   assert copies == [["cp", "-", f"{_STORE}/exit_code", "0\n"]] * 2
 
 
+def test_results_that_cannot_be_listed_are_not_taken_for_none(
+  machine, checkout
+):
+  machine.answer(**{"curl": ["0"], "storage ls": [1, ""]})
+  done = _worker(machine, checkout, "job", _STORE, "", "decode", TRIES="2")
+  assert done.returncode == 0
+  assert ["rsync", "--recursive", f"{_STORE}/results", "results"] in (
+    _storage(machine)
+  )
+
+
 def test_the_first_start_has_nothing_to_fetch(machine, checkout):
-  machine.answer(**{"curl": ["0"], "storage ls": [1]})
+  machine.answer(**{"curl": ["0"], "storage ls": [404]})
   assert _worker(machine, checkout, "job", _STORE, "", "decode").returncode == 0
   assert ["rsync", "--recursive", f"{_STORE}/results", "results"] not in (
     _storage(machine)
