@@ -16,8 +16,7 @@ from absl.testing import flagsaver
 
 from launch import cli, tables
 from launch.studies.audit import __main__ as audit
-from launch.studies.audit import shape
-from launch.studies.audit import methods
+from launch.studies.audit import methods, shape
 from specjax import rules
 from specjax.siblings import TOP_K
 from specjax.tree import chain, k_ary
