@@ -358,7 +358,7 @@ def measured_speedup(
   units = [
     engine.unit_of(*fast.run(batch), plain.run(batch)) for batch in batches
   ]
-  return intervals.summarize(units)["speedup"]
+  return intervals.speedup(units)["speedup"]
 
 
 def search(propose: Method, score, journal: Journal, count: int) -> list[dict]:

@@ -181,9 +181,10 @@ def _row(records: Sequence[dict], system: str, cost: dict | None) -> dict:
     "cut_counts": _accept_counts(every, "cut_counts"),
     "rounds_by_length": _by_length(every),
     "seconds": of_units["seconds"],
-    "tokens_per_second": of_units["tokens_per_second"],
-    "tokens_per_second_ci": intervals.ratio_interval(
-      [unit.num_tokens for unit in units], [unit.seconds for unit in units]
+    **intervals.ratio(
+      "tokens_per_second",
+      [[unit.num_tokens for unit in units]],
+      [[unit.seconds for unit in units]],
     ),
     "speedup": None if is_plain else of_units["speedup"],
     "speedup_ci": None if is_plain else of_units["speedup_ci"],
@@ -292,7 +293,7 @@ def _predicted(
   should = [
     predicted_seconds(list(entries(record, system)), cost) for record in records
   ]
-  ends = intervals.ratio_interval(units, should)
+  ends = intervals.interval([units], [should])
   error = sum(units) / sum(should) - 1
   values = speedup * (1 + error), error, ends and [end - 1 for end in ends]
   return dict(zip(names, values, strict=True))

@@ -175,15 +175,12 @@ def measure(names, models, config, batches, *, max_contexts: int) -> dict:
       total = table[:, number, column]
       report[name][quantity] = float(total.sum() / contexts.sum())
       if limits is not None and total.all():
-        report[name][f"{quantity}_ci"] = intervals.ratio_interval(
-          total, contexts, limits=limits
+        report[name][f"{quantity}_ci"] = intervals.interval(
+          [total], [contexts], limits=limits
         )
     column = list(_QUANTITIES).index("cross_entropy")
     ours, lossless = table[:, number, column], table[:, 0, column]
-    report[name] |= {
-      "cross_entropy_ratio": float(ours.sum() / lossless.sum()),
-      "cross_entropy_ratio_ci": intervals.ratio_interval(ours, lossless),
-    }
+    report[name] |= intervals.ratio("cross_entropy_ratio", [ours], [lossless])
   return {"rules": report, "num_contexts": int(contexts.sum())}
 
 

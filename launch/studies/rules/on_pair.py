@@ -156,19 +156,22 @@ def measure(
       columns[row.name] = contexts + accepted, contexts
       report[row.name] = {
         "expected_accepted": float(accepted.sum() / total),
-        "block_efficiency": 1 + float(accepted.sum() / total),
-        "block_efficiency_ci": intervals.ratio_interval(
-          contexts + accepted, contexts, limits=(1, tree.max_depth + 1)
+        **intervals.ratio(
+          "block_efficiency", [contexts + accepted], [contexts],
+          limits=(1, tree.max_depth + 1),
         ),
         "total_variation": None
         if row.rule.lossless
         else float(distance.sum() / total),
         "num_contexts": int(total),
         **row.describe(),
-      }
-  first = columns[rows[0].name]
-  for row in rows[1:]:
-    report[row.name] |= _over(first, columns[row.name])
+      }  # fmt: skip
+  emitted, calls = columns[rows[0].name]
+  for row in rows[1:]:  # paired by prompt
+    top, bottom = columns[row.name]
+    report[row.name] |= intervals.ratio(
+      "block_efficiency_ratio", [top, calls], [bottom, emitted]
+    )
   return {row.name: report[row.name] for row in rows}
 
 
@@ -213,20 +216,6 @@ def sums_by_prompt(
     np.array([contexts[name] for name in names], float),
     np.array([sums.get(name, none) for name in names]),
   )
-
-
-def _over(first, other) -> dict:
-  """Ratio of block efficiencies, paired by prompt.
-
-  Args:
-    first, other: emitted tokens and contexts, `f64[prompts]` each.
-  """
-  top, bottom = [other[0], first[1]], [other[1], first[0]]
-  sums = [[column.sum() for column in columns] for columns in (top, bottom)]
-  return {
-    "block_efficiency_ratio": float(np.prod(sums[0]) / np.prod(sums[1])),
-    "block_efficiency_ratio_ci": intervals.interval(top, bottom),
-  }
 
 
 def drafter(models: Pair, tree: Tree, siblings: Siblings) -> Drafter:
