@@ -238,7 +238,7 @@ def late(records: list[dict], after: int) -> list[dict]:
 
 
 def above(
-  some: list[dict], others: list[dict], *, seed: int = 0
+  some: list[dict], others: list[dict]
 ) -> tuple[float, float | None, float | None]:
   """Gain of acceptance over that of others, with a 95% interval.
 
@@ -249,7 +249,7 @@ def above(
   difference = acceptance(some) - acceptance(others)
   if min(len(some), len(others)) < intervals.LEAST:
     return difference, None, None
-  rng = np.random.default_rng(seed)
+  rng = np.random.default_rng(0)
 
   def drawn(records):
     taken, offered = (
