@@ -30,7 +30,7 @@ from specjax.cache import Cache
 from specjax.drafters.shared import arguments, best_first, levels
 from specjax.shapes import Shape
 from specjax.siblings import GIVEN, IID, Siblings
-from specjax.tree import Form, Tree, take_node
+from specjax.tree import Form, Tree
 from specjax.types import (
   CacheReader,
   Commit,
@@ -194,17 +194,7 @@ def _common(model: CacheReader) -> dict[str, Any]:
   def read(params, state: Array, commit: Commit) -> Array:
     """The hidden state of the last token that the target has read."""
     del params
-    features = commit.target_output.features
-    if features is None or features.shape[-1] != model.num_features:
-      given = "none" if features is None else str(features.shape[-1])
-      raise ValueError(
-        f"this assistant reads {model.num_features} features of the target, "
-        f"which gives {given} (build it with features=)"
-      )
-    last = jnp.maximum(commit.count - 1, 0)
-    node = jnp.take_along_axis(commit.path, last[:, None], axis=1)[:, 0]
-    newest = take_node(features, node).astype(state.dtype)
-    return jnp.where(commit.count[:, None] > 0, newest, state)
+    return commit.newest_features(state)
 
   return dict(
     init=init,

@@ -15,7 +15,6 @@ behind them and never kept.
 """
 
 import jax.numpy as jnp
-from jax import Array
 
 from specjax.cache import Cache
 from specjax.drafters.shared import arguments, marginals
@@ -64,9 +63,10 @@ def dflash(
     return head.init_cache(batch, slots + head.num_depths + 1)
 
   def read(params, cache: Cache, commit: Commit) -> Cache:
-    features = _along_the_path(commit, head.num_features)
+    features = commit.features(head.num_features)
+    along = jnp.take_along_axis(features, commit.path[..., None], axis=1)
     cache = cache.replace(length=commit.start)
-    cache = head.read(params.draft, features, cache)
+    cache = head.read(params.draft, along, cache)
     return cache.replace(length=commit.length - 1)
 
   def propose(params, cache, target_cache, context):
@@ -89,15 +89,3 @@ def dflash(
     max_positions=head.max_positions,
     accepts_foreign_drafts=True,
   )
-
-
-def _along_the_path(commit: Commit, width: int) -> Array:
-  """The target's features of committed tokens, in order, `f[B, W, F]`."""
-  features = commit.target_output.features
-  if features is None or features.shape[-1] != width:
-    given = "none" if features is None else str(features.shape[-1])
-    raise ValueError(
-      f"this head reads {width} features of the target, which gives {given} "
-      "(build it with features=)"
-    )
-  return jnp.take_along_axis(features, commit.path[..., None], axis=1)

@@ -356,7 +356,8 @@ def _made(
     return draft, dataclasses.replace(state, cache=cache), target_cache
 
   def prefill(params, state: _State, commit: Commit) -> _State:
-    features = features_of(commit, state.features)
+    features = commit.features(model.num_features)
+    features = features.astype(state.features.dtype)
     cache = state.cache
     if commit.tokens.shape[1] > 1:
       _, _, cache = model.apply(
@@ -374,7 +375,8 @@ def _made(
 
   def commit(params, state: _State, commit: Commit) -> _State:
     del params
-    features = features_of(commit, state.features)
+    features = commit.features(model.num_features)
+    features = features.astype(state.features.dtype)
     along = jnp.take_along_axis(features, commit.path[..., None], axis=1)
     more = width - along.shape[1]  # a deeper tree's, which this one has not
     along = jnp.pad(along, ((0, 0), (0, more), (0, 0)))
@@ -411,15 +413,3 @@ def _made(
 def _place(context: Context) -> Array:
   """`i32[B]`, place of the newest pair: its feature's position."""
   return jnp.maximum(context.length - 2, 0)
-
-
-def features_of(commit: Commit, like: Array) -> Array:
-  """Features of all that was fed, `f[B, T, F]`, of as many as `like` has."""
-  features, width = commit.target_output.features, like.shape[-1]
-  if features is None or features.shape[-1] != width:
-    given = "none" if features is None else str(features.shape[-1])
-    raise ValueError(
-      f"this head reads {width} features of the target, which gives {given} "
-      "(build it with features=)"
-    )
-  return features.astype(like.dtype)

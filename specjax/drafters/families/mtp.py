@@ -27,7 +27,7 @@ from specjax import cache as cache_lib
 from specjax.adaptive import chains
 from specjax.adaptive.policies import Policy
 from specjax.cache import Cache
-from specjax.drafters.families.eagle import features_of, nothing, of_head
+from specjax.drafters.families.eagle import nothing, of_head
 from specjax.drafters.shared import arguments, best_first, levels
 from specjax.shapes import Shape
 from specjax.siblings import IID, Siblings
@@ -254,7 +254,8 @@ def _prefill(
 ) -> _State:
   """Reads a prompt; its last D - 1 places are left to `_read`."""
   count, width = len(models), state.features.shape[1]
-  features = features_of(commit, state.features)
+  features = commit.features(state.features.shape[-1])
+  features = features.astype(state.features.dtype)
   fed = commit.tokens.shape[1]
   hidden, caches = models[0].fuse(params.draft, features), []
   for k, model in enumerate(models, 1):
@@ -282,7 +283,8 @@ def _commit(params: Any, state: _State, commit: Commit) -> _State:
   """Features of what was accepted, behind those of the last D - 1 places."""
   del params
   count, width = len(state.caches), state.features.shape[1]
-  features = features_of(commit, state.features)
+  features = commit.features(state.features.shape[-1])
+  features = features.astype(state.features.dtype)
   along = jnp.take_along_axis(features, commit.path[..., None], axis=1)
   behind = commit.start - state.start
   back = jnp.clip(behind, 0, count - 1)

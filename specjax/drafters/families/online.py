@@ -212,16 +212,8 @@ def _written(ring: Ring, commit: Commit, vocab_size: int) -> Ring:
     "features": None,
   }
   if ring.features is not None:
-    given_features, wanted = output.features, ring.features.shape[-1]
-    if given_features is None or given_features.shape[-1] != wanted:
-      given = (
-        "none" if given_features is None else str(given_features.shape[-1])
-      )
-      raise ValueError(
-        f"the ring keeps {wanted} features of the target, which gives {given} "
-        "(build it with features=)"
-      )
-    new["features"] = along(given_features).astype(ring.features.dtype)
+    given = commit.features(ring.features.shape[-1])
+    new["features"] = along(given).astype(ring.features.dtype)
   if output.logits.shape[1] != commit.tokens.shape[1]:  # of a prompt
     new |= {
       "laws": jnp.zeros((*rows, ring.laws.shape[-1]), ring.laws.dtype),
