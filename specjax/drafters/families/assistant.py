@@ -21,7 +21,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
 from specjax.adaptive import chains
@@ -78,26 +77,32 @@ def assistant(
     return _dynamic(head, tree, vocab_size)
   arguments.check_tree(tree, siblings, vocab_size)
 
-  def propose(params, state, target_cache, context):
+  def begin(params, state, target_cache, context):
     ask = _asking(head, params.draft, target_cache, context)
-    logits, hidden = ask(context.root, state[:, None])
 
-    def feed(hidden, level, drawn):
-      above = tree.levels[level - 1].start
-      parents = np.array([tree.parents[n] for n in tree.levels[level]])
-      return ask(drawn, hidden[:, parents - above])
+    def first(hidden, goes):
+      del goes
+      said = ask(context.root, hidden)
+      return said, said[1], jnp.ones((), jnp.int32)
 
-    draft, _ = levels.draw_tree(
-      logits[:, 0], feed, hidden, context, tree=tree, siblings=siblings,
-      vocab_size=vocab_size,
-    )  # fmt: skip
-    return draft, state, target_cache
+    def feed(hidden, depth, drawn):
+      said = ask(drawn, hidden[:, levels.parents(tree, depth)])
+      return said, said[1]
+
+    return chains.Passes(
+      carry=state[:, None],
+      first=first,
+      feed=feed,
+      close=lambda hidden, fed: (state, target_cache),
+    )
 
   whole = Drafter(
     name="assistant",
     tree=tree,
     siblings=siblings,
-    propose=propose,
+    propose=levels.proposer(
+      begin, tree=tree, siblings=siblings, vocab_size=vocab_size
+    ),
     passes=(1, *(len(level) for level in tree.levels[1:-1])),
     empty_rounds=EmptyRoundPolicy.COMMIT,
     **_common(head),
@@ -108,24 +113,6 @@ def assistant(
       lambda tree, policy: assistant(
         head, tree=tree, siblings=siblings, policy=policy, vocab_size=vocab_size
       ),
-    )
-
-  def begin(params, state, target_cache, context):
-    ask = _asking(head, params.draft, target_cache, context)
-
-    def asked(tokens, hidden):
-      logits, hidden = ask(tokens, hidden)
-      return (logits[:, 0], hidden[:, 0]), hidden
-
-    def first(hidden, goes):
-      del goes
-      return *asked(context.root, hidden), jnp.ones((), jnp.int32)
-
-    return chains.Passes(
-      carry=state[:, None],
-      first=first,
-      feed=lambda hidden, level, drawn: asked(drawn, hidden),
-      close=lambda hidden, fed: (state, target_cache),
     )
 
   return chains.drafter(

@@ -79,28 +79,37 @@ def on_targets_cache(
   arguments.check_tree(tree, siblings, vocab_size)
   policy = arguments.ending(tree, policy, longest)
 
-  def propose(params, state, target_cache, context):
-    start = context.length - 1
-    output, cache = model.apply(
-      weights(params), context.root, target_cache.replace(length=start)
+  def begin(params, state, target_cache, context):
+    root = context.length - 1
+
+    def feed(cache, depth, drawn):
+      output, cache = model.apply(
+        weights(params),
+        drawn,
+        cache.replace(length=root + tree.levels[depth].start),
+        positions=levels.positions(root, depth, drawn),
+        mask=levels.mask(tree, depth),
+      )
+      return (output.logits, output.features), cache.replace(length=root)
+
+    def first(cache, goes):
+      del goes  # the target's cache lacks nothing
+      return *feed(cache, 0, context.root), jnp.ones((), jnp.int32)
+
+    return chains.Passes(
+      carry=target_cache.replace(length=root),
+      first=first,
+      feed=feed,
+      close=lambda cache, fed: (state, cache),
     )
-    draft, cache = levels.draft_tree(
-      model,
-      weights(params),
-      cache,
-      output.logits[:, 0],
-      context,
-      tree=tree,
-      siblings=siblings,
-      vocab_size=vocab_size,
-    )
-    return draft, state, cache.replace(length=start)
 
   whole = Drafter(
     name=name,
     tree=tree,
     siblings=siblings,
-    propose=propose,
+    propose=levels.proposer(
+      begin, tree=tree, siblings=siblings, vocab_size=vocab_size
+    ),
     passes=(1, *(len(level) for level in tree.levels[1:-1])),
     max_positions=model.max_positions,
     empty_rounds=EmptyRoundPolicy.COMMIT,
@@ -112,34 +121,6 @@ def on_targets_cache(
       lambda tree, policy: on_targets_cache(
         name, model, weights, tree, siblings, policy, vocab_size, None
       ),
-    )
-
-  def begin(params, state, target_cache, context):
-    root = context.length - 1
-
-    def first(cache, goes):
-      del goes  # the target's cache lacks nothing
-      output, cache = model.apply(
-        weights(params), context.root, cache.replace(length=root)
-      )
-      said = chains.said(output, jnp.zeros_like(root))
-      return said, cache.replace(length=root), jnp.ones((), jnp.int32)
-
-    def feed(cache, depth, drawn):
-      output, cache = model.apply(
-        weights(params),
-        drawn,
-        cache.replace(length=root + depth),
-        positions=levels.positions(root, depth, drawn),
-      )
-      said = chains.said(output, jnp.zeros_like(root))
-      return said, cache.replace(length=root)
-
-    return chains.Passes(
-      carry=target_cache.replace(length=root),
-      first=first,
-      feed=feed,
-      close=lambda cache, fed: (state, cache),
     )
 
   return chains.drafter(

@@ -409,9 +409,7 @@ def _grow(
     return draft, level.caches
 
   def next_nodes(level, depth, drawn):
-    nodes, above = tree.levels[depth], tree.levels[depth - 1].start
-    parents = np.array([tree.parents[n] for n in nodes], np.int32) - above
-    parents = jnp.broadcast_to(parents, drawn.shape)
+    parents = jnp.broadcast_to(levels.parents(tree, depth), drawn.shape)
     logits, _, level = feed(level, depth, drawn, parents)
     return logits, level
 
@@ -452,14 +450,15 @@ def _begin_chain(
 
   def first(level, goes):
     del goes
-    return (root.logits, root.hidden[0]), level, jnp.zeros((), jnp.int32)
+    said = root.logits[:, None], root.hidden[0][:, None]
+    return said, level, jnp.zeros((), jnp.int32)
 
   def next_node(level, depth, drawn):
     above = _sized(level, depth - 1)
     logits, hidden, level = _feed(
       models, params, root, above, depth, drawn, parents
     )
-    return (logits[:, 0], hidden[:, 0]), _sized(level, most)
+    return (logits, hidden), _sized(level, most)
 
   def close(level, fed):
     del fed
