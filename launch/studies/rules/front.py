@@ -160,7 +160,9 @@ def measure(names, models, config, batches, *, max_contexts: int) -> dict:
   )
   asked = [jax.jit(functools.partial(ask, rules.get(name))) for name in names]
   contexts, table = on_pair.sums_by_prompt(
-    on_pair.Walk(decoder, models, config, batches),
+    decoder,
+    models,
+    config,
     batches,
     lambda info: [f(info.draft, info.target_log_probs) for f in asked],
     max_contexts=max_contexts,
