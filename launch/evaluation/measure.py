@@ -28,6 +28,11 @@ from specjax.runtime.engine import Batch, Engine
 from specjax.state import Origin
 
 _SECONDS = ("seconds", "first_seconds", "prefill_seconds")
+# What transformers and llama.cpp do not tell.
+_NOT_TOLD = (
+  "prefill_seconds", "fed", "drafted", "accepted", "expected", "accept_counts",
+  "cut_counts", "rounds_by_length", "total_variation",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -284,20 +289,11 @@ def _decoded(
     return {
       "seconds": theirs.seconds,
       "first_seconds": theirs.first_seconds,
-      "prefill_seconds": None,
       "rounds": theirs.num_target_calls,
-      "fed": None,
       "tokens": [len(ids) for ids in tokens],
       # Without drafts a row takes a call for each token.
       "calls": [theirs.num_target_calls] if alone else [len(x) for x in tokens],
-      "drafted": None,
-      "accepted": None,
-      "expected": None,
-      "accept_counts": None,
-      "cut_counts": None,
-      "rounds_by_length": None,
-      "total_variation": None,
-    }, tokens
+    } | dict.fromkeys(_NOT_TOLD), tokens
   one = contest.engines[system.name]
   before = dict(one.ladder.rounds) if one.ladder else {}
   start = time.perf_counter()
