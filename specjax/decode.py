@@ -137,7 +137,7 @@ class Decoder:
       numbers = random.numbers(
         random.verification_keys(keys), verification.node_probs.dtype
       )  # [B, 2, 2]
-      node = random.pick_node(numbers[:, 0, 0], verification.node_probs)
+      node = random.invert(verification.node_probs, numbers[:, 0, 0])
       next_token = random.pick(numbers[:, 1], verification.next_log_probs(node))
     with jax.named_scope("commit"):
       emission = emission_lib.emit(state, draft, node, next_token, now.broken)
