@@ -52,24 +52,14 @@ def assistant(
 
   Args:
     head: the assistant, whose parameters are `Params.draft`.
-    tokens: drafted on each path; 5 by default.
-    tree: what every proposal fills; None for one path. Of one whose parents are
-      data (`specjax.shapes.dynamic`) the nodes are certain and chosen as
-      EAGLE-2's are (`specjax.drafters.eagle`).
-    siblings: how the children of a node are drawn, or the name of it in
-      `specjax.siblings`; those of a dynamic tree are certain.
-    policy: when a row of a chain ends before that, of
-      `specjax.adaptive.policies`; None: never.
-    vocab_size: V, the number of real tokens; by default the assistant's.
+    tokens, tree, siblings, policy, vocab_size: as of `specjax.drafters.eagle`.
 
   Returns:
     The `Drafter`, whose state is the hidden state of the last token before the
     newest, `f[B, F]`. Its target has to give its final hidden state.
 
   Raises:
-    ValueError: if the tree drafts nothing or does not suit the siblings, the
-      policy or the vocabulary.
-    TypeError: if the tree is none, or the policy no `Policy`.
+    ValueError, TypeError: as `specjax.drafters.eagle`.
   """
   tree, siblings = arguments.drawn(tokens, tree, siblings, policy, dynamic=True)
   vocab_size = vocab_size or head.vocab_size

@@ -38,21 +38,15 @@ def dflash(
     head: the head, whose parameters are `Params.draft`; one pass over a block,
       whatever the tree.
     tokens: drafted on each path; 5 by default.
-    tree: what every proposal fills, not deeper than the block; None for one
-      path. One whose parents are data (`specjax.shapes.dynamic`) gets the
-      likeliest nodes of the product of the laws.
-    siblings: how the children of a node are drawn, or the name of it in
-      `specjax.siblings`. GIVEN: they are not drawn, but certain.
-    vocab_size: V, the number of real tokens; by default the head's.
+    tree, siblings, vocab_size: as of `specjax.drafters.medusa`; the tree is not
+      deeper than the block.
 
   Returns:
     The `Drafter`, whose state is the head's cache. Its target has to give the
     features that the head reads.
 
   Raises:
-    ValueError: if the tree does not suit the block, the siblings or the
-      vocabulary.
-    TypeError: if the tree is none.
+    ValueError, TypeError: as `specjax.drafters.medusa`.
   """
   tree, siblings = arguments.drawn(tokens, tree, siblings, dynamic=True)
   vocab_size = vocab_size or head.vocab_size
