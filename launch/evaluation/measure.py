@@ -8,10 +8,8 @@ prompts that differed by system could not be paired.
 import dataclasses
 import hashlib
 import statistics
-import time
 from collections.abc import Sequence
 
-import jax
 import ml_collections
 import numpy as np
 
@@ -24,6 +22,7 @@ from launch.evaluation.systems import HF, PLAIN, System
 from models.tokenizers import Tokenizer
 from specjax import intervals
 from specjax.runtime import engine as engine_lib
+from specjax.runtime import timing
 from specjax.runtime.engine import Batch, Engine
 from specjax.state import Origin
 
@@ -296,19 +295,15 @@ def _decoded(
     } | dict.fromkeys(_NOT_TOLD), tokens
   one = contest.engines[system.name]
   before = dict(one.ladder.rounds) if one.ladder else {}
-  start = time.perf_counter()
-  state = jax.block_until_ready(one.prefill(batch))
-  prefill = time.perf_counter() - start
-  state = jax.block_until_ready(one.generate(batch, state, 1))
-  first = time.perf_counter() - start
-  state = jax.block_until_ready(one.generate(batch, state))
-  seconds = time.perf_counter() - start
+  prefill, state = timing.timed(one.prefill, batch)
+  first, state = timing.timed(one.generate, batch, state, 1)
+  rest, state = timing.timed(one.generate, batch, state)
   done = engine_lib.completions(state, len(batch.prompts))
   experts = engine_lib.fetch(state.counters.num_experts)
   drafts = system.drafts_here
   return {
-    "seconds": seconds,
-    "first_seconds": first,
+    "seconds": prefill + first + rest,
+    "first_seconds": prefill + first,
     "prefill_seconds": prefill,
     "rounds": max(c.num_target_calls for c in done),
     "fed": max(c.num_fed for c in done),
