@@ -35,9 +35,7 @@ class Entry:
 
 
 def rows_of(
-  records: Sequence[dict],
-  costs: Sequence[dict],
-  counted: dict | None = None,
+  records: Sequence[dict], costs: Sequence[dict], counted: dict | None = None
 ) -> list[dict]:
   """The rows of a result: a system in a setting on some of the questions.
 
@@ -95,9 +93,7 @@ def entries(record: dict, system: str) -> Iterator[Entry]:
   for turn in record["turns"]:
     if system in turn["systems"]:
       yield Entry(
-        turn=turn,
-        numbers=turn["systems"][system],
-        plain=turn["systems"][PLAIN],
+        turn=turn, numbers=turn["systems"][system], plain=turn["systems"][PLAIN]
       )
 
 
@@ -277,10 +273,7 @@ def predicted_seconds(every: Sequence[Entry], cost: dict) -> float:
 
 
 def _predicted(
-  records: Sequence[dict],
-  system: str,
-  cost: dict | None,
-  speedup: float | None,
+  records: Sequence[dict], system: str, cost: dict | None, speedup: float | None
 ) -> dict[str, Any]:
   """The speed-up that costs predict, beside the one that was measured.
 

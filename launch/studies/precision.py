@@ -191,12 +191,7 @@ def summarize(of_texts: dict[str, np.ndarray]) -> dict:
 
 
 def measure(
-  target: str,
-  dtype,
-  written: list,
-  texts: np.ndarray,
-  *,
-  draft: str = "",
+  target: str, dtype, written: list, texts: np.ndarray, *, draft: str = ""
 ) -> list[dict]:
   """A row for the target, and one for each precision.
 

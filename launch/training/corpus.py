@@ -88,9 +88,7 @@ def _roots(packages: tuple[str, ...]) -> Iterator[tuple[str, pathlib.Path]]:
 
 
 def python_files(
-  packages: tuple[str, ...] = PACKAGES,
-  *,
-  split: str | None = None,
+  packages: tuple[str, ...] = PACKAGES, *, split: str | None = None
 ) -> list[SourceFile]:
   """Reads the corpus, de-duplicated, in a fixed order.
 

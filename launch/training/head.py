@@ -12,13 +12,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from launch.training import (
-  contexts,
-  data,
-  flops,
-  head_features,
-  step,
-)
+from launch.training import contexts, data, flops, head_features, step
 from launch.training.head_loss import (
   Loss,
   Words,

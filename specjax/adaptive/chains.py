@@ -26,13 +26,7 @@ from specjax.cond_in_place import cond_in_place
 from specjax.siblings import Siblings
 from specjax.structs import struct
 from specjax.tree import Form, Tree
-from specjax.types import (
-  Commit,
-  Context,
-  Draft,
-  Drafter,
-  Params,
-)
+from specjax.types import Commit, Context, Draft, Drafter, Params
 
 
 @struct

@@ -60,11 +60,7 @@ class JointOptimum:
 
 
 def iid_paths(
-  draft: ContextLaw,
-  target: ContextLaw,
-  *,
-  length: int,
-  count: int,
+  draft: ContextLaw, target: ContextLaw, *, length: int, count: int
 ) -> JointOptimum:
   """The joint optimum of K i.i.d. paths of G tokens, by cuts (Proposition 2).
 
@@ -120,11 +116,7 @@ def iid_paths(
 
 
 def any_tree(
-  tree: Tree,
-  draft: ContextLaw,
-  target: ContextLaw,
-  *,
-  siblings: Siblings = IID,
+  tree: Tree, draft: ContextLaw, target: ContextLaw, *, siblings: Siblings = IID
 ) -> JointOptimum:
   """The joint optimum of any law of drafts, as one programme over all drafts.
 
@@ -215,11 +207,7 @@ def selected_path(
 
 
 def drafted_sets(
-  tree: Tree,
-  draft: ContextLaw,
-  *,
-  vocab: int,
-  siblings: Siblings = IID,
+  tree: Tree, draft: ContextLaw, *, vocab: int, siblings: Siblings = IID
 ) -> tuple[np.ndarray, np.ndarray]:
   """The sets of contexts that a draft may be, and their probabilities.
 

@@ -259,12 +259,7 @@ def _iterate(step: Callable[[float], Outcome], costs: Costs) -> Outcome:
 
 
 def thresholds(
-  process: Process,
-  costs: Costs,
-  rate: float,
-  depth: int,
-  *,
-  points: int = 2049,
+  process: Process, costs: Costs, rate: float, depth: int, *, points: int = 2049
 ) -> np.ndarray:
   """The survivals at or below which the best rule for a rate stops.
 

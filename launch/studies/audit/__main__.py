@@ -121,10 +121,7 @@ def run(_) -> int:
   """The command."""
   results.check({"--output": cli.OUTPUT.value}, stdout=True)
   start = time.perf_counter()
-  result = {
-    "methods": [row(method) for method in METHODS],
-    "power": measure(),
-  }
+  result = {"methods": [row(method) for method in METHODS], "power": measure()}
   seconds = time.perf_counter() - start
   result |= {"seconds": seconds, **provenance.record()}
   results.show_json(cli.OUTPUT.value, result)

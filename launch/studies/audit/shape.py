@@ -253,9 +253,7 @@ INSTANCES = (
     name="B", draft=_EVEN, target=lambda text: (_SURE if text else _EVEN)(text)
   ),
   Instance(
-    name="C",
-    draft=constant((0.5, 0.3, 0.2)),
-    target=constant((0.2, 0.3, 0.5)),
+    name="C", draft=constant((0.5, 0.3, 0.2)), target=constant((0.2, 0.3, 0.5))
   ),
   Instance(name="R", draft=_random(7), target=_random(11)),
 )

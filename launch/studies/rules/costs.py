@@ -209,10 +209,7 @@ def time_rule(
   name: str, tree: Tree, drawn: Siblings, inputs, *, rounds: int
 ) -> tuple[float, float]:
   """Median milliseconds of a verification and of a pass over its inputs."""
-  functions = {
-    "rule": verification(name, tree, drawn),
-    "pass": _PASS,
-  }
+  functions = {"rule": verification(name, tree, drawn), "pass": _PASS}
   parts = {
     part: lambda f=function: jax.block_until_ready(f(*inputs))
     for part, function in functions.items()

@@ -195,11 +195,7 @@ def run(_) -> int:
   texts, batches = on_pair.held_out(models)
   names = [name for family in FAMILIES.values() for name in family]
   measured = measure(
-    names,
-    models,
-    config,
-    batches,
-    max_contexts=on_pair.NUM_CONTEXTS.value,
+    names, models, config, batches, max_contexts=on_pair.NUM_CONTEXTS.value
   )
   result = {
     "families": {

@@ -74,9 +74,7 @@ def tradeoff_table(results: dict[str, dict]) -> str:
 
 
 def _grid(
-  corner: str,
-  across: str,
-  cells: dict[tuple[Any, Any], tuple[int, float]],
+  corner: str, across: str, cells: dict[tuple[Any, Any], tuple[int, float]]
 ) -> str:
   """A table of the best N and its throughput, by two quantities.
 
