@@ -68,12 +68,9 @@ def wrapped(
     assert draft is not None  # of what learns
     lesson = Lesson(laws=online.model_laws(draft, vocab_size=vocab_size))
   made = drafters.online(
-    drafter,
-    vocab_size=vocab_size,
-    entries=how.entries,
-    laws=how.laws,
+    drafter, vocab_size=vocab_size, entries=how.entries, laws=how.laws,
     num_features=width,
-  )
+  )  # fmt: skip
   return made, lesson
 
 

@@ -188,14 +188,9 @@ def make_steps(
     return sums
 
   return step.jitted(
-    config,
-    mesh,
-    first,
-    teacher_params,
-    loss=loss_fn,
-    measure=measure,
+    config, mesh, first, teacher_params, loss=loss_fn, measure=measure,
     complete=complete,
-  )
+  )  # fmt: skip
 
 
 def _first(config) -> Transformer:

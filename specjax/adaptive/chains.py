@@ -159,15 +159,9 @@ def drafter(
     passes = begin(_of_drafter(params), state.inner, target_cache, context)
     learned = params.draft.policy if isinstance(params.draft, Parts) else None
     return _draw(
-      policy,
-      learned,
-      state,
-      passes,
-      context,
-      tree=tree,
-      siblings=inner.siblings,
-      vocab_size=vocab_size,
-    )
+      policy, learned, state, passes, context, tree=tree,
+      siblings=inner.siblings, vocab_size=vocab_size,
+    )  # fmt: skip
 
   def prefill(params, state: State, commit: Commit):
     # A text that goes on is a prompt: nothing is known of what follows it.

@@ -136,14 +136,9 @@ def draft_tree(
     return output.logits, cache
 
   return draw_tree(
-    root_logits,
-    feed,
-    cache,
-    context,
-    tree=tree,
-    siblings=siblings,
+    root_logits, feed, cache, context, tree=tree, siblings=siblings,
     vocab_size=vocab_size,
-  )
+  )  # fmt: skip
 
 
 def read_prompt(
