@@ -29,23 +29,7 @@ from specjax.drafters.families.specdec import specdec
 from specjax.drafters.families.suffix import rest, suffix
 
 __all__ = [
-  "assistant",
-  "blockwise",
-  "dflash",
-  "eagle",
-  "eagle3",
-  "layer_skip",
-  "lookahead",
-  "medusa",
-  "model",
-  "mtp",
-  "ngram",
-  "online",
-  "plain",
-  "quantised_self",
-  "rasd",
-  "repeats",
-  "rest",
-  "specdec",
-  "suffix",
-]
+  "assistant", "blockwise", "dflash", "eagle", "eagle3", "layer_skip",
+  "lookahead", "medusa", "model", "mtp", "ngram", "online", "plain",
+  "quantised_self", "rasd", "repeats", "rest", "specdec", "suffix",
+]  # fmt: skip
