@@ -1,10 +1,11 @@
-"""Self-speculative decoding: the target drafts for itself, skipping sub-layers.
+"""Self-speculative decoding: the target drafts for itself, made cheaper.
 
-Draft and Verify (Zhang et al., ACL 2024): no second model and no second cache.
-Drafting runs on the target's own cache, which holds full-depth keys and values
-for every committed token; drafted tokens go to the slots after them, in the
-kept layers only. Verification then writes all layers of those slots anew, so
-the cache is correct after every commit without any work here.
+Draft and Verify (Zhang et al., ACL 2024) skips sub-layers, QuantSpec (Tiwari et
+al., ICML 2025) has weights, and there a cache, in four bits. No second cache:
+drafting runs on the target's own, as it is stored, which holds full-depth keys
+and values for every committed token; drafted tokens go to the slots after them,
+in the kept layers only. Verification then writes all layers of those slots
+anew, so the cache is correct after every commit without any work here.
 """
 
 from collections.abc import Callable
@@ -51,6 +52,32 @@ def layer_skip(
   form = arguments.drawn(tokens, tree, siblings, policy)
   return on_targets_cache(
     "layer_skip", skipped, lambda params: params.target, *form, policy,
+    vocab_size, longest,
+  )  # fmt: skip
+
+
+def quantised_self(
+  low: LanguageModel,
+  *,
+  tokens: int | None = None,
+  tree: Tree | Shape | None = None,
+  siblings: Siblings | str = IID,
+  policy: Policy | None = None,
+  vocab_size: int | None = None,
+  longest: int | None = None,
+) -> Drafter:
+  """The target's weights in few bits, on its own cache (QuantSpec, 2025).
+
+  All else is as of `layer_skip`.
+
+  Args:
+    low: the target in few bits, whose parameters are `Params.draft`; it must
+      take the target's cache.
+    tokens, tree, siblings, policy, vocab_size, longest: as of `layer_skip`.
+  """
+  form = arguments.drawn(tokens, tree, siblings, policy)
+  return on_targets_cache(
+    "quantised_self", low, lambda params: params.draft, *form, policy,
     vocab_size, longest,
   )  # fmt: skip
 
