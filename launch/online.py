@@ -144,9 +144,8 @@ class Learner:
       return state
     filled = self._carry(drafter_state, self._ring)
     where = lambda new, old: jax.device_put(new, old.format)
-    filled = jax.tree.map(
-      where, filled.ring, drafter_state.ring
-    )  # as programs want it
+    # As programs want it.
+    filled = jax.tree.map(where, filled.ring, drafter_state.ring)
     drafter_state = dataclasses.replace(drafter_state, ring=filled)
     return dataclasses.replace(state, drafter_state=drafter_state)
 

@@ -122,13 +122,14 @@ def contests(
 
 
 def groups_of(
-  asked: Sequence[Asked], *, temperature: float, batch_size: int, room: int
-) -> list[Group]:
+  asked: Sequence[Asked], temperatures: Sequence[float], sizes: Sequence[int],
+  *, room: int,
+) -> list[Group]:  # fmt: skip
   """Groups of one task and category each, of prompts of similar length.
 
   Args:
     asked: the first turns of all questions, which fit.
-    temperature, batch_size: of the setting.
+    temperatures, sizes: of batches; groups are of one of each.
     room: longest prompt.
   """
   by_category: dict[tuple[str, str], list[Asked]] = {}
@@ -138,12 +139,14 @@ def groups_of(
   return [
     Group(
       temperature=temperature,
-      batch_size=batch_size,
+      batch_size=size,
       questions=tuple(p.question for p in batch.prompts),
     )
+    for temperature in temperatures
+    for size in sizes
     for of_category in by_category.values()
     for batch in engine_lib.make_batches(
-      of_category, batch_size=batch_size, max_width=room
+      of_category, batch_size=size, max_width=room
     )
   ]
 
