@@ -295,14 +295,9 @@ METHODS += (
 
 def _one_subtracted(draft: Law, target: Law, depth: int) -> Iterator[Entry]:
   """After a rejection the drafted token alone has its draft mass taken off."""
-  for path_weight, tokens in paths(draft, depth):
-    weight = path_weight
-    for i, x in enumerate(tokens):
-      q, p = target(tokens[:i]), draft(tokens[:i])
-      accept = ratio(q[x], p[x])
-      yield weight * (1 - accept), tokens[:i], normal(q - p * point(x, len(p)))
-      weight *= accept
-    yield weight, tokens, target(tokens)
+  left = lambda q, p, x: q - p * point(x, len(p))
+  for weight, tokens in paths(draft, depth):
+    yield from token_by_token(weight, tokens, draft, target, left)
 
 
 METHODS += (
