@@ -238,13 +238,6 @@ class StepCosts:
     return doubts
 
 
-def _innermost(state: Any) -> Any:
-  """The state of the innermost drafter, where others wrap it (`online`)."""
-  while hasattr(state, "inner"):
-    state = state.inner
-  return state
-
-
 class Pieces:
   """Decodes batches in pieces, and times the passes between them.
 
@@ -336,8 +329,11 @@ class Pieces:
     verify = ("target", self._nodes)
     caches = {"target": state.target_cache}
     if self._own_cache:
-      if isinstance(draft_cache := _innermost(state.drafter_state), Cache):
-        caches["draft"] = draft_cache
+      inner = state.drafter_state
+      while hasattr(inner, "inner"):  # others may wrap it (`online`)
+        inner = inner.inner
+      if isinstance(inner, Cache):
+        caches["draft"] = inner
       else:  # a drafter of another kind: its passes are part of the laws
         self._passes = ()
     drafts = tuple(("draft", fed) for fed in self._passes)

@@ -167,9 +167,9 @@ def carry(state: OnlineState, before: Ring) -> OnlineState:
   """
   new = in_order(state.ring)
   count = jnp.minimum(state.ring.written, state.ring.tokens.shape[1])
-  return dataclasses.replace(
-    state, ring=_added(before, _entries_of(new), count)
-  )
+  names = [f.name for f in dataclasses.fields(Ring) if f.name != "written"]
+  entries = {name: getattr(new, name) for name in names}
+  return dataclasses.replace(state, ring=_added(before, entries, count))
 
 
 def in_order(ring: Ring) -> Ring:
@@ -188,11 +188,6 @@ def in_order(ring: Ring) -> Ring:
 
 
 # ------------------------------------------------------------ how it is filled
-
-
-def _entries_of(ring: Ring) -> dict[str, Array | None]:
-  names = [f.name for f in dataclasses.fields(Ring) if f.name != "written"]
-  return {name: getattr(ring, name) for name in names}
 
 
 def _written(ring: Ring, commit: Commit, vocab_size: int) -> Ring:
