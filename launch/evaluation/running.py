@@ -45,8 +45,9 @@ def measure_missing(
   journals = processes.gather(list(journal.batches.values()) if journal else [])
   records = {record["batch"]: record for record in journals[0]}
   spans = processes.spanned_by(pairs[systems.PLAIN].params)
-  saved = None
-  if learners := learners_of(contests):
+  saved, first = None, next(iter(contests.values()))  # all share learners
+  learners = {n: e.learner for n, e in first.engines.items() if e.learner}
+  if learners:
     if processes.several():
       raise cli.UserError("a draft learns online in one process")
     if journal:
@@ -133,14 +134,6 @@ def give_up_programs(contests: dict[float, Contest]) -> None:
       for one in contest.engines.values():
         one.programs.clear()
     jax.clear_caches()
-
-
-def learners_of(contests: dict[float, Contest]) -> dict[str, online.Learner]:
-  """The learners by system, shared by all temperatures."""
-  first = next(iter(contests.values()))
-  return {
-    name: one.learner for name, one in first.engines.items() if one.learner
-  }
 
 
 def _costs_missing(
