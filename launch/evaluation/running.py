@@ -45,9 +45,9 @@ def measure_missing(
   journals = processes.gather(list(journal.batches.values()) if journal else [])
   records = {record["batch"]: record for record in journals[0]}
   spans = processes.spanned_by(pairs[systems.PLAIN].params)
-  saved, first = None, next(iter(contests.values()))  # all share learners
-  learners = {n: e.learner for n, e in first.engines.items() if e.learner}
-  if learners:
+  saved = None
+  engines = next(iter(contests.values())).engines  # all share learners
+  if learners := {n: e.learner for n, e in engines.items() if e.learner}:
     if processes.several():
       raise cli.UserError("a draft learns online in one process")
     if journal:

@@ -241,8 +241,8 @@ def make_loss(
     length = seen.final.shape[1]
     # Where all tokens count, these are held against a float32 normaliser.
     dtype = module.dtype if given else jnp.float32
-    inputs = [x.astype(dtype) for x in (seen.final, output[words.ids])]
-    taught = project(*inputs, result=jnp.float32)
+    final, table = seen.final.astype(dtype), output[words.ids].astype(dtype)
+    taught = project(final, table, result=jnp.float32)
     if not given:
       taught = _with_rest(taught, _whole(seen, output, words)[0])
     labels = jnp.asarray(words.place)[batch["tokens"]]
