@@ -199,7 +199,9 @@ def run(
   # Which accelerators are not there is no news.
   for name in ("xla_bridge", "distributed"):
     logging.getLogger(f"jax._src.{name}").setLevel(logging.WARNING)
-  _default_flag("jax_compilation_cache_dir", str(_cache_dir()))
+  home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+  cache = pathlib.Path(home) / "specjax" / "xla"
+  _default_flag("jax_compilation_cache_dir", str(cache))
   _default_flag("jax_persistent_cache_min_compile_time_secs", 0.0)
 
   def parse(argv):
@@ -312,7 +314,10 @@ def _parse(command: Command, argv: Sequence[str]) -> list[str]:
     ]
     _given[:] = argv[1:]
     if "--help=drafters" in argv:
-      print(_drafters())
+      from launch.build import registry
+
+      for written, about in registry.help_table():
+        print(f"{written}\n    {about}")
       raise SystemExit(0)
     wants_help = not _HELP.isdisjoint(argv)
     if wants_help:
@@ -408,14 +413,6 @@ def _unread(command: Command, argv: Sequence[str]) -> list[str]:
   return unread
 
 
-def _drafters() -> str:
-  """The help on `config.drafter` and its arguments."""
-  from launch.build import registry
-
-  table = registry.help_table()
-  return "\n".join(f"{written}\n    {about}" for written, about in table)
-
-
 def _settings(command: Command) -> str:
   """The settings of the config that is named, by their dotted names."""
   if CONFIG.name not in _key_flags(command):
@@ -446,8 +443,3 @@ def _default_flag(name: str, value) -> None:
   if name.upper() not in os.environ:
     jax.config.update(name, value)
     flags.FLAGS.set_default(name, value)
-
-
-def _cache_dir() -> pathlib.Path:
-  home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
-  return pathlib.Path(home) / "specjax" / "xla"

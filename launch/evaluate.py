@@ -375,14 +375,7 @@ def run(argv) -> int:
       f"no question fits: prompts have room for {one.room} tokens beside "
       "max_new_tokens (max_length, and the models' positions, bound both)"
     )
-  groups = [
-    group
-    for temperature in degrees
-    for size in sizes
-    for group in measure.groups_of(
-      fit, temperature=temperature, batch_size=size, room=one.room
-    )
-  ]
+  groups = measure.groups_of(fit, degrees, sizes, room=one.room)
   by_category = collections.Counter(q.category for q in asked)
   models = checkpoints_of(entered)
   source = cli.PROMPTS.value or _QUESTIONS.value or str(questions.OWN)

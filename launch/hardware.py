@@ -180,17 +180,14 @@ def topology(name: str) -> Topology:
   """
   known = topologies()
   for one in known:
-    if name in (one.name, one.accelerator_type, _short(one)):
+    # Of v5e people say `v5e-16`; the other generations are named so by Cloud.
+    short = f"{one.chip.name}-{one.accelerator_type.rpartition('-')[2]}"
+    if name in (one.name, one.accelerator_type, short):
       return one
   raise ValueError(
     f"unknown topology {name!r}; known are "
     + ", ".join(f"{t.name} ({t.accelerator_type})" for t in known)
   )
-
-
-def _short(one: Topology) -> str:
-  """`v5e-16`, as people say; the other generations are named so by Cloud."""
-  return f"{one.chip.name}-{one.accelerator_type.rpartition('-')[2]}"
 
 
 def devices(one: Topology) -> list:

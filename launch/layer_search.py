@@ -26,7 +26,6 @@ import dataclasses
 import functools
 import json
 import sys
-import time
 from collections.abc import Generator
 
 import jax
@@ -50,7 +49,7 @@ from models.networks.transformer import (
   as_language_model,
 )
 from specjax import intervals, warp
-from specjax.runtime import engine
+from specjax.runtime import engine, timing
 from specjax.theory import throughput
 
 cli.reads(cli.CONFIG, cli.PROMPTS, cli.OUTPUT, cli.SEED)
@@ -133,12 +132,8 @@ def costs_by_clock(module: Transformer, most: int) -> Costs:
     cache = cache.replace(length=cache.length + _TIMED_SLOTS // 2)
     tokens = jnp.zeros((1, fed), jnp.int32)
     run = jax.jit(lambda p, cache: model.apply(p, tokens, cache)[0].logits)
-    times = []
-    for _ in range(_TIMED_RUNS):  # the first of which compiles
-      start = time.perf_counter()
-      jax.block_until_ready(run(params, cache))
-      times.append(time.perf_counter() - start)
-    return min(times)
+    # The first run compiles.
+    return min(timing.timed(run, params, cache)[0] for _ in range(_TIMED_RUNS))
 
   count, whole = module.config.num_layers, seconds(1)
   attention, mlp = (
@@ -358,7 +353,7 @@ def measured_speedup(
   units = [
     engine.unit_of(*fast.run(batch), plain.run(batch)) for batch in batches
   ]
-  return intervals.summarize(units)["speedup"]
+  return intervals.speedup(units)["speedup"]
 
 
 def search(propose: Method, score, journal: Journal, count: int) -> list[dict]:
@@ -377,9 +372,7 @@ def search(propose: Method, score, journal: Journal, count: int) -> list[dict]:
     except StopIteration:
       break
     if number not in journal.batches:
-      start = time.perf_counter()
-      record = score(skipped)
-      seconds = time.perf_counter() - start
+      seconds, record = timing.timed(score, skipped)
       journal.add({"batch": number, **record, "seconds": seconds})
     record = journal.batches[number]
     if record | layers.as_json(skipped) != record:

@@ -9,8 +9,6 @@ killed goes on with it.
 
 import dataclasses
 import glob
-import io
-import json
 import pathlib
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -18,8 +16,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
+from flax import serialization
 from jax import Array
 
 from launch import results
@@ -70,12 +68,9 @@ def wrapped(
     assert draft is not None  # of what learns
     lesson = Lesson(laws=online.model_laws(draft, vocab_size=vocab_size))
   made = drafters.online(
-    drafter,
-    vocab_size=vocab_size,
-    entries=how.entries,
-    laws=how.laws,
+    drafter, vocab_size=vocab_size, entries=how.entries, laws=how.laws,
     num_features=width,
-  )
+  )  # fmt: skip
   return made, lesson
 
 
@@ -149,9 +144,8 @@ class Learner:
       return state
     filled = self._carry(drafter_state, self._ring)
     where = lambda new, old: jax.device_put(new, old.format)
-    filled = jax.tree.map(
-      where, filled.ring, drafter_state.ring
-    )  # as programs want it
+    # As programs want it.
+    filled = jax.tree.map(where, filled.ring, drafter_state.ring)
     drafter_state = dataclasses.replace(drafter_state, ring=filled)
     return dataclasses.replace(state, drafter_state=drafter_state)
 
@@ -177,44 +171,39 @@ class Learner:
     """Number of times the update was compiled."""
     return self._update._cache_size()
 
-  def arrays(self) -> dict[str, np.ndarray]:
-    """Its whole state, as bytes; see `restore`."""
-    numbers = [self.updates, self._since]
-    leaves = jax.tree.leaves((self.params.draft, self._state, self._ring))
-    about = {"numbers": numbers, "seconds": self.seconds}
-    about["leaves"] = [[x.dtype.name, list(x.shape)] for x in leaves]
-    text = np.frombuffer(json.dumps(about).encode(), np.uint8)
-    return {"about": text} | {
-      str(i): np.frombuffer(np.asarray(x).tobytes(), np.uint8)
-      for i, x in enumerate(leaves)
+  def snapshot(self) -> dict[str, Any]:
+    """Its whole state, of what msgpack holds; see `restore`."""
+    ring = vars(self._ring) if self._ring else {}
+    return {
+      "numbers": [self.updates, self._since],
+      "seconds": self.seconds,
+      "leaves": jax.tree.leaves((self.params.draft, self._state)),
+      "ring": {name: x for name, x in ring.items() if x is not None},
     }
 
-  def restore(self, arrays: Mapping[str, np.ndarray]) -> None:
+  def restore(self, saved: Mapping[str, Any]) -> None:
     """Goes on where another learner of the same config was.
 
     Raises:
       ValueError: if it was of another draft or config.
     """
-    about = json.loads(arrays["about"].tobytes())
-    saved = [
-      np.frombuffer(arrays[str(i)].tobytes(), jnp.dtype(name)).reshape(shape)
-      for i, (name, shape) in enumerate(about["leaves"])
-    ]
-    leaves = jax.tree.leaves((self.params.draft, self._state))
-    ring = saved[len(leaves) :]
-    known = [(x.dtype, x.shape) for x in leaves]
-    if [(x.dtype, x.shape) for x in saved[: len(leaves)]] != known:
+    leaves, form = jax.tree.flatten((self.params.draft, self._state))
+    kinds = lambda arrays: [(x.dtype, x.shape) for x in arrays]
+    if kinds(saved["leaves"]) != kinds(leaves):
       raise ValueError("what was learned is of another draft or config")
     put = [
       jax.device_put(x, like.sharding)
-      for x, like in zip(saved, leaves, strict=False)
+      for x, like in zip(saved["leaves"], leaves, strict=True)
     ]
-    kind = jax.tree.structure((self.params.draft, self._state))
-    draft, self._state = jax.tree.unflatten(kind, put)
+    draft, self._state = jax.tree.unflatten(form, put)
     self.params = dataclasses.replace(self.params, draft=draft)
-    self._ring = _as_ring(ring) if ring else None
-    self.updates, self._since = about["numbers"]
-    self.seconds = about["seconds"]
+    fields: dict[str, Any] = dict.fromkeys(
+      field.name for field in dataclasses.fields(Ring)
+    )
+    fields |= {name: jnp.asarray(x) for name, x in saved["ring"].items()}
+    self._ring = Ring(**fields) if saved["ring"] else None
+    self.updates, self._since = saved["numbers"]
+    self.seconds = saved["seconds"]
 
 
 def _weights(
@@ -239,21 +228,6 @@ def _weights(
     )
 
   return [x for x, w in zip(leaves, learns, strict=True) if w], whole
-
-
-def _as_ring(leaves: list[np.ndarray]) -> Ring:
-  """The ring of its leaves; which of the two that may be None are, they say."""
-  names = [field.name for field in dataclasses.fields(Ring)]
-  left = list(leaves)
-  maybe = len(names) - len(left)  # of "ids" and "features", how many are None
-  ids = maybe == 0 or (maybe == 1 and left[3].dtype == np.int32)
-  missing = {} if ids else {"ids": None}
-  if maybe - len(missing):
-    missing |= {"features": None}
-  fields: dict[str, Any] = {}
-  for name in names:
-    fields[name] = None if name in missing else jnp.asarray(left.pop(0))
-  return Ring(**fields)
 
 
 class Saved:
@@ -289,17 +263,10 @@ class Saved:
     if parts:
       path = self._path(parts)
       try:
-        with np.load(path) as arrays:
-          for name, learner in self._learners.items():
-            begin = f"{name}/"
-            learner.restore(
-              {
-                key.removeprefix(begin): arrays[key]
-                for key in arrays.files
-                if key.startswith(begin)
-              }
-            )
-      except (OSError, EOFError, KeyError, ValueError) as error:
+        saved = serialization.msgpack_restore(path.read_bytes())
+        for name, learner in self._learners.items():
+          learner.restore(saved[name])
+      except (OSError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
           f"what was learned in {parts} parts cannot be read from {path} "
           f"({error}): --overwrite begins anew"
@@ -313,12 +280,6 @@ class Saved:
     """Saves what is known after so many parts."""
     if not self._learners:
       return
-    arrays = {
-      f"{name}/{key}": array
-      for name, learner in self._learners.items()
-      for key, array in learner.arrays().items()
-    }
-    buffer = io.BytesIO()
-    np.savez(buffer, **arrays)
-    results.write(self._path(parts), buffer.getvalue())
+    saved = {name: one.snapshot() for name, one in self._learners.items()}
+    results.write(self._path(parts), serialization.msgpack_serialize(saved))
     self._path(parts - 2).unlink(missing_ok=True)

@@ -47,14 +47,7 @@ import jax
 from absl import flags
 
 from configs import shapes
-from launch import (
-  cli,
-  hardware,
-  provenance,
-  report,
-  results,
-  terminal,
-)
+from launch import cli, hardware, provenance, report, results, terminal
 from launch.build import layers, precision
 from launch.build.drafting import Drafting
 from launch.build.registry import DRAFTERS

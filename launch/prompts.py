@@ -99,10 +99,7 @@ def built_in(
     )
   return [
     Prompt(
-      i,
-      i,
-      text,
-      prompt_lines.encode(text, tokenizer, max_tokens=max_tokens),
+      i, i, text, prompt_lines.encode(text, tokenizer, max_tokens=max_tokens)
     )
     for i, text in enumerate(BUILT_IN)
   ]

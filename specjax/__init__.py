@@ -37,27 +37,8 @@ from specjax.warp import make_sampling
 __version__ = "0.1.0"
 
 __all__ = [
-  "Cache",
-  "DecodeState",
-  "Decoder",
-  "Draft",
-  "Drafter",
-  "LanguageModel",
-  "ModelOutput",
-  "Params",
-  "Rule",
-  "Sampling",
-  "StopReason",
-  "Tree",
-  "Verification",
-  "drafters",
-  "exact",
-  "intervals",
-  "make_decoder",
-  "make_sampling",
-  "rules",
-  "siblings",
-  "theory",
-  "tree",
-  "tree_search",
-]
+  "Cache", "DecodeState", "Decoder", "Draft", "Drafter", "LanguageModel",
+  "ModelOutput", "Params", "Rule", "Sampling", "StopReason", "Tree",
+  "Verification", "drafters", "exact", "intervals", "make_decoder",
+  "make_sampling", "rules", "siblings", "theory", "tree", "tree_search",
+]  # fmt: skip

@@ -133,10 +133,7 @@ class RowOf:
 
 
 def copy_text(
-  buffers: tuple[Array, ...],
-  source: Array,
-  row: Array,
-  count: Array,
+  buffers: tuple[Array, ...], source: Array, row: Array, count: Array
 ) -> tuple[Array, ...]:
   """Copies one row's first slots to another row, in blocks and in place.
 

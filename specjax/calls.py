@@ -289,7 +289,8 @@ class Grammar:
 
 def _checked(hint: Any, value: Any) -> Any:
   """A literal as its parameter's type, without losing any of it."""
-  kinds = typing.get_args(hint) if _is_union(hint) else (hint,)
+  union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+  kinds = typing.get_args(hint) if union else (hint,)
   if value is None and type(None) in kinds:
     return None
   for kind in kinds:
@@ -309,7 +310,3 @@ def _checked(hint: Any, value: Any) -> Any:
   called = lambda k: "None" if k is type(None) else getattr(k, "__name__", k)
   names = " or ".join(str(called(k)) for k in kinds)
   raise ValueError(f"expected {names}, got {write(value)}")
-
-
-def _is_union(hint: Any) -> bool:
-  return typing.get_origin(hint) in (typing.Union, types.UnionType)

@@ -137,7 +137,7 @@ class Decoder:
       numbers = random.numbers(
         random.verification_keys(keys), verification.node_probs.dtype
       )  # [B, 2, 2]
-      node = random.pick_node(numbers[:, 0, 0], verification.node_probs)
+      node = random.invert(verification.node_probs, numbers[:, 0, 0])
       next_token = random.pick(numbers[:, 1], verification.next_log_probs(node))
     with jax.named_scope("commit"):
       emission = emission_lib.emit(state, draft, node, next_token, now.broken)
@@ -194,11 +194,7 @@ class Decoder:
     return state, info
 
   def draft_and_verify(
-    self,
-    params: Params,
-    state: DecodeState,
-    *,
-    draws: DrawFn = pick_nodes,
+    self, params: Params, state: DecodeState, *, draws: DrawFn = pick_nodes
   ) -> tuple[Round, Verification]:
     """Draft, score, verify: all of a round that comes before its coins.
 
@@ -216,11 +212,7 @@ class Decoder:
     return now, verification
 
   def score(
-    self,
-    params: Params,
-    state: DecodeState,
-    *,
-    draws: DrawFn = pick_nodes,
+    self, params: Params, state: DecodeState, *, draws: DrawFn = pick_nodes
   ) -> Round:
     """Draft and score: as `draft_and_verify`, without verification."""
     tree, root_slot = self.drafter.tree, state.length - 1
@@ -268,10 +260,7 @@ class Decoder:
     )
 
   def propose(
-    self,
-    params: Params,
-    state: DecodeState,
-    draws: DrawFn = pick_nodes,
+    self, params: Params, state: DecodeState, draws: DrawFn = pick_nodes
   ) -> tuple[Draft, Any, Cache]:
     """The draft to be scored, checked and cut; see `Drafter.propose`."""
     tree = self.drafter.tree
@@ -304,9 +293,7 @@ class Decoder:
     """Rounds until every row is done: one `lax.while_loop`."""
     arguments.check_params(params)
     return lax.while_loop(
-      lambda s: ~jnp.all(s.done),
-      lambda s: self.step(params, s)[0],
-      state,
+      lambda s: ~jnp.all(s.done), lambda s: self.step(params, s)[0], state
     )
 
   def steps(

@@ -16,7 +16,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-# Standard errors on each side of a 95% interval of a mean over very many.
+# Coverage aimed at.
+_CONFIDENCE = 0.95
+# Standard errors on each side of such an interval of a mean over very many.
 SIDE = 1.96
 # Units that an interval needs.
 LEAST = 5
@@ -96,10 +98,7 @@ def merged(units: Sequence[Unit], groups: Sequence[int]) -> list[Unit]:
 
 
 def log_interval(
-  numerators: Sequence[ArrayLike],
-  denominators: Sequence[ArrayLike],
-  *,
-  confidence: float = 0.95,
+  numerators: Sequence[ArrayLike], denominators: Sequence[ArrayLike]
 ) -> tuple[np.ndarray, np.ndarray]:
   """Interval of a product of sums over units, divided by such a product.
 
@@ -117,7 +116,6 @@ def log_interval(
   Args:
     numerators: arrays `f[..., n]`, one entry a unit; their sums are multiplied.
     denominators: likewise.
-    confidence: coverage aimed at.
 
   Returns:
     Low and high ends, `f64[...]`; NaN where all but one unit sum to zero.
@@ -139,7 +137,7 @@ def log_interval(
     error = np.sqrt((count - 1) * without.var(-1))
     shares = np.concatenate([x / total(x) for x in (top, bottom)]).mean(0)
   freedom = np.maximum(1 / (shares**2).sum(-1) - 1, 1)
-  side = error * special.stdtrit(freedom, (1 + confidence) / 2)
+  side = error * special.stdtrit(freedom, (1 + _CONFIDENCE) / 2)
   middle = log_ratio(total)[..., 0]
   return np.exp(middle - side), np.exp(middle + side)
 
@@ -148,9 +146,14 @@ def interval(
   numerators: Sequence[ArrayLike],
   denominators: Sequence[ArrayLike],
   *,
-  confidence: float = 0.95,
+  limits: tuple[float, float] = (0.0, math.inf),
 ) -> tuple[float, float] | None:
   """`log_interval` of one sample.
+
+  Args:
+    numerators, denominators: as of `log_interval`, `[n]` each.
+    limits: what the ratio can be: no end lies outside, where few units would
+      put it, and as many intervals hold the truth.
 
   Returns:
     Low and high end, the estimate between them; None with fewer than `LEAST`
@@ -158,73 +161,71 @@ def interval(
   """
   if any(np.count_nonzero(x) < LEAST for x in (*numerators, *denominators)):
     return None
-  low, high = log_interval(numerators, denominators, confidence=confidence)
-  return float(low) * (1 - _ROUNDING), float(high) * (1 + _ROUNDING)
-
-
-def ratio_interval(
-  numerators: Sequence[float],
-  denominators: Sequence[float],
-  *,
-  confidence: float = 0.95,
-  limits: tuple[float, float] = (0.0, math.inf),
-) -> tuple[float, float] | None:
-  """`interval` of a ratio of sums; one entry a unit.
-
-  Args:
-    numerators, denominators: of the units.
-    confidence: coverage aimed at.
-    limits: what the ratio can be: no end lies outside, where few units would
-      put it, and as many intervals hold the truth.
-  """
-  ends = interval([numerators], [denominators], confidence=confidence)
-  if ends is None:
-    return None
+  low, high = log_interval(numerators, denominators)
+  ends = float(low) * (1 - _ROUNDING), float(high) * (1 + _ROUNDING)
   low, high = (min(max(end, limits[0]), limits[1]) for end in ends)
   return low, high
 
 
-def speedup_interval(
-  units: Sequence[Unit], *, confidence: float = 0.95
-) -> tuple[float, float] | None:
-  """`interval` of the paired speed-up: a unit's two times stay together."""
+def ratio(
+  name: str,
+  numerators: Sequence[ArrayLike],
+  denominators: Sequence[ArrayLike],
+  *,
+  limits: tuple[float, float] = (0.0, math.inf),
+) -> dict[str, Any]:
+  """A ratio of products of sums, and its `interval`: NAME and NAME_ci.
+
+  Args:
+    name: of the ratio.
+    numerators, denominators, limits: as of `interval`; as many of either.
+
+  Returns:
+    Both by their names; None where they cannot be computed.
+  """
+  pairs = zip(numerators, denominators, strict=True)
+  sums = [(np.sum(above), np.sum(below)) for above, below in pairs]
+  known = all(below for _, below in sums)
+  return {
+    name: float(math.prod(a / b for a, b in sums)) if known else None,
+    f"{name}_ci": interval(numerators, denominators, limits=limits),
+  }
+
+
+def speedup(units: Sequence[Unit]) -> dict[str, Any]:
+  """`ratio` of the paired speed-up: a unit's two times stay together."""
   column = lambda name: [getattr(u, name) for u in units]
-  return interval(
+  return ratio(
+    "speedup",
     [column("num_tokens"), column("baseline_seconds")],
     [column("seconds"), column("baseline_num_tokens")],
-    confidence=confidence,
   )
 
 
-def mean_interval(
-  values: Sequence[float], *, confidence: float = 0.95
-) -> tuple[float, float] | None:
+def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
   """Student's t interval of a mean over units; None with fewer than `LEAST`."""
   if len(values) < LEAST:
     return None
   x = np.asarray(values, float)
   error = x.std(ddof=1) / np.sqrt(len(x))
-  side = error * special.stdtrit(len(x) - 1, (1 + confidence) / 2)
+  side = error * special.stdtrit(len(x) - 1, (1 + _CONFIDENCE) / 2)
   side += _ROUNDING * np.abs(x).max()
   return float(x.mean() - side), float(x.mean() + side)
 
 
-def share_interval(
-  successes: float, count: int, *, confidence: float = 0.95
-) -> tuple[float, float] | None:
+def share_interval(successes: float, count: int) -> tuple[float, float] | None:
   """Clopper and Pearson's interval of a share: never covers less often.
 
   Args:
     successes: out of `count`; a tie may count as half.
     count: units.
-    confidence: coverage at least.
 
   Returns:
     Low and high end; None with fewer than `LEAST` units.
   """
   if count < LEAST:
     return None
-  tail, failures = (1 - confidence) / 2, count - successes
+  tail, failures = (1 - _CONFIDENCE) / 2, count - successes
   low = special.betaincinv(successes, failures + 1, tail) if successes else 0
   high = (
     special.betaincinv(successes + 1, failures, 1 - tail) if failures else 1
@@ -267,6 +268,9 @@ def summarize(units: Sequence[Unit], *, max_depth: float = math.inf) -> dict:
   """
   total = lambda name: sum(getattr(u, name) for u in units)
   column = lambda name: [getattr(u, name) for u in units]
+  of = lambda name, top, bottom, *limits: ratio(
+    name, [column(top)], [column(bottom)], limits=limits
+  )
   distance = sum_known(column("total_variation"))
   paired = all(u.baseline_seconds is not None for u in units)
   rate = _ratio(total("num_tokens"), total("seconds"))
@@ -278,16 +282,10 @@ def summarize(units: Sequence[Unit], *, max_depth: float = math.inf) -> dict:
     "num_target_calls": total("num_target_calls"),
     "num_drafted": total("num_drafted"),
     "num_accepted": total("num_accepted"),
-    "block_efficiency": _ratio(total("num_tokens"), total("num_target_calls")),
-    "block_efficiency_ci": ratio_interval(
-      column("num_tokens"),
-      column("num_target_calls"),
-      limits=(1, max_depth + 1),
+    **of(
+      "block_efficiency", "num_tokens", "num_target_calls", 1, max_depth + 1
     ),
-    "acceptance_rate": _ratio(total("num_accepted"), total("num_drafted")),
-    "acceptance_rate_ci": ratio_interval(
-      column("num_accepted"), column("num_drafted"), limits=(0, 1)
-    ),
+    **of("acceptance_rate", "num_accepted", "num_drafted", 0, 1),
     "expected_acceptance_rate": _ratio(
       total("expected_accepted"), total("num_drafted")
     ),
@@ -302,7 +300,6 @@ def summarize(units: Sequence[Unit], *, max_depth: float = math.inf) -> dict:
     else None,
     "baseline_seconds": total("baseline_seconds") if paired else None,
     "baseline_tokens_per_second": baseline,
-    "speedup": rate / baseline if rate and baseline else None,
-    "speedup_ci": speedup_interval(units) if paired else None,
+    **(speedup(units) if paired else {"speedup": None, "speedup_ci": None}),
     "num_units": len(units),
   }

@@ -303,10 +303,7 @@ def _read(
 
 
 def _asked(
-  state: DecodeState,
-  max_new_tokens: Array,
-  buffer_length: int,
-  vocab_size: int,
+  state: DecodeState, max_new_tokens: Array, buffer_length: int, vocab_size: int
 ) -> DecodeState:
   """The state with a budget for each row; rows without one, or text, end."""
   room = buffer_length - state.length  # no sum of the two may wrap around

@@ -157,15 +157,10 @@ def pick(numbers: Array, log_probs: Array) -> Array:
   width = 1 << math.ceil(math.log2(max(vocab, 2)) / 2)
   pad = [(0, 0)] * (mass.ndim - 1) + [(0, -vocab % width)]
   blocks = jnp.pad(mass, pad).reshape(*mass.shape[:-1], -1, width)
-  block = _invert(jnp.sum(blocks, axis=-1), numbers[..., 0])
+  block = invert(jnp.sum(blocks, axis=-1), numbers[..., 0])
   inside = jnp.take_along_axis(blocks, block[..., None, None], axis=-2)
-  token = _invert(inside[..., 0, :], numbers[..., 1])
+  token = invert(inside[..., 0, :], numbers[..., 1])
   return jnp.minimum(block * width + token, vocab - 1)
-
-
-def pick_node(numbers: Array, node_probs: Array) -> Array:
-  """The node that a number draws, `f32[B], f32[B, N + 1] -> i32[B]`."""
-  return _invert(node_probs, numbers)
 
 
 def numbers(keys: Array, dtype) -> Array:
@@ -194,7 +189,7 @@ def _fraction(bits: Array, dtype) -> Array:
   return (bits.astype(dtype) + 1) * 2.0 ** -jnp.finfo(dtype).bits
 
 
-def _invert(mass: Array, uniform: Array) -> Array:
+def invert(mass: Array, uniform: Array) -> Array:
   """The first entry with mass whose cumulative mass reaches `uniform * total`.
 
   Cumulative sums need not be monotone in floating point; that must not lead to

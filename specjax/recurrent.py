@@ -143,10 +143,7 @@ def advanced(memory: Memory, count: Array) -> Memory:
   width = memory.gates.shape[2]
   last = _after(memory.gates, count)  # [B, H, 1, 1]
   state = jnp.exp(last) * memory.state + jnp.einsum(
-    "bkpc,bkrpv->bkrcv",
-    memory.keys,
-    _weighed(memory, count),
-    precision=_dot,
+    "bkpc,bkrpv->bkrcv", memory.keys, _weighed(memory, count), precision=_dot
   ).reshape(memory.state.shape)
   at = count[:, None] + jnp.arange(width)
   at = jnp.minimum(at, width - 1)[:, None, :, None]

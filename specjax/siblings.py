@@ -93,11 +93,6 @@ def elders(tokens: Array, j: Array | int) -> Array:
   return jnp.where(jnp.arange(tokens.shape[-1]) < j, tokens, -1)
 
 
-def _among(tokens: Array, vocab: int) -> Array:
-  """`i32[..., j] -> bool[..., V]`: which tokens are listed."""
-  return jnp.any(tokens[..., None] == jnp.arange(vocab), axis=-2)
-
-
 def _point(token: Array, like: Array) -> Array:
   """The law that is sure of a token, where `like` has any mass."""
   here = token[..., None] == jnp.arange(like.shape[-1])
@@ -116,7 +111,8 @@ def _independent(parent, elders, count, ranking=None):
 
 def _rest(parent, elders, ranking):
   """Logits of p without the elders, or where they have all of it, of others."""
-  tried = _among(elders, parent.shape[-1])
+  tried = elders[..., None] == jnp.arange(parent.shape[-1])
+  tried = jnp.any(tried, axis=-2)
   rest = jnp.where(tried, -jnp.inf, parent)
   left = jnp.max(rest, axis=-1, keepdims=True) > -jnp.inf
   if ranking is None:

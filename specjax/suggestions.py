@@ -5,11 +5,7 @@ from collections.abc import Iterable
 
 
 def guess(
-  name: str,
-  known: Iterable[str],
-  *,
-  write: str = "{!r}",
-  cutoff: float = 0.6,
+  name: str, known: Iterable[str], *, write: str = "{!r}", cutoff: float = 0.6
 ) -> str:
   """` (did you mean NAME?)` of the nearest of the known names, or nothing.
 

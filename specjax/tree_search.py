@@ -15,7 +15,7 @@ decoder counts (`acceptance_by_rank`).
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -101,75 +101,15 @@ def best_tree(
       1, or a size is not positive.
   """
   acceptance = _check_acceptance(acceptance)
-  max_depth = _check_sizes(num_nodes, max_depth, "num_nodes")
+  if num_nodes < 1:
+    raise ValueError(f"num_nodes must be >= 1, got {num_nodes}")
+  if max_depth is not None and max_depth < 1:
+    raise ValueError(f"max_depth must be >= 1 or None, got {max_depth}")
+  max_depth = min(max_depth or num_nodes, num_nodes)
   table = _solve(acceptance, num_nodes, max_depth)
   values = table.best[-1, 1:]
   size = 1 + int(np.argmax(values >= values.max() - _GAIN))
   return table.tree(size, max_depth)
-
-
-def best_tree_for_latency(
-  acceptance: Sequence[float] | np.ndarray,
-  *,
-  draft_seconds: float,
-  verify_seconds: Mapping[int, float],
-  max_nodes: int,
-  max_depth: int | None = None,
-) -> Tree:
-  """The tree with the least expected time for a token.
-
-  A step of a tree of m drafted nodes and depth l takes `l draft_seconds +
-  verify_seconds[m + 1]` and emits `1 + expected_accepted` tokens.
-
-  Args:
-    acceptance: as for `best_tree`.
-    draft_seconds: time to draft one level of the tree.
-    verify_seconds: measured time of a target pass, by the number of fed tokens
-      (the root and the drafted nodes); linear between the measured numbers,
-      which must span 1 .. max_nodes + 1. The curve need not be monotone.
-    max_nodes: drafted nodes at most.
-    max_depth: drafted tokens on a path at most; by default `max_nodes`.
-
-  Returns:
-    The tree: the root alone where speculation does not pay.
-
-  Raises:
-    ValueError: if an acceptance is not a probability, they add up to more than
-      1, a size is not positive, or a time is missing or not one.
-  """
-  acceptance = _check_acceptance(acceptance)
-  max_depth = _check_sizes(max_nodes, max_depth, "max_nodes")
-  if not 0 <= draft_seconds < np.inf:
-    raise ValueError(
-      f"draft_seconds must be finite and >= 0, got {draft_seconds}"
-    )
-  if not isinstance(verify_seconds, Mapping):
-    raise ValueError(
-      "verify_seconds must be seconds by the number of fed tokens, as in "
-      f"{{1: 0.01, 8: 0.02}}, got {verify_seconds!r}"
-    )
-  fed = np.array(sorted(verify_seconds), np.float64)
-  if not len(fed) or fed[0] > 1 or fed[-1] < max_nodes + 1:
-    raise ValueError(
-      f"verify_seconds must span 1..{max_nodes + 1} fed tokens (the root and "
-      f"max_nodes={max_nodes} drafted nodes), got {sorted(verify_seconds)}"
-    )
-  measured = np.array([verify_seconds[n] for n in sorted(verify_seconds)])
-  if not np.all((measured > 0) & (measured < np.inf)):
-    raise ValueError(
-      f"verify_seconds must be finite and > 0, got {dict(verify_seconds)}"
-    )
-  table = _solve(acceptance, max_nodes, max_depth)
-  sizes = np.arange(1, max_nodes + 2)  # fed tokens
-  # Row l has the best trees of depth *at most* l: the same tree in an earlier
-  # row is cheaper, or comes first.
-  seconds = (
-    np.arange(max_depth + 1)[:, None] * draft_seconds
-    + np.interp(sizes, fed, measured)
-  ) / np.maximum(table.best[:, 1:], 1)
-  seconds = np.where(table.best[:, 1:] > 0, seconds, np.inf)
-  depth, size = np.unravel_index(np.argmin(seconds), seconds.shape)
-  return table.tree(int(sizes[size]), int(depth))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -251,12 +191,3 @@ def _check_acceptance(acceptance) -> np.ndarray:
       "have the same number of children"
     )
   return acceptance
-
-
-def _check_sizes(num_nodes: int, max_depth: int | None, name: str) -> int:
-  """The largest depth that matters."""
-  if num_nodes < 1:
-    raise ValueError(f"{name} must be >= 1, got {num_nodes}")
-  if max_depth is not None and max_depth < 1:
-    raise ValueError(f"max_depth must be >= 1 or None, got {max_depth}")
-  return num_nodes if max_depth is None else min(max_depth, num_nodes)

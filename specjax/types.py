@@ -436,6 +436,33 @@ class Commit:
     """`i32[B]`, number of committed fed tokens, in slots `start ..`."""
     return self.length - 1 - self.start
 
+  def features(self, width: int) -> Array:
+    """The target's features of all fed tokens, `f[B, T, F]`.
+
+    Args:
+      width: F, of what reads them.
+
+    Raises:
+      ValueError: unless the target gives so many.
+    """
+    features = self.target_output.features
+    if features is None or features.shape[-1] != width:
+      given = "none" if features is None else str(features.shape[-1])
+      raise ValueError(
+        f"the draft reads {width} features of the target, which gives {given} "
+        "(build it with features=)"
+      )
+    return features
+
+  def newest_features(self, held: Array) -> Array:
+    """`f[B, F]` of the newest token fed and committed; `held` without any."""
+    features = self.features(held.shape[-1])
+    last = jax.numpy.maximum(self.count - 1, 0)[:, None]
+    node = jax.numpy.take_along_axis(self.path, last, axis=1)[..., None]
+    newest = jax.numpy.take_along_axis(features, node, axis=1)[:, 0]
+    went_on = self.count[:, None] > 0
+    return jax.numpy.where(went_on, newest.astype(held.dtype), held)
+
 
 def no_state(params, batch, slots, inputs):
   """The `init` of a drafter that remembers nothing."""

@@ -27,7 +27,7 @@ from models.networks.specdec import Block
 from models.networks.transformer import SkippedLayers, mixtures_of
 from models.tokenizers import Tokenizer
 from specjax import decode, low_cache, rules
-from specjax.adaptive import chains
+from specjax.adaptive import chains, widths
 from specjax.adaptive.ladder import Ladder
 from specjax.adaptive.rungs import Rungs
 from specjax.drafters.families.rasd import Parts
@@ -357,7 +357,7 @@ def assemble(
       drafter=drafter,
       rule=rule,
       vocab_size=vocab_size,
-      widths=registry.pass_widths(drafting, drafter.tree) if drafter else (),
+      widths=widths.within(drafting.widths, drafter.tree) if drafter else (),
       share_encoder=share_encoder,
     ),
     baseline=decode.make_decoder(target, vocab_size=vocab_size),

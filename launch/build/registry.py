@@ -28,7 +28,7 @@ from models.networks.specdec import Block
 from models.networks.transformer import FINAL, SkippedLayers
 from specjax import drafters, low_cache, shapes
 from specjax import siblings as siblings_lib
-from specjax.adaptive import policies, widths
+from specjax.adaptive import policies
 from specjax.adaptive.policies import Policy
 from specjax.adaptive.rungs import Rungs, make_rungs
 from specjax.calls import Call, Grammar
@@ -275,11 +275,6 @@ def rungs(
     target, draft, rule=rule, vocab_size=vocab_size, lengths=drafting.lengths,
     share_encoder=share_encoder,
   )  # fmt: skip
-
-
-def pass_widths(drafting: Drafting, tree: Tree) -> tuple[int, ...]:
-  """Tokens of the target's narrower passes that a tree's rounds can have."""
-  return widths.within(drafting.widths, tree)
 
 
 def help_table() -> list[tuple[str, str]]:

@@ -136,9 +136,6 @@ def _row(both: Sequence[tuple[dict, dict]], before: str, after: str) -> dict:
     column(1, "seconds"), column(1, "baseline_num_tokens"),
     column(0, "num_tokens"), column(0, "baseline_seconds"),
   ]  # fmt: skip
-  ratio = 1.0
-  for above, below in zip(top, bottom, strict=True):
-    ratio *= sum(above) / sum(below)
   ones, others = zip(*both, strict=True)
   one, other = _per_question(ones, before), _per_question(others, after)
   changes = [other[q] - one[q] for q in one if q in other]
@@ -147,8 +144,7 @@ def _row(both: Sequence[tuple[dict, dict]], before: str, after: str) -> dict:
     "num_groups": len(both),
     "block_efficiency_change": sum(changes) / len(changes),
     "block_efficiency_change_ci": intervals.mean_interval(changes),
-    "speedup_ratio": ratio,
-    "speedup_ratio_ci": intervals.interval(top, bottom),
+    **intervals.ratio("speedup_ratio", top, bottom),
   }
 
 

@@ -8,10 +8,8 @@ prompts that differed by system could not be paired.
 import dataclasses
 import hashlib
 import statistics
-import time
 from collections.abc import Sequence
 
-import jax
 import ml_collections
 import numpy as np
 
@@ -24,10 +22,16 @@ from launch.evaluation.systems import HF, PLAIN, System
 from models.tokenizers import Tokenizer
 from specjax import intervals
 from specjax.runtime import engine as engine_lib
+from specjax.runtime import timing
 from specjax.runtime.engine import Batch, Engine
 from specjax.state import Origin
 
 _SECONDS = ("seconds", "first_seconds", "prefill_seconds")
+# What transformers and llama.cpp do not tell.
+_NOT_TOLD = (
+  "prefill_seconds", "fed", "drafted", "accepted", "expected", "accept_counts",
+  "cut_counts", "rounds_by_length", "total_variation",
+)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -118,13 +122,14 @@ def contests(
 
 
 def groups_of(
-  asked: Sequence[Asked], *, temperature: float, batch_size: int, room: int
-) -> list[Group]:
+  asked: Sequence[Asked], temperatures: Sequence[float], sizes: Sequence[int],
+  *, room: int,
+) -> list[Group]:  # fmt: skip
   """Groups of one task and category each, of prompts of similar length.
 
   Args:
     asked: the first turns of all questions, which fit.
-    temperature, batch_size: of the setting.
+    temperatures, sizes: of batches; groups are of one of each.
     room: longest prompt.
   """
   by_category: dict[tuple[str, str], list[Asked]] = {}
@@ -134,12 +139,14 @@ def groups_of(
   return [
     Group(
       temperature=temperature,
-      batch_size=batch_size,
+      batch_size=size,
       questions=tuple(p.question for p in batch.prompts),
     )
+    for temperature in temperatures
+    for size in sizes
     for of_category in by_category.values()
     for batch in engine_lib.make_batches(
-      of_category, batch_size=batch_size, max_width=room
+      of_category, batch_size=size, max_width=room
     )
   ]
 
@@ -284,35 +291,22 @@ def _decoded(
     return {
       "seconds": theirs.seconds,
       "first_seconds": theirs.first_seconds,
-      "prefill_seconds": None,
       "rounds": theirs.num_target_calls,
-      "fed": None,
       "tokens": [len(ids) for ids in tokens],
       # Without drafts a row takes a call for each token.
       "calls": [theirs.num_target_calls] if alone else [len(x) for x in tokens],
-      "drafted": None,
-      "accepted": None,
-      "expected": None,
-      "accept_counts": None,
-      "cut_counts": None,
-      "rounds_by_length": None,
-      "total_variation": None,
-    }, tokens
+    } | dict.fromkeys(_NOT_TOLD), tokens
   one = contest.engines[system.name]
   before = dict(one.ladder.rounds) if one.ladder else {}
-  start = time.perf_counter()
-  state = jax.block_until_ready(one.prefill(batch))
-  prefill = time.perf_counter() - start
-  state = jax.block_until_ready(one.generate(batch, state, 1))
-  first = time.perf_counter() - start
-  state = jax.block_until_ready(one.generate(batch, state))
-  seconds = time.perf_counter() - start
+  prefill, state = timing.timed(one.prefill, batch)
+  first, state = timing.timed(one.generate, batch, state, 1)
+  rest, state = timing.timed(one.generate, batch, state)
   done = engine_lib.completions(state, len(batch.prompts))
   experts = engine_lib.fetch(state.counters.num_experts)
   drafts = system.drafts_here
   return {
-    "seconds": seconds,
-    "first_seconds": first,
+    "seconds": prefill + first + rest,
+    "first_seconds": prefill + first,
     "prefill_seconds": prefill,
     "rounds": max(c.num_target_calls for c in done),
     "fed": max(c.num_fed for c in done),

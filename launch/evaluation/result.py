@@ -108,13 +108,7 @@ def of_prompts(
   fit, refused = measure.first_turns(
     asked_of(one.tokenizer), one.tokenizer, one.room
   )
-  groups = [
-    group
-    for temperature in asked_at
-    for group in measure.groups_of(
-      fit, temperature=temperature, batch_size=config.batch_size, room=one.room
-    )
-  ]
+  groups = measure.groups_of(fit, asked_at, [config.batch_size], room=one.room)
   records = running.measure_missing(contests, groups, pairs, timing=timing)
   one.reference.close()
   facts = {

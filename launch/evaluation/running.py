@@ -46,7 +46,8 @@ def measure_missing(
   records = {record["batch"]: record for record in journals[0]}
   spans = processes.spanned_by(pairs[systems.PLAIN].params)
   saved = None
-  if learners := learners_of(contests):
+  engines = next(iter(contests.values())).engines  # all share learners
+  if learners := {n: e.learner for n, e in engines.items() if e.learner}:
     if processes.several():
       raise cli.UserError("a draft learns online in one process")
     if journal:
@@ -75,9 +76,7 @@ def measure_missing(
       progress.update(sizes[record["batch"]])
       if not spans:  # processes that share programs have them at the same time
         give_up_programs(contests)
-  if spans:
-    return list(records.values())
-  if timing == "none":
+  if spans or timing == "none":
     return list(records.values())
   untimed = _costs_missing(contests, groups, records)
   with _progress(len(untimed), "drafter", "timing rounds") as progress:
@@ -135,14 +134,6 @@ def give_up_programs(contests: dict[float, Contest]) -> None:
       for one in contest.engines.values():
         one.programs.clear()
     jax.clear_caches()
-
-
-def learners_of(contests: dict[float, Contest]) -> dict[str, online.Learner]:
-  """The learners by system, shared by all temperatures."""
-  first = next(iter(contests.values()))
-  return {
-    name: one.learner for name, one in first.engines.items() if one.learner
-  }
 
 
 def _costs_missing(

@@ -35,9 +35,7 @@ class Entry:
 
 
 def rows_of(
-  records: Sequence[dict],
-  costs: Sequence[dict],
-  counted: dict | None = None,
+  records: Sequence[dict], costs: Sequence[dict], counted: dict | None = None
 ) -> list[dict]:
   """The rows of a result: a system in a setting on some of the questions.
 
@@ -95,9 +93,7 @@ def entries(record: dict, system: str) -> Iterator[Entry]:
   for turn in record["turns"]:
     if system in turn["systems"]:
       yield Entry(
-        turn=turn,
-        numbers=turn["systems"][system],
-        plain=turn["systems"][PLAIN],
+        turn=turn, numbers=turn["systems"][system], plain=turn["systems"][PLAIN]
       )
 
 
@@ -181,9 +177,10 @@ def _row(records: Sequence[dict], system: str, cost: dict | None) -> dict:
     "cut_counts": _accept_counts(every, "cut_counts"),
     "rounds_by_length": _by_length(every),
     "seconds": of_units["seconds"],
-    "tokens_per_second": of_units["tokens_per_second"],
-    "tokens_per_second_ci": intervals.ratio_interval(
-      [unit.num_tokens for unit in units], [unit.seconds for unit in units]
+    **intervals.ratio(
+      "tokens_per_second",
+      [[unit.num_tokens for unit in units]],
+      [[unit.seconds for unit in units]],
     ),
     "speedup": None if is_plain else of_units["speedup"],
     "speedup_ci": None if is_plain else of_units["speedup_ci"],
@@ -276,10 +273,7 @@ def predicted_seconds(every: Sequence[Entry], cost: dict) -> float:
 
 
 def _predicted(
-  records: Sequence[dict],
-  system: str,
-  cost: dict | None,
-  speedup: float | None,
+  records: Sequence[dict], system: str, cost: dict | None, speedup: float | None
 ) -> dict[str, Any]:
   """The speed-up that costs predict, beside the one that was measured.
 
@@ -292,7 +286,7 @@ def _predicted(
   should = [
     predicted_seconds(list(entries(record, system)), cost) for record in records
   ]
-  ends = intervals.ratio_interval(units, should)
+  ends = intervals.interval([units], [should])
   error = sum(units) / sum(should) - 1
   values = speedup * (1 + error), error, ends and [end - 1 for end in ends]
   return dict(zip(names, values, strict=True))

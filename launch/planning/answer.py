@@ -393,9 +393,11 @@ def show(console: rich.console.Console, given: dict) -> None:
   )
   if given["collectives"] is None:
     return
+  moves = given.get("cache_moves")  # of a small one
+  moved = f" (moved onto the chip or back: {moves})" if moves else ""
   out(
-    f"copies of a whole cache in a round: {given['cache_copies']}"
-    f"{_moves(given.get('cache_moves'))}; donation "
+    f"copies of a whole cache in a round: {given['cache_copies']}{moved}; "
+    "donation "
     f"{'honoured' if given['donation_honoured'] else 'NOT honoured'}; compiled "
     f"in {given['compile_seconds']:.0f} s ({given['compile_cpu_seconds']:.0f} "
     f"of a core) with libtpu {given['libtpu']}"
@@ -490,11 +492,6 @@ def _table_of_best(best: list[dict]) -> rich.table.Table:
       f"{row['speedup']:.2f}",
     )  # fmt: skip
   return table
-
-
-def _moves(count: int | None) -> str:
-  """Words on a small cache that is moved onto the chip and back."""
-  return f" (moved onto the chip or back: {count})" if count else ""
 
 
 def _pays(line: dict) -> str:

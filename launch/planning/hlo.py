@@ -39,6 +39,8 @@ _BYTES = {
   "s4": 0.5, "f8e4m3fn": 1, "f4e2m1fn": 0.5,
 }  # fmt: skip
 
+Shape = tuple[str, tuple[int, ...]]  # dtype and dimensions
+
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
@@ -59,7 +61,7 @@ class Instruction:
   """
 
   name: str
-  shapes: tuple[tuple[str, tuple[int, ...]], ...]
+  shapes: tuple[Shape, ...]
   opcode: str
   called: tuple[str, ...]
   fused: str | None
@@ -238,7 +240,7 @@ def collectives(
   return {phase: dict(kinds) for phase, kinds in counted.items()}
 
 
-def copies(module: Module, shapes: set[tuple[str, tuple[int, ...]]]) -> int:
+def copies(module: Module, shapes: set[Shape]) -> int:
   """Number of copies of arrays of these `(dtype, dimensions)` in a round.
 
   A copy may have its dimensions in another order, and may be a fusion; one that
@@ -248,7 +250,7 @@ def copies(module: Module, shapes: set[tuple[str, tuple[int, ...]]]) -> int:
   return _count(module, shapes, lambda one: not one.moves)
 
 
-def moves(module: Module, shapes: set[tuple[str, tuple[int, ...]]]) -> int:
+def moves(module: Module, shapes: set[Shape]) -> int:
   """Number of moves of such an array onto the chip, or back, in a round."""
   return _count(module, shapes, lambda one: one.moves)
 
@@ -270,9 +272,7 @@ def _count(module: Module, shapes, which) -> int:
   return sum(count for one, count, _ in walk(module) if makes_one(one))
 
 
-def weights_read(
-  module: Module, shapes: set[tuple[str, tuple[int, ...]]]
-) -> int:
+def weights_read(module: Module, shapes: set[Shape]) -> int:
   """Bytes of weights that the operations of a round read.
 
   A fusion that takes one layer's slice of stacked weights reads that slice.
@@ -303,9 +303,7 @@ def weights_read(
 
 
 def weights_written(
-  module: Module,
-  shapes: set[tuple[str, tuple[int, ...]]],
-  group: int | None = None,
+  module: Module, shapes: set[Shape], group: int | None = None
 ) -> int:
   """Bytes of arrays of a weight's form, or a layer's, that a round writes.
 

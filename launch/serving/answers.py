@@ -180,9 +180,11 @@ class Choice:
     self._offsets.append(begun)
 
   def _said(self, token: int, value: float | None) -> dict[str, Any]:
+    if value is not None and not math.isfinite(value):
+      value = -9999.0  # OpenAI's, for minus infinity
     return {
       "token": token_text.name_of(self._tokenizer, token),
-      "logprob": None if value is None else _told(value),
+      "logprob": value,
       "bytes": list(token_text.bytes_of(self._tokenizer, token)),
     }
 
@@ -210,11 +212,6 @@ def _by_name(one: dict[str, Any]) -> dict[str, float] | None:
     return None
   all_of_them = [one, *one["top_logprobs"][::-1]]
   return {x["token"]: x["logprob"] for x in all_of_them}
-
-
-def _told(value: float) -> float:
-  """A log-probability for JSON, with OpenAI's number for minus infinity."""
-  return value if math.isfinite(value) else -9999.0
 
 
 class Answer:

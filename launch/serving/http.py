@@ -104,8 +104,7 @@ def application(service: Service) -> Starlette:
     return _not_here(error)
 
   app = Starlette(
-    routes=routes,
-    exception_handlers={HTTPException: not_here, Exception: _bug},
+    routes=routes, exception_handlers={HTTPException: not_here, Exception: _bug}
   )
   # It would send clients to wherever they say that they are, unchecked.
   app.router.redirect_slashes = False

@@ -340,8 +340,7 @@ class Controller:
     taken = [number for number, t in enumerate(tickets) if t is not None]
     rows = [
       Row(
-        acceptance=Seen(t.accepted, t.tried).estimate(prior),
-        objective=_left(t),
+        acceptance=Seen(t.accepted, t.tried).estimate(prior), objective=_left(t)
       )
       for t in tickets
       if t is not None

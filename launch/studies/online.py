@@ -26,10 +26,8 @@ import itertools
 import os
 import pydoc_data.topics
 import re
-import time
 from collections.abc import Iterator
 
-import jax
 import ml_collections
 import numpy as np
 
@@ -41,6 +39,7 @@ from launch.studies import online_plots
 from launch.studies.online_plots import acceptance
 from launch.training import corpus
 from specjax import intervals
+from specjax.runtime import timing
 from specjax.runtime.engine import Batch, Engine
 
 cli.reads(cli.CONFIG, cli.OUTPUT)
@@ -143,10 +142,8 @@ def decode(one: Engine, batch: Batch) -> dict:
   one.compile(batch)
   learner = one.learner
   before = learner.seconds if learner else 0.0
-  state = jax.block_until_ready(one.prefill(batch))
-  began = time.perf_counter()
-  state = jax.block_until_ready(one.generate(batch, state))
-  seconds = time.perf_counter() - began
+  _, state = timing.timed(one.prefill, batch)
+  seconds, state = timing.timed(one.generate, batch, state)
   total = lambda array: float(np.asarray(array).sum())
   counters = state.counters
   return {
@@ -238,7 +235,7 @@ def late(records: list[dict], after: int) -> list[dict]:
 
 
 def above(
-  some: list[dict], others: list[dict], *, seed: int = 0
+  some: list[dict], others: list[dict]
 ) -> tuple[float, float | None, float | None]:
   """Gain of acceptance over that of others, with a 95% interval.
 
@@ -249,7 +246,7 @@ def above(
   difference = acceptance(some) - acceptance(others)
   if min(len(some), len(others)) < intervals.LEAST:
     return difference, None, None
-  rng = np.random.default_rng(seed)
+  rng = np.random.default_rng(0)
 
   def drawn(records):
     taken, offered = (

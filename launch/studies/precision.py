@@ -184,22 +184,14 @@ def summarize(of_texts: dict[str, np.ndarray]) -> dict:
   row: dict = {}
   for name, limits in _PER_TEXT.items():
     values = of_texts[name]
-    row[name] = float(np.mean(values))
-    ends = intervals.ratio_interval(
-      list(values), [1.0] * len(values), limits=limits
-    )
-    row[f"{name}_ci"] = None if ends is None else list(map(float, ends))
+    ones = np.ones(len(values))
+    row |= intervals.ratio(name, [values], [ones], limits=limits)
   row["perplexity"] = float(np.exp(row["log_perplexity"]))
   return row
 
 
 def measure(
-  target: str,
-  dtype,
-  written: list,
-  texts: np.ndarray,
-  *,
-  draft: str = "",
+  target: str, dtype, written: list, texts: np.ndarray, *, draft: str = ""
 ) -> list[dict]:
   """A row for the target, and one for each precision.
 

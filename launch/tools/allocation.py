@@ -62,12 +62,6 @@ def round_case(decoder, params, *, rows: int, text: int, slots: int):
   return act
 
 
-def prompt_case(decoder, params, *, prompt: int, slots: int):
-  """Reading one prompt into a buffer."""
-  begin = _beginning(decoder, params, 1, prompt, slots)
-  return lambda: begin().target_cache
-
-
 def _measured(cases: Mapping[int, Callable[[], object]], **about) -> dict:
   """Median seconds of cases by their size, and ratios over the first."""
   parts = {
@@ -107,9 +101,10 @@ def run(_) -> int:
     )
     for rows in batches
   ]  # fmt: skip
+  reading = lambda begin: lambda: begin().target_cache
   prompts = _measured(
     {
-      size: prompt_case(decoder, params, prompt=_PROMPT.value, slots=size)
+      size: reading(_beginning(decoder, params, 1, _PROMPT.value, size))
       for size in buffers
     },
     prompt=_PROMPT.value,

@@ -11,14 +11,13 @@ whose tokenizer the index is for. Every token takes eight bytes, in the file and
 in the memory of every device.
 """
 
-import time
-
 from absl import flags
 
 from launch import cli, results
 from launch.build import retrieval
 from models import checkpoints
 from specjax.drafters.shared import corpus
+from specjax.runtime import timing
 
 cli.reads(cli.OUTPUT, cli.TARGET)
 _INPUT = flags.DEFINE_string("input", None, "A folder of texts, or JSONL.")
@@ -31,9 +30,8 @@ def run(_) -> int:
   )
   tokenizer = checkpoints.load_tokenizer(cli.TARGET.value)
   texts = retrieval.texts(_INPUT.value)
-  start = time.perf_counter()
-  index = corpus.build([tokenizer.encode_text(text) for text in texts])
-  seconds = time.perf_counter() - start
+  encoded = lambda: [tokenizer.encode_text(text) for text in texts]
+  seconds, index = timing.timed(lambda: corpus.build(encoded()))
   content = retrieval.content(index, tokenizer, len(texts))
   results.write_new(cli.OUTPUT.value, content)
   print(

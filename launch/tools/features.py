@@ -39,14 +39,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from launch import cli, provenance, results
-from launch.training import (
-  data,
-  features,
-  head,
-  head_features,
-  head_loss,
-  step,
-)
+from launch.training import data, features, head, head_features, head_loss, step
 from launch.training.features import Settings, Shard, encode, halved, restored
 from launch.training.records import say
 from models import checkpoints, head_starts

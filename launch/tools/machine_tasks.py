@@ -26,6 +26,7 @@ import datetime
 import hashlib
 import random
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from absl import flags
 
@@ -120,38 +121,14 @@ def _collected(x: int, rest: int) -> str:
   return head + (f"{rest:+d}" if rest else "")
 
 
-def _number_to_words(rng) -> tuple[str, Pair]:
-  n = _number(rng)
-  return str(n), (f"number: {n}", in_words(n))
-
-
-def _words_to_number(rng) -> tuple[str, Pair]:
-  n = _number(rng)
-  return str(n), (f"words: {in_words(n)}", str(n))
-
-
-def _date_to_words(rng) -> tuple[str, Pair]:
-  d = _date(rng)
-  return d.isoformat(), (f"date: {d.isoformat()}", date_in_words(d))
-
-
-def _words_to_date(rng) -> tuple[str, Pair]:
-  d = _date(rng)
-  return d.isoformat(), (f"day: {date_in_words(d)}", d.isoformat())
-
-
-def _simplify(rng) -> tuple[str, Pair]:
-  text, value = _expression(rng)
-  return text, (f"simplify: {text}", value)
-
-
-_MADE: dict[str, Callable[[random.Random], tuple[str, Pair]]] = {
-  "number": _number_to_words,
-  "words": _words_to_number,
-  "date": _date_to_words,
-  "day": _words_to_date,
-  "simplify": _simplify,
+_MADE: dict[str, tuple[Callable, Callable[[Any], tuple[str, Pair]]]] = {
+  "number": (_number, lambda n: (str(n), (f"number: {n}", in_words(n)))),
+  "words": (_number, lambda n: (str(n), (f"words: {in_words(n)}", str(n)))),
+  "date": (_date, lambda d: (str(d), (f"date: {d}", date_in_words(d)))),
+  "day": (_date, lambda d: (str(d), (f"day: {date_in_words(d)}", str(d)))),
+  "simplify": (_expression, lambda e: (e[0], (f"simplify: {e[0]}", e[1]))),
 }
+"""What a task is about, drawn, and the name and the pair of such a thing."""
 TASKS = (*_MADE, "signature")
 
 
@@ -214,16 +191,17 @@ def pairs(
           continue
         pair = known.pop()
       else:
-        pair = _unseen(_MADE[task], rng, split, seen)
+        pair = _unseen(task, rng, split, seen)
       seen.add(pair[0])
       yield task, pair
       count -= 1
 
 
-def _unseen(make, rng: random.Random, split: str, seen: set[str]) -> Pair:
+def _unseen(task: str, rng: random.Random, split: str, seen: set[str]) -> Pair:
   """A new pair of the split; ValueError if none is found."""
+  drawn, told = _MADE[task]
   for _ in range(100_000):
-    about, pair = make(rng)
+    about, pair = told(drawn(rng))
     if split_of(about) == split and pair[0] not in seen:
       return pair
   raise ValueError(f"the {split} split has no more pairs: ask for fewer")

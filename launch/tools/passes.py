@@ -16,7 +16,6 @@ cached text, both read once, and of recurrent states, read and written.
 import dataclasses
 import functools
 import statistics
-import time
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +27,7 @@ from launch.planning import networks
 from models.formats.huggingface import translate
 from models.networks import stacked
 from specjax import recurrent
+from specjax.runtime import timing
 from specjax.runtime.timed_loops import passes_loop
 
 cli.reads(cli.BATCH_SIZES, cli.TARGET, cli.OUTPUT, cli.TURNS)
@@ -54,23 +54,11 @@ def random_params(shapes):
   return jax.tree.unflatten(form, made)
 
 
-def timed(run, carry, repeats: int):
-  """Seconds of one repeat, the call taken off, and what is carried on."""
-  spans = []
-  for count in (0, repeats):
-    start = time.perf_counter()
-    carry = jax.block_until_ready(run(carry, count))
-    spans.append(time.perf_counter() - start)
-  return (spans[1] - spans[0]) / repeats, carry
-
-
-def _copies():
-  """A loop that reads and writes a large array."""
-  run = jax.jit(
-    lambda x, count: jax.lax.fori_loop(0, count, lambda _, y: y + 1, x),
-    donate_argnums=0,
-  )
-  return run, jnp.zeros(_COPIED // 4, jnp.float32)
+@functools.partial(jax.jit, donate_argnums=1)
+def _copies(params, array, count):
+  """Reads and writes a large array so many times."""
+  del params
+  return jax.lax.fori_loop(0, count, lambda _, x: x + 1, array)
 
 
 def _cache(model, rows: int, pending: int, slots: int):
@@ -93,20 +81,18 @@ def measure(config, rows: int, widths: list[int]) -> list[dict]:
     of: {"target": _cache(model, rows, of, _TEXT.value + max(widths))}
     for of in {*carry_of.values()}
   }
-  copies, array = _copies()
+  array = jnp.zeros(_COPIED // 4, jnp.float32)
   seconds: dict[int | str, list[float]] = {}
   loops = {
     width: passes_loop({"target": (model, "target")}, (("target", width),))
     for width in widths
   }
+  per_pass = functools.partial(timing.per_repeat, repeats=_REPEATS)
   for turn in range((cli.TURNS.value or 5) + 1):
-    spent, array = timed(copies, array, _REPEATS)
+    spent, array = per_pass(_copies, None, array)
     spans = {"copy": spent}
-    for width in widths:
-      run = functools.partial(loops[width], params)
-      spans[width], carries[carry_of[width]] = timed(
-        run, carries[carry_of[width]], _REPEATS
-      )
+    for width, of in carry_of.items():
+      spans[width], carries[of] = per_pass(loops[width], params, carries[of])
     for name, spent in spans.items() if turn else ():
       seconds.setdefault(name, []).append(spent)
   median = {name: statistics.median(times) for name, times in seconds.items()}

@@ -23,7 +23,7 @@ _SHAPES = {
     intermediate_size=3072,
     max_position_embeddings=2048,
     rotary_pct=0.25,
-  ),
+  )
 }
 cli.reads(cli.OUTPUT)
 _SHAPE = flags.DEFINE_enum(

@@ -59,11 +59,6 @@ def _iteration(slots: Slots, *admissions):
   )
 
 
-def _end(slots: Slots) -> None:
-  ended = np.ones(slots.num_slots, bool)
-  slots.iterate(dataclasses.replace(slots.idle(), ended=ended))
-
-
 def gaps(slots: Slots, *, prompt: int, arrivals: int, streams: int) -> dict:
   """Gaps between tokens of rows that stream while prompts arrive.
 
@@ -93,7 +88,8 @@ def gaps(slots: Slots, *, prompt: int, arrivals: int, streams: int) -> dict:
       seconds.append(report.seconds)
     waited += seconds
     reading.append(sum(seconds) - alone * len(seconds))
-  _end(slots)
+  ended = np.ones(slots.num_slots, bool)
+  slots.iterate(dataclasses.replace(slots.idle(), ended=ended))
   return {
     "streams": streams,
     "round_seconds": alone,

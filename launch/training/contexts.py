@@ -45,14 +45,13 @@ def check(config: ml_collections.ConfigDict, sources: tuple[str, ...]) -> None:
 
 
 def completer(
-  model: LanguageModel, *, prompt_length: int, temperature: float = 1.0
+  model: LanguageModel, *, prompt_length: int
 ) -> Callable[..., dict[str, Array]]:
   """A jitted function that replaces the ends of rows by a model's samples.
 
   Args:
     model: what samples, with the library's own loop.
     prompt_length: tokens of every row that stay.
-    temperature: of the samples.
 
   Returns:
     `(params, batch, key) -> batch`: of `{"tokens", "segments", "positions"}`,
@@ -73,7 +72,7 @@ def completer(
       key,
       buffer_length=length,
       max_new_tokens=length - prompt_length,
-      sampling=make_sampling(rows, temperature=temperature),
+      sampling=make_sampling(rows),
     )
     sampled = decoder.generate(both, state).tokens[:, :length]
     return {

@@ -44,6 +44,7 @@ _GENERATED = re.compile(
 )
 # A held-out file shares at most so much of its long lines with training files.
 _MAX_SHARED, _LONG_LINE = 0.3, 20
+_LONGEST = 100_000  # characters; longer files are tables, mostly
 # Lines at the top of a file, licences mostly, that no prompt begins in.
 _TOP = 20
 
@@ -87,17 +88,13 @@ def _roots(packages: tuple[str, ...]) -> Iterator[tuple[str, pathlib.Path]]:
 
 
 def python_files(
-  packages: tuple[str, ...] = PACKAGES,
-  *,
-  split: str | None = None,
-  max_bytes: int = 100_000,
+  packages: tuple[str, ...] = PACKAGES, *, split: str | None = None
 ) -> list[SourceFile]:
   """Reads the corpus, de-duplicated, in a fixed order.
 
   Args:
     packages: some of `PACKAGES`.
     split: only files of this split; None for all.
-    max_bytes: longer files (tables, mostly) are left out.
 
   Returns:
     The files, sorted by name. Of "validation" and "test", and of all, without
@@ -119,7 +116,7 @@ def python_files(
         continue
       digest = hashlib.sha256(text.encode()).digest()
       if (
-        not 200 < len(text) <= max_bytes
+        not 200 < len(text) <= _LONGEST
         or digest in seen
         or _GENERATED.search(text[:2000])
       ):
@@ -153,11 +150,7 @@ def shared(text: str, learned: set[str]) -> float:
 
 
 def held_out_prompts(
-  count: int,
-  *,
-  num_lines: int = 8,
-  split: str = "test",
-  packages: tuple[str, ...] = PACKAGES,
+  count: int, *, num_lines: int = 8, split: str = "test"
 ) -> list[str]:
   """Prompts from held-out files: some lines from inside each.
 
@@ -168,7 +161,6 @@ def held_out_prompts(
     count: how many.
     num_lines: lines in a prompt.
     split: "test", or "validation" for what is chosen before it is tested.
-    packages: where from.
 
   Returns:
     The prompts, all different, the same on every call with the same packages
@@ -178,7 +170,7 @@ def held_out_prompts(
     ValueError: if the split has fewer.
   """
   rng = np.random.default_rng(0)
-  files = python_files(packages)
+  files = python_files()
   learned = "".join(f.text for f in files if f.split == "train")
   learned_lines = set(learned.splitlines(keepends=True))
 
@@ -202,7 +194,7 @@ def held_out_prompts(
         prompts.setdefault(text)
   if len(prompts) < count:
     raise ValueError(
-      f"the {split} files of {', '.join(packages)} give {len(prompts)} prompts "
-      f"of {num_lines} lines, not {count}"
+      f"the {split} files of {', '.join(PACKAGES)} give {len(prompts)} "
+      f"prompts of {num_lines} lines, not {count}"
     )
   return list(prompts)[:count]

@@ -5,7 +5,6 @@ that the model needs, nothing recomputed counted, over what the chips could do.
 """
 
 import functools
-import time
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +18,7 @@ from models.networks.dflash import Parallel
 from models.networks.eagle import Eagle, Eagle3
 from models.networks.mtp import Mtp
 from models.networks.transformer import Transformer
+from specjax.runtime import timing
 from specjax.training import losses
 
 
@@ -172,14 +172,10 @@ def peak_flops() -> tuple[float, str]:
   known = hardware.peak_flops_of(device.device_kind)
   if known is not None:
     return known * jax.device_count(), "data sheet"
-  size, times = 1024, []
+  size = 1024
   x = jnp.ones((size, size))
   product = jax.jit(lambda a, b: a @ b)
-  product(x, x).block_until_ready()
-  for _ in range(10):
-    start = time.perf_counter()
-    product(x, x).block_until_ready()
-    times.append(time.perf_counter() - start)
+  times = [timing.timed(product, x, x)[0] for _ in range(11)]  # one compiles
   # Devices that a processor simulates share it.
   count = 1 if device.platform == "cpu" else jax.device_count()
   return count * 2 * size**3 / min(times), "measured"

@@ -12,13 +12,7 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from launch.training import (
-  contexts,
-  data,
-  flops,
-  head_features,
-  step,
-)
+from launch.training import contexts, data, flops, head_features, step
 from launch.training.head_loss import (
   Loss,
   Words,
@@ -101,9 +95,9 @@ def task(config, mesh: Mesh, folder: pathlib.Path) -> Task:
     return whole
 
   dtype = jnp.dtype(config.get("compute_dtype") or jnp.float32)
-  computes = nnx.split(
-    _in_dtype(module, dtype), head_shapes.is_own(module), ...
-  )[0]
+  make = lambda: type(module)(module.config, dtype=dtype, rngs=nnx.Rngs(0))
+  shapes = nnx.eval_shape(make)
+  computes = nnx.split(shapes, head_shapes.is_own(module), ...)[0]
 
   def measure(module, target, batch):
     if place is not None:  # the same in every validation
@@ -284,12 +278,6 @@ def _of_the_target(
     target, num_heads=head.depth, hidden_dim=head.hidden_dim, rngs=rngs
   )
   return heads, layers
-
-
-def _in_dtype(module, dtype) -> nnx.Module:
-  """The shapes of a head that computes in another type."""
-  make = lambda: type(module)(module.config, dtype=dtype, rngs=nnx.Rngs(0))
-  return nnx.eval_shape(make)
 
 
 def _rounded(parts, dtype):

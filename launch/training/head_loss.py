@@ -241,7 +241,8 @@ def make_loss(
     length = seen.final.shape[1]
     # Where all tokens count, these are held against a float32 normaliser.
     dtype = module.dtype if given else jnp.float32
-    taught = _product(seen.final, output[words.ids], dtype)
+    final, table = seen.final.astype(dtype), output[words.ids].astype(dtype)
+    taught = project(final, table, result=jnp.float32)
     if not given:
       taught = _with_rest(taught, _whole(seen, output, words)[0])
     labels = jnp.asarray(words.place)[batch["tokens"]]
@@ -309,11 +310,6 @@ def make_measure(
     return sums
 
   return measure
-
-
-def _product(x: Array, rows: Array, dtype) -> Array:
-  """`x @ rows.T` of both rounded to a type, added up in float32."""
-  return project(x.astype(dtype), rows.astype(dtype), result=jnp.float32)
 
 
 def _whole(seen: Seen, output: Array, words: Words):

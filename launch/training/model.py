@@ -188,14 +188,9 @@ def make_steps(
     return sums
 
   return step.jitted(
-    config,
-    mesh,
-    first,
-    teacher_params,
-    loss=loss_fn,
-    measure=measure,
+    config, mesh, first, teacher_params, loss=loss_fn, measure=measure,
     complete=complete,
-  )
+  )  # fmt: skip
 
 
 def _first(config) -> Transformer:
@@ -205,20 +200,14 @@ def _first(config) -> Transformer:
     return Transformer(wanted, rngs=nnx.Rngs(config.seed))
   module = checkpoints.load_module(config.init_from)
   if module.config != wanted:
+    asked = dataclasses.asdict(wanted)
+    has = dataclasses.asdict(module.config).items()
+    differ = [f"{n} is {x}, not {asked[n]}" for n, x in has if x != asked[n]]
     raise ValueError(
       f"config.init_from ({config.init_from}) has another shape than "
-      f"config.model: {_differences(module.config, wanted)}"
+      f"config.model: {', '.join(differ)}"
     )
   return module
-
-
-def _differences(given: TransformerConfig, wanted: TransformerConfig) -> str:
-  pairs = dataclasses.asdict(given).items(), dataclasses.asdict(wanted).items()
-  return ", ".join(
-    f"{name} is {a}, not {b}"
-    for (name, a), (_, b) in zip(*pairs, strict=True)
-    if a != b
-  )
 
 
 def _teacher(config, tokenizer: Tokenizer) -> Transformer | None:

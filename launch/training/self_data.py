@@ -21,6 +21,7 @@ from specjax.state import StopReason
 
 _MARK = "\ufdd1"  # a character that no text has
 _WORD = re.compile(r"\w+")
+_NGRAM = 13  # words that two texts have in common by no accident
 _LEAST = 6  # a shorter text stands in others by chance: it must be all of one
 
 
@@ -219,18 +220,13 @@ def sifted(
 
 
 def overlap(
-  tests: Iterable[str], *, ngram: int = 13
+  tests: Iterable[str],
 ) -> Callable[[Sequence[Mapping[str, str]]], bool]:
   """A test for conversations that contain parts of a test set's texts.
 
-  Args:
-    tests: the texts.
-    ngram: so many words in a row, in lower case and without punctuation, are
-      no accident. Of a shorter text all words are looked for, and of one of
-      less than six a message that is nothing else.
-
-  Returns:
-    `messages -> bool`.
+  13 words in a row, in lower case and without punctuation, are no accident. Of
+  a shorter text all words are looked for, and of one of less than six a message
+  that is nothing else.
   """
   runs: dict[int, set[tuple[str, ...]]] = {}
   whole = set()
@@ -239,7 +235,7 @@ def overlap(
     whole.add(tuple(said))
     if len(said) < _LEAST:
       continue
-    size = min(ngram, len(said))
+    size = min(_NGRAM, len(said))
     runs.setdefault(size, set()).update(_runs(said, size))
 
   def is_tested(messages: Sequence[Mapping[str, str]]) -> bool:

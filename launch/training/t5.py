@@ -196,9 +196,7 @@ def block(
   wrong = inside & (jnp.argmax(said, axis=-1) != targets)
   told = jnp.round(glance * wrong.sum(-1)).astype(jnp.int32)
   order = jax.random.uniform(show_key, inside.shape)
-  order = jnp.where(
-    inside, order, 2.0
-  )  # any token may be revealed, none beyond
+  order = jnp.where(inside, order, 2.0)  # any may be revealed, none beyond
   rank = jnp.argsort(jnp.argsort(order, axis=1), axis=1)
   shown = (rank < told[:, None]) & inside
   nats = cross_entropy(say(revealed=targets, shown=shown), targets, smoothing)

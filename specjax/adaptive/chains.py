@@ -25,15 +25,8 @@ from specjax.cache import Cache
 from specjax.cond_in_place import cond_in_place
 from specjax.siblings import Siblings
 from specjax.structs import struct
-from specjax.tree import Form, Tree, take_node
-from specjax.types import (
-  Commit,
-  Context,
-  Draft,
-  Drafter,
-  ModelOutput,
-  Params,
-)
+from specjax.tree import Form, Tree
+from specjax.types import Commit, Context, Draft, Drafter, Params
 
 
 @struct
@@ -93,28 +86,21 @@ class State:
   passes: Array
 
 
-# The logits of the newest tokens, `f32[B, V']`, and the hidden states that they
-# were read of, `f[B, H]`, or None.
+# The logits after the newest tokens, `f32[B, W, V']`, and the hidden states
+# that they were read of, `f[B, W, H]`, or None.
 Said = tuple[Array, Array | None]
-
-
-def said(output: ModelOutput, node: Array) -> Said:
-  """Logits and hidden state at one fed token of each row, `node: i32[B]`."""
-  hidden = output.features
-  if hidden is not None:
-    hidden = take_node(hidden, node)
-  return take_node(output.logits, node), hidden
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Passes:
-  """A round's passes of something that drafts a chain.
+  """A round's passes of something that drafts a chain, or a tree by levels.
 
   Attributes:
     carry: what they begin with, a pytree.
     first: `(carry, goes bool[B]) -> (Said, carry, passes i32[])`: what is said
       after the root, and how many passes that took.
-    feed: `(carry, depth, tokens i32[B, 1]) -> (Said, carry)`.
+    feed: `(carry, depth, tokens i32[B, W]) -> (Said, carry)`; a chain has one
+      token at each depth.
     close: `(carry, fed) -> (own state, target's cache)`, after so many levels
       were fed, `i32[]`, -1 if not even the first pass was made.
     before: passes that the round has made already.
@@ -173,15 +159,9 @@ def drafter(
     passes = begin(_of_drafter(params), state.inner, target_cache, context)
     learned = params.draft.policy if isinstance(params.draft, Parts) else None
     return _draw(
-      policy,
-      learned,
-      state,
-      passes,
-      context,
-      tree=tree,
-      siblings=inner.siblings,
-      vocab_size=vocab_size,
-    )
+      policy, learned, state, passes, context, tree=tree,
+      siblings=inner.siblings, vocab_size=vocab_size,
+    )  # fmt: skip
 
   def prefill(params, state: State, commit: Commit):
     # A text that goes on is a prompt: nothing is known of what follows it.
@@ -283,10 +263,10 @@ def _draw(
         said, carry = passes.feed(carry, level, newest)
         count = jnp.ones((), jnp.int32)
       logits, hidden = said
-      logits = logits[:, :vocab_size]
+      logits = logits[:, 0, :vocab_size]
       law = laws.heal(warp.warp(logits[:, None], context.sampling)[:, 0])
-      if not policy.width:
-        hidden = None
+      if hidden is not None:
+        hidden = hidden[:, 0] if policy.width else None
       return (law, depth_lib.plain_law(logits), hidden), carry, count
 
     said, _, _ = jax.eval_shape(go_on, carry)

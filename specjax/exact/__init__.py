@@ -18,16 +18,7 @@ from specjax.exact.rounds import Drafts, drafts, round_law
 from specjax.exact.rules import RuleCheck, check_rule
 
 __all__ = [
-  "BlockLaw",
-  "ContextLaw",
-  "DrafterCheck",
-  "Drafts",
-  "RuleCheck",
-  "block_law",
-  "check_drafter",
-  "check_rule",
-  "drafts",
-  "expected_rejections",
-  "round_law",
+  "BlockLaw", "ContextLaw", "DrafterCheck", "Drafts", "RuleCheck", "block_law",
+  "check_drafter", "check_rule", "drafts", "expected_rejections", "round_law",
   "target_block_law",
-]
+]  # fmt: skip

@@ -168,12 +168,15 @@ def check_drafter(
       p_value=None,
     )
   else:
+    _check_sums(sampled)
+    _check_twins(drafter, sampled)
     checked = DrafterCheck(
       method="sampled",
       num_drafts=num_samples,
       error=0.0,
-      p_value=_check_samples(drafter, sampled),
+      p_value=samples.check_nodes(sampled),
     )
+    samples.check_pairs(sampled)
     samples.check_rounds(*again(params, many))
   samples.check_coins(many, sampled)
   return checked
@@ -426,16 +429,3 @@ def _follows(rows: np.ndarray, known: np.ndarray) -> bool:
   """True if rows of integers are a function of other rows of integers."""
   both = np.concatenate([known, rows], axis=1)
   return len(np.unique(both, axis=0)) == len(np.unique(known, axis=0))
-
-
-def _check_samples(drafter: Drafter, draft: Draft) -> float:
-  """Raises ValueError unless many draws agree with the laws that came along.
-
-  Returns:
-    The least p-value of the nodes.
-  """
-  _check_sums(draft)
-  _check_twins(drafter, draft)
-  p_value = samples.check_nodes(draft)
-  samples.check_pairs(draft)
-  return p_value

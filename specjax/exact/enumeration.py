@@ -121,7 +121,8 @@ def block_law(
   draft_laws = np.zeros((*tokens.shape, vocab))
   target_laws = np.zeros((*tokens.shape, vocab))
   for node in range(nodes):
-    path = tuple(tokens[:, _below_root(tree, node)].T)  # depth arrays [R]
+    below_root = tree.paths[node][1 : tree.depth[node] + 1]
+    path = tuple(tokens[:, below_root].T)  # depth arrays [R]
     for law, table in ((draft, draft_laws), (target, target_laws)):
       if law is target or tree.children[node]:
         laws_here = _next_laws(law, prefix, len(path))
@@ -321,8 +322,3 @@ def _next_laws(law: ContextLaw, prefix, depth: int) -> np.ndarray:
     for tokens in itertools.product(range(vocab), repeat=depth)
   ]
   return np.array(laws, float).reshape((*(vocab,) * depth, -1))
-
-
-def _below_root(tree: Tree, node: int) -> np.ndarray:
-  """The nodes on the way to `node`, itself included, the root not."""
-  return tree.paths[node][1 : tree.depth[node] + 1]

@@ -51,21 +51,13 @@ FACTORIES: dict[str, Callable[..., Rule]] = {
 }
 
 RULES: dict[str, Rule] = {
-  "token": token.RULE,
-  "match": match.RULE,
-  "block": block.RULE,
-  "batch": recursive.BATCH,
-  "recursive": recursive.RULE,
-  "kseq": kseq.RULE,
-  "transport": transport.RULE,
-  "greedy_draft": greedy_draft.RULE,
-  "hub": hub.RULE,
-  "traversal": traversal.RULE,
-  "univer": univer.RULE,
-  "score_block": score_block.RULE,
-  "multipath_block": multipath_block.RULE,
-  "gumbel_list": gumbel_list.RULE,
-} | {name: factory() for name, factory in FACTORIES.items()}
+  rule.name: rule
+  for rule in (
+    token.RULE, match.RULE, block.RULE, recursive.BATCH, recursive.RULE,
+    kseq.RULE, transport.RULE, greedy_draft.RULE, hub.RULE, traversal.RULE,
+    univer.RULE, score_block.RULE, multipath_block.RULE, gumbel_list.RULE,
+  )
+} | {name: factory() for name, factory in FACTORIES.items()}  # fmt: skip
 
 # One object for each name, however its parameters were spelled.
 _MADE = {rule.name: rule for rule in RULES.values()}

@@ -99,7 +99,9 @@ def top_beta(beta: int = 3, tau: float = 1.0) -> Rule:
     best = jnp.max(target, axis=-1, keepdims=True)
     return likeliest(target, beta) & (target >= best - tau)
 
-  return _rule(f"top_beta(beta={beta}, tau={tau})", accepted, _most_probable)
+  likeliest_alone = lambda law: jnp.where(_is_first(law), 0.0, -jnp.inf)
+  name = f"top_beta(beta={beta}, tau={tau})"
+  return _rule(name, accepted, lambda q: likeliest_alone(q).astype(q.dtype))
 
 
 @functools.cache
@@ -161,12 +163,6 @@ def likeliest(log_probs: Array, count: int) -> Array:
     most = min(count, log_probs.shape[-1])
     chosen = jax.lax.fori_loop(1, most, add, chosen)
   return chosen & (log_probs > -jnp.inf)
-
-
-def _most_probable(log_probs: Array) -> Array:
-  """A law of the likeliest token alone, `[..., V]` like its argument."""
-  first = _is_first(log_probs)
-  return jnp.where(first, 0.0, -jnp.inf).astype(log_probs.dtype)
 
 
 def _is_first(log_probs: Array) -> Array:

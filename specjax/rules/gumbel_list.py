@@ -82,9 +82,5 @@ def check(tree: Tree, siblings: Siblings) -> None:
 
 
 RULE = Rule(
-  name="gumbel_list",
-  verify=verify,
-  lossless=True,
-  check=check,
-  with_noise=True,
+  name="gumbel_list", verify=verify, lossless=True, check=check, with_noise=True
 )

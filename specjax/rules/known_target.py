@@ -32,14 +32,7 @@ import numpy as np
 from jax import Array
 
 from specjax import laws
-from specjax.rules import (
-  block,
-  kseq,
-  recursive,
-  token,
-  transport,
-  traversal,
-)
+from specjax.rules import block, kseq, recursive, token, transport, traversal
 from specjax.rules.relaxed import after_residual, single_path_rule
 from specjax.siblings import GIVEN, GREEDY, Siblings
 from specjax.tree import Form, Tree, representative

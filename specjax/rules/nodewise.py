@@ -90,10 +90,7 @@ class DecideFn(Protocol):
 
 
 def decide_single(
-  target_log_probs: Array,
-  draft_log_probs: Array,
-  tokens: Array,
-  valid: Array,
+  target_log_probs: Array, draft_log_probs: Array, tokens: Array, valid: Array
 ) -> Decision:
   """Ordinary verification of the only candidate; see `DecideFn`."""
   law = draft_log_probs[0]

@@ -116,7 +116,5 @@ def decoding_uno(epsilon: float = 0.1) -> Rule:
     ValueError: if `epsilon` is negative.
   """
   return single_path_rule(
-    f"decoding_uno(epsilon={epsilon})",
-    _over_accept(epsilon),
-    after_target,
+    f"decoding_uno(epsilon={epsilon})", _over_accept(epsilon), after_target
   )

@@ -247,9 +247,7 @@ def _tested_before(ancestors: Array | np.ndarray) -> Array:
   """
   nodes = ancestors.shape[1]
   beside = ancestors[:, :, None, :nodes] & ~ancestors[:, None, :, :nodes]
-  branch = jnp.where(beside, jnp.arange(nodes), nodes).min(
-    axis=-1
-  )  # of n, not m
+  branch = jnp.where(beside, jnp.arange(nodes), nodes).min(-1)  # of n, not m
   other = jnp.swapaxes(branch, 1, 2)
   below = (branch == nodes) & (other < nodes)  # n is above m
   return below | ((other < branch) & (branch < nodes))

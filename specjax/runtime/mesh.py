@@ -149,12 +149,8 @@ class MeshDecoder:
       return self._of_owner(state, after, row - first)
 
     return self._run(
-      local, params, state, jnp.asarray(row, jnp.int32), jnp.asarray(prompt),
-      jnp.asarray(length, jnp.int32), rng_key,
-      jnp.asarray(max_new_tokens, jnp.int32), sampling,
-      jnp.asarray(ignore_stop, bool), inputs,
-      None if source is None else jnp.asarray(source, jnp.int32),
-      jnp.asarray(keep, jnp.int32),
+      local, params, state, row, prompt, length, rng_key, max_new_tokens,
+      sampling, ignore_stop, inputs, source, keep,
     )  # fmt: skip
 
   def extend(
@@ -219,10 +215,7 @@ class MeshDecoder:
 
       return self._loop(params, state, goes_on)
 
-    return self._run(
-      local, params, state, jnp.asarray(num_steps, jnp.int32),
-      None if num_idle is None else jnp.asarray(num_idle, jnp.int32),
-    )  # fmt: skip
+    return self._run(local, params, state, num_steps, num_idle)
 
   def specs(self, state: DecodeState):
     """The `PartitionSpec`s of a state over the row axis, one for every leaf.
@@ -249,6 +242,7 @@ class MeshDecoder:
     arguments.check_params(params)
     specs = self.specs(state)
     in_specs = (P(), specs, *(P() for _ in more))
+    more = jax.tree.map(jnp.asarray, more)
     return self._map(local, in_specs, specs)(params, state, *more)
 
   def _map(self, function, in_specs, out_specs):

@@ -56,68 +56,62 @@ def passes_loop(models: dict[str, tuple[LanguageModel, str]], order: Passes):
 
 
 def laws_loop(decoder: Decoder):
-  """A jitted loop of rounds that end before verification.
+  """A jitted loop of rounds that end before verification; see `_loop`.
 
-  Returns:
-    `(params, (tokens, drafter_state, target_cache), repeats, state) -> the
-    second`, which is donated; the state holds all else. Drafts, scores and
-    warps, every time after another last token, which depends on all laws of the
-    time before.
+  Drafts, scores and warps; the next last token depends on all laws.
   """
 
-  @functools.partial(jax.jit, donate_argnums=1)
-  def run(params: Params, carry, repeats, state: DecodeState):
-    root = state.length - 1
+  def one(params: Params, state: DecodeState):
+    now = decoder.score(params, state)
+    some = jnp.any(jnp.max(now.target_log_probs, axis=-1) > -1, axis=1)
+    return now.draft.tokens[:, -1] + some, now.drafter_state, now.target_cache
 
-    def body(index, carry):
-      tokens, drafter_state, cache = carry
-      now = decoder.score(
-        params,
-        dataclasses.replace(
-          state,
-          tokens=tokens,
-          drafter_state=drafter_state,
-          target_cache=cache,
-          keys=random.step_keys(state.keys, root + index),
-        ),
-      )
-      some = jnp.any(jnp.max(now.target_log_probs, axis=-1) > -1, axis=1)
-      last = (now.draft.tokens[:, -1] + some) % decoder.vocab_size
-      rows = jnp.arange(len(root))
-      tokens = tokens.at[rows, root].set(last)
-      return tokens, now.drafter_state, now.target_cache
-
-    return lax.fori_loop(0, repeats, body, carry)
-
-  return run
+  return _loop(decoder, one)
 
 
 def proposals_loop(decoder: Decoder):
-  """A jitted loop of drafts that are not scored, one after the other.
+  """A jitted loop of drafts that are not scored; see `_loop`.
+
+  The next last token depends on all drafted tokens and laws.
+  """
+
+  def one(params: Params, state: DecodeState):
+    draft, drafter_state, cache = decoder.propose(params, state)
+    last = jnp.sum(draft.tokens, axis=1)
+    if draft.log_probs is not None:
+      some = jnp.max(draft.log_probs[:, 1:], axis=-1) > -1
+      last = last + jnp.any(some, axis=1)
+    return last, drafter_state, cache
+
+  return _loop(decoder, one)
+
+
+def _loop(decoder: Decoder, one):
+  """Parts of rounds one after the other, each after another last token.
+
+  Args:
+    decoder: whose rounds they are.
+    one: `(params, state) -> (last token i32[B], drafter_state, target_cache)`.
 
   Returns:
     `(params, (tokens, drafter_state, target_cache), repeats, state) -> the
-    second`, which is donated; the state holds all else. Every draft is after
-    another last token, which depends on all tokens and laws of the one before.
+    second`, which is donated; the state holds all else.
   """
 
   @functools.partial(jax.jit, donate_argnums=1)
   def run(params: Params, carry, repeats, state: DecodeState):
-    root = state.length - 1
+    root, rows = state.length - 1, jnp.arange(len(state.length))
 
-    def body(_, carry):
+    def body(index, carry):
       tokens, drafter_state, cache = carry
-      draft, drafter_state, cache = decoder.propose(
-        params,
-        dataclasses.replace(
-          state, tokens=tokens, drafter_state=drafter_state, target_cache=cache
-        ),
+      now = dataclasses.replace(
+        state,
+        tokens=tokens,
+        drafter_state=drafter_state,
+        target_cache=cache,
+        keys=random.step_keys(state.keys, root + index),
       )
-      last = jnp.sum(draft.tokens, axis=1)
-      if draft.log_probs is not None:
-        some = jnp.max(draft.log_probs[:, 1:], axis=-1) > -1
-        last = last + jnp.any(some, axis=1)
-      rows = jnp.arange(len(root))
+      last, drafter_state, cache = one(params, now)
       tokens = tokens.at[rows, root].set(last % decoder.vocab_size)
       return tokens, drafter_state, cache
 

@@ -73,24 +73,26 @@ def alternate(
   seconds: dict[str, list[float]] = {name: [] for name in parts}
   for index in range(rounds + 1):
     for name, part in parts.items():
-      taken, _ = _timed(part)
+      taken, _ = timed(part)
       if index:
         seconds[name].append(taken)
   return {name: statistics.median(s) for name, s in seconds.items()}
 
 
-def _timed(part: Callable[..., _T], *arguments) -> tuple[float, _T]:
+def timed(part: Callable[..., _T], *arguments) -> tuple[float, _T]:
   """Seconds until a function's result is ready, and the result."""
   start = time.perf_counter()
   result = jax.block_until_ready(part(*arguments))
   return time.perf_counter() - start, result
 
 
-def _per_repeat(loop, params, carry, *more) -> tuple[float, Any]:
+def per_repeat(
+  loop, params, carry, *more, repeats: int = _REPEATS
+) -> tuple[float, Any]:
   """Seconds of one repeat of a loop, its call from the host taken off."""
-  call, carry = _timed(loop, params, carry, 0, *more)
-  whole, carry = _timed(loop, params, carry, _REPEATS, *more)
-  return _taken_off(call, whole) / _REPEATS, carry
+  call, carry = timed(loop, params, carry, 0, *more)
+  whole, carry = timed(loop, params, carry, repeats, *more)
+  return _taken_off(call, whole) / repeats, carry
 
 
 def _taken_off(calls: float, whole: float) -> float:
@@ -236,13 +238,6 @@ class StepCosts:
     return doubts
 
 
-def _innermost(state: Any) -> Any:
-  """The state of the innermost drafter, where others wrap it (`online`)."""
-  while hasattr(state, "inner"):
-    state = state.inner
-  return state
-
-
 class Pieces:
   """Decodes batches in pieces, and times the passes between them.
 
@@ -334,8 +329,11 @@ class Pieces:
     verify = ("target", self._nodes)
     caches = {"target": state.target_cache}
     if self._own_cache:
-      if isinstance(draft_cache := _innermost(state.drafter_state), Cache):
-        caches["draft"] = draft_cache
+      inner = state.drafter_state
+      while hasattr(inner, "inner"):  # others may wrap it (`online`)
+        inner = inner.inner
+      if isinstance(inner, Cache):
+        caches["draft"] = inner
       else:  # a drafter of another kind: its passes are part of the laws
         self._passes = ()
     drafts = tuple(("draft", fed) for fed in self._passes)
@@ -355,7 +353,7 @@ class Pieces:
       ("proposal", self._proposals),
     ):
       if loop is not None:
-        seconds[name], _ = _per_repeat(loop, params, _copy(carry), rest)
+        seconds[name], _ = per_repeat(loop, params, _copy(carry), rest)
     return seconds
 
   def _of_target(self, state: DecodeState) -> dict[str, float]:
@@ -379,7 +377,7 @@ class Pieces:
         who: cache.replace(recurrent=recurrent.widened(cache.recurrent, widest))
         for who, cache in caches.items()
       }
-      seconds[name], caches = _per_repeat(
+      seconds[name], caches = per_repeat(
         self._loop(order), self._params, caches
       )
     return seconds
@@ -441,17 +439,17 @@ def _in_pieces(
     place: rounds of the first piece, after which the parts are timed.
     parts: times them on copies of a state, or None.
   """
-  prefill, state = _timed(engine.prefill, batch)
-  first, state = _timed(engine.generate, batch, state, place)
-  timed = parts(state) if parts else {}
-  second, state = _timed(engine.generate, batch, state)
-  dispatch, state = _timed(engine.generate, batch, state)
+  prefill, state = timed(engine.prefill, batch)
+  first, state = timed(engine.generate, batch, state, place)
+  of_parts = parts(state) if parts else {}
+  second, state = timed(engine.generate, batch, state)
+  dispatch, state = timed(engine.generate, batch, state)
   return Run(
     prefill=prefill,
     seconds=_taken_off(2 * dispatch, first + second),
     rounds=int(state.num_steps),
     dispatch=dispatch,
-    parts=timed,
+    parts=of_parts,
   )
 
 

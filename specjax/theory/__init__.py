@@ -23,14 +23,6 @@ from specjax.theory import (
 )
 
 __all__ = [
-  "experts",
-  "joint",
-  "markov",
-  "off_tree",
-  "optimum",
-  "rejections",
-  "sharing",
-  "stopping",
-  "throughput",
-  "tradeoff",
-]
+  "experts", "joint", "markov", "off_tree", "optimum", "rejections", "sharing",
+  "stopping", "throughput", "tradeoff",
+]  # fmt: skip

@@ -149,9 +149,7 @@ class Reads:
   num_chosen: int
 
   def bytes_of(
-    self,
-    tokens: Number,
-    distinct: Callable[[Number], Number] | None = None,
+    self, tokens: Number, distinct: Callable[[Number], Number] | None = None
   ) -> np.ndarray:
     """Bytes of a pass over so many tokens, `f64[...]`.
 
@@ -167,9 +165,7 @@ class Reads:
     return self.others + self.num_layers * self.expert * experts
 
   def verify(
-    self,
-    rows: int = 1,
-    distinct: Callable[[Number], Number] | None = None,
+    self, rows: int = 1, distinct: Callable[[Number], Number] | None = None
   ) -> Callable[[Number], np.ndarray]:
     """Time of a pass that verifies, in units of a pass over a token a row.
 

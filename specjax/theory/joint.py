@@ -35,6 +35,7 @@ from specjax.tree import Tree
 
 _VIOLATED = 1e-13  # less than that is rounding
 _MOST_DRAFTS = 1 << 17
+_ROOT = (0,)  # the context that drafts begin in, as in `specjax.exact`
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,12 +60,7 @@ class JointOptimum:
 
 
 def iid_paths(
-  draft: ContextLaw,
-  target: ContextLaw,
-  *,
-  length: int,
-  count: int,
-  prefix: tuple[int, ...] = (0,),
+  draft: ContextLaw, target: ContextLaw, *, length: int, count: int
 ) -> JointOptimum:
   """The joint optimum of K i.i.d. paths of G tokens, by cuts (Proposition 2).
 
@@ -77,7 +73,6 @@ def iid_paths(
     draft, target: the laws after every context, `f64[V]`.
     length: G, at least 1; V ** G contexts must be few (hundreds).
     count: K, at least 1.
-    prefix: the context of the root.
 
   Returns:
     The optimum, without `selected`.
@@ -88,8 +83,8 @@ def iid_paths(
   """
   if count < 1:
     raise ValueError(f"num_drafts must be >= 1, got {count}")
-  contexts = _Contexts.of(target, length, prefix)
-  p = _Contexts.of(draft, length, prefix).probs
+  contexts = _Contexts.of(target, length)
+  p = _Contexts.of(draft, length).probs
   q = contexts.probs
   flow = contexts.flow()
   cuts: dict[bytes, np.ndarray] = {}
@@ -121,12 +116,7 @@ def iid_paths(
 
 
 def any_tree(
-  tree: Tree,
-  draft: ContextLaw,
-  target: ContextLaw,
-  *,
-  siblings: Siblings = IID,
-  prefix: tuple[int, ...] = (0,),
+  tree: Tree, draft: ContextLaw, target: ContextLaw, *, siblings: Siblings = IID
 ) -> JointOptimum:
   """The joint optimum of any law of drafts, as one programme over all drafts.
 
@@ -137,7 +127,6 @@ def any_tree(
     tree: of fixed form; V ** N drafts must be few.
     draft, target: the laws after every context, `f64[V]`.
     siblings: how the children of a node are drawn, without noise.
-    prefix: the context of the root.
 
   Returns:
     The optimum, with `selected`.
@@ -147,10 +136,10 @@ def any_tree(
       are too many.
     ArithmeticError: if the solver fails on these laws.
   """
-  contexts = _Contexts.of(target, tree.max_depth, prefix)
+  contexts = _Contexts.of(target, tree.max_depth)
   q = contexts.probs
   sets, probs = drafted_sets(
-    tree, draft, vocab=contexts.vocab, siblings=siblings, prefix=prefix
+    tree, draft, vocab=contexts.vocab, siblings=siblings
   )
   which, place = np.nonzero(sets & (q > 0))  # pairs of a set and its member
   size, pairs = len(q), len(which)
@@ -189,10 +178,7 @@ def any_tree(
 
 
 def selected_path(
-  selected: Sequence[np.ndarray],
-  target: ContextLaw,
-  *,
-  prefix: tuple[int, ...] = (0,),
+  selected: Sequence[np.ndarray], target: ContextLaw
 ) -> JointOptimum:
   """Block verification of a selected path whose law is known (Proposition 3).
 
@@ -202,14 +188,13 @@ def selected_path(
   Args:
     selected: g as in `JointOptimum.selected`.
     target: the law after every context, `f64[V]`.
-    prefix: the context of the root.
 
   Returns:
     What it accepts.
   """
   acceptance, before = [np.ones(())], np.ones(())
   for depth, through in enumerate(selected[1:], start=1):
-    q = target_block_law(target, length=depth, prefix=prefix)
+    q = target_block_law(target, length=depth)
     # In a(s), so that no law has to be divided out.
     kept = np.divide(through, q, out=np.ones_like(q), where=through < q)
     before = np.minimum(before[..., None], kept)
@@ -222,12 +207,7 @@ def selected_path(
 
 
 def drafted_sets(
-  tree: Tree,
-  draft: ContextLaw,
-  *,
-  vocab: int,
-  siblings: Siblings = IID,
-  prefix: tuple[int, ...] = (0,),
+  tree: Tree, draft: ContextLaw, *, vocab: int, siblings: Siblings = IID
 ) -> tuple[np.ndarray, np.ndarray]:
   """The sets of contexts that a draft may be, and their probabilities.
 
@@ -236,7 +216,6 @@ def drafted_sets(
     draft: the draft's law after every context, `f64[V]`.
     vocab: V.
     siblings: how the children of a node are drawn, without noise.
-    prefix: the context of the root.
 
   Returns:
     `bool[T, V + V^2 + .. + V^G]`, contexts level by level and in the order of
@@ -253,7 +232,7 @@ def drafted_sets(
       f"{tree.num_drafted}"
     )
   drawn = itertools.product(range(vocab), repeat=tree.num_drafted)
-  tokens = np.array([(prefix[-1], *draft) for draft in drawn], np.int32)
+  tokens = np.array([(*_ROOT, *draft) for draft in drawn], np.int32)
   starts = _starts(vocab, tree.max_depth)
   laws = np.zeros((*tokens.shape, vocab))
   place = np.full(tokens.shape, -1)
@@ -265,7 +244,7 @@ def drafted_sets(
       place[:, node] = starts[depth] + rank
     if tree.children[node]:
       after = itertools.product(range(vocab), repeat=depth)
-      table = np.array([draft((*prefix, *context)) for context in after], float)
+      table = np.array([draft((*_ROOT, *context)) for context in after], float)
       laws[:, node] = table[rank]
   with jax.enable_x64(True), np.errstate(divide="ignore"):  # type: ignore[attr-defined]
     drawn_from = np.asarray(
@@ -308,14 +287,13 @@ class _Contexts:
   parent: np.ndarray
 
   @classmethod
-  def of(cls, law: ContextLaw, length: int, prefix: tuple[int, ...]):
-    """The contexts after a prefix, G at least 1."""
+  def of(cls, law: ContextLaw, length: int):
+    """The contexts under a law, G at least 1."""
     if length < 1:
       raise ValueError(f"num_speculative_tokens must be >= 1, got {length}")
-    vocab = len(law(prefix))
+    vocab = len(law(_ROOT))
     levels = [
-      target_block_law(law, length=g, prefix=prefix).ravel()
-      for g in range(1, length + 1)
+      target_block_law(law, length=g).ravel() for g in range(1, length + 1)
     ]
     starts = _starts(vocab, length)
     parent = np.full(starts[-1], -1)

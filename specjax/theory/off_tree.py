@@ -20,7 +20,6 @@ from collections.abc import Callable
 import numpy as np
 from scipy import sparse
 
-from specjax.siblings import IID, Siblings
 from specjax.theory import joint, programme
 from specjax.tree import Tree
 
@@ -44,37 +43,28 @@ class OffTree:
   everywhere: float
 
 
-def optimum(
-  tree: Tree,
-  prior: Prior,
-  *,
-  siblings: Siblings = IID,
-  prefix: tuple[int, ...] = (0,),
-) -> OffTree:
-  """The optimum over a prior, with and without the laws off the draft.
+def optimum(tree: Tree, prior: Prior) -> OffTree:
+  """The optimum of i.i.d. drafts, with and without the laws off the draft.
 
   Args:
     tree: of fixed form. The assignments, the product of m over all contexts of
       less than G tokens, must be few (tens).
     prior: the pairs of laws after each context of less than G tokens.
-    siblings: how the children of a node are drawn, without noise.
-    prefix: the context of the root.
 
   Returns:
     Both optima.
 
   Raises:
-    ValueError: if the tree has no drafted node, or the drafts carry noise or
-      are too many.
+    ValueError: if the tree has no drafted node, or the drafts are too many.
     ArithmeticError: if the solver fails on these laws.
   """
-  vocab, length = np.shape(prior(prefix))[-1], tree.max_depth
+  vocab, length = np.shape(prior((0,)))[-1], tree.max_depth
   levels = [
     itertools.product(range(vocab), repeat=g) for g in range(length + 1)
   ]
   contexts = list(itertools.chain(*levels))
   inner = [s for s in contexts if len(s) < length]
-  pairs = {s: np.asarray(prior((*prefix, *s)), float) for s in inner}
+  pairs = {s: np.asarray(prior((0, *s)), float) for s in inner}
   assignments = [
     dict(zip(inner, chosen, strict=True))
     for chosen in itertools.product(*(range(len(pairs[s])) for s in inner))
@@ -83,14 +73,10 @@ def optimum(
   everywhere = 0.0
   for number, chosen in enumerate(assignments):
     laws = {s: pairs[s][chosen[s]] for s in inner}
-    draft = lambda context, laws=laws: laws[context[len(prefix) :]][0]
-    target = lambda context, laws=laws: laws[context[len(prefix) :]][1]
-    everywhere += joint.any_tree(
-      tree, draft, target, siblings=siblings, prefix=prefix
-    ).expected_accepted
-    drafts = joint.drafted_sets(
-      tree, draft, vocab=vocab, siblings=siblings, prefix=prefix
-    )
+    draft = lambda context, laws=laws: laws[context[1:]][0]
+    target = lambda context, laws=laws: laws[context[1:]][1]
+    everywhere += joint.any_tree(tree, draft, target).expected_accepted
+    drafts = joint.drafted_sets(tree, draft, vocab=vocab)
     for members, prob in zip(*drafts, strict=True):
       held = ((), *itertools.compress(contexts[1:], members))
       shown = tuple((s, chosen[s]) for s in held if s in chosen)

@@ -172,7 +172,9 @@ def bernoulli(draft: float, target: float, num_drafts: int) -> float:
   Raises:
     ValueError: for probabilities outside [0, 1] or no draft.
   """
-  _check_probability(draft=draft, target=target)
+  for name, value in (("draft", draft), ("target", target)):
+    if not 0 <= value <= 1:
+      raise ValueError(f"{name} must be in [0, 1], got {value}")
   _check_drafts(num_drafts)
   over = 1 - draft if target > draft else draft
   return abs(draft - target) * over ** (num_drafts - 1)
@@ -210,12 +212,6 @@ def improvement(
   _check_drafts(num_drafts)
   p, q = jnp.asarray(draft), jnp.asarray(target)
   return float(total_variation(p, q) - batch_rejection(p, q, num_drafts)[0])
-
-
-def _check_probability(**values: float) -> None:
-  for name, value in values.items():
-    if not 0 <= value <= 1:
-      raise ValueError(f"{name} must be in [0, 1], got {value}")
 
 
 def _check_drafts(num_drafts: int) -> None:

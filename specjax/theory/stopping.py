@@ -121,7 +121,7 @@ class Outcome:
   Attributes:
     tokens: E[N] a round.
     seconds: E[T] a round.
-    setting: the rule's depth or threshold, if it has one.
+    setting: the rule's depth, if it has one.
     rates: of the optimum and the myopic rule: the first rate supposed, and that
       of the rule of each Dinkelbach step.
     depth: mean levels drafted.
@@ -259,12 +259,7 @@ def _iterate(step: Callable[[float], Outcome], costs: Costs) -> Outcome:
 
 
 def thresholds(
-  process: Process,
-  costs: Costs,
-  rate: float,
-  depth: int,
-  *,
-  points: int = 2049,
+  process: Process, costs: Costs, rate: float, depth: int, *, points: int = 2049
 ) -> np.ndarray:
   """The survivals at or below which the best rule for a rate stops.
 
@@ -326,57 +321,9 @@ def static(process: Process, costs: Costs, depth: int) -> Outcome:
 
 def best_static(process: Process, costs: Costs, depth: int) -> Outcome:
   """The best depth of 0..G, the least of equals."""
-  return _best([static(process, costs, k) for k in range(depth + 1)])
-
-
-def last_token(
-  process: Process, costs: Costs, depth: int, threshold: float
-) -> Outcome:
-  """Stops after a token whose own acceptance is below a threshold.
-
-  What Hugging Face's `assistant_confidence_threshold` and Kangaroo do, with the
-  acceptance itself in the place of the draft's confidence.
-  """
-  known = np.append(process.acceptance, np.inf)  # the root is no token
-  one = outcome(process, costs, lambda k, s, x: known[x] >= threshold, depth)
-  return dataclasses.replace(
-    one, setting={"threshold": threshold, "depth": depth}
-  )
-
-
-def best_last_token(process: Process, costs: Costs, depth: int) -> Outcome:
-  """The best such threshold above none, with the best most depth.
-
-  A threshold of 0 is a static depth, and is left out.
-  """
-  tried = np.unique(process.acceptance)[1:]
-  return _best(
-    [
-      last_token(process, costs, k, t)
-      for t in tried
-      for k in range(1, depth + 1)
-    ]
-  )
-
-
-def survival(
-  process: Process, costs: Costs, depth: int, threshold: float
-) -> Outcome:
-  """Stops at a survival at or below a threshold, whatever the context."""
-  one = outcome(process, costs, lambda k, s, x: s > threshold, depth)
-  return dataclasses.replace(one, setting={"threshold": threshold})
-
-
-def best_survival(process: Process, costs: Costs, depth: int) -> Outcome:
-  """The best threshold of that kind, of all that make a difference.
-
-  Of no more than 400 of them, evenly among the survivals there are.
-  """
-  every = np.unique(np.concatenate(
-    [level.survival for level in _cases(process, depth)[:-1]]
-  ))  # fmt: skip
-  some = every[np.unique(np.linspace(0, len(every) - 1, 400).astype(int))]
-  return _best([survival(process, costs, depth, t) for t in [0.0, *some]])
+  options = [static(process, costs, k) for k in range(depth + 1)]
+  most = max(one.rate for one in options)
+  return next(one for one in options if one.rate >= most * (1 - 1e-12))
 
 
 def myopic(process: Process, costs: Costs, depth: int) -> Outcome:
@@ -397,31 +344,3 @@ def myopic(process: Process, costs: Costs, depth: int) -> Outcome:
     return outcome(process, costs, goes_on, depth)
 
   return _iterate(step, costs)
-
-
-def discards_threshold(
-  draft_seconds: float, target_seconds: float, slack: float
-) -> float:
-  """The survival at or below which SpecDec++ stops (its Theorem 3.1).
-
-  With c_1 = T_d for a token that is thrown away and c_2 = T_t - T_d for a
-  target pass, stopping is better once the chance that some drafted token is
-  rejected is at least `(c_2 + slack) / (c_1 + c_2 + slack)`. The slack depends
-  on the pair, is not known, and is tuned.
-
-  Returns:
-    One minus that chance, `c_1 / (c_1 + c_2 + slack)`.
-  """
-  if not 0 <= draft_seconds <= target_seconds or slack < 0:
-    raise ValueError(
-      "expected 0 <= draft_seconds <= target_seconds and slack >= 0, got "
-      f"{draft_seconds}, {target_seconds} and {slack}"
-    )
-  return draft_seconds / (target_seconds + slack)
-
-
-def _best(outcomes: Sequence[Outcome]) -> Outcome:
-  if not outcomes:
-    raise ValueError("there is nothing to choose from")
-  most = max(one.rate for one in outcomes)
-  return next(one for one in outcomes if one.rate >= most * (1 - 1e-12))

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 import pytest
 from files import read_jsonl, write_jsonl
+from flax import serialization
 
 from configs import common
 from launch import decode, evaluate, online
@@ -94,8 +95,8 @@ def test_what_was_learned_changes_what_comes_after(
   ]
   assert drafted(frozen) != drafted(whole)
   (learned,) = whole.parent.glob("out.jsonl.learned-5")
-  about = json.loads(np.load(learned)["draft/about"].tobytes())
-  updates, _ = about["numbers"]
+  saved = serialization.msgpack_restore(learned.read_bytes())
+  updates, _ = saved["draft"]["numbers"]
   assert updates > 5
 
 
@@ -153,7 +154,8 @@ def test_a_learner_goes_on_where_another_was(pair_config, models):
   second = online.Learner(
     models.drafting.learning, models.params, models.lesson
   )
-  second.restore(first.arrays())
+  saved = serialization.msgpack_serialize(first.snapshot())
+  second.restore(serialization.msgpack_restore(saved))
   assert (second.updates, second.rounds) == (1, 8)
   for one in (first, second):
     one.learn(state, one.rounds)

@@ -9,12 +9,15 @@ from scipy import stats
 from specjax import intervals
 from specjax.intervals import (
   Unit,
+  interval,
   log_interval,
-  ratio_interval,
   share_interval,
-  speedup_interval,
   summarize,
 )
+
+
+def speedup_interval(units):
+  return intervals.speedup(units)["speedup_ci"]
 
 
 def unit(**changes) -> Unit:
@@ -91,7 +94,7 @@ def test_intervals_of_counts_cover_as_often_as_they_say(count):
   low, high = log_interval([accepted], [6 * calls])
   assert 0.935 <= np.mean((low <= 0.6) & (0.6 <= high)) <= 0.965
   if count >= intervals.LEAST:
-    actual = ratio_interval(accepted[0], 6 * calls[0])
+    actual = interval([accepted[0]], [6 * calls[0]])
     assert actual == pytest.approx((low[0], high[0]))
 
 
@@ -112,12 +115,12 @@ def test_intervals_of_shares_never_cover_less_often(count):
 def test_an_interval_needs_five_units_that_count(count):
   told = count >= 5
   ones, values = [1.0] * count, [1.0 + i for i in range(count)]
-  assert (ratio_interval(values, ones) is not None) == told
+  assert (interval([values], [ones]) is not None) == told
   assert (intervals.mean_interval(values) is not None) == told
   assert (share_interval(count / 2, count) is not None) == told
   assert (summarize([unit()] * count)["speedup_ci"] is not None) == told
   # What is zero has no logarithm, and says little of a ratio.
-  with_zeros = ratio_interval([0.0, 0.0, *values], [1.0, 1.0, *ones])
+  with_zeros = interval([[0.0, 0.0, *values]], [[1.0, 1.0, *ones]])
   assert (with_zeros is not None) == told
 
 
@@ -181,10 +184,10 @@ def test_what_cannot_be_computed_is_none():
 def test_an_interval_stays_within_what_is_possible():
   """Few prompts, far apart: beyond, nothing can be, and nothing is lost."""
   tokens, calls = [7.0, 120.0, 8.0, 9.0, 7.0], [3.0, 100.0, 2.0, 2.0, 3.0]
-  free = intervals.ratio_interval(tokens, calls)
+  free = interval([tokens], [calls])
   assert free[0] < 1
   assert free[1] > 7
-  assert intervals.ratio_interval(tokens, calls, limits=(1, 7)) == (1, 7)
+  assert interval([tokens], [calls], limits=(1, 7)) == (1, 7)
   units = [
     intervals.Unit(
       num_tokens=t, num_target_calls=c, num_drafted=6 * c, num_accepted=t - c,

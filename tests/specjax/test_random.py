@@ -77,15 +77,15 @@ def test_the_largest_uniform_still_lands_on_mass():
     jnp.array([0, 2**32 - 1], jnp.uint32), jnp.float32
   )
   assert (smallest, largest) == (2.0**-32, 1)
-  assert random._invert(mass, largest[None]).tolist() == [2]
-  assert random._invert(mass, smallest[None]).tolist() == [1]
+  assert random.invert(mass, largest[None]).tolist() == [2]
+  assert random.invert(mass, smallest[None]).tolist() == [1]
 
 
 @functools.partial(jax.jit, static_argnums=2)
 def _inverted(mass, bits, dtype=jnp.float32):
   """The entries drawn by random bits, `u32[R] -> i32[R]`."""
   uniforms = random._fraction(bits, dtype)
-  return random._invert(jnp.broadcast_to(mass, (*bits.shape, 4)), uniforms)
+  return random.invert(jnp.broadcast_to(mass, (*bits.shape, 4)), uniforms)
 
 
 @pytest.mark.parametrize("entry", range(4))

@@ -97,51 +97,6 @@ def test_where_nothing_is_accepted_nothing_is_drafted():
   assert tree_search.expected_accepted(chain(0), [0.5]) == 0
 
 
-@pytest.mark.parametrize("draft_seconds", [0.0, 0.01, 0.1, 0.5, 2.0])
-@pytest.mark.parametrize(
-  "curve",
-  [
-    {1: 1.0, 4: 1.05, 8: 1.4},
-    {1: 1.0, 7: 7.0},
-    # Some sizes are faster than smaller ones.
-    {0: 1.0, 1: 1.0, 2: 3.0, 3: 3.0, 4: 3.0, 5: 1.1, 6: 3.0, 7: 1.2},
-  ],
-)
-def test_the_least_time_a_token_is_found(draft_seconds, curve):
-  acceptance = [0.55, 0.2, 0.1]
-  actual = tree_search.best_tree_for_latency(
-    acceptance, draft_seconds=draft_seconds, verify_seconds=curve, max_nodes=6
-  )
-
-  def seconds(tree):
-    verify = np.interp(tree.num_nodes, list(curve), list(curve.values()))
-    emitted = 1 + tree_search.expected_accepted(tree, acceptance)
-    return (tree.max_depth * draft_seconds + verify) / emitted
-
-  least = min(
-    seconds(tree)
-    for n in range(7)
-    for tree in all_trees(n)
-    if tree.max_children <= 3
-  )
-  assert seconds(actual) == pytest.approx(least, rel=1e-12)
-
-
-def test_depth_and_size_are_kept_to():
-  options = dict(
-    draft_seconds=0.01, verify_seconds={1: 1.0, 100: 1.0}, max_nodes=12
-  )
-  acceptance = [0.5, 0.2]
-  actual = tree_search.best_tree_for_latency(acceptance, **options, max_depth=2)
-  assert (actual.max_depth, actual.num_drafted) == (2, 6)
-  actual = tree_search.best_tree_for_latency(acceptance, **options)
-  assert actual.num_drafted == 12
-  # Where drafting costs as much as the target, there is no point in it.
-  options["draft_seconds"] = 1.0
-  actual = tree_search.best_tree_for_latency(acceptance, **options)
-  assert actual == chain(0)
-
-
 def test_large_trees_are_found_without_a_search_through_all():
   acceptance = 0.55 * 0.45 ** np.arange(16)
   tree = tree_search.best_tree(acceptance, num_nodes=128, max_depth=16)
@@ -170,39 +125,19 @@ def test_large_trees_are_found_without_a_search_through_all():
   ],
 )
 def test_what_is_no_acceptance_is_refused(acceptance, message):
-  timed = functools.partial(
-    tree_search.best_tree_for_latency,
-    draft_seconds=0.1,
-    verify_seconds={1: 1.0, 4: 2.0},
-    max_nodes=3,
-  )
   for function in (
     functools.partial(tree_search.best_tree, num_nodes=3),
     functools.partial(tree_search.expected_accepted, chain(3)),
-    timed,
   ):
     with pytest.raises(ValueError, match=message):
       function(acceptance)
 
 
-def test_sizes_and_times_out_of_range_are_refused():
+def test_sizes_out_of_range_are_refused():
   with pytest.raises(ValueError, match="num_nodes must be >= 1"):
     tree_search.best_tree([0.5], num_nodes=0)
   with pytest.raises(ValueError, match="max_depth must be >= 1"):
     tree_search.best_tree([0.5], num_nodes=2, max_depth=0)
-  good = dict(draft_seconds=0.1, verify_seconds={1: 1.0, 3: 2.0}, max_nodes=2)
-  for wrong, message in (
-    (dict(max_nodes=0), "max_nodes must be >= 1"),
-    (dict(max_depth=0), "max_depth must be >= 1"),
-    (dict(draft_seconds=-0.1), "draft_seconds must be"),
-    (dict(draft_seconds=np.nan), "draft_seconds must be"),
-    (dict(verify_seconds={}), r"span 1\.\.3 fed tokens"),
-    (dict(verify_seconds={1: 1.0, 2: 1.0}), r"span 1\.\.3 fed tokens"),
-    (dict(verify_seconds={2: 1.0, 3: 1.0}), r"span 1\.\.3 fed tokens"),
-    (dict(verify_seconds={1: 0.0, 3: 1.0}), "must be finite and > 0"),
-  ):
-    with pytest.raises(ValueError, match=message):
-      tree_search.best_tree_for_latency([0.5], **(good | wrong))
 
 
 # ------------------------------------------------- from what a decoder counts

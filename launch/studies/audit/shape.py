@@ -174,8 +174,9 @@ def most_likely(draft: Law, depth: int) -> tuple[int, ...]:
 
 
 def token_by_token(
-  weight: float, tokens: tuple[int, ...], said: Law, target: Law
-) -> Iterator[Entry]:
+  weight: float, tokens: tuple[int, ...], said: Law, target: Law,
+  left: Callable = lambda q, p, x: q - p,
+) -> Iterator[Entry]:  # fmt: skip
   """The standard test of a path, token by token, against the law it is told.
 
   Args:
@@ -183,11 +184,12 @@ def token_by_token(
     tokens: the drafted ones.
     said: the law that they are said to be drawn from.
     target: the warped target's.
+    left: the residual, not normalised, of q and p after token x.
   """
   for i, x in enumerate(tokens):
     q, p = target(tokens[:i]), said(tokens[:i])
     accept = ratio(q[x], p[x])
-    yield weight * (1 - accept), tokens[:i], normal(q - p)
+    yield weight * (1 - accept), tokens[:i], normal(left(q, p, x))
     weight *= accept
   yield weight, tokens, target(tokens)
 
@@ -253,9 +255,7 @@ INSTANCES = (
     name="B", draft=_EVEN, target=lambda text: (_SURE if text else _EVEN)(text)
   ),
   Instance(
-    name="C",
-    draft=constant((0.5, 0.3, 0.2)),
-    target=constant((0.2, 0.3, 0.5)),
+    name="C", draft=constant((0.5, 0.3, 0.2)), target=constant((0.2, 0.3, 0.5))
   ),
   Instance(name="R", draft=_random(7), target=_random(11)),
 )

@@ -172,12 +172,11 @@ def summary(completions: Sequence[Completion], num_tokens: int) -> dict:
     "tried": tried.sum(0).tolist(),
     "accepted": (passed.sum(0) / np.maximum(tried.sum(0), 1)).tolist(),
     "accepted_ci": [
-      intervals.ratio_interval(passed[:, i], tried[:, i], limits=(0, 1))
+      intervals.interval([passed[:, i]], [tried[:, i]], limits=(0, 1))
       for i in range(num_tokens)
     ],
-    "block_efficiency": sum(tokens) / sum(calls),
-    "block_efficiency_ci": intervals.ratio_interval(
-      tokens, calls, limits=(1, num_tokens + 1)
+    **intervals.ratio(
+      "block_efficiency", [tokens], [calls], limits=(1, num_tokens + 1)
     ),
   }
 

@@ -115,9 +115,7 @@ def compare_on_contexts(config) -> dict:
     num_drafts=max(tree.max_children, 1), num_speculative_tokens=tree.max_depth
   )
   rows, left_out = cases.cases(
-    cli.RULE.value or "all",
-    **shape,
-    vocab_size=models.tokenizer.vocab_size,
+    cli.RULE.value or "all", **shape, vocab_size=models.tokenizer.vocab_size
   )
   room = models.room(config.max_new_tokens)
   items = prompts.all_of(cli.PROMPTS.value, models.tokenizer, max_tokens=room)

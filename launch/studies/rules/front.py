@@ -160,7 +160,9 @@ def measure(names, models, config, batches, *, max_contexts: int) -> dict:
   )
   asked = [jax.jit(functools.partial(ask, rules.get(name))) for name in names]
   contexts, table = on_pair.sums_by_prompt(
-    on_pair.Walk(decoder, models, config, batches),
+    decoder,
+    models,
+    config,
     batches,
     lambda info: [f(info.draft, info.target_log_probs) for f in asked],
     max_contexts=max_contexts,
@@ -175,15 +177,12 @@ def measure(names, models, config, batches, *, max_contexts: int) -> dict:
       total = table[:, number, column]
       report[name][quantity] = float(total.sum() / contexts.sum())
       if limits is not None and total.all():
-        report[name][f"{quantity}_ci"] = intervals.ratio_interval(
-          total, contexts, limits=limits
+        report[name][f"{quantity}_ci"] = intervals.interval(
+          [total], [contexts], limits=limits
         )
     column = list(_QUANTITIES).index("cross_entropy")
     ours, lossless = table[:, number, column], table[:, 0, column]
-    report[name] |= {
-      "cross_entropy_ratio": float(ours.sum() / lossless.sum()),
-      "cross_entropy_ratio_ci": intervals.ratio_interval(ours, lossless),
-    }
+    report[name] |= intervals.ratio("cross_entropy_ratio", [ours], [lossless])
   return {"rules": report, "num_contexts": int(contexts.sum())}
 
 
@@ -196,11 +195,7 @@ def run(_) -> int:
   texts, batches = on_pair.held_out(models)
   names = [name for family in FAMILIES.values() for name in family]
   measured = measure(
-    names,
-    models,
-    config,
-    batches,
-    max_contexts=on_pair.NUM_CONTEXTS.value,
+    names, models, config, batches, max_contexts=on_pair.NUM_CONTEXTS.value
   )
   result = {
     "families": {

@@ -8,7 +8,7 @@ is flipped (an expectation given the draft: Rao-Blackwell).
 
 import functools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -32,7 +32,7 @@ from specjax.decode import Decoder, make_decoder
 from specjax.runtime import requests
 from specjax.runtime.engine import Batch, make_batches
 from specjax.siblings import Siblings
-from specjax.state import StopReason
+from specjax.state import StepInfo, StopReason
 from specjax.tree import Tree
 from specjax.types import Drafter
 from specjax.warp import make_sampling
@@ -143,7 +143,9 @@ def measure(
     )
     asked = [jax.jit(functools.partial(_ask, row)) for row in group]
     contexts, sums = sums_by_prompt(
-      Walk(decoder, models, config, batches),
+      decoder,
+      models,
+      config,
       batches,
       lambda info, asked=asked: [
         ask(info.draft, info.target_log_probs) for ask in asked
@@ -156,33 +158,40 @@ def measure(
       columns[row.name] = contexts + accepted, contexts
       report[row.name] = {
         "expected_accepted": float(accepted.sum() / total),
-        "block_efficiency": 1 + float(accepted.sum() / total),
-        "block_efficiency_ci": intervals.ratio_interval(
-          contexts + accepted, contexts, limits=(1, tree.max_depth + 1)
+        **intervals.ratio(
+          "block_efficiency", [contexts + accepted], [contexts],
+          limits=(1, tree.max_depth + 1),
         ),
         "total_variation": None
         if row.rule.lossless
         else float(distance.sum() / total),
         "num_contexts": int(total),
         **row.describe(),
-      }
-  first = columns[rows[0].name]
-  for row in rows[1:]:
-    report[row.name] |= _over(first, columns[row.name])
+      }  # fmt: skip
+  emitted, calls = columns[rows[0].name]
+  for row in rows[1:]:  # paired by prompt
+    top, bottom = columns[row.name]
+    report[row.name] |= intervals.ratio(
+      "block_efficiency_ratio", [top, calls], [bottom, emitted]
+    )
   return {row.name: report[row.name] for row in rows}
 
 
 def sums_by_prompt(
-  walk: "Walk",
+  decoder: Decoder,
+  models: Pair,
+  config: ml_collections.ConfigDict,
   batches: Sequence[Batch],
-  ask: Callable[[Any], Any],
+  ask: Callable[[StepInfo], Any],
   *,
   max_contexts: int,
 ) -> tuple[np.ndarray, np.ndarray]:
   """Walks along the completions of all prompts, and adds up what is asked.
 
   Args:
-    walk: along them.
+    decoder: decodes them, step by step.
+    models: from `build_pair`.
+    config: the config.
     batches: the prompts.
     ask: of a step, `f[..., B]`.
     max_contexts: decoding steps a prompt, at most.
@@ -194,15 +203,39 @@ def sums_by_prompt(
   Raises:
     ValueError: if the models give no context without NaN.
   """
+  # One buffer for all batches, so that a step is compiled once.
+  init = jax.jit(
+    functools.partial(
+      decoder.init,
+      buffer_length=max(b.width for b in batches) + config.max_new_tokens,
+      stop_tokens=models.stop_tokens,
+    )
+  )
+  step = jax.jit(decoder.step, donate_argnums=1)
+  warp = {n: config[n] for n in ("temperature", "top_k", "top_p", "min_p")}
   sums: dict[tuple, np.ndarray] = {}
   contexts: dict[tuple, int] = {}
   quiet = not sys.stderr.isatty()
   for batch in tqdm.tqdm(batches, unit="batch", disable=quiet):
     units = [requests.content_of(prompt) for prompt in batch.prompts]
     contexts |= {unit: contexts.get(unit, 0) for unit in units}
-    for here, info in walk.steps(batch, max_contexts):
+    tokens, lengths, row_ids = batch.arrays()
+    budgets = np.full(batch.rows, config.max_new_tokens, np.int32)
+    budgets[len(units) :] = 0  # rows that only fill up are done
+    state = init(
+      models.params, tokens, lengths,
+      random.row_keys(jax.random.key(config.seed), row_ids),
+      max_new_tokens=budgets, sampling=make_sampling(batch.rows, **warp),
+    )  # fmt: skip
+    for _ in range(max_contexts):
+      done = np.asarray(state.done)
+      if done.all():
+        break
+      state, info = step(models.params, state)
+      # The laws of a row that NaNs ended are made up.
+      broken = np.asarray(state.stop_reason) == StopReason.NAN_LOGITS
       seen = np.array(jax.device_get(ask(info)), np.float64)
-      for row in np.flatnonzero(here):
+      for row in np.flatnonzero(~(done | broken)[: len(units)]):
         sums[units[row]] = sums.get(units[row], 0.0) + seen[..., row]
         contexts[units[row]] += 1
   if not sums:
@@ -215,95 +248,10 @@ def sums_by_prompt(
   )
 
 
-def _over(first, other) -> dict:
-  """Ratio of block efficiencies, paired by prompt.
-
-  Args:
-    first, other: emitted tokens and contexts, `f64[prompts]` each.
-  """
-  top, bottom = [other[0], first[1]], [other[1], first[0]]
-  sums = [[column.sum() for column in columns] for columns in (top, bottom)]
-  return {
-    "block_efficiency_ratio": float(np.prod(sums[0]) / np.prod(sums[1])),
-    "block_efficiency_ratio_ci": intervals.interval(top, bottom),
-  }
-
-
 def drafter(models: Pair, tree: Tree, siblings: Siblings) -> Drafter:
   """The pair's drafter, for another tree and other siblings."""
   drafting = models.drafting.of_form(tree=tree, siblings=siblings)
   return registry.make(drafting, models.source, models.tokenizer.vocab_size)
-
-
-class Walk:
-  """Decodes with one draft law, step by step.
-
-  Args:
-    decoder: the decoder.
-    models: from `build_pair`.
-    config: the config.
-    batches: all prompts that will be asked for.
-  """
-
-  def __init__(
-    self,
-    decoder: Decoder,
-    models: Pair,
-    config: ml_collections.ConfigDict,
-    batches: Sequence[Batch],
-  ):
-    self._models, self._config = models, config
-    # One buffer for all batches, so that a step is compiled once.
-    self._init = jax.jit(
-      functools.partial(
-        decoder.init,
-        buffer_length=max(b.width for b in batches) + config.max_new_tokens,
-        stop_tokens=models.stop_tokens,
-      )
-    )
-    self._step = jax.jit(decoder.step, donate_argnums=1)
-
-  def steps(self, batch: Batch, most: int) -> Iterator[tuple[np.ndarray, Any]]:
-    """The steps along the completions of a batch.
-
-    Args:
-      batch: the prompts.
-      most: steps, at most.
-
-    Yields:
-      Which prompts' rows count, `bool[prompts]`, and what the decoder says of
-      the step: the draft and the target's laws.
-    """
-    state = self._start(batch)
-    for _ in range(most):
-      done = np.asarray(state.done)
-      if done.all():
-        break
-      state, info = self._step(self._models.params, state)
-      # The laws of a row that NaNs ended are made up.
-      broken = np.asarray(state.stop_reason) == StopReason.NAN_LOGITS
-      yield ~(done | broken)[: len(batch.prompts)], info
-
-  def _start(self, batch: Batch):
-    """The state before the first step; rows that only fill up are done."""
-    config = self._config
-    tokens, lengths, row_ids = batch.arrays()
-    budgets = np.full(batch.rows, config.max_new_tokens, np.int32)
-    budgets[len(batch.prompts) :] = 0
-    return self._init(
-      self._models.params,
-      tokens,
-      lengths,
-      random.row_keys(jax.random.key(config.seed), row_ids),
-      max_new_tokens=budgets,
-      sampling=make_sampling(
-        batch.rows,
-        temperature=config.temperature,
-        top_k=config.top_k,
-        top_p=config.top_p,
-        min_p=config.min_p,
-      ),
-    )
 
 
 def _ask(row: Case, draft, target_log_probs):

@@ -180,15 +180,9 @@ def sample(row: Case, draft: np.ndarray, target: np.ndarray, *, seed: int):
       row_keys=keys,
     )
     drafted, _ = levels.draft_tree(
-      model,
-      log_draft,
-      None,
-      log_draft[None],
-      context,
-      tree=tree,
-      siblings=row.siblings,
-      vocab_size=vocab,
-    )
+      model, log_draft, None, log_draft[None], context, tree=tree,
+      siblings=row.siblings, vocab_size=vocab,
+    )  # fmt: skip
     verification = row.rule.verify(
       drafted, everywhere(log_target, tree.num_nodes)
     )

@@ -19,11 +19,7 @@ from launch.results import Journal
 from launch.studies.rules import cases, on_pair
 
 cli.reads(
-  cli.CONFIG,
-  cli.OUTPUT,
-  cases.RULES,
-  on_pair.NUM_PROMPTS,
-  on_pair.NUM_CONTEXTS,
+  cli.CONFIG, cli.OUTPUT, cases.RULES, on_pair.NUM_PROMPTS, on_pair.NUM_CONTEXTS
 )
 
 _SHAPES = flags.DEFINE_list(

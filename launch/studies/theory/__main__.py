@@ -25,7 +25,6 @@ the next token (last axis) after a token (middle axis).
 import os
 import pathlib
 import sys
-import time
 
 import jax
 import numpy as np
@@ -35,6 +34,7 @@ from launch import cli, provenance, report, results
 from launch.studies import read_arrays
 from launch.studies.rules import cases, on_vectors
 from launch.studies.theory import plots, simulation
+from specjax.runtime import timing
 from specjax.theory import (
   experts,
   markov,
@@ -337,12 +337,11 @@ FIGURES = {
 
 def draw(name: str, folder: pathlib.Path, *, runs: int) -> None:
   """Computes a figure's numbers and draws it; both go to the folder."""
-  start = time.perf_counter()
-  numbers = FIGURES[name](runs)
+  seconds, numbers = timing.timed(FIGURES[name], runs)
   result = {
     "figure": name,
     **numbers,
-    "seconds": time.perf_counter() - start,
+    "seconds": seconds,
     **provenance.record(),
   }
   results.write_json(str(folder / f"{name}.json"), result)

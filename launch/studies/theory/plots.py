@@ -1,7 +1,6 @@
 """The tables and the figures of `launch.studies.theory`, of its numbers."""
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -74,19 +73,22 @@ def tradeoff_table(results: dict[str, dict]) -> str:
 
 
 def _grid(
-  corner: str,
-  across: str,
-  cells: dict[tuple[Any, Any], tuple[int, float]],
+  results: dict[str, dict], corner: str, across: str, keys: tuple[str, str]
 ) -> str:
   """A table of the best N and its throughput, by two quantities.
 
   Args:
-    corner: the first one's name, of rows.
-    across: the second one's, of columns.
-    cells: N and throughput by both.
+    results: one, with "lines".
+    corner, across: what is said of the one of rows, and of that of columns.
+    keys: of both in a line.
   """
-  down, right = (sorted(set(axis)) for axis in zip(*cells, strict=True))
-  said = {key: f"{best} ({rate:.2f}x)" for key, (best, rate) in cells.items()}
+  (result,) = results.values()
+  said: dict[tuple, str] = {}
+  for x in result["lines"]:
+    rate = x["throughput"]  # of the best N, or of each
+    rate = rate[x["best"]] if isinstance(rate, list) else rate
+    said[tuple(x[key] for key in keys)] = f"{x['best']} ({rate:.2f}x)"
+  down, right = (sorted(set(axis)) for axis in zip(*said, strict=True))
   return report.table(
     [corner, *(f"{across} = {value}" for value in right)],
     [[str(a), *(said[a, b] for b in right)] for a in down],
@@ -95,31 +97,12 @@ def _grid(
 
 def throughput_table(results: dict[str, dict]) -> str:
   """The best N, and its throughput, for every P and cost ratio."""
-  (result,) = results.values()
-  return _grid(
-    "P",
-    "T_s / T_v",
-    {
-      (x["acceptance"], x["cost_ratio"]): (
-        x["best"],
-        x["throughput"][x["best"]],
-      )
-      for x in result["lines"]
-    },
-  )
+  return _grid(results, "P", "T_s / T_v", ("acceptance", "cost_ratio"))
 
 
 def mixture_table(results: dict[str, dict]) -> str:
   """The best N on a mixture, and its throughput, by rows and P."""
-  (result,) = results.values()
-  return _grid(
-    "rows",
-    "P",
-    {
-      (x["rows"], x["acceptance"]): (x["best"], x["throughput"])
-      for x in result["lines"]
-    },
-  )
+  return _grid(results, "rows", "P", ("rows", "acceptance"))
 
 
 def acceptance_table(results: dict[str, dict]) -> str:

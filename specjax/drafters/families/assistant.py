@@ -21,7 +21,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
 from specjax.adaptive import chains
@@ -30,7 +29,7 @@ from specjax.cache import Cache
 from specjax.drafters.shared import arguments, best_first, levels
 from specjax.shapes import Shape
 from specjax.siblings import GIVEN, IID, Siblings
-from specjax.tree import Form, Tree, take_node
+from specjax.tree import Form, Tree
 from specjax.types import (
   CacheReader,
   Commit,
@@ -53,24 +52,14 @@ def assistant(
 
   Args:
     head: the assistant, whose parameters are `Params.draft`.
-    tokens: drafted on each path; 5 by default.
-    tree: what every proposal fills; None for one path. Of one whose parents are
-      data (`specjax.shapes.dynamic`) the nodes are certain and chosen as
-      EAGLE-2's are (`specjax.drafters.eagle`).
-    siblings: how the children of a node are drawn, or the name of it in
-      `specjax.siblings`; those of a dynamic tree are certain.
-    policy: when a row of a chain ends before that, of
-      `specjax.adaptive.policies`; None: never.
-    vocab_size: V, the number of real tokens; by default the assistant's.
+    tokens, tree, siblings, policy, vocab_size: as of `specjax.drafters.eagle`.
 
   Returns:
     The `Drafter`, whose state is the hidden state of the last token before the
     newest, `f[B, F]`. Its target has to give its final hidden state.
 
   Raises:
-    ValueError: if the tree drafts nothing or does not suit the siblings, the
-      policy or the vocabulary.
-    TypeError: if the tree is none, or the policy no `Policy`.
+    ValueError, TypeError: as `specjax.drafters.eagle`.
   """
   tree, siblings = arguments.drawn(tokens, tree, siblings, policy, dynamic=True)
   vocab_size = vocab_size or head.vocab_size
@@ -78,26 +67,32 @@ def assistant(
     return _dynamic(head, tree, vocab_size)
   arguments.check_tree(tree, siblings, vocab_size)
 
-  def propose(params, state, target_cache, context):
+  def begin(params, state, target_cache, context):
     ask = _asking(head, params.draft, target_cache, context)
-    logits, hidden = ask(context.root, state[:, None])
 
-    def feed(hidden, level, drawn):
-      above = tree.levels[level - 1].start
-      parents = np.array([tree.parents[n] for n in tree.levels[level]])
-      return ask(drawn, hidden[:, parents - above])
+    def first(hidden, goes):
+      del goes
+      said = ask(context.root, hidden)
+      return said, said[1], jnp.ones((), jnp.int32)
 
-    draft, _ = levels.draw_tree(
-      logits[:, 0], feed, hidden, context, tree=tree, siblings=siblings,
-      vocab_size=vocab_size,
-    )  # fmt: skip
-    return draft, state, target_cache
+    def feed(hidden, depth, drawn):
+      said = ask(drawn, hidden[:, levels.parents(tree, depth)])
+      return said, said[1]
+
+    return chains.Passes(
+      carry=state[:, None],
+      first=first,
+      feed=feed,
+      close=lambda hidden, fed: (state, target_cache),
+    )
 
   whole = Drafter(
     name="assistant",
     tree=tree,
     siblings=siblings,
-    propose=propose,
+    propose=levels.proposer(
+      begin, tree=tree, siblings=siblings, vocab_size=vocab_size
+    ),
     passes=(1, *(len(level) for level in tree.levels[1:-1])),
     empty_rounds=EmptyRoundPolicy.COMMIT,
     **_common(head),
@@ -108,24 +103,6 @@ def assistant(
       lambda tree, policy: assistant(
         head, tree=tree, siblings=siblings, policy=policy, vocab_size=vocab_size
       ),
-    )
-
-  def begin(params, state, target_cache, context):
-    ask = _asking(head, params.draft, target_cache, context)
-
-    def asked(tokens, hidden):
-      logits, hidden = ask(tokens, hidden)
-      return (logits[:, 0], hidden[:, 0]), hidden
-
-    def first(hidden, goes):
-      del goes
-      return *asked(context.root, hidden), jnp.ones((), jnp.int32)
-
-    return chains.Passes(
-      carry=state[:, None],
-      first=first,
-      feed=lambda hidden, level, drawn: asked(drawn, hidden),
-      close=lambda hidden, fed: (state, target_cache),
     )
 
   return chains.drafter(
@@ -194,17 +171,7 @@ def _common(model: CacheReader) -> dict[str, Any]:
   def read(params, state: Array, commit: Commit) -> Array:
     """The hidden state of the last token that the target has read."""
     del params
-    features = commit.target_output.features
-    if features is None or features.shape[-1] != model.num_features:
-      given = "none" if features is None else str(features.shape[-1])
-      raise ValueError(
-        f"this assistant reads {model.num_features} features of the target, "
-        f"which gives {given} (build it with features=)"
-      )
-    last = jnp.maximum(commit.count - 1, 0)
-    node = jnp.take_along_axis(commit.path, last[:, None], axis=1)[:, 0]
-    newest = take_node(features, node).astype(state.dtype)
-    return jnp.where(commit.count[:, None] > 0, newest, state)
+    return commit.newest_features(state)
 
   return dict(
     init=init,

@@ -15,7 +15,6 @@ behind them and never kept.
 """
 
 import jax.numpy as jnp
-from jax import Array
 
 from specjax.cache import Cache
 from specjax.drafters.shared import arguments, marginals
@@ -39,21 +38,15 @@ def dflash(
     head: the head, whose parameters are `Params.draft`; one pass over a block,
       whatever the tree.
     tokens: drafted on each path; 5 by default.
-    tree: what every proposal fills, not deeper than the block; None for one
-      path. One whose parents are data (`specjax.shapes.dynamic`) gets the
-      likeliest nodes of the product of the laws.
-    siblings: how the children of a node are drawn, or the name of it in
-      `specjax.siblings`. GIVEN: they are not drawn, but certain.
-    vocab_size: V, the number of real tokens; by default the head's.
+    tree, siblings, vocab_size: as of `specjax.drafters.medusa`; the tree is not
+      deeper than the block.
 
   Returns:
     The `Drafter`, whose state is the head's cache. Its target has to give the
     features that the head reads.
 
   Raises:
-    ValueError: if the tree does not suit the block, the siblings or the
-      vocabulary.
-    TypeError: if the tree is none.
+    ValueError, TypeError: as `specjax.drafters.medusa`.
   """
   tree, siblings = arguments.drawn(tokens, tree, siblings, dynamic=True)
   vocab_size = vocab_size or head.vocab_size
@@ -64,9 +57,10 @@ def dflash(
     return head.init_cache(batch, slots + head.num_depths + 1)
 
   def read(params, cache: Cache, commit: Commit) -> Cache:
-    features = _along_the_path(commit, head.num_features)
+    features = commit.features(head.num_features)
+    along = jnp.take_along_axis(features, commit.path[..., None], axis=1)
     cache = cache.replace(length=commit.start)
-    cache = head.read(params.draft, features, cache)
+    cache = head.read(params.draft, along, cache)
     return cache.replace(length=commit.length - 1)
 
   def propose(params, cache, target_cache, context):
@@ -89,15 +83,3 @@ def dflash(
     max_positions=head.max_positions,
     accepts_foreign_drafts=True,
   )
-
-
-def _along_the_path(commit: Commit, width: int) -> Array:
-  """The target's features of committed tokens, in order, `f[B, W, F]`."""
-  features = commit.target_output.features
-  if features is None or features.shape[-1] != width:
-    given = "none" if features is None else str(features.shape[-1])
-    raise ValueError(
-      f"this head reads {width} features of the target, which gives {given} "
-      "(build it with features=)"
-    )
-  return jnp.take_along_axis(features, commit.path[..., None], axis=1)

@@ -43,6 +43,7 @@ from specjax.types import (
   Drafter,
   EmptyRoundPolicy,
   FeatureModel,
+  Params,
 )
 
 
@@ -127,67 +128,35 @@ def of_head(
     _made, model, tree=tree, siblings=siblings, name=name, longest=longest
   )
   if longest and not tree.num_drafted:
-    grow_nothing = lambda params, root, context: (
-      nothing(tree, siblings, context), root.cache
-    )  # fmt: skip
-    return made(grow_nothing, passes=())[0]
+
+    def read_alone(params, state, target_cache, context):
+      read = dataclasses.replace(
+        state, cache=_read(model, params, state, context).cache
+      )
+      return nothing(tree, siblings, context), read, target_cache
+
+    return made(read_alone, passes=())
   arguments.check_tree(tree, siblings, vocab_size)
 
-  def grow(params, root: "_Root", context):
-    hidden = root.hidden[:, None]
+  def begin(params, state, target_cache, context):
+    root = _read(model, params, state, context)
+
+    def first(carry, goes):
+      del goes
+      said = root.logits[:, None], root.hidden[:, None]
+      return said, carry, jnp.zeros((), jnp.int32)
 
     def feed(carry, depth, drawn):
       hidden, cache = carry
-      level, above = tree.levels[depth], tree.levels[depth - 1].start
-      parents = np.array([tree.parents[n] for n in level], np.int32) - above
       logits, hidden, cache = model.apply(
         params.draft,
         drawn,
-        hidden[:, parents],
+        hidden[:, levels.parents(tree, depth)],
         cache,
         positions=levels.positions(_place(context), depth, drawn),
         mask=levels.mask(tree, depth),
       )
-      return logits, (hidden, cache)
-
-    draft, (_, cache) = levels.draw_tree(
-      root.logits,
-      feed,
-      (hidden, root.cache),
-      context,
-      tree=tree,
-      siblings=siblings,
-      vocab_size=vocab_size,
-    )
-    return draft, cache
-
-  passes = tuple(len(level) for level in tree.levels[1:-1])
-  whole, read = made(grow, passes=passes)
-  if policy is None:
-    return arguments.with_longer(
-      whole,
-      lambda tree, policy: of_head(
-        name, model, tree, siblings, policy, vocab_size, None
-      ),
-    )
-
-  def begin(params, state, target_cache, context):
-    root = read(params, state, context)
-
-    def first(carry, goes):
-      del goes
-      return (root.logits, root.hidden), carry, jnp.zeros((), jnp.int32)
-
-    def feed(carry, level, drawn):
-      hidden, cache = carry
-      logits, hidden, cache = model.apply(
-        params.draft,
-        drawn,
-        hidden,
-        cache,
-        positions=levels.positions(_place(context), level, drawn),
-      )
-      return (logits[:, 0], hidden[:, 0]), (hidden, cache)
+      return (logits, hidden), (hidden, cache)
 
     def close(carry, fed):
       del fed
@@ -198,8 +167,19 @@ def of_head(
       first=first, feed=feed, close=close, before=1,
     )  # fmt: skip
 
-  return chains.drafter(
-    begin, inner=whole, policy=policy, vocab_size=vocab_size
+  whole = made(
+    levels.proposer(begin, tree=tree, siblings=siblings, vocab_size=vocab_size),
+    passes=tuple(len(level) for level in tree.levels[1:-1]),
+  )
+  if policy is not None:
+    return chains.drafter(
+      begin, inner=whole, policy=policy, vocab_size=vocab_size
+    )
+  return arguments.with_longer(
+    whole,
+    lambda tree, policy: of_head(
+      name, model, tree, siblings, policy, vocab_size, None
+    ),
   )
 
 
@@ -224,7 +204,9 @@ def _dynamic(model: FeatureModel, tree: Tree, vocab_size: int) -> Drafter:
     vocab_size=vocab_size,
   )  # fmt: skip
 
-  def grow(params, root: "_Root", context):
+  def propose(params, state, target_cache, context):
+    root = _read(model, params, state, context)
+
     def feed(carry, level, tokens, parents):
       hidden, seen, cache = carry
       parents = parents[..., None]
@@ -250,13 +232,12 @@ def _dynamic(model: FeatureModel, tree: Tree, vocab_size: int) -> Drafter:
       root.logits, feed, (root.hidden[:, None], None, root.cache), context,
       tree=tree, width=top_k, children=top_k, vocab_size=vocab_size,
     )  # fmt: skip
-    return draft, cache
+    return draft, dataclasses.replace(state, cache=cache), target_cache
 
-  whole, _ = _made(
-    model, grow, tree=tree, siblings=GIVEN, name="eagle2",
+  return _made(
+    model, propose, tree=tree, siblings=GIVEN, name="eagle2",
     passes=(top_k,) * (depth - 1), more_slots=top_k * (depth - 1),
   )  # fmt: skip
-  return whole
 
 
 # ------------------------------------------------- what both have in common
@@ -295,9 +276,33 @@ class _Root:
   cache: Cache
 
 
+def _read(
+  model: FeatureModel, params: Any, state: _State, context: Context
+) -> _Root:
+  """Reads the pairs committed in the last round."""
+  # Of one token the target has read nothing: a pair of it and zeros.
+  count = jnp.maximum(context.length - 1 - state.start, 1)
+  width = state.features.shape[1]
+  place = (context.length - count)[:, None] + np.arange(width)
+  tokens = jnp.take_along_axis(
+    context.tokens, jnp.minimum(place, context.tokens.shape[1] - 1), axis=1
+  )
+  logits, hidden, cache = model.apply(
+    params.draft,
+    tokens,
+    model.fuse(params.draft, state.features),
+    state.cache.replace(length=state.start),
+  )
+  return _Root(
+    logits=take_node(logits, count - 1),
+    hidden=take_node(hidden, count - 1),
+    cache=cache.replace(length=state.start + count),
+  )
+
+
 def _made(
   model: FeatureModel,
-  grow: Callable[[Any, _Root, Context], tuple[Draft, Cache]],
+  propose: Callable[[Params, Any, Cache, Context], tuple[Draft, Any, Cache]],
   *,
   tree: Tree,
   siblings: Siblings,
@@ -305,12 +310,12 @@ def _made(
   passes: tuple[int, ...],
   more_slots: int = 0,
   longest: int | None = None,
-) -> tuple[Drafter, Callable[[Any, "_State", Context], _Root]]:
-  """The drafter that grows a draft from the head's `_Root`, and what reads it.
+) -> Drafter:
+  """The drafter of a head, whatever it proposes.
 
   Args:
     model: the head.
-    grow: `(params, root, context) -> (draft, cache)`.
+    propose: of the drafter; it reads committed pairs (`_read`).
     tree, siblings, name: of the drafter.
     passes: tokens of each pass after that which reads committed pairs.
     more_slots: of the head's cache, for nodes that are not verified.
@@ -330,33 +335,9 @@ def _made(
       start=jnp.zeros((batch,), jnp.int32),
     )
 
-  def read(params, state: _State, context: Context) -> _Root:
-    """Reads the pairs committed in the last round."""
-    # Of one token the target has read nothing: a pair of it and zeros.
-    count = jnp.maximum(context.length - 1 - state.start, 1)
-    place = (context.length - count)[:, None] + np.arange(width)
-    tokens = jnp.take_along_axis(
-      context.tokens, jnp.minimum(place, context.tokens.shape[1] - 1), axis=1
-    )
-    logits, hidden, cache = model.apply(
-      params.draft,
-      tokens,
-      model.fuse(params.draft, state.features),
-      state.cache.replace(length=state.start),
-    )
-    return _Root(
-      logits=take_node(logits, count - 1),
-      hidden=take_node(hidden, count - 1),
-      cache=cache.replace(length=state.start + count),
-    )
-
-  def propose(params, state, target_cache, context):
-    root = read(params, state, context)
-    draft, cache = grow(params, root, context)
-    return draft, dataclasses.replace(state, cache=cache), target_cache
-
   def prefill(params, state: _State, commit: Commit) -> _State:
-    features = features_of(commit, state.features)
+    features = commit.features(model.num_features)
+    features = features.astype(state.features.dtype)
     cache = state.cache
     if commit.tokens.shape[1] > 1:
       _, _, cache = model.apply(
@@ -374,7 +355,8 @@ def _made(
 
   def commit(params, state: _State, commit: Commit) -> _State:
     del params
-    features = features_of(commit, state.features)
+    features = commit.features(model.num_features)
+    features = features.astype(state.features.dtype)
     along = jnp.take_along_axis(features, commit.path[..., None], axis=1)
     more = width - along.shape[1]  # a deeper tree's, which this one has not
     along = jnp.pad(along, ((0, 0), (0, more), (0, 0)))
@@ -388,7 +370,7 @@ def _made(
   def row_axes(state: _State) -> Any:
     return _State(cache=cache_lib.row_axes(state.cache), features=0, start=0)  # type: ignore[arg-type]
 
-  whole = Drafter(
+  return Drafter(
     name=name,
     tree=tree,
     siblings=siblings,
@@ -405,21 +387,8 @@ def _made(
     empty_rounds=EmptyRoundPolicy.PROPOSE if longest else None,
     accepts_foreign_drafts=True,
   )
-  return whole, read
 
 
 def _place(context: Context) -> Array:
   """`i32[B]`, place of the newest pair: its feature's position."""
   return jnp.maximum(context.length - 2, 0)
-
-
-def features_of(commit: Commit, like: Array) -> Array:
-  """Features of all that was fed, `f[B, T, F]`, of as many as `like` has."""
-  features, width = commit.target_output.features, like.shape[-1]
-  if features is None or features.shape[-1] != width:
-    given = "none" if features is None else str(features.shape[-1])
-    raise ValueError(
-      f"this head reads {width} features of the target, which gives {given} "
-      "(build it with features=)"
-    )
-  return features.astype(like.dtype)

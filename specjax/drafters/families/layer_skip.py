@@ -1,10 +1,11 @@
-"""Self-speculative decoding: the target drafts for itself, skipping sub-layers.
+"""Self-speculative decoding: the target drafts for itself, made cheaper.
 
-Draft and Verify (Zhang et al., ACL 2024): no second model and no second cache.
-Drafting runs on the target's own cache, which holds full-depth keys and values
-for every committed token; drafted tokens go to the slots after them, in the
-kept layers only. Verification then writes all layers of those slots anew, so
-the cache is correct after every commit without any work here.
+Draft and Verify (Zhang et al., ACL 2024) skips sub-layers, QuantSpec (Tiwari et
+al., ICML 2025) has weights, and there a cache, in four bits. No second cache:
+drafting runs on the target's own, as it is stored, which holds full-depth keys
+and values for every committed token; drafted tokens go to the slots after them,
+in the kept layers only. Verification then writes all layers of those slots
+anew, so the cache is correct after every commit without any work here.
 """
 
 from collections.abc import Callable
@@ -55,6 +56,32 @@ def layer_skip(
   )  # fmt: skip
 
 
+def quantised_self(
+  low: LanguageModel,
+  *,
+  tokens: int | None = None,
+  tree: Tree | Shape | None = None,
+  siblings: Siblings | str = IID,
+  policy: Policy | None = None,
+  vocab_size: int | None = None,
+  longest: int | None = None,
+) -> Drafter:
+  """The target's weights in few bits, on its own cache (QuantSpec, 2025).
+
+  All else is as of `layer_skip`.
+
+  Args:
+    low: the target in few bits, whose parameters are `Params.draft`; it must
+      take the target's cache.
+    tokens, tree, siblings, policy, vocab_size, longest: as of `layer_skip`.
+  """
+  form = arguments.drawn(tokens, tree, siblings, policy)
+  return on_targets_cache(
+    "quantised_self", low, lambda params: params.draft, *form, policy,
+    vocab_size, longest,
+  )  # fmt: skip
+
+
 def on_targets_cache(
   name: str,
   model: LanguageModel,
@@ -79,28 +106,37 @@ def on_targets_cache(
   arguments.check_tree(tree, siblings, vocab_size)
   policy = arguments.ending(tree, policy, longest)
 
-  def propose(params, state, target_cache, context):
-    start = context.length - 1
-    output, cache = model.apply(
-      weights(params), context.root, target_cache.replace(length=start)
+  def begin(params, state, target_cache, context):
+    root = context.length - 1
+
+    def feed(cache, depth, drawn):
+      output, cache = model.apply(
+        weights(params),
+        drawn,
+        cache.replace(length=root + tree.levels[depth].start),
+        positions=levels.positions(root, depth, drawn),
+        mask=levels.mask(tree, depth),
+      )
+      return (output.logits, output.features), cache.replace(length=root)
+
+    def first(cache, goes):
+      del goes  # the target's cache lacks nothing
+      return *feed(cache, 0, context.root), jnp.ones((), jnp.int32)
+
+    return chains.Passes(
+      carry=target_cache.replace(length=root),
+      first=first,
+      feed=feed,
+      close=lambda cache, fed: (state, cache),
     )
-    draft, cache = levels.draft_tree(
-      model,
-      weights(params),
-      cache,
-      output.logits[:, 0],
-      context,
-      tree=tree,
-      siblings=siblings,
-      vocab_size=vocab_size,
-    )
-    return draft, state, cache.replace(length=start)
 
   whole = Drafter(
     name=name,
     tree=tree,
     siblings=siblings,
-    propose=propose,
+    propose=levels.proposer(
+      begin, tree=tree, siblings=siblings, vocab_size=vocab_size
+    ),
     passes=(1, *(len(level) for level in tree.levels[1:-1])),
     max_positions=model.max_positions,
     empty_rounds=EmptyRoundPolicy.COMMIT,
@@ -112,34 +148,6 @@ def on_targets_cache(
       lambda tree, policy: on_targets_cache(
         name, model, weights, tree, siblings, policy, vocab_size, None
       ),
-    )
-
-  def begin(params, state, target_cache, context):
-    root = context.length - 1
-
-    def first(cache, goes):
-      del goes  # the target's cache lacks nothing
-      output, cache = model.apply(
-        weights(params), context.root, cache.replace(length=root)
-      )
-      said = chains.said(output, jnp.zeros_like(root))
-      return said, cache.replace(length=root), jnp.ones((), jnp.int32)
-
-    def feed(cache, depth, drawn):
-      output, cache = model.apply(
-        weights(params),
-        drawn,
-        cache.replace(length=root + depth),
-        positions=levels.positions(root, depth, drawn),
-      )
-      said = chains.said(output, jnp.zeros_like(root))
-      return said, cache.replace(length=root)
-
-    return chains.Passes(
-      carry=target_cache.replace(length=root),
-      first=first,
-      feed=feed,
-      close=lambda cache, fed: (state, cache),
     )
 
   return chains.drafter(

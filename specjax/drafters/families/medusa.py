@@ -82,6 +82,10 @@ def _drafter(
   marginals.check(name, head.num_depths, tree, siblings, vocab_size)
   empty = lambda rows: jnp.zeros((rows, head.num_features))
 
+  def read(params, features: Array, commit: Commit) -> Array:
+    del params
+    return commit.newest_features(features)
+
   def propose(params, features, target_cache, context):
     logits = head.apply(params.draft, features)
     draft = marginals.draft(
@@ -94,33 +98,11 @@ def _drafter(
     tree=tree,
     siblings=siblings,
     init=lambda params, batch, slots, inputs: empty(batch),
-    prefill=_newest,
+    prefill=read,
     propose=propose,
-    commit=_newest,
+    commit=read,
     row_axes=lambda state: 0,
     passes=(1,),
     empty_rounds=EmptyRoundPolicy.COMMIT,
     accepts_foreign_drafts=True,
-  )
-
-
-def _newest(params, features: Array, commit: Commit) -> Array:
-  """The features of the newest token that was read and accepted, `f[B, F]`."""
-  del params
-  given = commit.target_output.features
-  if given is None:
-    raise ValueError(
-      "heads read the target's features, and it gives none (build it with "
-      "features=)"
-    )
-  if given.shape[-1] != features.shape[-1]:
-    raise ValueError(
-      f"heads read {features.shape[-1]} features, the target gives "
-      f"{given.shape[-1]}"
-    )
-  last = jnp.maximum(commit.count - 1, 0)[:, None]
-  node = jnp.take_along_axis(commit.path, last, axis=1)[..., None]
-  newest = jnp.take_along_axis(given, node, axis=1)[:, 0]
-  return jnp.where(
-    commit.count[:, None] > 0, newest.astype(features.dtype), features
   )

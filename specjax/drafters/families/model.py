@@ -70,16 +70,6 @@ def model(
   arguments.check_tree(tree, siblings, vocab_size)
   policy = arguments.ending(tree, policy, longest)
 
-  def prefill(params, cache, commit):
-    nothing = jnp.zeros((len(commit.tokens), 0), jnp.int32)
-    _, cache = draft.apply(
-      params.draft,
-      commit.tokens,
-      cache.replace(length=commit.start),
-      logits_at=nothing,
-    )
-    return cache.replace(length=commit.length)
-
   def propose(params, cache, target_cache, context):
     start = jnp.maximum(context.length - 2, 0)
     window = jax.vmap(
@@ -126,7 +116,9 @@ def model(
     tree=tree,
     siblings=siblings,
     init=init,
-    prefill=prefill,
+    prefill=lambda params, cache, commit: levels.read_prompt(
+      draft, params.draft, cache, commit
+    ),
     propose=propose,
     commit=commit,
     passes=(_WINDOW, *(len(level) for level in tree.levels[1:-1])),
@@ -184,7 +176,9 @@ def _with_policy(
       output, cache = feed_at(cache, start, _WINDOW)
       held = jnp.where(held >= start, root, held)
       carry = (cache.replace(length=root), held, held == root)
-      return chains.said(output, root - 1 - start), carry, count
+      newest = lambda x: take_node(x, root - 1 - start)[:, None]
+      said = jax.tree.map(newest, (output.logits, output.features))
+      return said, carry, count
 
     def feed(carry, depth, drawn):
       cache, *rest = carry
@@ -195,7 +189,7 @@ def _with_policy(
         positions=levels.positions(root - 1, depth, drawn),
       )
       carry = (cache.replace(length=root), *rest)
-      return chains.said(output, jnp.zeros_like(root)), carry
+      return (output.logits, output.features), carry
 
     def close(carry, fed):
       cache, held, whole = carry

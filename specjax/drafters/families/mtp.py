@@ -27,7 +27,7 @@ from specjax import cache as cache_lib
 from specjax.adaptive import chains
 from specjax.adaptive.policies import Policy
 from specjax.cache import Cache
-from specjax.drafters.families.eagle import features_of, nothing, of_head
+from specjax.drafters.families.eagle import nothing, of_head
 from specjax.drafters.shared import arguments, best_first, levels
 from specjax.shapes import Shape
 from specjax.siblings import IID, Siblings
@@ -254,7 +254,8 @@ def _prefill(
 ) -> _State:
   """Reads a prompt; its last D - 1 places are left to `_read`."""
   count, width = len(models), state.features.shape[1]
-  features = features_of(commit, state.features)
+  features = commit.features(state.features.shape[-1])
+  features = features.astype(state.features.dtype)
   fed = commit.tokens.shape[1]
   hidden, caches = models[0].fuse(params.draft, features), []
   for k, model in enumerate(models, 1):
@@ -282,7 +283,8 @@ def _commit(params: Any, state: _State, commit: Commit) -> _State:
   """Features of what was accepted, behind those of the last D - 1 places."""
   del params
   count, width = len(state.caches), state.features.shape[1]
-  features = features_of(commit, state.features)
+  features = commit.features(state.features.shape[-1])
+  features = features.astype(state.features.dtype)
   along = jnp.take_along_axis(features, commit.path[..., None], axis=1)
   behind = commit.start - state.start
   back = jnp.clip(behind, 0, count - 1)
@@ -407,9 +409,7 @@ def _grow(
     return draft, level.caches
 
   def next_nodes(level, depth, drawn):
-    nodes, above = tree.levels[depth], tree.levels[depth - 1].start
-    parents = np.array([tree.parents[n] for n in nodes], np.int32) - above
-    parents = jnp.broadcast_to(parents, drawn.shape)
+    parents = jnp.broadcast_to(levels.parents(tree, depth), drawn.shape)
     logits, _, level = feed(level, depth, drawn, parents)
     return logits, level
 
@@ -450,14 +450,15 @@ def _begin_chain(
 
   def first(level, goes):
     del goes
-    return (root.logits, root.hidden[0]), level, jnp.zeros((), jnp.int32)
+    said = root.logits[:, None], root.hidden[0][:, None]
+    return said, level, jnp.zeros((), jnp.int32)
 
   def next_node(level, depth, drawn):
     above = _sized(level, depth - 1)
     logits, hidden, level = _feed(
       models, params, root, above, depth, drawn, parents
     )
-    return (logits[:, 0], hidden[:, 0]), _sized(level, most)
+    return (logits, hidden), _sized(level, most)
 
   def close(level, fed):
     del fed

@@ -8,11 +8,11 @@ Without a match the last token is repeated: still a valid proposal, only a poor
 one.
 """
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 
 from specjax.drafters.shared.arguments import TOKENS
+from specjax.drafters.shared.occurrences import in_text
 from specjax.siblings import IID
 from specjax.tree import chain
 from specjax.types import Draft, Drafter, EmptyRoundPolicy
@@ -37,11 +37,9 @@ def ngram(*, tokens: int = TOKENS, max_ngram: int = 3) -> Drafter:
 
   def propose(params, state, target_cache, context):
     del params
-    drafted, _ = jax.vmap(
-      lambda text, length: look_up(
-        text, length, count=tokens, max_ngram=max_ngram
-      )
-    )(context.tokens, context.length)
+    drafted, _ = look_up(
+      context.tokens, context.length, count=tokens, max_ngram=max_ngram
+    )
     draft = Draft(
       tree=tree,
       siblings=IID,
@@ -62,31 +60,20 @@ def ngram(*, tokens: int = TOKENS, max_ngram: int = 3) -> Drafter:
 def look_up(
   tokens: Array, length: Array, *, count: int, max_ngram: int
 ) -> tuple[Array, Array]:
-  """Continues a text from the best earlier occurrence of its suffix.
+  """Continues texts from the best earlier occurrence of their suffix.
 
   For example `[5 6 7 8 5 6]` with count 3 gives `[7 8 5]`, matched by 2 tokens.
 
   Args:
-    tokens: `i32[L]`, stale from `length` on.
-    length: `i32[]`, at least 1.
+    tokens: `i32[B, L]`, stale from `length` on.
+    length: `i32[B]`, at least 1.
     count: tokens to propose.
     max_ngram: longest suffix to match.
 
   Returns:
-    `i32[count]`, and how many tokens before them matched, `i32[]`.
+    `i32[B, count]`, and how many tokens before them matched, `i32[B]`.
   """
-  last = length - 1
-  place = jnp.arange(tokens.shape[0])
-  matched = jnp.zeros_like(place)  # tokens matched, ending at each place
-  alive = place < last
-  for back in range(max_ngram):
-    earlier = jnp.roll(tokens, back)  # earlier[i] == tokens[i - back]
-    wanted = tokens[jnp.maximum(last - back, 0)]
-    alive &= (place >= back) & (last >= back) & (earlier == wanted)
-    matched += alive
-  best = jnp.argmax(matched * tokens.shape[0] + place * (matched > 0))
-  most = jnp.max(matched)
-  best = jnp.where(most > 0, best, last - 1)
-  period = last - best  # >= 1
-  ahead = best + 1 + jnp.arange(count) % period
-  return tokens[jnp.clip(ahead, 0, last)], most
+  found = in_text(tokens, length, count=1, depth=count, max_match=max_ngram)
+  newest = jnp.take_along_axis(tokens, length[:, None] - 1, axis=1)
+  followers = jnp.where(found.match > 0, found.tokens[:, 0], newest)
+  return followers, found.match[:, 0]

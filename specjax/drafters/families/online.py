@@ -167,9 +167,9 @@ def carry(state: OnlineState, before: Ring) -> OnlineState:
   """
   new = in_order(state.ring)
   count = jnp.minimum(state.ring.written, state.ring.tokens.shape[1])
-  return dataclasses.replace(
-    state, ring=_added(before, _entries_of(new), count)
-  )
+  names = [f.name for f in dataclasses.fields(Ring) if f.name != "written"]
+  entries = {name: getattr(new, name) for name in names}
+  return dataclasses.replace(state, ring=_added(before, entries, count))
 
 
 def in_order(ring: Ring) -> Ring:
@@ -190,11 +190,6 @@ def in_order(ring: Ring) -> Ring:
 # ------------------------------------------------------------ how it is filled
 
 
-def _entries_of(ring: Ring) -> dict[str, Array | None]:
-  names = [f.name for f in dataclasses.fields(Ring) if f.name != "written"]
-  return {name: getattr(ring, name) for name in names}
-
-
 def _written(ring: Ring, commit: Commit, vocab_size: int) -> Ring:
   """The ring with the newly committed tokens."""
   width = commit.path.shape[1]
@@ -212,16 +207,8 @@ def _written(ring: Ring, commit: Commit, vocab_size: int) -> Ring:
     "features": None,
   }
   if ring.features is not None:
-    given_features, wanted = output.features, ring.features.shape[-1]
-    if given_features is None or given_features.shape[-1] != wanted:
-      given = (
-        "none" if given_features is None else str(given_features.shape[-1])
-      )
-      raise ValueError(
-        f"the ring keeps {wanted} features of the target, which gives {given} "
-        "(build it with features=)"
-      )
-    new["features"] = along(given_features).astype(ring.features.dtype)
+    given = commit.features(ring.features.shape[-1])
+    new["features"] = along(given).astype(ring.features.dtype)
   if output.logits.shape[1] != commit.tokens.shape[1]:  # of a prompt
     new |= {
       "laws": jnp.zeros((*rows, ring.laws.shape[-1]), ring.laws.dtype),

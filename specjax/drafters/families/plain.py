@@ -20,9 +20,4 @@ def plain() -> Drafter:
     draft = Draft(tree=tree, siblings=IID, tokens=context.root, log_probs=None)
     return draft, state, target_cache
 
-  return Drafter(
-    name="plain",
-    tree=tree,
-    siblings=IID,
-    propose=propose,
-  )
+  return Drafter(name="plain", tree=tree, siblings=IID, propose=propose)

@@ -144,16 +144,6 @@ def rasd(
       params.draft.model, batch, slots + most, inputs if draft.encode else None
     )
 
-  def prefill(params, cache, commit) -> Cache:
-    nothing = jnp.zeros((len(commit.tokens), 0), jnp.int32)
-    _, cache = draft.apply(
-      params.draft.model,
-      commit.tokens,
-      cache.replace(length=commit.start),
-      logits_at=nothing,
-    )
-    return cache.replace(length=commit.length)
-
   def propose(params, cache, target_cache, context):
     root_logits, cache = read(params.draft.model, cache, context)
     looked_up = occurrences.together(
@@ -206,7 +196,9 @@ def rasd(
     tree=whole,
     siblings=GIVEN,
     init=init,
-    prefill=prefill,
+    prefill=lambda params, cache, commit: levels.read_prompt(
+      draft, params.draft.model, cache, commit
+    ),
     propose=propose,
     passes=(width, count, *(len(x) for x in inner.levels[1:-1])),
     max_positions=draft.max_positions,

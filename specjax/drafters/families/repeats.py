@@ -13,7 +13,6 @@ drawn, so every lossless rule for a chain stays lossless.
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
@@ -74,11 +73,9 @@ def repeats(
   depth = inner.tree.max_depth
 
   def propose(params, state, target_cache, context):
-    followers, matched = jax.vmap(
-      lambda tokens, length: look_up(
-        tokens, length, count=depth, max_ngram=max_ngram
-      )
-    )(context.tokens, context.length)
+    followers, matched = look_up(
+      context.tokens, context.length, count=depth, max_ngram=max_ngram
+    )
     reads_on = matched >= min_match  # [B]
     allowed = jnp.where(reads_on, 0, context.max_depth)
     drafted, state, target_cache = inner.propose(

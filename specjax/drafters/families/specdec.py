@@ -35,21 +35,15 @@ def specdec(
   Args:
     draft: the network, whose parameters are `Params.draft`.
     tokens: drafted on each path; 5 by default.
-    tree: what every proposal fills, not deeper than the block; None for one
-      path.
-    siblings: how the children of a node are drawn, or the name of it in
-      `specjax.siblings`. GIVEN: they are not drawn, but certain; child r of a
-      node is the token of rank r in the law of its depth.
-    vocab_size: V, the number of real tokens; by default the network's.
+    tree, siblings, vocab_size: as of `specjax.drafters.medusa`; the tree is not
+      deeper than the block, nor dynamic.
 
   Returns:
     The `Drafter`; its state is what the encoder made of the inputs. Each round
     has one pass, over the text and a block more (`Drafter.tokens_of_passes`).
 
   Raises:
-    ValueError: if the tree does not suit the block, the siblings or the
-      vocabulary.
-    TypeError: if the tree is none.
+    ValueError, TypeError: as `specjax.drafters.medusa`.
   """
   tree, siblings = arguments.drawn(tokens, tree, siblings)
   vocab_size = vocab_size or draft.vocab_size

@@ -134,12 +134,7 @@ def _drafter(
     )
     return draft, state, target_cache
 
-  return Drafter(
-    name=name,
-    tree=tree,
-    siblings=GIVEN,
-    propose=propose,
-  )
+  return Drafter(name=name, tree=tree, siblings=GIVEN, propose=propose)
 
 
 def finder(

@@ -159,10 +159,7 @@ def _ranges(
     before &= low < low_end
     not_behind = ~behind & (high < high_end)
     return (
-      (
-        jnp.where(before, middle + 1, low),
-        jnp.where(before, low_end, middle),
-      ),
+      (jnp.where(before, middle + 1, low), jnp.where(before, low_end, middle)),
       (
         jnp.where(not_behind, after + 1, high),
         jnp.where(not_behind, high_end, after),

@@ -15,10 +15,11 @@ from jax import Array
 
 from specjax import laws, random, warp
 from specjax import siblings as siblings_lib
+from specjax.adaptive.chains import Passes
 from specjax.cache import Cache
 from specjax.siblings import Siblings
 from specjax.tree import Tree
-from specjax.types import Context, Draft, LanguageModel
+from specjax.types import Commit, Context, Draft, LanguageModel, Params
 
 # `(carry, depth, i32[B, W]) -> (f32[B, W, V'], carry)`: the logits after the
 # nodes of a depth, W of them, whose tokens have just been drawn.
@@ -70,11 +71,9 @@ def draw_tree(
 
   law, ranking = law_of(root_logits[:, None])
   tokens, all_laws = [context.root], [jnp.full_like(law, -jnp.inf)]
-  for depth, level in enumerate(tree.levels[1:], start=1):
+  for depth in range(1, tree.max_depth + 1):
     if noise is not None:
-      above = tree.levels[depth - 1].start
-      parents = np.array([tree.parents[n] for n in level], np.int32) - above
-      drawn_from = law[:, parents]
+      drawn_from = law[:, parents(tree, depth)]
       drawn = random.race(noise[:, :, depth - 1], drawn_from)  # [B, K]
     else:
       drawn, drawn_from = _draw_level(
@@ -137,14 +136,57 @@ def draft_tree(
     return output.logits, cache
 
   return draw_tree(
-    root_logits,
-    feed,
-    cache,
-    context,
-    tree=tree,
-    siblings=siblings,
+    root_logits, feed, cache, context, tree=tree, siblings=siblings,
     vocab_size=vocab_size,
-  )
+  )  # fmt: skip
+
+
+def read_prompt(
+  model: LanguageModel, params: Any, cache: Cache, commit: Commit
+) -> Cache:
+  """A draft model's cache with a prompt, of which no logits are asked for."""
+  nothing = jnp.zeros((len(commit.tokens), 0), jnp.int32)
+  cache = cache.replace(length=commit.start)
+  _, cache = model.apply(params, commit.tokens, cache, logits_at=nothing)
+  return cache.replace(length=commit.length)
+
+
+def proposer(
+  begin: Callable[[Params, Any, Cache, Context], Passes],
+  *,
+  tree: Tree,
+  siblings: Siblings,
+  vocab_size: int,
+) -> Callable[[Params, Any, Cache, Context], tuple[Draft, Any, Cache]]:
+  """`Drafter.propose` of whole trees, by passes that a policy may end too.
+
+  Args:
+    begin: as of `specjax.adaptive.chains.drafter`.
+    tree, siblings, vocab_size: as of `draw_tree`.
+  """
+
+  def propose(params, state, target_cache, context):
+    passes = begin(params, state, target_cache, context)
+    every_row = jnp.ones(context.length.shape, bool)
+    (logits, _), carry, _ = passes.first(passes.carry, every_row)
+
+    def feed(carry, depth, drawn):
+      (logits, _), carry = passes.feed(carry, depth, drawn)
+      return logits, carry
+
+    draft, carry = draw_tree(
+      logits[:, 0], feed, carry, context, tree=tree, siblings=siblings,
+      vocab_size=vocab_size,
+    )  # fmt: skip
+    return draft, *passes.close(carry, jnp.int32(tree.max_depth - 1))
+
+  return propose
+
+
+def parents(tree: Tree, depth: int) -> np.ndarray:
+  """`i32[W]`, the places of a depth's parents in the depth above."""
+  level, above = tree.levels[depth], tree.levels[depth - 1]
+  return np.array([tree.parents[n] for n in level], np.int32) - above.start
 
 
 def positions(root: Array, depth: int, drawn: Array) -> Array:
@@ -154,7 +196,7 @@ def positions(root: Array, depth: int, drawn: Array) -> Array:
 
 def mask(tree: Tree, depth: int) -> np.ndarray | None:
   """Mask of a depth's nodes over all nodes fed up to it, the root apart."""
-  if tree.is_chain:
+  if tree.is_chain or not depth:
     return None
   level = tree.levels[depth]
   return tree.ancestors[level.start : level.stop, 1 : level.stop]
@@ -181,12 +223,11 @@ def _draw_level(
   Returns:
     `i32[B, W']`, the tokens, and `f32[B, W', V]`, what each was drawn from.
   """
-  level, above = tree.levels[depth], tree.levels[depth - 1]
-  parents = np.array([tree.parents[n] for n in level], np.int32) - above.start
+  level, above = tree.levels[depth], parents(tree, depth)
   if siblings.independent:
-    drawn_from = law[:, parents]
+    drawn_from = law[:, above]
     return context.draw(level, drawn_from), drawn_from
-  heads, family = np.unique(parents, return_inverse=True)
+  heads, family = np.unique(above, return_inverse=True)
   sizes, rank = np.bincount(family), tree.rank[level.start : level.stop]
   place = np.zeros((len(heads), sizes.max()), np.int32)  # in the level
   place[family, rank] = np.arange(len(level))

@@ -161,7 +161,7 @@ def test_a_category_of_two_tasks_is_two_groups(contest):
   ]  # fmt: skip
   every[1:3] = [dataclasses.replace(q, task="another") for q in every[1:3]]
   fit, _ = measure.first_turns(every, contest.tokenizer, 40)
-  groups = measure.groups_of(fit, temperature=1.0, batch_size=4, room=40)
+  groups = measure.groups_of(fit, [1.0], [4], room=40)
   assert [[q.id for q in g.questions] for g in groups] == [[0, 3], [1, 2]]
 
 
@@ -170,7 +170,7 @@ def test_groups_are_of_one_category_and_of_similar_length(contest):
            for i in range(7)]  # fmt: skip
   fit, refused = measure.first_turns(every, contest.tokenizer, 40)
   assert refused == []
-  groups = measure.groups_of(fit, temperature=1.0, batch_size=3, room=40)
+  groups = measure.groups_of(fit, [1.0], [3], room=40)
   assert [[q.id for q in g.questions] for g in groups] == [
     [6, 4, 2], [0], [5, 3, 1],
   ]  # fmt: skip

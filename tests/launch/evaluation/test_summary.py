@@ -188,7 +188,7 @@ def test_a_prediction_s_error_has_an_interval_over_groups():
   assert actual["prediction_error"] == pytest.approx(error)
   seconds = [0.5 + 0.25 + 1.2 * (4 * 0.375 + 3 * 2.75 / 6),
              0.25 + 1.2 * 5 * 1.75 / 8]  # fmt: skip
-  low, high = intervals.ratio_interval([3.5, 2.5] * 3, seconds * 3)
+  low, high = intervals.interval([[3.5, 2.5] * 3], [seconds * 3])
   assert actual["prediction_error_ci"] == pytest.approx([low - 1, high - 1])
 
 

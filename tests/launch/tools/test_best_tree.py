@@ -72,11 +72,18 @@ def test_a_measured_pair_gets_its_best_tree_and_the_flag_for_it(
   assert record["offered"][0] == pytest.approx(record["offered"][2])
   assert [row["num_nodes"] for row in record["trees"]] == list(range(7))
   assert record["trees"][0]["predicted_speedup"] == 1
-  fastest = tree_search.best_tree_for_latency(
-    acceptance, draft_seconds=0.7 / 3,
-    verify_seconds={n: s + 0.1 for n, s in ((1, 0.9), (4, 1.3), (8, 1.6))},
-    max_nodes=6,
-  )  # fmt: skip
+
+  def rate(tree):
+    fed = np.interp(tree.num_nodes, [1, 4, 8], [0.9, 1.3, 1.6])
+    tokens = 1 + tree_search.expected_accepted(tree, acceptance)
+    return tokens / (tree.max_depth * 0.7 / 3 + fed + 0.1)
+
+  every = [
+    tree_search.best_tree(acceptance, num_nodes=size, max_depth=depth)
+    for size in range(1, 7)
+    for depth in range(1, size + 1)
+  ]
+  fastest = max([Tree(), *every], key=rate)
   best = record["best"]
   assert best["parents"] == list(fastest.parents)
   assert best["block_efficiency"] == pytest.approx(

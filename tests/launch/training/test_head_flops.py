@@ -21,7 +21,7 @@ def test_a_measured_peak_is_of_all_devices_but_of_one_processor(
   monkeypatch.setattr(jax, "devices", lambda: [one] * 4)
   monkeypatch.setattr(jax, "device_count", lambda: 4)
   clock = itertools.count()
-  monkeypatch.setattr(flops.time, "perf_counter", lambda: next(clock))
+  monkeypatch.setattr(flops.timing.time, "perf_counter", lambda: next(clock))
   expected = count * 2 * 1024**3, "measured"  # a product a second
   assert flops.peak_flops.__wrapped__() == expected
 

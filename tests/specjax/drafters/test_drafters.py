@@ -36,9 +36,9 @@ def test_look_up_continues_the_best_match(text, expected):
   buffer = np.full(12, 2)  # stale tokens that would match
   buffer[: len(text)] = text
   actual, _ = look_up(
-    jnp.asarray(buffer), jnp.int32(len(text)), count=3, max_ngram=3
+    jnp.asarray([buffer]), jnp.array([len(text)]), count=3, max_ngram=3
   )
-  assert actual.tolist() == expected
+  assert actual[0].tolist() == expected
 
 
 def test_look_up_agrees_with_a_plain_search():
@@ -58,9 +58,9 @@ def test_look_up_agrees_with_a_plain_search():
     at = length - 2 if at is None else at
     period = length - 1 - at
     expected = [text[max(at + 1 + i % period, 0)] for i in range(4)]
-    actual, matched = run(jnp.asarray(buffer), length)
-    assert actual.tolist() == expected
-    assert matched == best
+    actual, matched = run(jnp.asarray([buffer]), jnp.array([length]))
+    assert actual[0].tolist() == expected
+    assert matched[0] == best
 
 
 VOCAB = 11

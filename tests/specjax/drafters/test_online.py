@@ -258,7 +258,7 @@ def two_texts_of_head(state, head):
 
 def test_features_that_the_target_does_not_give_are_refused():
   drafter = make(num_features=LAYERS + 1)
-  with pytest.raises(ValueError, match=r"keeps 3 features.*gives 2"):
+  with pytest.raises(ValueError, match=r"reads 3 features.*gives 2"):
     start(decoder_of(drafter))
 
 

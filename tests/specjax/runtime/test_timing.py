@@ -58,7 +58,7 @@ def test_an_empty_call_that_was_held_up_makes_no_time_negative(monkeypatch):
   """The first call of the loop, and one that finds nothing to do, take long."""
   times = iter([0.0, 5.0, 5.0, 5.6])  # 5 s without a repeat, 0.6 s with all
   monkeypatch.setattr(timing.time, "perf_counter", lambda: next(times))
-  seconds, _ = timing._per_repeat(lambda params, carry, count: carry, None, 0)
+  seconds, _ = timing.per_repeat(lambda params, carry, count: carry, None, 0)
   assert seconds == pytest.approx(0.6 / timing._REPEATS)
   clock = Clock()
   fast = clock.generate

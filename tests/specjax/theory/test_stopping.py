@@ -33,10 +33,6 @@ def test_even_odds_of_one_and_three_fifths():
   np.testing.assert_allclose(limits[:-1], 0.3231, atol=5e-5)
   static = stopping.best_static(EVEN_ODDS, TENTH, 20)
   assert (static.setting["depth"], round(static.rate, 4)) == (6, 2.4696)
-  last = stopping.best_last_token(EVEN_ODDS, TENTH, 20)
-  assert last.rate == pytest.approx(2.1667, abs=5e-5)
-  threshold = stopping.best_survival(EVEN_ODDS, TENTH, 20)
-  assert threshold.rate == pytest.approx(best.rate, rel=1e-9)
 
 
 def test_sure_and_doubtful_tokens_at_six_to_four():
@@ -105,9 +101,7 @@ def test_no_rule_is_better_by_trying_them_all():
     actual = stopping.optimum(process, costs, 3)
     assert actual.rate == pytest.approx(best, rel=1e-9)
     assert list(actual.rates) == sorted(actual.rates)
-    for other in (
-      stopping.best_static, stopping.best_survival, stopping.myopic,
-    ):  # fmt: skip
+    for other in (stopping.best_static, stopping.myopic):
       assert other(process, costs, 3).rate <= best * (1 + 1e-9)
 
 
@@ -119,13 +113,6 @@ def test_the_optimum_is_a_threshold_on_survival_for_each_context():
     process, TENTH, lambda k, s, x: s > limits[k, x] + 1e-9, 6
   )
   assert by_threshold.rate == pytest.approx(best.rate, rel=1e-6)
-
-
-def test_specdec_plus_plus_stops_by_survival():
-  assert stopping.discards_threshold(1.0, 10.0, 0.0) == pytest.approx(0.1)
-  assert stopping.discards_threshold(1.0, 10.0, 10.0) == pytest.approx(0.05)
-  with pytest.raises(ValueError, match="slack"):
-    stopping.discards_threshold(2.0, 1.0, 0.0)
 
 
 @pytest.mark.parametrize(
