@@ -115,7 +115,7 @@ def distance(
 
 
 def round_error(
-  drafter, rule, *, model, target, draft, rounds=0, temperature=1.0, widths=()
+  drafter, rule, *, model, target, draft, rounds=0, widths=(), **sampling
 ) -> float:
   """The largest error of the joint law of the next tokens of a whole round.
 
@@ -123,8 +123,8 @@ def round_error(
     drafter, rule, model: of the decoder; of a small vocabulary.
     target, draft: their tables.
     rounds: made before, by chance.
-    temperature: of the warp.
     widths: of the decoder.
+    **sampling: of the warp.
   """
   decoder = specjax.make_decoder(
     model, drafter=drafter, rule=rule, widths=widths
@@ -137,7 +137,7 @@ def round_error(
     jax.random.key(0),
     buffer_length=16,
     max_new_tokens=14,
-    sampling=make_sampling(1, temperature=temperature),
+    sampling=make_sampling(1, **sampling),
   )
   for _ in range(rounds):
     state, _ = jax.jit(decoder.step)(params, state)

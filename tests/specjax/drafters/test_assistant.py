@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import toy_heads
 import toys
-from decoding import BUDGETS, LENGTHS, PROMPTS, TARGET, VOCAB, rows_of
+from decoding import BUDGETS, LENGTHS, PROMPTS, TARGET, VOCAB
 
 import specjax
 from specjax import drafters, exact, random, rules, shapes
@@ -103,23 +103,6 @@ def test_all_that_a_reader_of_the_right_slots_drafts_is_accepted():
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_wrong_slots_positions_and_hidden_states_are_caught(mutant):
   assert not accepted_for_sure(params_of(mutant))
-
-
-def test_a_row_emits_the_same_in_other_places_and_in_the_place_of_another():
-  """Its draft is no good one, so that rejections are among what happens."""
-  params, order = params_of("a stale position"), [3, 0, 4, 2, 1]
-  generate = lambda state: jitted["generate"](params, state)
-  state = generate(start())
-  together = rows_of(state)
-  assert 0 < state.counters.num_accepted[2] < state.counters.num_drafted[2]
-  assert rows_of(generate(start(order))) == [together[i] for i in order]
-  refilled = jitted["admit"](
-    params, state, jnp.int32(4), PROMPTS[2], jnp.int32(LENGTHS[2]),
-    random.row_keys(jax.random.key(0), jnp.array([2]))[0],
-    max_new_tokens=jnp.int32(BUDGETS[2]),
-    sampling=make_sampling(1, temperature=0.8),
-  )  # fmt: skip
-  assert rows_of(generate(refilled)) == [*together[:4], together[2]]
 
 
 @pytest.mark.heavy

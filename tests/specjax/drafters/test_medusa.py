@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
-from decoding import PROMPTS, TARGET, VOCAB, rows_of
+from decoding import PROMPTS, TARGET, VOCAB
 
 import specjax
-from specjax import drafters, exact, shapes, siblings, tree
+from specjax import drafters, shapes, siblings, tree
 from specjax.types import MarginalModel
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -80,31 +80,6 @@ def test_heads_read_the_feature_of_the_newest_token_that_was_read(name):
             draft.log_probs[row, node], jax.nn.log_softmax(of_depth), atol=1e-5
           )
     state, _ = step(PARAMS, state)
-
-
-@pytest.mark.parametrize(
-  ("name", "method"),
-  [("sampled", "exact"), ("distinct", "exact"), ("certain", "certain")],
-)
-def test_its_laws_are_those_its_tokens_are_drawn_from(name, method):
-  actual = exact.check_drafter(
-    DRAFTERS[name][0], PARAMS, TOY, vocab_size=VOCAB, max_drafts=VOCAB**4
-  )
-  assert actual.method == method
-
-
-@pytest.mark.parametrize("name", ["sampled", "certain"])
-def test_greedy_text_is_that_of_plain_decoding(name):
-  """And a row's text at temperature 1 does not depend on its neighbours."""
-  drafter, rule = DRAFTERS[name]
-  decoder = specjax.make_decoder(TOY, drafter=drafter, rule=rule)
-  plain = specjax.make_decoder(TOY)
-  run = lambda decoder, state: rows_of(jax.jit(decoder.generate)(PARAMS, state))
-  assert run(decoder, start(decoder, temperature=0.0)) == run(
-    plain, start(plain, temperature=0.0)
-  )
-  together = run(decoder, start(decoder))
-  assert run(decoder, start(decoder, rows=slice(2, 3))) == [together[2]]
 
 
 def test_published_trees_have_the_nodes_that_were_counted():

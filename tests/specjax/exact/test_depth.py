@@ -49,6 +49,7 @@ POLICIES = {
   "batch": policies.get("optimal(cost=0.4,rows=3)"),
   "predicted": policies.predicted(chance, width=1, threshold=0.5),
   "together": policies.together(policies.get("confidence(threshold=0.5)")),
+  "exits": policies.get("exits(threshold=0.5, acceptance=0.6)"),
 }
 # All lossless rules of chains that may end early.
 CHAIN_RULES = (
@@ -57,6 +58,7 @@ CHAIN_RULES = (
 )  # fmt: skip
 ALWAYS = [
   ("confidence", "token"), ("survival", "block"), ("predicted", "block"),
+  ("exits", "token"), ("exits", "block"),
 ]  # fmt: skip
 CASES = [
   *ALWAYS,

@@ -71,11 +71,14 @@ def test_the_dynamic_programme_is_the_recursion_over_prefixes(num_drafts):
     assert float(actual) == pytest.approx(by_hand(pair, num_drafts), abs=1e-12)
 
 
-@pytest.mark.parametrize("num_drafts, horizon", [(1, 3), (2, 3)])
-def test_the_shipped_rule_rejects_as_often(num_drafts, horizon):
+@pytest.mark.parametrize(
+  "rule, num_drafts, horizon",
+  [("token", 1, 3), ("batch", 1, 3), ("batch", 2, 3), ("batch", 3, 2)],
+)
+def test_the_shipped_rules_reject_as_often(rule, num_drafts, horizon):
   pair = markov.random_pair(5, vocab_size=2, horizon=horizon)
   actual = exact.expected_rejections(
-    rules.get("batch"),
+    rules.get(rule),
     lambda missing: tree_lib.paths(missing, num_drafts),
     *context_laws(pair),
     horizon=horizon,
