@@ -33,6 +33,7 @@ TREES = {
   # Children in another order than their parents.
   "crossed": Tree((-1, 0, 0, 2, 1)),
   "crossed families": Tree((-1, 0, 0, 2, 1, 2)),
+  "narrow": tree_lib.k_ary(1, 2),
   "binary": tree_lib.k_ary(2, 2),
   # Equal siblings that go on differently.
   "one and two": Tree((-1, 0, 0, 1, 2, 2)),
@@ -60,14 +61,15 @@ WALKERS = (
 FIRST_TREES = ("chain3", "paths2x2", "one and two")
 
 
-PARTS = ("uneven", "crossed")  # of "two and deeper" and "crossed families"
+# Of "two and deeper", "crossed families" and "binary".
+PARTS = ("uneven", "crossed", "narrow")
 
 
 def marks(name, tree_name, siblings):
   usual = siblings is siblings_lib.IID and name in WALKERS
   usual &= tree_name not in PARTS
   fast = usual or tree_name in FIRST_TREES or LOSSLESS[name].with_noise
-  return () if fast else pytest.mark.heavy
+  return () if fast or name == "score_block" else pytest.mark.heavy
 
 
 CASES = [
@@ -80,6 +82,7 @@ CASES = [
   for siblings in siblings_lib.SIBLINGS.values()
   if siblings is siblings_lib.IID
   or tree_name in ("uneven", "binary", "one and two")
+  or (name == "score_block" and tree_name in ("paths2x2", "narrow"))
   if enumerable(rule, tree, siblings)
 ]  # fmt: skip
 # One tree a rule, all leaves equally deep, for the checks that need no more.

@@ -176,18 +176,6 @@ def test_chains_that_a_policy_ends_have_their_laws():
   assert actual.method == "exact"
 
 
-def test_features_that_the_target_does_not_give_are_refused():
-  decoder = dataclasses.replace(DECODER, target=toys.table_model(VOCAB))
-  with pytest.raises(ValueError, match=r"reads 3 features.*gives none"):
-    jax.eval_shape(
-      lambda params: decoder.init(
-        params, PROMPTS, LENGTHS, jax.random.key(0), buffer_length=40,
-        max_new_tokens=3,
-      ),
-      params_of(),
-    )  # fmt: skip
-
-
 def test_a_dynamic_tree_is_bounded_by_its_sizes():
   actual = drafters.assistant(
     READER, tree=shapes.dynamic(9, top_k=3), tokens=4, vocab_size=VOCAB

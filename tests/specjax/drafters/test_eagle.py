@@ -336,16 +336,6 @@ def test_greedy_text_is_that_of_plain_decoding():
     assert rows_of(jax.jit(decoder.generate)(NEAR, state)) == expected
 
 
-def test_features_that_the_target_does_not_give_are_refused():
-  for target, given in (
-    (toys.table_model(VOCAB), "gives none"),
-    (toys.table_model(VOCAB, layers=2), "gives 2"),
-  ):
-    decoder = specjax.make_decoder(target, drafter=DRAFTERS["chain"])
-    with pytest.raises(ValueError, match=f"reads 3 features.*{given}"):
-      start(decoder)
-
-
 @pytest.mark.parametrize(
   "sizes, message",
   [

@@ -18,8 +18,9 @@ import toys
 from decoding import BUDGETS, LENGTHS, PROMPTS, TARGET, VOCAB, rows_of
 
 import specjax
-from specjax import exact, random, rules
+from specjax import drafters, exact, random, rules
 from specjax.drafters import eagle
+from specjax.drafters.families import online
 from specjax.state import StopReason
 from specjax.tree import chain, k_ary
 from specjax.types import Rule
@@ -36,11 +37,11 @@ PARAMS = specjax.Params(
   draft=jnp.asarray(toys.near(TARGET, noise=0.8, seed=1)),
 )
 # One of each family and each way of drafting in every run.
-USUAL = ("eagle, dynamic tree", "medusa, distinct", "dflash, drawn chain")
-ALSO = (
-  "eagle, drawn tree", "medusa, best tree", "assistant, dynamic tree",
-  "mtp, distinct",
+USUAL = (
+  "eagle, dynamic tree", "medusa, distinct", "dflash, drawn chain",
+  "assistant, dynamic tree",
 )  # fmt: skip
+ALSO = ("eagle, drawn tree", "medusa, best tree", "mtp, distinct")
 heavy = lambda value, fast: (
   value if fast else pytest.param(value, marks=pytest.mark.heavy)
 )
@@ -276,3 +277,32 @@ def test_features_that_are_nan_are_of_their_own_row(name):
   assert (state.stop_reason == StopReason.LENGTH).all()
   for at in range(LENGTHS[2], len(text)):
     assert text[at] == np.argmax(toys.context_logits(TARGET, text[:at]))
+
+
+@pytest.mark.parametrize(
+  ("family", "words"),
+  [
+    *((name, "reads 3") for name in ("eagle", "dflash", "mtp", "assistant")),
+    ("medusa", "heads read"),
+    ("online", "keeps 3"),
+  ],
+)
+def test_features_that_the_target_does_not_give_are_refused(family, words):
+  if family == "online":
+    inner = drafters.model(
+      toys.table_model(VOCAB), tree=chain(2), vocab_size=VOCAB
+    )
+    drafter = online.online(
+      inner, vocab_size=VOCAB, num_features=toy_heads.LAYERS
+    )
+  else:
+    drafter = toy_heads.make(f"{family}, drawn chain", VOCAB)
+  for layers, given in ((0, "none"), (2, "2")):
+    decoder = specjax.make_decoder(
+      toys.table_model(VOCAB, layers=layers), drafter=drafter
+    )
+    with pytest.raises(ValueError, match=f"{words}.*gives {given}"):
+      decoder.init(
+        PARAMS, PROMPTS, LENGTHS, jax.random.key(0), buffer_length=48,
+        max_new_tokens=3,
+      )  # fmt: skip

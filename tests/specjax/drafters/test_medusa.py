@@ -114,13 +114,3 @@ def test_a_tree_is_made_of_paths_of_ranks():
 def test_trees_that_do_not_suit_the_heads_are_refused(shape, message):
   with pytest.raises(ValueError, match=message):
     make(shape, siblings="given")
-
-
-def test_features_that_the_target_does_not_give_are_refused():
-  for target, message in (
-    (toys.table_model(VOCAB), "it gives none"),
-    (toys.table_model(VOCAB, layers=3), "read 2 features, the target gives 3"),
-  ):
-    decoder = specjax.make_decoder(target, drafter=DRAFTERS["sampled"][0])
-    with pytest.raises(ValueError, match=message):
-      start(decoder)
