@@ -1,7 +1,6 @@
 """The search for layers to skip: what it scores, and that it finds."""
 
 import json
-import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +9,7 @@ import pytest
 from files import write_jsonl
 from flax import nnx
 
-from launch import decode, layer_search, provenance, tables
+from launch import decode, layer_search, provenance
 from launch.build import layers, pair
 from launch.layer_search import Costs, Scorer
 from models.formats.checksums import hash_file
@@ -26,7 +25,6 @@ from specjax.warp import make_sampling
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
 LAYERS, VOCAB = 4, 64
-DOCS = pathlib.Path(__file__).parents[2] / "docs"
 SAMPLING = dict(temperature=0.5, top_k=20)
 
 
@@ -319,16 +317,6 @@ def test_a_method_that_has_no_set_says_so(cli, prompts, tmp_path, capsys):
   assert run(cli, prompts, tmp_path / "out.json", "--method=knapsack") == 2
   error = capsys.readouterr().err.splitlines()[-1]
   assert "'knapsack' has no set to propose for a target of 2 layers" in error
-
-
-def test_committed_searches_are_drawn(capsys):
-  paths = sorted(map(str, DOCS.glob("self_speculation/*.json")))
-  assert tables.main(["tables", "layers", *paths]) == 0
-  rows = capsys.readouterr().out.splitlines()[2:]
-  assert len(rows) == len(paths)
-  best = [json.loads(pathlib.Path(path).read_text())["best"] for path in paths]
-  for row, one in zip(rows, best, strict=True):
-    assert f"| {one['acceptance']:.3f} |" in row
 
 
 @pytest.mark.parametrize(

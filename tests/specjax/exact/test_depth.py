@@ -142,28 +142,6 @@ def test_a_target_that_drafts_for_itself_under_a_policy(policy):
 # -------------------------------------------------------------- what is lossy
 
 
-def ended_by_its_own(policy):
-  """The mutant: the token that made the row stop is dropped, not kept."""
-  whole = drafters.model(MODEL, tree=chain(DEPTH), vocab_size=VOCAB)
-
-  def present(draft, context):
-    del context
-    each = jnp.take_along_axis(draft.log_probs, draft.tokens[..., None], -1)
-    sure = jnp.exp(each[..., 0]) > policy
-    return jnp.cumprod(sure.at[:, 0].set(True), axis=1) > 0
-
-  return forms.masked(whole, present)
-
-
-@pytest.mark.parametrize("rule", ["token", "block"])
-def test_a_token_that_is_dropped_after_it_was_drawn_is_lossy(rule):
-  assert error(ended_by_its_own(0.4), rule) > 1e-2
-
-
-def test_where_every_token_is_certain_it_may_be_dropped():
-  assert error(ended_by_its_own(0.4), "match") < LIMIT
-
-
 HALF = ((0.5, 0.5), (0.5, 0.5), (True, False), (0.75, 0.25))
 KEPT = ((0.6, 0.4), (0.3, 0.7), (True, False), (0.42, 0.58))
 

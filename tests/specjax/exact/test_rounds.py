@@ -141,6 +141,8 @@ BROKEN = {
     forms.masked(of_table(FAMILY), forms.after_its_elder), "transport"),
   "a drawn token dropped for its value": (
     forms.masked(of_table(CHAIN), forms.dropped_for_its_value), "token"),
+  "a drawn token dropped for its value, block": (
+    forms.masked(of_table(CHAIN), forms.dropped_for_its_value), "block"),
   "a sampled tree reranked by its tokens": (
     forms.masked(of_table(FAMILY), forms.reranked_by_its_tokens), "recursive"),
   "a node without a law that has a token": (
