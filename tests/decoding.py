@@ -122,3 +122,18 @@ def greedy_reference(prompt, count):
   for _ in range(count):
     context.append(int(np.argmax(toys.context_logits(TARGET, context))))
   return context
+
+
+def greedy(decoder, params, prompts, lengths, *, budget):
+  """The last state of prompts without stop tokens, in one program."""
+
+  @jax.jit
+  def run(params):
+    state = decoder.init(
+      params, jnp.asarray(prompts), jnp.asarray(lengths), jax.random.key(0),
+      buffer_length=prompts.shape[1] + budget, max_new_tokens=budget,
+      sampling=make_sampling(len(lengths), temperature=0.0),
+    )  # fmt: skip
+    return decoder.generate(params, state)
+
+  return run(params)

@@ -1,10 +1,13 @@
 """Every rule, draft law and tree whose block law can be enumerated."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
+from scipy import stats
 
 import specjax
 from specjax import exact, rules
@@ -118,13 +121,17 @@ def distance(
 
 
 def round_error(
-  drafter, rule, *, model, target, draft, rounds=0, widths=(), **sampling
-) -> float:
+  drafter, rule, *, model, target, draft, text=(1, 0), completion=0, rounds=0,
+  widths=(), **sampling,
+) -> float:  # fmt: skip
   """The largest error of the joint law of the next tokens of a whole round.
 
   Args:
     drafter, rule, model: of the decoder; of a small vocabulary.
-    target, draft: their tables.
+    target: its table.
+    draft: the draft's parameters.
+    text: the prompt.
+    completion: its last tokens that count as emitted ones.
     rounds: made before, by chance.
     widths: of the decoder.
     **sampling: of the warp.
@@ -132,16 +139,15 @@ def round_error(
   decoder = specjax.make_decoder(
     model, drafter=drafter, rule=rule, widths=widths
   )
-  params = specjax.Params(target=jnp.asarray(target), draft=jnp.asarray(draft))
-  state = decoder.init(
-    params,
-    np.array([[1, 0]]),
-    [2],
-    jax.random.key(0),
-    buffer_length=16,
-    max_new_tokens=14,
-    sampling=make_sampling(1, **sampling),
+  params = specjax.Params(
+    target=jnp.asarray(target), draft=jax.tree.map(jnp.asarray, draft)
   )
+  state = decoder.init(
+    params, np.array([text]), [len(text)], jax.random.key(0), buffer_length=32,
+    max_new_tokens=24, sampling=make_sampling(1, **sampling),
+  )  # fmt: skip
+  start = state.length - completion
+  state = dataclasses.replace(state, prompt_length=start)
   for _ in range(rounds):
     state, _ = jax.jit(decoder.step)(params, state)
   assert not state.done.any()
@@ -149,3 +155,20 @@ def round_error(
   rounding = 1e-9 if jax.config.jax_enable_x64 else 1e-5
   assert law.output.sum() == pytest.approx(1, abs=rounding)
   return float(np.abs(law.output - expected).max())
+
+
+def p_value(counts, expected, *, shift, alpha=1e-6) -> float:
+  """Of Pearson's chi-squared test; its power against a shift is asserted.
+
+  Args:
+    counts: `i64[C]`, of samples.
+    expected: `f64[C]`, as many in all.
+    shift: total variation of a shift, the same in every cell, that the test at
+      level `alpha` must see with probability 0.99.
+    alpha: the level.
+  """
+  samples, cells = expected.sum(), len(expected)
+  limit = stats.chi2.isf(alpha, cells - 1)
+  noncentrality = (2 * shift * samples / cells) ** 2 * (1 / expected).sum()
+  assert stats.ncx2.sf(limit, cells - 1, noncentrality) > 0.99
+  return stats.chisquare(counts, expected).pvalue

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import decoding
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,7 +23,6 @@ from models.networks.transformer import as_language_model
 from specjax import decode, drafters, tree
 from specjax.siblings import GIVEN
 from specjax.types import Draft, Drafter, Params
-from specjax.warp import make_sampling
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -181,16 +181,8 @@ def test_greedy_speculation_over_a_tree_says_what_generate_says(saved, name):
     vocab_size=references.VOCAB,
   )
   lengths = np.array([2, 6, 4])
-
-  @jax.jit
-  def run(params):
-    state = decoder.init(
-      params, TOKENS[:, :6], lengths, jax.random.key(0), buffer_length=24,
-      max_new_tokens=14, sampling=make_sampling(3, temperature=0.0),
-    )  # fmt: skip
-    return decoder.generate(params, state)
-
-  state = run(Params(target=params, draft=references.near(params, seed=3)))
+  both = Params(target=params, draft=references.near(params, seed=3))
+  state = decoding.greedy(decoder, both, TOKENS[:, :6], lengths, budget=14)
   assert int(state.counters.num_accepted.sum()) > 0
   theirs = references.read(path)
   for row, length in enumerate(lengths):
@@ -246,15 +238,9 @@ def test_a_hybrid_says_what_generate_says_plain_and_over_a_tree(saved, name):
       model, drafter=drafter, rule="match", vocab_size=references.VOCAB
     )
 
-    @jax.jit
-    def run(params, decoder=decoder):
-      state = decoder.init(
-        params, TOKENS[:, :6], lengths, jax.random.key(0), buffer_length=24,
-        max_new_tokens=14, sampling=make_sampling(3, temperature=0.0),
-      )  # fmt: skip
-      return decoder.generate(params, state)
-
-    state = run(Params(target=params))
+    state = decoding.greedy(
+      decoder, Params(target=params), TOKENS[:, :6], lengths, budget=14
+    )
     for row, length in enumerate(lengths):
       np.testing.assert_array_equal(
         state.tokens[row, : length + 14], texts[row, : length + 14]

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import itertools
 
+import exact_cases
 import forms
 import jax
 import jax.numpy as jnp
@@ -90,12 +91,10 @@ def learned(decoder, rounds=4, policy=None):
 
 
 def error(drafter, rule: str, policy=None) -> float:
-  decoder = specjax.make_decoder(MODEL, drafter=drafter, rule=rule)
-  law, expected = exact.round_law(
-    decoder, params(policy), learned(decoder, policy=policy)
-  )
-  assert law.output.sum() == pytest.approx(1, abs=1e-9)
-  return float(np.abs(law.output - expected).max())
+  return exact_cases.round_error(
+    drafter, rule, model=MODEL, target=TARGET, draft=params(policy).draft,
+    rounds=4,
+  )  # fmt: skip
 
 
 def under(policy, draft=drafters.model):
