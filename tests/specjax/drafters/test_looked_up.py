@@ -299,8 +299,7 @@ def admitted(used, *, put=rows_lib.put):
   prompt, length = decoding.PROMPTS[2], decoding.LENGTHS[2]
   with mock.patch.object(rows_lib, "put", put):
     after = jax.jit(decoder.admit)(
-      params, state, jnp.int32(4), jnp.asarray(prompt), jnp.int32(length),
-      keys(9)[8], max_new_tokens=jnp.int32(18),
+      params, state, 4, prompt, length, keys(9)[8], max_new_tokens=18,
       sampling=make_sampling(1, temperature=0.4),
     )  # fmt: skip
   generate = decoding.jitted(decoder, "generate")
