@@ -1,4 +1,4 @@
-"""Committed results: one name a quantity, possible numbers, figures of texts."""
+"""Committed results: one name a quantity, possible numbers, whole figures."""
 
 import functools
 import json
