@@ -105,6 +105,41 @@ def start(
   )
 
 
+def admit(
+  decoder, state, row, prompt, length, key, *, budget, temperature=1.0,
+  params=PARAMS, **more,
+):  # fmt: skip
+  """The state with a row that begins anew."""
+  return jitted(decoder, "admit")(
+    params, state, jnp.int32(row), jnp.asarray(prompt), jnp.int32(length), key,
+    max_new_tokens=jnp.int32(budget),
+    sampling=make_sampling(1, temperature=temperature), **more,
+  )  # fmt: skip
+
+
+def extend(decoder, state, row, tokens, *, budget, params=PARAMS, **more):
+  """The state with a row whose text goes on."""
+  padded = np.full(8, -7, np.int32)  # padding may be anything
+  padded[: len(tokens)] = tokens
+  return jitted(decoder, "extend")(
+    params, state, jnp.int32(row), jnp.asarray(padded), jnp.int32(len(tokens)),
+    max_new_tokens=jnp.int32(budget), **more,
+  )  # fmt: skip
+
+
+def alone(decoder, text, keys, *, budget, temperature=1.0, params=PARAMS):
+  """The last state of a text that is the prompt of a state of its own."""
+  prompt = np.zeros((1, 30), np.int32)
+  prompt[0, : len(text)] = text
+  state = jitted(decoder, "init")(
+    params, jnp.asarray(prompt), jnp.array([len(text)]), keys,
+    buffer_length=40, max_new_tokens=jnp.array([budget]),
+    sampling=make_sampling(1, temperature=temperature),
+    stop_tokens=jnp.asarray(NO_STOP),
+  )  # fmt: skip
+  return decode(decoder, state, params)
+
+
 def decode(decoder, state, params=PARAMS):
   return jitted(decoder, "generate")(params, state)
 
@@ -122,3 +157,18 @@ def greedy_reference(prompt, count):
   for _ in range(count):
     context.append(int(np.argmax(toys.context_logits(TARGET, context))))
   return context
+
+
+def greedy(decoder, params, prompts, lengths, *, budget):
+  """The last state of prompts without stop tokens, in one program."""
+
+  @jax.jit
+  def run(params):
+    state = decoder.init(
+      params, jnp.asarray(prompts), jnp.asarray(lengths), jax.random.key(0),
+      buffer_length=prompts.shape[1] + budget, max_new_tokens=budget,
+      sampling=make_sampling(len(lengths), temperature=0.0),
+    )  # fmt: skip
+    return decoder.generate(params, state)
+
+  return run(params)

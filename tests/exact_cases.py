@@ -1,10 +1,13 @@
 """Every rule, draft law and tree whose block law can be enumerated."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
+from scipy import stats
 
 import specjax
 from specjax import exact, rules
@@ -33,6 +36,7 @@ TREES = {
   # Children in another order than their parents.
   "crossed": Tree((-1, 0, 0, 2, 1)),
   "crossed families": Tree((-1, 0, 0, 2, 1, 2)),
+  "narrow": tree_lib.k_ary(1, 2),
   "binary": tree_lib.k_ary(2, 2),
   # Equal siblings that go on differently.
   "one and two": Tree((-1, 0, 0, 1, 2, 2)),
@@ -60,14 +64,15 @@ WALKERS = (
 FIRST_TREES = ("chain3", "paths2x2", "one and two")
 
 
-PARTS = ("uneven", "crossed")  # of "two and deeper" and "crossed families"
+# Of "two and deeper", "crossed families" and "binary".
+PARTS = ("uneven", "crossed", "narrow")
 
 
 def marks(name, tree_name, siblings):
   usual = siblings is siblings_lib.IID and name in WALKERS
   usual &= tree_name not in PARTS
   fast = usual or tree_name in FIRST_TREES or LOSSLESS[name].with_noise
-  return () if fast else pytest.mark.heavy
+  return () if fast or name == "score_block" else pytest.mark.heavy
 
 
 CASES = [
@@ -80,6 +85,7 @@ CASES = [
   for siblings in siblings_lib.SIBLINGS.values()
   if siblings is siblings_lib.IID
   or tree_name in ("uneven", "binary", "one and two")
+  or (name == "score_block" and tree_name in ("paths2x2", "narrow"))
   if enumerable(rule, tree, siblings)
 ]  # fmt: skip
 # One tree a rule, all leaves equally deep, for the checks that need no more.
@@ -115,30 +121,33 @@ def distance(
 
 
 def round_error(
-  drafter, rule, *, model, target, draft, rounds=0, temperature=1.0, widths=()
-) -> float:
+  drafter, rule, *, model, target, draft, text=(1, 0), completion=0, rounds=0,
+  widths=(), **sampling,
+) -> float:  # fmt: skip
   """The largest error of the joint law of the next tokens of a whole round.
 
   Args:
     drafter, rule, model: of the decoder; of a small vocabulary.
-    target, draft: their tables.
+    target: its table.
+    draft: the draft's parameters.
+    text: the prompt.
+    completion: its last tokens that count as emitted ones.
     rounds: made before, by chance.
-    temperature: of the warp.
     widths: of the decoder.
+    **sampling: of the warp.
   """
   decoder = specjax.make_decoder(
     model, drafter=drafter, rule=rule, widths=widths
   )
-  params = specjax.Params(target=jnp.asarray(target), draft=jnp.asarray(draft))
-  state = decoder.init(
-    params,
-    np.array([[1, 0]]),
-    [2],
-    jax.random.key(0),
-    buffer_length=16,
-    max_new_tokens=14,
-    sampling=make_sampling(1, temperature=temperature),
+  params = specjax.Params(
+    target=jnp.asarray(target), draft=jax.tree.map(jnp.asarray, draft)
   )
+  state = decoder.init(
+    params, np.array([text]), [len(text)], jax.random.key(0), buffer_length=32,
+    max_new_tokens=24, sampling=make_sampling(1, **sampling),
+  )  # fmt: skip
+  start = state.length - completion
+  state = dataclasses.replace(state, prompt_length=start)
   for _ in range(rounds):
     state, _ = jax.jit(decoder.step)(params, state)
   assert not state.done.any()
@@ -146,3 +155,20 @@ def round_error(
   rounding = 1e-9 if jax.config.jax_enable_x64 else 1e-5
   assert law.output.sum() == pytest.approx(1, abs=rounding)
   return float(np.abs(law.output - expected).max())
+
+
+def p_value(counts, expected, *, shift, alpha=1e-6) -> float:
+  """Of Pearson's chi-squared test; its power against a shift is asserted.
+
+  Args:
+    counts: `i64[C]`, of samples.
+    expected: `f64[C]`, as many in all.
+    shift: total variation of a shift, the same in every cell, that the test at
+      level `alpha` must see with probability 0.99.
+    alpha: the level.
+  """
+  samples, cells = expected.sum(), len(expected)
+  limit = stats.chi2.isf(alpha, cells - 1)
+  noncentrality = (2 * shift * samples / cells) ** 2 * (1 / expected).sum()
+  assert stats.ncx2.sf(limit, cells - 1, noncentrality) > 0.99
+  return stats.chisquare(counts, expected).pvalue

@@ -56,448 +56,185 @@ for auto, model in (
 # Each is (family, settings, how many files it is saved in).
 MODELS = {
   "gpt2": ("gpt2", GPT2, 1),
-  "gpt2-untied": (
-    "gpt2",
-    GPT2
-    | dict(tie_word_embeddings=False, n_inner=40, activation_function="gelu"),
-    1,
-  ),
-  "neox": (
-    "gpt_neox",
-    GATED | dict(rope_parameters=dict(partial_rotary_factor=0.5)),
-    1,
-  ),
-  "neox-serial": (
-    "gpt_neox",
-    GATED
-    | dict(
-      use_parallel_residual=False,
-      tie_word_embeddings=True,
-      attention_bias=False,
-      hidden_act="gelu_fast",
-      rope_parameters=dict(partial_rotary_factor=1.0, rope_theta=100.0),
-    ),
-    3,
-  ),
+  "gpt2-untied": ("gpt2", GPT2 | dict(
+    tie_word_embeddings=False, n_inner=40, activation_function="gelu",
+  ), 1),
+  "neox": ("gpt_neox", GATED | dict(
+    rope_parameters=dict(partial_rotary_factor=0.5),
+  ), 1),
+  "neox-serial": ("gpt_neox", GATED | dict(
+    use_parallel_residual=False, tie_word_embeddings=True, attention_bias=False,
+    hidden_act="gelu_fast",
+    rope_parameters=dict(partial_rotary_factor=1.0, rope_theta=100.0),
+  ), 3),
   "llama-grouped": ("llama", GATED | dict(num_key_value_heads=2), 3),
-  "llama-scaled": (
-    "llama",
-    GATED
-    | dict(
-      tie_word_embeddings=True,
-      attention_bias=True,
-      mlp_bias=True,
-      head_dim=12,
-      rope_parameters=dict(LLAMA3, rope_theta=1000.0),
-      hidden_act="gelu_pytorch_tanh",
+  "llama-scaled": ("llama", GATED | dict(
+    tie_word_embeddings=True, attention_bias=True, mlp_bias=True, head_dim=12,
+    rope_parameters=dict(LLAMA3, rope_theta=1000.0),
+    hidden_act="gelu_pytorch_tanh",
+  ), 1),
+  "mistral-window": ("mistral", GATED | dict(
+    num_key_value_heads=2, head_dim=16, sliding_window=3,
+  ), 1),
+  "mistral-full": ("mistral", GATED | dict(
+    num_key_value_heads=1, sliding_window=None,
+  ), 1),
+  "qwen2": ("qwen2", GATED | dict(
+    num_key_value_heads=2, tie_word_embeddings=True, rms_norm_eps=1e-3,
+  ), 1),
+  "qwen2-mixed": ("qwen2", GATED | dict(
+    num_key_value_heads=4, use_sliding_window=True, sliding_window=4,
+    max_window_layers=0, layer_types=["sliding_attention", "full_attention"],
+  ), 1),
+  "qwen3": ("qwen3", GATED | dict(
+    num_key_value_heads=2, head_dim=16, attention_bias=True,
+  ), 1),
+  "mimo": ("mimo", GATED | dict(
+    num_key_value_heads=2, head_dim=12, rms_norm_eps=1e-3, attention_bias=True,
+    num_nextn_predict_layers=1,
+  ), 1),
+  "qwen3-window": ("qwen3", GATED | dict(
+    num_key_value_heads=4, head_dim=8, tie_word_embeddings=True,
+    use_sliding_window=True, sliding_window=3, max_window_layers=1,
+  ), 1),
+  "gemma2": ("gemma2", GATED | dict(
+    num_hidden_layers=3, num_key_value_heads=2, head_dim=12,
+    attention_bias=True, query_pre_attn_scalar=20, sliding_window=4,
+    attn_logit_softcapping=1.5, final_logit_softcapping=3.0,
+    hidden_activation="gelu", rms_norm_eps=1e-3,
+    rope_parameters=dict(rope_theta=500.0),
+  ), 1),
+  "gemma3": ("gemma3_text", GATED | dict(
+    num_hidden_layers=3, num_key_value_heads=1, head_dim=16,
+    query_pre_attn_scalar=9, sliding_window=3,
+    layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    rope_parameters=dict(
+      full_attention=dict(rope_type="linear", factor=4.0, rope_theta=3000.0),
+      sliding_attention=dict(rope_type="default", rope_theta=80.0),
     ),
-    1,
-  ),
-  "mistral-window": (
-    "mistral",
-    GATED | dict(num_key_value_heads=2, head_dim=16, sliding_window=3),
-    1,
-  ),
-  "mistral-full": (
-    "mistral",
-    GATED | dict(num_key_value_heads=1, sliding_window=None),
-    1,
-  ),
-  "qwen2": (
-    "qwen2",
-    GATED
-    | dict(num_key_value_heads=2, tie_word_embeddings=True, rms_norm_eps=1e-3),
-    1,
-  ),
-  "qwen2-mixed": (
-    "qwen2",
-    GATED
-    | dict(
-      num_key_value_heads=4,
-      use_sliding_window=True,
-      sliding_window=4,
-      max_window_layers=0,
-      layer_types=["sliding_attention", "full_attention"],
-    ),
-    1,
-  ),
-  "qwen3": (
-    "qwen3",
-    GATED | dict(num_key_value_heads=2, head_dim=16, attention_bias=True),
-    1,
-  ),
-  "mimo": (
-    "mimo",
-    GATED
-    | dict(
-      num_key_value_heads=2,
-      head_dim=12,
-      rms_norm_eps=1e-3,
-      attention_bias=True,
-      num_nextn_predict_layers=1,
-    ),
-    1,
-  ),
-  "qwen3-window": (
-    "qwen3",
-    GATED
-    | dict(
-      num_key_value_heads=4,
-      head_dim=8,
-      tie_word_embeddings=True,
-      use_sliding_window=True,
-      sliding_window=3,
-      max_window_layers=1,
-    ),
-    1,
-  ),
-  "gemma2": (
-    "gemma2",
-    GATED
-    | dict(
-      num_hidden_layers=3,
-      num_key_value_heads=2,
-      head_dim=12,
-      attention_bias=True,
-      query_pre_attn_scalar=20,
-      sliding_window=4,
-      attn_logit_softcapping=1.5,
-      final_logit_softcapping=3.0,
-      hidden_activation="gelu",
-      rms_norm_eps=1e-3,
-      rope_parameters=dict(rope_theta=500.0),
-    ),
-    1,
-  ),
-  "gemma3": (
-    "gemma3_text",
-    GATED
-    | dict(
-      num_hidden_layers=3,
-      num_key_value_heads=1,
-      head_dim=16,
-      query_pre_attn_scalar=9,
-      sliding_window=3,
-      layer_types=["sliding_attention", "full_attention", "sliding_attention"],
-      rope_parameters=dict(
-        full_attention=dict(rope_type="linear", factor=4.0, rope_theta=3000.0),
-        sliding_attention=dict(rope_type="default", rope_theta=80.0),
+    attn_logit_softcapping=2.0, final_logit_softcapping=4.0,
+    tie_word_embeddings=False,
+  ), 1),
+  "gemma4": ("gemma4_text", GATED | dict(
+    num_hidden_layers=4, num_key_value_heads=2, head_dim=8, global_head_dim=12,
+    layer_types=GEMMA4, sliding_window=4, num_kv_shared_layers=2,
+    use_double_wide_mlp=True, hidden_size_per_layer_input=6,
+    vocab_size_per_layer_input=VOCAB, final_logit_softcapping=3.0,
+    attention_bias=True, pad_token_id=None,
+    rope_parameters=dict(
+      full_attention=dict(
+        rope_type="proportional", partial_rotary_factor=0.5, rope_theta=700.0,
       ),
-      attn_logit_softcapping=2.0,
-      final_logit_softcapping=4.0,
-      tie_word_embeddings=False,
+      sliding_attention=dict(rope_type="default", rope_theta=80.0),
     ),
-    1,
-  ),
-  "gemma4": (
-    "gemma4_text",
-    GATED
-    | dict(
-      num_hidden_layers=4,
-      num_key_value_heads=2,
-      head_dim=8,
-      global_head_dim=12,
-      layer_types=GEMMA4,
-      sliding_window=4,
-      num_kv_shared_layers=2,
-      use_double_wide_mlp=True,
-      hidden_size_per_layer_input=6,
-      vocab_size_per_layer_input=VOCAB,
-      final_logit_softcapping=3.0,
-      attention_bias=True,
-      pad_token_id=None,
-      rope_parameters=dict(
-        full_attention=dict(
-          rope_type="proportional", partial_rotary_factor=0.5, rope_theta=700.0
-        ),
-        sliding_attention=dict(rope_type="default", rope_theta=80.0),
+  ), 1),
+  "gemma4-moe": ("gemma4_text", GATED | dict(
+    num_hidden_layers=3, num_key_value_heads=4, head_dim=8, global_head_dim=12,
+    num_global_key_value_heads=2, attention_k_eq_v=True, layer_types=GEMMA4[:3],
+    sliding_window=3, hidden_size_per_layer_input=0, enable_moe_block=True,
+    num_experts=6, top_k_experts=2, moe_intermediate_size=20,
+    hidden_activation="gelu", rms_norm_eps=1e-3, tie_word_embeddings=False,
+    pad_token_id=None,
+  ), 1),
+  "olmo2": ("olmo2", GATED | dict(
+    num_key_value_heads=2, attention_bias=True, tie_word_embeddings=True,
+    hidden_act="gelu", rms_norm_eps=1e-3,
+    rope_parameters=dict(rope_theta=800.0),
+  ), 1),
+  "olmo3": ("olmo3", GATED | dict(
+    num_hidden_layers=4, num_key_value_heads=2, sliding_window=4,
+    rope_parameters=dict(
+      full_attention=dict(
+        rope_type="yarn", factor=4.0, original_max_position_embeddings=16,
+        beta_fast=4.0, beta_slow=1.0, attention_factor=1.2, rope_theta=500.0,
       ),
+      sliding_attention=dict(rope_type="default", rope_theta=500.0),
     ),
-    1,
-  ),
-  "gemma4-moe": (
-    "gemma4_text",
-    GATED
-    | dict(
-      num_hidden_layers=3,
-      num_key_value_heads=4,
-      head_dim=8,
-      global_head_dim=12,
-      num_global_key_value_heads=2,
-      attention_k_eq_v=True,
-      layer_types=GEMMA4[:3],
-      sliding_window=3,
-      hidden_size_per_layer_input=0,
-      enable_moe_block=True,
-      num_experts=6,
-      top_k_experts=2,
-      moe_intermediate_size=20,
-      hidden_activation="gelu",
-      rms_norm_eps=1e-3,
-      tie_word_embeddings=False,
-      pad_token_id=None,
+  ), 3),
+  "mixtral": ("mixtral", GATED | dict(
+    num_key_value_heads=2, head_dim=12, intermediate_size=20,
+    num_local_experts=5, num_experts_per_tok=2, sliding_window=5,
+    hidden_act="gelu", rope_parameters=dict(rope_theta=700.0),
+  ), 1),
+  "qwen2-moe": ("qwen2_moe", GATED | dict(
+    num_hidden_layers=3, num_key_value_heads=2, moe_intermediate_size=20,
+    shared_expert_intermediate_size=28, num_experts=6, num_experts_per_tok=3,
+    mlp_only_layers=[1], use_sliding_window=True, sliding_window=5,
+    hidden_act="gelu", rms_norm_eps=1e-3,
+  ), 1),
+  "qwen3-moe": ("qwen3_moe", GATED | dict(
+    num_hidden_layers=3, num_key_value_heads=2, head_dim=16,
+    moe_intermediate_size=20, num_experts=6, num_experts_per_tok=3,
+    norm_topk_prob=True, mlp_only_layers=[1], attention_bias=True,
+    use_sliding_window=True, sliding_window=6, hidden_act="quick_gelu",
+  ), 1),
+  "glm-moe": ("glm4_moe", GATED | dict(
+    num_hidden_layers=3, num_key_value_heads=2, head_dim=12,
+    moe_intermediate_size=20, n_routed_experts=8, n_shared_experts=2,
+    num_experts_per_tok=3, n_group=4, topk_group=2, routed_scaling_factor=1.7,
+    first_k_dense_replace=2, attention_bias=True, use_qk_norm=True,
+    rope_parameters=dict(rope_theta=500.0, partial_rotary_factor=0.5),
+  ), 1),
+  "deepseek": ("deepseek_v3", GATED | dict(
+    num_hidden_layers=2, num_key_value_heads=4, moe_intermediate_size=20,
+    n_routed_experts=6, num_experts_per_tok=2, n_group=3, topk_group=2,
+    routed_scaling_factor=1.3, first_k_dense_replace=1, norm_topk_prob=False,
+    attention_bias=True, **LATENT, q_lora_rank=14, rms_norm_eps=1e-3,
+    rope_parameters=dict(
+      rope_type="yarn", factor=4.0, original_max_position_embeddings=16,
+      mscale=0.7, mscale_all_dim=0.9, rope_theta=500.0,
     ),
-    1,
-  ),
-  "olmo2": (
-    "olmo2",
-    GATED
-    | dict(
-      num_key_value_heads=2,
-      attention_bias=True,
-      tie_word_embeddings=True,
-      hidden_act="gelu",
-      rms_norm_eps=1e-3,
-      rope_parameters=dict(rope_theta=800.0),
+  ), 1),
+  "glm-lite": ("glm4_moe_lite", GATED | dict(
+    num_key_value_heads=4, moe_intermediate_size=20, n_routed_experts=6,
+    num_experts_per_tok=2, mlp_layer_types=["sparse", "dense"],
+    rope_interleave=False, tie_word_embeddings=True, **LATENT, q_lora_rank=None,
+  ), 1),
+  "olmoe": ("olmoe", GATED | dict(
+    num_key_value_heads=2, intermediate_size=20, num_experts=6,
+    num_experts_per_tok=2, clip_qkv=0.7, attention_bias=True,
+    tie_word_embeddings=True,
+  ), 3),
+  "gpt-oss": ("gpt_oss", GATED | dict(
+    num_hidden_layers=3, num_key_value_heads=2, head_dim=16,
+    intermediate_size=20, num_local_experts=5, num_experts_per_tok=3,
+    sliding_window=4, swiglu_limit=0.3, swiglu_alpha=1.1,
+    rope_parameters=dict(
+      rope_type="yarn", factor=4.0, original_max_position_embeddings=16,
+      beta_fast=4.0, beta_slow=1.0, truncate=False, rope_theta=500.0,
     ),
-    1,
-  ),
-  "olmo3": (
-    "olmo3",
-    GATED
-    | dict(
-      num_hidden_layers=4,
-      num_key_value_heads=2,
-      sliding_window=4,
-      rope_parameters=dict(
-        full_attention=dict(
-          rope_type="yarn",
-          factor=4.0,
-          original_max_position_embeddings=16,
-          beta_fast=4.0,
-          beta_slow=1.0,
-          attention_factor=1.2,
-          rope_theta=500.0,
-        ),
-        sliding_attention=dict(rope_type="default", rope_theta=500.0),
-      ),
+  ), 1),
+  "qwen3-next": ("qwen3_next", GATED | dict(
+    num_hidden_layers=3,
+    layer_types=["linear_attention", "full_attention", "linear_attention"],
+    num_key_value_heads=2, head_dim=16, attention_bias=True,
+    rope_parameters=dict(rope_theta=500.0, partial_rotary_factor=0.5),
+    linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=6,
+    linear_value_head_dim=10, linear_conv_kernel_dim=3,
+    hidden_act="gelu",  # of the convolution too
+    moe_intermediate_size=20, shared_expert_intermediate_size=12, num_experts=5,
+    num_experts_per_tok=2, mlp_only_layers=[1],
+  ), 3),
+  "qwen3-5-moe": ("qwen3_5_moe_text", GATED | dict(
+    num_hidden_layers=2, layer_types=["linear_attention", "full_attention"],
+    num_key_value_heads=2, head_dim=16,
+    rope_parameters=dict(rope_theta=500.0, partial_rotary_factor=0.5),
+    linear_num_key_heads=2, linear_num_value_heads=4, linear_key_head_dim=6,
+    linear_value_head_dim=10, moe_intermediate_size=20,
+    shared_expert_intermediate_size=12, num_experts=5, num_experts_per_tok=2,
+  ), 1),
+  "qwen3-5": ("qwen3_5_text", GATED | dict(
+    num_hidden_layers=3,
+    layer_types=["linear_attention", "full_attention", "linear_attention"],
+    num_key_value_heads=2, head_dim=16, tie_word_embeddings=True,
+    rope_parameters=dict(
+      rope_theta=500.0, partial_rotary_factor=0.25, mrope_section=[1, 1, 0],
+      mrope_interleaved=True,
     ),
-    3,
-  ),
-  "mixtral": (
-    "mixtral",
-    GATED
-    | dict(
-      num_key_value_heads=2,
-      head_dim=12,
-      intermediate_size=20,
-      num_local_experts=5,
-      num_experts_per_tok=2,
-      sliding_window=5,
-      hidden_act="gelu",
-      rope_parameters=dict(rope_theta=700.0),
-    ),
-    1,
-  ),
-  "qwen2-moe": (
-    "qwen2_moe",
-    GATED
-    | dict(
-      num_hidden_layers=3,
-      num_key_value_heads=2,
-      moe_intermediate_size=20,
-      shared_expert_intermediate_size=28,
-      num_experts=6,
-      num_experts_per_tok=3,
-      mlp_only_layers=[1],
-      use_sliding_window=True,
-      sliding_window=5,
-      hidden_act="gelu",
-      rms_norm_eps=1e-3,
-    ),
-    1,
-  ),
-  "qwen3-moe": (
-    "qwen3_moe",
-    GATED
-    | dict(
-      num_hidden_layers=3,
-      num_key_value_heads=2,
-      head_dim=16,
-      moe_intermediate_size=20,
-      num_experts=6,
-      num_experts_per_tok=3,
-      norm_topk_prob=True,
-      mlp_only_layers=[1],
-      attention_bias=True,
-      use_sliding_window=True,
-      sliding_window=6,
-      hidden_act="quick_gelu",
-    ),
-    1,
-  ),
-  "glm-moe": (
-    "glm4_moe",
-    GATED
-    | dict(
-      num_hidden_layers=3,
-      num_key_value_heads=2,
-      head_dim=12,
-      moe_intermediate_size=20,
-      n_routed_experts=8,
-      n_shared_experts=2,
-      num_experts_per_tok=3,
-      n_group=4,
-      topk_group=2,
-      routed_scaling_factor=1.7,
-      first_k_dense_replace=2,
-      attention_bias=True,
-      use_qk_norm=True,
-      rope_parameters=dict(rope_theta=500.0, partial_rotary_factor=0.5),
-    ),
-    1,
-  ),
-  "deepseek": (
-    "deepseek_v3",
-    GATED
-    | dict(
-      num_hidden_layers=2,
-      num_key_value_heads=4,
-      moe_intermediate_size=20,
-      n_routed_experts=6,
-      num_experts_per_tok=2,
-      n_group=3,
-      topk_group=2,
-      routed_scaling_factor=1.3,
-      first_k_dense_replace=1,
-      norm_topk_prob=False,
-      attention_bias=True,
-      **LATENT,
-      q_lora_rank=14,
-      rms_norm_eps=1e-3,
-      rope_parameters=dict(
-        rope_type="yarn",
-        factor=4.0,
-        original_max_position_embeddings=16,
-        mscale=0.7,
-        mscale_all_dim=0.9,
-        rope_theta=500.0,
-      ),
-    ),
-    1,
-  ),
-  "glm-lite": (
-    "glm4_moe_lite",
-    GATED
-    | dict(
-      num_key_value_heads=4,
-      moe_intermediate_size=20,
-      n_routed_experts=6,
-      num_experts_per_tok=2,
-      mlp_layer_types=["sparse", "dense"],
-      rope_interleave=False,
-      tie_word_embeddings=True,
-      **LATENT,
-      q_lora_rank=None,
-    ),
-    1,
-  ),
-  "olmoe": (
-    "olmoe",
-    GATED
-    | dict(
-      num_key_value_heads=2,
-      intermediate_size=20,
-      num_experts=6,
-      num_experts_per_tok=2,
-      clip_qkv=0.7,
-      attention_bias=True,
-      tie_word_embeddings=True,
-    ),
-    3,
-  ),
-  "gpt-oss": (
-    "gpt_oss",
-    GATED
-    | dict(
-      num_hidden_layers=3,
-      num_key_value_heads=2,
-      head_dim=16,
-      intermediate_size=20,
-      num_local_experts=5,
-      num_experts_per_tok=3,
-      sliding_window=4,
-      swiglu_limit=0.3,
-      swiglu_alpha=1.1,
-      rope_parameters=dict(
-        rope_type="yarn",
-        factor=4.0,
-        original_max_position_embeddings=16,
-        beta_fast=4.0,
-        beta_slow=1.0,
-        truncate=False,
-        rope_theta=500.0,
-      ),
-    ),
-    1,
-  ),
-  "qwen3-next": (
-    "qwen3_next",
-    GATED
-    | dict(
-      num_hidden_layers=3,
-      layer_types=["linear_attention", "full_attention", "linear_attention"],
-      num_key_value_heads=2,
-      head_dim=16,
-      attention_bias=True,
-      rope_parameters=dict(rope_theta=500.0, partial_rotary_factor=0.5),
-      linear_num_key_heads=2,
-      linear_num_value_heads=4,
-      linear_key_head_dim=6,
-      linear_value_head_dim=10,
-      linear_conv_kernel_dim=3,
-      hidden_act="gelu",  # of the convolution too
-      moe_intermediate_size=20,
-      shared_expert_intermediate_size=12,
-      num_experts=5,
-      num_experts_per_tok=2,
-      mlp_only_layers=[1],
-    ),
-    3,
-  ),
-  "qwen3-5-moe": (
-    "qwen3_5_moe_text",
-    GATED
-    | dict(
-      num_hidden_layers=2,
-      layer_types=["linear_attention", "full_attention"],
-      num_key_value_heads=2,
-      head_dim=16,
-      rope_parameters=dict(rope_theta=500.0, partial_rotary_factor=0.5),
-      linear_num_key_heads=2,
-      linear_num_value_heads=4,
-      linear_key_head_dim=6,
-      linear_value_head_dim=10,
-      moe_intermediate_size=20,
-      shared_expert_intermediate_size=12,
-      num_experts=5,
-      num_experts_per_tok=2,
-    ),
-    1,
-  ),
-  "qwen3-5": (
-    "qwen3_5_text",
-    GATED
-    | dict(
-      num_hidden_layers=3,
-      layer_types=["linear_attention", "full_attention", "linear_attention"],
-      num_key_value_heads=2,
-      head_dim=16,
-      tie_word_embeddings=True,
-      rope_parameters=dict(
-        rope_theta=500.0,
-        partial_rotary_factor=0.25,
-        mrope_section=[1, 1, 0],
-        mrope_interleaved=True,
-      ),
-      linear_num_key_heads=2,
-      linear_num_value_heads=6,
-      linear_key_head_dim=8,
-      linear_value_head_dim=5,
-    ),
-    1,
-  ),
-}
+    linear_num_key_heads=2, linear_num_value_heads=6, linear_key_head_dim=8,
+    linear_value_head_dim=5,
+  ), 1),
+}  # fmt: skip
 
 
 # That files hold.

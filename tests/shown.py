@@ -1,4 +1,4 @@
-"""Printed tables of which a page shows some rows and columns."""
+"""What pages show: rows and columns of printed tables, whole figures."""
 
 import itertools
 
@@ -32,3 +32,11 @@ def rows_of(table: str, page: str) -> list[str]:
     if shown and shown == [row for row in printed if row in shown]:
       return lines
   raise AssertionError(f"the page shows no rows of {table}")
+
+
+def is_whole(figure) -> bool:
+  """True if nothing of a figure that was drawn lies outside of it."""
+  box, (wide, high) = figure.get_tightbbox(), figure.get_size_inches()
+  slack = 1 / 72  # a point
+  low, top = min(box.x0, box.y0), max(box.x1 - wide, box.y1 - high)
+  return low > -slack and top < slack

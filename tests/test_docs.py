@@ -91,6 +91,26 @@ def test_drafters_in_the_page_are_those_that_help_prints():
       assert re.search(rf"`{name}[`(]", said), name
 
 
+def test_files_that_pages_link_to_exist():
+  pages = [
+    *ROOT.glob("*.md"),
+    *(
+      path
+      for folder in ("colab", "docs", "launch", "models")
+      for path in (ROOT / folder).rglob("*.md")
+    ),
+  ]
+  linked = {
+    page.parent / name
+    for page in pages
+    for name in re.findall(
+      r"\]\(([\w/.-]+)(?:#[\w-]+)?\)", page.read_text("utf-8")
+    )
+  }
+  assert len(linked) > 100
+  assert not {path for path in linked if not path.exists()}
+
+
 def test_the_walk_from_make_decode_is_as_long_as_it_says():
   page = (ROOT / "docs" / "from_make_decode.md").read_text("utf-8")
   files = re.findall(r"^\d+\. \[.*?\]\(\.\./(\S+?)\)", page, re.MULTILINE)

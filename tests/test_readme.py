@@ -65,8 +65,3 @@ def test_the_tables_are_drawn_from_the_committed_measurements():
 
 def test_the_readme_is_read_in_six_minutes():
   assert len(README.split()) <= 1500
-
-
-def test_named_files_exist():
-  for name in re.findall(r"\]\(([\w/.]+)\)", README):
-    assert pathlib.Path(name).exists(), name

@@ -14,7 +14,7 @@ import rich.console
 import several
 
 import launch.chat
-from launch import display, stops, terminal
+from launch import display, terminal
 from launch.chat import Chat
 from models import chat as templates
 from models import tokenizers
@@ -25,7 +25,6 @@ CHATML = (
   "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 SMALL = ("--config.drafter=ngram(tokens=3)", "--config.max_new_tokens=12")
-TEXT = "def f(x):\n  return x + 1"
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
@@ -181,20 +180,6 @@ def test_a_model_without_a_template_is_refused(cli, pair, capsys):
   config = f"configs/huggingface.py:target={pair[0]}"
   assert cli(launch.chat.run, *SMALL, config=config) == 2
   assert "has no chat template" in capsys.readouterr().err
-
-
-def test_characters_are_shown_whole():
-  """A token at a time, none of it is half a character."""
-  tokenizer = tokenizers.load(files.EMBEDDED)
-  text = "größe 🙂👩‍🔬 日本 é."
-  detokenizer = stops.Detokenizer(tokenizer)
-  pieces = [detokenizer.add(token) for token in tokenizer.encode(text)]
-  assert "".join(pieces) + detokenizer.rest() == text
-  assert not any("\ufffd" in piece for piece in pieces)
-  assert "" in pieces
-  broken = stops.Detokenizer(tokenizer)
-  shown = [broken.add(token) for token in tokenizer.encode("a🙂")[:-1]]
-  assert "".join(shown) + broken.rest() == "a"
 
 
 def test_a_line_that_ends_in_a_backslash_goes_on(monkeypatch):

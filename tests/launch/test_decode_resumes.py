@@ -177,49 +177,6 @@ def test_a_finished_run_decodes_only_what_was_deleted(
   assert len(decoded) == len(TEXTS)
 
 
-def test_prompts_that_were_added_are_decoded_and_no_others(
-  cli, tmp_path, decoded
-):
-  """In front of those that are there, beside them in a batch, and behind."""
-  texts = {f"p{i}": text for i, text in enumerate(TEXTS)}
-  more = {"new": "import re", **texts, "last": "y"}
-  out, whole = tmp_path / "out.jsonl", tmp_path / "whole.jsonl"
-  source = tmp_path / "in.jsonl"
-  for asked, file in ((texts, out), (more, out), (more, whole)):
-    write_jsonl(source, [{"id": i, "prompt": t} for i, t in asked.items()])
-    decoded.clear()
-    assert cli(
-      decode.run, *SMALL, "--nobaseline", f"--prompts={source}",
-      f"--output={file}", "--config.batch_size=4", "--config.temperature=1.0",
-    ) == 0  # fmt: skip
-    if asked is more and file is out:
-      assert set(decoded) == {"new", "last"}
-  assert out.read_text() == whole.read_text()
-  assert [row["id"] for row in read_jsonl(out)] == list(more)
-
-
-def test_no_output_destroys_an_input_or_another_output(
-  cli, tmp_path, prompts, decoded, capsys
-):
-  source = pathlib.Path(prompts)
-  before = source.read_bytes()
-  one = f"--output={tmp_path / 'x'}"
-  for flags in (
-    (f"--output={prompts}",),
-    (one, f"--summary={tmp_path / 'x'}"),
-    (one, f"--summary={prompts}"),
-    ("--output=/dev/full",),
-    ("--output=-", "--summary=-"),
-  ):
-    for more in ((), ("--overwrite",)):
-      assert cli(decode.run, *SMALL, f"--prompts={prompts}", *flags, *more) == 2
-      (line,) = capsys.readouterr().err.splitlines()
-      assert line.startswith("error: --")
-  assert source.read_bytes() == before
-  assert list(tmp_path.iterdir()) == [source]
-  assert not decoded
-
-
 def test_a_dash_is_stdout(cli, tmp_path, prompts, decoded, capsys):
   summary = tmp_path / "s.json"
   flags = (*SMALL, "--nobaseline", f"--prompts={prompts}")
@@ -233,6 +190,20 @@ def test_a_dash_is_stdout(cli, tmp_path, prompts, decoded, capsys):
   written = json.loads(summary.read_text())
   assert printed.keys() == written.keys()
   assert printed["block_efficiency"] == written["block_efficiency"]
+
+
+def test_an_output_that_is_the_input_is_one_line(
+  cli, tmp_path, prompts, decoded, capsys
+):
+  source = pathlib.Path(prompts)
+  before = source.read_bytes()
+  flags = (*SMALL, f"--prompts={prompts}", f"--output={prompts}")
+  assert cli(decode.run, *flags, "--overwrite") == 2
+  (line,) = capsys.readouterr().err.splitlines()
+  assert line.startswith("error: --output would replace --prompts")
+  assert source.read_bytes() == before
+  assert list(tmp_path.iterdir()) == [source]
+  assert not decoded
 
 
 def test_a_summary_says_what_made_it(cli, tmp_path, prompts, pair, decoded):
@@ -268,18 +239,6 @@ def test_settings_know_weights_but_neither_dates_nor_places(tmp_path, pair):
   data[len(data) // 3] ^= 1
   weights.write_bytes(data)
   assert settings(copy) != before
-
-
-def test_lines_that_are_no_json_are_named(cli, tmp_path, prompts, capsys):
-  out = tmp_path / "out.jsonl"
-  flags = (*SMALL, "--nobaseline", f"--prompts={prompts}", f"--output={out}")
-  assert cli(decode.run, *flags) == 0
-  out.write_text("nonsense\n")
-  capsys.readouterr()
-  assert cli(decode.run, *flags) == 2
-  err = capsys.readouterr().err
-  assert f"{out}:1: expected a JSON object; delete that line" in err
-  assert out.read_text() == "nonsense\n"
 
 
 def test_a_partial_file_of_another_run_is_not_continued(

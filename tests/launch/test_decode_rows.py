@@ -62,27 +62,6 @@ def test_rows_are_the_same_whatever_they_stand_beside(rows, decoded):
   assert renamed["token_ids"] == rows[-2]["token_ids"]
 
 
-def test_rows_with_penalties_stand_beside_rows_without(rows, decoded):
-  greedy = RECORDS[1]
-  first, second = rows[1]["token_ids"][:2]
-  actual = decoded(
-    [
-      greedy,
-      {**greedy, "id": "biased", "logit_bias": {str(first): -100}},
-      {**greedy, "id": "apart", "repetition_penalty": 5, "presence_penalty": 2},
-      {**greedy, "id": "late", "stop_token_ids": [second], "min_tokens": 9},
-      {**greedy, "id": "soon", "stop_token_ids": [second]},
-    ],
-    "--config.batch_size=8",
-  )
-  same, biased, apart, late, soon = (row["token_ids"] for row in actual)
-  assert same == rows[1]["token_ids"]
-  assert first not in biased
-  assert len(set(apart)) == len(apart) > len(set(same))
-  assert second not in late[:8]
-  assert (soon, actual[4]["stop_reason"]) == ([first, second], "stop_token")
-
-
 def test_a_completion_ends_before_its_stop_string(rows, decoded):
   whole = rows[0]["completion"]
   at = len(whole) // 2

@@ -4,7 +4,6 @@ import json
 
 import files
 import pytest
-import several
 import t5s
 import torch
 from files import read_jsonl, write_jsonl
@@ -93,26 +92,6 @@ def test_a_draft_that_reads_the_targets_encoder_changes_no_token(
   assert t5(decode.run, *flags, "--config.share_encoder=True") == 0
   for row, record in zip(read_jsonl(out), RECORDS, strict=True):
     assert row["token_ids"] == expected(saved[2], record)
-
-
-@pytest.mark.heavy  # of decoders alone: tests/models/test_meshes.py
-def test_two_processes_decode_one_t5_that_is_cut_between_them(
-  t5, saved, tmp_path
-):
-  source = write_jsonl(tmp_path / "in.jsonl", RECORDS)
-  flags = (*SMALL, "--nobaseline", f"--prompts={source}")
-  alone, cut = tmp_path / "alone.jsonl", tmp_path / "cut.jsonl"
-  assert t5(decode.run, *flags[4:], f"--output={alone}") == 0
-  config = f"configs/t5.py:target={saved[0]},draft={saved[1]}"
-  command = [
-    "-m", "launch.decode", f"--config={config}", *flags,
-    "--config.mesh=data:1,model:2", f"--output={cut}",
-  ]  # fmt: skip
-  for code, _, errors in several.finish(several.start([command] * 2)):
-    assert code == 0, errors[-3000:]
-  assert [r["token_ids"] for r in read_jsonl(cut)] == [
-    r["token_ids"] for r in read_jsonl(alone)
-  ]
 
 
 def test_inputs_are_evaluated_as_prompts_are(t5, tmp_path, capsys):

@@ -2,12 +2,10 @@
 
 import re
 
-import files
 import heads_on_disk
 import jax
 import jax.numpy as jnp
 import pytest
-import several
 
 from configs import huggingface
 from launch import prompts
@@ -141,33 +139,6 @@ def test_a_published_tree_is_named(saved):
   )
   with pytest.raises(ValueError, match=r"says 3 tokens ahead.* depth 4"):
     pair.build(config)
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize("head", ["eagle3", "medusa", "dflash"])
-def test_two_processes_decode_on_a_mesh_what_one_device_does(
-  saved, head, tmp_path
-):
-  """Greedy in float32; a near-tie may go either way, none of these does."""
-  records = [{"id": i, "prompt": f"def f{i}(x):\n  return"} for i in range(2)]
-  prompts = files.write_jsonl(tmp_path / "in.jsonl", records)
-  command = [
-    "-m", "launch.decode", "--nobaseline", f"--prompts={prompts}",
-    f"--config=configs/huggingface.py:target={saved / 'target'},"
-    f"draft={saved / head}",
-    "--config.max_new_tokens=12", f"--config.drafter={head}(tokens=3)",
-    "--config.batch_size=2",
-  ]  # fmt: skip
-  rows = []
-  for count, mesh in ((1, ""), (2, "data:2,model:2")):
-    output = tmp_path / f"{count}.jsonl"
-    run = [*command, f"--output={output}", f"--config.mesh={mesh}"]
-    for code, _, errors in several.finish(
-      several.start([run] * count, devices=2 if mesh else 1)
-    ):
-      assert code == 0, errors[-3000:]
-    rows.append([row["token_ids"] for row in files.read_jsonl(output)])
-  assert rows[0] == rows[1]
 
 
 def test_a_head_that_cannot_be_cut_so_is_one_line(saved, monkeypatch):

@@ -13,6 +13,7 @@ from unittest import mock
 import absl.logging
 import pytest
 import rich.text
+import several
 import tqdm
 
 from launch import cli, terminal
@@ -123,8 +124,9 @@ def test_characters_that_an_encoding_lacks_are_escaped():
 
 def test_waiting_says_for_how_long_and_no_more_afterwards(capsys):
   with terminal.waiting("compiling", every=0.01):
-    told = ""
+    told, end = "", time.monotonic() + several.PATIENCE
     while "so far" not in told:
+      assert time.monotonic() < end
       told += capsys.readouterr().err
   first, second, *_ = told.splitlines()
   assert first == "compiling"

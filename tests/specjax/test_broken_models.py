@@ -5,6 +5,7 @@ import functools
 import types
 from unittest import mock
 
+import exact_cases
 import jax
 import jax.numpy as jnp
 import mutation
@@ -21,7 +22,6 @@ from decoding import (
   start,
 )
 from flax import nnx
-from scipy import stats
 
 import specjax
 from models.networks.layers import TransformerConfig
@@ -84,11 +84,7 @@ def p_value(rule, tree, how, broken_target, change=lambda drafter: drafter):
   counts = np.bincount(drawn @ [VOCAB, 1], minlength=VOCAB**2)
   law = toys.context_law(target, lambda x: np.exp(x) / np.exp(x).sum())
   expected = ROWS * exact.target_block_law(law, length=2, prefix=PREFIX).ravel()
-  # An even shift of total variation 0.012 over the cells would be seen.
-  limit, cells = stats.chi2.isf(ALPHA, VOCAB**2 - 1), VOCAB**2
-  shift = ROWS * (2 * 0.012 / cells) ** 2 * (ROWS / expected).sum()
-  assert stats.ncx2.sf(limit, cells - 1, shift) > 0.99
-  return stats.chisquare(counts, expected).pvalue
+  return exact_cases.p_value(counts, expected, shift=0.012, alpha=ALPHA)
 
 
 def healed_too_late(drafter):

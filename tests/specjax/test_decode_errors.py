@@ -182,3 +182,11 @@ def test_a_target_that_returns_the_wrong_shape_is_named():
 
 def test_the_empty_tree_proposes_nothing():
   assert DRAFTERS["plain"].tree == tree_lib.chain(0)
+
+
+def test_inputs_that_nobody_reads_are_refused():
+  with pytest.raises(ValueError, match="without an encoder was given some"):
+    start(make("model"), inputs=np.arange(5))
+  reads = specjax.make_decoder(toys.table_model(VOCAB, with_inputs=True))
+  with pytest.raises(ValueError, match="with an encoder was given no inputs"):
+    start(reads)

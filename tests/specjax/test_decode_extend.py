@@ -56,39 +56,13 @@ def used(decoder):
 
 
 def extend(decoder, state, row, tokens=MORE, *, budget=5, **more):
-  padded = np.full(WIDTH, -7, np.int32)  # padding may be anything
-  padded[: len(tokens)] = tokens
-  return decoding.jitted(decoder, "extend")(
-    PARAMS,
-    state,
-    jnp.int32(row),
-    jnp.asarray(padded),
-    jnp.int32(len(tokens)),
-    max_new_tokens=jnp.int32(budget),
-    **more,
-  )
+  return decoding.extend(decoder, state, row, tokens, budget=budget, **more)
 
 
 def reading(decoder, num_refed):
   """A mutant that re-feeds another number of tokens."""
   drafter = dataclasses.replace(decoder.drafter, num_refed=num_refed)
   return dataclasses.replace(decoder, drafter=drafter)
-
-
-def fresh(decoder, text, keys, *, budget=5, temperature=1.0):
-  """A text as the prompt of a state of its own."""
-  prompt = np.zeros((1, 30), np.int32)
-  prompt[0, : len(text)] = text
-  return decoding.jitted(decoder, "init")(
-    PARAMS,
-    jnp.asarray(prompt),
-    jnp.array([len(text)]),
-    keys,
-    buffer_length=40,
-    max_new_tokens=jnp.array([budget]),
-    sampling=make_sampling(1, temperature=temperature),
-    stop_tokens=jnp.zeros(0, jnp.int32),
-  )
 
 
 @pytest.mark.parametrize(
@@ -102,8 +76,8 @@ def test_a_row_goes_on_as_if_all_its_text_were_its_prompt(name):
   for row in (0, 2):
     state = extend(decoder, used(decoder), row)
     assert rows_of(state)[row] == [*before[row], *MORE.tolist()]
-    alone = decode(
-      decoder, fresh(decoder, rows_of(state)[row], state.keys[row : row + 1])
+    alone = decoding.alone(
+      decoder, rows_of(state)[row], state.keys[row : row + 1], budget=5
     )
     together = decode(decoder, state)
     actual = rows_of(together)
@@ -120,18 +94,17 @@ def behind(decoder, state, row, source, keep, *, new=MORE, budget=7):
   """A row whose prompt begins as another row's text does."""
   padded = np.zeros(WIDTH, np.int32)
   padded[: len(new)] = new
-  return decoding.jitted(decoder, "admit")(
-    PARAMS, state, jnp.int32(row), jnp.asarray(padded), jnp.int32(len(new)),
-    state.keys[1], max_new_tokens=jnp.int32(budget),
-    sampling=make_sampling(1, temperature=0.9),
-    source=jnp.int32(source), keep=jnp.int32(keep),
+  return decoding.admit(
+    decoder, state, row, padded, len(new), state.keys[1], budget=budget,
+    temperature=0.9, source=jnp.int32(source), keep=jnp.int32(keep),
   )  # fmt: skip
 
 
 def alone_behind(decoder, text, state):
   """The same with all of it read."""
-  begun = fresh(decoder, text, state.keys[1:2], budget=7, temperature=0.9)
-  return decode(decoder, begun)
+  return decoding.alone(
+    decoder, text, state.keys[1:2], budget=7, temperature=0.9
+  )
 
 
 @pytest.mark.parametrize(
@@ -251,8 +224,8 @@ def test_a_row_may_go_on_at_another_temperature():
   state = extend(
     decoder, used(decoder), 0, sampling=make_sampling(1, temperature=0.0)
   )
-  greedy = decode(
-    decoder, fresh(decoder, rows_of(state)[0], state.keys[:1], temperature=0.0)
+  greedy = decoding.alone(
+    decoder, rows_of(state)[0], state.keys[:1], budget=5, temperature=0.0
   )
   assert rows_of(decode(decoder, state))[0] == rows_of(greedy)[0]
   assert state.sampling.temperature.tolist() == [0, 1, 1, 1, 1]

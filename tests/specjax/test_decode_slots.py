@@ -33,34 +33,20 @@ def keys_of(ids):
   return random.row_keys(jax.random.key(7), jnp.asarray(ids))
 
 
-def admit(
-  decoder, state, row, prompt, length, *, key=9, budget=11, ignore_stop=False
-):
-  return decoding.jitted(decoder, "admit")(
-    PARAMS,
-    state,
-    jnp.int32(row),
-    jnp.asarray(prompt),
-    jnp.int32(length),
-    keys_of([key])[0],
-    max_new_tokens=jnp.int32(budget),
-    sampling=make_sampling(1, temperature=0.8),
-    ignore_stop=jnp.bool_(ignore_stop),
-  )
+ASKED = dict(budget=11, temperature=0.8)
 
 
-def alone(decoder, prompt, length, *, key=9, budget=11):
+def admit(decoder, state, row, prompt, length, *, ignore_stop=False):
+  return decoding.admit(
+    decoder, state, row, prompt, length, keys_of([9])[0],
+    ignore_stop=jnp.bool_(ignore_stop), **ASKED,
+  )  # fmt: skip
+
+
+def alone(decoder, prompt, length):
   """The same request in a state of its own."""
-  state = decoding.jitted(decoder, "init")(
-    PARAMS,
-    jnp.asarray(prompt[None]),
-    jnp.array([length]),
-    keys_of([key]),
-    buffer_length=40,
-    max_new_tokens=jnp.array([budget]),
-    sampling=make_sampling(1, temperature=0.8),
-  )
-  return rows_of(decode(decoder, state))[0]
+  state = decoding.alone(decoder, prompt[:length], keys_of([9]), **ASKED)
+  return rows_of(state)[0]
 
 
 def used(decoder):

@@ -3,8 +3,7 @@
 import shutil
 
 import assistants
-import jax
-import jax.numpy as jnp
+import decoding
 import numpy as np
 import pytest
 
@@ -12,7 +11,6 @@ from configs import huggingface
 from launch.build import pair as pair_lib
 from launch.build import registry
 from models import tokenizers
-from specjax.warp import make_sampling
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -67,24 +65,12 @@ def test_greedy_text_is_that_of_plain_decoding(saved, drafter, rule):
     0, built.decoder.vocab_size, (2, LENGTHS[0])
   )
 
-  def run(decoder):
-    @jax.jit
-    def decoded(params):
-      state = decoder.init(
-        params, prompts, jnp.array(LENGTHS), jax.random.key(0),
-        buffer_length=24, max_new_tokens=9,
-        sampling=make_sampling(2, temperature=0.0),
-      )  # fmt: skip
-      return decoder.generate(params, state)
-
-    return decoded(built.params)
-
-  drafted, plain = run(built.decoder), run(built.baseline)
+  drafted, plain = (
+    decoding.greedy(one, built.params, prompts, LENGTHS, budget=9)
+    for one in (built.decoder, built.baseline)
+  )
   assert int(drafted.counters.num_drafted.sum()) > 0
-  for row, length in enumerate(LENGTHS):
-    np.testing.assert_array_equal(
-      drafted.tokens[row, : length + 9], plain.tokens[row, : length + 9]
-    )
+  assert decoding.rows_of(drafted) == decoding.rows_of(plain)
 
 
 def test_a_mesh_is_refused_by_name(saved):

@@ -1,12 +1,9 @@
 """`launch.evaluate` from its flags to its files, on a tiny pair."""
 
 import json
-import os
 import pathlib
-import signal
 import subprocess
 import sys
-import time
 
 import files
 import numpy as np
@@ -434,49 +431,6 @@ def test_two_results_are_compared_without_a_config(tmp_path):
   )  # fmt: skip
   assert done.returncode == 2
   assert "is no result of launch.evaluate" in done.stderr
-
-
-@pytest.mark.heavy
-def test_a_killed_run_goes_on(cli, pair, tmp_path, monkeypatch):
-  """SIGKILL between two groups or within one, then the same command."""
-  asked = files.write_jsonl(
-    tmp_path / "q.jsonl",
-    [
-      {"question_id": i, "category": "a", "turns": ["x = 1\n", "y"]}
-      for i in range(60)
-    ],
-  )
-  out = tmp_path / "E.json"
-  journal = tmp_path / "E.json.journal"
-  flags = (*SMALL, f"--questions={asked}", f"--output={out}",
-           "--systems=ngram")  # fmt: skip
-  process = subprocess.Popen(
-    [sys.executable, "-m", "launch.evaluate",
-     f"--config=configs/huggingface.py:target={pair[0]},draft={pair[1]}",
-     *flags],
-    cwd=pathlib.Path(__file__).resolve().parents[3],
-    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-  )  # fmt: skip
-  with several.limited([process]):
-    while not (journal.exists() and journal.read_text().count("\n") > 3):
-      assert process.poll() is None
-      time.sleep(0.01)
-    os.kill(process.pid, signal.SIGKILL)
-  process.wait()
-  written = journal.read_text().count("\n") - 1
-  assert 2 < written < 60
-  again = []
-  real = measure.measure
-  monkeypatch.setattr(
-    measure, "measure",
-    lambda contest, group: (again.append(group.name), real(contest, group))[1],
-  )  # fmt: skip
-  assert cli(evaluate.run, *flags) == 0
-  assert len(again) == 60 - written
-  result = json.loads(out.read_text())
-  assert sorted(g["turns"][0]["questions"][0] for g in result["groups"]) == (
-    list(range(60))
-  )
 
 
 @pytest.mark.heavy

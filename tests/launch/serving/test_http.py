@@ -345,27 +345,6 @@ def test_without_a_seed_answers_differ(client):
   assert len(texts) > 1
 
 
-def test_log_probs_are_the_targets_own(client):
-  _, params = served.text_decoder()
-  context = list(served.tokenizer().encode(PROMPT))
-  settings = dict(max_tokens=8, temperature=0.7, seed=5)
-  expected = []
-  for token in served.expected_tokens(PROMPT, **settings):
-    logits = toys.context_logits(params.target, context).astype(np.float64)
-    expected.append(logits[token] - np.log(np.exp(logits).sum()))
-    context.append(token)
-  actual = complete(client, logprobs=0, **settings).choices[0].logprobs
-  assert actual.token_logprobs == pytest.approx(expected, abs=1e-4)
-  assert actual.text_offset[0] == 0
-  assert len(actual.tokens) == len(actual.text_offset) == len(expected)
-  streamed = [
-    value
-    for chunk in complete(client, logprobs=0, stream=True, **settings)
-    for value in chunk.choices[0].logprobs.token_logprobs
-  ]
-  assert streamed == actual.token_logprobs
-
-
 def by_name(laws, token, count):
   """As completions tell them: the token, and above it the likeliest."""
   told = [token, *np.argsort(-laws, kind="stable")[:count][::-1].tolist()]
@@ -711,16 +690,23 @@ ANY = [
 ]
 
 
-def test_nothing_is_compiled_for_whatever_is_asked(server):
-  """Every width of prompts, choices, warps, stop texts, log-probabilities."""
-  compiled = []
+@pytest.fixture
+def compiled():
+  """Names of what is compiled from here on."""
+  names = []
   listen = lambda name, seconds, **more: (
-    compiled.append(name) if "compile" in name else None
+    names.append(name) if "compile" in name else None
   )
   jax.monitoring.register_event_duration_secs_listener(listen)
   jax.jit(lambda x: x * 5)(np.arange(3))
-  assert compiled  # it hears what is compiled
-  del compiled[:]
+  assert names  # it hears what is compiled
+  names.clear()
+  yield names
+  jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def test_nothing_is_compiled_for_whatever_is_asked(server, client, compiled):
+  """Every width of prompts, choices, warps, stop texts, log-probabilities."""
   for body in ANY:
     request = urllib.request.Request(
       server[1] + "/v1/completions", data=json.dumps(body).encode(),
@@ -735,6 +721,10 @@ def test_nothing_is_compiled_for_whatever_is_asked(server):
     {"messages": TALK, "logprobs": True, "top_logprobs": 3},
   )  # fmt: skip
   assert status == 200, body
+  left = complete(client, max_tokens=60, ignore_eos=True, stream=True)
+  next(iter(left))
+  left.close()
+  served.until(lambda: server[0].scheduler.load() == (0, 0))
   assert not compiled
 
 

@@ -1,10 +1,7 @@
-"""A server of the embedded pair as a process: killed, and asked for hours."""
+"""A server of the embedded pair as a process, killed."""
 
 import http.client
 import json
-import pathlib
-import random
-import re
 import threading
 import time
 from concurrent import futures
@@ -119,43 +116,3 @@ def test_killed_under_load_it_starts_again_and_answers_as_before():
   with server_process.serving(*FLAGS, f"--port={port}") as server:
     assert server.address.endswith(f":{port}")
     assert ask_all(server) == expected
-
-
-def resident(process):
-  """Bytes that a process has in memory."""
-  text = pathlib.Path(f"/proc/{process.pid}/status").read_text()
-  return 1024 * int(re.search(r"VmRSS:\s+(\d+)", text)[1])
-
-
-def mixed(address, count, rng):
-  """So many requests of every fate, four at a time."""
-
-  def one(number):
-    body = dict(
-      prompt="x = " * rng.randrange(1, 15), max_tokens=rng.randrange(1, 40),
-      temperature=1, seed=number, stream=number % 2 == 0, logprobs=0,
-    )  # fmt: skip
-    what = number % 5
-    if what == 3:
-      body["response_format"] = dict(type="json_object")  # refused
-    connection, answer = posted(address, body)
-    if what != 4:  # it leaves
-      answer.read()
-    connection.close()
-    return answer.status
-
-  with futures.ThreadPoolExecutor(4) as pool:
-    return list(pool.map(one, range(count)))
-
-
-def test_memory_does_not_grow_with_requests():
-  """A row of a slot's caches has megabytes: one a request would show."""
-  rng = random.Random(0)
-  with server_process.serving(*FLAGS, "--port=0") as server:
-    sizes = []
-    for _ in range(4):
-      statuses = mixed(server.address, 150, rng)
-      assert statuses.count(200) == 120
-      assert statuses.count(400) == 30
-      sizes.append(resident(server.processes[0]))
-  assert sizes[-1] - sizes[0] < 24 << 20, sizes

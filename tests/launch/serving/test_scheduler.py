@@ -6,7 +6,6 @@ import threading
 import time
 
 import decoding
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -81,53 +80,6 @@ def test_tokens_are_those_of_generate_at_any_concurrency(running, expected):
   assert len({len(tokens) for tokens in expected}) > 8
 
 
-def test_nothing_is_compiled_once_the_slots_are(running):
-  scheduler, _ = running
-  compiled = []
-  listen = lambda name, seconds, **more: (
-    compiled.append(name) if "compile" in name else None
-  )
-  jax.monitoring.register_event_duration_secs_listener(listen)
-  jax.jit(lambda x: x * 3)(np.arange(7))
-  assert compiled  # it hears what is compiled
-  del compiled[:]
-  heard = [served.Heard(asked) for asked in ASKED]
-  scheduler.submit([h.ticket for h in heard])
-  cancelled = served.Heard(LONG)
-  scheduler.submit([cancelled.ticket])
-  served.until(lambda: cancelled.news)
-  scheduler.cancel([cancelled.ticket])
-  assert all(h.wait() for h in (*heard, cancelled))
-  assert not compiled
-
-
-def test_what_emitted_tokens_carry(running, slots):
-  """Origins, and the target's own log-probabilities, beside each token."""
-  scheduler, metrics = running
-  heard = served.Heard(LONG)
-  scheduler.submit([heard.ticket])
-  heard.wait()
-  context, actual = list(LONG.token_ids), []
-  for token in heard.tokens:
-    logits = served_logits(context)
-    actual.append(logits[token] - np.log(np.exp(logits).sum()))
-    context.append(token)
-  given = [x for news in heard.news for x in news.log_probs]
-  np.testing.assert_allclose(given, actual, atol=1e-5)
-  origins = [x for news in heard.news for x in news.origins]
-  assert len(origins) == len(heard.tokens)
-  assert {Origin.ACCEPTED, Origin.RESIDUAL} <= {*origins}
-  assert value(metrics, "spec_decode_num_accepted_tokens_total") == (
-    origins.count(Origin.ACCEPTED)
-  )
-
-
-def served_logits(context):
-  import toys
-
-  return toys.context_logits(decoding.TARGET, context).astype(np.float64)
-
-
 def test_what_is_counted(running, expected):
   scheduler, metrics = running
   heard = [served.Heard(asked) for asked in ASKED]
@@ -143,7 +95,11 @@ def test_what_is_counted(running, expected):
     count("spec_decode_num_accepted_tokens_per_pos_total", position=str(i))
     for i in range(3)
   ]
-  assert sum(per_position) == count("spec_decode_num_accepted_tokens_total") > 0
+  accepted = count("spec_decode_num_accepted_tokens_total")
+  assert sum(per_position) == accepted > 0
+  origins = [x for h in heard for news in h.news for x in news.origins]
+  assert origins.count(Origin.ACCEPTED) == accepted
+  assert len(origins) == sum(map(len, expected))
   assert drafts >= per_position[0] >= per_position[1] >= per_position[2]
   by_reason = [
     count("request_success_total", finished_reason=why)

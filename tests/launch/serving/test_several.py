@@ -1,12 +1,10 @@
 """`launch.serve` as a command: alone, and as two processes of one model."""
 
-import re
 import signal
 from concurrent import futures
 
 import pytest
 import server_process
-import several
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -66,20 +64,3 @@ def test_two_processes_answer_as_one_does(alone, pair):
   assert codes == [0, 0], said
   assert "serving" in said[0]
   assert "serving" not in said[1]
-
-
-@pytest.mark.heavy  # test_processes.py has it of any command
-def test_a_process_that_dies_ends_the_others_and_is_said_to_clients(pair):
-  mesh = ("--slots=2", "--config.mesh=data:2,model:1")
-  with serving(pair, 2, *mesh, "--heartbeat_timeout=5") as server:
-    body = dict(prompt="x", max_tokens=200, temperature=1, seed=0, n=20)
-    with futures.ThreadPoolExecutor(1) as pool:
-      answer = pool.submit(server.ask, body)
-      while not answer.running():
-        pass
-      server.processes[1].kill()
-      actual = answer.result(several.PATIENCE)
-    codes, said = server.ended()
-  assert actual in ("unavailable", "RemoteDisconnected", "ConnectionResetError")
-  assert codes[0] not in (0, None)
-  assert re.search(r"error|died|failed|UNAVAILABLE", said[0])

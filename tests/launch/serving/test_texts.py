@@ -51,31 +51,6 @@ def test_pieces_are_the_text_of_all_tokens(seed):
     assert "".join(pieces) == whole == tokenizer.decode(ids)
 
 
-def test_half_a_character_is_held_back():
-  ids = served.tokenizer().encode("a🙂b")
-  pieces, _ = in_pieces(ids)
-  assert "".join(pieces) == "a🙂b"
-  assert len(ids) > 3
-  assert all(set(piece) <= set("a🙂b") for piece in pieces)
-
-
-def test_no_part_of_a_stop_string_is_given_out():
-  text = "one two three STOP four"
-  ids = served.tokenizer().encode(text)
-  for stop in (["STOP"], ["o three ST", "zzz"], ["e t", "ST"], ["one"]):
-    for sizes in ((1,), (3, 1), (40,)):
-      pieces, whole = in_pieces(ids, stop, sizes=sizes)
-      end = min(text.find(s) for s in stop if s in text)
-      assert "".join(pieces) == whole == text[:end]
-
-
-def test_what_only_begins_a_stop_string_is_given_out_in_the_end():
-  ids = served.tokenizer().encode("x = 1\n\ny = ST")
-  pieces, whole = in_pieces(ids, ["\n\n\n", "STOP"])
-  assert "".join(pieces) == whole == "x = 1\n\ny = ST"
-  assert pieces[-1] == "ST"
-
-
 @pytest.mark.parametrize("before", ["▁a", "</s>"])
 @pytest.mark.parametrize("seed", range(3))
 def test_pieces_are_the_text_where_bytes_undo_characters(seed, before):

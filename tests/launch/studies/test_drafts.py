@@ -14,7 +14,7 @@ from flax import nnx
 
 from configs import draft_study as study_config
 from configs import embedded, train_head
-from launch import cli, provenance, report
+from launch import cli, provenance
 from launch.studies.drafts import __main__ as draft_study
 from launch.studies.drafts import plots
 from launch.training import flops, head, step
@@ -298,22 +298,3 @@ def test_drafts_of_a_study_had_equal_compute(path):
   spent = [row["flops"] for row in rows if row["num_steps"]]
   assert spent == pytest.approx([max(spent)] * len(spent), rel=0.02)
   assert len({row["name"] for row in rows}) == len(rows)
-
-
-def test_the_figure_has_a_line_a_draft_and_the_intervals_hold_the_points():
-  rows = report.read("docs/measurements/drafts/heads.jsonl")
-  figure = plots.by_position(rows)
-  assert [panel.get_title() for panel in figure.axes] == [
-    "temperature 0", "temperature 1",
-  ]  # fmt: skip
-  for panel, temperature in zip(figure.axes, ("0", "1"), strict=True):
-    for row, drawn in zip(rows, panel.containers, strict=True):
-      assert drawn.get_label() == row["name"]
-      actual = row["decoding"][temperature]
-      line, _, (bars,) = drawn
-      np.testing.assert_allclose(line.get_ydata(), actual["accepted"])
-      for segment, ends in zip(
-        bars.get_segments(), actual["accepted_ci"], strict=True
-      ):
-        if ends is not None:
-          np.testing.assert_allclose(segment[:, 1], ends)

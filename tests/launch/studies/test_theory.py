@@ -157,13 +157,6 @@ def assert_below_the_optimum(numbers):
 # ------------------------------------------------------------ what is committed
 
 
-def test_every_figure_is_shown_and_took_less_than_two_minutes():
-  page = pathlib.Path("docs/theory.md").read_text("utf-8")
-  for name in theory.FIGURES:
-    assert f"(theory/{name}.svg)" in page
-    assert report.read(f"docs/theory/{name}.json")["seconds"] < 120
-
-
 def test_simulations_agree_with_the_theorems():
   paths = [f"docs/theory/{name}.json" for name in ("single", "batch", "drafts")]
   table = plots.rejections({path: report.read(path) for path in paths})

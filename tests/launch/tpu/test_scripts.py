@@ -240,7 +240,15 @@ def test_without_gcloud_it_says_so(machine):
   assert "gcloud is not installed" in done.stderr
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+  "name",
+  [
+    name
+    if name in ("queued and spot", "clone with files")
+    else pytest.param(name, marks=pytest.mark.heavy)
+    for name in CASES
+  ],
+)
 def test_a_failure_of_gcloud_is_the_scripts_and_ends_it(machine, name):
   script, args, _ = CASES[name]
   args = [arg.replace("TARGET", str(machine.folder / "x")) for arg in args]

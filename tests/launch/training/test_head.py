@@ -358,8 +358,7 @@ def command_line(*args):
   "kind",
   ["medusa", "mtp", "blockwise",
    pytest.param("eagle", marks=pytest.mark.heavy),
-   pytest.param("eagle3", marks=pytest.mark.heavy),
-   pytest.param("dflash", marks=pytest.mark.heavy)],
+   pytest.param("eagle3", marks=pytest.mark.heavy)],
 )  # fmt: skip
 def test_every_kind_is_trained_by_the_command(
   kind, texts, target, plain, tmp_path

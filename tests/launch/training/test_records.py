@@ -1,9 +1,11 @@
 """Records of a training run, and those taken back when it goes on."""
 
 import json
+import types
 
 import files
 
+from launch.training import records
 from launch.training.records import Clock, Records
 
 
@@ -48,8 +50,17 @@ def test_a_process_without_a_folder_writes_nothing(tmp_path, capsys):
   assert capsys.readouterr().err == ""
 
 
-def test_a_clock_counts_steps_since_it_was_asked():
+def test_a_clock_counts_steps_since_it_was_asked(monkeypatch):
+  now = [7.0]
+  monkeypatch.setattr(
+    records, "time", types.SimpleNamespace(perf_counter=lambda: now[0])
+  )
   clock = Clock(1)
   assert clock.steps_per_second(1) is None
-  assert clock.steps_per_second(3) > clock.steps_per_second(4) * 0
-  assert clock.steps_per_second(4) is None
+  for passed, done, expected in ((4, 3, 0.5), (2, 3, None), (1, 7, 4.0)):
+    now[0] += passed
+    assert clock.steps_per_second(done) == expected
+  now[0] += 9
+  clock.restart(8)
+  now[0] += 1
+  assert clock.steps_per_second(10) == 2

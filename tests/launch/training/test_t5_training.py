@@ -87,10 +87,6 @@ def run(*args):
     return cli.execute(train.run, ["test", *args])
 
 
-class KilledError(Exception):
-  """Exception by which a test kills a run."""
-
-
 @pytest.fixture(scope="module")
 def trained(folder, tmp_path_factory):
   """A T5 that was trained by the command."""
@@ -100,33 +96,6 @@ def trained(folder, tmp_path_factory):
     f"--export={root / 't5'}",
   ) == 0  # fmt: skip
   return root
-
-
-def test_a_killed_run_goes_on_to_the_same_parameters(
-  folder, trained, tmp_path, monkeypatch
-):
-  first = Run(config_of("tiny", folder), str(tmp_path))
-  real, count = first.steps.train, [0]
-
-  def killed(state, batch):
-    count[0] += 1
-    if count[0] == 7:
-      raise KilledError
-    return real(state, batch)
-
-  object.__setattr__(first.steps, "train", killed)
-  with pytest.raises(KilledError):
-    first.train()
-  module, over = Run(config_of("tiny", folder), str(tmp_path)).train()
-  assert over
-  whole = huggingface.load(str(trained / "t5"))
-  jax.tree.map(
-    np.testing.assert_array_equal, nnx.state(module), nnx.state(whole)
-  )
-  steps = [json.loads(x) for x in (tmp_path / "metrics.jsonl").open()]
-  assert [r["step"] for r in steps if "cross_entropy_loss" in r] == [4, 8, 12]
-  with pytest.raises(ValueError, match="input_length = 64, not 9"):
-    Run(config_of("tiny", folder, input_length=9), str(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import decoding
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,29 +23,8 @@ from models.networks.transformer import as_language_model
 from specjax import decode, drafters, tree
 from specjax.siblings import GIVEN
 from specjax.types import Draft, Drafter, Params
-from specjax.warp import make_sampling
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
-DESCRIBED = [
-  name
-  for name, (family, *_) in MODELS.items()
-  if family.startswith(("gemma", "olmo", "mixtral", "gpt_oss", "qwen3_"))
-  or "moe" in family
-  or family == "deepseek_v3"
-]
-
-
-@pytest.mark.parametrize("name", DESCRIBED)
-def test_logits_in_float64_are_those_of_transformers(saved, name):
-  """Up to float32, in which transformers takes norms and rotations."""
-  path, _ = saved(name)
-  model = references.read(path, dtype=torch.float64)
-  expected = references.logits(model, TOKENS)
-  with jax.enable_x64(True):
-    module = huggingface.load(str(path), dtype=jnp.float64)
-    actual = references.module_logits(module)
-  assert references.relative_error(actual, expected) < 2e-5
 
 
 def with_attention(config, **changes):
@@ -150,6 +130,13 @@ def abstract(config):
   return weights.abstract(config, jnp.float32)
 
 
+DESCRIBED = [
+  name
+  for name, (family, *_) in MODELS.items()
+  if family.startswith(("gemma", "olmo", "mixtral", "gpt_oss", "qwen3_"))
+  or "moe" in family
+  or family == "deepseek_v3"
+]
 # Those that differ in what a cache and a tree see; the others add no idea.
 HYBRIDS = ("qwen3-next", "qwen3-5", "qwen3-5-moe")  # no drafts
 SEEN = ("gemma4", "olmo3", "qwen3-moe", "gpt-oss")
@@ -181,16 +168,8 @@ def test_greedy_speculation_over_a_tree_says_what_generate_says(saved, name):
     vocab_size=references.VOCAB,
   )
   lengths = np.array([2, 6, 4])
-
-  @jax.jit
-  def run(params):
-    state = decoder.init(
-      params, TOKENS[:, :6], lengths, jax.random.key(0), buffer_length=24,
-      max_new_tokens=14, sampling=make_sampling(3, temperature=0.0),
-    )  # fmt: skip
-    return decoder.generate(params, state)
-
-  state = run(Params(target=params, draft=references.near(params, seed=3)))
+  both = Params(target=params, draft=references.near(params, seed=3))
+  state = decoding.greedy(decoder, both, TOKENS[:, :6], lengths, budget=14)
   assert int(state.counters.num_accepted.sum()) > 0
   theirs = references.read(path)
   for row, length in enumerate(lengths):
@@ -246,15 +225,9 @@ def test_a_hybrid_says_what_generate_says_plain_and_over_a_tree(saved, name):
       model, drafter=drafter, rule="match", vocab_size=references.VOCAB
     )
 
-    @jax.jit
-    def run(params, decoder=decoder):
-      state = decoder.init(
-        params, TOKENS[:, :6], lengths, jax.random.key(0), buffer_length=24,
-        max_new_tokens=14, sampling=make_sampling(3, temperature=0.0),
-      )  # fmt: skip
-      return decoder.generate(params, state)
-
-    state = run(Params(target=params))
+    state = decoding.greedy(
+      decoder, Params(target=params), TOKENS[:, :6], lengths, budget=14
+    )
     for row, length in enumerate(lengths):
       np.testing.assert_array_equal(
         state.tokens[row, : length + 14], texts[row, : length + 14]

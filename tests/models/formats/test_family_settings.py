@@ -41,6 +41,17 @@ ROPES = {
   ),
   "partial": dict(rope_type="linear", factor=2.0, partial_rotary_factor=0.4),
 }  # fmt: skip
+# What further keys say is the same in all families: a llama has them.
+MORE_ROPES = {
+  "yarn of the usual bounds": dict(
+    rope_type="yarn", factor=4.0, original_max_position_embeddings=16
+  ),
+  "yarn between channels": ROPES["yarn"] | dict(truncate=False),
+  "yarn of a told scale": ROPES["yarn"] | dict(attention_factor=0.8),
+  "longrope of a told scale": ROPES["longrope"] | dict(
+    factor=9.0, attention_factor=1.2
+  ),
+}  # fmt: skip
 PARTIAL = (
   "gpt_neox", "glm4_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text",
 )  # fmt: skip
@@ -54,7 +65,8 @@ PARTIAL = (
     for kind in ROPES
     # transformers cannot make a Gemma 4 of it.
     if (family, kind) != ("gemma4_text", "longrope")
-  ],
+  ]
+  + [("llama", kind) for kind in MORE_ROPES],
 )
 def test_every_family_rotates_in_every_kind_as_transformers_does(family, kind):
   settings = settings_of(family)
@@ -68,7 +80,7 @@ def test_every_family_rotates_in_every_kind_as_transformers_does(family, kind):
     sizes[name] = latent.rope_dim if latent else attention.head_dim
 
   def said(size):
-    actual = dict(ROPES[kind], rope_theta=500.0)
+    actual = dict((ROPES | MORE_ROPES)[kind], rope_theta=500.0)
     for key in {"short_factor", "long_factor"} & {*actual}:
       actual[key] = [actual[key] + 0.2 * i for i in range(size // 2)]
     return (
@@ -85,7 +97,7 @@ def test_every_family_rotates_in_every_kind_as_transformers_does(family, kind):
     references.make_config(family, settings)
   ).rotary_emb
   config = huggingface.config_from_json(settings)
-  assert config.max_positions == (32 if kind == "longrope" else 64)
+  assert config.max_positions == (32 if kind.startswith("longrope") else 64)
   for attention in config.attentions.values():
     which = ""
     if by_type:

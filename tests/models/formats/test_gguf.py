@@ -11,7 +11,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import references
-import several
 import torch
 from flax import nnx
 from gguf import GGMLQuantizationType as Kind
@@ -333,34 +332,16 @@ def test_a_part_of_a_tensor_is_that_part_of_the_whole(written, name):
       np.testing.assert_array_equal(tensor.read(index), whole[index])
 
 
-_EIGHT_DEVICES = """
-  import sys
-  import jax, jax.numpy as jnp, numpy as np
-  from models import sharding
-  from models.formats import gguf
-  from models.networks import stacked
-
-  jax.config.update("jax_num_cpu_devices", 8)
-  mesh = jax.make_mesh((2, 4), ("data", "model"),
-                       axis_types=(jax.sharding.AxisType.Auto,) * 2)
-  config, params = gguf.load_stacked(
-    sys.argv[1], mesh=mesh, sharding=sharding.tensor_parallel(),
-    dtype=jnp.float32)
-  module = gguf.load(sys.argv[1])
-  expected = sharding.repeat_kv_heads(stacked.stack(module), module.config,
-                                      config)
+def test_a_file_read_into_shardings_is_the_file(written):
+  path = str(written("llama-scaled")[0])
+  mesh = jax.make_mesh(
+    (1, 1), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2
+  )
+  _, params = gguf.load_stacked(
+    path, mesh=mesh, sharding=sharding.tensor_parallel(), dtype=jnp.float32
+  )
+  expected = stacked.stack(gguf.load(path))
   jax.tree.map(np.testing.assert_array_equal, params, expected)
-  print(config.num_kv_heads)
-"""
-
-
-@pytest.mark.heavy
-def test_eight_devices_hold_the_same_parameters(tmp_path):
-  settings = FAMILIES["llama"][1] | dict(vocab_size=100)
-  model = references.make("llama", settings)
-  path = ggufs.write(tmp_path / "x.gguf", model)
-  # Two heads, repeated for four devices.
-  assert several.printed(_EIGHT_DEVICES, path) == "4"
 
 
 # --------------------------------------------------------------------- types

@@ -532,17 +532,3 @@ def test_medusas_file_counts_before_the_weights_beside_it(tmp_path):
     {"model.norm.weight": random(H)}, directory / "model.safetensors"
   )
   assert head_checkpoints.load(str(directory), TARGET).kind == "medusa"
-
-
-def test_a_head_that_is_loaded_drafts(tmp_path):
-  """Logits are finite, at the tokens that it knows."""
-  from models.networks import eagle
-
-  head = head_checkpoints.load(write(tmp_path / "head", "eagle3"), TARGET)
-  model, params = eagle.as_feature_model(head.module)
-  hidden = model.fuse(params, jnp.ones((1, 2, 3 * H)))
-  logits, _, _ = model.apply(
-    params, jnp.array([[3, 4]]), hidden, model.init_cache(1, 4)
-  )
-  assert np.isfinite(logits[..., IDS]).all()
-  assert np.isfinite(logits).sum() == 2 * VD

@@ -488,11 +488,6 @@ def test_what_a_format_does_not_have_is_not_saved(target, tmp_path):
   assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("kind", ALL)
-def test_what_can_be_saved_is_known_before_it_is_trained(kind, target):
-  head_saving.check(ALL[kind](target).config)
-
-
 @pytest.mark.parametrize(
   "changes, message",
   [

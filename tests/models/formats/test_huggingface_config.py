@@ -10,11 +10,9 @@ import torch
 from flax import nnx
 from references import GATED, GPT2, LLAMA3
 from transformers.activations import ACT2FN
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from models.formats import huggingface
 from models.networks import layers
-from models.networks.rope import RopeScaling
 
 SIZES = {k: v for k, v in GATED.items() if not k.endswith("token_id")}
 GPT2_SIZES = {k: v for k, v in GPT2.items() if not k.endswith("token_id")}
@@ -50,39 +48,6 @@ def test_older_and_shorter_configurations_mean_what_transformers_reads(
   assert huggingface.config_from_json(
     dict(settings, model_type=family)
   ) == huggingface.config_from_json(newest)
-
-
-@pytest.mark.parametrize(
-  "rope",
-  [
-    dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=1024),
-    dict(rope_type="longrope", factor=9.0, attention_factor=1.2,
-         original_max_position_embeddings=512,
-         short_factor=[1 + 0.1 * i for i in range(16)],
-         long_factor=[2 + 0.7 * i for i in range(16)]),
-    dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=64,
-         beta_fast=16, beta_slow=2, truncate=False),
-    dict(rope_type="yarn", factor=8.0, original_max_position_embeddings=64,
-         mscale=1.0, mscale_all_dim=0.5),
-    dict(rope_type="yarn", factor=8.0, original_max_position_embeddings=64,
-         attention_factor=0.8),
-  ],
-)  # fmt: skip
-def test_rescaled_frequencies_are_those_of_transformers(rope):
-  """At positions up to those that the model is meant for."""
-  settings = SIZES | dict(max_position_embeddings=4096, num_attention_heads=1)
-  settings |= dict(num_key_value_heads=1, head_dim=None)
-  settings["rope_parameters"] = rope | dict(rope_theta=10_000.0)
-  config = references.make_config("llama", settings)
-  read = huggingface.config_from_json(dict(settings, model_type="llama"))
-  longest = 512 if rope["rope_type"] == "longrope" else 4096
-  assert read.max_positions == longest
-  positions = np.arange(0, longest, 37)[None]
-  wanted = LlamaRotaryEmbedding(config)(torch.zeros(1), torch.tensor(positions))
-  actual = read.rope.table(positions)
-  for mine, theirs in zip(actual, wanted, strict=True):
-    half = theirs.shape[-1] // 2
-    np.testing.assert_allclose(mine[:, :, 0], theirs[..., :half], atol=1e-4)
 
 
 def test_activations_are_those_of_transformers():
@@ -122,19 +87,6 @@ def test_a_window_that_no_llama_reads_says_nothing(window):
   assert huggingface.config_from_json(named) == (
     huggingface.config_from_json(plain)
   )
-
-
-def test_llama3_scaling_is_read_in_both_spellings():
-  old = dict(SIZES, model_type="llama", rope_theta=5e5, rope_scaling=LLAMA3)
-  new = dict(SIZES, model_type="llama")
-  new["rope_parameters"] = LLAMA3 | dict(rope_theta=500000)
-  for settings in (old, new):
-    config = huggingface.config_from_json(settings)
-    assert config.rope_theta == 5e5
-    assert config.rope_scaling == RopeScaling(
-      factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0,
-      original_max_positions=16,
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -308,16 +308,3 @@ def test_layers_without_a_source_are_refused():
       vocab_size=8, embed_dim=4, num_layers=1, num_heads=1, num_kv_heads=1,
       head_dim=4, mlp_dim=4, max_positions=8,
     )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-  ("sizes", "message"),
-  [
-    (dict(num_clusters=7, num_chosen=1), "must divide the 96 tokens, got 7"),
-    (dict(num_clusters=12, num_chosen=13), r"must be in 1\.\.12, got 13"),
-  ],
-)
-def test_clusters_that_do_not_fit_are_refused(ordered, sizes, message):
-  config = ordered[0].head.module.config
-  with pytest.raises(ValueError, match=message):
-    dataclasses.replace(config, **sizes)

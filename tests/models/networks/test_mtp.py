@@ -4,11 +4,9 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from flax import nnx
 
-import specjax
 from models.networks import eagle
 from models.networks.description import (
   AttentionSpec,
@@ -90,46 +88,3 @@ def test_a_switch_feeds_back_states_before_their_norm():
     assert jnp.allclose(logits, same)
     assert jnp.allclose(state, norm(before))
     assert not jnp.allclose(state, before, atol=0.1)
-
-
-@pytest.mark.heavy
-def test_a_text_that_goes_on_is_read_as_one_that_was_given_whole():
-  """Nothing is left of what was drafted."""
-  with jax.enable_x64(True):
-    module = Transformer(CONFIG, dtype=jnp.float64, rngs=nnx.Rngs(0))
-    config = config_of(CONFIG, num_depths=3)
-    head = Mtp(config, dtype=jnp.float64, rngs=nnx.Rngs(1))
-    for one in (module, head):
-      nnx.update(
-        one, jax.tree.map(lambda x: 4 * x, nnx.state(one, nnx.Param))
-      )  # fmt: skip
-    target, params = as_language_model(module, features=(FINAL,))
-    model, head_params = eagle.as_feature_model(head)
-    params = Params(target=params, draft=head_params)
-    tree = Tree((-1, 0, 0, 2, 3))
-    whole = drafters.mtp(model, tree=tree, vocab_size=VOCAB)
-    decoder = specjax.make_decoder(target, drafter=whole, rule="recursive")
-    init = jax.jit(decoder.init, static_argnames="buffer_length")
-    steps, propose = jax.jit(decoder.steps), jax.jit(decoder.propose)
-    prompts = np.random.default_rng(0).integers(0, VOCAB, (64, 40))
-    state = init(
-      params, prompts, np.full(64, 5), jax.random.key(0), buffer_length=40,
-      max_new_tokens=np.full(64, 30),
-    )  # fmt: skip
-    before = steps(params, state, 4)
-    state = steps(params, before, 1)
-    row = int(np.argmax(state.length - before.length))
-    # By nodes 2, 3 and 4, and a token after them.
-    assert state.length[row] - before.length[row] == 4
-    longer = jax.jit(decoder.extend)(
-      params, state, row, jnp.array([1, 3]), 2, max_new_tokens=5
-    )
-    actual = propose(params, longer)[0].log_probs[row, 1:]
-    text = np.zeros((64, 40), int)
-    text[row] = longer.tokens[row, :40]
-    fresh = init(
-      params, text, np.where(np.arange(64) == row, longer.length, 1),
-      longer.keys, buffer_length=40, max_new_tokens=np.full(64, 5),
-    )  # fmt: skip
-    expected = propose(params, fresh)[0].log_probs[row, 1:]
-  np.testing.assert_allclose(actual, expected, atol=1e-9)

@@ -19,8 +19,7 @@ from models.networks.transformer import (
   Transformer,
   as_language_model,
 )
-from specjax import decode, drafters, tree
-from specjax.types import Params
+from specjax import tree
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -168,33 +167,3 @@ def test_abstract_params_are_those_of_a_stacked_module(variant):
   actual = stacked.abstract_params(config, dtype=jnp.float32)
   described = lambda x: (x.shape, x.dtype)
   assert jax.tree.map(described, params) == jax.tree.map(described, actual)
-
-
-@pytest.mark.parametrize("shape", ["chain", "tree"])
-def test_a_stacked_pair_decodes_the_same_tokens(shape):
-  drafted = tree.chain(3) if shape == "chain" else tree.paths(2, 2)
-  tokens = []
-  prompts, lengths = TOKENS[:, :5], jnp.array([5, 1, 3])
-  for target, params in both():
-    decoder = decode.make_decoder(
-      target,
-      drafter=drafters.model(target, tree=drafted, vocab_size=61),
-      rule="token" if shape == "chain" else "recursive",
-    )
-    # A draft that is not the target: its parameters, a little off.
-    draft = jax.tree.map(lambda x: 1.5 * x, params)
-    params = Params(target=params, draft=draft)
-
-    @jax.jit
-    def run(params, decoder=decoder):
-      state = decoder.init(
-        params, prompts, lengths, jax.random.key(1), buffer_length=32,
-        max_new_tokens=20,
-      )  # fmt: skip
-      return decoder.generate(params, state)
-
-    state = run(params)
-    assert 0 < state.counters.num_accepted.sum()
-    assert (state.counters.num_accepted < state.counters.num_drafted).all()
-    tokens.append(state.tokens)
-  np.testing.assert_array_equal(*tokens)

@@ -290,7 +290,6 @@ def test_rounds_of_every_length_are_timed_on_a_copy():
   loops = {n: program(n) for n in LENGTHS}
   seconds = ladder.measured(loops, PARAMS, state, rounds=2, repeats=1)
   assert set(seconds) == set(LENGTHS)
-  assert min(seconds.values()) > 0
   assert rows_of(state) == before
   ended = dataclasses.replace(
     state, stop_reason=jnp.ones_like(state.stop_reason)

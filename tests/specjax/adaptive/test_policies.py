@@ -12,7 +12,7 @@ import toys
 from decoding import BUDGETS, DRAFT, MODEL, PARAMS, TARGET, VOCAB, rows_of
 
 import specjax
-from specjax import drafters, exact, random
+from specjax import drafters, random
 from specjax.adaptive import chains, estimates, policies
 from specjax.drafters.families import model
 from specjax.tree import Tree, chain, paths
@@ -293,18 +293,6 @@ def test_a_draft_that_does_not_catch_up_is_caught(monkeypatch):
   _, info = step(PARAMS, set_depth(state, [4, 0, 0]))
   said = np.exp(np.asarray(info.draft.log_probs[0, 1]))
   assert np.abs(said - law_after(rows_of(state)[0])).max() > 0.01
-
-
-@pytest.mark.parametrize(
-  "family", ["model", pytest.param("layer_skip", marks=pytest.mark.heavy)]
-)
-def test_a_draft_under_a_policy_says_the_truth(family):
-  """Depths are decided before tokens are drawn, and by the row alone."""
-  actual = exact.check_drafter(
-    make("confidence(threshold=0.3)", family, depth=2).drafter, PARAMS, MODEL,
-    vocab_size=VOCAB,
-  )  # fmt: skip
-  assert actual.method == "exact"
 
 
 # ------------------------------------------------------------------- what fails

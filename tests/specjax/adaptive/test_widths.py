@@ -123,33 +123,45 @@ CONFIG = TransformerConfig(
 )  # fmt: skip
 
 
-def test_the_loop_copies_no_cache_and_needs_no_more_memory():
-  """A conditional around a pass would copy every cache that it is given."""
+def loop(*narrower):
+  """Copies of a cache in a loop, its temporary bytes, and those of all keys."""
   model, params = as_language_model(Transformer(CONFIG, rngs=nnx.Rngs(0)))
-  drafter = drafters.suffix(nodes=6, tokens=4)
-  results = {}
-  for narrower in ((), (1, 2, 4)):
-    one = specjax.make_decoder(
-      model, drafter=drafter, rule="match", widths=narrower
-    )
-    state = jax.eval_shape(
-      functools.partial(one.init, buffer_length=97, max_new_tokens=50),
-      Params(target=params),
-      np.zeros((3, 8), np.int32),
-      np.full(3, 8, np.int32),
-      jax.random.key(0),
-    )
-    made = (
-      jax.jit(one.generate, donate_argnums=1)
-      .lower(Params(target=params), state)
-      .compile()
-    )
-    shape = ",".join(map(str, state.target_cache.keys[0].shape))
-    copies = sum(
-      f"f32[{shape}]" in line and " copy(" in line
-      for line in made.as_text().splitlines()
-    )
-    results[narrower] = copies, made.memory_analysis().temp_size_in_bytes
-  caches = sum(x.size * 4 for x in jax.tree.leaves(state.target_cache.keys))
-  assert [copies for copies, _ in results.values()] == [0, 0]
-  assert results[1, 2, 4][1] - results[()][1] < caches / 2
+  one = specjax.make_decoder(
+    model, drafter=drafters.suffix(nodes=6, tokens=4), rule="match",
+    widths=narrower,
+  )  # fmt: skip
+  state = jax.eval_shape(
+    functools.partial(one.init, buffer_length=97, max_new_tokens=50),
+    Params(target=params),
+    np.zeros((3, 8), np.int32),
+    np.full(3, 8, np.int32),
+    jax.random.key(0),
+  )
+  made = (
+    jax.jit(one.generate, donate_argnums=1)
+    .lower(Params(target=params), state)
+    .compile()
+  )
+  keys = state.target_cache.keys
+  shape = f"f32[{','.join(map(str, keys[0].shape))}]"
+  lines = made.as_text().splitlines()
+  assert any(shape in line for line in lines)
+  copies = sum(shape in line and " copy(" in line for line in lines)
+  size = sum(x.size * 4 for x in jax.tree.leaves(keys))
+  return copies, made.memory_analysis().temp_size_in_bytes, size
+
+
+def test_the_loop_copies_no_cache_and_needs_no_more_memory():
+  copies, whole, _ = loop()
+  narrow_copies, narrow, size = loop(1, 2, 4)
+  assert copies == narrow_copies == 0
+  assert narrow - whole < size / 2
+
+
+def test_a_branch_around_a_pass_copies_every_cache(monkeypatch):
+  """The mutant. If this fails, XLA does better now, and a branch would do."""
+  branch = lambda goes, function, carry: jax.lax.cond(
+    goes, function, lambda carry: carry, carry
+  )
+  monkeypatch.setattr(widths, "cond_in_place", branch)
+  assert loop(1, 2, 4)[0] > 0

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import toy_heads
 import toys
-from decoding import BUDGETS, LENGTHS, PROMPTS, TARGET, VOCAB, rows_of
+from decoding import BUDGETS, LENGTHS, PROMPTS, TARGET, VOCAB
 
 import specjax
 from specjax import drafters, exact, random, rules, shapes
@@ -105,23 +105,6 @@ def test_wrong_slots_positions_and_hidden_states_are_caught(mutant):
   assert not accepted_for_sure(params_of(mutant))
 
 
-def test_a_row_emits_the_same_in_other_places_and_in_the_place_of_another():
-  """Its draft is no good one, so that rejections are among what happens."""
-  params, order = params_of("a stale position"), [3, 0, 4, 2, 1]
-  generate = lambda state: jitted["generate"](params, state)
-  state = generate(start())
-  together = rows_of(state)
-  assert 0 < state.counters.num_accepted[2] < state.counters.num_drafted[2]
-  assert rows_of(generate(start(order))) == [together[i] for i in order]
-  refilled = jitted["admit"](
-    params, state, jnp.int32(4), PROMPTS[2], jnp.int32(LENGTHS[2]),
-    random.row_keys(jax.random.key(0), jnp.array([2]))[0],
-    max_new_tokens=jnp.int32(BUDGETS[2]),
-    sampling=make_sampling(1, temperature=0.8),
-  )  # fmt: skip
-  assert rows_of(generate(refilled)) == [*together[:4], together[2]]
-
-
 @pytest.mark.heavy
 def test_rounds_of_no_tokens_keep_what_it_needs():
   """A ladder's chains go on with each other's state."""
@@ -191,18 +174,6 @@ def test_chains_that_a_policy_ends_have_their_laws():
     drafter, FEW, toy_heads.target(WORDS), vocab_size=WORDS
   )
   assert actual.method == "exact"
-
-
-def test_features_that_the_target_does_not_give_are_refused():
-  decoder = dataclasses.replace(DECODER, target=toys.table_model(VOCAB))
-  with pytest.raises(ValueError, match=r"reads 3 features.*gives none"):
-    jax.eval_shape(
-      lambda params: decoder.init(
-        params, PROMPTS, LENGTHS, jax.random.key(0), buffer_length=40,
-        max_new_tokens=3,
-      ),
-      params_of(),
-    )  # fmt: skip
 
 
 def test_a_dynamic_tree_is_bounded_by_its_sizes():

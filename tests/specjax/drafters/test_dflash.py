@@ -136,13 +136,3 @@ def test_the_best_tree_is_that_of_the_product_of_the_laws(children):
 def test_trees_that_do_not_suit_a_block_are_refused(settings, message):
   with pytest.raises(ValueError, match=message):
     dflash(HEAD, vocab_size=VOCAB, **settings)
-
-
-def test_features_that_the_target_does_not_give_are_refused():
-  for target, given in (
-    (toys.table_model(VOCAB), "gives none"),
-    (toys.table_model(VOCAB, layers=2), "gives 2"),
-  ):
-    decoder = specjax.make_decoder(target, drafter=DRAWN, rule="recursive")
-    with pytest.raises(ValueError, match=f"reads 3 features.*{given}"):
-      start(decoder)

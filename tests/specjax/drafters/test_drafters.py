@@ -144,24 +144,6 @@ def test_the_target_drafting_for_itself_is_always_accepted():
   np.testing.assert_array_equal(counters.num_target_calls, 5)
 
 
-def test_paths_are_drawn_independently():
-  runs = 20_000
-  drafter = drafters.model(MODEL, tree=paths(1, 2), vocab_size=VOCAB)
-  decoder = specjax.make_decoder(MODEL, drafter=drafter, rule="match")
-  state = decoder.init(
-    PARAMS, jnp.full((runs, 2), 3), np.full(runs, 2),
-    random.row_keys(jax.random.key(0), jnp.arange(runs)),
-    buffer_length=4, max_new_tokens=2, sampling=make_sampling(runs),
-  )  # fmt: skip
-  _, info = jax.jit(decoder.step)(PARAMS, state)
-  law = np.exp(np.asarray(info.draft.log_probs[0, 1], np.float64))
-  first, second = np.asarray(info.draft.tokens[:, 1:]).T
-  joint = np.zeros((VOCAB, VOCAB))
-  np.add.at(joint, (first, second), 1 / runs)
-  spread = 5 * np.sqrt(np.outer(law, law) / runs) + 1e-3
-  assert (np.abs(joint - np.outer(law, law)) < spread).all()
-
-
 def test_the_package_has_functions_and_no_module_of_their_names():
   """Whoever imports a module by its path finds the function in its place."""
   modules = {actual.name for actual in pkgutil.iter_modules(drafters.__path__)}

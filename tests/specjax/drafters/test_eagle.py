@@ -20,7 +20,7 @@ import specjax
 from specjax import drafters, exact, rules
 from specjax.adaptive.rungs import make_rungs
 from specjax.drafters.shared import best_first
-from specjax.tree import Form, Tree, bound, chain, k_ary
+from specjax.tree import Form, Tree, bound, chain
 from specjax.types import Commit, Drafter, EmptyRoundPolicy, ModelOutput
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -128,19 +128,6 @@ def test_wrong_features_and_slots_are_caught(mutant):
   assert not accepted_for_sure(mutant())
 
 
-def test_a_prompt_leaves_the_feature_of_its_newest_pair():
-  """Of one token there is no pair, and no feature of what pads it."""
-  state = start(make(DRAFTERS["tree"])).drafter_state
-  expected = np.zeros(state.features.shape)
-  for row, length in enumerate(LENGTHS):
-    if length > 1:
-      read = PROMPTS[row, : length - 1]
-      context = toys.context_logits(np.arange(len(TARGET)), read)
-      expected[row, 0] = context + toys.SHIFT * np.arange(LAYERS)
-  np.testing.assert_array_equal(state.features, expected)
-  assert state.start.tolist() == np.maximum(LENGTHS - 2, 0).tolist()
-
-
 def test_features_follow_the_path_that_stands_and_stay_where_none_does():
   drafter = DRAFTERS["tree"]
   width = drafter.tree.max_depth + 1
@@ -228,32 +215,6 @@ def test_a_tree_deeper_than_its_state_is_refused():
     drafters.eagle(HEAD, tree=chain(3), vocab_size=VOCAB, longest=2)
 
 
-@pytest.mark.parametrize(
-  ("name", "method"),
-  [("chain", "exact"), ("dynamic", "certain")],
-)
-def test_its_laws_are_those_its_tokens_are_drawn_from(name, method):
-  actual = exact.check_drafter(
-    DRAFTERS[name], NEAR, TOY, vocab_size=VOCAB, max_drafts=VOCAB**3
-  )
-  assert actual.method == method
-
-
-def test_the_laws_of_what_was_drawn_are_not_those_of_what_is_likeliest():
-  """A top-k tree whose tokens claim the head's law would be lossy: p / q."""
-  inner = drafters.eagle(HEAD, tree=k_ary(2), vocab_size=VOCAB)
-
-  def propose(params, state, cache, context):
-    draft, state, cache = inner.propose(params, state, cache, context)
-    _, best = jax.lax.top_k(draft.log_probs[:, 1], 2)
-    tokens = jnp.concatenate([context.root, best], axis=1)
-    return dataclasses.replace(draft, tokens=tokens), state, cache
-
-  claims = dataclasses.replace(inner, propose=propose)
-  with pytest.raises(ValueError, match="not the token that was drawn"):
-    exact.check_drafter(claims, NEAR, TOY, vocab_size=VOCAB)
-
-
 def reference_tree(state, params, *, num_nodes, depth, top_k):
   """EAGLE-2's tree by plain Python: `[{path: tokens}]` of each row.
 
@@ -338,18 +299,6 @@ def test_the_dynamic_tree_is_that_of_the_paper():
     assert paths == expected[row]
 
 
-@pytest.mark.parametrize(
-  "name", ["dynamic", pytest.param("tree", marks=pytest.mark.heavy)]
-)
-def test_a_row_does_not_depend_on_its_neighbours(name):
-  decoder = make(DRAFTERS[name])
-  generate = jax.jit(decoder.generate)
-  together = rows_of(generate(NEAR, start(decoder, params=NEAR)))
-  for row in (0, 2):
-    alone = start(decoder, params=NEAR, rows=slice(row, row + 1))
-    assert rows_of(generate(NEAR, alone)) == [together[row]]
-
-
 def test_of_a_text_of_one_token_there_is_no_feature_yet():
   decoder = make(DRAFTERS["chain"])
   begun = start(decoder)
@@ -385,16 +334,6 @@ def test_greedy_text_is_that_of_plain_decoding():
     decoder = make(DRAFTERS[name], "match")
     state = start(decoder, params=NEAR, temperature=0.0)
     assert rows_of(jax.jit(decoder.generate)(NEAR, state)) == expected
-
-
-def test_features_that_the_target_does_not_give_are_refused():
-  for target, given in (
-    (toys.table_model(VOCAB), "gives none"),
-    (toys.table_model(VOCAB, layers=2), "gives 2"),
-  ):
-    decoder = specjax.make_decoder(target, drafter=DRAFTERS["chain"])
-    with pytest.raises(ValueError, match=f"reads 3 features.*{given}"):
-      start(decoder)
 
 
 @pytest.mark.parametrize(

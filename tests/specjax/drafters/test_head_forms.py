@@ -8,6 +8,7 @@ have had elsewhere.
 import dataclasses
 import functools
 
+import decoding
 import exact_cases
 import jax
 import jax.numpy as jnp
@@ -18,8 +19,9 @@ import toys
 from decoding import BUDGETS, LENGTHS, PROMPTS, TARGET, VOCAB, rows_of
 
 import specjax
-from specjax import exact, random, rules
+from specjax import drafters, exact, random, rules
 from specjax.drafters import eagle
+from specjax.drafters.families import online
 from specjax.state import StopReason
 from specjax.tree import chain, k_ary
 from specjax.types import Rule
@@ -36,11 +38,11 @@ PARAMS = specjax.Params(
   draft=jnp.asarray(toys.near(TARGET, noise=0.8, seed=1)),
 )
 # One of each family and each way of drafting in every run.
-USUAL = ("eagle, dynamic tree", "medusa, distinct", "dflash, drawn chain")
-ALSO = (
-  "eagle, drawn tree", "medusa, best tree", "assistant, dynamic tree",
-  "mtp, distinct",
+USUAL = (
+  "eagle, dynamic tree", "medusa, distinct", "dflash, drawn chain",
+  "assistant, dynamic tree",
 )  # fmt: skip
+ALSO = ("eagle, drawn tree", "medusa, best tree", "mtp, distinct")
 heavy = lambda value, fast: (
   value if fast else pytest.param(value, marks=pytest.mark.heavy)
 )
@@ -181,47 +183,37 @@ def decoder_of(name):
   )
 
 
-@functools.cache
-def jitted(name, method):
-  static = "buffer_length" if method == "init" else None
-  return jax.jit(getattr(decoder_of(name), method), static_argnames=static)
-
-
 def key_of(request):
   return random.row_keys(jax.random.key(0), jnp.asarray([request]))
 
 
-def start(name, rows, budgets=BUDGETS):
-  return jitted(name, "init")(
-    PARAMS,
-    jnp.asarray(PROMPTS[rows]),
-    jnp.asarray(LENGTHS[rows]),
-    jnp.concatenate([key_of(r) for r in rows]),
-    buffer_length=48,
-    max_new_tokens=jnp.asarray(budgets[rows]),
-    sampling=make_sampling(len(rows), temperature=0.8),
-  )
+HOW = dict(temperature=0.8, params=PARAMS)
+
+
+def start(name, rows):
+  return decoding.start(decoder_of(name), rows=list(rows), **HOW)
 
 
 @functools.cache
 def emitted(name, *rows):
-  actual = jitted(name, "generate")(PARAMS, start(name, list(rows)))
-  return rows_of(actual)
+  state = start(name, rows)
+  return rows_of(decoding.decode(decoder_of(name), state, PARAMS))
 
 
 @pytest.mark.parametrize("name", names(*USUAL))
 def test_a_row_emits_what_it_does_alone(name):
   """In a ragged batch, and admitted to one in the place of another."""
-  together = emitted(name, *range(5))
+  decoder, together = decoder_of(name), emitted(name, *range(5))
   assert emitted(name, 2) == [together[2]]
-  state = jitted(name, "steps")(PARAMS, start(name, list(range(5))), 4)
+  steps = decoding.jitted(decoder, "steps")
+  state = steps(PARAMS, start(name, range(5)), 4)
   assert state.done[4]
   assert not state.done[2]
-  refilled = jitted(name, "admit")(
-    PARAMS, state, 4, PROMPTS[2], LENGTHS[2], key_of(2)[0],
-    max_new_tokens=BUDGETS[2], sampling=make_sampling(1, temperature=0.8),
+  refilled = decoding.admit(
+    decoder, state, 4, PROMPTS[2], LENGTHS[2], key_of(2)[0],
+    budget=BUDGETS[2], **HOW,
   )  # fmt: skip
-  actual = rows_of(jitted(name, "generate")(PARAMS, refilled))
+  actual = rows_of(decoding.decode(decoder, refilled, PARAMS))
   assert actual == [*together[:4], together[2]]
 
 
@@ -230,20 +222,15 @@ def test_a_row_emits_what_it_does_alone(name):
 )
 def test_a_text_goes_on_as_one_that_was_given_whole(name):
   """A row's head reads the same of one longer prompt and of two."""
-  state = jitted(name, "steps")(PARAMS, start(name, list(range(5))), 3)
-  more = jnp.asarray([4, 1, 7])
-  longer = jitted(name, "extend")(
-    PARAMS, state, 2, more, 2, max_new_tokens=9
-  )  # fmt: skip
-  text = np.asarray(longer.tokens[2, : longer.length[2]])
-  assert text[-2:].tolist() == [4, 1]
-  actual = rows_of(jitted(name, "generate")(PARAMS, longer))[2]
-  fresh = jitted(name, "init")(
-    PARAMS, jnp.asarray(text[None]), jnp.array([len(text)]), key_of(2),
-    buffer_length=48, max_new_tokens=np.array([9], np.int32),
-    sampling=make_sampling(1, temperature=0.8),
-  )  # fmt: skip
-  assert [actual] == rows_of(jitted(name, "generate")(PARAMS, fresh))
+  decoder = decoder_of(name)
+  steps = decoding.jitted(decoder, "steps")
+  state = steps(PARAMS, start(name, range(5)), 3)
+  longer = decoding.extend(decoder, state, 2, [4, 1], budget=9, params=PARAMS)
+  text = rows_of(longer)[2]
+  assert text[-2:] == [4, 1]
+  actual = rows_of(decoding.decode(decoder, longer, PARAMS))[2]
+  expected = decoding.alone(decoder, text, key_of(2), budget=9, **HOW)
+  assert [actual] == rows_of(expected)
 
 
 @pytest.mark.parametrize(
@@ -276,3 +263,32 @@ def test_features_that_are_nan_are_of_their_own_row(name):
   assert (state.stop_reason == StopReason.LENGTH).all()
   for at in range(LENGTHS[2], len(text)):
     assert text[at] == np.argmax(toys.context_logits(TARGET, text[:at]))
+
+
+@pytest.mark.parametrize(
+  ("family", "words"),
+  [
+    *((name, "reads 3") for name in ("eagle", "dflash", "mtp", "assistant")),
+    ("medusa", "heads read"),
+    ("online", "keeps 3"),
+  ],
+)
+def test_features_that_the_target_does_not_give_are_refused(family, words):
+  if family == "online":
+    inner = drafters.model(
+      toys.table_model(VOCAB), tree=chain(2), vocab_size=VOCAB
+    )
+    drafter = online.online(
+      inner, vocab_size=VOCAB, num_features=toy_heads.LAYERS
+    )
+  else:
+    drafter = toy_heads.make(f"{family}, drawn chain", VOCAB)
+  for layers, given in ((0, "none"), (2, "2")):
+    decoder = specjax.make_decoder(
+      toys.table_model(VOCAB, layers=layers), drafter=drafter
+    )
+    with pytest.raises(ValueError, match=f"{words}.*gives {given}"):
+      decoder.init(
+        PARAMS, PROMPTS, LENGTHS, jax.random.key(0), buffer_length=48,
+        max_new_tokens=3,
+      )  # fmt: skip

@@ -299,8 +299,7 @@ def admitted(used, *, put=rows_lib.put):
   prompt, length = decoding.PROMPTS[2], decoding.LENGTHS[2]
   with mock.patch.object(rows_lib, "put", put):
     after = jax.jit(decoder.admit)(
-      params, state, jnp.int32(4), jnp.asarray(prompt), jnp.int32(length),
-      keys(9)[8], max_new_tokens=jnp.int32(18),
+      params, state, 4, prompt, length, keys(9)[8], max_new_tokens=18,
       sampling=make_sampling(1, temperature=0.4),
     )  # fmt: skip
   generate = decoding.jitted(decoder, "generate")
@@ -335,11 +334,10 @@ def test_a_row_that_keeps_its_predecessors_state_is_caught(used):
   assert actual != expected
 
 
+@pytest.mark.parametrize("used", ["lookahead"], indirect=True)
 def test_a_text_that_goes_on_is_known_to_its_end(used):
   """Of a row that is extended, the pool has all sequences across the seam."""
   decoder, params, state = used
-  if decoder.drafter.name != "lookahead":
-    pytest.skip("a cache: tests of extension in test_decode_extend")
   more = jnp.array([1, 2, 3, 0], jnp.int32)
   after = jax.jit(decoder.extend)(
     params, state, jnp.int32(2), more, jnp.int32(3), max_new_tokens=jnp.int32(5)

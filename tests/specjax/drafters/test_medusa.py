@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
-from decoding import PROMPTS, TARGET, VOCAB, rows_of
+from decoding import PROMPTS, TARGET, VOCAB
 
 import specjax
-from specjax import drafters, exact, shapes, siblings, tree
+from specjax import drafters, shapes, siblings, tree
 from specjax.types import MarginalModel
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -82,31 +82,6 @@ def test_heads_read_the_feature_of_the_newest_token_that_was_read(name):
     state, _ = step(PARAMS, state)
 
 
-@pytest.mark.parametrize(
-  ("name", "method"),
-  [("sampled", "exact"), ("distinct", "exact"), ("certain", "certain")],
-)
-def test_its_laws_are_those_its_tokens_are_drawn_from(name, method):
-  actual = exact.check_drafter(
-    DRAFTERS[name][0], PARAMS, TOY, vocab_size=VOCAB, max_drafts=VOCAB**4
-  )
-  assert actual.method == method
-
-
-@pytest.mark.parametrize("name", ["sampled", "certain"])
-def test_greedy_text_is_that_of_plain_decoding(name):
-  """And a row's text at temperature 1 does not depend on its neighbours."""
-  drafter, rule = DRAFTERS[name]
-  decoder = specjax.make_decoder(TOY, drafter=drafter, rule=rule)
-  plain = specjax.make_decoder(TOY)
-  run = lambda decoder, state: rows_of(jax.jit(decoder.generate)(PARAMS, state))
-  assert run(decoder, start(decoder, temperature=0.0)) == run(
-    plain, start(plain, temperature=0.0)
-  )
-  together = run(decoder, start(decoder))
-  assert run(decoder, start(decoder, rows=slice(2, 3))) == [together[2]]
-
-
 def test_published_trees_have_the_nodes_that_were_counted():
   count = lambda t: np.bincount(t.depth).tolist()[1:]
   assert count(shapes.PUBLISHED["mc_sim_7b_63"]) == [10, 28, 23, 2]
@@ -139,13 +114,3 @@ def test_a_tree_is_made_of_paths_of_ranks():
 def test_trees_that_do_not_suit_the_heads_are_refused(shape, message):
   with pytest.raises(ValueError, match=message):
     make(shape, siblings="given")
-
-
-def test_features_that_the_target_does_not_give_are_refused():
-  for target, message in (
-    (toys.table_model(VOCAB), "it gives none"),
-    (toys.table_model(VOCAB, layers=3), "read 2 features, the target gives 3"),
-  ):
-    decoder = specjax.make_decoder(target, drafter=DRAFTERS["sampled"][0])
-    with pytest.raises(ValueError, match=message):
-      start(decoder)

@@ -256,12 +256,6 @@ def two_texts_of_head(state, head):
   return online.carry(fresh.drafter_state, state.drafter_state.ring).ring
 
 
-def test_features_that_the_target_does_not_give_are_refused():
-  drafter = make(num_features=LAYERS + 1)
-  with pytest.raises(ValueError, match=r"reads 3 features.*gives 2"):
-    start(decoder_of(drafter))
-
-
 # ------------------------------------------------------------------ learning
 
 

@@ -9,16 +9,13 @@ import toys
 import specjax
 from specjax.drafters.families import rasd
 from specjax.drafters.shared import occurrences, tries
-from specjax.siblings import IID, TOP_K
+from specjax.siblings import IID
 from specjax.tree import Tree, chain
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
 VOCAB = 3
 MODEL = toys.table_model(VOCAB)
-# Laws of few contexts: what is guessed comes again.
-TARGET = toys.table(VOCAB, seed=0, contexts=5).astype(np.float64)
-DRAFT = toys.near(TARGET, noise=1.0, seed=1).astype(np.float64)
 RETRIEVAL = dict(vocab_size=VOCAB, max_match=3, max_hits=9, min_prob=0)
 
 
@@ -45,65 +42,6 @@ def test_a_retrieved_token_that_was_drawn_is_counted_once():
   draft = rasd._merged(drawn, actual, unlikely, more)
   assert draft.tokens[0, 4:6].tolist() == [1, 7]
   assert draft.parents.tolist() == [[-1, 0, 0, 1, 3, 0, -1, -1, -1]]
-
-
-def test_what_was_looked_up_is_kept_by_what_the_model_says_of_all_its_tokens():
-  """Against plain Python: a token in the wrong place has another law."""
-  drafter = rasd.rasd(
-    MODEL, tree=chain(1), siblings=TOP_K, nodes=3, tokens=3,
-    num_retrieved=6, nodes_per_match=9, **RETRIEVAL,
-  )  # fmt: skip
-  texts = np.random.default_rng(4).integers(0, VOCAB, (24, 8))
-  params = specjax.Params(
-    target=jnp.asarray(TARGET, jnp.float32),
-    draft=rasd.Parts(model=jnp.asarray(DRAFT, jnp.float32)),
-  )
-  decoder = specjax.make_decoder(MODEL, drafter=drafter, rule="match")
-  state = decoder.init(
-    params, texts, np.full(24, 8), jax.random.key(0), buffer_length=16,
-    max_new_tokens=8,
-  )  # fmt: skip
-  draft, *_ = jax.jit(decoder.propose)(params, state)
-  actual = occurrences.in_text(
-    state.tokens, state.length, count=9, depth=3, max_match=3
-  )
-  trie = occurrences.together(
-    [actual], num_nodes=6, max_match=3, nodes_per_match=9, min_prob=0
-  )
-  cut = 0
-  for row, text in enumerate(texts.tolist()):
-    drawn = (int(draft.tokens[row, 1]),)
-    new = [way for way in ways(trie, row) if way != drawn]
-    best = sorted(new, key=lambda way: -said_of(text, way))[:2]
-    assert ways(draft_as_trie(draft), row) == [drawn, *best]
-    cut += len(new) > 2
-  assert cut > 10
-
-
-def draft_as_trie(draft):
-  return tries.Trie(
-    tokens=draft.tokens[:, 1:], parents=draft.parents[:, 1:], values=None
-  )
-
-
-def ways(trie, row):
-  """The tokens from the root to each node of a row that is there."""
-  actual = {0: ()}
-  each = zip(trie.tokens[row].tolist(), trie.parents[row].tolist(), strict=True)
-  for node, (token, parent) in enumerate(each, start=1):
-    if parent >= 0:
-      actual[node] = (*actual[parent], token)
-  return list(actual.values())[1:]
-
-
-def said_of(text, way) -> float:
-  """The draft model's log-probability of tokens after a text."""
-  total = 0.0
-  for token in way:
-    logits = toys.context_logits(DRAFT, text)
-    total += logits[token] - np.logaddexp.reduce(logits)
-    text = [*text, token]
-  return total
 
 
 def ways_of(tokens, parents):

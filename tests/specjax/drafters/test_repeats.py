@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import exact_cases
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -39,13 +40,9 @@ def reading_on(inner=None, **more):
   )
 
 
-def begun(
-  decoder, draft, texts, *, dtype=jnp.float32, budget=30, temperature=1.0
-):
+def begun(decoder, draft, texts, *, budget=30, temperature=1.0):
   """Parameters, and a state of some texts."""
-  params = specjax.Params(
-    target=jnp.asarray(TARGET, dtype), draft=jnp.asarray(draft, dtype)
-  )
+  params = specjax.Params(target=jnp.asarray(TARGET), draft=jnp.asarray(draft))
   texts = np.array(texts)
   state = jax.jit(decoder.init, static_argnames="buffer_length")(
     params,
@@ -61,11 +58,11 @@ def begun(
 
 def error(drafter, rule, text) -> float:
   """Of the law of a round's tokens, over all that may be drafted."""
+  wide = lambda table: np.asarray(table, np.float64)
   with jax.enable_x64(True):
-    decoder = specjax.make_decoder(TOY, drafter=drafter, rule=rule)
-    params, state = begun(decoder, NEAR, [text], dtype=jnp.float64)
-    law, expected = exact.round_law(decoder, params, state)
-    return float(np.abs(law.output - expected).max())
+    return exact_cases.round_error(
+      drafter, rule, model=TOY, target=wide(TARGET), draft=wide(NEAR), text=text
+    )
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import itertools
 
+import exact_cases
 import forms
 import jax
 import jax.numpy as jnp
@@ -49,6 +50,7 @@ POLICIES = {
   "batch": policies.get("optimal(cost=0.4,rows=3)"),
   "predicted": policies.predicted(chance, width=1, threshold=0.5),
   "together": policies.together(policies.get("confidence(threshold=0.5)")),
+  "exits": policies.get("exits(threshold=0.5, acceptance=0.6)"),
 }
 # All lossless rules of chains that may end early.
 CHAIN_RULES = (
@@ -57,6 +59,7 @@ CHAIN_RULES = (
 )  # fmt: skip
 ALWAYS = [
   ("confidence", "token"), ("survival", "block"), ("predicted", "block"),
+  ("exits", "token"), ("exits", "block"),
 ]  # fmt: skip
 CASES = [
   *ALWAYS,
@@ -88,12 +91,10 @@ def learned(decoder, rounds=4, policy=None):
 
 
 def error(drafter, rule: str, policy=None) -> float:
-  decoder = specjax.make_decoder(MODEL, drafter=drafter, rule=rule)
-  law, expected = exact.round_law(
-    decoder, params(policy), learned(decoder, policy=policy)
-  )
-  assert law.output.sum() == pytest.approx(1, abs=1e-9)
-  return float(np.abs(law.output - expected).max())
+  return exact_cases.round_error(
+    drafter, rule, model=MODEL, target=TARGET, draft=params(policy).draft,
+    rounds=4,
+  )  # fmt: skip
 
 
 def under(policy, draft=drafters.model):
@@ -138,28 +139,6 @@ def test_a_target_that_drafts_for_itself_under_a_policy(policy):
 
 
 # -------------------------------------------------------------- what is lossy
-
-
-def ended_by_its_own(policy):
-  """The mutant: the token that made the row stop is dropped, not kept."""
-  whole = drafters.model(MODEL, tree=chain(DEPTH), vocab_size=VOCAB)
-
-  def present(draft, context):
-    del context
-    each = jnp.take_along_axis(draft.log_probs, draft.tokens[..., None], -1)
-    sure = jnp.exp(each[..., 0]) > policy
-    return jnp.cumprod(sure.at[:, 0].set(True), axis=1) > 0
-
-  return forms.masked(whole, present)
-
-
-@pytest.mark.parametrize("rule", ["token", "block"])
-def test_a_token_that_is_dropped_after_it_was_drawn_is_lossy(rule):
-  assert error(ended_by_its_own(0.4), rule) > 1e-2
-
-
-def test_where_every_token_is_certain_it_may_be_dropped():
-  assert error(ended_by_its_own(0.4), "match") < LIMIT
 
 
 HALF = ((0.5, 0.5), (0.5, 0.5), (True, False), (0.75, 0.25))

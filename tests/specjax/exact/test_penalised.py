@@ -5,20 +5,16 @@ laws after each continuation as if all of it had been committed, so nothing of
 how paths are counted is in them.
 """
 
-import dataclasses
-
+import exact_cases
 import forms
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
 
-import specjax
-from specjax import drafters, exact, penalties
+from specjax import drafters, penalties
 from specjax.siblings import IID, WITHOUT_REPLACEMENT
 from specjax.tree import Form, Tree, chain, paths
-from specjax.warp import make_sampling
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile", "x64")
 
@@ -35,21 +31,13 @@ ALL = dict(
 )  # fmt: skip
 
 
-def error(drafter, rule, *, widths=(), **sampling) -> float:
+def error(drafter, rule, **more) -> float:
   """The largest error of the joint law of the next tokens of a round."""
-  decoder = specjax.make_decoder(
-    toys.table_model(VOCAB), drafter=drafter, rule=rule, widths=widths
-  )
-  params = specjax.Params(target=jnp.asarray(TARGET), draft=jnp.asarray(DRAFT))
-  state = decoder.init(
-    params, np.array([[1, 0, 1, 0]]), [4], jax.random.key(0), buffer_length=12,
-    max_new_tokens=8, sampling=make_sampling(1, **sampling),
-  )  # fmt: skip
   # Two of them are the completion's, and one token is in none of them.
-  state = dataclasses.replace(state, prompt_length=state.length - 2)
-  law, expected = exact.round_law(decoder, params, state)
-  assert law.output.sum() == pytest.approx(1, abs=1e-9)
-  return float(np.abs(law.output - expected).max())
+  return exact_cases.round_error(
+    drafter, rule, model=toys.table_model(VOCAB), target=TARGET, draft=DRAFT,
+    text=(1, 0, 1, 0), completion=2, **more,
+  )  # fmt: skip
 
 
 def of_table(tree, siblings=IID):

@@ -12,6 +12,7 @@ import exact_cases
 import forms
 import jax
 import jax.numpy as jnp
+import mutation
 import numpy as np
 import pytest
 import toys
@@ -20,6 +21,7 @@ import specjax
 from models.networks import lowbits
 from models.networks.lowbits import Format
 from specjax import drafters, exact
+from specjax import warp as warp_lib
 from specjax.adaptive import widths as widths_lib
 from specjax.siblings import IID, WITHOUT_REPLACEMENT
 from specjax.tree import Form, Tree, chain, paths
@@ -33,11 +35,11 @@ DRAFT = toys.near(TARGET, noise=1.0, seed=1).astype(np.float64)
 CHAIN, PATHS, FAMILY = chain(2), paths(2, 2), Tree((-1, 0, 0, 1, 1))
 
 
-def error(drafter, rule: str, widths=()) -> float:
+def error(drafter, rule: str, widths=(), **sampling) -> float:
   """The largest error of the joint law of the next tokens of a round."""
   return exact_cases.round_error(
     drafter, rule, model=toys.table_model(VOCAB), target=TARGET, draft=DRAFT,
-    widths=widths,
+    widths=widths, **sampling,
   )  # fmt: skip
 
 
@@ -139,6 +141,8 @@ BROKEN = {
     forms.masked(of_table(FAMILY), forms.after_its_elder), "transport"),
   "a drawn token dropped for its value": (
     forms.masked(of_table(CHAIN), forms.dropped_for_its_value), "token"),
+  "a drawn token dropped for its value, block": (
+    forms.masked(of_table(CHAIN), forms.dropped_for_its_value), "block"),
   "a sampled tree reranked by its tokens": (
     forms.masked(of_table(FAMILY), forms.reranked_by_its_tokens), "recursive"),
   "a node without a law that has a token": (
@@ -183,6 +187,27 @@ def test_a_lane_that_is_verified_is_caught():
     sound, tree=tree, propose=propose, commit=specjax.types.keep
   )
   assert error(broken, "token") > 1e-3
+
+
+def mask_before_temperature(logits, settings):
+  """As tpu-inference verified: its ordinary sampler divides first."""
+  one = jnp.ones_like(settings.temperature)
+  kept = warp_lib.warp(logits, dataclasses.replace(settings, temperature=one))
+  return warp_lib.warp(kept, dataclasses.replace(settings, top_p=one))
+
+
+def without_temperature(logits, settings):
+  """SGLang #39253: verification on ROCm ignored it."""
+  one = jnp.ones_like(settings.temperature)
+  return warp_lib.warp(logits, dataclasses.replace(settings, temperature=one))
+
+
+@pytest.mark.parametrize("warp", [mask_before_temperature, without_temperature])
+def test_a_verifier_that_warps_otherwise_is_caught(warp):
+  settings = dict(temperature=2.0, top_p=0.8)
+  assert error(of_table(CHAIN), "token", **settings) < LIMIT
+  with mutation.verifier_warps(warp):
+    assert error(of_table(CHAIN), "token", **settings) > 1e-3
 
 
 def test_a_state_of_several_rows_is_refused():

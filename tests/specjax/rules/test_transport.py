@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from instances import P, Q
 
 from specjax import rules
 from specjax.rules import transport
@@ -116,13 +115,6 @@ def test_two_drafts_are_surely_accepted_where_theory_says_so():
   )
   assert 0 < sure.sum() < 200
   np.testing.assert_array_equal(one > 1 - 1e-9, sure)
-
-
-def test_hand_value():
-  actual, _ = instances.at_one_position(
-    rules.get("transport"), P[None], Q[None], 2
-  )
-  assert actual[0] == pytest.approx(0.86, abs=1e-12)
 
 
 @pytest.mark.parametrize("count", [2, 3, 8])

@@ -109,25 +109,6 @@ def test_greedy_drafts_reach_the_optimum_of_their_own_law(count):
     assert actual[i] == pytest.approx(closed, abs=1e-12)
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_recursive_rejects_all_with_probability_r_of_the_scale(count):
-  p, q = instances.random_laws(30, 4, seed=5)
-  actual = accepted("recursive", p, q, count)
-  scale, reject = np.zeros((30, 1)), np.ones((30, 1))
-  for _ in range(count):
-    scale = scale + reject
-    reject = np.maximum(q - scale * p, 0).sum(1, keepdims=True)
-  np.testing.assert_allclose(actual, 1 - reject[:, 0], atol=1e-12)
-
-
-def test_recursive_scales_of_the_example():
-  # s = 0, 1, 1.3, 1.54, 1.732; R = 1, .3, .24, .192, .1536.
-  for count, rejected in ((1, 0.3), (2, 0.24), (3, 0.192), (4, 0.1536)):
-    assert accepted("recursive", P, Q, count)[0] == pytest.approx(
-      1 - rejected, abs=1e-12
-    )
-
-
 def test_kseq_is_at_the_root_and_the_root_is_the_least_valid_scale():
   p, q = instances.random_laws(200, 5, seed=6)
   for count in (1, 2, 4):
@@ -290,64 +271,6 @@ def test_at_temperature_zero_block_is_token():
     np.testing.assert_allclose(*values, atol=1e-12)
 
 
-# --------------------------------------------- Yin et al., Theorems 1 and 3
-
-
-def theorem_3(p, q, count, horizon, prefix=(0,), fresh=1.0, mass=1.0):
-  """E[rejections] by their recursion over prefixes, `fresh` is f."""
-  if horizon == 0:
-    return 0.0
-  draft, target = p(prefix), q(prefix)
-  excess = np.maximum(target - draft, 0)
-  distance = excess.sum()
-  scale, reject = 0.0, 1.0
-  for _ in range(count):
-    scale += reject
-    reject = np.maximum(target - scale * draft, 0).sum()
-  rest = np.maximum(target - scale * draft, 0)
-  total = mass * distance - fresh * (distance - reject)
-  for x in range(len(target)):
-    total += theorem_3(
-      p, q, count, horizon - 1, (*prefix, x),
-      fresh * rest[x] + (mass - fresh) * excess[x], mass * target[x],
-    )  # fmt: skip
-  return total
-
-
-@pytest.mark.parametrize(("count", "horizon"), [(1, 3), (2, 3), (3, 2)])
-def test_batch_rejections_are_theorem_3(count, horizon):
-  p, q = markov_laws(2)
-  actual = exact.expected_rejections(
-    rules.get("batch"), lambda n: tree_lib.paths(n, count), p, q,
-    horizon=horizon,
-  )  # fmt: skip
-  assert actual == pytest.approx(theorem_3(p, q, count, horizon), abs=1e-10)
-
-
-def test_token_rejections_are_theorem_1():
-  p, q = markov_laws(3)
-  actual = exact.expected_rejections(
-    rules.get("token"), tree_lib.chain, p, q, horizon=3
-  )
-  expected = 0.0
-  for length in range(3):
-    law = exact.target_block_law(q, length=length)
-    for tokens in np.ndindex(*law.shape):
-      context = (0, *(int(t) for t in tokens))
-      tv = np.abs(p(context) - q(context)).sum() / 2
-      expected += law[tokens] * tv
-  assert actual == pytest.approx(expected, abs=1e-10)
-
-
-def test_rejections_of_the_hand_example():
-  for count, value in ((1, 0.6), (2, 0.5256)):
-    actual = exact.expected_rejections(
-      rules.get("batch"), lambda n: tree_lib.paths(n, count),  # noqa: B023
-      lambda c: P, lambda c: Q, horizon=2,
-    )  # fmt: skip
-    assert actual == pytest.approx(value, abs=1e-12)
-
-
 def test_names_give_the_rules_and_parameters_are_read():
   for name, rule in rules.RULES.items():
     assert rules.get(name) is rule
@@ -372,28 +295,6 @@ def test_names_give_the_rules_and_parameters_are_read():
     siblings_lib.get("twins")
 
 
-@pytest.mark.parametrize(
-  ("name", "message"),
-  [
-    ("typical(epsilon=0.1)+1", "expected NAME or NAME.argument"),
-    ("typical(epsilon=0.3)(delta=.2)", "expected NAME or NAME.argument"),
-    ("typical(epsilon=0.1, epsilon=0.2)", "epsilon is given twice"),
-    ("typical(**{'epsilon': 0.1})", "only NAME.value, name=value. can be"),
-    ("typical(", "expected NAME or NAME.argument"),
-    ("token(1)", "it takes no arguments"),
-    ("top_beta(beta=1e999)", "expected int, got inf"),
-    ("typical(epsilon=1e999)", "expected float, got inf"),
-    ("typical(epsilon=True)", "expected float, got True"),
-    (f"typical(epsilon={10**400})", "rule 'typical"),
-    ("typical(" + 9999 * "(", "expected NAME or NAME.argument"),
-  ],
-)
-def test_what_is_no_rule_with_parameters_is_a_value_error(name, message):
-  with pytest.raises(ValueError, match=message) as caught:
-    rules.get(name)
-  assert len(str(caught.value)) < 300
-
-
 def test_acceptance_of_the_theory_is_that_of_the_rules():
   p, q = instances.random_laws(10, 4, seed=8)
   for name, predict in (
@@ -407,3 +308,5 @@ def test_acceptance_of_the_theory_is_that_of_the_rules():
       np.testing.assert_allclose(
         accepted(name, p, q, count), expected, atol=1e-9
       )
+  with pytest.raises(ValueError, match="number of drafts must be >= 1, got 0"):
+    theory.iid_optimum(P, Q, 0)

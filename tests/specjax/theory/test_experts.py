@@ -159,9 +159,3 @@ def measured(tokens, distinct):
 def test_numbers_out_of_range_are_refused(call, message):
   with pytest.raises(ValueError, match=message):
     call()
-
-
-def test_the_module_is_part_of_the_theory():
-  import specjax.theory
-
-  assert specjax.theory.experts is experts
