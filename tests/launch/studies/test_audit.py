@@ -16,7 +16,8 @@ from absl.testing import flagsaver
 
 from launch import cli, tables
 from launch.studies.audit import __main__ as audit
-from launch.studies.audit import methods, shape
+from launch.studies.audit import shape
+from launch.studies.audit.methods import hsd, medusa
 from specjax import rules
 from specjax.siblings import TOP_K
 from specjax.tree import chain, k_ary
@@ -118,7 +119,7 @@ def test_medusa_draws_anew_after_a_miss():
   expected = np.abs(hit - q).sum() / 2
   actual = of_laws("Medusa, nucleus", (0.5, 0.5), q)
   assert actual == pytest.approx(expected, abs=1e-12)
-  cut = methods.nucleus(shape.constant([0.7, 0.2, 0.06, 0.04]))(())
+  cut = medusa.nucleus(shape.constant([0.7, 0.2, 0.06, 0.04]))(())
   np.testing.assert_allclose(cut, [7 / 9, 2 / 9, 0, 0])
 
 
@@ -181,9 +182,7 @@ def test_warping_the_draft_twice_costs_tokens_and_no_exactness():
 @pytest.mark.parametrize("bias", [1e-6, 1e-9])
 def test_the_instrument_finds_an_exact_method_made_biased(bias):
   def rounds(draft, target, depth):
-    for mass, tokens, law in methods.backwards(
-      draft, target, depth, capped=True
-    ):
+    for mass, tokens, law in hsd.backwards(draft, target, depth, capped=True):
       move = bias * law.min() * (np.eye(len(law))[0] - np.eye(len(law))[1])
       yield mass, tokens, law + move * (law[1] > law.min() / 2)
 
