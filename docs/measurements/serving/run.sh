@@ -78,7 +78,9 @@ ours adaspec "$rising" '' "$most" --depth_policy=adaspec
 ours objectives "$rising" ,extras.body.slo_ms_per_token=$slo "$most" \
   --depth_policy=objectives
 
-# The same weights in float32 for both; neither drafts.
+# The same weights in float32 for both; neither drafts. Completions, as llama.cpp's
+# template takes no contents in parts.
+format=/v1/completions
 closed="{\"kind\": \"concurrent\", \"streams\": [$clients]}"
 ours ours-clients "$closed" '' plain
 if [ -n "$LLAMA_CPP" ]; then
