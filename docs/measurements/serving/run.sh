@@ -79,10 +79,11 @@ ours objectives "$rising" ,extras.body.slo_ms_per_token=$slo "$most" \
   --depth_policy=objectives
 
 # The same weights in float32 for both; neither drafts. Completions, as llama.cpp's
-# template takes no contents in parts.
+# template takes no contents in parts, and without the tokens that end them.
 format=/v1/completions
+endless=,extras.body.logit_bias.0=-100,extras.body.logit_bias.2=-100
 closed="{\"kind\": \"concurrent\", \"streams\": [$clients]}"
-ours ours-clients "$closed" '' plain
+ours ours-clients "$closed" "$endless" plain
 if [ -n "$LLAMA_CPP" ]; then
   [ -e "$out/float32.gguf" ] ||
     "$python" -c 'import sys
@@ -90,9 +91,9 @@ from configs import smollm2
 from launch import llama_cpp_reference
 llama_cpp_reference.write_float32(str(smollm2.path()), sys.argv[1])' \
       "$out/float32.gguf" || exit 1
-  load llama-clients "$closed" '' "$LLAMA_CPP" -m llama_cpp.server \
+  load llama-clients "$closed" "$endless" "$LLAMA_CPP" -m llama_cpp.server \
     --model "$out/float32.gguf" --port "$port" --n_ctx 1024 \
-    --n_threads "$(nproc)"
+    --n_threads "$(nproc)" --interrupt_requests false
 fi
 
 "$python" -m launch.tables loads "$out"/*.json
