@@ -96,4 +96,18 @@ llama_cpp_reference.write_float32(str(smollm2.path()), sys.argv[1])' \
     --n_threads "$(nproc)" --interrupt_requests false
 fi
 
+# What the table reads of them is kept beside this file.
+[ -n "$REQUESTS" ] || "$python" - "$out" <<'END'
+import json, pathlib, sys
+names = """request_totals requests_per_second request_goodput request_latency
+prompt_token_count output_token_count output_tokens_per_second
+time_to_first_token_ms inter_token_latency_ms""".split()
+for path in pathlib.Path(sys.argv[1]).glob("*.json"):
+  content = json.loads(path.read_text())
+  for one in content["benchmarks"]:
+    del one["requests"]
+    one["metrics"] = {name: one["metrics"][name] for name in names}
+  kept = pathlib.Path("docs/measurements/serving") / path.name
+  kept.write_text(json.dumps(content) + "\n")
+END
 "$python" -m launch.tables loads "$out"/*.json

@@ -35,6 +35,7 @@ TABLES = [
     7,
   ),
   ("joint", "joint", "measurements/rules/joint.json", 9),
+  ("loads", "serving", "measurements/serving/*.json", 13),
   ("mixtures", "mixtures", "mixtures/pays.json", 12),
   ("optimality", "transport", "measurements/rules/optimality.json", 2),
   ("passes", "measured", "measurements/passes/*.json", 2),
