@@ -27,6 +27,10 @@ plan 8b-v5e-8-int8 --topology=v5e-8 --target=llama-3.1-8b --drafter=plain \
   --weights=int8 --cache=int8
 plan 8b-v5e-8-int4 --topology=v5e-8 --target=llama-3.1-8b --drafter=plain \
   --weights=int4 --cache=int8
+plan 8b-v5e-8-int4-128 --topology=v5e-8 --target=llama-3.1-8b --drafter=plain \
+  --weights='int4(group=128)' --cache=int8
+plan 8b-v6e-8-fp8 --topology=v6e-8 --target=llama-3.1-8b --drafter=plain \
+  --weights=fp8 --cache=fp8
 # The target's own weights in eight bits draft.
 plan 8b-v5e-8-own-int8 --topology=v5e-8 --target=llama-3.1-8b \
   --drafter='quantised_self(bits=8, tokens=2)'
