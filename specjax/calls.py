@@ -84,7 +84,7 @@ def _parsed(text: str) -> list[Any]:
   except (SyntaxError, ValueError, *_TOO_MUCH) as error:
     said = error.msg if isinstance(error, SyntaxError) else error
     raise ValueError(
-      f"expected NAME or NAME(argument, ...), got {text!r:.80}: {said}"
+      f"expected NAME or NAME(argument, ...), got {text!r:.80}: {said!s:.120}"
     ) from None
 
 

@@ -37,6 +37,6 @@ def rows_of(table: str, page: str) -> list[str]:
 def is_whole(figure) -> bool:
   """True if nothing of a figure that was drawn lies outside of it."""
   box, (wide, high) = figure.get_tightbbox(), figure.get_size_inches()
-  slack = 1 / 72  # a point
+  slack = 3 / 72  # three points, which boxes of labels have around them
   low, top = min(box.x0, box.y0), max(box.x1 - wide, box.y1 - high)
   return low > -slack and top < slack

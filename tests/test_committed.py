@@ -81,7 +81,7 @@ def test_one_quantity_has_one_name_in_all_that_writes_or_reads_it():
 def estimates(one: dict, key: str):
   """Estimates with their intervals: of one quantity, of a list or a dict."""
   value, ends = one.get(key.removesuffix("_ci")), one[key]
-  if isinstance(ends, dict):
+  if isinstance(ends, dict) and isinstance(value, dict):
     yield from ((value[name], ends[name]) for name in ends)
   elif isinstance(value, list):
     yield from zip(value, ends, strict=True)

@@ -21,6 +21,7 @@ from models.networks.transformer import (
   as_language_model,
 )
 from specjax import warp
+from specjax.runtime import timing
 from specjax.warp import make_sampling
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -223,7 +224,7 @@ def test_passes_are_timed_as_shares_of_a_whole_one(module, monkeypatch):
     for tick in (0.0, least + (50 if run == 0 else run - 1))
   )
   monkeypatch.setattr(
-    layer_search, "time", types.SimpleNamespace(perf_counter=ticks.__next__)
+    timing, "time", types.SimpleNamespace(perf_counter=ticks.__next__)
   )
   actual = layer_search.costs_by_clock(module, 3)
   assert actual.attention == pytest.approx(0.3 / LAYERS)

@@ -242,6 +242,7 @@ def costs(pair, tmp_path):
   for number, path in enumerate(COSTS):
     record = json.loads(pathlib.Path(path).read_text())
     record["config"]["target"] = pair[0]
+    record["config"]["checkpoints"] = {"draft": pair[1]}
     paths.append(tmp_path / f"{number}.json")
     paths[-1].write_text(json.dumps(record))
   return "--timings=" + ",".join(map(str, paths))

@@ -34,7 +34,8 @@ def test_all_problems_with_tensors_are_in_one_error(copied):
   assert problems == [
     "missing: layers.1.self_attn.q_proj.bias, of shape (48,)",
     "missing: norm.weight, of shape (32,)",
-    "not a copy of the tied embedding: lm_head.weight",
+    "not a copy of the tied embedding: lm_head.weight (with "
+    "tie_word_embeddings false it is read as it is)",
     "twice: layers.0.mlp.down_proj.weight and "
     "model.layers.0.mlp.down_proj.weight",
     "unexpected: model.layers.0.self_attn.surprise, of shape (7,)",

@@ -266,14 +266,9 @@ def test_features_that_are_nan_are_of_their_own_row(name):
 
 
 @pytest.mark.parametrize(
-  ("family", "words"),
-  [
-    *((name, "reads 3") for name in ("eagle", "dflash", "mtp", "assistant")),
-    ("medusa", "heads read"),
-    ("online", "keeps 3"),
-  ],
+  "family", ["eagle", "dflash", "mtp", "assistant", "medusa", "online"]
 )
-def test_features_that_the_target_does_not_give_are_refused(family, words):
+def test_features_that_the_target_does_not_give_are_refused(family):
   if family == "online":
     inner = drafters.model(
       toys.table_model(VOCAB), tree=chain(2), vocab_size=VOCAB
@@ -287,7 +282,7 @@ def test_features_that_the_target_does_not_give_are_refused(family, words):
     decoder = specjax.make_decoder(
       toys.table_model(VOCAB, layers=layers), drafter=drafter
     )
-    with pytest.raises(ValueError, match=f"{words}.*gives {given}"):
+    with pytest.raises(ValueError, match=f"reads 3.*gives {given}"):
       decoder.init(
         PARAMS, PROMPTS, LENGTHS, jax.random.key(0), buffer_length=48,
         max_new_tokens=3,

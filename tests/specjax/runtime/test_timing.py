@@ -11,6 +11,7 @@ import toy_heads
 import toys
 
 import specjax
+from specjax import random
 from specjax.runtime import timing
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -146,8 +147,11 @@ def test_a_loop_of_drafts_makes_all_of_them(name):
     np.testing.assert_array_equal(cache.length, state.target_cache.length)
   assert newest[0] == [3, 0]
   actual = state
-  for expected in newest[1:]:
-    draft, _, _ = decoder.propose(params, actual)
+  for index, expected in enumerate(newest[1:]):
+    keys = random.step_keys(state.keys, state.length - 1 + index)
+    draft, _, _ = decoder.propose(
+      params, dataclasses.replace(actual, keys=keys)
+    )
     total = draft.tokens.sum(1)
     if draft.log_probs is not None:
       total += (draft.log_probs[:, 1:].max(-1) > -1).any(1)
