@@ -162,9 +162,8 @@ def interval(
   if any(np.count_nonzero(x) < LEAST for x in (*numerators, *denominators)):
     return None
   low, high = log_interval(numerators, denominators)
-  ends = float(low) * (1 - _ROUNDING), float(high) * (1 + _ROUNDING)
-  low, high = (min(max(end, limits[0]), limits[1]) for end in ends)
-  return low, high
+  within = lambda end: min(max(float(end), limits[0]), limits[1])
+  return within(low * (1 - _ROUNDING)), within(high * (1 + _ROUNDING))
 
 
 def ratio(
