@@ -102,11 +102,17 @@ import json, pathlib, sys
 names = """request_totals requests_per_second request_goodput request_latency
 prompt_token_count output_token_count output_tokens_per_second
 time_to_first_token_ms inter_token_latency_ms""".split()
+def few(metric):
+  said = metric.get("successful")
+  kept = ("count", "mean", "median", "percentiles", "std_dev")
+  return {"successful": {k: said[k] for k in kept}} if type(said) is dict else metric
 for path in pathlib.Path(sys.argv[1]).glob("*.json"):
   content = json.loads(path.read_text())
-  for one in content["benchmarks"]:
-    del one["requests"]
-    one["metrics"] = {name: one["metrics"][name] for name in names}
+  content["benchmarks"] = [
+    {key: one[key] for key in ("config", "start_time", "duration")}
+    | {"metrics": {name: few(one["metrics"][name]) for name in names}}
+    for one in content["benchmarks"]
+  ]
   kept = pathlib.Path("docs/measurements/serving") / path.name
   kept.write_text(json.dumps(content) + "\n")
 END
