@@ -89,7 +89,7 @@ plan olmo-2-7b-v5e-8 --topology=v5e-8 --target=olmo-2-7b \
 plan gemma-4-e4b-v5e-8 --topology=v5e-8 --target=gemma-4-e4b \
   --drafter='ngram(tokens=4)'
 plan olmo-3-7b-v5e-8 --topology=v5e-8 --target=olmo-3-7b \
-  --drafter='ngram(tokens=4)'
+  --mesh=data:4,model:2 --drafter='ngram(tokens=4)'
 plan gemma-4-26b-a4b-v5e-8 --topology=v5e-8 --target=gemma-4-26b-a4b \
   --drafter='ngram(tokens=4)'
 plan mixtral-8x7b-v6e-8 --topology=v6e-8 --target=mixtral-8x7b \
