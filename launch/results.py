@@ -377,7 +377,8 @@ class Journal:
       raise ValueError(
         f"{path} is of a run with other settings "
         f"({provenance.changed(header, self._settings)}): give its command "
-        "again to finish that run, or --overwrite to replace it"
+        "again to finish that run, another output, or --overwrite to replace "
+        "it"
       )
     for number, record in enumerate(lines[1:], start=2):
       if record and "batch" in record:

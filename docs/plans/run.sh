@@ -27,8 +27,6 @@ plan 8b-v5e-8-int8 --topology=v5e-8 --target=llama-3.1-8b --drafter=plain \
   --weights=int8 --cache=int8
 plan 8b-v5e-8-int4 --topology=v5e-8 --target=llama-3.1-8b --drafter=plain \
   --weights=int4 --cache=int8
-plan 8b-v5e-8-int4-128 --topology=v5e-8 --target=llama-3.1-8b --drafter=plain \
-  --weights='int4(group=128)' --cache=int8
 plan 8b-v6e-8-fp8 --topology=v6e-8 --target=llama-3.1-8b --drafter=plain \
   --weights=fp8 --cache=fp8
 # The target's own weights in eight bits draft.
@@ -85,8 +83,6 @@ plan gemma-3-12b-v5e-8 --topology=v5e-8 --target=gemma-3-12b \
 plan gemma-4-31b-v5e-8 --topology=v5e-8 --target=gemma-4-31b \
   --drafter='ngram(tokens=4)'
 plan olmo-2-7b-v5e-8 --topology=v5e-8 --target=olmo-2-7b \
-  --drafter='ngram(tokens=4)'
-plan gemma-4-e4b-v5e-8 --topology=v5e-8 --target=gemma-4-e4b \
   --drafter='ngram(tokens=4)'
 plan olmo-3-7b-v5e-8 --topology=v5e-8 --target=olmo-3-7b \
   --mesh=data:4,model:2 --drafter='ngram(tokens=4)'

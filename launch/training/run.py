@@ -97,7 +97,7 @@ class Run:
       self.steps.init(jax.random.key(config.seed)), self.iterator
     )
     if done and done >= config.num_steps:
-      say(f"is over: {done} steps done, config.num_steps is {config.num_steps}")
+      say(f"over: {done} steps done, config.num_steps is {config.num_steps}")
       return self.task.module(state.params), True
     if self.chief:
       settings.write(config, self.folder)
