@@ -341,17 +341,25 @@ def head_pair(mesh, how):
 
 
 HEAD = dataclasses.replace(CONFIG, num_kv_heads=8, num_layers=1)
-# What a head is, and how it drafts.
-HEADS = {
-  "mtp": (
-    HeadShape(
-      kind="mtp", features=(FINAL,),
-      config=MtpConfig(layer=mesh_models.LATENTS, num_features=16),
-    ),
+
+
+def mtp_head(num_depths):
+  """A head of so many layers of latents, and how it drafts."""
+  config = MtpConfig(
+    layer=mesh_models.LATENTS, num_features=16, num_depths=num_depths
+  )
+  return (
+    HeadShape(kind="mtp", features=(FINAL,), config=config),
     lambda model: (
       drafters.mtp(model, tree=TREE, vocab_size=VOCAB), "recursive"
     ),
-  ),
+  )  # fmt: skip
+
+
+# What a head is, and how it drafts.
+HEADS = {
+  "mtp": mtp_head(1),
+  "mtp2": mtp_head(2),
   "eagle3": (
     HeadShape(
       kind="eagle3", features=(0, 1),
@@ -453,18 +461,17 @@ EXTENDED = ("inputs", "counted", "t5", "block", "hybrid")
 SOURCES = {"counted": 1, "t5": 0, "block": 0, "paths": 0, "layer_skip": 0}
 # Layers of each kind.
 FAMILIES = {
-  "gemma": functools.partial(
-    network_pair, how="tree", description=mesh_models.GEMMA, uneven=True
-  ),
-  "gemma4": functools.partial(
-    network_pair, how="tree", description=mesh_models.GEMMA4, uneven=True
-  ),
-  "deepseek": functools.partial(
-    network_pair, how="tree", description=mesh_models.DEEPSEEK, uneven=True
-  ),
-  "hybrid": functools.partial(
-    network_pair, how="chain", description=mesh_models.HYBRID, uneven=True
-  ),
+  name: functools.partial(
+    network_pair, how=how, description=description, uneven=True
+  )
+  for name, how, description in (
+    ("gemma", "tree", mesh_models.GEMMA),
+    ("gemma4", "tree", mesh_models.GEMMA4),
+    ("olmo", "tree", mesh_models.OLMO),
+    ("gpt-oss", "tree", mesh_models.GPT_OSS),
+    ("deepseek", "tree", mesh_models.DEEPSEEK),
+    ("hybrid", "chain", mesh_models.HYBRID),
+  )
 }
 # Lookup tables, and networks that draft in every way.
 CASES = {

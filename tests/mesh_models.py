@@ -47,6 +47,24 @@ GEMMA = TransformerConfig.of_layers(
   **FRAME, norm="rms_plus_one", embed_scale=4.0, logit_softcap=4.0,
   tied_embeddings=True,
 )  # fmt: skip
+# Norms over the width of all heads, of which keys' are repeated.
+OLMO = TransformerConfig.of_layers(
+  [
+    _layer(_DENSE, norms="post", window=window, qk_norm="width")
+    for window in (4, None)
+  ],
+  **FRAME,
+)
+_CLAMPED = dataclasses.replace(
+  _MIXTURE, router_bias=True, expert_bias=True, limit=0.7
+)
+GPT_OSS = TransformerConfig.of_layers(
+  [
+    _layer(_CLAMPED, window=window, sinks=True, qkv_bias=True, out_bias=True)
+    for window in (3, None)
+  ],
+  **FRAME,
+)
 
 
 def _gemma4() -> TransformerConfig:

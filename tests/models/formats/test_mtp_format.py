@@ -180,6 +180,26 @@ def test_a_head_says_what_transformers_says_and_no_mutant_does(copied, name):
       assert away(run(network.params, *mutant)[1:]) > 100 * EXACT
 
 
+@pytest.mark.parametrize(
+  "name", ["deepseek", pytest.param("glm-moe", marks=pytest.mark.heavy)]
+)
+def test_a_head_has_experts_where_its_target_has_none(tmp_path, name):
+  family, settings, _ = MODELS[name]
+  model = references.make(family, settings | dict(first_k_dense_replace=7))
+  model.save_pretrained(tmp_path)
+  theirs = with_theirs(tmp_path)
+  hidden = theirs.features(TOKENS[:, :-1])
+  with jax.enable_x64(True):
+    model, params = loaded(tmp_path, jnp.float64)[1].functions()
+    actual, *_ = references.jit(
+      lambda params, hidden: model.apply(
+        params, TOKENS[:, 1:], hidden, model.init_cache(len(TOKENS), 16)
+      )
+    )(params, hidden)
+  expected, _ = theirs(TOKENS[:, 1:], hidden)
+  assert references.relative_error(actual, expected) < EXACT
+
+
 def test_drafts_of_a_text_that_goes_on_are_those_of_transformers(copied):
   """Of its head applied again and again to all pairs, in rounds that reject."""
   path = copied("deepseek")

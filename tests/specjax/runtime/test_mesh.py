@@ -29,7 +29,7 @@ USUAL = (
 MORE = (
   "paths:1x8", "layer_skip:2x4", "ngram:2x4", "tree:4x2", "plain:8x1",
   "eagle3:2x2x2", "eagle2:1x8", "medusa:4x2", "dflash:2x4", "mtp:2x4",
-  "suffix:4x2", "rasd:8x1", "t5:2x4", "block:4x2", "mixture:2x4",
+  "mtp2:2x4", "suffix:4x2", "rasd:8x1", "t5:2x4", "block:4x2", "mixture:2x4",
 )  # fmt: skip
 # Models that are cut across both processes, and rows that are.
 ON_TWO_PROCESSES = (
