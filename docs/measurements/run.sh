@@ -182,7 +182,7 @@ part counted settings.json 5 docs/measurements/rules/settings.json \
 few='--config.max_new_tokens=128 --num_prompts=8 --contexts_per_prompt=8'
 some='--rules=kseq,transport,block_transport'
 part counted smollm2_itself.json 15 docs/measurements/rules/smollm2_itself.json \
-  launch.studies.rules.sweep $smollm2 $few $some --shapes=1x4,2x2,2x4 \
+  launch.studies.rules.sweep $smollm2 $few $some --shapes=1x4,2x2,2x4,4x4 \
   '--config.drafter=quantised_self(bits=4, tokens=4)'
 some="$some --shapes=1x4,2x2,2x4,4x4,8x8"
 part counted smollm2_head.json 15 docs/measurements/rules/smollm2_head.json \
