@@ -96,8 +96,6 @@ plan qwen1.5-moe-a2.7b-v5e-8 --topology=v5e-8 --target=qwen1.5-moe-a2.7b \
   --drafter='ngram(tokens=4)'
 plan glm-4.5-air-v5e-16 --topology=v5e-16 --target=glm-4.5-air \
   --weights=int8 --drafter='ngram(tokens=4)'
-plan deepseek-v3-v6e-64 --topology=v6e-64 --target=deepseek-v3 \
-  --drafter='ngram(tokens=4)'
 plan qwen3-30b-a3b-v5e-8 --topology=v5e-8 --target=qwen3-30b-a3b \
   --drafter='model("qwen3-0.6b", tokens=4)'
 plan gpt-oss-20b-v5e-8 --topology=v5e-8 --target=gpt-oss-20b \

@@ -94,9 +94,6 @@ FORMS = {
   "glm4_moe_lite": DEEPSEEK,
   "mimo": MIMO,
 }
-# DeepSeek's and GLM's heads have a mixture, even if all of the target's layers
-# are dense: as of transformers' `PreTrainedConfig.get_mtp_config`.
-_MIXED = {"first_k_dense_replace": 0, "mlp_layer_types": None}
 # Whose layers a head of speculators' may have.
 _LAYERS = ("llama", "qwen3", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 _KNOWN = frozenset(
@@ -177,8 +174,13 @@ def _of_layer(config: Mapping[str, Any]) -> Mapping[str, Any]:
         f"MTP heads are read of targets of {[*FORMS]}, got "
         f"{settings.get('model_type')!r}"
       )
+    # DeepSeek's and GLM's heads have a mixture, even if all of the target's
+    # layers are dense: as of transformers' `PreTrainedConfig.get_mtp_config`.
+    if settings["model_type"] == "glm4_moe_lite":
+      kinds = ["sparse"] * settings["num_hidden_layers"]
+      return {**settings, "mlp_layer_types": kinds}
     if FORMS[settings["model_type"]] is DEEPSEEK:
-      return {**settings, **_MIXED}
+      return {**settings, "first_k_dense_replace": 0}
     return settings
   json_files.refuse_unknown(config, _KNOWN)
   settings = config.get("transformer_layer_config")
