@@ -10,7 +10,9 @@ user might, and answers (Magpie, Xu et al. 2024); --config.max_new_tokens is the
 budget of either. Each line of --system_prompts is what the system says before
 that user, in turn, so that they ask for more than the model thinks of by itself
 (launch/training/users.txt has a few: mathematics, translation, summaries); the
-answer is given without. --answer_temperatures has the answers drawn at other
+answer is given without. --prompts has users who are given and not made up: a
+file of lines {"messages": [...]} that end with a user's, answered before the
+others, a conversation each. --answer_temperatures has the answers drawn at other
 temperatures than the users' turns, 0 among them: a draft for greedy decoding
 learns most from greedy answers. FOLDER gets conversations.jsonl, a line
 {"messages": [...], "temperature", "answer_temperature", "number", "whole":
@@ -27,7 +29,9 @@ conversations are under way: for a device that decodes thousands of rows.
 """
 
 import dataclasses
+import json
 import math
+import pathlib
 import sys
 from collections.abc import Sequence
 
@@ -40,12 +44,14 @@ from launch.evaluation import questions
 from launch.results import Journal
 from launch.serving import assembly, jobs
 from launch.serving.control import Asked
-from launch.training import self_data
+from launch.training import data, self_data
 from specjax.runtime.engine import Batch
 from specjax.runtime.requests import Settings
 from specjax.state import StopReason
 
-cli.reads(cli.CONFIG, cli.OUTPUT, cli.TEMPERATURES, cli.COUNT, cli.TURNS)
+cli.reads(
+  cli.CONFIG, cli.OUTPUT, cli.PROMPTS, cli.TEMPERATURES, cli.COUNT, cli.TURNS
+)  # fmt: skip
 _TEMPERATURES = ("0.6", "0.8", "1.0")
 _NARROW = 96  # tokens of a prompt that begins a user's turn
 _ROUNDS = 32  # of an iteration, which ends with the first row that does
@@ -119,12 +125,32 @@ def system_prompts() -> list[str]:
   return [line for line in lines if line]
 
 
+def given_prompts() -> list[data.Document]:
+  """The conversations that --prompts begins.
+
+  Raises:
+    UserError: for a line whose last message is not a user's.
+  """
+  if not cli.PROMPTS.value:
+    return []
+  documents = list(data.documents_of(pathlib.Path(cli.PROMPTS.value)))
+  for number, document in enumerate(documents, 1):
+    if isinstance(document, str) or document[-1]["role"] != "user":
+      raise cli.UserError(
+        f"--prompts: document {number} of {cli.PROMPTS.value} must be "
+        '{"messages": [...]} that end with a user\'s'
+      )
+  return documents
+
+
 def settings_of(config) -> dict:
   """All that decides a conversation, but its number."""
   said, answered = system_prompts(), answer_temperatures()
+  given = [json.dumps(prompt) for prompt in given_prompts()]
   return provenance.settings(
     config,
     provenance.checkpoints(config),
+    **({"prompts": provenance.hash_texts(given)} if given else {}),
     **({} if said == [""] else {"system_prompts": said}),
     **({} if answered is None else {"answer_temperatures": answered}),
     **({} if cli.TURNS.value in (None, 1) else {"turns": cli.TURNS.value}),
@@ -196,6 +222,7 @@ def make_missing(config, journal: Journal) -> None:
     temperatures=temperatures(),
     answer_temperatures=answer_temperatures(),
     turns=cli.TURNS.value or 1,
+    begun=given_prompts(),
     systems=system_prompts(),
     seed=config.seed,
     top_k=config.top_k,
@@ -236,7 +263,7 @@ def run(_) -> int:
   folder = results.check_folder("--output", cli.OUTPUT.value)
   texts, warmth = tested_texts(_KEEP_OUT.value), temperatures()
   answered = answer_temperatures()
-  system_prompts()  # refused before anything is written
+  system_prompts(), given_prompts()  # refused before anything is written
   folder.mkdir(parents=True, exist_ok=True)
   output = str(folder / "conversations.jsonl")
   with Journal(output, settings_of(config), grows=True) as journal:
@@ -253,6 +280,7 @@ def run(_) -> int:
       "system_prompts": [text for text in system_prompts() if text],
       **provenance.record(
         models=provenance.checkpoints(config),
+        prompts=cli.PROMPTS.value,
         files={f"--keep_out={f}": f for f in _KEEP_OUT.value},
       ),
     }

@@ -69,6 +69,8 @@ class Maker:
       user's turn.
     turns: conversation i has up to `1 + i % turns` of a user's turns, as many
       as there is room for.
+    begun: messages up to a user's turn: conversation i begins with the i-th, and
+      those after the last have a made-up user.
     systems: what the system says while the user's turn is made up, "" for the
       template's own words; conversation i has the place
       `i // len(temperatures)`, from the beginning again after the last. The
@@ -84,6 +86,7 @@ class Maker:
   temperatures: Sequence[float]
   answer_temperatures: Sequence[float] | None = None
   turns: int = 1
+  begun: Sequence[Sequence[Mapping[str, str]]] = ()
   systems: Sequence[str] = ("",)
   seed: int = 0
   top_k: int = 0
@@ -99,7 +102,8 @@ class Maker:
   def longest(self) -> int:
     """Tokens of the longest prompt that is asked, at most.
 
-    All the room, if a user may ask on: a history is as long as it is.
+    All the room, if users ask on or prompts are given: they are as long as
+    they are.
 
     Raises:
       ValueError: if what the system says is longer than `room`, or a template
@@ -111,7 +115,7 @@ class Maker:
         f"what the system says takes {before} tokens with its template, and "
         f"there is room for {self.room} before an answer"
       )
-    if self.turns > 1:
+    if self.turns > 1 or self.begun:
       return self.room
     nothing = [{"role": "user", "content": ""}]
     around = len(chat.encode(self.tokenizer, nothing))
@@ -128,10 +132,11 @@ class Maker:
       "messages", "whole"}`, the last whether the last answer ended by itself;
       None if the first user's turn did not, was empty, or is too long.
     """
+    begun = self.begun[number] if number < len(self.begun) else ()
     place, warmth = divmod(number, len(self.temperatures))
     temperature = answered = self.temperatures[warmth]
     if self.answer_temperatures is not None:
-      cycle = place // len(self.systems)
+      cycle = number if begun else place // len(self.systems)
       answered = self.answer_temperatures[cycle % len(self.answer_temperatures)]
     begin = self.begins[place % len(self.systems)]
     messages: list[dict[str, str]] = []
@@ -139,14 +144,19 @@ class Maker:
     for turn in range(1 + number % self.turns):
       if turn:
         begin = before_the_user(self.tokenizer, said=messages)
-      if not whole or len(begin) > self.longest:
-        break
-      question, ended = self._said(
-        (yield self._asked(begin, stream + 2 * turn, temperature))
-      )
-      asked = [*messages, {"role": "user", "content": question}]
+      if begun and not turn:
+        asked = [dict(message) for message in begun]
+      else:
+        if not whole or len(begin) > self.longest:
+          break
+        question, ended = self._said(
+          (yield self._asked(begin, stream + 2 * turn, temperature))
+        )
+        if not (ended and question):
+          break
+        asked = [*messages, {"role": "user", "content": question}]
       prompt = tuple(chat.encode(self.tokenizer, asked))
-      if not (ended and question) or len(prompt) > self.longest:
+      if len(prompt) > self.longest:
         break
       answer, whole = self._said(
         (yield self._asked(prompt, stream + 2 * turn + 1, answered))

@@ -1,81 +1,93 @@
 #!/bin/sh
-# What docs/evaluation.md says of heads for SmolLM2: text that it makes up by itself, the
-# features of it, a head trained on all of it, what that does for the questions at
-# temperatures 0 and 1 (`cold`, `warm`), which drafts pay (`shapes`, and `ranked` before it), and a study of what
-# bounds a head (`bounds`; `less` with parts of the text). Wants the machine for itself:
-# half an hour of two cores for the text, minutes for the features, an hour for
-# the head, most of an hour for the questions. COMPUTE=bfloat16 trains in it, where
-# products of it are fast. What is there is not made again, and a stopped run goes on.
-# QUESTIONS is Spec-Bench's question.jsonl.
+# What docs/evaluation.md says of heads for SmolLM2, and models/pretrained/README.md of the
+# one that is shipped: text that the model makes up by itself or answers (`text`), the
+# curve of acceptance against distinct tokens of it (`curve`), the head (`head`), and
+# which drafts pay (`ranked`, `shapes`). What is there is not made again, and a stopped
+# run goes on. QUESTIONS is Spec-Bench's question.jsonl.
 #
-#   docs/measurements/smollm2-head/run.sh FOLDER QUESTIONS \
-#     text features head cold shapes warm bounds less
+#   docs/measurements/smollm2-head/run.sh FOLDER QUESTIONS text curve head shapes
+#
+# For a device that decodes thousands of rows, and multiplies bfloat16 fast:
+#
+#   COMPUTE=bfloat16 MAKE="--in_groups --rows=4096 --config.dtype=bfloat16"
 cd "$(dirname "$0")/../../.." || exit 1
 python=${PYTHON:-.venv/bin/python}
+here=docs/measurements/smollm2-head
 out=$1
 questions=$2
 shift 2
 mkdir -p "$out" || exit 1
-conversations=${CONVERSATIONS:-1500}
 "$python" -m launch.tools.fetch_smollm2 >&2 || exit 1
 model=$("$python" -c 'from configs import smollm2; print(smollm2.path())') || exit 1
 
 text() {
+  count=${COUNT:-16000}
+  [ -e "$out/prompts.jsonl" ] ||
+    PYTHONPATH=. "$python" "$here/prompts.py" $((count / 2)) >"$out/prompts.jsonl" || exit 1
+  # shellcheck disable=SC2086 # MAKE is several flags
   [ -e "$out/text/about.json" ] || "$python" -m launch.tools.self_data \
-    --config=configs/smollm2.py --config.drafter=plain --output="$out/text" \
-    --count="$conversations" --rows=64 --temperatures=0.6,0.8,1.0 \
-    --answer_temperatures=0,1 --keep_out="$questions" \
-    --system_prompts=launch/training/users.txt || exit 1
+    --config=configs/smollm2.py --config.drafter=plain --config.max_length=1024 \
+    --output="$out/text" --count="$count" --prompts="$out/prompts.jsonl" --turns=2 \
+    --temperatures=0.6,0.8,1.0 --answer_temperatures=0,1 --keep_out="$questions" \
+    --system_prompts=launch/training/users.txt ${MAKE:---rows=64} || exit 1
 }
 
-features() { # more flags; what is there of the text is not made again
-  "$python" -m launch.tools.features --config=configs/train_head.py:eagle3 \
-    --config.target="$model" --config.dataset="$out/text" \
-    --config.sequence_length=512 --config.batch_size=2 --output="$out/features" "$@" ||
-    exit 1
+# So many tokens of the text; the same two conversations in a hundred validate all.
+part() {
+  [ -e "$out/text-$1" ] || PYTHONPATH=. "$python" - "$out" "$1" "$model" <<'END' || exit 1
+import hashlib, json, pathlib, sys
+from launch.training import corpus, data
+from models import checkpoints
+out, most, model = sys.argv[1:]
+tokenizer = checkpoints.load_tokenizer(model)
+rows = pathlib.Path(out, "text", "conversations.jsonl").read_text().splitlines()
+rows = sorted(rows, key=lambda row: hashlib.sha256(row.encode()).digest())
+splits, tokens = {"train": [], "validation": []}, 0
+for row in rows:
+  messages = json.loads(row)["messages"]
+  if corpus.split_by_hash(json.dumps(messages)) == "validation":
+    splits["validation"].append(row)
+  elif tokens < int(most):
+    splits["train"].append(row)
+    tokens += len(data.token_ids(messages, tokenizer))
+print(f"{tokens:,} tokens of {len(splits['train']):,} conversations")
+for name, kept in splits.items():
+  folder = pathlib.Path(out, f"text-{most}", name)
+  folder.mkdir(parents=True)
+  (folder / "conversations.jsonl").write_text("\n".join(kept) + "\n")
+END
 }
 
-study() { # name, config
-  "$python" -m launch.studies.drafts --config="configs/draft_study.py:$2" \
-    --config.train.teacher="$model" --config.decode.target="$model" \
-    --config.train.dataset="$out/text" --config.train.features="$out/features" \
-    --config.questions="$questions" --workdir="$out/study-$1" --output="$out/$1.jsonl" ||
-    exit 1
-}
-
-bounds() {
-  study bounds bounds
-}
-
-# The head as it is, trained on the first part of the text alone.
-less() {
-  for tokens in 40000 80000 160000 320000; do
-    features --first_tokens="$tokens"
-    study "less-$tokens" text
-  done
-  features
-}
-
-training() { # name, unrolled steps, steps, rate, more flags
+training() { # name, tokens of text, steps of 16,384 tokens, more flags
   name=$1
-  depth=$2
   steps=$3
-  rate=$4
-  shift 4
+  part "$2"
+  dataset=$out/text-$2
+  shift 3
   [ -e "$out/$name" ] || "$python" -m launch.train \
     --config=configs/train_head.py:eagle3 --config.target="$model" \
-    --config.dataset="$out/text" --config.features="$out/features" \
-    --config.sequence_length=512 --config.batch_size=4 --config.validate_every=100 \
-    --config.sample_every=0 --config.head.draft_vocab_size=8192 \
-    --config.compute_dtype="${COMPUTE:-float32}" --config.head.depth="$depth" \
-    --config.num_steps="$steps" --config.learning_rate="$rate" \
+    --config.dataset="$dataset" --config.sequence_length=512 --config.batch_size=32 \
+    --config.num_steps="$steps" --config.learning_rate=2e-3 --config.warmup_steps=100 \
+    --config.decay_share=0.5 --config.validate_every=250 --config.sample_every=0 \
+    --config.checkpoint_every=500 --config.head.draft_vocab_size=8192 \
+    --config.compute_dtype="${COMPUTE:-float32}" \
     --workdir="$out/train-$name" --export="$out/$name" "$@" || exit 1
 }
 
-head() { # one unrolled step is cheap: twice, each with a falling rate; then two steps
-  training first 1 1100 1.5e-3
-  training second 1 3000 1.5e-3 --config.init_from="$out/first" --config.data_seed=2
-  training head 2 250 1e-3 --config.init_from="$out/second" --config.data_seed=1
+all=1000000000 # more tokens than there are
+
+# Equal passes over more and more text, and widths of the MLP over all of it.
+curve() {
+  for tokens in 300000 1000000 2500000 "$all"; do
+    training "curve-$tokens" "$tokens" "${CURVE_STEPS:-610}" \
+      --config.head.depth=1 --config.head.mlp_dim=3072
+  done
+  training curve-narrow "$all" "${CURVE_STEPS:-610}" --config.head.depth=1
+}
+
+head() {
+  training head "$all" "${STEPS:-4500}" --config.head.depth=3 \
+    --config.head.mlp_dim=3072
 }
 
 ask() { # name, more flags
@@ -91,13 +103,6 @@ own() { # the head, with arguments
 
 certain() { # the same where its tokens are certain
   echo "with_rule($(own "$1"), match)"
-}
-
-both="repeats($(own tokens=1), tokens=7)"
-
-cold() { # what pays, on the 120 questions of the first section
-  ask cold --config.max_new_tokens=128 --subset=120 --temperatures=0 \
-    --systems="ngram(tokens=4), $both"
 }
 
 # The best static trees of the head, by ranks counted along other questions.
@@ -132,11 +137,6 @@ shapes() { # which draft pays, where nothing is looked up
   dynamic=$(certain "tokens=3, tree=dynamic(6, top_k=4)")
   ask shapes --config.max_new_tokens=64 --subset=13 --temperatures=0 \
     --systems="$(own tokens=1), $(own tokens=2), $static, $dynamic"
-}
-
-warm() {
-  ask warm --config.max_new_tokens=64 --subset=26 --temperatures=1 \
-    --systems="$both"
 }
 
 for part; do $part; done

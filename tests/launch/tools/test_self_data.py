@@ -195,6 +195,23 @@ def test_every_other_user_asks_on_while_there_is_room(tokenizer):
   assert not cut["whole"]
 
 
+def test_users_that_are_given_are_answered_first(tokenizer):
+  said = [*message("y"), {"role": "assistant", "content": "z"}, *message("x")]
+  made = maker(
+    tokenizer, begun=(message("y"), said), temperatures=(1.0, 1.0),
+    answer_temperatures=(0.0, 2.0), turns=2, budget=60,
+  )  # fmt: skip
+  actual, asked = talked(made, range(4), (STOP,) * 4)
+  texts = [[m["content"] for m in row["messages"]] for row in actual]
+  assert texts == [list("yx"), list("yzxxxx"), list("xx"), list("xxxx")]
+  assert [row["answer_temperature"] for row in actual] == [0, 2, 2, 2]
+  prompt = chat.encode(tokenizer, said)
+  assert [x.temperature for x in asked if [*x.token_ids] == prompt] == [2]
+  assert len({turn.stream for turn in asked}) == len(asked)
+  short = maker(tokenizer, begun=(said,), room=len(prompt) - 1)
+  assert talked(short, [0]) == ([None], [])
+
+
 def test_a_question_longer_than_prompts_may_be_is_not_answered(tokenizer):
   room = len(self_data.before_the_user(tokenizer))
   actual, asked = talked(maker(tokenizer, room=room), [0])
@@ -237,6 +254,15 @@ def test_an_empty_file_of_system_prompts_is_refused(execute, tmp_path, capsys):
     assert str(file) in error
     assert error.count("\n") == 1
     assert not out.exists()
+
+
+def test_a_prompt_that_no_user_ends_is_refused(execute, tmp_path, capsys):
+  prompts = tmp_path / "prompts.jsonl"
+  last = {"role": "assistant", "content": "y"}
+  for line in ({"messages": [*message("x"), last]}, {"text": "x"}):
+    files.write_jsonl(prompts, [{"messages": message("x")}, line])
+    assert execute(f"--output={tmp_path / 'out'}", f"--prompts={prompts}") == 2
+    assert "document 2 of" in capsys.readouterr().err
 
 
 class KilledError(Exception):
@@ -331,6 +357,7 @@ def test_a_killed_run_goes_on_to_the_same_conversations(
     ("--temperatures=0.5,warm", "--temperatures must be positive numbers"),
     ("--temperatures=0", "--temperatures must be positive numbers"),
     ("--keep_out=nowhere.jsonl", "no such file of questions"),
+    ("--prompts=nowhere.jsonl", "No such file"),
     ("--config.mesh=data:2", "runs on one device"),
   ],
 )
