@@ -130,8 +130,8 @@ def show_summary(
     summary["block_efficiency"],
     plain / plain_calls if plain_calls else None,
   )
-  row("acceptance rate", summary["acceptance_rate"])
-  row("expected acceptance rate", summary["expected_acceptance_rate"])
+  row("accepted of drafted tokens", summary["acceptance_rate"])
+  row("the same, expected", summary["expected_acceptance_rate"])
   row(
     "tokens per second",
     summary["tokens_per_second"],

@@ -146,10 +146,13 @@ def all_of(
   if not items:
     raise ValueError(f"no prompts in {path}")
   for item in items:
-    if item.stop or item.settings.given() or item.sample is not None:
+    wants = [*item.settings.given()]
+    wants += ["stop"] if item.stop else []
+    wants += ["num_samples"] if item.sample is not None else []
+    if wants:
       raise ValueError(
         f"{path}: the prompt of id {json.dumps(item.id)} has settings of its "
-        "own (or stop strings, or samples), which launch.decode alone reads"
+        f"own ({', '.join(wants)}), which launch.decode alone reads"
       )
   return items
 

@@ -139,7 +139,7 @@ def make_slots(
   greet(slots)
   for width, seconds in slots.seconds_of_pass.items():
     if width and math.isfinite(seconds):
-      say(f"{width} tokens of a prompt more: {1000 * seconds:.1f} ms")
+      say(f"reading {width} tokens of a prompt: {1000 * seconds:.1f} ms more")
   return slots
 
 

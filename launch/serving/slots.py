@@ -15,7 +15,6 @@ import contextlib
 import dataclasses
 import functools
 import math
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -240,7 +239,7 @@ class Slots:
 
     Args:
       rounds: of one measurement.
-      repeats: of which the median counts.
+      repeats: of which the fastest counts: what else runs meanwhile only adds.
     """
     rounds = min(rounds, self.max_rounds)
     for depth in self.depths:
@@ -251,7 +250,7 @@ class Slots:
         start = time.perf_counter()
         report = self._make_rounds(depth, self._orders(rounds=rounds))
         seen.append((time.perf_counter() - start) / max(report["rounds"], 1))
-      self.seconds_of_round[depth] = statistics.median(seen)
+      self.seconds_of_round[depth] = min(seen)
     self.seconds_of_pass[0] = alone = self._timed(0, repeats)
     for width in self.widths if math.isfinite(self.gap) else ():
       longer = max(self._timed(width, repeats) - alone, 0.1 * alone)
@@ -272,7 +271,7 @@ class Slots:
         self._state = self._admit[width](self._params, self._state, *request)
       self._make_rounds(self.depth, self._orders(rounds=1))
       seen.append(time.perf_counter() - start)
-    return statistics.median(seen)
+    return min(seen)
 
   def _fill(self) -> None:
     """Fills all rows with a dummy text."""

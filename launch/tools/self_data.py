@@ -10,11 +10,11 @@ user might, and answers (Magpie, Xu et al. 2024); --config.max_new_tokens is the
 budget of either. Each line of --system_prompts is what the system says before
 that user, in turn, so that they ask for more than the model thinks of by itself
 (launch/training/users.txt has a few: mathematics, translation, summaries); the
-answer is given without. --prompts has users who are given and not made up: a
-file of lines {"messages": [...]} that end with a user's, answered before the
-others, a conversation each. --answer_temperatures has the answers drawn at other
-temperatures than the users' turns, 0 among them: a draft for greedy decoding
-learns most from greedy answers. FOLDER gets conversations.jsonl, a line
+answer is given without. --prompts has users who are given and not made up:
+lines {"messages": [...]} that end with a user's turn, answered before the
+others. --answer_temperatures has the answers drawn at other temperatures than
+the users' turns, 0 among them: a draft for greedy decoding learns most from
+greedy answers. FOLDER gets conversations.jsonl, a line
 {"messages": [...], "temperature", "answer_temperature", "number", "whole":
 whether the answer came to its end} each, and about.json: what made it, and what
 was dropped.

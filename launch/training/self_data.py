@@ -69,8 +69,8 @@ class Maker:
       user's turn.
     turns: conversation i has up to `1 + i % turns` of a user's turns, as many
       as there is room for.
-    begun: messages up to a user's turn: conversation i begins with the i-th, and
-      those after the last have a made-up user.
+    begun: messages up to a user's turn: conversation i begins with the i-th,
+      and those after the last have a made-up user.
     systems: what the system says while the user's turn is made up, "" for the
       template's own words; conversation i has the place
       `i // len(temperatures)`, from the beginning again after the last. The

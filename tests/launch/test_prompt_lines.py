@@ -165,5 +165,6 @@ def test_commands_with_one_setting_for_all_refuse_others(tmp_path, wants):
   path = tmp_path / "in.jsonl"
   path.write_text(json.dumps({"prompt": "x", "id": "a", **wants}) + "\n")
   tokenizer = tokenizers.load("models/pretrained/target")
-  with pytest.raises(ValueError, match='id "a" has settings of its own'):
+  told = f'id "a" has settings of its own \\({next(iter(wants))}\\)'
+  with pytest.raises(ValueError, match=told):
     prompts_lib.all_of(str(path), tokenizer, max_tokens=50)
