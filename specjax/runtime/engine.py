@@ -28,6 +28,7 @@ from specjax.warp import make_sampling
 
 _MIN_WIDTH = 32
 _COARSE = 256  # up to which widths are powers of two
+_WARM = 2  # tokens that are decoded and thrown away
 _NO_END = 2**30  # more rounds than any buffer has room for
 # What keeps all tokens: a program of rows that all have it does without.
 _NEUTRAL = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
@@ -277,11 +278,14 @@ class Engine:
     if self.learner is not None:
       self.learner.compile(self.prefill(batch, budget=0))
     seconds = time.perf_counter() - start
-    # One run with no budget, so that the first timed one starts warm.
-    made = self.programs[shape]
+    # A round, so that the first timed one starts warm: its memory is touched.
+    # A learner and a ladder must not learn from it: they have no budget.
+    made, few = self.programs[shape], min(_WARM, self.max_new_tokens)
+    few *= self.learner is None and self.ladder is None
+    args, options = self._asked(batch, np.full(batch.rows, few, np.int32))
     for prefill in filter(None, (made.unread, made.prefill)):
-      state = prefill(*args, **options)
-      jax.block_until_ready(self.generate(batch, state))
+      state = prefill(self.params, *args, **options)
+      jax.block_until_ready(self.generate(batch, state, 1))
     return seconds
 
   def _climbing(
