@@ -3,7 +3,7 @@ r"""Trains an encoder-decoder, and drafters for it, on generated tasks.
 The data, the verifier, its outputs for the training inputs (sequence-level
 distillation), and two drafters of equal size, autoregressive and block:
 
-  W=/tmp/specjax-t5; D=launch.tools.machine_tasks
+  W=/tmp/specjax-t5; D=launch.tools.machine_tasks; mkdir -p $W
   python -m $D --split=train --num_pairs=200000 --output=$W/train.jsonl
   python -m $D --split=validation --num_pairs=1024 --output=$W/validation.jsonl
   python -m $D --split=test --num_pairs=600 --output=$W/test.jsonl

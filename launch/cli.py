@@ -41,8 +41,9 @@ WORKDIR = flags.DEFINE_string(
 )
 
 TARGET = flags.DEFINE_string(
-  "target", None, "The target: its law (0.2,0.3,0.5), or the shape of a plan."
-)
+  "target", None,
+  "The target: its law (0.2,0.3,0.5), the shape of a plan, or a checkpoint.",
+)  # fmt: skip
 DRAFT = flags.DEFINE_string("draft", None, "The draft, as --target.")
 RULE = flags.DEFINE_string(
   "rule", None, 'A rule, as in "token" or "typical(epsilon=0.2)".'
@@ -57,7 +58,7 @@ TEMPERATURES = flags.DEFINE_list(
   "temperatures", None, "Temperatures to decode at, one after the other."
 )
 TURNS = flags.DEFINE_integer(
-  "turns", None, "Of what is timed, or of a user in a conversation.",
+  "turns", None, "Repetitions of what is timed, or a user's turns.",
   lower_bound=1,
 )  # fmt: skip
 BATCHES = flags.DEFINE_list("batches", ["1", "8"], "Rows of a batch.")
@@ -75,7 +76,7 @@ TIMINGS = flags.DEFINE_list(
 )
 COUNT = flags.DEFINE_integer("count", None, "How many to make.", lower_bound=1)
 SEED = flags.DEFINE_integer(
-  "seed", None, "Of what is sampled, where no config says.", lower_bound=0,
+  "seed", None, "Of what is sampled or searched.", lower_bound=0,
   upper_bound=2**32 - 1,
 )  # fmt: skip
 

@@ -58,7 +58,6 @@ from launch import (
   cli,
   display,
   jsonl,
-  online,
   processes,
   prompts,
   provenance,
@@ -193,7 +192,7 @@ def decode_missing(
   missing = [p for p in items if p.key not in done]
   speculative = pair.engine_of(config, models)
   learners = {"draft": speculative.learner} if speculative.learner else {}
-  saved = journal and online.Saved(cli.OUTPUT.value, learners)
+  saved = journal and results.Saved(cli.OUTPUT.value, learners)
   if saved:
     saved.load(len(records))
   baseline, trace = None, []

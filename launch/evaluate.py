@@ -288,6 +288,7 @@ def compare_files(paths: list[str]) -> int:
   cli.refuse_with(
     "--compare", cli.CONFIG, cli.OUTPUT, cli.PROMPTS, _QUESTIONS, _SYSTEMS,
     cli.TEMPERATURES, cli.BATCH_SIZES, _SUBSET, _CATEGORIES, _COUNT_EXPERTS,
+    _ROUNDS, _TIMING, _EXPLAIN,
   )  # fmt: skip
   wanted = "one file with --over" if _OVER.value else "two files"
   if len(paths) != (1 if _OVER.value else 2):

@@ -41,7 +41,11 @@ from launch.build.registry import DRAFTERS
 from launch.results import Journal
 from models import checkpoints
 from models.networks import gated
-from models.networks.description import TransformerConfig, mlp_weights
+from models.networks.description import (
+  TransformerConfig,
+  attention_weights,
+  mlp_weights,
+)
 from models.networks.params import split
 from models.networks.transformer import (
   SkippedLayers,
@@ -113,8 +117,11 @@ class Costs:
 def costs_by_bytes(config: TransformerConfig, most: int) -> Costs:
   """Costs by weights, for at most `most` drafted tokens; all passes alike."""
   c = config
-  attention = 2 * c.embed_dim * (c.num_heads + c.num_kv_heads) * c.head_dim
-  mlp = mlp_weights(c.layer(0), c.embed_dim)
+  layers = [c.layer(i) for i in range(c.num_layers)]
+  mean = lambda weights: (
+    sum(weights(x, c.embed_dim) for x in layers) / len(layers)
+  )
+  attention, mlp = mean(attention_weights), mean(mlp_weights)
   rest = c.vocab_size * c.embed_dim  # the output projection
   whole = rest + c.num_layers * (attention + mlp)
   return Costs(

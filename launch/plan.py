@@ -105,7 +105,7 @@ _EXPERTS = flags.DEFINE_string(
 _WEIGHTS = flags.DEFINE_string(
   "weights",
   "",
-  "How the target's are stored, as in configs: int8; or bfloat16.",
+  "How the target's are stored: int8, int4, fp8; by default bfloat16.",
 )
 _CACHE = flags.DEFINE_enum(
   "cache", None, sorted(low_cache.KINDS),

@@ -50,7 +50,9 @@ _ARCHIVED = "$Format:%H$"
 # Fields of a config that name checkpoints: their contents count, and no path.
 _HASHED = ("target", "scorer", "checkpoints", "teacher", "init_from")
 # These do not decide what comes out.
-_WHERE = ("output", "summary", "workdir", "export", "plot", "overwrite")
+_WHERE = (
+  "output", "summary", "steps", "workdir", "export", "plot", "overwrite",
+)  # fmt: skip
 
 
 def command() -> str:

@@ -13,6 +13,7 @@ a header that tells the run's settings.
 import contextlib
 import errno
 import functools
+import glob
 import json
 import os
 import pathlib
@@ -25,6 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TextIO
 
 import filelock
+from flax import serialization
 
 from launch import cli, jsonl, processes, provenance, terminal
 from launch.prompts import row_id
@@ -454,3 +456,58 @@ class Journal:
 
 def _say(text: str) -> None:
   print(text, file=sys.stderr)
+
+
+class Saved:
+  """The learners of a run, after each of its parts, beside its output.
+
+  A part's learners are saved *before* the part is in the journal, under the
+  number of parts there will be then, and those before them stay until they are
+  no longer needed. So whatever moment a run is killed at, the learners of as
+  many parts as the journal has are there.
+  """
+
+  def __init__(self, output: str, learners: Mapping[str, Any]):
+    """Reads nothing yet.
+
+    Args:
+      output: of the run.
+      learners: `launch.online.Learner`s by the names of what learns.
+    """
+    self._output = resolve(output)
+    self._learners = learners
+
+  def _path(self, parts: int | str) -> pathlib.Path:
+    return self._output.with_name(f"{self._output.name}.learned-{parts}")
+
+  def load(self, parts: int) -> None:
+    """Goes on where a run was that had finished so many parts.
+
+    Raises:
+      ValueError: if what it had learned is not there, or damaged.
+    """
+    if not self._learners:
+      return
+    if parts:
+      path = self._path(parts)
+      try:
+        saved = serialization.msgpack_restore(path.read_bytes())
+        for name, learner in self._learners.items():
+          learner.restore(saved[name])
+      except (OSError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+          f"what was learned in {parts} parts cannot be read from {path} "
+          f"({error}): --overwrite begins anew"
+        ) from None
+    begins = glob.escape(f"{self._output.name}.learned-")
+    for other in self._output.parent.glob(f"{begins}*"):
+      if other != self._path(parts):
+        other.unlink()
+
+  def save(self, parts: int) -> None:
+    """Saves what is known after so many parts."""
+    if not self._learners:
+      return
+    saved = {name: one.snapshot() for name, one in self._learners.items()}
+    write(self._path(parts), serialization.msgpack_serialize(saved))
+    self._path(parts - 2).unlink(missing_ok=True)

@@ -5,7 +5,7 @@
 #   docs/measurements/run.sh [PART...]     all | timed | counted | NAME
 #
 # The parts of `timed` want the machine for themselves: about 30 minutes of two
-# cores, and as much again with QUESTIONS. Those of `counted` do not (about two hours). The studies of docs/drafts.md,
+# cores, and two hours more with QUESTIONS. Those of `counted` do not (about two hours). The studies of docs/drafts.md,
 # which train, and docs/measurements/rules/costs.json have commands of their own.
 cd "$(dirname "$0")/../.." || exit 1
 python=${PYTHON:-.venv/bin/python}
@@ -139,7 +139,7 @@ own='ngram(tokens=4), eagle3(tokens=1), repeats(eagle3(tokens=1), tokens=7)'
 for batch in 1 8; do
   for temperature in 0 1; do
     [ -z "$QUESTIONS" ] ||
-      evaluate spec-bench-$batch-$temperature 12 docs/evaluation $smollm2 \
+      evaluate spec-bench-$batch-$temperature 30 docs/evaluation $smollm2 \
         --config.max_new_tokens=128 --questions="$QUESTIONS" --subset=120 \
         --systems="$own" --temperatures=$temperature --batch_sizes=$batch
   done

@@ -10,8 +10,8 @@ plan() {
   shift
   for wanted in $names; do
     if [ "$wanted" = "$name" ] || [ "$wanted" = all ]; then
-      "${PYTHON:-python}" -m launch.plan "$@" --overwrite \
-        --output="docs/plans/$name.json"
+      "${PYTHON:-.venv/bin/python}" -m launch.plan "$@" --overwrite \
+        --output="docs/plans/$name.json" || exit 1
     fi
   done
 }

@@ -72,8 +72,10 @@ def online(
   objective: str = "forward_kl",
   rate: float = 5e-5,
 ) -> Drafting:
-  """A draft that learns while it decodes, at once in so many rounds."""
-  if not drafter.learns or drafter.lengths:
+  """A draft that learns while it decodes, every so many rounds."""
+  if drafter.lengths:
+    raise ValueError("the draft of a ladder does not learn online")
+  if not drafter.learns:
     raise ValueError(
       "online learning is for drafts with parameters of their own (model, "
       f"eagle, eagle3), got {drafter.name!r}"

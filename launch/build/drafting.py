@@ -147,8 +147,9 @@ class Drafting:
   @property
   def loaded(self) -> tuple:
     """All that says what is read from disk to draft."""
+    head = getattr(self.policy, "head", "")
     return (
-      self.reads, self.checkpoint, self.weights, self.cache, self.normed,
+      self.reads, self.checkpoint, self.weights, self.cache, self.normed, head,
     )  # fmt: skip
 
   @property

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import ml_collections
 from jax.sharding import Mesh
 
-from launch import online, processes, prompt_lines, stops
+from launch import online, prompt_lines, stops
 from launch.build import policies, precision, registry
 from launch.build.agreement import (
   check_kinds,
@@ -295,7 +295,7 @@ def assemble(
     ValueError: for unknown or contradictory settings.
   """
   drafting = check_config(config, drafting)
-  if drafting.lengths and (not climbs or processes.several()):
+  if drafting.lengths and (not climbs or jax.process_count() > 1):
     raise ValueError(
       "draft lengths change between rounds (a ladder) in launch.decode and "
       "launch.evaluate, in one process"

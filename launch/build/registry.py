@@ -12,6 +12,7 @@ drafter's name, or its `draft`.
 """
 
 import dataclasses
+import pathlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -189,10 +190,16 @@ def holds_model(path: str) -> bool:
 
 
 def check_checkpoint(drafting: Drafting) -> None:
-  """Raises ValueError if the checkpoint holds something else than is read."""
+  """Raises if a checkpoint is not there, or holds something else than is read.
+
+  Raises:
+    FileNotFoundError, ValueError: which names the drafter.
+  """
   path, wanted = drafting.checkpoint, drafting.reads
   if not path or wanted in ("", "layers", "weights"):
     return
+  if not pathlib.Path(path).exists():
+    raise FileNotFoundError(f"drafter {drafting.name!r}: there is no {path}")
   if head_checkpoints.is_head(path):
     holds = "head"
   else:

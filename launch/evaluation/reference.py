@@ -14,10 +14,11 @@ from typing import IO, Any
 import jax
 import ml_collections
 
-from launch import hf_reference, llama_cpp_reference, processes
+from launch import processes
 from launch.build import registry
+from launch.evaluation import hf_reference, llama_cpp_reference
+from launch.evaluation.json_process import JsonProcess
 from launch.evaluation.systems import System
-from launch.json_process import JsonProcess
 from specjax.runtime.engine import Batch
 
 
@@ -55,7 +56,7 @@ class Process:
       vocab_size: V, the number of real tokens.
     """
     self._begin = {"stop_tokens": stop_tokens, "vocab_size": vocab_size}
-    self._llama_cpp: llama_cpp_reference.LlamaCpp | None = None
+    self._llama_cpp: dict[str, llama_cpp_reference.LlamaCpp] = {}
     self._process: JsonProcess | None = None
     self.versions: dict[str, Any] = {}
 
@@ -76,13 +77,13 @@ class Process:
     """
     assert system.reference is not None
     if python := system.reference.python:
-      if self._llama_cpp is None:
-        self._llama_cpp = llama_cpp_reference.LlamaCpp(
+      if python not in self._llama_cpp:
+        begun = self._llama_cpp[python] = llama_cpp_reference.LlamaCpp(
           python, system.config, stop_tokens=self._begin["stop_tokens"]
         )
-        self._llama_cpp.run(batch, temperature=temperature)  # is slower
-        self.versions |= self._llama_cpp.versions
-      return self._llama_cpp.run(batch, temperature=temperature)
+        begun.run(batch, temperature=temperature)  # is slower
+        self.versions |= begun.versions
+      return self._llama_cpp[python].run(batch, temperature=temperature)
     config = json.loads(system.config.to_json_best_effort())
     config["temperature"] = temperature
     if self._process is None:
@@ -108,8 +109,9 @@ class Process:
 
   def close(self) -> None:
     """Ends the processes, if there are any."""
-    if self._llama_cpp is not None:
-      self._llama_cpp.close()
+    for process in self._llama_cpp.values():
+      process.close()
+    self._llama_cpp.clear()
     if self._process is not None:
       self._process.close()
       self._process = None

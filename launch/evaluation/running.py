@@ -5,7 +5,7 @@ import sys
 import jax
 import tqdm
 
-from launch import cli, online, processes
+from launch import cli, processes, results
 from launch.build.pair import Pair
 from launch.evaluation import costs, measure, systems
 from launch.evaluation.measure import Contest, Group
@@ -51,7 +51,7 @@ def measure_missing(
     if processes.several():
       raise cli.UserError("a draft learns online in one process")
     if journal:
-      saved = online.Saved(output, learners)
+      saved = results.Saved(output, learners)
       saved.load(sum(group.name in records for group in groups))
 
   def keep(record: dict) -> None:

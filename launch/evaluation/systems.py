@@ -167,8 +167,7 @@ def assemble(
     drafting = system.drafting
     if drafting is None:
       continue
-    head = getattr(drafting.policy, "head", "")
-    key = (*drafting.loaded, head)
+    key = drafting.loaded
     if key not in loaded:
       first = next(iter(loaded.values()), None)
       loaded[key] = pair.load(

@@ -34,7 +34,7 @@ _OF_A_PROGRAM = (
 
 
 def plan(topology: Topology, question: Question) -> dict:
-  """Compiles and reports; see `launch.plan` for the result's form.
+  """Compiles a question's programs for a slice, and makes the plan's JSON.
 
   Raises:
     ValueError: for what cannot be cut or decoded.

@@ -19,6 +19,7 @@ from models.networks import attention, lowbits, mixture, stacked, t5_stacked
 from models.networks.description import (
   AttentionSpec,
   TransformerConfig,
+  attention_weights,
   mlp_weights,
   mlp_width,
 )
@@ -376,7 +377,6 @@ def work(
     )
   attentions = layers - len(skipped.attention)
   mlps = layers - len(skipped.mlp)
-  heads = 2 * c.embed_dim * c.head_dim * (c.num_heads + c.num_kv_heads)
   sums = attentions + mlps
   if c.layer(0).parallel:  # both blocks of a layer are added before it is sent
     sums = layers - len({*skipped.attention} & {*skipped.mlp})
@@ -401,7 +401,7 @@ def work(
     sums=sums + beside,
     weights=num_params
     - looked_up(c)
-    - len(skipped.attention) * heads
+    - sum(attention_weights(c.layer(i), c.embed_dim) for i in skipped.attention)
     - sum(_mlp_params(c, layer) for layer in skipped.mlp),
     inside=inside,
     channels=sum(n * slot_channels(specs[i]) for i, n in read.items()),

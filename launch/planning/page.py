@@ -38,7 +38,7 @@ def table(plans: dict[str, dict]) -> str:
   head = [
     "plan", "slice", "mesh", "drafted", "GiB a device", "largest batch",
     "all-reduces a draft step / verify", "cache copies", "compile, s of a core",
-    "c", "break-even", "best N at .8", "speed-up at .8",
+    "c", "break-even", "best N at .8", "speed-up at .8, as drafted",
   ]  # fmt: skip
   rows = [_row(pathlib.Path(path).stem, p) for path, p in plans.items()]
   return report.table(head, rows)

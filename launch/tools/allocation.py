@@ -76,6 +76,7 @@ def _measured(cases: Mapping[int, Callable[[], object]], **about) -> dict:
 
 def run(_) -> int:
   """The command."""
+  results.check({"--output": cli.OUTPUT.value})
   config, text = cli.CONFIG.value, cli.TEXT_TOKENS.value
   batches, slots, buffers = (
     [int(x) for x in flag.value] for flag in (cli.BATCHES, _SLOTS, _BUFFERS)

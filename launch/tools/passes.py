@@ -164,7 +164,8 @@ def run(_) -> int:
       f"{line['rows']:4} rows of {line['tokens']:3}: "
       f"{line['milliseconds']:8.2f} ms, {line['cost']:5.2f} passes over one, "
       f"{line['bytes_per_second'] / 1e9:6.0f} GB/s, "
-      f"{line['share_of_copy']:.0%} of a copy's"
+      f"{line['share_of_copy']:.0%} of a copy's",
+      file=results.beside(cli.OUTPUT.value),
     )
   if cli.OUTPUT.value:
     result = {

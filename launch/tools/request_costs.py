@@ -112,6 +112,7 @@ def measured(
 
 def run(_) -> int:
   """The command."""
+  results.check({"--output": cli.OUTPUT.value})
   config = cli.CONFIG.value
   models = pair.assemble(config, pair.load(config))
   decoder = dataclasses.replace(models.decoder, with_log_probs=False)

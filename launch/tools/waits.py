@@ -1,4 +1,4 @@
-r"""Delays by others' prompts between tokens, and before a second turn's first.
+r"""Times inter-token latency beside arriving prompts, and a second turn's TTFT.
 
   python -m launch.tools.waits --config=configs/smollm2.py \
     --config.drafter=plain --arriving_tokens=1500 --arrivals=4 \
@@ -143,6 +143,7 @@ def turns(slots: Slots, *, first: int, count: int) -> dict:
 
 def run(_) -> int:
   """The command."""
+  results.check({"--output": cli.OUTPUT.value})
   config = cli.CONFIG.value
   most = max(_PROMPT.value, _FIRST.value + _ANSWER + _QUESTION)
   loaded = pair.load(config)

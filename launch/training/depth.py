@@ -144,7 +144,7 @@ def decoded(
 
   Args:
     config: with `sequence_length`, `rounds` and `temperatures`.
-    made: the pair, under `depth.recorded`.
+    made: the pair, under `policies.recorded`.
     params: its parameters.
     tokens: `i32[B, T]`, whose first tokens are prompts.
     key: what is drawn.

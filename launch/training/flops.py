@@ -13,7 +13,11 @@ from flax import nnx
 
 from launch import hardware
 from models import head_shapes
-from models.networks.description import TransformerConfig, mlp_weights
+from models.networks.description import (
+  TransformerConfig,
+  attention_weights,
+  mlp_weights,
+)
 from models.networks.dflash import Parallel
 from models.networks.eagle import Eagle, Eagle3
 from models.networks.mtp import Mtp
@@ -29,10 +33,11 @@ def forward_flops(config: TransformerConfig, length: int) -> float:
   projection is not), and the causal half of the attention's products.
   """
   c = config
-  heads, kv = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-  attention = c.embed_dim * (2 * heads + 2 * kv)
-  mlps = sum(mlp_weights(c.layer(i), c.embed_dim) for i in range(c.num_layers))
-  weights = c.num_layers * attention + mlps + c.embed_dim * c.vocab_size
+  heads = c.num_heads * c.head_dim
+  weights = c.embed_dim * c.vocab_size + sum(
+    attention_weights(layer, c.embed_dim) + mlp_weights(layer, c.embed_dim)
+    for layer in map(c.layer, range(c.num_layers))
+  )
   return 2 * weights + 2 * c.num_layers * heads * length
 
 

@@ -200,7 +200,7 @@ def sifted(
   """Filters conversations, and counts those dropped and kept.
 
   Args:
-    conversations: from `converse`.
+    conversations: from `Maker.conversation`.
     is_tested: whether something of a test is in one, from `overlap`.
 
   Returns:

@@ -425,6 +425,28 @@ def mlp_width(layer: LayerSpec) -> int:
   return block.width if isinstance(block, DenseSpec) else block.expert_dim
 
 
+def attention_weights(layer: LayerSpec, embed_dim: int) -> int:
+  """Weights that a token meets in the attention, biases and norms apart."""
+  a = layer.attention
+  if isinstance(a, DeltaSpec):
+    values = a.num_value_heads * a.value_dim
+    mixed = a.num_key_heads * a.channels
+    return embed_dim * (mixed + 2 * values + 2 * a.num_value_heads)
+  if (m := a.latent) is not None:
+    queries = a.num_heads * (m.still_dim + m.rope_dim)
+    asked = (
+      embed_dim * queries
+      if m.query_rank is None
+      else (embed_dim + queries) * m.query_rank
+    )
+    made = m.rank * a.num_heads * (m.still_dim + m.value_dim)
+    out = a.num_heads * m.value_dim * embed_dim
+    return asked + embed_dim * (m.rank + m.rope_dim) + made + out
+  queries = (3 if a.output_gate else 2) * a.num_heads  # and the output
+  own = 0 if a.source is not None else 1 if a.keys_as_values else 2
+  return embed_dim * a.head_dim * (queries + own * a.num_kv_heads)
+
+
 def mlp_weights(layer: LayerSpec, embed_dim: int) -> int:
   """Weights that a token meets in the feed-forward block, biases apart."""
   met = 0

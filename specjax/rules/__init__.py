@@ -7,6 +7,7 @@ one node at a time are a single function without a batch (`nodewise`).
 
 import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 from specjax.calls import Grammar
 from specjax.rules import (
@@ -63,7 +64,17 @@ RULES: dict[str, Rule] = {
 _MADE = {rule.name: rule for rule in RULES.values()}
 
 
-GRAMMAR = Grammar(kind="rule", entries=RULES | FACTORIES, custom=Rule)
+class _Rules(Grammar):
+  def make(self, written: Any) -> Rule:
+    rule, call = super().make(written), self._call(written)
+    if ":" in call.name:  # others have the names of ours, perhaps
+      return dataclasses.replace(
+        rule, name=written if isinstance(written, str) else str(call)
+      )
+    return _MADE.setdefault(rule.name, rule)
+
+
+GRAMMAR = _Rules(kind="rule", entries=RULES | FACTORIES, custom=Rule)
 
 
 def get(name: str) -> Rule:
@@ -79,7 +90,4 @@ def get(name: str) -> Rule:
       such parameters, or they are out of range; if a module is not there or
       holds no such rule.
   """
-  rule = GRAMMAR.make(name)
-  if ":" in name:
-    return dataclasses.replace(rule, name=name)
-  return _MADE.setdefault(rule.name, rule)
+  return GRAMMAR.make(name)

@@ -163,6 +163,7 @@ def test_bad_lines_are_named_and_the_others_decoded(cli, tmp_path, capsys):
     (("--config.temperature=1", "2"), "settings are written --name=value"),
     (("--output=/nowhere/out.jsonl",), "no such folder"),
     (("--config.drafter=layer_skip('no.json')",), "no such file of layers"),
+    (("--config.drafter=eagle3('/nowhere')",), "there is no /nowhere"),
     (("--config.drafter=layer_skip",), "needs a checkpoint: layer_skip("),
   ],
 )  # fmt: skip

@@ -12,8 +12,9 @@ import references
 import transformers
 
 from configs import huggingface as experiments
-from launch import decode, hf_reference, prompts
+from launch import decode, prompts
 from launch.build import pair
+from launch.evaluation import hf_reference
 from models import checkpoints
 from specjax.runtime import engine
 

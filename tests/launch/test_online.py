@@ -11,7 +11,7 @@ from files import read_jsonl, write_jsonl
 from flax import serialization
 
 from configs import common
-from launch import decode, evaluate, online
+from launch import decode, evaluate, online, results
 from launch.build import pair
 from launch.prompts import Prompt
 from launch.results import Journal
@@ -61,8 +61,8 @@ def dies(monkeypatch, *, what, of, after):
   ("what", "of", "after"),
   [
     pytest.param("decode_batch", decode, True, marks=pytest.mark.heavy),
-    ("save", online.Saved, False),
-    ("save", online.Saved, True),
+    ("save", results.Saved, False),
+    ("save", results.Saved, True),
     pytest.param("add", Journal, True, marks=pytest.mark.heavy),
   ],
   ids=["decoded", "before saved", "saved", "in the journal"],

@@ -11,7 +11,7 @@
 #   docs/measurements/retrieval/run.sh FOLDER question.jsonl conversations.jsonl
 cd "$(dirname "$0")/../../.." || exit 1
 python=${PYTHON:-.venv/bin/python}
-out=$1 questions=$2 conversations=$3
+out=${1:?a folder} questions=${2:?question.jsonl} conversations=${3:?conversations.jsonl}
 mkdir -p "$out" || exit 1
 
 "$python" - "$out" "$questions" "$conversations" <<'END' || exit 1

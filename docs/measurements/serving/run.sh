@@ -88,7 +88,7 @@ if [ -n "$LLAMA_CPP" ]; then
   [ -e "$out/float32.gguf" ] ||
     "$python" -c 'import sys
 from configs import smollm2
-from launch import llama_cpp_reference
+from launch.evaluation import llama_cpp_reference
 llama_cpp_reference.write_float32(str(smollm2.path()), sys.argv[1])' \
       "$out/float32.gguf" || exit 1
   load llama-clients "$closed" "$endless" "$LLAMA_CPP" -m llama_cpp.server \

@@ -12,6 +12,7 @@
 #   COMPUTE=bfloat16 MAKE="--in_groups --rows=4096 --config.dtype=bfloat16"
 cd "$(dirname "$0")/../../.." || exit 1
 python=${PYTHON:-.venv/bin/python}
+export PYTHONPATH=.${PYTHONPATH:+:$PYTHONPATH}
 here=docs/measurements/smollm2-head
 out=$1
 questions=$2
@@ -23,7 +24,7 @@ model=$("$python" -c 'from configs import smollm2; print(smollm2.path())') || ex
 text() {
   count=${COUNT:-16000}
   [ -e "$out/prompts.jsonl" ] ||
-    PYTHONPATH=. "$python" "$here/prompts.py" $((count / 2)) >"$out/prompts.jsonl" || exit 1
+    "$python" "$here/prompts.py" $((count / 2)) >"$out/prompts.jsonl" || exit 1
   # shellcheck disable=SC2086 # MAKE is several flags
   [ -e "$out/text/about.json" ] || "$python" -m launch.tools.self_data \
     --config=configs/smollm2.py --config.drafter=plain --config.max_length=1024 \
@@ -34,7 +35,7 @@ text() {
 
 # So many tokens of the text; the same two conversations in a hundred validate all.
 part() {
-  [ -e "$out/text-$1" ] || PYTHONPATH=. "$python" - "$out" "$1" "$model" <<'END' || exit 1
+  [ -e "$out/text-$1" ] || "$python" - "$out" "$1" "$model" <<'END' || exit 1
 import hashlib, json, pathlib, sys
 from launch.training import corpus, data
 from models import checkpoints

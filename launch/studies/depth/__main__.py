@@ -55,7 +55,7 @@ def read_costs(paths: list[str], config: ml_collections.ConfigDict) -> Machine:
 
   Raises:
     UserError: if a file is not there, is no such result, or of another pair.
-    ValueError: if they are of one batch size.
+    ValueError: if two of them are of the same batch size.
   """
   read = [costs_lib.read(path, "--timings", config) for path in paths]
   return machine_of([costs for timed in read for _, costs in timed])
@@ -65,7 +65,7 @@ def compare(
   traces: Traces,
   machine: Machine,
   *,
-  batches: Sequence[int] = BATCHES,
+  batches: Sequence[int] | None = None,
   predictor: tuple[Policy, Any] | None = None,
 ) -> dict:
   """Plain decoding, every static depth, each rule at its best, the optimum.
@@ -79,10 +79,13 @@ def compare(
   Args:
     traces: the rounds.
     machine: what they cost.
-    batches: rows of a batch.
+    batches: rows of a batch; by default `BATCHES`, or the one that was timed
+      if only one was.
     predictor: a trained policy and its parameters, whose own cost is not
       counted.
   """
+  alone = machine.batch_size
+  batches = batches or (BATCHES if alone is None else (alone,))
   every = np.full(traces.present.shape, traces.depth)
   process = replay.process_of(traces)
   named = lambda text, values: [f"{text}threshold={t:g})" for t in values]

@@ -39,11 +39,13 @@ class Machine:
       of each.
     verify: of a target pass by the tokens of a row, the same two.
     rest: of all else in a round, the same two.
+    batch_size: the only one that was timed; None if several were.
   """
 
   level: tuple[float, float]
   verify: dict[int, tuple[float, float]]
   rest: tuple[float, float]
+  batch_size: int | None = None
 
   def costs(self, rows: int) -> Costs:
     """Of a batch of so many rows."""
@@ -66,10 +68,10 @@ def machine_of(timed: Sequence[timings.Costs]) -> Machine:
 
   Args:
     timed: of one pair and one machine at different batch sizes. One alone
-      says nothing of other batches: all costs are then as at its own.
+      says nothing of other batches.
 
   Raises:
-    ValueError: if there is none, or they are of one batch size.
+    ValueError: if there is none, or two are of the same batch size.
   """
   costs_of = {
     one.batch_size: {"level": one.level, "rest": one.rest, **one.target}
@@ -99,6 +101,7 @@ def machine_of(timed: Sequence[timings.Costs]) -> Machine:
     level=line("level"),
     rest=line("rest"),
     verify={w: line(w) for w in sorted(widths)},
+    batch_size=None if more else one,
   )
 
 
@@ -202,7 +205,7 @@ def capped(policy: Policy, width: Any) -> Policy:
 
 
 def limited(limits: Any) -> Policy:
-  """`depth.table` of limits that are traced, `f32[G, BINS + 1]`."""
+  """`policies.table` of limits that are traced, `f32[G, BINS + 1]`."""
   return dataclasses.replace(
     depth_lib.table(np.zeros((1, BINS + 1))),
     price=lambda seen: limits[seen.level][seen.bins],
@@ -296,8 +299,8 @@ def optimum(
     width: tokens at most.
 
   Returns:
-    `f[width, BINS + 1]` limits of survival, see `depth.table`, and tokens per
-    second of a row.
+    `f[width, BINS + 1]` limits of survival, see `policies.table`, and tokens
+    per second of a row.
   """
   fixed = Costs(draft=costs.draft, verify=without_levels(costs, width))
   limits = np.zeros((width, BINS + 1))

@@ -1,5 +1,8 @@
 """`launch.build.pair`: what is loaded once serves every rule and tree."""
 
+import subprocess
+import sys
+
 import decoding
 import files
 import jax
@@ -11,6 +14,18 @@ from launch.build import pair as pair_lib
 from launch.build import precision, registry
 from models.formats.huggingface import translate
 from models.networks.lowbits import Format
+
+
+def test_a_pair_is_assembled_without_a_commands_flags():
+  """As a notebook does: nothing is defined that a program of one's own has."""
+  code = (
+    "import sys, launch.build.pair\n"
+    "print({'launch.cli', 'launch.processes'} & {*sys.modules})"
+  )
+  done = subprocess.run(
+    [sys.executable, "-c", code], capture_output=True, text=True, check=True
+  )
+  assert done.stdout.strip() == "set()"
 
 
 def test_pairs_of_the_same_models_share_their_parameters(pair):

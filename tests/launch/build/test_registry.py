@@ -1,6 +1,8 @@
 """Drafters as they are written; a rule and a drafter of one's own."""
 
+import dataclasses
 import json
+import types
 
 import pytest
 import toys
@@ -9,7 +11,7 @@ from configs import embedded
 from launch import decode, evaluate
 from launch.build import registry
 from launch.build.drafting import Drafting
-from specjax import drafters, shapes
+from specjax import drafters, rules, shapes
 from specjax.adaptive import policies
 from specjax.siblings import GIVEN
 
@@ -152,6 +154,27 @@ def of(text: str) -> Drafting:
 def test_what_cannot_be_drafted_is_refused_in_words(text, words):
   with pytest.raises(ValueError, match=words):
     of(text)
+
+
+def test_a_rule_of_ones_own_keeps_its_module(tmp_path, monkeypatch):
+  (tmp_path / "rule_of_mine.py").write_text(
+    "import dataclasses\n"
+    "from specjax import rules\n"
+    "RULE = dataclasses.replace(rules.get('block'), name='token')\n"
+  )
+  monkeypatch.syspath_prepend(tmp_path)
+  drafting = of("with_rule(model, rule_of_mine:RULE)")
+  assert drafting.rule == "rule_of_mine:RULE"
+  assert rules.get(drafting.rule).verify is rules.get("block").verify
+
+
+def test_a_policys_head_is_read_from_disk_too():
+  read = of("model('DIR', policy=survival)")
+  ways = [read] + [
+    dataclasses.replace(read, settings={"policy": policy})
+    for policy in (types.SimpleNamespace(head=head) for head in "AB")
+  ]
+  assert len({way.loaded for way in ways}) == 3
 
 
 def test_names_are_those_of_the_library_and_what_decoders_are_told():

@@ -419,6 +419,9 @@ def test_comparing_takes_two_results_and_no_other_flag(tmp_path, capsys):
     assert "is no result of launch.evaluate" in capsys.readouterr().err
   assert execute(f"--compare={path},{path}", "--subset=3") == 2
   assert "--subset: not read with --compare" in capsys.readouterr().err
+  assert execute(f"--compare={path},{path}", "--explain", "--rounds=2") == 2
+  told = "--rounds, --explain: not read with --compare"
+  assert told in capsys.readouterr().err
 
 
 def test_two_results_are_compared_without_a_config(tmp_path):

@@ -126,8 +126,17 @@ def test_costs_are_lines_through_two_batch_sizes():
   assert two.draft == pytest.approx(1.5 * one.draft)
   with pytest.raises(ValueError, match="different batch sizes"):
     replay.machine_of([result(1, 1.0), result(1, 2.0)])
-  alone = replay.machine_of([result(1, 1.0)])
-  assert alone.costs(8).draft == alone.costs(1).draft
+  assert two_sizes.batch_size is None
+
+
+def test_one_timing_tells_of_its_own_batch_size_alone():
+  timed = timings.Costs(
+    batch_size=6, depth=2, step=3.5, plain_step=1.5, drafting=0.4,
+    target={1: 1.0, 3: 2.0}, nodes=3, prefill=1.0, plain_prefill=1.0,
+  )  # fmt: skip
+  traces = traces_of(np.full((2, 30, 3), 0.9))
+  actual = study.compare(traces, replay.machine_of([timed]))
+  assert [one["batch_size"] for one in actual["batches"]] == [6]
 
 
 def test_of_timings_that_disagree_nothing_is_predicted(tmp_path):

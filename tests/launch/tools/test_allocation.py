@@ -41,8 +41,9 @@ def test_rounds_and_prompts_are_compared_over_the_first_size(tmp_path):
   [
     (["--allocated=32"], "do not fit into 32"),
     (["--prompt_tokens=64", "--buffers=64"], "larger than --prompt_tokens"),
+    (["--output=README.md"], "README.md is there, and does not say"),
   ],
 )
 def test_sizes_that_hold_no_text_are_one_line(args, words, tmp_path, capsys):
-  execute(*args, f"--output={tmp_path / 'A.json'}", code=2)
+  execute(f"--output={tmp_path / 'A.json'}", *args, code=2)
   assert words in capsys.readouterr().err

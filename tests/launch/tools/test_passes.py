@@ -57,6 +57,11 @@ def test_a_line_is_written_for_each_width_with_the_bytes_it_reads(
   assert len(passes.table({"": record}).splitlines()) == 4
 
 
+def test_a_result_on_stdout_is_alone_there(execute, capsys):
+  execute("--target=tiny", "--widths=1", "--text=24", "--turns=1", "--output=-")
+  assert json.loads(capsys.readouterr().out)["target"] == "tiny"
+
+
 @pytest.mark.heavy
 def test_passes_over_recurrent_states_read_and_write_them(
   execute, tmp_path, monkeypatch

@@ -1,5 +1,8 @@
 """Projections lie as files have them."""
 
+import math
+
+import described
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,6 +10,14 @@ import pytest
 from flax import nnx
 
 from models.networks import layers
+from models.networks.description import (
+  AttentionSpec,
+  DeltaSpec,
+  DenseSpec,
+  LayerSpec,
+  TransformerConfig,
+  attention_weights,
+)
 
 X = jax.random.normal(jax.random.key(0), (2, 3, 5))
 
@@ -35,3 +46,39 @@ def test_a_projection_computes_in_its_own_type():
   weight = linear.weight[...].astype(jnp.bfloat16)
   for rows in (X.astype(jnp.bfloat16), X[:1, :2].astype(jnp.bfloat16)):
     assert layers.project(rows, weight, jnp.float32).dtype == jnp.float32
+
+
+GATED = AttentionSpec(
+  num_heads=2, num_kv_heads=1, head_dim=4, output_gate=True
+)  # fmt: skip
+DELTA = DeltaSpec(
+  num_key_heads=2, num_value_heads=4, key_dim=5, value_dim=3, kernel=3
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+  "specs",
+  [
+    described.GEMMA4["layers"],
+    described.LATENTS["layers"],
+    [LayerSpec(attention=a, feed_forward=DenseSpec(width=8))
+     for a in (GATED, DELTA)],
+  ],
+)  # fmt: skip
+def test_weights_of_an_attention_are_those_of_its_matrices(specs):
+  config = TransformerConfig.of_layers(
+    specs, vocab_size=7, embed_dim=32, norm_eps=1e-5, max_positions=99,
+    tied_embeddings=False,
+  )  # fmt: skip
+  for index, spec in enumerate(specs):
+    make = lambda index=index: layers.Layer(
+      config, jnp.float32, index=index, rngs=nnx.Rngs(0)
+    )
+    shapes = nnx.state(nnx.eval_shape(make).attention)
+    matrices = [
+      x.shape
+      for path, x in nnx.to_flat_state(shapes)
+      if path[-1] == "weight" and len(x.shape) == 2
+    ]
+    expected = sum(map(math.prod, matrices))
+    assert attention_weights(spec, config.embed_dim) == expected

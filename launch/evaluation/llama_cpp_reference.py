@@ -16,8 +16,8 @@ import gguf
 import jax
 import numpy as np
 
-from launch.hf_reference import Generated
-from launch.json_process import JsonProcess
+from launch.evaluation.hf_reference import Generated
+from launch.evaluation.json_process import JsonProcess
 from models import checkpoints
 from specjax.runtime.engine import Batch
 

@@ -4,6 +4,8 @@ import json
 import os
 import re
 import sys
+import types
+import typing
 
 import files
 import ggufs
@@ -13,7 +15,8 @@ import pytest
 from gguf import GGMLQuantizationType as Kind
 
 from configs import huggingface as experiments
-from launch import evaluate, llama_cpp_program, llama_cpp_reference
+from launch import evaluate
+from launch.evaluation import llama_cpp_program, llama_cpp_reference, reference
 from models import checkpoints
 from models.formats import gguf_file
 
@@ -69,6 +72,37 @@ def package(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
   return install
+
+
+def test_each_python_has_a_process_of_its_own(monkeypatch):
+  started = []
+
+  class Fake:
+    versions: typing.ClassVar[dict] = {}
+
+    def __init__(self, python, config, *, stop_tokens):
+      started.append(python)
+      self.python = python
+
+    def run(self, batch, *, temperature):
+      return self.python
+
+    def close(self):
+      started.remove(self.python)
+
+  monkeypatch.setattr(llama_cpp_reference, "LlamaCpp", Fake)
+  process = reference.Process(stop_tokens=(), vocab_size=3)
+  systems = [
+    types.SimpleNamespace(
+      name=python, config=None, reference=types.SimpleNamespace(python=python)
+    )
+    for python in "abab"
+  ]
+  run = lambda system: process.run(system, None, temperature=0, seed=0)
+  assert [run(system) for system in systems] == [*"abab"]
+  assert started == ["a", "b"]
+  process.close()
+  assert not started
 
 
 def test_llama_cpp_takes_turns_and_what_it_writes_is_compared(
