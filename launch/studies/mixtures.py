@@ -10,7 +10,6 @@ Qwen3-0.6B. Routing is uniform; an evaluation that counted experts
 WORKDIR gets pays.json and pays.svg; `launch.tables mixtures` prints the table.
 """
 
-import pathlib
 from collections.abc import Mapping
 
 from configs import shapes
@@ -114,10 +113,12 @@ def pays(result: Mapping):
 
 def run(_) -> int:
   """The command."""
-  folder = pathlib.Path(cli.WORKDIR.value)
+  folder = results.check_folder("--workdir", cli.WORKDIR.value)
   path = folder / "pays.json"
-  results.check({"the result": str(path)})
+  if folder.is_dir():
+    results.check({"--workdir": str(path)})
   result = {"length": LENGTH, "lines": study(), **provenance.record()}
+  folder.mkdir(parents=True, exist_ok=True)
   results.write_json(path, result)
   report.save(lambda: pays(result), folder / "pays.svg")
   return 0

@@ -4,8 +4,11 @@ import json
 import pathlib
 import re
 
+import matplotlib.pyplot as plt
 import pytest
+from absl.testing import flagsaver
 
+from launch import cli
 from launch.studies import mixtures as study
 
 RESULT = "docs/mixtures/pays.json"
@@ -18,6 +21,15 @@ def test_the_example_prints_what_the_page_says(capsys):
   printed = capsys.readouterr().out.splitlines()
   assert len(printed) == 4
   assert all(f"    {line}\n" in PAGE for line in printed)
+
+
+def test_a_study_makes_its_folder(monkeypatch, tmp_path):
+  monkeypatch.setattr(study, "study", list)
+  monkeypatch.setattr(study, "pays", lambda result: plt.figure())
+  folder = tmp_path / "new"
+  with flagsaver.flagsaver():
+    assert cli.execute(study.run, ["test", f"--workdir={folder}"]) == 0
+  assert {path.name for path in folder.iterdir()} == {"pays.json", "pays.svg"}
 
 
 def test_the_committed_result_is_what_the_study_finds(monkeypatch):
