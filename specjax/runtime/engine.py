@@ -281,7 +281,8 @@ class Engine:
     # A round, so that the first timed one starts warm: its memory is touched.
     # A learner and a ladder must not learn from it: they have no budget.
     made, few = self.programs[shape], min(_WARM, self.max_new_tokens)
-    few *= self.learner is None and self.ladder is None
+    if self.learner is not None or self.ladder is not None:
+      few = 0
     args, options = self._asked(batch, np.full(batch.rows, few, np.int32))
     for prefill in filter(None, (made.unread, made.prefill)):
       state = prefill(self.params, *args, **options)
