@@ -12,6 +12,7 @@ import pathlib
 from collections.abc import Callable
 from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
@@ -28,7 +29,7 @@ from models.formats import (
 from models.formats.head_checkpoints import Head
 from models.formats.head_files import Place
 from models.head_shapes import HeadShape, Target
-from models.networks import lowbits, stacked, t5, t5_stacked
+from models.networks import linear, lowbits, stacked, t5, t5_stacked
 from models.networks.layers import TransformerConfig
 from models.networks.lowbits import Format
 from models.networks.t5_config import T5Config
@@ -223,6 +224,9 @@ def _of_module(
   module: Transformer, stored: str | None, *, form: Format | None
 ) -> Network:
   """A model on one device, whose weights are stored so."""
+  if jax.default_backend() == "cpu":
+    for layer in module.layers:
+      linear.turn(layer)
 
   def lowered(to: Format, *, whole: bool = False) -> Network:
     to = lowbits.below(to, form) if form else to

@@ -135,9 +135,11 @@ part timed request-costs.json 3 docs/measurements/slots/request-costs.json \
     --config.max_length=1024
 # Look-ups, the shipped head, and both, on Spec-Bench: QUESTIONS names its
 # question.jsonl.
-own='ngram(tokens=4), eagle3(tokens=1), repeats(eagle3(tokens=1), tokens=7)'
+both='eagle3(tokens=1), repeats(eagle3(tokens=1), tokens=7)'
 for batch in 1 8; do
   for temperature in 0 1; do
+    own=$both
+    [ $temperature = 1 ] || own="ngram(tokens=4), $both"
     [ -z "$QUESTIONS" ] ||
       evaluate spec-bench-$batch-$temperature 30 docs/evaluation $smollm2 \
         --config.max_new_tokens=128 --questions="$QUESTIONS" --subset=120 \

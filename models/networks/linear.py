@@ -45,8 +45,12 @@ def project(x: Array, weight: Array, result=None) -> Array:
 class Linear(nnx.Module):
   """A projection whose weight lies as files have it, a row for each output.
 
+  Attributes:
+    weight: `[n_out, n_in]`, or the other way round where `inputs_first`.
+    inputs_first: see `turn`.
+
   Args:
-    n_in, n_out: channels; the weight is `[n_out, n_in]`.
+    n_in, n_out: channels.
     bias: whether there is one, zero at first.
     dtype: of parameters and result.
     rngs: for the initial weight.
@@ -60,8 +64,31 @@ class Linear(nnx.Module):
     init = nnx.initializers.normal(std)
     self.weight = nnx.Param(init(rngs.params(), (n_out, n_in), self.dtype))
     self.bias = nnx.Param(jnp.zeros(n_out, self.dtype)) if bias else None
+    self.inputs_first = False
+
+  @property
+  def rows(self) -> Array:
+    """The weight as files have it."""
+    weight = self.weight[...]
+    return weight.T if self.inputs_first else weight
 
   def __call__(self, x: Array) -> Array:
     """`[..., n_in] -> [..., n_out]`."""
-    y = project(x.astype(self.dtype), self.weight[...].astype(self.dtype))
+    x, weight = x.astype(self.dtype), self.weight[...].astype(self.dtype)
+    y = x @ weight if self.inputs_first else project(x, weight)
     return y if self.bias is None else y + self.bias[...].astype(self.dtype)
+
+
+def turn(module: nnx.Module) -> None:
+  """Lays the weights of a module's projections inputs first, in place.
+
+  For XLA:CPU, which multiplies one row as fast either way, and two to eight in
+  three quarters of the time that `project` takes.
+  """
+  for _, node in list(nnx.iter_modules(module)):
+    for name, child in vars(node).items():
+      if name == "kv_b":  # of latents, whose halves queries and sums read
+        continue
+      if isinstance(child, Linear) and not child.inputs_first:
+        child.weight = nnx.Param(child.weight[...].T)
+        child.inputs_first = True

@@ -201,7 +201,7 @@ def test_a_note_says_what_becomes_of_the_published_numbers(written):
   )
   dequantised = load(str(path), weights=None).params
   np.testing.assert_array_equal(
-    dequantised["layers"][1]["attention"]["q"]["weight"][...],
+    dequantised["layers"][1]["attention"]["q"]["weight"][...].T,
     expected["model.layers.1.self_attn.q_proj.weight"].astype(jnp.bfloat16),
   )
   path, _, _ = written("gptq-by-activations")

@@ -18,6 +18,7 @@ from models.networks.description import (
   TransformerConfig,
   attention_weights,
 )
+from models.networks.linear import turn
 
 X = jax.random.normal(jax.random.key(0), (2, 3, 5))
 
@@ -29,6 +30,13 @@ def test_a_projection_has_a_row_for_each_output(rows):
   assert linear.weight.shape == (4, 5)
   expected = np.asarray(rows) @ np.asarray(linear.weight[...]).T + np.arange(4)
   np.testing.assert_allclose(linear(rows), expected, atol=1e-6)
+  holder = nnx.Sequential()
+  holder.inner, was = linear, linear.weight[...]
+  for _ in range(2):  # what is turned stays so
+    turn(holder)
+    assert linear.weight.shape == (5, 4)
+    np.testing.assert_array_equal(linear.rows, was)
+    np.testing.assert_allclose(linear(rows), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("std", [0.02, 0.5])

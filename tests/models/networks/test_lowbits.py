@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from launch.planning import hlo
 from models import sharding
-from models.networks import expert_forms, lowbits, stacked
+from models.networks import expert_forms, linear, lowbits, stacked
 from models.networks.layers import TransformerConfig
 from models.networks.lowbits import Format
 from models.networks.mixture import Mixture, MixtureMlp
@@ -152,6 +152,19 @@ def test_a_tree_pass_is_the_dequantised_models_along_its_paths(form, tied):
   expected = np.take_along_axis(whole, last[..., None, None], axis=2)[:, :, 0]
   atol = 2e-5 * np.abs(expected).max()
   np.testing.assert_allclose(actual[:, [2, 3, 1]], expected, rtol=0, atol=atol)
+
+
+def test_weights_that_lie_inputs_first_are_stored_as_others_are():
+  form = Format(kind="int4", group=32)
+  module, turned = (
+    new(TransformerConfig(**SMALL)),
+    new(TransformerConfig(**SMALL)),
+  )
+  for layer in turned.layers:
+    linear.turn(layer)
+  for one in (module, turned):
+    lowbits.lower(one, form)
+  jax.tree.map(np.testing.assert_array_equal, *map(nnx.state, (module, turned)))
 
 
 @pytest.mark.parametrize("tied", [True, False])
