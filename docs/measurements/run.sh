@@ -135,16 +135,19 @@ part timed request-costs.json 3 docs/measurements/slots/request-costs.json \
     --config.max_length=1024
 # Look-ups, the shipped head, and both, on Spec-Bench: QUESTIONS names its
 # question.jsonl.
-both='eagle3(tokens=1), repeats(eagle3(tokens=1), tokens=7)'
-for batch in 1 8; do
-  for temperature in 0 1; do
-    own=$both
-    [ $temperature = 1 ] || own="ngram(tokens=4), $both"
-    [ -z "$QUESTIONS" ] ||
-      evaluate spec-bench-$batch-$temperature 30 docs/evaluation $smollm2 \
-        --config.max_new_tokens=128 --questions="$QUESTIONS" --subset=120 \
-        --systems="$own" --temperatures=$temperature --batch_sizes=$batch
-  done
+one='eagle3(tokens=1), repeats(eagle3(tokens=1), tokens=7)'
+two='eagle3(tokens=2), repeats(eagle3(tokens=2), tokens=7)'
+for at in 1-0 1-1 8-0 8-1; do
+  case $at in
+    1-0) own="ngram(tokens=4), $two, repeats(eagle3(tokens=1), tokens=7)" ;;
+    1-1) own=$two ;;
+    8-0) own="ngram(tokens=4), $one" ;;
+    8-1) own=$one ;;
+  esac
+  [ -z "$QUESTIONS" ] ||
+    evaluate spec-bench-$at 30 docs/evaluation $smollm2 \
+      --config.max_new_tokens=128 --questions="$QUESTIONS" --subset=120 \
+      --systems="$own" --temperatures=${at#*-} --batch_sizes=${at%-*}
 done
 sweep() { # drafts of so many tokens
   for n; do printf '%s' "$comma$of(tokens=$n)" && comma=', '; done

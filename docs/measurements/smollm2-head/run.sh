@@ -10,6 +10,10 @@
 # For a device that decodes thousands of rows, and multiplies bfloat16 fast:
 #
 #   COMPUTE=bfloat16 MAKE="--in_groups --rows=4096 --config.dtype=bfloat16"
+#
+# For two cores, which compute the target's features of the text once (21 GB):
+#
+#   STORED=yes BATCH=8 STEPS=1500 CURVE_STEPS=610
 cd "$(dirname "$0")/../../.." || exit 1
 python=${PYTHON:-.venv/bin/python}
 export PYTHONPATH=.${PYTHONPATH:+:$PYTHONPATH}
@@ -59,15 +63,28 @@ for name, kept in splits.items():
 END
 }
 
-training() { # name, tokens of text, steps of 16,384 tokens, more flags
-  name=$1
-  steps=$3
-  part "$2"
-  dataset=$out/text-$2
+features() { # so many tokens' features of the text, beside those that are there
+  part "$all"
+  "$python" -m launch.tools.features --config=configs/train_head.py:eagle3 \
+    --config.target="$model" --config.dataset="$out/text-$all" \
+    --config.sequence_length=512 --config.batch_size=4 --first_tokens="$1" \
+    --output="$out/features" || exit 1
+}
+
+training() { # name, tokens of text, steps of BATCH rows, more flags
+  name=$1 tokens=$2 steps=$3
   shift 3
-  [ -e "$out/$name" ] || "$python" -m launch.train \
+  [ -e "$out/$name" ] && return
+  if [ -n "$STORED" ]; then
+    features "$tokens"
+    set -- --config.dataset="$out/text-$all" --config.features="$out/features" "$@"
+  else
+    part "$tokens"
+    set -- --config.dataset="$out/text-$tokens" "$@"
+  fi
+  "$python" -m launch.train \
     --config=configs/train_head.py:eagle3 --config.target="$model" \
-    --config.dataset="$dataset" --config.sequence_length=512 --config.batch_size=32 \
+    --config.sequence_length=512 --config.batch_size="${BATCH:-32}" \
     --config.num_steps="$steps" --config.learning_rate=2e-3 --config.warmup_steps=100 \
     --config.decay_share=0.5 --config.validate_every=250 --config.sample_every=0 \
     --config.checkpoint_every=500 --config.head.draft_vocab_size=8192 \
