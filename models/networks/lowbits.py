@@ -288,8 +288,10 @@ def lower(module: nnx.Module, form: Format) -> None:
         continue
       if isinstance(child, Linear | LowLinear):
         if form.output if name == "lm_head" else form.dense:
-          whole = isinstance(child, Linear)
-          stored = again(*([child.rows] if whole else _of(child, child.weight)))
+          if isinstance(child, Linear):
+            stored = again(child.rows)
+          else:
+            stored = again(*_of(child, child.weight))
           setattr(node, name, LowLinear(*stored, child.dtype, child.bias))
       elif name == "embed" and isinstance(child, nnx.Embed | LowEmbed):
         if form.output if tied else form.embedding:
