@@ -82,8 +82,8 @@ class Linear(nnx.Module):
 def turn(module: nnx.Module) -> None:
   """Lays the weights of a module's projections inputs first, in place.
 
-  For XLA:CPU, which multiplies one row as fast either way, and two to eight in
-  three quarters of the time that `project` takes.
+  For XLA:CPU: a product of five rows, as SmolLM2 has them, takes 0.8 to 0.9 of
+  the time that `project` does, and of one row 2 to 5% more.
   """
   for _, node in list(nnx.iter_modules(module)):
     for name, child in vars(node).items():
