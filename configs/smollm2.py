@@ -7,10 +7,10 @@ r"""Decodes with SmolLM2-135M-Instruct, a small model that chats.
 
 Where a text repeats itself the repetition is drafted, and elsewhere a head
 drafts one token (models/pretrained/README.md), the fastest way on two cores at
-temperature 0 (docs/evaluation.md). `--config.drafter=ngram` drafts from the text alone, and
-`layer_skip` skips the one attention that costs the least acceptance, by
-launch.layer_search. Weights are quantised to four bits, and computed with in
-float32.
+temperature 0 (docs/evaluation.md). `--config.drafter=ngram` drafts from the
+text alone, and `layer_skip` skips the one attention that costs the least
+acceptance, by launch.layer_search. Weights are quantised to four bits, and
+computed with in float32.
 """
 
 import os
