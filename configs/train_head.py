@@ -85,7 +85,8 @@ def get_config(arg: str = "eagle3") -> ml_collections.ConfigDict:
     head.feature_weight = 1.0
   if arg == "blockwise":
     head.hidden_dim = 0  # of each head's hidden layer; 0 for the target's width
-  # A head to begin with, in place of one made of the target's last layer.
+  # A head to begin with, in place of one made of the target's last layer; it
+  # keeps its draft vocabulary where the size of another is not given.
   config.init_from = ""
   # "forward_kl", "reverse_kl", "total_variation", "next_token", or "acceptance"
   # of a draft of `head.depth` tokens: see specjax.training.losses.

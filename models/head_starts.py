@@ -143,6 +143,30 @@ def eagle3(
   return module
 
 
+def say(
+  module: Eagle3 | Parallel, target: Transformer, draft_vocab: np.ndarray
+) -> None:
+  """Gives a head another draft vocabulary, in place.
+
+  What it could say before it says as before; other tokens begin with the
+  target's rows.
+
+  Args:
+    module: the head.
+    target: the model that it drafts for.
+    draft_vocab: ids of the tokens that it can say from now on, rising.
+  """
+  config, rows = module.config, output_rows(target).astype(module.dtype)
+  if config.draft_vocab_size is None:
+    rows = module.lm_head.weight[...]
+  else:
+    rows = rows.at[module.target_ids[...]].set(module.lm_head.weight[...])
+  size = len(draft_vocab)
+  module.config = dataclasses.replace(config, draft_vocab_size=size)
+  module.target_ids = nnx.Variable(jnp.asarray(draft_vocab, jnp.int32))
+  module.lm_head.weight = nnx.Param(rows[draft_vocab])
+
+
 def eagle1(target: Transformer, *, rngs: nnx.Rngs) -> Eagle:
   """EAGLE-1's head: the last layer, reading the final hidden state.
 

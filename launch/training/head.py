@@ -193,7 +193,7 @@ def _vocabulary(
 ) -> np.ndarray | None:
   """Ids of the tokens that the head can say; None for all of them."""
   size = config.head.get("draft_vocab_size", 0)
-  if not size or config.init_from:
+  if not size:
     return None
   ids = head_features.read_vocabulary(folder)
   if ids is not None and len(ids) == size:
@@ -238,6 +238,8 @@ def _first(
         f"config.init_from ({config.init_from}) says {said} tokens ahead, and "
         f"head.depth is {config.head.depth}"
       )
+    if ids is not None:
+      head_starts.say(loaded.module, target, ids)
     return loaded.module, loaded.features
   module, features = _of_the_target(config, target, ids, tokenizer)
   if config.head.start == "random":

@@ -90,6 +90,33 @@ def test_a_wider_eagle3_begins_as_the_one_of_the_targets_width(target, seen):
     make(mlp_dim=11)
 
 
+@pytest.mark.parametrize("before", [IDS, None], ids=["some", "all"])
+def test_a_head_that_says_other_tokens_says_the_old_ones_as_before(
+  before, target
+):
+  """New ones begin with the target's rows."""
+  head = head_starts.eagle3(
+    target, layers=(0, 1, 3), draft_vocab=before, rngs=nnx.Rngs(1)
+  )
+  old = 1 + head.lm_head.weight[...]
+  head.lm_head.weight[...] = old
+  ids = np.array([0, 4, 9, 10], np.int32)
+  head_starts.say(head, target, ids)
+  assert head.config.draft_vocab_size == 4
+  np.testing.assert_array_equal(head.target_ids[...], ids)
+  theirs = head_starts.output_rows(target)
+  expected = (
+    old[ids]
+    if before is None
+    else [theirs[0], old[1], old[3], theirs[10]]  # of 4 and 9
+  )
+  np.testing.assert_array_equal(head.lm_head.weight[...], jnp.array(expected))
+  hidden = jnp.ones((1, 8))
+  np.testing.assert_allclose(
+    head.lm_head(hidden), hidden @ jnp.array(expected).T, rtol=1e-5
+  )
+
+
 @pytest.mark.parametrize("kind", ["eagle", "eagle3", "mtp", "medusa"])
 def test_what_is_the_targets_is_not_forgotten(kind, target):
   """All else is random, and as a new network's."""

@@ -11,9 +11,10 @@
 #
 #   COMPUTE=bfloat16 MAKE="--in_groups --rows=4096 --config.dtype=bfloat16"
 #
-# For two cores, which compute the target's features of the text once (21 GB):
+# For two cores, which compute the target's features of the text once (4.6 kB a
+# token), of its first FIRST tokens:
 #
-#   STORED=yes BATCH=8 STEPS=1500 CURVE_STEPS=610
+#   STORED=yes FIRST=1700000 BATCH=4 CURVE_STEPS=1200
 cd "$(dirname "$0")/../../.." || exit 1
 python=${PYTHON:-.venv/bin/python}
 export PYTHONPATH=.${PYTHONPATH:+:$PYTHONPATH}
@@ -67,7 +68,7 @@ features() { # so many tokens' features of the text, beside those that are there
   part "$all"
   "$python" -m launch.tools.features --config=configs/train_head.py:eagle3 \
     --config.target="$model" --config.dataset="$out/text-$all" \
-    --config.sequence_length=512 --config.batch_size=4 --first_tokens="$1" \
+    --config.sequence_length=512 --config.batch_size=2 --first_tokens="$1" \
     --output="$out/features" || exit 1
 }
 
@@ -85,27 +86,32 @@ training() { # name, tokens of text, steps of BATCH rows, more flags
   "$python" -m launch.train \
     --config=configs/train_head.py:eagle3 --config.target="$model" \
     --config.sequence_length=512 --config.batch_size="${BATCH:-32}" \
-    --config.num_steps="$steps" --config.learning_rate=2e-3 --config.warmup_steps=100 \
-    --config.decay_share=0.5 --config.validate_every=250 --config.sample_every=0 \
-    --config.checkpoint_every=500 --config.head.draft_vocab_size=8192 \
+    --config.num_steps="$steps" --config.warmup_steps=100 --config.decay_share=0.5 \
+    --config.validate_every=500 --config.sample_every=0 --config.checkpoint_every=250 \
     --config.compute_dtype="${COMPUTE:-float32}" \
     --workdir="$out/train-$name" --export="$out/$name" "$@" || exit 1
 }
 
 all=1000000000 # more tokens than there are
+words=--config.head.draft_vocab_size=8192
 
-# Equal passes over more and more text, and widths of the MLP over all of it.
+# Equal passes over more and more text, and a wider MLP over all of it.
 curve() {
-  for tokens in 300000 1000000 2500000 "$all"; do
-    training "curve-$tokens" "$tokens" "${CURVE_STEPS:-610}" \
-      --config.head.depth=1 --config.head.mlp_dim=3072
+  for tokens in 100000 300000 1000000 "${FIRST:-$all}"; do
+    training "curve-$tokens" "$tokens" "${CURVE_STEPS:-610}" $words \
+      --config.head.depth=1 --config.learning_rate=2e-3
   done
-  training curve-narrow "$all" "${CURVE_STEPS:-610}" --config.head.depth=1
+  training curve-wide "${FIRST:-$all}" "${CURVE_STEPS:-610}" $words \
+    --config.head.depth=1 --config.learning_rate=2e-3 --config.head.mlp_dim=3072
 }
 
+# Goes on with the head that is shipped, of the words of this text: with one
+# unrolled step, then with two.
 head() {
-  training head "$all" "${STEPS:-4500}" --config.head.depth=3 \
-    --config.head.mlp_dim=3072
+  training one "${FIRST:-$all}" "${STEPS:-3000}" $words --config.head.depth=1 \
+    --config.learning_rate=1.5e-3 --config.init_from=models/pretrained/smollm2-eagle3
+  training head "${FIRST:-$all}" "${MORE_STEPS:-400}" --config.head.depth=2 \
+    --config.learning_rate=5e-4 --config.init_from="$out/one"
 }
 
 ask() { # name, more flags
