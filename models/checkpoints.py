@@ -62,8 +62,8 @@ class Network:
       `count_experts=True` its passes count the experts that they touch.
     lowered: the same with weights in few bits, or in fewer, all else shared;
       ValueError where that is not possible.
-    rounded: as `lowered`; without a mesh the rounded weights are dequantised
-      once, and not in every pass.
+    rounded: as `lowered`; without a mesh made fast to draft with
+      (`models.networks.lowbits.hasten`).
     note: how weights that are published in few bits are held, in words.
   """
 
@@ -228,12 +228,12 @@ def _of_module(
     for layer in module.layers:
       linear.turn(layer)
 
-  def lowered(to: Format, *, whole: bool = False) -> Network:
+  def lowered(to: Format, *, fast: bool = False) -> Network:
     to = lowbits.below(to, form) if form else to
     copy = nnx.merge(*nnx.split(module))  # of the same arrays
     lowbits.lower(copy, to)
-    if whole:
-      lowbits.widen(copy)
+    if fast:
+      lowbits.hasten(copy)
     return _of_module(copy, stored, form=to)
 
   return Network(
@@ -243,7 +243,7 @@ def _of_module(
       module, skipped=skipped, features=features, stored=stored, **counting
     )[0],
     lowered=lowered,
-    rounded=functools.partial(lowered, whole=True),
+    rounded=functools.partial(lowered, fast=True),
   )
 
 

@@ -5,7 +5,7 @@ every output, or for every group of inputs of an output: `w = q s`. Rounding is
 symmetric, `s = max |w| / M` and `q = round(w / s)`, with M the largest value of
 the type (127, 7, 448 for float8_e4m3fn, 6 for float4_e2m1fn), as LLM.int8()
 (Dettmers et al., 2022, section 2.1) has it by rows. Activations keep their
-type. A row of a batch depends on no other: no scale is of activations.
+type, but on a CPU (`integer_products`). A row of a batch depends on no other.
 
 Letters in shapes: N outputs, D inputs, G groups of inputs, V vocabulary.
 """
@@ -174,14 +174,22 @@ def dequantize(values: Array, scales: Array) -> Array:
   return (groups * scales[..., None]).reshape(values.shape)
 
 
-def products(x: Array, values: Array, scales: Array) -> Array:
+def products(
+  x: Array, values: Array, scales: Array, *, parts: int | None = None
+) -> Array:
   """Products with stored weights, `[..., D], [N, D], [N, G] -> [..., N]`.
 
   With one scale an output that is applied to the products, where it costs
   nothing; values of eight bits are exact in bfloat16. Scales of groups are not,
   and small ones are nothing in float16: weights are rounded once multiplied.
   On TPUs a few rows have products of every group, each scaled, as Qwix (Google)
-  has them: so XLA reads values as they are stored, and no weight is written.
+  has them, and on CPUs weights in int8 products of whole numbers: so XLA reads
+  values as they are stored, and no weight is written.
+
+  Args:
+    x: what is multiplied.
+    values, scales: of `quantize`.
+    parts: of `integer_products`; by default what its type's bits need.
   """
   if scales.shape[-1] > 1:
     whole = lambda x, *stored: project(x, dequantize(*stored).astype(x.dtype))
@@ -190,11 +198,56 @@ def products(x: Array, values: Array, scales: Array) -> Array:
     return lax.platform_dependent(
       x, values, scales, tpu=group_products, default=whole
     )
+  if values.dtype != jnp.int8:
+    return _scaled(x, values, scales)
+  parts = parts or (3 if x.dtype.itemsize > 2 else 2)
+  return lax.platform_dependent(
+    x, values, scales, default=_scaled,
+    cpu=functools.partial(integer_products, parts=parts),
+  )  # fmt: skip
+
+
+def _scaled(x: Array, values: Array, scales: Array) -> Array:
+  """`products` with one scale an output, applied to them."""
   wide = jnp.promote_types(x.dtype, jnp.float32)
   # Sums of values that are not scaled yet can be beyond float16's range.
   result = wide if x.dtype == jnp.float16 else None
   multiplied = project(x, values.astype(x.dtype), result)
   return (multiplied.astype(wide) * scales[:, 0]).astype(x.dtype)
+
+
+def integer_products(
+  x: Array, values: Array, scales: Array, *, parts: int
+) -> Array:
+  """`products` with int8, of whole numbers alone, one scale an output.
+
+  A row of x is a sum of rows of int8 with a scale each, every one of what the
+  ones before it leave, and sums of whole numbers are exact. Two parts have x to
+  1.6e-5 of its row's largest number, three to 6e-8, closer than float32's own
+  sums. XLA:CPU multiplies a row by SmolLM2's weights so in two thirds of
+  float32's time, and eight in as much; a row of int8 alone, without vector
+  instructions, in ten times as much.
+  """
+  rest = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+  # XLA:CPU's reductions pass over NaNs; of inf all products are NaN.
+  sizes = jnp.where(jnp.isnan(rest), jnp.inf, jnp.abs(rest))
+  scale = jnp.max(sizes, axis=-1, keepdims=True) / 127
+  rows, each = [], []
+  for _ in range(parts):
+    rows.append(jnp.round(rest / jnp.where(scale == 0, 1, scale)))
+    each.append(scale)
+    rest, scale = rest - rows[-1] * scale, scale / 254
+  sums = lax.dot_general(
+    jnp.stack(rows).astype(jnp.int8),
+    values,
+    (((x.ndim,), (1,)), ((), ())),
+    preferred_element_type=jnp.int32,
+  )  # [parts, ..., N]
+  whole = sum(
+    part.astype(rest.dtype) * scale
+    for part, scale in zip(sums[::-1], each[::-1], strict=True)
+  )
+  return (whole * scales[:, 0]).astype(x.dtype)
 
 
 def group_products(x: Array, values: Array, scales: Array) -> Array:
@@ -221,7 +274,12 @@ class LowLinear(nnx.Module):
     values, scales: of the weight.
     dtype: of the result.
     bias: of the projection, if it has one.
+
+  Attributes:
+    parts: of `products`.
   """
+
+  parts: int | None = None
 
   def __init__(
     self, values: Array, scales: Array, dtype, bias: nnx.Param | None = None
@@ -232,7 +290,8 @@ class LowLinear(nnx.Module):
 
   def __call__(self, x: Array) -> Array:
     """`[..., n_in] -> [..., n_out]`."""
-    y = products(x.astype(self.dtype), self.weight[...], self.scales[...])
+    stored = self.weight[...], self.scales[...]
+    y = products(x.astype(self.dtype), *stored, parts=self.parts)
     return y if self.bias is None else y + self.bias[...].astype(self.dtype)
 
 
@@ -242,7 +301,12 @@ class LowEmbed(nnx.Module):
   Args:
     values, scales: of the table, `[V, D]`.
     dtype: of the result.
+
+  Attributes:
+    parts: of `products`.
   """
+
+  parts: int | None = None
 
   def __init__(self, values: Array, scales: Array, dtype):
     self.dtype = jnp.dtype(dtype)
@@ -258,7 +322,8 @@ class LowEmbed(nnx.Module):
 
   def logits(self, x: Array) -> Array:
     """`[B, T, D] -> [B, T, V]`, of a tied embedding."""
-    return products(x.astype(self.dtype), self.embedding[...], self.scales[...])
+    stored = self.embedding[...], self.scales[...]
+    return products(x.astype(self.dtype), *stored, parts=self.parts)
 
 
 def lower(module: nnx.Module, form: Format) -> None:
@@ -299,16 +364,20 @@ def lower(module: nnx.Module, form: Format) -> None:
           setattr(node, name, LowEmbed(*stored, child.dtype))
 
 
-def widen(module: nnx.Module) -> None:
-  """Dequantises all that `lower` stored but experts, in place.
+def hasten(module: nnx.Module) -> None:
+  """Makes products with what `lower` stored fast on a CPU, in place.
 
-  Products are the same: scales are 1, one an output. It is for a CPU, where XLA
-  writes such a copy in every pass.
+  For a copy that drafts: with int8 they are less exact. All else but experts is
+  dequantised, with scales of 1, where XLA writes it anew in every pass.
   """
   for _, node in list(nnx.iter_modules(module)):
     if isinstance(node, LowLinear | LowEmbed):
       name = "weight" if isinstance(node, LowLinear) else "embedding"
-      whole = dequantize(getattr(node, name)[...], node.scales[...])
+      values, scales = getattr(node, name)[...], node.scales[...]
+      if values.dtype == jnp.int8 and scales.shape[-1] == 1:
+        node.parts = 2
+        continue
+      whole = dequantize(values, scales)
       setattr(node, name, nnx.Param(whole.astype(node.dtype)))
       node.scales = nnx.Param(jnp.ones((len(whole), 1), jnp.float32))
 
