@@ -182,23 +182,24 @@ def products(
   With one scale an output that is applied to the products, where it costs
   nothing; values of eight bits are exact in bfloat16. Scales of groups are not,
   and small ones are nothing in float16: weights are rounded once multiplied.
-  On TPUs a few rows have products of every group, each scaled, as Qwix (Google)
-  has them, and on CPUs weights in int8 products of whole numbers: so XLA reads
-  values as they are stored, and no weight is written.
+  A few rows have, on TPUs, products of every group, each scaled, as Qwix
+  (Google) has them, and on CPUs, with int8, products of whole numbers: so XLA
+  reads values as they are stored, and no weight is written.
 
   Args:
     x: what is multiplied.
     values, scales: of `quantize`.
     parts: of `integer_products`; by default what its type's bits need.
   """
+  many = math.prod(x.shape[:-1]) > _FEW
   if scales.shape[-1] > 1:
     whole = lambda x, *stored: project(x, dequantize(*stored).astype(x.dtype))
-    if math.prod(x.shape[:-1]) > _FEW:
+    if many:
       return whole(x, values, scales)
     return lax.platform_dependent(
       x, values, scales, tpu=group_products, default=whole
     )
-  if values.dtype != jnp.int8:
+  if many or values.dtype != jnp.int8:
     return _scaled(x, values, scales)
   parts = parts or (3 if x.dtype.itemsize > 2 else 2)
   return lax.platform_dependent(
