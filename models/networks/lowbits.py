@@ -224,10 +224,10 @@ def integer_products(
 
   A row of x is a sum of rows of int8 with a scale each, every one of what the
   ones before it leave, and sums of whole numbers are exact. Two parts have x to
-  1.6e-5 of its row's largest number, three to 6e-8, closer than float32's own
+  1.6e-5 of its row's largest number, three to 1e-7, as close as float32's own
   sums. XLA:CPU multiplies a row by SmolLM2's weights so in two thirds of
-  float32's time, and eight in as much; a row of int8 alone, without vector
-  instructions, in ten times as much.
+  float32's time, and eight in as much; a row of int8 alone it would multiply in
+  some ten times as much, without vector instructions.
   """
   rest = x.astype(jnp.promote_types(x.dtype, jnp.float32))
   # XLA:CPU's reductions pass over NaNs; of inf all products are NaN.

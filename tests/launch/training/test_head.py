@@ -333,6 +333,23 @@ def test_a_run_goes_on_with_a_head_that_was_exported(trained, texts, target):
   assert 0 < last["validation_accepted_1"] < 1
 
 
+@pytest.mark.parametrize("size", [0, WORDS // 2])
+def test_a_run_counts_other_words_if_their_number_is_given(
+  trained, texts, target, tmp_path, size
+):
+  config = tiny(
+    texts, target, init_from=str(trained["root"] / "eagle3"), num_steps=1
+  )
+  config.head.draft_vocab_size = size
+  run = Run(config, str(tmp_path / "on"))
+  before, now = trained["whole"].target_ids[...], run.task.first.target_ids[...]
+  assert len(now) == (size or WORDS)
+  assert np.isin(now, before).all()  # of the same text, the most frequent
+  if size:
+    _, finished = run.train()
+    assert finished
+
+
 def test_a_head_in_speculators_form_says_where_its_target_is(
   texts, target, tmp_path
 ):
