@@ -139,7 +139,7 @@ one='eagle3(tokens=1), repeats(eagle3(tokens=1), tokens=7)'
 two='eagle3(tokens=2), repeats(eagle3(tokens=2), tokens=7)'
 for at in 1-0 1-1 8-0 8-1; do
   case $at in
-    1-0) own="ngram(tokens=4), $two, repeats(eagle3(tokens=1), tokens=7)" ;;
+    1-0) own="ngram(tokens=4), $two" ;;
     1-1) own=$two ;;
     8-0) own="ngram(tokens=4), $one" ;;
     8-1) own=$one ;;
