@@ -114,38 +114,27 @@ head() {
     --config.learning_rate=5e-4 --config.init_from="$out/one"
 }
 
-ask() { # name, more flags
-  name=$1
-  shift
-  "$python" -m launch.evaluate --config=configs/smollm2.py \
-    --questions="$questions" --batch_sizes=1 --output="$out/$name.json" "$@" || exit 1
-}
-
-own() { # the head, with arguments
-  echo "eagle3(\"$out/head\", $1)"
-}
-
-certain() { # the same where its tokens are certain
-  echo "with_rule($(own "$1"), match)"
-}
+tasks=translation,qa,math_reasoning # of short prompts
 
 # The best static trees of the head, by ranks counted along other questions.
 ranked() {
-  [ -e "$out/ranked.jsonl" ] || "$python" - "$questions" "$out/ranked.jsonl" <<'END' || exit 1
+  [ -e "$out/ranked.jsonl" ] ||
+    "$python" - "$questions" "$tasks" "$out/ranked.jsonl" <<'END' || exit 1
 import json, sys
 from launch.evaluation import questions
 every = questions.read(sys.argv[1])
-asked = questions.subset(every, 13, seed=0)
-with open(sys.argv[2], "w") as file:
-  for one in questions.subset(every, 26, seed=0):
+every = questions.of_categories(every, sys.argv[2].split(","))
+asked = questions.subset(every, 48, seed=0)
+with open(sys.argv[3], "w") as file:
+  for one in questions.subset(every, 72, seed=0):
     if one not in asked:
       turn = {"role": "user", "content": one.turns[0]}
       print(json.dumps({"messages": [turn]}), file=file)
 END
   [ -e "$out/ranked.json" ] || "$python" -m launch.tools.best_tree \
-    --config=configs/smollm2.py --config.drafter="$(own siblings=top_k)" \
-    --config.rule=match --config.max_new_tokens=64 --prompts="$out/ranked.jsonl" \
-    --output="$out/ranked.json" || exit 1
+    --config=configs/smollm2.py --config.checkpoints.eagle3="$out/head" \
+    --config.drafter='eagle3(siblings=top_k)' --config.rule=match \
+    --config.max_new_tokens=64 --prompts="$out/ranked.jsonl" --output="$out/ranked.json" || exit 1
 }
 
 static() { # the best tree of so many nodes
@@ -154,13 +143,18 @@ trees = json.load(open(sys.argv[1]))["trees"]
 print(", ".join(map(str, trees[int(sys.argv[2])]["parents"])))' "$out/ranked.json" "$1"
 }
 
-shapes() { # which draft pays, where nothing is looked up
+shapes() { # which draft pays, on full batches of questions of three kinds
   ranked
-  two=$(static 2) && six=$(static 6) || exit 1
-  static="$(certain "tree=($two), siblings=top_k"), $(certain "tree=($six), siblings=top_k")"
-  dynamic=$(certain "tokens=3, tree=dynamic(6, top_k=4)")
-  ask shapes --config.max_new_tokens=64 --subset=13 --temperatures=0 \
-    --systems="$(own tokens=1), $(own tokens=2), $static, $dynamic"
+  six=$(static 6) || exit 1
+  certain="with_rule(eagle3(tree=($six), siblings=top_k), match)"
+  joint='with_rule(eagle3(tokens=2, tree=paths(2)), block_transport)'
+  [ -e "$out/shapes.json" ] || "$python" -m launch.evaluate \
+    --config=configs/smollm2.py --config.checkpoints.eagle3="$out/head" \
+    --questions="$questions" --output="$out/shapes.json" \
+    --config.max_new_tokens=64 --batch_sizes=1,4,8 --temperatures=0,1 \
+    --subset=48 --categories="$tasks" \
+    --systems="eagle3(tokens=1), eagle3(tokens=2), $certain, $joint,
+      repeats(eagle3(tokens=2), tokens=7)" || exit 1
 }
 
 for part; do $part; done

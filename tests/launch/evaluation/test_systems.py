@@ -21,14 +21,14 @@ def test_smollm2_takes_what_everybody_asks_for_first(monkeypatch):
   shipped = smollm2.get_config()
   wanted = [
     "plain", shipped.drafter, "ngram", "layer_skip", "hf", "hf_prompt_lookup",
-    "ladder(ngram, lengths=(0, 2, 4))", "eagle3(tokens=1)",
+    "ladder(ngram, lengths=(0, 2, 4))", "eagle3(tokens=2)",
     "with_rule(eagle3(tokens=3, tree=dynamic(8, top_k=4)), match)",
   ]  # fmt: skip
   actual = systems.parse(", ".join(wanted), shipped)
   assert [s.name for s in actual] == wanted
   reading = actual[1].drafting
   assert reading.checkpoint == "models/pretrained/smollm2-eagle3"
-  assert (reading.tree.max_depth, reading.widths) == (7, (2,))
+  assert (reading.tree.max_depth, reading.widths) == (7, (3,))
   assert actual[-1].drafting.rule == "match"
 
 
