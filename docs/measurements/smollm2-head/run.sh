@@ -1,7 +1,7 @@
 #!/bin/sh
 # What docs/evaluation.md says of heads for SmolLM2, and models/pretrained/README.md of the
 # one that is shipped: text that the model makes up by itself or answers (`text`), the
-# curve of acceptance against distinct tokens of it (`curve`), the head (`head`), and
+# curve of acceptance against distinct tokens of it (`curve`, not run yet), the head (`head`), and
 # which drafts pay (`ranked`, `shapes`). What is there is not made again, and a stopped
 # run goes on. QUESTIONS is Spec-Bench's question.jsonl.
 #
