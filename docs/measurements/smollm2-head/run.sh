@@ -1,7 +1,7 @@
 #!/bin/sh
-# What docs/evaluation.md says of heads for SmolLM2, and models/pretrained/README.md of the
-# one that is shipped: text that the model makes up by itself or answers (`text`), the
-# curve of acceptance against distinct tokens of it (`curve`, not run yet), the head (`head`), and
+# Heads for SmolLM2, as docs/evaluation.md measures one and models/pretrained/README.md
+# describes it: text that the model makes up by itself or answers (`text`), the
+# curve of acceptance against distinct tokens of it (`curve`), the head (`head`), and
 # which drafts pay (`ranked`, `shapes`). What is there is not made again, and a stopped
 # run goes on. QUESTIONS is Spec-Bench's question.jsonl.
 #
@@ -134,7 +134,8 @@ END
   [ -e "$out/ranked.json" ] || "$python" -m launch.tools.best_tree \
     --config=configs/smollm2.py --config.checkpoints.eagle3="$out/head" \
     --config.drafter='eagle3(siblings=top_k)' --config.rule=match \
-    --config.max_new_tokens=64 --prompts="$out/ranked.jsonl" --output="$out/ranked.json" || exit 1
+    --config.max_new_tokens=64 --prompts="$out/ranked.jsonl" \
+    --output="$out/ranked.json" || exit 1
 }
 
 static() { # the best tree of so many nodes
