@@ -10,6 +10,7 @@ beyond the longest is not read.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +25,8 @@ from specjax.cache import Cache
 from specjax.state import Counters, DecodeState, Likeliest, Origin, StopReason
 from specjax.types import Commit, Drafter, LanguageModel, Params, Sampling
 
-# Tokens of a row that are read at once. Wide enough that a pass is bound by
+# Tokens of a row that are read at once, at most: chunks are of one width, and
+# as many as there must be. Wide enough that a pass is bound by
 # arithmetic and not by the weights' way from memory.
 _CHUNK = 256
 
@@ -223,7 +225,8 @@ def _read(
   is_fresh, in_chunks = isinstance(known, int), width > _CHUNK
   # Where a text goes on, its newest tokens are fed again.
   more = 0 if is_fresh and not in_chunks else num_refed
-  fed = min(min(width, _CHUNK) + more, columns)
+  chunk_width = math.ceil(width / max(math.ceil(width / _CHUNK), 1))
+  fed = min(chunk_width + more, columns)
   known = jnp.broadcast_to(jnp.asarray(known, jnp.int32), (rows,))
   caches = (state.target_cache, state.drafter_state)
   if is_fresh:  # a pass leaves what is fed again after it

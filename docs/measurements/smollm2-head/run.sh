@@ -14,7 +14,7 @@
 # For two cores, which compute the target's features of the text once (4.6 kB a
 # token), of its first FIRST tokens:
 #
-#   STORED=yes FIRST=1700000 BATCH=4 CURVE_STEPS=1200
+#   STORED=yes FIRST=3700000 BATCH=4 CURVE_STEPS=1200
 cd "$(dirname "$0")/../../.." || exit 1
 python=${PYTHON:-.venv/bin/python}
 export PYTHONPATH=.${PYTHONPATH:+:$PYTHONPATH}
@@ -109,7 +109,8 @@ curve() {
 # unrolled step, then with two.
 head() {
   training one "${FIRST:-$all}" "${STEPS:-3000}" $words --config.head.depth=1 \
-    --config.learning_rate=1.5e-3 --config.init_from=models/pretrained/smollm2-eagle3
+    --config.learning_rate=1.5e-3 --config.decay_share=0.9 \
+    --config.init_from=models/pretrained/smollm2-eagle3
   training head "${FIRST:-$all}" "${MORE_STEPS:-400}" --config.head.depth=2 \
     --config.learning_rate=5e-4 --config.init_from="$out/one"
 }
@@ -146,8 +147,8 @@ print(", ".join(map(str, trees[int(sys.argv[2])]["parents"])))' "$out/ranked.jso
 
 shapes() { # which draft pays, on full batches of questions of three kinds
   ranked
-  six=$(static 6) || exit 1
-  certain="with_rule(eagle3(tree=($six), siblings=top_k), match)"
+  three=$(static 3) || exit 1
+  certain="with_rule(eagle3(tree=($three), siblings=top_k), match)"
   joint='with_rule(eagle3(tokens=2, tree=paths(2)), block_transport)'
   [ -e "$out/shapes.json" ] || "$python" -m launch.evaluate \
     --config=configs/smollm2.py --config.checkpoints.eagle3="$out/head" \
