@@ -108,7 +108,7 @@ curve() {
 # Goes on with the head that is shipped, of the words of this text: with one
 # unrolled step, then with two.
 head() {
-  training one "${FIRST:-$all}" "${STEPS:-3000}" $words --config.head.depth=1 \
+  training one "${FIRST:-$all}" "${STEPS:-4000}" $words --config.head.depth=1 \
     --config.learning_rate=1.5e-3 --config.decay_share=0.9 \
     --config.init_from=models/pretrained/smollm2-eagle3
   training head "${FIRST:-$all}" "${MORE_STEPS:-400}" --config.head.depth=2 \
@@ -147,8 +147,8 @@ print(", ".join(map(str, trees[int(sys.argv[2])]["parents"])))' "$out/ranked.jso
 
 shapes() { # which draft pays, on full batches of questions of three kinds
   ranked
-  three=$(static 3) || exit 1
-  certain="with_rule(eagle3(tree=($three), siblings=top_k), match)"
+  six=$(static 6) || exit 1
+  certain="with_rule(eagle3(tree=($six), siblings=top_k), match)"
   joint='with_rule(eagle3(tokens=2, tree=paths(2)), block_transport)'
   [ -e "$out/shapes.json" ] || "$python" -m launch.evaluate \
     --config=configs/smollm2.py --config.checkpoints.eagle3="$out/head" \
