@@ -351,6 +351,21 @@ def outcome(decoder, state):
   return rows_of(end), end.counters.num_accepted.tolist()
 
 
+def test_chunks_share_a_prompt_evenly(monkeypatch):
+  """One token more than a chunk is no second pass as wide as the first."""
+  widths = set()
+
+  def apply(params, tokens, *more, **named):
+    widths.add(tokens.shape[1])
+    return MODEL.apply(params, tokens, *more, **named)
+
+  decoder = specjax.make_decoder(
+    dataclasses.replace(MODEL, apply=apply), vocab_size=VOCAB
+  )
+  begun(decoder, LONGEST - 1, monkeypatch)
+  assert widths == {(LONGEST + 1) // 2 + decoder.drafter.num_refed}
+
+
 @pytest.mark.parametrize(
   "name",
   [n if n in ("eagle", "lookahead")
