@@ -6,12 +6,12 @@ r"""Decodes with SmolLM2-135M-Instruct, a small model that chats.
   python -m launch.evaluate --config=configs/smollm2.py --output=E.json
 
 Where a text repeats itself the repetition is drafted, and elsewhere a head
-drafts two tokens (models/pretrained/README.md), the fastest way on two cores at
-temperature 0 (docs/evaluation.md); at 1 that is the head alone,
-`--config.drafter='eagle3(tokens=2)'`. `--config.drafter=ngram` drafts from the
-text alone, and `layer_skip` skips the one attention that costs the least
-acceptance, by launch.layer_search. Weights are quantised to four bits, and
-computed with in float32.
+in eight bits drafts three tokens (models/pretrained/README.md), the fastest way
+on two cores at temperature 0 (docs/evaluation.md); at 1 that is the head alone,
+`--config.drafter='eagle3(tokens=2, weights=int8)'`. `--config.drafter=ngram`
+drafts from the text alone, and `layer_skip` skips the one attention that costs
+the least acceptance, by launch.layer_search. Weights are quantised to four
+bits, and computed with in float32.
 """
 
 import os
@@ -41,7 +41,7 @@ def get_config() -> ml_collections.ConfigDict:
   config.checkpoints.eagle3 = "models/pretrained/smollm2-eagle3"
   # docs/self_speculation.md: no set pays.
   config.checkpoints.layer_skip = "models/pretrained/smollm2-layers.json"
-  config.drafter = "repeats(eagle3(tokens=2), tokens=7)"
+  config.drafter = "repeats(eagle3(tokens=3, weights=int8), tokens=7)"
   config.max_new_tokens = 256
   config.max_length = 8192
   return config

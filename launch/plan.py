@@ -262,6 +262,8 @@ def question(
   target = shape(cli.TARGET.value)
   draft = of_head = skipped = ahead = None
   tree, siblings = drafting.tree, drafting.siblings.name
+  if drafting.reads in ("head", "mtp") and drafting.weights:
+    raise cli.UserError("a plan has its heads in the target's dtype")
   if drafting.reads == "head":
     of_head = head(drafting.checkpoint, drafting.name, target)
   elif drafting.reads == "mtp":

@@ -291,6 +291,7 @@ def load_head(
   mesh: Mesh | None = None,
   sharding: Sharding | None = None,
   of_target: bool = False,
+  weights: Format | None = None,
 ) -> Head:
   """Reads a draft head of a target.
 
@@ -301,6 +302,8 @@ def load_head(
     mesh: the devices; None for one device.
     sharding: the head's rules on the mesh.
     of_target: whether it is the MTP head in the target's own directory, `path`.
+    weights: how those of its projections are stored; None for `dtype`. On one
+      device.
 
   Returns:
     The `models.formats.head_checkpoints.Head`.
@@ -326,6 +329,10 @@ def load_head(
   )
   lowbits.lend(head.module, "embed", embedding, tables[0])
   lowbits.lend(head.module, "lm_head", output, tables[1])
+  if weights is not None:
+    lowbits.lower(head.module, weights)
+    if jax.default_backend() == "cpu":
+      lowbits.hasten(head.module)
   return head
 
 

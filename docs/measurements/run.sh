@@ -135,14 +135,15 @@ part timed request-costs.json 3 docs/measurements/slots/request-costs.json \
     --config.max_length=1024
 # Look-ups, the shipped head, and both, on Spec-Bench: QUESTIONS names its
 # question.jsonl.
-one='eagle3(tokens=1), repeats(eagle3(tokens=1), tokens=7)'
-two='eagle3(tokens=2), repeats(eagle3(tokens=2), tokens=7)'
+one='eagle3(tokens=1, weights=int8)'
+two='eagle3(tokens=2, weights=int8)'
+three='eagle3(tokens=3, weights=int8)'
 for at in 1-0 1-1 8-0 8-1; do
   case $at in
-    1-0) own="ngram(tokens=4), $two" ;;
-    1-1) own=$two ;;
-    8-0) own="ngram(tokens=4), $one" ;;
-    8-1) own=$one ;;
+    1-0) own="$three, ngram(tokens=4), repeats($three, tokens=7)" ;;
+    1-1) own="$two, $three, repeats($two, tokens=7)" ;;
+    8-0) own="$one, $two, repeats($one, tokens=7)" ;;
+    8-1) own="$one, $two" ;;
   esac
   [ -z "$QUESTIONS" ] ||
     evaluate spec-bench-$at 30 docs/evaluation $smollm2 \

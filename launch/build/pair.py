@@ -239,6 +239,7 @@ def load(
     draft = checkpoints.load_head(
       path or config.target, target, dtype=dtype, mesh=mesh,
       sharding=shardings[1], of_target=reads == "mtp",
+      weights=drafting.weights,
     )  # fmt: skip
     if draft.kind == "mtp" and not drafting.normed:
       draft = draft.before_norms(target.config.num_layers)

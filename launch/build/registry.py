@@ -61,9 +61,20 @@ def _bits(
   return dict(weights=Format(kind=kind, group=group), checkpoint=skipped)
 
 
-def _states(*, normed: bool = True) -> dict[str, Any]:
-  """Hidden states that a head reads: after their norms, or before them."""
-  return dict(normed=normed)
+def _rounded(*, weights: Format | None = None) -> dict[str, Any]:
+  """Storage of a head; in few bits it cannot learn."""
+  if weights is None:
+    return {}
+  if weights == "published":
+    raise ValueError("heads are rounded as they are read: give int8, or none")
+  return dict(weights=weights, learns=False)
+
+
+def _states(
+  *, normed: bool = True, weights: Format | None = None
+) -> dict[str, Any]:
+  """Hidden states that a head reads, after or before norms; its storage."""
+  return dict(_rounded(weights=weights), normed=normed)
 
 
 def _texts(corpus: str) -> dict[str, Any]:
@@ -90,13 +101,15 @@ _ENTRIES = (
   entry(drafters.lookahead, from_text=True),
   entry(drafters.rest, before=_texts, from_text=True),
   entry(drafters.rasd, reads="model", from_text=True),
-  entry(drafters.eagle, reads="head", learns=True, climbs=True),
-  entry(drafters.eagle3, reads="head", learns=True, climbs=True),
+  entry(drafters.eagle, reads="head", after=_rounded, learns=True, climbs=True),
+  entry(
+    drafters.eagle3, reads="head", after=_rounded, learns=True, climbs=True
+  ),
   entry(drafters.mtp, reads="mtp", after=_states, climbs=True),
   entry(drafters.assistant, reads="head", climbs=True),
-  entry(drafters.medusa, reads="head", climbs=True),
-  entry(drafters.blockwise, reads="head", climbs=True),
-  entry(drafters.dflash, reads="head"),
+  entry(drafters.medusa, reads="head", after=_rounded, climbs=True),
+  entry(drafters.blockwise, reads="head", after=_rounded, climbs=True),
+  entry(drafters.dflash, reads="head", after=_rounded),
   entry(drafters.specdec, reads="block"),
   around.repeats,
   around.ladder,

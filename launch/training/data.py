@@ -369,11 +369,8 @@ def batches(
       "the tokenizer has no end-of-text token, which documents are to end with"
     )
 
-  def tokens_of(text: Document) -> dict[str, np.ndarray]:
-    return {"tokens": np.asarray(token_ids(text, tokenizer), np.int32)}
-
-  rows, count = shared(texts, batch_size, seed)
-  rows = rows.map(tokens_of).to_iter_dataset(
+  rows, count = shared(_Tokens(texts, tokenizer), batch_size, seed)
+  rows = rows.to_iter_dataset(
     grain.ReadOptions(num_threads=1, prefetch_buffer_size=16)
   )
   rows = grain_experimental.ConcatThenSplitIterDataset(
@@ -391,6 +388,30 @@ def batches(
       rows, window_size=shuffle_rows, seed=seed
     )
   return _Restorable(rows.batch(count, drop_remainder=True))
+
+
+class _Tokens(Sequence):
+  """Documents as tokens; those of texts in memory are made once."""
+
+  def __init__(self, texts: Sequence[Document], tokenizer: Tokenizer):
+    self._texts, self._tokenizer = texts, tokenizer
+    self._made: dict[int, np.ndarray] | None = (
+      {} if isinstance(texts, list) else None
+    )
+
+  def __len__(self) -> int:
+    return len(self._texts)
+
+  def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+    made = self._made
+    if made is not None and index in made:
+      return {"tokens": made[index]}
+    tokens = np.asarray(
+      token_ids(self._texts[index], self._tokenizer), np.int32
+    )
+    if made is not None:
+      made[index] = tokens
+    return {"tokens": tokens}
 
 
 def shared(

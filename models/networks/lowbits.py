@@ -334,7 +334,8 @@ def lower(module: nnx.Module, form: Format) -> None:
   What is in few bits already is dequantised, and rounded again.
 
   Args:
-    module: a `models.networks.transformer.Transformer`, or one of its layers.
+    module: a `models.networks.transformer.Transformer`, one of its layers, or
+      a draft head.
     form: how they are stored.
   """
   nodes = [node for _, node in nnx.iter_modules(module)]

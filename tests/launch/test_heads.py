@@ -78,6 +78,33 @@ def test_greedy_text_is_that_of_plain_decoding(saved, name):
   assert sum(c.num_drafted for c in done) > 0
 
 
+@pytest.mark.parametrize("head", ["eagle3", "medusa", "dflash", "blockwise"])
+def test_a_head_in_eight_bits_drafts_and_the_text_is_the_targets(saved, head):
+  siblings = ", siblings=given" if head == "blockwise" else ""
+  call = f"{head}(tokens=3{siblings}, weights=int8)"
+  rule = "match" if siblings else "token"
+  config = settings(saved, head, call, rule=rule)
+  models = pair.load(config)
+  types = lambda params, name: {
+    leaf.dtype.name
+    for path, leaf in jax.tree.leaves_with_path(params)
+    if name in jax.tree_util.keystr(path)
+  }
+  assert types(models.draft.functions()[1], "weight") == {"int8"}
+  built = pair.assemble(config, models)
+  assert types(built.params.target, "") == {"float32"}
+  items = prompts.built_in(built.tokenizer, max_tokens=60)[:1]
+  (batch,) = engine.make_batches(items, batch_size=1, max_width=60)
+  texts = [
+    [
+      c.token_ids
+      for c in pair.engine_of(config, built, baseline=x).run(batch)[0]
+    ]
+    for x in (False, True)
+  ]
+  assert texts[0] == texts[1]
+
+
 def test_a_text_that_repeats_itself_is_read_on_in_place_of_the_head(saved):
   config = settings(
     saved, "eagle3", "repeats(eagle3(tokens=1), tokens=3, min_match=1)"
@@ -103,6 +130,8 @@ def test_a_text_that_repeats_itself_is_read_on_in_place_of_the_head(saved):
     ("eagle3", "eagle3(tree=dynamic(8, top_k=3))", "rule 'token'"),
     ("target", "eagle", "and .*/target is a model of its own"),
     ("eagle3", "model", "and .*/eagle3 is a head on the target's features"),
+    ("eagle3", "eagle3(weights=published)", "heads are rounded as they are"),
+    ("eagle3", "online(eagle3(weights=int8))", "has no parameters|learn"),
     ("medusa", "medusa(tree=mc_sim)", "mc_sim.*did you mean 'mc_sim_7b_63'"),
   ],
 )

@@ -5,7 +5,7 @@
 # which drafts pay (`ranked`, `shapes`). What is there is not made again, and a stopped
 # run goes on. QUESTIONS is Spec-Bench's question.jsonl.
 #
-#   docs/measurements/smollm2-head/run.sh FOLDER QUESTIONS text curve head shapes
+#   docs/measurements/smollm2-head/run.sh FOLDER QUESTIONS text more curve head shapes
 #
 # For a device that decodes thousands of rows, and multiplies bfloat16 fast:
 #
@@ -26,17 +26,34 @@ mkdir -p "$out" || exit 1
 "$python" -m launch.tools.fetch_smollm2 >&2 || exit 1
 model=$("$python" -c 'from configs import smollm2; print(smollm2.path())') || exit 1
 
+made() { # name, conversations, prompts, more flags
+  name=$1 count=$2 prompts=$3
+  shift 3
+  # shellcheck disable=SC2086 # MAKE is several flags
+  [ -e "$out/$name/about.json" ] || "$python" -m launch.tools.self_data \
+    --config=configs/smollm2.py --config.drafter=plain \
+    --output="$out/$name" --count="$count" --prompts="$prompts" \
+    --temperatures=0.6,0.8,1.0 --answer_temperatures=0,1 --keep_out="$questions" \
+    --system_prompts=launch/training/users.txt ${MAKE:---rows=64} "$@" || exit 1
+}
+
 text() {
   count=${COUNT:-16000}
   [ -e "$out/prompts.jsonl" ] ||
     "$python" "$here/prompts.py" $((count / 2)) >"$out/prompts.jsonl" || exit 1
-  # shellcheck disable=SC2086 # MAKE is several flags
-  [ -e "$out/text/about.json" ] || "$python" -m launch.tools.self_data \
-    --config=configs/smollm2.py --config.drafter=plain --config.max_length=1024 \
-    --output="$out/text" --count="$count" --prompts="$out/prompts.jsonl" --turns=2 \
-    --temperatures=0.6,0.8,1.0 --answer_temperatures=0,1 --keep_out="$questions" \
-    --system_prompts=launch/training/users.txt ${MAKE:---rows=64} || exit 1
+  made text "$count" "$out/prompts.jsonl" --turns=2 --config.max_length=1024
 }
+
+# Shorter conversations of other prompts and other users, several times as fast.
+more() {
+  [ -e "$out/more.jsonl" ] ||
+    "$python" "$here/prompts.py" "${OTHERS:-20900}" |
+    grep -vxFf "$out/prompts.jsonl" >"$out/more.jsonl" || exit 1
+  made more "${MORE:-40000}" "$out/more.jsonl" --config.seed=1 \
+    --config.max_length=576 --config.max_new_tokens=192
+}
+
+all=1000000000 # more tokens than there are
 
 # So many tokens of the text; the same two conversations in a hundred validate all.
 part() {
@@ -46,7 +63,8 @@ from launch.training import corpus, data
 from models import checkpoints
 out, most, model = sys.argv[1:]
 tokenizer = checkpoints.load_tokenizer(model)
-rows = pathlib.Path(out, "text", "conversations.jsonl").read_text().splitlines()
+files = [pathlib.Path(out, x, "conversations.jsonl") for x in ("text", "more")]
+rows = [x for f in files if f.exists() for x in f.read_text().splitlines()]
 rows = sorted(rows, key=lambda row: hashlib.sha256(row.encode()).digest())
 splits, tokens = {"train": [], "validation": []}, 0
 for row in rows:
@@ -55,8 +73,9 @@ for row in rows:
     splits["validation"].append(row)
   elif tokens < int(most):
     splits["train"].append(row)
-    tokens += len(data.token_ids(messages, tokenizer))
-print(f"{tokens:,} tokens of {len(splits['train']):,} conversations")
+    if int(most) < 10**9:  # else nobody asks how many they are
+      tokens += len(data.token_ids(messages, tokenizer))
+print(f"{len(splits['train']):,} conversations")
 for name, kept in splits.items():
   folder = pathlib.Path(out, f"text-{most}", name)
   folder.mkdir(parents=True)
@@ -87,12 +106,11 @@ training() { # name, tokens of text, steps of BATCH rows, more flags
     --config=configs/train_head.py:eagle3 --config.target="$model" \
     --config.sequence_length=512 --config.batch_size="${BATCH:-32}" \
     --config.num_steps="$steps" --config.warmup_steps=100 --config.decay_share=0.5 \
-    --config.validate_every=500 --config.sample_every=0 --config.checkpoint_every=250 \
+    --config.validate_every=500 --config.sample_every=0 --config.checkpoint_every=500 \
     --config.compute_dtype="${COMPUTE:-float32}" \
     --workdir="$out/train-$name" --export="$out/$name" "$@" || exit 1
 }
 
-all=1000000000 # more tokens than there are
 words=--config.head.draft_vocab_size=8192
 
 # Equal passes over more and more text, and a wider MLP over all of it.
@@ -105,14 +123,11 @@ curve() {
     --config.head.depth=1 --config.learning_rate=2e-3 --config.head.mlp_dim=3072
 }
 
-# Goes on with the head that is shipped, of the words of this text: with one
-# unrolled step, then with two.
+# Goes on with the head that is shipped, and its words.
 head() {
-  training one "${FIRST:-$all}" "${STEPS:-4000}" $words --config.head.depth=1 \
-    --config.learning_rate=1.5e-3 --config.decay_share=0.9 \
+  training head "${FIRST:-$all}" "${STEPS:-2400}" --config.head.depth=2 \
+    --config.learning_rate=2e-3 --config.decay_share=0.9 \
     --config.init_from=models/pretrained/smollm2-eagle3
-  training head "${FIRST:-$all}" "${MORE_STEPS:-400}" --config.head.depth=2 \
-    --config.learning_rate=5e-4 --config.init_from="$out/one"
 }
 
 tasks=translation,qa,math_reasoning # of short prompts
@@ -147,16 +162,18 @@ print(", ".join(map(str, trees[int(sys.argv[2])]["parents"])))' "$out/ranked.jso
 
 shapes() { # which draft pays, on full batches of questions of three kinds
   ranked
-  six=$(static 6) || exit 1
-  certain="with_rule(eagle3(tree=($six), siblings=top_k), match)"
-  joint='with_rule(eagle3(tokens=2, tree=paths(2)), block_transport)'
+  five=$(static 5) || exit 1
+  certain="with_rule(eagle3(tree=($five), siblings=top_k, weights=int8), match)"
+  joint='eagle3(tokens=2, tree=paths(2), weights=int8)'
   [ -e "$out/shapes.json" ] || "$python" -m launch.evaluate \
     --config=configs/smollm2.py --config.checkpoints.eagle3="$out/head" \
     --questions="$questions" --output="$out/shapes.json" \
     --config.max_new_tokens=64 --batch_sizes=1,4,8 --temperatures=0,1 \
     --subset=48 --categories="$tasks" \
-    --systems="eagle3(tokens=1), eagle3(tokens=2), $certain, $joint,
-      repeats(eagle3(tokens=2), tokens=7)" || exit 1
+    --systems="eagle3(tokens=1, weights=int8), eagle3(tokens=2, weights=int8),
+      eagle3(tokens=3, weights=int8), eagle3(tokens=3), $certain,
+      with_rule($joint, block_transport),
+      repeats(eagle3(tokens=3, weights=int8), tokens=7)" || exit 1
 }
 
 for part; do $part; done
