@@ -234,6 +234,8 @@ def drafting_of(call: Call) -> Drafting:
     raise cli.UserError(
       f'drafter {drafting.name!r} needs a shape, as {drafting.name}("NAME")'
     )
+  if drafting.reads in ("head", "mtp") and drafting.weights:
+    raise cli.UserError("heads are planned in bfloat16: leave out weights")
   return drafting
 
 
@@ -262,8 +264,6 @@ def question(
   target = shape(cli.TARGET.value)
   draft = of_head = skipped = ahead = None
   tree, siblings = drafting.tree, drafting.siblings.name
-  if drafting.reads in ("head", "mtp") and drafting.weights:
-    raise cli.UserError("a plan has its heads in the target's dtype")
   if drafting.reads == "head":
     of_head = head(drafting.checkpoint, drafting.name, target)
   elif drafting.reads == "mtp":

@@ -302,8 +302,9 @@ def load_head(
     mesh: the devices; None for one device.
     sharding: the head's rules on the mesh.
     of_target: whether it is the MTP head in the target's own directory, `path`.
-    weights: how those of its projections are stored; None for `dtype`. On one
-      device.
+    weights: how its projections' weights are stored, the output projection's
+      too unless that is the target's, in few bits; None for `dtype`. Not with
+      a mesh.
 
   Returns:
     The `models.formats.head_checkpoints.Head`.
@@ -327,12 +328,14 @@ def load_head(
   head = head_checkpoints.load(
     path, about, dtype=dtype, place=place, of_target=of_target
   )
-  lowbits.lend(head.module, "embed", embedding, tables[0])
-  lowbits.lend(head.module, "lm_head", output, tables[1])
+  shared = {"embed": (embedding, tables[0]), "lm_head": (output, tables[1])}
+  lent = [n for n, x in shared.items() if lowbits.is_lent(head.module, n, *x)]
   if weights is not None:
     lowbits.lower(head.module, weights)
     if jax.default_backend() == "cpu":
       lowbits.hasten(head.module)
+  for name in lent:
+    lowbits.borrow(head.module, name, shared[name][1])
   return head
 
 

@@ -51,10 +51,6 @@ def check_low(config: ml_collections.ConfigDict, drafting: Drafting) -> None:
   Of configurations alone: nothing large is read for it.
   """
   form = precision.of_target(config.get("weights", ""))
-  if drafting.reads in ("head", "mtp") and drafting.weights and config.mesh:
-    raise ValueError(
-      f"a head in few bits drafts on one device, got the mesh {config.mesh!r}"
-    )
   stored = [(config.target, form, config.get("cache") or None)]
   if drafting.reads == "weights":
     stored.append((config.target, drafting.weights, None))

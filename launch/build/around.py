@@ -78,7 +78,7 @@ def online(
   if not drafter.learns:
     raise ValueError(
       "online learning is for drafts with parameters of their own (model, "
-      f"eagle, eagle3), got {drafter.name!r}"
+      f"eagle, eagle3), none in few bits, got {drafter.name!r}"
     )
   if getattr(drafter.policy, "head", ""):
     raise ValueError(

@@ -137,6 +137,11 @@ def check_config(
     raise ValueError(
       f"online learning runs on one device, got the mesh {config.mesh!r}"
     )
+  if drafting.reads in ("head", "mtp") and drafting.weights and config.mesh:
+    raise ValueError(
+      f"a head in few bits drafts on one device, got the mesh {config.mesh!r}: "
+      f"leave out weights={drafting.weights}"
+    )
   if drafting.drafts:
     drafting.check(rule)
     registry.check_checkpoint(drafting)

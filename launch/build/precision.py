@@ -1,7 +1,8 @@
 """Grammar of what weights and caches are stored in: `int8`, `int4(group=64)`.
 
 `config.weights` is a call of `WEIGHTS`, and so is the argument `weights` of a
-drafter that reads a model. `FORMATS` are those that weights are rounded to.
+drafter that reads a model or a head. `FORMATS` are those that weights are
+rounded to.
 """
 
 from collections.abc import Callable

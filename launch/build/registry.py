@@ -65,8 +65,11 @@ def _rounded(*, weights: Format | None = None) -> dict[str, Any]:
   """Storage of a head; in few bits it cannot learn."""
   if weights is None:
     return {}
-  if weights == "published":
-    raise ValueError("heads are rounded as they are read: give int8, or none")
+  if weights == "published" or weights.embedding or not weights.dense:
+    raise ValueError(
+      "a head's projections are rounded, from the config's dtype: "
+      f"weights=int8, int4, fp8 or fp4, got {weights}"
+    )
   return dict(weights=weights, learns=False)
 
 

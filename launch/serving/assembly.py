@@ -169,20 +169,9 @@ def follow(slots: Slots) -> None:
 
 
 def greet(slots: Slots) -> None:
-  """The first arrays: what sends them is compiled with them, on all processes.
-
-  The leader's times are everyone's, since what is read follows from them.
-  """
+  """The first array: what sends it is compiled with it, on all processes."""
   if processes.several():
     _broadcast(slots.idle().encode(slots.longest))
-    for times, keys in (
-      (slots.seconds_of_round, slots.depths),
-      (slots.seconds_of_pass, (0, *slots.widths)),
-    ):
-      seconds = _broadcast(
-        np.array([times.get(key, np.inf) for key in keys], np.float32)
-      )
-      times.update(zip(keys, seconds.tolist(), strict=True))
 
 
 def _broadcast(array: np.ndarray) -> np.ndarray:

@@ -25,6 +25,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from launch import processes
 from launch.serving import programs
 from launch.serving.control import (
   MOST_LIKELIEST,
@@ -45,6 +46,15 @@ from specjax.types import Params
 
 _SMALLEST = 8  # of the widths that prompts are padded to
 _WIDEST = 256  # read at once where no row decodes
+
+
+def _agreed(seconds: Sequence[float]) -> float:
+  """The chief's shortest of some times, on all processes.
+
+  All decide by it alike: one that timed a width more would wait in it for the
+  others.
+  """
+  return processes.gather(min(seconds))[0]
 
 
 def widths_to(longest: int) -> tuple[int, ...]:
@@ -250,7 +260,7 @@ class Slots:
         start = time.perf_counter()
         report = self._make_rounds(depth, self._orders(rounds=rounds))
         seen.append((time.perf_counter() - start) / max(report["rounds"], 1))
-      self.seconds_of_round[depth] = min(seen)
+      self.seconds_of_round[depth] = _agreed(seen)
     self.seconds_of_pass[0] = alone = self._timed(0, repeats)
     for width in self.widths if math.isfinite(self.gap) else ():
       longer = max(self._timed(width, repeats) - alone, 0.1 * alone)
@@ -271,7 +281,7 @@ class Slots:
         self._state = self._admit[width](self._params, self._state, *request)
       self._make_rounds(self.depth, self._orders(rounds=1))
       seen.append(time.perf_counter() - start)
-    return min(seen)
+    return _agreed(seen)
 
   def _fill(self) -> None:
     """Fills all rows with a dummy text."""

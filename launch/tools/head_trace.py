@@ -190,7 +190,10 @@ def run(_) -> int:
   tokens = sum(len(c.token_ids) for c in done.values())
   calls = sum(c.num_target_calls for c in done.values())
   result = {
-    "head": {"kind": head.kind, "features": list(head.features)},
+    "head": {
+      "kind": head.kind, "features": list(head.features),
+      "drafter": config.drafter,
+    },
     "block_efficiency": tokens / calls,
     "num_tokens": tokens,
     "num_target_calls": calls,

@@ -369,7 +369,8 @@ def batches(
       "the tokenizer has no end-of-text token, which documents are to end with"
     )
 
-  rows, count = shared(_Tokens(texts, tokenizer), batch_size, seed)
+  documents = _Tokens(texts, tokenizer, kept=seed is not None)
+  rows, count = shared(documents, batch_size, seed)
   rows = rows.to_iter_dataset(
     grain.ReadOptions(num_threads=1, prefetch_buffer_size=16)
   )
@@ -391,26 +392,25 @@ def batches(
 
 
 class _Tokens(Sequence):
-  """Documents as tokens; those of texts in memory are made once."""
+  """Documents as tokens; of texts in memory these are made once, and kept."""
 
-  def __init__(self, texts: Sequence[Document], tokenizer: Tokenizer):
+  def __init__(
+    self, texts: Sequence[Document], tokenizer: Tokenizer, *, kept: bool
+  ):
     self._texts, self._tokenizer = texts, tokenizer
-    self._made: dict[int, np.ndarray] | None = (
-      {} if isinstance(texts, list) else None
-    )
+    self._kept: dict[int, np.ndarray] = {}
+    self._keeps = kept and isinstance(texts, list)
 
   def __len__(self) -> int:
     return len(self._texts)
 
   def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-    made = self._made
-    if made is not None and index in made:
-      return {"tokens": made[index]}
-    tokens = np.asarray(
-      token_ids(self._texts[index], self._tokenizer), np.int32
-    )
-    if made is not None:
-      made[index] = tokens
+    tokens = self._kept.get(index)
+    if tokens is None:
+      ids = token_ids(self._texts[index], self._tokenizer)
+      tokens = np.asarray(ids, np.int32)
+      if self._keeps:
+        self._kept[index] = tokens
     return {"tokens": tokens}
 
 

@@ -488,12 +488,12 @@ def _places(weight: Array, form: Format, *, inputs: int):
   return where, NamedSharding(where.mesh, P(*scales))
 
 
-def lend(
+def is_lent(
   module: nnx.Module, name: str, array: Array, params: nnx.State
-) -> None:
-  """Gives a head the table of a target that is stored in few bits, in place.
+) -> bool:
+  """Whether a head has no table of its own, and the target's is in few bits.
 
-  Else it would keep one that was dequantised for it beside the target's.
+  It is to `borrow` that, in place of the one that was dequantised for it.
 
   Args:
     module: of the head.
@@ -503,10 +503,9 @@ def lend(
   """
   child = getattr(module, name, None)
   if child is None or "scales" not in params:
-    return
+    return False
   variable = child.embedding if name == "embed" else child.weight
-  if variable[...] is array:
-    borrow(module, name, params)
+  return variable[...] is array
 
 
 def borrow(module: nnx.Module, name: str, params: nnx.State) -> None:

@@ -78,31 +78,63 @@ def test_greedy_text_is_that_of_plain_decoding(saved, name):
   assert sum(c.num_drafted for c in done) > 0
 
 
-@pytest.mark.parametrize("head", ["eagle3", "medusa", "dflash", "blockwise"])
+@pytest.mark.parametrize(
+  "head",
+  ["eagle3", *(pytest.param(name, marks=pytest.mark.heavy)
+               for name in ("medusa", "dflash", "blockwise"))],
+)  # fmt: skip
 def test_a_head_in_eight_bits_drafts_and_the_text_is_the_targets(saved, head):
-  siblings = ", siblings=given" if head == "blockwise" else ""
-  call = f"{head}(tokens=3{siblings}, weights=int8)"
-  rule = "match" if siblings else "token"
-  config = settings(saved, head, call, rule=rule)
-  models = pair.load(config)
-  types = lambda params, name: {
-    leaf.dtype.name
-    for path, leaf in jax.tree.leaves_with_path(params)
+  """Its projections are the file's to half a step, and the target's whole."""
+  certain = head == "blockwise"
+  given, rule = (", siblings=given", "match") if certain else ("", "token")
+  make = lambda more: pair.load(
+    settings(saved, head, f"{head}(tokens=3{given}{more})", rule=rule)
+  )
+  whole, models = make(""), make(", weights=int8")
+  leaves = lambda models, name: {
+    jax.tree_util.keystr(path): leaf
+    for path, leaf in jax.tree.leaves_with_path(models.draft.functions()[1])
     if name in jax.tree_util.keystr(path)
   }
-  assert types(models.draft.functions()[1], "weight") == {"int8"}
+  stored = leaves(models, "weight")
+  for place, weight in leaves(whole, "weight").items():
+    scales = leaves(models, place.replace("weight", "scales"))
+    ((_, scale),) = scales.items()
+    assert stored[place].dtype == jnp.int8
+    far = jnp.abs(stored[place] * scale - weight)
+    assert (far <= 0.51 * scale).all()
+
+  config = settings(
+    saved, head, f"{head}(tokens=3{given}, weights=int8)", rule=rule
+  )
   built = pair.assemble(config, models)
-  assert types(built.params.target, "") == {"float32"}
+  kinds = {x.dtype.name for x in jax.tree.leaves(built.params.target)}
+  assert kinds == {"float32"}
   items = prompts.built_in(built.tokenizer, max_tokens=60)[:1]
   (batch,) = engine.make_batches(items, batch_size=1, max_width=60)
-  texts = [
-    [
-      c.token_ids
-      for c in pair.engine_of(config, built, baseline=x).run(batch)[0]
-    ]
+  drafted, plain = (
+    pair.engine_of(config, built, baseline=x).run(batch)[0][0]
     for x in (False, True)
-  ]
-  assert texts[0] == texts[1]
+  )
+  assert drafted.token_ids == plain.token_ids
+  assert drafted.num_drafted > 0
+
+
+@pytest.mark.parametrize("head", ["dflash", "eagle3"])
+def test_a_head_in_eight_bits_keeps_tables_that_a_target_in_four_lends(
+  saved, head
+):
+  config = settings(
+    saved, head, f"{head}(tokens=3, weights=int8)", weights="int4"
+  )
+  models = pair.load(config)
+  target = jax.tree.leaves(models.target.params["embed"])
+  assert {x.dtype.name for x in target} == {"int4", "float32"}
+  head_params = models.draft.functions()[1]
+  lent = jax.tree.leaves(head_params["embed"])
+  assert all(a is b for a, b in zip(lent, target, strict=True))
+  own = {x.dtype.name for x in jax.tree.leaves(head_params["fc"])}
+  assert own == {"int8", "float32"}
 
 
 def test_a_text_that_repeats_itself_is_read_on_in_place_of_the_head(saved):
@@ -130,8 +162,9 @@ def test_a_text_that_repeats_itself_is_read_on_in_place_of_the_head(saved):
     ("eagle3", "eagle3(tree=dynamic(8, top_k=3))", "rule 'token'"),
     ("target", "eagle", "and .*/target is a model of its own"),
     ("eagle3", "model", "and .*/eagle3 is a head on the target's features"),
-    ("eagle3", "eagle3(weights=published)", "heads are rounded as they are"),
-    ("eagle3", "online(eagle3(weights=int8))", "has no parameters|learn"),
+    ("eagle3", "eagle3(weights=published)", "projections are rounded, from"),
+    ("eagle3", "eagle3(weights=int8(dense=False))", "got int8.dense=False"),
+    ("eagle3", "online(eagle3(weights=int8))", "own .*, none in few bits"),
     ("medusa", "medusa(tree=mc_sim)", "mc_sim.*did you mean 'mc_sim_7b_63'"),
   ],
 )

@@ -80,6 +80,7 @@ def test_shapes_have_the_published_numbers_of_parameters():
       "--cache=int8"), "a cache with recurrent states is not in eight bits"),
     ((*SMALL, "--drafter=model"), "'model' needs a shape, as model("),
     ((*SMALL, "--drafter=eagle3"), "'eagle3' needs a shape, as eagle3("),
+    ((*SMALL, "--drafter=mtp(weights=int8)"), "planned in bfloat16: leave out"),
     (("--topology=v5e-4", "--target=llama-3.1-8b",
       "--drafter=model('eagle3-llama-3.1-8b')"),
      "is a draft head: say of what kind"),

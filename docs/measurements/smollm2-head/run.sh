@@ -1,9 +1,9 @@
 #!/bin/sh
 # Heads for SmolLM2, as docs/evaluation.md measures one and models/pretrained/README.md
-# describes it: text that the model makes up by itself or answers (`text`), the
-# curve of acceptance against distinct tokens of it (`curve`), the head (`head`), and
-# which drafts pay (`ranked`, `shapes`). What is there is not made again, and a stopped
-# run goes on. QUESTIONS is Spec-Bench's question.jsonl.
+# describes it: text that the model makes up by itself or answers (`text`, and `more`
+# before anything is trained), the curve of acceptance against distinct tokens of it
+# (`curve`), the head (`head`), and which drafts pay (`ranked`, `shapes`). What is there
+# is not made again, and a stopped run goes on. QUESTIONS is Spec-Bench's question.jsonl.
 #
 #   docs/measurements/smollm2-head/run.sh FOLDER QUESTIONS text more curve head shapes
 #
@@ -37,19 +37,24 @@ made() { # name, conversations, prompts, more flags
     --system_prompts=launch/training/users.txt ${MAKE:---rows=64} "$@" || exit 1
 }
 
+prompts() { # so many of this machine's text, into the file of that name
+  "$python" "$here/prompts.py" "$1" >"$out/$2.new" || exit 1
+  mv "$out/$2.new" "$out/$2"
+}
+
 text() {
   count=${COUNT:-16000}
-  [ -e "$out/prompts.jsonl" ] ||
-    "$python" "$here/prompts.py" $((count / 2)) >"$out/prompts.jsonl" || exit 1
+  [ -e "$out/prompts.jsonl" ] || prompts $((count / 2)) prompts.jsonl
   made text "$count" "$out/prompts.jsonl" --turns=2 --config.max_length=1024
 }
 
-# Shorter conversations of other prompts and other users, several times as fast.
+# After these shorter conversations, of other prompts and other users.
 more() {
-  [ -e "$out/more.jsonl" ] ||
-    "$python" "$here/prompts.py" "${OTHERS:-20900}" |
-    grep -vxFf "$out/prompts.jsonl" >"$out/more.jsonl" || exit 1
-  made more "${MORE:-40000}" "$out/more.jsonl" --config.seed=1 \
+  if [ ! -e "$out/more.jsonl" ]; then
+    prompts 20900 every.jsonl
+    grep -vxFf "$out/prompts.jsonl" "$out/every.jsonl" >"$out/more.jsonl" || exit 1
+  fi
+  made more "${MORE:-26775}" "$out/more.jsonl" --config.seed=1 \
     --config.max_length=576 --config.max_new_tokens=192
 }
 
@@ -73,9 +78,8 @@ for row in rows:
     splits["validation"].append(row)
   elif tokens < int(most):
     splits["train"].append(row)
-    if int(most) < 10**9:  # else nobody asks how many they are
-      tokens += len(data.token_ids(messages, tokenizer))
-print(f"{len(splits['train']):,} conversations")
+    tokens += len(data.token_ids(messages, tokenizer))
+print(f"{tokens:,} tokens of {len(splits['train']):,} conversations")
 for name, kept in splits.items():
   folder = pathlib.Path(out, f"text-{most}", name)
   folder.mkdir(parents=True)
@@ -149,7 +153,7 @@ with open(sys.argv[3], "w") as file:
 END
   [ -e "$out/ranked.json" ] || "$python" -m launch.tools.best_tree \
     --config=configs/smollm2.py --config.checkpoints.eagle3="$out/head" \
-    --config.drafter='eagle3(siblings=top_k)' --config.rule=match \
+    --config.drafter='eagle3(siblings=top_k, weights=int8)' --config.rule=match \
     --config.max_new_tokens=64 --prompts="$out/ranked.jsonl" \
     --output="$out/ranked.json" || exit 1
 }

@@ -57,6 +57,8 @@ def test_pairs_of_the_same_models_share_their_parameters(pair):
     ("ladder(model, lengths=(0, 2))", dict(rule="multipath_block"),
      "verifies trees whose form is fixed"),
     ("online(model)", dict(mesh="data:1"), "online learning runs on one dev"),
+    ('eagle3("models/pretrained/eagle3", weights=int8)', dict(mesh="data:1"),
+     "on one device, got the mesh 'data:1': leave out weights=int8"),
     ("model(weights=int2)", {}, "unknown weights 'int2'"),
     ("model", dict(weights="int8(group=48)"), "group must be one of"),
     ("quantised_self", dict(weights="int8"), "int8 must have fewer, got int8"),

@@ -196,6 +196,19 @@ def test_passes_are_timed_as_far_as_the_gap_goes(slots, monkeypatch):
   slots.seconds_of_pass.clear()
 
 
+def test_processes_time_as_many_passes_as_the_first_of_them(slots, monkeypatch):
+  """Its times are everybody's: a pass more would wait for the others."""
+  monkeypatch.setattr(slots, "gap", 2.0)
+  chiefs = iter([1.0, 1.0, 5.0])  # of a round, alone and the narrowest pass
+  monkeypatch.setattr(
+    "launch.processes.gather", lambda seconds: [next(chiefs), seconds]
+  )
+  slots.measure(rounds=2, repeats=1)
+  assert [*slots.seconds_of_round.values()] == [1.0]
+  assert slots.seconds_of_pass == {0: 1.0, 4: 4.0}
+  slots.seconds_of_pass.clear()
+
+
 def test_gaps_of_less_than_a_round_are_refused():
   with pytest.raises(ValueError, match=r"gap must be >= 1, got 0\.5"):
     Slots(

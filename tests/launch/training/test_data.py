@@ -275,6 +275,20 @@ def test_epochs_are_shuffled_anew_and_lose_nothing(tokenizer):
   assert not np.array_equal(stream(take(make(seed=4), size)), first)
 
 
+def test_texts_in_memory_become_tokens_once(tokenizer, monkeypatch):
+  made = []
+  monkeypatch.setattr(
+    data, "token_ids", lambda text, _: made.append(text) or [1, 2, 3]
+  )
+  make = functools.partial(
+    data.batches, tokenizer=tokenizer, length=3, batch_size=1, seed=0
+  )
+  take(make(TEXTS), 2 * len(TEXTS))
+  assert sorted(made) == sorted(TEXTS)
+  take(make(tuple(TEXTS)), 2 * len(TEXTS))  # as what is read from a disk
+  assert len(made) >= 3 * len(TEXTS)
+
+
 def test_neighbouring_rows_are_shuffled_within_their_window(tokenizer):
   make = functools.partial(
     data.batches, TEXTS, tokenizer, length=4, batch_size=1, seed=3
