@@ -190,10 +190,7 @@ def run(_) -> int:
   tokens = sum(len(c.token_ids) for c in done.values())
   calls = sum(c.num_target_calls for c in done.values())
   result = {
-    "head": {
-      "kind": head.kind, "features": list(head.features),
-      "drafter": config.drafter,
-    },
+    "head": {"kind": head.kind, "features": list(head.features)},
     "block_efficiency": tokens / calls,
     "num_tokens": tokens,
     "num_target_calls": calls,

@@ -121,15 +121,18 @@ def test_a_head_in_eight_bits_drafts_and_the_text_is_the_targets(saved, head):
 
 
 @pytest.mark.parametrize("head", ["dflash", "eagle3"])
-def test_a_head_in_eight_bits_keeps_tables_that_a_target_in_four_lends(
+def test_a_head_in_eight_bits_borrows_tables_as_the_target_stores_them(
   saved, head
 ):
   config = settings(
-    saved, head, f"{head}(tokens=3, weights=int8)", weights="int4"
+    saved,
+    head,
+    f"{head}(tokens=3, weights=int8)",
+    weights="fp8(embedding=True)",
   )
   models = pair.load(config)
   target = jax.tree.leaves(models.target.params["embed"])
-  assert {x.dtype.name for x in target} == {"int4", "float32"}
+  assert {x.dtype.name for x in target} == {"float8_e4m3fn", "float32"}
   head_params = models.draft.functions()[1]
   lent = jax.tree.leaves(head_params["embed"])
   assert all(a is b for a, b in zip(lent, target, strict=True))

@@ -28,7 +28,7 @@ def test_smollm2_takes_what_everybody_asks_for_first(monkeypatch):
   assert [s.name for s in actual] == wanted
   reading = actual[1].drafting
   assert reading.checkpoint == "models/pretrained/smollm2-eagle3"
-  assert (reading.tree.max_depth, reading.widths) == (7, (3,))
+  assert (reading.tree.max_depth, reading.widths) == (7, (4,))
   assert actual[-1].drafting.rule == "match"
 
 
