@@ -138,12 +138,12 @@ part timed request-costs.json 3 docs/measurements/slots/request-costs.json \
 one='eagle3(tokens=1, weights=int8)'
 two='eagle3(tokens=2, weights=int8)'
 three='eagle3(tokens=3, weights=int8)'
-for at in 1-0 1-1 8-0 8-1; do
+for at in 1-0 1-1 8-0; do
   case $at in
     1-0) own="$three, ngram(tokens=4), repeats($three, tokens=7)" ;;
-    1-1) own="$two, $three, repeats($two, tokens=7)" ;;
+    1-1) own="with_rule($two, block), with_rule($three, block), $two"
+      own="$own, with_rule(repeats($two, tokens=7), block)" ;;
     8-0) own="$one, $two" ;;
-    8-1) own="$one, $two" ;;
   esac
   [ -z "$QUESTIONS" ] ||
     evaluate spec-bench-$at 30 docs/evaluation $smollm2 \

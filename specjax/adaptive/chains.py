@@ -253,7 +253,9 @@ def _draw(
   )
   tokens, present = [context.root], [jnp.ones((rows, 1), bool)]
   drawn_from, known, log_p = [], [], []
-  for level in range(tree.max_depth):
+  depth = tree.max_depth
+  depth = depth if policy.most is None else min(depth, policy.most)
+  for level in range(depth):
     goes = policy.goes_on(seen, goes & (level < context.max_depth))
 
     def go_on(carry, level=level, goes=goes, newest=tokens[-1]):
@@ -285,7 +287,7 @@ def _draw(
     drawn_from.append(law)
     known.append(token)
     log_p.append(laws.token_log_prob(law, drawn).astype(jnp.float32))
-    if level + 1 < tree.max_depth:
+    if level + 1 < depth:
       accept = policy.accepts(params, state.memory, token)
       seen = Seen(
         level=level + 1,
@@ -295,6 +297,11 @@ def _draw(
         memory=state.memory,
       )
   inner, target_cache = passes.close(carry, fed)
+  absent = tree.max_depth - depth
+  tokens.append(jnp.zeros((rows, absent), context.root.dtype))
+  present.append(jnp.zeros((rows, absent), bool))
+  dtype = jnp.result_type(jnp.float32, *drawn_from)
+  no_law = jnp.full((rows, vocab_size), even, dtype)
   here = jnp.concatenate(present, axis=1)
   kept = state.drawn
   if policy.learn is not None:
@@ -319,7 +326,7 @@ def _draw(
     tree=tree,
     siblings=siblings,
     tokens=jnp.concatenate(tokens, axis=1),
-    log_probs=jnp.stack([drawn_from[0], *drawn_from], axis=1),
+    log_probs=jnp.stack([no_law, *drawn_from, *[no_law] * absent], axis=1),
     parents=jnp.where(here, np.array(tree.parents, np.int32), -1),
   )
   return draft, state, target_cache

@@ -83,6 +83,8 @@ class Policy:
     shared: whether all rows go on as long as the mean gain is above the mean
       price, of the rows that are allowed so deep (on a mesh, of a device's).
     width: H, of the draft's hidden states that it reads; 0 for none.
+    most: tokens that no row goes beyond, whatever is drafted; deeper passes are
+      not even compiled. None: as many as the tree has.
   """
 
   name: str
@@ -93,6 +95,7 @@ class Policy:
   learn: Callable[[Any, Finished], Any] | None = None
   shared: bool = False
   width: int = 0
+  most: int | None = None
 
   def goes_on(self, seen: Seen, allowed: Array) -> Array:
     """`bool[B]`, rows that draft the next token, of those that may."""
@@ -108,9 +111,7 @@ def fixed(depth: int = 6) -> Policy:
   if depth < 0:
     raise ValueError(f"depth must be >= 0, got {depth}")
   return Policy(
-    name=str(depth),
-    gain=lambda seen: jnp.full_like(seen.survival, float(seen.level < depth)),
-    price=_constant(0.0),
+    name=str(depth), gain=_constant(1.0), price=_constant(0.0), most=depth
   )
 
 

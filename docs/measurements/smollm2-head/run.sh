@@ -166,18 +166,22 @@ print(", ".join(map(str, trees[int(sys.argv[2])]["parents"])))' "$out/ranked.jso
 
 shapes() { # which draft pays, on full batches of questions of three kinds
   ranked
-  five=$(static 5) || exit 1
-  certain="with_rule(eagle3(tree=($five), siblings=top_k, weights=int8), match)"
-  joint='eagle3(tokens=2, tree=paths(2), weights=int8)'
+  seven=$(static 7) || exit 1
+  one='weights=int8, tokens=1' two='weights=int8, tokens=2'
+  three='weights=int8, tokens=3'
   [ -e "$out/shapes.json" ] || "$python" -m launch.evaluate \
     --config=configs/smollm2.py --config.checkpoints.eagle3="$out/head" \
     --questions="$questions" --output="$out/shapes.json" \
     --config.max_new_tokens=64 --batch_sizes=1,4,8 --temperatures=0,1 \
     --subset=48 --categories="$tasks" \
-    --systems="eagle3(tokens=1, weights=int8), eagle3(tokens=2, weights=int8),
-      eagle3(tokens=3, weights=int8), eagle3(tokens=3), $certain,
-      with_rule($joint, block_transport),
-      repeats(eagle3(tokens=3, weights=int8), tokens=7)" || exit 1
+    --systems="eagle3($one), eagle3($two), eagle3($three),
+      with_widths(eagle3($three, policy=confidence), 1, 2),
+      with_rule(eagle3(tree=($seven), siblings=top_k, weights=int8), match),
+      with_rule(eagle3(tree=dynamic(7, top_k=3), $three), match),
+      with_rule(eagle3(tree=(-1, 0, 0, 1), siblings=without_replacement,
+        weights=int8), recursive),
+      with_rule(eagle3(tree=paths(2), $two), block_transport),
+      repeats(eagle3($three), tokens=7)" || exit 1
 }
 
 for part; do $part; done
