@@ -180,6 +180,28 @@ def test_passes_end_as_soon_as_no_row_goes_on(policy):
     assert expected == 12
 
 
+def test_no_pass_below_a_fixed_depth_is_compiled():
+  def traced(policy, depth):
+    calls = []
+
+    def apply(*arguments, **more):
+      calls.append(1)
+      return MODEL.apply(*arguments, **more)
+
+    draft = dataclasses.replace(MODEL, apply=apply)
+    decoder = specjax.make_decoder(
+      MODEL,
+      drafter=of_model(policies.get(policy), draft, chain(depth)),
+    )
+    state = decoding.start(decoder, temperature=0.7)
+    calls.clear()
+    jax.eval_shape(decoder.step, PARAMS, state)
+    return len(calls)
+
+  assert traced("2", DEPTH) == traced("2", 2) < traced(str(DEPTH), DEPTH)
+  assert traced("0", DEPTH) == 0
+
+
 def test_a_fixed_depth_drafts_what_a_shorter_chain_does():
   """The same tokens from the same keys, with a wider verification."""
   short = specjax.make_decoder(MODEL, drafter=of_model(None, tree=chain(2)))
