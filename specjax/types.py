@@ -521,8 +521,8 @@ class Drafter:
     accepts_foreign_drafts: whether its state depends on the committed tokens of
       a round alone, so that another draft may be verified in place of its own
       (`specjax.drafters.repeats`). Not if it learns from its own drafts.
-    longer: `tokens -> Drafter`, the same with room for a chain of so many, of
-      which it drafts as many as before; None if it has but this form.
+    longer: `tokens -> Drafter`, the same with room for a chain of so many: it
+      drafts what it did before; None if it has but this form.
     row_axes: `state -> pytree of int | None`: the axis of rows of each array of
       the state, so that it can be cut over a mesh. None for an array that all
       rows share: a round's additions to it are summed over devices. By default

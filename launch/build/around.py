@@ -19,19 +19,21 @@ def repeats(drafter: Drafting, **settings: Any) -> Drafting:
   if drafter.learning is not None or drafter.lengths:
     raise ValueError("repeats is not around online and ladder")
   depth, tokens = drafter.tree.max_depth, made.tree.max_depth
-  settings.pop("tokens", None)
+  fed, forms = drafter.tree.num_drafted + 1, {}
+  if drafter.tree.is_chain and tokens > depth:
+    # As `Drafter.longer`, and the form can be changed again.
+    settings.pop("tokens")
+    forms = dict(tokens=tokens, policy=policies.fixed(depth))
 
   def call(model: Any, vocab_size: int, **form: Any) -> Drafter:
     return drafters.repeats(drafter.call(model, vocab_size, **form), **settings)
 
   wrapped = dataclasses.replace(
-    drafter, call=call, learns=False, climbs=False, takes_policy=False
-  )
-  if tokens > depth:  # as `Drafter.longer`, and the form can be changed again
-    wrapped = dataclasses.replace(
-      wrapped.of_form(tokens=tokens, policy=policies.fixed(depth)),
-      widths=(*drafter.widths, depth + 1),
-    )
+    drafter.of_form(**forms) if forms else drafter,
+    call=call, learns=False, climbs=False, takes_policy=False,
+  )  # fmt: skip
+  if made.tree.num_drafted >= fed:
+    wrapped = dataclasses.replace(wrapped, widths=(*drafter.widths, fed))
   return wrapped
 
 

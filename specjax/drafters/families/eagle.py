@@ -29,6 +29,7 @@ import numpy as np
 from jax import Array
 
 from specjax import cache as cache_lib
+from specjax import tree as tree_lib
 from specjax.adaptive import chains
 from specjax.adaptive.policies import Policy
 from specjax.cache import Cache
@@ -190,15 +191,22 @@ def nothing(tree: Tree, siblings: Siblings, context: Context) -> Draft:
   )
 
 
-def _dynamic(model: FeatureModel, tree: Tree, vocab_size: int) -> Drafter:
+def _dynamic(
+  model: FeatureModel,
+  tree: Tree,
+  vocab_size: int,
+  form: Tree | None = None,
+) -> Drafter:
   """Drafts EAGLE-2's dynamic tree of certain tokens (its section 4).
 
   Args:
     model: the head.
     tree: `specjax.tree.bound(N, G, top_k)`.
     vocab_size: V.
+    form: of the proposals, if it has room for more.
   """
   depth, top_k = tree.max_depth, tree.max_children
+  form = tree if form is None else form
   best_first.check(
     num_nodes=tree.num_drafted, depth=depth, width=top_k, children=top_k,
     vocab_size=vocab_size,
@@ -232,12 +240,20 @@ def _dynamic(model: FeatureModel, tree: Tree, vocab_size: int) -> Drafter:
       root.logits, feed, (root.hidden[:, None], None, root.cache), context,
       tree=tree, width=top_k, children=top_k, vocab_size=vocab_size,
     )  # fmt: skip
+    draft = best_first.within(draft, form)
     return draft, dataclasses.replace(state, cache=cache), target_cache
 
-  return _made(
-    model, propose, tree=tree, siblings=GIVEN, name="eagle2",
+  def longer(tokens: int) -> Drafter:
+    nodes = max(tree.num_drafted, tokens + top_k - 1)
+    return _dynamic(
+      model, tree, vocab_size, tree_lib.bound(nodes, tokens, top_k)
+    )
+
+  made = _made(
+    model, propose, tree=form, siblings=GIVEN, name="eagle2",
     passes=(top_k,) * (depth - 1), more_slots=top_k * (depth - 1),
   )  # fmt: skip
+  return dataclasses.replace(made, longer=longer)
 
 
 # ------------------------------------------------- what both have in common

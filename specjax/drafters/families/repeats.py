@@ -18,7 +18,8 @@ import numpy as np
 from jax import Array
 
 from specjax.drafters.families.ngram import look_up
-from specjax.siblings import IID
+from specjax.siblings import GIVEN, IID
+from specjax.tree import Form
 from specjax.types import Draft, Drafter
 
 
@@ -32,12 +33,12 @@ def repeats(
   """The tokens after a long match, or else the other drafter's.
 
   Args:
-    drafter: of a chain of 'iid' tokens, whose state does not rest on its own
-      draft being the one that is verified (`Drafter.accepts_foreign_drafts`): a
-      head's, `layer_skip`. It drafts for all rows, those that read on too; but
-      with a policy it is allowed nothing there, and where all rows at work read
-      on it makes no pass that drafts.
-    tokens: that are read on; as many as the other drafts by default. Where they
+    drafter: of a chain of 'iid' tokens or of a dynamic tree, whose state does
+      not rest on its own draft being the one that is verified
+      (`Drafter.accepts_foreign_drafts`): a head's, `layer_skip`. It drafts for
+      all rows, those that read on too; but with a policy it is allowed nothing
+      there, and where all rows at work read on it makes no pass that drafts.
+    tokens: that are read on; as deep as the other drafts by default. Where they
       are more, it drafts no more than before (`Drafter.longer`).
     min_match: tokens that must have occurred in a row, at least.
     max_ngram: the longest match that is looked for; longer ones win.
@@ -51,11 +52,12 @@ def repeats(
   """
   tree, usual = drafter.tree, drafter.tree.max_depth
   drawn = tree.is_chain and not tree.lanes and drafter.siblings is IID
+  drawn |= tree.form is Form.FREE and drafter.siblings is GIVEN
   if not drawn or not drafter.accepts_foreign_drafts:
     raise ValueError(
-      "repeats is around a chain of a drafter whose state is made of what was "
-      "committed (a head, layer_skip), without a policy that learns from "
-      f"rounds of the draft's own, got {drafter.name!r}"
+      "repeats is around a chain, or a dynamic tree, of a drafter whose state "
+      "is made of what was committed (a head, layer_skip), without a policy "
+      f"that learns from rounds of the draft's own, got {drafter.name!r}"
     )
   if not 1 <= min_match <= max_ngram:
     raise ValueError(
@@ -67,7 +69,8 @@ def repeats(
   if tokens > usual:
     if drafter.longer is None:
       raise ValueError(
-        "a longer chain is around what drafts token by token, without a policy"
+        "a longer chain is around what drafts token by token, without a "
+        "policy, or a head's dynamic tree"
       )
     inner = drafter.longer(tokens)
   depth = inner.tree.max_depth
@@ -97,8 +100,10 @@ def _chosen(reads_on: Array, followers: Array, drafted: Draft) -> Draft:
   Args:
     reads_on: `bool[B]`.
     followers: `i32[B, G]`.
-    drafted: of a chain of G tokens.
+    drafted: of a tree of depth G, with N nodes.
   """
+  depth, nodes = drafted.tree.max_depth, drafted.tree.num_drafted
+  followers = jnp.pad(followers, ((0, 0), (0, nodes - depth)))
   whole = jnp.concatenate([drafted.tokens[:, :1], followers], axis=1)
   log_probs, parents = drafted.log_probs, drafted.parents
   if log_probs is not None:
@@ -106,7 +111,8 @@ def _chosen(reads_on: Array, followers: Array, drafted: Draft) -> Draft:
     point = jnp.where(certain, 0, -jnp.inf).astype(log_probs.dtype)
     log_probs = jnp.where(reads_on[:, None, None], point, log_probs)
   if parents is not None:
-    chain = np.arange(-1, drafted.tree.max_depth, dtype=np.int32)
+    chain = np.full(nodes + 1, -1, np.int32)
+    chain[: depth + 1] = np.arange(-1, depth)
     parents = jnp.where(reads_on[:, None], chain, parents)
   return dataclasses.replace(
     drafted,

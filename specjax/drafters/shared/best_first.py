@@ -10,6 +10,7 @@ No token is drawn, so the shape may depend on tokens, and the rule that fits is
 min(1, q/p) of the draft's law p would be lossy: they were not drawn from p.
 """
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -94,6 +95,18 @@ def draft_tree(
     parents=jnp.pad(parents, ((0, 0), (1, 0)), constant_values=-1),
   )
   return draft, carry
+
+
+def within(draft: Draft, form: Tree) -> Draft:
+  """The same draft in a form of as many nodes or more, which are not there."""
+  more = ((0, 0), (0, form.num_drafted - draft.tree.num_drafted))
+  assert draft.parents is not None
+  return dataclasses.replace(
+    draft,
+    tree=form,
+    tokens=jnp.pad(draft.tokens, more),
+    parents=jnp.pad(draft.parents, more, constant_values=-1),
+  )
 
 
 def check(

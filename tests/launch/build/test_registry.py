@@ -139,7 +139,7 @@ def of(text: str) -> Drafting:
     ("ladder(model(policy=3))", "drafted whole: without tree"),
     ("ladder(model(tree=paths(2)))", "drafted whole: without tree"),
     ("repeats(model)", "state is made of what was committed"),
-    ("repeats(eagle3(tree=dynamic(60)))", "is around a chain"),
+    ("repeats(eagle3(tree=paths(2)))", "is around a chain"),
     ("repeats(eagle3, min_match=9)", r"min_match must be in 1..max_ngram"),
     ("repeats(online(eagle3))", "not around online and ladder"),
     ("online(medusa)", "drafts with parameters of their own"),
@@ -227,6 +227,9 @@ def test_what_repeats_is_longer_than_what_is_drafted_elsewhere():
   actual = of("repeats(eagle3(tokens=1), tokens=7)")
   assert (actual.tree.max_depth, actual.policy.name) == (7, "1")
   assert actual.widths == (2,)
+  tree = of("repeats(eagle3(tokens=3, tree=dynamic(5, top_k=2)), tokens=6)")
+  assert (tree.tree.num_drafted, tree.tree.max_depth) == (7, 6)
+  assert tree.widths == (6,)
   same = of("repeats(eagle3(tokens=3))")
   assert (same.tree.max_depth, same.policy, same.widths) == (3, None, ())
 

@@ -14,7 +14,7 @@ from specjax import drafters, exact
 from specjax.adaptive import policies
 from specjax.drafters.families import repeats
 from specjax.state import StopReason
-from specjax.tree import Tree, chain
+from specjax.tree import Tree, bound, chain
 from specjax.types import MarginalModel
 from specjax.warp import make_sampling
 
@@ -32,6 +32,10 @@ AGAIN, ANEW = [2, 1, 0, 2, 1], [0, 0, 1, 0, 2]
 
 def head(*, deep=DEPTH, policy=None):
   return drafters.eagle(HEAD, tree=chain(deep), vocab_size=VOCAB, policy=policy)
+
+
+def dynamic_head():
+  return drafters.eagle(HEAD, tree=bound(3, DEPTH, 2), vocab_size=VOCAB)
 
 
 def reading_on(inner=None, **more):
@@ -108,6 +112,13 @@ def test_a_round_of_other_drafters_has_the_targets_law(inner):
     assert error(reading_on(OTHERS[inner]), "token", text) < 1e-10
 
 
+@pytest.mark.parametrize("tokens", [None, 3])
+def test_a_round_around_a_dynamic_tree_has_the_targets_law(tokens):
+  drafter = reading_on(dynamic_head(), tokens=tokens)
+  for text in (AGAIN, ANEW):
+    assert error(drafter, "match", text) < 1e-10
+
+
 def test_its_laws_are_those_its_tokens_are_of():
   params = specjax.Params(target=jnp.asarray(TARGET), draft=jnp.asarray(NEAR))
   drafter = reading_on(min_match=1)
@@ -137,6 +148,20 @@ def test_what_followed_is_drafted_where_the_text_repeats_itself():
   expected, *_ = alone.propose(*begun(alone, NEAR, [AGAIN, ANEW]))
   assert draft.tokens[1].tolist() == expected.tokens[1].tolist()
   np.testing.assert_array_equal(draft.log_probs[1], expected.log_probs[1])
+
+
+def test_a_row_that_reads_on_has_a_path_in_place_of_a_dynamic_tree():
+  inner = dynamic_head()
+  alone = specjax.make_decoder(TOY, drafter=inner, rule="match")
+  expected, *_ = alone.propose(*begun(alone, NEAR, [AGAIN, ANEW]))
+  drafter = reading_on(inner, tokens=4)
+  assert (drafter.tree.num_drafted, drafter.tree.max_depth) == (5, 4)
+  decoder = specjax.make_decoder(TOY, drafter=drafter, rule="match")
+  draft, *_ = decoder.propose(*begun(decoder, NEAR, [AGAIN, ANEW]))
+  assert draft.tokens[0, :5].tolist() == [1, 0, 2, 1, 0]
+  assert draft.parents[0].tolist() == [-1, 0, 1, 2, 3, -1]
+  assert draft.tokens[1, :4].tolist() == expected.tokens[1].tolist()
+  assert draft.parents[1].tolist() == [*expected.parents[1].tolist(), -1, -1]
 
 
 def test_the_head_knows_what_stands_after_texts_were_read_on():
