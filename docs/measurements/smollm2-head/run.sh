@@ -173,11 +173,13 @@ shapes() { # which draft pays, on full batches of questions of three kinds
     --config=configs/smollm2.py --config.checkpoints.eagle3="$out/head" \
     --questions="$questions" --output="$out/shapes.json" \
     --config.max_new_tokens=64 --batch_sizes=1,4,8 --temperatures=0,1 \
-    --subset=48 --categories="$tasks" \
-    --systems="eagle3($one), eagle3($two), eagle3($three),
+    --subset=24 --categories="$tasks" --timing=none \
+    --systems="eagle3($one), with_rule(eagle3($two), block),
+      with_rule(eagle3($three), block),
       with_widths(eagle3($three, policy=confidence), 1, 2),
       with_rule(eagle3(tree=($seven), siblings=top_k, weights=int8), match),
-      with_rule(eagle3(tree=dynamic(7, top_k=3), $three), match),
+      with_rule(eagle3(tree=dynamic(7, top_k=2), weights=int8,
+        tokens=4), match),
       with_rule(eagle3(tree=(-1, 0, 0, 1), siblings=without_replacement,
         weights=int8), recursive),
       with_rule(eagle3(tree=paths(2), $two), block_transport),
