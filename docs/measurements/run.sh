@@ -141,9 +141,7 @@ three='eagle3(tokens=3, weights=int8)'
 for at in 1-0 1-1 8-0; do
   case $at in
     1-0) own="$three, ngram(tokens=4), repeats($three, tokens=7)" ;;
-    1-1)
-      own="with_rule($three, block), with_rule($two, block), $two"
-      own="$own, with_rule(repeats($three, tokens=7), block)" ;;
+    1-1) own="with_rule($three, block), with_rule($two, block), $three" ;;
     8-0) own="$one, $two" ;;
   esac
   [ -z "$QUESTIONS" ] ||

@@ -423,6 +423,7 @@ def engine_of(config, pair: Pair, *, baseline: bool = False) -> Engine:
     params=pair.params,
     stop_tokens=pair.stop_tokens,
     max_new_tokens=config.max_new_tokens,
+    max_length=pair.max_length,
     temperature=config.temperature,
     top_k=config.top_k,
     top_p=config.top_p,

@@ -191,13 +191,16 @@ class Compiled:
 
   Attributes:
     prefill: reads prompts to both models.
-    loop: makes rounds of one draft length, or of several (a `Climb`).
+    loop: makes rounds of one draft length, or of several (a `Climb`); it is
+      that of all widths with buffers of one length.
+    formats: how the loop has its state in memory, `Programs.formats`.
     unread: reads them to the target alone, for a `Climb` that would begin
       without a draft; None if the draft must have them.
   """
 
   prefill: Callable[..., DecodeState]
   loop: Callable[..., DecodeState]
+  formats: DecodeState
   unread: Callable[..., DecodeState] | None = None
 
 
@@ -215,6 +218,8 @@ class Engine:
     params: its parameters.
     stop_tokens: ids that end a row.
     max_new_tokens: budget of a row, and the most that one may ask for.
+    max_length: tokens of the longest text. Buffers are a power of two long, so
+      that few loops are compiled, but not longer than this.
     temperature, top_k, top_p, min_p: the warp.
     seed: a prompt draws from `fold_in(key(seed), prompt.stream)`.
     watch: `request -> Watch | None`: reads its tokens after every round and may
@@ -236,6 +241,7 @@ class Engine:
   params: Params
   stop_tokens: tuple[int, ...]
   max_new_tokens: int
+  max_length: int
   temperature: float
   top_k: int
   top_p: float
@@ -256,48 +262,62 @@ class Engine:
       return 0.0
     self._check_inputs(batch)
     start = time.perf_counter()
-    args, options = self._asked(batch, np.zeros(batch.rows, np.int32))
+    args, options = self._asked(batch, self._budgets(batch))
     args = (self.params, *args)
+    prefill_of = lambda decoder, formats: compilation.compile_prefill(
+      self._init(decoder, batch), args, options, formats
+    )
+    loop: Callable[..., DecodeState]
+    beside, unread = self._beside(shape), None
     with self.on_mesh():
-      both = compilation.compile_both(
-        self._mapped(self.decoder),
-        self._init(self.decoder, batch),
-        args,
-        options,
-        in_pieces=True,
-        cache_specs=self.cache_specs,
-      )
-    self.programs[shape] = Compiled(prefill=both.prefill, loop=both.loop)
-    if self.rungs is not None:
-      try:
-        climbing = self._climbing(batch, both, args, options)
-      except BaseException:
-        del self.programs[shape]  # half of them would look like all
-        raise
-      self.programs[shape] = climbing
+      if beside is None:
+        both = compilation.compile_both(
+          self._mapped(self.decoder),
+          self._init(self.decoder, batch),
+          args,
+          options,
+          in_pieces=True,
+          cache_specs=self.cache_specs,
+        )
+        prefill, loop, formats = both.prefill, both.loop, both.formats
+        if self.rungs is not None:
+          loop = self._climb(both, prefill(*args, **options))
+      else:
+        loop, formats = beside.loop, beside.formats
+        prefill = prefill_of(self.decoder, formats)
+      if self.rungs is not None and self.rungs.unread is not None:
+        unread = prefill_of(self.rungs.unread, formats)
+    made = Compiled(prefill=prefill, loop=loop, formats=formats, unread=unread)
+    self.programs[shape] = made
     if self.learner is not None:
       self.learner.compile(self.prefill(batch, budget=0))
     seconds = time.perf_counter() - start
     # A round, so that the first timed one starts warm: its memory is touched.
     # A learner and a ladder must not learn from it: they have no budget.
-    made, few = self.programs[shape], min(_WARM, self.max_new_tokens)
+    few = min(_WARM, self.max_new_tokens)
     if self.learner is not None or self.ladder is not None:
       few = 0
     args, options = self._asked(batch, np.full(batch.rows, few, np.int32))
-    for prefill in filter(None, (made.unread, made.prefill)):
-      state = prefill(self.params, *args, **options)
+    for read in filter(None, (made.unread, made.prefill)):
+      state = read(self.params, *args, **options)
       jax.block_until_ready(self.generate(batch, state, 1))
     return seconds
 
-  def _climbing(
-    self, batch: Batch, both: compilation.Programs, args: tuple, options: dict
-  ) -> Compiled:
-    """Programs among several lengths, each timed on the batch itself.
+  def _beside(self, shape: tuple) -> Compiled | None:
+    """Programs of another width that has the same loop, if there are any."""
+    rows, width, *more = shape
+    of_loop = (rows, self._buffer(width), *more)
+    for (rows, width, *more), made in self.programs.items():
+      if (rows, self._buffer(width), *more) == of_loop:
+        return made
+    return None
+
+  def _climb(self, both: compilation.Programs, state: DecodeState) -> Climb:
+    """A loop of several lengths, each timed on a batch of its buffers.
 
     Args:
-      batch: whose shape they are of.
-      both: of the longest, which are there already.
-      args, options: of a prefill.
+      both: programs of the longest.
+      state: of the batch, its prompts read.
 
     Raises:
       ValueError: on a mesh of several processes: each would choose by its own
@@ -307,36 +327,28 @@ class Engine:
     devices = () if self.mesh is None else self.mesh.devices.flat
     if any(d.process_index != jax.process_index() for d in devices):
       raise ValueError("draft lengths are chosen in one process")
-    rungs, unread = dataclasses.replace(self.rungs, mesh=self.mesh), None
+    rungs = dataclasses.replace(self.rungs, mesh=self.mesh)
 
     def on_devices(loop):
       return lambda params, state, rounds: loop(
         params, state, everywhere(self.mesh, rounds)
       )
 
-    with self.on_mesh():
-      loops = {
-        length: on_devices(
-          both.loop
-          if one is rungs.longest
-          else compilation.compile_loop(
-            functools.partial(rungs.steps, length), both, self.params
-          )
+    loops = {
+      length: on_devices(
+        both.loop
+        if one is rungs.longest
+        else compilation.compile_loop(
+          functools.partial(rungs.steps, length), both, self.params
         )
-        for length, one in rungs.decoders.items()
-      }
-      copy = jax.jit(
-        lambda state: jax.tree.map(jnp.copy, state), out_shardings=both.formats
       )
-      seconds = ladder_lib.measured(
-        loops, self.params, self.prefill(batch), copy=copy
-      )
-      if rungs.unread is not None:
-        unread = compilation.compile_prefill(
-          self._init(rungs.unread, batch), args, options, both.formats
-        )
-    return Compiled(
-      prefill=both.prefill, loop=Climb(loops, seconds), unread=unread
+      for length, one in rungs.decoders.items()
+    }
+    copy = jax.jit(
+      lambda state: jax.tree.map(jnp.copy, state), out_shardings=both.formats
+    )
+    return Climb(
+      loops, ladder_lib.measured(loops, self.params, state, copy=copy)
     )
 
   def _check_inputs(self, batch: Batch) -> None:
@@ -359,9 +371,14 @@ class Engine:
     """A decoder's prefill of a batch's shape, of `_asked`."""
     return functools.partial(
       self._mapped(decoder).init,
-      buffer_length=batch.width + self.max_new_tokens,
+      buffer_length=self._buffer(batch.width),
       stop_tokens=self.stop_tokens,
     )
+
+  def _buffer(self, width: int) -> int:
+    """Tokens of the buffers that prompts of a width are read into."""
+    least = width + self.max_new_tokens
+    return min(1 << (least - 1).bit_length(), max(self.max_length, least))
 
   def _asked(self, batch: Batch, budgets: np.ndarray) -> tuple[tuple, dict]:
     """Prefill's arguments for a batch, without the parameters."""
@@ -420,6 +437,17 @@ class Engine:
       **self._penalties(batch),
     )
 
+  def _budgets(self, batch) -> np.ndarray:
+    """`i32[rows]`; ValueError for one that is larger than the engine's."""
+    budgets = np.array(self._each(batch, "max_new_tokens"), np.int32)
+    if budgets.max() > self.max_new_tokens:
+      raise ValueError(
+        f"a request asks for {budgets.max()} new tokens, and the buffer is "
+        f"made for {self.max_new_tokens} (max_new_tokens)"
+      )
+    budgets[len(batch.prompts) :] = 0  # filling rows are done at once
+    return budgets
+
   def _shape(self, batch):
     """The static settings of a batch's programs: the key of `programs`."""
     sizes = (batch.rows, batch.width, batch.input_width)
@@ -439,15 +467,9 @@ class Engine:
     Where a ladder would draft nothing for the batch, the draft does not read
     its prompts.
     """
-    budgets = np.array(self._each(batch, "max_new_tokens"), np.int32)
-    if budgets.max() > self.max_new_tokens:
-      raise ValueError(
-        f"a request asks for {budgets.max()} new tokens, and the buffer is "
-        f"made for {self.max_new_tokens} (max_new_tokens)"
-      )
+    budgets = self._budgets(batch)
     if budget is not None:
-      budgets[:] = budget
-    budgets[len(batch.prompts) :] = 0  # filling rows are done at once
+      budgets = np.minimum(budgets, budget)
     made = self.programs[self._shape(batch)]
     prefill = made.prefill
     if budget is None and self.ladder is not None and made.unread is not None:

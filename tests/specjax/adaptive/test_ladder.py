@@ -200,7 +200,7 @@ def engine_of(known, on_mesh):
   return Engine(
     decoder=RUNGS.longest if known else plain, rungs=known and RUNGS,
     ladder=known, params=params, mesh=mesh, stop_tokens=(), max_new_tokens=40,
-    temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0,
+    max_length=128, temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0,
   )  # fmt: skip
 
 

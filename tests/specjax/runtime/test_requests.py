@@ -54,7 +54,8 @@ def ends_with(*wanted):
 def one():
   return Engine(
     decoder=decoding.make(), params=decoding.PARAMS,
-    stop_tokens=decoding.NO_STOP, max_new_tokens=BUDGET, temperature=1.0,
+    stop_tokens=decoding.NO_STOP, max_new_tokens=BUDGET, max_length=256,
+    temperature=1.0,
     top_k=0, top_p=1.0, min_p=0.0, seed=3,
     watch=lambda request: request.ends and request.ends(),
   )  # fmt: skip
@@ -112,6 +113,19 @@ def test_rows_that_differ_are_one_program(one, together):
   run(one, *changed)
   run(one, *changed[::-1])
   assert set(one.programs) == shapes
+
+
+def test_widths_with_buffers_of_one_length_have_one_loop(one):
+  """A text is the same in each, and in the longest that there may be."""
+  ours = dataclasses.replace(one, programs={}, max_length=200)
+  batches = [engine.Batch((request(0),), 1, w) for w in (32, 40, 64, 150)]
+  texts = [ours.run(batch)[0][0].token_ids for batch in batches]
+  assert texts == [texts[0]] * 4
+  held = lambda batch: ours.decoder.buffer_length(ours.prefill(batch))
+  assert [held(batch) for batch in batches] == [64, 64, 128, 200]
+  loops = [made.loop for made in ours.programs.values()]
+  assert loops[0] is loops[1]
+  assert len(set(map(id, loops))) == 3
 
 
 def test_rows_with_penalties_stand_beside_rows_without(one, together):
