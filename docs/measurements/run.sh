@@ -149,6 +149,11 @@ for at in 1-0 1-1 8-0; do
       --config.max_new_tokens=128 --questions="$QUESTIONS" --subset=120 \
       --systems="$own" --temperatures=${at#*-} --batch_sizes=${at%-*}
 done
+[ -z "$QUESTIONS" ] ||
+  evaluate spec-bench-others 30 docs/evaluation $smollm2 \
+    --config.max_new_tokens=128 --questions="$QUESTIONS" --subset=60 \
+    --systems="repeats($three, tokens=7), hf, hf_prompt_lookup" --timing=none \
+    --temperatures=0 --batch_sizes=1
 sweep() { # drafts of so many tokens
   for n; do printf '%s' "$comma$of(tokens=$n)" && comma=', '; done
 }
