@@ -81,6 +81,7 @@ def write_directory(path, directory, **options):
     ("add_token_merges", [" ".join(merge) for merge in merges]),
     ("add_token_types", [3 if t in special else 1 for t in tokens]),
     ("add_eos_token_id", tokenizer.eos_token_id),
+    ("add_unk_token_id", tokenizer.eos_token_id),
   ]
   return write(path, model, metadata=metadata, **options)
 

@@ -28,7 +28,8 @@ _HARMLESS = frozenset(
   hidden_dropout hidden_dropout_prob attention_probs_dropout_prob
   embedding_dropout weight_decay bos_token_id eos_token_id pad_token_id
   sep_token_id unk_token_id decoder_start_token_id forced_bos_token_id
-  forced_eos_token_id begin_suppress_tokens suppress_tokens bad_words_ids attn_implementation
+  forced_eos_token_id
+  begin_suppress_tokens suppress_tokens bad_words_ids attn_implementation
   output_attentions output_hidden_states output_scores output_past return_dict
   return_dict_in_generate id2label label2id num_labels problem_type
   chunk_size_feed_forward torchscript use_bfloat16 pruned_heads is_decoder
