@@ -162,7 +162,8 @@ class Climb:
   lacks. The first round after rounds without a draft is made by itself, and is
   not timed either.
 
-  Prices are of one shape of batch on this machine. Acceptance is kept in the
+  Prices are of batches of so many rows, with buffers of one length, on this
+  machine, whatever the widths of their prompts. Acceptance is kept in the
   `Ladder`, for all shapes, so that prices can be shared between kinds of
   answers (another temperature).
 

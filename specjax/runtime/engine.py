@@ -313,7 +313,7 @@ class Engine:
     return None
 
   def _climb(self, both: compilation.Programs, state: DecodeState) -> Climb:
-    """A loop of several lengths, each timed on a batch of its buffers.
+    """A loop of several lengths, each timed on the first batch that has it.
 
     Args:
       both: programs of the longest.
