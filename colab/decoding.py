@@ -51,9 +51,9 @@ print(one.decoder.drafter.name, one.decoder.rule.name, one.decoder.vocab_size)
 # can be compared.
 
 # %%
-from specjax.runtime import engine
+from specjax.runtime import requests
 
-(batch, *_) = engine.make_batches(items, batch_size=len(items), max_width=64)
+(batch, *_) = requests.make_batches(items, batch_size=len(items), max_width=64)
 fast = pair.engine_of(config, one)
 plain = pair.engine_of(config, one, baseline=True)
 completions, _ = fast.run(batch)

@@ -209,13 +209,13 @@ def decoder_with(draft):
 
 # %%
 from specjax import intervals
-from specjax.runtime import engine
+from specjax.runtime import engine, requests
 
 drafts, decoded = {"before": "models/pretrained/draft"}, {}
 drafts |= {name: str(workdir / name / "model") for name in curves}
 for name, draft in drafts.items():
   fast, items = decoder_with(draft)
-  (batch,) = engine.make_batches(items, batch_size=len(items), max_width=64)
+  (batch,) = requests.make_batches(items, batch_size=len(items), max_width=64)
   units = [engine.unit_of([c], 0.0, None) for c in fast.run(batch)[0]]
   decoded[name] = intervals.summarize(units)
 

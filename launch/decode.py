@@ -72,7 +72,8 @@ from launch.prompts import Prompt
 from launch.results import Journal
 from specjax import intervals
 from specjax.runtime import engine, requests
-from specjax.runtime.engine import Batch, Completion, Engine
+from specjax.runtime.engine import Completion, Engine
+from specjax.runtime.requests import Batch, make_batches
 from specjax.state import StopReason
 
 cli.reads(cli.CONFIG, cli.PROMPTS, cli.OUTPUT, *processes.FLAGS)
@@ -201,7 +202,7 @@ def decode_missing(
   elif measures_speedup():
     baseline = pair.engine_of(config, models, baseline=True)
   made = processes.round_robin(
-    engine.make_batches(
+    make_batches(
       missing,
       batch_size=config.batch_size,
       max_width=models.room(config.max_new_tokens),

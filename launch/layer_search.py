@@ -54,6 +54,7 @@ from models.networks.transformer import (
 )
 from specjax import intervals, warp
 from specjax.runtime import engine, timing
+from specjax.runtime.requests import make_batches
 from specjax.theory import throughput
 
 cli.reads(cli.CONFIG, cli.PROMPTS, cli.OUTPUT, cli.SEED)
@@ -431,7 +432,7 @@ def run(_) -> int:
   width = models.room(config.max_new_tokens)
   items = prompts.all_of(cli.PROMPTS.value, models.tokenizer, max_tokens=width)
   batches = list(
-    engine.make_batches(items, batch_size=config.batch_size, max_width=width)
+    make_batches(items, batch_size=config.batch_size, max_width=width)
   )
   search_of = {
     "method": _METHOD.value, "objective": _OBJECTIVE.value,

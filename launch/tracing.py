@@ -17,7 +17,8 @@ import numpy as np
 from launch import cli, processes, results
 from launch.prompts import Prompt
 from specjax.runtime import engine as engine_lib
-from specjax.runtime.engine import Batch, Completion, Engine
+from specjax.runtime.engine import Completion, Engine
+from specjax.runtime.requests import Batch
 from specjax.state import Origin
 from specjax.tree import take_node
 from specjax.types import Params

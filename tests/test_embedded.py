@@ -19,7 +19,7 @@ from launch.training import corpus
 from models import head_shapes, tokenizers
 from models.formats import head_checkpoints, head_saving, huggingface
 from models.networks.transformer import as_language_model
-from specjax.runtime import engine
+from specjax.runtime.requests import make_batches
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -121,7 +121,7 @@ def complete(count=100, **settings):
   models = pair.build(config)
   run = pair.engine_of(config, models)
   asked = held_out()[:count]
-  batches = engine.make_batches(asked, batch_size=20, max_width=96)
+  batches = make_batches(asked, batch_size=20, max_width=96)
   done = {}
   for batch in batches:
     completions, _ = run.run(batch)

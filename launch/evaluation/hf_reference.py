@@ -15,7 +15,7 @@ from typing import Any
 
 from models import checkpoints
 from models.formats import huggingface, trained
-from specjax.runtime.engine import Batch
+from specjax.runtime.requests import Batch
 
 
 def is_available(*paths: str) -> bool:

@@ -19,7 +19,7 @@ import numpy as np
 from launch.evaluation.hf_reference import Generated
 from launch.evaluation.json_process import JsonProcess
 from models import checkpoints
-from specjax.runtime.engine import Batch
+from specjax.runtime.requests import Batch
 
 _PROGRAM = pathlib.Path(__file__).with_name("llama_cpp_program.py")
 

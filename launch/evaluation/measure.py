@@ -23,7 +23,8 @@ from models.tokenizers import Tokenizer
 from specjax import intervals
 from specjax.runtime import engine as engine_lib
 from specjax.runtime import timing
-from specjax.runtime.engine import Batch, Engine
+from specjax.runtime.engine import Engine
+from specjax.runtime.requests import Batch
 from specjax.state import Origin
 
 _SECONDS = ("seconds", "first_seconds", "prefill_seconds")

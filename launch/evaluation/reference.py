@@ -19,7 +19,7 @@ from launch.build import registry
 from launch.evaluation import hf_reference, llama_cpp_reference
 from launch.evaluation.json_process import JsonProcess
 from launch.evaluation.systems import System
-from specjax.runtime.engine import Batch
+from specjax.runtime.requests import Batch
 
 
 def check(system: System) -> None:

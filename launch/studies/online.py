@@ -40,7 +40,8 @@ from launch.studies.online_plots import acceptance
 from launch.training import corpus
 from specjax import intervals
 from specjax.runtime import timing
-from specjax.runtime.engine import Batch, Engine
+from specjax.runtime.engine import Engine
+from specjax.runtime.requests import Batch
 
 cli.reads(cli.CONFIG, cli.OUTPUT)
 

@@ -32,6 +32,7 @@ from models.networks.transformer import as_language_model
 from models.tokenizers import Tokenizer
 from specjax import intervals
 from specjax.runtime import engine
+from specjax.runtime.requests import make_batches
 from specjax.state import Origin
 
 cli.reads(cli.CONFIG, cli.PROMPTS, cli.OUTPUT)
@@ -190,7 +191,7 @@ def check(config) -> None:
 
 def completions_of(config, one: engine.Engine, prompt, *, seed: int, room: int):
   """`num_comparisons` completions of a prompt, each from its own stream."""
-  batches = engine.make_batches(
+  batches = make_batches(
     [
       prompts.Prompt(seed + i, i, prompt.text, prompt.token_ids)
       for i in range(config.num_comparisons)

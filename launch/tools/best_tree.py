@@ -38,7 +38,7 @@ from launch.evaluation import costs as timings
 from launch.prompts import Prompt
 from specjax import tree as tree_lib
 from specjax import tree_search
-from specjax.runtime import engine
+from specjax.runtime.requests import make_batches
 from specjax.state import Counters
 from specjax.tree import Tree
 
@@ -120,7 +120,7 @@ def counted(
   decoding = pair.engine_of(config, built)
   room = built.room(config.max_new_tokens)
   ended = []
-  for batch in engine.make_batches(
+  for batch in make_batches(
     items, batch_size=config.batch_size, max_width=room
   ):
     decoding.compile(batch)

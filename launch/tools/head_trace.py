@@ -36,6 +36,7 @@ from launch.prompts import Prompt
 from models.formats.head_checkpoints import Head
 from specjax import random
 from specjax.runtime import engine
+from specjax.runtime.requests import make_batches
 from specjax.warp import make_sampling
 
 cli.reads(cli.CONFIG, cli.PROMPTS, cli.OUTPUT)
@@ -181,7 +182,7 @@ def run(_) -> int:
   items = prompts.all_of(cli.PROMPTS.value, built.tokenizer, max_tokens=room)
   decoding = pair.engine_of(config, built)
   done: dict[str, engine.Completion] = {}
-  for batch in engine.make_batches(
+  for batch in make_batches(
     items, batch_size=config.batch_size, max_width=room
   ):
     decoding.compile(batch)

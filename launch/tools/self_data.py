@@ -45,8 +45,7 @@ from launch.results import Journal
 from launch.serving import assembly, jobs
 from launch.serving.control import Asked
 from launch.training import data, self_data
-from specjax.runtime.engine import Batch
-from specjax.runtime.requests import Settings
+from specjax.runtime.requests import Batch, Settings
 from specjax.state import StopReason
 
 cli.reads(

@@ -1,8 +1,15 @@
-"""Requests to an engine: prompts with their own settings."""
+"""Requests to an engine, prompts with their own settings, and their batches."""
 
 import dataclasses
 from collections.abc import Sequence
 from typing import Any, Protocol
+
+import numpy as np
+
+from specjax.types import Inputs
+
+_MIN_WIDTH = 32
+_COARSE = 256  # up to which widths are powers of two
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,3 +81,103 @@ def content_of(request: Request) -> tuple[tuple[int, ...], tuple[int, ...]]:
   and seeds (`specjax.intervals.groups_of`).
   """
   return tuple(input_ids_of(request)), tuple(request.token_ids)
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+  """Prompts decoded together, padded to a shape that others share.
+
+  Attributes:
+    prompts: the real ones.
+    rows: rows of the batch, `len(prompts)` or more.
+    width: P, the padded prompt length.
+    input_width: padded length of the encoder's inputs; 0 without an encoder.
+  """
+
+  prompts: tuple[Request, ...]
+  rows: int
+  width: int
+  input_width: int = 0
+
+  def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Tokens `i32[rows, width]`, lengths `i32[rows]`, streams `u32[rows]`.
+
+    Rows beyond the prompts are filled with the first prompt.
+    """
+    filled = self.filled()
+    tokens, lengths = _padded([p.token_ids for p in filled], self.width)
+    return tokens, lengths, np.array([p.stream for p in filled], np.uint32)
+
+  def inputs(self) -> Inputs | None:
+    """The encoder's inputs, padded, or None."""
+    if not self.input_width:
+      return None
+    texts = [input_ids_of(p) for p in self.filled()]
+    tokens, lengths = _padded(texts, self.input_width)
+    return Inputs(tokens=tokens, lengths=lengths)  # type: ignore[arg-type]
+
+  def filled(self) -> list[Request]:
+    """The request of every row; rows to spare repeat the first."""
+    return [
+      *self.prompts,
+      *[self.prompts[0]] * (self.rows - len(self.prompts)),
+    ]
+
+
+def _padded(texts, width: int) -> tuple[np.ndarray, np.ndarray]:
+  """`i32[len(texts), width]` and the lengths, `i32[len(texts)]`."""
+  tokens = np.zeros((len(texts), width), np.int32)
+  for row, text in enumerate(texts):
+    tokens[row, : len(text)] = text
+  return tokens, np.array([len(text) for text in texts], np.int32)
+
+
+def make_batches(
+  prompts: Sequence[Request],
+  *,
+  batch_size: int,
+  max_width: int,
+  among: int | None = None,
+) -> list[Batch]:
+  """Groups prompts of similar length; few widths, so that few are compiled.
+
+  Args:
+    prompts: those to decode, in the order of the file.
+    batch_size: rows of a batch; fewer if there are not as many prompts.
+    max_width: longest prompt the buffer holds.
+    among: all prompts of the run, if some are decoded already: it has as many
+      rows, and, if whole batches are, the same batches, as if none were.
+
+  Returns:
+    The batches, short prompts first; every one has the same number of rows.
+  """
+  if not prompts:
+    return []
+  rows = min(batch_size, among or len(prompts))
+  # What is read by an encoder is mostly the longer.
+  longest = lambda texts: max(map(len, texts))
+  ordered = sorted(
+    prompts, key=lambda p: (len(input_ids_of(p)), len(p.token_ids))
+  )
+  batches = []
+  for start in range(0, len(ordered), rows):
+    group = tuple(ordered[start : start + rows])
+    width = _rounded(longest([p.token_ids for p in group]))
+    read = longest([input_ids_of(p) for p in group])
+    batches.append(
+      Batch(group, rows, min(width, max_width), read and _rounded(read))
+    )
+  return batches
+
+
+def _rounded(length: int) -> int:
+  """A width that others have too: a power of two, beyond 256 in eighths of it.
+
+  Each width is a program to compile, and each token of padding is read: 1,200
+  tokens are read as 1,280, and not as 2,048.
+  """
+  length = max(length, _MIN_WIDTH)
+  step = power = 1 << (length - 1).bit_length()
+  if power > _COARSE:
+    step = power // 8
+  return -(-length // step) * step

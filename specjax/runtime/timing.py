@@ -37,7 +37,8 @@ import numpy as np
 
 from specjax import recurrent
 from specjax.cache import Cache
-from specjax.runtime.engine import Batch, Engine
+from specjax.runtime.engine import Engine
+from specjax.runtime.requests import Batch
 from specjax.runtime.timed_loops import (
   Passes,
   laws_loop,

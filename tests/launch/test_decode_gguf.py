@@ -16,7 +16,7 @@ from launch import decode, prompts
 from launch.build import pair
 from launch.evaluation import hf_reference
 from models import checkpoints
-from specjax.runtime import engine
+from specjax.runtime.requests import make_batches
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -104,7 +104,7 @@ def test_transformers_reads_the_same_file(written, monkeypatch):
   )
   models = pair.build(config)
   items = prompts.built_in(models.tokenizer, max_tokens=64)[:2]
-  (batch,) = engine.make_batches(items, batch_size=2, max_width=64)
+  (batch,) = make_batches(items, batch_size=2, max_width=64)
   rows = {}
   for target in (path, directory):
     config.target = target

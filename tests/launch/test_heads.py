@@ -10,7 +10,7 @@ import pytest
 from configs import huggingface
 from launch import prompts
 from launch.build import pair
-from specjax.runtime import engine
+from specjax.runtime.requests import make_batches
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -66,7 +66,7 @@ def test_greedy_text_is_that_of_plain_decoding(saved, name):
   config = settings(saved, head_of(drafter), drafter, rule=rule)
   built = pair.build(config, climbs=True)
   items = prompts.built_in(built.tokenizer, max_tokens=60)[:2]
-  (batch,) = engine.make_batches(items, batch_size=2, max_width=60)
+  (batch,) = make_batches(items, batch_size=2, max_width=60)
   texts = []
   for plain in (True, False):
     decodes = pair.engine_of(config, built, baseline=plain)
@@ -111,7 +111,7 @@ def test_a_head_in_eight_bits_drafts_and_the_text_is_the_targets(saved, head):
   kinds = {x.dtype.name for x in jax.tree.leaves(built.params.target)}
   assert kinds == {"float32"}
   items = prompts.built_in(built.tokenizer, max_tokens=60)[:1]
-  (batch,) = engine.make_batches(items, batch_size=1, max_width=60)
+  (batch,) = make_batches(items, batch_size=1, max_width=60)
   drafted, plain = (
     pair.engine_of(config, built, baseline=x).run(batch)[0][0]
     for x in (False, True)
@@ -147,7 +147,7 @@ def test_a_text_that_repeats_itself_is_read_on_in_place_of_the_head(saved):
   built = pair.build(config)
   assert built.decoder.drafter.name == "eagle3, depth 1, repeats"
   assert built.decoder.widths == (2,)
-  (batch,) = engine.make_batches(
+  (batch,) = make_batches(
     prompts.built_in(built.tokenizer, max_tokens=60)[:2],
     batch_size=2, max_width=60,
   )  # fmt: skip

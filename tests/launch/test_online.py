@@ -15,7 +15,7 @@ from launch import decode, evaluate, online, results
 from launch.build import pair
 from launch.prompts import Prompt
 from launch.results import Journal
-from specjax.runtime.engine import make_batches
+from specjax.runtime.requests import make_batches
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 

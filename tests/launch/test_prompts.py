@@ -6,7 +6,7 @@ import pytest
 from launch import prompts as prompts_lib
 from launch.prompts import Prompt, read_jsonl
 from models import tokenizers
-from specjax.runtime.engine import make_batches
+from specjax.runtime.requests import make_batches
 
 
 def prompts(lengths):

@@ -14,7 +14,7 @@ from launch.build import pair as pair_lib
 from launch.build.drafting import Drafting
 from launch.build.pair import Models
 from launch.prompts import Prompt
-from specjax.runtime import engine
+from specjax.runtime.requests import make_batches
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -76,7 +76,7 @@ def collect(
     return after, (now.accept, now.top, now.confidence, now.hidden, going)
 
   rows = []
-  for batch in engine.make_batches(
+  for batch in make_batches(
     items, batch_size=config.batch_size,
     max_width=pair.room(config.max_new_tokens),
   ):  # fmt: skip

@@ -38,8 +38,8 @@ from models import checkpoints
 from models.formats.checksums import hash_file
 from models.tokenizers import Tokenizer
 from specjax import intervals
-from specjax.runtime import engine
 from specjax.runtime.engine import Completion
+from specjax.runtime.requests import make_batches
 from specjax.state import Origin
 
 cli.reads(cli.CONFIG, cli.WORKDIR, cli.OUTPUT)
@@ -190,7 +190,7 @@ def accepted_with(config, draft: str) -> dict:
     questions.ask(models.tokenizer, question, 0, [])
     for question in _asked(config, models.tokenizer)
   ]
-  batches = engine.make_batches(
+  batches = make_batches(
     asked, batch_size=settings.batch_size, max_width=config.prompt_tokens
   )
   decoded = {}

@@ -36,7 +36,7 @@ from launch.build import registry
 from launch.report import plus_minus
 from launch.studies import read_arrays
 from launch.studies.rules import cases, on_pair, on_vectors
-from specjax.runtime.engine import make_batches
+from specjax.runtime.requests import make_batches
 
 cli.reads(
   cli.CONFIG, cli.PROMPTS, cli.OUTPUT, cli.TARGET, cli.DRAFT, cli.RULE,

@@ -30,7 +30,7 @@ from specjax import intervals, random
 from specjax import siblings as siblings_lib
 from specjax.decode import Decoder, make_decoder
 from specjax.runtime import requests
-from specjax.runtime.engine import Batch, make_batches
+from specjax.runtime.requests import Batch, make_batches
 from specjax.siblings import Siblings
 from specjax.state import StepInfo, StopReason
 from specjax.tree import Tree

@@ -16,7 +16,7 @@ from launch.serving.assembly import Sizes
 from launch.serving.control import MOST_SCORED, Asked
 from launch.training import corpus
 from models import tokenizers
-from specjax.runtime import engine
+from specjax.runtime.requests import make_batches
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -84,7 +84,7 @@ def test_greedy_completions_in_slots_are_those_of_generate(loaded):
   )
   run = pair.engine_of(config, models)
   expected = {}
-  for batch in engine.make_batches(asked, batch_size=12, max_width=32):
+  for batch in make_batches(asked, batch_size=12, max_width=32):
     done, _ = run.run(batch)
     for prompt, completion in zip(batch.prompts, done, strict=True):
       expected[prompt.id] = completion.token_ids

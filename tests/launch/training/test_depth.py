@@ -17,7 +17,7 @@ from launch.training import depth
 from launch.training.run import Run
 from models.networks.acceptance_head import AcceptanceHead, HeadConfig
 from specjax.adaptive.estimates import Finished
-from specjax.runtime import engine
+from specjax.runtime.requests import make_batches
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 DEPTH, ROUNDS = 3, 4
@@ -141,7 +141,7 @@ def test_the_trained_head_ends_drafts_and_nothing_is_lost(trained, models):
   )
   built = pair.build(config)
   items = prompts.built_in(built.tokenizer, max_tokens=60)[:2]
-  (batch,) = engine.make_batches(items, batch_size=2, max_width=60)
+  (batch,) = make_batches(items, batch_size=2, max_width=60)
   tokens = []
   for plain in (False, True):
     done, _ = pair.engine_of(config, built, baseline=plain).run(batch)
@@ -196,6 +196,6 @@ def test_a_head_of_another_draft_is_refused(trained, models):
   config.drafter = f"model(tokens={DEPTH}, policy=predicted('{head}'))"
   built = pair.build(config)
   items = prompts.built_in(built.tokenizer, max_tokens=60)[:1]
-  (batch,) = engine.make_batches(items, batch_size=1, max_width=60)
+  (batch,) = make_batches(items, batch_size=1, max_width=60)
   with pytest.raises(ValueError, match="of width 16, and the draft gives 32"):
     pair.engine_of(config, built).run(batch)

@@ -19,7 +19,7 @@ from launch.build import pair
 from launch.training import head_features, head_loss, step
 from launch.training.run import Run
 from models import checkpoints, tokenizers
-from specjax.runtime import engine
+from specjax.runtime.requests import make_batches
 from specjax.warp import make_sampling
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -250,7 +250,7 @@ def decoded(target, drafter):
   config.update({"max_new_tokens": 16, "drafter": drafter})
   built = pair.build(config)
   items = prompts.built_in(built.tokenizer, max_tokens=60)[:2]
-  (batch,) = engine.make_batches(items, batch_size=2, max_width=60)
+  (batch,) = make_batches(items, batch_size=2, max_width=60)
   done, _ = pair.engine_of(config, built, baseline=False).run(batch)
   return [c.token_ids for c in done]
 

@@ -15,8 +15,8 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 import specjax
 from specjax.adaptive import ladder
 from specjax.adaptive.ladder import Ladder
-from specjax.runtime.engine import Batch, Engine
-from specjax.runtime.requests import Settings
+from specjax.runtime.engine import Engine
+from specjax.runtime.requests import Batch, Settings
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 

@@ -9,9 +9,8 @@ import numpy as np
 import penalising
 import pytest
 
-from specjax.runtime import engine
 from specjax.runtime.engine import Engine
-from specjax.runtime.requests import Settings
+from specjax.runtime.requests import Batch, Settings
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -62,7 +61,7 @@ def one():
 
 
 def run(one, *requests, rows=5):
-  batch = engine.Batch(tuple(requests), rows, 32)
+  batch = Batch(tuple(requests), rows, 32)
   return one.run(batch)[0]
 
 
@@ -118,7 +117,7 @@ def test_rows_that_differ_are_one_program(one, together):
 def test_widths_with_buffers_of_one_length_have_one_loop(one):
   """A text is the same in each, and in the longest that there may be."""
   ours = dataclasses.replace(one, programs={}, max_length=200)
-  batches = [engine.Batch((request(0),), 1, w) for w in (32, 40, 64, 150)]
+  batches = [Batch((request(0),), 1, w) for w in (32, 40, 64, 150)]
   texts = [ours.run(batch)[0][0].token_ids for batch in batches]
   assert texts == [texts[0]] * 4
   held = lambda batch: ours.decoder.buffer_length(ours.prefill(batch))
