@@ -254,7 +254,8 @@ def _draw(
   tokens, present = [context.root], [jnp.ones((rows, 1), bool)]
   drawn_from, known, log_p = [], [], []
   depth = tree.max_depth
-  depth = depth if policy.most is None else min(depth, policy.most)
+  if policy.most is not None and policy.learn is None:
+    depth = min(depth, policy.most)
   for level in range(depth):
     goes = policy.goes_on(seen, goes & (level < context.max_depth))
 

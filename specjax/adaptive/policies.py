@@ -83,8 +83,8 @@ class Policy:
     shared: whether all rows go on as long as the mean gain is above the mean
       price, of the rows that are allowed so deep (on a mesh, of a device's).
     width: H, of the draft's hidden states that it reads; 0 for none.
-    most: tokens that no row goes beyond, whatever is drafted; deeper passes are
-      not even compiled. None: as many as the tree has.
+    most: tokens that no row goes beyond, whatever is drafted; where nothing is
+      learned deeper passes are not even compiled. None: all that the tree has.
   """
 
   name: str
@@ -99,6 +99,8 @@ class Policy:
 
   def goes_on(self, seen: Seen, allowed: Array) -> Array:
     """`bool[B]`, rows that draft the next token, of those that may."""
+    if self.most is not None and seen.level >= self.most:
+      return jnp.zeros_like(allowed)
     gain, price = self.gain(seen), self.price(seen)
     if self.shared:
       total = lambda x: jnp.sum(jnp.where(allowed, x, 0))

@@ -1,4 +1,7 @@
-"""Runs batches of prompts through a decoder, compiled once per shape."""
+"""Runs batches of prompts through a decoder, compiled once per shape.
+
+The loop that makes rounds is shared by all widths with buffers of one length.
+"""
 
 import contextlib
 import dataclasses
@@ -116,8 +119,9 @@ class Engine:
     params: its parameters.
     stop_tokens: ids that end a row.
     max_new_tokens: budget of a row, and the most that one may ask for.
-    max_length: tokens of the longest text. Buffers are a power of two long, so
-      that few loops are compiled, but not longer than this.
+    max_length: tokens of the longest text. Buffers are a power of two long, up
+      to twice what is needed, so that few loops are compiled, but not longer
+      than this.
     temperature, top_k, top_p, min_p: the warp.
     seed: a prompt draws from `fold_in(key(seed), prompt.stream)`.
     watch: `request -> Watch | None`: reads its tokens after every round and may
@@ -203,10 +207,9 @@ class Engine:
 
   def _beside(self, shape: tuple) -> Compiled | None:
     """Programs of another width that has the same loop, if there are any."""
-    rows, width, *more = shape
-    of_loop = (rows, self._buffer(width), *more)
-    for (rows, width, *more), made in self.programs.items():
-      if (rows, self._buffer(width), *more) == of_loop:
+    of_loop = lambda rows, width, *more: (rows, self._buffer(width), *more)
+    for other, made in self.programs.items():
+      if of_loop(*other) == of_loop(*shape):
         return made
     return None
 

@@ -14,7 +14,7 @@
 # For two cores, which compute the target's features of the text once (4.6 kB a
 # token), of its first FIRST tokens:
 #
-#   STORED=yes FIRST=3700000 BATCH=4 CURVE_STEPS=1200
+#   STORED=yes FIRST=3700000 BATCH=4 CURVE_STEPS=1200 POINTS="100000 300000"
 cd "$(dirname "$0")/../../.." || exit 1
 python=${PYTHON:-.venv/bin/python}
 export PYTHONPATH=.${PYTHONPATH:+:$PYTHONPATH}
@@ -119,7 +119,7 @@ words=--config.head.draft_vocab_size=8192
 
 # Equal passes over more and more text, and a wider MLP over all of it.
 curve() {
-  for tokens in 100000 300000 1000000 "${FIRST:-$all}"; do
+  for tokens in ${POINTS:-100000 300000 1000000} "${FIRST:-$all}"; do
     training "curve-$tokens" "$tokens" "${CURVE_STEPS:-610}" $words \
       --config.head.depth=1 --config.learning_rate=2e-3
   done

@@ -255,9 +255,11 @@ def test_an_engine_climbs_by_what_its_batches_show(on_mesh):
     assert sum(one.accept_counts) == one.num_target_calls
   assert climbing.ladder.reached[0] > 0
   before = climbing.ladder.reached[0]
-  again, _ = climbing.run(batch)
+  again, _ = climbing.run(dataclasses.replace(batch, width=64))
   assert [a.token_ids for a in again] == [b.token_ids for b in expected]
   assert climbing.ladder.reached[0] != before
+  narrow, wide = climbing.programs.values()
+  assert wide.loop is narrow.loop
 
 
 def test_what_a_batch_has_shown_the_next_one_begins_with():
