@@ -9,7 +9,7 @@ Where a text repeats itself the repetition is drafted, and elsewhere a head
 in eight bits drafts three tokens (models/pretrained/README.md), the fastest way
 on two cores at temperature 0 (docs/evaluation.md); at 1 that is the head alone,
 `--config.drafter='with_rule(eagle3(tokens=3, weights=int8), block)'`, and for
-four or eight rows a token of it, `eagle3(tokens=1, weights=int8)`.
+four rows a token of it, `eagle3(tokens=1, weights=int8)`.
 `--config.drafter=ngram` drafts from the text alone, and `layer_skip` skips the
 one attention that costs the least acceptance, by launch.layer_search. The
 target's weights are quantised to four bits, and computed with in float32.
