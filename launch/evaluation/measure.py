@@ -21,10 +21,10 @@ from launch.evaluation.reference import Process
 from launch.evaluation.systems import HF, PLAIN, System
 from models.tokenizers import Tokenizer
 from specjax import intervals
-from specjax.runtime import engine as engine_lib
 from specjax.runtime import timing
-from specjax.runtime.engine import Engine
-from specjax.runtime.requests import Batch
+from specjax.runtime.engine import Completion, Engine, completions
+from specjax.runtime.requests import Batch, make_batches
+from specjax.runtime.stopping import fetch
 from specjax.state import Origin
 
 _SECONDS = ("seconds", "first_seconds", "prefill_seconds")
@@ -146,9 +146,7 @@ def groups_of(
     for temperature in temperatures
     for size in sizes
     for of_category in by_category.values()
-    for batch in engine_lib.make_batches(
-      of_category, batch_size=size, max_width=room
-    )
+    for batch in make_batches(of_category, batch_size=size, max_width=room)
   ]
 
 
@@ -174,7 +172,7 @@ def refusal(prompt: Asked, room: int) -> dict:
 
 def batch_of(prompts: Sequence[Asked], batch_size: int, room: int) -> Batch:
   """At most `batch_size` prompts as a batch of so many rows."""
-  (batch,) = engine_lib.make_batches(
+  (batch,) = make_batches(
     prompts, batch_size=batch_size, max_width=room, among=batch_size
   )
   return batch
@@ -302,8 +300,8 @@ def _decoded(
   prefill, state = timing.timed(one.prefill, batch)
   first, state = timing.timed(one.generate, batch, state, 1)
   rest, state = timing.timed(one.generate, batch, state)
-  done = engine_lib.completions(state, len(batch.prompts))
-  experts = engine_lib.fetch(state.counters.num_experts)
+  done = completions(state, len(batch.prompts))
+  experts = fetch(state.counters.num_experts)
   drafts = system.drafts_here
   return {
     "seconds": prefill + first + rest,
@@ -333,7 +331,7 @@ def _decoded(
   }, [c.token_ids for c in done]
 
 
-def _cut_counts(done: Sequence[engine_lib.Completion]) -> list[int]:
+def _cut_counts(done: Sequence[Completion]) -> list[int]:
   """Last rounds without a token of the target's, by what they accepted."""
   counts = [0] * len(done[0].accept_counts)
   for one in done:
