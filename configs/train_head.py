@@ -53,11 +53,13 @@ def get_config(arg: str = "eagle3") -> ml_collections.ConfigDict:
   head.depth_decay = 0.8
   # What it is before: made of the "target"'s last layer, or "random".
   head.start = "target"
-  if arg == "eagle3":
-    # Tokens that it can say, the most frequent ones; 0 for all of the target's.
-    # They are counted in the training data, or in the dataset that is named.
+  if arg in ("eagle3", "dflash", "medusa"):
+    # Tokens that it can say, the most frequent ones; 0 for all of the target's,
+    # as DFlash's and Medusa's authors have it. They are counted in the training
+    # data, or in the dataset that is named.
     head.draft_vocab_size = 0
     head.vocabulary_dataset = ""
+  if arg == "eagle3":
     # Layers whose inputs are fused; () for EAGLE-3's: 2, N / 2 and N - 3.
     head.layers = ()
     head.mlp_dim = 0  # of its MLP's hidden layer; 0 for the target's width
@@ -73,9 +75,6 @@ def get_config(arg: str = "eagle3") -> ml_collections.ConfigDict:
     # The token whose embedding stands for one to draft; -1 for the end of text,
     # which is never the newest token of a text that goes on.
     head.mask_token = -1
-    # As of eagle3. DFlash itself says all tokens: 0.
-    head.draft_vocab_size = 0
-    head.vocabulary_dataset = ""
   if arg == "mtp":
     # FastMTP's three tokens, and its weights.
     head.depth = 3

@@ -144,7 +144,9 @@ def eagle3(
 
 
 def say(
-  module: Eagle3 | Parallel, target: Transformer, draft_vocab: np.ndarray
+  module: Eagle3 | Parallel | Medusa,
+  target: Transformer,
+  draft_vocab: np.ndarray,
 ) -> None:
   """Gives a head another draft vocabulary, in place.
 
@@ -156,15 +158,15 @@ def say(
     target: the model that it drafts for.
     draft_vocab: ids of the tokens that it can say from now on, rising.
   """
-  config, rows = module.config, output_rows(target).astype(module.dtype)
-  if config.draft_vocab_size is None:
-    rows = module.lm_head.weight[...]
-  else:
-    rows = rows.at[module.target_ids[...]].set(module.lm_head.weight[...])
+  config, theirs = module.config, output_rows(target).astype(module.dtype)
+  for head in module.heads if isinstance(module, Medusa) else (module,):
+    rows = head.lm_head.weight[...]
+    if config.draft_vocab_size is not None:
+      rows = theirs.at[module.target_ids[...]].set(rows)
+    head.lm_head.weight = nnx.Param(rows[draft_vocab])
   size = len(draft_vocab)
   module.config = dataclasses.replace(config, draft_vocab_size=size)
   module.target_ids = nnx.Variable(jnp.asarray(draft_vocab, jnp.int32))
-  module.lm_head.weight = nnx.Param(rows[draft_vocab])
 
 
 def eagle1(target: Transformer, *, rngs: nnx.Rngs) -> Eagle:
@@ -242,8 +244,17 @@ def mtp(target: Transformer, *, rngs: nnx.Rngs) -> Mtp:
   return module
 
 
-def medusa(target: Transformer, *, num_heads: int, rngs: nnx.Rngs) -> Medusa:
-  """Medusa's heads: each is the target's own output at first."""
+def medusa(
+  target: Transformer,
+  *,
+  num_heads: int,
+  draft_vocab: np.ndarray | None = None,
+  rngs: nnx.Rngs,
+) -> Medusa:
+  """Medusa's heads: each is the target's own output at first.
+
+  `draft_vocab` are ids of the tokens that they can say, rising; None for all.
+  """
   c = target.config
   module = Medusa(
     MedusaConfig(
@@ -257,6 +268,8 @@ def medusa(target: Transformer, *, num_heads: int, rngs: nnx.Rngs) -> Medusa:
   )
   for head in module.heads:
     head.lm_head.weight[...] = output_rows(target)
+  if draft_vocab is not None:
+    say(module, target, draft_vocab)
   return module
 
 

@@ -274,7 +274,9 @@ def _of_the_target(
   if head.kind == "mtp":
     return head_starts.mtp(target, rngs=rngs), layers
   if head.kind == "medusa":
-    heads = head_starts.medusa(target, num_heads=head.depth, rngs=rngs)
+    heads = head_starts.medusa(
+      target, num_heads=head.depth, draft_vocab=ids, rngs=rngs
+    )
     return heads, layers
   heads = head_starts.blockwise(
     target, num_heads=head.depth, hidden_dim=head.hidden_dim, rngs=rngs

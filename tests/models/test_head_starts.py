@@ -117,6 +117,24 @@ def test_a_head_that_says_other_tokens_says_the_old_ones_as_before(
   )
 
 
+def test_medusas_heads_of_few_words_say_what_those_of_all_do(target):
+  make = lambda ids: head_starts.medusa(
+    target, num_heads=2, draft_vocab=ids, rngs=nnx.Rngs(1)
+  )
+  hidden, every, few = jnp.ones((1, 8)), make(None), make(IDS)
+  for head in (*every.heads, *few.heads):
+    head.lm_head.weight[...] = 2 * head.lm_head.weight[...]  # as if learned
+  assert few(hidden).shape == (1, 2, len(IDS))
+  np.testing.assert_allclose(few(hidden), every(hidden)[..., IDS], rtol=1e-5)
+  head_starts.say(few, target, np.array([0, 4, 9, 10], np.int32))
+  rows = (
+    jnp.array([1, 2, 2, 1])[:, None]
+    * head_starts.output_rows(target)[np.array([0, 4, 9, 10])]
+  )
+  for head in few.heads:
+    np.testing.assert_array_equal(head.lm_head.weight[...], rows)
+
+
 @pytest.mark.parametrize("kind", ["eagle", "eagle3", "mtp", "medusa"])
 def test_what_is_the_targets_is_not_forgotten(kind, target):
   """All else is random, and as a new network's."""
