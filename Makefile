@@ -108,7 +108,7 @@ $(VENV)/.serve.stamp: requirements-test.lock $(VENV)/.setup.stamp
 .PHONY: serve
 serve: $(VENV)/.serve.stamp  ## Serves SmolLM2 over HTTP, at localhost:8000
 	@$(PY) -m launch.tools.fetch_smollm2 >&2
-	@$(PY) -m launch.serve --config=configs/smollm2.py $(ARGS)
+	@$(PY) -m launch.serve --config=configs/smollm2.py:batch $(ARGS)
 
 .PHONY: evaluate
 evaluate: $(VENV)/.setup.stamp  ## Does drafting pay for the embedded pair, and why

@@ -7,9 +7,9 @@ r"""Decodes with SmolLM2-135M-Instruct, a small model that chats.
 
 Where a text repeats itself the repetition is drafted, and elsewhere a head
 in eight bits drafts three tokens (models/pretrained/README.md), the fastest way
-on two cores at temperature 0 (docs/evaluation.md); at 1 that is the head alone,
-`--config.drafter='with_rule(eagle3(tokens=3, weights=int8), block)'`, and for
-four rows a token of it, `eagle3(tokens=1, weights=int8)`.
+on two cores for one row at temperature 0 (docs/evaluation.md). The fastest at
+temperature 1, the head alone by `block`, is `configs/smollm2.py:sampled`, and
+for more rows, a token of the head, `configs/smollm2.py:batch`.
 `--config.drafter=ngram` drafts from the text alone, and `layer_skip` skips the
 one attention that costs the least acceptance, by launch.layer_search. The
 target's weights are quantised to four bits, and computed with in float32.
@@ -30,8 +30,17 @@ def path() -> pathlib.Path:
   return folder / "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
-def get_config() -> ml_collections.ConfigDict:
-  """The experiment."""
+_FASTEST = {  # on two cores
+  "greedy": "repeats(eagle3(tokens=3, weights=int8), tokens=7)",
+  "sampled": "with_rule(eagle3(tokens=3, weights=int8), block)",
+  "batch": "eagle3(tokens=1, weights=int8)",
+}
+
+
+def get_config(arg: str = "greedy") -> ml_collections.ConfigDict:
+  """The experiment; `arg` is "greedy", "sampled" or "batch"."""
+  if arg not in _FASTEST:
+    raise ValueError(f"expected one of {[*_FASTEST]}, got {arg!r}")
   if not path().is_file():
     raise ValueError(
       f"there is no {path()}: fetch it (98 MB) with "
@@ -42,7 +51,8 @@ def get_config() -> ml_collections.ConfigDict:
   config.checkpoints.eagle3 = "models/pretrained/smollm2-eagle3"
   # docs/self_speculation.md: no set pays.
   config.checkpoints.layer_skip = "models/pretrained/smollm2-layers.json"
-  config.drafter = "repeats(eagle3(tokens=3, weights=int8), tokens=7)"
+  config.drafter = _FASTEST[arg]
+  config.temperature = float(arg == "sampled")
   config.max_new_tokens = 256
   config.max_length = 8192
   return config

@@ -1,6 +1,6 @@
 r"""Serves a pair over HTTP, as OpenAI's clients expect it.
 
-  python -m launch.serve --config=configs/smollm2.py --port=8000 --slots=8
+  python -m launch.serve --config=configs/smollm2.py:batch --port=8000 --slots=8
 
   curl localhost:8000/v1/completions -H "Content-Type: application/json" \
     -d '{"prompt": "def main(", "max_tokens": 32, "temperature": 0}'

@@ -5,8 +5,9 @@
 #   docs/measurements/run.sh [PART...]     all | timed | counted | NAME
 #
 # The parts of `timed` want the machine for themselves: about 30 minutes of two
-# cores, and two hours more with QUESTIONS. Those of `counted` do not (about two hours). The studies of docs/drafts.md,
-# which train, and docs/measurements/rules/costs.json have commands of their own.
+# cores, and three hours more with QUESTIONS. Those of `counted` do not (about two
+# hours). The studies of docs/drafts.md, which train, and
+# docs/measurements/rules/costs.json have commands of their own.
 cd "$(dirname "$0")/../.." || exit 1
 python=${PYTHON:-.venv/bin/python}
 out=build/measured
@@ -133,27 +134,25 @@ part timed request-costs.json 3 docs/measurements/slots/request-costs.json \
     --rounds=3 \
     --systems="llama_cpp(\"$LLAMA_CPP\")" --config.max_new_tokens=64 \
     --config.max_length=1024
-# The shipped head, look-ups, and both, on Spec-Bench, as far as either pays:
-# QUESTIONS names its question.jsonl.
+# The shipped head, look-ups, and both, on Spec-Bench, as far as either pays, and
+# transformers: QUESTIONS names its question.jsonl.
 one='eagle3(tokens=1, weights=int8)'
 two='eagle3(tokens=2, weights=int8)'
 three='eagle3(tokens=3, weights=int8)'
 for at in 1-0 1-1 8-0; do
   case $at in
-    1-0) own="$three, ngram(tokens=4), repeats($three, tokens=7)" ;;
+    1-0)
+      own="$three, ngram(tokens=4), repeats($three, tokens=7)"
+      own="$own, hf, hf_prompt_lookup"
+      ;;
     1-1) own="with_rule($three, block), with_rule($two, block), $three" ;;
     8-0) own="$one, $two" ;;
   esac
   [ -z "$QUESTIONS" ] ||
-    evaluate spec-bench-$at 30 docs/evaluation $smollm2 \
+    evaluate spec-bench-$at 60 docs/evaluation $smollm2 \
       --config.max_new_tokens=128 --questions="$QUESTIONS" --subset=120 \
-      --systems="$own" --temperatures=${at#*-} --batch_sizes=${at%-*}
+      --systems="$own" --temperatures=${at#*-} --batch_sizes=${at%-*} --explain
 done
-[ -z "$QUESTIONS" ] ||
-  evaluate spec-bench-others 30 docs/evaluation $smollm2 \
-    --config.max_new_tokens=128 --questions="$QUESTIONS" --subset=60 \
-    --systems="repeats($three, tokens=7), hf, hf_prompt_lookup" --timing=none \
-    --temperatures=0 --batch_sizes=1
 sweep() { # drafts of so many tokens
   for n; do printf '%s' "$comma$of(tokens=$n)" && comma=', '; done
 }

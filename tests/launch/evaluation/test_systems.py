@@ -5,6 +5,7 @@ import pathlib
 import pytest
 
 from configs import common, smollm2
+from launch.build import registry
 from launch.evaluation import systems
 
 
@@ -30,6 +31,12 @@ def test_smollm2_takes_what_everybody_asks_for_first(monkeypatch):
   assert reading.checkpoint == "models/pretrained/smollm2-eagle3"
   assert (reading.tree.max_depth, reading.widths) == (7, (4,))
   assert actual[-1].drafting.rule == "match"
+  for arg, temperature, rule in (("sampled", 1, "block"), ("batch", 0, "")):
+    other = smollm2.get_config(arg)
+    assert other.temperature == temperature
+    assert registry.of(other).rule == rule
+  with pytest.raises(ValueError, match=r"'batch'\], got 'tiny'"):
+    smollm2.get_config("tiny")
 
 
 def test_plain_decoding_comes_first_and_names_are_canonical():
