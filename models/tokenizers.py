@@ -282,9 +282,10 @@ def save(tokenizer: Tokenizer, directory: str) -> None:
 
 
 def save_if_missing(tokenizer: Tokenizer, directory: str) -> None:
-  """`save`, unless a tokenizer is there."""
+  """`save`, unless a tokenizer is there, or a file that has one."""
   try:
-    load(directory)
+    if not pathlib.Path(directory).is_file():
+      load(directory)
   except FileNotFoundError:
     save(tokenizer, directory)
 

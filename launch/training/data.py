@@ -40,7 +40,7 @@ from grain import experimental as grain_experimental
 
 from launch import jsonl, processes, results
 from launch.training import corpus
-from models import chat, tokenizers
+from models import chat, checkpoints, tokenizers
 from models.tokenizers import Tokenizer
 
 SPLITS = ("train", "validation", "test")
@@ -286,7 +286,8 @@ def tokenizer_of(
   right. Every process trains the same one for itself.
 
   Args:
-    config: `tokenizer`, a folder, `model.vocab_size`, and perhaps `teacher`.
+    config: `tokenizer`, a folder or a GGUF file, `model.vocab_size`, and
+      perhaps `teacher`.
     texts: gives texts.
     train: trains on them.
 
@@ -295,7 +296,7 @@ def tokenizer_of(
       the teacher's.
   """
   try:
-    tokenizer = tokenizers.load(config.tokenizer)
+    tokenizer = checkpoints.load_tokenizer(config.tokenizer)
   except FileNotFoundError:
     if teacher := config.get("teacher"):
       raise ValueError(

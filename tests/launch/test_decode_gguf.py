@@ -12,13 +12,14 @@ import references
 import transformers
 
 from configs import huggingface as experiments
-from launch import decode, prompts
+from launch import decode, prompts, train
 from launch.build import pair
 from launch.evaluation import hf_reference
 from models import checkpoints
 from specjax.runtime.requests import make_batches
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
+PROMPTS = [{"prompt": "import os\n"}, {"prompt": "def f(x):\n  return"}]
 
 
 @pytest.fixture(scope="module")
@@ -34,8 +35,7 @@ def written(tmp_path_factory):
 def decoded(written, cli, tmp_path_factory):
   """Output of `launch.decode` with the file, and with the directory."""
   folder, actual = tmp_path_factory.mktemp("out"), {}
-  texts = [{"prompt": "import os\n"}, {"prompt": "def f(x):\n  return"}]
-  path = files.write_jsonl(folder / "prompts.jsonl", texts)
+  path = files.write_jsonl(folder / "prompts.jsonl", PROMPTS)
   for number, target in enumerate(written):
     output, summary = folder / f"{number}.jsonl", folder / f"{number}.json"
     code = cli(
@@ -62,6 +62,33 @@ def test_the_hash_of_a_file_is_told(written, decoded):
   told = decoded[path][1]["provenance"]["checkpoints"]["target"]
   assert told == {"path": path, "sha256": sha256}
   assert [str(file) for file in checkpoints.files(path)] == [path]
+
+
+def test_a_draft_is_distilled_from_a_file_and_drafts_for_it(
+  written, decoded, cli, tmp_path
+):
+  path, _ = written
+  (tmp_path / "texts").mkdir()
+  for number in range(40):
+    (tmp_path / f"texts/{number}.txt").write_text(f"def f_{number}(x):\n" * 9)
+  export = tmp_path / "draft"
+  code = cli(
+    train.run, f"--config.teacher={path}", f"--config.tokenizer={path}",
+    f"--config.dataset={tmp_path}/texts", "--config.objective=forward_kl",
+    "--config.num_steps=2", f"--workdir={tmp_path}/w", f"--export={export}",
+    config="configs/train_embedded.py:tiny",
+  )  # fmt: skip
+  assert code == 0
+  asked = files.write_jsonl(tmp_path / "p.jsonl", PROMPTS)
+  output = tmp_path / "o.jsonl"
+  code = cli(
+    decode.run, f"--prompts={asked}", f"--output={output}", "--nobaseline",
+    f"--config.drafter=model('{export}')", "--config.max_new_tokens=12",
+    config=f"configs/huggingface.py:target={path}",
+  )  # fmt: skip
+  assert code == 0
+  ids = lambda rows: [row["token_ids"] for row in rows]
+  assert ids(files.read_jsonl(output)) == ids(decoded[path][0])
 
 
 def test_a_file_is_no_output(written, cli, tmp_path, capsys):
