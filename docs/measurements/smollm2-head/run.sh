@@ -2,8 +2,9 @@
 # Heads for SmolLM2, as docs/evaluation.md measures one and models/pretrained/README.md
 # describes it: text that the model makes up by itself or answers (`text`, and `more`
 # before anything is trained), the curve of acceptance against distinct tokens of it
-# (`curve`), the head (`head`), and which drafts pay (`ranked`, `shapes`). What is there
-# is not made again, and a stopped run goes on. QUESTIONS is Spec-Bench's question.jsonl.
+# (`curve`), other drafts (`others`), the head (`head`), and which drafts pay
+# (`ranked`, `shapes`). What is there is not made again, and a stopped run goes on.
+# QUESTIONS is Spec-Bench's question.jsonl.
 #
 #   docs/measurements/smollm2-head/run.sh FOLDER QUESTIONS text more curve head shapes
 #
@@ -107,7 +108,7 @@ training() { # name, tokens of text, steps of BATCH rows, more flags
     set -- --config.dataset="$out/text-$tokens" "$@"
   fi
   "$python" -m launch.train \
-    --config=configs/train_head.py:eagle3 --config.target="$model" \
+    --config=configs/train_head.py:"${kind:-eagle3}" --config.target="$model" \
     --config.sequence_length=512 --config.batch_size="${BATCH:-32}" \
     --config.num_steps="$steps" --config.warmup_steps=100 --config.decay_share=0.5 \
     --config.validate_every=500 --config.sample_every=0 --config.checkpoint_every=500 \
@@ -125,6 +126,26 @@ curve() {
   done
   training curve-wide "${FIRST:-$all}" "${CURVE_STEPS:-610}" $words \
     --config.head.depth=1 --config.learning_rate=2e-3 --config.head.mlp_dim=3072
+}
+
+# Other drafts of 0.6 M tokens, each for the time that two cores need for 500 steps
+# of a point of the curve.
+others() {
+  kind=mtp
+  training mtp 600000 142 --config.head.depth=1 \
+    --config.learning_rate=2e-3 --config.warmup_steps=28
+  kind=medusa
+  training medusa 600000 821 $words --config.head.depth=1 \
+    --config.learning_rate=2e-3 --config.warmup_steps=164
+  kind=
+  [ -e "$out/draft" ] || "$python" -m launch.train \
+    --config=configs/train_embedded.py:draft --config.teacher="$model" \
+    --config.tokenizer="$model" --config.model.vocab_size=49152 \
+    --config.dataset="$out/text-$all" --config.sequence_length=512 \
+    --config.batch_size=4 --config.num_steps=85 --config.warmup_steps=17 \
+    --config.decay_share=0.5 --config.learning_rate=2e-3 \
+    --config.validate_every=500 --config.sample_every=0 \
+    --workdir="$out/train-draft" --export="$out/draft" || exit 1
 }
 
 # Goes on with the head that is shipped, and its words.
