@@ -9,7 +9,8 @@ Where a text repeats itself the repetition is drafted, and elsewhere a head
 in eight bits drafts three tokens (models/pretrained/README.md), the fastest way
 on two cores for one row at temperature 0 (docs/evaluation.md). The fastest at
 temperature 1, the head alone by `block`, is `configs/smollm2.py:sampled`, and
-for more rows, a token of the head, `configs/smollm2.py:batch`.
+for batches of 4, one token of the head, `configs/smollm2.py:batch`; of 8 it may
+lose to `--config.drafter=plain`.
 `--config.drafter=ngram` drafts from the text alone, and `layer_skip` skips the
 one attention that costs the least acceptance, by launch.layer_search. The
 target's weights are quantised to four bits, and computed with in float32.

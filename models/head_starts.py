@@ -262,14 +262,17 @@ def medusa(
       num_layers=1,
       embed_dim=c.embed_dim,
       vocab_size=c.vocab_size,
+      draft_vocab_size=None if draft_vocab is None else len(draft_vocab),
     ),
     dtype=target.dtype,
     rngs=rngs,
   )
-  for head in module.heads:
-    head.lm_head.weight[...] = output_rows(target)
+  rows = output_rows(target)
   if draft_vocab is not None:
-    say(module, target, draft_vocab)
+    rows = rows[draft_vocab]
+    module.target_ids = nnx.Variable(jnp.asarray(draft_vocab, jnp.int32))
+  for head in module.heads:
+    head.lm_head.weight[...] = rows
   return module
 
 

@@ -19,7 +19,7 @@ part() { # KIND NAME MINUTES WHERE COMMAND...
   shift 4
   for wanted in $parts; do
     case $wanted in
-      all | "$kind" | "$name") ;;
+      all | "$kind" | "$name") known="$known $name" ;;
       *) continue ;;
     esac
     if [ ! -e "$out/$name" ]; then
@@ -63,7 +63,7 @@ evaluate() { # NAME MINUTES WHERE FLAG...
   shift 3
   for wanted in $parts; do
     case $wanted in
-      all | timed | "$name") ;;
+      all | timed | "$name") known="$known $name" ;;
       *) continue ;;
     esac
     echo "$name, about $minutes minutes from $(date +%T)" >&2
@@ -97,6 +97,7 @@ explained() { # NAME FLAG...
 }
 
 parts=${*:-all}
+known=' all timed counted'
 pair=--config=configs/embedded.py
 
 part timed held-out.jsonl 1 - launch.tools.held_out_prompts --count=64
@@ -134,8 +135,8 @@ part timed request-costs.json 3 docs/measurements/slots/request-costs.json \
     --rounds=3 \
     --systems="llama_cpp(\"$LLAMA_CPP\")" --config.max_new_tokens=64 \
     --config.max_length=1024
-# The shipped head, look-ups, and both, on Spec-Bench, as far as either pays, and
-# transformers: QUESTIONS names its question.jsonl.
+# On Spec-Bench, whose question.jsonl QUESTIONS names: the shipped head, look-ups
+# and both, as far as they pay, and transformers.
 one='eagle3(tokens=1, weights=int8)'
 two='eagle3(tokens=2, weights=int8)'
 three='eagle3(tokens=3, weights=int8)'
@@ -224,6 +225,13 @@ for temperature in 0.0 1.0; do
     --timings=docs/measurements/embedded-greedy.json,docs/measurements/embedded-greedy-batch-6.json
 done
 part counted theory 10 docs/theory launch.studies.theory --figure=all
+
+for wanted in $parts; do
+  case "$known " in
+    *" $wanted "*) ;;
+    *) echo "there is no part $wanted (some need QUESTIONS)" >&2 && exit 1 ;;
+  esac
+done
 
 draw() { # FIGURE SVG MEASUREMENT...
   figure=$1 svg=$2

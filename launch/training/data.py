@@ -295,9 +295,13 @@ def tokenizer_of(
     ValueError: if it has more tokens than the model, or would be another than
       the teacher's.
   """
+  is_file = checkpoints.is_file(config.tokenizer)
+  load = checkpoints.load_tokenizer if is_file else tokenizers.load
   try:
-    tokenizer = checkpoints.load_tokenizer(config.tokenizer)
+    tokenizer = load(config.tokenizer)
   except FileNotFoundError:
+    if is_file:
+      raise
     if teacher := config.get("teacher"):
       raise ValueError(
         f"there is no tokenizer in config.tokenizer ({config.tokenizer}), and "

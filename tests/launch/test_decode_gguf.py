@@ -87,8 +87,11 @@ def test_a_draft_is_distilled_from_a_file_and_drafts_for_it(
     config=f"configs/huggingface.py:target={path}",
   )  # fmt: skip
   assert code == 0
+  rows = files.read_jsonl(output)
   ids = lambda rows: [row["token_ids"] for row in rows]
-  assert ids(files.read_jsonl(output)) == ids(decoded[path][0])
+  assert ids(rows) == ids(decoded[path][0])
+  told = decoded[path][1]["provenance"]["checkpoints"]["target"]
+  assert told["sha256"] == hashlib.sha256(open(path, "rb").read()).hexdigest()
 
 
 def test_a_file_is_no_output(written, cli, tmp_path, capsys):

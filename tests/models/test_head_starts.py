@@ -122,17 +122,19 @@ def test_medusas_heads_of_few_words_say_what_those_of_all_do(target):
     target, num_heads=2, draft_vocab=ids, rngs=nnx.Rngs(1)
   )
   hidden, every, few = jnp.ones((1, 8)), make(None), make(IDS)
-  for head in (*every.heads, *few.heads):
-    head.lm_head.weight[...] = 2 * head.lm_head.weight[...]  # as if learned
+  for heads in (every.heads, few.heads):
+    for k, head in enumerate(heads, 2):  # as if learned
+      head.lm_head.weight[...] = k * head.lm_head.weight[...]
   assert few(hidden).shape == (1, 2, len(IDS))
   np.testing.assert_allclose(few(hidden), every(hidden)[..., IDS], rtol=1e-5)
-  head_starts.say(few, target, np.array([0, 4, 9, 10], np.int32))
-  rows = (
-    jnp.array([1, 2, 2, 1])[:, None]
-    * head_starts.output_rows(target)[np.array([0, 4, 9, 10])]
-  )
-  for head in few.heads:
-    np.testing.assert_array_equal(head.lm_head.weight[...], rows)
+  others = np.array([0, 4, 9, 10], np.int32)
+  head_starts.say(few, target, others)
+  np.testing.assert_array_equal(few.target_ids[...], others)
+  rows = head_starts.output_rows(target)[others]
+  for k, head in enumerate(few.heads, 2):
+    factors = jnp.array([1, k, k, 1])[:, None]  # two were there before
+    np.testing.assert_array_equal(head.lm_head.weight[...], factors * rows)
+  assert few(hidden).shape == (1, 2, 4)
 
 
 @pytest.mark.parametrize("kind", ["eagle", "eagle3", "mtp", "medusa"])

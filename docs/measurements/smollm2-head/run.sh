@@ -13,15 +13,16 @@
 #   COMPUTE=bfloat16 MAKE="--in_groups --rows=4096 --config.dtype=bfloat16"
 #
 # For two cores, which compute the target's features of the text once (4.6 kB a
-# token), of its first FIRST tokens:
+# token), of its first FIRST tokens (so the curve and `others` beside this were made):
 #
-#   STORED=yes FIRST=3700000 BATCH=4 CURVE_STEPS=1200 POINTS="100000 300000"
+#   STORED=yes FIRST=600000 BATCH=4 CURVE_STEPS=500 POINTS="100000 300000"
 cd "$(dirname "$0")/../../.." || exit 1
 python=${PYTHON:-.venv/bin/python}
 export PYTHONPATH=.${PYTHONPATH:+:$PYTHONPATH}
 here=docs/measurements/smollm2-head
 out=$1
 questions=$2
+kind=eagle3
 shift 2
 mkdir -p "$out" || exit 1
 "$python" -m launch.tools.fetch_smollm2 >&2 || exit 1
@@ -108,7 +109,7 @@ training() { # name, tokens of text, steps of BATCH rows, more flags
     set -- --config.dataset="$out/text-$tokens" "$@"
   fi
   "$python" -m launch.train \
-    --config=configs/train_head.py:"${kind:-eagle3}" --config.target="$model" \
+    --config=configs/train_head.py:"$kind" --config.target="$model" \
     --config.sequence_length=512 --config.batch_size="${BATCH:-32}" \
     --config.num_steps="$steps" --config.warmup_steps=100 --config.decay_share=0.5 \
     --config.validate_every=500 --config.sample_every=0 --config.checkpoint_every=500 \
@@ -128,21 +129,22 @@ curve() {
     --config.head.depth=1 --config.learning_rate=2e-3 --config.head.mlp_dim=3072
 }
 
-# Other drafts of 0.6 M tokens, each for the time that two cores need for 500 steps
-# of a point of the curve.
+# Other drafts, each trained for the time that two cores need for 500 steps of the
+# curve with the settings above.
 others() {
+  part "$all"
   kind=mtp
-  training mtp 600000 142 --config.head.depth=1 \
+  training mtp "${FIRST:-$all}" 142 --config.head.depth=1 \
     --config.learning_rate=2e-3 --config.warmup_steps=28
   kind=medusa
-  training medusa 600000 821 $words --config.head.depth=1 \
+  training medusa "${FIRST:-$all}" 821 $words --config.head.depth=1 \
     --config.learning_rate=2e-3 --config.warmup_steps=164
-  kind=
+  kind=eagle3
   [ -e "$out/draft" ] || "$python" -m launch.train \
     --config=configs/train_embedded.py:draft --config.teacher="$model" \
     --config.tokenizer="$model" --config.model.vocab_size=49152 \
     --config.dataset="$out/text-$all" --config.sequence_length=512 \
-    --config.batch_size=4 --config.num_steps=85 --config.warmup_steps=17 \
+    --config.batch_size="${BATCH:-32}" --config.num_steps=85 --config.warmup_steps=17 \
     --config.decay_share=0.5 --config.learning_rate=2e-3 \
     --config.validate_every=500 --config.sample_every=0 \
     --workdir="$out/train-draft" --export="$out/draft" || exit 1

@@ -31,10 +31,12 @@ def test_smollm2_takes_what_everybody_asks_for_first(monkeypatch):
   assert reading.checkpoint == "models/pretrained/smollm2-eagle3"
   assert (reading.tree.max_depth, reading.widths) == (7, (4,))
   assert actual[-1].drafting.rule == "match"
-  for arg, temperature, rule in (("sampled", 1, "block"), ("batch", 0, "")):
+  for arg, *expected in (("sampled", 1, "block", 3), ("batch", 0, "", 1)):
     other = smollm2.get_config(arg)
-    assert other.temperature == temperature
-    assert registry.of(other).rule == rule
+    drafting = registry.of(other)
+    assert drafting.checkpoint == reading.checkpoint
+    told = other.temperature, drafting.rule, drafting.tree.max_depth
+    assert told == tuple(expected)
   with pytest.raises(ValueError, match=r"'batch'\], got 'tiny'"):
     smollm2.get_config("tiny")
 

@@ -397,6 +397,9 @@ def test_every_kind_is_trained_by_the_command(
   if kind == "blockwise":
     assert json.loads((export / "config.json").read_text())["num_heads"] == 3
     return
+  if kind == "medusa":
+    settings = json.loads((export / "config.json").read_text())
+    assert settings["truncated_vocab_size"] == WORDS
   assert decoded(target, f"{kind}('{export}', tokens={DEPTH})") == plain
 
 
