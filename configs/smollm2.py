@@ -5,15 +5,19 @@ r"""Decodes with SmolLM2-135M-Instruct, a small model that chats.
   python -m launch.decode --config=configs/smollm2.py --prompts=IN.jsonl
   python -m launch.evaluate --config=configs/smollm2.py --output=E.json
 
-Where a text repeats itself the repetition is drafted, and elsewhere a head
-in eight bits drafts three tokens (models/pretrained/README.md), the fastest way
-on two cores for one row at temperature 0 (docs/evaluation.md). The fastest at
-temperature 1, the head alone by `block`, is `configs/smollm2.py:sampled`, and
-for batches of 4, one token of the head, `configs/smollm2.py:batch`; of 8 it may
-lose to `--config.drafter=plain`.
-`--config.drafter=ngram` drafts from the text alone, and `layer_skip` skips the
-one attention that costs the least acceptance, by launch.layer_search. The
-target's weights are quantised to four bits, and computed with in float32.
+IN.jsonl has lines {"messages": [{"role": "user", "content": "..."}]}; what is a
+"prompt" is continued without the chat template, and often ends at once.
+
+Where a text repeats itself the repetition is drafted, and elsewhere a head in
+eight bits drafts three tokens (models/pretrained/README.md): the fastest way on
+two cores over all of Spec-Bench, for one row at temperature 0; on questions of
+facts the head alone was as fast (docs/evaluation.md).
+`configs/smollm2.py:sampled` is the fastest at temperature 1, the head alone by
+`block`, and `configs/smollm2.py:batch` for batches of 4, one token of the head;
+of 8 it may lose to `--config.drafter=plain`. `--config.drafter=ngram` drafts
+from the text alone, and `layer_skip` skips the one attention that costs the
+least acceptance, by launch.layer_search. The target's weights are quantised to
+four bits, and computed with in float32.
 """
 
 import os

@@ -49,7 +49,8 @@ def check(
   if tree.max_depth > num_depths:
     raise ValueError(
       f"{name} says {num_depths} tokens ahead, got a tree of depth "
-      f"{tree.max_depth}"
+      f"{tree.max_depth}: draft no more than it says, as by "
+      f"tokens={num_depths}"
     )
 
 
