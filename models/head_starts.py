@@ -267,10 +267,7 @@ def medusa(
     dtype=target.dtype,
     rngs=rngs,
   )
-  rows = output_rows(target)
-  if draft_vocab is not None:
-    rows = rows[draft_vocab]
-    module.target_ids = nnx.Variable(jnp.asarray(draft_vocab, jnp.int32))
+  rows = _said(module, target, draft_vocab)
   for head in module.heads:
     head.lm_head.weight[...] = rows
   return module
@@ -506,14 +503,19 @@ def _scale(norm: nnx.Module) -> Array:
   return 1 + scale if isinstance(norm, PlusOneNorm) else scale
 
 
+def _said(module, target: Transformer, draft_vocab) -> Array:
+  """The output rows of the tokens that a head can say, which it notes."""
+  rows = output_rows(target)
+  if draft_vocab is None:
+    return rows
+  module.target_ids = nnx.Variable(jnp.asarray(draft_vocab, jnp.int32))
+  return rows[draft_vocab]
+
+
 def _copy_ends(module, target: Transformer, draft_vocab) -> None:
   """Copies final norm, output projection and embeddings."""
   module.final_norm.scale[...] = _scale(target.final_norm)
-  rows = output_rows(target)
-  if draft_vocab is not None:
-    rows = rows[draft_vocab]
-    module.target_ids = nnx.Variable(jnp.asarray(draft_vocab, jnp.int32))
-  module.lm_head.weight[...] = rows
+  module.lm_head.weight[...] = _said(module, target, draft_vocab)
   module.embed.embedding[...] = target.embed.embedding[...]
 
 

@@ -292,6 +292,7 @@ def tokenizer_of(
     train: trains on them.
 
   Raises:
+    FileNotFoundError: for a GGUF file that is not there.
     ValueError: if it has more tokens than the model, or would be another than
       the teacher's.
   """
