@@ -35,7 +35,7 @@ SMALL = "SPECJAX_SMALL" in os.environ
 # %%
 from configs import embedded
 from launch import prompts
-from launch.build import pair
+from launch.assembly import pair
 
 config = embedded.get_config()
 depth, config.max_new_tokens = (2, 12) if SMALL else (6, 64)

@@ -188,7 +188,7 @@ plt.show()
 
 # %%
 from launch import prompts
-from launch.build import pair
+from launch.assembly import pair
 from launch.training import data
 
 

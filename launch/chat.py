@@ -31,7 +31,7 @@ import rich.text
 from absl import flags
 
 from launch import cli, display, terminal
-from launch.build import pair, registry
+from launch.assembly import pair, registry
 from launch.conversation import CachedText, Conversation
 from launch.report import loss_in_words
 from launch.stops import Detokenizer

@@ -315,7 +315,7 @@ def _parse(command: Command, argv: Sequence[str]) -> list[str]:
     ]
     _given[:] = argv[1:]
     if "--help=drafters" in argv:
-      from launch.build import registry
+      from launch.assembly import registry
 
       for written, about in registry.help_table():
         print(f"{written}\n    {about}")

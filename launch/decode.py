@@ -66,8 +66,8 @@ from launch import (
   terminal,
   tracing,
 )
-from launch.build import pair, registry
-from launch.build.drafting import Drafting
+from launch.assembly import pair, registry
+from launch.assembly.drafting import Drafting
 from launch.prompts import Prompt
 from launch.results import Journal
 from specjax import intervals

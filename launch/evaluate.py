@@ -58,7 +58,7 @@ from launch import (
   results,
   terminal,
 )
-from launch.build import pair, registry
+from launch.assembly import pair, registry
 from launch.evaluation import (
   compare,
   experts,

@@ -36,8 +36,8 @@ import tqdm
 from absl import flags
 
 from launch import cli, prompts, provenance, report, results
-from launch.build import layers, pair
-from launch.build.registry import DRAFTERS
+from launch.assembly import layers, pair
+from launch.assembly.registry import DRAFTERS
 from launch.results import Journal
 from models import checkpoints
 from models.networks import gated

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import optax
 from jax import Array
 
-from launch.build.drafting import Learning
+from launch.assembly.drafting import Learning
 from models import head_shapes
 from models.formats.head_checkpoints import Head
 from specjax import drafters

@@ -48,9 +48,9 @@ from absl import flags
 
 from configs import shapes
 from launch import cli, hardware, provenance, report, results, terminal
-from launch.build import layers, precision
-from launch.build.drafting import Drafting
-from launch.build.registry import DRAFTERS
+from launch.assembly import layers, precision
+from launch.assembly.drafting import Drafting
+from launch.assembly.registry import DRAFTERS
 from launch.planning import answer, mixtures, page, program
 from models import head_shapes, meshes
 from models.formats import head_checkpoints, json_files, mtp_format

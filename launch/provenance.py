@@ -36,8 +36,8 @@ from flax import traverse_util
 
 import specjax
 from launch import cli
-from launch.build import registry
-from launch.build.drafting import Drafting
+from launch.assembly import registry
+from launch.assembly.drafting import Drafting
 from models.formats.checksums import hash_file, hash_files
 from specjax import calls
 

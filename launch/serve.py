@@ -30,7 +30,7 @@ import sys
 from absl import flags
 
 from launch import cli, processes
-from launch.build import pair
+from launch.assembly import pair
 
 try:
   from launch.serving import assembly, limits, schemas, server

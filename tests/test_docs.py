@@ -5,7 +5,7 @@ import re
 import shlex
 
 from launch import cli
-from launch.build import registry
+from launch.assembly import registry
 from launch.evaluation.systems import SYSTEMS
 from specjax import calls, shapes
 

@@ -14,7 +14,7 @@ from flax import nnx
 
 from configs import embedded
 from launch import prompts
-from launch.build import pair
+from launch.assembly import pair
 from launch.training import corpus
 from models import head_shapes, tokenizers
 from models.formats import head_checkpoints, head_saving, huggingface

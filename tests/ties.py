@@ -11,7 +11,7 @@ def count(models, prompts, actual, expected, *, margin, longest=128) -> int:
   logits that are nearly equal may change places.
 
   Args:
-    models: a `launch.build.pair.Pair`.
+    models: a `launch.assembly.pair.Pair`.
     prompts: what was completed.
     actual, expected: token ids of every completion.
     margin: how far apart the logits of two tokens that changed places may be.

@@ -14,8 +14,8 @@ from typing import Any
 import ml_collections
 
 from launch import cli
-from launch.build import registry
-from launch.build.pair import Pair
+from launch.assembly import registry
+from launch.assembly.pair import Pair
 from launch.evaluation import measure
 from launch.evaluation.measure import Contest, Group
 from launch.evaluation.systems import PLAIN, System

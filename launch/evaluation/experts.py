@@ -8,7 +8,7 @@ counted with them: they are read for.
 from collections.abc import Mapping, Sequence
 
 from launch import report
-from launch.build.pair import Pair
+from launch.assembly.pair import Pair
 from specjax.theory.experts import expected_distinct
 
 

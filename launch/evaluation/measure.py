@@ -14,7 +14,7 @@ import ml_collections
 import numpy as np
 
 from launch import processes
-from launch.build.pair import Pair
+from launch.assembly.pair import Pair
 from launch.evaluation import margins, questions, systems
 from launch.evaluation.questions import Asked, Question
 from launch.evaluation.reference import Process

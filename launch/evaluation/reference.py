@@ -15,7 +15,7 @@ import jax
 import ml_collections
 
 from launch import processes
-from launch.build import registry
+from launch.assembly import registry
 from launch.evaluation import hf_reference, llama_cpp_reference
 from launch.evaluation.json_process import JsonProcess
 from launch.evaluation.systems import System

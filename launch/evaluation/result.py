@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import ml_collections
 
-from launch.build.pair import Pair
+from launch.assembly.pair import Pair
 from launch.evaluation import measure, running, summary, systems
 from launch.evaluation.questions import Question
 from launch.evaluation.systems import System

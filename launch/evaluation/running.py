@@ -6,7 +6,7 @@ import jax
 import tqdm
 
 from launch import cli, processes, results
-from launch.build.pair import Pair
+from launch.assembly.pair import Pair
 from launch.evaluation import costs, measure, systems
 from launch.evaluation.measure import Contest, Group
 from launch.evaluation.systems import System

@@ -1,6 +1,6 @@
 """Systems under comparison: plain decoding, drafters, other libraries.
 
-A system is a call, as `config.drafter` is (`launch.build.registry`): `plain`,
+A system is a call, as `config.drafter` is (`assembly.registry`): `plain`,
 the target alone, which every speed-up is against; `ngram(tokens=8)`; one that
 another rule verifies, `with_rule(eagle3, block)`; transformers' `hf`,
 `hf_assisted` and `hf_prompt_lookup`; or `llama_cpp`. Several are separated by
@@ -12,10 +12,10 @@ from collections.abc import Sequence
 
 import ml_collections
 
-from launch.build import pair, registry
-from launch.build.drafting import Drafting
-from launch.build.pair import Models, Pair
-from launch.build.registry import DRAFTERS
+from launch.assembly import pair, registry
+from launch.assembly.drafting import Drafting
+from launch.assembly.pair import Models, Pair
+from launch.assembly.registry import DRAFTERS
 from specjax import calls
 from specjax.calls import Grammar
 from specjax.runtime.engine import Engine
@@ -159,7 +159,7 @@ def assemble(
     count_experts: whether the target's passes count the experts they touch.
 
   Raises:
-    ValueError, FileNotFoundError: as `launch.build.pair`.
+    ValueError, FileNotFoundError: as `launch.assembly.pair`.
   """
   loaded: dict[tuple, Models] = {}
   pairs = {}

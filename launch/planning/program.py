@@ -172,7 +172,7 @@ class Question:
 
   @property
   def drafter(self) -> str:
-    """The name of what proposes, as `launch.build.registry` has it.
+    """The name of what proposes, as `launch.assembly.registry` has it.
 
     Of a head its kind (`models.head_shapes.KINDS`).
     """

@@ -16,8 +16,8 @@ import ml_collections
 import numpy as np
 
 from launch import processes
-from launch.build import pair
-from launch.build.drafting import with_tokens
+from launch.assembly import pair
+from launch.assembly.drafting import with_tokens
 from launch.serving import objectives
 from launch.serving.control import Control, Report
 from launch.serving.prefixes import Reuse

@@ -18,7 +18,7 @@ import ml_collections
 import uvicorn
 
 from launch import processes
-from launch.build import pair
+from launch.assembly import pair
 from launch.serving import assembly, http, limits, objectives
 from launch.serving.assembly import Sizes
 from launch.serving.http import Service

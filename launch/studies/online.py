@@ -32,7 +32,7 @@ import ml_collections
 import numpy as np
 
 from launch import cli, prompts, provenance, report, results
-from launch.build import pair
+from launch.assembly import pair
 from launch.evaluation import questions
 from launch.results import Journal
 from launch.studies import online_plots

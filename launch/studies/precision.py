@@ -33,7 +33,7 @@ import numpy as np
 from absl import flags
 
 from launch import cli, hardware, prompts, provenance, report, results
-from launch.build import precision, registry
+from launch.assembly import precision, registry
 from launch.planning import networks, roofline
 from launch.training import corpus
 from models import checkpoints

@@ -24,7 +24,7 @@ import numpy as np
 import tqdm
 
 from launch import cli, prompts, provenance, report, results
-from launch.build import pair
+from launch.assembly import pair
 from launch.results import Journal
 from launch.training import corpus
 from models import checkpoints

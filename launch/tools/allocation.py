@@ -17,7 +17,7 @@ import numpy as np
 from absl import flags
 
 from launch import cli, provenance, results
-from launch.build import pair
+from launch.assembly import pair
 from specjax import decode
 from specjax.runtime import timing
 from specjax.types import Params

@@ -32,8 +32,8 @@ import numpy as np
 from absl import flags
 
 from launch import cli, prompts, provenance, results
-from launch.build import pair, registry
-from launch.build.drafting import Drafting
+from launch.assembly import pair, registry
+from launch.assembly.drafting import Drafting
 from launch.evaluation import costs as timings
 from launch.prompts import Prompt
 from specjax import tree as tree_lib

@@ -14,7 +14,7 @@ in the memory of every device.
 from absl import flags
 
 from launch import cli, results
-from launch.build import retrieval
+from launch.assembly import retrieval
 from models import checkpoints
 from specjax.drafters.shared import corpus
 from specjax.runtime import timing

@@ -30,8 +30,8 @@ import numpy as np
 from absl import flags
 
 from launch import cli, prompts, provenance, results
-from launch.build import pair, registry
-from launch.build.pair import Pair
+from launch.assembly import pair, registry
+from launch.assembly.pair import Pair
 from launch.prompts import Prompt
 from models.formats.head_checkpoints import Head
 from specjax import random

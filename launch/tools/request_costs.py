@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from launch import cli, prompt_lines, provenance, results
-from launch.build import pair
+from launch.assembly import pair
 from launch.serving import control
 from specjax.decode import Decoder
 from specjax.runtime import timing

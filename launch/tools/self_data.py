@@ -39,7 +39,7 @@ import tqdm
 from absl import flags
 
 from launch import cli, provenance, results
-from launch.build import pair
+from launch.assembly import pair
 from launch.evaluation import questions
 from launch.results import Journal
 from launch.serving import assembly, jobs

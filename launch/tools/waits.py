@@ -24,7 +24,7 @@ import numpy as np
 from absl import flags
 
 from launch import cli, provenance, results
-from launch.build import pair
+from launch.assembly import pair
 from launch.serving import assembly
 from launch.serving.control import Asked
 from launch.serving.slots import Slots

@@ -21,7 +21,7 @@ import ml_collections
 from ray import serve
 from starlette.applications import Starlette
 
-from launch.build import pair
+from launch.assembly import pair
 from launch.serving import assembly, http, server
 from launch.serving.assembly import Sizes
 from launch.serving.http import Service

@@ -18,8 +18,8 @@ from flax import nnx
 from jax import Array
 from jax.sharding import Mesh
 
-from launch.build import pair, registry
-from launch.build.pair import Pair
+from launch.assembly import pair, registry
+from launch.assembly.pair import Pair
 from launch.training import data, flops, step
 from launch.training.step import Task
 from models.formats.head_checkpoints import Head

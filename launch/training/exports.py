@@ -12,7 +12,7 @@ import pathlib
 import ml_collections
 
 from launch import cli, processes, provenance, results
-from launch.build import registry
+from launch.assembly import registry
 from models.formats import checksums
 
 # The tokenizer stays as it is where it is the run's.

@@ -83,7 +83,7 @@ class Format:
       raise ValueError(f"group must be one of {GROUPS}, got {self.group!r}")
 
   def __str__(self) -> str:
-    """As it is written (`launch.build.precision`)."""
+    """As it is written (`launch.assembly.precision`)."""
     usual = KINDS[self.kind].group
     inside = [] if self.group == usual else [f"group={self.group}"]
     inside += [] if self.output else ["output=False"]

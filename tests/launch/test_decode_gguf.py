@@ -13,7 +13,7 @@ import transformers
 
 from configs import huggingface as experiments
 from launch import decode, prompts, train
-from launch.build import pair
+from launch.assembly import pair
 from launch.evaluation import hf_reference
 from models import checkpoints
 from specjax.runtime.requests import make_batches

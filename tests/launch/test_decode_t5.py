@@ -10,7 +10,7 @@ from files import read_jsonl, write_jsonl
 
 from configs import t5 as config_t5
 from launch import decode, evaluate
-from launch.build import pair
+from launch.assembly import pair
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 RECORDS = [

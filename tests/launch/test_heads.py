@@ -9,7 +9,7 @@ import pytest
 
 from configs import huggingface
 from launch import prompts
-from launch.build import pair
+from launch.assembly import pair
 from specjax.runtime.requests import make_batches
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")

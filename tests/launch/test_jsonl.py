@@ -8,7 +8,7 @@ import pytest
 from files import EMBEDDED
 
 from launch import jsonl, prompts, report
-from launch.build import retrieval
+from launch.assembly import retrieval
 from launch.evaluation import questions
 from launch.tools import score_answers
 from launch.training import data, t5_data

@@ -11,7 +11,7 @@ from files import write_jsonl
 from flax import nnx
 
 from launch import decode, layer_search, provenance
-from launch.build import layers, pair
+from launch.assembly import layers, pair
 from launch.layer_search import Costs, Scorer
 from models.formats.checksums import hash_file
 from models.networks.layers import TransformerConfig

@@ -12,7 +12,7 @@ from flax import serialization
 
 from configs import common
 from launch import decode, evaluate, online, results
-from launch.build import pair
+from launch.assembly import pair
 from launch.prompts import Prompt
 from launch.results import Journal
 from specjax.runtime.requests import make_batches

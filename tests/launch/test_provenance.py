@@ -100,7 +100,7 @@ def test_a_checkpoints_hash_is_what_sha256sum_says(tmp_path, pair):
 
 def test_a_drafter_and_a_rule_of_ones_own_are_hashed(tmp_path, monkeypatch):
   (tmp_path / "of_mine.py").write_text(
-    "from launch.build import drafting\nfrom specjax import drafters\n"
+    "from launch.assembly import drafting\nfrom specjax import drafters\n"
     "NONE = drafting.entry(drafters.plain)\n",
     "utf-8",
   )

@@ -28,7 +28,7 @@ import numpy as np
 from absl import flags
 
 from launch import cli, prompts, provenance, report, results
-from launch.build import pair, policies, registry
+from launch.assembly import pair, policies, registry
 from launch.evaluation import costs as costs_lib
 from launch.studies.depth import plots, replay
 from launch.studies.depth.replay import Machine, machine_of, without_levels

@@ -10,9 +10,9 @@ import jax
 import ml_collections
 import numpy as np
 
-from launch.build import pair as pair_lib
-from launch.build.drafting import Drafting
-from launch.build.pair import Models
+from launch.assembly import pair as pair_lib
+from launch.assembly.drafting import Drafting
+from launch.assembly.pair import Models
 from launch.prompts import Prompt
 from specjax.runtime.requests import make_batches
 
@@ -63,7 +63,7 @@ def collect(
       not come to are there too, and count for their survival.
     models: of the config.
     items: the prompts.
-    drafting: from `launch.build.registry.recording`.
+    drafting: from `launch.assembly.registry.recording`.
   """
   pair = pair_lib.assemble(config, models, drafting=drafting)
   one = pair_lib.engine_of(config, pair)

@@ -29,7 +29,7 @@ import numpy as np
 
 from configs import train_head
 from launch import cli, jsonl, prompts, provenance, results
-from launch.build import pair
+from launch.assembly import pair
 from launch.evaluation import questions, result
 from launch.results import Journal
 from launch.training import corpus, flops, head

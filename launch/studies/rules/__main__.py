@@ -32,7 +32,7 @@ import numpy as np
 from absl import flags
 
 from launch import cli, prompts, provenance, report, results, terminal
-from launch.build import registry
+from launch.assembly import registry
 from launch.report import plus_minus
 from launch.studies import read_arrays
 from launch.studies.rules import cases, on_pair, on_vectors

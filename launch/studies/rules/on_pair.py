@@ -19,10 +19,10 @@ import tqdm
 from absl import flags
 
 from launch import prompts
-from launch.build import pair as pair_lib
-from launch.build import registry
-from launch.build.drafting import with_tokens
-from launch.build.pair import Pair
+from launch.assembly import pair as pair_lib
+from launch.assembly import registry
+from launch.assembly.drafting import with_tokens
+from launch.assembly.pair import Pair
 from launch.evaluation import questions
 from launch.studies.rules.cases import Case
 from launch.training import corpus
@@ -79,7 +79,7 @@ def build_pair(config: ml_collections.ConfigDict) -> Pair:
 
   Raises:
     ValueError: if the config's drafts are not drawn token by token; and as
-      `launch.build.pair.build`.
+      `launch.assembly.pair.build`.
   """
   drafting = registry.of(config)
   drawn = drafting.takes_policy and drafting.siblings is siblings_lib.IID

@@ -54,7 +54,7 @@ def test_code_of_ones_own_is_among_the_checkpoints(pair, tmp_path, monkeypatch):
   """Of each system: after an edit its groups are measured anew."""
   for name in ("evaluated_a", "evaluated_b"):
     (tmp_path / f"{name}.py").write_text(
-      "from launch.build import drafting\nfrom specjax import drafters\n"
+      "from launch.assembly import drafting\nfrom specjax import drafters\n"
       f"# {name}\nMINE = drafting.entry(drafters.ngram)\n",
       "utf-8",
     )

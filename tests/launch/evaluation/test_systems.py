@@ -5,7 +5,7 @@ import pathlib
 import pytest
 
 from configs import common, smollm2
-from launch.build import registry
+from launch.assembly import registry
 from launch.evaluation import systems
 
 

@@ -10,7 +10,7 @@ import ties
 
 from configs import embedded
 from launch import prompts
-from launch.build import pair
+from launch.assembly import pair
 from launch.serving import assembly, server
 from launch.serving.assembly import Sizes
 from launch.serving.control import MOST_SCORED, Asked

@@ -10,7 +10,7 @@ from absl.testing import flagsaver
 
 from configs import huggingface
 from launch import cli, results
-from launch.build import pair
+from launch.assembly import pair
 from launch.evaluation import questions
 from launch.serving import jobs
 from launch.tools import self_data as command

@@ -11,8 +11,8 @@ from flax import nnx
 
 from configs import huggingface, train_depth
 from launch import prompts
-from launch.build import pair
-from launch.build.policies import POLICIES
+from launch.assembly import pair
+from launch.assembly.policies import POLICIES
 from launch.training import depth
 from launch.training.run import Run
 from models.networks.acceptance_head import AcceptanceHead, HeadConfig

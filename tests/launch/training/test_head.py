@@ -15,7 +15,7 @@ from flax import nnx
 
 from configs import huggingface, train_head
 from launch import cli, prompts, train
-from launch.build import pair
+from launch.assembly import pair
 from launch.training import head_features, head_loss, step
 from launch.training.run import Run
 from models import checkpoints, tokenizers

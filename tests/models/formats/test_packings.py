@@ -17,7 +17,7 @@ from jax.sharding import AxisType
 from published_packings import PUBLISHED, WITH_HEAD, compressed
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
-from launch.build import precision
+from launch.assembly import precision
 from models import checkpoints, sharding
 from models.formats import held, huggingface, weights
 from models.formats.packings import awq, block_fp8, gptq

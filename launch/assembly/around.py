@@ -4,7 +4,7 @@ import dataclasses
 import inspect
 from typing import Any
 
-from launch.build.drafting import Drafting, Learning, as_library, tried
+from launch.assembly.drafting import Drafting, Learning, as_library, tried
 from specjax import drafters
 from specjax.adaptive import policies
 from specjax.adaptive.rungs import LENGTHS

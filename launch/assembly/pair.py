@@ -9,14 +9,14 @@ import ml_collections
 from jax.sharding import Mesh
 
 from launch import online, prompt_lines, stops
-from launch.build import policies, precision, registry
-from launch.build.agreement import (
+from launch.assembly import policies, precision, registry
+from launch.assembly.agreement import (
   check_kinds,
   check_low,
   check_same_tokenizer,
   check_same_width,
 )
-from launch.build.drafting import Drafting
+from launch.assembly.drafting import Drafting
 from models import checkpoints, meshes
 from models.checkpoints import Network
 from models.formats.head_checkpoints import Head
@@ -49,8 +49,8 @@ class Pair:
     params: parameters for both.
     target: the target as pure functions.
     draft: the draft model, the thinned target, or None for n-grams and heads.
-    source: what drafts, with which `launch.build.registry.make` makes drafters
-      of another form.
+    source: what drafts, with which `registry.make` makes drafters of another
+      form.
     tokenizer: the pair's one tokenizer.
     stop_tokens: ids that end a row.
     max_length: longest prompt with completion, in tokens.

@@ -2,8 +2,8 @@
 
 import ml_collections
 
-from launch.build import precision
-from launch.build.drafting import Drafting
+from launch.assembly import precision
+from launch.assembly.drafting import Drafting
 from models import checkpoints
 from models.checkpoints import Network
 from models.formats.head_checkpoints import Head

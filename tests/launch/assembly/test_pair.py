@@ -1,4 +1,4 @@
-"""`launch.build.pair`: what is loaded once serves every rule and tree."""
+"""`launch.assembly.pair`: what is loaded once serves every rule and tree."""
 
 import subprocess
 import sys
@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from configs import common, embedded, huggingface, shapes
-from launch.build import pair as pair_lib
-from launch.build import precision, registry
+from launch.assembly import pair as pair_lib
+from launch.assembly import precision, registry
 from models.formats.huggingface import translate
 from models.networks.lowbits import Format
 
@@ -19,7 +19,7 @@ from models.networks.lowbits import Format
 def test_a_pair_is_assembled_without_a_commands_flags():
   """As a notebook does: nothing is defined that a program of one's own has."""
   code = (
-    "import sys, launch.build.pair\n"
+    "import sys, launch.assembly.pair\n"
     "print({'launch.cli', 'launch.processes'} & {*sys.modules})"
   )
   done = subprocess.run(

@@ -9,7 +9,7 @@ from absl.testing import flagsaver
 
 from launch import cli as command_line
 from launch import decode
-from launch.build import retrieval
+from launch.assembly import retrieval
 from launch.tools import corpus_index
 from models import tokenizers
 from specjax.drafters.shared import corpus

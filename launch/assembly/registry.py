@@ -3,9 +3,9 @@
 `config.drafter` is a call of `DRAFTERS` (`specjax.calls`), and so is a system
 of `launch.evaluate`: `eagle3(tokens=7)`, `model("DIR", tree=paths(3))`,
 `repeats(eagle3(tokens=1), tokens=7)`. What drafts is a line here that names a
-function of `specjax.drafters` (`launch.build.drafting.entry`), what is put
-around a drafter a function of `launch.build.around`. `package.module:NAME` is a
-function of one's own that returns a `Drafting`.
+function of `specjax.drafters` (`launch.assembly.drafting.entry`), what is put
+around a drafter a function of `launch.assembly.around`. `package.module:NAME`
+is a function of one's own that returns a `Drafting`.
 
 A checkpoint that a call does not name is `config.checkpoints`' of the
 drafter's name, or its `draft`.
@@ -16,10 +16,10 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from launch.build import around, layers, retrieval
-from launch.build.drafting import Drafting, entry, tried
-from launch.build.policies import POLICIES
-from launch.build.precision import WEIGHTS
+from launch.assembly import around, layers, retrieval
+from launch.assembly.drafting import Drafting, entry, tried
+from launch.assembly.policies import POLICIES
+from launch.assembly.precision import WEIGHTS
 from models.formats import head_checkpoints
 from models.formats.head_checkpoints import Head
 from models.networks import lowbits
@@ -237,7 +237,7 @@ def source(drafting: Drafting, models: Any) -> tuple[Any, Any]:
 
   Args:
     drafting: the way to draft.
-    models: `launch.build.pair.Models` that were read for it.
+    models: `launch.assembly.pair.Models` that were read for it.
 
   Raises:
     ValueError: if a head is of another kind.

@@ -120,7 +120,7 @@ def index(path: str, models) -> Corpus:
 
   Args:
     path: a file of `launch.tools.corpus_index`.
-    models: `launch.build.pair.Models`, whose tokenizer must have made it.
+    models: `launch.assembly.pair.Models`, whose tokenizer must have made it.
   """
   corpus = read(path, models.tokenizer)
   if models.mesh is None:

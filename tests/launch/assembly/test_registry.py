@@ -9,8 +9,8 @@ import toys
 
 from configs import embedded
 from launch import decode, evaluate
-from launch.build import registry
-from launch.build.drafting import Drafting
+from launch.assembly import registry
+from launch.assembly.drafting import Drafting
 from specjax import drafters, rules, shapes
 from specjax.adaptive import policies
 from specjax.siblings import GIVEN
@@ -23,7 +23,7 @@ MINE = '''
 import dataclasses
 import jax.numpy as jnp
 import specjax
-from launch.build.drafting import entry
+from launch.assembly.drafting import entry
 
 RULE = dataclasses.replace(specjax.rules.get("token"), name="mine")
 NUMBER = 3

@@ -1,6 +1,6 @@
 """A way to draft: a call of a drafter of the library, before its model is read.
 
-`entry` makes a function of the registry (`launch.build.registry`) from one of
+`entry` makes a function of `launch.assembly.registry` from one of
 `specjax.drafters`: a path takes the place of the model, and all else, defaults
 and checks too, is the library's. It returns a `Drafting`, which has been tried
 on a model that refuses nothing, so that its form is known.
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter
 from typing import Any
 
-from launch.build.precision import Published
+from launch.assembly.precision import Published
 from models.networks.lowbits import Format
 from models.networks.transformer import SkippedLayers
 from specjax import drafters

@@ -10,8 +10,8 @@ import references
 import torch
 
 from configs import huggingface
-from launch.build import pair as pair_lib
-from launch.build import registry
+from launch.assembly import pair as pair_lib
+from launch.assembly import registry
 from models import tokenizers
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
