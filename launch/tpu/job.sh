@@ -31,7 +31,7 @@ own_flag() {
   esac
 }
 parse "$@"
-check_main
+check_command
 choose_runtime
 case $BUCKET in
   gs://?*) store=${BUCKET%/}/$NAME ;;

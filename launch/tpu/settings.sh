@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Sourced by the scripts here: settings, flags, --dry_run. Not a command.
+# Sourced by tpu.sh and job.sh: settings, flags, --dry_run. Not a command.
 #
 # Settings, each an environment variable or a flag (the flag wins):
 #   NAME     --name=NAME        of the TPU slice (and of its queued resource)
@@ -17,7 +17,7 @@ RUNTIME=${RUNTIME:-} FOLDER=${FOLDER:-specjax}
 DRY_RUN=0
 HERE=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)
 CHECKOUT=$(cd -- "$HERE/../.." && pwd)
-# What is left of the arguments after the flags.
+# The arguments that are left after the flags.
 REST=()
 
 die() {
@@ -25,14 +25,16 @@ die() {
   exit 2
 }
 
-# The comment at the top of a file.
-comment_of() {
-  sed -n '2,${/^#/!q;s/^# \{0,1\}//;p;}' "$1"
+# The comment at the top of the script, and the settings.
+help() {
+  sed -n '2,${/^#/!q;s/^# \{0,1\}//;p;}' "$0"
+  echo
+  sed -n '/^# Settings/,/^$/s/^# \{0,1\}//p' "$HERE/settings.sh"
+  exit 0
 }
 
-# Takes the shared flags; each other flag goes to own_flag, if the script has
-# one, which returns 1 for what it does not know. Stops at the first word that
-# is no flag, or after --.
+# Takes the shared flags; every other flag goes to own_flag, which returns 1 for
+# one that it does not know. Stops at the first word that is no flag, or after --.
 parse() {
   while [ $# -gt 0 ]; do
     case $1 in
@@ -43,21 +45,12 @@ parse() {
       --runtime=*) RUNTIME=${1#*=} ;;
       --folder=*) FOLDER=${1#*=} ;;
       --dry_run) DRY_RUN=1 ;;
-      --help | -h)
-        comment_of "$0"
-        echo
-        sed -n '/^# Settings/,/^$/s/^# \{0,1\}//p' "$HERE/settings.sh"
-        exit 0
-        ;;
+      --help | -h) help ;;
       --)
         shift
         break
         ;;
-      -*)
-        if ! declare -F own_flag >/dev/null || ! own_flag "$1"; then
-          die "unknown flag $1; see $(basename "$0") --help"
-        fi
-        ;;
+      -*) own_flag "$1" || die "unknown flag $1; see $(basename "$0") --help" ;;
       *) break ;;
     esac
     shift
@@ -74,11 +67,6 @@ parse() {
   [ -z "$PROJECT" ] || PLACE+=("--project=$PROJECT")
   [ "$DRY_RUN" = 1 ] || command -v gcloud >/dev/null ||
     die "gcloud is not installed: see https://cloud.google.com/sdk"
-}
-
-no_more_arguments() {
-  [ ${#REST[@]} -eq 0 ] ||
-    die "unexpected argument '${REST[0]}'; see $(basename "$0") --help"
 }
 
 # Words as a shell would read them back.
@@ -105,20 +93,11 @@ run() {
   fi
 }
 
-# Runs one shell line on all workers.
-on_all_workers() {
-  run gcloud compute tpus tpu-vm ssh "$NAME" "${PLACE[@]}" --worker=all \
-    "--command=$1"
-}
-
-# Fails unless REST is a main of launch/ and its arguments.
-check_main() {
-  [ ${#REST[@]} -gt 0 ] || die "which main? As in: $(basename "$0") decode ..."
-  case ${REST[0]} in
-    */* | *.*) die "expected the name of a main, as decode, got '${REST[0]}'" ;;
-  esac
-  [ -f "$CHECKOUT/launch/${REST[0]}.py" ] ||
-    die "no such main: launch/${REST[0]}.py"
+# Fails unless REST is a command of launch/ and its arguments.
+check_command() {
+  [ ${#REST[@]} -gt 0 ] || die "which command? As in: $(basename "$0") ... decode"
+  [[ ${REST[0]} != *[/.]* && -f "$CHECKOUT/launch/${REST[0]}.py" ]] ||
+    die "no such command: launch/${REST[0]}.py"
 }
 
 # Sets RUNTIME for TYPE, unless it was given.

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What install.sh, run.sh and job.sh run on every worker, in its checkout.
+# What tpu.sh and job.sh run on every worker, in its checkout.
 #
 #   worker.sh install                     make or mend .venv
 #   worker.sh run MAIN ARGUMENTS          python -m launch.MAIN ARGUMENTS

@@ -9,8 +9,8 @@ target's own files may hold too.
 The formats differ in how layers are numbered whose features are read, in where
 draft tokens' ids are offsets, and in switches; here they become one form. What
 is not known is an error, and so is every tensor that is left over, missing or
-of another shape. The formats were tested, on files made for it; no published
-checkpoint was (`launch.tools.head_trace` makes what would settle that).
+of another shape. The formats were tested on synthetic files; no published
+checkpoint was.
 """
 
 import contextlib

@@ -1,4 +1,4 @@
-"""The scripts that call gcloud, against a gcloud that only notes the calls."""
+"""tpu.sh and job.sh, against a gcloud that only notes its calls."""
 
 import pathlib
 import re
@@ -10,7 +10,6 @@ import sys
 import pytest
 
 TPU = pathlib.Path(__file__).parents[3] / "launch" / "tpu"
-COMMANDS = ("create", "copy", "install", "run", "fetch", "delete", "job")
 HERE = dict(NAME="my-tpu", ZONE="us-west4-a")
 SLICE = dict(**HERE, TYPE="v5litepod-8")
 VM = ["gcloud", "compute", "tpus", "tpu-vm"]
@@ -18,14 +17,8 @@ QUEUE = ["gcloud", "compute", "tpus", "queued-resources"]
 ZONE = "--zone=us-west4-a"
 
 
-def _on_all(command, *place):
-  return [
-    *VM, "ssh", "my-tpu", ZONE, *place, "--worker=all", f"--command={command}"
-  ]  # fmt: skip
-
-
-def _main(*words):
-  return _on_all(f"bash specjax/launch/tpu/worker.sh run {shlex.join(words)}")
+def _on_all(command):
+  return [*VM, "ssh", "my-tpu", "--worker=all", f"--command={command}", ZONE]
 
 
 _QUEUED = [
@@ -42,65 +35,53 @@ def machine(machine):
   return machine
 
 
-# Script, its arguments, and the commands that it gives. ARCHIVE is the path of
-# a temporary file.
+# The arguments of tpu.sh, and the commands that it gives. ARCHIVE is the path
+# of a temporary file.
 CASES = {
   "on demand": (
-    "create", [],
-    [[*VM, "create", "my-tpu", ZONE, "--accelerator-type=v5litepod-8",
-      "--version=v2-alpha-tpuv5-lite"]],
+    ["create", "--project=p", "--runtime=r"],
+    [[*VM, "create", "my-tpu", "--accelerator-type=v5litepod-8", "--version=r",
+      ZONE, "--project=p"]],
   ),
-  "spot": (
-    "create", ["--spot", "--project=p", "--runtime=r"],
-    [[*VM, "create", "my-tpu", ZONE, "--project=p",
-      "--accelerator-type=v5litepod-8", "--version=r", "--spot"]],
-  ),
-  "queued": ("create", ["--queued"], [_QUEUED]),
-  "queued and spot": (
-    "create", ["--queued", "--spot", "--startup_script=Makefile"],
-    [[*_QUEUED, "--spot", "--metadata-from-file=startup-script=Makefile"]],
-  ),
+  "queued and spot": (["create", "--queued", "--spot"], [[*_QUEUED, "--spot"]]),
   "copy": (
-    "copy", [],
+    ["copy", "README.md"],
     [
       ["git", "-C", str(TPU.parents[1]), "archive", "--format=tar.gz",
        "--output=ARCHIVE", "HEAD"],
-      [*VM, "scp", "ARCHIVE", "my-tpu:", ZONE, "--worker=all"],
-      _on_all(
-        "mkdir -p specjax/data && tar xzf specjax.tar.gz -C specjax"
-      ),
+      [*VM, "scp", "ARCHIVE", "my-tpu:", "--worker=all", ZONE],
+      _on_all("mkdir -p specjax/data && tar xzf specjax.tar.gz -C specjax"),
+      [*VM, "scp", "--recurse", "README.md", "my-tpu:specjax/data/",
+       "--worker=all", ZONE],
     ],
   ),
-  "clone with files": (
-    "copy", ["--clone=https://example.com/x.git", "--ref=v1", "README.md"],
-    [
-      _on_all(
-        "rm -rf specjax && git clone --depth=1 --branch=v1 "
-        "https://example.com/x.git specjax && mkdir -p specjax/data"
-      ),
-      [*VM, "scp", "--recurse", "README.md", "my-tpu:specjax/data/", ZONE,
-       "--worker=all"],
-    ],
+  "clone": (
+    ["copy", "--clone=https://example.com/x.git"],
+    [_on_all(
+      "rm -rf specjax && git clone --depth=1 https://example.com/x.git "
+      "specjax && mkdir -p specjax/data"
+    )],
   ),
   "install": (
-    "install", ["--project=p"],
-    [_on_all("bash specjax/launch/tpu/worker.sh install", "--project=p")],
+    ["install"], [_on_all("bash specjax/launch/tpu/worker.sh install")],
   ),
-  "run": ("run", ["decode", "--config=c"], [_main("decode", "--config=c")]),
-  "run with blanks": ("run", ["--", *_SPACES], [_main(*_SPACES)]),
+  "run with blanks": (
+    ["run", "--", *_SPACES],
+    [_on_all(f"bash specjax/launch/tpu/worker.sh run {shlex.join(_SPACES)}")],
+  ),
   "run detached elsewhere": (
-    "run", ["--detach", "--folder=a/b", "train"],
+    ["run", "--detach", "--folder=a/b", "train"],
     [_on_all("bash a/b/launch/tpu/worker.sh detach train")],
   ),
   "fetch": (
-    "fetch", ["TARGET"],
+    ["fetch", "TARGET"],
     [["mkdir", "-p", "TARGET"],
-     [*VM, "scp", "--recurse", "my-tpu:specjax/results", "TARGET", ZONE,
-      "--worker=0"]],
+     [*VM, "scp", "--recurse", "my-tpu:specjax/results", "TARGET",
+      "--worker=0", ZONE]],
   ),
-  "delete": ("delete", [], [[*VM, "delete", "my-tpu", ZONE]]),
+  "delete": (["delete"], [[*VM, "delete", "my-tpu", ZONE]]),
   "delete what was queued": (
-    "delete", ["--queued", "--yes"],
+    ["delete", "--queued", "--yes"],
     [[*QUEUE, "delete", "my-tpu", ZONE, "--force", "--quiet"]],
   ),
 }  # fmt: skip
@@ -123,31 +104,23 @@ def _read(word):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_dry_run_prints_the_commands_and_runs_nothing(machine, name):
-  script, args, expected = CASES[name]
+def test_the_dry_run_prints_the_commands_that_a_run_gives(machine, name):
+  args, expected = CASES[name]
   target = machine.folder / "out put"
   args = [arg.replace("TARGET", str(target)) for arg in args]
-  done = machine.run(TPU / f"{script}.sh", "--dry_run", *args, **SLICE)
+  dry = [args[0], "--dry_run", *args[1:]]
+  done = machine.run(TPU / "tpu.sh", *dry, **SLICE)
   assert done.returncode == 0, done.stderr
   printed = [shlex.split(line) for line in done.stdout.splitlines()]
-  assert len(printed) == len(expected)
   for call, wanted in zip(printed, expected, strict=True):
     assert _same(call, wanted, target), call
   assert not machine.calls()
   assert not target.exists()
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_without_it_the_same_commands_run(machine, name):
-  script, args, expected = CASES[name]
-  target = machine.folder / "out put"
-  args = [arg.replace("TARGET", str(target)) for arg in args]
-  done = machine.run(TPU / f"{script}.sh", *args, **SLICE)
+  done = machine.run(TPU / "tpu.sh", *args, **SLICE)
   assert done.returncode == 0, done.stderr
   wanted = [call for call in expected if call[0] != "mkdir"]
   for call, other in zip(machine.calls(), wanted, strict=True):
     assert _same(call, other, target), call
-  assert target.exists() == (script == "fetch")
 
 
 @pytest.mark.parametrize(
@@ -160,67 +133,35 @@ def test_without_it_the_same_commands_run(machine, name):
   ],
 )
 def test_the_runtime_is_the_one_of_the_type(machine, type_, runtime):
-  done = machine.run(TPU / "create.sh", "--dry_run", f"--type={type_}", **HERE)
+  args = ("create", "--dry_run", f"--type={type_}")
+  done = machine.run(TPU / "tpu.sh", *args, **HERE)
   assert f"--version={runtime}" in shlex.split(done.stdout)
-
-
-@pytest.mark.parametrize("script", COMMANDS)
-def test_help_tells_the_flags_and_the_settings(machine, script):
-  text = (TPU / f"{script}.sh").read_text()
-  done = machine.run(TPU / f"{script}.sh", "--help")
-  assert done.returncode == 0
-  for flag in re.findall(r"^ +(--\w+)[=*]*\)", text, re.MULTILINE):
-    assert flag in done.stdout
-  for word in ("NAME", "ZONE", "--dry_run", f"launch/tpu/{script}.sh"):
-    assert word in done.stdout
-  assert "set -euo" not in done.stdout
-
-
-@pytest.mark.parametrize("script", COMMANDS)
-@pytest.mark.parametrize(
-  ("settings", "args", "words"),
-  [
-    (dict(ZONE="z"), [], "NAME is missing"),
-    (dict(NAME="n"), [], "ZONE is missing"),
-    (SLICE, ["--nmae=x"], "unknown flag --nmae=x"),
-    (SLICE, ["--folder=a b"], "FOLDER must be a plain path"),
-    (SLICE, ["--folder=../x"], "FOLDER must be a plain path"),
-  ],
-)
-def test_mistakes_are_one_line_and_exit_code_2(
-  machine, script, settings, args, words
-):
-  _mistake(machine, script, settings, args, words)
 
 
 @pytest.mark.parametrize(
   ("script", "settings", "args", "words"),
   [
-    ("create", HERE, [], "TYPE is missing"),
-    ("create", HERE, ["--type=v9-8"], "no runtime version is known for TYPE"),
-    ("create", HERE, ["--type=tpu7x-8"], "comes through GKE only"),
-    ("create", SLICE, ["--startup_script=/no"], "no such startup script: /no"),
-    ("create", SLICE, ["decode"], "unexpected argument 'decode'"),
-    ("install", SLICE, ["now"], "unexpected argument 'now'"),
-    ("delete", SLICE, ["all"], "unexpected argument 'all'"),
-    ("copy", SLICE, ["nowhere"], "no such file or folder: nowhere"),
-    ("copy", SLICE, ["--ref=x"], "--ref needs --clone"),
-    ("run", SLICE, [], "which main?"),
-    ("run", SLICE, ["decoed"], "no such main: launch/decoed.py"),
-    ("run", SLICE, ["../x"], "expected the name of a main"),
-    ("fetch", SLICE, ["a", "b"], "expected one folder, got 2"),
-    ("job", SLICE, [], "which main?"),
+    ("tpu", SLICE, ["fly"], "no such verb: 'fly'"),
+    ("tpu", dict(ZONE="z"), ["install"], "NAME is missing"),
+    ("tpu", dict(NAME="n"), ["install"], "ZONE is missing"),
+    ("tpu", SLICE, ["install", "--spot"], "unknown flag --spot"),
+    ("tpu", SLICE, ["fetch", "--folder=../x"], "FOLDER must be a plain path"),
+    ("tpu", HERE, ["create"], "TYPE is missing"),
+    ("tpu", HERE, ["create", "--type=v9-8"], "no runtime version is known"),
+    ("tpu", HERE, ["create", "--type=tpu7x-8"], "comes through GKE only"),
+    ("tpu", SLICE, ["delete", "all"], "unexpected argument 'all'"),
+    ("tpu", SLICE, ["copy", "nowhere"], "no such file or folder: nowhere"),
+    ("tpu", SLICE, ["run"], "which command?"),
+    ("tpu", SLICE, ["run", "decoed"], "no such command: launch/decoed.py"),
+    ("tpu", SLICE, ["run", "../launch/decode"], "no such command"),
     ("job", SLICE, ["decode"], "BUCKET must be gs://NAME, got ''"),
-    ("job", SLICE, ["--bucket=b", "decode"], "BUCKET must be gs://NAME"),
     ("job", SLICE, ["--bucket=gs://b", "--data=/x", "decode"], "DATA must be"),
     ("job", SLICE, ["--bucket=gs://b", "--poll=1m", "decode"], "POLL must be"),
   ],
 )
-def test_mistakes_of_one_script(machine, script, settings, args, words):
-  _mistake(machine, script, settings, args, words)
-
-
-def _mistake(machine, script, settings, args, words):
+def test_mistakes_are_one_line_and_exit_code_2(
+  machine, script, settings, args, words
+):
   done = machine.run(TPU / f"{script}.sh", *args, **settings)
   assert done.returncode == 2
   (line,) = done.stderr.strip().splitlines()
@@ -229,31 +170,9 @@ def _mistake(machine, script, settings, args, words):
   assert not machine.calls()
 
 
-def test_without_gcloud_it_says_so(machine):
-  (machine.folder / "bin" / "gcloud").unlink()
-  for name in ("bash", "dirname", "sed", "basename"):
-    (machine.folder / "bin" / name).symlink_to(shutil.which(name))
-  done = machine.run(
-    TPU / "install.sh", **HERE | {"PATH": str(machine.folder / "bin")}
-  )
-  assert done.returncode == 2
-  assert "gcloud is not installed" in done.stderr
-
-
-@pytest.mark.parametrize(
-  "name",
-  [
-    name
-    if name in ("queued and spot", "clone with files")
-    else pytest.param(name, marks=pytest.mark.heavy)
-    for name in CASES
-  ],
-)
-def test_a_failure_of_gcloud_is_the_scripts_and_ends_it(machine, name):
-  script, args, _ = CASES[name]
-  args = [arg.replace("TARGET", str(machine.folder / "x")) for arg in args]
+def test_a_failure_of_gcloud_is_the_scripts_and_ends_it(machine):
   machine.answer(compute=[7])
-  done = machine.run(TPU / f"{script}.sh", *args, **SLICE)
+  done = machine.run(TPU / "tpu.sh", "copy", "README.md", **SLICE)
   assert done.returncode == 7
   assert "fake failure" in done.stderr
   assert sum(call[0] == "gcloud" for call in machine.calls()) == 1
@@ -362,4 +281,4 @@ def test_shellcheck_finds_nothing():
 
 def test_commands_are_executable_and_settings_is_none():
   executable = {p.name for p in TPU.glob("*.sh") if p.stat().st_mode & 0o100}
-  assert executable == {f"{name}.sh" for name in (*COMMANDS, "worker")}
+  assert executable == {"tpu.sh", "job.sh", "worker.sh"}
