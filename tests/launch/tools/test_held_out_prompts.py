@@ -1,6 +1,5 @@
 """The command that writes prompts nobody was trained on."""
 
-import pytest
 from absl.testing import flagsaver
 from files import read_jsonl
 
@@ -28,13 +27,3 @@ def test_prompts_are_of_held_out_files_and_are_read_back(tmp_path, capsys):
   tokenizer = tokenizers.load("models/pretrained/target")
   items = prompts.all_of(str(path), tokenizer, max_tokens=2000)
   assert [p.text for p in items] == [r["prompt"] for r in rows]
-
-
-@pytest.mark.parametrize(
-  "flags, message",
-  [(["--output=/no/where/p"], "no such folder"), (["--count=0"], "--count")],
-)
-def test_mistakes_are_one_line_and_exit_code_2(flags, message, capsys):
-  assert execute(*flags) == 2
-  (line,) = capsys.readouterr().err.splitlines()
-  assert message in line
