@@ -10,7 +10,6 @@ from files import EMBEDDED
 from launch import jsonl, prompts, report
 from launch.assembly import retrieval
 from launch.evaluation import questions
-from launch.tools import score_answers
 from launch.training import data, t5_data
 from models import tokenizers
 
@@ -36,18 +35,12 @@ def of_pairs(path):
   return [said for said, _ in t5_data.pairs(config, "train")]
 
 
-def of_answers(path):
-  (pairs,) = score_answers.scores(str(path), str(path)).values()
-  return [ODD] * (pairs["exact_match"] == 1 and pairs["count"])
-
-
 READERS = {
   "prompts": of_prompts,
   "questions": lambda path: [q.turns[0] for q in questions.read(path)],
   "corpora": lambda path: retrieval.texts(str(path)),
   "training": lambda path: list(data.documents_of(path)),
   "pairs": of_pairs,
-  "answers": of_answers,
   "tables": lambda path: [one["text"] for one in report.read(str(path))],
 }
 
