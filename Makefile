@@ -158,7 +158,8 @@ format: $(VENV)/.test.stamp  ## Formats the code and mends what is mechanical
 
 .PHONY: notebooks
 notebooks: $(VENV)/.test.stamp  ## Makes colab/*.ipynb from the scripts beside them
-	@$(PY) -m launch.tools.notebooks $(if $(REPOSITORY),'--repository=$(REPOSITORY)')
+	@$(PY) -m jupytext --quiet --to ipynb --update --set-kernel python3 \
+	  --opt notebook_metadata_filter=kernelspec,-all colab/*.py
 
 .PHONY: wheel
 wheel: $(VENV)/.setup.stamp  ## Builds dist/specjax-*.whl

@@ -11,6 +11,33 @@
 # parameters trained on Python source, is in the repository.
 
 # %% [markdown]
+# This cell installs the project on Colab, whose own jax is too old: from a
+# checkout that you upload (a folder `specjax` or a file `specjax*.zip`), or
+# cloned from `REPOSITORY`. Elsewhere run `make setup`; the cell does nothing.
+
+# %% tags=["install"]
+import glob
+import os
+import shutil
+import subprocess
+import sys
+
+REPOSITORY = ""  # where the project is published
+if "google.colab" in sys.modules and not os.path.isfile("requirements.lock"):
+  for archive in glob.glob("specjax*.zip"):
+    shutil.unpack_archive(archive)
+  if not glob.glob("specjax*/requirements.lock"):
+    if not REPOSITORY:
+      raise ValueError("upload a checkout, or set REPOSITORY to its address")
+    clone = ["git", "clone", "--quiet", "--depth=1", REPOSITORY, "specjax"]
+    subprocess.run(clone, check=True)
+  os.chdir(os.path.dirname(glob.glob("specjax*/requirements.lock")[0]))
+  extras = "cuda,experiments" if shutil.which("nvidia-smi") else "tpu"
+  install = [sys.executable, "-m", "pip", "install", "--quiet"]
+  install += ["-c", "requirements.lock", "-e", f".[{extras}]"]
+  subprocess.run(install, check=True)
+
+# %% [markdown]
 # First the paths: names of files below are those of the checkout's root.
 # `SMALL` is how the tests ask for a short run.
 
