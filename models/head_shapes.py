@@ -210,12 +210,17 @@ def head_layers(settings: Mapping[str, Any]) -> TransformerConfig:
 def _head_layers(settings: Mapping[str, Any]) -> TransformerConfig:
   """As `head_layers`, of layers without windows."""
   name = "max_position_embeddings"
+  # Biases that are not there are named in families too that never have them.
+  biases = ("attention_bias", "mlp_bias")
+  settings = {
+    k: v for k, v in settings.items() if not (k in biases and v is False)
+  }
   if settings.get(name) is not None:
-    return config_from_json(settings, strict=False)
-  layers = config_from_json({**settings, name: 1}, strict=False)
+    return config_from_json(settings)
+  layers = config_from_json({**settings, name: 1})
   # Two lengths that make a difference: what is rescaled depends on it.
   if layers != dataclasses.replace(
-    config_from_json({**settings, name: 2}, strict=False), max_positions=1
+    config_from_json({**settings, name: 2}), max_positions=1
   ):
     raise ValueError(f"this rope_scaling needs {name}")
   return dataclasses.replace(layers, max_positions=None)

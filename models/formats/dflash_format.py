@@ -152,13 +152,16 @@ def _native(config: Mapping[str, Any], target: Target) -> HeadShape:
   ids = of_dflash.get("target_layer_ids")
   if ids is None:
     ids = usual_layers(count, target.num_layers)
-  number = lambda name: _integer(name, of_dflash.get(name, config.get(name)))
+  block = "block_size"
+  size = json_files.agreed(
+    {block: config.get(block), f"dflash_config.{block}": of_dflash.get(block)}
+  )
   return _made(
     settings,
     target,
     read=_read_layers("target_layer_ids", ids, target, shift=1),
-    block_size=number("block_size"),
-    mask_token=number("mask_token_id"),
+    block_size=_integer(block, size),
+    mask_token=_integer("mask_token_id", of_dflash.get("mask_token_id")),
   )
 
 

@@ -59,28 +59,38 @@ _LATER = {
     if name.startswith(("attention.", "mlp.", "mlp_norm."))
   },
 }
-# What a head's configuration may say: of its layer, of the head, and what
-# changes nothing. Anything else might change its logits, and is refused.
-_KNOWN = frozenset(
+# What a configuration may say: of the head's layers; of the head, in the form
+# of its authors or of speculators; and what changes nothing. Anything else
+# might change its logits, and is refused.
+_OF_LAYERS = frozenset(
   """
   vocab_size hidden_size intermediate_size num_hidden_layers head_dim
   num_attention_heads num_key_value_heads hidden_act rms_norm_eps
   max_position_embeddings rope_theta rope_scaling rope_parameters
-  attention_bias mlp_bias tie_word_embeddings sliding_window
+  attention_bias mlp_bias qkv_bias tie_word_embeddings sliding_window
   use_sliding_window max_window_layers layer_types model_type rope_interleaved
-
-  bias qkv_bias draft_vocab_size target_hidden_size eagle_config
-  eagle_aux_hidden_state_layer_ids norm_before_residual norm_before_fc fc_norm
-  norm_output use_aux_norm num_aux_hidden_states logit_scale
-  add_para_norm layernorms truncated_vocab_size
-  speculators_model_type transformer_layer_config embed_requires_grad
-
-  architectures speculators_version speculators_config auto_map
-  transformers_version torch_dtype dtype use_cache initializer_range
-  pretraining_tp attention_dropout bos_token_id eos_token_id pad_token_id
-  _name_or_path target_model_type num_local_experts num_experts_per_tok
-  experts_per_token output_router_logits router_aux_loss_coef
-  has_no_defaults_at_init enable_sp_ulysses
+  """.split()
+)
+_FUSED = "eagle_aux_hidden_state_layer_ids"
+_OF_EAGLE1 = frozenset({"add_para_norm", "layernorms"})
+_OF_EAGLE3 = frozenset(
+  {"eagle_config", "use_aux_norm", "num_aux_hidden_states", "logit_scale"}
+  | {"draft_vocab_size", "target_hidden_size", _FUSED, *EAGLE3_SWITCHES}
+)
+_NATIVE = _OF_EAGLE1 | _OF_EAGLE3 | {"bias", "truncated_vocab_size"}
+_SPECULATORS = frozenset(
+  {"speculators_model_type", "speculators_version", "speculators_config"}
+  | {"transformer_layer_config", "embed_requires_grad"}
+  | {"draft_vocab_size", "target_hidden_size", _FUSED, *EAGLE3_SWITCHES}
+  | {"model_type", "tie_word_embeddings"}
+)
+_INERT = frozenset(
+  """
+  architectures auto_map transformers_version torch_dtype dtype use_cache
+  initializer_range pretraining_tp attention_dropout bos_token_id eos_token_id
+  pad_token_id _name_or_path target_model_type num_local_experts
+  num_experts_per_tok experts_per_token output_router_logits
+  router_aux_loss_coef has_no_defaults_at_init enable_sp_ulysses
   """.split()
 )
 # What NVIDIA's `eagle_config` says besides, and must say.
@@ -92,7 +102,6 @@ _OF_EAGLE_CONFIG = {
   "next_layer_regular": True,
   "parallel_draft_step": 1,
 }
-_FUSED = "eagle_aux_hidden_state_layer_ids"
 _OTHER_KINDS = ("peagle", "dspark", "mlp", "eagle", "medusa")
 
 
@@ -122,7 +131,8 @@ def shape(
       "speculators_model_type must be 'eagle3', 'dflash' or 'mtp', got "
       f"{kind!r} ({known})"
     )
-  json_files.refuse_unknown(config, _KNOWN)
+  form = _OF_LAYERS | _NATIVE if kind is None else _SPECULATORS
+  json_files.refuse_unknown(config, form | _INERT)
   if tensors is None:
     third = kind == "eagle3" or generation == 3
   else:
@@ -162,10 +172,17 @@ def table(
   has_embedding = (
     "embed_tokens.weight" in tensors and "lm_head.weight" not in tensors
   )
-  if (
-    tied and has_embedding and third
-  ):  # its embedding is its output projection too
-    names["lm_head.weight"] = "embed_tokens.weight"
+  if has_embedding and third:
+    if "speculators_model_type" in config:
+      name = "tie_word_embeddings"
+      inside = config["transformer_layer_config"].get(name)
+      where = {
+        name: config.get(name),
+        f"transformer_layer_config.{name}": inside,
+      }
+      tied = json_files.agreed(where)
+    if tied:  # its embedding is its output projection too
+      names["lm_head.weight"] = "embed_tokens.weight"
   return names
 
 
@@ -201,7 +218,9 @@ def _flat(config: Mapping[str, Any]) -> Mapping[str, Any]:
   if config.get("model_type") != "eagle" or not isinstance(nested, Mapping):
     return config
   rest = {k: v for k, v in config.items() if k not in ("model", "model_type")}
-  return {**nested, **rest}
+  for key in {*nested} & {*rest} - _INERT:
+    json_files.agreed({key: rest[key], f"model.{key}": nested[key]})
+  return nested | {k: v for k, v in rest.items() if v is not None}
 
 
 def _layer_json(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -212,7 +231,7 @@ def _layer_json(config: Mapping[str, Any]) -> Mapping[str, Any]:
   if not isinstance(nested, Mapping):
     raise ValueError("transformer_layer_config must be an object")
   json_files.refuse_unknown(
-    nested, _KNOWN, "settings of transformer_layer_config"
+    nested, _OF_LAYERS | _INERT, "settings of transformer_layer_config"
   )
   return nested
 
@@ -229,7 +248,8 @@ def _layer(
   their `model_type` names: the others' are Llama's, whatever their target's
   are, and where the tensors tell they are believed.
   """
-  settings = dict(_layer_json(config))
+  given = _layer_json(config)
+  settings = {k: v for k, v in given.items() if k in _OF_LAYERS}
   speculators = config.get("speculators_model_type") is not None
   if not speculators:
     settings["model_type"] = _family(settings, tensors or {})
@@ -305,10 +325,14 @@ def _first(config, layer, target: Target) -> tuple[EagleConfig, Features]:
     raise ValueError(
       f"its width is {layer.embed_dim}, and the target's {target.embed_dim}"
     )
-  for switch in ("add_para_norm", "layernorms", "truncated_vocab_size"):
-    given = config.get(switch)
-    if given and (switch, given) != ("truncated_vocab_size", layer.vocab_size):
-      raise ValueError(f"{switch} is not supported, got {config[switch]!r}")
+  whole = {"draft_vocab_size": layer.vocab_size}
+  for key in sorted(_OF_EAGLE3 - {"logit_scale"}):
+    if config.get(key) not in (None, False, whole.get(key)):
+      raise ValueError(
+        f"{key} is a setting of EAGLE-3, and this head is EAGLE-1's: got "
+        f"{config[key]!r:.80}"
+      )
+  _refuse_first(config, layer.vocab_size)
   head = EagleConfig(
     layer=layer,
     generation=1,
@@ -319,16 +343,38 @@ def _first(config, layer, target: Target) -> tuple[EagleConfig, Features]:
   return head, (FINAL,)
 
 
+def _refuse_first(config: Mapping[str, Any], words: int) -> None:
+  """Raises ValueError for variants of EAGLE-1 that are not read.
+
+  Args:
+    config: of the head.
+    words: the tokens that it predicts.
+  """
+  for switch in (*sorted(_OF_EAGLE1), "truncated_vocab_size"):
+    given = config.get(switch)
+    if given and (switch, given) != ("truncated_vocab_size", words):
+      raise ValueError(f"{switch} is not supported, got {given!r:.80}")
+
+
 def _third(
   config, layer, target: Target, tensors: Mapping[str, Tensor]
 ) -> tuple[EagleConfig, Features]:
   """EAGLE-3 and its descendants."""
-  switches = {s: _flag(s, config.get(s, False)) for s in EAGLE3_SWITCHES}
-  switches["fc_norm"] |= _flag(
-    "use_aux_norm", config.get("use_aux_norm", False)
-  )
-  nested = _eagle_config(config).get("norm_before_fc", False)
-  switches["norm_before_fc"] |= _flag("eagle_config.norm_before_fc", nested)
+  also = {  # other names of the same
+    "fc_norm": ("use_aux_norm", config.get("use_aux_norm")),
+    "norm_before_fc": (
+      "eagle_config.norm_before_fc",
+      _eagle_config(config).get("norm_before_fc"),
+    ),
+  }
+  switches = {}
+  for name in EAGLE3_SWITCHES:
+    said = {name: config.get(name)}
+    if name in also:
+      said[also[name][0]] = also[name][1]
+    for where, value in said.items():
+      _flag(where, False if value is None else value)
+    switches[name] = bool(json_files.agreed(said))
   if config.get("speculators_model_type") is None:
     # Until September 2026 SpecForge had `norm_output` for whether logits are of
     # the normed state, true by default, and fed back what is not normed; since
@@ -353,6 +399,7 @@ def _third(
     raise ValueError(
       f"draft_vocab_size must be an integer, got {draft_vocab!r}"
     )
+  _refuse_first(config, draft_vocab or layer.vocab_size)
   head = EagleConfig(
     layer=layer,
     generation=3,
@@ -388,32 +435,34 @@ def _fused_layers(config, num_layers: int) -> tuple[int, ...]:
   the top (speculators) and `eagle_config.layer_ids` (vLLM) are inputs, and
   where no file says, the paper's code reads those of layers 2, N / 2 and N - 3.
   """
-  name, nested = _FUSED, _eagle_config(config)
-  if nested.get(name) is not None:
-    ids, shift = nested[name], 1
-  elif nested.get("layer_ids") is not None:
-    ids, shift = nested["layer_ids"], 0
-  elif config.get(name) is not None:
-    ids, shift = config[name], 0
-  else:
-    ids, shift = [2, num_layers // 2, num_layers - 3], 0
-  if (
-    not isinstance(ids, list)
-    or not 0 < len(ids) <= _MOST_FUSED
-    or any(type(i) is not int for i in ids)
+  nested, said = _eagle_config(config), {}
+  for name, ids, shift in (
+    (f"eagle_config.{_FUSED}", nested.get(_FUSED), 1),
+    ("eagle_config.layer_ids", nested.get("layer_ids"), 0),
+    (_FUSED, config.get(_FUSED), 0),
   ):
-    raise ValueError(f"{name} must be a list of layers, got {ids!r}")
-  layers = tuple(i + shift for i in ids)
+    if ids is None:
+      continue
+    if (
+      not isinstance(ids, list)
+      or not 0 < len(ids) <= _MOST_FUSED
+      or any(type(i) is not int for i in ids)
+    ):
+      raise ValueError(f"{name} must be a list of layers, got {ids!r:.80}")
+    said[f"{name} (as inputs)"] = tuple(i + shift for i in ids)
+  usual = (2, num_layers // 2, num_layers - 3)
+  layers = json_files.agreed(said) or usual
   count = config.get("num_aux_hidden_states", len(layers))
   if count != len(layers):
     raise ValueError(
-      f"num_aux_hidden_states is {count!r}, and {name} {ids} are {len(layers)}"
+      f"num_aux_hidden_states is {count!r}, and {len(layers)} layers are read"
     )
   # What comes after the last layer may be meant with its norm or without;
   # speculators means it without, and norms it itself where it needs that.
   last = num_layers - (config.get("speculators_model_type") is None)
   if min(layers) < 0 or max(layers) > last:
     raise ValueError(
-      f"{name} {ids} are not layers of a target of {num_layers} layers"
+      f"it reads the inputs of layers {[*layers]}, which are not layers of a "
+      f"target of {num_layers}"
     )
   return layers

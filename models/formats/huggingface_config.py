@@ -118,17 +118,13 @@ def of_text(config: Mapping[str, Any]) -> Mapping[str, Any]:
   return {**nested, **said, "model_type": inside[0]}
 
 
-def config_from_json(
-  config: Mapping[str, Any], *, strict: bool = True
-) -> TransformerConfig:
+def config_from_json(config: Mapping[str, Any]) -> TransformerConfig:
   """Translates the contents of a `config.json`.
 
   Args:
     config: of a model of one of `models.formats.families`, as transformers 4 or
       5 write it. A key that is left out has the value that transformers gives
       it; the model's sizes must be there.
-    strict: whether keys that are not read are an error. (Those of heads have
-      many of their own.)
 
   Returns:
     The configuration of the equivalent `Transformer`.
@@ -160,11 +156,10 @@ def config_from_json(
       raise ValueError(f"{key} is {given[key]!r} and {alias} {value!r}")
   settings = Settings(given, family.defaults)
   described = family.read(settings)
-  if strict:
-    known = _HARMLESS | family.harmless | {*fixed, *family.aliases}
-    json_files.refuse_unknown(
-      given, known | settings.asked, f"settings of a {name} model"
-    )
+  known = _HARMLESS | family.harmless | {*fixed, *family.aliases}
+  json_files.refuse_unknown(
+    given, known | settings.asked, f"settings of a {name} model"
+  )
   return described
 
 

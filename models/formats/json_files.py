@@ -46,6 +46,26 @@ def refuse_unknown(
     raise ValueError(f"{what} that are not known: {', '.join(unknown)}")
 
 
+def agreed(said: Mapping[str, Any]) -> Any:
+  """The one value of a setting that may stand in several places.
+
+  Args:
+    said: by the name of each place, what stands there; null says nothing.
+
+  Returns:
+    The value; None if no place has one.
+
+  Raises:
+    ValueError: if two places differ.
+  """
+  given = {name: value for name, value in said.items() if value is not None}
+  first = next(iter(given.values()), None)
+  if any(type(v) is not type(first) or v != first for v in given.values()):
+    each = ", ".join(f"{name} {value!r:.60}" for name, value in given.items())
+    raise ValueError(f"{' and '.join(given)} must agree, got {each}")
+  return first
+
+
 def indexed_files(index: pathlib.Path) -> list[pathlib.Path]:
   """The files that an index of tensors names, which lie beside it.
 

@@ -195,6 +195,9 @@ def test_the_same_key_means_another_thing_in_another_format(tmp_path):
     ("speculators", dict(config={**SPECULATORS, "transformer_layer_config": {
       **LAYER_JSON, "layer_types": ["chunked_attention"]}}),
      "layer_types must be full_attention or sliding_attention"),
+    ("speculators", dict(config={**SPECULATORS, "transformer_layer_config": {
+      **LAYER_JSON, "model_type": "qwen3", "mlp_bias": True}}),
+     "settings of a qwen3 model that are not known: mlp_bias"),
     ("eagle3, two layers", {"layers.1.hidden_norm.weight": random(H)},
      "after the first that have a hidden_norm, .*: layers.1.hidden_norm"),
     ("speculators, three layers", {"layers.2.hidden_norm.weight": random(H)},
@@ -203,7 +206,7 @@ def test_the_same_key_means_another_thing_in_another_format(tmp_path):
       "transformer_layer_config": {**LAYER_JSON, "sliding_window": 2,
       "layer_types": ["sliding_attention"] * 2}}), "of 1 layers, got 2"),
     ("vllm, inputs of layers", dict(config={**LAYER_JSON,
-      "num_aux_hidden_states": 4}), "num_aux_hidden_states is 4, and .* are 3"),
+      "num_aux_hidden_states": 4}), "num_aux_hidden_states is 4, and 3 layers"),
     ("eagle3", dict(config={**FORMATS["eagle3"][0], "logit_scale": -1}),
      "logit_scale must be a positive number, got -1"),
     ("eagle", dict(config={**LAYER_JSON, "logit_scale": 2.0}),
@@ -241,6 +244,101 @@ def test_the_same_key_means_another_thing_in_another_format(tmp_path):
 def test_what_is_not_understood_is_an_error(name, changes, message, tmp_path):
   directory = write(tmp_path / "head", name, **changes)
   with pytest.raises(ValueError, match=message):
+    head_checkpoints.load(directory, TARGET)
+
+
+NESTED = "transformer_layer_config"
+EAGLE3 = LAYER_JSON | {"draft_vocab_size": VD}
+VLLM = FORMATS["medusa, vllm"][0]
+AT_THE_TOP = dict(
+  rope_theta=5e5, sliding_window=4, layer_types=["sliding_attention"],
+  rope_scaling=dict(rope_type="linear", factor=2.0), rms_norm_eps=1e-6,
+  hidden_size=H, eagle_config={}, logit_scale=1.0, num_hidden_layers=1,
+  head_dim=D, bias=True, use_aux_norm=True, truncated_vocab_size=V,
+)  # fmt: skip
+INSIDE = {
+  "norm_before_residual": True, "norm_output": True, "fc_norm": True,
+  "logit_scale": 2.0, "target_hidden_size": H, NAME: [2, 6, 9],
+  "norm_before_fc": True, "draft_vocab_size": VD, "eagle_config": {},
+}  # fmt: skip
+OF_EAGLE3 = {
+  "norm_before_residual": True, "norm_output": True, "fc_norm": True,
+  "use_aux_norm": True, "target_hidden_size": H, NAME: [2, 6, 9],
+  "norm_before_fc": True, "draft_vocab_size": VD,
+  "eagle_config": {NAME: [1]}, "num_aux_hidden_states": 3,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+  "name, config, message",
+  [
+    *(("speculators", SPECULATORS | {k: v}, f"not known: {k}$")
+      for k, v in AT_THE_TOP.items()),
+    *(("speculators", SPECULATORS | {NESTED: LAYER_JSON | {k: v}},
+       f"{NESTED} that are not known: {k}$") for k, v in INSIDE.items()),
+    *(("eagle", LAYER_JSON | {k: v}, f"^.*: {k} is a setting of EAGLE-3")
+      for k, v in OF_EAGLE3.items()),
+    ("eagle", LAYER_JSON | {NESTED: LAYER_JSON}, f"not known: {NESTED}"),
+    ("eagle3", EAGLE3 | {NESTED: LAYER_JSON}, f"not known: {NESTED}"),
+    ("eagle3", EAGLE3 | {"add_para_norm": True}, "add_para_norm is not suppor"),
+    ("eagle3", EAGLE3 | {"truncated_vocab_size": 7}, "truncated_vocab_size is"),
+    ("medusa", {"medusa_num_heads": 2, NESTED: {}}, f"not known: {NESTED}"),
+    ("blockwise", FORMATS["blockwise"][0] | {NESTED: {}}, f"known: {NESTED}"),
+    ("medusa, vllm", VLLM | {"sliding_window": 4}, "not known: sliding_window"),
+    ("medusa, vllm", VLLM | {"hidden_size": 999}, "hidden_size is 999, and"),
+    ("medusa, vllm", VLLM | {"vocab_size": 9}, "vocab_size is 9, and .* 13"),
+    ("medusa, vllm", VLLM | {"num_hidden_layers": 2}, "it says 2 layers, and"),
+    ("medusa", {"medusa_num_heads": 2, "num_heads": 3},
+     "medusa_num_heads and num_heads must agree, got .* 2, num_heads 3"),
+    # One setting in two places.
+    ("specforge", EAGLE3 | {NAME: [1, 5, 8], "eagle_config": {NAME: [1, 5, 8]}},
+     r"must agree, got .*\(2, 6, 9\), .*\(1, 5, 8\)"),
+    ("specforge", EAGLE3 | {"eagle_config": {
+      NAME: [1, 5, 8], "layer_ids": [1, 5, 8]}}, "layer_ids .* must agree"),
+    ("eagle3", EAGLE3 | {"norm_before_fc": False, "eagle_config": {
+      "norm_before_fc": True}}, "eagle_config.norm_before_fc must agree"),
+    ("eagle3", EAGLE3 | {"fc_norm": True, "use_aux_norm": False},
+     "fc_norm and use_aux_norm must agree"),
+    ("eagle, vllm", FORMATS["eagle, vllm"][0] | {"rms_norm_eps": 1e-6},
+     "rms_norm_eps and model.rms_norm_eps must agree, got .* 1e-06, .* 1e-05"),
+  ],
+)  # fmt: skip
+def test_no_setting_is_ignored(name, config, message, tmp_path):
+  """In a place where nobody reads it, or beside another value of the same."""
+  directory = write(tmp_path / "head", name, config=config)
+  with pytest.raises(ValueError, match=message):
+    head_checkpoints.load(directory, TARGET)
+
+
+def test_a_setting_may_stand_in_two_places_if_they_agree():
+  """Layers are numbered by what they give in one, by what they take in two."""
+  of = lambda config, kind: head_checkpoints.shape(config, TARGET, kind=kind)
+  layers = {NAME: [1, 6, 11], "eagle_config": {
+    NAME: [0, 5, 10], "layer_ids": [1, 6, 11], "norm_before_fc": True,
+  }}  # fmt: skip
+  read = of(EAGLE3 | layers | {"norm_before_fc": True}, "eagle3")
+  assert read.features == (1, 6, 11)
+  assert read.config.norm_before_fc
+  nested = {"model_type": "eagle", "model": LAYER_JSON | {"rope_theta": 7.0}}
+  assert of(nested | {"rope_theta": 7.0}, "eagle").config.layer.rope_theta == 7
+  assert of(VLLM | {"medusa_num_heads": 2}, "medusa").config.num_heads == 2
+
+
+def test_ties_of_speculators_must_agree_where_they_matter(tmp_path):
+  """Where the file has the output projection, none is needed."""
+  name = "speculators"
+  tied = SPECULATORS | {"tie_word_embeddings": False,
+    NESTED: LAYER_JSON | {"tie_word_embeddings": True}}  # fmt: skip
+  embed = {"embed_tokens.weight": random(V, H)}
+  head_checkpoints.load(
+    write(tmp_path / "own", name, config=tied, **embed), TARGET
+  )
+  whole = tied | {"draft_vocab_size": V}
+  directory = write(
+    tmp_path / "none", name, config=whole,
+    drop=["lm_head.weight", "d2t", "t2d"], **embed,
+  )  # fmt: skip
+  with pytest.raises(ValueError, match="tie_word_embeddings must agree"):
     head_checkpoints.load(directory, TARGET)
 
 

@@ -168,6 +168,18 @@ def test_layers_that_no_file_names_are_spread_evenly(tmp_path):
   assert actual.features == (2, 10, 18, 26, 34)
 
 
+@pytest.mark.parametrize("top", [None, BLOCK])
+def test_a_block_size_stands_here_or_there_or_in_both(top):
+  """As in newer files, beside the mask's id; null says nothing."""
+  inner = {**CONFIG["dflash_config"], "block_size": BLOCK}
+  config = {**CONFIG, "block_size": top, "dflash_config": inner}
+  made = head_checkpoints.shape(config, TARGET).config
+  assert made.block_size == BLOCK
+  inner = {**inner, "block_size": None}
+  config = {**CONFIG, "dflash_config": inner}
+  assert head_checkpoints.shape(config, TARGET).config.block_size == BLOCK
+
+
 IDS = np.array([1, 4, 5, 9, 12])
 WORDS = {"lm_head.weight": random(len(IDS), H), "d2t": IDS - np.arange(5)}
 LAYERS_JSON = {
@@ -261,6 +273,12 @@ OF_DFLASH = lambda **changes: CHANGED(
     (OF_DFLASH(mask_token_id=None), "mask_token_id must be an integer"),
     (OF_DFLASH(mask_token_id=V), r"mask_token must be in 0\.\.12, got 13"),
     (CHANGED(block_size=1), "block_size must be at least 2"),
+    (OF_DFLASH(block_size=5), "and dflash_config.block_size must agree, got"),
+    (CHANGED(mask_token_id=MASK), "not known: mask_token_id"),
+    (
+      CHANGED(transformer_layer_config=LAYERS_JSON),
+      "not known: transformer_layer_config",
+    ),
     ({"d2t": IDS}, "unexpected tensors in .*: d2t"),
     (CHANGED(num_target_layers=10), "made for 10 layers, and the target has 9"),
     (
