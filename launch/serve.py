@@ -73,10 +73,9 @@ _GAP = flags.DEFINE_float(
   "are read, in rounds without; more reads prompts sooner. Passes are timed at "
   "the start.", lower_bound=1.0,
 )  # fmt: skip
-_REUSE = flags.DEFINE_enum_class(
-  "prefix_reuse", assembly.Reuse.OWN, assembly.Reuse,
-  "Whose texts a prompt may begin with and not be read again: those of "
-  "requests with the same bearer token and cache_salt (own), all, or none.",
+_SHARE = flags.DEFINE_boolean(
+  "share_prefixes", True, "Whether a prompt that begins as an earlier text "
+  "reads only the rest. How soon an answer comes tells whether it did.",
 )  # fmt: skip
 _ROUNDS = flags.DEFINE_integer(
   "rounds_per_iteration",
@@ -157,7 +156,7 @@ def run(_) -> int:
     max_prompt=_MAX_PROMPT.value,
     rounds=_ROUNDS.value,
     gap=_GAP.value,
-    reuse=_REUSE.value,
+    share_prefixes=_SHARE.value,
     answer_seconds=_ANSWER_SECONDS.value,
     depth_policy=_DEPTHS.value,
     name=_NAME.value,

@@ -20,7 +20,6 @@ from launch.assembly import pair
 from launch.assembly.drafting import with_tokens
 from launch.serving import objectives
 from launch.serving.control import Control, Report
-from launch.serving.prefixes import Reuse
 from launch.serving.slots import Slots, widths_to
 from specjax import types
 from specjax.decode import Decoder
@@ -38,7 +37,8 @@ class Sizes:
     queue: requests that may wait.
     max_prompt: tokens of the longest prompt.
     gap: the longest iteration while prompts are read, in rounds, see `Slots`.
-    reuse: whose texts a prompt may begin with.
+    share_prefixes: whether a prompt that begins as an earlier text reads only
+      the rest.
     rounds: of an iteration on the device, at most.
     answer_seconds: how long an answer may take.
     depth_policy: one of `POLICIES`.
@@ -53,7 +53,7 @@ class Sizes:
   queue: int = 64
   max_prompt: int = 1024
   gap: float = 2.5
-  reuse: Reuse = Reuse.OWN
+  share_prefixes: bool = True
   rounds: int = 8
   answer_seconds: float = 600.0
   depth_policy: str = "whole"
@@ -123,7 +123,7 @@ def make_slots(
     max_length=longest + config.max_new_tokens,
     stop_tokens=models.stop_tokens,
     max_rounds=sizes.rounds,
-    reuse=sizes.reuse,
+    share_prefixes=sizes.share_prefixes,
     mesh=models.mesh,
     cache_specs=models.layout and models.layout.cache_specs(),
     scores=True,

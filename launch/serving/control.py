@@ -18,7 +18,7 @@ MOST_SCORED = 5  # in the place of each of a prompt's, as its completions have
 _WHOLE = (
   "max_new_tokens", "top_k", "ignore_stop", "min_tokens", "num_likeliest",
 )  # fmt: skip
-_WORDS = ("seed", "stream", "owner")
+_WORDS = ("seed", "stream")
 _REAL = (
   "temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty",
   "repetition_penalty",
@@ -41,8 +41,6 @@ class Asked:
       processes.
     num_likeliest: tokens that are told in the place of each emitted one, at
       most `MOST_LIKELIEST`.
-    owner: whose it is, `u32`: what one owner's requests have read, others' may
-      not use (`prefixes`).
     presence_penalty, frequency_penalty, repetition_penalty, logit_bias,
       min_tokens, stop_token_ids: see `specjax.runtime.requests.Settings`.
   """
@@ -58,7 +56,6 @@ class Asked:
   ignore_stop: bool = False
   scored: bool = False
   num_likeliest: int = 0
-  owner: int = 0
   presence_penalty: float = 0.0
   frequency_penalty: float = 0.0
   repetition_penalty: float = 1.0

@@ -53,7 +53,7 @@ PENALTIES = (
 )  # fmt: skip
 _OURS = {
   *PENALTIES,
-  "cache_salt", "ignore_eos", "logprobs", "max_completion_tokens",
+  "ignore_eos", "logprobs", "max_completion_tokens",
   "max_tokens", "min_p", "model", "n", "seed", "slo_class", "slo_ms_per_token",
   "stop", "stream", "stream_options", "temperature", "token_origins", "top_k",
   "top_p",
@@ -114,14 +114,6 @@ def flag(record: dict, name: str, usual: bool = False) -> bool:
   value = record.get(name, usual)
   if not isinstance(value, bool):
     raise RefusalError(f"{name} must be true or false", param=name)
-  return value
-
-
-def salt(record: dict) -> str:
-  """A name of those that share what they have read."""
-  value = record.get("cache_salt", "")
-  if not isinstance(value, str):
-    raise RefusalError("cache_salt must be a text", param="cache_salt")
   return value
 
 

@@ -247,10 +247,8 @@ async def _answer(service: Service, request: Request, is_chat: bool):
     )
   )
   news: asyncio.Queue[tuple[int, News]] = asyncio.Queue()
-  tickets = _tickets(
-    service, ask, news, begun + service.limits.answer_seconds,
-    owner=limits.owner(request, ask.cache_salt),
-  )  # fmt: skip
+  deadline = begun + service.limits.answer_seconds
+  tickets = _tickets(service, ask, news, deadline)
   answer = Answer(
     ask, model=service.defaults.model, tokenizer=service.tokenizer
   )
@@ -276,7 +274,7 @@ async def _tokens(service: Service, request: Request, work: Callable):
 
 
 def _tickets(
-  service: Service, ask: Ask, news: asyncio.Queue, deadline: float, owner: int
+  service: Service, ask: Ask, news: asyncio.Queue, deadline: float
 ) -> list[Ticket]:
   loop = asyncio.get_running_loop()
 
@@ -300,7 +298,6 @@ def _tickets(
         token_ids=prompt,
         stream=stream,
         max_new_tokens=budget,
-        owner=owner,
       ),
       deliver=deliver(index),
       watch=stops.watch(service.tokenizer, ask.stop, prompt),

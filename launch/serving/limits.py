@@ -6,7 +6,6 @@ import hmac
 import ipaddress
 import json
 import re
-import secrets
 from collections.abc import Collection
 
 import h11
@@ -106,20 +105,6 @@ def check_token(request: Request, token: str | None) -> None:
       code="invalid_api_key",
       headers={"WWW-Authenticate": "Bearer"},
     )
-
-
-_SECRET = secrets.token_bytes(32)
-
-
-def owner(request: Request, salt: str) -> int:
-  """`u32` that requests of one bearer token and one salt have in common.
-
-  It cannot be guessed: it follows from a secret of this process.
-  """
-  token = request.headers.get("authorization", "")
-  told = f"{token}\n{salt}".encode("utf-8", "surrogateescape")
-  digest = hmac.digest(_SECRET, told, "sha256")
-  return int.from_bytes(digest[:4], "little")
 
 
 async def body_of(request: Request, limits: Limits) -> bytes:

@@ -4,7 +4,6 @@ The host remembers the text of every row, running or ended. A prompt is given a
 row, and the longest common prefix that any row holds.
 """
 
-import enum
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -13,18 +12,6 @@ from launch.serving.control import Asked, Report
 from specjax.state import StopReason
 
 _LEAST = 16  # tokens of a text that a row is chosen for
-
-
-class Reuse(enum.StrEnum):
-  """Rows whose texts a prompt may reuse.
-
-  How soon an answer comes tells whether its prompt was read, and so what was
-  asked before.
-  """
-
-  OWN = "own"  # those of the same owner
-  ALL = "all"
-  NONE = "none"
 
 
 class Texts:
@@ -39,9 +26,9 @@ class Texts:
     self,
     num_slots: int,
     max_length: int,
-    reuse: Reuse,
     groups: int = 1,
     *,
+    share: bool = True,
     whole: bool = False,
   ):
     """Begins without any text.
@@ -49,17 +36,17 @@ class Texts:
     Args:
       num_slots: B.
       max_length: of a text.
-      reuse: see above.
       groups: of devices that rows are cut over, as many to each; no text is
         copied from one to another.
+      share: whether a prompt may begin as another's text: how soon an answer
+        comes tells whether its beginning was read before.
       whole: texts are kept whole or not at all: states of recurrent layers
         cannot be cut short.
     """
-    self._reuse, self._whole = reuse, whole
+    self._share, self._whole = share, whole
     self._group = np.arange(num_slots) * groups // num_slots
     self._tokens = np.zeros((num_slots, max_length), np.int32)
     self._lengths = np.zeros(num_slots, np.int32)
-    self._owners = np.zeros(num_slots, np.uint32)
     self._prompts = np.zeros(num_slots, np.int32)  # tokens read of each so far
     self._touched = np.zeros(num_slots, np.int64)
     self._clock = 0
@@ -115,7 +102,6 @@ class Texts:
     """A row has the first tokens of its prompt."""
     self._tokens[row, :length] = asked.token_ids[:length]
     self._lengths[row] = self._prompts[row] = length
-    self._owners[row] = asked.owner
     self._touch(row)
 
   def hear(self, report: Report, running: np.ndarray) -> None:
@@ -142,13 +128,10 @@ class Texts:
 
   def _same(self, asked: Asked) -> np.ndarray:
     """`i32[B]`, tokens that each row's text and the prompt begin with alike."""
-    if self._reuse == Reuse.NONE:
+    if not self._share:
       return np.zeros(len(self._lengths), np.int32)
     prompt = np.asarray(asked.token_ids, np.int32)
     width = min(len(prompt), self._tokens.shape[1])
     differs = self._tokens[:, :width] != prompt[:width]
     same = np.where(differs.any(1), differs.argmax(1), width)
-    same = np.minimum(same, self._lengths)
-    if self._reuse == Reuse.OWN:
-      same = np.where(self._owners == asked.owner, same, 0)
-    return same.astype(np.int32)
+    return np.minimum(same, self._lengths).astype(np.int32)

@@ -58,8 +58,6 @@ class Ask:
     num_choices: completions of each.
     is_seeded: whether the client gave the seed.
     stop: texts before the first of which a completion ends.
-    cache_salt: as vLLM's: only requests of the same one share what they have
-      read.
     log_probs: whether they are wanted.
     echo: whether the prompt is a part of the text.
     asked: the first completion; choice i of a prompt draws from stream i, and
@@ -77,7 +75,6 @@ class Ask:
   num_choices: int
   is_seeded: bool
   stop: tuple[str, ...]
-  cache_salt: str
   log_probs: bool
   echo: bool
   asked: Asked
@@ -164,7 +161,6 @@ def _read(record, is_chat, tokenizer, defaults: Defaults) -> Ask:
   budgets = tuple(_budget(record, p, is_chat, defaults) for p in prompts)
   echo = fields.flag(record, "echo")
   log_probs, num_likeliest = fields.log_probs(record, is_chat)
-  salt, ignore_stop = fields.salt(record), fields.flag(record, "ignore_eos")
   ask = Ask(
     is_chat=is_chat,
     prompts=tuple(prompts),
@@ -172,7 +168,6 @@ def _read(record, is_chat, tokenizer, defaults: Defaults) -> Ask:
     num_choices=count,
     is_seeded=seed is not None,
     stop=stop,
-    cache_salt=salt,
     log_probs=log_probs,
     echo=echo,
     origins=fields.flag(record, "token_origins"),
@@ -186,7 +181,7 @@ def _read(record, is_chat, tokenizer, defaults: Defaults) -> Ask:
       seed=secrets.randbits(32) if seed is None else seed,
       max_new_tokens=budgets[0],
       **warp,
-      ignore_stop=ignore_stop,
+      ignore_stop=fields.flag(record, "ignore_eos"),
       scored=echo and (log_probs or not all(budgets)),
       num_likeliest=num_likeliest,
       **fields.penalties(record, min(budgets), defaults.vocab_size),

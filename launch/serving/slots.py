@@ -34,7 +34,7 @@ from launch.serving.control import (
   Report,
   Scores,
 )
-from launch.serving.prefixes import Reuse, Texts
+from launch.serving.prefixes import Texts
 from launch.serving.scoring import Scorer
 from specjax import random
 from specjax.decode import Decoder
@@ -104,7 +104,7 @@ class Slots:
     max_length: int,
     stop_tokens: Sequence[int],
     max_rounds: int = 8,
-    reuse: Reuse = Reuse.OWN,
+    share_prefixes: bool = True,
     mesh: Mesh | None = None,
     cache_specs: tuple[P, P] | None = None,
     scores: bool = False,
@@ -122,7 +122,7 @@ class Slots:
       max_length: see above.
       stop_tokens: ids that end a row.
       max_rounds: of one iteration.
-      reuse: whose texts a prompt may begin with.
+      share_prefixes: whether a prompt may begin as another row's text.
       mesh: the devices, or None for one without a mesh.
       cache_specs: how caches lie on it, see `compilation.compile_both`.
       scores: whether prompts are to be scored; not on a mesh.
@@ -167,7 +167,9 @@ class Slots:
     groups = 1 if mesh is None else mesh.shape["data"]
     deepest = decoders[self.depth]
     kept_whole = deepest.target.has_states or deepest.drafter.has_states
-    self._texts = Texts(num_slots, max_length, reuse, groups, whole=kept_whole)
+    self._texts = Texts(
+      num_slots, max_length, groups, share=share_prefixes, whole=kept_whole
+    )
     # Prompts are scored in a cache of their own, whose shapes must not change.
     self.scores = scores and mesh is None
     whole = self._decoders[self.depth]

@@ -245,7 +245,6 @@ def test_a_control_is_what_is_decoded_from_its_array():
         dataclasses.replace(
           ASKED[1],
           ignore_stop=True,
-          owner=2**32 - 1,
           presence_penalty=-2.0,
           frequency_penalty=0.5,
           repetition_penalty=1.25,

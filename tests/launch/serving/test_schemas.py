@@ -164,13 +164,13 @@ def test_what_is_asked_for_is_done():
       prompt=["x", [5, 6]], n=2, seed=3, temperature=2, top_p=0.5, top_k=7,
       min_p=0.1, stop="a", logprobs=0, stream=True, token_origins=True,
       stream_options={"include_usage": True, "continuous_usage_stats": True},
-      max_tokens=9, model="toy", ignore_eos=True, cache_salt="mine",
+      max_tokens=9, model="toy", ignore_eos=True,
     )
   )  # fmt: skip
   assert actual == schemas.Ask(
     is_chat=False, prompts=((*served.tokenizer().encode("x"),), (5, 6)),
     budgets=(9, 9), num_choices=2, is_seeded=True, stop=("a",),
-    cache_salt="mine", log_probs=True, origins=True, stream=True, usage=True,
+    log_probs=True, origins=True, stream=True, usage=True,
     usage_so_far=True, objective=None, echo=False,
     asked=Asked(
       token_ids=(*served.tokenizer().encode("x"),), seed=3, max_new_tokens=9,

@@ -8,7 +8,7 @@ import pytest
 import served
 
 from launch.serving.control import Asked
-from launch.serving.prefixes import Reuse, Texts
+from launch.serving.prefixes import Texts
 from launch.serving.slots import Slots
 from specjax.state import StopReason
 
@@ -286,22 +286,19 @@ def test_who_comes_together_reads_a_common_beginning_once(slots):
   assert report.cached.sum() == 22
 
 
-@pytest.mark.parametrize(
-  "reuse, owner, cached", [("own", 1, 0), ("own", 0, 14), ("all", 1, 14),
-                           ("none", 0, 0)],
-)  # fmt: skip
-def test_what_others_asked_is_theirs_unless_told(slots, reuse, owner, cached):
-  texts = Texts(2, served.MAX_LENGTH, Reuse(reuse))
-  texts.read(0, asked(15, seed=24), 15)
-  request = dataclasses.replace(asked(15, seed=24), owner=owner)
+@pytest.mark.parametrize("share", [True, False])
+def test_prefixes_are_shared_unless_told(share):
+  texts = Texts(2, served.MAX_LENGTH, share=share)
+  request = asked(15, seed=24)
+  texts.read(0, request, 15)
   texts.begin(1)
-  assert texts.source(1, request) == ((0, 14) if cached else (1, 0))
-  assert texts.cached[1] == cached
+  assert texts.source(1, request) == ((0, 14) if share else (1, 0))
+  assert texts.cached[1] == (14 if share else 0)
 
 
 def test_a_text_of_no_numbers_begins_no_other(slots):
   """States that a NaN has reached are not copied."""
-  texts = Texts(2, served.MAX_LENGTH, Reuse.ALL)
+  texts = Texts(2, served.MAX_LENGTH)
   request = asked(9, seed=25)
   texts.read(0, request, 9)
   report, _ = iteration(slots)
@@ -312,7 +309,7 @@ def test_a_text_of_no_numbers_begins_no_other(slots):
 
 
 def test_the_row_that_was_idle_for_longest_is_given_away(slots):
-  texts = Texts(3, served.MAX_LENGTH, Reuse.OWN)
+  texts = Texts(3, served.MAX_LENGTH)
   for row in (1, 0, 2):
     texts.read(row, asked(5, seed=30 + row), 5)
   assert texts.place([0, 1, 2], asked(5, seed=40)) == 1
@@ -321,7 +318,7 @@ def test_the_row_that_was_idle_for_longest_is_given_away(slots):
 
 def test_no_text_is_copied_to_other_devices():
   """A prompt is given a row beside the text that it begins as."""
-  texts = Texts(4, served.MAX_LENGTH, Reuse.ALL, groups=2)
+  texts = Texts(4, served.MAX_LENGTH, groups=2)
   request = asked(20, seed=50)
   texts.read(3, request, 20)
   assert texts.place([0, 1, 2], request) == 2
@@ -330,7 +327,7 @@ def test_no_text_is_copied_to_other_devices():
 
 
 def test_a_text_whose_states_cannot_be_cut_short_is_copied_whole():
-  texts = Texts(2, served.MAX_LENGTH, Reuse.ALL, whole=True)
+  texts = Texts(2, served.MAX_LENGTH, whole=True)
   request = asked(20, seed=50)
   for length, expected in ((12, (0, 12)), (20, (1, 0))):
     texts.read(0, request, length)
