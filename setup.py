@@ -21,6 +21,7 @@ _EXPERIMENTS = [
   "flax>=0.12.8",
   "gguf>=0.19",
   "grain>=0.2.18",
+  "huggingface_hub>=2.0",
   # tensorflow-datasets needs it and does not say so.
   "importlib_resources",
   # Chat templates are written in it.

@@ -9,7 +9,8 @@ Without `draft=`, choose a drafter that needs none:
     --config.drafter=ngram --prompts=IN.jsonl
 
 The families of docs/families.md are read, from directories (config.json,
-safetensors, tokenizer files) and from GGUF files: DIR may be FILE.gguf, too.
+safetensors, tokenizer files) and from GGUF files: DIR may be FILE.gguf, or a
+name on the Hugging Face Hub, ORG/NAME, ORG/NAME@REVISION or ORG/NAME/FILE.gguf.
 """
 
 import ml_collections

@@ -2,7 +2,8 @@
 
 That is a directory in Hugging Face's format (`models.formats.huggingface`), the
 folder of a training run (`models.formats.trained`), or a GGUF file
-(`models.formats.gguf`).
+(`models.formats.gguf`). A path that is not there may be a name on the Hugging
+Face Hub (`models.hub`).
 """
 
 import contextlib
@@ -17,7 +18,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
 
-from models import tokenizers
+from models import hub, tokenizers
 from models.formats import (
   gguf,
   gguf_tokenizer,
@@ -113,6 +114,7 @@ def load(
     FileNotFoundError, ValueError: as `models.formats.huggingface.load_stacked`;
       ValueError for an encoder-decoder with another cache.
   """
+  path = hub.local(path)
   if reads_inputs(path):
     if stored is not None:
       raise ValueError("caches in eight bits are of decoder-only models")
@@ -249,6 +251,7 @@ def _of_module(
 
 def reads_inputs(path: str) -> bool:
   """True if a path leads to an encoder-decoder; raises as `load`."""
+  path = hub.local(path)
   reader = _reader(path)
   return reader is huggingface and isinstance(
     reader.read_config(path), T5Config
@@ -312,6 +315,7 @@ def load_head(
   Raises:
     FileNotFoundError, ValueError: as `models.formats.head_checkpoints.load`.
   """
+  path = hub.local(path)
   frame = target.params if mesh is None else target.params["frame"]
   tied = target.config.tied_embeddings
   tables = frame["embed"], frame["embed" if tied else "lm_head"]
@@ -344,6 +348,7 @@ def read_head(path: str, target: str) -> HeadShape:
 
   Where both paths are the same it is the target's own MTP head.
   """
+  path, target = hub.local(path), hub.local(target)
   about = _about(read_config(target))
   return head_checkpoints.describe(path, about, of_target=path == target)
 
@@ -360,6 +365,7 @@ def _about(config: TransformerConfig) -> Target:
 
 def load_module(path: str, *, dtype=jnp.float32) -> Transformer:
   """Reads a decoder-only model to one device, as a module; raises as `load`."""
+  path = hub.local(path)
   if reads_inputs(path):
     raise ValueError(
       f"{path} is an encoder-decoder, and a decoder-only model is needed here"
@@ -369,11 +375,13 @@ def load_module(path: str, *, dtype=jnp.float32) -> Transformer:
 
 def read_config(path: str) -> TransformerConfig | T5Config:
   """The configuration of a model that is not loaded; raises as `load`."""
+  path = hub.local(path)
   return _reader(path).read_config(path)
 
 
 def load_tokenizer(path: str) -> Tokenizer:
   """The tokenizer of a model; raises as `models.tokenizers.load`."""
+  path = hub.local(path)
   if is_file(path):
     return gguf_tokenizer.load(path)
   if trained.is_run(path):
@@ -389,6 +397,7 @@ def is_file(path: str) -> bool:
 
 def eos_token_ids(path: str) -> tuple[int, ...]:
   """Ids that end a text by the model's own files, beside its tokenizer's."""
+  path = hub.local(path)
   if trained.is_run(path):
     return ()
   return _reader(path).eos_token_ids(path)

@@ -32,6 +32,7 @@ def pytest_configure(config):
   times.configure(config)
   without_tpu.set_environment()
   os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+  os.environ["HF_HUB_OFFLINE"] = "1"  # no test asks the network
   # XLA may follow call stacks forever: see specjax/runtime/compilation.py.
   os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
   if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # workers are given it

@@ -17,7 +17,7 @@ from launch.assembly.agreement import (
   check_same_width,
 )
 from launch.assembly.drafting import Drafting
-from models import checkpoints, meshes
+from models import checkpoints, hub, meshes
 from models.checkpoints import Network
 from models.formats.head_checkpoints import Head
 from models.networks import lowbits, specdec
@@ -254,7 +254,7 @@ def load(
     on_cpu = jax.default_backend() == "cpu"
     draft = (target.rounded if on_cpu else target.lowered)(drafting.weights)
   elif reads == "block":
-    draft = specdec.load(path, dtype=dtype, mesh=mesh)
+    draft = specdec.load(hub.local(path), dtype=dtype, mesh=mesh)
   elif reads == "model":
     draft = checkpoints.load(
       path, dtype=dtype, mesh=mesh, sharding=shardings[1],

@@ -20,6 +20,7 @@ from launch.assembly import around, layers, retrieval
 from launch.assembly.drafting import Drafting, entry, tried
 from launch.assembly.policies import POLICIES
 from launch.assembly.precision import WEIGHTS
+from models import hub
 from models.formats import head_checkpoints
 from models.formats.head_checkpoints import Head
 from models.networks import lowbits
@@ -214,6 +215,10 @@ def check_checkpoint(drafting: Drafting) -> None:
   path, wanted = drafting.checkpoint, drafting.reads
   if not path or wanted in ("", "layers", "weights"):
     return
+  try:
+    path = hub.local(path)
+  except FileNotFoundError as error:
+    raise FileNotFoundError(f"drafter {drafting.name!r}: {error}") from error
   if not pathlib.Path(path).exists():
     raise FileNotFoundError(f"drafter {drafting.name!r}: there is no {path}")
   if head_checkpoints.is_head(path):

@@ -83,8 +83,7 @@ def load(
 
   Args:
     directory: holds `config.json` and either `model.safetensors` or
-      `model.safetensors.index.json` with the files it names. Nothing is fetched
-      from a hub.
+      `model.safetensors.index.json` with the files it names.
     dtype: of the parameters and activations, whatever the files' is. Weights
       in few bits are dequantised to it.
     form: as of `models.formats.weights.load`.
@@ -159,8 +158,8 @@ def _configuration(
   """The configuration and the family's name."""
   if not path.is_dir():
     raise FileNotFoundError(
-      f"there is no directory {str(path)!r}: only local checkpoint "
-      "directories are read, nothing is fetched from a hub"
+      f"there is no directory {str(path)!r}, and it is no name on a hub "
+      "(ORG/NAME)"
     )
   settings = json_files.read_object(path / "config.json")
   try:

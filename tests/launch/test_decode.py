@@ -184,8 +184,8 @@ def test_bad_settings_are_one_line_and_exit_code_2(
   ("config", "message"),
   [
     (
-      "configs/huggingface.py:target=meta-llama/Llama-3.2-1B",
-      "nothing is fetched from a hub",
+      "configs/huggingface.py:target=meta-llama/Llama-3.2-1B,draft=a/b",
+      "is no path here, and is not to be had from the Hugging Face Hub",
     ),
     ("configs/huggingface.py:target=", "expected configs/huggingface.py"),
     ("configs/huggingface.py:model=x", "expected configs/huggingface.py"),
