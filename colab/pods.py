@@ -146,7 +146,7 @@ for name, plan in plans.items():
 # Rows that are decoded together share the reading of the weights, which is
 # what drafting saves: so the gain shrinks with the batch. Here is that of the
 # best N at P = 0.8, for the roofline. On two CPU cores, which a batch fills by
-# itself, six rows already lose (`docs/measured.md`).
+# itself, six rows already lose (`docs/results.md`).
 
 # %%
 for name, plan in plans.items():
@@ -277,4 +277,4 @@ Markdown(text)
 # - `launch/planning/roofline.py` and `launch/hardware.py`: what the times are
 #   made of; `configs/shapes.py`: models by name.
 # - `docs/theory.md`: the theorems beside simulation.
-# - `docs/measured.md`: rates measured, with every command.
+# - `docs/results.md`: rates measured, with every command.

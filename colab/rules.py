@@ -202,7 +202,7 @@ assert first >= np.minimum(draft((0,)), target((0,))).sum() / 2
 #
 # With K independent drafts of one position, the best any rule can accept is a
 # problem of optimal transport; `theory.optimum` solves it exactly (the
-# derivation is in `docs/transport.md`). Here are four rules and the optimum.
+# derivation is in `docs/optimum.md`). Here are four rules and the optimum.
 
 # %%
 from specjax.theory import optimum

@@ -4,7 +4,6 @@ r"""Trains the head of a depth policy, which predicts acceptance.
     --workdir=/tmp/specjax/depth --export=HEAD
   python -m launch.decode --config=configs/embedded.py \
     --config.drafter='model(tokens=8, policy=predicted("HEAD"))'
-  python -m launch.studies.depth --config=configs/embedded.py --head=HEAD ..
 
 It learns from rounds that the pair decodes by itself (`launch.training.depth`):
 SpecDec++'s head (Huang et al., COLM 2025), its depth and its weight of

@@ -34,7 +34,7 @@ log 0, or a node that is not there. Either flag decodes round by round, without
 the comparison with plain decoding: its times would be no measurement.
 
 The draft of --config.drafter='online(model)' learns between rounds of what it
-decodes (docs/online.md). A row's text then depends on the prompts that were
+decodes (docs/drafting.md). A row's text then depends on the prompts that were
 decoded before it, in the order of their lengths; what was learned is kept in
 OUT.jsonl.learned-N, after N batches, so that a run that was killed goes on as
 if it had not been.

@@ -20,11 +20,11 @@ a drafter as config.drafter is, `ngram(tokens=8, max_ngram=2)` or
 `llama_cpp("ENVIRONMENT/bin/python")`, of a GGUF file, by the package of that
 environment. `with_rule(eagle3, block)` has a rule of its own. What all share is
 the config's. The draft of `online(model)` learns of what it decodes, one group
-of questions after the other (docs/online.md).
+of questions after the other (docs/drafting.md).
 
 Rounds are timed apart from the answers, and the speed-up is predicted from
-them; --timing=passes times target passes over 1 to 16 tokens too, for
-`launch.tools.best_tree` and `launch.studies.depth`, --timing=none nothing.
+them; --timing=passes times target passes over 1 to 16 tokens too, --timing=none
+nothing.
 --explain says whether drafting pays, why not, and what would: without --systems
 it measures the config's drafter with several numbers of tokens.
 

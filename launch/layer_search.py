@@ -19,7 +19,7 @@ Prompts are as of launch.decode, the acceptance that of the config's temperature
 and truncations over max_new_tokens of each. OUT.json is what layer_skip reads,
 with every evaluation, and the bound: the speed-up of a set of that acceptance
 whose layers are free. A run that was stopped goes on where it was, a finished
-one with more --evaluations. `launch.tables layers` draws the table.
+one with more --evaluations.
 """
 
 import dataclasses

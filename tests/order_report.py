@@ -1,4 +1,4 @@
-"""Prints the observed order of the rules in docs/transport.md.
+"""Prints the observed order of the rules in docs/optimum.md.
 
 python tests/order_report.py
 """

@@ -5,9 +5,6 @@ import re
 
 import pytest
 
-from launch import report
-from launch.evaluation import page as evaluation_page
-
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 README = pathlib.Path("README.md").read_text("utf-8")
 
@@ -40,27 +37,6 @@ def test_the_rule_of_the_contributors_guide_is_lossless(capsys):
   drafting = names["DOUBLED"]("DIR", tokens=3)
   assert drafting.reads == "model"
   assert drafting.tree.num_drafted == 6
-
-
-def test_the_tables_are_drawn_from_the_committed_measurements():
-  paths = pathlib.Path("docs/measurements").glob("*.json")
-  results = {path.stem: report.read(str(path)) for path in sorted(paths)}
-  page = pathlib.Path("docs/measured.md").read_text("utf-8")
-  assert evaluation_page.speed(results) in page
-  beside = ("embedded-greedy", "embedded-temperature-1")
-  others = [
-    f"{run['speedup']:.2f}"
-    for name in beside
-    for run in results[name]["runs"]
-    if run["system"].startswith("hf") and run["level"] == "all"
-  ]
-  assert len(others) == 4
-  said = page.partition("**Transformers is slower**")[2].partition("\n\n")[0]
-  assert re.findall(r"0\.\d\d", said) == others
-  shown = [name for name in results if f"| {name} |" in README]
-  assert len(shown) == 5
-  of = {name: results[name] for name in shown}
-  assert evaluation_page.speed(of) in README
 
 
 def test_the_readme_is_read_in_six_minutes():

@@ -1,8 +1,4 @@
-"""Studies of rules, drafts and theory: each a command, `launch.studies.X`.
-
-One module of a study computes and writes JSON, another draws what is committed
-of it (`plots`, of small studies the same file): `launch.tables` prints tables.
-"""
+"""Studies of rules and theory: each a command, `launch.studies.X`."""
 
 import pathlib
 import zipfile

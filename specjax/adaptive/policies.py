@@ -4,7 +4,7 @@ A policy sees the tokens drafted so far, the laws they were drawn from, and
 statistics of finished rounds. It does not see the next token, nor its law, for
 which a pass of the draft would have to be paid. So the depth is decided before
 the next token is drawn, no drawn token is taken back, and every lossless rule
-stays lossless (docs/adaptive.md has the proof).
+stays lossless (docs/drafting.md has the proof).
 """
 
 import dataclasses

@@ -23,7 +23,7 @@ of knots z_t, in the parts u_xt (`ratio_types`), with whose shares
 at most `min(v_s q(x) / p(x), share_sx)`, and just that where every token has a
 knot. After a stop at s, x is drawn in proportion to `v_s q(x) - p(x) v_sx`. For
 one path this is `block`, for paths of one token `transport` (in the limit of
-many bins). docs/joint.md proves that it is lossless and compares it with the
+many bins). docs/optimum.md proves that it is lossless and compares it with the
 joint optimum, of which it has nearly all.
 
 Scores come in bins and tokens in classes, which cost acceptance alone. To

@@ -10,10 +10,10 @@ With c and Q cumulated from the types' p and v q, and B(c) the selection that
 the lowest c of the scores have, a law a of the selected token can be had if its
 cumulated A is nowhere below B. Let h be where `B - Q` is largest. No law
 accepts more than one with A = B at h, `a >= v q` below h and `a <= v q` above
-(docs/transport.md, where B is c^k). `make_node` aims at the one of these that
+(docs/optimum.md, where B is c^k). `make_node` aims at the one of these that
 is closest to p: it leaves most selection for the levels below.
 
-`mixture` realises it by the random contiguous blocks of docs/transport.md:
+`mixture` realises it by the random contiguous blocks of docs/optimum.md:
 while a type lies in a block, it gets the block's scores evenly. Blocks do not
 depend on each other, so that a round cuts each of them where it is due. Time is
 integrated out. What a type gets is summed from the blocks as they were used,

@@ -1,6 +1,6 @@
 """The exact optimum of optimal transport for k i.i.d. drafts.
 
-docs/transport.md derives it. In two steps:
+docs/optimum.md derives it. In two steps:
 
 1. Select one of the k candidates, by a rule that depends on their ratios q / p
    only; let a be the law of the selected token.

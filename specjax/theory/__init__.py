@@ -5,7 +5,7 @@ Of Yin et al. (NeurIPS 2024): `rejections` (Theorems 1 to 3 and the limit) and
 `stopping` how deep to draft, `sharing` how much for each row of a batch,
 `experts` what verification costs on a mixture of experts,
 `optimum` the best possible verification of several drafts at one position,
-`joint` of a whole draft, `off_tree` the price of not knowing the laws off it.
+`joint` of a whole draft.
 `markov` has chains on which all of it can be computed.
 """
 
@@ -13,7 +13,6 @@ from specjax.theory import (
   experts,
   joint,
   markov,
-  off_tree,
   optimum,
   rejections,
   sharing,
@@ -23,6 +22,6 @@ from specjax.theory import (
 )
 
 __all__ = [
-  "experts", "joint", "markov", "off_tree", "optimum", "rejections", "sharing",
+  "experts", "joint", "markov", "optimum", "rejections", "sharing",
   "stopping", "throughput", "tradeoff",
 ]  # fmt: skip

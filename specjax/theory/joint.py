@@ -2,8 +2,8 @@
 
 Of a small instance, all laws known. A context s is the tokens after the root,
 P(s) and Q(s) are the draft's and the target's probability of s, A(s) is the
-probability that at least s is accepted. docs/joint.md proves (its propositions
-are meant below):
+probability that at least s is accepted. docs/optimum.md proves (its
+propositions are meant below):
 
 - Proposition 1: a rule is lossless iff A(sx) <= A(s) q(x | s) and what stops at
   s, D(s) = A(s) - sum_x A(sx), is taken from drafts that have s.

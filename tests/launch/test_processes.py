@@ -152,7 +152,7 @@ def test_on_without_anything_to_join_is_one_line_and_exit_code_2():
 
 def test_a_command_of_one_process_refuses_to_be_one_of_several():
   (process,) = several.start(
-    [["-m", "launch.studies.rules.optimality"]], JAX_NUM_PROCESSES="2"
+    [["-m", "launch.studies.audit"]], JAX_NUM_PROCESSES="2"
   )
   ((code, _, errors),) = several.finish([process])
   assert code == 2

@@ -93,7 +93,6 @@ def test_messages_and_tracebacks_are_guarded(capsys):
       "--draft=.25,.75",
       "--rule=token",
     ],
-    ["launch.tables", "costs", "docs/measurements/rules/costs.json"],
   ],
 )
 def test_a_reader_that_leaves_is_no_error(command):
@@ -110,7 +109,7 @@ def test_a_reader_that_leaves_is_no_error(command):
 
 def test_characters_that_an_encoding_lacks_are_escaped():
   done = subprocess.run(
-    [sys.executable, "-m", "launch.tables", "--help"],
+    [sys.executable, "-m", "launch.studies.rules", "--help"],
     env=os.environ | {"PYTHONIOENCODING": "ascii"},
     capture_output=True, text=True, timeout=120,
   )  # fmt: skip

@@ -2,32 +2,15 @@
 
 import json
 import pathlib
-import re
 
 import pytest
-import shown
 
-from launch import tables
 from launch.planning import page
 
 PAGE = pathlib.Path("docs/pods.md").read_text("utf-8")
-PRECISION = pathlib.Path("docs/precision.md").read_text("utf-8")
 FOLDER = pathlib.Path("docs/plans")
 PLANS = sorted(FOLDER.glob("*.json"))
 SWEEPS = sorted(FOLDER.glob("sweeps/*.json"))
-
-
-def test_the_rows_shown_are_printed_from_the_committed_plans(capsys):
-  assert tables.main(["tables", "plans", *map(str, PLANS)]) == 0
-  assert len(shown.rows_of(capsys.readouterr().out, PAGE)) == 17
-  assert f"all {len(PLANS)} plans" in PAGE
-
-
-def test_every_plan_of_the_script_is_committed():
-  script = (FOLDER / "run.sh").read_text("utf-8")
-  named = re.findall(r"^plan (\S+)", script, re.MULTILINE)
-  actual = [str(p.relative_to(FOLDER))[:-5] for p in (*PLANS, *SWEEPS)]
-  assert sorted(named) == sorted(actual)
 
 
 @pytest.mark.parametrize("path", PLANS, ids=lambda p: p.stem)
@@ -58,29 +41,6 @@ def test_what_does_not_fit_says_so_in_its_row():
   assert row.count("|") == page.table({"x": plan}).splitlines()[0].count("|")
 
 
-def test_weights_in_few_bits_are_nowhere_written_as_wider_ones(capsys):
-  assert tables.main(["tables", "stored_weights", *map(str, PLANS)]) == 0
-  rows = shown.rows_of(capsys.readouterr().out, PRECISION)
-  plans = [json.loads(path.read_text("utf-8")) for path in PLANS]
-  low = [plan["weights"] for plan in plans if plan.get("weights")]
-  assert len(rows) == len(low)
-  for plan in plans:
-    if one := plan.get("weights"):
-      if plan["settings"]["weights"]["group"] is None:
-        assert (one["read"], one["written"]) == (one["bytes"], 0)
-      else:  # in bfloat16 they would be four times as many
-        assert one["written"] < 2 * one["bytes"]
-
-
-def test_the_batches_at_which_a_copy_pays_are_those_of_the_plans(capsys):
-  own = [
-    *FOLDER.glob("*-own-*.json"),
-    *pathlib.Path("docs/precision").glob("*-own-*.json"),
-  ]
-  assert tables.main(["tables", "pays", *map(str, own)]) == 0
-  assert len(shown.rows_of(capsys.readouterr().out, PRECISION)) == len(own)
-
-
 def of_costs(draft, *, more=0.0):
   """A plan whose draft costs that much; each token more in verifying `more`."""
   verify = {str(n): 1 + more * (n - 1) for n in range(1, 9)}
@@ -101,13 +61,3 @@ def test_the_formula_gives_what_was_quoted():
     dearer = page.by_plan(of_costs(cost, more=0.1), acceptance, count)
     per_round = (1 + count * cost) / (1 + count * (cost + 0.1))
     assert dearer == pytest.approx(actual * per_round, rel=1e-9)
-
-
-def test_a_plan_that_is_not_there_leaves_its_cells_empty(tmp_path, capsys):
-  path = tmp_path / "xxl-small-v5e-8.json"
-  path.write_text(json.dumps(of_costs(0.02)))
-  assert tables.main(["tables", "t5_plans", str(path)]) == 0
-  head, _, first, second, *_ = capsys.readouterr().out.splitlines()
-  assert head.endswith("| by their formula | predicted, v5e-8 |")
-  assert first == "| WMT EnDe | 0 | small | 7 | 0.75 | 3.4 | 3.16 | 3.16 |"
-  assert second.endswith("| 3.25 | – |")

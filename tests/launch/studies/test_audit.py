@@ -6,15 +6,13 @@ import functools
 import io
 import json
 import pathlib
-import re
 
 import jax
 import numpy as np
 import pytest
-import shown
 from absl.testing import flagsaver
 
-from launch import cli, tables
+from launch import cli
 from launch.studies.audit import __main__ as audit
 from launch.studies.audit import shape
 from launch.studies.audit.methods import hsd, medusa
@@ -26,7 +24,6 @@ pytestmark = pytest.mark.usefixtures("quick_to_compile")
 BY_NAME = {method.name: method for method in audit.METHODS}
 INSTANCES = {one.name: one for one in shape.INSTANCES}
 COMMITTED = pathlib.Path("docs/measurements/audit/audit.json")
-PAGE = pathlib.Path("docs/audit.md").read_text("utf-8")
 
 
 def distance(name, instance, depth=None):
@@ -242,19 +239,3 @@ def test_the_committed_numbers_are_those_of_the_code(tmp_path, monkeypatch):
     for key, value in (old["smallest"] or {}).items():
       assert new["smallest"][key] == pytest.approx(value)
   assert {m["name"] for m in record["methods"] if m["exact"]} == EXACT
-
-
-def test_the_page_shows_all_that_claim_to_be_lossless_and_are_not(capsys):
-  assert tables.main(["tables", "audit", str(COMMITTED)]) == 0
-  printed = capsys.readouterr().out
-  rows = shown.rows_of(printed, PAGE)
-  claimed = [x for x in printed.splitlines() if "| lossless |" in x]
-  assert {x for x in claimed if "| – |" not in x} < {*rows}
-  assert not any("| – |" in row for row in rows)
-
-
-def test_the_page_has_the_commits_of_the_sources(capsys):
-  assert tables.main(["tables", "audit_sources", str(COMMITTED)]) == 0
-  commits = re.findall(r" at ([0-9a-f]{7})\b", capsys.readouterr().out)
-  assert len(commits) > 9
-  assert all(commit in PAGE for commit in commits)

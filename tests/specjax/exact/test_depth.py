@@ -1,4 +1,4 @@
-"""Stopping and the output law: every claim of docs/adaptive.md, enumerated.
+"""Stopping and the output law: every claim of docs/drafting.md, enumerated.
 
 Rounds of the shipped loop under every policy, in states in which rows have
 learned something; a depth that rows share; what is lossy, and its repair.

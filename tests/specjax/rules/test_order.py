@@ -1,7 +1,7 @@
 """Order of rules by acceptance, on a thousand random instances.
 
 Asserted where a theorem says so. Where none does, the observed order is in
-docs/transport.md.
+docs/optimum.md.
 """
 
 import instances
