@@ -12,7 +12,7 @@ and / is a page to talk with the pair. docs/serving.md has the contract.
 Slots are rows of one running state: a request gets one as soon as one is free,
 and its tokens are those that its prompt, settings and seed have in a batch of
 their own, whatever is decoded beside it. What a request does not say is as the
-config says. Nothing is compiled after the start.
+config says. What the first request does not need is compiled beside it.
 
 It listens on 127.0.0.1 unless --host says otherwise, for requests that call it
 by a name of this machine, and asks for the bearer token in $SPECJAX_API_KEY if
@@ -33,8 +33,8 @@ from launch import cli, processes
 from launch.assembly import pair
 
 try:
-  from launch.serving import assembly, limits, schemas, server
-  from launch.serving.assembly import Sizes
+  from launch.serving import builder, limits, schemas, server
+  from launch.serving.builder import Sizes
 except ModuleNotFoundError as missing:
   if missing.name not in ("prometheus_client", "starlette", "uvicorn"):
     raise
@@ -68,11 +68,6 @@ _MAX_PROMPT = flags.DEFINE_integer(
   "Tokens of the longest prompt; a prompt and its completion share these and "
   "config.max_new_tokens.", lower_bound=1,
 )  # fmt: skip
-_GAP = flags.DEFINE_float(
-  "longest_gap", 2.5, "How long streams wait between two tokens while prompts "
-  "are read, in rounds without; more reads prompts sooner. Passes are timed at "
-  "the start.", lower_bound=1.0,
-)  # fmt: skip
 _SHARE = flags.DEFINE_boolean(
   "share_prefixes", True, "Whether a prompt that begins as an earlier text "
   "reads only the rest. How soon an answer comes tells whether it did.",
@@ -97,7 +92,7 @@ _TEMPLATE = flags.DEFINE_string(
   "chat_template", None, "A Jinja file, in place of the target's own template."
 )
 _DEPTHS = flags.DEFINE_enum(
-  "depth_policy", "whole", assembly.POLICIES,
+  "depth_policy", "whole", builder.POLICIES,
   "How deep slots draft: as the config says, or as deep as pays at this load. "
   "Then requests may have objectives (slo_ms_per_token).",
 )  # fmt: skip
@@ -155,7 +150,6 @@ def run(_) -> int:
     queue=_QUEUE.value,
     max_prompt=_MAX_PROMPT.value,
     rounds=_ROUNDS.value,
-    gap=_GAP.value,
     share_prefixes=_SHARE.value,
     answer_seconds=_ANSWER_SECONDS.value,
     depth_policy=_DEPTHS.value,
@@ -171,21 +165,22 @@ def run(_) -> int:
   loaded = pair.load(config)
   for note in loaded.notes:
     say(note)
-  slots = assembly.make_slots(config, loaded, sizes, say)
+  slots = builder.make_slots(config, loaded, sizes, say)
   if where is None:
-    assembly.follow(slots)
+    builder.follow(slots)
     return 0
   service = server.make_service(config, loaded, slots, sizes)
   service.scheduler.start()
   port = where.getsockname()[1]
   host = f"[{_HOST.value}]" if ":" in _HOST.value else _HOST.value
-  ended_well = server.run(
-    service, where, drain_seconds=_DRAIN_SECONDS.value,
-    ready=lambda: say(
-      f"serving {service.defaults.model} on http://{host}:{port}/ "
-      f"({slots.num_slots} slots of {slots.max_length} tokens)"
-    ),
-  )  # fmt: skip
+  with builder.compiling_rest(slots, say):
+    ended_well = server.run(
+      service, where, drain_seconds=_DRAIN_SECONDS.value,
+      ready=lambda: say(
+        f"serving {service.defaults.model} on http://{host}:{port}/ "
+        f"({slots.num_slots} slots of {slots.max_length} tokens)"
+      ),
+    )  # fmt: skip
   if not ended_well:
     code = cli.fail("the loop has ended", 1)
     if processes.several():

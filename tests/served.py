@@ -41,12 +41,17 @@ def make_slots(decoder, params=decoding.PARAMS, *, num_slots=3, **more):
     max_rounds=4,
     **more,
   )
-  slots.compile()
+  compile_all(slots)
   return slots
 
 
+def compile_all(slots):
+  slots.compile()
+  slots.compile_rest()
+
+
 def make_scheduler(slots, iterate=None, **more):
-  options = dict(queue_length=64) | more
+  options = dict(queue_length=64, pace=slots.pace()) | more
   metrics = Metrics(model="toy", num_slots=slots.num_slots, depth=slots.depth)
   return Scheduler(
     iterate or slots.iterate,
@@ -192,7 +197,7 @@ def text_slots(**more):
   slots = slots_lib.Slots(
     {decoder.drafter.tree.max_depth: decoder}, params, **(options | more)
   )
-  slots.compile()
+  compile_all(slots)
   return slots
 
 

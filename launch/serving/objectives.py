@@ -16,7 +16,8 @@ iterations, from rounds that are over, so that every lossless rule stays so.
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Sequence
 
 from launch.serving.scheduler import Ticket
 
@@ -89,26 +90,6 @@ def shortfall(rows: Sequence[Row], depths: Sequence[int], cost: Cost) -> float:
     max(0.0, seconds / row.tokens(depth) / row.objective - 1)
     for row, depth in zip(rows, depths, strict=True)
     if row.objective is not None
-  )
-
-
-def shared(
-  rows: Sequence[Row],
-  cost: Cost,
-  depth: int,
-  weights: Sequence[float] | None = None,
-) -> list[int]:
-  """The best depth that all rows have.
-
-  Args:
-    rows: at least one.
-    cost: of a round.
-    depth: G, the most.
-    weights: of the rows; by default 1.
-  """
-  return max(
-    ([level] * len(rows) for level in range(depth + 1)),
-    key=lambda depths: goodput(rows, depths, cost, weights),
   )
 
 
@@ -299,86 +280,86 @@ class Seen:
 
 
 class Controller:
-  """The scheduler's `Depths`.
+  """The scheduler's `choose_depth`.
 
   A round takes as long as its deepest row makes it, for all slots together: the
   arrays are rectangles, and there is a program for each of a few depths. So the
   cost that the policy is given is that of the next such depth.
   """
 
-  def __init__(self, policy: Policy, seconds_of_round: Mapping[int, float]):
+  def __init__(
+    self,
+    policy: Policy,
+    depths: Sequence[int],
+    seconds_of_round: Callable[[int], float],
+  ):
     """Knows nothing of any row yet.
 
     Args:
       policy: one of `POLICIES`.
-      seconds_of_round: by the depths that there are programs of.
+      depths: those that there are programs of, ascending.
+      seconds_of_round: what a round of one of them takes, as of now.
     """
-    self._policy = policy
-    self._seconds = dict(sorted(seconds_of_round.items()))
-    self._depth = max(self._seconds)
-    self._least = min(self._seconds)
+    self._policy, self._depths = policy, depths
+    self._seconds_of_round = seconds_of_round
     self._all = Seen()
-    self._last: list[int] = []
+    # What was seen of each ticket, and its `accept_counts` up to there.
+    self._known: weakref.WeakKeyDictionary[Ticket, tuple[Seen, list[int]]]
+    self._known = weakref.WeakKeyDictionary()
 
   def cost(self, deepest: int, fed: int) -> float:
     """Seconds of a round; padding is fed too, whatever the rows need."""
     del fed
-    return next(s for depth, s in self._seconds.items() if depth >= deepest)
+    return self._seconds_of_round(self._program(deepest))
 
   def __call__(
-    self, tickets: Sequence[Ticket | None], over: Sequence[Ticket] = ()
-  ) -> Sequence[int]:
-    """The depth of each slot.
+    self,
+    tickets: Sequence[Ticket | None],
+    over: Sequence[Ticket],
+    drafted: int,
+  ) -> int:
+    """The depth of all slots.
 
     Args:
       tickets: what each slot decodes, or None.
-      over: what ended in the last iteration, of which something is to be
-        learned.
+      over: what ended in the last iteration.
+      drafted: the depth of that.
     """
-    self._learn([*tickets, *over])
+    now = [ticket for ticket in tickets if ticket is not None]
+    self._learn([*now, *over], drafted)
+    if any(ticket.seeded for ticket in now):
+      return self._depths[-1]
+    if not now:
+      return self._depths[0]
     prior = self._all.estimate(PRIOR)
-    taken = [number for number, t in enumerate(tickets) if t is not None]
     rows = [
       Row(
-        acceptance=Seen(t.accepted, t.tried).estimate(prior), objective=_left(t)
+        acceptance=self._known[ticket][0].estimate(prior),
+        objective=_left(ticket),
       )
-      for t in tickets
-      if t is not None
+      for ticket in now
     ]
-    depths = [self._least] * len(tickets)
-    if any(t is not None and t.seeded for t in tickets):
-      depths = [self._depth] * len(tickets)
-    elif rows:
-      chosen = self._policy(rows, self.cost, self._depth)
-      for number, depth in zip(taken, chosen, strict=True):
-        depths[number] = max(depth, self._least)
-    # The deepest row pays for all: the others draft as deep for nothing.
-    deepest = next(d for d in self._seconds if d >= max(depths))
-    self._last = [deepest] * len(tickets)
-    return self._last
+    return self._program(max(self._policy(rows, self.cost, self._depths[-1])))
 
-  def _learn(self, tickets: Sequence[Ticket | None]) -> None:
-    drafted = max(self._last, default=self._depth)
+  def _program(self, depth: int) -> int:
+    return min(one for one in self._depths if one >= depth)
+
+  def _learn(self, tickets: Sequence[Ticket], drafted: int) -> None:
     learned = False
     for ticket in tickets:
-      if ticket is None or not ticket.accept_counts:
-        continue
-      old = ticket.learned or [0] * len(ticket.accept_counts)
-      new = [a - b for a, b in zip(ticket.accept_counts, old, strict=True)]
-      ticket.learned = list(ticket.accept_counts)
+      counts = ticket.accept_counts
+      seen, old = self._known.get(ticket, (Seen(), [0] * len(counts)))
+      old = old or [0] * len(counts)
+      new = [a - b for a, b in zip(counts, old, strict=True)]
+      self._known[ticket] = (seen, list(counts))
       if drafted and any(new):
-        seen = Seen(ticket.accepted, ticket.tried)
         seen.learn(new, drafted)
-        ticket.accepted, ticket.tried = seen.accepted, seen.tried
         self._all.learn(new, drafted)
         learned = True
     if not learned:
       self._all.forget()
       for ticket in tickets:
-        if ticket is not None:
-          seen = Seen(ticket.accepted, ticket.tried)
-          seen.forget()
-          ticket.accepted, ticket.tried = seen.accepted, seen.tried
+        self._known[ticket][0].forget()
 
 
 def _left(ticket: Ticket) -> float | None:

@@ -47,9 +47,8 @@ class Texts:
     self._group = np.arange(num_slots) * groups // num_slots
     self._tokens = np.zeros((num_slots, max_length), np.int32)
     self._lengths = np.zeros(num_slots, np.int32)
-    self._prompts = np.zeros(num_slots, np.int32)  # tokens read of each so far
+    self._read = np.zeros(num_slots, np.int32)  # tokens of each prompt so far
     self._touched = np.zeros(num_slots, np.int64)
-    self._clock = 0
     self.cached = np.zeros(num_slots, np.int32)
 
   def place(self, free: Sequence[int], asked: Asked) -> int:
@@ -58,10 +57,6 @@ class Texts:
     One whose whole text the prompt goes on from, if that is long enough to be
     worth a row; else the one that was not used for longest, since a beginning
     can be copied from any row of its group.
-
-    Args:
-      free: rows, at least one.
-      asked: the request.
     """
     same, free = self._same(asked), np.asarray(free)
     whole = free[(same[free] == self._lengths[free]) & (same[free] >= _LEAST)]
@@ -74,20 +69,15 @@ class Texts:
 
   def begin(self, row: int) -> None:
     """A row is given a request, of which it has read nothing."""
-    self._prompts[row] = self.cached[row] = 0
+    self._read[row] = self.cached[row] = 0
 
   def source(self, row: int, asked: Asked) -> tuple[int, int]:
     """The row to go on from, and how many of its tokens are kept.
 
-    Args:
-      row: which reads.
-      asked: what it was given.
-
-    Returns:
-      `(source, keep)`: the row itself and what it has read of the prompt, if no
-      other row's text has more. At least one token is left to read.
+    It is the row itself, and what it has read of the prompt, if no other row's
+    text has more. At least one token is left to read.
     """
-    done = int(self._prompts[row])
+    done = int(self._read[row])
     same = np.minimum(self._same(asked), len(asked.token_ids) - 1)
     same = np.where(self._group == self._group[row], same, 0)
     if self._whole:
@@ -101,30 +91,21 @@ class Texts:
   def read(self, row: int, asked: Asked, length: int) -> None:
     """A row has the first tokens of its prompt."""
     self._tokens[row, :length] = asked.token_ids[:length]
-    self._lengths[row] = self._prompts[row] = length
-    self._touch(row)
+    self._lengths[row] = self._read[row] = length
+    self._touched[row] = self._touched.max() + 1
 
   def hear(self, report: Report, running: np.ndarray) -> None:
-    """Rows have emitted tokens.
-
-    Args:
-      report: of the iteration.
-      running: `bool[B]`, rows that decoded in it.
-    """
+    """Rows that are `running`, `bool[B]`, have emitted tokens."""
     for row in np.flatnonzero(running):
       start, length = int(report.start[row]), int(report.length[row])
       self._tokens[row, start:length] = report.tokens[row, : length - start]
       self._lengths[row] = length
-      self._touch(int(row))
+      self._touched[row] = self._touched.max() + 1
     self.forget(np.flatnonzero(report.reason == StopReason.NAN_LOGITS))
 
   def forget(self, rows: Iterable[int]) -> None:
     """Forgets the texts of these rows, so that none is reused."""
     self._lengths[list(rows)] = 0
-
-  def _touch(self, row: int) -> None:
-    self._clock += 1
-    self._touched[row] = self._clock
 
   def _same(self, asked: Asked) -> np.ndarray:
     """`i32[B]`, tokens that each row's text and the prompt begin with alike."""

@@ -1,12 +1,15 @@
 """The device programs of a server: admission, rounds and scoring."""
 
 import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from launch.prompt_lines import MOST_BIASES, MOST_STOP_IDS
-from launch.serving.control import MOST_SCORED
+from launch.serving.control import MOST_SCORED, Asked
 from specjax import random, recurrent
 from specjax.cache import Cache
 from specjax.decode import Decoder
@@ -14,42 +17,43 @@ from specjax.penalties import NONE
 from specjax.runtime.mesh import MeshDecoder
 from specjax.state import DecodeState, StopReason
 from specjax.types import LanguageModel, Params, Penalties, Sampling
-from specjax.warp import make_sampling
 
 
-def sampling(rows: int, **settings) -> Sampling:
-  """A warp with all there is, so that any row may have any of it."""
-  neutral = dict(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
-  biases, stops = (rows, MOST_BIASES), (rows, MOST_STOP_IDS)
-  warp = make_sampling(rows, **(neutral | settings), repetition_penalty=1.0)
-  assert warp.penalties is not None
-  penalties = dataclasses.replace(
-    warp.penalties,
-    bias_tokens=jnp.full(biases, NONE, jnp.int32),
-    bias=jnp.zeros(biases, jnp.float32),
-    stop_tokens=jnp.full(stops, NONE, jnp.int32),
+def sampling(requests: Sequence[Asked]) -> Sampling:
+  """Warps and penalties of rows, with all there is: any row may have any."""
+  rows = len(requests)
+  tokens = np.full((rows, MOST_BIASES), NONE, np.int32)
+  bias = np.zeros((rows, MOST_BIASES), np.float32)
+  stops = np.full((rows, MOST_STOP_IDS), NONE, np.int32)
+  for row, asked in enumerate(requests):
+    for place, (token, value) in enumerate(asked.logit_bias):
+      tokens[row, place], bias[row, place] = token, value
+    stops[row, : len(asked.stop_token_ids)] = asked.stop_token_ids
+  of = lambda name, dtype: np.array(
+    [getattr(asked, name) for asked in requests], dtype
   )
-  return dataclasses.replace(warp, penalties=penalties)
+  return Sampling(
+    temperature=of("temperature", np.float32),
+    top_k=of("top_k", np.int32),
+    top_p=of("top_p", np.float32),
+    min_p=of("min_p", np.float32),
+    penalties=Penalties(
+      presence=of("presence_penalty", np.float32),
+      frequency=of("frequency_penalty", np.float32),
+      repetition=of("repetition_penalty", np.float32),
+      min_tokens=of("min_tokens", np.int32),
+      bias_tokens=tokens,
+      bias=bias,
+      stop_tokens=stops,
+    ),
+  )
 
 
 def admit(
   decoder: Decoder | MeshDecoder,
   params: Params,
   state: DecodeState,
-  row,
-  source,
-  keep,
-  tokens,
-  length,
-  seed_and_stream,
-  budget,
-  top_k,
-  ignore_stop,
-  warp,
-  min_tokens,
-  bias_tokens,
-  bias,
-  own_stops,
+  request: Mapping[str, Any],
 ) -> DecodeState:
   """`Decoder.admit` behind the first tokens of a row's text, be they none.
 
@@ -57,46 +61,24 @@ def admit(
     decoder: what decodes.
     params: parameters of both models.
     state: before.
-    row: `i32[]`, which is given a prompt.
-    source: `i32[]`, the row whose text the prompt begins as; it itself where a
-      prompt is read on.
-    keep: `i32[]`, so many tokens of it.
-    tokens, length: `i32[P]`, `i32[]`, what follows them.
-    seed_and_stream: `u32[2]`, from which the key follows.
-    budget, top_k, ignore_stop: `i32[]`, `i32[]`, `bool[]`.
-    warp: `f32[6]`, temperature, top-p, min-p, and penalties for presence,
-      frequency and repetition.
-    min_tokens: `i32[]`.
-    bias_tokens, bias, own_stops: of one row, see `specjax.types.Penalties`.
+    request: row `i32[]`; source `i32[]`, the row whose text the prompt begins
+      as (the row itself where a prompt is read on), and keep `i32[]`, so many
+      tokens of it; tokens `i32[P]`, what follows them, and length `i32[]`;
+      seed and stream `u32[1]`; budget `i32[]`; ignore_stop `bool[]`; sampling,
+      of one row.
   """
-  seed, stream = seed_and_stream[:1], seed_and_stream[1:]
-  temperature, top_p, min_p, *_ = warp
-  penalties = Penalties(
-    presence=warp[3:4],
-    frequency=warp[4:5],
-    repetition=warp[5:6],
-    bias_tokens=bias_tokens[None],
-    bias=bias[None],
-    min_tokens=min_tokens[None],
-    stop_tokens=own_stops[None],
-  )
   return decoder.admit(
     params,
     state,
-    row,
-    tokens,
-    length,
-    random.seeded_keys(seed, stream)[0],
-    max_new_tokens=budget,
-    sampling=dataclasses.replace(
-      make_sampling(
-        1, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p
-      ),
-      penalties=penalties,
-    ),
-    ignore_stop=ignore_stop,
-    source=source,
-    keep=keep,
+    request["row"],
+    request["tokens"],
+    request["length"],
+    random.seeded_keys(request["seed"], request["stream"])[0],
+    max_new_tokens=request["budget"],
+    sampling=request["sampling"],
+    ignore_stop=request["ignore_stop"],
+    source=request["source"],
+    keep=request["keep"],
   )
 
 
@@ -106,7 +88,6 @@ def rounds(
   params: Params,
   state: DecodeState,
   ended,
-  max_depth,
   most,
   wanted,
 ):
@@ -118,9 +99,8 @@ def rounds(
     params: parameters of both models.
     state: before.
     ended: `bool[B]`, rows that end before them.
-    max_depth: `i32[B]`.
     most: `i32[]`, rounds at most.
-    wanted: `bool[B]`, rows whose likeliest tokens are recorded.
+    wanted: `bool[B]`, rows whose top log-probabilities are recorded.
 
   Returns:
     The state, and the arrays of a `Report`; "likeliest" has both of its.
@@ -131,7 +111,6 @@ def rounds(
   state = dataclasses.replace(
     state,
     stop_reason=reason,
-    max_depth=max_depth,
     likeliest=dataclasses.replace(state.likeliest, wanted=wanted),
   )
   start, made = state.length, state.num_steps
@@ -182,7 +161,7 @@ def score(
   target: LanguageModel, vocab_size: int, params: Params, cache: Cache, tokens,
   start,
 ):  # fmt: skip
-  """The target's own law, at temperature 1, at tokens of one text.
+  """The target's own distribution, at temperature 1, at tokens of one text.
 
   Args:
     target: which reads.

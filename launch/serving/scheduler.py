@@ -1,8 +1,9 @@
 """The scheduler, on the one thread that owns the device: slots and rounds.
 
-No decision of it changes a completion: tokens follow from a request's prompt,
-settings and seed, whatever its slot, its neighbours and the number of rounds of
-an iteration (up to rounding: text read in other passes has other last bits).
+None of its decisions changes a completion: tokens follow from a request's
+prompt, settings and seed, whatever its slot, its neighbours and the number of
+rounds of an iteration (up to rounding: text read in other passes has other last
+bits).
 """
 
 import collections
@@ -13,9 +14,8 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from launch.serving.control import Asked, Control, Report, Scores
+from launch.serving.pace import Pace
 from specjax.runtime.stopping import Watch
 from specjax.state import StopReason
 
@@ -46,8 +46,8 @@ class News:
     token_ids: new ones.
     origins: an `Origin` for each.
     log_probs: the target's own of each.
-    likeliest: tokens in the place of each, the likeliest first, with their
-      log-probabilities; empty if they were not asked for.
+    likeliest: top log-probabilities of each, with their tokens; empty if they
+      were not asked for.
     cached: tokens of its prompt that were not read, since a slot had them.
     drafted: tokens that were drafted for it so far.
     scores: of its prompt, once, if they were asked for.
@@ -84,9 +84,7 @@ class Ticket:
     num_tokens: emitted.
     drafts, drafted, accept_counts: see `specjax.state.Counters`, as of the last
       iteration.
-    learned: `accept_counts` when `objectives` last looked.
     cached: tokens of its prompt that were not read.
-    accepted, tried: drafted tokens lately, see `objectives.Seen`.
     cancelled: set, by any thread, once it is not wanted any more.
   """
 
@@ -104,10 +102,7 @@ class Ticket:
   drafts: int = 0
   drafted: int = 0
   accept_counts: list[int] = dataclasses.field(default_factory=list)
-  learned: list[int] = dataclasses.field(default_factory=list)
   cached: int = 0
-  accepted: float = 0.0
-  tried: float = 0.0
   cancelled: threading.Event = dataclasses.field(
     default_factory=threading.Event
   )
@@ -119,9 +114,9 @@ _FINISHES = {
   StopReason.NAN_LOGITS: Finish.NAN,
 }
 
-# How deep each slot may draft, by the tickets in them (None: nobody) and those
-# that ended in the last iteration.
-Depths = Callable[[Sequence[Ticket | None], Sequence[Ticket]], Sequence[int]]
+# How deep all slots draft, by the tickets in them (None: nobody), those that
+# ended in the last iteration, and its depth.
+Depth = Callable[[Sequence[Ticket | None], Sequence[Ticket], int], int]
 
 
 class FullError(Exception):
@@ -162,7 +157,8 @@ class Scheduler:
     max_rounds: int,
     queue_length: int,
     metrics,
-    depths: Depths | None = None,
+    pace: Pace,
+    choose_depth: Depth | None = None,
     place: Callable[[Sequence[int], Asked], int] = lambda free, asked: free[0],
     keeps_in_touch: bool = False,
     clock: Callable[[], float] = time.monotonic,
@@ -176,19 +172,22 @@ class Scheduler:
       max_rounds: of one iteration.
       queue_length: requests that may wait for a slot.
       metrics: a `metrics.Metrics`.
-      depths: how deep each row may draft; None: as deep as can be.
+      pace: learns what iterations take, and says what is read beside rounds.
+      choose_depth: how deep rows draft; None: as deep as can be.
       place: which of the free slots a request is given.
       keeps_in_touch: whether iterations are made that do nothing, so that other
         processes hear from this one.
       clock: seconds.
     """
-    self._iterate, self._max_rounds = iterate, max_rounds
-    self._depth, self._depths, self._place = depth, depths, place
+    self._iterate, self._max_rounds, self._pace = iterate, max_rounds, pace
+    self._depth, self._choose_depth, self._place = depth, choose_depth, place
     self._queue_length, self._metrics = queue_length, metrics
     self._keeps_in_touch, self._clock = keeps_in_touch, clock
     self._rows: list[Ticket | None] = [None] * num_slots
-    self._over: list[Ticket] = []  # that ended in the last iteration
-    self._ended = np.zeros(num_slots, bool)
+    # What ended in the last iteration, and how deep that drafted.
+    self._over: list[Ticket] = []
+    self._drafted = depth
+    self._ended: set[int] = set()  # rows that the next iteration ends
     self._queue: collections.deque[Ticket] = collections.deque()
     self._wake = threading.Condition()
     self._closed = self._stopped = False
@@ -311,26 +310,30 @@ class Scheduler:
       rounds = rounds_of_iteration(
         free=free, waiting=waiting, max_rounds=self._max_rounds
       )
-    elif not (self._keeps_in_touch or self._ended.any()):
+    elif not (self._keeps_in_touch or self._ended):
       return
     control = self._control(admitted, rounds)
     self._iterating_since = self._clock()
     report = self._iterate(control)
     self._iterating_since = None
-    self._ended[:] = False
+    self._ended.clear()
+    self._pace.learn(report)
+    self._drafted = report.depth
     self._hand_out(report)
     self._count()
 
   def _control(self, admitted, rounds, is_last=False) -> Control:
-    depths = [self._depth] * len(self._rows)
-    if self._depths is not None:
-      depths = list(self._depths(self._rows, self._over))
+    depth = self._depth
+    if self._choose_depth is not None:
+      depth = self._choose_depth(self._rows, self._over, self._drafted)
     self._over = []
     return Control(
       admissions=admitted,
-      ended=self._ended.copy(),
-      max_depth=np.array(depths, np.int32),
+      ended=sorted(self._ended),
+      depth=depth,
       rounds=rounds,
+      reads=self._pace.reads(),
+      shares=self._pace.shares(depth),
       is_last=is_last,
     )
 
@@ -346,7 +349,7 @@ class Scheduler:
     for row, ticket in enumerate(self._rows):
       if ticket is not None and (why := verdict(ticket)):
         self._rows[row] = None
-        self._ended[row] = True
+        self._ended.add(row)
         self._finish(ticket, News(finish=why))
     kept: collections.deque[Ticket] = collections.deque()
     for ticket in self._queue:
@@ -364,7 +367,8 @@ class Scheduler:
       ticket.began = now
       free = [row for row, one in enumerate(self._rows) if one is None]
       row = self._place(free, ticket.asked)
-      self._rows[row], self._ended[row] = ticket, False
+      self._rows[row] = ticket
+      self._ended.discard(row)
       admitted.append((row, ticket.asked))
       self._metrics.began(ticket)
     self._count()
@@ -398,7 +402,8 @@ class Scheduler:
       if finish is not None:
         self._rows[row] = None
         self._over.append(ticket)
-        self._ended[row] = reason == StopReason.RUNNING
+        if reason == StopReason.RUNNING:
+          self._ended.add(row)
       scores = report.scores.get(row)
       if count or finish is not None or scores is not None:
         news = News(

@@ -1,6 +1,6 @@
 """Builds the HTTP service over slots, and runs it as a process that drains.
 
-What only decodes in slots (`launch.tools.self_data`) needs `assembly` alone,
+What only decodes in slots (`launch.tools.self_data`) needs `builder` alone,
 and none of the packages of a server.
 """
 
@@ -19,8 +19,8 @@ import uvicorn
 
 from launch import processes
 from launch.assembly import pair
-from launch.serving import assembly, http, limits, objectives
-from launch.serving.assembly import Sizes
+from launch.serving import builder, http, limits, objectives
+from launch.serving.builder import Sizes
 from launch.serving.http import Service
 from launch.serving.limits import Limits
 from launch.serving.metrics import Metrics
@@ -47,8 +47,8 @@ def make_service(
   """The service over these slots; its scheduler is not started.
 
   Args:
-    config, loaded, sizes: as of `assembly.make_slots`.
-    slots: of `assembly.make_slots`.
+    config, loaded, sizes: as of `builder.make_slots`.
+    slots: of `builder.make_slots`.
   """
   models = pair.assemble(config, loaded)
   tokenizer = models.tokenizer
@@ -59,18 +59,21 @@ def make_service(
   name = sizes.name or os.path.basename(os.path.normpath(config.target))
   metrics = Metrics(model=name, num_slots=slots.num_slots, depth=slots.depth)
   adapts = sizes.depth_policy != "whole"
-  controller = None
+  pace, controller = slots.pace(), None
   if adapts:
     policy = objectives.POLICIES[sizes.depth_policy]
-    controller = objectives.Controller(policy, slots.seconds_of_round)
+    controller = objectives.Controller(
+      policy, slots.depths, pace.seconds_of_round
+    )
   scheduler = Scheduler(
-    assembly.leading(slots),
+    builder.leading(slots),
     num_slots=slots.num_slots,
     depth=slots.depth,
     max_rounds=slots.max_rounds,
     queue_length=sizes.queue,
     metrics=metrics,
-    depths=controller,
+    pace=pace,
+    choose_depth=controller,
     place=slots.place,
     keeps_in_touch=processes.several(),
   )

@@ -1,22 +1,24 @@
 """Slots: rows of one running state that get new prompts as they end.
 
-All programs are compiled before the first request: one that begins, one that
-reads for each width, one that makes rounds for each depth. They are called with
-arrays of those shapes alone, so that nothing is compiled later.
+There is a program that makes rounds for each depth of drafts, and one that
+reads for each width. The first of each are compiled before the first request
+(`compile`), the others beside requests (`compile_rest`); until they are there,
+rows draft deeper and prompts are read in other pieces. They are called with
+arrays of their shapes alone, so that nothing is compiled later.
 
 A prompt that is wider than the widest program is read in chunks. Where other
-rows decode, an iteration makes one round, and reads as much of prompts beside
-it as keeps it within a bound, by passes that are timed at the start: no row
-waits for a whole prompt of another's.
-The common prefix with another row's text is copied and not read (`prefixes`).
+rows decode, an iteration makes one round and reads as much of prompts beside it
+as the leader allows (`Control.shares`): no row waits for a whole prompt of
+another's. The common prefix with another row's text is copied and not read
+(`prefixes`).
 """
 
 import contextlib
-import dataclasses
 import functools
-import math
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -25,7 +27,6 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from launch import processes
 from launch.serving import programs
 from launch.serving.control import (
   MOST_LIKELIEST,
@@ -34,6 +35,7 @@ from launch.serving.control import (
   Report,
   Scores,
 )
+from launch.serving.pace import Pace
 from launch.serving.prefixes import Texts
 from launch.serving.scoring import Scorer
 from specjax import random
@@ -45,16 +47,10 @@ from specjax.state import StopReason
 from specjax.types import Params
 
 _SMALLEST = 8  # of the widths that prompts are padded to
+_FIRST = 32  # the widest that is there for the first request
 _WIDEST = 256  # read at once where no row decodes
 
-
-def _agreed(seconds: Sequence[float]) -> float:
-  """The chief's shortest of some times, on all processes.
-
-  All decide by it alike: one that timed a width more would wait in it for the
-  others.
-  """
-  return processes.gather(min(seconds))[0]
+_SILENT = lambda text: None
 
 
 def widths_to(longest: int) -> tuple[int, ...]:
@@ -72,24 +68,17 @@ def widths_to(longest: int) -> tuple[int, ...]:
 
 
 class Slots:
-  """Fixed rows on the device. One thread calls it.
+  """Fixed rows on the device. One thread calls it, but for `compile_rest`.
 
   Attributes:
     num_slots: B.
     widths: of programs that read, ascending.
     longest: tokens of the longest prompt.
-    gap: the longest iteration in which rows decode and prompts are read, in
-      rounds of all rows. The narrowest program reads in any case.
     max_length: tokens that prompt and completion may have together.
     depth: G, of the deepest draft.
     depths: those that there are programs of, ascending.
     max_rounds: of one iteration.
     scores: whether prompts can be scored (`Asked.scored`).
-    seconds_of_round: what a round takes at each of the depths, with all rows
-      at work (`measure`).
-    seconds_of_pass: by how much reading at each of the widths, to the end of
-      the longest prompt, makes an iteration longer, and by 0 how long one of
-      one round is. What is not there is never within `gap`.
   """
 
   def __init__(
@@ -100,7 +89,6 @@ class Slots:
     num_slots: int,
     widths: Sequence[int],
     longest: int | None = None,
-    gap: float = 2.5,
     max_length: int,
     stop_tokens: Sequence[int],
     max_rounds: int = 8,
@@ -118,7 +106,6 @@ class Slots:
       num_slots: B.
       widths: see `widths_to`.
       longest: see above; None for the last of the widths.
-      gap: see above; infinite if no row minds.
       max_length: see above.
       stop_tokens: ids that end a row.
       max_rounds: of one iteration.
@@ -128,30 +115,21 @@ class Slots:
       scores: whether prompts are to be scored; not on a mesh.
 
     Raises:
-      ValueError: for sizes that do not fit each other.
+      ValueError: if the longest prompt leaves no room.
     """
-    if num_slots < 1 or max_rounds < 1:
-      raise ValueError(
-        f"slots and rounds must be >= 1, got {num_slots} and {max_rounds}"
-      )
     longest = widths[-1] if longest is None else longest
     if longest >= max_length:
       raise ValueError(
         f"a prompt of {longest} tokens leaves no room for a completion: "
         f"both share {max_length} positions"
       )
-    if not gap >= 1:
-      raise ValueError(f"gap must be >= 1, got {gap}")
     self.num_slots, self.widths = num_slots, tuple(widths)
     self.longest = longest
-    self.gap = gap
     self.max_length, self.max_rounds = max_length, max_rounds
     self.depths = tuple(sorted(decoders))
     self.depth = self.depths[-1]
-    self.seconds_of_round: dict[int, float] = {}
-    self.seconds_of_pass: dict[int, float] = {}
     self._decoders = {
-      depth: dataclasses.replace(
+      depth: replace(
         one,
         with_log_probs=True,
         num_likeliest=min(MOST_LIKELIEST, one.vocab_size),
@@ -161,18 +139,16 @@ class Slots:
     self._params, self._stop_tokens = params, tuple(stop_tokens)
     self._mesh, self._cache_specs = mesh, cache_specs
     self._window = max_rounds * (self.depth + 1)
-    self._admit: dict[int, Any] = {}
-    # Rows whose prompts are being read, who came first first.
-    self._reading: dict[int, Asked] = {}
-    groups = 1 if mesh is None else mesh.shape["data"]
-    deepest = decoders[self.depth]
-    kept_whole = deepest.target.has_states or deepest.drafter.has_states
+    whole = self._decoders[self.depth]
     self._texts = Texts(
-      num_slots, max_length, groups, share=share_prefixes, whole=kept_whole
+      num_slots,
+      max_length,
+      groups=1 if mesh is None else mesh.shape["data"],
+      share=share_prefixes,
+      whole=whole.target.has_states or whole.drafter.has_states,
     )
     # Prompts are scored in a cache of their own, whose shapes must not change.
     self.scores = scores and mesh is None
-    whole = self._decoders[self.depth]
     self._scorer = Scorer(
       whole.target,
       params,
@@ -181,23 +157,28 @@ class Slots:
       widths=sorted({widths[0], widths[-1]}),
     )
     self._scores: dict[int, Scores] = {}  # that this iteration has ended
+    # Rows whose prompts are being read, who came first first.
+    self._reading: dict[int, Asked] = {}
     self._running = np.zeros(num_slots, bool)
-    # Rows whose likeliest tokens are wanted, once they decode.
+    # Rows whose top log-probabilities are wanted, once they decode.
     self._wanted = np.zeros(num_slots, bool)
+    # Programs that are compiled, by depth and by width.
     self._rounds: dict[int, Any] = {}
+    self._admit: dict[int, Any] = {}
     self._state: Any = None
+    self._compiled: Any = None  # what further programs need
+    self._first_round = 1.0
 
-  @property
-  def num_programs(self) -> int:
-    """Programs that `compile` says."""
-    scoring = self._scorer.widths if self.scores else ()
-    return len(self.depths) + len(self.widths) + len(scoring)
+  # -------------------------------------------------------------- compilation
 
-  def compile(self, say: Callable[[str], None] = lambda text: None) -> None:
-    """Compiles all programs, and runs them so that no request is the first.
+  def compile(self, say: Callable[[str], None] = _SILENT) -> None:
+    """Compiles what the first request needs, and runs it once.
 
     Args:
       say: is told what is being compiled.
+
+    Raises:
+      ValueError: for a drafter whose state has the form of its depth.
     """
     decoder = self._mapped(self.depth)
     with self._on_mesh():
@@ -216,90 +197,120 @@ class Slots:
         loop=functools.partial(programs.rounds, decoder, self._window),
         more=self._orders(),
       )
-      self._rounds[self.depth] = both.loop
+      self._compiled = both
       for depth in self.depths[:-1]:
-        say(f"rounds with drafts of {depth}")
-        self._check_shallow(depth, both)
-        self._rounds[depth] = self._compiled(
-          functools.partial(
-            programs.shallow_rounds, self._mapped(depth), self._window
-          ),
-          both,
-          self._orders(),
-          reports=True,
-        )
-      for width in self.widths:
-        say(f"prompts of up to {width} tokens")
-        admit = functools.partial(programs.admit, decoder)
-        self._admit[width] = self._compiled(
-          admit, both, self._request(width), reports=False
-        )
+        self._check_shallow(depth)
+      self._rounds[self.depth] = both.loop
     self._state = both.prefill(self._params, *first, **options)
-    for width in self.widths:
-      for keep in (0, width):  # behind no text, and behind some
-        request = self._request(width, keep=keep, new=[0] * (width - keep or 1))
-        self._state = self._admit[width](self._params, self._state, *request)
-    for depth in self.depths:
-      self._fill()
-      self._make_rounds(depth, self._orders(rounds=1))
-    self._empty()
-    if self.scores:
-      self._scorer.compile(say)
+    self._compile_width(self._first_width, say)
+    row = Asked(
+      token_ids=(0,), seed=0, temperature=1.0,
+      max_new_tokens=self.max_length - 1,
+    )  # fmt: skip
+    # The second time nothing is new to the process.
+    for admissions in ([(0, row)], [*enumerate([row] * self.num_slots)]):
+      control = Control(admissions=admissions, depth=self.depth, rounds=1)
+      self._first_round = self.iterate(control).seconds
+    self.iterate(
+      Control(ended=range(self.num_slots), depth=self.depth, rounds=0)
+    )
+    self.forget()
 
-  def measure(self, rounds: int = 8, repeats: int = 3) -> None:
-    """Times rounds, and passes as wide as `gap` allows; ends all rows.
+  def compile_rest(
+    self,
+    say: Callable[[str], None] = _SILENT,
+    stop: threading.Event | None = None,
+  ) -> None:
+    """Compiles all further programs, in any thread.
 
     Args:
-      rounds: of one measurement.
-      repeats: of which the fastest counts: what else runs meanwhile only adds.
+      say: is told what is being compiled.
+      stop: once it is set, no other program is begun.
     """
-    rounds = min(rounds, self.max_rounds)
-    for depth in self.depths:
-      seen = []
-      for _ in range(repeats):
-        self._fill()
-        jax.block_until_ready(self._state)
-        start = time.perf_counter()
-        report = self._make_rounds(depth, self._orders(rounds=rounds))
-        seen.append((time.perf_counter() - start) / max(report["rounds"], 1))
-      self.seconds_of_round[depth] = _agreed(seen)
-    self.seconds_of_pass[0] = alone = self._timed(0, repeats)
-    for width in self.widths if math.isfinite(self.gap) else ():
-      longer = max(self._timed(width, repeats) - alone, 0.1 * alone)
-      self.seconds_of_pass[width] = longer
-      if longer > (self.gap - 1) * alone:
-        break
-    self._empty()
+    scored = self._scorer.widths if self.scores else ()
+    for work, missing in (
+      (self._compile_width, [w for w in self.widths if w not in self._admit]),
+      (self._compile_depth, [d for d in self.depths if d not in self._rounds]),
+      (self._scorer.compile, scored),
+    ):
+      for one in missing:
+        if stop is not None and stop.is_set():
+          return
+        work(one, say)
 
-  def _timed(self, width: int, repeats: int) -> float:
-    """Seconds of a round behind a pass of a width, or 0 for none."""
-    seen = []
-    keep, new = self.longest - width, [0] * width
-    request = self._request(width, keep=keep, new=new) if width else ()
-    self._fill()
-    for _ in range(repeats):
-      start = time.perf_counter()
-      if width:
-        self._state = self._admit[width](self._params, self._state, *request)
-      self._make_rounds(self.depth, self._orders(rounds=1))
-      seen.append(time.perf_counter() - start)
-    return _agreed(seen)
+  @property
+  def _first_width(self) -> int:
+    return max((w for w in self.widths if w <= _FIRST), default=self.widths[0])
 
-  def _fill(self) -> None:
-    """Fills all rows with a dummy text."""
-    for row in range(self.num_slots):
-      asked = Asked(
-        token_ids=(0,), seed=row, max_new_tokens=self.max_length - 1,
-        temperature=1.0,
-      )  # fmt: skip
-      self._begin(row, asked)
-    self._read_within(self.widths[-1] * self.num_slots, float)
+  def _compile_width(self, width: int, say: Callable[[str], None]) -> None:
+    say(f"prompts of up to {width} tokens")
+    decoder = self._mapped(self.depth)
+    self._admit[width] = self._compile(
+      functools.partial(programs.admit, decoder),
+      (self._request(width),),
+      reports=False,
+    )
 
-  def _empty(self) -> None:
-    """Ends all rows."""
-    self._make_rounds(self.depth, self._orders(ended=True))
-    self._running[:] = False
-    self.forget()
+  def _compile_depth(self, depth: int, say: Callable[[str], None]) -> None:
+    say(f"rounds with drafts of {depth}")
+    self._rounds[depth] = self._compile(
+      functools.partial(
+        programs.shallow_rounds, self._mapped(depth), self._window
+      ),
+      self._orders(),
+      reports=True,
+    )
+
+  def _compile(self, function, more, *, reports: bool):
+    formats = self._compiled.formats
+    of_params = jax.tree.map(lambda x: x.sharding, self._params)
+    here = jax.tree.leaves(of_params)[0]
+    if self._mesh is not None:
+      here = NamedSharding(self._mesh, P())
+    with self._on_mesh(), compilation.without_call_stacks():
+      lowered = jax.jit(
+        function,
+        donate_argnums=1,
+        in_shardings=(of_params, formats, *(here for _ in more)),
+        out_shardings=(formats, here) if reports else formats,
+      ).lower(self._params, self._compiled.state, *more)
+    return lowered.compile()
+
+  def _check_shallow(self, depth: int) -> None:
+    """Raises ValueError if a drafter's state has the form of its depth."""
+    slots = self.max_length + self._decoders[self.depth].drafter.tree.num_fed
+    drafter = self._decoders[depth].drafter
+    made = jax.eval_shape(
+      lambda params: drafter.init(params, self.num_slots, slots, None),
+      self._params,
+    )
+    forms = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)
+    if forms(made) != forms(self._compiled.state.drafter_state):
+      raise ValueError(
+        f"drafter {drafter.name!r} cannot draft {depth} tokens with the state "
+        f"that it has for {self.depth}"
+      )
+
+  def _mapped(self, depth: int) -> Decoder | MeshDecoder:
+    decoder = self._decoders[depth]
+    if self._mesh is None:
+      return decoder
+    return MeshDecoder(decoder=decoder, mesh=self._mesh)
+
+  def _on_mesh(self):
+    return jax.set_mesh(self._mesh) if self._mesh else contextlib.nullcontext()
+
+  # ----------------------------------------------------------- what others ask
+
+  def pace(self, **more) -> Pace:
+    """What iterations take, as far as it is known after `compile`."""
+    return Pace(
+      widths=self.widths,
+      depths=self.depths,
+      fed=self.num_slots * self._decoders[self.depth].drafter.tree.num_fed,
+      seconds=self._first_round,
+      **more,
+    )
 
   def place(self, free: Sequence[int], asked: Asked) -> int:
     """The free row that a request is given, see `Texts.place`."""
@@ -309,44 +320,41 @@ class Slots:
     """Forgets all cached texts, so that prompts are read anew."""
     self._texts.forget(range(self.num_slots))
 
+  # ------------------------------------------------------------- an iteration
+
   def iterate(self, control: Control) -> Report:
     """Runs an iteration by its orders, and reads the results."""
     start = time.perf_counter()
-    for row in np.flatnonzero(control.ended):
-      self._reading.pop(int(row), None)
-      self._scorer.drop(int(row))
+    for row in control.ended:
+      self._reading.pop(row, None)
+      self._scorer.drop(row)
       self._running[row] = False
     for row, asked in control.admissions:
       self._begin(row, asked)
-    deepest = int(control.max_depth.max(initial=0))
-    depth = next(d for d in self.depths if d >= min(deepest, self.depth))
-    if self._running.any():  # rows wait for their next tokens
-      self._read_within(
-        (self.gap - 1) * self.seconds_of_pass.get(0, 1.0),
-        lambda width: self.seconds_of_pass.get(width, math.inf),
-      )
-    else:
-      self._read_within(
-        self.widths[-1] * max(1, len(control.admissions)), float
-      )
-    rounds = min(control.rounds, 1) if self._reading else control.rounds
+    widths: list[int] = []
+    if not self._running.any():  # no row waits for its next tokens
+      most = self.widths[-1] * max(1, len(control.admissions))
+      widths = self._read({width: width / most for width in self.widths})
+    elif control.reads:
+      widths = self._read(control.shares)
     scored = {
       row: one
       for row, one in self._scores.items()
       if row not in self._reading and not self._running[row]
     }
     reading = np.isin(np.arange(self.num_slots), [*self._reading, *scored])
+    depth = min(depth for depth in list(self._rounds) if depth >= control.depth)
     # A row that has read nothing yet may still hold a text that was cut off.
     arrays = self._make_rounds(
       depth,
-      self._orders(control.ended | reading, control.max_depth, rounds),
+      ended=[*control.ended, *np.flatnonzero(reading)],
+      rounds=min(control.rounds, 1) if self._reading else control.rounds,
     )
+    arrays["rounds"] = int(arrays["rounds"])
     running = arrays["reason"] == StopReason.RUNNING
     for name in ("num_drafts", "num_drafted", "accept_counts"):
-      arrays[name] = np.where(
-        reading.reshape(-1, *[1] * (arrays[name].ndim - 1)), 0, arrays[name]
-      )  # those of the request before
-    arrays["reason"] = np.where(reading, StopReason.RUNNING, arrays["reason"])
+      arrays[name][reading] = 0  # those of the request before
+    arrays["reason"][reading] = StopReason.RUNNING
     for row, one in scored.items():  # requests of no new tokens
       broken = np.isnan(one.log_probs).any()
       arrays["reason"][row] = (
@@ -356,20 +364,14 @@ class Slots:
       **arrays,
       cached=self._texts.cached.copy(),
       scores=self._scores,
+      widths=widths,
+      depth=depth,
       seconds=time.perf_counter() - start,
     )
     self._scores = {}
     self._texts.hear(report, self._running)
     self._running = running & ~reading
     return report
-
-  def idle(self) -> Control:
-    """An iteration that does nothing."""
-    return Control(
-      ended=np.zeros(self.num_slots, bool),
-      max_depth=np.full(self.num_slots, self.depth, np.int32),
-      rounds=0,
-    )
 
   def _begin(self, row: int, asked: Asked) -> None:
     """Gives a row a prompt, of which it has read nothing."""
@@ -382,21 +384,24 @@ class Slots:
       self._scorer.begin(row)
     self._texts.begin(row)
 
-  def _read_within(self, budget: float, cost: Callable[[int], float]) -> None:
-    """Reads prompts in line for as long as the budget has room for a pass.
+  def _read(self, shares: Mapping[int, float]) -> list[int]:
+    """Reads prompts in line, by passes whose shares add up to at most 1.
 
     One pass of the narrowest program is made in any case.
 
-    Args:
-      budget: of all passes together.
-      cost: of a pass of a width.
+    Returns:
+      The widths of the passes.
     """
-    spent, least = 0.0, self.widths[0]
+    widths = sorted(self._admit)
+    share = lambda width: shares.get(width, 2.0)
+    spent, made = 0.0, []
     while self._reading:
-      fits = [width for width in self.widths if spent + cost(width) <= budget]
-      spent += cost(self._read_on(max(fits, default=least)))
-      if spent + cost(least) > budget:
+      fits = [width for width in widths if spent + share(width) <= 1]
+      if made and not fits:
         break
+      made.append(self._read_on(max(fits, default=widths[0])))
+      spent += share(made[-1])
+    return made
 
   def _read_on(self, most: int) -> int:
     """Reads more of the prompt that is the first in line, in one pass.
@@ -418,23 +423,32 @@ class Slots:
     source, keep = self._texts.source(row, asked)
     new = asked.token_ids[keep : keep + most]
     is_last = keep + len(new) == len(asked.token_ids)
-    width = next(w for w in self.widths if w >= len(new))
+    width = min(w for w in list(self._admit) if w >= len(new))
     self._state = self._admit[width](
-      self._params, self._state,
-      *self._request(width, row, source, keep, new, asked, is_last),
-    )  # fmt: skip
+      self._params,
+      self._state,
+      self._request(
+        width,
+        asked,
+        row=row,
+        source=source,
+        keep=keep,
+        new=new,
+        budget=asked.max_new_tokens if is_last else 0,
+      ),
+    )
     self._texts.read(row, asked, keep + len(new))
     if is_last:
       del self._reading[row]
       self._running[row] = True
     return width
 
-  def _make_rounds(self, depth: int, orders) -> dict[str, Any]:
+  def _make_rounds(self, depth: int, **orders) -> dict[str, Any]:
     self._state, arrays = self._rounds[depth](
-      self._params, self._state, *orders
+      self._params, self._state, *self._orders(**orders)
     )
     likeliest = arrays.pop("likeliest")
-    arrays = jax.device_get(arrays)
+    arrays = jax.tree.map(np.array, jax.device_get(arrays))
     if (self._wanted & self._running).any():  # else they stay where they are
       likeliest = jax.device_get(likeliest)
       arrays["likeliest"], arrays["likeliest_log_probs"] = likeliest
@@ -445,102 +459,39 @@ class Slots:
   def _nobody(self):
     """Rows of one token that end at once."""
     ones = np.ones(self.num_slots, np.int32)
-    args = (ones[:, None] * 0, ones, self._keys())
+    seeds = jnp.zeros(self.num_slots, jnp.uint32)
+    asked = Asked(token_ids=(0,), seed=0, max_new_tokens=0, temperature=1.0)
+    args = (ones[:, None] * 0, ones, random.seeded_keys(seeds, seeds))
     options = dict(
-      max_new_tokens=ones * 0, sampling=programs.sampling(self.num_slots)
+      max_new_tokens=ones * 0,
+      sampling=programs.sampling([asked] * self.num_slots),
     )
     return everywhere(self._mesh, (args, options))
 
-  def _keys(self):
-    seeds = jnp.zeros(self.num_slots, jnp.uint32)
-    return random.seeded_keys(seeds, seeds)
-
-  def _orders(self, ended=False, max_depth=None, rounds=0):
-    count = self.num_slots
-    max_depth = self.depth if max_depth is None else max_depth
-    orders = (
-      np.array(np.broadcast_to(ended, count), bool),
-      np.array(np.broadcast_to(max_depth, count), np.int32),
-      np.int32(min(rounds, self.max_rounds)),
-      self._wanted.copy(),
-    )
-    return everywhere(self._mesh, orders)
+  def _orders(self, ended: Sequence[int] = (), rounds: int = 0):
+    rows = np.isin(np.arange(self.num_slots), [*ended])
+    most = np.int32(min(rounds, self.max_rounds))
+    return everywhere(self._mesh, (rows, most, self._wanted.copy()))
 
   def _request(
-    self, width: int, row=0, source=0, keep=0, new=(0,),
-    asked: Asked | None = None, is_last: bool = False,
+    self, width: int, asked: Asked | None = None, *, row=0, source=0, keep=0,
+    new=(0,), budget=0,
   ):  # fmt: skip
-    # A request for warm-up alone, which ends before it began. So does a
-    # prompt that is not read to its end.
     asked = asked or Asked(
       token_ids=(0,), seed=0, max_new_tokens=1, temperature=1.0
     )
     tokens = np.zeros(width, np.int32)
     tokens[: len(new)] = new
-    request = (
-      np.int32(row),
-      np.int32(source),
-      np.int32(keep),
-      tokens,
-      np.int32(len(new)),
-      np.array([asked.seed, asked.stream], np.uint32),
-      np.int32(asked.max_new_tokens if is_last else 0),
-      np.int32(asked.top_k),
-      np.bool_(asked.ignore_stop),
-      asked.warp(),
-      np.int32(asked.min_tokens),
-      *asked.lists(),
-    )
+    request = {
+      "row": np.int32(row),
+      "source": np.int32(source),
+      "keep": np.int32(keep),
+      "tokens": tokens,
+      "length": np.int32(len(new)),
+      "seed": np.array([asked.seed], np.uint32),
+      "stream": np.array([asked.stream], np.uint32),
+      "budget": np.int32(budget),
+      "ignore_stop": np.bool_(asked.ignore_stop),
+      "sampling": programs.sampling([asked]),
+    }
     return everywhere(self._mesh, request)
-
-  # --------------------------------------------------------------- the devices
-
-  def _mapped(self, depth: int) -> Decoder | MeshDecoder:
-    decoder = self._decoders[depth]
-    if self._mesh is None:
-      return decoder
-    return MeshDecoder(decoder=decoder, mesh=self._mesh)
-
-  def _check_shallow(self, depth: int, both: compilation.Programs) -> None:
-    """Raises ValueError if a drafter's state has the form of its depth."""
-    drafter = self._decoders[depth].drafter
-    shapes = lambda tree: (
-      jax.tree.structure(tree),
-      [(x.shape, x.dtype) for x in jax.tree.leaves(tree)],
-    )
-    expected = shapes(
-      jax.eval_shape(lambda state: state.drafter_state, both.state)
-    )
-    forms = shapes(
-      jax.eval_shape(
-        lambda params: drafter.init(
-          params,
-          self.num_slots,
-          self.max_length + self._decoders[self.depth].drafter.tree.num_fed,
-          None,
-        ),
-        self._params,
-      )
-    )
-    if forms != expected:
-      raise ValueError(
-        f"drafter {drafter.name!r} cannot draft {depth} tokens with the state "
-        f"that it has for {self.depth}"
-      )
-
-  def _on_mesh(self):
-    return jax.set_mesh(self._mesh) if self._mesh else contextlib.nullcontext()
-
-  def _compiled(self, function, both: compilation.Programs, more, *, reports):
-    of_params = jax.tree.map(lambda x: x.sharding, self._params)
-    here = jax.tree.leaves(of_params)[0]
-    if self._mesh is not None:
-      here = NamedSharding(self._mesh, P())
-    with compilation.without_call_stacks():
-      lowered = jax.jit(
-        function,
-        donate_argnums=1,
-        in_shardings=(of_params, both.formats, *(here for _ in more)),
-        out_shardings=(both.formats, here) if reports else both.formats,
-      ).lower(self._params, both.state, *more)
-    return lowered.compile()

@@ -11,8 +11,8 @@ import ties
 from configs import embedded
 from launch import prompts
 from launch.assembly import pair
-from launch.serving import assembly, server
-from launch.serving.assembly import Sizes
+from launch.serving import builder, server
+from launch.serving.builder import Sizes
 from launch.serving.control import MOST_SCORED, Asked
 from launch.training import corpus
 from models import tokenizers
@@ -33,7 +33,7 @@ def loaded(quick_to_compile):
   config = embedded.get_config()
   config.update(max_new_tokens=NEW_TOKENS, drafter="model(tokens=3)")
   loaded = pair.load(config)
-  return config, loaded, assembly.make_slots(config, loaded, SIZES)
+  return config, loaded, builder.make_slots(config, loaded, SIZES)
 
 
 @contextlib.contextmanager

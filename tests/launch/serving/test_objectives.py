@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import random
 
 import decoding
 import numpy as np
@@ -35,9 +36,8 @@ def test_the_best_shared_depth_is_that_of_dinkelbach():
   """Acceptance .8, draft .1, verification 1: 2.4696 at depth 6."""
   flat = lambda deepest, fed: 0.1 * deepest + 1
   row = [Row(acceptance=0.8)]
-  assert objectives.shared(row, flat, 12) == [6]
+  assert objectives.smartspec(row, flat, 12) == [6]
   assert objectives.goodput(row, [6], flat) == pytest.approx(2.46964, abs=1e-5)
-  assert objectives.shared(ROWS, cost, 10) == [4, 4]
   assert objectives.goodput(ROWS, [4, 4], cost) == pytest.approx(
     3.1751, abs=1e-4
   )
@@ -49,14 +49,6 @@ def test_the_best_depth_of_each_row():
   assert objectives.goodput(ROWS, depths, cost) == pytest.approx(
     3.3176, abs=1e-4
   )
-
-
-def test_weights_move_the_shared_depth():
-  """Weight 1, 2, 4 on the row that accepts less: 4, 3, 2."""
-  actual = [
-    objectives.shared(ROWS, cost, 10, [1.0, weight])[0] for weight in (1, 2, 4)
-  ]
-  assert actual == [4, 3, 2]
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -171,38 +163,35 @@ def ticket(**more):
 SECONDS = {0: 1.0, 1: 1.3, 2: 1.6, 4: 2.2}
 
 
+def controller_of(policy=objectives.decide):
+  return Controller(policy, tuple(SECONDS), SECONDS.__getitem__)
+
+
 def test_the_controller_follows_what_is_accepted():
-  controller = Controller(objectives.decide, SECONDS)
-  one = ticket()
-  rows = [one, None]
-  first = controller(rows)
-  assert len({*first}) == 1
+  controller, one = controller_of(), ticket(accept_counts=[0] * 5)
+  depth = controller([one, None], [], 4)
   for _ in range(40):
-    counts = np.array(one.accept_counts or [0] * 5)
-    counts[0] += 4  # nothing is accepted
-    one.accept_counts = counts.tolist()
-    depths = controller(rows)
-  assert depths == [0, 0]
+    one.accept_counts[0] += 4  # nothing is accepted
+    depth = controller([one, None], [], depth)
+  assert depth == 0
   for _ in range(2000):  # nothing is seen of it any more: it is tried again
-    depths = controller(rows)
-    if depths[0]:
+    depth = controller([one, None], [], depth)
+    if depth:
       break
-  assert depths[0] > 0
+  assert depth > 0
   for _ in range(40):
-    counts = np.array(one.accept_counts)
-    counts[controller(rows)[0]] += 4  # everything is
-    one.accept_counts = counts.tolist()
-  assert controller(rows) == [4, 4]
+    one.accept_counts[depth] += 4  # everything is
+    depth = controller([one, None], [], depth)
+  assert depth == 4
 
 
 def test_requests_of_a_single_iteration_teach_too():
   """Each ends before the controller is asked again."""
-  controller = Controller(objectives.decide, SECONDS)
+  controller, depth = controller_of(), 4
   for _ in range(40):
-    over = ticket()
-    over.accept_counts = [4, 0, 0, 0, 0]  # nothing was accepted
-    depths = controller([ticket(), None], [over])
-  assert depths == [0, 0]
+    over = ticket(accept_counts=[4, 0, 0, 0, 0])  # nothing was accepted
+    depth = controller([ticket(), None], [over], max(depth, 1))
+  assert depth == 0
 
 
 def test_the_controller_counts_what_a_row_has_waited_for():
@@ -212,18 +201,17 @@ def test_the_controller_counts_what_a_row_has_waited_for():
     heard.append([row.objective for row in rows])
     return [0] * len(rows)
 
-  controller = Controller(policy, SECONDS)
   new = ticket(objective=2.0)
   late = ticket(objective=2.0, first=10.0, last=25.0, num_tokens=4)
   late.asked = dataclasses.replace(late.asked, max_new_tokens=10)
-  controller([new, late, ticket()])
+  controller_of(policy)([new, late, ticket()], [], 4)
   assert heard == [[2.0, pytest.approx(0.5), None]]
 
 
 def test_a_seeded_row_is_always_drafted_whole():
-  controller = Controller(lambda rows, cost, depth: [0] * len(rows), SECONDS)
-  assert controller([ticket(), None]) == [0, 0]
-  assert controller([ticket(), ticket(seeded=True)]) == [4, 4]
+  controller = controller_of(lambda rows, cost, depth: [0] * len(rows))
+  assert controller([ticket(), None], [], 4) == 0
+  assert controller([ticket(), ticket(seeded=True)], [], 0) == 4
 
 
 # ------------------------------------------------------------ on the device
@@ -246,28 +234,25 @@ def slots(quick_to_compile):
     decoders, decoding.PARAMS, num_slots=3, widths=(8, 16),
     max_length=served.MAX_LENGTH, stop_tokens=served.STOP, max_rounds=4,
   )  # fmt: skip
-  actual.compile()
+  served.compile_all(actual)
   return actual
 
 
 def test_greedy_tokens_are_the_same_at_any_depth(slots):
   """Depths, drafts and accepted tokens change at every iteration."""
-  import dataclasses
-  import random
-
   rng = random.Random(0)
   seen = []
 
-  def depths(rows, over):
-    del over
+  def choose_depth(rows, over, drafted):
+    del rows, over, drafted
     seen.append(rng.choice([1, 3]))
-    return [seen[-1]] * len(rows)
+    return seen[-1]
 
   asked = [
     dataclasses.replace(one, temperature=0.0)
     for one in served.requests(12, vocab=decoding.VOCAB, seed=4)
   ]
-  scheduler, metrics = served.make_scheduler(slots, depths=depths)
+  scheduler, metrics = served.make_scheduler(slots, choose_depth=choose_depth)
   heard = [served.Heard(one) for one in asked]
   scheduler.submit([h.ticket for h in heard])
   scheduler.start()
@@ -286,17 +271,7 @@ def test_greedy_tokens_are_the_same_at_any_depth(slots):
   assert drafts < drafted < 3 * drafts
 
 
-def test_rounds_are_measured_at_each_depth(slots):
-  slots.measure(rounds=2, repeats=1)
-  assert set(slots.seconds_of_round) == {1, 3}
-
-  report = slots.iterate(slots.idle())
-  assert (report.reason != 0).all()  # what was measured with is over
-
-
 def test_a_drafter_whose_state_has_its_depth_is_refused():
-  import decoding
-
   wrong = {
     0: specjax.make_decoder(decoding.MODEL),
     3: decoding.make("model", "token"),

@@ -12,7 +12,8 @@ import pytest
 import served
 
 import specjax
-from launch.serving.control import Asked, Control
+from launch.prompt_lines import MOST_BIASES, MOST_STOP_IDS
+from launch.serving.control import Asked, Control, most_bytes
 from launch.serving.scheduler import (
   ClosedError,
   Finish,
@@ -237,50 +238,48 @@ def test_rounds_by_load():
 
 
 def test_a_control_is_what_is_decoded_from_its_array():
+  """The longest that there may be fits."""
+  most = 2**31 - 1
+  asked = dataclasses.replace(
+    ASKED[1],
+    token_ids=(most,) * 16,
+    seed=2**32 - 1,
+    temperature=1 / 3,
+    presence_penalty=-1.9999999999999998,
+    num_likeliest=20,
+    logit_bias=((most, -1.2345678901234567e-100),) * MOST_BIASES,
+    stop_token_ids=(most,) * MOST_STOP_IDS,
+  )
   control = Control(
-    admissions=[
-      (2, ASKED[0]),
-      (
-        0,
-        dataclasses.replace(
-          ASKED[1],
-          ignore_stop=True,
-          presence_penalty=-2.0,
-          frequency_penalty=0.5,
-          repetition_penalty=1.25,
-          min_tokens=7,
-          num_likeliest=20,
-          logit_bias=((0, -100.0), (9, 1.5)),
-          stop_token_ids=(4, 0),
-        ),
-      ),
-    ],
-    ended=np.array([False, True, False]),
-    max_depth=np.array([3, 0, 1], np.int32),
-    rounds=4,
-  )
-  array = control.encode(16)
-  assert array.shape == (3, 5 + len(ASKED[0].numbers()) + 16)
-  back = Control.decode(array)
-  for name in ("ended", "max_depth"):
-    np.testing.assert_array_equal(getattr(back, name), getattr(control, name))
-  assert (back.rounds, back.is_last) == (4, False)
-  as_float32 = lambda asked: dataclasses.replace(
-    asked,
-    **{
-      name: float(np.float32(getattr(asked, name)))
-      for name in ("temperature", "top_p", "min_p")
-    },
-  )
-  assert [(row, as_float32(asked)) for row, asked in control.admissions] == (
-    back.admissions
-  )
-  one = dataclasses.replace(
-    control, admissions=(), ended=np.array([True]), max_depth=np.array([1]),
-    is_last=True,
+    admissions=[(row, asked) for row in (2, 0, 1)], ended=[1], depth=3,
+    rounds=4, reads=False, shares={8: 1 / 3, 16: 0.5}, is_last=True,
   )  # fmt: skip
-  back = Control.decode(one.encode(16))
-  assert (back.rounds, back.is_last, back.admissions) == (4, True, [])
+  array = control.encode(most_bytes(3, 16))
+  assert array.dtype == np.uint8
+  assert Control.decode(array) == control
+
+
+def test_what_is_read_beside_streams_follows_what_it_takes(slots):
+  """On a device whose rounds take 0.5 s, and 0.01 s a token of a prompt."""
+  controls = []
+
+  def iterate(control):
+    controls.append(control)
+    report = slots.iterate(control)
+    seconds = 0.5 * report.rounds + 0.01 * sum(report.widths)
+    return dataclasses.replace(report, seconds=seconds)
+
+  scheduler, _ = served.make_scheduler(slots, iterate, pace=slots.pace(gap=2))
+  heard = [served.Heard(asked) for asked in ASKED]
+  scheduler.submit([h.ticket for h in heard])
+  scheduler.start()
+  for h in heard:
+    h.wait()
+  scheduler.close()
+  assert scheduler.join(served.PATIENCE)
+  shares = {8: 0.08 / 0.5, 16: 0.16 / 0.5}
+  assert controls[-1].shares == pytest.approx(shares)
+  assert controls[0].shares != pytest.approx(shares)
 
 
 def test_widths_of_prompts():

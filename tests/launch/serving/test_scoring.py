@@ -47,7 +47,6 @@ def test_a_target_with_states_scores_one_text_after_another():
   scorer = Scorer(
     target, Params(target=params), vocab_size=VOCAB, longest=20, widths=[4, 8]
   )
-  scorer.compile(lambda text: None)
   texts = np.random.default_rng(0).integers(0, VOCAB, (2, 20))
   whole, _ = jax.jit(target.apply)(params, texts, target.init_cache(2, 20))
   laws = np.asarray(jax.nn.log_softmax(whole.logits))

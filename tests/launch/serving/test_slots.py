@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import served
 
-from launch.serving.control import Asked
+from launch.serving.control import Asked, Control
 from launch.serving.prefixes import Texts
 from launch.serving.slots import Slots
 from specjax.state import StopReason
@@ -16,7 +16,7 @@ DECODER = decoding.make("model", "token")
 
 
 @pytest.fixture(scope="module")
-def slots(quick_to_compile):
+def compiled(quick_to_compile):
   actual = Slots(
     {3: DECODER}, decoding.PARAMS, num_slots=2, widths=(4, 8), longest=30,
     max_length=served.MAX_LENGTH, stop_tokens=(), max_rounds=4,
@@ -24,8 +24,18 @@ def slots(quick_to_compile):
   )  # fmt: skip
   said = []
   actual.compile(said.append)
-  assert len(said) == actual.num_programs
+  assert len(said) == 2
+  actual.compile_rest(said.append)
+  assert len(said) == len({*said}) == 5
   return actual
+
+
+@pytest.fixture
+def slots(compiled):
+  """All rows idle, and no text remembered."""
+  yield compiled
+  iteration(compiled, ended=[0, 1], rounds=0)
+  compiled.forget()
 
 
 def asked(length, *, seed=0, budget=16):
@@ -38,8 +48,7 @@ def asked(length, *, seed=0, budget=16):
 
 def iteration(slots, **changes):
   """One iteration, and what it emitted in each row."""
-  control = dataclasses.replace(slots.idle(), rounds=4, **changes)
-  report = slots.iterate(control)
+  report = slots.iterate(Control(**dict(depth=3, rounds=4) | changes))
   ids = [
     report.tokens[row, : report.length[row] - report.start[row]].tolist()
     for row in range(slots.num_slots)
@@ -87,7 +96,7 @@ def test_who_is_alone_has_a_prompt_read_as_fast_as_can_be(slots):
 def test_a_prompt_that_nobody_waits_for_is_read_no_further(slots):
   """And its row is free at once, for another that is read from its start."""
   iteration(slots, admissions=[(0, asked(28, seed=4))])
-  report, _ = iteration(slots, ended=np.array([True, False]))
+  report, _ = iteration(slots, ended=[0])
   assert report.reason[0] != StopReason.RUNNING
   other = asked(5, seed=5, budget=3)
   _, (text, _) = iteration(slots, admissions=[(0, other)])
@@ -110,7 +119,6 @@ def test_prompts_that_come_together_are_read_in_turn(slots):
 
 def test_who_streams_waits_for_one_chunk_however_many_come(slots):
   """And who has read nothing yet has counted nothing yet."""
-  slots.forget()
   iteration(slots, admissions=[(0, asked(5, seed=31, budget=30))])
   report, _ = iteration(slots, admissions=[(1, asked(20, seed=32))])
   assert report.length[1] < 8
@@ -150,8 +158,7 @@ def test_prompts_are_scored_in_turn_and_one_that_is_given_up_waits_for_none(
   assert {one.shape for one in expected} == {(19,)}
   report, _ = iteration(slots, admissions=[(0, scored[0]), (1, scored[1])])
   assert not report.scores  # eight tokens of the first alone
-  ended = np.array([True, False])
-  actual = dict(iteration(slots, ended=ended)[0].scores)
+  actual = dict(iteration(slots, ended=[0])[0].scores)
   report, _ = iteration(slots, admissions=[(0, scored[2])])
   for _ in range(8):
     actual |= report.scores
@@ -161,71 +168,64 @@ def test_prompts_are_scored_in_turn_and_one_that_is_given_up_waits_for_none(
 
 
 @pytest.mark.parametrize(
-  ("gap", "expected"), [(1, 8), (2, 8), (2.5, 4), (3.6, 3), (9, 1)]
-)
-def test_an_iteration_takes_no_longer_than_its_gap_while_rows_decode(
-  slots, monkeypatch, gap, expected
+  ("shares", "expected"),
+  [({}, 8), ({4: 1, 8: 1.5}, 8), ({4: 0.6, 8: 1}, 4), ({4: 0.3, 8: 0.6}, 3),
+   ({4: 0.1, 8: 0.1}, 1)],
+)  # fmt: skip
+def test_an_iteration_reads_no_more_than_its_share_while_rows_decode(
+  slots, shares, expected
 ):
-  """A round, and passes that took one round and one and a half."""
-  monkeypatch.setattr(slots, "gap", gap)
-  monkeypatch.setattr(slots, "seconds_of_pass", {0: 2.0, 4: 2.0, 8: 3.0})
-  slots.forget()
   iteration(slots, admissions=[(0, asked(2, seed=51, budget=40))])
   long = asked(30, seed=52, budget=1)
-  report, (new, _) = iteration(slots, admissions=[(1, long)])
+  report, (new, _) = iteration(slots, admissions=[(1, long)], shares=shares)
   iterations = 1  # until its only token
   while report.reason[1] == StopReason.RUNNING:
     assert (new, report.rounds) != ([], 1)
-    report, (new, _) = iteration(slots)
+    report, (new, _) = iteration(slots, shares=shares)
     iterations += 1
   # Chunks of 4, of 4, of 8, of 8 and 4, and of all.
   assert iterations == expected
-  iteration(slots, ended=np.ones(2, bool))
-  slots.forget()
 
 
-def test_passes_are_timed_as_far_as_the_gap_goes(slots, monkeypatch):
-  monkeypatch.setattr(slots, "gap", 1e9)
-  slots.measure(rounds=2, repeats=1)
-  assert set(slots.seconds_of_pass) == {0, 4, 8}
-  slots.seconds_of_pass.clear()
-  monkeypatch.setattr(slots, "gap", 1.0)  # hardly the narrowest
-  monkeypatch.setattr(slots, "_timed", lambda width, repeats: 1.0 + width)
-  slots.measure(rounds=2, repeats=1)
-  assert slots.seconds_of_pass == {0: 1.0, 4: 4.0}
-  slots.seconds_of_pass.clear()
-
-
-def test_processes_time_as_many_passes_as_the_first_of_them(slots, monkeypatch):
-  """Its times are everybody's: a pass more would wait for the others."""
-  monkeypatch.setattr(slots, "gap", 2.0)
-  chiefs = iter([1.0, 1.0, 5.0])  # of a round, alone and the narrowest pass
-  monkeypatch.setattr(
-    "launch.processes.gather", lambda seconds: [next(chiefs), seconds]
+def test_an_iteration_without_reading_is_a_round(slots):
+  iteration(slots, admissions=[(0, asked(2, seed=53, budget=40))])
+  report, (new, more) = iteration(
+    slots, admissions=[(1, asked(20, seed=54))], reads=False
   )
-  slots.measure(rounds=2, repeats=1)
-  assert [*slots.seconds_of_round.values()] == [1.0]
-  assert slots.seconds_of_pass == {0: 1.0, 4: 4.0}
-  slots.seconds_of_pass.clear()
+  assert (report.rounds, report.widths, more) == (1, [], [])
+  assert new
+  report, _ = iteration(slots)
+  assert report.widths == [4]
 
 
-def test_gaps_of_less_than_a_round_are_refused():
-  with pytest.raises(ValueError, match=r"gap must be >= 1, got 0\.5"):
-    Slots(
-      {3: DECODER}, decoding.PARAMS, num_slots=1, widths=(4,), gap=0.5,
-      max_length=20, stop_tokens=(),
-    )  # fmt: skip
+def test_programs_that_are_not_compiled_yet_are_done_without():
+  """Wider prompts are read in chunks, narrower ones padded; drafts deeper."""
+  few = Slots(
+    {1: decoding.make("model1"), 3: DECODER},
+    decoding.PARAMS, num_slots=2, widths=(4, 8, 40), longest=40,
+    max_length=served.MAX_LENGTH, stop_tokens=(), max_rounds=4,
+  )  # fmt: skip
+  few.compile()
+  request = dataclasses.replace(asked(30, seed=55), temperature=0.0)
+  shallow = dict(depth=1, admissions=[(0, request)])
+  text, report = finished(few, 0, **shallow)
+  assert (text, report.depth) == (expected(request), 3)
+  few.forget()
+  few.compile_rest()
+  text, report = finished(few, 0, **shallow)
+  assert (text, report.depth) == (expected(request), 1)
 
 
 # --------------------------------------------------- what a row has is not read
 
 
-def finished(slots, row, request):
+def finished(slots, row, request=None, **changes):
   """A request served to its end in a row, and its last report."""
-  report, new = iteration(slots, admissions=[(row, request)])
+  begun = changes.pop("admissions", [(row, request)])
+  report, new = iteration(slots, admissions=begun, **changes)
   text = list(new[row])
   while report.reason[row] == StopReason.RUNNING:
-    report, new = iteration(slots)
+    report, new = iteration(slots, **changes)
     text += new[row]
   return text, report
 

@@ -1,24 +1,22 @@
 """Builds the slots of a server from a config, over one process or several.
 
 Of several processes the leader decides, and all do the same. Every iteration
-begins with one array from the leader, of the same size always, from which each
-process reads what to do. Nothing else is sent, so that all issue the same
-programs in the same order. An idle leader sends iterations that do nothing: a
+begins with one array from the leader, always of the same size, from which each
+process reads what to do. An idle leader sends iterations that do nothing: a
 process that hears nothing has lost it.
 """
 
+import contextlib
 import dataclasses
-import itertools
-import math
+import threading
 from collections.abc import Callable, Mapping
 
 import ml_collections
-import numpy as np
 
 from launch import processes
 from launch.assembly import pair
 from launch.assembly.drafting import with_tokens
-from launch.serving import objectives
+from launch.serving import control, objectives
 from launch.serving.control import Control, Report
 from launch.serving.slots import Slots, widths_to
 from specjax import types
@@ -36,7 +34,6 @@ class Sizes:
     slots: requests that are decoded at a time.
     queue: requests that may wait.
     max_prompt: tokens of the longest prompt.
-    gap: the longest iteration while prompts are read, in rounds, see `Slots`.
     share_prefixes: whether a prompt that begins as an earlier text reads only
       the rest.
     rounds: of an iteration on the device, at most.
@@ -52,7 +49,6 @@ class Sizes:
   slots: int = 8
   queue: int = 64
   max_prompt: int = 1024
-  gap: float = 2.5
   share_prefixes: bool = True
   rounds: int = 8
   answer_seconds: float = 600.0
@@ -75,11 +71,11 @@ def decoders_of(
     ValueError: if the config's draft has no shallower form.
   """
   made = pair.assemble(config, loaded)
-  whole = made.decoder
-  drafter = whole.drafter
+  drafter = made.decoder.drafter
   depth = drafter.tree.max_depth
+  decoders = {depth: made.decoder}
   if sizes.depth_policy == "whole":
-    return {depth: whole}
+    return decoders
   if not drafter.tree.is_chain or depth < 2:
     raise ValueError(
       "a depth policy is of a chain of several tokens: give config.drafter "
@@ -87,7 +83,6 @@ def decoders_of(
     )
   least = [0] if drafter.init is types.no_state else []
   powers = [1 << i for i in range(depth.bit_length()) if 1 << i < depth]
-  decoders = {depth: whole}
   for level in (*least, *powers):
     shallow = with_tokens(made.drafting, level)
     decoders[level] = pair.assemble(config, loaded, drafting=shallow).decoder
@@ -100,7 +95,9 @@ def make_slots(
   sizes: Sizes,
   say: Callable[[str], None] = lambda text: None,
 ) -> Slots:
-  """The slots of a pair, compiled.
+  """The slots of a pair, with programs for the first request.
+
+  On a mesh all programs are compiled: its processes must have the same ones.
 
   Args:
     config: its `batch_size` is not read.
@@ -119,7 +116,6 @@ def make_slots(
     num_slots=sizes.slots,
     widths=widths_to(longest),
     longest=longest,
-    gap=sizes.gap,
     max_length=longest + config.max_new_tokens,
     stop_tokens=models.stop_tokens,
     max_rounds=sizes.rounds,
@@ -128,19 +124,28 @@ def make_slots(
     cache_specs=models.layout and models.layout.cache_specs(),
     scores=True,
   )
-  number, count = itertools.count(1), slots.num_programs
-  slots.compile(
-    lambda what: say(f"compiling {next(number)} of {count}: {what}")
-  )
-  if sizes.depth_policy != "whole" or math.isfinite(sizes.gap):
-    slots.measure()
-  for depth, seconds in slots.seconds_of_round.items():
-    say(f"a round with drafts of {depth}: {1000 * seconds:.1f} ms")
-  greet(slots)
-  for width, seconds in slots.seconds_of_pass.items():
-    if width and math.isfinite(seconds):
-      say(f"reading {width} tokens of a prompt: {1000 * seconds:.1f} ms more")
+  slots.compile(lambda what: say(f"compiling {what}"))
+  if models.mesh is not None:
+    slots.compile_rest(lambda what: say(f"compiling {what}"))
+  if processes.several():  # what sends orders is compiled on all processes
+    _broadcast(slots, _nothing(slots))
   return slots
+
+
+@contextlib.contextmanager
+def compiling_rest(slots: Slots, say: Callable[[str], None]):
+  """Compiles the programs that are still missing, beside what is done here."""
+  stop = threading.Event()
+  compile_rest = lambda: slots.compile_rest(
+    lambda what: say(f"compiling beside requests: {what}"), stop
+  )
+  thread = threading.Thread(target=compile_rest, name="compilation")
+  thread.start()
+  try:
+    yield
+  finally:  # a process that ends while XLA compiles may crash
+    stop.set()
+    thread.join()
 
 
 # ---------------------------------------------------------- several processes
@@ -152,7 +157,7 @@ def leading(slots: Slots) -> Callable[[Control], Report]:
     return slots.iterate
 
   def iterate(control: Control) -> Report:
-    _broadcast(control.encode(slots.longest))
+    _broadcast(slots, control)
     return slots.iterate(control)  # the last one does nothing
 
   return iterate
@@ -160,23 +165,20 @@ def leading(slots: Slots) -> Callable[[Control], Report]:
 
 def follow(slots: Slots) -> None:
   """Makes the leader's iterations until its last."""
-  shape = slots.idle().encode(slots.longest).shape
-  while True:
-    control = Control.decode(_broadcast(np.zeros(shape, np.int32)))
+  control = _nothing(slots)
+  while not control.is_last:
+    control = _broadcast(slots, control)
     slots.iterate(control)
-    if control.is_last:
-      return
 
 
-def greet(slots: Slots) -> None:
-  """The first array: what sends it is compiled with it, on all processes."""
-  if processes.several():
-    _broadcast(slots.idle().encode(slots.longest))
+def _nothing(slots: Slots) -> Control:
+  return Control(depth=slots.depth, rounds=0)
 
 
-def _broadcast(array: np.ndarray) -> np.ndarray:
+def _broadcast(slots: Slots, orders: Control) -> Control:
   from jax.experimental import multihost_utils
 
-  return np.asarray(
+  array = orders.encode(control.most_bytes(slots.num_slots, slots.longest))
+  return Control.decode(
     multihost_utils.broadcast_one_to_all(array, is_source=processes.is_chief())
   )

@@ -1,0 +1,80 @@
+"""Running medians: what a server measured while it was busy does not stay."""
+
+import types
+
+import pytest
+
+from launch.serving.pace import Pace
+
+WIDTHS, FED, ROUND, GAP = (8, 16, 32, 64), 16, 0.5, 2.5
+SECONDS_A_TOKEN = ROUND / FED / 2  # prompts are read twice as fast as guessed
+
+
+def report(widths=(), *, depth=4, rounds=1, slow=1.0):
+  seconds = rounds * ROUND + sum(widths) * SECONDS_A_TOKEN
+  return types.SimpleNamespace(
+    widths=widths, depth=depth, rounds=rounds, seconds=slow * seconds
+  )
+
+
+def pace(**more):
+  usual = dict(widths=WIDTHS, depths=(1, 4), fed=FED, seconds=ROUND, gap=GAP)
+  return Pace(**usual | more)
+
+
+def widths_within(shares):
+  """The passes over a long prompt, as `Slots` makes them."""
+  widths, spent = [], 0.0
+  while fits := [w for w in WIDTHS if spent + shares[w] <= 1]:
+    widths.append(max(fits))
+    spent += shares[widths[-1]]
+  return widths or [WIDTHS[0]]
+
+
+@pytest.mark.parametrize("busy", ["guess", "rounds", "passes", "everything"])
+def test_a_busy_start_is_forgotten(busy):
+  """Streams, and from the tenth iteration on a prompt without end.
+
+  Of the first 20 iterations all, or those with or without reading, take ten
+  times as long as they will.
+  """
+  actual, tokens = pace(seconds=10 * ROUND), []
+  for number in range(400):
+    widths = []
+    if number >= 10 and actual.reads():
+      widths = widths_within(actual.shares(4))
+    is_slow = number < 20 and busy in (
+      "passes" if widths else "rounds", "everything"
+    )  # fmt: skip
+    actual.learn(report(widths, slow=10.0 if is_slow else 1.0))
+    tokens.append(sum(widths))
+  # Readings live for 128 iterations; every 17th iteration reads nothing, and
+  # the lower median of five is right after three right ones.
+  tokens = tokens[20 + 128 + 3 * 17 :]
+  expected = (GAP - 1) * ROUND / SECONDS_A_TOKEN
+  assert {*tokens} == {0, expected}
+  assert tokens.count(0) == pytest.approx(len(tokens) / 17, abs=1)
+
+
+def test_one_slow_reading_changes_nothing():
+  actual = pace()
+  for _ in range(5):
+    actual.learn(report())
+    actual.learn(report([8, 16]))
+  before = actual.shares(4)
+  actual.learn(report(slow=10.0))
+  actual.learn(report([8, 16], slow=10.0))
+  assert actual.shares(4) == before
+  assert sum(widths_within(before)) == 48
+
+
+def test_what_was_not_measured_is_guessed_to_be_cheap():
+  """So that it is tried, and then it is known."""
+  actual = pace(depths=(0, 1, 4))
+  actual.learn(report(rounds=8))
+  assert actual.seconds_of_round(4) == ROUND
+  assert actual.seconds_of_round(0) == ROUND / 5
+  actual.learn(report(depth=0))
+  assert actual.seconds_of_round(1) == ROUND  # no less than depth 0
+  assert actual.seconds_of_pass(64) == 4 * ROUND
+  assert actual.seconds_of_pass(8) == ROUND / 2
