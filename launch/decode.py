@@ -8,7 +8,7 @@ Run it from the checkout's root. Without --prompts, a few built-in code prompts
 are completed and shown. IN.jsonl has a line {"id": ..., "prompt": "..."} each,
 with "messages" in place of a prompt for chat models, and with what it wants for
 itself: samples, a temperature, penalties, a budget, a seed, stop strings
-(launch/prompt_lines.py); an encoder-decoder reads {"id": ..., "input": "..."}.
+(launch/prompts.py); an encoder-decoder reads {"id": ..., "input": "..."}.
 OUT.jsonl has, in the same order, {"id", "sample" (of
 several), "completion", "token_ids", "stop_reason", "num_target_calls",
 "num_drafted", "num_accepted", "accept_counts"}, where accept_counts[i] is the

@@ -5,18 +5,17 @@ r"""Serves a pair over HTTP, as OpenAI's clients expect it.
   curl localhost:8000/v1/completions -H "Content-Type: application/json" \
     -d '{"prompt": "def main(", "max_tokens": 32, "temperature": 0}'
 
-/v1/completions, /v1/chat/completions and /v1/models speak OpenAI's language,
-streams too; /health says whether the loop lives, /metrics is for Prometheus,
-and / is a page to talk with the pair. docs/serving.md has the contract.
+/v1/completions, /v1/chat/completions and /v1/models follow OpenAI's API;
+/health and /metrics (Prometheus) are for operators. docs/serving.md has the
+contract.
 
-Slots are rows of one running state: a request gets one as soon as one is free,
-and its tokens are those that its prompt, settings and seed have in a batch of
-their own, whatever is decoded beside it. What a request does not say is as the
-config says. What the first request does not need is compiled beside it.
+A request gets a slot, a row of one running batch, as soon as one is free. Its
+tokens are those that its prompt, settings and seed have in a batch of their
+own, whatever is decoded beside it. Defaults are the config's. What the first
+request does not need is compiled beside it.
 
-It listens on 127.0.0.1 unless --host says otherwise, for requests that call it
-by a name of this machine, and asks for the bearer token in $SPECJAX_API_KEY if
-that is set. On SIGTERM (or Ctrl-C) it takes no
+It listens on 127.0.0.1 unless --host says otherwise, and asks for the bearer
+token in $SPECJAX_API_KEY if that is set. On SIGTERM (or Ctrl-C) it takes no
 more requests, answers those that it has, and ends with exit code 0.
 
 Several processes (see launch/processes.py) serve one model that config.mesh
@@ -26,6 +25,7 @@ cuts over their devices: process 0 takes the requests.
 import os
 import pathlib
 import sys
+import time
 
 from absl import flags
 
@@ -34,7 +34,6 @@ from launch.assembly import pair
 
 try:
   from launch.serving import builder, limits, schemas, server
-  from launch.serving.builder import Sizes
 except ModuleNotFoundError as missing:
   if missing.name not in ("prometheus_client", "starlette", "uvicorn"):
     raise
@@ -53,10 +52,7 @@ _ALLOWED = flags.DEFINE_list(
   "allowed_hosts", [], "Names that requests may call the server by (Host), "
   "beside this machine's; if it listens to others and none is given, all.",
 )  # fmt: skip
-_PORT = flags.DEFINE_integer(
-  "port", 8000, "The port; 0 is any that is free.", lower_bound=0,
-  upper_bound=65535,
-)  # fmt: skip
+_PORT = flags.DEFINE_integer("port", 8000, "The port; 0 is any that is free.")
 _SLOTS = flags.DEFINE_integer(
   "slots", 8, "Requests that are decoded at a time.", lower_bound=1
 )
@@ -72,19 +68,12 @@ _SHARE = flags.DEFINE_boolean(
   "share_prefixes", True, "Whether a prompt that begins as an earlier text "
   "reads only the rest. How soon an answer comes tells whether it did.",
 )  # fmt: skip
-_ROUNDS = flags.DEFINE_integer(
-  "rounds_per_iteration",
-  8,
-  "Rounds of an iteration on the device, at most.",
-  lower_bound=1,
-)
 _ANSWER_SECONDS = flags.DEFINE_float(
   "answer_seconds", 600.0, "How long an answer may take.", lower_bound=0.1
 )
 _DRAIN_SECONDS = flags.DEFINE_float(
-  "drain_seconds", 30.0, "For answers that are not over when it is to end.",
-  lower_bound=1,
-)  # fmt: skip
+  "drain_seconds", 30.0, "For answers that are not over when it is to end."
+)
 _NAME = flags.DEFINE_string(
   "model_name", None, "The model's name; by default that of its checkpoint."
 )
@@ -102,39 +91,14 @@ _CLASSES = flags.DEFINE_list(
 )  # fmt: skip
 
 
-def say(text: str) -> None:
-  """Prints a line on stderr."""
-  if processes.is_chief():
-    print(text, file=sys.stderr, flush=True)
-
-
-def api_key() -> str | None:
-  """The bearer token that is asked for, or None.
-
-  Raises:
-    UserError: for one that no client can send.
-  """
-  key = os.environ.get("SPECJAX_API_KEY") or None
-  if key and not (key.isascii() and key.isprintable() and key == key.strip()):
-    raise cli.UserError(
-      "$SPECJAX_API_KEY must be printable ASCII without blanks around it: "
-      "headers hold no more"
-    )
-  return key
-
-
-def chat_template() -> str | None:
-  """Contents of the file --chat_template, or None."""
-  if _TEMPLATE.value is None:
-    return None
-  try:
-    return pathlib.Path(_TEMPLATE.value).read_text("utf-8")
-  except (OSError, UnicodeDecodeError) as error:
-    raise cli.UserError(f"--chat_template: {error}") from None
-
-
 def run(_) -> int:
   """The command."""
+  begun = time.monotonic()
+
+  def say(text: str) -> None:
+    if processes.is_chief():
+      print(f"{time.monotonic() - begun:6.1f} s: {text}", file=sys.stderr)
+
   config = cli.CONFIG.value
   config.batch_size = _SLOTS.value
   classes = schemas.classes_of(_CLASSES.value)
@@ -145,31 +109,38 @@ def run(_) -> int:
       "several processes serve one model that is cut over their devices: give "
       "config.mesh, or start servers of their own"
     )
-  sizes = Sizes(
-    slots=_SLOTS.value,
-    queue=_QUEUE.value,
-    max_prompt=_MAX_PROMPT.value,
-    rounds=_ROUNDS.value,
-    share_prefixes=_SHARE.value,
-    answer_seconds=_ANSWER_SECONDS.value,
-    depth_policy=_DEPTHS.value,
-    name=_NAME.value,
-    token=api_key(),
-    names=limits.allowed_names(_HOST.value, _ALLOWED.value),
-    chat_template=chat_template(),
-    classes=classes,
+  template = _TEMPLATE.value and pathlib.Path(_TEMPLATE.value).read_text(
+    "utf-8"
   )
   where = None
-  if processes.is_chief():  # a port that is taken is no news for later
+  if processes.is_chief():  # before minutes of compiling
     where = server.listening(_HOST.value, _PORT.value)
   loaded = pair.load(config)
   for note in loaded.notes:
     say(note)
+  sizes = builder.Sizes(
+    slots=_SLOTS.value,
+    max_prompt=_MAX_PROMPT.value,
+    share_prefixes=_SHARE.value,
+    depth_policy=_DEPTHS.value,
+  )
   slots = builder.make_slots(config, loaded, sizes, say)
   if where is None:
     builder.follow(slots)
     return 0
-  service = server.make_service(config, loaded, slots, sizes)
+  service = server.make_service(
+    config,
+    loaded,
+    slots,
+    queue=_QUEUE.value,
+    depth_policy=_DEPTHS.value,
+    classes=classes,
+    name=_NAME.value,
+    chat_template=template,
+    token=os.environ.get("SPECJAX_API_KEY") or None,
+    hosts=limits.allowed_hosts(_HOST.value, _ALLOWED.value),
+    answer_seconds=_ANSWER_SECONDS.value,
+  )
   service.scheduler.start()
   port = where.getsockname()[1]
   host = f"[{_HOST.value}]" if ":" in _HOST.value else _HOST.value
@@ -181,12 +152,12 @@ def run(_) -> int:
         f"({slots.num_slots} slots of {slots.max_length} tokens)"
       ),
     )  # fmt: skip
-  if not ended_well:
-    code = cli.fail("the loop has ended", 1)
-    if processes.several():
-      processes.leave(code)  # another may have died: nobody waits for it
-    return code
-  return 0
+  if ended_well:
+    return 0
+  code = cli.fail("the loop has ended", 1)
+  if processes.several():
+    processes.leave(code)  # another may have died: nobody waits for it
+  return code
 
 
 if __name__ == "__main__":

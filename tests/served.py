@@ -14,7 +14,6 @@ import toys
 
 import specjax
 from launch.serving import http, schemas
-from launch.serving import limits as limits_lib
 from launch.serving import server as server_lib
 from launch.serving import slots as slots_lib
 from launch.serving.control import Asked
@@ -213,50 +212,42 @@ def defaults_of(**more):
 
 @contextlib.contextmanager
 def http_service(
-  slots,
-  iterate=None,
-  *,
-  limits=None,
-  head_seconds=30.0,
-  connections=1000,
-  drain_seconds=5,
-  defaults=None,
-  reads=None,
-  **more,
+  slots, iterate=None, *, connections=1000, defaults=None, limits=None, **more
 ):
   """A server in a thread, over slots that are compiled.
 
+  Args:
+    slots: of `text_slots`.
+    iterate: in place of theirs.
+    connections: at most.
+    defaults, limits: fields of `Defaults` and of `Service`.
+    **more: arguments of the scheduler.
+
   Yields:
-    The `Service`, and the server's address.
+    The `Service`, the server's address, and uvicorn's state of it.
   """
   scheduler, metrics = make_scheduler(slots, iterate, **more)
+  sizes = dict(
+    longest_prompt=slots.longest,
+    max_length=slots.max_length,
+    scores=slots.scores,
+  )
   service = http.Service(
     scheduler=scheduler,
     metrics=metrics,
-    tokenizer=reads or tokenizer(),
-    defaults=defaults_of(
-      **dict(
-        longest_prompt=slots.longest,
-        max_length=slots.max_length,
-        scores=slots.scores,
-      )
-      | (defaults or {})
-    ),
-    limits=limits or limits_lib.Limits(),
-    about={"model": "toy", "slots": slots.num_slots},
+    tokenizer=tokenizer(),
+    defaults=defaults_of(**(sizes | (defaults or {}))),
+    **(limits or {}),
   )
   scheduler.start()
   where = server_lib.listening("127.0.0.1", 0)
   port = where.getsockname()[1]
-  server = server_lib.Server(
-    service, drain_seconds=drain_seconds, head_seconds=head_seconds,
-    connections=connections,
-  )  # fmt: skip
+  server = server_lib.make_server(service, connections=connections)
   thread = threading.Thread(target=lambda: server.run(sockets=[where]))
   thread.start()
   try:
     until(lambda: server.started)
-    yield service, f"http://127.0.0.1:{port}"
+    yield service, f"http://127.0.0.1:{port}", server.server_state
   finally:
     server.should_exit = True
     thread.join(PATIENCE)

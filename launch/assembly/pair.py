@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import ml_collections
 from jax.sharding import Mesh
 
-from launch import online, prompt_lines, stops
+from launch import online, prompts, stops
 from launch.assembly import policies, precision, registry
 from launch.assembly.agreement import (
   check_kinds,
@@ -77,7 +77,7 @@ class Pair:
   drafting: Drafting
   mesh: Mesh | None = None
   layout: meshes.Layout | None = None
-  encoder: prompt_lines.Encoder | None = None
+  encoder: prompts.Encoder | None = None
   lesson: online.Lesson | None = None
   rungs: Rungs | None = None
   mixtures: tuple[Mixture, ...] = ()
@@ -387,7 +387,7 @@ def assemble(
 
 def encoder_of(
   config: ml_collections.ConfigDict, models: Models
-) -> prompt_lines.Encoder | None:
+) -> prompts.Encoder | None:
   """Limits of inputs of an encoder-decoder; None for other targets."""
   if not models.target.reads_inputs:
     return None
@@ -398,7 +398,7 @@ def encoder_of(
       f"the decoder begins with token {start}, and the tokenizer has "
       f"{vocab_size}"
     )
-  return prompt_lines.Encoder(start_token=start, max_tokens=config.max_length)
+  return prompts.Encoder(start_token=start, max_tokens=config.max_length)
 
 
 def build(

@@ -17,31 +17,20 @@ from models import token_text
 from models.tokenizers import Tokenizer
 from specjax.state import Origin
 
-# The client need not ask again: the same would happen.
-_NO_RETRY = {"x-should-retry": "false"}
-# Made anew for each: an exception that is raised again keeps all its frames.
-FAILURES = {
-  Finish.NAN: lambda: RefusalError(
-    "the model's numbers are none (NaN): the completion ended",
-    status=500, kind="server_error", code="nan_logits", headers=_NO_RETRY,
-  ),
-  Finish.LATE: lambda: RefusalError(
-    "the completion took longer than a request may",
-    status=408, kind="timeout_error", code="timeout", headers=_NO_RETRY,
-  ),
-  Finish.UNREADABLE: lambda: RefusalError(
-    "the completion's tokens could not be read as text: it ended",
-    status=500, kind="server_error", code="unreadable", headers=_NO_RETRY,
-  ),
-  Finish.BROKEN: lambda: RefusalError(
-    "the server ends before the completion does", status=503,
-    kind="server_error", code="unavailable",
-  ),
-  Finish.CANCELLED: lambda: RefusalError(
-    "the completion was given up", status=503, kind="server_error",
-    code="cancelled",
-  ),
-}  # fmt: skip
+LAST_EVENT = b"data: [DONE]\n\n"
+# Status, kind and message of an answer that failed.
+_FAILURES = {
+  Finish.NAN: (500, "server_error", "the model's logits are NaN"),
+  Finish.LATE: (408, "timeout_error", "it took longer than a request may"),
+  Finish.UNREADABLE: (500, "server_error", "its text cannot be read"),
+  Finish.BROKEN: (503, "server_error", "the server ends before it does"),
+  Finish.CANCELLED: (503, "server_error", "it was given up"),
+}
+_CODES = {
+  Finish.NAN: "nan_logits",
+  Finish.LATE: "timeout",
+  Finish.BROKEN: "unavailable",
+}
 
 
 class Choice:
@@ -49,9 +38,8 @@ class Choice:
 
   Attributes:
     index: which.
-    text: so far.
     finish: OpenAI's reason, once it has ended.
-    num_tokens: of it.
+    text: that was sent, after the prompt if that is echoed.
     cached: tokens of its prompt that were not read.
     accepted, drafted: tokens of it that were drafted, and all that were.
   """
@@ -59,74 +47,66 @@ class Choice:
   def __init__(self, index: int, ask: Ask, tokenizer: Tokenizer):
     """Nothing is known yet."""
     self.index, self._ask, self._tokenizer = index, ask, tokenizer
-    before = ask.prompts[index // ask.num_choices]
-    self._reader = Reader(tokenizer, ask.stop, before)
-    self._head = tokenizer.decode(before) if ask.echo else ""
-    self._prompt = before
-    # Every token's own piece, for colours.
-    self._shown = Reader(tokenizer, before=before)
+    self._prompt = ask.prompts[index // ask.request.n]
+    self._reader = Reader(tokenizer, ask.request.stop_texts, self._prompt)
+    self._shown = Reader(tokenizer, before=self._prompt)  # each token's piece
+    self.text = ""
     self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    self._num_characters = 0  # that its tokens' bytes are so far
-    self._tokens: list[dict[str, Any]] = []  # as a chat's log-probabilities
+    self._num_characters = 0  # of the tokens' bytes so far
+    self._log_probs: list[dict[str, Any]] = []
     self._offsets: list[int] = []
     self._origins: list[dict[str, str]] = []
     self.cached = self.accepted = self.drafted = 0
     self.finish: str | None = None
-    self._begun = False
+    self._has_begun = False
 
   @property
-  def text(self) -> str:
-    """The text sent so far, after the prompt if that is echoed."""
-    return self._head + self._reader.sent
-
-  @property
-  def num_tokens(self) -> int:
-    """Tokens of the completion."""
-    return len(self._reader.token_ids)
+  def token_ids(self) -> list[int]:
+    """Tokens of the completion so far."""
+    return self._reader.token_ids
 
   def hear(self, news: News) -> tuple[str, dict[str, Any]]:
     """Adds news to the choice.
 
     Returns:
-      The text that is certain with them, and what else a choice says of them.
+      The text that is certain with them, and what else a chunk says of them.
 
     Raises:
       RefusalError: if it failed.
     """
-    if news.finish in FAILURES:
-      raise FAILURES[news.finish]()
+    if news.finish in _FAILURES:
+      raise failure(news.finish)
     self.cached, self.drafted = news.cached, news.drafted
     self.accepted += list(news.origins).count(Origin.ACCEPTED)
-    piece = "" if self._begun else self._head
-    self._begun = True
+    known = len(self._log_probs), len(self._origins), len(self.token_ids)
+    piece = ""
+    if self._ask.request.echo and not self._has_begun:
+      piece = self._tokenizer.decode(self._prompt)
+    self._has_begun = True
     piece += self._reader.read(news.token_ids)
     if news.finish is not None:
       piece += self._reader.finish(cut=news.cut)
       self.finish = news.finish.value
-    more: dict[str, Any] = {}
+    self.text += piece
     if self._ask.log_probs:
-      start = len(self._tokens)
-      if news.scores is not None:
-        self._place_prompt(news.scores)
-      every = news.likeliest or [()] * len(news.token_ids)
-      for token, value, likeliest in zip(
-        news.token_ids, news.log_probs, every, strict=True
-      ):
-        self._place(token, value, likeliest)
-      more["logprobs"] = self._log_probs(start)
-    if self._ask.origins:
-      new = self._pieces(news)
-      self._origins += new
-      more["token_origins"] = new
-    return piece, more
+      self._place_all(news)
+    if self._ask.request.token_origins:
+      self._origins += self._pieces(news)
+    return piece, self.details(*known)
 
-  def whole(self) -> dict[str, Any]:
-    """Fields of a choice of a whole answer beside its text."""
+  def details(
+    self, log_probs: int = 0, origins: int = 0, tokens: int = 0
+  ) -> dict[str, Any]:
+    """What is said beside the text, from these places on."""
     more: dict[str, Any] = {"logprobs": None}
     if self._ask.log_probs:
-      more["logprobs"] = self._log_probs(0)
-    if self._ask.origins:
-      more["token_origins"] = self._origins
+      more["logprobs"] = self._said_from(log_probs)
+    if self._ask.request.token_origins:
+      more["token_origins"] = self._origins[origins:]
+    if self._ask.request.return_token_ids:
+      more["token_ids"] = self.token_ids[tokens:]
+      if not tokens:
+        more["prompt_token_ids"] = list(self._prompt)
     return more
 
   def _pieces(self, news: News) -> list[dict[str, str]]:
@@ -138,8 +118,15 @@ class Choice:
       for piece, origin in zip(pieces, news.origins, strict=True)
     ]
 
+  def _place_all(self, news: News) -> None:
+    if news.scores is not None:
+      self._place_prompt(news.scores)
+    every = news.likeliest or [()] * len(news.token_ids)
+    for one in zip(news.token_ids, news.log_probs, every, strict=True):
+      self._place(*one)
+
   def _place_prompt(self, scores: Scores) -> None:
-    """Notes the prompt's tokens, of which the first has no law."""
+    """Notes the prompt's tokens; the first has no distribution."""
     self._place(self._prompt[0], None, None)
     most = self._ask.asked.num_likeliest
     for token, value, *likeliest in zip(
@@ -157,27 +144,14 @@ class Choice:
     value: float | None,
     likeliest: Sequence[tuple[int, float]] | None,
   ) -> None:
-    """Notes a token; parts of one character are all where it begins.
-
-    Args:
-      token: which.
-      value: its log-probability, or None if it has no law.
-      likeliest: tokens in its place, with theirs; None likewise.
-    """
-    piece = token_text.bytes_of(self._tokenizer, token)
-    self._tokens.append(
-      {
-        **self._said(token, value),
-        "top_logprobs": None
-        if likeliest is None
-        else [self._said(*one) for one in likeliest],
-      }
-    )
-    begun, characters = self._num_characters, piece.decode("utf-8", "replace")
-    self._num_characters += len(self._decoder.decode(piece))
-    if "\ufffd" not in characters:  # a character before it may have broken off
-      begun = self._num_characters - len(characters)
-    self._offsets.append(begun)
+    """Notes a token, its log-probability, and the likeliest in its place."""
+    one = self._said(token, value)
+    self._offsets.append(self._num_characters)
+    self._num_characters += len(self._decoder.decode(bytes(one["bytes"])))
+    one["top_logprobs"] = None
+    if likeliest is not None:
+      one["top_logprobs"] = [self._said(*other) for other in likeliest]
+    self._log_probs.append(one)
 
   def _said(self, token: int, value: float | None) -> dict[str, Any]:
     if value is not None and not math.isfinite(value):
@@ -188,25 +162,35 @@ class Choice:
       "bytes": list(token_text.bytes_of(self._tokenizer, token)),
     }
 
-  def _log_probs(self, start: int) -> dict[str, Any]:
-    """Log-probabilities of the tokens from `start` on."""
-    tokens = self._tokens[start:]
+  def _said_from(self, start: int) -> dict[str, Any]:
+    """Log-probabilities as chats or completions have them."""
+    tokens = self._log_probs[start:]
     if self._ask.is_chat:
       return {"content": tokens, "refusal": None}
+    top = None
+    if self._ask.asked.num_likeliest:
+      top = [_by_name(one) for one in tokens]
     return {
       "tokens": [one["token"] for one in tokens],
       "token_logprobs": [one["logprob"] for one in tokens],
-      "top_logprobs": [_by_name(one) for one in tokens]
-      if self._ask.asked.num_likeliest
-      else None,
+      "top_logprobs": top,
       "text_offset": self._offsets[start:],
     }
+
+
+def failure(finish: Finish) -> RefusalError:
+  """The error of an answer that failed."""
+  status, kind, message = _FAILURES[finish]
+  return RefusalError(
+    f"the completion ended: {message}", status=status, kind=kind,
+    code=_CODES.get(finish, finish.value),
+  )  # fmt: skip
 
 
 def _by_name(one: dict[str, Any]) -> dict[str, float] | None:
   """The likeliest tokens and the one in their place, as completions say them.
 
-  Of several that have one name (parts of characters) the likeliest is told.
+  Of several that have one name (parts of characters) the likeliest counts.
   """
   if one["top_logprobs"] is None:
     return None
@@ -219,12 +203,20 @@ class Answer:
 
   def __init__(self, ask: Ask, *, model: str, tokenizer: Tokenizer):
     """Nothing is known yet."""
-    self._ask, self._model = ask, model
-    count = len(ask.prompts) * ask.num_choices
+    self._ask = ask
+    wanted = ask.request
+    self._details = (
+      ask.log_probs or wanted.token_origins or wanted.return_token_ids
+    )
+    count = len(ask.prompts) * ask.request.n
     self.choices = [Choice(i, ask, tokenizer) for i in range(count)]
     prefix = "chatcmpl" if ask.is_chat else "cmpl"
-    self._id = f"{prefix}-{secrets.token_hex(12)}"
-    self._created = int(time.time())
+    self._head = {
+      "id": f"{prefix}-{secrets.token_hex(12)}",
+      "object": "chat.completion" if ask.is_chat else "text_completion",
+      "created": int(time.time()),
+      "model": model,
+    }
     self._begun: set[int] = set()
 
   @property
@@ -236,26 +228,24 @@ class Answer:
     """Adds a choice's news; returns a chunk for the client, or None."""
     choice = self.choices[index]
     piece, more = choice.hear(news)
-    if not (piece or news.finish or any(map(_says, more.values()))):
+    if not (piece or news.finish or self._details):
       return None
-    one: dict[str, Any] = {"index": index, "finish_reason": choice.finish}
-    one |= {"logprobs": None} | more
+    one = {"index": index, "finish_reason": choice.finish, **more}
     if self._ask.is_chat:
-      delta = {"content": piece}
-      if index not in self._begun:
-        delta = {"role": "assistant", **delta}
-      one["delta"] = delta
+      is_first = index not in self._begun
+      role = {"role": "assistant"} if is_first else {}
+      one["delta"] = {**role, "content": piece}
     else:
       one["text"] = piece
     self._begun.add(index)
-    chunk = self._object([one], chunk=True)
-    if self._ask.usage_so_far:
+    chunk = self._chunk([one])
+    if self._ask.request.stream_options.continuous_usage_stats:
       chunk["usage"] = self._usage()
     return chunk
 
   def usage_chunk(self) -> dict[str, Any]:
     """The last chunk, of no choice."""
-    return {**self._object([], chunk=True), "usage": self._usage()}
+    return {**self._chunk([]), "usage": self._usage()}
 
   def whole(self) -> dict[str, Any]:
     """The answer, once it is over."""
@@ -266,26 +256,19 @@ class Answer:
         one["message"] = {"role": "assistant", "content": choice.text}
       else:
         one["text"] = choice.text
-      choices.append({**one, "finish_reason": choice.finish, **choice.whole()})
-    return {**self._object(choices, chunk=False), "usage": self._usage()}
+      one |= {"finish_reason": choice.finish, **choice.details()}
+      choices.append(one)
+    return {**self._head, "choices": choices, "usage": self._usage()}
 
-  def _object(self, choices: list, *, chunk: bool) -> dict[str, Any]:
-    kind = "text_completion"
-    if self._ask.is_chat:
-      kind = "chat.completion.chunk" if chunk else "chat.completion"
-    return {
-      "id": self._id,
-      "object": kind,
-      "created": self._created,
-      "model": self._model,
-      "choices": choices,
-    }
+  def _chunk(self, choices: list) -> dict[str, Any]:
+    kind = "chat.completion.chunk" if self._ask.is_chat else "text_completion"
+    return {**self._head, "object": kind, "choices": choices}
 
   def _usage(self) -> dict[str, Any]:
     prompt = sum(map(len, self._ask.prompts))
-    new = sum(choice.num_tokens for choice in self.choices)
+    new = sum(len(choice.token_ids) for choice in self.choices)
     # Of several choices of a prompt all but the first have it from that one.
-    first = self.choices[:: self._ask.num_choices]
+    first = self.choices[:: self._ask.request.n]
     accepted = sum(choice.accepted for choice in self.choices)
     drafted = sum(choice.drafted for choice in self.choices)
     return {
@@ -300,16 +283,6 @@ class Answer:
     }
 
 
-def _says(more: Any) -> bool:
-  """True if a chunk's fields beside its text hold any token."""
-  if isinstance(more, dict):
-    return bool(more.get("content") or more.get("tokens"))
-  return bool(more)
-
-
 def event(data: dict[str, Any]) -> bytes:
   """A server-sent event of a stream."""
   return f"data: {json.dumps(data)}\n\n".encode()
-
-
-LAST_EVENT = b"data: [DONE]\n\n"

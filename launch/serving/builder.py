@@ -9,7 +9,7 @@ process that hears nothing has lost it.
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import ml_collections
 
@@ -28,36 +28,22 @@ POLICIES = ("whole", *objectives.POLICIES)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sizes:
-  """Sizes and settings of a server, beside its models.
+  """Sizes of the slots, beside their models.
 
   Attributes:
     slots: requests that are decoded at a time.
-    queue: requests that may wait.
     max_prompt: tokens of the longest prompt.
     share_prefixes: whether a prompt that begins as an earlier text reads only
       the rest.
     rounds: of an iteration on the device, at most.
-    answer_seconds: how long an answer may take.
     depth_policy: one of `POLICIES`.
-    name: the model's, or None for that of its checkpoint.
-    token: the bearer token, or None.
-    names: what requests may call the server by, or None for anything.
-    chat_template: Jinja, in place of the target's own, or None.
-    classes: objectives by name, seconds a token.
   """
 
   slots: int = 8
-  queue: int = 64
   max_prompt: int = 1024
   share_prefixes: bool = True
   rounds: int = 8
-  answer_seconds: float = 600.0
   depth_policy: str = "whole"
-  name: str | None = None
-  token: str | None = None
-  names: frozenset[str] | None = None
-  chat_template: str | None = None
-  classes: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 def decoders_of(

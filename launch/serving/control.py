@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from launch.prompt_lines import MOST_BIASES, MOST_STOP_IDS
+from launch.prompts import MOST_BIASES, MOST_STOP_IDS
 
 MOST_LIKELIEST = 20  # top log-probabilities of an emitted token, as in chats
 MOST_SCORED = 5  # of a prompt's token, as in completions

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import dataclasses
-import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -11,19 +10,21 @@ from typing import Any
 import anyio.to_thread
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from launch import stops
-from launch.serving import answers, limits, page, schemas
+from launch.serving import answers, schemas
 from launch.serving.answers import Answer
-from launch.serving.limits import Limits
+from launch.serving.limits import Guard
 from launch.serving.metrics import CONTENT_TYPE, Metrics
-from launch.serving.refusals import RefusalError, error_body
+from launch.serving.refusals import RefusalError, error_body, response_of
 from launch.serving.scheduler import (
   ClosedError,
-  Finish,
   FullError,
   News,
   Scheduler,
@@ -31,21 +32,6 @@ from launch.serving.scheduler import (
 )
 from launch.serving.schemas import Ask, Defaults
 from models.tokenizers import Tokenizer
-
-_log = logging.getLogger(__name__)
-_full = lambda: RefusalError(
-  "all slots are in use and the queue is full: try again",
-  status=429, kind="rate_limit_error", code="rate_limit_exceeded",
-  headers={"Retry-After": "1"},
-)  # fmt: skip
-_closed = lambda: RefusalError(
-  "the server takes no more requests", status=503, kind="server_error",
-  code="unavailable", headers={"Retry-After": "5"},
-)  # fmt: skip
-# Of an answer that is cancelled, as only a server does that ends.
-_ended = answers.FAILURES[Finish.BROKEN]
-# What a client hears of that has left.
-_LEFT = Response(status_code=499)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,110 +42,70 @@ class Service:
     scheduler: which runs.
     metrics: its.
     tokenizer: of the pair.
-    defaults, limits: what holds for requests.
+    defaults: of requests.
+    token: the bearer token that is asked for, or None.
+    hosts: names that requests may call the server by; "*" is any.
+    body_bytes: of a request's body, at most.
+    answer_seconds: from a request to its last token, at most.
     stuck_seconds: how long an iteration on the device may last before the
       server counts as dead.
-    about: what the page says of the pair.
   """
 
   scheduler: Scheduler
   metrics: Metrics
   tokenizer: Tokenizer
   defaults: Defaults
-  limits: Limits
+  token: str | None = None
+  hosts: tuple[str, ...] = ("*",)
+  body_bytes: int = 1 << 20
+  answer_seconds: float = 600.0
   stuck_seconds: float = 120.0
-  about: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 def application(service: Service) -> Starlette:
   """The routes of a service."""
-  guarded = lambda handler: _checked(
-    handler, service.limits.names, service.limits.token
-  )
-  for_all = lambda handler: _checked(
-    lambda request: handler(), service.limits.names, None
-  )
-  answering = lambda is_chat: guarded(
-    lambda request: _answer(service, request, is_chat)
-  )
-  tokens = lambda work: guarded(lambda request: _tokens(service, request, work))
-  routes = [
-    Route("/v1/completions", answering(False), methods=["POST"]),
-    Route("/v1/chat/completions", answering(True), methods=["POST"]),
-    Route("/tokenize", tokens(schemas.tokenize), methods=["POST"]),
-    Route("/detokenize", tokens(schemas.detokenize), methods=["POST"]),
-    Route("/v1/models", guarded(lambda request: _models(service))),
-    Route("/v1/models/{name:path}", guarded(lambda r: _model(service, r))),
-    Route("/health", for_all(lambda: _health(service))),
-    Route("/metrics", for_all(lambda: _metrics(service))),
-    Route("/live", for_all(lambda: _live(service))),
-    Route("/", for_all(page.response)),
-  ]
-
-  def not_here(request: Request, error: Exception) -> Response:
-    try:
-      limits.check_name(request, service.limits.names)
-    except RefusalError as refusal:
-      return _refused(refusal)
-    return _not_here(error)
-
   app = Starlette(
-    routes=routes, exception_handlers={HTTPException: not_here, Exception: _bug}
+    routes=[
+      Route("/v1/completions", _completions, methods=["POST"]),
+      Route("/v1/chat/completions", _chat_completions, methods=["POST"]),
+      Route("/v1/models", _models),
+      Route("/v1/models/{name:path}", _model),
+      Route("/health", _health),
+      Route("/metrics", _metrics),
+    ],
+    middleware=[
+      Middleware(
+        TrustedHostMiddleware, allowed_hosts=service.hosts, www_redirect=False
+      ),
+      Middleware(Guard, token=service.token, body_bytes=service.body_bytes),
+    ],
+    exception_handlers={
+      RefusalError: _refused,
+      HTTPException: _not_here,
+      ClientDisconnect: _left,
+      Exception: _bug,
+    },
   )
-  # It would send clients to wherever they say that they are, unchecked.
-  app.router.redirect_slashes = False
+  app.state.service = service
   return app
 
 
-def _checked(
-  handler: Callable, names: frozenset[str] | None, token: str | None
-):
-  """A handler behind names and a token; its refusals are OpenAI's errors."""
-
-  async def endpoint(request: Request) -> Response:
-    try:
-      limits.check_name(request, names)
-      limits.check_token(request, token)
-      response = handler(request)
-      return await response if asyncio.iscoroutine(response) else response
-    except RefusalError as refusal:
-      return _refused(refusal)
-    except ClientDisconnect:
-      return _LEFT
-    except asyncio.CancelledError:
-      return _refused(_ended())
-
-  return endpoint
+async def _refused(request: Request, error: Exception) -> Response:
+  assert isinstance(error, RefusalError)
+  return response_of(error)
 
 
-async def crowded(scope, receive, send) -> None:
-  """The answer where there are more connections than there may be."""
-  refusal = RefusalError(
-    "there are too many connections: try again",
-    status=503, kind="server_error", code="unavailable",
-    headers={"Connection": "close", "Retry-After": "1"},
-  )  # fmt: skip
-  await _refused(refusal)(scope, receive, send)
-
-
-def _refused(refusal: RefusalError) -> Response:
-  return JSONResponse(error_body(refusal), refusal.status, refusal.headers)
-
-
-def _not_here(error: Exception) -> Response:
+async def _not_here(request: Request, error: Exception) -> Response:
   assert isinstance(error, HTTPException)
-  return _refused(
-    RefusalError(
-      str(error.detail),
-      status=error.status_code,
-      headers=dict(error.headers or {}),
-    )
-  )
+  return response_of(RefusalError(str(error.detail), status=error.status_code))
 
 
-def _bug(request: Request, error: Exception) -> Response:
-  del request, error  # uvicorn writes its traceback
-  return _refused(
+async def _left(request: Request, error: Exception) -> Response:
+  return Response(status_code=499)  # nobody hears it
+
+
+async def _bug(request: Request, error: Exception) -> Response:
+  return response_of(  # uvicorn writes the traceback
     RefusalError("the server made a mistake", status=500, kind="server_error")
   )
 
@@ -167,17 +113,15 @@ def _bug(request: Request, error: Exception) -> Response:
 # ----------------------------------------------------------- what is not asked
 
 
-def _models(service: Service) -> Response:
+async def _models(request: Request) -> Response:
+  service = request.app.state.service
   return JSONResponse({"object": "list", "data": [_described(service)]})
 
 
-def _model(service: Service, request: Request) -> Response:
-  name = request.path_params["name"]
+async def _model(request: Request) -> Response:
+  service, name = request.app.state.service, request.path_params["name"]
   if name != service.defaults.model:
-    raise RefusalError(
-      f"there is no model {name[:80]!r}, only {service.defaults.model!r}",
-      status=404, code="model_not_found",
-    )  # fmt: skip
+    raise schemas.no_model(name, service.defaults)
   return JSONResponse(_described(service))
 
 
@@ -192,8 +136,9 @@ def _described(service: Service) -> dict[str, Any]:
   }
 
 
-def _health(service: Service) -> Response:
+async def _health(request: Request) -> Response:
   """200 while the device's thread lives, moves, and takes requests."""
+  service = request.app.state.service
   scheduler = service.scheduler
   used, waiting = scheduler.load()
   stuck = scheduler.stuck()
@@ -215,29 +160,26 @@ def _health(service: Service) -> Response:
   )
 
 
-def _metrics(service: Service) -> Response:
-  return Response(service.metrics.text(), media_type=CONTENT_TYPE)
-
-
-def _live(service: Service) -> Response:
-  used, waiting = service.scheduler.load()
-  return JSONResponse(
-    {
-      **service.about,
-      **service.metrics.live(),
-      "slots_used": used,
-      "waiting": waiting,
-    }
-  )
+async def _metrics(request: Request) -> Response:
+  text = request.app.state.service.metrics.text()
+  return Response(text, media_type=CONTENT_TYPE)
 
 
 # ------------------------------------------------------------- what is asked
 
 
-async def _answer(service: Service, request: Request, is_chat: bool):
-  begun = time.monotonic()
-  body = await limits.body_of(request, service.limits)
-  # Off the loop: a long prompt is tokenised for a while.
+async def _completions(request: Request) -> Response:
+  return await _answer(request, is_chat=False)
+
+
+async def _chat_completions(request: Request) -> Response:
+  return await _answer(request, is_chat=True)
+
+
+async def _answer(request: Request, *, is_chat: bool) -> Response:
+  service, begun = request.app.state.service, time.monotonic()
+  body = await request.body()
+  # Off the loop: a long prompt is tokenized for a while.
   ask = await anyio.to_thread.run_sync(
     lambda: schemas.read(
       body,
@@ -246,31 +188,42 @@ async def _answer(service: Service, request: Request, is_chat: bool):
       defaults=service.defaults,
     )
   )
-  news: asyncio.Queue[tuple[int, News]] = asyncio.Queue()
-  deadline = begun + service.limits.answer_seconds
-  tickets = _tickets(service, ask, news, deadline)
   answer = Answer(
     ask, model=service.defaults.model, tokenizer=service.tokenizer
   )
+  news: asyncio.Queue[tuple[int, News]] = asyncio.Queue()
+  tickets = _tickets(service, ask, news, begun + service.answer_seconds)
   try:
     service.scheduler.submit(tickets)
   except FullError:
-    raise _full() from None
+    raise RefusalError(
+      "all slots are in use and the queue is full: try again",
+      status=429, kind="rate_limit_error", code="rate_limit_exceeded",
+      headers={"Retry-After": "1"},
+    ) from None  # fmt: skip
   except ClosedError:
-    raise _closed() from None
-  if ask.stream:
-    return _Stream(service, request, ask, tickets, news, answer)
-  with _cancelled_at_the_end(service, tickets):
-    return await _first(_whole(news, answer), limits.gone(request))
+    raise RefusalError(
+      "the server takes no more requests", status=503, kind="server_error",
+      code="unavailable", headers={"Retry-After": "5"},
+    ) from None  # fmt: skip
+  cancel = lambda: service.scheduler.cancel(tickets)
+  if ask.request.stream:
+    return _Stream(_events(ask, news, answer), cancel)
+  watching = asyncio.create_task(_at_departure(request, cancel))
+  try:
+    while not answer.is_over:
+      answer.hear(*await news.get())
+  finally:
+    watching.cancel()
+    cancel()
+  return JSONResponse(answer.whole())
 
 
-async def _tokens(service: Service, request: Request, work: Callable):
-  body = await limits.body_of(request, service.limits)
-  return JSONResponse(
-    await anyio.to_thread.run_sync(
-      work, body, service.tokenizer, service.defaults
-    )
-  )
+async def _at_departure(request: Request, cancel: Callable[[], None]) -> None:
+  """Calls `cancel` once the client has left; all of its body has come."""
+  while (await request.receive())["type"] != "http.disconnect":
+    pass
+  cancel()
 
 
 def _tickets(
@@ -285,55 +238,26 @@ def _tickets(
 
     return hear
 
-  # Stop strings are the thread's business too: it ends the row.
   choices = [
     (prompt, budget, stream)
     for prompt, budget in zip(ask.prompts, ask.budgets, strict=True)
-    for stream in range(ask.num_choices)
+    for stream in range(ask.request.n)
   ]
+  is_seeded = ask.request.seed is not None
   return [
     Ticket(
       asked=dataclasses.replace(
-        ask.asked,
-        token_ids=prompt,
-        stream=stream,
-        max_new_tokens=budget,
+        ask.asked, token_ids=prompt, stream=stream, max_new_tokens=budget
       ),
       deliver=deliver(index),
-      watch=stops.watch(service.tokenizer, ask.stop, prompt),
+      # Stop strings are the device's thread's business: it ends the row.
+      watch=stops.watch(service.tokenizer, ask.request.stop_texts, prompt),
       deadline=deadline,
       objective=ask.objective,
-      seeded=ask.is_seeded and ask.asked.temperature > 0,
+      seeded=is_seeded and ask.asked.temperature > 0,
     )
     for index, (prompt, budget, stream) in enumerate(choices)
   ]
-
-
-@contextlib.contextmanager
-def _cancelled_at_the_end(service: Service, tickets: list[Ticket]):
-  """Cancels tickets that are not over when their client has gone."""
-  try:
-    yield
-  finally:
-    service.scheduler.cancel(tickets)
-
-
-async def _whole(news: asyncio.Queue, answer: Answer) -> Response:
-  while not answer.is_over:
-    answer.hear(*await news.get())
-  return JSONResponse(answer.whole())
-
-
-async def _first(work, left) -> Response:
-  """The result of the work, unless the client leaves before."""
-  tasks = [asyncio.ensure_future(work), asyncio.ensure_future(left)]
-  try:
-    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-    return tasks[0].result() if tasks[0].done() else _LEFT
-  finally:
-    for task in tasks:
-      task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _events(
@@ -343,57 +267,24 @@ async def _events(
     while not answer.is_over:
       if chunk := answer.hear(*await news.get()):
         yield answers.event(chunk)
-    if ask.usage:
+    if ask.request.stream_options.include_usage:
       yield answers.event(answer.usage_chunk())
     yield answers.LAST_EVENT
   except RefusalError as refusal:
     yield answers.event(error_body(refusal))
 
 
-class _Stream(Response):
-  """Events as they come, to a client that takes them."""
+class _Stream(StreamingResponse):
+  """Server-sent events, which are given up when their client has left."""
 
   media_type = "text/event-stream"
 
-  def __init__(self, service, request, ask, tickets, news, answer):
-    super().__init__(headers={"Cache-Control": "no-store"})
-    del self.headers["content-length"]
-    self._service, self._request, self._tickets = service, request, tickets
-    self._work = lambda: _events(ask, news, answer)
+  def __init__(self, events: AsyncIterator[bytes], cancel: Callable[[], None]):
+    super().__init__(events, headers={"Cache-Control": "no-store"})
+    self._cancel = cancel
 
-  async def __call__(self, scope, receive, send) -> None:
-    seconds, begun = self._service.limits.send_seconds, False
-    part = lambda body, more: {
-      "type": "http.response.body", "body": body, "more_body": more,
-    }  # fmt: skip
-
-    async def put(message: dict[str, Any]) -> None:
-      async with asyncio.timeout(seconds):
-        await send(message)
-
-    async def work() -> Response:
-      nonlocal begun
-      await put(
-        {
-          "type": "http.response.start",
-          "status": 200,
-          "headers": self.raw_headers,
-        }
-      )
-      begun = True
-      async for data in self._work():
-        await put(part(data, True))
-      await put(part(b"", False))
-      return _LEFT
-
-    with _cancelled_at_the_end(self._service, self._tickets):
-      try:
-        await _first(work(), limits.gone(self._request))
-      except TimeoutError:
-        _log.info("a client takes nothing of what it is sent")
-      except asyncio.CancelledError:
-        if not begun:
-          await _refused(_ended())(scope, receive, send)
-          return
-        await send(part(answers.event(error_body(_ended())), True))
-        await send(part(b"", False))
+  async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    try:
+      await super().__call__(scope, receive, send)
+    finally:
+      self._cancel()

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from launch.prompt_lines import MOST_BIASES, MOST_STOP_IDS
+from launch.prompts import MOST_BIASES, MOST_STOP_IDS
 from launch.serving.control import MOST_SCORED, Asked
 from specjax import random, recurrent
 from specjax.cache import Cache

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from starlette.responses import JSONResponse
+
 
 class RefusalError(Exception):
   """A request that is not answered; its fields are OpenAI's error's."""
@@ -23,16 +25,17 @@ class RefusalError(Exception):
 
 
 def error_body(refusal: RefusalError) -> dict[str, Any]:
-  """An error as OpenAI nests it; what is no character of it is escaped."""
-
-  def shown(text: str | None) -> str | None:
-    return text and text.encode("utf-8", "backslashreplace").decode()
-
+  """An error as OpenAI nests it."""
   return {
     "error": {
-      "message": shown(refusal.message),
+      "message": refusal.message,
       "type": refusal.kind,
-      "param": shown(refusal.param),
+      "param": refusal.param,
       "code": refusal.code,
     }
   }
+
+
+def response_of(refusal: RefusalError) -> JSONResponse:
+  """The response that refuses a request."""
+  return JSONResponse(error_body(refusal), refusal.status, refusal.headers)

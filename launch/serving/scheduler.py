@@ -193,7 +193,6 @@ class Scheduler:
     self._closed = self._stopped = False
     self._iterating_since: float | None = None
     self.error: BaseException | None = None
-    self.when_dead: Callable[[], None] = lambda: None
     self._thread = threading.Thread(target=self._run, name="device")
     self._thread.daemon = True
 
@@ -280,7 +279,6 @@ class Scheduler:
       self._count()
       for ticket in left:
         self._finish(ticket, News(finish=Finish.BROKEN))
-      self.when_dead()
 
   def _waits(self) -> bool:
     """Waits for something to do; False if nothing will come."""
@@ -380,7 +378,6 @@ class Scheduler:
 
   def _hand_out(self, report: Report) -> None:
     now = self._clock()
-    self._metrics.iterated(report)
     for row, ticket in enumerate(self._rows):
       if ticket is None:
         continue

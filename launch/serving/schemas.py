@@ -1,17 +1,21 @@
-"""Parses and checks the body of a request, in OpenAI's form or vLLM's."""
+"""Bodies of requests in OpenAI's form or vLLM's: checked, and as an `Ask`."""
 
 import dataclasses
-import json
 import math
 import secrets
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
 
-from launch.serving import fields
-from launch.serving.control import Asked
+import pydantic_core
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from launch.prompts import Settings, reason_of
+from launch.serving.control import MOST_LIKELIEST, MOST_SCORED, Asked
 from launch.serving.refusals import RefusalError
 from models import chat
 from models.tokenizers import Tokenizer
+
+_COMPLETION_TOKENS = 16  # of a completion that does not say, as OpenAI's
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -22,7 +26,7 @@ class Defaults:
     model: its name.
     temperature, top_k, top_p, min_p: the warp.
     vocab_size: one more than the largest id of a prompt.
-    max_new_tokens: of a chat's answer; a completion has 16, as OpenAI's.
+    max_new_tokens: of a chat's answer.
     longest_prompt: tokens of it.
     max_length: tokens of prompt and completion together.
     most: completions that one request may ask for.
@@ -52,40 +56,118 @@ class Ask:
   """A checked request.
 
   Attributes:
-    is_chat: whether it is a conversation.
+    request: as it came, a `Completion` or a `Chat`.
     prompts: token ids of each.
     budgets: new tokens at most, of each.
-    num_choices: completions of each.
-    is_seeded: whether the client gave the seed.
-    stop: texts before the first of which a completion ends.
     log_probs: whether they are wanted.
-    echo: whether the prompt is a part of the text.
     asked: the first completion; choice i of a prompt draws from stream i, and
       all else but prompt and budget is theirs too.
-    origins: whether the origin of every token is.
-    stream: whether chunks are.
-    usage: whether one more, the last of them, counts tokens.
-    usage_so_far: whether every other one does.
     objective: seconds a token that it may take, or None.
   """
 
-  is_chat: bool
+  request: "Request"
   prompts: tuple[tuple[int, ...], ...]
   budgets: tuple[int, ...]
-  num_choices: int
-  is_seeded: bool
-  stop: tuple[str, ...]
   log_probs: bool
-  echo: bool
   asked: Asked
-  origins: bool
-  stream: bool
-  usage: bool
-  usage_so_far: bool
   objective: float | None
 
+  @property
+  def is_chat(self) -> bool:
+    """True for a conversation."""
+    return isinstance(self.request, Chat)
 
-_COMPLETION_TOKENS = 16
+
+# Fields that change nothing of what is sampled here, whatever they say.
+_IGNORED = {
+  "add_generation_prompt", "cache_prompt", "include_reasoning", "metadata",
+  "parallel_tool_calls", "priority", "prompt_cache_key",
+  "prompt_cache_retention", "request_id", "safety_identifier", "service_tier",
+  "spaces_between_special_tokens", "store", "user", "verbosity",
+}  # fmt: skip
+# Fields of what is not done here, with the values that do not ask for it.
+_NOT_DONE: dict[str, tuple[Any, ...]] = {
+  "cache_salt": ("",),
+  "chat_template_kwargs": ({},),
+  "continue_final_message": (False,),
+  "function_call": ("none", "auto"),
+  "functions": ([],),
+  "include_stop_str_in_output": (False,),
+  "length_penalty": (1,),
+  "modalities": (["text"],),
+  "reasoning_effort": ("none",),
+  "response_format": ({"type": "text"},),
+  "skip_special_tokens": (True,),
+  "suffix": ("",),
+  "tool_choice": ("none", "auto"),
+  "tools": ([],),
+  "use_beam_search": (False,),
+}
+
+
+class StreamOptions(BaseModel):
+  """Chunks of a stream that count tokens: one more at its end, or all."""
+
+  model_config = ConfigDict(strict=True)
+  include_usage: bool | None = None
+  continuous_usage_stats: bool | None = None
+
+
+class Request(Settings):
+  """Fields that completions and conversations share."""
+
+  model: str | None = None
+  n: int = Field(1, ge=1)
+  best_of: int | None = None
+  max_tokens: int | None = Field(None, ge=0)
+  max_completion_tokens: int | None = Field(None, ge=0)
+  echo: bool = False
+  stream: bool = False
+  stream_options: StreamOptions = StreamOptions()
+  return_token_ids: bool = False
+  token_origins: bool = False
+  slo_ms_per_token: float | None = Field(None, gt=0, le=1e9)
+  slo_class: str | None = None
+
+
+class Completion(Request):
+  """A request for completions; `logprobs` is a number of likeliest tokens."""
+
+  prompt: str | list[Any]
+  logprobs: bool | Annotated[int, Field(ge=0, le=MOST_SCORED)] = False
+
+
+class Part(BaseModel):
+  """A part of a message."""
+
+  type: Literal["text"]
+  text: str
+
+
+class Message(BaseModel):
+  """A message; what else clients repeat of an answer is ignored."""
+
+  model_config = ConfigDict(strict=True)
+  role: Literal["system", "developer", "user", "assistant"]
+  content: str | list[Part]
+  tool_calls: list[Any] | None = Field(None, max_length=0)
+
+  def plain(self) -> dict[str, str]:
+    """The message as templates know it."""
+    content = self.content
+    if not isinstance(content, str):
+      content = "".join(part.text for part in content)
+    role = "system" if self.role == "developer" else self.role
+    return {"role": role, "content": content}
+
+
+class Chat(Request):
+  """A request for an answer to a conversation."""
+
+  messages: list[Message] = Field(min_length=1)
+  echo: Literal[False] = False
+  logprobs: bool = False
+  top_logprobs: int = Field(0, ge=0, le=MOST_LIKELIEST)
 
 
 def read(
@@ -102,157 +184,145 @@ def read(
   Raises:
     RefusalError: for all that is not a request this server answers.
   """
-  record = record_of(body)
-  try:
-    return _read(record, is_chat, tokenizer, defaults)
-  except RecursionError:
-    raise RefusalError("the body is nested too deeply") from None
-
-
-def record_of(body: bytes) -> dict[str, Any]:
-  """The fields of a body that are not null.
-
-  Raises:
-    RefusalError: if it is no JSON object.
-  """
-  try:
-    record = json.loads(body)
-  except (ValueError, RecursionError):
-    raise RefusalError("the body is not JSON") from None
-  if not isinstance(record, dict):
-    raise RefusalError("the body must be a JSON object")
-  return {key: value for key, value in record.items() if value is not None}
-
-
-def check_model(record: dict[str, Any], defaults: Defaults) -> None:
-  """Raises RefusalError for another model than the server's."""
-  model = record.get("model", defaults.model)
-  if model != defaults.model:
-    raise RefusalError(
-      f"there is no model {str(model)[:80]!r}, only {defaults.model!r}",
-      status=404,
-      param="model",
-      code="model_not_found",
-    )
-
-
-def _read(record, is_chat, tokenizer, defaults: Defaults) -> Ask:
-  fields.check(record, fields.CHAT if is_chat else fields.COMPLETION)
-  check_model(record, defaults)
-  count = fields.count(record, defaults.most)
-  listed = record.get("prompt")
-  if isinstance(listed, list) and not all(type(x) is int for x in listed):
-    _check_count(count * len(listed), defaults)  # before they are read
-  if is_chat:
-    prompts = [conversation(record, tokenizer)]
+  request = _parsed(body, Chat if is_chat else Completion)
+  if request.model not in (None, defaults.model):
+    raise no_model(request.model, defaults)
+  if request.best_of not in (None, request.n):
+    raise _refused("best_of", "completions are not ranked: it must equal n")
+  if isinstance(request, Chat):
+    _check_count(request.n, defaults)
+    prompts = [_conversation(request, tokenizer)]
+    log_probs, num_likeliest = request.logprobs, request.top_logprobs
+    if num_likeliest and not log_probs:
+      raise _refused("top_logprobs", "it wants logprobs: true beside it")
   else:
-    prompts = completions(record.get("prompt"), tokenizer, defaults.vocab_size)
+    listed = _listed(request.prompt)
+    _check_count(request.n * len(listed), defaults)
+    prompts = [_prompt(one, tokenizer, defaults) for one in listed]
+    log_probs = request.logprobs is not False
+    num_likeliest = 0 if request.logprobs is True else int(request.logprobs)
   for prompt in prompts:
     _check_prompt(prompt, "messages" if is_chat else "prompt", defaults)
-  _check_count(count * len(prompts), defaults)
-  seed = fields.number(record, "seed")
-  warp = {
+  budgets = tuple(_budget(request, prompt, defaults) for prompt in prompts)
+  try:
+    given = request.given(vocab_size=defaults.vocab_size)
+  except ValueError as error:
+    name, _, reason = str(error).partition(": ")
+    raise _refused(name, reason) from None
+  if given.get("min_tokens", 0) > min(budgets):
+    raise _refused("min_tokens", f"it may be max_tokens ({min(budgets)})")
+  scored = request.echo and (log_probs or not all(budgets))
+  if scored and not defaults.scores:
+    raise _refused("echo", "prompts are not scored on a mesh: leave it out")
+  usual = {
     name: getattr(defaults, name)
-    if (value := fields.number(record, name)) is None
-    else value
     for name in ("temperature", "top_k", "top_p", "min_p")
   }
-  stop = fields.stop(record)
-  budgets = tuple(_budget(record, p, is_chat, defaults) for p in prompts)
-  echo = fields.flag(record, "echo")
-  log_probs, num_likeliest = fields.log_probs(record, is_chat)
-  ask = Ask(
-    is_chat=is_chat,
+  return Ask(
+    request=request,
     prompts=tuple(prompts),
     budgets=budgets,
-    num_choices=count,
-    is_seeded=seed is not None,
-    stop=stop,
     log_probs=log_probs,
-    echo=echo,
-    origins=fields.flag(record, "token_origins"),
-    stream=fields.flag(record, "stream"),
-    **fields.usage(record),
-    objective=fields.objective(
-      record, defaults.classes, kept=defaults.has_objectives
-    ),
     asked=Asked(
       token_ids=prompts[0],
-      seed=secrets.randbits(32) if seed is None else seed,
       max_new_tokens=budgets[0],
-      **warp,
-      ignore_stop=fields.flag(record, "ignore_eos"),
-      scored=echo and (log_probs or not all(budgets)),
+      ignore_stop=given.pop("ignore_eos", False),
+      scored=scored,
       num_likeliest=num_likeliest,
-      **fields.penalties(record, min(budgets), defaults.vocab_size),
+      **{"seed": secrets.randbits(32), **usual, **given},
     ),
+    objective=_objective(request, defaults),
   )
-  if ask.asked.scored and not defaults.scores:
-    raise RefusalError(
-      "prompts are not scored on a mesh: leave echo out",
-      param="echo",
-      code="unsupported_parameter",
-    )
-  return ask
 
 
-def _check_count(count: int, defaults: Defaults) -> None:
-  if count > defaults.most:
-    raise RefusalError(
-      f"at most {defaults.most} completions may be asked for at once, got "
-      f"{count}",
-      param="n",
-    )
+def no_model(name: str, defaults: Defaults) -> RefusalError:
+  """The refusal of another model than the server's."""
+  return RefusalError(
+    f"there is no model {name[:80]!r}, only {defaults.model!r}",
+    status=404, param="model", code="model_not_found",
+  )  # fmt: skip
 
 
 def classes_of(written: Sequence[str]) -> dict[str, float]:
   """Objectives by name, seconds a token, of "NAME=MILLISECONDS" each.
 
   Raises:
-    ValueError: for anything else, and for a name that is there twice.
+    ValueError: for anything else.
   """
   classes = {}
   for one in written:
     name, _, value = one.partition("=")
     try:
-      seconds = float(value) / 1000
+      classes[name] = float(value) / 1000
     except ValueError:
-      seconds = math.nan
-    if not name or name in classes or not 0 < seconds < 1e6:
-      raise ValueError(
-        f"objectives are NAME=MILLISECONDS, each name once, got {one!r}"
-      )
-    classes[name] = seconds
+      classes[name] = math.nan
+    if not name or not 0 < classes[name] < 1e6:
+      raise ValueError(f"objectives are NAME=MILLISECONDS, got {one!r}")
   return classes
 
 
-def _budget(record, prompt, is_chat: bool, defaults: Defaults) -> int:
+def _refused(name: str, reason: str, code: str | None = None) -> RefusalError:
+  return RefusalError(f"{name}: {reason}", param=name, code=code)
+
+
+def _parsed(body: bytes, model: type[Request]) -> Any:
+  """A model of a body, whose null fields count as left out."""
+  try:
+    record = pydantic_core.from_json(body, allow_inf_nan=False)
+  except ValueError as error:
+    raise RefusalError(f"the body is not JSON: {error}") from None
+  if not isinstance(record, dict):
+    raise RefusalError("the body must be a JSON object")
+  record = {
+    name: value
+    for name, value in record.items()
+    if value is not None and name not in _IGNORED
+  }
+  for name in _NOT_DONE.keys() & record.keys():
+    if record.pop(name) not in _NOT_DONE[name]:
+      raise _refused(
+        name, "not supported here, leave it out", "unsupported_parameter"
+      )
+  try:
+    return model.model_validate(record)
+  except ValidationError as error:
+    field, reason = reason_of(error, model)
+    raise _refused(field.partition(".")[0], reason) from None
+
+
+def _check_count(count: int, defaults: Defaults) -> None:
+  if count > defaults.most:
+    raise _refused(
+      "n", f"at most {defaults.most} completions at once, got {count}"
+    )
+
+
+def _budget(request: Request, prompt: Sequence[int], defaults: Defaults) -> int:
   """New tokens of a prompt; what is not said is cut to what fits."""
+  is_chat = isinstance(request, Chat)
   room = defaults.max_length - len(prompt)
-  both = ("max_completion_tokens", "max_tokens")
-  given = {name: record[name] for name in both if name in record}
-  if len(given) > 1:
-    raise RefusalError(f"give one of {' and '.join(both)}", param=both[0])
-  for name in given:
-    budget = record[name]
-    if budget == 0 and type(budget) is int and record.get("echo") is True:
-      return 0
-    if type(budget) is not int or budget <= room:
-      return fields.number(record, name, "max_new_tokens")
+  name, budget = "max_tokens", request.max_tokens
+  if request.max_completion_tokens is not None:
+    name, budget = "max_completion_tokens", request.max_completion_tokens
+    if request.max_tokens not in (None, budget):
+      raise _refused(name, "max_tokens says something else")
+  if budget is None:
+    return min(defaults.max_new_tokens if is_chat else _COMPLETION_TOKENS, room)
+  if budget == 0 and not request.echo:
+    raise _refused(name, "it is 0, and nothing is echoed")
+  if budget > room:
     raise _too_long(
-      f"you requested {str(len(prompt) + budget)[:40]} tokens "
-      f"({len(prompt)} in the {'messages' if is_chat else 'prompt'}, "
-      f"{str(budget)[:40]} in the completion)",
+      f"you requested {len(prompt) + budget} tokens ({len(prompt)} in the "
+      f"{'messages' if is_chat else 'prompt'}, {budget} in the completion)",
       defaults,
       name,
     )
-  usual = defaults.max_new_tokens if is_chat else _COMPLETION_TOKENS
-  return min(usual, room)
+  return budget
 
 
 def _check_prompt(prompt, name: str, defaults: Defaults) -> None:
   if not prompt:
-    raise RefusalError("the prompt is empty", param=name)
+    raise _refused(name, "the prompt is empty")
   if len(prompt) > defaults.longest_prompt:
     raise _too_long(
       f"your {name} resulted in {len(prompt)} tokens, and a prompt may have "
@@ -272,190 +342,54 @@ def _too_long(what: str, defaults: Defaults, name: str) -> RefusalError:
   )
 
 
-# ----------------------------------------------------------------- the prompts
+def _is_ids(value: Any) -> bool:
+  return isinstance(value, list) and all(type(x) is int for x in value)
 
 
-def _is_id(value: Any) -> bool:
-  return isinstance(value, int) and not isinstance(value, bool)
+def _listed(prompt: str | list[Any]) -> list[Any]:
+  """The prompts of a request, a text or token ids each."""
+  if isinstance(prompt, str) or (prompt and _is_ids(prompt)):
+    return [prompt]
+  if prompt and all(isinstance(x, str) or _is_ids(x) for x in prompt):
+    return prompt
+  raise _refused("prompt", "expected a text, token ids, or a list of either")
 
 
-def completions(
-  value: Any, tokenizer: Tokenizer, vocab_size: int
-) -> list[tuple[int, ...]]:
-  """A text, ids below the vocabulary's size, or a list of either."""
-  if isinstance(value, str):
-    value = [value]
-  elif isinstance(value, list) and value and all(map(_is_id, value)):
-    value = [value]
-  if not (isinstance(value, list) and value):
-    raise RefusalError(
-      "prompt must be a text, token ids, or a list of either", param="prompt"
-    )
-  prompts: list[tuple[int, ...]] = []
-  for one in value:
-    if isinstance(one, str):
-      prompts.append(encoded(lambda one=one: tokenizer.encode(one), "prompt"))
-    elif isinstance(one, list) and all(map(_is_id, one)):
-      prompts.append(ids(one, vocab_size, "prompt"))
-    else:
-      raise RefusalError(
-        "prompt must be a text, token ids, or a list of either", param="prompt"
-      )
-  return prompts
-
-
-def ids(value: Any, vocab_size: int, name: str) -> tuple[int, ...]:
-  """A list of token ids below the vocabulary's size."""
-  if not (isinstance(value, list) and all(map(_is_id, value))):
-    raise RefusalError(f"{name} must be a list of token ids", param=name)
-  wrong = [x for x in value if not 0 <= x < vocab_size]
-  if wrong:
-    raise RefusalError(
-      f"token ids must be in 0..{vocab_size - 1}, got {str(wrong[0])[:20]}",
-      param=name,
-    )
-  return tuple(value)
-
-
-# What clients send along as they repeat an answer of a server.
-_EMPTY = {"annotations", "audio", "function_call", "refusal", "tool_calls"}
-# What a message's author may be, and what the template calls it. Templates may
-# leave out whom they do not know, without a word.
-_ROLES = {
-  "system": "system", "developer": "system", "user": "user",
-  "assistant": "assistant",
-}  # fmt: skip
-
-
-def conversation(
-  record: dict, tokenizer: Tokenizer, *, asks: bool = True
+def _prompt(
+  prompt: str | list[int], tokenizer: Tokenizer, defaults: Defaults
 ) -> tuple[int, ...]:
-  """The messages of a request, by the model's chat template.
-
-  Args:
-    record: the request.
-    tokenizer: of the pair.
-    asks: whether they end with what begins the assistant's next message.
-  """
-  messages = record.get("messages")
-  if not (isinstance(messages, list) and messages):
-    raise RefusalError("messages must be a list of them", param="messages")
-  plain = [_message(message) for message in messages]
-  return encoded(
-    lambda: chat.encode(tokenizer, plain, add_generation_prompt=asks),
-    "messages",
-  )
-
-
-def _message(message: Any) -> dict[str, str]:
-  if not isinstance(message, dict):
-    raise RefusalError("a message must be an object", param="messages")
-  for key, value in message.items():
-    # No template is told names.
-    known = key in ("role", "content")
-    known |= key == "name" and isinstance(value, str | None)
-    if not known and (key not in _EMPTY or value):
-      raise RefusalError(
-        f"a message may have a role, a content and a name, got {key[:80]!r}",
-        param="messages",
-      )
-  content = message.get("content")
-  if isinstance(content, list):
-    parts = [
-      part.get("text")
-      if isinstance(part, dict) and part.get("type") == "text"
-      else None
-      for part in content
-    ]
-    if not all(isinstance(part, str) for part in parts):
-      raise RefusalError("messages may hold text alone", param="messages")
-    content = "".join(parts)
-  if not (isinstance(message.get("role"), str) and isinstance(content, str)):
-    raise RefusalError(
-      "every message needs a role and a content, both texts", param="messages"
+  if isinstance(prompt, str):
+    return tuple(tokenizer.encode(prompt))
+  wrong = [x for x in prompt if not 0 <= x < defaults.vocab_size]
+  if wrong:
+    raise _refused(
+      "prompt", f"token ids are 0 to {defaults.vocab_size - 1}, got {wrong[0]}"
     )
-  if message["role"] not in _ROLES:
-    raise RefusalError(
-      f"a message's role may be {', '.join(_ROLES)}, got "
-      f"{message['role'][:80]!r}",
-      param="messages",
-    )
-  return {"role": _ROLES[message["role"]], "content": content}
+  return tuple(prompt)
 
 
-def encoded(encode: Callable[[], Any], name: str) -> tuple[int, ...]:
-  """Ids from an encoding function, whose errors become a RefusalError."""
+def _conversation(request: Chat, tokenizer: Tokenizer) -> tuple[int, ...]:
   try:
-    return tuple(encode())
-  except (ValueError, TypeError) as error:  # TypeError: lone surrogates
-    reason = " ".join(str(error).split())[:400]
-    raise RefusalError(f"{name}: {reason}", param=name) from None
+    plain = [message.plain() for message in request.messages]
+    return tuple(chat.encode(tokenizer, plain))
+  except ValueError as error:
+    raise _refused("messages", " ".join(str(error).split())) from None
 
 
-# ------------------------------------------------ /tokenize and /detokenize
-
-_TOKENIZED = {
-  "add_special_tokens", "add_generation_prompt", "return_token_strs",
-}  # fmt: skip
-
-
-def tokenize(
-  body: bytes, tokenizer: Tokenizer, defaults: Defaults
-) -> dict[str, Any]:
-  """Ids of a `prompt`, or of `messages` by the chat template.
-
-  Raises:
-    RefusalError: for any other body.
-  """
-  record = record_of(body)
-  _check_fields(record, {"prompt", "messages", *_TOKENIZED}, defaults)
-  flag = lambda name, usual: fields.flag(record, name, usual)
-  names = flag("return_token_strs", False)
-  if "messages" in record:
-    if flag("add_special_tokens", False):
-      raise RefusalError(
-        "a chat template has the special tokens itself",
-        param="add_special_tokens",
-      )
-    asks = flag("add_generation_prompt", True)
-    token_ids = conversation(record, tokenizer, asks=asks)
-  else:
-    text, more = record.get("prompt"), flag("add_special_tokens", True)
-    if not isinstance(text, str):
-      raise RefusalError("prompt must be a text", param="prompt")
-    token_ids = encoded(
-      lambda: tokenizer.backend.encode(text, add_special_tokens=more).ids,
-      "prompt",
+def _objective(request: Request, defaults: Defaults) -> float | None:
+  """Seconds a token, said outright or by the name of a class."""
+  value, name = request.slo_ms_per_token, request.slo_class
+  if value is None and name is None:
+    return defaults.classes.get("default")
+  if not defaults.has_objectives:
+    raise _refused(
+      "slo_class" if value is None else "slo_ms_per_token",
+      "this server keeps no objectives: start it with "
+      "--depth_policy=objectives",
+      "unsupported_parameter",
     )
-  return {
-    "count": len(token_ids),
-    "max_model_len": defaults.max_length,
-    "tokens": list(token_ids),
-    "token_strs": [tokenizer.backend.id_to_token(i) for i in token_ids]
-    if names
-    else None,
-  }
-
-
-def detokenize(
-  body: bytes, tokenizer: Tokenizer, defaults: Defaults
-) -> dict[str, Any]:
-  """The text of `tokens`, special ones by their names.
-
-  Raises:
-    RefusalError: for any other body.
-  """
-  record = record_of(body)
-  _check_fields(record, {"tokens"}, defaults)
-  token_ids = ids(record.get("tokens"), defaults.vocab_size, "tokens")
-  return {
-    "prompt": tokenizer.backend.decode(token_ids, skip_special_tokens=False)
-  }
-
-
-def _check_fields(
-  record: dict[str, Any], known: set[str], defaults: Defaults
-) -> None:
-  for name in record.keys() - known - {"model"}:
-    raise RefusalError(f"unknown field {name[:80]!r}", param=name[:80])
-  check_model(record, defaults)
+  if value is not None:
+    return value / 1000
+  if name not in defaults.classes:
+    raise _refused("slo_class", f"there are {sorted(defaults.classes)}")
+  return defaults.classes[name]

@@ -1,67 +1,64 @@
-"""Builds the HTTP service over slots, and runs it as a process that drains.
+"""Builds the HTTP service over slots, and runs it until it is to end."""
 
-What only decodes in slots (`launch.tools.self_data`) needs `builder` alone,
-and none of the packages of a server.
-"""
-
-import asyncio
-import contextlib
 import dataclasses
 import os
 import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 
 import ml_collections
 import uvicorn
 
 from launch import processes
 from launch.assembly import pair
-from launch.serving import builder, http, limits, objectives
-from launch.serving.builder import Sizes
+from launch.serving import builder, http, objectives
 from launch.serving.http import Service
-from launch.serving.limits import Limits
 from launch.serving.metrics import Metrics
 from launch.serving.scheduler import Scheduler
 from launch.serving.schemas import Defaults
 from launch.serving.slots import Slots
 
-# For a request's head, on a connection that was made or kept.
-_HEAD_SECONDS = 30.0
-# For what is cut off to say so.
-_LAST_SECONDS = 2
-_BACKLOG = 1024
-# Each may hold a body in memory.
-_CONNECTIONS = 1000
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_CONNECTIONS = 1000  # more get 503
+# To send what is written, once nothing more is decoded.
+_LAST_SECONDS = 5
 
 
 def make_service(
   config: ml_collections.ConfigDict,
   loaded: pair.Models,
   slots: Slots,
-  sizes: Sizes,
+  *,
+  queue: int = 64,
+  depth_policy: str = "whole",
+  classes: Mapping[str, float] | None = None,
+  name: str | None = None,
+  chat_template: str | None = None,
+  **more,
 ) -> Service:
   """The service over these slots; its scheduler is not started.
 
   Args:
-    config, loaded, sizes: as of `builder.make_slots`.
+    config, loaded: as of `builder.make_slots`.
     slots: of `builder.make_slots`.
+    queue: requests that may wait for a slot.
+    depth_policy: as of the slots.
+    classes: objectives by name, seconds a token.
+    name: the model's, or None for that of its checkpoint.
+    chat_template: Jinja, in place of the target's own, or None.
+    **more: other fields of `Service`.
   """
   models = pair.assemble(config, loaded)
   tokenizer = models.tokenizer
-  if sizes.chat_template is not None:
-    tokenizer = dataclasses.replace(
-      tokenizer, chat_template=sizes.chat_template
-    )
-  name = sizes.name or os.path.basename(os.path.normpath(config.target))
+  if chat_template is not None:
+    tokenizer = dataclasses.replace(tokenizer, chat_template=chat_template)
+  name = name or os.path.basename(os.path.normpath(config.target))
   metrics = Metrics(model=name, num_slots=slots.num_slots, depth=slots.depth)
-  adapts = sizes.depth_policy != "whole"
+  adapts = depth_policy != "whole"
   pace, controller = slots.pace(), None
   if adapts:
-    policy = objectives.POLICIES[sizes.depth_policy]
+    policy = objectives.POLICIES[depth_policy]
     controller = objectives.Controller(
       policy, slots.depths, pace.seconds_of_round
     )
@@ -70,139 +67,52 @@ def make_service(
     num_slots=slots.num_slots,
     depth=slots.depth,
     max_rounds=slots.max_rounds,
-    queue_length=sizes.queue,
+    queue_length=queue,
     metrics=metrics,
     pace=pace,
     choose_depth=controller,
     place=slots.place,
     keeps_in_touch=processes.several(),
   )
+  defaults = Defaults(
+    model=name,
+    temperature=config.temperature,
+    top_k=config.top_k,
+    top_p=config.top_p,
+    min_p=config.min_p,
+    vocab_size=models.decoder.vocab_size,
+    max_new_tokens=config.max_new_tokens,
+    longest_prompt=slots.longest,
+    max_length=slots.max_length,
+    most=slots.num_slots + queue,
+    scores=slots.scores,
+    has_objectives=adapts,
+    classes=classes or {},
+  )
   return Service(
     scheduler=scheduler,
     metrics=metrics,
     tokenizer=tokenizer,
-    defaults=Defaults(
-      model=name,
-      temperature=config.temperature,
-      top_k=config.top_k,
-      top_p=config.top_p,
-      min_p=config.min_p,
-      vocab_size=models.decoder.vocab_size,
-      max_new_tokens=config.max_new_tokens,
-      longest_prompt=slots.longest,
-      max_length=slots.max_length,
-      most=slots.num_slots + sizes.queue,
-      scores=slots.scores,
-      has_objectives=adapts,
-      classes=sizes.classes,
-    ),
-    limits=Limits(
-      answer_seconds=sizes.answer_seconds, token=sizes.token, names=sizes.names
-    ),
-    about={
-      "model": name,
-      "drafter": models.decoder.drafter.name,
-      "rule": models.decoder.rule.name,
-      "depth_policy": sizes.depth_policy,
-      "slots": slots.num_slots,
-      "is_chat": tokenizer.chat_template is not None,
-    },
+    defaults=defaults,
+    **more,
   )
 
 
-class Server(uvicorn.Server):
-  """Drains on the first signal, cuts off on the second, and returns."""
-
-  def __init__(
-    self,
-    service: Service,
-    *,
-    drain_seconds: float,
-    head_seconds: float = _HEAD_SECONDS,
-    connections: int = _CONNECTIONS,
-  ):
-    """Listens on nothing yet.
-
-    Args:
-      service: what answers.
-      drain_seconds: for requests that are being answered when it is to end.
-      head_seconds: for a request's head.
-      connections: so many at a time are too many: requests get 503.
-    """
-    self._application = http.application(service)
-    self._drain_seconds, self._connections = drain_seconds, connections
-    self._at_once = False
-    super().__init__(
-      uvicorn.Config(
-        self._answer,
-        http=limits.patient(head_seconds),
-        interface="asgi3",
-        loop="asyncio",
-        ws="none",
-        lifespan="off",
-        log_config=None,  # its own would close the log that there is
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=round(drain_seconds) + 2 * _LAST_SECONDS,
-        timeout_keep_alive=max(1, round(head_seconds)),
-        backlog=_BACKLOG,
-      )
-    )
-    self._scheduler = service.scheduler
-    self._scheduler.when_dead = self._stop
-
-  def _stop(self) -> None:
-    self.should_exit = True
-
-  def handle_exit(self, sig: int, frame) -> None:
-    """Refuses further requests; those accepted are answered."""
-    del sig, frame
-    self._at_once = self.should_exit
-    self._scheduler.close(at_once=self._at_once)
-    self.should_exit = True
-
-  async def _answer(self, scope, receive, send) -> None:
-    """The application, unless there are too many connections."""
-    is_full = len(self.server_state.connections) >= self._connections
-    await (http.crowded if is_full else self._application)(scope, receive, send)
-
-  async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-    """As uvicorn's, but requests without an answer by the end are told so."""
-    cutting = asyncio.ensure_future(self._cut())
-    try:
-      await super().shutdown(sockets)
-    finally:
-      cutting.cancel()
-
-  async def _cut(self) -> None:
-    """Cancels what is not over in time, while it can still say so."""
-    end = time.monotonic() + self._drain_seconds
-    while time.monotonic() < end and not self._at_once:
-      await asyncio.sleep(0.1)
-    state = self.server_state
-    for connection in list(state.connections):
-      if connection.flow.write_paused:  # who reads nothing hears nothing
-        connection.transport.abort()
-    await asyncio.sleep(0.1)
-    for task in list(state.tasks):
-      task.cancel()
-    await asyncio.sleep(_LAST_SECONDS)
-    for connection in list(state.connections):
-      connection.transport.abort()
-
-  @contextlib.contextmanager
-  def capture_signals(self) -> Iterator[None]:
-    """As uvicorn's, but a drained server has ended well: nothing is raised."""
-    if threading.current_thread() is not threading.main_thread():
-      yield
-      return
-    before = {sig: signal.signal(sig, self.handle_exit) for sig in _SIGNALS}
-    try:
-      yield
-    finally:
-      for sig, handler in before.items():
-        signal.signal(sig, handler)
+def make_server(service: Service, *, connections: int = _CONNECTIONS):
+  """The `uvicorn.Server` of a service; more connections at a time get 503."""
+  config = uvicorn.Config(
+    http.application(service),
+    ws="none",
+    lifespan="off",
+    log_config=None,  # its own would close the log that there is
+    log_level="warning",
+    access_log=False,
+    server_header=False,
+    limit_concurrency=connections,
+    timeout_keep_alive=30,
+    timeout_graceful_shutdown=_LAST_SECONDS,
+  )
+  return uvicorn.Server(config)
 
 
 def listening(host: str, port: int) -> socket.socket:
@@ -231,20 +141,42 @@ def run(
 ) -> bool:
   """Serves until a signal, or until the scheduler's thread has died.
 
+  Then requests get 503, and those that it has are answered; on a second signal,
+  or when the time is over, they get 503 too.
+
   Args:
     service: what answers; its scheduler runs.
     where: from `listening`.
-    drain_seconds: see `Server`.
+    drain_seconds: for requests that are being answered when it is to end.
     ready: called once it listens.
 
   Returns:
     Whether it ended as it was told to.
   """
-  server = Server(service, drain_seconds=drain_seconds)
-  where.listen(_BACKLOG)  # who is told so may connect at once
+  signals: list[int] = []
+  for one in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(one, lambda number, frame: signals.append(number))
+  server, scheduler = make_server(service), service.scheduler
+  # uvicorn leaves signals alone where it is not in the main thread.
+  thread = threading.Thread(
+    target=server.run, kwargs={"sockets": [where]}, daemon=True
+  )
+  where.listen(1024)  # who is told that it listens may connect at once
+  thread.start()
   ready()
-  server.run(sockets=[where])
-  scheduler = service.scheduler
-  scheduler.close(at_once=True)  # whoever asked has left, or was told to
-  ended = scheduler.join(drain_seconds + 5)
+  _wait_while(lambda: not signals and scheduler.is_alive())
+  scheduler.close()
+  end = time.monotonic() + drain_seconds
+  _wait_while(
+    lambda: scheduler.is_alive() and len(signals) < 2 and time.monotonic() < end
+  )
+  scheduler.close(at_once=True)
+  ended = scheduler.join(_LAST_SECONDS)
+  server.should_exit = True
+  thread.join(2 * _LAST_SECONDS)
   return ended and scheduler.error is None
+
+
+def _wait_while(condition: Callable[[], bool]) -> None:
+  while condition():
+    time.sleep(0.05)

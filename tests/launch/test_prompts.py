@@ -1,134 +1,167 @@
-"""Batches of prompts."""
+"""Prompts of files: lines are read, or refused by one line each."""
 
-import numpy as np
+import hashlib
+import json
+
 import pytest
+import transformers
 
 from launch import prompts as prompts_lib
-from launch.prompts import Prompt, read_jsonl
 from models import tokenizers
-from specjax.runtime.requests import make_batches
+from specjax.runtime.requests import Settings
+
+CHATML = (
+  "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
+  "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+TALK = [{"role": "user", "content": "Two and two?"}]
 
 
-def prompts(lengths):
-  return [
-    Prompt(i, f"id{i}", "text", tuple(range(1, n + 1)))
-    for i, n in enumerate(lengths)
-  ]
-
-
-@pytest.mark.parametrize("batch_size", [1, 3, 8, 100])
-def test_every_prompt_is_in_exactly_one_batch(batch_size):
-  lengths = np.random.default_rng(0).integers(1, 200, 37)
-  batches = make_batches(prompts(lengths), batch_size=batch_size, max_width=200)
-  indices = [p.stream for batch in batches for p in batch.prompts]
-  assert sorted(indices) == list(range(37))
-  assert {batch.rows for batch in batches} == {min(batch_size, 37)}
-  for batch in batches:
-    longest = max(len(p.token_ids) for p in batch.prompts)
-    assert longest <= batch.width <= 200
-    assert batch.width in (32, 64, 128, 200)
-
-
-def test_long_prompts_are_padded_by_a_quarter_at_most():
-  def width(length):
-    (batch,) = make_batches(prompts([length]), batch_size=1, max_width=4096)
-    return batch.width
-
-  widths = {length: width(length) for length in range(1, 2049)}
-  for length, actual in widths.items():
-    most = 2 * length if length <= 256 else 1.25 * length
-    assert length <= actual <= max(most, 32)
-  assert sorted(set(widths.values())) == [
-    32, 64, 128, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280, 1536,
-    1792, 2048,
-  ]  # fmt: skip
-
-
-def test_arrays_are_right_padded_and_filled():
-  (batch,) = make_batches(prompts([2, 5]), batch_size=2, max_width=99)
-  tokens, lengths, rows = batch.arrays()
-  assert tokens.shape == (2, 32)
-  np.testing.assert_array_equal(lengths, [2, 5])
-  np.testing.assert_array_equal(rows, [0, 1])
-  np.testing.assert_array_equal(tokens[0, :3], [1, 2, 0])
-
-
-def test_the_last_batch_is_filled_with_a_real_prompt():
-  batches = make_batches(prompts([3, 4, 5]), batch_size=2, max_width=99)
-  tokens, lengths, _ = batches[-1].arrays()
-  assert len(batches[-1].prompts) == 1
-  np.testing.assert_array_equal(tokens[0], tokens[1])
-  np.testing.assert_array_equal(lengths, [5, 5])
+@pytest.fixture(scope="module")
+def chatty(tmp_path_factory):
+  """A folder of the embedded tokenizer with a chat template."""
+  folder = tmp_path_factory.mktemp("tokenizer")
+  tokenizer = tokenizers.load("models/pretrained/target")
+  tokenizer.backend.add_special_tokens(["<|im_start|>", "<|im_end|>"])
+  tokenizers.save(tokenizer, str(folder))
+  (folder / "chat_template.jinja").write_text(CHATML)
+  return folder
 
 
 @pytest.fixture
-def read(tmp_path):
-  """Reads lines: the prompts, and what is wrong."""
-  tokenizer = tokenizers.load("models/pretrained/target")
+def read(tmp_path, chatty):
+  """Reads records, or lines as they are: the prompts, and what is wrong."""
+  tokenizer = tokenizers.load(str(chatty))
 
-  def lines(*lines):
+  def of(*records):
     path = tmp_path / "in.jsonl"
-    path.write_text("".join(f"{line}\n" for line in lines))
-    return read_jsonl(str(path), tokenizer, max_tokens=50)
+    lines = [x if isinstance(x, str) else json.dumps(x) for x in records]
+    path.write_text("\ufeff" + "".join(f"{line}\n" for line in lines))
+    items, problems = prompts_lib.read_jsonl(
+      str(path), tokenizer, max_tokens=50, max_new_tokens=20
+    )
+    return items, [x.removeprefix(str(path)) for x in problems]
 
-  return lines
+  return of
 
 
-def test_a_line_without_an_id_gets_its_number(read):
+def test_good_lines_are_read_beside_bad_ones_and_unnamed_ones_have_a_number(
+  read,
+):
   actual, problems = read(
-    '{"prompt": "a"}', "", "[]", '{"prompt": "b", "id": null}',
-    '{"prompt": "c", "id": "x"}', '{"prompt": "d"}',
+    {"prompt": "a\u2028b"}, "", "[]", "{", {"prompt": "b", "id": None},
+    {"prompt": "c", "id": "x"}, {"prompt": "d", "id": 5},
+    {"prompt": "e", "id": [1, {"b": 2, "a": 1}]},
+    {"prompt": "f", "id": [1, {"a": 1, "b": 2}]},
   )  # fmt: skip
-  assert [p.id for p in actual] == [1, 4, "x", 6]
-  assert len(problems) == 1
-
-
-def test_an_id_that_was_there_before_is_refused_with_both_lines(read):
-  actual, problems = read(
-    '{"prompt": "a", "id": [1, {"b": 2, "a": 1}]}', '{"prompt": "b", "id": 3}',
-    '{"prompt": "c"}', '{"prompt": "d", "id": [1, {"a": 1, "b": 2}]}',
-    '{"prompt": "e", "id": "3"}', '{"prompt": "f", "id": 3}',
-  )  # fmt: skip
-  assert [p.text for p in actual] == ["a", "b", "e"]
-  assert [line.partition("in.jsonl")[2] for line in problems] == [
-    ":3: the id 3 is that of line 2 already (a line without an id has its "
-    "number)",
-    ':4: the id [1, {"a": 1, "b": 2}] is that of line 1 already',
-    ":6: the id 3 is that of line 2 already",
+  assert [p.id for p in actual] == [1, 5, "x", [1, {"b": 2, "a": 1}]]
+  assert actual[0].text == "a\u2028b"
+  assert problems[0].startswith(":3: Input should be a valid dictionary")
+  assert problems[1].startswith(":4: not JSON: EOF while parsing")
+  assert problems[2:] == [
+    ":7: id: 5 is that of line 5 already",
+    ':9: id: [1, {"a": 1, "b": 2}] is that of line 8 already',
   ]
 
 
 def test_what_a_prompt_draws_follows_from_its_id_alone(read):
-  lines = [
-    '{"prompt": "a", "id": "x"}', '{"prompt": "b", "id": 7}',
-    '{"prompt": "c", "id": -1}', '{"prompt": "d", "id": true}',
-  ]  # fmt: skip
-  streams = {p.text: p.stream for p in read(*lines)[0]}
-  assert streams == {p.text: p.stream for p in read(*lines[::-1])[0]}
-  assert streams["b"] == 7
+  lines = [{"prompt": "a", "id": i} for i in ("x", 7, -1, True)]
+  streams = {str(p.id): p.stream for p in read(*lines)[0]}
+  assert streams == {str(p.id): p.stream for p in read(*lines[::-1])[0]}
+  assert streams["7"] == 7
   assert len(set(streams.values())) == 4
-  assert all(1 << 31 <= streams[text] < 1 << 32 for text in "acd")
-  keys = [p.key for p in read(*lines, '{"prompt": "e", "id": "y"}')[0]]
-  assert len(set(keys)) == 5
-  assert keys[:4] == [p.key for p in read(*lines)[0]]
-  assert read('{"prompt": "z", "id": "x"}')[0][0].key not in keys
+  assert all(1 << 31 <= streams[i] < 1 << 32 for i in ("x", "-1", "True"))
+  samples, _ = read({"prompt": "x", "id": "a", "num_samples": 3})
+  assert [p.sample for p in samples] == [0, 1, 2]
+  assert len({p.stream for p in samples}) == 3
+  seeded, _ = read({"prompt": "x", "num_samples": 3, "seed": 9})
+  assert [p.stream for p in seeded] == [0, 1, 2]
 
 
-def test_no_two_prompts_draw_from_one_stream(read, monkeypatch):
-  monkeypatch.setattr(prompts_lib, "_HALF", 4)  # ids beyond share 4 streams
-  actual, _ = read(*(f'{{"prompt": "a", "id": "{i}"}}' for i in range(4)))
-  assert sorted(p.stream for p in actual) == [4, 5, 6, 7]
+def test_messages_become_what_transformers_makes_of_them(read, chatty):
+  (actual,), _ = read({"messages": TALK})
+  theirs = transformers.AutoTokenizer.from_pretrained(chatty)
+  expected = theirs.apply_chat_template(TALK, add_generation_prompt=True)
+  assert list(actual.token_ids) == expected["input_ids"]
+  (same_text,), _ = read({"prompt": actual.text})
+  assert same_text.key != actual.key
 
 
-def test_batches_of_what_is_left_are_those_of_the_whole():
-  every = prompts([9, 1, 5, 40, 3, 2, 70])
-  whole = make_batches(every, batch_size=2, max_width=200)
-  done = {p.id for batch in whole[:1] + whole[2:3] for p in batch.prompts}
-  left = make_batches(
-    [p for p in every if p.id not in done],
-    batch_size=2, max_width=200, among=len(every),
+def test_a_line_says_what_it_wants(read):
+  (actual,), problems = read(
+    {"prompt": "x", "temperature": 0.5, "top_k": -1, "top_p": 1, "min_p": None,
+     "max_new_tokens": 20, "seed": 7, "stop": "\n", "presence_penalty": 1,
+     "frequency_penalty": -0.5, "min_tokens": 3, "repetition_penalty": 1.2,
+     "logit_bias": {"4": -1, "2": 9.5}, "stop_token_ids": [8, 8],
+     "ignore_eos": True}
   )  # fmt: skip
-  assert left == [whole[1], whole[3]]
-  (one,) = make_batches(every[:1], batch_size=2, max_width=200, among=7)
-  assert one.rows == 2
-  assert make_batches([], batch_size=2, max_width=200, among=7) == []
+  assert not problems
+  assert actual.settings == Settings(
+    temperature=0.5, top_k=0, top_p=1, max_new_tokens=20, seed=7,
+    presence_penalty=1, frequency_penalty=-0.5, repetition_penalty=1.2,
+    logit_bias=((2, 9.5), (4, -1)), min_tokens=3, stop_token_ids=(8,),
+    ignore_eos=True,
+  )  # fmt: skip
+  assert actual.stop == ("\n",)
+
+
+def test_seeds_of_any_64_bits_are_told_apart(read):
+  seeds = [0, 1, 2**32 - 1, 2**32, 2**32 + 1, 2**64 - 1, -2, -(2**63)]
+  items, problems = read(*({"prompt": "x", "seed": seed} for seed in seeds))
+  assert not problems
+  actual = [item.settings.seed for item in items]
+  assert actual[:3] == seeds[:3]
+  assert all(0 <= seed < 2**32 for seed in actual)
+  assert len(set(actual)) == len(seeds)
+
+
+def test_every_field_tells_rows_apart(read):
+  wants = [
+    {}, {"temperature": 0.5}, {"temperature": 0}, {"seed": 1}, {"stop": "a"},
+    {"stop": ["a", "b"]}, {"num_samples": 1}, {"logit_bias": {"1": 2}},
+  ]  # fmt: skip
+  keys = [read({"prompt": "x", "id": 0, **w})[0][0].key for w in wants]
+  assert len(set(keys)) == len(wants)
+  assert keys[0] == hashlib.sha256(b'[0, "x", 0]').hexdigest()[:16]
+
+
+@pytest.mark.parametrize(
+  "wants, message",
+  [
+    ({"temprature": 1}, "unknown field (did you mean 'temperature'"),
+    ({"temperature": -1}, "temperature: Input should be greater than or equal"),
+    ({"temperature": 1e39}, "temperature: Input should be less than"),
+    ({"temperature": float("nan")}, "temperature: Input should be a finite"),
+    ({"temperature": True}, "temperature: Input should be a valid number"),
+    ({"top_k": 1.5}, "top_k: Input should be a valid integer"),
+    ({"seed": 2**64}, "seed: Input should be less than"),
+    ({"num_samples": 0}, "num_samples: Input should be greater"),
+    ({"max_new_tokens": 21}, "made for 20: raise --config.max_new_tokens"),
+    ({"min_tokens": 5, "max_new_tokens": 4}, "min_tokens: at most 4 tokens"),
+    ({"logit_bias": {"many": 1}}, "logit_bias.many: Input should be"),
+    ({"logit_bias": {"1": 200}}, "logit_bias.1: Input should be less"),
+    ({"logit_bias": {"9999": 1}}, "logit_bias: token ids are 0 to 4097, got"),
+    ({"stop_token_ids": [-1]}, "stop_token_ids.0: Input should be greater"),
+    ({"stop": ["a", ""]}, "stop.1: String should have at least 1 character"),
+    ({"messages": TALK}, "messages: give a prompt or messages, got both"),
+    ({"input": "y"}, "input: an encoder-decoder needs one"),
+    ({"prompt": ""}, "prompt: it is empty"),
+    ({"prompt": None, "messages": []}, "messages: List should have at least 1"),
+    ({"prompt": None, "messages": [{"role": "user"}]}, "needs a string under"),
+    ({"prompt": "x " * 60}, "tokens, but only 50 fit"),
+  ],
+)  # fmt: skip
+def test_what_is_no_good_is_one_line(read, wants, message):
+  actual, (problem,) = read({"prompt": "x", **wants})
+  assert not actual
+  assert problem.startswith(":1: ")
+  assert message in problem
+  assert "\n" not in problem
+
+
+def test_commands_with_one_setting_for_all_refuse_others(tmp_path):
+  path = tmp_path / "in.jsonl"
+  path.write_text(json.dumps({"prompt": "x", "id": "a", "seed": 0}) + "\n")
+  tokenizer = tokenizers.load("models/pretrained/target")
+  with pytest.raises(ValueError, match='id "a" has settings of its own'):
+    prompts_lib.all_of(str(path), tokenizer, max_tokens=50)

@@ -38,7 +38,7 @@ def loaded(quick_to_compile):
 
 @contextlib.contextmanager
 def serving(config, loaded, slots):
-  scheduler = server.make_service(config, loaded, slots, SIZES).scheduler
+  scheduler = server.make_service(config, loaded, slots).scheduler
   scheduler.start()
   yield scheduler
   scheduler.close()

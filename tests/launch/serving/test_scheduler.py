@@ -12,7 +12,7 @@ import pytest
 import served
 
 import specjax
-from launch.prompt_lines import MOST_BIASES, MOST_STOP_IDS
+from launch.prompts import MOST_BIASES, MOST_STOP_IDS
 from launch.serving.control import Asked, Control, most_bytes
 from launch.serving.scheduler import (
   ClosedError,
@@ -191,11 +191,8 @@ def test_an_error_of_the_device_reaches_everybody(slots):
   scheduler, _ = served.make_scheduler(slots, iterate)
   heard = [served.Heard(asked) for asked in ASKED[:5]]
   scheduler.submit([h.ticket for h in heard])
-  dead = threading.Event()
-  scheduler.when_dead = dead.set
   scheduler.start()
   assert {h.wait().finish for h in heard} == {Finish.BROKEN}
-  assert dead.wait(served.PATIENCE)
   assert scheduler.join(served.PATIENCE)
   assert not scheduler.is_alive()
   with pytest.raises(ClosedError):

@@ -22,7 +22,7 @@ ASKED = [
 def serving(pair, count, *more):
   target, draft = pair
   return server_process.serving(
-    "--port=0", "--max_prompt=32", "--rounds_per_iteration=2",
+    "--port=0", "--max_prompt=32",
     f"--config=configs/huggingface.py:target={target},draft={draft}",
     "--config.drafter=model(tokens=2)", "--config.max_new_tokens=200", *more,
     count=count,

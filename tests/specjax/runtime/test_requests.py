@@ -10,7 +10,7 @@ import penalising
 import pytest
 
 from specjax.runtime.engine import Engine
-from specjax.runtime.requests import Batch, Settings
+from specjax.runtime.requests import Batch, Settings, make_batches
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -56,7 +56,7 @@ def one():
     stop_tokens=decoding.NO_STOP, max_new_tokens=BUDGET, max_length=256,
     temperature=1.0,
     top_k=0, top_p=1.0, min_p=0.0, seed=3,
-    watch=lambda request: (ends := getattr(request, "ends", None)) and ends(),
+    watch=lambda request: request.ends and request.ends(),
   )  # fmt: skip
 
 
@@ -206,21 +206,37 @@ def test_what_is_counted_of_a_watched_row_is_what_stands(one, together, at):
   assert actual.num_accepted == actual.origins.count(1)
 
 
-def test_prompts_of_any_length_are_completed_and_streamed_token_by_token(one):
-  prompts = [request(i).token_ids for i in range(3)]
-  settings = [Settings(), Settings(temperature=0.0), Settings(max_new_tokens=5)]
-  whole = one.complete(prompts, settings)
-  alone = run(one, *(request(i, s, stream=i) for i, s in enumerate(settings)))
-  assert [c.token_ids for c in whole] == [c.token_ids for c in alone]
-  streamed = list(one.stream(prompts, settings))
-  for i, completion in enumerate(whole):
-    tokens = [token for token in streamed if token.prompt == i]
-    assert [token.token_id for token in tokens] == completion.token_ids
-    assert [token.origin for token in tokens] == completion.origins
-  # Rows take turns: no completion is kept back until it is whole.
-  assert {token.prompt for token in streamed[:12]} == {0, 1, 2}
+def of_lengths(lengths):
+  return [
+    types.SimpleNamespace(stream=i, token_ids=tuple(range(1, n + 1)))
+    for i, n in enumerate(lengths)
+  ]
 
 
-def test_a_prompt_without_tokens_is_refused(one):
-  with pytest.raises(ValueError, match="a prompt has no tokens"):
-    one.complete([[1], []])
+@pytest.mark.parametrize("batch_size", [1, 3, 8, 100])
+def test_every_prompt_is_in_exactly_one_batch(batch_size):
+  lengths = np.random.default_rng(0).integers(1, 200, 37)
+  batches = make_batches(
+    of_lengths(lengths), batch_size=batch_size, max_width=200
+  )
+  indices = [p.stream for batch in batches for p in batch.prompts]
+  assert sorted(indices) == list(range(37))
+  assert {batch.rows for batch in batches} == {min(batch_size, 37)}
+  for batch in batches:
+    longest = max(len(p.token_ids) for p in batch.prompts)
+    assert longest <= batch.width <= 200
+    assert batch.width in (32, 64, 128, 200)
+    tokens, lengths, _ = batch.arrays()
+    for row, one in enumerate(batch.filled()):
+      assert tuple(tokens[row, : lengths[row]]) == one.token_ids
+
+
+def test_batches_of_what_is_left_are_those_of_the_whole():
+  every = of_lengths([9, 1, 5, 40, 3, 2, 70])
+  whole = make_batches(every, batch_size=2, max_width=200)
+  done = {p.stream for batch in whole[:1] + whole[2:3] for p in batch.prompts}
+  left = make_batches(
+    [p for p in every if p.stream not in done],
+    batch_size=2, max_width=200, among=len(every),
+  )  # fmt: skip
+  assert left == [whole[1], whole[3]]
