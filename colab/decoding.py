@@ -92,9 +92,11 @@ plainly, _ = plain.run(batch)
 # *bonus*, which the target adds for free when all drafted tokens are accepted.
 
 # %%
-from launch import display, terminal
+import rich.console
 
-console = terminal.console()
+from launch import display
+
+console = rich.console.Console()
 for prompt, completion in zip(batch.prompts[:2], completions, strict=False):
   display.show_completion(console, one.tokenizer, prompt, completion)
 display.show_legend(console)

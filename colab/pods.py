@@ -187,13 +187,14 @@ if importlib.util.find_spec("libtpu"):
 # much as reading the cache once more.
 
 # %%
-from launch import terminal
+import rich.console
+
 from launch.planning import answer
 
 mine = workdir / "plan.json"
 path = mine if mine.exists() else "docs/plans/2.8b-v5e-4.json"
 plan = report.read(str(path))
-answer.show(terminal.console(width=100), plan)
+answer.show(rich.console.Console(width=100), plan)
 assert plan["donation_honoured"]
 assert plan["fits"]
 assert plan["per_chip_bytes"]["peak"] <= plan["per_chip_bytes"]["hbm"]

@@ -27,10 +27,11 @@ from collections.abc import Iterator
 
 import jax
 import ml_collections
+import rich.console
 import rich.text
 from absl import flags
 
-from launch import cli, display, terminal
+from launch import cli, display
 from launch.assembly import pair, registry
 from launch.conversation import CachedText, Conversation
 from launch.report import loss_in_words
@@ -73,7 +74,9 @@ class Chat:
     if config.mesh:
       raise ValueError("launch.chat runs on one device: give no config.mesh")
     stream = sys.stdout if interactive else sys.stderr
-    self.console = terminal.console(stream, highlight=False, markup=False)
+    self.console = rich.console.Console(
+      file=stream, highlight=False, markup=False
+    )
     self._interactive = interactive
     self._config = ml_collections.ConfigDict(config.to_dict())
     self._models = pair.load(self._config)
@@ -201,7 +204,7 @@ class Chat:
 
   def _write(self, text: str, origin: Origin) -> None:
     if self._interactive:
-      shown = rich.text.Text(text, display.STYLES[origin])
+      shown = rich.text.Text(display.visible(text), display.STYLES[origin])
       self.console.print(shown, end="", soft_wrap=True)
     else:
       sys.stdout.write(text)

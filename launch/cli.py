@@ -1,13 +1,11 @@
 """Command lines: shared flags, help, compilation cache and exit codes.
 
-A user's mistake is one line on stderr and exit code 2: a `UserError`, what the
-operating system says of a file, or a `ValueError` that this project raises.
-Every other error is a bug, and keeps its traceback: those of libraries, and
-whatever is raised while jax traces a program, as in a rule or a drafter under
-development.
+A user's mistake is one line on stderr and exit code 2: a `UserError`, or any
+ValueError or OSError, whose traceback --debug shows. Other errors are bugs and
+keep their tracebacks.
 
 A command reads the flags that its module defines, and those that it names with
-`reads`: it takes no others, and `--help` lists no others.
+`reads`; it refuses the others that are defined here.
 """
 
 import logging
@@ -15,6 +13,7 @@ import os
 import pathlib
 import re
 import sys
+import textwrap
 import traceback
 from collections.abc import Callable, Sequence
 
@@ -23,26 +22,22 @@ import ml_collections
 from absl import app, flags
 from ml_collections import config_flags
 
-from launch import processes, terminal, without_tpu
+from launch import processes, without_tpu
 
 # Flags that several commands have; a name can be defined only once.
 CONFIG = config_flags.DEFINE_config_file(
   "config", None, "Experiment file, as in configs/.", lock_config=True
 )
-PROMPTS = flags.DEFINE_string(
-  "prompts", None, 'Prompts: a line {"id": ..., "prompt": "..."} each.'
-)
+PROMPTS = flags.DEFINE_string("prompts", None, "Prompts, JSON lines.")
 OUTPUT = flags.DEFINE_string("output", None, "Where to write the results.")
-OVERWRITE = flags.DEFINE_bool(
-  "overwrite", False, "Replace what is there, whatever it is of."
-)
+OVERWRITE = flags.DEFINE_bool("overwrite", False, "Replace existing outputs.")
 WORKDIR = flags.DEFINE_string(
-  "workdir", None, "The folder of a run: a training, a report, figures."
+  "workdir", None, "The folder of a run: a training, figures."
 )
-
 TARGET = flags.DEFINE_string(
   "target", None,
-  "The target: its law (0.2,0.3,0.5), the shape of a plan, or a checkpoint.",
+  "The target: its distribution (0.2,0.3,0.5), the shape of a plan, or a "
+  "checkpoint.",
 )  # fmt: skip
 DRAFT = flags.DEFINE_string("draft", None, "The draft, as --target.")
 RULE = flags.DEFINE_string(
@@ -79,32 +74,15 @@ SEED = flags.DEFINE_integer(
   "seed", None, "Of what is sampled or searched.", lower_bound=0,
   upper_bound=2**32 - 1,
 )  # fmt: skip
+_SHARED = (
+  "config", "prompts", "output", "overwrite", "workdir", "target", "draft",
+  "rule", "num_speculative_tokens", "num_drafts", "temperatures", "turns",
+  "batches", "text_tokens", "iterations", "batch_sizes", "timings", "count",
+  "seed",
+)  # fmt: skip
+_DEBUG = flags.DEFINE_bool("debug", False, "Show tracebacks of all errors.")
 
 flags.disclaim_key_flags()  # what is declared from here on is the caller's
-
-# Settings that are arguments of what drafts, as an example has them.
-_SAID_BY_DRAFTER = {
-  "num_speculative_tokens": "model(tokens=4)",
-  "draft": 'model("DIR")',
-  "heads": 'eagle3("DIR")',
-  "depth": "model(policy=survival)",
-  "ladder": "ladder(model, lengths=(0, 1, 2, 4))",
-  "num_drafts": "model(tree=paths(4))",
-  "tree": "model(tree=(-1, 0, 0))",
-  "num_nodes": "eagle3(tree=dynamic(60))",
-  "num_children": "eagle3(tree=dynamic(60, top_k=10))",
-  "siblings": "model(siblings=without_replacement)",
-  "widths": "with_widths(suffix, 2, 4)",
-  "max_ngram": "ngram(max_ngram=3)",
-  "repeats": "repeats(eagle3, min_match=3)",
-  "elsewhere": "repeats(eagle3(tokens=1), tokens=7)",
-  "corpus": 'rest("INDEX")',
-  "window": "lookahead(window=7)",
-  "skip_layers": 'layer_skip("SET.json")',
-  "skip_attention": 'layer_skip("SET.json")',
-  "skip_mlp": 'layer_skip("SET.json")',
-  "online": "online(model)",
-}
 
 # A command takes the arguments left over by the flags and returns an exit code.
 Command = Callable[[Sequence[str]], int]
@@ -112,10 +90,7 @@ Command = Callable[[Sequence[str]], int]
 # to: the same command goes on (EX_TEMPFAIL of sysexits.h).
 UNFINISHED = 75
 
-_JAX = pathlib.Path(jax.__file__).parent
-_ROOT = pathlib.Path(__file__).parents[1]
-_OURS = [_ROOT / name for name in ("configs", "launch", "models", "specjax")]
-_HELP = {"--help", "-help", "-?"}
+_HELP = {"--help", "-help", "-h", "-?", "--helpshort"}
 
 
 class UserError(Exception):
@@ -123,13 +98,12 @@ class UserError(Exception):
 
 
 def reads(*shared: flags.FlagHolder) -> None:
-  """Declares the flags of other modules that the calling command reads.
+  """Declares which of the shared flags the calling command reads.
 
-  Those of every command are among them, and --overwrite of all that write.
+  --overwrite is among them for all that write.
   """
   writes = any(flag.name in (OUTPUT.name, WORKDIR.name) for flag in shared)
-  every = [processes.DISTRIBUTED, *([OVERWRITE] if writes else [])]
-  for flag in (*every, *shared):
+  for flag in (*shared, *([OVERWRITE] if writes else [])):
     flags.declare_key_flag(flag.name)
 
 
@@ -139,9 +113,7 @@ def refuse_with(what: str, *unread: flags.FlagHolder) -> None:
     raise UserError(f"{', '.join(names)}: not read with {what}")
 
 
-_given: list[str] = []
 _spread: set[str] = set()
-_kept: dict[str, None] = {}
 
 
 def takes_the_rest(flag: flags.FlagHolder) -> None:
@@ -152,30 +124,16 @@ def takes_the_rest(flag: flags.FlagHolder) -> None:
   _spread.add(flag.name)
 
 
-def arguments() -> list[str]:
-  """The command line as it was parsed, without the program, files read in."""
-  return list(_given)
-
-
-def config_file() -> str:
-  """The path in --config, without what stands after its colon."""
-  return config_flags.get_config_filename(flags.FLAGS["config"]).split(":")[0]
-
-
 def integers(flag: flags.FlagHolder, *, default: Sequence[int]) -> list[int]:
-  """The positive integers of a list flag; UserError if they are none."""
+  """The positive integers of a list flag; UserError for anything else."""
   if flag.value is None:
     return list(default)
-  try:
-    counts = [int(text) for text in flag.value]
-  except ValueError:
-    counts = []
-  if not counts or min(counts) < 1:
+  if not flag.value or not all(x.isdecimal() and int(x) for x in flag.value):
     raise UserError(
       f"--{flag.name} must be positive integers, as in 1,2,4, got "
       f"{','.join(flag.value)!r}"
     )
-  return counts
+  return [int(x) for x in flag.value]
 
 
 def run(
@@ -193,8 +151,8 @@ def run(
     several_processes: whether it may be one of several processes.
     preemption_notice: see `processes.start`.
   """
-  terminal.guard()
   os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+  sys.stdout.reconfigure(errors="backslashreplace")
   without_tpu.set_environment()
   jax.config.config_with_absl()
   # Which accelerators are not there is no news.
@@ -207,38 +165,27 @@ def run(
 
   def parse(argv):
     try:
-      rest = _parse(command, argv)
-      for name in required:
-        if flags.FLAGS[name].value is None:
-          raise UserError(f"--{name} is required; see --help for an example")
-      return rest
+      return _parse(command, argv, required)
     except UserError as error:
       sys.exit(fail(str(error)))
-    except BrokenPipeError:
-      sys.exit(terminal.reader_left())
 
   def whole(argv):
     if several_processes:
       processes.start(preemption_notice=preemption_notice)
-    else:
-      processes.refuse()
     return command(argv)
 
   def body(argv):
-    failed: list[BaseException] = []
     try:
-      code = _guarded(whole, argv, failed)
-    except KeyboardInterrupt as error:
-      failed.append(error)
-      print(interruption(), file=sys.stderr)
+      code = _guarded(whole, argv)
+    except KeyboardInterrupt:
+      print("interrupted", file=sys.stderr)
       code = 130  # as a shell reports SIGINT
-    except Exception as error:
+    except Exception:
       if not processes.several():
         raise
-      failed.append(error)
       traceback.print_exc()
       code = fail("this process failed, or one that it waited for", 1)
-    if failed and processes.several():
+    if code and processes.several():
       processes.leave(code)
     return code
 
@@ -249,194 +196,131 @@ def execute(command: Command, argv: Sequence[str]) -> int:
   """Parses `argv` (program name first) and runs; returns the exit code."""
   # Settings of a config file (`--config.x=1`) are looked for in sys.argv.
   outer, sys.argv = sys.argv, list(argv)
-  with terminal.guarded():
-    try:
-      rest = _parse(command, argv)
-    except UserError as error:
-      return fail(str(error))
-    finally:
-      sys.argv = outer
-    return _guarded(command, rest)
-
-
-def keeps(place: str) -> None:
-  """Notes that the same command, interrupted, goes on from a file or folder."""
-  _kept[place] = None
-
-
-def interruption() -> str:
-  """The message of a command that Ctrl-C ended."""
-  if not _kept:
-    return "interrupted"
-  return (
-    f"interrupted; what {' and '.join(_kept)} holds so far is kept, and the "
-    "same command goes on from there"
-  )
+  try:
+    rest = _parse(command, argv)
+  except UserError as error:
+    return fail(str(error))
+  finally:
+    sys.argv = outer
+  return _guarded(command, rest)
 
 
 def fail(message: str, code: int = 2) -> int:
   """Prints one message on stderr; returns the exit code."""
   label = f"process {jax.process_index()}: " if processes.several() else ""
-  print(f"error: {label}{message}", file=sys.stderr)
+  print(f"error: {label}{' '.join(message.split())}", file=sys.stderr)
   return code
 
 
-def _guarded(
-  command: Command, argv: Sequence[str], failed: list | None = None
-) -> int:
-  """Runs; a user's mistake becomes one line, and is appended to `failed`."""
+def _guarded(command: Command, argv: Sequence[str]) -> int:
+  """Runs a command; a user's mistake becomes one line."""
   try:
     code = command(argv)
     sys.stdout.flush()
     return code
-  except BrokenPipeError:
-    return terminal.reader_left()
-  except processes.UnjoinedError as error:
-    return fail(str(error), 1)
-  except (UserError, ValueError, OSError) as error:
-    if not _is_mistake(error):
-      raise
-    if failed is not None:
-      failed.append(error)
-    return fail(" ".join(_in_words(error).split()))
+  except BrokenPipeError:  # as of `| head`
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 141  # as a shell reports SIGPIPE
+  except (UserError, ValueError, OSError, processes.UnjoinedError) as error:
+    if _DEBUG.value:
+      traceback.print_exc()
+    text = str(error)
+    if isinstance(error, OSError) and error.strerror and error.filename:
+      text = f"{error.filename}: {error.strerror}"
+    return fail(text, 1 if isinstance(error, processes.UnjoinedError) else 2)
 
 
-def _parse(command: Command, argv: Sequence[str]) -> list[str]:
+def _parse(
+  command: Command, argv: Sequence[str], required: Sequence[str] = ()
+) -> list[str]:
   """Parses flags; a config file may raise anything, and its text is shown.
 
   Raises:
-    UserError: for flags that are none, or that the command does not read.
+    UserError: for flags that do not exist, or that the command does not read.
     SystemExit: once help that was asked for is shown.
   """
-  try:
-    argv = [
-      argv[0],
-      *flags.FLAGS.read_flags_from_files(argv[1:], force_gnu=False),
-    ]
-    _given[:] = argv[1:]
-    if "--help=drafters" in argv:
-      from launch.assembly import registry
+  if "--help=drafters" in argv:
+    from launch.assembly import registry
 
-      for written, about in registry.help_table():
-        print(f"{written}\n    {about}")
-      raise SystemExit(0)
-    wants_help = not _HELP.isdisjoint(argv)
-    if wants_help:
-      module = sys.modules[command.__module__]
-      print(f"{(module.__doc__ or '').strip()}\n\nflags:")
-      print(flags.FLAGS.module_help(module).partition(":\n")[2])
-      print("\n--helpfull lists the flags of jax and absl too.\n")
-      argv = [arg for arg in argv if arg not in _HELP]
-    elif unread := _unread(command, argv):
-      raise UserError(
-        f"this command does not read {', '.join(unread)}; --help lists the "
-        "flags that it reads (settings of a config are --config.NAME=VALUE)"
-      )
-    rest = flags.FLAGS(list(argv))
-    if wants_help:
-      print(_settings(command))
-      raise SystemExit(0)
-  except (UserError, BrokenPipeError):
-    raise
+    for written, about in registry.help_table():
+      print(f"{written}\n    {about}")
+    raise SystemExit(0)
+  if not _HELP.isdisjoint(argv):
+    print(_help(command))
+    raise SystemExit(0)
+  wants_all = "--helpfull" in argv
+  try:
+    rest = flags.FLAGS([x for x in argv if x != "--helpfull"])
+    _ = CONFIG.value and CONFIG.value.keys()  # so that it is read
   except Exception as error:
     raise UserError(_why_not(error)) from None
-  if any(flags.FLAGS[name].present for name in _spread):
-    return rest
-  if rest[1:]:
+  if wants_all:
+    print(f"{_help(command)}\n{_settings()}\n{flags.FLAGS.get_help()}")
+    raise SystemExit(0)
+  read = _key_flags(command)
+  if unread := [x for x in _SHARED if flags.FLAGS[x].present and x not in read]:
     raise UserError(
-      f"unexpected arguments {rest[1:]}: settings are written --name=value"
+      f"this command does not read --{', --'.join(unread)} (--help lists what "
+      "it reads; settings of a config are --config.NAME=VALUE)"
     )
+  for name in required:
+    if flags.FLAGS[name].value is None:
+      raise UserError(f"--{name} is required; see --help for an example")
+  if rest[1:] and not any(flags.FLAGS[name].present for name in _spread):
+    raise UserError(f"unexpected {rest[1:]}: settings are --name=value")
   return rest
 
 
 def _why_not(error: Exception) -> str:
-  """The reason why flags could not be parsed, from absl or a config file."""
+  """The reason why flags, or a config file, could not be read."""
   text = str(error.args[0] if error.args else error)
-  text = text.replace("\\n", "\n").replace("\\'", "'")  # a repr, at times
-  if isinstance(error, KeyError | AttributeError):  # a setting that is none
-    name = text.strip("'\" ").split("'")[0]
-    meant = re.search(r'Did you mean "([^"]+)"', text)
-    guess = f" (did you mean {meant[1]!r}?)" if meant else ""
-    if name in _SAID_BY_DRAFTER:
-      guess = f": write --config.drafter='{_SAID_BY_DRAFTER[name]}'"
-    return f"the config has no setting {name!r}{guess}"
-  if "Traceback" in text:  # of the config's file: its last line says what
-    text = re.sub(r"^ValueError: ", "", text.strip().splitlines()[-1])
-  return " ".join(text.split())
+  if missing := re.search(r"No such file or directory: '([^']+)'", text):
+    return f"there is no {missing[1]}"
+  if isinstance(error, KeyError | AttributeError):  # of ml_collections
+    text = text.replace("\\n", ". ").replace("\\'", "").strip("'\"?")
+    return f"the config has no setting {text}"
+  return text.strip().splitlines()[-1]
 
 
-def _in_words(error: Exception) -> str:
-  """An error's text, of files without the number of the error."""
-  if isinstance(error, OSError) and error.strerror and error.filename:
-    return f"{error.filename}: {error.strerror}"
-  # A config's file that is not there is told when the config is read.
-  missing = re.search(
-    r"^Configuration is not .*No such file or directory: '([^']+)'",
-    str(error), re.DOTALL,
-  )  # fmt: skip
-  return f"there is no {missing[1]}" if missing else str(error)
-
-
-def _is_mistake(error: Exception) -> bool:
-  """True if an error is a user's mistake, whose text suffices."""
-  if isinstance(error, UserError):
-    return True
-  files = [
-    pathlib.Path(frame.f_code.co_filename).parents
-    for frame, _ in traceback.walk_tb(error.__traceback__)
-  ]
-  notes = " ".join(getattr(error, "__notes__", ()))
-  if any(_JAX in file for file in files) or "JAX has removed" in notes:
-    return False
-  return isinstance(error, OSError) or any(o in files[-1] for o in _OURS)
-
-
-def _key_flags(command: Command) -> set[str]:
+def _key_flags(command: Command) -> dict[str, flags.Flag]:
   module = sys.modules[command.__module__]
-  return {flag.name for flag in flags.FLAGS.get_key_flags_for_module(module)}
+  key = flags.FLAGS.get_key_flags_for_module(module)
+  return {flag.name: flag for flag in key}
 
 
-def _unread(command: Command, argv: Sequence[str]) -> list[str]:
-  """The flags of other commands in `argv`, as they are written there.
+def _help(command: Command) -> str:
+  """The module's docstring and the flags that the command reads."""
+  about = (sys.modules[command.__module__].__doc__ or "").strip()
+  lines = []
+  for name, flag in sorted(_key_flags(command).items()):
+    default = f" [{flag.default}]" if flag.default else ""
+    lines += textwrap.wrap(
+      f"--{name}  {flag.help}{default}", 80, initial_indent="  ",
+      subsequent_indent="      ",
+    )  # fmt: skip
+  return "\n".join(
+    [
+      about,
+      "",
+      *lines,
+      "",
+      "--helpfull lists all flags, and the settings of the config it is given;",
+      "--help=drafters what --config.drafter takes; --debug shows tracebacks.",
+    ]
+  )
 
-  What jax, absl and other libraries define is not ours to refuse.
-  """
-  read, unread = _key_flags(command), []
-  for arg in argv[1:]:
-    written = arg.partition("=")[0]
-    name = written.lstrip("-")
-    if name not in flags.FLAGS:
-      name = name.removeprefix("no")
-    if not arg.startswith("-") or name not in flags.FLAGS or name in read:
-      continue
-    if flags.FLAGS.find_module_defining_flag(name).startswith("launch."):
-      unread.append(written)
-  return unread
 
-
-def _settings(command: Command) -> str:
+def _settings() -> str:
   """The settings of the config that is named, by their dotted names."""
-  if CONFIG.name not in _key_flags(command):
-    return ""
-  if CONFIG.value is None:
-    return (
-      "settings: name a config, as in --config=FILE --help, to see its own."
-    )
 
   def leaves(config: ml_collections.ConfigDict, prefix: str):
     for name, value in config.items():
       if isinstance(value, ml_collections.ConfigDict) and len(value):
         yield from leaves(value, f"{prefix}{name}.")
       else:
-        yield f"  {prefix}{name}={value!r}"
+        yield f"  --{prefix}{name}={value!r}"
 
-  return "\n".join(
-    [
-      f"settings of {config_file()}, changed as in --config.NAME=VALUE (it and "
-      "what it imports, as configs/common.py, say what they are):",
-      *leaves(CONFIG.value, ""),
-    ]
-  )
+  return "\n".join(leaves(CONFIG.value or {}, "config."))
 
 
 def _default_flag(name: str, value) -> None:

@@ -6,14 +6,16 @@ colour these are green, orange and blue; without, the two rarer kinds are
 bracketed.
 """
 
-from collections.abc import Sequence
+import contextlib
+import unicodedata
+from collections.abc import Iterator, Sequence
 
 import rich.box
 import rich.console
 import rich.table
 import rich.text
 
-from launch import stops, terminal
+from launch import stops
 from launch.prompts import Prompt
 from launch.report import loss_in_words
 from models.tokenizers import Tokenizer
@@ -34,8 +36,36 @@ def _in_colour(console: rich.console.Console) -> bool:
   return console.color_system is not None and not console.no_color
 
 
+def visible(text: str) -> str:
+  """The text as no terminal obeys it: control characters are shown.
+
+  Newlines and tabs stay, and joiners, which make one emoji of several.
+  """
+  hidden = ("Cc", "Cf", "Cs", "Zl", "Zp")
+  return "".join(
+    c
+    if c in "\n\t\u200c\u200d" or unicodedata.category(c) not in hidden
+    else chr(0x2400 + ord(c))
+    if c < " "
+    else c.encode("unicode_escape").decode()
+    for c in text
+  )
+
+
+@contextlib.contextmanager
+def waiting(what: str) -> Iterator[None]:
+  """Says on stderr what is being done: beside a spinner, or else in a line."""
+  console = rich.console.Console(stderr=True, markup=False)
+  if console.is_terminal:
+    with console.status(what):
+      yield
+  else:
+    console.print(f"{what} ...", soft_wrap=True)
+    yield
+
+
 def pieces(
-  tokenizer: Tokenizer, ids: list[int], before: Sequence[int] = ()
+  tokenizer: Tokenizer, ids: Sequence[int], before: Sequence[int] = ()
 ) -> list[str]:
   """The text each token adds; a character cut in two goes to the last.
 
@@ -44,14 +74,10 @@ def pieces(
     ids: the tokens.
     before: tokens of what they complete.
   """
-  out, shown = [], ""
-  for count in range(1, len(ids) + 1):
-    text = tokenizer.decode(ids[:count], after=before)
-    if text.endswith("\ufffd") and count < len(ids):
-      out.append("")
-      continue
-    out.append(text[len(shown) :])
-    shown = text
+  detokenizer = stops.Detokenizer(tokenizer, before)
+  out = [detokenizer.add(token) for token in ids]
+  if out:
+    out[-1] += detokenizer.rest()
   return out
 
 
@@ -64,7 +90,7 @@ def show_completion(
   """Prints a prompt and its completion, tokens told apart by origin."""
   given = prompt.text if prompt.input is None else f"{prompt.input}\n"
   given += "" if prompt.input is None else prompt.text
-  text = rich.text.Text(terminal.visible(given), style="dim")
+  text = rich.text.Text(visible(given), style="dim")
   text = rich.text.Text().append_text(text)  # dim is the prompt alone
   in_colour = _in_colour(console)
   ids = completion.token_ids
@@ -80,9 +106,9 @@ def show_completion(
     if not in_colour and origin in _MARKS and piece:
       before, after = _MARKS[origin]
       piece = before + piece + after
-    text.append(terminal.visible(piece), style=STYLES[origin])
+    text.append(visible(piece), style=STYLES[origin])
   number = "" if prompt.sample is None else f", sample {prompt.sample}"
-  name = terminal.visible(f"prompt {prompt.id}{number}")
+  name = visible(f"prompt {prompt.id}{number}")
   console.rule(rich.text.Text(name), align="left")
   console.print(text, soft_wrap=True)
 
@@ -103,12 +129,18 @@ def show_legend(console: rich.console.Console) -> None:
 
 
 def show_summary(
-  console: rich.console.Console, summary: dict, rule: Rule
+  console: rich.console.Console,
+  summary: dict,
+  rule: Rule,
+  *,
+  drafts: bool = True,
 ) -> None:
   """Prints the table: speculative beside plain autoregressive decoding.
 
   A lossy rule's distance from the target stands beside every speed-up.
   """
+  if not drafts:
+    console.print("nothing is drafted: plain decoding beside itself")
   loss = loss_in_words(rule.name, rule.lossless, summary["total_variation"])
   console.print(rich.text.Text(f"rule {rule.name}: {loss}"), soft_wrap=True)
   table = rich.table.Table(box=rich.box.SIMPLE)
@@ -131,7 +163,7 @@ def show_summary(
     plain / plain_calls if plain_calls else None,
   )
   row("accepted of drafted tokens", summary["acceptance_rate"])
-  row("the same, expected", summary["expected_acceptance_rate"])
+  row("accepted (expected)", summary["expected_acceptance_rate"])
   row(
     "tokens per second",
     summary["tokens_per_second"],

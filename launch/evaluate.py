@@ -40,12 +40,12 @@ questions, if each holds the models on its own devices; process 0 writes.
 
 import collections
 import io
-import json
 import os
 import sys
 from collections.abc import Container
 
 import ml_collections
+import rich.console
 from absl import flags
 from ml_collections import config_flags
 
@@ -56,7 +56,6 @@ from launch import (
   provenance,
   report,
   results,
-  terminal,
 )
 from launch.assembly import pair, registry
 from launch.evaluation import (
@@ -79,7 +78,6 @@ from models import checkpoints
 
 cli.reads(
   cli.CONFIG, cli.PROMPTS, cli.OUTPUT, cli.TEMPERATURES, cli.BATCH_SIZES,
-  *processes.FLAGS,
 )  # fmt: skip
 _QUESTIONS = flags.DEFINE_string(
   "questions", None, "The questions, JSONL; our own if not given."
@@ -208,19 +206,16 @@ def check_sizes(sizes: list[int], plain: pair.Pair) -> None:
     )
 
 
-def settings_of(config, entered: list[System], asked, models) -> dict:
+def settings_of(config, entered: list[System], asked) -> dict:
   """Settings that decide a measurement (`provenance.settings`)."""
   shared = ml_collections.ConfigDict(config.to_dict())
   del shared.drafter  # it is among the systems, or nothing is measured of it
   return provenance.settings(
     shared,
-    models,
-    systems=[provenance.hashed(s.name, models) for s in entered],
+    systems=[s.name for s in entered],
     temperatures=temperatures(config),
     batch_sizes=cli.integers(cli.BATCH_SIZES, default=[config.batch_size]),
-    questions=provenance.hash_texts(
-      [json.dumps([q.id, q.category, q.task, q.turns]) for q in asked]
-    ),
+    questions=[[q.id, q.category, q.task, q.turns] for q in asked],
     rounds=_ROUNDS.value,
     timing=timing(),
     **({"count_experts": True} if _COUNT_EXPERTS.value else {}),
@@ -230,23 +225,6 @@ def settings_of(config, entered: list[System], asked, models) -> dict:
 def timing() -> str:
   """The kind of timing beside the answers: passes, to explain."""
   return "passes" if _EXPLAIN.value else _TIMING.value
-
-
-def checkpoints_of(entered: list[System]) -> dict[str, dict]:
-  """Path and hash of every checkpoint, and of code of one's own, by role."""
-  paths = {}
-  for system in entered:
-    paths["target"] = system.config.target
-    if system.drafting is not None:
-      read = provenance.read_by(system.drafting)
-      read |= provenance.modules("drafter", system.name)
-      read |= provenance.modules("rule", str(system.config.rule))
-      for role, path in read.items():
-        if paths.setdefault(role, path) != path:
-          paths[f"{role} of {system.name}"] = path
-    elif system.reference.draft:
-      paths[f"draft of {system.name}"] = system.reference.draft
-  return provenance.hashes(paths)
 
 
 def beside(path: str) -> dict[str, str]:
@@ -335,10 +313,7 @@ def run(argv) -> int:
   if _EXPLAIN.value and _TIMING.value == "none":
     raise cli.UserError("--explain is made of timings: leave --timing out")
   output = cli.OUTPUT.value
-  results.check(
-    {"--output": output}, drawn=beside(output), resumes=True,
-    inputs={"--questions": _QUESTIONS.value},
-  )  # fmt: skip
+  results.check(output)
   entered = systems.parse(named(config), config)
   for system in entered:
     if system.reference is not None:
@@ -378,15 +353,8 @@ def run(argv) -> int:
     )
   groups = measure.groups_of(fit, degrees, sizes, room=one.room)
   by_category = collections.Counter(q.category for q in asked)
-  models = checkpoints_of(entered)
-  source = cli.PROMPTS.value or _QUESTIONS.value or str(questions.OWN)
   facts = {
-    **provenance.record(
-      models=models,
-      prompts=None if source == _BUILT_IN else source,
-      texts=[q.turns[0] for q in asked],
-    ),
-    "config": json.loads(config.to_json_best_effort()),
+    **provenance.record(config),
     "rounds": _ROUNDS.value,
     "systems": result.describe(entered, pairs),
     "questions": {
@@ -401,24 +369,23 @@ def run(argv) -> int:
   }
   if _COUNT_EXPERTS.value:
     facts["experts"] = experts.facts(pairs[systems.PLAIN])
-  settings = settings_of(config, entered, asked, models)
-  with Journal(output, settings, grows=True) as journal:
-    if journal.batches:
-      print(f"{output}: {len(journal.batches)} groups and costs are measured "
-            "already, and are kept", file=sys.stderr)  # fmt: skip
-    try:
-      records = running.measure_missing(
-        contests, groups, pairs, timing=timing(), journal=journal, output=output
-      )
-    finally:
-      one.reference.close()
-    content = result.result_of(records, facts)
-    if _EXPLAIN.value:
-      content["explained"] = explain.findings(content)
-    write(output, content)
-    journal.finish()
+  learns = any(s.drafting and s.drafting.learning for s in entered)
+  journal = Journal(  # what was learned is not on disk
+    None if learns else output, settings_of(config, entered, asked)
+  )
+  try:
+    records = running.measure_missing(
+      contests, groups, pairs, timing=timing(), journal=journal
+    )
+  finally:
+    one.reference.close()
+  content = result.result_of(records, facts)
+  if _EXPLAIN.value:
+    content["explained"] = explain.findings(content)
+  write(output, content)
+  journal.finish()
   verdicts = map(explain_page.verdict, content.get("explained", ()))
-  terminal.console(quiet=not processes.is_chief()).print(
+  rich.console.Console(quiet=not processes.is_chief()).print(
     "\n".join([page.over_all(content), *verdicts]), soft_wrap=True, markup=False
   )
   if content["refused"]:

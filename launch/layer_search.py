@@ -24,7 +24,6 @@ one with more --evaluations.
 
 import dataclasses
 import functools
-import json
 import sys
 from collections.abc import Generator
 
@@ -424,7 +423,7 @@ def run(_) -> int:
   config.drafter, config.rule = "plain", "token"  # the target drafts for itself
   if config.mesh:
     raise ValueError(f"layers are looked for on one device: {config.mesh!r}")
-  results.check({}, grown={"--output": output})
+  results.check(output)
   loaded = pair.load(config)
   models = pair.assemble(config, loaded)
   module = checkpoints.load_module(config.target)
@@ -440,71 +439,61 @@ def run(_) -> int:
     "seed": cli.SEED.value or 0,
   }  # fmt: skip
   asked = [str(item.token_ids) for item in items]
-  made_by = provenance.record(
-    models=provenance.checkpoints(config), prompts=cli.PROMPTS.value,
-    texts=asked,
-  )  # fmt: skip
-  settings = provenance.settings(
-    config,
-    made_by["provenance"]["checkpoints"],
-    prompts=provenance.hash_texts(asked),
-    **search_of,
-  )
-  with Journal(output, settings, grows=True) as journal:
-    if "costs" not in journal.batches:  # what was timed is not timed again
-      new = (
-        costs_by_bytes(module.config, _TOKENS.value)
-        if _COSTS.value == "bytes"
-        else costs_by_clock(module, _TOKENS.value)
-      )
-      journal.add({"batch": "costs", **vars(new)})
-    known = {k: v for k, v in journal.batches["costs"].items() if k != "batch"}
-    verify = {int(n): cost for n, cost in known["verify"].items()}
-    costs = Costs(**known | {"verify": verify})
-    tokens, judged = completed(config, models, batches)
-    names = ("temperature", "top_k", "top_p", "min_p")
-    scorer = Scorer(
-      module, tokens, judged, {name: config[name] for name in names},
-      vocab_size=models.tokenizer.vocab_size,
-    )  # fmt: skip
-
-    def score(skipped: SkippedLayers) -> dict:
-      acceptance = scorer.acceptance(skipped)
-      record = evaluation(skipped, acceptance, costs, num_layers)
-      if _OBJECTIVE.value == "measured":
-        count = record["num_speculative_tokens"]
-        record["measured"] = measured_speedup(
-          config, loaded, skipped, batches, count=count
-        )
-      return {**record, "score": record.get("measured", record["speedup"])}
-
-    propose = (
-      bayesian(num_layers, seed=search_of["seed"])
-      if _METHOD.value == "bayesian"
-      else (one for one in knapsack(scorer, costs))
+  settings = provenance.settings(config, prompts=asked, **search_of)
+  journal = Journal(output, settings)
+  if "costs" not in journal.batches:  # what was timed is not timed again
+    new = (
+      costs_by_bytes(module.config, _TOKENS.value)
+      if _COSTS.value == "bytes"
+      else costs_by_clock(module, _TOKENS.value)
     )
-    evaluations = search(propose, score, journal, _EVALUATIONS.value)
-    if not evaluations:
-      raise ValueError(
-        f"the method {_METHOD.value!r} has no set to propose for a target of "
-        f"{num_layers} layers"
+    journal.add({"batch": "costs", **vars(new)})
+  known = {k: v for k, v in journal.batches["costs"].items() if k != "batch"}
+  verify = {int(n): cost for n, cost in known["verify"].items()}
+  costs = Costs(**known | {"verify": verify})
+  tokens, judged = completed(config, models, batches)
+  names = ("temperature", "top_k", "top_p", "min_p")
+  scorer = Scorer(
+    module, tokens, judged, {name: config[name] for name in names},
+    vocab_size=models.tokenizer.vocab_size,
+  )  # fmt: skip
+
+  def score(skipped: SkippedLayers) -> dict:
+    acceptance = scorer.acceptance(skipped)
+    record = evaluation(skipped, acceptance, costs, num_layers)
+    if _OBJECTIVE.value == "measured":
+      count = record["num_speculative_tokens"]
+      record["measured"] = measured_speedup(
+        config, loaded, skipped, batches, count=count
       )
-    first = int(np.argmax([one["score"] for one in evaluations]))
-    best = {"evaluations": first + 1, **evaluations[first]}
-    kept = ("skip_attention", "skip_mlp", "num_speculative_tokens")
-    result = {
-      **{name: best[name] for name in kept},
-      "best": best,
-      "num_layers": num_layers,
-      "costs": vars(costs),
-      "search": search_of,
-      "num_judged": int(judged.sum()),
-      "config": json.loads(config.to_json_best_effort(sort_keys=True)),
-      "evaluations": evaluations,
-      **made_by,
-    }
-    results.write_json(output, result)
-    journal.finish()
+    return {**record, "score": record.get("measured", record["speedup"])}
+
+  propose = (
+    bayesian(num_layers, seed=search_of["seed"])
+    if _METHOD.value == "bayesian"
+    else (one for one in knapsack(scorer, costs))
+  )
+  evaluations = search(propose, score, journal, _EVALUATIONS.value)
+  if not evaluations:
+    raise ValueError(
+      f"the method {_METHOD.value!r} has no set to propose for a target of "
+      f"{num_layers} layers"
+    )
+  first = int(np.argmax([one["score"] for one in evaluations]))
+  best = {"evaluations": first + 1, **evaluations[first]}
+  kept = ("skip_attention", "skip_mlp", "num_speculative_tokens")
+  result = {
+    **{name: best[name] for name in kept},
+    "best": best,
+    "num_layers": num_layers,
+    "costs": vars(costs),
+    "search": search_of,
+    "num_judged": int(judged.sum()),
+    "evaluations": evaluations,
+    **provenance.record(config),
+  }
+  results.write_json(output, result)
+  journal.finish()
   print(table({output: result}))
   return 0
 

@@ -1,15 +1,14 @@
-"""Online learning of a draft: the optimiser, and its state on disk.
+"""Online learning of a draft: the optimiser.
 
 A `Learner` has the draft's parameters. After every so many rounds it takes a
 step of Adam on all that the rings of the state hold
 (`specjax.training.learning`), so what is in a ring is learned from until it is
-overwritten. `Saved` keeps a learner beside an output, so that a run that was
-killed goes on with it.
+overwritten. Nothing of it is on disk: a run that was killed begins anew.
 """
 
 import dataclasses
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
@@ -166,40 +165,6 @@ class Learner:
   def num_programs(self) -> int:
     """Number of times the update was compiled."""
     return self._update._cache_size()
-
-  def snapshot(self) -> dict[str, Any]:
-    """Its whole state, of what msgpack holds; see `restore`."""
-    ring = vars(self._ring) if self._ring else {}
-    return {
-      "numbers": [self.updates, self._since],
-      "seconds": self.seconds,
-      "leaves": jax.tree.leaves((self.params.draft, self._state)),
-      "ring": {name: x for name, x in ring.items() if x is not None},
-    }
-
-  def restore(self, saved: Mapping[str, Any]) -> None:
-    """Goes on where another learner of the same config was.
-
-    Raises:
-      ValueError: if it was of another draft or config.
-    """
-    leaves, form = jax.tree.flatten((self.params.draft, self._state))
-    kinds = lambda arrays: [(x.dtype, x.shape) for x in arrays]
-    if kinds(saved["leaves"]) != kinds(leaves):
-      raise ValueError("what was learned is of another draft or config")
-    put = [
-      jax.device_put(x, like.sharding)
-      for x, like in zip(saved["leaves"], leaves, strict=True)
-    ]
-    draft, self._state = jax.tree.unflatten(form, put)
-    self.params = dataclasses.replace(self.params, draft=draft)
-    fields: dict[str, Any] = dict.fromkeys(
-      field.name for field in dataclasses.fields(Ring)
-    )
-    fields |= {name: jnp.asarray(x) for name, x in saved["ring"].items()}
-    self._ring = Ring(**fields) if saved["ring"] else None
-    self.updates, self._since = saved["numbers"]
-    self.seconds = saved["seconds"]
 
 
 def _weights(

@@ -44,10 +44,11 @@ if __name__ == "__main__":  # a compiler is all it takes; before jax starts
   os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
+import rich.console
 from absl import flags
 
 from configs import shapes
-from launch import cli, hardware, provenance, report, results, terminal
+from launch import cli, display, hardware, provenance, report, results
 from launch.assembly import layers, precision
 from launch.assembly.drafting import Drafting
 from launch.assembly.registry import DRAFTERS
@@ -344,9 +345,7 @@ def _result(plans: list[dict]) -> list[dict] | dict:
 
 def run(_) -> int:
   """The command."""
-  results.check(
-    {"--output": cli.OUTPUT.value}, drawn={"--plot": _PLOT.value}, stdout=True
-  )
+  results.check(cli.OUTPUT.value, _PLOT.value)
   for flag in (_TOPOLOGY, _DRAFTER):
     if not flag.value:
       raise cli.UserError(f"--{flag.name} is required; see --help for examples")
@@ -365,7 +364,7 @@ def run(_) -> int:
   if _PLOT.value and not _PLOT.value.endswith((".svg", ".png")):
     raise cli.UserError(f"--plot must end in .svg or .png, got {_PLOT.value!r}")
   out = results.beside(cli.OUTPUT.value)
-  console = terminal.console(out, width=None if out.isatty() else 100)
+  console = rich.console.Console(file=out, width=None if out.isatty() else 100)
   questions = [  # all before the first minute of compiling is spent
     question(topology, batch_size=batch_size, drafting=drafting)
     for topology, batch_size, drafting in combinations
@@ -375,12 +374,7 @@ def run(_) -> int:
   drafts = {one.draft.vocab_size: one.draft for one in questions if one.draft}
   for draft in drafts.values():
     warn_of_vocabularies(questions[0].target, draft)
-  names = {"--target": cli.TARGET.value}
-  for *_, one in combinations:
-    if one.checkpoint:
-      names[f'--drafter={one.name}("{one.checkpoint}")'] = one.checkpoint
-  files = {flag: _shape_file(name) for flag, name in names.items()}
-  made_by = provenance.record(files=files)
+  made_by = provenance.record()
   plans = []
   for (topology, *_), asked in zip(combinations, questions, strict=True):
     count = f" {len(plans) + 1} of {len(questions)}" if _SWEEP.value else ""
@@ -388,7 +382,7 @@ def run(_) -> int:
       f"compiling plan{count} for {topology.name}: batch {asked.batch_size}, "
       f"{asked.tree.num_drafted} drafted nodes"
     )
-    with terminal.waiting(drafted):
+    with display.waiting(drafted):
       plans.append(answer.plan(topology, asked) | made_by)
     answer.show(console, plans[-1])
     if cli.OUTPUT.value and cli.OUTPUT.value != results.STDOUT:

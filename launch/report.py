@@ -16,7 +16,7 @@ import rich.box
 import rich.console
 import rich.table
 
-from launch import jsonl, terminal
+from launch import results
 from specjax import intervals, rules
 
 if TYPE_CHECKING:  # what only talks need not load it
@@ -109,7 +109,7 @@ def show(
 def read(path: str) -> Any:
   """The contents of a JSON file, or the list of a JSONL file's lines."""
   if path.endswith(".jsonl"):
-    return [line for _, line in jsonl.read(path)]
+    return [line for _, line in results.read_jsonl(path)]
   return json.loads(pathlib.Path(path).read_text("utf-8"))
 
 
@@ -247,12 +247,9 @@ def run(main: Callable[[list[str]], int]) -> None:
 
   Files are what may be wrong: one that holds something else is one line.
   """
-  terminal.guard()
   try:
     code = main(sys.argv)
     sys.stdout.flush()
-  except BrokenPipeError:
-    code = terminal.reader_left()
   except (LookupError, TypeError, ValueError, RecursionError) as error:
     files, kind = " ".join(sys.argv[1:]), type(error).__name__
     print(f"error: no results in {files} ({kind}: {error})", file=sys.stderr)

@@ -44,7 +44,7 @@ except ModuleNotFoundError as missing:
     )
   ) from None
 
-cli.reads(cli.CONFIG, *processes.FLAGS)
+cli.reads(cli.CONFIG)
 _HOST = flags.DEFINE_string(
   "host", "127.0.0.1", "Where to listen; 0.0.0.0 is open to everybody."
 )

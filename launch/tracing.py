@@ -5,8 +5,6 @@ happened: the tokens are the same as ever, the times are no measurement.
 """
 
 import dataclasses
-import json
-import pathlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -14,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from launch import cli, processes, results
+from launch import results
 from launch.prompts import Prompt
 from specjax.runtime import engine as engine_lib
 from specjax.runtime.engine import Completion, Engine
@@ -164,40 +162,19 @@ def _numbers(values: np.ndarray) -> list[float | None]:
   return [float(x) if np.isfinite(x) else None for x in values]
 
 
-def lines_of(items: Iterable[Prompt], rows: Mapping[str, dict]) -> list[str]:
-  """The lines of a trace: every round of every prompt.
+def lines_of(items: Iterable[Prompt], rows: Mapping[str, dict]) -> str:
+  """The text of a trace: a line for every round of every prompt.
 
   Args:
     items: the prompts.
-    rows: what is kept of each, "rounds" among it, by its key.
+    rows: what is known of each, "rounds" among it, by its key.
   """
-  return [
-    json.dumps(
-      {
-        "id": item.id,
-        **({} if item.sample is None else {"sample": item.sample}),
-        **one,
-      }
-    )
-    + "\n"
+  return results.dumps(
+    {
+      "id": item.id,
+      **({} if item.sample is None else {"sample": item.sample}),
+      **one,
+    }
     for item in items
     for one in rows[item.key]["rounds"]
-  ]
-
-
-def check_trace(path: str, lines: Iterable[str]) -> None:
-  """Raises ValueError if a trace is there that is not of this run.
-
-  The chief looks, which alone knows what was made.
-
-  Args:
-    path: where the trace is to be written.
-    lines: those that the run has made before it was stopped.
-  """
-  file = pathlib.Path(path)
-  if not processes.is_chief() or cli.OVERWRITE.value:
-    return
-  if path == results.STDOUT or not file.exists():
-    return
-  if set(file.read_text("utf-8").splitlines(keepends=True)) - {*lines}:
-    raise ValueError(f"{path} holds something else: --overwrite replaces it")
+  )

@@ -7,8 +7,8 @@ A folder decides where a run stands: the same command, or `--workdir` alone,
 goes on from its last checkpoint, to the same parameters, bit for bit, as a run
 that was never stopped. SIGTERM or Ctrl-C saves a checkpoint and ends with exit
 code 75: the run is not over. At its end the model is exported as Llama files,
-if `--export` says where; another model that is there is replaced with
---overwrite only. Settings are changed as in `--config=FILE
+if `--export` says where; a model that is there is replaced with --overwrite
+only. Settings are changed as in `--config=FILE
 --config.num_steps=500`, those of a run that was begun too, where that leaves it
 the same run. WORKDIR gets
 
@@ -23,8 +23,6 @@ the same run. WORKDIR gets
   samples.jsonl    what the weights of the moment complete
   checkpoints/     the newest two, with checksums
   tokenizer/       the one of the config
-  exports.json     where the model was exported: another's is not replaced
-  lock             while a process trains: who
 
 Checkpoints go onto any mesh: with another `--config.mesh`, or on other devices,
 the same command goes on (only the number of processes must stay: each has its
@@ -39,12 +37,12 @@ Encoder-decoders and SpecDec's block drafters are trained too
 
 from absl import flags
 
-from launch import cli, processes, results
+from launch import cli
 from launch.training import exports, settings
 from launch.training import run as run_lib
 from launch.training.records import say
 
-cli.reads(cli.CONFIG, cli.WORKDIR, *processes.FLAGS)
+cli.reads(cli.CONFIG, cli.WORKDIR)
 _EXPORT = flags.DEFINE_string(
   "export", None, "Where to write the trained model (Llama files)."
 )
@@ -54,14 +52,12 @@ def run(_) -> int:
   """The command."""
   run_lib.quiet()
   workdir, export = cli.WORKDIR.value, _EXPORT.value
-  results.check_folder("--workdir", workdir)
   config = cli.CONFIG.value or settings.read(workdir)
-  exports.check(config, workdir, export)
+  exports.check(export)
   one = run_lib.Run(config, workdir)
   module, finished = one.train()
   if export and finished and one.chief:
-    with exports.noted(workdir, export):
-      one.export(module, export)
+    one.export(module, export)
     say(f"exported to {export}")
   return 0 if finished else cli.UNFINISHED
 

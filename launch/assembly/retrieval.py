@@ -12,7 +12,7 @@ import jax
 import safetensors
 import safetensors.numpy
 
-from launch import jsonl
+from launch import results
 from models.tokenizers import Tokenizer
 from specjax.drafters.shared.corpus import Corpus
 from specjax.runtime import engine
@@ -60,7 +60,7 @@ def _of_folder(root: pathlib.Path) -> list[str]:
 
 def _of_lines(file: pathlib.Path) -> list[str]:
   lines = []
-  for number, record in jsonl.read(file):
+  for number, record in results.read_jsonl(file):
     values = [record.get(k) for k in _KEYS] if isinstance(record, dict) else []
     text = next((v for v in values if isinstance(v, str)), None)
     if text is None:

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from launch import jsonl
 from launch import prompts as prompts_lib
+from launch import results
 from models import chat
 from models.tokenizers import Tokenizer
 from specjax.runtime.requests import Settings
@@ -104,7 +104,7 @@ def read(path: str | pathlib.Path) -> list[Question]:
   if not file.is_file():
     raise FileNotFoundError(f"no such file of questions: {path}")
   questions: dict[int | str, Question] = {}
-  for number, record in jsonl.read(file):
+  for number, record in results.read_jsonl(file):
     try:
       question = _parsed(record)
       if question.id in questions:

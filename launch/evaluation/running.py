@@ -5,7 +5,7 @@ import sys
 import jax
 import tqdm
 
-from launch import cli, processes, results
+from launch import cli, processes
 from launch.assembly.pair import Pair
 from launch.evaluation import costs, measure, systems
 from launch.evaluation.measure import Contest, Group
@@ -23,7 +23,6 @@ def measure_missing(
   *,
   timing: str = "rounds",
   journal: Journal | None = None,
-  output: str = "",
 ) -> list[dict]:
   """Measures groups and then costs of rounds, where the journal lacks them.
 
@@ -33,7 +32,6 @@ def measure_missing(
     pairs: by the name of the system.
     timing: of TIMINGS.
     journal: of the output, open, or None.
-    output: its path, beside which online drafts are saved.
 
   Raises:
     UserError: if a draft learns in several processes.
@@ -42,17 +40,11 @@ def measure_missing(
     All records by the order of the groups, costs last, the same on every
     process.
   """
-  journals = processes.gather(list(journal.batches.values()) if journal else [])
-  records = {record["batch"]: record for record in journals[0]}
+  records = dict(journal.batches) if journal else {}
   spans = processes.spanned_by(pairs[systems.PLAIN].params)
-  saved = None
   engines = next(iter(contests.values())).engines  # all share learners
-  if learners := {n: e.learner for n, e in engines.items() if e.learner}:
-    if processes.several():
-      raise cli.UserError("a draft learns online in one process")
-    if journal:
-      saved = results.Saved(output, learners)
-      saved.load(sum(group.name in records for group in groups))
+  if any(e.learner for e in engines.values()) and processes.several():
+    raise cli.UserError("a draft learns online in one process")
 
   def keep(record: dict) -> None:
     records[record["batch"]] = record
@@ -69,9 +61,6 @@ def measure_missing(
       lambda _, group: measure.measure(contests[group.temperature], group),
       together=spans,
     ):
-      if saved:
-        done = sum(group.name in records for group in groups)
-        saved.save(done + 1)
       keep(record)
       progress.update(sizes[record["batch"]])
       if not spans:  # processes that share programs have them at the same time

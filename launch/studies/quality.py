@@ -304,7 +304,7 @@ def table(results: dict[str, dict]) -> str:
 def run(_) -> int:
   """The command."""
   config = cli.CONFIG.value
-  results.check({"--output": cli.OUTPUT.value}, resumes=True)
+  results.check(cli.OUTPUT.value)
   check(config)
   names = ["token"] + [
     f"decoding_{rule}(epsilon={epsilon})"
@@ -335,26 +335,20 @@ def run(_) -> int:
       num_tokens=config.prompt_tokens,
     )
   scorer = SCORERS[config.score](config.scorer or config.target, tokenizer)
-  texts = [p.text for p in items]
-  made_by = provenance.of_config(config, texts=texts)
-  settings = provenance.settings(
-    config,
-    made_by["provenance"]["checkpoints"],
-    prompts=provenance.hash_texts(texts),
-  )
-  with Journal(cli.OUTPUT.value, settings) as journal:
-    for number, prompt in enumerate(
-      tqdm.tqdm(items, unit="prompt", disable=not sys.stderr.isatty())
-    ):
-      if number not in journal.batches:
-        journal.add(compare(config, engines, scorer, prompt, number, room=room))
-    result = {
-      "rows": rows_of(config, [journal.batches[i] for i in range(len(items))]),
-      "num_prompts": len(items),
-      **made_by,
-    }
-    results.write_json(cli.OUTPUT.value, result)
-    journal.finish()
+  settings = provenance.settings(config, prompts=[p.text for p in items])
+  journal = Journal(cli.OUTPUT.value, settings)
+  for number, prompt in enumerate(
+    tqdm.tqdm(items, unit="prompt", disable=not sys.stderr.isatty())
+  ):
+    if number not in journal.batches:
+      journal.add(compare(config, engines, scorer, prompt, number, room=room))
+  result = {
+    "rows": rows_of(config, [journal.batches[i] for i in range(len(items))]),
+    "num_prompts": len(items),
+    **provenance.record(config),
+  }
+  results.write_json(cli.OUTPUT.value, result)
+  journal.finish()
   print(table({"": result}))
   return 0
 

@@ -96,7 +96,7 @@ def trees(acceptance: np.ndarray, *, max_nodes: int) -> list[dict]:
 
 def run(_) -> int:
   """The command."""
-  results.check({"--output": cli.OUTPUT.value}, stdout=True)
+  results.check(cli.OUTPUT.value)
   config = cli.CONFIG.value
   drafting = wide(
     registry.of(config), children=_CHILDREN.value, levels=_LEVELS.value
@@ -118,7 +118,7 @@ def run(_) -> int:
       "acceptance_by_rank": acceptance.tolist(),
       "offered": counts.rank_offered.sum(axis=0).tolist(),
       "trees": rows,
-      **provenance.of_config(config, texts=[item.text for item in items]),
+      **provenance.record(config),
     },
   )
   if cli.OUTPUT.value != results.STDOUT:

@@ -25,15 +25,13 @@ _INPUT = flags.DEFINE_string("input", None, "A folder of texts, or JSONL.")
 
 def run(_) -> int:
   """The command."""
-  results.check(
-    {}, grown={"--output": cli.OUTPUT.value}, inputs={"--input": _INPUT.value}
-  )
+  results.check(cli.OUTPUT.value)
   tokenizer = checkpoints.load_tokenizer(cli.TARGET.value)
   texts = retrieval.texts(_INPUT.value)
   encoded = lambda: [tokenizer.encode_text(text) for text in texts]
   seconds, index = timing.timed(lambda: corpus.build(encoded()))
   content = retrieval.content(index, tokenizer, len(texts))
-  results.write_new(cli.OUTPUT.value, content)
+  results.write(cli.OUTPUT.value, content)
   print(
     f"{len(texts)} texts, {len(index.tokens) - len(texts):,} tokens in "
     f"{cli.OUTPUT.value} ({seconds:.1f} s)"

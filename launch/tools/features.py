@@ -296,36 +296,35 @@ def run(_) -> int:
   if config.features:
     raise cli.UserError("config.features is what a training reads: give none")
   head.check(config)
-  folder = results.check_folder("--output", cli.OUTPUT.value)
+  folder = pathlib.Path(cli.OUTPUT.value)
   tokenizer = checkpoints.load_tokenizer(config.target)
   target = checkpoints.read_config(config.target)
   settings = head_features.settings(
     config, head_features.layers_read(config, target.num_layers), target
   )
   folder.mkdir(parents=True, exist_ok=True)
-  with results.lock(folder / "lock", what=str(folder)):
-    if cli.OVERWRITE.value:
-      features.disclaim(folder)
-      clear(folder)
-    features.claim(folder, settings)
-    texts = {
-      "train": data.documents(config, "train"),
-      "validation": data.documents(config, "validation")
-      if config.validate_every
-      else (),
-    }
-    size = features.record_bytes(settings)
-    shards = _planned(config, texts, tokenizer, size)
-    missing = [s for s in shards if not (folder / s.name).is_file()]
-    if len(missing) < len(shards):
-      say(f"{len(shards) - len(missing)} of {len(shards)} shards are there")
-    if missing:
-      _check_disk(folder, missing, size, settings.sequence_length)
-      _make(config, folder, missing, texts, tokenizer, settings.layers)
-    results.write_json(
-      str(folder / features.NAME), _about(config, settings, shards)
-    )
-    sweep(folder, shards)
+  if cli.OVERWRITE.value:
+    features.disclaim(folder)
+    clear(folder)
+  features.claim(folder, settings)
+  texts = {
+    "train": data.documents(config, "train"),
+    "validation": data.documents(config, "validation")
+    if config.validate_every
+    else (),
+  }
+  size = features.record_bytes(settings)
+  shards = _planned(config, texts, tokenizer, size)
+  missing = [s for s in shards if not (folder / s.name).is_file()]
+  if len(missing) < len(shards):
+    say(f"{len(shards) - len(missing)} of {len(shards)} shards are there")
+  if missing:
+    _check_disk(folder, missing, size, settings.sequence_length)
+    _make(config, folder, missing, texts, tokenizer, settings.layers)
+  results.write_json(
+    str(folder / features.NAME), _about(config, settings, shards)
+  )
+  sweep(folder, shards)
   tokens = sum(shard.tokens for shard in shards)
   print(f"{tokens:,} tokens in {len(shards)} shards: {folder}")
   return 0
@@ -335,7 +334,7 @@ def _about(config, settings: Settings, shards: list[Shard]) -> dict:
   return {
     "settings": settings.as_json(),
     "shards": [dataclasses.asdict(shard) for shard in shards],
-    **provenance.record(models=provenance.hashes({"target": config.target})),
+    **provenance.record(config),
   }
 
 

@@ -11,7 +11,7 @@ trained on: the same on every call, for the versions that are installed.
 
 from absl import flags
 
-from launch import cli, jsonl, results
+from launch import cli, results
 from launch.training import corpus
 
 cli.reads(cli.OUTPUT, cli.COUNT)
@@ -22,12 +22,12 @@ _NUM_LINES = flags.DEFINE_integer(
 
 def run(_) -> int:
   """The command."""
-  results.check({}, grown={"--output": cli.OUTPUT.value}, stdout=True)
+  results.check(cli.OUTPUT.value)
   texts = corpus.held_out_prompts(
     cli.COUNT.value or 200, num_lines=_NUM_LINES.value
   )
   lines = [{"id": i, "prompt": text} for i, text in enumerate(texts)]
-  results.write_new(cli.OUTPUT.value, jsonl.dumps(lines))
+  results.write(cli.OUTPUT.value, results.dumps(lines))
   out = results.beside(cli.OUTPUT.value)
   print(f"{len(lines)} prompts in {cli.OUTPUT.value}", file=out)
   return 0

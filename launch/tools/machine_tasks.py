@@ -22,7 +22,7 @@ from collections.abc import Iterator
 
 from absl import flags
 
-from launch import cli, jsonl, results
+from launch import cli, results
 
 cli.reads(cli.OUTPUT, cli.SEED)
 _SPLIT = flags.DEFINE_enum(
@@ -126,13 +126,13 @@ def _drawn(task: str, rng: random.Random) -> tuple[str, tuple[str, str]]:
 
 def run(_) -> int:
   """The command."""
-  results.check({"--output": cli.OUTPUT.value}, stdout=True)
+  results.check(cli.OUTPUT.value)
   made = pairs(_SPLIT.value, _NUM_PAIRS.value, seed=cli.SEED.value or 0)
   lines = [
     {"id": i, "task": task, "input": given, "output": answer}
     for i, (task, (given, answer)) in enumerate(made)
   ]
-  results.write(cli.OUTPUT.value, jsonl.dumps(lines))
+  results.write(cli.OUTPUT.value, results.dumps(lines))
   return 0
 
 

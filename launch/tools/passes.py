@@ -147,7 +147,7 @@ def table(results: dict[str, dict]) -> str:
 
 def run(_) -> int:
   """The command."""
-  results.check({"--output": cli.OUTPUT.value}, stdout=True)
+  results.check(cli.OUTPUT.value)
   sizes = cli.integers(cli.BATCH_SIZES, default=[1])
   widths = cli.integers(_WIDTHS, default=[1, 2, 4, 8, 16])
   if 1 not in widths:
@@ -171,7 +171,7 @@ def run(_) -> int:
     result = {
       "target": cli.TARGET.value, "text": _TEXT.value, "passes": lines,
       "device": jax.devices()[0].device_kind, "jax": jax.__version__,
-      **provenance.record(models={}),
+      **provenance.record(),
     }  # fmt: skip
     results.write_json(cli.OUTPUT.value, result)
   return 0

@@ -212,7 +212,9 @@ def _temperatures() -> list[list[float]]:
 def run(_) -> int:
   """The command."""
   config, count = cli.CONFIG.value, cli.COUNT.value or 1000
-  folder = results.check_folder("--output", cli.OUTPUT.value)
+  folder = pathlib.Path(cli.OUTPUT.value)
+  output = folder / "conversations.jsonl"
+  results.check(output)
   tests = [questions.OWN, *_KEEP_OUT.value]
   texts = [t for file in tests for q in questions.read(file) for t in q.turns]
   settings = {
@@ -225,22 +227,21 @@ def run(_) -> int:
   if _SYSTEM_PROMPTS.value:
     text = pathlib.Path(_SYSTEM_PROMPTS.value).read_text("utf-8")
     systems = [line for line in text.splitlines() if line.strip()]
-  folder.mkdir(parents=True, exist_ok=True)
-  output = folder / "conversations.jsonl"
-  with results.Journal(str(output), settings, grows=True) as journal:
-    groups = [x["conversations"] for x in journal.batches.values()]
-    made = {one["number"]: one for group in groups for one in group}
-    missing = [i for i in range(count) if i not in made]
-    bar = tqdm.tqdm(total=len(missing), disable=not sys.stderr.isatty())
-    for group in make(config, missing, given, systems) if missing else ():
-      journal.add({"batch": group[0]["number"], "conversations": group})
-      made |= {one["number"]: one for one in group}
-      bar.update(len(group))
-    whole = [one for i, one in sorted(made.items()) if i < count]
-    kept = sift((one for one in whole if "messages" in one), overlap(texts))
-    journal.finish(kept)
+  journal = results.Journal(str(output), settings)
+  groups = [x["conversations"] for x in journal.batches.values()]
+  made = {one["number"]: one for group in groups for one in group}
+  missing = [i for i in range(count) if i not in made]
+  bar = tqdm.tqdm(total=len(missing), disable=not sys.stderr.isatty())
+  for group in make(config, missing, given, systems) if missing else ():
+    journal.add({"batch": group[0]["number"], "conversations": group})
+    made |= {one["number"]: one for one in group}
+    bar.update(len(group))
+  whole = [one for i, one in sorted(made.items()) if i < count]
+  kept = sift((one for one in whole if "messages" in one), overlap(texts))
+  results.write(output, results.dumps(kept))
   about = {**settings, "made": len(whole), "kept": len(kept)}
   results.write_json(folder / "about.json", about | provenance.record())
+  journal.finish()
   print(f"{len(kept)} of {count} conversations kept: {output}")
   return 0
 

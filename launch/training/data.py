@@ -38,7 +38,7 @@ import numpy as np
 from absl import logging
 from grain import experimental as grain_experimental
 
-from launch import jsonl, processes, results
+from launch import processes, results
 from launch.training import corpus
 from models import chat, checkpoints, tokenizers
 from models.tokenizers import Tokenizer
@@ -238,7 +238,7 @@ def documents_of(path: pathlib.Path) -> Iterator[Document]:
   Raises:
     ValueError: for a line that holds none, naming it.
   """
-  for number, record in jsonl.read(path):
+  for number, record in results.read_jsonl(path):
     document = _document(record)
     if document is None:
       raise ValueError(
@@ -309,7 +309,6 @@ def tokenizer_of(
         "a new one would not be that of config.teacher: give config.tokenizer="
         f"{teacher}"
       ) from None
-    results.check_folder("config.tokenizer", config.tokenizer)
     tokenizer = train(texts(), vocab_size=config.model.vocab_size)
   processes.gather(None)  # all have looked, and the chief may write one
   if tokenizer.vocab_size > config.model.vocab_size:

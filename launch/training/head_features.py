@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from launch import provenance, results
+from launch import results
 from launch.training import data, features
 from launch.training.features import Settings, Stored
 from models import checkpoints, head_starts
@@ -45,7 +45,7 @@ def layers_read(config, num_layers: int) -> Features:
 def settings(config, read: Features, target: TransformerConfig) -> Settings:
   """Settings of the features for a head that reads `read` of a target."""
   return Settings(
-    target=provenance.hash_checkpoint(config.target),
+    target=config.target,
     layers=features.all_layers(read),
     width=target.embed_dim,
     sequence_length=config.sequence_length,

@@ -8,7 +8,7 @@ import time
 import jax
 import tqdm
 
-from launch import jsonl, results
+from launch import results
 
 
 class Records:
@@ -61,7 +61,7 @@ class Records:
       )
 
   def _append(self, name: str, record: dict) -> None:
-    results.append(self._folder / name, jsonl.dumps([record]))
+    results.append(self._folder / name, record)
 
 
 def _keep(path: pathlib.Path, *, up_to: int) -> None:
@@ -69,8 +69,8 @@ def _keep(path: pathlib.Path, *, up_to: int) -> None:
   if not path.is_file():
     return
   steps = range(up_to + 1) if up_to else ()
-  kept = [x for x in jsonl.whole(path) if x and x.get("step") in steps]
-  results.write(path, jsonl.dumps(kept))
+  kept = [x for x in results.read_appended(path) if x.get("step") in steps]
+  results.write(path, results.dumps(kept))
 
 
 class Clock:

@@ -12,7 +12,7 @@ import tqdm
 from absl import flags, logging
 from flax import nnx
 
-from launch import cli, processes, results
+from launch import processes
 from launch.training import (
   depth,
   flops,
@@ -75,20 +75,16 @@ class Run:
       The trained module, and whether the run is over.
 
     Raises:
-      ValueError: if the folder has checkpoints, and none can be read; or if
-        another process trains in it.
+      ValueError: if the folder has checkpoints, and none can be read.
       OSError: if the disk is full. The run can go on once it is not.
     """
     if self.chief:
       self.folder.mkdir(parents=True, exist_ok=True)
-    with results.lock(self.folder / "lock", what=str(self.folder)):
-      cli.keeps(str(self.folder))
-      if self.chief:
-        self.task.begin(self.folder)
-      with saving.Checkpoints(
-        self.folder / "checkpoints", every=self.config.checkpoint_every
-      ) as saved:
-        return self._train(saved)
+      self.task.begin(self.folder)
+    with saving.Checkpoints(
+      self.folder / "checkpoints", every=self.config.checkpoint_every
+    ) as saved:
+      return self._train(saved)
 
   def _train(self, saved: saving.Checkpoints) -> tuple[nnx.Module, bool]:
     config = self.config

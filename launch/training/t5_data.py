@@ -19,7 +19,7 @@ import grain
 import ml_collections
 import numpy as np
 
-from launch import jsonl
+from launch import results
 from launch.training import data
 from models import tokenizers
 from models.tokenizers import Tokenizer
@@ -44,11 +44,11 @@ def pairs(config: ml_collections.ConfigDict, split: str) -> Sequence[Pair]:
   if config.answers and split == "train":
     answers = {
       json.dumps(record.get("id")): record.get("completion")
-      for _, record in jsonl.objects(config.answers)
+      for _, record in results.read_jsonl(config.answers)
       if record.get("stop_reason") != "length"
     }
   texts = []
-  for number, record in jsonl.objects(name):
+  for number, record in results.read_jsonl(name):
     output = record.get("output")
     if answers is not None:
       key = json.dumps(record.get("id", number))

@@ -14,7 +14,7 @@ import rich.console
 import several
 
 import launch.chat
-from launch import display, terminal
+from launch import display
 from launch.chat import Chat
 from models import chat as templates
 from models import tokenizers
@@ -106,7 +106,7 @@ def test_every_line_piped_is_answered_and_answers_alone_are_printed(
   messages = talked.conversation.messages
   answers = [m["content"] for m in messages if m["role"] == "assistant"]
   shown = "".join(answer.rstrip("\ufffd") + "\n" for answer in answers)
-  assert out == terminal.visible(shown)
+  assert out == display.visible(shown)
   speeds = [x for x in err.splitlines() if " a second, " in x]
   assert len(speeds) == 3
   assert all(line.endswith(" a target call") for line in speeds)
@@ -119,7 +119,7 @@ def test_what_is_wrong_is_one_line_and_the_conversation_goes_on(piped, talked):
   )
   assert code == 2
   answer = talked.conversation.messages[1]["content"]
-  assert out == terminal.visible(answer + "\n")
+  assert out == display.visible(answer + "\n")
   lines = [x for x in err.splitlines() if x.startswith("error: ")]
   for line, words in zip(
     lines,
@@ -213,7 +213,7 @@ def test_ctrl_c_ends_an_answer_or_a_pipe(talked, monkeypatch, interactive):
 
   monkeypatch.setattr(sys, "stdout", out)
   monkeypatch.setattr(talked, "_interactive", interactive)
-  monkeypatch.setattr(talked, "console", terminal.console(out))
+  monkeypatch.setattr(talked, "console", rich.console.Console(file=out))
   monkeypatch.setattr(talked.text, "_steps", interrupted)
   if not interactive:
     with pytest.raises(KeyboardInterrupt):
@@ -224,7 +224,7 @@ def test_ctrl_c_ends_an_answer_or_a_pipe(talked, monkeypatch, interactive):
   answer = talked.conversation.messages[-1]["content"]
   assert ids == whole[: len(ids)]
   assert len(before.ids) < len(ids) < len(whole)
-  assert out.getvalue() == terminal.visible(answer).rstrip("\ufffd") + "\n"
+  assert out.getvalue() == display.visible(answer).rstrip("\ufffd") + "\n"
   assert talked.text.held == []
   assert reads(talked, "Why?") > len(ids)
   talked.conversation = before

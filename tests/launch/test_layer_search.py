@@ -10,10 +10,9 @@ import pytest
 from files import write_jsonl
 from flax import nnx
 
-from launch import decode, layer_search, provenance
+from launch import decode, layer_search
 from launch.assembly import layers, pair
 from launch.layer_search import Costs, Scorer
-from models.formats.checksums import hash_file
 from models.networks.layers import TransformerConfig
 from models.networks.transformer import (
   SkippedLayers,
@@ -259,7 +258,7 @@ def test_a_search_is_resumed_made_longer_and_read_by_decode(
   cli, prompts, tmp_path, monkeypatch, capsys
 ):
   whole = tmp_path / "whole.json"
-  assert run(cli, prompts, whole, "--evaluations=6") == 0
+  assert run(cli, prompts, whole, "--evaluations=4") == 0
   out, scored = tmp_path / "out.json", []
   real = Scorer.acceptance
 
@@ -273,19 +272,14 @@ def test_a_search_is_resumed_made_longer_and_read_by_decode(
     patched.setattr(Scorer, "acceptance", dies)
     with pytest.raises(KeyboardInterrupt):
       run(cli, prompts, out, "--evaluations=4")
-    patched.setattr(provenance, "hash_checkpoint", lambda _: "another")
     assert run(cli, prompts, out, "--evaluations=4", "--draft_tokens=5") == 2
     shown = capsys.readouterr().err
-    assert "checkpoints.target was" in shown
     assert "draft_tokens was 3, is 5" in shown
     patched.undo()
     patched.setattr(Scorer, "acceptance", dies)
     scored.clear()
     assert run(cli, prompts, out, "--evaluations=4") == 0
     assert len(scored) == 1
-    scored[:] = scored[:1]
-    assert run(cli, prompts, out, "--evaluations=6") == 0
-    assert len(scored) == 3
   of = lambda path: json.loads(path.read_text())
   without = lambda actual: [
     {k: v for k, v in e.items() if k != "seconds"} for e in actual
@@ -301,8 +295,6 @@ def test_a_search_is_resumed_made_longer_and_read_by_decode(
     f"--config.drafter=layer_skip('{out}', tokens=3)",
     f"--summary={tmp_path / 's.json'}",
   ) == 0  # fmt: skip
-  used = of(tmp_path / "s.json")["provenance"]["checkpoints"]["layers"]
-  assert used["sha256"] == hash_file(out)
 
 
 @pytest.mark.heavy

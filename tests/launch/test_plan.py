@@ -163,8 +163,6 @@ def test_a_sweep_of_several_drafts_names_and_warns_of_each(
     ]  # fmt: skip
     assert cli.execute(plan.run, arguments) == 0
   assert "151936 token ids and the draft 50304" in capsys.readouterr().err
-  files = json.loads(out.read_text())[0]["provenance"]["files"]
-  assert [*files] == [f'--drafter=model("{path}")' for path in paths]
 
 
 def test_a_model_may_be_a_file_or_its_folder(tmp_path):

@@ -119,12 +119,12 @@ def measure() -> dict:
 
 def run(_) -> int:
   """The command."""
-  results.check({"--output": cli.OUTPUT.value}, stdout=True)
+  results.check(cli.OUTPUT.value)
   start = time.perf_counter()
   result = {"methods": [row(method) for method in METHODS], "power": measure()}
   seconds = time.perf_counter() - start
   result |= {"seconds": seconds, **provenance.record()}
-  results.show_json(cli.OUTPUT.value, result)
+  results.write_json(cli.OUTPUT.value or "-", result)
   return 0
 
 

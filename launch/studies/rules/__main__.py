@@ -29,9 +29,10 @@ for, that is an error.
 """
 
 import numpy as np
+import rich.console
 from absl import flags
 
-from launch import cli, prompts, provenance, report, results, terminal
+from launch import cli, prompts, provenance, report, results
 from launch.assembly import registry
 from launch.report import plus_minus
 from launch.studies import read_arrays
@@ -132,7 +133,7 @@ def compare_on_contexts(config) -> dict:
     "left_out": left_out,
     "num_prompts": len(prompts.distinct(items)),
     "max_contexts": _MAX_CONTEXTS.value,
-    **provenance.of_config(config, texts=[p.text for p in items]),
+    **provenance.record(config),
   }
 
 
@@ -234,12 +235,10 @@ def run(_) -> int:
     )
   if config is None:
     cli.refuse_with("two laws, but with --config", cli.PROMPTS, _MAX_CONTEXTS)
-  results.check(
-    {"--output": cli.OUTPUT.value}, inputs={"--laws": _LAWS.value}, stdout=True
-  )
+  results.check(cli.OUTPUT.value)
   # Rows are wide; what is not a terminal can hold them.
   out = results.beside(cli.OUTPUT.value)
-  console = terminal.console(out, width=None if out.isatty() else 170)
+  console = rich.console.Console(file=out, width=None if out.isatty() else 170)
   if config is None:
     draft, target = read_laws()
     result = on_vectors.compare(
@@ -250,7 +249,7 @@ def run(_) -> int:
       length=_one(cli.NUM_SPECULATIVE_TOKENS, 1),
       seed=cli.SEED.value or 0,
     )
-    result |= provenance.record(files={"--laws": _LAWS.value})
+    result |= provenance.record()
     show_laws(console, result)
   else:
     result = compare_on_contexts(config)

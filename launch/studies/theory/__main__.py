@@ -361,19 +361,15 @@ def run(_) -> int:
     raise cli.UserError(f"--simulate must be at least 1 run, got {runs}")
   if _CHAIN.value is not None:
     cli.refuse_with("--chain", cli.WORKDIR)
-    results.check(
-      {"--output": cli.OUTPUT.value},
-      inputs={"--chain": _CHAIN.value},
-      stdout=True,
-    )
+    results.check(cli.OUTPUT.value)
     chain = of_chain(
       markov.make_pair(**read_arrays(_CHAIN.value, _ARRAYS)),
       cli.integers(cli.NUM_DRAFTS, default=[1, 2, 4]),
       runs=runs or 0,
       seed=cli.SEED.value or 0,
     )
-    made_by = provenance.record(files={"--chain": _CHAIN.value})
-    results.show_json(cli.OUTPUT.value, chain | made_by)
+    made_by = provenance.record()
+    results.write_json(cli.OUTPUT.value or "-", chain | made_by)
     return 0
   cli.refuse_with("--figure", cli.OUTPUT, cli.NUM_DRAFTS, cli.SEED)
   names = list(_FIGURE.value)
@@ -390,13 +386,8 @@ def run(_) -> int:
     raise cli.UserError(
       f"figures need --simulate of at least {_FEWEST} runs, got {runs}"
     )
-  folder = results.check_folder("--workdir", cli.WORKDIR.value)
-  folder.mkdir(parents=True, exist_ok=True)
-  for name in names:
-    path = lambda kind, name=name: str(folder / f"{name}.{kind}")
-    results.check(
-      {"--workdir": path("json")}, drawn={x: path(x) for x in ("svg", "png")}
-    )
+  folder = pathlib.Path(cli.WORKDIR.value)
+  results.check(*(folder / f"{name}.json" for name in names))
   for name in names:
     draw(name, folder, runs=runs or _RUNS)
   return 0

@@ -223,10 +223,7 @@ def test_the_page_the_figure_and_the_costs_are_there(ran):
 
 def test_a_result_says_what_made_it(ran):
   _, result = ran
-  made_by = result["provenance"]
-  assert {"target", "draft"} == {*made_by["checkpoints"]}
-  assert made_by["commit"] == made_by["specjax"]["commit"]
-  assert made_by["prompts"]["path"].endswith("q.jsonl")
+  assert result["provenance"].keys() == {"commit", "dirty", "command"}
   assert result["reference"]["transformers"]
   assert {*result["compile_seconds"]} == {"plain", "ngram", "model"}
 
@@ -351,19 +348,13 @@ def test_a_stopped_run_goes_on_with_the_group_that_it_was_in(
     torn.write('{"batch": "T=1 B=1 \'a1')
   first, dies_at[0] = list(done), None
   assert cli(evaluate.run, *flags) == 0
-  assert "3 groups and costs are measured already" in capsys.readouterr().err
+  assert "E.json.journal" in capsys.readouterr().err
   assert done[:3] == first
   assert len(done) == len(set(done)) == 2 * 4  # b2 does not fit
   assert len(json.loads(out.read_text())["groups"]) == 8
-  whole = out.read_text()
-  # Given once more, it has nothing to do, and says the same.
-  assert cli(evaluate.run, *flags) == 0
-  assert (len(done), len(timed)) == (8, 1)
-  assert out.read_text() == whole
-  # Other settings are another run, before anything is read from the journal.
-  assert cli(evaluate.run, *flags, "--config.seed=1") == 2
-  assert "--overwrite" in capsys.readouterr().err
-  assert len(done) == 8
+  assert len(timed) == 1
+  assert cli(evaluate.run, *flags) == 2
+  assert "E.json exists already: --overwrite" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from files import read_jsonl
 from flax import nnx
 
 from configs import train_embedded
-from launch import decode, provenance
+from launch import decode
 from launch.training.run import Run
 from models import tokenizers
 from models.formats import huggingface, trained
@@ -148,7 +148,6 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
 ):
   run = shutil.copytree(runs[0] / "first", tmp_path / "run")
   assert trained.newest(str(run)).name == "6"
-  before = provenance.hash_checkpoint(str(run))
   file = max((run / "checkpoints" / "6").rglob("d/*"), key=os.path.getsize)
   data = bytearray(file.read_bytes())
   data[len(data) // 2] ^= 16
@@ -163,7 +162,6 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(
     strict=True,
   ):
     np.testing.assert_array_equal(one, other)
-  assert provenance.hash_checkpoint(str(run)) != before
 
 
 def test_what_cannot_be_read_is_said(runs, tmp_path):
