@@ -88,9 +88,9 @@ class Network:
 def load(
   path: str,
   *,
-  dtype,
-  mesh: Mesh | None,
-  sharding: Sharding | None,
+  dtype=jnp.float32,
+  mesh: Mesh | None = None,
+  sharding: Sharding | None = None,
   stored: str | None = None,
   weights: Format | Literal["published"] | None = None,
 ) -> Network:

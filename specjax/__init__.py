@@ -1,8 +1,8 @@
 """Speculative decoding in JAX: exact, batched, inside one `lax.while_loop`.
 
   decoder = specjax.make_decoder(target, drafter=drafter, rule="token")
-  state = decoder.init(params, prompts, lengths, key, ...)
-  state = jax.jit(decoder.generate, donate_argnums=1)(params, state)
+  engine = specjax.Engine(decoder=decoder, params=params, max_new_tokens=64)
+  completions = engine.complete(prompts)
 
 Read `types.py` for what the pieces are, `decode.py` for the loop, `rules/` for
 how drafts are verified, `drafters/` for how they are made.
@@ -20,7 +20,9 @@ from specjax import (
 )
 from specjax.cache import Cache
 from specjax.decode import Decoder, make_decoder
-from specjax.state import DecodeState, StopReason
+from specjax.runtime.engine import Engine
+from specjax.runtime.requests import Settings
+from specjax.state import DecodeState, Origin, StopReason
 from specjax.tree import Tree
 from specjax.types import (
   Draft,
@@ -37,8 +39,9 @@ from specjax.warp import make_sampling
 __version__ = "0.1.0"
 
 __all__ = [
-  "Cache", "DecodeState", "Decoder", "Draft", "Drafter", "LanguageModel",
-  "ModelOutput", "Params", "Rule", "Sampling", "StopReason", "Tree",
-  "Verification", "drafters", "exact", "intervals", "make_decoder",
-  "make_sampling", "rules", "siblings", "theory", "tree", "tree_search",
+  "Cache", "DecodeState", "Decoder", "Draft", "Drafter", "Engine",
+  "LanguageModel", "ModelOutput", "Origin", "Params", "Rule", "Sampling",
+  "Settings", "StopReason", "Tree", "Verification", "drafters", "exact",
+  "intervals", "make_decoder", "make_sampling", "rules", "siblings", "theory",
+  "tree", "tree_search",
 ]  # fmt: skip

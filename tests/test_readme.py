@@ -6,7 +6,6 @@ import re
 import pytest
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
-README = pathlib.Path("README.md").read_text("utf-8")
 
 
 def run_blocks(name):
@@ -21,10 +20,9 @@ def run_blocks(name):
 def test_the_library_examples_run_and_complete_the_prompt(capsys):
   names = run_blocks("README.md")
   printed = capsys.readouterr().out
-  assert printed.startswith("import os\nimport sys\n\ndef main(")
-  assert len(printed) > len("import os\nimport sys\n\ndef main(") + 20
-  state = names["state"]
-  assert int(state.length[0] - state.prompt_length[0]) == 64
+  assert printed.startswith(" (self.__class__.__name__, self.name)")
+  streamed = printed.splitlines()
+  assert sum(line.startswith(("0 ", "1 ")) for line in streamed) == 24
   assert names["decoder"].rule.name == "recursive"
 
 
@@ -37,7 +35,3 @@ def test_the_rule_of_the_contributors_guide_is_lossless(capsys):
   drafting = names["DOUBLED"]("DIR", tokens=3)
   assert drafting.reads == "model"
   assert drafting.tree.num_drafted == 6
-
-
-def test_the_readme_is_read_in_six_minutes():
-  assert len(README.split()) <= 1500

@@ -1,4 +1,8 @@
-"""Runs batches of prompts through a decoder, compiled once per shape.
+"""Completes prompts by a decoder, compiled once for each shape of batch.
+
+  engine = specjax.Engine(decoder=decoder, params=params, max_new_tokens=64)
+  for completion in engine.complete(prompts): ...
+  for token in engine.stream(prompts): ...
 
 The loop that makes rounds is shared by all widths with buffers of one length.
 """
@@ -7,7 +11,7 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import jax
@@ -22,10 +26,17 @@ from specjax.adaptive.ladder import Climb, Ladder
 from specjax.adaptive.rungs import Rungs
 from specjax.decode import Decoder
 from specjax.runtime import compilation
+from specjax.runtime.completions import Completion, Token, completions
 from specjax.runtime.mesh import MeshDecoder
-from specjax.runtime.requests import Batch, Request, input_ids_of
+from specjax.runtime.requests import (
+  Batch,
+  Request,
+  Settings,
+  batch_of_tokens,
+  input_ids_of,
+)
 from specjax.runtime.stopping import Stopping, Watch, fetch
-from specjax.state import DecodeState, StopReason
+from specjax.state import DecodeState, Origin, StopReason
 from specjax.types import Params
 from specjax.warp import make_sampling
 
@@ -38,31 +49,6 @@ _NO_PENALTIES: dict[str, Any] = {
   "presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1,
   "logit_bias": (), "min_tokens": 0, "stop_token_ids": (),
 }  # fmt: skip
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Completion:
-  """The completion of one prompt, and its counts.
-
-  Attributes:
-    token_ids: emitted tokens, a stop token included.
-    origins: an `Origin` for each.
-    stop_reason: "stop_token", "length", "nan_logits", "stop_string" or
-      "unknown_token".
-    num_target_calls, num_fed, num_drafted, num_accepted, expected_accepted,
-      total_variation, accept_counts: see `specjax.state.Counters`.
-  """
-
-  token_ids: list[int]
-  origins: list[int]
-  stop_reason: str
-  num_target_calls: int
-  num_fed: int
-  num_drafted: int
-  num_accepted: int
-  expected_accepted: float
-  total_variation: float | None
-  accept_counts: list[int]
 
 
 class Learner(Protocol):
@@ -114,14 +100,17 @@ def _nobody(request: Request) -> None:
 class Engine:
   """One decoder with settings for all that a request does not set itself.
 
+  `complete` takes prompts as lists of tokens, `stream` yields tokens as they
+  are emitted; `run` decodes a `Batch` that others made.
+
   Attributes:
     decoder: what decodes.
     params: its parameters.
     stop_tokens: ids that end a row.
     max_new_tokens: budget of a row, and the most that one may ask for.
-    max_length: tokens of the longest text. Buffers are a power of two long, up
-      to twice what is needed, so that few loops are compiled, but not longer
-      than this.
+    max_length: tokens of the longest text, None for any. Buffers are a power of
+      two long, up to twice what is needed, so that few loops are compiled, but
+      not longer than this.
     temperature, top_k, top_p, min_p: the warp.
     seed: a prompt draws from `fold_in(key(seed), prompt.stream)`.
     watch: `request -> Watch | None`: reads its tokens after every round and may
@@ -141,14 +130,14 @@ class Engine:
 
   decoder: Decoder
   params: Params
-  stop_tokens: tuple[int, ...]
-  max_new_tokens: int
-  max_length: int
-  temperature: float
-  top_k: int
-  top_p: float
-  min_p: float
-  seed: int
+  stop_tokens: tuple[int, ...] = ()
+  max_new_tokens: int = 128
+  max_length: int | None = None
+  temperature: float = 1.0
+  top_k: int = 0
+  top_p: float = 1.0
+  min_p: float = 0.0
+  seed: int = 0
   watch: Callable[[Any], Watch | None] = _nobody
   rungs: Rungs | None = None
   ladder: Ladder | None = None
@@ -156,6 +145,53 @@ class Engine:
   mesh: Mesh | None = None
   cache_specs: tuple[P, P] | None = None
   programs: dict[tuple, Compiled] = dataclasses.field(default_factory=dict)
+
+  def complete(
+    self,
+    prompts: Sequence[Sequence[int]],
+    settings: Settings | Sequence[Settings] | None = None,
+  ) -> list[Completion]:
+    """Completes prompts of any lengths, in one batch.
+
+    Args:
+      prompts: the tokens of each, one or more.
+      settings: of all prompts, or of each; prompt i draws from
+        `fold_in(key(seed), i)`.
+
+    Returns:
+      A completion for each prompt, in their order.
+
+    Raises:
+      ValueError: for a prompt without tokens, and for a setting that the engine
+        has no room for.
+    """
+    return self.run(batch_of_tokens(prompts, settings))[0]
+
+  def stream(
+    self,
+    prompts: Sequence[Sequence[int]],
+    settings: Settings | Sequence[Settings] | None = None,
+  ) -> Iterator[Token]:
+    """As `complete`, but yields each token after the round that emitted it."""
+    batch = batch_of_tokens(prompts, settings)
+    self.compile(batch)
+    state = self.prefill(batch)
+    sent = np.array(fetch(state.prompt_length))
+    while True:
+      state = self.generate(batch, state, 1)
+      tokens, origins, length, reason = fetch(
+        (state.tokens, state.origins, state.length, state.stop_reason)
+      )
+      for row in range(len(prompts)):
+        for place in range(sent[row], length[row]):
+          yield Token(
+            prompt=row,
+            token_id=int(tokens[row, place]),
+            origin=Origin(int(origins[row, place])),
+          )
+      sent = np.array(length)
+      if (reason != StopReason.RUNNING).all():
+        return
 
   def compile(self, batch: Batch) -> float:
     """Compiles for a batch's shape; seconds it took (0 if done before)."""
@@ -279,7 +315,10 @@ class Engine:
   def _buffer(self, width: int) -> int:
     """Tokens of the buffers that prompts of a width are read into."""
     least = width + self.max_new_tokens
-    return min(1 << (least - 1).bit_length(), max(self.max_length, least))
+    rounded = 1 << (least - 1).bit_length()
+    if self.max_length is None:
+      return rounded
+    return min(rounded, max(self.max_length, least))
 
   def _asked(self, batch: Batch, budgets: np.ndarray) -> tuple[tuple, dict]:
     """Prefill's arguments for a batch, without the parameters."""
@@ -439,32 +478,6 @@ def everywhere(mesh: Mesh | None, arguments: Any) -> Any:
     return jax.make_array_from_callback(x.shape, whole, lambda i: x[i])
 
   return jax.tree.map(put, arguments)
-
-
-def completions(state: DecodeState, count: int) -> list[Completion]:
-  """Reads the first `count` rows of a final state."""
-  small: dict[str, Any] = dict(target_cache=None, drafter_state=None, keys=None)
-  state = dataclasses.replace(state, **small)
-  state = fetch(state)
-  c = state.counters
-  done = []
-  for row in range(count):
-    part = slice(int(state.prompt_length[row]), int(state.length[row]))
-    done.append(
-      Completion(
-        token_ids=state.tokens[row, part].tolist(),
-        origins=state.origins[row, part].tolist(),
-        stop_reason=StopReason(int(state.stop_reason[row])).name.lower(),
-        num_target_calls=int(c.num_target_calls[row]),
-        num_fed=int(c.num_fed[row]),
-        num_drafted=int(c.num_drafted[row]),
-        num_accepted=int(c.num_accepted[row]),
-        expected_accepted=float(c.expected_accepted[row]),
-        total_variation=intervals.known(c.total_variation[row]),
-        accept_counts=c.accept_counts[row].tolist(),
-      )
-    )
-  return done
 
 
 def unit_of(

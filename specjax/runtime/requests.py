@@ -69,6 +69,19 @@ class Request(Protocol):
     """Its own settings."""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Prompt:
+  """A `Request` of tokens alone."""
+
+  token_ids: tuple[int, ...]
+  stream: int = 0
+  settings: Settings = Settings()
+
+  def __post_init__(self):
+    if not self.token_ids:
+      raise ValueError("a prompt has no tokens: give it one or more")
+
+
 def input_ids_of(request: Request) -> Sequence[int]:
   """Tokens of the request that an encoder reads; empty for decoders."""
   return getattr(request, "input_ids", None) or ()
@@ -155,19 +168,45 @@ def make_batches(
     return []
   rows = min(batch_size, among or len(prompts))
   # What is read by an encoder is mostly the longer.
-  longest = lambda texts: max(map(len, texts))
   ordered = sorted(
     prompts, key=lambda p: (len(input_ids_of(p)), len(p.token_ids))
   )
-  batches = []
-  for start in range(0, len(ordered), rows):
-    group = tuple(ordered[start : start + rows])
-    width = _rounded(longest([p.token_ids for p in group]))
-    read = longest([input_ids_of(p) for p in group])
-    batches.append(
-      Batch(group, rows, min(width, max_width), read and _rounded(read))
-    )
-  return batches
+  return [
+    batch_of(ordered[start : start + rows], rows=rows, max_width=max_width)
+    for start in range(0, len(ordered), rows)
+  ]
+
+
+def batch_of(
+  prompts: Sequence[Request],
+  *,
+  rows: int | None = None,
+  max_width: int | None = None,
+) -> Batch:
+  """One batch of prompts, padded; `rows` default to as many as prompts."""
+  longest = lambda texts: max(map(len, texts))
+  width = _rounded(longest([p.token_ids for p in prompts]))
+  read = longest([input_ids_of(p) for p in prompts])
+  return Batch(
+    tuple(prompts),
+    rows or len(prompts),
+    width if max_width is None else min(width, max_width),
+    read and _rounded(read),
+  )
+
+
+def batch_of_tokens(
+  prompts: Sequence[Sequence[int]],
+  settings: Settings | Sequence[Settings] | None,
+) -> Batch:
+  """One batch of prompts, in their order."""
+  if settings is None or isinstance(settings, Settings):
+    settings = [settings or Settings()] * len(prompts)
+  requests = [
+    Prompt(token_ids=tuple(ids), stream=i, settings=one)
+    for i, (ids, one) in enumerate(zip(prompts, settings, strict=True))
+  ]
+  return batch_of(requests)
 
 
 def _rounded(length: int) -> int:

@@ -56,7 +56,7 @@ def one():
     stop_tokens=decoding.NO_STOP, max_new_tokens=BUDGET, max_length=256,
     temperature=1.0,
     top_k=0, top_p=1.0, min_p=0.0, seed=3,
-    watch=lambda request: request.ends and request.ends(),
+    watch=lambda request: (ends := getattr(request, "ends", None)) and ends(),
   )  # fmt: skip
 
 
@@ -240,3 +240,23 @@ def test_batches_of_what_is_left_are_those_of_the_whole():
     batch_size=2, max_width=200, among=len(every),
   )  # fmt: skip
   assert left == [whole[1], whole[3]]
+
+
+def test_prompts_of_any_length_are_completed_and_streamed_token_by_token(one):
+  prompts = [request(i).token_ids for i in range(3)]
+  settings = [Settings(), Settings(temperature=0.0), Settings(max_new_tokens=5)]
+  whole = one.complete(prompts, settings)
+  alone = run(one, *(request(i, s, stream=i) for i, s in enumerate(settings)))
+  assert [c.token_ids for c in whole] == [c.token_ids for c in alone]
+  streamed = list(one.stream(prompts, settings))
+  for i, completion in enumerate(whole):
+    tokens = [token for token in streamed if token.prompt == i]
+    assert [token.token_id for token in tokens] == completion.token_ids
+    assert [token.origin for token in tokens] == completion.origins
+  # Rows take turns: no completion is kept back until it is whole.
+  assert {token.prompt for token in streamed[:12]} == {0, 1, 2}
+
+
+def test_a_prompt_without_tokens_is_refused(one):
+  with pytest.raises(ValueError, match="a prompt has no tokens"):
+    one.complete([[1], []])
