@@ -116,7 +116,7 @@ def of_rule(
   draw: Callable[[Law], Law] = lambda law: law,
   warp: Callable[[Law], Law] = lambda law: law,
 ) -> Rounds:
-  """A rule of the library, told the truth about drafts from `draw(draft)`."""
+  """A rule of the library, given the law of its drafts, `draw(draft)`."""
 
   def rounds(draft: Law, target: Law, depth: int) -> Iterator[Entry]:
     after_root = lambda law: lambda text: law(text[1:])
@@ -165,71 +165,25 @@ def paths(law: Law, depth: int) -> Iterator[tuple[float, tuple[int, ...]]]:
       yield weight, tokens
 
 
-def most_likely(draft: Law, depth: int) -> tuple[int, ...]:
-  """The greedy path; of equals the first token."""
-  tokens: tuple[int, ...] = ()
-  for _ in range(depth):
-    tokens = (*tokens, int(np.argmax(draft(tokens))))
-  return tokens
-
-
 def token_by_token(
-  weight: float, tokens: tuple[int, ...], said: Law, target: Law,
-  left: Callable = lambda q, p, x: q - p,
+  weight: float, tokens: tuple[int, ...], reported: Law, target: Law,
+  residual: Callable = lambda q, p, x: q - p,
 ) -> Iterator[Entry]:  # fmt: skip
-  """The standard test of a path, token by token, against the law it is told.
+  """The standard test of a path, token by token.
 
   Args:
     weight: probability of the path.
     tokens: the drafted ones.
-    said: the law that they are said to be drawn from.
+    reported: the law that the test is given for the draft's.
     target: the warped target's.
-    left: the residual, not normalised, of q and p after token x.
+    residual: not normalised, of q and p after token x.
   """
   for i, x in enumerate(tokens):
-    q, p = target(tokens[:i]), said(tokens[:i])
+    q, p = target(tokens[:i]), reported(tokens[:i])
     accept = ratio(q[x], p[x])
-    yield weight * (1 - accept), tokens[:i], normal(left(q, p, x))
+    yield weight * (1 - accept), tokens[:i], normal(residual(q, p, x))
     weight *= accept
   yield weight, tokens, target(tokens)
-
-
-def greedy_told_sampled(draft: Law, target: Law, depth: int) -> Iterator[Entry]:
-  """The likeliest tokens, said to be drawn from the draft's law."""
-  yield from token_by_token(1.0, most_likely(draft, depth), draft, target)
-
-
-def longest(rows, accept) -> Iterator[tuple[float, tuple[int, ...]]]:
-  """The longest accepted prefix of several paths, of equals the first.
-
-  Every path has coins of its own, at tokens that it shares with others too.
-
-  Args:
-    rows: paths of equal length.
-    accept: `(text, token) -> probability`.
-
-  Yields:
-    Probability and accepted tokens.
-  """
-  each = []
-  for row in rows:
-    coins = [accept(row[:i], x) for i, x in enumerate(row)]
-    each.append(
-      [
-        np.prod(coins[:k]) * (1 - coins[k] if k < len(row) else 1)
-        for k in range(len(row) + 1)
-      ]
-    )
-  for lengths in np.ndindex(*map(len, each)):
-    best = int(np.argmax(lengths))
-    mass = np.prod([each[row][k] for row, k in enumerate(lengths)])
-    yield mass, rows[best][: lengths[best]]
-
-
-def children(draft: Law, text: tuple[int, ...]) -> list[tuple[int, ...]]:
-  """The texts with either of the two likeliest next tokens."""
-  best = np.argsort(-draft(text), kind="stable")[:2]
-  return [(*text, int(x)) for x in best]
 
 
 def point(token: int, size: int) -> np.ndarray:
@@ -247,17 +201,14 @@ def _random(seed: int) -> Law:
 
 
 _EVEN, _SURE = constant((1 / 2, 1 / 2)), constant((1, 0))
-INSTANCES = (
-  Instance(
-    name="A", draft=constant((2 / 3, 1 / 3)), target=constant((1 / 3, 2 / 3))
-  ),
-  Instance(
-    name="B", draft=_EVEN, target=lambda text: (_SURE if text else _EVEN)(text)
-  ),
-  Instance(
-    name="C", draft=constant((0.5, 0.3, 0.2)), target=constant((0.2, 0.3, 0.5))
-  ),
-  Instance(name="R", draft=_random(7), target=_random(11)),
+_PAIRS = {
+  "A": (constant((2 / 3, 1 / 3)), constant((1 / 3, 2 / 3))),
+  "B": (_EVEN, lambda text: (_SURE if text else _EVEN)(text)),
+  "C": (constant((0.5, 0.3, 0.2)), constant((0.2, 0.3, 0.5))),
+  "R": (_random(7), _random(11)),
+}
+INSTANCES = tuple(
+  Instance(name=name, draft=p, target=q) for name, (p, q) in _PAIRS.items()
 )
 
 
@@ -269,23 +220,20 @@ def smallest(method: Method) -> dict | None:
   it is the first that is off by 1e-9.
 
   Returns:
-    G, the denominator, both laws' numerators, and the distance; None if there
-    is none up to fifths.
+    `depth` G, `denominator`, the numerators `draft` and `target`, `distance`;
+    None if there is none up to fifths.
   """
   sizes = itertools.product(range(1, method.depth + 1), (2, 3), range(2, 6))
   for depth, vocab, whole in sizes:
     parts = itertools.product(range(1, whole), repeat=vocab)
     numerators = [p for p in parts if sum(p) == whole]
     for p, q in itertools.product(numerators, repeat=2):
-      laws = [constant(np.array(k) / whole) for k in (p, q)]
-      instance = Instance(name="small", draft=laws[0], target=laws[1])
-      result = outcome(method, instance, depth)
-      if result.distance > 1e-9:
-        return {
-          "depth": depth,
-          "denominator": whole,
-          "draft": list(p),
-          "target": list(q),
-          "distance": result.distance,
-        }
+      draft, target = (constant(np.array(k) / whole) for k in (p, q))
+      instance = Instance(name="small", draft=draft, target=target)
+      distance = outcome(method, instance, depth).distance
+      if distance > 1e-9:
+        return dict(
+          depth=depth, denominator=whole, draft=list(p), target=list(q),
+          distance=distance,
+        )  # fmt: skip
   return None
