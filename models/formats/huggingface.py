@@ -268,8 +268,14 @@ def t5_source(
   """Opens the tensors of a T5; `stack` closes them.
 
   The output projection is its own if it is there, whatever `config.json` says.
+  Of the three names of the embedding a file may have any: it is read from a
+  stack's where `shared.weight` is missing, as transformers does.
   """
   tensors, problems = _open(_weight_files(path), stack)
+  shared = "shared.weight"
+  for name in ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"):
+    if shared not in tensors and name in tensors:
+      tensors = {**tensors, shared: tensors[name]}
   tied = "lm_head.weight" not in tensors
   return Source(
     path=str(path),

@@ -461,8 +461,9 @@ def mismatches(
       )
     elif name not in shapes and tied in tensors:
       if not np.array_equal(tensor.read(()), tensors[tied].read(())):
+        hint = " (with tie_word_embeddings false it is read as it is)"
         problems.append(
-          f"not a copy of the tied embedding: {tensor.name} (with "
-          "tie_word_embeddings false it is read as it is)"
+          f"not a copy of the tied embedding: {tensor.name}"
+          + (hint if name == "lm_head.weight" else "")
         )
   return problems

@@ -263,6 +263,40 @@ def test_files_that_are_not_of_the_model_are_named(tmp_path):
       huggingface.read_config(str(folder))
 
 
+STACKS = ("encoder", "decoder")
+
+
+@pytest.mark.parametrize("names", [STACKS, STACKS[:1], STACKS[1:]])
+def test_an_embedding_is_read_by_any_of_its_names(names, tmp_path):
+  """As MADLAD-400's, whose files hold it as a stack's alone."""
+  folder, before = t5s.save(tmp_path, untied=True)
+
+  def edit(tensors):
+    table = tensors.pop("shared.weight")
+    for stack in names:
+      tensors[f"{stack}.embed_tokens.weight"] = table.copy()
+
+  references.edit_tensors(folder, edit)
+  theirs = t5s.read(folder)
+  ours = huggingface.load(str(folder)).embed.embedding[...]
+  for table in (before.shared, theirs.shared, theirs.encoder.embed_tokens):
+    np.testing.assert_array_equal(ours, table.weight.detach().numpy())
+
+
+def test_embeddings_that_differ_are_refused(tmp_path):
+  folder, _ = t5s.save(tmp_path)
+
+  def edit(tensors):
+    table = tensors.pop("shared.weight")
+    tensors["encoder.embed_tokens.weight"] = table
+    tensors["decoder.embed_tokens.weight"] = table + 1
+
+  references.edit_tensors(folder, edit)
+  message = r"not a copy of the tied embedding: decoder\.embed_tokens\.weight$"
+  with pytest.raises(ValueError, match=message):
+    huggingface.load(str(folder))
+
+
 SETTINGS = dict(
   feed_forward_proj="relu", relative_attention_num_buckets=32, d_model=24
 )
