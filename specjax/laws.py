@@ -7,7 +7,7 @@ an epsilon or divides by a probability.
 import math
 
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 
 
 def heal(log_probs: Array) -> Array:
@@ -84,11 +84,14 @@ def normalize(mass: Array, fallback: Array) -> Array:
   Returns:
     `f32[..., V]` log-probabilities.
   """
-  total = jnp.sum(mass, axis=-1, keepdims=True)
-  some = total > 0
-  # Logarithms of 1 where there is no mass, so that gradients stay finite.
-  log_mass = jnp.log(jnp.where(mass > 0, mass, 1))
-  log_mass = jnp.where(mass > 0, log_mass, -jnp.inf)
+  # The sum is of the logarithms that are returned. A compiler may compute the
+  # mass twice, and round it twice: of a difference of equals that is all there
+  # is. Logarithms cost too much to be computed twice.
+  log_mass = jnp.log(jnp.where(mass > 0, mass, 0))
+  most = lax.stop_gradient(jnp.max(log_mass, axis=-1, keepdims=True))
+  some = most > -jnp.inf
+  log_mass = log_mass - jnp.where(some, most, 0)
+  total = jnp.sum(jnp.exp(log_mass), axis=-1, keepdims=True)
   return jnp.where(
     some, log_mass - jnp.log(jnp.where(some, total, 1)), fallback
   )
