@@ -119,8 +119,12 @@ def cut(
     lambda new, old: old, blank, _with_states(emptied, state.drafter_state)
   )
   depth = state.counters.accept_counts.shape[1] - 1
+  likeliest = state.likeliest
+  if likeliest is not None:
+    likeliest = Likeliest.zeros(*likeliest.tokens.shape)
   return dataclasses.replace(
     state,
+    likeliest=likeliest,
     length=jnp.minimum(jnp.asarray(keep, jnp.int32), state.length),
     origins=jnp.zeros_like(state.origins),
     log_probs=None

@@ -129,6 +129,67 @@ def test_a_prompt_goes_on_from_what_another_row_has_read(name):
   assert decoding.jitted(decoder, "admit")._cache_size() == 1
 
 
+def test_no_more_is_kept_than_the_text_of_the_source():
+  """Whatever is asked for: behind it stand stale tokens."""
+  decoder, state = DECODERS["model"], used(DECODERS["model"])
+  text = [*rows_of(state)[3], *MORE.tolist()]
+  begun = behind(decoder, state, 1, 3, len(text) + 2)
+  assert rows_of(begun)[1] == text
+  actual = rows_of(decode(decoder, begun))[1]
+  assert actual == rows_of(alone_behind(decoder, text, state))[0]
+
+
+def test_a_row_that_goes_on_from_another_begins_as_a_fresh_one():
+  """With none of what the host asked of that row, or of this one before."""
+  decoder = decoding.make("model", with_log_probs=True, num_likeliest=2)
+  state = used(decoder)
+  row, source, keep = 1, 2, 4
+  state = dataclasses.replace(
+    state,
+    max_depth=jnp.ones_like(state.max_depth),
+    ignores_stop=jnp.ones_like(state.ignores_stop),
+    likeliest=dataclasses.replace(
+      state.likeliest, wanted=jnp.zeros_like(state.likeliest.wanted)
+    ),
+  )
+  text = [*rows_of(state)[source][:keep], *MORE.tolist()]
+  alone = alone_behind(decoder, text, state)
+  ended = decode(decoder, behind(decoder, state, row, source, keep))
+  one = specjax.rows.pick(decoder.row_axes(ended), ended, jnp.array([row]))
+  fields = {f.name for f in dataclasses.fields(one)}
+  fields -= {"tokens", "target_cache", "drafter_state", "num_steps"}
+  for name in sorted(fields):
+    jax.tree.map(
+      np.testing.assert_array_equal,
+      *(jax.tree.map(as_numbers, getattr(s, name)) for s in (one, alone)),
+    )
+
+
+def as_numbers(x):
+  """Keys as what they are made of."""
+  is_key = jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
+  return jax.random.key_data(x) if is_key else x
+
+
+def test_a_prompt_that_is_filled_in_parts_draws_by_its_last_key():
+  """Each part goes on from the row itself; the keys before do not matter."""
+  decoder, state = DECODERS["model"], used(DECODERS["model"])
+  key, other = state.keys[1], state.keys[4]
+  fill = lambda state, tokens, keep, key, budget: decoding.admit(
+    decoder, state, 3, np.pad(tokens, (0, WIDTH - len(tokens))), len(tokens),
+    key, budget=budget, temperature=0.9, source=jnp.int32(3),
+    keep=jnp.int32(keep),
+  )  # fmt: skip
+  state = fill(state, MORE[:2], 0, other, 0)
+  state = fill(state, MORE[2:5], 2, other, 0)
+  state = fill(state, MORE[5:], 5, key, 7)
+  assert rows_of(state)[3] == MORE.tolist()
+  alone = decoding.alone(
+    decoder, MORE.tolist(), key[None], budget=7, temperature=0.9
+  )
+  assert rows_of(decode(decoder, state))[3] == rows_of(alone)[0]
+
+
 def test_a_row_that_decodes_may_be_gone_on_from():
   """And goes on itself as it would."""
   decoder = DECODERS["eagle"]
