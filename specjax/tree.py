@@ -197,9 +197,9 @@ def paths(length: int, num_paths: int) -> Tree:
     ValueError: if `length` is negative or `num_paths` is not positive.
   """
   if length < 0:
-    raise ValueError(f"num_speculative_tokens must be >= 0, got {length}")
+    raise ValueError(f"length must be >= 0, got {length}")
   if num_paths < 1:
-    raise ValueError(f"num_drafts must be >= 1, got {num_paths}")
+    raise ValueError(f"num_paths must be >= 1, got {num_paths}")
   first = [0] * num_paths if length else []
   rest = range(1, 1 + num_paths * (length - 1)) if length else []
   return Tree((-1, *first, *rest))

@@ -148,12 +148,14 @@ def config_from_json(config: Mapping[str, Any]) -> TransformerConfig:
   for key, value in fixed.items():
     if given.get(key) not in (None, value):
       raise ValueError(
-        f"{key} must be {value!r} in a {name} model, got {given[key]!r}"
+        f"{key} must be {value!r} in a {name} model, got {given[key]!r:.80}"
       )
   for alias, key in family.aliases.items():
     value = given.get(alias)
     if value is not None and given.setdefault(key, value) != value:
-      raise ValueError(f"{key} is {given[key]!r} and {alias} {value!r}")
+      raise ValueError(
+        f"{key} is {given[key]!r:.60}, and {alias}, its alias, {value!r:.60}"
+      )
   settings = Settings(given, family.defaults)
   described = family.read(settings)
   known = _HARMLESS | family.harmless | {*fixed, *family.aliases}

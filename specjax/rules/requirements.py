@@ -8,7 +8,7 @@ def single_path(name: str, tree: Tree) -> None:
   """Raises ValueError unless the tree is a single path."""
   if not tree.is_chain:
     raise ValueError(
-      f"rule {name!r} verifies a single path (num_drafts=1), got a tree of "
+      f"rule {name!r} verifies a single path, got a tree of "
       f"{tree.num_drafted} drafted nodes and depth {tree.max_depth}: "
       "'block_transport' verifies i.i.d. paths, 'recursive' any tree"
     )

@@ -82,7 +82,7 @@ def iid_paths(
     ArithmeticError: if the solver fails on these laws.
   """
   if count < 1:
-    raise ValueError(f"num_drafts must be >= 1, got {count}")
+    raise ValueError(f"count must be >= 1, got {count}")
   contexts = _Contexts.of(target, length)
   p = _Contexts.of(draft, length).probs
   q = contexts.probs
@@ -290,7 +290,7 @@ class _Contexts:
   def of(cls, law: ContextLaw, length: int):
     """The contexts under a law, G at least 1."""
     if length < 1:
-      raise ValueError(f"num_speculative_tokens must be >= 1, got {length}")
+      raise ValueError(f"length must be >= 1, got {length}")
     vocab = len(law(_ROOT))
     levels = [
       target_block_law(law, length=g).ravel() for g in range(1, length + 1)

@@ -149,7 +149,7 @@ def test_parts_that_do_not_fit_are_refused():
   state = start(decoder)
   with pytest.raises(ValueError, match="must return log_probs of shape"):
     decoder.step(PARAMS, state)
-  with pytest.raises(ValueError, match="num_speculative_tokens >= 1"):
+  with pytest.raises(ValueError, match="needs at least one drafted node"):
     drafters.model(MODEL, tree=chain(0), vocab_size=VOCAB)
   with pytest.raises(ValueError, match="tokens and max_ngram must be >= 1"):
     drafters.ngram(tokens=-1)

@@ -205,12 +205,12 @@ def rope(
   for where in ("rope_parameters", "rope_scaling"):
     sources.append(config.get(where) or {})
     if not isinstance(sources[-1], Mapping):
-      raise ValueError(f"{where} must be an object, got {sources[-1]!r}")
+      raise ValueError(f"{where} must be an object, got {sources[-1]!r:.80}")
   said: dict[str, Any] = {}
   for key, value in (item for source in sources for item in source.items()):
     key = _ROPE_ALIASES.get(key, key)
     if value is not None and said.setdefault(key, value) != value:
-      raise ValueError(f"{key} is both {said[key]!r} and {value!r}")
+      raise ValueError(f"{key} is both {said[key]!r:.60} and {value!r:.60}")
   kind = said.get("rope_type", "default")
   if kind not in list(_ROPE_KINDS):
     raise ValueError(
@@ -288,7 +288,7 @@ def rope_by_type(
   given = config.get("rope_parameters") or {}
   if not isinstance(given, Mapping) or {*given} - {*theta}:
     raise ValueError(
-      f"rope_parameters must be an object of {sorted(theta)}, got {given!r}"
+      f"rope_parameters must be an object of {sorted(theta)}, got {given!r:.80}"
     )
   longest = config.get("max_position_embeddings")
   for kind, said in given.items():

@@ -55,8 +55,7 @@ def drawn(
     made = chain(tokens or default)
   elif shape.depth is not None and tokens is not None:
     raise ValueError(
-      f"the tree is {shape.depth} deep: give no tokens beside (they are the "
-      "depth of shapes without one, as paths(4))"
+      f"this tree is {shape.depth} deep by itself: leave out tokens={tokens}"
     )
   else:
     made = shape.make(tokens or default)
@@ -134,8 +133,8 @@ def check_tree(
   """
   if not tree.num_drafted:
     raise ValueError(
-      "a drafter's tree needs at least one drafted node "
-      "(num_speculative_tokens >= 1; 0 is the plain drafter)"
+      "a drafter's tree needs at least one drafted node; to draft nothing, use "
+      "specjax.drafters.plain()"
     )
   if siblings is siblings_lib.GIVEN and not certain:
     raise ValueError(

@@ -160,7 +160,7 @@ def test_the_package_has_functions_and_no_module_of_their_names():
     (lambda: drafters.model(MODEL, tokens=0), "tokens must be >= 1, got 0"),
     (
       lambda: drafters.model(MODEL, tokens=3, tree=chain(1)),
-      "the tree is 1 deep: give no tokens beside",
+      "this tree is 1 deep by itself: leave out tokens=",
     ),
     (
       lambda: drafters.layer_skip(MODEL, tree=shapes.dynamic(9)),

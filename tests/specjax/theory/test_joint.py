@@ -258,11 +258,11 @@ def test_what_the_solver_cannot_do_is_an_error(monkeypatch):
 
 
 def test_numbers_out_of_range():
-  with pytest.raises(ValueError, match="num_drafts must be >= 1, got 0"):
+  with pytest.raises(ValueError, match="count must be >= 1, got 0"):
     joint.iid_paths(*A, length=1, count=0)
-  with pytest.raises(ValueError, match="num_speculative_tokens must be >= 1"):
+  with pytest.raises(ValueError, match="length must be >= 1"):
     joint.iid_paths(*A, length=0, count=1)
-  with pytest.raises(ValueError, match="num_speculative_tokens must be >= 1"):
+  with pytest.raises(ValueError, match="length must be >= 1"):
     joint.any_tree(tree_lib.chain(0), *A)
   with pytest.raises(
     ValueError, match="drafts are enumerated, got 3 \\*\\* 12"
