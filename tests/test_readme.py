@@ -35,3 +35,5 @@ def test_the_rule_of_the_contributors_guide_is_lossless(capsys):
   drafting = names["DOUBLED"]("DIR", tokens=3)
   assert drafting.reads == "model"
   assert drafting.tree.num_drafted == 6
+  drafting = names["SUCCESSORS"]("table.npy", tokens=2)
+  assert (drafting.checkpoint, drafting.tree.num_drafted) == ("table.npy", 2)

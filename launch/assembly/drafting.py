@@ -77,9 +77,11 @@ class Drafting:
     settings: what it was given, by name.
     reads: what the checkpoint holds: "model", "block", "layers" (of the target,
       which are skipped), "weights" (the same, of the target's in few bits; may
-      be none), "head" (of the kind `name`), or "" for nothing; "mtp" is a
-      head in the target's own.
+      be none), "head" (of the kind `name`), "file" (read by `load`), or "" for
+      nothing; "mtp" is a head in the target's own.
     checkpoint: its path.
+    load: of a "file", the parameters of what drafts by its path, a pytree of
+      arrays; None for all else.
     corpus: path of an index of texts; "" for none.
     takes_policy: whether it drafts token by token, so that a policy can end
       its chains.
@@ -103,6 +105,7 @@ class Drafting:
   settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   reads: str = ""
   checkpoint: str = ""
+  load: Callable[[str], Any] | None = None
   corpus: str = ""
   takes_policy: bool = False
   takes_longest: bool = False
@@ -199,7 +202,7 @@ def entry(
   Args:
     function: keyword arguments, and first the model, if one drafts.
     reads: as `Drafting` has it; a path is the first argument where a file of
-      its own is read.
+      its own is read. For "file" give `load` too.
     before, after: functions whose arguments the call has too, before and after
       the library's, and which return fields of `Drafting`.
     **facts: other fields of `Drafting`.
@@ -218,9 +221,12 @@ def entry(
     size = {"vocab_size": vocab_size} if sized else {}
     return function(*models, **size, **settings)
 
-  path = [] if model is None or reads == "weights" else [
-    model.replace(annotation=str, default="")
-  ]  # fmt: skip
+  path = []
+  if reads == "file":
+    path = [Parameter("path", Parameter.POSITIONAL_OR_KEYWORD)]
+  elif model is not None and reads != "weights":
+    path = [model]
+  path = [one.replace(annotation=str, default="") for one in path]
   settings = [
     one.replace(annotation=str, default="") if one.name == "corpus" else one
     for one in known.values()

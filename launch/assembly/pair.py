@@ -23,7 +23,6 @@ from models.formats.head_checkpoints import Head
 from models.networks import lowbits, specdec
 from models.networks.lowbits import Format
 from models.networks.mixture import Mixture
-from models.networks.specdec import Block
 from models.networks.transformer import SkippedLayers, mixtures_of
 from models.tokenizers import Tokenizer
 from specjax import decode, low_cache, rules
@@ -31,7 +30,7 @@ from specjax.adaptive import chains, widths
 from specjax.adaptive.ladder import Ladder
 from specjax.adaptive.rungs import Rungs
 from specjax.drafters.families.rasd import Parts
-from specjax.runtime.engine import Engine
+from specjax.runtime.engine import Engine, everywhere
 from specjax.types import LanguageModel, Params, Rule
 from specjax.warp import make_sampling
 
@@ -159,7 +158,8 @@ class Models:
 
   Attributes:
     target: the target.
-    draft: the draft, head or block drafter, or None where nothing else drafts.
+    draft: the draft, head, block drafter or the parameters in a file of one's
+      own, or None where nothing else drafts.
     tokenizer: the pair's one tokenizer.
     eos_tokens: ids that end a text.
     mesh: the devices, or None for one without a mesh.
@@ -168,7 +168,7 @@ class Models:
   """
 
   target: Network
-  draft: Network | Head | Block | None
+  draft: Any
   tokenizer: Tokenizer
   eos_tokens: tuple[int, ...]
   mesh: Mesh | None
@@ -255,6 +255,9 @@ def load(
     draft = (target.rounded if on_cpu else target.lowered)(drafting.weights)
   elif reads == "block":
     draft = specdec.load(hub.local(path), dtype=dtype, mesh=mesh)
+  elif reads == "file":
+    assert drafting.load is not None  # `entry` has both
+    draft = everywhere(mesh, jax.tree.map(jnp.asarray, drafting.load(path)))
   elif reads == "model":
     draft = checkpoints.load(
       path, dtype=dtype, mesh=mesh, sharding=shardings[1],
@@ -262,7 +265,7 @@ def load(
     )  # fmt: skip
   if reads in ("block", "model"):
     check_same_tokenizer(tokenizer, checkpoints.load_tokenizer(path))
-  if draft is not None and config.get("share_encoder"):
+  if draft is not None and reads != "file" and config.get("share_encoder"):
     check_same_width(target, draft)
   eos_tokens = {*checkpoints.eos_token_ids(config.target)}
   eos_tokens |= {tokenizer.eos_token_id} - {None}

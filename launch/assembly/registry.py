@@ -156,7 +156,7 @@ def with_checkpoint(drafting: Drafting, config: Mapping[str, Any]) -> Drafting:
   if drafting.drafts and drafting.needs_checkpoint and not drafting.checkpoint:
     known = config.get("checkpoints", {})
     path = known.get(drafting.name) or (
-      "" if drafting.reads == "layers" else known.get("draft", "")
+      "" if drafting.reads in ("layers", "file") else known.get("draft", "")
     )
     if not path:
       raise ValueError(
@@ -216,11 +216,13 @@ def check_checkpoint(drafting: Drafting) -> None:
   if not path or wanted in ("", "layers", "weights"):
     return
   try:
-    path = hub.local(path)
+    path = path if wanted == "file" else hub.local(path)
   except FileNotFoundError as error:
     raise FileNotFoundError(f"drafter {drafting.name!r}: {error}") from error
   if not pathlib.Path(path).exists():
     raise FileNotFoundError(f"drafter {drafting.name!r}: there is no {path}")
+  if wanted == "file":
+    return
   if head_checkpoints.is_head(path):
     holds = "head"
   else:
@@ -266,6 +268,8 @@ def source(drafting: Drafting, models: Any) -> tuple[Any, Any]:
     return head, head.functions()[1]
   if drafting.reads == "block":
     return models.draft, models.draft.params
+  if drafting.reads == "file":
+    return None, models.draft
   corpus = retrieval.index(drafting.corpus, models) if drafting.corpus else None
   if drafting.reads == "model":
     functions = models.draft.functions(SkippedLayers(), features)

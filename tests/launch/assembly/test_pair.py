@@ -1,7 +1,10 @@
 """`launch.assembly.pair`: what is loaded once serves every rule and tree."""
 
+import pathlib
+import re
 import subprocess
 import sys
+import types
 
 import decoding
 import files
@@ -40,6 +43,28 @@ def test_pairs_of_the_same_models_share_their_parameters(pair):
   shared = jax.tree.map(lambda a, b: a is b, one.params, other.params)
   assert all(jax.tree.leaves(shared))
   assert one.params.draft is not None
+
+
+def test_a_drafter_of_ones_own_reads_a_file(pair, tmp_path, monkeypatch):
+  """As CONTRIBUTING.md shows it; its parameters are what `load` returns."""
+  text = pathlib.Path("CONTRIBUTING.md").read_text("utf-8")
+  blocks = re.findall(r"```python\n(.*?)```", text, re.S)
+  (code,) = [block for block in blocks if "SUCCESSORS = " in block]
+  (tmp_path / "of_mine.py").write_text(code)
+  monkeypatch.syspath_prepend(tmp_path)
+  config = huggingface.get_config(f"target={pair[0]}")
+  file = tmp_path / "table.npy"
+  config.drafter = f'of_mine:SUCCESSORS("{file}", tokens=2)'
+  with pytest.raises(FileNotFoundError, match=f"there is no {file}"):
+    pair_lib.load(config)
+  np.save(file, np.roll(np.arange(4096, dtype=np.int32), -5))  # x + 5
+  made = pair_lib.assemble(config, pair_lib.load(config))
+  root = types.SimpleNamespace(root=np.array([[3], [40]]))
+  draft, *_ = made.decoder.drafter.propose(made.params, (), None, root)
+  assert draft.tokens.tolist() == [[3, 8, 13], [40, 45, 50]]
+  config.drafter = "of_mine:SUCCESSORS"
+  with pytest.raises(ValueError, match=r'needs a checkpoint: .*"DIR"'):
+    pair_lib.load(config)
 
 
 @pytest.mark.parametrize(
