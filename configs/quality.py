@@ -1,6 +1,7 @@
 r"""Decoding-OPT against Decoding-UNO (Yin et al., NeurIPS 2024, section 5).
 
-  python -m launch.studies.quality --config=configs/quality.py --output=OUT.json
+  python -m launch.studies.quality --config=configs/quality.py \
+    --prompts=P.jsonl --output=OUT.json
 
 Both rules over-accept alike; after a rejection OPT draws from the residual that
 loses least, UNO from the target. Completions of the same prompts are compared
@@ -33,9 +34,6 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   # Completions of each prompt by each rule, compared one with one.
   config.num_comparisons = 50 if not arg else 500
   config.batch_size = 50  # completions decoded together
-  # Without --prompts: held-out Python, in the embedded pair's domain.
-  config.num_prompts = 20
-  config.prompt_tokens = 64
   # "log_likelihood" under a causal model, per token, or "reward" of a
   # sequence-classification model; `scorer` is its directory (the target's own).
   config.score = "log_likelihood"

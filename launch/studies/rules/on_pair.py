@@ -1,77 +1,34 @@
 """Verification rules along the contexts that a real pair meets.
 
-A lossless decoder decodes the prompts, and every rule is
-asked at every step what it would do with the very draft of that step: rules of
-one draft law are compared on the same contexts and the same drafts, and no coin
-is flipped (an expectation given the draft: Rao-Blackwell).
+A lossless decoder decodes the prompts, and every rule is asked at every step
+what it would do with the draft of that step. Rules of the same tree and
+siblings are compared on the same contexts and drafts, and no coin is flipped
+(an expectation given the draft: Rao-Blackwell).
 """
 
 import functools
-import sys
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import ml_collections
 import numpy as np
 import tqdm
-from absl import flags
 
-from launch import prompts
 from launch.assembly import pair as pair_lib
 from launch.assembly import registry
 from launch.assembly.drafting import with_tokens
 from launch.assembly.pair import Pair
-from launch.evaluation import questions
 from launch.studies.rules.cases import Case
-from launch.training import corpus
 from specjax import intervals, random
 from specjax import siblings as siblings_lib
-from specjax.decode import Decoder, make_decoder
+from specjax.decode import make_decoder
 from specjax.runtime import requests
-from specjax.runtime.requests import Batch, make_batches
+from specjax.runtime.requests import Batch
 from specjax.siblings import Siblings
-from specjax.state import StepInfo, StopReason
+from specjax.state import StopReason
 from specjax.tree import Tree
-from specjax.types import Drafter
 from specjax.warp import make_sampling
-
-NUM_PROMPTS = flags.DEFINE_integer(
-  "num_prompts", 16, "Held-out prompts to complete.", lower_bound=2
-)
-NUM_CONTEXTS = flags.DEFINE_integer(
-  "contexts_per_prompt", 12, "Decoding steps a prompt.", lower_bound=1
-)
-_PROMPT_TOKENS = 96
-_BATCH_SIZE = 8
-
-
-def held_out(models: Pair) -> tuple[list[str], list[Batch]]:
-  """Texts to complete, as many as the flag says, and their batches.
-
-  Held-out prompts; a target that chats answers the shipped questions, of those
-  that are short.
-  """
-  tokenizer, count = models.tokenizer, NUM_PROMPTS.value
-  items: Sequence[requests.Request]
-  if tokenizer.chat_template is None:
-    items = prompts.first_tokens(
-      corpus.held_out_prompts(count), tokenizer, num_tokens=_PROMPT_TOKENS
-    )
-    texts = [item.text for item in items]
-  else:
-    ask = lambda one: questions.ask(tokenizer, one, 0, ())
-    short = [
-      one
-      for one in questions.read(questions.OWN)
-      if len(ask(one).token_ids) <= _PROMPT_TOKENS
-    ]
-    asked = questions.subset(short, count, seed=0)
-    items, texts = [*map(ask, asked)], [one.turns[0] for one in asked]
-  return texts, make_batches(
-    items, batch_size=_BATCH_SIZE, max_width=_PROMPT_TOKENS
-  )
 
 
 def build_pair(config: ml_collections.ConfigDict) -> Pair:
@@ -87,12 +44,9 @@ def build_pair(config: ml_collections.ConfigDict) -> Pair:
     name = drafting.name
     raise ValueError(
       "rules are compared here on what is drawn token by token, as "
-      "model(tokens=N, tree=paths(K)), each with a tree and siblings of its "
-      f"own, got {config.drafter!r}: compare others as systems, "
-      "launch.evaluate "
-      f"--systems='with_rule({name}, token), with_rule({name}, block)' "
-      "--output=E.json, then launch.evaluate --compare E.json "
-      f"--over='with_rule({name}, token)'"
+      f"model(tokens=N, tree=paths(K)), got {config.drafter!r}: compare others "
+      f"as systems, launch.evaluate --systems='with_rule({name}, token), "
+      f"with_rule({name}, block)'"
     )
   config = ml_collections.ConfigDict(config.to_dict())
   config.rule = "token"
@@ -121,8 +75,8 @@ def measure(
   Returns:
     By row: `expected_accepted` drafted tokens a step, `block_efficiency` (one
     more) with its 95% interval over prompts, `total_variation` of the first
-    token's law (the mean over contexts, null for lossless rules),
-    `num_contexts`, and `Case.describe()`; but of the first row
+    token's distribution (the mean over contexts, null for lossless rules),
+    `num_contexts`, and `Case.describe()`; of all but the first row
     `block_efficiency_ratio` too, over that of the first row, with its interval
     paired by prompt.
 
@@ -134,33 +88,19 @@ def measure(
     groups.setdefault((row.tree, row.siblings), []).append(row)
   report: dict[str, dict] = {}
   columns: dict[str, tuple[np.ndarray, np.ndarray]] = {}
-  for (tree, siblings), group in groups.items():
-    decoder = make_decoder(
-      models.target,
-      drafter=drafter(models, tree, siblings),
-      rule="gumbel_list" if siblings.with_noise else "recursive",
-      vocab_size=models.tokenizer.vocab_size,
+  for group in groups.values():
+    contexts, sums = _walk(
+      group, models, config, batches, max_contexts=max_contexts
     )
-    asked = [jax.jit(functools.partial(_ask, row)) for row in group]
-    contexts, sums = sums_by_prompt(
-      decoder,
-      models,
-      config,
-      batches,
-      lambda info, asked=asked: [
-        ask(info.draft, info.target_log_probs) for ask in asked
-      ],
-      max_contexts=max_contexts,
-    )  # [prompts], [prompts, rules, 2]
+    total = contexts.sum()
     for number, row in enumerate(group):
       accepted, distance = sums[:, number].T
-      total = contexts.sum()
       columns[row.name] = contexts + accepted, contexts
       report[row.name] = {
         "expected_accepted": float(accepted.sum() / total),
         **intervals.ratio(
           "block_efficiency", [contexts + accepted], [contexts],
-          limits=(1, tree.max_depth + 1),
+          limits=(1, row.tree.max_depth + 1),
         ),
         "total_variation": None
         if row.rule.lossless
@@ -177,32 +117,22 @@ def measure(
   return {row.name: report[row.name] for row in rows}
 
 
-def sums_by_prompt(
-  decoder: Decoder,
-  models: Pair,
-  config: ml_collections.ConfigDict,
-  batches: Sequence[Batch],
-  ask: Callable[[StepInfo], Any],
-  *,
-  max_contexts: int,
-) -> tuple[np.ndarray, np.ndarray]:
-  """Walks along the completions of all prompts, and adds up what is asked.
+def _walk(group, models, config, batches, *, max_contexts):
+  """Contexts of each prompt, `f64[prompts]`, and its sums by rule.
 
-  Args:
-    decoder: decodes them, step by step.
-    models: from `build_pair`.
-    config: the config.
-    batches: the prompts.
-    ask: of a step, `f[..., B]`.
-    max_contexts: decoding steps a prompt, at most.
-
-  Returns:
-    Contexts of each prompt, `f64[prompts]`, and its sums, `f64[prompts, ...]`;
-    rows of one prompt are one.
-
-  Raises:
-    ValueError: if the models give no context without NaN.
+  The sums are `f64[prompts, rules, 2]`: expected accepted tokens, and the first
+  token's distance. Rows of one prompt are one.
   """
+  tree, siblings = group[0].tree, group[0].siblings
+  drafting = models.drafting.of_form(tree=tree, siblings=siblings)
+  vocab = models.tokenizer.vocab_size
+  decoder = make_decoder(
+    models.target,
+    drafter=registry.make(drafting, models.source, vocab),
+    rule="gumbel_list" if siblings.with_noise else "recursive",
+    vocab_size=vocab,
+  )
+  asked = [jax.jit(functools.partial(_ask, row)) for row in group]
   # One buffer for all batches, so that a step is compiled once.
   init = jax.jit(
     functools.partial(
@@ -215,8 +145,7 @@ def sums_by_prompt(
   warp = {n: config[n] for n in ("temperature", "top_k", "top_p", "min_p")}
   sums: dict[tuple, np.ndarray] = {}
   contexts: dict[tuple, int] = {}
-  quiet = not sys.stderr.isatty()
-  for batch in tqdm.tqdm(batches, unit="batch", disable=quiet):
+  for batch in tqdm.tqdm(batches, unit="batch", disable=None):
     units = [requests.content_of(prompt) for prompt in batch.prompts]
     contexts |= {unit: contexts.get(unit, 0) for unit in units}
     tokens, lengths, row_ids = batch.arrays()
@@ -232,9 +161,11 @@ def sums_by_prompt(
       if done.all():
         break
       state, info = step(models.params, state)
-      # The laws of a row that NaNs ended are made up.
+      # A row that NaNs ended has no distributions of the models.
       broken = np.asarray(state.stop_reason) == StopReason.NAN_LOGITS
-      seen = np.array(jax.device_get(ask(info)), np.float64)
+      seen = np.array(
+        [ask(info.draft, info.target_log_probs) for ask in asked], np.float64
+      )
       for row in np.flatnonzero(~(done | broken)[: len(units)]):
         sums[units[row]] = sums.get(units[row], 0.0) + seen[..., row]
         contexts[units[row]] += 1
@@ -246,12 +177,6 @@ def sums_by_prompt(
     np.array([contexts[name] for name in names], float),
     np.array([sums.get(name, none) for name in names]),
   )
-
-
-def drafter(models: Pair, tree: Tree, siblings: Siblings) -> Drafter:
-  """The pair's drafter, for another tree and other siblings."""
-  drafting = models.drafting.of_form(tree=tree, siblings=siblings)
-  return registry.make(drafting, models.source, models.tokenizer.vocab_size)
 
 
 def _ask(row: Case, draft, target_log_probs):

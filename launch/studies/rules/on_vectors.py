@@ -1,11 +1,10 @@
-"""Verification rules on two laws that every context has.
+"""Verification rules on two distributions that every context has.
 
 Where all drafts can be enumerated the numbers are exact: each draft's outcome
 through the shipped rule, summed in float64. Else drafts are sampled.
 """
 
 import functools
-import math
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +28,6 @@ _MAX_ENUMERATED = 4_000_000
 # the least and most drafts sampled.
 _SAMPLED_AT_ONCE, _SAMPLED = 1 << 22, 1 << 24
 _MIN_SAMPLES, _MAX_SAMPLES = 1024, 8192
-_LONGEST_LAW = 64  # a longer one is not worth sampling
 
 
 def compare(
@@ -41,7 +39,7 @@ def compare(
   length: int,
   seed: int,
 ) -> dict:
-  """The report of `launch.studies.rules` on two laws.
+  """The report of `launch.studies.rules` on two distributions.
 
   Args:
     draft, target: `f64[V]`.
@@ -59,45 +57,26 @@ def compare(
   measured = functools.lru_cache(
     lambda row: evaluate(row, draft, target, seed=seed)
   )
-  error = None
   if length == 1:
     optimum = iid_optimum(draft, target, count)
-    optimum_is = f"optimal transport of {count} i.i.d. drafts"
   else:
-    best = Case(
+    node_by_node = Case(
       name="transport",
       rule=rules_lib.get("transport"),
       tree=tree_lib.paths(length, count),
       siblings=siblings_lib.IID,
     )
-    optimum, error = (
-      measured(best)[key] for key in ("acceptance", "standard_error")
-    )
-    optimum_is = (
-      f"expected accepted tokens of rule transport on {count} i.i.d. paths of "
-      f"{length} tokens: the optimum node by node"
-    )
-  rows_of = {}
-  for row in rows:
-    values = measured(row)
-    share = values["acceptance"] / optimum if optimum > 0 else None
-    share_error = None
-    if share is not None and values["standard_error"] is not None:
-      # The optimum, where it is sampled too, has an error from other drafts.
-      share_error = math.hypot(values["standard_error"], share * (error or 0))
-      share_error /= optimum
-    rows_of[row.name] = {
-      **values,
-      "share_of_optimum": share,
-      "share_standard_error": share_error,
-    }
+    optimum = measured(node_by_node)["acceptance"]
+  share = lambda row: (
+    measured(row)["acceptance"] / optimum if optimum > 0 else None
+  )
   return {
     "optimum": optimum,
-    "optimum_is": optimum_is,
-    "optimum_standard_error": error,
     "num_drafts": count,
     "num_speculative_tokens": length,
-    "rules": rows_of,
+    "rules": {
+      row.name: measured(row) | {"share_of_optimum": share(row)} for row in rows
+    },
     "left_out": left_out,
   }
 
@@ -105,7 +84,7 @@ def compare(
 def evaluate(
   row: Case, draft: np.ndarray, target: np.ndarray, *, seed: int
 ) -> dict:
-  """Acceptance, output law and distance of one rule.
+  """Acceptance of one rule, and distance of its output distribution.
 
   Args:
     row: the rule and what it is given.
@@ -127,14 +106,12 @@ def evaluate(
         lambda context: target,
         siblings=row.siblings,
       )
-    law = block.output.sum(axis=tuple(range(1, block.output.ndim)))
     acceptance, error = block.expected_accepted, None
     distance = block.total_variation
   else:
-    acceptance, error, law, distance = sample(row, draft, target, seed=seed)
+    acceptance, error, distance = sample(row, draft, target, seed=seed)
   return {
     "acceptance": acceptance,
-    "output_law": None if law is None else law.tolist(),
     "total_variation": distance,
     "method": "exact" if enumerable else "sampled",
     "standard_error": error,
@@ -146,9 +123,8 @@ def sample(row: Case, draft: np.ndarray, target: np.ndarray, *, seed: int):
   """As `evaluate`, on sampled drafts, in float32.
 
   Returns:
-    Expected accepted tokens and its standard error; the next token's law, or
-    None if it is long; and its distance from the target, as a lossy rule
-    reports it, or None.
+    Expected accepted tokens and its standard error; and the distance of the
+    next token's distribution, as a lossy rule reports it, or None.
   """
   vocab, tree = len(target), row.tree
   size = tree.num_nodes * max(vocab, 64) * (1 + row.siblings.with_noise)
@@ -157,7 +133,7 @@ def sample(row: Case, draft: np.ndarray, target: np.ndarray, *, seed: int):
   with np.errstate(divide="ignore"):
     log_laws = [np.log(law).astype(np.float32) for law in (draft, target)]
   everywhere = lambda law, width: jnp.broadcast_to(law, (1, width, vocab))
-  # A draft model whose parameters are its law, and which keeps nothing in mind.
+  # A draft model whose parameters are its distribution, without a cache.
   model = LanguageModel(
     vocab_size=vocab,
     init_cache=lambda batch, slots: None,
@@ -166,7 +142,6 @@ def sample(row: Case, draft: np.ndarray, target: np.ndarray, *, seed: int):
       cache,
     ),
   )
-  first = tree.paths[1:, 1]  # by node: the first drafted one on its path
 
   def one(key, log_draft, log_target):
     keys = key[None]
@@ -186,36 +161,24 @@ def sample(row: Case, draft: np.ndarray, target: np.ndarray, *, seed: int):
     verification = row.rule.verify(
       drafted, everywhere(log_target, tree.num_nodes)
     )
-    # The next token is drafted, unless the walk ends at the root.
-    law = None
-    if vocab <= _LONGEST_LAW:
-      stay, onward = (
-        verification.node_probs[0, 0],
-        verification.node_probs[0, 1:],
-      )
-      rest = jnp.exp(verification.next_log_probs(jnp.zeros((1,), jnp.int32))[0])
-      law = (stay * rest).at[drafted.tokens[0, first]].add(onward)
     distance = verification.total_variation
     return (
       on_pair.expected_accepted(tree, verification)[0],
-      law,
       None if distance is None else distance[0, 0],
     )
 
-  # Over keys alone: what depends on the laws only is computed once a batch.
+  # Over keys alone: what depends on p and q only is computed once a batch.
   batch = jax.jit(jax.vmap(one, (0, None, None)))
   keys = jax.random.split(jax.random.key(seed), -(-total // rows) * rows)
   parts = [
     jax.device_get(batch(some, *log_laws)) for some in keys.reshape(-1, rows)
   ]
-  accepted, laws, distances = (
+  accepted, distances = (
     None if column[0] is None else np.concatenate(column).astype(np.float64)
     for column in zip(*parts, strict=True)
   )
-  error = accepted.std(ddof=1) / np.sqrt(len(accepted))
   return (
     float(accepted.mean()),
-    float(error),
-    None if laws is None else laws.mean(axis=0) / laws.mean(axis=0).sum(),
+    float(accepted.std(ddof=1) / np.sqrt(len(accepted))),
     None if distances is None else float(distances.mean()),
   )

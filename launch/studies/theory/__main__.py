@@ -1,8 +1,6 @@
-r"""The theory of speculative decoding, held against the shipped loop.
+"""The theory of speculative decoding, held against the shipped loop.
 
   python -m launch.studies.theory --figure=all --workdir=W
-  python -m launch.studies.theory --chain=C.npz --num_drafts=1,2,4 \
-    --output=F.json --simulate=100000
 
 Figures go to WORKDIR: NAME.json (every number plotted), NAME.svg and NAME.png.
 What is simulated comes from the shipped loop, what is predicted from
@@ -17,9 +15,7 @@ What is simulated comes from the shipped loop, what is predicted from
   acceptance   what every lossless rule accepts of K drafts
   mixture      what verification reads of a mixture of experts, the best N there
 
-A chain is an .npz file with `draft_initial` and `target_initial`, f[V], the
-laws of the first token, and `draft` and `target`, f[T - 1, V, V], the laws of
-the next token (last axis) after a token (middle axis).
+All take five and a half minutes on two cores; a line says which is being made.
 """
 
 import os
@@ -31,7 +27,6 @@ import numpy as np
 from absl import flags
 
 from launch import cli, provenance, report, results
-from launch.studies import read_arrays
 from launch.studies.rules import cases, on_vectors
 from launch.studies.theory import plots, simulation
 from specjax.runtime import timing
@@ -44,17 +39,12 @@ from specjax.theory import (
   tradeoff,
 )
 
-cli.reads(cli.WORKDIR, cli.OUTPUT, cli.NUM_DRAFTS, cli.SEED)
-_FIGURE = flags.DEFINE_list("figure", None, "Figures to draw, or all.")
-_CHAIN = flags.DEFINE_string("chain", None, "An .npz file with a chain.")
-_SIMULATE = flags.DEFINE_integer(
-  "simulate", None,
-  "Runs through the loop: none for --chain, 100000 for figures.",
-)  # fmt: skip
+cli.reads(cli.WORKDIR)
+_FIGURE = flags.DEFINE_list("figure", ["all"], "Figures to draw, or all.")
+_RUNS = flags.DEFINE_integer(
+  "simulate", 100_000, "Runs through the loop.", lower_bound=100
+)
 
-_ARRAYS = ("draft_initial", "target_initial", "draft", "target")
-_RUNS = 100_000
-_FEWEST = 100  # runs from which averages are drawn
 # The setting of the paper's figures; how its matrices were made is not known:
 # here all laws are uniform on the simplex.
 _SEED, _VOCAB, _HORIZON = 2024, 7, 50
@@ -65,49 +55,10 @@ _DRAFT = (0.08, 0.02, 0.38, 0.22, 0.30)
 _TARGET = (0.07, 0.14, 0.20, 0.43, 0.16)
 
 
-def _float64(function):
-  """Computes with jax in float64."""
-
-  def computed(*args) -> float:
-    with jax.enable_x64(True):
-      return float(function(*args))
-
-  return computed
-
-
-theorem1, theorem2, theorem3, limit = map(
-  _float64,
-  (
-    rejections.theorem1, rejections.theorem2_bound, rejections.theorem3,
-    rejections.limit,
-  ),
-)  # fmt: skip
-
-
-def of_chain(
-  pair: markov.MarkovPair, counts: list[int], *, runs: int, seed: int
-) -> dict:
-  """Theory of a chain beside its simulation.
-
-  Args:
-    pair: the chain.
-    counts: numbers of drafts M.
-    runs: simulated for each M; 0 for none.
-    seed: of the simulation.
-  """
-  return {
-    "horizon": pair.horizon,
-    "theorem1": theorem1(pair),
-    "theorem2_bound": theorem2(pair),
-    "theorem3": {str(m): theorem3(pair, m) for m in counts},
-    "limit": limit(pair),
-    "simulated": {
-      str(m): simulation.summary(
-        simulation.simulate(pair, runs=runs, num_drafts=m, seed=seed)[0]
-      )
-      for m in (counts if runs else [])
-    },
-  }
+def float64(theorem, *args) -> float:
+  """Computes a quantity of `specjax.theory.rejections` in float64."""
+  with jax.enable_x64(True):
+    return float(theorem(*args))
 
 
 def running_average(rejected: np.ndarray) -> dict:
@@ -133,7 +84,7 @@ def _converging(counts, runs, horizon=_HORIZON):
   for m in counts:
     rejected, _ = simulation.simulate(pair, runs=runs, num_drafts=m, seed=_SEED)
     lines[str(m)] = {
-      "theory": theorem3(pair, m),
+      "theory": float64(rejections.theorem3, pair, m),
       "simulated": simulation.summary(rejected),
       **running_average(rejected),
     }
@@ -165,8 +116,8 @@ def drafts(runs: int) -> dict:
     "horizon": _HORIZON,
     "seed": _SEED,
     "num_drafts": counts,
-    "expected": [theorem3(pair, m) for m in counts],
-    "limit": limit(pair),
+    "expected": [float64(rejections.theorem3, pair, m) for m in counts],
+    "limit": float64(rejections.limit, pair),
     "simulated": {
       str(m): simulation.summary(simulate(m)[0]) for m in (1, 2, 3)
     },
@@ -333,10 +284,16 @@ FIGURES = {
   "acceptance": acceptance,
   "mixture": mixture,
 }
+# Seconds on two cores with 100,000 runs, where they are more than a few.
+_SECONDS = {
+  "single": 90, "batch": 85, "drafts": 100, "tradeoff": 20, "acceptance": 35
+}  # fmt: skip
 
 
 def draw(name: str, folder: pathlib.Path, *, runs: int) -> None:
   """Computes a figure's numbers and draws it; both go to the folder."""
+  about = f"about {_SECONDS[name]} s" if name in _SECONDS else "a second"
+  print(f"{name}: {about} on two cores", file=sys.stderr, flush=True)
   seconds, numbers = timing.timed(FIGURES[name], runs)
   result = {
     "figure": name,
@@ -349,51 +306,24 @@ def draw(name: str, folder: pathlib.Path, *, runs: int) -> None:
     lambda: plots.FIGURES[name](numbers),
     *(folder / f"{name}.{form}" for form in ("svg", "png")),
   )
-  print(f"{name}: {result['seconds']:.1f} s", file=sys.stderr, flush=True)
+  print(f"{name}: done in {seconds:.0f} s", file=sys.stderr, flush=True)
 
 
 def run(_) -> int:
   """The command."""
-  if (_FIGURE.value is None) == (_CHAIN.value is None):
-    raise cli.UserError("give either --figure or --chain; see --help")
-  runs = _SIMULATE.value
-  if runs is not None and runs < 1:
-    raise cli.UserError(f"--simulate must be at least 1 run, got {runs}")
-  if _CHAIN.value is not None:
-    cli.refuse_with("--chain", cli.WORKDIR)
-    results.check(cli.OUTPUT.value)
-    chain = of_chain(
-      markov.make_pair(**read_arrays(_CHAIN.value, _ARRAYS)),
-      cli.integers(cli.NUM_DRAFTS, default=[1, 2, 4]),
-      runs=runs or 0,
-      seed=cli.SEED.value or 0,
-    )
-    made_by = provenance.record()
-    results.write_json(cli.OUTPUT.value or "-", chain | made_by)
-    return 0
-  cli.refuse_with("--figure", cli.OUTPUT, cli.NUM_DRAFTS, cli.SEED)
-  names = list(_FIGURE.value)
-  if names == ["all"]:
-    names = list(FIGURES)
-  unknown = [name for name in names if name not in FIGURES]
-  if unknown or not names:
+  names = list(FIGURES) if _FIGURE.value == ["all"] else _FIGURE.value
+  if unknown := [name for name in names if name not in FIGURES]:
     raise cli.UserError(
       f"unknown figures {unknown}, expected all or some of {list(FIGURES)}"
-    )
-  if cli.WORKDIR.value is None:
-    raise cli.UserError("--figure needs --workdir, where figures go")
-  if runs is not None and runs < _FEWEST:
-    raise cli.UserError(
-      f"figures need --simulate of at least {_FEWEST} runs, got {runs}"
     )
   folder = pathlib.Path(cli.WORKDIR.value)
   results.check(*(folder / f"{name}.json" for name in names))
   for name in names:
-    draw(name, folder, runs=runs or _RUNS)
+    draw(name, folder, runs=_RUNS.value)
   return 0
 
 
 if __name__ == "__main__":
   # A device a core, to which `simulation` deals out the runs.
   jax.config.update("jax_num_cpu_devices", len(os.sched_getaffinity(0)))
-  cli.run(run, required=())
+  cli.run(run, required=("workdir",))

@@ -41,14 +41,7 @@ def simulate(
 
   Returns:
     `i32[runs]`, the rejections of each, and `i32[runs, T]`, their tokens.
-
-  Raises:
-    ValueError: if there are no runs or no drafts.
   """
-  if runs < 1:
-    raise ValueError(f"runs must be >= 1, got {runs}")
-  if num_drafts < 1:
-    raise ValueError(f"num_drafts must be >= 1, got {num_drafts}")
   rule = rule or ("token" if num_drafts == 1 else "batch")
   devices = jax.device_count()
   most = max(_NODES_AT_ONCE // (1 + pair.horizon * num_drafts), 1)
@@ -116,9 +109,8 @@ def _run(horizon, vocab, num_drafts, rule, at_once, parts):
 def summary(rejected: np.ndarray) -> dict:
   """Mean, standard error and number of runs."""
   runs = len(rejected)
-  error = rejected.std(ddof=1) / math.sqrt(runs) if runs > 1 else math.inf
   return {
     "mean": float(rejected.mean()),
-    "standard_error": float(error) if runs > 1 else None,
+    "standard_error": float(rejected.std(ddof=1) / math.sqrt(runs)),
     "runs": runs,
   }

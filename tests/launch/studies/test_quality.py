@@ -4,7 +4,6 @@ import json
 
 import files
 import jax
-import ml_collections
 import numpy as np
 import pytest
 import torch
@@ -26,7 +25,7 @@ def tokenizer():
 def test_log_likelihood_is_the_mean_over_the_completion(pair, tokenizer):
   prompt = tokenizer.encode("def f(x):\n")
   completions = [tokenizer.encode(t) for t in ("return x\n", "pass", "x = 1")]
-  actual = quality.LogLikelihood(pair[0], tokenizer)(prompt, completions)
+  actual = quality.log_likelihood(pair[0], tokenizer)(prompt, completions)
   model, params = as_language_model(huggingface.load(pair[0]))
   for score, completion in zip(actual, completions, strict=True):
     text = np.array([[*prompt, *completion]])
@@ -43,7 +42,7 @@ def test_a_scorer_must_know_the_pairs_tokens(pair, tokenizer, tmp_path):
   directory = files.make_checkpoint(tmp_path / "other")
   tokenizers.save(other, directory)
   with pytest.raises(ValueError, match="the pair's tokenizer"):
-    quality.LogLikelihood(directory, tokenizer)
+    quality.log_likelihood(directory, tokenizer)
 
 
 def test_reward_models_are_read_by_transformers(tokenizer, tmp_path):
@@ -57,47 +56,16 @@ def test_reward_models_are_read_by_transformers(tokenizer, tmp_path):
   tokenizers.save(tokenizer, str(tmp_path))
   prompt = tokenizer.encode("def f(x):\n")
   completions = [tokenizer.encode(t) for t in ("  return x\n", "pass")]
-  actual = quality.Reward(str(tmp_path), tokenizer)(prompt, completions)
+  actual = quality.reward(str(tmp_path), tokenizer)(prompt, completions)
   for score, completion in zip(actual, completions, strict=True):
     with torch.no_grad():
       ids = torch.tensor([[*prompt, *completion]])
       assert score == pytest.approx(float(model(ids).logits[0, 0]), abs=1e-5)
-  model.config.pad_token_id = None  # then one by one
-  model.save_pretrained(tmp_path / "unpadded")
-  tokenizers.save(tokenizer, str(tmp_path / "unpadded"))
-  alone = quality.Reward(str(tmp_path / "unpadded"), tokenizer)
-  np.testing.assert_allclose(alone(prompt, completions), actual, atol=1e-5)
-  model = transformers.LlamaForSequenceClassification(
-    transformers.LlamaConfig(**{**config.to_dict(), "num_labels": 3})
-  )
-  model.save_pretrained(tmp_path / "three")
-  tokenizers.save(tokenizer, str(tmp_path / "three"))
-  with pytest.raises(ValueError, match="one output, got 3"):
-    quality.Reward(str(tmp_path / "three"), tokenizer)
   # A causal model has no trained output: a new one would be random.
   transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "causal")
   tokenizers.save(tokenizer, str(tmp_path / "causal"))
-  with pytest.raises(ValueError, match=r"no reward model.* score\.weight"):
-    quality.Reward(str(tmp_path / "causal"), tokenizer)
-  with pytest.raises(ValueError, match="no such folder of a reward model"):
-    quality.Reward(str(tmp_path / "none"), tokenizer)
-
-
-def test_a_long_text_is_scored_by_its_end(tokenizer, tmp_path):
-  config = transformers.LlamaConfig(
-    vocab_size=tokenizer.vocab_size, hidden_size=16, intermediate_size=16,
-    num_hidden_layers=1, num_attention_heads=2, num_labels=1, pad_token_id=0,
-  )  # fmt: skip
-  transformers.LlamaForSequenceClassification(config).save_pretrained(tmp_path)
-  tokenizers.save(tokenizer, str(tmp_path))
-  settings = tmp_path / "tokenizer_config.json"
-  settings.write_text(
-    json.dumps(json.loads(settings.read_text()) | {"model_max_length": 8})
-  )
-  prompt = tokenizer.encode("def f(x):\n" * 8)
-  completions = [tokenizer.encode(t) for t in ("  return x\n", "pass")]
-  first, second = quality.Reward(str(tmp_path), tokenizer)(prompt, completions)
-  assert first != second
+  with pytest.raises(ValueError, match="no reward model of one trained output"):
+    quality.reward(str(tmp_path / "causal"), tokenizer)
 
 
 def test_scores_do_not_depend_on_how_many_are_scored_together(
@@ -105,46 +73,20 @@ def test_scores_do_not_depend_on_how_many_are_scored_together(
 ):
   prompt = tokenizer.encode("def f(x):\n")
   completions = [tokenizer.encode(t) for t in ("return x\n", "pass", "x = 1")]
-  scorer = quality.LogLikelihood(pair[0], tokenizer)
+  scorer = quality.log_likelihood(pair[0], tokenizer)
   together = scorer(prompt, completions)
   monkeypatch.setattr(quality, "_ROWS", 2)
   np.testing.assert_allclose(scorer(prompt, completions), together, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-  "flags, words",
-  [
-    (("--config.score=taste",), "score must be one of"),
-    (("--config.score=reward",), "needs config.scorer"),
-    (("--config.num_comparisons=0",), "num_comparisons must be >= 1"),
-    (("--config.num_prompts=0",), "num_prompts must be >= 1"),
-    (("--config.prompt_tokens=0",), "prompt_tokens must be >= 1"),
-    (("--config.prompt_tokens=256",), "prompt_tokens (256) must be at most"),
-    (("--config.epsilons=(-0.1,)",), "numbers >= 0"),
-    (("--config.epsilons=('a',)",), "numbers >= 0"),
-    (("--config.epsilons=()",), "numbers >= 0"),
-  ],
-)
-def test_mistakes_are_one_line_and_exit_code_2(
-  cli, pair, tmp_path, capsys, flags, words
-):
-  config = f"configs/quality.py:target={pair[0]},draft={pair[1]}"
-  output = f"--output={tmp_path / 'q.json'}"
-  assert cli(quality.run, *flags, output, config=config) == 2
-  error = capsys.readouterr().err
-  assert words in error
-  assert error.count("\n") == 1
-
-
 def test_where_nothing_was_rejected_there_is_nothing_to_save():
-  config = ml_collections.ConfigDict({"epsilons": (0.1,)})
   counts = {
     "scores": [0.0], "tokens": 1, "rejections": 0, "total_variation": 0.0
   }  # fmt: skip
   names = ("token", "decoding_opt(epsilon=0.1)", "decoding_uno(epsilon=0.1)")
-  rows = quality.rows_of(config, [{"rules": dict.fromkeys(names, counts)}])
-  assert rows[0]["rejections_saved"] == {"opt": None, "uno": None}
-  assert "– / –" in quality.table({"": {"rows": rows}})
+  row = quality.row_of(0.1, [dict.fromkeys(names, counts)])
+  assert row["rejections_saved"] == {"opt": None, "uno": None}
+  assert "– / –" in quality.table([row])
 
 
 def test_win_rates_in_both_readings():
@@ -158,40 +100,35 @@ def test_win_rates_in_both_readings():
 
 
 @pytest.mark.heavy
-def test_the_command_compares_and_resumes(cli, pair, tmp_path, capsys):
-  output = tmp_path / "q.json"
-  flags = ("--config.max_new_tokens=6", "--config.num_comparisons=6",
-           "--config.batch_size=4",
-           "--config.drafter=model(tokens=2)",
-           "--config.num_prompts=2", "--config.prompt_tokens=16",
-           "--config.epsilons=(0.0,0.5)", f"--output={output}")  # fmt: skip
-  config = f"configs/quality.py:target={pair[0]},draft={pair[1]}"
-  real, calls = quality.compare, []
-
-  def dies(*args, **options):
-    calls.append(args[-1])
-    if len(calls) == 2:
-      raise KeyboardInterrupt
-    return real(*args, **options)
-
-  quality.compare = dies
-  try:
-    with pytest.raises(KeyboardInterrupt):
-      cli(quality.run, *flags, config=config)
-    assert cli(quality.run, *flags, "--config.seed=3", config=config) == 2
-    assert "config.seed was" in capsys.readouterr().err
-    assert cli(quality.run, *flags, config=config) == 0
-  finally:
-    quality.compare = real
-  assert calls == [0, 1, 1]
+def test_the_command_compares_both_rules(cli, pair, tmp_path, capsys):
+  output, asked = tmp_path / "q.json", tmp_path / "p.jsonl"
+  asked.write_text('{"prompt": "def f(x):"}\n{"prompt": "import os"}\n')
+  code = cli(
+    quality.run, "--config.max_new_tokens=6", "--config.num_comparisons=6",
+    "--config.batch_size=4", "--config.drafter=model(tokens=2)",
+    "--config.epsilons=(0.0,0.5)", f"--prompts={asked}", f"--output={output}",
+    config=f"configs/quality.py:target={pair[0]},draft={pair[1]}",
+  )  # fmt: skip
+  assert code == 0
   result = json.loads(output.read_text())
-  assert [row["epsilon"] for row in result["rows"]] == [0.0, 0.5]
+  assert result["num_prompts"] == 2
   exact, loose = result["rows"]
+  assert (exact["epsilon"], loose["epsilon"]) == (0.0, 0.5)
   assert exact["total_variation"]["opt"] == pytest.approx(0, abs=1e-6)
   assert exact["total_variation"]["uno"] > 0
   for rule in ("opt", "uno"):
     assert loose["rejections_saved"][rule] > 0
     assert loose["total_variation"][rule] > 0
-  for row in result["rows"]:
-    assert 0 <= row["comparisons_won"] <= 1
+    assert 0 <= loose["against_lossless"][rule] <= 1
   assert "comparisons won by OPT" in capsys.readouterr().out
+
+
+def test_a_score_that_is_none_is_one_line_and_exit_code_2(
+  cli, pair, tmp_path, capsys
+):
+  config = f"configs/quality.py:target={pair[0]},draft={pair[1]}"
+  output = f"--output={tmp_path / 'q.json'}"
+  assert cli(quality.run, "--config.score=taste", output, config=config) == 2
+  error = capsys.readouterr().err
+  assert "score must be one of" in error
+  assert error.count("\n") == 1
