@@ -31,7 +31,7 @@ row() { # NAME MINUTES FLAG...
   name=$1
   shift 2
   run "$name" launch.evaluate --prompts=built-in --timing=passes "$@" \
-    --overwrite --output="$out/$name.json"
+    --output="$out/$name.json"
   cp "$out/$name.json" docs/measurements
 }
 
@@ -42,7 +42,7 @@ report() { # NAME FLAG...
   run "$name" launch.evaluate --prompts=built-in --rounds=4 --explain "$@" \
     --config=configs/embedded.py --config.max_new_tokens=256 \
     --systems="$(printf 'model(tokens=%s), ' 2 4 6 8)model(tokens=10)" \
-    --overwrite --output="$out/$name.json"
+    --output="$out/$name.json"
   cp "$out/$name.json" "$out/$name-explained.md" "$out/$name-throughput.svg" \
     docs/reports
 }
@@ -54,8 +54,12 @@ row embedded-temperature-1 3 $pair --rounds=5 --temperatures=1 --systems="$besid
 row embedded-greedy-ngram 2 $pair --rounds=5 --systems='ngram(tokens=6)'
 row embedded-greedy-layer-skip 2 $pair --rounds=5 --systems='layer_skip(tokens=6)'
 row embedded-greedy-batch-6 2 $pair --rounds=5 --config.batch_size=6
-[ -e "$out/held-out.jsonl" ] || run held-out launch.tools.held_out_prompts \
-  --count=64 --output="$out/held-out.jsonl"
+case " $names " in
+  *" all "* | *held-out*)
+    [ -e "$out/held-out.jsonl" ] || run prompts launch.tools.held_out_prompts \
+      --count=64 --output="$out/held-out.jsonl"
+    ;;
+esac
 row held-out-greedy 4 $pair --prompts="$out/held-out.jsonl"
 row held-out-temperature-1 4 $pair --temperatures=1 --prompts="$out/held-out.jsonl"
 report greedy
