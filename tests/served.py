@@ -53,10 +53,8 @@ def make_scheduler(slots, iterate=None, **more):
   options = dict(queue_length=64, pace=slots.pace()) | more
   metrics = Metrics(model="toy", num_slots=slots.num_slots, depth=slots.depth)
   return Scheduler(
+    slots,
     iterate or slots.iterate,
-    num_slots=slots.num_slots,
-    depth=slots.depth,
-    max_rounds=slots.max_rounds,
     metrics=metrics,
     **options,
   ), metrics
@@ -191,7 +189,7 @@ def text_slots(**more):
   decoder, params = text_decoder()
   options = dict(
     num_slots=3, widths=(16, 64), max_length=160, max_rounds=4,
-    stop_tokens=(tokenizer().eos_token_id,), scores=True,
+    stop_tokens=(tokenizer().eos_token_id,),
   )  # fmt: skip
   slots = slots_lib.Slots(
     {decoder.drafter.tree.max_depth: decoder}, params, **(options | more)

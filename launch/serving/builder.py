@@ -9,8 +9,9 @@ process that hears nothing has lost it.
 import contextlib
 import dataclasses
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+import jax
 import ml_collections
 
 from launch import processes
@@ -72,7 +73,24 @@ def decoders_of(
   for level in (*least, *powers):
     shallow = with_tokens(made.drafting, level)
     decoders[level] = pair.assemble(config, loaded, drafting=shallow).decoder
+  check_alike(decoders, made.params)
   return decoders
+
+
+def check_alike(decoders: Mapping[int, Decoder], params: types.Params) -> None:
+  """Raises ValueError for drafters whose states differ with their depths."""
+
+  def form(decoder: Decoder):
+    state = jax.eval_shape(lambda: decoder.drafter.init(params, 1, 64, None))
+    return jax.tree.map(lambda x: (x.shape, x.dtype), state)
+
+  deepest = max(decoders)
+  for depth, decoder in decoders.items():
+    if form(decoder) != form(decoders[deepest]):
+      raise ValueError(
+        f"drafter {decoder.drafter.name!r} cannot draft {depth} tokens with "
+        f"the state that it has for {deepest}"
+      )
 
 
 def make_slots(
@@ -108,7 +126,6 @@ def make_slots(
     share_prefixes=sizes.share_prefixes,
     mesh=models.mesh,
     cache_specs=models.layout and models.layout.cache_specs(),
-    scores=True,
   )
   slots.compile(lambda what: say(f"compiling {what}"))
   if models.mesh is not None:

@@ -14,7 +14,7 @@ from launch.prompts import MOST_BIASES, MOST_STOP_IDS
 
 MOST_LIKELIEST = 20  # top log-probabilities of an emitted token, as in chats
 MOST_SCORED = 5  # of a prompt's token, as in completions
-_LONGEST_NUMBER = 26  # bytes of a float in JSON, with what separates it
+_LONGEST_NUMBER = 26  # bytes of a float in JSON, and what separates it
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class Asked:
       min_tokens, stop_token_ids: see `specjax.runtime.requests.Settings`.
   """
 
-  token_ids: tuple[int, ...]
+  token_ids: Sequence[int]
   seed: int
   stream: int = 0
   max_new_tokens: int
@@ -48,9 +48,9 @@ class Asked:
   presence_penalty: float = 0.0
   frequency_penalty: float = 0.0
   repetition_penalty: float = 1.0
-  logit_bias: tuple[tuple[int, float], ...] = ()
+  logit_bias: Sequence[tuple[int, float]] = ()
   min_tokens: int = 0
-  stop_token_ids: tuple[int, ...] = ()
+  stop_token_ids: Sequence[int] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -91,24 +91,15 @@ class Control:
     """The control from its array."""
     length = int(np.asarray(array[:4], np.uint8).view("<u4")[0])
     record = json.loads(bytes(array[4 : 4 + length]))
-    lists = ("token_ids", "logit_bias", "stop_token_ids")
-    record["admissions"] = [
-      (row, Asked(**asked | {name: _tuple(asked[name]) for name in lists}))
-      for row, asked in record["admissions"]
-    ]
+    record["admissions"] = [(i, Asked(**x)) for i, x in record["admissions"]]
     record["shares"] = {int(w): x for w, x in record["shares"].items()}
     return cls(**record)
 
 
-def _tuple(value):
-  return tuple(map(_tuple, value)) if isinstance(value, list) else value
-
-
 def most_bytes(num_slots: int, longest: int) -> int:
   """The most bytes of a control that admits to each slot a longest prompt."""
-  numbers = longest + 2 * MOST_BIASES + MOST_STOP_IDS
-  fields = 2048  # of a request and of the control, with their names
-  return (1 + num_slots) * fields + num_slots * numbers * _LONGEST_NUMBER
+  numbers = 64 + longest + 2 * MOST_BIASES + MOST_STOP_IDS
+  return (1 + num_slots) * numbers * _LONGEST_NUMBER
 
 
 @dataclasses.dataclass(frozen=True)

@@ -62,7 +62,7 @@ class Pace:
     passes = {width: self.seconds_of_pass(width) for width in report.widths}
     reading = sum(passes[width] for width in report.widths)
     ratio = (report.seconds - decoding) / reading
-    if ratio < _LEAST:  # rounds are faster than they were thought to be
+    if report.rounds and ratio < _LEAST:  # rounds are faster than was thought
       ratio = report.seconds / (decoding + reading)
       add(self._rounds[report.depth], ratio * each)
     for width, seconds in passes.items():

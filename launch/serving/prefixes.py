@@ -36,12 +36,11 @@ class Texts:
     Args:
       num_slots: B.
       max_length: of a text.
-      groups: of devices that rows are cut over, as many to each; no text is
-        copied from one to another.
-      share: whether a prompt may begin as another's text: how soon an answer
-        comes tells whether its beginning was read before.
-      whole: texts are kept whole or not at all: states of recurrent layers
-        cannot be cut short.
+      groups: of devices that rows are cut over; no text is copied from one to
+        another.
+      share: whether a prompt may begin as another's text.
+      whole: whether texts are kept whole or not at all, since states of
+        recurrent layers cannot be cut short.
     """
     self._share, self._whole = share, whole
     self._group = np.arange(num_slots) * groups // num_slots

@@ -58,9 +58,7 @@ def admit(
   """`Decoder.admit` behind the first tokens of a row's text, be they none.
 
   Args:
-    decoder: what decodes.
-    params: parameters of both models.
-    state: before.
+    decoder, params, state: what decodes, and from where.
     request: row `i32[]`; source `i32[]`, the row whose text the prompt begins
       as (the row itself where a prompt is read on), and keep `i32[]`, so many
       tokens of it; tokens `i32[P]`, what follows them, and length `i32[]`;
@@ -83,21 +81,14 @@ def admit(
 
 
 def rounds(
-  decoder: Decoder | MeshDecoder,
-  window: int,
-  params: Params,
-  state: DecodeState,
-  ended,
-  most,
-  wanted,
-):
+  decoder: Decoder | MeshDecoder, window: int, params: Params,
+  state: DecodeState, ended, most, wanted,
+):  # fmt: skip
   """Rounds until one more row is done, and what they emitted.
 
   Args:
-    decoder: what decodes.
+    decoder, params, state: what decodes, and from where.
     window: W, tokens that a row may emit.
-    params: parameters of both models.
-    state: before.
     ended: `bool[B]`, rows that end before them.
     most: `i32[]`, rounds at most.
     wanted: `bool[B]`, rows whose top log-probabilities are recorded.
@@ -136,14 +127,12 @@ def rounds(
 
 
 def shallow_rounds(decoder, window, params, state, *orders):
-  """`rounds` of shallower drafts than the state was made for."""
+  """`rounds` of shallower drafts than the state's counters have room for."""
   tree = getattr(decoder, "decoder", decoder).drafter.tree
-  whole = state.counters
-  widths = {
-    "accept_counts": tree.max_depth + 1,
-    "rank_offered": tree.max_children,
-    "rank_accepted": tree.max_children,
-  }
+  whole, ranks = state.counters, tree.max_children
+  widths = dict(
+    accept_counts=tree.max_depth + 1, rank_offered=ranks, rank_accepted=ranks
+  )
   counted = lambda state, parts: dataclasses.replace(
     state, counters=dataclasses.replace(state.counters, **parts)
   )
@@ -153,8 +142,9 @@ def shallow_rounds(decoder, window, params, state, *orders):
     n: getattr(whole, n).at[:, :width].set(getattr(state.counters, n))
     for n, width in widths.items()
   }
-  report["accept_counts"] = parts["accept_counts"]
-  return counted(state, parts), report
+  return counted(state, parts), report | {
+    "accept_counts": parts["accept_counts"]
+  }
 
 
 def score(

@@ -13,9 +13,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from launch.serving.control import Asked, Control, Report, Scores
 from launch.serving.pace import Pace
+from launch.serving.slots import Slots
 from specjax.runtime.stopping import Watch
 from specjax.state import StopReason
 
@@ -128,17 +130,12 @@ class ClosedError(Exception):
 
 
 def rounds_of_iteration(*, free: int, waiting: int, max_rounds: int) -> int:
-  """The most rounds that an iteration makes, by the load.
+  """The most rounds that an iteration makes, by free slots and the queue.
 
   An iteration ends with the first row that is done, so that requests waiting
   for a slot lose nothing by many rounds. With a free slot a request may arrive
   at any moment, and should not wait. With none, rounds bound how old streamed
   tokens get.
-
-  Args:
-    free: free slots.
-    waiting: requests in the queue.
-    max_rounds: the most.
   """
   if waiting:
     return max_rounds
@@ -150,43 +147,38 @@ class Scheduler:
 
   def __init__(
     self,
+    slots: Slots,
     iterate: Callable[[Control], Report],
     *,
-    num_slots: int,
-    depth: int,
-    max_rounds: int,
     queue_length: int,
-    metrics,
+    metrics: Any,
     pace: Pace,
     choose_depth: Depth | None = None,
-    place: Callable[[Sequence[int], Asked], int] = lambda free, asked: free[0],
     keeps_in_touch: bool = False,
     clock: Callable[[], float] = time.monotonic,
   ):
     """Starts nothing yet.
 
     Args:
-      iterate: runs an iteration, as `slots.Slots.iterate`.
-      num_slots: B.
-      depth: G, of the deepest draft.
-      max_rounds: of one iteration.
+      slots: whose requests they are.
+      iterate: runs an iteration, as `slots.iterate`.
       queue_length: requests that may wait for a slot.
       metrics: a `metrics.Metrics`.
       pace: learns what iterations take, and says what is read beside rounds.
       choose_depth: how deep rows draft; None: as deep as can be.
-      place: which of the free slots a request is given.
       keeps_in_touch: whether iterations are made that do nothing, so that other
         processes hear from this one.
       clock: seconds.
     """
-    self._iterate, self._max_rounds, self._pace = iterate, max_rounds, pace
-    self._depth, self._choose_depth, self._place = depth, choose_depth, place
+    self._iterate, self._max_rounds = iterate, slots.max_rounds
+    self._place, self._pace = slots.texts.place, pace
+    self._depth, self._choose_depth = slots.depth, choose_depth
     self._queue_length, self._metrics = queue_length, metrics
     self._keeps_in_touch, self._clock = keeps_in_touch, clock
-    self._rows: list[Ticket | None] = [None] * num_slots
+    self._rows: list[Ticket | None] = [None] * slots.num_slots
     # What ended in the last iteration, and how deep that drafted.
     self._over: list[Ticket] = []
-    self._drafted = depth
+    self._drafted = slots.depth
     self._ended: set[int] = set()  # rows that the next iteration ends
     self._queue: collections.deque[Ticket] = collections.deque()
     self._wake = threading.Condition()
@@ -369,7 +361,6 @@ class Scheduler:
       self._ended.discard(row)
       admitted.append((row, ticket.asked))
       self._metrics.began(ticket)
-    self._count()
     return admitted
 
   def _count(self) -> None:
@@ -425,12 +416,13 @@ class Scheduler:
 
 
 def _likeliest(report: Report, row: int, count: int, most: int) -> list:
-  """The likeliest tokens in place of a row's first ones, for `News`."""
+  """Top log-probabilities of a row's new tokens, for `News`."""
   if not most or report.likeliest is None:
     return []
   assert report.likeliest_log_probs is not None
-  tokens = report.likeliest[row, :count, :most].tolist()
-  values = report.likeliest_log_probs[row, :count, :most].tolist()
-  return [
-    list(zip(*one, strict=True)) for one in zip(tokens, values, strict=True)
-  ]
+  both = (
+    report.likeliest[row, :count],
+    report.likeliest_log_probs[row, :count],
+  )
+  tokens, values = (array[:, :most].tolist() for array in both)
+  return [[*zip(*one, strict=True)] for one in zip(tokens, values, strict=True)]

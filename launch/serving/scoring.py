@@ -1,12 +1,12 @@
 """Scoring of prompts' own tokens, in a cache beside those of the rows.
 
 Rounds do not keep the distribution at every token, which that needs. Prompts
-share the cache: they are scored one after another, in chunks.
+share the cache: they are scored one after another, in chunks. Its programs are
+compiled by the first request that needs them.
 """
 
 import functools
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -41,32 +41,23 @@ class Scorer:
     """
     self._target, self._params, self._vocab_size = target, params, vocab_size
     self.widths, self._slots = tuple(widths), longest + widths[-1]
-    self._lock = threading.Lock()
     self._score: dict[int, Any] = {}
     self._cache: Any = None
     self._known: dict[int, list[tuple]] = {}
 
-  def compile(
-    self, width: int, say: Callable[[str], None] = lambda text: None
-  ) -> Any:
-    """The program of a width, compiled if it is not yet; in any thread."""
-    with self._lock:
-      if self._cache is None:
-        cache = self._target.new_cache(self._params.target, 1, self._slots)
-        states = recurrent.widened(cache.recurrent, self.widths[-1])
-        self._cache = cache.replace(recurrent=states)
-      if width not in self._score:
-        say(f"scores of up to {width} tokens")
-        score = functools.partial(
-          programs.score, self._target, self._vocab_size
-        )
-        shapes = jax.eval_shape(lambda: self._cache)
-        args = (np.zeros(width + 1, np.int32), np.int32(0))
-        lowered = jax.jit(score, donate_argnums=1).lower(
-          self._params, shapes, *args
-        )
-        self._score[width] = lowered.compile()
-      return self._score[width]
+  def _program(self, width: int) -> Any:
+    if self._cache is None:
+      cache = self._target.new_cache(self._params.target, 1, self._slots)
+      states = recurrent.widened(cache.recurrent, self.widths[-1])
+      self._cache = cache.replace(recurrent=states)
+    if width not in self._score:
+      score = functools.partial(programs.score, self._target, self._vocab_size)
+      args = (np.zeros(width + 1, np.int32), np.int32(0))
+      lowered = jax.jit(score, donate_argnums=1).lower(
+        self._params, self._cache, *args
+      )
+      self._score[width] = lowered.compile()
+    return self._score[width]
 
   def begin(self, row: int) -> None:
     """Puts a row at the end of the line."""
@@ -102,8 +93,7 @@ class Scorer:
       width = min(w for w in self.widths if w >= count)
       tokens = np.full(width + 1, text[start], np.int32)
       tokens[: count + 1] = text[start : start + count + 1]
-      score = self.compile(width)
-      self._cache, new = score(
+      self._cache, new = self._program(width)(
         self._params, self._cache, tokens, np.int32(start)
       )
       known.append(tuple(x[:count] for x in jax.device_get(new)))

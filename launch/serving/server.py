@@ -63,15 +63,12 @@ def make_service(
       policy, slots.depths, pace.seconds_of_round
     )
   scheduler = Scheduler(
+    slots,
     builder.leading(slots),
-    num_slots=slots.num_slots,
-    depth=slots.depth,
-    max_rounds=slots.max_rounds,
     queue_length=queue,
     metrics=metrics,
     pace=pace,
     choose_depth=controller,
-    place=slots.place,
     keeps_in_touch=processes.several(),
   )
   defaults = Defaults(

@@ -1,16 +1,14 @@
 """Slots: rows of one running state that get new prompts as they end.
 
-There is a program that makes rounds for each depth of drafts, and one that
-reads for each width. The first of each are compiled before the first request
-(`compile`), the others beside requests (`compile_rest`); until they are there,
-rows draft deeper and prompts are read in other pieces. They are called with
-arrays of their shapes alone, so that nothing is compiled later.
+A program makes rounds of each depth of drafts, and one reads for each width.
+Some are compiled before the first request (`compile`), the others beside
+requests (`compile_rest`): until then rows draft deeper, and prompts are read in
+other pieces.
 
-A prompt that is wider than the widest program is read in chunks. Where other
-rows decode, an iteration makes one round and reads as much of prompts beside it
-as the leader allows (`Control.shares`): no row waits for a whole prompt of
-another's. The common prefix with another row's text is copied and not read
-(`prefixes`).
+Where rows decode, an iteration makes one round, and reads as much of prompts
+beside it as the leader allows (`Control.shares`): no row waits for a whole
+prompt of another's. The common prefix with another row's text is copied and not
+read (`prefixes`).
 """
 
 import contextlib
@@ -50,15 +48,14 @@ _SMALLEST = 8  # of the widths that prompts are padded to
 _FIRST = 32  # the widest that is there for the first request
 _WIDEST = 256  # read at once where no row decodes
 
+_NOBODY = Asked(
+  token_ids=(0,), seed=0, max_new_tokens=0, temperature=1.0, ignore_stop=True
+)
 _SILENT = lambda text: None
 
 
 def widths_to(longest: int) -> tuple[int, ...]:
-  """Widths of programs that read: powers of two, up to 256 or the longest.
-
-  Args:
-    longest: tokens of the longest prompt.
-  """
+  """Widths of programs for prompts of at most so many tokens: powers of two."""
   longest = min(longest, _WIDEST)
   widths, width = {longest}, _SMALLEST
   while width < longest:
@@ -76,9 +73,10 @@ class Slots:
     longest: tokens of the longest prompt.
     max_length: tokens that prompt and completion may have together.
     depth: G, of the deepest draft.
-    depths: those that there are programs of, ascending.
+    depths: of all drafts, ascending.
     max_rounds: of one iteration.
-    scores: whether prompts can be scored (`Asked.scored`).
+    scores: whether prompts can be scored (`Asked.scored`): not on a mesh.
+    texts: in the rows' caches.
   """
 
   def __init__(
@@ -95,7 +93,6 @@ class Slots:
     share_prefixes: bool = True,
     mesh: Mesh | None = None,
     cache_specs: tuple[P, P] | None = None,
-    scores: bool = False,
   ):
     """Compiles nothing yet.
 
@@ -112,7 +109,6 @@ class Slots:
       share_prefixes: whether a prompt may begin as another row's text.
       mesh: the devices, or None for one without a mesh.
       cache_specs: how caches lie on it, see `compilation.compile_both`.
-      scores: whether prompts are to be scored; not on a mesh.
 
     Raises:
       ValueError: if the longest prompt leaves no room.
@@ -128,34 +124,29 @@ class Slots:
     self.max_length, self.max_rounds = max_length, max_rounds
     self.depths = tuple(sorted(decoders))
     self.depth = self.depths[-1]
+    whole = decoders[self.depth]
+    recorded = dict(
+      with_log_probs=True, num_likeliest=min(MOST_LIKELIEST, whole.vocab_size)
+    )
     self._decoders = {
-      depth: replace(
-        one,
-        with_log_probs=True,
-        num_likeliest=min(MOST_LIKELIEST, one.vocab_size),
-      )
+      depth: replace(one, **recorded)
+      if mesh is None
+      else MeshDecoder(decoder=replace(one, **recorded), mesh=mesh)
       for depth, one in decoders.items()
     }
     self._params, self._stop_tokens = params, tuple(stop_tokens)
     self._mesh, self._cache_specs = mesh, cache_specs
     self._window = max_rounds * (self.depth + 1)
-    whole = self._decoders[self.depth]
-    self._texts = Texts(
-      num_slots,
-      max_length,
-      groups=1 if mesh is None else mesh.shape["data"],
+    self.texts = Texts(
+      num_slots, max_length, 1 if mesh is None else mesh.shape["data"],
       share=share_prefixes,
       whole=whole.target.has_states or whole.drafter.has_states,
-    )
-    # Prompts are scored in a cache of their own, whose shapes must not change.
-    self.scores = scores and mesh is None
+    )  # fmt: skip
+    self.scores = mesh is None
     self._scorer = Scorer(
-      whole.target,
-      params,
-      vocab_size=whole.vocab_size,
-      longest=longest,
+      whole.target, params, vocab_size=whole.vocab_size, longest=longest,
       widths=sorted({widths[0], widths[-1]}),
-    )
+    )  # fmt: skip
     self._scores: dict[int, Scores] = {}  # that this iteration has ended
     # Rows whose prompts are being read, who came first first.
     self._reading: dict[int, Asked] = {}
@@ -167,6 +158,7 @@ class Slots:
     self._admit: dict[int, Any] = {}
     self._state: Any = None
     self._compiled: Any = None  # what further programs need
+    self._fed = num_slots * whole.drafter.tree.num_fed
     self._first_round = 1.0
 
   # -------------------------------------------------------------- compilation
@@ -176,90 +168,67 @@ class Slots:
 
     Args:
       say: is told what is being compiled.
-
-    Raises:
-      ValueError: for a drafter whose state has the form of its depth.
     """
-    decoder = self._mapped(self.depth)
+    decoder, rows = self._decoders[self.depth], range(self.num_slots)
+    init = functools.partial(
+      decoder.init, buffer_length=self.max_length, stop_tokens=self._stop_tokens
+    )
+    say(f"rounds of {self.num_slots} slots, drafts of {self.depth}")
+    nobody, options = self._nobody()
     with self._on_mesh():
-      say(f"rounds of {self.num_slots} slots, drafts of {self.depth}")
-      first, options = self._nobody()
-      both = compilation.compile_both(
+      self._compiled = compilation.compile_both(
         decoder,
-        functools.partial(
-          decoder.init,
-          buffer_length=self.max_length,
-          stop_tokens=self._stop_tokens,
-        ),
-        (self._params, *first),
+        init,
+        (self._params, *nobody),
         options,
         cache_specs=self._cache_specs,
         loop=functools.partial(programs.rounds, decoder, self._window),
         more=self._orders(),
       )
-      self._compiled = both
-      for depth in self.depths[:-1]:
-        self._check_shallow(depth)
-      self._rounds[self.depth] = both.loop
-    self._state = both.prefill(self._params, *first, **options)
-    self._compile_width(self._first_width, say)
-    row = Asked(
-      token_ids=(0,), seed=0, temperature=1.0,
-      max_new_tokens=self.max_length - 1,
-    )  # fmt: skip
-    # The second time nothing is new to the process.
-    for admissions in ([(0, row)], [*enumerate([row] * self.num_slots)]):
-      control = Control(admissions=admissions, depth=self.depth, rounds=1)
-      self._first_round = self.iterate(control).seconds
-    self.iterate(
-      Control(ended=range(self.num_slots), depth=self.depth, rounds=0)
-    )
-    self.forget()
+    self._rounds[self.depth] = self._compiled.loop
+    self._state = self._compiled.prefill(self._params, *nobody, **options)
+    first = max((w for w in self.widths if w <= _FIRST), default=self.widths[0])
+    self._compile_width(first, say)
+    busy = replace(_NOBODY, max_new_tokens=self.max_length - 1)
+    all_rows = [(row, busy) for row in rows]
+    self.iterate(Control(admissions=all_rows, depth=self.depth, rounds=1))
+    report = self.iterate(Control(depth=self.depth, rounds=1))
+    self._first_round = report.seconds
+    self.iterate(Control(ended=rows, depth=self.depth, rounds=0))
+    self.texts.forget(rows)
 
   def compile_rest(
     self,
     say: Callable[[str], None] = _SILENT,
     stop: threading.Event | None = None,
   ) -> None:
-    """Compiles all further programs, in any thread.
+    """Compiles all further programs, in any thread, but those that score.
 
     Args:
       say: is told what is being compiled.
       stop: once it is set, no other program is begun.
     """
-    scored = self._scorer.widths if self.scores else ()
     for work, missing in (
       (self._compile_width, [w for w in self.widths if w not in self._admit]),
       (self._compile_depth, [d for d in self.depths if d not in self._rounds]),
-      (self._scorer.compile, scored),
     ):
       for one in missing:
         if stop is not None and stop.is_set():
           return
         work(one, say)
 
-  @property
-  def _first_width(self) -> int:
-    return max((w for w in self.widths if w <= _FIRST), default=self.widths[0])
-
   def _compile_width(self, width: int, say: Callable[[str], None]) -> None:
     say(f"prompts of up to {width} tokens")
-    decoder = self._mapped(self.depth)
-    self._admit[width] = self._compile(
-      functools.partial(programs.admit, decoder),
-      (self._request(width),),
-      reports=False,
-    )
+    admit = functools.partial(programs.admit, self._decoders[self.depth])
+    more = (self._request(width),)
+    self._admit[width] = self._compile(admit, more, reports=False)
 
   def _compile_depth(self, depth: int, say: Callable[[str], None]) -> None:
     say(f"rounds with drafts of {depth}")
-    self._rounds[depth] = self._compile(
-      functools.partial(
-        programs.shallow_rounds, self._mapped(depth), self._window
-      ),
-      self._orders(),
-      reports=True,
+    rounds = functools.partial(
+      programs.shallow_rounds, self._decoders[depth], self._window
     )
+    self._rounds[depth] = self._compile(rounds, self._orders(), reports=True)
 
   def _compile(self, function, more, *, reports: bool):
     formats = self._compiled.formats
@@ -276,49 +245,13 @@ class Slots:
       ).lower(self._params, self._compiled.state, *more)
     return lowered.compile()
 
-  def _check_shallow(self, depth: int) -> None:
-    """Raises ValueError if a drafter's state has the form of its depth."""
-    slots = self.max_length + self._decoders[self.depth].drafter.tree.num_fed
-    drafter = self._decoders[depth].drafter
-    made = jax.eval_shape(
-      lambda params: drafter.init(params, self.num_slots, slots, None),
-      self._params,
-    )
-    forms = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)
-    if forms(made) != forms(self._compiled.state.drafter_state):
-      raise ValueError(
-        f"drafter {drafter.name!r} cannot draft {depth} tokens with the state "
-        f"that it has for {self.depth}"
-      )
-
-  def _mapped(self, depth: int) -> Decoder | MeshDecoder:
-    decoder = self._decoders[depth]
-    if self._mesh is None:
-      return decoder
-    return MeshDecoder(decoder=decoder, mesh=self._mesh)
-
   def _on_mesh(self):
     return jax.set_mesh(self._mesh) if self._mesh else contextlib.nullcontext()
 
-  # ----------------------------------------------------------- what others ask
-
   def pace(self, **more) -> Pace:
     """What iterations take, as far as it is known after `compile`."""
-    return Pace(
-      widths=self.widths,
-      depths=self.depths,
-      fed=self.num_slots * self._decoders[self.depth].drafter.tree.num_fed,
-      seconds=self._first_round,
-      **more,
-    )
-
-  def place(self, free: Sequence[int], asked: Asked) -> int:
-    """The free row that a request is given, see `Texts.place`."""
-    return self._texts.place(free, asked)
-
-  def forget(self) -> None:
-    """Forgets all cached texts, so that prompts are read anew."""
-    self._texts.forget(range(self.num_slots))
+    usual = dict(fed=self._fed, seconds=self._first_round)
+    return Pace(widths=self.widths, depths=self.depths, **usual | more)
 
   # ------------------------------------------------------------- an iteration
 
@@ -326,9 +259,7 @@ class Slots:
     """Runs an iteration by its orders, and reads the results."""
     start = time.perf_counter()
     for row in control.ended:
-      self._reading.pop(row, None)
-      self._scorer.drop(row)
-      self._running[row] = False
+      self._end(row)
     for row, asked in control.admissions:
       self._begin(row, asked)
     widths: list[int] = []
@@ -362,35 +293,35 @@ class Slots:
       )
     report = Report(
       **arrays,
-      cached=self._texts.cached.copy(),
+      cached=self.texts.cached.copy(),
       scores=self._scores,
       widths=widths,
       depth=depth,
       seconds=time.perf_counter() - start,
     )
     self._scores = {}
-    self._texts.hear(report, self._running)
+    self.texts.hear(report, self._running)
     self._running = running & ~reading
     return report
 
+  def _end(self, row: int) -> None:
+    self._reading.pop(row, None)
+    self._scorer.drop(row)
+    self._running[row] = False
+
   def _begin(self, row: int, asked: Asked) -> None:
     """Gives a row a prompt, of which it has read nothing."""
-    self._reading.pop(row, None)  # it is the last in line
-    self._running[row] = False
-    self._reading[row] = asked
+    self._end(row)
+    self._reading[row] = asked  # the last in line
     self._wanted[row] = asked.num_likeliest > 0
-    self._scorer.drop(row)
     if asked.scored:
       self._scorer.begin(row)
-    self._texts.begin(row)
+    self.texts.begin(row)
 
   def _read(self, shares: Mapping[int, float]) -> list[int]:
-    """Reads prompts in line, by passes whose shares add up to at most 1.
+    """Reads prompts in line by passes whose shares add up to 1, or by one pass.
 
-    One pass of the narrowest program is made in any case.
-
-    Returns:
-      The widths of the passes.
+    Returns the widths of the passes.
     """
     widths = sorted(self._admit)
     share = lambda width: shares.get(width, 2.0)
@@ -404,14 +335,7 @@ class Slots:
     return made
 
   def _read_on(self, most: int) -> int:
-    """Reads more of the prompt that is the first in line, in one pass.
-
-    Args:
-      most: of the widths.
-
-    Returns:
-      The width of the pass, at most `most`.
-    """
+    """Reads up to `most` tokens of the first prompt; returns the width."""
     row, asked = next(iter(self._reading.items()))
     if self._scorer.waits(row):
       width, scores = self._scorer.read_on(row, asked, most)
@@ -420,7 +344,7 @@ class Slots:
         if not asked.max_new_tokens:
           del self._reading[row]
       return width or self.widths[0]
-    source, keep = self._texts.source(row, asked)
+    source, keep = self.texts.source(row, asked)
     new = asked.token_ids[keep : keep + most]
     is_last = keep + len(new) == len(asked.token_ids)
     width = min(w for w in list(self._admit) if w >= len(new))
@@ -428,16 +352,11 @@ class Slots:
       self._params,
       self._state,
       self._request(
-        width,
-        asked,
-        row=row,
-        source=source,
-        keep=keep,
-        new=new,
+        width, asked, row=row, source=source, keep=keep, new=new,
         budget=asked.max_new_tokens if is_last else 0,
       ),
-    )
-    self._texts.read(row, asked, keep + len(new))
+    )  # fmt: skip
+    self.texts.read(row, asked, keep + len(new))
     if is_last:
       del self._reading[row]
       self._running[row] = True
@@ -460,12 +379,9 @@ class Slots:
     """Rows of one token that end at once."""
     ones = np.ones(self.num_slots, np.int32)
     seeds = jnp.zeros(self.num_slots, jnp.uint32)
-    asked = Asked(token_ids=(0,), seed=0, max_new_tokens=0, temperature=1.0)
     args = (ones[:, None] * 0, ones, random.seeded_keys(seeds, seeds))
-    options = dict(
-      max_new_tokens=ones * 0,
-      sampling=programs.sampling([asked] * self.num_slots),
-    )
+    sampling = programs.sampling([_NOBODY] * self.num_slots)
+    options = dict(max_new_tokens=ones * 0, sampling=sampling)
     return everywhere(self._mesh, (args, options))
 
   def _orders(self, ended: Sequence[int] = (), rounds: int = 0):
@@ -474,12 +390,9 @@ class Slots:
     return everywhere(self._mesh, (rows, most, self._wanted.copy()))
 
   def _request(
-    self, width: int, asked: Asked | None = None, *, row=0, source=0, keep=0,
+    self, width: int, asked: Asked = _NOBODY, *, row=0, source=0, keep=0,
     new=(0,), budget=0,
   ):  # fmt: skip
-    asked = asked or Asked(
-      token_ids=(0,), seed=0, max_new_tokens=1, temperature=1.0
-    )
     tokens = np.zeros(width, np.int32)
     tokens[: len(new)] = new
     request = {

@@ -21,7 +21,6 @@ from launch.serving.scheduler import (
   rounds_of_iteration,
 )
 from launch.serving.slots import widths_to
-from specjax import drafters
 from specjax.state import Origin
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -253,7 +252,10 @@ def test_a_control_is_what_is_decoded_from_its_array():
   )  # fmt: skip
   array = control.encode(most_bytes(3, 16))
   assert array.dtype == np.uint8
-  assert Control.decode(array) == control
+  back = Control.decode(array)
+  assert [row for row, _ in back.admissions] == [2, 0, 1]
+  assert back.shares == control.shares
+  np.testing.assert_array_equal(back.encode(len(array)), array)
 
 
 def test_what_is_read_beside_streams_follows_what_it_takes(slots):
@@ -298,40 +300,3 @@ def test_a_watch_that_fails_ends_its_own_request_alone(running):
   assert bad.wait().finish == Finish.UNREADABLE
   assert good.wait().tokens == served.alone(DECODER, LONG)
   assert scheduler.is_alive()
-
-
-def test_drafts_are_counted_where_rounds_drafted(quick_to_compile):
-  """Not where they looked for a draft and found none, as in a new text."""
-  drafter = drafters.suffix(
-    nodes=3, tokens=3, max_match=4, min_prob=0.3,
-  )  # fmt: skip
-  slots = served.make_slots(
-    specjax.make_decoder(decoding.MODEL, drafter=drafter, rule="match")
-  )
-  drafts = {}
-  for rounds in (1, 4):
-    seen = {"rounds": 0, "drafts": 0, "drafted": np.zeros(3, int)}
-
-    def iterate(control, seen=seen, rounds=rounds):
-      for row, _ in control.admissions:
-        seen["drafted"][row] = 0
-      control = dataclasses.replace(control, rounds=min(rounds, control.rounds))
-      report = slots.iterate(control)
-      new = report.num_drafted > seen["drafted"]
-      seen["drafts"] += int(new.sum())
-      seen["rounds"] += int((report.length > report.start).sum())
-      seen["drafted"] = report.num_drafted.astype(int)
-      return report
-
-    scheduler, metrics = served.make_scheduler(slots, iterate)
-    heard = [served.Heard(asked) for asked in ASKED]
-    scheduler.submit([h.ticket for h in heard])
-    scheduler.start()
-    assert all(h.wait() for h in heard)
-    scheduler.close()
-    assert scheduler.join(served.PATIENCE)
-    drafts[rounds] = value(metrics, "spec_decode_num_drafts_total")
-    if rounds == 1:  # every iteration is a round, and says whether it drafted
-      assert drafts[1] == seen["drafts"] > 10
-      assert seen["rounds"] > seen["drafts"] + 10
-  assert drafts[4] == drafts[1]

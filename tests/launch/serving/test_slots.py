@@ -20,13 +20,12 @@ def compiled(quick_to_compile):
   actual = Slots(
     {3: DECODER}, decoding.PARAMS, num_slots=2, widths=(4, 8), longest=30,
     max_length=served.MAX_LENGTH, stop_tokens=(), max_rounds=4,
-    scores=True,
   )  # fmt: skip
   said = []
   actual.compile(said.append)
   assert len(said) == 2
   actual.compile_rest(said.append)
-  assert len(said) == len({*said}) == 5
+  assert len(said) == len({*said}) == 3
   return actual
 
 
@@ -35,7 +34,7 @@ def slots(compiled):
   """All rows idle, and no text remembered."""
   yield compiled
   iteration(compiled, ended=[0, 1], rounds=0)
-  compiled.forget()
+  compiled.texts.forget([0, 1])
 
 
 def asked(length, *, seed=0, budget=16):
@@ -210,7 +209,7 @@ def test_programs_that_are_not_compiled_yet_are_done_without():
   shallow = dict(depth=1, admissions=[(0, request)])
   text, report = finished(few, 0, **shallow)
   assert (text, report.depth) == (expected(request), 3)
-  few.forget()
+  few.texts.forget([0])
   few.compile_rest()
   text, report = finished(few, 0, **shallow)
   assert (text, report.depth) == (expected(request), 1)
@@ -248,14 +247,14 @@ def test_a_second_turn_reads_what_is_new_alone(slots):
   text, report = finished(slots, 0, first)
   assert report.cached[0] == 0
   second = going_on(first, text)
-  assert slots.place([1, 0], second) == 0  # nothing is lost
+  assert slots.texts.place([1, 0], second) == 0  # nothing is lost
   actual, report = finished(slots, 0, second)
   assert report.cached[0] == 28
   assert actual == expected(second)
   other = dataclasses.replace(
     first, token_ids=(*first.token_ids[:15], 8, 8), max_new_tokens=5
   )
-  assert slots.place([0, 1], other) == 1  # the other's end is kept
+  assert slots.texts.place([0, 1], other) == 1  # the other's end is kept
   actual, report = finished(slots, 1, other)
   assert report.cached[1] == 15
   assert actual == expected(other)
