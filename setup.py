@@ -17,7 +17,6 @@ _ROOT = pathlib.Path(__file__).parent
 _EXPERIMENTS = [
   "absl-py>=2.5",
   "array-record>=0.8.6; sys_platform != 'win32'",
-  "filelock>=4.2",
   "flax>=0.12.8",
   "gguf>=0.19",
   "grain>=0.2.18",

@@ -8,37 +8,40 @@ r"""A conversation with a chat model in the terminal, decoded speculatively.
 
 DIR is a model with a chat template. Tokens appear as they are accepted, in the
 colours of launch.decode; the line after an answer says how fast it came. The
-caches keep the conversation, and only what is new is read, unless the model's
-template rewrites what was said. Commands are
+caches keep the conversation, and only what is new is read. Commands:
 
-  /drafter CALL   drafts by CALL, as ngram(tokens=8); the conversation stays
-  /temperature X  of the answers from now on; 0 takes the likeliest token
+  /temperature X  of the answers from now on; 0 is greedy
   /reset          forgets what was said
+  /help           lists the commands
   /quit           ends, as Ctrl-D does; Ctrl-C ends an answer
 
 A line that ends in a backslash goes on in the next. Piped, every line is a
-message or a command, the answers alone go to stdout, and exit code 2 says that
-a line was refused (said on stderr); the others are answered all the same.
+message or a command, and answers alone go to stdout; exit code 2: a line was
+refused (said on stderr), and the others were answered.
 """
 
 import contextlib
+import functools
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 
 import jax
 import ml_collections
+import numpy as np
 import rich.console
 import rich.text
 from absl import flags
 
 from launch import cli, display
 from launch.assembly import pair, registry
-from launch.conversation import CachedText, Conversation
 from launch.report import loss_in_words
 from launch.stops import Detokenizer
 from models import chat as templates
-from specjax import intervals, random, suggestions
-from specjax.state import Origin, StopReason
+from models.tokenizers import Tokenizer
+from specjax import intervals, random
+from specjax.state import DecodeState, Origin, StopReason
+from specjax.types import Sampling
 from specjax.warp import make_sampling
 
 cli.reads(cli.CONFIG)
@@ -46,16 +49,149 @@ _SYSTEM_MESSAGE = flags.DEFINE_string(
   "system_message", None, "What the system says before the conversation."
 )
 
-_COMMANDS = ("/drafter CALL", "/temperature X", "/reset", "/quit")
+_COMMANDS = "/temperature X, /reset, /help, /quit"
+# What is read at once is padded to a power of two, of at least so many tokens.
+_SMALLEST = 16
+# The first buffer; later ones are twice as long. A round reads all of it.
+_FIRST_BUFFER = 1024
+
+
+def _power_of_two(count: int) -> int:
+  return 1 << (max(count, _SMALLEST) - 1).bit_length()
+
+
+class Cache:
+  """A text on the device with its caches, which rounds continue.
+
+  Attributes:
+    held: the text.
+    state: its caches, as of the last round; None if there are none.
+  """
+
+  def __init__(self, models: pair.Pair):
+    self.held: list[int] = []
+    self.state: DecodeState | None = None
+    self._pair, decoder = models, models.decoder
+    self._compiled: set[tuple] = set()
+    self._init = jax.jit(
+      functools.partial(decoder.init, stop_tokens=models.stop_tokens),
+      static_argnames="buffer_length",
+    )
+    self._extend = jax.jit(decoder.extend, donate_argnums=1)
+    self._steps = jax.jit(decoder.steps, donate_argnums=1)
+
+  def read(
+    self, ids: list[int], *, max_new_tokens: int, sampling: Sampling, key
+  ) -> int:
+    """Sets the text to continue; what is held of it is not read again.
+
+    Args:
+      ids: the text.
+      max_new_tokens: of the answer; fewer if the context is full before.
+      sampling: the warp of the answer, of one row.
+      key: the stream of a text that is read from its beginning.
+
+    Returns:
+      The number of tokens that were read.
+
+    Raises:
+      ValueError: if there is no room for an answer.
+    """
+    longest, room, kept = self._pair.max_length, 0, []
+    if len(ids) >= longest:
+      raise ValueError(
+        f"the conversation would have {len(ids)} tokens, and there is room for "
+        f"{longest}: /reset begins a new one"
+      )
+    budget = np.int32(min(max_new_tokens, longest - len(ids)))
+    need = len(ids) + int(budget)
+    if self.state is not None:
+      room, kept = self._pair.decoder.buffer_length(self.state), self.held
+    if need > room or ids[: len(kept)] != kept or len(ids) == len(kept):
+      kept, self.state = [], None
+      room = min(_power_of_two(max(need, _FIRST_BUFFER, room)), longest)
+    more = ids[len(kept) :]
+    width = min(_power_of_two(len(more)), room - bool(kept))
+    tokens = np.pad(np.array(more, np.int32), (0, width - len(more)))
+    params, shape = self._pair.params, (bool(kept), room, width)
+    waiting = contextlib.nullcontext()
+    if shape not in self._compiled:
+      waiting = display.waiting(f"compiling for {width} tokens of {room}")
+    how = dict(max_new_tokens=budget, sampling=sampling)
+    with waiting:
+      # Caches are donated: they are gone if anything breaks off.
+      state, self.state = self.state, None
+      if kept:
+        state = self._extend(
+          params, state, np.int32(0), tokens, np.int32(len(more)), **how
+        )
+      else:
+        count = np.array([len(more)])
+        state = self._init(
+          params, tokens[None], count, key[None], buffer_length=room, **how
+        )
+      self.state = self._steps(params, state, np.int32(0))
+      jax.block_until_ready(self.state)
+    self._compiled.add(shape)
+    self.held = ids
+    return len(more)
+
+  def rounds(self) -> Iterator[tuple[int, Origin]]:
+    """Continues: the tokens of one round after the other, and their origins."""
+    reason = StopReason.RUNNING
+    while reason == StopReason.RUNNING:
+      state, self.state = self.state, None
+      self.state = state = self._steps(self._pair.params, state, np.int32(1))
+      tokens, origins, (length,), (reason,) = jax.device_get(
+        (state.tokens, state.origins, state.length, state.stop_reason)
+      )
+      new = slice(len(self.held), int(length))
+      self.held = tokens[0, : new.stop].tolist()
+      yield from zip(
+        self.held[new], map(Origin, origins[0, new].tolist()), strict=True
+      )
+
+
+def encode(
+  tokenizer: Tokenizer,
+  messages: Sequence[dict[str, str]],
+  held: Sequence[int],
+  stop_tokens: Sequence[int],
+) -> list[int]:
+  """Ids of a conversation up to its next answer.
+
+  They begin with `held`, so that an answer is not tokenized again, where the
+  template writes the conversation so far unchanged and goes on with a special
+  token; else they are those of the whole text.
+
+  Args:
+    tokenizer: with a chat template.
+    messages: the conversation; a question is the last.
+    held: ids up to the end of the last answer; empty without one.
+    stop_tokens: ids that end an answer.
+  """
+  safe, forged = templates.protect(tokenizer, messages)
+  text = templates.render(tokenizer, safe)
+  if held:
+    before = templates.render(tokenizer, safe[:-2]) + safe[-2]["content"]
+    tail = text.removeprefix(before)
+    if tail != text and tail.startswith(tuple(tokenizer.special_tokens())):
+      more = templates.encode_rendered(tokenizer, tail, forged)
+      if held[-1] not in stop_tokens:
+        return [*held, *more]
+      if more[0] == held[-1]:
+        return [*held, *more[1:]]
+  return templates.encode_rendered(tokenizer, text, forged)
 
 
 class Chat:
   """A conversation with a pair.
 
   Attributes:
-    conversation: the messages so far.
+    messages: what was said, as templates read it.
+    ids: all of it, as the model read and wrote it; empty before an answer.
+    cache: the conversation on the device.
     pair: the models that answer.
-    text: the conversation on the device.
     console: where all but piped answers goes.
   """
 
@@ -73,96 +209,62 @@ class Chat:
     """
     if config.mesh:
       raise ValueError("launch.chat runs on one device: give no config.mesh")
-    stream = sys.stdout if interactive else sys.stderr
+    drafting = registry.of(config)
+    if drafting.lengths or drafting.learning:
+      raise ValueError("launch.chat drafts without ladder and online")
     self.console = rich.console.Console(
-      file=stream, highlight=False, markup=False
+      stderr=not interactive, highlight=False, markup=False
     )
     self._interactive = interactive
     self._config = ml_collections.ConfigDict(config.to_dict())
-    self._models = pair.load(self._config)
-    self.pair = pair.assemble(self._config, self._models)
+    self.pair = pair.build(self._config)
     self.pair.room(config.max_new_tokens)
-    self.text = self._new_text()
-    said = ({"role": "system", "content": system},) if system else ()
-    self._begun = self.conversation = Conversation(
-      tokenizer=self.pair.tokenizer, stop_tokens=self.pair.stop_tokens,
-      messages=said,
-    )  # fmt: skip
-    # It is asked once, so that what is wrong with it is said now.
-    templates.render(self.pair.tokenizer, self._begun.ask("?").messages)
+    self.cache = Cache(self.pair)
+    self._begun = [{"role": "system", "content": system}] if system else []
+    self.messages, self.ids = self._begun, list[int]()
+    # It is asked once, so that what is wrong with the template is said now.
+    question = {"role": "user", "content": "?"}
+    templates.render(self.pair.tokenizer, [*self._begun, question])
     self._number = 0  # each conversation draws from a stream of its own
-
-  def _new_text(self) -> CachedText:
-    status = lambda text: self.console.status(text, spinner_style="dim")
-    return CachedText(
-      self.pair.decoder, self.pair.params,
-      stop_tokens=self.pair.stop_tokens, max_length=self.pair.max_length,
-      waiting=status if self._interactive else contextlib.nullcontext,
-    )  # fmt: skip
-
-  def headline(self) -> str:
-    """Models and settings in a line, and a line for each model in few bits."""
-    config, rule = self._config, self.pair.decoder.rule.name
-    who = (
-      f"{config.target}: drafted by {registry.canonical(config)}, rule {rule}, "
-      f"temperature {config.temperature:g}"
-    )
-    return "\n".join([who, *self.pair.notes])
 
   def run(self, line: str) -> bool:
     """Obeys or answers a line; False ends the conversation.
 
     Raises:
-      ValueError, OSError, cli.UserError: what the user can mend; nothing has
-        changed then, but that an answer was cut.
+      ValueError: what the user can mend; nothing has changed then, but that an
+        answer was cut.
     """
-    match line.split(maxsplit=1):
+    match line.split():
       case []:
         pass
       case ["/quit"]:
         return False
+      case ["/help"]:
+        self.note(_COMMANDS)
       case ["/reset"]:
-        self.conversation = self._begun
-        self.text.forget()
+        self.messages, self.ids = self._begun, []
         self._number += 1
         self.note("forgotten")
       case ["/temperature", text]:
-        try:
-          value = float(text)
-        except ValueError:
-          raise ValueError(f"/temperature takes a number, got {text}") from None
-        make_sampling(1, temperature=value)
-        self._config.temperature = value
-        self.note(f"temperature {value:g}")
-      case ["/drafter", call]:
-        self._draft_by(call.strip())
-      case [word, *_] if line.startswith("/"):
-        names = [command.split()[0] for command in _COMMANDS]
-        guess = "" if word in names else suggestions.guess(word, names)
+        make_sampling(1, temperature=float(text))
+        self._config.temperature = float(text)
+        self.note(f"temperature {text}")
+      case [word, *_] if word.startswith("/"):
         raise ValueError(
-          f"no command {line.strip()}{guess}: there are {', '.join(_COMMANDS)} "
-          "(a message that begins with a slash has a blank before it)"
+          f"no command {line.strip()}: there are {_COMMANDS} (a message that "
+          "begins with a slash has a blank before it)"
         )
       case _:
         self.answer(line)
     return True
 
-  def _draft_by(self, call: str) -> None:
-    config = ml_collections.ConfigDict(self._config.to_dict())
-    config.drafter, models = call, self._models
-    if registry.of(config).loaded != self.pair.drafting.loaded:
-      models = pair.load(config, beside=models)
-    made = pair.assemble(config, models)
-    self._config, self._models, self.pair = config, models, made
-    self.text = self._new_text()
-    self.note(self.headline())
-
   def answer(self, text: str) -> None:
     """Asks a question, streams the answer, and keeps both."""
-    config, asked = self._config, self.conversation.ask(text)
-    seed = jax.random.key(config.seed)
-    self.text.read(
-      asked.ids,
+    config, tokenizer = self._config, self.pair.tokenizer
+    asked = [*self.messages, {"role": "user", "content": text}]
+    before = encode(tokenizer, asked, self.ids, self.pair.stop_tokens)
+    self.cache.read(
+      before,
       max_new_tokens=config.max_new_tokens,
       sampling=make_sampling(
         1,
@@ -171,36 +273,47 @@ class Chat:
         top_p=config.top_p if config.top_p < 1 else None,
         min_p=config.min_p or None,
       ),
-      key=random.row_keys(seed, jax.numpy.array([self._number]))[0],
+      key=random.row_keys(
+        jax.random.key(config.seed), jax.numpy.array([self._number])
+      )[0],
     )
-    detokenizer, ids = Detokenizer(self.pair.tokenizer, asked.ids), list[int]()
+    detokenizer, ids = Detokenizer(tokenizer, before), list[int]()
+    start = time.perf_counter()
     try:
-      for new in self.text.rounds():
-        for token, origin in new:
-          ids.append(token)
-          self._write(detokenizer.add(token), origin)
+      for token, origin in self.cache.rounds():
+        ids.append(token)
+        self._write(detokenizer.add(token), origin)
     except KeyboardInterrupt:  # what was written stays, and is read again
       if not self._interactive:
         raise
     self._write(detokenizer.rest() + "\n", Origin.BONUS)
-    self.conversation = asked.answered(ids)
-    state = self.text.state
-    if state is None:  # broken off in the middle of a round
-      return
-    counters, reason = jax.device_get((state.counters, state.stop_reason))
-    self.note(self._speed(len(ids), counters))
-    if reason[0] == StopReason.NAN_LOGITS:
-      raise ValueError("the model's numbers are none (NaN): the answer ended")
-    if reason[0] == StopReason.LENGTH:
-      if len(self.text.held) >= self.pair.max_length:
-        raise ValueError(
-          f"the context of {self.pair.max_length} tokens is full, and the "
-          "answer was cut: /reset begins a new conversation"
-        )
-      self.note(
-        f"(cut at {config.max_new_tokens} tokens, which "
-        "--config.max_new_tokens of the command sets)"
+    said = tokenizer.decode(ids, after=before)
+    self.messages = [*asked, {"role": "assistant", "content": said}]
+    self.ids = [*before, *ids]
+    if self.cache.state is not None:  # else it was interrupted
+      self._tell_end(len(ids), time.perf_counter() - start)
+
+  def _tell_end(self, count: int, seconds: float) -> None:
+    """Says how fast an answer was, how lossy, and what cut it."""
+    state, rule = self.cache.state, self.pair.decoder.rule
+    counters, (reason,) = jax.device_get((state.counters, state.stop_reason))
+    parts = [f"{count} tokens", f"{count / seconds:.1f} a second"]
+    if calls := int(counters.num_target_calls[0]):
+      parts.append(f"{count / calls:.2f} a target call")
+    if not rule.lossless and self.pair.drafting.drafts:
+      away = intervals.known(counters.total_variation[0])
+      away = None if away is None else away / max(count, 1)
+      parts.append(loss_in_words(rule.name, False, away))
+    if reason == StopReason.LENGTH:
+      full = len(self.ids) >= self.pair.max_length
+      parts.append(
+        "the context is full: /reset begins a new conversation"
+        if full
+        else "cut at --config.max_new_tokens"
       )
+    self.note(", ".join(parts))
+    if reason == StopReason.NAN_LOGITS:
+      raise ValueError("the model's logits are NaN: the answer ended")
 
   def _write(self, text: str, origin: Origin) -> None:
     if self._interactive:
@@ -209,21 +322,6 @@ class Chat:
     else:
       sys.stdout.write(text)
       sys.stdout.flush()
-
-  def _speed(self, count: int, counters) -> str:
-    """The line after an answer of so many tokens."""
-    rate = count / max(self.text.seconds, 1e-9)
-    parts = [f"{count} token{'s' * (count != 1)}", f"{rate:.1f} a second"]
-    rule = self.pair.decoder.rule
-    if calls := int(counters.num_target_calls[0]):
-      parts.append(f"{count / calls:.2f} a target call")
-    if not self.pair.drafting.drafts:
-      parts.append("plain decoding")
-    elif not rule.lossless:
-      away = intervals.known(counters.total_variation[0])
-      away = None if away is None else away / max(count, 1)
-      parts.append(loss_in_words(rule.name, False, away))
-    return ", ".join(parts)
 
   def note(self, text: str) -> None:
     """Shows something beside the answers; on stderr where they are piped."""
@@ -235,9 +333,6 @@ def lines(interactive: bool) -> Iterator[str]:
   if interactive:
     with contextlib.suppress(ImportError):
       import readline  # noqa: F401  `input` then edits, and remembers
-  else:
-    with contextlib.suppress(AttributeError):  # not a real stdin
-      sys.stdin.reconfigure(encoding="utf-8", errors="replace")
   begun = ""
   while True:
     try:
@@ -254,7 +349,7 @@ def lines(interactive: bool) -> Iterator[str]:
       if begun:
         yield begun.removesuffix("\n")
       return
-    # What is typed may be no UTF-8.
+    # What is typed may not be UTF-8.
     line = line.rstrip("\r\n").encode("utf-8", "replace").decode()
     if line.endswith("\\"):
       begun += line[:-1] + "\n"
@@ -270,7 +365,10 @@ def run(_) -> int:
     cli.CONFIG.value, system=_SYSTEM_MESSAGE.value, interactive=interactive
   )
   if interactive:
-    chat.note(f"{chat.headline()}\n{', '.join(_COMMANDS)}")
+    config, rule = cli.CONFIG.value, chat.pair.decoder.rule.name
+    drafter = registry.canonical(config)
+    chat.note(f"{config.target}: drafted by {drafter}, rule {rule}")
+    chat.note("\n".join([*chat.pair.notes, _COMMANDS]))
     display.show_legend(chat.console)
   code = 0
   for line in lines(interactive):
@@ -281,9 +379,8 @@ def run(_) -> int:
       if not interactive:
         raise
       chat.note("interrupted")
-    except (ValueError, OSError, cli.UserError) as error:
-      message = " ".join(str(error).split())
-      print(f"error: {message}", file=sys.stderr, flush=True)
+    except ValueError as error:
+      cli.fail(str(error))
       code = 0 if interactive else 2
   return code
 

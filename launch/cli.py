@@ -56,29 +56,13 @@ TURNS = flags.DEFINE_integer(
   "turns", None, "Repetitions of what is timed, or a user's turns.",
   lower_bound=1,
 )  # fmt: skip
-BATCHES = flags.DEFINE_list("batches", ["1", "8"], "Rows of a batch.")
-TEXT_TOKENS = flags.DEFINE_integer(
-  "text_tokens", 100, "Tokens that each row begins with.", lower_bound=1
-)
-ITERATIONS = flags.DEFINE_integer(
-  "iterations", 15, "Times that each case is measured.", lower_bound=1
-)
 BATCH_SIZES = flags.DEFINE_list(
   "batch_sizes", None, "Rows that are decoded together, each number in turn."
-)
-TIMINGS = flags.DEFINE_list(
-  "timings", None, "Results of launch.evaluate --timing=passes."
 )
 COUNT = flags.DEFINE_integer("count", None, "How many to make.", lower_bound=1)
 SEED = flags.DEFINE_integer(
   "seed", None, "Of what is sampled or searched.", lower_bound=0,
   upper_bound=2**32 - 1,
-)  # fmt: skip
-_SHARED = (
-  "config", "prompts", "output", "overwrite", "workdir", "target", "draft",
-  "rule", "num_speculative_tokens", "num_drafts", "temperatures", "turns",
-  "batches", "text_tokens", "iterations", "batch_sizes", "timings", "count",
-  "seed",
 )  # fmt: skip
 _DEBUG = flags.DEFINE_bool("debug", False, "Show tracebacks of all errors.")
 
@@ -257,8 +241,9 @@ def _parse(
   if wants_all:
     print(f"{_help(command)}\n{_settings()}\n{flags.FLAGS.get_help()}")
     raise SystemExit(0)
-  read = _key_flags(command)
-  if unread := [x for x in _SHARED if flags.FLAGS[x].present and x not in read]:
+  shared = {f.name for f in flags.FLAGS.flags_by_module_dict()[__name__]}
+  shared -= {_DEBUG.name, *_key_flags(command)}
+  if unread := sorted(x for x in shared if flags.FLAGS[x].present):
     raise UserError(
       f"this command does not read --{', --'.join(unread)} (--help lists what "
       "it reads; settings of a config are --config.NAME=VALUE)"

@@ -212,7 +212,7 @@ def run(_) -> int:
   config, output = cli.CONFIG.value, cli.OUTPUT.value
   drafting = pair.check_config(config)
   check_flags(drafting)
-  models = pair.build(config, inputs=True, learns=True, climbs=True)
+  models = pair.build(config, inputs=True)
   items, good = read_prompts(models, config.max_new_tokens)
   asked = hashlib.sha256("".join(p.key for p in items).encode()).hexdigest()
   journal = Journal(

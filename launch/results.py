@@ -70,30 +70,21 @@ def beside(path: str | None) -> Any:
 # ------------------------------------------------------------------ JSON lines
 
 
-def read_lines(path: str | pathlib.Path) -> Iterator[tuple[int, str]]:
-  """The lines of a UTF-8 file that are not blank, with their numbers from 1.
+def read_jsonl(path: str | pathlib.Path) -> Iterator[tuple[int, dict]]:
+  """The objects of a UTF-8 file of JSON lines, with their lines' numbers.
 
   Raises:
     OSError: if it cannot be read.
-    ValueError: if it is not UTF-8.
+    ValueError: if it is not UTF-8, or for a line that is no JSON object.
   """
   try:
     with open(path, encoding="utf-8-sig", newline="\n") as file:
-      for number, line in enumerate(file, start=1):
-        if line.strip():
-          yield number, line
+      lines = list(enumerate(file, start=1))
   except UnicodeDecodeError:
     raise ValueError(f"{path}: not UTF-8") from None
-
-
-def read_jsonl(path: str | pathlib.Path) -> Iterator[tuple[int, dict]]:
-  """The objects of a file of JSON lines, with the numbers of their lines.
-
-  Raises:
-    OSError: if it cannot be read.
-    ValueError: for a line that is no JSON object, naming it.
-  """
-  for number, line in read_lines(path):
+  for number, line in lines:
+    if not line.strip():
+      continue
     try:
       record = json.loads(line)
     except ValueError as error:

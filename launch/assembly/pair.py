@@ -1,6 +1,7 @@
 """From a config to something that decodes: models, tokenizer, decoders."""
 
 import dataclasses
+import pathlib
 from typing import Any
 
 import jax
@@ -10,19 +11,15 @@ from jax.sharding import Mesh
 
 from launch import online, prompts, stops
 from launch.assembly import policies, precision, registry
-from launch.assembly.agreement import (
-  check_kinds,
-  check_low,
-  check_same_tokenizer,
-  check_same_width,
-)
 from launch.assembly.drafting import Drafting
 from models import checkpoints, hub, meshes
 from models.checkpoints import Network
 from models.formats.head_checkpoints import Head
 from models.networks import lowbits, specdec
+from models.networks.description import TransformerConfig
 from models.networks.lowbits import Format
 from models.networks.mixture import Mixture
+from models.networks.specdec import Block
 from models.networks.transformer import SkippedLayers, mixtures_of
 from models.tokenizers import Tokenizer
 from specjax import decode, low_cache, rules
@@ -141,6 +138,10 @@ def check_config(
       f"a head in few bits drafts on one device, got the mesh {config.mesh!r}: "
       f"leave out weights={drafting.weights}"
     )
+  if not pathlib.Path(hub.local(config.target)).exists():
+    raise FileNotFoundError(
+      f"there is no target {config.target}: a path, or ORG/NAME on the Hub"
+    )
   if drafting.drafts:
     drafting.check(rule)
     registry.check_checkpoint(drafting)
@@ -150,6 +151,93 @@ def check_config(
 def rule_of(config: ml_collections.ConfigDict, drafting: Drafting) -> Rule:
   """The verification rule; ValueError if there is no such rule."""
   return rules.get(drafting.rule or config.rule)
+
+
+def _check_kinds(
+  config: ml_collections.ConfigDict, drafting: Drafting, *, inputs: bool
+) -> None:
+  """Raises ValueError if one model reads inputs and the other does not.
+
+  Or if the target does, and the caller has none.
+  """
+  of_target = checkpoints.reads_inputs(config.target)
+  if of_target and not inputs:
+    raise ValueError(
+      f"{config.target} is an encoder-decoder, which launch.decode and "
+      "launch.evaluate --prompts alone give inputs"
+    )
+  reads, path = drafting.reads, drafting.checkpoint
+  if reads in ("head", "mtp") and of_target:
+    raise ValueError(
+      f"{config.target} is an encoder-decoder, and {path or reads} is a "
+      "head on a decoder-only target's features"
+    )
+  if reads not in ("block", "model"):
+    return
+  of_draft = reads == "block" or checkpoints.reads_inputs(path)
+  if of_target == of_draft:
+    return
+  kind = lambda reads: "an encoder-decoder" if reads else "decoder-only"
+  raise ValueError(
+    f"target and draft must be of one kind: {config.target} is "
+    f"{kind(of_target)}, {path} is {kind(of_draft)}"
+  )
+
+
+def _check_low(config: ml_collections.ConfigDict, drafting: Drafting) -> None:
+  """Raises ValueError for weights or a cache that are not stored in few bits.
+
+  Of configurations alone: nothing large is read for it.
+  """
+  form = precision.of_target(config.get("weights", ""))
+  stored = [(config.target, form, config.get("cache") or None)]
+  if drafting.reads == "weights":
+    stored.append((config.target, drafting.weights, None))
+  elif drafting.reads == "model":
+    stored.append((drafting.checkpoint, drafting.weights, drafting.cache))
+  for path, asked, cache in stored:
+    weights = asked if isinstance(asked, Format) else None
+    if weights is None and cache is None:
+      continue
+    description = checkpoints.read_config(path)
+    if not isinstance(description, TransformerConfig):
+      raise ValueError(
+        f"{path} is an encoder-decoder, and weights and caches in few bits are "
+        "of decoder-only models"
+      )
+    lowbits.check_weights(description, weights, on_mesh=bool(config.mesh))
+    lowbits.check_cache(description, cache)
+
+
+def _check_same_width(target: Network, draft: Network | Head | Block) -> None:
+  """Raises ValueError unless a draft can read what the target's encoder made.
+
+  Both are encoder-decoders, as `check_kinds` has seen.
+  """
+  if not target.reads_inputs:
+    raise ValueError("config.share_encoder is of encoder-decoders")
+  of_draft = draft.config.t5 if isinstance(draft, Block) else draft.config
+  ours, theirs = target.config.embed_dim, of_draft.embed_dim
+  if ours != theirs:
+    raise ValueError(
+      "config.share_encoder needs models of one width: the target's encoder "
+      f"gives {ours} numbers a token, and the draft reads {theirs}"
+    )
+
+
+def _check_same_tokenizer(target: Tokenizer, draft: Tokenizer) -> None:
+  """Raises ValueError, with an example, if any token's id differs."""
+  if target.fingerprint() == draft.fingerprint():
+    return
+  ours, theirs = target.vocabulary(), draft.vocabulary()
+  token = min(t for t in {**ours, **theirs} if ours.get(t) != theirs.get(t))
+  describe = lambda ids: f"is {ids[token]}" if token in ids else "is missing"
+  raise ValueError(
+    "draft and target must share a tokenizer (padding of the embeddings may "
+    f"differ): the target has {len(ours)} tokens, the draft {len(theirs)}; "
+    f"for example {token!r} {describe(ours)} in the target's and "
+    f"{describe(theirs)} in the draft's"
+  )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -208,8 +296,8 @@ def load(
   """
   drafting = check_config(config, drafting)
   reads, path = drafting.reads, drafting.checkpoint
-  check_kinds(config, drafting, inputs=inputs)
-  check_low(config, drafting)
+  _check_kinds(config, drafting, inputs=inputs)
+  _check_low(config, drafting)
   layout, mesh, shardings = None, None, (None, None)
   if config.mesh:
     sizes = None
@@ -264,9 +352,9 @@ def load(
       stored=drafting.cache, weights=drafting.weights,
     )  # fmt: skip
   if reads in ("block", "model"):
-    check_same_tokenizer(tokenizer, checkpoints.load_tokenizer(path))
+    _check_same_tokenizer(tokenizer, checkpoints.load_tokenizer(path))
   if draft is not None and reads != "file" and config.get("share_encoder"):
-    check_same_width(target, draft)
+    _check_same_width(target, draft)
   eos_tokens = {*checkpoints.eos_token_ids(config.target)}
   eos_tokens |= {tokenizer.eos_token_id} - {None}
   head = getattr(drafting.policy, "head", "")
@@ -286,8 +374,6 @@ def assemble(
   models: Models,
   *,
   drafting: Drafting | None = None,
-  learns: bool = False,
-  climbs: bool = False,
   count_experts: bool = False,
 ) -> Pair:
   """Makes the decoders of a config from models that are loaded.
@@ -296,23 +382,14 @@ def assemble(
     config: with the checkpoints and dtype that `models` are of.
     models: from `load`.
     drafting: the way to draft, in place of the config's.
-    learns: whether the caller lets drafts learn.
-    climbs: whether it changes draft lengths between rounds.
     count_experts: whether passes count the experts that they touch.
 
   Raises:
     ValueError: for unknown or contradictory settings.
   """
   drafting = check_config(config, drafting)
-  if drafting.lengths and (not climbs or jax.process_count() > 1):
-    raise ValueError(
-      "draft lengths change between rounds (a ladder) in launch.decode and "
-      "launch.evaluate, in one process"
-    )
-  if drafting.learning and not learns:
-    raise ValueError(
-      "drafts learn (online) in launch.decode and launch.evaluate"
-    )
+  if drafting.lengths and jax.process_count() > 1:
+    raise ValueError("a ladder's draft lengths change in one process alone")
   tokenizer = models.tokenizer
   vocab_size, rule = tokenizer.vocab_size, rule_of(config, drafting)
   features = models.draft.features if isinstance(models.draft, Head) else ()
@@ -404,16 +481,9 @@ def encoder_of(
   return prompts.Encoder(start_token=start, max_tokens=config.max_length)
 
 
-def build(
-  config: ml_collections.ConfigDict,
-  *,
-  inputs: bool = False,
-  learns: bool = False,
-  climbs: bool = False,
-) -> Pair:
+def build(config: ml_collections.ConfigDict, *, inputs: bool = False) -> Pair:
   """Loads the checkpoints and makes the decoders: `load`, then `assemble`."""
-  models = load(config, inputs=inputs)
-  return assemble(config, models, learns=learns, climbs=climbs)
+  return assemble(config, load(config, inputs=inputs))
 
 
 def engine_of(config, pair: Pair, *, baseline: bool = False) -> Engine:

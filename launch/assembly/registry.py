@@ -33,7 +33,7 @@ from specjax import siblings as siblings_lib
 from specjax.adaptive import policies
 from specjax.adaptive.policies import Policy
 from specjax.adaptive.rungs import Rungs, make_rungs
-from specjax.calls import Call, Grammar
+from specjax.calls import Grammar
 from specjax.drafters.families.rasd import Parts
 from specjax.rules import GRAMMAR as RULES
 from specjax.shapes import Shape
@@ -192,11 +192,6 @@ def recording(drafting: Drafting, tokens: int, *, width: int = 0) -> Drafting:
   return tried(
     drafting.of_form(tokens=tokens, policy=policies.recorded(width=width))
   )
-
-
-def chain(name: str, path: str, tokens: int) -> Drafting:
-  """One drawn path of the drafter of that name, of a checkpoint."""
-  return DRAFTERS.make(Call(name, (path,), {"tokens": tokens}))
 
 
 def holds_model(path: str) -> bool:

@@ -12,13 +12,11 @@ import jax
 import safetensors
 import safetensors.numpy
 
-from launch import results
 from models.tokenizers import Tokenizer
 from specjax.drafters.shared.corpus import Corpus
 from specjax.runtime import engine
 
 _FORMAT = "specjax corpus 1"
-_KEYS = ("completion", "text")
 
 
 def texts(path: str) -> list[str]:
@@ -60,14 +58,16 @@ def _of_folder(root: pathlib.Path) -> list[str]:
 
 def _of_lines(file: pathlib.Path) -> list[str]:
   lines = []
-  for number, record in results.read_jsonl(file):
-    values = [record.get(k) for k in _KEYS] if isinstance(record, dict) else []
-    text = next((v for v in values if isinstance(v, str)), None)
-    if text is None:
+  for number, line in enumerate(file.read_bytes().split(b"\n"), start=1):
+    if not line.strip():
+      continue
+    try:
+      record = json.loads(line)
+      lines.append(record["completion" if "completion" in record else "text"])
+    except (ValueError, KeyError, TypeError):
       raise ValueError(
         f'{file}:{number}: expected an object with a "completion" or a "text"'
-      )
-    lines.append(text)
+      ) from None
   return lines
 
 

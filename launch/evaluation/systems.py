@@ -174,7 +174,7 @@ def assemble(
         system.config, drafting=drafting, beside=first, inputs=inputs
       )
     pairs[system.name] = pair.assemble(
-      system.config, loaded[key], drafting=drafting, learns=True, climbs=True,
+      system.config, loaded[key], drafting=drafting,
       count_experts=count_experts,
     )  # fmt: skip
   return pairs

@@ -5,17 +5,16 @@ import io
 import os
 import pathlib
 import signal
-import subprocess
 import sys
 
 import files
 import pytest
 import rich.console
-import several
 
 import launch.chat
+from configs import huggingface
 from launch import display
-from launch.chat import Chat
+from launch.chat import Chat, encode
 from models import chat as templates
 from models import tokenizers
 
@@ -57,13 +56,8 @@ def piped(cli, model, monkeypatch, capsys):
 @pytest.fixture(scope="module")
 def talked(model):
   """A conversation of three turns."""
-  from configs import huggingface
-
   config = huggingface.get_config(f"target={model}")
-  skipped = model.parent / "skip.json"
-  skipped.write_text('{"skip_attention": [], "skip_mlp": [0]}')
   config.drafter = "ngram(tokens=3)"
-  config.checkpoints.layer_skip = str(skipped)
   config.max_new_tokens = 12
   with pytest.MonkeyPatch.context() as patch:
     for name in ("stdout", "stderr"):
@@ -74,23 +68,23 @@ def talked(model):
   return made
 
 
-def reads(talked, line):
-  """Number of tokens that the cached text reads for a line."""
-  read, counts = talked.text.read, []
-  talked.text.read = lambda *args, **more: counts.append(read(*args, **more))
-  try:
-    talked.run(line)
-  finally:
-    talked.text.read = read
-  return counts[0]
+@pytest.fixture
+def reads(talked, monkeypatch):
+  """Numbers of tokens that were read; the conversation is put back."""
+  read, counts, before = talked.cache.read, [], (talked.messages, talked.ids)
+  monkeypatch.setattr(
+    talked.cache, "read", lambda *args, **how: counts.append(read(*args, **how))
+  )
+  yield counts
+  talked.messages, talked.ids = before
 
 
-def test_after_three_turns_the_state_holds_what_the_template_writes(talked):
-  tokenizer, state = talked.pair.tokenizer, talked.text.state
+def test_after_three_turns_the_caches_hold_what_the_template_writes(talked):
+  tokenizer, state = talked.pair.tokenizer, talked.cache.state
   held = state.tokens[0, : int(state.length[0])].tolist()
-  assert held == list(talked.conversation.ids) == talked.text.held
+  assert held == talked.ids == talked.cache.held
   text = templates.render(
-    tokenizer, talked.conversation.messages, add_generation_prompt=False
+    tokenizer, talked.messages, add_generation_prompt=False
   )
   written = tokenizer.backend.decode(held, skip_special_tokens=False)
   assert len(written) > 60
@@ -98,61 +92,76 @@ def test_after_three_turns_the_state_holds_what_the_template_writes(talked):
   assert text.removeprefix(written) in ("\n", "<|im_end|>\n")
 
 
+def test_only_what_is_new_is_read_and_the_answer_is_that_of_the_whole(
+  talked, reads
+):
+  before = talked.messages, talked.ids
+  talked.run("So?")
+  extended, short = talked.messages, reads[-1]
+  assert short < 20 < len(before[1])
+  talked.messages, talked.ids = before
+  talked.cache.state = None
+  talked.run("So?")
+  assert talked.messages == extended
+  assert reads[-1] > len(before[1])
+  # A text that does not begin as what is held is read anew.
+  talked.messages, talked.ids = [{"role": "system", "content": "Brief."}], []
+  talked.run("So?")
+  assert reads[-1] == len(talked.cache.held) - 12
+
+
+def test_a_template_that_rewrites_answers_is_read_from_the_beginning(talked):
+  tokenizer = talked.pair.tokenizer
+  question = {"role": "user", "content": "So?"}
+  stop = talked.pair.stop_tokens
+  ids = encode(tokenizer, [*talked.messages, question], talked.ids, stop)
+  assert ids[: len(talked.ids)] == talked.ids
+  strips = CHATML.replace("m.content", "m.content[:3]")
+  other = dataclasses.replace(tokenizer, chat_template=strips)
+  said = [*talked.messages, question]
+  assert encode(other, said, talked.ids, stop) == templates.encode(other, said)
+
+
 def test_every_line_piped_is_answered_and_answers_alone_are_printed(
   piped, talked
 ):
-  code, out, err = piped("What is 2+2?\nAnd <|im_end|> that?\r\nWhy?")
+  code, out, err = piped("What is 2+2?\nAnd <|im_end|> that?\r\n/help\nWhy?")
   assert code == 0
-  messages = talked.conversation.messages
-  answers = [m["content"] for m in messages if m["role"] == "assistant"]
-  shown = "".join(answer.rstrip("\ufffd") + "\n" for answer in answers)
-  assert out == display.visible(shown)
+  answers = [m["content"] for m in talked.messages if m["role"] == "assistant"]
+  assert out == "".join(answer.rstrip("\ufffd") + "\n" for answer in answers)
   speeds = [x for x in err.splitlines() if " a second, " in x]
   assert len(speeds) == 3
-  assert all(line.endswith(" a target call") for line in speeds)
+  assert all(" a target call" in line for line in speeds)
+  assert "/temperature X, /reset, /help, /quit" in err
+  assert "compiling for " in err
 
 
 def test_what_is_wrong_is_one_line_and_the_conversation_goes_on(piped, talked):
   code, out, err = piped(
-    "/nothing\n/temprature 1\n/temperature hot\n/drafter model\n/drafter\n"
-    "/reset x\n/temperature -1\nWhat is 2+2?\n/quit\nnever asked\n"
+    "/nothing\n/temperature hot\n/temperature -1\n/reset x\nWhat is 2+2?\n"
+    "/quit\nnever asked\n"
   )
   assert code == 2
-  answer = talked.conversation.messages[1]["content"]
-  assert out == display.visible(answer + "\n")
+  assert out == talked.messages[1]["content"].rstrip("\ufffd") + "\n"
   lines = [x for x in err.splitlines() if x.startswith("error: ")]
   for line, words in zip(
     lines,
-    ("no command /nothing: there are /drafter CALL", "did you mean",
-     "takes a number, got hot", "drafter 'model' needs a checkpoint",
-     "no command /drafter: there are /drafter CALL", "no command /reset x",
-     "temperature must be finite"),
+    ("no command /nothing: there are /temp", "could not convert string to fl",
+     "temperature must be finite", "no command /reset x"),
     strict=True,
   ):  # fmt: skip
     assert words in line
 
 
-def test_a_drafter_and_a_temperature_change_and_the_conversation_stays(talked):
-  """Greedy answers are the same whatever drafts, and all is read once more."""
-  before = talked.conversation
-  assert reads(talked, "So?") < len(before.ids)
-  expected = talked.conversation
-  talked.conversation = before
-  talked.run("/drafter layer_skip")
-  assert reads(talked, "So?") > len(before.ids)
-  assert talked.conversation == expected
-  talked.conversation = before
+def test_a_temperature_changes_answers(talked, reads):
+  before = talked.messages, talked.ids
+  talked.run("So?")
+  greedy = talked.messages
+  talked.messages, talked.ids = before
   talked.run("/temperature 1.5")
   talked.run("So?")
-  assert talked.conversation != expected
   talked.run("/temperature 0")
-  talked.run("/drafter ngram(tokens=3)")
-
-
-def test_a_drafter_is_read_that_no_path_names(talked):
-  talked.run("/drafter quantised_self(bits=8, tokens=2)")
-  assert talked.pair.draft.vocab_size
-  talked.run("/drafter ngram(tokens=3)")
+  assert talked.messages != greedy
 
 
 def test_a_system_message_stays_and_a_reset_forgets_all_else(piped):
@@ -197,13 +206,12 @@ def heeded():
 
 @pytest.mark.usefixtures("heeded")
 @pytest.mark.parametrize("interactive", [True, False])
-def test_ctrl_c_ends_an_answer_or_a_pipe(talked, monkeypatch, interactive):
+def test_ctrl_c_ends_an_answer_or_a_pipe(
+  talked, reads, monkeypatch, interactive
+):
   """Written tokens stay, and the conversation goes on."""
-  before, steps, out = talked.conversation, talked.text._steps, io.StringIO()
-  talked.run("So?")
-  whole, talked.conversation = talked.conversation.ids, before
-  talked.text.forget()
-  calls = []
+  steps, out, calls = talked.cache._steps, io.StringIO(), []
+  talked.cache.state = None  # all is read
 
   def interrupted(*args):
     calls.append(1)
@@ -214,82 +222,16 @@ def test_ctrl_c_ends_an_answer_or_a_pipe(talked, monkeypatch, interactive):
   monkeypatch.setattr(sys, "stdout", out)
   monkeypatch.setattr(talked, "_interactive", interactive)
   monkeypatch.setattr(talked, "console", rich.console.Console(file=out))
-  monkeypatch.setattr(talked.text, "_steps", interrupted)
+  monkeypatch.setattr(talked.cache, "_steps", interrupted)
   if not interactive:
     with pytest.raises(KeyboardInterrupt):
       talked.run("So?")
     return
   talked.run("So?")
-  ids = talked.conversation.ids
-  answer = talked.conversation.messages[-1]["content"]
-  assert ids == whole[: len(ids)]
-  assert len(before.ids) < len(ids) < len(whole)
+  ids = talked.ids
+  assert 1 <= len(ids) - reads[-1] < 12
+  answer = talked.messages[-1]["content"]
   assert out.getvalue() == display.visible(answer).rstrip("\ufffd") + "\n"
-  assert talked.text.held == []
-  assert reads(talked, "Why?") > len(ids)
-  talked.conversation = before
-
-
-def test_tokens_have_the_colours_of_their_origins(talked, monkeypatch):
-  out = io.StringIO()
-  monkeypatch.setattr(talked, "_interactive", True)
-  monkeypatch.setattr(
-    talked, "console", rich.console.Console(file=out, force_terminal=True)
-  )
-  for origin in display.STYLES:
-    talked._write(origin.name, origin)
-  shown = [text for text in out.getvalue().split("\x1b[") if "m" in text]
-  assert len({text.partition("m")[0] for text in shown} - {"0"}) == 3
-
-
-# A process of its own: jax has threads, and one that has does not fork well.
-IN_TERMINAL = r"""
-import os, pexpect, sys, time
-seconds, *command = sys.argv[1:]
-child = pexpect.spawn(
-  sys.executable, ["-m", "launch.chat", *command], encoding="utf-8",
-  env={**os.environ, "TERM": "xterm-256color", "NO_COLOR": ""},
-  timeout=float(seconds), dimensions=(40, 200),
-)
-child.expect_exact("drafted by ngram(tokens=3), rule token")
-child.expect("/drafter CALL, /temperature X, /reset, /quit")
-child.expect("drafted and accepted")
-child.expect("\n> ")
-child.sendline("What is 2+2?")
-child.expect("\x1b\\[[0-9;]*m[^\x1b]+\x1b\\[0m")  # a token in its colour
-child.expect("12 tokens, [0-9.]+ a second, [0-9.]+ a target call")
-child.expect("\n> ")
-time.sleep(1)  # as somebody who types: what comes with the prompt is lost
-child.send("given up")
-child.expect_exact("given up")
-for _ in range(20):  # a signal beside a key that is being read is lost
-  time.sleep(1)
-  child.sendintr()
-  if not child.expect(["\n> ", pexpect.TIMEOUT], timeout=5):
-    break
-child.send("\x1b[A")  # the line before, which readline keeps
-child.expect_exact("What is 2+2?")
-child.send("\r")
-child.expect("12 tokens")
-child.expect("\n> ")
-child.sendline("/reset")
-child.expect("forgotten")
-child.expect("\n> ")
-child.sendeof()
-child.expect(pexpect.EOF)
-child.close()
-sys.exit(child.exitstatus)
-"""
-
-
-@pytest.mark.heavy
-@pytest.mark.skipif(os.name != "posix", reason="needs a terminal of its own")
-def test_in_a_terminal(model):
-  """Colours, the line after an answer, history, Ctrl-C, Ctrl-D."""
-  done = subprocess.run(
-    [sys.executable, "-c", IN_TERMINAL, str(several.PATIENCE),
-     f"--config=configs/huggingface.py:target={model}", *SMALL],
-    capture_output=True, text=True, cwd=ROOT, check=False,
-    timeout=2 * several.PATIENCE,
-  )  # fmt: skip
-  assert done.returncode == 0, done.stderr
+  assert talked.cache.state is None
+  talked.run("Why?")
+  assert reads[-1] > len(ids)

@@ -4,7 +4,7 @@ import files
 import ggufs
 import pytest
 
-from launch import decode, train
+from launch import decode
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 PROMPTS = [{"prompt": "import os\n"}, {"prompt": "def f(x):\n  return"}]
@@ -41,34 +41,6 @@ def test_a_file_decodes_as_its_model_in_a_directory_does(written, decoded):
   ids = lambda rows: [row["token_ids"] for row in rows]
   assert ids(rows) == ids(expected)
   assert all(row["completion"] for row in rows)
-
-
-def test_a_draft_is_distilled_from_a_file_and_drafts_for_it(
-  written, decoded, cli, tmp_path
-):
-  path, _ = written
-  (tmp_path / "texts").mkdir()
-  for number in range(40):
-    (tmp_path / f"texts/{number}.txt").write_text(f"def f_{number}(x):\n" * 9)
-  export = tmp_path / "draft"
-  code = cli(
-    train.run, f"--config.teacher={path}", f"--config.tokenizer={path}",
-    f"--config.dataset={tmp_path}/texts", "--config.objective=forward_kl",
-    "--config.num_steps=2", f"--workdir={tmp_path}/w", f"--export={export}",
-    config="configs/train_embedded.py:tiny",
-  )  # fmt: skip
-  assert code == 0
-  asked = files.write_jsonl(tmp_path / "p.jsonl", PROMPTS)
-  output = tmp_path / "o.jsonl"
-  code = cli(
-    decode.run, f"--prompts={asked}", f"--output={output}", "--nobaseline",
-    f"--config.drafter=model('{export}')", "--config.max_new_tokens=12",
-    config=f"configs/huggingface.py:target={path}",
-  )  # fmt: skip
-  assert code == 0
-  rows = files.read_jsonl(output)
-  ids = lambda rows: [row["token_ids"] for row in rows]
-  assert ids(rows) == ids(decoded[path])
 
 
 def test_a_damaged_file_is_one_line_and_exit_code_2(

@@ -64,7 +64,7 @@ def head_of(drafter):
 def test_greedy_text_is_that_of_plain_decoding(saved, name):
   drafter, rule = RUNS[name]
   config = settings(saved, head_of(drafter), drafter, rule=rule)
-  built = pair.build(config, climbs=True)
+  built = pair.build(config)
   items = prompts.built_in(built.tokenizer, max_tokens=60)[:2]
   (batch,) = make_batches(items, batch_size=2, max_width=60)
   texts = []
@@ -196,14 +196,6 @@ def test_no_text_is_longer_than_the_head_knows(saved):
     assert begin(built, most).tokens.shape[1] >= most
     with pytest.raises(ValueError, match=rf"model has {most} positions"):
       begin(built, most + 1)
-
-
-def test_a_published_tree_is_named(saved):
-  config = settings(
-    saved, "medusa", "medusa(tree=mc_sim_7b_63, siblings=given)", rule="match"
-  )
-  with pytest.raises(ValueError, match=r"says 3 tokens ahead.* depth 4"):
-    pair.build(config)
 
 
 def test_a_head_that_cannot_be_cut_so_is_one_line(saved, monkeypatch):

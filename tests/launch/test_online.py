@@ -56,7 +56,7 @@ def test_what_was_learned_changes_what_comes_after(
 
 @pytest.fixture(scope="module")
 def models(pair_config):
-  return pair.build(pair_config, learns=True)
+  return pair.build(pair_config)
 
 
 @pytest.fixture(scope="module", params=["model", "eagle3"])

@@ -2,8 +2,6 @@
 
 import json
 import signal
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -12,57 +10,46 @@ from absl import flags
 from absl.testing import flagsaver
 from files import read_jsonl, write_jsonl
 
-from launch import cli, decode, processes, without_tpu
+from launch import decode, processes, without_tpu
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 _NAMES = (
   "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID",
-  "TPU_WORKER_HOSTNAMES", "TPU_PROCESS_ADDRESSES", "MEGASCALE_NUM_SLICES",
   "JAX_PLATFORMS",
 )  # fmt: skip
 
 
 @pytest.fixture
 def joins(monkeypatch):
-  """Calls of jax by `start`, under given flags and environment."""
+  """What `start` asks of jax, under given flags and environment."""
 
-  def call(*args, act=processes.start, chips=(), metadata="", **environment):
+  def call(*args, initialize=None, tpu=False, **environment):
     for name in _NAMES:
       monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
       monkeypatch.setenv(name, value)
     asked = []
     monkeypatch.setattr(
-      processes.jax.distributed, "initialize", lambda **how: asked.append(how)
-    )
-    monkeypatch.setattr(
-      processes.jax.config, "update", lambda *names: asked.append(names)
-    )
-    monkeypatch.setattr(
-      without_tpu.glob, "glob", lambda p: [c for c in chips if c[:9] == p[:9]]
-    )
-    monkeypatch.setattr(processes, "_metadata", lambda: metadata)
+      processes.jax.distributed, "initialize",
+      initialize or (lambda **how: asked.append(how)),
+    )  # fmt: skip
+    monkeypatch.setattr(processes.jax.config, "update", lambda *_: None)
+    monkeypatch.setattr(without_tpu, "has_tpu", lambda: tpu)
     with flagsaver.flagsaver():
       flags.FLAGS(["test", *args])
-      act()
+      processes.start()
     return asked[-1] if asked else None
 
   return call
-
-
-_TPU = dict(chips=["/dev/accel0"])
 
 
 @pytest.mark.parametrize(
   "how",
   [
     dict(),
-    dict(metadata="10.0.0.1,10.0.0.2"),  # no chip: some other machine
-    dict(**_TPU, metadata="worker-0"),
-    dict(**_TPU),  # the metadata server does not answer
-    dict(**_TPU, TPU_WORKER_HOSTNAMES="a,b", JAX_PLATFORMS="cpu"),
+    dict(tpu=True, JAX_PLATFORMS="cpu"),
     dict(args=["--distributed=off"], JAX_COORDINATOR_ADDRESS="a:1"),
-    dict(args=["--distributed=off"], **_TPU, metadata="a,b"),
+    dict(args=["--distributed=off"], tpu=True),
   ],
 )
 def test_a_single_process_joins_nothing(joins, how):
@@ -70,115 +57,45 @@ def test_a_single_process_joins_nothing(joins, how):
 
 
 @pytest.mark.parametrize(
-  "how",
-  [
-    dict(**_TPU, metadata="worker-0,worker-1"),
-    dict(chips=["/dev/vfio/0"], TPU_WORKER_HOSTNAMES="a,b"),
-    dict(**_TPU, TPU_PROCESS_ADDRESSES="a:1,b:1"),
-    dict(**_TPU, TPU_WORKER_HOSTNAMES="a", MEGASCALE_NUM_SLICES="2"),
-    dict(args=["--distributed=on"]),
-  ],
+  "how", [dict(tpu=True), dict(args=["--distributed=on"])]
 )
-def test_on_a_slice_of_several_workers_jax_finds_them_itself(joins, how):
+def test_on_a_cluster_jax_finds_the_others_itself(joins, how):
   asked = joins(*how.pop("args", ()), "--heartbeat_timeout=7", **how)
   assert asked["heartbeat_timeout_seconds"] == 7
-  assert (
-    asked["coordinator_address"],
-    asked["num_processes"],
-    asked["process_id"],
-  ) == (None, None, None)
+  assert (asked["num_processes"], asked["process_id"]) == (None, None)
 
 
-def test_settings_come_from_flags_and_then_from_the_environment(joins):
+def test_by_hand_numbers_come_from_the_environment(joins):
+  """Jax itself reads the address."""
   asked = joins(
-    "--process_id=0",
-    JAX_COORDINATOR_ADDRESS="host:1234",
-    JAX_NUM_PROCESSES="3",
-    JAX_PROCESS_ID="2",
+    JAX_COORDINATOR_ADDRESS="a:1", JAX_NUM_PROCESSES="3", JAX_PROCESS_ID="0"
   )
-  assert asked["coordinator_address"] == "host:1234"
-  assert asked["num_processes"] == 3
-  assert asked["process_id"] == 0
+  assert (asked["num_processes"], asked["process_id"]) == (3, 0)
   assert asked["heartbeat_timeout_seconds"] <= 45  # "within a minute"
 
 
-@pytest.mark.parametrize(
-  ("args", "environment", "words"),
-  [
-    ([], {"JAX_NUM_PROCESSES": "two"}, "JAX_NUM_PROCESSES must be a number"),
-    (["--coordinator_address=host"], {}, "must be HOST:PORT, got 'host'"),
-    (["--num_processes=2", "--process_id=0"], {}, "the address of process 0"),
-  ],
-)
-def test_half_a_setting_is_refused(joins, args, environment, words):
-  with pytest.raises(ValueError, match=words):
-    joins(*args, **environment)
+def fails(error):
+  def initialize(**_):
+    raise error
 
-
-def test_others_that_do_not_come_are_no_mistake_in_the_command(
-  joins, monkeypatch, capsys
-):
-  """Exit code 1: a worker of a slice tries it again."""
-
-  def waits(**_):
-    raise RuntimeError("DEADLINE_EXCEEDED: Barrier timed out.")
-
-  def start(_):
-    monkeypatch.setattr(processes.jax.distributed, "initialize", waits)
-    processes.start()
-
-  codes = []
-  joins(
-    act=lambda: codes.append(cli._guarded(start, ["test"])),
-    JAX_COORDINATOR_ADDRESS="a:1",
-  )
-  assert codes == [1]
-  (line,) = capsys.readouterr().err.splitlines()
-  assert "--distributed=auto cannot join the other processes (DEADLINE" in line
-
-
-def test_on_without_anything_to_join_is_one_line_and_exit_code_2():
-  done = subprocess.run(
-    [sys.executable, "-m", "launch.decode", "--distributed=on",
-     "--config=configs/embedded.py"],
-    cwd=several.ROOT, capture_output=True, text=True, check=False,
-    timeout=several.PATIENCE,
-  )  # fmt: skip
-  assert done.returncode == 2
-  (line,) = done.stderr.strip().splitlines()
-  assert "--distributed=on cannot join the other processes" in line
-  assert "--coordinator_address=HOST:PORT" in line
-
-
-def test_a_command_of_one_process_refuses_to_be_one_of_several():
-  (process,) = several.start(
-    [["-m", "launch.studies.audit"]], JAX_NUM_PROCESSES="2"
-  )
-  ((code, _, errors),) = several.finish([process])
-  assert code == 2
-  (line,) = errors.strip().splitlines()
-  assert "this command is of one process" in line
-  assert "--distributed=off" in line
+  return initialize
 
 
 @pytest.mark.parametrize(
-  ("how", "refused"),
+  ("how", "kind"),
   [
-    (dict(), False),
-    (dict(args=["--distributed=on"]), True),
-    (dict(args=["--distributed=on", "--num_processes=1"]), False),
-    (dict(JAX_COORDINATOR_ADDRESS="a:1"), True),
-    (dict(args=["--distributed=off"], JAX_COORDINATOR_ADDRESS="a:1"), False),
-    (dict(**_TPU, metadata="worker-0,worker-1"), True),
+    (dict(JAX_NUM_PROCESSES="two"), ValueError),
+    (dict(initialize=fails(ValueError("no address"))), ValueError),
+    # Others that do not come are no mistake in the command.
+    (dict(initialize=fails(RuntimeError("DEADLINE"))), processes.UnjoinedError),
+    (dict(initialize=fails(OSError("no host"))), processes.UnjoinedError),
   ],
 )
-def test_what_counts_as_one_of_several(joins, how, refused):
-  start = lambda: joins(*how.pop("args", ()), act=processes.refuse, **how)
-  if refused:
-    with pytest.raises(ValueError, match="of one process, but was started"):
-      start()
-  else:
-    assert start() is None
+def test_what_cannot_be_joined_is_said(joins, how, kind):
+  with pytest.raises(
+    kind, match=r"cannot join the other processes .*=HOST:PORT"
+  ):
+    joins("--distributed=on", **how)
 
 
 def test_several_processes_decode_shares_and_the_first_writes(
@@ -222,8 +139,6 @@ def test_several_processes_decode_shares_and_the_first_writes(
 _WAITS = """
 import time
 from launch import cli, processes
-
-cli.reads(*processes.FLAGS)
 
 def run(_):
   processes.gather(None)
@@ -287,32 +202,3 @@ def test_when_one_fails_alone_the_other_stops(tmp_path):
 def test_gathering_alone_is_a_list_of_one():
   assert processes.gather({"a": [1, "é"]}) == [{"a": [1, "é"]}]
   assert processes.is_chief()
-
-
-def test_every_batch_is_decoded_once_whatever_the_number_of_processes(
-  monkeypatch,
-):
-  """Two processes in lockstep, as `gather` sees them."""
-  shares = []
-  for rank in range(2):
-    mine = []
-    monkeypatch.setattr(processes, "several", lambda: True)
-    monkeypatch.setattr(processes.jax, "process_index", lambda rank=rank: rank)
-    monkeypatch.setattr(processes.jax, "process_count", lambda: 2)
-    monkeypatch.setattr(processes, "gather", lambda value: [value])
-    list(
-      processes.round_robin(
-        list(range(7)),
-        lambda number, part, mine=mine: (
-          mine.append((number, part)) or {"batch": part}
-        ),
-        together=False,
-      )
-    )
-    shares.append(mine)
-  # Each counts its own: of two engines that take turns at going first, none
-  # goes first always.
-  assert shares == [
-    [(0, 0), (1, 2), (2, 4), (3, 6)],
-    [(0, 1), (1, 3), (2, 5)],
-  ]

@@ -7,11 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl import flags
-from absl.testing import flagsaver
 from files import read_jsonl, write_jsonl
 
-from launch import decode, processes, tracing
+from launch import decode
 from models.formats import huggingface
 from models.networks.transformer import as_language_model
 from specjax.warp import make_sampling, warp
@@ -56,7 +54,13 @@ def joined(rounds, name):
   return list(itertools.chain.from_iterable(x[name] for x in rounds))
 
 
-def test_rounds_make_up_the_rows(traced):
+def test_rounds_make_up_the_rows_and_their_times_are_no_measurement(
+  traced, folder
+):
+  numbers = json.loads((folder / "s.json").read_text())
+  for name in ("seconds", "tokens_per_second", "speedup"):
+    assert numbers[name] is None
+  assert numbers["block_efficiency"] > 1
   for row, rounds in traced:
     assert joined(rounds, "tokens") == row["token_ids"]
     assert [x["round"] for x in rounds] == list(range(len(rounds)))
@@ -146,48 +150,6 @@ def test_a_node_has_the_law_after_its_parent(traced):
   assert depths == {0, 1}
 
 
-def test_times_of_a_traced_run_are_no_measurement(traced, folder):
-  del traced
-  numbers = json.loads((folder / "s.json").read_text())
-  for name in ("seconds", "tokens_per_second", "speedup"):
-    assert numbers[name] is None
-  assert numbers["block_efficiency"] > 1
-
-
-def test_a_traced_run_goes_on_and_a_foreign_trace_is_kept(
-  cli, tmp_path, capsys
-):
-  source, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-  trace = tmp_path / "trace.jsonl"
-  given = (*FLAGS, f"--prompts={source}", f"--output={out}",
-           f"--steps={trace}")  # fmt: skip
-  write_jsonl(source, RECORDS[1:])
-  assert cli(decode.run, *given) == 0
-  first = trace.read_text()
-  write_jsonl(source, [RECORDS[1], {**RECORDS[1], "id": "c"}])
-  assert cli(decode.run, *given) == 0
-  again = trace.read_text()
-  assert again.startswith(first)
-  assert again == first + first.replace('"id": "b"', '"id": "c"')
-  trace.write_text(again + '{"id": "mine"}\n')
-  capsys.readouterr()
-  assert cli(decode.run, *given) == 2
-  assert "holds something else" in capsys.readouterr().err
-  assert trace.read_text().endswith('{"id": "mine"}\n')
-
-
-def test_only_the_chief_judges_a_trace(tmp_path, monkeypatch):
-  """The others have no journal that would tell of which run it is."""
-  trace = tmp_path / "trace.jsonl"
-  trace.write_text('{"id": "a"}\n')
-  with flagsaver.flagsaver():
-    flags.FLAGS(["test"])
-    with pytest.raises(ValueError, match="holds something else"):
-      tracing.check_trace(str(trace), [])
-    monkeypatch.setattr(processes, "is_chief", lambda: False)
-    tracing.check_trace(str(trace), [])
-
-
 def test_a_stop_string_cuts_the_last_round(cli, traced, tmp_path):
   row = traced[2][0]
   half = len(row["completion"]) // 2
@@ -206,8 +168,8 @@ def test_a_stop_string_cuts_the_last_round(cli, traced, tmp_path):
 @pytest.mark.parametrize(
   "given, message",
   [
-    (("--steps=S", "--baseline"), "give one or the other"),
-    (("--log_probs",), "--log_probs are written to --output"),
+    (("--steps=S", "--baseline"), "no --baseline with them"),
+    (("--steps=S", "--config.drafter=online(model)"), "for online and ladder"),
     (("--steps=S", "--config.mesh=data:1,model:1"), "runs on one device"),
   ],
 )

@@ -211,16 +211,3 @@ def test_weights_in_few_bits_lie_on_a_mesh_as_the_weights_would(pair):
     for i, one in enumerate(stacked):
       expected = alone["layers"][i]["attention"]["q"][name][...]
       np.testing.assert_array_equal(one, expected)
-
-
-def test_one_width_is_what_all_commands_but_two_decode_with(pair):
-  config = huggingface.get_config(f"target={pair[0]},draft={pair[1]}")
-  config.drafter = "ladder(model, lengths=(0, 1, 3))"
-  config.max_new_tokens = 8
-  models = pair_lib.load(config)
-  with pytest.raises(ValueError, match=r"launch\.decode and launch\.evaluate"):
-    pair_lib.assemble(config, models)
-  built = pair_lib.assemble(config, models, climbs=True)
-  assert set(built.rungs.decoders) == {0, 1, 3}
-  assert pair_lib.engine_of(config, built).ladder.lengths == (0, 1, 3)
-  assert pair_lib.engine_of(config, built, baseline=True).rungs is None
