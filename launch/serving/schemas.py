@@ -87,22 +87,15 @@ _IGNORED = {
 }  # fmt: skip
 # Fields of what is not done here, with the values that do not ask for it.
 _NOT_DONE: dict[str, tuple[Any, ...]] = {
-  "cache_salt": ("",),
-  "chat_template_kwargs": ({},),
-  "continue_final_message": (False,),
-  "function_call": ("none", "auto"),
-  "functions": ([],),
-  "include_stop_str_in_output": (False,),
-  "length_penalty": (1,),
-  "modalities": (["text"],),
-  "reasoning_effort": ("none",),
-  "response_format": ({"type": "text"},),
-  "skip_special_tokens": (True,),
-  "suffix": ("",),
-  "tool_choice": ("none", "auto"),
-  "tools": ([],),
+  "cache_salt": ("",), "chat_template_kwargs": ({},),
+  "continue_final_message": (False,), "function_call": ("none", "auto"),
+  "functions": ([],), "include_stop_str_in_output": (False,),
+  "length_penalty": (1,), "modalities": (["text"],),
+  "reasoning_effort": ("none",), "response_format": ({"type": "text"},),
+  "skip_special_tokens": (True,), "suffix": ("",),
+  "tool_choice": ("none", "auto"), "tools": ([],),
   "use_beam_search": (False,),
-}
+}  # fmt: skip
 
 
 class StreamOptions(BaseModel):
