@@ -245,7 +245,7 @@ def run(_) -> int:
   rows = [row_of(epsilon, records) for epsilon in config.epsilons]
   result = {"rows": rows, "num_prompts": len(items)}
   results.write_json(cli.OUTPUT.value, result | provenance.record(config))
-  print(table(rows))
+  print(table(rows), file=results.beside(cli.OUTPUT.value))
   return 0
 
 

@@ -174,9 +174,10 @@ def run(_) -> int:
     cli.refuse_with("two distributions", cli.PROMPTS, _MAX_CONTEXTS)
   results.check(cli.OUTPUT.value)
   result = compare_on_laws() if config is None else compare_on_contexts(config)
-  print(table(result))
+  out = results.beside(cli.OUTPUT.value)
+  print(table(result), file=out)
   for name, reason in result["left_out"].items():
-    print(f"left out: {name} ({reason})")
+    print(f"left out: {name} ({reason})", file=out)
   if cli.OUTPUT.value:
     results.write_json(cli.OUTPUT.value, result)
   return 0
