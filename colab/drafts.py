@@ -158,7 +158,7 @@ config.num_steps = 4 if SMALL else 60
 config.warmup_steps, config.learning_rate = config.num_steps // 4, 5e-4
 config.sequence_length, config.batch_size = (32, 4) if SMALL else (256, 8)
 config.validate_every = config.num_steps // 4
-config.validation_batches, config.sample_every = 2 if SMALL else 8, 0
+config.validation_batches = 2 if SMALL else 8
 
 # %% [markdown]
 # Two objectives, the same text and the same steps: the text itself, or the

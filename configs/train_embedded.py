@@ -39,7 +39,7 @@ def get_config(arg: str = "target") -> ml_collections.ConfigDict:
   )
   # What is read: see launch/training/data.py.
   config.dataset = "python_source"
-  config.data_dir = ""  # a folder of this user
+  config.data_dir = ""  # of TFDS; "" for its own
   config.text_features = ()  # for datasets that launch.training.data knows not
   # Where the tokenizer is. Trained on the data, and written there, if the
   # folder lacks one: name another folder for other data.
@@ -66,8 +66,6 @@ def get_config(arg: str = "target") -> ml_collections.ConfigDict:
   config.log_every = 25  # 0 for never, as in the next ones
   config.validate_every = 100
   config.validation_batches = 0  # the first ones; 0 for the whole split
-  config.sample_every = 200
-  config.sample_prompts = ()  # texts to complete; () for some Python
   config.checkpoint_every = 100
   config.export_dtype = "bfloat16"
   if arg == "tiny":
@@ -75,5 +73,4 @@ def get_config(arg: str = "target") -> ml_collections.ConfigDict:
     config.batch_size = 4
     config.validation_batches = 2
     config.log_every = config.checkpoint_every = config.validate_every = 5
-    config.sample_every = 10
   return config

@@ -23,7 +23,8 @@ then on its own conversations:
     --config.dataset=FOLDER --workdir=W2 --export=HEAD2
 
 What is read more than once is better read by the target once
-(`launch.tools.features`): then --config.features=FEATURES, beside the dataset.
+(`launch.training.features`): then --config.features=FEATURES, beside the
+dataset.
 """
 
 import ml_collections
@@ -38,9 +39,7 @@ def get_config(arg: str = "eagle3") -> ml_collections.ConfigDict:
   if arg not in _KINDS:
     raise ValueError(f"expected one of {list(_KINDS)}, got {arg!r}")
   config = train_embedded.get_config("draft")
-  for name in (
-    "model", "tokenizer", "teacher", "acceptance_block", "sample_prompts",
-  ):  # fmt: skip
+  for name in ("model", "tokenizer", "teacher", "acceptance_block"):
     del config[name]
   # The model to draft for: a folder or file that decodes. It is not changed.
   config.target = "models/pretrained/target"
@@ -54,11 +53,9 @@ def get_config(arg: str = "eagle3") -> ml_collections.ConfigDict:
   # What it is before: made of the "target"'s last layer, or "random".
   head.start = "target"
   if arg in ("eagle3", "dflash", "medusa"):
-    # Tokens that it can say, the most frequent ones; 0 for all of the target's,
-    # as DFlash's and Medusa's authors have it. They are counted in the training
-    # data, or in the dataset that is named.
+    # Its vocabulary, the most frequent tokens of the training data; 0 for all
+    # of the target's, as DFlash's and Medusa's authors have it.
     head.draft_vocab_size = 0
-    head.vocabulary_dataset = ""
   if arg == "eagle3":
     # Layers whose inputs are fused; () for EAGLE-3's: 2, N / 2 and N - 3.
     head.layers = ()
@@ -96,10 +93,9 @@ def get_config(arg: str = "eagle3") -> ml_collections.ConfigDict:
   # validation always are.
   config.compute_dtype = ""
   # A folder of the target's features of the dataset, made by
-  # `python -m launch.tools.features`; "" makes them in every step.
+  # `python -m launch.training.features`; "" computes them in every step.
   config.features = ""
   config.num_steps = 1500
   config.learning_rate = 1e-3
   config.warmup_steps = 50
-  config.sample_every = 0
   return config

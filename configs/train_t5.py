@@ -23,14 +23,6 @@ distillation), and two drafters of equal size, autoregressive and block:
 `:tiny,W` and `:tiny_block,W` train toys in seconds. `:draft_shared,W` and
 `:block_shared,W` take the verifier's encoder as it is and train a decoder for
 it: with `--config.share_encoder` of configs/t5.py an input is then read once.
-Any TFDS translation set
-takes the place of the tasks, where there is a network to fetch it from:
-
-  python -m launch.train --config=configs/train_t5.py:verifier,$W \
-    --config.dataset=wmt14_translate/de-en \
-    --config.validation=wmt14_translate/de-en \
-    --config.pair_features="('de','en')" --config.input_length=128 \
-    --config.output_length=128 --workdir=$W/wmt
 """
 
 import ml_collections
@@ -69,8 +61,6 @@ def get_config(arg: str = "verifier,.") -> ml_collections.ConfigDict:
   config.dataset = f"{folder}/{'asked' if drafts else 'train'}.jsonl"
   config.validation = f"{folder}/validation.jsonl"
   config.answers = f"{folder}/said.jsonl" if drafts else ""
-  config.pair_features = ()  # of a TFDS name: input and answer
-  config.data_dir = ""  # a folder of this user
   # Where the tokenizer is. Trained on the data, and written there, if the
   # folder lacks one; drafters take the verifier's.
   config.tokenizer = f"{folder}/tokenizer"

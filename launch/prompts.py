@@ -132,6 +132,7 @@ class Line(Settings):
     input: what an encoder reads.
     num_samples: completions that are wanted; None: one, without a number.
     max_new_tokens: the budget.
+    task, output: columns of `launch.tools.machine_tasks` that are not read.
   """
 
   id: Any = None
@@ -140,6 +141,8 @@ class Line(Settings):
   input: str | None = None
   num_samples: int | None = Field(None, ge=1, le=10_000)
   max_new_tokens: int | None = Field(None, ge=1, le=_INT32)
+  task: Any = None
+  output: Any = None
 
 
 def reason_of(

@@ -3,25 +3,22 @@ r"""Trains a small transformer: from scratch, or as the draft of a target.
   python -m launch.train --config=configs/train_embedded.py:target \
     --workdir=/tmp/specjax/target --export=models/pretrained/target --overwrite
 
-A folder decides where a run stands: the same command, or `--workdir` alone,
-goes on from its last checkpoint, to the same parameters, bit for bit, as a run
-that was never stopped. SIGTERM or Ctrl-C saves a checkpoint and ends with exit
-code 75: the run is not over. At its end the model is exported as Llama files,
-if `--export` says where; a model that is there is replaced with --overwrite
-only. Settings are changed as in `--config=FILE
---config.num_steps=500`, those of a run that was begun too, where that leaves it
-the same run. WORKDIR gets
+The same command, or `--workdir` alone, goes on from the last checkpoint, to the
+same parameters, bit for bit, as a run that was never stopped. SIGTERM or Ctrl-C
+saves a checkpoint and ends with exit code 75: the run is not over. At its end
+the model is exported as Llama files, if `--export` says where. A model that is
+there, and a run of other settings in WORKDIR, are replaced with --overwrite
+only. Numbers of steps, rates, and what is logged may change within a run.
+WORKDIR gets
 
   config.json      what was asked for
   metrics.jsonl    every `log_every` steps the objective's loss (as in
-                   `forward_kl_loss`), tokens per second and model FLOPs
-                   utilisation; every `validate_every` steps the text's
-                   cross-entropy (`validation_next_token_loss`), bits per byte
-                   and, with a teacher, how often a drafted token would be
-                   accepted (TensorBoard files too, if tensorboardX is
-                   installed)
-  samples.jsonl    what the weights of the moment complete
-  checkpoints/     the newest two, with checksums
+                   `forward_kl_loss`) and tokens per second; every
+                   `validate_every` steps the text's cross-entropy
+                   (`validation_next_token_loss`), bits per byte and, with a
+                   teacher, how often a drafted token would be accepted
+                   (TensorBoard files too, if tensorboardX is installed)
+  checkpoints/     the newest two
   tokenizer/       the one of the config
 
 Checkpoints go onto any mesh: with another `--config.mesh`, or on other devices,
@@ -29,17 +26,16 @@ the same command goes on (only the number of processes must stay: each has its
 place in the data). And WORKDIR is a model that the other commands take as a
 target or a draft (`models.formats.trained`).
 
-Heads on a target's features are trained likewise (configs/train_head.py), and
-the head of a depth policy on the rounds of a pair (configs/train_depth.py).
-Encoder-decoders and SpecDec's block drafters are trained too
-(configs/train_t5.py); what they export is in T5's format.
+Heads on a target's features are trained likewise (configs/train_head.py), as
+are encoder-decoders and SpecDec's block drafters (configs/train_t5.py), which
+are exported in T5's format.
 """
 
 from absl import flags
 
-from launch import cli
-from launch.training import exports, settings
+from launch import cli, results
 from launch.training import run as run_lib
+from launch.training import settings
 from launch.training.records import say
 
 cli.reads(cli.CONFIG, cli.WORKDIR)
@@ -52,8 +48,11 @@ def run(_) -> int:
   """The command."""
   run_lib.quiet()
   workdir, export = cli.WORKDIR.value, _EXPORT.value
+  if export:
+    results.check(f"{export}/config.json", f"{export}/model.safetensors")
   config = cli.CONFIG.value or settings.read(workdir)
-  exports.check(export)
+  if cli.OVERWRITE.value:
+    settings.discard_other(config, workdir)
   one = run_lib.Run(config, workdir)
   module, finished = one.train()
   if export and finished and one.chief:

@@ -19,7 +19,7 @@ FOLDER gets conversations.jsonl, a line {"messages", "number", "whole": whether
 the answer ended by itself} each, and about.json. Repeated questions are
 dropped, and so is whatever shares 13 words in a row with the project's
 evaluation questions or those of --keep_out. A stopped run goes on when its
-command is given again, and a larger --count adds conversations.
+command is given again.
 """
 
 import json

@@ -97,11 +97,8 @@ def python_files(
     split: only files of this split; None for all.
 
   Returns:
-    The files, sorted by name. Of "validation" and "test", and of all, without
-    near-duplicates of training files.
-
-  Raises:
-    ValueError: for a package that is not installed.
+    The files, sorted by name, without held-out near-duplicates of training
+    files.
   """
   files, seen = [], set()
   for package, root in _roots(packages):
@@ -155,16 +152,8 @@ def held_out_prompts(
   """Prompts from held-out files: some lines from inside each.
 
   Files take turns, no two prompts share a line of a file, and no prompt stands
-  as a whole in a training file.
-
-  Args:
-    count: how many.
-    num_lines: lines in a prompt.
-    split: "test", or "validation" for what is chosen before it is tested.
-
-  Returns:
-    The prompts, all different, the same on every call with the same packages
-    installed.
+  as a whole in a training file. They are the same on every call with the same
+  packages installed.
 
   Raises:
     ValueError: if the split has fewer.

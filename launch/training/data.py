@@ -8,23 +8,19 @@ Every process reads its own share of the documents; all of it is a function of
 the seed, and an iterator's state (`get_state`, `set_state`) goes into
 checkpoints. `config.dataset` names what is read:
 
-  python_source      of `launch.training.python_source`, made if it is not there
+  python_source      the Python files of `launch.training.corpus`
   lm1b, xsum, ...    any TFDS name, prepared before or downloadable here
   FOLDER             *.txt, *.md and *.py files, a document each, and *.jsonl
                      files, a document {"text": "..."} or a conversation
                      {"messages": [...]} a line; or such files in subfolders
                      train, validation and test. Conversations become tokens by
-                     the chat template. Names that begin with a dot, of files
-                     and of folders, are passed over.
+                     the chat template. Hidden files are passed over.
 
 Without subfolders the hash of a document's text decides its split (5 in 100 are
-test, 2 validation), whatever its file is called: the same text is never in two.
-Where that leaves nothing to train on or nothing to validate on, as it does in a
-small folder, one document in ten is validation; of fewer than ten the end of
-each text is, from the first line in its last tenth on, or a conversation.
+test, 2 validation): the same text is never in two.
 """
 
-import hashlib
+import functools
 import json
 import os
 import pathlib
@@ -35,7 +31,6 @@ import grain
 import jax
 import ml_collections
 import numpy as np
-from absl import logging
 from grain import experimental as grain_experimental
 
 from launch import processes, results
@@ -43,7 +38,6 @@ from launch.training import corpus
 from models import chat, checkpoints, tokenizers
 from models.tokenizers import Tokenizer
 
-SPLITS = ("train", "validation", "test")
 # A text, or the messages of a conversation.
 Document = str | list[dict[str, str]]
 
@@ -52,67 +46,32 @@ _FEATURES = {
   "cnn_dailymail": ("article", "highlights"),
   "gsm8k": ("question", "answer"),
   "lm1b": ("text",),
-  "python_source": ("text",),
   "wmt14_translate": ("de", "en"),
   "xsum": ("document", "summary"),
 }
-# What is a document as a whole.
-_TEXT_FILES = (".txt", ".md", ".py")
-# Of a small folder's text: one part in so many is held out.
-_SMALL_SHARE = 10
-# Where a dataset has no validation split: one document in 50 of its last ones.
-_VALIDATION_SHARE = 50
+_TEXT_FILES = (".txt", ".md", ".py")  # a document each
 
 
 def documents(
   config: ml_collections.ConfigDict, split: str
 ) -> Sequence[Document]:
-  """The texts of a split, readable in any order.
+  """The texts and conversations of "train", "validation" or "test".
 
-  Args:
-    config: `dataset`, `data_dir` ("" for a folder of this user), and
-      `text_features` (for TFDS names that are not known here).
-    split: "train", "validation" or "test". A dataset without a validation split
-      has the last fiftieth of its training split for it.
-
-  Returns:
-    A sequence of texts and conversations.
+  A TFDS dataset without a validation split lends the last fiftieth of its
+  training split.
 
   Raises:
-    ValueError: for an unknown split or dataset, a folder without documents, or
-      features that the dataset does not have.
+    ValueError: for an unknown dataset, a folder without documents of the split,
+      or features that the dataset does not have.
   """
-  if split not in SPLITS:
-    raise ValueError(f"split must be one of {SPLITS}, got {split!r}")
-  if os.path.isdir(config.dataset):
-    return _folder(pathlib.Path(config.dataset), split)
-  if os.path.isfile(config.dataset):
-    raise ValueError(
-      f"config.dataset must be a folder, and {config.dataset} is a file"
-    )
-  if config.dataset.startswith(("/", ".", "~")):
-    raise ValueError(f"no such folder: {config.dataset} (config.dataset)")
-  from launch.training import python_source  # TFDS takes seconds to import
-
-  data_dir = pathlib.Path(config.data_dir or python_source.default_dir())
-  name = config.dataset.partition("/")[0].partition(":")[0]
-  features = tuple(config.text_features) or _FEATURES.get(name)
+  name = config.dataset
   if name == "python_source":
-    builder = python_source.prepare(data_dir)
-  else:
-    builder = _tfds_builder(config.dataset, data_dir)
-  known = list(builder.info.features)
-  if not features or not set(features) <= set(known):
-    raise ValueError(
-      f"text_features must be some of {known} for {config.dataset!r}, got "
-      f"{features or ()}"
-    )
-  return _split_of(builder, split, features)
-
-
-def _tfds_builder(name: str, data_dir: pathlib.Path):
-  """A prepared builder of a TFDS name."""
-  # Without TensorFlow's extras the registry stops before the packages.
+    return [file.text for file in corpus.python_files(split=split)]
+  if os.path.isdir(name):
+    return _of_folder(pathlib.Path(name), split)
+  if name.startswith(("/", ".", "~")) or os.path.exists(name):
+    raise ValueError(f"config.dataset must be a folder or a name, got {name}")
+  # Without TensorFlow's extras TFDS's registry stops before these packages.
   import tensorflow_datasets as tfds
   import tensorflow_datasets.summarization
   import tensorflow_datasets.text
@@ -120,106 +79,56 @@ def _tfds_builder(name: str, data_dir: pathlib.Path):
 
   try:
     builder = tfds.builder(
-      name, data_dir=str(data_dir), file_format="array_record", try_gcs=False
-    )
+      name, data_dir=config.data_dir or None, file_format="array_record",
+      try_gcs=False,
+    )  # fmt: skip
   except (tfds.core.DatasetNotFoundError, ValueError) as error:
     raise ValueError(
       f"unknown dataset {name!r}: neither a folder here nor a TFDS name"
     ) from error
-  if not pathlib.Path(builder.data_path).is_dir():
-    logging.warning(
-      "%s is not in %s: it is fetched from the network now, which may take "
-      "long, and long to fail", name, data_dir,
-    )  # fmt: skip
   builder.download_and_prepare()
-  return builder
+  known = list(builder.info.features)
+  features = tuple(config.text_features) or _FEATURES.get(builder.name, ())
+  if not features or not set(features) <= set(known):
+    raise ValueError(
+      f"text_features must be some of {known} for {name!r}, got {features}"
+    )
+  if "validation" not in builder.info.splits:
+    parts = {"train": "train[:98%]", "validation": "train[98%:]"}
+    split = parts.get(split, split)
+  return _Texts(builder.as_data_source(split=split), features)
 
 
 class _Texts(Sequence):
-  """Some records of a data source, as text."""
+  """The records of a TFDS data source, as text."""
 
-  def __init__(self, source, features: tuple[str, ...], places: range):
-    self._source, self._features, self._places = source, features, places
+  def __init__(self, source, features: tuple[str, ...]):
+    self._source, self._features = source, features
 
   def __len__(self) -> int:
-    return len(self._places)
+    return len(self._source)
 
   def __getitem__(self, index: int) -> str:
-    record = self._source[self._places[index]]
-    return "\n\n".join(_text(record[name]) for name in self._features)
-
-
-def _text(value: str | bytes) -> str:
-  """TFDS gives bytes, its mock strings."""
-  return value.decode() if isinstance(value, bytes) else str(value)
-
-
-def _split_of(builder, split: str, features: tuple[str, ...]) -> _Texts:
-  names = set(builder.info.splits or SPLITS)
-  source = builder.as_data_source(
-    split=split if split in names or split == "test" else "train"
-  )
-  count = len(source)
-  held_out = 0 if "validation" in names else max(count // _VALIDATION_SHARE, 1)
-  places = {
-    "train": range(count - held_out),
-    "validation": range(count - held_out if held_out else 0, count),
-    "test": range(count),
-  }[split]
-  return _Texts(source, features, places)
-
-
-def _folder(folder: pathlib.Path, split: str) -> list[Document]:
-  """The documents of a folder, by subfolder or as they are shared out."""
-  if (folder / "train").is_dir():
-    chosen, rest = list(_files(folder / split)), ()
-  else:
-    shared = _shared_out(list(_files(folder)))
-    chosen, rest = shared[split], sum(map(len, shared.values()))
-  if chosen:
-    return chosen
-  if rest:
-    raise ValueError(
-      f"{folder} has too little text for a {split} split: give it subfolders "
-      f"train and {split}"
+    record = self._source[range(len(self))[index]]  # or IndexError
+    values = (record[name] for name in self._features)
+    return "\n\n".join(
+      x.decode() if isinstance(x, bytes) else str(x) for x in values
     )
-  kinds = ", ".join(f"*{end}" for end in _TEXT_FILES)
-  raise ValueError(
-    f"no documents for split {split!r} in {folder}: {kinds} files, or *.jsonl "
-    'files with a line {"text": "..."} or {"messages": [...]} each, in '
-    "subfolders train, validation and test, or else shared out by their text"
-  )
 
 
-def _shared_out(documents: list[Document]) -> dict[str, list[Document]]:
-  """The documents by split; see the module."""
-  splits: dict[str, list[Document]] = {split: [] for split in SPLITS}
-  for document in documents:
-    splits[corpus.split_by_hash(json.dumps(document))].append(document)
-  if splits["train"] and splits["validation"]:
-    return splits
-  splits = {split: [] for split in SPLITS}
-  texts = {json.dumps(document) for document in documents}
-  by_hash = sorted(texts, key=lambda x: hashlib.sha256(x.encode()).digest())
-  if len(texts) < _SMALL_SHARE:
-    by_hash = [x for x in by_hash if x.startswith("[")]
-  held_out = set(by_hash[::_SMALL_SHARE] if len(texts) > 1 else ())
-  for document in documents:
-    if isinstance(document, str) and len(texts) < _SMALL_SHARE:
-      head, tail = _cut(document)
-      splits["train"].append(head)
-      splits["validation"].append(tail)
-    else:
-      is_out = json.dumps(document) in held_out
-      splits["validation" if is_out else "train"].append(document)
-  return {split: [x for x in some if x] for split, some in splits.items()}
-
-
-def _cut(text: str) -> tuple[str, str]:
-  """A text's beginning and end, cut where a line begins if there is one."""
-  place = len(text) - len(text) // _SMALL_SHARE
-  line = text.find("\n", place - 1, len(text) - 1) + 1
-  return text[: line or place], text[line or place :]
+def _of_folder(folder: pathlib.Path, split: str) -> list[Document]:
+  """The documents of a folder, by subfolder or by the hash of their text."""
+  if (folder / "train").is_dir():
+    chosen = list(_files(folder / split))
+  else:
+    belongs = lambda x: corpus.split_by_hash(json.dumps(x)) == split
+    chosen = list(filter(belongs, _files(folder)))
+  if not chosen:
+    raise ValueError(
+      f"no {split} documents in {folder}: *.txt, *.md, *.py or *.jsonl files, "
+      "in subfolders train and validation if they are few"
+    )
+  return chosen
 
 
 def _files(root: pathlib.Path) -> Iterator[Document]:
@@ -227,7 +136,7 @@ def _files(root: pathlib.Path) -> Iterator[Document]:
     if any(part.startswith(".") for part in path.relative_to(root).parts):
       continue
     if path.suffix in _TEXT_FILES and path.is_file():
-      yield _read(path)
+      yield path.read_text("utf-8")
     elif path.suffix == ".jsonl":
       yield from documents_of(path)
 
@@ -239,8 +148,8 @@ def documents_of(path: pathlib.Path) -> Iterator[Document]:
     ValueError: for a line that holds none, naming it.
   """
   for number, record in results.read_jsonl(path):
-    document = _document(record)
-    if document is None:
+    document = record.get("text", record.get("messages"))
+    if not isinstance(document, str) and not _is_conversation(document):
       raise ValueError(
         f'{path}:{number}: must be {{"text": "..."}} or {{"messages": [...]}}, '
         f"got {json.dumps(record)[:60]}"
@@ -248,28 +157,12 @@ def documents_of(path: pathlib.Path) -> Iterator[Document]:
     yield document
 
 
-def _document(record: Any) -> Document | None:
-  """The document of a line; None if it holds none."""
-  if not isinstance(record, dict):
-    return None
-  document = record.get("text", record.get("messages"))
-  if isinstance(document, str):
-    return document
-  strings = lambda m: (
-    isinstance(m, dict)
-    and all(isinstance(m.get(key), str) for key in ("role", "content"))
+def _is_conversation(messages: Any) -> bool:
+  return bool(messages) and all(
+    isinstance(message.get(key), str)
+    for message in messages
+    for key in ("role", "content")
   )
-  is_talk = (
-    isinstance(document, list) and document and all(map(strings, document))
-  )
-  return document if is_talk else None
-
-
-def _read(path: pathlib.Path) -> str:
-  try:
-    return path.read_text("utf-8")
-  except UnicodeDecodeError as error:
-    raise ValueError(f"{path} must be UTF-8: {error}") from None
 
 
 # -------------------------------------------------------------------- tokens
@@ -280,41 +173,27 @@ def tokenizer_of(
   texts: Callable[[], Iterable[str]],
   train: Callable[..., Tokenizer] = tokenizers.train,
 ) -> Tokenizer:
-  """The config's tokenizer, or one trained on `texts` if it has none.
+  """The tokenizer of `config.tokenizer`, or a new one trained on `texts()`.
 
-  Nothing is written: `Task.begin` does that, once all else is known to be
-  right. Every process trains the same one for itself.
-
-  Args:
-    config: `tokenizer`, a folder or a GGUF file, `model.vocab_size`, and
-      perhaps `teacher`.
-    texts: gives texts.
-    train: trains on them.
+  Nothing is written: `Task.begin` does that. Every process trains the same one.
 
   Raises:
-    FileNotFoundError: for a GGUF file that is not there.
-    ValueError: if it has more tokens than the model, or would be another than
-      the teacher's.
+    FileNotFoundError: for a GGUF file that is not there, or if a new tokenizer
+      would be another than that of `config.teacher`.
+    ValueError: if it has more tokens than `config.model.vocab_size`.
   """
-  is_file = checkpoints.is_file(config.tokenizer)
-  load = checkpoints.load_tokenizer if is_file else tokenizers.load
+  path, teacher = config.tokenizer, config.get("teacher")
   try:
-    tokenizer = load(config.tokenizer)
+    tokenizer = checkpoints.load_tokenizer(path)
   except FileNotFoundError:
-    if is_file:
+    if teacher or checkpoints.is_file(path):
       raise
-    if teacher := config.get("teacher"):
-      raise ValueError(
-        f"there is no tokenizer in config.tokenizer ({config.tokenizer}), and "
-        "a new one would not be that of config.teacher: give config.tokenizer="
-        f"{teacher}"
-      ) from None
     tokenizer = train(texts(), vocab_size=config.model.vocab_size)
   processes.gather(None)  # all have looked, and the chief may write one
   if tokenizer.vocab_size > config.model.vocab_size:
     raise ValueError(
       f"config.model.vocab_size ({config.model.vocab_size}) is less than the "
-      f"{tokenizer.vocab_size} tokens of config.tokenizer ({config.tokenizer})"
+      f"{tokenizer.vocab_size} tokens of config.tokenizer ({path})"
     )
   return tokenizer
 
@@ -327,11 +206,7 @@ def text_of(document: Document) -> str:
 
 
 def token_ids(document: Document, tokenizer: Tokenizer) -> list[int]:
-  """Ids of a document, its end-of-text token last.
-
-  Raises:
-    ValueError: for a conversation, if the tokenizer has no chat template.
-  """
+  """Ids of a document, its end-of-text token last."""
   if isinstance(document, str):
     ids = tokenizer.encode(document)
   else:
@@ -352,30 +227,22 @@ def batches(
 
   Args:
     texts: from `documents`.
-    tokenizer: see `models.tokenizers`.
+    tokenizer: with an end-of-text token, which ends every document.
     length: tokens in a row.
     batch_size: rows in a batch, over all processes.
     seed: see `shared`; an incomplete last batch is dropped.
     shuffle_rows: so many rows in succession are shuffled among each other, in
-      memory; 1 leaves them in the order of the documents. Not without a seed.
+      memory, if there is a seed.
 
   Returns:
     Of `{"tokens", "segments", "positions"}`, each `i32[rows, length]`: segments
-    count a row's documents from 1 (0 where the last row of a pass is filled
-    up), positions count tokens inside them. Every document ends with the
-    end-of-text token.
+    count a row's documents from 1 (0 where the last row of a pass is padding),
+    positions count tokens inside them.
 
   Raises:
-    ValueError: if the processes cannot share the batch evenly, or the tokenizer
-      has no end-of-text token.
+    ValueError: if the processes cannot share the batch evenly.
   """
-  if tokenizer.eos_token_id is None:
-    raise ValueError(
-      "the tokenizer has no end-of-text token, which documents are to end with"
-    )
-
-  documents = _Tokens(texts, tokenizer, kept=seed is not None)
-  rows, count = shared(documents, batch_size, seed)
+  rows, count = shared(_Tokens(texts, tokenizer), batch_size, seed)
   rows = rows.to_iter_dataset(
     grain.ReadOptions(num_threads=1, prefetch_buffer_size=16)
   )
@@ -397,26 +264,21 @@ def batches(
 
 
 class _Tokens(Sequence):
-  """Documents as tokens; of texts in memory these are made once, and kept."""
+  """Documents as tokens; those of texts in memory are made once, and kept."""
 
-  def __init__(
-    self, texts: Sequence[Document], tokenizer: Tokenizer, *, kept: bool
-  ):
+  def __init__(self, texts: Sequence[Document], tokenizer: Tokenizer):
     self._texts, self._tokenizer = texts, tokenizer
-    self._kept: dict[int, np.ndarray] = {}
-    self._keeps = kept and isinstance(texts, list)
+    if isinstance(texts, list):
+      self._made = functools.cache(self._made)
 
   def __len__(self) -> int:
     return len(self._texts)
 
   def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-    tokens = self._kept.get(index)
-    if tokens is None:
-      ids = token_ids(self._texts[index], self._tokenizer)
-      tokens = np.asarray(ids, np.int32)
-      if self._keeps:
-        self._kept[index] = tokens
-    return {"tokens": tokens}
+    return {"tokens": self._made(index)}
+
+  def _made(self, index: int) -> np.ndarray:
+    return np.asarray(token_ids(self._texts[index], self._tokenizer), np.int32)
 
 
 def shared(
@@ -459,34 +321,12 @@ def batches_of(
   )
 
 
-def incomplete_batch(
-  config: ml_collections.ConfigDict, tokenizer: Tokenizer
-) -> dict[str, np.ndarray]:
-  """A validation text that does not fill a batch, rows of nothing below.
-
-  Raises:
-    ValueError: if it has no tokens.
-  """
-  count, length = jax.process_count(), config.sequence_length + 1
-  texts = documents(config, "validation")
-  rows = list(
-    batches(texts, tokenizer, length=length, batch_size=count, seed=None)
-  )[: config.batch_size // count]
-  if not any(processes.gather(len(rows))):
-    raise ValueError("the validation split has no tokens")
-  size = config.batch_size // count - len(rows)
-  empty = np.zeros((size, length), np.int32)
-  return {
-    name: np.concatenate([*(row[name] for row in rows), empty])
-    for name in ("tokens", "segments", "positions")
-  }
-
-
 class _Restorable(grain.IterDataset):
   """The same elements; a state that was JSON in between restores them too.
 
-  grain's packing compares slices of its state with tuples, and JSON has lists:
-  a state at a document's end came back as another place.
+  `ConcatThenSplitIterDataset` (grain 0.2.18) compares parts of its state with
+  tuples, and JSON has lists: a state that was saved at a document's end would
+  be restored at another place.
   """
 
   def __iter__(self) -> grain.DatasetIterator:

@@ -1,385 +1,238 @@
-"""A target's features of a text, computed once and stored on disk.
+r"""Stores a target's features of a text, for heads that are trained on them.
 
-  documents of a split -> `Shard`s of whole documents -> packed rows of each,
-    as `launch.training.data` packs them -> the target, once -> a record a row
-    -> FOLDER/SPLIT-NUMBER-SUM.array_record; and FOLDER/features.json at the end
-  FOLDER -> `Stored` -> `check` -> records, shuffled anew every epoch -> batches
-    -> `launch.training.head_loss.Seen`, as the target would make it
+  python -m launch.training.features --config=configs/train_head.py:eagle3 \
+    --config.target=MODEL --config.dataset=TEXT --output=FOLDER
+  python -m launch.train --config=configs/train_head.py:eagle3 \
+    --config.target=MODEL --config.dataset=TEXT --config.features=FOLDER \
+    --workdir=W
 
-A record is a file of safetensors, of a row of T + 1 tokens:
+The target, which is not trained, reads the dataset once, as in SpecForge's
+offline mode: whoever trains many heads on one target, or one over many epochs,
+then computes no pass of the target in a step. Kept are the states that a head
+of the config reads, and the final one, in bfloat16: for SmolLM2 and EAGLE-3
+4.6 kB a token. The config's dataset, target, sequence_length and head.layers
+(or init_from) decide what is stored.
 
-  tokens, segments, positions   i32[T + 1]
-  parts                         f16[T, P, D], what `halved` keeps of the inputs
-                                of the layers of `Settings.layers`; the last one
-                                is the final state, which logits are read of
-  exponents                     i8[T, P], beside it
-  normalisers                   f32[T], the log of the sum over all tokens
-  likeliest                     i32[T], the token of the largest logit
-
-The target's law of any tokens is then exact without the others: their logits
-are one product of the final state, less the normaliser. Normaliser and
-likeliest token are those of the state as it is kept, so the law sums to one:
-it is that of a target whose final state was rounded, and nothing else is lost.
-(Its largest probabilities are no such thing: an objective that asks for the law
-over a draft vocabulary would not find it among them.)
-
-A shard's name has the hash of its documents: it is there as a whole or not at
-all, nothing else says how far a stopped run came, and when documents are added
-after the others, the shards that are there stay.
+FOLDER gets, for the splits train and validation, rows of `bf16[T, P, D]` (the
+inputs of P layers) in SPLIT.states and `i32[3, T + 1]` (tokens, segments and
+positions) in SPLIT.rows; features.json says what they are of, and is written
+last.
 """
 
-import dataclasses
-import hashlib
 import json
+import os
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+import sys
+from collections.abc import Callable, Iterable, Sequence
 
 import grain
+import jax
 import jax.numpy as jnp
 import numpy as np
+import tqdm
+from flax import nnx
 from jax import Array
-from safetensors import numpy as safetensors
 
-from launch import results
-from launch.training import data
-from models.formats.json_files import read_object
+from launch import cli, results
+from launch.training import data, head_loss, step
+from launch.training.head_loss import Seen
+from models import checkpoints, head_starts
 from models.networks.transformer import FINAL, Features
-from models.tokenizers import Tokenizer
 
-NAME = "features.json"
-_SETTINGS = "settings.json"  # there from the beginning on
-_FORMAT = 1
-_REACH = 15  # of float16's 16: what is rounded up stays finite
-_LEAST = -100  # of int8's -128; a vector that small is zero
+cli.reads(cli.CONFIG, cli.OUTPUT, cli.OVERWRITE)
+_NAME = "features.json"
+_ROWS = ("tokens", "segments", "positions")
+_STATES = jnp.bfloat16
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings:
-  """Settings that decide a folder's records, beside the documents.
+def layers_read(config, num_layers: int) -> Features:
+  """Layers that a config's head reads, of a target of `num_layers` layers.
 
-  Attributes:
-    target: hash of the model, with its tokenizer.
-    layers: whose inputs are kept, FINAL last.
-    width: D, of each.
-    sequence_length: T, of a row.
-    dataset: its name.
-    text_features: of a TFDS dataset.
-    format: of the records.
+  Raises:
+    ValueError: if the target has no such layers.
   """
-
-  target: str
-  layers: Features
-  width: int
-  sequence_length: int
-  dataset: str
-  text_features: tuple[str, ...] = ()
-  format: int = _FORMAT
-
-  def as_json(self) -> dict[str, Any]:
-    """The settings as JSON reads them back."""
-    return json.loads(json.dumps(dataclasses.asdict(self)))
+  if config.init_from:
+    return checkpoints.read_head(config.init_from, config.target).features
+  head = config.head
+  if head.kind == "eagle3":
+    return head_starts.fused_layers(num_layers, tuple(head.layers))
+  if head.kind == "dflash":
+    return head_starts.spread_layers(
+      head.num_layers, num_layers, tuple(head.layers)
+    )
+  return (FINAL,)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Shard:
-  """A file of rows.
-
-  Attributes:
-    split: "train" or "validation".
-    number: its place.
-    first: its first document.
-    last: the document after its last one.
-    sum: of its documents.
-    tokens: they have.
-    rows: they fill; the last one may not be full.
-  """
-
-  split: str
-  number: int
-  first: int
-  last: int
-  sum: str
-  tokens: int
-  rows: int
-
-  @property
-  def name(self) -> str:
-    """Name of its file."""
-    return f"{self.split}-{self.number:05}-{self.sum[:16]}.array_record"
+def about(config, num_layers: int) -> dict:
+  """What decides the features of a config, as features.json has it."""
+  layers = (x for x in layers_read(config, num_layers) if x != FINAL)
+  return {
+    "target": os.path.abspath(config.target),
+    "dataset": os.path.abspath(config.dataset),
+    "sequence_length": config.sequence_length,
+    "layers": [*layers, FINAL],
+  }
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Stored:
-  """A folder of features that is complete.
-
-  Attributes:
-    folder: where it is.
-    settings: what decided them, as JSON.
-    shards: in their order.
-  """
-
-  folder: pathlib.Path
-  settings: dict[str, Any]
-  shards: tuple[Shard, ...]
-
-  def of(self, split: str) -> list[Shard]:
-    """The shards of a split."""
-    return [shard for shard in self.shards if shard.split == split]
-
-  @property
-  def sum(self) -> str:
-    """Hash of all that decides a run's records."""
-    told = [self.settings, [shard.name for shard in self.shards]]
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+# -------------------------------------------------------------------- writing
 
 
-# ------------------------------------------------------------------- the plan
-
-
-def plan(
+def write(
+  folder: pathlib.Path,
   split: str,
-  texts: Sequence[data.Document],
-  tokenizer: Tokenizer,
-  *,
-  row_tokens: int,
-  shard_rows: int,
-  most_rows: int | None = None,
-) -> Iterator[Shard]:
-  """The shards of some documents, each decided by those before it alone.
+  batches: Iterable[dict[str, np.ndarray]],
+  states_of: Callable[[dict[str, np.ndarray]], Array],
+) -> int:
+  """Writes the rows of a split, and returns how many they are.
 
   Args:
-    split: theirs.
-    texts: from `launch.training.data.documents`.
-    tokenizer: makes tokens of them.
-    row_tokens: of a row, the one after it included.
-    shard_rows: a shard ends with the document that fills as many.
-    most_rows: documents after the one that fills so many are left out.
+    folder: where to.
+    split: "train" or "validation".
+    batches: of rows, from `launch.training.data.batches`.
+    states_of: gives the states of a batch, `bf16[B, T, P D]`.
   """
-  first = number = tokens = done = 0
-  digest = hashlib.sha256()
-  for i in range(len(texts)):
-    document = texts[i]
-    tokens += len(data.token_ids(document, tokenizer))
-    digest.update(_line(document))
-    rows = -(-tokens // row_tokens)
-    enough = most_rows is not None and done + rows >= most_rows
-    if rows < shard_rows and not enough and i + 1 < len(texts):
-      continue
-    yield Shard(
-      split=split, number=number, first=first, last=i + 1,
-      sum=digest.hexdigest(), tokens=tokens, rows=rows,
-    )  # fmt: skip
-    if enough:
-      return
-    done, number, first, tokens = done + rows, number + 1, i + 1, 0
-    digest = hashlib.sha256()
+  count = 0
+  with (
+    (folder / f"{split}.states").open("wb") as states,
+    (folder / f"{split}.rows").open("wb") as rows,
+  ):
+    for batch in tqdm.tqdm(batches, unit=" batches", file=sys.stderr):
+      states.write(np.asarray(states_of(batch)).tobytes())
+      rows.write(np.stack([batch[name] for name in _ROWS], axis=1).tobytes())
+      count += len(batch["tokens"])
+  return count
 
 
-def sum_of(texts: Sequence[data.Document], first: int, last: int) -> str:
-  """The `Shard.sum` of documents `first .. last - 1`."""
-  digest = hashlib.sha256()
-  for i in range(first, last):
-    digest.update(_line(texts[i]))
-  return digest.hexdigest()
+def run(_) -> int:
+  """The command."""
+  config = cli.CONFIG.value
+  if "features" not in config or config.features:
+    raise cli.UserError("--config must be of configs/train_head.py")
+  folder = pathlib.Path(cli.OUTPUT.value)
+  results.check(folder / _NAME)
+  tokenizer = checkpoints.load_tokenizer(config.target)
+  target, mesh = checkpoints.load_module(config.target), step.make_mesh(config)
+  settings = about(config, target.config.num_layers)
+  layers = tuple(settings["layers"])
+  params = nnx.state(target)
+  params = jax.device_put(params, step.shardings(params, mesh))
+  watch = head_loss.target_pass(target, layers[:-1] or layers)
 
+  @jax.jit
+  def see(params, batch):
+    seen = watch(params, batch)
+    states = [seen.features, seen.final] if len(layers) > 1 else [seen.final]
+    return jnp.concatenate(states, axis=-1).astype(_STATES)
 
-def _line(document: data.Document) -> bytes:
-  return json.dumps(document).encode() + b"\n"
-
-
-# ---------------------------------------------------------------- the records
-
-
-def halved(x: Array) -> tuple[Array, Array]:
-  """`f32[..., D]` in half the bytes: `f16[..., D]` and exponents `i8[...]`.
-
-  What flows between a target's layers is larger than float16 reaches (65,504)
-  in some models, at a few places. bfloat16 reaches there, but keeps 8 bits of
-  each number, and float16 11. So a vector is divided by the power of two that
-  brings its largest number to just below 2**15. Every number is then kept to
-  one part in 2,048 of itself or, where it is very small, to 2**-39 of the
-  largest one.
-  """
-  _, exponents = jnp.frexp(jnp.max(jnp.abs(x), axis=-1))
-  exponents = jnp.maximum(exponents - _REACH, _LEAST)
-  small = jnp.ldexp(x, -exponents[..., None])
-  return small.astype(jnp.float16), exponents.astype(jnp.int8)
-
-
-def restored(halves: Array, exponents: Array) -> Array:
-  """`f32[..., D]` of what `halved` gave."""
-  exponents = exponents[..., None].astype(jnp.int32)
-  return jnp.ldexp(halves.astype(jnp.float32), exponents)
-
-
-def encode(row: dict[str, np.ndarray]) -> bytes:
-  """A record."""
-  return safetensors.save(
-    {name: np.ascontiguousarray(x) for name, x in row.items()}
-  )
-
-
-def decode(record: bytes, parts: Sequence[int]) -> dict[str, np.ndarray]:
-  """A row, with some of its parts."""
-  row = safetensors.load(record)
-  for name in ("parts", "exponents"):
-    row[name] = row[name][:, parts]
-  return row
-
-
-def record_bytes(settings: Settings) -> int:
-  """Bytes of a record."""
-  length, count = settings.sequence_length, len(settings.layers)
-  whole = np.zeros(length + 1, np.int32)
-  row = dict(tokens=whole, segments=whole, positions=whole)
-  row["parts"] = np.zeros((length, count, settings.width), np.float16)
-  row["exponents"] = np.zeros((length, count), np.int8)
-  row["normalisers"] = np.zeros(length, np.float32)
-  row["likeliest"] = np.zeros(length, np.int32)
-  return len(encode(row))
+  folder.mkdir(parents=True, exist_ok=True)
+  (folder / _NAME).unlink(missing_ok=True)
+  counts = {}
+  for split in ("train", "validation") if config.validate_every else ("train",):
+    counts[split] = write(
+      folder,
+      split,
+      data.batches_of(config, tokenizer)(split, seed=None),
+      lambda batch: see(params, step.place_batch(batch, mesh)),
+    )
+  results.write_json(folder / _NAME, settings | {"rows": counts})
+  print(f"{counts} rows of {config.sequence_length} tokens: {folder}")
+  return 0
 
 
 # -------------------------------------------------------------------- reading
 
 
-def claim(folder: pathlib.Path, settings: Settings) -> None:
-  """Notes what a folder is to hold.
+class _Records(Sequence):
+  """The rows of a split, read from the disk when they are asked for."""
 
-  Raises:
-    ValueError: if it holds something else.
-  """
-  path, ours = folder / _SETTINGS, settings.as_json()
-  if path.is_file():
-    theirs = read_object(path)
-    differ = sorted(x for x in ours if theirs.get(x) != ours[x])
-    if differ:
-      name = differ[0]
-      raise ValueError(
-        f"{folder} has features of another {name} ({theirs.get(name)!r}, not "
-        f"{ours[name]!r}): write elsewhere, or give --overwrite"
-      )
-  elif any(path.name != "lock" for path in folder.iterdir()):
-    raise ValueError(f"{folder} holds something else: write elsewhere")
-  results.write_json(str(path), ours)
-
-
-def disclaim(folder: pathlib.Path) -> None:
-  """Removes the notes of `claim` and of a finished run."""
-  for name in (NAME, _SETTINGS):
-    (folder / name).unlink(missing_ok=True)
-
-
-def read(folder: str) -> Stored:
-  """The features in a folder.
-
-  Raises:
-    ValueError: if it is not complete, or damaged.
-  """
-  root = pathlib.Path(folder)
-  path = root / NAME
-  if not path.is_file():
-    raise ValueError(
-      f"there is no {path}: `python -m launch.tools.features` makes it, or "
-      "goes on with it"
+  def __init__(self, folder: pathlib.Path, split: str, settings, parts):
+    length = settings["sequence_length"]
+    states = np.memmap(folder / f"{split}.states", _STATES, "r")
+    rows = np.memmap(folder / f"{split}.rows", np.int32, "r")
+    self._rows = rows.reshape(-1, len(_ROWS), length + 1)
+    self._states = states.reshape(
+      len(self._rows), length, len(settings["layers"]), -1
     )
-  content = read_object(path)
-  try:
-    stored = Stored(
-      folder=root,
-      settings=dict(content["settings"]),
-      shards=tuple(Shard(**shard) for shard in content["shards"]),
-    )
-  except (ValueError, TypeError, LookupError) as error:
-    raise ValueError(f"{path} is damaged: {error}") from None
-  gone = [s.name for s in stored.shards if not (root / s.name).is_file()]
-  if gone:
-    raise ValueError(
-      f"{folder} lacks {len(gone)} of its files ({gone[0]}): "
-      "`python -m launch.tools.features` makes them again"
-    )
-  return stored
+    self._parts = parts
+
+  def __len__(self) -> int:
+    return len(self._rows)
+
+  def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+    row = dict(zip(_ROWS, np.array(self._rows[index]), strict=True))
+    return row | {"states": np.array(self._states[index][:, self._parts])}
 
 
-def check(
-  stored: Stored,
-  wanted: Settings,
-  texts: Mapping[str, Callable[[], Sequence[data.Document]]],
-) -> None:
-  """Raises ValueError unless features are those that a training would make.
+def batches_of(config, num_layers: int) -> Callable[..., grain.IterDataset]:
+  """`(split, seed=...) -> batches` of the features that a config names.
+
+  Batches are those of `launch.training.data`, with the "states" that `reader`
+  takes; the rows are shuffled anew every epoch.
 
   Args:
-    stored: the features.
-    wanted: what the training reads; it need not read all layers that are kept,
-      and a dataset may have moved.
-    texts: by split, what gives its documents.
-  """
-  theirs, ours = stored.settings, wanted.as_json()
-  for name in ("format", "target", "width", "sequence_length"):
-    if theirs.get(name) != ours[name]:
-      raise ValueError(
-        f"the features in {stored.folder} are not those of this training: "
-        f"their {name} is {theirs.get(name)!r}, not {ours[name]!r}"
-      )
-  has = theirs.get("layers", [])
-  if missing := [layer for layer in ours["layers"] if layer not in has]:
-    raise ValueError(
-      f"the features in {stored.folder} are of the layers "
-      f"{','.join(map(str, has))}, and this head reads "
-      f"{','.join(map(str, missing))} too"
-    )
-  for split, documents in texts.items():
-    now = documents()
-    for s in stored.of(split):
-      if s.last > len(now) or sum_of(now, s.first, s.last) != s.sum:
-        raise ValueError(
-          f"the features in {stored.folder} are of other documents than those "
-          f"of {wanted.dataset} ({split}, from {s.first} on): "
-          "`python -m launch.tools.features` makes what is missing"
-        )
-
-
-def batches(
-  stored: Stored,
-  split: str,
-  layers: Features,
-  *,
-  batch_size: int,
-  seed: int | None,
-) -> grain.IterDataset:
-  """Batches of records, as `launch.training.data.batches` has them of text.
-
-  Args:
-    stored: from `read`.
-    split: "train" or "validation".
-    layers: of which parts are wanted, FINAL last; all of them are there.
-    batch_size: rows in a batch, over all processes.
-    seed: see `launch.training.data.shared`; an incomplete last batch is
-      dropped.
-
-  Returns:
-    Of records; see the module.
+    config: with `features`.
+    num_layers: of the target.
 
   Raises:
-    ValueError: if the processes cannot share the batch evenly, or there is no
-      batch.
+    ValueError: if they are not there, or not those of this training.
   """
-  paths = [str(stored.folder / shard.name) for shard in stored.of(split)]
-  source = grain.sources.ArrayRecordDataSource(paths) if paths else ()
-  if len(source) < batch_size:
+  folder = pathlib.Path(config.features)
+  if not (folder / _NAME).is_file():
     raise ValueError(
-      f"the features in {stored.folder} are {len(source)} rows of {split} "
-      f"text, less than a batch: lower config.batch_size ({batch_size})"
+      f"there is no {folder / _NAME}: `python -m launch.training.features` "
+      "makes it"
     )
-  kept = list(stored.settings["layers"])
-  parts = [kept.index(layer) for layer in layers]
-  rows, count = data.shared(source, batch_size, seed)
-  rows = rows.map(lambda record: decode(record, parts)).to_iter_dataset(
-    grain.ReadOptions(num_threads=1, prefetch_buffer_size=8)
-  )
-  return rows.batch(count, drop_remainder=True)
+  if config.contexts != "data":
+    raise ValueError(
+      f"config.contexts = {config.contexts!r} draws new texts in every step: "
+      "features of them cannot be stored"
+    )
+  stored = json.loads((folder / _NAME).read_text("utf-8"))
+  wanted = about(config, num_layers)
+  layers = wanted.pop("layers")
+  for name, value in wanted.items():
+    if stored[name] != value:
+      raise ValueError(
+        f"the features in {folder} are of {name} {stored[name]!r}, not "
+        f"{value!r}"
+      )
+  if missing := [layer for layer in layers if layer not in stored["layers"]]:
+    raise ValueError(f"the features in {folder} lack the layers {missing}")
+  parts = [stored["layers"].index(layer) for layer in layers]
+
+  def batches(split: str, *, seed: int | None) -> grain.IterDataset:
+    if not stored["rows"].get(split):
+      raise ValueError(f"the features in {folder} have no {split} text")
+    source = _Records(folder, split, stored, parts)
+    rows, count = data.shared(source, config.batch_size, seed)
+    rows = rows.to_iter_dataset(
+      grain.ReadOptions(num_threads=1, prefetch_buffer_size=8)
+    )
+    return rows.batch(count, drop_remainder=True)
+
+  return batches
 
 
-def all_layers(features: Features) -> Features:
-  """Layers to store for a head that reads `features`, the final state last."""
-  return (*(x for x in features if x != FINAL), FINAL)
+def reader(layers: Features) -> Callable[..., Seen]:
+  """`(params, batch) -> Seen`, of batches of stored features.
+
+  Args:
+    layers: that the head reads; the batch's states are theirs, the final one
+      last.
+  """
+  order = [*(x for x in layers if x != FINAL), FINAL]
+  places = np.array([order.index(layer) for layer in layers])
+
+  def read(params, batch) -> Seen:
+    del params
+    states = batch["states"].astype(jnp.float32)
+    return Seen(
+      features=states[:, :, places].reshape(*states.shape[:2], -1),
+      final=states[:, :, -1],
+    )
+
+  return read
+
+
+if __name__ == "__main__":
+  cli.run(run, required=("config", "output"))

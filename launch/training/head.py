@@ -1,35 +1,38 @@
 """Training of a head, which drafts from the features of a frozen target."""
 
 import functools
+import json
 import operator
 import os
 import pathlib
+from collections.abc import Iterable
 
 import jax
 import jax.numpy as jnp
-import ml_collections
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from launch.training import contexts, data, flops, head_features, step
+from launch import results
+from launch.training import contexts, data, features, step
 from launch.training.head_loss import (
   Loss,
-  Words,
-  drawn_places,
+  Vocabulary,
+  draw_places,
   make_loss,
   make_measure,
-  reader,
-  watcher,
+  target_pass,
 )
 from launch.training.records import say
 from launch.training.step import Task
 from models import checkpoints, head_shapes, head_starts
 from models.formats import head_saving
-from models.head_shapes import KINDS, Target
+from models.head_shapes import Target
 from models.networks.dflash import Parallel
 from models.networks.transformer import Features, Transformer, as_language_model
 from models.tokenizers import Tokenizer
+
+_VOCABULARY = "vocabulary.json"
 
 
 def task(config, mesh: Mesh, folder: pathlib.Path) -> Task:
@@ -43,24 +46,26 @@ def task(config, mesh: Mesh, folder: pathlib.Path) -> Task:
   Raises:
     ValueError: for a config that cannot be run.
   """
-  check(config)
-  texts = data.documents(config, "train")
+  contexts.check(config, ("data", "target"))
   tokenizer = checkpoints.load_tokenizer(config.target)
   target = checkpoints.load_module(config.target)
   vocab_size = tokenizer.vocab_size
-  ids = _vocabulary(config, texts, tokenizer, folder)
-  module, features = _first(config, target, ids, tokenizer)
+  ids = _vocabulary(config, tokenizer, folder)
+  module, layers = _first(config, target, ids, tokenizer)
   head_saving.check(module.config)
-  stored = head_features.stored(config, features, target.config, texts, folder)
   if getattr(module.config, "draft_vocab_size", None):
     ids = np.asarray(module.target_ids[...])
-  words = Words.of(np.arange(vocab_size) if ids is None else ids, vocab_size)
+  words = Vocabulary.of(
+    np.arange(vocab_size) if ids is None else ids, vocab_size
+  )
   definition, trained, rest = nnx.split(module, head_shapes.is_own(module), ...)
-  watch, rows = watcher(target, features), _rows(target)
+  watch, rows = target_pass(target, layers), _rows(target)
   frozen = {"target": nnx.state(target), "rest": rest}
-  if stored:  # the target's layers have done their part
-    watch, rows = reader(features), operator.itemgetter("output")
+  batches = data.batches_of(config, tokenizer)
+  if config.features:  # the target's layers have done their part
+    watch, rows = features.reader(layers), operator.itemgetter("output")
     frozen["target"] = {"output": head_starts.output_rows(target)}
+    batches = features.batches_of(config, target.config.num_layers)
   loss = Loss(
     objective=config.objective,
     depth=config.head.depth,
@@ -77,7 +82,7 @@ def task(config, mesh: Mesh, folder: pathlib.Path) -> Task:
   if isinstance(module, Parallel):
     place = jax.jit(
       functools.partial(
-        drawn_places, count=config.head.anchors, first=loss.first
+        draw_places, count=config.head.anchors, first=loss.first
       )
     )
 
@@ -117,101 +122,59 @@ def task(config, mesh: Mesh, folder: pathlib.Path) -> Task:
       complete=complete,
     ),
     module=lambda params: nnx.merge(definition, params, rest),
-    step_flops=flops.head_step_flops(
-      config,
-      target,
-      module,
-      trained,
-      num_words=len(words.ids),
-      stored=stored is not None,
-    ),
     report=lambda sums, batches: _report(sums),
-    export=functools.partial(_export, config, _about(target), features),
-    begin=lambda folder: _note(folder, ids, stored),
+    export=functools.partial(_export, config, _about(target), layers),
+    begin=lambda folder: _write_vocabulary(folder, ids),
     knows=True,
-    batches=head_features.batches(config, stored, features)
-    or data.batches_of(config, tokenizer),
-    incomplete_batch=None
-    if stored
-    else lambda: data.incomplete_batch(config, tokenizer),
+    batches=batches,
   )
-
-
-def step_flops(config: ml_collections.ConfigDict) -> float:
-  """Operations of a step of a config, before anything is counted or trained.
-
-  They do not depend on which tokens a head can say, but on how many.
-  """
-  target = checkpoints.load_module(config.target)
-  tokenizer = checkpoints.load_tokenizer(config.target)
-  size = config.head.get("draft_vocab_size", 0)
-  ids = np.arange(size) if size else None
-  module, _ = _first(config, target, ids, tokenizer)
-  said = getattr(module.config, "draft_vocab_size", None)
-  return flops.head_step_flops(
-    config,
-    target,
-    module,
-    nnx.state(module, head_shapes.is_own(module)),
-    num_words=said or tokenizer.vocab_size,
-    stored=bool(config.get("features")),
-  )
-
-
-def check(config) -> None:
-  """Raises ValueError for settings that can be judged without the models."""
-  head, dtype = config.head, config.get("compute_dtype", "")
-  for name, value, known in (
-    ("head.kind", head.kind, KINDS),
-    ("head.start", head.start, ("target", "random")),
-    ("compute_dtype", dtype, ("", "float32", "bfloat16")),
-  ):
-    if value not in known:
-      raise ValueError(f"{name} must be one of {[*known]}, got {value!r}")
-  contexts.check(config, ("data", "target"))
-  if config.init_from and head.start == "random":
-    raise ValueError(
-      "head.start is 'random', and config.init_from a head to begin with: give "
-      "one of them"
-    )
-  if head.depth + 2 > config.sequence_length:
-    raise ValueError(
-      f"head.depth ({head.depth}) leaves nothing to train on in rows of "
-      f"{config.sequence_length} tokens"
-    )
-  if head.kind == "dflash" and not (
-    0 < head.anchors <= config.sequence_length - 2
-  ):
-    raise ValueError(
-      f"head.anchors must be in 1..{config.sequence_length - 2}, places of a "
-      f"row, got {head.anchors}"
-    )
 
 
 def _vocabulary(
-  config, texts, tokenizer: Tokenizer, folder: pathlib.Path
+  config, tokenizer: Tokenizer, folder: pathlib.Path
 ) -> np.ndarray | None:
-  """Ids of the tokens that the head can say; None for all of them."""
+  """Ids of the tokens that the head can draft; None for all of them."""
   size = config.head.get("draft_vocab_size", 0)
   if not size:
     return None
-  ids = head_features.read_vocabulary(folder)
-  if ids is not None and len(ids) == size:
-    return ids
-  if config.head.vocabulary_dataset:
-    counted = config.copy_and_resolve_references()
-    counted.dataset = config.head.vocabulary_dataset
-    texts = data.documents(counted, "train")
-  ids, covered = head_features.most_frequent(texts, tokenizer, size)
+  path = folder / _VOCABULARY
+  if path.is_file() and (folder / "checkpoints").is_dir():
+    return np.array(json.loads(path.read_text())["token_ids"], np.int32)
+  texts = data.documents(config, "train")
+  ids, covered = most_frequent(texts, tokenizer, size)
   say(f"the {size} most frequent tokens are {covered:.2%} of the text")
   return ids
 
 
-def _note(folder: pathlib.Path, ids: np.ndarray | None, stored) -> None:
+def _write_vocabulary(folder: pathlib.Path, ids: np.ndarray | None) -> None:
+  """Keeps the vocabulary in WORKDIR: the run's weights are of these tokens."""
   if ids is not None:
-    head_features.write_vocabulary(folder, ids)
-  if stored:
-    head_features.note(folder, stored)
+    results.write_json(folder / _VOCABULARY, {"token_ids": ids.tolist()})
+
+
+def most_frequent(
+  documents: Iterable[data.Document], tokenizer: Tokenizer, size: int
+) -> tuple[np.ndarray, float]:
+  """The most frequent tokens of documents; of equal ones those of lower ids.
+
+  Returns:
+    `i32[size]`, their ids in rising order, and the share of the documents'
+    tokens that are among them.
+
+  Raises:
+    ValueError: unless `size` is in 1..V, of the tokenizer's V tokens.
+  """
+  if not 1 <= size <= tokenizer.vocab_size:
+    raise ValueError(
+      f"draft_vocab_size must be in 1..{tokenizer.vocab_size}, got {size}"
+    )
+  counts = np.zeros(tokenizer.vocab_size, np.int64)
+  for document in documents:
+    ids = data.token_ids(document, tokenizer)
+    counts += np.bincount(ids, minlength=len(counts))
+  chosen = np.sort(np.argsort(-counts, kind="stable")[:size])
+  covered = counts[chosen].sum() / max(counts.sum(), 1)
+  return chosen.astype(np.int32), float(covered)
 
 
 def _first(
@@ -232,19 +195,19 @@ def _first(
         f"config.init_from ({config.init_from}) is a head of kind "
         f"{loaded.kind!r}, not {config.head.kind!r}"
       )
-    said = loaded.shape.num_depths
-    if said is not None and said != config.head.depth:
+    depth = loaded.shape.num_depths
+    if depth is not None and depth != config.head.depth:
       raise ValueError(
-        f"config.init_from ({config.init_from}) says {said} tokens ahead, and "
+        f"config.init_from ({config.init_from}) drafts {depth} tokens, and "
         f"head.depth is {config.head.depth}"
       )
     if ids is not None:
       head_starts.say(loaded.module, target, ids)
     return loaded.module, loaded.features
-  module, features = _of_the_target(config, target, ids, tokenizer)
+  module, layers = _of_the_target(config, target, ids, tokenizer)
   if config.head.start == "random":
     head_starts.forget(module, nnx.Rngs(config.seed))
-  return module, features
+  return module, layers
 
 
 def _of_the_target(
@@ -252,7 +215,7 @@ def _of_the_target(
 ) -> tuple[nnx.Module, Features]:
   """A head made of the target, and what it reads of it."""
   rngs, head = nnx.Rngs(config.seed), config.head
-  layers = head_features.layers_read(config, target.config.num_layers)
+  layers = features.layers_read(config, target.config.num_layers)
   if head.kind == "eagle3":
     module = head_starts.eagle3(
       target, layers=layers, draft_vocab=ids, mlp_dim=head.mlp_dim, rngs=rngs
@@ -321,12 +284,12 @@ def _about(target: Transformer) -> Target:
 
 
 def _export(
-  config, target: Target, features: Features, module, directory: str
+  config, target: Target, layers: Features, module, directory: str
 ) -> None:
   head_saving.save(
     module,
     directory,
-    features=features,
+    features=layers,
     dtype=jnp.dtype(config.export_dtype),
     target=target,
     # A folder is found from wherever the head is read.

@@ -1,14 +1,14 @@
-"""The loss of a head: its laws some tokens ahead against the target's.
+"""The loss of a head: its distributions some tokens ahead against the target's.
 
 At place t a head has the target's feature of token t and, if it is EAGLE's, the
-tokens after it. At depth j it says a law of token t + 2 + j, and the target's
-own law of that token, which follows token t + 1 + j, judges it. All is one
-jitted step: the target's features are made on the fly, or were made before
-(`launch.training.features`), and its logits of the tokens that the head can say
-alone, where the objective asks for no others.
+tokens after it. At depth j it predicts token t + 2 + j, and is compared with
+the target's own distribution of that token, which follows token t + 1 + j. The
+target's features are computed in the same jitted step, or were stored before
+(`launch.training.features`); its logits are those of the draft vocabulary
+alone, where the objective needs no others.
 
-Most heads say so at every place of a text. DFlash's blocks are passes of their
-own, and are said from some places of each text (`drawn_places`).
+Most heads predict at every place of a text. DFlash's blocks are passes of their
+own, which begin at some places of each text (`draw_places`).
 """
 
 import dataclasses
@@ -20,7 +20,6 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from launch.training.features import all_layers, restored
 from models.head_shapes import HeadModule
 from models.networks import anchored
 from models.networks.dflash import Parallel
@@ -31,17 +30,17 @@ from models.networks.transformer import FINAL, Features, Transformer
 from models.networks.unrolled import ahead, unroll
 from specjax.training import losses
 
-# Objectives whose optimum, among laws on the draft vocabulary, is the target's
-# law *given* that its token is in there: what is outside changes a constant, or
-# the weight of a place, and need not be known. The others ask what is accepted.
+# Objectives whose optimum, among distributions on the draft vocabulary, is the
+# target's *given* that its token is in there: what is outside changes a
+# constant, or the weight of a place. The others depend on what is accepted.
 _GIVEN = ("next_token", "forward_kl", "reverse_kl")
 _NEVER = -1e9  # a logit
 _ROWS = 128  # places whose logits of the whole vocabulary are there at once
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Words:
-  """The tokens that a head can say.
+class Vocabulary:
+  """The tokens that a head can draft.
 
   Attributes:
     ids: `i32[W]`, rising.
@@ -52,8 +51,8 @@ class Words:
   place: np.ndarray
 
   @classmethod
-  def of(cls, ids: np.ndarray, vocab_size: int) -> "Words":
-    """The words of some ids among `vocab_size` tokens."""
+  def of(cls, ids: np.ndarray, vocab_size: int) -> "Vocabulary":
+    """Some ids among `vocab_size` tokens."""
     place = np.full(vocab_size, len(ids), np.int32)
     place[ids] = np.arange(len(ids))
     return cls(ids=ids, place=place)
@@ -78,13 +77,6 @@ class Loss:
   feature_weight: float
   first: int
 
-  def __post_init__(self):
-    losses.get(self.objective)
-    if self.depth < 1:
-      raise ValueError(f"head.depth must be >= 1, got {self.depth}")
-    if not 0 < self.decay <= 1:
-      raise ValueError(f"head.depth_decay must be in (0, 1], got {self.decay}")
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Seen:
@@ -92,16 +84,14 @@ class Seen:
 
   Attributes:
     features: `f[B, T, F]`, what the head reads.
-    final: `f[B, T, D]`, what logits are read of.
-    whole: what `everything` says of it, where it is known.
+    final: `f[B, T, D]`, which the output projection reads.
   """
 
   features: Array
   final: Array
-  whole: tuple[Array, Array] | None = None
 
 
-def watcher(target: Transformer, features: Features) -> Callable[..., Seen]:
+def target_pass(target: Transformer, features: Features) -> Callable[..., Seen]:
   """`(params, batch) -> Seen`: a pass of the target, without its logits."""
   definition = nnx.graphdef(target)
   wanted = features if features == (FINAL,) else (*features, FINAL)
@@ -126,24 +116,7 @@ def watcher(target: Transformer, features: Features) -> Callable[..., Seen]:
   return watch
 
 
-def reader(features: Features) -> Callable[..., Seen]:
-  """`(params, batch) -> Seen`, of batches of `launch.training.features`."""
-  kept = all_layers(features)
-  places = np.array([kept.index(layer) for layer in features])
-
-  def read(params, batch) -> Seen:
-    del params
-    parts = restored(batch["parts"], batch["exponents"])
-    return Seen(
-      features=parts[:, :, places].reshape(*parts.shape[:2], -1),
-      final=parts[:, :, -1],
-      whole=(batch["normalisers"], batch["likeliest"]),
-    )
-
-  return read
-
-
-def says(
+def head_logits(
   module: HeadModule, seen: Seen, batch: dict[str, Array], depth: int
 ) -> Iterator[tuple[Array, Array | None]]:
   """The head's logits `f32[B, A, W]` at each depth, and the states fed back.
@@ -187,13 +160,13 @@ def counted(batch: dict[str, Array], depth: int, first: int) -> Array:
   return inside.astype(jnp.float32)
 
 
-def drawn_places(
+def draw_places(
   batch: dict[str, Array], key: Array, *, count: int, first: int
 ) -> dict[str, Array]:
   """The batch with `places`, `i32[B, A]`, where blocks begin.
 
   Of each row A places, all different, are drawn from those that have a token to
-  say; of a row with fewer of them, the others do not count.
+  predict; of a row with fewer of them, the others do not count.
 
   Args:
     batch: of T places a row.
@@ -216,19 +189,19 @@ def _at(batch: dict[str, Array], x: Array) -> Array:
 
 
 def make_loss(
-  loss: Loss, watch: Callable[..., Seen], rows: Callable, words: Words
+  loss: Loss, watch: Callable[..., Seen], rows: Callable, words: Vocabulary
 ) -> Callable:
   """The loss of a batch, in float32 whatever the head computes in.
 
   Args:
     loss: what is trained for.
-    watch: from `watcher`.
+    watch: from `target_pass`.
     rows: gives the output projection `f[V', D]` of the target's parameters.
-    words: what the head can say.
+    words: the head's vocabulary.
 
   Returns:
     `(head module, target's parameters, batch) -> f32[]`. The target's logits
-    of the words are made in the head's type, too, where no others are asked of.
+    of the vocabulary are computed in the head's type, too, if they suffice.
   """
   given = loss.objective in _GIVEN
   objective = losses.get(loss.objective)
@@ -244,14 +217,16 @@ def make_loss(
     final, table = seen.final.astype(dtype), output[words.ids].astype(dtype)
     taught = project(final, table, result=jnp.float32)
     if not given:
-      taught = _with_rest(taught, _whole(seen, output, words)[0])
+      taught = _with_rest(taught, normalizers(seen.final, output, words)[0])
     labels = jnp.asarray(words.place)[batch["tokens"]]
     summed, drafts = 0.0, []
-    for j, (logits, state) in enumerate(says(module, seen, batch, loss.depth)):
+    for j, (logits, state) in enumerate(
+      head_logits(module, seen, batch, loss.depth)
+    ):
       weights = _at(batch, counted(batch, j, loss.first))
       label = _at(batch, ahead(labels, 2 + j, length))
       logits = logits[..., : len(words.ids)].astype(jnp.float32)
-      if given:  # what it cannot say, it does not learn from
+      if given:  # it does not learn from tokens that it cannot draft
         if loss.objective == "next_token":
           weights = weights * (label < len(words.ids))
           label = jnp.minimum(label, len(words.ids) - 1)
@@ -278,24 +253,26 @@ def make_loss(
 
 
 def make_measure(
-  loss: Loss, watch: Callable[..., Seen], rows: Callable, words: Words
+  loss: Loss, watch: Callable[..., Seen], rows: Callable, words: Vocabulary
 ) -> Callable:
   """Sums for validation; arguments as of `make_loss`.
 
   Returns:
     `(head module, target's parameters, batch) -> {name: f32[]}`: for each depth
-    j from 1 on `tokens_j`, `accepted_j` (one minus the total variation to the
-    target's whole law) and `agreed_j` (both say the same token first).
+    j from 1 on `tokens_j`, `accepted_j` (one minus the total variation from the
+    target's whole distribution) and `agreed_j` (equal likeliest tokens).
   """
 
   def measure(module, target, batch) -> dict[str, Array]:
     seen = watch(target, batch)
     output = rows(target)
     length = seen.final.shape[1]
-    everywhere, best = _whole(seen, output, words)
+    everywhere, best = normalizers(seen.final, output, words)
     law = _with_rest(project(seen.final, output[words.ids]), everywhere)
     sums = {}
-    for j, (logits, _) in enumerate(says(module, seen, batch, loss.depth), 1):
+    for j, (logits, _) in enumerate(
+      head_logits(module, seen, batch, loss.depth), 1
+    ):
       weights = _at(batch, counted(batch, j - 1, loss.first))
       logits = logits[..., : len(words.ids)]
       judge = _at(batch, ahead(law, j, length))
@@ -312,12 +289,10 @@ def make_measure(
   return measure
 
 
-def _whole(seen: Seen, output: Array, words: Words):
-  return seen.whole or everything(seen.final, output, words)
-
-
-def everything(final: Array, output: Array, words: Words):
-  """The target's log-normaliser and likeliest token over all its tokens.
+def normalizers(
+  final: Array, output: Array, words: Vocabulary
+) -> tuple[Array, Array]:
+  """The target's log-normalizer and likeliest token over all its tokens.
 
   Args:
     final: `f[B, T, D]`.
@@ -325,7 +300,7 @@ def everything(final: Array, output: Array, words: Words):
     words: of V tokens; rows beyond them are padding.
 
   Returns:
-    `f32[B, T]` and `i32[B, T]`. The logits are made some places at a time: all
+    `f32[B, T]` and `i32[B, T]`. Logits of some places at a time are there: all
     of them at once would be most of the memory of a step.
   """
   output = output[: len(words.place)]
@@ -344,8 +319,8 @@ def _with_rest(logits: Array, everywhere: Array | None) -> Array:
 
   Args:
     logits: `f[B, T, W]`.
-    everywhere: `f32[B, T]`, the log-normaliser over all tokens; None for a law
-      that has no others.
+    everywhere: `f32[B, T]`, the log-normalizer over all tokens; None for a
+      distribution without others.
   """
   if everywhere is None:
     rest = jnp.full(logits.shape[:-1], _NEVER)

@@ -1,7 +1,5 @@
 """Training of a transformer, from scratch or as the draft of a target."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import ml_collections
@@ -10,7 +8,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from launch import processes
-from launch.training import contexts, data, flops, step
+from launch.training import contexts, data, step
 from launch.training.step import Steps, Task
 from models import checkpoints, tokenizers
 from models.formats import huggingface, trained
@@ -31,8 +29,6 @@ def task(config, mesh: Mesh) -> Task:
     ValueError: for a config that cannot be run.
   """
   student = _first(config)
-  if config.teacher:
-    checkpoints.load_tokenizer(config.teacher)  # or it says what is missing
   tokenizer = data.tokenizer_of(
     config, lambda: map(data.text_of, data.documents(config, "train"))
   )
@@ -57,24 +53,18 @@ def task(config, mesh: Mesh) -> Task:
     first=student,
     steps=make_steps(config, student, teacher, mesh),
     module=lambda params: nnx.merge(definition, params),
-    step_flops=flops.step_flops(config, teacher.config if teacher else None),
     report=lambda sums, batches: _report(sums, batches, tokenizer),
     export=export,
     begin=begin,
-    sampler=lambda: contexts.sampler(
-      student, tokenizer, tuple(config.sample_prompts)
-    ),
     knows=bool(config.init_from),
     batches=data.batches_of(config, tokenizer),
-    incomplete_batch=lambda: data.incomplete_batch(config, tokenizer),
   )
 
 
 def _report(sums, batches, tokenizer: Tokenizer) -> dict[str, float]:
-  """Loss of the validation text, nats a token, and bits per byte.
+  """Nats a token and bits per byte of the validation text.
 
-  With a teacher also the probability that a token drafted along that text
-  would be accepted: one minus the mean total variation.
+  With a teacher also the acceptance along it: one minus the total variation.
   """
   size = sum(_num_bytes(batch, tokenizer) for batch in batches)
   size = sum(processes.gather(size))
@@ -88,7 +78,7 @@ def _report(sums, batches, tokenizer: Tokenizer) -> dict[str, float]:
 
 
 def _num_bytes(batch: dict[str, np.ndarray], tokenizer: Tokenizer) -> int:
-  """Bytes of the text that was foretold: end-of-text tokens have none."""
+  """Bytes of the text that was predicted: end-of-text tokens have none."""
   tokens, segments = batch["tokens"], batch["segments"]
   inside = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
   told = tokens[:, 1:][inside & (tokens[:, 1:] != tokenizer.eos_token_id)]
@@ -115,16 +105,9 @@ def make_steps(
 
   Raises:
     ValueError: for an objective or contexts that need a teacher without one, or
-      unknown ones; for a prompt that leaves nothing to sample, or a block that
-      is longer than a row.
+      unknown ones, or a prompt that leaves nothing to sample.
   """
-  block = config.acceptance_block
-  objective = losses.get(config.objective, block=block)
-  if config.objective == "acceptance" and block > config.sequence_length:
-    raise ValueError(
-      f"acceptance_block ({block}) is longer than sequence_length "
-      f"({config.sequence_length})"
-    )
+  objective = losses.get(config.objective, block=config.acceptance_block)
   judged = losses.needs_teacher(config.objective)
   if teacher is None and (judged or config.contexts == "target"):
     raise ValueError(
@@ -200,12 +183,9 @@ def _first(config) -> Transformer:
     return Transformer(wanted, rngs=nnx.Rngs(config.seed))
   module = checkpoints.load_module(config.init_from)
   if module.config != wanted:
-    asked = dataclasses.asdict(wanted)
-    has = dataclasses.asdict(module.config).items()
-    differ = [f"{n} is {x}, not {asked[n]}" for n, x in has if x != asked[n]]
     raise ValueError(
       f"config.init_from ({config.init_from}) has another shape than "
-      f"config.model: {', '.join(differ)}"
+      f"config.model: {module.config}, not {wanted}"
     )
   return module
 

@@ -4,6 +4,7 @@ import itertools
 import pathlib
 import signal
 import sys
+import time
 
 import jax
 import ml_collections
@@ -13,18 +14,7 @@ from absl import flags, logging
 from flax import nnx
 
 from launch import processes
-from launch.training import (
-  depth,
-  flops,
-  head,
-  memory,
-  model,
-  records,
-  saving,
-  settings,
-  step,
-  t5,
-)
+from launch.training import head, model, records, saving, settings, step, t5
 from launch.training.records import say
 
 
@@ -32,8 +22,7 @@ class Run:
   """A training run, decided by a folder and a config.
 
   Args:
-    config: see configs/train_embedded.py, train_head.py, train_depth.py and
-      train_t5.py.
+    config: see configs/train_embedded.py, train_head.py and train_t5.py.
     workdir: made if it is not there.
 
   Raises:
@@ -48,24 +37,20 @@ class Run:
     self.mesh = step.make_mesh(config)
     self.task = _task(config, self.mesh, self.folder)
     self.tokenizer, self.steps = self.task.tokenizer, self.task.steps
-    settings.check_tokenizer(self.tokenizer, self.folder)
-    sampled = config.get("sample_every", 0)
-    self.sampler = self.task.sampler() if sampled else None
+    _, self.schedule = step.make_optimizer(config)
     self.iterator = iter(self.task.batches("train", seed=config.data_seed))
     self.validation: list[dict[str, np.ndarray]] = []
-    # An encoder-decoder's rows are the tokens that it is to say.
+    # An encoder-decoder's rows are the tokens of its answers.
     length = config.get("sequence_length") or config.output_length
     self.step_tokens = config.batch_size * length
     if config.validate_every:
       self.validation = _first_batches(
         self.task.batches("validation", seed=None), config.validation_batches
       )
-      if not self.validation and self.task.incomplete_batch is not None:
-        self.validation = [self.task.incomplete_batch()]
       if not self.validation:
         raise ValueError(
           "the validation split is smaller than a batch: lower "
-          "config.batch_size or the length of its rows"
+          "config.batch_size, or set config.validate_every=0"
         )
 
   def train(self) -> tuple[nnx.Module, bool]:
@@ -73,10 +58,6 @@ class Run:
 
     Returns:
       The trained module, and whether the run is over.
-
-    Raises:
-      ValueError: if the folder has checkpoints, and none can be read.
-      OSError: if the disk is full. The run can go on once it is not.
     """
     if self.chief:
       self.folder.mkdir(parents=True, exist_ok=True)
@@ -88,7 +69,6 @@ class Run:
 
   def _train(self, saved: saving.Checkpoints) -> tuple[nnx.Module, bool]:
     config = self.config
-    stop = Stop()
     done, state = saved.restore(
       self.steps.init(jax.random.key(config.seed)), self.iterator
     )
@@ -97,11 +77,7 @@ class Run:
       return self.task.module(state.params), True
     if self.chief:
       settings.write(config, self.folder)
-    written = records.Records(
-      self.folder if self.chief else None,
-      done=done,
-      tokens_per_step=self.step_tokens,
-    )
+    written = records.Records(self.folder if self.chief else None, done=done)
     if done:
       say(f"resumed at step {done}")
     else:
@@ -113,26 +89,27 @@ class Run:
       total=config.num_steps, initial=done, unit="step",
       disable=not (self.chief and sys.stderr.isatty()),
     )  # fmt: skip
-    clock = None
+    stop, timed, start = Stop(), None, 0.0  # the first step is compiled
     with progress, stop:
       while done < config.num_steps:
         batch = step.place_batch(next(self.iterator), self.mesh)
         state, loss = self.steps.train(state, batch)
         done += 1
         progress.update()
-        if clock is None:  # the first step is compiled
-          jax.block_until_ready(loss)
-          clock = records.Clock(done)
         last = done == config.num_steps
-        if due(config.log_every, done, last=last):
-          written.metrics(done, self.progress(done, float(loss), clock))
-        if due(config.validate_every, done, last=last):
+        logs = due(config.log_every, done, last=last)
+        validates = due(config.validate_every, done, last=last)
+        if logs:
+          metrics = self.progress(done, float(loss))
+          if timed is not None and done > timed:
+            rate = (done - timed) / (time.perf_counter() - start)
+            metrics["tokens_per_second"] = rate * self.step_tokens
+          written.metrics(done, metrics)
+        if validates:
           written.metrics(done, self.validate(state.params))
-          clock.restart(done)
-        if self.sampler and due(config.sample_every, done, last=last):
-          for prompt, completion in self.sampler(state.params):
-            written.sample(done, prompt, completion)
-          clock.restart(done)
+        if timed is None or logs or validates:
+          jax.block_until_ready(loss)
+          timed, start = done, time.perf_counter()
         ends = stop.asked or saved.preempted(done)
         saved.save(done, state, self.iterator, force=ends or last)
         if ends and not last:
@@ -140,21 +117,13 @@ class Run:
           break
     return self.task.module(state.params), done >= config.num_steps
 
-  def progress(self, done: int, loss: float, clock: records.Clock) -> dict:
-    """The metrics of a step; no rate before a second step."""
-    config = self.config
-    _, schedule = step.make_optimizer(config)
-    metrics = {
-      f"{config.objective}_loss": loss,
-      "learning_rate": float(schedule(done - 1)),
+  def progress(self, done: int, loss: float) -> dict[str, float]:
+    """The metrics of a step."""
+    return {
+      "tokens": done * self.step_tokens,
+      f"{self.config.objective}_loss": loss,
+      "learning_rate": float(self.schedule(done - 1)),
     }
-    rate = clock.steps_per_second(done)
-    if rate is not None:
-      metrics["tokens_per_second"] = rate * self.step_tokens
-      if (needed := self.task.step_flops) is not None:
-        peak, metrics["peak_flops"] = flops.peak_flops()
-        metrics["mfu"] = rate * needed / peak
-    return metrics
 
   def validate(self, params: nnx.State) -> dict[str, float]:
     """The task's metrics on the validation text."""
@@ -174,8 +143,6 @@ def _task(config, mesh, folder: pathlib.Path) -> step.Task:
   """The task that a config is of, by the setting that only it has."""
   if "head" in config:
     return head.task(config, mesh, folder)
-  if "pair" in config:
-    return depth.task(config, mesh)
   return (t5 if "kind" in config else model).task(config, mesh)
 
 
@@ -216,7 +183,6 @@ def _first_batches(batches, limit: int) -> list[dict[str, np.ndarray]]:
 
 
 def quiet() -> None:
-  """Set-up of a training process: fewer log lines, and freed memory kept."""
+  """Hides Orbax's log lines, unless --verbosity asks for them."""
   if not flags.FLAGS["verbosity"].present:
-    logging.set_verbosity(logging.WARNING)  # Orbax tells every rename
-  memory.keep_freed()
+    logging.set_verbosity(logging.WARNING)

@@ -2,14 +2,14 @@
 
 Whatever is trained has parameters, a loss and something to measure: `jitted`
 makes the steps of it, and a `Task` has all that the loop asks for. There are
-four, one in a module: `launch.training.model` (a transformer), `head` (on a
-target's features), `depth` (of a policy) and `t5` (an encoder-decoder).
+three, one in a module: `launch.training.model` (a transformer), `head` (on a
+target's features) and `t5` (an encoder-decoder).
 """
 
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import grain
@@ -60,12 +60,7 @@ def make_optimizer(
   The rate falls linearly to a hundredth over the last `config.decay_share` of
   `config.num_steps` (warm-up, stable, decay: Hu et al., 2024, MiniCPM, section
   4), so a run may be made longer or shorter until that begins.
-
-  Raises:
-    ValueError: if `config.decay_share` is not in [0, 1].
   """
-  if not 0 <= config.decay_share <= 1:
-    raise ValueError(f"decay_share must be in [0, 1], got {config.decay_share}")
   rate = config.learning_rate
   decay = round(config.decay_share * config.num_steps)
   warmup = min(config.warmup_steps, config.num_steps - decay)
@@ -156,17 +151,11 @@ class Task:
     first: the module to begin with.
     steps: the jitted functions.
     batches: `(split, seed=...) -> grain dataset`.
-    incomplete_batch: makes one of a validation text that does not fill a batch;
-      None where that is a mistake.
     module: parameters to the module that is returned and exported.
-    step_flops: floating point operations that a step needs; None if they are
-      not counted.
     report: `(sums, validation batches) -> record`: what `steps.validate`
       summed over the batches, as a line of metrics.jsonl.
     export: `(module, directory)`, writes it in its published format.
     begin: `folder`, writes what WORKDIR is to keep beside checkpoints.
-    sampler: gives what makes prompts and completions of parameters; none of
-      modules that complete no text by themselves.
     knows: whether the first parameters are worth validating.
   """
 
@@ -174,17 +163,12 @@ class Task:
   first: nnx.Module
   steps: Steps
   batches: Callable[..., grain.IterDataset]
-  incomplete_batch: Callable[[], dict[str, np.ndarray]] | None = None
   module: Callable[[nnx.State], nnx.Module]
-  step_flops: float | None = None
   report: Callable[
     [Mapping[str, float], Sequence[dict[str, np.ndarray]]], dict[str, float]
   ]
   export: Callable[[nnx.Module, str], None]
   begin: Callable[[pathlib.Path], None] = lambda folder: None
-  sampler: Callable[[], Callable[[nnx.State], Iterable[tuple[str, str]]]] = (
-    lambda: lambda params: ()
-  )
   knows: bool = False
 
 

@@ -114,11 +114,7 @@ def _module(config) -> T5 | BlockDrafter:
 
 
 def _take_encoder(network: T5, directory: str) -> None:
-  """Gives a T5 the table and the encoder of another one.
-
-  Raises:
-    FileNotFoundError, ValueError: if there is none, or one of other shapes.
-  """
+  """Gives a T5 the table and the encoder of another one of these shapes."""
   other = huggingface.load(directory)
   for name in _TAKEN:
     given = nnx.state(getattr(other, name)) if isinstance(other, T5) else {}

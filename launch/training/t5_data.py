@@ -1,15 +1,10 @@
 """Pairs of texts for training encoder-decoders: read, cut and batched.
 
-`config.dataset` names what is read:
-
-  FILE.jsonl            a line {"input": "...", "output": "..."} each, as
-                        `launch.tools.machine_tasks` writes
-  wmt14_translate/de-en or any TFDS name, prepared before or downloadable here,
-                        with `config.pair_features`, as ("de", "en")
-
-With `config.answers`, what `launch.decode` wrote for a FILE.jsonl, each answer
-is what was decoded there: sequence-level distillation (Kim and Rush, 2016).
-Pairs without an answer are left out, and those whose answer a budget cut off.
+`config.dataset` is a file of lines {"input": "...", "output": "..."}, as
+`launch.tools.machine_tasks` writes. With `config.answers`, what `launch.decode`
+wrote for it, each answer is what was decoded there: sequence-level distillation
+(Kim and Rush, 2016). Pairs without an answer are left out, and those whose
+answer a budget cut off.
 """
 
 import json
@@ -28,18 +23,12 @@ Pair = tuple[str, str]
 
 
 def pairs(config: ml_collections.ConfigDict, split: str) -> Sequence[Pair]:
-  """Inputs and answers.
-
-  Args:
-    config: see configs/train_t5.py.
-    split: "train" or "validation".
+  """The inputs and answers of "train" or "validation".
 
   Raises:
-    ValueError: for files or data sets that hold none.
+    ValueError: for a line that is no pair, or if there is none.
   """
   name = config.dataset if split == "train" else config.validation
-  if not name.endswith(".jsonl"):
-    return _of_tfds(config, name, split)
   answers = None
   if config.answers and split == "train":
     answers = {
@@ -49,58 +38,26 @@ def pairs(config: ml_collections.ConfigDict, split: str) -> Sequence[Pair]:
     }
   texts = []
   for number, record in results.read_jsonl(name):
-    output = record.get("output")
+    pair = record.get("input"), record.get("output")
     if answers is not None:
-      key = json.dumps(record.get("id", number))
-      if key not in answers:
+      pair = pair[0], answers.get(json.dumps(record.get("id", number)))
+      if pair[1] is None:
         continue
-      output = answers[key]
-    if not isinstance(record.get("input"), str) or not isinstance(output, str):
+    if not all(isinstance(text, str) for text in pair):
       raise ValueError(
         f'{name}:{number}: expected {{"input": "...", "output": "..."}}'
       )
-    texts.append((record["input"], output))
+    texts.append(pair)
   if not texts:
-    without = "" if answers is None else f" have an answer in {config.answers}"
-    raise ValueError(f"no pairs in {name}{without}")
+    raise ValueError(f"no pairs in {name} have an answer")
   return texts
-
-
-def _of_tfds(config, name: str, split: str) -> Sequence[Pair]:
-  features = tuple(config.pair_features)
-  if len(features) != 2:
-    raise ValueError(
-      f"pair_features must be two features of {name!r}, input and answer, got "
-      f"{features}"
-    )
-  sides = []
-  for feature in features:
-    one = ml_collections.ConfigDict(
-      dict(dataset=name, data_dir=config.data_dir, text_features=(feature,))
-    )
-    sides.append(data.documents(one, split))
-  return _Both(*sides)
-
-
-class _Both(Sequence):
-  """Two sides of a data set, read when they are asked for."""
-
-  def __init__(self, inputs: Sequence[str], answers: Sequence[str]):
-    self._inputs, self._answers = inputs, answers
-
-  def __len__(self) -> int:
-    return len(self._inputs)
-
-  def __getitem__(self, index):
-    return self._inputs[index], self._answers[index]
 
 
 def tokenizer_of(config: ml_collections.ConfigDict) -> Tokenizer:
   """The config's tokenizer, or one trained on some pairs if it has none.
 
   Raises:
-    ValueError: if it has more tokens than the model, or does not end what it
-      encodes.
+    ValueError: as `data.tokenizer_of`.
   """
 
   def some() -> Iterable[str]:
@@ -109,16 +66,7 @@ def tokenizer_of(config: ml_collections.ConfigDict) -> Tokenizer:
     for index in range(0, len(texts), step):
       yield from texts[index]
 
-  tokenizer = data.tokenizer_of(config, some, tokenizers.train_encoder)
-  if (
-    tokenizer.eos_token_id is None
-    or tokenizer.encode("a")[-1] != tokenizer.eos_token_id
-  ):
-    raise ValueError(
-      f"the tokenizer in {config.tokenizer} must end what it encodes with its "
-      "end-of-text token, as T5's does"
-    )
-  return tokenizer
+  return data.tokenizer_of(config, some, tokenizers.train_encoder)
 
 
 def batches(
@@ -137,8 +85,7 @@ def batches(
     tokenizer: which ends what it encodes.
     split: see `pairs`.
     start_token: what the decoder's texts begin with.
-    seed: see `launch.training.data.shared`; an incomplete last batch is
-      dropped.
+    seed: see `launch.training.data.shared`.
 
   Returns:
     Of `{"inputs" i32[B, W], "input_lengths" i32[B], "tokens" i32[B, T + 1],

@@ -6,12 +6,11 @@ no export in between, as the target or the draft of any config:
   python -m launch.decode --config=configs/huggingface.py:target=WORKDIR \
     --config.drafter=ngram --config.mesh=data:2,model:4
 
-The newest sound checkpoint is read, of the parameters alone, and straight to
+The newest checkpoint is read, of the parameters alone, and straight to
 where they are to lie: on whatever mesh the run was, they may lie on any other,
 over any number of processes, or on one device.
 """
 
-import functools
 import json
 import pathlib
 
@@ -25,7 +24,6 @@ from jax.sharding import Mesh, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from models import sharding as sharding_lib
-from models.formats import checksums
 from models.networks import stacked
 from models.networks.layers import TransformerConfig
 from models.networks.transformer import Transformer
@@ -43,35 +41,12 @@ def tokenizer_dir(directory: str) -> str:
 
 
 def newest(directory: str) -> pathlib.Path:
-  """The folder of a run's newest checkpoint that is as it was written.
-
-  Raises:
-    FileNotFoundError: if there is none.
-    ValueError: if all are damaged.
-  """
+  """The folder of a run's newest checkpoint; FileNotFoundError if none is."""
   folder = pathlib.Path(directory).absolute() / "checkpoints"
   steps = [path for path in folder.iterdir() if path.name.isdecimal()]
   if not steps:
     raise FileNotFoundError(f"{folder} has no finished checkpoint")
-  for path in sorted(steps, key=lambda path: int(path.name), reverse=True):
-    stamps = [(x, x.stat().st_mtime_ns) for x in path.rglob("*") if x.is_file()]
-    if _is_sound(path, tuple(sorted(stamps))):
-      return path
-  raise ValueError(f"the checkpoints in {folder} are damaged, all of them")
-
-
-@functools.lru_cache
-def _is_sound(path: pathlib.Path, stamps: tuple) -> bool:
-  """True if a checkpoint's files are undamaged; warns once if they are not."""
-  del stamps  # files that change are looked at again
-  try:
-    checksums.check(path)
-  except ValueError as error:
-    logging.warning(
-      "the checkpoint %s is damaged (%s): the one before is taken", path, error
-    )
-    return False
-  return True
+  return max(steps, key=lambda path: int(path.name))
 
 
 def read_config(directory: str) -> TransformerConfig:

@@ -9,14 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import references
 from absl.testing import flagsaver
 from flax import nnx
 
 from configs import huggingface, train_head
 from launch import cli, prompts, train
 from launch.assembly import pair
-from launch.training import head_features, head_loss, step
+from launch.training import head, head_loss
 from launch.training.run import Run
 from models import checkpoints, tokenizers
 from specjax.runtime.requests import make_batches
@@ -53,37 +52,6 @@ def records(folder):
   return [json.loads(line) for line in lines]
 
 
-@pytest.mark.heavy
-def test_a_head_of_a_mixture_is_trained_exported_and_read(texts, tmp_path):
-  """EAGLE-3's, whose MLP is as wide as the experts of a token together."""
-  family, settings, _ = references.MODELS["mixtral"]
-  target = str(tmp_path / "target")
-  settings = settings | dict(
-    vocab_size=V, sliding_window=None, hidden_act="silu",
-    max_position_embeddings=64, rope_parameters=dict(rope_theta=700.0),
-  )  # fmt: skip
-  references.make(family, settings).save_pretrained(target)
-  tokenizers.save(tokenizers.load(files.EMBEDDED), target)
-  config = tiny(texts, target, num_steps=2, log_every=1, checkpoint_every=2)
-  config.validate_every = 2
-  run = Run(config, str(tmp_path / "run"))
-  module, finished = run.train()
-  assert finished
-  name = "forward_kl_loss"
-  losses = [r[name] for r in records(tmp_path / "run") if name in r]
-  assert len(losses) == 2
-  assert np.isfinite(losses).all()
-  run.export(module, str(tmp_path / "head"))
-  network = checkpoints.load(
-    target, dtype=jnp.float32, mesh=None, sharding=None
-  )
-  head = checkpoints.load_head(
-    str(tmp_path / "head"), network, dtype=jnp.float32
-  )
-  assert head.module.config.layer.mlp_dim == 2 * 20
-  assert head.features == (0, 1)
-
-
 # ------------------------------------------------------------- the vocabulary
 
 
@@ -91,13 +59,13 @@ def test_the_most_frequent_tokens_are_chosen_then_those_of_low_ids():
   tokenizer = tokenizers.load(files.EMBEDDED)
   text = "x = 1\n" * 50
   used = sorted({*tokenizer.encode(text), tokenizer.eos_token_id})
-  ids, covered = head_features.most_frequent([text], tokenizer, len(used) + 2)
+  ids, covered = head.most_frequent([text], tokenizer, len(used) + 2)
   assert set(used) < {*ids.tolist()}
   assert covered == 1
   assert ids.tolist() == sorted(ids.tolist())
   unused = [i for i in range(V) if i not in used][:2]
   assert {*ids.tolist()} == {*used, *unused}
-  one, share = head_features.most_frequent([text], tokenizer, 1)
+  one, share = head.most_frequent([text], tokenizer, 1)
   counts = np.bincount([*tokenizer.encode(text), tokenizer.eos_token_id])
   assert one[0] == counts.argmax()
   assert share == pytest.approx(counts.max() / counts.sum())
@@ -106,13 +74,9 @@ def test_the_most_frequent_tokens_are_chosen_then_those_of_low_ids():
 # ------------------------------------------------------------------- the runs
 
 
-class KilledError(Exception):
-  """Exception by which a test kills a run."""
-
-
 @pytest.fixture(scope="module")
 def trained(texts, target, tmp_path_factory):
-  """An EAGLE-3 head: trained at one go, and killed and resumed; exported."""
+  """An EAGLE-3 head: trained at one go, and stopped and resumed; exported."""
   root = tmp_path_factory.mktemp("trained")
   return train_twice(tiny(texts, target), root)
 
@@ -128,30 +92,19 @@ def blocks(texts, target, tmp_path_factory):
 def train_twice(config, root):
   whole, finished = Run(config, str(root / "whole")).train()
   assert finished
-  real, count = step.place_batch, [0]
-
-  def place(batch, mesh):
-    count[0] += 1
-    if count[0] == 10:  # of which one is the validation's
-      raise KilledError
-    return real(batch, mesh)
-
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(step, "place_batch", place)
-    with pytest.raises(KilledError):
-      Run(config, str(root / "killed")).train()
-  assert (root / "killed" / "checkpoints" / "5").is_dir()
-  run = Run(config, str(root / "killed"))
+  shutil.copytree(root / "whole", root / "resumed")
+  shutil.rmtree(root / "resumed" / "checkpoints" / "10")
+  run = Run(config, str(root / "resumed"))
   resumed, finished = run.train()
   assert finished
   run.export(resumed, str(root / config.head.kind))
   return dict(root=root, whole=whole, resumed=resumed, config=config)
 
 
-def test_a_killed_run_goes_on_to_the_same_head(trained):
+def test_a_run_goes_on_to_the_same_head(trained):
   both = (nnx.state(trained[name]) for name in ("whole", "resumed"))
   jax.tree.map(np.testing.assert_array_equal, *both)
-  actual = records(trained["root"] / "killed")
+  actual = records(trained["root"] / "resumed")
   losses = [r["forward_kl_loss"] for r in actual if "forward_kl_loss" in r]
   assert len(losses) == 2
   assert losses[1] < losses[0]
@@ -187,11 +140,11 @@ def test_a_head_computes_in_bfloat16_and_is_float32(
   )
 
 
-def test_killed_blocks_begin_where_they_would_have(blocks):
+def test_resumed_blocks_begin_where_they_would_have(blocks):
   """To the same bits, so at the same places; and they are learned from."""
   both = (nnx.state(blocks[name]) for name in ("whole", "resumed"))
   jax.tree.map(np.testing.assert_array_equal, *both)
-  actual = records(blocks["root"] / "killed")
+  actual = records(blocks["root"] / "resumed")
   first, last = (r for r in actual if "validation_accepted_1" in r)
   for j in range(1, DEPTH + 1):
     assert 0 < first[f"validation_accepted_{j}"] < 1
@@ -212,13 +165,13 @@ def test_blocks_are_trained_as_they_are_drafted(blocks, target):
   models = pair.load(config)
   built = pair.assemble(config, models)
   module, head = checkpoints.load_module(target), models.draft
-  watch = head_loss.watcher(module, head.features)
+  watch = head_loss.target_pass(module, head.features)
   propose, step = jax.jit(built.decoder.propose), jax.jit(built.decoder.step)
 
   @jax.jit
   def trained(params, batch):
     seen = watch(params, batch)
-    return jnp.stack([x for x, _ in head_loss.says(
+    return jnp.stack([x for x, _ in head_loss.head_logits(
       head.module, seen, batch, DEPTH)], axis=2)[:, 0]  # fmt: skip
 
   text = np.random.default_rng(1).integers(0, V, (2, 12))
@@ -278,7 +231,7 @@ def test_trained_blocks_decode_and_go_on(
   _, finished = run.train()
   assert finished
   config.head.depth = 2
-  with pytest.raises(ValueError, match="says 3 tokens ahead, and"):
+  with pytest.raises(ValueError, match="drafts 3 tokens, and"):
     Run(config, str(tmp_path / "other"))
 
 
@@ -291,14 +244,6 @@ def test_the_target_and_its_embedding_are_not_trained(trained, target):
   text = names + (folder / "_METADATA").read_text()
   assert "lm_head" in text
   assert "embedding" not in text
-
-
-def test_the_folder_knows_the_vocabulary(trained, texts, target):
-  ids = head_features.read_vocabulary(trained["root"] / "whole")
-  actual = trained["whole"].target_ids[...]
-  np.testing.assert_array_equal(ids, actual)
-  run = Run(trained["config"], str(trained["root"] / "whole"))
-  np.testing.assert_array_equal(run.task.first.target_ids[...], actual)
 
 
 def test_the_trained_head_decodes_and_nothing_is_lost(trained, target, plain):
@@ -329,25 +274,10 @@ def test_a_run_goes_on_with_a_head_that_was_exported(trained, texts, target):
   np.testing.assert_array_equal(run.task.first.target_ids[...], ids)
   _, finished = run.train()
   assert finished
-  (last,) = [r for r in records(trained["root"] / "on") if "mfu" not in r][-1:]
+  (last,) = [
+    r for r in records(trained["root"] / "on") if "validation_accepted_1" in r
+  ][-1:]
   assert 0 < last["validation_accepted_1"] < 1
-
-
-@pytest.mark.parametrize("size", [0, WORDS // 2])
-def test_a_run_counts_other_words_if_their_number_is_given(
-  trained, texts, target, tmp_path, size
-):
-  config = tiny(
-    texts, target, init_from=str(trained["root"] / "eagle3"), num_steps=1
-  )
-  config.head.draft_vocab_size = size
-  run = Run(config, str(tmp_path / "on"))
-  before, now = trained["whole"].target_ids[...], run.task.first.target_ids[...]
-  assert len(now) == (size or WORDS)
-  assert np.isin(now, before).all()  # of the same text, the most frequent
-  if size:
-    _, finished = run.train()
-    assert finished
 
 
 def test_a_head_in_speculators_form_says_where_its_target_is(
@@ -407,35 +337,10 @@ def test_every_kind_is_trained_by_the_command(
   "changes, message",
   [
     (dict(head=dict(layers=(0, 2))), "of 2 layers cannot be read at .* 0,2"),
-    (dict(head=dict(layers=())), "give config.head.layers"),
     (dict(head=dict(draft_vocab_size=5000)), r"must be in 1\.\.4096, got 5000"),
-    (dict(head=dict(kind="hydra")), "head.kind must be one of .*'hydra'"),
     (dict(head=dict(mlp_dim=1)), "head.mlp_dim must be .*, the target's, or"),
-    (
-      dict(head=dict(start="zero")),
-      r"head.start must be one of \['target', 'random'\], got",
-    ),
-    (
-      dict(head=dict(start="random"), init_from="H"),
-      "give one of them",
-    ),
-    (dict(head=dict(depth=0)), "head.depth must be >= 1"),
-    (dict(head=dict(depth=23)), "nothing to train on in rows of 24"),
-    (dict(head=dict(depth_decay=0.0)), r"depth_decay must be in \(0, 1\]"),
     (dict(contexts="draft"), r"must be one of \('data', 'target'\)"),
-    (
-      dict(kind="dflash", head=dict(anchors=23)),
-      r"anchors must be in 1\.\.22",
-    ),
-    (dict(kind="dflash", head=dict(anchors=0)), "places of a row, got 0"),
-    (dict(kind="dflash", head=dict(layers=())), "give config.head.layers"),
-    (
-      dict(kind="dflash", head=dict(num_layers=3)),
-      r"must be in 1\.\.2, got 3",
-    ),
-    (dict(kind="dflash", head=dict(mask_token=V)), "mask_token must be in"),
     (dict(objective="best"), "unknown objective 'best'"),
-    (dict(compute_dtype="float16"), "'float32', 'bfloat16'.*, got 'float16'"),
   ],
 )
 def test_mistakes_in_the_config(texts, target, tmp_path, changes, message):

@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 from launch.training import head_loss
-from launch.training.head_loss import Loss, Words
+from launch.training.head_loss import Loss, Vocabulary
 from models import checkpoints, head_starts
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -54,15 +54,15 @@ def case(target, request):
   begin = np.broadcast_to(np.arange(length), (2, length))
   if blocks:
     begin = batch["places"] = PLACES
-  watch = head_loss.watcher(module, layers)
+  watch = head_loss.target_pass(module, layers)
   rows = lambda params: head_starts.output_rows(module)
-  words = Words.of(ids, V)
+  words = Vocabulary.of(ids, V)
   params = nnx.state(module)
 
   @jax.jit
   def laws(params):
     seen = watch(params, batch)
-    said = [x for x, _ in head_loss.says(head, seen, batch, DEPTH)]
+    said = [x for x, _ in head_loss.head_logits(head, seen, batch, DEPTH)]
     return said, seen.final @ rows(params).T
 
   said, judged = laws(params)
@@ -154,7 +154,7 @@ def test_acceptance_is_of_the_whole_draft_from_every_place(case):
   assert actual < -0.001
 
 
-def test_text_that_cannot_be_said_is_not_learned(case):
+def test_text_outside_the_draft_vocabulary_is_not_learned(case):
   tokens, ids = case["batch"]["tokens"], {*case["ids"].tolist()}
   means = []
   for j in range(DEPTH):
@@ -205,7 +205,7 @@ def test_blocks_begin_where_something_follows():
   """At different places of a row, and at others with another key."""
   segments = np.array([[1] * 12, [1] * 4 + [2] * 3 + [0] * 5], np.int32)
   batch = {"segments": segments}
-  draw = jax.jit(head_loss.drawn_places, static_argnames=("count", "first"))
+  draw = jax.jit(head_loss.draw_places, static_argnames=("count", "first"))
   actual = [
     np.asarray(draw(batch, jax.random.key(i), count=5, first=3)["places"])
     for i in range(20)

@@ -96,7 +96,6 @@ def trained(folder, tmp_path_factory):
   [
     (dict(batch_size=1000), "smaller than a batch"),
     (dict(model=dict(vocab_size=100)), "is less than the"),
-    (dict(num_steps=-1), "config.num_steps must be >= 0"),
   ],
 )
 def test_a_mistake_leaves_no_tokenizer(folder, tmp_path, changes, words):
@@ -178,7 +177,7 @@ def test_answers_of_a_teacher_take_the_place_of_the_files(folder, tmp_path):
   cut = {"id": 3, "completion": "a", "stop_reason": "length"}
   for text in ("", json.dumps(cut) + "\n"):
     said.write_text(text)
-    with pytest.raises(ValueError, match="have an answer in"):
+    with pytest.raises(ValueError, match="have an answer"):
       t5_data.pairs(config, "train")
   # Validation is of the data's own answers.
   assert (
