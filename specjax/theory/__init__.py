@@ -2,7 +2,7 @@
 
 Of Yin et al. (NeurIPS 2024): `rejections` (Theorems 1 to 3 and the limit) and
 `tradeoff` (Theorems 4 and 5). `throughput` predicts tokens per second,
-`stopping` how deep to draft, `sharing` how much for each row of a batch,
+`stopping` how deep to draft,
 `experts` what verification costs on a mixture of experts,
 `optimum` the best possible verification of several drafts at one position,
 `joint` of a whole draft.
@@ -15,13 +15,12 @@ from specjax.theory import (
   markov,
   optimum,
   rejections,
-  sharing,
   stopping,
   throughput,
   tradeoff,
 )
 
 __all__ = [
-  "experts", "joint", "markov", "optimum", "rejections", "sharing",
-  "stopping", "throughput", "tradeoff",
+  "experts", "joint", "markov", "optimum", "rejections", "stopping",
+  "throughput", "tradeoff",
 ]  # fmt: skip
