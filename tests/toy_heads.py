@@ -69,12 +69,10 @@ def make(name: str, vocab_size: int) -> Drafter:
 # accepts most.
 _CHAIN = (
   "block", "token", "match", "recursive", "batch", "kseq", "transport",
-  "traversal", "multipath_block", "univer",
-  "block_transport",
+  "traversal", "multipath_block", "block_transport",
 )  # fmt: skip
 _TREE = (
-  "recursive", "kseq", "transport", "traversal", "match", "univer",
-  "block_transport",
+  "recursive", "kseq", "transport", "traversal", "match", "block_transport",
 )  # fmt: skip
 _DISTINCT = ("recursive", "traversal", "match")
 _CERTAIN = ("match", "traversal", "recursive")

@@ -28,7 +28,6 @@ from specjax.rules import (
   transport,
   traversal,
   typical,
-  univer,
 )
 from specjax.types import Rule
 
@@ -56,7 +55,7 @@ RULES: dict[str, Rule] = {
   for rule in (
     token.RULE, match.RULE, block.RULE, recursive.BATCH, recursive.RULE,
     kseq.RULE, transport.RULE, greedy_draft.RULE, hub.RULE, traversal.RULE,
-    univer.RULE, score_block.RULE, multipath_block.RULE, gumbel_list.RULE,
+    score_block.RULE, multipath_block.RULE, gumbel_list.RULE,
   )
 } | {name: factory() for name, factory in FACTORIES.items()}  # fmt: skip
 

@@ -47,7 +47,6 @@ def test_output_law_is_the_warped_targets(rule, tree, siblings):
   [
     ("hub", siblings_lib.HUB),
     ("greedy_draft", siblings_lib.GREEDY),
-    ("univer", siblings_lib.GREEDY),
   ],
 )
 def test_ties_of_float32_are_drawn_as_they_are_verified(name, siblings):

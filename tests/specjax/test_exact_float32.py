@@ -41,7 +41,6 @@ def test_output_law_holds_in_float32(rule, tree, siblings):
     ("traversal", WITHOUT_REPLACEMENT),
     ("score_block", WITHOUT_REPLACEMENT),
     ("greedy_draft", GREEDY),
-    ("univer", GREEDY),
     ("hub", HUB),
   ],
 )

@@ -25,7 +25,6 @@ SIBLINGS: dict[str, tuple[Siblings, ...]] = {
   "recursive": (siblings_lib.IID, siblings_lib.WITHOUT_REPLACEMENT),
   "traversal": (siblings_lib.IID, siblings_lib.WITHOUT_REPLACEMENT),
   "score_block": (siblings_lib.WITHOUT_REPLACEMENT,),
-  "univer": (siblings_lib.IID, siblings_lib.GREEDY),
   "greedy_draft": (siblings_lib.GREEDY,),
   "hub": (siblings_lib.HUB,),
   "gumbel_list": (siblings_lib.SHARED_NOISE,),

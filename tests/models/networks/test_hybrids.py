@@ -99,7 +99,6 @@ DRAWN = {
   "greedy_draft": (TREE, "greedy"),
   "hub": (TREE, "hub"),
   "traversal": (TREE, "iid"),
-  "univer": (TREE, "iid"),
   "score_block": (k_ary(2, 1), "without_replacement"),
   "multipath_block": (paths(2, 2), "iid"),
   "block_transport": (TREE, "iid"),

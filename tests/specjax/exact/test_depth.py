@@ -55,7 +55,7 @@ POLICIES = {
 # All lossless rules of chains that may end early.
 CHAIN_RULES = (
   "token", "block", "match", "recursive", "kseq", "transport", "traversal",
-  "univer", "block_transport",
+  "block_transport",
 )  # fmt: skip
 ALWAYS = [
   ("confidence", "token"), ("survival", "block"), ("predicted", "block"),

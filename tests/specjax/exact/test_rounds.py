@@ -53,12 +53,12 @@ SOUND = {
     forms.masked(of_table(CHAIN), forms.ends_early), "token block"),
   "depth ended early, paths": (
     forms.masked(of_table(PATHS), forms.ends_early),
-    "recursive kseq transport traversal univer"),
+    "recursive kseq transport traversal"),
   "depth ended by a coin": (
     forms.masked(of_table(CHAIN), forms.random_stop), "block"),
   "families of varying size": (
     forms.masked(of_table(FAMILY), forms.varying_families),
-    "match recursive kseq transport traversal univer"),
+    "match recursive kseq transport traversal"),
   "without replacement": (
     forms.masked(of_table(FAMILY, WITHOUT_REPLACEMENT), forms.varying_families),
     "recursive"),

@@ -26,9 +26,8 @@ from specjax.rules import (
   score_block,
   transport,
   traversal,
-  univer,
 )
-from specjax.siblings import GREEDY, HUB, IID, WITHOUT_REPLACEMENT
+from specjax.siblings import HUB, IID, WITHOUT_REPLACEMENT
 from specjax.tree import Tree, take_node
 from specjax.types import Rule, Verification
 
@@ -237,18 +236,6 @@ def unofficial_settle(owed, target_log_probs, draft_log_probs, tokens, valid):
   return jnp.stack(given), owed, left
 
 
-def unscaled(plan):
-  """A plan of `univer` for q itself, whatever of it is owed."""
-  return lambda mass, *drawn: plan(mass / jnp.sum(mass), *drawn)
-
-
-def owing_their_part(*node, settle=univer._settle):
-  """`univer._settle`, but child j owes its part of the plan, c_j alone."""
-  given, *left = settle(*node)
-  earlier_fail = jnp.cumprod(jnp.append(1, 1 - given[:-1]))
-  return given * earlier_fail, *left
-
-
 def without_weight(state, *node, descend=score_block._descend):
   """`score_block._descend`, but it forgets what was selected above."""
   rest, passing, children = descend(state, *node)
@@ -398,18 +385,6 @@ RULES = {
   "transport without its levels": (
     patched(transport.RULE, transport, pick_probs=highest_ratio),
     transport.RULE, PAIR),
-  # No known system.
-  "univer for the unscaled target": (
-    patched(univer.RULE, univer, _independent=unscaled(univer._independent)),
-    univer.RULE, UNEVEN),
-  # No known system.
-  "univer of greedy drafts for the unscaled target": (
-    patched(univer.RULE, univer, _greedy=unscaled(univer._greedy)),
-    univer.RULE, UNEVEN, GREEDY),
-  # No known system.
-  "univer whose siblings owe their part of the plan": (
-    patched(univer.RULE, univer, _settle=owing_their_part),
-    univer.RULE, PAIR),
   # No known system.
   "scores that are not made those of the family's best": (
     patched(score_block.RULE, score_block, _scores=lambda family, powers, below:

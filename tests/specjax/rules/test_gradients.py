@@ -20,7 +20,7 @@ SHAPES = (
   (k_ary(2), HUB),
 )
 # The plan is a constant to differentiation; chains have none.
-PLANNED = ("transport", "block_transport", "univer", "score_block")
+PLANNED = ("transport", "block_transport", "score_block")
 VOCAB, ROWS = 5, 3
 
 

@@ -247,7 +247,7 @@ def test_block_verification_accepts_the_optimum_of_a_path():
 
 
 @pytest.mark.parametrize(
-  "name", ["traversal", "multipath_block", "univer", "score_block"]
+  "name", ["traversal", "multipath_block", "score_block"]
 )
 def test_on_a_chain_tree_rules_are_block_verification(name):
   for seed in range(3):
