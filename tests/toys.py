@@ -98,16 +98,6 @@ def table_model(
   )
 
 
-def chance(params, token):
-  """A toy head of a depth policy: a probability of acceptance.
-
-  Any number that depends on what `table_model(.., layers=1)` gives, on the
-  token, and on parameters `f32[n]`.
-  """
-  row = jnp.mod(token.hidden[..., 0], len(params)).astype(jnp.int32)
-  return jax.nn.sigmoid(params[row] + 2 * token.confidence - token.temperature)
-
-
 def feature_model(
   vocab_size: int, *, num_features: int, layer: int = 1, ahead: int = 1
 ):

@@ -82,10 +82,6 @@ def online(
       "online learning is for drafts with parameters of their own (model, "
       f"eagle, eagle3), none in few bits, got {drafter.name!r}"
     )
-  if getattr(drafter.policy, "head", ""):
-    raise ValueError(
-      "a draft that learns online changes what its policy's head was trained on"
-    )
   learning = Learning(
     rounds=rounds, entries=entries, laws=laws, objective=objective, rate=rate
   )

@@ -150,9 +150,8 @@ class Drafting:
   @property
   def loaded(self) -> tuple:
     """All that says what is read from disk to draft."""
-    head = getattr(self.policy, "head", "")
     return (
-      self.reads, self.checkpoint, self.weights, self.cache, self.normed, head,
+      self.reads, self.checkpoint, self.weights, self.cache, self.normed,
     )  # fmt: skip
 
   @property

@@ -10,7 +10,7 @@ import ml_collections
 from jax.sharding import Mesh
 
 from launch import online, prompts, stops
-from launch.assembly import policies, precision, registry
+from launch.assembly import precision, registry
 from launch.assembly.drafting import Drafting
 from models import checkpoints, hub, meshes
 from models.checkpoints import Network
@@ -23,7 +23,7 @@ from models.networks.specdec import Block
 from models.networks.transformer import SkippedLayers, mixtures_of
 from models.tokenizers import Tokenizer
 from specjax import decode, low_cache, rules
-from specjax.adaptive import chains, widths
+from specjax.adaptive import widths
 from specjax.adaptive.ladder import Ladder
 from specjax.adaptive.rungs import Rungs
 from specjax.drafters.families.rasd import Parts
@@ -252,7 +252,6 @@ class Models:
     eos_tokens: ids that end a text.
     mesh: the devices, or None for one without a mesh.
     layout: what is cut over which of the mesh's axes, if there is one.
-    depth: parameters of a depth policy that has some.
   """
 
   target: Network
@@ -261,7 +260,6 @@ class Models:
   eos_tokens: tuple[int, ...]
   mesh: Mesh | None
   layout: meshes.Layout | None
-  depth: Any = None
 
   @property
   def notes(self) -> tuple[str, ...]:
@@ -357,7 +355,6 @@ def load(
     _check_same_width(target, draft)
   eos_tokens = {*checkpoints.eos_token_ids(config.target)}
   eos_tokens |= {tokenizer.eos_token_id} - {None}
-  head = getattr(drafting.policy, "head", "")
   return Models(
     target=target,
     draft=draft,
@@ -365,7 +362,6 @@ def load(
     eos_tokens=tuple(sorted(eos_tokens)),
     mesh=mesh,
     layout=layout,
-    depth=policies.load(head, mesh) if head else None,
   )
 
 
@@ -417,12 +413,8 @@ def assemble(
     drafter, lesson = online.wrapped(
       drafting.learning, drafter, draft, vocab_size=vocab_size
     )
-  if drafter is not None and models.depth is not None:
-    params = chains.Parts(drafter=params, policy=models.depth)
   source = draft
-  if not isinstance(draft, LanguageModel) or isinstance(
-    params, Parts | chains.Parts
-  ):
+  if not isinstance(draft, LanguageModel) or isinstance(params, Parts):
     draft = None  # no model alone, whose passes can be timed apart
   limits = [
     config.max_length,

@@ -17,8 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from launch.assembly import around, layers, retrieval
-from launch.assembly.drafting import Drafting, entry, tried
-from launch.assembly.policies import POLICIES
+from launch.assembly.drafting import Drafting, entry
 from launch.assembly.precision import WEIGHTS
 from models import hub
 from models.formats import head_checkpoints
@@ -27,10 +26,10 @@ from models.networks import lowbits
 from models.networks import specdec as block_networks
 from models.networks.lowbits import Format
 from models.networks.specdec import Block
-from models.networks.transformer import FINAL, SkippedLayers
+from models.networks.transformer import SkippedLayers
 from specjax import drafters, low_cache, shapes
 from specjax import siblings as siblings_lib
-from specjax.adaptive import policies
+from specjax.adaptive.policies import GRAMMAR as POLICIES
 from specjax.adaptive.policies import Policy
 from specjax.adaptive.rungs import Rungs, make_rungs
 from specjax.calls import Grammar
@@ -172,28 +171,6 @@ def canonical(config: Mapping[str, Any]) -> str:
   return DRAFTERS.canonical(config["drafter"])
 
 
-def recording(drafting: Drafting, tokens: int, *, width: int = 0) -> Drafting:
-  """The same with drafts all so deep, and kept until the next round.
-
-  Args:
-    drafting: of chains that a policy could end.
-    tokens: G.
-    width: H, of the draft's hidden states that are kept too; 0 for none.
-
-  Raises:
-    ValueError: if no policy could.
-  """
-  if not drafting.takes_policy or not drafting.tree.is_chain:
-    raise ValueError(
-      "depths are decided for chains that are drafted token by token (model, "
-      "layer_skip, quantised_self, eagle, eagle3, mtp, assistant), got "
-      f"{drafting.name!r}"
-    )
-  return tried(
-    drafting.of_form(tokens=tokens, policy=policies.recorded(width=width))
-  )
-
-
 def holds_model(path: str) -> bool:
   """True if a checkpoint is a model of its own."""
   return not head_checkpoints.is_head(path) and not block_networks.is_block(
@@ -244,15 +221,13 @@ def source(drafting: Drafting, models: Any) -> tuple[Any, Any]:
   Raises:
     ValueError: if a head is of another kind.
   """
-  policy = drafting.policy
-  features = (FINAL,) if policy is not None and policy.width else ()
   if drafting.reads == "layers":
     skipped = drafting.skipped or layers.read(drafting.checkpoint)
-    return models.target.functions(skipped, features), None
+    return models.target.functions(skipped, ()), None
   if drafting.reads == "weights":
     low, path = models.draft, drafting.checkpoint
     skipped = layers.read(path) if path else SkippedLayers()
-    return low.functions(skipped, features), low.params
+    return low.functions(skipped, ()), low.params
   if drafting.reads in ("head", "mtp"):
     head = models.draft
     if head.kind != drafting.name:
@@ -267,7 +242,7 @@ def source(drafting: Drafting, models: Any) -> tuple[Any, Any]:
     return None, models.draft
   corpus = retrieval.index(drafting.corpus, models) if drafting.corpus else None
   if drafting.reads == "model":
-    functions = models.draft.functions(SkippedLayers(), features)
+    functions = models.draft.functions(SkippedLayers(), ())
     if drafting.name != "rasd":
       return functions, models.draft.params
     return functions, Parts(model=models.draft.params, corpus=corpus)

@@ -30,41 +30,26 @@ from specjax.types import Commit, Context, Draft, Drafter, Params
 
 
 @struct
-class Parts:
-  """`Params.draft`, where the policy has parameters of its own.
-
-  Attributes:
-    drafter: the drafter's, or None.
-    policy: what `Policy.accepts` is given first.
-  """
-
-  drafter: Any
-  policy: Any
-
-
-@struct
 class Drawn:
   """Record of a draft until its round is over; G = 0 if nothing is recorded.
 
   Attributes:
-    top, confidence, hidden: as `Finished` has them.
+    top, confidence: as `Finished` has them.
     log_p: `f32[B, G]`, of its tokens, in the laws that they were drawn from.
     drafted: `i32[B]`, how many of them were drafted.
   """
 
   top: Array
   confidence: Array
-  hidden: Array
   log_p: Array
   drafted: Array
 
   @classmethod
-  def zeros(cls, rows: int, depth: int, width: int) -> "Drawn":
+  def zeros(cls, rows: int, depth: int) -> "Drawn":
     """The record of a draft without tokens."""
     each = jnp.zeros((rows, depth), jnp.float32)
     return cls(
-      top=each, confidence=each,
-      hidden=jnp.zeros((rows, depth, width), jnp.float32), log_p=each,
+      top=each, confidence=each, log_p=each,
       drafted=jnp.zeros(rows, jnp.int32),
     )  # fmt: skip
 
@@ -86,29 +71,24 @@ class State:
   passes: Array
 
 
-# The logits after the newest tokens, `f32[B, W, V']`, and the hidden states
-# that they were read of, `f[B, W, H]`, or None.
-Said = tuple[Array, Array | None]
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Passes:
   """A round's passes of something that drafts a chain, or a tree by levels.
 
   Attributes:
     carry: what they begin with, a pytree.
-    first: `(carry, goes bool[B]) -> (Said, carry, passes i32[])`: what is said
-      after the root, and how many passes that took.
-    feed: `(carry, depth, tokens i32[B, W]) -> (Said, carry)`; a chain has one
-      token at each depth.
+    first: `(carry, goes bool[B]) -> (logits, carry, passes i32[])`: those after
+      the root, `f32[B, 1, V']`, and how many passes that took.
+    feed: `(carry, depth, tokens i32[B, W]) -> (logits f32[B, W, V'], carry)`; a
+      chain has one token at each depth.
     close: `(carry, fed) -> (own state, target's cache)`, after so many levels
       were fed, `i32[]`, -1 if not even the first pass was made.
     before: passes that the round has made already.
   """
 
   carry: Any
-  first: Callable[[Any, Array], tuple[Said, Any, Array]]
-  feed: Callable[[Any, int, Array], tuple[Said, Any]]
+  first: Callable[[Any, Array], tuple[Array, Any, Array]]
+  feed: Callable[[Any, int, Array], tuple[Array, Any]]
   close: Callable[[Any, Array], tuple[Any, Cache]]
   before: int = 0
 
@@ -149,17 +129,16 @@ def drafter(
   def init(params, batch, slots, inputs):
     kept = 0 if policy.learn is None else most
     return State(
-      inner=inner.init(_of_drafter(params), batch, slots, inputs),
+      inner=inner.init(params, batch, slots, inputs),
       memory=policy.begin(batch, most),
-      drawn=Drawn.zeros(batch, kept, policy.width if kept else 0),
+      drawn=Drawn.zeros(batch, kept),
       passes=jnp.zeros((), jnp.int32),
     )
 
   def propose(params, state: State, target_cache, context):
-    passes = begin(_of_drafter(params), state.inner, target_cache, context)
-    learned = params.draft.policy if isinstance(params.draft, Parts) else None
+    passes = begin(params, state.inner, target_cache, context)
     return _draw(
-      policy, learned, state, passes, context, tree=tree,
+      policy, state, passes, context, tree=tree,
       siblings=inner.siblings, vocab_size=vocab_size,
     )  # fmt: skip
 
@@ -167,7 +146,7 @@ def drafter(
     # A text that goes on is a prompt: nothing is known of what follows it.
     return dataclasses.replace(
       state,
-      inner=inner.prefill(_of_drafter(params), state.inner, commit),
+      inner=inner.prefill(params, state.inner, commit),
       memory=policy.begin(len(commit.length), most),
     )
 
@@ -175,7 +154,7 @@ def drafter(
     memory = state.memory
     if policy.learn is not None:
       memory = policy.learn(memory, _finished(state.drawn, commit))
-    after = inner.commit(_of_drafter(params), state.inner, commit)
+    after = inner.commit(params, state.inner, commit)
     return dataclasses.replace(state, inner=after, memory=memory)
 
   def row_axes(state: State) -> Any:
@@ -202,13 +181,6 @@ def drafter(
   )
 
 
-def _of_drafter(params: Params) -> Params:
-  """The parameters without the policy's."""
-  if not isinstance(params.draft, Parts):
-    return params
-  return dataclasses.replace(params, draft=params.draft.drafter)
-
-
 def _finished(drawn: Drawn, commit: Commit) -> Finished:
   """The round that a draft was made for."""
   assert commit.target_log_probs is not None  # of a round
@@ -219,7 +191,6 @@ def _finished(drawn: Drawn, commit: Commit) -> Finished:
   return Finished(
     top=drawn.top,
     confidence=drawn.confidence,
-    hidden=drawn.hidden,
     accept=laws.acceptance(log_q.astype(jnp.float32), drawn.log_p),
     drafted=drawn.drafted,
     kept=commit.count - 1,
@@ -229,7 +200,6 @@ def _finished(drawn: Drawn, commit: Commit) -> Finished:
 
 def _draw(
   policy: Policy,
-  params: Any,
   state: State,
   passes: Passes,
   context: Context,
@@ -261,27 +231,20 @@ def _draw(
 
     def go_on(carry, level=level, goes=goes, newest=tokens[-1]):
       if level == 0:
-        said, carry, count = passes.first(carry, goes)
+        logits, carry, count = passes.first(carry, goes)
       else:
-        said, carry = passes.feed(carry, level, newest)
+        logits, carry = passes.feed(carry, level, newest)
         count = jnp.ones((), jnp.int32)
-      logits, hidden = said
       logits = logits[:, 0, :vocab_size]
       law = laws.heal(warp.warp(logits[:, None], context.sampling)[:, 0])
-      if hidden is not None:
-        hidden = hidden[:, 0] if policy.width else None
-      return (law, depth_lib.plain_law(logits), hidden), carry, count
+      return (law, depth_lib.plain_law(logits)), carry, count
 
-    said, _, _ = jax.eval_shape(go_on, carry)
-    _check_width(policy, said[2])
-    (law, plain, hidden), carry, count = _if_any(goes, go_on, carry, even)
+    (law, plain), carry, count = _if_any(goes, go_on, carry, even)
     made, fed = made + count, fed + (count > 0)
     drawn = context.draw(range(level + 1, level + 2), law[:, None])[:, 0]
     token = Token(
       top=jnp.exp(jnp.max(plain, axis=-1)),
       confidence=jnp.exp(laws.token_log_prob(plain, drawn)),
-      hidden=hidden,
-      temperature=context.sampling.temperature,
     )
     tokens.append(drawn[:, None])
     present.append(goes[:, None])
@@ -289,7 +252,7 @@ def _draw(
     known.append(token)
     log_p.append(laws.token_log_prob(law, drawn).astype(jnp.float32))
     if level + 1 < depth:
-      accept = policy.accepts(params, state.memory, token)
+      accept = policy.accepts(state.memory, token)
       seen = Seen(
         level=level + 1,
         bins=estimates.bin_of(token.top),
@@ -312,9 +275,6 @@ def _draw(
       top=stacked("top"),
       confidence=stacked("confidence"),
       log_p=jnp.stack(log_p, axis=1),
-      hidden=stacked("hidden").astype(jnp.float32)
-      if policy.width
-      else kept.hidden,
     )
   count = jnp.sum(here[:, 1:], axis=1, dtype=jnp.int32)
   state = dataclasses.replace(
@@ -354,13 +314,3 @@ def _if_any(
     lambda now: function(now[1]),
     (said, carry, jnp.zeros((), jnp.int32)),
   )
-
-
-def _check_width(policy: Policy, hidden: Any) -> None:
-  """Raises ValueError unless hidden states are as wide as the policy reads."""
-  width = 0 if hidden is None else hidden.shape[-1]
-  if width != policy.width:
-    raise ValueError(
-      f"depth {policy.name} reads hidden states of width {policy.width}, and "
-      f"the draft gives {width or 'none'}"
-    )

@@ -37,8 +37,6 @@ class Finished:
     top: `f32[B, G]`, the largest probability of the law that each token was
       drawn from, at temperature 1.
     confidence: `f32[B, G]`, the token's own in that.
-    hidden: `f[B, G, H]`, hidden states of the draft that the laws were read
-      of; H is 0 but for a policy with a `width`.
     accept: `f32[B, G]`, `min(1, q / p)` of each token.
     drafted: `i32[B]`, number of drafted tokens.
     kept: `i32[B]`, number of them that were committed.
@@ -48,21 +46,19 @@ class Finished:
 
   top: Array
   confidence: Array
-  hidden: Array
   accept: Array
   drafted: Array
   kept: Array
   active: Array
 
   @classmethod
-  def zeros(cls, rows: int, depth: int, width: int = 0) -> "Finished":
+  def zeros(cls, rows: int, depth: int) -> "Finished":
     """An empty round."""
     each = jnp.zeros((rows, depth), jnp.float32)
     none = jnp.zeros(rows, jnp.int32)
     return cls(
-      top=each, confidence=each,
-      hidden=jnp.zeros((rows, depth, width), jnp.float32), accept=each,
-      drafted=none, kept=none, active=jnp.zeros(rows, bool),
+      top=each, confidence=each, accept=each, drafted=none, kept=none,
+      active=jnp.zeros(rows, bool),
     )  # fmt: skip
 
 

@@ -8,17 +8,16 @@ stays lossless (docs/drafting.md has the proof).
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
 from specjax import laws
 from specjax.adaptive import estimates
-from specjax.adaptive.estimates import BINS, Estimates, Finished
+from specjax.adaptive.estimates import Estimates, Finished
 from specjax.calls import Grammar
 from specjax.structs import struct
 
@@ -30,15 +29,10 @@ class Token:
   Attributes:
     top: `f32[B]`, the largest probability of its law at temperature 1.
     confidence: `f32[B]`, its own probability in that law.
-    hidden: `f[B, H]`, the draft's hidden state that gave the law; None where
-      the draft returns none.
-    temperature: `f32[B]`, of the sampling.
   """
 
   top: Array
   confidence: Array
-  hidden: Array | None
-  temperature: Array
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,8 +56,8 @@ class Seen:
   memory: Any
 
 
-def _sure(params: Any, memory: Any, token: Token) -> Array:
-  del params, memory
+def _sure(memory: Any, token: Token) -> Array:
+  del memory
   return jnp.ones_like(token.top)
 
 
@@ -75,14 +69,11 @@ class Policy:
     name: as in `get`, with its parameters.
     gain: `Seen -> f32[B]`.
     price: `Seen -> f32[B]`.
-    accepts: `(own parameters, memory, Token) -> f32[B]`, the chance that a
-      token is accepted if those before it are.
+    accepts: `(memory, Token) -> f32[B]`, the chance that a token is accepted if
+      those before it are.
     begin: `(rows, G) -> memory`, a pytree whose arrays have rows first.
     learn: `(memory, Finished) -> memory`, after a round; None: nothing is
       learned, and nothing of a round is kept until it is over.
-    shared: whether all rows go on as long as the mean gain is above the mean
-      price, of the rows that are allowed so deep (on a mesh, of a device's).
-    width: H, of the draft's hidden states that it reads; 0 for none.
     most: tokens that no row goes beyond, whatever is drafted; where nothing is
       learned deeper passes are not even compiled. None: all that the tree has.
   """
@@ -90,22 +81,16 @@ class Policy:
   name: str
   gain: Callable[[Seen], Array]
   price: Callable[[Seen], Array]
-  accepts: Callable[[Any, Any, Token], Array] = _sure
+  accepts: Callable[[Any, Token], Array] = _sure
   begin: Callable[[int, int], Any] = lambda rows, depth: ()
   learn: Callable[[Any, Finished], Any] | None = None
-  shared: bool = False
-  width: int = 0
   most: int | None = None
 
   def goes_on(self, seen: Seen, allowed: Array) -> Array:
     """`bool[B]`, rows that draft the next token, of those that may."""
     if self.most is not None and seen.level >= self.most:
       return jnp.zeros_like(allowed)
-    gain, price = self.gain(seen), self.price(seen)
-    if self.shared:
-      total = lambda x: jnp.sum(jnp.where(allowed, x, 0))
-      gain, price = total(gain), total(price)
-    return allowed & (gain > price)
+    return allowed & (self.gain(seen) > self.price(seen))
 
 
 def fixed(depth: int = 6) -> Policy:
@@ -114,24 +99,6 @@ def fixed(depth: int = 6) -> Policy:
     raise ValueError(f"depth must be >= 0, got {depth}")
   return Policy(
     name=str(depth), gain=_constant(1.0), price=_constant(0.0), most=depth
-  )
-
-
-def recorded(*, width: int = 0) -> Policy:
-  """Drafts all tokens, and keeps the last round in the state, for studies.
-
-  Args:
-    width: of the draft's hidden states, if they are to be kept too.
-  """
-  if width < 0:
-    raise ValueError(f"width must be >= 0, got {width}")
-  return Policy(
-    name=f"recorded(width={width})",
-    gain=lambda seen: seen.survival,
-    price=_constant(0.0),
-    begin=lambda rows, depth: Finished.zeros(rows, depth, width),
-    learn=lambda memory, round_: round_,
-    width=width,
   )
 
 
@@ -242,12 +209,12 @@ def optimal(*, cost: float = 0.1, rows: int = 1) -> Policy:
   over its rounds, so that every round is a step of Dinkelbach's iteration.
 
   A batch pays for a level as long as any of its rows goes on, so that for all
-  rows together a level pays if their mean gain is above their mean price
-  (`together`). A row knows its own gain alone. Of the others it supposes that
-  they are as itself in a round of any kind, whatever this round is: its gain is
-  the mean of its own and of `rows - 1` typical ones (`Estimates.typical`). For
-  many rows that is a static depth, the best one by its own acceptances, as it
-  should be; and a row still depends on no other.
+  rows together a level pays if their mean gain is above their mean price. A row
+  knows its own gain alone. Of the others it supposes that they are as itself in
+  a round of any kind, whatever this round is: its gain is the mean of its own
+  and of `rows - 1` typical ones (`Estimates.typical`). For many rows that is a
+  static depth, the best one by its own acceptances, as it should be; and a row
+  still depends on no other.
 
   Args:
     cost: of a pass of the draft over one token, for all rows, where a round
@@ -274,68 +241,6 @@ def by_rate(
   return _estimating(name, gain, lambda seen: seen.memory.rate * cost, cost)
 
 
-def predicted(
-  accepts: Callable[[Any, Token], Array],
-  *,
-  width: int,
-  threshold: float = 0.7,
-  head: str = "",
-) -> Policy:
-  """Stops once P(some drafted token is rejected) is above the threshold.
-
-  SpecDec++ (Huang et al., COLM 2025): a trained head says how likely each token
-  is accepted, and the row stops once one minus their product is above the
-  threshold. The newest token is kept.
-
-  Args:
-    accepts: `(parameters, Token) -> f32[B]`; the parameters are those of
-      `adaptive.Parts`.
-    width: H, of the draft's hidden states that it reads.
-    threshold: the released code has 0.3.
-    head: what it is called, for names.
-  """
-  _check_share("threshold", threshold)
-  return Policy(
-    name=f"predicted(head={head},threshold={threshold:g})",
-    gain=lambda seen: seen.survival,
-    price=_constant(1 - threshold),
-    accepts=lambda params, memory, token: accepts(params, token),
-    width=width,
-  )
-
-
-def table(limits: Sequence[Sequence[float]] | np.ndarray) -> Policy:
-  """Goes on while survival is above a limit of its level and bin.
-
-  Args:
-    limits: `f[G, BINS + 1]`, as `specjax.theory.stopping.thresholds` says for
-      the process of a pair: the optimum of that process.
-  """
-  limits = np.asarray(limits, np.float32)
-  if limits.ndim != 2 or limits.shape[1] != BINS + 1:
-    raise ValueError(
-      f"limits must be [levels, {BINS + 1}], got shape {limits.shape}"
-    )
-
-  def price(seen):
-    if seen.level >= len(limits):
-      return jnp.full_like(seen.survival, jnp.inf)
-    return jnp.asarray(limits[seen.level])[seen.bins]
-
-  return _estimating("table", lambda seen: seen.survival, price)
-
-
-def together(policy: Policy) -> Policy:
-  """The policy with one depth for all rows, by their mean gain and price.
-
-  A row's law stays what it was, and the rows stay independent; but which tokens
-  a seed gives then depends on the rows beside it.
-  """
-  return dataclasses.replace(
-    policy, name=f"together({policy.name})", shared=True
-  )
-
-
 def _estimating(
   name: str,
   gain: Callable[[Seen], Array],
@@ -347,7 +252,7 @@ def _estimating(
     name=name,
     gain=gain,
     price=price,
-    accepts=lambda params, memory, token: memory.acceptance(
+    accepts=lambda memory, token: memory.acceptance(
       estimates.bin_of(token.top)
     ),
     begin=lambda rows, depth: Estimates.zeros(rows),
@@ -370,7 +275,6 @@ def _check_share(name: str, value: float) -> None:
 
 FACTORIES: dict[str, Callable[..., Policy]] = {
   "fixed": fixed,
-  "recorded": recorded,
   "confidence": confidence,
   "exits": exits,
   "survival": survival,

@@ -72,12 +72,10 @@ def assistant(
 
     def first(hidden, goes):
       del goes
-      said = ask(context.root, hidden)
-      return said, said[1], jnp.ones((), jnp.int32)
+      return *ask(context.root, hidden), jnp.ones((), jnp.int32)
 
     def feed(hidden, depth, drawn):
-      said = ask(drawn, hidden[:, levels.parents(tree, depth)])
-      return said, said[1]
+      return ask(drawn, hidden[:, levels.parents(tree, depth)])
 
     return chains.Passes(
       carry=state[:, None],

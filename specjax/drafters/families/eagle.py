@@ -144,8 +144,7 @@ def of_head(
 
     def first(carry, goes):
       del goes
-      said = root.logits[:, None], root.hidden[:, None]
-      return said, carry, jnp.zeros((), jnp.int32)
+      return root.logits[:, None], carry, jnp.zeros((), jnp.int32)
 
     def feed(carry, depth, drawn):
       hidden, cache = carry
@@ -157,7 +156,7 @@ def of_head(
         positions=levels.positions(_place(context), depth, drawn),
         mask=levels.mask(tree, depth),
       )
-      return (logits, hidden), (hidden, cache)
+      return logits, (hidden, cache)
 
     def close(carry, fed):
       del fed

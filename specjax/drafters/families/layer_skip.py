@@ -117,7 +117,7 @@ def on_targets_cache(
         positions=levels.positions(root, depth, drawn),
         mask=levels.mask(tree, depth),
       )
-      return (output.logits, output.features), cache.replace(length=root)
+      return output.logits, cache.replace(length=root)
 
     def first(cache, goes):
       del goes  # the target's cache lacks nothing

@@ -176,9 +176,8 @@ def _with_policy(
       output, cache = feed_at(cache, start, _WINDOW)
       held = jnp.where(held >= start, root, held)
       carry = (cache.replace(length=root), held, held == root)
-      newest = lambda x: take_node(x, root - 1 - start)[:, None]
-      said = jax.tree.map(newest, (output.logits, output.features))
-      return said, carry, count
+      newest = take_node(output.logits, root - 1 - start)
+      return newest[:, None], carry, count
 
     def feed(carry, depth, drawn):
       cache, *rest = carry
@@ -189,7 +188,7 @@ def _with_policy(
         positions=levels.positions(root - 1, depth, drawn),
       )
       carry = (cache.replace(length=root), *rest)
-      return (output.logits, output.features), carry
+      return output.logits, carry
 
     def close(carry, fed):
       cache, held, whole = carry

@@ -380,7 +380,7 @@ def _feed(
   caches = (*level.caches[:number], cache, *level.caches[number + 1 :])
   hidden = jnp.concatenate([drawn_after, fed[:, :, -1:]], axis=2)
   level = _Level(path=path, fed=fed, hidden=hidden, caches=caches)
-  return apart(logits)[:, :, -1], fed[:, :, -1], level
+  return apart(logits)[:, :, -1], level
 
 
 def _grow(
@@ -396,22 +396,16 @@ def _grow(
   """A draft of a tree, and the layers' caches with its nodes."""
   feed = functools.partial(_feed, models, params, root)
   if tree.form is Form.FREE:
-
-    def next_level(level, depth, tokens, parents):
-      logits, _, level = feed(level, depth, tokens, parents)
-      return logits, level
-
     top_k = tree.max_children
     draft, level = best_first.draft_tree(
-      root.logits, next_level, _begin(root), context,
+      root.logits, feed, _begin(root), context,
       tree=tree, width=top_k, children=top_k, vocab_size=vocab_size,
     )  # fmt: skip
     return draft, level.caches
 
   def next_nodes(level, depth, drawn):
     parents = jnp.broadcast_to(levels.parents(tree, depth), drawn.shape)
-    logits, _, level = feed(level, depth, drawn, parents)
-    return logits, level
+    return feed(level, depth, drawn, parents)
 
   draft, level = levels.draw_tree(
     root.logits, next_nodes, _begin(root), context,
@@ -450,15 +444,12 @@ def _begin_chain(
 
   def first(level, goes):
     del goes
-    said = root.logits[:, None], root.hidden[0][:, None]
-    return said, level, jnp.zeros((), jnp.int32)
+    return root.logits[:, None], level, jnp.zeros((), jnp.int32)
 
   def next_node(level, depth, drawn):
     above = _sized(level, depth - 1)
-    logits, hidden, level = _feed(
-      models, params, root, above, depth, drawn, parents
-    )
-    return (logits, hidden), _sized(level, most)
+    logits, level = _feed(models, params, root, above, depth, drawn, parents)
+    return logits, _sized(level, most)
 
   def close(level, fed):
     del fed

@@ -168,14 +168,9 @@ def proposer(
   def propose(params, state, target_cache, context):
     passes = begin(params, state, target_cache, context)
     every_row = jnp.ones(context.length.shape, bool)
-    (logits, _), carry, _ = passes.first(passes.carry, every_row)
-
-    def feed(carry, depth, drawn):
-      (logits, _), carry = passes.feed(carry, depth, drawn)
-      return logits, carry
-
+    logits, carry, _ = passes.first(passes.carry, every_row)
     draft, carry = draw_tree(
-      logits[:, 0], feed, carry, context, tree=tree, siblings=siblings,
+      logits[:, 0], passes.feed, carry, context, tree=tree, siblings=siblings,
       vocab_size=vocab_size,
     )  # fmt: skip
     return draft, *passes.close(carry, jnp.int32(tree.max_depth - 1))

@@ -13,7 +13,7 @@ from decoding import BUDGETS, DRAFT, MODEL, PARAMS, TARGET, VOCAB, rows_of
 
 import specjax
 from specjax import drafters, random
-from specjax.adaptive import chains, estimates, policies
+from specjax.adaptive import estimates, policies
 from specjax.drafters.families import model
 from specjax.tree import Tree, chain, paths
 from specjax.types import LanguageModel
@@ -21,13 +21,6 @@ from specjax.types import LanguageModel
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
 DEPTH = 4
-
-
-HEAD = np.random.default_rng(3).normal(size=13).astype(np.float32)
-WITH_HEAD = dataclasses.replace(
-  PARAMS, draft=chains.Parts(drafter=PARAMS.draft, policy=jnp.asarray(HEAD))
-)
-PREDICTED = policies.predicted(toys.chance, width=1, threshold=0.5)
 
 
 def of_model(policy, draft: LanguageModel = MODEL, tree=None):
@@ -39,12 +32,8 @@ def of_model(policy, draft: LanguageModel = MODEL, tree=None):
 @functools.cache
 def make(policy: str, family="model", rule="token", depth=DEPTH):
   find = policies.get
-  if policy == "predicted":
-    drafter = of_model(PREDICTED, toys.table_model(VOCAB, layers=1))
-  elif family == "model":
+  if family == "model":
     drafter = of_model(find(policy), tree=chain(depth))
-  elif family == "together":
-    drafter = of_model(policies.together(find(policy)))
   elif family == "layer_skip":
     drafter = drafters.layer_skip(
       MODEL, tree=chain(depth), vocab_size=VOCAB, policy=find(policy)
@@ -71,7 +60,6 @@ SURVIVAL = "survival(threshold=0.45)"
   [
     (SURVIVAL, "model"),
     ("confidence(threshold=0.3)", "layer_skip"),
-    ("predicted", "model"),
     pytest.param("optimal(cost=0.3)", "model", marks=pytest.mark.heavy),
     pytest.param("optimal(cost=0.3,rows=4)", "model", marks=pytest.mark.heavy),
     pytest.param(SURVIVAL, "eagle", marks=pytest.mark.heavy),
@@ -79,9 +67,8 @@ SURVIVAL = "survival(threshold=0.45)"
 )
 def test_a_row_emits_what_it_does_among_copies_of_itself(policy, family):
   decoder = make(policy, family)
-  params = WITH_HEAD if policy == "predicted" else PARAMS
-  decode = lambda state: decoding.decode(decoder, state, params)
-  whole = decode(decoding.start(decoder, params=params))
+  decode = lambda state: decoding.decode(decoder, state)
+  whole = decode(decoding.start(decoder))
   actual = rows_of(whole)
   drafted = np.asarray(whole.counters.num_drafted)
   calls = np.asarray(whole.counters.num_target_calls)
@@ -90,7 +77,7 @@ def test_a_row_emits_what_it_does_among_copies_of_itself(policy, family):
   emitted = np.asarray(whole.length - whole.prompt_length)
   np.testing.assert_array_equal(emitted, BUDGETS)
   for row in range(3):
-    copies = decoding.start(decoder, rows=[row] * 5, params=params)
+    copies = decoding.start(decoder, rows=[row] * 5)
     assert rows_of(decode(copies)) == [actual[row]] * 5
 
 
@@ -399,45 +386,6 @@ def test_a_policy_ends_single_paths(tree):
     of_model(policies.get("survival"), tree=tree)
 
 
-def test_a_head_reads_what_the_draft_gives():
-  start = functools.partial(decoding.start, params=WITH_HEAD)
-  for layers, given in ((0, "none"), (2, "2")):
-    drafter = of_model(PREDICTED, toys.table_model(VOCAB, layers=layers))
-    decoder = specjax.make_decoder(MODEL, drafter=drafter)
-    with pytest.raises(ValueError, match=f"of width 1, and .* gives {given}"):
-      jax.eval_shape(lambda d=decoder: d.step(WITH_HEAD, start(d)))
-
-
-def test_a_head_ends_a_row_at_the_product_of_what_it_says():
-  """Against a loop over rows and tokens, of the numbers that it is given."""
-  decoder = make("predicted")
-  state = decoding.start(decoder, params=WITH_HEAD, temperature=0.7)
-  depths = set()
-  for _ in range(5):
-    before, texts = state, rows_of(state)
-    state, info = decoding.jitted(decoder, "step")(WITH_HEAD, state)
-    tokens = np.asarray(info.draft.tokens)
-    present = np.asarray(info.draft.topology().present).sum(axis=1) - 1
-    for row in np.flatnonzero(~np.asarray(before.done)):
-      text, alive, expected = texts[row], 1.0, 0
-      while expected < DEPTH and alive > 0.5:
-        drafted = int(tokens[row, expected + 1])
-        seen = policies.Token(
-          top=None, confidence=law_after(text)[drafted],
-          hidden=np.array([hash_of(text)]), temperature=np.float32(0.7),
-        )  # fmt: skip
-        alive *= float(toys.chance(jnp.asarray(HEAD), seen))
-        text, expected = [*text, drafted], expected + 1
-      assert present[row] == expected
-      depths.add(expected)
-  assert len(depths) > 2
-
-
-def hash_of(text) -> int:
-  """Output of `toys.table_model(VOCAB, layers=1)` at its last token."""
-  return int(toys.context_logits(np.arange(len(DRAFT)), text))
-
-
 def test_a_batch_of_rows_supposes_typical_neighbours():
   """By hand: with many rows a level pays by the row's mean, not by this one."""
   rows, bins = 1, jnp.zeros(1, jnp.int32)
@@ -464,47 +412,13 @@ def test_a_batch_of_rows_supposes_typical_neighbours():
   assert [goes(1, s, 2) for s in (0.35, 0.45)] == [False, True]
 
 
-def seen_after(level, survival, bins):
-  rows = len(survival)
-  return policies.Seen(
-    level=level, bins=jnp.array(bins), confidence=jnp.full(rows, jnp.inf),
-    survival=jnp.array(survival), memory=estimates.Estimates.zeros(rows),
-  )  # fmt: skip
-
-
-def test_a_table_ends_rows_at_the_limit_of_their_bin_and_behind_its_levels():
-  limits = np.full((2, estimates.BINS + 1), 0.5)
-  limits[1, 3] = 0.2
-  policy, all_rows = policies.table(limits), jnp.ones(3, bool)
-  goes = lambda level: policy.goes_on(
-    seen_after(level, [0.3, 0.3, 0.6], [3, 4, 4]), all_rows
-  ).tolist()
-  assert goes(0) == [False, False, True]
-  assert goes(1) == [True, False, True]
-  assert goes(2) == [False] * 3
-
-
-def test_rows_that_draft_together_ask_only_those_that_may():
-  policy = policies.together(
-    policies.table(np.full((1, estimates.BINS + 1), 0.5))
-  )
-  seen = seen_after(0, [0.9, 0.2, 0.3], [0, 0, 0])
-  goes = lambda *allowed: policy.goes_on(seen, jnp.array(allowed)).tolist()
-  assert goes(True, True, False) == [True, True, False]  # 1.1 against 1
-  assert goes(True, True, True) == [False] * 3  # 1.4 against 1.5
-  at_root = policies.together(policies.confidence(threshold=0.9))
-  assert at_root.goes_on(seen, jnp.array([True, False, True])).tolist() == [
-    True, False, True,
-  ]  # fmt: skip
-
-
 def test_a_policy_sees_the_drafts_own_law_whatever_the_temperature():
   """The bin of its largest probability, and a product, as in plain Python."""
   odd = policies.Policy(
     name="odd",
     gain=lambda seen: seen.survival * (seen.bins % 2),
     price=lambda seen: jnp.full_like(seen.survival, 0.4),
-    accepts=lambda params, memory, token: jnp.full_like(token.top, 0.7),
+    accepts=lambda memory, token: jnp.full_like(token.top, 0.7),
   )  # 0.7 ** 2 is enough, and 0.7 ** 3 is not
   decoder = specjax.make_decoder(MODEL, drafter=of_model(odd), rule="token")
   state = decoding.start(decoder, temperature=0.3)
@@ -539,12 +453,16 @@ def test_a_policy_is_one():
     of_model("survival")
 
 
-def test_the_last_round_can_be_recorded():
-  """All of it: what a study replays, and a head learns from."""
-  model = toys.table_model(VOCAB, layers=1)
-  decoder = specjax.make_decoder(
-    MODEL, drafter=of_model(policies.recorded(width=1), model)
+def test_a_policy_learns_from_the_last_round():
+  """What it is given: laws, acceptances and counts of each row."""
+  recording = policies.Policy(
+    name="recording",
+    gain=lambda seen: seen.survival,
+    price=lambda seen: jnp.zeros_like(seen.survival),
+    begin=estimates.Finished.zeros,
+    learn=lambda memory, round_: round_,
   )
+  decoder = specjax.make_decoder(MODEL, drafter=of_model(recording))
   state = decoding.start(decoder, temperature=0.7)
   before = rows_of(state)
   state, info = jax.jit(decoder.step)(PARAMS, state)
@@ -561,7 +479,6 @@ def test_the_last_round_can_be_recorded():
       warped = [law ** (1 / 0.7) / (law ** (1 / 0.7)).sum() for law in (p, q)]
       drawn_from, verified = (law[drafted] for law in warped)
       near(actual.accept[row, level], min(1, verified / drawn_from))
-      assert int(actual.hidden[row, level, 0]) == hash_of(text)
       text = [*text, drafted]
   assert actual.drafted.tolist() == [DEPTH] * 5
   assert actual.kept.tolist() == (np.asarray(info.num_emitted) - 1).tolist()

@@ -18,7 +18,7 @@ import toys
 
 import specjax
 from specjax import drafters, exact, rules, warp
-from specjax.adaptive import chains, policies
+from specjax.adaptive import policies
 from specjax.siblings import IID
 from specjax.tree import Form, chain
 
@@ -30,26 +30,12 @@ TARGET = toys.table(VOCAB, seed=0).astype(np.float64)
 DRAFT = toys.near(TARGET, noise=1.0, seed=1).astype(np.float64)
 MODEL = toys.table_model(VOCAB)
 
-HEAD = np.random.default_rng(6).normal(scale=0.5, size=7)
-
-
-def chance(params, token):
-  """A head's number: sure of tokens that the draft is sure of."""
-  row = params[token.hidden[:, 0].astype(int) % len(HEAD)]
-  return jax.nn.sigmoid(row + 8 * (token.confidence - 0.4))
-
-
 POLICIES = {
   "2": policies.get("2"),
   "confidence": policies.get("confidence(threshold=0.5)"),
   "survival": policies.get("survival(threshold=0.62)"),
   "optimal": policies.get("optimal(cost=0.4)"),
-  "table": policies.table(
-    np.linspace(0.1, 1.1, DEPTH * (policies.BINS + 1)).reshape(DEPTH, -1)
-  ),
   "batch": policies.get("optimal(cost=0.4,rows=3)"),
-  "predicted": policies.predicted(chance, width=1, threshold=0.5),
-  "together": policies.together(policies.get("confidence(threshold=0.5)")),
   "exits": policies.get("exits(threshold=0.5, acceptance=0.6)"),
 }
 # All lossless rules of chains that may end early.
@@ -58,7 +44,7 @@ CHAIN_RULES = (
   "block_transport",
 )  # fmt: skip
 ALWAYS = [
-  ("confidence", "token"), ("survival", "block"), ("predicted", "block"),
+  ("confidence", "token"), ("survival", "block"),
   ("exits", "token"), ("exits", "block"),
 ]  # fmt: skip
 CASES = [
@@ -73,16 +59,14 @@ CASES = [
 ]
 
 
-def params(policy=None):
+def params():
   draft = jnp.asarray(DRAFT)
-  if policy is not None and policy.width:
-    draft = chains.Parts(drafter=draft, policy=jnp.asarray(HEAD))
   return specjax.Params(target=jnp.asarray(TARGET), draft=draft)
 
 
-def learned(decoder, rounds=4, policy=None):
+def learned(decoder, rounds=4):
   """A state of one row after some rounds."""
-  given = params(policy)
+  given = params()
   state = decoder.init(
     given, np.array([[1, 0]]), [2], jax.random.key(0), buffer_length=32,
     max_new_tokens=30,
@@ -90,22 +74,21 @@ def learned(decoder, rounds=4, policy=None):
   return jax.jit(decoder.steps)(given, state, rounds)
 
 
-def error(drafter, rule: str, policy=None) -> float:
+def error(drafter, rule: str) -> float:
   return exact_cases.round_error(
-    drafter, rule, model=MODEL, target=TARGET, draft=params(policy).draft,
+    drafter, rule, model=MODEL, target=TARGET, draft=params().draft,
     rounds=4,
   )  # fmt: skip
 
 
 def under(policy, draft=drafters.model):
-  model = toys.table_model(VOCAB, layers=1) if policy.width else MODEL
-  return draft(model, tree=chain(DEPTH), vocab_size=VOCAB, policy=policy)
+  return draft(MODEL, tree=chain(DEPTH), vocab_size=VOCAB, policy=policy)
 
 
 @pytest.mark.parametrize(("policy", "rule"), CASES)
 def test_a_round_under_a_policy_has_the_targets_law(policy, rule):
   policy = POLICIES[policy]
-  assert error(under(policy), rule, policy) < LIMIT
+  assert error(under(policy), rule) < LIMIT
 
 
 def test_no_lossless_rule_of_chains_that_may_end_is_left_out():
@@ -120,12 +103,12 @@ def test_no_lossless_rule_of_chains_that_may_end_is_left_out():
   assert actual - {"gumbel_list"} == set(CHAIN_RULES)
 
 
-@pytest.mark.parametrize("policy", ["confidence", "predicted"])
+@pytest.mark.parametrize("policy", ["confidence", "survival"])
 def test_policies_end_some_of_the_drafts_that_are_enumerated(policy):
   policy = POLICIES[policy]
   decoder = specjax.make_decoder(MODEL, drafter=under(policy))
-  state = learned(decoder, policy=policy)
-  every = exact.drafts(decoder, params(policy), state)
+  state = learned(decoder)
+  every = exact.drafts(decoder, params(), state)
   depths = np.asarray(every.draft.topology().present.sum(axis=1)) - 1
   assert len(set(depths.tolist())) > 1
 
