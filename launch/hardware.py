@@ -2,12 +2,9 @@
 
 TPUs' figures are Google's, from the pages of each generation under
 https://docs.cloud.google.com/tpu/docs (system architecture), read in November
-2026; v5p's peak of int8 is what listings quote of its announcement, and v4's
-six links of 50 GB/s are from its paper (Jouppi et al., 2023). The memory that a
-program may use is what libtpu's compiler reports, less than what is soldered
-on. GPUs' are peak figures of NVIDIA's data sheets as public
-listings of November 2026 quote them; all bandwidths but those of H100 PCIe,
-H200 and B200 were compared with memory clock times bus width.
+2026; v4's six links of 50 GB/s are from its paper (Jouppi et al., 2023). The
+memory that a program may use is what libtpu's compiler reports, less than what
+is soldered on. GPUs' peaks are those of NVIDIA's data sheets.
 """
 
 import dataclasses
@@ -25,8 +22,6 @@ class Chip:
     hbm_bytes: memory that a program may use on one device.
     hbm_bandwidth: bytes a second.
     peak_flops: bfloat16 operations a second.
-    peak_int8, peak_fp8: operations a second of whole numbers of eight bits, and
-      of floats; None where no page of Google's says. No pass here computes so.
     ici_bandwidth: bytes a second out of a device, over all its links, while as
       many come in: half of what Google's tables call bidirectional.
     dimensions: of its torus, 2 or 3.
@@ -42,8 +37,6 @@ class Chip:
   peak_flops: float
   ici_bandwidth: float
   dimensions: int
-  peak_int8: float | None = None
-  peak_fp8: float | None = None
   devices_per_chip: int = 1
   accelerator: str
   counted: str = "chips"
@@ -61,65 +54,46 @@ CHIPS = {
     Chip(
       name="v5e", hbm_bytes=int(15.75 * GIB), hbm_bandwidth=819e9,
       peak_flops=197e12, ici_bandwidth=400e9 / 2, dimensions=2,
-      peak_int8=393e12,
       accelerator="v5litepod", kinds=("TPU v5 lite", "TPU v5e"),
     ),
     Chip(
       name="v5p", hbm_bytes=int(95.74 * GIB), hbm_bandwidth=2765e9,
       peak_flops=459e12, ici_bandwidth=1200e9 / 2, dimensions=3,
-      peak_int8=918e12, peak_fp8=459e12,
       accelerator="v5p", counted="cores", kinds=("TPU v5p", "TPU v5"),
     ),
     Chip(
       name="v6e", hbm_bytes=int(31.25 * GIB), hbm_bandwidth=1638e9,
       peak_flops=918e12, ici_bandwidth=800e9 / 2, dimensions=2,
-      peak_int8=1836e12, peak_fp8=918e12,
       accelerator="v6e", kinds=("TPU v6 lite", "TPU v6e"),
     ),
     Chip(  # half a chip: jax sees two devices on each
       name="tpu7x", hbm_bytes=int(94.75 * GIB), hbm_bandwidth=7380e9 / 2,
       peak_flops=2307e12 / 2, ici_bandwidth=1200e9 / 2 / 2, dimensions=3,
-      peak_fp8=4614e12 / 2,
       devices_per_chip=2, accelerator="tpu7x", counted="cores",
       kinds=("TPU7x", "TPU v7x"),
     ),
   )
 }  # fmt: skip
 
-# By `device_kind` without a leading "NVIDIA ": bytes a second of memory, and
-# dense bfloat16 operations a second (None: not looked up). The T4's sheet
-# rounds its 320 to 300. A slice of a GPU (MIG) has another name.
-GPUS: dict[str, tuple[float, float | None]] = {
-  "Tesla T4": (320e9, None),
-  "L4": (300e9, None),
-  "L40S": (864e9, None),
-  "A100-PCIE-40GB": (1555e9, 312e12),
-  "A100-SXM4-40GB": (1555e9, 312e12),
-  "A100 80GB PCIe": (1935e9, 312e12),
-  "A100-SXM4-80GB": (2039e9, 312e12),
-  "H100 PCIe": (2000e9, 756e12),
-  "H100 80GB HBM3": (3350e9, 989e12),  # SXM
-  "H200": (4800e9, 989e12),
-  "B200": (8000e9, None),
+# Dense bfloat16 operations a second by `device_kind` without a leading
+# "NVIDIA ". A slice of a GPU (MIG) has another name.
+_GPUS = {
+  "A100-PCIE-40GB": 312e12,
+  "A100-SXM4-40GB": 312e12,
+  "A100 80GB PCIe": 312e12,
+  "A100-SXM4-80GB": 312e12,
+  "H100 PCIe": 756e12,
+  "H100 80GB HBM3": 989e12,  # SXM
+  "H200": 989e12,
 }
 
 
-def bandwidth_of(device_kind: str) -> float | None:
-  """Bytes a second of a device's memory by its maker, or None if unknown."""
-  tpu = _tpu(device_kind)
-  gpu = GPUS.get(device_kind.removeprefix("NVIDIA "))
-  return tpu.hbm_bandwidth if tpu else gpu and gpu[0]
-
-
 def peak_flops_of(device_kind: str) -> float | None:
-  """Its dense bfloat16 operations a second by its maker, or None if unknown."""
-  tpu = _tpu(device_kind)
-  gpu = GPUS.get(device_kind.removeprefix("NVIDIA "))
-  return tpu.peak_flops if tpu else gpu and gpu[1]
-
-
-def _tpu(device_kind: str) -> Chip | None:
-  return next((c for c in CHIPS.values() if device_kind in c.kinds), None)
+  """A device's dense bfloat16 operations a second, or None if unknown."""
+  for chip in CHIPS.values():
+    if device_kind in chip.kinds:
+      return chip.peak_flops
+  return _GPUS.get(device_kind.removeprefix("NVIDIA "))
 
 
 # Shapes of slices, from one host (or a part of one) to 256 chips.
@@ -173,20 +147,17 @@ def topologies() -> list[Topology]:
 
 
 def topology(name: str) -> Topology:
-  """A slice by either name, `v5e:4x4` or `v5litepod-16`.
+  """A slice by its shape, `v5e:4x4`, or as Cloud names it, `v5litepod-16`.
 
   Raises:
     ValueError: for an unknown one; it lists those that are known.
   """
-  known = topologies()
-  for one in known:
-    # Of v5e people say `v5e-16`; the other generations are named so by Cloud.
-    short = f"{one.chip.name}-{one.accelerator_type.rpartition('-')[2]}"
-    if name in (one.name, one.accelerator_type, short):
+  for one in topologies():
+    if name in (one.name, one.accelerator_type):
       return one
   raise ValueError(
     f"unknown topology {name!r}; known are "
-    + ", ".join(f"{t.name} ({t.accelerator_type})" for t in known)
+    + ", ".join(f"{t.name} ({t.accelerator_type})" for t in topologies())
   )
 
 

@@ -1,6 +1,7 @@
-"""Collectives, copies and weights read in an optimised XLA program, by phase.
+"""Collectives and copies in a compiled XLA program, by phase.
 
-Reads the text of a compiled module (`compiled.as_text()`). What is inside a
+XLA's `cost_analysis` takes the body of a loop once and knows no collectives, so
+the text of the compiled module is read (`compiled.as_text()`). What is inside a
 loop counts as often as the loop runs; a loop whose number of rounds is not
 known (the decoding loop) counts once, so figures are of one round. Of the
 branches of a conditional, collectives are those of the branch that sends most.
@@ -12,7 +13,6 @@ import math
 import re
 
 import jax.numpy as jnp
-import numpy as np
 
 COLLECTIVES = (
   "all-reduce", "all-gather", "reduce-scatter", "all-to-all",
@@ -21,10 +21,10 @@ COLLECTIVES = (
 
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) \(.*\{\s*$")
 _INSTRUCTION = re.compile(
-  r"^\s+(?:ROOT )?%?([\w.\-]+) = (\(.*?\)|\S+) ([\w\-]+)\((.*)$"
+  r"^\s+(?:ROOT )?%?[\w.\-]+ = (\(.*?\)|\S+) ([\w\-]+)\((.*)$"
 )
 _SHAPE = re.compile(r"([a-z]\w*)\[([\d,]*)\]")
-# Of an array, with the memory that it is in: 1 is the chip's own.
+# Of an array, the memory that it is in: S(1) is the chip's own.
 _SPACE = re.compile(r"[a-z]\w*\[[\d,]+\]\{[^}]*?(S\(\d+\))?\}")
 _CALLED = re.compile(
   r"(?:body|condition|calls|to_apply|true_computation|false_computation)="
@@ -35,80 +35,59 @@ _LIMIT = re.compile(r"constant\((\d+)\)")
 _NAME = re.compile(r'op_name="([^"]*)"')
 _BYTES = {
   "pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f16": 2,
-  "s32": 4, "u32": 4, "f32": 4, "s64": 8, "u64": 8, "f64": 8,
-  "s4": 0.5, "f8e4m3fn": 1, "f4e2m1fn": 0.5,
+  "s32": 4, "u32": 4, "f32": 4, "s64": 8, "u64": 8, "f64": 8, "f8e4m3fn": 1,
+}  # fmt: skip
+_TYPES = {
+  "int8": "s8", "float8_e4m3fn": "f8e4m3fn", "bfloat16": "bf16",
+  "float32": "f32",
 }  # fmt: skip
 
-Shape = tuple[str, tuple[int, ...]]  # dtype and dimensions
+Shape = tuple[str, tuple[int, ...]]  # XLA's name of a dtype, and dimensions
+
+
+def shape_of(dtype, dimensions: tuple[int, ...]) -> Shape:
+  """The shape of an array as XLA names it, as in `("bf16", (4, 8))`."""
+  return _TYPES[jnp.dtype(dtype).name], dimensions
 
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-  """An instruction of a computation.
+  """An instruction of a computation, with the shapes of its results.
 
-  Attributes:
-    name: without the percent sign.
-    shapes: of its result or its results, as `(dtype, dimensions)`.
-    opcode: as in "all-reduce-start".
-    called: computations it calls, each `trips` times. Not that of a fusion:
-      what is between its operations never reaches memory.
-    fused: the computation of a fusion.
-    trips: rounds of a while loop if they are known, else 1.
-    moves: whether it is a copy between a device's memory and the chip's own,
-      small and fast one.
-    on_chip: whether its first result is there.
-    scopes: parts of the name that jax gave the operation.
+  `called` are the computations that it runs, each `trips` times. That of a
+  fusion is apart (`fused`): what is between its operations never reaches
+  memory. `moves` says that it copies between a device's memory and the chip's
+  own, small and fast one; `scopes` are parts of the name that jax gave it.
   """
 
-  name: str
   shapes: tuple[Shape, ...]
   opcode: str
   called: tuple[str, ...]
   fused: str | None
   trips: int
   moves: bool
-  on_chip: bool
   scopes: tuple[str, ...]
 
   @property
   def num_bytes(self) -> int:
     """Bytes of all results; of the largest if a start repeats its inputs."""
-    sizes = [nbytes(*shape) for shape in self.shapes]
+    sizes = [_BYTES.get(t, 0) * math.prod(dims) for t, dims in self.shapes]
     repeats = self.opcode.endswith("-start") and (
       self.opcode != "all-reduce-start"
     )
     return max(sizes, default=0) if repeats else sum(sizes)
 
 
-def type_of(dtype) -> str:
-  """XLA's name of a dtype, as in "bf16"."""
-  return _TYPES[jnp.dtype(dtype).name]
-
-
-_TYPES = {
-  "int4": "s4", "int8": "s8", "float8_e4m3fn": "f8e4m3fn",
-  "float4_e2m1fn": "f4e2m1fn",
-  "bfloat16": "bf16", "float32": "f32",
-}  # fmt: skip
-
-
-def nbytes(dtype: str, dimensions: tuple[int, ...]) -> int:
-  """Bytes of an array, padding left out; 0 for tokens and the like."""
-  count = int(np.prod(dimensions, dtype=np.int64))
-  return math.ceil(_BYTES.get(dtype, 0) * count)
-
-
 @dataclasses.dataclass(frozen=True)
 class Module:
-  """A parsed program.
-
-  Attributes:
-    entry: name of the computation that runs.
-    computations: instructions by computation.
-  """
+  """A parsed program: its instructions by computation, and which one runs."""
 
   entry: str
   computations: dict[str, tuple[Instruction, ...]]
+
+  def fused(self, one: Instruction) -> tuple[Instruction, ...]:
+    """The instructions of a fusion; none of another one."""
+    return self.computations.get(one.fused or "", ())
 
 
 def parse(text: str) -> Module:
@@ -118,27 +97,25 @@ def parse(text: str) -> Module:
     ValueError: if there is no entry computation in it.
   """
   lines: dict[str, list[str]] = {}
-  entry = current = None
+  entry, current = "", []
   for line in text.splitlines():
     if match := _COMPUTATION.match(line):
       current = lines.setdefault(match[2], [])
       entry = match[2] if match[1] else entry
-    elif current is not None:
+    else:
       current.append(line)
-  if entry is None:
+  if not entry:
     raise ValueError("this is not the text of a compiled XLA module")
   rounds = {name: _rounds(body) for name, body in lines.items()}
-  return Module(
-    entry,
-    {
-      name: tuple(
-        _instruction(*match.groups(), rounds=rounds)
-        for match in map(_INSTRUCTION.match, body)
-        if match
-      )
-      for name, body in lines.items()
-    },
-  )
+  computations = {
+    name: tuple(
+      _instruction(*match.groups(), rounds)
+      for match in map(_INSTRUCTION.match, body)
+      if match
+    )
+    for name, body in lines.items()
+  }
+  return Module(entry, computations)
 
 
 def _rounds(condition: list[str]) -> int | None:
@@ -150,7 +127,7 @@ def _rounds(condition: list[str]) -> int | None:
   return None
 
 
-def _instruction(name, shape, opcode, rest, *, rounds) -> Instruction:
+def _instruction(shape: str, opcode: str, rest: str, rounds) -> Instruction:
   called = []
   for one, several in _CALLED.findall(rest):
     called += [one] if one else re.findall(r"[\w.\-]+", several)
@@ -159,56 +136,45 @@ def _instruction(name, shape, opcode, rest, *, rounds) -> Instruction:
     known = _TRIPS.search(rest)
     condition = re.search(r"condition=%?([\w.\-]+)", rest)
     trips = int(known[1]) if known else rounds.get(condition[1]) or 1
-  label, spaces = _NAME.search(rest), _SPACE.findall(shape)
+  label = _NAME.search(rest)
+  fusion = opcode == "fusion"
   return Instruction(
-    name=name,
     shapes=tuple(
       (dtype, tuple(int(d) for d in dims.split(",") if d))
       for dtype, dims in _SHAPE.findall(shape)
     ),
     opcode=opcode,
-    called=() if opcode == "fusion" else tuple(called),
-    fused=called[0] if opcode == "fusion" and called else None,
+    called=() if fusion else tuple(called),
+    fused=called[0] if fusion and called else None,
     trips=trips,
-    moves=opcode == "copy-start" and len(set(spaces)) == 2,
-    on_chip=spaces[:1] == ["S(1)"],
+    moves=opcode == "copy-start" and len({*_SPACE.findall(shape)}) == 2,
     scopes=tuple(label[1].split("/")) if label else (),
   )
 
 
-def walk(module: Module, *, start: str | None = None, branches=tuple):
+def _walk(module: Module, start: str, scopes=(), branches=tuple):
   """All instructions that run, with their counts and scopes.
 
-  Args:
-    module: the program.
-    start: the computation to begin with; by default the one that runs.
-    branches: which of a conditional's computations are walked, a function of
-      all their names.
-
-  Yields:
-    `(instruction, count, scopes)`; scopes are the instruction's own, or those
-    of what called it if the compiler made it up.
+  Scopes are the instruction's own, or those of what called it if the compiler
+  made it up. `branches` says which computations of a conditional are walked.
   """
-
-  def visit(name, count, scopes):
-    for one in module.computations.get(name, ()):
-      here = one.scopes or scopes
-      yield one, count, here
-      called = one.called
-      for name in branches(called) if one.opcode == "conditional" else called:
-        yield from visit(name, count * one.trips, here)
-
-  yield from visit(start or module.entry, 1, ())
+  for one in module.computations.get(start, ()):
+    here = one.scopes or scopes
+    yield one, 1, here
+    conditional = one.opcode == "conditional"
+    for called in branches(one.called) if conditional else one.called:
+      for inner, count, its_own in _walk(module, called, here, branches):
+        yield inner, count * one.trips, its_own
 
 
-def _collectives(module: Module, start: str | None = None):
-  """As `walk`, but only collectives, each with its kind in front."""
-  most = lambda names: [max(names, key=lambda name: sent(name))]
+def _collectives(module: Module, start: str):
+  """As `_walk`, but only collectives, each with its kind in front."""
   sent = lambda name: sum(
     count * one.num_bytes for _, one, count, _ in _collectives(module, name)
   )
-  for instruction, count, scopes in walk(module, start=start, branches=most):
-    for one in (instruction, *module.computations.get(instruction.fused, ())):
+  most = lambda names: [max(names, key=sent)]
+  for instruction, count, scopes in _walk(module, start, branches=most):
+    for one in (instruction, *module.fused(instruction)):
       kind = one.opcode.removesuffix("-start")
       if kind in COLLECTIVES:
         yield kind, one, count, one.scopes or scopes
@@ -232,7 +198,7 @@ def collectives(
     name: collections.defaultdict(lambda: {"count": 0, "bytes": 0})
     for name in (*phases, "other")
   }
-  for kind, one, count, scopes in _collectives(module):
+  for kind, one, count, scopes in _collectives(module, module.entry):
     phase = next((phase_of[s] for s in scopes if s in phase_of), "other")
     entry = counted[phase][kind]
     entry["count"] += count
@@ -241,21 +207,12 @@ def collectives(
 
 
 def copies(module: Module, shapes: set[Shape]) -> int:
-  """Number of copies of arrays of these `(dtype, dimensions)` in a round.
+  """Number of copies of arrays of these shapes in a round.
 
   A copy may have its dimensions in another order, and may be a fusion; one that
   updates a slice of such an array writes no more than that slice. One that
-  moves an array onto the chip or back is none (`moves`).
+  moves an array onto the chip or back is none.
   """
-  return _count(module, shapes, lambda one: not one.moves)
-
-
-def moves(module: Module, shapes: set[Shape]) -> int:
-  """Number of moves of such an array onto the chip, or back, in a round."""
-  return _count(module, shapes, lambda one: one.moves)
-
-
-def _count(module: Module, shapes, which) -> int:
   wanted = {(dtype, tuple(sorted(dims))) for dtype, dims in shapes}
 
   def makes_one(one: Instruction) -> bool:
@@ -264,83 +221,10 @@ def _count(module: Module, shapes, which) -> int:
     if not any((t, tuple(sorted(d))) in wanted for t, d in results):
       return False
     if not fusion:
-      return one.opcode in ("copy", "copy-start", "transpose") and which(one)
-    inside = {x.opcode for x in module.computations.get(one.fused, ())}
-    whole = not inside & {"dynamic-update-slice", "scatter"}
-    return whole and which(one)
+      return one.opcode in ("copy", "copy-start", "transpose") and not one.moves
+    inside = {x.opcode for x in module.fused(one)}
+    return not inside & {"dynamic-update-slice", "scatter"}
 
-  return sum(count for one, count, _ in walk(module) if makes_one(one))
-
-
-def weights_read(module: Module, shapes: set[Shape]) -> int:
-  """Bytes of weights that the operations of a round read.
-
-  A fusion that takes one layer's slice of stacked weights reads that slice.
-  Rows that are looked up in a table are not counted.
-
-  Args:
-    module: the program.
-    shapes: `(dtype, dimensions)` of the weights as they lie on a device.
-  """
-
-  def read(shape, inside) -> int:
-    dtype, dims = shape
-    slices = {
-      x.shapes[0] for x in inside if x.opcode in ("dynamic-slice", "slice")
-    }
-    one = (dtype, (1, *dims[1:]))
-    if len(dims) == 2 and any(x.opcode == "gather" for x in inside):
-      return 0
-    return nbytes(*(one if one in slices else shape))
-
-  total = 0
-  for one, count, _ in walk(module):
-    inside = list(_inside(module, one))
-    for x in module.computations.get(one.fused, ()):
-      if x.opcode == "parameter" and x.shapes[0] in shapes:
-        total += count * read(x.shapes[0], inside)
-  return total
-
-
-def weights_written(
-  module: Module, shapes: set[Shape], group: int | None = None
-) -> int:
-  """Bytes of arrays of a weight's form, or a layer's, that a round writes.
-
-  Of any type: dequantised weights are such, and copies. What is moved onto the
-  chip, or made there, is not written to memory.
-
-  Args:
-    module: the program.
-    shapes: `(dtype, dimensions)` of the weights as they lie on a device.
-    group: inputs of a group, which may be an axis of their own.
-  """
-  forms = {d for _, dims in shapes for d in (dims, dims[1:], (1, *dims[1:]))}
-  if group is not None:  # inputs are the last axis, of experts the one before
-    forms |= {
-      (*d[:at], d[at] // group, group, *d[at + 1 :])
-      for d in forms
-      for at in range(max(len(d) - 2, 0), len(d))
-    }
-  wanted = {tuple(sorted(d)) for d in forms if math.prod(d) >= _LARGE}
-  given = (
-    "parameter", "get-tuple-element", "tuple", "while", "conditional",
-    "bitcast", "copy-done", "call", "custom-call", "constant",
-  )  # fmt: skip
   return sum(
-    count * nbytes(*shape)
-    for one, count, _ in walk(module)
-    if one.opcode not in given and not one.moves and not one.on_chip
-    for shape in one.shapes[:1]
-    if tuple(sorted(shape[1])) in wanted
+    count for one, count, _ in _walk(module, module.entry) if makes_one(one)
   )
-
-
-_LARGE = 2**16  # numbers of what could be a weight
-
-
-def _inside(module: Module, one: Instruction):
-  """The instructions of a fusion, and of those within it."""
-  for x in module.computations.get(one.fused, ()):
-    yield x
-    yield from _inside(module, x)

@@ -1,4 +1,4 @@
-"""Models in plans: sharded shapes, functions, and bytes that passes read.
+"""Models in plans: sharded shapes, functions, and the work of a pass.
 
 Layers are stacked and scanned over, as on every mesh.
 """
@@ -7,17 +7,14 @@ import collections
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from models import sharding as sharding_lib
 from models.networks import attention, lowbits, mixture, stacked, t5_stacked
 from models.networks.description import (
-  AttentionSpec,
   TransformerConfig,
   attention_weights,
   mlp_weights,
@@ -39,40 +36,7 @@ from specjax.types import LanguageModel
 Config = TransformerConfig | T5Config
 
 DTYPE = jnp.bfloat16
-
-
-def check_kinds(
-  target: Config,
-  draft: Config | None,
-  skipped: SkippedLayers | None,
-  input_length: int,
-  low: bool = False,
-) -> None:
-  """Raises ValueError for models that do not go together."""
-  reads = isinstance(target, T5Config)
-  if draft is not None and isinstance(draft, T5Config) != reads:
-    raise ValueError("target and draft must both be encoder-decoders, or none")
-  if reads and low:
-    raise ValueError(
-      "weights and caches in few bits are of decoder-only models"
-    )
-  if reads and skipped is not None:
-    raise ValueError("an encoder-decoder drafts with no layers left out")
-  if reads != bool(input_length):
-    raise ValueError(
-      "an encoder-decoder needs input_length, the tokens that it reads"
-      if reads
-      else "input_length is what an encoder reads, and the models have none"
-    )
-
-
-def check_low(
-  config: Config | None, weights: Format | None, cache: str | None = None
-) -> None:
-  """Raises ValueError for a model that is not stored so; see `Question`."""
-  if isinstance(config, TransformerConfig):
-    lowbits.check_weights(config, weights, on_mesh=True)
-    lowbits.check_cache(config, cache)
+_NOTHING = SkippedLayers()
 
 
 def cut(config: Config, size: int) -> Config:
@@ -108,93 +72,6 @@ def shapes(config: Config, weights: Format | None = None):
   return stacked.abstract_params(config, dtype=DTYPE, weights=weights)
 
 
-@functools.cache  # asked for every batch size
-def num_params(config: Config) -> int:
-  """Parameters of a model."""
-  return sum(math.prod(x.shape) for x in jax.tree.leaves(shapes(config)))
-
-
-def cached(config: Config) -> list[AttentionSpec | T5Config]:
-  """For every layer with a cache, what has the heads and channels of it."""
-  if isinstance(config, T5Config):
-    return [config] * config.num_layers
-  return [config.attentions[layer] for layer in config.cached]
-
-
-def slot_channels(of: AttentionSpec | Config, lanes: int = 1) -> int:
-  """Channels of a slot in one layer's cache, keys and values, of all heads.
-
-  Args:
-    of: the layer's attention, or a model whose layers are alike.
-    lanes: what each head's are a multiple of.
-  """
-  sizes = of.head_dim, getattr(of, "value_dim", of.head_dim)
-  return of.num_kv_heads * sum(-(-n // lanes) * lanes for n in sizes)
-
-
-@functools.cache
-def num_bytes(config: Config, weights: Format | None) -> int:
-  """Bytes that a model's parameters take."""
-  return sum(map(lowbits.num_bytes, jax.tree.leaves(shapes(config, weights))))
-
-
-@functools.cache
-def bytes_per_weight(config: Config, weights: Format | None) -> float:
-  """Mean bytes of a parameter that passes read, its share of scales included.
-
-  Embeddings that are only looked up are left out, as in `work`.
-  """
-  if weights is None:
-    return DTYPE.dtype.itemsize
-  frame = shapes(config, weights)["frame"]
-  tables = ["embed"] * (not config.tied_embeddings)
-  tables += ["per_layer_embed"] * (config.per_layer_dim > 0)
-  apart = sum(
-    lowbits.num_bytes(x)
-    for name in tables
-    for x in jax.tree.leaves(frame[name])
-  )
-  rest = num_bytes(config, weights) - apart
-  return rest / (num_params(config) - looked_up(config))
-
-
-@functools.cache
-def bytes_per_expert_weight(config: Config, weights: Format | None) -> float:
-  """Likewise, of experts that tokens choose from; 0 without any."""
-  of_experts = lambda params: [
-    leaf
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params["layers"])
-    if "experts" in sharding_lib.names(path)
-  ]
-  if not mixtures_of(config):
-    return 0.0
-  taken = sum(map(lowbits.num_bytes, of_experts(shapes(config, weights))))
-  return taken / sum(math.prod(x.shape) for x in of_experts(shapes(config)))
-
-
-def bytes_per_channel(config: Config, cache: str | None) -> float:
-  """Bytes of a number in a cache, its share of a slot's scale included."""
-  if cache is None:
-    return DTYPE.dtype.itemsize
-  layers = cached(config)
-  scales = sum(2 * layer.num_kv_heads for layer in layers)
-  return 1 + 4 * scales / sum(map(slot_channels, layers))
-
-
-def looked_up(config: TransformerConfig) -> int:
-  """Parameters of embeddings that are neither read whole nor multiplied."""
-  c = config
-  by_layer = c.per_layer_vocab * c.num_layers * c.per_layer_dim
-  return by_layer + (0 if c.tied_embeddings else c.vocab_size * c.embed_dim)
-
-
-def replicated(config: Config) -> int:
-  """Weights of embeddings by layer that every device has whole, and reads."""
-  if isinstance(config, T5Config):
-    return 0
-  return 3 * config.embed_dim * config.num_layers * config.per_layer_dim
-
-
 def place(shapes, sharding: Sharding, mesh: Mesh):
   """Shapes of parameters where they lie."""
   return jax.tree.map(
@@ -204,6 +81,61 @@ def place(shapes, sharding: Sharding, mesh: Mesh):
     shapes,
     sharding_lib.param_specs(shapes, sharding),
   )
+
+
+def count(params) -> int:
+  """Numbers in parameters, or in their shapes."""
+  return sum(math.prod(x.shape) for x in jax.tree.leaves(params))
+
+
+def num_bytes(params) -> int:
+  """Bytes that parameters take."""
+  return sum(map(lowbits.num_bytes, jax.tree.leaves(params)))
+
+
+@functools.cache
+def num_params(config: Config) -> int:
+  """Parameters of a model."""
+  return count(shapes(config))
+
+
+@functools.cache
+def _read(config: TransformerConfig, weights: Format | None) -> tuple[int, int]:
+  """Numbers that passes read of all parameters, and their bytes.
+
+  Embeddings are left out of which a pass looks up some rows.
+  """
+  params = shapes(config, weights)
+  tables = ["embed"] * (not config.tied_embeddings)
+  tables += ["per_layer_embed"] * (config.per_layer_dim > 0)
+  apart = [params["frame"][name] for name in tables]
+  return count(params) - count(apart), num_bytes(params) - num_bytes(apart)
+
+
+@functools.cache
+def _expert_bytes(config: Config, weights: Format | None) -> float:
+  """Mean bytes of a weight of experts that tokens choose from."""
+  of_experts = lambda params: [
+    leaf
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params["layers"])
+    if "experts" in sharding_lib.names(path)
+  ]
+  stored, whole = (of_experts(shapes(config, w)) for w in (weights, None))
+  return num_bytes(stored) / count(whole)
+
+
+def _bytes_per_channel(config: Config, cache: str | None) -> float:
+  """Bytes of a number in a cache, its share of a slot's scale included."""
+  if cache is None:
+    return DTYPE.dtype.itemsize
+  layers = [config.attentions[layer] for layer in config.cached]
+  scales = sum(2 * layer.num_kv_heads for layer in layers)
+  return 1 + 4 * scales / sum(map(_slot_channels, layers))
+
+
+def _slot_channels(of) -> int:
+  """Channels of a slot in one layer's cache, keys and values, of all heads."""
+  return of.num_kv_heads * (of.head_dim + getattr(of, "value_dim", of.head_dim))
 
 
 def _mlp_params(c: TransformerConfig, index: int) -> int:
@@ -216,196 +148,137 @@ def _mlp_params(c: TransformerConfig, index: int) -> int:
   return met
 
 
-# `tokens of a pass -> different experts of a layer that it touches`.
-Distinct = Callable[[float], float | np.ndarray]
+def touched(block: Mixture, tokens: float, size: int = 1) -> float:
+  """Experts of a layer that a pass reads, expected of uniform routing.
 
-
-def idle(
-  config: Config,
-  skipped: SkippedLayers,
-  tokens: int,
-  *,
-  size: int = 1,
-  distinct: Distinct | None = None,
-) -> float:
-  """Weights of experts that no token of a pass is given, all else as `work`.
-
-  Expected of a uniform choice (`specjax.theory.experts`); 0 without mixtures.
   Where experts are cut by expert, the device that reads most is waited for: as
-  many weights are idle as if each read as much.
+  many count as if each read as much.
 
   Args:
-    config: the model.
-    skipped: sub-layers that the pass leaves out.
-    tokens: that it is over, of all rows.
+    block: the layer's mixture.
+    tokens: that the pass is over, of all rows.
     size: devices that the model is cut over.
-    distinct: experts of a layer that a pass touches, as measured.
   """
-  if isinstance(config, T5Config):
-    return 0.0
-  idle_weights = 0.0
-  blocks = collections.Counter(mixtures_of(config, skipped))
-  for block, layers in blocks.items():
-    count = block.num_experts
-    if distinct is None:
-      touched = experts.expected_distinct(tokens, count, block.num_chosen)
-    else:
-      touched = np.asarray(distinct(tokens))
-    if size > 1 and mixture.cut_by(block, size) == "expert":
-      touched = size * experts.busiest(touched, count, size)
-    idle_weights += layers * (count - float(touched)) * block.num_expert_params
-  return idle_weights
-
-
-def state_bytes(config: Config) -> tuple[int, int]:
-  """Bytes of a row's recurrent states, and of a pending token's entries.
-
-  A pass is counted as reading and writing all states once, and the entries of
-  the tokens that it is over and of those that the pass before it was
-  (`specjax.recurrent`).
-  """
-  if isinstance(config, T5Config):
-    return 0, 0
-  memories = [
-    jax.eval_shape(functools.partial(delta_memory, delta, 1, DTYPE))
-    for delta in config.deltas.values()
-  ]
-  size = lambda *xs: sum(math.prod(x.shape) * x.dtype.itemsize for x in xs)
-  return (
-    sum(size(m.state, m.window) for m in memories),
-    sum(size(*m.pending) for m in memories),
-  )
-
-
-def round_bytes(config: Config, nodes: int) -> tuple[int, int]:
-  """Bytes of recurrent states that a round reads and writes for a row.
-
-  Args:
-    config: the model.
-    nodes: of the tree, root included.
-
-  Returns:
-    Here; and with a state for every node, of which each is written once, and
-    that before the tree is read.
-  """
-  states, pending = state_bytes(config)
-  return 2 * (states + nodes * pending), (nodes + 1) * states
-
-
-def expert_copies(
-  config: Config, skipped: SkippedLayers, weights: Format | None, idle: float
-) -> float:
-  """Bytes of experts that a pass moves beside those that it touches.
-
-  With scales of groups all experts of a layer are dequantised to a copy, and
-  that is read (`models.networks.expert_forms`); 0 in any other form.
-
-  Args:
-    config: the model.
-    skipped: sub-layers that the pass leaves out.
-    weights: how they are stored.
-    idle: weights of experts that no token is given.
-  """
-  if weights is None or weights.group is None or isinstance(config, T5Config):
-    return 0.0
-  every = sum(
-    block.num_experts * block.num_expert_params
-    for block in mixtures_of(config, skipped)
-  )
-  written_and_read = DTYPE.dtype.itemsize * (2 * every - idle)
-  return written_and_read + bytes_per_expert_weight(config, weights) * idle
+  sizes = block.num_experts, block.num_chosen
+  distinct = experts.expected_distinct(tokens, *sizes)
+  if size > 1 and mixture.cut_by(block, size) == "expert":
+    distinct = size * experts.busiest(distinct, block.num_experts, size)
+  return float(distinct)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Work:
-  """Blocks, sums, weights and cache of a decoding pass.
+  """What decoding passes of a model read and compute, on all devices.
 
   Attributes:
-    attentions: attention blocks.
-    mlps: feed-forward blocks.
+    blocks: attention and feed-forward blocks.
     sums: sums of partial results over the devices, that of the table apart.
-    weights: parameters that are read and multiplied (and skipped biases).
+    weights: parameters that are read and multiplied, all experts included.
+    weight_bytes: that they take.
+    mixtures: with the number of layers that have each.
+    expert_bytes: of a weight of an expert.
     inside: numbers that a token makes inside the blocks: two of every channel
       of a head, and of every hidden one.
-    channels: numbers of a row's cache that attentions read.
+    cache_bytes: of a row's cache that attentions read.
     products: channels of queries times the slots that they meet.
+    state_bytes: of a row's recurrent states.
+    pending_bytes: what a token adds to them until it is committed.
   """
 
-  attentions: int
-  mlps: int
+  blocks: int
   sums: int
   weights: int
+  weight_bytes: float
+  mixtures: tuple[tuple[Mixture, int], ...] = ()
+  expert_bytes: float = 0.0
   inside: int
-  channels: int
+  cache_bytes: float
   products: int
+  state_bytes: int = 0
+  pending_bytes: int = 0
 
 
+@functools.cache
 def work(
   config: Config,
   *,
-  num_params: int,
-  skipped: SkippedLayers,
   slots: int,
-  text: int,
-  input_length: int,
+  skipped: SkippedLayers = _NOTHING,
+  input_length: int = 0,
+  weights: Format | None = None,
+  cache: str | None = None,
 ) -> Work:
-  """The work of a pass over a few tokens.
+  """The work of passes over full rows.
 
   Args:
     config: the model.
-    num_params: of it.
-    skipped: sub-layers that the pass leaves out.
     slots: cache slots of a row.
-    text: tokens of the longest row's text, as far as which they are read.
+    skipped: sub-layers that the pass leaves out.
     input_length: tokens that an encoder read.
+    weights, cache: how they are stored; None for bfloat16.
   """
   c, layers = config, config.num_layers
   if isinstance(c, T5Config):
-    mlp = (3 if c.gated_mlp else 2) * c.embed_dim * c.mlp_dim
-    # The encoder, and keys and values of what it read, were computed before.
-    width = c.num_heads * c.head_dim
-    read = layers * (attention.slots_read(text, slots) + input_length)
-    return Work(
-      attentions=2 * layers,
-      mlps=layers,
-      sums=3 * layers,
-      weights=layers * (6 * c.embed_dim * width + mlp)
-      + c.vocab_size * c.embed_dim,
-      inside=2 * layers * (2 * width + c.mlp_dim),
-      channels=read * slot_channels(c),
-      products=read * width,
-    )
-  attentions = layers - len(skipped.attention)
-  mlps = layers - len(skipped.mlp)
-  sums = attentions + mlps
+    return _t5_work(c, slots, input_length)
+  attentions = [i for i in range(layers) if i not in skipped.attention]
+  mlps = [i for i in range(layers) if i not in skipped.mlp]
+  beside = [c.layer(i).beside for i in mlps if c.layer(i).beside is not None]
+  sums = len(attentions) + len(mlps)
   if c.layer(0).parallel:  # both blocks of a layer are added before it is sent
-    sums = layers - len({*skipped.attention} & {*skipped.mlp})
-  specs, inside, beside = c.attentions, 0, 0
-  for i in range(layers):
-    layer, heads_of = c.layer(i), specs.get(i, c)  # recurrent ones: as others
-    if i not in skipped.attention:
-      inside += 2 * heads_of.num_heads * heads_of.head_dim
-    if i not in skipped.mlp:
-      inside += 2 * mlp_width(layer)
-      if layer.beside is not None:
-        inside += 2 * layer.beside.expert_dim
-        beside += 1
-  read = {
-    i: attention.slots_read(text, slots, specs[i].window)
-    for i in specs
-    if i not in skipped.attention
+    sums = len({*attentions, *mlps})
+  specs = c.attentions
+  inside = sum(2 * mlp_width(c.layer(i)) for i in mlps)
+  inside += sum(2 * block.expert_dim for block in beside)
+  for i in attentions:
+    heads = specs.get(i, c)  # recurrent ones: as others
+    inside += 2 * heads.num_heads * heads.head_dim
+  met = {
+    i: attention.slots_read(slots, slots, specs[i].window)
+    for i in attentions
+    if i in specs
   }
+  channels = sum(n * _slot_channels(specs[i]) for i, n in met.items())
+  numbers, _ = _read(c, None)
+  per_number = _read(c, weights)[1] / numbers  # its share of scales included
+  numbers -= sum(
+    attention_weights(c.layer(i), c.embed_dim) for i in skipped.attention
+  )
+  numbers -= sum(_mlp_params(c, i) for i in skipped.mlp)
+  mixtures = collections.Counter(mixtures_of(c, skipped))
+  memories = [
+    jax.eval_shape(functools.partial(delta_memory, delta, 1, DTYPE))
+    for delta in c.deltas.values()
+  ]
   return Work(
-    attentions=attentions,
-    mlps=mlps + beside,
-    sums=sums + beside,
-    weights=num_params
-    - looked_up(c)
-    - sum(attention_weights(c.layer(i), c.embed_dim) for i in skipped.attention)
-    - sum(_mlp_params(c, layer) for layer in skipped.mlp),
+    blocks=len(attentions) + len(mlps) + len(beside),
+    sums=sums + len(beside),
+    weights=numbers,
+    weight_bytes=per_number * numbers,
+    mixtures=tuple(mixtures.items()),
+    expert_bytes=_expert_bytes(c, weights) if mixtures else 0.0,
     inside=inside,
-    channels=sum(n * slot_channels(specs[i]) for i, n in read.items()),
+    cache_bytes=_bytes_per_channel(c, cache) * channels,
     products=sum(
-      n * specs[i].num_heads * specs[i].head_dim for i, n in read.items()
+      n * specs[i].num_heads * specs[i].head_dim for i, n in met.items()
     ),
+    state_bytes=sum(num_bytes((m.state, m.window)) for m in memories),
+    pending_bytes=sum(num_bytes(m.pending) for m in memories),
+  )
+
+
+def _t5_work(c: T5Config, slots: int, input_length: int) -> Work:
+  """The decoder's; encoder, and its keys and values, were computed before."""
+  layers, width = c.num_layers, c.num_heads * c.head_dim
+  mlp = (3 if c.gated_mlp else 2) * c.embed_dim * c.mlp_dim
+  numbers = layers * (6 * c.embed_dim * width + mlp)
+  numbers += c.vocab_size * c.embed_dim
+  met = layers * (attention.slots_read(slots, slots) + input_length)
+  return Work(
+    blocks=3 * layers,
+    sums=3 * layers,
+    weights=numbers,
+    weight_bytes=DTYPE.dtype.itemsize * numbers,
+    inside=2 * layers * (2 * width + c.mlp_dim),
+    cache_bytes=DTYPE.dtype.itemsize * met * _slot_channels(c),
+    products=met * width,
   )

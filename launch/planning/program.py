@@ -5,7 +5,7 @@ programs are those that `launch.decode` runs (`specjax.runtime.compilation`).
 """
 
 import dataclasses
-import re
+import math
 import time
 
 import jax
@@ -13,13 +13,15 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from launch.planning import borrowing, heads, hlo, networks
+from launch.planning import heads, hlo, networks
 from launch.planning.networks import Config
 from models import sharding as sharding_lib
 from models.head_shapes import HeadShape
 from models.meshes import Layout
 from models.networks import lowbits
+from models.networks.description import TransformerConfig
 from models.networks.lowbits import Format
+from models.networks.t5_config import T5Config
 from models.networks.transformer import SkippedLayers
 from models.sharding import Sharding
 from specjax import decode, drafters, random, rules
@@ -30,26 +32,16 @@ from specjax.runtime.mesh import MeshDecoder
 from specjax.tree import Tree
 from specjax.types import Drafter, Inputs, Params
 
-_DTYPE = networks.DTYPE
-num_params = networks.num_params
 # Scopes of `Decoder.step` by what a reader asks for.
 PHASES = {
-  "draft_step": ("draft",),
+  "draft pass": ("draft",),
   "verify": ("score", "verify"),
   "commit": ("commit",),
 }
 
 
 class DoesNotFitError(Exception):
-  """The compiler ran out of memory.
-
-  Attributes:
-    needed, available: bytes of a device's memory.
-  """
-
-  def __init__(self, needed: int, available: int):
-    super().__init__(f"{needed} bytes needed, {available} available")
-    self.needed, self.available = needed, available
+  """The compiler ran out of memory: what it said of the bytes."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,10 +52,8 @@ class Question:
     target: the large model.
     draft: the small one, if there is one.
     head: what drafts from the target's features, if a head does.
-    skipped: sub-layers that the target, or its copy, leaves out to draft for
-      itself, if it does. With neither, n-grams are drafted.
-    lookahead: the window's columns, where the target drafts by looking ahead;
-      then the tree is the guesses, as many paths.
+    skipped: sub-layers that the target leaves out to draft for itself, if it
+      does. With none of these, n-grams are drafted.
     tree: what a round drafts.
     siblings: how children are drawn, a name in `specjax.siblings`.
     rule: a name in `specjax.rules`.
@@ -72,22 +62,15 @@ class Question:
     prompt_length: tokens that prefill takes at once.
     layout: the mesh.
     input_length: tokens of what an encoder reads; 0 without one.
-    text_length: those of the longest row when a pass is timed; None for
-      `max_length`.
-    distinct: experts of a layer that a pass of the target touches, as measured;
-      None for uniform routing.
     weights, draft_weights: how the target's and the draft's are stored; None
       for bfloat16.
-    cache, draft_cache: what their keys and values are stored as; likewise.
-    own_weights: how the copy is stored that drafts, if the target's own in few
-      bits do (`quantised_self`); in fewer than `weights`.
+    cache: what the target's keys and values are stored as; likewise.
   """
 
   target: Config
   draft: Config | None
   head: HeadShape | None = None
   skipped: SkippedLayers | None = None
-  lookahead: int | None = None
   tree: Tree
   siblings: str
   rule: str
@@ -96,44 +79,22 @@ class Question:
   prompt_length: int
   layout: Layout
   input_length: int = 0
-  text_length: int | None = None
-  distinct: networks.Distinct | None = None
   weights: Format | None = None
   draft_weights: Format | None = None
   cache: str | None = None
-  draft_cache: str | None = None
-  own_weights: Format | None = None
 
   def check(self) -> None:
     """Raises ValueError for what cannot be cut or decoded."""
-    low = (
-      self.weights, self.draft_weights, self.own_weights, self.cache,
-      self.draft_cache,
-    )  # fmt: skip
-    networks.check_kinds(
-      self.target, self.draft, self.skipped, self.input_length, any(low)
-    )
-    networks.check_low(
-      self.target, self.weights or self.own_weights, self.cache
-    )
-    networks.check_low(self.draft, self.draft_weights, self.draft_cache)
+    self._check_kinds()
     self.cut_target(), self.cut_draft()
     rule, siblings = rules.get(self.rule), siblings_lib.get(self.siblings)
-    if self.drafter == "ngram":
-      if not self.tree.is_chain:
-        raise ValueError(
-          "the ngram drafter proposes one path (num_drafts=1), got "
-          f"{self.tree.max_children}"
-        )
-      siblings = siblings_lib.IID
-    tree = self.tree
-    if self.lookahead is not None:
-      siblings, tree = siblings_lib.GIVEN, make_drafter(self).tree
     if self.tree.num_drafted:
-      rule.check(tree, siblings)
-    if self.weights and self.own_weights:
-      lowbits.below(self.own_weights, self.weights)
+      rule.check(
+        self.tree, siblings_lib.IID if self.drafter == "ngram" else siblings
+      )
     if self.head is not None:
+      if self.weights is not None:
+        raise ValueError("heads are planned for targets in bfloat16")
       even = self.head.even_sizes()
       if any(n % self.layout.draft for n in even):
         raise ValueError(
@@ -153,37 +114,47 @@ class Question:
         f"prompt_length ({self.prompt_length}) must be in 1.."
         f"{self.max_length - 1}"
       )
-    if not 0 < (self.text_length or 1) <= self.max_length:
+    models = (self.target, self.draft, self.head)
+    known = [c.max_positions for c in models if c and c.max_positions]
+    if self.max_length > min(known, default=self.max_length):
       raise ValueError(
-        f"text_length ({self.text_length}) must be in 1..{self.max_length}"
-      )
-    if self.max_length > (longest := self.longest):
-      raise ValueError(
-        f"max_length ({self.max_length}) exceeds the models' {longest} "
+        f"max_length ({self.max_length}) exceeds the models' {min(known)} "
         "positions"
       )
 
-  @property
-  def longest(self) -> int:
-    """Positions that all models know."""
-    models = (self.target, self.draft, self.head)
-    known = [c.max_positions for c in models if c]
-    return min((n for n in known if n is not None), default=2**20)
+  def _check_kinds(self) -> None:
+    reads = isinstance(self.target, T5Config)
+    if self.draft is not None and isinstance(self.draft, T5Config) != reads:
+      raise ValueError(
+        "target and draft must both be encoder-decoders, or none"
+      )
+    if reads and (self.weights or self.draft_weights or self.cache):
+      raise ValueError(
+        "quantized weights and caches are of decoder-only models"
+      )
+    if reads and self.skipped is not None:
+      raise ValueError("an encoder-decoder drafts with no layers left out")
+    if reads != bool(self.input_length):
+      raise ValueError(
+        "an encoder-decoder needs input_length, the tokens that it reads"
+        if reads
+        else "input_length is what an encoder reads, and the models have none"
+      )
+    for config, weights, cache in (
+      (self.target, self.weights, self.cache),
+      (self.draft, self.draft_weights, None),
+    ):
+      if isinstance(config, TransformerConfig):
+        lowbits.check_weights(config, weights, on_mesh=True)
+        lowbits.check_cache(config, cache)
 
   @property
   def drafter(self) -> str:
-    """The name of what proposes, as `launch.assembly.registry` has it.
-
-    Of a head its kind (`models.head_shapes.KINDS`).
-    """
+    """The name of what proposes, as `launch.assembly.registry` has it."""
     if not self.tree.num_drafted:
       return "plain"
     if self.head is not None:
       return self.head.kind
-    if self.lookahead is not None:
-      return "lookahead"
-    if self.own_weights is not None:
-      return "quantised_self"
     if self.draft is not None:
       return "model"
     return "ngram" if self.skipped is None else "layer_skip"
@@ -196,15 +167,7 @@ class Question:
   @property
   def slots(self) -> int:
     """Cache slots of a row."""
-    return self.max_length + self.fed
-
-  @property
-  def fed(self) -> int:
-    """Tokens of a row that the target is fed in a round: nodes and lanes."""
-    nodes = self.tree.num_nodes
-    if self.lookahead is None:
-      return nodes
-    return nodes + self.lookahead * self.tree.max_depth - 1
+    return self.max_length + self.tree.num_nodes
 
   @property
   def rows(self) -> int:
@@ -227,14 +190,6 @@ class Question:
     """The draft, likewise."""
     return self.draft and networks.cut(self.draft, self.layout.draft)
 
-  def tables(self) -> heads.Tables:
-    """The target's embedding and output projection, as they are stored."""
-    return heads.Tables(config=self.cut_target(), weights=self.weights)
-
-  def own_shapes(self):
-    """Shapes of the copy in few bits that drafts."""
-    return networks.shapes(self.cut_target(), self.own_weights)
-
   def cut_head(self) -> tuple[HeadShape, Sharding]:
     """The head as its devices hold it, and its rules on them."""
     assert self.head is not None
@@ -251,14 +206,9 @@ class Compiled:
     peak: the larger of both programs' totals.
     collectives: see `hlo.collectives`, of one round.
     cache_copies: copies of a whole cache in a round.
-    cache_moves: how often a round moves a whole cache onto the chip, or back.
-    weights: of a plain round whose weights are in few bits, their "bytes" on a
-      device, how many of them it "reads", and how many of arrays of their form
-      it "writes"; else None.
-    donation_honoured: whether the loop writes every cache into the one that it
-      is given.
+    buffers_reused: whether the loop writes every cache into the one that it is
+      given.
     seconds: what compiling both took, by the clock.
-    cpu_seconds: likewise, of all threads.
   """
 
   arguments: int
@@ -266,11 +216,8 @@ class Compiled:
   peak: int
   collectives: dict
   cache_copies: int
-  cache_moves: int
-  weights: dict[str, int] | None
-  donation_honoured: bool
+  buffers_reused: bool
   seconds: float
-  cpu_seconds: float
 
 
 def make_drafter(question: Question) -> Drafter:
@@ -284,34 +231,15 @@ def make_drafter(question: Question) -> Drafter:
     return drafters.plain()
   if q.head is not None:
     head, of_draft = q.cut_head()
-    return heads.make_drafter(
-      head, **static, dtype=_DTYPE, sharding=of_draft, tables=q.tables()
-    )
+    return heads.make_drafter(head, **static, sharding=of_draft)
   if q.draft is not None:
-    draft = networks.functions(
-      q.cut_draft(), of_draft, weights=q.draft_weights, cache=q.draft_cache
-    )
+    draft = networks.functions(q.cut_draft(), of_draft, weights=q.draft_weights)
     return drafters.model(draft, **static)
-  if q.own_weights is not None:
-    draft = networks.functions(
-      q.cut_target(), of_target, q.skipped, weights=q.own_weights, cache=q.cache
-    )
-    return borrowing.reading(
-      drafters.quantised_self(draft, **static),
-      borrowing.with_shared(q.own_shapes()),
-    )
   if q.skipped is not None:
     draft = networks.functions(
       q.cut_target(), of_target, q.skipped, weights=q.weights, cache=q.cache
     )
     return drafters.layer_skip(draft, **static)
-  if q.lookahead is not None:
-    return drafters.lookahead(
-      window=q.lookahead,
-      tokens=q.tree.max_depth,
-      num_guesses=q.tree.max_children,
-      vocab_size=q.vocab_size,
-    )
   return drafters.ngram(tokens=q.tree.max_depth)
 
 
@@ -339,10 +267,8 @@ def num_draft_params(question: Question) -> int:
   """Parameters of what drafts that are not the target's."""
   q = question
   if q.head is not None:
-    return heads.num_params(q.head, _DTYPE)
-  if q.own_weights is not None:
-    return num_params(q.target)
-  return num_params(q.draft) if q.draft else 0
+    return networks.count(heads.own_params(q.head))
+  return networks.num_params(q.draft) if q.draft else 0
 
 
 def compile_for(question: Question, devices: list) -> Compiled:
@@ -360,12 +286,8 @@ def compile_for(question: Question, devices: list) -> Compiled:
   draft = q.draft and networks.shapes(q.cut_draft(), q.draft_weights)
   if q.head is not None:
     head, of_draft = q.cut_head()
-    draft = heads.own_params(head, _DTYPE)
-  if q.own_weights is not None:
-    draft, of_draft = q.own_shapes(), of_target
+    draft = heads.own_params(head)
   draft = draft and networks.place(draft, of_draft, mesh)
-  if q.own_weights is not None:
-    draft = borrowing.rounded(draft, networks.shapes(q.cut_target()))
   params = Params(target=networks.place(target, of_target, mesh), draft=draft)
   keys = jax.eval_shape(
     lambda: random.row_keys(jax.random.key(0), jnp.arange(q.batch_size))
@@ -393,7 +315,7 @@ def compile_for(question: Question, devices: list) -> Compiled:
       max_new_tokens=budgets, inputs=inputs,
     )  # fmt: skip
 
-  start, cpu_start = time.perf_counter(), time.process_time()
+  start = time.perf_counter()
   with jax.set_mesh(mesh):
     programs = compilation.compile_both(
       decoder,
@@ -403,7 +325,6 @@ def compile_for(question: Question, devices: list) -> Compiled:
       cache_specs=q.layout.cache_specs(),
     )
   seconds = time.perf_counter() - start
-  cpu_seconds = time.process_time() - cpu_start
   module = hlo.parse(programs.loop.as_text())
   before = programs.prefill.memory_analysis()
   during = programs.loop.memory_analysis()
@@ -419,8 +340,7 @@ def compile_for(question: Question, devices: list) -> Compiled:
     if isinstance(node, Cache)
     for buffer in jax.tree.leaves((node.keys, node.values))
   ]
-  whole = {(hlo.type_of(dtype), piece) for dtype, piece in pieces}
-  cache_bytes = [hlo.nbytes(hlo.type_of(dtype), p) for dtype, p in pieces]
+  sizes = [dtype.itemsize * math.prod(piece) for dtype, piece in pieces]
   # What the loop returns in memory that it was not given.
   fresh = during.output_size_in_bytes - during.alias_size_in_bytes
   return Compiled(
@@ -428,38 +348,10 @@ def compile_for(question: Question, devices: list) -> Compiled:
     temporaries=max(before.temp_size_in_bytes, during.temp_size_in_bytes),
     peak=max(total(before), total(during)),
     collectives=hlo.collectives(module, PHASES),
-    cache_copies=hlo.copies(module, whole),
-    cache_moves=hlo.moves(module, whole),
-    weights=_weights(module, q, params.target),
-    donation_honoured=fresh < min(cache_bytes),
+    cache_copies=hlo.copies(module, {hlo.shape_of(*x) for x in pieces}),
+    buffers_reused=fresh < min(sizes),
     seconds=seconds,
-    cpu_seconds=cpu_seconds,
   )
-
-
-def _weights(module: hlo.Module, q: Question, params) -> dict | None:
-  """Reads and writes of the target's low-bit weights in a plain round."""
-  if q.weights is None or q.tree.num_drafted:
-    return None
-  pieces = [
-    x.sharding.shard_shape(x.shape)
-    for x in jax.tree.leaves(params)
-    if x.dtype == q.weights.dtype
-  ]
-  stored = hlo.type_of(q.weights.dtype)
-  shapes = {(stored, piece) for piece in pieces}
-  return {
-    "bytes": sum(hlo.nbytes(stored, piece) for piece in pieces),
-    "read": hlo.weights_read(module, shapes),
-    "written": hlo.weights_written(module, shapes, q.weights.group),
-  }
-
-
-_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-_OUT_OF_MEMORY = re.compile(
-  r"([\d.]+)([KMGT]?)i?B? ?(?:\)|of) ?(?:exceeds available HBM \(|)"
-  r"([\d.]+)([KMGT]?)"
-)
 
 
 def _compile(lowered):
@@ -468,12 +360,5 @@ def _compile(lowered):
   except jax.errors.JaxRuntimeError as error:
     if "RESOURCE_EXHAUSTED" not in str(error):
       raise
-    raise _does_not_fit(str(error)) from None
-
-
-def _does_not_fit(message: str) -> Exception:
-  match = _OUT_OF_MEMORY.search(message)
-  if not match:
-    return RuntimeError(message)
-  size = lambda number, unit: int(float(number) * _UNITS[unit])
-  return DoesNotFitError(size(*match.group(1, 2)), size(*match.group(3, 4)))
+    said = str(error).partition("\n")[0]
+    raise DoesNotFitError(said.partition("RESOURCE_EXHAUSTED: ")[2]) from None

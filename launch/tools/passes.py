@@ -8,9 +8,7 @@ in passes over one token, and what is accepted of the tree, decide whether a
 draft pays. So this says before there is a draft, or even a checkpoint: the
 weights are random, which changes no time but a mixture's choice of experts.
 The model is `launch.plan`'s: bfloat16, layers stacked, --text tokens in the
-cache. Each width takes its turn with a copy of a large array, which says what
-the memory can do; medians count. Bytes are those of all weights and of the
-cached text, both read once, and of recurrent states, read and written.
+cache. Widths take turns; medians count.
 """
 
 import dataclasses
@@ -22,7 +20,7 @@ import jax.numpy as jnp
 from absl import flags
 
 from configs import shapes
-from launch import cli, hardware, provenance, report, results
+from launch import cli, provenance, results
 from launch.planning import networks
 from models.formats.huggingface import translate
 from models.networks import stacked
@@ -38,7 +36,6 @@ _TEXT = flags.DEFINE_integer(
   "text", 512, "Tokens in the cache of a row.", lower_bound=1
 )
 _REPEATS = 20  # passes in one timing
-_COPIED = 2**29  # bytes
 
 
 def random_params(shapes):
@@ -52,13 +49,6 @@ def random_params(shapes):
   keys = jax.random.split(jax.random.key(0), len(leaves))
   made = [draw(k, x.shape, x.dtype) for k, x in zip(keys, leaves, strict=True)]
   return jax.tree.unflatten(form, made)
-
-
-@functools.partial(jax.jit, donate_argnums=1)
-def _copies(params, array, count):
-  """Reads and writes a large array so many times."""
-  del params
-  return jax.lax.fori_loop(0, count, lambda _, x: x + 1, array)
 
 
 def _cache(model, rows: int, pending: int, slots: int):
@@ -81,68 +71,25 @@ def measure(config, rows: int, widths: list[int]) -> list[dict]:
     of: {"target": _cache(model, rows, of, _TEXT.value + max(widths))}
     for of in {*carry_of.values()}
   }
-  array = jnp.zeros(_COPIED // 4, jnp.float32)
-  seconds: dict[int | str, list[float]] = {}
+  seconds: dict[int, list[float]] = {width: [] for width in widths}
   loops = {
     width: passes_loop({"target": (model, "target")}, (("target", width),))
     for width in widths
   }
   per_pass = functools.partial(timing.per_repeat, repeats=_REPEATS)
   for turn in range((cli.TURNS.value or 5) + 1):
-    spent, array = per_pass(_copies, None, array)
-    spans = {"copy": spent}
     for width, of in carry_of.items():
-      spans[width], carries[of] = per_pass(loops[width], params, carries[of])
-    for name, spent in spans.items() if turn else ():
-      seconds.setdefault(name, []).append(spent)
-  median = {name: statistics.median(times) for name, times in seconds.items()}
-  copied = 2 * _COPIED / median["copy"]
-  chip = hardware.bandwidth_of(jax.devices()[0].device_kind)
-  work = networks.work(
-    config,
-    num_params=networks.num_params(config),
-    skipped=networks.SkippedLayers(),
-    slots=_TEXT.value + max(widths),
-    text=_TEXT.value,
-    input_length=0,
-  )
-  size = jnp.dtype(networks.DTYPE).itemsize
-  cached = size * work.channels
-  lines = []
-  for width in widths:
-    idle = networks.idle(config, networks.SkippedLayers(), rows * width)
-    states, _ = networks.round_bytes(config, width)
-    read = size * (work.weights - idle) + rows * (cached + states)
-    lines.append(
-      {
-        "rows": rows, "tokens": width, "milliseconds": 1e3 * median[width],
-        "cost": median[width] / median[1], "bytes": round(read),
-        "bytes_per_second": read / median[width],
-        "copy_bytes_per_second": copied,
-        "share_of_copy": read / median[width] / copied,
-        "share_of_spec_sheet": chip and read / median[width] / chip,
-      }
-    )  # fmt: skip
-  return lines
-
-
-def table(results: dict[str, dict]) -> str:
-  """Costs of a file that this wrote: rows of a pass by tokens of each."""
-  (result,) = results.values()
-  lines = {(one["rows"], one["tokens"]): one for one in result["passes"]}
-  rows, widths = (sorted(set(axis)) for axis in zip(*lines, strict=True))
-  cell = lambda r, t: f"{lines[r, t]['cost']:.2f}"
-  return report.table(
-    ["rows", "one token", "of a copy's bytes/s", *map(str, widths[1:])],
-    [
-      [
-        str(r), f"{lines[r, 1]['milliseconds']:.1f} ms",
-        f"{lines[r, 1]['share_of_copy']:.0%}",
-        *(cell(r, t) for t in widths[1:]),
-      ]
-      for r in rows
-    ],
-  )  # fmt: skip
+      spent, carries[of] = per_pass(loops[width], params, carries[of])
+      if turn:  # the first compiles
+        seconds[width].append(spent)
+  median = {width: statistics.median(seconds[width]) for width in widths}
+  return [
+    {
+      "rows": rows, "tokens": width, "milliseconds": 1e3 * median[width],
+      "cost": median[width] / median[1],
+    }
+    for width in widths
+  ]  # fmt: skip
 
 
 def run(_) -> int:
@@ -162,9 +109,7 @@ def run(_) -> int:
   for line in lines:
     print(
       f"{line['rows']:4} rows of {line['tokens']:3}: "
-      f"{line['milliseconds']:8.2f} ms, {line['cost']:5.2f} passes over one, "
-      f"{line['bytes_per_second'] / 1e9:6.0f} GB/s, "
-      f"{line['share_of_copy']:.0%} of a copy's",
+      f"{line['milliseconds']:8.2f} ms, {line['cost']:5.2f} passes over one",
       file=results.beside(cli.OUTPUT.value),
     )
   if cli.OUTPUT.value:

@@ -1,143 +1,164 @@
 """The roofline against sums done by hand."""
 
 import dataclasses
+import math
 
-import numpy as np
+import jax
 import pytest
+from flax import nnx
 
 from configs import shapes
+from launch import plan
 from launch.hardware import CHIPS
 from launch.planning import networks, roofline
+from models.formats.huggingface import translate
 from models.formats.huggingface_config import config_from_json
+from models.networks import t5
 from models.networks.layers import TransformerConfig
+from models.networks.lowbits import Format
 from models.networks.transformer import SkippedLayers
 
 CONFIG = TransformerConfig(
   vocab_size=1000, embed_dim=64, num_layers=3, num_heads=4, num_kv_heads=2,
   head_dim=16, mlp_dim=128, max_positions=512,
 )  # fmt: skip
-ONE = roofline.Placement(
-  config=CONFIG, num_params=10**9, size=1, rows=2, slots=100
-)
+ATTENTION, MLP = 64 * 16 * (2 * 4 + 2 * 2), 3 * 64 * 128
+# Layers and their norms, the last norm, the output projection; the embedding is
+# only looked up.
+WEIGHTS = 3 * (ATTENTION + MLP + 2 * 64) + 64 + 1000 * 64
 
 
-def test_a_pass_of_one_device_by_hand():
-  actual = roofline.forward(ONE, 5)
+def placed(config=CONFIG, *, size=1, rows=2, **how):
+  work = networks.work(config, **dict(slots=100) | how)
+  return roofline.Placement(config=config, work=work, size=size, rows=rows)
+
+
+@pytest.mark.parametrize("size", [1, 8])
+def test_a_pass_by_hand(size):
+  actual = roofline.forward(placed(size=size), 5)
   tokens = 2 * 5
-  weights = 10**9 - 1000 * 64  # the embedding is only looked up
   cache = 2 * 3 * 2 * 100 * 2 * 16
-  activations = 2 * tokens * 3 * (4 * 64 + 2 * (4 * 16 + 128))
+  inside = 2 * tokens * 3 * 2 * (4 * 16 + 128)
+  whole = 2 * tokens * 3 * 4 * 64  # what blocks take and hand on
+  logits = 4 * tokens * 1000
   assert actual.hbm_bytes == pytest.approx(
-    2 * (weights + cache + activations) + 2 * 4 * tokens * 1000
+    2 * ((WEIGHTS + cache + inside) / size + whole) + 2 * logits
   )
   assert actual.flops == pytest.approx(
-    2 * tokens * weights + 4 * 3 * tokens * 100 * 4 * 16
+    (2 * tokens * WEIGHTS + 4 * 3 * tokens * 100 * 4 * 16) / size
   )
-  assert actual.ici_bytes == 0
+  # Two sums a layer, and one of what was looked up, there and back.
+  sums = (2 * 3 + 1) * 2 * 2 * tokens * 64
+  assert actual.ici_bytes == pytest.approx((size - 1) / size * (sums + logits))
+
+
+def test_memory_and_arithmetic_overlap_and_collectives_come_after():
+  chip = CHIPS["v5e"]
+  few, many = (roofline.forward(placed(size=8), n) for n in (1, 4096))
+  assert few.bound(chip) == "memory"
+  for one in (few, many):
+    memory, arithmetic, collectives = one.causes(chip).values()
+    assert memory == one.hbm_bytes / 819e9
+    assert arithmetic == one.flops / 197e12
+    assert collectives == one.ici_bytes / 200e9
+    assert one.seconds(chip) == max(memory, arithmetic) + collectives
 
 
 @pytest.mark.parametrize(
-  "text, window, read",
-  [(1, None, 512), (1000, None, 1024), (1024, None, 1024),
-   (8000, None, 8192), (8195, None, 8196),
-   (1025, None, 1536), (6000, 1024, 1536), (6143, 1000, 1024)],
-)  # fmt: skip
-def test_a_cache_is_read_in_blocks_from_a_window_to_the_text(
-  text, window, read
-):
+  "slots, window, read",
+  [(500, None, 500), (8196, None, 8196), (8196, 1000, 3 * 512)],
+)
+def test_a_windows_blocks_alone_are_read(slots, window, read):
   config = dataclasses.replace(CONFIG, windows=3 * (window,))
-  place = dataclasses.replace(ONE, slots=8196, text=text, config=config)
-  full = dataclasses.replace(place, slots=read, text=None)
-  full = dataclasses.replace(full, config=CONFIG)
-  assert roofline.forward(place, 1) == roofline.forward(full, 1)
+  actual = networks.work(config, slots=slots)
+  assert actual.cache_bytes == 2 * 3 * 2 * read * 2 * 16
+  assert actual.products == 3 * read * 4 * 16
 
 
-def test_the_least_that_is_read_are_weights_and_the_text():
-  place = dataclasses.replace(ONE, slots=8196, text=1000)
-  weights = 10**9 - 1000 * 64
-  cache = 2 * 3 * 2 * 1000 * 2 * 16
-  assert roofline.least_bytes(place) == 2 * (weights + cache)
-
-
-def test_eight_devices_cut_all_but_what_lies_between_blocks():
-  actual = roofline.forward(dataclasses.replace(ONE, size=8), 5)
-  tokens = 2 * 5
-  cut = 10**9 - 1000 * 64  # weights
-  cut += 2 * 3 * 2 * 100 * 2 * 16  # cache
-  cut += 2 * tokens * 3 * 2 * (4 * 16 + 128)  # inside blocks
-  whole = 2 * tokens * 3 * 4 * 64
-  assert actual.hbm_bytes == pytest.approx(
-    2 * (cut / 8 + whole) + 2 * 4 * tokens * 1000
+def test_skipped_layers_are_neither_read_nor_summed():
+  sums = lambda **skipped: networks.work(
+    dataclasses.replace(CONFIG, parallel_residual=True),
+    slots=100, skipped=SkippedLayers(**skipped),
+  ).sums  # fmt: skip
+  assert sums() == sums(attention=(0,), mlp=(1,)) == 3  # once a layer
+  assert sums(attention=(0,), mlp=(0,)) == 2
+  less = networks.work(
+    CONFIG, slots=100, skipped=SkippedLayers(attention=(0, 1), mlp=(2,))
   )
-
-
-def test_what_eight_devices_send_by_hand():
-  actual = roofline.forward(dataclasses.replace(ONE, size=8), 5)
-  tokens = 2 * 5
-  reductions = (2 * 3 + 1) * 2 * 7 / 8 * 2 * tokens * 64
-  assert actual.ici_bytes == pytest.approx(
-    reductions + 7 / 8 * 4 * tokens * 1000
-  )
-
-
-def test_parallel_blocks_are_summed_once_a_layer_that_has_any():
-  sums = lambda attention, mlp: (
-    roofline.forward(
-      dataclasses.replace(
-        ONE,
-        size=8,
-        config=dataclasses.replace(CONFIG, parallel_residual=True),
-        skipped=SkippedLayers(attention=attention, mlp=mlp),
-      ),
-      1,
-    ).ici_bytes
-  )
-  one = 2 * 7 / 8 * 2 * 2 * 64  # two rows' partial sums there and back
-  assert sums((), ()) - sums((0,), (0,)) == pytest.approx(one)
-  assert sums((0,), (1,)) == sums((), ())
-
-
-def test_one_token_is_bound_by_memory_and_many_by_operations():
-  chip = CHIPS["v5e"]
-  times = np.array(
-    [roofline.forward(ONE, n).seconds(chip) for n in (1, 2, 4096)]
-  )
-  weights = 2e9 / chip.hbm_bandwidth
-  assert times[0] == pytest.approx(weights, rel=0.01)
-  assert times[1] == pytest.approx(times[0], rel=0.01)
-  assert times[2] > 10 * times[0]
-  assert times[2] == pytest.approx(
-    roofline.forward(ONE, 4096).flops / chip.peak_flops
-  )
+  assert less.weights == WEIGHTS - 2 * ATTENTION - MLP
+  assert less.cache_bytes == 2 * 2 * 100 * 2 * 16
 
 
 def test_tied_embeddings_are_read():
-  tied = dataclasses.replace(
-    ONE, config=dataclasses.replace(CONFIG, tied_embeddings=True)
+  tied = dataclasses.replace(CONFIG, tied_embeddings=True)
+  assert networks.work(tied, slots=100).weights == WEIGHTS
+
+
+def test_int8_is_half_of_the_bytes_with_its_scales():
+  plain, low = (
+    networks.work(CONFIG, slots=100, weights=weights, cache=cache)
+    for weights, cache in ((None, None), (Format(kind="int8"), "int8"))
   )
-  more = (
-    roofline.forward(tied, 1).hbm_bytes - roofline.forward(ONE, 1).hbm_bytes
+  outputs = 3 * (16 * (2 * 4) + 64 + 2 * 128 + 64) + 1000  # a scale each
+  norms = 3 * 2 * 64 + 64
+  assert low.weight_bytes == pytest.approx(
+    WEIGHTS + norms + 4 * outputs, rel=0.01
   )
-  assert more == pytest.approx(2 * 1000 * 64)
+  assert plain.weight_bytes == 2 * WEIGHTS
+  # Keys and values of two heads have a scale of four bytes each.
+  assert low.cache_bytes == plain.cache_bytes * (16 + 4) / (2 * 16)
 
 
 def test_a_mixture_is_read_as_far_as_its_tokens_choose():
   """Qwen3-30B-A3B: 6.1 GB for one token, 25.8 for eight; the cache apart."""
   config = config_from_json(shapes.SHAPES["qwen3-30b-a3b"])
-  place = roofline.Placement(
-    config=config, num_params=networks.num_params(config), size=1, rows=1,
-    slots=8,
-  )  # fmt: skip
-  cache = 2 * 2 * 48 * 8 * 4 * 128
-  assert roofline.least_bytes(place) - cache == pytest.approx(6.1e9, rel=0.01)
-  eight = dataclasses.replace(place, rows=8)
-  read = roofline.least_bytes(eight) - 8 * cache
-  assert read == pytest.approx(25.8e9, rel=0.01)
-  one, more = (roofline.forward(place, tokens) for tokens in (1, 8))
-  assert 4.1 < more.hbm_bytes / one.hbm_bytes < 4.3
-  assert more.flops == pytest.approx(8 * one.flops)
-  # Without one layer's experts: what its tokens would choose is not read.
-  skipped = dataclasses.replace(place, skipped=SkippedLayers(mlp=(3,)))
+  one, eight = (
+    roofline.forward(placed(config, rows=1, slots=8), n) for n in (1, 8)
+  )
+  assert one.hbm_bytes == pytest.approx(6.1e9, rel=0.01)
+  assert eight.hbm_bytes == pytest.approx(25.8e9, rel=0.01)
+  assert eight.flops == pytest.approx(8 * one.flops)
+  ((block, layers),) = networks.work(config, slots=8).mixtures
+  assert layers == 48
+  assert networks.touched(block, 1) == 8
+  assert networks.touched(block, 8) == pytest.approx(128 * (1 - (15 / 16) ** 8))
+  skipped = placed(config, rows=1, slots=8, skipped=SkippedLayers(mlp=(3,)))
   less = one.hbm_bytes - roofline.forward(skipped, 1).hbm_bytes
   met = 2 * (2048 * 128 + 8 * 3 * 2048 * 768)
   assert less == pytest.approx(met, rel=0.01)
+
+
+def test_states_are_read_and_written_and_keys_are_of_attention_alone():
+  config = translate(shapes.SHAPES["qwen3.5-9b"])
+  work = networks.work(config, slots=1024)
+  # In 24 of 32 layers 32 states of 128 x 128 in float32, and three tokens of
+  # what is convolved.
+  convolved = (2 * 16 + 32) * 128
+  assert work.state_bytes == 24 * (32 * 128 * 128 * 4 + 3 * convolved * 2)
+  assert work.cache_bytes == 2 * 8 * 1024 * 2 * 4 * 256
+  place = placed(config, size=4, slots=1024)
+  bare = dataclasses.replace(
+    place, work=dataclasses.replace(work, state_bytes=0, pending_bytes=0)
+  )
+  more = [
+    roofline.forward(place, n).hbm_bytes - roofline.forward(bare, n).hbm_bytes
+    for n in (1, 9)
+  ]
+  assert more[0] == 2 * 2 * (work.state_bytes + work.pending_bytes) / 4
+  assert more[1] - more[0] == 2 * 2 * 8 * work.pending_bytes / 4
+
+
+def test_a_t5_reads_its_decoder_without_what_the_input_made():
+  config = plan.shape("t5-1.1-small")
+  actual = networks.work(config, slots=100, input_length=30)
+  state = nnx.state(t5.abstract(config, dtype=networks.DTYPE))
+  read = 0
+  for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+    names = [str(getattr(k, "key", k)) for k in path]
+    of_input = "cross" in names and {"k", "v"} & {*names}
+    if (names[0] == "decoder" and leaf.ndim == 2 and not of_input
+        and "position_bias" not in names) or names[0] == "lm_head":  # fmt: skip
+      read += math.prod(leaf.shape)
+  assert actual.weights == read
+  assert actual.cache_bytes == 2 * 8 * (100 + 30) * 2 * 6 * 64
+  assert (actual.blocks, actual.sums) == (24, 24)

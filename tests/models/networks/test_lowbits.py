@@ -10,7 +10,6 @@ import pytest
 from flax import nnx
 from jax.sharding import PartitionSpec as P
 
-from launch.planning import hlo
 from models import sharding
 from models.networks import expert_forms, linear, lowbits, stacked
 from models.networks.layers import TransformerConfig
@@ -352,13 +351,11 @@ def test_experts_that_are_stored_are_rounded_again_in_turn():
 
 
 def written(form):
-  """Bytes of weights that a CPU's program of a product writes."""
+  """Bytes that a CPU's program of a product keeps beside its arguments."""
   weight = jnp.ones((512, 512), jnp.float32)
   stored = lowbits.quantize(weight, form)
   program = jax.jit(lowbits.products).lower(jnp.ones((1, 512)), *stored)
-  module = hlo.parse(program.compile().as_text())
-  shapes = {(hlo.type_of(form.dtype), weight.shape)}
-  return hlo.weights_written(module, shapes)
+  return program.compile().memory_analysis().temp_size_in_bytes
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
@@ -368,7 +365,7 @@ def test_xla_writes_a_copy_of_weights_in_groups_on_a_cpu(kind):
 
 
 def test_xla_writes_no_copy_of_int8_on_a_cpu():
-  assert written(Format(kind="int8")) == 0
+  assert written(Format(kind="int8")) < 512**2
 
 
 @pytest.mark.parametrize("parts", [2, 3])

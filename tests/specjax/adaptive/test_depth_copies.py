@@ -127,7 +127,7 @@ def test_nor_does_it_on_a_tpu(monkeypatch, drafts):
       max_length=SLOTS, prompt_length=8,
       layout=Layout(data=1, model=4, draft=4 if has_draft else 1),
     ),
-    hardware.devices(hardware.topology("v5e-4")),
+    hardware.devices(hardware.topology("v5e:2x2")),
   )  # fmt: skip
-  assert actual.donation_honoured
-  assert actual.cache_copies == actual.cache_moves == 0
+  assert actual.buffers_reused
+  assert actual.cache_copies == 0
