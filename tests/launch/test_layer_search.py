@@ -10,9 +10,10 @@ import pytest
 from files import write_jsonl
 from flax import nnx
 
+from configs import shapes
 from launch import decode, layer_search
 from launch.assembly import layers, pair
-from launch.layer_search import Costs, Scorer
+from models.formats.huggingface_config import config_from_json
 from models.networks.layers import TransformerConfig
 from models.networks.transformer import (
   SkippedLayers,
@@ -20,7 +21,6 @@ from models.networks.transformer import (
   as_language_model,
 )
 from specjax import warp
-from specjax.runtime import timing
 from specjax.warp import make_sampling
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -41,19 +41,23 @@ def module():
   return module
 
 
+RNG = np.random.default_rng(0)
+TOKENS = RNG.integers(0, VOCAB, (2, 10)).astype(np.int32)
+JUDGED = np.zeros((2, 10), bool)
+JUDGED[0, 3:9], JUDGED[1, 5:7] = True, True
+
+
 @pytest.fixture(scope="module")
-def scorer(module):
-  rng = np.random.default_rng(0)
-  judged = np.zeros((2, 10), bool)
-  judged[0, 3:9], judged[1, 5:7] = True, True
-  tokens = rng.integers(0, VOCAB, (2, 10)).astype(np.int32)
-  return Scorer(module, tokens, judged, SAMPLING, vocab_size=VOCAB)
+def acceptance_of(module):
+  return layer_search.make_scorer(
+    module, TOKENS, JUDGED, SAMPLING, vocab_size=VOCAB
+  )
 
 
-def as_drafted(scorer, skipped) -> float:
+def as_drafted(module, skipped) -> float:
   """The same by drafting one token on the target's cache, place by place."""
-  whole, params = as_language_model(scorer.module)
-  thin, _ = as_language_model(scorer.module, skipped=skipped)
+  whole, params = as_language_model(module)
+  thin, _ = as_language_model(module, skipped=skipped)
   sampling = make_sampling(1, **SAMPLING)
 
   @jax.jit
@@ -63,13 +67,13 @@ def as_drafted(scorer, skipped) -> float:
     one = tokens[:, place][:, None]
     cache = cache.replace(length=place[None])
     drafted, _ = thin.apply(params, one, cache)
-    law = lambda x: jnp.exp(warp.warp(x[..., :VOCAB], sampling))
-    pair = law(output.logits[:, place]), law(drafted.logits[:, 0])
+    probs = lambda x: jnp.exp(warp.warp(x[..., :VOCAB], sampling))
+    pair = probs(output.logits[:, place]), probs(drafted.logits[:, 0])
     return jnp.minimum(*pair).sum()
 
   actual = [
-    float(both(params, scorer.tokens[row : row + 1], jnp.int32(place)))
-    for row, place in np.argwhere(scorer.judged)
+    float(both(params, TOKENS[row : row + 1], jnp.int32(place)))
+    for row, place in np.argwhere(JUDGED)
   ]
   return float(np.mean(actual))
 
@@ -82,227 +86,122 @@ def as_drafted(scorer, skipped) -> float:
   ],
 )
 def test_one_pass_gives_the_acceptance_of_tokens_drafted_everywhere(
-  scorer, skipped
+  module, acceptance_of, skipped
 ):
-  expected = as_drafted(scorer, skipped)
-  assert scorer.acceptance(skipped) == pytest.approx(expected, abs=1e-5)
+  expected = as_drafted(module, skipped)
+  assert acceptance_of(skipped) == pytest.approx(expected, abs=1e-5)
   assert expected < 0.999
 
 
-def test_nothing_skipped_is_accepted_always_and_no_set_is_a_program(scorer):
-  assert scorer.acceptance(SkippedLayers()) == pytest.approx(1, abs=1e-5)
-  for block in range(2 * LAYERS):
-    assert 0 < scorer.acceptance(layer_search.of_blocks([block])) < 1
-  assert scorer._acceptance._cache_size() == 1
+def test_nothing_skipped_is_accepted_always(acceptance_of):
+  assert acceptance_of(SkippedLayers()) == pytest.approx(1, abs=1e-5)
   with pytest.raises(ValueError, match="do not exist"):
-    scorer.acceptance(SkippedLayers(mlp=(LAYERS,)))
+    acceptance_of(SkippedLayers(mlp=(LAYERS,)))
 
 
-def played(method, score, count):
-  """The sets that a method proposes to whom pays `score`, and the scores."""
-  actual, told = [], None
-  for _ in range(count):
-    skipped = next(method) if told is None else method.send(told)
-    told = score(skipped)
-    actual.append((skipped, told))
-  return actual
+def test_layers_that_cannot_be_switched_off_are_refused(acceptance_of):
+  config = config_from_json(shapes.SHAPES["qwen3.5-9b"])
+  hybrid = types.SimpleNamespace(config=config, layers=[None] * 32)
+  with pytest.raises(ValueError, match="cannot be switched off"):
+    layer_search.gated(hybrid, None, None)
 
 
 def worth(skipped):
   """Some sub-layers are good to skip, others are not, and a pair is bad."""
   blocks = {2 * i for i in skipped.attention} | {2 * i + 1 for i in skipped.mlp}
   good = sum(1 if b % 3 else -1.5 for b in blocks)
-  return good - 1.2 * ({1, 2} <= blocks)
+  return {"blocks": sorted(blocks), "score": good - 1.2 * ({1, 2} <= blocks)}
 
 
-def test_the_search_told_the_same_proposes_the_same_and_beats_chance():
-  actual = [
-    played(layer_search.bayesian(8, seed=seed), worth, 60)
-    for seed in (0, 0, 1, 2)
-  ]
-  assert actual[0] == actual[1] != actual[2]
-  rng = np.random.default_rng(0)
-  sets = rng.permuted(np.tile(np.arange(16), (60, 1)), axis=1)
-  sizes = rng.integers(1, 16, 60)
+def test_a_search_beats_chance_and_goes_on_from_its_journal(tmp_path):
+  search = lambda count, name, seed=0, score=worth: layer_search.search(
+    8, score, count=count, journal=str(tmp_path / name),
+    settings={"seed": seed},
+  )  # fmt: skip
+  sets = RNG.permuted(np.tile(np.arange(16), (60, 1)), axis=1)
   chance = max(
-    worth(layer_search.of_blocks(blocks[:size]))
-    for blocks, size in zip(sets, sizes, strict=True)
+    sum(1 if b % 3 else -1.5 for b in blocks[:size])
+    for blocks, size in zip(sets, RNG.integers(1, 16, 60), strict=True)
   )
-  best = [max(score for _, score in one) for one in actual[1:]]
+  best = [
+    max(one["score"] for one in search(60, f"{seed}", seed))
+    for seed in (0, 1, 2)
+  ]
   assert min(best) >= chance
-  assert np.mean(best) > chance + 0.5
+  scored = []
+
+  def dies(skipped):
+    if len(scored) == 5:
+      raise KeyboardInterrupt
+    scored.append(worth(skipped))
+    return scored[-1]
+
+  with pytest.raises(KeyboardInterrupt):
+    search(60, "killed", score=dies)
+  more = search(8, "killed")
+  assert more[:5] == scored
+  assert len(more) == 8
+  with pytest.raises(ValueError, match="other settings: --overwrite begins"):
+    search(8, "killed", seed=1)
 
 
-def test_the_knapsack_keeps_the_ends_and_starts_with_the_likeliest(scorer):
-  price = Costs(attention=0.1, mlp=0.1, rest=0.2, verify={1: 1, 2: 1})
-  actual = layer_search.knapsack(scorer, price)
-  size = lambda s: len(s.attention) + len(s.mlp)
-  assert [size(s) for s in actual] == list(range(1, len(actual) + 1))
-  for skipped in actual:
-    assert not {0, LAYERS - 1} & {*skipped.attention, *skipped.mlp}
-
-  def cosine(skipped):  # of the residual stream at the end, by the model itself
-    def last(**options):
-      output, _ = scorer.module(scorer.tokens, features=(LAYERS,), **options)
-      return np.asarray(output.features)[scorer.judged]
-
-    a, b = last(skipped=skipped), last()
-    size = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
-    return ((a * b).sum(axis=1) / size).mean()
-
-  # A set of one, of which keys and values of earlier places know as well here.
-  ranked = sorted(
-    (layer_search.of_blocks([b]) for b in range(2, 2 * LAYERS - 2)), key=cosine
-  )
-  assert actual[0] in ranked[-2:]
-
-
-def test_savings_of_the_knapsack_are_whole_numbers():
-  price = lambda a, m: layer_search.weights(
-    Costs(attention=a, mlp=m, rest=0.1, verify={1: 1.0})
-  )
-  assert price(0.1, 0.21) == (1, 2)
-  assert price(0.3, 0.1) == (3, 1)
-  assert price(0.01, 0.5) == (1, 5)
-  assert price(0.1, 0.1) == (1, 1)
-
-
-def test_costs_by_bytes_are_those_of_the_weights(module):
-  actual = layer_search.costs_by_bytes(module.config, 4)
+def test_a_draft_pass_costs_the_weights_that_it_reads(module):
+  _, params = as_language_model(module)
   size = lambda part: sum(
     x.size for x in jax.tree.leaves(part) if getattr(x, "ndim", 0) == 2
   )
-  _, params = as_language_model(module)
   layer = params["layers"][1]
   attention, mlp = size(layer["attention"]), size(layer["mlp"])
-  assert actual.mlp / actual.attention == pytest.approx(mlp / attention)
-  nothing = SkippedLayers()
-  assert actual.draft(nothing, LAYERS) == pytest.approx(1)
-  some = SkippedLayers(attention=(1,), mlp=(0, 2))
-  expected = 1 - actual.attention - 2 * actual.mlp
-  assert actual.draft(some, LAYERS) == pytest.approx(expected)
-
-
-def test_a_prediction_is_the_formulas_best_and_the_bound_is_above():
-  price = Costs(
-    attention=0.05, mlp=0.1, rest=0.1, verify={1: 1.0, 2: 1.1, 5: 1.5}
+  whole = LAYERS * (attention + mlp) + VOCAB * 32
+  cost = lambda **skipped: layer_search.draft_cost(
+    module.config, SkippedLayers(**skipped)
   )
-  skipped = SkippedLayers(attention=(0, 1), mlp=(2, 3))
-  a, c = 0.85, 0.1 + 2 * 0.05 + 2 * 0.1
-  by_hand = [
-    (1 - a ** (n + 1)) / (1 - a) / (n * c + v)
-    for n, v in ((1, 1.1), (2, 1.1 + 0.4 / 3), (3, 1.1 + 0.8 / 3), (4, 1.5))
-  ]
-  actual = layer_search.evaluation(skipped, a, price, num_layers=4)
+  assert cost() == 1
+  assert cost(attention=(1,), mlp=(0, 2)) == pytest.approx(
+    1 - (attention + 2 * mlp) / whole
+  )
+
+
+def test_a_prediction_is_the_formulas_best():
+  a, c = 0.85, 0.4
+  by_hand = [(1 - a ** (n + 1)) / (1 - a) / (n * c + 1) for n in range(1, 5)]
+  actual = layer_search.evaluation(SkippedLayers(mlp=(2,)), a, c, most=4)
   assert actual["speedup"] == pytest.approx(max(by_hand))
   assert actual["num_speculative_tokens"] == 1 + int(np.argmax(by_hand))
-  assert actual["bound"] > actual["speedup"]
-
-
-def test_break_even_is_of_the_pass_that_is_verified():
-  """Half a pass to draft a token, 1.4 to verify two, 1.6 to verify five."""
-  given = Costs(
-    attention=0.1, mlp=0.1, rest=0.1, verify={1: 1.0, 2: 1.4, 5: 1.6}
-  )
-  skipped = SkippedLayers(attention=(1, 2), mlp=(1, 2))
-  actual = layer_search.evaluation(skipped, 0.3, given, num_layers=4)
-  assert actual["draft_cost"] == pytest.approx(0.5)
-  assert actual["num_speculative_tokens"] == 1
-  assert actual["break_even"] == pytest.approx(0.5 + 1.4 - 1)  # and not "never"
-
-
-def test_passes_are_timed_as_shares_of_a_whole_one(module, monkeypatch):
-  """Of a whole pass, one without attention, one without MLPs, of two and four.
-
-  The first run of each compiles.
-  """
-  ticks = (
-    tick
-    for least in (10.0, 7.0, 4.0, 12.0, 16.0)
-    for run in range(layer_search._TIMED_RUNS)
-    for tick in (0.0, least + (50 if run == 0 else run - 1))
-  )
-  monkeypatch.setattr(
-    timing, "time", types.SimpleNamespace(perf_counter=ticks.__next__)
-  )
-  actual = layer_search.costs_by_clock(module, 3)
-  assert actual.attention == pytest.approx(0.3 / LAYERS)
-  assert actual.mlp == pytest.approx(0.6 / LAYERS)
-  assert actual.rest == pytest.approx(0.1)
-  assert actual.verify == pytest.approx({1: 1.0, 2: 1.2, 4: 1.6})
 
 
 # ----------------------------------------------------------------- the command
 
 
-@pytest.fixture(scope="module")
-def prompts(tmp_path_factory):
+def run(cli, tmp_path, *more):
   lines = [{"id": i, "prompt": t} for i, t in enumerate(["def f(", "import"])]
-  return write_jsonl(tmp_path_factory.mktemp("p") / "in.jsonl", lines)
-
-
-FLAGS = (
-  "--config.max_new_tokens=8", "--config.drafter=plain",
-  "--config.temperature=1.0",
-)  # fmt: skip
-
-
-def run(cli, prompts, out, *more):
-  return cli(
-    layer_search.run, *FLAGS, "--draft_tokens=3", f"--prompts={prompts}",
-    f"--output={out}", *more,
+  prompts = write_jsonl(tmp_path / "in.jsonl", lines)
+  arguments = (
+    "--config.max_new_tokens=8", "--config.temperature=1.0",
+    f"--prompts={prompts}",
   )  # fmt: skip
+  flags = ("--draft_tokens=3", f"--output={tmp_path / 'out.json'}", *more)
+  assert cli(layer_search.run, *arguments, *flags) == 0
+  return arguments, json.loads((tmp_path / "out.json").read_text())
 
 
-def test_a_search_is_resumed_made_longer_and_read_by_decode(
-  cli, prompts, tmp_path, monkeypatch, capsys
-):
-  whole = tmp_path / "whole.json"
-  assert run(cli, prompts, whole, "--evaluations=4") == 0
-  out, scored = tmp_path / "out.json", []
-  real = Scorer.acceptance
-
-  def dies(self, skipped):
-    if len(scored) == 3:
-      raise KeyboardInterrupt
-    scored.append(skipped)
-    return real(self, skipped)
-
-  with monkeypatch.context() as patched:
-    patched.setattr(Scorer, "acceptance", dies)
-    with pytest.raises(KeyboardInterrupt):
-      run(cli, prompts, out, "--evaluations=4")
-    assert run(cli, prompts, out, "--evaluations=4", "--draft_tokens=5") == 2
-    shown = capsys.readouterr().err
-    assert "draft_tokens was 3, is 5" in shown
-    patched.undo()
-    patched.setattr(Scorer, "acceptance", dies)
-    scored.clear()
-    assert run(cli, prompts, out, "--evaluations=4") == 0
-    assert len(scored) == 1
-  of = lambda path: json.loads(path.read_text())
-  without = lambda actual: [
-    {k: v for k, v in e.items() if k != "seconds"} for e in actual
-  ]
-  assert without(of(out)["evaluations"]) == without(of(whole)["evaluations"])
-  best = of(out)["best"]
-  scores = [e["score"] for e in of(out)["evaluations"]]
-  assert best["score"] == max(scores)
-  assert best["bound"] >= best["speedup"]
-  capsys.readouterr()
-  assert cli(
-    decode.run, *FLAGS, f"--prompts={prompts}", "--nobaseline",
-    f"--config.drafter=layer_skip('{out}', tokens=3)",
-    f"--summary={tmp_path / 's.json'}",
-  ) == 0  # fmt: skip
+def test_a_set_is_found_and_read_by_decode(cli, tmp_path, capsys):
+  arguments, found = run(cli, tmp_path, "--evaluations=4")
+  assert found["best"]["score"] == max(e["score"] for e in found["evaluations"])
+  assert "acceptance" in capsys.readouterr().out
+  assert not (tmp_path / "out.json.journal").exists()
+  drafter = f"layer_skip('{tmp_path / 'out.json'}', tokens=3)"
+  assert (
+    cli(decode.run, *arguments, "--nobaseline", f"--config.drafter={drafter}")
+    == 0
+  )
 
 
 @pytest.mark.heavy
 def test_a_measured_set_drafts_as_many_tokens_as_the_result_says(
-  cli, prompts, tmp_path, monkeypatch
+  cli, tmp_path, monkeypatch
 ):
-  out, drafted = tmp_path / "out.json", []
-  engine_of = pair.engine_of
+  drafted, engine_of = [], pair.engine_of
 
   def watched(config, models, *, baseline=False):
     if not baseline:
@@ -310,20 +209,11 @@ def test_a_measured_set_drafts_as_many_tokens_as_the_result_says(
     return engine_of(config, models, baseline=baseline)
 
   monkeypatch.setattr(pair, "engine_of", watched)
-  flags = ("--objective=measured", "--evaluations=2")
-  assert run(cli, prompts, out, *flags) == 0
-  record = json.loads(out.read_text())
-  for one in record["evaluations"]:
+  _, found = run(cli, tmp_path, "--objective=measured", "--evaluations=2")
+  for one in found["evaluations"]:
     assert one["score"] == one["measured"] > 0
-  said = [e["num_speculative_tokens"] for e in record["evaluations"]]
+  said = [e["num_speculative_tokens"] for e in found["evaluations"]]
   assert drafted[-len(said) :] == said
-
-
-def test_a_method_that_has_no_set_says_so(cli, prompts, tmp_path, capsys):
-  """The first and the last layer always run, and here are no others."""
-  assert run(cli, prompts, tmp_path / "out.json", "--method=knapsack") == 2
-  error = capsys.readouterr().err.splitlines()[-1]
-  assert "'knapsack' has no set to propose for a target of 2 layers" in error
 
 
 @pytest.mark.parametrize(

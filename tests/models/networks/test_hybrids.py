@@ -11,7 +11,7 @@ import toys
 from flax import nnx
 
 import specjax
-from models.networks import eagle, gated, gated_delta, mtp, stacked
+from models.networks import eagle, gated_delta, mtp, stacked
 from models.networks.description import (
   AttentionSpec,
   DeltaSpec,
@@ -345,5 +345,3 @@ def test_what_takes_passes_back_is_refused():
     )
   with pytest.raises(ValueError, match="target drafts in passes that are"):
     drafters.layer_skip(model, tree=chain(2), vocab_size=VOCAB)
-  with pytest.raises(ValueError, match="recurrent layers cannot be switched"):
-    gated.forward(hybrid(), jnp.ones(8, bool), None)
