@@ -122,11 +122,16 @@ plt.show()
 from IPython.display import Markdown
 
 from launch import report
-from launch.planning import page
 
-names = ("2.8b-v5e-4", "8b-v5e-8", "70b-v5e-16", "405b-v6e-64")
+names = ("2.8b-v5e-4", "70b-v5e-16", "70b-v6e-8-eagle3")
 plans = {name: report.read(f"docs/plans/{name}.json") for name in names}
-Markdown(page.table(plans))
+rows = []
+for name, plan in plans.items():
+  size, line = plan["per_device_bytes"], plan["roofline"]
+  memory = f"{size['peak'] / 2**30:.1f} of {size['hbm'] / 2**30:.1f}"
+  numbers = (line["cost_ratio"], line["break_even_acceptance"])
+  rows.append([name, memory, *(f"{x:.3f}" for x in numbers)])
+Markdown(report.table(["plan", "GiB a device", "c", "break-even"], rows))
 
 # %% [markdown]
 # A plan's break-even is the one of the theory, with the slice's costs; the
@@ -135,27 +140,25 @@ Markdown(page.table(plans))
 # %%
 for name, plan in plans.items():
   line, length = plan["roofline"], plan["settings"]["num_speculative_tokens"]
-  verify, draft = line["verify_seconds"], line["draft_step_seconds"]
-  least = throughput.break_even(
-    length, draft, verify[str(length + 1)], verify["1"]
-  )
+  verify, draft = line["verify_seconds"], line["draft_pass_seconds"]
+  least = throughput.break_even(length, draft, verify[length], verify[0])
   assert np.isclose(least, line["break_even_acceptance"], atol=1e-6)
   print(f"{name}: N = {length} pays from P = {least:.3f}")
 
 # %% [markdown]
+# How much it pays, with the best number of drafted tokens for each acceptance.
 # Rows that are decoded together share the reading of the weights, which is
-# what drafting saves: so the gain shrinks with the batch. Here is that of the
-# best N at P = 0.8, for the roofline. On two CPU cores, which a batch fills by
-# itself, six rows already lose (`docs/results.md`).
+# what drafting saves: so the gain shrinks with the batch (here 8 rows). On two
+# CPU cores, which a batch fills by itself, six rows already lose
+# (`docs/results.md`).
 
 # %%
 for name, plan in plans.items():
-  rows = plan["roofline"]["by_batch_size"]
-  batches = [row["batch_size"] for row in rows]
-  gains = [row["speedup"] for row in rows]
-  plt.semilogx(batches, gains, "o-", markersize=4, label=name, base=2)
+  rows = plan["roofline"]["by_acceptance"]
+  gains = [row["its speed-up"] for row in rows]
+  plt.plot([row["acceptance"] for row in rows], gains, "o-", label=name)
 plt.axhline(1, color="gray", linewidth=0.8)
-plt.xlabel("rows decoded together")
+plt.xlabel("acceptance P")
 plt.ylabel("speed-up, by the roofline")
 plt.legend()
 plt.show()
@@ -182,9 +185,9 @@ if importlib.util.find_spec("libtpu"):
   subprocess.run(command.split(), check=True, stdout=subprocess.DEVNULL)
 
 # %% [markdown]
-# One line that answers, and the tables. "Donation honoured" and "copies of a
-# whole cache" say whether the caches stay where they are: a copy costs as
-# much as reading the cache once more.
+# One line that answers, and the tables. "Cache buffers" and "copies of a whole
+# cache" say whether the caches stay where they are: a copy costs as much as
+# reading the cache once more.
 
 # %%
 import rich.console
@@ -195,9 +198,9 @@ mine = workdir / "plan.json"
 path = mine if mine.exists() else "docs/plans/2.8b-v5e-4.json"
 plan = report.read(str(path))
 answer.show(rich.console.Console(width=100), plan)
-assert plan["donation_honoured"]
+assert plan["buffers_reused"]
 assert plan["fits"]
-assert plan["per_chip_bytes"]["peak"] <= plan["per_chip_bytes"]["hbm"]
+assert plan["per_device_bytes"]["peak"] <= plan["per_device_bytes"]["hbm"]
 
 # %% [markdown]
 # ## Acceptance, and the answer
@@ -213,9 +216,9 @@ acceptance = explained["block_efficiency"]["acceptance"]
 line, length = plan["roofline"], plan["settings"]["num_speculative_tokens"]
 verify = line["verify_seconds"]
 rate = throughput.throughput(
-  length, acceptance, line["draft_step_seconds"], verify[str(length + 1)]
+  length, acceptance, line["draft_pass_seconds"], verify[length]
 )
-gain = rate * verify["1"]
+gain = rate * verify[0]
 print(f"P = {acceptance:.2f}: speed-up {gain:.2f} by the roofline")
 assert (gain > 1) == (acceptance > line["break_even_acceptance"])
 

@@ -65,20 +65,7 @@ SHAPES: dict[str, dict[str, Any]] = {
   "llama-3.1-405b": _llama(16384, 126, 128, 53248, factor=8.0),
   "qwen3-0.6b": _qwen3(1024, 28, 16, 3072, tied=True),
   "qwen3-8b": _qwen3(4096, 36, 32, 12288, tied=False),
-  "qwen3-32b": _qwen3(5120, 64, 64, 25600, tied=False),
 }
-
-
-def _gemma4(
-  hidden: int, layers: int, heads: int, kv_heads: int, mlp: int, **changes
-) -> dict[str, Any]:
-  return dict(
-    model_type="gemma4_text", vocab_size=262144, hidden_size=hidden,
-    num_hidden_layers=layers, num_attention_heads=heads,
-    num_key_value_heads=kv_heads, head_dim=256, global_head_dim=512,
-    intermediate_size=mlp, sliding_window=1024, final_logit_softcapping=30.0,
-    hidden_size_per_layer_input=0, max_position_embeddings=131072,
-  ) | changes  # fmt: skip
 
 
 def _mixture(model_type: str, hidden: int, layers: int, heads: int, **changes):
@@ -89,74 +76,12 @@ def _mixture(model_type: str, hidden: int, layers: int, heads: int, **changes):
 
 
 SHAPES |= {
-  "gemma-2-9b": dict(
-    model_type="gemma2", vocab_size=256000, hidden_size=3584,
-    num_hidden_layers=42, num_attention_heads=16, num_key_value_heads=8,
-    head_dim=256, intermediate_size=14336, query_pre_attn_scalar=256,
-    sliding_window=4096, max_position_embeddings=8192,
-  ),
   "gemma-3-12b": dict(
     model_type="gemma3_text", vocab_size=262208, hidden_size=3840,
     num_hidden_layers=48, num_attention_heads=16, num_key_value_heads=8,
     head_dim=256, intermediate_size=15360, query_pre_attn_scalar=256,
     sliding_window=1024, max_position_embeddings=131072,
     rope_scaling=dict(rope_type="linear", factor=8.0),
-  ),
-  # Embeddings by layer; the last 18 layers read the keys of others.
-  "gemma-4-e4b": _gemma4(
-    2560, 42, 8, 2, 10240, sliding_window=512, num_kv_shared_layers=18,
-    hidden_size_per_layer_input=256, vocab_size_per_layer_input=262144,
-  ),
-  # Keys are values in full layers, which have fewer heads of them.
-  "gemma-4-26b-a4b": _gemma4(
-    2816, 30, 16, 8, 2112, attention_k_eq_v=True, num_global_key_value_heads=2,
-    enable_moe_block=True, num_experts=128, top_k_experts=8,
-    moe_intermediate_size=704,
-  ),
-  "gemma-4-31b": _gemma4(
-    5376, 60, 32, 16, 21504, attention_k_eq_v=True,
-    num_global_key_value_heads=4,
-  ),
-  "olmo-3-7b": dict(
-    model_type="olmo3", vocab_size=100278, hidden_size=4096,
-    num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=32,
-    intermediate_size=11008, sliding_window=4096, rms_norm_eps=1e-6,
-    max_position_embeddings=65536, rope_theta=500000.0,
-    rope_scaling=dict(
-      rope_type="yarn", factor=8.0, original_max_position_embeddings=8192,
-      beta_fast=32.0, beta_slow=1.0, attention_factor=1.2079441541679836,
-    ),
-  ),
-  "olmo-2-7b": dict(
-    model_type="olmo2", vocab_size=100352, hidden_size=4096,
-    num_hidden_layers=32, num_attention_heads=32, num_key_value_heads=32,
-    intermediate_size=11008, rms_norm_eps=1e-6, max_position_embeddings=4096,
-    rope_theta=500000.0, tie_word_embeddings=False,
-  ),
-  "mixtral-8x7b": _mixture(
-    "mixtral", 4096, 32, 32, vocab_size=32000, num_key_value_heads=8,
-    intermediate_size=14336, num_local_experts=8, num_experts_per_tok=2,
-    max_position_embeddings=32768, rope_theta=1000000.0, rms_norm_eps=1e-5,
-    sliding_window=None,
-  ),
-  "qwen1.5-moe-a2.7b": _mixture(
-    "qwen2_moe", 2048, 24, 16, vocab_size=151936, num_key_value_heads=16,
-    intermediate_size=5632, moe_intermediate_size=1408,
-    shared_expert_intermediate_size=5632, num_experts=60,
-    num_experts_per_tok=4, max_position_embeddings=8192, rms_norm_eps=1e-6,
-    rope_theta=1000000.0,
-  ),
-  "olmoe-1b-7b": _mixture(
-    "olmoe", 2048, 16, 16, vocab_size=50304, num_key_value_heads=16,
-    intermediate_size=1024, num_experts=64, num_experts_per_tok=8,
-    max_position_embeddings=4096,
-  ),
-  "glm-4.5-air": _mixture(
-    "glm4_moe", 4096, 46, 96, vocab_size=151552, num_key_value_heads=8,
-    head_dim=128, intermediate_size=10944, moe_intermediate_size=1408,
-    n_routed_experts=128, num_experts_per_tok=8, n_shared_experts=1,
-    first_k_dense_replace=1, attention_bias=True, partial_rotary_factor=0.5,
-    max_position_embeddings=131072, rope_theta=1000000.0,
   ),
   "deepseek-v3": _mixture(
     "deepseek_v3", 7168, 61, 128, vocab_size=129280, num_key_value_heads=128,
@@ -208,17 +133,16 @@ def _eagle3(hidden: int, heads: int, mlp: int) -> dict[str, Any]:
   )  # fmt: skip
 
 
-_MEDUSA = dict(model_type="medusa", medusa_num_heads=4, medusa_num_layers=1)
-
 # Draft heads: that of EAGLE-3 for Llama-3.1-8B as published, and one of a layer
 # like its target's for the larger model; four of Medusa's, which have their
 # target's sizes; and DFlash's for Qwen3-8B as published, five layers like its
-# target's that say fifteen tokens at once.
+# target's that predict fifteen tokens in one pass.
 HEADS: dict[str, dict[str, Any]] = {
   "eagle3-llama-3.1-8b": _eagle3(4096, 32, 14336),
   "eagle3-llama-3.1-70b": _eagle3(8192, 64, 28672),
-  "medusa-llama-3.1-8b": _MEDUSA,
-  "medusa-llama-3.1-70b": _MEDUSA,
+  "medusa-llama-3.1-8b": dict(
+    model_type="medusa", medusa_num_heads=4, medusa_num_layers=1
+  ),
   "dflash-qwen3-8b": _qwen3(4096, 5, 32, 12288, tied=False)
   | dict(
     block_size=16,

@@ -344,7 +344,8 @@ def run(_) -> int:
   kept = ("skip_attention", "skip_mlp", "num_speculative_tokens")
   result = {
     **{name: best[name] for name in kept}, "best": best,
-    "objective": _OBJECTIVE.value, "num_judged": int(judged.sum()), "evaluations": evaluations,
+    "objective": _OBJECTIVE.value, "num_judged": int(judged.sum()),
+    "evaluations": evaluations,
     **provenance.record(config),
   }  # fmt: skip
   results.write_json(output, result)

@@ -313,7 +313,8 @@ def _table(console, title: str, rows: list[dict]) -> None:
   for name, value in rows[0].items() if rows else ():
     words = isinstance(value, str)
     table.add_column(name, justify="left" if words else "right", no_wrap=True)
-  number = lambda x: f"{x:,.0f}" if x >= 100 else f"{x:#.3g}"
+  whole = lambda x: x >= 100 or x == int(x)
+  number = lambda x: f"{x:,.0f}" if whole(x) else f"{x:#.3g}"
   for row in rows:
     table.add_row(
       *(number(x) if isinstance(x, float) else str(x) for x in row.values())

@@ -116,10 +116,6 @@ def test_mistakes_are_one_line_and_exit_code_2(
 
 
 def test_shapes_have_the_published_numbers_of_parameters():
-  actual = {
-    name: networks.num_params(translate(settings))
-    for name, settings in shapes.SHAPES.items()
-  }
   for name, expected in {
     "pythia-70m": 70_426_624,
     "pythia-2.8b": 2_775_208_960,
@@ -133,20 +129,10 @@ def test_shapes_have_the_published_numbers_of_parameters():
     "qwen3-30b-a3b": 30_532_122_624,
     "gpt-oss-20b": 20_914_757_184,
     "deepseek-v3": 671_026_419_200,
+    "qwen3.5-27b": 26_895_998_464,
+    "t5-1.1-small": 76_961_152,  # whose file does not tie its tables
   }.items():
-    assert actual[name] == expected, name
-
-
-def test_a_t5_without_tied_tables_has_both():
-  """As of the published model."""
-  assert networks.num_params(plan.shape("t5-1.1-small")) == 76_961_152
-
-
-def test_a_model_may_be_a_file_or_its_folder(tmp_path):
-  path = tmp_path / "config.json"
-  path.write_text(json.dumps(shapes.SHAPES["qwen3-0.6b"]))
-  expected = translate(shapes.SHAPES["qwen3-0.6b"])
-  assert plan.shape(str(path)) == plan.shape(str(tmp_path)) == expected
+    assert networks.num_params(plan.shape(name)) == expected, name
 
 
 @pytest.mark.parametrize(
@@ -201,26 +187,6 @@ def test_speed_ups_are_those_of_the_theory_with_the_plans_costs():
     every = [at(n, s) for n, s in enumerate(line["verify_seconds"])]
     assert row["best draft length"] == np.argmax(every)
     assert row["its speed-up"] == pytest.approx(max(every))
-
-
-def test_passes_are_named_with_their_units():
-  line = answer.predict(CHIP, question())
-  plain, draft, verify = line["passes"]
-  names = [one["pass"] for one in line["passes"]]
-  assert names == ["plain", "draft pass", "verify"]
-  assert plain["total ms"] == pytest.approx(1e3 * line["verify_seconds"][0])
-  assert verify["total ms"] == pytest.approx(1e3 * line["verify_seconds"][4])
-  assert draft["total ms"] == pytest.approx(1e3 * line["draft_pass_seconds"])
-  assert plain["memory ms"] == pytest.approx(plain["memory MB"] / 819)
-  assert plain["bound by"] == "memory"
-
-
-def test_the_best_chain_does_not_depend_on_what_else_is_drafted():
-  ask = lambda tree: [
-    row["best draft length"]
-    for row in answer.predict(CHIP, question(tree=tree))["by_acceptance"]
-  ]
-  assert ask(tree_lib.paths(4, 16)) == ask(tree_lib.chain(4))
 
 
 def test_plain_decoding_is_planned_without_a_speed_up():
