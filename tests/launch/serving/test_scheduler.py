@@ -111,23 +111,32 @@ def test_what_is_counted(running, expected):
   assert count("num_requests_waiting") == 0
 
 
-def test_a_watch_ends_a_row_and_the_others_go_on(running, expected):
-  """Its slot is free at once, and its tokens are cut where it says."""
-  scheduler, _ = running
+def test_a_watch_ends_a_row_and_the_others_go_on(slots, expected):
+  """Its tokens are cut where it says, and the device is told to end it."""
   at = max(range(len(ASKED)), key=lambda i: len(expected[i]))
-  seen = []
+  seen, ended = [], []
 
   def watch(tokens):
     seen.extend(tokens)
     return 7 - (len(seen) - len(tokens)) if len(seen) >= 7 else None
 
+  def iterate(control):
+    ended.extend(control.ended)
+    return slots.iterate(control)
+
+  scheduler, _ = served.make_scheduler(slots, iterate)
   stopped = served.Heard(ASKED[at], watch=watch)
-  others = [served.Heard(asked) for asked in ASKED[:6]]
-  scheduler.submit([stopped.ticket, *(h.ticket for h in others)])
+  others = [served.Heard(LONG) for _ in range(2)]
+  scheduler.submit([h.ticket for h in (stopped, *others)])
+  scheduler.start()
   assert stopped.wait().tokens == expected[at][:7]
   assert stopped.finish is Finish.STOP
   assert stopped.news[-1].cut
-  assert [h.wait().tokens for h in others] == expected[:6]
+  alone = served.alone(DECODER, LONG)
+  assert [h.wait().tokens for h in others] == [alone, alone]
+  scheduler.close()
+  assert scheduler.join(served.PATIENCE)
+  assert len(ended) == 1
 
 
 def test_the_queue_is_bounded_and_takes_all_or_none(slots):
