@@ -332,7 +332,7 @@ def _feed(
   depth: int,
   tokens: Array,
   parents: Array,
-) -> tuple[Array, Array, _Level]:
+) -> tuple[Array, _Level]:
   """Logits after the nodes of a depth, and their `_Level`.
 
   Args:
@@ -345,7 +345,7 @@ def _feed(
     parents: `i32[B, W]`, indices into `level`.
 
   Returns:
-    `f32[B, W, V']`, `f[B, W, H]`, the states beside them, and the `_Level`.
+    `f32[B, W, V']` and the `_Level`.
   """
 
   def of_parents(x):
