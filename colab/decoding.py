@@ -167,23 +167,24 @@ plt.show()
 # ## How many tokens to draft?
 #
 # A longer draft is accepted less to its end, and costs a draft pass a token.
-# `result.of_prompts` decodes the prompts with several lengths and plainly, in
+# `evaluate` decodes the prompts with several lengths and plainly, in
 # turn, and times rounds and passes; `explain.findings` *predicts* each rate
 # from those costs and the acceptance. This takes some minutes, most of it for
 # compiling. (`launch.evaluate --explain` is the same as a command.)
 
 # %%
-from launch.evaluation import explain, explain_page, questions, result
+from launch.evaluate import evaluate
+from launch.evaluation import explain, questions
 
 config.batch_size, rounds = (len(items), 1) if SMALL else (1, 3)
 lengths = (1,) if SMALL else (1, 2, 4, 8)
 names = [config.drafter, *(f"model(tokens={n})" for n in lengths)]
-measured = result.of_prompts(
-  config, ", ".join(names), lambda tokenizer: questions.of_prompts(items),
+measured = evaluate(
+  config, ", ".join(names), lambda contest: questions.of_prompts(items),
   rounds=rounds, timing="rounds" if SMALL else "passes",
 )  # fmt: skip
 (finding,) = explain.findings(measured)
-print(explain_page.verdict(finding))
+print(explain.verdict(finding))
 
 # %% [markdown]
 # Acceptance by place. If every token were accepted with one probability
@@ -210,7 +211,7 @@ plt.show()
 # %%
 from IPython.display import display as show
 
-show(explain_page.figure({"explained": [finding]}))
+show(explain.figure({"explained": [finding]}))
 
 # %% [markdown]
 # Tokens per target call, again predicted and measured. `independent` is the

@@ -268,7 +268,7 @@ from launch.evaluation import page
 
 text = "No accelerator here: nothing was measured."
 if output.exists():
-  text = page.table({str(output): report.read(str(output))})
+  text = page.over_all(report.read(str(output)))
 Markdown(text)
 
 # %% [markdown]

@@ -1,34 +1,27 @@
-"""Parts of reports: numbers, Markdown tables, figures of one style.
-
-A command writes JSON with its provenance (`launch.provenance`). What a page
-shows of it is made anew from that, the same bytes for the same numbers.
-"""
+"""Parts of reports: numbers, Markdown tables, figures of one style."""
 
 import json
-import os
 import pathlib
-import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-import rich.box
-import rich.console
-import rich.table
 
-from launch import results
 from specjax import intervals, rules
 
 if TYPE_CHECKING:  # what only talks need not load it
-  from matplotlib.artist import Artist
   from matplotlib.figure import Figure
 
 Row = TypeVar("Row")
 
-# What `plus_minus` means, for captions.
-PLUS_MINUS = f"± is a 95% interval, {intervals.SIDE:g} standard errors."
-
-# --------------------------------------------------------------------- numbers
+MARKERS = "osD^v<>PX*dph"
+_STYLE = {
+  "svg.hashsalt": "specjax", "svg.fonttype": "none", "font.size": 9,
+  "axes.grid": True, "axes.axisbelow": True, "grid.linewidth": 0.3,
+  "axes.titlesize": "medium", "axes.spines.top": False,
+  "axes.spines.right": False,
+  "legend.fontsize": "small", "lines.linewidth": 1, "lines.markersize": 4,
+}  # fmt: skip
 
 
 def number(value: float | None, form: str = ".2f") -> str:
@@ -36,18 +29,15 @@ def number(value: float | None, form: str = ".2f") -> str:
   return "–" if value is None else format(value, form)
 
 
-def interval(ends: Sequence[float] | None, form: str = ".2f") -> str:
-  """The ends of an interval, to stand behind an estimate; "" for None."""
-  return f" ({ends[0]:{form}}–{ends[1]:{form}})" if ends else ""
-
-
 def estimate(row: Mapping[str, Any], name: str, form: str = ".2f") -> str:
   """A row's number with its interval, `NAME_ci`."""
-  return number(row[name], form) + interval(row[f"{name}_ci"], form)
+  ends = row[f"{name}_ci"]
+  interval = f" ({ends[0]:{form}}–{ends[1]:{form}})" if ends else ""
+  return number(row[name], form) + interval
 
 
 def plus_minus(value: float, standard_error: float, digits: int) -> str:
-  """A mean over many with its 95% interval: what ± is, wherever it stands."""
+  """A mean over many with its 95% interval."""
   side = intervals.SIDE * standard_error
   return f"{value:.{digits}f} ± {side:.{digits}f}"
 
@@ -55,7 +45,7 @@ def plus_minus(value: float, standard_error: float, digits: int) -> str:
 def loss_in_words(
   rule: str, lossless: bool, total_variation: float | None
 ) -> str:
-  """Distance of the tokens' law from the target's: beside every speed-up.
+  """Distance of the emitted tokens' distribution from the target's.
 
   Args:
     rule: its name; of one that is not the library's the claim is its own.
@@ -68,9 +58,6 @@ def loss_in_words(
   if total_variation is None:
     return "lossy, distance not reported"
   return f"lossy, total variation {total_variation:.3f}"
-
-
-# ---------------------------------------------------------------------- tables
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
@@ -87,42 +74,12 @@ def columns(
   return table(cells, ([cell(row) for cell in cells.values()] for row in rows))
 
 
-def show(
-  console: rich.console.Console,
-  head: Iterable[str],
-  rows: Iterable[Iterable[str]],
-  *,
-  title: str | None = None,
-  caption: str | None = None,
-) -> None:
-  """Prints a table for a terminal."""
-  shown = rich.table.Table(
-    title=title, caption=caption, box=rich.box.SIMPLE, caption_justify="left"
-  )
-  for name in head:
-    shown.add_column(name, overflow="fold")
-  for row in rows:
-    shown.add_row(*row)
-  console.print(shown)
-
-
-def read(path: str) -> Any:
+def read(path: str | pathlib.Path) -> Any:
   """The contents of a JSON file, or the list of a JSONL file's lines."""
-  if path.endswith(".jsonl"):
-    return [line for _, line in results.read_jsonl(path)]
-  return json.loads(pathlib.Path(path).read_text("utf-8"))
-
-
-# --------------------------------------------------------------------- figures
-
-MARKERS = "osD^v<>PX*dph"
-_STYLE = {
-  "svg.hashsalt": "specjax", "svg.fonttype": "none", "font.size": 9,
-  "axes.grid": True, "axes.axisbelow": True, "grid.linewidth": 0.3,
-  "axes.titlesize": "medium", "axes.spines.top": False,
-  "axes.spines.right": False,
-  "legend.fontsize": "small", "lines.linewidth": 1, "lines.markersize": 4,
-}  # fmt: skip
+  text = pathlib.Path(path).read_text("utf-8")
+  if str(path).endswith(".jsonl"):
+    return [json.loads(line) for line in text.splitlines() if line.strip()]
+  return json.loads(text)
 
 
 def panels(
@@ -168,90 +125,9 @@ def save(
       )
 
 
-def legend_below(
-  figure: "Figure", handles: Sequence["Artist"], labels: Sequence[str]
-) -> None:
-  """A legend under the panels, of as many columns as fit, four at most.
-
-  Args:
-    figure: of a constrained layout, which becomes higher by the legend's lines
-      but the first.
-    handles, labels: of the entries.
-  """
-  before = 0.0
-  for count in range(min(4, len(labels)), 0, -1):
-    legend = figure.legend(
-      handles, labels, loc="outside lower center", ncols=count,
-      fontsize="medium",
-    )  # fmt: skip
-    size = legend.get_window_extent().transformed(
-      figure.dpi_scale_trans.inverted()
-    )
-    before = before or size.height
-    if size.width <= figure.get_figwidth() or count == 1:
-      figure.set_figheight(figure.get_figheight() + size.height - before)
-      return
-    legend.remove()
-
-
 def sides(
   values: Sequence[float], ends: Sequence[Sequence[float] | None]
 ) -> np.ndarray:
   """Lengths of error bars, `f[2, n]`: to the ends of each interval, or none."""
   pairs = [ends_of or (v, v) for v, ends_of in zip(values, ends, strict=True)]
   return np.abs(np.reshape(pairs, (-1, 2)) - np.reshape(values, (-1, 1))).T
-
-
-def octaves(panel: Any) -> None:
-  """An x-axis of powers of two, whose ticks are whole numbers."""
-  panel.set_xscale("log", base=2)
-  panel.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
-
-
-# ------------------------------------- programs that show what is committed
-
-
-def draw(
-  program: str,
-  figures: Mapping[str, Callable[..., "Figure"]],
-  argv: Sequence[str],
-) -> int:
-  """Draws a figure of results: `PROGRAM [FIGURE] RESULT.. FIGURE.svg`.
-
-  Args:
-    program: its name, for the usage.
-    figures: by name, what draws the contents of a result, or of several; of a
-      single one no name is given.
-    argv: the arguments.
-
-  Returns:
-    The exit code.
-  """
-  names = [*figures]
-  given = [*names[: len(names) == 1], *argv]
-  name, *sources = given[:-1] or [""]
-  readable = bool(sources) and all(map(os.path.isfile, sources))
-  if name not in figures or not readable:
-    which = f"{{{','.join(names)}}} " * (len(names) > 1)
-    print(
-      f"usage: python -m {program} {which}RESULT.. FIGURE.svg", file=sys.stderr
-    )
-    return 2
-  results = [*map(read, sources)]
-  save(lambda: figures[name](*results), given[-1])
-  return 0
-
-
-def run(main: Callable[[list[str]], int]) -> None:
-  """Runs what shows committed results as the program; exits with its code.
-
-  Files are what may be wrong: one that holds something else is one line.
-  """
-  try:
-    code = main(sys.argv)
-    sys.stdout.flush()
-  except (LookupError, TypeError, ValueError, RecursionError) as error:
-    files, kind = " ".join(sys.argv[1:]), type(error).__name__
-    print(f"error: no results in {files} ({kind}: {error})", file=sys.stderr)
-    code = 2
-  sys.exit(code)

@@ -43,8 +43,8 @@ report() { # NAME FLAG...
     --config=configs/embedded.py --config.max_new_tokens=256 \
     --systems="$(printf 'model(tokens=%s), ' 2 4 6 8)model(tokens=10)" \
     --output="$out/$name.json"
-  cp "$out/$name.json" "$out/$name-explained.md" "$out/$name-throughput.svg" \
-    docs/reports
+  cp "$out/$name.json" "$out/$name-throughput.svg" docs/reports
+  cp "$out/$name.md" "docs/reports/$name-explained.md"
 }
 
 pair=--config=configs/embedded.py

@@ -18,9 +18,8 @@ from models.formats.head_checkpoints import Head
 from models.networks import lowbits, specdec
 from models.networks.description import TransformerConfig
 from models.networks.lowbits import Format
-from models.networks.mixture import Mixture
 from models.networks.specdec import Block
-from models.networks.transformer import SkippedLayers, mixtures_of
+from models.networks.transformer import SkippedLayers
 from models.tokenizers import Tokenizer
 from specjax import decode, low_cache, rules
 from specjax.adaptive import widths
@@ -57,7 +56,6 @@ class Pair:
     lesson: what the draft learns online; else None.
     rungs: decoders of all lengths of a ladder, the longest of which is
       `decoder`; None without one.
-    mixtures: those of the target's layers whose experts its passes count.
     notes: how weights that are published in few bits are held, in words.
   """
 
@@ -76,7 +74,6 @@ class Pair:
   encoder: prompts.Encoder | None = None
   lesson: online.Lesson | None = None
   rungs: Rungs | None = None
-  mixtures: tuple[Mixture, ...] = ()
   notes: tuple[str, ...] = ()
 
   def room(self, max_new_tokens: int) -> int:
@@ -370,7 +367,6 @@ def assemble(
   models: Models,
   *,
   drafting: Drafting | None = None,
-  count_experts: bool = False,
 ) -> Pair:
   """Makes the decoders of a config from models that are loaded.
 
@@ -378,7 +374,6 @@ def assemble(
     config: with the checkpoints and dtype that `models` are of.
     models: from `load`.
     drafting: the way to draft, in place of the config's.
-    count_experts: whether passes count the experts that they touch.
 
   Raises:
     ValueError: for unknown or contradictory settings.
@@ -389,15 +384,7 @@ def assemble(
   tokenizer = models.tokenizer
   vocab_size, rule = tokenizer.vocab_size, rule_of(config, drafting)
   features = models.draft.features if isinstance(models.draft, Head) else ()
-  mixtures: tuple[Mixture, ...] = ()
-  if count_experts:
-    if not models.target.reads_inputs:
-      mixtures = mixtures_of(models.target.config)
-    if not mixtures:
-      raise ValueError(f"{config.target} has no experts that could be counted")
-  target = models.target.functions(
-    SkippedLayers(), features, count_experts=count_experts
-  )
+  target = models.target.functions(SkippedLayers(), features)
   draft, params, drafter, lesson, rungs = None, None, None, None, None
   share_encoder = bool(drafting.drafts and config.get("share_encoder"))
   if drafting.drafts:
@@ -452,7 +439,6 @@ def assemble(
     encoder=encoder_of(config, models),
     lesson=lesson,
     rungs=rungs,
-    mixtures=mixtures,
     notes=models.notes,
   )
 

@@ -1,5 +1,18 @@
-"""Paired comparison of two results, or of the systems of one."""
+"""Compares the systems of one result with one of them, or two results.
 
+  python -m launch.evaluation.compare BEFORE.json AFTER.json
+  python -m launch.evaluation.compare E.json --over=ngram
+
+Results are those of `launch.evaluate`. Of two, groups count that hold the same
+prompts at the same temperature and batch size in both, and a system's speed-up
+is against the plain decoding of its own run. Ratios have 95% intervals over
+groups, paired.
+"""
+
+import argparse
+import json
+import pathlib
+import sys
 from collections.abc import Mapping, Sequence
 
 from launch import report
@@ -8,187 +21,123 @@ from launch.evaluation.systems import PLAIN
 from specjax import intervals
 
 
-def compare(before: Mapping, after: Mapping) -> list[dict]:
-  """A row for each system, setting and category that both results have.
-
-  Groups count that hold the same prompts in both, as far as questions and
-  lengths tell. Requests are paired in
-  `block_efficiency_change`, the mean over questions of the second result's
-  emitted tokens per target call less the first's; groups are paired in
-  `speedup_ratio`, the second's speed-up over the first's, each against the
-  plain decoding of its own run. 95% intervals, over questions and groups.
+def compare(
+  pairs: Sequence[tuple[Mapping, Mapping]], over: str | None = None
+) -> list[dict]:
+  """A row for each system, setting and task.
 
   Args:
-    before, after: contents of two files that `launch.evaluate` wrote.
+    pairs: records of groups, each with the other result's of the same prompts,
+      or with itself.
+    over: the system of the first record; None for the same system.
 
-  Raises:
-    ValueError: if they have no group, or no system, in common.
+  Returns:
+    Rows with `speedup_ratio` and `block_efficiency_ratio`, the second's
+    speed-up and emitted tokens per target call over the first's.
   """
+  scopes: dict[tuple, list[tuple[Mapping, Mapping]]] = {}
+  for one, other in pairs:
+    for task in ("all", one["task"]):
+      scope = (one["temperature"], one["batch_size"], task)
+      scopes.setdefault(scope, []).append((one, other))
   rows = []
-  ours, theirs = (_by_group(result) for result in (before, after))
-  common = [key for key in ours if key in theirs]
-  if not common:
-    raise ValueError(
-      "the two results have no group of questions in common: the same "
-      "temperature, batch size, questions and lengths of prompts"
-    )
-  rows = [
-    {"system": system, **scope, **_row(both, system, system)}
-    for scope, both in _scopes([(ours[key], theirs[key]) for key in common])
-    for system in _shared_systems(both)
-    if system != PLAIN
-  ]
-  if not rows:
-    raise ValueError("the two results have no system in common but plain")
+  for (temperature, batch_size, task), both in scopes.items():
+    every = [summary.systems_of(record) for pair in both for record in pair]
+    shared = set.intersection(*every)
+    for system in sorted(shared - {over or PLAIN}):
+      if over is None or over in shared:
+        before = [summary.unit_of(one, over or system) for one, _ in both]
+        after = [summary.unit_of(other, system) for _, other in both]
+        rows.append(
+          {
+            "system": system, "temperature": temperature,
+            "batch_size": batch_size, "task": task, "num_groups": len(both),
+            **_ratios(before, after),
+          }
+        )  # fmt: skip
   return rows
 
 
-def among(result: Mapping, over: str) -> list[dict]:
-  """A row for each other system of one result, paired with one of them.
-
-  As `compare`, of the groups that both answered; plain decoding is a system
-  like the others, and `speedup_ratio` tokens per second over those of `over`.
-
-  Args:
-    result: the content of a file that `launch.evaluate` wrote.
-    over: a system's name.
-
-  Raises:
-    ValueError: if the result has no such system, or no other.
-  """
-  rows = [
-    {"system": system, **scope, **_row(both, over, system)}
-    for scope, both in _scopes([(r, r) for r in result["groups"]])
-    for system in _shared_systems(both)
-    if over != system and over in _shared_systems(both)
-  ]
-  if not rows:
-    names = {n for r in result["groups"] for n in _systems(r)}
-    raise ValueError(
-      f"the result has no system {over!r} beside others, but {sorted(names)}"
-    )
-  return rows
-
-
-def _scopes(pairs: Sequence[tuple[dict, dict]]):
-  """Scopes of rows, and the pairs of groups that each is made of."""
-  parts: dict[str, set] = {}
-  for record, _ in pairs:
-    parts.setdefault(record["task"], set()).add(record["category"])
-  for level in summary.LEVELS:
-    scopes: dict[tuple, list] = {}
-    for record, other in pairs:
-      if level == "category" and len(parts[record["task"]]) == 1:
-        continue  # the task's own row says it
-      category = "all" if level == "all" else record[level]
-      scope = (record["temperature"], record["batch_size"], category)
-      scopes.setdefault(scope, []).append((record, other))
-    for (temperature, batch_size, category), both in scopes.items():
-      yield (
-        {
-          "temperature": temperature,
-          "batch_size": batch_size,
-          "level": level,
-          "category": category,
-        },
-        both,
-      )
-
-
-def _by_group(result: Mapping) -> dict[tuple, dict]:
-  """Records by setting and questions."""
+def _ratios(
+  before: Sequence[intervals.Unit], after: Sequence[intervals.Unit]
+) -> dict:
+  column = lambda units, name: [getattr(unit, name) for unit in units]
+  tokens, seconds = "num_tokens", "seconds"
+  theirs = [f"baseline_{tokens}", f"baseline_{seconds}"]
   return {
-    (
-      record["temperature"],
-      record["batch_size"],
-      # Second turns hold answers: prompts of other lengths are other prompts.
-      *(
-        (tuple(turn["questions"]), tuple(turn["prompt_tokens"]))
-        for turn in record["turns"]
-      ),
-    ): record
-    for record in result["groups"]
-  }
-
-
-def _systems(record: dict) -> set[str]:
-  return {n for turn in record["turns"] for n in turn["systems"]}
-
-
-def _shared_systems(both: Sequence[tuple[dict, dict]]) -> list[str]:
-  every = set.intersection(
-    *(_systems(record) for pair in both for record in pair)
-  )
-  return sorted(every)
-
-
-def _row(both: Sequence[tuple[dict, dict]], before: str, after: str) -> dict:
-  units = [
-    (summary.unit_of(one, before), summary.unit_of(other, after))
-    for one, other in both
-  ]
-  column = lambda which, name: [getattr(u[which], name) for u in units]
-  top = [
-    column(1, "num_tokens"), column(1, "baseline_seconds"),
-    column(0, "seconds"), column(0, "baseline_num_tokens"),
-  ]  # fmt: skip
-  bottom = [
-    column(1, "seconds"), column(1, "baseline_num_tokens"),
-    column(0, "num_tokens"), column(0, "baseline_seconds"),
-  ]  # fmt: skip
-  ones, others = zip(*both, strict=True)
-  one, other = _per_question(ones, before), _per_question(others, after)
-  changes = [other[q] - one[q] for q in one if q in other]
-  return {
-    "num_questions": len(changes),
-    "num_groups": len(both),
-    "block_efficiency_change": sum(changes) / len(changes),
-    "block_efficiency_change_ci": intervals.mean_interval(changes),
-    **intervals.ratio("speedup_ratio", top, bottom),
-  }
-
-
-def _per_question(records: Sequence[dict], system: str) -> dict:
-  """Emitted tokens per target call of each question, its turns together."""
-  tokens: dict = {}
-  calls: dict = {}
-  for record in records:
-    for e in summary.entries(record, system):
-      for question, count, number in zip(
-        e.turn["questions"],
-        e.numbers["tokens"],
-        e.numbers["calls"],
-        strict=True,
-      ):
-        tokens[question] = tokens.get(question, 0) + count
-        calls[question] = calls.get(question, 0) + number
-  return {q: tokens[q] / calls[q] for q in tokens if calls[q]}
+    **intervals.ratio(
+      "speedup_ratio",
+      [column(after, tokens), column(after, theirs[1]),
+       column(before, seconds), column(before, theirs[0])],
+      [column(after, seconds), column(after, theirs[0]),
+       column(before, tokens), column(before, theirs[1])],
+    ),
+    **intervals.ratio(
+      "block_efficiency_ratio",
+      [column(after, tokens), column(before, "num_target_calls")],
+      [column(after, "num_target_calls"), column(before, tokens)],
+    ),
+  }  # fmt: skip
 
 
 def table(rows: Sequence[Mapping]) -> str:
   """The comparison as Markdown."""
+  return report.columns(
+    rows,
+    {
+      "system": lambda row: f"`{row['system']}`",
+      "T": lambda row: f"{row['temperature']:g}",
+      "batch": lambda row: str(row["batch_size"]),
+      "questions of": lambda row: row["task"],
+      "groups": lambda row: str(row["num_groups"]),
+      "speed-up, ratio (95%)": lambda row: report.estimate(
+        row, "speedup_ratio", ".3f"
+      ),
+      "tokens per call, ratio (95%)": lambda row: report.estimate(
+        row, "block_efficiency_ratio", ".3f"
+      ),
+    },
+  )
 
-  def cell(row: Mapping, name: str, form: str) -> str:
-    text, ends = format(row[name], form), row[f"{name}_ci"]
-    if ends:
-      text += " ({} to {})".format(*(format(end, form) for end in ends))
-    return text
 
-  return report.table(
-    [
-      "system", "T", "batch", "questions of", "questions",
-      "tokens per call, change (95%)", "speed-up, ratio (95%)",
-    ],
-    [
-      [
-        f"`{row['system']}`",
-        f"{row['temperature']:g}",
-        str(row["batch_size"]),
-        row["category"],
-        str(row["num_questions"]),
-        cell(row, "block_efficiency_change", "+.3f"),
-        cell(row, "speedup_ratio", ".3f"),
-      ]
-      for row in rows
-    ],
-  )  # fmt: skip
+def _groups_of(path: str) -> dict[str, dict]:
+  """A result's records by setting, questions and lengths of their prompts."""
+  try:
+    groups = json.loads(pathlib.Path(path).read_text("utf-8"))["groups"]
+  except (ValueError, LookupError, TypeError):
+    raise ValueError(f"{path} is no result of launch.evaluate") from None
+  prompts = lambda turn: (turn["questions"], turn["prompt_tokens"])
+  return {
+    json.dumps(
+      [one["temperature"], one["batch_size"], *map(prompts, one["turns"])]
+    ): one
+    for one in groups
+  }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """The command; returns the exit code."""
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
+  parser.add_argument("results", nargs="+", help="two results, or one")
+  parser.add_argument("--over", help="the system that others are divided by")
+  given = parser.parse_args(argv)
+  paths, over = given.results, given.over
+  try:
+    if len(paths) != (1 if over else 2):
+      raise ValueError("give two results, or one and --over=SYSTEM")
+    ours, theirs = _groups_of(paths[0]), _groups_of(paths[-1])
+    rows = compare([(ours[k], theirs[k]) for k in ours if k in theirs], over)
+    if not rows:
+      what = f"system {over!r} beside others" if over else "question and system"
+      raise ValueError(f"there is no {what} in {' and '.join(paths)}")
+  except (OSError, ValueError) as error:
+    print(f"error: {error}", file=sys.stderr)
+    return 2
+  print(table(rows))
+  return 0
+
+
+if __name__ == "__main__":
+  sys.exit(main())

@@ -1,15 +1,16 @@
-"""Explains an evaluation: does drafting pay, why not, and what would?
+"""Explains an evaluation: does drafting pay, why, and with which N?
 
 Of a drafter that was measured with several numbers N of drafted tokens, costs
 and acceptance predict each rate (`specjax.theory.throughput`), beside what was
 measured.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from matplotlib.figure import Figure
 
+from launch import report
 from launch.evaluation.costs import Costs
 from launch.evaluation.systems import PLAIN, SYSTEMS
 from specjax import calls
@@ -18,7 +19,18 @@ from specjax.theory import throughput
 # Drafted tokens that are measured where no systems are named.
 SWEEP = (1, 2, 3, 4, 6, 8, 10, 12)
 
-
+_PARTS = {
+  "passes": "of that, its passes, each timed alone",
+  "out_of_cache": "more for the same in a round's order",
+  "laws": "distributions warped, and tokens drafted from them",
+  "bookkeeping": "verification, draws, counting",
+}
+_TOKENS = {
+  "measured": "measured",
+  "rao_blackwell": "expected given the drafts (Rao-Blackwell)",
+  "identity": "from acceptance by position (exact where nothing cuts a round)",
+  "independent": "if acceptance were i.i.d.",
+}
 # Put around a drafter, they draft as many tokens as it does.
 _AROUND = ("online", "with_rule", "with_widths")
 
@@ -31,9 +43,6 @@ def with_tokens(name: str, tokens: int | None) -> str:
 def _with_tokens(call: calls.Call, tokens: int | None) -> calls.Call:
   keywords = dict(call.keywords)
   if call.name in _AROUND:
-    if "drafter" in keywords:
-      keywords["drafter"] = _with_tokens(keywords["drafter"], tokens)
-      return calls.Call(call.name, call.args, keywords)
     inner, *rest = call.args
     args = (_with_tokens(inner, tokens), *rest)
     return calls.Call(call.name, args, keywords)
@@ -44,11 +53,19 @@ def _with_tokens(call: calls.Call, tokens: int | None) -> calls.Call:
 
 
 def findings(result: Mapping) -> list[dict]:
-  """An explanation of each drafter in each setting; see `_finding`.
+  """An explanation of each drafter in each setting.
 
   Args:
     result: of `launch.evaluate`, with its rows, costs and systems. What has no
       costs, as ladders, is not explained.
+
+  Returns:
+    Of each drafter, for the config's N (or the largest, `chosen`): `speedup`;
+    `block_efficiency`, tokens per target call as measured and predicted;
+    `acceptance_by_position`; `costs` in seconds and ratios;
+    `break_even_acceptance`, None where even all tokens accepted would not do;
+    `tokens_per_second`; and for every N the `sweep`. Of trees nothing is
+    predicted from acceptance, of inconsistent timings nothing at all.
   """
   rows = {
     (r["temperature"], r["batch_size"], r["system"]): r
@@ -65,18 +82,17 @@ def findings(result: Mapping) -> list[dict]:
       family = (temperature, batch_size, with_tokens(system, None))
       families.setdefault(family, {})[cost["depth"]] = (row, cost)
   asked = SYSTEMS.canonical(result["config"]["drafter"])
-  return [
-    _finding(
-      rows[temperature, batch_size, PLAIN],
-      {n: members[n] for n in sorted(members)},
-      chosen=next(
-        (n for n, (row, _) in members.items() if row["system"] == asked),
-        max(members),
-      ),
-      parents=lambda row: result["systems"][row["system"]]["parents"],
-    )
-    for (temperature, batch_size, _), members in families.items()
-  ]
+  parents = lambda row: result["systems"][row["system"]]["parents"]
+  found = []
+  for (temperature, batch_size, _), sweep in families.items():
+    names = {row["system"]: n for n, (row, _) in sweep.items()}
+    chains = [
+      n for n, (row, _) in sweep.items() if parents(row) == [*range(-1, n)]
+    ]
+    plain = rows[temperature, batch_size, PLAIN]
+    chosen = names.get(asked, max(sweep))
+    found.append(_finding(plain, dict(sorted(sweep.items())), chosen, chains))
+  return found
 
 
 def by_position(row: Mapping) -> dict:
@@ -108,44 +124,35 @@ def by_position(row: Mapping) -> dict:
 def _finding(
   plain: Mapping,
   sweep: Mapping[int, tuple[dict, dict]],
-  *,
   chosen: int,
-  parents,
+  chains: Sequence[int],
 ) -> dict:
-  """The explanation of a drafter in one setting.
-
-  Returns:
-    Of the system that drafts the `chosen` N: `speedup`; `block_efficiency`,
-    tokens per target call as measured and predicted; `costs` in seconds and
-    ratios; `break_even_acceptance`, None where even all tokens accepted would
-    not do; `tokens_per_second` with its predictions, one effect after the
-    other; and for every N the `sweep`. Of trees there are no predictions from
-    acceptance, of timings that disagree none at all.
-  """
+  """The explanation of a drafter in one setting; see `findings`."""
   row, cost = sweep[chosen]
-  costs = Costs.of(cost)
-  is_chain = parents(row) == list(range(-1, chosen))
+  costs, sure = Costs.of(cost), not cost["doubts"]
   # By position only where every round drafted all of them.
   counted = [
     n
-    for n, (one, _) in sweep.items()
-    if parents(one) == list(range(-1, n))
-    and one["num_drafted"] == n * one["num_target_calls"]
+    for n in chains
+    if sweep[n][0]["num_drafted"] == n * sweep[n][0]["num_target_calls"]
   ]
   mine = by_position(row) if chosen in counted else None
   longest = by_position(sweep[max(counted)][0]) if mine else None
   efficiency = _efficiency(row, mine, chosen)
-  rates = _rates(plain, row, efficiency, costs)
+  expected = None
   least = throughput.break_even(chosen, 0.0, costs.step, costs.plain_step)
   predicted: dict[int, float] = {}
-  if longest:
+  if sure and longest:
     predicted = _sweep(plain, costs, longest["joint"])
-  if rates["expected"]:
-    predicted[chosen] = rates["expected"]
-  if cost["doubts"]:
-    rates, predicted, least = dict.fromkeys(rates), {}, math.inf
+  if sure and row["predicted_speedup"]:
+    # As many fewer or more rounds as the drafts deserved, without their luck.
+    luck = efficiency["measured"] / efficiency["rao_blackwell"]
+    rounds = costs.step * row["num_target_calls"] / row["num_requests"]
+    share = rounds / (rounds + costs.prefill)
+    given = row["predicted_speedup"] * plain["tokens_per_second"]
+    predicted[chosen] = expected = given / (1 + (luck - 1) * share)
+  pays = sure and chosen in chains and least <= 1
   measured = {n: one["tokens_per_second"] for n, (one, _) in sweep.items()}
-  here = row["tokens_per_second"]
   return {
     "system": row["system"],
     "temperature": row["temperature"],
@@ -154,27 +161,19 @@ def _finding(
     "speedup": {"measured": row["speedup"], "measured_ci": row["speedup_ci"]},
     "acceptance_by_position": longest,
     "block_efficiency": efficiency,
-    "break_even_acceptance": least if least <= 1 and is_chain else None,
+    "break_even_acceptance": least if pays else None,
     "costs": {
       "draft_step_seconds": costs.drafting / chosen,
       "verify_seconds": {str(n): s for n, s in costs.target.items()},
-      "plain_pass_seconds": costs.target[1],
       "step_seconds": costs.step,
       "plain_step_seconds": costs.plain_step,
       "round_seconds": cost["round_seconds"],
-      "loop_overhead": costs.step / costs.forwards,
-      "cost_ratio": costs.drafting / chosen / costs.target[1],
-      "verify_ratio": costs.target[costs.nodes] / costs.target[1],
-      "step_ratio": costs.step / costs.plain_step,
       "doubts": cost["doubts"],
     },
     "tokens_per_second": {
       "plain": plain["tokens_per_second"],
       "plain_ci": plain["tokens_per_second_ci"],
-      "measured": here,
-      "measured_ci": row["tokens_per_second_ci"],
-      "predicted": rates,
-      "prediction_error": rates["expected"] and rates["expected"] / here - 1,
+      "prediction_error": expected and expected / measured[chosen] - 1,
     },
     "sweep": {
       "predicted": {str(n): predicted[n] for n in sorted(predicted)},
@@ -217,31 +216,6 @@ def _efficiency(row: Mapping, mine: dict | None, chosen: int) -> dict:
   return tokens
 
 
-def _rates(
-  plain: Mapping, row: Mapping, efficiency: Mapping, costs: Costs
-) -> dict[str, float | None]:
-  """Tokens per second from costs and acceptance, one effect after the other.
-
-  As many times plain decoding's rate as its rounds cost more, so that a
-  machine that drifts between answers and timings changes nothing.
-  """
-  scale = plain["tokens_per_second"] * costs.plain_step
-  independent, measured = efficiency["independent"], efficiency["measured"]
-  speedup = row["predicted_speedup"]
-  given = speedup and speedup * plain["tokens_per_second"]
-  # As many fewer or more rounds as the drafts deserved, without their luck.
-  luck = measured / efficiency["rao_blackwell"]
-  rounds = costs.step * row["num_target_calls"] / row["num_requests"]
-  share = rounds / (rounds + costs.prefill)
-  return {
-    "independent": independent and independent * scale / costs.forwards,
-    "real_acceptance": measured * scale / costs.forwards,
-    "with_overhead": measured * scale / costs.step,
-    "with_prompts": given,
-    "expected": given and given / (1 + (luck - 1) * share),
-  }
-
-
 def _sweep(
   plain: Mapping, costs: Costs, joint: Sequence[float]
 ) -> dict[int, float]:
@@ -258,3 +232,140 @@ def _sweep(
     seconds = calls_made * step + costs.prefill
     rates[n] = plain["tokens_per_second"] * whole / seconds
   return rates
+
+
+def verdict(finding: Mapping) -> str:
+  """The sentence that a reader needs, and the best N if it is another."""
+  chosen, costs = finding["num_speculative_tokens"], finding["costs"]
+  tokens, sweep = finding["block_efficiency"], finding["sweep"]
+  speedup = finding["speedup"]["measured"]
+  low, high = finding["speedup"]["measured_ci"] or (speedup, speedup)
+  pays = "makes no clear difference"
+  if low > 1 or high < 1:
+    pays = "pays" if low > 1 else "does not pay"
+  ratio = costs["step_seconds"] / costs["plain_step_seconds"]
+  text = (
+    f"Speculation {pays} here: {speedup:.2f} times plain decoding with N = "
+    f"{chosen}, because a round gives {tokens['measured']:.2f} tokens and "
+    f"takes {ratio:.2f} times as long as a plain step"
+  )
+  if costs["doubts"]:
+    text += f" (nothing is predicted: {'; '.join(costs['doubts'])})"
+  elif tokens["acceptance"] is not None:
+    least = finding["break_even_acceptance"]
+    text += (
+      f" (a drafted token is accepted with probability "
+      f"{tokens['acceptance']:.2f}, and "
+    ) + (
+      "even if all were accepted it would not break even)"
+      if least is None
+      else f"it breaks even at {least:.2f})"
+    )
+  best = sweep["best_measured"]
+  if best != chosen:
+    rate = sweep["measured"][str(best)] / finding["tokens_per_second"]["plain"]
+    text += f". The best N measured is {best}, {rate:.2f} times plain decoding"
+  return text + "."
+
+
+def section(result: Mapping, *, figure: str) -> list[str]:
+  """Paragraphs of the page; `figure` is the path of the figure from it."""
+  if not result["explained"]:
+    return []
+  parts = [
+    "## Does speculation pay?",
+    f"![Tokens per second against the number of drafted tokens]({figure})",
+    "*Tokens per second against the number N of drafted tokens, predicted and "
+    "measured (95% over prompts).*",
+  ]
+  for finding in result["explained"]:
+    parts += [f"### {_title(finding)}", verdict(finding), *_why(finding)]
+  return parts
+
+
+def _title(finding: Mapping) -> str:
+  return (
+    f"{finding['system']}, temperature {finding['temperature']:g}, batch size "
+    f"{finding['batch_size']}"
+  )
+
+
+def _why(finding: Mapping) -> list[str]:
+  """The table of N, and that of what a round is made of."""
+  rates, costs = finding["tokens_per_second"], finding["costs"]
+  sweep, tokens = finding["sweep"], finding["block_efficiency"]
+  places = finding["acceptance_by_position"] or {"conditional": ()}
+  accepted = dict(enumerate(places["conditional"], start=1))
+  rows = [["plain", "", report.estimate(rates, "plain", ".0f"), ""]]
+  for n, rate in sweep["measured"].items():
+    one = {"rate": rate, "rate_ci": sweep["measured_ci"][n]}
+    rows.append(
+      [
+        n,
+        report.number(sweep["predicted"].get(n), ".0f"),
+        report.estimate(one, "rate", ".0f"),
+        report.number(accepted.get(int(n))),
+      ]
+    )
+  error = rates["prediction_error"]
+  text = (
+    "The N-th token is accepted with that probability given those before. "
+    f"Tokens per target call with N = {finding['num_speculative_tokens']}: "
+    + ", ".join(
+      f"{tokens[name]:.3f} {words}"
+      for name, words in _TOKENS.items()
+      if tokens[name] is not None
+    )
+    + ("." if error is None else f". The prediction is off by {error:+.1%}.")
+  )
+  parts = {
+    "a round of plain decoding": costs["plain_step_seconds"],
+    "a drafted token": costs["draft_step_seconds"],
+    **{
+      f"a target pass over {n} tokens": seconds
+      for n, seconds in costs["verify_seconds"].items()
+    },
+    "a drafted round": costs["step_seconds"],
+    **{words: costs["round_seconds"][name] for name, words in _PARTS.items()},
+  }
+  return [
+    report.table(
+      ["N", "predicted tok/s", "measured tok/s (95%)", "N-th token accepted"],
+      rows,
+    ),
+    text,
+    report.table(
+      ["what", "ms", "in plain rounds"],
+      [
+        [words, f"{1e3 * s:.2f}", f"{s / costs['plain_step_seconds']:.2f}"]
+        for words, s in parts.items()
+        if s is not None
+      ],
+    ),
+  ]
+
+
+def figure(result: Mapping) -> Figure:
+  """Tokens per second against N, a panel for each that is explained."""
+  explained = result["explained"]
+  count = max(len(explained), 1)
+  drawn, panels = report.panels(5.5, 3.4 * count, count)
+  for panel, finding in zip(panels.flat, explained, strict=False):
+    sweep = finding["sweep"]
+    predicted = {int(n): v for n, v in sweep["predicted"].items()}
+    panel.plot([*predicted], [*predicted.values()], label="predicted")
+    measured = sweep["measured"]
+    values = [*measured.values()]
+    panel.errorbar(
+      [int(n) for n in measured], values, fmt="o", color="C1", capsize=3,
+      yerr=report.sides(values, [sweep["measured_ci"][n] for n in measured]),
+      label="measured (95%)",
+    )  # fmt: skip
+    plain = finding["tokens_per_second"]["plain"]
+    panel.axhline(plain, color="black", linewidth=0.8, label="plain decoding")
+    panel.set_xlabel("drafted tokens N")
+    panel.set_ylabel("tokens per second")
+    panel.set_ylim(bottom=0)
+    panel.legend()
+    panel.set_title(_title(finding).replace("$", r"\$"))
+  return drawn

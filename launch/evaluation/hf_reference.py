@@ -1,107 +1,41 @@
-"""`transformers` on the same files, prompts, dtype and threads, for comparison.
+"""transformers' `generate` as a system, in a process of its own.
 
-Ids beyond the tokenizer's vocabulary get no mass there either.
-Optional: needs torch and transformers, and accelerate for GGUF files. Assisted
-generation there takes one prompt at a time, so it is only measured at batch
-size 1.
+It has the same files, prompts, dtype and threads as ours, and the same support:
+ids beyond the tokenizer's vocabulary get no mass there either. Optional: needs
+torch and transformers, and accelerate for GGUF files. Assisted generation there
+takes one prompt at a time, so it is only measured at batch size 1.
 """
 
+import concurrent.futures
 import dataclasses
+import functools
 import importlib.util
+import multiprocessing
 import os
-import pathlib
+import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
-from models import checkpoints
-from models.formats import huggingface, trained
+import jax
+
+from launch import cli, processes
+from launch.evaluation.systems import Reference, System
+from models import checkpoints, hub
+from models.formats import trained
 from specjax.runtime.requests import Batch
-
-
-def is_available(*paths: str) -> bool:
-  """True if torch and transformers are installed and read the checkpoints.
-
-  They cannot read the folders of training runs, nor every GGUF file.
-  """
-  needed = ["torch", "transformers"]
-  if any(map(checkpoints.is_file, paths)):
-    needed.append("accelerate")
-  if any(map(trained.is_run, paths)) or any(
-    map(checkpoints.reads_inputs, paths)
-  ):
-    return False
-  return all(map(importlib.util.find_spec, needed)) and all(
-    map(_is_understood, filter(checkpoints.is_file, paths))
-  )
-
-
-def _is_understood(path: str) -> bool:
-  """True if transformers reads a GGUF file as the model that it is.
-
-  It leaves out what it does not know, such as the rescaling of Llama 3's rotary
-  frequencies and biases, and refuses GPT-NeoX.
-  """
-  import transformers
-
-  try:
-    theirs = transformers.AutoConfig.from_pretrained(**_where(path))
-    config = huggingface.config_from_json(theirs.to_dict())
-  except (ValueError, KeyError):
-    return False
-  return config == checkpoints.read_config(path)
-
-
-def _where(path: str) -> dict[str, Any]:
-  """The arguments of `from_pretrained` for a checkpoint."""
-  if not checkpoints.is_file(path):
-    return {"pretrained_model_name_or_path": path}
-  file = pathlib.Path(path).absolute()
-  return {
-    "pretrained_model_name_or_path": str(file.parent),
-    "gguf_file": file.name,
-  }
-
-
-class _Support:
-  """`suppress_tokens`, made fast, for target and assistant.
-
-  That option looks every id up in the list of those suppressed, at every step:
-  with tens of thousands of them transformers would be timed doing that.
-  """
-
-  def __init__(self, vocab_size: int):
-    self._vocab_size = vocab_size
-
-  def __call__(self, input_ids, scores):
-    scores[:, self._vocab_size :] = -float("inf")
-    return scores
-
-
-class _Filling:
-  """Ends the rows that only fill a batch up after their first token."""
-
-  def __init__(self, num_prompts: int):
-    self._num_prompts = num_prompts
-
-  def __call__(self, input_ids, scores, **_):
-    del scores
-    import torch
-
-    return torch.arange(len(input_ids)) >= self._num_prompts
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Generated:
-  """Completions of a batch by another library.
+  """Completions of a batch.
 
   Attributes:
-    token_ids: emitted tokens of every prompt (an end-of-text token included,
-      what follows it left out).
+    token_ids: emitted tokens of each prompt, the stop token included.
     seconds: until all were there.
-    first_seconds: until the target's first pass was over, from which the first
-      token follows.
-    num_target_calls: passes of the target, the first one included: it gives a
-      token too.
+    first_seconds: until the target's first pass, which gives the first token,
+      was over.
+    num_target_calls: passes of the target, the first one included.
   """
 
   token_ids: list[list[int]]
@@ -110,139 +44,190 @@ class Generated:
   num_target_calls: int
 
 
-class Reference:
-  """`generate` of transformers with the settings of a config."""
+def check(system: System) -> None:
+  """Raises UserError if a system of transformers cannot be measured here."""
+  reference = system.reference
+  assert reference is not None
+  paths = (system.config.target, reference.draft or system.config.target)
+  needed = ["torch", "transformers"]
+  needed += ["accelerate"] * any(path.endswith(".gguf") for path in paths)
+  missing = [name for name in needed if not importlib.util.find_spec(name)]
+  if missing:
+    reason = f"needs the package {missing[0]}"
+  elif processes.several() or jax.default_backend() != "cpu":
+    reason = "runs on the CPU, beside one process of ours that does too"
+  elif reference.kind == "hf_assisted" and not reference.draft:
+    reason = 'needs a draft model: hf_assisted("DIR")'
+  elif any(map(trained.is_run, paths)):
+    reason = "does not read the folder of a training run: export the model"
+  else:
+    return
+  raise cli.UserError(f"system {system.name!r} {reason}")
 
-  def __init__(
-    self,
-    config,
-    *,
-    stop_tokens: tuple[int, ...],
-    vocab_size: int,
-    draft: str = "",
-    tokens: int = 0,
-  ):
-    """Loads the target, and perhaps an assistant, on the CPU.
+
+class Process:
+  """transformers' process, started when it is first asked."""
+
+  def __init__(self, *, stop_tokens: tuple[int, ...], vocab_size: int):
+    """Starts nothing yet.
 
     Args:
-      config: of the experiment, whose dtype is the same here.
-      draft: the assistant's checkpoint; "" for none.
-      tokens: that it drafts at a time.
-      stop_tokens: ids that end a completion.
+      stop_tokens: ids that end a completion, those of the other systems.
       vocab_size: V, the number of real tokens.
     """
-    os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    import torch
-    import transformers
+    self._shared = {"stop_tokens": stop_tokens, "vocab_size": vocab_size}
+    self._pool: concurrent.futures.Executor | None = None
+    self._warm: set[str] = set()
 
-    transformers.utils.logging.set_verbosity_error()
-    transformers.utils.logging.disable_progress_bar()
-    torch.set_num_threads(len(os.sched_getaffinity(0)))
-
-    def load(path):
-      model = transformers.AutoModelForCausalLM.from_pretrained(
-        **_where(path), dtype=getattr(torch, config.dtype)
-      )
-      # A checkpoint may ask for a penalty of repetitions, which is another law.
-      model.generation_config = transformers.GenerationConfig()
-      return model.eval()
-
-    self._torch = torch
-    self._target = load(config.target)
-    self._draft = None
-    if draft:
-      self._draft = load(draft)
-      generation = self._draft.generation_config
-      generation.num_assistant_tokens = tokens
-      generation.num_assistant_tokens_schedule = "constant"
-      generation.assistant_confidence_threshold = 0.0
-    self._options = dict(
-      max_new_tokens=config.max_new_tokens,
-      do_sample=config.temperature > 0,
-      eos_token_id=list(stop_tokens) or None,
-      pad_token_id=stop_tokens[0] if stop_tokens else 0,
-      logits_processor=[_Support(vocab_size)],
-    )
-    self._stop_tokens = frozenset(stop_tokens)
-    if config.temperature > 0:
-      self._options.update(
-        temperature=config.temperature,
-        top_k=config.top_k,
-        top_p=config.top_p,
-        min_p=config.min_p or None,
-      )
-    self.versions = {
-      "torch": torch.__version__,
-      "transformers": transformers.__version__,
-      "torch_num_threads": torch.get_num_threads(),
-    }
-
-  @property
-  def can_assist(self) -> bool:
-    """True if there is a draft model that transformers accepts."""
-    if self._draft is None:
-      return False
-    sizes = {m.config.vocab_size for m in (self._target, self._draft)}
-    return len(sizes) == 1  # it refuses embeddings padded differently
-
-  def generate(
-    self,
-    batch: Batch,
-    *,
-    assisted: bool = False,
-    prompt_lookup: tuple[int, int] | None = None,
+  def run(
+    self, system: System, batch: Batch, *, temperature: float, seed: int
   ) -> Generated:
-    """Completes a batch, plainly or with drafts.
+    """Decodes a batch; a system's first call decodes it twice, to warm up.
 
-    Rows that fill the batch up end after one token, as ours do at once.
-
-    Args:
-      batch: the prompts; one, if anything is drafted.
-      assisted: with the draft model as assistant.
-      prompt_lookup: tokens to draft by prompt lookup, and the longest n-gram
-        that is looked up; None for none.
-
-    Returns:
-      The completions.
+    Raises:
+      UserError: for what transformers refuses, in its words.
     """
-    torch = self._torch
-    pad = self._options["pad_token_id"]
-    ids = [list(p.token_ids) for p in batch.filled()]
-    width = max(map(len, ids))
-    left = [[pad] * (width - len(row)) + row for row in ids]
-    mask = [[0] * (width - len(row)) + [1] * len(row) for row in ids]
-    extra: dict[str, Any] = {}
-    if assisted:
-      extra["assistant_model"] = self._draft
-    if prompt_lookup:
-      extra["prompt_lookup_num_tokens"] = prompt_lookup[0]
-      extra["max_matching_ngram_size"] = prompt_lookup[1]
-    if len(ids) > len(batch.prompts):
-      extra["stopping_criteria"] = [_Filling(len(batch.prompts))]
-    ends: list[float] = []
-    hook = self._target.register_forward_hook(
-      lambda *_: ends.append(time.perf_counter())
-    )
-    start = time.perf_counter()
+    if self._pool is None:
+      self._pool = concurrent.futures.ProcessPoolExecutor(
+        1, multiprocessing.get_context("spawn"), _end_with_parent
+      )
+    config = system.config
+    sampling = {n: config[n] for n in ("top_k", "top_p", "min_p")}
+    ask = functools.partial(
+      self._pool.submit, generate, system.reference, config.target,
+      [list(one.token_ids) for one in batch.filled()], len(batch.prompts),
+      sampling | {"temperature": temperature} if temperature else {},
+      dtype=config.dtype, seed=seed, max_new_tokens=config.max_new_tokens,
+      **self._shared,
+    )  # fmt: skip
     try:
-      with torch.no_grad():
-        out = self._target.generate(
-          torch.tensor(left),
-          attention_mask=torch.tensor(mask),
-          **self._options,
-          **extra,
-        )
-      seconds = time.perf_counter() - start
-    finally:
-      hook.remove()
-    rows = out[: len(batch.prompts), width:].tolist()
-    return Generated(
-      token_ids=[self._until_end(row) for row in rows],
-      seconds=seconds,
-      first_seconds=ends[0] - start,
-      num_target_calls=len(ends),
-    )
+      if system.name not in self._warm:
+        ask().result()
+        self._warm.add(system.name)
+      return ask().result()
+    except concurrent.futures.BrokenExecutor:
+      raise
+    except Exception as error:  # of whatever kind, another library's
+      reason = " ".join(str(error).split()) or type(error).__name__
+      raise cli.UserError(
+        f"system {system.name!r}: transformers: {reason}"
+      ) from error
 
-  def _until_end(self, row: list[int]) -> list[int]:
-    ends = (i for i, token in enumerate(row) if token in self._stop_tokens)
-    return row[: next(ends, len(row)) + 1]
+  def close(self) -> None:
+    """Ends the process, if there is one."""
+    if self._pool is not None:
+      self._pool.shutdown()
+      self._pool = None
+
+
+def _end_with_parent() -> None:
+  """Ends this process when the one that started it is killed."""
+  parent = multiprocessing.parent_process()
+  assert parent is not None
+
+  def wait():
+    parent.join()
+    os._exit(1)
+
+  threading.Thread(target=wait, daemon=True).start()
+
+
+@functools.cache
+def _load(path: str, dtype: str):
+  """A model, on the CPU, in transformers' process."""
+  os.environ.setdefault("HF_HUB_OFFLINE", "1")
+  import torch
+  import transformers
+
+  transformers.utils.logging.set_verbosity_error()
+  transformers.utils.logging.disable_progress_bar()
+  torch.set_num_threads(len(os.sched_getaffinity(0)))
+  where, more = hub.local(path), {}
+  if checkpoints.is_file(where):
+    where, more["gguf_file"] = os.path.split(os.path.abspath(where))
+  model = transformers.AutoModelForCausalLM.from_pretrained(
+    where, dtype=getattr(torch, dtype), **more
+  )
+  # A checkpoint may ask for a penalty of repetitions: another distribution.
+  model.generation_config = transformers.GenerationConfig()
+  return model.eval()
+
+
+def generate(
+  reference: Reference, target: str, rows: Sequence[Sequence[int]],
+  num_prompts: int, sampling: dict[str, Any], *, dtype: str,
+  max_new_tokens: int, seed: int, stop_tokens: tuple[int, ...],
+  vocab_size: int,
+) -> Generated:  # fmt: skip
+  """Completes a batch by transformers, plainly or with drafts.
+
+  Args:
+    reference: whether and how it drafts.
+    target: the target's checkpoint.
+    rows: tokens of each row; one row, if anything is drafted.
+    num_prompts: rows that count; the others end after one token.
+    sampling: `temperature`, `top_k`, `top_p`, `min_p`; empty for greedy.
+    dtype, max_new_tokens, seed: of the config.
+    stop_tokens: ids that end a completion.
+    vocab_size: V, the number of real tokens.
+  """
+  import torch
+  import transformers
+
+  model = _load(target, dtype)
+  pad = stop_tokens[0] if stop_tokens else 0
+
+  def support(input_ids, scores):  # `suppress_tokens` looks each id up
+    del input_ids
+    scores[:, vocab_size:] = -float("inf")
+    return scores
+
+  def filling(input_ids, scores, **_):
+    del scores
+    return torch.arange(len(input_ids)) >= num_prompts
+
+  options: dict[str, Any] = dict(
+    max_new_tokens=max_new_tokens, do_sample=bool(sampling),
+    eos_token_id=list(stop_tokens) or None, pad_token_id=pad,
+    logits_processor=[support], stopping_criteria=[filling],
+  )  # fmt: skip
+  if sampling:
+    options |= sampling | {"min_p": sampling["min_p"] or None}
+  if reference.kind == "hf_assisted":
+    options["assistant_model"] = draft = _load(reference.draft, dtype)
+    draft.generation_config = transformers.GenerationConfig(
+      num_assistant_tokens=reference.tokens,
+      num_assistant_tokens_schedule="constant",
+      assistant_confidence_threshold=0.0,
+    )
+  if reference.kind == "hf_prompt_lookup":
+    options["prompt_lookup_num_tokens"] = reference.tokens
+    options["max_matching_ngram_size"] = reference.max_ngram
+  width = max(map(len, rows))
+  left = [[pad] * (width - len(row)) + list(row) for row in rows]
+  mask = [[0] * (width - len(row)) + [1] * len(row) for row in rows]
+  ends: list[float] = []
+  torch.manual_seed(seed)
+  hook = model.register_forward_hook(
+    lambda *_: ends.append(time.perf_counter())
+  )
+  start = time.perf_counter()
+  try:
+    with torch.no_grad():
+      out = model.generate(
+        torch.tensor(left), attention_mask=torch.tensor(mask), **options
+      )
+    seconds = time.perf_counter() - start
+  finally:
+    hook.remove()
+
+  def until_end(row):
+    places = (i for i, token in enumerate(row) if token in stop_tokens)
+    return row[: next(places, len(row)) + 1]
+
+  return Generated(
+    token_ids=[until_end(row) for row in out[:num_prompts, width:].tolist()],
+    seconds=seconds,
+    first_seconds=ends[0] - start,
+    num_target_calls=len(ends),
+  )

@@ -15,17 +15,6 @@ _MIN_WIDTH = 64
 NextLogits = Callable[[tuple[int, ...]], np.ndarray]
 
 
-def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
-  """The first place where two completions differ; None if they are alike.
-
-  One that goes on where the other has ended differs there.
-  """
-  for place, (a, b) in enumerate(zip(one, other, strict=False)):
-    if a != b:
-      return place
-  return None if len(one) == len(other) else min(len(one), len(other))
-
-
 def difference(
   prompt: Sequence[int],
   tokens: Sequence[int],
@@ -38,7 +27,7 @@ def difference(
     prompt: tokens of the prompt.
     tokens: of the completion.
     reference: of the other.
-    next_logits: the target's; None where it cannot be asked.
+    next_logits: the target's; None where they are not known.
 
   Returns:
     None if they are alike. Else `place`, how many tokens are alike, `token`
@@ -46,9 +35,13 @@ def difference(
     and `margin`, the second's logit less the first's: None if one has ended,
     or without `next_logits`.
   """
-  place = first_difference(tokens, reference)
-  if place is None:
+  if list(tokens) == list(reference):
     return None
+  pairs = zip(tokens, reference, strict=False)
+  place = next(
+    (i for i, (a, b) in enumerate(pairs) if a != b),
+    min(len(tokens), len(reference)),
+  )
   at = lambda ids: ids[place] if place < len(ids) else None
   mine, theirs = at(tokens), at(reference)
   margin = None

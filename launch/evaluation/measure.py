@@ -8,36 +8,42 @@ prompts that differed by system could not be paired.
 import dataclasses
 import hashlib
 import statistics
+import sys
 from collections.abc import Sequence
 
+import jax
 import ml_collections
 import numpy as np
+import tqdm
 
 from launch import processes
+from launch.assembly import pair
 from launch.assembly.pair import Pair
-from launch.evaluation import margins, questions, systems
+from launch.evaluation import costs, margins, questions, systems
+from launch.evaluation.hf_reference import Process
 from launch.evaluation.questions import Asked, Question
-from launch.evaluation.reference import Process
-from launch.evaluation.systems import HF, PLAIN, System
+from launch.evaluation.systems import PLAIN, System
+from launch.results import Journal
 from models.tokenizers import Tokenizer
 from specjax import intervals
-from specjax.runtime import timing
+from specjax.runtime import compilation
 from specjax.runtime.engine import Completion, Engine, completions
 from specjax.runtime.requests import Batch, make_batches
-from specjax.runtime.stopping import fetch
+from specjax.runtime.timing import timed
 from specjax.state import Origin
 
+TIMINGS = ("none", "rounds", "passes")
 _SECONDS = ("seconds", "first_seconds", "prefill_seconds")
-# What transformers and llama.cpp do not tell.
-_NOT_TOLD = (
+# What transformers does not report.
+_UNKNOWN = (
   "prefill_seconds", "fed", "drafted", "accepted", "expected", "accept_counts",
-  "cut_counts", "rounds_by_length", "total_variation",
+  "cut_counts", "total_variation",
 )  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Group:
-  """Questions that are decoded together; see the package's docstring.
+  """Questions that are decoded together.
 
   Attributes:
     temperature, batch_size: of the setting.
@@ -57,23 +63,25 @@ class Group:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Contest:
-  """The systems of a run, at one temperature.
+  """The systems of a run and what they share.
 
   Attributes:
     systems: all of them, plain decoding first.
-    engines: by name, of those that we decode; programs are shared by
-      temperatures, and what a ladder learns of answers is not.
+    pairs: by system, of those that we decode.
+    engines: by temperature and system, of those that we decode. Temperatures
+      share programs; each has a ladder of its own.
     reference: transformers' process.
     tokenizer: the target's.
     room: longest prompt that every system has room for, in tokens.
     seed: of draws, and of the order in which systems take turns.
-    next_logits: see `margins`; None at temperatures above 0, where the target
-      lies on several processes, or reads inputs.
+    next_logits: see `margins`; None where the target lies on several processes
+      or reads inputs.
     rounds: times that every system decodes a turn; seconds are means.
   """
 
   systems: tuple[System, ...]
-  engines: dict[str, Engine]
+  pairs: dict[str, Pair]
+  engines: dict[float, dict[str, Engine]]
   reference: Process
   tokenizer: Tokenizer
   room: int
@@ -82,44 +90,45 @@ class Contest:
   rounds: int = 1
 
 
-def contests(
+def contest_of(
   config: ml_collections.ConfigDict,
   entered: Sequence[System],
   pairs: dict[str, Pair],
   temperatures: Sequence[float],
   *,
   rounds: int = 1,
-) -> dict[float, Contest]:
-  """The same contest at several temperatures."""
+) -> Contest:
+  """The contest of some systems, nothing compiled yet."""
   plain = pairs[PLAIN]
-  room = min(p.room(config.max_new_tokens) for p in pairs.values())
-  engines = systems.engines(list(entered), pairs, temperatures[0])
+  engines = {
+    one.name: pair.engine_of(one.config, pairs[one.name], baseline=one.is_plain)
+    for one in entered
+    if one.name in pairs
+  }
   next_logits = None
   if plain.encoder is None and not processes.spanned_by(plain.params):
     next_logits = margins.next_logits_of(engines[PLAIN])
-  reference = Process(
-    stop_tokens=plain.stop_tokens, vocab_size=plain.tokenizer.vocab_size
+
+  def at(temperature: float, one: Engine) -> Engine:
+    ladder = one.ladder and dataclasses.replace(one.ladder)
+    return dataclasses.replace(one, temperature=temperature, ladder=ladder)
+
+  return Contest(
+    systems=tuple(entered),
+    pairs=pairs,
+    engines={
+      temperature: {name: at(temperature, one) for name, one in engines.items()}
+      for temperature in temperatures
+    },
+    reference=Process(
+      stop_tokens=plain.stop_tokens, vocab_size=plain.tokenizer.vocab_size
+    ),
+    tokenizer=plain.tokenizer,
+    room=min(p.room(config.max_new_tokens) for p in pairs.values()),
+    seed=config.seed,
+    next_logits=next_logits,
+    rounds=rounds,
   )
-  return {
-    temperature: Contest(
-      systems=tuple(entered),
-      engines={
-        name: dataclasses.replace(
-          one,
-          temperature=temperature,
-          ladder=one.ladder and dataclasses.replace(one.ladder),
-        )
-        for name, one in engines.items()
-      },
-      reference=reference,
-      tokenizer=plain.tokenizer,
-      room=room,
-      seed=config.seed,
-      next_logits=None if temperature else next_logits,
-      rounds=rounds,
-    )
-    for temperature in temperatures
-  }
 
 
 def groups_of(
@@ -150,24 +159,19 @@ def groups_of(
   ]
 
 
-def first_turns(
-  asked: Sequence[Question], tokenizer: Tokenizer, room: int
+def fitting(
+  prompts: Sequence[Asked], room: int
 ) -> tuple[list[Asked], list[dict]]:
-  """The first prompts that fit, and those that do not, see `refusal`."""
-  prompts = [questions.ask(tokenizer, q, 0, []) for q in asked]
-  fit = [p for p in prompts if len(p.token_ids) <= room]
-  return fit, [refusal(p, room) for p in prompts if len(p.token_ids) > room]
-
-
-def refusal(prompt: Asked, room: int) -> dict:
-  """The record of a prompt that is too long to be decoded."""
-  return {
-    "question": prompt.question.id,
-    "category": prompt.question.category,
-    "turn": prompt.turn,
-    "prompt_tokens": len(prompt.token_ids),
-    "room": room,
-  }
+  """The prompts that fit, and a record of each that does not."""
+  long = [p for p in prompts if len(p.token_ids) > room]
+  refused = [
+    {
+      "question": p.question.id, "turn": p.turn,
+      "prompt_tokens": len(p.token_ids), "room": room,
+    }
+    for p in long
+  ]  # fmt: skip
+  return [p for p in prompts if len(p.token_ids) <= room], refused
 
 
 def batch_of(prompts: Sequence[Asked], batch_size: int, room: int) -> Batch:
@@ -178,25 +182,158 @@ def batch_of(prompts: Sequence[Asked], batch_size: int, room: int) -> Batch:
   return batch
 
 
+def measure_all(
+  contest: Contest,
+  groups: Sequence[Group],
+  *,
+  timing: str = "rounds",
+  journal: Journal | None = None,
+) -> list[dict]:
+  """Measures groups and then costs of rounds, where the journal lacks them.
+
+  Args:
+    contest: the systems.
+    groups: of all settings.
+    timing: of TIMINGS.
+    journal: of the output, or None.
+
+  Returns:
+    All records in the order in which they were made, costs last, the same on
+    every process.
+  """
+  records = dict(journal.batches) if journal else {}
+  spans = processes.spanned_by(contest.pairs[PLAIN].params)
+
+  def keep(record: dict) -> None:
+    records[record["batch"]] = record
+    if journal:
+      journal.add(record)
+    if not spans:  # processes that share programs have them at the same time
+      _give_up_programs(contest)
+
+  missing = [group for group in groups if group.name not in records]
+  sizes = {group.name: len(group.questions) for group in groups}
+  there = sum(sizes.values()) - sum(sizes[group.name] for group in missing)
+  with _progress(sum(sizes.values()), "question", there) as progress:
+    if missing and processes.is_chief():
+      count = len(contest.systems)
+      print(f"{count} systems compile at their first groups", file=sys.stderr)
+    for record in processes.round_robin(
+      missing, lambda _, group: measure(contest, group), together=spans
+    ):
+      keep(record)
+      progress.update(sizes[record["batch"]])
+  if spans or timing == "none":
+    return list(records.values())
+  missing = [
+    (size, system)
+    for size in dict.fromkeys(group.batch_size for group in groups)
+    for system in contest.systems
+    if system.is_timed and _cost_name(size, system) not in records
+  ]
+  with _progress(len(missing), "drafter") as progress:
+
+    def costs_of(_, part: tuple[int, System]) -> dict:
+      size, system = part
+      done = progress.format_dict
+      if processes.is_chief():
+        progress.write(
+          f"timing rounds of {system.name}, batch size {size}, {done['n'] + 1} "
+          f"of {len(missing)}, after {done['elapsed']:.0f} s: compiling first",
+          file=sys.stderr,
+        )
+      widths = _widths_of(system, contest) if timing == "passes" else ()
+      return _costs(contest, groups, records, size, system, widths)
+
+    for record in processes.round_robin(missing, costs_of, together=False):
+      keep(record)
+      progress.update()
+  return list(records.values())
+
+
+def _progress(total: int, unit: str, initial: int = 0) -> tqdm.tqdm:
+  """A bar, or lines of a log; none on any process but the chief, or of none."""
+  return tqdm.tqdm(
+    total=total, initial=initial, unit=unit, smoothing=0.05,
+    disable=not total or not processes.is_chief(),
+    mininterval=0.5 if sys.stderr.isatty() else 60,
+  )  # fmt: skip
+
+
+def _give_up_programs(contest: Contest) -> None:
+  """Frees programs where they are more than a process can hold."""
+  if compilation.has_many_maps():
+    for engines in contest.engines.values():
+      for one in engines.values():
+        one.programs.clear()
+    jax.clear_caches()
+
+
+def _cost_name(batch_size: int, system: System) -> str:
+  """The name of a record of costs in the journal."""
+  return f"costs B={batch_size} {system.name}"
+
+
+def _costs(
+  contest: Contest,
+  groups: Sequence[Group],
+  records: dict[str, dict],
+  size: int,
+  system: System,
+  widths: tuple[int, ...],
+) -> dict:
+  """The record of a system's costs, of prompts of median length.
+
+  A round's cost does not depend on the temperature: the first one is taken.
+  """
+  setting = (groups[0].temperature, size)
+  some = [g for g in groups if (g.temperature, g.batch_size) == setting]
+  turn_of = lambda group: records[group.name]["turns"][0]
+  some.sort(key=lambda group: max(turn_of(group)["prompt_tokens"]))
+  typical = some[len(some) // 2]
+  prompts = [
+    questions.ask(contest.tokenizer, q, 0, []) for q in typical.questions
+  ]
+  engines, numbers = contest.engines[setting[0]], turn_of(typical)["systems"]
+  measured = costs.measure_costs(
+    engines[system.name], engines[PLAIN], contest.pairs[system.name],
+    batch_of(prompts, size, contest.room), numbers[system.name],
+    numbers[PLAIN], widths=widths,
+  )  # fmt: skip
+  return {
+    "batch": _cost_name(size, system), "batch_size": size,
+    "system": system.name, **measured,
+  }  # fmt: skip
+
+
+def _widths_of(system: System, contest: Contest) -> tuple[int, ...]:
+  """Target passes that are timed with a system's rounds.
+
+  They are the target's alone: the config's drafter has them, if its rounds are
+  timed.
+  """
+  asked = systems.SYSTEMS.canonical(system.config.drafter)
+  others = {one.name for one in contest.systems if one.is_timed} - {system.name}
+  return () if asked in others else costs.WIDTHS
+
+
 def measure(contest: Contest, group: Group) -> dict:
   """Decodes a group's questions with every system that takes such batches.
 
   Returns:
-    The record: what the group is of, `compile_seconds` by system, versions of
-    the `reference` (transformers), and for each turn the questions, the lengths
-    of their prompts, the prompts `refused`, and by system what `_decoded`
-    returns, with `identical_to_plain` and `identical_to_hf` for each question
-    and `differences` at temperature 0.
+    The record: what the group is of, `compile_seconds` by system, and for each
+    turn the questions, the lengths of their prompts, the prompts `refused`, and
+    by system what `_decoded` returns; at temperature 0 also
+    `identical_to_plain` for each question and the `differences`.
   """
+  engines = contest.engines[group.temperature]
+  first = group.questions[0]
   record: dict = {
-    "batch": group.name,
-    "temperature": group.temperature,
-    "batch_size": group.batch_size,
-    "category": group.questions[0].category,
-    "task": group.questions[0].task,
-    "compile_seconds": {},
+    "batch": group.name, "temperature": group.temperature,
+    "batch_size": group.batch_size, "category": first.category,
+    "task": first.task, "compile_seconds": dict.fromkeys(engines, 0.0),
     "turns": [],
-  }
+  }  # fmt: skip
   answers: dict[int | str, list[list[int]]] = {
     q.id: [] for q in group.questions
   }
@@ -206,8 +343,7 @@ def measure(contest: Contest, group: Group) -> dict:
       for q in group.questions
       if turn < len(q.turns) and len(answers[q.id]) == turn
     ]
-    refused = [p for p in prompts if len(p.token_ids) > contest.room]
-    prompts = [p for p in prompts if len(p.token_ids) <= contest.room]
+    prompts, refused = fitting(prompts, contest.room)
     batch = None
     if prompts:  # whose order is that of its rows: answers change lengths
       batch = batch_of(prompts, group.batch_size, contest.room)
@@ -215,15 +351,14 @@ def measure(contest: Contest, group: Group) -> dict:
     part: dict = {
       "questions": [p.question.id for p in prompts],
       "prompt_tokens": [len(p.token_ids) for p in prompts],
-      "refused": [refusal(p, contest.room) for p in refused],
+      "refused": refused,
       "systems": {},
     }
     record["turns"].append(part)
     if batch is None:
       continue
-    for name, one in contest.engines.items():
-      seconds = record["compile_seconds"].get(name, 0.0) + one.compile(batch)
-      record["compile_seconds"][name] = seconds
+    for name, one in engines.items():
+      record["compile_seconds"][name] += one.compile(batch)
     texts: dict[str, list[list[int]]] = {}
     times: dict[str, list[dict]] = {}
     for index in range(contest.rounds):
@@ -235,8 +370,7 @@ def measure(contest: Contest, group: Group) -> dict:
     for prompt, tokens in zip(prompts, texts[PLAIN], strict=True):
       answers[prompt.question.id].append(tokens)
     if not group.temperature:
-      _compare(part, prompts, texts, contest.next_logits)
-  record["reference"] = contest.reference.versions or None
+      _compare(contest, prompts, texts, part)
   return record
 
 
@@ -245,9 +379,9 @@ def _order(
 ) -> list[System]:
   """The systems in an order that follows from what is decoded."""
   taking = [s for s in contest.systems if s.takes(group.batch_size)]
-  parts = [contest.seed, group.name, turn, "order", *([index] if index else [])]
-  rng = np.random.default_rng(_seed_of(*parts))
-  return [taking[i] for i in rng.permutation(len(taking))]
+  seed = _seed_of(contest.seed, group.name, turn, "order", index)
+  order = np.random.default_rng(seed).permutation(len(taking))
+  return [taking[i] for i in order]
 
 
 def _mean(rounds: list[dict]) -> dict:
@@ -269,66 +403,54 @@ def _decoded(
   """A system's numbers on a batch, and the tokens that it emitted.
 
   The numbers: `seconds` in all, `first_seconds` until the first round was over,
-  `prefill_seconds` (None for transformers, whose first pass is both), `rounds`
-  of the batch and how many tokens wide their passes were together (`fed`), and
-  for each prompt its emitted `tokens`, its target `calls`, and how many were
-  `drafted` and `accepted`, and to be accepted given the drafts (`expected`);
-  `accept_counts`, `cut_counts` (the same of rounds that a budget or a stop
-  token ended before the target's own token) and `total_variation` are sums over
-  the prompts. Of a ladder, `rounds_by_length` are the batch's rounds by how
-  many tokens they drafted. Where experts are counted, `num_experts` are those
-  that the prompts' calls touched, by layer, summed over calls and prompts. What
-  transformers does not tell is None.
+  `prefill_seconds`, `rounds` of the batch and how many tokens wide their passes
+  were together (`fed`), and for each prompt its emitted `tokens`, its target
+  `calls`, how many were `drafted` and `accepted`, and to be accepted given the
+  drafts (`expected`); `accept_counts`, `cut_counts` (the same of rounds that a
+  budget or a stop token ended before the target's own token) and
+  `total_variation` are sums over the prompts. What is not known is None.
   """
   if system.reference is not None:
     theirs = contest.reference.run(
       system, batch, temperature=group.temperature,
       seed=_seed_of(contest.seed, group.name, turn),
     )  # fmt: skip
-    tokens = theirs.token_ids
-    alone = batch.rows == 1
-    return {
+    counts = [len(ids) for ids in theirs.token_ids]
+    return dict.fromkeys(_UNKNOWN) | {
       "seconds": theirs.seconds,
       "first_seconds": theirs.first_seconds,
       "rounds": theirs.num_target_calls,
-      "tokens": [len(ids) for ids in tokens],
+      "tokens": counts,
       # Without drafts a row takes a call for each token.
-      "calls": [theirs.num_target_calls] if alone else [len(x) for x in tokens],
-    } | dict.fromkeys(_NOT_TOLD), tokens
-  one = contest.engines[system.name]
-  before = dict(one.ladder.rounds) if one.ladder else {}
-  prefill, state = timing.timed(one.prefill, batch)
-  first, state = timing.timed(one.generate, batch, state, 1)
-  rest, state = timing.timed(one.generate, batch, state)
+      "calls": [theirs.num_target_calls] if batch.rows == 1 else counts,
+    }, theirs.token_ids
+  one = contest.engines[group.temperature][system.name]
+  prefill, state = timed(one.prefill, batch)
+  first, state = timed(one.generate, batch, state, 1)
+  rest, state = timed(one.generate, batch, state)
   done = completions(state, len(batch.prompts))
-  experts = fetch(state.counters.num_experts)
-  drafts = system.drafts_here
-  return {
+  every = lambda name: [getattr(c, name) for c in done]
+  texts = every("token_ids")
+  numbers = dict.fromkeys(_UNKNOWN) | {
     "seconds": prefill + first + rest,
     "first_seconds": prefill + first,
     "prefill_seconds": prefill,
-    "rounds": max(c.num_target_calls for c in done),
-    "fed": max(c.num_fed for c in done),
-    "tokens": [len(c.token_ids) for c in done],
-    "calls": [c.num_target_calls for c in done],
-    "drafted": [c.num_drafted for c in done] if drafts else None,
-    "accepted": [c.num_accepted for c in done] if drafts else None,
-    "expected": [c.expected_accepted for c in done] if drafts else None,
-    "accept_counts": np.sum([c.accept_counts for c in done], axis=0).tolist()
-    if drafts
-    else None,
-    "cut_counts": _cut_counts(done) if drafts else None,
-    "rounds_by_length": {
-      str(n): rounds - before[n] for n, rounds in one.ladder.rounds.items()
+    "rounds": max(every("num_target_calls")),
+    "fed": max(every("num_fed")),
+    "tokens": [len(ids) for ids in texts],
+    "calls": every("num_target_calls"),
+    "total_variation": intervals.sum_known(every("total_variation")),
+    "broken": [reason == "nan_logits" for reason in every("stop_reason")],
+  }
+  if system.drafts_here:
+    numbers |= {
+      "drafted": every("num_drafted"),
+      "accepted": every("num_accepted"),
+      "expected": every("expected_accepted"),
+      "accept_counts": np.sum(every("accept_counts"), 0).tolist(),
+      "cut_counts": _cut_counts(done),
     }
-    if one.ladder
-    else None,
-    "total_variation": intervals.sum_known(c.total_variation for c in done),
-    "broken": [c.stop_reason == "nan_logits" for c in done],
-    "num_experts": None
-    if experts is None
-    else experts[: len(done)].sum(axis=0).tolist(),
-  }, [c.token_ids for c in done]
+  return numbers, texts
 
 
 def _cut_counts(done: Sequence[Completion]) -> list[int]:
@@ -344,28 +466,23 @@ def _cut_counts(done: Sequence[Completion]) -> list[int]:
 
 
 def _compare(
-  part: dict,
+  contest: Contest,
   prompts: Sequence[Asked],
   texts: dict[str, list[list[int]]],
-  next_logits: margins.NextLogits | None,
+  part: dict,
 ) -> None:
-  """Adds to a turn where systems differ from plain decoding, and from hf."""
+  """Adds to a turn where systems differ from plain decoding."""
   part["differences"] = []
-  for against in (PLAIN, HF):
-    if against not in texts:
-      continue
-    for name, numbers in part["systems"].items():
-      if name == against or (name, against) == (PLAIN, HF):
-        continue  # the second is the first the other way round
-      same = []
-      for number, prompt in enumerate(prompts):
-        one, other = texts[name][number], texts[against][number]
-        difference = margins.difference(
-          prompt.token_ids, one, other, next_logits
-        )
-        same.append(difference is None)
-        if difference:
-          place = {"question": prompt.question.id, "turn": prompt.turn}
-          place |= {"system": name, "against": against}
-          part["differences"].append(place | difference)
-      numbers[f"identical_to_{against}"] = same
+  for name in texts.keys() - {PLAIN}:
+    differences = [
+      margins.difference(prompt.token_ids, one, other, contest.next_logits)
+      for prompt, one, other in zip(
+        prompts, texts[name], texts[PLAIN], strict=True
+      )
+    ]
+    part["systems"][name]["identical_to_plain"] = [not d for d in differences]
+    part["differences"] += [
+      {"question": p.question.id, "turn": p.turn, "system": name, **difference}
+      for p, difference in zip(prompts, differences, strict=True)
+      if difference
+    ]

@@ -2,12 +2,14 @@
 
 import dataclasses
 import hashlib
+import itertools
 import json
 import pathlib
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Annotated, ClassVar
 
 import numpy as np
+import pydantic
 
 from launch import prompts as prompts_lib
 from launch import results
@@ -34,6 +36,18 @@ TASKS = {
   "math_reasoning": "mathematical reasoning",
   "rag": "retrieval-augmented generation",
 }  # fmt: skip
+
+
+_Text = Annotated[str, pydantic.Field(min_length=1)]
+
+
+class _Line(pydantic.BaseModel):
+  """A line of a file of questions; other keys are ignored."""
+
+  question_id: pydantic.StrictInt | pydantic.StrictStr
+  category: _Text
+  task: _Text | None = None
+  turns: Annotated[list[_Text], pydantic.Field(min_length=1)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,10 +77,6 @@ class Asked:
     question: the question.
     turn: which of its turns, from 0.
     token_ids: of the conversation so far.
-    stream: what its draws come from: a plain prompt's own, else a hash of id
-      and turn, so that neither the question's place in the file nor the other
-      questions change it.
-    input_ids: tokens that the encoder reads, of a plain prompt, or None.
     settings, stop: nothing of its own: all questions are asked alike.
   """
 
@@ -78,7 +88,7 @@ class Asked:
 
   @property
   def stream(self) -> int:
-    """See `specjax.runtime.requests.Request`."""
+    """A plain prompt's own, else a hash of id and turn: no place in a file."""
     if self.question.prompt is not None:
       return self.question.prompt.stream
     text = json.dumps([self.question.id, self.turn])
@@ -86,7 +96,7 @@ class Asked:
 
   @property
   def input_ids(self) -> tuple[int, ...] | None:
-    """See `specjax.runtime.requests.Request`."""
+    """Tokens that the encoder reads, of a plain prompt, or None."""
     return self.question.prompt and self.question.prompt.input_ids
 
 
@@ -94,54 +104,32 @@ def read(path: str | pathlib.Path) -> list[Question]:
   """Reads lines of Spec-Bench's form.
 
   That is `{"question_id": 81, "category": "writing", "turns": ["...", "..."]}`,
-  and "task" if it is none of `TASKS`; other keys are not looked at.
+  and "task" if it is none of `TASKS`; other keys are ignored.
 
   Raises:
-    FileNotFoundError: if there is no such file.
+    OSError: if there is no such file.
     ValueError: for a line that is no question, naming it; or if there is none.
   """
-  file = pathlib.Path(path)
-  if not file.is_file():
-    raise FileNotFoundError(f"no such file of questions: {path}")
   questions: dict[int | str, Question] = {}
-  for number, record in results.read_jsonl(file):
+  for number, record in results.read_jsonl(path):
     try:
-      question = _parsed(record)
-      if question.id in questions:
-        raise ValueError(f"question_id {question.id!r} is there twice")
+      line = _Line.model_validate(record)
+      if line.question_id in questions:
+        raise ValueError(f"question_id {line.question_id!r} is there twice")
+    except pydantic.ValidationError as error:
+      field, reason = prompts_lib.reason_of(error, _Line)
+      raise ValueError(f"{path}:{number}: {field} {reason}") from None
     except ValueError as error:
       raise ValueError(f"{path}:{number}: {error}") from None
-    questions[question.id] = question
+    questions[line.question_id] = Question(
+      id=line.question_id,
+      category=line.category,
+      task=line.task or TASKS.get(line.category, line.category),
+      turns=tuple(line.turns),
+    )
   if not questions:
     raise ValueError(f"no questions in {path}")
   return list(questions.values())
-
-
-def _parsed(record: Any) -> Question:
-  """The question of a line; ValueError if it is none."""
-  if not isinstance(record, dict):
-    raise ValueError("expected an object with question_id, category and turns")
-  identity, turns = record.get("question_id"), record.get("turns")
-  if type(identity) not in (int, str):
-    raise ValueError("question_id must be an integer or a string")
-  category = record.get("category")
-  if not isinstance(category, str) or not category:
-    raise ValueError("category must be a string that is not empty")
-  if not isinstance(turns, list) or not turns:
-    raise ValueError("turns must be a list of one or more strings")
-  if not all(isinstance(turn, str) and turn.strip() for turn in turns):
-    raise ValueError("turns must be strings that are not empty")
-  task = record.get("task", TASKS.get(category, category))
-  if not isinstance(task, str) or not task:
-    raise ValueError("task must be a string that is not empty")
-  if "all" in (category, task):
-    raise ValueError("'all' is what all questions together are called")
-  for text in (str(identity), category, task, *turns):
-    try:
-      text.encode()
-    except UnicodeEncodeError:
-      raise ValueError("it holds half a character (a lone surrogate)") from None
-  return Question(id=identity, category=category, task=task, turns=tuple(turns))
 
 
 def of_prompts(items: Sequence[prompts_lib.Prompt]) -> list[Question]:
@@ -222,30 +210,23 @@ def ask(
     return Asked(question=question, turn=turn, token_ids=ids)
   told: list[str] = []
   for answer in answers[:turn]:
-    before = _encoded(tokenizer, question, told)
+    before = _encoded(tokenizer, question.turns, told)
     told.append(tokenizer.decode(answer, after=before))
-  token_ids = tuple(_encoded(tokenizer, question, told))
+  token_ids = tuple(_encoded(tokenizer, question.turns, told))
   return Asked(question=question, turn=turn, token_ids=token_ids)
 
 
 def _encoded(
-  tokenizer: Tokenizer, question: Question, told: Sequence[str]
+  tokenizer: Tokenizer, turns: Sequence[str], told: Sequence[str]
 ) -> list[int]:
   """Ids of the turn after so many answers."""
-  turn = len(told)
+  texts = [turns[0]]
+  for answer, said in zip(told, turns[1:], strict=False):
+    texts += [answer, said]
   if tokenizer.chat_template is None:
-    texts = [question.turns[0]]
-    for answer, said in zip(told, question.turns[1 : turn + 1], strict=True):
-      texts += [answer, said]
     return tokenizer.encode("\n\n".join(texts))
-  messages: list[Mapping[str, str]] = []
-  for said, answer in zip(question.turns, told, strict=False):
-    messages.append({"role": "user", "content": said})
-    messages.append({"role": "assistant", "content": answer})
-  messages.append({"role": "user", "content": question.turns[turn]})
-  try:
-    return chat.encode(tokenizer, messages)
-  except ValueError as error:
-    raise ValueError(
-      f"question {question.id!r}, turn {turn + 1}: {error}"
-    ) from None
+  roles = itertools.cycle(["user", "assistant"])
+  return chat.encode(
+    tokenizer,
+    [{"role": r, "content": x} for r, x in zip(roles, texts, strict=False)],
+  )

@@ -1,10 +1,9 @@
-"""Systems under comparison: plain decoding, drafters, other libraries.
+"""Systems under comparison: plain decoding, drafters, transformers.
 
 A system is a call, as `config.drafter` is (`assembly.registry`): `plain`,
 the target alone, which every speed-up is against; `ngram(tokens=8)`; one that
-another rule verifies, `with_rule(eagle3, block)`; transformers' `hf`,
-`hf_assisted` and `hf_prompt_lookup`; or `llama_cpp`. Several are separated by
-commas.
+another rule verifies, `with_rule(eagle3, block)`; or transformers' `hf`,
+`hf_assisted` and `hf_prompt_lookup`. Several are separated by commas.
 """
 
 import dataclasses
@@ -18,33 +17,25 @@ from launch.assembly.pair import Models, Pair
 from launch.assembly.registry import DRAFTERS
 from specjax import calls
 from specjax.calls import Grammar
-from specjax.runtime.engine import Engine
 
 PLAIN, HF = "plain", "hf"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Reference:
-  """Settings of transformers or llama.cpp for decoding the same target.
+  """Settings of transformers for decoding the same target.
 
   Attributes:
     kind: its entry's name.
     tokens: drafted at a time; 0 for nothing.
     draft: the assistant's checkpoint, or "".
     max_ngram: of a prompt look-up.
-    python: the interpreter of an environment that has `llama_cpp`.
   """
 
   kind: str
   tokens: int = 0
   draft: str = ""
   max_ngram: int = 0
-  python: str = ""
-
-  @property
-  def takes_batches(self) -> bool:
-    """True if it decodes several prompts at a time."""
-    return not (self.tokens or self.python)
 
 
 def hf() -> Reference:
@@ -62,19 +53,11 @@ def hf_prompt_lookup(*, tokens: int = 5, max_ngram: int = 3) -> Reference:
   return Reference(kind="hf_prompt_lookup", tokens=tokens, max_ngram=max_ngram)
 
 
-def llama_cpp(python: str) -> Reference:
-  """llama.cpp in float32, a prompt at a time, by that Python's `llama_cpp`."""
-  return Reference(kind="llama_cpp", python=python)
-
-
 SYSTEMS = Grammar(
   kind="system",
   entries={
     **DRAFTERS.entries,
-    **{
-      one.__name__: one
-      for one in (hf, hf_assisted, hf_prompt_lookup, llama_cpp)
-    },
+    **{one.__name__: one for one in (hf, hf_assisted, hf_prompt_lookup)},
   },
   nested=DRAFTERS.nested,
   custom=Drafting,
@@ -88,7 +71,7 @@ class System:
   Attributes:
     name: its canonical form.
     config: the run's.
-    drafting: how it drafts; None if another library decodes.
+    drafting: how it drafts; None if transformers decodes.
     reference: how that decodes, or None.
   """
 
@@ -107,9 +90,14 @@ class System:
     """True if it drafts in this library's loop."""
     return self.drafting is not None and self.drafting.drafts
 
+  @property
+  def is_timed(self) -> bool:
+    """True if its rounds can be timed: the host changes those of a ladder."""
+    return self.drafts_here and not self.drafting.lengths
+
   def takes(self, batch_size: int) -> bool:
     """True if it can decode batches of that size."""
-    return batch_size == 1 or not self.reference or self.reference.takes_batches
+    return batch_size == 1 or not (self.reference and self.reference.tokens)
 
 
 def parse(text: str, config: ml_collections.ConfigDict) -> list[System]:
@@ -144,19 +132,15 @@ def _made(written, config: ml_collections.ConfigDict) -> System:
 
 
 def assemble(
-  systems: Sequence[System],
-  *,
-  inputs: bool = False,
-  count_experts: bool = False,
+  systems: Sequence[System], *, inputs: bool = False
 ) -> dict[str, Pair]:
-  """The pairs of all systems but other libraries', by name.
+  """The pairs of all systems but transformers', by name.
 
   The target is read once, and every other checkpoint once too.
 
   Args:
     systems: all of them.
     inputs: whether prompts may have inputs, so that encoder-decoders decode.
-    count_experts: whether the target's passes count the experts they touch.
 
   Raises:
     ValueError, FileNotFoundError: as `launch.assembly.pair`.
@@ -174,22 +158,6 @@ def assemble(
         system.config, drafting=drafting, beside=first, inputs=inputs
       )
     pairs[system.name] = pair.assemble(
-      system.config, loaded[key], drafting=drafting,
-      count_experts=count_experts,
-    )  # fmt: skip
+      system.config, loaded[key], drafting=drafting
+    )
   return pairs
-
-
-def engines(
-  systems: Sequence[System], pairs: dict[str, Pair], temperature: float
-) -> dict[str, Engine]:
-  """An engine of each pair, at one temperature, nothing compiled yet."""
-  by_name = {}
-  for system in systems:
-    if system.name in pairs:
-      config = ml_collections.ConfigDict(system.config.to_dict())
-      config.temperature = temperature
-      by_name[system.name] = pair.engine_of(
-        config, pairs[system.name], baseline=system.is_plain
-      )
-  return by_name

@@ -232,9 +232,11 @@ class StepCosts:
     if self.again is not None and not (
       1 / (1 + _DRIFT) <= self.again / one <= 1 + _DRIFT
     ):
+      apart = max(self.again, one) / min(self.again, one) - 1
       doubts.append(
-        f"a target pass over one token took {ms(one)} beside plain rounds, "
-        f"{ms(self.again)} beside drafted ones"
+        f"two timings of a target pass over one token, {ms(one)} and "
+        f"{ms(self.again)}, disagree by {apart:.0%}: the machine is busy, or "
+        "the model too small"
       )
     return doubts
 

@@ -87,6 +87,12 @@ def batch(numbers: dict) -> Figure:
   return figure
 
 
+def _octaves(panel) -> None:
+  """An x-axis of powers of two, whose ticks are whole numbers."""
+  panel.set_xscale("log", base=2)
+  panel.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
+
+
 def drafts(numbers: dict) -> Figure:
   """Figure 3."""
   figure, (panel,) = _figure()
@@ -106,7 +112,7 @@ def drafts(numbers: dict) -> Figure:
     color="C1", marker="x", markersize=8, capsize=3, linestyle="",
     label=f"simulated, {next(iter(simulated))['runs']:,} runs (95%)",
   )  # fmt: skip
-  report.octaves(panel)
+  _octaves(panel)
   panel.set_xlabel("drafts M")
   panel.set_ylabel(f"rejections in {numbers['horizon']} tokens")
   panel.legend()
@@ -240,7 +246,7 @@ def mixture(numbers: dict) -> Figure:
       marker=marker, label=f"P = {p}",
     )  # fmt: skip
   right.axhline(1, color="black", linewidth=0.6)
-  report.octaves(right)
+  _octaves(right)
   right.set_title("the best N")
   right.set_xlabel("rows B")
   right.set_ylabel("tokens a second / plain decoding's")

@@ -2,19 +2,10 @@
 
 import jax
 import numpy as np
-import pytest
 
 from configs import common
+from launch.assembly import pair as assembly
 from launch.evaluation import margins, systems
-
-
-@pytest.mark.parametrize(
-  ("one", "other", "place"),
-  [([1, 2], [1, 2], None), ([1, 2], [1, 3], 1), ([1], [1, 2], 1),
-   ([1, 2], [1], 1), ([], [], None), ([2, 1], [1, 1], 0)],
-)  # fmt: skip
-def test_the_first_difference(one, other, place):
-  assert margins.first_difference(one, other) == place
 
 
 def test_a_margin_is_the_gap_between_the_two_tokens_after_what_is_alike():
@@ -30,8 +21,9 @@ def test_a_margin_is_the_gap_between_the_two_tokens_after_what_is_alike():
   }  # fmt: skip
   assert asked == [(7, 8, 1)]
   assert margins.difference((7,), [1, 2], [1, 2], next_logits) is None
-  ended = margins.difference((7,), [1], [1, 2], next_logits)
-  assert (ended["token"], ended["margin"]) == (None, None)
+  for one, other, place in (([1], [1, 2], 1), ([1, 2], [1], 1), ([], [1], 0)):
+    ended = margins.difference((7,), one, other, next_logits)
+    assert (ended["place"], ended["margin"]) == (place, None)
   assert len(asked) == 1
   nobody = margins.difference((7,), [1], [2], None)
   assert nobody["margin"] is None
@@ -39,11 +31,9 @@ def test_a_margin_is_the_gap_between_the_two_tokens_after_what_is_alike():
 
 def test_the_targets_logits_do_not_depend_on_the_padding(pair):
   config = common.get_config()
-  config.update(dict(target=pair[0], max_new_tokens=8, drafter="ngram"))
-  pairs = systems.assemble(systems.parse("ngram", config))
-  (engine, *_) = systems.engines(
-    systems.parse("plain", config), pairs, 0.0
-  ).values()
+  config.update(dict(target=pair[0], max_new_tokens=8, drafter="plain"))
+  pairs = systems.assemble(systems.parse("plain", config))
+  engine = assembly.engine_of(config, pairs["plain"], baseline=True)
   tokens = tuple(range(5, 5 + 66))
   target = engine.decoder.target
   cache = target.init_cache(1, len(tokens))

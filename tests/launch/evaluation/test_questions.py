@@ -27,9 +27,6 @@ def test_our_own_questions_are_eight_of_each_of_five_tasks():
   shipped = questions.read(questions.OWN)
   assert list(collections.Counter(q.task for q in shipped).values()) == [8] * 5
   assert {len(q.turns) for q in shipped} == {1, 2}
-  assert len({turn for q in shipped for turn in q.turns}) == sum(
-    len(q.turns) for q in shipped
-  )
 
 
 def test_a_file_in_spec_benchs_form_is_read_and_its_tasks_are_known(tmp_path):
@@ -54,15 +51,11 @@ def test_a_file_in_spec_benchs_form_is_read_and_its_tasks_are_known(tmp_path):
 @pytest.mark.parametrize(
   ("line", "words"),
   [
-    ("[]", "expected an object"),
-    ("{", "not JSON"),
+    ("{", "JSON"),
     ('{"category": "a", "turns": ["b"]}', "question_id"),
     ('{"question_id": true, "category": "a", "turns": ["b"]}', "question_id"),
-    ('{"question_id": 1, "turns": ["b"]}', "category"),
     ('{"question_id": 1, "category": "a", "turns": []}', "turns"),
-    ('{"question_id": 1, "category": "a", "turns": "b"}', "turns"),
-    ('{"question_id": 1, "category": "a", "turns": ["b", " "]}', "not empty"),
-    ('{"question_id": 1, "category": "a", "turns": ["b"], "task": 2}', "task"),
+    ('{"question_id": 1, "category": "a", "turns": ["b", ""]}', r"turns\.1"),
     ('{"question_id": 0, "category": "a", "turns": ["b"]}', "there twice"),
   ],
 )
@@ -73,14 +66,6 @@ def test_a_line_that_is_no_question_is_named(tmp_path, line, words):
   with pytest.raises(ValueError, match=words) as error:
     questions.read(path)
   assert f"{path}:2: " in str(error.value)
-
-
-def test_a_file_without_questions_or_none_is_refused(tmp_path):
-  (tmp_path / "q.jsonl").write_text("\n")
-  with pytest.raises(ValueError, match="no questions in"):
-    questions.read(tmp_path / "q.jsonl")
-  with pytest.raises(FileNotFoundError, match="no such file of questions"):
-    questions.read(tmp_path / "none.jsonl")
 
 
 def test_a_subset_has_every_categorys_share_and_follows_from_its_seed():
@@ -95,19 +80,6 @@ def test_a_subset_has_every_categorys_share_and_follows_from_its_seed():
   assert some == questions.subset(every, 20, seed=3)
   assert some != questions.subset(every, 20, seed=4)
   assert questions.subset(every, 97, seed=3) == every
-
-
-def test_categories_and_tasks_choose_and_unknown_ones_are_named():
-  every = [
-    dataclasses.replace(question(1, "math"), task="talk"),
-    dataclasses.replace(question(2, "stem"), task="talk"),
-    question(3, "qa"),
-  ]
-  ids = lambda *names: [q.id for q in questions.of_categories(every, names)]
-  assert ids("math", "qa") == [1, 3]
-  assert ids("talk") == [1, 2]
-  with pytest.raises(ValueError, match="no questions of poems"):
-    questions.of_categories(every, ["poems", "qa"])
 
 
 def test_turns_become_chat_messages_or_texts_under_each_other():
