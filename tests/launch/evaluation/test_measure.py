@@ -19,7 +19,7 @@ def question(number, *turns, category="a"):
 @pytest.fixture
 def contest():
   config = common.get_config()
-  config.target = "T"
+  config.target = "models/pretrained/target"
   return measure.Contest(
     systems=tuple(systems.parse("ngram,hf,hf_prompt_lookup", config)),
     pairs={},
@@ -174,7 +174,7 @@ def test_passes_of_more_widths_are_timed_with_a_system_that_is_timed(
   drafter, wide
 ):
   config = common.get_config()
-  config.update(target="T", drafter=drafter)
+  config.update(target="models/pretrained/target", drafter=drafter)
   entered = systems.parse(f"{drafter}, ngram(tokens=2)", config)
   if drafter != "ngram":
     entered += systems.parse("ngram", config)[1:]
