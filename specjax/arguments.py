@@ -77,9 +77,15 @@ def check_sizes(
     max_positions: of each model, by what it is.
   """
   width = prompts.shape[1]
+  if isinstance(buffer_length, jax.core.Tracer):
+    raise TypeError(
+      "buffer_length must be static, as it is the size of arrays: "
+      "jax.jit(decoder.init, static_argnames='buffer_length')"
+    )
   if width > buffer_length:
     raise ValueError(
-      f"prompts of {width} tokens do not fit into a buffer of {buffer_length}"
+      f"prompts of {width} tokens do not fit into a buffer of {buffer_length}: "
+      "buffer_length must hold prompt and new tokens"
     )
   for model, limit in max_positions.items():
     if limit is not None and buffer_length > limit:
@@ -97,11 +103,15 @@ def check_sizes(
   if not isinstance(max_new_tokens, jax.core.Tracer):
     budgets = np.asarray(max_new_tokens, np.int64)
     need = (budgets + known).max(initial=0)
-    if budgets.min(initial=0) < 0 or need > buffer_length:
+    if budgets.min(initial=0) < 0:
+      raise ValueError(
+        f"max_new_tokens must be 0 or more, got {budgets.tolist()}"
+      )
+    if need > buffer_length:
       raise ValueError(
         "prompt and new tokens must fit into buffer_length "
-        f"({buffer_length}), got max_new_tokens {budgets.tolist()} and "
-        f"prompt lengths {known.tolist()}"
+        f"({buffer_length}), so it must be {need} at least: got max_new_tokens "
+        f"{budgets.tolist()} and prompt lengths {known.tolist()}"
       )
   if not isinstance(prompts, jax.core.Tracer):
     inside = np.arange(width) < known[:, None]

@@ -16,6 +16,12 @@ def parts(
   target: LanguageModel, drafter: Drafter, rule: Rule, vocab_size: int
 ) -> None:
   """Raises unless a target, a drafter and a rule fit each other."""
+  if not isinstance(drafter, Drafter):
+    got = repr(drafter) if isinstance(drafter, str) else type(drafter).__name__
+    raise TypeError(
+      "drafter must be made by a function of specjax.drafters, as "
+      f"specjax.drafters.model(draft, tokens=6), got {got}"
+    )
   if not isinstance(rule, Rule):
     raise TypeError(
       f"rule must be a specjax.Rule, or in make_decoder its name, got {rule!r}"

@@ -36,6 +36,7 @@ from specjax import emission as emission_lib
 from specjax import warp as warp_lib
 from specjax.adaptive import widths as widths_lib
 from specjax.cache import Cache
+from specjax.drafters.shared.arguments import check_functions
 from specjax.state import DecodeState, Round, StepInfo
 from specjax.tree import Form
 from specjax.types import (
@@ -388,11 +389,13 @@ def make_decoder(
 
   Raises:
     ValueError: for an unknown rule, or parts that do not fit each other.
+    TypeError: for a part that is something else, as a name.
   """
+  check_functions("target", target)
   vocab_size = target.vocab_size if vocab_size is None else vocab_size
   return Decoder(
     target=target,
-    drafter=drafter or drafters.plain(),
+    drafter=drafters.plain() if drafter is None else drafter,
     rule=rules.get(rule) if isinstance(rule, str) else rule,
     vocab_size=vocab_size,
     with_log_probs=with_log_probs,

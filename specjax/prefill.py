@@ -144,10 +144,7 @@ def _is_cache(node: Any) -> bool:
 def _with_states(function: Callable[..., Any], tree: Any, *more: Any) -> Any:
   """A pytree whose caches have other recurrent states.
 
-  Args:
-    function: of what caches in one place hold, to what the first then holds.
-    tree: the pytree.
-    *more: others of its structure.
+  `function` takes those of the caches in one place, of `tree` and of `more`.
   """
   of = lambda *caches: caches[0].replace(
     recurrent=function(*(cache.recurrent for cache in caches))

@@ -13,8 +13,16 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 from specjax import penalties as penalties_lib
-from specjax import random
+from specjax import random, suggestions
 from specjax.types import Sampling
+
+_ELSEWHERE = {
+  "max_new_tokens": "max_new_tokens is of specjax.Engine and Decoder.init",
+  "max_tokens": "max_new_tokens is of specjax.Engine and Decoder.init",
+  "stop_tokens": "stop_tokens is of specjax.Engine and Decoder.init",
+  "seed": "seed is of specjax.Engine, rng_key of Decoder.init",
+  "rng_key": "seed is of specjax.Engine, rng_key of Decoder.init",
+}
 
 
 def make_sampling(
@@ -46,7 +54,15 @@ def make_sampling(
 
   Raises:
     ValueError: for values out of range (checked when they are concrete).
+    TypeError: for an unknown argument.
   """
+  penalty_names = penalties_lib.make.__kwdefaults__
+  for name in penalties.keys() - penalty_names:
+    near = suggestions.guess(
+      name, ("temperature", "top_k", "top_p", "min_p", *penalty_names)
+    )
+    where = f": {_ELSEWHERE[name]}" if name in _ELSEWHERE else near
+    raise TypeError(f"make_sampling has no argument {name!r}{where}")
 
   def rows(name, value, dtype, valid, expected):
     if value is None:

@@ -296,16 +296,10 @@ def _draw(
 def _if_any(
   goes: Array, function: Callable[[Any], tuple], carry: Any, otherwise: float
 ) -> tuple[Any, Any, Array]:
-  """A pass of the draft that is made if any row goes on.
+  """A pass of the draft that is made if any row goes on (`bool[B]`).
 
-  Args:
-    goes: `bool[B]`.
-    function: `carry -> (what is said, carry, passes i32[])`.
-    carry: with the caches.
-    otherwise: what is said where there is no pass, at every place.
-
-  Returns:
-    As the function.
+  `function` is `carry -> (output, carry, passes i32[])`, of which the results
+  are returned; without a pass every output is `otherwise`.
   """
   shapes = jax.eval_shape(function, carry)[0]
   said = jax.tree.map(lambda x: jnp.full(x.shape, otherwise, x.dtype), shapes)

@@ -347,10 +347,9 @@ def _rest_is_certain(draft: Draft, asked: list[int]) -> bool:
 
 
 def _check_laws(drafter: Drafter, every: rounds.Drafts) -> float:
-  """Raises ValueError unless laws and forms are what was drawn, and when.
+  """The largest error of a law.
 
-  Returns:
-    The largest error of a law.
+  Raises ValueError unless laws and forms are what was drawn, and when.
   """
   draft, tree = every.draft, drafter.tree
   topology = draft.topology()
@@ -414,13 +413,7 @@ def _check_laws(drafter: Drafter, every: rounds.Drafts) -> float:
 
 
 def _put_aside(laws: np.ndarray, tokens: np.ndarray, drawn_from: np.ndarray):
-  """`bool[n]`, where a drawn token was replaced by a certain one.
-
-  Args:
-    laws: `f[n, V]`, laws in the drafts.
-    tokens: `i32[n]`, tokens in the drafts.
-    drawn_from: `f[n, V]`, laws that a token was drawn from.
-  """
+  """`bool[n]`, where a drawn token was replaced by a deterministic one."""
   sure = laws[np.arange(len(laws)), tokens] == 1
   return sure & (np.abs(laws - drawn_from).max(axis=-1) >= 1e-5)
 

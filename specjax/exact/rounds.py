@@ -229,16 +229,9 @@ def target_laws(
 
 
 def _committed(logits: Array, state: DecodeState, texts: Array, count: int):
-  """Penalised logits after so many tokens, had each of them been committed.
+  """Penalised logits `f[R, 1, V]` after `count` tokens of R texts `i32[R, G]`.
 
-  Args:
-    logits: `f[R, G + 1, V]`.
-    state: R rows.
-    texts: `i32[R, G]`.
-    count: g.
-
-  Returns:
-    `f[R, 1, V]`.
+  They are those at that place of `f[R, G + 1, V]`, had each been committed.
   """
   at = jnp.arange(len(texts))[:, None], state.length[:, None] + np.arange(count)
   after = dataclasses.replace(

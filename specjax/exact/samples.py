@@ -92,11 +92,8 @@ def _check_given(
 ) -> None:
   """Raises ValueError unless nodes follow their laws for each outcome.
 
-  Args:
-    draft: R drafts.
-    outcome: `int[R]`, of what has been decided elsewhere.
-    words: what is so if they do not.
-    first: the first node that is looked at.
+  `outcome`, `int[R]`, has been decided elsewhere; `words` say what is so if
+  nodes from `first` on do not follow.
   """
   for node, here, laws, tokens in _nodes(draft, first):
     for part in np.unique(outcome):
@@ -117,15 +114,11 @@ def _nodes(draft: Draft, first: int = 1):
 def _test(
   laws: np.ndarray, tokens: np.ndarray, here: np.ndarray
 ) -> tuple[float, str]:
-  """A p-value of tokens under their laws, and the test in words.
+  """A p-value of tokens `i32[R]` under laws `f64[R, V]`, and the test in words.
 
   Chi-squared over the tokens that are expected five times or more; how often
-  all others come is Poisson's at most, however few are expected.
-
-  Args:
-    laws: `f64[R, V]`.
-    tokens: `i32[R]`.
-    here: `bool[R]`, which of them count.
+  all others come is Poisson's at most, however few are expected. Rows that are
+  not `here` do not count.
   """
   expected = laws[here].sum(axis=0)
   counted = np.bincount(tokens[here], minlength=len(expected))

@@ -131,14 +131,7 @@ def verify(
 def _walk_down(tree: Tree, types: RatioTypes, parts: Array, bins: int) -> _Walk:
   """Hands scores out, from the root to the leaves.
 
-  Args:
-    tree: the draft's.
-    types: of the nodes with children, `[B, I, ..]`.
-    parts: `f32[B, N, C]`, of which types each drafted token is.
-    bins: of scores.
-
-  Returns:
-    The `_Walk`.
+  `parts` are `f32[B, N, C]`, of which types each drafted token is.
   """
   batch, dtype = len(parts), parts.dtype
   edges = np.linspace(0, 1, bins + 1) ** len(tree.children[0])
@@ -194,15 +187,9 @@ def _residual(owed: Array, target: Array, spent: Array) -> Array:
 
 
 def _absorbed(parts: Array, shared: Array, within: Array) -> Array:
-  """The law of the score of a token of these types.
+  """The cumulated law `f32[..., bins + 1]` of a token's score, by its types.
 
-  Args:
-    parts: `f32[..., C]`.
-    shared: `f32[..., C, C]`, of `mixture`.
-    within: `f32[..., C, bins + 1]`, of the `Node`.
-
-  Returns:
-    `f32[..., bins + 1]`, cumulated, 0 to 1.
+  `parts` are `f32[..., C]`, `shared` is of `mixture`, `within` of the `Node`.
   """
   places = _dot(parts[..., None, :], shared)
   total = _dot(places, within)[..., 0, :]
@@ -214,13 +201,8 @@ def _of_one_child(
 ) -> tuple[Array, Array]:
   """The law of one child's score, of which the node's is the largest.
 
-  Args:
-    scores: `f32[B, n, bins + 1]`, of nodes, cumulated.
-    weights: `f32[B, n, bins]`.
-    counts: `int[n]`, their children.
-
-  Returns:
-    Both of a child.
+  Scores are `f32[B, n, bins + 1]`, cumulated, weights `f32[B, n, bins]`, of
+  nodes with so many children; both are returned of a child.
   """
   if (counts == 1).all():
     return scores, weights
@@ -283,11 +265,8 @@ def _selected(tree: Tree, scores: tuple[Array, ...]) -> Array:
 def _beats_others(cdfs: Array) -> Array:
   """The probability that no sibling has more than a score of each bin.
 
-  Args:
-    cdfs: `f32[B, n, C, bins + 1]`, of the siblings' scores.
-
-  Returns:
-    `f32[B, n, C, bins]`, `int_0^1 prod_{others} (F + u f) du`.
+  Of F, `f32[B, n, C, bins + 1]` of the siblings' scores, it is
+  `int_0^1 prod_{others} (F + u f) du`, `f32[B, n, C, bins]`.
   """
   count = cdfs.shape[2]
   points, masses = np.polynomial.legendre.leggauss((count + 1) // 2)
@@ -303,15 +282,10 @@ def _beats_others(cdfs: Array) -> Array:
 
 
 def _deepest(tree: Tree, selected: Array, passes: Array) -> Array:
-  """The probability that each node is the deepest accepted one.
+  """The probability `f32[B, N + 1]` that each node is the deepest accepted one.
 
-  Args:
-    selected: `f32[B, leaves]`.
-    passes: `f32[B, N + 1]`, that a node's own test passes; of the selected path
-      the deepest that passes is accepted.
-
-  Returns:
-    `f32[B, N + 1]`.
+  Leaves are selected with `f32[B, leaves]`, nodes pass their own test with
+  `f32[B, N + 1]`; of the selected path the deepest that passes is accepted.
   """
   leaves = np.array([n for n in range(tree.num_nodes) if not tree.children[n]])
   paths = tree.paths[leaves]  # [leaves, G + 1]

@@ -34,13 +34,7 @@ def _rule(
   accepted: Callable[[Array], Array],
   at_the_end: Callable[[Array], Array],
 ) -> Rule:
-  """A rule of the module's form.
-
-  Args:
-    name: the rule's name.
-    accepted: `log q f[B, N, V] -> b bool[B, N, V]`, nodes in order.
-    at_the_end: `log q f[B, N + 1, V] -> log P f[B, N + 1, V]`.
-  """
+  """A rule of the module's form, of b and P: both take log q, `f[B, .., V]`."""
 
   def verify(draft: Draft, target_log_probs: Array) -> Verification:
     nodes = draft.tree.num_nodes

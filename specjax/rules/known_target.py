@@ -133,13 +133,7 @@ def known_target(law: LawFn, draft: Draft, target_log_probs: Array) -> Array:
 
 
 def _of_equals(draft: Draft, present, children):
-  """Children of a node, and of the nodes after the same text.
-
-  Args:
-    draft: of independent siblings.
-    present: `bool[B or 1, N + 1]`.
-    children: `bool[B or 1, N + 1, N + 1]`, the node's first.
-  """
+  """Children `bool[B or 1, N + 1, N + 1]`, and those of nodes of equal text."""
   if draft.tree.is_chain:
     return children
   tokens = draft.tokens[:, : draft.tree.num_nodes]

@@ -86,14 +86,7 @@ def verify(draft: Draft, target_log_probs: Array) -> Verification:
 
 
 def _order_keys(ratio: Array) -> Array:
-  """A strict order: log ratios in fine steps, then tokens, in one integer.
-
-  Args:
-    ratio: `f32[..., V]`, log(q / p).
-
-  Returns:
-    `u32[..., V]`, all different, the token in the low bits.
-  """
+  """A strict order `u32[..., V]`: log(q / p) in fine steps, then the token."""
   vocab = ratio.shape[-1]
   bits = max(vocab - 1, 1).bit_length()
   most = (1 << (31 - bits)) - 1

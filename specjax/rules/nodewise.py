@@ -402,9 +402,7 @@ def _decide_merged(
 ) -> tuple[Array, Array | None]:
   """Decides at nodes with one candidate at once, at others one by one.
 
-  Returns:
-    `f32[B, I, C]`, each candidate's acceptance, and `f32[B, I]`, the distances
-    of a lossy rule.
+  Returns acceptances `f32[B, I, C]`, and a lossy rule's distances `f32[B, I]`.
   """
   batch, inner = jnp.arange(len(valid)), jnp.asarray(places.inner)
   first = jnp.argmax(valid, axis=-1, keepdims=True)  # [B, I, 1]
@@ -445,15 +443,9 @@ def _decide_merged(
 def _at_single(
   walk: _Walk, places: "_Places", slot: Array, valid: Array
 ) -> Decision:
-  """Decides at all inner nodes with one candidate each.
+  """Decides at all inner nodes with one candidate each, `slot i32[B, I]`.
 
   Siblings are independent, and so the law is that of any child.
-
-  Args:
-    walk: the walk.
-    places: the nodes of the candidates.
-    slot: `i32[B, I]`, the candidate.
-    valid: `bool[B, I]`.
   """
   target = node_rows(walk.target, places.inner)
   if walk.laws is None:

@@ -98,18 +98,11 @@ def _knots_of_tokens(target: Array, draft: Array) -> Array:
 def _beyond(
   target_log_probs: Array, draft_log_probs: Array, knots: Array
 ) -> tuple[Array, Array]:
-  """Sums over large vocabularies, of `[q - z p]_+` at each knot and of p.
+  """Sums over large V of `[q - z p]_+` at C knots, `f32[..., C]`, and of p.
 
   The mass of a type or a higher one is their difference over that of the knots.
   A chunk of the vocabulary at a time stays in the cache, and its exponentials
   are carried: they would be taken anew for every knot.
-
-  Args:
-    target_log_probs, draft_log_probs: `f32[..., V]`.
-    knots: `f32[C]`.
-
-  Returns:
-    `f32[..., C]` and `f32[...]`.
   """
   size = target_log_probs.shape[-1]
   chunk = min(_CHUNK, size + -size % _PARTS)
@@ -166,14 +159,9 @@ def _sum(x: Array) -> Array:
 
 
 def _reached(target: Array, draft: Array, knots: Array) -> Iterator[Array]:
-  """The part of each token's p that is of the m-th type or a higher one.
+  """Parts of each token's p that are of the m-th type or a higher one.
 
-  Args:
-    target, draft: `f32[..., V]`.
-    knots: `f32[..., C]`.
-
-  Yields:
-    `f32[..., V]` for m = 1, .., C - 1, in [0, p] and falling with m.
+  Yields `f32[..., V]` for m = 1, .., C - 1, in [0, p] and falling with m.
   """
   for low in range(knots.shape[-1] - 1):
     below, above = knots[..., low, None], knots[..., low + 1, None]

@@ -102,14 +102,8 @@ def _goal(bounds: Array, base: Array, given: Array, wanted: Array) -> Array:
   Below h it is the larger of two curves: with `a = max(v q, lam p)`, and the
   least admissible one. Above h with `min(v q, lam p)`. A water level lam has no
   smaller value at any number k of flooded types than at the right one: it is
-  the least of `(B_h - Q_h + Q_k) / c_k`, and above h the largest.
-
-  Args:
-    bounds, base, given: `f32[..., C + 1]`, c, B and Q.
-    wanted: `f32[..., C]`.
-
-  Returns:
-    `f32[..., C + 1]`, at least B, and B at both ends and at h.
+  the least of `(B_h - Q_h + Q_k) / c_k`, and above h the largest. A is at least
+  B, and B at both ends and at h. All are `f32[..., C + 1]`; `wanted` has C.
   """
   gap = base - given  # d
   index = jnp.arange(gap.shape[-1])

@@ -147,11 +147,7 @@ class _Family:
 
 
 def _settle_by_level(tree: Tree, family: _Family) -> tuple[Array, Array]:
-  """The debt of every node before its children are tested, and after.
-
-  Returns:
-    `f32[B, N + 1]` twice.
-  """
+  """Debts `f32[B, N + 1]` of nodes before their children's tests, and after."""
   owed = jnp.ones_like(family.target[:, :, 0])  # w of unvisited nodes
   passes = owed
   for level in tree.levels[:-1]:
@@ -234,16 +230,10 @@ def _post_order(tree: Tree) -> np.ndarray:
 
 
 def _tested_before(ancestors: Array | np.ndarray) -> Array:
-  """Entry (n, m): whether m is tested before n, in post-order.
+  """Entry (n, m) of `bool[B, n, n]`: whether m is tested before n (post-order).
 
-  Below n everything is; of two nodes apart, the one on the elder branch, where
-  the smaller index is elder.
-
-  Args:
-    ancestors: `bool[B, n, n]`, see `Topology`.
-
-  Returns:
-    `bool[B, n, n]`.
+  Below n everything is; of two nodes apart, the one on the branch of the
+  previous sibling, which has the smaller index.
   """
   nodes = ancestors.shape[1]
   beside = ancestors[:, :, None, :nodes] & ~ancestors[:, None, :, :nodes]

@@ -162,10 +162,11 @@ class Engine:
       A completion for each prompt, in their order.
 
     Raises:
-      ValueError: for a prompt without tokens, and for a setting that the engine
-        has no room for.
+      ValueError: for a prompt without tokens or with unknown ones, another
+        number of settings, and a setting that the engine has no room for.
+      TypeError: for a prompt that is text.
     """
-    return self.run(batch_of_tokens(prompts, settings))[0]
+    return self.run(self._batch_of(prompts, settings))[0]
 
   def stream(
     self,
@@ -173,7 +174,7 @@ class Engine:
     settings: Settings | Sequence[Settings] | None = None,
   ) -> Iterator[Token]:
     """As `complete`, but yields each token after the round that emitted it."""
-    batch = batch_of_tokens(prompts, settings)
+    batch = self._batch_of(prompts, settings)
     self.compile(batch)
     state = self.prefill(batch)
     sent = np.array(fetch(state.prompt_length))
@@ -192,6 +193,11 @@ class Engine:
       sent = np.array(length)
       if (reason != StopReason.RUNNING).all():
         return
+
+  def _batch_of(self, prompts, settings) -> Batch:
+    return batch_of_tokens(
+      prompts, settings, vocab_size=self.decoder.vocab_size
+    )
 
   def compile(self, batch: Batch) -> float:
     """Compiles for a batch's shape; seconds it took (0 if done before)."""

@@ -287,12 +287,7 @@ class MeshDecoder:
     return self._together(before.drafter_state, after)
 
   def _together(self, before: Any, state: DecodeState) -> DecodeState:
-    """Sums every group's changes to the leaves that all rows share.
-
-    Args:
-      before: the drafter's state before the changes.
-      state: with the drafter's state after them.
-    """
+    """Sums every group's changes since `before` to leaves that rows share."""
 
     def of(axis, old, new):
       if axis is not None or old is new:

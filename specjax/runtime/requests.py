@@ -198,10 +198,31 @@ def batch_of(
 def batch_of_tokens(
   prompts: Sequence[Sequence[int]],
   settings: Settings | Sequence[Settings] | None,
+  *,
+  vocab_size: int,
 ) -> Batch:
-  """One batch of prompts, in their order."""
+  """One batch of prompts, in their order; raises as `Engine.complete`."""
+  for i, ids in enumerate(prompts):
+    if isinstance(ids, str):
+      raise TypeError(
+        "prompts are lists of token ids, got a string: encode it first, as "
+        "tokenizer.encode(text)"
+      )
+    if np.ndim(ids) != 1:
+      raise TypeError(f"prompt {i} must be a list of token ids, got {ids!r}")
+    wrong = [x for x in ids if not 0 <= x < vocab_size]
+    if wrong:
+      raise ValueError(
+        f"tokens must be in 0..{vocab_size - 1}, got {wrong[0]} in prompt {i}: "
+        "encode it with the target's own tokenizer"
+      )
   if settings is None or isinstance(settings, Settings):
     settings = [settings or Settings()] * len(prompts)
+  if len(settings) != len(prompts) or not len(prompts):
+    raise ValueError(
+      "give one or more prompts, and settings for all or for each: got "
+      f"{len(prompts)} prompts and {len(settings)} settings"
+    )
   requests = [
     Prompt(token_ids=tuple(ids), stream=i, settings=one)
     for i, (ids, one) in enumerate(zip(prompts, settings, strict=True))

@@ -89,13 +89,9 @@ def proposals_loop(decoder: Decoder):
 def _loop(decoder: Decoder, one):
   """Parts of rounds one after the other, each after another last token.
 
-  Args:
-    decoder: whose rounds they are.
-    one: `(params, state) -> (last token i32[B], drafter_state, target_cache)`.
-
-  Returns:
-    `(params, (tokens, drafter_state, target_cache), repeats, state) -> the
-    second`, which is donated; the state holds all else.
+  `one` is `(params, state) -> (last token i32[B], drafter_state, cache)`; the
+  result is `(params, (tokens, drafter_state, cache), repeats, state) -> the
+  second`, which is donated.
   """
 
   @functools.partial(jax.jit, donate_argnums=1)

@@ -59,27 +59,6 @@ _DRIFT = 0.25
 _T = TypeVar("_T")
 
 
-def alternate(
-  parts: dict[str, Callable[[], object]], *, rounds: int
-) -> dict[str, float]:
-  """Runs the parts in turn; the median seconds of each.
-
-  Args:
-    parts: name to a function that blocks until its work is done.
-    rounds: counted rounds, after one that is not.
-
-  Returns:
-    Name to seconds.
-  """
-  seconds: dict[str, list[float]] = {name: [] for name in parts}
-  for index in range(rounds + 1):
-    for name, part in parts.items():
-      taken, _ = timed(part)
-      if index:
-        seconds[name].append(taken)
-  return {name: statistics.median(s) for name, s in seconds.items()}
-
-
 def timed(part: Callable[..., _T], *arguments) -> tuple[float, _T]:
   """Seconds until a function's result is ready, and the result."""
   start = time.perf_counter()
@@ -434,14 +413,7 @@ def _in_pieces(
   place: int,
   parts: Callable[[DecodeState], dict[str, float]] | None,
 ) -> Run:
-  """Decodes a batch in two pieces.
-
-  Args:
-    engine: what decodes; compiled.
-    batch: the prompts.
-    place: rounds of the first piece, after which the parts are timed.
-    parts: times them on copies of a state, or None.
-  """
+  """Decodes a batch in two pieces; in between, `parts` times copies of it."""
   prefill, state = timed(engine.prefill, batch)
   first, state = timed(engine.generate, batch, state, place)
   of_parts = parts(state) if parts else {}

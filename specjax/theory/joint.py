@@ -342,14 +342,8 @@ def _selected(
 ) -> np.ndarray:
   """The law of a path through where each draft stops, on to its first leaf.
 
-  Args:
-    contexts: the contexts.
-    sets: `bool[T, S]`, members of each set.
-    probs: `f64[T]`, of each.
-    shares: `f64[T, S]`, D_T(s): its mass that stops there.
-
-  Returns:
-    `f64[S]`, the probability that the path goes through s.
+  Of T sets, `bool[T, S]`, with `probs` and D_T(s), their masses that stop at s;
+  `f64[S]`, the probability that the path goes through s.
   """
   through = shares.copy()
   levels = contexts.levels(through)

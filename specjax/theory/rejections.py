@@ -57,22 +57,11 @@ def theorem1(pair: MarkovPair) -> Array:
   """E[rejections] of speculative decoding with one draft, `f[]`.
 
   Theorem 1: the sum over positions of the expectation, under the target's own
-  law of the prefix, of `TV(p_n, q_n)`.
+  law of the prefix, of `TV(p_n, q_n)`. By Theorem 2 no lossless algorithm does
+  better that drafts token by token from p and accepts each by a probability of
+  its own; block verification and several drafts are outside that class.
   """
   return _expected(pair, 1)[0]
-
-
-def theorem2_bound(pair: MarkovPair) -> Array:
-  """Lower bound of lossless token-wise rejection algorithms, `f[]`.
-
-  Theorem 2: over all algorithms that draft one token after the other from p,
-  accept token x at a prefix with a probability b(x) and replace it after a
-  rejection by one from a law P, and whose output is distributed as the target's
-  (the theorem's class), the expected number of rejections is at least Theorem
-  1's. Algorithms outside it do better: block verification, which judges
-  positions together, and several drafts.
-  """
-  return theorem1(pair)
 
 
 def theorem3(pair: MarkovPair, num_drafts: int) -> Array:

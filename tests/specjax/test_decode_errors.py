@@ -18,6 +18,7 @@ from decoding import (
   make,
   start,
 )
+from flax import nnx
 
 import specjax
 from specjax import drafters, siblings
@@ -31,9 +32,9 @@ pytestmark = pytest.mark.usefixtures("quick_to_compile")
 @pytest.mark.parametrize(
   ("options", "message"),
   [
-    (dict(buffer_length=5), "prompts of 6 tokens do not fit"),
-    (dict(max_new_tokens=40), "must fit into buffer_length"),
-    (dict(max_new_tokens=-1), "must fit into buffer_length"),
+    (dict(buffer_length=5), "prompts of 6 .* must hold prompt and new tokens"),
+    (dict(max_new_tokens=40), r"buffer_length \(40\), so it must be 46"),
+    (dict(max_new_tokens=-1), "max_new_tokens must be 0 or more"),
   ],
 )
 def test_sizes_that_do_not_fit_are_refused(options, message):
@@ -74,6 +75,47 @@ def test_arguments_that_do_not_fit_are_refused_in_one_line(changes, message):
     with pytest.raises(ValueError, match=message) as error:
       init(**arguments)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+  ("static", "error", "message"),
+  [
+    ("buffer_length", ValueError, "prompts of 6 tokens do not fit into a buf"),
+    (None, TypeError, "must be static.*static_argnames='buffer_length'"),
+  ],
+)
+def test_buffers_are_refused_under_jit_too(static, error, message):
+  init = jax.jit(make("model").init, static_argnames=static)
+  with pytest.raises(error, match=message):
+    init(
+      PARAMS, jnp.asarray(PROMPTS), LENGTHS, jax.random.key(0),
+      buffer_length=5, max_new_tokens=3,
+    )  # fmt: skip
+
+
+def test_under_jit_a_budget_that_does_not_fit_ends_with_the_buffer():
+  state = jitted(make("model"), "init")(
+    PARAMS, jnp.asarray(PROMPTS), LENGTHS, jax.random.key(0),
+    buffer_length=40, max_new_tokens=99,
+  )  # fmt: skip
+  state = jitted(make("model"), "generate")(PARAMS, state)
+  assert state.length.tolist() == [40] * 5
+  assert {*state.stop_reason.tolist()} == {specjax.StopReason.LENGTH}
+
+
+@pytest.mark.parametrize(
+  ("parts", "message"),
+  [
+    (dict(drafter="model"), r"specjax\.drafters\.model\(draft.*got 'model'"),
+    (dict(drafter=drafters.model), "function of specjax.drafters.* function$"),
+    (dict(target=nnx.Module()), "got a Module: .* makes one of a module"),
+    (dict(rule=print), r"rule must be a specjax\.Rule, or in make_decoder"),
+  ],
+)
+def test_parts_that_are_something_else_are_refused(parts, message):
+  with pytest.raises(TypeError, match=message) as error:
+    specjax.make_decoder(**{"target": MODEL} | parts)
+  assert "\n" not in str(error.value)
 
 
 def test_a_state_in_the_place_of_parameters_is_refused():

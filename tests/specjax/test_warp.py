@@ -1,5 +1,7 @@
 """The warp, against NumPy and against transformers' own processors."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -192,3 +194,17 @@ def test_settings_out_of_range_are_refused(setting):
   (name,) = setting
   with pytest.raises(ValueError, match=f"{name} must be"):
     make_sampling(2, **setting)
+
+
+@pytest.mark.parametrize(
+  ("name", "message"),
+  [
+    ("max_new_tokens", "max_new_tokens is of specjax.Engine and Decoder.init"),
+    ("seed", "seed is of specjax.Engine, rng_key of Decoder.init"),
+    ("temprature", "'temprature' (did you mean 'temperature'?)"),
+    ("presence_penalties", "(did you mean 'presence_penalty'?)"),
+  ],
+)
+def test_unknown_settings_are_refused_by_name(name, message):
+  with pytest.raises(TypeError, match=re.escape(message)):
+    make_sampling(2, **{name: 1})

@@ -196,14 +196,7 @@ def _dynamic(
   vocab_size: int,
   form: Tree | None = None,
 ) -> Drafter:
-  """Drafts EAGLE-2's dynamic tree of certain tokens (its section 4).
-
-  Args:
-    model: the head.
-    tree: `specjax.tree.bound(N, G, top_k)`.
-    vocab_size: V.
-    form: of the proposals, if it has room for more.
-  """
+  """Drafts EAGLE-2's dynamic tree of deterministic tokens (its section 4)."""
   depth, top_k = tree.max_depth, tree.max_children
   form = tree if form is None else form
   best_first.check(
@@ -326,15 +319,10 @@ def _made(
   more_slots: int = 0,
   longest: int | None = None,
 ) -> Drafter:
-  """The drafter of a head, whatever it proposes.
+  """The drafter of a head; `propose` reads committed pairs (`_read`).
 
-  Args:
-    model: the head.
-    propose: of the drafter; it reads committed pairs (`_read`).
-    tree, siblings, name: of the drafter.
-    passes: tokens of each pass after that which reads committed pairs.
-    more_slots: of the head's cache, for nodes that are not verified.
-    longest: see `eagle`.
+  `passes` are tokens of each pass after that one, `more_slots` those of the
+  head's cache for nodes that are not verified.
   """
   width = (longest or tree.max_depth) + 1
   if tree.max_depth >= width:

@@ -260,14 +260,10 @@ def _insert_many(pool: _Pool, grams: Array, kept: Array) -> _Pool:
 
 
 def _insert(pool: _Pool, grams: Array, kept: Array) -> _Pool:
-  """Puts sequences into the pool, in the place of the oldest.
+  """Puts sequences `i32[B, J, N]` into the pool, in the place of the oldest.
 
-  What is there already becomes the newest.
-
-  Args:
-    pool: the pool.
-    grams: `i32[B, J, N]`, J at most P.
-    kept: `bool[B, J]`, which of them count.
+  Those that `kept`, `bool[B, J]`, leaves out do not count, and what is there
+  already becomes the newest. J is at most P.
   """
   count = grams.shape[1]
 

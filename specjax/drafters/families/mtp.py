@@ -333,19 +333,10 @@ def _feed(
   tokens: Array,
   parents: Array,
 ) -> tuple[Array, _Level]:
-  """Logits after the nodes of a depth, and their `_Level`.
+  """Logits `f32[B, W, V']` after the nodes of a depth, and their `_Level`.
 
-  Args:
-    models: the layers.
-    params: of the pair.
-    root: what was read.
-    level: the nodes of the depth above.
-    depth: at least 1.
-    tokens: `i32[B, W]`, the nodes'.
-    parents: `i32[B, W]`, indices into `level`.
-
-  Returns:
-    `f32[B, W, V']` and the `_Level`.
+  `tokens` and `parents` are `i32[B, W]`, the latter indices into `level`, the
+  nodes of the depth above.
   """
 
   def of_parents(x):

@@ -249,13 +249,8 @@ def _added(ring: Ring, new: dict[str, Array | None], count: Array) -> Ring:
 def _places(written: Array, count: Array, *, width: int, room: int) -> Array:
   """Places in the ring of W new entries, `i32[B, W]`; R for what is dropped.
 
-  No two have the same place: which of them stayed there would not be said.
-
-  Args:
-    written: `i32[B]`, entries so far.
-    count: `i32[B]`, how many of the new ones count.
-    width: W.
-    room: R.
+  The first `count` of them are kept, after `written` others, both `i32[B]`. No
+  two have the same place: which of them stayed there would not be said.
   """
   index = np.arange(width)
   wanted = (index < count[:, None]) & (index >= count[:, None] - room)

@@ -209,11 +209,7 @@ def rasd(
 def _merged(drawn: Draft, looked_up: Trie, scores: Array, whole: Tree) -> Draft:
   """The model's tree, and behind it the best of what it has not drawn.
 
-  Args:
-    drawn: the model's own, of n nodes.
-    looked_up: what was looked up; R nodes, parents first.
-    scores: `f32[B, R]`, never more than the parent's.
-    whole: N nodes at most.
+  Scores `f32[B, R]` of what was looked up are never more than the parent's.
   """
   tree = drawn.tree
   num_drawn = tree.num_nodes

@@ -95,13 +95,7 @@ def repeats(
 
 
 def _chosen(reads_on: Array, followers: Array, drafted: Draft) -> Draft:
-  """In some rows what was found, in the others what was drafted.
-
-  Args:
-    reads_on: `bool[B]`.
-    followers: `i32[B, G]`.
-    drafted: of a tree of depth G, with N nodes.
-  """
+  """The followers `i32[B, G]` in rows that read on, else the draft."""
   depth, nodes = drafted.tree.max_depth, drafted.tree.num_drafted
   followers = jnp.pad(followers, ((0, 0), (0, nodes - depth)))
   whole = jnp.concatenate([drafted.tokens[:, :1], followers], axis=1)

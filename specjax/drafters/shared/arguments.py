@@ -101,8 +101,19 @@ def ending(
   return policies.fixed(tree.max_depth)
 
 
+def check_functions(who: str, model: LanguageModel) -> None:
+  """Raises TypeError for what was not made a language model, as a module."""
+  if not isinstance(model, LanguageModel):
+    raise TypeError(
+      f"the {who} must be a specjax.LanguageModel, got a "
+      f"{type(model).__name__}: models.checkpoints.load(DIR).whole() reads "
+      "one, models.networks.transformer.as_language_model makes one of a module"
+    )
+
+
 def check_model(who: str, model: LanguageModel, vocab_size: int) -> None:
-  """Raises ValueError if a model knows fewer tokens than are drafted."""
+  """Raises unless it is a model that knows all tokens that are drafted."""
+  check_functions(who, model)
   if model.vocab_size < vocab_size:
     raise ValueError(
       f"the {who}'s vocabulary must hold {vocab_size} tokens, got "

@@ -136,15 +136,9 @@ def _best(
 ) -> tuple[Array, Array]:
   """The best nodes by cumulative probability: tokens and parents `i32[B, N]`.
 
-  Args:
-    tokens: `i32[B, M]`, of all nodes that were scored, by depth.
-    above: `i32[B, M]`, their parents among them, -1 for the root.
-    scores: `f32[B, M]`, cumulative log-probabilities.
-    count: N.
-
-  Returns:
-    Parents are indices of the draft's nodes, 0 for the root; -1 for a node that
-    no law gives any mass, and what hangs on it.
+  Of M nodes, by depth, come tokens, `above` (parents among them, -1 for the
+  root) and cumulative log-probabilities. Returned parents are indices of the
+  draft's nodes, 0 for the root; -1 for nodes without mass, and those below.
   """
   # A stable sort: of equal scores those less deep come first, so that a
   # parent, whose score is never below its child's, is always among them.

@@ -123,15 +123,10 @@ def in_corpus(
 def _ranges(
   corpus: Corpus, wanted: Array, lengths: np.ndarray
 ) -> tuple[Array, Array]:
-  """Ranges of the sorted places that begin with given tokens.
+  """Ranges of the sorted places that begin with given tokens `i32[m, W]`.
 
-  Args:
-    corpus: the index.
-    wanted: `i32[m, W]`.
-    lengths: `int[m]`, how many of the W tokens count.
-
-  Returns:
-    `i32[m]` and `i32[m]`: the first of them, and the first behind them.
+  Of these the first `lengths` count. Returns `i32[m]` twice: the first place,
+  and the first behind the range.
   """
   size, width = len(corpus.places), wanted.shape[1]
   counted = np.arange(width) < lengths[:, None]

@@ -205,18 +205,10 @@ def _draw_level(
   ranking: Array,
   context: Context,
 ) -> tuple[Array, Array]:
-  """Draws the nodes of one depth, eldest siblings first.
+  """Draws the nodes of one depth, `i32[B, W']`; also laws, `f32[B, W', V]`.
 
-  Args:
-    tree: the token tree.
-    siblings: how the children of a node are drawn.
-    depth: at least 1.
-    law: `f32[B, W, V]`, the model's laws at the nodes of the depth above.
-    ranking: `f32[B, W, V]`, its logits there.
-    context: the round's, of which it draws.
-
-  Returns:
-    `i32[B, W']`, the tokens, and `f32[B, W', V]`, what each was drawn from.
+  `law` and `ranking` are `f32[B, W, V]`, the model's laws and logits at the
+  nodes of the depth above.
   """
   level, above = tree.levels[depth], parents(tree, depth)
   if siblings.independent:

@@ -257,6 +257,20 @@ def test_prompts_of_any_length_are_completed_and_streamed_token_by_token(one):
   assert {token.prompt for token in streamed[:12]} == {0, 1, 2}
 
 
-def test_a_prompt_without_tokens_is_refused(one):
-  with pytest.raises(ValueError, match="a prompt has no tokens"):
-    one.complete([[1], []])
+@pytest.mark.parametrize(
+  ("prompts", "settings", "message"),
+  [
+    ([[1], []], None, "a prompt has no tokens"),
+    ([], None, "give one or more prompts"),
+    ([[1], [2]], [Settings()], "got 2 prompts and 1 settings"),
+    ([[1], [2, 11]], None, r"in 0\.\.10, got 11 in prompt 1: .* tokenizer"),
+    ("def", None, r"got a string: encode it.*tokenizer\.encode"),
+    ([1, 2], None, "prompt 0 must be a list of token ids, got 1"),
+  ],
+)
+def test_prompts_that_cannot_be_completed_are_refused(
+  one, prompts, settings, message
+):
+  for run in (one.complete, lambda *x: list(one.stream(*x))):
+    with pytest.raises((TypeError, ValueError), match=message):
+      run(prompts, settings)
