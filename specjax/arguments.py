@@ -90,8 +90,8 @@ def check_sizes(
   for model, limit in max_positions.items():
     if limit is not None and buffer_length > limit:
       raise ValueError(
-        f"the {model} model has {limit} positions, but buffer_length is "
-        f"{buffer_length}"
+        f"the {model} model has {limit} positions, too few for prompt and new "
+        f"tokens (buffer_length {buffer_length})"
       )
   if isinstance(lengths, jax.core.Tracer):
     return

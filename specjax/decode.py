@@ -389,7 +389,7 @@ def make_decoder(
 
   Raises:
     ValueError: for an unknown rule, or parts that do not fit each other.
-    TypeError: for a part that is something else, as a name.
+    TypeError: for a part of another type, such as the name of a drafter.
   """
   check_functions("target", target)
   vocab_size = target.vocab_size if vocab_size is None else vocab_size

@@ -17,11 +17,11 @@ from specjax import random, suggestions
 from specjax.types import Sampling
 
 _ELSEWHERE = {
-  "max_new_tokens": "max_new_tokens is of specjax.Engine and Decoder.init",
-  "max_tokens": "max_new_tokens is of specjax.Engine and Decoder.init",
-  "stop_tokens": "stop_tokens is of specjax.Engine and Decoder.init",
-  "seed": "seed is of specjax.Engine, rng_key of Decoder.init",
-  "rng_key": "seed is of specjax.Engine, rng_key of Decoder.init",
+  "max_new_tokens": "give max_new_tokens to specjax.Engine or Decoder.init",
+  "max_tokens": "give max_new_tokens to specjax.Engine or Decoder.init",
+  "stop_tokens": "give stop_tokens to specjax.Engine or Decoder.init",
+  "seed": "give seed to specjax.Engine, or rng_key to Decoder.init",
+  "rng_key": "give seed to specjax.Engine, or rng_key to Decoder.init",
 }
 
 

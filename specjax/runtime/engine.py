@@ -108,9 +108,9 @@ class Engine:
     params: its parameters.
     stop_tokens: ids that end a row.
     max_new_tokens: budget of a row, and the most that one may ask for.
-    max_length: tokens of the longest text, None for any. Buffers are a power of
-      two long, up to twice what is needed, so that few loops are compiled, but
-      not longer than this.
+    max_length: tokens of the longest text, None for as many as the models have
+      positions. Buffers are a power of two long, up to twice what is needed, so
+      that few loops are compiled, but not longer than this.
     temperature, top_k, top_p, min_p: the warp.
     seed: a prompt draws from `fold_in(key(seed), prompt.stream)`.
     watch: `request -> Watch | None`: reads its tokens after every round and may
@@ -196,8 +196,9 @@ class Engine:
 
   def _batch_of(self, prompts, settings) -> Batch:
     return batch_of_tokens(
-      prompts, settings, vocab_size=self.decoder.vocab_size
-    )
+      prompts, settings, vocab_size=self.decoder.vocab_size,
+      max_width=self._longest - self.max_new_tokens,
+    )  # fmt: skip
 
   def compile(self, batch: Batch) -> float:
     """Compiles for a batch's shape; seconds it took (0 if done before)."""
@@ -322,9 +323,18 @@ class Engine:
     """Tokens of the buffers that prompts of a width are read into."""
     least = width + self.max_new_tokens
     rounded = 1 << (least - 1).bit_length()
-    if self.max_length is None:
-      return rounded
-    return min(rounded, max(self.max_length, least))
+    return min(rounded, max(self._longest, least))
+
+  @property
+  def _longest(self) -> int:
+    """Tokens of the longest text that engine and models allow."""
+    decoder = self.decoder
+    limits = (
+      self.max_length,
+      decoder.target.max_positions,
+      decoder.drafter.max_positions,
+    )
+    return min([x for x in limits if x is not None], default=_NO_END)
 
   def _asked(self, batch: Batch, budgets: np.ndarray) -> tuple[tuple, dict]:
     """Prefill's arguments for a batch, without the parameters."""

@@ -200,6 +200,7 @@ def batch_of_tokens(
   settings: Settings | Sequence[Settings] | None,
   *,
   vocab_size: int,
+  max_width: int,
 ) -> Batch:
   """One batch of prompts, in their order; raises as `Engine.complete`."""
   for i, ids in enumerate(prompts):
@@ -227,7 +228,8 @@ def batch_of_tokens(
     Prompt(token_ids=tuple(ids), stream=i, settings=one)
     for i, (ids, one) in enumerate(zip(prompts, settings, strict=True))
   ]
-  return batch_of(requests)
+  longest = max(len(ids) for ids in prompts)
+  return batch_of(requests, max_width=max(longest, max_width))
 
 
 def _rounded(length: int) -> int:

@@ -199,8 +199,8 @@ def test_settings_out_of_range_are_refused(setting):
 @pytest.mark.parametrize(
   ("name", "message"),
   [
-    ("max_new_tokens", "max_new_tokens is of specjax.Engine and Decoder.init"),
-    ("seed", "seed is of specjax.Engine, rng_key of Decoder.init"),
+    ("max_new_tokens", "give max_new_tokens to specjax.Engine or Decoder.init"),
+    ("seed", "give seed to specjax.Engine, or rng_key to Decoder.init"),
     ("temprature", "'temprature' (did you mean 'temperature'?)"),
     ("presence_penalties", "(did you mean 'presence_penalty'?)"),
   ],

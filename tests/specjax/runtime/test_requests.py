@@ -8,7 +8,9 @@ import decoding
 import numpy as np
 import penalising
 import pytest
+import toys
 
+import specjax
 from specjax.runtime.engine import Engine
 from specjax.runtime.requests import Batch, Settings, make_batches
 
@@ -255,6 +257,18 @@ def test_prompts_of_any_length_are_completed_and_streamed_token_by_token(one):
     assert [token.origin for token in tokens] == completion.origins
   # Rows take turns: no completion is kept back until it is whole.
   assert {token.prompt for token in streamed[:12]} == {0, 1, 2}
+
+
+def test_texts_are_as_long_as_the_models_have_positions():
+  short = toys.table_model(11, max_positions=70)
+  engine = Engine(
+    decoder=specjax.make_decoder(short), params=decoding.PARAMS,
+    max_new_tokens=8,
+  )  # fmt: skip
+  (completion,) = engine.complete([[1] * 62])
+  assert len(completion.token_ids) == 8
+  with pytest.raises(ValueError, match="70 positions, too few for prompt and"):
+    engine.complete([[1] * 63])
 
 
 @pytest.mark.parametrize(
