@@ -199,6 +199,8 @@ def evaluate(
       "a draft that learns would be asked again what it learned from: give one "
       "temperature, one batch size and one round"
     )
+  if rounds > 1 and any(s.drafting and s.drafting.lengths for s in entered):
+    raise cli.UserError("a ladder drafts otherwise each time: give one round")
   pairs = systems.assemble(entered, inputs=inputs)
   contest = measure.contest_of(
     config, entered, pairs, temperatures, rounds=rounds

@@ -209,6 +209,7 @@ def test_a_killed_run_goes_on_with_the_group_that_it_was_in(
     (("--config.max_length=10",), "no question fits"),
     (("--prompts=x", "--categories=a"), "--prompts are asked in place of"),
     (("--systems=online(model)", "--rounds=2"), "and one round"),
+    (("--systems=ladder(ngram)", "--rounds=2"), "give one round"),
     (("--systems=hf_assisted(\"\")", "--config.checkpoints.draft="),
      "needs a draft model"),
   ],
