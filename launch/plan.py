@@ -4,21 +4,16 @@ r"""Plans decoding on a TPU slice: compiles the loop for it, without a TPU.
     --drafter='model("llama-3.2-1b")' --batch_size=8 --max_length=4096
 
 Needs x86-64 Linux and `pip install -e '.[tpu]'`; no TPU, account or network.
-Models are names in configs/shapes.py or paths of a `config.json`; so are draft
-heads. --drafter is a call as in configs (model, ngram, layer_skip, plain or a
-kind of head but assistant; mtp of one layer), without policies and ladders.
-Without --rule a path is verified by token, deterministic drafts by match,
-i.i.d. paths by block_transport and others by recursive. Weights are bfloat16,
-or as --weights and the call say. For encoder-decoders --input_length says what
-the encoder reads, --max_length what the decoder writes, and --prompt_length=1
-that it begins with one token.
+Models and draft heads are names in configs/shapes.py or paths of a
+`config.json`. --drafter is a call as in configs: model, ngram, layer_skip,
+plain or a kind of head but assistant (mtp of one layer), without policies and
+ladders. Without --rule deterministic drafts are verified by match, other chains
+by token and other trees by recursive. An encoder-decoder needs --input_length,
+and --prompt_length=1.
 
 Memory, collectives and copies are read from the compiled program. Times are a
-roofline (launch/planning/roofline.py), a model and no measurement: for each
-pass whether memory, arithmetic or collectives bound it, the cost of a draft
-pass, the acceptance from which drafting pays, and the best length of a chain at
-acceptances of 0.5 to 0.95. Compiling takes half a minute to some minutes.
---output writes all of it as JSON.
+roofline (launch/planning/roofline.py), a model and no measurement. Compiling
+takes half a minute to some minutes. --output writes all of it as JSON.
 
 Exit codes: 0, 2 for a mistake (unknown topologies list the known ones), 3 for
 what does not fit.
@@ -51,7 +46,7 @@ from models.head_shapes import KINDS, HeadShape
 from models.networks.layers import TransformerConfig
 from models.networks.t5_config import T5Config
 from specjax import low_cache
-from specjax.siblings import GIVEN, IID
+from specjax.siblings import GIVEN
 
 cli.reads(cli.TARGET, cli.RULE, cli.OUTPUT)
 _TOPOLOGY = flags.DEFINE_string(
@@ -64,27 +59,21 @@ _MAX_LENGTH = flags.DEFINE_integer(
   "max_length", 4096, "Tokens of a prompt with its completion.", lower_bound=2
 )
 _PROMPT_LENGTH = flags.DEFINE_integer(
-  "prompt_length", 128,
-  "Tokens that prefill takes at once; its temporaries grow with them.",
-  lower_bound=1,
-)  # fmt: skip
+  "prompt_length", 128, "Tokens that prefill takes at once.", lower_bound=1
+)
 _INPUT_LENGTH = flags.DEFINE_integer(
-  "input_length", None, "Tokens that the encoder of an encoder-decoder reads.",
-  lower_bound=1,
-)  # fmt: skip
+  "input_length", 0, "Tokens that an encoder reads.", lower_bound=0
+)
 _DRAFTER = flags.DEFINE_string("drafter", None, "What proposes, as in configs.")
 _MESH = flags.DEFINE_string(
   "mesh", "", "As data:2,model:8; all devices on 'model' by default."
 )
 _WEIGHTS = flags.DEFINE_string(
-  "weights",
-  "",
-  "How the target's are stored: int8, int4, fp8; by default bfloat16.",
+  "weights", "", "Of the target: int8, int4, fp8; by default bfloat16."
 )
 _CACHE = flags.DEFINE_enum(
-  "cache", None, sorted(low_cache.KINDS),
-  "What the target's keys and values are stored as; by default bfloat16.",
-)  # fmt: skip
+  "cache", None, sorted(low_cache.KINDS), "The target's; else bfloat16."
+)
 
 _DRAFTERS = ("plain", "model", "layer_skip", "ngram", *KINDS)
 _DOES_NOT_FIT = 3
@@ -105,12 +94,7 @@ def shape(text: str) -> TransformerConfig | T5Config:
 
 
 def head(text: str, kind: str, target: TransformerConfig) -> HeadShape:
-  """A draft head, likewise.
-
-  Args:
-    text: its name, or where its `config.json` is.
-    kind: what it is said to be.
-    target: the model that it drafts for.
+  """A target's draft head of a kind, likewise.
 
   Raises:
     UserError: if it is none, or another one.
@@ -144,7 +128,7 @@ def _settings(text: str, named: Mapping[str, Any]) -> Mapping[str, Any]:
 def drafting_of(written: str) -> Drafting:
   """The drafting of a --drafter; UserError for one that cannot be planned."""
   drafting = DRAFTERS.make(written)
-  if drafting.name not in _DRAFTERS or drafting.policy is not None:
+  if drafting.name not in _DRAFTERS or drafting.policy:
     raise cli.UserError(
       f"drafter {written!r} is not planned: expected one of "
       f"{', '.join(_DRAFTERS)}, without a policy"
@@ -163,26 +147,14 @@ def drafting_of(written: str) -> Drafting:
 
 
 def usual_rule(drafting: Drafting) -> str:
-  """The rule of a plan that names none.
-
-  Of several i.i.d. paths of one length `block_transport` accepts most, for
-  milliseconds where a round takes many (docs/rules.md).
-  """
+  """The rule of a plan that names none."""
   if drafting.siblings is GIVEN:
     return "match"  # for deterministic drafts
-  if drafting.tree.is_chain:
-    return "token"
-  tree = drafting.tree
-  ends = {tree.depth[n] for n, below in enumerate(tree.children) if not below}
-  whole = drafting.siblings is IID and len(ends) == 1
-  return "block_transport" if whole else "recursive"
+  return "token" if drafting.tree.is_chain else "recursive"
 
 
 def question(topology: hardware.Topology) -> program.Question:
   """The plan's question, by the flags."""
-  for flag in (cli.TARGET, _DRAFTER):
-    if not flag.value:
-      raise cli.UserError(f"--{flag.name} is required; see --help")
   drafting = drafting_of(_DRAFTER.value)
   target = shape(cli.TARGET.value)
   draft = of_head = skipped = None
@@ -210,7 +182,7 @@ def question(topology: hardware.Topology) -> program.Question:
       topology.num_devices,
       draft=of_head.even_sizes() if of_head else draft,
     ),
-    input_length=_INPUT_LENGTH.value or 0,
+    input_length=_INPUT_LENGTH.value,
     weights=precision.weights(_WEIGHTS.value),
     draft_weights=drafting.weights if draft else None,
     cache=_CACHE.value,
@@ -220,19 +192,12 @@ def question(topology: hardware.Topology) -> program.Question:
 def run(_) -> int:
   """The command."""
   results.check(cli.OUTPUT.value)
-  if not _TOPOLOGY.value:
-    raise cli.UserError("--topology is required; see --help")
+  for flag in (_TOPOLOGY, cli.TARGET, _DRAFTER):
+    if not flag.value:
+      raise cli.UserError(f"--{flag.name} is required; see --help")
   topology = hardware.topology(_TOPOLOGY.value)
   asked = question(topology)
   asked.check()
-  sizes = [c.vocab_size for c in (asked.target, asked.draft) if c]
-  if len({*sizes}) > 1:
-    print(
-      f"warning: the target has {sizes[0]} token ids and the draft {sizes[1]}; "
-      "they can be a pair only if they share a tokenizer, and the difference "
-      "is padding",
-      file=sys.stderr,
-    )
   print(f"compiling for {topology.name} ...", file=sys.stderr)
   plan = answer.plan(topology, asked)
   width = None if sys.stdout.isatty() else 100

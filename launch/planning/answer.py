@@ -13,7 +13,7 @@ from scipy import optimize
 
 from launch.hardware import GIB, Chip, Topology, devices
 from launch.planning import heads, networks, program, roofline
-from launch.planning.program import Compiled, DoesNotFitError, Question
+from launch.planning.program import Compiled, Question
 from launch.planning.roofline import Pass
 from specjax import tree_search
 from specjax.theory import throughput
@@ -22,17 +22,13 @@ from specjax.tree import Form, Tree, chain
 _ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95)
 _MOST = 32  # tokens of the widest target pass
 _SETTINGS = (
-  "siblings", "rule", "batch_size", "max_length", "prompt_length",
-  "input_length", "cache", "drafter",
+  "drafter", "siblings", "rule", "batch_size", "max_length", "prompt_length",
+  "input_length",
 )  # fmt: skip
 
 
 def plan(topology: Topology, question: Question) -> dict:
-  """Compiles a question's programs for a slice, and makes the plan's JSON.
-
-  Raises:
-    ValueError: for what cannot be cut or decoded.
-  """
+  """Compiles a question's programs for a slice, and makes the plan's JSON."""
   chip = topology.chip
   plan = {
     "topology": topology.name,
@@ -42,7 +38,7 @@ def plan(topology: Topology, question: Question) -> dict:
   }
   try:
     compiled = program.compile_for(question, devices(topology))
-  except DoesNotFitError as error:
+  except MemoryError as error:
     return plan | {"fits": False, "compiler": str(error)}
   return plan | {
     "fits": True,
@@ -55,23 +51,16 @@ def plan(topology: Topology, question: Question) -> dict:
     "collectives": _collectives(question, compiled),
     "cache_copies": compiled.cache_copies,
     "buffers_reused": compiled.buffers_reused,
-    "compile_seconds": compiled.seconds,
     "roofline": predict(chip, question),
   }
 
 
 def _settings(q: Question) -> dict:
-  form = lambda weights: weights and dataclasses.asdict(weights)
+  """What a reader compares; the command says the rest."""
   return {name: getattr(q, name) for name in _SETTINGS} | {
-    "weights": form(q.weights),
-    "draft_weights": form(q.draft_weights),
-    "skipped": q.skipped and dataclasses.asdict(q.skipped),
     "mesh": dataclasses.asdict(q.layout),
-    "target_parameters": networks.num_params(q.target),
-    "draft_parameters": program.num_draft_params(q),
     "parents": list(q.tree.parents),
     "num_speculative_tokens": q.tree.max_depth,
-    "dynamic": q.tree.form is Form.FREE,  # parents are one example
   }
 
 
@@ -88,36 +77,31 @@ def _collectives(q: Question, compiled: Compiled) -> list[dict]:
   ]  # fmt: skip
 
 
-# ---------------------------------------------------------------------- time
-
-
 def passes(q: Question) -> tuple[list[Pass], list[Pass]]:
   """A round's draft passes, and those that verify 1 to 32 tokens or so."""
-  place = lambda config, size, **how: roofline.Placement(
-    config=config,
-    work=networks.work(
-      config, slots=q.slots, input_length=q.input_length, **how
-    ),
-    size=size,
-    rows=q.rows,
-  )
-  stored = dict(weights=q.weights, cache=q.cache)
-  target = functools.partial(place, q.cut_target(), q.layout.model, **stored)
-  widths = range(1, max(_MOST, q.tree.num_nodes) + 1)
-  verify = [roofline.forward(target(), n) for n in widths]
   drafter = program.make_drafter(q)
+  work = functools.partial(
+    networks.work, slots=q.slots, input_length=q.input_length
+  )
+  forward = functools.partial(roofline.forward, rows=q.rows)
+  stored = dict(weights=q.weights, cache=q.cache)
+  draft = target = work(q.cut_target(), **stored)
+  size = q.layout.model
+  widths = range(1, max(_MOST, q.tree.num_nodes) + 1)
+  verify = [forward(target, n, size=size) for n in widths]
   if q.head is not None:
     drafting = heads.passes(
       q.head, drafter, size=q.layout.draft, rows=q.rows, slots=q.slots
     )
     return drafting, verify
   if q.draft is not None:
-    draft = place(q.cut_draft(), q.layout.draft, weights=q.draft_weights)
-  else:
-    draft = target(**{"skipped": q.skipped} if q.skipped else {})
+    draft = work(q.cut_draft(), weights=q.draft_weights)
+    size = q.layout.draft
+  elif q.skipped:
+    draft = work(q.cut_target(), skipped=q.skipped, **stored)
   text = q.max_length + q.tree.max_depth + 1
-  each = [roofline.forward(draft, n) for n in drafter.tokens_of_passes(text)]
-  return each, verify
+  each = drafter.tokens_of_passes(text)
+  return [forward(draft, n, size=size) for n in each], verify
 
 
 def _described(name: str, chip: Chip, one: Pass) -> dict[str, str | float]:
@@ -125,7 +109,7 @@ def _described(name: str, chip: Chip, one: Pass) -> dict[str, str | float]:
   alone = one.causes(chip)
   return {
     "pass": name,
-    "bound by": one.bound(chip),
+    "bound by": max(alone, key=lambda cause: alone[cause]),
     "memory MB": one.hbm_bytes / 1e6,
     "memory ms": 1e3 * alone["memory"],
     "GFLOP": one.flops / 1e9,
@@ -137,16 +121,10 @@ def _described(name: str, chip: Chip, one: Pass) -> dict[str, str | float]:
 
 
 def tokens_per_round(tree: Tree, acceptance: float) -> float:
-  """Tokens of a round if every child is accepted with the same probability.
+  """Tokens of a round if each child tried is accepted with one probability.
 
-  A node's children are tried in turn; on a chain this is the i.i.d. formula
-  (Leviathan et al., 2023, equation 1).
-
-  Args:
-    tree: what is drafted. A dynamic one is taken to be the best of its size and
-      depth for that acceptance, which it would be if the draft knew no more
-      than that.
-    acceptance: P, of each child whose previous siblings were rejected.
+  A dynamic tree is taken to be the best of its size and depth for it, as if the
+  draft knew no more than that.
   """
   if not tree.num_drafted:
     return 1.0
@@ -166,28 +144,28 @@ def predict(chip: Chip, q: Question) -> dict:
   Returns:
     "passes", of a draft pass the mean; "verify_seconds" of passes over 1, 2, ..
     tokens a row; "cost_ratio", a draft pass in target passes; the acceptance
-    from which the draft pays (None: never); "experts" that passes touch of each
-    kind of mixture; and "by_acceptance" the speed-up over plain decoding, and
-    that of the best length of a chain.
+    from which the draft pays (None: never); "experts" that passes touch; and
+    "by_acceptance" speed-ups over plain decoding, also of the best chain.
   """
   of_draft, of_target = passes(q)
   verify = [one.seconds(chip) for one in of_target]
-  seconds = [one.seconds(chip) for one in of_draft]
-  nodes, drafts = q.tree.num_nodes, q.tree.num_drafted > 0
+  seconds = [one.seconds(chip) for one in of_draft] or [0.0]
+  whole, drafts = q.tree.num_nodes - 1, q.tree.num_drafted > 0
   named = {"plain": of_target[0]}
   if of_draft:
     named["draft pass"] = roofline.mean(of_draft)
   if drafts:
-    named["verify"] = of_target[nodes - 1]
-  cost = (sum(seconds) + verify[nodes - 1]) / verify[0]  # of a round
+    named["verify"] = of_target[whole]
+  cost = (sum(seconds) + verify[whole]) / verify[0]  # of a round
   speedup = lambda p: float(tokens_per_round(q.tree, p) / cost)
   plain = q.batch_size / verify[0]
+  mean = float(np.mean(seconds))
   return {
     "passes": [_described(name, chip, one) for name, one in named.items()],
-    "draft_pass_seconds": float(np.mean(seconds or [0.0])),
+    "draft_pass_seconds": mean,
     "verify_seconds": verify,
     "experts": _experts(q),
-    "cost_ratio": float(np.mean(seconds or [0.0])) / verify[0],
+    "cost_ratio": mean / verify[0],
     "break_even_acceptance": _break_even(speedup) if drafts else None,
     "plain_tokens_per_second": plain,
     "by_acceptance": [
@@ -217,12 +195,11 @@ def _best_chains(chip: Chip, q: Question) -> Iterator[tuple[float, dict]]:
   verify = np.array([one.seconds(chip) for one in of_target])
   drafting = [one.seconds(chip) for one in of_draft] or [0.0]
   counts = np.arange(_MOST)
+  costs = np.mean(drafting) * counts
   if q.head is not None and q.head.num_depths is not None:
     # One pass drafts them all: only verifying costs more with more of them.
     counts = counts[: q.head.num_depths + 1]
     costs = sum(drafting) * (counts > 0)
-  else:
-    costs = np.mean(drafting) * counts
   for p in _ACCEPTANCES:
     tokens = throughput.tokens_per_cycle(counts, p)
     speedups = tokens * verify[0] / (costs + verify[counts])
@@ -231,15 +208,13 @@ def _best_chains(chip: Chip, q: Question) -> Iterator[tuple[float, dict]]:
 
 
 def _break_even(speedup) -> float | None:
-  """The least acceptance of a speed-up of 1; None if there is none."""
+  """The least acceptance of a speed-up of 1; None if there is none.
+
+  At 0 there is none: verifying takes longer than a plain pass.
+  """
   if speedup(1.0) < 1:
     return None
-  if speedup(0.0) >= 1:
-    return 0.0
   return float(optimize.brentq(lambda p: speedup(p) - 1, 0.0, 1.0))
-
-
-# ---------------------------------------------------------------------- show
 
 
 def show(console: rich.console.Console, plan: dict) -> None:
@@ -250,67 +225,49 @@ def show(console: rich.console.Console, plan: dict) -> None:
     return
   size, s, line = plan["per_device_bytes"], plan["settings"], plan["roofline"]
   gib = lambda name: f"{size[name] / GIB:.2f} GiB"
-  mesh = s["mesh"]
+  even = line["break_even_acceptance"]
   rows = {
     "slice": f"{plan['topology']} ({plan['accelerator_type']})",
-    "mesh": f"data {mesh['data']}, model {mesh['model']}, draft cut over "
-    f"{mesh['draft']}",
-    "batch": f"{s['batch_size']} rows of up to {s['max_length']} tokens",
+    "mesh": ", ".join(f"{axis} {n}" for axis, n in s["mesh"].items()),
     "drafter": f"{s['drafter']}, {len(s['parents']) - 1} tokens a round, "
     f"verified by {s['rule']}",
-    "weights, caches, state": f"{gib('arguments')} on each device",
-    "temporaries": f"{gib('temporaries')} on each device",
+    "weights, caches, state": gib("arguments"),
+    "temporaries": gib("temporaries"),
     "cache buffers": "reused" if plan["buffers_reused"] else "NOT reused",
     "copies of a whole cache": f"{plan['cache_copies']} a round",
-    "compiled": f"in {plan['compile_seconds']:.0f} s with libtpu "
-    f"{plan['libtpu']}",
+    "predicted plain decoding": f"{line['plain_tokens_per_second']:,.0f} "
+    "tokens/s",
   }
-  for one in line["experts"]:
-    rows["experts of a layer"] = (
-      f"{one['plain']:.1f} of {one['experts']} read by a plain pass, "
-      f"{one['verify']:.1f} to verify (routing taken to be uniform)"
-    )
-  rows["predicted plain decoding"] = (
-    f"{line['plain_tokens_per_second']:,.0f} tokens/s"
-  )
   if line["by_acceptance"]:
-    even = line["break_even_acceptance"]
-    rows["predicted cost of a draft pass (c)"] = (
-      f"{line['cost_ratio']:.3f} target passes"
-    )
-    rows["predicted break-even acceptance"] = (
-      "none: drafting never pays"
+    cost, never = line["cost_ratio"], "none: drafting never pays"
+    rows |= {
+      "predicted cost of a draft pass (c)": f"{cost:.3f} target passes",
+      "predicted break-even acceptance": never
       if even is None
-      else f"{even:.2f}: drafting pays above it"
-    )
+      else f"{even:.2f}: drafting pays above it",
+    }
   console.print(f"fits: {gib('peak')} of {gib('hbm')} on each device")
   summary = rich.table.Table(box=rich.box.SIMPLE, show_header=False)
   for row in rows.items():
     summary.add_row(*row)
   console.print(summary)
-  _table(
-    console,
-    "collectives of a round on one device (of draft passes the mean)",
-    plan["collectives"],
-  )
-  _table(
-    console,
-    "passes on one device (of draft passes the mean), predicted by a roofline",
-    line["passes"],
-  )
-  _table(
-    console,
-    "predicted speed-up by the acceptance of a drafted token",
-    line["by_acceptance"],
-  )
+  of_round = "on one device (of draft passes the mean)"
+  for title, lines in (
+    (f"collectives of a round {of_round}", plan["collectives"]),
+    ("experts of a layer that passes touch (uniform routing)", line["experts"]),
+    (f"passes {of_round}, predicted by a roofline", line["passes"]),
+    ("predicted speed-up by the acceptance of a drafted token",
+     line["by_acceptance"]),
+  ):  # fmt: skip
+    if lines:
+      console.print(_table(title, lines))
 
 
-def _table(console, title: str, rows: list[dict]) -> None:
-  """Prints rows under their names, unless there are none."""
+def _table(title: str, rows: list[dict]) -> rich.table.Table:
   table = rich.table.Table(
     box=rich.box.SIMPLE, title=title, collapse_padding=True
   )
-  for name, value in rows[0].items() if rows else ():
+  for name, value in rows[0].items():
     words = isinstance(value, str)
     table.add_column(name, justify="left" if words else "right", no_wrap=True)
   whole = lambda x: x >= 100 or x == int(x)
@@ -319,5 +276,4 @@ def _table(console, title: str, rows: list[dict]) -> None:
     table.add_row(
       *(number(x) if isinstance(x, float) else str(x) for x in row.values())
     )
-  if rows:
-    console.print(table)
+  return table

@@ -12,15 +12,13 @@ from typing import Any
 from flax import nnx
 
 from launch.planning import networks, roofline
-from launch.planning.roofline import Pass, Placement
+from launch.planning.roofline import Pass
 from models import head_shapes
 from models.head_shapes import HeadShape
 from models.networks.dflash import ParallelConfig
 from models.networks.eagle import EagleConfig
 from models.sharding import Sharding
 from specjax import drafters
-from specjax.siblings import Siblings
-from specjax.tree import Tree
 from specjax.types import Drafter, Params
 
 _EMBEDDING, _OUTPUT = ("embed", "embedding"), ("lm_head", "weight")
@@ -67,25 +65,13 @@ def with_shared(shape: HeadShape, params: Params) -> Params:
   return dataclasses.replace(params, draft=nnx.from_flat_state(flat))
 
 
-def make_drafter(
-  shape: HeadShape,
-  *,
-  tree: Tree,
-  siblings: Siblings,
-  vocab_size: int,
-  sharding: Sharding,
-) -> Drafter:
+def make_drafter(shape: HeadShape, *, sharding: Sharding, **form) -> Drafter:
   """The drafter that would run, on `own_params` and a stacked target's.
 
-  Args:
-    shape: what the head is.
-    tree, siblings, vocab_size: as of `specjax.drafters`.
-    sharding: the head's rules on the mesh.
+  `sharding` is the head's, `form` as of `specjax.drafters`.
   """
   functions, _ = head_shapes.functions(_module(shape), sharding=sharding)
-  inner = getattr(drafters, shape.kind)(
-    functions, tree=tree, siblings=siblings, vocab_size=vocab_size
-  )
+  inner = getattr(drafters, shape.kind)(functions, **form)
   whole = functools.partial(with_shared, shape)
   return dataclasses.replace(
     inner,
@@ -97,12 +83,7 @@ def make_drafter(
 
 
 def passes(
-  shape: HeadShape,
-  drafter: Drafter,
-  *,
-  size: int,
-  rows: int,
-  slots: int,
+  shape: HeadShape, drafter: Drafter, *, size: int, rows: int, slots: int
 ) -> list[Pass]:
   """The passes of a round, on one device.
 
@@ -140,8 +121,7 @@ def passes(
       weights=networks.count(params),
       weight_bytes=networks.num_bytes(params),
     )
-    placement = Placement(config=layers, work=own, size=size, rows=rows)
-    return roofline.forward(placement, tokens)
+    return roofline.forward(own, tokens, size=size, rows=rows)
 
   first, *more = drafter.passes
   # EAGLE-1 projects in every pass, EAGLE-3 the target's features alone.

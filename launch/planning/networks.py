@@ -1,7 +1,4 @@
-"""Models in plans: sharded shapes, functions, and the work of a pass.
-
-Layers are stacked and scanned over, as on every mesh.
-"""
+"""Models in plans: sharded shapes, functions, and the work of a pass."""
 
 import collections
 import dataclasses
@@ -74,13 +71,10 @@ def shapes(config: Config, weights: Format | None = None):
 
 def place(shapes, sharding: Sharding, mesh: Mesh):
   """Shapes of parameters where they lie."""
-  return jax.tree.map(
-    lambda x, spec: jax.ShapeDtypeStruct(
-      x.shape, x.dtype, sharding=NamedSharding(mesh, spec)
-    ),
-    shapes,
-    sharding_lib.param_specs(shapes, sharding),
+  at = lambda x, spec: jax.ShapeDtypeStruct(
+    x.shape, x.dtype, sharding=NamedSharding(mesh, spec)
   )
+  return jax.tree.map(at, shapes, sharding_lib.param_specs(shapes, sharding))
 
 
 def count(params) -> int:
@@ -91,12 +85,6 @@ def count(params) -> int:
 def num_bytes(params) -> int:
   """Bytes that parameters take."""
   return sum(map(lowbits.num_bytes, jax.tree.leaves(params)))
-
-
-@functools.cache
-def num_params(config: Config) -> int:
-  """Parameters of a model."""
-  return count(shapes(config))
 
 
 @functools.cache
@@ -112,52 +100,19 @@ def _read(config: TransformerConfig, weights: Format | None) -> tuple[int, int]:
   return count(params) - count(apart), num_bytes(params) - num_bytes(apart)
 
 
-@functools.cache
-def _expert_bytes(config: Config, weights: Format | None) -> float:
-  """Mean bytes of a weight of experts that tokens choose from."""
-  of_experts = lambda params: [
-    leaf
-    for path, leaf in jax.tree_util.tree_leaves_with_path(params["layers"])
-    if "experts" in sharding_lib.names(path)
-  ]
-  stored, whole = (of_experts(shapes(config, w)) for w in (weights, None))
-  return num_bytes(stored) / count(whole)
-
-
-def _bytes_per_channel(config: Config, cache: str | None) -> float:
-  """Bytes of a number in a cache, its share of a slot's scale included."""
-  if cache is None:
-    return DTYPE.dtype.itemsize
-  layers = [config.attentions[layer] for layer in config.cached]
-  scales = sum(2 * layer.num_kv_heads for layer in layers)
-  return 1 + 4 * scales / sum(map(_slot_channels, layers))
-
-
-def _slot_channels(of) -> int:
-  """Channels of a slot in one layer's cache, keys and values, of all heads."""
-  return of.num_kv_heads * (of.head_dim + getattr(of, "value_dim", of.head_dim))
-
-
-def _mlp_params(c: TransformerConfig, index: int) -> int:
-  """Weights of a layer's feed-forward block, of all its experts."""
-  layer = c.layer(index)
-  met = mlp_weights(layer, c.embed_dim)
-  for block in (layer.feed_forward, layer.beside):
-    if isinstance(block, Mixture):
-      met += (block.num_experts - block.num_chosen) * block.num_expert_params
-  return met
+def _slot_bytes(of, cache: str | None = None) -> int:
+  """Bytes of a slot in one layer's cache, keys and values, of all heads."""
+  channels = of.head_dim + getattr(of, "value_dim", of.head_dim)
+  # In eight bits each has a scale of four bytes.
+  each = DTYPE.dtype.itemsize * channels if cache is None else channels + 2 * 4
+  return of.num_kv_heads * each
 
 
 def touched(block: Mixture, tokens: float, size: int = 1) -> float:
-  """Experts of a layer that a pass reads, expected of uniform routing.
+  """Experts of a layer that a pass over `tokens` reads, if routing is uniform.
 
-  Where experts are cut by expert, the device that reads most is waited for: as
-  many count as if each read as much.
-
-  Args:
-    block: the layer's mixture.
-    tokens: that the pass is over, of all rows.
-    size: devices that the model is cut over.
+  Where they are cut by expert over `size` devices, the one that reads most is
+  waited for: as many count as if each read as much.
   """
   sizes = block.num_experts, block.num_chosen
   distinct = experts.expected_distinct(tokens, *sizes)
@@ -172,11 +127,13 @@ class Work:
 
   Attributes:
     blocks: attention and feed-forward blocks.
-    sums: sums of partial results over the devices, that of the table apart.
+    embed_dim: channels between them.
+    vocab_size: V, the logits of a token.
+    summed: numbers of a token that are sums of partial results over devices:
+      of the blocks, and of what was looked up in tables, which are cut too.
     weights: parameters that are read and multiplied, all experts included.
     weight_bytes: that they take.
     mixtures: with the number of layers that have each.
-    expert_bytes: of a weight of an expert.
     inside: numbers that a token makes inside the blocks: two of every channel
       of a head, and of every hidden one.
     cache_bytes: of a row's cache that attentions read.
@@ -186,11 +143,12 @@ class Work:
   """
 
   blocks: int
-  sums: int
+  embed_dim: int
+  vocab_size: int
+  summed: int
   weights: int
   weight_bytes: float
   mixtures: tuple[tuple[Mixture, int], ...] = ()
-  expert_bytes: float = 0.0
   inside: int
   cache_bytes: float
   products: int
@@ -217,50 +175,50 @@ def work(
     input_length: tokens that an encoder read.
     weights, cache: how they are stored; None for bfloat16.
   """
-  c, layers = config, config.num_layers
+  c = config
   if isinstance(c, T5Config):
     return _t5_work(c, slots, input_length)
-  attentions = [i for i in range(layers) if i not in skipped.attention]
-  mlps = [i for i in range(layers) if i not in skipped.mlp]
-  beside = [c.layer(i).beside for i in mlps if c.layer(i).beside is not None]
+  every = range(c.num_layers)
+  layer, specs = c.layer, c.attentions
+  attentions = [i for i in every if i not in skipped.attention]
+  mlps = [i for i in every if i not in skipped.mlp]
+  beside = [block for i in mlps if (block := layer(i).beside) is not None]
   sums = len(attentions) + len(mlps)
-  if c.layer(0).parallel:  # both blocks of a layer are added before it is sent
+  if layer(0).parallel:  # both blocks of a layer are added before it is sent
     sums = len({*attentions, *mlps})
-  specs = c.attentions
-  inside = sum(2 * mlp_width(c.layer(i)) for i in mlps)
+  inside = sum(2 * mlp_width(layer(i)) for i in mlps)
   inside += sum(2 * block.expert_dim for block in beside)
+  cache_bytes, products = 0.0, 0
   for i in attentions:
-    heads = specs.get(i, c)  # recurrent ones: as others
-    inside += 2 * heads.num_heads * heads.head_dim
-  met = {
-    i: attention.slots_read(slots, slots, specs[i].window)
-    for i in attentions
-    if i in specs
-  }
-  channels = sum(n * _slot_channels(specs[i]) for i, n in met.items())
+    of = specs.get(i, c)  # recurrent ones: as others
+    inside += 2 * of.num_heads * of.head_dim
+    if i in specs:
+      met = attention.slots_read(slots, slots, of.window)
+      cache_bytes += met * _slot_bytes(of, cache)
+      products += met * of.num_heads * of.head_dim
   numbers, _ = _read(c, None)
   per_number = _read(c, weights)[1] / numbers  # its share of scales included
-  numbers -= sum(
-    attention_weights(c.layer(i), c.embed_dim) for i in skipped.attention
-  )
-  numbers -= sum(_mlp_params(c, i) for i in skipped.mlp)
+  embed = c.embed_dim
+  numbers -= sum(attention_weights(layer(i), embed) for i in skipped.attention)
+  # `mlp_weights` are of the experts that a token meets.
+  numbers -= sum(mlp_weights(layer(i), embed) for i in skipped.mlp)
   mixtures = collections.Counter(mixtures_of(c, skipped))
-  memories = [
-    jax.eval_shape(functools.partial(delta_memory, delta, 1, DTYPE))
-    for delta in c.deltas.values()
-  ]
+  for block, times in collections.Counter(mixtures_of(c)).items():
+    idle = (block.num_experts - block.num_chosen) * block.num_expert_params
+    numbers -= (times - mixtures[block]) * idle
+  memory = lambda of: jax.eval_shape(lambda: delta_memory(of, 1, DTYPE))
+  memories = list(map(memory, c.deltas.values()))
   return Work(
     blocks=len(attentions) + len(mlps) + len(beside),
-    sums=sums + len(beside),
+    embed_dim=embed,
+    vocab_size=c.vocab_size,
+    summed=(sums + len(beside) + 1) * embed + c.num_layers * c.per_layer_dim,
     weights=numbers,
     weight_bytes=per_number * numbers,
     mixtures=tuple(mixtures.items()),
-    expert_bytes=_expert_bytes(c, weights) if mixtures else 0.0,
     inside=inside,
-    cache_bytes=_bytes_per_channel(c, cache) * channels,
-    products=sum(
-      n * specs[i].num_heads * specs[i].head_dim for i, n in met.items()
-    ),
+    cache_bytes=cache_bytes,
+    products=products,
     state_bytes=sum(num_bytes((m.state, m.window)) for m in memories),
     pending_bytes=sum(num_bytes(m.pending) for m in memories),
   )
@@ -275,10 +233,12 @@ def _t5_work(c: T5Config, slots: int, input_length: int) -> Work:
   met = layers * (attention.slots_read(slots, slots) + input_length)
   return Work(
     blocks=3 * layers,
-    sums=3 * layers,
+    embed_dim=c.embed_dim,
+    vocab_size=c.vocab_size,
+    summed=(3 * layers + 1) * c.embed_dim,
     weights=numbers,
     weight_bytes=DTYPE.dtype.itemsize * numbers,
     inside=2 * layers * (2 * width + c.mlp_dim),
-    cache_bytes=DTYPE.dtype.itemsize * met * _slot_channels(c),
+    cache_bytes=met * _slot_bytes(c),
     products=met * width,
   )

@@ -6,11 +6,10 @@ programs are those that `launch.decode` runs (`specjax.runtime.compilation`).
 
 import dataclasses
 import math
-import time
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from launch.planning import heads, hlo, networks
@@ -19,7 +18,6 @@ from models import sharding as sharding_lib
 from models.head_shapes import HeadShape
 from models.meshes import Layout
 from models.networks import lowbits
-from models.networks.description import TransformerConfig
 from models.networks.lowbits import Format
 from models.networks.t5_config import T5Config
 from models.networks.transformer import SkippedLayers
@@ -38,10 +36,6 @@ PHASES = {
   "verify": ("score", "verify"),
   "commit": ("commit",),
 }
-
-
-class DoesNotFitError(Exception):
-  """The compiler ran out of memory: what it said of the bytes."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,68 +79,39 @@ class Question:
 
   def check(self) -> None:
     """Raises ValueError for what cannot be cut or decoded."""
-    self._check_kinds()
+    models = [c for c in (self.target, self.draft, self.head) if c]
+    of_t5 = isinstance(self.target, T5Config)
+    if self.draft and isinstance(self.draft, T5Config) != of_t5:
+      raise ValueError("target and draft must be of one kind, T5s or not")
+    low = self.weights or self.draft_weights or self.cache
+    if of_t5 and (low or self.skipped):
+      raise ValueError("T5s are planned whole and in bfloat16")
+    if of_t5 != bool(self.input_length):
+      raise ValueError("input_length is what a T5 reads, and needs")
+    if not of_t5:
+      lowbits.check_weights(self.target, self.weights, on_mesh=True)
+      lowbits.check_cache(self.target, self.cache)
+    if self.draft and not of_t5:
+      lowbits.check_weights(self.draft, self.draft_weights, on_mesh=True)
     self.cut_target(), self.cut_draft()
-    rule, siblings = rules.get(self.rule), siblings_lib.get(self.siblings)
+    siblings = "iid" if self.drafter == "ngram" else self.siblings
     if self.tree.num_drafted:
-      rule.check(
-        self.tree, siblings_lib.IID if self.drafter == "ngram" else siblings
-      )
-    if self.head is not None:
-      if self.weights is not None:
+      rules.get(self.rule).check(self.tree, siblings_lib.get(siblings))
+    if self.head:
+      if self.weights:
         raise ValueError("heads are planned for targets in bfloat16")
-      even = self.head.even_sizes()
-      if any(n % self.layout.draft for n in even):
-        raise ValueError(
-          f"a head with sizes {sorted({*even})} cannot be cut over "
-          f"{self.layout.draft} devices"
-        )
       make_drafter(self)  # which says whether it can draft such a tree
-    if self.skipped is not None:
+    if self.skipped:
       self.skipped.check(self.target.num_layers)
     if self.batch_size % self.layout.data:
+      raise ValueError("batch_size must be a multiple of the mesh's data axis")
+    most = [c.max_positions for c in models if c.max_positions]
+    most = min(most, default=self.max_length)
+    if not self.prompt_length < self.max_length <= most:
       raise ValueError(
-        f"batch_size ({self.batch_size}) must be a multiple of the mesh's "
-        f"'data' axis ({self.layout.data})"
+        f"max_length ({self.max_length}) must exceed prompt_length "
+        f"({self.prompt_length}) and be at most the models' {most} positions"
       )
-    if not 0 < self.prompt_length < self.max_length:
-      raise ValueError(
-        f"prompt_length ({self.prompt_length}) must be in 1.."
-        f"{self.max_length - 1}"
-      )
-    models = (self.target, self.draft, self.head)
-    known = [c.max_positions for c in models if c and c.max_positions]
-    if self.max_length > min(known, default=self.max_length):
-      raise ValueError(
-        f"max_length ({self.max_length}) exceeds the models' {min(known)} "
-        "positions"
-      )
-
-  def _check_kinds(self) -> None:
-    reads = isinstance(self.target, T5Config)
-    if self.draft is not None and isinstance(self.draft, T5Config) != reads:
-      raise ValueError(
-        "target and draft must both be encoder-decoders, or none"
-      )
-    if reads and (self.weights or self.draft_weights or self.cache):
-      raise ValueError(
-        "quantized weights and caches are of decoder-only models"
-      )
-    if reads and self.skipped is not None:
-      raise ValueError("an encoder-decoder drafts with no layers left out")
-    if reads != bool(self.input_length):
-      raise ValueError(
-        "an encoder-decoder needs input_length, the tokens that it reads"
-        if reads
-        else "input_length is what an encoder reads, and the models have none"
-      )
-    for config, weights, cache in (
-      (self.target, self.weights, self.cache),
-      (self.draft, self.draft_weights, None),
-    ):
-      if isinstance(config, TransformerConfig):
-        lowbits.check_weights(config, weights, on_mesh=True)
-        lowbits.check_cache(config, cache)
 
   @property
   def drafter(self) -> str:
@@ -208,7 +173,6 @@ class Compiled:
     cache_copies: copies of a whole cache in a round.
     buffers_reused: whether the loop writes every cache into the one that it is
       given.
-    seconds: what compiling both took, by the clock.
   """
 
   arguments: int
@@ -217,16 +181,14 @@ class Compiled:
   collectives: dict
   cache_copies: int
   buffers_reused: bool
-  seconds: float
 
 
 def make_drafter(question: Question) -> Drafter:
   """The drafter that would run."""
   q = question
   of_target, of_draft = q.shardings()
-  static = dict(
-    tree=q.tree, siblings=siblings_lib.get(q.siblings), vocab_size=q.vocab_size
-  )
+  siblings = siblings_lib.get(q.siblings)
+  static = dict(tree=q.tree, siblings=siblings, vocab_size=q.vocab_size)
   if not q.tree.num_drafted:
     return drafters.plain()
   if q.head is not None:
@@ -243,45 +205,24 @@ def make_drafter(question: Question) -> Drafter:
   return drafters.ngram(tokens=q.tree.max_depth)
 
 
-def make_decoder(question: Question, mesh: Mesh) -> MeshDecoder:
-  """The decoder that would run."""
-  q = question
-  features = q.head.features if q.head else ()
-  target = networks.functions(
-    q.cut_target(),
-    q.shardings()[0],
-    features=features,
-    weights=q.weights,
-    cache=q.cache,
-  )
-  decoder = decode.make_decoder(
-    target,
-    drafter=make_drafter(q),
-    rule=rules.get(q.rule),
-    vocab_size=q.vocab_size,
-  )
-  return MeshDecoder(decoder=decoder, mesh=mesh)
-
-
-def num_draft_params(question: Question) -> int:
-  """Parameters of what drafts that are not the target's."""
-  q = question
-  if q.head is not None:
-    return networks.count(heads.own_params(q.head))
-  return networks.num_params(q.draft) if q.draft else 0
-
-
 def compile_for(question: Question, devices: list) -> Compiled:
   """Compiles prefill and loop for the devices.
 
   Raises:
-    DoesNotFitError: if either does not fit into a device's memory.
+    MemoryError: if either does not fit into a device's memory.
     ValueError: as `Question.check`.
   """
   question.check()
   q, mesh = question, question.layout.mesh(devices)
-  decoder = make_decoder(q, mesh)
   of_target, of_draft = q.shardings()
+  inner = decode.make_decoder(
+    networks.functions(
+      q.cut_target(), of_target, features=q.head.features if q.head else (),
+      weights=q.weights, cache=q.cache,
+    ),
+    drafter=make_drafter(q), rule=rules.get(q.rule), vocab_size=q.vocab_size,
+  )  # fmt: skip
+  decoder = MeshDecoder(decoder=inner, mesh=mesh)
   target = networks.shapes(q.cut_target(), q.weights)
   draft = q.draft and networks.shapes(q.cut_draft(), q.draft_weights)
   if q.head is not None:
@@ -294,20 +235,15 @@ def compile_for(question: Question, devices: list) -> Compiled:
   )
   rows = NamedSharding(mesh, P("data"))
   row = lambda shape, dtype: jax.ShapeDtypeStruct(shape, dtype, sharding=rows)
+  lengths = row((q.batch_size,), jnp.int32)
+  texts = lambda width: row((q.batch_size, width), jnp.int32)
   inputs = None
   if q.input_length:
-    inputs = Inputs(
-      tokens=row((q.batch_size, q.input_length), jnp.int32),
-      lengths=row((q.batch_size,), jnp.int32),
-    )
+    inputs = Inputs(tokens=texts(q.input_length), lengths=lengths)
   arguments = (
-    params,
-    row((q.batch_size, q.prompt_length), jnp.int32),
-    row((q.batch_size,), jnp.int32),
-    row(keys.shape, keys.dtype),
-    row((q.batch_size,), jnp.int32),
-    inputs,
-  )
+    params, texts(q.prompt_length), lengths, row(keys.shape, keys.dtype),
+    lengths, inputs,
+  )  # fmt: skip
 
   def init(params, prompts, lengths, keys, budgets, inputs):
     return decoder.init(
@@ -315,16 +251,11 @@ def compile_for(question: Question, devices: list) -> Compiled:
       max_new_tokens=budgets, inputs=inputs,
     )  # fmt: skip
 
-  start = time.perf_counter()
   with jax.set_mesh(mesh):
     programs = compilation.compile_both(
-      decoder,
-      init,
-      arguments,
-      compiled=_compile,
+      decoder, init, arguments, compiled=_compile,
       cache_specs=q.layout.cache_specs(),
-    )
-  seconds = time.perf_counter() - start
+    )  # fmt: skip
   module = hlo.parse(programs.loop.as_text())
   before = programs.prefill.memory_analysis()
   during = programs.loop.memory_analysis()
@@ -332,12 +263,11 @@ def compile_for(question: Question, devices: list) -> Compiled:
     m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes
     + m.temp_size_in_bytes
   )  # fmt: skip
+  is_cache = lambda x: isinstance(x, Cache)
   pieces = [
     (buffer.dtype, buffer.sharding.shard_shape(buffer.shape))
-    for node in jax.tree.leaves(
-      programs.state, is_leaf=lambda x: isinstance(x, Cache)
-    )
-    if isinstance(node, Cache)
+    for node in jax.tree.leaves(programs.state, is_leaf=is_cache)
+    if is_cache(node)
     for buffer in jax.tree.leaves((node.keys, node.values))
   ]
   sizes = [dtype.itemsize * math.prod(piece) for dtype, piece in pieces]
@@ -350,7 +280,6 @@ def compile_for(question: Question, devices: list) -> Compiled:
     collectives=hlo.collectives(module, PHASES),
     cache_copies=hlo.copies(module, {hlo.shape_of(*x) for x in pieces}),
     buffers_reused=fresh < min(sizes),
-    seconds=seconds,
   )
 
 
@@ -361,4 +290,4 @@ def _compile(lowered):
     if "RESOURCE_EXHAUSTED" not in str(error):
       raise
     said = str(error).partition("\n")[0]
-    raise DoesNotFitError(said.partition("RESOURCE_EXHAUSTED: ")[2]) from None
+    raise MemoryError(said.partition("RESOURCE_EXHAUSTED: ")[2]) from None

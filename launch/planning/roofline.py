@@ -5,10 +5,14 @@
 
 per device. Bytes are the weights once, the blocks of the cache that hold text
 once, and the activations; scores of attention are taken to stay on the chip.
-Collectives are rings that use all links of a device at once, as if every slice
-were a torus and every group of devices a ring in it. Latencies, kernel launches
-and overlap are left out, so small models on many chips look better here than
-they are; so are copies of experts whose groups are dequantized.
+Tables of which a pass looks up rows are left out, and what every device reads
+whole counts as if it were cut: routers, down-projections of latents, and what
+goes with the replicated embeddings of Gemma E4B's layers. Collectives are rings
+that use all links of a device at once, as if every slice were a torus and every
+group of devices a ring in it.
+Latencies, kernel launches and overlap are left out, so small models on many
+chips look better here than they are; so are copies of experts whose groups are
+dequantized.
 """
 
 import dataclasses
@@ -19,23 +23,6 @@ from launch.planning import networks
 from launch.planning.networks import Work
 
 _ITEM = 2  # bytes of a bfloat16
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Placement:
-  """A model on its devices.
-
-  Attributes:
-    config: the model; repeated key/value heads count as heads.
-    work: of its passes.
-    size: devices that the model is cut over.
-    rows: rows of the batch that each such group decodes.
-  """
-
-  config: networks.Config
-  work: Work
-  size: int
-  rows: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,11 +52,6 @@ class Pass:
     alone = self.causes(chip)
     return max(alone["memory"], alone["arithmetic"]) + alone["collectives"]
 
-  def bound(self, chip: Chip) -> str:
-    """The cause that takes longest."""
-    alone = self.causes(chip)
-    return max(alone, key=lambda cause: alone[cause])
-
 
 def mean(passes: Sequence[Pass]) -> Pass:
   """The mean pass of at least one."""
@@ -77,15 +59,16 @@ def mean(passes: Sequence[Pass]) -> Pass:
   return Pass(*(sum(x) / len(passes) for x in each))
 
 
-def forward(placement: Placement, num_tokens: int) -> Pass:
+def forward(work: Work, num_tokens: int, *, size: int, rows: int) -> Pass:
   """A pass over `num_tokens` tokens of every row.
 
   Args:
-    placement: the model on its devices.
+    work: of the model.
     num_tokens: T, at least 1.
+    size: devices that the model is cut over.
+    rows: rows of the batch that each such group decodes.
   """
-  p, c, work = placement, placement.config, placement.work
-  tokens = p.rows * num_tokens
+  tokens = rows * num_tokens
 
   def idle(tokens: int, size: int) -> float:
     """Weights of experts that no token of a pass is given."""
@@ -98,28 +81,17 @@ def forward(placement: Placement, num_tokens: int) -> Pass:
 
   # Written once and read once: what a block takes and hands on, whole on every
   # device; what is inside it, cut; and the logits.
-  whole = 2 * tokens * work.blocks * 2 * c.embed_dim
+  whole = 2 * tokens * work.blocks * 2 * work.embed_dim
   cut = _ITEM * 2 * tokens * work.inside
-  logits = 2 * 4 * tokens * c.vocab_size  # float32, whole on every device
-  cut += work.weight_bytes - work.expert_bytes * idle(tokens, p.size)
-  cut += p.rows * work.cache_bytes
-  cut += 2 * p.rows * (work.state_bytes + num_tokens * work.pending_bytes)
+  logits = 4 * tokens * work.vocab_size  # float32, whole on every device
+  cut += work.weight_bytes * (1 - idle(tokens, size) / work.weights)
+  cut += rows * work.cache_bytes
+  cut += 2 * rows * (work.state_bytes + num_tokens * work.pending_bytes)
   flops = 2 * tokens * (work.weights - idle(1, 1)) + 4 * tokens * work.products
+  # Rings: (n - 1) / n of an array a trip, and two trips of partial sums.
+  sent = 2 * _ITEM * tokens * work.summed + logits
   return Pass(
-    hbm_bytes=cut / p.size + _ITEM * whole + logits,
-    flops=flops / p.size,
-    ici_bytes=_sent(p, tokens),
+    hbm_bytes=cut / size + _ITEM * whole + 2 * logits,
+    flops=flops / size,
+    ici_bytes=(size - 1) / size * sent,
   )
-
-
-def _sent(p: Placement, tokens: int) -> float:
-  """Bytes that leave a device: rings, (n - 1) / n of an array a trip."""
-  if p.size == 1:
-    return 0.0
-  c, share = p.config, (p.size - 1) / p.size
-  # Partial sums. Tables are cut over the vocabulary: what was looked up is one
-  # more, and so is what layers have of their own.
-  reduced = (p.work.sums + 1) * c.embed_dim
-  reduced += c.num_layers * getattr(c, "per_layer_dim", 0)
-  reductions = 2 * share * _ITEM * tokens * reduced
-  return reductions + share * 4 * tokens * c.vocab_size

@@ -3,8 +3,6 @@
 A change of these numbers is not a mistake by itself; it must be meant.
 """
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import pytest
@@ -16,11 +14,9 @@ from configs import shapes
 from launch import hardware
 from launch.planning import program
 from models.formats import head_checkpoints
-from models.formats.huggingface import translate
 from models.formats.huggingface_config import config_from_json
 from models.meshes import Layout
 from models.networks import lowbits
-from models.networks.lowbits import Format
 from specjax import tree as tree_lib
 
 pytestmark = pytest.mark.heavy
@@ -45,10 +41,9 @@ def counts(actual, phase):
   return {kind: x["count"] for kind, x in actual.collectives[phase].items()}
 
 
-def check(actual, *, peak):
+def check(actual):
   assert actual.buffers_reused
   assert actual.cache_copies == 0
-  assert actual.peak == pytest.approx(peak, rel=0.02)
   assert actual.collectives["commit"] == {}
 
 
@@ -58,7 +53,8 @@ def test_a_chain_over_four_devices():
     "v5e:2x2", "pythia-2.8b", "pythia-70m", tree=tree_lib.chain(2),
     rule="token", layout=Layout(data=1, model=4, draft=4),
   )  # fmt: skip
-  check(actual, peak=3_712_362_496)
+  check(actual)
+  assert actual.peak == pytest.approx(3_712_362_496, rel=0.02)
   assert counts(actual, "other") == {}
   assert counts(actual, "verify") == {"all-reduce": 32 + 1, "all-gather": 1}
   assert counts(actual, "draft pass") == {
@@ -76,7 +72,8 @@ def test_a_tree_over_rows_and_devices():
     tree=tree_lib.Tree((-1, 0, 0, 1, 1, 2)), siblings="without_replacement",
     rule="recursive", layout=Layout(data=2, model=4, draft=4),
   )  # fmt: skip
-  check(actual, peak=5_316_696_064)
+  check(actual)
+  assert actual.peak == pytest.approx(5_316_696_064, rel=0.02)
   assert counts(actual, "other") == {"all-reduce": 2}
   assert counts(actual, "verify") == {"all-reduce": 2 * 32 + 1, "all-gather": 1}
   assert counts(actual, "draft pass") == {
@@ -101,16 +98,13 @@ def test_a_head_is_cut_as_its_target_and_its_cache_is_never_gathered():
     head=head_checkpoints.shape(settings, about, kind="eagle3"),
     layout=Layout(data=1, model=4, draft=4),
   )  # fmt: skip
-  assert actual.buffers_reused
-  assert actual.cache_copies == 0
-  assert actual.collectives["commit"] == {}
+  check(actual)
   assert counts(actual, "other") == {}
   assert counts(actual, "verify") == {"all-reduce": 2 * 16 + 1, "all-gather": 1}
   assert counts(actual, "draft pass") == {"all-reduce": 2 * 3, "all-gather": 3}
 
 
-@pytest.mark.parametrize("form", [Format(kind="int8"), Format(kind="fp8")])
-def test_quantized_weights_are_read_as_they_are_and_not_converted(form):
+def test_quantized_weights_are_read_as_they_are_and_not_converted():
   """Products with one layer's weights of a stack, in a loop over layers."""
   layers, outputs, inputs, rows = 4, 1792, 4096, 8
 
@@ -126,35 +120,17 @@ def test_quantized_weights_are_read_as_they_are_and_not_converted(form):
 
   device = hardware.devices(hardware.topology("v5e:2x4"))[0]
   place = jax.sharding.SingleDeviceSharding(device)
-  shaped = lambda shape, dtype: jax.ShapeDtypeStruct(
+  shaped = lambda dtype, *shape: jax.ShapeDtypeStruct(
     shape, dtype, sharding=place
   )
-  count = form.num_groups(inputs)
   compiled = (
     jax.jit(run)
     .lower(
-      shaped((rows, inputs), jnp.bfloat16),
-      shaped((layers, outputs, inputs), form.dtype),
-      shaped((layers, outputs, count), jnp.float32),
+      shaped(jnp.bfloat16, rows, inputs),
+      shaped(jnp.int8, layers, outputs, inputs),
+      shaped(jnp.float32, layers, outputs, 1),
     )
     .compile()
   )
   temporaries = compiled.memory_analysis().temp_size_in_bytes
   assert temporaries < outputs * inputs  # no layer's weights among them
-
-
-def test_an_encoder_decoder_sums_three_blocks_a_layer():
-  small = dataclasses.replace(
-    translate(shapes.T5_SHAPES["t5-1.1-small"]), num_layers=2,
-    num_encoder_layers=2,
-  )  # fmt: skip
-  question = program.Question(
-    target=small, draft=small, tree=tree_lib.chain(2), siblings="iid",
-    rule="token", batch_size=4, max_length=64, prompt_length=1,
-    layout=Layout(data=2, model=2, draft=2), input_length=32,
-  )  # fmt: skip
-  actual = program.compile_for(
-    question, hardware.devices(hardware.topology("v5e:2x2"))
-  )
-  assert actual.buffers_reused
-  assert actual.collectives["verify"]["all-reduce"]["count"] == 3 * 2 + 1
