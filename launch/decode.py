@@ -253,7 +253,7 @@ def run(_) -> int:
     console.print(note, markup=False, soft_wrap=True)
   display.show_summary(console, summary, rule, drafts=drafting.drafts)
   nan = StopReason.NAN_LOGITS.name.lower()
-  if broken := [p.row_id for p in items if rows[p.key]["stop_reason"] == nan]:
+  if broken := [p.id for p in items if rows[p.key]["stop_reason"] == nan]:
     return cli.fail(f"NaN logits ended the rows with id {broken}")
   return 0 if good else 2
 

@@ -8,19 +8,16 @@ A line of a prompts file is a JSON object (`Line`):
 
 All but the prompt (or the messages) may be left out, or null. An
 encoder-decoder reads {"id": ..., "input": "what the encoder reads"}, and the
-prompt is how its answer begins. Settings are those of HTTP requests too
-(`Settings`).
+prompt is how its answer begins. HTTP requests have the same `Settings`.
 """
 
-import codecs
 import dataclasses
 import hashlib
 import json
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any
 
-import pydantic_core
 from pydantic import (
   BaseModel,
   BeforeValidator,
@@ -43,11 +40,9 @@ BUILT_IN = (
   "    def test_empty(self):\n        self.assertEqual(",
   'def parse_args(argv=None):\n    """Parse the command line arguments.',
 )
-# The server's programs, compiled before they are asked, have room for so many.
+# The server's programs are compiled for so many.
 MOST_BIASES, MOST_STOP_IDS = 300, 64
 _INT32, _FLOAT32 = 2**31 - 1, 3e38
-# A nucleus of less holds the likeliest token alone.
-_GREEDY_TOP_P = 1e-30
 
 _Id = Annotated[int, Field(ge=0)]
 _Bias = Annotated[float, Field(ge=-100, le=100)]
@@ -56,16 +51,12 @@ _Text = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class Settings(BaseModel):
-  """One completion's settings; what is None is as the config says.
+  """One completion's settings; the config's apply where they are None.
 
-  Attributes:
-    temperature, top_k, top_p, min_p: the warp. As in vLLM, top_k -1 (or 0)
-      keeps all tokens; as in OpenAI's API, top_p 0 is greedy.
-    seed: folded to 32 bits if it has more.
-    stop: texts before the first of which a completion ends.
-    logit_bias: what is added to logits, by token id.
-    presence_penalty, frequency_penalty, repetition_penalty, min_tokens,
-      stop_token_ids, ignore_eos: see `specjax.runtime.requests.Settings`.
+  They are those of `specjax.runtime.requests.Settings`, and `stop`: texts
+  before the first of which a completion ends. As in vLLM, top_k -1 (or 0) keeps
+  all tokens; as in OpenAI's API, top_p 0 is greedy. Seeds of more than 32 bits
+  are folded to 32.
   """
 
   model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -76,25 +67,21 @@ class Settings(BaseModel):
   min_p: float | None = Field(None, ge=0, le=1)
   seed: int | None = Field(None, ge=-(2**63), lt=2**64)
   stop: Annotated[
-    list[_Text] | None,
-    BeforeValidator(lambda x: [x] if isinstance(x, str) else x),
-  ] = Field(None, max_length=16)
+    tuple[_Text, ...],
+    BeforeValidator(lambda x: [x] if isinstance(x, str) else x or ()),
+  ] = Field((), max_length=16, strict=False)
   presence_penalty: _Penalty | None = None
   frequency_penalty: _Penalty | None = None
-  # Beyond, logits may overflow.
   repetition_penalty: float | None = Field(None, ge=1e-3, le=1e3)
   # JSON's keys are texts.
   logit_bias: dict[Annotated[int, Field(strict=False, ge=0)], _Bias] | None = (
     Field(None, max_length=MOST_BIASES)
   )
   min_tokens: int | None = Field(None, ge=0, le=_INT32)
-  stop_token_ids: list[_Id] | None = Field(None, max_length=MOST_STOP_IDS)
+  stop_token_ids: tuple[_Id, ...] | None = Field(
+    None, max_length=MOST_STOP_IDS, strict=False
+  )
   ignore_eos: bool | None = None
-
-  @property
-  def stop_texts(self) -> tuple[str, ...]:
-    """The stop strings, each once."""
-    return tuple(dict.fromkeys(self.stop or ()))
 
   def given(self, *, vocab_size: int) -> dict[str, Any]:
     """Fields of `specjax.runtime.requests.Settings` that are not None.
@@ -102,24 +89,20 @@ class Settings(BaseModel):
     Raises:
       ValueError: for a token id that the vocabulary does not have.
     """
-    names = {field.name for field in dataclasses.fields(requests.Settings)}
-    given = self.model_dump(include=names, exclude_none=True)
+    names = [field.name for field in dataclasses.fields(requests.Settings)]
+    values = {name: getattr(self, name, None) for name in names}
+    given = {name: x for name, x in values.items() if x is not None}
     for name in ("logit_bias", "stop_token_ids"):
-      wrong = [x for x in given.get(name, ()) if x >= vocab_size]
-      if wrong:
-        raise ValueError(
-          f"{name}: token ids are 0 to {vocab_size - 1}, got {wrong[0]}"
-        )
+      if max(given.get(name, ()), default=0) >= vocab_size:
+        raise ValueError(f"{name}: token ids are 0 to {vocab_size - 1}")
     if "top_k" in given:
       given["top_k"] = max(given["top_k"], 0)
-    if given.get("top_p", 1) < _GREEDY_TOP_P:
+    if given.get("top_p", 1) < 1e-30:  # too small for a float32
       given |= {"top_p": 1.0, "temperature": 0.0}
     if (seed := given.get("seed")) is not None:
       given["seed"] = (seed + (seed >> 32) * 0x9E3779B9) % 2**32
     if "logit_bias" in given:
       given["logit_bias"] = tuple(sorted(given["logit_bias"].items()))
-    if "stop_token_ids" in given:
-      given["stop_token_ids"] = tuple(dict.fromkeys(given["stop_token_ids"]))
     return given
 
 
@@ -127,12 +110,9 @@ class Line(Settings):
   """A line of a prompts file.
 
   Attributes:
-    id: whatever the file calls it; None: the number of the line.
-    prompt, messages: one of them.
-    input: what an encoder reads.
-    num_samples: completions that are wanted; None: one, without a number.
-    max_new_tokens: the budget.
-    task, output: columns of `launch.tools.machine_tasks` that are not read.
+    id: any JSON value; None: the number of the line.
+    num_samples: how many completions; None: one, without a number.
+    task, output: columns of data sets, ignored.
   """
 
   id: Any = None
@@ -145,16 +125,11 @@ class Line(Settings):
   output: Any = None
 
 
-def reason_of(
-  error: ValidationError, model: type[BaseModel]
-) -> tuple[str, str]:
+def reason_of(error: ValidationError) -> tuple[str, str]:
   """The field that the first error of a record is about, and the reason."""
   first = error.errors(include_url=False)[0]
-  parts = [str(part) for part in first["loc"] if part != "[key]"]
-  if first["type"] == "extra_forbidden":
-    guess = suggestions.guess(parts[-1][:80], list(model.model_fields))
-    return parts[-1][:80], f"unknown field{guess}"
-  return ".".join(parts)[:80], first["msg"]
+  field = ".".join(str(x) for x in first["loc"] if x != "[key]")[:80]
+  return field, first["msg"].removeprefix("Value error, ")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,17 +137,15 @@ class Prompt:
   """A prompt, or one sample of it, with its settings.
 
   Attributes:
-    stream: what it draws from, `fold_in(key(seed), stream)`; of prompts that
-      are decoded together, each has its own, unless it has a seed of its own.
-    id: whatever the file calls it, or the number of its line.
-    text: the prompt; of messages, what the chat template makes of them.
+    stream: it draws from `fold_in(key(seed), stream)`.
+    id: of its line.
+    text: the prompt; of messages, rendered by the chat template.
     token_ids: the prompt's tokens, at least one.
-    input: what an encoder reads beside it, or None.
-    input_ids: its tokens, or None.
     sample: which of several completions of one prompt, or None.
-    settings: what it wants in place of the config's.
+    settings: they replace the config's.
     stop: texts before the first of which its completion ends.
     is_chat: whether the text was made of messages.
+    input, input_ids: what an encoder reads, and its tokens, or None.
   """
 
   stream: int
@@ -189,25 +162,9 @@ class Prompt:
   input_ids: tuple[int, ...] | None = None
 
   @property
-  def row_id(self) -> Any:
-    """Identity of its row of an output: `row_id` of the row."""
-    return _row_id(self.id, self.sample)
-
-  @property
   def key(self) -> str:
-    """A hash of what it is: id, text, stream, and what it wants for itself."""
-    wants: dict[str, Any] = {**self.settings.given()}
-    if self.sample is not None:
-      wants["sample"] = self.sample
-    if self.stop:
-      wants["stop"] = self.stop
-    if self.is_chat:
-      wants["is_chat"] = True
-    if self.input is not None:
-      wants["input"] = self.input
-    parts = [self.id, self.text, self.stream, *([wants] if wants else [])]
-    text = json.dumps(parts, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    """A hash of all that its completion depends on."""
+    return _hash(repr(self))[:16]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -221,17 +178,6 @@ class Encoder:
 
   start_token: int
   max_tokens: int
-
-
-def row_id(row: Mapping[str, Any]) -> Any:
-  """Identity of a row of an output: its id and the number of the sample."""
-  return _row_id(row.get("id"), row.get("sample"))
-
-
-def _row_id(identity: Any, sample: int | None) -> Any:
-  if sample is None:
-    return identity
-  return {"id": identity, "sample": sample}
 
 
 def built_in(
@@ -266,18 +212,13 @@ def all_of(
   max_tokens: int,
   encoder: Encoder | None = None,
 ) -> list[Prompt]:
-  """The prompts of a file, every line of which must be good; or the built-in.
+  """The prompts of a file without settings of their own, or the built-in ones.
 
-  For commands that give all prompts the same settings.
-
-  Args:
-    path: the file, or None.
-    tokenizer: of the pair.
-    max_tokens: longest prompt that fits the buffer.
-    encoder: of an encoder-decoder, which reads a file, or None.
+  For commands that give all prompts the same settings; arguments are those of
+  `read_jsonl`.
 
   Raises:
-    ValueError: for a bad line or prompt, for one that wants settings of its
+    ValueError: for a bad line or prompt, for one that has settings of its
       own, or for a file without prompts.
   """
   if not path:
@@ -308,10 +249,9 @@ def read_jsonl(
 ) -> tuple[list[Prompt], list[str]]:
   """Reads a prompts file, see the module.
 
-  The stream of a prompt follows from its id alone (and the number of the
-  sample), so that neither its place in the file nor the other prompts change
-  what is drawn. One with a seed of its own draws what follows from that seed
-  and the number of the sample, whatever its id.
+  A prompt's stream follows from its id and the number of the sample alone: its
+  place in the file and the other prompts do not change what is drawn. With a
+  seed of its own it follows from the number of the sample alone.
 
   Args:
     path: the file, UTF-8; blank lines are skipped.
@@ -322,15 +262,15 @@ def read_jsonl(
 
   Returns:
     The good prompts, one for each sample, and a message for every bad line,
-    "FILE:LINE: FIELD: REASON": one bad line does not cost the others. A line
-    without an id gets its number; one whose id another line had before is bad.
+    "FILE:LINE: FIELD: REASON". A line without an id gets its number; a second
+    line of the same id is bad.
 
   Raises:
     OSError: if the file cannot be read.
   """
   prompts, problems, seen = [], [], {}
-  content = pathlib.Path(path).read_bytes().removeprefix(codecs.BOM_UTF8)
-  for number, text in enumerate(content.split(b"\n"), start=1):
+  content = pathlib.Path(path).read_text("utf-8-sig")
+  for number, text in enumerate(content.split("\n"), start=1):
     if not text.strip():
       continue
     try:
@@ -347,22 +287,22 @@ def read_jsonl(
 
 
 def distinct(rows: Sequence[Prompt]) -> list[Prompt]:
-  """The first row of each prompt: several are samples of one."""
+  """The first row of each prompt: several may be samples of one."""
   firsts: dict[Any, Prompt] = {}
   for row in rows:
     firsts.setdefault(requests.content_of(row), row)
   return list(firsts.values())
 
 
-def _parsed(text: bytes) -> Line:
-  """A line; ValueError in one line for what is none."""
+def _parsed(text: str) -> Line:
   try:
-    return Line.model_validate(pydantic_core.from_json(text))
+    return Line.model_validate_json(text)
   except ValidationError as error:
-    field, reason = reason_of(error, Line)
+    field, reason = reason_of(error)
+    if error.errors()[0]["type"] == "extra_forbidden":
+      guess = suggestions.guess(field, list(Line.model_fields))
+      reason = f"unknown field{guess}"
     raise ValueError(f"{field}: {reason}" if field else reason) from None
-  except ValueError as error:
-    raise ValueError(f"not JSON: {error}") from None
 
 
 def _samples(
@@ -372,17 +312,14 @@ def _samples(
   max_new_tokens: int | None,
   encoder: Encoder | None,
 ) -> list[Prompt]:
-  """The prompts of a line: one, or as many as it wants samples."""
+  """The prompts of a line, one for each sample."""
   given = line.given(vocab_size=tokenizer.vocab_size)
-  budget = line.max_new_tokens or max_new_tokens
-  if max_new_tokens is not None and budget > max_new_tokens:
+  if max_new_tokens and (line.max_new_tokens or 0) > max_new_tokens:
     raise ValueError(
-      f"max_new_tokens: {budget}, but buffers are made for {max_new_tokens}: "
-      "raise --config.max_new_tokens"
+      f"max_new_tokens: {line.max_new_tokens}, but buffers are made for "
+      f"{max_new_tokens}: raise --config.max_new_tokens"
     )
-  if budget is not None and (line.min_tokens or 0) > budget:
-    raise ValueError(f"min_tokens: at most {budget} tokens are emitted")
-  if (line.prompt is not None) + (line.messages is not None) > 1:
+  if line.prompt is not None and line.messages is not None:
     raise ValueError("messages: give a prompt or messages, got both")
   if (line.input is not None) != (encoder is not None):
     raise ValueError(
@@ -399,24 +336,16 @@ def _samples(
     token_ids = tokenizer.encode(text) if text else ()
   token_ids = _checked(token_ids, max_tokens)
   numbers = [None] if line.num_samples is None else range(line.num_samples)
+  is_seeded = line.seed is not None
   return [
     Prompt(
-      # Of a seed of its own: the number of the sample.
-      (sample or 0)
-      if line.seed is not None
-      else _stream(_row_id(line.id, sample)),
-      line.id,
-      text,
-      token_ids,
-      sample=sample,
-      settings=requests.Settings(**given),
-      stop=line.stop_texts,
-      is_chat=line.messages is not None,
-      input=line.input,
-      input_ids=input_ids,
+      (sample or 0) if is_seeded else _stream(line.id, sample),
+      line.id, text, token_ids, sample=sample, stop=line.stop,
+      settings=requests.Settings(**given), input=line.input,
+      is_chat=line.messages is not None, input_ids=input_ids,
     )
     for sample in numbers
-  ]
+  ]  # fmt: skip
 
 
 def _checked(token_ids: Sequence[int], max_tokens: int) -> tuple[int, ...]:
@@ -431,9 +360,15 @@ def _checked(token_ids: Sequence[int], max_tokens: int) -> tuple[int, ...]:
   return tuple(token_ids)
 
 
-def _stream(identity: Any) -> int:
-  """The stream of an id, a `u32`: a number below 2^31, or a hash above."""
-  if type(identity) is int and 0 <= identity < 1 << 31:
+def _stream(identity: Any, sample: int | None) -> int:
+  """The stream of a row, a `u32`: a number below 2^31, or a hash above."""
+  if sample is not None:
+    identity = {"id": identity, "sample": sample}
+  elif type(identity) is int and 0 <= identity < 1 << 31:
     return identity
   text = json.dumps(identity, sort_keys=True)
-  return int(hashlib.sha256(text.encode()).hexdigest(), 16) % 2**31 + 2**31
+  return int(_hash(text), 16) % 2**31 + 2**31
+
+
+def _hash(text: str) -> str:
+  return hashlib.sha256(text.encode()).hexdigest()

@@ -10,9 +10,7 @@ r"""Serves a pair over HTTP, as OpenAI's clients expect it.
 contract.
 
 A request gets a slot, a row of one running batch, as soon as one is free. Its
-tokens are those that its prompt, settings and seed have in a batch of their
-own, whatever is decoded beside it. Defaults are the config's. What the first
-request does not need is compiled beside it.
+tokens are those of its prompt, settings and seed in a batch of their own.
 
 It listens on 127.0.0.1 unless --host says otherwise, and asks for the bearer
 token in $SPECJAX_API_KEY if that is set. On SIGTERM (or Ctrl-C) it takes no
@@ -33,7 +31,7 @@ from launch import cli, processes
 from launch.assembly import pair
 
 try:
-  from launch.serving import builder, limits, schemas, server
+  from launch.serving import builder, server
 except ModuleNotFoundError as missing:
   if missing.name not in ("prometheus_client", "starlette", "uvicorn"):
     raise
@@ -44,14 +42,14 @@ except ModuleNotFoundError as missing:
     )
   ) from None
 
+# Names of a server that listens to this machine alone. Another site's name may
+# lead here too, and a browser then takes the server for that site's own.
+_LOCAL = ("localhost", "127.0.0.1", "[::1]")
+
 cli.reads(cli.CONFIG)
 _HOST = flags.DEFINE_string(
   "host", "127.0.0.1", "Where to listen; 0.0.0.0 is open to everybody."
 )
-_ALLOWED = flags.DEFINE_list(
-  "allowed_hosts", [], "Names that requests may call the server by (Host), "
-  "beside this machine's; if it listens to others and none is given, all.",
-)  # fmt: skip
 _PORT = flags.DEFINE_integer("port", 8000, "The port; 0 is any that is free.")
 _SLOTS = flags.DEFINE_integer(
   "slots", 8, "Requests that are decoded at a time.", lower_bound=1
@@ -101,7 +99,11 @@ def run(_) -> int:
 
   config = cli.CONFIG.value
   config.batch_size = _SLOTS.value
-  classes = schemas.classes_of(_CLASSES.value)
+  try:
+    named = dict(one.split("=") for one in _CLASSES.value)
+    classes = {name: float(value) / 1000 for name, value in named.items()}
+  except ValueError:
+    raise cli.UserError("--objectives are NAME=MILLISECONDS each") from None
   if classes and _DEPTHS.value == "whole":
     raise cli.UserError("--objectives are kept with --depth_policy=objectives")
   if processes.several() and not config.mesh:
@@ -109,9 +111,8 @@ def run(_) -> int:
       "several processes serve one model that is cut over their devices: give "
       "config.mesh, or start servers of their own"
     )
-  template = _TEMPLATE.value and pathlib.Path(_TEMPLATE.value).read_text(
-    "utf-8"
-  )
+  path = _TEMPLATE.value
+  template = pathlib.Path(path).read_text("utf-8") if path else None
   where = None
   if processes.is_chief():  # before minutes of compiling
     where = server.listening(_HOST.value, _PORT.value)
@@ -119,28 +120,20 @@ def run(_) -> int:
   for note in loaded.notes:
     say(note)
   sizes = builder.Sizes(
-    slots=_SLOTS.value,
-    max_prompt=_MAX_PROMPT.value,
-    share_prefixes=_SHARE.value,
-    depth_policy=_DEPTHS.value,
-  )
+    slots=_SLOTS.value, max_prompt=_MAX_PROMPT.value,
+    share_prefixes=_SHARE.value, depth_policy=_DEPTHS.value,
+  )  # fmt: skip
   slots = builder.make_slots(config, loaded, sizes, say)
   if where is None:
     builder.follow(slots)
     return 0
   service = server.make_service(
-    config,
-    loaded,
-    slots,
-    queue=_QUEUE.value,
-    depth_policy=_DEPTHS.value,
-    classes=classes,
-    name=_NAME.value,
-    chat_template=template,
+    config, loaded, slots, queue=_QUEUE.value, depth_policy=_DEPTHS.value,
+    classes=classes, name=_NAME.value, chat_template=template,
     token=os.environ.get("SPECJAX_API_KEY") or None,
-    hosts=limits.allowed_hosts(_HOST.value, _ALLOWED.value),
+    hosts=_LOCAL if _HOST.value in (*_LOCAL, "::1") else ("*",),
     answer_seconds=_ANSWER_SECONDS.value,
-  )
+  )  # fmt: skip
   service.scheduler.start()
   port = where.getsockname()[1]
   host = f"[{_HOST.value}]" if ":" in _HOST.value else _HOST.value

@@ -1,4 +1,4 @@
-"""Stop strings, which may span tokens, and incremental detokenisation."""
+"""Stop strings, which may span tokens, and text that streams."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from models.tokenizers import Tokenizer
 from specjax.runtime.stopping import Watch
 from specjax.state import StopReason
 
-# What stands in a text for bytes that are no character.
+# In a text, the replacement of bytes that are no character.
 _NONE = "\ufffd"
 
 
@@ -22,20 +22,15 @@ class Detokenizer:
   """
 
   def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = ()):
-    """Begins without any token.
-
-    Args:
-      tokenizer: of the pair.
-      before: tokens of what is completed.
-    """
+    """Begins a text after the tokens `before`."""
     self._tokenizer = tokenizer
-    # Tokens whose text is the newest that was given, and those behind them.
+    # Tokens of the newest text that was returned, and those behind them.
     self._given = tokenizer.context(before)
     self._held: list[int] = []
     self._ends_in_byte = False
 
   def add(self, token: int) -> str:
-    """Takes a token; the text that is now final, perhaps empty."""
+    """Takes a token; returns the text that is now final, perhaps empty."""
     self._held.append(token)
     if token_text.fallback_byte(self._tokenizer, token) is not None:
       self._ends_in_byte = True
@@ -48,15 +43,55 @@ class Detokenizer:
     return new
 
   def rest(self) -> str:
-    """The remaining text, if no token follows.
-
-    The first bytes of a character are no text yet.
-    """
+    """The remaining text if no token follows, without half a character."""
     return self._new().rstrip(_NONE) if self._held else ""
 
   def _new(self) -> str:
     before = self._tokenizer.decode(self._given)
     return self._tokenizer.decode([*self._given, *self._held])[len(before) :]
+
+
+class Reader:
+  """The text of a completion as it streams; its pieces make up `text_of`.
+
+  Held back is what may still change: the first bytes of a character, and what
+  may begin a stop string.
+
+  Attributes:
+    token_ids: of the completion so far.
+  """
+
+  def __init__(
+    self, tokenizer: Tokenizer, stop: Sequence[str], prompt: Sequence[int]
+  ):
+    """Begins the completion of a prompt's tokens, with its stop strings."""
+    self._tokenizer, self._stop, self._prompt = tokenizer, stop, prompt
+    self._detokenizer = Detokenizer(tokenizer, prompt)
+    self._text, self._num_sent = "", 0
+    self.token_ids: list[int] = []
+
+  def read(self, token_ids: Sequence[int]) -> str:
+    """Takes tokens; returns the text that is now final, perhaps empty."""
+    self.token_ids += token_ids
+    self._text += "".join(map(self._detokenizer.add, token_ids))
+    text = before(self._text, self._stop)
+    begun = [
+      count
+      for stop in self._stop
+      for count in range(1, len(stop))
+      if text.endswith(stop[:count])
+    ]
+    return self._sent(text[: len(text) - max(begun, default=0)])
+
+  def finish(self, *, cut: bool) -> str:
+    """The rest of the text; `cut` if a stop string ended it."""
+    text = self._tokenizer.decode(self.token_ids, after=self._prompt)
+    return self._sent(before(text, self._stop) if cut else text)
+
+  def _sent(self, text: str) -> str:
+    new = text[self._num_sent :]
+    self._num_sent += len(new)
+    return new
 
 
 def watch(
@@ -66,11 +101,8 @@ def watch(
 
   Args:
     tokenizer: of the pair.
-    stop: the texts, none empty; without any there is nothing to watch for.
+    stop: the texts, none empty; without any there is no watch.
     context: tokens of what is completed.
-
-  Returns:
-    A `specjax.runtime.stopping.Watch` of one completion.
   """
   if not stop:
     return None

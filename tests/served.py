@@ -201,7 +201,7 @@ def text_slots(**more):
 def defaults_of(**more):
   """The defaults of requests."""
   usual = dict(
-    model="toy", temperature=0.0, top_k=0, top_p=1.0, min_p=0.0,
+    model="toy", warp=dict(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0),
     vocab_size=tokenizer().vocab_size, max_new_tokens=32, longest_prompt=64,
     max_length=160, most=16,
   )  # fmt: skip
@@ -209,20 +209,17 @@ def defaults_of(**more):
 
 
 @contextlib.contextmanager
-def http_service(
-  slots, iterate=None, *, connections=1000, defaults=None, limits=None, **more
-):
+def http_service(slots, iterate=None, *, defaults=None, limits=None, **more):
   """A server in a thread, over slots that are compiled.
 
   Args:
     slots: of `text_slots`.
     iterate: in place of theirs.
-    connections: at most.
     defaults, limits: fields of `Defaults` and of `Service`.
     **more: arguments of the scheduler.
 
   Yields:
-    The `Service`, the server's address, and uvicorn's state of it.
+    The `Service` and the server's address.
   """
   scheduler, metrics = make_scheduler(slots, iterate, **more)
   sizes = dict(
@@ -240,12 +237,12 @@ def http_service(
   scheduler.start()
   where = server_lib.listening("127.0.0.1", 0)
   port = where.getsockname()[1]
-  server = server_lib.make_server(service, connections=connections)
+  server = server_lib.make_server(service)
   thread = threading.Thread(target=lambda: server.run(sockets=[where]))
   thread.start()
   try:
     until(lambda: server.started)
-    yield service, f"http://127.0.0.1:{port}", server.server_state
+    yield service, f"http://127.0.0.1:{port}"
   finally:
     server.should_exit = True
     thread.join(PATIENCE)

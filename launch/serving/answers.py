@@ -8,99 +8,99 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from launch.serving.control import Scores
-from launch.serving.refusals import RefusalError
 from launch.serving.scheduler import Finish, News
-from launch.serving.schemas import Ask
-from launch.serving.texts import Reader
+from launch.serving.schemas import Ask, RefusalError
+from launch.stops import Reader
 from models import token_text
 from models.tokenizers import Tokenizer
 from specjax.state import Origin
 
-LAST_EVENT = b"data: [DONE]\n\n"
-# Status, kind and message of an answer that failed.
+# Status, kind, code and message of an answer that failed.
 _FAILURES = {
-  Finish.NAN: (500, "server_error", "the model's logits are NaN"),
-  Finish.LATE: (408, "timeout_error", "it took longer than a request may"),
-  Finish.UNREADABLE: (500, "server_error", "its text cannot be read"),
-  Finish.BROKEN: (503, "server_error", "the server ends before it does"),
-  Finish.CANCELLED: (503, "server_error", "it was given up"),
-}
-_CODES = {
-  Finish.NAN: "nan_logits",
-  Finish.LATE: "timeout",
-  Finish.BROKEN: "unavailable",
-}
+  Finish.NAN: (500, "server_error", "nan_logits", "the model's logits are NaN"),
+  Finish.LATE: (408, "timeout_error", "timeout", "it took too long"),
+  Finish.UNREADABLE: (
+    500, "server_error", "unreadable", "its text cannot be read",
+  ),
+  Finish.BROKEN: (503, "server_error", "unavailable", "the server ends"),
+  Finish.CANCELLED: (503, "server_error", "cancelled", "it was cancelled"),
+}  # fmt: skip
 
 
 class Choice:
-  """A completion of an answer, as far as it is known.
+  """A completion of an answer so far.
 
   Attributes:
-    index: which.
     finish: OpenAI's reason, once it has ended.
-    text: that was sent, after the prompt if that is echoed.
     cached: tokens of its prompt that were not read.
     accepted, drafted: tokens of it that were drafted, and all that were.
   """
 
   def __init__(self, index: int, ask: Ask, tokenizer: Tokenizer):
-    """Nothing is known yet."""
-    self.index, self._ask, self._tokenizer = index, ask, tokenizer
+    self._index, self._ask, self._tokenizer = index, ask, tokenizer
     self._prompt = ask.prompts[index // ask.request.n]
-    self._reader = Reader(tokenizer, ask.request.stop_texts, self._prompt)
-    self._shown = Reader(tokenizer, before=self._prompt)  # each token's piece
-    self.text = ""
+    self._reader = Reader(tokenizer, ask.request.stop, self._prompt)
+    self._shown = Reader(tokenizer, (), self._prompt)  # each token's piece
     self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
     self._num_characters = 0  # of the tokens' bytes so far
+    self._text = tokenizer.decode(self._prompt) if ask.request.echo else ""
     self._log_probs: list[dict[str, Any]] = []
     self._offsets: list[int] = []
     self._origins: list[dict[str, str]] = []
+    self._sent: tuple[int, int, int, int] | None = None
     self.cached = self.accepted = self.drafted = 0
     self.finish: str | None = None
-    self._has_begun = False
 
   @property
   def token_ids(self) -> list[int]:
     """Tokens of the completion so far."""
     return self._reader.token_ids
 
-  def hear(self, news: News) -> tuple[str, dict[str, Any]]:
-    """Adds news to the choice.
-
-    Returns:
-      The text that is certain with them, and what else a chunk says of them.
-
-    Raises:
-      RefusalError: if it failed.
-    """
+  def hear(self, news: News) -> None:
+    """Adds news; RefusalError if it failed."""
     if news.finish in _FAILURES:
-      raise failure(news.finish)
+      status, kind, code, message = _FAILURES[news.finish]
+      message = f"the completion ended: {message}"
+      raise RefusalError(message, status=status, kind=kind, code=code)
     self.cached, self.drafted = news.cached, news.drafted
     self.accepted += list(news.origins).count(Origin.ACCEPTED)
-    known = len(self._log_probs), len(self._origins), len(self.token_ids)
-    piece = ""
-    if self._ask.request.echo and not self._has_begun:
-      piece = self._tokenizer.decode(self._prompt)
-    self._has_begun = True
-    piece += self._reader.read(news.token_ids)
+    self._text += self._reader.read(news.token_ids)
     if news.finish is not None:
-      piece += self._reader.finish(cut=news.cut)
+      self._text += self._reader.finish(cut=news.cut)
       self.finish = news.finish.value
-    self.text += piece
     if self._ask.log_probs:
-      self._place_all(news)
+      self._add_log_probs(news)
     if self._ask.request.token_origins:
-      self._origins += self._pieces(news)
-    return piece, self.details(*known)
+      self._add_origins(news)
 
-  def details(
-    self, log_probs: int = 0, origins: int = 0, tokens: int = 0
-  ) -> dict[str, Any]:
-    """What is said beside the text, from these places on."""
-    more: dict[str, Any] = {"logprobs": None}
+  def new(self) -> dict[str, Any]:
+    """What a chunk says: all that was not in an earlier one."""
+    text, *others = self._sent or (0, 0, 0, 0)
+    piece: dict[str, Any] = {"text": self._text[text:]}
+    if self._ask.is_chat:
+      role = {} if self._sent else {"role": "assistant"}
+      piece = {"delta": {**role, "content": piece["text"]}}
+    one = piece | self._details(*others)
+    self._sent = (
+      len(self._text), len(self._log_probs), len(self._origins),
+      len(self.token_ids),
+    )  # fmt: skip
+    return one
+
+  def whole(self) -> dict[str, Any]:
+    """All of it."""
+    piece: dict[str, Any] = {"text": self._text}
+    if self._ask.is_chat:
+      piece = {"message": {"role": "assistant", "content": self._text}}
+    return piece | self._details(0, 0, 0)
+
+  def _details(self, log_probs: int, origins: int, tokens: int):
+    """What stands beside the text, from these places on."""
+    more: dict[str, Any] = {
+      "index": self._index, "finish_reason": self.finish, "logprobs": None,
+    }  # fmt: skip
     if self._ask.log_probs:
-      more["logprobs"] = self._said_from(log_probs)
+      more["logprobs"] = self._log_probs_from(log_probs)
     if self._ask.request.token_origins:
       more["token_origins"] = self._origins[origins:]
     if self._ask.request.return_token_ids:
@@ -109,51 +109,47 @@ class Choice:
         more["prompt_token_ids"] = list(self._prompt)
     return more
 
-  def _pieces(self, news: News) -> list[dict[str, str]]:
+  def _add_origins(self, news: News) -> None:
     pieces = [self._shown.read([token]) for token in news.token_ids]
     if news.finish is not None and pieces:
       pieces[-1] += self._shown.finish(cut=False)
-    return [
+    self._origins += [
       {"text": piece, "origin": Origin(origin).name.lower()}
       for piece, origin in zip(pieces, news.origins, strict=True)
     ]
 
-  def _place_all(self, news: News) -> None:
+  def _add_log_probs(self, news: News) -> None:
     if news.scores is not None:
-      self._place_prompt(news.scores)
+      self._add(self._prompt[0], None, None)  # it has no distribution
+      most = self._ask.asked.num_likeliest
+      for token, value, ids, values in zip(
+        self._prompt[1:],
+        news.scores.log_probs.tolist(),
+        news.scores.likeliest[:, :most].tolist(),
+        news.scores.likeliest_log_probs[:, :most].tolist(),
+        strict=True,
+      ):
+        self._add(token, value, list(zip(ids, values, strict=True)))
     every = news.likeliest or [()] * len(news.token_ids)
     for one in zip(news.token_ids, news.log_probs, every, strict=True):
-      self._place(*one)
+      self._add(*one)
 
-  def _place_prompt(self, scores: Scores) -> None:
-    """Notes the prompt's tokens; the first has no distribution."""
-    self._place(self._prompt[0], None, None)
-    most = self._ask.asked.num_likeliest
-    for token, value, *likeliest in zip(
-      self._prompt[1:],
-      scores.log_probs.tolist(),
-      scores.likeliest[:, :most].tolist(),
-      scores.likeliest_log_probs[:, :most].tolist(),
-      strict=True,
-    ):
-      self._place(token, value, list(zip(*likeliest, strict=True)))
-
-  def _place(
+  def _add(
     self,
     token: int,
     value: float | None,
     likeliest: Sequence[tuple[int, float]] | None,
   ) -> None:
-    """Notes a token, its log-probability, and the likeliest in its place."""
-    one = self._said(token, value)
+    """Adds a token, its log-probability, and the likeliest in its place."""
+    one = self._described(token, value)
     self._offsets.append(self._num_characters)
     self._num_characters += len(self._decoder.decode(bytes(one["bytes"])))
     one["top_logprobs"] = None
     if likeliest is not None:
-      one["top_logprobs"] = [self._said(*other) for other in likeliest]
+      one["top_logprobs"] = [self._described(*other) for other in likeliest]
     self._log_probs.append(one)
 
-  def _said(self, token: int, value: float | None) -> dict[str, Any]:
+  def _described(self, token: int, value: float | None) -> dict[str, Any]:
     if value is not None and not math.isfinite(value):
       value = -9999.0  # OpenAI's, for minus infinity
     return {
@@ -162,54 +158,40 @@ class Choice:
       "bytes": list(token_text.bytes_of(self._tokenizer, token)),
     }
 
-  def _said_from(self, start: int) -> dict[str, Any]:
+  def _log_probs_from(self, start: int) -> dict[str, Any]:
     """Log-probabilities as chats or completions have them."""
     tokens = self._log_probs[start:]
     if self._ask.is_chat:
-      return {"content": tokens, "refusal": None}
-    top = None
-    if self._ask.asked.num_likeliest:
-      top = [_by_name(one) for one in tokens]
+      return {"content": tokens}
+    has_top = self._ask.asked.num_likeliest > 0
     return {
       "tokens": [one["token"] for one in tokens],
       "token_logprobs": [one["logprob"] for one in tokens],
-      "top_logprobs": top,
+      "top_logprobs": [_by_name(x) for x in tokens] if has_top else None,
       "text_offset": self._offsets[start:],
     }
 
 
-def failure(finish: Finish) -> RefusalError:
-  """The error of an answer that failed."""
-  status, kind, message = _FAILURES[finish]
-  return RefusalError(
-    f"the completion ended: {message}", status=status, kind=kind,
-    code=_CODES.get(finish, finish.value),
-  )  # fmt: skip
-
-
 def _by_name(one: dict[str, Any]) -> dict[str, float] | None:
-  """The likeliest tokens and the one in their place, as completions say them.
+  """A token and the likeliest in its place, as completions have them.
 
-  Of several that have one name (parts of characters) the likeliest counts.
+  Of several tokens of one name (parts of characters) the likeliest counts.
   """
   if one["top_logprobs"] is None:
     return None
-  all_of_them = [one, *one["top_logprobs"][::-1]]
-  return {x["token"]: x["logprob"] for x in all_of_them}
+  every = [one, *one["top_logprobs"][::-1]]
+  return {x["token"]: x["logprob"] for x in every}
 
 
 class Answer:
   """An answer, whole or in chunks."""
 
   def __init__(self, ask: Ask, *, model: str, tokenizer: Tokenizer):
-    """Nothing is known yet."""
     self._ask = ask
-    wanted = ask.request
-    self._details = (
-      ask.log_probs or wanted.token_origins or wanted.return_token_ids
-    )
-    count = len(ask.prompts) * ask.request.n
-    self.choices = [Choice(i, ask, tokenizer) for i in range(count)]
+    self.choices = [
+      Choice(index, ask, tokenizer)
+      for index in range(len(ask.prompts) * ask.request.n)
+    ]
     prefix = "chatcmpl" if ask.is_chat else "cmpl"
     self._head = {
       "id": f"{prefix}-{secrets.token_hex(12)}",
@@ -217,28 +199,19 @@ class Answer:
       "created": int(time.time()),
       "model": model,
     }
-    self._begun: set[int] = set()
 
   @property
   def is_over(self) -> bool:
     """True if every choice has ended."""
     return all(choice.finish is not None for choice in self.choices)
 
-  def hear(self, index: int, news: News) -> dict[str, Any] | None:
-    """Adds a choice's news; returns a chunk for the client, or None."""
-    choice = self.choices[index]
-    piece, more = choice.hear(news)
-    if not (piece or news.finish or self._details):
-      return None
-    one = {"index": index, "finish_reason": choice.finish, **more}
-    if self._ask.is_chat:
-      is_first = index not in self._begun
-      role = {"role": "assistant"} if is_first else {}
-      one["delta"] = {**role, "content": piece}
-    else:
-      one["text"] = piece
-    self._begun.add(index)
-    chunk = self._chunk([one])
+  def hear(self, index: int, news: News) -> None:
+    """Adds a choice's news; RefusalError if it failed."""
+    self.choices[index].hear(news)
+
+  def chunk(self, index: int) -> dict[str, Any]:
+    """What is new of a choice."""
+    chunk = self._chunk([self.choices[index].new()])
     if self._ask.request.stream_options.continuous_usage_stats:
       chunk["usage"] = self._usage()
     return chunk
@@ -249,15 +222,7 @@ class Answer:
 
   def whole(self) -> dict[str, Any]:
     """The answer, once it is over."""
-    choices = []
-    for choice in self.choices:
-      one: dict[str, Any] = {"index": choice.index}
-      if self._ask.is_chat:
-        one["message"] = {"role": "assistant", "content": choice.text}
-      else:
-        one["text"] = choice.text
-      one |= {"finish_reason": choice.finish, **choice.details()}
-      choices.append(one)
+    choices = [choice.whole() for choice in self.choices]
     return {**self._head, "choices": choices, "usage": self._usage()}
 
   def _chunk(self, choices: list) -> dict[str, Any]:
@@ -267,7 +232,7 @@ class Answer:
   def _usage(self) -> dict[str, Any]:
     prompt = sum(map(len, self._ask.prompts))
     new = sum(len(choice.token_ids) for choice in self.choices)
-    # Of several choices of a prompt all but the first have it from that one.
+    # The other choices of a prompt share the first one's.
     first = self.choices[:: self._ask.request.n]
     accepted = sum(choice.accepted for choice in self.choices)
     drafted = sum(choice.drafted for choice in self.choices)

@@ -3,11 +3,13 @@
 import asyncio
 import contextlib
 import dataclasses
+import functools
+import hmac
 import time
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Sequence
 
 import anyio.to_thread
+import prometheus_client
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -20,9 +22,7 @@ from starlette.types import Receive, Scope, Send
 from launch import stops
 from launch.serving import answers, schemas
 from launch.serving.answers import Answer
-from launch.serving.limits import Guard
-from launch.serving.metrics import CONTENT_TYPE, Metrics
-from launch.serving.refusals import RefusalError, error_body, response_of
+from launch.serving.metrics import Metrics
 from launch.serving.scheduler import (
   ClosedError,
   FullError,
@@ -30,7 +30,7 @@ from launch.serving.scheduler import (
   Scheduler,
   Ticket,
 )
-from launch.serving.schemas import Ask, Defaults
+from launch.serving.schemas import Ask, Defaults, RefusalError
 from models.tokenizers import Tokenizer
 
 
@@ -39,11 +39,7 @@ class Service:
   """The parts of a server that routes use.
 
   Attributes:
-    scheduler: which runs.
-    metrics: its.
-    tokenizer: of the pair.
-    defaults: of requests.
-    token: the bearer token that is asked for, or None.
+    token: the bearer token that is required, or None.
     hosts: names that requests may call the server by; "*" is any.
     body_bytes: of a request's body, at most.
     answer_seconds: from a request to its last token, at most.
@@ -56,7 +52,7 @@ class Service:
   tokenizer: Tokenizer
   defaults: Defaults
   token: str | None = None
-  hosts: tuple[str, ...] = ("*",)
+  hosts: Sequence[str] = ("*",)
   body_bytes: int = 1 << 20
   answer_seconds: float = 600.0
   stuck_seconds: float = 120.0
@@ -64,130 +60,119 @@ class Service:
 
 def application(service: Service) -> Starlette:
   """The routes of a service."""
+  complete = lambda is_chat: _private(
+    functools.partial(_answer, is_chat=is_chat)
+  )
   app = Starlette(
     routes=[
-      Route("/v1/completions", _completions, methods=["POST"]),
-      Route("/v1/chat/completions", _chat_completions, methods=["POST"]),
-      Route("/v1/models", _models),
-      Route("/v1/models/{name:path}", _model),
+      Route("/v1/completions", complete(False), methods=["POST"]),
+      Route("/v1/chat/completions", complete(True), methods=["POST"]),
+      Route("/v1/models", _private(_models)),
       Route("/health", _health),
       Route("/metrics", _metrics),
     ],
+    # A page of another site may have its name lead to this machine, and its
+    # browser then takes the server for that site's own: only the name tells.
     middleware=[
       Middleware(
         TrustedHostMiddleware, allowed_hosts=service.hosts, www_redirect=False
-      ),
-      Middleware(Guard, token=service.token, body_bytes=service.body_bytes),
+      )
     ],
-    exception_handlers={
-      RefusalError: _refused,
-      HTTPException: _not_here,
-      ClientDisconnect: _left,
-      Exception: _bug,
-    },
+    exception_handlers=dict.fromkeys(
+      (RefusalError, HTTPException, ClientDisconnect, Exception), _refused
+    ),
   )
   app.state.service = service
   return app
 
 
+def _private(endpoint: Callable) -> Callable:
+  """An endpoint behind the bearer token, if there is one."""
+
+  async def checked(request: Request) -> Response:
+    given = request.headers.get("authorization", "")
+    token = request.app.state.service.token
+    if token is not None and not hmac.compare_digest(
+      given.encode("utf-8", "replace"), f"Bearer {token}".encode()
+    ):
+      raise RefusalError(
+        "the bearer token is missing or wrong", status=401,
+        code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"},
+      )  # fmt: skip
+    return await endpoint(request)
+
+  return checked
+
+
 async def _refused(request: Request, error: Exception) -> Response:
-  assert isinstance(error, RefusalError)
-  return response_of(error)
-
-
-async def _not_here(request: Request, error: Exception) -> Response:
-  assert isinstance(error, HTTPException)
-  return response_of(RefusalError(str(error.detail), status=error.status_code))
-
-
-async def _left(request: Request, error: Exception) -> Response:
-  return Response(status_code=499)  # nobody hears it
-
-
-async def _bug(request: Request, error: Exception) -> Response:
-  return response_of(  # uvicorn writes the traceback
-    RefusalError("the server made a mistake", status=500, kind="server_error")
-  )
-
-
-# ----------------------------------------------------------- what is not asked
+  if isinstance(error, HTTPException):
+    error = RefusalError(str(error.detail), status=error.status_code)
+  elif not isinstance(error, RefusalError):  # uvicorn logs the traceback
+    error = RefusalError("a bug", status=500, kind="server_error")
+  return JSONResponse(error.body(), error.status, error.headers)
 
 
 async def _models(request: Request) -> Response:
-  service = request.app.state.service
-  return JSONResponse({"object": "list", "data": [_described(service)]})
-
-
-async def _model(request: Request) -> Response:
-  service, name = request.app.state.service, request.path_params["name"]
-  if name != service.defaults.model:
-    raise schemas.no_model(name, service.defaults)
-  return JSONResponse(_described(service))
-
-
-def _described(service: Service) -> dict[str, Any]:
-  return {
-    "id": service.defaults.model,
+  defaults = request.app.state.service.defaults
+  model = {
+    "id": defaults.model,
     "object": "model",
     "created": 0,
     "owned_by": "specjax",
-    "root": service.defaults.model,
-    "max_model_len": service.defaults.max_length,
+    "root": defaults.model,
+    "max_model_len": defaults.max_length,
   }
+  return JSONResponse({"object": "list", "data": [model]})
 
 
 async def _health(request: Request) -> Response:
   """200 while the device's thread lives, moves, and takes requests."""
   service = request.app.state.service
-  scheduler = service.scheduler
+  scheduler, status = service.scheduler, "ok"
   used, waiting = scheduler.load()
-  stuck = scheduler.stuck()
-  status = "ok"
   if not scheduler.is_alive():
     status = "dead"
-  elif stuck > service.stuck_seconds:
+  elif scheduler.stuck() > service.stuck_seconds:
     status = "stuck"
   elif scheduler.is_closed:
     status = "draining"
   return JSONResponse(
-    {
-      "status": status,
-      "slots_used": used,
-      "waiting": waiting,
-      "seconds_in_iteration": round(stuck, 3),
-    },
+    {"status": status, "slots_used": used, "waiting": waiting},
     200 if status == "ok" else 503,
   )
 
 
 async def _metrics(request: Request) -> Response:
-  text = request.app.state.service.metrics.text()
-  return Response(text, media_type=CONTENT_TYPE)
+  registry = request.app.state.service.metrics.registry
+  return Response(
+    prometheus_client.generate_latest(registry),
+    media_type=prometheus_client.CONTENT_TYPE_LATEST,
+  )
 
 
-# ------------------------------------------------------------- what is asked
-
-
-async def _completions(request: Request) -> Response:
-  return await _answer(request, is_chat=False)
-
-
-async def _chat_completions(request: Request) -> Response:
-  return await _answer(request, is_chat=True)
+async def _body(request: Request, most: int) -> bytes:
+  kind = request.headers.get("content-type", "").partition(";")[0]
+  # Pages of other sites may send anything else here without asking.
+  if kind.strip().lower() != "application/json":
+    raise RefusalError("Content-Type must be application/json", status=415)
+  body = b""
+  async for part in request.stream():  # all of it, or nobody hears why not
+    body += part if len(body) <= most else b""
+  if len(body) > most:
+    raise RefusalError(f"the body may have {most} bytes", status=413)
+  return body
 
 
 async def _answer(request: Request, *, is_chat: bool) -> Response:
   service, begun = request.app.state.service, time.monotonic()
-  body = await request.body()
+  body = await _body(request, service.body_bytes)
   # Off the loop: a long prompt is tokenized for a while.
   ask = await anyio.to_thread.run_sync(
     lambda: schemas.read(
-      body,
-      is_chat=is_chat,
-      tokenizer=service.tokenizer,
+      body, is_chat=is_chat, tokenizer=service.tokenizer,
       defaults=service.defaults,
     )
-  )
+  )  # fmt: skip
   answer = Answer(
     ask, model=service.defaults.model, tokenizer=service.tokenizer
   )
@@ -250,8 +235,7 @@ def _tickets(
         ask.asked, token_ids=prompt, stream=stream, max_new_tokens=budget
       ),
       deliver=deliver(index),
-      # Stop strings are the device's thread's business: it ends the row.
-      watch=stops.watch(service.tokenizer, ask.request.stop_texts, prompt),
+      watch=stops.watch(service.tokenizer, ask.request.stop, prompt),
       deadline=deadline,
       objective=ask.objective,
       seeded=is_seeded and ask.asked.temperature > 0,
@@ -265,17 +249,18 @@ async def _events(
 ) -> AsyncIterator[bytes]:
   try:
     while not answer.is_over:
-      if chunk := answer.hear(*await news.get()):
-        yield answers.event(chunk)
+      index, one = await news.get()
+      answer.hear(index, one)
+      yield answers.event(answer.chunk(index))
     if ask.request.stream_options.include_usage:
       yield answers.event(answer.usage_chunk())
-    yield answers.LAST_EVENT
+    yield b"data: [DONE]\n\n"
   except RefusalError as refusal:
-    yield answers.event(error_body(refusal))
+    yield answers.event(refusal.body())
 
 
 class _Stream(StreamingResponse):
-  """Server-sent events, which are given up when their client has left."""
+  """Server-sent events; `cancel` is called once they end or nobody listens."""
 
   media_type = "text/event-stream"
 

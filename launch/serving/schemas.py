@@ -1,21 +1,58 @@
 """Bodies of requests in OpenAI's form or vLLM's: checked, and as an `Ask`."""
 
 import dataclasses
-import math
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import pydantic_core
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+  BaseModel,
+  ConfigDict,
+  Field,
+  ValidationError,
+  field_validator,
+)
 
 from launch.prompts import Settings, reason_of
 from launch.serving.control import MOST_LIKELIEST, MOST_SCORED, Asked
-from launch.serving.refusals import RefusalError
 from models import chat
 from models.tokenizers import Tokenizer
 
-_COMPLETION_TOKENS = 16  # of a completion that does not say, as OpenAI's
+_COMPLETION_TOKENS = 16  # the default of OpenAI's completions
+# Fields of OpenAI's and vLLM's clients that are ignored: with any value (None),
+# or with these alone, which ask for nothing.
+_IGNORED: dict[str, list[Any] | None] = dict.fromkeys(
+  ("add_generation_prompt", "cache_prompt", "include_reasoning", "metadata",
+   "parallel_tool_calls", "priority", "prompt_cache_key",
+   "prompt_cache_retention", "request_id", "safety_identifier", "service_tier",
+   "spaces_between_special_tokens", "store", "user", "verbosity")
+) | {
+  "cache_salt": [""], "chat_template_kwargs": [{}],
+  "continue_final_message": [False], "function_call": ["none", "auto"],
+  "functions": [[]], "include_stop_str_in_output": [False],
+  "length_penalty": [1], "modalities": [["text"]], "reasoning_effort": ["none"],
+  "response_format": [{"type": "text"}], "skip_special_tokens": [True],
+  "suffix": [""], "tool_choice": ["none", "auto"], "tools": [[]],
+  "use_beam_search": [False],
+}  # fmt: skip
+
+
+@dataclasses.dataclass
+class RefusalError(Exception):
+  """A request that is not answered; its fields are OpenAI's error's."""
+
+  message: str
+  param: str | None = None
+  code: str | None = None
+  status: int = 400
+  kind: str = "invalid_request_error"
+  headers: Mapping[str, str] | None = None
+
+  def body(self) -> dict[str, Any]:
+    """The error as OpenAI nests it."""
+    error = {"message": self.message, "type": self.kind}
+    return {"error": {**error, "param": self.param, "code": self.code}}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -23,12 +60,9 @@ class Defaults:
   """Defaults and bounds of a request's settings.
 
   Attributes:
-    model: its name.
-    temperature, top_k, top_p, min_p: the warp.
-    vocab_size: one more than the largest id of a prompt.
+    warp: temperature, top_k, top_p and min_p.
     max_new_tokens: of a chat's answer.
-    longest_prompt: tokens of it.
-    max_length: tokens of prompt and completion together.
+    longest_prompt, max_length: tokens of a prompt, and with its completion.
     most: completions that one request may ask for.
     scores: whether the tokens of prompts can be scored.
     has_objectives: whether objectives are kept.
@@ -37,10 +71,7 @@ class Defaults:
   """
 
   model: str
-  temperature: float
-  top_k: int
-  top_p: float
-  min_p: float
+  warp: Mapping[str, float]
   vocab_size: int
   max_new_tokens: int
   longest_prompt: int
@@ -56,18 +87,18 @@ class Ask:
   """A checked request.
 
   Attributes:
-    request: as it came, a `Completion` or a `Chat`.
+    request: as it came.
     prompts: token ids of each.
     budgets: new tokens at most, of each.
-    log_probs: whether they are wanted.
+    log_probs: whether they are asked for.
     asked: the first completion; choice i of a prompt draws from stream i, and
-      all else but prompt and budget is theirs too.
+      shares all else but prompt and budget.
     objective: seconds a token that it may take, or None.
   """
 
   request: "Request"
-  prompts: tuple[tuple[int, ...], ...]
-  budgets: tuple[int, ...]
+  prompts: Sequence[Sequence[int]]
+  budgets: Sequence[int]
   log_probs: bool
   asked: Asked
   objective: float | None
@@ -78,30 +109,9 @@ class Ask:
     return isinstance(self.request, Chat)
 
 
-# Fields that change nothing of what is sampled here, whatever they say.
-_IGNORED = {
-  "add_generation_prompt", "cache_prompt", "include_reasoning", "metadata",
-  "parallel_tool_calls", "priority", "prompt_cache_key",
-  "prompt_cache_retention", "request_id", "safety_identifier", "service_tier",
-  "spaces_between_special_tokens", "store", "user", "verbosity",
-}  # fmt: skip
-# Fields of what is not done here, with the values that do not ask for it.
-_NOT_DONE: dict[str, tuple[Any, ...]] = {
-  "cache_salt": ("",), "chat_template_kwargs": ({},),
-  "continue_final_message": (False,), "function_call": ("none", "auto"),
-  "functions": ([],), "include_stop_str_in_output": (False,),
-  "length_penalty": (1,), "modalities": (["text"],),
-  "reasoning_effort": ("none",), "response_format": ({"type": "text"},),
-  "skip_special_tokens": (True,), "suffix": ("",),
-  "tool_choice": ("none", "auto"), "tools": ([],),
-  "use_beam_search": (False,),
-}  # fmt: skip
-
-
 class StreamOptions(BaseModel):
-  """Chunks of a stream that count tokens: one more at its end, or all."""
+  """Which chunks of a stream count tokens: a last one, or all."""
 
-  model_config = ConfigDict(strict=True)
   include_usage: bool | None = None
   continuous_usage_stats: bool | None = None
 
@@ -122,12 +132,31 @@ class Request(Settings):
   slo_ms_per_token: float | None = Field(None, gt=0, le=1e9)
   slo_class: str | None = None
 
+  @field_validator("best_of")
+  @classmethod
+  def _check_best_of(cls, best_of, info):
+    if best_of != info.data.get("n"):
+      raise ValueError("completions are not ranked: it must equal n")
+    return best_of
+
+
+_Ids = list[Annotated[int, Field(ge=0)]]
+
 
 class Completion(Request):
   """A request for completions; `logprobs` is a number of likeliest tokens."""
 
-  prompt: str | list[Any]
-  logprobs: bool | Annotated[int, Field(ge=0, le=MOST_SCORED)] = False
+  prompt: _Ids | list[str | _Ids] | str
+  logprobs: Annotated[int, Field(ge=0, le=MOST_SCORED)] | bool = False
+
+  def encoded(self, tokenizer: Tokenizer) -> list[list[int]]:
+    """Token ids of every prompt."""
+    given = self.prompt
+    is_one = isinstance(given, str) or all(isinstance(x, int) for x in given)
+    return [
+      tokenizer.encode(x) if isinstance(x, str) else x
+      for x in ([given] if is_one else given)
+    ]
 
 
 class Part(BaseModel):
@@ -162,6 +191,20 @@ class Chat(Request):
   logprobs: bool = False
   top_logprobs: int = Field(0, ge=0, le=MOST_LIKELIEST)
 
+  @field_validator("top_logprobs")
+  @classmethod
+  def _check_top_logprobs(cls, top_logprobs, info):
+    if top_logprobs and not info.data.get("logprobs"):
+      raise ValueError("it needs logprobs: true")
+    return top_logprobs
+
+  def encoded(self, tokenizer: Tokenizer) -> list[list[int]]:
+    """Token ids of the one prompt."""
+    try:
+      return [chat.encode(tokenizer, [x.plain() for x in self.messages])]
+    except ValueError as error:
+      raise _refused("messages", " ".join(str(error).split())) from None
+
 
 def read(
   body: bytes, *, is_chat: bool, tokenizer: Tokenizer, defaults: Defaults
@@ -169,8 +212,8 @@ def read(
   """Reads the body of a request.
 
   Args:
-    body: whatever came.
-    is_chat: whether it came to the place for conversations.
+    body: as received.
+    is_chat: whether it is of a conversation.
     tokenizer: of the pair.
     defaults: see above.
 
@@ -179,41 +222,25 @@ def read(
   """
   request = _parsed(body, Chat if is_chat else Completion)
   if request.model not in (None, defaults.model):
-    raise no_model(request.model, defaults)
-  if request.best_of not in (None, request.n):
-    raise _refused("best_of", "completions are not ranked: it must equal n")
-  if isinstance(request, Chat):
-    _check_count(request.n, defaults)
-    prompts = [_conversation(request, tokenizer)]
-    log_probs, num_likeliest = request.logprobs, request.top_logprobs
-    if num_likeliest and not log_probs:
-      raise _refused("top_logprobs", "it wants logprobs: true beside it")
-  else:
-    listed = _listed(request.prompt)
-    _check_count(request.n * len(listed), defaults)
-    prompts = [_prompt(one, tokenizer, defaults) for one in listed]
-    log_probs = request.logprobs is not False
-    num_likeliest = 0 if request.logprobs is True else int(request.logprobs)
-  for prompt in prompts:
-    _check_prompt(prompt, "messages" if is_chat else "prompt", defaults)
-  budgets = tuple(_budget(request, prompt, defaults) for prompt in prompts)
+    message = f"there is no model {request.model!r}, only {defaults.model!r}"
+    raise RefusalError(message, "model", "model_not_found", status=404)
+  prompts = [tuple(ids) for ids in request.encoded(tokenizer)]
+  if (count := request.n * len(prompts)) > defaults.most:
+    raise _refused("n", f"at most {defaults.most} completions, got {count}")
+  budgets = [_budget(request, prompt, defaults) for prompt in prompts]
   try:
     given = request.given(vocab_size=defaults.vocab_size)
   except ValueError as error:
     name, _, reason = str(error).partition(": ")
     raise _refused(name, reason) from None
-  if given.get("min_tokens", 0) > min(budgets):
-    raise _refused("min_tokens", f"it may be max_tokens ({min(budgets)})")
+  log_probs = request.logprobs is not False
   scored = request.echo and (log_probs or not all(budgets))
   if scored and not defaults.scores:
     raise _refused("echo", "prompts are not scored on a mesh: leave it out")
-  usual = {
-    name: getattr(defaults, name)
-    for name in ("temperature", "top_k", "top_p", "min_p")
-  }
+  likeliest = request.top_logprobs if is_chat else request.logprobs
   return Ask(
     request=request,
-    prompts=tuple(prompts),
+    prompts=prompts,
     budgets=budgets,
     log_probs=log_probs,
     asked=Asked(
@@ -221,41 +248,15 @@ def read(
       max_new_tokens=budgets[0],
       ignore_stop=given.pop("ignore_eos", False),
       scored=scored,
-      num_likeliest=num_likeliest,
-      **{"seed": secrets.randbits(32), **usual, **given},
+      num_likeliest=0 if likeliest is True else int(likeliest),
+      **{"seed": secrets.randbits(32), **defaults.warp, **given},
     ),
     objective=_objective(request, defaults),
   )
 
 
-def no_model(name: str, defaults: Defaults) -> RefusalError:
-  """The refusal of another model than the server's."""
-  return RefusalError(
-    f"there is no model {name[:80]!r}, only {defaults.model!r}",
-    status=404, param="model", code="model_not_found",
-  )  # fmt: skip
-
-
-def classes_of(written: Sequence[str]) -> dict[str, float]:
-  """Objectives by name, seconds a token, of "NAME=MILLISECONDS" each.
-
-  Raises:
-    ValueError: for anything else.
-  """
-  classes = {}
-  for one in written:
-    name, _, value = one.partition("=")
-    try:
-      classes[name] = float(value) / 1000
-    except ValueError:
-      classes[name] = math.nan
-    if not name or not 0 < classes[name] < 1e6:
-      raise ValueError(f"objectives are NAME=MILLISECONDS, got {one!r}")
-  return classes
-
-
 def _refused(name: str, reason: str, code: str | None = None) -> RefusalError:
-  return RefusalError(f"{name}: {reason}", param=name, code=code)
+  return RefusalError(f"{name}: {reason}", name, code)
 
 
 def _parsed(body: bytes, model: type[Request]) -> Any:
@@ -266,63 +267,46 @@ def _parsed(body: bytes, model: type[Request]) -> Any:
     raise RefusalError(f"the body is not JSON: {error}") from None
   if not isinstance(record, dict):
     raise RefusalError("the body must be a JSON object")
-  record = {
-    name: value
-    for name, value in record.items()
-    if value is not None and name not in _IGNORED
-  }
-  for name in _NOT_DONE.keys() & record.keys():
-    if record.pop(name) not in _NOT_DONE[name]:
+  given = {k: v for k, v in record.items() if v is not None}
+  for name in _IGNORED.keys() & given.keys():
+    values, value = _IGNORED[name], given.pop(name)
+    if values is not None and value not in values:
       raise _refused(
-        name, "not supported here, leave it out", "unsupported_parameter"
+        name, "not supported, leave it out", "unsupported_parameter"
       )
   try:
-    return model.model_validate(record)
+    return model.model_validate(given)
   except ValidationError as error:
-    field, reason = reason_of(error, model)
+    field, reason = reason_of(error)
     raise _refused(field.partition(".")[0], reason) from None
 
 
-def _check_count(count: int, defaults: Defaults) -> None:
-  if count > defaults.most:
-    raise _refused(
-      "n", f"at most {defaults.most} completions at once, got {count}"
-    )
-
-
-def _budget(request: Request, prompt: Sequence[int], defaults: Defaults) -> int:
-  """New tokens of a prompt; what is not said is cut to what fits."""
-  is_chat = isinstance(request, Chat)
+def _budget(request: Any, prompt: Sequence[int], defaults: Defaults) -> int:
+  """New tokens of a prompt that fits; the default is cut to what fits."""
+  kind = "messages" if isinstance(request, Chat) else "prompt"
+  if not prompt:
+    raise _refused(kind, "the prompt is empty")
+  if max(prompt) >= defaults.vocab_size:
+    raise _refused(kind, f"token ids are 0 to {defaults.vocab_size - 1}")
+  if len(prompt) > defaults.longest_prompt:
+    raise _too_long(
+      f"your {kind} resulted in {len(prompt)} tokens, and a prompt may have "
+      f"{defaults.longest_prompt} (--max_prompt)", defaults, kind,
+    )  # fmt: skip
   room = defaults.max_length - len(prompt)
-  name, budget = "max_tokens", request.max_tokens
-  if request.max_completion_tokens is not None:
-    name, budget = "max_completion_tokens", request.max_completion_tokens
-    if request.max_tokens not in (None, budget):
-      raise _refused(name, "max_tokens says something else")
+  budget = request.max_completion_tokens
+  budget = request.max_tokens if budget is None else budget
   if budget is None:
+    is_chat = kind == "messages"
     return min(defaults.max_new_tokens if is_chat else _COMPLETION_TOKENS, room)
   if budget == 0 and not request.echo:
-    raise _refused(name, "it is 0, and nothing is echoed")
+    raise _refused("max_tokens", "it is 0, and nothing is echoed")
   if budget > room:
     raise _too_long(
       f"you requested {len(prompt) + budget} tokens ({len(prompt)} in the "
-      f"{'messages' if is_chat else 'prompt'}, {budget} in the completion)",
-      defaults,
-      name,
-    )
+      f"{kind}, {budget} in the completion)", defaults, "max_tokens",
+    )  # fmt: skip
   return budget
-
-
-def _check_prompt(prompt, name: str, defaults: Defaults) -> None:
-  if not prompt:
-    raise _refused(name, "the prompt is empty")
-  if len(prompt) > defaults.longest_prompt:
-    raise _too_long(
-      f"your {name} resulted in {len(prompt)} tokens, and a prompt may have "
-      f"{defaults.longest_prompt} (--max_prompt)",
-      defaults,
-      name,
-    )
 
 
 def _too_long(what: str, defaults: Defaults, name: str) -> RefusalError:
@@ -330,47 +314,12 @@ def _too_long(what: str, defaults: Defaults, name: str) -> RefusalError:
   return RefusalError(
     f"This model's maximum context length is {defaults.max_length} tokens. "
     f"However, {what}. Please reduce the length.",
-    param=name,
-    code="context_length_exceeded",
-  )
-
-
-def _is_ids(value: Any) -> bool:
-  return isinstance(value, list) and all(type(x) is int for x in value)
-
-
-def _listed(prompt: str | list[Any]) -> list[Any]:
-  """The prompts of a request, a text or token ids each."""
-  if isinstance(prompt, str) or (prompt and _is_ids(prompt)):
-    return [prompt]
-  if prompt and all(isinstance(x, str) or _is_ids(x) for x in prompt):
-    return prompt
-  raise _refused("prompt", "expected a text, token ids, or a list of either")
-
-
-def _prompt(
-  prompt: str | list[int], tokenizer: Tokenizer, defaults: Defaults
-) -> tuple[int, ...]:
-  if isinstance(prompt, str):
-    return tuple(tokenizer.encode(prompt))
-  wrong = [x for x in prompt if not 0 <= x < defaults.vocab_size]
-  if wrong:
-    raise _refused(
-      "prompt", f"token ids are 0 to {defaults.vocab_size - 1}, got {wrong[0]}"
-    )
-  return tuple(prompt)
-
-
-def _conversation(request: Chat, tokenizer: Tokenizer) -> tuple[int, ...]:
-  try:
-    plain = [message.plain() for message in request.messages]
-    return tuple(chat.encode(tokenizer, plain))
-  except ValueError as error:
-    raise _refused("messages", " ".join(str(error).split())) from None
+    param=name, code="context_length_exceeded",
+  )  # fmt: skip
 
 
 def _objective(request: Request, defaults: Defaults) -> float | None:
-  """Seconds a token, said outright or by the name of a class."""
+  """Seconds a token, given outright or by the name of a class."""
   value, name = request.slo_ms_per_token, request.slo_class
   if value is None and name is None:
     return defaults.classes.get("default")
@@ -378,9 +327,8 @@ def _objective(request: Request, defaults: Defaults) -> float | None:
     raise _refused(
       "slo_class" if value is None else "slo_ms_per_token",
       "this server keeps no objectives: start it with "
-      "--depth_policy=objectives",
-      "unsupported_parameter",
-    )
+      "--depth_policy=objectives", "unsupported_parameter",
+    )  # fmt: skip
   if value is not None:
     return value / 1000
   if name not in defaults.classes:

@@ -20,7 +20,6 @@ from launch.serving.scheduler import Scheduler
 from launch.serving.schemas import Defaults
 from launch.serving.slots import Slots
 
-_CONNECTIONS = 1000  # more get 503
 # To send what is written, once nothing more is decoded.
 _LAST_SECONDS = 5
 
@@ -63,20 +62,13 @@ def make_service(
       policy, slots.depths, pace.seconds_of_round
     )
   scheduler = Scheduler(
-    slots,
-    builder.leading(slots),
-    queue_length=queue,
-    metrics=metrics,
-    pace=pace,
-    choose_depth=controller,
-    keeps_in_touch=processes.several(),
-  )
+    slots, builder.leading(slots), queue_length=queue, metrics=metrics,
+    pace=pace, choose_depth=controller, keeps_in_touch=processes.several(),
+  )  # fmt: skip
+  warp = ("temperature", "top_k", "top_p", "min_p")
   defaults = Defaults(
     model=name,
-    temperature=config.temperature,
-    top_k=config.top_k,
-    top_p=config.top_p,
-    min_p=config.min_p,
+    warp={setting: config[setting] for setting in warp},
     vocab_size=models.decoder.vocab_size,
     max_new_tokens=config.max_new_tokens,
     longest_prompt=slots.longest,
@@ -87,28 +79,20 @@ def make_service(
     classes=classes or {},
   )
   return Service(
-    scheduler=scheduler,
-    metrics=metrics,
-    tokenizer=tokenizer,
-    defaults=defaults,
-    **more,
-  )
+    scheduler=scheduler, metrics=metrics, tokenizer=tokenizer,
+    defaults=defaults, **more,
+  )  # fmt: skip
 
 
-def make_server(service: Service, *, connections: int = _CONNECTIONS):
-  """The `uvicorn.Server` of a service; more connections at a time get 503."""
+def make_server(service: Service) -> uvicorn.Server:
+  """The web server of a service; more connections at a time get 503."""
   config = uvicorn.Config(
-    http.application(service),
-    ws="none",
-    lifespan="off",
+    http.application(service), ws="none", lifespan="off",
     log_config=None,  # its own would close the log that there is
-    log_level="warning",
-    access_log=False,
-    server_header=False,
-    limit_concurrency=connections,
-    timeout_keep_alive=30,
+    log_level="warning", access_log=False, server_header=False,
+    limit_concurrency=1000, timeout_keep_alive=30,
     timeout_graceful_shutdown=_LAST_SECONDS,
-  )
+  )  # fmt: skip
   return uvicorn.Server(config)
 
 
@@ -116,10 +100,9 @@ def listening(host: str, port: int) -> socket.socket:
   """A socket that is bound, and refuses until it listens; port 0 is any.
 
   Raises:
-    ValueError: if it cannot be had.
+    ValueError: if the address cannot be bound.
   """
-  family = socket.AF_INET6 if ":" in host else socket.AF_INET
-  bound = socket.socket(family)
+  bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
   try:
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     bound.bind((host, port))
@@ -138,17 +121,17 @@ def run(
 ) -> bool:
   """Serves until a signal, or until the scheduler's thread has died.
 
-  Then requests get 503, and those that it has are answered; on a second signal,
-  or when the time is over, they get 503 too.
+  Then requests get 503, and running ones are answered; on a second signal, or
+  when the time is over, they get 503 too.
 
   Args:
     service: what answers; its scheduler runs.
     where: from `listening`.
-    drain_seconds: for requests that are being answered when it is to end.
+    drain_seconds: how long running requests have once it is to end.
     ready: called once it listens.
 
   Returns:
-    Whether it ended as it was told to.
+    Whether a signal ended it.
   """
   signals: list[int] = []
   for one in (signal.SIGINT, signal.SIGTERM):
@@ -161,19 +144,14 @@ def run(
   where.listen(1024)  # who is told that it listens may connect at once
   thread.start()
   ready()
-  _wait_while(lambda: not signals and scheduler.is_alive())
+  while scheduler.is_alive() and not signals:
+    time.sleep(0.05)
   scheduler.close()
   end = time.monotonic() + drain_seconds
-  _wait_while(
-    lambda: scheduler.is_alive() and len(signals) < 2 and time.monotonic() < end
-  )
+  while scheduler.is_alive() and len(signals) < 2 and time.monotonic() < end:
+    time.sleep(0.05)
   scheduler.close(at_once=True)
   ended = scheduler.join(_LAST_SECONDS)
   server.should_exit = True
   thread.join(2 * _LAST_SECONDS)
   return ended and scheduler.error is None
-
-
-def _wait_while(condition: Callable[[], bool]) -> None:
-  while condition():
-    time.sleep(0.05)

@@ -23,7 +23,7 @@ _PAGE = (_ROOT / "docs" / "serving.md").read_text("utf-8")
 
 @pytest.fixture(scope="module")
 def address(quick_to_compile):
-  with served.http_service(served.text_slots()) as (_, actual, _):
+  with served.http_service(served.text_slots()) as (_, actual):
     yield actual
 
 

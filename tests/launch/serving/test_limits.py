@@ -1,16 +1,12 @@
-"""Clients that are rude, slow or gone: nothing leaks, others' texts stand."""
+"""Clients that are too many, too slow or gone, and a server that ends."""
 
-import asyncio
 import json
-import random
 import socket
 import threading
 import time
 
 import pytest
 import served
-
-from launch.serving import limits
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -97,7 +93,7 @@ def test_no_more_than_the_queue_holds_wait(server):
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_who_leaves_frees_the_slot(server, stream):
-  service, address, _ = server
+  service, address = server
   cancelled = lambda: service.metrics.registry.get_sample_value(
     "vllm:request_failure_total", {"model_name": "toy", "reason": "cancelled"}
   )
@@ -116,7 +112,7 @@ def test_who_leaves_frees_the_slot(server, stream):
 def test_an_answer_that_takes_too_long_ends(slots, stream):
   with served.http_service(
     slots, Slowly(slots, 0.1), limits=dict(answer_seconds=0.3)
-  ) as (service, address, _):
+  ) as (service, address):
     asked = served.long_request() | {"stream": stream}
     status, body = answer_of(address, asked)
     assert status == (200 if stream else 408)
@@ -137,7 +133,7 @@ def test_a_dead_loop_is_said_and_nobody_waits(slots):
       raise RuntimeError("the device is gone")
     return slots.iterate(control)
 
-  with served.http_service(slots, iterate) as (_, address, _):
+  with served.http_service(slots, iterate) as (_, address):
     for _ in range(2):
       status, body = answer_of(address, served.long_request())
       assert (status, code_of(body)) == (503, "unavailable")
@@ -147,7 +143,7 @@ def test_a_dead_loop_is_said_and_nobody_waits(slots):
 
 def test_who_comes_while_it_drains_is_refused_and_others_are_answered(slots):
   """Also on a connection that was open before."""
-  with served.http_service(slots, Slowly(slots)) as (service, address, _):
+  with served.http_service(slots, Slowly(slots)) as (service, address):
     results = []
     thread = threading.Thread(
       target=lambda: results.append(answer_of(address, served.long_request()))
@@ -164,56 +160,11 @@ def test_who_comes_while_it_drains_is_refused_and_others_are_answered(slots):
     assert results[0][0] == 200
 
 
-@pytest.mark.parametrize(
-  "host, allowed, status",
-  [
-    ("localhost:8000", ("127.0.0.1", []), 200),
-    ("127.0.0.1", ("127.0.0.1", []), 200),
-    ("[::1]:8000", ("::1", []), 200),
-    ("evil.example", ("127.0.0.1", []), 400),
-    ("localhost.evil.example", ("localhost", []), 400),
-    ("10.0.0.1:8000", ("::1", []), 400),
-    ("evil.example", ("0.0.0.0", []), 200),
-    ("api.example:443", ("0.0.0.0", ["Api.Example"]), 200),
-    ("evil.example", ("0.0.0.0", ["api.example"]), 400),
-  ],
-)
-def test_a_name_that_only_leads_here_is_refused(slots, host, allowed, status):
-  names = limits.allowed_hosts(*allowed)
-  with served.http_service(slots, limits=dict(hosts=names)) as (_, address, _):
-    ask = dict(method="GET", path="/v1/models", host=host)
-    assert answer_of(address, {}, **ask)[0] == status
-
-
-async def _rude(address, rng):
-  """Does one thing that a client should not."""
-  host, port = address.removeprefix("http://").split(":")
-  _, writer = await asyncio.open_connection(host, int(port))
-  data = request_of(served.long_request() | {"stream": rng.random() < 0.5})
-  garbage = b"\x00" * 4096, data[: rng.randrange(1, len(data))], data
-  writer.write(rng.choice(garbage))
-  await asyncio.sleep(rng.random() * 0.3)
-  writer.transport.abort()
-
-
-def test_rude_clients_cost_the_others_nothing(slots):
-  """Slots, tasks and connections are as before, and texts are what they are."""
-  rng = random.Random(0)
-  with served.http_service(slots, Slowly(slots, 0.003)) as actual:
-    service, address, state = actual
-    asked = dict(prompt="x = ", max_tokens=40, temperature=1.0, seed=3)
-    results = []
-    polite = threading.Thread(
-      target=lambda: results.append(answer_of(address, asked))
-    )
-
-    async def everybody():
-      await asyncio.gather(*[_rude(address, rng) for _ in range(40)])
-
-    polite.start()
-    asyncio.run(everybody())
-    polite.join(served.PATIENCE)
-    (text,) = [json.loads(body)["choices"][0]["text"] for _, body in results]
-    assert text == served.expected_text(**asked)
-    served.until(lambda: service.scheduler.load() == (0, 0))
-    served.until(lambda: not state.connections and not state.tasks)
+def test_a_name_that_only_leads_here_is_refused(slots):
+  names = ("localhost", "127.0.0.1", "[::1]")
+  with served.http_service(slots, limits=dict(hosts=names)) as (_, address):
+    ask = lambda host: answer_of(
+      address, {}, method="GET", path="/v1/models", host=host
+    )[0]
+    assert [ask("localhost:8000"), ask("[::1]:8000")] == [200, 200]
+    assert ask("evil.example") == ask("localhost.evil.example") == 400
