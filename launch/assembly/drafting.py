@@ -22,7 +22,7 @@ from specjax.adaptive.policies import Policy
 from specjax.siblings import IID, Siblings
 from specjax.training import losses
 from specjax.tree import Tree
-from specjax.types import Drafter, Rule
+from specjax.types import Drafter, LanguageModel, Rule
 
 # Arguments that no call says: of the loop, and sizes for tests.
 _UNSAID = (
@@ -32,10 +32,12 @@ _UNSAID = (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Unread:
+class _Unread(LanguageModel):
   """Stands for a model that is not read yet: whatever is asked, it can."""
 
   vocab_size: int = 2**31 - 1
+  init_cache: None = None
+  apply: None = None
   num_features: int = 1
   num_depths: int = 2**31 - 1
   max_positions: None = None
