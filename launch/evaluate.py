@@ -31,7 +31,6 @@ E.json.journal when the same command is given again.
 
 Several processes (see launch/processes.py) take turns at the groups of
 questions, if each holds the models on its own devices; process 0 writes.
-`launch.evaluation.compare` compares results.
 """
 
 import collections

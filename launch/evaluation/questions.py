@@ -117,7 +117,7 @@ def read(path: str | pathlib.Path) -> list[Question]:
       if line.question_id in questions:
         raise ValueError(f"question_id {line.question_id!r} is there twice")
     except pydantic.ValidationError as error:
-      field, reason = prompts_lib.reason_of(error, _Line)
+      field, reason = prompts_lib.reason_of(error)
       raise ValueError(f"{path}:{number}: {field} {reason}") from None
     except ValueError as error:
       raise ValueError(f"{path}:{number}: {error}") from None

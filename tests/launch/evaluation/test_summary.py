@@ -1,12 +1,11 @@
 """Every number of a result, against what it is by hand."""
 
 import copy
-import json
 
 import evaluations
 import pytest
 
-from launch.evaluation import compare, page, summary
+from launch.evaluation import page, summary
 from specjax import intervals
 
 
@@ -168,85 +167,3 @@ def test_what_transformers_does_not_report_is_none():
                "predicted_speedup"):  # fmt: skip
     assert actual[name] is None
   assert actual["speedup"] == 1
-
-
-# ------------------------------------------------------------------ comparing
-
-
-def changed():
-  """The same again: more calls for question 3, ngram half as fast."""
-  after = evaluations.thrice()
-  for one in after:
-    for turn in one["turns"]:
-      turn["systems"]["ngram"]["seconds"] *= 2
-  after[1]["turns"][0]["systems"]["ngram"]["calls"] = [8]
-  return after
-
-
-def compared(tmp_path, capsys, *groups, over=None):
-  """The exit code and what is printed."""
-  paths = []
-  for number, some in enumerate(groups):
-    paths.append(str(tmp_path / f"{number}.json"))
-    (tmp_path / f"{number}.json").write_text(json.dumps({"groups": some}))
-  code = compare.main([*paths, *([f"--over={over}"] if over else [])])
-  return code, "".join(capsys.readouterr())
-
-
-def test_two_results_are_paired_by_groups(tmp_path, capsys):
-  before, after = evaluations.thrice(), changed()
-  actual = row(compare.compare(list(zip(before, after, strict=True))), "ngram")
-  assert actual["num_groups"] == 6
-  assert actual["speedup_ratio"] == pytest.approx(0.5)
-  # Every group's ratio is the same: nothing is uncertain.
-  assert actual["speedup_ratio_ci"] == pytest.approx((0.5, 0.5))
-  assert actual["block_efficiency_ratio"] == pytest.approx(45 / 48)
-  low, high = actual["block_efficiency_ratio_ci"]
-  assert low < 45 / 48 < high
-  code, text = compared(tmp_path, capsys, before, after[::-1])
-  assert code == 0
-  assert "| `ngram` | 0 | 2 | all | 6 | 0.500 (0.500–0.500) |" in text
-  assert "plain" not in text
-  # Only groups of the same prompts.
-  after[0]["turns"][1]["prompt_tokens"] = [10]
-  _, text = compared(tmp_path, capsys, before, after)
-  assert "| all | 5 |" in text
-
-
-def test_one_system_over_another_is_the_ratio_of_their_rates(tmp_path, capsys):
-  groups = evaluations.thrice()
-  rows = compare.compare([(one, one) for one in groups], "ngram")
-  rates = {
-    r["system"]: r["tokens_per_second"]
-    for r in summary.rows_of(groups, [])
-    if r["level"] == "all"
-  }
-  actual = row(rows, "plain")
-  expected = rates["plain"] / rates["ngram"]
-  assert actual["speedup_ratio"] == pytest.approx(expected)
-  assert actual["speedup_ratio_ci"][0] < expected
-  assert actual["block_efficiency_ratio"] == pytest.approx(15 / 28)
-  assert not [r for r in rows if r["system"] == "ngram"]
-
-
-@pytest.mark.parametrize(
-  ("count", "over", "words"),
-  [
-    (1, None, "give two results, or one and --over"),
-    (2, "ngram", "give two results, or one and --over"),
-    (1, "hf", "there is no system 'hf' beside others"),
-    (0, "hf", "is no result of launch.evaluate"),
-  ],
-)
-def test_what_cannot_be_compared_is_one_line(
-  tmp_path, capsys, count, over, words
-):
-  groups = [evaluations.example()] * count or [None]
-  if not count:
-    (tmp_path / "torn.json").write_text('{"groups"')
-    code = compare.main([str(tmp_path / "torn.json"), "--over=hf"])
-    text = capsys.readouterr().err
-  else:
-    code, text = compared(tmp_path, capsys, *groups, over=over)
-  assert (code, text.count("\n")) == (2, 1)
-  assert words in text
