@@ -145,7 +145,7 @@ print(len(list(texts.glob("train/*"))), "files to train on")
 
 # %% [markdown]
 # A training is a config and a folder: the embedded draft goes on, the
-# embedded target is the teacher. `launch/training/contexts.py` can also train
+# embedded target is the teacher. `launch/training/model.py` can also train
 # on the target's or the draft's own samples (`config.contexts`), which costs
 # more a step and is what the draft will really see.
 
@@ -287,5 +287,5 @@ for name, numbers in decoded.items():
 # - `docs/results.md`: which shape, objective and head, measured.
 # - `specjax/training/losses.py`: the objectives, with the identity that lets
 #   acceptance be differentiated through the shipped rule.
-# - `launch/training/contexts.py`: whose text a draft learns from.
+# - `launch/training/model.py`: whose text a draft learns from.
 # - `colab/pods.py`: whether a draft pays at all on your hardware.

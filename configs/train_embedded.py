@@ -39,15 +39,14 @@ def get_config(arg: str = "target") -> ml_collections.ConfigDict:
   )
   # What is read: see launch/training/data.py.
   config.dataset = "python_source"
-  config.data_dir = ""  # of TFDS; "" for its own
-  config.text_features = ()  # for datasets that launch.training.data knows not
+  config.text_features = ()  # of a TFDS dataset; () for the usual ones
   # Where the tokenizer is. Trained on the data, and written there, if the
   # folder lacks one: name another folder for other data.
   config.tokenizer = "models/pretrained/target"
   # A model to begin with (its directory), in place of random weights.
   config.init_from = ""
   # What is learned, from whose text, and from whom: specjax.training.losses,
-  # launch.training.contexts, and the directory of a target.
+  # launch.training.model, and the directory of a target.
   config.objective = "forward_kl" if arg == "draft" else "next_token"
   config.acceptance_block = 5  # drafted tokens a step, for "acceptance"
   config.contexts = "data"  # or "target", "draft": their samples

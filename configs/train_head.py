@@ -13,13 +13,13 @@ blocks) are the other kinds.
 Any target that decodes can have one; this is SmolLM2's, first on plain text,
 then on its own conversations:
 
+  SMOLLM2=$(python -m launch.tools.fetch_smollm2)
   python -m launch.train --config=configs/train_head.py:eagle3 \
-    --config.target=SmolLM2-135M-Instruct.Q4_1.gguf \
-    --config.head.draft_vocab_size=8192 --config.batch_size=4 \
-    --workdir=W --export=HEAD
+    --config.target=$SMOLLM2 --config.head.draft_vocab_size=8192 \
+    --config.batch_size=4 --workdir=W --export=HEAD
   python -m launch.tools.self_data --config=configs/smollm2.py --output=FOLDER
   python -m launch.train --config=configs/train_head.py:eagle3 \
-    --config.target=SmolLM2-135M-Instruct.Q4_1.gguf --config.init_from=HEAD \
+    --config.target=$SMOLLM2 --config.init_from=HEAD \
     --config.dataset=FOLDER --workdir=W2 --export=HEAD2
 
 What is read more than once is better read by the target once
@@ -50,8 +50,6 @@ def get_config(arg: str = "eagle3") -> ml_collections.ConfigDict:
   # weighs beside that of the one before it: EAGLE-3 has 0.8.
   head.depth = 4
   head.depth_decay = 0.8
-  # What it is before: made of the "target"'s last layer, or "random".
-  head.start = "target"
   if arg in ("eagle3", "dflash", "medusa"):
     # Its vocabulary, the most frequent tokens of the training data; 0 for all
     # of the target's, as DFlash's and Medusa's authors have it.
@@ -69,9 +67,6 @@ def get_config(arg: str = "eagle3") -> ml_collections.ConfigDict:
     head.layers = ()
     # Blocks of each row of text, at places that are drawn anew in every step.
     head.anchors = 32
-    # The token whose embedding stands for one to draft; -1 for the end of text,
-    # which is never the newest token of a text that goes on.
-    head.mask_token = -1
   if arg == "mtp":
     # FastMTP's three tokens, and its weights.
     head.depth = 3

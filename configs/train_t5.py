@@ -57,14 +57,13 @@ def get_config(arg: str = "verifier,.") -> ml_collections.ConfigDict:
   drafts = name.startswith(("draft", "block"))
   # A T5 whose table and encoder are taken, and stay as they are.
   config.encoder_from = f"{folder}/verifier" if "shared" in name else ""
-  # What is read: see launch/training/t5_data.py.
+  # What is read: see launch/training/t5.py.
   config.dataset = f"{folder}/{'asked' if drafts else 'train'}.jsonl"
   config.validation = f"{folder}/validation.jsonl"
   config.answers = f"{folder}/said.jsonl" if drafts else ""
   # Where the tokenizer is. Trained on the data, and written there, if the
   # folder lacks one; drafters take the verifier's.
   config.tokenizer = f"{folder}/tokenizer"
-  config.tokenizer_pairs = 20_000
   config.input_length = 64  # tokens; what is longer is cut
   config.output_length = 40
   config.batch_size = 64

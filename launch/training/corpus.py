@@ -18,19 +18,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
-# All permissive. "stdlib" is the standard library.
-LICENCES = {
-  "stdlib": "PSF-2.0",
-  "absl": "Apache-2.0",
-  "etils": "Apache-2.0",
-  "flax": "Apache-2.0",
-  "ml_collections": "Apache-2.0",
-  "numpy": "BSD-3-Clause",
-  "optax": "Apache-2.0",
-  "orbax": "Apache-2.0",
-  "rich": "MIT",
-}
-PACKAGES = tuple(LICENCES)
+# All of permissive licenses: PSF-2.0 (the standard library), MIT (rich),
+# BSD-3-Clause (numpy), and Apache-2.0.
+_PACKAGES = (
+  "stdlib", "absl", "etils", "flax", "ml_collections", "numpy", "optax",
+  "orbax", "rich",
+)  # fmt: skip
 
 _EXCLUDED = re.compile(
   r"(^|/)(tests?|testing|\w*test_(util|data)\w*|idlelib|lib2to3|turtledemo|"
@@ -51,16 +44,9 @@ _TOP = 20
 
 @dataclasses.dataclass(frozen=True)
 class SourceFile:
-  """A file of the corpus.
-
-  Attributes:
-    name: path inside the library, which decides the split.
-    package: one of `PACKAGES`.
-    text: the source.
-  """
+  """A file of the corpus: its path inside the library, and the source."""
 
   name: str
-  package: str
   text: str
 
   @property
@@ -76,62 +62,44 @@ def split_by_hash(name: str) -> str:
   return "test" if bucket < 5 else "validation" if bucket < 7 else "train"
 
 
-def _roots(packages: tuple[str, ...]) -> Iterator[tuple[str, pathlib.Path]]:
-  for package in packages:
+def _candidates() -> Iterator[SourceFile]:
+  """The files of all packages that are no tests, and are readable."""
+  for package in _PACKAGES:
     if package == "stdlib":
-      yield package, pathlib.Path(sysconfig.get_paths()["stdlib"])
-      continue
-    spec = importlib.util.find_spec(package)
-    if spec is None or not spec.submodule_search_locations:
-      raise ValueError(f"package {package!r} is not installed here")
-    yield package, pathlib.Path(next(iter(spec.submodule_search_locations)))
-
-
-def python_files(
-  packages: tuple[str, ...] = PACKAGES, *, split: str | None = None
-) -> list[SourceFile]:
-  """Reads the corpus, de-duplicated, in a fixed order.
-
-  Args:
-    packages: some of `PACKAGES`.
-    split: only files of this split; None for all.
-
-  Returns:
-    The files, sorted by name, without held-out near-duplicates of training
-    files.
-  """
-  files, seen = [], set()
-  for package, root in _roots(packages):
+      root = pathlib.Path(sysconfig.get_paths()["stdlib"])
+    else:
+      spec = importlib.util.find_spec(package)
+      root = pathlib.Path(next(iter(spec.submodule_search_locations)))
     for path in sorted(root.rglob("*.py")):
       inside = path.relative_to(root).as_posix()
-      name = inside if package == "stdlib" else f"{package}/{inside}"
       if _EXCLUDED.search(inside):
         continue
+      name = inside if package == "stdlib" else f"{package}/{inside}"
       try:
-        text = path.read_text("utf-8")
+        yield SourceFile(name, path.read_text("utf-8"))
       except (UnicodeDecodeError, OSError):
         continue
-      digest = hashlib.sha256(text.encode()).digest()
-      if (
-        not 200 < len(text) <= _LONGEST
-        or digest in seen
-        or _GENERATED.search(text[:2000])
-      ):
-        continue
-      seen.add(digest)
-      files.append(SourceFile(name, package, text))
+
+
+def python_files(*, split: str | None = None) -> list[SourceFile]:
+  """The files of a split, or of all, without duplicates, sorted by name."""
+  files: dict[str, SourceFile] = {}
+  for file in _candidates():
+    written = 200 < len(file.text) <= _LONGEST
+    if written and not _GENERATED.search(file.text[:2000]):
+      files.setdefault(file.text, file)
   learned = {
-    line for f in files if f.split == "train" for line in long_lines(f.text)
-  }
-  return sorted(
-    (
-      f
-      for f in files
-      if split in (None, f.split)
-      and (f.split == "train" or shared(f.text, learned) <= _MAX_SHARED)
-    ),
-    key=lambda f: f.name,
+    line
+    for f in files.values() if f.split == "train"
+    for line in long_lines(f.text)
+  }  # fmt: skip
+  kept = (
+    f
+    for f in files.values()
+    if split in (None, f.split)
+    and (f.split == "train" or shared(f.text, learned) <= _MAX_SHARED)
   )
+  return sorted(kept, key=lambda f: f.name)
 
 
 def long_lines(text: str) -> list[str]:
@@ -182,8 +150,5 @@ def held_out_prompts(
       if texts and not is_learned(text := texts.pop()):
         prompts.setdefault(text)
   if len(prompts) < count:
-    raise ValueError(
-      f"the {split} files of {', '.join(PACKAGES)} give {len(prompts)} "
-      f"prompts of {num_lines} lines, not {count}"
-    )
+    raise ValueError(f"the {split} files give {len(prompts)} prompts only")
   return list(prompts)[:count]

@@ -5,22 +5,20 @@
   that a batch is not one document -> batches
 
 Every process reads its own share of the documents; all of it is a function of
-the seed, and an iterator's state (`get_state`, `set_state`) goes into
-checkpoints. `config.dataset` names what is read:
+the seed, and an iterator's state goes into checkpoints. `config.dataset` is
 
   python_source      the Python files of `launch.training.corpus`
   lm1b, xsum, ...    any TFDS name, prepared before or downloadable here
   FOLDER             *.txt, *.md and *.py files, a document each, and *.jsonl
                      files, a document {"text": "..."} or a conversation
                      {"messages": [...]} a line; or such files in subfolders
-                     train, validation and test. Conversations become tokens by
-                     the chat template. Hidden files are passed over.
+                     train, validation and test
 
-Without subfolders the hash of a document's text decides its split (5 in 100 are
-test, 2 validation): the same text is never in two.
+Conversations become tokens by the chat template. Without subfolders the hash of
+a document's text decides its split (5 in 100 are test, 2 validation): the same
+text is never in two. Hidden files are passed over.
 """
 
-import functools
 import json
 import os
 import pathlib
@@ -36,12 +34,13 @@ from grain import experimental as grain_experimental
 from launch import processes, results
 from launch.training import corpus
 from models import chat, checkpoints, tokenizers
+from models.formats import trained
 from models.tokenizers import Tokenizer
 
 # A text, or the messages of a conversation.
 Document = str | list[dict[str, str]]
 
-# The features that make a document, joined by an empty line.
+# Features of TFDS's datasets that make a document, joined by an empty line.
 _FEATURES = {
   "cnn_dailymail": ("article", "highlights"),
   "gsm8k": ("question", "answer"),
@@ -49,7 +48,6 @@ _FEATURES = {
   "wmt14_translate": ("de", "en"),
   "xsum": ("document", "summary"),
 }
-_TEXT_FILES = (".txt", ".md", ".py")  # a document each
 
 
 def documents(
@@ -61,16 +59,13 @@ def documents(
   training split.
 
   Raises:
-    ValueError: for an unknown dataset, a folder without documents of the split,
-      or features that the dataset does not have.
+    ValueError: for an unknown dataset or unknown features, or no documents.
   """
   name = config.dataset
   if name == "python_source":
     return [file.text for file in corpus.python_files(split=split)]
   if os.path.isdir(name):
     return _of_folder(pathlib.Path(name), split)
-  if name.startswith(("/", ".", "~")) or os.path.exists(name):
-    raise ValueError(f"config.dataset must be a folder or a name, got {name}")
   # Without TensorFlow's extras TFDS's registry stops before these packages.
   import tensorflow_datasets as tfds
   import tensorflow_datasets.summarization
@@ -78,42 +73,24 @@ def documents(
   import tensorflow_datasets.translate
 
   try:
-    builder = tfds.builder(
-      name, data_dir=config.data_dir or None, file_format="array_record",
-      try_gcs=False,
-    )  # fmt: skip
+    builder = tfds.builder(name, file_format="array_record", try_gcs=False)
   except (tfds.core.DatasetNotFoundError, ValueError) as error:
     raise ValueError(
       f"unknown dataset {name!r}: neither a folder here nor a TFDS name"
     ) from error
   builder.download_and_prepare()
-  known = list(builder.info.features)
-  features = tuple(config.text_features) or _FEATURES.get(builder.name, ())
-  if not features or not set(features) <= set(known):
-    raise ValueError(
-      f"text_features must be some of {known} for {name!r}, got {features}"
-    )
+  features = tuple(config.text_features) or _FEATURES.get(builder.name)
+  if not features:
+    known = list(builder.info.features)
+    raise ValueError(f"{name}: give config.text_features, some of {known}")
   if "validation" not in builder.info.splits:
     parts = {"train": "train[:98%]", "validation": "train[98%:]"}
     split = parts.get(split, split)
-  return _Texts(builder.as_data_source(split=split), features)
-
-
-class _Texts(Sequence):
-  """The records of a TFDS data source, as text."""
-
-  def __init__(self, source, features: tuple[str, ...]):
-    self._source, self._features = source, features
-
-  def __len__(self) -> int:
-    return len(self._source)
-
-  def __getitem__(self, index: int) -> str:
-    record = self._source[range(len(self))[index]]  # or IndexError
-    values = (record[name] for name in self._features)
-    return "\n\n".join(
-      x.decode() if isinstance(x, bytes) else str(x) for x in values
-    )
+  source = grain.MapDataset.source(builder.as_data_source(split=split))
+  as_text = lambda x: x.decode() if isinstance(x, bytes) else str(x)
+  return source.map(
+    lambda record: "\n\n".join(as_text(record[name]) for name in features)
+  )
 
 
 def _of_folder(folder: pathlib.Path, split: str) -> list[Document]:
@@ -135,34 +112,25 @@ def _files(root: pathlib.Path) -> Iterator[Document]:
   for path in sorted(root.rglob("*")):
     if any(part.startswith(".") for part in path.relative_to(root).parts):
       continue
-    if path.suffix in _TEXT_FILES and path.is_file():
+    if path.suffix in (".txt", ".md", ".py") and path.is_file():
       yield path.read_text("utf-8")
     elif path.suffix == ".jsonl":
       yield from documents_of(path)
 
 
 def documents_of(path: pathlib.Path) -> Iterator[Document]:
-  """The documents of a JSONL file.
+  """The documents of a JSONL file; ValueError, with its number, for a bad line.
 
-  Raises:
-    ValueError: for a line that holds none, naming it.
+  A document is a line's "text", or its "messages".
   """
   for number, record in results.read_jsonl(path):
     document = record.get("text", record.get("messages"))
-    if not isinstance(document, str) and not _is_conversation(document):
+    if document is None:
       raise ValueError(
         f'{path}:{number}: must be {{"text": "..."}} or {{"messages": [...]}}, '
         f"got {json.dumps(record)[:60]}"
       )
     yield document
-
-
-def _is_conversation(messages: Any) -> bool:
-  return bool(messages) and all(
-    isinstance(message.get(key), str)
-    for message in messages
-    for key in ("role", "content")
-  )
 
 
 # -------------------------------------------------------------------- tokens
@@ -178,8 +146,7 @@ def tokenizer_of(
   Nothing is written: `Task.begin` does that. Every process trains the same one.
 
   Raises:
-    FileNotFoundError: for a GGUF file that is not there, or if a new tokenizer
-      would be another than that of `config.teacher`.
+    FileNotFoundError: if there is none, and it must be `config.teacher`'s.
     ValueError: if it has more tokens than `config.model.vocab_size`.
   """
   path, teacher = config.tokenizer, config.get("teacher")
@@ -196,6 +163,14 @@ def tokenizer_of(
       f"{tokenizer.vocab_size} tokens of config.tokenizer ({path})"
     )
   return tokenizer
+
+
+def keep_tokenizer(
+  config: ml_collections.ConfigDict, tokenizer: Tokenizer, folder: pathlib.Path
+) -> None:
+  """Writes a new tokenizer where the config has it, and one into WORKDIR."""
+  tokenizers.save_if_missing(tokenizer, config.tokenizer)
+  tokenizers.save(tokenizer, trained.tokenizer_dir(str(folder)))
 
 
 def text_of(document: Document) -> str:
@@ -229,8 +204,9 @@ def batches(
     texts: from `documents`.
     tokenizer: with an end-of-text token, which ends every document.
     length: tokens in a row.
-    batch_size: rows in a batch, over all processes.
-    seed: see `shared`; an incomplete last batch is dropped.
+    batch_size: rows in a batch, over all processes; an incomplete last batch is
+      dropped.
+    seed: see `shared`.
     shuffle_rows: so many rows in succession are shuffled among each other, in
       memory, if there is a seed.
 
@@ -238,18 +214,14 @@ def batches(
     Of `{"tokens", "segments", "positions"}`, each `i32[rows, length]`: segments
     count a row's documents from 1 (0 where the last row of a pass is padding),
     positions count tokens inside them.
-
-  Raises:
-    ValueError: if the processes cannot share the batch evenly.
   """
-  rows, count = shared(_Tokens(texts, tokenizer), batch_size, seed)
-  rows = rows.to_iter_dataset(
-    grain.ReadOptions(num_threads=1, prefetch_buffer_size=16)
-  )
+  rows, count = shared(texts, batch_size, seed)
+  rows = rows.map(
+    lambda text: {"tokens": np.asarray(token_ids(text, tokenizer), np.int32)}
+  ).to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=16))
   rows = grain_experimental.ConcatThenSplitIterDataset(
     rows, length_struct={"tokens": length}
-  )
-  rows = rows.map(
+  ).map(
     lambda row: {
       "tokens": row["tokens"],
       "segments": row["tokens_segment_ids"],
@@ -263,24 +235,6 @@ def batches(
   return _Restorable(rows.batch(count, drop_remainder=True))
 
 
-class _Tokens(Sequence):
-  """Documents as tokens; those of texts in memory are made once, and kept."""
-
-  def __init__(self, texts: Sequence[Document], tokenizer: Tokenizer):
-    self._texts, self._tokenizer = texts, tokenizer
-    if isinstance(texts, list):
-      self._made = functools.cache(self._made)
-
-  def __len__(self) -> int:
-    return len(self._texts)
-
-  def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-    return {"tokens": self._made(index)}
-
-  def _made(self, index: int) -> np.ndarray:
-    return np.asarray(token_ids(self._texts[index], self._tokenizer), np.int32)
-
-
 def shared(
   source: Sequence[Any], batch_size: int, seed: int | None
 ) -> tuple[Any, int]:
@@ -288,12 +242,9 @@ def shared(
 
   Args:
     source: records, readable in any order.
-    batch_size: rows in a batch, over all processes.
+    batch_size: rows in a batch, over all processes, which share it evenly.
     seed: of the order, new every epoch, without end; None for one pass in
       order.
-
-  Raises:
-    ValueError: if the processes cannot share a batch evenly.
   """
   count = jax.process_count()
   if batch_size % count:
@@ -341,12 +292,9 @@ class _RestorableIterator(grain.DatasetIterator):
     return self._parent.get_state()
 
   def set_state(self, state):
-    self._parent.set_state(_with_tuples(state))
-
-
-def _with_tuples(state):
-  if isinstance(state, dict):
-    return {key: _with_tuples(value) for key, value in state.items()}
-  if isinstance(state, list):
-    return tuple(_with_tuples(value) for value in state)
-  return state
+    as_tuples = lambda x: (
+      tuple(map(as_tuples, x)) if isinstance(x, list)
+      else {k: as_tuples(v) for k, v in x.items()} if isinstance(x, dict)
+      else x
+    )  # fmt: skip
+    self._parent.set_state(as_tuples(state))

@@ -6,12 +6,10 @@ r"""Stores a target's features of a text, for heads that are trained on them.
     --config.target=MODEL --config.dataset=TEXT --config.features=FOLDER \
     --workdir=W
 
-The target, which is not trained, reads the dataset once, as in SpecForge's
-offline mode: whoever trains many heads on one target, or one over many epochs,
-then computes no pass of the target in a step. Kept are the states that a head
-of the config reads, and the final one, in bfloat16: for SmolLM2 and EAGLE-3
-4.6 kB a token. The config's dataset, target, sequence_length and head.layers
-(or init_from) decide what is stored.
+The target reads the dataset once, as in SpecForge's offline mode, for however
+many heads and epochs. Kept are the states that a head of the config reads, and
+the final one, in bfloat16: for SmolLM2 and EAGLE-3 4.6 kB a token. The config's
+dataset, target, sequence_length and head.layers (or init_from) decide them.
 
 FOLDER gets, for the splits train and validation, rows of `bf16[T, P, D]` (the
 inputs of P layers) in SPLIT.states and `i32[3, T + 1]` (tokens, segments and
@@ -23,7 +21,7 @@ import json
 import os
 import pathlib
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import grain
 import jax
@@ -31,7 +29,6 @@ import jax.numpy as jnp
 import numpy as np
 import tqdm
 from flax import nnx
-from jax import Array
 
 from launch import cli, results
 from launch.training import data, head_loss, step
@@ -63,44 +60,23 @@ def layers_read(config, num_layers: int) -> Features:
   return (FINAL,)
 
 
+def whole(path: str) -> str:
+  """A path from the root, or a name on the Hub or of a dataset as it is."""
+  return os.path.abspath(path) if os.path.exists(path) else path
+
+
 def about(config, num_layers: int) -> dict:
   """What decides the features of a config, as features.json has it."""
   layers = (x for x in layers_read(config, num_layers) if x != FINAL)
   return {
-    "target": os.path.abspath(config.target),
-    "dataset": os.path.abspath(config.dataset),
+    "target": whole(config.target),
+    "dataset": whole(config.dataset),
     "sequence_length": config.sequence_length,
     "layers": [*layers, FINAL],
   }
 
 
 # -------------------------------------------------------------------- writing
-
-
-def write(
-  folder: pathlib.Path,
-  split: str,
-  batches: Iterable[dict[str, np.ndarray]],
-  states_of: Callable[[dict[str, np.ndarray]], Array],
-) -> int:
-  """Writes the rows of a split, and returns how many they are.
-
-  Args:
-    folder: where to.
-    split: "train" or "validation".
-    batches: of rows, from `launch.training.data.batches`.
-    states_of: gives the states of a batch, `bf16[B, T, P D]`.
-  """
-  count = 0
-  with (
-    (folder / f"{split}.states").open("wb") as states,
-    (folder / f"{split}.rows").open("wb") as rows,
-  ):
-    for batch in tqdm.tqdm(batches, unit=" batches", file=sys.stderr):
-      states.write(np.asarray(states_of(batch)).tobytes())
-      rows.write(np.stack([batch[name] for name in _ROWS], axis=1).tobytes())
-      count += len(batch["tokens"])
-  return count
 
 
 def run(_) -> int:
@@ -128,12 +104,17 @@ def run(_) -> int:
   (folder / _NAME).unlink(missing_ok=True)
   counts = {}
   for split in ("train", "validation") if config.validate_every else ("train",):
-    counts[split] = write(
-      folder,
-      split,
-      data.batches_of(config, tokenizer)(split, seed=None),
-      lambda batch: see(params, step.place_batch(batch, mesh)),
-    )
+    counts[split] = 0
+    with (
+      (folder / f"{split}.states").open("wb") as states,
+      (folder / f"{split}.rows").open("wb") as rows,
+    ):
+      batches = data.batches_of(config, tokenizer)(split, seed=None)
+      for batch in tqdm.tqdm(batches, unit=" batches", file=sys.stderr):
+        seen = see(params, step.place_batch(batch, mesh))
+        states.write(np.asarray(seen).tobytes())
+        rows.write(np.stack([batch[name] for name in _ROWS], axis=1).tobytes())
+        counts[split] += len(batch["tokens"])
   results.write_json(folder / _NAME, settings | {"rows": counts})
   print(f"{counts} rows of {config.sequence_length} tokens: {folder}")
   return 0
@@ -174,19 +155,12 @@ def batches_of(config, num_layers: int) -> Callable[..., grain.IterDataset]:
     num_layers: of the target.
 
   Raises:
-    ValueError: if they are not there, or not those of this training.
+    OSError: if there are none.
+    ValueError: if they are not those of this training.
   """
-  folder = pathlib.Path(config.features)
-  if not (folder / _NAME).is_file():
-    raise ValueError(
-      f"there is no {folder / _NAME}: `python -m launch.training.features` "
-      "makes it"
-    )
   if config.contexts != "data":
-    raise ValueError(
-      f"config.contexts = {config.contexts!r} draws new texts in every step: "
-      "features of them cannot be stored"
-    )
+    raise ValueError("features of sampled contexts cannot be stored")
+  folder = pathlib.Path(config.features)
   stored = json.loads((folder / _NAME).read_text("utf-8"))
   wanted = about(config, num_layers)
   layers = wanted.pop("layers")
@@ -201,8 +175,6 @@ def batches_of(config, num_layers: int) -> Callable[..., grain.IterDataset]:
   parts = [stored["layers"].index(layer) for layer in layers]
 
   def batches(split: str, *, seed: int | None) -> grain.IterDataset:
-    if not stored["rows"].get(split):
-      raise ValueError(f"the features in {folder} have no {split} text")
     source = _Records(folder, split, stored, parts)
     rows, count = data.shared(source, config.batch_size, seed)
     rows = rows.to_iter_dataset(

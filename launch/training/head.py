@@ -3,7 +3,6 @@
 import functools
 import json
 import operator
-import os
 import pathlib
 from collections.abc import Iterable
 
@@ -14,7 +13,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from launch import results
-from launch.training import contexts, data, features, step
+from launch.training import data, features, step
 from launch.training.head_loss import (
   Loss,
   Vocabulary,
@@ -23,7 +22,8 @@ from launch.training.head_loss import (
   make_measure,
   target_pass,
 )
-from launch.training.records import say
+from launch.training.model import check_contexts, completer
+from launch.training.saving import say
 from launch.training.step import Task
 from models import checkpoints, head_shapes, head_starts
 from models.formats import head_saving
@@ -41,12 +41,12 @@ def task(config, mesh: Mesh, folder: pathlib.Path) -> Task:
   Args:
     config: the config.
     mesh: from `launch.training.step.make_mesh`.
-    folder: WORKDIR, which may know those tokens already.
+    folder: WORKDIR, which may have the draft vocabulary already.
 
   Raises:
     ValueError: for a config that cannot be run.
   """
-  contexts.check(config, ("data", "target"))
+  check_contexts(config, ("data", "target"))
   tokenizer = checkpoints.load_tokenizer(config.target)
   target = checkpoints.load_module(config.target)
   vocab_size = tokenizer.vocab_size
@@ -55,9 +55,7 @@ def task(config, mesh: Mesh, folder: pathlib.Path) -> Task:
   head_saving.check(module.config)
   if getattr(module.config, "draft_vocab_size", None):
     ids = np.asarray(module.target_ids[...])
-  words = Vocabulary.of(
-    np.arange(vocab_size) if ids is None else ids, vocab_size
-  )
+  words = Vocabulary(np.arange(vocab_size) if ids is None else ids, vocab_size)
   definition, trained, rest = nnx.split(module, head_shapes.is_own(module), ...)
   watch, rows = target_pass(target, layers), _rows(target)
   frozen = {"target": nnx.state(target), "rest": rest}
@@ -74,40 +72,46 @@ def task(config, mesh: Mesh, folder: pathlib.Path) -> Task:
     first=config.prompt_length if config.contexts == "target" else 0,
   )
   shared = (loss, watch, rows, words)
-  sample = place = None
+  sample = lambda params, batch, key: batch
   if config.contexts == "target":
-    sample = contexts.completer(
-      as_language_model(target)[0], prompt_length=config.prompt_length
-    )
+    model, _ = as_language_model(target)
+    sample = completer(model, prompt_length=config.prompt_length)
+  place = lambda batch, key: batch
   if isinstance(module, Parallel):
-    place = jax.jit(
-      functools.partial(
-        draw_places, count=config.head.anchors, first=loss.first
-      )
+    place = functools.partial(
+      jax.jit(draw_places, static_argnames=("count", "first")),
+      count=config.head.anchors,
+      first=loss.first,
     )
 
   def complete(state, frozen, batch, key):
     del state
-    if sample is not None:
-      batch = sample(frozen["target"], batch, key)
-    return batch if place is None else place(batch, jax.random.fold_in(key, 1))
+    batch = sample(frozen["target"], batch, key)
+    return place(batch, jax.random.fold_in(key, 1))
 
   def of_parts(function, definition, dtype):
-    def whole(params, frozen, batch):
-      parts = _rounded((params, frozen["rest"]), dtype)
+    def rounded(x):  # ids stay what they are
+      return x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
+
+    def of_params(params, frozen, batch):
+      parts = jax.tree.map(rounded, (params, frozen["rest"]))
       return function(nnx.merge(definition, *parts), frozen["target"], batch)
 
-    return whole
+    return of_params
 
   dtype = jnp.dtype(config.get("compute_dtype") or jnp.float32)
-  make = lambda: type(module)(module.config, dtype=dtype, rngs=nnx.Rngs(0))
-  shapes = nnx.eval_shape(make)
+  shapes = nnx.eval_shape(
+    lambda: type(module)(module.config, dtype=dtype, rngs=nnx.Rngs(0))
+  )
   computes = nnx.split(shapes, head_shapes.is_own(module), ...)[0]
 
   def measure(module, target, batch):
-    if place is not None:  # the same in every validation
-      batch = place(batch, jax.random.key(0))
+    batch = place(batch, jax.random.key(0))  # the same in every validation
     return make_measure(*shared)(module, target, batch)
+
+  def begin(folder: pathlib.Path) -> None:
+    if ids is not None:  # the run's weights are of these tokens
+      results.write_json(folder / _VOCABULARY, {"token_ids": ids.tolist()})
 
   return Task(
     tokenizer=tokenizer,
@@ -123,8 +127,15 @@ def task(config, mesh: Mesh, folder: pathlib.Path) -> Task:
     ),
     module=lambda params: nnx.merge(definition, params, rest),
     report=lambda sums, batches: _report(sums),
-    export=functools.partial(_export, config, _about(target), layers),
-    begin=lambda folder: _write_vocabulary(folder, ids),
+    export=functools.partial(
+      head_saving.save,
+      features=layers,
+      dtype=jnp.dtype(config.export_dtype),
+      target=_about(target),
+      # A folder is found from wherever the head is read.
+      verifier=features.whole(config.target),
+    ),
+    begin=begin,
     knows=True,
     batches=batches,
   )
@@ -146,12 +157,6 @@ def _vocabulary(
   return ids
 
 
-def _write_vocabulary(folder: pathlib.Path, ids: np.ndarray | None) -> None:
-  """Keeps the vocabulary in WORKDIR: the run's weights are of these tokens."""
-  if ids is not None:
-    results.write_json(folder / _VOCABULARY, {"token_ids": ids.tolist()})
-
-
 def most_frequent(
   documents: Iterable[data.Document], tokenizer: Tokenizer, size: int
 ) -> tuple[np.ndarray, float]:
@@ -160,14 +165,7 @@ def most_frequent(
   Returns:
     `i32[size]`, their ids in rising order, and the share of the documents'
     tokens that are among them.
-
-  Raises:
-    ValueError: unless `size` is in 1..V, of the tokenizer's V tokens.
   """
-  if not 1 <= size <= tokenizer.vocab_size:
-    raise ValueError(
-      f"draft_vocab_size must be in 1..{tokenizer.vocab_size}, got {size}"
-    )
   counts = np.zeros(tokenizer.vocab_size, np.int64)
   for document in documents:
     ids = data.token_ids(document, tokenizer)
@@ -182,77 +180,62 @@ def _first(
 ) -> tuple[nnx.Module, Features]:
   """The head to begin with, and what it reads of the target."""
   if config.init_from:
-    network = checkpoints.Network(
-      config=target.config,
-      params=nnx.state(target),
-      functions=lambda skipped, features: as_language_model(
-        target, skipped=skipped, features=features
-      )[0],
-    )
-    loaded = checkpoints.load_head(config.init_from, network, dtype=jnp.float32)
-    if loaded.kind != config.head.kind:
-      raise ValueError(
-        f"config.init_from ({config.init_from}) is a head of kind "
-        f"{loaded.kind!r}, not {config.head.kind!r}"
-      )
-    depth = loaded.shape.num_depths
-    if depth is not None and depth != config.head.depth:
-      raise ValueError(
-        f"config.init_from ({config.init_from}) drafts {depth} tokens, and "
-        f"head.depth is {config.head.depth}"
-      )
+    loaded = _loaded(config, target)
     if ids is not None:
       head_starts.say(loaded.module, target, ids)
     return loaded.module, loaded.features
-  module, layers = _of_the_target(config, target, ids, tokenizer)
-  if config.head.start == "random":
-    head_starts.forget(module, nnx.Rngs(config.seed))
-  return module, layers
+  layers = features.layers_read(config, target.config.num_layers)
+  return _of_the_target(config, target, layers, ids, tokenizer), layers
+
+
+def _loaded(config, target: Transformer) -> checkpoints.Head:
+  """The head of `config.init_from`."""
+  network = checkpoints.Network(
+    config=target.config,
+    params=nnx.state(target),
+    functions=lambda skipped, features: as_language_model(
+      target, skipped=skipped, features=features
+    )[0],
+  )
+  head = checkpoints.load_head(config.init_from, network, dtype=jnp.float32)
+  depth, wanted = head.shape.num_depths, config.head
+  if head.kind != wanted.kind or depth not in (None, wanted.depth):
+    raise ValueError(
+      f"config.init_from ({config.init_from}) is of kind {head.kind} and "
+      f"drafts {depth or 'any number of'} tokens, not {wanted.kind} and "
+      f"{wanted.depth}"
+    )
+  return head
 
 
 def _of_the_target(
-  config, target: Transformer, ids: np.ndarray | None, tokenizer: Tokenizer
-) -> tuple[nnx.Module, Features]:
-  """A head made of the target, and what it reads of it."""
+  config, target: Transformer, layers: Features, ids, tokenizer: Tokenizer
+) -> nnx.Module:
+  """A head made of the target."""
   rngs, head = nnx.Rngs(config.seed), config.head
-  layers = features.layers_read(config, target.config.num_layers)
-  if head.kind == "eagle3":
-    module = head_starts.eagle3(
-      target, layers=layers, draft_vocab=ids, mlp_dim=head.mlp_dim, rngs=rngs
-    )
-    return module, layers
-  if head.kind == "dflash":
-    mask = head.mask_token
-    if mask == -1:
-      mask = tokenizer.eos_token_id
-    if mask is None:
-      raise ValueError("the text has no end token: give head.mask_token")
-    module = head_starts.parallel(
-      target, num_layers=head.num_layers, layers=layers, mask_token=mask,
-      block_size=head.depth + 1, draft_vocab=ids, rngs=rngs,
-    )  # fmt: skip
-    return module, layers
-  if head.kind == "eagle":
-    return head_starts.eagle1(target, rngs=rngs), layers
-  if head.kind == "mtp":
-    return head_starts.mtp(target, rngs=rngs), layers
-  if head.kind == "medusa":
-    heads = head_starts.medusa(
-      target, num_heads=head.depth, draft_vocab=ids, rngs=rngs
-    )
-    return heads, layers
-  heads = head_starts.blockwise(
-    target, num_heads=head.depth, hidden_dim=head.hidden_dim, rngs=rngs
-  )
-  return heads, layers
-
-
-def _rounded(parts, dtype):
-  """Parameters in another type; ids stay what they are."""
-  return jax.tree.map(
-    lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x,
-    parts,
-  )
+  match head.kind:
+    case "eagle":
+      return head_starts.eagle1(target, rngs=rngs)
+    case "mtp":
+      return head_starts.mtp(target, rngs=rngs)
+    case "eagle3":
+      return head_starts.eagle3(
+        target, layers=layers, draft_vocab=ids, mlp_dim=head.mlp_dim, rngs=rngs
+      )
+    case "medusa":
+      return head_starts.medusa(
+        target, num_heads=head.depth, draft_vocab=ids, rngs=rngs
+      )
+    case "blockwise":
+      return head_starts.blockwise(
+        target, num_heads=head.depth, hidden_dim=head.hidden_dim, rngs=rngs
+      )
+  return head_starts.parallel(
+    target, num_layers=head.num_layers, layers=layers, draft_vocab=ids,
+    # Never the newest token of a text that goes on.
+    mask_token=tokenizer.eos_token_id,
+    block_size=head.depth + 1, rngs=rngs,
+  )  # fmt: skip
 
 
 def _rows(target: Transformer):
@@ -280,18 +263,4 @@ def _about(target: Transformer) -> Target:
     vocab_size=c.vocab_size,
     embedding=target.embed.embedding[...],
     output=head_starts.output_rows(target),
-  )
-
-
-def _export(
-  config, target: Target, layers: Features, module, directory: str
-) -> None:
-  head_saving.save(
-    module,
-    directory,
-    features=layers,
-    dtype=jnp.dtype(config.export_dtype),
-    target=target,
-    # A folder is found from wherever the head is read.
-    verifier=os.path.abspath(config.target),
   )

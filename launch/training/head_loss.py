@@ -13,6 +13,7 @@ own, which begin at some places of each text (`draw_places`).
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -38,24 +39,11 @@ _NEVER = -1e9  # a logit
 _ROWS = 128  # places whose logits of the whole vocabulary are there at once
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Vocabulary:
-  """The tokens that a head can draft.
-
-  Attributes:
-    ids: `i32[W]`, rising.
-    place: `i32[V]`, which of them each token is; W for none.
-  """
+class Vocabulary(NamedTuple):
+  """The tokens that a head can draft: W `ids`, `i32[W]`, rising, of `size`."""
 
   ids: np.ndarray
-  place: np.ndarray
-
-  @classmethod
-  def of(cls, ids: np.ndarray, vocab_size: int) -> "Vocabulary":
-    """Some ids among `vocab_size` tokens."""
-    place = np.full(vocab_size, len(ids), np.int32)
-    place[ids] = np.arange(len(ids))
-    return cls(ids=ids, place=place)
+  size: int
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,8 +51,7 @@ class Loss:
   """Settings of a head's loss.
 
   Attributes:
-    objective: a name in `specjax.training.losses.OBJECTIVES`; "acceptance" is
-      of the whole draft.
+    objective: a name in `specjax.training.losses.OBJECTIVES`.
     depth: G, tokens of a draft.
     decay: what the loss of each depth weighs beside that of the one before.
     feature_weight: of EAGLE-1's distance to the target's next feature.
@@ -78,9 +65,8 @@ class Loss:
   first: int
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Seen:
-  """The target's features and final states of a batch.
+class Seen(NamedTuple):
+  """The target's states of a batch.
 
   Attributes:
     features: `f[B, T, F]`, what the head reads.
@@ -123,29 +109,15 @@ def head_logits(
 
   A are all T places of a row, or those that the batch names.
   """
-  if isinstance(module, Parallel):
-    blocks = anchored.say(
-      module,
-      batch["tokens"],
-      seen.features,
-      batch["places"],
-      positions=batch["positions"][:, :-1],
-      segments=batch["segments"][:, :-1],
-    )
-    for j in range(depth):
-      yield blocks[:, :, j], None
-    return
+  where = {x: batch[x][:, :-1] for x in ("positions", "segments")}
+  tokens, features = batch["tokens"], seen.features
   if isinstance(module, Eagle | Eagle3 | Mtp):
-    yield from unroll(
-      module,
-      batch["tokens"],
-      seen.features,
-      positions=batch["positions"][:, :-1],
-      segments=batch["segments"][:, :-1],
-      steps=depth,
-    )
+    yield from unroll(module, tokens, features, steps=depth, **where)
     return
-  logits = module(seen.features)
+  if isinstance(module, Parallel):
+    logits = anchored.say(module, tokens, features, batch["places"], **where)
+  else:
+    logits = module(features)
   for j in range(depth):
     yield logits[:, :, j], None
 
@@ -165,14 +137,8 @@ def draw_places(
 ) -> dict[str, Array]:
   """The batch with `places`, `i32[B, A]`, where blocks begin.
 
-  Of each row A places, all different, are drawn from those that have a token to
-  predict; of a row with fewer of them, the others do not count.
-
-  Args:
-    batch: of T places a row.
-    key: what decides them.
-    count: A, at most T.
-    first: where tokens begin to count in their rows.
+  Of each row A places (`count`), all different, are drawn from those that have
+  a token to predict; of a row with fewer of them, the others do not count.
   """
   some = counted(batch, 0, first)
   _, places = jax.lax.top_k(some + jax.random.uniform(key, some.shape), count)
@@ -204,9 +170,15 @@ def make_loss(
     of the vocabulary are computed in the head's type, too, if they suffice.
   """
   given = loss.objective in _GIVEN
-  objective = losses.get(loss.objective)
-  of_draft = losses.block_acceptance(loss.depth)
+  whole_draft = loss.objective == "acceptance"
+  objective = (
+    losses.block_acceptance(loss.depth)
+    if whole_draft
+    else losses.get(loss.objective)
+  )
   weights_of = loss.decay ** np.arange(loss.depth)
+  place = np.full(words.size, len(words.ids), np.int32)  # W for no place
+  place[words.ids] = np.arange(len(words.ids))
 
   def total(module, target, batch) -> Array:
     seen = watch(target, batch)
@@ -218,7 +190,7 @@ def make_loss(
     taught = project(final, table, result=jnp.float32)
     if not given:
       taught = _with_rest(taught, normalizers(seen.final, output, words)[0])
-    labels = jnp.asarray(words.place)[batch["tokens"]]
+    labels = jnp.asarray(place)[batch["tokens"]]
     summed, drafts = 0.0, []
     for j, (logits, state) in enumerate(
       head_logits(module, seen, batch, loss.depth)
@@ -226,27 +198,25 @@ def make_loss(
       weights = _at(batch, counted(batch, j, loss.first))
       label = _at(batch, ahead(labels, 2 + j, length))
       logits = logits[..., : len(words.ids)].astype(jnp.float32)
-      if given:  # it does not learn from tokens that it cannot draft
-        if loss.objective == "next_token":
-          weights = weights * (label < len(words.ids))
-          label = jnp.minimum(label, len(words.ids) - 1)
-      else:
+      if not given:
         logits = _with_rest(logits, None)
+      elif loss.objective == "next_token":  # of tokens that it can draft
+        weights = weights * (label < len(words.ids))
+        label = jnp.minimum(label, len(words.ids) - 1)
       judge = _at(batch, ahead(taught, 1 + j, length))
-      if loss.objective == "acceptance":
+      if whole_draft:
         drafts.append((logits, judge, label, weights))
       else:
-        each = objective(logits, judge, label, weights)
-        summed += weights_of[j] * each
+        summed += weights_of[j] * objective(logits, judge, label, weights)
       if loss.feature_weight:
         nearby = ahead(seen.features, 1 + j, length)
         away = losses.smooth_l1(state, nearby, weights)
         summed += weights_of[j] * loss.feature_weight * away
-    if drafts:
-      places = lambda xs: jnp.stack(xs, axis=2).reshape(
-        -1, loss.depth, *xs[0].shape[2:]
+    if whole_draft:
+      drafted = (jnp.stack(xs, axis=2) for xs in zip(*drafts, strict=True))
+      return summed + objective(
+        *(x.reshape(-1, loss.depth, *x.shape[3:]) for x in drafted)
       )
-      return summed + of_draft(*map(places, zip(*drafts, strict=True)))
     return summed / weights_of.sum()
 
   return total
@@ -294,16 +264,18 @@ def normalizers(
 ) -> tuple[Array, Array]:
   """The target's log-normalizer and likeliest token over all its tokens.
 
+  Logits of some places at a time are there: all at once would be most of the
+  memory of a step.
+
   Args:
     final: `f[B, T, D]`.
     output: `f[V', D]`.
     words: of V tokens; rows beyond them are padding.
 
   Returns:
-    `f32[B, T]` and `i32[B, T]`. Logits of some places at a time are there: all
-    of them at once would be most of the memory of a step.
+    `f32[B, T]` and `i32[B, T]`.
   """
-  output = output[: len(words.place)]
+  output = output[: words.size]
 
   def some(rows):
     logits = project(rows, output).astype(jnp.float32)
@@ -315,12 +287,10 @@ def normalizers(
 
 
 def _with_rest(logits: Array, everywhere: Array | None) -> Array:
-  """Logits with one more, of all tokens outside the draft vocabulary.
+  """Logits `f[B, T, W]` with one more, of all tokens outside the vocabulary.
 
-  Args:
-    logits: `f[B, T, W]`.
-    everywhere: `f32[B, T]`, the log-normalizer over all tokens; None for a
-      distribution without others.
+  `everywhere`, `f32[B, T]`, is the log-normalizer over all tokens; None for a
+  distribution without others.
   """
   if everywhere is None:
     rest = jnp.full(logits.shape[:-1], _NEVER)

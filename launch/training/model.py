@@ -1,29 +1,40 @@
-"""Training of a transformer, from scratch or as the draft of a target."""
+"""Training of a transformer, from scratch or as the draft of a target.
+
+`config.contexts` says what text is learned from: the data, or what the target
+or the draft itself samples. DistillSpec (Zhou et al., ICLR 2024) distils on
+samples, and so does the offline phase of online speculative decoding (Liu et
+al., ICML 2024). A row keeps its first tokens as a prompt, which a model
+completes, anew for every batch. The step's key and weights alone decide the
+samples, so a resumed run sees the same text.
+"""
+
+import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import ml_collections
 import numpy as np
 from flax import nnx
+from jax import Array
 from jax.sharding import Mesh
 
 from launch import processes
-from launch.training import contexts, data, step
+from launch.training import data, step
 from launch.training.step import Steps, Task
-from models import checkpoints, tokenizers
-from models.formats import huggingface, trained
+from models import checkpoints
+from models.formats import huggingface
 from models.networks.layers import TransformerConfig
 from models.networks.transformer import Transformer, as_language_model
 from models.tokenizers import Tokenizer
+from specjax import decode
 from specjax.training import losses
+from specjax.types import LanguageModel, Params
+from specjax.warp import make_sampling
 
 
 def task(config, mesh: Mesh) -> Task:
   """The task of a config like configs/train_embedded.py.
-
-  Args:
-    config: the config.
-    mesh: from `launch.training.step.make_mesh`.
 
   Raises:
     ValueError: for a config that cannot be run.
@@ -34,31 +45,54 @@ def task(config, mesh: Mesh) -> Task:
   )
   teacher = _teacher(config, tokenizer)
   definition = nnx.graphdef(student)
-
-  def export(module: Transformer, directory: str) -> None:
-    huggingface.save_llama(
-      module,
-      directory,
-      tokenizer=tokenizer,
-      dtype=jnp.dtype(config.export_dtype),
-    )
-
-  def begin(folder):
-    tokenizers.save_if_missing(tokenizer, config.tokenizer)
-    # With it, the folder is a model that can decode.
-    tokenizers.save(tokenizer, trained.tokenizer_dir(str(folder)))
-
   return Task(
     tokenizer=tokenizer,
     first=student,
-    steps=make_steps(config, student, teacher, mesh),
+    steps=_steps(config, student, teacher, mesh),
     module=lambda params: nnx.merge(definition, params),
     report=lambda sums, batches: _report(sums, batches, tokenizer),
-    export=export,
-    begin=begin,
+    export=functools.partial(
+      huggingface.save_llama,
+      tokenizer=tokenizer,
+      dtype=jnp.dtype(config.export_dtype),
+    ),
+    begin=lambda folder: data.keep_tokenizer(config, tokenizer, folder),
     knows=bool(config.init_from),
     batches=data.batches_of(config, tokenizer),
   )
+
+
+def _first(config) -> Transformer:
+  """The model to begin with: random, or read from `config.init_from`."""
+  wanted = TransformerConfig(**config.model)
+  if not config.init_from:
+    return Transformer(wanted, rngs=nnx.Rngs(config.seed))
+  module = checkpoints.load_module(config.init_from)
+  if module.config != wanted:
+    raise ValueError(
+      f"config.init_from ({config.init_from}) has another shape than "
+      f"config.model: {module.config}, not {wanted}"
+    )
+  return module
+
+
+def _teacher(config, tokenizer: Tokenizer) -> Transformer | None:
+  """The target of `config.teacher`, whose tokens must be the same."""
+  if not config.teacher:
+    return None
+  theirs = checkpoints.load_tokenizer(config.teacher)
+  if theirs.fingerprint() != tokenizer.fingerprint():
+    raise ValueError(
+      f"config.teacher ({config.teacher}) has another tokenizer than "
+      f"config.tokenizer ({config.tokenizer})"
+    )
+  module = checkpoints.load_module(config.teacher)
+  if module.config.vocab_size != config.model.vocab_size:
+    raise ValueError(
+      f"config.model.vocab_size ({config.model.vocab_size}) must be that of "
+      f"config.teacher ({module.config.vocab_size})"
+    )
+  return module
 
 
 def _report(sums, batches, tokenizer: Tokenizer) -> dict[str, float]:
@@ -77,36 +111,25 @@ def _report(sums, batches, tokenizer: Tokenizer) -> dict[str, float]:
   return record
 
 
+def _inside(segments):
+  """Where the next token is of the same document, so is predicted."""
+  return (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
+
+
 def _num_bytes(batch: dict[str, np.ndarray], tokenizer: Tokenizer) -> int:
   """Bytes of the text that was predicted: end-of-text tokens have none."""
-  tokens, segments = batch["tokens"], batch["segments"]
-  inside = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
-  told = tokens[:, 1:][inside & (tokens[:, 1:] != tokenizer.eos_token_id)]
-  return int(tokenizer.token_bytes()[told].sum())
+  tokens = batch["tokens"][:, 1:][_inside(batch["segments"])]
+  tokens = tokens[tokens != tokenizer.eos_token_id]
+  return int(tokenizer.token_bytes()[tokens].sum())
 
 
-def make_steps(
+def _steps(
   config: ml_collections.ConfigDict,
   student: Transformer,
   teacher: Transformer | None,
   mesh: Mesh,
 ) -> Steps:
-  """Builds the steps.
-
-  Args:
-    config: see configs/train_embedded.py.
-    student: its definition and first weights.
-    teacher: the target to distil from, or None.
-    mesh: from `make_mesh`.
-
-  Returns:
-    The `Steps`. `validate` sums `tokens`, `nats` of the text, and with a
-    teacher `accepted`: one minus the total variation.
-
-  Raises:
-    ValueError: for an objective or contexts that need a teacher without one, or
-      unknown ones, or a prompt that leaves nothing to sample.
-  """
+  """The steps; `validate` sums tokens, nats of the text and accepted ones."""
   objective = losses.get(config.objective, block=config.acceptance_block)
   judged = losses.needs_teacher(config.objective)
   if teacher is None and (judged or config.contexts == "target"):
@@ -114,7 +137,7 @@ def make_steps(
       f"objective {config.objective!r} on contexts of {config.contexts!r} "
       "needs a teacher: give config.teacher"
     )
-  contexts.check(config, contexts.SOURCES)
+  check_contexts(config, ("data", "target", "draft"))
   student_model, first = as_language_model(student)
   definition = nnx.graphdef(student)
   teacher_definition, teacher_params, complete = None, None, None
@@ -122,7 +145,7 @@ def make_steps(
     teacher_definition, teacher_params = nnx.split(teacher)
   if config.contexts != "data":
     samples_itself = config.contexts == "draft"
-    sample = contexts.completer(
+    sample = completer(
       student_model if samples_itself else as_language_model(teacher)[0],
       prompt_length=config.prompt_length,
     )
@@ -139,10 +162,8 @@ def make_steps(
     return output.logits
 
   def targets(batch):
-    """The tokens to predict; the first of a document is not foretold."""
-    segments = batch["segments"]
-    inside = (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
-    return batch["tokens"][:, 1:], inside.astype(jnp.float32)
+    weights = _inside(batch["segments"]).astype(jnp.float32)
+    return batch["tokens"][:, 1:], weights
 
   def loss_fn(params, teacher_params, batch):
     taught = None
@@ -176,34 +197,59 @@ def make_steps(
   )  # fmt: skip
 
 
-def _first(config) -> Transformer:
-  """The model to begin with: random, or read from `config.init_from`."""
-  wanted = TransformerConfig(**config.model)
-  if not config.init_from:
-    return Transformer(wanted, rngs=nnx.Rngs(config.seed))
-  module = checkpoints.load_module(config.init_from)
-  if module.config != wanted:
-    raise ValueError(
-      f"config.init_from ({config.init_from}) has another shape than "
-      f"config.model: {module.config}, not {wanted}"
-    )
-  return module
+# ----------------------------------------------------------- sampled contexts
 
 
-def _teacher(config, tokenizer: Tokenizer) -> Transformer | None:
-  """The target of `config.teacher`; it must speak of the same tokens."""
-  if not config.teacher:
-    return None
-  theirs = checkpoints.load_tokenizer(config.teacher)
-  if theirs.fingerprint() != tokenizer.fingerprint():
+def check_contexts(config, sources: tuple[str, ...]) -> None:
+  """Raises ValueError unless a config's contexts are some of these sources."""
+  if config.contexts not in sources:
     raise ValueError(
-      f"config.teacher ({config.teacher}) has another tokenizer than "
-      f"config.tokenizer ({config.tokenizer})"
+      f"contexts must be one of {sources}, got {config.contexts!r}"
     )
-  module = checkpoints.load_module(config.teacher)
-  if module.config.vocab_size != config.model.vocab_size:
+  if config.contexts != "data" and not (
+    0 < config.prompt_length < config.sequence_length
+  ):
     raise ValueError(
-      f"config.model.vocab_size ({config.model.vocab_size}) must be that of "
-      f"config.teacher ({module.config.vocab_size})"
+      "prompt_length must be in [1, sequence_length), got "
+      f"{config.prompt_length}"
     )
-  return module
+
+
+def completer(
+  model: LanguageModel, *, prompt_length: int
+) -> Callable[..., dict[str, Array]]:
+  """A jitted function that replaces the ends of rows by a model's samples.
+
+  Args:
+    model: what samples, with the library's own loop.
+    prompt_length: tokens of every row that stay.
+
+  Returns:
+    `(params, batch, key) -> batch`: of `{"tokens", "segments", "positions"}`,
+    `i32[B, T]` each. Prompts are read as one document, whatever they were cut
+    from, and nothing stops a sample.
+  """
+  decoder = decode.make_decoder(model)
+
+  @jax.jit
+  def complete(params, batch, key):
+    tokens = batch["tokens"]
+    rows, length = tokens.shape
+    both = Params(target=params, draft=None)
+    state = decoder.init(
+      both,
+      tokens[:, :prompt_length],
+      jnp.full((rows,), prompt_length, jnp.int32),
+      key,
+      buffer_length=length,
+      max_new_tokens=length - prompt_length,
+      sampling=make_sampling(rows),
+    )
+    sampled = decoder.generate(both, state).tokens[:, :length]
+    return {
+      "tokens": sampled,
+      "segments": jnp.ones_like(tokens),
+      "positions": jnp.broadcast_to(jnp.arange(length), tokens.shape),
+    }
+
+  return complete

@@ -1,21 +1,64 @@
 """A training run, which goes on after a stop from its folder and config."""
 
 import itertools
+import json
 import pathlib
+import shutil
 import signal
-import sys
 import time
 
 import jax
 import ml_collections
 import numpy as np
-import tqdm
 from absl import flags, logging
 from flax import nnx
 
-from launch import processes
-from launch.training import head, model, records, saving, settings, step, t5
-from launch.training.records import say
+from launch import processes, results
+from launch.training import head, model, saving, step, t5
+from launch.training.saving import say
+
+# What may change between two parts of a run; all else makes it another run.
+_MAY_CHANGE = {
+  "num_steps", "learning_rate", "warmup_steps", "decay_share", "weight_decay",
+  "mesh", "log_every", "validate_every", "validation_batches",
+  "checkpoint_every", "export_dtype",
+}  # fmt: skip
+
+
+def read_config(workdir: str) -> ml_collections.ConfigDict:
+  """The config of the run in a folder; ValueError if there is none."""
+  path = pathlib.Path(workdir) / "config.json"
+  if not path.is_file():
+    raise ValueError(f"no run to go on with in {workdir}: give --config")
+  config = ml_collections.ConfigDict(json.loads(path.read_text("utf-8")))
+  config.lock()
+  return config
+
+
+def check(config: ml_collections.ConfigDict, folder: pathlib.Path) -> None:
+  """Raises ValueError if the run in a folder has other settings."""
+  if not (folder / "checkpoints").is_dir():
+    return
+  saved = json.loads((folder / "config.json").read_text("utf-8"))
+  given = json.loads(config.to_json_best_effort())
+  for name in sorted((saved.keys() | given.keys()) - _MAY_CHANGE):
+    if saved.get(name) != given.get(name):
+      raise ValueError(
+        f"the run in {folder} has config.{name} = {saved.get(name)!r}, not "
+        f"{given.get(name)!r}: give another --workdir, or --overwrite"
+      )
+
+
+def discard_other(config: ml_collections.ConfigDict, workdir: str) -> None:
+  """Deletes a folder's checkpoints if they are of a run of other settings."""
+  folder = pathlib.Path(workdir)
+  if processes.is_chief():
+    try:
+      check(config, folder)
+    except ValueError:
+      shutil.rmtree(folder / "checkpoints")
+      (folder / "vocabulary.json").unlink(missing_ok=True)
+  processes.gather(None)
 
 
 class Run:
@@ -33,9 +76,12 @@ class Run:
     self.config = config
     self.folder = pathlib.Path(workdir).absolute()
     self.chief = jax.process_index() == 0
-    settings.check(config, self.folder)
+    check(config, self.folder)
     self.mesh = step.make_mesh(config)
-    self.task = _task(config, self.mesh, self.folder)
+    if "head" in config:
+      self.task = head.task(config, self.mesh, self.folder)
+    else:
+      self.task = (t5 if "kind" in config else model).task(config, self.mesh)
     self.tokenizer, self.steps = self.task.tokenizer, self.task.steps
     _, self.schedule = step.make_optimizer(config)
     self.iterator = iter(self.task.batches("train", seed=config.data_seed))
@@ -44,9 +90,11 @@ class Run:
     length = config.get("sequence_length") or config.output_length
     self.step_tokens = config.batch_size * length
     if config.validate_every:
-      self.validation = _first_batches(
-        self.task.batches("validation", seed=None), config.validation_batches
-      )
+      batches = self.task.batches("validation", seed=None)
+      first = itertools.islice(batches, config.validation_batches or None)
+      self.validation = list(first)
+      # As many on every process.
+      del self.validation[min(processes.gather(len(self.validation))) :]
       if not self.validation:
         raise ValueError(
           "the validation split is smaller than a batch: lower "
@@ -62,12 +110,17 @@ class Run:
     if self.chief:
       self.folder.mkdir(parents=True, exist_ok=True)
       self.task.begin(self.folder)
-    with saving.Checkpoints(
-      self.folder / "checkpoints", every=self.config.checkpoint_every
-    ) as saved:
-      return self._train(saved)
+    with (
+      saving.Checkpoints(
+        self.folder / "checkpoints", every=self.config.checkpoint_every
+      ) as saved,
+      Stop() as stop,
+    ):
+      return self._train(saved, stop)
 
-  def _train(self, saved: saving.Checkpoints) -> tuple[nnx.Module, bool]:
+  def _train(
+    self, saved: saving.Checkpoints, stop: "Stop"
+  ) -> tuple[nnx.Module, bool]:
     config = self.config
     done, state = saved.restore(
       self.steps.init(jax.random.key(config.seed)), self.iterator
@@ -76,54 +129,47 @@ class Run:
       say(f"over: {done} steps done, config.num_steps is {config.num_steps}")
       return self.task.module(state.params), True
     if self.chief:
-      settings.write(config, self.folder)
-    written = records.Records(self.folder if self.chief else None, done=done)
+      text = config.to_json_best_effort(indent=2)
+      results.write(self.folder / "config.json", text + "\n")
+    metrics = saving.Metrics(self.folder if self.chief else None, done=done)
     if done:
       say(f"resumed at step {done}")
     else:
       parameters = sum(x.size for x in jax.tree.leaves(state.params))
       say(f"{parameters:,} parameters on {dict(self.mesh.shape)}")
       if self.task.knows and self.validation:  # what there was to begin with
-        written.metrics(0, self.validate(state.params))
-    progress = tqdm.tqdm(
-      total=config.num_steps, initial=done, unit="step",
-      disable=not (self.chief and sys.stderr.isatty()),
-    )  # fmt: skip
-    stop, timed, start = Stop(), None, 0.0  # the first step is compiled
-    with progress, stop:
-      while done < config.num_steps:
-        batch = step.place_batch(next(self.iterator), self.mesh)
-        state, loss = self.steps.train(state, batch)
-        done += 1
-        progress.update()
-        last = done == config.num_steps
-        logs = due(config.log_every, done, last=last)
-        validates = due(config.validate_every, done, last=last)
-        if logs:
-          metrics = self.progress(done, float(loss))
-          if timed is not None and done > timed:
-            rate = (done - timed) / (time.perf_counter() - start)
-            metrics["tokens_per_second"] = rate * self.step_tokens
-          written.metrics(done, metrics)
-        if validates:
-          written.metrics(done, self.validate(state.params))
-        if timed is None or logs or validates:
-          jax.block_until_ready(loss)
-          timed, start = done, time.perf_counter()
-        ends = stop.asked or saved.preempted(done)
-        saved.save(done, state, self.iterator, force=ends or last)
-        if ends and not last:
-          say(f"stopped at step {done}; the same command goes on from there")
-          break
+        metrics.write(0, self.validate(state.params))
+    timed, start = None, 0.0  # the first step is compiled
+    while done < config.num_steps:
+      batch = step.place_batch(next(self.iterator), self.mesh)
+      state, loss = self.steps.train(state, batch)
+      done += 1
+      last = done == config.num_steps
+      logs, validates = (
+        every > 0 and (last or done % every == 0)  # 0 is never
+        for every in (config.log_every, config.validate_every)
+      )
+      if logs:
+        values = {
+          "tokens": done * self.step_tokens,
+          f"{config.objective}_loss": float(loss),
+          "learning_rate": float(self.schedule(done - 1)),
+        }
+        if timed is not None and done > timed:
+          rate = (done - timed) / (time.perf_counter() - start)
+          values["tokens_per_second"] = rate * self.step_tokens
+        metrics.write(done, values)
+      if validates:
+        metrics.write(done, self.validate(state.params))
+      if timed is None or logs or validates:
+        jax.block_until_ready(loss)
+        timed, start = done, time.perf_counter()
+      ends = stop.asked or saved.preempted(done)
+      saved.save(done, state, self.iterator, force=ends or last)
+      if ends and not last:
+        say(f"stopped at step {done}; the same command goes on from there")
+        break
     return self.task.module(state.params), done >= config.num_steps
-
-  def progress(self, done: int, loss: float) -> dict[str, float]:
-    """The metrics of a step."""
-    return {
-      "tokens": done * self.step_tokens,
-      f"{self.config.objective}_loss": loss,
-      "learning_rate": float(self.schedule(done - 1)),
-    }
 
   def validate(self, params: nnx.State) -> dict[str, float]:
     """The task's metrics on the validation text."""
@@ -137,18 +183,6 @@ class Run:
   def export(self, module: nnx.Module, directory: str) -> None:
     """Writes the trained module in its published format."""
     self.task.export(module, directory)
-
-
-def _task(config, mesh, folder: pathlib.Path) -> step.Task:
-  """The task that a config is of, by the setting that only it has."""
-  if "head" in config:
-    return head.task(config, mesh, folder)
-  return (t5 if "kind" in config else model).task(config, mesh)
-
-
-def due(every: int, done: int, *, last: bool) -> bool:
-  """True if an action of every `every` steps is due; 0 is never."""
-  return every > 0 and (last or done % every == 0)
 
 
 class Stop:
@@ -174,12 +208,6 @@ class Stop:
     self.asked = True
     if number == signal.SIGINT:
       signal.signal(number, self._before[number])
-
-
-def _first_batches(batches, limit: int) -> list[dict[str, np.ndarray]]:
-  """At most `limit` batches (0: all), as many on every process."""
-  first = list(itertools.islice(batches, limit or None))
-  return first[: min(processes.gather(len(first)))]
 
 
 def quiet() -> None:

@@ -1,17 +1,21 @@
-"""Checkpoints of a training run, with Orbax: state and place in the data."""
+"""What a training run writes: checkpoints (with Orbax), metrics, messages."""
 
+import json
 import pathlib
+import sys
 
 import grain
 import jax
 import orbax.checkpoint as ocp
 
+from launch import results
+
 
 class Checkpoints:
   """The checkpoints in a folder, of which the newest two are kept.
 
-  An unfinished checkpoint is not seen. Entered as a context, it waits at its
-  end for what is being saved.
+  Each has the state and the place in the data; an unfinished one is not seen.
+  Entered as a context, it waits at its end for what is being saved.
 
   Args:
     folder: made if it is not there.
@@ -52,8 +56,7 @@ class Checkpoints:
     """The newest checkpoint.
 
     Args:
-      state: arrays, or their shapes, dtypes and shardings, which need not be
-        those that were saved.
+      state: arrays, laid out as they are to be, not as they were saved.
       iterator: is set to the checkpoint's place in the data.
 
     Returns:
@@ -81,3 +84,39 @@ class Checkpoints:
 
   def __exit__(self, *_):
     self._manager.close()
+
+
+class Metrics:
+  """The metrics of a run, in metrics.jsonl.
+
+  What a killed run wrote after its last checkpoint is taken back: those steps
+  are done again.
+
+  Args:
+    folder: WORKDIR, or None for a process that writes nothing.
+    done: steps done.
+  """
+
+  def __init__(self, folder: pathlib.Path | None, *, done: int):
+    self._path = None
+    if folder is None:
+      return
+    self._path = folder / "metrics.jsonl"
+    lines = results.read_appended(self._path) if done else []
+    results.write(
+      self._path, results.dumps(x for x in lines if x["step"] <= done)
+    )
+
+  def write(self, step: int, values: dict[str, float]) -> None:
+    """A line of metrics.jsonl, also on stderr."""
+    if self._path is None:
+      return
+    line = {"step": step, **values}
+    say(json.dumps(line))
+    results.append(self._path, line)
+
+
+def say(text: str) -> None:
+  """A line on stderr, from one process."""
+  if jax.process_index() == 0:
+    print(text, file=sys.stderr, flush=True)

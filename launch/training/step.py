@@ -26,11 +26,7 @@ from models.sharding import names
 from models.tokenizers import Tokenizer
 
 
-@functools.partial(
-  jax.tree_util.register_dataclass,
-  data_fields=["params", "optimizer", "key"],
-  meta_fields=[],
-)
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainState:
   """All that changes during a run, but for the place in the data.
@@ -44,12 +40,6 @@ class TrainState:
   params: nnx.State
   optimizer: optax.OptState
   key: Array
-
-
-def steps_done(state: TrainState) -> Array:
-  """`i32[]`, the steps that led to a state, of which the optimizer knows."""
-  counts = optax.tree_utils.tree_get_all_with_path(state.optimizer, "count")
-  return counts[0][1]
 
 
 def make_optimizer(
@@ -83,11 +73,7 @@ def make_optimizer(
 
 
 def make_mesh(config: ml_collections.ConfigDict) -> Mesh:
-  """The mesh `config.mesh = (data, model)` over all devices.
-
-  Raises:
-    ValueError: if it does not take as many devices as there are.
-  """
+  """The mesh `config.mesh = (data, model)` of all devices, or ValueError."""
   data, model = config.mesh
   if data == -1:
     data = jax.device_count() // model
@@ -151,9 +137,9 @@ class Task:
     first: the module to begin with.
     steps: the jitted functions.
     batches: `(split, seed=...) -> grain dataset`.
-    module: parameters to the module that is returned and exported.
-    report: `(sums, validation batches) -> record`: what `steps.validate`
-      summed over the batches, as a line of metrics.jsonl.
+    module: makes the module that is returned and exported of parameters.
+    report: makes a line of metrics.jsonl of what `steps.validate` summed over
+      the validation batches, and of these.
     export: `(module, directory)`, writes it in its published format.
     begin: `folder`, writes what WORKDIR is to keep beside checkpoints.
     knows: whether the first parameters are worth validating.
@@ -188,11 +174,11 @@ def jitted(
     config: what `make_optimizer` reads.
     mesh: from `make_mesh`.
     first: the parameters to begin with.
-    frozen: arrays that stay as they are, `loss` and `measure` read them.
+    frozen: arrays that `loss` and `measure` read, and that stay as they are.
     loss: `(params, frozen, batch) -> f32[]`.
     measure: `(params, frozen, batch) -> {name: sum f32[]}`.
-    complete: `(state, frozen, batch, key) -> batch`, what becomes of a batch
-      before it is trained on; None for nothing.
+    complete: `(state, frozen, batch, key) -> batch`, applied to a batch before
+      it is trained on; None for nothing.
   """
   optimizer, _ = make_optimizer(config)
   frozen = jax.device_put(frozen, shardings(frozen, mesh))

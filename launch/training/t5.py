@@ -4,25 +4,39 @@ A T5 learns the next token of the answer. SpecDec's drafter (Xia et al.,
 Findings of EMNLP 2023) learns to say k tokens at once: the answer is cut at a
 random place, k masks follow, and it is told some of what it got wrong there
 before it is asked again (glancing, Qian et al., 2021).
+
+`config.dataset` is a file of lines {"input": "...", "output": "..."}, as
+`launch.tools.machine_tasks` writes. With `config.answers`, what `launch.decode`
+wrote for it, each answer is what was decoded there: sequence-level distillation
+(Kim and Rush, 2016). Pairs without an answer are left out, and those whose
+answer a budget cut off.
 """
 
 import functools
+import itertools
+import json
+from collections.abc import Sequence
 
+import grain
 import jax
 import jax.numpy as jnp
 import ml_collections
+import numpy as np
+import optax
 from flax import nnx
 from jax import Array
 from jax.sharding import Mesh
 
-from launch.training import step, t5_data
+from launch import results
+from launch.training import data, step
 from launch.training.step import Task
 from models import tokenizers
-from models.formats import huggingface, trained
+from models.formats import huggingface
 from models.networks import specdec
 from models.networks.specdec import BlockConfig, BlockDrafter
 from models.networks.t5 import T5
 from models.networks.t5_config import T5Config
+from models.tokenizers import Tokenizer
 from specjax.types import Inputs
 
 # What a draft that reads the target's encoder takes of it (`encoder_from`).
@@ -30,16 +44,9 @@ _TAKEN = ("embed", "encoder")
 
 
 def task(config: ml_collections.ConfigDict, mesh: Mesh) -> Task:
-  """The task of a config like configs/train_t5.py.
-
-  Args:
-    config: the config.
-    mesh: from `launch.training.step.make_mesh`.
-
-  Raises:
-    ValueError: for a config that cannot be run.
-  """
-  tokenizer = t5_data.tokenizer_of(config)
+  """The task of a config like configs/train_t5.py; ValueError for a bad one."""
+  texts = lambda: itertools.chain.from_iterable(pairs(config, "train"))
+  tokenizer = data.tokenizer_of(config, texts, tokenizers.train_encoder)
   module = _module(config)
   definition, first, rest = nnx.split(module, _learns(config), ...)
 
@@ -69,11 +76,8 @@ def task(config: ml_collections.ConfigDict, mesh: Mesh) -> Task:
 
   def complete(state, frozen, batch, key):
     del frozen
-    return batch | drawn(step.steps_done(state), key)
-
-  def begin(folder):
-    tokenizers.save_if_missing(tokenizer, config.tokenizer)
-    tokenizers.save(tokenizer, trained.tokenizer_dir(str(folder)))
+    counts = optax.tree_utils.tree_get_all_with_path(state.optimizer, "count")
+    return batch | drawn(counts[0][1], key)
 
   save = specdec.save if config.kind == "t5_block" else huggingface.save_t5
   return Task(
@@ -89,13 +93,8 @@ def task(config: ml_collections.ConfigDict, mesh: Mesh) -> Task:
     export=functools.partial(
       save, tokenizer=tokenizer, dtype=jnp.dtype(config.export_dtype)
     ),
-    begin=begin,
-    batches=functools.partial(
-      t5_data.batches,
-      config,
-      tokenizer,
-      start_token=T5Config(**config.model).start_token,
-    ),
+    begin=lambda folder: data.keep_tokenizer(config, tokenizer, folder),
+    batches=functools.partial(batches, config, tokenizer),
   )
 
 
@@ -116,18 +115,17 @@ def _module(config) -> T5 | BlockDrafter:
 def _take_encoder(network: T5, directory: str) -> None:
   """Gives a T5 the table and the encoder of another one of these shapes."""
   other = huggingface.load(directory)
-  for name in _TAKEN:
-    given = nnx.state(getattr(other, name)) if isinstance(other, T5) else {}
-    wanted = nnx.state(getattr(network, name))
-    shapes = lambda state: [
-      (path, x.shape) for path, x in jax.tree_util.tree_leaves_with_path(state)
-    ]
-    if shapes(given) != shapes(wanted):
-      raise ValueError(
-        f"config.encoder_from ({directory}) must be a T5 with the {name} that "
-        "config.model asks for"
-      )
-    nnx.update(getattr(network, name), given)
+  taken = lambda module: nnx.state(module, lambda path, _: path[0] in _TAKEN)
+  shapes = lambda module: [
+    (path, x.shape)
+    for path, x in jax.tree_util.tree_leaves_with_path(taken(module))
+  ]
+  if not isinstance(other, T5) or shapes(other) != shapes(network):
+    raise ValueError(
+      f"config.encoder_from ({directory}) must be a T5 with the encoder that "
+      "config.model asks for"
+    )
+  nnx.update(network, taken(other))
 
 
 def _learns(config):
@@ -136,9 +134,10 @@ def _learns(config):
   return lambda path, value: not taken & {*path}
 
 
-def _inputs(batch: dict[str, Array]) -> Inputs:
-  """The encoder's inputs in a batch."""
-  return Inputs(tokens=batch["inputs"], lengths=batch["input_lengths"])
+def _memory(module, batch: dict[str, Array]):
+  """What the encoder makes of a batch's inputs."""
+  inputs = Inputs(tokens=batch["inputs"], lengths=batch["input_lengths"])
+  return module.encode(inputs)
 
 
 def cross_entropy(logits: Array, targets: Array, smoothing: float) -> Array:
@@ -153,7 +152,7 @@ def next_token(
 ) -> tuple[Array, Array]:
   """Nats of the answers' tokens: their sum, and how many they are."""
   tokens, lengths = batch["tokens"], batch["lengths"]
-  output, _ = module(tokens[:, :-1], module.encode(_inputs(batch)))
+  output, _ = module(tokens[:, :-1], _memory(module, batch))
   nats = cross_entropy(output.logits, tokens[:, 1:], smoothing)
   told = jnp.arange(1, tokens.shape[1]) < lengths[:, None]
   return jnp.sum(jnp.where(told, nats, 0)), jnp.sum(told)
@@ -171,7 +170,7 @@ def block(
 
   Args:
     module: the drafter.
-    batch: see `launch.training.t5_data.batches`.
+    batch: see `batches`.
     key: of cuts and of what is revealed.
     glance: share of the tokens it got wrong that it is told; 0 for none.
     smoothing: of labels.
@@ -186,7 +185,7 @@ def block(
   inside = ahead < lengths[:, None]
   place = jnp.minimum(ahead, tokens.shape[1] - 1)
   targets = jnp.take_along_axis(tokens, place, axis=1)
-  memory = module.encode(_inputs(batch))
+  memory = _memory(module, batch)
   say = functools.partial(module, tokens, known, memory)
   said = jax.lax.stop_gradient(say())
   wrong = inside & (jnp.argmax(said, axis=-1) != targets)
@@ -198,3 +197,84 @@ def block(
   nats = cross_entropy(say(revealed=targets, shown=shown), targets, smoothing)
   counted = inside & ~shown
   return jnp.sum(jnp.where(counted, nats, 0)), jnp.sum(counted)
+
+
+# ------------------------------------------------------------------------ data
+
+
+def pairs(
+  config: ml_collections.ConfigDict, split: str
+) -> Sequence[tuple[str, str]]:
+  """The inputs and answers of "train" or "validation".
+
+  Raises:
+    ValueError: for a line that is no pair, or if there is none.
+  """
+  name = config.dataset if split == "train" else config.validation
+  answers = None
+  if config.answers and split == "train":
+    answers = {
+      json.dumps(record.get("id")): record.get("completion")
+      for _, record in results.read_jsonl(config.answers)
+      if record.get("stop_reason") != "length"
+    }
+  texts = []
+  for number, record in results.read_jsonl(name):
+    pair = record.get("input"), record.get("output")
+    if answers is not None:
+      pair = pair[0], answers.get(json.dumps(record.get("id", number)))
+      if pair[1] is None:
+        continue
+    if not all(isinstance(text, str) for text in pair):
+      raise ValueError(
+        f'{name}:{number}: expected {{"input": "...", "output": "..."}}'
+      )
+    texts.append(pair)
+  if not texts:
+    raise ValueError(f"no pairs in {name} have an answer")
+  return texts
+
+
+def batches(
+  config: ml_collections.ConfigDict,
+  tokenizer: Tokenizer,
+  split: str,
+  *,
+  seed: int | None,
+) -> grain.IterDataset:
+  """Batches of a split's pairs as padded rows; what is longer is cut.
+
+  Args:
+    config: `input_length` and `output_length` are tokens of a row, ends among
+      them.
+    tokenizer: which ends what it encodes.
+    split: see `pairs`.
+    seed: see `launch.training.data.shared`.
+
+  Returns:
+    Of `{"inputs" i32[B, W], "input_lengths" i32[B], "tokens" i32[B, T + 1],
+    "lengths" i32[B]}`: tokens begin with the start token, and `lengths` counts
+    it.
+  """
+  input_length, output_length = config.input_length, config.output_length
+  start_token = T5Config(**config.model).start_token
+
+  def row(pair: tuple[str, str]) -> dict[str, np.ndarray]:
+    inputs = tokenizer.encode(pair[0])[:input_length]
+    answer = [start_token, *tokenizer.encode(pair[1])][: output_length + 1]
+    pad = lambda ids, width: np.asarray(
+      [*ids, *[0] * (width - len(ids))], np.int32
+    )
+    return {
+      "inputs": pad(inputs, input_length),
+      "input_lengths": np.int32(len(inputs)),
+      "tokens": pad(answer, output_length + 1),
+      "lengths": np.int32(len(answer)),
+    }
+
+  rows, count = data.shared(pairs(config, split), config.batch_size, seed)
+  return (
+    rows.map(row)
+    .batch(count, drop_remainder=True)
+    .to_iter_dataset(grain.ReadOptions(num_threads=1, prefetch_buffer_size=4))
+  )

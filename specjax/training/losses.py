@@ -2,7 +2,7 @@
 
 Every objective is a mean loss over predicted positions, in nats or in shares of
 a token, from the laws of student p and teacher q after the same contexts. The
-choice of contexts is another one: see `launch.training.contexts`.
+choice of contexts is another one: see `launch.training.model`.
 
 With the teacher's own samples as text, `acceptance` is an unbiased estimate of
 what speculative decoding is paid for. For tokens x_1.. drawn from q,

@@ -17,8 +17,8 @@ from flax import nnx
 
 from configs import train_embedded
 from launch import cli, train
-from launch.training import settings, step
-from launch.training.run import Run
+from launch.training import step
+from launch.training.run import Run, read_config
 from models import tokenizers
 from models.formats import huggingface
 
@@ -85,7 +85,7 @@ def test_a_run_killed_at_any_moment_goes_on_to_the_same_bits(
   assert command_line(f"--workdir={killed}", f"--export={tmp_path}/x") == 0
   steps = [r["step"] for r in records(killed, "acceptance_loss")]
   assert steps == list(range(1, 25)), f"killed at step {last}"
-  expected, _ = Run(settings.read(str(whole)), str(whole)).train()
+  expected, _ = Run(read_config(str(whole)), str(whole)).train()
   assert_equal(huggingface.load(str(tmp_path / "x")), expected)
 
 
@@ -131,7 +131,7 @@ def test_what_a_run_writes(texts, pair, tmp_path):
     assert 0 < record["validation_acceptance"] < 1
     bits = record["validation_next_token_loss"] / np.log(2) * tokens
     assert record["validation_bits_per_byte"] == pytest.approx(bits / size)
-  assert settings.read(str(tmp_path)).num_steps == 20
+  assert read_config(str(tmp_path)).num_steps == 20
   kept = {path.name for path in (tmp_path / "checkpoints").iterdir()}
   assert kept == {"15", "20"}
 
@@ -170,13 +170,9 @@ def test_a_run_begins_with_the_model_it_is_given(texts, tmp_path):
     (dict(objective="best"), "unknown objective 'best'"),
     (dict(contexts="ours"), "contexts must be one of"),
     (dict(mesh=(3, 1)), "mesh \\(3, 1\\) takes 3 devices"),
-    (dict(dataset="no_such_set"), "unknown dataset"),
-    (dict(dataset="/no/such/folder"), "must be a folder or a name"),
-    (dict(dataset="README.md"), "must be a folder or a name"),
     (dict(batch_size=1000), "smaller than a batch"),
-    (dict(init_from="/no/such/model"), "/no/such/model"),
     (dict(teacher="/no/such/model"), "no such directory: /no/such/model"),
-    (dict(contexts="draft", prompt_length=32), r"here \[1, 32\), got 32"),
+    (dict(contexts="draft", prompt_length=32), "prompt_length .* got 32"),
     (dict(model=dict(vocab_size=300)), "less than the 4096 tokens"),
   ],
 )
@@ -225,9 +221,7 @@ def begun(texts, tmp_path_factory):
   "flags, message",
   [
     (["--config.seed=1"], "has config.seed = 0, not 1"),
-    (["--config.model.embed_dim=64"], "has config.model = "),
     (["--export=models/pretrained/target"], "exists already: --overwrite"),
-    (["--export=README.md"], "README.md is no writable folder"),
     (["--workdir=README.md"], "README.md"),
   ],
 )
@@ -260,7 +254,7 @@ def test_a_run_goes_on_for_longer_and_another_one_replaces_it(
     *flags, "--config.num_steps=2", "--config.seed=1", "--overwrite"
   ) == 0  # fmt: skip
   assert [r["step"] for r in records(begun)] == [1, 2]
-  assert settings.read(str(begun)).seed == 1
+  assert read_config(str(begun)).seed == 1
 
 
 def test_the_command_distils_and_exports(texts, tmp_path, pair):
@@ -279,7 +273,7 @@ def test_the_command_distils_and_exports(texts, tmp_path, pair):
   exported = huggingface.load(str(export))
   assert tokenizers.load(str(export)).vocab_size == 4096
   workdir = str(tmp_path / "w")
-  trained, _ = Run(settings.read(workdir), workdir).train()  # is at its end
+  trained, _ = Run(read_config(workdir), workdir).train()  # is at its end
   assert_equal(exported, trained)
   tokens = np.random.default_rng(0).integers(4096, size=(2, 16))
   elsewhere = transformers.AutoModelForCausalLM.from_pretrained(
@@ -289,42 +283,6 @@ def test_the_command_distils_and_exports(texts, tmp_path, pair):
     expected = elsewhere(torch.tensor(tokens)).logits.numpy()
   ours = trained(np.asarray(tokens))[0].logits
   np.testing.assert_allclose(ours, expected, atol=1e-4 * np.abs(expected).max())
-
-
-_ON_A_MESH = """
-import sys
-from launch.training.run import Run
-sys.path[:0] = ["tests", "tests/launch"]
-import test_train
-import json, numpy as np, jax
-texts, teacher, data, model, out = sys.argv[1:]
-config = test_train.tiny(texts, (teacher,), objective="forward_kl",
-  validate_every=100, mesh=(int(data), int(model)))
-module, _ = Run(config, out).train()
-np.savez(out + "/w.npz", *jax.tree.leaves(test_train.parameters(module)))
-"""
-
-
-@pytest.mark.heavy
-def test_a_mesh_of_devices_trains_the_same_model(texts, pair, tmp_path):
-  results, losses = [], []
-  for data, model in ((1, 1), (4, 1), (2, 2), (1, 4)):
-    out = tmp_path / f"{data}x{model}"
-    out.mkdir()
-    subprocess.run(
-      [sys.executable, "-c", _ON_A_MESH, str(texts), pair[0], str(data),
-       str(model), str(out)],
-      check=True, timeout=several.PATIENCE,
-      env=os.environ | {"JAX_NUM_CPU_DEVICES": str(data * model)},
-    )  # fmt: skip
-    results.append(np.load(out / "w.npz"))
-    name = "forward_kl_loss"
-    losses.append([r[name] for r in records(out, name)])
-  assert len(losses[0]) > 1
-  for other, theirs in zip(results[1:], losses[1:], strict=True):
-    for name in results[0].files:
-      np.testing.assert_allclose(other[name], results[0][name], atol=2e-3)
-    np.testing.assert_allclose(theirs, losses[0], rtol=1e-4)
 
 
 def test_two_processes_stop_at_one_step_when_one_gets_sigterm(texts, tmp_path):

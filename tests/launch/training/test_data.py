@@ -18,58 +18,40 @@ from models import tokenizers
 SPLITS = ("train", "validation", "test")
 
 
-def config(dataset, data_dir="", text_features=()):
-  return ml_collections.ConfigDict(
-    dict(dataset=dataset, data_dir=str(data_dir), text_features=text_features)
-  )
+def config(dataset):
+  return ml_collections.ConfigDict(dict(dataset=str(dataset), text_features=()))
 
 
 # ---------------------------------------------------------------- documents
 
 
 def test_python_source_holds_the_files_of_each_split():
-  for split in ("train", "validation"):
-    files = corpus.python_files(split=split)
-    actual = data.documents(config("python_source"), split)
-    assert actual == [f.text for f in files]
+  files = corpus.python_files(split="validation")
+  actual = data.documents(config("python_source"), "validation")
+  assert actual == [f.text for f in files]
 
 
-@pytest.mark.parametrize(
-  "name", ["lm1b", "cnn_dailymail", "wmt14_translate/de-en", "gsm8k", "xsum"]
-)
-def test_datasets_of_the_field_are_read_by_name(name, tmp_path):
+@pytest.mark.parametrize("name", ["lm1b", "wmt14_translate/de-en", "gsm8k"])
+def test_datasets_of_the_field_are_read_by_name(name, tmp_path, monkeypatch):
+  monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
   with tfds.testing.mock_data(num_examples=100):
-    splits = {
-      split: list(data.documents(config(name, tmp_path), split))
-      for split in SPLITS
-    }
-  for texts in splits.values():
-    assert texts
-    assert all(isinstance(text, str) for text in texts)
+    for split in SPLITS:
+      texts = list(data.documents(config(name), split))
+      assert texts
+      assert all(isinstance(text, str) for text in texts)
 
 
 def test_a_dataset_without_validation_lends_the_end_of_its_training_split(
   monkeypatch,
 ):
-  class Builder:
-    name, info = (
-      "gsm8k",
-      types.SimpleNamespace(
-        splits={"train": 0, "test": 0}, features={"question": 0, "answer": 0}
-      ),
-    )
-
-    def download_and_prepare(self):
-      pass
-
-    def as_data_source(self, split):
-      return [{"question": split.encode(), "answer": "a"}]
-
-  monkeypatch.setattr(tfds, "builder", lambda *_, **__: Builder())
-  actual = [
-    data.documents(config("gsm8k"), split)[0]
-    for split in ("train", "validation", "test")
-  ]
+  builder = types.SimpleNamespace(
+    name="gsm8k",
+    info=types.SimpleNamespace(splits={"train": 0, "test": 0}),
+    download_and_prepare=lambda: None,
+    as_data_source=lambda split: [{"question": split.encode(), "answer": "a"}],
+  )
+  monkeypatch.setattr(tfds, "builder", lambda *_, **__: builder)
+  actual = [data.documents(config("gsm8k"), split)[0] for split in SPLITS]
   assert actual == ["train[:98%]\n\na", "train[98%:]\n\na", "test\n\na"]
 
 
@@ -104,9 +86,10 @@ def test_a_text_is_in_one_split_however_often_it_is_there(tmp_path):
 
 
 def test_mistakes_in_datasets(tmp_path):
-  with pytest.raises(ValueError, match="unknown dataset 'no_such_set'"):
-    data.documents(config("no_such_set", tmp_path), "train")
-  with pytest.raises(ValueError, match="no documents for split 'train'"):
+  for name in ("no_such_set", "/no/such/folder", "README.md"):
+    with pytest.raises(ValueError, match=f"unknown dataset '{name}'"):
+      data.documents(config(name), "train")
+  with pytest.raises(ValueError, match="no train documents in"):
     data.documents(config(tmp_path), "train")
   (tmp_path / "bad.jsonl").write_text('{"text": "good"}\n{"txt": 1}\n')
   with pytest.raises(ValueError, match=r"bad.jsonl:2: must be"):
@@ -146,8 +129,9 @@ def test_conversations_are_read_through_the_chat_template(tokenizer, tmp_path):
     {"role": "user", "content": "Say x."}, {"role": "assistant", "content": "x"}
   ]  # fmt: skip
   (tmp_path / "train").mkdir()
-  file = tmp_path / "train" / "a.jsonl"
-  file.write_text(json.dumps({"messages": talk, "temperature": 1}) + "\n")
+  (tmp_path / "train" / "a.jsonl").write_text(
+    json.dumps({"messages": talk, "temperature": 1}) + "\n"
+  )
   (actual,) = data.documents(config(tmp_path), "train")
   assert actual == talk
   template = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
@@ -162,28 +146,21 @@ def test_conversations_are_read_through_the_chat_template(tokenizer, tmp_path):
   assert batch["tokens"][0].tolist() == [*expected, end][:8]
   with pytest.raises(ValueError, match="no chat template"):
     data.token_ids(actual, tokenizer)
-  for broken in ({"messages": []}, {"messages": [{"role": "user"}]}):
-    file.write_text(json.dumps(broken))
-    with pytest.raises(ValueError, match=r'or \{"messages": \[...\]\}, got'):
-      data.documents(config(tmp_path), "train")
 
 
 def test_segments_and_positions_mark_the_documents(tokenizer):
   for batch in take(
-    data.batches(TEXTS, tokenizer, length=40, batch_size=2, seed=0), 20
+    data.batches(TEXTS, tokenizer, length=40, batch_size=1, seed=0), 20
   ):
-    for tokens, segments, positions in zip(
-      batch["tokens"], batch["segments"], batch["positions"], strict=True
-    ):
-      assert segments[0] == 1
-      assert positions[0] == 0
-      ends = tokens[:-1] == tokenizer.eos_token_id
-      np.testing.assert_array_equal(np.diff(segments), ends)
-      fresh = np.diff(segments) == 1
-      np.testing.assert_array_equal(positions[1:][fresh], 0)
-      np.testing.assert_array_equal(
-        positions[1:][~fresh], positions[:-1][~fresh] + 1
-      )
+    tokens, segments, positions = (
+      batch[name][0] for name in ("tokens", "segments", "positions")
+    )
+    ends = tokens[:-1] == tokenizer.eos_token_id
+    assert (segments[0], positions[0]) == (1, 0)
+    np.testing.assert_array_equal(np.diff(segments), ends)
+    np.testing.assert_array_equal(
+      positions[1:], np.where(ends, 0, positions[:-1] + 1)
+    )
 
 
 def test_epochs_are_shuffled_anew_and_lose_nothing(tokenizer):
@@ -199,42 +176,8 @@ def test_epochs_are_shuffled_anew_and_lose_nothing(tokenizer):
   assert not np.array_equal(stream(take(make(seed=4), size)), first)
 
 
-def test_texts_in_memory_become_tokens_once(tokenizer, monkeypatch):
-  made = []
-  monkeypatch.setattr(
-    data, "token_ids", lambda text, _: made.append(text) or [1, 2, 3]
-  )
-  make = functools.partial(
-    data.batches, tokenizer=tokenizer, length=3, batch_size=1, seed=0
-  )
-  take(make(TEXTS), 2 * len(TEXTS))
-  assert sorted(made) == sorted(TEXTS)
-  take(make(tuple(TEXTS)), 2 * len(TEXTS))  # as what is read from a disk
-  assert len(made) >= 3 * len(TEXTS)
-
-
-def test_neighbouring_rows_are_shuffled_within_their_window(tokenizer):
-  make = functools.partial(
-    data.batches, TEXTS, tokenizer, length=4, batch_size=1, seed=3
-  )
-  ordered = stream(take(make(shuffle_rows=1), 40)).reshape(2, 20, 4)
-  shuffled = stream(take(make(shuffle_rows=20), 40)).reshape(2, 20, 4)
-  for before, after in zip(ordered, shuffled, strict=True):
-    assert not np.array_equal(before, after)
-    assert sorted(map(tuple, before)) == sorted(map(tuple, after))
-
-
-def test_a_batch_is_not_one_document(tokenizer):
-  texts = [f"name_{i} = {i}\n" * 200 for i in range(20)]
-  (batch,) = take(
-    data.batches(texts, tokenizer, length=32, batch_size=8, seed=0), 1
-  )
-  documents = {tuple(sorted(set(row.tolist()))) for row in batch["tokens"]}
-  assert len(documents) > 4
-
-
 @pytest.mark.parametrize("shuffle_rows", [1, 20])
-@pytest.mark.parametrize("done", [0, 1, 5, 7, 20])
+@pytest.mark.parametrize("done", [0, 5, 7, 20])
 def test_an_iterator_goes_on_from_its_state(tokenizer, done, shuffle_rows):
   make = lambda: iter(
     data.batches(

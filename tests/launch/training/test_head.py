@@ -101,7 +101,7 @@ def train_twice(config, root):
   return dict(root=root, whole=whole, resumed=resumed, config=config)
 
 
-def test_a_run_goes_on_to_the_same_head(trained):
+def test_a_run_goes_on_to_the_same_head(trained, texts, target):
   both = (nnx.state(trained[name]) for name in ("whole", "resumed"))
   jax.tree.map(np.testing.assert_array_equal, *both)
   actual = records(trained["root"] / "resumed")
@@ -111,6 +111,12 @@ def test_a_run_goes_on_to_the_same_head(trained):
   first, last = (r for r in actual if "validation_accepted_1" in r)
   assert first["step"] == 0
   assert last["validation_accepted_1"] > first["validation_accepted_1"]
+  # An exported head keeps its vocabulary where another training goes on.
+  config = tiny(texts, target, init_from=str(trained["root"] / "eagle3"))
+  config.head.draft_vocab_size = 0
+  further = Run(config, str(trained["root"] / "on")).task.first
+  ids = trained["whole"].target_ids[...]
+  np.testing.assert_array_equal(further.target_ids[...], ids)
 
 
 def test_a_head_computes_in_bfloat16_and_is_float32(
@@ -133,23 +139,20 @@ def test_a_head_computes_in_bfloat16_and_is_float32(
     for actual in (halves, wholes)
   )
   for name in ("accepted_1", "agreed_1", "accepted_3"):  # all in float32
-    name = f"validation_{name}"
-    assert begin[0][name] == end[0][name]
-  assert begin[1]["validation_accepted_1"] == pytest.approx(
-    end[1]["validation_accepted_1"], rel=0.1
-  )
+    assert begin[0][f"validation_{name}"] == end[0][f"validation_{name}"]
 
 
 def test_resumed_blocks_begin_where_they_would_have(blocks):
   """To the same bits, so at the same places; and they are learned from."""
   both = (nnx.state(blocks[name]) for name in ("whole", "resumed"))
   jax.tree.map(np.testing.assert_array_equal, *both)
-  actual = records(blocks["root"] / "resumed")
-  first, last = (r for r in actual if "validation_accepted_1" in r)
-  for j in range(1, DEPTH + 1):
-    assert 0 < first[f"validation_accepted_{j}"] < 1
-    assert 0 <= last[f"validation_agreed_{j}"] <= 1
-  assert last["validation_accepted_1"] > first["validation_accepted_1"]
+  first, last = (
+    [r[f"validation_accepted_{j}"] for j in range(1, DEPTH + 1)]
+    for r in records(blocks["root"] / "resumed")
+    if "validation_accepted_1" in r
+  )
+  assert all(0 < x < 1 for x in first)
+  assert last[0] > first[0]
 
 
 def test_blocks_are_trained_as_they_are_drafted(blocks, target):
@@ -224,14 +227,12 @@ def test_trained_blocks_decode_and_go_on(
     objective="acceptance", contexts="target", prompt_length=8,
   )  # fmt: skip
   run = Run(config, str(tmp_path / "on"))
-  trained_params = nnx.state(run.task.first)
-  jax.tree.map(
-    np.testing.assert_array_equal, trained_params, nnx.state(blocks["resumed"])
-  )
+  both = (nnx.state(head) for head in (run.task.first, blocks["resumed"]))
+  jax.tree.map(np.testing.assert_array_equal, *both)
   _, finished = run.train()
   assert finished
   config.head.depth = 2
-  with pytest.raises(ValueError, match="drafts 3 tokens, and"):
+  with pytest.raises(ValueError, match="drafts 3 tokens, not dflash and 2"):
     Run(config, str(tmp_path / "other"))
 
 
@@ -262,22 +263,6 @@ def test_the_trained_head_decodes_and_nothing_is_lost(trained, target, plain):
     saved = getattr(trained["resumed"], name).weight[...].astype(jnp.bfloat16)
     actual = getattr(loaded.module, name).weight[...]
     np.testing.assert_array_equal(actual, saved.astype(jnp.float32))
-
-
-def test_a_run_goes_on_with_a_head_that_was_exported(trained, texts, target):
-  config = tiny(
-    texts, target, init_from=str(trained["root"] / "eagle3"), num_steps=1,
-    objective="acceptance", contexts="target", prompt_length=8,
-  )  # fmt: skip
-  run = Run(config, str(trained["root"] / "on"))
-  ids = trained["whole"].target_ids[...]
-  np.testing.assert_array_equal(run.task.first.target_ids[...], ids)
-  _, finished = run.train()
-  assert finished
-  (last,) = [
-    r for r in records(trained["root"] / "on") if "validation_accepted_1" in r
-  ][-1:]
-  assert 0 < last["validation_accepted_1"] < 1
 
 
 def test_a_head_in_speculators_form_says_where_its_target_is(
@@ -333,28 +318,18 @@ def test_every_kind_is_trained_by_the_command(
   assert decoded(target, f"{kind}('{export}', tokens={DEPTH})") == plain
 
 
-@pytest.mark.parametrize(
-  "changes, message",
-  [
+def test_mistakes_in_the_config(texts, target, tmp_path):
+  for changes, message in (
     (dict(head=dict(layers=(0, 2))), "of 2 layers cannot be read at .* 0,2"),
-    (dict(head=dict(draft_vocab_size=5000)), r"must be in 1\.\.4096, got 5000"),
-    (dict(head=dict(mlp_dim=1)), "head.mlp_dim must be .*, the target's, or"),
     (dict(contexts="draft"), r"must be one of \('data', 'target'\)"),
-    (dict(objective="best"), "unknown objective 'best'"),
-  ],
-)
-def test_mistakes_in_the_config(texts, target, tmp_path, changes, message):
-  with pytest.raises(ValueError, match=message):
-    Run(tiny(texts, target, **changes), str(tmp_path / "w"))
-  assert not (tmp_path / "w").exists()
-
-
-def test_a_head_that_no_format_has_is_not_begun(texts, target, tmp_path):
-  """It would be lost at the end, when it is exported."""
-  theirs = tmp_path / "target"
-  shutil.copytree(target, theirs)
+  ):
+    with pytest.raises(ValueError, match=message):
+      Run(tiny(texts, target, **changes), str(tmp_path / "w"))
+  # A head that no format has would be lost when it is exported.
+  theirs = shutil.copytree(target, tmp_path / "target")
   config = json.loads((theirs / "config.json").read_text())
   config["rope_scaling"] = {"rope_type": "yarn", "factor": 4.0}
   (theirs / "config.json").write_text(json.dumps(config))
   with pytest.raises(ValueError, match="cannot express rope_factors"):
     Run(tiny(texts, str(theirs)), str(tmp_path / "w"))
+  assert not (tmp_path / "w").exists()

@@ -56,7 +56,7 @@ def case(target, request):
     begin = batch["places"] = PLACES
   watch = head_loss.target_pass(module, layers)
   rows = lambda params: head_starts.output_rows(module)
-  words = Vocabulary.of(ids, V)
+  words = Vocabulary(ids, V)
   params = nnx.state(module)
 
   @jax.jit
@@ -129,11 +129,17 @@ def test_forward_kl_is_to_the_targets_law_on_the_draft_vocabulary(case):
   assert case["loss"]("forward_kl") == pytest.approx(expected(case, kl), 1e-4)
 
 
-def test_total_variation_is_to_the_targets_whole_law(case):
+@pytest.mark.parametrize("first", [0, 7])
+def test_total_variation_is_to_the_targets_whole_law(case, first):
+  """Of tokens from the first on, as where a prompt before it is the data's."""
+  places = case["places"]
+  case = case | dict(
+    places=lambda j: [x for x in places(j) if x[2] + 1 >= first]
+  )
   away = lambda j, row, t, judge: (
     1 - np.minimum(case["q"][row, judge], case["p"][j][row, t]).sum()
   )
-  actual = case["loss"]("total_variation")
+  actual = case["loss"]("total_variation", first=first)
   assert actual == pytest.approx(expected(case, away), 1e-5)
   assert 0.3 < actual < 0.999
 
@@ -167,20 +173,6 @@ def test_text_outside_the_draft_vocabulary_is_not_learned(case):
     )
   whole = np.average(means, weights=[1, 0.5, 0.25])
   assert case["loss"]("next_token") == pytest.approx(whole, 1e-4)
-
-
-def test_tokens_before_the_first_that_counts_do_not(case):
-  """As where a prompt is the data's, and what follows the target's."""
-  place = case["places"]
-  first = 7
-  case = case | dict(
-    places=lambda j: [x for x in place(j) if x[2] + 1 >= first]
-  )
-  away = lambda j, row, t, judge: (
-    1 - np.minimum(case["q"][row, judge], case["p"][j][row, t]).sum()
-  )
-  actual = case["loss"]("total_variation", first=first)
-  assert actual == pytest.approx(expected(case, away), 1e-5)
 
 
 def test_what_is_validated(case):
