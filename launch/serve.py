@@ -119,11 +119,15 @@ def run(_) -> int:
   loaded = pair.load(config)
   for note in loaded.notes:
     say(note)
-  sizes = builder.Sizes(
-    slots=_SLOTS.value, max_prompt=_MAX_PROMPT.value,
-    share_prefixes=_SHARE.value, depth_policy=_DEPTHS.value,
-  )  # fmt: skip
-  slots = builder.make_slots(config, loaded, sizes, say)
+  slots = builder.make_slots(
+    config,
+    loaded,
+    num_slots=_SLOTS.value,
+    max_prompt=_MAX_PROMPT.value,
+    share_prefixes=_SHARE.value,
+    depth_policy=_DEPTHS.value,
+    say=say,
+  )
   if where is None:
     builder.follow(slots)
     return 0

@@ -35,6 +35,7 @@ def make_slots(decoder, params=decoding.PARAMS, *, num_slots=3, **more):
     params,
     num_slots=num_slots,
     widths=(8, 16),
+    longest=16,
     max_length=MAX_LENGTH,
     stop_tokens=STOP,
     max_rounds=4,
@@ -188,7 +189,7 @@ def text_slots(**more):
   """Slots of `text_decoder`, compiled."""
   decoder, params = text_decoder()
   options = dict(
-    num_slots=3, widths=(16, 64), max_length=160, max_rounds=4,
+    num_slots=3, widths=(16, 64), longest=64, max_length=160, max_rounds=4,
     stop_tokens=(tokenizer().eos_token_id,),
   )  # fmt: skip
   slots = slots_lib.Slots(

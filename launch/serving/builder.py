@@ -7,11 +7,9 @@ process that hears nothing has lost it.
 """
 
 import contextlib
-import dataclasses
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
-import jax
 import ml_collections
 
 from launch import processes
@@ -23,80 +21,17 @@ from launch.serving.slots import Slots, widths_to
 from specjax import types
 from specjax.decode import Decoder
 
-# Policies that `Sizes.depth_policy` may name.
 POLICIES = ("whole", *objectives.POLICIES)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Sizes:
-  """Sizes of the slots, beside their models.
-
-  Attributes:
-    slots: requests that are decoded at a time.
-    max_prompt: tokens of the longest prompt.
-    share_prefixes: whether a prompt that begins as an earlier text reads only
-      the rest.
-    rounds: of an iteration on the device, at most.
-    depth_policy: one of `POLICIES`.
-  """
-
-  slots: int = 8
-  max_prompt: int = 1024
-  share_prefixes: bool = True
-  rounds: int = 8
-  depth_policy: str = "whole"
-
-
-def decoders_of(
-  config: ml_collections.ConfigDict, loaded: pair.Models, sizes: Sizes
-) -> dict[int, Decoder]:
-  """Decoders by the depths of their drafts: the config's, and shallower ones.
-
-  A drafter with a state must see every round, so it drafts one token at least.
-
-  Raises:
-    ValueError: if the config's draft has no shallower form.
-  """
-  made = pair.assemble(config, loaded)
-  drafter = made.decoder.drafter
-  depth = drafter.tree.max_depth
-  decoders = {depth: made.decoder}
-  if sizes.depth_policy == "whole":
-    return decoders
-  if not drafter.tree.is_chain or depth < 2:
-    raise ValueError(
-      "a depth policy is of a chain of several tokens: give config.drafter "
-      "tokens of 2 or more, and no tree"
-    )
-  least = [0] if drafter.init is types.no_state else []
-  powers = [1 << i for i in range(depth.bit_length()) if 1 << i < depth]
-  for level in (*least, *powers):
-    shallow = with_tokens(made.drafting, level)
-    decoders[level] = pair.assemble(config, loaded, drafting=shallow).decoder
-  check_alike(decoders, made.params)
-  return decoders
-
-
-def check_alike(decoders: Mapping[int, Decoder], params: types.Params) -> None:
-  """Raises ValueError for drafters whose states differ with their depths."""
-
-  def form(decoder: Decoder):
-    state = jax.eval_shape(lambda: decoder.drafter.init(params, 1, 64, None))
-    return jax.tree.map(lambda x: (x.shape, x.dtype), state)
-
-  deepest = max(decoders)
-  for depth, decoder in decoders.items():
-    if form(decoder) != form(decoders[deepest]):
-      raise ValueError(
-        f"drafter {decoder.drafter.name!r} cannot draft {depth} tokens with "
-        f"the state that it has for {deepest}"
-      )
 
 
 def make_slots(
   config: ml_collections.ConfigDict,
   loaded: pair.Models,
-  sizes: Sizes,
+  *,
+  num_slots: int,
+  max_prompt: int,
+  share_prefixes: bool = True,
+  depth_policy: str = "whole",
   say: Callable[[str], None] = lambda text: None,
 ) -> Slots:
   """The slots of a pair, with programs for the first request.
@@ -106,24 +41,30 @@ def make_slots(
   Args:
     config: its `batch_size` is not read.
     loaded: its models.
-    sizes: of the server.
+    num_slots: requests that are decoded at a time.
+    max_prompt: tokens of the longest prompt.
+    share_prefixes: whether a prompt that begins as an earlier text reads only
+      the rest.
+    depth_policy: one of `POLICIES`.
     say: is told what takes time.
 
   Raises:
-    ValueError: for sizes that do not fit.
+    ValueError: for a depth policy of a draft that has no shallower form.
   """
   models = pair.assemble(config, loaded)
-  longest = min(sizes.max_prompt, models.room(config.max_new_tokens))
+  longest = min(max_prompt, models.room(config.max_new_tokens))
+  decoders = {models.decoder.drafter.tree.max_depth: models.decoder}
+  if depth_policy != "whole":
+    decoders |= _shallower(config, loaded, models)
   slots = Slots(
-    decoders_of(config, loaded, sizes),
+    decoders,
     models.params,
-    num_slots=sizes.slots,
+    num_slots=num_slots,
     widths=widths_to(longest),
     longest=longest,
     max_length=longest + config.max_new_tokens,
     stop_tokens=models.stop_tokens,
-    max_rounds=sizes.rounds,
-    share_prefixes=sizes.share_prefixes,
+    share_prefixes=share_prefixes,
     mesh=models.mesh,
     cache_specs=models.layout and models.layout.cache_specs(),
   )
@@ -133,6 +74,27 @@ def make_slots(
   if processes.several():  # what sends orders is compiled on all processes
     _broadcast(slots, _nothing(slots))
   return slots
+
+
+def _shallower(config, loaded, models) -> dict[int, Decoder]:
+  """Decoders by the depths of shallower drafts than the config's.
+
+  A drafter with a state must see every round, so it drafts one token at least.
+  """
+  drafter = models.decoder.drafter
+  depth = drafter.tree.max_depth
+  if not drafter.tree.is_chain or depth < 2:
+    raise ValueError(
+      "a depth policy is of a chain of several tokens: give config.drafter "
+      "tokens of 2 or more, and no tree"
+    )
+  least = [0] if drafter.init is types.no_state else []
+  powers = [1 << i for i in range(depth.bit_length()) if 1 << i < depth]
+  shallow = {k: with_tokens(models.drafting, k) for k in (*least, *powers)}
+  return {
+    level: pair.assemble(config, loaded, drafting=drafting).decoder
+    for level, drafting in shallow.items()
+  }
 
 
 @contextlib.contextmanager

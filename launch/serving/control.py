@@ -63,10 +63,9 @@ class Control:
     ended: rows that the host ends.
     depth: of the drafts.
     rounds: at most so many; fewer once one more row is done.
-    reads: whether prompts are read while other rows decode.
     shares: by width, what part of the time for reading beside rows that decode
-      a pass takes; those of more than 1 are not made. The narrowest is made in
-      any case.
+      a pass over a prompt takes. The narrowest is made in any case, unless this
+      is empty.
     is_last: whether nothing comes after it, and nothing is done.
   """
 
@@ -74,7 +73,6 @@ class Control:
   ended: Sequence[int] = ()
   depth: int
   rounds: int
-  reads: bool = True
   shares: Mapping[int, float] = dataclasses.field(default_factory=dict)
   is_last: bool = False
 
@@ -125,8 +123,8 @@ class Report:
     start, length: `i32[B]`, committed tokens before its rounds and after.
     tokens, origins: `i32[B, W]`, what was emitted, from `start` on.
     log_probs: `f32[B, W]`, the target's own of each token.
-    likeliest, likeliest_log_probs: `[B, W, K]`, top log-probabilities of each,
-      in rows that asked for them; None where no row did.
+    likeliest: `[B, W, K]`, the tokens of the top log-probabilities of each in
+      rows that asked for them, and these; None where no row did.
     reason: `i32[B]`, a `StopReason`.
     num_drafts, num_drafted: `i32[B]`, see `specjax.state.Counters`, of all
       rounds since the row was admitted.
@@ -144,8 +142,7 @@ class Report:
   tokens: np.ndarray
   origins: np.ndarray
   log_probs: np.ndarray
-  likeliest: np.ndarray | None = None
-  likeliest_log_probs: np.ndarray | None = None
+  likeliest: tuple[np.ndarray, np.ndarray] | None = None
   reason: np.ndarray
   num_drafts: np.ndarray
   num_drafted: np.ndarray

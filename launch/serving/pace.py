@@ -1,8 +1,7 @@
 """How long rounds and passes take, by running medians of all iterations.
 
-A server that began beside other work, or that shares its machine for a while,
-is soon right again. The median is the lower one of the last few: other work
-only adds to what is measured.
+A server that shared its machine for a while is soon right again. The median is
+the lower one of the last few: other work only adds to what is measured.
 """
 
 import collections
@@ -84,22 +83,17 @@ class Pace:
     return max(bounds, default=self._guess)
 
   def seconds_of_pass(self, width: int) -> float:
-    """Seconds of a pass over tokens of a prompt.
-
-    What was not measured lately is guessed from a round, by the tokens fed.
-    """
+    """Seconds of a pass over a prompt, or a guess from rounds by tokens fed."""
     guess = self.seconds_of_round(max(self._rounds)) * width / self._fed
     return self._lately(self._passes).get(width, guess)
 
-  def reads(self) -> bool:
-    """Whether prompts are to be read beside rows that decode.
-
-    Now and then they are not, so that rounds are measured alone.
-    """
-    return self._now - self._last_alone < _ALONE
-
   def shares(self, depth: int) -> dict[int, float]:
-    """`Control.shares` beside rounds of a depth."""
+    """`Control.shares` beside rounds of a depth.
+
+    Now and then there are none, so that rounds are measured alone.
+    """
+    if self._now - self._last_alone >= _ALONE:
+      return {}
     room = (self._gap - 1) * self.seconds_of_round(depth)
     return {width: self.seconds_of_pass(width) / room for width in self._passes}
 

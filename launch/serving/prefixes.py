@@ -18,8 +18,7 @@ class Texts:
   """The text in each row's caches.
 
   Attributes:
-    cached: `i32[B]`, tokens of each row's prompt that were another's or its
-      predecessor's.
+    cached: `i32[B]`, tokens of each row's prompt that were not read.
   """
 
   def __init__(
@@ -53,9 +52,9 @@ class Texts:
   def place(self, free: Sequence[int], asked: Asked) -> int:
     """The free row that a prompt costs least.
 
-    One whose whole text the prompt goes on from, if that is long enough to be
-    worth a row; else the one that was not used for longest, since a beginning
-    can be copied from any row of its group.
+    One whose whole text the prompt goes on from, if that is long enough; else
+    the one that was not used for longest: a beginning can be copied from any
+    row of its group.
     """
     same, free = self._same(asked), np.asarray(free)
     whole = free[(same[free] == self._lengths[free]) & (same[free] >= _LEAST)]
@@ -73,8 +72,8 @@ class Texts:
   def source(self, row: int, asked: Asked) -> tuple[int, int]:
     """The row to go on from, and how many of its tokens are kept.
 
-    It is the row itself, and what it has read of the prompt, if no other row's
-    text has more. At least one token is left to read.
+    It is the row itself if no other row's text has more of the prompt. At least
+    one token is left to read.
     """
     done = int(self._read[row])
     same = np.minimum(self._same(asked), len(asked.token_ids) - 1)

@@ -1,4 +1,4 @@
-"""The device programs of a server: admission, rounds and scoring."""
+"""The device programs of a server: admission, rounds, scores of prompts."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from launch.prompts import MOST_BIASES, MOST_STOP_IDS
-from launch.serving.control import MOST_SCORED, Asked
+from launch.serving.control import MOST_SCORED, Asked, Scores
 from specjax import random, recurrent
 from specjax.cache import Cache
 from specjax.decode import Decoder
@@ -147,31 +147,67 @@ def shallow_rounds(decoder, window, params, state, *orders):
   }
 
 
-def score(
-  target: LanguageModel, vocab_size: int, params: Params, cache: Cache, tokens,
-  start,
-):  # fmt: skip
-  """The target's own distribution, at temperature 1, at tokens of one text.
+class Scorer:
+  """Scores prompts' own tokens, in a cache of its own.
 
-  Args:
-    target: which reads.
-    vocab_size: V, of real tokens.
-    params: parameters of both models.
-    cache: of one row, with the text before.
-    tokens: `i32[W + 1]`, those that are fed and the one after them.
-    start: `i32[]`, tokens of the text before.
-
-  Returns:
-    The cache, and of each token but the first: its log-probability `f32[W]`,
-    the likeliest in its place `i32[W, K]`, and those of these.
+  Rounds do not keep the distribution at every token, which that needs. The
+  first prompt compiles.
   """
-  cache = cache.replace(
-    length=start[None], recurrent=recurrent.emptied(cache.recurrent, start)
-  )
-  output, cache = target.apply(params.target, tokens[None, :-1], cache)
-  logits = output.logits[0, :, :vocab_size]
-  log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
-  chosen = jnp.take_along_axis(log_probs, tokens[1:, None], axis=1)[:, 0]
-  most = min(MOST_SCORED, vocab_size)
-  largest, likeliest = jax.lax.top_k(log_probs, most)
-  return cache, (chosen, likeliest, largest)
+
+  def __init__(
+    self,
+    target: LanguageModel,
+    params: Params,
+    *,
+    vocab_size: int,
+    longest: int,
+    width: int,
+  ):
+    """Compiles nothing yet.
+
+    Args:
+      target: whose distribution it is, at temperature 1.
+      params: of it, and more.
+      vocab_size: V, of real tokens.
+      longest: tokens of the longest prompt.
+      width: tokens of a pass.
+    """
+    self._target, self._params, self._vocab_size = target, params, vocab_size
+    self._longest, self.width = longest, width
+    self._cache: Any = None
+    self._pass: Any = None
+
+  def __call__(self, token_ids: Sequence[int]) -> Scores:
+    """The scores of a prompt, by as many passes as it takes."""
+    if self._pass is None:
+      cache = self._target.new_cache(
+        self._params.target, 1, self._longest + self.width
+      )
+      states = recurrent.widened(cache.recurrent, self.width)
+      self._cache = cache.replace(recurrent=states)
+      self._pass = jax.jit(self._read, donate_argnums=1)
+    most = min(MOST_SCORED, self._vocab_size)
+    none = np.zeros((0, most), np.float32)
+    parts: list[tuple] = [(none[:, 0], none.astype(np.int32), none)]
+    for start in range(0, len(token_ids) - 1, self.width):
+      new = token_ids[start : start + self.width + 1]
+      tokens = np.zeros(self.width + 1, np.int32)
+      tokens[: len(new)] = new
+      self._cache, scores = self._pass(
+        self._params, self._cache, tokens, np.int32(start)
+      )
+      parts.append(tuple(x[: len(new) - 1] for x in jax.device_get(scores)))
+    return Scores(*map(np.concatenate, zip(*parts, strict=True)))
+
+  def _read(self, params: Params, cache: Cache, tokens, start):
+    """Feeds `tokens[:-1]` behind `start` others; scores `tokens[1:]`."""
+    cache = cache.replace(
+      length=start[None], recurrent=recurrent.emptied(cache.recurrent, start)
+    )
+    output, cache = self._target.apply(params.target, tokens[None, :-1], cache)
+    logits = output.logits[0, :, : self._vocab_size]
+    log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
+    chosen = jnp.take_along_axis(log_probs, tokens[1:, None], axis=1)[:, 0]
+    most = min(MOST_SCORED, self._vocab_size)
+    largest, likeliest = jax.lax.top_k(log_probs, most)
+    return cache, (chosen, likeliest, largest)

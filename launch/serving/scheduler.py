@@ -23,9 +23,7 @@ from specjax.state import StopReason
 
 _log = logging.getLogger(__name__)
 
-# Seconds after which an idle thread looks up: for deadlines, and so that
-# processes that wait for it hear from it.
-_IDLE_SECONDS = 2.0
+_IDLE_SECONDS = 2.0  # after which other processes hear from an idle one
 
 
 class Finish(enum.Enum):
@@ -116,8 +114,8 @@ _FINISHES = {
   StopReason.NAN_LOGITS: Finish.NAN,
 }
 
-# How deep all slots draft, by the tickets in them (None: nobody), those that
-# ended in the last iteration, and its depth.
+# The draft length of all slots, by the tickets in them (None: nobody), those
+# that ended in the last iteration, and its length.
 Depth = Callable[[Sequence[Ticket | None], Sequence[Ticket], int], int]
 
 
@@ -132,10 +130,9 @@ class ClosedError(Exception):
 def rounds_of_iteration(*, free: int, waiting: int, max_rounds: int) -> int:
   """The most rounds that an iteration makes, by free slots and the queue.
 
-  An iteration ends with the first row that is done, so that requests waiting
-  for a slot lose nothing by many rounds. With a free slot a request may arrive
-  at any moment, and should not wait. With none, rounds bound how old streamed
-  tokens get.
+  It ends with the first row that is done, so that requests that wait for a slot
+  lose nothing by many rounds. One that comes for a free slot should not wait.
+  Else rounds bound how old streamed tokens get.
   """
   if waiting:
     return max_rounds
@@ -258,7 +255,8 @@ class Scheduler:
     try:
       while self._waits():
         self._iteration()
-      self._send_last()
+      if self._keeps_in_touch:
+        self._iterate(self._control([], 0, is_last=True))
     except BaseException as error:  # all that wait must hear of it
       self.error = error
       raise
@@ -284,24 +282,20 @@ class Scheduler:
           return True
       return False
 
-  def _send_last(self) -> None:
-    if self._keeps_in_touch:
-      self._iterate(self._control([], 0, is_last=True))
-
   def _iteration(self) -> None:
     now = self._clock()
     with self._wake:
       self._drop_unwanted(now)
       admitted = self._fill(now)
-      waiting = len(self._queue)
-      free = self._rows.count(None)
-    rounds = 0
-    if any(self._rows):
       rounds = rounds_of_iteration(
-        free=free, waiting=waiting, max_rounds=self._max_rounds
+        free=self._rows.count(None),
+        waiting=len(self._queue),
+        max_rounds=self._max_rounds,
       )
-    elif not (self._keeps_in_touch or self._ended):
-      return
+    if not any(self._rows):
+      if not (self._keeps_in_touch or self._ended):
+        return
+      rounds = 0
     control = self._control(admitted, rounds)
     self._iterating_since = self._clock()
     report = self._iterate(control)
@@ -322,7 +316,6 @@ class Scheduler:
       ended=sorted(self._ended),
       depth=depth,
       rounds=rounds,
-      reads=self._pace.reads(),
       shares=self._pace.shares(depth),
       is_last=is_last,
     )
@@ -341,13 +334,10 @@ class Scheduler:
         self._rows[row] = None
         self._ended.add(row)
         self._finish(ticket, News(finish=why))
-    kept: collections.deque[Ticket] = collections.deque()
-    for ticket in self._queue:
+    for ticket in list(self._queue):
       if why := verdict(ticket):
+        self._queue.remove(ticket)
         self._finish(ticket, News(finish=why))
-      else:
-        kept.append(ticket)
-    self._queue = kept
 
   def _fill(self, now: float):
     """Gives free slots to the tickets that have waited longest."""
@@ -392,23 +382,21 @@ class Scheduler:
         self._over.append(ticket)
         if reason == StopReason.RUNNING:
           self._ended.add(row)
-      scores = report.scores.get(row)
-      if count or finish is not None or scores is not None:
-        news = News(
-          token_ids=ids[:count],
-          origins=report.origins[row, :count].tolist(),
-          log_probs=report.log_probs[row, :count].tolist(),
-          likeliest=_likeliest(report, row, count, ticket.asked.num_likeliest),
-          cached=int(report.cached[row]),
-          drafted=int(report.num_drafted[row]),
-          scores=scores,
-          finish=finish,
-          cut=cut,
-        )
-        if finish is not None:
-          self._finish(ticket, news)
-        else:
-          ticket.deliver(news)
+      news = News(
+        token_ids=ids[:count],
+        origins=report.origins[row, :count].tolist(),
+        log_probs=report.log_probs[row, :count].tolist(),
+        likeliest=_likeliest(report, row, count, ticket.asked.num_likeliest),
+        cached=int(report.cached[row]),
+        drafted=int(report.num_drafted[row]),
+        scores=report.scores.get(row),
+        finish=finish,
+        cut=cut,
+      )
+      if finish is not None:
+        self._finish(ticket, news)
+      elif count or news.scores is not None:
+        ticket.deliver(news)
 
   def _finish(self, ticket: Ticket, news: News) -> None:
     self._metrics.finished(ticket, news.finish, self._clock())
@@ -419,10 +407,5 @@ def _likeliest(report: Report, row: int, count: int, most: int) -> list:
   """Top log-probabilities of a row's new tokens, for `News`."""
   if not most or report.likeliest is None:
     return []
-  assert report.likeliest_log_probs is not None
-  both = (
-    report.likeliest[row, :count],
-    report.likeliest_log_probs[row, :count],
-  )
-  tokens, values = (array[:, :most].tolist() for array in both)
+  tokens, values = (x[row, :count, :most].tolist() for x in report.likeliest)
   return [[*zip(*one, strict=True)] for one in zip(tokens, values, strict=True)]

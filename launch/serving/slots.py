@@ -1,14 +1,14 @@
 """Slots: rows of one running state that get new prompts as they end.
 
-A program makes rounds of each depth of drafts, and one reads for each width.
-Some are compiled before the first request (`compile`), the others beside
-requests (`compile_rest`): until then rows draft deeper, and prompts are read in
-other pieces.
+There is a program of rounds for each depth of drafts, and one that reads for
+each width. Some are compiled before the first request (`compile`), the others
+beside requests (`compile_rest`): until then rows draft deeper, and prompts are
+read in other pieces.
 
 Where rows decode, an iteration makes one round, and reads as much of prompts
-beside it as the leader allows (`Control.shares`): no row waits for a whole
-prompt of another's. The common prefix with another row's text is copied and not
-read (`prefixes`).
+beside it as `Control.shares` allows: no row waits for a whole prompt of
+another's, but for one that is scored. The common prefix with another row's text
+is copied and not read (`prefixes`).
 """
 
 import contextlib
@@ -26,16 +26,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from launch.serving import programs
-from launch.serving.control import (
-  MOST_LIKELIEST,
-  Asked,
-  Control,
-  Report,
-  Scores,
-)
+from launch.serving.control import MOST_LIKELIEST, Asked, Control, Report
 from launch.serving.pace import Pace
 from launch.serving.prefixes import Texts
-from launch.serving.scoring import Scorer
 from specjax import random
 from specjax.decode import Decoder
 from specjax.runtime import compilation
@@ -86,7 +79,7 @@ class Slots:
     *,
     num_slots: int,
     widths: Sequence[int],
-    longest: int | None = None,
+    longest: int,
     max_length: int,
     stop_tokens: Sequence[int],
     max_rounds: int = 8,
@@ -102,7 +95,7 @@ class Slots:
       params: of them all.
       num_slots: B.
       widths: see `widths_to`.
-      longest: see above; None for the last of the widths.
+      longest: see above.
       max_length: see above.
       stop_tokens: ids that end a row.
       max_rounds: of one iteration.
@@ -113,7 +106,6 @@ class Slots:
     Raises:
       ValueError: if the longest prompt leaves no room.
     """
-    longest = widths[-1] if longest is None else longest
     if longest >= max_length:
       raise ValueError(
         f"a prompt of {longest} tokens leaves no room for a completion: "
@@ -143,11 +135,10 @@ class Slots:
       whole=whole.target.has_states or whole.drafter.has_states,
     )  # fmt: skip
     self.scores = mesh is None
-    self._scorer = Scorer(
+    self._score = programs.Scorer(
       whole.target, params, vocab_size=whole.vocab_size, longest=longest,
-      widths=sorted({widths[0], widths[-1]}),
+      width=widths[-1],
     )  # fmt: skip
-    self._scores: dict[int, Scores] = {}  # that this iteration has ended
     # Rows whose prompts are being read, who came first first.
     self._reading: dict[int, Asked] = {}
     self._running = np.zeros(num_slots, bool)
@@ -208,22 +199,24 @@ class Slots:
       say: is told what is being compiled.
       stop: once it is set, no other program is begun.
     """
-    for work, missing in (
-      (self._compile_width, [w for w in self.widths if w not in self._admit]),
-      (self._compile_depth, [d for d in self.depths if d not in self._rounds]),
-    ):
-      for one in missing:
-        if stop is not None and stop.is_set():
-          return
-        work(one, say)
+    widths = [(self._compile_width, w) for w in self.widths]
+    depths = [(self._compile_depth, d) for d in self.depths]
+    for work, one in (*widths, *depths):
+      if stop is not None and stop.is_set():
+        return
+      work(one, say)
 
   def _compile_width(self, width: int, say: Callable[[str], None]) -> None:
+    if width in self._admit:
+      return
     say(f"prompts of up to {width} tokens")
     admit = functools.partial(programs.admit, self._decoders[self.depth])
     more = (self._request(width),)
     self._admit[width] = self._compile(admit, more, reports=False)
 
   def _compile_depth(self, depth: int, say: Callable[[str], None]) -> None:
+    if depth in self._rounds:
+      return
     say(f"rounds with drafts of {depth}")
     rounds = functools.partial(
       programs.shallow_rounds, self._decoders[depth], self._window
@@ -257,66 +250,60 @@ class Slots:
 
   def iterate(self, control: Control) -> Report:
     """Runs an iteration by its orders, and reads the results."""
-    start = time.perf_counter()
     for row in control.ended:
-      self._end(row)
+      self._begin(row, None)
+    scores = {}
     for row, asked in control.admissions:
+      if asked.scored:
+        scores[row] = self._score(asked.token_ids)
       self._begin(row, asked)
+    over = [row for row in scores if row not in self._reading]
+    start = time.perf_counter()
     widths: list[int] = []
     if not self._running.any():  # no row waits for its next tokens
       most = self.widths[-1] * max(1, len(control.admissions))
       widths = self._read({width: width / most for width in self.widths})
-    elif control.reads:
+    elif control.shares:
       widths = self._read(control.shares)
-    scored = {
-      row: one
-      for row, one in self._scores.items()
-      if row not in self._reading and not self._running[row]
-    }
-    reading = np.isin(np.arange(self.num_slots), [*self._reading, *scored])
+    silent = np.isin(np.arange(self.num_slots), [*self._reading, *over])
     depth = min(depth for depth in list(self._rounds) if depth >= control.depth)
     # A row that has read nothing yet may still hold a text that was cut off.
     arrays = self._make_rounds(
       depth,
-      ended=[*control.ended, *np.flatnonzero(reading)],
+      ended=[*control.ended, *np.flatnonzero(silent)],
       rounds=min(control.rounds, 1) if self._reading else control.rounds,
     )
     arrays["rounds"] = int(arrays["rounds"])
     running = arrays["reason"] == StopReason.RUNNING
     for name in ("num_drafts", "num_drafted", "accept_counts"):
-      arrays[name][reading] = 0  # those of the request before
-    arrays["reason"][reading] = StopReason.RUNNING
-    for row, one in scored.items():  # requests of no new tokens
-      broken = np.isnan(one.log_probs).any()
+      arrays[name][silent] = 0  # those of the request before
+    arrays["reason"][silent] = StopReason.RUNNING
+    for row in over:
+      broken = np.isnan(scores[row].log_probs).any()
       arrays["reason"][row] = (
         StopReason.NAN_LOGITS if broken else StopReason.LENGTH
       )
     report = Report(
       **arrays,
       cached=self.texts.cached.copy(),
-      scores=self._scores,
+      scores=scores,
       widths=widths,
       depth=depth,
       seconds=time.perf_counter() - start,
     )
-    self._scores = {}
     self.texts.hear(report, self._running)
-    self._running = running & ~reading
+    self._running = running & ~silent
     return report
 
-  def _end(self, row: int) -> None:
+  def _begin(self, row: int, asked: Asked | None) -> None:
+    """Puts a row at the end of the line, or takes it out."""
     self._reading.pop(row, None)
-    self._scorer.drop(row)
     self._running[row] = False
-
-  def _begin(self, row: int, asked: Asked) -> None:
-    """Gives a row a prompt, of which it has read nothing."""
-    self._end(row)
-    self._reading[row] = asked  # the last in line
-    self._wanted[row] = asked.num_likeliest > 0
-    if asked.scored:
-      self._scorer.begin(row)
-    self.texts.begin(row)
+    if asked is not None:
+      self._wanted[row] = asked.num_likeliest > 0
+      self.texts.begin(row)
+      if asked.max_new_tokens:
+        self._reading[row] = asked
 
   def _read(self, shares: Mapping[int, float]) -> list[int]:
     """Reads prompts in line by passes whose shares add up to 1, or by one pass.
@@ -337,13 +324,6 @@ class Slots:
   def _read_on(self, most: int) -> int:
     """Reads up to `most` tokens of the first prompt; returns the width."""
     row, asked = next(iter(self._reading.items()))
-    if self._scorer.waits(row):
-      width, scores = self._scorer.read_on(row, asked, most)
-      if scores is not None:
-        self._scores[row] = scores
-        if not asked.max_new_tokens:
-          del self._reading[row]
-      return width or self.widths[0]
     source, keep = self.texts.source(row, asked)
     new = asked.token_ids[keep : keep + most]
     is_last = keep + len(new) == len(asked.token_ids)
@@ -366,12 +346,9 @@ class Slots:
     self._state, arrays = self._rounds[depth](
       self._params, self._state, *self._orders(**orders)
     )
-    likeliest = arrays.pop("likeliest")
-    arrays = jax.tree.map(np.array, jax.device_get(arrays))
-    if (self._wanted & self._running).any():  # else they stay where they are
-      likeliest = jax.device_get(likeliest)
-      arrays["likeliest"], arrays["likeliest_log_probs"] = likeliest
-    return arrays
+    if not (self._wanted & self._running).any():
+      arrays["likeliest"] = None  # they stay where they are
+    return jax.tree.map(np.array, jax.device_get(arrays))
 
   # ------------------------------------------------- arguments of the programs
 

@@ -12,7 +12,6 @@ from configs import embedded
 from launch import prompts
 from launch.assembly import pair
 from launch.serving import builder, server
-from launch.serving.builder import Sizes
 from launch.serving.control import MOST_SCORED, Asked
 from launch.training import corpus
 from models import tokenizers
@@ -24,16 +23,14 @@ MARGIN = 1e-3  # of two logits that may change places, see test_embedded.py
 NEW_TOKENS = 24
 
 
-SIZES = Sizes(slots=3, max_prompt=32, rounds=4)
-
-
 @pytest.fixture(scope="module")
 def loaded(quick_to_compile):
   """The pair's config, its models and its slots."""
   config = embedded.get_config()
   config.update(max_new_tokens=NEW_TOKENS, drafter="model(tokens=3)")
   loaded = pair.load(config)
-  return config, loaded, builder.make_slots(config, loaded, SIZES)
+  slots = builder.make_slots(config, loaded, num_slots=3, max_prompt=32)
+  return config, loaded, slots
 
 
 @contextlib.contextmanager

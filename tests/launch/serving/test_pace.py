@@ -41,8 +41,8 @@ def test_a_busy_start_is_forgotten(busy):
   actual, tokens = pace(seconds=10 * ROUND), []
   for number in range(400):
     widths = []
-    if number >= 10 and actual.reads():
-      widths = widths_within(actual.shares(4))
+    if number >= 10 and (shares := actual.shares(4)):
+      widths = widths_within(shares)
     is_slow = number < 20 and busy in (
       "passes" if widths else "rounds", "everything"
     )  # fmt: skip

@@ -59,12 +59,14 @@ def value(metrics, name, **labels):
 
 
 def test_tokens_are_those_of_generate_at_any_concurrency(running, expected):
-  """One after another, all at once, and in another order with pauses."""
+  """Greedy ones alone, all 24 at once, and in another order with pauses."""
   scheduler, _ = running
-  for asked, tokens in zip(ASKED[:4], expected, strict=False):
-    heard = served.Heard(asked)
+  greedy = [i for i, asked in enumerate(ASKED) if not asked.temperature]
+  assert len(greedy) > 4
+  for i in greedy:
+    heard = served.Heard(ASKED[i])
     scheduler.submit([heard.ticket])
-    assert heard.wait().tokens == tokens
+    assert heard.wait().tokens == expected[i]
   heard = [served.Heard(asked) for asked in ASKED]
   scheduler.submit([h.ticket for h in heard])
   assert [h.wait().tokens for h in heard] == expected
@@ -87,7 +89,8 @@ def test_what_is_counted(running, expected):
   for h in heard:
     h.wait()
   count = lambda name, **labels: value(metrics, name, **labels)
-  assert count("generation_tokens_total") == sum(map(len, expected))
+  emitted = sum(map(len, expected))
+  assert count("generation_tokens_total") == emitted
   assert count("prompt_tokens_total") == sum(len(a.token_ids) for a in ASKED)
   drafts = count("spec_decode_num_drafts_total")
   assert count("spec_decode_num_draft_tokens_total") == 3 * drafts
@@ -97,15 +100,13 @@ def test_what_is_counted(running, expected):
   ]
   accepted = count("spec_decode_num_accepted_tokens_total")
   assert sum(per_position) == accepted > 0
+  assert [drafts, *per_position] == sorted([drafts, *per_position])[::-1]
   origins = [x for h in heard for news in h.news for x in news.origins]
-  assert origins.count(Origin.ACCEPTED) == accepted
-  assert len(origins) == sum(map(len, expected))
-  assert drafts >= per_position[0] >= per_position[1] >= per_position[2]
-  by_reason = [
+  assert (len(origins), origins.count(Origin.ACCEPTED)) == (emitted, accepted)
+  assert len(ASKED) == sum(
     count("request_success_total", finished_reason=why)
     for why in ("stop", "length")
-  ]
-  assert sum(by_reason) == len(ASKED)
+  )
   assert count("time_to_first_token_seconds_count") == len(ASKED)
   served.until(lambda: count("num_requests_running") == 0)
   assert count("num_requests_waiting") == 0
@@ -145,8 +146,6 @@ def test_the_queue_is_bounded_and_takes_all_or_none(slots):
   with pytest.raises(FullError):
     scheduler.submit([h.ticket for h in heard])
   scheduler.submit([h.ticket for h in heard[:5]])  # three slots, two wait
-  with pytest.raises(FullError):
-    scheduler.submit([heard[5].ticket])
   scheduler.start()
   scheduler.close()
   with pytest.raises(ClosedError):
@@ -231,33 +230,27 @@ def test_nan_in_one_row_ends_one_request(quick_to_compile):
   )
 
 
-def test_rounds_by_load():
+@pytest.mark.parametrize(
+  ("free", "waiting", "rounds", "expected"),
+  [(0, 3, 8, 8), (0, 0, 8, 4), (2, 0, 8, 1), (0, 0, 1, 1)],
+)
+def test_rounds_by_load(free, waiting, rounds, expected):
   """None waits for a free slot, and who has one is not kept waiting."""
-  most = lambda free, waiting: rounds_of_iteration(
-    free=free, waiting=waiting, max_rounds=8
-  )
-  assert most(0, 3) == 8
-  assert most(0, 0) == 4
-  assert most(2, 0) == 1
-  assert rounds_of_iteration(free=0, waiting=0, max_rounds=1) == 1
+  most = rounds_of_iteration(free=free, waiting=waiting, max_rounds=rounds)
+  assert most == expected
 
 
 def test_a_control_is_what_is_decoded_from_its_array():
   """The longest that there may be fits."""
   most = 2**31 - 1
   asked = dataclasses.replace(
-    ASKED[1],
-    token_ids=(most,) * 16,
-    seed=2**32 - 1,
-    temperature=1 / 3,
-    presence_penalty=-1.9999999999999998,
-    num_likeliest=20,
+    ASKED[1], token_ids=(most,) * 16, seed=2**32 - 1, temperature=1 / 3,
     logit_bias=((most, -1.2345678901234567e-100),) * MOST_BIASES,
     stop_token_ids=(most,) * MOST_STOP_IDS,
-  )
+  )  # fmt: skip
   control = Control(
     admissions=[(row, asked) for row in (2, 0, 1)], ended=[1], depth=3,
-    rounds=4, reads=False, shares={8: 1 / 3, 16: 0.5}, is_last=True,
+    rounds=4, shares={8: 1 / 3, 16: 0.5}, is_last=True,
   )  # fmt: skip
   array = control.encode(most_bytes(3, 16))
   assert array.dtype == np.uint8
@@ -267,7 +260,7 @@ def test_a_control_is_what_is_decoded_from_its_array():
   np.testing.assert_array_equal(back.encode(len(array)), array)
 
 
-def test_what_is_read_beside_streams_follows_what_it_takes(slots):
+def test_what_iterations_take_is_learned_and_told(slots):
   """On a device whose rounds take 0.5 s, and 0.01 s a token of a prompt."""
   controls = []
 
@@ -278,16 +271,13 @@ def test_what_is_read_beside_streams_follows_what_it_takes(slots):
     return dataclasses.replace(report, seconds=seconds)
 
   scheduler, _ = served.make_scheduler(slots, iterate, pace=slots.pace(gap=2))
-  heard = [served.Heard(asked) for asked in ASKED]
-  scheduler.submit([h.ticket for h in heard])
+  scheduler.submit([served.Heard(asked).ticket for asked in ASKED])
   scheduler.start()
-  for h in heard:
-    h.wait()
   scheduler.close()
   assert scheduler.join(served.PATIENCE)
-  shares = {8: 0.08 / 0.5, 16: 0.16 / 0.5}
-  assert controls[-1].shares == pytest.approx(shares)
-  assert controls[0].shares != pytest.approx(shares)
+  told = [control.shares for control in controls if control.shares]
+  assert told[-1] == pytest.approx({8: 0.08 / 0.5, 16: 0.16 / 0.5})
+  assert told[0] != pytest.approx(told[-1])
 
 
 def test_widths_of_prompts():

@@ -47,7 +47,8 @@ def asked(length, *, seed=0, budget=16):
 
 def iteration(slots, **changes):
   """One iteration, and what it emitted in each row."""
-  report = slots.iterate(Control(**dict(depth=3, rounds=4) | changes))
+  usual = dict(depth=3, rounds=4, shares={4: 1.0})
+  report = slots.iterate(Control(**usual | changes))
   ids = [
     report.tokens[row, : report.length[row] - report.start[row]].tolist()
     for row in range(slots.num_slots)
@@ -102,73 +103,44 @@ def test_a_prompt_that_nobody_waits_for_is_read_no_further(slots):
   assert text == served.alone(DECODER, other, width=32, stop=())
 
 
-def test_prompts_that_come_together_are_read_in_turn(slots):
-  first, second = asked(17, seed=6, budget=2), asked(27, seed=7, budget=2)
-  texts, began = {0: [], 1: []}, []
-  _, new = iteration(slots, admissions=[(1, first), (0, second)])
-  for _ in range(12):
-    began += [row for row in texts if new[row] and row not in began]
-    for row in texts:
-      texts[row] += new[row]
-    _, new = iteration(slots)
-  assert began == [1, 0]
-  assert texts[1] == served.alone(DECODER, first, width=32, stop=())
-  assert texts[0] == served.alone(DECODER, second, width=32, stop=())
-
-
-def test_who_streams_waits_for_one_chunk_however_many_come(slots):
-  """And who has read nothing yet has counted nothing yet."""
-  iteration(slots, admissions=[(0, asked(5, seed=31, budget=30))])
-  report, _ = iteration(slots, admissions=[(1, asked(20, seed=32))])
-  assert report.length[1] < 8
+def test_who_has_read_nothing_yet_has_counted_nothing_yet(slots):
+  iteration(slots, admissions=[(1, asked(20, seed=32, budget=6))])
+  report, _ = iteration(slots)
   while report.reason[1] == StopReason.RUNNING:
     report, _ = iteration(slots)
   assert report.num_drafts[1]
-  pair = [asked(20, seed=33, budget=3), asked(20, seed=34, budget=3)]
   iteration(slots, admissions=[(0, asked(2, seed=35, budget=40))])
-  report, texts = iteration(slots, admissions=list(enumerate(pair)))
-  assert not report.num_drafts.any()
-  assert not report.accept_counts.any()
-  while (report.reason == StopReason.RUNNING).any():
-    report, new = iteration(slots)
-    texts = [text + more for text, more in zip(texts, new, strict=True)]
-  assert texts == [
-    served.alone(DECODER, one, width=32, stop=()) for one in pair
-  ]
+  report, _ = iteration(slots, admissions=[(1, asked(20, seed=33))])
+  assert report.num_drafts[0]
+  assert not report.num_drafts[1]
+  assert not report.accept_counts[1].any()
 
 
-def test_prompts_are_scored_in_turn_and_one_that_is_given_up_waits_for_none(
-  slots,
-):
-  """They share a cache: scores are those of prompts that come alone."""
-  scored = [
-    dataclasses.replace(asked(20, seed=40 + i, budget=0), scored=True)
-    for i in range(3)
-  ]
-
-  def alone(one):
-    report, _ = iteration(slots, admissions=[(0, one)])
-    while not report.scores:
-      report, _ = iteration(slots)
-    assert report.reason[0] == StopReason.LENGTH
-    return report.scores[0].log_probs
-
-  expected = [alone(one) for one in scored]
-  assert {one.shape for one in expected} == {(19,)}
-  report, _ = iteration(slots, admissions=[(0, scored[0]), (1, scored[1])])
-  assert not report.scores  # eight tokens of the first alone
-  actual = dict(iteration(slots, ended=[0])[0].scores)
-  report, _ = iteration(slots, admissions=[(0, scored[2])])
-  for _ in range(8):
-    actual |= report.scores
-    report, _ = iteration(slots)
-  np.testing.assert_array_equal(actual[1].log_probs, expected[1])
-  np.testing.assert_array_equal(actual[0].log_probs, expected[2])
+def test_scores_of_a_prompt_come_before_it_is_read(slots):
+  """A request of no new tokens is over with them, also where others decode."""
+  iteration(slots, admissions=[(0, asked(2, seed=41, budget=40))])
+  scored = dataclasses.replace(asked(20, seed=40, budget=3), scored=True)
+  report, (others, new) = iteration(slots, admissions=[(1, scored)])
+  assert others
+  assert not new
+  assert report.scores[1].log_probs.shape == (19,)
+  assert report.reason[1] == StopReason.RUNNING
+  text = []
+  while report.reason[1] == StopReason.RUNNING:
+    report, (_, new) = iteration(slots)
+    assert not report.scores
+    text += new
+  assert text == served.alone(DECODER, scored, width=32, stop=())
+  alone = dataclasses.replace(scored, max_new_tokens=0)
+  report, (_, new) = iteration(slots, admissions=[(1, alone)])
+  assert [*report.scores] == [1]
+  assert report.reason[1] == StopReason.LENGTH
+  assert not new
 
 
 @pytest.mark.parametrize(
   ("shares", "expected"),
-  [({}, 8), ({4: 1, 8: 1.5}, 8), ({4: 0.6, 8: 1}, 4), ({4: 0.3, 8: 0.6}, 3),
+  [({4: 1, 8: 1.5}, 8), ({4: 0.6, 8: 1}, 4), ({4: 0.3, 8: 0.6}, 3),
    ({4: 0.1, 8: 0.1}, 1)],
 )  # fmt: skip
 def test_an_iteration_reads_no_more_than_its_share_while_rows_decode(
@@ -182,14 +154,14 @@ def test_an_iteration_reads_no_more_than_its_share_while_rows_decode(
     assert (new, report.rounds) != ([], 1)
     report, (new, _) = iteration(slots, shares=shares)
     iterations += 1
-  # Chunks of 4, of 4, of 8, of 8 and 4, and of all.
+  # Chunks of 4, of 8, of 8 and 4, and of all.
   assert iterations == expected
 
 
 def test_an_iteration_without_reading_is_a_round(slots):
   iteration(slots, admissions=[(0, asked(2, seed=53, budget=40))])
   report, (new, more) = iteration(
-    slots, admissions=[(1, asked(20, seed=54))], reads=False
+    slots, admissions=[(1, asked(20, seed=54))], shares={}
   )
   assert (report.rounds, report.widths, more) == (1, [], [])
   assert new
@@ -197,7 +169,7 @@ def test_an_iteration_without_reading_is_a_round(slots):
   assert report.widths == [4]
 
 
-def test_programs_that_are_not_compiled_yet_are_done_without():
+def test_greedy_texts_are_the_same_at_any_depth_and_before_all_is_compiled():
   """Wider prompts are read in chunks, narrower ones padded; drafts deeper."""
   few = Slots(
     {1: decoding.make("model1"), 3: DECODER},
@@ -211,8 +183,13 @@ def test_programs_that_are_not_compiled_yet_are_done_without():
   assert (text, report.depth) == (expected(request), 3)
   few.texts.forget([0])
   few.compile_rest()
-  text, report = finished(few, 0, **shallow)
-  assert (text, report.depth) == (expected(request), 1)
+  report, (text, _) = iteration(few, **shallow)
+  depths = [report.depth]
+  while report.reason[0] == StopReason.RUNNING:
+    report, (new, _) = iteration(few, depth=4 - depths[-1], rounds=1)
+    text, depths = text + new, [*depths, report.depth]
+  assert text == expected(request)
+  assert depths[:3] == [1, 3, 1]
 
 
 # --------------------------------------------------- what a row has is not read
@@ -260,15 +237,8 @@ def test_a_second_turn_reads_what_is_new_alone(slots):
   assert actual == expected(other)
 
 
-def test_the_same_prompt_again_reads_its_last_token(slots):
-  first = asked(12, seed=22, budget=4)
-  text, _ = finished(slots, 0, first)
-  actual, report = finished(slots, 1, first)
-  assert (actual, report.cached[1]) == (text, 11)
-
-
-def test_who_comes_together_reads_a_common_beginning_once(slots):
-  """Each goes on from where the other is."""
+def test_who_comes_together_reads_in_turn_and_a_common_beginning_once(slots):
+  """Each goes on from where the other is; whom the order has first is first."""
   start = asked(22, seed=23).token_ids
   pair = [
     Asked(
@@ -276,11 +246,13 @@ def test_who_comes_together_reads_a_common_beginning_once(slots):
     )
     for row, more in enumerate([(1, 2), (5, 6, 7)])
   ]
-  report, new = iteration(slots, admissions=list(enumerate(pair)))
-  texts = {0: new[0], 1: new[1]}
+  report, new = iteration(slots, admissions=[(1, pair[1]), (0, pair[0])])
+  texts, began = {0: new[0], 1: new[1]}, []
   while (report.reason == StopReason.RUNNING).any():
     report, new = iteration(slots)
     texts = {row: texts[row] + new[row] for row in texts}
+    began += [row for row in (0, 1) if new[row] and row not in began]
+  assert began == [1, 0]
   assert texts == {row: expected(pair[row]) for row in texts}
   assert report.cached.sum() == 22
 

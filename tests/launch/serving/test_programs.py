@@ -1,6 +1,4 @@
-"""Prompts are scored in chunks by targets that cannot go back."""
-
-import types
+"""Device programs: prompts are scored by targets that cannot go back."""
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from launch.serving.scoring import Scorer
+from launch.serving.programs import Scorer
 from models.networks.description import (
   AttentionSpec,
   DeltaSpec,
@@ -42,28 +40,20 @@ def hybrid():
 
 
 def test_a_target_with_states_scores_one_text_after_another():
-  """Also after one that was given up in the middle."""
+  """In several passes and in one, by none of the text before."""
   target, params = hybrid()
-  scorer = Scorer(
-    target, Params(target=params), vocab_size=VOCAB, longest=20, widths=[4, 8]
+  score = Scorer(
+    target, Params(target=params), vocab_size=VOCAB, longest=20, width=8
   )
   texts = np.random.default_rng(0).integers(0, VOCAB, (2, 20))
   whole, _ = jax.jit(target.apply)(params, texts, target.init_cache(2, 20))
-  laws = np.asarray(jax.nn.log_softmax(whole.logits))
-
-  def scores(text, *, chunks):
-    asked = types.SimpleNamespace(token_ids=tuple(text))
-    scorer.begin(3)
-    for most in chunks:
-      width, actual = scorer.read_on(3, asked, most)
-      assert width <= most
-    return actual
-
-  assert scores(texts[0], chunks=(8, 4)) is None
-  for row, length, chunks in ((1, 20, (4, 8, 4, 8)), (0, 6, (8,))):
-    actual = scores(texts[row, :length], chunks=chunks)
+  expected = np.asarray(jax.nn.log_softmax(whole.logits))
+  for row, length in ((0, 20), (1, 19), (0, 9), (1, 6), (0, 1)):
+    actual = score(texts[row, :length])
     at = np.arange(length - 1)
     np.testing.assert_allclose(
-      actual.log_probs, laws[row, at, texts[row, 1:length]], atol=1e-5
+      actual.log_probs, expected[row, at, texts[row, 1:length]], atol=1e-5
     )
-    assert not scorer.waits(3)
+    best = np.take_along_axis(expected[row, at], actual.likeliest, -1)
+    np.testing.assert_allclose(actual.likeliest_log_probs, best, atol=1e-5)
+    assert (np.diff(best) <= 0).all()
