@@ -49,7 +49,8 @@ def make_slots(
     say: is told what takes time.
 
   Raises:
-    ValueError: for a depth policy of a draft that has no shallower form.
+    ValueError: for `max_new_tokens` that leave no room, or a depth policy of a
+      draft that has no shallower form.
   """
   models = pair.assemble(config, loaded)
   longest = min(max_prompt, models.room(config.max_new_tokens))

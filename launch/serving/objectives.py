@@ -7,7 +7,7 @@ row saves anything by a shorter draft than the deepest, and the best lengths of
 all rows are one length. Those that there are programs of are compared.
 
 An objective is of a whole answer: what has been waited for leaves less time for
-the rest (`left`), and one that no length can keep any more counts for nothing
+the rest, and one that no length can keep any more counts for nothing
 beside those that can be kept. Lengths are set between iterations, from rounds
 that are over, so that every lossless rule stays so.
 """
@@ -39,21 +39,6 @@ class Row:
   def tokens(self, depth: int) -> float:
     """Expected tokens of a round."""
     return sum(self.acceptance**level for level in range(depth + 1))
-
-
-def left(
-  objective: float, *, elapsed: float, emitted: int, budget: int
-) -> float:
-  """Seconds that each token still to come may take, for a mean of `objective`.
-
-  Args:
-    objective: seconds of each token after the first.
-    elapsed: seconds since the first one.
-    emitted: tokens so far, at least one.
-    budget: tokens of the whole answer, if nothing ends it before.
-  """
-  rest = max(budget - emitted, 1)
-  return (objective * (emitted - 1 + rest) - elapsed) / rest
 
 
 def goodput(rows: Sequence[Row], depth: int, cost: Cost) -> float:
@@ -223,12 +208,13 @@ class Controller:
 
 
 def _left(ticket: Ticket) -> float | None:
-  """Seconds that each token of a ticket may still take; None if it has none."""
+  """Seconds that each token of a ticket may still take; None if it has none.
+
+  The mean of all tokens after the first is to be the objective; the answer is
+  taken to be as long as it may be.
+  """
   if ticket.objective is None or ticket.first is None or ticket.last is None:
     return ticket.objective
-  return left(
-    ticket.objective,
-    elapsed=ticket.last - ticket.first,
-    emitted=ticket.num_tokens,
-    budget=ticket.asked.max_new_tokens,
-  )
+  rest = max(ticket.asked.max_new_tokens - ticket.num_tokens, 1)
+  allowed = ticket.objective * (ticket.num_tokens - 1 + rest)
+  return (allowed - (ticket.last - ticket.first)) / rest

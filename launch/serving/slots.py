@@ -102,15 +102,7 @@ class Slots:
       share_prefixes: whether a prompt may begin as another row's text.
       mesh: the devices, or None for one without a mesh.
       cache_specs: how caches lie on it, see `compilation.compile_both`.
-
-    Raises:
-      ValueError: if the longest prompt leaves no room.
     """
-    if longest >= max_length:
-      raise ValueError(
-        f"a prompt of {longest} tokens leaves no room for a completion: "
-        f"both share {max_length} positions"
-      )
     self.num_slots, self.widths = num_slots, tuple(widths)
     self.longest = longest
     self.max_length, self.max_rounds = max_length, max_rounds

@@ -55,15 +55,6 @@ def test_without_objectives_the_best_is_that_of_dinkelbach():
     assert policy(row * 3, cost, DEPTHS) == 6
 
 
-def test_what_is_waited_for_leaves_less_for_the_rest():
-  """Ten tokens at 2 s each after the first are 18 s."""
-  on_time = dict(elapsed=6.0, emitted=4, budget=10)
-  assert objectives.left(2.0, **on_time) == pytest.approx(2.0)
-  late = on_time | dict(elapsed=15.0)
-  assert objectives.left(2.0, **late) == pytest.approx(3 / 6)
-  assert objectives.left(2.0, elapsed=1.0, emitted=10, budget=10) > 0
-
-
 def test_an_objective_that_is_lost_costs_the_others_nothing():
   """At acceptance .5 a token takes .686 s at least, at depth 2."""
   lengths = [
@@ -146,18 +137,22 @@ def test_requests_of_a_single_iteration_teach_too():
   assert depth == 0
 
 
-def test_the_controller_counts_what_a_row_has_waited_for():
+def test_what_is_waited_for_leaves_less_for_the_rest():
+  """Ten tokens at 2 s each after the first are 18 s."""
   heard = []
 
   def policy(rows, cost, depths):
     heard.append([row.objective for row in rows])
     return depths[0]
 
-  new = ticket(objective=2.0)
-  late = ticket(objective=2.0, first=10.0, last=25.0, num_tokens=4)
-  late.asked = dataclasses.replace(late.asked, max_new_tokens=10)
+  rows = [
+    ticket(objective=2.0, first=10.0, last=10 + seconds, num_tokens=tokens)
+    for seconds, tokens in ((6, 4), (15, 4), (17, 10))
+  ]
+  for one in rows:
+    one.asked = dataclasses.replace(one.asked, max_new_tokens=10)
   controller = controller_of(policy)
-  assert controller([new, late, ticket()], [], 4) == 0
-  assert heard == [[2.0, pytest.approx(0.5), None]]
+  assert controller([ticket(objective=2.0), *rows, ticket()], [], 4) == 0
+  assert heard == [[2.0, 2.0, 0.5, 3.0, None]]
   # A seeded row is always drafted whole.
   assert controller([ticket(), ticket(seeded=True)], [], 0) == 4
