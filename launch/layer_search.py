@@ -27,7 +27,7 @@ from absl import flags
 from jax import Array
 
 from launch import cli, prompts, provenance, results
-from launch.assembly import layers, pair
+from launch.assembly import files, pair
 from models import checkpoints
 from models.networks.description import (
   TransformerConfig,
@@ -77,7 +77,7 @@ def evaluation(
   counts = np.arange(1, most + 1)
   rates = throughput.throughput(counts, acceptance, cost, 1.0)
   return {
-    **layers.as_json(skipped), "acceptance": acceptance, "draft_cost": cost,
+    **files.skipped_json(skipped), "acceptance": acceptance, "draft_cost": cost,
     "num_speculative_tokens": int(counts[np.argmax(rates)]),
     "speedup": float(rates.max()),
   }  # fmt: skip

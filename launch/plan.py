@@ -35,7 +35,7 @@ from absl import flags
 
 from configs import shapes
 from launch import cli, hardware, provenance, results
-from launch.assembly import layers, precision
+from launch.assembly import files, precision
 from launch.assembly.drafting import Drafting
 from launch.assembly.registry import DRAFTERS
 from launch.planning import answer, program
@@ -165,7 +165,7 @@ def question(topology: hardware.Topology) -> program.Question:
   elif drafting.reads == "model":
     draft = shape(drafting.checkpoint)
   elif drafting.reads == "layers":
-    skipped = layers.read(drafting.checkpoint)
+    skipped = files.read_skipped(drafting.checkpoint)
   return program.Question(
     target=target,
     draft=draft,

@@ -56,15 +56,11 @@ class Learning:
   rate: float
 
   def __post_init__(self):
-    if (
-      self.rounds < 1
-      or self.entries < 1
-      or self.laws < 0
-      or not 0 < self.rate < 1
-    ):
+    whole = self.rounds >= 1 and self.entries >= 1 and self.laws >= 0
+    if not whole or not 0 < self.rate < 1:
       raise ValueError(
         "rounds and entries must be >= 1, laws >= 0 and rate in (0, 1), got "
-        f"{self.rounds}, {self.entries}, {self.laws} and {self.rate}"
+        f"{self}"
       )
     losses.get(self.objective)
 

@@ -18,7 +18,6 @@ from models.formats.head_checkpoints import Head
 from models.networks import lowbits, specdec
 from models.networks.description import TransformerConfig
 from models.networks.lowbits import Format
-from models.networks.specdec import Block
 from models.networks.transformer import SkippedLayers
 from models.tokenizers import Tokenizer
 from specjax import decode, low_cache, rules
@@ -153,10 +152,7 @@ def rule_of(config: ml_collections.ConfigDict, drafting: Drafting) -> Rule:
 def _check_kinds(
   config: ml_collections.ConfigDict, drafting: Drafting, *, inputs: bool
 ) -> None:
-  """Raises ValueError if one model reads inputs and the other does not.
-
-  Or if the target does, and the caller has none.
-  """
+  """Raises ValueError if models, or model and caller, differ in inputs."""
   of_target = checkpoints.reads_inputs(config.target)
   if of_target and not inputs:
     raise ValueError(
@@ -182,7 +178,7 @@ def _check_kinds(
 
 
 def _check_low(config: ml_collections.ConfigDict, drafting: Drafting) -> None:
-  """Raises ValueError for weights or a cache that are not stored in few bits.
+  """Raises ValueError for weights or a cache that are not stored quantized.
 
   Of configurations alone: nothing large is read for it.
   """
@@ -204,22 +200,6 @@ def _check_low(config: ml_collections.ConfigDict, drafting: Drafting) -> None:
       )
     lowbits.check_weights(description, weights, on_mesh=bool(config.mesh))
     lowbits.check_cache(description, cache)
-
-
-def _check_same_width(target: Network, draft: Network | Head | Block) -> None:
-  """Raises ValueError unless a draft can read what the target's encoder made.
-
-  Both are encoder-decoders, as `check_kinds` has seen.
-  """
-  if not target.reads_inputs:
-    raise ValueError("config.share_encoder is of encoder-decoders")
-  of_draft = draft.config.t5 if isinstance(draft, Block) else draft.config
-  ours, theirs = target.config.embed_dim, of_draft.embed_dim
-  if ours != theirs:
-    raise ValueError(
-      "config.share_encoder needs models of one width: the target's encoder "
-      f"gives {ours} numbers a token, and the draft reads {theirs}"
-    )
 
 
 def _check_same_tokenizer(target: Tokenizer, draft: Tokenizer) -> None:
@@ -272,7 +252,7 @@ def load(
   beside: Models | None = None,
   inputs: bool = False,
 ) -> Models:
-  """Loads the checkpoints of a config.
+  """Loads the checkpoints of a config, for every `assemble` of them.
 
   Args:
     config: fields as in configs/common.py.
@@ -280,9 +260,6 @@ def load(
     beside: models with the same target, dtype and weights: its arrays are
       shared if they lie where this config wants them.
     inputs: whether the caller decodes encoder-decoders too.
-
-  Returns:
-    The `Models`, to be shared by every `assemble` of the same checkpoints.
 
   Raises:
     ValueError: for unknown or contradictory settings, broken checkpoints, or
@@ -295,22 +272,7 @@ def load(
   _check_low(config, drafting)
   layout, mesh, shardings = None, None, (None, None)
   if config.mesh:
-    sizes = None
-    if reads in ("head", "mtp"):
-      sizes = checkpoints.read_head(
-        path or config.target, config.target
-      ).even_sizes()
-    elif reads == "model":
-      sizes = checkpoints.read_config(path)
-    layout = meshes.parse(
-      config.mesh, jax.device_count(), draft=sizes,
-      draft_devices=config.draft_devices or None,
-    )  # fmt: skip
-    if config.batch_size % layout.data:
-      raise ValueError(
-        f"batch_size ({config.batch_size}) must be a multiple of the mesh's "
-        f"'data' axis ({layout.data})"
-      )
+    layout = _layout(config, drafting)
     mesh, shardings = layout.mesh(jax.devices()), layout.shardings()
   dtype = jnp.dtype(config.dtype)
   if beside is not None and beside.layout == layout:
@@ -348,8 +310,8 @@ def load(
     )  # fmt: skip
   if reads in ("block", "model"):
     _check_same_tokenizer(tokenizer, checkpoints.load_tokenizer(path))
-  if draft is not None and reads != "file" and config.get("share_encoder"):
-    _check_same_width(target, draft)
+  if config.get("share_encoder") and not target.reads_inputs:
+    raise ValueError("config.share_encoder is of encoder-decoders")
   eos_tokens = {*checkpoints.eos_token_ids(config.target)}
   eos_tokens |= {tokenizer.eos_token_id} - {None}
   return Models(
@@ -360,6 +322,26 @@ def load(
     mesh=mesh,
     layout=layout,
   )
+
+
+def _layout(config: ml_collections.ConfigDict, drafting: Drafting):
+  """What a config cuts over which devices."""
+  sizes, path = None, drafting.checkpoint
+  if drafting.reads in ("head", "mtp"):
+    head = checkpoints.read_head(path or config.target, config.target)
+    sizes = head.even_sizes()
+  elif drafting.reads == "model":
+    sizes = checkpoints.read_config(path)
+  layout = meshes.parse(
+    config.mesh, jax.device_count(), draft=sizes,
+    draft_devices=config.draft_devices or None,
+  )  # fmt: skip
+  if config.batch_size % layout.data:
+    raise ValueError(
+      f"batch_size ({config.batch_size}) must be a multiple of the mesh's "
+      f"'data' axis ({layout.data})"
+    )
+  return layout
 
 
 def assemble(
@@ -409,11 +391,11 @@ def assemble(
     draft.max_positions if draft else None,
     drafter.max_positions if drafter else None,
   ]
-  wrong = [i for i in config.stop_token_ids if not 0 <= i < vocab_size]
-  if wrong:
-    raise ValueError(
-      f"stop_token_ids must be in 0..{vocab_size - 1}, got {wrong}"
-    )
+  for token in config.stop_token_ids:
+    if not 0 <= token < vocab_size:
+      raise ValueError(
+        f"stop_token_ids must be in 0..{vocab_size - 1}, got {token}"
+      )
   return Pair(
     decoder=rungs.longest
     if rungs
@@ -450,12 +432,6 @@ def encoder_of(
   if not models.target.reads_inputs:
     return None
   start = models.target.config.start_token
-  vocab_size = models.tokenizer.vocab_size
-  if start >= vocab_size:
-    raise ValueError(
-      f"the decoder begins with token {start}, and the tokenizer has "
-      f"{vocab_size}"
-    )
   return prompts.Encoder(start_token=start, max_tokens=config.max_length)
 
 

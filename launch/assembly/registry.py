@@ -2,22 +2,30 @@
 
 `config.drafter` is a call of `DRAFTERS` (`specjax.calls`), and so is a system
 of `launch.evaluate`: `eagle3(tokens=7)`, `model("DIR", tree=paths(3))`,
-`repeats(eagle3(tokens=1), tokens=7)`. What drafts is a line here that names a
-function of `specjax.drafters` (`launch.assembly.drafting.entry`), what is put
-around a drafter a function of `launch.assembly.around`. `package.module:NAME`
-is a function of one's own that returns a `Drafting`.
+`repeats(eagle3(tokens=1), tokens=7)`.
+What drafts is a line here that names a function of `specjax.drafters`
+(`launch.assembly.drafting.entry`); what is put around a drafter is a function
+of one `Drafting` to another. `package.module:NAME` is a function of one's own
+that returns a `Drafting`.
 
 A checkpoint that a call does not name is `config.checkpoints`' of the
 drafter's name, or its `draft`.
 """
 
 import dataclasses
+import inspect
 import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from launch.assembly import around, layers, retrieval
-from launch.assembly.drafting import Drafting, entry
+from launch.assembly import files
+from launch.assembly.drafting import (
+  Drafting,
+  Learning,
+  as_library,
+  entry,
+  tried,
+)
 from launch.assembly.precision import WEIGHTS
 from models import hub
 from models.formats import head_checkpoints
@@ -29,14 +37,16 @@ from models.networks.specdec import Block
 from models.networks.transformer import SkippedLayers
 from specjax import drafters, low_cache, shapes
 from specjax import siblings as siblings_lib
+from specjax.adaptive import policies
 from specjax.adaptive.policies import GRAMMAR as POLICIES
 from specjax.adaptive.policies import Policy
-from specjax.adaptive.rungs import Rungs, make_rungs
+from specjax.adaptive.rungs import LENGTHS, Rungs, make_rungs
+from specjax.adaptive.rungs import check as check_lengths
 from specjax.calls import Grammar
 from specjax.drafters.families.rasd import Parts
 from specjax.rules import GRAMMAR as RULES
 from specjax.shapes import Shape
-from specjax.siblings import GIVEN, Siblings
+from specjax.siblings import GIVEN, IID, Siblings
 from specjax.tree import Tree
 from specjax.types import Drafter, LanguageModel, Rule
 
@@ -85,6 +95,98 @@ def _texts(corpus: str) -> dict[str, Any]:
   return dict(corpus=corpus)
 
 
+# --------------------------------------------------------- around a drafter
+
+
+def repeats(drafter: Drafting, **settings: Any) -> Drafting:
+  """As `specjax.drafters.repeats`, whose words and defaults it gets below."""
+  made = drafters.repeats(drafter.unread, **settings)
+  if drafter.learning is not None or drafter.lengths:
+    raise ValueError("repeats is not around online and ladder")
+  depth, tokens = drafter.tree.max_depth, made.tree.max_depth
+  fed, forms = drafter.tree.num_drafted + 1, {}
+  if drafter.tree.is_chain and tokens > depth:
+    # As `Drafter.longer`, and the form can be changed again.
+    settings.pop("tokens")
+    forms = dict(tokens=tokens, policy=policies.fixed(depth))
+
+  def call(model: Any, vocab_size: int, **form: Any) -> Drafter:
+    return drafters.repeats(drafter.call(model, vocab_size, **form), **settings)
+
+  wrapped = dataclasses.replace(
+    drafter.of_form(**forms) if forms else drafter,
+    call=call, learns=False, climbs=False, takes_policy=False,
+  )  # fmt: skip
+  if made.tree.num_drafted >= fed:
+    wrapped = dataclasses.replace(wrapped, widths=(*drafter.widths, fed))
+  return wrapped
+
+
+_LIBRARY = list(inspect.signature(drafters.repeats).parameters.values())
+as_library(
+  repeats, drafters.repeats,
+  [_LIBRARY[0].replace(annotation=Drafting), *_LIBRARY[1:]],
+)  # fmt: skip
+
+
+def ladder(
+  drafter: Drafting, *, lengths: tuple[int, ...] = LENGTHS
+) -> Drafting:
+  """Chains of several lengths; the host changes to the fastest by rounds."""
+  check_lengths(lengths)
+  if not drafter.climbs:
+    raise ValueError(
+      "a ladder is of drafters whose state is the same for all lengths, got "
+      f"{drafter.name!r}"
+    )
+  whole = drafter.tree.is_chain and drafter.siblings is IID
+  if not whole or drafter.policy or drafter.widths or drafter.learning:
+    raise ValueError(
+      "a ladder is of chains that are drafted whole: without tree, siblings, "
+      "policy, widths and online"
+    )
+  longest = {"longest": lengths[-1]} if drafter.takes_longest else {}
+  wrapped = drafter.of_form(tokens=lengths[-1], **longest)
+  return tried(dataclasses.replace(wrapped, lengths=lengths))
+
+
+def online(
+  drafter: Drafting,
+  *,
+  rounds: int = 8,
+  entries: int = 512,
+  laws: int = 0,
+  objective: str = "forward_kl",
+  rate: float = 5e-5,
+) -> Drafting:
+  """A draft that learns while it decodes, every so many rounds."""
+  if drafter.lengths:
+    raise ValueError("the draft of a ladder does not learn online")
+  if not drafter.learns:
+    raise ValueError(
+      "online learning is for drafts with parameters of their own (model, "
+      f"eagle, eagle3), none in few bits, got {drafter.name!r}"
+    )
+  learning = Learning(
+    rounds=rounds, entries=entries, laws=laws, objective=objective, rate=rate
+  )
+  return dataclasses.replace(drafter, learning=learning)
+
+
+def with_widths(drafter: Drafting, *tokens: int) -> Drafting:
+  """Passes of the target of these widths too, where a draft ends early."""
+  if not tokens or min(tokens) < 1:
+    raise ValueError(f"widths must be >= 1, got {tokens}")
+  return dataclasses.replace(drafter, widths=(*drafter.widths, *tokens))
+
+
+def with_rule(drafter: Drafting, rule: Rule) -> Drafting:
+  """Verified by this rule, in place of `config.rule`."""
+  return dataclasses.replace(drafter, rule=rule.name)
+
+
+# ---------------------------------------------------------------- the grammar
+
 _NESTED: dict[type, Grammar] = {
   Shape: shapes.GRAMMAR,
   Siblings: Grammar(
@@ -114,11 +216,11 @@ _ENTRIES = (
   entry(drafters.blockwise, reads="head", after=_rounded, climbs=True),
   entry(drafters.dflash, reads="head", after=_rounded),
   entry(drafters.specdec, reads="block"),
-  around.repeats,
-  around.ladder,
-  around.online,
-  around.with_widths,
-  around.with_rule,
+  repeats,
+  ladder,
+  online,
+  with_widths,
+  with_rule,
 )
 DRAFTERS = Grammar(
   kind="drafter",
@@ -135,10 +237,6 @@ _NESTED[Drafting] = DRAFTERS
 def of(config: Mapping[str, Any], written: Any = None) -> Drafting:
   """The way to draft that a config, or a text beside it, names.
 
-  Args:
-    config: for `drafter` and `checkpoints`.
-    written: a text or `calls.Call`, in place of the config's.
-
   Raises:
     ValueError: as `Grammar.make`, or if a checkpoint is named nowhere.
   """
@@ -147,11 +245,7 @@ def of(config: Mapping[str, Any], written: Any = None) -> Drafting:
 
 
 def with_checkpoint(drafting: Drafting, config: Mapping[str, Any]) -> Drafting:
-  """The same with the config's checkpoint, if its call names none.
-
-  Raises:
-    ValueError: if the config names none either.
-  """
+  """The same with the config's checkpoint, if its call names none."""
   if drafting.drafts and drafting.needs_checkpoint and not drafting.checkpoint:
     known = config.get("checkpoints", {})
     path = known.get(drafting.name) or (
@@ -179,11 +273,7 @@ def holds_model(path: str) -> bool:
 
 
 def check_checkpoint(drafting: Drafting) -> None:
-  """Raises if a checkpoint is not there, or holds something else than is read.
-
-  Raises:
-    FileNotFoundError, ValueError: which names the drafter.
-  """
+  """Raises if a checkpoint is not there, or holds something else."""
   path, wanted = drafting.checkpoint, drafting.reads
   if not path or wanted in ("", "layers", "weights"):
     return
@@ -222,11 +312,11 @@ def source(drafting: Drafting, models: Any) -> tuple[Any, Any]:
     ValueError: if a head is of another kind.
   """
   if drafting.reads == "layers":
-    skipped = drafting.skipped or layers.read(drafting.checkpoint)
+    skipped = drafting.skipped or files.read_skipped(drafting.checkpoint)
     return models.target.functions(skipped, ()), None
   if drafting.reads == "weights":
     low, path = models.draft, drafting.checkpoint
-    skipped = layers.read(path) if path else SkippedLayers()
+    skipped = files.read_skipped(path) if path else SkippedLayers()
     return low.functions(skipped, ()), low.params
   if drafting.reads in ("head", "mtp"):
     head = models.draft
@@ -240,7 +330,7 @@ def source(drafting: Drafting, models: Any) -> tuple[Any, Any]:
     return models.draft, models.draft.params
   if drafting.reads == "file":
     return None, models.draft
-  corpus = retrieval.index(drafting.corpus, models) if drafting.corpus else None
+  corpus = files.index_of(drafting.corpus, models) if drafting.corpus else None
   if drafting.reads == "model":
     functions = models.draft.functions(SkippedLayers(), ())
     if drafting.name != "rasd":

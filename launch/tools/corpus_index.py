@@ -14,7 +14,7 @@ in the memory of every device.
 from absl import flags
 
 from launch import cli, results
-from launch.assembly import retrieval
+from launch.assembly import files
 from models import checkpoints
 from specjax.drafters.shared import corpus
 from specjax.runtime import timing
@@ -27,10 +27,10 @@ def run(_) -> int:
   """The command."""
   results.check(cli.OUTPUT.value)
   tokenizer = checkpoints.load_tokenizer(cli.TARGET.value)
-  texts = retrieval.texts(_INPUT.value)
+  texts = files.texts(_INPUT.value)
   encoded = lambda: [tokenizer.encode_text(text) for text in texts]
   seconds, index = timing.timed(lambda: corpus.build(encoded()))
-  content = retrieval.content(index, tokenizer, len(texts))
+  content = files.index_content(index, tokenizer, len(texts))
   results.write(cli.OUTPUT.value, content)
   print(
     f"{len(texts)} texts, {len(index.tokens) - len(texts):,} tokens in "

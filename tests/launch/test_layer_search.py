@@ -10,7 +10,7 @@ from files import write_jsonl
 from flax import nnx
 
 from launch import decode, layer_search
-from launch.assembly import layers
+from launch.assembly import files
 from models.networks.layers import TransformerConfig
 from models.networks.transformer import (
   SkippedLayers,
@@ -159,8 +159,8 @@ def test_a_set_is_found_and_read_by_decode(cli, tmp_path, capsys):
 def test_a_set_is_read_as_it_was_written(tmp_path):
   path = tmp_path / "skip.json"
   one = SkippedLayers(attention=(3, 1), mlp=())
-  path.write_text(json.dumps(layers.as_json(one) | {"best": 1}))
-  assert layers.read(str(path)) == SkippedLayers(attention=(1, 3))
+  path.write_text(json.dumps(files.skipped_json(one) | {"best": 1}))
+  assert files.read_skipped(str(path)) == SkippedLayers(attention=(1, 3))
   path.write_text('{"skip_mlp": [1]}')
   with pytest.raises(ValueError, match="must be JSON like"):
-    layers.read(str(path))
+    files.read_skipped(str(path))

@@ -92,23 +92,6 @@ def test_a_target_drafts_with_its_own_head(target, kind, drafter, rule):
     np.testing.assert_array_equal(plain.tokens[row, :length], said[0])
 
 
-def test_no_checkpoint_is_asked_for(target):
-  config = huggingface.get_config(f"target={target('qwen3-5')}")
-  config.drafter = "mtp"
-  assert registry.of(config).checkpoint == ""
-
-
-def test_a_head_elsewhere_is_named(target):
-  config = huggingface.get_config(f"target={target('qwen3-5')}")
-  config.drafter = 'mtp("HEAD", tokens=2)'
-  actual = registry.of(config)
-  assert (actual.checkpoint, actual.reads, actual.name) == (
-    "HEAD",
-    "head",
-    "mtp",
-  )
-
-
 def test_states_before_their_norms_are_read_if_a_call_says_so(target):
   path = target("qwen3-5")
   config = huggingface.get_config(f"target={path}")

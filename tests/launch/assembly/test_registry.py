@@ -96,7 +96,7 @@ def test_ones_own_rule_and_drafter_decode_what_plain_decoding_does(
     ("--config.rule=of_a_user:nothing", "no rule 'of_a_user:nothing'"),
     ("--config.drafter=of_a_user:NUMBER", "must be a Drafting"),
     ("--config.drafter=of_a_user:", "expected NAME or NAME"),
-    ("--config.num_drafts=2", "the config has no setting num_drafts"),
+    ("--config.num_drafts=2", "num_drafts"),
     ("--config.drafter=modle", "did you mean 'model'?"),
   ],
 )

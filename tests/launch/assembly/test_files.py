@@ -9,7 +9,7 @@ from absl.testing import flagsaver
 
 from launch import cli as command_line
 from launch import decode
-from launch.assembly import retrieval
+from launch.assembly import files
 from launch.tools import corpus_index
 from models import tokenizers
 from specjax.drafters.shared import corpus
@@ -44,11 +44,11 @@ def made(tmp_path_factory):
 def test_an_index_holds_all_text_of_a_folder(made):
   root, output = made
   tokenizer = tokenizers.load(TARGET)
-  actual = retrieval.read(str(output), tokenizer)
+  actual = files.read_index(str(output), tokenizer)
   texts = ["import os\nimport sys\n", "def main():\n  pass\n"]
   expected = corpus.build([tokenizer.encode_text(t) for t in texts])
   jax.tree.map(np.testing.assert_array_equal, actual, expected)
-  assert retrieval.texts(str(root / "in")) == texts
+  assert files.texts(str(root / "in")) == texts
 
 
 def test_completions_are_indexed_by_line(made, tmp_path, capsys):
@@ -88,12 +88,12 @@ def test_what_is_no_corpus_is_one_line(content, words, tmp_path, capsys):
 def test_an_index_of_another_tokenizer_is_refused(made, tmp_path):
   other = tokenizers.train(["a b c"], vocab_size=300)
   with pytest.raises(ValueError, match="another tokenizer than the target's"):
-    retrieval.read(str(made[1]), other)
+    files.read_index(str(made[1]), other)
   with pytest.raises(FileNotFoundError, match="no such corpus"):
-    retrieval.read(str(tmp_path / "none"), other)
+    files.read_index(str(tmp_path / "none"), other)
   (tmp_path / "text").write_text("text")
   with pytest.raises(ValueError, match="cannot use the corpus"):
-    retrieval.read(str(tmp_path / "text"), other)
+    files.read_index(str(tmp_path / "text"), other)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
-"""Files of `launch.tools.corpus_index`: an index of texts, for one tokenizer.
+"""Files that drafters read beside models: indices of texts, skipped layers.
 
-They are safetensors: `tokens` and `places` as
-`specjax.drafters.shared.corpus.Corpus` has them, and as metadata the
-tokenizer's fingerprint and how many texts it is made from.
+An index (`launch.tools.corpus_index`) is safetensors: `tokens` and `places` of
+a `specjax.drafters.shared.corpus.Corpus`, and as metadata its tokenizer's
+fingerprint. Skipped layers are JSON, {"skip_attention": [2, 3], "skip_mlp":
+[3], ...}; what else is in it is for people.
 """
 
 import json
@@ -12,6 +13,7 @@ import jax
 import safetensors
 import safetensors.numpy
 
+from models.networks.transformer import SkippedLayers
 from models.tokenizers import Tokenizer
 from specjax.drafters.shared.corpus import Corpus
 from specjax.runtime import engine
@@ -23,9 +25,8 @@ def texts(path: str) -> list[str]:
   """The texts of a folder, or of the lines of a JSONL file.
 
   Args:
-    path: a folder, of which every file counts that is UTF-8 text, those in
-      folders below too and those whose name begins with a dot not; or a file
-      of objects with a "completion" or a "text".
+    path: a folder, of which every file counts that is UTF-8 text and not
+      hidden; or a file of objects with a "completion" or a "text".
 
   Raises:
     ValueError: if there is no text, or a line holds none.
@@ -71,22 +72,15 @@ def _of_lines(file: pathlib.Path) -> list[str]:
   return lines
 
 
-def content(index: Corpus, tokenizer: Tokenizer, count: int) -> bytes:
-  """Content of the file of an index.
-
-  Args:
-    index: the index.
-    tokenizer: whose tokens it holds.
-    count: texts that it is made from.
-  """
+def index_content(index: Corpus, tokenizer: Tokenizer, count: int) -> bytes:
+  """Content of the file of an index of `count` texts."""
   about = {"tokenizer": tokenizer.fingerprint(), "texts": count}
   arrays = {"tokens": index.tokens, "places": index.places}
-  # One entry: several are written in any order, and the same is no other file.
   metadata = {_FORMAT: json.dumps(about)}
   return safetensors.numpy.save(arrays, metadata)
 
 
-def read(path: str, tokenizer: Tokenizer) -> Corpus:
+def read_index(path: str, tokenizer: Tokenizer) -> Corpus:
   """Reads an index.
 
   Raises:
@@ -115,14 +109,45 @@ def read(path: str, tokenizer: Tokenizer) -> Corpus:
   return corpus
 
 
-def index(path: str, models) -> Corpus:
-  """The corpus of a file, where the models of a pair are.
-
-  Args:
-    path: a file of `launch.tools.corpus_index`.
-    models: `launch.assembly.pair.Models`, whose tokenizer must have made it.
-  """
-  corpus = read(path, models.tokenizer)
+def index_of(path: str, models) -> Corpus:
+  """The corpus of a file, where the `launch.assembly.pair.Models` are."""
+  corpus = read_index(path, models.tokenizer)
   if models.mesh is None:
     return jax.tree.map(jax.numpy.asarray, corpus)
   return engine.everywhere(models.mesh, corpus)
+
+
+def read_skipped(path: str) -> SkippedLayers:
+  """The skipped layers of a file.
+
+  Raises:
+    ValueError: if the file holds no such set, or an empty one.
+    FileNotFoundError: if the file is not there.
+  """
+  file = pathlib.Path(path)
+  if not file.is_file():
+    raise FileNotFoundError(f"no such file of layers to skip: {path}")
+  try:
+    record = json.loads(file.read_text("utf-8"))
+    sets = [record["skip_attention"], record["skip_mlp"]]
+  except (ValueError, TypeError, LookupError):
+    sets = [None]
+  for one in sets:
+    if not isinstance(one, list) or any(type(i) is not int for i in one):
+      raise ValueError(
+        f'{path} must be JSON like {{"skip_attention": [2], "skip_mlp": []}}'
+      )
+  if not any(sets):
+    raise ValueError(
+      f"{path} skips nothing: the whole target would draft for itself "
+      "(launch.layer_search finds what to skip)"
+    )
+  return SkippedLayers(*(tuple(sorted(set(one))) for one in sets))
+
+
+def skipped_json(skipped: SkippedLayers) -> dict[str, list[int]]:
+  """The JSON that `read_skipped` reads."""
+  return {
+    "skip_attention": sorted(skipped.attention),
+    "skip_mlp": sorted(skipped.mlp),
+  }
