@@ -8,23 +8,22 @@ r"""A conversation with a chat model in the terminal, decoded speculatively.
 
 DIR is a model with a chat template. Tokens appear as they are accepted, in the
 colours of launch.decode; the line after an answer says how fast it came. The
-caches keep the conversation, and only what is new is read. Commands:
+caches keep the conversation: a question is read with what was said before only
+where the template or the tokenizer write that in other tokens. Commands:
 
   /temperature X  of the answers from now on; 0 is greedy
   /reset          forgets what was said
-  /help           lists the commands
   /quit           ends, as Ctrl-D does; Ctrl-C ends an answer
 
-A line that ends in a backslash goes on in the next. Piped, every line is a
-message or a command, and answers alone go to stdout; exit code 2: a line was
-refused (said on stderr), and the others were answered.
+Piped, every line is a message or a command, and answers alone go to stdout;
+exit code 2: a line was refused (said on stderr), and the others were answered.
 """
 
 import contextlib
 import functools
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import jax
 import ml_collections
@@ -35,11 +34,9 @@ from absl import flags
 
 from launch import cli, display
 from launch.assembly import pair, registry
-from launch.report import loss_in_words
 from launch.stops import Detokenizer
 from models import chat as templates
-from models.tokenizers import Tokenizer
-from specjax import intervals, random
+from specjax import random
 from specjax.state import DecodeState, Origin, StopReason
 from specjax.types import Sampling
 from specjax.warp import make_sampling
@@ -49,7 +46,7 @@ _SYSTEM_MESSAGE = flags.DEFINE_string(
   "system_message", None, "What the system says before the conversation."
 )
 
-_COMMANDS = "/temperature X, /reset, /help, /quit"
+_COMMANDS = "/temperature X, /reset, /quit"
 # What is read at once is padded to a power of two, of at least so many tokens.
 _SMALLEST = 16
 # The first buffer; later ones are twice as long. A round reads all of it.
@@ -72,7 +69,6 @@ class Cache:
     self.held: list[int] = []
     self.state: DecodeState | None = None
     self._pair, decoder = models, models.decoder
-    self._compiled: set[tuple] = set()
     self._init = jax.jit(
       functools.partial(decoder.init, stop_tokens=models.stop_tokens),
       static_argnames="buffer_length",
@@ -103,8 +99,8 @@ class Cache:
         f"the conversation would have {len(ids)} tokens, and there is room for "
         f"{longest}: /reset begins a new one"
       )
-    budget = np.int32(min(max_new_tokens, longest - len(ids)))
-    need = len(ids) + int(budget)
+    budget = min(max_new_tokens, longest - len(ids))
+    need = len(ids) + budget
     if self.state is not None:
       room, kept = self._pair.decoder.buffer_length(self.state), self.held
     if need > room or ids[: len(kept)] != kept or len(ids) == len(kept):
@@ -113,26 +109,21 @@ class Cache:
     more = ids[len(kept) :]
     width = min(_power_of_two(len(more)), room - bool(kept))
     tokens = np.pad(np.array(more, np.int32), (0, width - len(more)))
-    params, shape = self._pair.params, (bool(kept), room, width)
-    waiting = contextlib.nullcontext()
-    if shape not in self._compiled:
-      waiting = display.waiting(f"compiling for {width} tokens of {room}")
-    how = dict(max_new_tokens=budget, sampling=sampling)
-    with waiting:
-      # Caches are donated: they are gone if anything breaks off.
-      state, self.state = self.state, None
-      if kept:
-        state = self._extend(
-          params, state, np.int32(0), tokens, np.int32(len(more)), **how
-        )
-      else:
-        count = np.array([len(more)])
-        state = self._init(
-          params, tokens[None], count, key[None], buffer_length=room, **how
-        )
-      self.state = self._steps(params, state, np.int32(0))
-      jax.block_until_ready(self.state)
-    self._compiled.add(shape)
+    params = self._pair.params
+    how = dict(max_new_tokens=np.int32(budget), sampling=sampling)
+    # Caches are donated: they are gone if anything breaks off.
+    state, self.state = self.state, None
+    if kept:
+      state = self._extend(
+        params, state, np.int32(0), tokens, np.int32(len(more)), **how
+      )
+    else:
+      state = self._init(
+        params, tokens[None], np.array([len(more)]), key[None],
+        buffer_length=room, **how,
+      )  # fmt: skip
+    # So that what compiles does so before the answer's first token.
+    self.state = jax.block_until_ready(self._steps(params, state, np.int32(0)))
     self.held = ids
     return len(more)
 
@@ -152,47 +143,13 @@ class Cache:
       )
 
 
-def encode(
-  tokenizer: Tokenizer,
-  messages: Sequence[dict[str, str]],
-  held: Sequence[int],
-  stop_tokens: Sequence[int],
-) -> list[int]:
-  """Ids of a conversation up to its next answer.
-
-  They begin with `held`, so that an answer is not tokenized again, where the
-  template writes the conversation so far unchanged and goes on with a special
-  token; else they are those of the whole text.
-
-  Args:
-    tokenizer: with a chat template.
-    messages: the conversation; a question is the last.
-    held: ids up to the end of the last answer; empty without one.
-    stop_tokens: ids that end an answer.
-  """
-  safe, forged = templates.protect(tokenizer, messages)
-  text = templates.render(tokenizer, safe)
-  if held:
-    before = templates.render(tokenizer, safe[:-2]) + safe[-2]["content"]
-    tail = text.removeprefix(before)
-    if tail != text and tail.startswith(tuple(tokenizer.special_tokens())):
-      more = templates.encode_rendered(tokenizer, tail, forged)
-      if held[-1] not in stop_tokens:
-        return [*held, *more]
-      if more[0] == held[-1]:
-        return [*held, *more[1:]]
-  return templates.encode_rendered(tokenizer, text, forged)
-
-
 class Chat:
   """A conversation with a pair.
 
   Attributes:
     messages: what was said, as templates read it.
-    ids: all of it, as the model read and wrote it; empty before an answer.
     cache: the conversation on the device.
     pair: the models that answer.
-    console: where all but piped answers goes.
   """
 
   def __init__(
@@ -221,7 +178,7 @@ class Chat:
     self.pair.room(config.max_new_tokens)
     self.cache = Cache(self.pair)
     self._begun = [{"role": "system", "content": system}] if system else []
-    self.messages, self.ids = self._begun, list[int]()
+    self.messages = self._begun
     # It is asked once, so that what is wrong with the template is said now.
     question = {"role": "user", "content": "?"}
     templates.render(self.pair.tokenizer, [*self._begun, question])
@@ -231,18 +188,15 @@ class Chat:
     """Obeys or answers a line; False ends the conversation.
 
     Raises:
-      ValueError: what the user can mend; nothing has changed then, but that an
-        answer was cut.
+      ValueError: for what the user can mend; nothing has changed then.
     """
     match line.split():
       case []:
         pass
       case ["/quit"]:
         return False
-      case ["/help"]:
-        self.note(_COMMANDS)
       case ["/reset"]:
-        self.messages, self.ids = self._begun, []
+        self.messages = self._begun
         self._number += 1
         self.note("forgotten")
       case ["/temperature", text]:
@@ -262,14 +216,14 @@ class Chat:
     """Asks a question, streams the answer, and keeps both."""
     config, tokenizer = self._config, self.pair.tokenizer
     asked = [*self.messages, {"role": "user", "content": text}]
-    before = encode(tokenizer, asked, self.ids, self.pair.stop_tokens)
+    before = templates.encode(tokenizer, asked)
     self.cache.read(
       before,
       max_new_tokens=config.max_new_tokens,
       sampling=make_sampling(
         1,
         temperature=config.temperature,
-        top_k=config.top_k or None,
+        top_k=config.top_k or None,  # a filter that is off costs nothing
         top_p=config.top_p if config.top_p < 1 else None,
         min_p=config.min_p or None,
       ),
@@ -289,28 +243,21 @@ class Chat:
     self._write(detokenizer.rest() + "\n", Origin.BONUS)
     said = tokenizer.decode(ids, after=before)
     self.messages = [*asked, {"role": "assistant", "content": said}]
-    self.ids = [*before, *ids]
     if self.cache.state is not None:  # else it was interrupted
       self._tell_end(len(ids), time.perf_counter() - start)
 
   def _tell_end(self, count: int, seconds: float) -> None:
-    """Says how fast an answer was, how lossy, and what cut it."""
-    state, rule = self.cache.state, self.pair.decoder.rule
-    counters, (reason,) = jax.device_get((state.counters, state.stop_reason))
+    """Says how fast an answer was, and what cut it."""
+    counters, (reason,) = jax.device_get(
+      (self.cache.state.counters, self.cache.state.stop_reason)
+    )
     parts = [f"{count} tokens", f"{count / seconds:.1f} a second"]
     if calls := int(counters.num_target_calls[0]):
       parts.append(f"{count / calls:.2f} a target call")
-    if not rule.lossless and self.pair.drafting.drafts:
-      away = intervals.known(counters.total_variation[0])
-      away = None if away is None else away / max(count, 1)
-      parts.append(loss_in_words(rule.name, False, away))
-    if reason == StopReason.LENGTH:
-      full = len(self.ids) >= self.pair.max_length
-      parts.append(
-        "the context is full: /reset begins a new conversation"
-        if full
-        else "cut at --config.max_new_tokens"
-      )
+    if len(self.cache.held) >= self.pair.max_length:
+      parts.append("the context is full: /reset begins a new conversation")
+    elif reason == StopReason.LENGTH:
+      parts.append("cut at --config.max_new_tokens")
     self.note(", ".join(parts))
     if reason == StopReason.NAN_LOGITS:
       raise ValueError("the model's logits are NaN: the answer ended")
@@ -329,33 +276,19 @@ class Chat:
 
 
 def lines(interactive: bool) -> Iterator[str]:
-  """Typed or piped lines; one that ends in a backslash goes on in the next."""
-  if interactive:
-    with contextlib.suppress(ImportError):
-      import readline  # noqa: F401  `input` then edits, and remembers
-  begun = ""
+  """Typed or piped lines; Ctrl-C gives up a line that is being typed."""
+  if not interactive:
+    yield from sys.stdin
+    return
+  with contextlib.suppress(ImportError):
+    import readline  # noqa: F401  `input` then edits, and remembers
   while True:
     try:
-      if interactive:
-        line = input("… " if begun else "> ")
-      elif not (line := sys.stdin.readline()):
-        raise EOFError
-    except KeyboardInterrupt:  # the line is given up
-      if not interactive:
-        raise
+      yield input("> ")
+    except KeyboardInterrupt:
       print()
-      continue
     except EOFError:
-      if begun:
-        yield begun.removesuffix("\n")
       return
-    # What is typed may not be UTF-8.
-    line = line.rstrip("\r\n").encode("utf-8", "replace").decode()
-    if line.endswith("\\"):
-      begun += line[:-1] + "\n"
-    else:
-      yield begun + line
-      begun = ""
 
 
 def run(_) -> int:
@@ -365,23 +298,23 @@ def run(_) -> int:
     cli.CONFIG.value, system=_SYSTEM_MESSAGE.value, interactive=interactive
   )
   if interactive:
-    config, rule = cli.CONFIG.value, chat.pair.decoder.rule.name
-    drafter = registry.canonical(config)
-    chat.note(f"{config.target}: drafted by {drafter}, rule {rule}")
+    drafter = registry.canonical(cli.CONFIG.value)
+    chat.note(f"drafted by {drafter}, rule {chat.pair.decoder.rule.name}")
     chat.note("\n".join([*chat.pair.notes, _COMMANDS]))
     display.show_legend(chat.console)
   code = 0
   for line in lines(interactive):
     try:
-      if not chat.run(line):
+      # What is typed may not be UTF-8.
+      if not chat.run(line.rstrip("\r\n").encode("utf-8", "replace").decode()):
         break
-    except KeyboardInterrupt:  # while it was read
-      if not interactive:
-        raise
-      chat.note("interrupted")
     except ValueError as error:
       cli.fail(str(error))
       code = 0 if interactive else 2
+    except KeyboardInterrupt:  # while the question was read
+      if not interactive:
+        raise
+      chat.note("interrupted")
   return code
 
 

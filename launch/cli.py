@@ -11,14 +11,11 @@ A command reads the flags that its module defines, and those that it names with
 import logging
 import os
 import pathlib
-import re
 import sys
-import textwrap
 import traceback
 from collections.abc import Callable, Sequence
 
 import jax
-import ml_collections
 from absl import app, flags
 from ml_collections import config_flags
 
@@ -35,27 +32,16 @@ WORKDIR = flags.DEFINE_string(
   "workdir", None, "The folder of a run: a training, figures."
 )
 TARGET = flags.DEFINE_string(
-  "target", None,
-  "The target: its distribution (0.2,0.3,0.5), the shape of a plan, or a "
-  "checkpoint.",
-)  # fmt: skip
-DRAFT = flags.DEFINE_string("draft", None, "The draft, as --target.")
+  "target",
+  None,
+  "A distribution (0.2,0.3,0.5), a plan's shape, or a directory.",
+)
 RULE = flags.DEFINE_string(
   "rule", None, 'A rule, as in "token" or "typical(epsilon=0.2)".'
-)
-NUM_SPECULATIVE_TOKENS = flags.DEFINE_list(
-  "num_speculative_tokens", None, "G, tokens of a drafted path."
-)
-NUM_DRAFTS = flags.DEFINE_list(
-  "num_drafts", None, "Paths that are drafted: K, or each M of the theory."
 )
 TEMPERATURES = flags.DEFINE_list(
   "temperatures", None, "Temperatures to decode at, one after the other."
 )
-TURNS = flags.DEFINE_integer(
-  "turns", None, "Repetitions of what is timed, or a user's turns.",
-  lower_bound=1,
-)  # fmt: skip
 BATCH_SIZES = flags.DEFINE_list(
   "batch_sizes", None, "Rows that are decoded together, each number in turn."
 )
@@ -74,6 +60,9 @@ Command = Callable[[Sequence[str]], int]
 # to: the same command goes on (EX_TEMPFAIL of sysexits.h).
 UNFINISHED = 75
 
+_MORE_HELP = """
+--helpfull lists all flags, and the settings of the config it is given;
+--help=drafters what --config.drafter takes; --debug shows tracebacks."""
 _HELP = {"--help", "-help", "-h", "-?", "--helpshort"}
 
 
@@ -89,23 +78,6 @@ def reads(*shared: flags.FlagHolder) -> None:
   writes = any(flag.name in (OUTPUT.name, WORKDIR.name) for flag in shared)
   for flag in (*shared, *([OVERWRITE] if writes else [])):
     flags.declare_key_flag(flag.name)
-
-
-def refuse_with(what: str, *unread: flags.FlagHolder) -> None:
-  """Raises UserError if flags are given that are not read beside `what`."""
-  if names := [f"--{flag.name}" for flag in unread if flag.present]:
-    raise UserError(f"{', '.join(names)}: not read with {what}")
-
-
-_spread: set[str] = set()
-
-
-def takes_the_rest(flag: flags.FlagHolder) -> None:
-  """Lets a list flag's values stand apart, as in `--flag A B`, if it is given.
-
-  The caller takes the arguments that are left over as more values of it.
-  """
-  _spread.add(flag.name)
 
 
 def integers(flag: flags.FlagHolder, *, default: Sequence[int]) -> list[int]:
@@ -132,7 +104,7 @@ def run(
   Args:
     command: what to run.
     required: flags that must be given.
-    several_processes: whether it may be one of several processes.
+    several_processes: whether this may be one of several processes.
     preemption_notice: see `processes.start`.
   """
   os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -217,12 +189,8 @@ def _guarded(command: Command, argv: Sequence[str]) -> int:
 def _parse(
   command: Command, argv: Sequence[str], required: Sequence[str] = ()
 ) -> list[str]:
-  """Parses flags; a config file may raise anything, and its text is shown.
-
-  Raises:
-    UserError: for flags that do not exist, or that the command does not read.
-    SystemExit: once help that was asked for is shown.
-  """
+  """Parses flags and the config file; UserError for what cannot be read."""
+  module = sys.modules[command.__module__]
   if "--help=drafters" in argv:
     from launch.assembly import registry
 
@@ -230,82 +198,29 @@ def _parse(
       print(f"{written}\n    {about}")
     raise SystemExit(0)
   if not _HELP.isdisjoint(argv):
-    print(_help(command))
+    print(module.__doc__, flags.FLAGS.module_help(module), _MORE_HELP, sep="\n")
     raise SystemExit(0)
-  wants_all = "--helpfull" in argv
   try:
     rest = flags.FLAGS([x for x in argv if x != "--helpfull"])
     _ = CONFIG.value and CONFIG.value.keys()  # so that it is read
-  except Exception as error:
-    raise UserError(_why_not(error)) from None
-  if wants_all:
-    print(f"{_help(command)}\n{_settings()}\n{flags.FLAGS.get_help()}")
+  except Exception as error:  # a config file may raise anything
+    text = str(error).replace("\\n", ": ").replace("\\'", "").strip()
+    text = text[1:-1] if text[0] == "'" else text  # a KeyError has quotes
+    raise UserError(text.splitlines()[-1]) from None
+  if "--helpfull" in argv:
+    print(module.__doc__, flags.FLAGS.get_help(), CONFIG.value or "", sep="\n")
     raise SystemExit(0)
+  read = {f.name for f in flags.FLAGS.get_key_flags_for_module(module)}
   shared = {f.name for f in flags.FLAGS.flags_by_module_dict()[__name__]}
-  shared -= {_DEBUG.name, *_key_flags(command)}
-  if unread := sorted(x for x in shared if flags.FLAGS[x].present):
-    raise UserError(
-      f"this command does not read --{', --'.join(unread)} (--help lists what "
-      "it reads; settings of a config are --config.NAME=VALUE)"
-    )
+  for name in sorted(shared - read - {_DEBUG.name}):
+    if flags.FLAGS[name].present:
+      raise UserError(f"this command does not read --{name}: see --help")
   for name in required:
     if flags.FLAGS[name].value is None:
       raise UserError(f"--{name} is required; see --help for an example")
-  if rest[1:] and not any(flags.FLAGS[name].present for name in _spread):
+  if rest[1:]:
     raise UserError(f"unexpected {rest[1:]}: settings are --name=value")
   return rest
-
-
-def _why_not(error: Exception) -> str:
-  """The reason why flags, or a config file, could not be read."""
-  text = str(error.args[0] if error.args else error)
-  if missing := re.search(r"No such file or directory: '([^']+)'", text):
-    return f"there is no {missing[1]}"
-  if isinstance(error, KeyError | AttributeError):  # of ml_collections
-    text = text.replace("\\n", ". ").replace("\\'", "").strip("'\"?")
-    return f"the config has no setting {text}"
-  return text.strip().splitlines()[-1]
-
-
-def _key_flags(command: Command) -> dict[str, flags.Flag]:
-  module = sys.modules[command.__module__]
-  key = flags.FLAGS.get_key_flags_for_module(module)
-  return {flag.name: flag for flag in key}
-
-
-def _help(command: Command) -> str:
-  """The module's docstring and the flags that the command reads."""
-  about = (sys.modules[command.__module__].__doc__ or "").strip()
-  lines = []
-  for name, flag in sorted(_key_flags(command).items()):
-    default = f" [{flag.default}]" if flag.default else ""
-    lines += textwrap.wrap(
-      f"--{name}  {flag.help}{default}", 80, initial_indent="  ",
-      subsequent_indent="      ",
-    )  # fmt: skip
-  return "\n".join(
-    [
-      about,
-      "",
-      *lines,
-      "",
-      "--helpfull lists all flags, and the settings of the config it is given;",
-      "--help=drafters what --config.drafter takes; --debug shows tracebacks.",
-    ]
-  )
-
-
-def _settings() -> str:
-  """The settings of the config that is named, by their dotted names."""
-
-  def leaves(config: ml_collections.ConfigDict, prefix: str):
-    for name, value in config.items():
-      if isinstance(value, ml_collections.ConfigDict) and len(value):
-        yield from leaves(value, f"{prefix}{name}.")
-      else:
-        yield f"  --{prefix}{name}={value!r}"
-
-  return "\n".join(leaves(CONFIG.value or {}, "config."))
 
 
 def _default_flag(name: str, value) -> None:

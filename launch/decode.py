@@ -11,7 +11,6 @@ else). The same command goes on where a killed one was (OUT.jsonl.journal).
 docs/command-line.md describes what is written.
 """
 
-import dataclasses
 import hashlib
 import sys
 import time
@@ -43,7 +42,7 @@ from specjax.state import StopReason
 cli.reads(cli.CONFIG, cli.PROMPTS, cli.OUTPUT)
 _SUMMARY = flags.DEFINE_string("summary", None, "The run's numbers, JSON.")
 _BASELINE = flags.DEFINE_bool(
-  "baseline", True, "Also decode plainly, to measure the speed-up."
+  "baseline", True, "Also decode plainly, for the speed-up (not if traced)."
 )
 _LOG_PROBS = flags.DEFINE_bool(
   "log_probs", False, "Also write the log-probability of every token."
@@ -53,15 +52,14 @@ _STEPS = flags.DEFINE_string(
 )
 
 
-def traced_fields() -> list[str]:
-  """Fields of a traced row beside its completion; empty if untraced."""
-  of_rows = ["log_probs", "warped_log_probs"] if _LOG_PROBS.value else []
-  return [*of_rows, *(["rounds"] if _STEPS.value else [])]
+def is_traced() -> bool:
+  """True if rows are decoded round by round, without timing."""
+  return bool(_LOG_PROBS.value or _STEPS.value)
 
 
 def measures_speedup() -> bool:
   """True if prompts are also decoded plainly, for comparison."""
-  return _BASELINE.value and not traced_fields()
+  return _BASELINE.value and not is_traced()
 
 
 def decode_batch(
@@ -85,12 +83,9 @@ def decode_batch(
 def trace_batch(batch: Batch, trace: Callable[[Batch], tracing.Traced]) -> dict:
   """As `decode_batch`, round by round, with what was seen in the rows."""
   start = time.perf_counter()
-  done, beside = trace(batch)
+  done, seen = trace(batch)
   unit = engine.unit_of(done, time.perf_counter() - start, None)
-  rows = [
-    vars(c) | {name: more[name] for name in traced_fields()}
-    for c, more in zip(done, beside, strict=True)
-  ]
+  rows = [vars(c) | more for c, more in zip(done, seen, strict=True)]
   return _record(batch, rows, unit)
 
 
@@ -111,7 +106,7 @@ def decode_missing(
     max_width=models.room(config.max_new_tokens),
     among=len(items),
   )
-  if traced_fields():
+  if is_traced():
     trace = tracing.tracer(speculative)
     work = lambda _, batch: trace_batch(batch, trace)
   else:
@@ -142,7 +137,7 @@ def output_row(prompt: Prompt, row: dict, tokenizer) -> dict:
   names = [
     "token_ids", "stop_reason", "num_target_calls", "num_drafted",
     "num_accepted", "accept_counts",
-    *(name for name in traced_fields() if name != "rounds"),
+    *(["log_probs", "warped_log_probs"] if _LOG_PROBS.value else []),
   ]  # fmt: skip
   return {
     "id": prompt.id,
@@ -187,38 +182,27 @@ def summary_of(items: list[Prompt], records: list[dict]) -> dict:
     max_depth=max(len(x["accept_counts"]) for r in records for x in r["rows"])
     - 1,
   )
-  if traced_fields():  # their times are no measurement
+  if is_traced():  # their times are no measurement
     summary |= dict.fromkeys(("seconds", "tokens_per_second"))
   return summary
-
-
-def check_flags(drafting) -> None:
-  """Raises UserError for flags that do not go together."""
-  if traced_fields() and (drafting.learning or drafting.lengths):
-    raise cli.UserError("--log_probs and --steps are not for online and ladder")
-  if traced_fields() and _BASELINE.present and _BASELINE.value:
-    raise cli.UserError(
-      "--log_probs and --steps take time of their own: no --baseline with them"
-    )
-  if _LOG_PROBS.value and not cli.OUTPUT.value:
-    raise cli.UserError("--log_probs are written to --output: give one")
-  if drafting.learning and processes.several():
-    raise cli.UserError("a draft learns online in one process")
-  results.check(cli.OUTPUT.value, _SUMMARY.value, _STEPS.value)
 
 
 def run(_) -> int:
   """The command."""
   config, output = cli.CONFIG.value, cli.OUTPUT.value
   drafting = pair.check_config(config)
-  check_flags(drafting)
+  if is_traced() and (drafting.learning or drafting.lengths):
+    raise cli.UserError("--log_probs and --steps are not for online and ladder")
+  if drafting.learning and processes.several():
+    raise cli.UserError("a draft learns online in one process")
+  results.check(output, _SUMMARY.value, _STEPS.value)
   models = pair.build(config, inputs=True)
   items, good = read_prompts(models, config.max_new_tokens)
   asked = hashlib.sha256("".join(p.key for p in items).encode()).hexdigest()
   journal = Journal(
     None if drafting.learning else output,  # what was learned is not on disk
     provenance.settings(
-      config, prompts=asked, baseline=measures_speedup(), traced=traced_fields()
+      config, prompts=asked, baseline=measures_speedup(), traced=is_traced()
     ),
   )
   decode_missing(config, models, items, journal)
@@ -244,14 +228,14 @@ def run(_) -> int:
   dash = results.STDOUT in (output, _SUMMARY.value, _STEPS.value)
   console = rich.console.Console(stderr=dash, quiet=not processes.is_chief())
   if not output:
-    names = [field.name for field in dataclasses.fields(Completion)]
+    names = Completion.__dataclass_fields__
     for item in items:
-      made = Completion(**{name: rows[item.key][name] for name in names})
+      made = Completion(**{x: rows[item.key][x] for x in names})
       display.show_completion(console, models.tokenizer, item, made)
     display.show_legend(console)
   for note in models.notes:
     console.print(note, markup=False, soft_wrap=True)
-  display.show_summary(console, summary, rule, drafts=drafting.drafts)
+  display.show_summary(console, summary, rule)
   nan = StopReason.NAN_LOGITS.name.lower()
   if broken := [p.id for p in items if rows[p.key]["stop_reason"] == nan]:
     return cli.fail(f"NaN logits ended the rows with id {broken}")

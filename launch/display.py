@@ -6,9 +6,7 @@ colour these are green, orange and blue; without, the two rarer kinds are
 bracketed.
 """
 
-import contextlib
 import unicodedata
-from collections.abc import Iterator, Sequence
 
 import rich.box
 import rich.console
@@ -52,35 +50,6 @@ def visible(text: str) -> str:
   )
 
 
-@contextlib.contextmanager
-def waiting(what: str) -> Iterator[None]:
-  """Says on stderr what is being done: beside a spinner, or else in a line."""
-  console = rich.console.Console(stderr=True, markup=False)
-  if console.is_terminal:
-    with console.status(what):
-      yield
-  else:
-    console.print(f"{what} ...", soft_wrap=True)
-    yield
-
-
-def pieces(
-  tokenizer: Tokenizer, ids: Sequence[int], before: Sequence[int] = ()
-) -> list[str]:
-  """The text each token adds; a character cut in two goes to the last.
-
-  Args:
-    tokenizer: of the pair.
-    ids: the tokens.
-    before: tokens of what they complete.
-  """
-  detokenizer = stops.Detokenizer(tokenizer, before)
-  out = [detokenizer.add(token) for token in ids]
-  if out:
-    out[-1] += detokenizer.rest()
-  return out
-
-
 def show_completion(
   console: rich.console.Console,
   tokenizer: Tokenizer,
@@ -88,22 +57,17 @@ def show_completion(
   completion: Completion,
 ) -> None:
   """Prints a prompt and its completion, tokens told apart by origin."""
-  given = prompt.text if prompt.input is None else f"{prompt.input}\n"
-  given += "" if prompt.input is None else prompt.text
-  text = rich.text.Text(visible(given), style="dim")
-  text = rich.text.Text().append_text(text)  # dim is the prompt alone
-  in_colour = _in_colour(console)
-  ids = completion.token_ids
-  room = None  # characters that are left to show; None is all
-  if prompt.stop:
-    room = len(stops.text_of(prompt, vars(completion), tokenizer))
-  for piece, code in zip(
-    pieces(tokenizer, ids, prompt.token_ids), completion.origins, strict=True
-  ):
-    if room is not None:
-      piece, room = piece[:room], max(room - len(piece), 0)
+  given = "" if prompt.input is None else f"{prompt.input}\n"
+  given += prompt.text
+  text = rich.text.Text().append(visible(given), style="dim")
+  room = len(stops.text_of(prompt, vars(completion), tokenizer))
+  detokenizer = stops.Detokenizer(tokenizer, prompt.token_ids)
+  texts = [detokenizer.add(token) for token in completion.token_ids]
+  texts[-1:] = [x + detokenizer.rest() for x in texts[-1:]]
+  for piece, code in zip(texts, completion.origins, strict=True):
+    piece, room = piece[:room], max(room - len(piece), 0)
     origin = Origin(code)
-    if not in_colour and origin in _MARKS and piece:
+    if not _in_colour(console) and origin in _MARKS and piece:
       before, after = _MARKS[origin]
       piece = before + piece + after
     text.append(visible(piece), style=STYLES[origin])
@@ -129,25 +93,18 @@ def show_legend(console: rich.console.Console) -> None:
 
 
 def show_summary(
-  console: rich.console.Console,
-  summary: dict,
-  rule: Rule,
-  *,
-  drafts: bool = True,
+  console: rich.console.Console, summary: dict, rule: Rule
 ) -> None:
   """Prints the table: speculative beside plain autoregressive decoding.
 
   A lossy rule's distance from the target stands beside every speed-up.
   """
-  if not drafts:
-    console.print("nothing is drafted: plain decoding beside itself")
   loss = loss_in_words(rule.name, rule.lossless, summary["total_variation"])
   console.print(rich.text.Text(f"rule {rule.name}: {loss}"), soft_wrap=True)
   table = rich.table.Table(box=rich.box.SIMPLE)
-  for name, justify in (
-    ("", "left"), ("speculative", "right"), ("autoregressive", "right"),
-  ):  # fmt: skip
-    table.add_column(name, justify=justify)
+  table.add_column("")
+  table.add_column("speculative", justify="right")
+  table.add_column("autoregressive", justify="right")
 
   def row(label, value, baseline=None, digits=2):
     text = lambda x: "" if x is None else f"{x:.{digits}f}"
@@ -174,7 +131,7 @@ def show_summary(
   if summary["speedup"] is not None:
     interval = summary["speedup_ci"]
     tail = (
-      f"(fewer than {intervals.LEAST} prompts or batches of them: no interval)"
+      f"(no interval from fewer than {intervals.LEAST} prompts or batches)"
       if interval is None
       else f"(95% interval {interval[0]:.2f} to {interval[1]:.2f}, paired)"
     )

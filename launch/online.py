@@ -1,4 +1,4 @@
-"""Online learning of a draft: the optimiser.
+"""Online learning of a draft: the optimizer.
 
 A `Learner` has the draft's parameters. After every so many rounds it takes a
 step of Adam on all that the rings of the state hold
@@ -36,7 +36,7 @@ class Lesson:
 
   Attributes:
     laws: its laws at the entries of a ring.
-    fixed: names of its parts that stay, since they are the target's.
+    fixed: names of its parts that are the target's, and stay.
   """
 
   laws: Laws
@@ -70,23 +70,17 @@ def wrapped(
 
 
 class Learner:
-  """A draft's parameters and their optimiser (`specjax.runtime.engine`).
+  """A draft's parameters and their optimizer (`specjax.runtime.engine`).
 
   Attributes:
     params: of both models; the target's never change.
-    updates: steps of the optimiser so far.
+    updates: steps of the optimizer so far.
     seconds: that they took.
     last_loss: of the last one, or None.
   """
 
   def __init__(self, how: Learning, params: Params, lesson: Lesson):
-    """Begins with the parameters of a checkpoint.
-
-    Args:
-      how: it learns.
-      params: of both models.
-      lesson: of the draft.
-    """
+    """Begins with the parameters of a checkpoint."""
     # On their devices for good, as what an update gives is: one program then.
     stay = lambda tree: jax.tree.map(
       lambda x: jax.device_put(x, x.sharding), tree
@@ -130,18 +124,16 @@ class Learner:
     )
 
   def begin(self, state: DecodeState) -> DecodeState:
-    """A state whose rings go on from those of the batch before.
-
-    Rings of another number of rows are not: their batch is of another size.
-    """
+    """A state with the rings of the last batch, if that had as many rows."""
     drafter_state = state.drafter_state
     if self._ring is None or len(self._ring.written) != len(state.length):
       return state
-    filled = self._carry(drafter_state, self._ring)
-    where = lambda new, old: jax.device_put(new, old.format)
-    # As programs want it.
-    filled = jax.tree.map(where, filled.ring, drafter_state.ring)
-    drafter_state = dataclasses.replace(drafter_state, ring=filled)
+    ring = jax.tree.map(
+      lambda new, old: jax.device_put(new, old.format),  # as programs want it
+      self._carry(drafter_state, self._ring).ring,
+      drafter_state.ring,
+    )
+    drafter_state = dataclasses.replace(drafter_state, ring=ring)
     return dataclasses.replace(state, drafter_state=drafter_state)
 
   def learn(self, state: DecodeState, rounds: int) -> None:

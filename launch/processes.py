@@ -9,7 +9,6 @@ and Kubernetes with --distributed=on. By hand, on one machine or several:
   JAX_COORDINATOR_ADDRESS=localhost:9911 JAX_NUM_PROCESSES=2 JAX_PROCESS_ID=1 \
     python -m launch.decode --config=configs/embedded.py --output=OUT.jsonl
 
-`launch.decode`, `launch.evaluate`, `launch.serve` and `launch.train` run so.
 When one process dies, the others end within --heartbeat_timeout seconds or a
 little more: jax aborts them with "another task died".
 """
@@ -37,10 +36,7 @@ _HEARTBEAT = flags.DEFINE_integer(
   "Seconds of silence after which a process counts as dead.", lower_bound=1,
 )  # fmt: skip
 
-# How long workers wait for each other at the start, and a failed process for
-# the others to fail alike.
-_JOIN_SECONDS = 300
-_LEAVE_SECONDS = 5
+_LEAVE_SECONDS = 5  # what a failed process waits for others to fail alike
 
 _Part = TypeVar("_Part")
 
@@ -55,9 +51,8 @@ def start(*, preemption_notice: bool = False) -> None:
   Must come before anything that makes jax look for devices.
 
   Args:
-    preemption_notice: whether SIGTERM is to be only noted, for
-      `orbax.checkpoint.CheckpointManager.reached_preemption`, instead of ending
-      the process.
+    preemption_notice: whether SIGTERM is only noted, for Orbax's
+      `reached_preemption`, instead of ending the process.
 
   Raises:
     ValueError: if nothing tells where the others are.
@@ -71,16 +66,14 @@ def start(*, preemption_notice: bool = False) -> None:
     jax.distributed.initialize(
       num_processes=number("JAX_NUM_PROCESSES"),
       process_id=number("JAX_PROCESS_ID"),
-      initialization_timeout=_JOIN_SECONDS,
       heartbeat_timeout_seconds=_HEARTBEAT.value,
     )
   except (ValueError, RuntimeError, OSError) as error:
-    reason = " ".join(str(error).split())
     kind = ValueError if isinstance(error, ValueError) else UnjoinedError
     raise kind(
-      f"cannot join the other processes ({reason}): a TPU slice or Slurm tells "
-      "where they are, or all of JAX_COORDINATOR_ADDRESS=HOST:PORT, "
-      "JAX_NUM_PROCESSES=N and JAX_PROCESS_ID=I; --distributed=off runs alone"
+      f"cannot join the other processes ({error}): give all of "
+      "JAX_COORDINATOR_ADDRESS=HOST:PORT, JAX_NUM_PROCESSES=N and "
+      "JAX_PROCESS_ID=I where no TPU slice or Slurm tells them"
     ) from None
   if several():
     print(
@@ -110,16 +103,7 @@ def is_chief() -> bool:
 
 
 def gather(value: Any) -> list[Any]:
-  """The values of all processes, in their order.
-
-  All processes must call it equally often.
-
-  Args:
-    value: anything that JSON can hold.
-
-  Returns:
-    One value for each process.
-  """
+  """The values of all processes, of JSON's types; all must call it."""
   if not several():
     return [value]
   from jax.experimental import multihost_utils
@@ -142,7 +126,7 @@ def round_robin(
   *,
   together: bool,
 ) -> Iterator[dict]:
-  """The records of parts of a run, on every process.
+  """The records of parts of a run, the same on every process.
 
   Args:
     parts: the same on every process.
@@ -150,9 +134,6 @@ def round_robin(
       process makes.
     together: whether every process must take part in every part, because the
       models' arrays lie on the devices of several; otherwise they take turns.
-
-  Yields:
-    A record at a time, the same ones in the same order on every process.
   """
   if together or not several():
     for number, part in enumerate(parts):
@@ -161,9 +142,8 @@ def round_robin(
   rank, count = jax.process_index(), jax.process_count()
   for start in range(0, len(parts), count):
     turn = range(start, min(start + count, len(parts)))
-    record = None
-    if rank < len(turn):
-      record = work(start // count, parts[turn[rank]])
+    mine = rank < len(turn)
+    record = work(start // count, parts[turn[rank]]) if mine else None
     yield from filter(None, gather(record))
 
 
@@ -180,9 +160,6 @@ def leave(code: int) -> None:
 
   jax's own way out waits for all processes, and would hang if this one alone
   failed. If all fail alike, they end together, each with its own exit code.
-
-  Args:
-    code: the exit code.
   """
   farewell = threading.Thread(target=jax.distributed.shutdown, daemon=True)
   farewell.start()

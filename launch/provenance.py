@@ -34,11 +34,8 @@ def record(config: Any = None) -> dict[str, Any]:
   Args:
     config: an `ml_collections.ConfigDict`, if the command has one.
   """
-  known = {
-    "provenance": {**_code(), "command": command()},
-    "machine": machine(),
-  }
-  return known if config is None else known | {"config": _as_json(config)}
+  made = {"provenance": {**_code(), "command": command()}, "machine": machine()}
+  return made if config is None else made | {"config": _as_json(config)}
 
 
 def settings(config: Any, **more: Any) -> dict[str, Any]:

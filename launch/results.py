@@ -1,9 +1,7 @@
 """Files that commands write: whole or not at all, and not over one another.
 
-An existing output is refused without --overwrite, before any work is done.
-Files are written beside their final place and renamed. Of several processes
-the chief alone writes. "-" is stdout. A run that may be killed keeps a
-`Journal` beside its output, from which the same command goes on.
+An existing output is refused without --overwrite, before any work is done. Of
+several processes the chief alone writes. "-" is stdout.
 """
 
 import json
@@ -34,9 +32,7 @@ def check(*paths: str | pathlib.Path | None) -> None:
       raise cli.UserError(f"{path} exists already: --overwrite replaces it")
     folder = next(x for x in path.absolute().parents if x.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK):
-      raise cli.UserError(
-        f"cannot write {path}: {folder} is no writable folder"
-      )
+      raise cli.UserError(f"{path}: {folder} is no writable folder")
 
 
 def write(path: str | pathlib.Path, content: str | bytes) -> None:
@@ -67,9 +63,6 @@ def beside(path: str | None) -> Any:
   return sys.stderr if path == STDOUT else sys.stdout
 
 
-# ------------------------------------------------------------------ JSON lines
-
-
 def read_jsonl(path: str | pathlib.Path) -> Iterator[tuple[int, dict]]:
   """The objects of a UTF-8 file of JSON lines, with their lines' numbers.
 
@@ -78,11 +71,10 @@ def read_jsonl(path: str | pathlib.Path) -> Iterator[tuple[int, dict]]:
     ValueError: if it is not UTF-8, or for a line that is no JSON object.
   """
   try:
-    with open(path, encoding="utf-8-sig", newline="\n") as file:
-      lines = list(enumerate(file, start=1))
+    text = pathlib.Path(path).read_text("utf-8-sig")
   except UnicodeDecodeError:
     raise ValueError(f"{path}: not UTF-8") from None
-  for number, line in lines:
+  for number, line in enumerate(text.split("\n"), start=1):
     if not line.strip():
       continue
     try:
@@ -97,22 +89,6 @@ def read_jsonl(path: str | pathlib.Path) -> Iterator[tuple[int, dict]]:
 def dumps(records: Iterable[Any]) -> str:
   """The text of a file of JSON lines."""
   return "".join(json.dumps(record) + "\n" for record in records)
-
-
-def append(path: str | pathlib.Path, record: Any) -> None:
-  """Appends a JSON line, which is on the disk when this returns."""
-  with open(path, "a", encoding="utf-8") as file:
-    file.write(dumps([record]))
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def read_appended(path: str | pathlib.Path) -> list[dict]:
-  """What was `append`ed, without a half line at the end of a killed run."""
-  if not os.path.exists(path):
-    return []
-  *lines, _ = pathlib.Path(path).read_text("utf-8", "replace").split("\n")
-  return [json.loads(line) for line in lines]
 
 
 class Journal:
@@ -140,8 +116,10 @@ class Journal:
     if output and output != STDOUT and processes.is_chief():
       self._path = pathlib.Path(f"{output}.journal")
       header = json.loads(json.dumps(settings))
-      if not cli.OVERWRITE.value:
-        records = read_appended(self._path)
+      if self._path.exists() and not cli.OVERWRITE.value:
+        # The last line of a killed run may be half a line.
+        *lines, _ = self._path.read_text("utf-8", "replace").split("\n")
+        records = [json.loads(line) for line in lines]
       if records and records[0] != header:
         raise cli.UserError(
           f"{self._path} is of a run with other settings "
@@ -159,7 +137,10 @@ class Journal:
     """Adds a finished batch; `record["batch"]` is its number or name."""
     self.batches[record["batch"]] = record
     if self._path:
-      append(self._path, record)
+      with open(self._path, "a", encoding="utf-8") as file:
+        file.write(dumps([record]))
+        file.flush()
+        os.fsync(file.fileno())
 
   def finish(self) -> None:
     """Ends the journal, once the output is written."""
@@ -167,14 +148,11 @@ class Journal:
       self._path.unlink()
 
 
-def _differences(before: Any, now: Any, name: str = "") -> str:
-  """The settings that differ, by their dotted names."""
-  if before == now:
-    return ""
-  if not isinstance(before, dict) or not isinstance(now, dict):
-    return f"{name[1:]} was {before!r}, is {now!r}"
-  parts = (
-    _differences(before.get(key), now.get(key), f"{name}.{key}")
-    for key in sorted({**before, **now})
+def _differences(before: Mapping, now: Mapping) -> str:
+  """The settings that differ, those of the config by name."""
+  one, other = (x | x.get("config", {}) | {"config": 0} for x in (before, now))
+  return ", ".join(
+    f"{name} was {one.get(name)!r}, is {other.get(name)!r}"
+    for name in sorted(one | other)
+    if one.get(name) != other.get(name)
   )
-  return ", ".join(filter(None, parts))

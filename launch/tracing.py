@@ -21,6 +21,7 @@ from specjax.state import Origin
 from specjax.tree import take_node
 from specjax.types import Params
 
+_OF_NODES = ("drafted", "parents", "draft_log_probs", "target_log_probs")
 # A batch's completions, and what is known of each beside it.
 Traced = tuple[list[Completion], list[dict[str, Any]]]
 
@@ -34,8 +35,8 @@ def tracer(engine: Engine) -> Callable[[Batch], Traced]:
   Returns:
     A function of a batch. Of each row it returns beside the completion
     "log_probs", the target's own of each emitted token (temperature 1, no
-    truncation), "warped_log_probs", those of the law that is sampled, and
-    "rounds", as `launch.decode` documents them.
+    truncation), "warped_log_probs", those of the distribution that is sampled,
+    and "rounds", as docs/command-line.md has them.
 
   Raises:
     ValueError: if the engine is one of several devices.
@@ -60,18 +61,16 @@ def tracer(engine: Engine) -> Callable[[Batch], Traced]:
       if stopping:
         state = stopping.end_rows(state)
     done = engine_lib.completions(state, len(batch.prompts))
-    raw = np.asarray(state.log_probs)
-    starts = np.asarray(state.prompt_length)
+    log_probs, starts = jax.device_get((state.log_probs, state.prompt_length))
     beside = []
     for row, completion in enumerate(done):
       rounds = _rounds_of(seen, row, completion)
-      part = slice(starts[row], starts[row] + len(completion.token_ids))
+      warped = [x for one in rounds for x in one["warped_log_probs"]]
+      own = log_probs[row, starts[row] :][: len(completion.token_ids)]
       beside.append(
         {
-          "log_probs": _numbers(raw[row, part]),
-          "warped_log_probs": [
-            x for one in rounds for x in one["warped_log_probs"]
-          ],
+          "log_probs": _numbers(own),
+          "warped_log_probs": warped,
           "rounds": rounds,
         }
       )
@@ -81,10 +80,7 @@ def tracer(engine: Engine) -> Callable[[Batch], Traced]:
 
 
 def _traced_step(decoder):
-  """`(params, state) -> (state, arrays)`: a round, and what it did.
-
-  The laws, which are as large as the vocabulary, stay on the device.
-  """
+  """A round, and what it did; large distributions stay on the device."""
 
   def step(params: Params, state):
     after, info = decoder.step(params, state)
@@ -99,7 +95,6 @@ def _traced_step(decoder):
     if draft.log_probs is not None:
       drafted = jnp.take_along_axis(draft.log_probs, tokens[..., None], -1)
       drafted = drafted[..., 0]
-    depth = per_row(topology.depth)[:, :count]
     return after, {
       "position": state.length,
       "present": per_row(topology.present)[:, :count],
@@ -108,9 +103,8 @@ def _traced_step(decoder):
       "draft_log_probs": drafted,
       "target_log_probs": info.target_log_probs[rows, parents, tokens],
       "node_probs": info.node_probs,
-      "expected_accepted": jnp.sum(info.node_probs * depth, axis=1),
       "path": path,
-      "depth": take_node(depth, info.node),
+      "depth": take_node(per_row(topology.depth), info.node),
       "tokens": info.tokens,
       "warped_log_probs": info.target_log_probs[rows, path, info.tokens],
       "num_emitted": info.num_emitted,
@@ -131,19 +125,19 @@ def _rounds_of(
     if not count:
       continue
     present = one["present"][1:]
-    of_nodes = lambda values, present=present: [
-      x if here else None for x, here in zip(values, present, strict=True)
-    ]
+    nodes = {
+      name: [
+        x if here else None
+        for x, here in zip(_numbers(one[name][1:]), present, strict=True)
+      ]
+      for name in _OF_NODES
+    }
     rounds.append(
       {
         "round": len(rounds),
         "position": int(one["position"]),
-        "drafted": of_nodes(one["drafted"][1:].tolist()),
-        "parents": of_nodes(one["parents"][1:].tolist()),
-        "draft_log_probs": of_nodes(_numbers(one["draft_log_probs"][1:])),
-        "target_log_probs": of_nodes(_numbers(one["target_log_probs"][1:])),
+        **nodes,
         "node_probs": _numbers(one["node_probs"]),
-        "expected_accepted": float(one["expected_accepted"]),
         "accepted": one["path"][1 : int(one["depth"]) + 1].tolist(),
         "tokens": completion.token_ids[start : start + count],
         "origins": [
@@ -157,24 +151,17 @@ def _rounds_of(
   return rounds
 
 
-def _numbers(values: np.ndarray) -> list[float | None]:
+def _numbers(values: np.ndarray) -> list[float | int | None]:
   """Numbers as JSON has them: what is not finite, as log 0, is null."""
-  return [float(x) if np.isfinite(x) else None for x in values]
+  return [x if np.isfinite(x) else None for x in values.tolist()]
 
 
 def lines_of(items: Iterable[Prompt], rows: Mapping[str, dict]) -> str:
-  """The text of a trace: a line for every round of every prompt.
-
-  Args:
-    items: the prompts.
-    rows: what is known of each, "rounds" among it, by its key.
-  """
+  """The text of a trace: a line for every round of every prompt."""
   return results.dumps(
-    {
-      "id": item.id,
-      **({} if item.sample is None else {"sample": item.sample}),
-      **one,
-    }
+    {"id": item.id}
+    | ({} if item.sample is None else {"sample": item.sample})
+    | one
     for item in items
     for one in rows[item.key]["rounds"]
   )

@@ -20,7 +20,7 @@ import ml_collections
 import numpy as np
 import tqdm
 
-from launch import cli, prompts, provenance, report, results
+from launch import cli, prompts, provenance, results
 from launch.assembly import pair
 from models import checkpoints
 from models.networks.transformer import as_language_model
@@ -193,34 +193,10 @@ def row_of(epsilon: float, records: list[dict]) -> dict:
   }
 
 
-def table(rows: list[dict]) -> str:
-  """Markdown, a row an epsilon."""
-
-  def both(name):
-    return lambda row: " / ".join(
-      report.number(row[name][rule], ".3f") for rule in _RULES
-    )
-
-  of = lambda name: lambda row: report.estimate(row, name, ".3f")
-  return report.columns(
-    rows,
-    {
-      "ε": lambda row: f"{row['epsilon']}",
-      "comparisons won by OPT": of("comparisons_won"),
-      "prompts won by OPT": of("prompts_won"),
-      "won against lossless, OPT / UNO": both("against_lossless"),
-      "rejections saved, OPT / UNO": both("rejections_saved"),
-      "total variation, OPT / UNO": both("total_variation"),
-    },
-  )
-
-
 def run(_) -> int:
   """The command."""
   config = cli.CONFIG.value
   results.check(cli.OUTPUT.value)
-  if config.score not in SCORERS:
-    raise cli.UserError(f"score must be one of {sorted(SCORERS)}")
   names = ["token"] + [
     f"decoding_{rule}(epsilon={epsilon})"
     for epsilon in config.epsilons
@@ -245,7 +221,6 @@ def run(_) -> int:
   rows = [row_of(epsilon, records) for epsilon in config.epsilons]
   result = {"rows": rows, "num_prompts": len(items)}
   results.write_json(cli.OUTPUT.value, result | provenance.record(config))
-  print(table(rows), file=results.beside(cli.OUTPUT.value))
   return 0
 
 

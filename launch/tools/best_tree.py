@@ -66,16 +66,15 @@ def counted(
 
 
 def trees(acceptance: np.ndarray, *, max_nodes: int) -> list[dict]:
-  """The best tree of each size.
+  """The best tree of each size, as far as ranks are accepted at all.
 
   Args:
     acceptance: `f64[C]`, by rank.
     max_nodes: drafted nodes at most.
 
   Returns:
-    For each size that there is, `num_nodes`, `max_depth`, `parents` and
-    `block_efficiency`, tokens a round. A rank that was never accepted has no
-    place in any tree, so that large sizes may be missing.
+    For each size `num_nodes`, `max_depth`, `parents` and `block_efficiency`,
+    tokens a round.
   """
   rows = []
   for size in range(1, max_nodes + 1):

@@ -87,11 +87,6 @@ def pairs(
 ) -> Iterator[tuple[str, tuple[str, str]]]:
   """Pairs of the three tasks in turn, each input once.
 
-  Args:
-    split: "train", "validation" or "test".
-    count: how many.
-    seed: of what is drawn.
-
   Yields:
     The task's name, and its input and answer.
 

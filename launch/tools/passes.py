@@ -28,7 +28,7 @@ from specjax import recurrent
 from specjax.runtime import timing
 from specjax.runtime.timed_loops import passes_loop
 
-cli.reads(cli.BATCH_SIZES, cli.TARGET, cli.OUTPUT, cli.TURNS)
+cli.reads(cli.BATCH_SIZES, cli.TARGET, cli.OUTPUT)
 _WIDTHS = flags.DEFINE_list(
   "widths", None, "Tokens of a row in a pass, 1 first."
 )
@@ -36,6 +36,7 @@ _TEXT = flags.DEFINE_integer(
   "text", 512, "Tokens in the cache of a row.", lower_bound=1
 )
 _REPEATS = 20  # passes in one timing
+_TURNS = 5  # timings of each width
 
 
 def random_params(shapes):
@@ -77,7 +78,7 @@ def measure(config, rows: int, widths: list[int]) -> list[dict]:
     for width in widths
   }
   per_pass = functools.partial(timing.per_repeat, repeats=_REPEATS)
-  for turn in range((cli.TURNS.value or 5) + 1):
+  for turn in range(_TURNS + 1):
     for width, of in carry_of.items():
       spent, carries[of] = per_pass(loops[width], params, carries[of])
       if turn:  # the first compiles
@@ -99,11 +100,6 @@ def run(_) -> int:
   widths = cli.integers(_WIDTHS, default=[1, 2, 4, 8, 16])
   if 1 not in widths:
     raise cli.UserError("--widths must hold 1: costs are in passes over one")
-  if cli.TARGET.value not in shapes.SHAPES:
-    raise cli.UserError(
-      f"unknown shape {cli.TARGET.value!r}: expected one of "
-      f"{sorted(shapes.SHAPES)}"
-    )
   config = translate(shapes.SHAPES[cli.TARGET.value])
   lines = [line for rows in sizes for line in measure(config, rows, widths)]
   for line in lines:

@@ -29,7 +29,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-import tqdm
 from absl import flags
 
 from launch import cli, provenance, results
@@ -66,8 +65,7 @@ def before_user(tokenizer: Tokenizer, system: str = "") -> tuple[int, ...]:
   """The tokens that a chat template puts before a user's first words.
 
   Raises:
-    ValueError: if the template begins with the user's words, or leaves out the
-      system prompt.
+    ValueError: if there are none, or the system prompt is not among them.
   """
   messages = [{"role": "user", "content": _MARK}]
   if system:
@@ -76,8 +74,8 @@ def before_user(tokenizer: Tokenizer, system: str = "") -> tuple[int, ...]:
   before, mark, _ = text.partition(_MARK)
   if not mark or not before or system not in before:
     raise ValueError(
-      "the chat template must put tokens, and the system prompt if there is "
-      "one, before the user's words"
+      "the chat template must put tokens, and the system prompt, before the "
+      "user's words"
     )
   return tuple(chat.encode_rendered(tokenizer, before))
 
@@ -192,21 +190,15 @@ def _given() -> list[data.Document]:
   talks = list(data.documents_of(pathlib.Path(path))) if path else []
   for number, talk in enumerate(talks, 1):
     if isinstance(talk, str) or talk[-1]["role"] != "user":
-      raise cli.UserError(
-        f'--prompts: document {number} of {path} must be {{"messages": [...]}} '
-        "that end with a user's turn"
-      )
+      raise cli.UserError(f"{path}: document {number} must end with a user")
   return talks
 
 
 def _temperatures() -> list[list[float]]:
-  """Those of questions and of answers; UserError for one that is none."""
+  """Those of questions and of answers."""
   asked = cli.TEMPERATURES.value or ["0.6", "0.8", "1.0"]
-  lists = asked, _ANSWER_TEMPERATURES.value or asked
-  try:
-    return [[float(text) for text in texts] for texts in lists]
-  except ValueError as error:
-    raise cli.UserError(f"temperatures must be numbers: {error}") from None
+  both = asked, _ANSWER_TEMPERATURES.value or asked
+  return [[float(text) for text in texts] for texts in both]
 
 
 def run(_) -> int:
@@ -231,11 +223,10 @@ def run(_) -> int:
   groups = [x["conversations"] for x in journal.batches.values()]
   made = {one["number"]: one for group in groups for one in group}
   missing = [i for i in range(count) if i not in made]
-  bar = tqdm.tqdm(total=len(missing), disable=not sys.stderr.isatty())
   for group in make(config, missing, given, systems) if missing else ():
     journal.add({"batch": group[0]["number"], "conversations": group})
     made |= {one["number"]: one for one in group}
-    bar.update(len(group))
+    print(f"{len(made)} of {count} made", file=sys.stderr)
   whole = [one for i, one in sorted(made.items()) if i < count]
   kept = sift((one for one in whole if "messages" in one), overlap(texts))
   results.write(output, results.dumps(kept))

@@ -8,15 +8,16 @@ import signal
 import sys
 
 import files
+import jax
 import pytest
 import rich.console
 
 import launch.chat
 from configs import huggingface
 from launch import display
-from launch.chat import Chat, encode
-from models import chat as templates
+from launch.chat import Cache, Chat
 from models import tokenizers
+from specjax.warp import make_sampling
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 CHATML = (
@@ -71,69 +72,47 @@ def talked(model):
 @pytest.fixture
 def reads(talked, monkeypatch):
   """Numbers of tokens that were read; the conversation is put back."""
-  read, counts, before = talked.cache.read, [], (talked.messages, talked.ids)
+  read, counts, before = talked.cache.read, [], talked.messages
   monkeypatch.setattr(
     talked.cache, "read", lambda *args, **how: counts.append(read(*args, **how))
   )
   yield counts
-  talked.messages, talked.ids = before
+  talked.messages = before
 
 
-def test_after_three_turns_the_caches_hold_what_the_template_writes(talked):
-  tokenizer, state = talked.pair.tokenizer, talked.cache.state
-  held = state.tokens[0, : int(state.length[0])].tolist()
-  assert held == talked.ids == talked.cache.held
-  text = templates.render(
-    tokenizer, talked.messages, add_generation_prompt=False
+def continued(cache, ids):
+  """Tokens that were read of a text, and those that continue it."""
+  sampling = make_sampling(1, temperature=0.0)
+  read = cache.read(
+    ids, max_new_tokens=12, sampling=sampling, key=jax.random.key(0)
   )
-  written = tokenizer.backend.decode(held, skip_special_tokens=False)
-  assert len(written) > 60
-  assert text.startswith(written)
-  assert text.removeprefix(written) in ("\n", "<|im_end|>\n")
+  return read, [token for token, _ in cache.rounds()]
 
 
-def test_only_what_is_new_is_read_and_the_answer_is_that_of_the_whole(
-  talked, reads
-):
-  before = talked.messages, talked.ids
-  talked.run("So?")
-  extended, short = talked.messages, reads[-1]
-  assert short < 20 < len(before[1])
-  talked.messages, talked.ids = before
-  talked.cache.state = None
-  talked.run("So?")
-  assert talked.messages == extended
-  assert reads[-1] > len(before[1])
+def test_only_what_is_new_is_read_and_the_answer_is_that_of_the_whole(talked):
+  cache = Cache(talked.pair)
+  first = list(range(20, 60))
+  read, said = continued(cache, first)
+  assert (read, cache.held) == (40, first + said)
+  longer = [*cache.held, 7, 8, 9]
+  read, extended = continued(cache, longer)
+  assert read == 3
+  assert continued(Cache(talked.pair), longer) == (len(longer), extended)
   # A text that does not begin as what is held is read anew.
-  talked.messages, talked.ids = [{"role": "system", "content": "Brief."}], []
-  talked.run("So?")
-  assert reads[-1] == len(talked.cache.held) - 12
-
-
-def test_a_template_that_rewrites_answers_is_read_from_the_beginning(talked):
-  tokenizer = talked.pair.tokenizer
-  question = {"role": "user", "content": "So?"}
-  stop = talked.pair.stop_tokens
-  ids = encode(tokenizer, [*talked.messages, question], talked.ids, stop)
-  assert ids[: len(talked.ids)] == talked.ids
-  strips = CHATML.replace("m.content", "m.content[:3]")
-  other = dataclasses.replace(tokenizer, chat_template=strips)
-  said = [*talked.messages, question]
-  assert encode(other, said, talked.ids, stop) == templates.encode(other, said)
+  read, _ = continued(cache, longer[1:])
+  assert read == len(longer) - 1
 
 
 def test_every_line_piped_is_answered_and_answers_alone_are_printed(
   piped, talked
 ):
-  code, out, err = piped("What is 2+2?\nAnd <|im_end|> that?\r\n/help\nWhy?")
+  code, out, err = piped("What is 2+2?\nAnd <|im_end|> that?\r\nWhy?")
   assert code == 0
   answers = [m["content"] for m in talked.messages if m["role"] == "assistant"]
   assert out == "".join(answer.rstrip("\ufffd") + "\n" for answer in answers)
   speeds = [x for x in err.splitlines() if " a second, " in x]
   assert len(speeds) == 3
   assert all(" a target call" in line for line in speeds)
-  assert "/temperature X, /reset, /help, /quit" in err
-  assert "compiling for " in err
 
 
 def test_what_is_wrong_is_one_line_and_the_conversation_goes_on(piped, talked):
@@ -154,10 +133,10 @@ def test_what_is_wrong_is_one_line_and_the_conversation_goes_on(piped, talked):
 
 
 def test_a_temperature_changes_answers(talked, reads):
-  before = talked.messages, talked.ids
+  before = talked.messages
   talked.run("So?")
   greedy = talked.messages
-  talked.messages, talked.ids = before
+  talked.messages = before
   talked.run("/temperature 1.5")
   talked.run("So?")
   talked.run("/temperature 0")
@@ -189,11 +168,6 @@ def test_a_model_without_a_template_is_refused(cli, pair, capsys):
   config = f"configs/huggingface.py:target={pair[0]}"
   assert cli(launch.chat.run, *SMALL, config=config) == 2
   assert "has no chat template" in capsys.readouterr().err
-
-
-def test_a_line_that_ends_in_a_backslash_goes_on(monkeypatch):
-  monkeypatch.setattr(sys, "stdin", io.StringIO("a\\\nb\r\n\\\nc\\"))
-  assert list(launch.chat.lines(interactive=False)) == ["a\nb", "\nc"]
 
 
 @pytest.fixture
@@ -228,10 +202,9 @@ def test_ctrl_c_ends_an_answer_or_a_pipe(
       talked.run("So?")
     return
   talked.run("So?")
-  ids = talked.ids
-  assert 1 <= len(ids) - reads[-1] < 12
+  assert 1 <= len(talked.cache.held) - reads[-1] < 12
   answer = talked.messages[-1]["content"]
   assert out.getvalue() == display.visible(answer).rstrip("\ufffd") + "\n"
   assert talked.cache.state is None
   talked.run("Why?")
-  assert reads[-1] > len(ids)
+  assert talked.messages[-2]["content"] == "Why?"

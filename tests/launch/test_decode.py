@@ -7,7 +7,6 @@ import subprocess
 import sys
 import time
 
-import fallback
 import pytest
 import several
 from files import read_jsonl, write_jsonl
@@ -127,24 +126,6 @@ def test_rows_have_what_they_asked_for_whatever_they_stand_beside(
   ids = stopped[0]["token_ids"]
   assert ids == rows[0]["token_ids"][: len(ids)]
   assert stopped[1:] == rows[1:]
-
-
-def test_a_completion_begins_with_its_space_and_ends_before_one(
-  run, pair, tmp_path
-):
-  """Where a tokenizer drops the space that a whole text begins with."""
-  tokenizer = fallback.numbered(4096)
-  target = shutil.copytree(pair[0], tmp_path / "target")
-  tokenizers.save(tokenizer, target)
-  how = dict(config=f"configs/huggingface.py:target={target}")
-  plain = "--config.drafter=plain"
-  (row,) = run([{"prompt": "w5 w6"}], plain, **how)
-  ids = row["token_ids"]
-  assert row["completion"] == fallback.said(ids, tokenizer)
-  stop = f" w{ids[2]}"
-  (row,) = run([{"prompt": "w5 w6", "stop": stop}], plain, **how)
-  assert row["completion"] == fallback.said(ids, tokenizer).partition(stop)[0]
-  assert row["token_ids"] == ids[: 1 + ids.index(ids[2])]
 
 
 # ------------------------------------------------------------------- going on
@@ -271,8 +252,6 @@ def test_bad_lines_are_named_and_the_others_decoded(cli, tmp_path, capsys):
     (("--config.target=/nowhere",), "/nowhere"),
     (("--config.target=TORN",), "model.safetensors"),
     (("--config.checkpoints.draft=OTHER",), "must share a tokenizer"),
-    (("--log_probs", "--baseline", "--output=x"), "no --baseline with them"),
-    (("--log_probs",), "are written to --output"),
   ],
 )  # fmt: skip
 def test_bad_settings_are_one_line_and_exit_code_2(

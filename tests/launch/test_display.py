@@ -90,16 +90,9 @@ def test_what_a_rule_of_ones_own_says_is_its_own_word():
   assert "0.000" not in text
 
 
-def test_a_lossless_run_names_its_rule():
-  text = shown(display.show_summary, summary_of(0.0), rules.get("token"))
-  assert text.startswith("rule token: lossless")
-  assert "lossy" not in text
-
-
-def test_pieces_of_a_completion_are_its_text_after_its_prompt():
+def test_a_completion_begins_with_its_space():
   tokenizer = fallback.numbered(20)
   ids = tokenizer.encode("w3 w4")
-  assert display.pieces(tokenizer, ids, [7]) == [" w3", " w4"]
   completion = Completion(
     token_ids=ids, origins=[Origin.ACCEPTED] * 2, stop_reason="length",
     num_target_calls=1, num_fed=4, num_drafted=3, num_accepted=3,

@@ -140,22 +140,6 @@ def test_a_head_in_eight_bits_borrows_tables_as_the_target_stores_them(
   assert own == {"int8", "float32"}
 
 
-def test_a_text_that_repeats_itself_is_read_on_in_place_of_the_head(saved):
-  config = settings(
-    saved, "eagle3", "repeats(eagle3(tokens=1), tokens=3, min_match=1)"
-  )
-  built = pair.build(config)
-  assert built.decoder.drafter.name == "eagle3, depth 1, repeats"
-  assert built.decoder.widths == (2,)
-  (batch,) = make_batches(
-    prompts.built_in(built.tokenizer, max_tokens=60)[:2],
-    batch_size=2, max_width=60,
-  )  # fmt: skip
-  done, _ = pair.engine_of(config, built).run(batch)
-  rounds = sum(c.num_target_calls for c in done)
-  assert sum(c.num_drafted for c in done) > rounds  # the head drafts one
-
-
 @pytest.mark.parametrize(
   "head, drafter, message",
   [

@@ -1,7 +1,6 @@
 """A draft that learns while it decodes: what it learns."""
 
 import dataclasses
-import json
 
 import heads_on_disk
 import jax
@@ -10,7 +9,7 @@ import pytest
 from files import read_jsonl, write_jsonl
 
 from configs import common
-from launch import decode, evaluate, online
+from launch import decode, online
 from launch.assembly import pair
 from launch.prompts import Prompt
 from specjax.runtime.requests import make_batches
@@ -126,23 +125,3 @@ def test_an_update_is_compiled_before_anything_is_timed(pair_config, models):
   decoder.run(batch)
   assert learner.updates > 2
   assert learner.num_programs == 1
-
-
-@pytest.mark.heavy
-def test_an_evaluation_has_a_system_that_learns(cli, tmp_path):
-  lines = [
-    {"question_id": i, "category": "code", "turns": [text, "Go on."]}
-    for i, text in enumerate(TEXTS)
-  ]
-  questions = write_jsonl(tmp_path / "questions.jsonl", lines)
-  out, learns = tmp_path / "e.json", "online(model, rounds=2, entries=16)"
-  flags = (
-    f"--systems=model, {learns}", f"--questions={questions}",
-    f"--output={out}", "--config.max_new_tokens=8",
-  )  # fmt: skip
-  assert cli(evaluate.run, *flags) == 0
-  record = json.loads(out.read_text())
-  assert set(record["systems"]) == {"plain", "model", learns}
-  assert record["systems"][learns]["lossless"]
-  rows = [r for r in record["runs"] if r["system"] == learns]
-  assert rows

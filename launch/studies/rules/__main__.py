@@ -34,61 +34,40 @@ from launch.assembly import registry
 from launch.studies.rules import cases, on_pair, on_vectors
 from specjax.runtime.requests import make_batches
 
-cli.reads(
-  cli.CONFIG, cli.PROMPTS, cli.OUTPUT, cli.TARGET, cli.DRAFT, cli.RULE,
-  cli.NUM_SPECULATIVE_TOKENS, cli.NUM_DRAFTS, cli.SEED,
-)  # fmt: skip
+cli.reads(cli.CONFIG, cli.PROMPTS, cli.OUTPUT, cli.TARGET, cli.RULE, cli.SEED)
+_DRAFT = flags.DEFINE_string("draft", None, "The draft's distribution.")
+_LENGTH = flags.DEFINE_integer(
+  "num_speculative_tokens", 1, "G, tokens of a drafted path.", lower_bound=1
+)
+_NUM_DRAFTS = flags.DEFINE_integer(
+  "num_drafts", 2, "K, paths that are drafted.", lower_bound=1
+)
 _MAX_CONTEXTS = flags.DEFINE_integer(
   "max_contexts", 32, "With --config: steps of a prompt.", lower_bound=1
 )
 
 
-def read_laws() -> tuple[np.ndarray, np.ndarray]:
-  """The draft's and the target's distribution that the flags give, `f64[V]`."""
-  laws = []
-  for flag in (cli.DRAFT, cli.TARGET):
-    if flag.value is None:
-      raise cli.UserError("give --target and --draft, or --config")
-    law = _parse(f"--{flag.name}", flag.value)
-    if not (law >= 0).all() or not abs(law.sum() - 1) <= 1e-6:
-      raise cli.UserError(
-        f"--{flag.name} must not be negative and sum to 1, got {law.sum():.9g}"
-      )
-    laws.append(law / law.sum())
-  draft, target = laws
-  if len(target) != len(draft):
+def _law(flag: flags.FlagHolder) -> np.ndarray:
+  """The distribution that a flag gives, `f64[V]`."""
+  law = np.array(flag.value.split(","), float)
+  if not (law >= 0).all() or not abs(law.sum() - 1) <= 1e-6:
     raise cli.UserError(
-      f"--target and --draft must have the same length, got {len(target)} and "
-      f"{len(draft)}"
+      f"--{flag.name} must not be negative and sum to 1, got {flag.value}"
     )
-  return draft, target
-
-
-def _parse(name: str, text: str) -> np.ndarray:
-  try:
-    return np.array([float(x) for x in text.split(",")])
-  except ValueError:
-    raise cli.UserError(
-      f"{name} must be numbers, as in 0.2,0.3,0.5, got {text!r}"
-    ) from None
-
-
-def _one(flag: flags.FlagHolder, default: int) -> int:
-  number, *more = cli.integers(flag, default=[default])
-  if more:
-    raise cli.UserError(f"--{flag.name} must be one number")
-  return number
+  return law / law.sum()
 
 
 def compare_on_laws() -> dict:
   """The report on the two distributions of the flags."""
-  draft, target = read_laws()
+  draft, target = _law(_DRAFT), _law(cli.TARGET)
+  if len(target) != len(draft):
+    raise cli.UserError("--target and --draft must have the same length")
   result = on_vectors.compare(
     draft,
     target,
     cli.RULE.value or "all",
-    count=_one(cli.NUM_DRAFTS, 2),
-    length=_one(cli.NUM_SPECULATIVE_TOKENS, 1),
+    count=_NUM_DRAFTS.value,
+    length=_LENGTH.value,
     seed=cli.SEED.value or 0,
   )
   return result | provenance.record()
@@ -166,12 +145,9 @@ def _accepted(row) -> str:
 
 def run(_) -> int:
   """The command."""
-  config, laws = cli.CONFIG.value, (cli.TARGET, cli.DRAFT)
-  if config is not None:
-    sizes = (cli.NUM_DRAFTS, cli.NUM_SPECULATIVE_TOKENS, cli.SEED)
-    cli.refuse_with("--config, whose pair is compared", *laws, *sizes)
-  else:
-    cli.refuse_with("two distributions", cli.PROMPTS, _MAX_CONTEXTS)
+  config = cli.CONFIG.value
+  if config is None and None in (cli.TARGET.value, _DRAFT.value):
+    raise cli.UserError("give --target and --draft, or --config")
   results.check(cli.OUTPUT.value)
   result = compare_on_laws() if config is None else compare_on_contexts(config)
   out = results.beside(cli.OUTPUT.value)

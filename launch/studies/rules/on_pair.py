@@ -35,18 +35,15 @@ def build_pair(config: ml_collections.ConfigDict) -> Pair:
   """The models of a config, whatever rule it names.
 
   Raises:
-    ValueError: if the config's drafts are not drawn token by token; and as
-      `launch.assembly.pair.build`.
+    ValueError: if the config's drafts are not drawn token by token.
   """
   drafting = registry.of(config)
   drawn = drafting.takes_policy and drafting.siblings is siblings_lib.IID
   if not drawn or drafting.policy:
-    name = drafting.name
     raise ValueError(
       "rules are compared here on what is drawn token by token, as "
       f"model(tokens=N, tree=paths(K)), got {config.drafter!r}: compare others "
-      f"as systems, launch.evaluate --systems='with_rule({name}, token), "
-      f"with_rule({name}, block)'"
+      "by launch.evaluate --systems='with_rule(..., token), ...'"
     )
   config = ml_collections.ConfigDict(config.to_dict())
   config.rule = "token"

@@ -15,7 +15,7 @@ What is simulated comes from the shipped loop, what is predicted from
   acceptance   what every lossless rule accepts of K drafts
   mixture      what verification reads of a mixture of experts, the best N there
 
-All take five and a half minutes on two cores; a line says which is being made.
+All take five and a half minutes on two cores.
 """
 
 import os
@@ -284,29 +284,18 @@ FIGURES = {
   "acceptance": acceptance,
   "mixture": mixture,
 }
-# Seconds on two cores with 100,000 runs, where they are more than a few.
-_SECONDS = {
-  "single": 90, "batch": 85, "drafts": 100, "tradeoff": 20, "acceptance": 35
-}  # fmt: skip
 
 
 def draw(name: str, folder: pathlib.Path, *, runs: int) -> None:
   """Computes a figure's numbers and draws it; both go to the folder."""
-  about = f"about {_SECONDS[name]} s" if name in _SECONDS else "a second"
-  print(f"{name}: {about} on two cores", file=sys.stderr, flush=True)
+  print(f"drawing {name}", file=sys.stderr, flush=True)
   seconds, numbers = timing.timed(FIGURES[name], runs)
-  result = {
-    "figure": name,
-    **numbers,
-    "seconds": seconds,
-    **provenance.record(),
-  }
-  results.write_json(str(folder / f"{name}.json"), result)
+  result = {"figure": name, **numbers, "seconds": seconds}
+  results.write_json(folder / f"{name}.json", result | provenance.record())
   report.save(
     lambda: plots.FIGURES[name](numbers),
     *(folder / f"{name}.{form}" for form in ("svg", "png")),
   )
-  print(f"{name}: done in {seconds:.0f} s", file=sys.stderr, flush=True)
 
 
 def run(_) -> int:

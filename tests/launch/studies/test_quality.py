@@ -37,14 +37,6 @@ def test_log_likelihood_is_the_mean_over_the_completion(pair, tokenizer):
     assert score == pytest.approx(expected, abs=1e-4)
 
 
-def test_a_scorer_must_know_the_pairs_tokens(pair, tokenizer, tmp_path):
-  other = tokenizers.train(["a b c"] * 3, vocab_size=260)
-  directory = files.make_checkpoint(tmp_path / "other")
-  tokenizers.save(other, directory)
-  with pytest.raises(ValueError, match="the pair's tokenizer"):
-    quality.log_likelihood(directory, tokenizer)
-
-
 def test_reward_models_are_read_by_transformers(tokenizer, tmp_path):
   config = transformers.LlamaConfig(
     vocab_size=tokenizer.vocab_size, hidden_size=16, intermediate_size=16,
@@ -68,17 +60,6 @@ def test_reward_models_are_read_by_transformers(tokenizer, tmp_path):
     quality.reward(str(tmp_path / "causal"), tokenizer)
 
 
-def test_scores_do_not_depend_on_how_many_are_scored_together(
-  pair, tokenizer, monkeypatch
-):
-  prompt = tokenizer.encode("def f(x):\n")
-  completions = [tokenizer.encode(t) for t in ("return x\n", "pass", "x = 1")]
-  scorer = quality.log_likelihood(pair[0], tokenizer)
-  together = scorer(prompt, completions)
-  monkeypatch.setattr(quality, "_ROWS", 2)
-  np.testing.assert_allclose(scorer(prompt, completions), together, rtol=1e-5)
-
-
 def test_where_nothing_was_rejected_there_is_nothing_to_save():
   counts = {
     "scores": [0.0], "tokens": 1, "rejections": 0, "total_variation": 0.0
@@ -86,7 +67,6 @@ def test_where_nothing_was_rejected_there_is_nothing_to_save():
   names = ("token", "decoding_opt(epsilon=0.1)", "decoding_uno(epsilon=0.1)")
   row = quality.row_of(0.1, [dict.fromkeys(names, counts)])
   assert row["rejections_saved"] == {"opt": None, "uno": None}
-  assert "– / –" in quality.table([row])
 
 
 def test_win_rates_in_both_readings():
@@ -100,7 +80,7 @@ def test_win_rates_in_both_readings():
 
 
 @pytest.mark.heavy
-def test_the_command_compares_both_rules(cli, pair, tmp_path, capsys):
+def test_the_command_compares_both_rules(cli, pair, tmp_path):
   output, asked = tmp_path / "q.json", tmp_path / "p.jsonl"
   asked.write_text('{"prompt": "def f(x):"}\n{"prompt": "import os"}\n')
   code = cli(
@@ -120,15 +100,3 @@ def test_the_command_compares_both_rules(cli, pair, tmp_path, capsys):
     assert loose["rejections_saved"][rule] > 0
     assert loose["total_variation"][rule] > 0
     assert 0 <= loose["against_lossless"][rule] <= 1
-  assert "comparisons won by OPT" in capsys.readouterr().out
-
-
-def test_a_score_that_is_none_is_one_line_and_exit_code_2(
-  cli, pair, tmp_path, capsys
-):
-  config = f"configs/quality.py:target={pair[0]},draft={pair[1]}"
-  output = f"--output={tmp_path / 'q.json'}"
-  assert cli(quality.run, "--config.score=taste", output, config=config) == 2
-  error = capsys.readouterr().err
-  assert "score must be one of" in error
-  assert error.count("\n") == 1

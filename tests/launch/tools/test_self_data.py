@@ -158,7 +158,7 @@ def test_given_users_are_answered_first(execute, tmp_path):
 @pytest.mark.parametrize(
   "flag, expected",
   [
-    ("--temperatures=0.5,warm", "temperatures must be numbers"),
+    ("--temperatures=0.5,warm", "could not convert string to float"),
     ("--keep_out=nowhere.jsonl", "no such file of questions"),
     ("--prompts=nowhere.jsonl", "No such file"),
     ("--prompts=PROMPTS", "document 2 of"),
