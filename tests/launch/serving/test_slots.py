@@ -244,7 +244,7 @@ def test_who_comes_together_reads_in_turn_and_a_common_beginning_once(slots):
     Asked(
       token_ids=(*start, *more), seed=row, max_new_tokens=4, temperature=1.0
     )
-    for row, more in enumerate([(1, 2), (5, 6, 7)])
+    for row, more in enumerate([(1, 2) * 3, (5, 6, 7)])
   ]
   report, new = iteration(slots, admissions=[(1, pair[1]), (0, pair[0])])
   texts, began = {0: new[0], 1: new[1]}, []
