@@ -102,7 +102,11 @@ class Metrics:
     if folder is None:
       return
     self._path = folder / "metrics.jsonl"
-    lines = results.read_appended(self._path) if done else []
+    lines: list[dict] = []
+    if done and self._path.exists():
+      # The last line of a killed run may be half a line.
+      *whole, _ = self._path.read_text("utf-8").split("\n")
+      lines = [json.loads(line) for line in whole]
     results.write(
       self._path, results.dumps(x for x in lines if x["step"] <= done)
     )
@@ -113,7 +117,8 @@ class Metrics:
       return
     line = {"step": step, **values}
     say(json.dumps(line))
-    results.append(self._path, line)
+    with open(self._path, "a", encoding="utf-8") as file:
+      file.write(json.dumps(line) + "\n")
 
 
 def say(text: str) -> None:
