@@ -81,17 +81,8 @@ class Cache:
   ) -> int:
     """Sets the text to continue; what is held of it is not read again.
 
-    Args:
-      ids: the text.
-      max_new_tokens: of the answer; fewer if the context is full before.
-      sampling: the warp of the answer, of one row.
-      key: the stream of a text that is read from its beginning.
-
     Returns:
       The number of tokens that were read.
-
-    Raises:
-      ValueError: if there is no room for an answer.
     """
     longest, room, kept = self._pair.max_length, 0, []
     if len(ids) >= longest:
@@ -159,11 +150,7 @@ class Chat:
     system: str | None = None,
     interactive: bool = False,
   ):
-    """Loads the pair.
-
-    Raises:
-      ValueError: if it cannot be talked with, or not here.
-    """
+    """Loads the pair."""
     if config.mesh:
       raise ValueError("launch.chat runs on one device: give no config.mesh")
     drafting = registry.of(config)
@@ -185,11 +172,7 @@ class Chat:
     self._number = 0  # each conversation draws from a stream of its own
 
   def run(self, line: str) -> bool:
-    """Obeys or answers a line; False ends the conversation.
-
-    Raises:
-      ValueError: for what the user can mend; nothing has changed then.
-    """
+    """Obeys or answers a line; False ends the conversation."""
     match line.split():
       case []:
         pass

@@ -150,11 +150,7 @@ def output_row(prompt: Prompt, row: dict, tokenizer) -> dict:
 def read_prompts(
   models: pair.Pair, max_new_tokens: int
 ) -> tuple[list[Prompt], bool]:
-  """The good prompts, and True if no line was bad.
-
-  Raises:
-    UserError: if none is good.
-  """
+  """The good prompts, and True if no line was bad."""
   room = models.room(max_new_tokens)
   if not cli.PROMPTS.value:
     return prompts.built_in(

@@ -101,11 +101,7 @@ TOPOLOGIES = [
 
 
 def topology(name: str) -> Topology:
-  """A slice as in `v5e:4x4`, or as Cloud names it, `v5litepod-16`.
-
-  Raises:
-    ValueError: for an unknown one; it lists those that are known.
-  """
+  """A slice as in `v5e:4x4`, or as Cloud names it, `v5litepod-16`."""
   for one in TOPOLOGIES:
     if name in (one.name, one.accelerator_type):
       return one
@@ -116,11 +112,7 @@ def topology(name: str) -> Topology:
 
 
 def devices(one: Topology) -> list:
-  """The slice's devices, to compile for.
-
-  Raises:
-    OSError: if libtpu is not installed.
-  """
+  """The slice's devices, to compile for."""
   if not importlib.util.find_spec("libtpu"):
     raise OSError("libtpu is needed (x86-64 Linux): pip install -e '.[tpu]'")
   options: dict[str, Any] = {}

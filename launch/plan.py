@@ -80,11 +80,7 @@ _DOES_NOT_FIT = 3
 
 
 def shape(text: str) -> TransformerConfig | T5Config:
-  """A model by its name, or by the path of its `config.json` or of its folder.
-
-  Raises:
-    UserError: if it is neither.
-  """
+  """A model by its name, or by the path of a `config.json` or its folder."""
   settings = _settings(text, shapes.SHAPES | shapes.T5_SHAPES)
   config = translate(settings)
   if isinstance(config, T5Config):  # a file that does not tie them has both
@@ -94,11 +90,7 @@ def shape(text: str) -> TransformerConfig | T5Config:
 
 
 def head(text: str, kind: str, target: TransformerConfig) -> HeadShape:
-  """A target's draft head of a kind, likewise.
-
-  Raises:
-    UserError: if it is none, or another one.
-  """
+  """A target's draft head of a kind, likewise."""
   about = head_checkpoints.Target(
     num_layers=target.num_layers,
     embed_dim=target.embed_dim,

@@ -53,10 +53,6 @@ def start(*, preemption_notice: bool = False) -> None:
   Args:
     preemption_notice: whether SIGTERM is only noted, for Orbax's
       `reached_preemption`, instead of ending the process.
-
-  Raises:
-    ValueError: if nothing tells where the others are.
-    UnjoinedError: if the other processes do not come.
   """
   if not _is_asked():
     return

@@ -84,11 +84,7 @@ class Settings(BaseModel):
   ignore_eos: bool | None = None
 
   def given(self, *, vocab_size: int) -> dict[str, Any]:
-    """Fields of `specjax.runtime.requests.Settings` that are not None.
-
-    Raises:
-      ValueError: for a token id that the vocabulary does not have.
-    """
+    """Fields of `specjax.runtime.requests.Settings` that are not None."""
     names = [field.name for field in dataclasses.fields(requests.Settings)]
     values = {name: getattr(self, name, None) for name in names}
     given = {name: x for name, x in values.items() if x is not None}
@@ -253,20 +249,10 @@ def read_jsonl(
   place in the file and the other prompts do not change what is drawn. With a
   seed of its own it follows from the number of the sample alone.
 
-  Args:
-    path: the file, UTF-8; blank lines are skipped.
-    tokenizer: of the pair.
-    max_tokens: longest prompt that fits the buffer.
-    max_new_tokens: the largest budget that a line may ask for, or None.
-    encoder: of an encoder-decoder, or None.
-
   Returns:
     The good prompts, one for each sample, and a message for every bad line,
     "FILE:LINE: FIELD: REASON". A line without an id gets its number; a second
     line of the same id is bad.
-
-  Raises:
-    OSError: if the file cannot be read.
   """
   prompts, problems, seen = [], [], {}
   content = pathlib.Path(path).read_text("utf-8-sig")

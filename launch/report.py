@@ -45,13 +45,7 @@ def plus_minus(value: float, standard_error: float, digits: int) -> str:
 def loss_in_words(
   rule: str, lossless: bool, total_variation: float | None
 ) -> str:
-  """Distance of the emitted tokens' distribution from the target's.
-
-  Args:
-    rule: its name; of one that is not the library's the claim is its own.
-    lossless: whether it says that it is.
-    total_variation: the mean over tokens, or None if the rule does not say.
-  """
+  """Distance of the emitted tokens' distribution from the target's."""
   if lossless:
     is_ours = rule.partition("(")[0] in rules.RULES
     return "lossless" if is_ours else "lossless (declared)"

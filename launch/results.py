@@ -64,12 +64,7 @@ def beside(path: str | None) -> Any:
 
 
 def read_jsonl(path: str | pathlib.Path) -> Iterator[tuple[int, dict]]:
-  """The objects of a UTF-8 file of JSON lines, with their lines' numbers.
-
-  Raises:
-    OSError: if it cannot be read.
-    ValueError: if it is not UTF-8, or for a line that is no JSON object.
-  """
+  """The objects of a UTF-8 file of JSON lines, with their lines' numbers."""
   try:
     text = pathlib.Path(path).read_text("utf-8-sig")
   except UnicodeDecodeError:
@@ -102,15 +97,7 @@ class Journal:
   """
 
   def __init__(self, output: str | None, settings: Mapping[str, Any]):
-    """Opens the journal, or goes on with that of a killed run.
-
-    Args:
-      output: the final file; without one ("-" or None), nothing is kept.
-      settings: all that decides the batches, of JSON's types.
-
-    Raises:
-      UserError: if a journal of other settings is there, without --overwrite.
-    """
+    """Opens the journal, or goes on with that of a killed run."""
     records: list[dict] = []
     self._path = None
     if output and output != STDOUT and processes.is_chief():

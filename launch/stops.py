@@ -97,13 +97,7 @@ class Reader:
 def watch(
   tokenizer: Tokenizer, stop: Sequence[str], context: Sequence[int] = ()
 ) -> Watch | None:
-  """A watch that ends a row with the token that completes a stop string.
-
-  Args:
-    tokenizer: of the pair.
-    stop: the texts, none empty; without any there is no watch.
-    context: tokens of what is completed.
-  """
+  """A watch that ends a row with the token that completes a stop string."""
   if not stop:
     return None
   text = Detokenizer(tokenizer, context)

@@ -29,17 +29,11 @@ Traced = tuple[list[Completion], list[dict[str, Any]]]
 def tracer(engine: Engine) -> Callable[[Batch], Traced]:
   """A function that decodes batches and traces them.
 
-  Args:
-    engine: the engine to trace, on one device.
-
   Returns:
     A function of a batch. Of each row it returns beside the completion
     "log_probs", the target's own of each emitted token (temperature 1, no
     truncation), "warped_log_probs", those of the distribution that is sampled,
     and "rounds", as docs/command-line.md has them.
-
-  Raises:
-    ValueError: if the engine is one of several devices.
   """
   if engine.mesh is not None:
     raise ValueError("what is traced runs on one device: give no config.mesh")

@@ -27,10 +27,6 @@ def texts(path: str) -> list[str]:
   Args:
     path: a folder, of which every file counts that is UTF-8 text and not
       hidden; or a file of objects with a "completion" or a "text".
-
-  Raises:
-    ValueError: if there is no text, or a line holds none.
-    FileNotFoundError: if there is no such path.
   """
   root = pathlib.Path(path)
   if not root.exists():
@@ -81,12 +77,7 @@ def index_content(index: Corpus, tokenizer: Tokenizer, count: int) -> bytes:
 
 
 def read_index(path: str, tokenizer: Tokenizer) -> Corpus:
-  """Reads an index.
-
-  Raises:
-    FileNotFoundError: if there is none.
-    ValueError: if it is none, or of another tokenizer.
-  """
+  """Reads an index."""
   if not pathlib.Path(path).is_file():
     raise FileNotFoundError(
       f"no such corpus: {path} (launch.tools.corpus_index makes one)"
@@ -118,12 +109,7 @@ def index_of(path: str, models) -> Corpus:
 
 
 def read_skipped(path: str) -> SkippedLayers:
-  """The skipped layers of a file.
-
-  Raises:
-    ValueError: if the file holds no such set, or an empty one.
-    FileNotFoundError: if the file is not there.
-  """
+  """The skipped layers of a file."""
   file = pathlib.Path(path)
   if not file.is_file():
     raise FileNotFoundError(f"no such file of layers to skip: {path}")

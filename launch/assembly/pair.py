@@ -88,15 +88,7 @@ class Pair:
 def check_config(
   config: ml_collections.ConfigDict, drafting: Drafting | None = None
 ) -> Drafting:
-  """The way to draft of a config, all judged that needs no model.
-
-  Args:
-    config: fields as in configs/common.py.
-    drafting: the way to draft, in place of the config's.
-
-  Raises:
-    ValueError: for unknown or contradictory settings.
-  """
+  """The way to draft of a config, all judged that needs no model."""
   drafting = drafting or registry.of(config)
   rule = rule_of(config, drafting)
   if config.dtype not in ("float32", "bfloat16", "float16"):
@@ -356,9 +348,6 @@ def assemble(
     config: with the checkpoints and dtype that `models` are of.
     models: from `load`.
     drafting: the way to draft, in place of the config's.
-
-  Raises:
-    ValueError: for unknown or contradictory settings.
   """
   drafting = check_config(config, drafting)
   if drafting.lengths and jax.process_count() > 1:

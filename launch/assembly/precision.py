@@ -60,11 +60,7 @@ WEIGHTS = Grammar(
 
 
 def weights(text: str) -> Format | None:
-  """The format that weights are rounded to; None for "", their dtype.
-
-  Raises:
-    ValueError: for what is no such call.
-  """
+  """The format that weights are rounded to; None for "", their dtype."""
   return FORMATS.make(text) if text else None
 
 
@@ -76,9 +72,6 @@ def of_target(text: str, path: str = "") -> Format | Published | None:
       holds all that is in few bits, and `whole` in GGUF files, whose blocks
       mostly have no such format.
     path: of the target.
-
-  Raises:
-    ValueError: for what is no such call.
   """
   if text:
     return WEIGHTS.make(text)

@@ -307,9 +307,6 @@ def source(drafting: Drafting, models: Any) -> tuple[Any, Any]:
   Args:
     drafting: the way to draft.
     models: `launch.assembly.pair.Models` that were read for it.
-
-  Raises:
-    ValueError: if a head is of another kind.
   """
   if drafting.reads == "layers":
     skipped = drafting.skipped or files.read_skipped(drafting.checkpoint)

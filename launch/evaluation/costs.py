@@ -84,13 +84,6 @@ def measure_costs(
 ) -> dict:
   """Times the rounds of a system and of plain decoding, and their passes.
 
-  Args:
-    engine, plain: of the system and of plain decoding.
-    pair: the system's models.
-    batch: the prompts that are decoded in pieces.
-    numbers, plain_numbers: what was measured of them, by each of the two.
-    widths: tokens of further target passes to time.
-
   Returns:
     `seconds`, which are `timing.StepCosts`, and of them `round_cost` and
     `draft_cost`, a round and its draft passes in plain rounds; the round fed

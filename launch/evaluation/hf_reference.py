@@ -69,12 +69,7 @@ class Process:
   """transformers' process, started when it is first asked."""
 
   def __init__(self, *, stop_tokens: tuple[int, ...], vocab_size: int):
-    """Starts nothing yet.
-
-    Args:
-      stop_tokens: ids that end a completion, those of the other systems.
-      vocab_size: V, the number of real tokens.
-    """
+    """Starts nothing yet."""
     self._shared = {"stop_tokens": stop_tokens, "vocab_size": vocab_size}
     self._pool: concurrent.futures.Executor | None = None
     self._warm: set[str] = set()
@@ -82,11 +77,7 @@ class Process:
   def run(
     self, system: System, batch: Batch, *, temperature: float, seed: int
   ) -> Generated:
-    """Decodes a batch; a system's first call decodes it twice, to warm up.
-
-    Raises:
-      UserError: for what transformers refuses, in its words.
-    """
+    """Decodes a batch; a system's first call decodes it twice, to warm up."""
     if self._pool is None:
       self._pool = concurrent.futures.ProcessPoolExecutor(
         1, multiprocessing.get_context("spawn"), _end_with_parent

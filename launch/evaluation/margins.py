@@ -23,12 +23,6 @@ def difference(
 ) -> dict | None:
   """The first difference between two completions of one prompt.
 
-  Args:
-    prompt: tokens of the prompt.
-    tokens: of the completion.
-    reference: of the other.
-    next_logits: the target's; None where they are not known.
-
   Returns:
     None if they are alike. Else `place`, how many tokens are alike, `token`
     and `reference_token` after them (None for a completion that has ended),

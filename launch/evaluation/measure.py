@@ -135,13 +135,7 @@ def groups_of(
   asked: Sequence[Asked], temperatures: Sequence[float], sizes: Sequence[int],
   *, room: int,
 ) -> list[Group]:  # fmt: skip
-  """Groups of one task and category each, of prompts of similar length.
-
-  Args:
-    asked: the first turns of all questions, which fit.
-    temperatures, sizes: of batches; groups are of one of each.
-    room: longest prompt.
-  """
+  """Groups of one task and category each, of prompts of similar length."""
   by_category: dict[tuple[str, str], list[Asked]] = {}
   for one in asked:
     kind = (one.question.task, one.question.category)
@@ -190,12 +184,6 @@ def measure_all(
   journal: Journal | None = None,
 ) -> list[dict]:
   """Measures groups and then costs of rounds, where the journal lacks them.
-
-  Args:
-    contest: the systems.
-    groups: of all settings.
-    timing: of TIMINGS.
-    journal: of the output, or None.
 
   Returns:
     All records in the order in which they were made, costs last, the same on

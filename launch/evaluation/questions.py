@@ -105,10 +105,6 @@ def read(path: str | pathlib.Path) -> list[Question]:
 
   That is `{"question_id": 81, "category": "writing", "turns": ["...", "..."]}`,
   and "task" if it is none of `TASKS`; other keys are ignored.
-
-  Raises:
-    OSError: if there is no such file.
-    ValueError: for a line that is no question, naming it; or if there is none.
   """
   questions: dict[int | str, Question] = {}
   for number, record in results.read_jsonl(path):
@@ -195,15 +191,6 @@ def ask(
 
   A tokenizer with a chat template gets messages of "user" and "assistant";
   without one, texts stand under each other, an empty line between them.
-
-  Args:
-    tokenizer: the target's.
-    question: the question.
-    turn: which turn, from 0.
-    answers: tokens of the answer to each turn before.
-
-  Raises:
-    ValueError: for what the chat template refuses.
   """
   if question.prompt is not None:
     ids = question.prompt.token_ids

@@ -101,11 +101,7 @@ class System:
 
 
 def parse(text: str, config: ml_collections.ConfigDict) -> list[System]:
-  """The systems of a list, plain decoding first, which is always there.
-
-  Raises:
-    ValueError: for what is no system, or that is there twice.
-  """
+  """The systems of a list, plain decoding first, which is always there."""
   entered = [_made(call, config) for call in calls.parse_list(text)]
   entered = [system for system in entered if not system.is_plain]
   entered.insert(0, _made(PLAIN, config))
@@ -137,10 +133,6 @@ def assemble(
   """The pairs of all systems but transformers', by name.
 
   The target is read once, and every other checkpoint once too.
-
-  Args:
-    systems: all of them.
-    inputs: whether prompts may have inputs, so that encoder-decoders decode.
 
   Raises:
     ValueError, FileNotFoundError: as `launch.assembly.pair`.

@@ -85,15 +85,7 @@ def make_drafter(shape: HeadShape, *, sharding: Sharding, **form) -> Drafter:
 def passes(
   shape: HeadShape, drafter: Drafter, *, size: int, rows: int, slots: int
 ) -> list[Pass]:
-  """The passes of a round, on one device.
-
-  Args:
-    shape: what the head is.
-    drafter: that of a tree.
-    size: devices that it is cut over.
-    rows: of the batch that each such group decodes.
-    slots: cache slots of a row.
-  """
+  """The passes of a round, on one device."""
   flat = dict(nnx.to_flat_state(nnx.state(_module(shape))))
   without = lambda *names: [x for key, x in flat.items() if key[0] not in names]
   read = without("embed")

@@ -166,15 +166,7 @@ def work(
   weights: Format | None = None,
   cache: str | None = None,
 ) -> Work:
-  """The work of passes over full rows.
-
-  Args:
-    config: the model.
-    slots: cache slots of a row.
-    skipped: sub-layers that the pass leaves out.
-    input_length: tokens that an encoder read.
-    weights, cache: how they are stored; None for bfloat16.
-  """
+  """The work of passes over full rows."""
   c = config
   if isinstance(c, T5Config):
     return _t5_work(c, slots, input_length)

@@ -60,14 +60,7 @@ def mean(passes: Sequence[Pass]) -> Pass:
 
 
 def forward(work: Work, num_tokens: int, *, size: int, rows: int) -> Pass:
-  """A pass over `num_tokens` tokens of every row.
-
-  Args:
-    work: of the model.
-    num_tokens: T, at least 1.
-    size: devices that the model is cut over.
-    rows: rows of the batch that each such group decodes.
-  """
+  """A pass over `num_tokens` tokens of every row."""
   tokens = rows * num_tokens
 
   def idle(tokens: int, size: int) -> float:

@@ -47,13 +47,7 @@ def goodput(rows: Sequence[Row], depth: int, cost: Cost) -> float:
 
 
 def decide(rows: Sequence[Row], cost: Cost, depths: Sequence[int]) -> int:
-  """The depth that misses objectives least, and of those the best goodput.
-
-  Args:
-    rows: those that are decoded, at least one.
-    cost: of a round.
-    depths: that there are programs of, ascending.
-  """
+  """The depth that misses objectives least, and of those the best goodput."""
   fastest = lambda row: min(cost(k) / row.tokens(k) for k in depths)
   kept = [
     row
@@ -115,12 +109,7 @@ class Seen:
   tried: float = 0.0
 
   def learn(self, counts: Sequence[int], depth: int) -> None:
-    """Learns from rounds.
-
-    Args:
-      counts: how many of them accepted 0, 1, .. tokens.
-      depth: how many they drafted; a round that accepted all has rejected none.
-    """
+    """Learns from rounds."""
     self.fade(sum(counts))
     accepted = sum(number * count for number, count in enumerate(counts))
     self.accepted += accepted
@@ -167,13 +156,7 @@ class Controller:
     over: Sequence[Ticket],
     drafted: int,
   ) -> int:
-    """The depth of all slots.
-
-    Args:
-      tickets: what each slot decodes, or None.
-      over: what ended in the last iteration.
-      drafted: the depth of that.
-    """
+    """The depth of all slots."""
     now = [ticket for ticket in tickets if ticket is not None]
     self._learn([*now, *over], drafted)
     if any(ticket.seeded for ticket in now):

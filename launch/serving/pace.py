@@ -32,15 +32,7 @@ class Pace:
     seconds: float,
     gap: float = 2.5,
   ):
-    """Begins with a first guess.
-
-    Args:
-      widths: of passes over prompts.
-      depths: of drafts, ascending.
-      fed: tokens that a round feeds in all rows.
-      seconds: a round of the deepest drafts, as a first guess.
-      gap: see above.
-    """
+    """Begins with a first guess."""
     made = lambda keys: {key: collections.deque(maxlen=_WINDOW) for key in keys}
     self._rounds, self._passes = made(depths), made(widths)
     self._fed, self._gap, self._guess = fed, gap, seconds

@@ -163,15 +163,7 @@ class Scorer:
     longest: int,
     width: int,
   ):
-    """Compiles nothing yet.
-
-    Args:
-      target: whose distribution it is, at temperature 1.
-      params: of it, and more.
-      vocab_size: V, of real tokens.
-      longest: tokens of the longest prompt.
-      width: tokens of a pass.
-    """
+    """Compiles nothing yet."""
     self._target, self._params, self._vocab_size = target, params, vocab_size
     self._longest, self.width = longest, width
     self._cache: Any = None

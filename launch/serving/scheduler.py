@@ -192,12 +192,7 @@ class Scheduler:
     self._thread.start()
 
   def submit(self, tickets: Sequence[Ticket]) -> None:
-    """Queues tickets, all or none.
-
-    Raises:
-      FullError: if there is no room for all of them.
-      ClosedError: if nothing is taken any more.
-    """
+    """Queues tickets, all or none."""
     with self._wake:
       if self._closed or self.error is not None:
         raise ClosedError

@@ -209,17 +209,7 @@ class Chat(Request):
 def read(
   body: bytes, *, is_chat: bool, tokenizer: Tokenizer, defaults: Defaults
 ) -> Ask:
-  """Reads the body of a request.
-
-  Args:
-    body: as received.
-    is_chat: whether it is of a conversation.
-    tokenizer: of the pair.
-    defaults: see above.
-
-  Raises:
-    RefusalError: for all that is not a request this server answers.
-  """
+  """Reads the body of a request."""
   request = _parsed(body, Chat if is_chat else Completion)
   if request.model not in (None, defaults.model):
     message = f"there is no model {request.model!r}, only {defaults.model!r}"

@@ -97,11 +97,7 @@ def make_server(service: Service) -> uvicorn.Server:
 
 
 def listening(host: str, port: int) -> socket.socket:
-  """A socket that is bound, and refuses until it listens; port 0 is any.
-
-  Raises:
-    ValueError: if the address cannot be bound.
-  """
+  """A socket that is bound, and refuses until it listens; port 0 is any."""
   bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
   try:
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -147,11 +147,7 @@ class Slots:
   # -------------------------------------------------------------- compilation
 
   def compile(self, say: Callable[[str], None] = _SILENT) -> None:
-    """Compiles what the first request needs, and runs it once.
-
-    Args:
-      say: is told what is being compiled.
-    """
+    """Compiles what the first request needs, and runs it once."""
     decoder, rows = self._decoders[self.depth], range(self.num_slots)
     init = functools.partial(
       decoder.init, buffer_length=self.max_length, stop_tokens=self._stop_tokens
@@ -185,12 +181,7 @@ class Slots:
     say: Callable[[str], None] = _SILENT,
     stop: threading.Event | None = None,
   ) -> None:
-    """Compiles all further programs, in any thread, but those that score.
-
-    Args:
-      say: is told what is being compiled.
-      stop: once it is set, no other program is begun.
-    """
+    """Compiles all further programs, in any thread, but those that score."""
     widths = [(self._compile_width, w) for w in self.widths]
     depths = [(self._compile_depth, d) for d in self.depths]
     for work, one in (*widths, *depths):

@@ -39,15 +39,7 @@ _ROWS = 16  # completions scored together, their logits all in memory
 
 
 def log_likelihood(directory: str, tokenizer: Tokenizer):
-  """Scores by the mean log-probability of a completion's tokens, in nats.
-
-  Args:
-    directory: a causal checkpoint, read at temperature 1.
-    tokenizer: of the pair; the checkpoint's must be the same.
-
-  Raises:
-    ValueError: if the tokenizers differ.
-  """
+  """Scores by the mean log-probability of a completion's tokens, in nats."""
   theirs = checkpoints.load_tokenizer(directory)
   if theirs.fingerprint() != tokenizer.fingerprint():
     raise ValueError(
@@ -83,13 +75,6 @@ def reward(directory: str, tokenizer: Tokenizer):
   """Scores by a Hugging Face sequence-classification model, with torch.
 
   Of a text longer than the model's tokenizer allows the end is scored.
-
-  Args:
-    directory: the reward model, with its own tokenizer.
-    tokenizer: of the pair, whose ids are turned into text.
-
-  Raises:
-    ValueError: if the model has not one trained output.
   """
   import torch
   import transformers
@@ -122,16 +107,7 @@ SCORERS = {"log_likelihood": log_likelihood, "reward": reward}
 
 
 def compare(config, engines, score, prompt, number: int, *, room: int) -> dict:
-  """One prompt's scores and counts, by rule.
-
-  Args:
-    config: the experiment.
-    engines: by rule, what decodes with it.
-    score: of a scorer.
-    prompt: the prompt.
-    number: of the prompt; every completion has a random stream of its own.
-    room: longest prompt that fits.
-  """
+  """One prompt's scores and counts, by rule."""
   record = {}
   for place, (rule, one) in enumerate(engines.items()):
     first = (number * len(engines) + place) * config.num_comparisons

@@ -89,9 +89,6 @@ def pairs(
 
   Yields:
     The task's name, and its input and answer.
-
-  Raises:
-    ValueError: if the split has no more pairs.
   """
   rng = random.Random(f"{split} {seed}")
   seen: set[str] = set()

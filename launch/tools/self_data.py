@@ -62,11 +62,7 @@ _LEAST = 6  # a shorter text counts only where it is the whole message
 
 
 def before_user(tokenizer: Tokenizer, system: str = "") -> tuple[int, ...]:
-  """The tokens that a chat template puts before a user's first words.
-
-  Raises:
-    ValueError: if there are none, or the system prompt is not among them.
-  """
+  """The tokens that a chat template puts before a user's first words."""
   messages = [{"role": "user", "content": _MARK}]
   if system:
     messages.insert(0, {"role": "system", "content": system})

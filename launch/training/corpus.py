@@ -122,9 +122,6 @@ def held_out_prompts(
   Files take turns, no two prompts share a line of a file, and no prompt stands
   as a whole in a training file. They are the same on every call with the same
   packages installed.
-
-  Raises:
-    ValueError: if the split has fewer.
   """
   rng = np.random.default_rng(0)
   files = python_files()

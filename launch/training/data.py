@@ -57,9 +57,6 @@ def documents(
 
   A TFDS dataset without a validation split lends the last fiftieth of its
   training split.
-
-  Raises:
-    ValueError: for an unknown dataset or unknown features, or no documents.
   """
   name = config.dataset
   if name == "python_source":

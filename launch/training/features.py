@@ -43,11 +43,7 @@ _STATES = jnp.bfloat16
 
 
 def layers_read(config, num_layers: int) -> Features:
-  """Layers that a config's head reads, of a target of `num_layers` layers.
-
-  Raises:
-    ValueError: if the target has no such layers.
-  """
+  """Layers that a config's head reads, of a target of `num_layers` layers."""
   if config.init_from:
     return checkpoints.read_head(config.init_from, config.target).features
   head = config.head
@@ -153,10 +149,6 @@ def batches_of(config, num_layers: int) -> Callable[..., grain.IterDataset]:
   Args:
     config: with `features`.
     num_layers: of the target.
-
-  Raises:
-    OSError: if there are none.
-    ValueError: if they are not those of this training.
   """
   if config.contexts != "data":
     raise ValueError("features of sampled contexts cannot be stored")

@@ -42,9 +42,6 @@ def task(config, mesh: Mesh, folder: pathlib.Path) -> Task:
     config: the config.
     mesh: from `launch.training.step.make_mesh`.
     folder: WORKDIR, which may have the draft vocabulary already.
-
-  Raises:
-    ValueError: for a config that cannot be run.
   """
   check_contexts(config, ("data", "target"))
   tokenizer = checkpoints.load_tokenizer(config.target)

@@ -34,11 +34,7 @@ from specjax.warp import make_sampling
 
 
 def task(config, mesh: Mesh) -> Task:
-  """The task of a config like configs/train_embedded.py.
-
-  Raises:
-    ValueError: for a config that cannot be run.
-  """
+  """The task of a config like configs/train_embedded.py."""
   student = _first(config)
   tokenizer = data.tokenizer_of(
     config, lambda: map(data.text_of, data.documents(config, "train"))
@@ -219,10 +215,6 @@ def completer(
   model: LanguageModel, *, prompt_length: int
 ) -> Callable[..., dict[str, Array]]:
   """A jitted function that replaces the ends of rows by a model's samples.
-
-  Args:
-    model: what samples, with the library's own loop.
-    prompt_length: tokens of every row that stay.
 
   Returns:
     `(params, batch, key) -> batch`: of `{"tokens", "segments", "positions"}`,

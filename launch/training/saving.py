@@ -32,14 +32,7 @@ class Checkpoints:
     )
 
   def save(self, step: int, state, iterator, *, force: bool = False) -> None:
-    """Saves if it is time, in the background; `force` saves and waits.
-
-    Args:
-      step: steps done.
-      state: a pytree of arrays.
-      iterator: grain's, as it stands after that step's batch.
-      force: whatever the step.
-    """
+    """Saves if it is time, in the background; `force` saves and waits."""
     if force or (self._every > 0 and step % self._every == 0):
       self._manager.save(
         step,
@@ -54,10 +47,6 @@ class Checkpoints:
 
   def restore(self, state, iterator):
     """The newest checkpoint.
-
-    Args:
-      state: arrays, laid out as they are to be, not as they were saved.
-      iterator: is set to the checkpoint's place in the data.
 
     Returns:
       Steps done and the state; 0 and the given state if there is nothing.

@@ -205,11 +205,7 @@ def block(
 def pairs(
   config: ml_collections.ConfigDict, split: str
 ) -> Sequence[tuple[str, str]]:
-  """The inputs and answers of "train" or "validation".
-
-  Raises:
-    ValueError: for a line that is no pair, or if there is none.
-  """
+  """The inputs and answers of "train" or "validation"."""
   name = config.dataset if split == "train" else config.validation
   answers = None
   if config.answers and split == "train":

@@ -76,16 +76,7 @@ class Outcome(NamedTuple):
 def outcome(
   method: Method, instance: Instance, depth: int | None = None
 ) -> Outcome:
-  """Sums a method's rounds.
-
-  Args:
-    method: the method.
-    instance: its laws.
-    depth: G, the method's by default.
-
-  Raises:
-    ValueError: if what may happen has not probability one.
-  """
+  """Sums a method's rounds."""
   depth = depth or method.depth
   target, size = method.warp(instance.target), len(instance.target(()))
   shape = lambda tokens: (size,) * tokens
@@ -169,15 +160,7 @@ def token_by_token(
   weight: float, tokens: tuple[int, ...], reported: Law, target: Law,
   residual: Callable = lambda q, p, x: q - p,
 ) -> Iterator[Entry]:  # fmt: skip
-  """The standard test of a path, token by token.
-
-  Args:
-    weight: probability of the path.
-    tokens: the drafted ones.
-    reported: the law that the test is given for the draft's.
-    target: the warped target's.
-    residual: not normalised, of q and p after token x.
-  """
+  """The standard test of a path, token by token."""
   for i, x in enumerate(tokens):
     q, p = target(tokens[:i]), reported(tokens[:i])
     accept = ratio(q[x], p[x])

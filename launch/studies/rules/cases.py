@@ -76,17 +76,8 @@ def cases(
   tokens; `hub` alone is given a binary tree, because it needs two children at
   every node, and rules of a single path are given one path of G tokens.
 
-  Args:
-    asked: "all", the name of a row, or of a rule with parameters.
-    num_drafts: K, at least 1.
-    num_speculative_tokens: G, at least 1.
-    vocab_size: V.
-
   Returns:
     The rows, and why rules that do not fit were left out, by row.
-
-  Raises:
-    ValueError: for an unknown rule, or one rule asked for that does not fit.
   """
   rows = ROWS
   if asked != "all":

@@ -32,11 +32,7 @@ from specjax.warp import make_sampling
 
 
 def build_pair(config: ml_collections.ConfigDict) -> Pair:
-  """The models of a config, whatever rule it names.
-
-  Raises:
-    ValueError: if the config's drafts are not drawn token by token.
-  """
+  """The models of a config, whatever rule it names."""
   drafting = registry.of(config)
   drawn = drafting.takes_policy and drafting.siblings is siblings_lib.IID
   if not drawn or drafting.policy:
@@ -76,9 +72,6 @@ def measure(
     `num_contexts`, and `Case.describe()`; of all but the first row
     `block_efficiency_ratio` too, over that of the first row, with its interval
     paired by prompt.
-
-  Raises:
-    ValueError: if the models give no context without NaN.
   """
   groups: dict[tuple[Tree, Siblings], list[Case]] = {}
   for row in rows:

@@ -32,13 +32,6 @@ def simulate(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Decodes a chain's horizon many times, all runs in one jitted call.
 
-  Args:
-    pair: the chains.
-    runs: how many.
-    num_drafts: M, paths drafted in every round.
-    rule: by default "token" for one draft and "batch" for more.
-    seed: of the runs.
-
   Returns:
     `i32[runs]`, the rejections of each, and `i32[runs, T]`, their tokens.
   """
