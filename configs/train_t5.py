@@ -1,12 +1,9 @@
-r"""Trains an encoder-decoder, and drafters for it, on generated tasks.
+r"""Trains an encoder-decoder, and drafters for it, on pairs of texts.
 
-The data, the verifier, its outputs for the training inputs (sequence-level
-distillation), and two drafters of equal size, autoregressive and block:
+The folder W has train.jsonl and validation.jsonl, lines {"input", "output"}.
+The verifier, its outputs for the training inputs (sequence-level distillation),
+and two drafters of equal size, autoregressive and block:
 
-  W=/tmp/specjax-t5; D=launch.tools.machine_tasks; mkdir -p $W
-  python -m $D --split=train --num_pairs=200000 --output=$W/train.jsonl
-  python -m $D --split=validation --num_pairs=1024 --output=$W/validation.jsonl
-  python -m $D --split=test --num_pairs=600 --output=$W/test.jsonl
   python -m launch.train --config=configs/train_t5.py:verifier,$W \
     --workdir=$W/verifier-run --export=$W/verifier
   head -n 60000 $W/train.jsonl > $W/asked.jsonl

@@ -5,11 +5,10 @@ Findings of EMNLP 2023) learns to say k tokens at once: the answer is cut at a
 random place, k masks follow, and it is told some of what it got wrong there
 before it is asked again (glancing, Qian et al., 2021).
 
-`config.dataset` is a file of lines {"input": "...", "output": "..."}, as
-`launch.tools.machine_tasks` writes. With `config.answers`, what `launch.decode`
-wrote for it, each answer is what was decoded there: sequence-level distillation
-(Kim and Rush, 2016). Pairs without an answer are left out, and those whose
-answer a budget cut off.
+`config.dataset` is a file of lines {"input": "...", "output": "..."}. With
+`config.answers`, what `launch.decode` wrote for it, each answer is what was
+decoded there: sequence-level distillation (Kim and Rush, 2016). Pairs without
+an answer are left out, and those whose answer a budget cut off.
 """
 
 import functools
