@@ -135,11 +135,15 @@ class Journal:
       self._path.unlink()
 
 
-def _differences(before: Mapping, now: Mapping) -> str:
-  """The settings that differ, those of the config by name."""
-  one, other = (x | x.get("config", {}) | {"config": 0} for x in (before, now))
+def _differences(*runs: Mapping[str, Any]) -> str:
+  """The settings in which a run and the present one differ."""
+  before, now = (
+    {f"config.{name}": x for name, x in run.get("config", {}).items()}
+    | {name: x for name, x in run.items() if name != "config"}
+    for run in runs
+  )
   return ", ".join(
-    f"{name} was {one.get(name)!r}, is {other.get(name)!r}"
-    for name in sorted(one | other)
-    if one.get(name) != other.get(name)
+    f"{name} was {before.get(name)!r}, is {now.get(name)!r}"
+    for name in sorted({**before, **now})
+    if before.get(name) != now.get(name)
   )
