@@ -79,11 +79,7 @@ class Cache:
   def read(
     self, ids: list[int], *, max_new_tokens: int, sampling: Sampling, key
   ) -> int:
-    """Sets the text to continue; what is held of it is not read again.
-
-    Returns:
-      The number of tokens that were read.
-    """
+    """Sets the text to continue; what is held of it is not read again."""
     longest, room, kept = self._pair.max_length, 0, []
     if len(ids) >= longest:
       raise ValueError(

@@ -99,14 +99,7 @@ def run(
   several_processes: bool = False,
   preemption_notice: bool = False,
 ) -> None:
-  """Runs a command as the program and exits with its code.
-
-  Args:
-    command: what to run.
-    required: flags that must be given.
-    several_processes: whether this may be one of several processes.
-    preemption_notice: see `processes.start`.
-  """
+  """Runs a command as the program and exits with its code."""
   os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
   sys.stdout.reconfigure(errors="backslashreplace")
   without_tpu.set_environment()

@@ -65,11 +65,7 @@ def measures_speedup() -> bool:
 def decode_batch(
   number: int, batch: Batch, speculative: Engine, baseline: Engine | None
 ) -> dict:
-  """Decodes a batch with both engines, which take turns at going first.
-
-  Returns:
-    The journal's record of the batch: its rows, and what was measured.
-  """
+  """Decodes a batch with both engines, which take turns at going first."""
   engines = [e for e in (speculative, baseline) if e]
   for one in engines:
     one.compile(batch)

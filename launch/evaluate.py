@@ -182,9 +182,6 @@ def evaluate(
     inputs: whether prompts may have inputs, of encoder-decoders.
     output: where the result is written, beside a journal from which a killed
       run goes on, or None.
-
-  Returns:
-    The rows and what they were made of, see `summary.result_of`.
   """
   temperatures = list(temperatures or [float(config.temperature)])
   sizes = list(batch_sizes or [config.batch_size])

@@ -29,11 +29,7 @@ _ARCHIVED = "$Format:%H$"
 
 
 def record(config: Any = None) -> dict[str, Any]:
-  """The provenance of this process's result.
-
-  Args:
-    config: an `ml_collections.ConfigDict`, if the command has one.
-  """
+  """The provenance of this process's result."""
   made = {"provenance": {**_code(), "command": command()}, "machine": machine()}
   return made if config is None else made | {"config": _as_json(config)}
 

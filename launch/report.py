@@ -79,13 +79,7 @@ def read(path: str | pathlib.Path) -> Any:
 def panels(
   width: float, height: float, rows: int = 1, columns: int = 1, **shared: Any
 ) -> tuple["Figure", np.ndarray]:
-  """A figure of so many inches, and its axes, `[rows, columns]`.
-
-  Args:
-    width, height: in inches.
-    rows, columns: of axes.
-    shared: arguments of `subplots`, as `sharey`.
-  """
+  """A figure of so many inches, and its axes, `[rows, columns]`."""
   from matplotlib.figure import Figure
 
   figure = Figure(figsize=(width, height), layout="constrained")

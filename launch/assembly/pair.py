@@ -342,13 +342,7 @@ def assemble(
   *,
   drafting: Drafting | None = None,
 ) -> Pair:
-  """Makes the decoders of a config from models that are loaded.
-
-  Args:
-    config: with the checkpoints and dtype that `models` are of.
-    models: from `load`.
-    drafting: the way to draft, in place of the config's.
-  """
+  """Makes the decoders of a config from models that are loaded."""
   drafting = check_config(config, drafting)
   if drafting.lengths and jax.process_count() > 1:
     raise ValueError("a ladder's draft lengths change in one process alone")

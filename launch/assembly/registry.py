@@ -235,11 +235,7 @@ _NESTED[Drafting] = DRAFTERS
 
 
 def of(config: Mapping[str, Any], written: Any = None) -> Drafting:
-  """The way to draft that a config, or a text beside it, names.
-
-  Raises:
-    ValueError: as `Grammar.make`, or if a checkpoint is named nowhere.
-  """
+  """The way to draft that a config, or a text beside it, names."""
   written = config["drafter"] if written is None else written
   return with_checkpoint(DRAFTERS.make(written), config)
 
@@ -263,13 +259,6 @@ def with_checkpoint(drafting: Drafting, config: Mapping[str, Any]) -> Drafting:
 def canonical(config: Mapping[str, Any]) -> str:
   """The drafter of a config, as records have it."""
   return DRAFTERS.canonical(config["drafter"])
-
-
-def holds_model(path: str) -> bool:
-  """True if a checkpoint is a model of its own."""
-  return not head_checkpoints.is_head(path) and not block_networks.is_block(
-    path
-  )
 
 
 def check_checkpoint(drafting: Drafting) -> None:
@@ -302,12 +291,7 @@ def check_checkpoint(drafting: Drafting) -> None:
 
 
 def source(drafting: Drafting, models: Any) -> tuple[Any, Any]:
-  """The model that drafts, and its parameters if they are not the target's.
-
-  Args:
-    drafting: the way to draft.
-    models: `launch.assembly.pair.Models` that were read for it.
-  """
+  """The model that drafts, and its parameters if they are not the target's."""
   if drafting.reads == "layers":
     skipped = drafting.skipped or files.read_skipped(drafting.checkpoint)
     return models.target.functions(skipped, ()), None

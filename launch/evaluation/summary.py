@@ -98,10 +98,6 @@ class Entry:
 def rows_of(records: Sequence[dict], costs: Sequence[dict]) -> list[dict]:
   """The rows of a result: a system in a setting on some of the questions.
 
-  Args:
-    records: of groups, see `measure.measure`.
-    costs: see `costs.measure_costs`.
-
   Returns:
     A row for each setting, level, category and system: see `_row`. `level` is
     of LEVELS; at "task" `category` is the task's name.

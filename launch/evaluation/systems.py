@@ -133,9 +133,6 @@ def assemble(
   """The pairs of all systems but transformers', by name.
 
   The target is read once, and every other checkpoint once too.
-
-  Raises:
-    ValueError, FileNotFoundError: as `launch.assembly.pair`.
   """
   loaded: dict[tuple, Models] = {}
   pairs = {}

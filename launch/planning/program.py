@@ -206,12 +206,7 @@ def make_drafter(question: Question) -> Drafter:
 
 
 def compile_for(question: Question, devices: list) -> Compiled:
-  """Compiles prefill and loop for the devices.
-
-  Raises:
-    MemoryError: if either does not fit into a device's memory.
-    ValueError: as `Question.check`.
-  """
+  """Compiles prefill and loop for the devices."""
   question.check()
   q, mesh = question, question.layout.mesh(devices)
   of_target, of_draft = q.shardings()

@@ -92,9 +92,6 @@ def rounds(
     ended: `bool[B]`, rows that end before them.
     most: `i32[]`, rounds at most.
     wanted: `bool[B]`, rows whose top log-probabilities are recorded.
-
-  Returns:
-    The state, and the arrays of a `Report`; "likeliest" has both of its.
   """
   reason = jnp.where(
     ended & ~state.done, int(StopReason.STOP_STRING), state.stop_reason

@@ -119,15 +119,6 @@ def run(
 
   Then requests get 503, and running ones are answered; on a second signal, or
   when the time is over, they get 503 too.
-
-  Args:
-    service: what answers; its scheduler runs.
-    where: from `listening`.
-    drain_seconds: how long running requests have once it is to end.
-    ready: called once it listens.
-
-  Returns:
-    Whether a signal ended it.
   """
   signals: list[int] = []
   for one in (signal.SIGINT, signal.SIGTERM):

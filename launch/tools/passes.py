@@ -100,6 +100,8 @@ def run(_) -> int:
   widths = cli.integers(_WIDTHS, default=[1, 2, 4, 8, 16])
   if 1 not in widths:
     raise cli.UserError("--widths must hold 1: costs are in passes over one")
+  if cli.TARGET.value not in shapes.SHAPES:
+    raise cli.UserError(f"--target must be one of {', '.join(shapes.SHAPES)}")
   config = translate(shapes.SHAPES[cli.TARGET.value])
   lines = [line for rows in sizes for line in measure(config, rows, widths)]
   for line in lines:

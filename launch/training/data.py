@@ -141,10 +141,6 @@ def tokenizer_of(
   """The tokenizer of `config.tokenizer`, or a new one trained on `texts()`.
 
   Nothing is written: `Task.begin` does that. Every process trains the same one.
-
-  Raises:
-    FileNotFoundError: if there is none, and it must be `config.teacher`'s.
-    ValueError: if it has more tokens than `config.model.vocab_size`.
   """
   path, teacher = config.tokenizer, config.get("teacher")
   try:

@@ -145,10 +145,6 @@ def batches_of(config, num_layers: int) -> Callable[..., grain.IterDataset]:
 
   Batches are those of `launch.training.data`, with the "states" that `reader`
   takes; the rows are shuffled anew every epoch.
-
-  Args:
-    config: with `features`.
-    num_layers: of the target.
   """
   if config.contexts != "data":
     raise ValueError("features of sampled contexts cannot be stored")

@@ -36,13 +36,7 @@ _VOCABULARY = "vocabulary.json"
 
 
 def task(config, mesh: Mesh, folder: pathlib.Path) -> Task:
-  """The task of a config like configs/train_head.py.
-
-  Args:
-    config: the config.
-    mesh: from `launch.training.step.make_mesh`.
-    folder: WORKDIR, which may have the draft vocabulary already.
-  """
+  """The task of a config like configs/train_head.py."""
   check_contexts(config, ("data", "target"))
   tokenizer = checkpoints.load_tokenizer(config.target)
   target = checkpoints.load_module(config.target)

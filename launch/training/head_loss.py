@@ -271,9 +271,6 @@ def normalizers(
     final: `f[B, T, D]`.
     output: `f[V', D]`.
     words: of V tokens; rows beyond them are padding.
-
-  Returns:
-    `f32[B, T]` and `i32[B, T]`.
   """
   output = output[: words.size]
 

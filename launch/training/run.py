@@ -102,11 +102,7 @@ class Run:
         )
 
   def train(self) -> tuple[nnx.Module, bool]:
-    """Runs, or goes on, to the end or until SIGTERM.
-
-    Returns:
-      The trained module, and whether the run is over.
-    """
+    """Runs, or goes on, to the end or until SIGTERM."""
     if self.chief:
       self.folder.mkdir(parents=True, exist_ok=True)
       self.task.begin(self.folder)

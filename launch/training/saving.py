@@ -46,11 +46,7 @@ class Checkpoints:
       self._manager.wait_until_finished()
 
   def restore(self, state, iterator):
-    """The newest checkpoint.
-
-    Returns:
-      Steps done and the state; 0 and the given state if there is nothing.
-    """
+    """The newest checkpoint."""
     step = self._manager.latest_step()
     if step is None:
       return 0, state

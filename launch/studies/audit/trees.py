@@ -32,13 +32,6 @@ def _longest(rows, accept) -> Iterator[tuple[float, tuple[int, ...]]]:
   """The longest accepted prefix of several paths; of equals the first.
 
   Every path has coins of its own, at tokens that it shares with others too.
-
-  Args:
-    rows: paths of equal length.
-    accept: `(text, token) -> probability`.
-
-  Yields:
-    Probability and accepted tokens.
   """
   each = []
   for row in rows:
@@ -62,14 +55,6 @@ def _eagle1(
 
   The release before the mend also skips token 0, and tests a child once for
   every path through it; neither is in here.
-
-  Args:
-    draft, target: raw laws.
-    depth: 1; a node and its children.
-    temperature: of draft and tests. The token after an accepted child comes
-      from the target's raw law,
-    stale: or, if the previous sibling was rejected, from what was left at the
-      parent.
   """
   del depth
   warp = tempered(temperature)
@@ -91,16 +76,7 @@ def _eagle1(
 def _top_two(
   draft: Law, target: Law, depth: int, *, temperature=1.0, as_sampled=False
 ) -> Iterator[Entry]:
-  """The two most likely children, tested in turn.
-
-  Args:
-    draft, target: raw laws.
-    depth: 1; a node and its children.
-    temperature: of the tests; the token after an accepted child comes from the
-      target's raw law.
-    as_sampled: whether they are tested as drawn from the draft's law, not as
-      deterministic.
-  """
+  """The two most likely children, tested in turn."""
   del depth
   p, left = draft(()), tempered(temperature)(target)(())
   weight = 1.0

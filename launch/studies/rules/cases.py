@@ -75,9 +75,6 @@ def cases(
   Separate paths, so that all multi-draft rules have the same budget of K G
   tokens; `hub` alone is given a binary tree, because it needs two children at
   every node, and rules of a single path are given one path of G tokens.
-
-  Returns:
-    The rows, and why rules that do not fit were left out, by row.
   """
   rows = ROWS
   if asked != "all":

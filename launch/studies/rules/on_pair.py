@@ -58,13 +58,6 @@ def measure(
 ) -> dict[str, dict]:
   """Measures every rule along the contexts of its group.
 
-  Args:
-    rows: what to measure; those of equal tree and siblings share contexts.
-    models: from `build_pair`.
-    config: the config; its rule is not looked at.
-    batches: the prompts.
-    max_contexts: decoding steps a prompt, at most.
-
   Returns:
     By row: `expected_accepted` drafted tokens a step, `block_efficiency` (one
     more) with its 95% interval over prompts, `total_variation` of the first

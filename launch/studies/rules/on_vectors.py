@@ -90,9 +90,6 @@ def evaluate(
     row: the rule and what it is given.
     draft, target: `f64[V]`.
     seed: of sampled drafts.
-
-  Returns:
-    The row's entry in the report, without its share of the optimum.
   """
   vocab, nodes = len(target), row.tree.num_nodes
   numbers = vocab**row.tree.num_drafted * nodes * max(vocab, 64)

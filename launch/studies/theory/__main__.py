@@ -62,11 +62,7 @@ def float64(theorem, *args) -> float:
 
 
 def running_average(rejected: np.ndarray) -> dict:
-  """The average of the first n runs with its standard error, n spread evenly.
-
-  Returns:
-    Lists `runs`, `mean`, `standard_error`, at up to 60 numbers of runs.
-  """
+  """The average of the first n runs and its standard error, n spread evenly."""
   at = np.unique(np.geomspace(10, len(rejected), 60).astype(int))
   total, squares = np.cumsum(rejected), np.cumsum(rejected.astype(float) ** 2)
   mean = total[at - 1] / at
