@@ -159,9 +159,9 @@ def test_given_users_are_answered_first(execute, tmp_path):
   "flag, expected",
   [
     ("--temperatures=0.5,warm", "could not convert string to float"),
-    ("--keep_out=nowhere.jsonl", "no such file of questions"),
+    ("--keep_out=nowhere.jsonl", "nowhere.jsonl"),
     ("--prompts=nowhere.jsonl", "No such file"),
-    ("--prompts=PROMPTS", "document 2 of"),
+    ("--prompts=PROMPTS", "document 2 must end with a user"),
     ("--system_prompts=nowhere.txt", "No such file"),
   ],
 )
