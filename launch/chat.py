@@ -13,6 +13,7 @@ where the template or the tokenizer write that in other tokens. Commands:
 
   /temperature X  of the answers from now on; 0 is greedy
   /reset          forgets what was said
+  /help           lists the commands
   /quit           ends, as Ctrl-D does; Ctrl-C ends an answer
 
 Piped, every line is a message or a command, and answers alone go to stdout;
@@ -23,7 +24,7 @@ import contextlib
 import functools
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import jax
 import ml_collections
@@ -46,7 +47,7 @@ _SYSTEM_MESSAGE = flags.DEFINE_string(
   "system_message", None, "What the system says before the conversation."
 )
 
-_COMMANDS = "/temperature X, /reset, /quit"
+_COMMANDS = "/temperature X, /reset, /help, /quit"
 # What is read at once is padded to a power of two, of at least so many tokens.
 _SMALLEST = 16
 # The first buffer; later ones are twice as long. A round reads all of it.
@@ -65,9 +66,11 @@ class Cache:
     state: its caches, as of the last round; None if there are none.
   """
 
-  def __init__(self, models: pair.Pair):
+  def __init__(self, models: pair.Pair, say: Callable[[str], None]):
+    """An empty one, which says what it compiles."""
     self.held: list[int] = []
     self.state: DecodeState | None = None
+    self._say, self._shapes = say, set[tuple]()
     self._pair, decoder = models, models.decoder
     self._init = jax.jit(
       functools.partial(decoder.init, stop_tokens=models.stop_tokens),
@@ -95,6 +98,9 @@ class Cache:
       room = min(_power_of_two(max(need, _FIRST_BUFFER, room)), longest)
     more = ids[len(kept) :]
     width = min(_power_of_two(len(more)), room - bool(kept))
+    if (shape := (bool(kept), width, room)) not in self._shapes:
+      self._shapes.add(shape)
+      self._say(f"compiling for {width} tokens in a context of {room} ...")
     tokens = np.pad(np.array(more, np.int32), (0, width - len(more)))
     params = self._pair.params
     how = dict(max_new_tokens=np.int32(budget), sampling=sampling)
@@ -159,7 +165,7 @@ class Chat:
     self._config = ml_collections.ConfigDict(config.to_dict())
     self.pair = pair.build(self._config)
     self.pair.room(config.max_new_tokens)
-    self.cache = Cache(self.pair)
+    self.cache = Cache(self.pair, self.note)
     self._begun = [{"role": "system", "content": system}] if system else []
     self.messages = self._begun
     # It is asked once, so that what is wrong with the template is said now.
@@ -174,6 +180,8 @@ class Chat:
         pass
       case ["/quit"]:
         return False
+      case ["/help"]:
+        self.note(_COMMANDS)
       case ["/reset"]:
         self.messages = self._begun
         self._number += 1

@@ -90,14 +90,21 @@ def continued(cache, ids):
 
 
 def test_only_what_is_new_is_read_and_the_answer_is_that_of_the_whole(talked):
-  cache = Cache(talked.pair)
+  told = []
+  cache = Cache(talked.pair, told.append)
   first = list(range(20, 60))
   read, said = continued(cache, first)
   assert (read, cache.held) == (40, first + said)
   longer = [*cache.held, 7, 8, 9]
   read, extended = continued(cache, longer)
   assert read == 3
-  assert continued(Cache(talked.pair), longer) == (len(longer), extended)
+  assert [x.split(" in ")[0] for x in told] == [
+    "compiling for 64 tokens", "compiling for 16 tokens"
+  ]  # fmt: skip
+  assert continued(Cache(talked.pair, told.append), longer) == (
+    len(longer),
+    extended,
+  )
   # A text that does not begin as what is held is read anew.
   read, _ = continued(cache, longer[1:])
   assert read == len(longer) - 1
@@ -113,6 +120,12 @@ def test_every_line_piped_is_answered_and_answers_alone_are_printed(
   speeds = [x for x in err.splitlines() if " a second, " in x]
   assert len(speeds) == 3
   assert all(" a target call" in line for line in speeds)
+
+
+def test_help_lists_the_commands_and_is_no_error(piped):
+  code, out, err = piped("/help\n")
+  assert (code, out) == (0, "")
+  assert "/temperature X, /reset, /help, /quit" in err
 
 
 def test_what_is_wrong_is_one_line_and_the_conversation_goes_on(piped, talked):

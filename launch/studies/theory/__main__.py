@@ -284,8 +284,9 @@ FIGURES = {
 
 def draw(name: str, folder: pathlib.Path, *, runs: int) -> None:
   """Computes a figure's numbers and draws it; both go to the folder."""
-  print(f"drawing {name}", file=sys.stderr, flush=True)
+  print(f"drawing {name}: minutes with --simulate=100000 ...", file=sys.stderr)
   seconds, numbers = timing.timed(FIGURES[name], runs)
+  print(f"{name} took {seconds:.0f} s", file=sys.stderr)
   result = {"figure": name, **numbers, "seconds": seconds}
   results.write_json(folder / f"{name}.json", result | provenance.record())
   report.save(
