@@ -198,6 +198,7 @@ def _parse(
     _ = CONFIG.value and CONFIG.value.keys()  # so that it is read
   except Exception as error:  # a config file may raise anything
     text = str(error).replace("\\n", ": ").replace("\\'", "").strip()
+    text = text or type(error).__name__
     text = text[1:-1] if text[0] == "'" else text  # a KeyError has quotes
     raise UserError(text.splitlines()[-1]) from None
   if "--helpfull" in argv:

@@ -68,7 +68,9 @@ class Settings(BaseModel):
   seed: int | None = Field(None, ge=-(2**63), lt=2**64)
   stop: Annotated[
     tuple[_Text, ...],
-    BeforeValidator(lambda x: [x] if isinstance(x, str) else x or ()),
+    BeforeValidator(
+      lambda x: [x] if isinstance(x, str) else () if x is None else x
+    ),
   ] = Field((), max_length=16, strict=False)
   presence_penalty: _Penalty | None = None
   frequency_penalty: _Penalty | None = None
@@ -255,7 +257,10 @@ def read_jsonl(
     line of the same id is bad.
   """
   prompts, problems, seen = [], [], {}
-  content = pathlib.Path(path).read_text("utf-8-sig")
+  try:
+    content = pathlib.Path(path).read_text("utf-8-sig")
+  except UnicodeDecodeError:
+    raise ValueError(f"{path}: not UTF-8") from None
   for number, text in enumerate(content.split("\n"), start=1):
     if not text.strip():
       continue

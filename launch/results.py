@@ -21,14 +21,17 @@ def check(*paths: str | pathlib.Path | None) -> None:
 
   Args:
     *paths: files to be written, in folders that need not exist yet; "-" and
-      None are fine.
+      None are fine. Where the first has a journal, a killed run goes on, and
+      what it wrote is written again.
   """
+  resumes = bool(paths and paths[0]) and os.path.exists(f"{paths[0]}.journal")
   for path in map(pathlib.Path, filter(None, paths)):
     if str(path) == STDOUT or not processes.is_chief():
       continue
     if path.exists() and not path.is_file():
       raise cli.UserError(f"{path} is not a file")
-    if path.exists() and path.stat().st_size and not cli.OVERWRITE.value:
+    replaces = resumes or cli.OVERWRITE.value
+    if path.exists() and path.stat().st_size and not replaces:
       raise cli.UserError(f"{path} exists already: --overwrite replaces it")
     folder = next(x for x in path.absolute().parents if x.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK):

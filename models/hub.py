@@ -55,7 +55,7 @@ def _fetched(path: str, repo: str, file: str | None, revision: str | None):
       )
     return folder
   except (hub.errors.HfHubHTTPError, OSError, ValueError) as error:
-    reason = str(error).strip().splitlines()[0]
+    reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     raise FileNotFoundError(
       f"{path} is no path here, and is not to be had from the Hugging Face "
       f"Hub: {reason}"

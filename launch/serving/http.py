@@ -82,6 +82,8 @@ def application(service: Service) -> Starlette:
       (RefusalError, HTTPException, ClientDisconnect, Exception), _refused
     ),
   )
+  # A redirect would name whatever Host the request names.
+  app.router.redirect_slashes = False
   app.state.service = service
   return app
 
@@ -90,10 +92,11 @@ def _private(endpoint: Callable) -> Callable:
   """An endpoint behind the bearer token, if there is one."""
 
   async def checked(request: Request) -> Response:
-    given = request.headers.get("authorization", "")
+    scheme, _, given = request.headers.get("authorization", "").partition(" ")
     token = request.app.state.service.token
-    if token is not None and not hmac.compare_digest(
-      given.encode("utf-8", "replace"), f"Bearer {token}".encode()
+    if token is not None and not (
+      scheme.lower() == "bearer"
+      and hmac.compare_digest(given.strip().encode("latin-1"), token.encode())
     ):
       raise RefusalError(
         "the bearer token is missing or wrong", status=401,
@@ -106,7 +109,9 @@ def _private(endpoint: Callable) -> Callable:
 
 async def _refused(request: Request, error: Exception) -> Response:
   if isinstance(error, HTTPException):
-    error = RefusalError(str(error.detail), status=error.status_code)
+    error = RefusalError(
+      str(error.detail), status=error.status_code, headers=error.headers
+    )
   elif not isinstance(error, RefusalError):  # uvicorn logs the traceback
     error = RefusalError("a bug", status=500, kind="server_error")
   return JSONResponse(error.body(), error.status, error.headers)

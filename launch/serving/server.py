@@ -131,7 +131,7 @@ def run(
   where.listen(1024)  # who is told that it listens may connect at once
   thread.start()
   ready()
-  while scheduler.is_alive() and not signals:
+  while scheduler.is_alive() and thread.is_alive() and not signals:
     time.sleep(0.05)
   scheduler.close()
   end = time.monotonic() + drain_seconds

@@ -37,7 +37,8 @@ def read_config(workdir: str) -> ml_collections.ConfigDict:
 
 def check(config: ml_collections.ConfigDict, folder: pathlib.Path) -> None:
   """Raises ValueError if the run in a folder has other settings."""
-  if not (folder / "checkpoints").is_dir():
+  names = ("checkpoints", "config.json")  # a run killed early has one of them
+  if not all((folder / name).exists() for name in names):
     return
   saved = json.loads((folder / "config.json").read_text("utf-8"))
   given = json.loads(config.to_json_best_effort())

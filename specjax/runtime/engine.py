@@ -178,8 +178,11 @@ class Engine:
     self.compile(batch)
     state = self.prefill(batch)
     sent = np.array(fetch(state.prompt_length))
+    stopping = self.stopping(batch, state)
     while True:
       state = self.generate(batch, state, 1)
+      if stopping:
+        state = stopping.end_rows(state)
       tokens, origins, length, reason = fetch(
         (state.tokens, state.origins, state.length, state.stop_reason)
       )

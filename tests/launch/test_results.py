@@ -34,6 +34,9 @@ def test_existing_files_are_refused_unless_they_are_to_be_replaced(tmp_path):
   there.write_text("x")
   with pytest.raises(cli.UserError, match=r"out\.json exists already: --overw"):
     results.check(tmp_path / "other.json", there)
+  (tmp_path / "other.json.journal").touch()  # of a killed run, which goes on
+  results.check(tmp_path / "other.json", there)
+  (tmp_path / "other.json.journal").unlink()
   overwrite()
   results.check(there)
 

@@ -288,3 +288,14 @@ def test_prompts_that_cannot_be_completed_are_refused(
   for run in (one.complete, lambda *x: list(one.stream(*x))):
     with pytest.raises((TypeError, ValueError), match=message):
       run(prompts, settings)
+
+
+def test_a_stream_ends_where_a_watch_ends_the_completion(one):
+  prompt, greedy = [request(1).token_ids], Settings(temperature=0.0)
+  (whole,) = one.complete(prompt, greedy)
+  ends = ends_with(whole.token_ids[2])
+  watched = dataclasses.replace(one, watch=lambda request: ends())
+  (ended,) = watched.complete(prompt, greedy)
+  streamed = [token.token_id for token in watched.stream(prompt, greedy)]
+  assert streamed == ended.token_ids
+  assert len(streamed) < len(whole.token_ids)
