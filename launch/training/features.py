@@ -1,6 +1,6 @@
 r"""Stores a target's features of a text, for heads that are trained on them.
 
-  python -m launch.training.features --config=configs/train_head.py:eagle3 \
+  python -m launch.tools.features --config=configs/train_head.py:eagle3 \
     --config.target=MODEL --config.dataset=TEXT --output=FOLDER
   python -m launch.train --config=configs/train_head.py:eagle3 \
     --config.target=MODEL --config.dataset=TEXT --config.features=FOLDER \
@@ -13,8 +13,7 @@ dataset, target, sequence_length and head.layers (or init_from) decide them.
 
 FOLDER gets, for the splits train and validation, rows of `bf16[T, P, D]` (the
 inputs of P layers) in SPLIT.states and `i32[3, T + 1]` (tokens, segments and
-positions) in SPLIT.rows; features.json says what they are of, and is written
-last.
+positions) in SPLIT.rows; features.json, written last, says of what they are.
 """
 
 import json
@@ -192,7 +191,3 @@ def reader(layers: Features) -> Callable[..., Seen]:
     )
 
   return read
-
-
-if __name__ == "__main__":
-  cli.run(run, required=("config", "output"))

@@ -97,7 +97,11 @@ def test_a_window_that_no_llama_reads_says_nothing(window):
     (["llama"], {}, "model_type must be one of"),
     ("gpt2", {"add_cross_attention": True}, "add_cross_attention must be"),
     ("gpt2", {"activation_function": "mish"}, "one of .*'gelu_new'.*'mish'"),
-    ("gpt2", {"hidden_size": 64}, "n_embd is 32 and hidden_size 64"),
+    (
+      "gpt2",
+      {"hidden_size": 64},
+      "n_embd is 32, and hidden_size, its alias, 64",
+    ),
     ("gpt2", {"n_embd": None}, "n_embd must be an integer >= 1, got None"),
     ("gpt2", {"n_head": 5}, "n_head must divide n_embd, got 5 and 32"),
     ("gpt_neox", {"rotary_pct": 2.0}, "must be in 0.12..1, got 2.0"),
