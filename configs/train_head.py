@@ -23,7 +23,7 @@ then on its own conversations:
     --config.dataset=FOLDER --workdir=W2 --export=HEAD2
 
 What is read more than once is better read by the target once
-(`launch.training.features`): then --config.features=FEATURES, beside the
+(`launch.tools.features`): then --config.features=FEATURES, beside the
 dataset.
 """
 
@@ -88,7 +88,7 @@ def get_config(arg: str = "eagle3") -> ml_collections.ConfigDict:
   # validation always are.
   config.compute_dtype = ""
   # A folder of the target's features of the dataset, made by
-  # `python -m launch.training.features`; "" computes them in every step.
+  # `python -m launch.tools.features`; "" computes them in every step.
   config.features = ""
   config.num_steps = 1500
   config.learning_rate = 1e-3

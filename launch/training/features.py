@@ -1,44 +1,28 @@
-r"""Stores a target's features of a text, for heads that are trained on them.
+"""Stored features of a target: what they are of, and batches of them.
 
-  python -m launch.tools.features --config=configs/train_head.py:eagle3 \
-    --config.target=MODEL --config.dataset=TEXT --output=FOLDER
-  python -m launch.train --config=configs/train_head.py:eagle3 \
-    --config.target=MODEL --config.dataset=TEXT --config.features=FOLDER \
-    --workdir=W
-
-The target reads the dataset once, as in SpecForge's offline mode, for however
-many heads and epochs. Kept are the states that a head of the config reads, and
-the final one, in bfloat16: for SmolLM2 and EAGLE-3 4.6 kB a token. The config's
-dataset, target, sequence_length and head.layers (or init_from) decide them.
-
-FOLDER gets, for the splits train and validation, rows of `bf16[T, P, D]` (the
-inputs of P layers) in SPLIT.states and `i32[3, T + 1]` (tokens, segments and
-positions) in SPLIT.rows; features.json, written last, says of what they are.
+`launch.tools.features` writes a folder with, for the splits train and
+validation, rows of `bf16[T, P, D]` (the inputs of P layers) in SPLIT.states and
+`i32[3, T + 1]` (tokens, segments and positions) in SPLIT.rows; features.json,
+written last, says of what they are.
 """
 
 import json
 import os
 import pathlib
-import sys
 from collections.abc import Callable, Sequence
 
 import grain
-import jax
 import jax.numpy as jnp
 import numpy as np
-import tqdm
-from flax import nnx
 
-from launch import cli, results
-from launch.training import data, head_loss, step
+from launch.training import data
 from launch.training.head_loss import Seen
 from models import checkpoints, head_starts
 from models.networks.transformer import FINAL, Features
 
-cli.reads(cli.CONFIG, cli.OUTPUT, cli.OVERWRITE)
-_NAME = "features.json"
-_ROWS = ("tokens", "segments", "positions")
-_STATES = jnp.bfloat16
+NAME = "features.json"
+ROWS = ("tokens", "segments", "positions")
+STATES = jnp.bfloat16
 
 
 def layers_read(config, num_layers: int) -> Features:
@@ -71,61 +55,14 @@ def about(config, num_layers: int) -> dict:
   }
 
 
-# -------------------------------------------------------------------- writing
-
-
-def run(_) -> int:
-  """The command."""
-  config = cli.CONFIG.value
-  if "features" not in config or config.features:
-    raise cli.UserError("--config must be of configs/train_head.py")
-  folder = pathlib.Path(cli.OUTPUT.value)
-  results.check(folder / _NAME)
-  tokenizer = checkpoints.load_tokenizer(config.target)
-  target, mesh = checkpoints.load_module(config.target), step.make_mesh(config)
-  settings = about(config, target.config.num_layers)
-  layers = tuple(settings["layers"])
-  params = nnx.state(target)
-  params = jax.device_put(params, step.shardings(params, mesh))
-  watch = head_loss.target_pass(target, layers[:-1] or layers)
-
-  @jax.jit
-  def see(params, batch):
-    seen = watch(params, batch)
-    states = [seen.features, seen.final] if len(layers) > 1 else [seen.final]
-    return jnp.concatenate(states, axis=-1).astype(_STATES)
-
-  folder.mkdir(parents=True, exist_ok=True)
-  (folder / _NAME).unlink(missing_ok=True)
-  counts = {}
-  for split in ("train", "validation") if config.validate_every else ("train",):
-    counts[split] = 0
-    with (
-      (folder / f"{split}.states").open("wb") as states,
-      (folder / f"{split}.rows").open("wb") as rows,
-    ):
-      batches = data.batches_of(config, tokenizer)(split, seed=None)
-      for batch in tqdm.tqdm(batches, unit=" batches", file=sys.stderr):
-        seen = see(params, step.place_batch(batch, mesh))
-        states.write(np.asarray(seen).tobytes())
-        rows.write(np.stack([batch[name] for name in _ROWS], axis=1).tobytes())
-        counts[split] += len(batch["tokens"])
-  results.write_json(folder / _NAME, settings | {"rows": counts})
-  print(f"{counts} rows of {config.sequence_length} tokens: {folder}")
-  return 0
-
-
-# -------------------------------------------------------------------- reading
-
-
 class _Records(Sequence):
   """The rows of a split, read from the disk when they are asked for."""
 
   def __init__(self, folder: pathlib.Path, split: str, settings, parts):
     length = settings["sequence_length"]
-    states = np.memmap(folder / f"{split}.states", _STATES, "r")
+    states = np.memmap(folder / f"{split}.states", STATES, "r")
     rows = np.memmap(folder / f"{split}.rows", np.int32, "r")
-    self._rows = rows.reshape(-1, len(_ROWS), length + 1)
+    self._rows = rows.reshape(-1, len(ROWS), length + 1)
     self._states = states.reshape(
       len(self._rows), length, len(settings["layers"]), -1
     )
@@ -135,7 +72,7 @@ class _Records(Sequence):
     return len(self._rows)
 
   def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-    row = dict(zip(_ROWS, np.array(self._rows[index]), strict=True))
+    row = dict(zip(ROWS, np.array(self._rows[index]), strict=True))
     return row | {"states": np.array(self._states[index][:, self._parts])}
 
 
@@ -148,7 +85,7 @@ def batches_of(config, num_layers: int) -> Callable[..., grain.IterDataset]:
   if config.contexts != "data":
     raise ValueError("features of sampled contexts cannot be stored")
   folder = pathlib.Path(config.features)
-  stored = json.loads((folder / _NAME).read_text("utf-8"))
+  stored = json.loads((folder / NAME).read_text("utf-8"))
   wanted = about(config, num_layers)
   layers = wanted.pop("layers")
   for name, value in wanted.items():

@@ -12,6 +12,7 @@ from flax import nnx
 
 from configs import train_head
 from launch import cli
+from launch.tools import features as store
 from launch.training import data, features, head_loss
 from launch.training.head_loss import Loss, Vocabulary
 from launch.training.run import Run
@@ -44,7 +45,7 @@ def make(texts, target, folder, *args):
   """Runs the command; its exit code."""
   with flagsaver.flagsaver():
     return cli.execute(
-      features.run,
+      store.run,
       ["test", "--config=configs/train_head.py:eagle3",
        f"--config.target={target}", f"--config.dataset={texts}",
        "--config.head.layers=(0,1)", f"--config.sequence_length={LENGTH}",

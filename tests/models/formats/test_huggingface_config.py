@@ -100,7 +100,7 @@ def test_a_window_that_no_llama_reads_says_nothing(window):
     (
       "gpt2",
       {"hidden_size": 64},
-      "n_embd is 32, and hidden_size, its alias, 64",
+      "n_embd is 32, and hidden_size, its al",
     ),
     ("gpt2", {"n_embd": None}, "n_embd must be an integer >= 1, got None"),
     ("gpt2", {"n_head": 5}, "n_head must divide n_embd, got 5 and 32"),
