@@ -56,8 +56,8 @@ def make_sampling(
     ValueError: for values out of range (checked when they are concrete).
     TypeError: for an unknown argument.
   """
-  penalty_names = penalties_lib.make.__kwdefaults__
-  for name in penalties.keys() - penalty_names:
+  penalty_names = tuple(penalties_lib.make.__kwdefaults__ or ())
+  for name in penalties.keys() - {*penalty_names}:
     near = suggestions.guess(
       name, ("temperature", "top_k", "top_p", "min_p", *penalty_names)
     )
