@@ -23,24 +23,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from models.formats import json_files
+from models.formats.families import llama
 from models.head_shapes import HeadShape, Target, head_layers
 from models.networks.dflash import ParallelConfig
 
-_LAYER = {
-  "attention.q": "self_attn.q_proj",
-  "attention.k": "self_attn.k_proj",
-  "attention.v": "self_attn.v_proj",
-  "attention.out": "self_attn.o_proj",
-  "mlp.gate": "mlp.gate_proj",
-  "mlp.up": "mlp.up_proj",
-  "mlp.down": "mlp.down_proj",
-}
-_NORMS = {
-  "attention.q_norm": "self_attn.q_norm",
-  "attention.k_norm": "self_attn.k_norm",
-  "attention_norm": "input_layernorm",
-  "mlp_norm": "post_attention_layernorm",
-}
 # What configurations may say: of the layers; of the head; and what changes
 # nothing. Anything else might change what it says, and is refused.
 _OF_LAYERS = frozenset(
@@ -125,11 +111,7 @@ def table(shape: HeadShape) -> dict[str, str]:
     "final_norm.scale": "norm.weight",
   }
   for i in range(shape.config.layers.num_layers):
-    for mine, theirs in _LAYER.items():
-      for kind in ("weight", "bias"):
-        named[f"layers.{i}.{mine}.{kind}"] = f"layers.{i}.{theirs}.{kind}"
-    for mine, theirs in _NORMS.items():
-      named[f"layers.{i}.{mine}.scale"] = f"layers.{i}.{theirs}.weight"
+    named |= llama.layer_tensors(f"layers.{i}.", f"layers.{i}.")
   return named
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from models.formats import json_files
+from models.formats.families import llama
 from models.formats.weights import Tensor
 from models.head_shapes import HeadShape, Target, head_layers
 from models.networks.eagle import EAGLE3_SWITCHES, EagleConfig
@@ -26,38 +27,13 @@ _MOST_FUSED = 64  # layers whose features are fused; published heads fuse 3
 # Parameter -> the tensor's name in the normal form, if it is another.
 _TABLE = {
   "embed.embedding": "embed_tokens.weight",
-  "attention.q.weight": "layers.0.self_attn.q_proj.weight",
-  "attention.k.weight": "layers.0.self_attn.k_proj.weight",
-  "attention.v.weight": "layers.0.self_attn.v_proj.weight",
-  "attention.out.weight": "layers.0.self_attn.o_proj.weight",
-  "attention.q.bias": "layers.0.self_attn.q_proj.bias",
-  "attention.k.bias": "layers.0.self_attn.k_proj.bias",
-  "attention.v.bias": "layers.0.self_attn.v_proj.bias",
-  "attention.out.bias": "layers.0.self_attn.o_proj.bias",
-  "attention.q_norm.scale": "layers.0.self_attn.q_norm.weight",
-  "attention.k_norm.scale": "layers.0.self_attn.k_norm.weight",
-  "mlp_norm.scale": "layers.0.post_attention_layernorm.weight",
-  "mlp.gate.weight": "layers.0.mlp.gate_proj.weight",
-  "mlp.up.weight": "layers.0.mlp.up_proj.weight",
-  "mlp.down.weight": "layers.0.mlp.down_proj.weight",
-  "mlp.gate.bias": "layers.0.mlp.gate_proj.bias",
-  "mlp.up.bias": "layers.0.mlp.up_proj.bias",
-  "mlp.down.bias": "layers.0.mlp.down_proj.bias",
+  **llama.layer_tensors("", "layers.0."),
   # EAGLE-3's own.
   "input_norm.scale": "input_norm.weight",
   "embed_norm.scale": "layers.0.input_layernorm.weight",
   "hidden_norm.scale": "layers.0.hidden_norm.weight",
   "final_norm.scale": "norm.weight",
   **{f"fc_norms.{i}.scale": f"fc_norm.{i}.weight" for i in range(64)},
-}
-# Of the layers after the first, which are a Llama's: parameter -> tensor.
-_LATER = {
-  "attention_norm.scale": "input_layernorm.weight",
-  **{
-    name: tensor.removeprefix("layers.0.")
-    for name, tensor in _TABLE.items()
-    if name.startswith(("attention.", "mlp.", "mlp_norm."))
-  },
 }
 # What a configuration may say: of the head's layers; of the head, in the form
 # of its authors or of speculators; and what changes nothing. Anything else
@@ -164,11 +140,9 @@ def table(
   config = _flat(config)
   third = "layers.0.hidden_norm.weight" in tensors
   layer, tied = _layer(config, tensors, third)
-  names = _TABLE | {
-    f"later.{i - 1}.{name}": f"layers.{i}.{tensor}"
-    for i in range(1, layer.num_layers)
-    for name, tensor in _LATER.items()
-  }
+  names = dict(_TABLE)
+  for i in range(1, layer.num_layers):
+    names |= llama.layer_tensors(f"later.{i - 1}.", f"layers.{i}.")
   has_embedding = (
     "embed_tokens.weight" in tensors and "lm_head.weight" not in tensors
   )

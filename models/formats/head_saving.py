@@ -25,6 +25,7 @@ from flax import nnx
 
 from models import draft_vocabulary, head_shapes
 from models.formats import json_files, mtp_format
+from models.formats.families import llama
 from models.formats.huggingface_config import llama_json
 from models.head_shapes import HeadConfig, HeadModule, Target
 from models.networks.dflash import Parallel, ParallelConfig
@@ -37,17 +38,7 @@ from models.networks.transformer import Features
 _SPECULATED = 3  # tokens that EAGLE-3's and MTP's files propose to a server
 _DTYPES = ("float32", "bfloat16", "float16")
 _LAYER = {
-  "attention.q": "self_attn.q_proj",
-  "attention.k": "self_attn.k_proj",
-  "attention.v": "self_attn.v_proj",
-  "attention.out": "self_attn.o_proj",
-  "attention.q_norm": "self_attn.q_norm",
-  "attention.k_norm": "self_attn.k_norm",
-  "mlp_norm": "post_attention_layernorm",
-  "mlp.gate": "mlp.gate_proj",
-  "mlp.up": "mlp.up_proj",
-  "mlp.down": "mlp.down_proj",
-  "attention_norm": "input_layernorm",
+  **llama.LAYER,
   "embed_norm": "input_layernorm",
   "hidden_norm": "hidden_norm",
 }

@@ -13,21 +13,25 @@ from models.networks.description import TransformerConfig
 DEFAULTS = dict(
   hidden_act="silu", rms_norm_eps=1e-6, head_dim=None, tie_word_embeddings=False
 )
+# Modules of a layer, and what files call them.
+LAYER = {
+  "attention_norm": "input_layernorm",
+  "attention.q": "self_attn.q_proj",
+  "attention.k": "self_attn.k_proj",
+  "attention.v": "self_attn.v_proj",
+  "attention.out": "self_attn.o_proj",
+  "attention.q_norm": "self_attn.q_norm",
+  "attention.k_norm": "self_attn.k_norm",
+  "mlp_norm": "post_attention_layernorm",
+  "mlp.gate": "mlp.gate_proj",
+  "mlp.up": "mlp.up_proj",
+  "mlp.down": "mlp.down_proj",
+}
 TENSORS = {
   "embed": "embed_tokens",
   "final_norm": "norm",
   "lm_head": "lm_head",
-  "layers.#.attention_norm": "layers.#.input_layernorm",
-  "layers.#.attention.q": "layers.#.self_attn.q_proj",
-  "layers.#.attention.k": "layers.#.self_attn.k_proj",
-  "layers.#.attention.v": "layers.#.self_attn.v_proj",
-  "layers.#.attention.out": "layers.#.self_attn.o_proj",
-  "layers.#.attention.q_norm": "layers.#.self_attn.q_norm",
-  "layers.#.attention.k_norm": "layers.#.self_attn.k_norm",
-  "layers.#.mlp_norm": "layers.#.post_attention_layernorm",
-  "layers.#.mlp.gate": "layers.#.mlp.gate_proj",
-  "layers.#.mlp.up": "layers.#.mlp.up_proj",
-  "layers.#.mlp.down": "layers.#.mlp.down_proj",
+  **{f"layers.#.{ours}": f"layers.#.{name}" for ours, name in LAYER.items()},
 }
 # Keys of the metadata of GGUF files, and of `config.json`.
 GGUF_SIZES = {
@@ -44,6 +48,23 @@ GGUF_KEYS = {
   "attention.layer_norm_rms_epsilon": "rms_norm_eps",
   "rope.freq_base": "rope_theta",
 }
+
+
+def layer_tensors(ours: str, theirs: str) -> dict[str, str]:
+  """Names of a layer's parameters, and of the tensors that hold them.
+
+  Args:
+    ours: what the parameters' names begin with, up to its dot.
+    theirs: likewise, of the tensors.
+  """
+  names = {}
+  for module, name in LAYER.items():
+    if module.endswith("norm"):
+      names[f"{ours}{module}.scale"] = f"{theirs}{name}.weight"
+      continue
+    for leaf in ("weight", "bias"):
+      names[f"{ours}{module}.{leaf}"] = f"{theirs}{name}.{leaf}"
+  return names
 
 
 def alike(settings: Settings, **switches) -> TransformerConfig:
