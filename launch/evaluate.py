@@ -126,7 +126,7 @@ def named(config: ml_collections.ConfigDict) -> str:
   most = config.max_new_tokens
   if drafting.reads == "head":
     shape = checkpoints.read_head(drafting.checkpoint, config.target)
-    most = min(most, shape.num_depths or most)
+    most = min(most, shape.config.num_predicted or most)
   names = [config.drafter]
   for tokens in explain.SWEEP:
     name = explain.with_tokens(config.drafter, tokens)

@@ -17,7 +17,6 @@ import optax
 from jax import Array
 
 from launch.assembly.drafting import Learning
-from models import head_shapes
 from models.formats.head_checkpoints import Head
 from specjax import drafters
 from specjax.drafters.families import online
@@ -57,7 +56,7 @@ def wrapped(
     width = functions.num_features
     lesson = Lesson(
       laws=online.head_laws(functions, vocab_size=vocab_size),
-      fixed=head_shapes.borrowed(draft.module),
+      fixed=draft.shape.config.shared,
     )
   else:
     assert draft is not None  # of what learns

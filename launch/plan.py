@@ -98,8 +98,10 @@ def head(text: str, kind: str, target: TransformerConfig) -> HeadShape:
   )
   settings = _settings(text, shapes.HEADS)
   head_shape = head_checkpoints.shape(settings, about, kind=kind)
-  if head_shape.kind != kind:
-    raise cli.UserError(f"--drafter={kind}, and {text} is {head_shape.kind!r}")
+  if head_shape.config.kind != kind:
+    raise cli.UserError(
+      f"--drafter={kind}, and {text} is {head_shape.config.kind!r}"
+    )
   return head_shape
 
 
@@ -172,7 +174,7 @@ def question(topology: hardware.Topology) -> program.Question:
     layout=meshes.parse(
       _MESH.value,
       topology.num_devices,
-      draft=of_head.even_sizes() if of_head else draft,
+      draft=of_head.config.even_sizes() if of_head else draft,
     ),
     input_length=_INPUT_LENGTH.value,
     weights=precision.weights(_WEIGHTS.value),

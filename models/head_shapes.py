@@ -9,28 +9,16 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import jax.numpy as jnp
 from flax import nnx
 
 from models.formats.huggingface_config import config_from_json
 from models.networks import dflash, eagle, gemma_assistant, medusa, mtp
-from models.networks.dflash import ParallelConfig
-from models.networks.eagle import EagleConfig
-from models.networks.gemma_assistant import Assistant, AssistantConfig
+from models.networks.gemma_assistant import Assistant
+from models.networks.heads import HeadConfig
 from models.networks.layers import TransformerConfig
-from models.networks.medusa import BlockwiseConfig, MedusaConfig
-from models.networks.mtp import MtpConfig
 from models.networks.transformer import FINAL, Features
 from models.sharding import Sharding
 
-HeadConfig = (
-  EagleConfig
-  | MedusaConfig
-  | BlockwiseConfig
-  | ParallelConfig
-  | MtpConfig
-  | AssistantConfig
-)
 HeadModule = (
   eagle.Eagle
   | eagle.Eagle3
@@ -79,97 +67,19 @@ class HeadShape:
   """A head without its parameters.
 
   Attributes:
-    kind: one of `KINDS`, or "assistant".
-    config: its network's.
+    config: its network's; says its kind, one of `KINDS` or "assistant".
     features: features of the target that it reads
       (`models.networks.transformer.Features`).
   """
 
-  kind: str
   config: HeadConfig
   features: Features
-
-  def make(self, *, dtype=jnp.float32, rngs: nnx.Rngs) -> HeadModule:
-    """The network, with random weights."""
-    if isinstance(self.config, MtpConfig):
-      return mtp.Mtp(self.config, dtype=dtype, rngs=rngs)
-    if isinstance(self.config, EagleConfig):
-      return eagle.make(self.config, dtype=dtype, rngs=rngs)
-    kind: Any = {
-      MedusaConfig: medusa.Medusa,
-      BlockwiseConfig: medusa.Blockwise,
-      ParallelConfig: dflash.Parallel,
-      AssistantConfig: Assistant,
-    }[type(self.config)]
-    return kind(self.config, dtype=dtype, rngs=rngs)
-
-  def even_sizes(self) -> tuple[int, ...]:
-    """Sizes that must be multiples of the number of devices.
-
-    Raises:
-      ValueError: for an assistant, which is not cut.
-    """
-    c = self.config
-    if isinstance(c, AssistantConfig):
-      raise ValueError(
-        "Gemma 4's assistant runs on one device, without config.mesh"
-      )
-    if isinstance(c, MtpConfig):
-      return c.even_sizes()
-    if isinstance(c, MedusaConfig):
-      return (c.embed_dim, c.draft_vocab_size or c.vocab_size)
-    if isinstance(c, BlockwiseConfig):
-      return (c.num_heads * c.hidden_dim, c.vocab_size)
-    layer = c.layer if isinstance(c, EagleConfig) else c.layers
-    words = self.draft_vocab_size or layer.vocab_size
-    return (
-      layer.num_heads, layer.num_kv_heads, layer.mlp_dim, layer.embed_dim,
-      layer.vocab_size, words,
-    )  # fmt: skip
-
-  def cut(self, sharding: Sharding, parts: int) -> tuple["HeadShape", Sharding]:
-    """The head as so many devices hold it, and its rules on them.
-
-    Args:
-      sharding: of a model without experts.
-      parts: devices of each copy, which divide `even_sizes`.
-
-    Raises:
-      ValueError: for experts that cannot be cut so.
-    """
-    if not isinstance(self.config, MtpConfig):
-      return self, sharding
-    config, sharding = self.config.cut(sharding, parts)
-    return dataclasses.replace(self, config=config), sharding
-
-  @property
-  def draft_vocab_size(self) -> int | None:
-    """Tokens that it can say; None for all of the target's."""
-    return getattr(self.config, "draft_vocab_size", None)
-
-  @property
-  def max_positions(self) -> int | None:
-    """Positions that it was made for; None if no file says."""
-    if isinstance(self.config, EagleConfig):
-      return self.config.layer.max_positions
-    if isinstance(self.config, ParallelConfig | AssistantConfig):
-      return self.config.layers.max_positions
-    return None
-
-  @property
-  def num_depths(self) -> int | None:
-    """Tokens that it says at once; None if it feeds on its own."""
-    if isinstance(self.config, EagleConfig | AssistantConfig):
-      return None
-    if isinstance(self.config, ParallelConfig):
-      return self.config.num_depths
-    return self.config.num_heads
 
 
 def mtp_shape(target: TransformerConfig, *, num_depths: int = 1) -> HeadShape:
   """The MTP head that a target comes with, of so many layers."""
   config = mtp.config_of(target, num_depths=num_depths)
-  return HeadShape(kind="mtp", config=config, features=(FINAL,))
+  return HeadShape(config=config, features=(FINAL,))
 
 
 def head_layers(settings: Mapping[str, Any]) -> TransformerConfig:
@@ -226,23 +136,9 @@ def _head_layers(settings: Mapping[str, Any]) -> TransformerConfig:
   return dataclasses.replace(layers, max_positions=None)
 
 
-def says_by_target(module: HeadModule) -> bool:
-  """True if a head's output projection is the target's."""
-  if isinstance(module, dflash.Parallel):
-    return module.config.draft_vocab_size is None
-  return isinstance(module, eagle.Eagle | medusa.Blockwise | mtp.Mtp)
-
-
-def borrowed(module: HeadModule) -> frozenset[str]:
-  """Names of a head's parts that are the target's: they never learn."""
-  return frozenset(
-    {"embed", "lm_head"} if says_by_target(module) else {"embed"}
-  )
-
-
 def is_own(module: HeadModule) -> Callable[[tuple, Any], bool]:
   """A filter of nnx: the head's own parameters, which learn."""
-  fixed = borrowed(module)
+  fixed = module.config.shared
   return lambda path, value: (
     isinstance(value, nnx.Param) and path[0] not in fixed
   )

@@ -314,8 +314,11 @@ def head_pair(mesh, how):
   config = sharding.kv_heads_for(CONFIG, size)
   shape, form = HEADS[how]
   if mesh:
-    shape, of_draft = shape.cut(of_draft, sharding.num_parts(of_draft, mesh))
-  make = lambda: shape.make(dtype=jnp.float64, rngs=nnx.Rngs(4))
+    cut, of_draft = shape.config.cut(
+      of_draft, sharding.num_parts(of_draft, mesh)
+    )
+    shape = dataclasses.replace(shape, config=cut)
+  make = lambda: shape.config.make(dtype=jnp.float64, rngs=nnx.Rngs(4))
   model, head = head_shapes.functions(make(), sharding=mesh and of_draft)
   # Norms as they are; everything else larger, for laws that are no even ones.
   head = jax.tree.map(lambda x: 8 * x if x.ndim > 1 else x, head)
@@ -349,7 +352,7 @@ def mtp_head(num_depths):
     layer=mesh_models.LATENTS, num_features=16, num_depths=num_depths
   )
   return (
-    HeadShape(kind="mtp", features=(FINAL,), config=config),
+    HeadShape(features=(FINAL,), config=config),
     lambda model: (
       drafters.mtp(model, tree=TREE, vocab_size=VOCAB), "recursive"
     ),
@@ -362,7 +365,7 @@ HEADS = {
   "mtp2": mtp_head(2),
   "eagle3": (
     HeadShape(
-      kind="eagle3", features=(0, 1),
+      features=(0, 1),
       config=EagleConfig(
         layer=HEAD, generation=3, num_features=32, num_fused=2,
         draft_vocab_size=16,
@@ -374,7 +377,7 @@ HEADS = {
   ),
   "eagle2": (
     HeadShape(
-      kind="eagle", features=(FINAL,),
+      features=(FINAL,),
       config=EagleConfig(layer=HEAD, generation=1, num_features=16),
     ),
     lambda model: (
@@ -386,7 +389,7 @@ HEADS = {
   ),
   "medusa": (
     HeadShape(
-      kind="medusa", features=(FINAL,),
+      features=(FINAL,),
       config=MedusaConfig(
         num_heads=2, num_layers=1, embed_dim=16, vocab_size=VOCAB
       ),
@@ -398,7 +401,7 @@ HEADS = {
   ),
   "dflash": (
     HeadShape(
-      kind="dflash", features=(1, 2),
+      features=(1, 2),
       config=ParallelConfig(
         layers=dataclasses.replace(HEAD, num_layers=2, qk_norm=True),
         num_features=32, block_size=4, mask_token=5,

@@ -321,7 +321,7 @@ def _layout(config: ml_collections.ConfigDict, drafting: Drafting):
   sizes, path = None, drafting.checkpoint
   if drafting.reads in ("head", "mtp"):
     head = checkpoints.read_head(path or config.target, config.target)
-    sizes = head.even_sizes()
+    sizes = head.config.even_sizes()
   elif drafting.reads == "model":
     sizes = checkpoints.read_config(path)
   layout = meshes.parse(

@@ -196,9 +196,9 @@ def _best_chains(chip: Chip, q: Question) -> Iterator[tuple[float, dict]]:
   drafting = [one.seconds(chip) for one in of_draft] or [0.0]
   counts = np.arange(_MOST)
   costs = np.mean(drafting) * counts
-  if q.head is not None and q.head.num_depths is not None:
+  if q.head is not None and q.head.config.num_predicted is not None:
     # One pass drafts them all: only verifying costs more with more of them.
-    counts = counts[: q.head.num_depths + 1]
+    counts = counts[: q.head.config.num_predicted + 1]
     costs = sum(drafting) * (counts > 0)
   for p in _ACCEPTANCES:
     tokens = throughput.tokens_per_cycle(counts, p)

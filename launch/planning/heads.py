@@ -17,50 +17,35 @@ from models import head_shapes
 from models.head_shapes import HeadShape
 from models.networks.dflash import ParallelConfig
 from models.networks.eagle import EagleConfig
+from models.networks.mtp import MtpConfig
 from models.sharding import Sharding
 from specjax import drafters
 from specjax.types import Drafter, Params
-
-_EMBEDDING, _OUTPUT = ("embed", "embedding"), ("lm_head", "weight")
-_OF_TARGET = {
-  "eagle": (_EMBEDDING, _OUTPUT),
-  "eagle3": (_EMBEDDING,),
-  "dflash": (_EMBEDDING, _OUTPUT),
-  "blockwise": (_OUTPUT,),
-  "medusa": (),
-  "mtp": (_EMBEDDING, _OUTPUT),
-}
 
 
 @functools.cache
 def _module(shape: HeadShape):
   """The network with shapes for parameters."""
   return nnx.eval_shape(
-    lambda: shape.make(dtype=networks.DTYPE, rngs=nnx.Rngs(0))
+    lambda: shape.config.make(dtype=networks.DTYPE, rngs=nnx.Rngs(0))
   )
 
 
 def own_params(shape: HeadShape):
   """Shapes of the parameters that are not the target's."""
   flat = nnx.to_flat_state(nnx.state(_module(shape)))
-  shared = _shared(shape)
-  return nnx.from_flat_state([(k, v) for k, v in flat if k not in shared])
-
-
-def _shared(shape: HeadShape) -> set[tuple[str, str]]:
-  shared = {*_OF_TARGET[shape.kind]}
-  if shape.draft_vocab_size is not None:
-    shared -= {_OUTPUT}  # rows of its own
-  return shared
+  shared = shape.config.shared
+  return nnx.from_flat_state([(k, v) for k, v in flat if k[0] not in shared])
 
 
 def with_shared(shape: HeadShape, params: Params) -> Params:
   """Parameters of `own_params` with the target's arrays among the head's."""
   flat = dict(nnx.to_flat_state(params.draft))
   frame = params.target["frame"]
-  for module, kind in _shared(shape):
+  for module in shape.config.shared:
     # A tied embedding is the output projection too.
     table = frame[module if module in frame else "embed"]
+    kind = "embedding" if module == "embed" else "weight"
     flat[module, kind] = table[kind if kind in table else "embedding"]
   return dataclasses.replace(params, draft=nnx.from_flat_state(flat))
 
@@ -71,7 +56,7 @@ def make_drafter(shape: HeadShape, *, sharding: Sharding, **form) -> Drafter:
   `sharding` is the head's, `form` as of `specjax.drafters`.
   """
   functions, _ = head_shapes.functions(_module(shape), sharding=sharding)
-  inner = getattr(drafters, shape.kind)(functions, **form)
+  inner = getattr(drafters, shape.config.kind)(functions, **form)
   whole = functools.partial(with_shared, shape)
   return dataclasses.replace(
     inner,
@@ -90,7 +75,7 @@ def passes(
   without = lambda *names: [x for key, x in flat.items() if key[0] not in names]
   read = without("embed")
   c: Any = shape.config
-  if not isinstance(c, EagleConfig | ParallelConfig):
+  if not isinstance(c, EagleConfig | MtpConfig | ParallelConfig):
     # Heads without attention: weights once, and logits of every depth.
     logits = 4 * rows * c.num_heads * c.vocab_size  # float32, whole
     return [
@@ -100,8 +85,8 @@ def passes(
         ici_bytes=(size - 1) / size * logits,
       )
     ]
-  layers = c.layer if isinstance(c, EagleConfig) else c.layers
-  words = getattr(c, "draft_vocab_size", None) or layers.vocab_size
+  layers = c.layers if isinstance(c, ParallelConfig) else c.layer
+  words = c.draft_vocab_size or layers.vocab_size
   layers = dataclasses.replace(
     layers, vocab_size=words, tied_embeddings=False, windows=None
   )
@@ -117,6 +102,6 @@ def passes(
 
   first, *more = drafter.passes
   # EAGLE-1 projects in every pass, EAGLE-3 the target's features alone.
-  fuses_once = isinstance(c, EagleConfig) and c.generation == 3
+  fuses_once = c.kind == "eagle3"
   again = without("embed", "fc") if fuses_once else read
   return [over(read, first), *(over(again, n) for n in more)]

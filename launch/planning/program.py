@@ -119,7 +119,7 @@ class Question:
     if not self.tree.num_drafted:
       return "plain"
     if self.head is not None:
-      return self.head.kind
+      return self.head.config.kind
     if self.draft is not None:
       return "model"
     return "ngram" if self.skipped is None else "layer_skip"

@@ -101,7 +101,6 @@ def shape(config: Mapping[str, Any], target: Target) -> HeadShape:
     raise ValueError("it reads a target's cache, and needs its configuration")
   layers = [_reading(text.layer(i), target) for i in range(text.num_layers)]
   return HeadShape(
-    kind="assistant",
     config=AssistantConfig(
       layers=ReadingLayers.of_layers(
         layers,
@@ -203,7 +202,7 @@ def fill(
   named = {_PREFIX.sub("", name): tensor for name, tensor in tensors.items()}
   named = {k: tensor for k, tensor in named.items() if not _UNUSED.fullmatch(k)}
   output = table["lm_head.weight"]
-  make = lambda: shape.make(dtype=dtype, rngs=nnx.Rngs(0))
+  make = lambda: shape.config.make(dtype=dtype, rngs=nnx.Rngs(0))
   module, used = head_files.filled(
     path, make, _names(make, output), named,
     {_OWN["embed.embedding"]: target.embedding}, dtype,

@@ -215,7 +215,7 @@ def _made(
   made = ParallelConfig(
     layers=layers, num_features=len(read) * target.embed_dim, **sizes
   )
-  return HeadShape(kind="dflash", config=made, features=read)
+  return HeadShape(config=made, features=read)
 
 
 def _read_layers(

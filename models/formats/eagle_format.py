@@ -124,9 +124,7 @@ def shape(
     described, features = _third(config, layer, target, tensors or {})
   else:
     described, features = _first(config, layer, target)
-  return HeadShape(
-    kind="eagle3" if third else "eagle", config=described, features=features
-  )
+  return HeadShape(config=described, features=features)
 
 
 def table(

@@ -59,7 +59,7 @@ class Head:
   @property
   def kind(self) -> str:
     """One of `head_shapes.KINDS`, or "assistant"."""
-    return self.shape.kind
+    return self.shape.config.kind
 
   @property
   def features(self):
@@ -196,12 +196,13 @@ def load(
   with contextlib.ExitStack() as stack:
     described, table, tensors = _opened(path, target, stack, of_target)
     if place is not None:
-      place.check(described.even_sizes())
+      place.check(described.config.even_sizes())
       parts = num_parts(place.sharding, place.mesh)
-      described, sharding = described.cut(place.sharding, parts)
+      config, sharding = described.config.cut(place.sharding, parts)
+      described = dataclasses.replace(described, config=config)
       place = dataclasses.replace(place, sharding=sharding)
     with _said_of(path):
-      if described.kind == "assistant":
+      if described.config.kind == "assistant":
         module = assistant_format.fill(
           described, table, tensors, target, path=path, dtype=dtype
         )
@@ -237,12 +238,12 @@ def _opened(
       return described, {"embed.embedding": "embed_tokens.weight"}, tensors
     tensors = head_files.normal_names(raw)
     described = shape(config, target, tensors)
-    if described.kind in ("eagle", "eagle3"):
+    if described.config.kind in ("eagle", "eagle3"):
       table = eagle_format.table(config, tensors)
       return described, table, eagle_format.scaled(config, tensors)
-    if described.kind == "dflash":
+    if described.config.kind == "dflash":
       return described, dflash_format.table(described), tensors
-    if described.kind == "assistant":
+    if described.config.kind == "assistant":
       return described, assistant_format.table(config), tensors
   return described, {}, tensors
 

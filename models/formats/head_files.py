@@ -228,21 +228,21 @@ def fill(
   """
   module, used = filled(
     path,
-    lambda: shape.make(dtype=dtype, rngs=nnx.Rngs(0)),
+    lambda: shape.config.make(dtype=dtype, rngs=nnx.Rngs(0)),
     table,
     tensors,
     target.shared(),
     dtype,
     place=place,
   )
-  if shape.draft_vocab_size is not None:
+  if shape.config.draft_vocab_size is not None:
     ids = draft_vocabulary.read(
-      tensors, shape.draft_vocab_size, target.vocab_size
+      tensors, shape.config.draft_vocab_size, target.vocab_size
     )
     module.target_ids = nnx.Variable(placed(ids, ["target_ids"], place))
-  if shape.draft_vocab_size is not None or shape.kind == "eagle3":
+  if shape.config.draft_vocab_size is not None or shape.config.kind == "eagle3":
     used |= {"d2t", "t2d"}  # of a whole vocabulary they say nothing
-  if shape.kind == "medusa":
+  if shape.config.kind == "medusa":
     used |= {"token_map"}
   refuse_rest(path, tensors, used)
   return module

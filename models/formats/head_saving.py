@@ -23,13 +23,14 @@ import numpy as np
 import safetensors.numpy
 from flax import nnx
 
-from models import draft_vocabulary, head_shapes
+from models import draft_vocabulary
 from models.formats import json_files, mtp_format
 from models.formats.families import llama
 from models.formats.huggingface_config import llama_json
-from models.head_shapes import HeadConfig, HeadModule, Target
+from models.head_shapes import HeadModule, Target
 from models.networks.dflash import Parallel, ParallelConfig
 from models.networks.eagle import EAGLE3_SWITCHES, Eagle, Eagle3, EagleConfig
+from models.networks.heads import HeadConfig
 from models.networks.layers import TransformerConfig
 from models.networks.medusa import Blockwise, Medusa
 from models.networks.mtp import Mtp, MtpConfig
@@ -93,7 +94,7 @@ def save(
 
 def check(config: HeadConfig) -> None:
   """Raises ValueError for a head that no format has; none is made for it."""
-  if isinstance(config, EagleConfig):
+  if isinstance(config, EagleConfig | MtpConfig):
     _layers_json(config, "float32")
   elif isinstance(config, ParallelConfig):
     _blocks_json(config, "float32")
@@ -104,7 +105,7 @@ def _own(module: HeadModule, target: Target | None) -> dict[str, np.ndarray]:
   if target is None:
     return {}
   lent = {"embed.embedding": ("embed_tokens.weight", target.embedding)}
-  if head_shapes.says_by_target(module):
+  if "lm_head" in module.config.shared:
     lent["lm_head.weight"] = ("lm_head.weight", target.output)
   have = parameters(module)
   return {
@@ -311,7 +312,7 @@ def _parallel(
       module.target_ids[...], layers.vocab_size
     )
   return _speculators(
-    "dflash", "DFlashDraftModel", config.num_depths, verifier
+    "dflash", "DFlashDraftModel", config.num_predicted, verifier
   ) | {
     "transformer_layer_config": inner,
     "draft_vocab_size": words or layers.vocab_size,
@@ -323,12 +324,12 @@ def _parallel(
   }, tensors
 
 
-def _layers_json(config: EagleConfig, dtype: str) -> dict[str, Any]:
+def _layers_json(config: EagleConfig | MtpConfig, dtype: str) -> dict[str, Any]:
   """The settings of the layers of EAGLE's heads, or of MTP's."""
   layer = config.layer
   if layer.qkv_bias:  # perhaps Qwen2's; a Llama's has all four
     layer = dataclasses.replace(layer, out_bias=True)
-  of_eagle1 = config.generation == 1 and not isinstance(config, MtpConfig)
+  of_eagle1 = config.kind == "eagle"
   if layer.qk_norm and not of_eagle1:
     return _qwen3_json(layer, dtype)
   return _layer_json(layer, dtype)

@@ -108,7 +108,7 @@ def shape(
     bias=bias,
     draft_vocab_size=None if words == target.vocab_size else words,
   )
-  return HeadShape(kind="medusa", config=made, features=(FINAL,))
+  return HeadShape(config=made, features=(FINAL,))
 
 
 def blockwise_shape(config: Mapping[str, Any], target: Target) -> HeadShape:
@@ -129,4 +129,4 @@ def blockwise_shape(config: Mapping[str, Any], target: Target) -> HeadShape:
     embed_dim=config["hidden_size"],
     vocab_size=config["vocab_size"],
   )
-  return HeadShape(kind="blockwise", config=made, features=(FINAL,))
+  return HeadShape(config=made, features=(FINAL,))

@@ -343,7 +343,7 @@ def _exchanged(joint: Tensor, index: tuple[slice, ...]) -> np.ndarray:
 
 def _shapes(described: HeadShape) -> dict[tuple, tuple[int, tuple[int, ...]]]:
   """Of the head's own parameters, by their paths, with the layer's number."""
-  make = lambda: described.make(dtype=jnp.float32, rngs=nnx.Rngs(0))
+  make = lambda: described.config.make(dtype=jnp.float32, rngs=nnx.Rngs(0))
   module = nnx.eval_shape(make)
   state = nnx.state(module, head_shapes.is_own(module))
   number = lambda key: int(key[1]) + 1 if key[0] == "later" else 0

@@ -14,6 +14,7 @@ that it reads, K tokens drafted, V vocabulary.
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -21,6 +22,7 @@ from flax import nnx
 from jax import Array
 
 from models import draft_vocabulary
+from models.networks.heads import HeadConfig, even_sizes
 from models.networks.layers import (
   Layer,
   Linear,
@@ -35,7 +37,7 @@ from specjax.types import BlockModel
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ParallelConfig:
+class ParallelConfig(HeadConfig):
   """Shapes of a head that drafts a block at once.
 
   Attributes:
@@ -73,10 +75,31 @@ class ParallelConfig:
         f"draft_vocab_size must be in 1..{self.layers.vocab_size}, got {width}"
       )
 
+  kind = "dflash"
+
   @property
-  def num_depths(self) -> int:
+  def shared(self) -> frozenset[str]:
+    """Modules whose arrays are the target's."""
+    whole = self.draft_vocab_size is None
+    return frozenset({"embed", "lm_head"} if whole else {"embed"})
+
+  @property
+  def num_predicted(self) -> int:
     """K."""
     return self.block_size - 1
+
+  @property
+  def max_positions(self) -> int | None:
+    """Positions that it was trained for; None if no file says."""
+    return self.layers.max_positions
+
+  def make(self, *, dtype: Any = jnp.float32, rngs: nnx.Rngs) -> "Parallel":
+    """The network, with random weights."""
+    return Parallel(self, dtype=dtype, rngs=rngs)
+
+  def even_sizes(self) -> tuple[int, ...]:
+    """Sizes that must be multiples of the number of devices."""
+    return even_sizes(self.layers, self.draft_vocab_size)
 
 
 class Parallel(nnx.Module):
@@ -118,7 +141,7 @@ class Parallel(nnx.Module):
   def block(self, newest: Array) -> Array:
     """The tokens of a block, `i32[B, 1] -> i32[B, K + 1]`."""
     c = self.config
-    masks = jnp.full((len(newest), c.num_depths), c.mask_token)
+    masks = jnp.full((len(newest), c.num_predicted), c.mask_token)
     return jnp.concatenate([newest, masks.astype(newest.dtype)], axis=1)
 
   def logits(self, x: Array) -> Array:
@@ -244,7 +267,7 @@ def as_block_model(
   model = BlockModel(
     vocab_size=layers.vocab_size,
     num_features=config.num_features,
-    num_depths=config.num_depths,
+    num_depths=config.num_predicted,
     init_cache=init_cache,
     read=lambda params, features, cache: merge(params).read(
       features, cache, put

@@ -20,6 +20,7 @@ from flax import nnx
 from jax import Array
 
 from models import draft_vocabulary
+from models.networks.heads import HeadConfig, even_sizes
 from models.networks.layers import (
   Attention,
   Layer,
@@ -41,7 +42,7 @@ EAGLE3_SWITCHES = (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EagleConfig:
+class EagleConfig(HeadConfig):
   """Shapes and switches of a head.
 
   Attributes:
@@ -89,6 +90,31 @@ class EagleConfig:
       raise ValueError(
         f"draft_vocab_size must be in 1..{self.layer.vocab_size}, got {width}"
       )
+
+  @property
+  def kind(self) -> str:
+    """That of EAGLE-1 and 2, or of EAGLE-3."""
+    return "eagle" if self.generation == 1 else "eagle3"
+
+  @property
+  def shared(self) -> frozenset[str]:
+    """Modules whose arrays are the target's."""
+    first = self.generation == 1
+    return frozenset({"embed", "lm_head"} if first else {"embed"})
+
+  @property
+  def max_positions(self) -> int | None:
+    """Positions that it was trained for; None if no file says."""
+    return self.layer.max_positions
+
+  def make(self, *, dtype: Any = jnp.float32, rngs: nnx.Rngs):
+    """The network, with random weights."""
+    kind = Eagle if self.generation == 1 else Eagle3
+    return kind(self, dtype=dtype, rngs=rngs)
+
+  def even_sizes(self) -> tuple[int, ...]:
+    """Sizes that must be multiples of the number of devices."""
+    return even_sizes(self.layer, self.draft_vocab_size)
 
 
 def anywhere(x: Array, name: str) -> Array:
@@ -229,12 +255,6 @@ class Eagle3(nnx.Module):
         logits, self.target_ids[...], self.config.layer.vocab_size
       )
     return logits, read if self.config.norm_output else x, tuple(kvs)
-
-
-def make(config: EagleConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
-  """The network of a configuration, with random weights."""
-  kind = Eagle if config.generation == 1 else Eagle3
-  return kind(config, dtype=dtype, rngs=rngs)
 
 
 def as_feature_model(

@@ -18,12 +18,14 @@ V vocabulary, n clusters, k of them chosen.
 """
 
 import dataclasses
+from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
 
 from models.networks.description import TransformerConfig
+from models.networks.heads import HeadConfig
 from models.networks.layers import Layer, Linear, make_norm
 from models.networks.params import split
 from specjax.cache import Cache, Visible
@@ -44,7 +46,7 @@ class ReadingLayers(TransformerConfig):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class AssistantConfig:
+class AssistantConfig(HeadConfig):
   """Shapes and switches of an assistant.
 
   Attributes:
@@ -75,6 +77,24 @@ class AssistantConfig:
       raise ValueError(
         f"num_chosen must be in 1..{self.num_clusters}, got {self.num_chosen}"
       )
+
+  kind = "assistant"
+  shared = frozenset({"embed"})
+
+  @property
+  def max_positions(self) -> int | None:
+    """Positions that it was trained for; None if no file says."""
+    return self.layers.max_positions
+
+  def make(self, *, dtype: Any = jnp.float32, rngs: nnx.Rngs) -> "Assistant":
+    """The network, with random weights."""
+    return Assistant(self, dtype=dtype, rngs=rngs)
+
+  def even_sizes(self) -> tuple[int, ...]:
+    """Sizes that must be multiples of the number of devices."""
+    raise ValueError(
+      "Gemma 4's assistant runs on one device, without config.mesh"
+    )
 
 
 class Assistant(nnx.Module):

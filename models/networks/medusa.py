@@ -7,6 +7,7 @@ the hidden state that the target's logits are read of: the feature `FINAL`.
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ from flax import nnx
 from jax import Array
 
 from models import draft_vocabulary
+from models.networks.heads import HeadConfig
 from models.networks.layers import Linear
 from models.networks.params import split
 from models.sharding import Sharding, constrain
@@ -21,7 +23,7 @@ from specjax.types import MarginalModel
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MedusaConfig:
+class MedusaConfig(HeadConfig):
   """Shapes of Medusa's heads.
 
   Attributes:
@@ -40,6 +42,22 @@ class MedusaConfig:
   vocab_size: int
   bias: bool = True
   draft_vocab_size: int | None = None
+
+  kind = "medusa"
+  shared = frozenset()
+
+  @property
+  def num_predicted(self) -> int:
+    """K."""
+    return self.num_heads
+
+  def make(self, *, dtype: Any = jnp.float32, rngs: nnx.Rngs) -> "Medusa":
+    """The network, with random weights."""
+    return Medusa(self, dtype=dtype, rngs=rngs)
+
+  def even_sizes(self) -> tuple[int, ...]:
+    """Sizes that must be multiples of the number of devices."""
+    return (self.embed_dim, self.draft_vocab_size or self.vocab_size)
 
 
 class MedusaHead(nnx.Module):
@@ -83,7 +101,7 @@ class Medusa(nnx.Module):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BlockwiseConfig:
+class BlockwiseConfig(HeadConfig):
   """Shapes of blockwise parallel decoding's outputs.
 
   Attributes:
@@ -98,6 +116,22 @@ class BlockwiseConfig:
   hidden_dim: int
   embed_dim: int
   vocab_size: int
+
+  kind = "blockwise"
+  shared = frozenset({"lm_head"})
+
+  @property
+  def num_predicted(self) -> int:
+    """K."""
+    return self.num_heads
+
+  def make(self, *, dtype: Any = jnp.float32, rngs: nnx.Rngs) -> "Blockwise":
+    """The network, with random weights."""
+    return Blockwise(self, dtype=dtype, rngs=rngs)
+
+  def even_sizes(self) -> tuple[int, ...]:
+    """Sizes that must be multiples of the number of devices."""
+    return (self.num_heads * self.hidden_dim, self.vocab_size)
 
 
 class Blockwise(nnx.Module):

@@ -13,6 +13,7 @@ It is a `specjax.types.FeatureModel` as EAGLE's heads are
 """
 
 import dataclasses
+from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
@@ -20,17 +21,20 @@ from jax import Array
 
 from models import sharding as sharding_lib
 from models.networks.description import AttentionSpec, TransformerConfig
-from models.networks.eagle import EagleConfig, anywhere
+from models.networks.eagle import anywhere
+from models.networks.heads import HeadConfig
 from models.networks.layers import Layer, Linear, make_norm
 from models.networks.mixture import Mixture
 from models.sharding import Sharding
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MtpConfig(EagleConfig):
-  """Shapes of a head; of `EagleConfig` it has `layer` and `num_features`.
+class MtpConfig(HeadConfig):
+  """Shapes of a head.
 
   Attributes:
+    layer: of each of its layers, as a model of one layer.
+    num_features: F, width of the target's final hidden state.
     num_depths: D, layers of that kind, each for a drafted token.
     normed: whether hidden states are read after their norms: the target's after
       its final one, and the head's own. Servers differ in that.
@@ -38,17 +42,28 @@ class MtpConfig(EagleConfig):
       are.
   """
 
-  generation: int = 1
+  layer: TransformerConfig
+  num_features: int
   num_depths: int = 1
   normed: bool = True
   expert_axes: tuple[str, ...] = ()
 
-  def even_sizes(self) -> tuple[int, ...]:
-    """Sizes that devices which the head is cut over must divide.
+  kind = "mtp"
+  shared = frozenset({"embed", "lm_head"})
 
-    Of experts numbers or widths will do (`models.networks.mixture.cut_by`), and
-    a latent is repeated.
-    """
+  @property
+  def max_positions(self) -> int | None:
+    """Positions that it was trained for; None if no file says."""
+    return self.layer.max_positions
+
+  def make(self, *, dtype: Any = jnp.float32, rngs: nnx.Rngs) -> "Mtp":
+    """The network, with random weights."""
+    return Mtp(self, dtype=dtype, rngs=rngs)
+
+  def even_sizes(self) -> tuple[int, ...]:
+    """Sizes that must be multiples of the number of devices."""
+    # Of experts numbers or widths will do (`models.networks.mixture.cut_by`),
+    # and a latent is repeated.
     layer = self.layer.layer(0)
     attention, block = layer.attention, layer.feed_forward
     assert isinstance(attention, AttentionSpec)
@@ -62,15 +77,7 @@ class MtpConfig(EagleConfig):
     )
 
   def cut(self, sharding: Sharding, parts: int) -> tuple["MtpConfig", Sharding]:
-    """The head as so many devices hold it, and its rules on them.
-
-    Args:
-      sharding: of a model without experts.
-      parts: devices of each copy, which divide `even_sizes`.
-
-    Raises:
-      ValueError: for experts that cannot be cut so.
-    """
+    """As `HeadConfig.cut`, which has no experts."""
     layer = self.layer
     if any(a.latent is not None for a in layer.attentions.values()):
       layer = sharding_lib.kv_heads_for(layer, parts)

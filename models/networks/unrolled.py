@@ -62,7 +62,8 @@ def unroll(
   for layer in later:
     layer.attention = _Unrolled(layer.attention)
   # The draft vocabulary is not spread out over the target's.
-  module.config = dataclasses.replace(module.config, draft_vocab_size=None)
+  if isinstance(module, Eagle3):
+    module.config = dataclasses.replace(module.config, draft_vocab_size=None)
   length = features.shape[1]
   causal = jnp.asarray(np.tril(np.ones((length, length), bool)))
   mask = causal & (segments[:, :, None] == segments[:, None, :])

@@ -46,7 +46,8 @@ def question(kind="eagle3", **changes):
   fields = dict(
     target=TARGET, draft=None, head=head, tree=tree_lib.chain(3),
     siblings="iid", rule="token", batch_size=8, max_length=1024,
-    prompt_length=128, layout=meshes.parse("", 8, draft=head.even_sizes()),
+    prompt_length=128,
+    layout=meshes.parse("", 8, draft=head.config.even_sizes()),
   )  # fmt: skip
   return program.Question(**fields | changes)
 
@@ -72,7 +73,7 @@ def test_every_kind_of_head_is_planned_and_cheaper_than_its_target(kind):
   assert 0 < line["cost_ratio"] < 0.5
   best = [x["best draft length"] for x in line["by_acceptance"]]
   assert best == sorted(best)
-  assert 1 <= best[0] <= best[-1] <= (q.head.num_depths or 31)
+  assert 1 <= best[0] <= best[-1] <= (q.head.config.num_predicted or 31)
 
 
 def test_the_passes_of_eagle_3_by_hand():

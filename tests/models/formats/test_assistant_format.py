@@ -187,4 +187,4 @@ def test_devices_that_it_would_be_cut_over_are_refused(saved):
     str(saved[0] / "assistant"), str(saved[0] / "target")
   )
   with pytest.raises(ValueError, match="runs on one device"):
-    shape.even_sizes()
+    shape.config.even_sizes()

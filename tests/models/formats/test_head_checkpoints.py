@@ -92,8 +92,8 @@ def test_parts_that_are_read_for_a_mesh_are_those_of_the_whole(name, tmp_path):
 
 def test_a_head_is_cut_over_what_divides_it():
   shape = head_checkpoints.shape(FORMATS["eagle3"][0], TARGET, kind="eagle3")
-  assert {2, 1, MLP, H, V, VD} <= {*shape.even_sizes()}
-  assert meshes.most_devices(shape.even_sizes(), 8) == 1
+  assert {2, 1, MLP, H, V, VD} <= {*shape.config.even_sizes()}
+  assert meshes.most_devices(shape.config.even_sizes(), 8) == 1
   assert meshes.most_devices((8, 24, 4), 8) == 4
 
 
@@ -106,10 +106,10 @@ def test_a_head_knows_the_positions_that_its_file_says():
        for n, v in tensors.items()}
     )  # fmt: skip
     shape = head_checkpoints.shape(settings, TARGET, files)
-    results[name] = shape.max_positions
-    module = nnx.eval_shape(lambda s=shape: s.make(rngs=nnx.Rngs(0)))
+    results[name] = shape.config.max_positions
+    module = nnx.eval_shape(lambda s=shape: s.config.make(rngs=nnx.Rngs(0)))
     model, _ = head_shapes.functions(module)
-    assert getattr(model, "max_positions", None) == shape.max_positions
+    assert getattr(model, "max_positions", None) == shape.config.max_positions
   free = {
     n for n, (_, _, k, _) in FORMATS.items() if k in ("medusa", "blockwise")
   }
@@ -119,7 +119,7 @@ def test_a_head_knows_the_positions_that_its_file_says():
 def test_a_head_may_not_say_its_positions():
   settings = {k: v for k, v in LAYER_JSON.items() if "max_pos" not in k}
   shape = head_checkpoints.shape(settings, TARGET, kind="eagle")
-  assert shape.max_positions is None
+  assert shape.config.max_positions is None
   assert shape.config.layer.max_positions is None
   llama3 = dict(
     rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0
@@ -511,9 +511,9 @@ def test_a_head_is_described_by_its_configuration_alone():
   assert of("eagle", kind="eagle").config.fc_bias
   assert of("speculators").features == (2, 6, 9)
   assert of("medusa").config.num_heads == 2
-  assert of("blockwise").num_depths == 2
+  assert of("blockwise").config.num_predicted == 2
   whole = of("eagle3, whole vocabulary", kind="eagle3")
-  assert (whole.kind, whole.config.draft_vocab_size) == ("eagle3", None)
+  assert (whole.config.kind, whole.config.draft_vocab_size) == ("eagle3", None)
   with pytest.raises(ValueError, match="number of heads must be said, got N"):
     head_checkpoints.shape({}, TARGET, kind="medusa")
 

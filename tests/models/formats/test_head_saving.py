@@ -99,21 +99,15 @@ LATER = eagle.EagleConfig(
   num_features=24, num_fused=3, norm_output=True, fc_norm=True,
 )  # fmt: skip
 MAKE |= {
-  "eagle3, two layers": lambda target: eagle.make(LATER, rngs=nnx.Rngs(1)),
-  "eagle3, a switch": lambda target: eagle.make(
-    dataclasses.replace(
+  "eagle3, two layers": lambda target: LATER.make(rngs=nnx.Rngs(1)),
+  "eagle3, a switch": lambda target: dataclasses.replace(
       LATER, layer=dataclasses.replace(CONFIG, num_layers=1), fc_norm=False,
       norm_before_residual=True,
-    ),
-    rngs=nnx.Rngs(1),
-  ),
-  "eagle3, qwen's": lambda target: eagle.make(
-    dataclasses.replace(
+    ).make(rngs=nnx.Rngs(1)),
+  "eagle3, qwen's": lambda target: dataclasses.replace(
       LATER, layer=dataclasses.replace(CONFIG, num_layers=1, qk_norm=True),
       fc_norm=False, norm_output=False,
-    ),
-    rngs=nnx.Rngs(1),
-  ),
+    ).make(rngs=nnx.Rngs(1)),
 }  # fmt: skip
 
 
@@ -164,8 +158,7 @@ SLIDING = {
 def sliding(kind, target):
   """A head with windows, and its target's embedding and output."""
   config = SLIDING[kind]
-  blocks = isinstance(config, ParallelConfig)
-  head = (Parallel if blocks else eagle.make)(config, rngs=nnx.Rngs(1))
+  head = config.make(rngs=nnx.Rngs(1))
   head.embed.embedding[...] = target.embed.embedding[...]
   if config.draft_vocab_size:
     head.target_ids[...] = IDS
@@ -215,7 +208,7 @@ def test_what_is_saved_is_what_is_read(kind, target, about, save, tmp_path):
     described = loaded.module.config
     layers = described.layers if loaded.kind == "dflash" else described.layer
     assert layers.rope_theta == 500.0
-    assert loaded.shape.max_positions == 32
+    assert described.max_positions == 32
   if loaded.kind == "dflash":
     assert (described.block_size, described.mask_token) == (4, 6)
   assert ("speculators_config" in settings) == (kind in NAMES_ITS_TARGET)
@@ -336,7 +329,7 @@ QWEN2 = {
   ),
 }
 ALL = MAKE | {
-  kind: lambda target, config=config: eagle.make(config, rngs=nnx.Rngs(1))
+  kind: lambda target, config=config: config.make(rngs=nnx.Rngs(1))
   for kind, config in QWEN2.items()
 }
 

@@ -363,20 +363,20 @@ def shape_of(name, **changes):
 def test_experts_are_dealt_out_where_devices_would_have_narrow_ones():
   shape = shape_of("qwen3-5-moe", vocab_size=120, num_experts=6)
   rules = sharding.tensor_parallel(("model",))
-  assert 12 in shape.even_sizes()  # of the expert that is every token's
+  assert 12 in shape.config.even_sizes()  # of the expert that is every token's
   for devices, by, axes in ((1, "width", ()), (2, "expert", ("model",))):
-    actual, head_params = shape.cut(rules, devices)
-    assert (head_params.experts, actual.config.expert_axes) == (by, axes)
+    actual, head_params = shape.config.cut(rules, devices)
+    assert (head_params.experts, actual.expert_axes) == (by, axes)
   with pytest.raises(ValueError, match="6 experts of width 20 cannot be cut"):
-    shape.cut(rules, 8)
+    shape.config.cut(rules, 8)
 
 
 def test_a_latent_is_repeated_for_every_device():
   shape = shape_of("deepseek", vocab_size=120)
-  assert 1 not in shape.even_sizes()
-  actual, _ = shape.cut(sharding.tensor_parallel(("model",)), 2)
-  assert actual.config.layer.num_kv_heads == 2
-  assert actual.config.layer.layer(0).attention.num_kv_heads == 2
+  assert 1 not in shape.config.even_sizes()
+  actual, _ = shape.config.cut(sharding.tensor_parallel(("model",)), 2)
+  assert actual.layer.num_kv_heads == 2
+  assert actual.layer.layer(0).attention.num_kv_heads == 2
 
 
 def test_a_head_of_another_shape_is_refused_by_name(dense):
@@ -432,7 +432,7 @@ def test_what_should_be_the_targets_arrays_must_be(copied):
     tensors["model.layers.2.shared_head.head.weight"][3, 5] += 1
 
   references.edit_tensors(path, other)
-  assert described(path).kind == "mtp"  # it reads no number
+  assert described(path).config.kind == "mtp"  # it reads no number
   with pytest.raises(CheckpointError, match="not a copy of the target's lm_h"):
     loaded(path)
 

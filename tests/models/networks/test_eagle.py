@@ -49,7 +49,7 @@ TOKENS = np.random.default_rng(0).integers(0, 23, (2, 7))
 
 def make(config):
   """A head whose every parameter is random, norms too."""
-  module = eagle.make(config, rngs=nnx.Rngs(0))
+  module = config.make(rngs=nnx.Rngs(0))
   rng = np.random.default_rng(1)
   params = jax.tree.map(
     lambda x: jnp.asarray(

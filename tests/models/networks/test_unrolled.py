@@ -11,7 +11,7 @@ from flax import nnx
 from models.networks import eagle, unrolled
 from models.networks.eagle import EagleConfig
 from models.networks.layers import TransformerConfig
-from models.networks.mtp import Mtp, MtpConfig
+from models.networks.mtp import MtpConfig
 from models.networks.params import split
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -60,8 +60,7 @@ def x64():
 @pytest.mark.parametrize("name", HEADS)
 def test_step_j_at_place_t_is_what_drafting_j_tokens_from_t_says(x64, name):
   """Drafted one by one by the shipped model, with its cache, on a document."""
-  make = Mtp if name == "mtp" else eagle.make
-  module = make(HEADS[name], dtype=jnp.float64, rngs=nnx.Rngs(1))
+  module = HEADS[name].make(dtype=jnp.float64, rngs=nnx.Rngs(1))
   # Large weights: laws that differ, attention that looks somewhere.
   state = jax.tree.map(lambda x: 8 * x, nnx.state(module, nnx.Param))
   nnx.update(module, state)
@@ -116,7 +115,7 @@ def test_the_first_step_sees_the_window_of_each_layer():
 
   At later steps, what such heads are trained with does not move the window.
   """
-  module = eagle.make(WINDOW, rngs=nnx.Rngs(1))
+  module = WINDOW.make(rngs=nnx.Rngs(1))
   state = jax.tree.map(lambda x: 8 * x, nnx.state(module, nnx.Param))
   nnx.update(module, state)
   features = RNG.standard_normal((1, LENGTH, 16)).astype(np.float32)
