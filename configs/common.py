@@ -14,7 +14,7 @@ def get_config() -> ml_collections.ConfigDict:
   # What proposes: a call, as 'model(tokens=6)', 'ngram', 'plain' (nothing),
   # 'repeats(eagle3(tokens=1), tokens=7)'; --help=drafters lists them all.
   config.drafter = "model"
-  config.rule = "token"  # of docs/rules.md, "typical(epsilon=0.1)", module:RULE
+  config.rule = "token"  # of docs/rules.md, "typical(epsilon=0.1)", mine.RULE
   config.dtype = "float32"
   # How the target's weights are stored: int8, int4(group=64), fp8; "" as dtype,
   # or as they are published in few bits (docs/precision.md).

@@ -14,7 +14,7 @@ own are asked, eight of each of five tasks, for answers of at most 64 tokens
 unless --config.max_new_tokens says another number. --prompts=FILE reads plain
 prompts in place of them, as launch.decode does, or `built-in` ones. A system is
 a drafter as config.drafter is, `ngram(tokens=8, max_ngram=2)` or
-`package.module:NAME`, or transformers' hf, hf_assisted and hf_prompt_lookup.
+`package.module.NAME`, or transformers' hf, hf_assisted and hf_prompt_lookup.
 `with_rule(eagle3, block)` has a rule of its own. What all share is the
 config's. The draft of `online(model)` learns from what it decodes, one group of
 questions after the other.

@@ -28,7 +28,7 @@ from pydantic import (
 
 from models import chat
 from models.tokenizers import Tokenizer
-from specjax import suggestions
+from specjax import calls
 from specjax.runtime import requests
 
 # What `launch.decode` decodes when no file is given.
@@ -291,7 +291,7 @@ def _parsed(text: str) -> Line:
   except ValidationError as error:
     field, reason = reason_of(error)
     if error.errors()[0]["type"] == "extra_forbidden":
-      guess = suggestions.guess(field, list(Line.model_fields))
+      guess = calls.guess(field, list(Line.model_fields))
       reason = f"unknown field{guess}"
     raise ValueError(f"{field}: {reason}" if field else reason) from None
 

@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
+from specjax import calls, random
 from specjax import penalties as penalties_lib
-from specjax import random, suggestions
 from specjax.types import Sampling
 
 _ELSEWHERE = {
@@ -58,7 +58,7 @@ def make_sampling(
   """
   penalty_names = tuple(penalties_lib.make.__kwdefaults__ or ())
   for name in penalties.keys() - {*penalty_names}:
-    near = suggestions.guess(
+    near = calls.guess(
       name, ("temperature", "top_k", "top_p", "min_p", *penalty_names)
     )
     where = f": {_ELSEWHERE[name]}" if name in _ELSEWHERE else near

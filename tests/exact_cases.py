@@ -16,7 +16,9 @@ from specjax import tree as tree_lib
 from specjax.tree import Tree
 from specjax.warp import make_sampling
 
-LOSSLESS = {n: r for n, r in rules.RULES.items() if r.lossless}
+LOSSLESS = {
+  name: rules.get(name) for name in rules.RULES if rules.get(name).lossless
+}
 WARPS = {
   "plain": {},
   "cold": dict(temperature=0.6),

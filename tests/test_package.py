@@ -43,7 +43,6 @@ FOUNDATION = {
     "calls",
     "siblings",
     "shapes",
-    "suggestions",
     "cond_in_place",
   )
 }

@@ -5,7 +5,7 @@ of `launch.evaluate`: `eagle3(tokens=7)`, `model("DIR", tree=paths(3))`,
 `repeats(eagle3(tokens=1), tokens=7)`.
 What drafts is a line here that names a function of `specjax.drafters`
 (`launch.assembly.drafting.entry`); what is put around a drafter is a function
-of one `Drafting` to another. `package.module:NAME` is a function of one's own
+of one `Drafting` to another. `package.module.NAME` is a function of one's own
 that returns a `Drafting`.
 
 A checkpoint that a call does not name is `config.checkpoints`' of the

@@ -323,10 +323,8 @@ def rule(bins: int = _NUM_BINS, types: int = _NUM_TYPES) -> Rule:
     raise ValueError(
       f"bins must be >= 1 and types >= 2, got {bins} and {types}"
     )
-  told = {"bins": (bins, _NUM_BINS), "types": (types, _NUM_TYPES)}
-  others = [f"{k}={x}" for k, (x, usual) in told.items() if x != usual]
   return Rule(
-    name="block_transport" + (f"({', '.join(others)})" if others else ""),
+    name="block_transport",
     verify=functools.partial(verify, bins=bins, types=types),
     lossless=True,
     check=check,

@@ -15,7 +15,6 @@ Of equally likely tokens the first counts as the likelier one, as in greedy
 decoding.
 """
 
-import functools
 from collections.abc import Callable
 
 import jax
@@ -66,7 +65,6 @@ def _rule(
   return Rule(name=name, verify=verify, lossless=False, check=check)
 
 
-@functools.cache
 def top_beta(beta: int = 3, tau: float = 1.0) -> Rule:
   """SpecDec's verification (Xia et al., Findings of EMNLP 2023).
 
@@ -93,12 +91,10 @@ def top_beta(beta: int = 3, tau: float = 1.0) -> Rule:
     best = jnp.max(target, axis=-1, keepdims=True)
     return likeliest(target, beta) & (target >= best - tau)
 
-  likeliest_alone = lambda law: jnp.where(_is_first(law), 0.0, -jnp.inf)
-  name = f"top_beta(beta={beta}, tau={tau})"
-  return _rule(name, accepted, lambda q: likeliest_alone(q).astype(q.dtype))
+  first = lambda law: jnp.where(_is_first(law), 0.0, -jnp.inf)
+  return _rule("top_beta", accepted, lambda q: first(q).astype(q.dtype))
 
 
-@functools.cache
 def blockwise(top_k: int = 2, min_accepted: int = 0) -> Rule:
   """Acceptance of blockwise parallel decoding (Stern et al., 2018).
 
@@ -130,11 +126,7 @@ def blockwise(top_k: int = 2, min_accepted: int = 0) -> Rule:
     first = np.arange(target.shape[1]) < min_accepted
     return likeliest(target, top_k) | first[:, None]
 
-  return _rule(
-    f"blockwise(top_k={top_k}, min_accepted={min_accepted})",
-    accepted,
-    lambda target: target,
-  )
+  return _rule("blockwise", accepted, lambda target: target)
 
 
 def likeliest(log_probs: Array, count: int) -> Array:

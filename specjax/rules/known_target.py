@@ -18,6 +18,13 @@ Every rule of a single path that accepts x ~ p with probability b(x) and draws
 from P after a rejection has such a law, `A = b p + Z P`, and against it the
 token rule accepts `sum min(p, A) >= sum b p`: no less.
 
+Each rule below is its law, `pi(q, p, parameters)`, of probabilities `f[..., V]`
+and before it is normalised; `base` is the lossless rule that verifies against
+it, of `BASES`: what is drafted, and how siblings are drawn, is that rule's. The
+distance reported at a node is TV(pi, q) there. All siblings of a node are of
+one draft law, the eldest's: where several are deterministic there is none, and
+they are refused.
+
 Where nothing is drafted, after the last token of a path too, there is no p; the
 token that comes there follows q. Laws are those after the warp: at temperature
 0 they are certain, and what compares their largest entries sees equal ones.
@@ -25,7 +32,9 @@ token that comes there follows q. Laws are those after the warp: at temperature
 
 import dataclasses
 import functools
+import inspect
 from collections.abc import Callable
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -33,15 +42,12 @@ from jax import Array
 
 from specjax import laws
 from specjax.rules import block, kseq, recursive, token, transport, traversal
-from specjax.rules.relaxed import after_residual, single_path_rule
 from specjax.siblings import GIVEN, GREEDY, Siblings
 from specjax.tree import Form, Tree, representative
 from specjax.types import Draft, Rule, Verification
 
-# pi before it is normalised: `(q f[..., V], p f[..., V]) -> f[..., V]`.
-LawFn = Callable[[Array, Array], Array]
+LawFn = Callable[..., Array]
 
-# Lossless rules that verify against a law, by the parameter `base`.
 BASES: dict[str, Rule] = {
   rule.name: rule
   for rule in (
@@ -54,20 +60,50 @@ BASES: dict[str, Rule] = {
   )
 }
 
+RULES: dict[str, Callable[..., Rule]] = {}
+
+# Ranges of parameters: as they are written, and whether a number is in it.
+_UNIT = "in [0, 1]", lambda x: 0 <= x <= 1
+_POSITIVE = "in (0, 1]", lambda x: 0 < x <= 1
+_SIGNED = "in [-1, 1]", lambda x: -1 <= x <= 1
+_NOT_NEGATIVE = ">= 0", lambda x: x >= 0
+_ANY = "a number", lambda x: x == x
+
+
+def _rule(**ranges: tuple[str, Callable[[Any], bool]]):
+  """Puts the rule of a law with these parameters into `RULES`."""
+
+  def make(law: LawFn) -> Callable[..., Rule]:
+    @functools.wraps(law)
+    def factory(*, base: str = "token", **parameters) -> Rule:
+      for name, value in parameters.items():
+        words, inside = ranges[name]
+        if not inside(value):
+          raise ValueError(f"{name} must be {words}, got {value}")
+      law_of = functools.partial(law, **parameters)
+      return relaxed(law.__name__, law_of, base)
+
+    _, _, *own = inspect.signature(law).parameters.values()
+    named = inspect.Parameter.KEYWORD_ONLY
+    known = [one.replace(kind=named) for one in own]
+    known.append(
+      inspect.Parameter("base", named, default="token", annotation=str)
+    )
+    factory.__signature__ = inspect.Signature(known)  # type: ignore[attr-defined]
+    factory.__annotations__ = {one.name: one.annotation for one in known}
+    RULES[law.__name__] = factory
+    return factory
+
+  return make
+
 
 def relaxed(name: str, law: LawFn, base: str = "token") -> Rule:
   """The lossless rule `base` with the law pi for its target.
 
-  The distance that it reports at a node is TV(pi, q) there: of the law that the
-  token has given the text before it.
-
   Args:
-    name: the rule's, as a call: `"ensemble(weight=0.5)"`.
+    name: the rule's.
     law: pi, of all nodes at once.
-    base: one of `BASES`; what it verifies, and how siblings must be drawn, is
-      its own. All siblings of a node are of one draft law, the eldest's: where
-      several are certain, as `top_k` and the first of `greedy` are, there is
-      none, and they are refused.
+    base: one of `BASES`.
 
   Returns:
     The `Rule`.
@@ -88,15 +124,13 @@ def relaxed(name: str, law: LawFn, base: str = "token") -> Rule:
 
   def check(tree: Tree, siblings: Siblings) -> None:
     lossless.check(tree, siblings)
-    certain = siblings.deterministic or siblings in (GREEDY, GIVEN)
-    if certain and not tree.is_chain:
+    deterministic = siblings.deterministic or siblings in (GREEDY, GIVEN)
+    if deterministic and not tree.is_chain:
       raise ValueError(
         f"rule {name!r} needs the draft's law at every node, got siblings="
-        f"{siblings.name!r}, of which the first may be certain"
+        f"{siblings.name!r}, of which the first may be deterministic"
       )
 
-  if base != "token":
-    name = f"{name[:-1]}, base={base!r})"
   return Rule(name=name, verify=verify, lossless=False, check=check)
 
 
@@ -145,70 +179,45 @@ def _of_equals(draft: Draft, present, children):
 # ----------------------------------------------------- between draft and target
 
 
-@functools.cache
-def ensemble(weight: float = 0.9, base: str = "token") -> Rule:
+@_rule(weight=_UNIT)
+def ensemble(target: Array, draft: Array, weight: float = 0.9):
   """`pi = w q + (1 - w) p`: a mixture of both models.
 
   Speculative ensembles (Fu et al., 2025, arXiv 2502.01662). A token is rejected
   with probability w TV(p, q), and the distance is (1 - w) TV(p, q).
 
   Args:
+    target, draft: q and p.
     weight: w in [0, 1], the target's share; 1 is lossless.
-    base: the lossless rule, see `relaxed`.
-
-  Raises:
-    ValueError: if `weight` is not in [0, 1], or there is no such base.
   """
-  _within("weight", weight, 0, 1)
-  return relaxed(
-    f"ensemble(weight={weight})",
-    lambda target, draft: weight * target + (1 - weight) * draft,
-    base,
-  )
+  return weight * target + (1 - weight) * draft
 
 
-@functools.cache
-def lenient(lenience: float = 0.5, base: str = "token") -> Rule:
+@_rule(lenience=_POSITIVE)
+def lenient(target: Array, draft: Array, lenience: float = 0.5):
   """`pi = min(p, q / l) + Z norm([q - p]_+)`, Z what the first term lacks of 1.
 
   Lenience of Leviathan et al. (2023, A.5) and DistillSpec (Zhou et al., ICLR
   2024), which accept with `min(1, q / (l p))`: no token is over 1/l times too
   likely. This is the law of that test with the residual that is the best for
-  it. Against it the token rule is that test, which costs less and is taken.
+  it; against it the token rule is that test.
 
   Args:
+    target, draft: q and p.
     lenience: l in (0, 1]; 1 is lossless.
-    base: the lossless rule, see `relaxed`.
-
-  Raises:
-    ValueError: if `lenience` is not in (0, 1], or there is no such base.
   """
-  if not 0 < lenience <= 1:
-    raise ValueError(f"lenience must be in (0, 1], got {lenience}")
-  name = f"lenient(lenience={lenience})"
-  if base == "token":
-    return single_path_rule(
-      name,
-      lambda target, draft: laws.share(
-        jnp.exp(target), lenience * jnp.exp(draft)
-      ),
-      after_residual,
-    )
-
-  def law(target, draft):
-    kept = jnp.minimum(draft, target / lenience)
-    missing = jnp.where(target > draft, target - draft, 0)
-    distance = jnp.sum(missing, axis=-1, keepdims=True)
-    rejected = jnp.sum(draft - kept, axis=-1, keepdims=True)
-    some = distance > 0
-    share = jnp.where(some, rejected, 0) / jnp.where(some, distance, 1)
-    return kept + share * missing
-
-  return relaxed(name, law, base)
+  kept = jnp.minimum(draft, target / lenience)
+  missing = jnp.where(target > draft, target - draft, 0)
+  distance = jnp.sum(missing, axis=-1, keepdims=True)
+  rejected = jnp.sum(draft - kept, axis=-1, keepdims=True)
+  some = distance > 0
+  return kept + missing * (
+    jnp.where(some, rejected, 0) / jnp.where(some, distance, 1)
+  )
 
 
-@functools.cache
-def fuzzy(threshold: float = 0.1, base: str = "token") -> Rule:
+@_rule(threshold=_NOT_NEGATIVE)
+def fuzzy(target: Array, draft: Array, threshold: float = 0.1):
   """`pi = p` where `JS(p, q) <= T`, else q.
 
   Fuzzy speculative decoding (Holsman, Huang, Dhingra, Findings of ACL 2025)
@@ -217,94 +226,60 @@ def fuzzy(threshold: float = 0.1, base: str = "token") -> Rule:
   accepts `sum min(p, q)` of them, of the same law.
 
   Args:
+    target, draft: q and p.
     threshold: T in nats, at least 0; from log 2 on all that is drafted is
       accepted.
-    base: the lossless rule, see `relaxed`.
-
-  Raises:
-    ValueError: if `threshold` is negative, or there is no such base.
   """
-  _within("threshold", threshold, 0, np.inf)
-
-  def law(target, draft):
-    middle = (target + draft) / 2
-    each = _x_log_ratio(target, middle) + _x_log_ratio(draft, middle)
-    near = jnp.sum(each, axis=-1, keepdims=True) / 2 <= threshold
-    return jnp.where(near, draft, target)
-
-  return relaxed(f"fuzzy(threshold={threshold})", law, base)
+  middle = (target + draft) / 2
+  each = _x_log_ratio(target, middle) + _x_log_ratio(draft, middle)
+  near = jnp.sum(each, axis=-1, keepdims=True) / 2 <= threshold
+  return jnp.where(near, draft, target)
 
 
 # -------------------------------------------------------------------- cascades
 
 
-@functools.cache
-def cascade_chow(alpha: float = 0.6, base: str = "token") -> Rule:
+@_rule(alpha=_UNIT)
+def cascade_chow(target: Array, draft: Array, alpha: float = 0.6):
   """`pi = p` where `max p >= 1 - a`, else q: the draft where it is sure.
 
   A speculative cascade with Chow's rule (Narasimhan et al., ICLR 2025, arXiv
   2405.19261, equation 2).
 
   Args:
-    alpha: a in [0, 1]; at 0 only where the draft is certain.
-    base: the lossless rule, see `relaxed`.
-
-  Raises:
-    ValueError: if `alpha` is not in [0, 1], or there is no such base.
+    target, draft: q and p.
+    alpha: a in [0, 1]; at 0 only where the draft is deterministic.
   """
-  _within("alpha", alpha, 0, 1)
-  return _cascade(
-    f"cascade_chow(alpha={alpha})", lambda target, draft: 1 - alpha, base
-  )
+  return jnp.where(_largest(draft) >= 1 - alpha, draft, target)
 
 
-@functools.cache
-def cascade_diff(alpha: float = 0.1, base: str = "token") -> Rule:
+@_rule(alpha=_SIGNED)
+def cascade_diff(target: Array, draft: Array, alpha: float = 0.1):
   """`pi = p` where `max p >= max q - a`, else q: where it is about as sure.
 
-  Narasimhan et al. (ICLR 2025), equation 5.
-
-  Args:
-    alpha: a in [-1, 1].
-    base: the lossless rule, see `relaxed`.
-
-  Raises:
-    ValueError: if `alpha` is not in [-1, 1], or there is no such base.
+  Narasimhan et al. (ICLR 2025), equation 5; a in [-1, 1].
   """
-  _within("alpha", alpha, -1, 1)
-  return _cascade(
-    f"cascade_diff(alpha={alpha})",
-    lambda target, draft: _largest(target) - alpha,
-    base,
-  )
+  enough = _largest(target) - alpha
+  return jnp.where(_largest(draft) >= enough, draft, target)
 
 
-@functools.cache
-def cascade_opt(alpha: float = 0.1, base: str = "token") -> Rule:
+@_rule(alpha=_ANY)
+def cascade_opt(target: Array, draft: Array, alpha: float = 0.1):
   """`pi = p` where `max p >= max q - a TV(p, q)`, else q.
 
   Narasimhan et al. (ICLR 2025), equation 10: what deferring costs is the
-  rejections, TV(p, q) of the drafted tokens.
-
-  Args:
-    alpha: a, the price of a rejection; any number.
-    base: the lossless rule, see `relaxed`.
-
-  Raises:
-    ValueError: if there is no such base.
+  rejections, TV(p, q) of the drafted tokens; a, any number, is their price.
   """
-
-  def enough(target, draft):
-    excess = jnp.where(target > draft, target - draft, 0)
-    return _largest(target) - alpha * jnp.sum(excess, -1, keepdims=True)
-
-  return _cascade(f"cascade_opt(alpha={alpha})", enough, base)
+  excess = jnp.where(target > draft, target - draft, 0)
+  distance = jnp.sum(excess, -1, keepdims=True)
+  enough = _largest(target) - alpha * distance
+  return jnp.where(_largest(draft) >= enough, draft, target)
 
 
-@functools.cache
+@_rule(alpha=_SIGNED, version=("1, 2 or 3", lambda x: x in (1, 2, 3)))
 def cascade_token(
-  alpha: float = 0.5, version: int = 3, base: str = "token"
-) -> Rule:
+  target: Array, draft: Array, alpha: float = 0.5, version: int = 3
+):
   """`pi = p 1_A + (1 - p(A)) q`: the draft's tokens where they will do.
 
   Narasimhan et al. (ICLR 2025), equations 13 to 15. A has the tokens v with
@@ -314,44 +289,23 @@ def cascade_token(
     version 3: q(v) >= (1 - a) max q.
 
   Args:
-    alpha: a in [-1, 1], of version 3 in [0, 1].
+    target, draft: q and p.
+    alpha: a in [-1, 1].
     version: 1, 2 or 3.
-    base: the lossless rule, see `relaxed`.
-
-  Raises:
-    ValueError: if either is out of range, or there is no such base.
   """
-  if version not in (1, 2, 3):
-    raise ValueError(f"version must be 1, 2 or 3, got {version}")
-  _within("alpha", alpha, 0 if version == 3 else -1, 1)
-
-  def law(target, draft):
-    largest = _largest(target)
-    enough = largest * (1 - alpha) if version == 3 else largest - alpha
-    kept = jnp.where((draft if version == 1 else target) >= enough, draft, 0)
-    return kept + (1 - jnp.sum(kept, axis=-1, keepdims=True)) * target
-
-  return relaxed(f"cascade_token(alpha={alpha}, version={version})", law, base)
-
-
-def _cascade(
-  name: str, enough: Callable[[Array, Array], Array | float], base: str
-) -> Rule:
-  """Follows p where its largest entry is at least `enough(q, p)`, else q."""
-
-  def law(target, draft):
-    return jnp.where(_largest(draft) >= enough(target, draft), draft, target)
-
-  return relaxed(name, law, base)
+  largest = _largest(target)
+  enough = largest * (1 - alpha) if version == 3 else largest - alpha
+  kept = jnp.where((draft if version == 1 else target) >= enough, draft, 0)
+  return kept + (1 - jnp.sum(kept, axis=-1, keepdims=True)) * target
 
 
 # ------------------------------------------------------------------ and others
 
 
-@functools.cache
+@_rule(alpha=_UNIT, beta=_NOT_NEGATIVE)
 def contrastive(
-  alpha: float = 0.1, beta: float = 0.5, base: str = "token"
-) -> Rule:
+  target: Array, draft: Array, alpha: float = 0.1, beta: float = 0.5
+):
   """`pi ~ q (q / p)^b` over the tokens with `q >= a max q`.
 
   Speculative contrastive decoding (Yuan et al., ACL 2024, arXiv 2311.08981):
@@ -359,29 +313,20 @@ def contrastive(
   `(1 + b) z_q - b z_p`. A token that the draft cannot draw has its own q.
 
   Args:
+    target, draft: q and p.
     alpha: a in [0, 1], how plausible to the target a token must be.
     beta: b, at least 0; at 0, with `alpha=0`, it is lossless.
-    base: the lossless rule, see `relaxed`.
-
-  Raises:
-    ValueError: if either is out of range, or there is no such base.
   """
-  _within("alpha", alpha, 0, 1)
-  _within("beta", beta, 0, np.inf)
-
-  def law(target, draft):
-    plausible = (target > 0) & (target >= alpha * _largest(target))
-    log_q = jnp.log(jnp.where(target > 0, target, 1))
-    log_p = jnp.where(draft > 0, jnp.log(jnp.where(draft > 0, draft, 1)), log_q)
-    score = jnp.where(plausible, log_q + beta * (log_q - log_p), -jnp.inf)
-    most = jnp.max(score, axis=-1, keepdims=True)
-    return jnp.exp(score - jnp.where(jnp.isfinite(most), most, 0))
-
-  return relaxed(f"contrastive(alpha={alpha}, beta={beta})", law, base)
+  plausible = (target > 0) & (target >= alpha * _largest(target))
+  log_q = jnp.log(jnp.where(target > 0, target, 1))
+  log_p = jnp.where(draft > 0, jnp.log(jnp.where(draft > 0, draft, 1)), log_q)
+  score = jnp.where(plausible, log_q + beta * (log_q - log_p), -jnp.inf)
+  most = jnp.max(score, axis=-1, keepdims=True)
+  return jnp.exp(score - jnp.where(jnp.isfinite(most), most, 0))
 
 
-@functools.cache
-def cactus(delta: float = 0.1, base: str = "token") -> Rule:
+@_rule(delta=_NOT_NEGATIVE)
+def cactus(target: Array, draft: Array, delta: float = 0.1):
   """The law of Cactus (Hao and Mou, ICLR 2026, arXiv 2604.04987).
 
   Cactus accepts x with `min(1, h(x) / p(x))`, where
@@ -403,13 +348,9 @@ def cactus(delta: float = 0.1, base: str = "token") -> Rule:
   order of c_x and p(y) / q(y).
 
   Args:
+    target, draft: q and p.
     delta: d in nats, at least 0; 0 is lossless.
-    base: the lossless rule, see `relaxed`.
-
-  Raises:
-    ValueError: if `delta` is negative, or there is no such base.
   """
-  _within("delta", delta, 0, np.inf)
 
   @functools.partial(jnp.vectorize, signature="(v),(v)->(v)")
   def law(target, draft):
@@ -438,17 +379,7 @@ def cactus(delta: float = 0.1, base: str = "token") -> Rule:
       target * after(share * scale) - draft * after(share), 0
     )
 
-  return relaxed(f"cactus(delta={delta})", law, base)
-
-
-# --------------------------------------------------------------------- helpers
-
-
-def _within(name: str, value: float, least: float, most: float) -> None:
-  """Raises ValueError unless the value is in [least, most]."""
-  if not least <= value <= most:
-    wanted = f">= {least}" if most == np.inf else f"in [{least}, {most}]"
-    raise ValueError(f"{name} must be {wanted}, got {value}")
+  return law(target, draft)
 
 
 def _largest(law: Array) -> Array:

@@ -12,7 +12,6 @@ distance, one for one (Yin et al., NeurIPS 2024, Theorems 4 and 5).
 from the law that a token shall have are in `known_target`.
 """
 
-import functools
 from collections.abc import Callable
 
 import jax.numpy as jnp
@@ -90,7 +89,6 @@ def _over_accept(epsilon: float) -> Callable[[Array, Array], Array]:
   )
 
 
-@functools.cache
 def decoding_opt(epsilon: float = 0.1) -> Rule:
   """Accepts with `min(1, (q + e) / p)`; the best residual (Yin et al., 2024).
 
@@ -100,12 +98,9 @@ def decoding_opt(epsilon: float = 0.1) -> Rule:
   Raises:
     ValueError: if `epsilon` is negative.
   """
-  return single_path_rule(
-    f"decoding_opt(epsilon={epsilon})", _over_accept(epsilon), after_residual
-  )
+  return single_path_rule("decoding_opt", _over_accept(epsilon), after_residual)
 
 
-@functools.cache
 def decoding_uno(epsilon: float = 0.1) -> Rule:
   """As `decoding_opt`, but a rejection draws from the target (Yin et al.).
 
@@ -115,6 +110,4 @@ def decoding_uno(epsilon: float = 0.1) -> Rule:
   Raises:
     ValueError: if `epsilon` is negative.
   """
-  return single_path_rule(
-    f"decoding_uno(epsilon={epsilon})", _over_accept(epsilon), after_target
-  )
+  return single_path_rule("decoding_uno", _over_accept(epsilon), after_target)

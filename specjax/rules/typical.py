@@ -10,7 +10,6 @@ tree the token after an accepted inner node is certain, so it is `1 - q(x)`.
 """
 
 import dataclasses
-import functools
 
 import jax.numpy as jnp
 import numpy as np
@@ -23,7 +22,6 @@ from specjax.tree import Form, Tree, take_node
 from specjax.types import Draft, Rule, Verification
 
 
-@functools.cache
 def rule(epsilon: float = 0.09, delta: float = 0.3) -> Rule:
   """Typical acceptance with Medusa's defaults.
 
@@ -45,9 +43,8 @@ def rule(epsilon: float = 0.09, delta: float = 0.3) -> Rule:
     entropy = -jnp.sum(each, axis=-1, keepdims=True)
     return probs > jnp.minimum(epsilon, delta * jnp.exp(-entropy))
 
-  name = f"typical(epsilon={epsilon}, delta={delta})"
   path = relaxed.single_path_rule(
-    name,
+    "typical",
     lambda target, draft: acceptable(target).astype(target.dtype),
     relaxed.after_target,
   )

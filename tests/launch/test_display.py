@@ -72,9 +72,7 @@ def test_a_lossy_run_says_so_beside_its_speedup():
   rule = rules.get("typical(epsilon=0.3)")
   text = shown(display.show_summary, summary_of(0.125), rule)
   head, *_, last = text.strip().splitlines()
-  assert head == (
-    "rule typical(epsilon=0.3, delta=0.3): lossy, total variation 0.125"
-  )
+  assert head == "rule typical(epsilon=0.3): lossy, total variation 0.125"
   assert last.startswith("speed-up 2.00 (95% interval ")
   assert last.endswith(", paired), lossy, total variation 0.125")
 

@@ -18,7 +18,9 @@ from specjax.tree import Tree
 from specjax.types import Rule
 
 # Rules of one path are given one; all others get all K.
-SINGLE_PATH = ("token", "block", *rules.FACTORIES.keys() - {"block_transport"})
+SINGLE_PATH = {"token", "block"} | {
+  name for name in rules.RULES if not rules.get(name).lossless
+}
 
 # The siblings a rule is compared on; one that is not listed gets i.i.d. ones.
 SIBLINGS: dict[str, tuple[Siblings, ...]] = {

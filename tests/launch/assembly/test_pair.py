@@ -54,7 +54,7 @@ def test_a_drafter_of_ones_own_reads_a_file(pair, tmp_path, monkeypatch):
   monkeypatch.syspath_prepend(tmp_path)
   config = huggingface.get_config(f"target={pair[0]}")
   file = tmp_path / "table.npy"
-  config.drafter = f'of_mine:SUCCESSORS("{file}", tokens=2)'
+  config.drafter = f'of_mine.SUCCESSORS("{file}", tokens=2)'
   with pytest.raises(FileNotFoundError, match=f"there is no {file}"):
     pair_lib.load(config)
   np.save(file, np.roll(np.arange(4096, dtype=np.int32), -5))  # x + 5
@@ -62,7 +62,7 @@ def test_a_drafter_of_ones_own_reads_a_file(pair, tmp_path, monkeypatch):
   root = types.SimpleNamespace(root=np.array([[3], [40]]))
   draft, *_ = made.decoder.drafter.propose(made.params, (), None, root)
   assert draft.tokens.tolist() == [[3, 8, 13], [40, 45, 50]]
-  config.drafter = "of_mine:SUCCESSORS"
+  config.drafter = "of_mine.SUCCESSORS"
   with pytest.raises(ValueError, match=r'needs a checkpoint: .*"DIR"'):
     pair_lib.load(config)
 

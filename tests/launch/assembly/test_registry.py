@@ -61,7 +61,7 @@ def test_ones_own_rule_and_drafter_decode_what_plain_decoding_does(
   prompts.write_text('{"id": 0, "prompt": "x = 1"}\n')
   texts = {}
   for name, flags in {
-    "own": (f"--config.rule={mine}:RULE", f"--config.drafter={mine}:again"),
+    "own": (f"--config.rule={mine}.RULE", f"--config.drafter={mine}.again"),
     "plain": ("--config.drafter=plain",),
     "survival": (
       "--config.drafter=model(tokens=4, policy=survival(threshold=0.5))",
@@ -79,7 +79,7 @@ def test_ones_own_rule_and_drafter_decode_what_plain_decoding_does(
   assert len(texts) == 5
   assert set(texts.values()) == {texts["plain"]}
   record = json.loads((tmp_path / "own.json").read_text())
-  assert record["rule"] == f"{mine}:RULE"
+  assert record["rule"] == f"{mine}.RULE"
   assert record["lossless"]
 
 
@@ -87,14 +87,13 @@ def test_ones_own_rule_and_drafter_decode_what_plain_decoding_does(
   "flag, words",
   [
     (
-      "--config.drafter=no_such_module:make",
-      "no drafter 'no_such_module:make'",
+      "--config.drafter=no_such_module.make",
+      "no drafter 'no_such_module.make'",
     ),
-    ("--config.drafter=of_a_user:nothing", "has no attribute 'nothing'"),
-    ("--config.rule=of_a_user:NUMBER", "must be a Rule"),
-    ("--config.rule=of_a_user:", "expected NAME or NAME"),
-    ("--config.rule=of_a_user:nothing", "no rule 'of_a_user:nothing'"),
-    ("--config.drafter=of_a_user:NUMBER", "must be a Drafting"),
+    ("--config.drafter=of_a_user.nothing", "has no attribute 'nothing'"),
+    ("--config.rule=of_a_user.NUMBER", "must be a Rule"),
+    ("--config.rule=of_a_user.nothing", "no rule 'of_a_user.nothing'"),
+    ("--config.drafter=of_a_user.NUMBER", "must be a Drafting"),
     ("--config.drafter=of_a_user:", "expected NAME or NAME"),
     ("--config.num_drafts=2", "num_drafts"),
     ("--config.drafter=modle", "did you mean 'model'?"),
@@ -146,8 +145,8 @@ def test_a_rule_of_ones_own_keeps_its_module(tmp_path, monkeypatch):
     "RULE = dataclasses.replace(rules.get('block'), name='token')\n"
   )
   monkeypatch.syspath_prepend(tmp_path)
-  drafting = of("with_rule(model, rule_of_mine:RULE)")
-  assert drafting.rule == "rule_of_mine:RULE"
+  drafting = of("with_rule(model, rule_of_mine.RULE)")
+  assert drafting.rule == "rule_of_mine.RULE"
   assert rules.get(drafting.rule).verify is rules.get("block").verify
 
 

@@ -65,7 +65,7 @@ def test_plain_decoding_comes_first_and_names_are_canonical():
     ("plain(2)", "too many positional arguments"),
     ("model(tree=paths(2))", "system 'model.*verifies a single path"),
     ('model("models/pretrained/eagle3")', "system 'model.*a model of its own"),
-    ("no.module:make", "no system 'no.module:make'"),
+    ("no.module.make", "no system 'no.module.make'"),
   ],
 )
 def test_what_is_no_system_is_refused_in_words(text, words):

@@ -148,26 +148,6 @@ def test_over_a_block_the_joint_law_is_that_of_pi(name, zeros):
   assert error < LIMIT
 
 
-def test_the_distance_of_a_block_is_that_of_the_joint_law():
-  """A mixture w q + (1 - w) p of one drafted token, and two, by hand."""
-  draft, target, _, p, q = laws_of_contexts(False)
-  rule, after = rules.get("ensemble(weight=0.4)"), np.array([q[1], q[2], q[3]])
-  first = 0.4 * q[0] + 0.6 * p[0]
-  one = exact.block_law(rule, tree.chain(1), draft, target, prefix=(1, 0))
-  # What is accepted and what is not are followed by the target.
-  assert one.block_total_variation == pytest.approx(distance(first, q[0]))
-  two = exact.block_law(rule, tree.chain(2), draft, target, prefix=(1, 0))
-  kept = np.minimum(p[0], first)[:, None]
-  second = kept * (0.4 * after + 0.6 * p[1:4]) + (first[:, None] - kept) * after
-  assert two.block_total_variation == pytest.approx(
-    np.abs(second - q[0][:, None] * after).sum() / 2
-  )
-  lossless = exact.block_law(
-    rules.get("token"), tree.chain(2), draft, target, prefix=(1, 0)
-  )
-  assert lossless.block_total_variation < LIMIT
-
-
 @pytest.mark.parametrize("base", known_target.BASES)
 def test_any_base_has_the_law_of_pi(base):
   name = f"contrastive(alpha=0.1, beta=0.5, base={base!r})"
@@ -175,7 +155,6 @@ def test_any_base_has_the_law_of_pi(base):
   error, away = block_error(name, shape)
   assert error < LIMIT
   assert away > 0.01
-  assert rules.get(rules.get(name).name) is rules.get(name)
 
 
 @pytest.mark.parametrize("base", ["recursive", "traversal"])
@@ -191,14 +170,6 @@ def test_equal_siblings_of_which_one_goes_on_are_one_text(base):
   assert law.reported_total_variation == pytest.approx(
     law.total_variation, abs=1e-12
   )
-
-
-def test_the_law_of_lenience_is_that_of_its_test():
-  error, away = block_error(
-    "lenient(lenience=0.6, base='block')", tree.chain(2)
-  )
-  assert error < LIMIT
-  assert away > 0.01
 
 
 def test_block_verification_against_pi_accepts_more():
@@ -232,12 +203,6 @@ def test_with_all_relaxed_all_is_accepted(name):
     np.testing.assert_allclose(accepted, 1, atol=LIMIT)
 
 
-def test_what_the_draft_cannot_draw_has_its_own_probability_in_contrast():
-  p, q = np.array([0.5, 0.5, 0]), np.array([0.2, 0.5, 0.3])
-  _, law = outcome("contrastive(alpha=0, beta=1.0)", p[None], q[None])
-  np.testing.assert_allclose(law[0], np.array([0.08, 0.5, 0.3]) / 0.88)
-
-
 # ----------------------------------------------------------------- the front
 
 
@@ -255,15 +220,6 @@ def test_rejection_and_loss_are_those_of_the_theory():
       most = max(most, excess)
     assert (most < 1e-12) == (name in BETWEEN)
     assert most < 1e-12 or most > 0.01
-
-
-def test_no_rule_of_a_path_beats_the_token_rule_against_its_own_law():
-  p, q = LAWS
-  for name in ("decoding_uno()", "decoding_opt()", "typical()", "blockwise()"):
-    accepted, law = outcome(name, p, q)
-    gained = np.minimum(p, law).sum(1) - accepted
-    assert gained.min() > -1e-12
-    assert (gained.max() < 1e-12) == (name == "decoding_opt()")
 
 
 def published_cactus(p, q, delta):
@@ -370,18 +326,10 @@ def test_a_distance_from_the_draft_is_caught():
   [
     ("ensemble(weight=1.1)", r"weight must be in \[0, 1\]"),
     ("ensemble(base='best')", "base must be one of"),
-    ("ensemble(base=1)", "expected str, got 1"),
-    ("ensemble(weight='half')", "expected float, got .half."),
     ("lenient(lenience=0)", "lenience must be in"),
-    ("lenient(lenience=1.5)", "lenience must be in"),
     ("fuzzy(threshold=-1)", "threshold must be >= 0"),
-    ("cascade_chow(alpha=2)", "alpha must be in"),
     ("cascade_diff(alpha=-2)", "alpha must be in"),
     ("cascade_token(version=4)", "version must be 1, 2 or 3"),
-    ("cascade_token(alpha=-0.1)", r"alpha must be in \[0, 1\]"),
-    ("contrastive(beta=-1)", "beta must be >= 0"),
-    ("contrastive(alpha=2)", "alpha must be in"),
-    ("cactus(delta=-1)", "delta must be >= 0"),
   ],
 )
 def test_what_is_out_of_range_is_refused(name, message):
@@ -395,6 +343,8 @@ def test_a_base_checks_the_tree():
   by_recursion = rules.get("fuzzy(base='recursive')")
   by_recursion.check(tree.k_ary(2), siblings.IID)
   for certain in (siblings.GREEDY, siblings.TOP_K, siblings.GIVEN):
-    with pytest.raises(ValueError, match="of which the first may be certain"):
+    with pytest.raises(
+      ValueError, match="of which the first may be deterministic"
+    ):
       by_recursion.check(tree.k_ary(2), certain)
     by_recursion.check(tree.chain(2), certain)
