@@ -8,7 +8,7 @@ from jax import Array
 
 from specjax import laws
 from specjax.drafters.shared.arguments import check_model
-from specjax.tree import Form
+from specjax.tree import Form, Topology
 from specjax.types import Draft, Drafter, LanguageModel, Rule
 
 
@@ -99,25 +99,22 @@ def logits(model: LanguageModel, returned: Array, fed: tuple[int, ...]) -> None:
     )
 
 
-def within(draft: Draft, max_depth: Array) -> Draft:
-  """The draft without what is deeper than its row may draft.
+def within(draft: Draft, max_depth: Array) -> tuple[Draft, Topology]:
+  """The draft without what is deeper than its row may draft, and its topology.
 
   A depth that is set between rounds does not depend on the tokens, so that
-  every rule for a tree of that form stays lossless. A tree of fixed form is
-  always drafted whole.
+  every rule for a tree of that form stays lossless.
   """
+  topology = draft.topology(max_depth)
   if draft.parents is None:
-    return draft
-  depth = draft.topology().depth
-  within = (depth <= max_depth[:, None]) | (
-    np.arange(draft.tree.num_fed) >= draft.tree.num_nodes
-  )
-  return dataclasses.replace(
-    draft, parents=jnp.where(within, draft.parents, -1)
-  )
+    return draft, topology
+  parents = jnp.where(topology.present, draft.parents, -1)
+  return dataclasses.replace(draft, parents=parents), topology
 
 
-def heal(draft: Draft, target_log_probs: Array) -> tuple[Draft, Array, Array]:
+def heal(
+  draft: Draft, topology: Topology, target_log_probs: Array
+) -> tuple[Draft, Array, Array]:
   """Replaces laws that are NaN by uniform ones, and says which nodes end a row.
 
   Rules then never see a NaN. Where the target's law is NaN, it is uniform to
@@ -133,7 +130,7 @@ def heal(draft: Draft, target_log_probs: Array) -> tuple[Draft, Array, Array]:
   if draft.log_probs is not None:
     nodes = draft.tree.num_nodes
     unknown = jnp.isnan(draft.log_probs).any(axis=-1)
-    unknown &= draft.topology().present[:, :nodes] & (np.arange(nodes) > 0)
+    unknown &= topology.present[:, :nodes] & (np.arange(nodes) > 0)
     broken |= unknown.any(axis=1, keepdims=True)
     draft = dataclasses.replace(draft, log_probs=laws.heal(draft.log_probs))
   return draft, laws.heal(target_log_probs), broken

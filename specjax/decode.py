@@ -20,6 +20,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 
 from specjax import (
@@ -38,7 +39,7 @@ from specjax.adaptive import widths as widths_lib
 from specjax.cache import Cache
 from specjax.drafters.shared.arguments import check_functions
 from specjax.state import DecodeState, Round, StepInfo
-from specjax.tree import Form
+from specjax.tree import Topology
 from specjax.types import (
   Commit,
   Context,
@@ -141,14 +142,11 @@ class Decoder:
       node = random.invert(verification.node_probs, numbers[:, 0, 0])
       next_token = random.pick(numbers[:, 1], verification.next_log_probs(node))
     with jax.named_scope("commit"):
-      emission = emission_lib.emit(state, draft, node, next_token, now.broken)
+      emission = emission_lib.emit(state, now, node, next_token)
       distance = emission_lib.distances(
         verification, lossless=self.rule.lossless
       )
-      state = emission_lib.record(
-        state, draft, verification, emission, distance,
-        num_fed=now.num_fed, num_experts=now.output.experts,
-      )  # fmt: skip
+      state = emission_lib.record(state, now, verification, emission, distance)
       if self.with_log_probs:
         state = emission_lib.record_log_probs(
           state, now.logits, emission, root_slot + 1
@@ -209,7 +207,9 @@ class Decoder:
     """
     now = self.score(params, state, draws=draws)
     with jax.named_scope("verify"):
-      verification = self.rule.verify(now.draft, now.target_log_probs)
+      verification = self.rule.verify(
+        now.draft, now.topology, now.target_log_probs
+      )
     return now, verification
 
   def score(
@@ -218,17 +218,15 @@ class Decoder:
     """Draft and score: as `draft_and_verify`, without verification."""
     tree, root_slot = self.drafter.tree, state.length - 1
     with jax.named_scope("draft"):
-      draft, drafter_state, cache = self.propose(params, state, draws)
+      draft, topology, drafter_state, cache = self.propose(params, state, draws)
     with jax.named_scope("score"):
-      if tree.form is Form.FREE:
-        topology = draft.topology()
-        depth, mask = topology.depth, topology.ancestors
-      else:  # masked nodes are above no other nodes
-        depth, mask = tree.fed_depth, tree.fed_ancestors
+      mask = topology.ancestors
+      if isinstance(mask, np.ndarray):  # one for all rows
+        mask = mask[0]
       which: Array | None = None
       num_fed: Array | int = tree.num_fed
       if self.widths:
-        which, num_fed = widths_lib.choose(self.widths, draft, state.done)
+        which, num_fed = widths_lib.choose(self.widths, topology, state.done)
       output, cache = widths_lib.apply(
         self.target.apply,
         self.widths,
@@ -236,7 +234,7 @@ class Decoder:
         params.target,
         draft.tokens,
         cache.replace(length=root_slot, idle=state.done),
-        positions=root_slot[:, None] + depth,
+        positions=root_slot[:, None] + topology.depth,
         mask=None if tree.is_chain and not tree.lanes else mask,
       )
       checks.logits(self.target, output.logits, draft.tokens.shape)
@@ -244,13 +242,16 @@ class Decoder:
       logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
       sampled = logits
       if state.sampling.penalties is not None:
-        along = penalties.path_tokens(draft)
+        along = penalties.path_tokens(draft, topology)
         sampled = penalties.penalised(logits, state, along)
       sampling = warp_lib.of_running(state.sampling, state.done)
       target_log_probs = warp_lib.warp(sampled, sampling)
-      draft, target_log_probs, broken = checks.heal(draft, target_log_probs)
+      draft, target_log_probs, broken = checks.heal(
+        draft, topology, target_log_probs
+      )
     return Round(
       draft=draft,
+      topology=topology,
       drafter_state=drafter_state,
       output=output,
       target_cache=cache.replace(idle=None),
@@ -262,7 +263,7 @@ class Decoder:
 
   def propose(
     self, params: Params, state: DecodeState, draws: DrawFn = pick_nodes
-  ) -> tuple[Draft, Any, Cache]:
+  ) -> tuple[Draft, Topology, Any, Cache]:
     """The draft to be scored, checked and cut; see `Drafter.propose`."""
     tree = self.drafter.tree
     keys = random.step_keys(state.keys, state.length)
@@ -286,9 +287,9 @@ class Decoder:
       self.drafter, draft, len(state.length), vocab_size=self.vocab_size
     )
     draft = checks.known(draft, self.vocab_size)
-    draft = checks.within(draft, state.max_depth)
+    draft, topology = checks.within(draft, state.max_depth)
     drafter_state, cache = cache_lib.with_idle((drafter_state, cache), None)
-    return draft, drafter_state, cache
+    return draft, topology, drafter_state, cache
 
   def generate(self, params: Params, state: DecodeState) -> DecodeState:
     """Rounds until every row is done: one `lax.while_loop`."""

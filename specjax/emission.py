@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from specjax.state import Counters, DecodeState, Origin, StopReason
-from specjax.tree import take_node
+from specjax.state import Counters, DecodeState, Origin, Round, StopReason
+from specjax.tree import Topology, Tree, take_node
 from specjax.types import Draft, Verification
 
 
@@ -39,25 +39,23 @@ class Emission:
 
 def emit(
   state: DecodeState,
-  draft: Draft,
+  now: Round,
   node: Array,
   next_token: Array,
-  broken: Array,
 ) -> Emission:
   """The accepted path and the token after it, cut.
 
   Args:
     state: before the round.
-    draft: what was drafted.
+    now: the round, drafted and scored.
     node: `i32[B]`, the deepest accepted node.
     next_token: `i32[B]`, drawn after it.
-    broken: `bool[B, N + 1]`, the nodes after which no token can be drawn.
 
   Returns:
     The `Emission`; a row that is done, or met a broken node, emits nothing.
   """
-  tree, topology = draft.tree, draft.topology()
-  width = tree.max_depth + 1
+  draft, topology = now.draft, now.topology
+  width = draft.tree.max_depth + 1
   index = jnp.arange(width, dtype=jnp.int32)
   depth = _of_node(topology.depth, node)
   path = _of_node(topology.paths, node)  # [B, G + 1]
@@ -73,7 +71,7 @@ def emit(
   count = jnp.minimum(depth, until_stop) + 1
   count = jnp.minimum(count, state.max_length - state.length)
   # Emitted token i was drawn after node i of the path.
-  met = jnp.take_along_axis(broken, path, axis=1) & (index < count[:, None])
+  met = jnp.take_along_axis(now.broken, path, axis=1) & (index < count[:, None])
   healthy = ~met.any(axis=1)
   count = jnp.where(state.done | ~healthy, 0, count)
   return Emission(
@@ -104,21 +102,12 @@ def _is_stop(state: DecodeState, tokens: Array) -> Array:
   return stops
 
 
-def num_drafted(draft: Draft) -> int | Array:
-  """N where the form is fixed, else each row's drafted nodes, `i32[B]`."""
-  if draft.parents is None:
-    return draft.tree.num_drafted
-  present = draft.topology().present[:, 1 : draft.tree.num_nodes]
-  return jnp.sum(present, axis=1, dtype=jnp.int32)
-
-
-def kept_depth(state: DecodeState, draft: Draft) -> Array:
+def kept_depth(state: DecodeState, draft: Draft, topology: Topology) -> Array:
   """Drafted tokens emitted if node n is the deepest accepted: `i32[B, N + 1]`.
 
   A path is cut after its first stop token and at the row's budget.
   """
-  tree, topology = draft.tree, draft.topology()
-  nodes = tree.num_nodes
+  tree, nodes = draft.tree, draft.tree.num_nodes
   xp = np if isinstance(topology.depth, np.ndarray) else jnp
   depth, above = (
     topology.depth[:, :nodes],
@@ -131,18 +120,20 @@ def kept_depth(state: DecodeState, draft: Draft) -> Array:
   return jnp.minimum(kept, (state.max_length - state.length)[:, None])
 
 
-def by_rank(draft: Draft, node_probs: Array) -> tuple[Array, Array]:
+def by_rank(
+  tree: Tree, topology: Topology, node_probs: Array
+) -> tuple[Array, Array]:
   """Expected number of children of each rank that were offered and accepted.
 
   Args:
-    draft: what was drafted.
+    tree: of the draft.
+    topology: of the draft.
     node_probs: `f32[B, N + 1]`.
 
   Returns:
     Two arrays `f32[B, C]` of probabilities summed over nodes.
   """
-  topology, nodes = draft.topology(), draft.tree.num_nodes
-  ranks = np.arange(draft.tree.max_children)
+  nodes, ranks = tree.num_nodes, np.arange(tree.max_children)
   is_node = topology.present[:, :nodes] & (np.arange(nodes) > 0)
   is_rank = (topology.rank[..., None] == ranks) & is_node[..., None]
   has_rank = topology.num_children[..., None] > ranks
@@ -177,22 +168,19 @@ def distances(verification: Verification, *, lossless: bool) -> Array:
 
 def record(
   state: DecodeState,
-  draft: Draft,
+  now: Round,
   verification: Verification,
   emission: Emission,
   distance: Array,
-  *,
-  num_fed: Array | int,
-  num_experts: Array | None = None,
 ) -> DecodeState:
   """The state with the emitted tokens written and everything counted.
 
   Args:
-    state, draft, verification, emission: of the round.
+    state: before the round.
+    now, verification, emission: of the round.
     distance: from `distances`.
-    num_fed: tokens that the target's pass was wide.
-    num_experts: `i32[M]`, `ModelOutput.experts` of that pass.
   """
+  draft, topology, num_experts = now.draft, now.topology, now.output.experts
   width = draft.tree.max_depth + 1
   length = state.length + emission.count
   active = ~state.done & emission.healthy
@@ -205,16 +193,19 @@ def record(
   )
   stopped = jnp.where(emission.healthy, stopped, StopReason.NAN_LOGITS)
   kept = jnp.minimum(emission.depth, emission.count)
-  expected = jnp.sum(verification.node_probs * kept_depth(state, draft), axis=1)
+  expected = jnp.sum(
+    verification.node_probs * kept_depth(state, draft, topology), axis=1
+  )
   old, one = state.counters, active.astype(jnp.int32)
-  drafted = num_drafted(draft)
+  is_drafted = topology.present[:, 1 : draft.tree.num_nodes]
+  drafted = is_drafted.sum(axis=1, dtype=np.int32)
   kept_one_hot = kept[:, None] == jnp.arange(width)
   # Emitted token i followed node i of the path.
   distance = jnp.take_along_axis(distance, emission.path, axis=1)
   distance = jnp.where(
     jnp.arange(width) < emission.count[:, None], distance, 0
   ).sum(1)
-  offered, went_on = by_rank(draft, verification.node_probs)
+  offered, went_on = by_rank(draft.tree, topology, verification.node_probs)
   add = lambda total, new: (
     total
     + jnp.where(active.reshape(-1, *[1] * (new.ndim - 1)), new, 0).astype(
@@ -229,7 +220,7 @@ def record(
     stop_reason=jnp.where(state.done, state.stop_reason, stopped),
     counters=Counters(
       num_target_calls=old.num_target_calls + one,
-      num_fed=old.num_fed + one * num_fed,
+      num_fed=old.num_fed + one * now.num_fed,
       num_drafts=old.num_drafts + one * (drafted > 0),
       num_drafted=old.num_drafted + one * drafted,
       num_accepted=old.num_accepted + one * kept,

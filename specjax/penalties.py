@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from specjax.tree import Topology
 from specjax.types import Draft, Penalties, Sampling
 
 NONE = int(np.iinfo(np.int32).max)  # an id that no vocabulary has
@@ -185,14 +186,14 @@ def as_in(program: Penalties | None, row: Penalties | None) -> Penalties | None:
   )
 
 
-def path_tokens(draft: Draft) -> Array:
+def path_tokens(draft: Draft, topology: Topology) -> Array:
   """Drafted tokens from the root to each node, itself too.
 
   Returns:
     `i32[B, N + 1, G]`, `NONE` beyond a node's depth; of nodes that are not
     there anything.
   """
-  topology, nodes = draft.topology(), draft.tree.num_nodes
+  nodes = draft.tree.num_nodes
   paths = jnp.asarray(topology.paths[..., 1:])
   whole = jnp.broadcast_to(paths, (len(draft.tokens), *paths.shape[1:]))
   tokens = jnp.take_along_axis(draft.tokens[:, None], whole, axis=-1)

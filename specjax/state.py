@@ -12,7 +12,7 @@ from jax import Array
 
 from specjax.cache import Cache
 from specjax.structs import struct
-from specjax.tree import Tree
+from specjax.tree import Topology, Tree
 from specjax.types import Draft, ModelOutput, Sampling
 
 
@@ -184,6 +184,7 @@ class Round:
 
   Attributes:
     draft: the proposal.
+    topology: its form, of each row no deeper than `DecodeState.max_depth`.
     drafter_state: the drafter's state after it.
     output: the target's output at all F tokens.
     target_cache: the cache with all F tokens.
@@ -195,6 +196,7 @@ class Round:
   """
 
   draft: Draft
+  topology: Topology
   drafter_state: Any
   output: ModelOutput
   target_cache: Cache

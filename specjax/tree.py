@@ -22,6 +22,8 @@ import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
 
+from specjax.structs import struct
+
 
 class Form(enum.Enum):
   """The part of a draft's form that is static."""
@@ -252,7 +254,7 @@ def bound(num_drafted: int, max_depth: int, max_children: int) -> Tree:
   return Tree(tuple(parents), form=Form.FREE)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@struct
 class Topology:
   """Form of the drafts of a round as arrays; F = N + 1 + E fed tokens.
 
@@ -293,13 +295,16 @@ def fixed_topology(tree: Tree) -> Topology:
   )
 
 
-def data_topology(tree: Tree, parents: Array) -> Topology:
+def data_topology(
+  tree: Tree, parents: Array, max_depth: Array | None = None
+) -> Topology:
   """The topology of drafts whose parents are data.
 
   Args:
     tree: its bounds, and all else where its form is `MASKED`.
     parents: `i32[B, F]`; -1 masks a node, and with it all nodes below; so are
       nodes deeper than the bounds.
+    max_depth: `i32[B]`, a bound of each row's depth; None for the tree's alone.
 
   Returns:
     The `Topology`; depths, ancestors and paths of a `MASKED` tree are constant.
@@ -319,8 +324,6 @@ def data_topology(tree: Tree, parents: Array) -> Topology:
       reached = ancestors.astype(jnp.float32)
       ancestors = jnp.matmul(reached, reached) > 0
     depth = jnp.sum(ancestors, axis=-1, dtype=jnp.int32) - 1
-    most = np.where(index < nodes, tree.max_depth, fed)
-    present &= depth <= most
     below = ancestors[:, :nodes, None, :nodes] & (
       depth[:, None, None, :nodes]
       <= np.arange(tree.max_depth + 1, dtype=np.int32)[:, None]
@@ -329,6 +332,8 @@ def data_topology(tree: Tree, parents: Array) -> Topology:
   else:
     ancestors, depth, paths = fixed.ancestors, fixed.depth, fixed.paths
     parents = jnp.broadcast_to(fixed.parents, parents.shape)
+  deepest = tree.max_depth if max_depth is None else max_depth[:, None]
+  present &= (depth <= jnp.minimum(deepest, tree.max_depth)) | (index >= nodes)
   present &= ~jnp.any(ancestors & ~present[:, None, :], axis=-1)
   parents = jnp.where(present, parents, 0)
   parents = parents.at[:, 0].set(0)

@@ -27,7 +27,7 @@ from specjax.heads import MarginalModel as MarginalModel
 from specjax.heads import TextBlockModel as TextBlockModel
 from specjax.siblings import Siblings
 from specjax.structs import static, struct
-from specjax.tree import Form, Topology, Tree, data_topology, fixed_topology
+from specjax.tree import Topology, Tree, data_topology, fixed_topology
 
 # ---------------------------------------------------------------- the models
 
@@ -245,13 +245,16 @@ class Draft:
   parents: Array | None = None
   noise: Array | None = None
 
-  def topology(self) -> Topology:
-    """The tree as arrays; NumPy constants where the form is `FIXED`."""
-    if self.tree.form is Form.FIXED:
-      return fixed_topology(self.tree)
+  def topology(self, max_depth: Array | None = None) -> Topology:
+    """The tree as arrays; NumPy constants where the form is `FIXED`.
+
+    Args:
+      max_depth: `i32[B]`, nodes below which count as masked, unless the form is
+        `FIXED`: such a tree is always drafted whole.
+    """
     if self.parents is None:
-      raise ValueError(f"parents of a {self.tree.form.name} tree are data")
-    return data_topology(self.tree, self.parents)
+      return fixed_topology(self.tree)
+    return data_topology(self.tree, self.parents, max_depth)
 
   def laws(self, like: Array) -> Array:
     """The law each node was drawn from, a point mass where it is certain.
@@ -293,11 +296,14 @@ class Verification:
 class VerifyFn(Protocol):
   """`Rule.verify`."""
 
-  def __call__(self, draft: Draft, target_log_probs: Array) -> Verification:
+  def __call__(
+    self, draft: Draft, topology: Topology, target_log_probs: Array
+  ) -> Verification:
     """Maps laws to a law.
 
     Args:
-      draft: tokens, their topology, and the laws they were drawn from.
+      draft: tokens, and the laws they were drawn from.
+      topology: the form of the tree, `draft.topology()`.
       target_log_probs: `f32[B, N + 1, V]`, the warped target's law of the token
         after each node.
 

@@ -49,7 +49,7 @@ def make_draft(tree, siblings, tokens, model_laws, noise=None):
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _verify(rule, tree, siblings, tokens, model_laws, target_log_probs):
   draft = make_draft(tree, siblings, tokens, model_laws)
-  verification = rule.verify(draft, target_log_probs)
+  verification = rule.verify(draft, draft.topology(), target_log_probs)
   root = jnp.zeros(len(draft.tokens), jnp.int32)
   return verification.node_probs, jnp.exp(verification.next_log_probs(root))
 

@@ -25,8 +25,8 @@ from jax import Array
 
 from specjax.cache import Cache
 from specjax.cond_in_place import cond_in_place
-from specjax.tree import Form, Tree
-from specjax.types import Draft, ModelOutput
+from specjax.tree import Form, Topology, Tree
+from specjax.types import ModelOutput
 
 
 def check(widths: Sequence[int], tree: Tree) -> None:
@@ -60,20 +60,20 @@ def within(widths: Sequence[int], tree: Tree) -> tuple[int, ...]:
 
 
 def choose(
-  widths: tuple[int, ...], draft: Draft, done: Array
+  widths: tuple[int, ...], topology: Topology, done: Array
 ) -> tuple[Array, Array]:
   """The narrowest pass that holds every drafted node.
 
   Args:
     widths: of the narrower passes, rising.
-    draft: what was drafted.
+    topology: of what was drafted.
     done: `bool[B]`, rows whose drafts do not count.
 
   Returns:
     Which pass, `i32[]`, the whole one last; and how many tokens it feeds.
   """
-  all_widths = np.asarray([*widths, draft.tree.num_fed], np.int32)
-  present = draft.topology().present & ~done[:, None]
+  present = topology.present & ~done[:, None]
+  all_widths = np.asarray([*widths, present.shape[1]], np.int32)
   needed = jnp.max(jnp.where(present, np.arange(1, all_widths[-1] + 1), 1))
   index = jnp.sum(needed > all_widths[:-1], dtype=jnp.int32)
   return index, jnp.asarray(all_widths)[index]

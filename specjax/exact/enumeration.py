@@ -280,7 +280,7 @@ def _evaluate(rule, draft, target_log_probs):
   Returns:
     `[R, N + 1]`, `[N + 1, R, V]`, and `[R, N + 1]` or None.
   """
-  verification = rule.verify(draft, target_log_probs)
+  verification = rule.verify(draft, draft.topology(), target_log_probs)
   rows = draft.tokens.shape[0]
   after = jax.lax.map(
     lambda node: verification.next_log_probs(jnp.full((rows,), node)),

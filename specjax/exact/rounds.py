@@ -159,7 +159,7 @@ def round_law(
       jnp.arange(decoder.drafter.tree.num_nodes),
     )
     after = jnp.swapaxes(after, 0, 1)  # rows first
-    form = round_.draft.topology()
+    form = round_.topology
     whole = lambda x: jnp.broadcast_to(x, (count, *x.shape[1:]))
     return round_.draft, (
       (said.node_probs, after, said.total_variation),

@@ -20,13 +20,17 @@ from specjax import laws
 from specjax.rules import requirements
 from specjax.rules.token import Path
 from specjax.siblings import Siblings
-from specjax.tree import Tree, take_node
+from specjax.tree import Topology, Tree, take_node
 from specjax.types import Draft, Rule, Verification
 
 
-def verify(draft: Draft, target_log_probs: Array) -> Verification:
+def verify(
+  draft: Draft, topology: Topology, target_log_probs: Array
+) -> Verification:
   """See `specjax.types.VerifyFn`."""
-  return verify_path(Path.of(draft, target_log_probs), target_log_probs)
+  return verify_path(
+    Path.of(draft, topology, target_log_probs), target_log_probs
+  )
 
 
 def verify_path(path: Path, target_log_probs: Array) -> Verification:

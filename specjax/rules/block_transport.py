@@ -45,7 +45,7 @@ from specjax.rules.nodewise import node_rows
 from specjax.rules.ratio_types import RatioTypes
 from specjax.rules.score_transport import make_node, mixture
 from specjax.siblings import Siblings
-from specjax.tree import Form, Tree, take_node
+from specjax.tree import Form, Topology, Tree, take_node
 from specjax.types import Draft, Rule, Verification
 
 _NUM_BINS, _NUM_TYPES = 64, 10
@@ -76,6 +76,7 @@ class _Walk:
 
 def verify(
   draft: Draft,
+  topology: Topology,
   target_log_probs: Array,
   *,
   bins: int = _NUM_BINS,
@@ -84,7 +85,7 @@ def verify(
   """See `specjax.types.VerifyFn`; `bins` and `types` as of `rule`."""
   tree = draft.tree
   if tree.is_chain:  # nothing to select
-    return block.verify(draft, target_log_probs)
+    return block.verify(draft, topology, target_log_probs)
   given = draft.laws(target_log_probs)
   inner = np.flatnonzero([bool(c) for c in tree.children]).astype(np.int32)
   eldest = np.array([tree.children[n][0] for n in inner], np.int32)

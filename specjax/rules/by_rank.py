@@ -24,7 +24,7 @@ from jax import Array
 
 from specjax import random
 from specjax.rules import requirements
-from specjax.tree import take_node
+from specjax.tree import Topology, take_node
 from specjax.types import Draft, Rule, Verification
 
 
@@ -35,9 +35,11 @@ def _rule(
 ) -> Rule:
   """A rule of the module's form, of b and P: both take log q, `f[B, .., V]`."""
 
-  def verify(draft: Draft, target_log_probs: Array) -> Verification:
+  def verify(
+    draft: Draft, topology: Topology, target_log_probs: Array
+  ) -> Verification:
     nodes = draft.tree.num_nodes
-    present = draft.topology().present[:, 1:nodes]
+    present = topology.present[:, 1:nodes]
     enough = accepted(target_log_probs[:, :-1])
     tokens = draft.tokens[:, 1:nodes, None]
     passes = jnp.take_along_axis(enough, tokens, axis=-1)[..., 0] & present

@@ -31,12 +31,15 @@ from jax import Array
 from specjax import random
 from specjax.rules import requirements
 from specjax.siblings import SHARED_NOISE, Siblings
-from specjax.tree import Tree, take_node
+from specjax.tree import Topology, Tree, take_node
 from specjax.types import Draft, Rule, Verification
 
 
-def verify(draft: Draft, target_log_probs: Array) -> Verification:
+def verify(
+  draft: Draft, topology: Topology, target_log_probs: Array
+) -> Verification:
   """See `specjax.types.VerifyFn`."""
+  del topology  # paths are whole
   tree = draft.tree
   if not tree.num_drafted:
     return Verification(

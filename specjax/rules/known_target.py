@@ -43,7 +43,7 @@ from jax import Array
 from specjax import laws
 from specjax.rules import block, kseq, recursive, token, transport, traversal
 from specjax.siblings import GIVEN, GREEDY, Siblings
-from specjax.tree import Form, Tree, representative
+from specjax.tree import Form, Topology, Tree, representative
 from specjax.types import Draft, Rule, Verification
 
 LawFn = Callable[..., Array]
@@ -115,9 +115,11 @@ def relaxed(name: str, law: LawFn, base: str = "token") -> Rule:
     raise ValueError(f"base must be one of {sorted(BASES)}, got {base!r}")
   lossless = BASES[base]
 
-  def verify(draft: Draft, target_log_probs: Array) -> Verification:
-    stated = known_target(law, draft, target_log_probs)
-    verification = lossless.verify(draft, stated)
+  def verify(
+    draft: Draft, topology: Topology, target_log_probs: Array
+  ) -> Verification:
+    stated = known_target(law, draft, topology, target_log_probs)
+    verification = lossless.verify(draft, topology, stated)
     excess = jnp.exp(stated) - jnp.exp(target_log_probs)
     distance = jnp.sum(jnp.where(excess > 0, excess, 0), axis=-1)
     return dataclasses.replace(verification, total_variation=distance)
@@ -134,7 +136,9 @@ def relaxed(name: str, law: LawFn, base: str = "token") -> Rule:
   return Rule(name=name, verify=verify, lossless=False, check=check)
 
 
-def known_target(law: LawFn, draft: Draft, target_log_probs: Array) -> Array:
+def known_target(
+  law: LawFn, draft: Draft, topology: Topology, target_log_probs: Array
+) -> Array:
   """The law pi of the token after every node.
 
   Args:
@@ -142,12 +146,13 @@ def known_target(law: LawFn, draft: Draft, target_log_probs: Array) -> Array:
     draft: what was drafted; of a node's children the eldest unmasked one has
       the draft's law p. Equal paths of independent siblings are one text, and
       share their children.
+    topology: its form.
     target_log_probs: `f32[B, N + 1, V]`, log q.
 
   Returns:
     `f32[B, N + 1, V]`, log pi; log q where nothing was drafted.
   """
-  nodes, topology = draft.tree.num_nodes, draft.topology()
+  nodes = draft.tree.num_nodes
   index = np.arange(nodes)
   present = topology.present[:, :nodes] & (index > 0)
   parents = topology.parents[:, :nodes]

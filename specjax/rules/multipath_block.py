@@ -28,12 +28,15 @@ from specjax.rules.block import verify_path
 from specjax.rules.ratio_classes import log_ratio
 from specjax.rules.token import Path
 from specjax.siblings import Siblings
-from specjax.tree import Tree, take_node
+from specjax.tree import Topology, Tree, take_node
 from specjax.types import Draft, Rule, Verification
 
 
-def verify(draft: Draft, target_log_probs: Array) -> Verification:
+def verify(
+  draft: Draft, topology: Topology, target_log_probs: Array
+) -> Verification:
   """See `specjax.types.VerifyFn`."""
+  del topology  # paths are whole
   tree = draft.tree
   given = draft.laws(target_log_probs)
   batch, num_paths = draft.tokens.shape[0], max(len(tree.children[0]), 1)

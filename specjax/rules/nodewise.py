@@ -118,7 +118,9 @@ def verify_nodes(
     A `specjax.types.VerifyFn`.
   """
 
-  def verify(draft: Draft, target_log_probs: Array) -> Verification:
+  def verify(
+    draft: Draft, topology: Topology, target_log_probs: Array
+  ) -> Verification:
     tree, independent = draft.tree, draft.siblings.independent
     if not tree.num_drafted:
       return Verification(
@@ -128,7 +130,7 @@ def verify_nodes(
     walk = _Walk(
       decide=decide,
       tree=tree,
-      topology=draft.topology(),
+      topology=topology,
       tokens=draft.tokens[:, : tree.num_nodes],
       target=target_log_probs,
       laws=draft.laws(target_log_probs) if with_laws else None,

@@ -43,7 +43,7 @@ from specjax import laws
 from specjax.rules import requirements
 from specjax.siblings import WITHOUT_REPLACEMENT, Siblings
 from specjax.structs import static, struct
-from specjax.tree import Form, Tree, take_node
+from specjax.tree import Form, Topology, Tree, take_node
 from specjax.types import Draft, Rule, Verification
 
 _NUM_BINS = 32
@@ -214,8 +214,11 @@ def _descend_levels(state, inputs):
   return state, [x[None] for x in outputs]
 
 
-def verify(draft: Draft, target_log_probs: Array) -> Verification:
+def verify(
+  draft: Draft, topology: Topology, target_log_probs: Array
+) -> Verification:
   """See `specjax.types.VerifyFn`."""
+  del topology  # trees are whole
   tree, given = draft.tree, draft.laws(target_log_probs)
   one = jnp.ones_like(target_log_probs[:, :1, 0])  # [B, 1]
   state = _State(

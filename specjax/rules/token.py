@@ -21,13 +21,15 @@ from jax import Array
 from specjax import laws
 from specjax.rules import requirements
 from specjax.siblings import Siblings
-from specjax.tree import Tree, take_node
+from specjax.tree import Topology, Tree, take_node
 from specjax.types import Draft, Rule, Verification
 
 
-def verify(draft: Draft, target_log_probs: Array) -> Verification:
+def verify(
+  draft: Draft, topology: Topology, target_log_probs: Array
+) -> Verification:
   """See `specjax.types.VerifyFn`."""
-  path = Path.of(draft, target_log_probs)
+  path = Path.of(draft, topology, target_log_probs)
   accept = laws.acceptance(
     laws.token_log_prob(target_log_probs[:, :-1], path.tokens),
     laws.token_log_prob(path.laws[:, 1:], path.tokens),
@@ -58,13 +60,13 @@ class Path:
   present: np.ndarray | Array
 
   @classmethod
-  def of(cls, draft: Draft, like: Array) -> "Path":
+  def of(cls, draft: Draft, topology: Topology, like: Array) -> "Path":
     """The path of a draft whose tree is a chain; see `Draft.laws`."""
     nodes = draft.tree.num_nodes
     return cls(
       tokens=draft.tokens[:, 1:nodes],
       laws=draft.laws(like),
-      present=draft.topology().present[:, 1:nodes],
+      present=topology.present[:, 1:nodes],
     )
 
   def after(self, node: Array) -> Array:

@@ -29,7 +29,7 @@ from specjax import laws
 from specjax import siblings as siblings_lib
 from specjax.rules import nodewise
 from specjax.siblings import Siblings
-from specjax.tree import Form, Tree, child_table, take_node
+from specjax.tree import Form, Topology, Tree, child_table, take_node
 from specjax.types import Draft, Rule, Verification
 
 
@@ -58,24 +58,26 @@ class SettleFn(Protocol):
     """
 
 
-def verify(draft: Draft, target_log_probs: Array) -> Verification:
+def verify(
+  draft: Draft, topology: Topology, target_log_probs: Array
+) -> Verification:
   """See `specjax.types.VerifyFn`."""
-  return verify_by(_settle, draft, target_log_probs)
+  return verify_by(_settle, draft, topology, target_log_probs)
 
 
 def verify_by(
-  settle: SettleFn, draft: Draft, target_log_probs: Array
+  settle: SettleFn, draft: Draft, topology: Topology, target_log_probs: Array
 ) -> Verification:
   """Tests every node after its subtree, with probability its debt.
 
   Args:
     settle: the debts at one node. It must keep each child's at most 1.
-    draft, target_log_probs: see `specjax.types.VerifyFn`.
+    draft, topology, target_log_probs: see `specjax.types.VerifyFn`.
 
   Returns:
     The `Verification`.
   """
-  tree, topology = draft.tree, draft.topology()
+  tree = draft.tree
   if not tree.num_drafted:
     return Verification(
       node_probs=jnp.ones_like(target_log_probs[:, :, 0]),

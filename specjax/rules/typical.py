@@ -18,7 +18,7 @@ from jax import Array
 from specjax import laws, random
 from specjax.rules import relaxed, requirements
 from specjax.siblings import Siblings
-from specjax.tree import Form, Tree, take_node
+from specjax.tree import Form, Topology, Tree, take_node
 from specjax.types import Draft, Rule, Verification
 
 
@@ -49,10 +49,12 @@ def rule(epsilon: float = 0.09, delta: float = 0.3) -> Rule:
     relaxed.after_target,
   )
 
-  def verify(draft: Draft, target_log_probs: Array) -> Verification:
+  def verify(
+    draft: Draft, topology: Topology, target_log_probs: Array
+  ) -> Verification:
     if draft.tree.is_chain:
-      return path.verify(draft, target_log_probs)
-    return _verify_tree(draft, target_log_probs, acceptable)
+      return path.verify(draft, topology, target_log_probs)
+    return _verify_tree(draft, topology, target_log_probs, acceptable)
 
   def check(tree: Tree, siblings: Siblings) -> None:
     requirements.form("typical", tree, Form.FIXED, Form.MASKED)
@@ -65,7 +67,7 @@ def rule(epsilon: float = 0.09, delta: float = 0.3) -> Rule:
   return dataclasses.replace(path, verify=verify, check=check)
 
 
-def _verify_tree(draft, target_log_probs, acceptable) -> Verification:
+def _verify_tree(draft, topology, target_log_probs, acceptable) -> Verification:
   """The longest acceptable path of a deterministic tree."""
   tree, nodes = draft.tree, draft.tree.num_nodes
   tokens = draft.tokens[:, :nodes]
@@ -73,7 +75,7 @@ def _verify_tree(draft, target_log_probs, acceptable) -> Verification:
   above = target_log_probs[:, parents]  # [B, N + 1, V]
   log_prob = laws.token_log_prob(above, tokens)  # [B, N + 1]
   passes = jnp.take_along_axis(acceptable(above), tokens[..., None], -1)[..., 0]
-  passes = passes.at[:, 0].set(True) & draft.topology().present[:, :nodes]
+  passes = passes.at[:, 0].set(True) & topology.present[:, :nodes]
   path_passes = jnp.all(passes[:, None, :] | ~tree.ancestors, axis=-1)
   # Depth first; then the path's log-probability, of paths equally deep.
   below_root = tree.ancestors & (np.arange(tree.num_nodes) > 0)

@@ -76,7 +76,7 @@ def proposals_loop(decoder: Decoder):
   """
 
   def one(params: Params, state: DecodeState):
-    draft, drafter_state, cache = decoder.propose(params, state)
+    draft, _, drafter_state, cache = decoder.propose(params, state)
     last = jnp.sum(draft.tokens, axis=1)
     if draft.log_probs is not None:
       some = jnp.max(draft.log_probs[:, 1:], axis=-1) > -1

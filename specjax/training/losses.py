@@ -115,7 +115,7 @@ def block_acceptance(block: int) -> Objective:
       tokens=jnp.pad(labels, ((0, 0), (1, 0))),
       log_probs=author,
     )
-    verification = verify(draft, judge)
+    verification = verify(draft, draft.topology(), judge)
     share = verification.node_probs @ (tree.depth / block)
     return -mean(share, weights.min(axis=1))
 

@@ -178,7 +178,9 @@ def test_a_step_draws_node_and_token_from_the_rules_laws():
     )
   )  # fmt: skip
   _, info = jax.jit(decoder.step)(PARAMS, init(jax.random.key(3)))
-  verification = decoder.rule.verify(info.draft, info.target_log_probs)
+  verification = decoder.rule.verify(
+    info.draft, info.draft.topology(), info.target_log_probs
+  )
   np.testing.assert_allclose(
     verification.node_probs, info.node_probs, rtol=1e-5, atol=1e-6
   )
@@ -241,8 +243,8 @@ def test_expected_acceptance_agrees_with_realised_acceptance(drafter):
 def test_a_lossy_rule_that_reports_no_distance_is_not_said_to_have_none():
   typical = specjax.rules.get("typical")
 
-  def verify(draft, target):
-    actual = typical.verify(draft, target)
+  def verify(draft, topology, target):
+    actual = typical.verify(draft, topology, target)
     return dataclasses.replace(actual, total_variation=None)
 
   for rule, known in ((typical, True), ("token", True), (None, False)):

@@ -226,7 +226,7 @@ def test_gradients_with_respect_to_the_draft_are_finite():
     draft = specjax.Draft(
       tree=tree, siblings=siblings.IID, tokens=tokens, log_probs=law
     )
-    actual = rules.get("token").verify(draft, target)
+    actual = rules.get("token").verify(draft, draft.topology(), target)
     after = jnp.exp(actual.next_log_probs(jnp.array([0, 1])))
     return actual.node_probs @ jnp.arange(3.0) @ jnp.ones(2) + after[0, 0]
 

@@ -182,7 +182,7 @@ def test_rules_keep_the_laws_dtype(dtype):
       )
 
       def ask(draft, target, rule=rule):
-        actual = rule.verify(draft, target)
+        actual = rule.verify(draft, draft.topology(), target)
         node = jnp.zeros(2, jnp.int32)
         return actual.node_probs, actual.next_log_probs(node)
 

@@ -164,7 +164,7 @@ def _walk(group, models, config, batches, *, max_contexts):
 
 def _ask(row: Case, draft, target_log_probs):
   """Expected accepted tokens and the first token's distance, `f32[2, B]`."""
-  verification = row.rule.verify(draft, target_log_probs)
+  verification = row.rule.verify(draft, draft.topology(), target_log_probs)
   accepted = expected_accepted(row.tree, verification)
   distance = verification.total_variation
   first = jnp.zeros_like(accepted) if distance is None else distance[:, 0]

@@ -156,7 +156,7 @@ def sample(row: Case, draft: np.ndarray, target: np.ndarray, *, seed: int):
       siblings=row.siblings, vocab_size=vocab,
     )  # fmt: skip
     verification = row.rule.verify(
-      drafted, everywhere(log_target, tree.num_nodes)
+      drafted, drafted.topology(), everywhere(log_target, tree.num_nodes)
     )
     distance = verification.total_variation
     return (

@@ -93,7 +93,9 @@ def draft_of(present):
 def test_the_narrowest_pass_that_holds_all_rows_is_chosen(
   present, done, index, num_fed
 ):
-  actual = widths.choose((1, 3), draft_of(present), jnp.asarray(done))
+  actual = widths.choose(
+    (1, 3), draft_of(present).topology(), jnp.asarray(done)
+  )
   assert tuple(map(int, actual)) == (index, num_fed)
 
 

@@ -149,8 +149,8 @@ def unwarped_bonus(name: str, temperature: float) -> Rule:
   """A rule whose token after a leaf is drawn at temperature 1."""
   sound = rules.get(name)
 
-  def verify(draft, target_log_probs):
-    said = sound.verify(draft, target_log_probs)
+  def verify(draft, topology, target_log_probs):
+    said = sound.verify(draft, topology, target_log_probs)
     childless = np.array([not c for c in draft.tree.children])
 
     def after(node):

@@ -212,7 +212,7 @@ def test_no_pass_is_made_for_rows_that_read_on():
   decoder = specjax.make_decoder(TOY, drafter=drafter)
   for texts, fed in (([AGAIN, AGAIN], 0), ([AGAIN, ANEW], DEPTH)):
     params, state = begun(decoder, NEAR, texts)
-    draft, after, _ = decoder.propose(params, state)
+    draft, _, _, after, _ = decoder.propose(params, state)
     # The pass that reads committed pairs is made in any case.
     assert int(after.passes) == max(fed, 1)
     assert draft.topology().present.sum(1).tolist() == [DEPTH + 1] * 2
@@ -224,7 +224,7 @@ def test_rows_that_are_done_ask_for_no_pass():
   params, state = begun(decoder, NEAR, [AGAIN, ANEW])
   ended = jnp.array([StopReason.RUNNING, StopReason.LENGTH])
   state = dataclasses.replace(state, stop_reason=ended)
-  _, after, _ = decoder.propose(params, state)
+  _, _, after, _ = decoder.propose(params, state)
   assert int(after.passes) == 1
 
 

@@ -99,20 +99,20 @@ def test_a_greedy_law_is_of_its_own_path():
   assert error(*CASES["chain, token"], temperature=0.0, **ALL) < LIMIT
 
 
-def committed_alone(draft):
+def committed_alone(draft, topology):
   """Laws of the draft's nodes are as if nothing had been drafted."""
-  return jnp.full_like(_path_tokens(draft), penalties.NONE)
+  return jnp.full_like(_path_tokens(draft, topology), penalties.NONE)
 
 
-def but_the_newest(draft):
+def but_the_newest(draft, topology):
   """Each node counts those above it, and not its own token."""
-  along = _path_tokens(draft)
+  along = _path_tokens(draft, topology)
   depth = jnp.arange(1, along.shape[-1] + 1)
   deepest = jnp.max(jnp.where(along == penalties.NONE, 0, depth), axis=-1)
   return jnp.where(depth == deepest[..., None], penalties.NONE, along)
 
 
-def siblings_too(draft):
+def siblings_too(draft, topology):
   """Each node counts every node that is fed before it, as a chain would."""
   nodes = draft.tree.num_nodes
   before = np.tri(nodes, dtype=bool)[:, 1:]

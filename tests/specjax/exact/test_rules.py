@@ -33,8 +33,8 @@ def broken(name, **changes):
   """A rule whose verification is changed: `Verification -> changes`."""
   rule = rules.get(name)
 
-  def verify(draft, target):
-    said = rule.verify(draft, target)
+  def verify(draft, topology, target):
+    said = rule.verify(draft, topology, target)
     new = {key: change(said, target) for key, change in changes.items()}
     return dataclasses.replace(said, **new)
 

@@ -72,8 +72,8 @@ def token_with(accept=None, next_log_probs=None) -> Rule:
   """
   token = rules.get("token")
 
-  def verify(draft, target):
-    good = token.verify(draft, target)
+  def verify(draft, topology, target):
+    good = token.verify(draft, topology, target)
     node_probs, after = good.node_probs, good.next_log_probs
     if accept is not None:
       drafted = draft.tokens[:, 1:]
@@ -100,12 +100,13 @@ def told(rule, *, draft=None, target=None, siblings=None) -> Rule:
     siblings: the siblings' law it is told.
   """
 
-  def verify(real, target_log_probs):
+  def verify(real, topology, target_log_probs):
     log_probs = draft(real.log_probs) if draft else real.log_probs
     return rule.verify(
       dataclasses.replace(
         real, log_probs=log_probs, siblings=siblings or real.siblings
       ),
+      topology,
       target(target_log_probs) if target else target_log_probs,
     )
 
@@ -115,9 +116,9 @@ def told(rule, *, draft=None, target=None, siblings=None) -> Rule:
 def patched(rule, module, **replaced) -> Rule:
   """A rule that is traced with functions of a module replaced."""
 
-  def verify(draft, target):
+  def verify(draft, topology, target):
     with mock.patch.multiple(module, **replaced):
-      actual = rule.verify(draft, target)
+      actual = rule.verify(draft, topology, target)
 
     def next_log_probs(node):
       with mock.patch.multiple(module, **replaced):
@@ -196,8 +197,8 @@ def naive_tests(target, draft, tokens, valid):
 def one_too_high(rule) -> Rule:
   """The round ends one node above the one that the rule says."""
 
-  def verify(draft, target):
-    actual, tree = rule.verify(draft, target), draft.tree
+  def verify(draft, topology, target):
+    actual, tree = rule.verify(draft, topology, target), draft.tree
     shift = np.zeros((tree.num_nodes, tree.num_nodes))
     shift[np.arange(tree.num_nodes), np.maximum(tree.parents, 0)] = 1
     return dataclasses.replace(actual, node_probs=actual.node_probs @ shift)
@@ -208,8 +209,8 @@ def one_too_high(rule) -> Rule:
 def stops_at_first_failure(rule) -> Rule:
   """Block verification whose tests end at the first that fails."""
 
-  def verify(draft, target):
-    actual = rule.verify(draft, target)
+  def verify(draft, topology, target):
+    actual = rule.verify(draft, topology, target)
     # P(n is the last that passes) = h_n (1 - h_{n+1}) .. (1 - h_L).
     deeper = jnp.cumsum(actual.node_probs[:, ::-1], 1)[:, ::-1]
     left = 1 - jnp.pad(deeper[:, 1:], ((0, 0), (0, 1)))
@@ -268,9 +269,9 @@ def hub_turns_swapped(rule) -> Rule:
   """Pairs (x, a) are verified as (a, x), and the other way round."""
   order = np.array([0, 2, 1])
 
-  def verify(draft, target):
+  def verify(draft, topology, target):
     swapped = dataclasses.replace(draft, tokens=draft.tokens[:, order])
-    actual = rule.verify(swapped, target)
+    actual = rule.verify(swapped, topology, target)
     return dataclasses.replace(actual, node_probs=actual.node_probs[:, order])
 
   return like(rule, verify)

@@ -150,7 +150,7 @@ def test_in_float32_a_large_vocabulary_is_close_to_float64():
   @jax.jit
   def ask(tokens, p, q):
     draft = Draft(tree=tree, siblings=IID, tokens=tokens, log_probs=p)
-    actual = RULE.verify(draft, q)
+    actual = RULE.verify(draft, draft.topology(), q)
     after = [actual.next_log_probs(jnp.array([n])) for n in (0, 1)]
     emitted = actual.node_probs[:, :2].T[..., None] * jnp.exp(jnp.stack(after))
     return actual.node_probs, emitted

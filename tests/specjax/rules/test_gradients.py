@@ -72,7 +72,7 @@ def test_gradient_of_the_accepted_length(name, tree, siblings):
     law = jax.nn.log_softmax(logits)
     law = jnp.where(leaf[:, None] | zero, -jnp.inf, law)
     draft = instances.make_draft(tree, siblings, tokens, law)
-    actual = rule.verify(draft, jnp.asarray(target))
+    actual = rule.verify(draft, draft.topology(), jnp.asarray(target))
     return jnp.sum(actual.node_probs * tree.depth)
 
   slope = np.asarray(accepted(logits)[1])

@@ -58,7 +58,7 @@ def draw(p, q, *, count, samples, seed=0):
     noise,
   )
   target = laws(jnp.log(q[:-1]), jnp.log(q[-1:]))
-  actual = RULE.verify(draft, target)
+  actual = RULE.verify(draft, draft.topology(), target)
   node = jnp.argmax(actual.node_probs, axis=1)
   law = actual.next_log_probs(node)
   return tokens, shape.depth[np.asarray(node)], jnp.argmax(law, axis=1), node
@@ -126,6 +126,7 @@ def test_the_text_does_not_depend_on_the_drafts_law_given_tokens_and_noise():
         log_probs=jnp.log(jnp.asarray(rng.dirichlet(np.ones(VOCAB), (50, 5)))),
         noise=noise,
       ),
+      tree.fixed_topology(shape),
       target,
     )
     for _ in range(2)

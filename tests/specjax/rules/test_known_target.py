@@ -259,7 +259,9 @@ def test_cactus_of_a_large_vocabulary_is_a_law_in_float32():
     )  # fmt: skip
     target = jnp.asarray(np.log(np.stack([q, q], 1)), kind)
     rule = rules.get("cactus(delta=0.1)")
-    actual = jax.jit(lambda *x: rule.verify(*x).total_variation)(draft, target)  # noqa: B023
+    actual = jax.jit(
+      lambda d, q: rule.verify(d, d.topology(), q).total_variation  # noqa: B023
+    )(draft, target)
     laws.append(np.asarray(actual, np.float64))
   np.testing.assert_allclose(laws[0], laws[1], atol=1e-5)
 
@@ -278,7 +280,7 @@ def test_where_nothing_is_drafted_the_target_speaks():
     parents=jnp.array([[-1, 0, -1]]),
   )
   actual = rules.get("ensemble(weight=0.5)").verify(
-    draft, jnp.stack([q] * 3)[None]
+    draft, draft.topology(), jnp.stack([q] * 3)[None]
   )
   np.testing.assert_allclose(actual.node_probs, [[0, 1, 0]], atol=1e-12)
   np.testing.assert_allclose(actual.total_variation, [[0.15, 0, 0]], atol=1e-12)
@@ -293,7 +295,7 @@ def test_a_certain_token_is_a_point_mass():
     tokens=jnp.array([[0, 0]]), log_probs=None,
   )  # fmt: skip
   actual = rules.get("ensemble(weight=0.5)").verify(
-    draft, jnp.stack([q, q])[None]
+    draft, draft.topology(), jnp.stack([q, q])[None]
   )
   np.testing.assert_allclose(actual.node_probs, [[0.4, 0.6]], atol=1e-12)
   np.testing.assert_allclose(actual.total_variation, [[0.4, 0]], atol=1e-12)
@@ -302,7 +304,7 @@ def test_a_certain_token_is_a_point_mass():
 def against_the_draft(draft, target):
   """TV(pi, p) for TV(pi, q) at every node but the last."""
   law = lambda q, p: 0.25 * q + 0.75 * p
-  pi = known_target.known_target(law, draft, target)
+  pi = known_target.known_target(law, draft, draft.topology(), target)
   away = jnp.exp(pi[:, :-1]) - jnp.exp(draft.laws(target)[:, 1:])
   return jnp.pad(jnp.sum(jnp.abs(away), -1) / 2, ((0, 0), (0, 1)))
 
@@ -312,8 +314,8 @@ def test_a_distance_from_the_draft_is_caught():
   assert exact.check_rule(rule).error < 1e-9
   wrong = dataclasses.replace(
     rule,
-    verify=lambda draft, target: dataclasses.replace(
-      rule.verify(draft, target),
+    verify=lambda draft, topology, target: dataclasses.replace(
+      rule.verify(draft, topology, target),
       total_variation=against_the_draft(draft, target),
     ),
   )

@@ -89,7 +89,7 @@ def test_typical_takes_the_longest_acceptable_path():
       tokens=jnp.asarray(tokens[None], jnp.int32),
       log_probs=None,
     )
-    actual = rule.verify(draft, jnp.asarray(np.log(q))[None])
+    actual = rule.verify(draft, draft.topology(), jnp.asarray(np.log(q))[None])
     assert int(np.argmax(actual.node_probs[0])) == best
     seen.add(best)
   assert len(seen) > 4
@@ -125,7 +125,7 @@ def test_top_beta_says_how_far_its_bonus_is_from_the_target():
     log_probs=jnp.log(jnp.stack([p, p]))[None],
   )  # fmt: skip
   actual = rules.get("top_beta(beta=2, tau=9.0)").verify(
-    draft, jnp.log(jnp.stack([q, q]))[None]
+    draft, draft.topology(), jnp.log(jnp.stack([q, q]))[None]
   )
   # At the root (1/4 on each of the first two, all else on the first); at the
   # end the first is certain.
@@ -178,7 +178,7 @@ def test_blockwise_accepts_by_rank_and_the_first_of_a_block(top_k, first):
       tokens=jnp.asarray([tokens], jnp.int32),
       log_probs=None,
     )
-    actual = rule.verify(draft, jnp.asarray(np.log(q))[None])
+    actual = rule.verify(draft, draft.topology(), jnp.asarray(np.log(q))[None])
     passes = [
       n <= first or (q[n - 1] > q[n - 1, tokens[n]]).sum() < top_k
       for n in (1, 2, 3)
@@ -217,7 +217,9 @@ def test_of_equally_probable_tokens_the_first_is_greedy_decodings(
     tree=tree.chain(1), siblings=siblings.GIVEN,
     tokens=jnp.array([[0, token]]), log_probs=None,
   )  # fmt: skip
-  actual = rules.get("top_beta(beta=1, tau=1.0)").verify(draft, law)
+  actual = rules.get("top_beta(beta=1, tau=1.0)").verify(
+    draft, draft.topology(), law
+  )
   assert float(actual.node_probs[0, 1]) == accepted
 
 
@@ -254,7 +256,7 @@ def test_a_path_that_is_cut_short_ends_as_a_whole_one_does(
     log_probs=jnp.stack([point, point, jnp.full(3, jnp.nan)])[None],
     parents=jnp.array([[-1, 0, -1]]),
   )
-  actual = rules.get(name).verify(draft, law)
+  actual = rules.get(name).verify(draft, draft.topology(), law)
   np.testing.assert_array_equal(actual.node_probs, [[0, 1, 0]])
   np.testing.assert_allclose(actual.total_variation[0], distances, atol=1e-6)
   np.testing.assert_allclose(

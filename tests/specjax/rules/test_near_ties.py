@@ -79,7 +79,7 @@ def test_what_is_left_of_near_equals_sums_to_one(name, dtype, request):
 
   @jax.jit
   def ask(draft, target):
-    actual = rule.verify(draft, target)
+    actual = rule.verify(draft, draft.topology(), target)
     root = jnp.zeros(ROWS, jnp.int32)
     return actual.node_probs, jnp.exp(actual.next_log_probs(root))
 

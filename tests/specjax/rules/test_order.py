@@ -80,7 +80,7 @@ def test_block_never_accepts_less_than_token():
 
   def expected(name):
     verify = rules.get(name).verify
-    ask = jax.jit(lambda *laws: verify(*laws).node_probs)
+    ask = jax.jit(lambda d, q: verify(d, d.topology(), q).node_probs)
     mean = np.asarray(ask(draft, np.log(q))) @ np.arange(3)
     return (weight * mean).reshape(count, 9).sum(1)
 

@@ -23,7 +23,7 @@ def test_levels_of_one_size_are_one_program():
 
     def ask(tokens, draft, target):
       draft = instances.make_draft(tree, WITHOUT_REPLACEMENT, tokens, draft)
-      return RULE.verify(draft, target).node_probs
+      return RULE.verify(draft, draft.topology(), target).node_probs
 
     text = jax.jit(ask).lower(tokens, rows, rows).as_text()
     return text.count("stablehlo.while")

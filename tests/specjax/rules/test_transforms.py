@@ -65,7 +65,7 @@ def test_batches_of_batches_are_one_batch(name):
   target = jax.nn.log_softmax(rng.standard_normal((rows, nodes, VOCAB)))
 
   def ask(draft, target):
-    actual = rule.verify(draft, target)
+    actual = rule.verify(draft, draft.topology(), target)
     node = jnp.argmax(actual.node_probs, axis=1)
     return (
       actual.node_probs,
@@ -98,7 +98,7 @@ def test_what_is_deeper_than_the_bounds_is_nowhere_reached():
     parents=jnp.array([[-1, 0, 1, 2]]),
   )
   for name in ("match", "recursive", "traversal"):
-    actual = rules.get(name).verify(draft, law())
+    actual = rules.get(name).verify(draft, draft.topology(), law())
     np.testing.assert_allclose(actual.node_probs.sum(), 1, rtol=1e-5)
     assert actual.node_probs[0, 3] == 0
 
@@ -123,5 +123,5 @@ def test_equal_paths_lose_the_same():
   )
   lossy = verify_nodes(decide)
   target = law.at[:, 2].set(law[:, 1]).at[:, 4].set(law[:, 3])
-  actual = lossy(draft, target).total_variation
+  actual = lossy(draft, draft.topology(), target).total_variation
   assert actual[0, 1] == actual[0, 2] > 0

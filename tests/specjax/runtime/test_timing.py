@@ -149,9 +149,7 @@ def test_a_loop_of_drafts_makes_all_of_them(name):
   actual = state
   for index, expected in enumerate(newest[1:]):
     keys = random.step_keys(state.keys, state.length - 1 + index)
-    draft, _, _ = decoder.propose(
-      params, dataclasses.replace(actual, keys=keys)
-    )
+    draft, *_ = decoder.propose(params, dataclasses.replace(actual, keys=keys))
     total = draft.tokens.sum(1)
     if draft.log_probs is not None:
       total += (draft.log_probs[:, 1:].max(-1) > -1).any(1)
