@@ -16,8 +16,6 @@ ARCHITECTURES = {
   "olmo3": "olmo2",
   "gemma3_text": "gemma3",
   "gemma4_text": "gemma4",
-  "deepseek_v3": "deepseek2",
-  "glm4_moe": "glm4moe",
   "gpt_oss": "gpt-oss",
   "qwen2_moe": "qwen2moe",
   "qwen3_moe": "qwen3moe",
@@ -128,8 +126,7 @@ def _settings(c):
   heads = c.num_attention_heads
   yield "add_context_length", c.max_position_embeddings
   yield "add_embedding_length", c.hidden_size
-  drafting = getattr(c, "num_mtp_layers", None)
-  yield "add_block_count", c.num_hidden_layers + (drafting or 0)
+  yield "add_block_count", c.num_hidden_layers
   width = c.n_inner or 4 * c.n_embd if gpt2 else c.intermediate_size
   yield "add_feed_forward_length", width
   yield "add_head_count", heads
@@ -146,36 +143,7 @@ def _settings(c):
     yield "add_parallel_residual", c.use_parallel_residual
     yield "add_layer_norm_eps", c.layer_norm_eps
     return
-  latent = c.model_type == "deepseek_v3"
-  yield "add_head_count_kv", 1 if latent else c.num_key_value_heads
-  if latent:
-    yield "add_q_lora_rank", c.q_lora_rank
-    yield "add_kv_lora_rank", c.kv_lora_rank
-    yield "add_key_length", c.kv_lora_rank + c.qk_rope_head_dim
-    yield "add_value_length", c.kv_lora_rank
-    yield "add_key_length_mla", c.qk_nope_head_dim + c.qk_rope_head_dim
-    yield "add_value_length_mla", c.v_head_dim
-    yield "add_expert_group_count", c.n_group
-    yield "add_expert_group_used_count", c.topk_group
-    yield "add_rope_scaling_type", gguf.RopeScalingType.YARN
-    yield "add_rope_scaling_factor", rope["factor"]
-    yield (
-      "add_rope_scaling_orig_ctx_len",
-      rope["original_max_position_embeddings"],
-    )
-    yield "add_rope_scaling_yarn_log_mul", 0.1 * rope["mscale_all_dim"]
-  if c.model_type == "glm4_moe" or latent:
-    yield "add_nextn_predict_layers", drafting
-    share = 1 if latent else rope["partial_rotary_factor"]
-    yield "add_rope_dimension_count", int(c.head_dim * share)
-    yield "add_expert_count", c.n_routed_experts
-    yield "add_expert_used_count", c.num_experts_per_tok
-    yield "add_expert_feed_forward_length", c.moe_intermediate_size
-    yield "add_expert_shared_count", c.n_shared_experts
-    yield "add_leading_dense_block_count", c.first_k_dense_replace
-    yield "add_expert_gating_func", gguf.ExpertGatingFuncType.SIGMOID
-    yield "add_expert_weights_scale", c.routed_scaling_factor
-    yield "add_expert_weights_norm", c.norm_topk_prob
+  yield "add_head_count_kv", c.num_key_value_heads
   if c.model_type == "olmo3":
     slides = [kind == "sliding_attention" for kind in c.layer_types]
     yield "add_sliding_window", c.sliding_window
@@ -224,7 +192,7 @@ def _settings(c):
   yield "add_layer_norm_rms_eps", c.rms_norm_eps
   size = getattr(c, "head_dim", None) or c.hidden_size // heads
   wider = size * heads != c.hidden_size or c.model_type == "qwen3" or gemma
-  if wider and not latent:
+  if wider:
     yield "add_key_length", size
     yield "add_value_length", size
   if arch == "llama":
@@ -333,16 +301,8 @@ def _tensors(model, arch):
       ):
         tensors[f"blk.{number}.ffn_{part}_exps.weight"] = half
       continue
-    if name.endswith("kv_b_proj.weight"):
-      of_heads = array.reshape(c.num_attention_heads, -1, array.shape[-1])
-      keys, values = np.split(of_heads, [c.qk_nope_head_dim], axis=1)
-      stem = f"blk.{name.split('.')[2]}.attn"
-      tensors[f"{stem}_k_b.weight"] = keys.swapaxes(1, 2)
-      tensors[f"{stem}_v_b.weight"] = values
-      continue
     if name.endswith("shared_expert_gate.weight"):
       array = array[0]
-    name = name.replace("e_score_correction_bias", "e_score_correction.bias")
     if name.endswith(("router.scale", "router.per_expert_scale")):
       kind = "gate_inp" if name.endswith("router.scale") else "down_exps"
       tensors[f"blk.{name.split('.')[2]}.ffn_{kind}.scale"] = array
@@ -353,9 +313,6 @@ def _tensors(model, arch):
     assert gguf_name, name
     tensors[gguf_name] = array
   rope = getattr(c, "rope_parameters", None) or {}
-  if c.model_type in ("glm4_moe", "deepseek_v3"):  # of a layer that drafts
-    last = c.num_hidden_layers
-    tensors[f"blk.{last}.nextn.eh_proj.weight"] = np.zeros((2, 4), np.float32)
   if arch == "gemma4":
     pairs = _full_heads(c)["head_dim"] // 2
     turning = int(pairs * rope["full_attention"]["partial_rotary_factor"])

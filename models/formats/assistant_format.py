@@ -20,6 +20,7 @@ import numpy as np
 from flax import nnx
 
 from models.formats import head_files, json_files, weights
+from models.formats.families import FAMILIES
 from models.formats.families.reading import get
 from models.formats.huggingface_config import config_from_json
 from models.formats.weights import CheckpointError, Tensor
@@ -236,6 +237,6 @@ def _names(make, output: str) -> dict[str, str]:
   names = {**_OWN, "lm_head.weight": output}
   for key, _ in nnx.to_flat_state(nnx.state(nnx.eval_shape(make), nnx.Param)):
     if key[0] == "layers":
-      name, _ = weights.locate(key, _FAMILY)
+      name, _ = weights.locate(key, FAMILIES[_FAMILY])
       names[".".join(map(str, key))] = name
   return names

@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from models.formats import packed
-from models.formats.weights import Tensor, locate, modules
+from models.formats.families.family import Table
+from models.formats.weights import Tensor, locate
 
 _EXPERT = re.compile(r"(.+\.experts)\.(\d{1,9})\.(.+)")
 
@@ -59,7 +60,7 @@ _ROUTER = re.compile(r"layers\.(\d{1,9})\.mlp\.gate\.weight")
 
 
 def of_projections(
-  tensors: Mapping[str, Tensor], family: str
+  tensors: Mapping[str, Tensor], table: Table
 ) -> dict[str, Tensor]:
   """As if experts that are one tensor were many, where the family's are many.
 
@@ -69,16 +70,16 @@ def of_projections(
   Args:
     tensors: by name. `experts.gate_up_proj` is `[E, 2 I, D]`, gates before the
       rest, and `experts.down_proj` `[E, D, I]`.
-    family: of the model.
+    table: the model's.
 
   Returns:
     The tensors, named as by `of_experts`; what has another shape, or is there
     under the other name too, stays as it is.
   """
   joined = dict(tensors)
-  if not any(".experts.*." in name for name in modules(family)):
+  if not any(".experts.*." in name for name in table.tensors.values()):
     return joined
-  named = lambda layer, *of: locate(("layers", int(layer), "mlp", *of), family)
+  named = lambda layer, *of: locate(("layers", int(layer), "mlp", *of), table)
   for name, tensor in tensors.items():
     if parts := _ROUTER.fullmatch(name):
       own, _ = named(parts[1], "router", "weight")

@@ -22,7 +22,7 @@ from jax.sharding import Mesh
 
 from models.formats import gguf_file, gguf_tokenizer, weights
 from models.formats.families import FAMILIES
-from models.formats.families.family import Gguf, Joined, Tensors
+from models.formats.families.family import Gguf, Settings, Table, Tensors
 from models.formats.gguf_file import Header
 from models.formats.huggingface_config import config_from_json
 from models.formats.packed import Packed
@@ -43,11 +43,16 @@ _FAMILIES = {
   for family in FAMILIES.values()
   if family.gguf is not None
 }
+# Keys that may be missing: with the value that `config.json` then has.
 _OPTIONAL = {
-  "attention.head_count_kv",
-  "attention.key_length",
-  "rope.freq_base",
-}
+  "attention.head_count_kv", "attention.key_length",
+  "attention.shared_kv_layers", "attention.sliding_window",
+  "attn_logit_softcapping",
+  "embedding_length_per_layer_input", "expert_count",
+  "expert_feed_forward_length", "expert_used_count", "feed_forward_length",
+  "final_logit_softcapping", "rope.freq_base", "rope.freq_base_swa",
+  "use_parallel_residual",
+}  # fmt: skip
 # These change nothing if they have the value of a plain model, or none at all.
 _PLAIN = {
   "rope.scaling.type": "none",
@@ -58,16 +63,12 @@ _PLAIN = {
   "expert_count": 0,
   "expert_used_count": 0,
 }
-# These change nothing, or are compared with what others say.
-_KNOWN = {
-  "vocab_size",
-  "attention.value_length",
-  "rope.dimension_count",
+_HARMLESS = {
   "rope.scaling.original_context_length",
   "rope.scaling.finetuned",
   "tensor_data_layout",  # where the rows come from, not where they are
 }
-_FREQUENCIES = "rope_freqs.weight"
+_DIVISORS = "rope_freqs.weight"  # of rotary frequencies
 _NAME = re.compile(r"(?:blk\.(\d{1,9})\.)?(.+)\.(weight|bias|scale)")
 
 
@@ -156,67 +157,66 @@ def architecture(header: Header) -> str:
 def _configuration(header: Header) -> tuple[TransformerConfig, str]:
   """The configuration of a file's model, and its family's name."""
   arch = architecture(header)
+  metadata = Settings(
+    {
+      key.removeprefix(f"{arch}."): value
+      for key, value in header.metadata.items()
+      if key.startswith(f"{arch}.")
+    },
+    {},
+  )
   try:
-    settings = _settings(header, arch)
+    settings = _settings(header, _how(arch), metadata)
     config = config_from_json(settings)
-    config = dataclasses.replace(config, **_rotation(header, arch, config))
+    _check_rest(metadata, _how(arch), config)
+    ropes = [a.rope for a in config.attentions.values() if a.rope is not None]
+    if _DIVISORS in header.tensors and all(x.factors is None for x in ropes):
+      config = dataclasses.replace(config, rope_factors=_divisors(header))
   except ValueError as error:
     raise ValueError(f"cannot use {header.path}: {error}") from error
   return config, settings["model_type"]
 
 
-def _settings(header: Header, arch: str) -> dict[str, Any]:
+def _settings(header: Header, how: Gguf, metadata: Settings) -> dict[str, Any]:
   """The metadata of a file as the contents of a `config.json`."""
-  metadata = {
-    key.removeprefix(f"{arch}."): value
-    for key, value in header.metadata.items()
-    if key.startswith(f"{arch}.")
-  }
-  family = _FAMILIES[arch]
-  how = _how(arch)
-  keys = how.keys
-  for key, value in metadata.items():
-    listed = not isinstance(value, int | float | str)
-    if listed and key not in how.by_layer:
-      raise ValueError(f"{arch}.{key} must be one value for all layers")
-    if type(value) is int and value >= 2**31:
-      raise ValueError(f"{arch}.{key} must be below 2^31, got {value}")
-  if missing := sorted(
-    keys.keys() - metadata.keys() - _OPTIONAL - how.optional
-  ):
-    raise ValueError(f"{arch}.{missing[0]} is missing")
-  for key, plain in _PLAIN.items():
-    read = key in how.also or key in keys
-    if not read and metadata.get(key, plain) != plain:
-      raise ValueError(
-        f"{arch}.{key} must be {plain!r} or left out, got {metadata[key]!r:.40}"
-      )
-  if unknown := sorted(
-    metadata.keys() - keys.keys() - how.also - _PLAIN.keys() - _KNOWN
-  ):
-    raise ValueError(
-      f"settings that are not understood: {arch}.{f', {arch}.'.join(unknown)}"
-    )
+  for key in sorted(how.keys.keys() - {*metadata} - _OPTIONAL):
+    raise ValueError(f"{how.architecture}.{key} is missing")
   embedding = header.tensors.get("token_embd.weight")
   if embedding is None:
     raise ValueError("there is no tensor token_embd.weight")
-  vocab_size = metadata.get("vocab_size", embedding.shape[0])
-  if vocab_size != embedding.shape[0]:
-    raise ValueError(
-      f"{arch}.vocab_size is {vocab_size!r:.40}, and token_embd.weight has "
-      f"{embedding.shape[0]} rows"
-    )
   tensors = Tensors(
     {name: entry.shape for name, entry in header.tensors.items()},
     functools.partial(gguf_file.read, header),
   )
   return {
-    "model_type": family.name,
-    "vocab_size": vocab_size,
+    "model_type": _FAMILIES[how.architecture].name,
+    "vocab_size": embedding.shape[0],
     "tie_word_embeddings": "output.weight" not in header.tensors,
-    **{name: metadata[key] for key, name in keys.items() if key in metadata},
+    **{
+      name: metadata[key] for key, name in how.keys.items() if key in metadata
+    },
     **how.settings(metadata, tensors),
   }
+
+
+def _check_rest(
+  metadata: Settings, how: Gguf, config: TransformerConfig
+) -> None:
+  """Raises ValueError for metadata that was not read and is not plain."""
+  size = config.head_dim
+  plain = _PLAIN | {
+    "vocab_size": config.vocab_size,
+    "attention.value_length": size,
+    "rope.dimension_count": size,
+  }
+  for key in sorted({*metadata} - how.keys.keys() - metadata.asked - _HARMLESS):
+    name, value = f"{how.architecture}.{key}", metadata[key]
+    if key not in plain:
+      raise ValueError(f"{name} is not understood")
+    if np.any(value != plain[key]):
+      raise ValueError(
+        f"{name} must be {plain[key]!r} or left out, got {value!r:.40}"
+      )
 
 
 def _how(arch: str) -> Gguf:
@@ -226,45 +226,12 @@ def _how(arch: str) -> Gguf:
   return form
 
 
-def _rotation(
-  header: Header, arch: str, config: TransformerConfig
-) -> dict[str, Any]:
-  """Rotary settings, which GGUF files express in their own way."""
-  size_of = lambda key: header.metadata.get(f"{arch}.{key}", config.head_dim)
-  read = "attention.value_length" in _how(arch).also
-  if not read and size_of("attention.value_length") != config.head_dim:
-    raise ValueError(
-      f"{arch}.attention.value_length must be that of keys, {config.head_dim}, "
-      f"got {size_of('attention.value_length')!r:.40}"
-    )
-  rotary = size_of("rope.dimension_count")
-  most, how = config.head_dim, _how(arch)
-  if how.rotary == "part":
-    if type(rotary) is not int or not 2 <= rotary <= most or rotary % 2:
-      raise ValueError(
-        f"{arch}.rope.dimension_count must be even and in 2..{most}, got "
-        f"{rotary!r:.40}"
-      )
-    return {"rotary_dim": rotary}
-  if how.rotary == "all" and rotary != most:
-    raise ValueError(
-      f"{arch}.rope.dimension_count must be that of keys, {most}, got "
-      f"{rotary!r:.40}"
-    )
-  if how.factors != "all" or _FREQUENCIES not in header.tensors:
-    return {}
-  if config.layers is not None:
-    raise ValueError(f"{_FREQUENCIES} is not read for a mixture of experts")
-  entry = header.tensors[_FREQUENCIES]
-  if entry.shape != (most // 2,) or entry.kind.name != "F32":
-    raise ValueError(
-      f"{_FREQUENCIES} must be {most // 2} numbers of type F32, got "
-      f"{entry.shape} of {entry.kind.name}"
-    )
-  factors = gguf_file.read(header, _FREQUENCIES)
-  if not np.all(np.isfinite(factors) & (factors > 0)):
-    raise ValueError(f"{_FREQUENCIES} must be positive numbers")
-  return {"rope_factors": tuple(factors.tolist())}
+def _divisors(header: Header) -> tuple[float, ...]:
+  """What rotary frequencies are divided by, as Llama 3 rescales them."""
+  divisors = gguf_file.read(header, _DIVISORS)
+  if not np.all(np.isfinite(divisors) & (divisors > 0)):
+    raise ValueError(f"{_DIVISORS} must be positive numbers")
+  return tuple(divisors.tolist())
 
 
 # ------------------------------------------------------------------- tensors
@@ -275,60 +242,40 @@ def source(path: str, stack: contextlib.ExitStack | None = None) -> Source:
   del stack
   header = gguf_file.read_header(path)
   config, family = _configuration(header)
-  names = _names(architecture(header), family)
-  whole = {*weights.modules(weights.in_gguf(family))}
-  left_out = FAMILIES[family].left_out
-  factors = _how(architecture(header)).factors
+  how, theirs = _how(architecture(header)), FAMILIES[family]
+  table = Table(
+    name=family,
+    tensors={**theirs.tensors, **how.tensors},
+    layouts={**theirs.layouts, **how.layouts},
+  )
+  names = _names(how.architecture, tuple(sorted({*table.tensors.values()})))
   tensors: dict[str, Tensor] = {}
   problems = []
   for own_name in header.tensors:
-    if own_name == _FREQUENCIES and factors:
+    if own_name == _DIVISORS:
       continue
     name = own_name
     if match := _NAME.fullmatch(own_name):
       number, module, suffix = match.groups()
       place = module if number is None else f"blk.#.{module}"
-      if number is not None and left_out(f"layers.{number}.{module}", config):
-        continue
       if place in names:
-        by = "_" if f"{names[place]}_{suffix}" in whole else "."
-        name = f"{names[place].replace('#', number or '')}{by}{suffix}"
-        if left_out(name, config):
+        whole = f"{names[place]}_{suffix}" in table.tensors.values()
+        name = f"{names[place]}{'_' if whole else '.'}{suffix}"
+        name = name.replace("#", number or "")
+        if theirs.left_out(name, config):
           continue
     if name in tensors:
       problems.append(f"twice: {tensors[name].name} and {own_name}")
-    tensors[name] = _tensor(header, own_name, name, config)
-  for name, how in _how(architecture(header)).joined.items():
-    for number in map(str, range(config.num_layers)):
-      each = [f"{n.replace('#', number)}.weight" for n in (name, *how.parts)]
-      _join(tensors, how, *each)
+    tensors[name] = _tensor(header, own_name)
   return Source(
     path=str(header.path),
     says="metadata",
     config=config,
-    family=weights.in_gguf(family),
+    table=table,
     tensors=tensors,
     kinds=KINDS,
     problems=tuple(problems),
     published=_published(header),
-  )
-
-
-def _join(
-  tensors: dict[str, Tensor], how: Joined, name: str, one: str, other: str
-) -> None:
-  """Puts one tensor in the place of two, if they are there."""
-  parts = [tensors[x] for x in (one, other) if x in tensors]
-  if len(parts) < 2 or any(len(tensor.shape) != 3 for tensor in parts):
-    return  # of which others complain
-  del tensors[one], tensors[other]
-  kinds = [tensor.kind for tensor in parts]
-  read = lambda index: how.take(*(tensor.read(()) for tensor in parts))[index]
-  tensors[name] = Tensor(
-    name=" and ".join(tensor.name for tensor in parts),
-    shape=how.shape(*(tensor.shape for tensor in parts)),
-    kind=next((kind for kind in kinds if kind not in KINDS), kinds[0]),
-    read=read,
   )
 
 
@@ -340,60 +287,38 @@ def _published(header: Header) -> str:
 
 
 @functools.cache
-def _names(arch: str, family: str) -> dict[str, str]:
-  """llama.cpp's names of modules, as Hugging Face calls them; # is a layer."""
-  prefix = _how(arch).prefix
+def _names(arch: str, modules: tuple[str, ...]) -> dict[str, str]:
+  """Modules, or tensors, by llama.cpp's names; # is a layer."""
   number = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[arch]
   table = gguf.get_tensor_name_map(number, 1)
   names = {}
-  apart = [x for how in _how(arch).joined.values() for x in how.parts]
-  for name in [*weights.modules(weights.in_gguf(family)), *apart]:
+  for name in modules:
     for suffix in (".weight", ".scale", "_bias"):
       name = name.removesuffix(suffix)
-    full = ("" if name == "lm_head" else prefix) + name.replace("#", "0")
-    full = full.replace(".*", "")  # all experts are one tensor
-    if short := table.get_name(full):
-      names[short.replace("blk.0.", "blk.#.")] = name
+    theirs = name.replace("#", "0").replace(".*", "")  # experts are one tensor
+    for prefix in ("model.", "transformer.", "gpt_neox.", ""):
+      if short := table.get_name(f"{prefix}{theirs}"):
+        names[short.replace("blk.0.", "blk.#.")] = name
+        break
   return names
 
 
-def _tensor(
-  header: Header, own_name: str, name: str, config: TransformerConfig
-) -> Tensor:
-  """A tensor as it was before llama.cpp's converter."""
-  entry, how = header.tensors[own_name], _how(architecture(header))
-  shape, module = entry.shape, name.split(".")[-2:-1]
-  order = None
-  for part in module:
-    order = how.rows(part, config)
-  if order is not None and len(order) != shape[0]:
-    order = None  # a wrong shape, of which others complain
-  flat = len(shape) == 1 and any(one in how.row for one in module)
-  turned = len(shape) == 2 and any(one in how.transposed for one in module)
-  more = how.plus_one and module and module[0].endswith("norm")
-
-  def read(index: tuple[slice, ...]) -> np.ndarray:
-    if turned:
-      return gguf_file.read(header, own_name, index[::-1]).T
-    if flat:
-      return gguf_file.read(header, own_name)[None][index]
-    values = gguf_file.read(header, own_name, index, order=order)
-    return values - 1 if more else values
-
-  packed = None
+def _tensor(header: Header, name: str) -> Tensor:
+  """A tensor of a file, with its numbers and scales where a format has them."""
+  entry, packed = header.tensors[name], None
   bits = gguf_file.SCALED.get(entry.kind.name)
-  if bits and len(shape) == 2 and not turned and not more:
-    parts = functools.partial(gguf_file.parts, header, own_name, order=order)
+  if bits and len(entry.shape) == 2:
+    parts = functools.partial(gguf_file.parts, header, name)
     packed = Packed(
       kind=f"int{bits}",
-      group_of=np.arange(shape[1]) // 32,
+      group_of=np.arange(entry.shape[1]) // 32,
       numbers=lambda rows: parts(rows)[0],
       scales=lambda rows: parts(rows)[1],
     )
   return Tensor(
-    name=own_name,
-    shape=(1, *shape) if flat else shape[::-1] if turned else shape,
+    name=name,
+    shape=entry.shape,
     kind=entry.kind.name,
-    read=read,
+    read=functools.partial(gguf_file.read, header, name),
     packed=packed and packed.parts(),
   )

@@ -227,11 +227,7 @@ def _entry(
 
 
 def read(
-  header: Header,
-  name: str,
-  index: tuple[slice, ...] = (),
-  *,
-  order: np.ndarray | None = None,
+  header: Header, name: str, index: tuple[slice, ...] = ()
 ) -> np.ndarray:
   """A part of a tensor, dequantised: only the rows of the part are read.
 
@@ -239,8 +235,6 @@ def read(
     header: of the file.
     name: of the tensor.
     index: the part, one slice an axis; `()` is all of it.
-    order: `i[n]`, the numbers of the rows in the order wanted; None for the
-      file's.
 
   Returns:
     The part: float32, or what else the file holds unquantised.
@@ -249,16 +243,10 @@ def read(
   *rows, _ = entry.shape
   raw = _raw(header, entry)
   if not rows:  # a vector is one row
-    values = gguf.quants.dequantize(raw, entry.kind)
-    values = values if order is None else values[order]
-    return values[index]
+    return gguf.quants.dequantize(raw, entry.kind)[index]
   outer, inner = index[: len(rows)], index[len(rows) :]
-  if order is None:
-    raw = raw[outer]
-  else:
-    raw = raw[order[outer[0]] if outer else order]
-  values = gguf.quants.dequantize(np.ascontiguousarray(raw), entry.kind)
-  return values[(..., *inner)]
+  raw = np.ascontiguousarray(raw[outer])
+  return gguf.quants.dequantize(raw, entry.kind)[(..., *inner)]
 
 
 def _raw(header: Header, entry: Entry) -> np.ndarray:
@@ -272,11 +260,7 @@ SCALED = {"Q8_0": 8, "Q4_0": 4}
 
 
 def parts(
-  header: Header,
-  name: str,
-  rows: slice,
-  *,
-  order: np.ndarray | None = None,
+  header: Header, name: str, rows: slice
 ) -> tuple[np.ndarray, np.ndarray]:
   """The numbers and scales of some rows of a matrix of a `SCALED` type.
 
@@ -287,13 +271,12 @@ def parts(
     header: of the file.
     name: of the matrix, `[n, D]`.
     rows: which.
-    order: as of `read`.
 
   Returns:
     `i8[n, D]` and `f32[n, D / 32]`.
   """
   entry = header.tensors[name]
-  raw = _raw(header, entry)[rows if order is None else order[rows]]
+  raw = _raw(header, entry)[rows]
   blocks = np.ascontiguousarray(raw).reshape(*raw.shape[:1], -1, _size(entry))
   scales = np.ascontiguousarray(blocks[..., :2]).view(np.float16)[..., 0]
   numbers = blocks[..., 2:]

@@ -58,7 +58,7 @@ def published(source: Source, *, on_mesh: bool) -> tuple[Format | None, str]:
   kinds, groups = set(), set()
   for path, packed in layers.items():
     if packed is None or packed.kind is None or packed.group is None:
-      name, _ = locate(path, source.family)
+      name, _ = locate(path, source.table)
       return None, f"{name} has no numbers that a format holds"
     kinds.add(packed.kind)
     if packed.num_groups > 1:
@@ -87,7 +87,7 @@ def published(source: Source, *, on_mesh: bool) -> tuple[Format | None, str]:
   apart = {_EMBEDDING, ("lm_head", "weight")}
   for path in every if dense else ():
     if path[0] != "layers" and path not in apart and not fits(path):
-      name, _ = locate(path, source.family)
+      name, _ = locate(path, source.table)
       return None, f"{name} is in another format than its layers"
   return dataclasses.replace(
     form,
@@ -105,7 +105,7 @@ def _stored(source: Source, form: Format) -> dict[tuple, Parts | None]:
   stored = {}
   for path, _ in nnx.to_flat_state(state):
     if (weight := lowbits.weight_of(path)) is not None:
-      name, layout = locate(weight, source.family)
+      name, layout = locate(weight, source.table)
       tensor = source.tensors.get(name)
       alike = tensor is not None and layout.of_parts
       stored[weight] = tensor.packed if alike else None

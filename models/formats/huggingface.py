@@ -35,6 +35,7 @@ from models.formats import (
   weights,
 )
 from models.formats.families import FAMILIES
+from models.formats.families.family import Table
 from models.formats.huggingface_config import (
   check_t5,
   config_from_json,
@@ -169,7 +170,7 @@ def _configuration(
       more = json_files.read_object(beside) if beside.is_file() else {}
       start = t5_config.start_token(more, default=config.start_token)
       config = dataclasses.replace(config, start_token=start)
-      return config, _t5_family(config)
+      return config, "t5"
     return config, of_text(settings)["model_type"]
   except ValueError as error:
     raise ValueError(f"cannot use {path / 'config.json'}: {error}") from error
@@ -195,9 +196,9 @@ def source(directory: str, stack: contextlib.ExitStack) -> Source:
     path=str(path),
     says="config.json",
     config=config,
-    family=family,
+    table=FAMILIES[family],
     tensors=mxfp4.joined(
-      experts.of_projections(experts.of_experts(tensors), family)
+      experts.of_projections(experts.of_experts(tensors), FAMILIES[family])
     ),
     kinds=_KINDS,
     problems=tuple(problems),
@@ -281,15 +282,15 @@ def t5_source(
     path=str(path),
     says="config.json",
     config=dataclasses.replace(config, tied_embeddings=tied),
-    family=_t5_family(config),
+    table=_t5_table(config),
     tensors=tensors,
     kinds=_KINDS,
     problems=tuple(problems),
   )
 
 
-def _t5_family(config: T5Config) -> str:
-  return "t5 1.1" if config.gated_mlp else "t5 1.0"
+def _t5_table(config: T5Config) -> Table:
+  return weights.TABLES["t5 1.1" if config.gated_mlp else "t5 1.0"]
 
 
 def eos_token_ids(directory: str) -> tuple[int, ...]:
@@ -381,7 +382,7 @@ def save_llama(
   settings = llama_json(module.config, dtype.name, end)
   tensors = {}
   for parameter, variable in nnx.to_flat_state(nnx.state(module)):
-    name, layout = weights.locate(parameter, "llama")
+    name, layout = weights.locate(parameter, FAMILIES["llama"])
     prefix = "" if name.startswith("lm_head.") else "model."
     array = np.asarray(variable[...])
     tensors[prefix + name] = layout.take(array, module.config)
@@ -413,7 +414,7 @@ def save_t5(
   said = t5_config.to_json(config, dtype.name, end) | dict(settings or {})
   arrays = dict(tensors or {})
   for parameter, variable in nnx.to_flat_state(nnx.state(module)):
-    name, layout = weights.locate(parameter, _t5_family(config))
+    name, layout = weights.locate(parameter, _t5_table(config))
     arrays[name] = layout.take(np.asarray(variable[...]), config)
   _save(config, said, arrays, directory, tokenizer, dtype)
 

@@ -22,6 +22,7 @@ from flax import nnx
 
 from models import head_shapes
 from models.formats import experts, head_files, json_files, weights
+from models.formats.families import FAMILIES
 from models.formats.huggingface_config import config_from_json, of_text
 from models.formats.weights import CheckpointError, Source, Tensor
 from models.head_shapes import HeadShape, Target
@@ -236,7 +237,7 @@ def parameters(
         continue
       part = key[2:] if depth else key
       name, layout = _locate(form, part, family)
-      expected[name] = size if layout is None else layout.shape(size)
+      expected[name] = size if layout is None else layout.shape(size, layer)
       made[".".join(map(str, key))] = Tensor(
         name=name,
         shape=size,
@@ -272,8 +273,8 @@ def _source(
     path=str(path),
     says="config.json",
     config=layer,
-    family=family,
-    tensors=experts.of_projections(experts.of_experts(named), family),
+    table=FAMILIES[family],
+    tensors=experts.of_projections(experts.of_experts(named), FAMILIES[family]),
     kinds=head_files.FLOATS,
   )
 
@@ -358,7 +359,7 @@ def _locate(form: Form, key: tuple, family: str):
   """The tensor of a parameter, and how it holds it; None: as it is."""
   if key[0] in form.modules:
     return _named(form, key[0]), None
-  return weights.locate(_in_model(key), family)
+  return weights.locate(_in_model(key), FAMILIES[family])
 
 
 def _in_model(key: tuple) -> tuple:

@@ -24,6 +24,7 @@ from models.formats.families.family import (
   TRANSPOSED,
   TURNED,
   Layout,
+  Table,
 )
 from models.formats.packed import Parts
 from models.networks import lowbits, scanned, stacked, t5, t5_stacked
@@ -66,7 +67,7 @@ class Source:
     path: of the directory or the file, for messages.
     says: what in it holds the configuration, for messages.
     config: of the model.
-    family: of the model: a `model_type` of `config.json`.
+    table: which tensor holds which parameter.
     tensors: by the names of Hugging Face, without the model's prefix.
     kinds: the types of tensors that can be read.
     problems: what is wrong with the tensors already.
@@ -76,7 +77,7 @@ class Source:
   path: str
   says: str
   config: TransformerConfig | T5Config
-  family: str
+  table: Table
   tensors: Mapping[str, Tensor]
   kinds: tuple[str, ...]
   problems: tuple[str, ...] = ()
@@ -111,55 +112,34 @@ def _t5() -> dict[str, str]:
 
 
 _T5 = _t5()
-# T5 1.0, which has no gate.
-_T5_PLAIN = {key: name.replace("wi_1", "wi") for key, name in _T5.items()}
-_TABLES = {
-  "t5 1.1": _T5,
-  "t5 1.0": _T5_PLAIN,
-  **{name: family.tensors for name, family in FAMILIES.items()},
+TABLES: dict[str, Table] = {
+  **FAMILIES,
+  "t5 1.1": Table(name="t5 1.1", tensors=_T5),
+  "t5 1.0": Table(  # without a gate
+    name="t5 1.0", tensors={k: v.replace("wi_1", "wi") for k, v in _T5.items()}
+  ),
 }
-_LAYOUTS = {name: family.layouts for name, family in FAMILIES.items()}
-
-
-def in_gguf(family: str) -> str:
-  """The family as tensors of GGUF files have it, for `locate`."""
-  table = f"{family} of GGUF"
-  return table if table in _TABLES else family
-
-
-for _name, _family in FAMILIES.items():
-  if _family.gguf is not None and _family.gguf.tensors:
-    _own = f"{_name} of GGUF"
-    _TABLES[_own] = {**_family.tensors, **_family.gguf.tensors}
-    _LAYOUTS[_own] = {**_family.layouts, **_family.gguf.layouts}
-
 _LAYER = re.compile(r"(?:(encoder|decoder)\.block|h|layers)\.(\d{1,9})\.")
 
 
-def locate(path: Iterable[str | int], family: str) -> tuple[str, Layout]:
+def locate(path: Iterable[str | int], table: Table) -> tuple[str, Layout]:
   """The checkpoint's name, without prefix, and the layout of a parameter.
 
   Args:
     path: of the parameter in a `Transformer` or a `T5`; that of scales is in
       the tensor of their weight.
-    family: of the model.
+    table: the model's.
   """
   path = (*path,)
   *module, parameter = lowbits.weight_of(path) or path
   number = next((str(p) for p in module if isinstance(p, int)), "")
   key = ".".join("#" if isinstance(p, int) else p for p in module)
-  if (whole := f"{key}.{parameter}") in _TABLES[family]:
-    layout = _LAYOUTS.get(family, {}).get(whole, AS_IS)
-    return _TABLES[family][whole].replace("#", number), layout
-  name = _TABLES[family][key]
-  layout = _LAYOUTS.get(family, {}).get(key, AS_IS)
-  suffix = "bias" if parameter == "bias" else "weight"
-  return f"{name.replace('#', number)}.{suffix}", layout
-
-
-def modules(family: str) -> list[str]:
-  """The checkpoint's names of modules; `#` is a layer's number."""
-  return sorted({*_TABLES[family].values()})
+  if (whole := f"{key}.{parameter}") in table.tensors:
+    key, suffix = whole, ""
+  else:
+    suffix = ".bias" if parameter == "bias" else ".weight"
+  name = table.tensors[key].replace("#", number)
+  return f"{name}{suffix}", table.layouts.get(key, AS_IS)
 
 
 # ---------------------------------------------------------------------- load
@@ -190,7 +170,7 @@ def load(
   state = dict(nnx.to_flat_state(state))
   wanted: dict[str, list] = {}  # tensor -> the parameters that it holds
   for parameter in state:
-    name, layout = locate(parameter, source.family)
+    name, layout = locate(parameter, source.table)
     wanted.setdefault(name, []).append((parameter, layout))
   for name, parameters in wanted.items():
     tensor = source.tensors[name]
@@ -260,8 +240,9 @@ def load_stacked(
   """Reads a model straight to where its parameters lie on a mesh.
 
   Every process reads the parts of the files that its own devices hold, and no
-  more; nothing is held twice. (The queries, keys and values of GPT-2 and
-  GPT-NeoX share tensors, which are read whole, one layer's at a time.)
+  more; nothing is held twice. (What a `Layout` rearranges is read whole, one
+  layer's at a time: queries, keys and values that share a tensor, and queries
+  and keys of Llama's GGUF files.)
 
   Args:
     source: the checkpoint.
@@ -346,7 +327,7 @@ def part(
 
   In its type; None for that of the file.
   """
-  name, layout = locate(parameter, source.family)
+  name, layout = locate(parameter, source.table)
   tensor, config = source.tensors[name], source.config
   if (held := _held(tensor, parameter, dtype)) is not None:
     tensor = dataclasses.replace(tensor, read=held)
@@ -390,7 +371,7 @@ def _part(
 
 def _check(source: Source) -> None:
   """Compares the tensors of a checkpoint with its configuration."""
-  config, family, tensors = source.config, source.family, source.tensors
+  config, table, tensors = source.config, source.table, source.tensors
   matches = [n for t in tensors if (n := _LAYER.match(t))]
   for stack, layers in _layers(config).items():
     numbers = [int(n[2]) for n in matches if n[1] == stack]
@@ -403,15 +384,13 @@ def _check(source: Source) -> None:
   state = nnx.state(abstract(config, jnp.float32))
   shapes: dict[str, tuple[int, ...]] = {}
   for parameter, variable in nnx.to_flat_state(state):
-    name, layout = locate(parameter, family)
-    shapes[name] = layout.shape(variable.shape)
-    if layout.rows is not None:
-      shapes[name] = (layout.rows(config), *shapes[name][1:])
+    name, layout = locate(parameter, table)
+    shapes[name] = layout.shape(variable.shape, config)
   problems = [*source.problems, *mismatches(source, shapes)]
   if problems:
     raise CheckpointError(
-      f"the tensors in {source.path} are not those of the {family} model in "
-      f"its {source.says}:\n  " + "\n  ".join(sorted(problems))
+      f"the tensors in {source.path} are not those of the {table.name} model "
+      f"in its {source.says}:\n  " + "\n  ".join(sorted(problems))
     )
 
 
@@ -424,7 +403,7 @@ def _layers(config: TransformerConfig | T5Config) -> dict[str | None, int]:
 
 def _copies(source: Source) -> dict[str, str]:
   """Tensors that may be in the files only as copies of another."""
-  embedding = locate(("embed", "embedding"), source.family)[0]
+  embedding = locate(("embed", "embedding"), source.table)[0]
   names = ["lm_head.weight"] if source.config.tied_embeddings else []
   if isinstance(source.config, T5Config):
     names += [

@@ -1,13 +1,10 @@
 """DeepSeek-V3: latent attention, dense layers and then mixtures."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
-
-import numpy as np
+from collections.abc import Mapping, Sequence
 
 from models.formats.families import llama, mixtures, reading
-from models.formats.families.family import Family, Gguf, Joined, Settings
+from models.formats.families.family import Family, Settings
 from models.formats.families.reading import get
 from models.networks.description import (
   AttentionSpec,
@@ -97,52 +94,6 @@ def _read(settings: Settings) -> TransformerConfig:
   return described(settings, [i < dense for i in range(count)])
 
 
-def _gguf_settings(
-  metadata: Mapping[str, Any], has: Callable[..., bool]
-) -> dict[str, Any]:
-  """Sizes of heads, under names of their own where there are latents alone."""
-  keys, values = (
-    metadata.get(
-      f"attention.{of}_length_mla", metadata.get(f"attention.{of}_length")
-    )
-    for of in ("key", "value")
-  )
-  if keys is None or values is None:
-    raise ValueError(
-      "attention.key_length or attention.value_length is missing"
-    )
-  settings = {
-    **mixtures.gguf_layers(metadata, 1),
-    "num_key_value_heads": None,
-    "qk_nope_head_dim": keys - metadata["rope.dimension_count"],
-    "v_head_dim": values,
-    "q_lora_rank": metadata.get("attention.q_lora_rank"),
-    "n_group": metadata.get("expert_group_count", 1),
-    "topk_group": metadata.get("expert_group_used_count", 1),
-    "attention_bias": has("attn_kv_a_mqa"),
-  }
-  kind = metadata.get("rope.scaling.type", "none")
-  if kind != "none":
-    # A float32 of a tenth of both.
-    by = round(10 * metadata.get("rope.scaling.yarn_log_multiplier", 0), 6)
-    settings["rope_scaling"] = {
-      "rope_type": kind,
-      "factor": metadata.get("rope.scaling.factor"),
-      reading.ROPE_LENGTH: metadata.get("rope.scaling.original_context_length"),
-      "beta_fast": metadata.get("rope.scaling.yarn_beta_fast"),
-      "beta_slow": metadata.get("rope.scaling.yarn_beta_slow"),
-      "mscale": by or None,
-      "mscale_all_dim": by or None,
-    }
-  return settings
-
-
-def _of_heads(keys: np.ndarray, values: np.ndarray) -> np.ndarray:
-  """Rows of each head's keys and values, of `[H, R, N]` and `[H, V, R]`."""
-  both = np.concatenate([keys.swapaxes(1, 2), values], axis=1)
-  return both.reshape(-1, both.shape[-1])
-
-
 FAMILY = Family(
   name="deepseek_v3",
   read=_read,
@@ -158,33 +109,4 @@ FAMILY = Family(
   fixed=dict(moe_layer_freq=1, scoring_func="sigmoid", topk_method="noaux_tc"),
   harmless=HARMLESS,
   left_out=mixtures.of_drafting_layers,
-  gguf=Gguf(
-    architecture="deepseek2",
-    keys={
-      **llama.GGUF_SIZES,
-      **mixtures.DEEPSEEK_GGUF_KEYS,
-      "attention.layer_norm_rms_epsilon": "rms_norm_eps",
-      "attention.q_lora_rank": "q_lora_rank",
-      "attention.kv_lora_rank": "kv_lora_rank",
-      "rope.dimension_count": "qk_rope_head_dim",
-      "rope.freq_base": "rope_theta",
-    },
-    optional=mixtures.DEEPSEEK_GGUF_OPTIONAL | {"attention.q_lora_rank"},
-    also=mixtures.DEEPSEEK_GGUF_ALSO | {
-      "attention.head_count_kv", "attention.key_length",
-      "attention.key_length_mla", "attention.value_length",
-      "attention.value_length_mla", "rope.scaling.type", "rope.scaling.factor",
-      "rope.scaling.yarn_log_multiplier", "rope.scaling.yarn_beta_fast",
-      "rope.scaling.yarn_beta_slow",
-    },
-    joined={
-      f"{_ATTENTION}.kv_b_proj": Joined(
-        (f"{_ATTENTION}.k_b_proj", f"{_ATTENTION}.v_b_proj"),
-        lambda keys, values: (keys[0] * (keys[2] + values[1]), keys[1]),
-        _of_heads,
-      )
-    },
-    settings=_gguf_settings,
-    rotary=None,
-  ),
 )  # fmt: skip

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from models.formats.families import llama, reading
-from models.formats.families.family import Family, Gguf, Settings
+from models.formats.families.family import Family, Gguf, Layout, Settings
 from models.formats.families.reading import FULL, SLIDES, get
 from models.networks.description import (
   AttentionSpec,
@@ -39,10 +39,10 @@ GGUF_KEYS = {
   "attn_logit_softcapping": "attn_logit_softcapping",
   "final_logit_softcapping": "final_logit_softcapping",
 }
-GGUF_OPTIONAL = frozenset({
-  "attention.sliding_window", "attn_logit_softcapping",
-  "final_logit_softcapping",
-})  # fmt: skip
+# Files have 1 + w of every norm.
+GGUF_LAYOUTS = {
+  name: Layout(lambda x, c: x - 1) for name in TENSORS if name.endswith("norm")
+}
 
 
 def described(
@@ -127,10 +127,9 @@ FAMILY = Family(
   gguf=Gguf(
     architecture="gemma2",
     keys=GGUF_KEYS,
-    optional=GGUF_OPTIONAL,
     settings=lambda metadata, has: {
       "query_pre_attn_scalar": scalar(metadata, 46)
     },
-    plus_one=True,
+    layouts=GGUF_LAYOUTS,
   ),
 )

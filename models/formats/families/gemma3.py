@@ -60,9 +60,7 @@ FAMILY = Family(
   gguf=Gguf(
     architecture="gemma3",
     keys={**gemma2.GGUF_KEYS, "rope.freq_base_swa": "rope_local_base_freq"},
-    optional=gemma2.GGUF_OPTIONAL | {"rope.freq_base_swa"},
-    also=frozenset({"rope.scaling.type", "rope.scaling.factor"}),
     settings=_gguf_settings,
-    plus_one=True,
+    layouts=gemma2.GGUF_LAYOUTS,
   ),
 )  # fmt: skip

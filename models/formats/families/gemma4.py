@@ -130,8 +130,8 @@ def _mixture(settings: Settings, sizes: Mapping[str, Any]) -> Mixture | None:
 def _half(which: int) -> Layout:
   """Gates are the first rows of each expert's tensor, the rest the last."""
   return Layout(
-    lambda s: (s[0], 2 * s[2], s[1]),
     lambda x, c: x.reshape(len(x), 2, -1, x.shape[2])[:, which].swapaxes(1, 2),
+    lambda s, c: (s[0], 2 * s[2], s[1]),
   )
 
 

@@ -62,7 +62,7 @@ def _settings(settings: Mapping[str, Any], has: Tensors) -> dict[str, Any]:
   (count,) = _each(settings, "block_count", 1)
   if count > 2**16:  # of which nothing is listed
     raise ValueError(f"block_count must be at most 65536, got {count}")
-  (shared,) = _each({_SHARED: 0} | settings, _SHARED, 1)
+  shared = settings.get(_SHARED, 0)
   kinds = [SLIDES if x else FULL for x in _each(settings, _PATTERN, count)]
   heads = _each(settings, "attention.head_count_kv", count)
   widths = _each(settings, "feed_forward_length", count)
@@ -109,20 +109,6 @@ GGUF = Gguf(
     "expert_used_count": "top_k_experts",
     "expert_feed_forward_length": "moe_intermediate_size",
   },
-  optional=frozenset({
-    _SHARED, "embedding_length_per_layer_input",
-    "final_logit_softcapping", "expert_count", "expert_used_count",
-    "expert_feed_forward_length",
-  }),
-  also=frozenset({
-    _PATTERN, "rope.freq_base", "rope.freq_base_swa", "rope.dimension_count",
-    "rope.dimension_count_swa", "attention.key_length",
-    "attention.key_length_swa", "attention.value_length",
-    "attention.value_length_swa",
-  }),
-  by_layer=frozenset({
-    _PATTERN, "attention.head_count_kv", "feed_forward_length"
-  }),
   tensors={
     "layers.#.scalar": "layers.#.layer_scalar.weight",
     f"{_BESIDE}.router.scale": "layers.#.router.proj.scale",
@@ -132,6 +118,4 @@ GGUF = Gguf(
     f"{_BESIDE}.experts.down": "layers.#.experts.down_proj.weight",
   },
   settings=_settings,
-  rotary=None,
-  factors="settings",
 )  # fmt: skip

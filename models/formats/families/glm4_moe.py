@@ -3,11 +3,8 @@
 A part of each head rotates, and an expert beside the mixture is every token's.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any
-
 from models.formats.families import llama, mixtures, reading
-from models.formats.families.family import Family, Gguf, Settings
+from models.formats.families.family import Family, Settings
 from models.formats.families.reading import get
 from models.networks.description import DenseSpec, TransformerConfig
 
@@ -29,22 +26,6 @@ def _read(settings: Settings) -> TransformerConfig:
   return TransformerConfig.of_layers(layers, **reading.frame(sizes))
 
 
-def _gguf_settings(
-  metadata: Mapping[str, Any], has: Callable[..., bool]
-) -> dict[str, Any]:
-  size = metadata.get("attention.key_length")
-  size = (
-    size or metadata["embedding_length"] // metadata["attention.head_count"]
-  )
-  return {
-    **llama.shared_sizes(metadata),
-    **mixtures.gguf_layers(metadata, 2),
-    "partial_rotary_factor": metadata.get("rope.dimension_count", size) / size,
-    "attention_bias": has("attn_q"),
-    "use_qk_norm": has("attn_q_norm.weight"),
-  }
-
-
 FAMILY = Family(
   name="glm4_moe",
   read=_read,
@@ -59,12 +40,4 @@ FAMILY = Family(
   aliases=mixtures.DEEPSEEK_ALIASES,
   harmless=mixtures.DEEPSEEK_HARMLESS,
   left_out=mixtures.of_drafting_layers,
-  gguf=Gguf(
-    architecture="glm4moe",
-    keys={**llama.GGUF_KEYS, **mixtures.DEEPSEEK_GGUF_KEYS},
-    optional=mixtures.DEEPSEEK_GGUF_OPTIONAL,
-    also=mixtures.DEEPSEEK_GGUF_ALSO,
-    settings=_gguf_settings,
-    rotary=None,
-  ),
 )  # fmt: skip

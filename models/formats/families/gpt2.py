@@ -4,6 +4,8 @@ import numpy as np
 
 from models.formats.families import reading
 from models.formats.families.family import (
+  AS_IS,
+  THIRDS,
   TRANSPOSED,
   Family,
   Gguf,
@@ -31,8 +33,8 @@ def _read(settings: Settings) -> TransformerConfig:
 def _qkv_columns(part: int) -> Layout:
   """Queries, keys and values side by side in the last axis."""
   return Layout(
-    lambda s: (*s[1:], 3 * s[0]),
     lambda x, c: np.split(x, 3, axis=-1)[part].T,
+    lambda s, c: (*s[1:], 3 * s[0]),
   )
 
 
@@ -79,7 +81,6 @@ FAMILY = Family(
   }),
   gguf=Gguf(
     architecture="gpt2",
-    prefix="transformer.",
     keys={
       "context_length": "n_positions",
       "embedding_length": "n_embd",
@@ -88,7 +89,11 @@ FAMILY = Family(
       "attention.head_count": "n_head",
       "attention.layer_norm_epsilon": "layer_norm_epsilon",
     },
-    transposed=("c_attn", "c_proj", "c_fc"),
-    rotary=None,
+    layouts={
+      **THIRDS,
+      "layers.#.attention.out": AS_IS,
+      "layers.#.mlp.up": AS_IS,
+      "layers.#.mlp.down": AS_IS,
+    },
   ),
 )  # fmt: skip

@@ -1,9 +1,16 @@
 """GPT-NeoX (Pythia): parallel blocks, and a part of each head that rotates."""
 
-import numpy as np
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from models.formats.families import reading
-from models.formats.families.family import Family, Gguf, Layout, Settings
+from models.formats.families.family import (
+  THIRDS,
+  Family,
+  Gguf,
+  Layout,
+  Settings,
+)
 from models.formats.families.llama import GGUF_SIZES
 from models.formats.families.reading import get
 from models.networks.description import TransformerConfig
@@ -33,18 +40,23 @@ def _qkv_per_head(part: int) -> Layout:
   """Rows run over heads, then queries, keys, values, channels."""
 
   def take(x, c):
-    x = x.reshape(c.num_heads, 3, c.head_dim, *x.shape[1:])
+    a = next(iter(c.attentions.values()))
+    x = x.reshape(a.num_heads, 3, a.head_dim, *x.shape[1:])
     return x[:, part].reshape(-1, *x.shape[3:])
 
-  return Layout(lambda s: (3 * s[0], *s[1:]), take)
+  return Layout(take, lambda s, c: (3 * s[0], *s[1:]))
 
 
-def _rows(name: str, config: TransformerConfig) -> np.ndarray | None:
-  """llama.cpp has all queries before all keys."""
-  if name != "query_key_value":
-    return None
-  rows = np.arange(3 * config.num_heads * config.head_dim)
-  return rows.reshape(3, -1, config.head_dim).swapaxes(0, 1).ravel()
+def _gguf_settings(
+  metadata: Mapping[str, Any], has: Callable[..., bool]
+) -> dict[str, Any]:
+  size = metadata["embedding_length"] // metadata["attention.head_count"]
+  # Half a channel more, for what is rounded down.
+  rotary = metadata.get("rope.dimension_count", size) + 0.5
+  return {
+    "attention_bias": has("attn_qkv"),
+    "rotary_pct": min(rotary / size, 1.0),
+  }
 
 
 FAMILY = Family(
@@ -73,16 +85,13 @@ FAMILY = Family(
   harmless=frozenset({"classifier_dropout", "hidden_dropout"}),
   gguf=Gguf(
     architecture="gptneox",
-    prefix="gpt_neox.",
     keys={
       **GGUF_SIZES,
       "attention.layer_norm_epsilon": "layer_norm_eps",
       "use_parallel_residual": "use_parallel_residual",
-      "rope.freq_base": "rope_theta",
+      "rope.freq_base": "rotary_emb_base",
     },
-    optional=frozenset({"use_parallel_residual"}),
-    settings=lambda metadata, has: {"attention_bias": has("attn_qkv")},
-    rows=_rows,
-    rotary="part",
+    settings=_gguf_settings,
+    layouts=THIRDS,
   ),
 )  # fmt: skip

@@ -73,8 +73,8 @@ def _gguf_settings(
 def _every_other(first: int) -> Layout:
   """Gates are the even columns of a tensor, the rest the odd ones."""
   return Layout(
-    lambda s: (*s[:-1], 2 * s[-1]),
     lambda x, c: x[..., first::2],
+    lambda s, c: (*s[:-1], 2 * s[-1]),
     of_parts=True,
   )
 
@@ -117,8 +117,6 @@ FAMILY = Family(
       "expert_used_count": "num_experts_per_tok",
       "attention.sliding_window": "sliding_window",
     },
-    optional=frozenset({"feed_forward_length"}),
-    also=frozenset({"rope.scaling.type", "rope.scaling.factor"}),
     # Gates and the rest apart, each expert's as they were multiplied by.
     tensors={
       "layers.#.attention.sinks": "layers.#.self_attn.sinks.weight",

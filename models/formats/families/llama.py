@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from models.formats.families import reading
-from models.formats.families.family import Family, Gguf, Settings
+from models.formats.families.family import Family, Gguf, Layout, Settings
 from models.formats.families.reading import SLIDES, get
 from models.networks.description import TransformerConfig
 
@@ -116,14 +116,19 @@ def _gguf_settings(
   return sizes | {"model_type": "mistral", "layer_types": None} | said
 
 
-def _rows(name: str, config: TransformerConfig) -> np.ndarray | None:
-  """Neighbouring channels rotate there; here halves of a head do."""
-  heads = {"q_proj": config.num_heads, "k_proj": config.num_kv_heads}
-  size = config.head_dim
-  if name not in heads or size % 2:
-    return None
-  rows = np.arange(heads[name] * size).reshape(-1, size // 2, 2)
-  return rows.swapaxes(1, 2).ravel()
+def _pairs(heads: str) -> Layout:
+  """Neighbouring channels rotate in files; here halves of a head do.
+
+  Args:
+    heads: field of `AttentionSpec` with their number.
+  """
+
+  def take(x: np.ndarray, config: TransformerConfig) -> np.ndarray:
+    number = getattr(next(iter(config.attentions.values())), heads)
+    by_head = x.reshape(number, -1, 2, *x.shape[1:])
+    return by_head.swapaxes(1, 2).reshape(x.shape)
+
+  return Layout(take, of_parts=True)
 
 
 FAMILY = Family(
@@ -139,10 +144,10 @@ FAMILY = Family(
   gguf=Gguf(
     architecture="llama",
     keys={**GGUF_KEYS, "attention.sliding_window": "sliding_window"},
-    optional=frozenset({"attention.sliding_window"}),
-    also=frozenset({"expert_count", "expert_used_count"}),
     settings=_gguf_settings,
-    rows=_rows,
-    factors="all",
+    layouts={
+      "layers.#.attention.q": _pairs("num_heads"),
+      "layers.#.attention.k": _pairs("num_kv_heads"),
+    },
   ),
 )  # fmt: skip

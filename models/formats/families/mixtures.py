@@ -101,43 +101,6 @@ DEEPSEEK_ALIASES = {"num_local_experts": "n_routed_experts"}
 DEEPSEEK_HARMLESS = HARMLESS | {"num_nextn_predict_layers", "num_mtp_layers"}
 
 
-# Keys of the metadata of GGUF files.
-DEEPSEEK_GGUF_KEYS = {
-  "expert_count": "n_routed_experts",
-  "expert_used_count": "num_experts_per_tok",
-  "expert_feed_forward_length": "moe_intermediate_size",
-  "expert_shared_count": "n_shared_experts",
-  "leading_dense_block_count": "first_k_dense_replace",
-  "expert_weights_scale": "routed_scaling_factor",
-  "expert_weights_norm": "norm_topk_prob",
-  "expert_group_count": "n_group",
-  "expert_group_used_count": "topk_group",
-}
-DEEPSEEK_GGUF_OPTIONAL = frozenset(
-  {"expert_group_count", "expert_group_used_count"}
-)
-DEEPSEEK_GGUF_ALSO = frozenset({"nextn_predict_layers", "expert_gating_func"})
-
-
-def gguf_layers(metadata: Mapping[str, Any], usual: int) -> dict[str, int]:
-  """The number of layers that do not draft, of a GGUF file's metadata.
-
-  Args:
-    metadata: the metadata after the architecture's name.
-    usual: what routers are that are not said: 1 a softmax, 2 a sigmoid.
-
-  Raises:
-    ValueError: for routers that are no sigmoid.
-  """
-  if metadata.get("expert_gating_func", usual) != 2:
-    raise ValueError(
-      "expert_gating_func must be 2, a sigmoid, got "
-      f"{metadata.get('expert_gating_func')!r}"
-    )
-  drafting = metadata.get("nextn_predict_layers", 0)
-  return {"num_hidden_layers": metadata["block_count"] - drafting}
-
-
 def of_drafting_layers(name: str, config: TransformerConfig) -> bool:
   """Tensors of layers after the last, which draft for the model."""
   kind, layer = [*name.split("."), "", ""][:2]

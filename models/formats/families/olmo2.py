@@ -121,11 +121,6 @@ FAMILY = Family(
   gguf=Gguf(
     architecture="olmo2",
     keys={**llama.GGUF_KEYS, "attention.sliding_window": "sliding_window"},
-    optional=frozenset({"attention.sliding_window"}),
-    also=frozenset(
-      {_SLIDES, "rope.scaling.type", *(f"rope.scaling.{key}" for key in _YARN)}
-    ),
-    by_layer=frozenset({_SLIDES}),
     settings=_gguf_settings,
   ),
 )

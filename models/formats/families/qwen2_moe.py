@@ -4,7 +4,7 @@ What that expert gives is weighted by a sigmoid of the token.
 """
 
 from models.formats.families import llama, mixtures, reading
-from models.formats.families.family import Family, Gguf, Settings
+from models.formats.families.family import Family, Gguf, Layout, Settings
 from models.formats.families.reading import FULL, SLIDES, get
 from models.networks.description import DenseSpec, TransformerConfig
 
@@ -75,6 +75,10 @@ FAMILY = Family(
       "qkv_bias": has("attn_q"),
       "norm_topk_prob": False,  # as llama.cpp has it
     },
-    row=("shared_expert_gate",),
+    layouts={
+      "layers.#.mlp.shared.weigh": Layout(
+        lambda x, c: x[None], lambda s, c: s[1:]
+      )
+    },
   ),
 )  # fmt: skip

@@ -20,7 +20,7 @@ _TENSORS = {
 }
 _LAYOUTS = {
   **qwen3_next.LAYOUTS,
-  "layers.#.attention.qkv": Layout(lambda s: s, qwen3_next.grouped),
+  "layers.#.attention.qkv": Layout(qwen3_next.grouped),
 }
 
 FIXED = qwen3_next.FIXED | dict(mlp_only_layers=[])

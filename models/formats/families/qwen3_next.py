@@ -143,7 +143,7 @@ def _group(start: int | None, stop: int | None, width: str) -> Layout:
     at = slice(start and start * unit, stop and stop * unit)
     return by_head[:, at].reshape(-1, *x.shape[1:])
 
-  return Layout(lambda s: s, take, rows)
+  return Layout(take, lambda s, c: (rows(c), *s[1:]))
 
 
 def _half_of_heads(part: int) -> Layout:
@@ -153,7 +153,7 @@ def _half_of_heads(part: int) -> Layout:
     x = x.reshape(-1, 2, config.head_dim, *x.shape[1:])
     return x[:, part].reshape(-1, *x.shape[3:])
 
-  return Layout(lambda s: (2 * s[0], *s[1:]), take)
+  return Layout(take, lambda s, c: (2 * s[0], *s[1:]))
 
 
 _LINEAR = "layers.#.linear_attn"
@@ -170,7 +170,7 @@ LAYOUTS = {
   "layers.#.attention.q": _half_of_heads(0),
   "layers.#.attention.gate": _half_of_heads(1),
   "layers.#.attention.conv": Layout(
-    lambda s: (s[0], 1, s[1]), lambda x, c: grouped(x[:, 0], c)
+    lambda x, c: grouped(x[:, 0], c), lambda s, c: (s[0], 1, s[1])
   ),
 }
 DEFAULTS = dict(

@@ -325,7 +325,7 @@ def test_parts_of_experts_that_are_one_tensor_are_read(copied):
   tensor = weights.Tensor(
     name=name, shape=whole.shape, kind="F32", read=whole.__getitem__
   )
-  apart = experts.of_projections({name: tensor}, "qwen3_5_moe_text")
+  apart = experts.of_projections({name: tensor}, FAMILIES["qwen3_5_moe_text"])
   up = apart["layers.0.mlp.experts.*.up_proj.weight"]
   part = slice(1, 3), slice(2, None), slice(0, 3)
   np.testing.assert_array_equal(up.read(part), whole[:, 4:][part])

@@ -20,6 +20,7 @@ from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 from launch.assembly import precision
 from models import checkpoints, sharding
 from models.formats import held, huggingface, weights
+from models.formats.families import FAMILIES
 from models.formats.packings import awq, block_fp8, gptq
 from models.networks import expert_forms, lowbits, stacked
 from models.networks.lowbits import Format
@@ -44,7 +45,7 @@ def linears(module):
   results = {}
   for path, child in nnx.iter_modules(module):
     if isinstance(child, lowbits.LowLinear | lowbits.Linear):
-      name = weights.locate((*path, "weight"), "llama")[0]
+      name = weights.locate((*path, "weight"), FAMILIES["llama"])[0]
       results[name if name.startswith("lm_head") else f"model.{name}"] = child
   assert len(results) == 15
   return results
