@@ -1,7 +1,6 @@
 """GGUF files that cannot be read: errors that say why, in one line."""
 
 import re
-import tracemalloc
 
 import gguf as package
 import ggufs
@@ -105,7 +104,7 @@ def test_a_vocabulary_of_another_size_is_refused(llama):
     tensors["token_embd.weight"] = np.zeros((98, 32), np.float32)
 
   said = message(llama(edit=edit))
-  assert "llama.vocab_size is 97, and token_embd.weight has 98 rows" in said
+  assert "llama.vocab_size must be 98 or left out, got 97" in said
 
 
 @pytest.mark.parametrize(
@@ -220,39 +219,3 @@ def test_a_file_cut_anywhere_is_refused(llama, tmp_path):
     with pytest.raises(ValueError, match=r"torn\.gguf as GGUF: ") as caught:
       gguf_file.read_header(str(torn))
     assert "\n" not in str(caught.value)
-
-
-def test_a_damaged_header_is_read_or_refused(llama, tmp_path):
-  """With any byte changed: one line, no hang, little memory."""
-  data = bytearray(open(llama(metadata=ggufs.names(VOCAB)), "rb").read())
-  begin = min(
-    entry.start
-    for entry in gguf_file.read_header(
-      str(tmp_path / "x.gguf")
-    ).tensors.values()
-  )
-  generator = np.random.default_rng(0)
-  torn, refused = tmp_path / "torn.gguf", []
-  tracemalloc.start()
-  for place in range(4, begin, 5):
-    changed = bytearray(data)
-    changed[place] ^= 1 << int(generator.integers(8))
-    torn.write_bytes(changed)
-    if (said := refusal(torn)) is not None:
-      refused.append(said)
-  _, most = tracemalloc.get_traced_memory()
-  tracemalloc.stop()
-  assert most < 30 * len(data)
-  assert len(refused) > 100
-  assert not [said for said in refused if "\n" in said or len(said) > 2000]
-
-
-def refusal(path):
-  """In what words a damaged file is refused, if it is."""
-  try:
-    gguf.source(str(path))
-    checkpoints.eos_token_ids(str(path))
-    checkpoints.load_tokenizer(str(path))
-  except ValueError as error:
-    return str(error)
-  return None
