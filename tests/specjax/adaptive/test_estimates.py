@@ -27,7 +27,7 @@ def test_estimates_are_weighed_means_of_the_acceptances():
   tokens = rng.integers(0, vocab, (rows, levels + 1))
   law = np.log(rng.dirichlet(np.ones(vocab), (rows, levels + 1)))
   now = dataclasses.replace(
-    chains.Drawn.zeros(rows, levels, 0),
+    chains.Drawn.zeros(rows, levels),
     top=jnp.asarray(rng.random((rows, levels)), jnp.float32),
     log_p=jnp.asarray(np.log(rng.random((rows, levels))), jnp.float32),
     drafted=jnp.array([4, 2, 3]),

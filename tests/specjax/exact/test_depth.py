@@ -38,6 +38,8 @@ POLICIES = {
   "batch": policies.get("optimal(cost=0.4,rows=3)"),
   "exits": policies.get("exits(threshold=0.5, acceptance=0.6)"),
 }
+# Rounds after which what was learned ends some drafts and not others.
+ROUNDS = {name: 5 if name == "survival" else 4 for name in POLICIES}
 # All lossless rules of chains that may end early.
 CHAIN_RULES = (
   "token", "block", "match", "recursive", "kseq", "transport", "traversal",
@@ -64,7 +66,7 @@ def params():
   return specjax.Params(target=jnp.asarray(TARGET), draft=draft)
 
 
-def learned(decoder, rounds=4):
+def learned(decoder, rounds):
   """A state of one row after some rounds."""
   given = params()
   state = decoder.init(
@@ -74,10 +76,10 @@ def learned(decoder, rounds=4):
   return jax.jit(decoder.steps)(given, state, rounds)
 
 
-def error(drafter, rule: str) -> float:
+def error(drafter, rule: str, rounds: int = 4) -> float:
   return exact_cases.round_error(
     drafter, rule, model=MODEL, target=TARGET, draft=params().draft,
-    rounds=4,
+    rounds=rounds,
   )  # fmt: skip
 
 
@@ -87,8 +89,7 @@ def under(policy, draft=drafters.model):
 
 @pytest.mark.parametrize(("policy", "rule"), CASES)
 def test_a_round_under_a_policy_has_the_targets_law(policy, rule):
-  policy = POLICIES[policy]
-  assert error(under(policy), rule) < LIMIT
+  assert error(under(POLICIES[policy]), rule, ROUNDS[policy]) < LIMIT
 
 
 def test_no_lossless_rule_of_chains_that_may_end_is_left_out():
@@ -106,9 +107,8 @@ def test_no_lossless_rule_of_chains_that_may_end_is_left_out():
 
 @pytest.mark.parametrize("policy", ["confidence", "survival"])
 def test_policies_end_some_of_the_drafts_that_are_enumerated(policy):
-  policy = POLICIES[policy]
-  decoder = specjax.make_decoder(MODEL, drafter=under(policy))
-  state = learned(decoder)
+  decoder = specjax.make_decoder(MODEL, drafter=under(POLICIES[policy]))
+  state = learned(decoder, ROUNDS[policy])
   every = exact.drafts(decoder, params(), state)
   depths = np.asarray(every.draft.topology().present.sum(axis=1)) - 1
   assert len(set(depths.tolist())) > 1
@@ -119,7 +119,7 @@ def test_policies_end_some_of_the_drafts_that_are_enumerated(policy):
 def test_a_target_that_drafts_for_itself_under_a_policy(policy):
   drafter = under(POLICIES[policy], drafters.layer_skip)
   for rule in ("token", "block"):
-    assert error(drafter, rule) < LIMIT
+    assert error(drafter, rule, ROUNDS[policy]) < LIMIT
 
 
 # -------------------------------------------------------------- what is lossy
@@ -286,18 +286,6 @@ def joint_of(policy, rule, levels=2):
       )
     alone.append(law.ravel())
   return joint, alone, depths
-
-
-@pytest.mark.parametrize(
-  "rule", ["token", pytest.param("block", marks=pytest.mark.heavy)]
-)
-def test_rows_that_share_a_depth_stay_independent(rule):
-  """And each has the target's law, though tokens of one decide for both."""
-  joint, alone, depths = joint_of(POLICIES["together"], rule)
-  assert (depths[:, 0] == depths[:, 1]).all()
-  assert len(set(depths[:, 0].tolist())) > 1
-  assert joint.sum() == pytest.approx(1, abs=1e-9)
-  assert np.abs(joint - np.outer(*alone)).max() < LIMIT
 
 
 def test_a_budget_that_drops_drawn_tokens_of_other_rows_is_lossy():
