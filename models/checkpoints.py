@@ -30,9 +30,9 @@ from models.formats import (
 from models.formats.head_checkpoints import Head
 from models.formats.head_files import Place
 from models.head_shapes import HeadShape, Target
-from models.networks import linear, lowbits, stacked, t5, t5_stacked
+from models.networks import linear, quantized, stacked, t5, t5_stacked
 from models.networks.layers import TransformerConfig
-from models.networks.lowbits import Format
+from models.networks.quantized import Quantization
 from models.networks.t5_config import T5Config
 from models.networks.transformer import (
   Features,
@@ -45,9 +45,9 @@ from models.tokenizers import Tokenizer
 from specjax.types import LanguageModel
 
 
-def _not_lowered(form: Format) -> "Network":
+def _not_lowered(form: Quantization) -> "Network":
   raise ValueError(
-    f"weights in few bits ({form.kind}) are of decoder-only models"
+    f"weights in few bits ({form.dtype}) are of decoder-only models"
   )
 
 
@@ -64,15 +64,15 @@ class Network:
     lowered: the same with weights in few bits, or in fewer, all else shared;
       ValueError where that is not possible.
     rounded: as `lowered`; without a mesh made fast to draft with
-      (`models.networks.lowbits.hasten`).
+      (`models.networks.quantized.hasten`).
     note: how weights that are published in few bits are held, in words.
   """
 
   config: TransformerConfig | T5Config
   params: Any
   functions: Callable[..., LanguageModel]
-  lowered: Callable[[Format], "Network"] = _not_lowered
-  rounded: Callable[[Format], "Network"] = _not_lowered
+  lowered: Callable[[Quantization], "Network"] = _not_lowered
+  rounded: Callable[[Quantization], "Network"] = _not_lowered
   note: str = ""
 
   def whole(self) -> LanguageModel:
@@ -92,7 +92,7 @@ def load(
   mesh: Mesh | None = None,
   sharding: Sharding | None = None,
   stored: str | None = None,
-  weights: Format | Literal["published"] | None = None,
+  weights: Quantization | Literal["published"] | None = None,
 ) -> Network:
   """Reads a model.
 
@@ -118,7 +118,7 @@ def load(
   if reads_inputs(path):
     if stored is not None:
       raise ValueError("caches in eight bits are of decoder-only models")
-    if isinstance(weights, Format):
+    if isinstance(weights, Quantization):
       return _not_lowered(weights)
     return _load_t5(path, dtype=dtype, mesh=mesh, sharding=sharding)
   form, note = _held(path, weights, dtype=dtype, on_mesh=mesh is not None)
@@ -137,18 +137,18 @@ def load(
     network = _of_layers(
       config, params, form, dtype=dtype, sharding=sharding, stored=stored
     )
-  if isinstance(weights, Format) and form is None:
+  if isinstance(weights, Quantization) and form is None:
     network = network.lowered(weights)
   return dataclasses.replace(network, note=note)
 
 
 def _held(
   path: str,
-  weights: Format | Literal["published"] | None,
+  weights: Quantization | Literal["published"] | None,
   *,
   dtype,
   on_mesh: bool,
-) -> tuple[Format | None, str]:
+) -> tuple[Quantization | None, str]:
   """The format that holds a model's weights as they are published, if wanted.
 
   Args:
@@ -171,13 +171,13 @@ def _held(
     form, why = None, ""
     if weights is not None:
       form, why = held.published(source, on_mesh=on_mesh)
-    if isinstance(weights, Format) and held.holds(source, weights):
+    if isinstance(weights, Quantization) and held.holds(source, weights):
       form = weights
   published = f"{path} is published as {source.published}: "
   if form is not None and weights in ("published", form):
     return form, f"{published}held as that, {form}"
   note = f"{published}dequantised to {jnp.dtype(dtype).name}"
-  if isinstance(weights, Format):
+  if isinstance(weights, Quantization):
     note += f" and rounded again, to {weights}"
   if form is not None:
     note += f"; {form} would hold it as it is"
@@ -189,7 +189,7 @@ def _held(
 def _of_layers(
   config: TransformerConfig,
   params: Any,
-  weights: Format | None,
+  weights: Quantization | None,
   *,
   dtype,
   sharding: Sharding,
@@ -197,8 +197,8 @@ def _of_layers(
 ) -> Network:
   """A model over a mesh, whose weights are stored so."""
 
-  def lowered(form: Format) -> Network:
-    form = lowbits.below(form, weights) if weights else form
+  def lowered(form: Quantization) -> Network:
+    form = quantized.below(form, weights) if weights else form
     return _of_layers(
       config, stacked.lowered(params, config, form), form,
       dtype=dtype, sharding=sharding, stored=stored,
@@ -223,19 +223,19 @@ def _of_layers(
 
 
 def _of_module(
-  module: Transformer, stored: str | None, *, form: Format | None
+  module: Transformer, stored: str | None, *, form: Quantization | None
 ) -> Network:
   """A model on one device, whose weights are stored so."""
   if jax.default_backend() == "cpu":
     for layer in module.layers:
       linear.turn(layer)
 
-  def lowered(to: Format, *, fast: bool = False) -> Network:
-    to = lowbits.below(to, form) if form else to
+  def lowered(to: Quantization, *, fast: bool = False) -> Network:
+    to = quantized.below(to, form) if form else to
     copy = nnx.merge(*nnx.split(module))  # of the same arrays
-    lowbits.lower(copy, to)
+    quantized.lower(copy, to)
     if fast:
-      lowbits.hasten(copy)
+      quantized.hasten(copy)
     return _of_module(copy, stored, form=to)
 
   return Network(
@@ -294,7 +294,7 @@ def load_head(
   mesh: Mesh | None = None,
   sharding: Sharding | None = None,
   of_target: bool = False,
-  weights: Format | None = None,
+  weights: Quantization | None = None,
 ) -> Head:
   """Reads a draft head of a target.
 
@@ -319,9 +319,9 @@ def load_head(
   frame = target.params if mesh is None else target.params["frame"]
   tied = target.config.tied_embeddings
   tables = frame["embed"], frame["embed" if tied else "lm_head"]
-  embedding = lowbits.whole_table(tables[0], "embedding", dtype)
+  embedding = quantized.whole_table(tables[0], "embedding", dtype)
   output = (
-    embedding if tied else lowbits.whole_table(tables[1], "weight", dtype)
+    embedding if tied else quantized.whole_table(tables[1], "weight", dtype)
   )
   about = dataclasses.replace(
     _about(target.config), embedding=embedding, output=output
@@ -333,13 +333,13 @@ def load_head(
     path, about, dtype=dtype, place=place, of_target=of_target
   )
   shared = {"embed": (embedding, tables[0]), "lm_head": (output, tables[1])}
-  lent = [n for n, x in shared.items() if lowbits.is_lent(head.module, n, *x)]
+  lent = [n for n, x in shared.items() if quantized.is_lent(head.module, n, *x)]
   if weights is not None:
-    lowbits.lower(head.module, weights)
+    quantized.lower(head.module, weights)
     if jax.default_backend() == "cpu":
-      lowbits.hasten(head.module)
+      quantized.hasten(head.module)
   for name in lent:
-    lowbits.borrow(head.module, name, shared[name][1])
+    quantized.borrow(head.module, name, shared[name][1])
   return head
 
 

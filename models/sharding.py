@@ -20,7 +20,7 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from models.networks import lowbits, mixture
+from models.networks import mixture, quantized
 from models.networks.description import TransformerConfig
 from specjax.cache import row_major
 
@@ -103,7 +103,7 @@ def param_specs(params, sharding: Sharding):
 
   def spec(path, leaf):
     parts = names(path)
-    of = lowbits.weight_of(tuple(parts))
+    of = quantized.weight_of(tuple(parts))
     if of is None:
       return param_spec(parts, sharding)
     # Scales lie beside their weights; one an output is cut as outputs are.

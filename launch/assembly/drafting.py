@@ -14,7 +14,7 @@ from inspect import Parameter
 from typing import Any
 
 from launch.assembly.precision import Published
-from models.networks.lowbits import Format
+from models.networks.quantized import Quantization
 from models.networks.transformer import SkippedLayers
 from specjax import drafters
 from specjax import siblings as siblings_lib
@@ -115,7 +115,7 @@ class Drafting:
   learning: Learning | None = None
   rule: str = ""
   skipped: SkippedLayers | None = None
-  weights: Format | Published | None = None
+  weights: Quantization | Published | None = None
   cache: str | None = None
   normed: bool = True
 

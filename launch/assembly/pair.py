@@ -15,9 +15,9 @@ from launch.assembly.drafting import Drafting
 from models import checkpoints, hub, meshes
 from models.checkpoints import Network
 from models.formats.head_checkpoints import Head
-from models.networks import lowbits, specdec
+from models.networks import quantized, specdec
 from models.networks.description import TransformerConfig
-from models.networks.lowbits import Format
+from models.networks.quantized import Quantization
 from models.networks.transformer import SkippedLayers
 from models.tokenizers import Tokenizer
 from specjax import decode, low_cache, rules
@@ -96,9 +96,11 @@ def check_config(
       "dtype must be float32, bfloat16 or float16, got " + repr(config.dtype)
     )
   form = precision.of_target(config.get("weights", ""))
-  if drafting.reads == "weights" and isinstance(form, Format):
-    assert isinstance(drafting.weights, Format)  # as quantised_self has it
-    lowbits.below(drafting.weights, form)
+  if drafting.reads == "weights" and isinstance(form, Quantization):
+    assert isinstance(
+      drafting.weights, Quantization
+    )  # as quantised_self has it
+    quantized.below(drafting.weights, form)
   low_cache.check(config.get("cache") or None)
   for name in ("seed", "top_k"):
     if not 0 <= config[name] < _LIMITS[name]:
@@ -181,7 +183,7 @@ def _check_low(config: ml_collections.ConfigDict, drafting: Drafting) -> None:
   elif drafting.reads == "model":
     stored.append((drafting.checkpoint, drafting.weights, drafting.cache))
   for path, asked, cache in stored:
-    weights = asked if isinstance(asked, Format) else None
+    weights = asked if isinstance(asked, Quantization) else None
     if weights is None and cache is None:
       continue
     description = checkpoints.read_config(path)
@@ -190,8 +192,8 @@ def _check_low(config: ml_collections.ConfigDict, drafting: Drafting) -> None:
         f"{path} is an encoder-decoder, and weights and caches in few bits are "
         "of decoder-only models"
       )
-    lowbits.check_weights(description, weights, on_mesh=bool(config.mesh))
-    lowbits.check_cache(description, cache)
+    quantized.check_weights(description, weights, on_mesh=bool(config.mesh))
+    quantized.check_cache(description, cache)
 
 
 def _check_same_tokenizer(target: Tokenizer, draft: Tokenizer) -> None:
@@ -286,7 +288,9 @@ def load(
     if draft.kind == "mtp" and not drafting.normed:
       draft = draft.before_norms(target.config.num_layers)
   elif reads == "weights":
-    assert isinstance(drafting.weights, Format)  # as quantised_self has it
+    assert isinstance(
+      drafting.weights, Quantization
+    )  # as quantised_self has it
     # XLA:CPU would dequantise the copy in every pass.
     on_cpu = jax.default_backend() == "cpu"
     draft = (target.rounded if on_cpu else target.lowered)(drafting.weights)

@@ -9,25 +9,25 @@ from collections.abc import Callable
 from typing import Literal
 
 from models import checkpoints
-from models.networks import lowbits
-from models.networks.lowbits import Format
+from models.networks import quantized
+from models.networks.quantized import Quantization
 from specjax.calls import Grammar
 
 Published = Literal["published"]
 
 
-def _rounded(kind: str, words: str) -> Callable[..., Format]:
+def _rounded(kind: str, words: str) -> Callable[..., Quantization]:
   """The call of a kind, whose groups are its own by default."""
 
   def call(
     *,
-    group: int | None = lowbits.KINDS[kind].group,
+    group: int | None = quantized.KINDS[kind].group,
     output: bool = True,
     embedding: bool = False,
     dense: bool = True,
-  ) -> Format:
-    return Format(
-      kind=kind, group=group, output=output, embedding=embedding, dense=dense
+  ) -> Quantization:
+    return Quantization(
+      dtype=kind, group=group, output=output, embedding=embedding, dense=dense
     )
 
   call.__doc__ = words
@@ -59,12 +59,12 @@ WEIGHTS = Grammar(
 )
 
 
-def weights(text: str) -> Format | None:
+def weights(text: str) -> Quantization | None:
   """The format that weights are rounded to; None for "", their dtype."""
   return FORMATS.make(text) if text else None
 
 
-def of_target(text: str, path: str = "") -> Format | Published | None:
+def of_target(text: str, path: str = "") -> Quantization | Published | None:
   """Storage of a target's weights, as `models.checkpoints.load` takes it.
 
   Args:

@@ -30,9 +30,9 @@ from launch.assembly.precision import WEIGHTS
 from models import hub
 from models.formats import head_checkpoints
 from models.formats.head_checkpoints import Head
-from models.networks import lowbits
+from models.networks import quantized
 from models.networks import specdec as block_networks
-from models.networks.lowbits import Format
+from models.networks.quantized import Quantization
 from models.networks.specdec import Block
 from models.networks.transformer import SkippedLayers
 from specjax import drafters, low_cache, shapes
@@ -52,7 +52,7 @@ from specjax.types import Drafter, LanguageModel, Rule
 
 
 def _storage(
-  *, weights: Format | None = None, cache: str = ""
+  *, weights: Quantization | None = None, cache: str = ""
 ) -> dict[str, Any]:
   """Storage of a draft; in few bits it cannot learn."""
   low_cache.check(cache or None)
@@ -67,11 +67,11 @@ def _bits(
   if bits not in (4, 8):
     raise ValueError(f"bits must be 4 or 8, got {bits}")
   kind = f"int{bits}"
-  group = lowbits.KINDS[kind].group if group is None else group
-  return dict(weights=Format(kind=kind, group=group), checkpoint=skipped)
+  group = quantized.KINDS[kind].group if group is None else group
+  return dict(weights=Quantization(dtype=kind, group=group), checkpoint=skipped)
 
 
-def _rounded(*, weights: Format | None = None) -> dict[str, Any]:
+def _rounded(*, weights: Quantization | None = None) -> dict[str, Any]:
   """Storage of a head; in few bits it cannot learn."""
   if weights is None:
     return {}
@@ -84,7 +84,7 @@ def _rounded(*, weights: Format | None = None) -> dict[str, Any]:
 
 
 def _states(
-  *, normed: bool = True, weights: Format | None = None
+  *, normed: bool = True, weights: Quantization | None = None
 ) -> dict[str, Any]:
   """Hidden states that a head reads, after or before norms; its storage."""
   return dict(_rounded(weights=weights), normed=normed)
@@ -194,7 +194,7 @@ _NESTED: dict[type, Grammar] = {
   ),
   Policy: POLICIES,
   Rule: RULES,
-  Format: WEIGHTS,
+  Quantization: WEIGHTS,
 }
 _ENTRIES = (
   entry(drafters.plain),

@@ -10,15 +10,15 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
 from models import sharding as sharding_lib
-from models.networks import attention, lowbits, mixture, stacked, t5_stacked
+from models.networks import attention, mixture, quantized, stacked, t5_stacked
 from models.networks.description import (
   TransformerConfig,
   attention_weights,
   mlp_weights,
   mlp_width,
 )
-from models.networks.lowbits import Format
 from models.networks.mixture import Mixture
+from models.networks.quantized import Quantization
 from models.networks.t5_config import T5Config
 from models.networks.transformer import (
   Features,
@@ -49,7 +49,7 @@ def functions(
   sharding: Sharding,
   skipped: SkippedLayers | None = None,
   features: Features = (),
-  weights: Format | None = None,
+  weights: Quantization | None = None,
   cache: str | None = None,
 ) -> LanguageModel:
   """The model as pure functions."""
@@ -62,7 +62,7 @@ def functions(
 
 
 @functools.cache
-def shapes(config: Config, weights: Format | None = None):
+def shapes(config: Config, weights: Quantization | None = None):
   """Shapes of a model's parameters."""
   if isinstance(config, T5Config):
     return t5_stacked.abstract_params(config, dtype=DTYPE)
@@ -84,11 +84,13 @@ def count(params) -> int:
 
 def num_bytes(params) -> int:
   """Bytes that parameters take."""
-  return sum(map(lowbits.num_bytes, jax.tree.leaves(params)))
+  return sum(map(quantized.num_bytes, jax.tree.leaves(params)))
 
 
 @functools.cache
-def _read(config: TransformerConfig, weights: Format | None) -> tuple[int, int]:
+def _read(
+  config: TransformerConfig, weights: Quantization | None
+) -> tuple[int, int]:
   """Numbers that passes read of all parameters, and their bytes.
 
   Embeddings are left out of which a pass looks up some rows.
@@ -163,7 +165,7 @@ def work(
   slots: int,
   skipped: SkippedLayers = _NOTHING,
   input_length: int = 0,
-  weights: Format | None = None,
+  weights: Quantization | None = None,
   cache: str | None = None,
 ) -> Work:
   """The work of passes over full rows."""

@@ -17,8 +17,8 @@ from launch.planning.networks import Config
 from models import sharding as sharding_lib
 from models.head_shapes import HeadShape
 from models.meshes import Layout
-from models.networks import lowbits
-from models.networks.lowbits import Format
+from models.networks import quantized
+from models.networks.quantized import Quantization
 from models.networks.t5_config import T5Config
 from models.networks.transformer import SkippedLayers
 from models.sharding import Sharding
@@ -73,8 +73,8 @@ class Question:
   prompt_length: int
   layout: Layout
   input_length: int = 0
-  weights: Format | None = None
-  draft_weights: Format | None = None
+  weights: Quantization | None = None
+  draft_weights: Quantization | None = None
   cache: str | None = None
 
   def check(self) -> None:
@@ -89,10 +89,10 @@ class Question:
     if of_t5 != bool(self.input_length):
       raise ValueError("input_length is what a T5 reads, and needs")
     if not of_t5:
-      lowbits.check_weights(self.target, self.weights, on_mesh=True)
-      lowbits.check_cache(self.target, self.cache)
+      quantized.check_weights(self.target, self.weights, on_mesh=True)
+      quantized.check_cache(self.target, self.cache)
     if self.draft and not of_t5:
-      lowbits.check_weights(self.draft, self.draft_weights, on_mesh=True)
+      quantized.check_weights(self.draft, self.draft_weights, on_mesh=True)
     self.cut_target(), self.cut_draft()
     siblings = "iid" if self.drafter == "ngram" else self.siblings
     if self.tree.num_drafted:

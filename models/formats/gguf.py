@@ -29,7 +29,7 @@ from models.formats.packed import Packed
 from models.formats.weights import Source, Tensor
 from models.networks import stacked
 from models.networks.layers import TransformerConfig
-from models.networks.lowbits import Format
+from models.networks.quantized import Quantization
 from models.networks.transformer import Transformer
 from models.sharding import Sharding
 
@@ -73,7 +73,7 @@ _NAME = re.compile(r"(?:blk\.(\d{1,9})\.)?(.+)\.(weight|bias|scale)")
 
 
 def load(
-  path: str, *, dtype=jnp.float32, form: Format | None = None
+  path: str, *, dtype=jnp.float32, form: Quantization | None = None
 ) -> Transformer:
   """Reads a file's model to one device, a tensor at a time.
 
@@ -99,7 +99,7 @@ def load_stacked(
   mesh: Mesh,
   sharding: Sharding,
   dtype=jnp.bfloat16,
-  form: Format | None = None,
+  form: Quantization | None = None,
 ) -> tuple[TransformerConfig, stacked.StackedParams]:
   """Reads a file's model straight to where its parameters lie on a mesh.
 

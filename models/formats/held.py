@@ -1,6 +1,6 @@
 """Formats that hold weights as they are published, without rounding them again.
 
-`models.networks.lowbits` stores whole numbers, or floats of eight bits, with
+`models.networks.quantized` stores whole numbers, or floats of eight bits, with
 scales, and so do others: where the numbers of every weight that a format stores
 are those of the file, they are read as they are.
 """
@@ -12,14 +12,14 @@ from flax import nnx
 
 from models.formats.packed import Parts
 from models.formats.weights import Source, abstract, locate
-from models.networks import lowbits
-from models.networks.lowbits import Format
+from models.networks import quantized
+from models.networks.quantized import Quantization
 from models.networks.t5_config import T5Config
 
 _EMBEDDING = ("embed", "embedding")
 
 
-def holds(source: Source, form: Format) -> bool:
+def holds(source: Source, form: Quantization) -> bool:
   """True if a format holds all weights that it stores as they are published.
 
   Args:
@@ -30,7 +30,9 @@ def holds(source: Source, form: Format) -> bool:
   return all(packed is not None and packed.fits(form) for packed in every)
 
 
-def published(source: Source, *, on_mesh: bool) -> tuple[Format | None, str]:
+def published(
+  source: Source, *, on_mesh: bool
+) -> tuple[Quantization | None, str]:
   """The format that holds a checkpoint's weights as they are published.
 
   Output projection and embedding are of it if they fit, else as its dtype.
@@ -46,11 +48,11 @@ def published(source: Source, *, on_mesh: bool) -> tuple[Format | None, str]:
   if isinstance(config, T5Config):
     return None, "encoder-decoders are not stored in few bits"
   try:
-    lowbits.check_weights(config, Format(kind="int8"), on_mesh=on_mesh)
+    quantized.check_weights(config, Quantization(dtype="int8"), on_mesh=on_mesh)
   except ValueError as error:
     return None, str(error)
   tied = config.tied_embeddings
-  every = _stored(source, Format(kind="int8", embedding=not tied))
+  every = _stored(source, Quantization(dtype="int8", embedding=not tied))
   layers = {path: x for path, x in every.items() if path[0] == "layers"}
   experts = {path: x for path, x in layers.items() if path[-2] == "experts"}
   dense = any(layers[path] is not None for path in {*layers} - {*experts})
@@ -69,10 +71,10 @@ def published(source: Source, *, on_mesh: bool) -> tuple[Format | None, str]:
     return None, "its layers are not in few bits"
   # MXFP4 has groups, also where inputs are no more than one.
   group = max(groups, default=32 if "fp4" in kinds else None)
-  if group not in (None, *lowbits.GROUPS):
-    return None, f"groups are of {group}, not of {lowbits.GROUPS}"
-  form = Format(
-    kind="int8" if "int8" in kinds else min(kinds),
+  if group not in (None, *quantized.GROUPS):
+    return None, f"groups are of {group}, not of {quantized.GROUPS}"
+  form = Quantization(
+    dtype="int8" if "int8" in kinds else min(kinds),
     group=group,
     output=False,
     dense=dense,
@@ -96,7 +98,7 @@ def published(source: Source, *, on_mesh: bool) -> tuple[Format | None, str]:
   ), ""
 
 
-def _stored(source: Source, form: Format) -> dict[tuple, Parts | None]:
+def _stored(source: Source, form: Quantization) -> dict[tuple, Parts | None]:
   """The parts of the weights that a format stores, by their paths.
 
   None where a weight is not published in few bits, or lies in another way.
@@ -104,7 +106,7 @@ def _stored(source: Source, form: Format) -> dict[tuple, Parts | None]:
   state = nnx.state(abstract(source.config, jnp.float32, form))
   stored = {}
   for path, _ in nnx.to_flat_state(state):
-    if (weight := lowbits.weight_of(path)) is not None:
+    if (weight := quantized.weight_of(path)) is not None:
       name, layout = locate(weight, source.table)
       tensor = source.tensors.get(name)
       alike = tensor is not None and layout.of_parts

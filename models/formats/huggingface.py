@@ -46,7 +46,7 @@ from models.formats.huggingface_config import (
 from models.formats.weights import Source, Tensor
 from models.networks import stacked, t5_config, t5_stacked
 from models.networks.layers import TransformerConfig
-from models.networks.lowbits import Format
+from models.networks.quantized import Quantization
 from models.networks.t5 import T5
 from models.networks.t5_config import T5Config
 from models.networks.transformer import Transformer
@@ -78,7 +78,7 @@ _KINDS = ("F16", "BF16", "F32", "F64")
 
 
 def load(
-  directory: str, *, dtype=jnp.float32, form: Format | None = None
+  directory: str, *, dtype=jnp.float32, form: Quantization | None = None
 ) -> Transformer | T5:
   """Reads a checkpoint directory.
 
@@ -108,7 +108,7 @@ def load_stacked(
   mesh: Mesh,
   sharding: Sharding,
   dtype=jnp.bfloat16,
-  form: Format | None = None,
+  form: Quantization | None = None,
 ) -> tuple[TransformerConfig, stacked.StackedParams]:
   """Reads a checkpoint directory straight to where its parameters lie.
 

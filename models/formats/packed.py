@@ -2,7 +2,7 @@
 
 A `Packed` says how the numbers `q - z` of a matrix and its scales are read,
 whatever its file calls them. What it stands for is `Packed.read`; its `Parts`
-are what `models.networks.lowbits` may hold as they are.
+are what `models.networks.quantized` may hold as they are.
 
 Letters in shapes: N outputs, D inputs, G groups of inputs, E experts.
 """
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from models.networks.lowbits import Format
+from models.networks.quantized import Quantization
 
 Index = tuple[slice, ...]
 
@@ -22,8 +22,8 @@ class Parts:
   """Numbers and scales of a weight, or of those of all experts.
 
   Attributes:
-    kind: the narrowest of `models.networks.lowbits.KINDS` that has all numbers;
-      None if none has.
+    kind: the narrowest of `models.networks.quantized.KINDS` that has all
+      numbers; None if none has.
     group: inputs of a group; None if groups are not of one size, in turn.
     num_groups: G.
     values: the numbers, or a part of them, `[N, D]` or `[E, N, D]`; all of them
@@ -37,11 +37,11 @@ class Parts:
   values: Callable[[Index], np.ndarray]
   scales: Callable[[Index], np.ndarray]
 
-  def fits(self, form: Format) -> bool:
+  def fits(self, form: Quantization) -> bool:
     """True if a format holds these numbers and scales as they are."""
     if self.kind is None or self.group is None:
       return False
-    if form.kind not in {self.kind} | _WIDER.get(self.kind, set()):
+    if form.dtype not in {self.kind} | _WIDER.get(self.kind, set()):
       return False
     one = self.num_groups == 1 and form.group is None
     return one or self.group == form.group

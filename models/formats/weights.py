@@ -27,9 +27,9 @@ from models.formats.families.family import (
   Table,
 )
 from models.formats.packed import Parts
-from models.networks import lowbits, scanned, stacked, t5, t5_stacked
+from models.networks import quantized, scanned, stacked, t5, t5_stacked
 from models.networks.layers import TransformerConfig
-from models.networks.lowbits import Format
+from models.networks.quantized import Quantization
 from models.networks.t5 import T5
 from models.networks.t5_config import T5Config
 from models.networks.transformer import Transformer
@@ -131,7 +131,7 @@ def locate(path: Iterable[str | int], table: Table) -> tuple[str, Layout]:
     table: the model's.
   """
   path = (*path,)
-  *module, parameter = lowbits.weight_of(path) or path
+  *module, parameter = quantized.weight_of(path) or path
   number = next((str(p) for p in module if isinstance(p, int)), "")
   key = ".".join("#" if isinstance(p, int) else p for p in module)
   if (whole := f"{key}.{parameter}") in table.tensors:
@@ -146,7 +146,7 @@ def locate(path: Iterable[str | int], table: Table) -> tuple[str, Layout]:
 
 
 def load(
-  source: Source, *, dtype=jnp.float32, form: Format | None = None
+  source: Source, *, dtype=jnp.float32, form: Quantization | None = None
 ) -> Transformer | T5:
   """Reads a model to one device, a tensor at a time.
 
@@ -187,7 +187,7 @@ def load(
 
 
 def abstract(
-  config: TransformerConfig | T5Config, dtype, form: Format | None = None
+  config: TransformerConfig | T5Config, dtype, form: Quantization | None = None
 ) -> Transformer | T5:
   """The module of a configuration, with shapes for parameters."""
   if isinstance(config, T5Config):
@@ -196,7 +196,7 @@ def abstract(
   def make():
     module = Transformer(config, dtype=dtype, rngs=nnx.Rngs(0))
     if form is not None:
-      lowbits.lower(module, form)
+      quantized.lower(module, form)
     return module
 
   return nnx.eval_shape(make)
@@ -206,8 +206,8 @@ def _held(
   tensor: Tensor, parameter: tuple, dtype
 ) -> Callable[[tuple[slice, ...]], np.ndarray] | None:
   """Reads a parameter that is a part of a tensor in few bits; else None."""
-  scales = lowbits.weight_of(parameter) is not None
-  if not scales and dtype not in lowbits.DTYPES:
+  scales = quantized.weight_of(parameter) is not None
+  if not scales and dtype not in quantized.DTYPES:
     return None
   if tensor.packed is None:
     raise CheckpointError(f"{tensor.name} has no numbers that a format holds")
@@ -235,7 +235,7 @@ def load_stacked(
   mesh: Mesh,
   sharding: Sharding,
   dtype=jnp.bfloat16,
-  form: Format | None = None,
+  form: Quantization | None = None,
 ) -> tuple[TransformerConfig, stacked.StackedParams]:
   """Reads a model straight to where its parameters lie on a mesh.
 

@@ -109,7 +109,7 @@ def _projected(
 ) -> Array:
   """Products with experts' projections, biases added.
 
-  As `models.networks.lowbits.products`, one scale an output is applied to the
+  As `models.networks.quantized.products`, one scale an output is applied to the
   products, and those of groups to the weights.
 
   Args:

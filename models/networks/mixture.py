@@ -272,7 +272,7 @@ class Experts(nnx.Module):
       arrays["gate_bias"] = self.gate_bias[...]
       arrays["up_bias"] = self.up_bias[...]
       arrays["down_bias"] = self.down_bias[...]
-    if hasattr(self, "gate_scales"):  # of `models.networks.lowbits`
+    if hasattr(self, "gate_scales"):  # of `models.networks.quantized`
       arrays["gate_scales"] = self.gate_scales[...]
       arrays["up_scales"] = self.up_scales[...]
       arrays["down_scales"] = self.down_scales[...]

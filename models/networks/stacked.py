@@ -18,11 +18,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from models.networks import lowbits
+from models.networks import quantized
 from models.networks.description import TransformerConfig
 from models.networks.layers import Layer
-from models.networks.lowbits import Format, lower
 from models.networks.params import layerless
+from models.networks.quantized import Quantization, lower
 from models.networks.scanned import Stack, kinds, new_cache, reads_of
 from models.networks.transformer import (
   Features,
@@ -44,7 +44,7 @@ def _modules(
   dtype,
   *,
   expert_axes: tuple[str, ...] = (),
-  weights: Format | None = None,
+  weights: Quantization | None = None,
 ) -> tuple[Transformer, dict[str, Layer]]:
   """A model without layers, and a layer of each kind, of shapes alone."""
   first = {name: of_kind[0] for name, of_kind in kinds(config).items()}
@@ -67,7 +67,7 @@ def _modules(
 
 
 def abstract_params(
-  config: TransformerConfig, *, dtype, weights: Format | None = None
+  config: TransformerConfig, *, dtype, weights: Quantization | None = None
 ) -> StackedParams:
   """Shapes and dtypes of the parameters, `jax.ShapeDtypeStruct` leaves."""
   frame, layers = _modules(config, dtype, weights=weights)
@@ -96,11 +96,11 @@ def stack(module: Transformer) -> StackedParams:
 
 
 def lowered(
-  params: StackedParams, config: TransformerConfig, form: Format
+  params: StackedParams, config: TransformerConfig, form: Quantization
 ) -> StackedParams:
   """Parameters with their weights in few bits, where they lie."""
   expected = abstract_params(config, dtype=jnp.float32, weights=form)
-  low = lambda params, expected: lowbits.lowered(params, expected, form)
+  low = lambda params, expected: quantized.lowered(params, expected, form)
   layers, of = params["layers"], expected["layers"]
   if "" in kinds(config):
     layers = low(layers, of)
@@ -117,7 +117,7 @@ def as_language_model(
   sharding: Sharding | None = None,
   features: Features = (),
   count_experts: bool = False,
-  weights: Format | None = None,
+  weights: Quantization | None = None,
   stored: str | None = None,
 ) -> LanguageModel:
   """The model as pure functions of stacked parameters.
@@ -146,7 +146,7 @@ def as_language_model(
   skipped.check(config.num_layers)
   if count_experts and skipped != SkippedLayers():
     raise ValueError("experts are counted in all layers, got some left out")
-  lowbits.check_cache(config, stored)
+  quantized.check_cache(config, stored)
   check_features(features, config.num_layers)
   by_expert = sharding is not None and sharding.experts == "expert"
   frame, layers = _modules(
@@ -156,7 +156,7 @@ def as_language_model(
     weights=weights,
   )
   if config.deltas:
-    lowbits.check_weights(config, weights, on_mesh=True)
+    quantized.check_weights(config, weights, on_mesh=True)
     if skipped != SkippedLayers():
       raise ValueError("of a model with recurrent layers none can be left out")
   ends = config.per_layer_dim or any(x.scaled for x in config.layers or ())

@@ -26,9 +26,9 @@ from models.networks.description import (
   TransformerConfig,
 )
 from models.networks.layers import Layer, Linear, make_norm, tied_logits
-from models.networks.lowbits import LowEmbed, check_cache
 from models.networks.mixture import Mixture
 from models.networks.params import split
+from models.networks.quantized import QuantizedEmbed, check_cache
 from models.networks.rope import Rope
 from specjax import cache as cache_lib
 from specjax import recurrent
@@ -266,7 +266,7 @@ class Transformer(nnx.Module):
     if logits_at is not None:
       read = jnp.take_along_axis(hidden, logits_at[..., None], axis=1)
     if self.config.tied_embeddings:
-      if isinstance(self.embed, LowEmbed):
+      if isinstance(self.embed, QuantizedEmbed):
         logits = self.embed.logits(read)
       else:
         logits = tied_logits(self.embed, read)

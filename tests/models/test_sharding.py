@@ -130,7 +130,7 @@ _EIGHT_DEVICES = """
   from models import sharding
   from models.formats import weights
   from models.networks import stacked
-  from models.networks.lowbits import Format
+  from models.networks.quantized import Quantization
 
   jax.config.update("jax_num_cpu_devices", 8)
   real, read = weights.part, []
@@ -151,7 +151,7 @@ _EIGHT_DEVICES = """
                                       config)
   equal = jax.tree.map(lambda a, b: bool((np.asarray(a) == b).all()),
                        params, expected)
-  form = Format(kind="int8")
+  form = Quantization(dtype="int8")
   cut, alone = (stacked.lowered(p, config, form) for p in (params, expected))
   low = jax.tree.map(lambda a, b: bool((np.asarray(a) == b).all()), cut, alone)
   tokens = np.arange(8).reshape(2, 4)

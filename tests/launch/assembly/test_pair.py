@@ -16,7 +16,7 @@ from configs import common, embedded, huggingface, shapes
 from launch.assembly import pair as pair_lib
 from launch.assembly import precision, registry
 from models.formats.huggingface import translate
-from models.networks.lowbits import Format
+from models.networks.quantized import Quantization
 
 
 def test_a_pair_is_assembled_without_a_commands_flags():
@@ -131,7 +131,7 @@ def test_weights_in_few_bits_are_each_models_own(pair):
   assert cached(models.target).dtype == np.float32
   assert cached(models.draft).values.dtype.name == "float8_e4m3fn"
   with pytest.raises(ValueError, match="must have fewer, got fp8"):
-    models.target.lowered(Format(kind="fp8"))
+    models.target.lowered(Quantization(dtype="fp8"))
 
 
 def test_weights_are_as_published_unless_the_config_says_otherwise(tmp_path):
@@ -139,7 +139,7 @@ def test_weights_are_as_published_unless_the_config_says_otherwise(tmp_path):
   assert of_target("", str(tmp_path)) == of_target("published") == "published"
   assert of_target("", "of/a/file.gguf") is None  # dequantised
   assert of_target("whole", str(tmp_path)) is None
-  assert of_target("fp4") == Format(kind="fp4", group=32)
+  assert of_target("fp4") == Quantization(dtype="fp4", group=32)
   with pytest.raises(ValueError, match="unknown weights 'published'"):
     precision.weights("published")
 

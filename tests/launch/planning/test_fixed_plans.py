@@ -16,7 +16,7 @@ from launch.planning import program
 from models.formats import head_checkpoints
 from models.formats.huggingface_config import config_from_json
 from models.meshes import Layout
-from models.networks import lowbits
+from models.networks import quantized
 from specjax import tree as tree_lib
 
 pytestmark = pytest.mark.heavy
@@ -113,7 +113,7 @@ def test_quantized_weights_are_read_as_they_are_and_not_converted():
       own = (
         lax.dynamic_index_in_dim(a, i, keepdims=False) for a in (values, scales)
       )
-      y = lowbits.products(x, *own)
+      y = quantized.products(x, *own)
       return jnp.tanh(jnp.concatenate([y, y, y], axis=1)[:, :inputs])
 
     return lax.fori_loop(0, layers, layer, x)

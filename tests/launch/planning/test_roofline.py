@@ -11,7 +11,7 @@ from launch.planning import networks, roofline
 from models.formats.huggingface import translate
 from models.formats.huggingface_config import config_from_json
 from models.networks.layers import TransformerConfig
-from models.networks.lowbits import Format
+from models.networks.quantized import Quantization
 from models.networks.transformer import SkippedLayers
 
 CONFIG = TransformerConfig(
@@ -82,7 +82,7 @@ def test_skipped_layers_are_neither_read_nor_summed():
 def test_int8_is_half_of_the_bytes_with_its_scales():
   plain, low = (
     networks.work(CONFIG, slots=100, weights=weights, cache=cache)
-    for weights, cache in ((None, None), (Format(kind="int8"), "int8"))
+    for weights, cache in ((None, None), (Quantization(dtype="int8"), "int8"))
   )
   outputs = 3 * (16 * (2 * 4) + 64 + 2 * 128 + 64) + 1000  # a scale each
   norms = 3 * 2 * 64 + 64

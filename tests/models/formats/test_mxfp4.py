@@ -12,8 +12,8 @@ from references import MODELS, TOKENS
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from models.formats import held, huggingface, mxfp4
-from models.networks import expert_forms, lowbits
-from models.networks.lowbits import Format
+from models.networks import expert_forms, quantized
+from models.networks.quantized import Quantization
 
 
 def packed(rng, *shape):
@@ -68,14 +68,14 @@ def test_a_gpt_oss_as_released_has_the_logits_of_its_numbers(tmp_path):
   how = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
   file.write_text(json.dumps(saved | {"quantization_config": how}))
   expected = references.logits(model, TOKENS)
-  form = Format(kind="fp4", group=32, output=False, dense=False)
+  form = Quantization(dtype="fp4", group=32, output=False, dense=False)
   with contextlib.ExitStack() as stack:
     source = huggingface.source(tmp_path, stack)
     assert held.published(source, on_mesh=False) == (form, "")
   whole = huggingface.load(tmp_path)
   kept = huggingface.load(tmp_path, form=form)
   for ours, others in zip(kept.layers, whole.layers, strict=True):
-    for name in lowbits.EXPERTS:
+    for name in quantized.EXPERTS:
       values = getattr(ours.mlp.experts, name)[...]
       scales = getattr(ours.mlp.experts, f"{name}_scales")[...]
       assert values.dtype == jnp.float4_e2m1fn

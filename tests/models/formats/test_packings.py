@@ -22,8 +22,8 @@ from models import checkpoints, sharding
 from models.formats import held, huggingface, weights
 from models.formats.families import FAMILIES
 from models.formats.packings import awq, block_fp8, gptq
-from models.networks import expert_forms, lowbits, stacked
-from models.networks.lowbits import Format
+from models.networks import expert_forms, quantized, stacked
+from models.networks.quantized import Quantization
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +44,7 @@ def linears(module):
   """Every projection, by the checkpoint's name of its weight."""
   results = {}
   for path, child in nnx.iter_modules(module):
-    if isinstance(child, lowbits.LowLinear | lowbits.Linear):
+    if isinstance(child, quantized.QuantizedLinear | quantized.Linear):
       name = weights.locate((*path, "weight"), FAMILIES["llama"])[0]
       results[name if name.startswith("lm_head") else f"model.{name}"] = child
   assert len(results) == 15
@@ -140,9 +140,9 @@ def test_a_format_holds_the_numbers_as_they_are_published(name, written):
     return
   module = huggingface.load(str(path), form=actual)
   for name, child in linears(module).items():
-    if isinstance(child, lowbits.LowLinear):
+    if isinstance(child, quantized.QuantizedLinear):
       values, scales = child.weight[...], child.scales[...]
-      assert values.dtype == actual.dtype
+      assert values.dtype == quantized.KINDS[actual.dtype].dtype
       whole = np.asarray(values, np.float32) * np.repeat(
         scales, values.shape[1] // scales.shape[1], axis=1
       )
@@ -188,14 +188,16 @@ def test_a_note_says_what_becomes_of_the_published_numbers(written):
   kept = load(str(path), weights="published")
   assert kept.note == f"{begun}held as that, {form}"
   # The same numbers are no others in eight bits.
-  wider = load(str(path), weights=Format(kind="int8", group=32, output=False))
+  wider = load(
+    str(path), weights=Quantization(dtype="int8", group=32, output=False)
+  )
   assert wider.note == f"{begun}held as that, int8(group=32, output=False)"
   one, other = (x.params["layers"][0]["mlp"]["down"] for x in (kept, wider))
   np.testing.assert_array_equal(
     np.asarray(one["weight"][...], int), other["weight"][...]
   )
   assert load(str(path)).note == f"{begun}dequantised to bfloat16"
-  again = load(str(path), weights=Format(kind="fp8"))
+  again = load(str(path), weights=Quantization(dtype="fp8"))
   assert again.note == (
     f"{begun}dequantised to bfloat16 and rounded again, to fp8; {form} would "
     "hold it as it is"
@@ -209,7 +211,7 @@ def test_a_note_says_what_becomes_of_the_published_numbers(written):
   none = load(str(path), weights="published")
   assert "dequantised to bfloat16, since layers.0." in none.note
   with pytest.raises(ValueError, match=r"are int4\(output=False\) must have f"):
-    kept.lowered(Format(kind="int8"))
+    kept.lowered(Quantization(dtype="int8"))
 
 
 @pytest.mark.parametrize("name", ["packed-zero-points", "fp8"])
@@ -217,17 +219,17 @@ def test_experts_are_held_as_they_are_published(name, tmp_path):
   pack, how, _ = PUBLISHED[name]
   expected = packing.write(tmp_path, pack, how, family="qwen3_moe")
   kind = "fp8" if name == "fp8" else "int8"
-  form = Format(kind=kind, group=32, output=False)
+  form = Quantization(dtype=kind, group=32, output=False)
   load = functools.partial(huggingface.load, str(tmp_path))
   kept, whole = load(form=form), load()
   for i in range(2):
     ours, others = (x.layers[i].mlp.experts for x in (kept, whole))
-    for name in lowbits.EXPERTS:
+    for name in quantized.EXPERTS:
       stem = f"model.layers.{i}.mlp.experts"
       each = [expected[f"{stem}.{e}.{name}_proj.weight"].T for e in range(4)]
       np.testing.assert_array_equal(getattr(others, name)[...], each)
       values = getattr(ours, name)[...]
-      assert values.dtype == form.dtype
+      assert values.dtype == quantized.KINDS[form.dtype].dtype
       actual = expert_forms.dequantised(
         values, getattr(ours, f"{name}_scales")[...]
       )

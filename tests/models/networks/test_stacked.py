@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 from models import sharding
-from models.networks import lowbits, stacked
+from models.networks import quantized, stacked
 from models.networks.layers import TransformerConfig
 from models.networks.mixture import Mixture
 from models.networks.transformer import (
@@ -114,9 +114,9 @@ def test_layers_of_other_heads_are_cached_apart(low):
   )
   module = Transformer(config, rngs=nnx.Rngs(0))
   stack = stacked.stack(module)
-  form = low and lowbits.Format(kind=low)
+  form = low and quantized.Quantization(dtype=low)
   if form:
-    lowbits.lower(module, form)
+    quantized.lower(module, form)
     stack = stacked.lowered(stack, config, form)
   how = dict(features=FEATURES, count_experts=True, stored=low)
   plain, params = as_language_model(module, **how)

@@ -54,11 +54,11 @@ EXPERTS = ("gate", "up", "down")  # of `models.networks.mixture.Experts`
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Format:
+class Quantization:
   """Storage format of a model's weights in few bits.
 
   Attributes:
-    kind: "int8", "int4", "fp8" (e4m3) or "fp4" (e2m1, as MXFP4 has it).
+    dtype: "int8", "int4", "fp8" (e4m3) or "fp4" (e2m1, as MXFP4 has it).
     group: inputs that share a scale, one of `GROUPS`; None for one scale an
       output.
     output: whether the output projection is stored so too, and with it an
@@ -70,31 +70,26 @@ class Format:
     ValueError: for another kind or group.
   """
 
-  kind: str
+  dtype: str
   group: int | None = None
   output: bool = True
   embedding: bool = False
   dense: bool = True
 
   def __post_init__(self):
-    if self.kind not in KINDS:
-      raise ValueError(f"expected one of {sorted(KINDS)}, got {self.kind!r}")
+    if self.dtype not in KINDS:
+      raise ValueError(f"expected one of {sorted(KINDS)}, got {self.dtype!r}")
     if self.group not in (None, *GROUPS):
       raise ValueError(f"group must be one of {GROUPS}, got {self.group!r}")
 
   def __str__(self) -> str:
     """As it is written (`launch.assembly.precision`)."""
-    usual = KINDS[self.kind].group
+    usual = KINDS[self.dtype].group
     inside = [] if self.group == usual else [f"group={self.group}"]
     inside += [] if self.output else ["output=False"]
     inside += ["embedding=True"] if self.embedding else []
     inside += [] if self.dense else ["dense=False"]
-    return f"{self.kind}({', '.join(inside)})" if inside else self.kind
-
-  @property
-  def dtype(self):
-    """Type of the stored values."""
-    return KINDS[self.kind].dtype
+    return f"{self.dtype}({', '.join(inside)})" if inside else self.dtype
 
   def num_groups(self, inputs: int) -> int:
     """G of a weight of D inputs; ValueError if groups do not divide them."""
@@ -107,7 +102,7 @@ class Format:
     return inputs // self.group
 
 
-def below(form: Format, weights: Format) -> Format:
+def below(form: Quantization, weights: Quantization) -> Quantization:
   """The format of a copy, of all that a model stores in few bits already.
 
   Args:
@@ -117,7 +112,7 @@ def below(form: Format, weights: Format) -> Format:
   Raises:
     ValueError: unless the copy has fewer bits.
   """
-  if _bits(form.dtype) >= _bits(weights.dtype):
+  if _bits(KINDS[form.dtype].dtype) >= _bits(KINDS[weights.dtype].dtype):
     raise ValueError(
       f"a copy in few bits of weights that are {weights} must have fewer, got "
       f"{form}"
@@ -141,7 +136,7 @@ def num_bytes(array: jax.ShapeDtypeStruct) -> int:
   return math.prod(array.shape) * _bits(array.dtype) // 8
 
 
-def quantize(weight: Array, form: Format) -> tuple[Array, Array]:
+def quantize(weight: Array, form: Quantization) -> tuple[Array, Array]:
   """The nearest stored values of a weight.
 
   Args:
@@ -152,7 +147,7 @@ def quantize(weight: Array, form: Format) -> tuple[Array, Array]:
     Values `[..., N, D]` and scales `f32[..., N, G]`. A group of zeros has the
     scale 0.
   """
-  dtype, most, _ = KINDS[form.kind]
+  dtype, most, _ = KINDS[form.dtype]
   *outer, inputs = weight.shape
   groups = weight.astype(jnp.float32).reshape(
     *outer, form.num_groups(inputs), -1
@@ -161,7 +156,7 @@ def quantize(weight: Array, form: Format) -> tuple[Array, Array]:
   values = groups / jnp.where(scales == 0, 1, scales)
   if jnp.issubdtype(dtype, jnp.integer):
     values = jnp.round(values)
-  elif form.kind == "fp4":  # XLA:CPU rounds to another type in between
+  elif form.dtype == "fp4":  # XLA:CPU rounds to another type in between
     size = jnp.abs(values)
     step = jnp.where(size < 2, 0.5, jnp.where(size < 4, 1, 2))
     values = jnp.round(values / step) * step
@@ -268,7 +263,7 @@ def group_products(x: Array, values: Array, scales: Array) -> Array:
   return multiplied.reshape(*x.shape[:-1], len(values))
 
 
-class LowLinear(nnx.Module):
+class QuantizedLinear(nnx.Module):
   """A `Linear` whose weight is stored in few bits.
 
   Args:
@@ -296,7 +291,7 @@ class LowLinear(nnx.Module):
     return y if self.bias is None else y + self.bias[...].astype(self.dtype)
 
 
-class LowEmbed(nnx.Module):
+class QuantizedEmbed(nnx.Module):
   """An `nnx.Embed` whose table is stored in few bits; also for logits.
 
   Args:
@@ -327,7 +322,7 @@ class LowEmbed(nnx.Module):
     return products(x.astype(self.dtype), *stored, parts=self.parts)
 
 
-def lower(module: nnx.Module, form: Format) -> None:
+def lower(module: nnx.Module, form: Quantization) -> None:
   """Stores the weights of a module's projections in few bits, in place.
 
   Of a mixture those of its experts, but of the one that all tokens are given.
@@ -353,17 +348,17 @@ def lower(module: nnx.Module, form: Format) -> None:
     for name, child in list(vars(node).items()):
       if name == "kv_b":  # of latents, whose halves queries and sums read
         continue
-      if isinstance(child, Linear | LowLinear):
+      if isinstance(child, Linear | QuantizedLinear):
         if form.output if name == "lm_head" else form.dense:
           if isinstance(child, Linear):
             stored = again(child.rows)
           else:
             stored = again(*_of(child, child.weight))
-          setattr(node, name, LowLinear(*stored, child.dtype, child.bias))
-      elif name == "embed" and isinstance(child, nnx.Embed | LowEmbed):
+          setattr(node, name, QuantizedLinear(*stored, child.dtype, child.bias))
+      elif name == "embed" and isinstance(child, nnx.Embed | QuantizedEmbed):
         if form.output if tied else form.embedding:
           stored = again(*_of(child, child.embedding))
-          setattr(node, name, LowEmbed(*stored, child.dtype))
+          setattr(node, name, QuantizedEmbed(*stored, child.dtype))
 
 
 def hasten(module: nnx.Module) -> None:
@@ -373,8 +368,8 @@ def hasten(module: nnx.Module) -> None:
   dequantised, with scales of 1, where XLA writes it anew in every pass.
   """
   for _, node in list(nnx.iter_modules(module)):
-    if isinstance(node, LowLinear | LowEmbed):
-      name = "weight" if isinstance(node, LowLinear) else "embedding"
+    if isinstance(node, QuantizedLinear | QuantizedEmbed):
+      name = "weight" if isinstance(node, QuantizedLinear) else "embedding"
       values, scales = getattr(node, name)[...], node.scales[...]
       if values.dtype == jnp.int8 and scales.shape[-1] == 1:
         node.parts = 2
@@ -392,13 +387,15 @@ def _of(child: nnx.Module, weight: nnx.Param) -> list[Array]:
   ]
 
 
-def _again(form: Format, weight: Array, *scales: Array) -> tuple[Array, Array]:
+def _again(
+  form: Quantization, weight: Array, *scales: Array
+) -> tuple[Array, Array]:
   """The nearest stored values of a weight, or of one that is stored so."""
   return quantize(dequantize(weight, *scales) if scales else weight, form)
 
 
 def check_weights(
-  config: TransformerConfig, form: Format | None, *, on_mesh: bool
+  config: TransformerConfig, form: Quantization | None, *, on_mesh: bool
 ) -> None:
   """Raises ValueError for a model whose weights are not stored so.
 
@@ -432,7 +429,9 @@ def check_cache(config: TransformerConfig, stored: str | None) -> None:
     raise ValueError("a cache of latents is not stored in eight bits")
 
 
-def lowered(params: nnx.State, expected: nnx.State, form: Format) -> nnx.State:
+def lowered(
+  params: nnx.State, expected: nnx.State, form: Quantization
+) -> nnx.State:
   """Parameters of a module for the same module after `lower`.
 
   Args:
@@ -470,7 +469,7 @@ def _turned(function):
   return lambda *arrays: tuple(map(turn, function(*map(turn, arrays))))
 
 
-def _places(weight: Array, form: Format, *, inputs: int):
+def _places(weight: Array, form: Quantization, *, inputs: int):
   """Shardings of a weight's values and scales; None without a mesh.
 
   Args:
@@ -520,9 +519,9 @@ def borrow(module: nnx.Module, name: str, params: nnx.State) -> None:
   weight = params["embedding" if "embedding" in params else "weight"]
   stored = weight.get_value(), params["scales"].get_value()
   low = (
-    LowEmbed(*stored, child.dtype)
+    QuantizedEmbed(*stored, child.dtype)
     if name == "embed"
-    else LowLinear(*stored, child.dtype, child.bias)
+    else QuantizedLinear(*stored, child.dtype, child.bias)
   )
   setattr(module, name, low)
 

@@ -11,10 +11,10 @@ from flax import nnx
 from jax.sharding import PartitionSpec as P
 
 from models import sharding
-from models.networks import expert_forms, linear, lowbits, stacked
+from models.networks import expert_forms, linear, quantized, stacked
 from models.networks.layers import TransformerConfig
-from models.networks.lowbits import Format
 from models.networks.mixture import Mixture, MixtureMlp
+from models.networks.quantized import Quantization
 from models.networks.transformer import Transformer, as_language_model
 
 jit = functools.partial(jax.jit, compiler_options=compiling.OPTIONS)
@@ -29,29 +29,29 @@ TOKENS = RNG.integers(0, 61, (2, 4))
 def by_definition(weight, form):
   """Dequantised values and their type's, in NumPy."""
   n, d = weight.shape
-  most = {"int8": 127, "int4": 7, "fp8": 448, "fp4": 6}[form.kind]
+  most = {"int8": 127, "int4": 7, "fp8": 448, "fp4": 6}[form.dtype]
   groups = weight.reshape(n, -1, form.group or d)
   scales = np.abs(groups).max(-1, keepdims=True) / np.float32(most)
   values = groups / np.where(scales == 0, 1, scales)
-  if form.kind.startswith("fp"):
-    values = values.astype(form.dtype).astype(np.float32)
+  if form.dtype.startswith("fp"):
+    values = values.astype(quantized.KINDS[form.dtype].dtype).astype(np.float32)
   else:
     values = np.round(values)
   return (values * scales).reshape(n, d), scales[..., 0]
 
 
 @pytest.mark.parametrize("group", [None, 32])
-@pytest.mark.parametrize("kind", lowbits.KINDS)
+@pytest.mark.parametrize("kind", quantized.KINDS)
 def test_stored_values_are_those_of_the_formats_definition(kind, group):
-  form = Format(kind=kind, group=group)
+  form = Quantization(dtype=kind, group=group)
   weight = RNG.standard_normal((5, 64)).astype(np.float32)
   weight[1] *= 1e-3
   weight[2] = 0
-  values, scales = jit(lambda w: lowbits.quantize(w, form))(weight)
+  values, scales = jit(lambda w: quantized.quantize(w, form))(weight)
   expected, at = by_definition(weight, form)
-  assert values.dtype == form.dtype
+  assert values.dtype == quantized.KINDS[form.dtype].dtype
   np.testing.assert_allclose(scales, at, rtol=1e-6)
-  actual = lowbits.dequantize(values, scales)
+  actual = quantized.dequantize(values, scales)
   np.testing.assert_allclose(actual, expected, rtol=1e-6)
   step = {"int8": 0.5, "int4": 0.5, "fp8": 448 / 28, "fp4": 1}[kind]
   spread = np.repeat(at, 64 // at.shape[1], axis=1)
@@ -62,13 +62,13 @@ def test_stored_values_are_those_of_the_formats_definition(kind, group):
 def test_products_are_those_with_the_dequantised_weights(dtype):
   weight = RNG.standard_normal((7, 64)).astype(np.float32)
   x = 30 * RNG.standard_normal((3, 64)).astype(np.float32)
-  for form in (Format(kind="fp8"), Format(kind="int8", group=32)):
-    stored = lowbits.quantize(weight, form)
+  for form in (Quantization(dtype="fp8"), Quantization(dtype="int8", group=32)):
+    stored = quantized.quantize(weight, form)
     expected = np.asarray(x, dtype).astype(np.float32) @ np.asarray(
-      lowbits.dequantize(*stored).T
+      quantized.dequantize(*stored).T
     )
     close = 9 * float(jnp.finfo(dtype).eps) * np.abs(expected).max()
-    for multiply in (lowbits.products, lowbits.group_products):
+    for multiply in (quantized.products, quantized.group_products):
       actual = multiply(jnp.asarray(x, dtype), *stored)
       assert actual.dtype == dtype
       np.testing.assert_allclose(
@@ -79,9 +79,9 @@ def test_products_are_those_with_the_dequantised_weights(dtype):
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
 def test_small_weights_in_groups_are_rounded_once(dtype):
   weight = 1e-4 * RNG.standard_normal((3, 64)).astype(np.float32)
-  stored = lowbits.quantize(weight, Format(kind="int8", group=32))
-  expected = lowbits.dequantize(*stored).T.astype(dtype)
-  for multiply in (lowbits.products, lowbits.group_products):
+  stored = quantized.quantize(weight, Quantization(dtype="int8", group=32))
+  expected = quantized.dequantize(*stored).T.astype(dtype)
+  for multiply in (quantized.products, quantized.group_products):
     actual = multiply(jnp.eye(64, dtype=dtype), *stored)
     np.testing.assert_array_equal(actual, expected)
     assert multiply(jnp.zeros((2, 0, 64), dtype), *stored).shape == (2, 0, 3)
@@ -98,12 +98,12 @@ def make(form, tied):
   config = TransformerConfig(**SMALL, tied_embeddings=tied)
   module = new(config)
   low = nnx.merge(*nnx.split(module))
-  lowbits.lower(low, form)
+  quantized.lower(low, form)
   flat = dict(nnx.to_flat_state(nnx.state(low)))
   for path in [path for path in flat if path[-1] == "scales"]:
     scales = flat.pop(path)
     where = next(p for p in flat if p[:-1] == path[:-1] and p[-1] != "bias")
-    whole = lowbits.dequantize(flat[where][...], scales[...])
+    whole = quantized.dequantize(flat[where][...], scales[...])
     flat[where] = nnx.Param(whole)
   nnx.update(module, nnx.from_flat_state(list(flat.items())))
   return module, low
@@ -131,8 +131,10 @@ def tree_logits(model):
 @pytest.mark.parametrize(
   ("form", "tied"),
   [
-    (Format(kind="int8"), True),
-    pytest.param(Format(kind="int4", group=32), False, marks=pytest.mark.heavy),
+    (Quantization(dtype="int8"), True),
+    pytest.param(
+      Quantization(dtype="int4", group=32), False, marks=pytest.mark.heavy
+    ),
   ],
 )
 def test_a_tree_pass_is_the_dequantised_models_along_its_paths(form, tied):
@@ -154,7 +156,7 @@ def test_a_tree_pass_is_the_dequantised_models_along_its_paths(form, tied):
 
 
 def test_weights_that_lie_inputs_first_are_stored_as_others_are():
-  form = Format(kind="int4", group=32)
+  form = Quantization(dtype="int4", group=32)
   module, turned = (
     new(TransformerConfig(**SMALL)),
     new(TransformerConfig(**SMALL)),
@@ -162,14 +164,14 @@ def test_weights_that_lie_inputs_first_are_stored_as_others_are():
   for layer in turned.layers:
     linear.turn(layer)
   for one in (module, turned):
-    lowbits.lower(one, form)
+    quantized.lower(one, form)
   jax.tree.map(np.testing.assert_array_equal, *map(nnx.state, (module, turned)))
 
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_weights_of_a_fast_copy_are_the_dequantised_ones(tied):
-  module, low = make(Format(kind="int4", group=32), tied)
-  lowbits.hasten(low)
+  module, low = make(Quantization(dtype="int4", group=32), tied)
+  quantized.hasten(low)
   expected, actual = (
     dict(nnx.to_flat_state(nnx.state(x))) for x in (module, low)
   )
@@ -182,10 +184,10 @@ def test_weights_of_a_fast_copy_are_the_dequantised_ones(tied):
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_fast_copy_in_int8_is_read_as_it_is_stored(tied):
-  _, low = make(Format(kind="int8"), tied)
+  _, low = make(Quantization(dtype="int8"), tied)
   before = nnx.state(low)
   exact = low(TOKENS)[0].logits
-  lowbits.hasten(low)
+  quantized.hasten(low)
   jax.tree.map(np.testing.assert_array_equal, nnx.state(low), before)
   away = np.abs(low(TOKENS)[0].logits - exact).max()
   assert 0 < away < 1e-3 * np.abs(exact).max()
@@ -196,16 +198,18 @@ def test_a_fast_copy_in_int8_is_read_as_it_is_stored(tied):
 )
 @pytest.mark.parametrize("output", [True, False])
 def test_tables_are_stored_so_by_choice(tied, output, embedding):
-  form = Format(kind="int8", output=output, embedding=embedding)
+  form = Quantization(dtype="int8", output=output, embedding=embedding)
 
   def make():
     config = TransformerConfig(**SMALL, tied_embeddings=tied)
     module = Transformer(config, rngs=nnx.Rngs(0))
-    lowbits.lower(module, form)
+    quantized.lower(module, form)
     return module
 
   low = nnx.eval_shape(make)
-  is_low = lambda x: isinstance(x, lowbits.LowLinear | lowbits.LowEmbed)
+  is_low = lambda x: isinstance(
+    x, quantized.QuantizedLinear | quantized.QuantizedEmbed
+  )
   assert is_low(low.embed) == (output if tied else embedding)
   assert tied or is_low(low.lm_head) == output
   for layer in low.layers:
@@ -214,10 +218,10 @@ def test_tables_are_stored_so_by_choice(tied, output, embedding):
 
 
 def test_stacked_layers_are_lowered_to_the_same_and_rows_are_apart():
-  form = Format(kind="int8", embedding=True)
+  form = Quantization(dtype="int8", embedding=True)
   module = new(TransformerConfig(**SMALL))
   low = nnx.merge(*nnx.split(module))
-  lowbits.lower(low, form)
+  quantized.lower(low, form)
   params = stacked.lowered(stacked.stack(module), module.config, form)
   shapes = stacked.abstract_params(
     module.config, dtype=jnp.float32, weights=form
@@ -242,7 +246,7 @@ def test_scales_lie_beside_the_weights_that_they_are_of():
   cut = sharding.tensor_parallel(("model",))
   config = TransformerConfig(**SMALL)
   for group, last in ((None, None), (32, "model")):
-    form = Format(kind="int8", group=group, embedding=True)
+    form = Quantization(dtype="int8", group=group, embedding=True)
     specs = sharding.param_specs(
       stacked.abstract_params(config, dtype=jnp.float32, weights=form), cut
     )
@@ -262,10 +266,10 @@ def test_scales_lie_beside_the_weights_that_they_are_of():
 @pytest.mark.parametrize(
   ("form", "how"),
   [
-    (Format(kind="int8"), "pairs"),
-    (Format(kind="fp8"), "ragged"),
-    (Format(kind="int4", group=32), "ragged"),
-    (Format(kind="fp4", group=32), "dense"),
+    (Quantization(dtype="int8"), "pairs"),
+    (Quantization(dtype="fp8"), "ragged"),
+    (Quantization(dtype="int4", group=32), "ragged"),
+    (Quantization(dtype="fp4", group=32), "dense"),
   ],
 )
 def test_experts_in_few_bits_are_the_dequantised_ones(form, how):
@@ -278,15 +282,17 @@ def test_experts_in_few_bits_are_the_dequantised_ones(form, how):
     bias = getattr(block.experts, name)
     bias[...] = jnp.asarray(RNG.standard_normal(bias.shape), jnp.float32)
   low = nnx.merge(*nnx.split(block))
-  lowbits.lower(low, form)
-  for name in lowbits.EXPERTS:
+  quantized.lower(low, form)
+  for name in quantized.EXPERTS:
     weight = getattr(block.experts, name)
     values, scales = (
       getattr(low.experts, part)[...] for part in (name, f"{name}_scales")
     )
-    assert values.dtype == form.dtype
+    assert values.dtype == quantized.KINDS[form.dtype].dtype
     actual = expert_forms.dequantised(values, scales)
-    each = [lowbits.dequantize(*lowbits.quantize(w.T, form)).T for w in weight]
+    each = [
+      quantized.dequantize(*quantized.quantize(w.T, form)).T for w in weight
+    ]
     np.testing.assert_array_equal(actual, each)
     weight[...] = actual
   x = jnp.asarray(RNG.standard_normal((2, 3, 32)), jnp.float32)
@@ -298,34 +304,34 @@ def test_experts_in_few_bits_are_the_dequantised_ones(form, how):
 
 def test_what_cannot_be_stored_so_is_refused():
   with pytest.raises(ValueError, match="groups of 64 do not divide the 32 in"):
-    lowbits.quantize(jnp.ones((2, 32)), Format(kind="int4", group=64))
+    quantized.quantize(jnp.ones((2, 32)), Quantization(dtype="int4", group=64))
   with pytest.raises(ValueError, match=r"one of \['fp4', 'fp8', 'int4', 'i"):
-    Format(kind="int2")
+    Quantization(dtype="int2")
   with pytest.raises(ValueError, match=r"one of \(32, 64, 128\), got 7"):
-    Format(kind="int8", group=7)
+    Quantization(dtype="int8", group=7)
   tied = TransformerConfig(**SMALL, tied_embeddings=True)
-  form = Format(kind="int8", embedding=True)
+  form = Quantization(dtype="int8", embedding=True)
   with pytest.raises(ValueError, match="this model's is tied"):
-    lowbits.check_weights(tied, form, on_mesh=False)
+    quantized.check_weights(tied, form, on_mesh=False)
   for kind in ("int8", "fp8"):
     with pytest.raises(ValueError, match=f"are int8.* fewer, got {kind}"):
-      lowbits.below(Format(kind=kind), form)
+      quantized.below(Quantization(dtype=kind), form)
 
 
 def test_a_copy_in_fewer_bits_is_of_what_is_stored():
-  kept = Format(kind="int8", embedding=True)
-  form = lowbits.below(Format(kind="int4", group=32), kept)
-  assert form == Format(kind="int4", group=32, embedding=True)
+  kept = Quantization(dtype="int8", embedding=True)
+  form = quantized.below(Quantization(dtype="int4", group=32), kept)
+  assert form == Quantization(dtype="int4", group=32, embedding=True)
   module = new(TransformerConfig(**SMALL))
-  lowbits.lower(module, kept)
+  quantized.lower(module, kept)
   stack = stacked.stack(module)
   low = nnx.merge(*nnx.split(module))
-  lowbits.lower(low, form)
+  quantized.lower(low, form)
   kinds = {str(x.dtype) for x in jax.tree.leaves(nnx.state(low))}
   assert kinds == {"int4", "float32"}
   was = module.layers[1].mlp.up
-  whole = lowbits.dequantize(was.weight[...], was.scales[...])
-  values, scales = lowbits.quantize(whole, form)
+  whole = quantized.dequantize(was.weight[...], was.scales[...])
+  values, scales = quantized.quantize(whole, form)
   now = low.layers[1].mlp.up
   np.testing.assert_array_equal(now.weight[...], values)
   np.testing.assert_array_equal(now.scales[...], scales)
@@ -337,13 +343,13 @@ def test_a_copy_in_fewer_bits_is_of_what_is_stored():
 def test_experts_that_are_stored_are_rounded_again_in_turn():
   mixture = Mixture(num_experts=3, num_chosen=2, embed_dim=32, expert_dim=64)
   block = MixtureMlp(mixture, jnp.float32, form="dense", rngs=nnx.Rngs(0))
-  lowbits.lower(block, Format(kind="int8"))
+  quantized.lower(block, Quantization(dtype="int8"))
   whole = expert_forms.dequantised(
     block.experts.down[...], block.experts.down_scales[...]
   )
-  form = Format(kind="int4", group=32)
-  lowbits.lower(block, form)
-  each = [lowbits.quantize(x.T, form) for x in whole]
+  form = Quantization(dtype="int4", group=32)
+  quantized.lower(block, form)
+  each = [quantized.quantize(x.T, form) for x in whole]
   np.testing.assert_array_equal(block.experts.down, [x.T for x, _ in each])
   np.testing.assert_array_equal(
     block.experts.down_scales, [x.T for _, x in each]
@@ -353,35 +359,38 @@ def test_experts_that_are_stored_are_rounded_again_in_turn():
 def written(form):
   """Bytes that a CPU's program of a product keeps beside its arguments."""
   weight = jnp.ones((512, 512), jnp.float32)
-  stored = lowbits.quantize(weight, form)
-  program = jax.jit(lowbits.products).lower(jnp.ones((1, 512)), *stored)
+  stored = quantized.quantize(weight, form)
+  program = jax.jit(quantized.products).lower(jnp.ones((1, 512)), *stored)
   return program.compile().memory_analysis().temp_size_in_bytes
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
 def test_xla_writes_a_copy_of_weights_in_groups_on_a_cpu(kind):
   """Why nothing is gained there (docs/precision.md)."""
-  assert written(Format(kind=kind, group=32)) >= 4 * 512**2
+  assert written(Quantization(dtype=kind, group=32)) >= 4 * 512**2
 
 
 def test_xla_writes_no_copy_of_int8_on_a_cpu():
-  assert written(Format(kind="int8")) < 512**2
+  assert written(Quantization(dtype="int8")) < 512**2
 
 
 @pytest.mark.parametrize("parts", [2, 3])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
 def test_products_of_whole_numbers_are_as_exact_as_their_parts(dtype, parts):
   weight = RNG.standard_normal((7, 96)).astype(np.float32)
-  stored = lowbits.quantize(weight, Format(kind="int8"))
+  stored = quantized.quantize(weight, Quantization(dtype="int8"))
   x = 30 * RNG.standard_normal((2, 3, 96)).astype(np.float32)
   x[0, 1] = 0
   x[1, 2, 5] = 3000  # what is beside it has less
   x = jnp.asarray(x, dtype)
-  actual = jit(functools.partial(lowbits.integer_products, parts=parts))(
+  actual = jit(functools.partial(quantized.integer_products, parts=parts))(
     x, *stored
   )
   assert actual.dtype == dtype
-  x, whole = np.asarray(x, np.float64), np.asarray(lowbits.dequantize(*stored))
+  x, whole = (
+    np.asarray(x, np.float64),
+    np.asarray(quantized.dequantize(*stored)),
+  )
   step = np.abs(x).max(-1, keepdims=True) / (127 * 254 ** (parts - 1))
   expected = x @ whole.T
   most = step / 2 * np.abs(whole).sum(-1)
@@ -391,10 +400,10 @@ def test_products_of_whole_numbers_are_as_exact_as_their_parts(dtype, parts):
 
 
 def test_a_row_that_is_no_number_breaks_its_own_products_alone():
-  stored = lowbits.quantize(jnp.ones((7, 96)), Format(kind="int8"))
+  stored = quantized.quantize(jnp.ones((7, 96)), Quantization(dtype="int8"))
   x = np.ones((4, 96), np.float32)
   x[1, 3], x[2, 3] = np.nan, np.inf
-  actual = np.asarray(jit(lowbits.products)(x, *stored))
+  actual = np.asarray(jit(quantized.products)(x, *stored))
   np.testing.assert_array_equal(
     np.isfinite(actual).all(-1), [True, False, False, True]
   )
