@@ -10,9 +10,8 @@ projection. Tensors of keys and values, which no layer has, are left out.
 """
 
 import dataclasses
-import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -21,6 +20,7 @@ from flax import nnx
 
 from models.formats import head_files, json_files, weights
 from models.formats.families import FAMILIES
+from models.formats.families.family import AS_IS, Layout
 from models.formats.families.reading import get
 from models.formats.huggingface_config import config_from_json
 from models.formats.weights import CheckpointError, Tensor
@@ -52,13 +52,13 @@ _WITHOUT = {
   "enable_moe_block": False,
   "use_double_wide_mlp": False,
 }
-# Parameters whose tensors are no transformer's, and these.
+# Modules that are no transformer's, and their tensors.
 _OWN = {
-  "enter.weight": "pre_projection.weight",
-  "leave.weight": "post_projection.weight",
-  "final_norm.scale": "norm.weight",
-  "centroids.weight": "masked_embedding.centroids.weight",
-  "embed.embedding": "the target's embedding",
+  "enter": "pre_projection.weight",
+  "leave": "post_projection.weight",
+  "final_norm": "norm.weight",
+  "centroids": "masked_embedding.centroids.weight",
+  "embed": "the target's embedding",
 }
 _ORDERING = "masked_embedding.token_ordering"
 _EMBEDDING, _OUTPUT = "embed_tokens.weight", "lm_head.weight"
@@ -171,72 +171,58 @@ def _reading(layer: LayerSpec, target: Target) -> LayerSpec:
   )
 
 
-def table(config: Mapping[str, Any]) -> dict[str, str]:
-  """The tensor of the output projection, by the name of its parameter."""
-  tied = get(config, "tie_word_embeddings", bool, True)
-  return {"lm_head.weight": _EMBEDDING if tied else _OUTPUT}
-
-
-def fill(
-  shape: HeadShape,
-  table: Mapping[str, str],
-  tensors: Mapping[str, Tensor],
-  target: Target,
-  *,
-  path: pathlib.Path,
-  dtype,
-) -> Assistant:
-  """The network of an assistant's tensors.
+def opened(
+  config: Mapping[str, Any], tensors: Mapping[str, Tensor], target: Target
+) -> head_files.Opened:
+  """An assistant, opened.
 
   Args:
-    shape: what `shape` said.
-    table: of `table`.
-    tensors: by their names.
-    target: the model that it drafts for, with its arrays.
-    path: of the directory, for messages.
-    dtype: of the parameters.
+    config, target: as of `shape`.
+    tensors: by the names of the normal form.
 
   Raises:
-    CheckpointError: if tensors are left over, missing or of another shape; if
-      the ordering is no permutation, or an output projection no copy.
+    ValueError: as `shape`.
+    CheckpointError: (a ValueError) for an output projection beside a tied
+      embedding that is no copy of it.
   """
   named = {_PREFIX.sub("", name): tensor for name, tensor in tensors.items()}
   named = {k: tensor for k, tensor in named.items() if not _UNUSED.fullmatch(k)}
-  output = table["lm_head.weight"]
-  make = lambda: shape.config.make(dtype=dtype, rngs=nnx.Rngs(0))
-  module, used = head_files.filled(
-    path, make, _names(make, output), named,
-    {_OWN["embed.embedding"]: target.embedding}, dtype,
-  )  # fmt: skip
-  if output == _EMBEDDING and _OUTPUT in named:
+  tied = get(config, "tie_word_embeddings", bool, True)
+  if tied and _OUTPUT in named:
     copy, of = (named[k].read(()) for k in (_OUTPUT, _EMBEDDING))
     if not np.array_equal(copy, of):
       raise CheckpointError(f"not a copy of the tied embedding: {_OUTPUT}")
-  if module.config.num_clusters:
-    if _ORDERING not in named:
-      raise CheckpointError(f"missing: {_ORDERING}")
-    order = named[_ORDERING].read(())
-    if not np.array_equal(np.sort(order), np.arange(target.vocab_size)):
-      raise CheckpointError(
-        f"{_ORDERING} must be a permutation of all {target.vocab_size} tokens"
-      )
-    module.ordering = nnx.Variable(jnp.asarray(order, jnp.int32))
-    used.add(_ORDERING)
-  # Of a projection of its own the embedding is read by nobody.
-  head_files.refuse_rest(path, named, used | {_EMBEDDING, _OUTPUT})
-  return module
+
+  def locate(path: Sequence) -> tuple[str, Layout]:
+    if path[0] == "layers":
+      return weights.locate(path, FAMILIES[_FAMILY])
+    if path[0] == "lm_head":
+      return _EMBEDDING if tied else _OUTPUT, AS_IS
+    return _OWN[path[0]], AS_IS
+
+  return head_files.Opened(
+    shape=shape(config, target),
+    tensors=named,
+    locate=locate,
+    # Of a projection of its own the embedding is read by nobody.
+    also=frozenset({_ORDERING, _OUTPUT if tied else _EMBEDDING}),
+    lent=frozenset({"embed"}),
+  )
 
 
-def _names(make, output: str) -> dict[str, str]:
-  """Parameters and the names of their tensors.
+def order(module: Assistant, tensors: Mapping[str, Tensor]) -> None:
+  """Reads the ordering of an assistant's embeddings, if they are ordered.
 
-  Args:
-    make: makes the module.
-    output: the tensor of the output projection.
+  Raises:
+    CheckpointError: if it is missing, or no permutation.
   """
-  names = {**_OWN, "lm_head.weight": output}
-  for key, _ in nnx.to_flat_state(nnx.state(nnx.eval_shape(make), nnx.Param)):
-    if key[0] == "layers":
-      name, _ = weights.locate(key, FAMILIES[_FAMILY])
-      names[".".join(map(str, key))] = name
-  return names
+  if not module.config.num_clusters:
+    return
+  if _ORDERING not in tensors:
+    raise CheckpointError(f"missing: {_ORDERING}")
+  ids, count = tensors[_ORDERING].read(()), module.config.layers.vocab_size
+  if not np.array_equal(np.sort(ids), np.arange(count)):
+    raise CheckpointError(
+      f"{_ORDERING} must be a permutation of all {count} tokens"
+    )
+  module.ordering = nnx.Variable(jnp.asarray(ids, jnp.int32))

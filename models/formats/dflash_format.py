@@ -18,44 +18,27 @@ sees what is less than W away, and in the library's form every token of the
 block the W before it: so the heads were trained.
 """
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from models.formats import json_files
+from models.formats import head_files, head_settings, json_files
 from models.formats.families import llama
-from models.head_shapes import HeadShape, Target, head_layers
+from models.formats.families.reading import get
+from models.formats.head_settings import INERT, OF_LAYERS, layers_read
+from models.formats.weights import Tensor
+from models.head_shapes import HeadShape, Target
 from models.networks.dflash import ParallelConfig
+from models.networks.transformer import Features
 
-# What configurations may say: of the layers; of the head; and what changes
-# nothing. Anything else might change what it says, and is refused.
-_OF_LAYERS = frozenset(
-  """
-  vocab_size hidden_size intermediate_size num_hidden_layers head_dim
-  num_attention_heads num_key_value_heads hidden_act rms_norm_eps
-  max_position_embeddings rope_theta rope_scaling rope_parameters
-  attention_bias tie_word_embeddings sliding_window use_sliding_window
-  max_window_layers layer_types model_type
-  """.split()
-)
-_INERT = frozenset(
-  """
-  architectures auto_map transformers_version torch_dtype dtype use_cache
-  initializer_range attention_dropout bos_token_id eos_token_id pad_token_id
-  _name_or_path
-  """.split()
-)
 _NATIVE = frozenset({"block_size", "dflash_config", "num_target_layers"})
 _OF_DFLASH = frozenset({"mask_token_id", "target_layer_ids", "block_size"})
 _SPECULATORS = frozenset(
   """
-  speculators_model_type speculators_version speculators_config
-  transformer_layer_config draft_vocab_size target_hidden_size block_size
-  aux_hidden_state_layer_ids mask_token_id sliding_window_non_causal
-  sample_from_anchor projector_type shift_label
+  draft_vocab_size target_hidden_size block_size aux_hidden_state_layer_ids
+  mask_token_id sliding_window_non_causal sample_from_anchor projector_type
+  shift_label
 
-  model_type tie_word_embeddings has_no_defaults_at_init auf
-  pure_draft_prefix_len emb_dim gru_hidden_dim lambda_base_start
+  auf pure_draft_prefix_len emb_dim gru_hidden_dim lambda_base_start
   lambda_base_decay_ratio
   """.split()
 )
@@ -103,14 +86,26 @@ def usual_layers(count: int, num_layers: int) -> list[int]:
   return [round(1 + i * step) for i in range(count)]
 
 
-def table(shape: HeadShape) -> dict[str, str]:
+def opened(
+  tensors: Mapping[str, Tensor], described: HeadShape
+) -> head_files.Opened:
+  """A head of a shape, opened, whose tensors have the normal form's names."""
+  return head_files.Opened(
+    shape=described,
+    tensors=tensors,
+    locate=head_files.by_table(table(described.config)),
+    also=frozenset({"d2t", "t2d"}),
+  )
+
+
+def table(config: ParallelConfig) -> dict[str, str]:
   """Parameters whose tensors have other names, and these."""
   named = {
     "embed.embedding": "embed_tokens.weight",
     "hidden_norm.scale": "hidden_norm.weight",
     "final_norm.scale": "norm.weight",
   }
-  for i in range(shape.config.layers.num_layers):
+  for i in range(config.layers.num_layers):
     named |= llama.layer_tensors(f"layers.{i}.", f"layers.{i}.")
   return named
 
@@ -120,124 +115,80 @@ def table(shape: HeadShape) -> dict[str, str]:
 
 def _native(config: Mapping[str, Any], target: Target) -> HeadShape:
   of_dflash = config["dflash_config"]
-  if not isinstance(of_dflash, Mapping):
-    raise ValueError("dflash_config must be an object")
-  json_files.refuse_unknown(config, _OF_LAYERS | _NATIVE | _INERT)
+  json_files.refuse_unknown(config, OF_LAYERS | _NATIVE | INERT)
   json_files.refuse_unknown(of_dflash, _OF_DFLASH)
   if config.get("num_target_layers", target.num_layers) != target.num_layers:
     raise ValueError(
       f"it was made for {config['num_target_layers']} layers, and the target "
       f"has {target.num_layers}"
     )
-  settings = {k: v for k, v in config.items() if k in _OF_LAYERS}
-  count = _integer("num_hidden_layers", config.get("num_hidden_layers"))
-  ids = of_dflash.get("target_layer_ids")
+  name, block = "target_layer_ids", "block_size"
+  ids = of_dflash.get(name)
   if ids is None:
+    count = get(config, "num_hidden_layers", int)
     ids = usual_layers(count, target.num_layers)
-  block = "block_size"
   size = json_files.agreed(
     {block: config.get(block), f"dflash_config.{block}": of_dflash.get(block)}
   )
   return _made(
-    settings,
+    config,
     target,
-    read=_read_layers("target_layer_ids", ids, target, shift=1),
-    block_size=_integer(block, size),
-    mask_token=_integer("mask_token_id", of_dflash.get("mask_token_id")),
+    features=layers_read(name, ids, target, outputs=True, last=False),
+    block_size=get({block: size}, block, int),
+    mask_token=get(of_dflash, "mask_token_id", int, least=0),
   )
 
 
 def _speculators(config: Mapping[str, Any], target: Target) -> HeadShape:
-  json_files.refuse_unknown(config, _SPECULATORS | _INERT)
-  settings = config.get("transformer_layer_config")
-  if not isinstance(settings, Mapping):
-    raise ValueError("transformer_layer_config must be an object")
-  # Those of other families that say the layers of this one.
-  other = {"mlp_bias": False, "pretraining_tp": 1}
-  json_files.refuse_unknown(settings, _OF_LAYERS | _INERT | frozenset(other))
-  for name, only in (*_ONLY.items(), *other.items()):
-    given = {**settings, **config}.get(name)
-    if given is not None and given != only:
-      raise ValueError(f"{name} must be {only!r}, got {given!r}")
+  settings = head_settings.speculators_layers(config, _SPECULATORS)
+  head_settings.refuse_unknown_of_layers(settings)
+  for name, only in _ONLY.items():
+    if config.get(name) not in (None, only):
+      raise ValueError(f"{name} must be {only!r}, got {config[name]!r}")
   width = config.get("target_hidden_size")
   if width is not None and width != target.embed_dim:
     raise ValueError(
       f"it reads features of {width!r} channels, the target has "
       f"{target.embed_dim}"
     )
-  both_ways = config.get("sliding_window_non_causal", False)
-  if not isinstance(both_ways, bool):
-    raise ValueError(
-      f"sliding_window_non_causal must be true or false, got {both_ways!r}"
-    )
-  words = _integer("draft_vocab_size", config.get("draft_vocab_size"))
+  words = get(config, "draft_vocab_size", int)
   name = "aux_hidden_state_layer_ids"
   return _made(
-    {k: v for k, v in settings.items() if k in _OF_LAYERS},
+    settings,
     target,
-    read=_read_layers(name, config.get(name), target, shift=0),
-    block_size=_integer("block_size", config.get("block_size")),
-    mask_token=_integer("mask_token_id", config.get("mask_token_id")),
-    causal_windows=not both_ways,
+    features=layers_read(
+      name, config.get(name), target, outputs=False, last=True
+    ),
+    block_size=get(config, "block_size", int),
+    mask_token=get(config, "mask_token_id", int, least=0),
+    causal_windows=not get(config, "sliding_window_non_causal", bool, False),
     windows_before_block=True,
     draft_vocab_size=None if words == target.vocab_size else words,
   )
 
 
 def _made(
-  settings: dict[str, Any], target: Target, *, read: tuple[int, ...], **sizes
+  config: Mapping[str, Any], target: Target, *, features: Features, **sizes
 ) -> HeadShape:
   """The head of the settings of its layers, which are Qwen3's.
 
   Args:
-    settings: of the layers alone.
+    config: that has these settings.
     target: the model that it drafts for.
-    read: layers of the target whose inputs are read.
+    features: that it reads.
     **sizes: further fields of `ParallelConfig`.
   """
+  settings = {k: v for k, v in config.items() if k in OF_LAYERS}
   if settings.get("model_type") in (None, "llama"):
     settings["model_type"] = "qwen3"  # whatever its target is
     if settings.get("head_dim") is None:  # as a Llama's, not Qwen3's 128
-      heads = _integer(
-        "num_attention_heads", settings.get("num_attention_heads")
-      )
-      settings["head_dim"] = settings.get("hidden_size", 0) // max(heads, 1)
-  layers = head_layers(settings)
-  layers = dataclasses.replace(layers, tied_embeddings=False)
-  for name, mine, theirs in (
-    ("vocabulary", layers.vocab_size, target.vocab_size),
-    ("width", layers.embed_dim, target.embed_dim),
-  ):
-    if mine != theirs:  # it reads the target's embedding
-      raise ValueError(f"its {name} is {mine}, and the target's {theirs}")
+      size = get(settings, "hidden_size", int)
+      settings["head_dim"] = size // get(settings, "num_attention_heads", int)
+  layers = head_settings.head_layers(settings)
+  head_settings.refuse_other_target(layers, target)  # it reads the embedding
   if not any(layers.windows or ()):  # then it does not matter what they mean
     sizes = {k: v for k, v in sizes.items() if "windows" not in k}
   made = ParallelConfig(
-    layers=layers, num_features=len(read) * target.embed_dim, **sizes
+    layers=layers, num_features=len(features) * target.embed_dim, **sizes
   )
-  return HeadShape(config=made, features=read)
-
-
-def _read_layers(
-  name: str, ids: Any, target: Target, *, shift: int
-) -> tuple[int, ...]:
-  """Layers whose inputs are read, in our numbers (0 is the embedding)."""
-  if (
-    not isinstance(ids, list) or not ids or any(type(i) is not int for i in ids)
-  ):
-    raise ValueError(f"{name} must be layers, got {ids!r:.80}")
-  layers = tuple(i + shift for i in ids)
-  # What comes after the last layer may be meant with its norm or without;
-  # speculators means it without, and norms it itself where it needs that.
-  if min(ids) < 0 or max(layers) > target.num_layers - shift:
-    raise ValueError(
-      f"{name} {ids} are not layers of a target of {target.num_layers}"
-      + ", the last one apart" * shift
-    )
-  return layers
-
-
-def _integer(name: str, value: Any) -> int:
-  if type(value) is not int:
-    raise ValueError(f"{name} must be an integer, got {value!r}")
-  return value
+  return HeadShape(config=made, features=features)

@@ -32,10 +32,11 @@ from models.formats import (
   medusa_format,
   mtp_format,
 )
-from models.formats.head_files import Place
+from models.formats.head_files import Opened, Place
 from models.formats.huggingface_config import packing_of
 from models.formats.weights import CheckpointError, Tensor
 from models.head_shapes import HeadModule, HeadShape, Target
+from models.networks.gemma_assistant import Assistant
 from models.networks.mtp import MtpConfig
 from models.sharding import Sharding, num_parts
 
@@ -161,7 +162,8 @@ def describe(
   """
   path = pathlib.Path(directory)
   with contextlib.ExitStack() as stack:
-    return _opened(path, target, stack, of_target, compared=False)[0]
+    with _said_of(path):
+      return _opened(path, target, stack, of_target, compared=False).shape
 
 
 def load(
@@ -193,24 +195,22 @@ def load(
       another shape than they should be; it lists them all.
   """
   path = pathlib.Path(directory)
-  with contextlib.ExitStack() as stack:
-    described, table, tensors = _opened(path, target, stack, of_target)
+  with contextlib.ExitStack() as stack, _said_of(path):
+    opened = _opened(path, target, stack, of_target)
     if place is not None:
-      place.check(described.config.even_sizes())
+      config = opened.shape.config
+      place.check(config.even_sizes())
       parts = num_parts(place.sharding, place.mesh)
-      config, sharding = described.config.cut(place.sharding, parts)
-      described = dataclasses.replace(described, config=config)
+      config, sharding = config.cut(place.sharding, parts)
       place = dataclasses.replace(place, sharding=sharding)
-    with _said_of(path):
-      if described.config.kind == "assistant":
-        module = assistant_format.fill(
-          described, table, tensors, target, path=path, dtype=dtype
-        )
-        return Head(shape=described, module=module)
-      module = head_files.fill(
-        described, table, tensors, target, path=path, dtype=dtype, place=place
-      )
-  return Head(shape=described, module=module, sharding=place and place.sharding)
+      cut = dataclasses.replace(opened.shape, config=config)
+      opened = dataclasses.replace(opened, shape=cut)
+    module = head_files.fill(opened, target, dtype=dtype, place=place)
+    if isinstance(module, Assistant):
+      assistant_format.order(module, opened.tensors)
+  return Head(
+    shape=opened.shape, module=module, sharding=place and place.sharding
+  )
 
 
 def _opened(
@@ -220,32 +220,24 @@ def _opened(
   of_target: bool,
   *,
   compared: bool = True,
-) -> tuple[HeadShape, Mapping[str, str], Mapping[str, Tensor]]:
-  """Shape of the head in a directory, names of parameters, and tensors.
-
-  The second of the three says of parameters whose tensors have other names
-  what these are.
-  """
+) -> Opened:
+  """The head in a directory, opened."""
   raw = head_files.open_tensors(path, stack)
   file = path / "config.json"
   config = json_files.read_object(file) if file.is_file() else {}
-  with _said_of(path):
-    if of_target or mtp_format.is_one(config):
-      described = mtp_format.shape(config, target)
-      if of_target and (packing := packing_of(config)) is not None:
-        raw = packing.joined(raw)
-      tensors = mtp_format.parameters(path, config, raw, compared=compared)
-      return described, {"embed.embedding": "embed_tokens.weight"}, tensors
-    tensors = head_files.normal_names(raw)
-    described = shape(config, target, tensors)
-    if described.config.kind in ("eagle", "eagle3"):
-      table = eagle_format.table(config, tensors)
-      return described, table, eagle_format.scaled(config, tensors)
-    if described.config.kind == "dflash":
-      return described, dflash_format.table(described), tensors
-    if described.config.kind == "assistant":
-      return described, assistant_format.table(config), tensors
-  return described, {}, tensors
+  if of_target or mtp_format.is_one(config):
+    if of_target and (packing := packing_of(config)) is not None:
+      raw = packing.joined(raw)
+    return mtp_format.opened(config, raw, target, compared=compared)
+  tensors = head_files.normal_names(raw)
+  if assistant_format.is_one(config):
+    return assistant_format.opened(config, tensors, target)
+  described = shape(config, target, tensors)
+  if described.config.kind in ("eagle", "eagle3"):
+    return eagle_format.opened(config, tensors, described)
+  if described.config.kind == "dflash":
+    return dflash_format.opened(tensors, described)
+  return medusa_format.opened(tensors, described)
 
 
 @contextlib.contextmanager

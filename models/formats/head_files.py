@@ -6,11 +6,9 @@ as torch does. Here they get one name each, and fill a network's parameters.
 
 import contextlib
 import dataclasses
-import functools
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -20,9 +18,11 @@ from jax.sharding import Mesh, NamedSharding
 
 from models import draft_vocabulary
 from models import sharding as sharding_lib
-from models.formats import json_files, safetensors_file, torch_file
+from models.formats import json_files, safetensors_file, torch_file, weights
+from models.formats.families.family import AS_IS, Layout
 from models.formats.weights import CheckpointError, Tensor
 from models.head_shapes import HeadModule, HeadShape, Target
+from models.networks.description import TransformerConfig
 from models.sharding import Sharding
 
 # Other names of the same, in order.
@@ -120,11 +120,92 @@ class Place:
       )
 
 
-def placed(
-  array: np.ndarray, parts: list[str], place: Place | None
-) -> jax.Array:
-  """An array that every process has, where the parameter of that name lies."""
-  return laid_out(parts, array.shape, lambda i: array[i], place)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Opened:
+  """A head's files, opened.
+
+  Attributes:
+    shape: the head.
+    tensors: by the names of the normal form.
+    locate: the name of a parameter's tensor, and how it lies there.
+    also: tensors that hold no parameter.
+    lent: modules that are the target's where the files have no tensor of them.
+    layers: the layers' configuration, for layouts that depend on it.
+  """
+
+  shape: HeadShape
+  tensors: Mapping[str, Tensor]
+  locate: Callable[[Sequence], tuple[str, Layout]]
+  also: frozenset[str] = frozenset()
+  lent: frozenset[str] = frozenset({"embed", "lm_head"})
+  layers: TransformerConfig | None = None
+
+
+def by_table(table: Mapping[str, str]) -> Callable[[Sequence], tuple]:
+  """`Opened.locate` of tensors that are parameters as they are.
+
+  Args:
+    table: parameter to tensor, where their names are not the same.
+  """
+
+  def locate(path: Sequence) -> tuple[str, Layout]:
+    name = ".".join(map(str, path))
+    return table.get(name, name), AS_IS
+
+  return locate
+
+
+def fill(
+  opened: Opened, target: Target, *, dtype, place: Place | None = None
+) -> HeadModule:
+  """The network of a head's tensors.
+
+  Args:
+    opened: the head's files.
+    target: the model that it drafts for, with its arrays.
+    dtype: of the parameters.
+    place: where they lie; None for one device.
+
+  Raises:
+    CheckpointError: listing every tensor that is left over, missing or of
+      another shape or type.
+    ValueError: for ids that are no draft vocabulary.
+  """
+  tensors, config = opened.tensors, opened.shape.config
+  make = lambda: config.make(dtype=dtype, rngs=nnx.Rngs(0))
+  graphdef, params, rest = nnx.split(nnx.eval_shape(make), nnx.Param, ...)
+  state = dict(nnx.to_flat_state(params))
+  lent = {"embed": target.embedding, "lm_head": target.output}
+  expected = {}
+  for key, variable in state.items():
+    name, layout = opened.locate(key)
+    array = lent[key[0]] if key[0] in opened.lent else None
+    if name in tensors or array is None or array.shape != variable.shape:
+      expected[name] = layout.shape(variable.shape, opened.layers)
+    else:
+      state[key] = variable.replace(jnp.asarray(array, dtype))
+  known = {n: t for n, t in tensors.items() if n not in opened.also}
+  if problems := weights.mismatches(known, expected, FLOATS):
+    raise CheckpointError(
+      "the tensors are not those of the head in its config.json:\n  "
+      + "\n  ".join(sorted(problems))
+    )
+  for key, variable in state.items():
+    name, layout = opened.locate(key)
+    if name in tensors:
+      read = lambda index, t=tensors[name], lies=layout, to=variable.dtype: (
+        weights.read(t, lies, index, opened.layers).astype(to)
+      )
+      array = laid_out([*map(str, key)], variable.shape, read, place)
+      state[key] = variable.replace(array)
+  module = nnx.merge(graphdef, nnx.from_flat_state(state), rest)
+  if config.draft_vocab_size is not None:
+    ids = draft_vocabulary.read(
+      tensors, config.draft_vocab_size, target.vocab_size
+    )
+    array = laid_out(["target_ids"], ids.shape, lambda i: ids[i], place)
+    module.target_ids = nnx.Variable(array)
+  return module
 
 
 def laid_out(
@@ -140,124 +221,6 @@ def laid_out(
   return jax.make_array_from_callback(
     shape, NamedSharding(place.mesh, spec), read
   )
-
-
-def filled(
-  path: pathlib.Path,
-  make: Callable[[], Any],
-  table: Mapping[str, str],
-  tensors: Mapping[str, Tensor],
-  shared: Mapping[str, Any],
-  dtype,
-  *,
-  place: Place | None = None,
-) -> tuple[Any, set[str]]:
-  """A module of a file's tensors, and the names of those that it is made of.
-
-  Args:
-    path: of the directory, for messages.
-    make: makes the module; it is asked for shapes alone.
-    table: parameter to tensor, where their names are not the same.
-    tensors: by the names of the normal form.
-    shared: parameters by the names of tensors that a file may leave out.
-    dtype: of the parameters.
-    place: where they lie; None for one device.
-
-  Raises:
-    CheckpointError: listing every tensor that is missing or does not fit.
-  """
-  graphdef, params, rest = nnx.split(nnx.eval_shape(make), nnx.Param, ...)
-  state = dict(nnx.to_flat_state(params))
-  problems, used = [], set()
-  for key, variable in state.items():
-    parts = [str(part) for part in key]
-    name = ".".join(parts)
-    name, expected = table.get(name, name), variable.shape
-    if name not in tensors:
-      value = shared.get(name)
-      if value is not None and value.shape == expected:
-        state[key] = variable.replace(jnp.asarray(value, dtype))
-      else:
-        problems.append(f"missing: {name}, of shape {expected}")
-      continue
-    tensor = tensors[name]
-    used.add(name)
-    if tensor.shape != expected:
-      problems.append(
-        f"wrong shape: {tensor.name}, expected {expected}, got {tensor.shape}"
-      )
-    elif tensor.kind not in FLOATS:
-      problems.append(
-        f"wrong type: {tensor.name}, expected one of {FLOATS}, got "
-        f"{tensor.kind}"
-      )
-    else:
-      read = functools.partial(_part, tensor, variable.dtype)
-      array = laid_out(parts, expected, read, place)
-      state[key] = variable.replace(array)
-  if problems:
-    raise CheckpointError(
-      f"the tensors in {path} are not those of the head in its config.json:\n  "
-      + "\n  ".join(sorted(problems))
-    )
-  return nnx.merge(graphdef, nnx.from_flat_state(state), rest), used
-
-
-def fill(
-  shape: HeadShape,
-  table: Mapping[str, str],
-  tensors: Mapping[str, Tensor],
-  target: Target,
-  *,
-  path: pathlib.Path,
-  dtype,
-  place: Place | None,
-) -> HeadModule:
-  """The network of a head's tensors.
-
-  Args:
-    shape: what the head is.
-    table: as of `filled`.
-    tensors: by the names of the normal form.
-    target: the model that it drafts for, with its arrays.
-    path, dtype, place: as of `filled`.
-
-  Raises:
-    CheckpointError: if tensors are left over, missing or of another shape.
-    ValueError: for a draft vocabulary that is none.
-  """
-  module, used = filled(
-    path,
-    lambda: shape.config.make(dtype=dtype, rngs=nnx.Rngs(0)),
-    table,
-    tensors,
-    target.shared(),
-    dtype,
-    place=place,
-  )
-  if shape.config.draft_vocab_size is not None:
-    ids = draft_vocabulary.read(
-      tensors, shape.config.draft_vocab_size, target.vocab_size
-    )
-    module.target_ids = nnx.Variable(placed(ids, ["target_ids"], place))
-  if shape.config.draft_vocab_size is not None or shape.config.kind == "eagle3":
-    used |= {"d2t", "t2d"}  # of a whole vocabulary they say nothing
-  if shape.config.kind == "medusa":
-    used |= {"token_map"}
-  refuse_rest(path, tensors, used)
-  return module
-
-
-def _part(tensor: Tensor, dtype, index: tuple[slice, ...]) -> np.ndarray:
-  """A part of a parameter; all of it at `()`."""
-  return tensor.read(index).astype(dtype)
-
-
-def refuse_rest(path, tensors: Mapping[str, Tensor], used: set[str]) -> None:
-  """Raises CheckpointError for tensors that were not read."""
-  rest = sorted(tensors[name].name for name in set(tensors) - used)
-  if rest:
-    raise CheckpointError(f"unexpected tensors in {path}: {', '.join(rest)}")
 
 
 def open_tensors(

@@ -15,15 +15,15 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from models.formats import json_files
+from models.formats import head_files, json_files
 from models.formats.families import FAMILIES
+from models.formats.families.reading import get
 from models.formats.weights import CheckpointError, Tensor
 from models.head_shapes import HeadShape, Target
 from models.networks.medusa import BlockwiseConfig, MedusaConfig
 from models.networks.transformer import FINAL
 
 _NAMES = re.compile(r"heads\.(\d{1,3})\.(blocks\.(\d{1,3})|lm_head)\.")
-_MOST = 1000  # heads, and blocks of one
 _OF_BLOCKWISE = ("num_heads", "hidden_dim", "hidden_size", "vocab_size")
 _ALSO = ("model_type", "architectures", "torch_dtype", "dtype")
 # What a configuration of Medusa's heads may say: its authors', vLLM's, and what
@@ -60,13 +60,7 @@ def shape(
   merged = config.get("model_type") in [*FAMILIES]  # then it is the target's
   if not merged:
     json_files.refuse_unknown(config, _OF_MEDUSA)
-  for name, expected in (
-    ("hidden_size", target.embed_dim), ("vocab_size", target.vocab_size)
-  ):  # fmt: skip
-    if config.get(name, expected) != expected:
-      raise ValueError(
-        f"{name} is {config[name]!r}, and the target's {expected}"
-      )
+  _refuse_other_target(config, target)
   if config.get("original_lm_head"):
     raise ValueError("original_lm_head is not supported, got true")
   either = lambda mine, theirs: json_files.agreed(
@@ -74,32 +68,27 @@ def shape(
   )
   count = either("medusa_num_heads", "num_heads")
   layers = either("medusa_num_layers", "num_hidden_layers")
-  words = config.get("truncated_vocab_size") or target.vocab_size
-  if type(words) is not int or not 0 < words <= target.vocab_size:
-    raise ValueError(
-      f"truncated_vocab_size must be in 1..{target.vocab_size}, got {words!r}"
-    )
   if tensors is None:
+    if count is None:
+      raise ValueError("the number of heads must be said")
     layers = 1 if layers is None else layers
-    for name, value in (("heads", count), ("layers", layers)):
-      if type(value) is not int or not 0 <= value < _MOST:
-        raise ValueError(f"the number of {name} must be said, got {value!r}")
     bias = "medusa_num_heads" in config or bool(config.get("medusa_fc_bias"))
   else:
     matches = [_NAMES.match(name) for name in tensors]
-    numbers = [int(m[1]) for m in matches if m]
-    blocks = [int(m[3]) for m in matches if m and m[3] is not None]
-    if not numbers:
-      raise CheckpointError("there are no heads among the tensors")
-    for what, some in (("heads", numbers), ("blocks", blocks)):
-      if set(some) != set(range(len(set(some)))):
+    heads = {int(m[1]) for m in matches if m}
+    blocks = {int(m[3]) for m in matches if m and m[3] is not None}
+    for what, some in (("heads", heads), ("blocks", blocks)):
+      if some != {*range(len(some))}:
         raise CheckpointError(f"{what} are not numbered from 0 on")
     # Published files hold more heads than their configuration says.
-    count, in_files = 1 + max(numbers), 1 + max(blocks, default=-1)
-    if layers not in (None, in_files):
-      raise ValueError(f"it says {layers!r} layers, and there are {in_files}")
-    layers = in_files
+    count = len(heads)
+    if layers not in (None, len(blocks)):
+      raise ValueError(
+        f"it says {layers!r} layers, and there are {len(blocks)}"
+      )
+    layers = len(blocks)
     bias = "heads.0.blocks.0.bias" in tensors or not blocks
+  words = get(config, "truncated_vocab_size", int, target.vocab_size)
   made = MedusaConfig(
     num_heads=count,
     num_layers=layers,
@@ -114,19 +103,34 @@ def shape(
 def blockwise_shape(config: Mapping[str, Any], target: Target) -> HeadShape:
   """Shapes of blockwise heads; raises as `shape`."""
   json_files.refuse_unknown(config, {*_OF_BLOCKWISE, *_ALSO})
-  for name in _OF_BLOCKWISE:
-    value = config.get(name)
-    if type(value) is not int or value < 1:
-      raise ValueError(f"{name} must be a positive integer, got {value!r}")
+  _refuse_other_target(config, target)
+  heads, hidden, width, words = (
+    get(config, name, int) for name in _OF_BLOCKWISE
+  )
+  made = BlockwiseConfig(
+    num_heads=heads, hidden_dim=hidden, embed_dim=width, vocab_size=words
+  )
+  return HeadShape(config=made, features=(FINAL,))
+
+
+def _refuse_other_target(config: Mapping[str, Any], target: Target) -> None:
+  """Raises ValueError for the sizes of another target."""
   for name, expected in (
     ("hidden_size", target.embed_dim), ("vocab_size", target.vocab_size)
   ):  # fmt: skip
-    if config[name] != expected:
-      raise ValueError(f"{name} is {config[name]}, and the target's {expected}")
-  made = BlockwiseConfig(
-    num_heads=config["num_heads"],
-    hidden_dim=config["hidden_dim"],
-    embed_dim=config["hidden_size"],
-    vocab_size=config["vocab_size"],
+    if config.get(name, expected) != expected:
+      raise ValueError(
+        f"{name} is {config[name]!r}, and the target's {expected}"
+      )
+
+
+def opened(
+  tensors: Mapping[str, Tensor], described: HeadShape
+) -> head_files.Opened:
+  """Heads of a shape, opened, whose tensors have the normal form's names."""
+  return head_files.Opened(
+    shape=described,
+    tensors=tensors,
+    locate=head_files.by_table({}),
+    also=frozenset({"d2t", "t2d", "token_map"}),
   )
-  return HeadShape(config=made, features=(FINAL,))

@@ -11,20 +11,25 @@ by zeros; here, as in transformers, it is what it is.
 
 import dataclasses
 import functools
-import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from models import head_shapes
-from models.formats import experts, head_files, json_files, weights
+from models.formats import (
+  experts,
+  head_files,
+  head_settings,
+  json_files,
+  weights,
+)
 from models.formats.families import FAMILIES
+from models.formats.families.family import AS_IS, Layout
+from models.formats.families.reading import get
 from models.formats.huggingface_config import config_from_json, of_text
-from models.formats.weights import CheckpointError, Source, Tensor
+from models.formats.weights import CheckpointError, Tensor
 from models.head_shapes import HeadShape, Target
 from models.networks.description import TransformerConfig
 
@@ -97,15 +102,6 @@ FORMS = {
 }
 # Whose layers a head of speculators' may have.
 _LAYERS = ("llama", "qwen3", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
-_KNOWN = frozenset(
-  """
-  speculators_model_type transformer_layer_config num_nextn_predict_layers
-
-  architectures speculators_version speculators_config auto_map model_type
-  transformers_version torch_dtype dtype has_no_defaults_at_init
-  tie_word_embeddings
-  """.split()
-)
 _BUFFER = re.compile(r".+\.rotary_emb\.inv_freq")
 
 
@@ -149,21 +145,15 @@ def num_depths(config: Mapping[str, Any]) -> int:
   settings, alone = _of_layer(config), is_one(config)
   names = ["num_nextn_predict_layers", "num_mtp_layers"]
   names += [] if alone else ["mtp_num_hidden_layers"]
-  several = not alone and FORMS[settings["model_type"]].several
-  counts = set()
-  for given in (config, settings):
-    for name in names:
-      if (count := given.get(name)) is None:
-        continue
-      if type(count) is not int or count < 1 or (count > 1 and not several):
-        raise ValueError(
-          f"MTP heads of one layer{' or more' if several else ''} are read, "
-          f"got {name} {count!r}"
-        )
-      counts.add(count)
-  if len(counts) > 1:
-    raise ValueError(f"{' and '.join(names)} must agree, got {sorted(counts)}")
-  return counts.pop() if counts else 1
+  said = {
+    f"{name} {where}".strip(): get(given, name, int, None)
+    for where, given in (("", config), ("of its layers", settings))
+    for name in names
+  }
+  count = json_files.agreed(said) or 1
+  if count > 1 and (alone or not FORMS[settings["model_type"]].several):
+    raise ValueError(f"MTP heads of one layer are read here, got {count}")
+  return count
 
 
 def _of_layer(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -183,11 +173,8 @@ def _of_layer(config: Mapping[str, Any]) -> Mapping[str, Any]:
     if FORMS[settings["model_type"]] is DEEPSEEK:
       return {**settings, "first_k_dense_replace": 0}
     return settings
-  json_files.refuse_unknown(config, _KNOWN)
-  settings = config.get("transformer_layer_config")
-  if not isinstance(settings, Mapping):
-    raise ValueError("transformer_layer_config must be an object")
-  settings = of_text(settings)
+  known = {"num_nextn_predict_layers"}
+  settings = of_text(head_settings.speculators_layers(config, known))
   if settings.get("model_type") not in _LAYERS:
     raise ValueError(
       f"transformer_layer_config must be of {[*_LAYERS]}, got "
@@ -196,132 +183,92 @@ def _of_layer(config: Mapping[str, Any]) -> Mapping[str, Any]:
   return settings
 
 
-def parameters(
-  path: pathlib.Path,
+def opened(
   config: Mapping[str, Any],
   tensors: Mapping[str, Tensor],
+  target: Target | None,
   *,
-  compared: bool,
-) -> dict[str, Tensor]:
-  """The tensors of a head, as its network's parameters and by their names.
+  compared: bool = True,
+) -> head_files.Opened:
+  """A head, opened.
 
   Args:
-    path: of the directory, for messages.
-    config: as of `shape`.
+    config, target: as of `shape`.
     tensors: by the names that the files give them.
     compared: whether copies of the target's are read, and must be equal.
 
   Raises:
     ValueError: if there is no head.
-    CheckpointError: (a ValueError) if its tensors are left over, missing or of
-      another shape than they should be; it lists them all.
+    CheckpointError: (a ValueError) for copies that are none.
   """
-  settings, described = _of_layer(config), shape(config, None)
-  family, layer = settings["model_type"], described.config.layer
+  described, settings = shape(config, target), _of_layer(config)
+  family = settings["model_type"]
   alone = is_one(config)
   form = SPECULATORS if alone else FORMS[family]
   first = config_from_json(settings).num_layers if form.after_layers else 0
-  shapes = _shapes(described)
-  numbers = range(max(depth for depth, _ in shapes.values()) + 1)
-  of_head = _own(form, tensors, first, len(numbers))
-  if not any(of_head):
+  named = _named(form, tensors, first)
+  if not named:
     raise ValueError(f"there is no MTP head: no tensor {form.names.pattern}")
-  problems, made = [], {}
-  for number in numbers:
-    if compared:
-      problems += _not_copies(form, of_head[number], tensors)
-    source = _source(path, form, of_head[number], layer, family)
-    expected = {}
-    for key, (depth, size) in shapes.items():
-      if depth != number:
-        continue
-      part = key[2:] if depth else key
-      name, layout = _locate(form, part, family)
-      expected[name] = size if layout is None else layout.shape(size, layer)
-      made[".".join(map(str, key))] = Tensor(
-        name=name,
-        shape=size,
-        kind=head_files.FLOATS[0],
-        read=functools.partial(_read, form, source, part),
-      )
-    wrong = weights.mismatches(source, expected)
-    problems += [
-      f"{said} (layer {number})" if number else said for said in wrong
-    ]
-  if problems:
-    raise CheckpointError(
-      f"the tensors in {path} are not those of its MTP head:\n  "
-      + "\n  ".join(sorted(problems))
-    )
+  if compared:
+    _refuse_others(form, named, tensors)
+  copies = {n for n in named if n.partition(".")[2] in form.copies}
   rest = {n: t for n, t in tensors.items() if not form.names.fullmatch(n)}
-  return made | (rest if alone else {})
-
-
-def _source(
-  path: pathlib.Path,
-  form: Form,
-  own: Mapping[str, Tensor],
-  layer: TransformerConfig,
-  family: str,
-) -> Source:
-  """The tensors of one of a head's layers, by names as `_own` has them."""
-  named = {k: t for k, t in own.items() if k not in form.copies}
-  if form.hidden_first and (joint := named.get(name := _named(form, "fc"))):
-    read = functools.partial(_exchanged, joint)
-    named[name] = dataclasses.replace(joint, read=read)
-  return Source(
-    path=str(path),
-    says="config.json",
-    config=layer,
-    table=FAMILIES[family],
-    tensors=experts.of_projections(experts.of_experts(named), FAMILIES[family]),
-    kinds=head_files.FLOATS,
+  own = experts.of_projections(experts.of_experts(named), FAMILIES[family])
+  return head_files.Opened(
+    shape=described,
+    tensors={**(rest if alone else {}), **own},
+    locate=functools.partial(_locate, form, family),
+    also=frozenset(copies),
+    layers=described.config.layer,
   )
 
 
-def _own(
-  form: Form, tensors: Mapping[str, Tensor], first: int, count: int
-) -> list[dict[str, Tensor]]:
-  """A head's tensors layer by layer, without what a form has before them.
+def _named(
+  form: Form, tensors: Mapping[str, Tensor], first: int
+) -> dict[str, Tensor]:
+  """A head's tensors by names that begin with their layer's number.
 
-  Those of its decoder layers begin with `layers.0.`; of a layer beyond `count`
-  with its number and among the first one's, where nothing expects them.
+  Those of decoder layers have the names of a model's, "layers.0. ...".
+
+  Args:
+    form: of the files.
+    tensors: of all files.
+    first: number of the head's first layer in the files.
   """
-  named: list[dict[str, Tensor]] = [{} for _ in range(count)]
+  named = {}
   for name, tensor in tensors.items():
     match = form.names.fullmatch(name)
     if not match or _BUFFER.fullmatch(name):
       continue
-    parts = match.groupdict()
-    number, rest = int(parts.get("number") or first) - first, parts["rest"]
+    rest = match["rest"]
+    number = int(match.groupdict().get("number") or first) - first
     if number < 0:
       continue
     module = rest.rpartition(".")[0]
-    if number >= count:
-      number, rest = 0, f"layers.{number}.{rest}"
-    elif not (
-      form.layer or module in form.modules.values() or rest in form.copies
-    ):
-      rest = f"layers.0.{rest}"
-    named[number][rest] = tensor
+    if module in form.modules.values() or rest in form.copies:
+      rest = f"{number}.{rest}"
+    elif not form.layer:
+      rest = f"layers.{number}.{rest}"
+    named[rest] = tensor
   return named
 
 
-def _not_copies(
-  form: Form, of_head: Mapping[str, Tensor], tensors: Mapping[str, Tensor]
-) -> list[str]:
-  """Names of tensors that should be copies of the target's, and are not."""
-  wrong = []
-  for name in {*form.copies} & {*of_head}:
-    theirs = form.copies[name]
-    of_target = next(
-      (tensors[n] for n in (theirs, f"model.{theirs}") if n in tensors), None
-    )
-    if of_target is None and theirs == "lm_head.weight":  # tied
-      of_target = tensors.get("model.embed_tokens.weight")
-    if of_target is None or not _equal(of_head[name], of_target):
-      wrong.append(f"not a copy of the target's {theirs}: {of_head[name].name}")
-  return wrong
+def _refuse_others(
+  form: Form, named: Mapping[str, Tensor], tensors: Mapping[str, Tensor]
+) -> None:
+  """Raises CheckpointError unless what should be the target's is a copy."""
+  for name in named:
+    theirs = form.copies.get(name.partition(".")[2])
+    if theirs is None:
+      continue
+    places = [theirs, f"model.{theirs}"]
+    if theirs == "lm_head.weight":  # perhaps tied
+      places.append("model.embed_tokens.weight")
+    of_target = next((tensors[n] for n in places if n in tensors), None)
+    if of_target is None or not _equal(named[name], of_target):
+      raise CheckpointError(
+        f"not a copy of the target's {theirs}: {named[name].name}"
+      )
 
 
 _ROWS = 8192  # compared at once
@@ -336,41 +283,26 @@ def _equal(one: Tensor, other: Tensor) -> bool:
   return all(np.array_equal(one.read(p), other.read(p)) for p in parts)
 
 
-def _exchanged(joint: Tensor, index: tuple[slice, ...]) -> np.ndarray:
-  """A part of a projection whose columns' halves change places."""
-  hidden, embedding = np.split(joint.read(()), 2, axis=1)
-  return np.concatenate([embedding, hidden], axis=1)[index]
+def _exchanged(x: np.ndarray, config: TransformerConfig) -> np.ndarray:
+  """A projection whose columns' halves change places."""
+  del config
+  hidden, embedding = np.split(x, 2, axis=1)
+  return np.concatenate([embedding, hidden], axis=1)
 
 
-def _shapes(described: HeadShape) -> dict[tuple, tuple[int, tuple[int, ...]]]:
-  """Of the head's own parameters, by their paths, with the layer's number."""
-  make = lambda: described.config.make(dtype=jnp.float32, rngs=nnx.Rngs(0))
-  module = nnx.eval_shape(make)
-  state = nnx.state(module, head_shapes.is_own(module))
-  number = lambda key: int(key[1]) + 1 if key[0] == "later" else 0
-  return {key: (number(key), x.shape) for key, x in nnx.to_flat_state(state)}
+_HIDDEN_FIRST = Layout(_exchanged)
+_LENT = {"embed": "embed_tokens.weight", "lm_head": "lm_head.weight"}
 
 
-def _named(form: Form, module: str) -> str:
-  return f"{form.modules[module]}.weight"
-
-
-def _locate(form: Form, key: tuple, family: str):
-  """The tensor of a parameter, and how it holds it; None: as it is."""
-  if key[0] in form.modules:
-    return _named(form, key[0]), None
-  return weights.locate(_in_model(key), FAMILIES[family])
-
-
-def _in_model(key: tuple) -> tuple:
-  """A parameter's path in a model of one layer."""
-  return ("layers", 0, *key[1:])
-
-
-def _read(
-  form: Form, source: Source, key: tuple, index: tuple[slice, ...]
-) -> np.ndarray:
-  """A part of a parameter; all of it at `()`."""
-  if key[0] in form.modules:
-    return source.tensors[_named(form, key[0])].read(index)
-  return weights.part(source, _in_model(key), index, source.config)
+def _locate(form: Form, family: str, path: Sequence) -> tuple[str, Layout]:
+  """`Opened.locate`."""
+  number = 0
+  if path[0] == "later":
+    number, path = path[1] + 1, path[2:]
+  if path[0] == "layer":
+    return weights.locate(("layers", number, *path[1:]), FAMILIES[family])
+  if path[0] in _LENT:
+    return _LENT[path[0]], AS_IS
+  turned = form.hidden_first and path[0] == "fc"
+  name = f"{number}.{form.modules[path[0]]}.weight"
+  return name, _HIDDEN_FIRST if turned else AS_IS

@@ -9,6 +9,7 @@ decoder-only models `models.formats.families` says it), `load` and
 
 import dataclasses
 import re
+import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import jax
@@ -356,6 +357,13 @@ def _part(
       whole = layout.take(tensor.read(()), config)
       rows = sharding_lib.repeat_heads(whole, spec.head_dim, times, axis=0)
       return rows[index]
+  return read(tensor, layout, index, config)
+
+
+def read(
+  tensor: Tensor, layout: Layout, index: tuple[slice, ...], config
+) -> np.ndarray:
+  """A part of a parameter that a tensor holds in a layout; all of it at ()."""
   if layout is AS_IS:
     return tensor.read(index)
   if layout is TRANSPOSED:
@@ -386,7 +394,10 @@ def _check(source: Source) -> None:
   for parameter, variable in nnx.to_flat_state(state):
     name, layout = locate(parameter, table)
     shapes[name] = layout.shape(variable.shape, config)
-  problems = [*source.problems, *mismatches(source, shapes)]
+  problems = [
+    *source.problems,
+    *mismatches(tensors, shapes, source.kinds, _copies(source)),
+  ]
   if problems:
     raise CheckpointError(
       f"the tensors in {source.path} are not those of the {table.name} model "
@@ -413,14 +424,19 @@ def _copies(source: Source) -> dict[str, str]:
 
 
 def mismatches(
-  source: Source, shapes: Mapping[str, tuple[int, ...]]
+  tensors: Mapping[str, Tensor],
+  shapes: Mapping[str, tuple[int, ...]],
+  kinds: Sequence[str],
+  copies: Mapping[str, str] = types.MappingProxyType({}),
 ) -> list[str]:
   """Messages on tensors that are missing, left over or of another shape.
 
-  An embedding that is the output projection too may be in the files a second
-  time, but only as a copy.
+  Args:
+    tensors: by their names.
+    shapes: of those that there must be.
+    kinds: types of tensors that can be read.
+    copies: tensors that may be there too, each as a copy of another.
   """
-  tensors, copies = source.tensors, _copies(source)
   problems = [
     f"missing: {name}, of shape {shapes[name]}"
     for name in set(shapes) - set(tensors)
@@ -433,10 +449,9 @@ def mismatches(
       problems.append(
         f"wrong shape: {tensor.name}, expected {expected}, got {shape}"
       )
-    elif tensor.kind not in source.kinds:
+    elif tensor.kind not in kinds:
       problems.append(
-        f"wrong type: {tensor.name}, expected one of {source.kinds}, got "
-        f"{tensor.kind}"
+        f"wrong type: {tensor.name}, expected one of {kinds}, got {tensor.kind}"
       )
     elif name not in shapes and tied in tensors:
       if not np.array_equal(tensor.read(()), tensors[tied].read(())):

@@ -157,7 +157,7 @@ def test_a_target_without_sliding_layers_is_refused(copied, about):
 def test_tensors_that_do_not_fit_are_refused_by_name(copied, about):
   ordering = "masked_embedding.token_ordering"
   for change, message in (
-    (lambda t: t.update(more=np.ones(3, "f4")), "unexpected tensors.*more"),
+    (lambda t: t.update(more=np.ones(3, "f4")), "unexpected: more"),
     (
       lambda t: (t.pop("more"), t.update({ordering: np.zeros(96, "i8")})),
       "must be a permutation of all 96 tokens",
@@ -167,7 +167,10 @@ def test_tensors_that_do_not_fit_are_refused_by_name(copied, about):
       lambda t: t.update({"lm_head.weight": np.ones((96, 24), "f4")}),
       "not a copy of the tied embedding",
     ),
-    (lambda t: t.pop("pre_projection.weight"), "missing: pre_projection"),
+    (
+      lambda t: (t.pop("lm_head.weight"), t.pop("pre_projection.weight")),
+      "missing: pre_projection",
+    ),
   ):
     references.edit_tensors(copied, change)
     with pytest.raises(CheckpointError, match=message):
