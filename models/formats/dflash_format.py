@@ -94,7 +94,7 @@ def opened(
     shape=described,
     tensors=tensors,
     locate=head_files.by_table(table(described.config)),
-    also=frozenset({"d2t", "t2d"}),
+    also=frozenset({"d2t", "t2d"} if described.config.draft_vocab_size else ()),
   )
 
 

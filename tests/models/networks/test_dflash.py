@@ -223,6 +223,11 @@ def test_a_block_of_speculators_may_say_everything(head, tmp_path):
   )  # fmt: skip
 
 
+OF_LAYERS = lambda **changes: dict(
+  transformer_layer_config={**LAYERS_JSON, **changes}
+)
+
+
 @pytest.mark.parametrize(
   "changes, message",
   [
@@ -231,26 +236,16 @@ def test_a_block_of_speculators_may_say_everything(head, tmp_path):
     (dict(markov_rank=3), "settings that are not known: markov_rank"),
     (dict(aux_hidden_state_layer_ids=None), "must be layers, got None"),
     (dict(aux_hidden_state_layer_ids=[2, 10]), "not layers of a target of 9"),
-    (dict(mask_token_id=None), "mask_token_id must be an integer, got None"),
     (dict(target_hidden_size=16), "features of 16 channels, the target has 8"),
-    (dict(transformer_layer_config=None), "config must be an object"),
-    (dict(transformer_layer_config={**LAYERS_JSON, "mlp_bias": True}),
-     "mlp_bias must be False"),
-    (dict(transformer_layer_config={**LAYERS_JSON, "layer_types": [
-      "full_attention", "chunked"]}), "must be full_attention or sliding_att"),
+    (OF_LAYERS(mlp_bias=True), "a qwen3 model that are not known: mlp_bias"),
+    (OF_LAYERS(block_size=4), "layer_config that are not known: block_size"),
     (dict(sliding_window_non_causal="no"), "must be true or false, got 'no'"),
     (dict(draft_vocab_size=V + 1), r"draft_vocab_size must be in 1\.\.13"),
   ],
-)  # fmt: skip
+)
 def test_what_a_block_of_speculators_may_not_be(changes, message):
   with pytest.raises(ValueError, match=message):
     head_checkpoints.shape({**SPECULATORS, **changes}, TARGET)
-
-
-def test_words_that_no_file_names_are_missing(tmp_path):
-  directory = write(tmp_path / "few", config=SPECULATORS, drop=["d2t"], **WORDS)
-  with pytest.raises(ValueError, match="missing: d2t"):
-    head_checkpoints.load(directory, TARGET)
 
 
 CHANGED = lambda **changes: dict(config={**CONFIG, **changes})
@@ -263,29 +258,17 @@ OF_DFLASH = lambda **changes: CHANGED(
   "changes, message",
   [
     (dict(drop=["fc.weight"]), "missing: fc.weight"),
-    (dict(drop=["layers.1.self_attn.k_norm.weight"]), "missing: layers.1.self"),
-    ({"layers.2.input_layernorm.weight": random(H)}, "unexpected tensors"),
-    ({"fc.weight": random(H, 2 * H)}, r"wrong shape: fc.weight"),
+    ({"layers.2.input_layernorm.weight": random(H)}, "unexpected: layers.2"),
+    ({"d2t": IDS}, "unexpected: d2t"),
     (CHANGED(markov_rank=3), "settings that are not known: markov_rank"),
     (OF_DFLASH(projector_type="domino"), "not known: projector_type"),
     (OF_DFLASH(target_layer_ids=[1, 8]), "not layers of a target of 9"),
-    (OF_DFLASH(target_layer_ids="1"), "must be layers, got '1'"),
     (OF_DFLASH(mask_token_id=None), "mask_token_id must be an integer"),
     (OF_DFLASH(mask_token_id=V), r"mask_token must be in 0\.\.12, got 13"),
     (CHANGED(block_size=1), "block_size must be at least 2"),
     (OF_DFLASH(block_size=5), "and dflash_config.block_size must agree, got"),
     (CHANGED(mask_token_id=MASK), "not known: mask_token_id"),
-    (
-      CHANGED(transformer_layer_config=LAYERS_JSON),
-      "not known: transformer_layer_config",
-    ),
-    ({"d2t": IDS}, "unexpected tensors in .*: d2t"),
     (CHANGED(num_target_layers=10), "made for 10 layers, and the target has 9"),
-    (
-      CHANGED(layer_types=["sliding_attention"] * 2),
-      "sliding_window must be a",
-    ),
-    (CHANGED(vocab_size=20), "its vocabulary is 20, and the target's 13"),
     (CHANGED(hidden_size=16), "its width is 16, and the target's 8"),
   ],
 )
