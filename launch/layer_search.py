@@ -58,8 +58,8 @@ _TOKENS = flags.DEFINE_integer(
 def draft_cost(config: TransformerConfig, skipped: SkippedLayers) -> float:
   """Weights that a pass without some sub-layers reads, over those of all."""
   c, every = config, range(config.num_layers)
-  attention = [attention_weights(c.layer(i), c.embed_dim) for i in every]
-  mlp = [mlp_weights(c.layer(i), c.embed_dim) for i in every]
+  attention = [attention_weights(c.layers[i], c.embed_dim) for i in every]
+  mlp = [mlp_weights(c.layers[i], c.embed_dim) for i in every]
   output = c.vocab_size * c.embed_dim  # the projection to logits
   left = sum(attention[i] for i in skipped.attention)
   left += sum(mlp[i] for i in skipped.mlp)

@@ -12,9 +12,9 @@ from typing import Any
 from flax import nnx
 
 from models.networks import dflash, eagle, gemma_assistant, medusa, mtp
+from models.networks.description import TransformerConfig
 from models.networks.gemma_assistant import Assistant
 from models.networks.heads import HeadConfig
-from models.networks.layers import TransformerConfig
 from models.networks.transformer import FINAL, Features
 from models.sharding import Sharding
 

@@ -28,10 +28,13 @@ from models.networks.description import (
   AttentionSpec,
   DeltaSpec,
   DenseSpec,
+  LayerSpec,
+  TransformerConfig,
+  mlp_width,
 )
 from models.networks.dflash import Parallel, ParallelConfig
 from models.networks.eagle import Eagle, Eagle3, EagleConfig
-from models.networks.layers import Layer, PlusOneNorm, TransformerConfig
+from models.networks.layers import Layer, PlusOneNorm
 from models.networks.medusa import (
   Blockwise,
   BlockwiseConfig,
@@ -40,6 +43,7 @@ from models.networks.medusa import (
 )
 from models.networks.mixture import Mixture
 from models.networks.mtp import Mtp, MtpConfig
+from models.networks.rope import Rope
 from models.networks.transformer import Features, Transformer
 
 
@@ -103,12 +107,17 @@ def eagle3(
     ValueError: if the MLP is narrower than the target's.
   """
   layer, (attends, feeds) = _layer(target.config), _alike(target.config)
-  if feeds and mlp_dim and mlp_dim < layer.mlp_dim:
+  spec = layer.layers[0]
+  known = mlp_width(spec)
+  if feeds and mlp_dim and mlp_dim < known:
     raise ValueError(
-      f"head.mlp_dim must be {layer.mlp_dim}, the target's, or more, got "
-      f"{mlp_dim}: a head begins as the target's last layer"
+      f"head.mlp_dim must be {known}, the target's, or more, got {mlp_dim}: a "
+      "head begins as the target's last layer"
     )
-  layer = dataclasses.replace(layer, mlp_dim=mlp_dim or layer.mlp_dim)
+  mlp = dataclasses.replace(spec.feed_forward, width=mlp_dim or known)
+  layer = dataclasses.replace(
+    layer, layers=(dataclasses.replace(spec, feed_forward=mlp),)
+  )
   width = layer.embed_dim
   words = None if draft_vocab is None else len(draft_vocab)
   module = eagle.Eagle3(
@@ -179,7 +188,7 @@ def eagle1(target: Transformer, *, rngs: nnx.Rngs) -> Eagle:
     ValueError: if a head cannot have the target's layer.
   """
   layer = _layer(target.config)
-  if layer.qk_norm:
+  if layer.attention.qk_norm:
     raise ValueError(
       "EAGLE-1's layer has no norms of queries and keys, and the target's has: "
       "no format could hold it"
@@ -348,10 +357,14 @@ def parallel(
       f"head.num_layers must be in 1..{target.config.num_layers}, got "
       f"{num_layers}"
     )
-  of_qwen3 = dataclasses.replace(  # Qwen3's, whatever the target's are
-    _layer(target.config), num_layers=num_layers, qk_norm=True,
-    qkv_bias=False, out_bias=False, mlp_bias=False,
-  )  # fmt: skip
+  like = _layer(target.config)
+  spec = LayerSpec(  # Qwen3's, whatever the target's are
+    attention=dataclasses.replace(
+      like.attention, qk_norm="head", qkv_bias=False, out_bias=False
+    ),
+    feed_forward=dataclasses.replace(like.layers[0].feed_forward, bias=False),
+  )
+  of_qwen3 = dataclasses.replace(like, layers=(spec,) * num_layers)
   width = of_qwen3.embed_dim
   module = Parallel(
     ParallelConfig(
@@ -397,49 +410,40 @@ def parallel(
 def _layer(c: TransformerConfig) -> TransformerConfig:
   """The configuration of a layer like the target's last one.
 
-  Of a described layer it has the heads, the width (of the experts of a token
-  together) and the rotary base, and what it needs to begin as that layer.
+  It is that layer, or of what a head's layers cannot be the usual: then it has
+  the heads, the width (of the experts of a token together) and the rotary base.
 
   Raises:
     ValueError: if heads cannot have such a layer.
   """
-  if c.layers is not None:
-    return _described(c)
-  if c.norm != "rms" or not c.gated_mlp or c.learned_positions:
-    raise ValueError(
-      "a head's layers are Llama's, and the target's are not: its norm is "
-      f"{c.norm!r}, gated_mlp {c.gated_mlp}, learned_positions "
-      f"{c.learned_positions}"
-    )
-  fields = dict(vars(c), num_layers=1, tied_embeddings=False, windows=None)
-  return TransformerConfig(**fields)
-
-
-def _described(c: TransformerConfig) -> TransformerConfig:
-  """`_layer` of layers that are described."""
-  last = c.layer(c.num_layers - 1)
-  a = last.attention
+  last, a = c.layers[-1], c.layers[-1].attention
   if not isinstance(a, AttentionSpec):
     raise ValueError("a head's layers attend, and the target's last does not")
   rope = a.rope
   if rope is None:
     raise ValueError("a head's layers rotate, and the target's last does not")
-  attends, _ = _alike(c)
+  if c.norm == "layer":
+    raise ValueError("a head's norms are no layer norms, as the target's are")
+  attends, feeds = _alike(c)
+  if attends:
+    attention = dataclasses.replace(a, window=None, scale=None)
+  else:
+    size = a.head_dim if a.latent is None else a.latent.value_dim
+    attention = AttentionSpec(
+      num_heads=a.num_heads,
+      num_kv_heads=a.num_kv_heads,
+      head_dim=size,
+      rope=Rope(theta=rope.theta, dim=size, scaling=rope.scaling),
+    )
+  mlp = DenseSpec(width=_width(last.feed_forward))
+  if feeds and isinstance(last.feed_forward, DenseSpec):
+    mlp = last.feed_forward
   return TransformerConfig(
     vocab_size=c.vocab_size,
     embed_dim=c.embed_dim,
-    num_layers=1,
-    num_heads=a.num_heads,
-    num_kv_heads=a.num_kv_heads,
-    head_dim=a.head_dim if a.latent is None else a.latent.value_dim,
-    mlp_dim=_width(last.feed_forward),
+    layers=(LayerSpec(attention=attention, feed_forward=mlp),),
     max_positions=c.max_positions,
     norm_eps=c.norm_eps,
-    rope_theta=rope.theta,
-    rope_scaling=rope.scaling,
-    qk_norm=attends and a.qk_norm == "head",
-    qkv_bias=attends and a.qkv_bias,
-    out_bias=attends and a.out_bias,
   )
 
 
@@ -462,15 +466,17 @@ def _alike(c: TransformerConfig, index: int = -1) -> tuple[bool, bool]:
 
   Its layers have the sizes and the rotation of the target's last.
   """
-  if c.layers is None:
-    return True, True
   layer, last = c.layers[index], c.layers[-1]
   block = layer.feed_forward
   if layer.norms != "pre" or layer.parallel or c.norm != "rms" or layer.scaled:
     return False, False
   return (
     _attends_alike(layer.attention, last.attention),
-    block == DenseSpec(width=_width(last.feed_forward)),
+    isinstance(block, DenseSpec)
+    and block
+    == dataclasses.replace(
+      DenseSpec(width=_width(last.feed_forward)), bias=block.bias
+    ),
   )
 
 
@@ -486,8 +492,8 @@ def _attends_alike(
   usual = a.scale is None or math.isclose(a.scale, a.head_dim**-0.5)
   return (
     usual and a == plain and of(a) == of(last) and a.qk_norm != "width"
-    and rope is not None and rope.factors is None and rope.scale == 1
-    and rope.dim == a.head_dim
+    and rope is not None and rope.dim == a.head_dim and rope.scale == 1
+    and len({*(rope.factors or ())}) < 2
   )  # fmt: skip
 
 

@@ -133,9 +133,10 @@ def most_devices(
   """
   if draft is None:
     return 1
-  sizes = (draft.num_kv_heads,) if isinstance(draft, Config) else draft
   if isinstance(draft, TransformerConfig):
     sizes = tuple(a.num_kv_heads for a in draft.attentions.values())
+  else:
+    sizes = (draft.num_kv_heads,) if isinstance(draft, T5Config) else draft
 
   def cuts(n: int) -> bool:
     if isinstance(draft, Config):

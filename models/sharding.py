@@ -171,16 +171,12 @@ def kv_heads_for(config: TransformerConfig, size: int) -> TransformerConfig:
 
 def check_cut(config, size: int) -> None:
   """Raises ValueError if heads, MLP or vocabulary cannot be cut in parts."""
-  widths = [
-    (name, getattr(config, name)) for name in ("num_heads", "vocab_size")
-  ]
-  widths.append(("per_layer_vocab", getattr(config, "per_layer_vocab", 0)))
-  layers = getattr(config, "layers", None)
-  if not layers:
-    widths.append(("mlp_dim", config.mlp_dim))
-  for layer in layers or ():
-    key_heads = getattr(layer.attention, "num_key_heads", 0)
-    widths.append(("num_key_heads", key_heads))
+  names = "num_heads", "mlp_dim", "vocab_size", "per_layer_vocab"
+  widths = [(name, getattr(config, name, 0)) for name in names]
+  for layer in getattr(config, "layers", ()):
+    of = layer.attention
+    name = "num_heads" if hasattr(of, "num_heads") else "num_key_heads"
+    widths.append((name, getattr(of, name)))
   for block in _blocks(config):
     if isinstance(block, mixture.Mixture):
       mixture.cut_by(block, size)
@@ -213,8 +209,8 @@ def for_experts(config, sharding: Sharding, size: int) -> Sharding:
 
 
 def _blocks(config) -> list:
-  """Feed-forward blocks of layers that are described one by one."""
-  layers = getattr(config, "layers", None) or ()
+  """Feed-forward blocks of a model's layers; T5 has no description of them."""
+  layers = getattr(config, "layers", ())
   every = [block for x in layers for block in (x.feed_forward, x.beside)]
   return [block for block in every if block is not None]
 
@@ -237,21 +233,21 @@ def repeat_kv_heads(params, old: TransformerConfig, new: TransformerConfig):
     raise ValueError(
       "layers that differ in their heads are cut as they are read"
     )
-  times = new.num_kv_heads // old.num_kv_heads
+  times = new.attention.num_kv_heads // old.attention.num_kv_heads
   if times == 1:
     return params
 
   def repeat(path, x):
     if names(path)[-2] not in of_kv_heads(old):
       return x
-    return repeat_heads(x, old.head_dim, times, axis=1)
+    return repeat_heads(x, old.attention.head_dim, times, axis=1)
 
   return jax.tree_util.tree_map_with_path(repeat, params)
 
 
 def of_kv_heads(config: TransformerConfig) -> tuple[str, ...]:
   """Modules whose parameters have channels for every key/value head."""
-  if next(iter(config.attentions.values())).qk_norm == "width":
+  if config.attention.qk_norm == "width":
     return "k", "v", "k_norm"
   return "k", "v"
 

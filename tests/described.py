@@ -7,9 +7,44 @@ from models.networks.description import (
   DenseSpec,
   Latent,
   LayerSpec,
+  with_windows,
 )
 from models.networks.mixture import Mixture
 from models.networks.rope import Rope
+
+
+def alter(config, *, num_layers=None, windows=None, **changes):
+  """A model with other fields: of its frame, or of all its layers and blocks.
+
+  The first layer is repeated for another number of layers.
+  """
+  config = dataclasses.replace(
+    config, layers=changes.pop("layers", config.layers)
+  )
+  unknown = {*changes}
+
+  def put(spec):
+    names = {field.name for field in dataclasses.fields(spec)} & {*changes}
+    unknown.difference_update(names)
+    return dataclasses.replace(spec, **{name: changes[name] for name in names})
+
+  layers = [
+    put(
+      dataclasses.replace(
+        layer,
+        attention=put(layer.attention),
+        feed_forward=put(layer.feed_forward),
+      )
+    )
+    for layer in config.layers
+  ]
+  if num_layers is not None:
+    layers = layers[:1] * num_layers
+  if windows is not None:
+    layers = with_windows(layers, windows)
+  config = dataclasses.replace(put(config), layers=tuple(layers))
+  assert not unknown, unknown
+  return config
 
 
 def layers(
@@ -78,7 +113,7 @@ def _latents():
   return tuple(changed)
 
 
-LATENTS = dict(layers=_latents(), num_kv_heads=1, head_dim=18)
+LATENTS = dict(layers=_latents())
 
 
 def _gemma4():

@@ -7,7 +7,7 @@ from flax import nnx
 
 from models import tokenizers
 from models.formats import huggingface
-from models.networks.layers import TransformerConfig
+from models.networks.description import llama_config
 from models.networks.transformer import Transformer
 
 EMBEDDED = "models/pretrained/target"
@@ -23,7 +23,7 @@ def make_checkpoint(
   mlp_dim=48,
 ):
   """A random Llama checkpoint with the embedded pair's tokenizer."""
-  config = TransformerConfig(
+  config = llama_config(
     vocab_size=vocab_size, embed_dim=embed_dim, num_layers=num_layers,
     num_heads=2, num_kv_heads=1, head_dim=16, mlp_dim=mlp_dim,
     max_positions=256,

@@ -15,6 +15,7 @@ import os
 import pathlib
 import sys
 
+import described
 import forms
 import jax
 import jax.numpy as jnp
@@ -343,7 +344,7 @@ def head_pair(mesh, how):
   return decode.make_decoder(target, drafter=drafter, rule=rule), params
 
 
-HEAD = dataclasses.replace(CONFIG, num_kv_heads=8, num_layers=1)
+HEAD = described.alter(CONFIG, num_kv_heads=8, num_layers=1)
 
 
 def mtp_head(num_depths):
@@ -403,7 +404,7 @@ HEADS = {
     HeadShape(
       features=(1, 2),
       config=ParallelConfig(
-        layers=dataclasses.replace(HEAD, num_layers=2, qk_norm=True),
+        layers=described.alter(HEAD, num_layers=2, qk_norm="head"),
         num_features=32, block_size=4, mask_token=5,
       ),
     ),

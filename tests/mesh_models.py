@@ -12,6 +12,7 @@ from models.networks.description import (
   Latent,
   LayerSpec,
   TransformerConfig,
+  llama_config,
 )
 from models.networks.mixture import Mixture
 from models.networks.rope import Rope
@@ -20,10 +21,10 @@ VOCAB = 32
 FRAME = dict(vocab_size=VOCAB, embed_dim=16, max_positions=64)
 
 # Two key/value heads of eight: repeated where they are cut over more devices.
-CONFIG = TransformerConfig(
+CONFIG = llama_config(
   **FRAME, num_layers=2, num_heads=8, num_kv_heads=2, head_dim=4, mlp_dim=24
 )
-_ATTENTION = CONFIG.layer(0).attention
+_ATTENTION = CONFIG.layers[0].attention
 _MIXTURE = Mixture(num_experts=8, num_chosen=2, embed_dim=16, expert_dim=12)
 _DENSE = DenseSpec(width=24, activation="gelu_tanh")
 
@@ -35,34 +36,34 @@ def _layer(feed_forward, *, norms="pre", **attention):
 
 
 # One expert a device where there are eight.
-MIXED = TransformerConfig.of_layers([_layer(_MIXTURE)] * 2, **FRAME)
-GEMMA = TransformerConfig.of_layers(
-  [
+MIXED = TransformerConfig(layers=(_layer(_MIXTURE),) * 2, **FRAME)
+GEMMA = TransformerConfig(
+  layers=tuple(
     _layer(
       _DENSE, norms="both", window=window, softcap=1.5, scale=0.4,
       qk_norm="head",
     )
     for window in (3, None)
-  ],
+  ),
   **FRAME, norm="rms_plus_one", embed_scale=4.0, logit_softcap=4.0,
   tied_embeddings=True,
 )  # fmt: skip
 # Norms over the width of all heads, of which keys' are repeated.
-OLMO = TransformerConfig.of_layers(
-  [
+OLMO = TransformerConfig(
+  layers=tuple(
     _layer(_DENSE, norms="post", window=window, qk_norm="width")
     for window in (4, None)
-  ],
+  ),
   **FRAME,
 )
 _CLAMPED = dataclasses.replace(
   _MIXTURE, router_bias=True, expert_bias=True, limit=0.7
 )
-GPT_OSS = TransformerConfig.of_layers(
-  [
+GPT_OSS = TransformerConfig(
+  layers=tuple(
     _layer(_CLAMPED, window=window, sinks=True, qkv_bias=True, out_bias=True)
     for window in (3, None)
-  ],
+  ),
   **FRAME,
 )
 
@@ -80,12 +81,12 @@ def _gemma4() -> TransformerConfig:
   beside = dataclasses.replace(_MIXTURE, router_norm_eps=1e-3)
   reads = dataclasses.replace(slides.attention, source=0)
   change = dataclasses.replace
-  return TransformerConfig.of_layers(
-    [
+  return TransformerConfig(
+    layers=(
       change(slides, scaled=True),
       change(slides, scaled=True, attention=full, beside=beside),
       change(slides, scaled=True, attention=reads),
-    ],
+    ),
     **FRAME, embed_scale=4.0, logit_softcap=4.0, tied_embeddings=True,
     per_layer_dim=4, per_layer_vocab=VOCAB,
   )  # fmt: skip
@@ -93,20 +94,20 @@ def _gemma4() -> TransformerConfig:
 
 GEMMA4 = _gemma4()
 # Layers with states, cut by heads of keys with the values of each.
-HYBRID = TransformerConfig.of_layers(
-  [
+HYBRID = TransformerConfig(
+  layers=tuple(
     LayerSpec(attention=one, feed_forward=DenseSpec(width=24))
-    for one in (
+    for one in 2
+    * (
       DeltaSpec(num_key_heads=8, num_value_heads=16, key_dim=3, value_dim=2),
       dataclasses.replace(_ATTENTION, num_kv_heads=8),
     )
-  ]
-  * 2,
+  ),
   **FRAME,
 )
 # Of latents and of experts that are dealt out, as a head has it.
-LATENTS = TransformerConfig.of_layers(
-  [
+LATENTS = TransformerConfig(
+  layers=(
     LayerSpec(
       attention=AttentionSpec(
         num_heads=8, num_kv_heads=1, head_dim=10, scale=0.4,
@@ -116,15 +117,15 @@ LATENTS = TransformerConfig.of_layers(
       feed_forward=dataclasses.replace(
         _MIXTURE, router="sigmoid", shared_dim=16
       ),
-    )
-  ],
+    ),
+  ),
   **FRAME,
 )  # fmt: skip
 # A layer of one hidden layer before it, as in DeepSeek-V3.
-DEEPSEEK = TransformerConfig.of_layers(
-  [
-    dataclasses.replace(LATENTS.layer(0), feed_forward=DenseSpec(width=24)),
-    LATENTS.layer(0),
-  ],
+DEEPSEEK = TransformerConfig(
+  layers=(
+    dataclasses.replace(LATENTS.layers[0], feed_forward=DenseSpec(width=24)),
+    LATENTS.layers[0],
+  ),
   **FRAME,
 )

@@ -173,18 +173,18 @@ def work(
   if isinstance(c, T5Config):
     return _t5_work(c, slots, input_length)
   every = range(c.num_layers)
-  layer, specs = c.layer, c.attentions
+  layers, specs = c.layers, c.attentions
   attentions = [i for i in every if i not in skipped.attention]
   mlps = [i for i in every if i not in skipped.mlp]
-  beside = [block for i in mlps if (block := layer(i).beside) is not None]
+  beside = [block for i in mlps if (block := layers[i].beside) is not None]
   sums = len(attentions) + len(mlps)
-  if layer(0).parallel:  # both blocks of a layer are added before it is sent
+  if layers[0].parallel:  # both blocks of a layer are added before it is sent
     sums = len({*attentions, *mlps})
-  inside = sum(2 * mlp_width(layer(i)) for i in mlps)
+  inside = sum(2 * mlp_width(layers[i]) for i in mlps)
   inside += sum(2 * block.expert_dim for block in beside)
   cache_bytes, products = 0.0, 0
   for i in attentions:
-    of = specs.get(i, c)  # recurrent ones: as others
+    of = specs.get(i, c.attention)  # recurrent ones: as others
     inside += 2 * of.num_heads * of.head_dim
     if i in specs:
       met = attention.slots_read(slots, slots, of.window)
@@ -193,9 +193,9 @@ def work(
   numbers, _ = _read(c, None)
   per_number = _read(c, weights)[1] / numbers  # its share of scales included
   embed = c.embed_dim
-  numbers -= sum(attention_weights(layer(i), embed) for i in skipped.attention)
+  numbers -= sum(attention_weights(layers[i], embed) for i in skipped.attention)
   # `mlp_weights` are of the experts that a token meets.
-  numbers -= sum(mlp_weights(layer(i), embed) for i in skipped.mlp)
+  numbers -= sum(mlp_weights(layers[i], embed) for i in skipped.mlp)
   mixtures = collections.Counter(mixtures_of(c, skipped))
   for block, times in collections.Counter(mixtures_of(c)).items():
     idle = (block.num_experts - block.num_chosen) * block.num_expert_params

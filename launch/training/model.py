@@ -24,7 +24,7 @@ from launch.training import data, step
 from launch.training.step import Steps, Task
 from models import checkpoints
 from models.formats import huggingface
-from models.networks.layers import TransformerConfig
+from models.networks.description import llama_config
 from models.networks.transformer import Transformer, as_language_model
 from models.tokenizers import Tokenizer
 from specjax import decode
@@ -60,7 +60,7 @@ def task(config, mesh: Mesh) -> Task:
 
 def _first(config) -> Transformer:
   """The model to begin with: random, or read from `config.init_from`."""
-  wanted = TransformerConfig(**config.model)
+  wanted = llama_config(**config.model)
   if not config.init_from:
     return Transformer(wanted, rngs=nnx.Rngs(config.seed))
   module = checkpoints.load_module(config.init_from)

@@ -100,11 +100,11 @@ def shape(config: Mapping[str, Any], target: Target) -> HeadShape:
     chosen = get(config, "centroid_intermediate_top_k", int, 32)
   if target.config is None:
     raise ValueError("it reads a target's cache, and needs its configuration")
-  layers = [_reading(text.layer(i), target) for i in range(text.num_layers)]
+  layers = tuple(_reading(layer, target) for layer in text.layers)
   return HeadShape(
     config=AssistantConfig(
-      layers=ReadingLayers.of_layers(
-        layers,
+      layers=ReadingLayers(
+        layers=layers,
         vocab_size=text.vocab_size,
         embed_dim=text.embed_dim,
         max_positions=text.max_positions,
@@ -155,7 +155,7 @@ def _reading(layer: LayerSpec, target: Target) -> LayerSpec:
   alike = [
     place
     for place, i in enumerate(theirs.cached)
-    if (theirs.window(i) is None) == (spec.window is None)
+    if (theirs.windows[i] is None) == (spec.window is None)
   ]
   if not alike:
     raise ValueError(f"it reads a {kind} layer, and the target has none")

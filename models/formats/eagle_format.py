@@ -192,7 +192,9 @@ def _layer(
   if count != 1 and (not third or (tensors is None and not speculators)):
     raise ValueError(f"num_hidden_layers must be 1 here, got {count!r}")
   layer = head_settings.head_layers(settings)
-  return layer if bias is None else dataclasses.replace(layer, qkv_bias=bias)
+  if bias is None:
+    return layer
+  return layer.with_attention(lambda a: dataclasses.replace(a, qkv_bias=bias))
 
 
 def _first(

@@ -171,7 +171,11 @@ def _configuration(header: Header) -> tuple[TransformerConfig, str]:
     _check_rest(metadata, _how(arch), config)
     ropes = [a.rope for a in config.attentions.values() if a.rope is not None]
     if _DIVISORS in header.tensors and all(x.factors is None for x in ropes):
-      config = dataclasses.replace(config, rope_factors=_divisors(header))
+      divisors = _divisors(header)
+      divided = lambda a: dataclasses.replace(
+        a, rope=dataclasses.replace(a.rope, factors=divisors)
+      )
+      config = config.with_attention(divided)
   except ValueError as error:
     raise ValueError(f"cannot use {header.path}: {error}") from error
   return config, settings["model_type"]
@@ -203,7 +207,7 @@ def _check_rest(
   metadata: Settings, how: Gguf, config: TransformerConfig
 ) -> None:
   """Raises ValueError for metadata that was not read and is not plain."""
-  size = config.head_dim
+  size = config.attention.head_dim
   plain = _PLAIN | {
     "vocab_size": config.vocab_size,
     "attention.value_length": size,

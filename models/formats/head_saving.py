@@ -28,10 +28,10 @@ from models.formats import json_files, mtp_format
 from models.formats.families import llama
 from models.formats.huggingface_config import llama_json
 from models.head_shapes import HeadModule, Target
+from models.networks.description import DenseSpec, TransformerConfig
 from models.networks.dflash import Parallel, ParallelConfig
 from models.networks.eagle import EAGLE3_SWITCHES, Eagle, Eagle3, EagleConfig
 from models.networks.heads import HeadConfig
-from models.networks.layers import TransformerConfig
 from models.networks.medusa import Blockwise, Medusa
 from models.networks.mtp import Mtp, MtpConfig
 from models.networks.transformer import Features
@@ -167,8 +167,8 @@ def _eagle(
   switches = {s: getattr(config, s) for s in EAGLE3_SWITCHES}
   other = third and (
     layer.num_layers > 1
-    or layer.qk_norm
-    or _slides(layer)
+    or layer.attention.qk_norm
+    or layer.has_windows
     or any(switches.values())
   )
   first = "midlayer" if third and not other else "layers.0"
@@ -191,7 +191,7 @@ def _eagle(
     return _layers_json(config, dtype) | {
       "architectures": _EAGLE1,
       "bias": config.fc_bias,
-      "qkv_bias": layer.qkv_bias,  # what its authors' code looks at
+      "qkv_bias": layer.attention.qkv_bias,  # what its authors' code looks at
     }, tensors
   ids = "eagle_aux_hidden_state_layer_ids"
   if other:
@@ -228,7 +228,7 @@ def _missing_biases(
   layer: TransformerConfig, tensors: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
   """Biases that a layer does not have and its format does (`_layers_json`)."""
-  if layer.out_bias or not layer.qkv_bias:
+  if layer.attention.out_bias or not layer.attention.qkv_bias:
     return {}
   return {
     name.replace("q_proj", "o_proj"): np.zeros(layer.embed_dim, array.dtype)
@@ -327,10 +327,12 @@ def _parallel(
 def _layers_json(config: EagleConfig | MtpConfig, dtype: str) -> dict[str, Any]:
   """The settings of the layers of EAGLE's heads, or of MTP's."""
   layer = config.layer
-  if layer.qkv_bias:  # perhaps Qwen2's; a Llama's has all four
-    layer = dataclasses.replace(layer, out_bias=True)
+  if layer.attention.qkv_bias:  # perhaps Qwen2's; a Llama's has all four
+    layer = layer.with_attention(
+      lambda a: dataclasses.replace(a, out_bias=True)
+    )
   of_eagle1 = config.kind == "eagle"
-  if layer.qk_norm and not of_eagle1:
+  if layer.attention.qk_norm and not of_eagle1:
     return _qwen3_json(layer, dtype)
   return _layer_json(layer, dtype)
 
@@ -339,8 +341,9 @@ def _blocks_json(
   config: ParallelConfig, dtype: str
 ) -> tuple[dict[str, Any], bool]:
   """The settings of blocks' layers, and whether the form is `speculators`'."""
-  layers, slides = config.layers, _slides(config.layers)
-  if not layers.qk_norm or layers.mlp_bias:
+  layers, slides = config.layers, config.layers.has_windows
+  mlp = layers.layers[0].feed_forward
+  if not layers.attention.qk_norm or (isinstance(mlp, DenseSpec) and mlp.bias):
     raise ValueError("this format's layers are Qwen3's")
   theirs = config.draft_vocab_size is not None or (
     slides and config.windows_before_block
@@ -352,14 +355,10 @@ def _blocks_json(
 
 def _qwen3_json(layers: TransformerConfig, dtype: str) -> dict[str, Any]:
   """The settings of layers that are Qwen3's."""
-  inner = _layer_json(dataclasses.replace(layers, qk_norm=False), dtype)
+  bare = layers.with_attention(lambda a: dataclasses.replace(a, qk_norm=None))
+  inner = _layer_json(bare, dtype)
   del inner["mlp_bias"], inner["architectures"]
   return inner | {"model_type": "qwen3"}
-
-
-def _slides(layer: TransformerConfig) -> bool:
-  """True if a layer has a sliding window."""
-  return any(layer.windows or ())
 
 
 def _layer_json(layer: TransformerConfig, dtype: str) -> dict[str, Any]:
@@ -367,15 +366,14 @@ def _layer_json(layer: TransformerConfig, dtype: str) -> dict[str, Any]:
 
   It may not say for how many positions.
   """
-  known, windows = layer.max_positions, layer.windows or ()
+  known, windows = layer.max_positions, layer.windows
+  bare = layer.with_attention(lambda a: dataclasses.replace(a, window=None))
   settings = llama_json(
-    dataclasses.replace(layer, max_positions=known or 1, windows=None),
-    dtype,
-    None,
+    dataclasses.replace(bare, max_positions=known or 1), dtype, None
   )
   if known is None:
     del settings["max_position_embeddings"]
-  if _slides(layer):
+  if layer.has_windows:
     size, *others = {w for w in windows if w}
     if others:
       raise ValueError(f"one window for all layers, got {windows}")

@@ -13,7 +13,7 @@ from models.formats import json_files
 from models.formats.families.reading import FULL, SLIDES, get
 from models.formats.huggingface_config import config_from_json
 from models.head_shapes import Target
-from models.networks.layers import TransformerConfig
+from models.networks.description import TransformerConfig, with_windows
 
 OF_LAYERS = frozenset(
   """
@@ -127,8 +127,10 @@ def head_layers(settings: Mapping[str, Any]) -> TransformerConfig:
       f"got {kinds!r:.80}"
     )
   size = get(settings, "sliding_window", int)
-  windows = tuple(size if kind == SLIDES else None for kind in kinds)
-  return dataclasses.replace(layers, windows=windows)
+  windows = [size if kind == SLIDES else None for kind in kinds]
+  return dataclasses.replace(
+    layers, layers=with_windows(layers.layers, windows)
+  )
 
 
 def _without_windows(settings: Mapping[str, Any]) -> TransformerConfig:

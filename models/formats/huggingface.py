@@ -248,7 +248,7 @@ def _scaled_queries(
   rooted, by_layer = said.values()
 
   def read(tensor: Tensor, number: int, index: tuple[slice, ...]) -> np.ndarray:
-    scale = 1.0 if rooted else config.head_dim**0.5
+    scale = 1.0 if rooted else config.attention.head_dim**0.5
     scale /= number + 1 if by_layer else 1
     whole = tensor.read(()).astype(np.float32)
     whole[..., : config.embed_dim] *= scale

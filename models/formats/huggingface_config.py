@@ -5,13 +5,14 @@ change the logits and is not understood is an error; so is a key that is neither
 read nor known to change nothing.
 """
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from models.formats import json_files, packings
 from models.formats.families import FAMILIES, reading
 from models.formats.families.family import Settings
-from models.networks.description import TransformerConfig
+from models.networks.description import DenseSpec, TransformerConfig
 
 # Keys that must have this value if they are there at all, in any family.
 _FIXED = dict(add_cross_attention=False, is_encoder_decoder=False)
@@ -182,30 +183,36 @@ def llama_json(
     ValueError: if Llama's format cannot express the configuration, saying which
       of its fields are in the way.
   """
-  scaling = c.rope_scaling and {
+  a, mlp = c.attention, c.layers[0].feed_forward
+  if a.rope is None or not isinstance(mlp, DenseSpec):
+    raise ValueError(
+      "Llama's format cannot express layers without rotary embeddings or with "
+      "mixtures of experts"
+    )
+  scaling = a.rope.scaling and {
     "rope_type": "llama3",
-    **{key: getattr(c.rope_scaling, key) for key in reading.ROPE_FACTORS},
-    reading.ROPE_LENGTH: c.rope_scaling.original_max_positions,
+    **{key: getattr(a.rope.scaling, key) for key in reading.ROPE_FACTORS},
+    reading.ROPE_LENGTH: a.rope.scaling.original_max_positions,
   }
-  if c.rope_factors and len({*c.rope_factors}) == 1:
-    scaling = {"rope_type": "linear", "factor": c.rope_factors[0]}
+  if a.rope.factors and len({*a.rope.factors}) == 1:
+    scaling = {"rope_type": "linear", "factor": a.rope.factors[0]}
   settings = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
     "vocab_size": c.vocab_size,
     "hidden_size": c.embed_dim,
-    "intermediate_size": c.mlp_dim,
+    "intermediate_size": mlp.width,
     "num_hidden_layers": c.num_layers,
-    "num_attention_heads": c.num_heads,
-    "num_key_value_heads": c.num_kv_heads,
-    "head_dim": c.head_dim,
+    "num_attention_heads": a.num_heads,
+    "num_key_value_heads": a.num_kv_heads,
+    "head_dim": a.head_dim,
     "hidden_act": "silu",
     "max_position_embeddings": c.max_positions,
     "rms_norm_eps": c.norm_eps,
-    "rope_theta": c.rope_theta,
+    "rope_theta": a.rope.theta,
     "rope_scaling": scaling,
-    "attention_bias": c.qkv_bias,
-    "mlp_bias": c.mlp_bias,
+    "attention_bias": a.qkv_bias,
+    "mlp_bias": mlp.bias,
     "tie_word_embeddings": c.tied_embeddings,
     "bos_token_id": eos_token_id,
     "eos_token_id": eos_token_id,
@@ -213,16 +220,21 @@ def llama_json(
     "torch_dtype": dtype,  # the same for transformers 4
   }
   # Whatever does not survive the way there and back cannot be expressed.
-  have, back = vars(c).copy(), vars(config_from_json(settings))
-  if c.rotary_dim == c.head_dim:
-    have["rotary_dim"] = None  # another way to say the same
-  if not any(c.windows or ()):
-    have["windows"] = None
-  lost = [
-    f"{k}={have[k]!r} (not {v!r})" for k, v in back.items() if have[k] != v
-  ]
-  if c.embed_dim % c.num_heads:  # transformers insists, even with a head_dim
-    lost.append(f"num_heads={c.num_heads} (no divisor of {c.embed_dim})")
+  lost = [*dict.fromkeys(_differences(c, config_from_json(settings)))]
+  if c.embed_dim % a.num_heads:  # transformers insists, even with a head_dim
+    lost.append(f"num_heads={a.num_heads} (no divisor of {c.embed_dim})")
   if lost:
     raise ValueError("Llama's format cannot express " + ", ".join(lost))
   return settings
+
+
+def _differences(ours: Any, theirs: Any, name: str = "") -> Iterator[str]:
+  """Fields in which two descriptions of as many layers differ."""
+  if dataclasses.is_dataclass(ours) and type(ours) is type(theirs):
+    for key, value in vars(ours).items():
+      yield from _differences(value, getattr(theirs, key), key)
+  elif name == "layers":
+    for mine, other in zip(ours, theirs, strict=True):
+      yield from _differences(mine, other, "layer")
+  elif ours != theirs:
+    yield f"{name}={ours!r} (not {theirs!r})"

@@ -25,7 +25,7 @@ from jax.sharding import PartitionSpec as P
 
 from models import sharding as sharding_lib
 from models.networks import stacked
-from models.networks.layers import TransformerConfig
+from models.networks.description import TransformerConfig, llama_config
 from models.networks.transformer import Transformer
 from models.sharding import Sharding
 
@@ -60,7 +60,7 @@ def read_config(directory: str) -> TransformerConfig:
     content = json.loads(path.read_text("utf-8"))
     if "head" in content:
       raise ValueError("it trains a head, which --export writes")
-    return TransformerConfig(**content["model"])
+    return llama_config(**content["model"])
   except (ValueError, KeyError, TypeError, RecursionError) as error:
     raise ValueError(
       f"{path} is not the config.json of a model's training run: {error}"

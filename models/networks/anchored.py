@@ -61,8 +61,10 @@ def say(
   sees = before & (segments[:, None, :] == at(segments)[..., None])
   newest = jnp.take_along_axis(tokens, places + 1, axis=1).reshape(-1, 1)
   first = at(positions).reshape(-1, 1) + 1
-  rotary = c.rope.table(first + np.arange(size))
-  read, read_rotary = module.fuse(features), c.rope.table(positions)
+  rope = c.attention.rope
+  assert rope is not None
+  rotary = rope.table(first + np.arange(size))
+  read, read_rotary = module.fuse(features), rope.table(positions)
   x = module.embed(module.block(newest))  # [B * A, K + 1, H]
   for layer in module.layers:
     known = layer.attention.keys_and_values(read, read_rotary)

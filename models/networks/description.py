@@ -1,10 +1,8 @@
 """Descriptions of a decoder-only transformer: of the whole, and of its layers.
 
 A layer is attention and a feed-forward block, each described by a few fields of
-its own: `LayerSpec`. Where all layers of a model are alike but for their
-windows, the switches of `TransformerConfig` describe them; where they are not,
-its `layers` has a description of each. The network reads descriptions only
-(`TransformerConfig.layer`).
+its own (`LayerSpec`); a model is a tuple of layers in a frame
+(`TransformerConfig`). `llama_config` describes the usual model by its sizes.
 
 Letters in shapes: B rows, T tokens, D model width, H query heads, K key/value
 heads, C channels per head.
@@ -12,10 +10,10 @@ heads, C channels per head.
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from models.networks.mixture import ACTIVATIONS, Mixture
-from models.networks.rope import Rope, RopeScaling
+from models.networks.rope import Rope
 
 NORMS = ("rms", "rms_plus_one", "layer")
 QK_NORMS = (None, "head", "width")
@@ -190,206 +188,85 @@ class LayerSpec:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TransformerConfig:
-  """Shapes and switches of one model.
+  """A model: its layers, and what is around them.
 
   Attributes:
     vocab_size: rows of the embedding, padding included.
     embed_dim: D.
-    num_layers: number of layers.
-    num_heads, num_kv_heads, head_dim: of every layer; of the first, where
-      `layers` differ in them.
-    mlp_dim: width of the MLP's hidden layer, or of an expert's; the first
-      layer's, if there are `layers`.
+    layers: a description of each layer, one of which is attention.
     max_positions: longest sequence the model is meant for (and the number of
       rows of a learned position table); None if that is not known.
     norm: "rms"; "rms_plus_one", whose weights are one less than what they
       multiply by; or "layer".
     norm_eps: added to the variance.
-    activation, gated_mlp, mlp_bias: as of `DenseSpec`.
     learned_positions: a table added to the embeddings instead of rotary.
-    rope_theta, rotary_dim, rope_scaling, rope_factors, rope_scale: as of
-      `Rope`; all channels rotate if `rotary_dim` is None.
-    parallel_residual: as of `LayerSpec`.
-    qkv_bias, out_bias: as of `AttentionSpec`.
-    qk_norm: a norm of each head's queries and keys (Qwen3).
     tied_embeddings: the output projection is the embedding's transpose.
-    windows: per layer, the sliding-window size, or None for full attention.
     embed_scale: what embeddings are multiplied by, rounded to their type.
     logit_softcap: `c tanh(logits / c)` instead of the logits.
     per_layer_dim: P, channels of an embedding that each layer has of every
       token, beside a projection of the first embedding (Gemma 4); 0 for none.
     per_layer_vocab: tokens that have one.
-    layers: a description of each layer. Of the fields above those that are of
-      layers are then not looked at, but for numbers and sizes of heads, which
-      must be those of the first.
   """
 
   vocab_size: int
   embed_dim: int
-  num_layers: int
-  num_heads: int
-  num_kv_heads: int
-  head_dim: int
-  mlp_dim: int
+  layers: tuple[LayerSpec, ...]
   max_positions: int | None
   norm: str = "rms"
   norm_eps: float = 1e-5
-  activation: str = "silu"
-  gated_mlp: bool = True
   learned_positions: bool = False
-  rope_theta: float = 10_000.0
-  rotary_dim: int | None = None
-  rope_scaling: RopeScaling | None = None
-  rope_factors: tuple[float, ...] | None = None
-  rope_scale: float = 1.0
-  parallel_residual: bool = False
-  qkv_bias: bool = False
-  out_bias: bool = False
-  mlp_bias: bool = False
-  qk_norm: bool = False
   tied_embeddings: bool = False
-  windows: tuple[int | None, ...] | None = None
   embed_scale: float | None = None
   logit_softcap: float | None = None
   per_layer_dim: int = 0
   per_layer_vocab: int = 0
-  layers: tuple[LayerSpec, ...] | None = None
 
   def __post_init__(self):
     _one_of("norm", self.norm, NORMS)
-    for name, given in (("windows", self.windows), ("layers", self.layers)):
-      if given is not None and len(given) != self.num_layers:
-        raise ValueError(
-          f"{name} must have one entry per layer ({self.num_layers}), got "
-          f"{len(given)}"
-        )
     if self.learned_positions and self.max_positions is None:
       raise ValueError("learned positions need max_positions")
-    heads = self.num_heads, self.num_kv_heads, self.head_dim
-    attending = [*filter(None, map(_heads, self.layers or ()))]
-    if self.layers and not attending:
+    if not self.attentions:
       raise ValueError("at least one layer must be attention, got none")
-    if attending and attending[0] != heads:
-      raise ValueError(
-        f"heads and channels must be those of the first layer, "
-        f"{attending[0]}, got {heads}"
-      )
-    if self.layers is None:
-      self._alike(None)  # which refuses what it cannot be
     self._check_sources()
 
   def _check_sources(self):
     """Raises ValueError for sources that no layer could read."""
-    for i, layer in enumerate(self.layers or ()):
-      spec, source = layer.attention, self.source(i)
-      if source is None or not isinstance(spec, AttentionSpec):
+    shape = lambda a: (a.num_kv_heads, a.head_dim, a.window)
+    for i, spec in self.attentions.items():
+      if spec.source is None:
         continue
-      known = self.attentions.get(source) if source < i else None
-      if (
-        not known
-        or known.source is not None
-        or (
-          (known.num_kv_heads, known.head_dim, known.window)
-          != (spec.num_kv_heads, spec.head_dim, spec.window)
-        )
-      ):
+      known = self.attentions.get(spec.source) if spec.source < i else None
+      if not known or known.source is not None or shape(known) != shape(spec):
         raise ValueError(
           f"the source of layer {i} must be an earlier layer of the same heads "
-          f"and window with keys and values of its own, got {source}"
+          f"and window with keys and values of its own, got {spec.source}"
         )
 
-  @classmethod
-  def of_layers(
-    cls, layers: Sequence[LayerSpec], **frame
-  ) -> "TransformerConfig":
-    """The model of some layers, at least one.
-
-    Args:
-      layers: described each, one of which is attention.
-      **frame: what is not of layers: `vocab_size`, `embed_dim`,
-        `max_positions`, `norm`, `norm_eps`, `tied_embeddings`, `embed_scale`,
-        `logit_softcap`, `per_layer_dim`, `per_layer_vocab`.
-    """
-    heads, kv_heads, channels = next(
-      filter(None, map(_heads, layers)), (1, 1, 1)
-    )
-    return cls(
-      **frame,
-      num_layers=len(layers),
-      num_heads=heads,
-      num_kv_heads=kv_heads,
-      head_dim=channels,
-      mlp_dim=mlp_width(layers[0]),
-      layers=tuple(layers),
-    )
-
-  def layer(self, index: int) -> LayerSpec:
-    """The description of a layer."""
-    if self.layers is not None:
-      return self.layers[index]
-    return self._alike(self.windows[index] if self.windows else None)
-
-  def _alike(self, window: int | None) -> LayerSpec:
-    """A layer as the switches describe it."""
-    return LayerSpec(
-      attention=AttentionSpec(
-        num_heads=self.num_heads,
-        num_kv_heads=self.num_kv_heads,
-        head_dim=self.head_dim,
-        window=window,
-        rope=self.rope,
-        qk_norm="head" if self.qk_norm else None,
-        qkv_bias=self.qkv_bias,
-        out_bias=self.out_bias,
-      ),
-      feed_forward=DenseSpec(
-        width=self.mlp_dim,
-        activation=self.activation,
-        gated=self.gated_mlp,
-        bias=self.mlp_bias,
-      ),
-      parallel=self.parallel_residual,
-    )
+  @property
+  def num_layers(self) -> int:
+    """Number of layers."""
+    return len(self.layers)
 
   @property
-  def rope(self) -> Rope | None:
-    """Rotary embeddings of the switches, or None."""
-    if self.learned_positions:
-      return None
-    return Rope(
-      theta=self.rope_theta,
-      dim=self.head_dim if self.rotary_dim is None else self.rotary_dim,
-      scaling=self.rope_scaling,
-      factors=self.rope_factors,
-      scale=self.rope_scale,
-    )
-
-  def window(self, layer: int) -> int | None:
-    """Sliding-window size of a layer, or None."""
-    return getattr(self.layer(layer).attention, "window", None)
+  def attention(self) -> AttentionSpec:
+    """The attention of the first layer that has one."""
+    return next(iter(self.attentions.values()))
 
   @property
   def attentions(self) -> dict[int, AttentionSpec]:
     """The attention of every layer that has one, by its index, in order."""
-    layers = ((i, self.layer(i).attention) for i in range(self.num_layers))
+    layers = ((i, layer.attention) for i, layer in enumerate(self.layers))
     return {i: a for i, a in layers if isinstance(a, AttentionSpec)}
 
   @property
   def deltas(self) -> dict[int, DeltaSpec]:
     """The other layers, by index, in order."""
-    layers = ((i, self.layer(i).attention) for i in range(self.num_layers))
+    layers = ((i, layer.attention) for i, layer in enumerate(self.layers))
     return {i: a for i, a in layers if isinstance(a, DeltaSpec)}
 
   def source(self, layer: int) -> int | None:
     """The layer whose keys and values another attends to, or None."""
-    return getattr(self.layer(layer).attention, "source", None)
-
-  @property
-  def value_dim(self) -> int:
-    """Channels of a head's values in the cache, of the first attention."""
-    every = (self.layer(i).attention for i in range(self.num_layers))
-    specs = (each for each in every if isinstance(each, AttentionSpec))
-    return next(specs).value_dim
+    return getattr(self.layers[layer].attention, "source", None)
 
   @property
   def cached(self) -> tuple[int, ...]:
@@ -397,26 +274,89 @@ class TransformerConfig:
     return tuple(i for i, a in self.attentions.items() if a.source is None)
 
   @property
+  def windows(self) -> tuple[int | None, ...]:
+    """Of every layer, the size of its sliding window, or None."""
+    return tuple(getattr(x.attention, "window", None) for x in self.layers)
+
+  @property
   def has_windows(self) -> bool:
     """True if some layer has a sliding window."""
-    return any(self.window(i) for i in range(self.num_layers))
+    return any(self.windows)
+
+  def with_attention(
+    self, change: Callable[[AttentionSpec], AttentionSpec]
+  ) -> "TransformerConfig":
+    """The same model with the attention of its layers changed."""
+    layers = tuple(
+      dataclasses.replace(layer, attention=change(layer.attention))
+      if isinstance(layer.attention, AttentionSpec)
+      else layer
+      for layer in self.layers
+    )
+    return dataclasses.replace(self, layers=layers)
 
   def with_kv_heads(self, size: int) -> "TransformerConfig":
     """The same with key/value heads that can be cut in so many parts.
 
     Where they cannot each is there several times, for its own queries.
     """
-    more = lambda a: dataclasses.replace(
-      a, num_kv_heads=math.lcm(a.num_kv_heads, size)
+    return self.with_attention(
+      lambda a: dataclasses.replace(
+        a, num_kv_heads=math.lcm(a.num_kv_heads, size)
+      )
     )
-    layers = self.layers and tuple(
-      dataclasses.replace(layer, attention=more(layer.attention))
-      if isinstance(layer.attention, AttentionSpec)
-      else layer
-      for layer in self.layers
+
+
+def with_windows(
+  layers: Sequence[LayerSpec], windows: Sequence[int | None]
+) -> tuple[LayerSpec, ...]:
+  """Layers of attention with other windows: a size, or None, for each."""
+  return tuple(
+    dataclasses.replace(
+      layer, attention=dataclasses.replace(layer.attention, window=window)
     )
-    count = math.lcm(self.num_kv_heads, size)
-    return dataclasses.replace(self, num_kv_heads=count, layers=layers)
+    for layer, window in zip(layers, windows, strict=True)
+  )
+
+
+def llama_config(
+  *,
+  num_layers: int,
+  num_heads: int,
+  num_kv_heads: int,
+  head_dim: int,
+  mlp_dim: int,
+  rope_theta: float = 10_000.0,
+  qk_norm: str | None = None,
+  qkv_bias: bool = False,
+  out_bias: bool = False,
+  mlp_bias: bool = False,
+  windows: Sequence[int | None] | None = None,
+  **frame,
+) -> TransformerConfig:
+  """A model of Llama's layers, by its sizes.
+
+  Args:
+    num_layers: how many.
+    num_heads, num_kv_heads, head_dim, qk_norm, qkv_bias, out_bias: as of
+      `AttentionSpec`.
+    mlp_dim: width of the MLP's hidden layer.
+    rope_theta: base of the rotary frequencies; all channels of a head rotate.
+    mlp_bias: biases of the MLP's projections.
+    windows: of every layer its sliding window, or None for full attention.
+    **frame: the fields of `TransformerConfig` but `layers`.
+  """
+  layer = LayerSpec(
+    attention=AttentionSpec(
+      num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim,
+      rope=Rope(theta=rope_theta, dim=head_dim), qk_norm=qk_norm,
+      qkv_bias=qkv_bias, out_bias=out_bias,
+    ),
+    feed_forward=DenseSpec(width=mlp_dim, bias=mlp_bias),
+  )  # fmt: skip
+  windows = (None,) * num_layers if windows is None else windows
+  layers = with_windows((layer,) * num_layers, windows)
+  return TransformerConfig(layers=layers, **frame)
 
 
 def mlp_width(layer: LayerSpec) -> int:
@@ -457,13 +397,6 @@ def mlp_weights(layer: LayerSpec, embed_dim: int) -> int:
       met += 3 * (block.num_chosen * block.expert_dim + block.shared_dim)
       met += block.num_experts
   return embed_dim * met
-
-
-def _heads(layer: LayerSpec) -> tuple[int, int, int] | None:
-  a = layer.attention
-  if isinstance(a, DeltaSpec):
-    return None
-  return a.num_heads, a.num_kv_heads, a.head_dim
 
 
 def _one_of(name: str, value: str | None, known: Sequence[str | None]) -> None:

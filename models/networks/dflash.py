@@ -161,7 +161,9 @@ class Parallel(nnx.Module):
     """
     c, start, fed = self.config.layers, cache.length, features.shape[1]
     x = self.fuse(features, put)
-    rotary = c.rope.table(start[:, None] + np.arange(fed))
+    rope = c.attention.rope
+    assert rope is not None
+    rotary = rope.table(start[:, None] + np.arange(fed))
     for i, layer in enumerate(self.layers):
       kv, where = _of_layer(cache, i)
       _, kv = layer.attention.remember(x, rotary, kv, start, **where)
@@ -200,8 +202,10 @@ class Parallel(nnx.Module):
     """
     c, start, size = self.config.layers, cache.length, self.config.block_size
     positions = start[:, None] + np.arange(size)
-    rotary = c.rope.table(positions)
-    sees = [self.sees(cache, c.window(i)) for i in range(c.num_layers)]
+    rope = c.attention.rope
+    assert rope is not None
+    rotary = rope.table(positions)
+    sees = [self.sees(cache, window) for window in c.windows]
     x = put(self.embed(self.block(newest)), "act_btd")
     for i, layer in enumerate(self.layers):
       kv, where = _of_layer(cache, i)
@@ -254,8 +258,8 @@ def as_block_model(
       batch=batch,
       slots=slots,
       num_layers=layers.num_layers,
-      num_kv_heads=layers.num_kv_heads,
-      head_dim=layers.head_dim,
+      num_kv_heads=layers.attention.num_kv_heads,
+      head_dim=layers.attention.head_dim,
       dtype=module.dtype,
       stacked=sharding is not None,
     )

@@ -168,7 +168,7 @@ class Eagle(nnx.Module):
       `f32[B, T, V]` logits, `[B, T, H]` states, and keys and values as given.
     """
     (kv,), layer = kvs, jnp.int32(0) if stacked else None
-    sees = sees[self.config.layer.window(0)]
+    sees = sees[self.config.layer.windows[0]]
     both = [self.embed(tokens), hidden.astype(self.dtype)]
     x = put(self.fc(jnp.concatenate(both, axis=-1)), "act_btd")
     out, kv = self.attention(x, rotary, sees, kv, start, layer=layer)
@@ -231,21 +231,21 @@ class Eagle3(nnx.Module):
     put=anywhere,
   ):  # fmt: skip
     """As `Eagle.__call__`."""
-    kvs, window = list(kvs), self.config.layer.window
+    kvs, windows = list(kvs), self.config.layer.windows
     place = lambda i: 0 if stacked else i
     number = lambda i: jnp.int32(i) if stacked else None
     hidden = hidden.astype(self.dtype)
     normed = self.hidden_norm(hidden)
     both = [self.embed_norm(self.embed(tokens)), normed]
     out, kvs[0] = self.attention(
-      jnp.concatenate(both, axis=-1), rotary, sees[window(0)], kvs[0], start,
+      jnp.concatenate(both, axis=-1), rotary, sees[windows[0]], kvs[0], start,
       layer=number(0),
     )  # fmt: skip
     x = (normed if self.config.norm_before_residual else hidden) + out
     x = put(x + self.mlp(self.mlp_norm(x)), "act_btd")
     for i, layer in enumerate(self.later, 1):
       x, kvs[place(i)] = layer(
-        x, rotary, sees[window(i)], kvs[place(i)], start, layer=number(i)
+        x, rotary, sees[windows[i]], kvs[place(i)], start, layer=number(i)
       )
       x = put(x, "act_btd")
     read = self.final_norm(x)
@@ -275,8 +275,8 @@ def as_feature_model(
   merge, params = split(module)
   put = functools.partial(constrain, sharding=sharding)
   stacked = sharding is not None  # as the target's cache is on a mesh
-  windows = {layer.window(i) for i in range(layer.num_layers)}
-  rope = layer.attentions[0].rope
+  windows, attention = {*layer.windows}, layer.attention
+  rope = attention.rope
   assert rope is not None
 
   def init_cache(batch: int, slots: int) -> Cache:
@@ -284,9 +284,9 @@ def as_feature_model(
       batch=batch,
       slots=slots,
       num_layers=layer.num_layers,
-      num_kv_heads=layer.num_kv_heads,
-      head_dim=layer.head_dim,
-      value_dim=layer.value_dim,
+      num_kv_heads=attention.num_kv_heads,
+      head_dim=attention.head_dim,
+      value_dim=attention.value_dim,
       dtype=module.dtype,
       with_positions=any(windows),
       stacked=stacked,

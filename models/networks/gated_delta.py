@@ -179,7 +179,7 @@ class GatedDelta(nnx.Module):
   def __init__(
     self, config: TransformerConfig, dtype, *, index: int, rngs: nnx.Rngs
   ):
-    s = config.layer(index).attention
+    s = config.layers[index].attention
     assert isinstance(s, DeltaSpec)
     self.spec, self.eps = s, config.norm_eps
     size, width = config.embed_dim, s.num_value_heads * s.value_dim

@@ -40,8 +40,8 @@ class ReadingLayers(TransformerConfig):
   """
 
   def _check_sources(self):
-    for i in range(self.num_layers):
-      if self.source(i) is None:
+    for i, spec in self.attentions.items():
+      if spec.source is None:
         raise ValueError(f"layer {i} must have a source, got none")
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from flax import nnx
 
-from models.networks.description import TransformerConfig
+from models.networks.description import TransformerConfig, mlp_width
 from models.sharding import Sharding
 
 
@@ -66,7 +66,8 @@ class HeadConfig:
 
 def even_sizes(layer: TransformerConfig, words: int | None) -> tuple[int, ...]:
   """`HeadConfig.even_sizes` of dense layers and a draft vocabulary."""
+  a = layer.attention
   return (
-    layer.num_heads, layer.num_kv_heads, layer.mlp_dim, layer.embed_dim,
+    a.num_heads, a.num_kv_heads, mlp_width(layer.layers[0]), layer.embed_dim,
     layer.vocab_size, words or layer.vocab_size,
   )  # fmt: skip

@@ -30,7 +30,7 @@ class LatentAttention(nnx.Module):
   def __init__(
     self, config: TransformerConfig, dtype, *, index: int = 0, rngs: nnx.Rngs
   ):
-    a = self.spec = config.layer(index).attention
+    a = self.spec = config.layers[index].attention
     m = self.latent = a.latent
     assert isinstance(m, Latent)
     make = lambda read, width, bias: Linear(read, width, bias, dtype, rngs)

@@ -93,7 +93,7 @@ class Attention(nnx.Module):
     input_dim: int | None = None,
     rngs: nnx.Rngs,
   ):
-    a = config.layer(index).attention
+    a = config.layers[index].attention
     assert isinstance(a, AttentionSpec)
     self.spec = a
     width, kv_width = a.num_heads * a.head_dim, a.num_kv_heads * a.head_dim
@@ -226,7 +226,7 @@ class Mlp(nnx.Module):
   def __init__(
     self, config: TransformerConfig, dtype, *, index: int = 0, rngs: nnx.Rngs
   ):
-    m, size = config.layer(index).feed_forward, config.embed_dim
+    m, size = config.layers[index].feed_forward, config.embed_dim
     assert isinstance(m, DenseSpec)
     self.spec = m
     self.up = Linear(size, m.width, m.bias, dtype, rngs)
@@ -260,7 +260,7 @@ class Layer(nnx.Module):
     expert_axes: tuple[str, ...] = (),
     rngs: nnx.Rngs,
   ):
-    self.spec = config.layer(index)
+    self.spec = config.layers[index]
     norm = lambda: make_norm(config, config.embed_dim, dtype, rngs)
     before, after = (self.spec.norms in (x, "both") for x in ("pre", "post"))
     if before:

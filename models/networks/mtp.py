@@ -64,7 +64,7 @@ class MtpConfig(HeadConfig):
     """Sizes that must be multiples of the number of devices."""
     # Of experts numbers or widths will do (`models.networks.mixture.cut_by`),
     # and a latent is repeated.
-    layer = self.layer.layer(0)
+    layer = self.layer.layers[0]
     attention, block = layer.attention, layer.feed_forward
     assert isinstance(attention, AttentionSpec)
     one = attention.latent is not None
@@ -95,24 +95,16 @@ def config_of(target: TransformerConfig, *, num_depths: int = 1) -> MtpConfig:
     target: whose embedding and output projection the head shares.
     num_depths: D.
   """
-  mixes = lambda i: isinstance(target.layer(i).feed_forward, Mixture)
+  mixes = lambda i: isinstance(target.layers[i].feed_forward, Mixture)
   last = max(target.attentions, key=lambda i: (mixes(i), i))
-  if target.layers is None:
-    layer = dataclasses.replace(
-      target,
-      num_layers=1,
-      tied_embeddings=False,
-      windows=target.windows and target.windows[last : last + 1],
-    )
-  else:
-    layer = TransformerConfig.of_layers(
-      [target.layer(last)],
-      vocab_size=target.vocab_size,
-      embed_dim=target.embed_dim,
-      max_positions=target.max_positions,
-      norm=target.norm,
-      norm_eps=target.norm_eps,
-    )
+  layer = TransformerConfig(
+    layers=(target.layers[last],),
+    vocab_size=target.vocab_size,
+    embed_dim=target.embed_dim,
+    max_positions=target.max_positions,
+    norm=target.norm,
+    norm_eps=target.norm_eps,
+  )
   return MtpConfig(
     layer=layer, num_features=target.embed_dim, num_depths=num_depths
   )
@@ -176,7 +168,7 @@ class Mtp(Depth):
     layer = self.later[depth - 1] if depth else self
     x, read, kv = layer.states(
       self.embed(tokens), hidden.astype(self.dtype), rotary,
-      sees[self.config.layer.window(0)], kv, start, number=number, put=put,
+      sees[self.config.layer.windows[0]], kv, start, number=number, put=put,
     )  # fmt: skip
     wide = jnp.promote_types(self.dtype, jnp.float32)
     logits = put(self.lm_head(read).astype(wide), "logits_btv")

@@ -425,7 +425,7 @@ def check_cache(config: TransformerConfig, stored: str | None) -> None:
     return
   if config.deltas:
     raise ValueError("a cache with recurrent states is not in eight bits")
-  if config.layer(0).attention.latent is not None:
+  if config.attention.latent is not None:
     raise ValueError("a cache of latents is not stored in eight bits")
 
 

@@ -61,8 +61,8 @@ def kinds(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
     return dataclasses.replace(layer, attention=bare), width
 
   counted: dict[Any, list[int]] = {}
-  for i in range(config.num_layers):
-    counted.setdefault(kind(config.layer(i)), []).append(i)
+  for i, layer in enumerate(config.layers):
+    counted.setdefault(kind(layer), []).append(i)
   if len(counted) == 1:
     return {"": tuple(range(config.num_layers))}
   return {f"kind{n}": tuple(i) for n, i in enumerate(counted.values())}

@@ -159,7 +159,7 @@ def as_language_model(
     quantized.check_weights(config, weights, on_mesh=True)
     if skipped != SkippedLayers():
       raise ValueError("of a model with recurrent layers none can be left out")
-  ends = config.per_layer_dim or any(x.scaled for x in config.layers or ())
+  ends = config.per_layer_dim or any(x.scaled for x in config.layers)
   if ends and skipped != SkippedLayers():
     raise ValueError("of layers that scale their output none can be left out")
   model = Stack(

@@ -507,8 +507,6 @@ def mixtures_of(
   config: TransformerConfig, skipped: SkippedLayers = SkippedLayers()
 ) -> tuple[Mixture, ...]:
   """The mixtures of the layers that have some and are not skipped."""
-  layers = (
-    config.layer(i) for i in range(config.num_layers) if i not in skipped.mlp
-  )
+  layers = (x for i, x in enumerate(config.layers) if i not in skipped.mlp)
   blocks = (block for x in layers for block in (x.feed_forward, x.beside))
   return tuple(block for block in blocks if isinstance(block, Mixture))

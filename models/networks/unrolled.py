@@ -70,9 +70,9 @@ def unroll(
   layer = module.config.layer
   masks = {
     w: mask & (positions[:, :, None] - positions[:, None] < (w or length))
-    for w in {layer.window(i) for i in range(layer.num_layers)}
+    for w in {*layer.windows}
   }
-  rope = layer.attentions[0].rope
+  rope = layer.attention.rope
   assert rope is not None
   hidden, written = module.fuse(features), ((),) * (1 + len(later))
   for step in range(steps):

@@ -11,7 +11,7 @@ from flax import nnx
 
 from launch import decode, layer_search
 from launch.assembly import files
-from models.networks.layers import TransformerConfig
+from models.networks.description import llama_config
 from models.networks.transformer import (
   SkippedLayers,
   Transformer,
@@ -29,7 +29,7 @@ SAMPLING = dict(temperature=0.5, top_k=20)
 @pytest.fixture(scope="module")
 def module():
   """A target whose layers matter: large random weights."""
-  config = TransformerConfig(
+  config = llama_config(
     vocab_size=VOCAB, embed_dim=32, num_layers=LAYERS, num_heads=2,
     num_kv_heads=1, head_dim=16, mlp_dim=48, max_positions=64,
   )  # fmt: skip

@@ -17,13 +17,13 @@ from flax import nnx
 from models.formats import head_checkpoints
 from models.formats.head_checkpoints import Target
 from models.networks import stacked
-from models.networks.layers import TransformerConfig
+from models.networks.description import llama_config
 from models.networks.transformer import FINAL, Transformer, as_language_model
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
 N, D, V = 12, 16, 23
-CONFIG = TransformerConfig(
+CONFIG = llama_config(
   vocab_size=V, embed_dim=D, num_layers=N, num_heads=2, num_kv_heads=1,
   head_dim=4, mlp_dim=8, max_positions=64, mlp_bias=True,
 )  # fmt: skip

@@ -16,8 +16,9 @@ from models.networks.description import (
   DeltaSpec,
   DenseSpec,
   Latent,
+  TransformerConfig,
+  llama_config,
 )
-from models.networks.layers import TransformerConfig
 from models.networks.mixture import Mixture
 from models.networks.rope import Rope
 from models.networks.transformer import FINAL, Transformer
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
 LENGTH, V = 7, 13
 IDS = np.array([1, 4, 5, 9, 12], np.int32)
-CONFIG = TransformerConfig(
+CONFIG = llama_config(
   vocab_size=V, embed_dim=8, num_layers=4, num_heads=2, num_kv_heads=1,
   head_dim=6, mlp_dim=12, max_positions=32, rope_theta=500.0, qkv_bias=False,
 )  # fmt: skip
@@ -243,8 +244,8 @@ def described_target(feed_forward, *, first=None, attention=(), **frame):
   ]  # fmt: skip
   if first is not None:
     layers[0] = dataclasses.replace(layers[0], feed_forward=first)
-  config = TransformerConfig.of_layers(
-    layers, vocab_size=V, embed_dim=8, max_positions=32, **frame
+  config = TransformerConfig(
+    layers=tuple(layers), vocab_size=V, embed_dim=8, max_positions=32, **frame
   )
   return Transformer(config, rngs=nnx.Rngs(0))
 
@@ -291,7 +292,7 @@ def test_heads_of_layers_unlike_theirs_add_nothing_at_first(kind):
     np.testing.assert_array_equal(
       head.final_norm.scale[...], 1 + np.arange(8.0)
     )
-    assert head.config.layer.rope.theta == 50.0
+    assert head.config.layer.attention.rope.theta == 50.0
 
 
 LATENT = Latent(rank=6, rope_dim=2, still_dim=4, value_dim=10)
@@ -311,7 +312,7 @@ def test_heads_of_attention_unlike_theirs_attend_to_nothing_at_first(
 ):
   target = described_target(DenseSpec(width=12), attention=attention)
   head = made("eagle3", target)
-  assert head.config.layer.head_dim == size
+  assert head.config.layer.attention.head_dim == size
   np.testing.assert_array_equal(head.attention.out.weight[...], 0)
   assert np.abs(head.mlp.down.weight[...]).max() > 0
 
@@ -378,7 +379,7 @@ def test_layers_are_read_in_the_order_of_servers():
 
 
 def test_eagle1_has_no_layer_like_qwen3s():
-  config = dataclasses.replace(CONFIG, num_layers=1, qk_norm=True)
+  config = described.alter(CONFIG, num_layers=1, qk_norm="head")
   qwens = Transformer(config, rngs=nnx.Rngs(0))
   with pytest.raises(ValueError, match="no norms of queries and keys"):
     head_starts.eagle1(qwens, rngs=nnx.Rngs(1))

@@ -1,8 +1,8 @@
 """Sharding of models, and loading of checkpoints onto meshes."""
 
-import dataclasses
 import json
 
+import described
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,12 +15,12 @@ from jax.sharding import PartitionSpec as P
 from models import sharding
 from models.formats import huggingface
 from models.networks import stacked
-from models.networks.layers import TransformerConfig
+from models.networks.description import llama_config
 from models.networks.transformer import Transformer
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
-CONFIG = TransformerConfig(
+CONFIG = llama_config(
   vocab_size=40, embed_dim=16, num_layers=3, num_heads=8, num_kv_heads=2,
   head_dim=4, mlp_dim=24, max_positions=32,
 )  # fmt: skip
@@ -66,7 +66,7 @@ def spec_of(name, config=CONFIG):
   ],
 )
 def test_projections_are_cut_as_megatron_cuts_them(name, spec):
-  config = dataclasses.replace(CONFIG, qkv_bias=True, out_bias=True)
+  config = described.alter(CONFIG, qkv_bias=True, out_bias=True)
   assert spec_of(name, config) == spec
 
 
@@ -82,7 +82,7 @@ def test_a_replicated_model_is_cut_nowhere():
 def test_repeated_key_value_heads_are_the_same_function():
   params = stacked.stack(Transformer(CONFIG, rngs=nnx.Rngs(0)))
   wide = sharding.kv_heads_for(CONFIG, 8)
-  assert wide.num_kv_heads == 8
+  assert wide.attention.num_kv_heads == 8
   more = sharding.repeat_kv_heads(params, CONFIG, wide)
   tokens = jax.random.randint(jax.random.key(0), (2, 6), 0, 40)
   logits = []
@@ -97,12 +97,12 @@ def test_repeated_key_value_heads_are_the_same_function():
   ("changes", "size", "message"),
   [
     ({}, 3, r"num_heads \(8\) cannot be cut over 3"),
-    (dict(mlp_dim=25), 2, r"mlp_dim \(25\) cannot be cut over 2"),
+    (dict(width=25), 2, r"mlp_dim \(25\) cannot be cut over 2"),
     (dict(vocab_size=41), 2, r"vocab_size \(41\) cannot be cut over 2"),
   ],
 )
 def test_what_cannot_be_cut_is_refused(changes, size, message):
-  config = dataclasses.replace(CONFIG, **changes)
+  config = described.alter(CONFIG, **changes)
   with pytest.raises(ValueError, match=message):
     sharding.kv_heads_for(config, size)
 
@@ -168,7 +168,7 @@ _EIGHT_DEVICES = """
   held = sum(x.addressable_shards[0].data.size for x in jax.tree.leaves(params))
   print(json.dumps({
     "equal": all(jax.tree.leaves(equal)), "far": float(far),
-    "low": all(jax.tree.leaves(low)), "heads": config.num_kv_heads,
+    "low": all(jax.tree.leaves(low)), "heads": config.attention.num_kv_heads,
     "held": held, "read": sum(read),
     "whole": sum(x.size for x in jax.tree.leaves(params))}))
 """

@@ -24,7 +24,7 @@ from decoding import (
 from flax import nnx
 
 import specjax
-from models.networks.layers import TransformerConfig
+from models.networks.description import llama_config
 from models.networks.transformer import Transformer, as_language_model
 from specjax import drafters, exact, laws, siblings
 from specjax.drafters.shared import levels
@@ -129,7 +129,7 @@ POISON, WORDS = 5, 11
 @functools.cache
 def network(seed):
   """A transformer to which one token is NaN."""
-  config = TransformerConfig(
+  config = llama_config(
     vocab_size=WORDS, embed_dim=8, num_layers=2, num_heads=2, num_kv_heads=1,
     head_dim=4, mlp_dim=8, max_positions=64,
   )  # fmt: skip

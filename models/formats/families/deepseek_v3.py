@@ -64,11 +64,11 @@ def described(settings: Settings, dense: Sequence[bool]) -> TransformerConfig:
   )
   mlp = DenseSpec(width=sizes["mlp_dim"], activation=sizes["activation"])
   experts = mixtures.of_deepseek(settings, sizes)
-  return TransformerConfig.of_layers(
-    [
+  return TransformerConfig(
+    layers=tuple(
       LayerSpec(attention=attention, feed_forward=mlp if each else experts)
       for each in dense
-    ],
+    ),
     **reading.frame(sizes),
   )
 

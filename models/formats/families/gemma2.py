@@ -83,13 +83,13 @@ def described(
   feed_forward = DenseSpec(
     width=sizes["mlp_dim"], activation=sizes["activation"]
   )
-  return TransformerConfig.of_layers(
-    [
+  return TransformerConfig(
+    layers=tuple(
       LayerSpec(
         attention=attention[kind], feed_forward=feed_forward, norms="both"
       )
       for kind in reading.layer_types(settings, usual, allowed, window)
-    ],
+    ),
     **reading.frame(sizes),
     norm="rms_plus_one",
     embed_scale=sizes["embed_dim"] ** 0.5,

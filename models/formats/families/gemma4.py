@@ -76,8 +76,9 @@ def _read(settings: Settings) -> TransformerConfig:
       "vocab_size_per_layer_input must be at least vocab_size, "
       f"{sizes['vocab_size']}, got {tokens}"
     )
-  return TransformerConfig.of_layers(
-    layers, **reading.frame(sizes), embed_scale=sizes["embed_dim"] ** 0.5,
+  return TransformerConfig(
+    layers=tuple(layers), **reading.frame(sizes),
+    embed_scale=sizes["embed_dim"] ** 0.5,
     logit_softcap=get(settings, "final_logit_softcapping", float, None),
     per_layer_dim=size, per_layer_vocab=tokens,
   )  # fmt: skip

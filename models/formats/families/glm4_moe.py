@@ -23,7 +23,7 @@ def _read(settings: Settings) -> TransformerConfig:
     )
     for i in range(sizes["num_layers"])
   ]  # fmt: skip
-  return TransformerConfig.of_layers(layers, **reading.frame(sizes))
+  return TransformerConfig(layers=tuple(layers), **reading.frame(sizes))
 
 
 FAMILY = Family(

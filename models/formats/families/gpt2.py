@@ -12,7 +12,12 @@ from models.formats.families.family import (
   Layout,
   Settings,
 )
-from models.networks.description import TransformerConfig
+from models.networks.description import (
+  AttentionSpec,
+  DenseSpec,
+  LayerSpec,
+  TransformerConfig,
+)
 
 _NAMES = dict(
   hidden_size="n_embd", num_hidden_layers="n_layer",
@@ -23,11 +28,24 @@ _NAMES = dict(
 
 
 def _read(settings: Settings) -> TransformerConfig:
+  sizes = reading.sizes(settings, names=_NAMES, mlp_dim=lambda width: 4 * width)
+  layer = LayerSpec(
+    attention=AttentionSpec(
+      **reading.heads(sizes), qkv_bias=True, out_bias=True
+    ),
+    feed_forward=DenseSpec(
+      width=sizes["mlp_dim"],
+      activation=sizes["activation"],
+      gated=False,
+      bias=True,
+    ),
+  )
   return TransformerConfig(
-    **reading.sizes(settings, names=_NAMES, mlp_dim=lambda width: 4 * width),
-    norm="layer", gated_mlp=False, learned_positions=True, qkv_bias=True,
-    out_bias=True, mlp_bias=True,
-  )  # fmt: skip
+    layers=(layer,) * sizes["num_layers"],
+    norm="layer",
+    learned_positions=True,
+    **reading.frame(sizes),
+  )
 
 
 def _qkv_columns(part: int) -> Layout:

@@ -13,7 +13,12 @@ from models.formats.families.family import (
 )
 from models.formats.families.llama import GGUF_SIZES
 from models.formats.families.reading import get
-from models.networks.description import TransformerConfig
+from models.networks.description import (
+  AttentionSpec,
+  DenseSpec,
+  LayerSpec,
+  TransformerConfig,
+)
 
 # Keys of other families, which transformers does not read in these.
 _UNREAD = {
@@ -29,18 +34,28 @@ def _read(settings: Settings) -> TransformerConfig:
       raise ValueError(f"{key} of a gpt_neox model is called {theirs}")
   rope = reading.rope(settings, sizes["head_dim"], share=0.25)
   bias = get(settings, "attention_bias", bool)
+  layer = LayerSpec(
+    attention=AttentionSpec(
+      **reading.heads(sizes), rope=rope, qkv_bias=bias, out_bias=bias
+    ),
+    feed_forward=DenseSpec(
+      width=sizes["mlp_dim"],
+      activation=sizes["activation"],
+      gated=False,
+      bias=True,
+    ),
+    parallel=get(settings, "use_parallel_residual", bool),
+  )
   return TransformerConfig(
-    **sizes, **reading.rope_fields(rope), rotary_dim=rope.dim, norm="layer",
-    gated_mlp=False, qkv_bias=bias, out_bias=bias, mlp_bias=True,
-    parallel_residual=get(settings, "use_parallel_residual", bool),
-  )  # fmt: skip
+    layers=(layer,) * sizes["num_layers"], norm="layer", **reading.frame(sizes)
+  )
 
 
 def _qkv_per_head(part: int) -> Layout:
   """Rows run over heads, then queries, keys, values, channels."""
 
   def take(x, c):
-    a = next(iter(c.attentions.values()))
+    a = c.attention
     x = x.reshape(a.num_heads, 3, a.head_dim, *x.shape[1:])
     return x[:, part].reshape(-1, *x.shape[3:])
 

@@ -48,7 +48,7 @@ def _read(settings: Settings) -> TransformerConfig:
     )
     for kind in reading.layer_types(settings, usual, allowed, window)
   ]  # fmt: skip
-  return TransformerConfig.of_layers(layers, **reading.frame(sizes))
+  return TransformerConfig(layers=tuple(layers), **reading.frame(sizes))
 
 
 def _gguf_settings(

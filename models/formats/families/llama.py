@@ -8,7 +8,12 @@ import numpy as np
 from models.formats.families import reading
 from models.formats.families.family import Family, Gguf, Layout, Settings
 from models.formats.families.reading import SLIDES, get
-from models.networks.description import TransformerConfig
+from models.networks.description import (
+  AttentionSpec,
+  DenseSpec,
+  LayerSpec,
+  TransformerConfig,
+)
 
 DEFAULTS = dict(
   hidden_act="silu", rms_norm_eps=1e-6, head_dim=None, tie_word_embeddings=False
@@ -67,11 +72,24 @@ def layer_tensors(ours: str, theirs: str) -> dict[str, str]:
   return names
 
 
-def alike(settings: Settings, **switches) -> TransformerConfig:
-  """A model of Llama's layers with some switches."""
+def alike(
+  settings: Settings, *, mlp_bias: bool = False, **attention
+) -> TransformerConfig:
+  """A model of Llama's layers; `attention` is more of `AttentionSpec`."""
   sizes = reading.sizes(settings)
-  rope = reading.rope(settings, sizes["head_dim"])
-  return TransformerConfig(**sizes, **reading.rope_fields(rope), **switches)
+  layer = LayerSpec(
+    attention=AttentionSpec(
+      **reading.heads(sizes),
+      rope=reading.rope(settings, sizes["head_dim"]),
+      **attention,
+    ),
+    feed_forward=DenseSpec(
+      width=sizes["mlp_dim"], activation=sizes["activation"], bias=mlp_bias
+    ),
+  )
+  return TransformerConfig(
+    layers=(layer,) * sizes["num_layers"], **reading.frame(sizes)
+  )
 
 
 def _read(settings: Settings) -> TransformerConfig:
@@ -124,7 +142,7 @@ def _pairs(heads: str) -> Layout:
   """
 
   def take(x: np.ndarray, config: TransformerConfig) -> np.ndarray:
-    number = getattr(next(iter(config.attentions.values())), heads)
+    number = getattr(config.attention, heads)
     by_head = x.reshape(number, -1, 2, *x.shape[1:])
     return by_head.swapaxes(1, 2).reshape(x.shape)
 

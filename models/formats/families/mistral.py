@@ -1,7 +1,5 @@
 """Mistral: Llama with a sliding window in all layers, or in none."""
 
-import dataclasses
-
 from models.formats.families import llama, reading
 from models.formats.families.family import Family, Settings
 from models.formats.families.reading import FULL, SLIDES, get
@@ -13,10 +11,9 @@ def _read(settings: Settings) -> TransformerConfig:
   window = get(settings, "sliding_window", int, None)
   # transformers itself ignores layer_types here.
   usual = FULL if window is None else SLIDES
-  config = llama.alike(settings)  # which bounds the layers
+  config = llama.alike(settings, window=window)  # which bounds the layers
   reading.layer_types(settings, [usual] * layers, [usual], window)
-  windows = None if window is None else (window,) * layers
-  return dataclasses.replace(config, windows=windows)
+  return config
 
 
 FAMILY = Family(

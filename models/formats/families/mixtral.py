@@ -18,8 +18,8 @@ def _read(settings: Settings) -> TransformerConfig:
     rope=reading.rope(settings, sizes["head_dim"], theta=1e6),
     window=get(settings, "sliding_window", int, None),
   )
-  return TransformerConfig.of_layers(
-    [layer] * sizes["num_layers"], **reading.frame(sizes)
+  return TransformerConfig(
+    layers=(layer,) * sizes["num_layers"], **reading.frame(sizes)
   )
 
 

@@ -63,8 +63,8 @@ def described(
     )
     for kind in windows
   }
-  return TransformerConfig.of_layers(
-    [layer[kind] for kind in types], **reading.frame(sizes)
+  return TransformerConfig(
+    layers=tuple(layer[kind] for kind in types), **reading.frame(sizes)
   )
 
 

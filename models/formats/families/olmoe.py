@@ -19,8 +19,8 @@ def _read(settings: Settings) -> TransformerConfig:
     clip=get(settings, "clip_qkv", float, None),
     bias=get(settings, "attention_bias", bool),
   )  # fmt: skip
-  return TransformerConfig.of_layers(
-    [layer] * sizes["num_layers"], **reading.frame(sizes)
+  return TransformerConfig(
+    layers=(layer,) * sizes["num_layers"], **reading.frame(sizes)
   )
 
 

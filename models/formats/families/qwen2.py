@@ -5,6 +5,7 @@ import dataclasses
 from models.formats.families import llama, reading
 from models.formats.families.family import Family, Gguf, Settings
 from models.formats.families.reading import FULL, SLIDES, get
+from models.networks import description
 from models.networks.description import TransformerConfig
 
 DEFAULTS = dict(
@@ -28,8 +29,10 @@ def with_windows(
   types = reading.layer_types(settings, usual, allowed, window)
   if window is None:
     return config
-  windows = tuple(window if kind == SLIDES else None for kind in types)
-  return dataclasses.replace(config, windows=windows)
+  windows = [window if kind == SLIDES else None for kind in types]
+  return dataclasses.replace(
+    config, layers=description.with_windows(config.layers, windows)
+  )
 
 
 FAMILY = Family(

@@ -41,7 +41,7 @@ def _read(settings: Settings) -> TransformerConfig:
       kinds, mixtures.dense_layers(settings, len(kinds)), strict=True
     )
   ]  # fmt: skip
-  return TransformerConfig.of_layers(layers, **reading.frame(sizes))
+  return TransformerConfig(layers=tuple(layers), **reading.frame(sizes))
 
 
 FAMILY = Family(

@@ -8,7 +8,7 @@ from models.networks.description import TransformerConfig
 
 def _read(settings: Settings) -> TransformerConfig:
   bias = get(settings, "attention_bias", bool)
-  config = llama.alike(settings, qkv_bias=bias, out_bias=bias, qk_norm=True)
+  config = llama.alike(settings, qkv_bias=bias, out_bias=bias, qk_norm="head")
   return qwen2.with_windows(settings, config)
 
 

@@ -25,7 +25,7 @@ def _read(settings: Settings) -> TransformerConfig:
     )
     for dense in mixtures.dense_layers(settings, sizes["num_layers"])
   ]  # fmt: skip
-  return TransformerConfig.of_layers(layers, **reading.frame(sizes))
+  return TransformerConfig(layers=tuple(layers), **reading.frame(sizes))
 
 
 FAMILY = Family(

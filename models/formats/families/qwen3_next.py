@@ -62,8 +62,8 @@ def described(
     LayerSpec(attention=full if kind == FULL else linear, feed_forward=block)
     for kind, block in zip(types, feed_forward, strict=True)
   ]
-  return TransformerConfig.of_layers(
-    layers, norm="rms_plus_one", **reading.frame(sizes)
+  return TransformerConfig(
+    layers=tuple(layers), norm="rms_plus_one", **reading.frame(sizes)
   )
 
 
@@ -150,7 +150,7 @@ def _half_of_heads(part: int) -> Layout:
   """Rows run over heads, then queries and gates, then channels."""
 
   def take(x: np.ndarray, config: TransformerConfig) -> np.ndarray:
-    x = x.reshape(-1, 2, config.head_dim, *x.shape[1:])
+    x = x.reshape(-1, 2, config.attention.head_dim, *x.shape[1:])
     return x[:, part].reshape(-1, *x.shape[3:])
 
   return Layout(take, lambda s, c: (2 * s[0], *s[1:]))

@@ -311,16 +311,6 @@ def rope_by_type(
   }
 
 
-def rope_fields(rope: Rope) -> dict[str, Any]:
-  """The fields of `TransformerConfig` for a model with one `Rope`."""
-  return dict(
-    rope_theta=rope.theta,
-    rope_scaling=rope.scaling,
-    rope_factors=rope.factors,
-    rope_scale=rope.scale,
-  )
-
-
 def _yarn(
   config: Mapping[str, Any], said: Mapping[str, Any], theta: float, dim: int
 ) -> dict[str, Any]:

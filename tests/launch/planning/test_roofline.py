@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import described
 import pytest
 
 from configs import shapes
@@ -10,11 +11,11 @@ from launch.hardware import CHIPS
 from launch.planning import networks, roofline
 from models.formats.huggingface import translate
 from models.formats.huggingface_config import config_from_json
-from models.networks.layers import TransformerConfig
+from models.networks.description import llama_config
 from models.networks.quantized import Quantization
 from models.networks.transformer import SkippedLayers
 
-CONFIG = TransformerConfig(
+CONFIG = llama_config(
   vocab_size=1000, embed_dim=64, num_layers=3, num_heads=4, num_kv_heads=2,
   head_dim=16, mlp_dim=128, max_positions=512,
 )  # fmt: skip
@@ -59,7 +60,7 @@ def test_memory_and_arithmetic_overlap_and_collectives_come_after():
 
 
 def test_a_windows_blocks_alone_are_read():
-  config = dataclasses.replace(CONFIG, windows=3 * (1000,))
+  config = described.alter(CONFIG, windows=3 * (1000,))
   actual = networks.work(config, slots=8196)
   assert actual.cache_bytes == 2 * 3 * 2 * (3 * 512) * 2 * 16
   assert actual.products == 3 * (3 * 512) * 4 * 16
@@ -67,7 +68,7 @@ def test_a_windows_blocks_alone_are_read():
 
 def test_skipped_layers_are_neither_read_nor_summed():
   sums = lambda **skipped: networks.work(
-    dataclasses.replace(CONFIG, parallel_residual=True),
+    described.alter(CONFIG, parallel=True),
     slots=100, skipped=SkippedLayers(**skipped),
   ).summed / 64 - 1  # fmt: skip
   assert sums() == sums(attention=(0,), mlp=(1,)) == 3  # once a layer

@@ -29,8 +29,8 @@ def hybrid():
     DeltaSpec(num_key_heads=1, num_value_heads=2, key_dim=4, value_dim=3),
     AttentionSpec(num_heads=2, num_kv_heads=1, head_dim=4),
   ]
-  config = TransformerConfig.of_layers(
-    [LayerSpec(attention=one, feed_forward=block) for one in layers],
+  config = TransformerConfig(
+    layers=tuple(LayerSpec(attention=a, feed_forward=block) for a in layers),
     vocab_size=VOCAB, embed_dim=6, max_positions=99,
   )  # fmt: skip
   target, params = as_language_model(Transformer(config, rngs=nnx.Rngs(0)))

@@ -7,10 +7,10 @@ from jax.sharding import PartitionSpec as P
 
 from launch.training import step
 from models import sharding
-from models.networks.layers import TransformerConfig
+from models.networks.description import llama_config
 from models.networks.transformer import Transformer
 
-CONFIG = TransformerConfig(
+CONFIG = llama_config(
   vocab_size=7, embed_dim=4, num_layers=1, num_heads=1, num_kv_heads=1,
   head_dim=3, mlp_dim=6, max_positions=8,
 )  # fmt: skip

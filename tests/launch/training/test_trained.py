@@ -74,7 +74,7 @@ for data, model, draft in ((2, 2, 2), (1, 4, 2), (4, 1, 1)):
     )
     specs = sharding.named(mesh, sharding.param_specs(expected, rules))
     found[f"{data}x{model} {which}"] = {
-      "heads": config.num_kv_heads,
+      "heads": config.attention.num_kv_heads,
       "equal": all(jax.tree.leaves(jax.tree.map(
         lambda a, b: bool((np.asarray(a) == np.asarray(b)).all()),
         params, expected))),

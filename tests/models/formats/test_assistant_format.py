@@ -14,7 +14,7 @@ from models import checkpoints
 from models.formats import head_checkpoints
 from models.formats.weights import CheckpointError
 from models.head_shapes import Target
-from models.networks.description import TransformerConfig
+from models.networks.description import llama_config
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -140,7 +140,7 @@ def test_text_models_that_do_not_fit_are_refused_by_name(
 
 
 def test_a_target_without_sliding_layers_is_refused(copied, about):
-  llama = TransformerConfig(
+  llama = llama_config(
     vocab_size=96, embed_dim=32, num_layers=2, num_heads=2, num_kv_heads=2,
     head_dim=8, mlp_dim=8, max_positions=64,
   )  # fmt: skip

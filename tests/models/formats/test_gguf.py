@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 
+import described
 import gguf as package
 import ggufs
 import jax
@@ -168,10 +169,11 @@ def test_the_configuration_is_that_of_the_model(written, name):
   actual = checkpoints.read_config(str(path))
   if name == "llama-scaled":
     factors = rope_factors(expected)
-    assert actual.rope_factors == pytest.approx(factors, rel=1e-6)
-    assert len(set(actual.rope_factors)) > 2  # kept, blended and stretched ones
-    actual = dataclasses.replace(actual, rope_factors=None)
-    expected = dataclasses.replace(expected, rope_scaling=None)
+    given = actual.attention.rope.factors
+    assert given == pytest.approx(factors, rel=1e-6)
+    assert len(set(given)) > 2  # kept, blended and stretched ones
+    actual = described.alter(actual, rope=None)
+    expected = described.alter(expected, rope=None)
   eps = pytest.approx(expected.norm_eps, rel=1e-6)  # the file's is a float32
   assert actual.norm_eps == eps
   assert dataclasses.replace(actual, norm_eps=expected.norm_eps) == expected
@@ -212,8 +214,9 @@ def test_what_gemma_4s_files_say_of_layers_must_be_of_its_own(
 
 def rope_factors(config):
   """Frequencies without Llama 3's rescaling over those with it."""
-  plain = dataclasses.replace(config, rope_scaling=None)
-  frequencies = (c.rope.frequencies() for c in (plain, config))
+  rope = config.attention.rope
+  plain = dataclasses.replace(rope, scaling=None)
+  frequencies = (each.frequencies() for each in (plain, rope))
   return np.divide(*frequencies).tolist()
 
 

@@ -429,14 +429,14 @@ def test_a_head_reads_rescaled_frequencies_and_windows_of_its_own():
               original_max_position_embeddings=8)  # fmt: skip
   rope = described(
     {**LAYER_JSON, "rope_parameters": yarn}, "eagle"
-  ).config.layer
-  assert len({*rope.rope_factors}) > 1
-  assert rope.rope_scale == pytest.approx(1 + 0.1 * np.log(4))
+  ).config.layer.attention.rope
+  assert len({*rope.factors}) > 1
+  assert rope.scale == pytest.approx(1 + 0.1 * np.log(4))
   slides = {"use_sliding_window": True, "sliding_window": 5}
   for settings, windows in (
     (slides | {"model_type": "qwen3", "max_window_layers": 0}, (5,)),
-    (slides | {"model_type": "qwen3"}, None),  # from layer 28 on
-    ({"model_type": "mistral", "sliding_window": 5}, None),
+    (slides | {"model_type": "qwen3"}, (None,)),  # from layer 28 on
+    ({"model_type": "mistral", "sliding_window": 5}, (None,)),
   ):
     config = {**SPECULATORS, NESTED: {**LAYER_JSON, **settings}}
     assert described(config).config.layer.windows == windows

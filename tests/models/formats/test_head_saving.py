@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 
+import described
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -15,8 +16,8 @@ from models import head_starts
 from models.formats import head_checkpoints, head_saving
 from models.formats.head_checkpoints import Target
 from models.networks import eagle, medusa
+from models.networks.description import llama_config
 from models.networks.dflash import Parallel, ParallelConfig
-from models.networks.layers import TransformerConfig
 from models.networks.mtp import Mtp, MtpConfig
 from models.networks.transformer import FINAL, Transformer
 
@@ -24,10 +25,11 @@ pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
 V = 13
 IDS = np.array([1, 4, 5, 9, 12], np.int32)
-CONFIG = TransformerConfig(
+CONFIG = llama_config(
   vocab_size=V, embed_dim=8, num_layers=4, num_heads=2, num_kv_heads=1,
   head_dim=6, mlp_dim=12, max_positions=32, rope_theta=500.0, qkv_bias=False,
 )  # fmt: skip
+rope = functools.partial(dataclasses.replace, CONFIG.attention.rope)
 
 
 @pytest.fixture(scope="module")
@@ -95,17 +97,17 @@ MAKE = {
   ),
 }
 LATER = eagle.EagleConfig(
-  layer=dataclasses.replace(CONFIG, num_layers=2), generation=3,
+  layer=described.alter(CONFIG, num_layers=2), generation=3,
   num_features=24, num_fused=3, norm_output=True, fc_norm=True,
 )  # fmt: skip
 MAKE |= {
   "eagle3, two layers": lambda target: LATER.make(rngs=nnx.Rngs(1)),
   "eagle3, a switch": lambda target: dataclasses.replace(
-      LATER, layer=dataclasses.replace(CONFIG, num_layers=1), fc_norm=False,
+      LATER, layer=described.alter(CONFIG, num_layers=1), fc_norm=False,
       norm_before_residual=True,
     ).make(rngs=nnx.Rngs(1)),
   "eagle3, qwen's": lambda target: dataclasses.replace(
-      LATER, layer=dataclasses.replace(CONFIG, num_layers=1, qk_norm=True),
+      LATER, layer=described.alter(CONFIG, num_layers=1, qk_norm="head"),
       fc_norm=False, norm_output=False,
     ).make(rngs=nnx.Rngs(1)),
 }  # fmt: skip
@@ -113,7 +115,7 @@ MAKE |= {
 
 def mtp_of_qwen(target):
   """One whose layer norms queries and keys."""
-  layer = dataclasses.replace(CONFIG, num_layers=1, qk_norm=True)
+  layer = described.alter(CONFIG, num_layers=1, qk_norm="head")
   head = Mtp(MtpConfig(layer=layer, num_features=8), rngs=nnx.Rngs(1))
   head.embed.embedding[...] = target.embed.embedding[...]
   head.lm_head.weight[...] = target.lm_head.weight[...]
@@ -129,20 +131,20 @@ MAKE["medusa, few words"] = lambda target: medusa.Medusa(
   rngs=nnx.Rngs(1),
 )
 BLOCKS = ParallelConfig(
-  layers=dataclasses.replace(
-    CONFIG, num_layers=2, qk_norm=True, windows=(None, 5)
+  layers=described.alter(
+    CONFIG, num_layers=2, qk_norm="head", windows=(None, 5)
   ),
   num_features=16, block_size=4, mask_token=6,
 )  # fmt: skip
 SLIDING = {
   "eagle, slides, stretched": eagle.EagleConfig(
-    layer=dataclasses.replace(
-      CONFIG, num_layers=1, windows=(5,), rope_factors=(2.0, 2.0, 2.0)
+    layer=described.alter(
+      CONFIG, num_layers=1, windows=(5,), rope=rope(factors=(2.0, 2.0, 2.0))
     ),
     generation=1, num_features=8,
   ),
   "eagle3, slides": eagle.EagleConfig(
-    layer=dataclasses.replace(CONFIG, num_layers=1, windows=(5,)),
+    layer=described.alter(CONFIG, num_layers=1, windows=(5,)),
     generation=3, num_features=24, num_fused=3,
   ),
   "dflash, slides": BLOCKS,
@@ -205,12 +207,12 @@ def test_what_is_saved_is_what_is_read(kind, target, about, save, tmp_path):
     np.testing.assert_array_equal, nnx.state(loaded.module), nnx.state(head)
   )
   if loaded.kind != "medusa":
-    described = loaded.module.config
-    layers = described.layers if loaded.kind == "dflash" else described.layer
-    assert layers.rope_theta == 500.0
-    assert described.max_positions == 32
+    config = loaded.module.config
+    layers = config.layers if loaded.kind == "dflash" else config.layer
+    assert layers.attention.rope.theta == 500.0
+    assert config.max_positions == 32
   if loaded.kind == "dflash":
-    assert (described.block_size, described.mask_token) == (4, 6)
+    assert (config.block_size, config.mask_token) == (4, 6)
   assert ("speculators_config" in settings) == (kind in NAMES_ITS_TARGET)
   if kind == "dflash":
     assert settings["num_target_layers"] == 4
@@ -319,7 +321,7 @@ ASKED |= {  # windows are settings
   "dflash, slides both ways": DFLASH,
   "dflash, slides before blocks": ASKED["dflash, few words"],
 }
-BIASED = dataclasses.replace(CONFIG, num_layers=1, qkv_bias=True)
+BIASED = described.alter(CONFIG, num_layers=1, qkv_bias=True)
 QWEN2 = {
   "eagle, qwen2's": eagle.EagleConfig(
     layer=BIASED, generation=1, num_features=8
@@ -454,7 +456,7 @@ def test_biases_are_read_as_the_layer_of_a_llama(
 
 
 def test_what_a_format_does_not_have_is_not_saved(target, tmp_path):
-  layers = dataclasses.replace(CONFIG, num_layers=1)
+  layers = described.alter(CONFIG, num_layers=1)
   plain = Parallel(
     ParallelConfig(layers=layers, num_features=8, block_size=4, mask_token=6),
     rngs=nnx.Rngs(0),
@@ -464,7 +466,7 @@ def test_what_a_format_does_not_have_is_not_saved(target, tmp_path):
   for change, message in (
     (dict(causal_windows=False), "no format has windows that end"),
     (
-      dict(layers=dataclasses.replace(BLOCKS.layers, windows=(4, 5))),
+      dict(layers=described.alter(BLOCKS.layers, windows=(4, 5))),
       r"one window for all layers, got \(4, 5\)",
     ),
   ):
@@ -484,8 +486,8 @@ def test_what_a_format_does_not_have_is_not_saved(target, tmp_path):
 @pytest.mark.parametrize(
   "changes, message",
   [
-    (dict(rope_factors=(1.0, 1.5, 2.0)), "cannot express rope_factors"),
-    (dict(rotary_dim=4), "cannot express rotary_dim"),
+    (dict(rope=rope(factors=(1.0, 1.5, 2.0))), "cannot express factors"),
+    (dict(rope=rope(dim=4)), "cannot express dim=4"),
     (dict(activation="relu"), "cannot express activation"),
   ],
 )
@@ -493,9 +495,9 @@ def test_what_a_format_does_not_have_is_not_saved(target, tmp_path):
 def test_what_cannot_be_saved_is_known_before_it_is_trained(
   kind, changes, message
 ):
-  layer = dataclasses.replace(CONFIG, num_layers=1, **changes)
+  layer = described.alter(CONFIG, num_layers=1, **changes)
   if kind == "dflash":
-    layers = dataclasses.replace(layer, qk_norm=True)
+    layers = described.alter(layer, qk_norm="head")
     config = dataclasses.replace(BLOCKS, layers=layers)
   else:
     config = eagle.EagleConfig(

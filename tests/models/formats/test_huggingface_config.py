@@ -1,7 +1,6 @@
 """`config.json` in its spellings, and what is not supported."""
 
-import dataclasses
-
+import described
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -55,9 +54,9 @@ def test_activations_are_those_of_transformers():
   for name in ("relu", "quick_gelu", "gelu", "gelu_new", "silu", "swish"):
     settings = dict(SIZES, model_type="llama", hidden_act=name)
     mlp = layers.Mlp(
-      dataclasses.replace(
-        huggingface.config_from_json(settings), gated_mlp=False, embed_dim=1,
-        mlp_dim=1,
+      described.alter(
+        huggingface.config_from_json(settings), gated=False, embed_dim=1,
+        width=1,
       ), jnp.float32, rngs=nnx.Rngs(0),
     )  # fmt: skip
     for part in (mlp.up, mlp.down):

@@ -7,15 +7,15 @@ import pytest
 from flax import nnx
 
 from models.networks import anchored
+from models.networks.description import llama_config
 from models.networks.dflash import Parallel, ParallelConfig, as_block_model
-from models.networks.layers import TransformerConfig
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
 V, F, LENGTH, DEPTH = 11, 12, 9, 3
-LAYERS = TransformerConfig(
+LAYERS = llama_config(
   vocab_size=V, embed_dim=8, num_layers=2, num_heads=4, num_kv_heads=2,
-  head_dim=6, mlp_dim=12, max_positions=64, qk_norm=True,
+  head_dim=6, mlp_dim=12, max_positions=64, qk_norm="head",
 )  # fmt: skip
 IDS = [0, 3, 4, 8, 10]
 RNG = np.random.default_rng(0)

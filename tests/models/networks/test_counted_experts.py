@@ -37,8 +37,8 @@ def module(mixed, **more):
     dataclasses.replace(layer, feed_forward=mixture) if mix else layer
     for layer, mix in zip(dense, mixed, strict=True)
   ]
-  config = TransformerConfig.of_layers(
-    layers, vocab_size=V, embed_dim=32, max_positions=64, **more
+  config = TransformerConfig(
+    layers=tuple(layers), vocab_size=V, embed_dim=32, max_positions=64, **more
   )
   return Transformer(config, rngs=nnx.Rngs(5))
 
@@ -174,8 +174,8 @@ def test_a_mixture_beside_the_mlp_is_counted_too(monkeypatch):
     dataclasses.replace(layer, norms="both", beside=beside)
     for layer in described.layers([None])
   ]
-  config = TransformerConfig.of_layers(
-    layers, vocab_size=V, embed_dim=32, max_positions=64
+  config = TransformerConfig(
+    layers=tuple(layers), vocab_size=V, embed_dim=32, max_positions=64
   )
   network = Transformer(config, rngs=nnx.Rngs(5))
   model, params = as_language_model(network, count_experts=True)

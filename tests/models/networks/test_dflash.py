@@ -6,6 +6,7 @@ The reference attends over a whole context and a block at once, without a cache.
 import dataclasses
 import json
 
+import described
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -312,7 +313,7 @@ def test_layers_with_a_window_see_what_their_format_means(form, tmp_path):
 
 
 def test_blocks_with_windows_are_not_trained(head):
-  windowed = dataclasses.replace(head.module.config.layers, windows=(4, None))
+  windowed = described.alter(head.module.config.layers, windows=(4, None))
   module = nnx.clone(head.module)
   module.config = dataclasses.replace(module.config, layers=windowed)
   ones = np.ones((1, 3), np.int32)

@@ -5,6 +5,7 @@ The reference feeds a whole row at once, causally, without a cache.
 
 import dataclasses
 
+import described
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,11 +15,11 @@ from jax.sharding import AxisType
 
 from models import sharding
 from models.networks import eagle
-from models.networks.layers import TransformerConfig
+from models.networks.description import llama_config
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
-LAYER = TransformerConfig(
+LAYER = llama_config(
   vocab_size=23, embed_dim=12, num_layers=1, num_heads=4, num_kv_heads=2,
   head_dim=6, mlp_dim=20, max_positions=64, norm_eps=1e-4, rope_theta=500.0,
 )  # fmt: skip
@@ -27,7 +28,7 @@ EAGLE3 = eagle.EagleConfig(
 )
 CONFIGS = {
   "eagle": eagle.EagleConfig(
-    layer=dataclasses.replace(LAYER, qkv_bias=True),
+    layer=described.alter(LAYER, qkv_bias=True),
     generation=1, num_features=12, fc_bias=True,
   ),
   "eagle3": EAGLE3,
@@ -37,11 +38,11 @@ CONFIGS = {
   "eagle3.1": dataclasses.replace(EAGLE3, fc_norm=True, norm_output=True),
   "norm before fc": dataclasses.replace(EAGLE3, norm_before_fc=True),
   "three layers": dataclasses.replace(
-    EAGLE3, layer=dataclasses.replace(LAYER, num_layers=3)
+    EAGLE3, layer=described.alter(LAYER, num_layers=3)
   ),
   "windows": dataclasses.replace(
     EAGLE3,
-    layer=dataclasses.replace(LAYER, num_layers=3, windows=(2, None, 4)),
+    layer=described.alter(LAYER, num_layers=3, windows=(2, None, 4)),
   ),
 }  # fmt: skip
 TOKENS = np.random.default_rng(0).integers(0, 23, (2, 7))
@@ -84,8 +85,8 @@ class Reference:
     return x / size * self.w[f"{name}.scale"]
 
   def rotated(self, x, position):  # [heads, C]
-    half = self.c.head_dim // 2
-    angle = position * self.c.rope_theta ** (-np.arange(half) / half)
+    half = self.c.attention.head_dim // 2
+    angle = position * self.c.attention.rope.theta ** (-np.arange(half) / half)
     a, b = x[:, :half], x[:, half:]
     return np.concatenate(
       [a * np.cos(angle) - b * np.sin(angle),
@@ -93,7 +94,8 @@ class Reference:
     )  # fmt: skip
 
   def attention(self, x, positions, prefix="", number=0):  # [T, ...]
-    c, heads = self.c, lambda y: y.reshape(-1, self.c.head_dim)
+    c = self.c.attention
+    heads = lambda y: y.reshape(-1, c.head_dim)
     q, k, v = (
       [heads(self.linear(f"{prefix}attention.{n}", row)) for row in x]
       for n in "qkv"
@@ -107,7 +109,7 @@ class Reference:
       each = []
       for head in range(c.num_heads):
         group = head // (c.num_heads // c.num_kv_heads)
-        window = c.window(number) or len(x)
+        window = self.c.windows[number] or len(x)
         near = [s for s in range(t + 1) if positions[t] - positions[s] < window]
         score = np.array([q[t][head] @ k[s][group] for s in near])
         weight = np.exp(score / np.sqrt(c.head_dim))

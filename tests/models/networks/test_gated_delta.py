@@ -36,8 +36,10 @@ def layer():
   """A layer none of whose parameters could be left out unnoticed."""
   full = AttentionSpec(num_heads=1, num_kv_heads=1, head_dim=2)
   block = DenseSpec(width=4)
-  config = TransformerConfig.of_layers(
-    [LayerSpec(attention=a, feed_forward=block) for a in (SPEC, full)],
+  config = TransformerConfig(
+    layers=tuple(
+      LayerSpec(attention=a, feed_forward=block) for a in (SPEC, full)
+    ),
     vocab_size=3, embed_dim=WIDTH, max_positions=99, norm_eps=1e-5,
     tied_embeddings=True,
   )  # fmt: skip

@@ -263,7 +263,7 @@ def test_a_round_with_ordered_embeddings_has_the_targets_law():
   target, target_params = as_language_model(
     of_random(
       Transformer(
-        TransformerConfig.of_layers([layer], **sizes, embed_dim=8),
+        TransformerConfig(layers=(layer,), **sizes, embed_dim=8),
         dtype=jnp.float64, rngs=nnx.Rngs(0),
       ),
       seed=0,
@@ -276,8 +276,8 @@ def test_a_round_with_ordered_embeddings_has_the_targets_law():
   module = of_random(
     gemma_assistant.Assistant(
       gemma_assistant.AssistantConfig(
-        layers=gemma_assistant.ReadingLayers.of_layers(
-          [reading], **sizes, embed_dim=6
+        layers=gemma_assistant.ReadingLayers(
+          layers=(reading,), **sizes, embed_dim=6
         ),
         num_features=8, embed_scale=8**0.5, num_clusters=2, num_chosen=1,
       ),

@@ -54,8 +54,8 @@ def hybrid():
     ),
     feed_forward=block,
   )  # fmt: skip
-  config = TransformerConfig.of_layers(
-    [delta, full] * 2, vocab_size=VOCAB, embed_dim=6, norm_eps=1e-5,
+  config = TransformerConfig(
+    layers=(delta, full) * 2, vocab_size=VOCAB, embed_dim=6, norm_eps=1e-5,
     max_positions=99, tied_embeddings=False,
   )  # fmt: skip
   return random(Transformer(config, dtype=jnp.float64, rngs=nnx.Rngs(0)))

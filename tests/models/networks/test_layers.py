@@ -69,13 +69,13 @@ DELTA = DeltaSpec(
   [
     described.GEMMA4["layers"],
     described.LATENTS["layers"],
-    [LayerSpec(attention=a, feed_forward=DenseSpec(width=8))
-     for a in (GATED, DELTA)],
+    tuple(LayerSpec(attention=a, feed_forward=DenseSpec(width=8))
+          for a in (GATED, DELTA)),
   ],
 )  # fmt: skip
 def test_weights_of_an_attention_are_those_of_its_matrices(specs):
-  config = TransformerConfig.of_layers(
-    specs, vocab_size=7, embed_dim=32, norm_eps=1e-5, max_positions=99,
+  config = TransformerConfig(
+    layers=specs, vocab_size=7, embed_dim=32, norm_eps=1e-5, max_positions=99,
     tied_embeddings=False,
   )  # fmt: skip
   for index, spec in enumerate(specs):

@@ -13,21 +13,21 @@ import pytest
 from flax import nnx
 
 from models.networks import stacked
-from models.networks.layers import TransformerConfig
+from models.networks.description import llama_config
 from models.networks.transformer import Transformer, as_language_model
 from specjax import cache as cache_lib
 from specjax import low_cache
 
 jit = functools.partial(jax.jit, compiler_options=compiling.OPTIONS)
 RNG = np.random.default_rng(0)
-CONFIG = TransformerConfig(
+CONFIG = llama_config(
   vocab_size=61, embed_dim=32, num_layers=2, num_heads=4, num_kv_heads=2,
   head_dim=8, mlp_dim=64, max_positions=64,
 )  # fmt: skip
 _FIRST, _SECOND = described.layers((None, None), norms="pre", softcap=None)
 _READS = dataclasses.replace(_SECOND.attention, source=0)
 # Whose second layer attends to the keys of the first.
-SHARED = dataclasses.replace(
+SHARED = described.alter(
   CONFIG, layers=(_FIRST, dataclasses.replace(_SECOND, attention=_READS))
 )
 TEXT = RNG.integers(0, 61, (2, 6))

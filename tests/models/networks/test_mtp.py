@@ -25,8 +25,8 @@ from specjax.types import Params
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
 VOCAB = 4
-CONFIG = TransformerConfig.of_layers(
-  [
+CONFIG = TransformerConfig(
+  layers=(
     LayerSpec(
       attention=AttentionSpec(
         num_heads=2, num_kv_heads=1, head_dim=10, scale=0.4,
@@ -37,8 +37,8 @@ CONFIG = TransformerConfig.of_layers(
         num_experts=4, num_chosen=2, embed_dim=8, expert_dim=6,
         router="sigmoid", shared_dim=4,
       ),
-    )
-  ],
+    ),
+  ),
   vocab_size=VOCAB, embed_dim=8, max_positions=64,
 )  # fmt: skip
 

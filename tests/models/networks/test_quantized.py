@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from models import sharding
 from models.networks import expert_forms, linear, quantized, stacked
-from models.networks.layers import TransformerConfig
+from models.networks.description import llama_config
 from models.networks.mixture import Mixture, MixtureMlp
 from models.networks.quantized import Quantization
 from models.networks.transformer import Transformer, as_language_model
@@ -95,7 +95,7 @@ def new(config):
 
 def make(form, tied):
   """A module with the weights that a form stands for, and the lowered one."""
-  config = TransformerConfig(**SMALL, tied_embeddings=tied)
+  config = llama_config(**SMALL, tied_embeddings=tied)
   module = new(config)
   low = nnx.merge(*nnx.split(module))
   quantized.lower(low, form)
@@ -158,8 +158,8 @@ def test_a_tree_pass_is_the_dequantised_models_along_its_paths(form, tied):
 def test_weights_that_lie_inputs_first_are_stored_as_others_are():
   form = Quantization(dtype="int4", group=32)
   module, turned = (
-    new(TransformerConfig(**SMALL)),
-    new(TransformerConfig(**SMALL)),
+    new(llama_config(**SMALL)),
+    new(llama_config(**SMALL)),
   )
   for layer in turned.layers:
     linear.turn(layer)
@@ -201,7 +201,7 @@ def test_tables_are_stored_so_by_choice(tied, output, embedding):
   form = Quantization(dtype="int8", output=output, embedding=embedding)
 
   def make():
-    config = TransformerConfig(**SMALL, tied_embeddings=tied)
+    config = llama_config(**SMALL, tied_embeddings=tied)
     module = Transformer(config, rngs=nnx.Rngs(0))
     quantized.lower(module, form)
     return module
@@ -219,7 +219,7 @@ def test_tables_are_stored_so_by_choice(tied, output, embedding):
 
 def test_stacked_layers_are_lowered_to_the_same_and_rows_are_apart():
   form = Quantization(dtype="int8", embedding=True)
-  module = new(TransformerConfig(**SMALL))
+  module = new(llama_config(**SMALL))
   low = nnx.merge(*nnx.split(module))
   quantized.lower(low, form)
   params = stacked.lowered(stacked.stack(module), module.config, form)
@@ -244,7 +244,7 @@ def test_stacked_layers_are_lowered_to_the_same_and_rows_are_apart():
 
 def test_scales_lie_beside_the_weights_that_they_are_of():
   cut = sharding.tensor_parallel(("model",))
-  config = TransformerConfig(**SMALL)
+  config = llama_config(**SMALL)
   for group, last in ((None, None), (32, "model")):
     form = Quantization(dtype="int8", group=group, embedding=True)
     specs = sharding.param_specs(
@@ -309,7 +309,7 @@ def test_what_cannot_be_stored_so_is_refused():
     Quantization(dtype="int2")
   with pytest.raises(ValueError, match=r"one of \(32, 64, 128\), got 7"):
     Quantization(dtype="int8", group=7)
-  tied = TransformerConfig(**SMALL, tied_embeddings=True)
+  tied = llama_config(**SMALL, tied_embeddings=True)
   form = Quantization(dtype="int8", embedding=True)
   with pytest.raises(ValueError, match="this model's is tied"):
     quantized.check_weights(tied, form, on_mesh=False)
@@ -322,7 +322,7 @@ def test_a_copy_in_fewer_bits_is_of_what_is_stored():
   kept = Quantization(dtype="int8", embedding=True)
   form = quantized.below(Quantization(dtype="int4", group=32), kept)
   assert form == Quantization(dtype="int4", group=32, embedding=True)
-  module = new(TransformerConfig(**SMALL))
+  module = new(llama_config(**SMALL))
   quantized.lower(module, kept)
   stack = stacked.stack(module)
   low = nnx.merge(*nnx.split(module))

@@ -11,8 +11,9 @@ from flax import nnx
 
 from models import sharding
 from models.networks import quantized, stacked
-from models.networks.layers import TransformerConfig
+from models.networks.description import TransformerConfig, llama_config
 from models.networks.mixture import Mixture
+from models.networks.rope import Rope
 from models.networks.transformer import (
   FINAL,
   SkippedLayers,
@@ -23,7 +24,7 @@ from specjax import tree
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
-SMALL = dict(
+SMALL = llama_config(
   vocab_size=61, embed_dim=32, num_layers=3, num_heads=4, num_kv_heads=2,
   head_dim=8, mlp_dim=48, max_positions=64,
 )  # fmt: skip
@@ -31,13 +32,14 @@ VARIANTS = {
   "llama": {},
   "windows": dict(windows=(None, 5, None)),
   "neox": dict(
-    norm="layer", activation="gelu", gated_mlp=False, parallel_residual=True,
-    qkv_bias=True, out_bias=True, mlp_bias=True, rotary_dim=4, num_kv_heads=4,
+    norm="layer", activation="gelu", gated=False, parallel=True,
+    qkv_bias=True, out_bias=True, bias=True, rope=Rope(theta=1e4, dim=4),
+    num_kv_heads=4,
   ),
   "learned positions, tied": dict(
-    learned_positions=True, tied_embeddings=True, norm="layer"
+    learned_positions=True, rope=None, tied_embeddings=True, norm="layer"
   ),
-  "normed queries": dict(qk_norm=True),
+  "normed queries": dict(qk_norm="head"),
   "gemma": described.GEMMA,
   "olmo": described.OLMO,
   "mixed": described.MIXED,
@@ -50,7 +52,7 @@ FEATURES = (0, 2, 1, 3, FINAL)
 
 def both(skipped=None, **changes):
   """A module's functions and parameters, and the stacked ones."""
-  config = TransformerConfig(**SMALL | changes)
+  config = described.alter(SMALL, **changes)
   module = Transformer(config, rngs=nnx.Rngs(0))
   skipped = skipped or SkippedLayers()
   plain, params = as_language_model(module, skipped=skipped, features=FEATURES)
@@ -84,7 +86,7 @@ def assert_same(one, other, mask=None):
   expected, cache = feed(*one, TOKENS, mask)
   got, stacked_cache = feed(*other, TOKENS, mask)
   np.testing.assert_allclose(got.logits, expected.logits, atol=2e-6)
-  assert got.features.shape[-1] == len(FEATURES) * SMALL["embed_dim"]
+  assert got.features.shape[-1] == len(FEATURES) * SMALL.embed_dim
   np.testing.assert_allclose(got.features, expected.features, atol=2e-6)
   np.testing.assert_allclose(
     stacked_cache.keys[0], jnp.stack(cache.keys), rtol=1e-5, atol=1e-6
@@ -109,8 +111,11 @@ def test_layers_of_other_heads_are_cached_apart(low):
     router_norm_eps=1e-6,
   )  # fmt: skip
   full = dataclasses.replace(full, attention=few, beside=beside)
-  config = TransformerConfig.of_layers(
-    [slides, slides, full] * 2, vocab_size=61, embed_dim=32, max_positions=64
+  config = TransformerConfig(
+    layers=(slides, slides, full) * 2,
+    vocab_size=61,
+    embed_dim=32,
+    max_positions=64,
   )
   module = Transformer(config, rngs=nnx.Rngs(0))
   stack = stacked.stack(module)
@@ -133,14 +138,14 @@ def test_layers_of_other_heads_are_cached_apart(low):
 
 def test_heads_of_every_layer_are_repeated_where_they_are_cut():
   even = dict(vocab_size=64, per_layer_vocab=64)
-  config = TransformerConfig(**SMALL | described.GEMMA4 | even)
+  config = described.alter(SMALL, **described.GEMMA4 | even)
   cut = sharding.kv_heads_for(config, 4)
   assert [a.num_kv_heads for a in config.attentions.values()] == [2, 1, 2]
   assert [a.num_kv_heads for a in cut.attentions.values()] == [4] * 3
 
 
 def test_layers_that_read_keys_and_values_of_others_have_none():
-  config = TransformerConfig(**SMALL | described.GEMMA4)
+  config = described.alter(SMALL, **described.GEMMA4)
   module = Transformer(config, rngs=nnx.Rngs(0))
   plain, params = as_language_model(module, features=FEATURES)
   model = stacked.as_language_model(config, features=FEATURES)
@@ -162,8 +167,8 @@ def test_skipped_layers_are_the_same_ones(skipped):
 
 @pytest.mark.parametrize("variant", ["neox", "mixed"])
 def test_abstract_params_are_those_of_a_stacked_module(variant):
-  config = TransformerConfig(**SMALL | VARIANTS[variant])
+  config = described.alter(SMALL, **VARIANTS[variant])
   params = stacked.stack(Transformer(config, rngs=nnx.Rngs(0)))
   actual = stacked.abstract_params(config, dtype=jnp.float32)
-  described = lambda x: (x.shape, x.dtype)
-  assert jax.tree.map(described, params) == jax.tree.map(described, actual)
+  shapes = lambda x: (x.shape, x.dtype)
+  assert jax.tree.map(shapes, params) == jax.tree.map(shapes, actual)

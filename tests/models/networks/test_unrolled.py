@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import described
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,14 +10,14 @@ import pytest
 from flax import nnx
 
 from models.networks import eagle, unrolled
+from models.networks.description import llama_config
 from models.networks.eagle import EagleConfig
-from models.networks.layers import TransformerConfig
 from models.networks.mtp import MtpConfig
 from models.networks.params import split
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
-LAYER = TransformerConfig(
+LAYER = llama_config(
   vocab_size=11, embed_dim=8, num_layers=1, num_heads=4, num_kv_heads=2,
   head_dim=6, mlp_dim=12, max_positions=64,
 )  # fmt: skip
@@ -30,7 +31,7 @@ POSITIONS = np.array([range(LENGTH), [*range(4), *range(LENGTH - 4)]], np.int32)
 HEADS = {
   "eagle": EagleConfig(layer=LAYER, generation=1, num_features=8),
   "eagle3": EagleConfig(
-    layer=dataclasses.replace(LAYER, qk_norm=True), generation=3,
+    layer=described.alter(LAYER, qk_norm="head"), generation=3,
     num_features=24, num_fused=3, draft_vocab_size=len(IDS),
   ),
   "eagle3.1": EagleConfig(
@@ -38,15 +39,15 @@ HEADS = {
     norm_output=True, norm_before_residual=True,
   ),
   "two layers": EagleConfig(
-    layer=dataclasses.replace(LAYER, num_layers=2), generation=3,
+    layer=described.alter(LAYER, num_layers=2), generation=3,
     num_features=16, num_fused=2,
   ),
   "mtp": MtpConfig(
-    layer=dataclasses.replace(LAYER, qk_norm=True), num_features=8
+    layer=described.alter(LAYER, qk_norm="head"), num_features=8
   ),
 }  # fmt: skip
 WINDOW = EagleConfig(
-  layer=dataclasses.replace(LAYER, num_layers=2, windows=(3, None)),
+  layer=described.alter(LAYER, num_layers=2, windows=(3, None)),
   generation=3, num_features=16, num_fused=2,
 )  # fmt: skip
 

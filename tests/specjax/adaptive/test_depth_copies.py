@@ -16,7 +16,7 @@ import specjax
 from launch import hardware
 from launch.planning import hlo, networks, program
 from models.meshes import Layout
-from models.networks.layers import TransformerConfig
+from models.networks.description import llama_config
 from models.networks.transformer import (
   SkippedLayers,
   Transformer,
@@ -28,7 +28,7 @@ from specjax.adaptive import chains, policies
 from specjax.runtime import compilation
 
 ROWS, LENGTH, LEVELS = 2, 48, 2
-SMALL = TransformerConfig(
+SMALL = llama_config(
   vocab_size=32, embed_dim=16, num_layers=1, num_heads=2, num_kv_heads=2,
   head_dim=8, mlp_dim=16, max_positions=64,
 )  # fmt: skip
@@ -91,7 +91,7 @@ def test_a_branch_in_its_place_copies_them(monkeypatch):
 
 # Caches are larger than what is beside the memory (128 MiB), where copies are
 # not counted.
-CONFIG = TransformerConfig(
+CONFIG = llama_config(
   vocab_size=512, embed_dim=256, num_layers=2, num_heads=8, num_kv_heads=8,
   head_dim=128, mlp_dim=256, max_positions=40000,
 )  # fmt: skip

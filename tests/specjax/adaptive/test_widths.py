@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 import specjax
-from models.networks.layers import TransformerConfig
+from models.networks.description import llama_config
 from models.networks.transformer import Transformer, as_language_model
 from specjax import drafters
 from specjax.adaptive import widths
@@ -119,7 +119,7 @@ def test_a_draft_that_is_always_whole_has_no_widths(drafter, what):
   assert widths.within((1, 2), drafter.tree) == ()
 
 
-CONFIG = TransformerConfig(
+CONFIG = llama_config(
   vocab_size=32, embed_dim=16, num_layers=3, num_heads=4, num_kv_heads=2,
   head_dim=4, mlp_dim=24, max_positions=128,
 )  # fmt: skip

@@ -1,22 +1,22 @@
 """Prefill and loop fit each other: compiled for TPUs, none of them here."""
 
-import dataclasses
-
 import jax
 import pytest
 
 pytest.importorskip("libtpu", reason="libtpu is for Linux on x86-64 only")
 
+import described
+
 from launch import hardware
 from launch.planning import program
 from models.meshes import Layout
-from models.networks.layers import TransformerConfig
+from models.networks.description import llama_config
 from models.networks.transformer import SkippedLayers
 from specjax import tree as tree_lib
 
 # Caches are larger than what is beside the memory (128 MiB), where copies are
 # not counted.
-CONFIG = TransformerConfig(
+CONFIG = llama_config(
   vocab_size=512, embed_dim=640, num_layers=24, num_heads=8, num_kv_heads=8,
   head_dim=80, mlp_dim=512, max_positions=4096,
 )  # fmt: skip
@@ -42,7 +42,7 @@ def test_a_pair_copies_no_cache_and_sends_what_it_must():
   in planning/test_fixed_plans.py.
   """
   actual = compiled(
-    draft=dataclasses.replace(CONFIG, num_layers=2, embed_dim=128),
+    draft=described.alter(CONFIG, num_layers=2, embed_dim=128),
     layout=Layout(data=1, model=4, draft=4),
   )
   assert actual.buffers_reused
@@ -83,7 +83,7 @@ def test_programs_carry_no_call_stacks(monkeypatch):
   outside = getattr(jax.config, name)
   jax.config.update(name, 100)  # jax's own default; conftest.py has another
   try:
-    compiled(target=dataclasses.replace(CONFIG, num_layers=1))
+    compiled(target=described.alter(CONFIG, num_layers=1))
     assert getattr(jax.config, name) == 100
   finally:
     jax.config.update(name, outside)
