@@ -31,71 +31,58 @@ def encode(
     messages: `{"role": ..., "content": ...}` each, as the template reads them.
     add_generation_prompt: end with what begins the assistant's next message.
 
-  Returns:
-    The ids.
-
   Raises:
     ValueError: for messages without a role or a content, or that the template
       refuses, or if there is none.
-  """
-  safe, forged = protect(tokenizer, messages)
-  text = render(tokenizer, safe, add_generation_prompt=add_generation_prompt)
-  return encode_rendered(tokenizer, text, forged)
-
-
-def protect(
-  tokenizer: Tokenizer, messages: Sequence[Mapping[str, Any]]
-) -> tuple[Sequence[Any], tuple[str, ...]]:
-  """Messages in which no special token is named, for a template to render.
-
-  Args:
-    tokenizer: whose special tokens they are.
-    messages: as `encode`'s.
-
-  Returns:
-    The messages, with marks in place of the names, and the names: what
-    `encode_rendered` takes.
-
-  Raises:
-    ValueError: for messages without a role or a content.
   """
   for message in messages:
     for key in ("role", "content"):
       if not isinstance(message.get(key), str):
         raise ValueError(f'every message needs a string under "{key}"')
-  names = tokenizer.special_tokens()
-  forged = sorted((n for n in names if _holds(messages, n)), key=len)[::-1]
-  if not forged:
-    return messages, ()
-  if _holds(messages, _MARK):
-    raise ValueError(f"a message holds {_MARK!r}, which is no character")
-  return _replaced(messages, forged), tuple(forged)
+  names, expression = _special(tokenizer)
+
+  def marked(value: Any) -> Any:
+    """A JSON value with the numbers of special tokens between marks."""
+    if isinstance(value, str):
+      if _MARK in value:
+        raise ValueError(f"a message holds {_MARK!r}, which is no character")
+      number = lambda match: f"{_MARK}{names.index(match[0])}{_MARK}"
+      return re.sub(expression, number, value)
+    if isinstance(value, Mapping):
+      return {key: marked(x) for key, x in value.items()}
+    return [marked(x) for x in value] if isinstance(value, list) else value
+
+  text = render(
+    tokenizer,
+    [marked(message) for message in messages],
+    add_generation_prompt=add_generation_prompt,
+  )
+  return encode_rendered(tokenizer, text)
 
 
-def encode_rendered(
-  tokenizer: Tokenizer, text: str, forged: Sequence[str] = ()
-) -> list[int]:
-  """Ids of the text of protected messages, rendered by a template.
+def encode_rendered(tokenizer: Tokenizer, text: str) -> list[int]:
+  """Ids of a text that a template has rendered.
 
   Args:
     tokenizer: with the template.
     text: the rendered text, or a part that begins or ends at a special token.
-    forged: from `protect`.
   """
-  if not forged:
+  if _MARK not in text:
     return tokenizer.backend.encode(text, add_special_tokens=False).ids
-  names = tokenizer.special_tokens()
+  tokens, (names, expression) = tokenizer.special_tokens(), _special(tokenizer)
+  restored = lambda match: names[int(match[1])]
   ids: list[int] = []
-  pieces = _pieces(text, names)
-  for number, piece in enumerate(pieces):
-    if number % 2:
+  pieces = re.split(f"({expression})", text)  # text, name, text, ..., text
+  for at, piece in enumerate(pieces):
+    if at % 2:
       ids.append(tokenizer.backend.token_to_id(piece))
       continue
-    before = names[pieces[number - 1]] if number else None
-    after = names[pieces[number + 1]] if number + 1 < len(pieces) else None
-    piece = piece.lstrip() if before and before.rstrip else piece
-    piece = piece.rstrip() if after and after.lstrip else piece
-    ids += tokenizer.encode_text(_restored(piece, forged))
+    if at and tokens[pieces[at - 1]].rstrip:
+      piece = piece.lstrip()
+    if at + 1 < len(pieces) and tokens[pieces[at + 1]].lstrip:
+      piece = piece.rstrip()
+    piece = re.sub(f"{_MARK}(\\d+){_MARK}", restored, piece)
+    ids += tokenizer.encode_text(piece)
   return ids
 
 
@@ -127,36 +114,7 @@ def render(
   return text
 
 
-def _holds(value: Any, name: str) -> bool:
-  """True if any string within a JSON value holds a name."""
-  if isinstance(value, str):
-    return name in value
-  if isinstance(value, Mapping):
-    return any(_holds(v, name) for v in value.values())
-  if isinstance(value, list | tuple):
-    return any(_holds(v, name) for v in value)
-  return False
-
-
-def _replaced(value: Any, names: Sequence[str]) -> Any:
-  """A JSON value with a mark in place of every name."""
-  if isinstance(value, str):
-    for number, name in enumerate(names):
-      value = value.replace(name, f"{_MARK}{number}{_MARK}")
-    return value
-  if isinstance(value, Mapping):
-    return {k: _replaced(v, names) for k, v in value.items()}
-  if isinstance(value, list | tuple):
-    return [_replaced(v, names) for v in value]
-  return value
-
-
-def _restored(text: str, names: Sequence[str]) -> str:
-  """The text with the names put back."""
-  return re.sub(f"{_MARK}(\\d+){_MARK}", lambda m: names[int(m[1])], text)
-
-
-def _pieces(text: str, names: Mapping[str, Any]) -> list[str]:
-  """The text cut at names: text, name, text, name, ..., text."""
-  longest_first = sorted(names, key=len, reverse=True)
-  return re.split("(" + "|".join(map(re.escape, longest_first)) + ")", text)
+def _special(tokenizer: Tokenizer) -> tuple[list[str], str]:
+  """Names of special tokens, longest first, and an expression of them all."""
+  names = sorted(tokenizer.special_tokens(), key=len, reverse=True)
+  return names, "|".join(map(re.escape, names)) or "(?!)"  # never matches

@@ -55,46 +55,30 @@ def read(
 
   Raises:
     CheckpointError: if `d2t` is missing or is no list of W offsets.
-    ValueError: if it names no tokens of rising ids, or `t2d` others.
+    ValueError: if it does not name tokens of rising ids, or `t2d` others.
   """
-  if "token_map" in tensors:
-    return _mapped(tensors["token_map"], size, vocab_size)
-  if "d2t" not in tensors:
+  name = "token_map" if "token_map" in tensors else "d2t"
+  if name not in tensors:
     raise CheckpointError(
       "missing: d2t or token_map, which token each drafted one is"
     )
-  given = tensors["d2t"]
+  given = tensors[name]
   if given.shape != (size,) or given.kind not in ("I64", "I32"):
     raise CheckpointError(
-      f"wrong shape or type: d2t, expected {size} integers, got "
+      f"wrong shape or type: {name}, expected {size} integers, got "
       f"{given.kind} of {given.shape}"
     )
-  offsets = np.asarray(given.read(())).astype(np.int64)
-  ids = np.arange(size) + offsets
-  if (np.diff(ids) <= 0).any() or ids.min() < 0 or ids.max() >= vocab_size:
+  ids = np.asarray(given.read(())).astype(np.int64)
+  rising = np.sort(ids)
+  if name == "d2t":
+    rising = ids = ids + np.arange(size)
+  if (np.diff(rising) <= 0).any() or ids.min() < 0 or ids.max() >= vocab_size:
     raise ValueError(
-      "d2t must hold offsets that make ids of rising order below "
-      f"{vocab_size} (are they ids already?)"
+      f"{name} must give {size} ids below {vocab_size}, each once, d2t rising "
+      "ones (are they ids already?)"
     )
-  if "t2d" in tensors:
-    known = np.asarray(tensors["t2d"].read(())).astype(bool)
-    expected = np.zeros(vocab_size, bool)
-    expected[ids] = True
-    if known.shape != expected.shape or (known != expected).any():
+  if name == "d2t" and "t2d" in tensors:
+    marked = np.flatnonzero(np.asarray(tensors["t2d"].read(())))
+    if not np.array_equal(marked, ids):
       raise ValueError("t2d does not mark the tokens that d2t names")
-  return ids.astype(np.int32)
-
-
-def _mapped(tensor: Tensor, size: int, vocab_size: int) -> np.ndarray:
-  """As `read`, of the ids themselves, in any order."""
-  if tensor.shape != (size,) or tensor.kind not in ("I64", "I32"):
-    raise CheckpointError(
-      f"wrong shape or type: token_map, expected {size} integers, got "
-      f"{tensor.kind} of {tensor.shape}"
-    )
-  ids = np.asarray(tensor.read(())).astype(np.int64)
-  if len({*ids.tolist()}) < size or ids.min() < 0 or ids.max() >= vocab_size:
-    raise ValueError(
-      f"token_map must hold {size} ids below {vocab_size}, each once"
-    )
   return ids.astype(np.int32)

@@ -12,30 +12,19 @@ _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _BLANK = "\u0120"  # how a byte-level BPE writes the byte 32
 
 
-def _shown() -> dict[str, int]:
-  """The byte that each character of a byte-level BPE's tokens stands for."""
-  plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
-  others = sorted({*range(256)} - {*plain})
-  return {chr(byte): byte for byte in plain} | {
-    chr(256 + number): byte for number, byte in enumerate(others)
-  }
-
-
-_SHOWN = _shown()
+# The byte that each character of a byte-level BPE's tokens stands for.
+_PLAIN = [*range(33, 127), *range(161, 173), *range(174, 256)]
+_OTHERS = sorted({*range(256)} - {*_PLAIN})
+_SHOWN = {chr(byte): byte for byte in _PLAIN} | {
+  chr(256 + number): byte for number, byte in enumerate(_OTHERS)
+}
 
 
 def fallback_byte(tokenizer: Tokenizer, token: int) -> int | None:
   """The byte that a token is, where a vocabulary falls back to bytes.
 
-  Such tokens are characters only together: one that is no part of any turns
-  all bytes beside it into none.
-
-  Args:
-    tokenizer: whose token it is.
-    token: its id.
-
-  Returns:
-    0..255, or None of every other token.
+  None for every other token. Such tokens are characters only together: one that
+  is no part of any turns all bytes beside it into none.
   """
   match = _BYTE.fullmatch(tokenizer.backend.id_to_token(token) or "")
   if not match or not _decodes(tokenizer, "<0x41>", "A"):
@@ -57,14 +46,7 @@ def _added(backend: hf.Tokenizer) -> Mapping[int, hf.AddedToken]:
 
 
 def bytes_of(tokenizer: Tokenizer, token: int) -> bytes:
-  """The bytes that a token adds to a text, behind others.
-
-  The bytes of all tokens are those of the text: special tokens have none.
-
-  Args:
-    tokenizer: whose token it is.
-    token: its id.
-  """
+  """The bytes that a token adds to a text, after others; none if special."""
   if is_silent(tokenizer, token):
     return b""
   piece = tokenizer.backend.id_to_token(token)

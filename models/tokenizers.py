@@ -1,33 +1,27 @@
-"""Byte-level BPE tokenizers: load, train, compare.
+"""Tokenizers: load, train, compare.
 
 A thin layer over the `tokenizers` package, so that decoding needs neither torch
-nor a hub. Files are Hugging Face's: `tokenizer.json` (or `vocab.json` and
-`merges.txt`) beside `tokenizer_config.json`
-(`models.formats.vocabulary_files`).
+nor a hub. Files are Hugging Face's: `tokenizer.json` beside
+`tokenizer_config.json`; any others are read by transformers.
 """
 
 import dataclasses
 import functools
 import hashlib
 import json
+import os
 import pathlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tokenizers as hf
 
-from models.formats import vocabulary_files
+from models.formats import json_files
 
 END_OF_TEXT = "<|endoftext|>"
-
-
 _STRUCTURE = re.compile(r"<[|｜][^<>]*[|｜]>")
-
-
-def is_structure(name: str) -> bool:
-  """True if a token's name has the form in which chat models mark turns."""
-  return _STRUCTURE.fullmatch(name) is not None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,39 +58,32 @@ class Tokenizer:
 
   def encode(self, text: str) -> list[int]:
     """Ids of a text, with whatever the tokenizer's own template adds."""
-    return self.backend.encode(_checked(text)).ids
+    text.encode()  # UnicodeEncodeError, a ValueError, for half a character
+    return self.backend.encode(text).ids
 
   def encode_text(self, text: str) -> list[int]:
     """Ids of plain text: names of special tokens are text too."""
-    text = _checked(text)
+    text.encode()
     return self._without_special.encode(text, add_special_tokens=False).ids
 
   @functools.cached_property
   def _without_special(self) -> hf.Tokenizer:
-    told = self.backend.to_str()
-    added = self.backend.get_added_tokens_decoder().values()
-    if any(
-      is_structure(token.content) and not token.special for token in added
-    ):
-      parts = json.loads(told)
-      for token in parts["added_tokens"]:
-        token["special"] |= is_structure(token["content"])
-      told = json.dumps(parts)
-    copy = hf.Tokenizer.from_str(told)
+    copy = hf.Tokenizer.from_str(self.backend.to_str())
+    copy.add_special_tokens([*self.special_tokens().values()])
     copy.encode_special_tokens = True
     return copy
 
   def special_tokens(self) -> dict[str, hf.AddedToken]:
     """Special tokens by their names.
 
-    Those that are marked as special, and added ones whose names show it: some
-    models' files have `<｜User｜>` without the mark.
+    Those that are marked as special, and added ones whose names have the form
+    of marks of turns: some files have `<｜User｜>` without the mark.
     """
     added = self.backend.get_added_tokens_decoder().values()
     return {
       token.content: token
       for token in added
-      if token.special or is_structure(token.content)
+      if token.special or _STRUCTURE.fullmatch(token.content)
     }
 
   def decode(self, ids: Sequence[int], *, after: Sequence[int] = ()) -> str:
@@ -156,81 +143,89 @@ class Tokenizer:
 def load(directory: str) -> Tokenizer:
   """Reads the tokenizer of a checkpoint directory.
 
+  By `tokenizers` alone where `tokenizer.json` says it all, else by
+  transformers, whose import takes seconds.
+
   Raises:
     FileNotFoundError: if there are no tokenizer files.
     ValueError: if they cannot be read.
   """
   path = pathlib.Path(directory)
-  config = vocabulary_files.read_config(path)
+  kinds = ("tokenizer.*", "vocab.*", "*.model")
+  if not any([*path.glob(kind)] for kind in kinds):
+    raise FileNotFoundError(f"no tokenizer in {directory}")
   try:
-    if (path / "tokenizer.json").exists():
-      backend = hf.Tokenizer.from_file(str(path / "tokenizer.json"))
-      # What a tokenizer was used for last: transformers asks anew as well.
-      backend.no_truncation()
-      backend.no_padding()
-      vocabulary_files.mark_special(backend, config)
-    elif (path / "vocab.json").exists() and (path / "merges.txt").exists():
-      backend = vocabulary_files.read(path, config)
-    elif not path.is_dir():
-      raise FileNotFoundError(f"no such directory: {directory}")
-    else:
-      raise FileNotFoundError(
-        f"no tokenizer in {directory}: expected tokenizer.json, or vocab.json "
-        "with merges.txt"
-      )
-  except FileNotFoundError:
-    raise
-  except Exception as error:  # the backend raises bare Exception
+    file = path / "tokenizer_config.json"
+    config = json_files.read_object(file) if file.exists() else {}
+    backend = _alone(path, config)
+    bos, eos = (_name(config.get(f"{end}_token")) for end in ("bos", "eos"))
+    if backend is None:
+      os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
+      from transformers import AutoTokenizer
+
+      made = AutoTokenizer.from_pretrained(path)
+      backend, bos, eos = made.backend_tokenizer, made.bos_token, made.eos_token
+    # What a tokenizer was used for last: transformers asks anew as well.
+    backend.no_truncation()
+    backend.no_padding()
+    return Tokenizer(
+      backend,
+      None if eos is None else backend.token_to_id(eos),
+      bos_token=bos,
+      chat_template=_chat_template(path, config),
+    )
+  except Exception as error:  # the libraries raise bare Exception
+    reason = " ".join(str(error).split())
     raise ValueError(
-      f"cannot read the tokenizer in {directory}: {error}"
-    ) from None
-  return Tokenizer(
-    backend,
-    backend.token_to_id(
-      vocabulary_files.name_in(config, "eos_token") or END_OF_TEXT
-    ),
-    bos_token=vocabulary_files.name_in(config, "bos_token"),
-    chat_template=_chat_template(path, config),
-  )
+      f"cannot read the tokenizer in {directory}: {reason}"
+    ) from error
 
 
-def _chat_template(path: pathlib.Path, config: dict) -> str | None:
+def _alone(
+  path: pathlib.Path, config: Mapping[str, Any]
+) -> hf.Tokenizer | None:
+  """The tokenizer of `tokenizer.json`; None if other files say more of it."""
+  file, older = path / "tokenizer.json", path / "special_tokens_map.json"
+  if not file.exists() or "eos_token" not in config:
+    return None  # a class of transformers has one of its own
+  if "added_tokens_decoder" not in config and older.exists():
+    return None
+  backend = hf.Tokenizer.from_file(str(file))
+  added = backend.get_added_tokens_decoder()
+  special = {token.content for token in added.values() if token.special}
+  named = [x for key, x in config.items() if key.endswith("_token")]
+  for key in ("additional_special_tokens", "extra_special_tokens"):
+    more = config.get(key) or ()
+    named += more.values() if isinstance(more, Mapping) else more
+  names = {name for x in named if isinstance(name := _name(x), str)}
+  listed = config.get("added_tokens_decoder", {}).items()
+  as_listed = all(added.get(int(i)) == hf.AddedToken(**x) for i, x in listed)
+  return backend if names <= special and as_listed else None
+
+
+def _name(token: Any) -> Any:
+  """The name of a config's token, be it a name or an object."""
+  return token.get("content") if isinstance(token, Mapping) else token
+
+
+def _chat_template(path: pathlib.Path, config: Mapping[str, Any]) -> str | None:
   """The template of its own file, or the config's (the default of several)."""
-  template_file = path / "chat_template.jinja"
-  if template_file.exists():
-    return template_file.read_text("utf-8")
+  file = path / "chat_template.jinja"
+  if file.exists():
+    return file.read_text("utf-8")
   template = config.get("chat_template")
   if isinstance(template, list):
-    named = [t for t in template if isinstance(t, dict)]
-    named = {t.get("name"): t.get("template") for t in named}
-    template = named.get("default")
-  if not isinstance(template, str | None):
-    raise ValueError(
-      f"chat_template in {path / 'tokenizer_config.json'} must be a string"
-    )
+    named = {each["name"]: each["template"] for each in template}
+    return named.get("default")
   return template
 
 
 def train(texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
   """Trains a byte-level BPE whose last id is the end-of-text token."""
-  backend = hf.Tokenizer(hf.models.BPE())
-  backend.pre_tokenizer = hf.pre_tokenizers.Sequence(
-    [
-      # Runs of spaces stay together up to the one before a word, so that an
-      # indentation is one token.
-      hf.pre_tokenizers.Split(
-        hf.Regex(r"\n+| +(?= )| ?\w+| ?[^\s\w]+|\s+"), "isolated"
-      ),
-      hf.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-    ]
-  )
-  backend.decoder = hf.decoders.ByteLevel()
-  trainer = hf.trainers.BpeTrainer(
-    vocab_size=vocab_size - 1,
-    initial_alphabet=hf.pre_tokenizers.ByteLevel.alphabet(),
-    show_progress=False,
-  )
-  backend.train_from_iterator(texts, trainer)
+  # Runs of spaces stay together up to the one before a word, so that an
+  # indentation is one token.
+  words = r"\n+| +(?= )| ?\w+| ?[^\s\w]+|\s+"
+  backend = _trained(texts, words, vocab_size - 1, [])
   backend.add_special_tokens([END_OF_TEXT])
   return Tokenizer(backend, backend.token_to_id(END_OF_TEXT))
 
@@ -241,28 +236,34 @@ def train_encoder(texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
   0 is padding and what the decoder begins with, 1 ends what is encoded. Digits
   are tokens of their own.
   """
-  backend = hf.Tokenizer(hf.models.BPE())
-  backend.pre_tokenizer = hf.pre_tokenizers.Sequence(
-    [
-      hf.pre_tokenizers.Split(
-        hf.Regex(r"\d| ?[^\W\d]+| ?[^\s\w]|\s+"), "isolated"
-      ),
-      hf.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-    ]
-  )
-  backend.decoder = hf.decoders.ByteLevel()
-  pad, end = "<pad>", "</s>"
-  trainer = hf.trainers.BpeTrainer(
-    vocab_size=vocab_size,
-    special_tokens=[pad, end],
-    initial_alphabet=hf.pre_tokenizers.ByteLevel.alphabet(),
-    show_progress=False,
-  )
-  backend.train_from_iterator(texts, trainer)
+  words, end = r"\d| ?[^\W\d]+| ?[^\s\w]|\s+", "</s>"
+  backend = _trained(texts, words, vocab_size, ["<pad>", end])
   backend.post_processor = hf.processors.TemplateProcessing(
     single=f"$A {end}", special_tokens=[(end, backend.token_to_id(end))]
   )
   return Tokenizer(backend, backend.token_to_id(end))
+
+
+def _trained(
+  texts: Iterable[str], words: str, vocab_size: int, special: list[str]
+) -> hf.Tokenizer:
+  """A byte-level BPE within the words that an expression finds."""
+  backend = hf.Tokenizer(hf.models.BPE())
+  backend.pre_tokenizer = hf.pre_tokenizers.Sequence(
+    [
+      hf.pre_tokenizers.Split(hf.Regex(words), "isolated"),
+      hf.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ]
+  )
+  backend.decoder = hf.decoders.ByteLevel()
+  trainer = hf.trainers.BpeTrainer(
+    vocab_size=vocab_size,
+    special_tokens=special,
+    initial_alphabet=hf.pre_tokenizers.ByteLevel.alphabet(),
+    show_progress=False,
+  )
+  backend.train_from_iterator(texts, trainer)
+  return backend
 
 
 def save(tokenizer: Tokenizer, directory: str) -> None:
@@ -270,12 +271,10 @@ def save(tokenizer: Tokenizer, directory: str) -> None:
   path = pathlib.Path(directory)
   path.mkdir(parents=True, exist_ok=True)
   tokenizer.backend.save(str(path / "tokenizer.json"))
-  end = tokenizer.eos_token_id
-  end = None if end is None else tokenizer.backend.id_to_token(end)
   config = {
     "tokenizer_class": "PreTrainedTokenizerFast",
-    "eos_token": end,
-    "bos_token": end,
+    "eos_token": tokenizer.eos_token,
+    "bos_token": tokenizer.eos_token,
     "clean_up_tokenization_spaces": False,
   }
   (path / "tokenizer_config.json").write_text(json.dumps(config, indent=2))
@@ -288,16 +287,3 @@ def save_if_missing(tokenizer: Tokenizer, directory: str) -> None:
       load(directory)
   except FileNotFoundError:
     save(tokenizer, directory)
-
-
-def _checked(text: str) -> str:
-  """The text; ValueError if it is none, half of a pair of surrogates in it."""
-  try:
-    text.encode("utf-8")
-  except UnicodeEncodeError as error:
-    half = f"U+{ord(text[error.start]):04X}"
-    raise ValueError(
-      f"the text has half a character at place {error.start} ({half}, one of "
-      "two surrogates)"
-    ) from None
-  return text

@@ -1,9 +1,9 @@
-"""Reads models from GGUF files, llama.cpp's format, quantised or not.
+"""Reads models from GGUF files, llama.cpp's format, quantized or not.
 
 A file is a checkpoint like a directory in Hugging Face's format, and becomes
 the same `Source`: its metadata is translated to the keys of a `config.json`,
 its tensors get the names that they had before llama.cpp's converter, and what
-that did to their rows is undone. Quantised tensors are dequantised as they are
+that did to their rows is undone. Quantised tensors are dequantized as they are
 read.
 
 Whatever would change the logits and is not understood is an error.
@@ -75,20 +75,12 @@ _NAME = re.compile(r"(?:blk\.(\d{1,9})\.)?(.+)\.(weight|bias|scale)")
 def load(
   path: str, *, dtype=jnp.float32, form: Quantization | None = None
 ) -> Transformer:
-  """Reads a file's model to one device, a tensor at a time.
-
-  Args:
-    path: of the file.
-    dtype: of the parameters and activations, whatever the file's is.
-    form: as of `models.formats.weights.load`.
-
-  Returns:
-    The module.
+  """Reads a file's model to one device; as `models.formats.weights.load`.
 
   Raises:
     FileNotFoundError: if there is no such file.
     ValueError: if it is damaged, or the model is not supported.
-    CheckpointError: as `models.formats.weights.load`.
+    CheckpointError: if its tensors are not those of its metadata.
   """
   return weights.load(source(path), dtype=dtype, form=form)
 
@@ -101,18 +93,7 @@ def load_stacked(
   dtype=jnp.bfloat16,
   form: Quantization | None = None,
 ) -> tuple[TransformerConfig, stacked.StackedParams]:
-  """Reads a file's model straight to where its parameters lie on a mesh.
-
-  Only the rows that a device holds are read and dequantised for it, one layer's
-  at a time.
-
-  Args:
-    path: of the file.
-    mesh, sharding, dtype, form: as of `models.formats.weights.load_stacked`.
-
-  Returns:
-    As `models.formats.weights.load_stacked`; raises as `load`, and as that.
-  """
+  """As `models.formats.weights.load_stacked`, of a file; raises as `load`."""
   return weights.load_stacked(
     source(path), mesh=mesh, sharding=sharding, dtype=dtype, form=form
   )
@@ -124,20 +105,11 @@ def read_config(path: str) -> TransformerConfig:
 
 
 def eos_token_ids(path: str) -> tuple[int, ...]:
-  """Ids that end a text or a turn, as the metadata or their names say.
-
-  Raises as `load`.
-  """
-  header = gguf_file.read_header(path)
+  """Ids that end a text or a turn, as the metadata or their names say."""
+  metadata = gguf_file.read_header(path).metadata
   keys = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
-  ids = {key: header.metadata[key] for key in keys if key in header.metadata}
-  for key, value in ids.items():
-    if type(value) is not int or not 0 <= value < 2**31:
-      raise ValueError(
-        f"{key} in {header.path} must be a token's id, got {value!r:.40}"
-      )
-  named = gguf_tokenizer.named_ends(header.metadata)
-  return tuple(sorted({*ids.values(), *named}))
+  ids = {metadata[key] for key in keys if key in metadata}
+  return tuple(sorted({*ids, *gguf_tokenizer.named_ends(metadata)}))
 
 
 def architecture(header: Header) -> str:
@@ -185,17 +157,14 @@ def _settings(header: Header, how: Gguf, metadata: Settings) -> dict[str, Any]:
   """The metadata of a file as the contents of a `config.json`."""
   for key in sorted(how.keys.keys() - {*metadata} - _OPTIONAL):
     raise ValueError(f"{how.architecture}.{key} is missing")
-  embedding = header.tensors.get("token_embd.weight")
-  if embedding is None:
+  shapes = {n: gguf_file.shape_of(x) for n, x in header.tensors.items()}
+  if "token_embd.weight" not in shapes:
     raise ValueError("there is no tensor token_embd.weight")
-  tensors = Tensors(
-    {name: entry.shape for name, entry in header.tensors.items()},
-    functools.partial(gguf_file.read, header),
-  )
+  tensors = Tensors(shapes, functools.partial(gguf_file.read, header))
   return {
     "model_type": _FAMILIES[how.architecture].name,
-    "vocab_size": embedding.shape[0],
-    "tie_word_embeddings": "output.weight" not in header.tensors,
+    "vocab_size": shapes["token_embd.weight"][0],
+    "tie_word_embeddings": "output.weight" not in shapes,
     **{
       name: metadata[key] for key, name in how.keys.items() if key in metadata
     },
@@ -217,7 +186,7 @@ def _check_rest(
     name, value = f"{how.architecture}.{key}", metadata[key]
     if key not in plain:
       raise ValueError(f"{name} is not understood")
-    if np.any(value != plain[key]):
+    if np.any(np.asarray(value) != plain[key]):
       raise ValueError(
         f"{name} must be {plain[key]!r} or left out, got {value!r:.40}"
       )
@@ -271,6 +240,8 @@ def source(path: str, stack: contextlib.ExitStack | None = None) -> Source:
     if name in tensors:
       problems.append(f"twice: {tensors[name].name} and {own_name}")
     tensors[name] = _tensor(header, own_name)
+  kinds = {tensor.tensor_type.name for tensor in header.tensors.values()}
+  quantized = sorted(kinds - {"F32", "F16", "BF16"})
   return Source(
     path=str(header.path),
     says="metadata",
@@ -279,15 +250,8 @@ def source(path: str, stack: contextlib.ExitStack | None = None) -> Source:
     tensors=tensors,
     kinds=KINDS,
     problems=tuple(problems),
-    published=_published(header),
+    published=f"{', '.join(quantized)} of GGUF" if quantized else "",
   )
-
-
-def _published(header: Header) -> str:
-  """The published form of weights in few bits, in words."""
-  kinds = {entry.kind.name for entry in header.tensors.values()}
-  few = sorted(kinds - {"F32", "F16", "BF16"})
-  return f"{', '.join(few)} of GGUF" if few else ""
 
 
 @functools.cache
@@ -309,20 +273,21 @@ def _names(arch: str, modules: tuple[str, ...]) -> dict[str, str]:
 
 def _tensor(header: Header, name: str) -> Tensor:
   """A tensor of a file, with its numbers and scales where a format has them."""
-  entry, packed = header.tensors[name], None
-  bits = gguf_file.SCALED.get(entry.kind.name)
-  if bits and len(entry.shape) == 2:
+  kind, packed = header.tensors[name].tensor_type.name, None
+  shape = gguf_file.shape_of(header.tensors[name])
+  bits = gguf_file.SCALED.get(kind)
+  if bits and len(shape) == 2:
     parts = functools.partial(gguf_file.parts, header, name)
     packed = Packed(
       kind=f"int{bits}",
-      group_of=np.arange(entry.shape[1]) // 32,
+      group_of=np.arange(shape[1]) // 32,
       numbers=lambda rows: parts(rows)[0],
       scales=lambda rows: parts(rows)[1],
     )
   return Tensor(
     name=name,
-    shape=entry.shape,
-    kind=entry.kind.name,
+    shape=shape,
+    kind=kind,
     read=functools.partial(gguf_file.read, header, name),
     packed=packed and packed.parts(),
   )

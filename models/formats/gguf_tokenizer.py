@@ -1,35 +1,42 @@
 """The tokenizer in a GGUF file's metadata.
 
 llama.cpp's converter keeps the vocabulary, what each token is for, and the
-merges or scores; how text is cut into words before merging it says by a name
-alone, after the model that first did it so. Here such a name stands for what
-that model's own `tokenizer.json` says (`models.word_cuts`), not for llama.cpp's
-approximation of it.
+merges or scores; how text is split into words before merging it says by a name
+alone, after the model that first did it so. Here a name stands for what that
+model's own `tokenizer.json` says. transformers' `convert_gguf_tokenizer` is not
+used: it splits DeepSeek's control tokens, merges text to control tokens, and
+leaves out NFC and `add_space_prefix`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-import gguf
-import numpy as np
 import tokenizers as hf
-from tokenizers import decoders, normalizers, pre_tokenizers
+from gguf import TokenType
+from tokenizers import decoders, normalizers, pre_tokenizers, processors
 
-from models.formats import gguf_file, vocabulary_files
-from models.tokenizers import Tokenizer, is_structure
-from models.word_cuts import CUTS
+from models.formats import gguf_file
+from models.tokenizers import Tokenizer
 
-_KIND = gguf.TokenType
 _KEY = "tokenizer.ggml."
-
-_ALIASES = {
-  "llama3": "llama-bpe",
-  "llama-v3": "llama-bpe",
-  "deepseek-r1-qwen": "qwen2",
-  "chatglm-bpe": "glm4",
-}
-_COMPOSED = ("mpt", "olmo", "qwen2")  # text is brought into the form NFC first
-_WHOLE_WORDS = ("llama-bpe", "tekken")  # a word that is a token is not merged
+# Names whose expressions transformers has; those of text that is split as
+# GPT-2's, some of them into digits first; and one with expressions of its own.
+_SHARED = (
+  "dbrx", "deepseek-r1-qwen", "gpt-4o", "llama-bpe", "llama-v3", "llama3",
+  "qwen2", "tekken",
+)  # fmt: skip
+_LIKE_GPT2 = ("gpt-2", "mpt", "olmo", "smollm", "starcoder")
+_DIGITS = ("smollm", "starcoder")
+_DEEPSEEK3 = (
+  r"\p{N}{1,3}",
+  "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",  # of Chinese and Japanese
+  r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
+  r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+)
+_LIKE_LLAMA_3 = ("glm4", "chatglm-bpe")
+_COMPOSED = ("mpt", "olmo", "qwen2", "deepseek-r1-qwen")  # text is made NFC
+# A word that is a token is not merged, and texts begin with a token.
+_WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "tekken")
 # Names of what ends a text or a turn, whatever the metadata say: a chat model's
 # file often has its base model's end. llama.cpp knows most of these as well.
 _ENDS = frozenset(
@@ -46,141 +53,119 @@ _SPACE = "▁"  # how sentencepiece writes it
 def load(path: str) -> Tokenizer:
   """Reads the tokenizer of a GGUF file.
 
-  Args:
-    path: of the file.
-
-  Returns:
-    The tokenizer; tokens that llama.cpp's converter has added to fill up the
-    embedding are left out.
+  Tokens that llama.cpp's converter has added to fill up the embedding are left
+  out.
 
   Raises:
-    FileNotFoundError, ValueError: as `models.formats.gguf_file.read_header`;
-      ValueError also if there is no tokenizer in the file, or one that is not
+    FileNotFoundError: if there is no such file.
+    ValueError: if it cannot be read, or its tokenizer is missing or is not
       supported.
   """
-  header = gguf_file.read_header(path)
+  metadata = gguf_file.read_header(path).metadata
   try:
-    return _tokenizer(header.metadata)
-  except ValueError as error:
-    raise ValueError(f"the tokenizer in {header.path}: {error}") from None
+    return _tokenizer(metadata)
+  except Exception as error:  # the backend raises bare Exception
+    reason = " ".join(str(error).split())
+    raise ValueError(
+      f"cannot read the tokenizer in {path}: {reason}"
+    ) from error
 
 
 def named_ends(metadata: Mapping[str, Any]) -> list[int]:
   """Ids of the tokens that end a text or a turn by their names."""
-  tokens = metadata.get(_KEY + "tokens")
-  numbered = enumerate(tokens if isinstance(tokens, list) else ())
-  return [number for number, token in numbered if token in _ENDS]
+  tokens = metadata.get(f"{_KEY}tokens", ())
+  return [number for number, token in enumerate(tokens) if token in _ENDS]
 
 
 def _tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
-  model = _get(metadata, _KEY + "model", str, None)
-  builders = {
-    "gpt2": _byte_level,
-    "llama": _sentencepiece,
-    "gemma4": _sentencepiece,
-  }
-  if model not in builders:
+  value = lambda name, default=None: metadata.get(_KEY + name, default)
+  model, tokens = value("model"), value("tokens", ())
+  if model not in ("gpt2", "llama", "gemma4"):
     raise ValueError(
-      f"{_KEY}model must be one of {sorted(builders)}, got {model!r:.80}"
+      f"{_KEY}model must be gpt2, llama or gemma4, got {model!r:.80}"
     )
-  tokens = _strings(metadata, "tokens")
-  kinds = metadata.get(_KEY + "token_type")
-  if kinds is None:
-    kinds = _supposed_kinds(metadata, tokens)
-  if not isinstance(kinds, np.ndarray) or len(kinds) != len(tokens):
-    raise ValueError(f"{_KEY}token_type must be a number for every token")
-  kinds = kinds.copy()
+  kinds = [*value("token_type", [TokenType.NORMAL] * len(tokens))]
   for number in named_ends(metadata):
-    if kinds[number] != _KIND.UNUSED:
-      kinds[number] = _KIND.CONTROL
+    if kinds[number] != TokenType.UNUSED:
+      kinds[number] = TokenType.CONTROL
+  typed = [*zip(tokens, kinds, strict=True)]
+  of_kind = lambda kind: [token for token, x in typed if x == kind]
   vocab = {
-    token: i
-    for i, token in enumerate(tokens)
-    if kinds[i] != _KIND.UNUSED
-  }  # fmt: skip
-  if not vocab or len(vocab) != np.count_nonzero(kinds != _KIND.UNUSED):
-    raise ValueError(f"{_KEY}tokens must be names, none of them twice")
-  try:
-    backend, adds_bos = builders[model](metadata, tokens, vocab, kinds)
-    # A name is added to the vocabulary with the number that it has there.
-    backend.add_special_tokens(
-      [_added(t, True) for t, i in vocab.items() if kinds[i] == _KIND.CONTROL]
+    token: i for i, (token, x) in enumerate(typed) if x != TokenType.UNUSED
+  }
+  if model == "gpt2":
+    backend = _byte_level(metadata, vocab)
+  else:
+    backend = _sentencepiece(metadata, vocab, of_kind)
+  # A name is added to the vocabulary with the number that it has there.
+  added = lambda kind, special: [
+    hf.AddedToken(token, special=special, normalized=False)
+    for token in of_kind(kind)
+  ]
+  backend.add_special_tokens(added(TokenType.CONTROL, True))
+  backend.add_tokens(added(TokenType.USER_DEFINED, False))
+  ends = {"bos": value("bos_token_id"), "eos": value("eos_token_id")}
+  bos, eos = (None if i is None else tokens[i] for i in ends.values())
+  begins = model != "gpt2" or value("pre") in _WHOLE_WORDS
+  first = [bos] if value("add_bos_token", begins) and bos else []
+  last = [eos] if value("add_eos_token", False) and eos else []
+  if first or last:
+    backend.post_processor = processors.TemplateProcessing(
+      single=[*first, "$A", *last],
+      special_tokens=[(token, vocab[token]) for token in {*first, *last}],
     )
-    backend.add_tokens(
-      [
-        _added(t, False)
-        for t, i in vocab.items()
-        if kinds[i] == _KIND.USER_DEFINED
-      ]
-    )
-  except ValueError:
-    raise
-  except Exception as error:  # the backend raises bare Exception
-    raise ValueError(" ".join(str(error).split())) from None
-  bos, eos = (
-    _special(metadata, name, tokens, vocab) for name in ("bos", "eos")
-  )
-  vocabulary_files.frame(
-    backend,
-    bos if _get(metadata, _KEY + "add_bos_token", bool, adds_bos) else None,
-    eos if _get(metadata, _KEY + "add_eos_token", bool, False) else None,
-  )
   return Tokenizer(
     backend,
-    None if eos is None else vocab[eos],
+    ends["eos"],
     bos_token=bos,
-    chat_template=_get(metadata, "tokenizer.chat_template", str, None),
+    chat_template=metadata.get("tokenizer.chat_template"),
   )
 
 
-def _supposed_kinds(metadata, tokens: Sequence[str]) -> np.ndarray:
-  """Token types guessed from names and from the metadata's special ids."""
-  kinds = np.full(len(tokens), _KIND.NORMAL)
-  kinds[[i for i, token in enumerate(tokens) if is_structure(token)]] = (
-    _KIND.CONTROL
+def _byte_level(metadata, vocab) -> hf.Tokenizer:
+  # Its import takes a second.
+  from transformers.integrations.gguf import gguf_tokenizer_mapping
+
+  table = gguf_tokenizer_mapping.GGUF_PRE_TOKENIZER_SPLITS
+  splits = {name: (table[name],) for name in _SHARED}
+  splits |= dict.fromkeys(_LIKE_LLAMA_3, splits["llama-bpe"])
+  splits |= dict.fromkeys(_LIKE_GPT2, ()) | {"deepseek-v3": _DEEPSEEK3}
+  splits |= dict.fromkeys(_DIGITS, (r"\p{N}",))
+  name = metadata.get(f"{_KEY}pre")
+  if name not in splits:
+    raise ValueError(
+      f"{_KEY}pre must be one of {sorted(splits)}, got {name!r:.80}"
+    )
+  merges = [tuple(x.split(" ", 1)) for x in metadata[f"{_KEY}merges"]]
+  backend = hf.Tokenizer(
+    hf.models.BPE(vocab, merges, ignore_merges=name in _WHOLE_WORDS)
   )
-  for name in ("bos", "eos", "eot", "eom", "padding", "unknown"):
-    number = metadata.get(f"{_KEY}{name}_token_id")
-    if isinstance(number, int) and 0 <= number < len(tokens):
-      kinds[number] = _KIND.UNKNOWN if name == "unknown" else _KIND.CONTROL
-  return kinds
-
-
-def _byte_level(metadata, tokens, vocab, kinds) -> tuple[hf.Tokenizer, bool]:
-  """Byte-level BPE; and whether texts begin with a token if nothing is said."""
-  del tokens, kinds
-  said = _get(metadata, _KEY + "pre", str, None)
-  name = _ALIASES.get(said, said)
-  if name not in CUTS:
-    known = sorted({*CUTS, *_ALIASES})
-    raise ValueError(f"{_KEY}pre must be one of {known}, got {said!r:.80}")
-  merges, whole = _said_merges(metadata), name in _WHOLE_WORDS
-  backend = hf.Tokenizer(hf.models.BPE(vocab, merges, ignore_merges=whole))
   if name in _COMPOSED:
     backend.normalizer = normalizers.NFC()
-  cuts = [pre_tokenizers.Split(hf.Regex(e), "isolated") for e in CUTS[name]]
-  backend.pre_tokenizer = pre_tokenizers.Sequence(
-    [*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+  words = [pre_tokenizers.Split(hf.Regex(e), "isolated") for e in splits[name]]
+  in_bytes = pre_tokenizers.ByteLevel(
+    add_prefix_space=False, use_regex=name in _LIKE_GPT2
   )
+  backend.pre_tokenizer = pre_tokenizers.Sequence([*words, in_bytes])
   backend.decoder = decoders.ByteLevel()
-  return backend, name in _WHOLE_WORDS
+  return backend
 
 
-def _sentencepiece(metadata, tokens, vocab, kinds) -> tuple[hf.Tokenizer, bool]:
+def _sentencepiece(metadata, vocab, of_kind) -> hf.Tokenizer:
   """Sentencepiece's BPE; Gemma 4's has merges, others' follow from scores."""
   for key in ("precompiled_charsmap", "remove_extra_whitespaces"):
-    value = metadata.get(_KEY + key)
-    if value is not None and np.any(value):
+    if metadata.get(_KEY + key):
       raise ValueError(f"{_KEY}{key} is set, which is not supported")
-  unknown = [t for t, i in vocab.items() if kinds[i] == _KIND.UNKNOWN]
-  if metadata[_KEY + "model"] == "gemma4":
-    merges = _said_merges(metadata)
+  unknown = of_kind(TokenType.UNKNOWN)
+  if metadata[f"{_KEY}model"] == "gemma4":
+    merges = [tuple(x.split(" ", 1)) for x in metadata[f"{_KEY}merges"]]
   else:
-    scores = metadata.get(_KEY + "scores")
-    if not isinstance(scores, np.ndarray) or len(scores) != len(tokens):
-      raise ValueError(f"{_KEY}scores must be a number for every token")
-    text = {t: i for t, i in vocab.items() if kinds[i] == _KIND.NORMAL}
-    merges = _merges(text, scores)
+    from transformers.tokenization_utils_base import generate_merges
+
+    # Of tokens of text alone: no text may become a token that ends one.
+    text = {token: vocab[token] for token in of_kind(TokenType.NORMAL)}
+    scores = metadata[f"{_KEY}scores"]
+    merges = generate_merges(text, {t: scores[i] for t, i in text.items()})
   backend = hf.Tokenizer(
     hf.models.BPE(
       vocab,
@@ -190,79 +175,14 @@ def _sentencepiece(metadata, tokens, vocab, kinds) -> tuple[hf.Tokenizer, bool]:
       byte_fallback=True,
     )
   )
-  backend.add_special_tokens([_added(token, True) for token in unknown])
-  spaces = normalizers.Replace(" ", _SPACE)
+  backend.add_special_tokens(unknown)
+  backend.normalizer = normalizers.Replace(" ", _SPACE)
   words = [decoders.Replace(_SPACE, " "), decoders.ByteFallback()]
-  backend.normalizer = spaces
-  backend.decoder = decoders.Sequence([*words, decoders.Fuse()])
-  if _get(metadata, _KEY + "add_space_prefix", bool, True):
+  words.append(decoders.Fuse())
+  if metadata.get(f"{_KEY}add_space_prefix", True):
     backend.normalizer = normalizers.Sequence(
-      [normalizers.Prepend(_SPACE), spaces]
+      [normalizers.Prepend(_SPACE), backend.normalizer]
     )
-    backend.decoder = decoders.Sequence(
-      [*words, decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-  return backend, True
-
-
-def _said_merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
-  """The merges that a file lists, the first ones first."""
-  merges = []
-  for merge in _strings(metadata, "merges"):
-    left, space, right = merge.partition(" ")
-    if not (left and space and right):
-      raise ValueError(f"a merge must be of two tokens, got {merge!r:.80}")
-    merges.append((left, right))
-  return merges
-
-
-def _merges(
-  vocab: Mapping[str, int], scores: np.ndarray
-) -> list[tuple[str, str]]:
-  """All ways to make a token of two others, those of the best score first.
-
-  Of tokens of text alone: no text may become a token that ends or begins one.
-
-  Sentencepiece joins the neighbours whose union has the best score, which is
-  what merging by rank does then. Ties are broken as transformers breaks them.
-  """
-  ways = []
-  for token, number in vocab.items():
-    for cut in range(1, len(token)):
-      left, right = token[:cut], token[cut:]
-      if left in vocab and right in vocab:
-        ways.append((-float(scores[number]), -cut, left, right))
-  ways.sort(key=lambda way: (*way[:2], -len(way[3])))
-  return [way[2:] for way in ways]
-
-
-def _added(token: str, special: bool) -> hf.AddedToken:
-  return hf.AddedToken(token, special=special, normalized=False)
-
-
-def _special(metadata, name: str, tokens, vocab) -> str | None:
-  """The token whose id a key of the metadata has."""
-  key = f"{_KEY}{name}_token_id"
-  number = _get(metadata, key, int, None)
-  if number is None:
-    if _get(metadata, f"{_KEY}add_{name}_token", bool, False):
-      raise ValueError(f"{_KEY}add_{name}_token is set, and {key} is missing")
-    return None
-  if not 0 <= number < len(tokens) or tokens[number] not in vocab:
-    raise ValueError(f"{key} is {number}, which is no token's id")
-  return tokens[number]
-
-
-def _get(metadata, key: str, kind: type, default: Any) -> Any:
-  """A value of a type, or what stands for one that is left out."""
-  value = metadata.get(key, default)
-  if value is not default and type(value) is not kind:
-    raise ValueError(f"{key} must be a {kind.__name__}, got {value!r:.40}")
-  return value
-
-
-def _strings(metadata: Mapping[str, Any], name: str) -> list[str]:
-  strings = metadata.get(_KEY + name)
-  if not isinstance(strings, list):
-    raise ValueError(f"{_KEY}{name} must be a list of strings")
-  return strings
+    words.append(decoders.Strip(" ", 1, 0))
+  backend.decoder = decoders.Sequence(words)
+  return backend

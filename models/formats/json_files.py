@@ -32,10 +32,7 @@ def refuse_unknown(
 ) -> None:
   """Raises ValueError for keys that are not known, but null and private ones.
 
-  Args:
-    given: the object.
-    known: keys that are read, or change nothing.
-    what: the keys are, for the message.
+  Keys that are `known` are read, or change nothing; `what` names them.
   """
   unknown = sorted(
     key
@@ -49,14 +46,7 @@ def refuse_unknown(
 def agreed(said: Mapping[str, Any]) -> Any:
   """The one value of a setting that may stand in several places.
 
-  Args:
-    said: by the name of each place, what stands there; null says nothing.
-
-  Returns:
-    The value; None if no place has one.
-
-  Raises:
-    ValueError: if two places differ.
+  None if none of the places, by their names, has one; ValueError if two differ.
   """
   given = {name: value for name, value in said.items() if value is not None}
   first = next(iter(given.values()), None)
@@ -67,7 +57,7 @@ def agreed(said: Mapping[str, Any]) -> Any:
 
 
 def indexed_files(index: pathlib.Path) -> list[pathlib.Path]:
-  """The files that an index of tensors names, which lie beside it.
+  """The files beside an index of tensors that it names.
 
   Raises:
     FileNotFoundError: if one is not there.
