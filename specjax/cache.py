@@ -26,8 +26,7 @@ from specjax.recurrent import Recurrent
 from specjax.structs import struct
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@struct
 class Cache:
   """Keys and values of the tokens a model has seen.
 
@@ -132,36 +131,6 @@ class RowOf:
     return dataclasses.replace(self, buffer=buffer)
 
 
-def copy_text(
-  buffers: tuple[Array, ...], source: Array, row: Array, count: Array
-) -> tuple[Array, ...]:
-  """Copies one row's first slots to another row, in blocks and in place.
-
-  Args:
-    buffers: `[B, K, S, C]` or `[L, B, K, S, C]`.
-    source, row: `i32[]`, from which to which; to one outside of 0..B-1 nothing
-      is written, and nothing is copied of a row to itself.
-    count: `i32[]`, so many slots, in whole blocks.
-  """
-  slots = buffers[0].shape[-2]
-  size = min(_COPIED, slots)
-
-  def block(i, buffers):
-    at = jnp.minimum(i * size, slots - size)
-
-    def copied(buffer):
-      read = RowOf(buffer, source).read(at, size)
-      return RowOf(buffer, row).write(read, at).buffer
-
-    return tuple(map(copied, buffers))
-
-  blocks = jnp.where(source == row, 0, -(-count // size))
-  return lax.fori_loop(jnp.zeros_like(blocks), blocks, block, buffers)
-
-
-_COPIED = 256  # slots of a block
-
-
 def make_cache(
   *,
   batch: int,
@@ -253,10 +222,9 @@ def row_axes(caches: Any) -> Any:
 def contain(keys: Array, values: Array) -> tuple[Array, Array]:
   """Moves what is not finite from the values to the keys, where masks hold it.
 
-  A slot that is not seen has weight 0, and 0 x NaN is NaN: one broken value,
-  even of a rejected token, would reach every later token of its row. A masked
-  score, however, is replaced whatever it was. So NaN is moved to the slot's
-  key: tokens that see the slot get NaN, as they should, and no others.
+  A slot that is not seen has weight 0, and 0 x NaN is NaN: one broken value
+  would reach every later token of its row. A masked score is replaced whatever
+  it was: with NaN in the slot's key, tokens that see it get NaN, and no others.
 
   Args:
     keys: `[..., C]`, about to be written.
@@ -291,11 +259,6 @@ def as_read(rows: Any) -> Array:
   return low_cache.load(rows) if isinstance(rows, LowBits) else rows
 
 
-def row_of(buffers: Any, row: Array) -> Any:
-  """Views of one row of all buffers of a pytree."""
-  return jax.tree.map(lambda buffer: RowOf(buffer, row), buffers)
-
-
 def write_rows(
   buffer: Array | RowOf | LowBits,
   rows: Any,
@@ -305,11 +268,9 @@ def write_rows(
 ) -> Any:
   """Writes `rows` into `buffer` at each row's own slot.
 
-  Rows up to a handful are written one by one, which XLA does in place without
-  a scatter. More rows of a single layer use one batched scatter, whose program
-  does not grow. Those of a stacked buffer never do, though compiling takes
-  longer for each: for a scatter XLA:TPU copies the whole buffer there and back,
-  in every layer.
+  Few rows are written one by one, which XLA does in place without a scatter;
+  more rows of a single layer by one batched scatter, whose program does not
+  grow. In a stacked buffer XLA:TPU would copy all of it for a scatter.
 
   Args:
     buffer: `[B, K, S, C]`, or `[L, B, K, S, C]`; or one row of it.
@@ -447,8 +408,7 @@ class Visible:
     own_positions: `i32[B, M]`, of the tokens in the M slots; None if the cache
       keeps no positions.
     slots: `i32[B, S]`, of the tokens in all slots, or None likewise.
-    window: `i32[]`, W: a key is visible while `query position - key position <
-      W`; None for all. It is in `fed_mask` already.
+    window: `i32[]`, W, None for all; it is in `fed_mask` already.
     first: `i32[]`, the first slot of a text that any token of any row sees.
     stop: `i32[]`, the length of the longest text of a row that is not idle.
   """
@@ -470,9 +430,11 @@ def visible(
   *,
   window: int | None = None,
 ) -> Visible:
-  """The slots that the next T tokens see; see `attention_mask`.
+  """The slots that the next T tokens see, `i32[B, T]` of positions.
 
-  The positions must be in the cache, if it keeps any (`write_positions`).
+  The positions must be in the cache, if it keeps any (`write_positions`); the
+  mask is as `specjax.types.ApplyFn` has it. With a window of W a key is visible
+  while `query position - key position < W`.
   """
   fed = positions.shape[1]
   fed_mask = np.tril(np.ones((fed, fed), bool)) if mask is None else mask
@@ -503,61 +465,6 @@ def visible(
     first=first,
     stop=jnp.max(asked),
   )
-
-
-def attention_mask(
-  cache: Cache,
-  positions: Array,
-  mask: np.ndarray | Array | None,
-  *,
-  window: int | None = None,
-) -> Array:
-  """Mask of the allocated slots that each of the T fed tokens sees.
-
-  For models that attend over whole buffers, at the cost of all allocated slots;
-  others use `visible`.
-
-  The T tokens occupy slots `cache.length .. cache.length + T - 1` (they may be
-  written before or after this call). Slots before the M masked ones are all
-  visible; the last M slots, ending at the T-th fed token, follow `mask`.
-
-  Args:
-    cache: the cache before the T tokens are counted in its length.
-    positions: `i32[B, T]`, positions of the fed tokens.
-    mask: static `bool[T, M]`, or `bool[B, T, M]`, with M >= T; or None for a
-      causal chain (M = T).
-    window: sliding-window size W: a key is visible while
-      `query position - key position < W`. Needs `cache.positions`.
-
-  Returns:
-    `bool[B, T, S]`.
-  """
-  fed = positions.shape[1]
-  if mask is None:
-    mask = np.tril(np.ones((fed, fed), bool))
-  trailing = mask.shape[-1]
-  slot = jnp.arange(cache.slots)  # [S]
-  first = cache.length[:, None] + (fed - trailing)  # [B, 1]
-  visible = (slot < first)[:, None, :]  # [B, 1, S]
-  offset = slot - first  # [B, S]
-  inside = (offset >= 0) & (offset < trailing)  # [B, S]
-  if trailing == 1:
-    visible = visible | inside[:, None, :]
-  else:
-    column = jnp.where(inside, offset, trailing)  # [B, S]
-    if mask.ndim == 2:
-      table = jnp.asarray(np.pad(mask, ((0, 0), (0, 1))))  # [T, M + 1]
-      seen = jnp.moveaxis(table[:, column], 0, 1)
-    else:
-      table = jnp.pad(mask, ((0, 0), (0, 0), (0, 1)))
-      seen = jax.vmap(lambda rows, at: rows[:, at])(table, column)
-    visible = visible | seen  # [B, T, S]
-  if window is not None:
-    if cache.positions is None:
-      raise ValueError("a sliding window needs a cache that keeps positions")
-    distance = positions[:, :, None] - cache.positions[:, None, :]
-    visible = visible & (distance < window)
-  return jnp.broadcast_to(visible, (positions.shape[0], fed, cache.slots))
 
 
 def keep_path(
@@ -600,10 +507,13 @@ def keep_path(
     positions = jax.vmap(
       lax.dynamic_update_slice_in_dim, in_axes=(0, 0, 0, None)
     )(positions, first + steps, start, 0)
+  recurrent = cache.recurrent
+  if recurrent is not None:
+    recurrent = recurrent_lib.path_kept(recurrent, start, path)
   return cache.replace(
     keys=jax.tree.map(gather, cache.keys),
     values=jax.tree.map(gather, cache.values),
     positions=positions,
     length=length,
-    recurrent=recurrent_lib.path_kept(cache.recurrent, start, path),
+    recurrent=recurrent,
   )

@@ -1,15 +1,210 @@
-"""Contracts between target, drafter and rule, checked or mended at run time."""
+"""Checks of the decoder's parts, arguments and rounds; what can is mended.
+
+A mistake that a caller can make is one sentence: what was expected, and what
+came. Numbers are looked at where they are concrete, sizes under `jit` too.
+"""
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax import laws
+from specjax import laws, random
 from specjax.drafters.shared.arguments import check_model
+from specjax.prefill import Prompts
+from specjax.state import DecodeState
 from specjax.tree import Form, Topology
-from specjax.types import Draft, Drafter, LanguageModel, Rule
+from specjax.types import (
+  Draft,
+  Drafter,
+  LanguageModel,
+  Params,
+  Rule,
+  Sampling,
+)
+from specjax.warp import make_sampling
+
+# ------------------------------------------------------------------- arguments
+
+
+def params(given: Params) -> None:
+  """Raises ValueError unless it is a pair's parameters, which come first."""
+  _expect(
+    isinstance(given, Params),
+    f"the first argument must be specjax.Params, got {type(given).__name__}",
+  )
+
+
+def prompts(
+  tokens: Array,
+  lengths: Array,
+  rng_key: Array,
+  *,
+  buffer_length: int,
+  vocab_size: int,
+  max_positions: tuple[int | None, int | None],
+  max_new_tokens: Array | int,
+  sampling: Sampling | None,
+  stop_tokens: Sequence[int] | Array,
+  ignore_stop: Array | bool,
+  inputs: Any,
+) -> Prompts:
+  """The arguments of `Decoder.init` as arrays; raises as it does.
+
+  `max_positions` are those of the target and the draft.
+  """
+  try:
+    tokens = jnp.asarray(tokens)
+  except ValueError as error:
+    raise ValueError(
+      f"prompts must be i32[B, P], right-padded where lengths differ: {error}"
+    ) from error
+  _expect(
+    tokens.ndim == 2 and jnp.issubdtype(tokens.dtype, jnp.integer),
+    "prompts must be token ids i32[B, P], a row for each prompt, got "
+    f"{_show(tokens)}",
+  )
+  _expect(
+    hasattr(rng_key, "dtype")
+    and jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key),
+    f"rng_key must be a typed key (jax.random.key), got {_show(rng_key)}",
+  )
+  lengths = jnp.asarray(lengths, jnp.int32)
+  budgets = jnp.asarray(max_new_tokens, jnp.int32)
+  count = len(tokens)
+  sampling = sampling or make_sampling(count)
+  for name, array, may_be_one in (
+    ("lengths", lengths, False),
+    ("max_new_tokens", budgets, True),
+    ("rng_key", rng_key, True),
+    ("sampling", sampling.temperature, False),
+  ):
+    one = "be one, or " if may_be_one else ""
+    _expect(
+      array.shape == (count,) or (may_be_one and array.shape == ()),
+      f"{name} must {one}have an entry for each of {count} prompts, got "
+      f"{_show(array)}",
+    )
+  _sizes(tokens, lengths, budgets, buffer_length, vocab_size)
+  for name, limit in zip(("target", "draft"), max_positions, strict=True):
+    _expect(
+      limit is None or buffer_length <= limit,
+      f"the {name} model has {limit} positions, too few for prompt and new "
+      f"tokens (buffer_length {buffer_length})",
+    )
+  if rng_key.ndim == 0:
+    rng_key = random.row_keys(rng_key, jnp.arange(count))
+  return Prompts(
+    tokens=tokens,
+    lengths=lengths,
+    keys=rng_key,
+    max_new_tokens=jnp.broadcast_to(budgets, (count,)),
+    sampling=sampling,
+    ignores_stop=jnp.broadcast_to(jnp.asarray(ignore_stop, bool), (count,)),
+    inputs=inputs,
+    stop_tokens=jnp.asarray(stop_tokens, jnp.int32).reshape(-1),
+  )
+
+
+def extension(
+  state: DecodeState,
+  row: Array | int,
+  tokens: Array,
+  count: Array | int,
+  max_new_tokens: Array | int,
+  *,
+  buffer_length: int,
+  vocab_size: int,
+) -> tuple[Array, Array, Array, Array]:
+  """The arguments of `Decoder.extend` as arrays; raises as it does."""
+  tokens = jnp.asarray(tokens)
+  row, count, budget = (
+    jnp.asarray(x, jnp.int32) for x in (row, count, max_new_tokens)
+  )
+  _expect(
+    tokens.ndim == 1 and jnp.issubdtype(tokens.dtype, jnp.integer),
+    f"tokens must be token ids i32[P], of one row, got {_show(tokens)}",
+  )
+  text: Array | int = 0
+  if _concrete(row):
+    rows = len(state.length)
+    _expect(0 <= int(row) < rows, f"row must be in 0..{rows - 1}, got {row}")
+    text = state.length[row] if _concrete(state.length) else 0
+  _sizes(tokens[None], count[None], budget, buffer_length, vocab_size, text)
+  return row, tokens, count, budget
+
+
+def _sizes(
+  tokens: Array,
+  lengths: Array,
+  budgets: Array,
+  buffer_length: int,
+  vocab_size: int,
+  text: Array | int = 0,
+) -> None:
+  """Raises for numbers that do not fit, after so many tokens of a text."""
+  if isinstance(buffer_length, jax.core.Tracer):
+    raise TypeError(
+      "buffer_length must be static, as it is the size of arrays: "
+      "jax.jit(decoder.init, static_argnames='buffer_length')"
+    )
+  width = tokens.shape[1]
+  _expect(
+    width <= buffer_length,
+    f"{width} tokens do not fit into a buffer of {buffer_length}: "
+    "buffer_length must hold prompt and new tokens",
+  )
+  if not _concrete(lengths):
+    return
+  known = np.asarray(lengths)
+  _expect(
+    known.min(initial=1) >= 1 and known.max(initial=1) <= width,
+    f"lengths must be in 1..{width}, got {known.tolist()}",
+  )
+  if _concrete(budgets, text):
+    asked = np.asarray(budgets, np.int64)
+    need = (asked + known + int(text)).max(initial=0)
+    got = f"max_new_tokens {asked.tolist()}"
+    _expect(
+      asked.min(initial=0) >= 0, f"max_new_tokens must be 0 or more, got {got}"
+    )
+    _expect(
+      need <= buffer_length,
+      f"prompt and new tokens must fit into buffer_length ({buffer_length}), "
+      f"so it must be {need} at least: got {got} after {text} tokens and "
+      f"lengths {known.tolist()}",
+    )
+  if _concrete(tokens):
+    ids = np.asarray(tokens)[np.arange(width) < known[:, None]]
+    least, most = (ids.min(), ids.max()) if ids.size else (0, 0)
+    _expect(
+      least >= 0 and most < vocab_size,
+      f"tokens must be in 0..{vocab_size - 1}, got {least}..{most}",
+    )
+
+
+def _expect(fits: bool, otherwise: str) -> None:
+  if not fits:
+    raise ValueError(otherwise)
+
+
+def _concrete(*arrays: Array | int) -> bool:
+  abstract = jax.core.Tracer | jax.ShapeDtypeStruct
+  return not any(isinstance(x, abstract) for x in arrays)
+
+
+def _show(x) -> str:
+  """Dtype and shape, as in "float32[3, 4]", or the type of what is no array."""
+  if not hasattr(x, "dtype"):
+    return type(x).__name__
+  return f"{x.dtype}{list(x.shape)}"
+
+
+# ----------------------------------------------------------- parts and rounds
 
 
 def parts(
@@ -27,11 +222,11 @@ def parts(
       f"rule must be a specjax.Rule, or in make_decoder its name, got {rule!r}"
     )
   rule.check(drafter.tree, drafter.siblings)
-  if drafter.siblings.with_noise and not rule.with_noise:
-    raise ValueError(
-      f"rule {rule.name!r} does not verify drafts with noise (siblings "
-      f"{drafter.siblings.name!r}); rule 'gumbel_list' does"
-    )
+  _expect(
+    rule.with_noise or not drafter.siblings.with_noise,
+    f"rule {rule.name!r} does not verify drafts with noise (siblings "
+    f"{drafter.siblings.name!r}); rule 'gumbel_list' does",
+  )
   check_model("target", target, vocab_size)
 
 
@@ -44,72 +239,63 @@ def draft(drafter: Drafter, proposed: Draft, rows: int, *, vocab_size: int):
     rows: B.
     vocab_size: V.
   """
-  tree = drafter.tree
-  if proposed.tree != tree or proposed.siblings != drafter.siblings:
-    raise ValueError(
-      f"drafter {drafter.name!r} must propose the tree and siblings that it "
-      f"announces ({tree}, {drafter.siblings.name!r}), got {proposed.tree} and "
-      f"{proposed.siblings.name!r}"
-    )
-  if (proposed.parents is None) != (tree.form is Form.FIXED):
-    raise ValueError(
-      f"drafter {drafter.name!r} must give parents exactly if its tree's form "
-      f"is not fixed, got a form that is {tree.form.value} and "
-      f"{'no' if proposed.parents is None else 'some'} parents"
-    )
-  if (
-    proposed.log_probs is None
-    and proposed.siblings.independent
-    and tree.max_children > 1
-  ):
-    raise ValueError(
-      f"drafter {drafter.name!r} proposes certain tokens, which are no "
-      f"independent draws from one law: its siblings must be 'given', got "
-      f"{proposed.siblings.name!r}"
-    )
+  tree, who = drafter.tree, f"drafter {drafter.name!r}"
+  _expect(
+    proposed.tree == tree and proposed.siblings == drafter.siblings,
+    f"{who} must propose the tree and siblings that it announces ({tree}, "
+    f"{drafter.siblings.name!r}), got {proposed.tree} and "
+    f"{proposed.siblings.name!r}",
+  )
+  _expect(
+    (proposed.parents is None) == (tree.form is Form.FIXED),
+    f"{who} must give parents exactly if its tree's form is not fixed, got a "
+    f"form that is {tree.form.value} and "
+    f"{'no' if proposed.parents is None else 'some'} parents",
+  )
+  _expect(
+    proposed.log_probs is not None
+    or not proposed.siblings.independent
+    or tree.max_children <= 1,
+    f"{who} proposes certain tokens, which are no independent draws from one "
+    f"law: its siblings must be 'given', got {proposed.siblings.name!r}",
+  )
   fed = (rows, tree.num_fed)
   for name, array, expected in (
     ("tokens", proposed.tokens, fed),
     ("parents", proposed.parents, fed),
     ("log_probs", proposed.log_probs, (rows, tree.num_nodes, vocab_size)),
   ):
-    if array is not None and array.shape != expected:
-      raise ValueError(
-        f"drafter {drafter.name!r} must return {name} of shape {expected} (it "
-        f"may be built for another vocab_size), got {array.shape}"
-      )
+    _expect(
+      array is None or array.shape == expected,
+      f"{who} must return {name} of shape {expected} (it may be built for "
+      f"another vocab_size), got {_show(array)}",
+    )
 
 
-def known(draft: Draft, vocab_size: int) -> Draft:
-  """The draft with ids beyond the vocabulary replaced.
+def settled(
+  draft: Draft, *, vocab_size: int, max_depth: Array
+) -> tuple[Draft, Topology]:
+  """The draft that is verified, and its topology.
 
-  Look-ups copy ids from a text, which may be no tokens. A certain draft may
-  propose any token in their place, since none was drawn.
+  Look-ups copy ids from a text, which may be no tokens: any token takes the
+  place of one, since none was drawn. Nodes deeper than `max_depth: i32[B]` are
+  masked; as it does not depend on the tokens, every rule stays lossless.
   """
-  valid = (draft.tokens >= 0) & (draft.tokens < vocab_size)
-  return dataclasses.replace(draft, tokens=jnp.where(valid, draft.tokens, 0))
+  is_token = (draft.tokens >= 0) & (draft.tokens < vocab_size)
+  tokens = jnp.where(is_token, draft.tokens, 0)
+  topology, parents = draft.topology(max_depth), draft.parents
+  if parents is not None:
+    parents = jnp.where(topology.present, parents, -1)
+  return dataclasses.replace(draft, tokens=tokens, parents=parents), topology
 
 
 def logits(model: LanguageModel, returned: Array, fed: tuple[int, ...]) -> None:
   """Raises ValueError unless the target's logits are of T fed tokens."""
   expected = (*fed, model.vocab_size)
-  if returned.shape != expected:
-    raise ValueError(
-      f"the target must return logits of shape {expected}, got {returned.shape}"
-    )
-
-
-def within(draft: Draft, max_depth: Array) -> tuple[Draft, Topology]:
-  """The draft without what is deeper than its row may draft, and its topology.
-
-  A depth that is set between rounds does not depend on the tokens, so that
-  every rule for a tree of that form stays lossless.
-  """
-  topology = draft.topology(max_depth)
-  if draft.parents is None:
-    return draft, topology
-  parents = jnp.where(topology.present, draft.parents, -1)
-  return dataclasses.replace(draft, parents=parents), topology
+  _expect(
+    returned.shape == expected,
+    f"the target must return logits of shape {expected}, got {returned.shape}",
+  )
 
 
 def heal(

@@ -10,8 +10,8 @@ One round is draft, score, verify, draw, commit:
 Plain autoregressive decoding is the same loop with the empty tree. Nothing here
 is jitted; shapes are fixed, so `jax.jit(decoder.generate, donate_argnums=1)` is
 one program for every prompt, length, temperature and budget of the same sizes.
-How rows get prompts is in `admission` and `prefill`, checks are in `arguments`
-and `checks`, counters in `emission`.
+Passes over prompts are in `prefill`, checks in `checks`, what a round writes
+and counts in `emission`.
 """
 
 import dataclasses
@@ -23,21 +23,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from specjax import (
-  admission,
-  arguments,
-  checks,
-  drafters,
-  penalties,
-  random,
-  rules,
-)
 from specjax import cache as cache_lib
+from specjax import checks, drafters, penalties, prefill, random, rows, rules
 from specjax import emission as emission_lib
 from specjax import warp as warp_lib
 from specjax.adaptive import widths as widths_lib
 from specjax.cache import Cache
 from specjax.drafters.shared.arguments import check_functions
+from specjax.prefill import Prompts
 from specjax.state import DecodeState, Round, StepInfo
 from specjax.tree import Topology
 from specjax.types import (
@@ -49,6 +42,7 @@ from specjax.types import (
   LanguageModel,
   Params,
   Rule,
+  Sampling,
   Verification,
   pick_nodes,
 )
@@ -98,6 +92,152 @@ class Decoder:
     if self.share_encoder and self.target.encode_inputs is None:
       raise ValueError("the target has no encoder that a draft could share")
 
+  def init(
+    self,
+    params: Params,
+    prompts: Array,
+    lengths: Array,
+    rng_key: Array,
+    *,
+    buffer_length: int,
+    max_new_tokens: Array | int,
+    sampling: Sampling | None = None,
+    stop_tokens: Sequence[int] | Array = (),
+    ignore_stop: Array | bool = False,
+    inputs: Any = None,
+  ) -> DecodeState:
+    """Runs the prompts through the models (prefill).
+
+    Args:
+      params: parameters of both models.
+      prompts: `i32[B, P]`, each row right-padded with anything.
+      lengths: `i32[B]` in 1..P.
+      rng_key: a typed key; row b gets the stream `fold_in(rng_key, b)`. Or
+        `key[B]`, one per row, for seeds that follow a prompt wherever it is
+        batched (`specjax.random.row_keys`).
+      buffer_length: static; prompt and completion of a row must fit into it.
+      max_new_tokens: tokens to emit at most, for all rows or `i32[B]`.
+      sampling: the warp; by default temperature 1 and no truncation.
+      stop_tokens: ids that end a row once emitted.
+      ignore_stop: `bool[B]`, rows that they do not end.
+      inputs: what encoders read, any pytree with rows first (`encode` of
+        `LanguageModel`).
+
+    Returns:
+      The state before the first step.
+
+    Raises:
+      ValueError: for sizes that do not fit; lengths, budgets and tokens are
+        checked when they are concrete (under `jit`, rows end at the buffer's
+        end, and at once where a token is none: UNKNOWN_TOKEN).
+    """
+    given = self._checked(
+      params, prompts, lengths, rng_key, buffer_length=buffer_length,
+      max_new_tokens=max_new_tokens, sampling=sampling, stop_tokens=stop_tokens,
+      ignore_stop=ignore_stop, inputs=inputs,
+    )  # fmt: skip
+    return self._begin(params, given, buffer_length)
+
+  def admit(
+    self,
+    params: Params,
+    state: DecodeState,
+    row: Array | int,
+    prompt: Array,
+    length: Array | int,
+    rng_key: Array,
+    *,
+    max_new_tokens: Array | int,
+    sampling: Sampling | None = None,
+    ignore_stop: Array | bool = False,
+    inputs: Any = None,
+    source: Array | int | None = None,
+    keep: Array | int = 0,
+  ) -> DecodeState:
+    """Replaces a finished row of a running state by another prompt.
+
+    The row emits exactly what it would in a state of its own, and the other
+    rows what they would have emitted. One program for prompts of one width.
+
+    A prompt that shares a prefix with a row's text need not be read from its
+    start: the first `keep` tokens of row `source` are reused from its caches,
+    and `prompt` holds the tokens after them. The row then draws what it would
+    draw if all were read, up to rounding. A target with recurrent states can
+    reuse all of a text but its newest tokens, or nothing: a row that keeps less
+    ends with NAN_LOGITS.
+
+    Args:
+      params: parameters of both models.
+      state: from `init` or later; donate it.
+      row: index of one of its B rows, which is done.
+      prompt: `i32[P]`, right-padded with anything.
+      length: tokens of it, in 1..P.
+      rng_key: the row's stream, used as it is: the request's, not the slot's.
+      max_new_tokens, ignore_stop, inputs: as `init`'s, of one row.
+      sampling: the warp of one row, with the same truncations as the state's;
+        by default temperature 1 and no truncation.
+      source: `i32[]`, row whose text and inputs are reused; None to read all.
+      keep: `i32[]`, tokens of its text to reuse, at most its length.
+
+    Returns:
+      The state with the row in it. Where the reused tokens, the prompt and the
+      budget do not fit into the buffer, the row ends early (LENGTH).
+
+    Raises:
+      ValueError: as `init`.
+    """
+    given = self._checked(
+      params, jnp.asarray(prompt)[None], jnp.reshape(length, 1), rng_key[None],
+      buffer_length=self.buffer_length(state), max_new_tokens=max_new_tokens,
+      sampling=warp_lib.as_in(state.sampling, sampling),
+      stop_tokens=state.stop_tokens, ignore_stop=ignore_stop, inputs=inputs,
+    )  # fmt: skip
+    return self._admitted(params, state, row, given, source, keep)
+
+  def extend(
+    self,
+    params: Params,
+    state: DecodeState,
+    row: Array | int,
+    tokens: Array,
+    count: Array | int,
+    *,
+    max_new_tokens: Array | int,
+    sampling: Sampling | None = None,
+  ) -> DecodeState:
+    """Appends tokens to the text of a row, which then goes on.
+
+    For the next turn of a conversation: only the new tokens are read, and the
+    two newest before them. The row then emits what one with all of that text as
+    its prompt would, or by the same law if its drafter keeps what it learned of
+    the row. The text so far counts as prompt, and counters start anew. One
+    program for tokens of one width.
+
+    Args:
+      params: parameters of both models.
+      state: from `init` or later; donate it.
+      row: index of one of its B rows, done or not.
+      tokens: `i32[P]`, right-padded with anything.
+      count: tokens of it, in 1..P.
+      max_new_tokens: tokens to emit at most.
+      sampling: the warp of one row, as `admit`'s; by default its own.
+
+    Returns:
+      The state. Where text and tokens do not fit into the buffer (under `jit`
+      this cannot be raised), the row is as it was and ended (LENGTH).
+
+    Raises:
+      ValueError: as `init`.
+    """
+    checks.params(params)
+    if sampling is not None:
+      sampling = warp_lib.as_in(state.sampling, sampling)
+    asked = checks.extension(
+      state, row, tokens, count, max_new_tokens,
+      buffer_length=self.buffer_length(state), vocab_size=self.vocab_size,
+    )  # fmt: skip
+    return self._extended(params, state, *asked, sampling)
+
   def step(
     self, params: Params, state: DecodeState
   ) -> tuple[DecodeState, StepInfo]:
@@ -130,31 +270,22 @@ class Decoder:
     Returns:
       The next state, and what happened.
     """
-    arguments.check_params(params)
+    checks.params(params)
     keys = random.step_keys(state.keys, state.length)
     now, verification = self.draft_and_verify(params, state)
-    draft, cache = now.draft, now.target_cache
-    root_slot = state.length - 1
+    draft, cache, root_slot = now.draft, now.target_cache, state.length - 1
+    node_probs, distance = verification.node_probs, verification.total_variation
+    if distance is None:  # not reported
+      unknown = 0 if self.rule.lossless else jnp.nan
+      distance = jnp.full_like(node_probs, unknown)
     with jax.named_scope("verify"):
-      numbers = random.numbers(
-        random.verification_keys(keys), verification.node_probs.dtype
-      )  # [B, 2, 2]
-      node = random.invert(verification.node_probs, numbers[:, 0, 0])
+      numbers = random.verification_numbers(keys, node_probs.dtype)  # [B, 2, 2]
+      node = random.invert(node_probs, numbers[:, 0, 0])
       next_token = random.pick(numbers[:, 1], verification.next_log_probs(node))
     with jax.named_scope("commit"):
       emission = emission_lib.emit(state, now, node, next_token)
-      distance = emission_lib.distances(
-        verification, lossless=self.rule.lossless
-      )
-      state = emission_lib.record(state, now, verification, emission, distance)
-      if self.with_log_probs:
-        state = emission_lib.record_log_probs(
-          state, now.logits, emission, root_slot + 1
-        )
-      if self.num_likeliest:
-        state = emission_lib.record_likeliest(
-          state, now.logits, emission, root_slot + 1
-        )
+      counters = emission_lib.count(state, now, node_probs, distance, emission)
+      state = emission_lib.write(state, now.logits, emission)
       if draft.tree.is_chain:
         cache = cache.replace(length=state.length - 1)
       else:
@@ -179,12 +310,15 @@ class Decoder:
         ),
       )
     state = dataclasses.replace(
-      state, target_cache=cache, drafter_state=drafter_state
+      state,
+      target_cache=cache,
+      drafter_state=drafter_state,
+      counters=counters,
     )
     info = StepInfo(
       draft=draft,
       target_log_probs=now.target_log_probs,
-      node_probs=verification.node_probs,
+      node_probs=node_probs,
       node=node,
       tokens=emission.tokens,
       num_emitted=emission.count,
@@ -195,16 +329,7 @@ class Decoder:
   def draft_and_verify(
     self, params: Params, state: DecodeState, *, draws: DrawFn = pick_nodes
   ) -> tuple[Round, Verification]:
-    """Draft, score, verify: all of a round that comes before its coins.
-
-    Args:
-      params: parameters of both models.
-      state: from `init` or an earlier step.
-      draws: what draws the drafted tokens, see `Context`.
-
-    Returns:
-      The `Round`, and what the rule says of it.
-    """
+    """All of a round before its coins; `draws` as `Context` has it."""
     now = self.score(params, state, draws=draws)
     with jax.named_scope("verify"):
       verification = self.rule.verify(
@@ -286,66 +411,34 @@ class Decoder:
     checks.draft(
       self.drafter, draft, len(state.length), vocab_size=self.vocab_size
     )
-    draft = checks.known(draft, self.vocab_size)
-    draft, topology = checks.within(draft, state.max_depth)
+    draft, topology = checks.settled(
+      draft, vocab_size=self.vocab_size, max_depth=state.max_depth
+    )
     drafter_state, cache = cache_lib.with_idle((drafter_state, cache), None)
     return draft, topology, drafter_state, cache
 
   def generate(self, params: Params, state: DecodeState) -> DecodeState:
     """Rounds until every row is done: one `lax.while_loop`."""
-    arguments.check_params(params)
-    return lax.while_loop(
-      lambda s: ~jnp.all(s.done), lambda s: self.step(params, s)[0], state
-    )
+    return self.steps(params, state, None)
 
   def steps(
     self,
     params: Params,
     state: DecodeState,
-    num_steps: Array | int,
+    num_steps: Array | int | None,
     *,
     num_idle: Array | int | None = None,
   ) -> DecodeState:
     """At most `num_steps` rounds (traced), fewer if all rows are done.
 
     Between calls the caller may read `state.tokens` up to `state.length`: this
-    is how to stream.
-
-    Args:
-      params: parameters of both models.
-      state: from `init` or an earlier step.
-      num_steps: rounds at most.
-      num_idle: end as soon as so many rows are done (traced), so that they can
-        be given other prompts (`admit`). None: as soon as all are.
-
-    Returns:
-      The state.
+    is how to stream. It ends early as soon as `num_idle` rows are done
+    (traced), so that they can be given other prompts (`admit`).
     """
-    arguments.check_params(params)
+    checks.params(params)
     first = state.num_steps
-    enough = len(state.length) if num_idle is None else num_idle
-
-    def goes_on(s):
-      idle = jnp.sum(s.done)
-      made = s.num_steps - first
-      return ~jnp.all(s.done) & (idle < enough) & (made < num_steps)
-
+    goes_on = lambda s: self._goes_on(s, first, num_steps, num_idle)
     return lax.while_loop(goes_on, lambda s: self.step(params, s)[0], state)
-
-  # How rows get their texts.
-  init = admission.init
-  admit = admission.admit
-  extend = admission.extend
-  check = admission.check
-  check_request = admission.check_request
-  check_extension = admission.check_extension
-
-  def encode_inputs(self, params: Params, inputs: Any) -> Any:
-    """The inputs of both models: the encoder's output if they share it."""
-    encode = self.target.encode_inputs
-    if not self.share_encoder or encode is None or inputs is None:
-      return inputs
-    return encode(params.target, inputs)
 
   def buffer_length(self, state: DecodeState) -> int:
     """Tokens that prompt and completion of a row may have together."""
@@ -361,6 +454,89 @@ class Decoder:
       drafter_state=self.drafter.row_axes(state.drafter_state),
     )
 
+  def _num_done(self, state: DecodeState) -> Array:
+    return jnp.sum(state.done)
+
+  def _goes_on(self, state: DecodeState, first, num_steps, num_idle) -> Array:
+    """Whether a row is left, and the rounds and idle rows are not enough."""
+    goes_on = ~jnp.all(state.done)
+    if num_steps is not None:  # no sum of the two may wrap around
+      goes_on &= state.num_steps - first < num_steps
+    if num_idle is not None:
+      goes_on &= self._num_done(state) < num_idle
+    return goes_on
+
+  def _checked(self, params: Params, *given: Array, **asked: Any) -> Prompts:
+    """The arguments of `init` as arrays, if they fit the decoder."""
+    checks.params(params)
+    limits = self.target.max_positions, self.drafter.max_positions
+    return checks.prompts(
+      *given, **asked, vocab_size=self.vocab_size, max_positions=limits
+    )
+
+  def _begin(
+    self, params: Params, given: Prompts, buffer_length: int, blank: Any = None
+  ) -> DecodeState:
+    if blank is None:
+      given = self._encoded(params, given)
+      blank = self._blank(params, given, buffer_length)
+    return prefill.begin(
+      self.target, self.drafter, params, given, blank,
+      buffer_length=buffer_length, vocab_size=self.vocab_size,
+      with_log_probs=self.with_log_probs, num_likeliest=self.num_likeliest,
+    )  # fmt: skip
+
+  def _admitted(
+    self, params: Params, state: DecodeState, row, given: Prompts, source, keep
+  ) -> DecodeState:
+    axes, size = self.row_axes(state), self.buffer_length(state)
+    given, in_place = self._encoded(params, given), self.target.takes_rows
+    # What all rows share goes on from where it is.
+    blank = rows.over_leaves(
+      lambda axis, new, now: now if axis is None else new,
+      self.drafter.row_axes(state.drafter_state),
+      self._blank(params, given, size), state.drafter_state,
+    )  # fmt: skip
+    if source is None:
+      fresh = Decoder._begin(self, params, given, size, blank)
+    else:
+      old = rows.take(axes, state, row, source, keep, in_place=in_place)
+      fresh = self._appended(
+        params, prefill.cut(old, keep, blank, given), given.tokens[0],
+        given.lengths[0], given.max_new_tokens, given.sampling,
+      )  # fmt: skip
+    fresh = dataclasses.replace(fresh, num_steps=state.num_steps)
+    return rows.give(axes, state, row, fresh)
+
+  def _extended(
+    self, params: Params, state: DecodeState, row: Array, *more: Any
+  ) -> DecodeState:
+    axes, in_place = self.row_axes(state), self.target.takes_rows
+    alone = rows.take(axes, state, row, row, 0, in_place=in_place)
+    longer = self._appended(params, alone, *more)
+    return rows.give(axes, state, row, longer)
+
+  def _encoded(self, params: Params, given: Prompts) -> Prompts:
+    """With the encoder's output as inputs of both models, if they share it."""
+    encode = self.target.encode_inputs
+    if not self.share_encoder or encode is None or given.inputs is None:
+      return given
+    inputs = encode(params.target, given.inputs)
+    return dataclasses.replace(given, inputs=inputs)
+
+  def _blank(self, params: Params, given: Prompts, buffer_length: int) -> Any:
+    """The drafter's state of fresh rows."""
+    slots = prefill.slots(self.target, self.drafter, buffer_length)
+    return self.drafter.init(params, len(given.lengths), slots, given.inputs)
+
+  def _appended(
+    self, params: Params, one: DecodeState, tokens, count, budget, sampling
+  ) -> DecodeState:
+    return prefill.extend(
+      self.target, self.drafter, params, one, tokens, count,
+      vocab_size=self.vocab_size, max_new_tokens=budget, sampling=sampling,
+    )  # fmt: skip
+
 
 def make_decoder(
   target: LanguageModel,
@@ -368,10 +544,7 @@ def make_decoder(
   drafter: Drafter | None = None,
   rule: str | Rule = "token",
   vocab_size: int | None = None,
-  with_log_probs: bool = False,
-  num_likeliest: int = 0,
-  widths: Sequence[int] = (),
-  share_encoder: bool = False,
+  **options: Any,
 ) -> Decoder:
   """A `Decoder`; without a drafter, plain autoregressive decoding.
 
@@ -380,13 +553,7 @@ def make_decoder(
     drafter: see `specjax.drafters`; build it with the same `vocab_size`.
     rule: a `Rule`, or its name in `specjax.rules`.
     vocab_size: number of real tokens; by default the target's.
-    with_log_probs: record the target's log-probabilities of emitted tokens.
-    num_likeliest: of tokens in the place of each, see `Decoder`.
-    widths: of narrower target passes, see `Decoder`.
-    share_encoder: see `Decoder`.
-
-  Returns:
-    The decoder.
+    **options: the others of `Decoder`.
 
   Raises:
     ValueError: for an unknown rule, or parts that do not fit each other.
@@ -399,8 +566,5 @@ def make_decoder(
     drafter=drafters.plain() if drafter is None else drafter,
     rule=rules.get(rule) if isinstance(rule, str) else rule,
     vocab_size=vocab_size,
-    with_log_probs=with_log_probs,
-    num_likeliest=num_likeliest,
-    widths=tuple(widths),
-    share_encoder=share_encoder,
+    **options,
   )

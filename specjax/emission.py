@@ -8,12 +8,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from specjax.state import Counters, DecodeState, Origin, Round, StopReason
-from specjax.tree import Topology, Tree, take_node
-from specjax.types import Draft, Verification
+from specjax.state import (
+  Counters,
+  DecodeState,
+  Likeliest,
+  Origin,
+  Round,
+  StopReason,
+)
+from specjax.structs import struct
+from specjax.tree import take_node
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@struct
 class Emission:
   """The outcome of a round, cut at stop tokens and at each row's budget.
 
@@ -102,43 +109,23 @@ def _is_stop(state: DecodeState, tokens: Array) -> Array:
   return stops
 
 
-def kept_depth(state: DecodeState, draft: Draft, topology: Topology) -> Array:
+def kept_depth(state: DecodeState, now: Round) -> Array:
   """Drafted tokens emitted if node n is the deepest accepted: `i32[B, N + 1]`.
 
   A path is cut after its first stop token and at the row's budget.
   """
-  tree, nodes = draft.tree, draft.tree.num_nodes
+  topology, tokens = now.topology, now.draft.tokens
+  nodes, deepest = now.draft.tree.num_nodes, now.draft.tree.max_depth
   xp = np if isinstance(topology.depth, np.ndarray) else jnp
   depth, above = (
     topology.depth[:, :nodes],
     topology.ancestors[:, :nodes, :nodes],
   )
-  stop = _is_stop(state, draft.tokens[:, :nodes]) & (depth > 0)  # [B, N + 1]
-  cut = xp.where(above, depth[:, None, :], tree.max_depth)  # [n, ancestor]
-  kept = jnp.where(stop[:, None, :], cut, tree.max_depth).min(-1)
+  stop = _is_stop(state, tokens[:, :nodes]) & (depth > 0)  # [B, N + 1]
+  cut = xp.where(above, depth[:, None, :], deepest)  # [n, ancestor]
+  kept = jnp.where(stop[:, None, :], cut, deepest).min(-1)
   kept = jnp.minimum(kept, depth)
   return jnp.minimum(kept, (state.max_length - state.length)[:, None])
-
-
-def by_rank(
-  tree: Tree, topology: Topology, node_probs: Array
-) -> tuple[Array, Array]:
-  """Expected number of children of each rank that were offered and accepted.
-
-  Args:
-    tree: of the draft.
-    topology: of the draft.
-    node_probs: `f32[B, N + 1]`.
-
-  Returns:
-    Two arrays `f32[B, C]` of probabilities summed over nodes.
-  """
-  nodes, ranks = tree.num_nodes, np.arange(tree.max_children)
-  is_node = topology.present[:, :nodes] & (np.arange(nodes) > 0)
-  is_rank = (topology.rank[..., None] == ranks) & is_node[..., None]
-  has_rank = topology.num_children[..., None] > ranks
-  reach = _total(node_probs, topology.ancestors[:, :nodes, :nodes])
-  return _total(reach, has_rank), _total(reach, is_rank)
 
 
 def _total(values: Array, chosen: np.ndarray | Array) -> Array:
@@ -150,145 +137,121 @@ def _total(values: Array, chosen: np.ndarray | Array) -> Array:
   return times(values[:, None], chosen)[:, 0]
 
 
-def log_probs(logits: Array, emission: Emission) -> Array:
-  """Unwarped log-probabilities of `emission.tokens`, `f32[B, G + 1]`."""
-  rows = jnp.arange(logits.shape[0])[:, None]
+def count(
+  state: DecodeState,
+  now: Round,
+  node_probs: Array,
+  distance: Array,
+  emission: Emission,
+) -> Counters:
+  """The counters after a round.
+
+  Args:
+    state: before the round.
+    now, emission: of the round.
+    node_probs: `f32[B, N + 1]`, the rule's.
+    distance: `f32[B, N + 1]`, as `Verification.total_variation`.
+  """
+  tree, topology, old = now.draft.tree, now.topology, state.counters
+  nodes, depths = tree.num_nodes, np.arange(tree.max_depth + 1)
+  is_node = topology.present[:, :nodes] & (np.arange(nodes) > 0)
+  num_drafted = is_node.sum(axis=1, dtype=np.int32)
+  kept = jnp.minimum(emission.depth, emission.count)
+  # Emitted token i followed node i of the path.
+  distance = jnp.take_along_axis(distance, emission.path, axis=1)
+  distance = jnp.where(depths < emission.count[:, None], distance, 0)
+  # The walk came to a node if it ended there or below.
+  reach = _total(node_probs, topology.ancestors[:, :nodes, :nodes])
+  ranks = np.arange(tree.max_children)
+  is_rank = (topology.rank[..., None] == ranks) & is_node[..., None]
+  experts = now.output.experts
+  new = {
+    "num_target_calls": 1,
+    "num_fed": now.num_fed,
+    "num_drafts": num_drafted > 0,
+    "num_drafted": num_drafted,
+    "num_accepted": kept,
+    "expected_accepted": (node_probs * kept_depth(state, now)).sum(axis=1),
+    "accept_counts": kept[:, None] == depths,
+    "total_variation": distance.sum(axis=1),
+    "rank_offered": _total(reach, topology.num_children[..., None] > ranks),
+    "rank_accepted": _total(reach, is_rank),
+    "num_experts": None if experts is None else experts[None],
+  }
+  active = ~state.done & emission.healthy
+
+  def add(total, more):
+    if total is None or more is None:
+      return total
+    some = active.reshape(-1, *[1] * (total.ndim - 1))
+    return total + jnp.where(some, more, 0).astype(total.dtype)
+
+  return Counters(**{k: add(getattr(old, k), x) for k, x in new.items()})
+
+
+def write(state: DecodeState, logits: Array, emission: Emission) -> DecodeState:
+  """The state with the emitted tokens, and what is recorded beside them.
+
+  Args:
+    state: before the round.
+    logits: `f32[B, N + 1, V]`, the target's own.
+    emission: of the round.
+  """
+  length = state.length + emission.count
+  stopped = jnp.where(
+    length >= state.max_length, StopReason.LENGTH, StopReason.RUNNING
+  )
+  stopped = jnp.where(emission.hit_stop, StopReason.STOP_TOKEN, stopped)
+  stopped = jnp.where(emission.healthy, stopped, StopReason.NAN_LOGITS)
+  put = lambda buffer, new: jax.vmap(
+    lax.dynamic_update_slice_in_dim, in_axes=(0, 0, 0, None)
+  )(buffer, new.astype(buffer.dtype), state.length, 0)
+  log_probs, likeliest = state.log_probs, state.likeliest
+  if log_probs is not None:
+    log_probs = put(log_probs, _log_probs(logits, emission))
+  if likeliest is not None:
+    tokens, values = _likeliest(logits, emission, likeliest)
+    likeliest = dataclasses.replace(
+      likeliest,
+      tokens=put(likeliest.tokens, tokens),
+      log_probs=put(likeliest.log_probs, values),
+    )
+  return dataclasses.replace(
+    state,
+    tokens=put(state.tokens, emission.tokens),
+    origins=put(state.origins, emission.origins),
+    log_probs=log_probs,
+    likeliest=likeliest,
+    length=length,
+    stop_reason=jnp.where(state.done, state.stop_reason, stopped),
+    num_steps=state.num_steps + 1,
+  )
+
+
+def _log_probs(logits: Array, emission: Emission) -> Array:
+  """Unwarped log-probabilities of the emitted tokens, `f32[B, G + 1]`."""
+  rows = jnp.arange(len(logits))[:, None]
   log_z = jax.nn.logsumexp(logits, axis=-1)  # [B, N + 1]
   picked = logits[rows, emission.path, emission.tokens]
   return picked - jnp.take_along_axis(log_z, emission.path, axis=1)
 
 
-def distances(verification: Verification, *, lossless: bool) -> Array:
-  """`Verification.total_variation`: 0 for a lossless rule, else NaN if None."""
-  if verification.total_variation is None:
-    unknown = 0 if lossless else jnp.nan
-    return jnp.full_like(verification.node_probs, unknown)
-  return verification.total_variation
-
-
-def record(
-  state: DecodeState,
-  now: Round,
-  verification: Verification,
-  emission: Emission,
-  distance: Array,
-) -> DecodeState:
-  """The state with the emitted tokens written and everything counted.
-
-  Args:
-    state: before the round.
-    now, verification, emission: of the round.
-    distance: from `distances`.
-  """
-  draft, topology, num_experts = now.draft, now.topology, now.output.experts
-  width = draft.tree.max_depth + 1
-  length = state.length + emission.count
-  active = ~state.done & emission.healthy
-  stopped = jnp.where(
-    emission.hit_stop,
-    StopReason.STOP_TOKEN,
-    jnp.where(
-      length >= state.max_length, StopReason.LENGTH, StopReason.RUNNING
-    ),
-  )
-  stopped = jnp.where(emission.healthy, stopped, StopReason.NAN_LOGITS)
-  kept = jnp.minimum(emission.depth, emission.count)
-  expected = jnp.sum(
-    verification.node_probs * kept_depth(state, draft, topology), axis=1
-  )
-  old, one = state.counters, active.astype(jnp.int32)
-  is_drafted = topology.present[:, 1 : draft.tree.num_nodes]
-  drafted = is_drafted.sum(axis=1, dtype=np.int32)
-  kept_one_hot = kept[:, None] == jnp.arange(width)
-  # Emitted token i followed node i of the path.
-  distance = jnp.take_along_axis(distance, emission.path, axis=1)
-  distance = jnp.where(
-    jnp.arange(width) < emission.count[:, None], distance, 0
-  ).sum(1)
-  offered, went_on = by_rank(draft.tree, topology, verification.node_probs)
-  add = lambda total, new: (
-    total
-    + jnp.where(active.reshape(-1, *[1] * (new.ndim - 1)), new, 0).astype(
-      total.dtype
-    )
-  )
-  return dataclasses.replace(
-    state,
-    tokens=_write(state.tokens, emission.tokens, state.length),
-    origins=_write(state.origins, emission.origins, state.length),
-    length=length,
-    stop_reason=jnp.where(state.done, state.stop_reason, stopped),
-    counters=Counters(
-      num_target_calls=old.num_target_calls + one,
-      num_fed=old.num_fed + one * now.num_fed,
-      num_drafts=old.num_drafts + one * (drafted > 0),
-      num_drafted=old.num_drafted + one * drafted,
-      num_accepted=old.num_accepted + one * kept,
-      expected_accepted=add(old.expected_accepted, expected),
-      accept_counts=old.accept_counts + one[:, None] * kept_one_hot,
-      total_variation=add(old.total_variation, distance),
-      rank_offered=add(old.rank_offered, offered),
-      rank_accepted=add(old.rank_accepted, went_on),
-      num_experts=None
-      if old.num_experts is None or num_experts is None
-      else old.num_experts + one[:, None] * num_experts,
-    ),
-    num_steps=state.num_steps + 1,
-  )
-
-
-def record_log_probs(
-  state: DecodeState, logits: Array, emission: Emission, start: Array
-) -> DecodeState:
-  """The state with the emitted tokens' own log-probabilities from `start`."""
-  assert state.log_probs is not None  # the decoder records them
-  written = _write(state.log_probs, log_probs(logits, emission), start)
-  return dataclasses.replace(state, log_probs=written)
-
-
-def record_likeliest(
-  state: DecodeState, logits: Array, emission: Emission, start: Array
-) -> DecodeState:
-  """The state with the likeliest tokens in each emitted one's place.
-
-  Args:
-    state: after the round was recorded.
-    logits: `f32[B, N + 1, V]`, the target's own.
-    emission: of the round.
-    start: `i32[B]`, the place of its first token.
-  """
-  kept = state.likeliest
-  assert kept is not None  # the decoder records them
-  rows = jnp.arange(logits.shape[0])[:, None]
+def _likeliest(
+  logits: Array, emission: Emission, kept: Likeliest
+) -> tuple[Array, Array]:
+  """The K likeliest tokens in each emitted one's place, `[B, G + 1, K]`."""
+  rows = jnp.arange(len(logits))[:, None]
+  shape = (*emission.path.shape, kept.tokens.shape[-1])
 
   def largest(logits):
     along = logits[rows, emission.path]  # [B, G + 1, V]
-    values, tokens = lax.top_k(along, kept.tokens.shape[-1])
+    values, tokens = lax.top_k(along, shape[-1])
     log_z = jax.nn.logsumexp(along, axis=-1, keepdims=True)
     return tokens, (values - log_z).astype(kept.log_probs.dtype)
 
-  shape = (*emission.path.shape, kept.tokens.shape[-1])
-  wanted = kept.wanted & (emission.count > 0)
+  nothing = lambda _: (
+    jnp.zeros(shape, jnp.int32), jnp.zeros(shape, kept.log_probs.dtype),
+  )  # fmt: skip
   # No loop of one turn or none: XLA would look for them before it.
-  tokens, log_probs = lax.cond(
-    jnp.any(wanted),
-    largest,
-    lambda _: (
-      jnp.zeros(shape, jnp.int32),
-      jnp.zeros(shape, kept.log_probs.dtype),
-    ),
-    logits,
-  )
-  written = dataclasses.replace(
-    kept,
-    tokens=_write(kept.tokens, tokens, start),
-    log_probs=_write(kept.log_probs, log_probs, start),
-  )
-  return dataclasses.replace(state, likeliest=written)
-
-
-def _write(buffer: Array, tokens: Array, start: Array) -> Array:
-  """Writes `[B, T, ...]` into `[B, L, ...]` at each row's start."""
-  return jax.vmap(lax.dynamic_update_slice_in_dim, in_axes=(0, 0, 0, None))(
-    buffer, tokens.astype(buffer.dtype), start, 0
-  )
+  wanted = kept.wanted & (emission.count > 0)
+  return lax.cond(jnp.any(wanted), largest, nothing, logits)

@@ -8,19 +8,18 @@ NaN: a broken key breaks its whole slot, for the tokens that see it.
 Letters in shapes as in `specjax.cache`.
 """
 
-import dataclasses
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import Array
+
+from specjax.structs import static, struct
 
 # What is stored, by name, and M, the largest of it.
 KINDS = {"int8": (jnp.int8, 127.0), "fp8": (jnp.float8_e4m3fn, 448.0)}
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@struct
 class LowBits:
   """A buffer of a cache, or some slots of one, in eight bits.
 
@@ -34,7 +33,7 @@ class LowBits:
 
   values: Any
   scales: Any
-  dtype: Any = dataclasses.field(metadata={"static": True})
+  dtype: Any = static()
 
   @property
   def shape(self) -> tuple[int, ...]:

@@ -10,8 +10,9 @@ that rows may be refilled, cut or continued. The draft is drawn from its own law
 without penalties, which costs acceptance alone.
 """
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,44 +20,12 @@ import numpy as np
 from jax import Array, lax
 
 from specjax.tree import Topology
-from specjax.types import Draft, Penalties, Sampling
+from specjax.types import Draft, Penalties
 
 NONE = int(np.iinfo(np.int32).max)  # an id that no vocabulary has
 _LEAST_WIDTH = 4
 
 Bias = Mapping[int, float] | Sequence[tuple[int, float]]
-
-
-class Text(Protocol):
-  """The fields of a `specjax.state.DecodeState` that laws depend on."""
-
-  @property
-  def tokens(self) -> Array:
-    """`i32[B, L]`, stale from `length` on."""
-
-  @property
-  def prompt_length(self) -> Array:
-    """`i32[B]`."""
-
-  @property
-  def length(self) -> Array:
-    """`i32[B]`, committed tokens."""
-
-  @property
-  def stop_tokens(self) -> Array:
-    """`i32[n]`, ids that end all rows."""
-
-  @property
-  def ignores_stop(self) -> Array:
-    """`bool[B]`, rows that these do not end."""
-
-  @property
-  def done(self) -> Array:
-    """`bool[B]`, rows of which no law is asked."""
-
-  @property
-  def sampling(self) -> Sampling:
-    """The warp."""
 
 
 def width(count: int) -> int:
@@ -89,12 +58,6 @@ def make(
   if all(x is None for x in given):
     return None
 
-  def rows(name, value, dtype, neutral, valid, expected):
-    value = jnp.asarray(neutral if value is None else value, dtype)
-    if not isinstance(value, jax.core.Tracer) and not bool(valid(value).all()):
-      raise ValueError(f"{name} must be {expected}, got {value}")
-    return jnp.broadcast_to(value, (batch,))
-
   biases: list[Any] = [logit_bias] * batch
   if logit_bias is not None and not isinstance(logit_bias, Mapping):
     biases = list(logit_bias)
@@ -105,28 +68,32 @@ def make(
   stops: list[Any] = list(stop_token_ids or ())
   if not any(isinstance(x, Sequence | np.ndarray | None) for x in stops):
     stops = [stops] * batch
-  signed = lambda x: jnp.isfinite(x)
-  f32, i32 = jnp.float32, jnp.int32
+  f32, finite = jnp.float32, (jnp.isfinite, "finite")
+  positive = (lambda x: (x > 0) & (x < jnp.inf), "finite and > 0")
+  of = lambda name, x, neutral, dtype, valid, expected: per_row(
+    batch, name, neutral if x is None else x, dtype, valid, expected
+  )
   return Penalties(
-    presence=rows(
-      "presence_penalty", presence_penalty, f32, 0, signed, "finite"
-    ),
-    frequency=rows(
-      "frequency_penalty", frequency_penalty, f32, 0, signed, "finite"
-    ),
-    repetition=rows(
-      "repetition_penalty",
-      repetition_penalty,
-      f32,
-      1,
-      lambda x: (x > 0) & (x < jnp.inf),
-      "finite and > 0",
+    presence=of("presence_penalty", presence_penalty, 0, f32, *finite),
+    frequency=of("frequency_penalty", frequency_penalty, 0, f32, *finite),
+    repetition=of("repetition_penalty", repetition_penalty, 1, f32, *positive),
+    min_tokens=of(
+      "min_tokens", min_tokens, 0, jnp.int32, lambda x: x >= 0, ">= 0"
     ),
     bias_tokens=_ids("logit_bias", [list(x) for x in some], batch),
     bias=jnp.asarray(values),
-    min_tokens=rows("min_tokens", min_tokens, i32, 0, lambda x: x >= 0, ">= 0"),
     stop_tokens=_ids("stop_token_ids", [list(x or ()) for x in stops], batch),
   )
+
+
+def per_row(
+  batch: int, name: str, value, dtype, valid: Callable[..., Any], expected: str
+) -> Array:
+  """A setting as `[B]`; ValueError if it is concrete and out of range."""
+  value = jnp.asarray(value, dtype)
+  if not isinstance(value, jax.core.Tracer) and not bool(valid(value).all()):
+    raise ValueError(f"{name} must be {expected}, got {value}")
+  return jnp.broadcast_to(value, (batch,))
 
 
 def _ids(name: str, lists: list[list[int]], batch: int) -> Array:
@@ -175,13 +142,10 @@ def as_in(program: Penalties | None, row: Penalties | None) -> Penalties | None:
     more = ((0, 0), (0, most - value.shape[1]))
     return jnp.pad(value, more, constant_values=filling)
 
-  return Penalties(
-    presence=row.presence,
-    frequency=row.frequency,
-    repetition=row.repetition,
+  return dataclasses.replace(
+    row,
     bias_tokens=wide("bias_tokens", NONE),
     bias=wide("bias", 0),
-    min_tokens=row.min_tokens,
     stop_tokens=wide("stop_tokens", NONE),
   )
 
@@ -203,7 +167,7 @@ def path_tokens(draft: Draft, topology: Topology) -> Array:
   )
 
 
-def penalised(logits: Array, state: Text, along: Array) -> Array:
+def penalised(logits: Array, state: Any, along: Array) -> Array:
   """The target's logits, as the law of the text at each node has them.
 
   In the order of vLLM's sampler: what would end the row too soon is taken away
@@ -222,7 +186,7 @@ def penalised(logits: Array, state: Text, along: Array) -> Array:
 
   Args:
     logits: `f32[B, N, V]` at N nodes.
-    state: before the round; `sampling.penalties` is there.
+    state: a `specjax.state.DecodeState` before the round, with penalties.
     along: `i32[B, N, G]`, drafted tokens on each node's path, in any order, and
       `NONE`.
 
@@ -241,7 +205,7 @@ def penalised(logits: Array, state: Text, along: Array) -> Array:
   )
 
 
-def _penalised(logits: Array, p: Penalties, state: Text, along: Array) -> Array:
+def _penalised(logits: Array, p: Penalties, state: Any, along: Array) -> Array:
   vocab, text = jnp.arange(logits.shape[-1]), state.tokens
   row = jnp.arange(len(text))[:, None]
   zeros = jnp.zeros((len(text), len(vocab)), jnp.int32)

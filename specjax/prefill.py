@@ -3,7 +3,7 @@
 `begin` fills the caches of fresh rows, `extend` those of a row that has a text
 already. Both feed tokens to the target as a chain, tell the drafter of them
 (`Commit`), and leave the newest token to be fed as the next round's root. Many
-tokens are fed in chunks of one width, by one program: what reading takes of
+tokens are fed in chunks of one width, by one program: what prefill takes of
 memory and of compilation does not grow with a prompt, and what is allocated
 beyond the longest is not read.
 """
@@ -21,90 +21,111 @@ from jax import Array, lax
 
 from specjax import cache as cache_lib
 from specjax import recurrent as recurrent_lib
-from specjax.cache import Cache
 from specjax.state import Counters, DecodeState, Likeliest, Origin, StopReason
+from specjax.structs import struct
 from specjax.types import Commit, Drafter, LanguageModel, Params, Sampling
 
-# Tokens of a row that are read at once, at most: chunks are of one width, and
-# as many as there must be. Wide enough that a pass is bound by
-# arithmetic and not by the weights' way from memory.
+# Tokens of a row that are fed at once, at most. Wide enough that a pass is
+# bound by arithmetic and not by the weights' way from memory.
 _CHUNK = 256
+
+
+@struct
+class Prompts:
+  """Prompts of B rows, and what is asked of each; `Decoder.init` checked them.
+
+  Attributes:
+    tokens: `i32[B, P]`, each row right-padded with anything.
+    lengths: `i32[B]`.
+    keys: `key[B]`, a stream per row.
+    max_new_tokens: `i32[B]`.
+    sampling: the warp.
+    ignores_stop: `bool[B]`, rows that stop tokens do not end.
+    inputs: what encoders read, or None.
+    stop_tokens: `i32[n]`, of all rows.
+  """
+
+  tokens: Array
+  lengths: Array
+  keys: Array
+  max_new_tokens: Array
+  sampling: Sampling
+  ignores_stop: Array
+  inputs: Any
+  stop_tokens: Array
+
+
+def slots(target: LanguageModel, drafter: Drafter, buffer_length: int) -> int:
+  """Slots of a row's caches: for its text, and a whole draft beyond it."""
+  spare = _spare(target, drafter, buffer_length)
+  return buffer_length + drafter.tree.num_fed + spare
+
+
+def _spare(target: LanguageModel, drafter: Drafter, buffer_length: int) -> int:
+  """Slots for a chunk that begins at the text's end, as states need it.
+
+  Without them a chunk begins earlier there, and feeds some tokens again.
+  """
+  has_states = target.has_states or drafter.has_states
+  return min(_CHUNK, buffer_length) if has_states else 0
 
 
 def begin(
   target: LanguageModel,
   drafter: Drafter,
   params: Params,
-  prompts: Array,
-  lengths: Array,
-  rng_key: Array,
+  prompts: Prompts,
+  drafter_state: Any,
   *,
   buffer_length: int,
   vocab_size: int,
-  max_new_tokens: Array,
-  sampling: Sampling,
-  stop_tokens: Array,
-  inputs: Any,
-  drafter_state: Any,
   with_log_probs: bool,
   num_likeliest: int,
 ) -> DecodeState:
-  """The state after the prompts; arguments as `Decoder.init` checked them.
-
-  Args:
-    target, drafter: of the decoder.
-    params: parameters of both models.
-    prompts, lengths, buffer_length, max_new_tokens, sampling, inputs: as
-      `Decoder.init`'s.
-    vocab_size: V.
-    rng_key: `key[B]`.
-    stop_tokens: `i32[n]`.
-    drafter_state: from `Drafter.init`.
-    with_log_probs, num_likeliest: see `Decoder`.
-  """
-  count, width = prompts.shape
+  """The state after the prompts, before the first round."""
+  count, width = prompts.tokens.shape
   tree = drafter.tree
-  # Under jit nothing was checked: a row without a text ends at once.
-  is_text = (lengths >= 1) & (lengths <= width)
-  lengths = jnp.clip(lengths, 1, width)
+  lengths = jnp.clip(prompts.lengths, 1, width)
   columns = buffer_length + tree.max_depth + 1
   # Whatever the caller padded with is replaced: models may not know it.
-  prompts = jnp.where(
-    jnp.arange(width) < lengths[:, None], prompts, prompts[:, :1]
+  tokens = jnp.where(
+    jnp.arange(width) < lengths[:, None], prompts.tokens, prompts.tokens[:, :1]
   ).astype(jnp.int32)
   cache = target.new_cache(
-    params.target, count, buffer_length + tree.num_fed, inputs
+    params.target, count, slots(target, drafter, buffer_length), prompts.inputs
   )
+  likeliest = None
+  if num_likeliest:
+    likeliest = Likeliest.zeros(count, columns, num_likeliest)
   # Copies: the state is made to be donated, the arguments are the caller's.
   copied = lambda arrays: jax.tree.map(jnp.copy, arrays)
   state = DecodeState(
-    tokens=jnp.pad(prompts, ((0, 0), (0, columns - width))),
+    tokens=jnp.pad(tokens, ((0, 0), (0, columns - width))),
     origins=jnp.zeros((count, columns), jnp.int8),
     log_probs=jnp.zeros((count, columns)) if with_log_probs else None,
-    likeliest=Likeliest.zeros(count, columns, num_likeliest)
-    if num_likeliest
-    else None,
+    likeliest=likeliest,
     prompt_length=copied(lengths),
     length=copied(lengths),
     max_length=copied(lengths),
     max_depth=jnp.full((count,), tree.max_depth, jnp.int32),
     stop_reason=jnp.zeros((count,), jnp.int32),
-    stop_tokens=copied(stop_tokens),
-    ignores_stop=jnp.zeros((count,), bool),
-    keys=copied(rng_key),
-    sampling=copied(sampling),
+    stop_tokens=copied(prompts.stop_tokens),
+    ignores_stop=copied(prompts.ignores_stop),
+    keys=copied(prompts.keys),
+    sampling=copied(prompts.sampling),
     target_cache=cache,
     drafter_state=drafter_state,
     counters=Counters.zeros(count, tree, target.num_counted),
     num_steps=jnp.zeros((), jnp.int32),
   )
   state = _read(target, drafter, params, state, 0, width)
-  budget = jnp.where(is_text, max_new_tokens, 0)
-  return _asked(state, budget, buffer_length, vocab_size)
+  # Under jit nothing was checked: a row without a text ends at once.
+  budget = jnp.where(prompts.lengths == lengths, prompts.max_new_tokens, 0)
+  return _with_budget(state, budget, buffer_length, vocab_size)
 
 
 def cut(
-  state: DecodeState, keep: Array | int, blank: Any, rng_key: Array
+  state: DecodeState, keep: Array | int, blank: Any, given: Prompts
 ) -> DecodeState:
   """The row cut back to its first tokens, with all else as in a fresh row.
 
@@ -112,7 +133,7 @@ def cut(
     state: of one row.
     keep: `i32[]`, tokens that are kept, at most `state.length`.
     blank: the drafter's state of a fresh row, whose caches are not used.
-    rng_key: `key[1]`, stream of the row's next text.
+    given: the row's next text, which is not read yet.
   """
   emptied = functools.partial(recurrent_lib.emptied, keep=jnp.asarray(keep))
   kept = cache_lib.over_caches(
@@ -127,28 +148,27 @@ def cut(
     likeliest=likeliest,
     length=jnp.minimum(jnp.asarray(keep, jnp.int32), state.length),
     origins=jnp.zeros_like(state.origins),
-    log_probs=None
-    if state.log_probs is None
-    else jnp.zeros_like(state.log_probs),
+    log_probs=jax.tree.map(jnp.zeros_like, state.log_probs),
     max_depth=jnp.full_like(state.max_depth, depth),
-    keys=rng_key,
+    ignores_stop=given.ignores_stop,
+    keys=given.keys,
     target_cache=_with_states(emptied, state.target_cache),
     drafter_state=kept,
   )
 
 
-def _is_cache(node: Any) -> bool:
-  return isinstance(node, Cache)
-
-
 def _with_states(function: Callable[..., Any], tree: Any, *more: Any) -> Any:
-  """A pytree whose caches have other recurrent states.
+  """A pytree whose caches have other recurrent states, where they have any.
 
   `function` takes those of the caches in one place, of `tree` and of `more`.
   """
-  of = lambda *caches: caches[0].replace(
-    recurrent=function(*(cache.recurrent for cache in caches))
-  )
+
+  def of(cache, *others):
+    if cache.recurrent is None:
+      return cache
+    now = function(cache.recurrent, *(other.recurrent for other in others))
+    return cache.replace(recurrent=now)
+
   return cache_lib.over_caches(of, tree, *more)
 
 
@@ -164,18 +184,7 @@ def extend(
   max_new_tokens: Array,
   sampling: Sampling | None,
 ) -> DecodeState:
-  """A state of one row with tokens appended; see `Decoder.extend`.
-
-  Args:
-    target, drafter: of the decoder.
-    params: parameters of both models.
-    state: with one row.
-    tokens: `i32[P]`, right-padded with anything.
-    count: `i32[]`, how many of them count.
-    vocab_size: V.
-    max_new_tokens: `i32[]`.
-    sampling: of one row; None keeps it.
-  """
+  """A state of one row with tokens appended; see `Decoder.extend`."""
   tree, width = drafter.tree, len(tokens)
   columns = state.tokens.shape[1]
   buffer_length = columns - tree.max_depth - 1
@@ -186,11 +195,10 @@ def extend(
   at = jnp.arange(columns) - before[:, None]  # [1, L]
   is_new = (at >= 0) & (at < count[:, None])
   given = tokens[jnp.clip(at, 0, width - 1)]
-  written = jnp.where(is_new, given, state.tokens).astype(jnp.int32)
   origins = jnp.where(is_new, Origin.PROMPT, state.origins)
   state = dataclasses.replace(
     state,
-    tokens=written,
+    tokens=jnp.where(is_new, given, state.tokens).astype(jnp.int32),
     origins=origins.astype(jnp.int8),
     prompt_length=before + count,
     length=before + count,
@@ -200,7 +208,7 @@ def extend(
   )
   state = _read(target, drafter, params, state, before, width)
   budget = jnp.where(count > 0, max_new_tokens, 0)
-  return _asked(state, budget, buffer_length, vocab_size)
+  return _with_budget(state, budget, buffer_length, vocab_size)
 
 
 def _read(
@@ -213,47 +221,33 @@ def _read(
 ) -> DecodeState:
   """The state whose caches hold all of its text but the newest token.
 
-  Args:
-    target, drafter: of the decoder.
-    params: parameters of both models.
-    state: whose `tokens` and `length` are those of the text.
-    known: `i32[B]`, tokens of it that were read before, of which the newest was
-      not fed; 0 for fresh rows.
-    width: tokens that are new at most.
+  Of the text `known: i32[B]` tokens were read before, of which the newest was
+  not fed (0: the rows are fresh); at most `width` are new.
   """
   rows, columns = state.tokens.shape
   num_refed = min(drafter.num_refed, 2 * drafter.tree.max_depth + 2)
   is_fresh, in_chunks = isinstance(known, int), width > _CHUNK
   # Where a text goes on, its newest tokens are fed again.
   more = 0 if is_fresh and not in_chunks else num_refed
+  spare = _spare(target, drafter, columns - drafter.tree.max_depth - 1)
+  text = jnp.pad(state.tokens, ((0, 0), (0, spare)))
   chunk_width = math.ceil(width / max(math.ceil(width / _CHUNK), 1))
-  fed = min(chunk_width + more, columns)
+  fed = min(chunk_width + more, columns + spare)
   known = jnp.broadcast_to(jnp.asarray(known, jnp.int32), (rows,))
   caches = (state.target_cache, state.drafter_state)
   if is_fresh:  # a pass leaves what is fed again after it
     room = drafter.tree.num_fed + max(num_refed - 2, 0)
     more_room = functools.partial(recurrent_lib.widened, width=room)
     caches = (_with_states(more_room, caches[0]), caches[1])
-  every = jax.tree.leaves(caches, is_leaf=_is_cache)
-  has_states = any(_is_cache(x) and x.recurrent is not None for x in every)
+  first = lambda known: jnp.clip(known - num_refed, 0, text.shape[1] - fed)
 
-  # Windows have one width, and near the buffer's end begin earlier.
-  def first(known, fed=fed):
-    return jnp.clip(known - num_refed, 0, columns - fed)
-
-  # States do not go back to before a text goes on, only to a window's start: if
-  # the first would begin earlier, all are as narrow as fits anywhere.
-  narrow = num_refed + drafter.tree.max_depth + 1
-  may_be_narrow = has_states and not is_fresh and fed > narrow
-  is_narrow = may_be_narrow & jnp.any(known - num_refed + fed > columns)
-
-  def chunk(carry, fed=fed):
+  def chunk(carry):
     cache, drafter_state, known, start = carry
     # A row that is read to its end does the same again, while others go on.
-    start = jnp.where(known < state.length, first(known, fed), start)
+    start = jnp.where(known < state.length, first(known), start)
     length = jnp.minimum(start + fed, state.length)
     window = jax.vmap(lambda row, at: lax.dynamic_slice_in_dim(row, at, fed))(
-      state.tokens, start
+      text, start
     )
     inside = np.arange(fed) < (length - start)[:, None]
     window = jnp.where(inside, window, window[:, :1])
@@ -279,25 +273,18 @@ def _read(
 
   wide = functools.partial(recurrent_lib.widened, width=fed)
   carry = (*_with_states(wide, caches), known, first(known))
-  if in_chunks or may_be_narrow:
+  if in_chunks:
     kinds = jax.eval_shape(chunk, carry)
     carry = jax.tree.map(lambda x, kind: x.astype(kind.dtype), carry, kinds)
     unread = lambda carry: jnp.any(carry[2] < state.length)
-    carry = lax.while_loop(
-      lambda carry: unread(carry) & ~is_narrow, chunk, carry
-    )
-    if may_be_narrow:
-      by_few = functools.partial(chunk, fed=narrow)
-      carry = lax.while_loop(unread, by_few, carry)
+    carry = lax.while_loop(unread, chunk, carry)
   else:
     carry = chunk(carry)
 
-  def folded(now, before):
-    """Room for the newest tokens, which are re-fed where the text goes on."""
-    if now is None:
-      return None
-    return recurrent_lib.folded(now, state.length - num_refed, before.width)
-
+  # Room for the newest tokens, which are re-fed where the text goes on.
+  folded = lambda now, before: recurrent_lib.folded(
+    now, state.length - num_refed, before.width
+  )
   cache, drafter_state = _with_states(folded, carry[:2], caches)
   return dataclasses.replace(
     state,
@@ -306,7 +293,7 @@ def _read(
   )
 
 
-def _asked(
+def _with_budget(
   state: DecodeState, max_new_tokens: Array, buffer_length: int, vocab_size: int
 ) -> DecodeState:
   """The state with a budget for each row; rows without one, or text, end."""

@@ -14,8 +14,7 @@ from jax import Array
 
 # Roles of the draws within one step. Drafted node n (n >= 1) has role n + 1.
 _NODE_ROLE = 0
-_NEXT_TOKEN_ROLE = 1
-_DRAFT_ROLE = 1
+_NEXT_ROLE = 1
 # Noise belongs to a position and a path, not to a step.
 _NOISE_ROLE = 1 << 20
 # Whatever a drafter makes of its keys, it meets none of those above.
@@ -42,40 +41,32 @@ def step_keys(keys: Array, length: Array) -> Array:
   return jax.vmap(jax.random.fold_in)(keys, length)
 
 
-def _role_keys(keys: Array, roles: range) -> Array:
+def role_keys(keys: Array, roles: range) -> Array:
   """`key[B, len(roles)]`, hashed together: many cost what one does."""
   data = jnp.arange(roles.start, roles.stop, dtype=jnp.int32)
   each = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
   return jax.vmap(each, in_axes=(0, None))(keys, data)
 
 
-def verification_keys(keys: Array) -> Array:
-  """Keys for drawing the deepest accepted node, and the token after it.
+def verification_numbers(keys: Array, dtype) -> Array:
+  """Numbers that draw the deepest accepted node and the token after it.
 
-  Returns:
-    `key[B, 2]`.
+  `key[B]` of a round to `f[B, 2, 2]`, for laws of a dtype.
   """
-  return _role_keys(keys, range(_NODE_ROLE, _NEXT_TOKEN_ROLE + 1))
+  return numbers(role_keys(keys, range(_NODE_ROLE, _NEXT_ROLE + 1)), dtype)
+
+
+def drafted_numbers(keys: Array, num_drafted: int) -> Array:
+  """Numbers that draw each drafted node of a round, `key[B] -> f[B, N, 2]`."""
+  if not num_drafted:
+    return jnp.zeros((len(keys), 0, 2))
+  roles = range(_NEXT_ROLE + 1, _NEXT_ROLE + 1 + num_drafted)
+  return numbers(role_keys(keys, roles), jnp.result_type(float))
 
 
 def drafter_keys(keys: Array) -> Array:
   """A stream of the drafter's own beside that of a row or round, `key[B]`."""
   return jax.vmap(lambda key: jax.random.fold_in(key, _DRAFTER_ROLE))(keys)
-
-
-def drafted_node_keys(keys: Array, nodes: range) -> Array:
-  """Keys for drawing drafted nodes (all >= 1), `key[B, len(nodes)]`."""
-  return _role_keys(
-    keys, range(_DRAFT_ROLE + nodes.start, _DRAFT_ROLE + nodes.stop)
-  )
-
-
-def drafted_numbers(keys: Array, num_drafted: int) -> Array:
-  """Random numbers for each drafted node of a round, `key[B] -> f[B, N, 2]`."""
-  if not num_drafted:
-    return jnp.zeros((len(keys), 0, 2))
-  nodes = drafted_node_keys(keys, range(1, num_drafted + 1))
-  return numbers(nodes, jnp.result_type(float))
 
 
 def position_noise(

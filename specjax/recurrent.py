@@ -234,9 +234,7 @@ def widened(recurrent: Recurrent | None, width: int) -> Recurrent | None:
   return dataclasses.replace(recurrent, layers=layers)
 
 
-def folded(
-  recurrent: Recurrent | None, base: Array, width: int
-) -> Recurrent | None:
+def folded(recurrent: Recurrent, base: Array, width: int) -> Recurrent:
   """The cache with pending tokens folded into states, and less room for others.
 
   Args:
@@ -244,10 +242,9 @@ def folded(
     base: `i32[B]`, tokens that states are to hold; those that hold more stay.
     width: room for pending tokens afterwards; no more of them may be left.
   """
-  if recurrent is None:
-    return None
-  recurrent = widened(recurrent, width)
-  assert recurrent is not None
+  wide = widened(recurrent, width)
+  assert wide is not None
+  recurrent = wide
   count = jnp.clip(base - recurrent.base, 0, recurrent.width)
 
   def fold(memory: Memory) -> Memory:
@@ -261,9 +258,7 @@ def folded(
   )
 
 
-def path_kept(
-  recurrent: Recurrent | None, start: Array, path: Array
-) -> Recurrent | None:
+def path_kept(recurrent: Recurrent, start: Array, path: Array) -> Recurrent:
   """The cache with one path of the last pass's nodes pending, the rest dropped.
 
   Args:
@@ -271,8 +266,6 @@ def path_kept(
     start: `i32[B]`, the root's slot.
     path: `i32[B, G + 1]`, as of `specjax.cache.keep_path`.
   """
-  if recurrent is None:
-    return None
   place = jnp.arange(recurrent.width)
   first = (start - recurrent.base)[:, None]
   step = place - first

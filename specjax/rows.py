@@ -16,6 +16,8 @@ from jax.typing import ArrayLike
 from specjax import cache as cache_lib
 from specjax.state import DecodeState
 
+_COPIED = 256  # slots of a block
+
 
 def over_leaves(function: Callable[..., Any], axes: Any, tree: Any, *more: Any):
   """Maps a function over the leaves of pytrees and their row axes.
@@ -112,9 +114,9 @@ def take(
   one = over_leaves(of_source, axes, state)
   if not in_place:
     return one
-  copied = cache_lib.copy_text(tuple(buffers), source, row, keep)
-  buffers = jax.tree.unflatten(form, copied)
-  return _with_buffers(one, cache_lib.row_of(buffers, row))
+  copied = _copy_text(tuple(buffers), source, row, keep)
+  views = [cache_lib.RowOf(buffer, row) for buffer in copied]
+  return _with_buffers(one, jax.tree.unflatten(form, views))
 
 
 def give(
@@ -131,6 +133,33 @@ def give(
   )
   whole = jax.tree.unflatten(form, [b.buffer for b in buffers])
   return _with_buffers(small, whole)
+
+
+def _copy_text(
+  buffers: tuple[Array, ...], source: Array, row: Array, count: Array
+) -> tuple[Array, ...]:
+  """Copies one row's first slots to another row, in blocks and in place.
+
+  Args:
+    buffers: `[B, K, S, C]` or `[L, B, K, S, C]`.
+    source, row: `i32[]`, from which to which; to one outside of 0..B-1 nothing
+      is written, and nothing is copied of a row to itself.
+    count: `i32[]`, so many slots, in whole blocks.
+  """
+  slots = buffers[0].shape[-2]
+  size = min(_COPIED, slots)
+
+  def block(i, buffers):
+    at = jnp.minimum(i * size, slots - size)
+
+    def copied(buffer):
+      read = cache_lib.RowOf(buffer, source).read(at, size)
+      return cache_lib.RowOf(buffer, row).write(read, at).buffer
+
+    return tuple(map(copied, buffers))
+
+  blocks = jnp.where(source == row, 0, -(-count // size))
+  return lax.fori_loop(jnp.zeros_like(blocks), blocks, block, buffers)
 
 
 def _without_buffers(state: DecodeState) -> DecodeState:

@@ -211,14 +211,13 @@ class StepInfo:
   """Record of one step, for traces and tests.
 
   Attributes:
-    draft: the proposal.
-    target_log_probs: `f32[B, N + 1, V]`, the warped target's laws.
-    node_probs: `f32[B, N + 1]`, the rule's law of the deepest accepted node.
-    node: `i32[B]`, the node drawn from it.
-    tokens: `i32[B, G + 1]`, the emitted tokens.
+    draft, target_log_probs: of its `Round`.
+    node_probs: of its `Verification`.
+    node: `i32[B]`, the node drawn from them.
+    tokens: `i32[B, G + 1]`, the emitted ones.
     num_emitted: `i32[B]`, how many of them count.
-    total_variation: `f32[B, N + 1]`, see `Verification`; 0 for lossless
-      rules, and NaN where a lossy one does not report it.
+    total_variation: of its `Verification`; where that has none, 0 for lossless
+      rules and NaN for others.
   """
 
   draft: Draft

@@ -154,16 +154,6 @@ class Tree:
       range(-1, len(self.parents) - 1)
     )
 
-  @functools.cached_property
-  def fed_depth(self) -> np.ndarray:
-    """`int[N + 1 + E]`: the depth of every fed token."""
-    return _depths((*self.parents, *self.lanes))
-
-  @functools.cached_property
-  def fed_ancestors(self) -> np.ndarray:
-    """`bool[N + 1 + E, N + 1 + E]`: which fed tokens each of them sees."""
-    return _ancestors((*self.parents, *self.lanes))
-
   @property
   def is_paths(self) -> bool:
     """True for `paths(G, K)`: chains of equal length under the root."""
@@ -283,12 +273,12 @@ class Topology:
 @functools.cache
 def fixed_topology(tree: Tree) -> Topology:
   """The topology of a draft without masked nodes."""
-  parents = np.maximum((*tree.parents, *tree.lanes), 0).astype(np.int32)
+  parents = (*tree.parents, *tree.lanes)
   return Topology(
     present=np.ones((1, tree.num_fed), bool),
-    parents=parents[None],
-    depth=tree.fed_depth[None],
-    ancestors=tree.fed_ancestors[None],
+    parents=np.maximum([parents], 0).astype(np.int32),
+    depth=_depths(parents)[None],
+    ancestors=_ancestors(parents)[None],
     paths=tree.paths[None],
     rank=tree.rank[None],
     num_children=np.array([[len(c) for c in tree.children]], np.int32),

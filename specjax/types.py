@@ -37,13 +37,12 @@ class ModelOutput:
   """Output of a model for T fed tokens.
 
   Attributes:
-    logits: `f32[B, T, V]`; entry t is about the token after fed token t. Or
-      `f32[B, W, V]`, of those that `logits_at` asks for.
+    logits: `f32[B, T, V]`, for the token after each; or `f32[B, W, V]`, those
+      that `logits_at` asks for.
     features: `f[B, T, F]`, hidden states that a drafter may read, chosen when
       the model is built. Or None.
-    experts: `i32[M]`, how many different experts of each of M layers the tokens
-      of all rows were given, as far as they are on these devices; None unless
-      the model counts them.
+    experts: `i32[M]`, distinct experts on these devices that the tokens of all
+      rows were given, in each of M layers; None unless the model counts them.
   """
 
   logits: Array
@@ -87,9 +86,8 @@ class ApplyFn(Protocol):
       mask: `bool[T, M]`, static, or `bool[B, T, M]`, M >= T: which of the last
         M slots (ending with the T-th fed token) each fed token sees; all slots
         before those are visible. None is a causal chain.
-      logits_at: `i32[B, W]`, which of the T tokens' logits are wanted; None for
-        all. Prompts are fed with W = 0: their logits are not read, and may be
-        the largest array of all.
+      logits_at: `i32[B, W]`, tokens whose logits are wanted; None for all.
+        Prompts are fed with W = 0, as theirs may be the largest array of all.
 
     Returns:
       The output and the cache, its length raised by T. A token's logits depend
@@ -114,8 +112,7 @@ class LanguageModel:
       does that of a draft as wide.
     max_positions: positions the model was made for, or None if unbounded.
       Prompts and completions stay below; drafted nodes may be fed beyond, where
-      no token is ever emitted, and whatever the model says there (NaN too)
-      changes nothing but the speed.
+      no token is ever emitted, and NaN changes nothing but the speed.
     takes_rows: whether `apply` touches keys and values by `write_rows`,
       `read_rows` and the like alone, so that they may be one row of a larger
       cache (`specjax.cache.RowOf`): then prompts are read in place.

@@ -7,6 +7,7 @@ target's alone.
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,14 +16,6 @@ from jax import Array, lax
 from specjax import calls, random
 from specjax import penalties as penalties_lib
 from specjax.types import Sampling
-
-_ELSEWHERE = {
-  "max_new_tokens": "give max_new_tokens to specjax.Engine or Decoder.init",
-  "max_tokens": "give max_new_tokens to specjax.Engine or Decoder.init",
-  "stop_tokens": "give stop_tokens to specjax.Engine or Decoder.init",
-  "seed": "give seed to specjax.Engine, or rng_key to Decoder.init",
-  "rng_key": "give seed to specjax.Engine, or rng_key to Decoder.init",
-}
 
 
 def make_sampling(
@@ -56,36 +49,25 @@ def make_sampling(
     ValueError: for values out of range (checked when they are concrete).
     TypeError: for an unknown argument.
   """
-  penalty_names = tuple(penalties_lib.make.__kwdefaults__ or ())
-  for name in penalties.keys() - {*penalty_names}:
-    near = calls.guess(
-      name, ("temperature", "top_k", "top_p", "min_p", *penalty_names)
+  known = tuple(penalties_lib.make.__kwdefaults__ or ())
+  for name in penalties.keys() - {*known}:
+    near = calls.guess(name, ("temperature", "top_k", "top_p", "min_p", *known))
+    raise TypeError(
+      f"make_sampling has no argument {name!r}{near} (budgets, stop tokens and "
+      "seeds are given to specjax.Engine or Decoder.init)"
     )
-    where = f": {_ELSEWHERE[name]}" if name in _ELSEWHERE else near
-    raise TypeError(f"make_sampling has no argument {name!r}{where}")
 
-  def rows(name, value, dtype, valid, expected):
-    if value is None:
-      return None
-    value = jnp.asarray(value, dtype)
-    if not isinstance(value, jax.core.Tracer) and not bool(valid(value).all()):
-      raise ValueError(f"{name} must be {expected}, got {value}")
-    return jnp.broadcast_to(value, (batch,))
-
-  f32, i32 = jnp.float32, jnp.int32
-  return Sampling(
-    temperature=rows(
-      "temperature",
-      temperature,
-      f32,
-      lambda x: (x >= 0) & (x < jnp.inf),
-      "finite and >= 0",
-    ),
-    top_k=rows("top_k", top_k, i32, lambda x: x >= 0, ">= 0"),
-    top_p=rows("top_p", top_p, f32, lambda x: (x > 0) & (x <= 1), "in (0, 1]"),
-    min_p=rows("min_p", min_p, f32, lambda x: (x >= 0) & (x <= 1), "in [0, 1]"),
-    penalties=penalties_lib.make(batch, **penalties),
-  )
+  finite = lambda x: (x >= 0) & (x < jnp.inf)
+  each: dict[str, Any] = {
+    name: x if x is None else penalties_lib.per_row(batch, name, x, *kind)
+    for name, x, *kind in (
+      ("temperature", temperature, jnp.float32, finite, "finite and >= 0"),
+      ("top_k", top_k, jnp.int32, lambda x: x >= 0, ">= 0"),
+      ("top_p", top_p, jnp.float32, lambda x: (x > 0) & (x <= 1), "in (0, 1]"),
+      ("min_p", min_p, jnp.float32, lambda x: (x >= 0) & (x <= 1), "in [0, 1]"),
+    )
+  }
+  return Sampling(**each, penalties=penalties_lib.make(batch, **penalties))
 
 
 def as_in(program: Sampling, row: Sampling | None) -> Sampling:
@@ -104,22 +86,18 @@ def as_in(program: Sampling, row: Sampling | None) -> Sampling:
   """
   row = row or make_sampling(1)
   neutral = make_sampling(1, top_k=0, top_p=1.0, min_p=0.0)
+  padded = {}
   for name in ("top_k", "top_p", "min_p"):
-    if getattr(program, name) is None and getattr(row, name) is not None:
+    known, asked = getattr(program, name), getattr(row, name)
+    if known is None and asked is not None:
       raise ValueError(
         f"this state's program does without {name}: begin it with a {name} "
         "that keeps all tokens"
       )
-  return Sampling(
-    temperature=row.temperature,
-    **{
-      name: None
-      if getattr(program, name) is None
-      else getattr(neutral if getattr(row, name) is None else row, name)
-      for name in ("top_k", "top_p", "min_p")
-    },
-    penalties=penalties_lib.as_in(program.penalties, row.penalties),
-  )
+    if known is not None and asked is None:
+      padded[name] = getattr(neutral, name)
+  penalties = penalties_lib.as_in(program.penalties, row.penalties)
+  return dataclasses.replace(row, **padded, penalties=penalties)
 
 
 # What lies between it and 0 would divide logits to infinity. The law is a point

@@ -505,7 +505,7 @@ def decode_on(case: str, mesh) -> dict:
   """Runs one case on a mesh, or on one device without."""
   decoder, params = CASES[case](mesh)
   if mesh:
-    decoder = MeshDecoder(decoder=decoder, mesh=mesh)
+    decoder = MeshDecoder.of(decoder, mesh=mesh)
 
   inputs = INPUTS.get(case)
   more = {}

@@ -41,6 +41,38 @@ def near(logits: np.ndarray, *, noise: float, seed: int) -> np.ndarray:
   return (logits + noise * rng.standard_normal(logits.shape)).astype(np.float32)
 
 
+def attention_mask(cache, positions, mask, *, window=None):
+  """Slots of all that are allocated that T fed tokens see, `bool[B, T, S]`.
+
+  The T tokens are in slots `cache.length ..`; the other arguments are as
+  `specjax.cache.visible` has them.
+  """
+  fed = positions.shape[1]
+  if mask is None:
+    mask = np.tril(np.ones((fed, fed), bool))
+  trailing = mask.shape[-1]
+  slot = jnp.arange(cache.slots)  # [S]
+  first = cache.length[:, None] + (fed - trailing)  # [B, 1]
+  visible = (slot < first)[:, None, :]  # [B, 1, S]
+  offset = slot - first  # [B, S]
+  inside = (offset >= 0) & (offset < trailing)  # [B, S]
+  if trailing == 1:
+    visible = visible | inside[:, None, :]
+  else:
+    column = jnp.where(inside, offset, trailing)  # [B, S]
+    if mask.ndim == 2:
+      table = jnp.asarray(np.pad(mask, ((0, 0), (0, 1))))  # [T, M + 1]
+      seen = jnp.moveaxis(table[:, column], 0, 1)
+    else:
+      table = jnp.pad(mask, ((0, 0), (0, 0), (0, 1)))
+      seen = jax.vmap(lambda rows, at: rows[:, at])(table, column)
+    visible = visible | seen  # [B, T, S]
+  if window is not None:
+    distance = positions[:, :, None] - cache.positions[:, None, :]
+    visible = visible & (distance < window)
+  return jnp.broadcast_to(visible, (positions.shape[0], fed, cache.slots))
+
+
 SHIFT = 1000  # what each layer adds to the context that the one below has read
 
 
@@ -70,7 +102,7 @@ def table_model(
     if positions is None:
       positions = cache.length[:, None] + jnp.arange(fed)
     cache = cache_lib.write_positions(cache, positions)
-    visible = cache_lib.attention_mask(cache, positions, mask)  # [B, T, S]
+    visible = attention_mask(cache, positions, mask)  # [B, T, S]
     keys = cache_lib.write_rows(
       cache.keys[0], tokens[:, None, :, None], cache.length
     )
@@ -128,7 +160,7 @@ def feature_model(
     if positions is None:
       positions = cache.length[:, None] + jnp.arange(fed)
     cache = cache_lib.write_positions(cache, positions)
-    visible = cache_lib.attention_mask(cache, positions, mask)
+    visible = attention_mask(cache, positions, mask)
     terms = (tokens + 1) * weight_at(positions + ahead)
     entry = jnp.stack([jnp.mod(terms, contexts), hidden[..., 0]], axis=-1)
     keys = cache_lib.write_rows(

@@ -217,7 +217,7 @@ def compile_for(question: Question, devices: list) -> Compiled:
     ),
     drafter=make_drafter(q), rule=rules.get(q.rule), vocab_size=q.vocab_size,
   )  # fmt: skip
-  decoder = MeshDecoder(decoder=inner, mesh=mesh)
+  decoder = MeshDecoder.of(inner, mesh=mesh)
   target = networks.shapes(q.cut_target(), q.weights)
   draft = q.draft and networks.shapes(q.cut_draft(), q.draft_weights)
   if q.head is not None:

@@ -14,7 +14,6 @@ from specjax import random, recurrent
 from specjax.cache import Cache
 from specjax.decode import Decoder
 from specjax.penalties import NONE
-from specjax.runtime.mesh import MeshDecoder
 from specjax.state import DecodeState, StopReason
 from specjax.types import LanguageModel, Params, Penalties, Sampling
 
@@ -50,7 +49,7 @@ def sampling(requests: Sequence[Asked]) -> Sampling:
 
 
 def admit(
-  decoder: Decoder | MeshDecoder,
+  decoder: Decoder,
   params: Params,
   state: DecodeState,
   request: Mapping[str, Any],
@@ -81,7 +80,7 @@ def admit(
 
 
 def rounds(
-  decoder: Decoder | MeshDecoder, window: int, params: Params,
+  decoder: Decoder, window: int, params: Params,
   state: DecodeState, ended, most, wanted,
 ):  # fmt: skip
   """Rounds until one more row is done, and what they emitted.

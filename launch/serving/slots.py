@@ -115,7 +115,7 @@ class Slots:
     self._decoders = {
       depth: replace(one, **recorded)
       if mesh is None
-      else MeshDecoder(decoder=replace(one, **recorded), mesh=mesh)
+      else MeshDecoder.of(replace(one, **recorded), mesh=mesh)
       for depth, one in decoders.items()
     }
     self._params, self._stop_tokens = params, tuple(stop_tokens)

@@ -95,7 +95,7 @@ class Rungs:
     if self.mesh is None:
       state = decoder.steps(params, state, num_steps)
     else:
-      on_mesh = MeshDecoder(decoder=decoder, mesh=self.mesh)
+      on_mesh = MeshDecoder.of(decoder, mesh=self.mesh)
       state = on_mesh.steps(params, state, num_steps)
     counters = state.counters
     back = {

@@ -61,8 +61,9 @@ def check_coins(many: DecodeState, draft: Draft) -> None:
     many: rows that are alike but for their keys.
     draft: what they drafted.
   """
-  keys = random.verification_keys(random.step_keys(many.keys, many.length))
-  coins = np.asarray(random.numbers(keys, jnp.float32)).reshape(len(keys), -1)
+  keys = random.step_keys(many.keys, many.length)
+  coins = np.asarray(random.verification_numbers(keys, jnp.float32))
+  coins = coins.reshape(len(keys), -1)
   for coin in np.minimum((coins * _BINS).astype(int), _BINS - 1).T:
     _check_given(
       draft,

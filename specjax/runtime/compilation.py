@@ -44,7 +44,7 @@ class Programs:
 
 
 def compile_both(
-  decoder: Decoder | MeshDecoder,
+  decoder: Decoder,
   init: Callable[..., DecodeState],
   arguments: tuple,
   options: Mapping[str, Any] = _NOTHING,

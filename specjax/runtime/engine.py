@@ -308,11 +308,11 @@ class Engine:
         "the target is an encoder-decoder, and a request has no input"
       )
 
-  def _mapped(self, decoder: Decoder) -> Decoder | MeshDecoder:
+  def _mapped(self, decoder: Decoder) -> Decoder:
     """A decoder, its rows over the mesh if there is one."""
     if self.mesh is None:
       return decoder
-    return MeshDecoder(decoder=decoder, mesh=self.mesh)
+    return MeshDecoder.of(decoder, mesh=self.mesh)
 
   def _init(self, decoder: Decoder, batch: Batch) -> Callable[..., DecodeState]:
     """A decoder's prefill of a batch's shape, of `_asked`."""

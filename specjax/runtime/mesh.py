@@ -9,7 +9,7 @@ those parts of a drafter's state that all rows share.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,186 +18,95 @@ from jax import Array, lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from specjax import arguments, random, rows
-from specjax import warp as warp_lib
+from specjax import checks, rows
 from specjax.decode import Decoder
+from specjax.prefill import Prompts
 from specjax.state import DecodeState
-from specjax.types import Params, Sampling
+from specjax.types import Params
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MeshDecoder:
+class MeshDecoder(Decoder):
   """A `Decoder` whose rows lie over one axis of a mesh.
 
+  What it is given and gives back is of all rows. Every group of devices runs
+  the methods of `Decoder` on its own rows; of a prompt that one row is given
+  all groups run the passes, and one keeps them.
+
   Attributes:
-    decoder: what is decoded; its models may constrain activations to other axes
-      of the mesh.
-    mesh: the devices.
+    mesh: the devices; models may constrain activations to its other axes.
     row_axis: the mesh axis that rows are cut over. A batch must be a multiple
-      of its size.
+      of its size, and a row that `admit` reads from must be of the same group.
   """
 
-  decoder: Decoder
   mesh: Mesh
   row_axis: str = "data"
 
+  @classmethod
+  def of(cls, decoder: Decoder, mesh: Mesh, **options: Any) -> "MeshDecoder":
+    """The decoder on a mesh."""
+    return cls(**vars(decoder), mesh=mesh, **options)
+
   def __post_init__(self):
+    super().__post_init__()
     if self.row_axis not in self.mesh.shape:
       raise ValueError(
         f"the mesh must have an axis {self.row_axis!r}, got "
         f"{dict(self.mesh.shape)}"
       )
 
-  def init(
-    self,
-    params: Params,
-    prompts: Array,
-    lengths: Array,
-    rng_key: Array,
-    *,
-    buffer_length: int,
-    max_new_tokens: Array | int,
-    sampling: Sampling | None = None,
-    stop_tokens: Sequence[int] | Array = (),
-    ignore_stop: Array | None = None,
-    inputs: Any = None,
+  def _begin(
+    self, params: Params, given: Prompts, buffer_length: int, blank: Any = None
   ) -> DecodeState:
-    """As `Decoder.init`; every group fills the caches of its rows.
-
-    Raises:
-      ValueError: as `Decoder.init`, or if the rows cannot be cut evenly.
-    """
-    prompts, lengths = jnp.asarray(prompts), jnp.asarray(lengths, jnp.int32)
-    max_new_tokens = jnp.asarray(max_new_tokens, jnp.int32)
-    self.decoder.check(
-      params, prompts, lengths, rng_key, buffer_length=buffer_length,
-      max_new_tokens=max_new_tokens, sampling=sampling,
-    )  # fmt: skip
-    batch, groups = prompts.shape[0], self.mesh.shape[self.row_axis]
+    del blank  # of fresh rows
+    batch, groups = len(given.lengths), self.mesh.shape[self.row_axis]
     if batch % groups:
       raise ValueError(
         f"{batch} rows cannot be cut evenly over {groups} groups of devices "
         f"({self.row_axis!r})"
       )
-    if rng_key.ndim == 0:
-      rng_key = random.row_keys(rng_key, jnp.arange(batch))
+    begin = super()._begin
 
-    def alone(params, stop_tokens, prompts, lengths, keys, budgets, *more):
-      sampling, ignored, inputs = more
-      return self.decoder.init(
-        params, prompts, lengths, keys, buffer_length=buffer_length,
-        max_new_tokens=budgets, sampling=sampling, stop_tokens=stop_tokens,
-        ignore_stop=ignored, inputs=inputs,
-      )  # fmt: skip
-
-    def local(params, *more):
-      state = alone(params, *more)
-      drafter = self.decoder.drafter
-      slots = buffer_length + drafter.tree.num_fed
-      inputs = self.decoder.encode_inputs(params, more[-1])
-      empty = drafter.init(params, len(state.length), slots, inputs)
+    def local(params, given):
+      state = begin(params, given, buffer_length)
+      empty = self._blank(params, self._encoded(params, given), buffer_length)
       return self._together(empty, state)
 
-    given = (
-      params, jnp.asarray(stop_tokens, jnp.int32).reshape(-1),
-      prompts, lengths, rng_key, jnp.broadcast_to(max_new_tokens, (batch,)),
-      sampling or warp_lib.make_sampling(batch),
-      None if ignore_stop is None else jnp.asarray(ignore_stop, bool), inputs,
-    )  # fmt: skip
-    in_specs = (P(), P(), *[P(self.row_axis)] * 7)
-    shapes = jax.eval_shape(alone, *given)
-    return self._map(local, in_specs, self.specs(shapes))(*given)
-
-  def admit(
-    self,
-    params: Params,
-    state: DecodeState,
-    row: Array | int,
-    prompt: Array,
-    length: Array | int,
-    rng_key: Array,
-    *,
-    max_new_tokens: Array | int,
-    sampling: Sampling | None = None,
-    ignore_stop: Array | bool = False,
-    inputs: Any = None,
-    source: Array | int | None = None,
-    keep: Array | int = 0,
-  ) -> DecodeState:
-    """As `Decoder.admit`; every group reads the prompt, one keeps it.
-
-    A `source` must be of the same group as the row: no text is sent to others.
-    """
-    self.decoder.check_request(
-      params, state, prompt, length, rng_key, max_new_tokens=max_new_tokens,
-      sampling=sampling,
-    )  # fmt: skip
-    share = len(state.length) // self.mesh.shape[self.row_axis]
-
-    def local(
-      params, state, row, prompt, length, key, budget, sampling, ignore, inputs,
-      source, keep,
-    ):  # fmt: skip
-      first = lax.axis_index(self.row_axis) * share
-      after = self.decoder.admit(
-        params, state, row - first, prompt, length, key, max_new_tokens=budget,
-        sampling=sampling, ignore_stop=ignore, inputs=inputs,
-        source=None if source is None else source - first, keep=keep,
-      )  # fmt: skip
-      if source is None:
-        return after
-      return self._of_owner(state, after, row - first)
-
-    return self._run(
-      local, params, state, row, prompt, length, rng_key, max_new_tokens,
-      sampling, ignore_stop, inputs, source, keep,
-    )  # fmt: skip
-
-  def extend(
-    self,
-    params: Params,
-    state: DecodeState,
-    row: Array | int,
-    tokens: Array,
-    count: Array | int,
-    *,
-    max_new_tokens: Array | int,
-    sampling: Sampling | None = None,
-  ) -> DecodeState:
-    """As `Decoder.extend`; every group reads the tokens, one keeps them."""
-    row, tokens = jnp.asarray(row, jnp.int32), jnp.asarray(tokens)
-    count = jnp.asarray(count, jnp.int32)
-    max_new_tokens = jnp.asarray(max_new_tokens, jnp.int32)
-    self.decoder.check_extension(
-      params, state, row, tokens, count, max_new_tokens=max_new_tokens
+    cut = jax.tree.map(lambda _: P(self.row_axis), given)
+    cut = dataclasses.replace(cut, stop_tokens=P())
+    state = jax.eval_shape(
+      lambda params, given: begin(params, given, buffer_length), params, given
     )
-    share = len(state.length) // self.mesh.shape[self.row_axis]
+    return self._map(local, (P(), cut), self.specs(state))(params, given)
 
-    def local(params, state, row, tokens, count, budget, sampling):
-      at = row - lax.axis_index(self.row_axis) * share
-      after = self.decoder.extend(
-        params, state, at, tokens, count, max_new_tokens=budget,
-        sampling=sampling,
-      )  # fmt: skip
-      return self._of_owner(state, after, at)
+  def _admitted(
+    self, params: Params, state: DecodeState, row, given: Prompts, source, keep
+  ) -> DecodeState:
+    one = super()._admitted
+    return self._of_row(
+      lambda params, state, first, row, given, source, keep: one(
+        params, state, row - first, given,
+        None if source is None else source - first, keep,
+      ),
+      params, state, row, given, source, keep,
+    )  # fmt: skip
 
-    return self._run(
-      local, params, state, row, tokens, count, max_new_tokens, sampling
-    )
-
-  def generate(self, params: Params, state: DecodeState) -> DecodeState:
-    """As `Decoder.generate`, until the rows of every group are done."""
-
-    def local(params, state):
-      return self._loop(params, state, lambda s: True)
-
-    return self._run(local, params, state)
+  def _extended(
+    self, params: Params, state: DecodeState, row: Array, *more: Any
+  ) -> DecodeState:
+    one = super()._extended
+    return self._of_row(
+      lambda params, state, first, row, *more: one(
+        params, state, row - first, *more
+      ),
+      params, state, row, *more,
+    )  # fmt: skip
 
   def steps(
     self,
     params: Params,
     state: DecodeState,
-    num_steps: Array | int,
+    num_steps: Array | int | None,
     *,
     num_idle: Array | int | None = None,
   ) -> DecodeState:
@@ -207,15 +116,20 @@ class MeshDecoder:
       first = state.num_steps
 
       def goes_on(state):
-        left = state.num_steps - first < num_steps
-        if num_idle is not None:
-          idle = lax.psum(jnp.sum(state.done), self.row_axis)
-          left &= idle < num_idle
-        return left
+        mine = self._goes_on(state, first, num_steps, num_idle)
+        return lax.pmax(mine.astype(jnp.int32), self.row_axis) > 0
 
-      return self._loop(params, state, goes_on)
+      def body(carry):
+        before = carry[0].drafter_state
+        state = self._together(before, self.step(params, carry[0])[0])
+        return state, goes_on(state)
+
+      return lax.while_loop(lambda c: c[1], body, (state, goes_on(state)))[0]
 
     return self._run(local, params, state, num_steps, num_idle)
+
+  def _num_done(self, state: DecodeState) -> Array:
+    return lax.psum(super()._num_done(state), self.row_axis)
 
   def specs(self, state: DecodeState):
     """The `PartitionSpec`s of a state over the row axis, one for every leaf.
@@ -224,7 +138,7 @@ class MeshDecoder:
       ValueError: if the drafter does not say which axes of its state are rows
         (`Drafter.row_axes`), or says what cannot be.
     """
-    count, drafter = len(state.length), self.decoder.drafter
+    count = len(state.length)
 
     def spec(axis, x):
       if axis is None:
@@ -232,14 +146,39 @@ class MeshDecoder:
       if x.shape[axis : axis + 1] != (count,):
         raise ValueError(
           f"axis {axis} must be the {count} rows, got an array of shape "
-          f"{x.shape} (row_axes of drafter {drafter.name!r})"
+          f"{x.shape} (row_axes of drafter {self.drafter.name!r})"
         )
       return P(*[None] * axis, self.row_axis)
 
-    return rows.over_leaves(spec, self.decoder.row_axes(state), state)
+    return rows.over_leaves(spec, self.row_axes(state), state)
+
+  def _of_row(
+    self, run: Callable[..., DecodeState], params, state, row, *more
+  ) -> DecodeState:
+    """Runs on every group what one row is given, `(.., its first row, ..)`.
+
+    The groups that have not the row pass over a text that is none.
+    """
+    share = len(state.length) // self.mesh.shape[self.row_axis]
+
+    def local(params, before, row, *more):
+      first = lax.axis_index(self.row_axis) * share
+      after = run(params, before, first, row, *more)
+      mine = (row >= first) & (row < first + share)
+      learned = rows.over_leaves(
+        lambda axis, old, new: (
+          jnp.where(mine, new, old) if axis is None else new
+        ),
+        self.drafter.row_axes(before.drafter_state), before.drafter_state,
+        after.drafter_state,
+      )  # fmt: skip
+      after = dataclasses.replace(after, drafter_state=learned)
+      return self._together(before.drafter_state, after)
+
+    return self._run(local, params, state, row, *more)
 
   def _run(self, local, params, state, *more):
-    arguments.check_params(params)
+    checks.params(params)
     specs = self.specs(state)
     in_specs = (P(), specs, *(P() for _ in more))
     more = jax.tree.map(jnp.asarray, more)
@@ -255,37 +194,6 @@ class MeshDecoder:
       check_vma=False,
     )
 
-  def _loop(self, params, state, goes_on):
-    """Rounds until no group has work, which they ask each other after each."""
-
-    def any_left(state):
-      mine = ~jnp.all(state.done) & goes_on(state)
-      return lax.pmax(mine.astype(jnp.int32), self.row_axis) > 0
-
-    def body(carry):
-      state = self.decoder.step(params, carry[0])[0]
-      state = self._together(carry[0].drafter_state, state)
-      return state, any_left(state)
-
-    return lax.while_loop(lambda c: c[1], body, (state, any_left(state)))[0]
-
-  def _of_owner(
-    self, before: DecodeState, after: DecodeState, row: Array
-  ) -> DecodeState:
-    """A state after tokens were read to a row, which one group has.
-
-    The others have read the tokens behind a text that is none.
-    """
-    mine = (row >= 0) & (row < len(before.length))
-    learned = rows.over_leaves(
-      lambda axis, old, new: jnp.where(mine, new, old) if axis is None else new,
-      self.decoder.drafter.row_axes(before.drafter_state),
-      before.drafter_state,
-      after.drafter_state,
-    )
-    after = dataclasses.replace(after, drafter_state=learned)
-    return self._together(before.drafter_state, after)
-
   def _together(self, before: Any, state: DecodeState) -> DecodeState:
     """Sums every group's changes since `before` to leaves that rows share."""
 
@@ -295,6 +203,6 @@ class MeshDecoder:
       added = jnp.where(new == old, 0, new - old)  # of -inf too
       return old + lax.psum(added, self.row_axis)
 
-    axes = self.decoder.drafter.row_axes(before)
+    axes = self.drafter.row_axes(before)
     together = rows.over_leaves(of, axes, before, state.drafter_state)
     return dataclasses.replace(state, drafter_state=together)

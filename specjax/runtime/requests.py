@@ -172,27 +172,17 @@ def make_batches(
     prompts, key=lambda p: (len(input_ids_of(p)), len(p.token_ids))
   )
   return [
-    batch_of(ordered[start : start + rows], rows=rows, max_width=max_width)
+    _batch_of(ordered[start : start + rows], rows, max_width)
     for start in range(0, len(ordered), rows)
   ]
 
 
-def batch_of(
-  prompts: Sequence[Request],
-  *,
-  rows: int | None = None,
-  max_width: int | None = None,
-) -> Batch:
-  """One batch of prompts, padded; `rows` default to as many as prompts."""
-  longest = lambda texts: max(map(len, texts))
-  width = _rounded(longest([p.token_ids for p in prompts]))
-  read = longest([input_ids_of(p) for p in prompts])
-  return Batch(
-    tuple(prompts),
-    rows or len(prompts),
-    width if max_width is None else min(width, max_width),
-    read and _rounded(read),
-  )
+def _batch_of(prompts: Sequence[Request], rows: int, max_width: int) -> Batch:
+  """One batch of prompts, padded."""
+  longest = max(len(p.token_ids) for p in prompts)
+  read = max(len(input_ids_of(p)) for p in prompts)
+  width = min(_rounded(longest), max_width)
+  return Batch(tuple(prompts), rows, width, read and _rounded(read))
 
 
 def batch_of_tokens(
@@ -229,7 +219,7 @@ def batch_of_tokens(
     for i, (ids, one) in enumerate(zip(prompts, settings, strict=True))
   ]
   longest = max(len(ids) for ids in prompts)
-  return batch_of(requests, max_width=max(longest, max_width))
+  return _batch_of(requests, len(prompts), max(longest, max_width))
 
 
 def _rounded(length: int) -> int:

@@ -4,8 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import toys
 
 from specjax import cache as cache_lib
+from specjax import rows as rows_lib
 from specjax import tree as tree_lib
 
 pytestmark = pytest.mark.gpu
@@ -89,11 +91,11 @@ def test_one_row_is_written_and_read_where_it_is(row, layer):
 def test_a_text_is_copied_in_whole_blocks_and_no_other_row_is_touched(
   source, row, count, stacked, monkeypatch
 ):
-  monkeypatch.setattr(cache_lib, "_COPIED", 4)
+  monkeypatch.setattr(rows_lib, "_COPIED", 4)
   rng = np.random.default_rng(0)
   shape = (2, 3, HEADS, 11, CHANNELS)[not stacked :]
   buffers = tuple(rng.standard_normal(shape).astype("f") for _ in range(2))
-  copied = jax.jit(cache_lib.copy_text)(
+  copied = jax.jit(rows_lib._copy_text)(
     jax.tree.map(jnp.asarray, buffers), *map(jnp.int32, (source, row, count))
   )
   slots = min(-(-count // 4) * 4, 11)
@@ -151,7 +153,7 @@ def test_mask_shows_committed_slots_and_ancestors_only():
   tree = tree_lib.paths(2, 2)  # 0 -> 1, 2; 1 -> 3; 2 -> 4
   cache = make(2, 12, length=jnp.array([3, 6]))
   positions = cache.length[:, None] + tree.depth
-  mask = np.asarray(cache_lib.attention_mask(cache, positions, tree.ancestors))
+  mask = np.asarray(toys.attention_mask(cache, positions, tree.ancestors))
   for b, length in enumerate([3, 6]):
     for node in range(5):
       expected = np.zeros(12, bool)
@@ -164,9 +166,7 @@ def test_mask_may_reach_back_over_slots_fed_earlier():
   # Two tokens are fed now; four came before them in the same tree.
   rule = np.array([[1, 0, 1, 0, 1, 0], [0, 1, 0, 1, 0, 1]], bool)
   cache = make(1, 10, length=jnp.array([7]))
-  mask = np.asarray(cache_lib.attention_mask(cache, jnp.array([[5, 5]]), rule))[
-    0
-  ]
+  mask = np.asarray(toys.attention_mask(cache, jnp.array([[5, 5]]), rule))[0]
   assert mask[:, :3].all()
   np.testing.assert_array_equal(mask[:, 3:9], rule)
   assert not mask[:, 9:].any()
@@ -176,16 +176,10 @@ def test_a_window_hides_old_positions_not_old_slots():
   cache = make(1, 8, length=jnp.array([4])).replace(
     positions=jnp.array([[0, 1, 2, 3, 4, 4, 0, 0]])
   )
-  mask = cache_lib.attention_mask(
+  mask = toys.attention_mask(
     cache, jnp.array([[4, 4]]), np.eye(2, dtype=bool), window=3
   )
   np.testing.assert_array_equal(
     np.asarray(mask)[0].astype(int),
     [[0, 0, 1, 1, 1, 0, 0, 0], [0, 0, 1, 1, 0, 1, 0, 0]],
   )
-
-
-def test_a_window_without_positions_is_refused():
-  cache = make(1, 4).replace(positions=None)
-  with pytest.raises(ValueError, match="keeps positions"):
-    cache_lib.attention_mask(cache, jnp.zeros((1, 1)), None, window=2)

@@ -29,8 +29,7 @@ from decoding import (
 )
 
 import specjax
-from specjax import drafters, rules, siblings
-from specjax import tree as tree_lib
+from specjax import drafters
 from specjax.state import Origin, StopReason
 from specjax.tree import chain
 from specjax.warp import make_sampling
@@ -106,7 +105,7 @@ def test_decoding_works_with_x64_enabled(drafter):
 
 
 def test_a_sampling_batch_of_another_size_is_refused():
-  with pytest.raises(ValueError, match="sampling must have 5 rows"):
+  with pytest.raises(ValueError, match="sampling must have an entry"):
     make("model").init(
       PARAMS, jnp.asarray(PROMPTS), LENGTHS, jax.random.key(0),
       buffer_length=40, max_new_tokens=3, sampling=make_sampling(2),
@@ -211,30 +210,6 @@ def test_seeds_change_samples_and_repeat_them():
   first = rows_of(decode(decoder, start(decoder, key=1)))
   assert first == rows_of(decode(decoder, start(decoder, key=1)))
   assert first != rows_of(decode(decoder, start(decoder, key=2)))
-
-
-def test_gradients_with_respect_to_the_draft_are_finite():
-  """Rules are differentiable, zero probabilities included."""
-  rng = np.random.default_rng(0)
-  tree = tree_lib.chain(2)
-  logits = jnp.asarray(rng.standard_normal((2, 3, 5)), jnp.float32)
-  target = jax.nn.log_softmax(logits.at[0, 0, 1].set(-jnp.inf))
-  tokens = jnp.array([[0, 1, 2], [0, 3, 4]])
-
-  def expected_accepted(draft_logits):
-    law = jax.nn.log_softmax(draft_logits)
-    draft = specjax.Draft(
-      tree=tree, siblings=siblings.IID, tokens=tokens, log_probs=law
-    )
-    actual = rules.get("token").verify(draft, draft.topology(), target)
-    after = jnp.exp(actual.next_log_probs(jnp.array([0, 1])))
-    return actual.node_probs @ jnp.arange(3.0) @ jnp.ones(2) + after[0, 0]
-
-  grad = jax.grad(expected_accepted)(
-    jnp.asarray(rng.standard_normal((2, 3, 5)), jnp.float32)
-  )
-  assert np.isfinite(grad).all()
-  assert np.abs(grad).max() > 0
 
 
 def test_vocabularies_may_be_padded_differently():

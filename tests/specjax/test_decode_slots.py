@@ -88,7 +88,7 @@ def test_a_row_may_ignore_what_ends_others(on_mesh):
   if on_mesh:
     auto = (jax.sharding.AxisType.Auto,)
     mesh = jax.make_mesh((1,), ("data",), axis_types=auto)
-    decoder = MeshDecoder(decoder=DECODER, mesh=mesh)
+    decoder = MeshDecoder.of(DECODER, mesh=mesh)
   for ignore_stop, expected in ((True, whole), (False, cut)):
     admitted = admit(decoder, state, 4, prompt, length, ignore_stop=ignore_stop)
     state = decode(DECODER, admitted)

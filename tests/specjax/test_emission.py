@@ -37,6 +37,7 @@ def test_a_path_is_kept_to_its_first_drafted_stop_token_and_the_budget():
   draft = Draft(
     tree=tree, siblings=TOP_K, tokens=jnp.asarray(tokens), log_probs=None
   )
+  now = types.SimpleNamespace(draft=draft, topology=draft.topology())
   kept = np.array(
     [
       [0, 1, 1, 2, 2, 3, 4],
@@ -45,10 +46,10 @@ def test_a_path_is_kept_to_its_first_drafted_stop_token_and_the_budget():
       [0, 1, 1, 2, 1, 3, 4],
     ]
   )
-  actual = emission.kept_depth(state, draft, draft.topology())
+  actual = emission.kept_depth(state, now)
   np.testing.assert_array_equal(actual, kept)
   state.max_length = jnp.full(4, 10 + 2)
-  actual = emission.kept_depth(state, draft, draft.topology())
+  actual = emission.kept_depth(state, now)
   np.testing.assert_array_equal(actual, np.minimum(kept, 2))
   # Ids of the rows' own end them alike, also where those of all do not.
   per_row = make_sampling(4, stop_token_ids=[[8, stop], [], [stop], [stop]])
@@ -56,13 +57,13 @@ def test_a_path_is_kept_to_its_first_drafted_stop_token_and_the_budget():
     per_row,
     jnp.array([True, False, True, True]),
   )
-  actual = emission.kept_depth(state, draft, draft.topology())
+  actual = emission.kept_depth(state, now)
   np.testing.assert_array_equal(actual, np.minimum(kept, 2))
   state.ignores_stop = jnp.ones(4, bool)
-  actual = emission.kept_depth(state, draft, draft.topology())
+  actual = emission.kept_depth(state, now)
   np.testing.assert_array_equal(actual[1], [0, 1, 1, 2, 2, 2, 2])
   state.max_length = jnp.full(4, 10 + room)
-  actual = emission.kept_depth(state, draft, draft.topology())
+  actual = emission.kept_depth(state, now)
   np.testing.assert_array_equal(actual[1], [0, 1, 1, 2, 2, 3, 4])
   np.testing.assert_array_equal(actual[::2], kept[::2])
 

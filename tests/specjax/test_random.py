@@ -157,8 +157,7 @@ def test_a_rows_draw_does_not_depend_on_its_neighbours():
 def test_draws_of_one_round_are_independent_streams():
   keys = random.step_keys(_keys(2000), jnp.full(2000, 7))
   streams = [
-    *random.verification_keys(keys).T,
-    *random.drafted_node_keys(keys, range(1, 4)).T,
+    *random.role_keys(keys, range(5)).T,
     random.step_keys(_keys(2000), jnp.full(2000, 8)),
   ]
   drawn = np.stack([jax.vmap(jax.random.uniform)(s) for s in streams])

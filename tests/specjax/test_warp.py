@@ -199,8 +199,7 @@ def test_settings_out_of_range_are_refused(setting):
 @pytest.mark.parametrize(
   ("name", "message"),
   [
-    ("max_new_tokens", "give max_new_tokens to specjax.Engine or Decoder.init"),
-    ("seed", "give seed to specjax.Engine, or rng_key to Decoder.init"),
+    ("max_new_tokens", "budgets, stop tokens and seeds are given to specjax.E"),
     ("temprature", "'temprature' (did you mean 'temperature'?)"),
     ("presence_penalties", "(did you mean 'presence_penalty'?)"),
   ],

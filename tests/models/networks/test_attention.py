@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import toys
 
 from models.networks import attention
 from models.networks.attention import attend, attend_slots
@@ -109,7 +110,7 @@ def _cached(
   )
   cache = cache.replace(idle=None if idle is None else jnp.asarray(idle))
   sees = cache_lib.visible(cache, positions, mask, window=window)
-  dense = cache_lib.attention_mask(cache, positions, mask, window=window)
+  dense = toys.attention_mask(cache, positions, mask, window=window)
   buffers = (jnp.asarray(cache.keys[0]), jnp.asarray(cache.values[0]))
   return draw(batch, fed, heads, channels), new, buffers, sees, dense
 

@@ -14,6 +14,7 @@ from decoding import LENGTHS, MODEL, PARAMS, PROMPTS, VOCAB, rows_of
 import specjax
 from specjax.drafters.families import lookahead
 from specjax.state import StopReason
+from specjax.tree import fixed_topology
 from specjax.types import Commit, ModelOutput
 from specjax.warp import make_sampling
 
@@ -229,13 +230,14 @@ def test_the_window_is_the_tree_of_the_paper():
   assert len(tree.lanes) == W - 1 + (N - 2) * W
   first = tree.num_nodes - 1
   cell = lambda level, i: level * W + i and first + level * W + i
-  sees = tree.fed_ancestors
+  form = fixed_topology(tree)
+  sees, (depth,) = form.ancestors[0], form.depth
   for level in range(N - 1):
     for i in range(W):
       seen = {cell(0, j) for j in range(i + 1)}
       seen |= {cell(up, i) for up in range(level + 1)}
       assert set(np.flatnonzero(sees[cell(level, i)])) == seen
-      assert tree.fed_depth[cell(level, i)] == level + i
+      assert depth[cell(level, i)] == level + i
   assert not sees[1 : tree.num_nodes, tree.num_nodes :].any()
 
 

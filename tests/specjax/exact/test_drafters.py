@@ -201,7 +201,7 @@ def test_draws_of_its_own_are_held_against_the_laws_by_sampling():
   """A drafter that draws with keys of its own, truly and not."""
 
   def own_draws(draft, context, bend):
-    keys = random.drafted_node_keys(context.keys, range(1, 2))
+    keys = random.role_keys(context.keys, range(2, 3))
     law = draft.log_probs[:, 1:2]
     token = random.categorical(keys, law * bend)[:, 0]
     return dataclasses.replace(
@@ -341,7 +341,7 @@ def test_a_node_that_is_drawn_otherwise_is_sampled():
   inner = of_table(paths(1, 2))
 
   def own_draw(draft, context):
-    keys = random.drafted_node_keys(context.keys, range(2, 3))
+    keys = random.role_keys(context.keys, range(3, 4))
     token = random.categorical(keys, draft.log_probs[:, 2:3])[:, 0]
     tokens = draft.tokens.at[:, 2].set(token.astype(jnp.int32))
     return dataclasses.replace(draft, tokens=tokens)

@@ -35,7 +35,7 @@ def test_caches_are_cut_as_their_models_wherever_they_stand(how):
       ),
       params,
     )  # fmt: skip
-  mapped = MeshDecoder(decoder=decoder, mesh=mesh)
+  mapped = MeshDecoder.of(decoder, mesh=mesh)
   of_target = P(None, None, ("model",), None, None)
   of_draft = P(None, None, "model", None, None)
   actual = compilation._shardings((of_target, of_draft), mapped, state)
