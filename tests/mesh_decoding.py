@@ -350,7 +350,7 @@ HEAD = described.alter(CONFIG, num_kv_heads=8, num_layers=1)
 def mtp_head(num_depths):
   """A head of so many layers of latents, and how it drafts."""
   config = MtpConfig(
-    layer=mesh_models.LATENTS, num_features=16, num_depths=num_depths
+    layers=mesh_models.LATENTS, num_features=16, num_depths=num_depths
   )
   return (
     HeadShape(features=(FINAL,), config=config),
@@ -368,7 +368,7 @@ HEADS = {
     HeadShape(
       features=(0, 1),
       config=EagleConfig(
-        layer=HEAD, generation=3, num_features=32, num_fused=2,
+        layers=HEAD, generation=3, num_features=32, num_fused=2,
         draft_vocab_size=16,
       ),
     ),
@@ -379,7 +379,7 @@ HEADS = {
   "eagle2": (
     HeadShape(
       features=(FINAL,),
-      config=EagleConfig(layer=HEAD, generation=1, num_features=16),
+      config=EagleConfig(layers=HEAD, generation=1, num_features=16),
     ),
     lambda model: (
       drafters.eagle(

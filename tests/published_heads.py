@@ -194,11 +194,11 @@ FORMATS = {
       "1.weight": random(V, H)}.items()},
     "medusa", (FINAL,),
   ),
-  "medusa, one block run twice": (
-    dict(medusa_num_heads=2, medusa_num_layers=2),
+  "medusa, in its model": (
+    dict(medusa_num_heads=2, medusa_num_layers=1),
     {f"medusa_head.{h}.{name}": value for h in range(2) for name, value in {
       "0.linear.weight": random(H, H), "0.linear.bias": random(H),
-      "2.weight": random(V, H)}.items()},
+      "1.weight": random(V, H)}.items()},
     "medusa", (FINAL,),
   ),
   "medusa, vllm, few words": (

@@ -15,9 +15,6 @@ from launch.planning import networks, roofline
 from launch.planning.roofline import Pass
 from models import head_shapes
 from models.head_shapes import HeadShape
-from models.networks.dflash import ParallelConfig
-from models.networks.eagle import EagleConfig
-from models.networks.mtp import MtpConfig
 from models.sharding import Sharding
 from specjax import drafters
 from specjax.types import Drafter, Params
@@ -75,7 +72,8 @@ def passes(
   without = lambda *names: [x for key, x in flat.items() if key[0] not in names]
   read = without("embed")
   c: Any = shape.config
-  if not isinstance(c, EagleConfig | MtpConfig | ParallelConfig):
+  layers = getattr(c, "layers", None)
+  if layers is None:
     # Heads without attention: weights once, and logits of every depth.
     logits = 4 * rows * c.num_heads * c.vocab_size  # float32, whole
     return [
@@ -85,10 +83,9 @@ def passes(
         ici_bytes=(size - 1) / size * logits,
       )
     ]
-  layers = c.layers if isinstance(c, ParallelConfig) else c.layer
   words = c.draft_vocab_size or layers.vocab_size
-  layers = dataclasses.replace(
-    layers, vocab_size=words, tied_embeddings=False, windows=None
+  layers = dataclasses.replace(layers, vocab_size=words).with_attention(
+    lambda a: dataclasses.replace(a, window=None)
   )
   work = networks.work(layers, slots=slots)
 

@@ -139,6 +139,11 @@ def _vocabulary(
   size = config.head.get("draft_vocab_size", 0)
   if not size:
     return None
+  if config.init_from:
+    raise ValueError(
+      "config.head.draft_vocab_size must be 0 with config.init_from: a head "
+      "keeps its vocabulary"
+    )
   path = folder / _VOCABULARY
   if path.is_file() and (folder / "checkpoints").is_dir():
     return np.array(json.loads(path.read_text())["token_ids"], np.int32)
@@ -172,8 +177,6 @@ def _first(
   """The head to begin with, and what it reads of the target."""
   if config.init_from:
     loaded = _loaded(config, target)
-    if ids is not None:
-      head_starts.say(loaded.module, target, ids)
     return loaded.module, loaded.features
   layers = features.layers_read(config, target.config.num_layers)
   return _of_the_target(config, target, layers, ids, tokenizer), layers

@@ -134,7 +134,7 @@ def table(config: EagleConfig) -> dict[str, str]:
     },
     **{
       name: tensor
-      for i in range(1, config.layer.num_layers)
+      for i in range(1, config.layers.num_layers)
       for name, tensor in llama.layer_tensors(
         f"later.{i - 1}.", f"layers.{i}."
       ).items()
@@ -211,7 +211,7 @@ def _first(
         f"{config[key]!r:.80}"
       )
   head = EagleConfig(
-    layer=layer,
+    layers=layer,
     generation=1,
     num_features=target.embed_dim,
     fc_bias=get(config, "bias", bool, True),
@@ -251,7 +251,7 @@ def _third(
   if words is None and "d2t" in tensors:
     words = tensors["d2t"].shape[0]
   head = EagleConfig(
-    layer=layer,
+    layers=layer,
     generation=3,
     num_features=len(layers) * width,
     num_fused=len(layers),

@@ -47,7 +47,7 @@ def normal_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     CheckpointError: if two have one name.
   """
   renamed: dict[str, Tensor] = {}
-  for name, tensor in _repeated(_of_head(tensors)).items():
+  for name, tensor in _of_head(tensors).items():
     for pattern, new in _ALIASES:
       name = pattern.sub(new, name)
     if name in renamed:
@@ -61,41 +61,6 @@ def _of_head(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
   prefix = "medusa_head."
   merged = {n: t for n, t in tensors.items() if n.startswith(prefix)}
   return {n.removeprefix(prefix): t for n, t in merged.items()} or tensors
-
-
-_PROJECTION = re.compile(r"(\d{1,3})\.(\d{1,3})\.weight")
-
-
-def _repeated(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-  """Medusa's blocks, each by its name, where a file has what they share once.
-
-  All blocks of a head are one, run as often as the number of its projection
-  says; safetensors keeps the first name of it.
-
-  Raises:
-    CheckpointError: if some are there, and others are not.
-  """
-  repeated = dict(tensors)
-  for name in tensors:
-    if not (parts := _PROJECTION.fullmatch(name)):
-      continue
-    head, count = parts[1], int(parts[2])
-    block = lambda i, h=head: f"{h}.{i}.linear."
-    has_layer = [
-      any(n.startswith(block(i)) for n in tensors) for i in range(count)
-    ]
-    if all(has_layer) or not any(has_layer):
-      continue
-    if has_layer != [True] + [False] * (count - 1):
-      missing = [
-        f"{block(i)}weight" for i, yes in enumerate(has_layer) if not yes
-      ]
-      raise CheckpointError(f"missing: {', '.join(missing)}")
-    first = [n for n in tensors if n.startswith(block(0))]
-    for i in range(1, count):
-      for n in first:
-        repeated[block(i) + n.removeprefix(block(0))] = tensors[n]
-  return repeated
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

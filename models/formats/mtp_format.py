@@ -25,7 +25,7 @@ from models.formats import (
   json_files,
   weights,
 )
-from models.formats.families import FAMILIES
+from models.formats.families import FAMILIES, llama
 from models.formats.families.family import AS_IS, Layout
 from models.formats.families.reading import get
 from models.formats.huggingface_config import config_from_json, of_text
@@ -90,6 +90,17 @@ MIMO = dataclasses.replace(
   hidden_first=True,
   several=True,
 )
+# Parameters of a head of one layer, and their tensors in speculators' form.
+SAVED = {
+  "embed.embedding": "embed_tokens.weight",
+  **llama.layer_tensors("layer.", "mtp_layers.0."),
+  **{
+    f"{ours}.{'weight' if ours == 'fc' else 'scale'}": (
+      f"mtp_layers.0.{theirs}.weight"
+    )
+    for ours, theirs in SPECULATORS.modules.items()
+  },
+}
 # By the target's `model_type`.
 FORMS = {
   "qwen3_next": QWEN,
@@ -124,7 +135,7 @@ def shape(config: Mapping[str, Any], target: Target | None) -> HeadShape:
   described = head_shapes.mtp_shape(
     config_from_json(_of_layer(config)), num_depths=num_depths(config)
   )
-  layer = described.config.layer
+  layer = described.config.layers
   if is_one(config) and target is not None:
     ours = (layer.vocab_size, layer.embed_dim)
     theirs = (target.vocab_size, target.embed_dim)
@@ -219,7 +230,7 @@ def opened(
     tensors={**(rest if alone else {}), **own},
     locate=functools.partial(_locate, form, family),
     also=frozenset(copies),
-    layers=described.config.layer,
+    layers=described.config.layers,
   )
 
 

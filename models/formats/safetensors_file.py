@@ -1,4 +1,4 @@
-"""Tensors of a safetensors file, floats of eight bits among them.
+"""Safetensors files: reading tensors, floats of eight bits too, and writing.
 
 The package has none of these for NumPy. A file begins with the length of its
 header, which is JSON: the type, the shape and the bytes of every tensor. It is
@@ -10,11 +10,14 @@ import functools
 import json
 import pathlib
 import struct
+import tempfile
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 import safetensors
+import safetensors.numpy
 
 from models.formats.weights import Tensor
 
@@ -45,6 +48,55 @@ def open_tensors(
       read=float8 if kind in _FLOAT8 else functools.partial(_read, file, name),
     )
   return tensors
+
+
+def save(
+  directory: str,
+  settings: Mapping[str, Any],
+  tensors: Mapping[str, np.ndarray],
+  *,
+  dtype,
+  more: Callable[[str], None] = lambda folder: None,
+) -> None:
+  """Writes `config.json` and `model.safetensors`.
+
+  Files are written elsewhere first and then renamed, `config.json` last: a
+  directory without one is incomplete.
+
+  Args:
+    directory: created if need be; files of the same names are replaced.
+    settings: what `config.json` is to hold.
+    tensors: by their names in the file.
+    dtype: of the floating ones: float32, bfloat16 or float16.
+    more: writes further files into the folder that it is given.
+
+  Raises:
+    ValueError: if the dtype is another one.
+  """
+  dtype = jnp.dtype(dtype)
+  if dtype.name not in ("float32", "bfloat16", "float16"):
+    raise ValueError(
+      f"dtype must be float32, bfloat16 or float16, got {dtype.name}"
+    )
+  arrays = {
+    name: np.ascontiguousarray(
+      x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
+    )
+    for name, x in tensors.items()
+  }
+  path = pathlib.Path(directory)
+  path.mkdir(parents=True, exist_ok=True)
+  with tempfile.TemporaryDirectory(dir=path, prefix=".saving-") as temporary:
+    new = pathlib.Path(temporary)
+    safetensors.numpy.save_file(
+      arrays, new / "model.safetensors", metadata={"format": "pt"}
+    )
+    more(temporary)
+    (new / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
+    (path / "config.json").unlink(missing_ok=True)
+    for file in sorted(new.iterdir(), key=lambda f: f.name == "config.json"):
+      file.chmod(0o644)
+      file.replace(path / file.name)
 
 
 def _read(file: Any, name: str, index: tuple[slice, ...]) -> np.ndarray:

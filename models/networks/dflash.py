@@ -22,7 +22,7 @@ from flax import nnx
 from jax import Array
 
 from models import draft_vocabulary
-from models.networks.heads import HeadConfig, even_sizes
+from models.networks.heads import HeadConfig
 from models.networks.layers import (
   Layer,
   Linear,
@@ -88,18 +88,9 @@ class ParallelConfig(HeadConfig):
     """K."""
     return self.block_size - 1
 
-  @property
-  def max_positions(self) -> int | None:
-    """Positions that it was trained for; None if no file says."""
-    return self.layers.max_positions
-
   def make(self, *, dtype: Any = jnp.float32, rngs: nnx.Rngs) -> "Parallel":
     """The network, with random weights."""
     return Parallel(self, dtype=dtype, rngs=rngs)
-
-  def even_sizes(self) -> tuple[int, ...]:
-    """Sizes that must be multiples of the number of devices."""
-    return even_sizes(self.layers, self.draft_vocab_size)
 
 
 class Parallel(nnx.Module):

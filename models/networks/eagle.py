@@ -20,7 +20,7 @@ from flax import nnx
 from jax import Array
 
 from models import draft_vocabulary
-from models.networks.heads import HeadConfig, even_sizes
+from models.networks.heads import HeadConfig
 from models.networks.layers import (
   Attention,
   Layer,
@@ -46,7 +46,7 @@ class EagleConfig(HeadConfig):
   """Shapes and switches of a head.
 
   Attributes:
-    layer: of its layers: `embed_dim` is H, `vocab_size` V, and `num_layers` 1
+    layers: of its layers: `embed_dim` is H, `vocab_size` V, and `num_layers` 1
       but in some of speculators' EAGLE-3 heads. Rotary frequencies are the
       head's own, whatever the target's are.
     generation: 1 (of EAGLE-1 and 2) or 3.
@@ -61,7 +61,7 @@ class EagleConfig(HeadConfig):
     norm_output: what is fed back is the normed hidden state (EAGLE-3.1).
   """
 
-  layer: TransformerConfig
+  layers: TransformerConfig
   generation: int
   num_features: int
   num_fused: int = 1
@@ -75,9 +75,9 @@ class EagleConfig(HeadConfig):
   def __post_init__(self):
     if self.generation not in (1, 3):
       raise ValueError(f"generation must be 1 or 3, got {self.generation}")
-    if self.generation == 1 and self.layer.num_layers != 1:
+    if self.generation == 1 and self.layers.num_layers != 1:
       raise ValueError(
-        f"EAGLE-1's head has one layer, got {self.layer.num_layers}"
+        f"EAGLE-1's head has one layer, got {self.layers.num_layers}"
       )
     if self.norm_before_fc and self.fc_norm:
       raise ValueError("norm_before_fc and fc_norm exclude each other")
@@ -86,9 +86,9 @@ class EagleConfig(HeadConfig):
         f"{self.num_features} features are not of {self.num_fused} layers"
       )
     width = self.draft_vocab_size
-    if width is not None and not 1 <= width <= self.layer.vocab_size:
+    if width is not None and not 1 <= width <= self.layers.vocab_size:
       raise ValueError(
-        f"draft_vocab_size must be in 1..{self.layer.vocab_size}, got {width}"
+        f"draft_vocab_size must be in 1..{self.layers.vocab_size}, got {width}"
       )
 
   @property
@@ -102,19 +102,10 @@ class EagleConfig(HeadConfig):
     first = self.generation == 1
     return frozenset({"embed", "lm_head"} if first else {"embed"})
 
-  @property
-  def max_positions(self) -> int | None:
-    """Positions that it was trained for; None if no file says."""
-    return self.layer.max_positions
-
   def make(self, *, dtype: Any = jnp.float32, rngs: nnx.Rngs):
     """The network, with random weights."""
     kind = Eagle if self.generation == 1 else Eagle3
     return kind(self, dtype=dtype, rngs=rngs)
-
-  def even_sizes(self) -> tuple[int, ...]:
-    """Sizes that must be multiples of the number of devices."""
-    return even_sizes(self.layer, self.draft_vocab_size)
 
 
 def anywhere(x: Array, name: str) -> Array:
@@ -133,7 +124,7 @@ class Eagle(nnx.Module):
   """
 
   def __init__(self, config: EagleConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
-    c = config.layer
+    c = config.layers
     self.config = config
     self.dtype = jnp.dtype(dtype)
     self.embed = nnx.Embed(
@@ -168,7 +159,7 @@ class Eagle(nnx.Module):
       `f32[B, T, V]` logits, `[B, T, H]` states, and keys and values as given.
     """
     (kv,), layer = kvs, jnp.int32(0) if stacked else None
-    sees = sees[self.config.layer.windows[0]]
+    sees = sees[self.config.layers.windows[0]]
     both = [self.embed(tokens), hidden.astype(self.dtype)]
     x = put(self.fc(jnp.concatenate(both, axis=-1)), "act_btd")
     out, kv = self.attention(x, rotary, sees, kv, start, layer=layer)
@@ -187,7 +178,7 @@ class Eagle3(nnx.Module):
   """
 
   def __init__(self, config: EagleConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
-    c, features = config.layer, config.num_features
+    c, features = config.layers, config.num_features
     self.config = config
     self.dtype = jnp.dtype(dtype)
     norm = lambda dim: make_norm(c, dim, dtype, rngs)
@@ -231,7 +222,7 @@ class Eagle3(nnx.Module):
     put=anywhere,
   ):  # fmt: skip
     """As `Eagle.__call__`."""
-    kvs, windows = list(kvs), self.config.layer.windows
+    kvs, windows = list(kvs), self.config.layers.windows
     place = lambda i: 0 if stacked else i
     number = lambda i: jnp.int32(i) if stacked else None
     hidden = hidden.astype(self.dtype)
@@ -252,7 +243,7 @@ class Eagle3(nnx.Module):
     logits = put(self.lm_head(read).astype(jnp.float32), "logits_btv")
     if self.config.draft_vocab_size is not None:
       logits = draft_vocabulary.spread(
-        logits, self.target_ids[...], self.config.layer.vocab_size
+        logits, self.target_ids[...], self.config.layers.vocab_size
       )
     return logits, read if self.config.norm_output else x, tuple(kvs)
 
@@ -271,7 +262,7 @@ def as_feature_model(
   Returns:
     The `FeatureModel` and the parameters to call it with.
   """
-  config, layer = module.config, module.config.layer
+  config, layer = module.config, module.config.layers
   merge, params = split(module)
   put = functools.partial(constrain, sharding=sharding)
   stacked = sharding is not None  # as the target's cache is on a mesh

@@ -81,11 +81,6 @@ class AssistantConfig(HeadConfig):
   kind = "assistant"
   shared = frozenset({"embed"})
 
-  @property
-  def max_positions(self) -> int | None:
-    """Positions that it was trained for; None if no file says."""
-    return self.layers.max_positions
-
   def make(self, *, dtype: Any = jnp.float32, rngs: nnx.Rngs) -> "Assistant":
     """The network, with random weights."""
     return Assistant(self, dtype=dtype, rngs=rngs)

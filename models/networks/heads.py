@@ -5,13 +5,17 @@ from typing import Any
 
 from flax import nnx
 
-from models.networks.description import TransformerConfig, mlp_width
+from models.networks.description import mlp_width
 from models.sharding import Sharding
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HeadConfig:
-  """Base of heads' configurations; what it says holds for the simplest."""
+  """Base of heads' configurations.
+
+  Those of heads that attend have `layers`, a
+  `models.networks.description.TransformerConfig` of their own layers.
+  """
 
   @property
   def kind(self) -> str:
@@ -36,19 +40,25 @@ class HeadConfig:
   @property
   def max_positions(self) -> int | None:
     """Positions that it was trained for; None if no file says."""
-    return None
+    layers = getattr(self, "layers", None)
+    return layers and layers.max_positions
 
   def make(self, *, dtype: Any, rngs: nnx.Rngs) -> Any:
     """The network, with random weights."""
     raise NotImplementedError
 
-  def even_sizes(self) -> tuple[int, ...]:
+  def even_sizes(self: Any) -> tuple[int, ...]:
     """Sizes that must be multiples of the number of devices.
 
     Raises:
       ValueError: for a head that runs on one device.
     """
-    raise NotImplementedError
+    layers = self.layers
+    a, words = layers.attention, layers.vocab_size
+    return (
+      a.num_heads, a.num_kv_heads, mlp_width(layers.layers[0]),
+      layers.embed_dim, words, self.draft_vocab_size or words,
+    )  # fmt: skip
 
   def cut(self, sharding: Sharding, parts: int) -> tuple[Any, Sharding]:
     """The head as so many devices hold it, and its rules on them.
@@ -62,12 +72,3 @@ class HeadConfig:
     """
     del parts
     return self, sharding
-
-
-def even_sizes(layer: TransformerConfig, words: int | None) -> tuple[int, ...]:
-  """`HeadConfig.even_sizes` of dense layers and a draft vocabulary."""
-  a = layer.attention
-  return (
-    a.num_heads, a.num_kv_heads, mlp_width(layer.layers[0]), layer.embed_dim,
-    layer.vocab_size, words or layer.vocab_size,
-  )  # fmt: skip

@@ -33,7 +33,7 @@ class MtpConfig(HeadConfig):
   """Shapes of a head.
 
   Attributes:
-    layer: of each of its layers, as a model of one layer.
+    layers: of each of its layers, as a model of one layer.
     num_features: F, width of the target's final hidden state.
     num_depths: D, layers of that kind, each for a drafted token.
     normed: whether hidden states are read after their norms: the target's after
@@ -42,7 +42,7 @@ class MtpConfig(HeadConfig):
       are.
   """
 
-  layer: TransformerConfig
+  layers: TransformerConfig
   num_features: int
   num_depths: int = 1
   normed: bool = True
@@ -50,11 +50,6 @@ class MtpConfig(HeadConfig):
 
   kind = "mtp"
   shared = frozenset({"embed", "lm_head"})
-
-  @property
-  def max_positions(self) -> int | None:
-    """Positions that it was trained for; None if no file says."""
-    return self.layer.max_positions
 
   def make(self, *, dtype: Any = jnp.float32, rngs: nnx.Rngs) -> "Mtp":
     """The network, with random weights."""
@@ -64,7 +59,7 @@ class MtpConfig(HeadConfig):
     """Sizes that must be multiples of the number of devices."""
     # Of experts numbers or widths will do (`models.networks.mixture.cut_by`),
     # and a latent is repeated.
-    layer = self.layer.layers[0]
+    layer = self.layers.layers[0]
     attention, block = layer.attention, layer.feed_forward
     assert isinstance(attention, AttentionSpec)
     one = attention.latent is not None
@@ -72,18 +67,18 @@ class MtpConfig(HeadConfig):
       attention.num_heads,
       *(() if one else (attention.num_kv_heads,)),
       block.shared_dim if isinstance(block, Mixture) else block.width,
-      self.layer.embed_dim,
-      self.layer.vocab_size,
+      self.layers.embed_dim,
+      self.layers.vocab_size,
     )
 
   def cut(self, sharding: Sharding, parts: int) -> tuple["MtpConfig", Sharding]:
     """As `HeadConfig.cut`, which has no experts."""
-    layer = self.layer
-    if any(a.latent is not None for a in layer.attentions.values()):
-      layer = sharding_lib.kv_heads_for(layer, parts)
-    sharding = sharding_lib.for_experts(layer, sharding, parts)
+    layers = self.layers
+    if any(a.latent is not None for a in layers.attentions.values()):
+      layers = sharding_lib.kv_heads_for(layers, parts)
+    sharding = sharding_lib.for_experts(layers, sharding, parts)
     axes = sharding.axes if sharding.experts == "expert" else ()
-    return dataclasses.replace(self, layer=layer, expert_axes=axes), sharding
+    return dataclasses.replace(self, layers=layers, expert_axes=axes), sharding
 
 
 def config_of(target: TransformerConfig, *, num_depths: int = 1) -> MtpConfig:
@@ -97,7 +92,7 @@ def config_of(target: TransformerConfig, *, num_depths: int = 1) -> MtpConfig:
   """
   mixes = lambda i: isinstance(target.layers[i].feed_forward, Mixture)
   last = max(target.attentions, key=lambda i: (mixes(i), i))
-  layer = TransformerConfig(
+  layers = TransformerConfig(
     layers=(target.layers[last],),
     vocab_size=target.vocab_size,
     embed_dim=target.embed_dim,
@@ -106,7 +101,7 @@ def config_of(target: TransformerConfig, *, num_depths: int = 1) -> MtpConfig:
     norm_eps=target.norm_eps,
   )
   return MtpConfig(
-    layer=layer, num_features=target.embed_dim, num_depths=num_depths
+    layers=layers, num_features=target.embed_dim, num_depths=num_depths
   )
 
 
@@ -114,7 +109,7 @@ class Depth(nnx.Module):
   """A layer of a head, and what is before and after it."""
 
   def __init__(self, config: MtpConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
-    c = config.layer
+    c = config.layers
     norm = lambda: make_norm(c, c.embed_dim, dtype, rngs)
     self.embed_norm, self.hidden_norm = norm(), norm()
     self.fc = Linear(2 * c.embed_dim, c.embed_dim, False, dtype, rngs)
@@ -144,7 +139,7 @@ class Mtp(Depth):
   """
 
   def __init__(self, config: MtpConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
-    c = config.layer
+    c = config.layers
     self.config = config
     self.dtype = jnp.dtype(dtype)
     self.embed = nnx.Embed(
@@ -168,7 +163,7 @@ class Mtp(Depth):
     layer = self.later[depth - 1] if depth else self
     x, read, kv = layer.states(
       self.embed(tokens), hidden.astype(self.dtype), rotary,
-      sees[self.config.layer.windows[0]], kv, start, number=number, put=put,
+      sees[self.config.layers.windows[0]], kv, start, number=number, put=put,
     )  # fmt: skip
     wide = jnp.promote_types(self.dtype, jnp.float32)
     logits = put(self.lm_head(read).astype(wide), "logits_btv")

@@ -67,7 +67,7 @@ def unroll(
   length = features.shape[1]
   causal = jnp.asarray(np.tril(np.ones((length, length), bool)))
   mask = causal & (segments[:, :, None] == segments[:, None, :])
-  layer = module.config.layer
+  layer = module.config.layers
   masks = {
     w: mask & (positions[:, :, None] - positions[:, None] < (w or length))
     for w in {*layer.windows}

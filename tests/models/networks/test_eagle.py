@@ -24,11 +24,11 @@ LAYER = llama_config(
   head_dim=6, mlp_dim=20, max_positions=64, norm_eps=1e-4, rope_theta=500.0,
 )  # fmt: skip
 EAGLE3 = eagle.EagleConfig(
-  layer=LAYER, generation=3, num_features=36, num_fused=3, draft_vocab_size=9
+  layers=LAYER, generation=3, num_features=36, num_fused=3, draft_vocab_size=9
 )
 CONFIGS = {
   "eagle": eagle.EagleConfig(
-    layer=described.alter(LAYER, qkv_bias=True),
+    layers=described.alter(LAYER, qkv_bias=True),
     generation=1, num_features=12, fc_bias=True,
   ),
   "eagle3": EAGLE3,
@@ -38,11 +38,11 @@ CONFIGS = {
   "eagle3.1": dataclasses.replace(EAGLE3, fc_norm=True, norm_output=True),
   "norm before fc": dataclasses.replace(EAGLE3, norm_before_fc=True),
   "three layers": dataclasses.replace(
-    EAGLE3, layer=described.alter(LAYER, num_layers=3)
+    EAGLE3, layers=described.alter(LAYER, num_layers=3)
   ),
   "windows": dataclasses.replace(
     EAGLE3,
-    layer=described.alter(LAYER, num_layers=3, windows=(2, None, 4)),
+    layers=described.alter(LAYER, num_layers=3, windows=(2, None, 4)),
   ),
 }  # fmt: skip
 TOKENS = np.random.default_rng(0).integers(0, 23, (2, 7))
@@ -71,7 +71,7 @@ class Reference:
   """The formulas, a row and a position at a time."""
 
   def __init__(self, module):
-    self.config, self.c = module.config, module.config.layer
+    self.config, self.c = module.config, module.config.layers
     flat = nnx.to_flat_state(nnx.state(module))
     self.w = {
       ".".join(map(str, k)): np.asarray(v[...], np.float64) for k, v in flat
@@ -241,7 +241,10 @@ def test_layers_that_share_one_cache_say_what_those_with_their_own_say():
   [
     (dict(generation=2), "generation must be 1 or 3, got 2"),
     (dict(norm_before_fc=True, fc_norm=True), "exclude each other"),
-    (dict(generation=1, layer=CONFIGS["three layers"].layer), "has one layer"),
+    (
+      dict(generation=1, layers=CONFIGS["three layers"].layers),
+      "has one layer",
+    ),
     (dict(num_features=35), "35 features are not of 3 layers"),
     (dict(draft_vocab_size=24), r"draft_vocab_size must be in 1\.\.23, got 24"),
   ],

@@ -29,25 +29,25 @@ TOKENS = RNG.integers(0, 11, (ROWS, LENGTH + 1)).astype(np.int32)
 SEGMENTS = np.array([[1] * LENGTH, [1] * 4 + [2] * (LENGTH - 4)], np.int32)
 POSITIONS = np.array([range(LENGTH), [*range(4), *range(LENGTH - 4)]], np.int32)
 HEADS = {
-  "eagle": EagleConfig(layer=LAYER, generation=1, num_features=8),
+  "eagle": EagleConfig(layers=LAYER, generation=1, num_features=8),
   "eagle3": EagleConfig(
-    layer=described.alter(LAYER, qk_norm="head"), generation=3,
+    layers=described.alter(LAYER, qk_norm="head"), generation=3,
     num_features=24, num_fused=3, draft_vocab_size=len(IDS),
   ),
   "eagle3.1": EagleConfig(
-    layer=LAYER, generation=3, num_features=16, num_fused=2, fc_norm=True,
+    layers=LAYER, generation=3, num_features=16, num_fused=2, fc_norm=True,
     norm_output=True, norm_before_residual=True,
   ),
   "two layers": EagleConfig(
-    layer=described.alter(LAYER, num_layers=2), generation=3,
+    layers=described.alter(LAYER, num_layers=2), generation=3,
     num_features=16, num_fused=2,
   ),
   "mtp": MtpConfig(
-    layer=described.alter(LAYER, qk_norm="head"), num_features=8
+    layers=described.alter(LAYER, qk_norm="head"), num_features=8
   ),
 }  # fmt: skip
 WINDOW = EagleConfig(
-  layer=described.alter(LAYER, num_layers=2, windows=(3, None)),
+  layers=described.alter(LAYER, num_layers=2, windows=(3, None)),
   generation=3, num_features=16, num_fused=2,
 )  # fmt: skip
 
@@ -136,6 +136,6 @@ def test_the_first_step_sees_the_window_of_each_layer():
     params, text[:, 1:], hidden, model.init_cache(1, 9)
   )
   np.testing.assert_allclose(first(module), logits, rtol=1e-4, atol=1e-4)
-  whole = dataclasses.replace(WINDOW, layer=HEADS["two layers"].layer)
+  whole = dataclasses.replace(WINDOW, layers=HEADS["two layers"].layers)
   module.config = whole
   assert np.abs(first(module) - logits)[0, 5].max() > 1e-3
