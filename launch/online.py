@@ -56,7 +56,7 @@ def wrapped(
     width = functions.num_features
     lesson = Lesson(
       laws=online.head_laws(functions, vocab_size=vocab_size),
-      fixed=draft.shape.config.shared,
+      fixed=draft.module.config.shared,
     )
   else:
     assert draft is not None  # of what learns

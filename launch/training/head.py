@@ -192,7 +192,7 @@ def _loaded(config, target: Transformer) -> checkpoints.Head:
     )[0],
   )
   head = checkpoints.load_head(config.init_from, network, dtype=jnp.float32)
-  depth, wanted = head.shape.config.num_predicted, config.head
+  depth, wanted = head.module.config.num_predicted, config.head
   if head.kind != wanted.kind or depth not in (None, wanted.depth):
     raise ValueError(
       f"config.init_from ({config.init_from}) is of kind {head.kind} and "

@@ -37,7 +37,7 @@ from models.formats.huggingface_config import packing_of
 from models.formats.weights import CheckpointError, Tensor
 from models.head_shapes import HeadModule, HeadShape, Target
 from models.networks.gemma_assistant import Assistant
-from models.networks.mtp import MtpConfig
+from models.networks.transformer import Features
 from models.sharding import Sharding, num_parts
 
 __all__ = ["Head", "Target", "describe", "is_head", "load", "shape"]
@@ -48,24 +48,19 @@ class Head:
   """A head that is loaded.
 
   Attributes:
-    shape: what it is, and what it reads of the target.
-    module: its network.
+    module: its network, with its configuration.
+    features: of the target, that it reads (`models.networks.transformer`).
     sharding: its rules on a mesh; None on one device.
   """
 
-  shape: HeadShape
   module: HeadModule
+  features: Features
   sharding: Sharding | None = None
 
   @property
   def kind(self) -> str:
     """One of `head_shapes.KINDS`, or "assistant"."""
-    return self.shape.config.kind
-
-  @property
-  def features(self):
-    """The target's features that it reads (`models.networks.transformer`)."""
-    return self.shape.features
+    return self.module.config.kind
 
   def functions(self) -> tuple[Any, Any]:
     """Pure functions and their parameters; see `head_shapes.functions`."""
@@ -77,14 +72,9 @@ class Head:
     Args:
       num_layers: of the target.
     """
-    assert isinstance(self.shape.config, MtpConfig)
-    config = dataclasses.replace(self.shape.config, normed=False)
     module: Any = nnx.merge(*nnx.split(self.module))
-    module.config = config
-    shape = dataclasses.replace(
-      self.shape, config=config, features=(num_layers,)
-    )
-    return dataclasses.replace(self, shape=shape, module=module)
+    module.config = dataclasses.replace(module.config, normed=False)
+    return dataclasses.replace(self, module=module, features=(num_layers,))
 
 
 def is_head(directory: str) -> bool:
@@ -209,7 +199,9 @@ def load(
     if isinstance(module, Assistant):
       assistant_format.order(module, opened.tensors)
   return Head(
-    shape=opened.shape, module=module, sharding=place and place.sharding
+    module=module,
+    features=opened.shape.features,
+    sharding=place and place.sharding,
   )
 
 

@@ -121,7 +121,7 @@ def is_one(config: Mapping[str, Any]) -> bool:
   return config.get("speculators_model_type") == "mtp"
 
 
-def shape(config: Mapping[str, Any], target: Target | None) -> HeadShape:
+def shape(config: Mapping[str, Any], target: Target) -> HeadShape:
   """Shape of the head of a configuration.
 
   Args:
@@ -135,15 +135,8 @@ def shape(config: Mapping[str, Any], target: Target | None) -> HeadShape:
   described = head_shapes.mtp_shape(
     config_from_json(_of_layer(config)), num_depths=num_depths(config)
   )
-  layer = described.config.layers
-  if is_one(config) and target is not None:
-    ours = (layer.vocab_size, layer.embed_dim)
-    theirs = (target.vocab_size, target.embed_dim)
-    if ours != theirs:
-      raise ValueError(
-        f"it was made for {ours[0]} tokens and width {ours[1]}, and the target "
-        f"has {theirs[0]} and {theirs[1]}"
-      )
+  if is_one(config):
+    head_settings.refuse_other_target(described.config.layers, target)
   return described
 
 
@@ -197,7 +190,7 @@ def _of_layer(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def opened(
   config: Mapping[str, Any],
   tensors: Mapping[str, Tensor],
-  target: Target | None,
+  target: Target,
   *,
   compared: bool = True,
 ) -> head_files.Opened:

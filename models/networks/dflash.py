@@ -22,7 +22,7 @@ from flax import nnx
 from jax import Array
 
 from models import draft_vocabulary
-from models.networks.heads import HeadConfig
+from models.networks.heads import HeadConfig, init_cache
 from models.networks.layers import (
   Layer,
   Linear,
@@ -244,26 +244,11 @@ def as_block_model(
   merge, params = split(module)
   put = functools.partial(constrain, sharding=sharding)
 
-  def init_cache(batch: int, slots: int) -> Cache:
-    cache = cache_lib.make_cache(
-      batch=batch,
-      slots=slots,
-      num_layers=layers.num_layers,
-      num_kv_heads=layers.attention.num_kv_heads,
-      head_dim=layers.attention.head_dim,
-      dtype=module.dtype,
-      stacked=sharding is not None,
-    )
-    buffers = lambda xs: tuple(
-      put(x, "cache_lbksc") if x.ndim == 5 else x for x in xs
-    )
-    return cache.replace(keys=buffers(cache.keys), values=buffers(cache.values))
-
   model = BlockModel(
     vocab_size=layers.vocab_size,
     num_features=config.num_features,
     num_depths=config.num_predicted,
-    init_cache=init_cache,
+    init_cache=functools.partial(init_cache, module, sharding),
     read=lambda params, features, cache: merge(params).read(
       features, cache, put
     ),

@@ -20,7 +20,7 @@ from flax import nnx
 from jax import Array
 
 from models import draft_vocabulary
-from models.networks.heads import HeadConfig
+from models.networks.heads import HeadConfig, init_cache
 from models.networks.layers import (
   Attention,
   Layer,
@@ -266,23 +266,8 @@ def as_feature_model(
   merge, params = split(module)
   put = functools.partial(constrain, sharding=sharding)
   stacked = sharding is not None  # as the target's cache is on a mesh
-  windows, attention = {*layer.windows}, layer.attention
-  rope = attention.rope
+  windows, rope = {*layer.windows}, layer.attention.rope
   assert rope is not None
-
-  def init_cache(batch: int, slots: int) -> Cache:
-    cache = cache_lib.make_cache(
-      batch=batch,
-      slots=slots,
-      num_layers=layer.num_layers,
-      num_kv_heads=attention.num_kv_heads,
-      head_dim=attention.head_dim,
-      value_dim=attention.value_dim,
-      dtype=module.dtype,
-      with_positions=any(windows),
-      stacked=stacked,
-    )
-    return laid_out(cache, pairs(cache))
 
   def pairs(cache: Cache):
     return tuple(zip(cache.keys, cache.values, strict=True))
@@ -319,7 +304,9 @@ def as_feature_model(
   model = FeatureModel(
     vocab_size=layer.vocab_size,
     num_features=config.num_features,
-    init_cache=init_cache,
+    init_cache=functools.partial(
+      init_cache, module, sharding, with_positions=any(windows)
+    ),
     fuse=fuse,
     apply=apply,
     max_positions=layer.max_positions,

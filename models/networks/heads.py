@@ -1,12 +1,15 @@
-"""`HeadConfig`, what the configurations of all draft heads have in common."""
+"""What all draft heads have in common: `HeadConfig`, and an empty cache."""
 
 import dataclasses
 from typing import Any
 
+import jax
 from flax import nnx
 
 from models.networks.description import mlp_width
-from models.sharding import Sharding
+from models.sharding import Sharding, constrain
+from specjax import cache as cache_lib
+from specjax.cache import Cache
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -72,3 +75,26 @@ class HeadConfig:
     """
     del parts
     return self, sharding
+
+
+def init_cache(
+  module: Any, sharding: Sharding | None, batch: int, slots: int, **more
+) -> Cache:
+  """An empty cache of a head's layers; stacked, as the target's, on a mesh."""
+  layers, stacked = module.config.layers, sharding is not None
+  cache = cache_lib.make_cache(
+    batch=batch,
+    slots=slots,
+    num_layers=layers.num_layers,
+    num_kv_heads=layers.attention.num_kv_heads,
+    head_dim=layers.attention.head_dim,
+    value_dim=layers.attention.value_dim,
+    dtype=module.dtype,
+    stacked=stacked,
+    **more,
+  )
+  if not stacked:
+    return cache
+  put = lambda x: constrain(x, "cache_lbksc", sharding=sharding)
+  keys, values = jax.tree.map(put, (cache.keys, cache.values))
+  return cache.replace(keys=keys, values=values)

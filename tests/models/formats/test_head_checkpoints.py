@@ -143,7 +143,7 @@ def test_eagles_logits_are_those_of_the_formulas_by_published_names(
   assert head_checkpoints.is_head(directory)
   head = head_checkpoints.load(directory, TARGET)
   assert (head.kind, head.features) == (kind, reads)
-  assert head.shape.config.max_positions == 32
+  assert head.module.config.max_positions == 32
   model, params = head.functions()
   tokens = np.array([3, 7, 11])
   features = RNG.standard_normal((3, model.num_features)).astype(np.float32)
@@ -217,7 +217,7 @@ def test_parts_that_are_read_for_a_mesh_are_those_of_the_whole(tmp_path):
   )  # fmt: skip
   spec = loaded.module.lm_head.weight[...].sharding.spec
   assert spec == place.sharding.column_nd
-  sizes = loaded.shape.config.even_sizes()
+  sizes = loaded.module.config.even_sizes()
   assert {2, 1, MLP, H, V, VD} <= {*sizes}
   assert meshes.most_devices(sizes, 8) == 1
 
