@@ -182,7 +182,11 @@ ASKED = {
 
 @pytest.fixture(scope="module")
 def target():
-  return Transformer(CONFIG, rngs=nnx.Rngs(0))
+  """Of numbers that bfloat16 has."""
+  module = Transformer(CONFIG, rngs=nnx.Rngs(0))
+  rounded = lambda x: x.astype(jnp.bfloat16).astype(x.dtype)
+  nnx.update(module, jax.tree.map(rounded, nnx.state(module)))
+  return module
 
 
 @pytest.fixture(scope="module")
