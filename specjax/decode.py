@@ -290,12 +290,9 @@ class Decoder:
         cache = cache.replace(length=state.length - 1)
       else:
         cache = cache_lib.keep_path(
-          cache,
-          root_slot,
-          emission.path,
-          state.length - 1,
+          cache, root_slot, emission.path, state.length - 1,
           nodes=draft.tree.num_nodes,
-        )
+        )  # fmt: skip
       drafter_state = self.drafter.commit(
         params,
         now.drafter_state,
@@ -310,10 +307,7 @@ class Decoder:
         ),
       )
     state = dataclasses.replace(
-      state,
-      target_cache=cache,
-      drafter_state=drafter_state,
-      counters=counters,
+      state, target_cache=cache, drafter_state=drafter_state, counters=counters
     )
     info = StepInfo(
       draft=draft,

@@ -45,10 +45,7 @@ class Emission:
 
 
 def emit(
-  state: DecodeState,
-  now: Round,
-  node: Array,
-  next_token: Array,
+  state: DecodeState, now: Round, node: Array, next_token: Array
 ) -> Emission:
   """The accepted path and the token after it, cut.
 
@@ -117,10 +114,8 @@ def kept_depth(state: DecodeState, now: Round) -> Array:
   topology, tokens = now.topology, now.draft.tokens
   nodes, deepest = now.draft.tree.num_nodes, now.draft.tree.max_depth
   xp = np if isinstance(topology.depth, np.ndarray) else jnp
-  depth, above = (
-    topology.depth[:, :nodes],
-    topology.ancestors[:, :nodes, :nodes],
-  )
+  depth = topology.depth[:, :nodes]
+  above = topology.ancestors[:, :nodes, :nodes]
   stop = _is_stop(state, tokens[:, :nodes]) & (depth > 0)  # [B, N + 1]
   cut = xp.where(above, depth[:, None, :], deepest)  # [n, ancestor]
   kept = jnp.where(stop[:, None, :], cut, deepest).min(-1)
