@@ -96,7 +96,7 @@ def parse(
     text: as in `data:2,model:4`; "" for all devices on 'model'.
     num_devices: how many there are.
     draft: the draft model, if there is one; of a head, its sizes that devices
-      must divide (`models.head_shapes.HeadShape.even_sizes`).
+      must divide (`models.networks.heads.HeadConfig.even_sizes`).
     draft_devices: devices of a copy of the draft; by default as many as its
       heads allow.
 
