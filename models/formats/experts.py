@@ -73,8 +73,8 @@ def of_projections(
     table: the model's.
 
   Returns:
-    The tensors, named as by `of_experts`; what has another shape, or is there
-    under the other name too, stays as it is.
+    The tensors, named as by `of_experts`; what has another shape stays as it
+    is.
   """
   joined = dict(tensors)
   if not any(".experts.*." in name for name in table.tensors.values()):
@@ -85,22 +85,19 @@ def of_projections(
       own, _ = named(parts[1], "router", "weight")
       if own not in tensors:
         joined[own] = joined.pop(name)
-      continue
-    if not (parts := _FUSED.fullmatch(name)) or len(tensor.shape) != 3:
-      continue
-    experts, rows, width = tensor.shape
-    halves = ["gate", "up"] if parts[2] == "gate_up" else ["down"]
-    new = [named(parts[1], "experts", x)[0] for x in halves]
-    if rows % len(new) or {*new} & {*tensors}:
-      continue
-    del joined[name]
-    count = rows // len(new)
-    for i, key in enumerate(new):
-      joined[key] = dataclasses.replace(
-        tensor,
-        shape=(experts, count, width),
-        read=functools.partial(_read_rows, tensor, i * count, count),
-      )
+    elif (parts := _FUSED.fullmatch(name)) and len(tensor.shape) == 3:
+      halves = ["gate", "up"] if parts[2] == "gate_up" else ["down"]
+      experts, rows, width = tensor.shape
+      count = rows // len(halves)
+      if rows % len(halves):
+        continue
+      del joined[name]
+      for i, half in enumerate(halves):
+        joined[named(parts[1], "experts", half)[0]] = dataclasses.replace(
+          tensor,
+          shape=(experts, count, width),
+          read=functools.partial(_read_rows, tensor, i * count, count),
+        )
   return joined
 
 

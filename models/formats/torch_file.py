@@ -5,7 +5,6 @@
 
 import contextlib
 import pathlib
-from typing import Any
 
 import jax.numpy as jnp
 
@@ -41,31 +40,20 @@ def open_tensors(
     ) from error
   try:
     content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    return {name: _tensor(torch, name, x) for name, x in content.items()}
   except Exception as error:  # a torn or hostile pickle raises anything
     reason = str(error).split(". ")[0].split("\n")[0] or type(error).__name__
     raise ValueError(
       f"cannot read {path} as tensors that torch saved: {reason}"
     ) from error
-  if not isinstance(content, dict) or not all(
-    isinstance(x, torch.Tensor) and _kind(x) for x in content.values()
-  ):
-    raise ValueError(
-      f"cannot read {path}: it is not a dictionary of tensors of "
-      f"{', '.join(_KINDS)}"
-    )
-  tensors = {}
-  for name, tensor in content.items():
-    kind = _kind(tensor)
-    if kind == "BF16":  # a type that torch does not give to NumPy
-      values = tensor.detach().view(torch.int16).numpy().view(jnp.bfloat16)
-    else:
-      values = tensor.detach().numpy()
-    tensors[name] = Tensor(
-      name=name, shape=values.shape, kind=kind, read=values.__getitem__
-    )
-  return tensors
 
 
-def _kind(tensor: Any) -> str:
-  """Its type as safetensors files call it, "" for others."""
-  return _KINDS.get(str(tensor.dtype).removeprefix("torch."), "")
+def _tensor(torch, name: str, tensor) -> Tensor:
+  kind = _KINDS[str(tensor.dtype).removeprefix("torch.")]
+  if kind == "BF16":  # a type that torch does not give to NumPy
+    values = tensor.detach().view(torch.int16).numpy().view(jnp.bfloat16)
+  else:
+    values = tensor.detach().numpy()
+  return Tensor(
+    name=name, shape=values.shape, kind=kind, read=values.__getitem__
+  )

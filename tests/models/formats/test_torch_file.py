@@ -38,23 +38,15 @@ def test_tensors_are_those_that_torch_saved(tmp_path):
   assert not saved
 
 
-def test_other_files_are_refused_in_one_line_and_run_nothing(
-  tmp_path, monkeypatch
-):
+def test_a_file_that_would_run_code_is_refused_and_runs_none(tmp_path):
   path, made = tmp_path / "x.pt", tmp_path / "made"
-  for content, message in (
-    ({"a": Hostile(made)}, "cannot read .*Weights only load failed$"),
-    ([torch.ones(2)], "not a dictionary of tensors"),
-    ({"a": torch.ones(2, dtype=torch.complex64)}, "not a dictionary"),
-  ):
-    torch.save(content, path)
-    with pytest.raises(ValueError, match=message) as error:
-      read(path)
-    assert "\n" not in str(error.value)
-  assert not made.exists()
-  path.write_bytes(path.read_bytes()[:-99])
-  with pytest.raises(ValueError, match="cannot read"):
+  torch.save({"a": Hostile(made)}, path)
+  with pytest.raises(ValueError, match=r"cannot read .*Weights only load fail"):
     read(path)
+  assert not made.exists()
+
+
+def test_without_torch_its_name_is_said(tmp_path, monkeypatch):
   monkeypatch.setitem(sys.modules, "torch", None)
   with pytest.raises(ValueError, match="pip install torch"):
-    read(path)
+    read(tmp_path / "x.pt")
