@@ -8,9 +8,7 @@ Face Hub (`models.hub`).
 
 import contextlib
 import dataclasses
-import functools
 import pathlib
-from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
@@ -27,28 +25,28 @@ from models.formats import (
   huggingface,
   trained,
 )
+from models.formats import weights as weights_lib
 from models.formats.head_checkpoints import Head
 from models.formats.head_files import Place
 from models.head_shapes import HeadShape, Target
-from models.networks import linear, quantized, stacked, t5, t5_stacked
+from models.networks import (
+  linear,
+  quantized,
+  stacked,
+  t5,
+  t5_stacked,
+  transformer,
+)
 from models.networks.layers import TransformerConfig
 from models.networks.quantized import Quantization
+from models.networks.t5 import T5
 from models.networks.t5_config import T5Config
-from models.networks.transformer import (
-  Features,
-  SkippedLayers,
-  Transformer,
-  as_language_model,
-)
+from models.networks.transformer import Features, SkippedLayers, Transformer
 from models.sharding import Sharding, for_experts, num_parts
 from models.tokenizers import Tokenizer
 from specjax.types import LanguageModel
 
-
-def _not_lowered(form: Quantization) -> "Network":
-  raise ValueError(
-    f"weights in few bits ({form.dtype}) are of decoder-only models"
-  )
+_NONE_SKIPPED = SkippedLayers()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,31 +56,95 @@ class Network:
   Attributes:
     config: its shapes and switches.
     params: its parameters.
-    functions: makes the model's pure functions, with layers skipped and
-      features returned as asked; ValueError where that is not possible. With
-      `count_experts=True` its passes count the experts that they touch.
-    lowered: the same with weights in few bits, or in fewer, all else shared;
-      ValueError where that is not possible.
-    rounded: as `lowered`; without a mesh made fast to draft with
-      (`models.networks.quantized.hasten`).
-    note: how weights that are published in few bits are held, in words.
+    module: the model on one device; None over a mesh.
+    dtype: of activations over a mesh.
+    sharding: the model's rules over a mesh.
+    weights: how its weights are quantized; None if they are not.
+    stored: type of keys and values in the cache; None for `dtype`.
+    note: how weights that are published quantized are held, in words.
   """
 
   config: TransformerConfig | T5Config
   params: Any
-  functions: Callable[..., LanguageModel]
-  lowered: Callable[[Quantization], "Network"] = _not_lowered
-  rounded: Callable[[Quantization], "Network"] = _not_lowered
+  module: Transformer | T5 | None = None
+  dtype: Any = jnp.float32
+  sharding: Sharding | None = None
+  weights: Quantization | None = None
+  stored: str | None = None
   note: str = ""
 
-  def whole(self) -> LanguageModel:
-    """The model with all of its layers, without features."""
-    return self.functions(SkippedLayers(), ())
+  @classmethod
+  def of_module(cls, module: Transformer | T5, **more) -> "Network":
+    """A model on one device; `more` of the attributes."""
+    library = t5 if isinstance(module, T5) else transformer
+    params = library.as_language_model(module)[1]
+    return cls(config=module.config, params=params, module=module, **more)
 
   @property
   def reads_inputs(self) -> bool:
     """True for an encoder-decoder."""
     return isinstance(self.config, T5Config)
+
+  def whole(self) -> LanguageModel:
+    """The model with all of its layers, without features."""
+    return self.functions()
+
+  def functions(
+    self,
+    skipped: SkippedLayers = _NONE_SKIPPED,
+    features: Features = (),
+    *,
+    count_experts: bool = False,
+  ) -> LanguageModel:
+    """The model's pure functions.
+
+    Args:
+      skipped: layers that are left out.
+      features: hidden states that passes return.
+      count_experts: whether passes count the experts that they touch.
+
+    Raises:
+      ValueError: for layers or features of an encoder-decoder.
+    """
+    over_mesh = {"dtype": self.dtype, "sharding": self.sharding}
+    if self.reads_inputs:
+      if skipped != _NONE_SKIPPED or features:
+        raise ValueError(
+          "an encoder-decoder drafts with no layers left out and has no heads"
+        )
+      if self.module is None:
+        return t5_stacked.as_language_model(self.config, **over_mesh)
+      return t5.as_language_model(self.module)[0]
+    more = dict(
+      skipped=skipped, features=features, stored=self.stored,
+      count_experts=count_experts,
+    )  # fmt: skip
+    if self.module is None:
+      return stacked.as_language_model(
+        self.config, weights=self.weights, **over_mesh, **more
+      )
+    return transformer.as_language_model(self.module, **more)[0]
+
+  def lowered(self, form: Quantization, *, fast: bool = False) -> "Network":
+    """The same with weights quantized, or to fewer bits, all else shared.
+
+    Args:
+      form: how.
+      fast: whether it is made fast on a CPU (`quantized.hasten`), if it is on
+        one device.
+
+    Raises:
+      ValueError: if they are stored in as few bits already.
+    """
+    form = quantized.below(form, self.weights) if self.weights else form
+    if self.module is None:
+      params = stacked.lowered(self.params, self.config, form)
+      return dataclasses.replace(self, params=params, weights=form)
+    copy = nnx.merge(*nnx.split(self.module))  # of the same arrays
+    quantized.lower(copy, form)
+    if fast:
+      quantized.hasten(copy)
+    return Network.of_module(copy, weights=form, stored=self.stored)
 
 
 def load(
@@ -111,32 +173,41 @@ def load(
     The `Network`.
 
   Raises:
-    FileNotFoundError, ValueError: as `models.formats.huggingface.load_stacked`;
-      ValueError for an encoder-decoder with another cache.
+    FileNotFoundError, ValueError: as `models.formats.huggingface.load`, and
+      `models.formats.weights.load_stacked`; ValueError for an encoder-decoder
+      with quantized weights or another cache.
   """
   path = hub.local(path)
-  if reads_inputs(path):
-    if stored is not None:
-      raise ValueError("caches in eight bits are of decoder-only models")
-    if isinstance(weights, Quantization):
-      return _not_lowered(weights)
-    return _load_t5(path, dtype=dtype, mesh=mesh, sharding=sharding)
-  form, note = _held(path, weights, dtype=dtype, on_mesh=mesh is not None)
-  more = {} if form is None else {"form": form}
+  config, reader = read_config(path), _reader(path)
+  form, note = None, ""
+  if not isinstance(config, T5Config):
+    form, note = _held(path, weights, dtype=dtype, on_mesh=mesh is not None)
+  elif stored is not None or isinstance(weights, Quantization):
+    raise ValueError("quantized weights and caches are of decoder-only models")
+  more: dict[str, Any] = {"dtype": dtype}
+  if form is not None:
+    more["form"] = form
   if mesh is None:
-    module = _reader(path).load(path, dtype=dtype, **more)
-    network = _of_module(module, stored, form=form)
+    module = reader.load(path, **more)
+    if jax.default_backend() == "cpu" and isinstance(module, Transformer):
+      for layer in module.layers:
+        linear.turn(layer)
+    network = Network.of_module(module, weights=form, stored=stored)
   else:
     assert sharding is not None  # there is a mesh
-    sharding = for_experts(
-      read_config(path), sharding, num_parts(sharding, mesh)
-    )
-    config, params = _reader(path).load_stacked(
-      path, mesh=mesh, sharding=sharding, dtype=dtype, **more
-    )
-    network = _of_layers(
-      config, params, form, dtype=dtype, sharding=sharding, stored=stored
-    )
+    if not isinstance(config, T5Config):
+      sharding = for_experts(config, sharding, num_parts(sharding, mesh))
+    more |= {"mesh": mesh, "sharding": sharding}
+    if reader is trained:
+      config, params = trained.load_stacked(path, **more)
+    else:
+      with contextlib.ExitStack() as stack:
+        source = reader.source(path, stack)
+        config, params = weights_lib.load_stacked(source, **more)
+    network = Network(
+      config=config, params=params, dtype=dtype, sharding=sharding,
+      weights=form, stored=stored,
+    )  # fmt: skip
   if isinstance(weights, Quantization) and form is None:
     network = network.lowered(weights)
   return dataclasses.replace(network, note=note)
@@ -149,17 +220,10 @@ def _held(
   dtype,
   on_mesh: bool,
 ) -> tuple[Quantization | None, str]:
-  """The format that holds a model's weights as they are published, if wanted.
+  """The form that holds a model's weights as they are published, if wanted.
 
-  Args:
-    path: of the model, decoder-only.
-    weights: what is wanted.
-    dtype: of weights that are not in few bits.
-    on_mesh: whether its layers are stacked.
-
-  Returns:
-    The format, None for none; and what becomes of weights that are published in
-    few bits, in words.
+  None for none; with it what becomes of weights that are published quantized,
+  in words.
   """
   reader = _reader(path)
   if reader is trained:
@@ -186,69 +250,6 @@ def _held(
   return None, note
 
 
-def _of_layers(
-  config: TransformerConfig,
-  params: Any,
-  weights: Quantization | None,
-  *,
-  dtype,
-  sharding: Sharding,
-  stored: str | None,
-) -> Network:
-  """A model over a mesh, whose weights are stored so."""
-
-  def lowered(form: Quantization) -> Network:
-    form = quantized.below(form, weights) if weights else form
-    return _of_layers(
-      config, stacked.lowered(params, config, form), form,
-      dtype=dtype, sharding=sharding, stored=stored,
-    )  # fmt: skip
-
-  return Network(
-    config=config,
-    params=params,
-    functions=lambda skipped, features, **counting: stacked.as_language_model(
-      config,
-      dtype=dtype,
-      skipped=skipped,
-      sharding=sharding,
-      features=features,
-      weights=weights,
-      stored=stored,
-      **counting,
-    ),
-    lowered=lowered,
-    rounded=lowered,
-  )
-
-
-def _of_module(
-  module: Transformer, stored: str | None, *, form: Quantization | None
-) -> Network:
-  """A model on one device, whose weights are stored so."""
-  if jax.default_backend() == "cpu":
-    for layer in module.layers:
-      linear.turn(layer)
-
-  def lowered(to: Quantization, *, fast: bool = False) -> Network:
-    to = quantized.below(to, form) if form else to
-    copy = nnx.merge(*nnx.split(module))  # of the same arrays
-    quantized.lower(copy, to)
-    if fast:
-      quantized.hasten(copy)
-    return _of_module(copy, stored, form=to)
-
-  return Network(
-    config=module.config,
-    params=as_language_model(module)[1],
-    functions=lambda skipped, features, **counting: as_language_model(
-      module, skipped=skipped, features=features, stored=stored, **counting
-    )[0],
-    lowered=lowered,
-    rounded=functools.partial(lowered, fast=True),
-  )
-
-
 def reads_inputs(path: str) -> bool:
   """True if a path leads to an encoder-decoder; raises as `load`."""
   path = hub.local(path)
@@ -256,34 +257,6 @@ def reads_inputs(path: str) -> bool:
   return reader is huggingface and isinstance(
     reader.read_config(path), T5Config
   )
-
-
-def _load_t5(
-  path: str, *, dtype, mesh: Mesh | None, sharding: Sharding | None
-) -> Network:
-  """As `load`, of an encoder-decoder."""
-  if mesh is None:
-    module = huggingface.load(path, dtype=dtype)
-    config = module.config
-    model, params = t5.as_language_model(module)
-  else:
-    config, params = huggingface.load_t5(
-      path, mesh=mesh, sharding=sharding, dtype=dtype
-    )
-    model = t5_stacked.as_language_model(config, dtype=dtype, sharding=sharding)
-
-  def functions(
-    skipped: SkippedLayers, features: Features, *, count_experts: bool = False
-  ) -> LanguageModel:
-    del count_experts  # it has none
-    if skipped != SkippedLayers() or features:
-      raise ValueError(
-        f"{path} is an encoder-decoder, which drafts with no layers left out "
-        "and has no heads"
-      )
-    return model
-
-  return Network(config=config, params=params, functions=functions)
 
 
 def load_head(
@@ -326,9 +299,7 @@ def load_head(
   about = dataclasses.replace(
     _about(target.config), embedding=embedding, output=output
   )
-  place = None
-  if mesh is not None:
-    place = Place(mesh=mesh, sharding=sharding)
+  place = None if mesh is None else Place(mesh=mesh, sharding=sharding)
   head = head_checkpoints.load(
     path, about, dtype=dtype, place=place, of_target=of_target
   )

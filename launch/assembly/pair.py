@@ -293,7 +293,7 @@ def load(
     )  # as quantised_self has it
     # XLA:CPU would dequantise the copy in every pass.
     on_cpu = jax.default_backend() == "cpu"
-    draft = (target.rounded if on_cpu else target.lowered)(drafting.weights)
+    draft = target.lowered(drafting.weights, fast=on_cpu)
   elif reads == "block":
     draft = specdec.load(hub.local(path), dtype=dtype, mesh=mesh)
   elif reads == "file":

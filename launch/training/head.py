@@ -184,13 +184,7 @@ def _first(
 
 def _loaded(config, target: Transformer) -> checkpoints.Head:
   """The head of `config.init_from`."""
-  network = checkpoints.Network(
-    config=target.config,
-    params=nnx.state(target),
-    functions=lambda skipped, features: as_language_model(
-      target, skipped=skipped, features=features
-    )[0],
-  )
+  network = checkpoints.Network.of_module(target)
   head = checkpoints.load_head(config.init_from, network, dtype=jnp.float32)
   depth, wanted = head.module.config.num_predicted, config.head
   if head.kind != wanted.kind or depth not in (None, wanted.depth):

@@ -18,7 +18,6 @@ from typing import Any
 import gguf
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 
 from models.formats import gguf_file, gguf_tokenizer, weights
 from models.formats.families import FAMILIES
@@ -27,11 +26,9 @@ from models.formats.gguf_file import Header
 from models.formats.huggingface_config import config_from_json
 from models.formats.packed import Packed
 from models.formats.weights import Source, Tensor
-from models.networks import stacked
 from models.networks.layers import TransformerConfig
 from models.networks.quantized import Quantization
 from models.networks.transformer import Transformer
-from models.sharding import Sharding
 
 KINDS = (
   "F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K",
@@ -83,20 +80,6 @@ def load(
     CheckpointError: if its tensors are not those of its metadata.
   """
   return weights.load(source(path), dtype=dtype, form=form)
-
-
-def load_stacked(
-  path: str,
-  *,
-  mesh: Mesh,
-  sharding: Sharding,
-  dtype=jnp.bfloat16,
-  form: Quantization | None = None,
-) -> tuple[TransformerConfig, stacked.StackedParams]:
-  """As `models.formats.weights.load_stacked`, of a file; raises as `load`."""
-  return weights.load_stacked(
-    source(path), mesh=mesh, sharding=sharding, dtype=dtype, form=form
-  )
 
 
 def read_config(path: str) -> TransformerConfig:

@@ -15,7 +15,7 @@ import json
 import pathlib
 import re
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -23,14 +23,12 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 from flax import nnx
-from jax.sharding import Mesh
 
 from models import tokenizers
 from models.formats import (
   experts,
   json_files,
   mxfp4,
-  packings,
   safetensors_file,
   weights,
 )
@@ -44,13 +42,12 @@ from models.formats.huggingface_config import (
   packing_of,
 )
 from models.formats.weights import Source, Tensor
-from models.networks import stacked, t5_config, t5_stacked
+from models.networks import t5_config
 from models.networks.layers import TransformerConfig
 from models.networks.quantized import Quantization
 from models.networks.t5 import T5
 from models.networks.t5_config import T5Config
 from models.networks.transformer import Transformer
-from models.sharding import Sharding
 
 CheckpointError = weights.CheckpointError
 
@@ -102,44 +99,6 @@ def load(
     return weights.load(source(directory, stack), dtype=dtype, form=form)
 
 
-def load_stacked(
-  directory: str,
-  *,
-  mesh: Mesh,
-  sharding: Sharding,
-  dtype=jnp.bfloat16,
-  form: Quantization | None = None,
-) -> tuple[TransformerConfig, stacked.StackedParams]:
-  """Reads a checkpoint directory straight to where its parameters lie.
-
-  Args:
-    directory: as of `load`.
-    mesh, sharding, dtype, form: as of `models.formats.weights.load_stacked`.
-
-  Returns:
-    As `models.formats.weights.load_stacked`.
-
-  Raises:
-    FileNotFoundError, ValueError, CheckpointError: as `load`; ValueError also
-      for a model that cannot be cut so.
-  """
-  with contextlib.ExitStack() as stack:
-    return weights.load_stacked(
-      source(directory, stack), mesh=mesh, sharding=sharding, dtype=dtype,
-      form=form,
-    )  # fmt: skip
-
-
-def load_t5(
-  directory: str, *, mesh: Mesh, sharding: Sharding, dtype=jnp.bfloat16
-) -> tuple[T5Config, t5_stacked.StackedParams]:
-  """As `load_stacked`, of a T5; see `models.formats.weights.load_t5`."""
-  with contextlib.ExitStack() as stack:
-    return weights.load_t5(
-      source(directory, stack), mesh=mesh, sharding=sharding, dtype=dtype
-    )
-
-
 def read_config(directory: str) -> TransformerConfig | T5Config:
   """The configuration of a checkpoint directory; raises as `load`."""
   return _configuration(pathlib.Path(directory))[0]
@@ -155,8 +114,8 @@ def translate(settings: Mapping[str, Any]) -> TransformerConfig | T5Config:
 
 def _configuration(
   path: pathlib.Path,
-) -> tuple[TransformerConfig | T5Config, str]:
-  """The configuration and the family's name."""
+) -> tuple[TransformerConfig | T5Config, Mapping[str, Any]]:
+  """The configuration, and the contents of its file."""
   if not path.is_dir():
     raise FileNotFoundError(
       f"there is no directory {str(path)!r}, and it is no name on a hub "
@@ -170,8 +129,7 @@ def _configuration(
       more = json_files.read_object(beside) if beside.is_file() else {}
       start = t5_config.start_token(more, default=config.start_token)
       config = dataclasses.replace(config, start_token=start)
-      return config, "t5"
-    return config, of_text(settings)["model_type"]
+    return config, settings
   except ValueError as error:
     raise ValueError(f"cannot use {path / 'config.json'}: {error}") from error
 
@@ -179,51 +137,34 @@ def _configuration(
 def source(directory: str, stack: contextlib.ExitStack) -> Source:
   """Opens a checkpoint; `stack` closes it. Raises as `load`."""
   path = pathlib.Path(directory)
-  config, family = _configuration(path)
+  config, settings = _configuration(path)
   if isinstance(config, T5Config):
     return t5_source(path, config, stack)
+  family = FAMILIES[of_text(settings)["model_type"]]
   tensors, problems = _open(_weight_files(path), stack)
-  packing = _packing(path, family)
-  if packing is not None:
-    tensors = packing.joined(tensors)
-  if FAMILIES[family].within:
-    tensors = {k: t for k, t in tensors.items() if not _OF_OTHERS.match(t.name)}
-  left_out = FAMILIES[family].left_out
-  tensors = {k: t for k, t in tensors.items() if not left_out(k, config)}
-  if family == "gpt2":
+  published = "mxfp4, blocks of 32" if mxfp4.is_in(tensors) else ""
+  if (packing := packing_of(settings)) is not None:
+    tensors, published = packing.joined(tensors), packing.says
+  tensors = {
+    name: tensor
+    for name, tensor in tensors.items()
+    if not family.left_out(name, config)
+    and not (family.within and _OF_OTHERS.match(tensor.name))
+  }
+  if family.name == "gpt2":
     tensors = _scaled_queries(path, config, tensors)
   return Source(
     path=str(path),
     says="config.json",
     config=config,
-    table=FAMILIES[family],
+    table=family,
     tensors=mxfp4.joined(
-      experts.of_projections(experts.of_experts(tensors), FAMILIES[family])
+      experts.of_projections(experts.of_experts(tensors), family)
     ),
     kinds=_KINDS,
     problems=tuple(problems),
-    published=_published(packing, tensors),
+    published=published,
   )
-
-
-def _packing(path: pathlib.Path, family: str) -> packings.Opened | None:
-  """The packing of weights in a checked `config.json`; None without one."""
-  packing = packing_of(json_files.read_object(path / "config.json"))
-  if packing is not None and family == "gpt2":
-    raise ValueError(
-      f"{path}: packed weights of GPT-2, which lie the other way around, are "
-      "not read"
-    )
-  return packing
-
-
-def _published(
-  packing: packings.Opened | None, tensors: Mapping[str, Tensor]
-) -> str:
-  """The published form of weights in few bits, in words; "" if not so."""
-  if packing is not None:
-    return packing.says
-  return "mxfp4, blocks of 32" if mxfp4.is_in(tensors) else ""
 
 
 _SCALES = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False}
@@ -304,22 +245,15 @@ def eos_token_ids(directory: str) -> tuple[int, ...]:
     The ids, which may be none.
 
   Raises:
-    ValueError: if a file cannot be read or holds something else.
+    ValueError: if a file cannot be read.
   """
   for name in ("generation_config.json", "config.json"):
     path = pathlib.Path(directory) / name
     said = json_files.read_object(path) if path.is_file() else {}
-    ids = said.get("eos_token_id")
-    if ids is None:
-      ids = (said.get("text_config") or {}).get("eos_token_id")
-    if ids is None:
-      continue
-    ids = ids if isinstance(ids, list) else [ids]
-    if not all(type(i) is int and abs(i) < 2**31 for i in ids):
-      raise ValueError(
-        f"eos_token_id in {path} must be 32-bit integers, got {ids!r:.80}"
-      )
-    return tuple(ids)
+    for settings in (said, said.get("text_config") or {}):
+      ids = settings.get("eos_token_id")
+      if ids is not None:
+        return tuple(ids if isinstance(ids, list) else [ids])
   return ()
 
 
@@ -377,16 +311,11 @@ def save_llama(
     ValueError: if Llama's format cannot express the module, the tokenizer has
       more tokens than the module, or the dtype is another one.
   """
-  end = None if tokenizer is None else tokenizer.eos_token_id
-  dtype = jnp.dtype(dtype)
-  settings = llama_json(module.config, dtype.name, end)
-  tensors = {}
-  for parameter, variable in nnx.to_flat_state(nnx.state(module)):
-    name, layout = weights.locate(parameter, FAMILIES["llama"])
-    prefix = "" if name.startswith("lm_head.") else "model."
-    array = np.asarray(variable[...])
-    tensors[prefix + name] = layout.take(array, module.config)
-  _save(module.config, settings, tensors, directory, tokenizer, dtype)
+  tensors = {
+    name if name.startswith("lm_head.") else f"model.{name}": array
+    for name, array in _named(module, FAMILIES["llama"])
+  }
+  _save(module.config, llama_json, tensors, directory, tokenizer, dtype)
 
 
 def save_t5(
@@ -409,25 +338,37 @@ def save_t5(
   Raises:
     ValueError: as `save_llama`.
   """
-  config, dtype = module.config, jnp.dtype(dtype)
-  end = None if tokenizer is None else tokenizer.eos_token_id
-  said = t5_config.to_json(config, dtype.name, end) | dict(settings or {})
-  arrays = dict(tensors or {})
+  arrays = {**(tensors or {}), **dict(_named(module, _t5_table(module.config)))}
+  more = dict(settings or {})
+  to_json = lambda *arguments: t5_config.to_json(*arguments) | more
+  _save(module.config, to_json, arrays, directory, tokenizer, dtype)
+
+
+def _named(
+  module: Transformer | T5, table: Table
+) -> Iterator[tuple[str, np.ndarray]]:
+  """A module's parameters by the names of their tensors."""
   for parameter, variable in nnx.to_flat_state(nnx.state(module)):
-    name, layout = weights.locate(parameter, _t5_table(config))
-    arrays[name] = layout.take(np.asarray(variable[...]), config)
-  _save(config, said, arrays, directory, tokenizer, dtype)
+    name, layout = weights.locate(parameter, table)
+    yield name, layout.take(np.asarray(variable[...]), module.config)
 
 
 def _save(
   config: TransformerConfig | T5Config,
-  settings: Mapping[str, Any],
+  to_json: Callable[[Any, str, int | None], Mapping[str, Any]],
   tensors: Mapping[str, np.ndarray],
   directory: str,
   tokenizer: tokenizers.Tokenizer | None,
   dtype,
 ) -> None:
-  """Writes a checkpoint; see `save_llama`."""
+  """Writes a checkpoint; see `save_llama`.
+
+  `to_json` makes `config.json` of the configuration, the dtype's name and the
+  end-of-text token.
+  """
+  dtype = jnp.dtype(dtype)
+  end = None if tokenizer is None else tokenizer.eos_token_id
+  settings = to_json(config, dtype.name, end)
   if dtype.name not in ("float32", "bfloat16", "float16"):
     raise ValueError(
       f"dtype must be float32, bfloat16 or float16, got {dtype.name}"

@@ -8,9 +8,11 @@ decoder-only models `models.formats.families` says it), `load` and
 """
 
 import dataclasses
+import functools
 import re
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -166,24 +168,17 @@ def load(
       type than they should be; it lists them all.
   """
   _check(source)
-  config = source.config
+  config, tensors = source.config, source.tensors
   graphdef, state = nnx.split(abstract(config, dtype, form))
   state = dict(nnx.to_flat_state(state))
-  wanted: dict[str, list] = {}  # tensor -> the parameters that it holds
-  for parameter in state:
+  whole = functools.lru_cache(maxsize=1)(lambda name: tensors[name].read(()))
+  # In their tensors' order: one that holds several is read once.
+  for parameter in sorted(state, key=lambda p: locate(p, source.table)[0]):
     name, layout = locate(parameter, source.table)
-    wanted.setdefault(name, []).append((parameter, layout))
-  for name, parameters in wanted.items():
-    tensor = source.tensors[name]
-    whole = None  # of parameters that are whole, read once
-    for parameter, layout in parameters:
-      shape = state[parameter]
-      if (held := _held(tensor, parameter, shape.dtype)) is not None:
-        array = layout.take(held(()), config)
-      else:
-        whole = tensor.read(()) if whole is None else whole
-        array = layout.take(whole, config)
-      state[parameter] = shape.replace(jnp.array(array.astype(shape.dtype)))
+    shape = state[parameter]
+    held = _held(tensors[name], parameter, shape.dtype)
+    array = layout.take(whole(name) if held is None else held(()), config)
+    state[parameter] = shape.replace(jnp.array(array.astype(shape.dtype)))
   return nnx.merge(graphdef, nnx.from_flat_state(state))
 
 
@@ -215,21 +210,6 @@ def _held(
   return tensor.packed.scales if scales else tensor.packed.values
 
 
-def load_t5(
-  source: Source, *, mesh: Mesh, sharding: Sharding, dtype=jnp.bfloat16
-) -> tuple[T5Config, t5_stacked.StackedParams]:
-  """`load_stacked` of a T5, for `models.networks.t5_stacked`."""
-  _check(source)
-  config = source.config
-  sharding_lib.check_cut(config, sharding_lib.num_parts(sharding, mesh))
-  shapes = t5_stacked.abstract_params(config, dtype=dtype)
-  params = _read_stacked(
-    source, shapes, config, mesh=mesh, sharding=sharding,
-    layer=lambda number, stack, *names: (stack, "layers", number, *names),
-  )  # fmt: skip
-  return config, params
-
-
 def load_stacked(
   source: Source,
   *,
@@ -237,7 +217,7 @@ def load_stacked(
   sharding: Sharding,
   dtype=jnp.bfloat16,
   form: Quantization | None = None,
-) -> tuple[TransformerConfig, stacked.StackedParams]:
+) -> tuple[TransformerConfig | T5Config, Any]:
   """Reads a model straight to where its parameters lie on a mesh.
 
   Every process reads the parts of the files that its own devices hold, and no
@@ -255,66 +235,49 @@ def load_stacked(
   Returns:
     The configuration, whose key/value heads are repeated if they are fewer than
     the devices they are cut over, and the parameters for
-    `models.networks.stacked`.
+    `models.networks.stacked`, or of a T5 for `models.networks.t5_stacked`.
 
   Raises:
     CheckpointError: as `load`.
     ValueError: for a model that cannot be cut so.
   """
   _check(source)
-  config = sharding_lib.kv_heads_for(
-    source.config, sharding_lib.num_parts(sharding, mesh)
-  )
-  params = _read_stacked(
-    source, stacked.abstract_params(config, dtype=dtype, weights=form), config,
-    mesh=mesh, sharding=sharding,
-    layer=lambda number, *names: ("layers", number, *names),
-  )  # fmt: skip
-  return config, params
-
-
-def _read_stacked(
-  source: Source,
-  shapes,
-  config: TransformerConfig | T5Config,
-  *,
-  mesh: Mesh,
-  sharding: Sharding,
-  layer: Callable[..., tuple],
-):
-  """Parameters with stacked layers, read to where they lie.
-
-  Args:
-    source: the checkpoint.
-    shapes: `{"frame": .., "layers": ..}`, of the parameters.
-    config: of the model as it is cut.
-    mesh, sharding: as of `load_stacked`.
-    layer: `(number, *names)` of a stacked parameter's one layer, as the path of
-      a parameter in the model that is not stacked.
-  """
-  of_kind = {} if isinstance(config, T5Config) else scanned.kinds(config)
+  config, devices = source.config, sharding_lib.num_parts(sharding, mesh)
+  if isinstance(config, T5Config):
+    sharding_lib.check_cut(config, devices)
+    shapes = t5_stacked.abstract_params(config, dtype=dtype)
+    kinds = {}
+  else:
+    config = sharding_lib.kv_heads_for(config, devices)
+    shapes = stacked.abstract_params(config, dtype=dtype, weights=form)
+    kinds = scanned.kinds(config)
 
   def place(path, shape, spec):
     frame_or_layers, *names = sharding_lib.names(path)
     numbers: Sequence[int] = range(shape.shape[0])
-    if frame_or_layers == "layers" and names[0] in of_kind:
-      numbers = of_kind[names.pop(0)]
+    if frame_or_layers == "layers" and names[0] in kinds:
+      numbers = kinds[names.pop(0)]
+    # Of a T5, the stack.
+    before = [names.pop(0)] if isinstance(config, T5Config) else []
 
     def read(index):
       if frame_or_layers == "frame":
-        return part(source, tuple(names), index, config, shape.dtype)
+        return part(source, (*before, *names), index, config, shape.dtype)
       return np.stack(
         [
-          part(source, layer(i, *names), index[1:], config, shape.dtype)
+          part(
+            source, (*before, "layers", i, *names), index[1:], config,
+            shape.dtype,
+          )
           for i in numbers[index[0]]
         ]
-      )
+      )  # fmt: skip
 
     where = NamedSharding(mesh, spec)
     return jax.make_array_from_callback(shape.shape, where, read)
 
   specs = sharding_lib.param_specs(shapes, sharding)
-  return jax.tree_util.tree_map_with_path(place, shapes, specs)
+  return config, jax.tree_util.tree_map_with_path(place, shapes, specs)
 
 
 def part(

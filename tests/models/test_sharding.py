@@ -12,7 +12,7 @@ from flax import nnx
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-from models import sharding
+from models import checkpoints, sharding
 from models.formats import huggingface
 from models.networks import stacked
 from models.networks.description import llama_config
@@ -114,20 +114,19 @@ def one_device():
 
 
 def test_a_checkpoint_read_into_shardings_is_the_checkpoint(checkpoint):
-  config, params = huggingface.load_stacked(
-    checkpoint, mesh=one_device(), sharding=sharding.tensor_parallel(),
-    dtype=jnp.float32,
-  )  # fmt: skip
-  assert config == CONFIG
+  network = checkpoints.load(
+    str(checkpoint), mesh=one_device(), sharding=sharding.tensor_parallel()
+  )
+  assert network.config == CONFIG
   expected = stacked.stack(huggingface.load(checkpoint))
-  jax.tree.map(np.testing.assert_array_equal, params, expected)
+  jax.tree.map(np.testing.assert_array_equal, network.params, expected)
 
 
 _EIGHT_DEVICES = """
   import json, sys
   import jax, jax.numpy as jnp, numpy as np
   import models.formats.huggingface as huggingface
-  from models import sharding
+  from models import checkpoints, sharding
   from models.formats import weights
   from models.networks import stacked
   from models.networks.quantized import Quantization
@@ -143,9 +142,9 @@ _EIGHT_DEVICES = """
   weights.part = part
   mesh = jax.make_mesh((2, 4), ("data", "model"),
                        axis_types=(jax.sharding.AxisType.Auto,) * 2)
-  config, params = huggingface.load_stacked(
-    sys.argv[1], mesh=mesh, sharding=sharding.tensor_parallel(),
-    dtype=jnp.float32)
+  network = checkpoints.load(
+    sys.argv[1], mesh=mesh, sharding=sharding.tensor_parallel())
+  config, params = network.config, network.params
   module = huggingface.load(sys.argv[1])
   expected = sharding.repeat_kv_heads(stacked.stack(module), module.config,
                                       config)

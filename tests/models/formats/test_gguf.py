@@ -324,18 +324,6 @@ def test_a_part_of_a_tensor_is_that_part_of_the_whole(written, name):
       np.testing.assert_array_equal(tensor.read(index), whole[index])
 
 
-def test_a_file_read_into_shardings_is_the_file(written):
-  path = str(written("llama-scaled")[0])
-  mesh = jax.make_mesh(
-    (1, 1), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2
-  )
-  _, params = gguf.load_stacked(
-    path, mesh=mesh, sharding=sharding.tensor_parallel(), dtype=jnp.float32
-  )
-  expected = stacked.stack(gguf.load(path))
-  jax.tree.map(np.testing.assert_array_equal, params, expected)
-
-
 # --------------------------------------------------------------------- types
 
 
