@@ -10,10 +10,8 @@ from gguf import GGMLQuantizationType as Kind
 from models import tokenizers
 
 ARCHITECTURES = {
-  "gpt_neox": "gptneox",
   "mistral": "llama",
   "mixtral": "llama",
-  "olmo3": "olmo2",
   "gemma3_text": "gemma3",
   "gemma4_text": "gemma4",
   "gpt_oss": "gpt-oss",
@@ -122,41 +120,17 @@ def _settings(c):
   if c.model_type == "gemma4_text":
     yield from _gemma4(c)
     return
-  gpt2, neox = c.model_type == "gpt2", c.model_type == "gpt_neox"
   heads = c.num_attention_heads
   yield "add_context_length", c.max_position_embeddings
   yield "add_embedding_length", c.hidden_size
   yield "add_block_count", c.num_hidden_layers
-  width = c.n_inner or 4 * c.n_embd if gpt2 else c.intermediate_size
-  yield "add_feed_forward_length", width
+  yield "add_feed_forward_length", c.intermediate_size
   yield "add_head_count", heads
-  if gpt2:
-    yield "add_layer_norm_eps", c.layer_norm_epsilon
-    return
   arch = ARCHITECTURES.get(c.model_type, c.model_type)
   gemma = c.model_type.startswith("gemma")
   rope = c.rope_parameters
   rope = rope.get("full_attention", rope)
-  if neox:
-    share = rope.get("partial_rotary_factor", 0.25)
-    yield "add_rope_dimension_count", int(share * (c.hidden_size // heads))
-    yield "add_parallel_residual", c.use_parallel_residual
-    yield "add_layer_norm_eps", c.layer_norm_eps
-    return
   yield "add_head_count_kv", c.num_key_value_heads
-  if c.model_type == "olmo3":
-    slides = [kind == "sliding_attention" for kind in c.layer_types]
-    yield "add_sliding_window", c.sliding_window
-    yield "add_sliding_window_pattern", slides
-    yield "add_rope_scaling_type", gguf.RopeScalingType.YARN
-    yield "add_rope_scaling_factor", rope["factor"]
-    yield (
-      "add_rope_scaling_orig_ctx_len",
-      rope["original_max_position_embeddings"],
-    )
-    yield "add_rope_scaling_yarn_attn_factor", rope["attention_factor"]
-    yield "add_rope_scaling_yarn_beta_fast", rope["beta_fast"]
-    yield "add_rope_scaling_yarn_beta_slow", rope["beta_slow"]
   if c.model_type == "gpt_oss":
     yield "add_expert_count", c.num_local_experts
     yield "add_expert_used_count", c.num_experts_per_tok
@@ -259,19 +233,12 @@ def _tensors(model, arch):
     if name == "lm_head.weight" and c.tie_word_embeddings:
       continue
     array = tensor.numpy()
-    if arch == "gpt2" and name.split(".")[-2] in ("c_attn", "c_proj", "c_fc"):
-      array = array.T
     if arch == "llama" and name.split(".")[-2] in ("q_proj", "k_proj"):
       heads = c.num_attention_heads
       if name.split(".")[-2] == "k_proj":
         heads = c.num_key_value_heads
       array = array.reshape(heads, 2, -1, *array.shape[1:])
       array = array.swapaxes(1, 2).reshape(-1, *array.shape[3:])
-    if arch == "gptneox" and name.split(".")[-2] == "query_key_value":
-      parts = array.reshape(c.num_attention_heads, 3, -1, *array.shape[1:])
-      array = np.concatenate(
-        [parts[:, i].reshape(-1, *array.shape[1:]) for i in range(3)]
-      )
     if arch in ("gemma2", "gemma3") and name.endswith("norm.weight"):
       array = array + 1
     if arch == "gpt-oss" and ".experts." in name:

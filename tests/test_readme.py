@@ -2,18 +2,30 @@
 
 import pathlib
 import re
+import textwrap
 
 import pytest
+import references
+
+from models.formats import huggingface
+from models.formats.families import FAMILIES
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
 
-def run_blocks(name):
-  """Runs the Python blocks of a document, one after the other."""
+@pytest.fixture(autouse=True)
+def families(monkeypatch):
+  """A family that a block adds is there no longer than its test."""
+  monkeypatch.setitem(FAMILIES, "smollm3", None)
+
+
+def run_blocks(name, word=""):
+  """Runs a document's Python blocks in which a word is, one after the other."""
   text = pathlib.Path(name).read_text("utf-8")
   names = {}
-  for code in re.findall(r"```python\n(.*?)```", text, re.S):
-    exec(compile(code, name, "exec"), names)
+  for code in re.findall(r"^ *```python\n(.*?)```", text, re.S | re.M):
+    if word in code:
+      exec(compile(textwrap.dedent(code), name, "exec"), names)
   return names
 
 
@@ -37,3 +49,14 @@ def test_the_rule_of_the_contributors_guide_is_lossless(capsys):
   assert drafting.tree.num_drafted == 6
   drafting = names["SUCCESSORS"]("table.npy", tokens=2)
   assert (drafting.checkpoint, drafting.tree.num_drafted) == ("table.npy", 2)
+
+
+def test_the_family_of_the_contributors_guide_is_transformers(tmp_path):
+  family = run_blocks("CONTRIBUTING.md", "FAMILIES")["FAMILY"]
+  settings = references.GATED | dict(num_hidden_layers=4, num_key_value_heads=2)
+  model = references.make(family.name, settings | dict(pad_token_id=None))
+  assert 0 in model.config.no_rope_layers
+  model.save_pretrained(tmp_path)
+  expected = references.logits(model, references.TOKENS)
+  actual = references.module_logits(huggingface.load(tmp_path))
+  assert references.relative_error(actual, expected) < 1e-5

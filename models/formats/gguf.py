@@ -65,6 +65,8 @@ _HARMLESS = {
   "rope.scaling.finetuned",
   "tensor_data_layout",  # where the rows come from, not where they are
 }
+# Sizes that follow from others where files leave them out.
+_OF_OTHERS = {"attention.head_count_kv", "attention.key_length"}
 _DIVISORS = "rope_freqs.weight"  # of rotary frequencies
 _NAME = re.compile(r"(?:blk\.(\d{1,9})\.)?(.+)\.(weight|bias|scale)")
 
@@ -149,7 +151,9 @@ def _settings(header: Header, how: Gguf, metadata: Settings) -> dict[str, Any]:
     "vocab_size": shapes["token_embd.weight"][0],
     "tie_word_embeddings": "output.weight" not in shapes,
     **{
-      name: metadata[key] for key, name in how.keys.items() if key in metadata
+      name: metadata.get(key)
+      for key, name in how.keys.items()
+      if key in metadata or key in _OF_OTHERS
     },
     **how.settings(metadata, tensors),
   }
@@ -247,10 +251,9 @@ def _names(arch: str, modules: tuple[str, ...]) -> dict[str, str]:
     for suffix in (".weight", ".scale", "_bias"):
       name = name.removesuffix(suffix)
     theirs = name.replace("#", "0").replace(".*", "")  # experts are one tensor
-    for prefix in ("model.", "transformer.", "gpt_neox.", ""):
+    for prefix in ("model.", ""):
       if short := table.get_name(f"{prefix}{theirs}"):
         names[short.replace("blk.0.", "blk.#.")] = name
-        break
   return names
 
 

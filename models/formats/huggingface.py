@@ -10,7 +10,6 @@ tensor that is left over, missing or of another shape.
 
 import contextlib
 import dataclasses
-import functools
 import json
 import pathlib
 import re
@@ -151,8 +150,6 @@ def source(directory: str, stack: contextlib.ExitStack) -> Source:
     if not family.left_out(name, config)
     and not (family.within and _OF_OTHERS.match(tensor.name))
   }
-  if family.name == "gpt2":
-    tensors = _scaled_queries(path, config, tensors)
   return Source(
     path=str(path),
     says="config.json",
@@ -165,43 +162,6 @@ def source(directory: str, stack: contextlib.ExitStack) -> Source:
     problems=tuple(problems),
     published=published,
   )
-
-
-_SCALES = {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False}
-_OF_QUERIES = re.compile(r"h\.(\d{1,9})\.attn\.c_attn\.(weight|bias)")
-
-
-def _scaled_queries(
-  path: pathlib.Path, config: TransformerConfig, tensors: dict[str, Tensor]
-) -> dict[str, Tensor]:
-  """GPT-2's tensors, by which scores are scaled as its `config.json` says.
-
-  By one over the root of a head's channels or not, and by one over the layer's
-  number, from 1 on, or not: the network does the first alone, queries the rest.
-  """
-  settings = json_files.read_object(path / "config.json")
-  said = {key: settings.get(key, usual) for key, usual in _SCALES.items()}
-  if said == _SCALES:
-    return tensors
-  for key, value in said.items():
-    if not isinstance(value, bool):
-      raise ValueError(f"{key} in {path} must be true or false, got {value!r}")
-  rooted, by_layer = said.values()
-
-  def read(tensor: Tensor, number: int, index: tuple[slice, ...]) -> np.ndarray:
-    scale = 1.0 if rooted else config.attention.head_dim**0.5
-    scale /= number + 1 if by_layer else 1
-    whole = tensor.read(()).astype(np.float32)
-    whole[..., : config.embed_dim] *= scale
-    return whole[index]
-
-  return tensors | {
-    name: dataclasses.replace(
-      tensor, read=functools.partial(read, tensor, int(match[1]))
-    )
-    for name, tensor in tensors.items()
-    if (match := _OF_QUERIES.fullmatch(name))
-  }
 
 
 def t5_source(

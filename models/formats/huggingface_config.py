@@ -134,35 +134,26 @@ def config_from_json(config: Mapping[str, Any]) -> TransformerConfig:
     ValueError: if the model is of another type, or a setting is missing,
       malformed, not supported or not known.
   """
-  quantised = of_quantisation(config)
-  config = of_text(config)
+  quantised, config = of_quantisation(config), of_text(config)
   name = config.get("model_type")
   if name not in list(FAMILIES):
     raise ValueError(
       f"model_type must be one of {sorted(FAMILIES)}, got {name!r}"
     )
   family, given = FAMILIES[name], dict(config)
-  fixed = {**family.fixed, **_FIXED}
   given.pop("quantization_config", None)
   if quantised is not None:
     packings.read(quantised, family.quantised)
+  fixed = {**family.fixed, **_FIXED}
   for key, value in fixed.items():
     if given.get(key) not in (None, value):
       raise ValueError(
         f"{key} must be {value!r} in a {name} model, got {given[key]!r:.80}"
       )
-  for alias, key in family.aliases.items():
-    value = given.get(alias)
-    if value is not None and given.setdefault(key, value) != value:
-      raise ValueError(
-        f"{key} is {given[key]!r:.60}, and {alias}, its alias, {value!r:.60}"
-      )
   settings = Settings(given, family.defaults)
   described = family.read(settings)
-  known = _HARMLESS | family.harmless | {*fixed, *family.aliases}
-  json_files.refuse_unknown(
-    given, known | settings.asked, f"settings of a {name} model"
-  )
+  known = _HARMLESS | family.harmless | {*fixed} | settings.asked
+  json_files.refuse_unknown(given, known, f"settings of a {name} model")
   return described
 
 

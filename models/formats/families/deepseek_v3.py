@@ -8,7 +8,6 @@ from models.formats.families.family import Family, Settings
 from models.formats.families.reading import get
 from models.networks.description import (
   AttentionSpec,
-  DenseSpec,
   Latent,
   LayerSpec,
   TransformerConfig,
@@ -25,13 +24,9 @@ TENSORS = {
   "layers.#.attention.kv_a_norm": f"{_ATTENTION}.kv_a_layernorm",
   "layers.#.attention.kv_b": f"{_ATTENTION}.kv_b_proj",
 }
-DEFAULTS = dict(
-  mixtures.DEEPSEEK_DEFAULTS, num_key_value_heads=None, kv_lora_rank=512,
-  qk_rope_head_dim=64, rope_interleave=True,
-)  # fmt: skip
+DEFAULTS = dict(mixtures.DEEPSEEK_DEFAULTS, rope_interleave=True)
 HARMLESS = mixtures.DEEPSEEK_HARMLESS | {
   "pretraining_tp", "ep_size", "aux_loss_alpha", "seq_aux",
-  "head_dim", "qk_head_dim",  # which follow from others
 }  # fmt: skip
 
 
@@ -62,14 +57,10 @@ def described(settings: Settings, dense: Sequence[bool]) -> TransformerConfig:
     qkv_bias=bias,
     out_bias=bias,
   )
-  mlp = DenseSpec(width=sizes["mlp_dim"], activation=sizes["activation"])
-  experts = mixtures.of_deepseek(settings, sizes)
-  return TransformerConfig(
-    layers=tuple(
-      LayerSpec(attention=attention, feed_forward=mlp if each else experts)
-      for each in dense
-    ),
-    **reading.frame(sizes),
+  blocks = mixtures.of_deepseek(settings, sizes), reading.dense(sizes)
+  return reading.model(
+    sizes,
+    [LayerSpec(attention=attention, feed_forward=blocks[x]) for x in dense],
   )
 
 
@@ -99,14 +90,9 @@ FAMILY = Family(
   read=_read,
   tensors=TENSORS,
   layouts=mixtures.LAYOUTS,
-  defaults=dict(
-    DEFAULTS, moe_intermediate_size=2048, n_routed_experts=256,
-    routed_scaling_factor=2.5, q_lora_rank=1536, v_head_dim=128,
-    qk_nope_head_dim=128, n_group=8, topk_group=4, first_k_dense_replace=3,
-    max_position_embeddings=4096,
-  ),
-  aliases=mixtures.DEEPSEEK_ALIASES,
+  defaults=DEFAULTS,
   fixed=dict(moe_layer_freq=1, scoring_func="sigmoid", topk_method="noaux_tc"),
-  harmless=HARMLESS,
+  # Which follow from others.
+  harmless=HARMLESS | {"head_dim", "qk_head_dim"},
   left_out=mixtures.of_drafting_layers,
-)  # fmt: skip
+)

@@ -69,16 +69,6 @@ TURNED = Layout(
 )
 
 
-# Queries, keys and values one after the other, in GGUF files.
-THIRDS = {
-  f"layers.#.attention.{name}": Layout(
-    lambda x, c, part=part: np.split(x, 3)[part],
-    lambda s, c: (3 * s[0], *s[1:]),
-  )
-  for part, name in enumerate("qkv")
-}
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Table:
   """The tensors that hold a model's parameters.
@@ -155,7 +145,6 @@ class Family(Table):
     read: the configuration of a `config.json`. Raises ValueError for settings
       that are missing, malformed or not supported.
     defaults: what transformers assumes for keys left out.
-    aliases: keys that may stand for others, and what these are.
     fixed: keys that must have this value if they are there at all.
     harmless: keys that change nothing in this family, beside those of all.
     quantised: `quant_method`s of `quantization_config` whose tensors are read.
@@ -169,7 +158,6 @@ class Family(Table):
 
   read: Callable[[Settings], TransformerConfig]
   defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  aliases: Mapping[str, str] = dataclasses.field(default_factory=dict)
   fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   harmless: frozenset[str] = frozenset()
   quantised: frozenset[str] = frozenset()

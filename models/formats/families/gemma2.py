@@ -10,12 +10,7 @@ from typing import Any
 from models.formats.families import llama, reading
 from models.formats.families.family import Family, Gguf, Layout, Settings
 from models.formats.families.reading import FULL, SLIDES, get
-from models.networks.description import (
-  AttentionSpec,
-  DenseSpec,
-  LayerSpec,
-  TransformerConfig,
-)
+from models.networks.description import TransformerConfig
 from models.networks.rope import Rope
 
 TENSORS = {
@@ -28,7 +23,7 @@ DEFAULTS = dict(
   hidden_activation="gelu_pytorch_tanh", rms_norm_eps=1e-6,
   tie_word_embeddings=True, attention_bias=False, query_pre_attn_scalar=256,
   sliding_window=4096, head_dim=256, num_attention_heads=8,
-  num_key_value_heads=4, layer_types=None,
+  num_key_value_heads=4,
 )  # fmt: skip
 FIXED = dict(use_bidirectional_attention=False)
 # hidden_activation and sliding_window count.
@@ -50,8 +45,7 @@ def described(
   *,
   slides: Callable[[int], bool],
   ropes: Callable[[int], Mapping[str, Rope]],
-  softcap: float | None = None,
-  qk_norm: str | None = None,
+  **attention,
 ) -> TransformerConfig:
   """A Gemma.
 
@@ -59,38 +53,28 @@ def described(
     settings: its `config.json`.
     slides: which layers do, where that is not said.
     ropes: of every type of layer, for so many channels of a head.
-    softcap, qk_norm: as of `AttentionSpec`.
+    **attention: more of `AttentionSpec`.
   """
   sizes = reading.sizes(settings, names={"hidden_act": "hidden_activation"})
   window = get(settings, "sliding_window", int, None)
-  usual = [SLIDES if slides(i) else FULL for i in range(sizes["num_layers"])]
-  allowed = [FULL] if window is None else [FULL, SLIDES]
-  by_type = ropes(sizes["head_dim"])
-  bias = get(settings, "attention_bias", bool)
-  attention = {
-    kind: AttentionSpec(
-      **reading.heads(sizes),
+  layers = {
+    kind: reading.layer(
+      sizes,
       window=window if kind == SLIDES else None,
-      rope=by_type[kind],
+      rope=rope,
       scale=get(settings, "query_pre_attn_scalar", float) ** -0.5,
-      softcap=softcap,
-      qk_norm=qk_norm,
-      qkv_bias=bias,
-      out_bias=bias,
+      bias=get(settings, "attention_bias", bool),
+      norms="both",
+      **attention,
     )
-    for kind in allowed
+    for kind, rope in ropes(sizes["head_dim"]).items()
   }
-  feed_forward = DenseSpec(
-    width=sizes["mlp_dim"], activation=sizes["activation"]
+  kinds = reading.windowed(
+    settings, map(slides, range(sizes["num_layers"])), window
   )
-  return TransformerConfig(
-    layers=tuple(
-      LayerSpec(
-        attention=attention[kind], feed_forward=feed_forward, norms="both"
-      )
-      for kind in reading.layer_types(settings, usual, allowed, window)
-    ),
-    **reading.frame(sizes),
+  return reading.model(
+    sizes,
+    [layers[kind] for kind in kinds],
     norm="rms_plus_one",
     embed_scale=sizes["embed_dim"] ** 0.5,
     logit_softcap=get(settings, "final_logit_softcapping", float, None),
@@ -110,9 +94,10 @@ def _read(settings: Settings) -> TransformerConfig:
 
 def scalar(metadata: Mapping[str, Any], layers_of_27b: int) -> float:
   """`query_pre_attn_scalar`, which files have not: llama.cpp knows it."""
+  size = metadata["embedding_length"] / metadata["attention.head_count"]
   if metadata["block_count"] == layers_of_27b:
-    return metadata["embedding_length"] / metadata["attention.head_count"]
-  return metadata.get("attention.key_length", DEFAULTS["head_dim"])
+    return size
+  return metadata.get("attention.key_length", size)
 
 
 FAMILY = Family(

@@ -45,9 +45,7 @@ FAMILY = Family(
   read=_read,
   tensors=gemma2.TENSORS,
   defaults=dict(
-    gemma2.DEFAULTS, vocab_size=262_208, hidden_size=2304,
-    intermediate_size=9216, num_hidden_layers=26,
-    max_position_embeddings=131_072, final_logit_softcapping=None,
+    gemma2.DEFAULTS, vocab_size=262_208, max_position_embeddings=131_072
   ),
   fixed=gemma2.FIXED,
   # Its scores have no cap, whatever a file says: transformers has none either.
@@ -63,4 +61,4 @@ FAMILY = Family(
     settings=_gguf_settings,
     layouts=gemma2.GGUF_LAYOUTS,
   ),
-)  # fmt: skip
+)

@@ -4,18 +4,14 @@ Full layers may use their keys as values; the last layers may attend to what
 earlier ones have cached. Norms are by w, not by 1 + w as in Gemma 2 and 3.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from models.formats.families import gemma2, gemma4_gguf, reading
+from models.formats.families import gemma2, gemma4_gguf, mixtures, reading
 from models.formats.families.family import TURNED, Family, Layout, Settings
 from models.formats.families.reading import FULL, SLIDES, get
-from models.networks.description import (
-  AttentionSpec,
-  DenseSpec,
-  LayerSpec,
-  TransformerConfig,
-)
+from models.networks.description import TransformerConfig
 from models.networks.mixture import Mixture
 from models.networks.rope import Rope
 
@@ -34,8 +30,9 @@ def _read(settings: Settings) -> TransformerConfig:
       f"use_bidirectional_attention must be null or 'vision', got {sees!r}"
     )
   count, window = sizes["num_layers"], get(settings, "sliding_window", int)
-  usual = [SLIDES if (i + 1) % 6 else FULL for i in range(count)]
-  kinds = reading.layer_types(settings, usual, [FULL, SLIDES], window)
+  kinds = reading.windowed(
+    settings, [(i + 1) % 6 > 0 for i in range(count)], window
+  )
   kinds = [*kinds[:-1], FULL]  # whatever a file says
   shared = get(settings, "num_kv_shared_layers", int, 0, least=0)
   unshared = kinds[: max(count - shared, 0)]
@@ -51,24 +48,16 @@ def _read(settings: Settings) -> TransformerConfig:
   for i, kind in enumerate(kinds):
     shares = i >= len(unshared)
     heads = _heads(settings, sizes, i, kind)
-    attention = AttentionSpec(
-      **heads, num_heads=sizes["num_heads"], scale=1.0, qk_norm="head",
-      v_norm=True, qkv_bias=bias, out_bias=bias,
+    width = sizes["mlp_dim"] * (2 if shares and wide else 1)
+    layer = reading.layer(
+      sizes, reading.dense(sizes, width=width), bias=bias, norms="both",
+      **heads, scale=1.0, qk_norm="head", v_norm=True,
       window=window if kind == SLIDES else None,
       rope=_rope(settings, heads["head_dim"])[kind],
       keys_as_values=same and kind == FULL,
       source=len(unshared) - 1 - unshared[::-1].index(kind) if shares else None,
     )  # fmt: skip
-    mlp = DenseSpec(
-      width=sizes["mlp_dim"] * (2 if shares and wide else 1),
-      activation=sizes["activation"],
-    )
-    layers.append(
-      LayerSpec(
-        attention=attention, feed_forward=mlp, norms="both", scaled=True,
-        beside=beside,
-      )
-    )  # fmt: skip
+    layers.append(dataclasses.replace(layer, scaled=True, beside=beside))
   size = get(settings, "hidden_size_per_layer_input", int, 0, least=0)
   tokens = get(settings, "vocab_size_per_layer_input", int) if size else 0
   if size and tokens < sizes["vocab_size"]:
@@ -76,9 +65,8 @@ def _read(settings: Settings) -> TransformerConfig:
       "vocab_size_per_layer_input must be at least vocab_size, "
       f"{sizes['vocab_size']}, got {tokens}"
     )
-  return TransformerConfig(
-    layers=tuple(layers), **reading.frame(sizes),
-    embed_scale=sizes["embed_dim"] ** 0.5,
+  return reading.model(
+    sizes, layers, embed_scale=sizes["embed_dim"] ** 0.5,
     logit_softcap=get(settings, "final_logit_softcapping", float, None),
     per_layer_dim=size, per_layer_vocab=tokens,
   )  # fmt: skip
@@ -111,21 +99,17 @@ def _rope(settings: Settings, head_dim: int) -> dict[str, Rope]:
     "max_position_embeddings": settings["max_position_embeddings"],
   }
   return reading.rope_by_type(
-    said, head_dim, older={FULL: {}, SLIDES: {}}, theta={FULL: 1e6, SLIDES: 1e4}
+    said, head_dim, older={}, theta={FULL: 1e6, SLIDES: 1e4}
   )
 
 
 def _mixture(settings: Settings, sizes: Mapping[str, Any]) -> Mixture | None:
   if not get(settings, "enable_moe_block", bool):
     return None
-  return Mixture(
-    num_experts=get(settings, "num_experts", int),
-    num_chosen=get(settings, "top_k_experts", int),
-    embed_dim=sizes["embed_dim"],
-    expert_dim=get(settings, "moe_intermediate_size", int),
-    activation=sizes["activation"],
-    router_norm_eps=sizes["norm_eps"],
-  )
+  return mixtures.mixture(
+    settings, sizes, num_chosen="top_k_experts",
+    expert_dim="moe_intermediate_size", router_norm_eps=sizes["norm_eps"],
+  )  # fmt: skip
 
 
 def _half(which: int) -> Layout:

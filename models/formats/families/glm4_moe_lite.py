@@ -27,16 +27,9 @@ FAMILY = Family(
   read=_read,
   tensors=deepseek_v3.TENSORS,
   layouts=mixtures.LAYOUTS,
-  defaults=dict(
-    deepseek_v3.DEFAULTS, rms_norm_eps=1e-5, moe_intermediate_size=1536,
-    n_routed_experts=64, num_experts_per_tok=4, routed_scaling_factor=1.8,
-    q_lora_rank=768, v_head_dim=256, qk_nope_head_dim=192, n_group=1,
-    topk_group=1, max_position_embeddings=202_752,
-    num_key_value_heads=20,
-  ),
-  aliases={**mixtures.DEEPSEEK_ALIASES, "head_dim": "qk_rope_head_dim"},
+  defaults=dict(deepseek_v3.DEFAULTS, rms_norm_eps=1e-5),
   # transformers does not read it: without a list one layer is dense.
   fixed=dict(topk_method="noaux_tc", first_k_dense_replace=1),
-  harmless=deepseek_v3.HARMLESS - {"head_dim"},
+  harmless=deepseek_v3.HARMLESS | {"qk_head_dim"},
   left_out=mixtures.of_drafting_layers,
-)  # fmt: skip
+)

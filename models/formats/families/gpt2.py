@@ -4,20 +4,13 @@ import numpy as np
 
 from models.formats.families import reading
 from models.formats.families.family import (
-  AS_IS,
-  THIRDS,
   TRANSPOSED,
   Family,
-  Gguf,
   Layout,
   Settings,
 )
-from models.networks.description import (
-  AttentionSpec,
-  DenseSpec,
-  LayerSpec,
-  TransformerConfig,
-)
+from models.formats.families.reading import get
+from models.networks.description import TransformerConfig
 
 _NAMES = dict(
   hidden_size="n_embd", num_hidden_layers="n_layer",
@@ -29,23 +22,17 @@ _NAMES = dict(
 
 def _read(settings: Settings) -> TransformerConfig:
   sizes = reading.sizes(settings, names=_NAMES, mlp_dim=lambda width: 4 * width)
-  layer = LayerSpec(
-    attention=AttentionSpec(
-      **reading.heads(sizes), qkv_bias=True, out_bias=True
-    ),
-    feed_forward=DenseSpec(
-      width=sizes["mlp_dim"],
-      activation=sizes["activation"],
-      gated=False,
-      bias=True,
-    ),
-  )
-  return TransformerConfig(
-    layers=(layer,) * sizes["num_layers"],
-    norm="layer",
-    learned_positions=True,
-    **reading.frame(sizes),
-  )
+  mlp = reading.dense(sizes, gated=False, bias=True)
+  by_layer = get(settings, "scale_attn_by_inverse_layer_idx", bool)
+  root = sizes["head_dim"] ** -0.5
+  scale = root if get(settings, "scale_attn_weights", bool) else 1.0
+  layers = [
+    reading.layer(
+      sizes, mlp, bias=True, scale=scale / (i + 1 if by_layer else 1)
+    )
+    for i in range(sizes["num_layers"])
+  ]
+  return reading.model(sizes, layers, norm="layer", learned_positions=True)
 
 
 def _qkv_columns(part: int) -> Layout:
@@ -80,38 +67,13 @@ FAMILY = Family(
     "layers.#.mlp.down": TRANSPOSED,
   },
   defaults=dict(
-    n_inner=None, activation_function="gelu_new", layer_norm_epsilon=1e-5,
-    tie_word_embeddings=True,
+    activation_function="gelu_new", layer_norm_epsilon=1e-5,
+    tie_word_embeddings=True, scale_attn_weights=True,
+    scale_attn_by_inverse_layer_idx=False,
   ),
-  aliases={  # names of transformers' own for the same
-    key: _NAMES[key]
-    for key in (
-      "hidden_size", "num_hidden_layers", "num_attention_heads",
-      "max_position_embeddings",
-    )
-  },
-  # Of attention's scales, models.formats.huggingface takes care.
   harmless=frozenset({
     "n_ctx", "attn_pdrop", "embd_pdrop", "resid_pdrop", "summary_activation",
     "summary_first_dropout", "summary_proj_to_labels", "summary_type",
-    "summary_use_proj", "reorder_and_upcast_attn", "scale_attn_weights",
-    "scale_attn_by_inverse_layer_idx",
+    "summary_use_proj", "reorder_and_upcast_attn",
   }),
-  gguf=Gguf(
-    architecture="gpt2",
-    keys={
-      "context_length": "n_positions",
-      "embedding_length": "n_embd",
-      "feed_forward_length": "n_inner",
-      "block_count": "n_layer",
-      "attention.head_count": "n_head",
-      "attention.layer_norm_epsilon": "layer_norm_epsilon",
-    },
-    layouts={
-      **THIRDS,
-      "layers.#.attention.out": AS_IS,
-      "layers.#.mlp.up": AS_IS,
-      "layers.#.mlp.down": AS_IS,
-    },
-  ),
 )  # fmt: skip

@@ -1,24 +1,9 @@
 """GPT-NeoX (Pythia): parallel blocks, and a part of each head that rotates."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
-
 from models.formats.families import reading
-from models.formats.families.family import (
-  THIRDS,
-  Family,
-  Gguf,
-  Layout,
-  Settings,
-)
-from models.formats.families.llama import GGUF_SIZES
+from models.formats.families.family import Family, Layout, Settings
 from models.formats.families.reading import get
-from models.networks.description import (
-  AttentionSpec,
-  DenseSpec,
-  LayerSpec,
-  TransformerConfig,
-)
+from models.networks.description import TransformerConfig
 
 # Keys of other families, which transformers does not read in these.
 _UNREAD = {
@@ -32,46 +17,24 @@ def _read(settings: Settings) -> TransformerConfig:
   for key, theirs in _UNREAD.items():
     if settings.get(key) is not None and settings.get(theirs) is None:
       raise ValueError(f"{key} of a gpt_neox model is called {theirs}")
-  rope = reading.rope(settings, sizes["head_dim"], share=0.25)
-  bias = get(settings, "attention_bias", bool)
-  layer = LayerSpec(
-    attention=AttentionSpec(
-      **reading.heads(sizes), rope=rope, qkv_bias=bias, out_bias=bias
-    ),
-    feed_forward=DenseSpec(
-      width=sizes["mlp_dim"],
-      activation=sizes["activation"],
-      gated=False,
-      bias=True,
-    ),
+  layer = reading.layer(
+    sizes,
+    reading.dense(sizes, gated=False, bias=True),
+    rope=reading.rope(settings, sizes["head_dim"], share=0.25),
+    bias=get(settings, "attention_bias", bool),
     parallel=get(settings, "use_parallel_residual", bool),
   )
-  return TransformerConfig(
-    layers=(layer,) * sizes["num_layers"], norm="layer", **reading.frame(sizes)
-  )
+  return reading.model(sizes, [layer] * sizes["num_layers"], norm="layer")
 
 
 def _qkv_per_head(part: int) -> Layout:
   """Rows run over heads, then queries, keys, values, channels."""
 
   def take(x, c):
-    a = c.attention
-    x = x.reshape(a.num_heads, 3, a.head_dim, *x.shape[1:])
+    x = x.reshape(c.attention.num_heads, 3, -1, *x.shape[1:])
     return x[:, part].reshape(-1, *x.shape[3:])
 
   return Layout(take, lambda s, c: (3 * s[0], *s[1:]))
-
-
-def _gguf_settings(
-  metadata: Mapping[str, Any], has: Callable[..., bool]
-) -> dict[str, Any]:
-  size = metadata["embedding_length"] // metadata["attention.head_count"]
-  # Half a channel more, for what is rounded down.
-  rotary = metadata.get("rope.dimension_count", size) + 0.5
-  return {
-    "attention_bias": has("attn_qkv"),
-    "rotary_pct": min(rotary / size, 1.0),
-  }
 
 
 FAMILY = Family(
@@ -98,15 +61,4 @@ FAMILY = Family(
     attention_bias=True, tie_word_embeddings=False,
   ),
   harmless=frozenset({"classifier_dropout", "hidden_dropout"}),
-  gguf=Gguf(
-    architecture="gptneox",
-    keys={
-      **GGUF_SIZES,
-      "attention.layer_norm_epsilon": "layer_norm_eps",
-      "use_parallel_residual": "use_parallel_residual",
-      "rope.freq_base": "rotary_emb_base",
-    },
-    settings=_gguf_settings,
-    layouts=THIRDS,
-  ),
 )  # fmt: skip

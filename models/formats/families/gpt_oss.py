@@ -28,27 +28,27 @@ _PARTS = ("gate", "up", "down")
 def _read(settings: Settings) -> TransformerConfig:
   sizes = reading.sizes(settings)
   window = get(settings, "sliding_window", int, None)
-  usual = [SLIDES if i % 2 == 0 else FULL for i in range(sizes["num_layers"])]
-  allowed = [FULL] if window is None else [FULL, SLIDES]
-  rope = {"max_position_embeddings": settings["max_position_embeddings"]}
   said = ("rope_parameters", "rope_scaling", "rope_theta")
-  rope |= {key: settings.get(key) for key in said}
+  rope = {key: settings.get(key) for key in said}
   if not rope["rope_parameters"] and not rope["rope_scaling"]:
     rope["rope_parameters"] = _ROPE
+  rope["max_position_embeddings"] = sizes["max_positions"]
   experts = mixtures.mixture(
     settings, sizes, num_experts="num_local_experts", router_bias=True,
     expert_bias=True, limit=get(settings, "swiglu_limit", float),
     slope=get(settings, "swiglu_alpha", float),
   )  # fmt: skip
-  layers = [
-    mixtures.layer(
-      sizes, experts, rope=reading.rope(rope, sizes["head_dim"], theta=_THETA),
-      window=window if kind == SLIDES else None, sinks=True,
+  layers = {
+    kind: reading.layer(
+      sizes, experts, window=window if kind == SLIDES else None, sinks=True,
+      rope=reading.rope(rope, sizes["head_dim"], theta=_THETA),
       bias=get(settings, "attention_bias", bool),
     )
-    for kind in reading.layer_types(settings, usual, allowed, window)
-  ]  # fmt: skip
-  return TransformerConfig(layers=tuple(layers), **reading.frame(sizes))
+    for kind in (FULL, SLIDES)
+  }  # fmt: skip
+  usual = [i % 2 == 0 for i in range(sizes["num_layers"])]
+  kinds = reading.windowed(settings, usual, window)
+  return reading.model(sizes, [layers[kind] for kind in kinds])
 
 
 def _gguf_settings(
@@ -62,8 +62,7 @@ def _gguf_settings(
     )
   length = metadata.get("rope.scaling.original_context_length", 4096)
   return {
-    **llama.shared_sizes(metadata),
-    "attention_bias": has("attn_q", "attn_output"),
+    **llama.gguf_biases(metadata, has),
     "rope_scaling": _ROPE
     | {"factor": metadata.get("rope.scaling.factor", _ROPE["factor"])}
     | {reading.ROPE_LENGTH: length},
@@ -100,12 +99,10 @@ FAMILY = Family(
     f"{_EXPERTS}.up_bias": _every_other(1),
   },
   defaults=dict(
-    hidden_act="silu", rms_norm_eps=1e-5, head_dim=64, layer_types=None,
-    tie_word_embeddings=False, num_key_value_heads=8, attention_bias=True,
-    sliding_window=128, num_local_experts=128, num_experts_per_tok=4,
-    swiglu_limit=7.0, swiglu_alpha=1.702, max_position_embeddings=131_072,
+    hidden_act="silu", rms_norm_eps=1e-5, head_dim=64, attention_bias=True,
+    tie_word_embeddings=False, num_key_value_heads=8, sliding_window=128,
+    swiglu_limit=7.0, swiglu_alpha=1.702,
   ),
-  aliases={"num_experts": "num_local_experts"},
   quantised=frozenset({"mxfp4"}),
   harmless=mixtures.HARMLESS | {"initial_context_length", "experts_per_token"},
   gguf=Gguf(

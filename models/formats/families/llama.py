@@ -7,17 +7,10 @@ import numpy as np
 
 from models.formats.families import reading
 from models.formats.families.family import Family, Gguf, Layout, Settings
-from models.formats.families.reading import SLIDES, get
-from models.networks.description import (
-  AttentionSpec,
-  DenseSpec,
-  LayerSpec,
-  TransformerConfig,
-)
+from models.formats.families.reading import get
+from models.networks.description import TransformerConfig
 
-DEFAULTS = dict(
-  hidden_act="silu", rms_norm_eps=1e-6, head_dim=None, tie_word_embeddings=False
-)
+DEFAULTS = dict(hidden_act="silu", rms_norm_eps=1e-6, tie_word_embeddings=False)
 # Modules of a layer, and what files call them.
 LAYER = {
   "attention_norm": "input_layernorm",
@@ -75,46 +68,37 @@ def layer_tensors(ours: str, theirs: str) -> dict[str, str]:
 def alike(
   settings: Settings, *, mlp_bias: bool = False, **attention
 ) -> TransformerConfig:
-  """A model of Llama's layers; `attention` is more of `AttentionSpec`."""
+  """A model of equal layers of Llama's; `attention` as of `reading.layer`."""
   sizes = reading.sizes(settings)
-  layer = LayerSpec(
-    attention=AttentionSpec(
-      **reading.heads(sizes),
-      rope=reading.rope(settings, sizes["head_dim"]),
-      **attention,
-    ),
-    feed_forward=DenseSpec(
-      width=sizes["mlp_dim"], activation=sizes["activation"], bias=mlp_bias
-    ),
+  layer = reading.layer(
+    sizes,
+    reading.dense(sizes, bias=mlp_bias),
+    rope=reading.rope(settings, sizes["head_dim"]),
+    **attention,
   )
-  return TransformerConfig(
-    layers=(layer,) * sizes["num_layers"], **reading.frame(sizes)
-  )
+  return reading.model(sizes, [layer] * sizes["num_layers"])
 
 
 def _read(settings: Settings) -> TransformerConfig:
-  types = settings.get("layer_types") or []
-  if not isinstance(types, list) or SLIDES in types:
-    raise ValueError(f"no layer of a llama model is of {SLIDES}, got {types!r}")
-  bias = get(settings, "attention_bias", bool)
   return alike(
-    settings, qkv_bias=bias, out_bias=bias,
+    settings,
+    bias=get(settings, "attention_bias", bool),
     mlp_bias=get(settings, "mlp_bias", bool),
-  )  # fmt: skip
+  )
 
 
-def shared_sizes(metadata: Mapping[str, Any]) -> dict[str, None]:
-  """Sizes that GGUF files leave out: as many as of queries, what they share."""
-  keys = {"attention.head_count_kv": "num_key_value_heads"}
-  keys["attention.key_length"] = "head_dim"
-  return {name: None for key, name in keys.items() if key not in metadata}
+def gguf_biases(
+  metadata: Mapping[str, Any], has: Callable[..., bool]
+) -> dict[str, bool]:
+  """`attention_bias`, which GGUF files have no key for."""
+  del metadata
+  return {"attention_bias": has("attn_q", "attn_output")}
 
 
 def _gguf_settings(
   metadata: Mapping[str, Any], has: Callable[..., bool]
 ) -> dict[str, Any]:
   """Mistral's files are Llama's with a window, Mixtral's those with experts."""
-  sizes = shared_sizes(metadata)
   biases = {
     "attention_bias": has("attn_q", "attn_output"),
     "mlp_bias": has("ffn_gate", "ffn_up", "ffn_down"),
@@ -128,10 +112,10 @@ def _gguf_settings(
       "num_local_experts": metadata["expert_count"],
       "num_experts_per_tok": metadata.get("expert_used_count"),
     }
-    return sizes | experts | window | said
+    return experts | window | said
   if not window["sliding_window"]:
-    return sizes | biases | window
-  return sizes | {"model_type": "mistral", "layer_types": None} | said
+    return biases | window
+  return {"model_type": "mistral"} | said
 
 
 def _pairs(heads: str) -> Layout:
@@ -142,8 +126,7 @@ def _pairs(heads: str) -> Layout:
   """
 
   def take(x: np.ndarray, config: TransformerConfig) -> np.ndarray:
-    number = getattr(config.attention, heads)
-    by_head = x.reshape(number, -1, 2, *x.shape[1:])
+    by_head = x.reshape(getattr(config.attention, heads), -1, 2, *x.shape[1:])
     return by_head.swapaxes(1, 2).reshape(x.shape)
 
   return Layout(take, of_parts=True)
@@ -157,7 +140,7 @@ FAMILY = Family(
   fixed=dict(use_sliding_window=False, rope_interleaved=False),
   harmless=frozenset({
     "max_sequence_length", "max_window_layers", "pretraining_tp",
-    "sliding_window",  # which it does not read
+    "sliding_window", "layer_types",  # which it does not read
   }),
   gguf=Gguf(
     architecture="llama",

@@ -1,27 +1,16 @@
 """Mistral: Llama with a sliding window in all layers, or in none."""
 
-from models.formats.families import llama, reading
-from models.formats.families.family import Family, Settings
-from models.formats.families.reading import FULL, SLIDES, get
-from models.networks.description import TransformerConfig
-
-
-def _read(settings: Settings) -> TransformerConfig:
-  layers = get(settings, "num_hidden_layers", int)
-  window = get(settings, "sliding_window", int, None)
-  # transformers itself ignores layer_types here.
-  usual = FULL if window is None else SLIDES
-  config = llama.alike(settings, window=window)  # which bounds the layers
-  reading.layer_types(settings, [usual] * layers, [usual], window)
-  return config
-
+from models.formats.families import llama
+from models.formats.families.family import Family
+from models.formats.families.reading import get
 
 FAMILY = Family(
   name="mistral",
-  read=_read,
+  read=lambda settings: llama.alike(
+    settings, window=get(settings, "sliding_window", int, None)
+  ),
   tensors=llama.TENSORS,
   fixed=dict(attention_bias=False, mlp_bias=False),
-  defaults=dict(
-    llama.DEFAULTS, num_key_value_heads=8, sliding_window=4096, layer_types=None
-  ),
+  defaults=dict(llama.DEFAULTS, num_key_value_heads=8, sliding_window=4096),
+  harmless=frozenset({"layer_types"}),  # which it does not read
 )

@@ -10,7 +10,7 @@ _BLOCK = "layers.#.block_sparse_moe"
 
 def _read(settings: Settings) -> TransformerConfig:
   sizes = reading.sizes(settings)
-  layer = mixtures.layer(
+  layer = reading.layer(
     sizes,
     mixtures.mixture(
       settings, sizes, num_experts="num_local_experts", renormalised=True
@@ -18,9 +18,7 @@ def _read(settings: Settings) -> TransformerConfig:
     rope=reading.rope(settings, sizes["head_dim"], theta=1e6),
     window=get(settings, "sliding_window", int, None),
   )
-  return TransformerConfig(
-    layers=(layer,) * sizes["num_layers"], **reading.frame(sizes)
-  )
+  return reading.model(sizes, [layer] * sizes["num_layers"])
 
 
 FAMILY = Family(
@@ -34,11 +32,7 @@ FAMILY = Family(
     "layers.#.mlp.experts.down": f"{_BLOCK}.experts.*.w2.weight",
   },
   layouts=mixtures.LAYOUTS,
-  defaults=dict(
-    llama.DEFAULTS, rms_norm_eps=1e-5, num_key_value_heads=8,
-    num_local_experts=8, num_experts_per_tok=2,
-  ),
-  aliases={"num_experts": "num_local_experts"},
+  defaults=dict(llama.DEFAULTS, rms_norm_eps=1e-5, num_key_value_heads=8),
   fixed=dict(attention_bias=False, mlp_bias=False),
   harmless=mixtures.HARMLESS,
-)  # fmt: skip
+)

@@ -3,17 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-from models.formats.families import llama, reading
+from models.formats.families import llama
 from models.formats.families.family import TURNED, Settings
 from models.formats.families.reading import get
-from models.networks.description import (
-  AttentionSpec,
-  DenseSpec,
-  LayerSpec,
-  TransformerConfig,
-)
+from models.networks.description import TransformerConfig
 from models.networks.mixture import Mixture
-from models.networks.rope import Rope
 
 # Of training.
 HARMLESS = frozenset(
@@ -44,6 +38,13 @@ def shared_tensors(module: str) -> dict[str, str]:
   }
 
 
+# Qwen's expert of every token, which is gated.
+QWEN_SHARED = {
+  **shared_tensors("shared_expert"),
+  "layers.#.mlp.shared.weigh": "layers.#.mlp.shared_expert_gate.weight",
+}
+
+
 def dense_layers(settings: Settings, count: int) -> list[bool]:
   """Layers that are dense, without experts, by Qwen's settings."""
   only = settings.get("mlp_only_layers") or []
@@ -62,7 +63,8 @@ def mixture(
   settings: Settings,
   sizes: Mapping[str, Any],
   *,
-  num_experts: str,
+  num_experts: str = "num_experts",
+  num_chosen: str = "num_experts_per_tok",
   expert_dim: str = "intermediate_size",
   **switches,
 ) -> Mixture:
@@ -71,17 +73,29 @@ def mixture(
   Args:
     settings: of the model.
     sizes: from `reading.sizes`.
-    num_experts, expert_dim: keys of these numbers.
+    num_experts, num_chosen, expert_dim: keys of these numbers.
     **switches: more of `Mixture`.
   """
   return Mixture(
     num_experts=get(settings, num_experts, int),
-    num_chosen=get(settings, "num_experts_per_tok", int),
+    num_chosen=get(settings, num_chosen, int),
     embed_dim=sizes["embed_dim"],
     expert_dim=get(settings, expert_dim, int),
     activation=sizes["activation"],
     **switches,
   )
+
+
+def with_shared(
+  settings: Settings, sizes: Mapping[str, Any], *, renormalised: bool
+) -> Mixture:
+  """Qwen's mixture with a gated expert of every token."""
+  return mixture(
+    settings, sizes, expert_dim="moe_intermediate_size",
+    renormalised=renormalised,
+    shared_dim=get(settings, "shared_expert_intermediate_size", int),
+    shared_gate=True,
+  )  # fmt: skip
 
 
 # DeepSeek-V3's mixture, which GLM-4.5 has too.
@@ -93,10 +107,8 @@ DEEPSEEK_TENSORS = {
   ),
 }
 DEEPSEEK_DEFAULTS = dict(
-  llama.DEFAULTS, attention_bias=False, n_shared_experts=1,
-  num_experts_per_tok=8, norm_topk_prob=True,
-)  # fmt: skip
-DEEPSEEK_ALIASES = {"num_local_experts": "n_routed_experts"}
+  llama.DEFAULTS, attention_bias=False, norm_topk_prob=True
+)
 # Of layers that draft for the model, which are not read.
 DEEPSEEK_HARMLESS = HARMLESS | {"num_nextn_predict_layers", "num_mtp_layers"}
 
@@ -109,12 +121,7 @@ def of_drafting_layers(name: str, config: TransformerConfig) -> bool:
 
 
 def of_deepseek(settings: Settings, sizes: Mapping[str, Any]) -> Mixture:
-  """DeepSeek-V3's mixture: chosen with a correction, weighted without.
-
-  Args:
-    settings: of the model.
-    sizes: from `reading.sizes`.
-  """
+  """DeepSeek-V3's mixture: chosen with a correction, weighted without."""
   width = get(settings, "moe_intermediate_size", int)
   return mixture(
     settings, sizes, num_experts="n_routed_experts",
@@ -124,32 +131,4 @@ def of_deepseek(settings: Settings, sizes: Mapping[str, Any]) -> Mixture:
     num_groups_kept=get(settings, "topk_group", int),
     scale=get(settings, "routed_scaling_factor", float),
     shared_dim=width * get(settings, "n_shared_experts", int),
-  )  # fmt: skip
-
-
-def layer(
-  sizes: Mapping[str, Any],
-  feed_forward: Mixture | DenseSpec,
-  *,
-  rope: Rope,
-  bias: bool = False,
-  out_bias: bool | None = None,
-  **attention,
-) -> LayerSpec:
-  """A layer with norms before its blocks.
-
-  Args:
-    sizes: from `reading.sizes`.
-    feed_forward: its feed-forward block.
-    rope: its rotary embeddings.
-    bias: of the projections of its attention.
-    out_bias: of the last of them, if it is another.
-    **attention: more of `AttentionSpec`.
-  """
-  return LayerSpec(
-    attention=AttentionSpec(
-      **reading.heads(sizes), rope=rope, qkv_bias=bias,
-      out_bias=bias if out_bias is None else out_bias, **attention,
-    ),
-    feed_forward=feed_forward,
   )  # fmt: skip

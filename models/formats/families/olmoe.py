@@ -8,20 +8,17 @@ from models.networks.description import TransformerConfig
 
 def _read(settings: Settings) -> TransformerConfig:
   sizes = reading.sizes(settings)
-  layer = mixtures.layer(
+  layer = reading.layer(
     sizes,
     mixtures.mixture(
-      settings, sizes, num_experts="num_experts",
-      renormalised=get(settings, "norm_topk_prob", bool),
+      settings, sizes, renormalised=get(settings, "norm_topk_prob", bool)
     ),
     rope=reading.rope(settings, sizes["head_dim"]),
     qk_norm="width",
     clip=get(settings, "clip_qkv", float, None),
     bias=get(settings, "attention_bias", bool),
-  )  # fmt: skip
-  return TransformerConfig(
-    layers=(layer,) * sizes["num_layers"], **reading.frame(sizes)
   )
+  return reading.model(sizes, [layer] * sizes["num_layers"])
 
 
 FAMILY = Family(
@@ -30,17 +27,11 @@ FAMILY = Family(
   tensors=mixtures.without_mlp(llama.TENSORS) | mixtures.TENSORS,
   layouts=mixtures.LAYOUTS,
   defaults=dict(
-    llama.DEFAULTS, rms_norm_eps=1e-5, attention_bias=False, clip_qkv=None,
-    num_experts_per_tok=8, num_experts=64, norm_topk_prob=False,
+    llama.DEFAULTS, rms_norm_eps=1e-5, attention_bias=False,
+    norm_topk_prob=False,
   ),
-  aliases={"num_local_experts": "num_experts"},
   harmless=mixtures.HARMLESS,
   gguf=Gguf(
-    architecture="olmoe",
-    keys=mixtures.GGUF_KEYS,
-    settings=lambda metadata, has: {
-      **llama.shared_sizes(metadata),
-      "attention_bias": has("attn_q", "attn_output"),
-    },
+    architecture="olmoe", keys=mixtures.GGUF_KEYS, settings=llama.gguf_biases
   ),
 )  # fmt: skip

@@ -1,52 +1,44 @@
 """Qwen2: Llama with biases of queries, keys and values, and windows."""
 
-import dataclasses
-
 from models.formats.families import llama, reading
 from models.formats.families.family import Family, Gguf, Settings
-from models.formats.families.reading import FULL, SLIDES, get
-from models.networks import description
+from models.formats.families.reading import SLIDES, get
 from models.networks.description import TransformerConfig
 
 DEFAULTS = dict(
   llama.DEFAULTS, num_key_value_heads=32, use_sliding_window=False,
-  sliding_window=4096, max_window_layers=28, layer_types=None,
+  sliding_window=4096, max_window_layers=28,
 )  # fmt: skip
 
 
-def with_windows(
-  settings: Settings, config: TransformerConfig
-) -> TransformerConfig:
-  """The model with the windows of Qwen's settings."""
-  layers, window = config.num_layers, get(settings, "sliding_window", int, None)
-  full = layers
-  if not get(settings, "use_sliding_window", bool):
-    window = None
-  if window is not None:
-    full = get(settings, "max_window_layers", int, least=0)
-  usual = [FULL if i < full else SLIDES for i in range(layers)]
-  allowed = [FULL] if window is None else [FULL, SLIDES]
-  types = reading.layer_types(settings, usual, allowed, window)
-  if window is None:
-    return config
-  windows = [window if kind == SLIDES else None for kind in types]
-  return dataclasses.replace(
-    config, layers=description.with_windows(config.layers, windows)
+def window(settings: Settings) -> int | None:
+  """The size of Qwen's sliding windows; None if no layer slides."""
+  size = get(settings, "sliding_window", int, 0, least=0)
+  return size if get(settings, "use_sliding_window", bool) and size else None
+
+
+def described(settings: Settings, **attention) -> TransformerConfig:
+  """A Qwen2 or 3; `attention` as of `reading.layer`."""
+  sizes, size = reading.sizes(settings), window(settings)
+  full = get(settings, "max_window_layers", int, 0, least=0)
+  kinds = reading.windowed(
+    settings, [i >= full for i in range(sizes["num_layers"])], size
   )
+  rope = reading.rope(settings, sizes["head_dim"])
+  layers = [
+    reading.layer(
+      sizes, rope=rope, window=size if kind == SLIDES else None, **attention
+    )
+    for kind in kinds
+  ]
+  return reading.model(sizes, layers)
 
 
 FAMILY = Family(
   name="qwen2",
-  read=lambda settings: with_windows(
-    settings, llama.alike(settings, qkv_bias=True)
-  ),
+  read=lambda settings: described(settings, qkv_bias=True),
   tensors=llama.TENSORS,
   defaults=DEFAULTS,
   fixed=dict(use_mrope=False, attention_bias=False, mlp_bias=False),
-  harmless=frozenset({"max_window_layers"}),  # without windows
-  gguf=Gguf(
-    architecture="qwen2",
-    keys=llama.GGUF_KEYS,
-    settings=lambda metadata, has: llama.shared_sizes(metadata),
-  ),
+  gguf=Gguf(architecture="qwen2", keys=llama.GGUF_KEYS),
 )

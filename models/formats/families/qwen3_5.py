@@ -2,13 +2,13 @@
 
 from models.formats.families import qwen3_next, reading
 from models.formats.families.family import Family, Layout, Settings
-from models.networks.description import DenseSpec, TransformerConfig
+from models.networks.description import TransformerConfig
 
 
 def _read(settings: Settings) -> TransformerConfig:
   sizes = reading.sizes(settings)
-  mlp = DenseSpec(width=sizes["mlp_dim"], activation=sizes["activation"])
-  return qwen3_next.described(settings, sizes, [mlp] * sizes["num_layers"])
+  blocks = [reading.dense(sizes)] * sizes["num_layers"]
+  return qwen3_next.described(settings, sizes, blocks)
 
 
 _TENSORS = {

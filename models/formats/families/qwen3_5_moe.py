@@ -13,7 +13,7 @@ from models.networks.description import TransformerConfig
 
 def _read(settings: Settings) -> TransformerConfig:
   sizes = reading.sizes(settings, mlp_dim=lambda size: 4 * size)  # of no layer
-  experts = qwen3_next.experts(settings, sizes, renormalised=True)
+  experts = mixtures.with_shared(settings, sizes, renormalised=True)
   return qwen3_next.described(settings, sizes, [experts] * sizes["num_layers"])
 
 
@@ -23,17 +23,12 @@ FAMILY = Family(
   tensors={
     **mixtures.without_mlp(qwen3_5.FAMILY.tensors),
     **mixtures.TENSORS,
-    **qwen3_next.SHARED,
+    **mixtures.QWEN_SHARED,
     "layers.#.mlp_norm": llama.TENSORS["layers.#.mlp_norm"],
   },
   layouts={**qwen3_5.FAMILY.layouts, **mixtures.LAYOUTS},
-  defaults=dict(
-    qwen3_next.DEFAULTS, moe_intermediate_size=512,
-    shared_expert_intermediate_size=512, num_experts_per_tok=8,
-    num_experts=256,
-  ),
+  defaults=qwen3_next.DEFAULTS,
   fixed=qwen3_5.FIXED | dict(norm_topk_prob=True),
-  aliases={"num_local_experts": "num_experts"},
   harmless=mixtures.HARMLESS | qwen3_next.HARMLESS | {"intermediate_size"},
   within={"qwen3_5_moe": {}},
-)  # fmt: skip
+)

@@ -4,7 +4,7 @@ The fourth is attention with an output gate. Mixtures have an expert beside them
 for every token, as Qwen2-MoE's.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,6 @@ from models.formats.families import llama, mixtures, reading
 from models.formats.families.family import Family, Layout, Settings
 from models.formats.families.reading import FULL, get
 from models.networks.description import (
-  AttentionSpec,
   DeltaSpec,
   DenseSpec,
   LayerSpec,
@@ -30,25 +29,20 @@ _OF_IMAGES = ("mrope_section", "mrope_interleaved")
 def described(
   settings: Settings,
   sizes: Mapping[str, Any],
-  feed_forward: list[DenseSpec | Mixture],
+  feed_forward: Sequence[DenseSpec | Mixture],
 ) -> TransformerConfig:
   """The model of some feed-forward blocks, one a layer."""
   period = get(settings, "full_attention_interval", int, 4)
   usual = [
     LINEAR if (i + 1) % period else FULL for i in range(len(feed_forward))
   ]
-  types = reading.layer_types(settings, usual, [LINEAR, FULL], None)
-  rotary = settings.get("rope_parameters") or {}
-  if isinstance(rotary, Mapping):
-    rotary = {k: v for k, v in rotary.items() if k not in _OF_IMAGES}
-  bias = get(settings, "attention_bias", bool)
-  full = AttentionSpec(
-    **reading.heads(sizes),
+  full = reading.layer(
+    sizes, output_gate=True, qk_norm="head",
     rope=reading.rope(
-      _Other(settings, rope_parameters=rotary), sizes["head_dim"], share=_SHARE
+      settings, sizes["head_dim"], share=_SHARE, ignored=_OF_IMAGES
     ),
-    qk_norm="head", output_gate=True, qkv_bias=bias, out_bias=bias,
-  )  # fmt: skip
+    bias=get(settings, "attention_bias", bool),
+  ).attention  # fmt: skip
   size = lambda name: get(settings, f"linear_{name}", int)
   linear = DeltaSpec(
     num_key_heads=size("num_key_heads"),
@@ -58,52 +52,22 @@ def described(
     kernel=size("conv_kernel_dim"),
     activation=sizes["activation"],
   )
+  types = reading.layer_types(settings, usual, [LINEAR, FULL])
   layers = [
     LayerSpec(attention=full if kind == FULL else linear, feed_forward=block)
     for kind, block in zip(types, feed_forward, strict=True)
   ]
-  return TransformerConfig(
-    layers=tuple(layers), norm="rms_plus_one", **reading.frame(sizes)
-  )
-
-
-class _Other(Mapping):
-  """Settings some of which are others; what is asked is noted of them."""
-
-  def __init__(self, settings: Settings, **others):
-    self._settings, self._others = settings, others
-
-  def __getitem__(self, key):
-    return self._others.get(key, self._settings[key])
-
-  def __iter__(self):
-    return iter({*self._settings, *self._others})
-
-  def __len__(self):
-    return len({*self._settings, *self._others})
-
-
-def experts(
-  settings: Settings, sizes: Mapping[str, Any], *, renormalised: bool
-) -> Mixture:
-  """The mixture of a layer, with the expert of every token."""
-  return mixtures.mixture(
-    settings, sizes, num_experts="num_experts",
-    expert_dim="moe_intermediate_size",
-    renormalised=renormalised,
-    shared_dim=get(settings, "shared_expert_intermediate_size", int),
-    shared_gate=True,
-  )  # fmt: skip
+  return reading.model(sizes, layers, norm="rms_plus_one")
 
 
 def _read(settings: Settings) -> TransformerConfig:
   sizes = reading.sizes(settings)
-  mixed = experts(
+  mixed = mixtures.with_shared(
     settings, sizes, renormalised=get(settings, "norm_topk_prob", bool)
   )
-  mlp = DenseSpec(width=sizes["mlp_dim"], activation=sizes["activation"])
   dense = mixtures.dense_layers(settings, sizes["num_layers"])
-  return described(settings, sizes, [mlp if one else mixed for one in dense])
+  blocks = mixed, reading.dense(sizes)
+  return described(settings, sizes, [blocks[each] for each in dense])
 
 
 def _delta(config: TransformerConfig) -> DeltaSpec:
@@ -121,29 +85,35 @@ def grouped(x: np.ndarray, config: TransformerConfig) -> np.ndarray:
   return x[np.concatenate(order, axis=1).ravel()]
 
 
-def _group(start: int | None, stop: int | None, width: str) -> Layout:
-  """A part of the rows of every key head.
+def _group(part: int, name: str) -> Layout:
+  """The first or the last part of the rows of every key head.
 
   Args:
-    start, stop: multiples of `channels` or of value heads by key heads.
-    width: "qkvz" or "ba", what a key head has in the tensor.
+    part: 0 or 1.
+    name: "qkvz", whose first part is `channels`, or "ba", two halves.
   """
 
-  def rows(config: TransformerConfig) -> int:
+  def parts(config: TransformerConfig) -> tuple[int, int, int]:
+    """Key heads, and the rows of both parts of each."""
     delta = _delta(config)
     served = delta.num_value_heads // delta.num_key_heads
-    of_head = delta.channels + served * delta.value_dim
-    return delta.num_key_heads * (of_head if width == "qkvz" else 2 * served)
+    if name == "ba":
+      return delta.num_key_heads, served, served
+    return delta.num_key_heads, delta.channels, served * delta.value_dim
 
   def take(x: np.ndarray, config: TransformerConfig) -> np.ndarray:
-    delta = _delta(config)
-    served = delta.num_value_heads // delta.num_key_heads
-    unit = delta.channels if width == "qkvz" else served
-    by_head = x.reshape(delta.num_key_heads, -1, *x.shape[1:])
-    at = slice(start and start * unit, stop and stop * unit)
-    return by_head[:, at].reshape(-1, *x.shape[1:])
+    heads, first, last = parts(config)
+    by_head = x.reshape(heads, first + last, *x.shape[1:])
+    chosen = by_head[:, first:] if part else by_head[:, :first]
+    return chosen.reshape(-1, *x.shape[1:])
 
-  return Layout(take, lambda s, c: (rows(c), *s[1:]))
+  def shape(
+    of_parameter: tuple[int, ...], config: TransformerConfig
+  ) -> tuple[int, ...]:
+    heads, first, last = parts(config)
+    return heads * (first + last), *of_parameter[1:]
+
+  return Layout(take, shape)
 
 
 def _half_of_heads(part: int) -> Layout:
@@ -175,19 +145,14 @@ LAYOUTS = {
 }
 DEFAULTS = dict(
   llama.DEFAULTS, head_dim=256, num_key_value_heads=2, attention_bias=False,
-  layer_types=None, linear_conv_kernel_dim=4, linear_key_head_dim=128,
-  linear_value_head_dim=128, linear_num_key_heads=16,
-  linear_num_value_heads=32,
+  linear_conv_kernel_dim=4, linear_key_head_dim=128, linear_num_key_heads=16,
+  linear_value_head_dim=128, linear_num_value_heads=32,
 )  # fmt: skip
 FIXED = dict(attn_output_gate=True, output_gate_type="swish")
 # States are float32, or wider where the model is.
 HARMLESS = frozenset({
   "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mamba_ssm_dtype",
 })  # fmt: skip
-SHARED = {
-  **mixtures.shared_tensors("shared_expert"),
-  "layers.#.mlp.shared.weigh": "layers.#.mlp.shared_expert_gate.weight",
-}
 
 FAMILY = Family(
   name="qwen3_next",
@@ -195,7 +160,7 @@ FAMILY = Family(
   tensors={
     **TENSORS,
     **mixtures.TENSORS,
-    **SHARED,
+    **mixtures.QWEN_SHARED,
     "layers.#.attention.qkv": f"{_LINEAR}.in_proj_qkvz",
     "layers.#.attention.z": f"{_LINEAR}.in_proj_qkvz",
     "layers.#.attention.b": f"{_LINEAR}.in_proj_ba",
@@ -204,17 +169,12 @@ FAMILY = Family(
   layouts={
     **LAYOUTS,
     **mixtures.LAYOUTS,
-    "layers.#.attention.qkv": _group(None, 1, "qkvz"),
-    "layers.#.attention.z": _group(1, None, "qkvz"),
-    "layers.#.attention.b": _group(None, 1, "ba"),
-    "layers.#.attention.a": _group(1, None, "ba"),
+    "layers.#.attention.qkv": _group(0, "qkvz"),
+    "layers.#.attention.z": _group(1, "qkvz"),
+    "layers.#.attention.b": _group(0, "ba"),
+    "layers.#.attention.a": _group(1, "ba"),
   },
-  defaults=dict(
-    DEFAULTS, decoder_sparse_step=1, mlp_only_layers=None,
-    moe_intermediate_size=512, shared_expert_intermediate_size=512,
-    num_experts_per_tok=10, num_experts=512, norm_topk_prob=True,
-  ),
-  aliases={"num_local_experts": "num_experts"},
+  defaults=dict(DEFAULTS, decoder_sparse_step=1, norm_topk_prob=True),
   fixed=FIXED | dict(use_sliding_window=False),
   harmless=mixtures.HARMLESS | HARMLESS,
 )  # fmt: skip

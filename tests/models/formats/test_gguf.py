@@ -53,13 +53,6 @@ def plain(theta):
 
 # family, settings, and whether transformers reads the file as what it is.
 FAMILIES = {
-  "gpt2": like("gpt2", read=True, n_positions=1024, n_inner=128),
-  "gpt2-untied": like("gpt2", tie_word_embeddings=False),
-  "neox": like("neox"),
-  "neox-serial": like(
-    "neox-serial", "hidden_act",
-    rope_parameters=dict(partial_rotary_factor=1.0),
-  ),
   "llama": like("llama-grouped", read=True),
   "llama-scaled": like(
     "llama-scaled", "hidden_act",
@@ -93,15 +86,6 @@ FAMILIES = {
   # The norm's number is of the router too, and in files a float32.
   "gemma4-moe": like(
     "gemma4-moe", "hidden_activation", rms_norm_eps=2.0**-20
-  ),
-  "olmo2": ("olmo2", GATED | dict(num_key_value_heads=2), False),
-  "olmo3": like(
-    "olmo3", "num_key_value_heads", num_hidden_layers=3,
-    layer_types=["full_attention", "sliding_attention", "full_attention"],
-    rope_parameters=dict(
-      full_attention=yarn(attention_factor=1.25, beta_fast=4.0, beta_slow=1.0),
-      sliding_attention=plain(512.0),
-    ),
   ),
   "mixtral": like(
     "mixtral", "head_dim", "hidden_act", num_local_experts=4,
@@ -313,7 +297,7 @@ def test_the_end_of_a_turn_is_known_by_its_name(tmp_path, end):
   assert checkpoints.eos_token_ids(str(path)) == (3, 5)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "neox", "llama-scaled", "gemma2"])
+@pytest.mark.parametrize("name", ["llama-scaled", "gemma2", "qwen2-moe"])
 def test_a_part_of_a_tensor_is_that_part_of_the_whole(written, name):
   source = gguf.source(str(written(name)[0]))
   for tensor in source.tensors.values():

@@ -65,107 +65,31 @@ def test_activations_are_those_of_transformers():
     np.testing.assert_allclose(mlp(x[:, None])[:, 0], wanted, atol=1e-6)
 
 
-def test_what_transformers_calls_gpt2s_sizes_is_read_too():
-  renamed = dict(GPT2_SIZES, model_type="gpt2")
-  names = dict(
-    n_embd="hidden_size", n_layer="num_hidden_layers",
-    n_head="num_attention_heads", n_positions="max_position_embeddings",
-  )  # fmt: skip
-  aliases = {names.get(k, k): v for k, v in renamed.items()}
-  assert {*names} <= {*renamed}
-  assert huggingface.config_from_json(aliases) == (
-    huggingface.config_from_json(renamed)
-  )
-
-
-@pytest.mark.parametrize("window", [None, 4096])
-def test_a_window_that_no_llama_reads_says_nothing(window):
-  plain = dict(SIZES, model_type="llama")
-  named = plain | {"sliding_window": window, "use_sliding_window": False}
-  named["layer_types"] = None
-  assert huggingface.config_from_json(named) == (
-    huggingface.config_from_json(plain)
-  )
-
-
 @pytest.mark.parametrize(
   ("family", "changes", "message"),
   [
     ("bert", {}, "model_type must be one of .*'llama'.*got 'bert'"),
-    (None, {}, "model_type must be one of .* got None"),
     (["llama"], {}, "model_type must be one of"),
     ("gpt2", {"add_cross_attention": True}, "add_cross_attention must be"),
     ("gpt2", {"activation_function": "mish"}, "one of .*'gelu_new'.*'mish'"),
-    (
-      "gpt2",
-      {"hidden_size": 64},
-      "n_embd is 32, and hidden_size, its al",
-    ),
-    ("gpt2", {"n_embd": None}, "n_embd must be an integer >= 1, got None"),
-    ("gpt2", {"n_head": 5}, "n_head must divide n_embd, got 5 and 32"),
-    ("gpt_neox", {"rotary_pct": 2.0}, "must be in 0.12..1, got 2.0"),
-    ("gpt_neox", {"hidden_act": "laplace"}, "got 'laplace'"),
-    ("gpt_neox", {"attention_bias": "yes"}, "true or false, got 'yes'"),
-    ("llama", {"hidden_act": "relu2"}, "hidden_act must be one of .*'relu2'"),
+    ("gpt2", {"hidden_size": 32}, "not known: hidden_size"),
+    ("gpt_neox", {"rotary_pct": 2.0}, "must be at most 1, got 2.0"),
     ("llama", {"hidden_size": "32"}, "hidden_size must be an integer >= 1"),
     ("llama", {"vocab_size": True}, "vocab_size must be an integer"),
     ("llama", {"rms_norm_eps": 0}, "rms_norm_eps must be a positive number"),
     ("llama", {"num_key_value_heads": 3}, "num_kv_heads must divide"),
-    ("llama", {"rope_interleaved": True}, "rope_interleaved must be False"),
-    ("llama", {"use_sliding_window": True}, "use_sliding_window must be False"),
-    ("llama", {"layer_types": ["sliding_attention"]}, "no layer of a llama"),
-    ("llama", {"partial_rotary_factor": 0.5}, "must be 1 in this family"),
+    ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor must be"),
     ("llama", {"quantization_config": {"bits": 4}}, "quantization_config"),
-    ("llama", {"rope_scaling": "yarn"}, "rope_scaling must be an object"),
     ("llama", {"rope_scaling": {"factor": 2.0}}, "factor of 2.0"),
-    (
-      "llama",
-      {"rope_scaling": {"type": "longrope", "factor": 2.0}},
-      "short_factor must be 4 numbers, one for each pair .* got None",
-    ),
-    (
-      "llama",
-      {"rope_scaling": {"type": "axial", "factor": 2.0}},
-      "rope_type must be one of .*'yarn'., got 'axial'",
-    ),
-    (
-      "llama",
-      {"rope_parameters": {"rope_type": "default", "mrope_section": [1]}},
-      r"got \['mrope_section'\]",
-    ),
+    ("llama", {"rope_scaling": {"type": "axial"}}, "rope_type must be one of"),
+    ("llama", {"rope_parameters": {"mrope_section": [1]}}, "mrope_section"),
     (
       "llama",
       {"rope_parameters": {"rope_theta": 1e4}, "rope_theta": 5e5},
       "rope_theta is both 500000.0 and 10000.0",
     ),
-    (
-      "llama",
-      {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
-      "low_freq_factor must be a positive number, got None",
-    ),
-    (
-      "llama",
-      {"rope_scaling": LLAMA3 | {"low_freq_factor": 4.0}},
-      "low_freq_factor must be below high_freq_factor",
-    ),
-    (
-      "qwen3",
-      {"rope_parameters": {"rope_type": "yarn", "factor": -4.0}},
-      "factor must be a positive number, got -4.0",
-    ),
-    ("qwen2", {"use_mrope": True}, "use_mrope must be False"),
-    (
-      "qwen2",
-      {"layer_types": ["sliding_attention"] * 2},
-      "entries, each one of .'full_attention'. .the sliding window is None",
-    ),
+    ("qwen2", {"layer_types": ["sliding_attention"] * 2}, "'full_attention'"),
     ("qwen2", {"layer_types": ["full_attention"]}, "must be 2 entries"),
-    ("qwen3", {"layer_types": ["chunked", "chunked"]}, "got .'chunked'"),
-    (
-      "mistral",
-      {"layer_types": ["full_attention", "sliding_attention"]},
-      "each one of .'sliding_attention'. ",
-    ),
   ],
 )
 def test_settings_that_are_not_supported_are_errors(family, changes, message):
