@@ -14,9 +14,10 @@ pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
 
 @pytest.fixture(autouse=True)
-def families(monkeypatch):
+def families():
   """A family that a block adds is there no longer than its test."""
-  monkeypatch.setitem(FAMILIES, "smollm3", None)
+  yield
+  FAMILIES.pop("smollm3", None)
 
 
 def run_blocks(name, word=""):

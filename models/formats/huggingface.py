@@ -271,10 +271,10 @@ def save_llama(
     ValueError: if Llama's format cannot express the module, the tokenizer has
       more tokens than the module, or the dtype is another one.
   """
-  tensors = {
-    name if name.startswith("lm_head.") else f"model.{name}": array
+  tensors = (
+    (name if name.startswith("lm_head.") else f"model.{name}", array)
     for name, array in _named(module, FAMILIES["llama"])
-  }
+  )
   _save(module.config, llama_json, tensors, directory, tokenizer, dtype)
 
 
@@ -301,7 +301,7 @@ def save_t5(
   arrays = {**(tensors or {}), **dict(_named(module, _t5_table(module.config)))}
   more = dict(settings or {})
   to_json = lambda *arguments: t5_config.to_json(*arguments) | more
-  _save(module.config, to_json, arrays, directory, tokenizer, dtype)
+  _save(module.config, to_json, arrays.items(), directory, tokenizer, dtype)
 
 
 def _named(
@@ -316,7 +316,7 @@ def _named(
 def _save(
   config: TransformerConfig | T5Config,
   to_json: Callable[[Any, str, int | None], Mapping[str, Any]],
-  tensors: Mapping[str, np.ndarray],
+  tensors: Iterable[tuple[str, np.ndarray]],
   directory: str,
   tokenizer: tokenizers.Tokenizer | None,
   dtype,
@@ -338,9 +338,7 @@ def _save(
       f"the tokenizer must have at most {config.vocab_size} tokens, as the "
       f"module has, got {tokenizer.vocab_size}"
     )
-  arrays = {
-    name: np.ascontiguousarray(x.astype(dtype)) for name, x in tensors.items()
-  }
+  arrays = {name: np.ascontiguousarray(x.astype(dtype)) for name, x in tensors}
   path = pathlib.Path(directory)
   path.mkdir(parents=True, exist_ok=True)
   with tempfile.TemporaryDirectory(dir=path, prefix=".saving-") as temporary:
