@@ -252,11 +252,7 @@ def _held(
 
 def reads_inputs(path: str) -> bool:
   """True if a path leads to an encoder-decoder; raises as `load`."""
-  path = hub.local(path)
-  reader = _reader(path)
-  return reader is huggingface and isinstance(
-    reader.read_config(path), T5Config
-  )
+  return isinstance(read_config(path), T5Config)
 
 
 def load_head(
@@ -372,21 +368,6 @@ def eos_token_ids(path: str) -> tuple[int, ...]:
   if trained.is_run(path):
     return ()
   return _reader(path).eos_token_ids(path)
-
-
-def files(path: str) -> list[pathlib.Path]:
-  """The files that decide what a model is; raises as `trained.newest`."""
-  root = pathlib.Path(path)
-  if is_file(path):
-    return [root]
-  if not trained.is_run(path):
-    # Vocabularies' merges.txt, and heads that torch saved.
-    kinds = (".json", ".safetensors", ".txt", ".pt", ".bin")
-    return sorted(path for path in root.iterdir() if path.suffix in kinds)
-  paths = [root / "config.json"]
-  for folder in (trained.newest(path), root / "tokenizer"):
-    paths += folder.rglob("*")
-  return sorted(path for path in paths if path.is_file())
 
 
 def _reader(path: str):

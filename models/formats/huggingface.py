@@ -191,7 +191,7 @@ def t5_source(
 
 
 def _t5_table(config: T5Config) -> Table:
-  return weights.TABLES["t5 1.1" if config.gated_mlp else "t5 1.0"]
+  return weights.T5_GATED if config.gated_mlp else weights.T5_PLAIN
 
 
 def eos_token_ids(directory: str) -> tuple[int, ...]:

@@ -3,8 +3,7 @@
 WORKDIR of `launch.train` can be given wherever a checkpoint directory can, with
 no export in between, as the target or the draft of any config:
 
-  python -m launch.decode --config=configs/huggingface.py:target=WORKDIR \
-    --config.drafter=ngram --config.mesh=data:2,model:4
+  python -m launch.decode --config=configs/huggingface.py:target=WORKDIR
 
 The newest checkpoint is read, of the parameters alone, and straight to
 where they are to lie: on whatever mesh the run was, they may lie on any other,
@@ -68,14 +67,7 @@ def read_config(directory: str) -> TransformerConfig:
 
 
 def load(directory: str, *, dtype=jnp.float32) -> Transformer:
-  """Reads a run's model to one device.
-
-  Args:
-    directory: WORKDIR of the run.
-    dtype: of the parameters and activations.
-
-  Returns:
-    The module.
+  """Reads a run's model, of its folder, to one device in some dtype.
 
   Raises:
     FileNotFoundError, ValueError: if there is no checkpoint, or it cannot be
@@ -93,18 +85,9 @@ def load_stacked(
 ) -> tuple[TransformerConfig, stacked.StackedParams]:
   """Reads a run's model to where its parameters lie on a mesh.
 
-  Args:
-    directory: WORKDIR of the run.
-    mesh: all devices, over all processes; not necessarily the run's.
-    sharding: the model's rules on it.
-    dtype: of the parameters.
-
-  Returns:
-    As `models.formats.huggingface.load_stacked`.
-
-  Raises:
-    FileNotFoundError, ValueError: as `load`; ValueError also for a model that
-      cannot be cut so.
+  Which is not necessarily the run's; else as
+  `models.formats.weights.load_stacked`. Raises as `load`, and ValueError for a
+  model that cannot be cut so.
   """
   saved = read_config(directory)
   config = sharding_lib.kv_heads_for(

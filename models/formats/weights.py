@@ -21,7 +21,6 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
 from models import sharding as sharding_lib
-from models.formats.families import FAMILIES
 from models.formats.families.family import (
   AS_IS,
   TRANSPOSED,
@@ -114,14 +113,11 @@ def _t5() -> dict[str, str]:
   return table
 
 
-_T5 = _t5()
-TABLES: dict[str, Table] = {
-  **FAMILIES,
-  "t5 1.1": Table(name="t5 1.1", tensors=_T5),
-  "t5 1.0": Table(  # without a gate
-    name="t5 1.0", tensors={k: v.replace("wi_1", "wi") for k, v in _T5.items()}
-  ),
-}
+T5_GATED = Table(name="t5 1.1", tensors=_t5())
+T5_PLAIN = Table(
+  name="t5 1.0",
+  tensors={k: v.replace("wi_1", "wi") for k, v in T5_GATED.tensors.items()},
+)
 _LAYER = re.compile(r"(?:(encoder|decoder)\.block|h|layers)\.(\d{1,9})\.")
 
 
@@ -285,29 +281,13 @@ def part(
   parameter: tuple,
   index: tuple[slice, ...],
   cut: TransformerConfig | T5Config,
-  dtype=None,
+  dtype,
 ) -> np.ndarray:
-  """A part of a parameter of a model with `cut`'s key/value heads.
-
-  In its type; None for that of the file.
-  """
+  """A part of a parameter of a model with `cut`'s key/value heads."""
   name, layout = locate(parameter, source.table)
   tensor, config = source.tensors[name], source.config
   if (held := _held(tensor, parameter, dtype)) is not None:
     tensor = dataclasses.replace(tensor, read=held)
-  array = _part(tensor, layout, parameter, index, config, cut)
-  return array if dtype is None else array.astype(dtype)
-
-
-def _part(
-  tensor: Tensor,
-  layout: Layout,
-  parameter: tuple,
-  index: tuple[slice, ...],
-  config: TransformerConfig | T5Config,
-  cut: TransformerConfig | T5Config,
-) -> np.ndarray:
-  """A part of a parameter that a tensor has in some layout."""
   if (
     isinstance(config, TransformerConfig)
     and isinstance(cut, TransformerConfig)
@@ -319,8 +299,8 @@ def _part(
     if times > 1:
       whole = layout.take(tensor.read(()), config)
       rows = sharding_lib.repeat_heads(whole, spec.head_dim, times, axis=0)
-      return rows[index]
-  return read(tensor, layout, index, config)
+      return rows[index].astype(dtype)
+  return read(tensor, layout, index, config).astype(dtype)
 
 
 def read(

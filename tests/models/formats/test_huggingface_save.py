@@ -142,15 +142,10 @@ def test_a_tokenizer_that_is_already_there_is_left_alone(tmp_path, tokenizer):
   [
     (dict(norm="layer"), "norm='layer' .not 'rms'."),
     (dict(activation="gelu"), "activation='gelu' .not 'silu'."),
-    (dict(gated=False), "gated=False"),
-    (dict(qk_norm="head"), "qk_norm='head'"),
-    (dict(learned_positions=True), "learned_positions=True"),
-    (dict(parallel=True), "parallel=True"),
     (dict(windows=(None, 4)), "window=4"),
     (dict(rope=Rope(theta=1e4, dim=4)), "dim=4"),
     (dict(qkv_bias=True), "out_bias=False .not True."),
     (dict(num_heads=6), "num_heads=6 .no divisor of 32."),
-    (dict(norm="layer", gated=False), "gated=False.*norm='layer'"),
   ],
 )
 def test_what_llama_cannot_express_is_not_saved(tmp_path, changes, message):
