@@ -10,17 +10,13 @@ tensor that is left over, missing or of another shape.
 
 import contextlib
 import dataclasses
-import json
 import pathlib
 import re
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-import safetensors
-import safetensors.numpy
 from flax import nnx
 
 from models import tokenizers
@@ -329,30 +325,19 @@ def _save(
   dtype = jnp.dtype(dtype)
   end = None if tokenizer is None else tokenizer.eos_token_id
   settings = to_json(config, dtype.name, end)
-  if dtype.name not in ("float32", "bfloat16", "float16"):
-    raise ValueError(
-      f"dtype must be float32, bfloat16 or float16, got {dtype.name}"
-    )
   if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
     raise ValueError(
       f"the tokenizer must have at most {config.vocab_size} tokens, as the "
       f"module has, got {tokenizer.vocab_size}"
     )
-  arrays = {name: np.ascontiguousarray(x.astype(dtype)) for name, x in tensors}
-  path = pathlib.Path(directory)
-  path.mkdir(parents=True, exist_ok=True)
-  with tempfile.TemporaryDirectory(dir=path, prefix=".saving-") as temporary:
-    new = pathlib.Path(temporary)
-    safetensors.numpy.save_file(
-      arrays, new / "model.safetensors", metadata={"format": "pt"}
-    )
-    if tokenizer is not None and not _holds(path, tokenizer):
-      tokenizers.save(tokenizer, temporary)
-    (new / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
-    (path / "config.json").unlink(missing_ok=True)
-    for file in sorted(new.iterdir(), key=lambda f: f.name == "config.json"):
-      file.chmod(0o644)
-      file.replace(path / file.name)
+
+  def with_tokenizer(folder: str) -> None:
+    if tokenizer is not None and not _holds(pathlib.Path(directory), tokenizer):
+      tokenizers.save(tokenizer, folder)
+
+  safetensors_file.save(
+    directory, settings, dict(tensors), dtype=dtype, more=with_tokenizer
+  )
 
 
 def _holds(path: pathlib.Path, tokenizer: tokenizers.Tokenizer) -> bool:

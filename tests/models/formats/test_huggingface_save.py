@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import references
+import safetensors.numpy
 import torch
 import transformers
 from flax import nnx
@@ -171,7 +172,7 @@ def test_a_failed_save_leaves_the_directory_as_it_was(tmp_path, monkeypatch):
     pathlib.Path(file).write_bytes(b"half")
     raise OSError("disk full")
 
-  monkeypatch.setattr(huggingface.safetensors.numpy, "save_file", write_half)
+  monkeypatch.setattr(safetensors.numpy, "save_file", write_half)
   with pytest.raises(OSError, match="disk full"):
     huggingface.save_llama(make_module(width=40), str(tmp_path))
   assert contents(tmp_path) == before
