@@ -19,7 +19,6 @@ there could be: the results are the same, the saving is lost).
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Protocol
 
 import jax
@@ -28,6 +27,7 @@ import numpy as np
 from jax import Array
 
 from specjax import laws
+from specjax.structs import struct
 from specjax.tree import (
   Form,
   Topology,
@@ -39,12 +39,7 @@ from specjax.tree import (
 from specjax.types import Draft, Verification, VerifyFn
 
 
-@functools.partial(
-  jax.tree_util.register_dataclass,
-  data_fields=["accept", "next_log_probs", "total_variation"],
-  meta_fields=[],
-)
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@struct
 class Decision:
   """A rule's decision at one node; C candidates, V tokens.
 
@@ -136,18 +131,17 @@ def verify_nodes(
       laws=draft.laws(target_log_probs) if with_laws else None,
       shared=independent,
     )
-    if tree.form is Form.FREE:
-      return _verify_free(walk)
-    if merge and independent and not tree.is_chain:
+    merge_here = merge and independent and tree.form is not Form.FREE
+    if merge_here and not tree.is_chain:
       return _verify_merged(walk)
-    return _verify_apart(walk)
+    return _verify_per_node(walk)
 
   return verify
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Walk:
-  """The laws and the form of a draft, for every way of walking its tree.
+  """The laws and the form of a draft, for both ways of walking its tree.
 
   Attributes:
     decide: the decision at one node.
@@ -168,177 +162,131 @@ class _Walk:
   laws: Array | None
   shared: bool
 
-  def at_nodes(
-    self, nodes: np.ndarray, slots: np.ndarray, valid: Array
+  def at(
+    self,
+    nodes: np.ndarray | Array,
+    slots: np.ndarray | Array,
+    valid: Array,
+    source: np.ndarray | Array | None = None,
   ) -> Decision:
-    """Decides at several nodes.
+    """Decides at I nodes of every row.
 
     Args:
-      nodes: `int[I]`.
-      slots: `int[I, C]`, the candidates of each.
+      nodes: `int[I]`, static, or `i32[B, I]`.
+      slots: `int[I, C]` or `i32[B, I, C]`, the candidates of each.
       valid: `bool[B, I, C]`.
+      source: `int[I]` or `i32[B, I]`, the node whose law a shared one is; by
+        default the first valid candidate.
 
     Returns:
       Decisions `[B, I, ...]`.
     """
+    target = node_rows(self.target, nodes)
     if self.laws is None:
-      drafted = jnp.full_like(self.target[:, : len(nodes), None], -jnp.inf)
+      drafted = jnp.full_like(target[:, :, None], -jnp.inf)
     elif self.shared:
-      drafted = node_rows(self.laws, slots[:, 0])[:, :, None]
+      source = _first(slots, valid) if source is None else source
+      drafted = node_rows(self.laws, source)[:, :, None]
     else:
-      drafted = node_rows(self.laws, slots.reshape(-1)).reshape(
-        *valid.shape, self.laws.shape[-1]
-      )
+      drafted = node_rows(self.laws, slots)
     return jax.vmap(jax.vmap(self.decide))(
-      node_rows(self.target, nodes), drafted, self.tokens[:, slots], valid
+      target, drafted, node_rows(self.tokens, slots), valid
     )
 
-  def at_node(self, node: Array, slots: Array, valid: Array) -> Decision:
-    """Decides at one node of every row.
+  def after(self, node: Array, slots: Array, valid: Array) -> Array:
+    """The next token's law after a node of every row, `f32[B, V]`.
 
-    Args:
-      node: `i32[B]`.
-      slots: `i32[B, C]`, its candidates.
-      valid: `bool[B, C]`.
-
-    Returns:
-      Decisions `[B, ...]`.
+    Its candidates are `slots[B, C]`; where it has none, the target's own law.
     """
-    target = take_node(self.target, node)
-    if self.laws is None:
-      drafted = jnp.full_like(target[:, None], -jnp.inf)
-    elif self.shared:
-      first = jnp.argmax(valid, axis=1, keepdims=True)
-      first = jnp.take_along_axis(slots, first, axis=1)
-      drafted = take_node(self.laws, first[:, 0])[:, None]
-    else:
-      drafted = jax.vmap(lambda rows, at: rows[at])(self.laws, slots)
-    tokens = jnp.take_along_axis(self.tokens, slots, axis=1)
-    return jax.vmap(self.decide)(target, drafted, tokens, valid)
-
-  def verification(
-    self,
-    reach: Array,
-    onward: Array,
-    distance: Array | None,
-    candidates: Callable[[Array], tuple[Array, Array]],
-    after: Callable[[Array, Array, Array], Array] | None = None,
-  ) -> Verification:
-    """The `Verification` from the probabilities of the walk.
-
-    Args:
-      reach: `f32[B, N + 1]`, the probability that the walk comes to a node.
-      onward: `f32[B, N + 1]`, that it goes on from there.
-      distance: `f32[B, N + 1]`, or None; 0 where no candidates are.
-      candidates: a node's slots and their validity, `i32[B] -> [B, C]` twice.
-      after: `(node, slots, valid) -> f32[B, V]`, the law if none is accepted;
-        by default that of the decision there.
-    """
-    if after is None:
-      after = lambda *where: self.at_node(*where).next_log_probs
-
-    def next_log_probs(node):
-      slots, valid = candidates(node)
-      return jnp.where(
-        valid.any(axis=1, keepdims=True),
-        after(node, slots, valid),
-        take_node(self.target, node),
-      )
-
-    return Verification(
-      node_probs=reach * jnp.maximum(1 - onward, 0),
-      next_log_probs=next_log_probs,
-      total_variation=distance,
+    rest = self.at(node[:, None], slots[:, None], valid[:, None])
+    return jnp.where(
+      valid.any(axis=1, keepdims=True),
+      rest.next_log_probs[:, 0],
+      take_node(self.target, node),
     )
+
+
+def node_rows(per_node: Array, nodes: np.ndarray | Array) -> Array:
+  """`per_node[b, nodes]`, or if they are traced `per_node[b, nodes[b]]`.
+
+  Static neighbours are a slice: in a fusion no copy is made of it.
+  """
+  if not isinstance(nodes, np.ndarray):
+    return jax.vmap(lambda rows, at: rows[at])(per_node, nodes)
+  start, size = int(nodes.flat[0]), nodes.size
+  if (nodes.reshape(-1) == np.arange(start, start + size)).all():
+    some = per_node[:, start : start + size]
+  else:
+    some = per_node[:, nodes.reshape(-1)]
+  return some.reshape(len(some), *nodes.shape, *per_node.shape[2:])
+
+
+def _first(slots: np.ndarray | Array, valid: Array) -> Array:
+  """The first valid one of slots `int[.., C]`, of each of `bool[B, .., C]`."""
+  first = jnp.argmax(valid, axis=-1, keepdims=True)
+  slots = jnp.broadcast_to(slots, valid.shape)
+  return jnp.take_along_axis(slots, first, axis=-1)[..., 0]
 
 
 # ------------------------------------------------- every sibling for itself
 
 
-def _verify_apart(walk: _Walk) -> Verification:
-  """Each node's candidates are its children, as many as it has."""
-  tree, present = walk.tree, walk.topology.present
-  batch = walk.tokens.shape[0]
-  counts = np.array([len(c) for c in tree.children])
-  by_node = []  # of each width: the nodes, and what was decided there
-  for width in np.unique(counts[counts > 0]):
-    nodes = np.flatnonzero(counts == width).astype(np.int32)
-    slots = np.array([tree.children[n] for n in nodes], np.int32)
-    valid = jnp.broadcast_to(present[:, slots], (batch, *slots.shape))
-    by_node.append((slots, nodes, valid, walk.at_nodes(nodes, slots, valid)))
-  # Children of all inner nodes, in the order they were decided, then by node.
-  below = np.concatenate([slots.reshape(-1) for slots, *_ in by_node])
-  inner = np.concatenate([nodes for _, nodes, *_ in by_node])
-  flat = [decision.accept.reshape(batch, -1) for *_, decision in by_node]
-  accept = jnp.concatenate(flat, axis=1)[:, _inverse(below)]  # [B, N]
-  reach = jnp.ones_like(accept[:, :1])
-  for level in tree.levels[1:]:
-    above = np.array([tree.parents[n] for n in level], np.int32)
-    came = node_rows(reach, above) * node_rows(accept, np.array(level) - 1)
-    reach = jnp.concatenate([reach, came], axis=1)
-
-  def spread(values: list[Array]) -> Array:  # [B, I] of inner nodes -> all
-    zeros = jnp.zeros((batch, tree.num_nodes), accept.dtype)
-    return zeros.at[:, inner].set(jnp.concatenate(values, axis=1))
-
-  apart = [
-    jnp.where(valid.any(axis=-1), decision.total_variation, 0)
-    for *_, valid, decision in by_node
-    if decision.total_variation is not None
-  ]
-  distance = spread(apart) if apart else None
-  table, is_child = child_table(tree, walk.topology)
-  is_child = jnp.broadcast_to(is_child, (batch, *is_child.shape[1:]))
-
-  def candidates(node):
-    return jnp.asarray(table[0])[node], take_node(is_child, node)
-
-  onward = spread([decision.accept.sum(axis=-1) for *_, decision in by_node])
-  return walk.verification(reach, onward, distance, candidates)
-
-
-def _inverse(order: np.ndarray) -> np.ndarray:
-  """The place of each of the nodes 1..N in an order of them."""
-  return np.argsort(order).astype(np.int32)
-
-
-# --------------------------------------------------------- parents are data
-
-
-def _verify_free(walk: _Walk) -> Verification:
-  """As `_verify_apart`; nodes are decided one after the other."""
+def _verify_per_node(walk: _Walk) -> Verification:
+  """Each node's candidates are its children."""
   tree, topology = walk.tree, walk.topology
-  count, nodes = tree.max_children, tree.num_nodes
+  nodes, batch = tree.num_nodes, len(walk.tokens)
+  table, filled = child_table(tree, topology)
+  most = filled.shape[-1]
+  valid = jnp.broadcast_to(filled, (batch, nodes, most))
+  slots = jnp.broadcast_to(table, valid.shape)
+  if tree.form is Form.FREE:  # parents are data: one node after the other
+
+    def one(node):
+      where = jnp.full((batch, 1), node)
+      here, there = node_rows(slots, where), node_rows(valid, where)
+      decision = walk.at(where, here, there)
+      return jax.tree.map(
+        lambda x: x[:, 0], (decision.accept, decision.total_variation)
+      )
+
+    accept, distance = jax.tree.map(
+      lambda x: jnp.moveaxis(x, 0, 1), jax.lax.map(one, jnp.arange(nodes))
+    )
+  else:  # at once all that have as many children
+    zeros = jnp.zeros(valid.shape, walk.target.dtype)
+    accept, distance = zeros, None
+    counts = np.array([len(children) for children in tree.children])
+    for width in np.unique(counts[counts > 0]):
+      here = np.flatnonzero(counts == width).astype(np.int32)
+      below, there = table[0, here, :width], valid[:, here, :width]
+      eldest = below[:, 0] if width == 1 or tree.form is Form.FIXED else None
+      decision = walk.at(here, below, there, eldest)
+      accept = accept.at[:, here, :width].set(decision.accept)
+      if decision.total_variation is not None:
+        distance = zeros[..., 0] if distance is None else distance
+        distance = distance.at[:, here].set(decision.total_variation)
+  if distance is not None:
+    distance = jnp.where(valid.any(axis=-1), distance, 0)
+  accept = jnp.where(valid, accept, 0)
   parents, rank = topology.parents[:, :nodes], topology.rank
   present = topology.present[:, :nodes]
-  slots, valid = child_table(tree, topology)
-
-  def candidates(node):
-    return take_node(slots, node), take_node(valid, node)
-
-  def decide(node):
-    where = jnp.full_like(walk.tokens[:, 0], node)
-    here, some = candidates(where)
-    decision = walk.at_node(where, here, some)
-    distance = decision.total_variation
-    if distance is not None:
-      distance = jnp.where(some.any(axis=1), distance, 0)
-    return jnp.where(some, decision.accept, 0), distance
-
-  accept, distance = jax.lax.map(decide, jnp.arange(nodes))  # [N + 1, B, C]
-  accept = jnp.moveaxis(accept, 0, 1)
-  onward = accept.sum(axis=-1)
-  if distance is not None:
-    distance = jnp.moveaxis(distance, 0, 1)
-  batch = jnp.arange(len(present))[:, None]
-  step = accept[batch, parents, jnp.minimum(rank, count - 1)]  # [B, N + 1]
-  step = jnp.where(present & (rank < count), step, 0).at[:, 0].set(1)
-  along = step[batch[..., None], topology.paths]  # [B, N + 1, G + 1]
+  rows = np.arange(batch)[:, None]
+  step = accept[rows, parents, jnp.minimum(rank, most - 1)]
+  step = jnp.where(present & (rank < most), step, 0).at[:, 0].set(1)
+  along = step[rows[..., None], topology.paths]  # [B, N + 1, G + 1]
   is_path = np.arange(tree.max_depth + 1) <= topology.depth[:, :nodes, None]
   reach = jnp.prod(jnp.where(is_path, along, 1), axis=-1)
   # What is deeper than the bounds has no path of its own.
   reach = jnp.where(present, reach, 0)
-  return walk.verification(reach, onward, distance, candidates)
+
+  def next_log_probs(node):
+    return walk.after(node, take_node(slots, node), take_node(valid, node))
+
+  return Verification(
+    node_probs=reach * jnp.maximum(1 - jnp.sum(accept, axis=-1), 0),
+    next_log_probs=next_log_probs,
+    total_variation=distance,
+  )
 
 
 # ----------------------------------------------- equal paths are one hypothesis
@@ -346,20 +294,21 @@ def _verify_free(walk: _Walk) -> Verification:
 
 def _verify_merged(walk: _Walk) -> Verification:
   """Each node's candidates are the children of all nodes equal to it."""
-  tree, tokens, present = walk.tree, walk.tokens, walk.topology.present
-  present = present[:, : tree.num_nodes]
-  places = _merged_places(tree)
+  tree, tokens = walk.tree, walk.tokens
+  present = walk.topology.present[:, : tree.num_nodes]
+  slots = _next_levels(tree)
   group = representative(tree, tokens, present)  # [B, N + 1]
   parent = group[:, np.maximum(tree.parents, 0).astype(np.int32)]
-  valid = jnp.asarray(
-    places.filled
-    & (parent[:, places.slots] == places.inner[:, None])
-    & present[:, places.slots]
-  )  # [B, I, C]
-  accept, distance = _decide_merged(walk, places, valid)
-  batch = jnp.arange(tokens.shape[0])[:, None]
+  parent = parent.at[:, 0].set(-1)
+  index = np.arange(tree.num_nodes)
+  valid = (parent[:, slots] == index[:, None]) & present[
+    :, slots
+  ]  # [B, N + 1, C]
+  accept, distance = _decide_merged(walk, slots, valid)
+  rows = np.arange(len(tokens))[:, None]
   # P(n is accepted | the walk is at its parent), for n as it was drawn.
-  step = accept[batch, jnp.asarray(places.row)[parent], places.slot]
+  first = np.array([level.start for level in tree.levels])
+  step = accept[rows, parent, index - first[tree.depth]]
   reach = jnp.ones_like(step[:, :1])
   for level in tree.levels[1:]:
     here = slice(level.start, level.stop)
@@ -369,149 +318,84 @@ def _verify_merged(walk: _Walk) -> Verification:
     reach = jnp.concatenate(
       [reach, jnp.sum(jnp.where(same, came[:, :, None], 0), axis=1)], axis=1
     )
-  onward = jnp.where(
-    places.is_inner, jnp.sum(accept, axis=-1)[:, places.row], 0
-  )
   if distance is not None:
     distance = jnp.where(valid.any(axis=-1), distance, 0)
-    distance = jnp.where(places.is_inner, distance[:, places.row], 0)
     # A path may go through a node that another stands for.
     distance = jnp.take_along_axis(distance, group, axis=1)
 
-  def candidates(node):
-    row = jnp.asarray(places.row)[node]
-    some = take_node(valid, row) & jnp.asarray(places.is_inner)[node, None]
-    return jnp.asarray(places.slots)[row], some
-
-  def after(node, slots, valid):
-    first = jnp.argmax(valid, axis=1, keepdims=True)
-    one = walk.at_node(
-      node,
-      jnp.take_along_axis(slots, first, axis=1),
-      jnp.take_along_axis(valid, first, axis=1),
-    ).next_log_probs
-    several = jnp.sum(valid, axis=1, keepdims=True) > 1
-    wide = lambda: walk.at_node(node, slots, valid).next_log_probs
+  def next_log_probs(node):
+    here, there = jnp.asarray(slots)[node], take_node(valid, node)
+    several = jnp.sum(there, axis=1, keepdims=True) > 1
+    some = there.any(axis=1, keepdims=True)
+    one = walk.after(node, _first(here, there)[:, None], some)
+    wide = lambda: walk.after(node, here, there)
     return jax.lax.cond(
       several.any(), lambda: jnp.where(several, wide(), one), lambda: one
     )
 
-  return walk.verification(reach, onward, distance, candidates, after)
+  return Verification(
+    node_probs=reach * jnp.maximum(1 - jnp.sum(accept, axis=-1), 0),
+    next_log_probs=next_log_probs,
+    total_variation=distance,
+  )
 
 
 def _decide_merged(
-  walk: _Walk, places: "_Places", valid: Array
+  walk: _Walk, slots: np.ndarray, valid: Array
 ) -> tuple[Array, Array | None]:
   """Decides at nodes with one candidate at once, at others one by one.
 
-  Returns acceptances `f32[B, I, C]`, and a lossy rule's distances `f32[B, I]`.
+  Returns acceptances `f32[B, N + 1, C]`, and a lossy rule's distances
+  `f32[B, N + 1]`.
   """
-  batch, inner = jnp.arange(len(valid)), jnp.asarray(places.inner)
-  first = jnp.argmax(valid, axis=-1, keepdims=True)  # [B, I, 1]
-  slot = jnp.asarray(places.slots)[np.arange(len(places.inner)), first[..., 0]]
-  one = _at_single(walk, places, slot, valid.any(axis=-1))
-  at_first = first == np.arange(valid.shape[-1])
-  accept = jnp.where(at_first & valid, one.accept, 0)  # [B, I, C]
-  several = jnp.sum(valid, axis=-1) > 1  # [B, I]
+  children = walk.tree.children
+  inner = np.flatnonzero([bool(c) for c in children]).astype(np.int32)
+  child = np.array([children[n][0] for n in inner], np.int32)
+  fixed, first = walk.tree.form is Form.FIXED, _first(slots, valid)[:, inner]
+  some = valid[:, inner].any(axis=-1, keepdims=True)
+  one = walk.at(inner, first[..., None], some, child if fixed else first)
+  everywhere = jnp.zeros(valid.shape[:2], walk.target.dtype)
+  at_first = valid & (jnp.cumsum(valid, axis=-1) == 1)
+  alone = everywhere.at[:, inner].set(one.accept[..., 0])
+  accept = jnp.where(at_first, alone[..., None], 0)
+  distance = one.total_variation
+  if distance is not None:
+    distance = everywhere.at[:, inner].set(distance)
+  several = jnp.sum(valid, axis=-1) > 1  # [B, N + 1]
   order = jnp.argsort(~several, axis=1).astype(jnp.int32)
   count = jnp.max(jnp.sum(several, axis=1))
 
-  def decide_one(index, decided):
-    row = jax.lax.dynamic_index_in_dim(order, index, 1, keepdims=False)
-    decision = walk.at_node(
-      inner[row], jnp.asarray(places.slots)[row], take_node(valid, row)
+  def decide_next(index, decided):
+    node = jax.lax.dynamic_slice_in_dim(order, index, 1, axis=1)  # [B, 1]
+    decision = walk.at(node, jnp.asarray(slots)[node], node_rows(valid, node))
+    here = (node == np.arange(len(children))) & several  # [B, N + 1]
+    put = lambda all_nodes, new: jnp.where(
+      here.reshape(*here.shape, *[1] * (new.ndim - 2)), new, all_nodes
     )
-    use = several[batch, row]
-
-    def put(all_nodes, new):
-      keep = use.reshape(-1, *[1] * (all_nodes.ndim - 2))
-      old = all_nodes[batch, row]
-      return all_nodes.at[batch, row].set(jnp.where(keep, new, old))
-
     return jax.tree.map(
       put, decided, (decision.accept, decision.total_variation)
     )
 
   return jax.lax.fori_loop(
     0,
-    len(places.inner),
+    len(inner),
     lambda i, decided: jax.lax.cond(
-      i < count, decide_one, lambda _, same: same, i, decided
+      i < count, decide_next, lambda _, same: same, i, decided
     ),
-    (accept, one.total_variation),
+    (accept, distance),
   )
-
-
-def _at_single(
-  walk: _Walk, places: "_Places", slot: Array, valid: Array
-) -> Decision:
-  """Decides at all inner nodes with one candidate each, `slot i32[B, I]`.
-
-  Siblings are independent, and so the law is that of any child.
-  """
-  target = node_rows(walk.target, places.inner)
-  if walk.laws is None:
-    drafted = jnp.full_like(target, -jnp.inf)
-  elif walk.tree.form is Form.FIXED:
-    drafted = node_rows(walk.laws, places.child)
-  else:  # of a child that is there
-    drafted = jax.vmap(lambda rows, at: rows[at])(walk.laws, slot)
-  return jax.vmap(jax.vmap(walk.decide))(
-    target,
-    drafted[:, :, None],
-    jnp.take_along_axis(walk.tokens, slot, axis=1)[..., None],
-    valid[..., None],
-  )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Places:
-  """The candidates of each node with children; all static.
-
-  A merged node's candidates may be anywhere in the next level.
-
-  Attributes:
-    inner: `int[I]`, the nodes with children.
-    child: `int[I]`, the first child of each.
-    slots: `int[I, C]`, the nodes that may be candidates after each of them.
-    filled: `bool[I, C]`, False where a slot is padding.
-    row: `int[N + 1]`, each inner node's index in `inner` (0 for leaves).
-    slot: `int[N + 1]`, each node's place among its candidates.
-    is_inner: `bool[N + 1]`.
-  """
-
-  inner: np.ndarray
-  child: np.ndarray
-  slots: np.ndarray
-  filled: np.ndarray
-  row: np.ndarray
-  slot: np.ndarray
-  is_inner: np.ndarray
 
 
 @functools.cache
-def _merged_places(tree: Tree) -> _Places:
-  is_inner = np.array([bool(c) for c in tree.children])
-  inner = np.flatnonzero(is_inner).astype(np.int32)
-  lists = [list(tree.levels[tree.depth[n] + 1]) for n in inner]
-  first = np.array([level.start for level in tree.levels])
-  width = max(map(len, lists))
-  row = np.zeros(tree.num_nodes, np.int32)
-  row[inner] = np.arange(len(inner))
-  return _Places(
-    inner=inner,
-    child=np.array([tree.children[n][0] for n in inner], np.int32),
-    slots=np.array([x + [0] * (width - len(x)) for x in lists], np.int32),
-    filled=np.array([[i < len(x) for i in range(width)] for x in lists]),
-    row=row,
-    slot=(np.arange(tree.num_nodes) - first[tree.depth]).astype(np.int32),
-    is_inner=is_inner,
-  )
+def _next_levels(tree: Tree) -> np.ndarray:
+  """`int[N + 1, C]`: where a merged node's candidates may be, the next level.
 
-
-def node_rows(per_node: Array, nodes: np.ndarray) -> Array:
-  """`per_node[:, nodes]`, as a slice (no copy in a fusion) if it is one."""
-  start = int(nodes[0])
-  if (nodes == np.arange(start, start + len(nodes))).all():
-    return per_node[:, start : start + len(nodes)]
-  return per_node[:, nodes]
+  Padded with the root, which is nobody's.
+  """
+  levels = [*tree.levels, ()]
+  rows = [
+    [*levels[depth + 1]] if children else []
+    for depth, children in zip(tree.depth, tree.children, strict=True)
+  ]
+  width = max(map(len, rows))
+  return np.array([row + [0] * (width - len(row)) for row in rows], np.int32)

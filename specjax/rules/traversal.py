@@ -27,7 +27,7 @@ from jax import Array
 
 from specjax import laws
 from specjax import siblings as siblings_lib
-from specjax.rules import nodewise
+from specjax.rules.nodewise import node_rows
 from specjax.siblings import Siblings
 from specjax.tree import Form, Topology, Tree, child_table, take_node
 from specjax.types import Draft, Rule, Verification
@@ -83,35 +83,48 @@ def verify_by(
       node_probs=jnp.ones_like(target_log_probs[:, :, 0]),
       next_log_probs=lambda node: take_node(target_log_probs, node),
     )
-  free = tree.form is Form.FREE
   slots, valid = child_table(tree, topology)
-  everywhere = lambda x: jnp.broadcast_to(x, (len(draft.tokens), *x.shape[1:]))
+  batch = len(draft.tokens)
   family = _Family(
     settle_one=settle,
+    tree=tree,
     target=target_log_probs,
     laws=draft.laws(target_log_probs),
     tokens=draft.tokens,
-    slots=everywhere(slots),
-    valid=everywhere(valid),
+    slots=slots,
+    valid=jnp.broadcast_to(valid, (batch, *valid.shape[1:])),
   )
-  settle_all = _settle_in_turn if free else _settle_by_level
-  owed, passes = settle_all(tree, family)
-  passes = passes.at[:, 0].set(1)
-  if free:
+  # w of every node, before its children are tested, and after.
+  owed = jnp.zeros_like(target_log_probs[:, :, 0]).at[:, 0].set(1)
+  debts = owed, owed
+  if tree.form is Form.FREE:  # one node after the other
+    debts = jax.lax.fori_loop(
+      0,
+      tree.num_nodes,
+      lambda node, debts: family.hand_on(debts, jnp.full((batch, 1), node)),
+      debts,
+    )
+    owed, passes = debts
     before = _tested_before(topology.ancestors[:, : tree.num_nodes])
+    passes = passes.at[:, 0].set(1)
     others = jnp.where(before, 1 - passes[:, None, :], 1)
     node_probs = passes * jnp.prod(others, axis=-1)
   else:
+    for level in tree.levels[:-1]:
+      inner = [n for n in level if tree.children[n]]
+      debts = family.hand_on(debts, np.array(inner, np.int32))
+    owed, passes = debts
+    leaf = np.array([not children for children in tree.children])
+    passes = jnp.where(leaf, owed, passes).at[:, 0].set(1)
     order = _post_order(tree)
     fails = jnp.cumprod(1 - passes[:, order], axis=1)
     fails = jnp.concatenate([jnp.ones_like(fails[:, :1]), fails[:, :-1]], 1)
     node_probs = (passes[:, order] * fails)[:, np.argsort(order)]
 
   def next_log_probs(node):
-    valid = take_node(family.valid, node)
-    _, _, rest = family.settle(take_node(owed, node), node)
-    law = take_node(target_log_probs, node)
-    return jnp.where(valid.any(axis=1, keepdims=True), rest, law)
+    _, _, rest = family.settle(owed, node[:, None])
+    some = take_node(family.valid, node).any(axis=1, keepdims=True)
+    return jnp.where(some, rest[:, 0], take_node(target_log_probs, node))
 
   return Verification(node_probs=node_probs, next_log_probs=next_log_probs)
 
@@ -122,78 +135,49 @@ class _Family:
 
   Attributes:
     settle_one: the debts at one node.
+    tree: the tree.
     target: `f32[B, N + 1, V]`.
     laws: `f32[B, N + 1, V]`, the law each node was drawn from.
     tokens: `i32[B, F]`.
-    slots, valid: `i32[B, N + 1, C]` and `bool[B, N + 1, C]`, its children.
+    slots: `int[1, N + 1, C]`, its children, static, or `i32[B, N + 1, C]`.
+    valid: `bool[B, N + 1, C]`, those that are there.
   """
 
   settle_one: SettleFn
+  tree: Tree
   target: Array
   laws: Array
   tokens: Array
-  slots: Array
+  slots: np.ndarray | Array
   valid: Array
 
-  def settle(self, owed: Array, node: Array) -> tuple[Array, Array, Array]:
-    """`settle_one` at one node of every row, `f32[B]` and `i32[B]`."""
-    slots = take_node(self.slots, node)
-    at = lambda x: jax.vmap(lambda rows, where: rows[where])(x, slots)
-    return jax.vmap(self.settle_one)(
-      owed,
-      take_node(self.target, node),
-      at(self.laws),
-      at(self.tokens),
-      take_node(self.valid, node),
+  def children(self, nodes: np.ndarray | Array):
+    """Slots of the children of I nodes, and which are there."""
+    if isinstance(nodes, np.ndarray):
+      most = max(len(self.tree.children[n]) for n in nodes)
+      return self.slots[0, nodes, :most], self.valid[:, nodes, :most]
+    slots = jnp.broadcast_to(self.slots, self.valid.shape)
+    return node_rows(slots, nodes), node_rows(self.valid, nodes)
+
+  def settle(self, owed: Array, nodes: np.ndarray | Array):
+    """`settle_one` at I nodes, of all nodes' debts."""
+    slots, valid = self.children(nodes)
+    return jax.vmap(jax.vmap(self.settle_one))(
+      node_rows(owed, nodes),
+      node_rows(self.target, nodes),
+      node_rows(self.laws, slots),
+      node_rows(self.tokens, slots),
+      valid,
     )
 
-
-def _settle_by_level(tree: Tree, family: _Family) -> tuple[Array, Array]:
-  """Debts `f32[B, N + 1]` of nodes before their children's tests, and after."""
-  owed = jnp.ones_like(family.target[:, :, 0])  # w of unvisited nodes
-  passes = owed
-  for level in tree.levels[:-1]:
-    here = np.array([n for n in level if tree.children[n]], np.int32)
-    width = max(len(tree.children[n]) for n in here)
-    pad = lambda nodes: [*nodes, *[0] * (width - len(nodes))]  # noqa: B023
-    slots = np.array([pad(tree.children[n]) for n in here], np.int32)
-    given, left, _ = jax.vmap(jax.vmap(family.settle_one))(
-      owed[:, here],
-      nodewise.node_rows(family.target, here),
-      nodewise.node_rows(family.laws, slots.reshape(-1)).reshape(
-        len(owed), *slots.shape, -1
-      ),
-      family.tokens[:, slots],
-      family.valid[:, here, :width],
-    )
-    passes = passes.at[:, here].set(left)
-    below = np.array([c for n in here for c in tree.children[n]], np.int32)
-    above = np.array(tree.parents, np.int32)[below]
-    parent = np.searchsorted(here, above).astype(np.int32)
-    start = given[:, parent, tree.rank[below]]
-    owed, passes = owed.at[:, below].set(start), passes.at[:, below].set(start)
-  return owed, passes
-
-
-def _settle_in_turn(tree: Tree, family: _Family) -> tuple[Array, Array]:
-  """As `_settle_by_level`, one node after the other, parents first."""
-  zeros = jnp.zeros_like(family.target[:, :, 0])
-  index = jnp.arange(tree.num_nodes)
-
-  def turn(node, debts):
+  def hand_on(self, debts: tuple[Array, Array], nodes: np.ndarray | Array):
+    """The debts before and after tests, `f32[B, N + 1]`, of some nodes more."""
     owed, passes = debts
-    where = jnp.full_like(family.tokens[:, 0], node)
-    given, left, _ = family.settle(take_node(owed, where), where)
-    slots = take_node(family.slots, where)
-    mine = (slots[..., None] == index) & take_node(family.valid, where)[
-      ..., None
-    ]
-    owed += jnp.sum(jnp.where(mine, given[..., None], 0), axis=1)
-    return owed, passes.at[:, node].set(left)
-
-  return jax.lax.fori_loop(
-    0, tree.num_nodes, turn, (zeros.at[:, 0].set(1), zeros)
-  )
+    given, left, _ = self.settle(owed, nodes)
+    slots, valid = self.children(nodes)
+    rows = np.arange(len(owed))
+    owed = owed.at[rows[:, None, None], slots].add(jnp.where(valid, given, 0))
+    return owed, passes.at[rows[:, None], nodes].set(left)
 
 
 def _settle(owed, target_log_probs, draft_log_probs, tokens, valid):
