@@ -175,19 +175,15 @@ def _check_acceptance(acceptance) -> np.ndarray:
   """The acceptances as `f64[C]`."""
   acceptance = np.asarray(acceptance, np.float64)
   if acceptance.ndim != 1 or not len(acceptance):
-    raise ValueError(
-      "acceptance must be a vector of one probability a rank, got shape "
-      f"{acceptance.shape}"
-    )
+    raise ValueError(f"one probability a rank, got shape {acceptance.shape}")
   if not np.all((acceptance >= 0) & (acceptance <= 1)):
     raise ValueError(
       f"acceptance must be probabilities in [0, 1], got {acceptance.tolist()}"
     )
   if acceptance.sum() > 1 + _ROUNDING:
     raise ValueError(
-      "acceptance must add up to at most 1 (ranks of one node are exclusive "
-      f"events), got {acceptance.tolist()}, which add up to "
-      f"{acceptance.sum():.6g}; measure it with a tree whose inner nodes all "
+      "acceptance of one node's ranks must add up to at most 1, got "
+      f"{acceptance.sum():.6g}: measure it with a tree whose inner nodes all "
       "have the same number of children"
     )
   return acceptance

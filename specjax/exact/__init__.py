@@ -11,7 +11,6 @@ from specjax.exact.enumeration import (
   BlockLaw,
   ContextLaw,
   block_law,
-  expected_rejections,
   target_block_law,
 )
 from specjax.exact.rounds import Drafts, drafts, round_law
@@ -19,6 +18,6 @@ from specjax.exact.rules import RuleCheck, check_rule
 
 __all__ = [
   "BlockLaw", "ContextLaw", "DrafterCheck", "Drafts", "RuleCheck", "block_law",
-  "check_drafter", "check_rule", "drafts", "expected_rejections", "round_law",
+  "check_drafter", "check_rule", "drafts", "round_law",
   "target_block_law",
 ]  # fmt: skip

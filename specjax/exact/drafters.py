@@ -141,9 +141,10 @@ def check_drafter(
     return DrafterCheck(
       method="certain", num_drafts=len(prompts), error=0.0, p_value=None
     )
-  _check_sums(draft)
-  _check_families(drafter, draft)
-  _check_twins(drafter, draft)
+  seen = _Nodes.of(draft)
+  _check_sums(seen)
+  _check_families(drafter, seen)
+  _check_twins(drafter, seen)
   many = rows.pick(axes, alone, np.zeros(num_samples, int))
   many = dataclasses.replace(
     many, keys=random.row_keys(key, jnp.arange(num_samples))
@@ -158,7 +159,7 @@ def check_drafter(
   asked = rounds.asked(decoder, params, alone)
   enumerable = vocab_size ** len(asked) <= max_drafts
   # What it draws otherwise is seen by sampling alone.
-  enumerable &= _rest_is_certain(draft, asked)
+  enumerable &= _rest_is_certain(seen, asked)
   if asked and enumerable and not drafter.siblings.with_noise:
     every = rounds.drafts(decoder, params, alone)
     checked = DrafterCheck(
@@ -168,8 +169,8 @@ def check_drafter(
       p_value=None,
     )
   else:
-    _check_sums(sampled)
-    _check_twins(drafter, sampled)
+    _check_sums(_Nodes.of(sampled))
+    _check_twins(drafter, _Nodes.of(sampled))
     checked = DrafterCheck(
       method="sampled",
       num_drafts=num_samples,
@@ -223,53 +224,58 @@ def _scrambled(decoder: decode.Decoder, state: DecodeState) -> DecodeState:
   )
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Nodes:
+  """The nodes of R drafts, arrays of NumPy with R rows.
+
+  Attributes:
+    tokens: `int[R, N + 1]`.
+    laws: `f64[R, N + 1, V]`, probabilities.
+    present, parents, depth: as in `specjax.tree.Topology`.
+    paths: `int[R, N + 1, G + 1]`.
+    drawn: `bool[R, N + 1]`: there, and not the root.
+  """
+
+  tokens: np.ndarray
+  laws: np.ndarray
+  present: np.ndarray
+  parents: np.ndarray
+  depth: np.ndarray
+  paths: np.ndarray
+  drawn: np.ndarray
+
+  @classmethod
+  def of(cls, draft: Draft) -> "_Nodes":
+    nodes, form = draft.tree.num_nodes, draft.topology()
+    whole = lambda x: np.broadcast_to(x, (len(draft.tokens), *x.shape[1:]))
+    present = whole(form.present)[:, :nodes]
+    return cls(
+      tokens=np.asarray(draft.tokens)[:, :nodes],
+      laws=np.exp(np.asarray(draft.log_probs, np.float64)),
+      present=present,
+      parents=whole(form.parents)[:, :nodes],
+      depth=whole(form.depth)[:, :nodes],
+      paths=whole(form.paths),
+      drawn=present & (np.arange(nodes) > 0),
+    )
+
+
 def _check_same(draft: Draft, other: Draft, looked_at: str) -> None:
   """Raises ValueError unless two drafts are equal at unmasked nodes."""
   present = np.asarray(draft.topology().present)
-  whole = np.broadcast_to(present, draft.tokens.shape)
-  nodes = draft.tree.num_nodes
   same = np.array_equal(present, other.topology().present)
-  same &= bool((np.asarray(draft.tokens == other.tokens) | ~whole).all())
+  same &= bool((np.asarray(draft.tokens == other.tokens) | ~present).all())
   if draft.log_probs is not None:
-    mine, theirs = (
-      np.exp(np.asarray(d.log_probs, np.float64)) for d in (draft, other)
-    )
-    apart = np.abs(mine - theirs).max(axis=-1)
-    drawn = whole[:, :nodes] & (np.arange(nodes) > 0)
-    same &= bool((apart[drawn] < 1e-5).all())
+    mine, theirs = _Nodes.of(draft), _Nodes.of(other)
+    apart = np.abs(mine.laws - theirs.laws).max(axis=-1)
+    same &= bool((apart[mine.drawn] < 1e-5).all())
   if not same:
     raise ValueError(f"the draft depends on {looked_at}")
 
 
-def _check_families(drafter: Drafter, draft: Draft) -> None:
-  """Raises ValueError unless independent siblings share one law."""
-  if not drafter.siblings.independent:
-    return
-  topology = draft.topology()
-  nodes = draft.tree.num_nodes
-  whole = lambda x: np.broadcast_to(x, draft.tokens.shape)[:, :nodes]
-  present, parents = whole(topology.present), whole(topology.parents)
-  laws = np.exp(np.asarray(draft.log_probs, np.float64))
-  drawn = present & (np.arange(nodes) > 0)
-  family = parents[:, :, None] == parents[:, None]
-  family &= drawn[:, :, None] & drawn[:, None]
-  apart = np.abs(laws[:, :, None] - laws[:, None]).max(axis=-1)
-  if (apart[family] > 1e-5).any():
-    raise ValueError(
-      f"siblings of drafter {drafter.name!r} are drawn from laws that differ "
-      f"by {apart[family].max():.3g}: they are 'given', not "
-      f"{drafter.siblings.name!r}"
-    )
-
-
-def _check_sums(draft: Draft) -> None:
+def _check_sums(seen: _Nodes) -> None:
   """Raises ValueError unless what tokens were drawn from are laws."""
-  nodes = draft.tree.num_nodes
-  present = np.broadcast_to(draft.topology().present, draft.tokens.shape)[
-    :, :nodes
-  ]
-  drawn = present & (np.arange(nodes) > 0)
-  mass = np.exp(np.asarray(draft.log_probs, np.float64)).sum(axis=-1)[drawn]
+  mass = seen.laws.sum(axis=-1)[seen.drawn]
   if not (np.abs(mass - 1) < 1e-4).all():
     worst = mass[np.argmax(np.abs(mass - 1))]
     raise ValueError(
@@ -278,72 +284,68 @@ def _check_sums(draft: Draft) -> None:
     )
 
 
+def _check_families(drafter: Drafter, seen: _Nodes) -> None:
+  """Raises ValueError unless independent siblings share one law."""
+  if not drafter.siblings.independent:
+    return
+  family = seen.parents[:, :, None] == seen.parents[:, None]
+  family &= seen.drawn[:, :, None] & seen.drawn[:, None]
+  apart = np.abs(seen.laws[:, :, None] - seen.laws[:, None]).max(axis=-1)
+  if (apart[family] > 1e-5).any():
+    raise ValueError(
+      f"siblings of drafter {drafter.name!r} are drawn from laws that differ "
+      f"by {apart[family].max():.3g}: they are 'given', not "
+      f"{drafter.siblings.name!r}"
+    )
+
+
 def _check_twins(
-  drafter: Drafter, draft: Draft, possible: np.ndarray | None = None
+  drafter: Drafter, seen: _Nodes, possible: np.ndarray | None = None
 ) -> None:
   """Raises ValueError unless nodes of equal paths have equal children.
 
-  Args:
-    drafter: of which siblings may be independent: nothing is asked of others.
-    draft: R drafts.
-    possible: `bool[R]`, those that may be drawn; None: all.
+  Nothing is asked of siblings that are not independent, and of drafts `bool[R]`
+  that are not possible.
   """
-  if not drafter.siblings.independent or draft.tree.max_children < 2:
+  tree = drafter.tree
+  if not drafter.siblings.independent or tree.max_children < 2:
     return
-  tree, count = draft.tree, len(draft.tokens)
-  topology = draft.topology()
-  whole = lambda x: np.broadcast_to(x, (count, *x.shape[1:]))
-  present, depth = whole(topology.present), whole(topology.depth)
-  parents, paths = whole(topology.parents), whole(topology.paths)
-  tokens, rows_here = np.asarray(draft.tokens), np.arange(count)
-  laws = np.exp(np.asarray(draft.log_probs, np.float64))
-  text = np.take_along_axis(
-    tokens[:, None], np.maximum(paths, 0), axis=-1
-  )  # [R, N + 1, G + 1]
-  text = np.where(np.arange(text.shape[-1]) <= depth[..., None], text, -1)
-  possible = np.ones(count, bool) if possible is None else possible
-  nodes = range(tree.num_nodes)
+  text = np.take_along_axis(seen.tokens[:, None], seen.paths, axis=-1)
+  inside = np.arange(text.shape[-1]) <= seen.depth[..., None]
+  text = np.where(inside, text, -1)  # [R, N + 1, G + 1]
+  nodes = np.arange(tree.num_nodes)
+  below = (seen.parents[:, None] == nodes[:, None]) & seen.drawn[:, None]
+  some, first = below.any(axis=-1), below.argmax(axis=-1)  # [R, N + 1]
   for one, other in itertools.combinations(nodes, 2):
-    twins = possible & present[:, one] & present[:, other]
+    twins = seen.present[:, one] & seen.present[:, other]
     twins &= (text[:, one] == text[:, other]).all(axis=-1)
-    if not twins.any():
-      continue
-    first = []
-    for node in (one, other):
-      below = present[:, : tree.num_nodes] & (
-        parents[:, : tree.num_nodes] == node
-      )
-      below[:, 0] = False
-      first.append((below.any(axis=1), np.argmax(below, axis=1)))
-    (some, mine), (others, theirs) = first
+    twins &= True if possible is None else possible
     # Where a form leaves no room for children, that was not decided.
-    open_ = tree.form is not Form.FREE and not (
+    room = tree.form is Form.FREE or (
       tree.children[one] and tree.children[other]
     )
-    if not open_ and (some != others)[twins].any():
+    if room and (some[twins, one] != some[twins, other]).any():
       raise ValueError(
         f"whether node {one} has children differs from node {other}, whose "
         "path says the same: independent siblings are there, or not, by what "
         "stands above them"
       )
-    both = twins & some & others
-    apart = np.abs(laws[rows_here, mine] - laws[rows_here, theirs]).max(axis=-1)
-    if (apart[both] > 1e-5).any():
+    both = np.flatnonzero(twins & some[:, one] & some[:, other])
+    mine, theirs = (seen.laws[both, first[both, n]] for n in (one, other))
+    apart = np.abs(mine - theirs).max(initial=0)
+    if apart > 1e-5:
       raise ValueError(
         f"children of nodes {one} and {other}, whose paths say the same, are "
-        f"drawn from laws that differ by {apart[both].max():.3g}: siblings "
-        "that are no independent draws from one law are 'given'"
+        f"drawn from laws that differ by {apart:.3g}: siblings that are no "
+        "independent draws from one law are 'given'"
       )
 
 
-def _rest_is_certain(draft: Draft, asked: list[int]) -> bool:
+def _rest_is_certain(seen: _Nodes, asked: list[int]) -> bool:
   """True if every node but `asked` holds a token of probability one."""
-  nodes = draft.tree.num_nodes
-  present = np.broadcast_to(draft.topology().present, draft.tokens.shape)
-  present = present[:, :nodes] & ~np.isin(np.arange(nodes), [0, *asked])
-  tokens = np.asarray(draft.tokens)[:, :nodes, None]
-  mass = np.take_along_axis(np.asarray(draft.log_probs), tokens, axis=-1)
-  return bool((mass[..., 0][present] == 0).all())
+  others = seen.drawn & ~np.isin(np.arange(seen.drawn.shape[1]), asked)
+  mass = np.take_along_axis(seen.laws, seen.tokens[..., None], axis=-1)
+  return bool((mass[..., 0][others] == 1).all())
 
 
 def _check_laws(drafter: Drafter, every: rounds.Drafts) -> float:
@@ -351,60 +353,54 @@ def _check_laws(drafter: Drafter, every: rounds.Drafts) -> float:
 
   Raises ValueError unless laws and forms are what was drawn, and when.
   """
-  draft, tree = every.draft, drafter.tree
-  topology = draft.topology()
-  whole = lambda x: np.broadcast_to(x, (len(every.table), x.shape[1]))
-  present, parents = whole(topology.present), whole(topology.parents)
+  seen, tree = _Nodes.of(every.draft), drafter.tree
   possible = every.probs > 0
-  _check_sums(draft)
-  _check_twins(drafter, draft, possible)
-  tokens = np.asarray(draft.tokens)
-  laws = np.exp(np.asarray(draft.log_probs, np.float64))
+  _check_sums(seen)
+  _check_twins(drafter, seen, possible)
   worst = 0.0
+
+  def known(first, here):  # what the draws before one drew
+    before = [n for n, (call, _) in every.drawn.items() if call < first]
+    return every.table[here][:, before]
+
   for node in range(1, tree.num_nodes):
-    here = present[:, node] & possible
+    here = seen.present[:, node] & possible
+    tokens, laws = seen.tokens[:, node], seen.laws[:, node]
     if not here.any():
       continue
     if node not in every.drawn:
-      sure = laws[here, node, tokens[here, node]]
+      sure = laws[here, tokens[here]]
       if (sure != 1).any():
         raise ValueError(
           f"node {node} was not drawn, so it is certain, but its law gives its "
           f"token {sure.min():.3g}"
         )
       continue
-    first, drawn_from = every.drawn[node]
-    aside = here & _put_aside(laws[:, node], tokens[:, node], drawn_from)
-    if aside.any():
-      before = [n for n, (call, _) in every.drawn.items() if call < first]
-      known = every.table[here][:, before]
-      given = np.where(aside, tokens[:, node], -1)[here, None]
-      if not _follows(given, known):
-        raise ValueError(
-          f"node {node} was drawn, and its law says that its token is certain"
-        )
-      here = here & ~aside
-      if not here.any():
-        continue
-    if (tokens[here, node] != every.table[here, node]).any():
+    call, drawn_from = every.drawn[node]
+    aside = here & _put_aside(laws, tokens, drawn_from)
+    given = np.where(aside, tokens, -1)[here, None]
+    if aside.any() and not _follows(given, known(call, here)):
+      raise ValueError(
+        f"node {node} was drawn, and its law says that its token is certain"
+      )
+    here = here & ~aside
+    if (tokens[here] != every.table[here, node]).any():
       raise ValueError(f"node {node} is not the token that was drawn for it")
-    error = np.abs(laws[here, node] - drawn_from[here]).max()
-    worst = max(worst, float(error))
+    error = float(np.abs(laws[here] - drawn_from[here]).max(initial=0))
+    worst = max(worst, error)
     if not error < 1e-5:
       raise ValueError(
         f"node {node} was drawn from another law than the draft says: they "
         f"differ by {error:.3g}"
       )
-    if tree.form is Form.FIXED:
+    if tree.form is Form.FIXED or not here.any():
       continue
     family = tree.children[tree.parents[node]]
     if tree.form is Form.FREE:
       family = (node,)
     first = min(every.drawn[n][0] for n in family if n in every.drawn)
-    before = [n for n, (call, _) in every.drawn.items() if call < first]
-    known = every.table[possible][:, before]
-    form = np.stack([present[possible, node], parents[possible, node]], axis=1)
-    if not _follows(form, known):
+    form = np.stack([seen.present[:, node], seen.parents[:, node]], axis=1)
+    if not _follows(form[possible], known(first, possible)):
       raise ValueError(
         f"whether node {node} is there, or where, depends on tokens that were "
         "drawn with it or after it"

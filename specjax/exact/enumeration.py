@@ -38,8 +38,6 @@ class BlockLaw:
     expected_rejections: probability that the round ends with a residual token,
       one that a drafted node was rejected for, and not with a bonus.
     total_variation: the distance of the first token's law from the target's.
-    block_total_variation: that of the joint law of the next G + 1 tokens,
-      `output`.
     reported_total_variation: that distance as the rule reports it, the mean
       over drafts; None if it reports none.
   """
@@ -50,7 +48,6 @@ class BlockLaw:
   accepted_at_least: np.ndarray
   expected_rejections: float
   total_variation: float
-  block_total_variation: float
   reported_total_variation: float | None
 
 
@@ -211,9 +208,6 @@ def block_law_of(
   sizes = np.array([e.sum() for e in emitted])
   at_least = sizes[::-1].cumsum()[::-1]
   first = output.sum(axis=tuple(range(1, output.ndim)))
-  expected = functools.reduce(
-    lambda law, next_laws: law[..., None] * next_laws, target
-  )
   return BlockLaw(
     output=output,
     emitted=tuple(emitted),
@@ -221,56 +215,10 @@ def block_law_of(
     accepted_at_least=at_least,
     expected_rejections=float(rejections),
     total_variation=float(np.abs(first - target[0]).sum() / 2),
-    block_total_variation=float(np.abs(output - expected).sum() / 2),
     reported_total_variation=None
     if distance is None
     else float(probs @ np.asarray(distance)[:, 0]),
   )
-
-
-def expected_rejections(
-  rule: Rule,
-  make_tree: Callable[[int], Tree],
-  draft: ContextLaw,
-  target: ContextLaw,
-  *,
-  horizon: int,
-  siblings: Siblings = IID,
-  prefix: tuple[int, ...] = (0,),
-) -> float:
-  """Expected rejections until `horizon` tokens, drafting all that are missing.
-
-  The setting of Yin et al. (NeurIPS 2024): every round drafts to the horizon,
-  so that each position is drafted and no bonus token is ever needed.
-
-  Args:
-    rule: the rule.
-    make_tree: the tree for a number of missing tokens, of that depth.
-    draft, target, siblings, prefix: as for `block_law`.
-    horizon: T, the number of tokens to decode.
-
-  Returns:
-    E[number of rejections].
-  """
-  if horizon == 0:
-    return 0.0
-  law = block_law(
-    rule, make_tree(horizon), draft, target, siblings=siblings, prefix=prefix
-  )
-  total = law.expected_rejections
-  for mass in law.emitted[: horizon - 1]:
-    for tokens in zip(*np.nonzero(mass), strict=True):
-      left = expected_rejections(
-        rule,
-        make_tree,
-        draft,
-        target,
-        horizon=horizon - len(tokens),
-        siblings=siblings,
-        prefix=prefix + tuple(int(t) for t in tokens),
-      )
-      total += mass[tokens] * left
-  return float(total)
 
 
 @functools.partial(jax.jit, static_argnums=0)

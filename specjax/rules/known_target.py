@@ -192,7 +192,6 @@ def ensemble(target: Array, draft: Array, weight: float = 0.9):
   with probability w TV(p, q), and the distance is (1 - w) TV(p, q).
 
   Args:
-    target, draft: q and p.
     weight: w in [0, 1], the target's share; 1 is lossless.
   """
   return weight * target + (1 - weight) * draft
@@ -208,7 +207,6 @@ def lenient(target: Array, draft: Array, lenience: float = 0.5):
   it; against it the token rule is that test.
 
   Args:
-    target, draft: q and p.
     lenience: l in (0, 1]; 1 is lossless.
   """
   kept = jnp.minimum(draft, target / lenience)
@@ -231,7 +229,6 @@ def fuzzy(target: Array, draft: Array, threshold: float = 0.1):
   accepts `sum min(p, q)` of them, of the same law.
 
   Args:
-    target, draft: q and p.
     threshold: T in nats, at least 0; from log 2 on all that is drafted is
       accepted.
   """
@@ -252,7 +249,6 @@ def cascade_chow(target: Array, draft: Array, alpha: float = 0.6):
   2405.19261, equation 2).
 
   Args:
-    target, draft: q and p.
     alpha: a in [0, 1]; at 0 only where the draft is deterministic.
   """
   return jnp.where(_largest(draft) >= 1 - alpha, draft, target)
@@ -294,7 +290,6 @@ def cascade_token(
     version 3: q(v) >= (1 - a) max q.
 
   Args:
-    target, draft: q and p.
     alpha: a in [-1, 1].
     version: 1, 2 or 3.
   """
@@ -318,7 +313,6 @@ def contrastive(
   `(1 + b) z_q - b z_p`. A token that the draft cannot draw has its own q.
 
   Args:
-    target, draft: q and p.
     alpha: a in [0, 1], how plausible to the target a token must be.
     beta: b, at least 0; at 0, with `alpha=0`, it is lossless.
   """
@@ -353,7 +347,6 @@ def cactus(target: Array, draft: Array, delta: float = 0.1):
   order of c_x and p(y) / q(y).
 
   Args:
-    target, draft: q and p.
     delta: d in nats, at least 0; 0 is lossless.
   """
 

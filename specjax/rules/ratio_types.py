@@ -14,14 +14,14 @@ few knots will do, and need no sort and no scatter. Below the first knot and
 above the last a token is of the one type.
 """
 
-import dataclasses
-import functools
 from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+
+from specjax.structs import struct
 
 # Vocabularies of up to so many tokens have a knot at every token's ratio.
 _MOST_TOKENS = 32
@@ -32,12 +32,7 @@ _CHUNK, _PARTS = 2048, 16
 _MOST_UNROLLED = 2
 
 
-@functools.partial(
-  jax.tree_util.register_dataclass,
-  data_fields=["knots", "masses", "excess"],
-  meta_fields=[],
-)
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@struct
 class RatioTypes:
   """The types of a node's tokens, lowest ratio first.
 

@@ -20,20 +20,14 @@ integrated out. What a type gets is summed from the blocks as they were used,
 so that any bins, types and cuts are lossless.
 """
 
-import dataclasses
-import functools
-
 import jax
 import jax.numpy as jnp
 from jax import Array
 
+from specjax.structs import struct
 
-@functools.partial(
-  jax.tree_util.register_dataclass,
-  data_fields=["within", "width", "mean", "base", "goal"],
-  meta_fields=[],
-)
-@dataclasses.dataclass(frozen=True, kw_only=True)
+
+@struct
 class Node:
   """Nodes' problems; N bins, C types.
 

@@ -10,8 +10,8 @@ and must read the weights of each from memory, which is what a pass over few
 tokens takes its time for. So a draft is not verified for the price of one
 token, as a dense model's is: the price grows from k experts to E, ever more
 slowly. Routers are neither uniform nor independent: neighbouring tokens share
-experts, and a pass touches fewer. Measured counts may take the place of the
-formula (`Measured`).
+experts, and a pass touches fewer: measured counts may take the place of the
+formula.
 
 So levels cost less the deeper they are: at the best rate the first may not pay
 for itself although many together do, and the myopic rule
@@ -54,58 +54,6 @@ def expected_distinct(
   if not (np.isfinite(tokens) & (tokens >= 0)).all():
     raise ValueError(f"tokens must be finite and >= 0, got {tokens.tolist()}")
   return num_experts * (1 - (1 - num_chosen / num_experts) ** tokens)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Measured:
-  """Experts that passes touched, as a curve: of any number of tokens.
-
-  Between the numbers that were measured, and beyond them, the ratio to the
-  uniform estimate is taken: on a line in the logarithm of t, from 1 at one
-  token, which is given exactly k.
-
-  Attributes:
-    tokens: t of passes, 1 or more, rising.
-    distinct: experts a layer that each touched on average.
-    num_experts: E.
-    num_chosen: k.
-
-  Raises:
-    ValueError: for numbers that cannot be so.
-  """
-
-  tokens: tuple[float, ...]
-  distinct: tuple[float, ...]
-  num_experts: int
-  num_chosen: int
-
-  def __post_init__(self):
-    given = np.array(self.tokens, float)
-    if len(given) == 0 or len(given) != len(self.distinct):
-      raise ValueError(
-        f"one count for each of one or more numbers of tokens is expected, got "
-        f"{len(self.distinct)} for {len(given)}"
-      )
-    if (given < 1).any() or (np.diff(given) <= 0).any():
-      raise ValueError(f"tokens must be >= 1 and rise, got {self.tokens}")
-    least, most = self.num_chosen, self.num_experts
-    if not all(least - 1e-6 <= d <= most + 1e-6 for d in self.distinct):
-      raise ValueError(
-        f"passes touch {least}..{most} experts, got {self.distinct}"
-      )
-
-  def __call__(self, tokens: Number) -> np.ndarray:
-    """Experts a layer of passes over so many tokens, `f64[...]`."""
-    sizes = self.num_experts, self.num_chosen
-    known = np.array([1.0, *(t for t in self.tokens if t > 1)])
-    counts = [
-      d for t, d in zip(self.tokens, self.distinct, strict=True) if t > 1
-    ]
-    ratios = np.array([1.0, *(counts / expected_distinct(known[1:], *sizes))])
-    tokens = np.asarray(tokens, float)
-    ratio = np.interp(np.log(np.maximum(tokens, 1)), np.log(known), ratios)
-    distinct = ratio * expected_distinct(tokens, *sizes)
-    return np.where(tokens < 1, distinct, np.clip(distinct, sizes[1], sizes[0]))
 
 
 def busiest(distinct: Number, num_experts: int, devices: int) -> np.ndarray:

@@ -13,27 +13,25 @@ propositions are meant below):
 - Proposition 3: the optimum is attained by selecting a path of the draft and
   block verification with the law of the selected path.
 
-The programmes are solved by HiGHS, in a(s) = A(s) / Q(s): then losslessness is
-a(sx) <= a(s) <= 1, without a coefficient that could be tiny. No solution is
-given out whose dual does not confirm it to 1e-7 tokens; where laws are not
-sharp, errors are those of rounding.
+The programme over all drafts is solved by HiGHS, in a(s) = A(s) / Q(s): then
+losslessness is a(sx) <= a(s) <= 1, without a coefficient that could be tiny. No
+solution is given out whose dual does not confirm it to 1e-7 tokens; where laws
+are not sharp, errors are those of rounding.
 """
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy import sparse
+from scipy import optimize, sparse
 
 from specjax.exact import ContextLaw, target_block_law
 from specjax.siblings import IID, Siblings, laws_of_tokens
-from specjax.theory import programme
 from specjax.tree import Tree
 
-_VIOLATED = 1e-13  # less than that is rounding
+_CERTAIN = 1e-7  # HiGHS leaves coefficients below 1e-9 away
 _MOST_DRAFTS = 1 << 17
 _ROOT = (0,)  # the context that drafts begin in, as in `specjax.exact`
 
@@ -46,73 +44,10 @@ class JointOptimum:
     expected_accepted: expected number of accepted drafted tokens.
     acceptance: G + 1 arrays; entry g, `f64[V, .., V]` with g axes, is A(s), the
       probability that at least the g tokens s are accepted.
-    selected: likewise, the probability that a selected path goes through s,
-      with which block verification accepts as much (Proposition 3); None where
-      it was not computed.
   """
 
   expected_accepted: float
   acceptance: tuple[np.ndarray, ...]
-  selected: tuple[np.ndarray, ...] | None = None
-
-
-# ------------------------------------------------------------------ the optima
-
-
-def iid_paths(
-  draft: ContextLaw, target: ContextLaw, *, length: int, count: int
-) -> JointOptimum:
-  """The joint optimum of K i.i.d. paths of G tokens, by cuts (Proposition 2).
-
-  A cut that a solution violates is found among the antichains of largest
-  `A(W) - lam P(W)`, for one lam by a dynamic programme over the contexts: W
-  violates `A(W) <= f(P(W))`, f concave, most where it is on the upper hull of
-  all points (P(W), A(W)). Ends when no *new* cut is violated.
-
-  Args:
-    draft, target: the laws after every context, `f64[V]`.
-    length: G, at least 1; V ** G contexts must be few (hundreds).
-    count: K, at least 1.
-
-  Returns:
-    The optimum, without `selected`.
-
-  Raises:
-    ValueError: if a number is not positive.
-    ArithmeticError: if the solver fails on these laws.
-  """
-  if count < 1:
-    raise ValueError(f"count must be >= 1, got {count}")
-  contexts = _Contexts.of(target, length)
-  p = _Contexts.of(draft, length).probs
-  q = contexts.probs
-  flow = contexts.flow()
-  cuts: dict[bytes, np.ndarray] = {}
-  while True:
-    masks = np.array(list(cuts.values()), float).reshape(len(cuts), len(q))
-    scale = np.max(masks * q, axis=1, initial=0)
-    rows = masks * q / scale[:, None]
-    within = _some_path(masks @ p, count) / scale
-    a = programme.maximise(
-      q,
-      sparse.vstack([flow, sparse.csr_array(rows)]),
-      np.concatenate([np.zeros(flow.shape[0]), within]),
-    )
-    violated = [
-      (mask @ (q * a) - _some_path(mask @ p, count), mask)
-      for mask in _hull(contexts, q * a, p, count)
-    ]
-    new = [
-      m for by, m in violated if by > _VIOLATED and m.tobytes() not in cuts
-    ]
-    if not new:
-      break
-    cuts |= {mask.tobytes(): mask for mask in new}
-  if max(by for by, _ in violated) > programme.CERTAIN:
-    raise ArithmeticError(
-      programme.failed("a cut that it was given is violated", q)
-    )
-  return contexts.optimum(q * a)
 
 
 def any_tree(
@@ -129,7 +64,7 @@ def any_tree(
     siblings: how the children of a node are drawn, without noise.
 
   Returns:
-    The optimum, with `selected`.
+    The optimum.
 
   Raises:
     ValueError: if the tree has no drafted node, or the drafts carry noise or
@@ -138,7 +73,7 @@ def any_tree(
   """
   contexts = _Contexts.of(target, tree.max_depth)
   q = contexts.probs
-  sets, probs = drafted_sets(
+  sets, probs = _drafted_sets(
     tree, draft, vocab=contexts.vocab, siblings=siblings
   )
   which, place = np.nonzero(sets & (q > 0))  # pairs of a set and its member
@@ -165,64 +100,21 @@ def any_tree(
   )
   flow = contexts.flow()
   flow.resize(flow.shape[0], size + pairs)
-  solution = programme.maximise(
+  solution = _maximise(
     np.concatenate([q, np.zeros(pairs)]),
     sparse.vstack([flow, stops, given]),
     np.concatenate([np.zeros(flow.shape[0] + size), np.ones(len(sets))]),
   )
-  shares = np.zeros(sets.shape)
-  shares[which, place] = solution[size:] * unit
-  return contexts.optimum(
-    q * solution[:size], _selected(contexts, sets, probs, shares)
-  )
+  return contexts.optimum(q * solution[:size])
 
 
-def selected_path(
-  selected: Sequence[np.ndarray], target: ContextLaw
-) -> JointOptimum:
-  """Block verification of a selected path whose law is known (Proposition 3).
-
-  `A(sx) = min(A(s) q(x | s), g(sx))`, where g(s) is the probability that the
-  selected path goes through s. For the draft's own law it is rule `block`.
-
-  Args:
-    selected: g as in `JointOptimum.selected`.
-    target: the law after every context, `f64[V]`.
-
-  Returns:
-    What it accepts.
-  """
-  acceptance, before = [np.ones(())], np.ones(())
-  for depth, through in enumerate(selected[1:], start=1):
-    q = target_block_law(target, length=depth)
-    # In a(s), so that no law has to be divided out.
-    kept = np.divide(through, q, out=np.ones_like(q), where=through < q)
-    before = np.minimum(before[..., None], kept)
-    acceptance.append(q * before)
-  return JointOptimum(
-    expected_accepted=float(sum(a.sum() for a in acceptance[1:])),
-    acceptance=tuple(acceptance),
-    selected=tuple(selected),
-  )
-
-
-def drafted_sets(
+def _drafted_sets(
   tree: Tree, draft: ContextLaw, *, vocab: int, siblings: Siblings = IID
 ) -> tuple[np.ndarray, np.ndarray]:
   """The sets of contexts that a draft may be, and their probabilities.
 
-  Args:
-    tree: of fixed form; V ** N drafts must be few.
-    draft: the draft's law after every context, `f64[V]`.
-    vocab: V.
-    siblings: how the children of a node are drawn, without noise.
-
-  Returns:
-    `bool[T, V + V^2 + .. + V^G]`, contexts level by level and in the order of
-    their tokens, and `f64[T]`; sets of probability 0 are left out.
-
-  Raises:
-    ValueError: if the drafts carry noise or are too many.
+  `bool[T, V + V^2 + .. + V^G]`, contexts level by level and in the order of
+  their tokens, and `f64[T]`; sets of probability 0 are left out.
   """
   if siblings.with_noise:
     raise ValueError(f"drafts with noise ({siblings.name}) are not enumerable")
@@ -302,12 +194,6 @@ class _Contexts:
       parent[starts[g] : starts[g + 1]] = np.repeat(above, vocab)
     return cls(vocab, length, np.concatenate([[], *levels]), parent)
 
-  def levels(self, values: np.ndarray) -> list[np.ndarray]:
-    """Arrays `[..., V^g]` of depth 1..G, of one `[..., V + .. + V^G]`."""
-    starts = _starts(self.vocab, self.length)
-    bounds = itertools.pairwise(starts[1:])
-    return [values[..., low:high] for low, high in bounds]
-
   def flow(self) -> sparse.csr_array:
     """Rows of `a(sx) - a(s) <= 0`."""
     size = len(self.parent)
@@ -321,103 +207,53 @@ class _Contexts:
       shape=(len(inner), size),
     )
 
-  def optimum(self, acceptance, selected=None) -> JointOptimum:
-    """The plan with these A(s), `f64[V + .. + V^G]`, and these g(s)."""
-
-    def shaped(values):
-      return np.ones(()), *(
-        level.reshape((self.vocab,) * g)
-        for g, level in enumerate(self.levels(values), start=1)
-      )
-
+  def optimum(self, acceptance: np.ndarray) -> JointOptimum:
+    """The plan with these A(s), `f64[V + .. + V^G]`."""
+    starts = _starts(self.vocab, self.length)
+    bounds = itertools.pairwise(starts[1:])
     return JointOptimum(
       expected_accepted=float(acceptance.sum()),
-      acceptance=shaped(acceptance),
-      selected=None if selected is None else shaped(selected),
+      acceptance=(
+        np.ones(()),
+        *(
+          acceptance[low:high].reshape((self.vocab,) * g)
+          for g, (low, high) in enumerate(bounds, start=1)
+        ),
+      ),
     )
 
 
-def _selected(
-  contexts: _Contexts, sets: np.ndarray, probs: np.ndarray, shares: np.ndarray
-) -> np.ndarray:
-  """The law of a path through where each draft stops, on to its first leaf.
+def _maximise(worth: np.ndarray, rows, most: np.ndarray) -> np.ndarray:
+  """The x in [0, 1] of largest `worth @ x` with `rows @ x <= most`.
 
-  Of T sets, `bool[T, S]`, with `probs` and D_T(s), their masses that stop at s;
-  `f64[S]`, the probability that the path goes through s.
+  Raises ArithmeticError unless x keeps each row, and has the worth of its dual,
+  which none exceeds, to `_CERTAIN`.
   """
-  through = shares.copy()
-  levels = contexts.levels(through)
-  for above, below in reversed(list(itertools.pairwise(levels))):
-    above += below.reshape(*above.shape, -1).sum(axis=-1)
-  ends = (probs - levels[0].sum(axis=-1))[:, None]  # at the root
-  stops, members = contexts.levels(shares), contexts.levels(sets)
-  for level, stop, member in zip(levels, stops, members, strict=True):
-    below = member.reshape(*ends.shape, contexts.vocab)
-    first = below & (np.cumsum(below, axis=-1) == 1)
-    on = (first * ends[..., None]).reshape(level.shape)
-    level += on
-    ends = stop + on
-  return through.sum(axis=0)
-
-
-# ------------------------------------------------------------------ antichains
-
-
-def _some_path(mass, count: int):
-  """P(one of K i.i.d. paths goes through a set of that mass)."""
-  inside = np.clip(mass, 0, 1)
-  with np.errstate(divide="ignore"):
-    return -np.expm1(count * np.log1p(-inside))
-
-
-def _antichain(contexts: _Contexts, worth: np.ndarray) -> np.ndarray:
-  """The antichain of largest worth, `bool[S]`, by a dynamic programme.
-
-  `val(s) = max(worth(s), sum_x val(sx), 0)`.
-  """
-  levels, takes = contexts.levels(worth), []
-  value = np.zeros(contexts.vocab * len(levels[-1]))
-  for level in reversed(levels):
-    below = value.reshape(len(level), -1).sum(axis=1)
-    takes.append(level > np.maximum(below, 0))
-    value = np.maximum(level, np.maximum(below, 0))
-  chosen, above = [], np.zeros(1, bool)
-  for take in reversed(takes):
-    above = np.repeat(above, contexts.vocab)
-    chosen.append(take & ~above)
-    above = above | take
-  return np.concatenate(chosen)
-
-
-def _hull(
-  contexts: _Contexts, acceptance: np.ndarray, p: np.ndarray, steepest: float
-) -> list[np.ndarray]:
-  """Antichains on the upper hull of (P(W), A(W)), of slopes 0 to `steepest`.
-
-  Between two of them there is another iff it is above their chord.
-  """
-  masks: dict[bytes, np.ndarray] = {}
-
-  def at(slope):
-    mask = _antichain(contexts, acceptance - slope * p)
-    return mask, mask @ acceptance, mask @ p
-
-  def between(left, right):
-    _, high, wide = left
-    _, low, narrow = right
-    if not wide > narrow:
-      return
-    slope = (high - low) / (wide - narrow)
-    middle = at(slope)
-    mask, value, mass = middle
-    chord = high + slope * (mass - wide)
-    if mask.tobytes() in masks or not value > chord:
-      return
-    masks[mask.tobytes()] = mask
-    between(left, middle)
-    between(middle, right)
-
-  ends = at(0.0), at(steepest)
-  masks |= {mask.tobytes(): mask for mask, _, _ in ends}
-  between(*ends)
-  return list(masks.values())
+  rows = sparse.csr_array(rows)
+  solution = optimize.linprog(
+    -worth,
+    A_ub=rows,
+    b_ub=most,
+    bounds=(0, 1),
+    method="highs-ds",
+    options={
+      "primal_feasibility_tolerance": 1e-10,
+      "dual_feasibility_tolerance": 1e-10,
+    },
+  )
+  if solution.status == 0:
+    x = np.clip(solution.x, 0, 1)
+    off = np.max(rows @ x - most, initial=0)
+    # Any such y bounds the optimum from above.
+    y = np.maximum(-solution.ineqlin.marginals, 0)
+    gap = y @ most + np.maximum(worth - rows.T @ y, 0).sum() - worth @ x
+    if off <= _CERTAIN and abs(gap) <= _CERTAIN:
+      return x
+    reason = f"rows are off by {off:.1e}, its dual by {gap:.1e}"
+  else:
+    reason = solution.message
+  least = np.min(worth, where=worth > 0, initial=1)
+  raise ArithmeticError(
+    f"HiGHS did not solve the programme ({reason}); the least mass in it is "
+    f"{least:.1e}, and masses near 1e-12 are beyond it"
+  )

@@ -5,24 +5,16 @@ token depends on the token before it and on its position. The chains are
 `LanguageModel`s too, so that the shipped loop decodes them.
 """
 
-import dataclasses
-import functools
-
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
 from specjax import cache as cache_lib
+from specjax.structs import struct
 from specjax.types import LanguageModel, ModelOutput, Params
 
 
-@functools.partial(
-  jax.tree_util.register_dataclass,
-  data_fields=["draft_initial", "target_initial", "draft", "target"],
-  meta_fields=[],
-)
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@struct
 class MarkovPair:
   """A draft's and a target's chain.
 
@@ -66,8 +58,7 @@ def make_pair(
     The pair, in float64 NumPy arrays.
 
   Raises:
-    ValueError: for shapes that do not fit, numbers that are not finite or are
-      negative, and rows that do not add up to 1.
+    ValueError: for shapes that do not fit, and rows that are no laws.
   """
   arrays = {
     "draft_initial": draft_initial,
@@ -76,24 +67,15 @@ def make_pair(
     "target": target,
   }
   arrays = {name: np.asarray(x, np.float64) for name, x in arrays.items()}
-  first, after = arrays["draft_initial"], arrays["draft"]
-  vocab = len(first) if first.ndim == 1 else -1
-  steps = len(after) if after.ndim == 3 else -1
+  vocab = len(arrays["draft_initial"])
+  steps = len(arrays["draft"])
   for name, array in arrays.items():
     shape = (vocab,) if name.endswith("initial") else (steps, vocab, vocab)
-    if array.shape != shape or vocab < 1:
-      raise ValueError(
-        "a pair of chains has initial laws of V entries and transitions of "
-        f"shape (T - 1, V, V), equal for draft and target; {name} has shape "
-        f"{array.shape}"
-      )
-    if not np.isfinite(array).all() or (array < 0).any():
-      raise ValueError(f"{name} must be finite and not negative")
+    if array.shape != shape:
+      raise ValueError(f"{name} must have shape {shape}, got {array.shape}")
     off = np.abs(array.sum(-1) - 1).max(initial=0)
-    if off > tolerance:
-      raise ValueError(
-        f"every row of {name} must sum to 1, one is off by {off}"
-      )
+    if not off <= tolerance or (array < 0).any():
+      raise ValueError(f"rows of {name} must be probabilities that sum to 1")
   return MarkovPair(
     **{name: x / x.sum(-1, keepdims=True) for name, x in arrays.items()}
   )
@@ -115,17 +97,6 @@ def random_pair(seed: int, *, vocab_size: int, horizon: int) -> MarkovPair:
     target_initial=rng.dirichlet(ones),
     draft=rows(),
     target=rows(),
-  )
-
-
-def repeated(draft: np.ndarray, target: np.ndarray, horizon: int) -> MarkovPair:
-  """The pair whose every token has the law `draft` or `target`, `f[V]`."""
-  tile = lambda law: np.tile(law, (horizon - 1, len(law), 1))
-  return make_pair(
-    draft_initial=np.asarray(draft),
-    target_initial=np.asarray(target),
-    draft=tile(draft),
-    target=tile(target),
   )
 
 

@@ -10,7 +10,6 @@ O(T V^2 M).
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 
 from specjax import laws
@@ -61,7 +60,7 @@ def theorem1(pair: MarkovPair) -> Array:
   better that drafts token by token from p and accepts each by a probability of
   its own; block verification and several drafts are outside that class.
   """
-  return _expected(pair, 1)[0]
+  return _expected(pair, 1)
 
 
 def theorem3(pair: MarkovPair, num_drafts: int) -> Array:
@@ -75,7 +74,7 @@ def theorem3(pair: MarkovPair, num_drafts: int) -> Array:
     ValueError: if `num_drafts` is not positive.
   """
   _check_drafts(num_drafts)
-  return _expected(pair, num_drafts)[0]
+  return _expected(pair, num_drafts)
 
 
 def limit(pair: MarkovPair) -> Array:
@@ -85,26 +84,11 @@ def limit(pair: MarkovPair) -> Array:
   token of a restart has many drafts: the others are rejected with `TV` for any
   M, so the limit is positive if draft and target differ at one of those.
   """
-  return _expected(pair, None)[0]
-
-
-def by_position(pair: MarkovPair, num_drafts: int | None = 1) -> Array:
-  """P(position n is rejected), n = 1..T, `f[T]`; they sum to the expectation.
-
-  Args:
-    pair: the chains.
-    num_drafts: M, or None for the limit.
-
-  Raises:
-    ValueError: if `num_drafts` is not positive.
-  """
-  if num_drafts is not None:
-    _check_drafts(num_drafts)
-  return _expected(pair, num_drafts)[1]
+  return _expected(pair, None)
 
 
 def _expected(pair: MarkovPair, num_drafts: int | None):
-  """`f[]` and `f[T]`; jitted, float64 if jax has it enabled."""
+  """`f[]`; jitted, float64 if jax has it enabled."""
   return _recursion(
     jax.tree.map(jnp.asarray, pair), 0 if num_drafts is None else num_drafts
   )
@@ -144,8 +128,7 @@ def _recursion(pair: MarkovPair, num_drafts):
   )
   carry, here = step((start, start), first)
   _, rest = jax.lax.scan(step, carry, (pair.draft, pair.target))
-  each = jnp.concatenate([here[None], rest])
-  return each.sum(), each
+  return here + rest.sum()
 
 
 def bernoulli(draft: float, target: float, num_drafts: int) -> float:
@@ -184,23 +167,6 @@ def uniform(draft_size: int, target_size: int, num_drafts: int) -> float:
     )
   _check_drafts(num_drafts)
   return (1 - target_size / draft_size) ** num_drafts
-
-
-def improvement(
-  draft: np.ndarray, target: np.ndarray, num_drafts: int
-) -> float:
-  """`TV - Pi_M`: what M drafts save over one at one fresh position.
-
-  Args:
-    draft, target: `f[V]`, probabilities p and q.
-    num_drafts: M >= 1.
-
-  Raises:
-    ValueError: if `num_drafts` is not positive.
-  """
-  _check_drafts(num_drafts)
-  p, q = jnp.asarray(draft), jnp.asarray(target)
-  return float(total_variation(p, q) - batch_rejection(p, q, num_drafts)[0])
 
 
 def _check_drafts(num_drafts: int) -> None:

@@ -258,58 +258,6 @@ def _iterate(step: Callable[[float], Outcome], costs: Costs) -> Outcome:
   return dataclasses.replace(best, rates=tuple(rates))
 
 
-def thresholds(
-  process: Process, costs: Costs, rate: float, depth: int, *, points: int = 2049
-) -> np.ndarray:
-  """The survivals at or below which the best rule for a rate stops.
-
-  The dynamic programme on a grid of survivals, between which V is taken to be
-  linear: as it is convex, a little too large where it bends.
-
-  Args:
-    process: the acceptances.
-    costs: of levels and rounds.
-    rate: r, that of the `optimum` for the optimal rule.
-    depth: G.
-    points: of the grid.
-
-  Returns:
-    `f64[G, X + 1]`: entry (k, x) is for a decision after k levels in context x,
-    the last column for the root. Above 1 where it always stops.
-  """
-  grid = np.linspace(0, 1, points)
-  marginal = costs.marginal(depth)
-  count = len(process.acceptance)
-  contexts = np.array([*range(count), ROOT])
-  chances = process.ahead(contexts)  # [X + 1, X]
-  worth = np.zeros((count, points))
-  limits = np.zeros((depth, count + 1))
-  for k in range(depth - 1, -1, -1):
-    each = np.stack(
-      [
-        grid * a + np.interp(grid * a, grid, worth[x])
-        for x, a in enumerate(process.acceptance)
-      ]
-    )
-    more = chances @ each - rate * marginal[k]  # [X + 1, points]
-    for x in range(count + 1):
-      limits[k, x] = _root(grid, more[x])
-    worth = np.maximum(more[:count], 0)
-  return limits
-
-
-def _root(grid: np.ndarray, values: np.ndarray) -> float:
-  """The root of increasing values; 2 if all are below 0, 0 if all above."""
-  above = np.flatnonzero(values > 0)
-  if not len(above):
-    return 2.0
-  i = above[0]
-  if i == 0:
-    return 0.0
-  lift = values[i] - values[i - 1]
-  return float(grid[i] - (grid[i] - grid[i - 1]) * values[i] / lift)
-
-
 # ------------------------------------------------- the rules that systems use
 
 

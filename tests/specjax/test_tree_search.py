@@ -116,12 +116,12 @@ def test_large_trees_are_found_without_a_search_through_all():
 @pytest.mark.parametrize(
   ("acceptance", "message"),
   [
-    ([0.7, 0.4], "exclusive events"),
+    ([0.7, 0.4], "add up to at most 1"),
     ([-0.1, 0.4], r"in \[0, 1\]"),
     ([1.1], r"in \[0, 1\]"),
     ([np.nan], r"in \[0, 1\]"),
-    ([], "vector"),
-    ([[0.5]], "vector"),
+    ([], "one probability a rank"),
+    ([[0.5]], "one probability a rank"),
   ],
 )
 def test_what_is_no_acceptance_is_refused(acceptance, message):

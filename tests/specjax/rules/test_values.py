@@ -42,18 +42,6 @@ def test_hand_computed_acceptance_of_two_drafts(name, siblings, value):
   assert accepted(name, P, Q, 2, siblings)[0] == pytest.approx(value, abs=1e-6)
 
 
-def test_hub_accepts_as_much_as_greedy_drafts():
-  tree = tree_lib.k_ary(2)
-  p, q = instances.random_laws(20, 4, seed=3)
-  greedy = accepted("greedy_draft", p, q, 2, GREEDY)
-  hub = accepted("hub", p, q, 2, HUB)
-  np.testing.assert_allclose(hub, greedy, atol=1e-12)
-  law = exact.block_law(
-    rules.get("hub"), tree, lambda c: P, lambda c: Q, siblings=HUB
-  )
-  assert law.expected_accepted == pytest.approx(0.9, abs=1e-12)
-
-
 def test_hub_pairs_reach_the_optimum_of_their_own_law():
   p, q = instances.random_laws(15, 4, seed=6)
   actual = accepted("hub", p, q, 2, HUB)
@@ -148,13 +136,6 @@ def test_cover_example(name, siblings, value):
   assert actual[0] == pytest.approx(value, abs=1e-9)
 
 
-def test_without_replacement_a_covered_support_is_always_accepted():
-  p, q = instances.random_laws(20, 4, seed=8)
-  np.testing.assert_allclose(
-    accepted("recursive", p, q, 4, WITHOUT_REPLACEMENT), 1, atol=1e-9
-  )
-
-
 def test_deterministic_drafts_are_accepted_if_the_target_draws_one():
   # EAGLE's rule of one-hot drafts has the law and acceptance of `match`.
   p, q = instances.random_laws(20, 4, seed=9)
@@ -164,13 +145,6 @@ def test_deterministic_drafts_are_accepted_if_the_target_draws_one():
     np.testing.assert_allclose(
       accepted(name, p, q, 2, TOP_K), expected, atol=1e-12
     )
-
-
-def test_independent_tests_of_a_sure_draft_accept_no_more_than_one():
-  # p = (1, 0), q = (.5, .5): the optimum is .5 for every K.
-  p, q = np.array([1.0, 0]), np.array([0.5, 0.5])
-  for name in ("recursive", "kseq", "transport", "match"):
-    assert accepted(name, p, q, 3)[0] == pytest.approx(0.5, abs=1e-9)
 
 
 # ------------------------------------------------------------- paths and trees
@@ -227,23 +201,6 @@ def markov_laws(seed, vocab=3):
   q = rng.dirichlet(np.ones(vocab), (4, vocab))
   law = lambda table: lambda c: table[len(c) % 4, c[-1]]
   return law(p), law(q)
-
-
-def test_block_verification_accepts_the_optimum_of_a_path():
-  """E[accepted] = sum of A, A(x^i) = min(A(x^{i-1}) q(x_i), p(x^i))."""
-  p, q = markov_laws(1)
-  law = exact.block_law(rules.get("block"), tree_lib.chain(3), p, q)
-  paths, total = {(): (1.0, 1.0)}, 0.0
-  for _ in range(3):
-    grown = {}
-    for path, (debt, mass) in paths.items():
-      context = (0, *path)
-      for x in range(3):
-        drawn = mass * p(context)[x]
-        grown[(*path, x)] = (min(debt * q(context)[x], drawn), drawn)
-    paths = grown
-    total += sum(debt for debt, _ in paths.values())
-  assert law.expected_accepted == pytest.approx(total, abs=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Experts touched by a pass: enumeration, published sizes, draft lengths."""
 
-import functools
 import itertools
 
 import numpy as np
@@ -54,27 +53,6 @@ def test_measured_counts_take_the_formulas_place():
   alike = lambda tokens: np.full_like(np.asarray(tokens, float), 8.0)
   assert model.bytes_of(8, alike) == model.bytes_of(1)
   assert model.verify(2, alike)(np.array([1, 5])).tolist() == [1, 1]
-
-
-def test_a_measured_curve_has_the_measured_points_and_the_formulas_ends():
-  formula = functools.partial(expected_distinct, num_experts=16, num_chosen=2)
-  curve = experts.Measured(
-    tokens=(4.0, 16.0), distinct=(5.0, 9.0), num_experts=16, num_chosen=2
-  )
-  np.testing.assert_allclose(curve(np.array([1, 4, 16])), [2, 5, 9])
-  between = curve(8) / formula(8)  # halfway, on the scale of doublings
-  ends = 5 / formula(4), 9 / formula(16)
-  assert between == pytest.approx(sum(ends) / 2)
-  assert curve(10**6) == pytest.approx(9 / formula(16) * 16)
-  assert curve(0) == 0
-  same = experts.Measured(
-    tokens=(1.0, 8.0), distinct=(2.0, float(formula(8))), num_experts=16,
-    num_chosen=2,
-  )  # fmt: skip
-  fed = np.arange(1, 40)
-  np.testing.assert_allclose(same(fed), formula(fed))
-  model = qwen3_30b_a3b()
-  assert model.verify(2, lambda t: curve(t))(4) < model.verify(2)(4)
 
 
 @pytest.mark.parametrize(
@@ -137,12 +115,6 @@ def test_levels_become_cheaper_and_the_first_need_not_pay_for_itself():
   assert stopping.myopic(process, costs, 24).rate < best.rate
 
 
-def measured(tokens, distinct):
-  return experts.Measured(
-    tokens=tokens, distinct=distinct, num_experts=8, num_chosen=2
-  )
-
-
 @pytest.mark.parametrize(
   ("call", "message"),
   [
@@ -150,10 +122,6 @@ def measured(tokens, distinct):
     (lambda: expected_distinct(-1, 4, 2), "tokens must be finite"),
     (lambda: expected_distinct(np.inf, 4, 2), "tokens must be finite"),
     (lambda: qwen3_30b_a3b().verify(0), "rows must be >= 1"),
-    (lambda: measured((1,), (2, 3)), "one count for each"),
-    (lambda: measured((), ()), "one count for each"),
-    (lambda: measured((4, 4), (3, 3)), "must be >= 1 and rise"),
-    (lambda: measured((4,), (9,)), "touch 2..8 experts"),
   ],
 )
 def test_numbers_out_of_range_are_refused(call, message):

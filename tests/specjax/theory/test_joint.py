@@ -1,4 +1,4 @@
-"""The joint optimum: by hand, two ways, and never below what rules accept."""
+"""The joint optimum: by hand, and never below what rules accept."""
 
 import itertools
 from fractions import Fraction
@@ -64,54 +64,34 @@ HAND = [
 
 
 @pytest.mark.parametrize("laws, length, count, expected", HAND)
-def test_both_programmes_give_the_hand_values(laws, length, count, expected):
-  cut = joint.iid_paths(*laws, length=length, count=count)
-  whole = joint.any_tree(tree_lib.paths(length, count), *laws)
-  for actual in (cut, whole):
-    assert actual.expected_accepted == pytest.approx(float(expected), abs=1e-12)
-    assert actual.acceptance[0] == 1
-    total = sum(a.sum() for a in actual.acceptance[1:])
-    assert actual.expected_accepted == pytest.approx(total, abs=1e-12)
+def test_the_programme_gives_the_hand_values(laws, length, count, expected):
+  actual = joint.any_tree(tree_lib.paths(length, count), *laws)
+  assert actual.expected_accepted == pytest.approx(float(expected), abs=1e-12)
+  assert actual.acceptance[0] == 1
+  total = sum(a.sum() for a in actual.acceptance[1:])
+  assert actual.expected_accepted == pytest.approx(total, abs=1e-12)
 
 
 def test_the_plan_of_the_hand_example():
-  first, second = joint.iid_paths(*A, length=2, count=2).acceptance[1:]
+  first, second = joint.any_tree(tree_lib.paths(2, 2), *A).acceptance[1:]
   np.testing.assert_allclose(first, [1 / 3, 5 / 9], atol=1e-12)
   np.testing.assert_allclose(
     second, [[1 / 9, 2 / 9], [5 / 27, 17 / 81]], atol=1e-12
   )
 
 
-@pytest.mark.parametrize("vocab, length, count", [(2, 3, 2), (3, 2, 2)])
-def test_cuts_and_all_drafts_give_one_optimum(vocab, length, count):
-  tree = tree_lib.paths(length, count)
-  for seed in range(6):
-    draft, target = random_laws(seed, vocab)
-    cut = joint.iid_paths(draft, target, length=length, count=count)
-    whole = joint.any_tree(tree, draft, target)
-    assert cut.expected_accepted == pytest.approx(
-      whole.expected_accepted, abs=1e-12
-    )
-
-
 def test_one_path_is_block_verification():
   for seed in range(5):
     draft, target = random_laws(seed, 3)
     block = accepted("block", tree_lib.chain(2), draft, target)
-    best = joint.iid_paths(draft, target, length=2, count=1)
+    best = joint.any_tree(tree_lib.chain(2), draft, target)
     assert best.expected_accepted == pytest.approx(block, abs=1e-12)
-    laws_of_path = [
-      exact.target_block_law(draft, length=g) if g else np.ones(())
-      for g in range(3)
-    ]
-    on_path = joint.selected_path(laws_of_path, target)
-    assert on_path.expected_accepted == pytest.approx(block, abs=1e-12)
 
 
 def test_one_token_a_path_is_optimal_transport():
   for seed, count in itertools.product(range(5), (1, 2, 3)):
     draft, target = random_laws(seed, 4)
-    best = joint.iid_paths(draft, target, length=1, count=count)
+    best = joint.any_tree(tree_lib.paths(1, count), draft, target)
     expected = iid_optimum(draft((0,)), target((0,)), count)
     assert best.expected_accepted == pytest.approx(expected, abs=1e-12)
 
@@ -146,36 +126,6 @@ def test_no_rule_is_above_the_optimum_of_its_drafts(rule, siblings):
   assert max(away) > 1e-4  # the node by node rules leave something
 
 
-def test_block_verification_of_the_selected_path_attains_the_optimum():
-  for seed, tree in itertools.product(
-    range(3), (tree_lib.paths(2, 2), tree_lib.Tree((-1, 0, 0, 1)))
-  ):
-    draft, target = random_laws(seed, 3)
-    best = joint.any_tree(tree, draft, target)
-    assert best.selected[1].sum() == pytest.approx(1, abs=1e-12)
-    again = joint.selected_path(best.selected, target)
-    assert again.expected_accepted == pytest.approx(
-      best.expected_accepted, abs=1e-12
-    )
-
-
-def test_no_order_of_the_paths_selects_better_than_the_optimum():
-  """The extreme laws of a selected path: the drafted one that comes last."""
-  draft, target = random_laws(3, 2)
-  leaves = exact.target_block_law(draft, length=2).ravel()
-  best = joint.iid_paths(draft, target, length=2, count=2).expected_accepted
-  values = []
-  for order in itertools.permutations(range(4)):
-    mass = np.diff(np.cumsum([0, *leaves[list(order)]]) ** 2)
-    law = np.zeros(4)
-    law[list(order)] = mass
-    law = law.reshape(2, 2)
-    selected = (np.ones(()), law.sum(1), law)
-    values.append(joint.selected_path(selected, target).expected_accepted)
-  assert max(values) <= best + 1e-12
-  assert max(values) > min(values) + 0.01
-
-
 def antichains(first, depth, vocab=2):
   """Every antichain of the contexts that go on from `first`, itself too."""
   yield frozenset()
@@ -188,10 +138,10 @@ def antichains(first, depth, vocab=2):
         yield union
 
 
-def test_no_antichain_violates_the_cuts():
-  """All 676 antichains of two tokens, three deep."""
+def test_no_antichain_is_accepted_more_often_than_it_is_drafted():
+  """All 676 antichains of two tokens, three deep (Proposition 2)."""
   draft, target = random_laws(5, 2, 0.4)
-  actual = joint.iid_paths(draft, target, length=3, count=2)
+  actual = joint.any_tree(tree_lib.paths(3, 2), draft, target)
   mass = [exact.target_block_law(draft, length=g) for g in range(1, 4)]
   slack = []
   for parts in itertools.product(antichains((0,), 3), antichains((1,), 3)):
@@ -204,29 +154,11 @@ def test_no_antichain_violates_the_cuts():
   assert sum(abs(x) < 1e-12 for x in slack) > 5  # and some are met
 
 
-def test_sharp_laws_end_in_the_optimum():
-  """A cut within the solver's tolerance must not be found over and over."""
-  for seed in range(10):
-    draft, target = random_laws(seed, 3, 0.1)
-    cut = joint.iid_paths(draft, target, length=2, count=2)
-    whole = joint.any_tree(tree_lib.paths(2, 2), draft, target)
-    assert cut.expected_accepted == pytest.approx(
-      whole.expected_accepted, abs=2e-8
-    )
-
-
 def test_a_rare_token_does_no_harm():
   draft, target = same(0.7, 0.3 - 1e-12, 1e-12), same(1e-12, 0.6, 0.4 - 1e-12)
-  one = joint.iid_paths(draft, target, length=1, count=2).expected_accepted
-  assert one == pytest.approx(iid_optimum(draft(()), target(()), 2), abs=1e-9)
-  two = joint.iid_paths(draft, target, length=2, count=1).expected_accepted
-  laws_of_path = [
-    np.ones(()),
-    draft(()),
-    exact.target_block_law(draft, length=2),
-  ]
-  block = joint.selected_path(laws_of_path, target).expected_accepted
-  assert two == pytest.approx(block, abs=1e-9)
+  best = joint.any_tree(tree_lib.paths(1, 2), draft, target)
+  expected = iid_optimum(draft(()), target(()), 2)
+  assert best.expected_accepted == pytest.approx(expected, abs=1e-9)
 
 
 def test_what_the_solver_cannot_do_is_an_error(monkeypatch):
@@ -252,16 +184,10 @@ def test_what_the_solver_cannot_do_is_an_error(monkeypatch):
   ):
     monkeypatch.setattr(optimize, "linprog", broken)
     with pytest.raises(ArithmeticError, match=words):
-      joint.iid_paths(*A, length=2, count=2)
-    with pytest.raises(ArithmeticError, match="masses near 1e-12"):
       joint.any_tree(tree_lib.paths(2, 2), *A)
 
 
 def test_numbers_out_of_range():
-  with pytest.raises(ValueError, match="count must be >= 1, got 0"):
-    joint.iid_paths(*A, length=1, count=0)
-  with pytest.raises(ValueError, match="length must be >= 1"):
-    joint.iid_paths(*A, length=0, count=1)
   with pytest.raises(ValueError, match="length must be >= 1"):
     joint.any_tree(tree_lib.chain(0), *A)
   with pytest.raises(

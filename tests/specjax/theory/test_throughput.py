@@ -131,14 +131,10 @@ def test_trees_and_paths():
       r"acceptance must be in \[0, 1\]",
     ),
     (lambda: theory.tokens_per_cycle(2, np.nan), "acceptance"),
-    (lambda: theory.throughput(2, 0.5, -1, 1), "draft_seconds"),
     (lambda: theory.throughput(0, 0.5, 1, 0), "take some time"),
-    (lambda: theory.break_even(0, 1, 1, 1), "num_tokens must be >= 1"),
-    (lambda: theory.break_even(1, 1, 1, 0), "plain_seconds must be positive"),
     (lambda: theory.tokens_per_cycle(1.5, 0.5), "whole numbers"),
     (lambda: theory.tokens_per_cycle(np.inf, 0.5), "num_tokens must be >= 0"),
     (lambda: theory.exact_tokens([0.5, np.nan]), "must be probabilities"),
-    (lambda: theory.best_num_tokens(0.5, 1, 1, most=-1), "most must be >= 0"),
   ],
 )
 def test_numbers_out_of_range(call, words):
