@@ -48,7 +48,6 @@ _OPTIONAL = {
   "embedding_length_per_layer_input", "expert_count",
   "expert_feed_forward_length", "expert_used_count", "feed_forward_length",
   "final_logit_softcapping", "rope.freq_base", "rope.freq_base_swa",
-  "use_parallel_residual",
 }  # fmt: skip
 # These change nothing if they have the value of a plain model, or none at all.
 _PLAIN = {
