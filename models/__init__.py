@@ -4,8 +4,8 @@ Where things are:
 
   networks/   modules, one file a family of layers. `transformer` is the
               decoder-only network of all such families, `description` says what
-              its layers are, `layers` makes them, `stacked` and `scanned` scan
-              over them; `t5` is the encoder-decoder; `eagle`, `medusa`,
+              its layers are, `layers` makes them, `stacked` scans over
+              them; `t5` is the encoder-decoder; `eagle`, `medusa`,
               `dflash`, `specdec` draft.
   formats/    files to configurations and parameters: `huggingface`, `gguf`,
               `trained` (runs of `launch.train`), heads (`*_format`), and

@@ -29,7 +29,7 @@ from models.formats.families.family import (
   Table,
 )
 from models.formats.packed import Parts
-from models.networks import quantized, scanned, stacked, t5, t5_stacked
+from models.networks import quantized, stacked, t5, t5_stacked
 from models.networks.layers import TransformerConfig
 from models.networks.quantized import Quantization
 from models.networks.t5 import T5
@@ -246,7 +246,7 @@ def load_stacked(
   else:
     config = sharding_lib.kv_heads_for(config, devices)
     shapes = stacked.abstract_params(config, dtype=dtype, weights=form)
-    kinds = scanned.kinds(config)
+    kinds = stacked.kinds(config)
 
   def place(path, shape, spec):
     frame_or_layers, *names = sharding_lib.names(path)

@@ -5,7 +5,6 @@ from typing import Any
 
 import jax
 from flax import nnx
-from jax import lax
 
 
 def split(module: nnx.Module) -> tuple[Callable[[Any], Any], nnx.State]:
@@ -31,16 +30,6 @@ def layerless(module: nnx.Module) -> nnx.State:
   """A module's parameters, those of a model's layers left out."""
   flat = nnx.to_flat_state(nnx.state(module))
   return nnx.from_flat_state([(k, v) for k, v in flat if k[0] != "layers"])
-
-
-def of_layer(path, stacked, *, index):
-  """A layer's parameter; experts stay whole, which are sliced as they are used.
-
-  A slice would be a copy of all experts of the layer, in every pass.
-  """
-  if any(getattr(key, "key", None) == "experts" for key in path):
-    return stacked
-  return lax.dynamic_index_in_dim(stacked, index, keepdims=False)
 
 
 def check_params(expected: Any, params: Any) -> None:

@@ -1,42 +1,164 @@
 """The transformer with its layers stacked and scanned over.
 
-A program of one layer instead of L: a model of 80 layers compiles in seconds.
-The parameters of the layers have a leading axis L, and so has the cache; both
-are read, and the cache is written, in place at a traced layer. The numbers are
-those of `models.networks.transformer`, whose modules are used.
+A program of one period of layers instead of all of them: a model of 80 layers
+compiles in seconds. Layers repeat in a period, as Gemma 3's five with a window
+and one without; `periods` finds it, and what does not repeat is unrolled. The
+layers of a period are each themselves, with windows and rotary embeddings of
+their own. The numbers are those of `models.networks.transformer`, whose modules
+are used.
 
-Layers of one kind, which differ in their windows and rotary frequencies at
-most, are one stack of parameters. A cache is stacked apart: keys and values of
-all layers of attention with the same heads, and states of all recurrent ones.
-`models.networks.scanned` is a pass.
+Parameters of layers that differ in windows and rotary frequencies at most have
+a leading axis, and so have the caches of all layers with the same heads. Both
+are read, and the cache is written, in place at a traced index.
 """
 
+import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
+from jax import Array, lax
 
 from models.networks import quantized
-from models.networks.description import TransformerConfig
+from models.networks.description import (
+  DeltaSpec,
+  LayerSpec,
+  TransformerConfig,
+)
 from models.networks.layers import Layer
-from models.networks.params import layerless
+from models.networks.params import check_params, layerless
 from models.networks.quantized import Quantization, lower
-from models.networks.scanned import Stack, kinds, new_cache, reads_of
 from models.networks.transformer import (
+  FINAL,
   Features,
+  Fed,
   SkippedLayers,
   Transformer,
+  after_pass,
   check_features,
+  delta_memory,
   mixtures_of,
+  with_memories,
 )
-from models.sharding import Sharding
+from models.sharding import Sharding, constrain
+from specjax import cache as cache_lib
+from specjax import recurrent
+from specjax.cache import Cache
 from specjax.types import LanguageModel
 
-# {"frame": all but the layers, "layers": parameters with a leading axis L}; of
-# several kinds "layers" has those of each, by its name in `kinds`.
+# {"frame": all but the layers, "layers": those of each kind by its name in
+# `kinds`, with a leading axis}.
 StackedParams = dict[str, Any]
+
+
+def kinds(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
+  """Layers whose parameters are stacked together, by a name.
+
+  Raises:
+    ValueError: for recurrent layers that differ.
+  """
+  if len({*config.deltas.values()}) > 1:
+    raise ValueError("recurrent layers that differ cannot be stacked")
+
+  def kind(layer: LayerSpec):
+    spec = layer.attention
+    if isinstance(spec, DeltaSpec):
+      return layer
+    # Layers that read keys and values of others are alike, whosever they are.
+    source = None if spec.source is None else 0
+    bare = dataclasses.replace(spec, window=None, rope=None, source=source)
+    return dataclasses.replace(layer, attention=bare)
+
+  of_kind: dict[LayerSpec, list[int]] = {}
+  for i, layer in enumerate(config.layers):
+    of_kind.setdefault(kind(layer), []).append(i)
+  return {f"kind{n}": tuple(of) for n, of in enumerate(of_kind.values())}
+
+
+def buffers(config: TransformerConfig) -> list[tuple[int, ...]]:
+  """Layers whose keys and values are cached in one array: of the same heads."""
+  of_heads: dict[tuple[int, ...], list[int]] = {}
+  for i in config.cached:
+    a = config.attentions[i]
+    heads = a.num_kv_heads, a.head_dim, a.value_dim
+    of_heads.setdefault(heads, []).append(i)
+  return [*map(tuple, of_heads.values())]
+
+
+def places(config: TransformerConfig) -> list[tuple[str, int, int | None, int]]:
+  """Where each layer's parameters and its cache lie.
+
+  Returns:
+    Its kind and its index there; and which of `buffers` its keys and values are
+    in, None for a recurrent layer, and its index there. A layer that reads the
+    keys and values of another has that one's.
+  """
+  at = {
+    i: (kind, n) for kind, of in kinds(config).items() for n, i in enumerate(of)
+  }
+  cached: dict[int, tuple[int | None, int]] = {
+    i: (b, n) for b, of in enumerate(buffers(config)) for n, i in enumerate(of)
+  }
+  for i, a in config.attentions.items():
+    if a.source is not None:
+      cached[i] = cached[a.source]
+  cached |= {i: (None, n) for n, i in enumerate(config.deltas)}
+  return [(*at[i], *cached[i]) for i in range(config.num_layers)]
+
+
+def periods(layers: Sequence[Any]) -> list[tuple[int, int, int]]:
+  """Parts of a list of layers that repeat.
+
+  Each is as long as it can be.
+
+  Returns:
+    Of each part, in order, its first layer, its period, and how often the
+    layers of a period are repeated.
+  """
+  parts, first, layers = [], 0, [*layers]
+  while first < len(layers):
+    best = 1, 1
+    for size in range(1, (len(layers) - first) // 2 + 1):
+      period, times = layers[first : first + size], 1
+      while layers[first + size * times :][:size] == period:
+        times += 1
+      if times > 1 and size * times > best[0] * best[1]:
+        best = size, times
+    parts.append((first, *best))
+    first += best[0] * best[1]
+  return parts
+
+
+def stack_modules(modules: Sequence[nnx.Module]) -> nnx.State:
+  """Parameters of modules that are alike, with a leading axis; a copy."""
+  return jax.tree.map(lambda *xs: jnp.stack(xs), *map(nnx.state, modules))
+
+
+def abstract_stack(module: nnx.Module, count: int):
+  """Shapes of the parameters of so many modules that are alike."""
+  return jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct((count, *x.shape), x.dtype),
+    nnx.state(module),
+  )
+
+
+def module_at(graph, params, index) -> Any:
+  """The module at an index of those that are stacked.
+
+  Experts stay those of all layers, and are sliced as they are used: a slice
+  would be a copy of all experts of the layer, in every pass.
+  """
+
+  def of_layer(path, x):
+    if any(getattr(key, "key", None) == "experts" for key in path):
+      return x
+    return lax.dynamic_index_in_dim(x, index, keepdims=False)
+
+  return nnx.merge(graph, jax.tree_util.tree_map_with_path(of_layer, params))
 
 
 def _modules(
@@ -47,7 +169,6 @@ def _modules(
   weights: Quantization | None = None,
 ) -> tuple[Transformer, dict[str, Layer]]:
   """A model without layers, and a layer of each kind, of shapes alone."""
-  first = {name: of_kind[0] for name, of_kind in kinds(config).items()}
 
   def stored(module):
     if weights is not None:
@@ -61,8 +182,8 @@ def _modules(
     Transformer(config, dtype=dtype, rngs=nnx.Rngs(0), with_layers=False)
   )
   return nnx.eval_shape(frame), {
-    name: nnx.eval_shape(functools.partial(make, index))
-    for name, index in first.items()
+    name: nnx.eval_shape(functools.partial(make, of[0]))
+    for name, of in kinds(config).items()
   }
 
 
@@ -71,42 +192,35 @@ def abstract_params(
 ) -> StackedParams:
   """Shapes and dtypes of the parameters, `jax.ShapeDtypeStruct` leaves."""
   frame, layers = _modules(config, dtype, weights=weights)
-
-  def stacked(x, count: int):
-    return jax.ShapeDtypeStruct((count, *x.shape), x.dtype)
-
   of_kind = {
-    name: jax.tree.map(
-      functools.partial(stacked, count=len(of)), layerless(layers[name])
-    )
+    name: abstract_stack(layers[name], len(of))
     for name, of in kinds(config).items()
   }
-  return {"frame": layerless(frame), "layers": of_kind.get("", of_kind)}
+  return {"frame": layerless(frame), "layers": of_kind}
 
 
 def stack(module: Transformer) -> StackedParams:
   """The parameters of a module, stacked; copies the layers'."""
   of_kind = {
-    name: jax.tree.map(
-      lambda *xs: jnp.stack(xs), *(layerless(module.layers[i]) for i in layers)
-    )
-    for name, layers in kinds(module.config).items()
+    name: stack_modules([module.layers[i] for i in of])
+    for name, of in kinds(module.config).items()
   }
-  return {"frame": layerless(module), "layers": of_kind.get("", of_kind)}
+  return {"frame": layerless(module), "layers": of_kind}
 
 
 def lowered(
   params: StackedParams, config: TransformerConfig, form: Quantization
 ) -> StackedParams:
-  """Parameters with their weights in few bits, where they lie."""
+  """Parameters with quantized weights, where they lie."""
   expected = abstract_params(config, dtype=jnp.float32, weights=form)
   low = lambda params, expected: quantized.lowered(params, expected, form)
-  layers, of = params["layers"], expected["layers"]
-  if "" in kinds(config):
-    layers = low(layers, of)
-  else:
-    layers = {name: low(layers[name], of[name]) for name in of}
-  return {"frame": low(params["frame"], expected["frame"]), "layers": layers}
+  layers = expected["layers"]
+  return {
+    "frame": low(params["frame"], expected["frame"]),
+    "layers": {
+      name: low(params["layers"][name], layers[name]) for name in layers
+    },
+  }
 
 
 def as_language_model(
@@ -131,7 +245,7 @@ def as_language_model(
       mesh, for wherever XLA puts them.
     features: what `ModelOutput.features` holds, as in
       `models.networks.transformer`.
-    count_experts: likewise; not with sub-layers left out.
+    count_experts: likewise.
     weights: how weights are stored; None for `dtype`.
     stored: what keys and values are stored as, "int8" or "fp8"; None for
       `dtype`.
@@ -140,14 +254,16 @@ def as_language_model(
     The `LanguageModel`; its parameters are as `abstract_params` says.
 
   Raises:
-    ValueError: for layers that are not there, or cannot be stacked or counted.
+    ValueError: for layers that are not there, or cannot be stacked.
   """
   skipped = skipped or SkippedLayers()
   skipped.check(config.num_layers)
-  if count_experts and skipped != SkippedLayers():
-    raise ValueError("experts are counted in all layers, got some left out")
   quantized.check_cache(config, stored)
   check_features(features, config.num_layers)
+  if config.deltas:
+    quantized.check_weights(config, weights, on_mesh=True)
+    if skipped != SkippedLayers():
+      raise ValueError("of a model with recurrent layers none can be left out")
   by_expert = sharding is not None and sharding.experts == "expert"
   frame, layers = _modules(
     config,
@@ -155,29 +271,178 @@ def as_language_model(
     expert_axes=sharding.axes if sharding and by_expert else (),
     weights=weights,
   )
-  if config.deltas:
-    quantized.check_weights(config, weights, on_mesh=True)
-    if skipped != SkippedLayers():
-      raise ValueError("of a model with recurrent layers none can be left out")
-  ends = config.per_layer_dim or any(x.scaled for x in config.layers)
-  if ends and skipped != SkippedLayers():
-    raise ValueError("of layers that scale their output none can be left out")
-  model = Stack(
+  model = _Stack(
     config=config,
     frame=nnx.graphdef(frame),
     layers={name: nnx.graphdef(layer) for name, layer in layers.items()},
     shapes=abstract_params(config, dtype=dtype, weights=weights),
-    reads=reads_of(config, skipped, features),
+    places=places(config),
+    skipped=skipped,
     features=features,
-    num_counted=len(mixtures_of(config)) if count_experts else 0,
+    num_counted=len(mixtures_of(config, skipped)) if count_experts else 0,
     sharding=sharding,
   )
   return LanguageModel(
     vocab_size=config.vocab_size,
     max_positions=config.max_positions,
-    init_cache=functools.partial(new_cache, model, dtype, stored),
+    init_cache=functools.partial(model.init_cache, dtype, stored),
     apply=model.apply,
     takes_rows=True,
     has_states=bool(config.deltas),
     num_counted=model.num_counted,
   )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class _Stack:
+  """A model of stacked layers: its graphs and shapes, without parameters."""
+
+  config: TransformerConfig
+  frame: Any
+  layers: dict[str, Any]
+  shapes: Any
+  places: list[tuple[str, int, int | None, int]]
+  skipped: SkippedLayers
+  features: Features
+  num_counted: int
+  sharding: Sharding | None
+
+  def put(self, x: Array, kind: str) -> Array:
+    """An array where such ones lie."""
+    return constrain(x, kind, sharding=self.sharding)
+
+  def whole(self, cached):
+    """Arrays of a cache, of which those that have heads are cut."""
+    return jax.tree.map(
+      lambda x: self.put(x, "cache_lbksc") if x.ndim == 5 else x, cached
+    )
+
+  def init_cache(
+    self, dtype, stored: str | None, batch: int, slots: int
+  ) -> Cache:
+    """An empty cache: keys and values of `buffers`, and states."""
+    c = self.config
+    each = [
+      cache_lib.make_cache(
+        batch=batch,
+        slots=slots,
+        num_layers=len(of),
+        num_kv_heads=c.attentions[of[0]].num_kv_heads,
+        head_dim=c.attentions[of[0]].head_dim,
+        value_dim=c.attentions[of[0]].value_dim,
+        dtype=dtype,
+        with_positions=c.has_windows,
+        stacked=True,
+        stored=stored,
+      )
+      for of in buffers(c)
+    ]
+    cache = each[0].replace(
+      keys=tuple(x.keys[0] for x in each),
+      values=tuple(x.values[0] for x in each),
+    )
+    memories = tuple(  # one, if there are any
+      delta_memory(delta, batch, dtype, stack=len(c.deltas))
+      for delta in dict.fromkeys(c.deltas.values())
+    )
+    return self.whole(with_memories(cache, memories))
+
+  def apply(
+    self, params, tokens, cache, *, positions=None, mask=None, logits_at=None
+  ):
+    """See `specjax.types.ApplyFn`."""
+    check_params(self.shapes, params)
+    outer = nnx.merge(self.frame, params["frame"])
+    fed = outer.enter(tokens, cache, positions=positions, mask=mask)
+    states = recurrent.widened(fed.cache.recurrent, tokens.shape[1])
+    x = self.put(fed.x, "act_btd")
+    kvs = tuple(zip(fed.cache.keys, fed.cache.values, strict=True))
+    memories = None if states is None else states.layers[0]
+    last = self.config.num_layers
+    wanted = np.array([i for i in self.features if i not in (FINAL, last)], int)
+    seen = jnp.zeros((len(wanted), *x.shape), x.dtype)
+    carry, counts = (x, kvs, memories, seen), []
+    numbers = np.array([(at, stored) for _, at, _, stored in self.places])
+    numbers = np.c_[np.arange(last), numbers].astype(np.int32)
+    for first, size, times in periods([*map(self.how, range(last))]):
+      body = functools.partial(
+        self.period, params["layers"], fed, wanted, first
+      )
+      of = numbers[first : first + size * times].reshape(times, size, 3)
+      carry, counted = (
+        body(carry, of[0]) if times == 1 else lax.scan(body, carry, of)
+      )
+      counts += [] if counted is None else [counted.reshape(-1)]
+    x, kvs, memories, seen = carry
+    inputs = dict(zip(wanted.tolist(), seen, strict=True)) | {last: x}
+    output = outer.leave(x, logits_at, inputs, self.features)
+    # Whole, whoever reads them: a head that is cut along channels would
+    # otherwise have the compiler cut what lies between all layers so.
+    read = output.features
+    output = dataclasses.replace(
+      output,
+      logits=self.put(output.logits, "logits_btv"),
+      features=None if read is None else self.put(read, "act_btd"),
+      experts=jnp.concatenate(counts) if counts else None,
+    )
+    return output, fed.cache.replace(
+      keys=tuple(keys for keys, _ in kvs),
+      values=tuple(values for _, values in kvs),
+      length=fed.start + tokens.shape[1],
+      recurrent=after_pass(fed.cache, (memories,), fed.start, tokens.shape[1]),
+    )
+
+  def how(self, index: int) -> tuple[LayerSpec, bool, bool]:
+    """A layer, and whether its attention and its MLP are there."""
+    # A layer whose source is skipped has nothing to attend to.
+    read = {index, self.config.source(index)}
+    return (
+      self.config.layers[index],
+      not read & {*self.skipped.attention},
+      index not in self.skipped.mlp,
+    )
+
+  def period(self, layers, fed: Fed, wanted, first: int, carry, numbers):
+    """A period of layers, described by those from `first` on.
+
+    Args:
+      layers: parameters of all.
+      fed: their inputs.
+      wanted: layers whose inputs are features.
+      first: the first layer of the part.
+      carry: `(x, kvs, memories, seen)`: the residual stream, the cache, and the
+        inputs of the layers in `wanted`.
+      numbers: `i32[P, 3]`: of each layer its number, its index in its kind, and
+        that in the cache.
+
+    Returns:
+      The carry after them, and counts of experts, if these are counted.
+    """
+    x, kvs, memories, seen = carry
+    counts: list[Array] | None = [] if self.num_counted else None
+    for i, (number, at, stored) in enumerate(numbers, first):
+      if len(wanted):
+        seen = jnp.where((wanted == number)[:, None, None, None], x, seen)
+      spec, attends, has_mlp = self.how(i)
+      kind, _, buffer, _ = self.places[i]
+      layer = functools.partial(
+        module_at(self.layers[kind], layers[kind], at),
+        at=at, counts=counts, per_layer=fed.per_layer_of(number),
+        attention=attends, mlp=has_mlp,
+      )  # fmt: skip
+      if buffer is not None:
+        x, kv = layer(x, *fed.of(spec), kvs[buffer], fed.start, layer=stored)
+        kvs = (*kvs[:buffer], self.whole(kv), *kvs[buffer + 1 :])
+      else:
+        memory = jax.tree.map(
+          lambda x, n=stored: lax.dynamic_index_in_dim(x, n, keepdims=False),
+          memories,
+        )
+        x, memory = layer(x, *fed.of(spec), memory, fed.start)
+        put = functools.partial(
+          lax.dynamic_update_index_in_dim, index=stored, axis=0
+        )
+        memories = self.whole(jax.tree.map(put, memories, memory))
+      x = self.put(x, "act_btd")
+    counted = jnp.stack(counts) if counts else None
+    return (x, kvs, memories, seen), counted

@@ -143,6 +143,7 @@ def config_from_json(config: Mapping[str, Any]) -> T5Config:
   if kind == "gated-gelu":  # as those that wrote it meant it
     name = "gelu_new"
   tied = config.get("tie_word_embeddings", True) is not False
+  scaled = config.get("scale_decoder_outputs")
   layers = _whole(config, "num_layers", most=_MOST_LAYERS)
   return T5Config(
     vocab_size=_whole(config, "vocab_size"),
@@ -156,10 +157,10 @@ def config_from_json(config: Mapping[str, Any]) -> T5Config:
     mlp_dim=_whole(config, "d_ff"),
     num_buckets=_whole(config, "relative_attention_num_buckets", default=32),
     max_distance=_whole(config, "relative_attention_max_distance", default=128),
-    norm_eps=_epsilon(config),
+    norm_eps=float(config.get("layer_norm_epsilon", 1e-6)),
     activation=_ACTIVATIONS[name],
     gated_mlp=gate == "gated",
-    scale_outputs=_switch(config, "scale_decoder_outputs", default=tied),
+    scale_outputs=bool(tied if scaled is None else scaled),
     start_token=start_token(config),
   )
 
@@ -233,21 +234,3 @@ def _whole(
       f"{key} must be an integer in {least}..{most}, got {value!r}"
     )
   return value
-
-
-def _switch(config, key: str, *, default: bool) -> bool:
-  value = config.get(key)
-  if value is None:
-    return default
-  if not isinstance(value, bool):
-    raise ValueError(f"{key} must be true or false, got {value!r}")
-  return value
-
-
-def _epsilon(config) -> float:
-  value = config.get("layer_norm_epsilon", 1e-6)
-  if type(value) not in (int, float) or not 0 < value < float("inf"):
-    raise ValueError(
-      f"layer_norm_epsilon must be a positive number, got {value!r}"
-    )
-  return float(value)

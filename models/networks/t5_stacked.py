@@ -1,11 +1,9 @@
 """T5 with the layers of each stack stacked and scanned over.
 
-As `models.networks.stacked`: a program of one layer of the encoder and one of
-the decoder instead of L of each. Their parameters, the cache and what the
-decoder's cross-attention sees have a leading axis L, and are read, and the
-cache is written, in place at a traced layer. A stack's bias by distance is one
-for all of its layers, and is computed once, before the scan. The numbers are
-those of `models.networks.t5`, whose modules are used.
+As `models.networks.stacked`: a scan over the encoder's layers and one over the
+decoder's, whose cache and cross-attention have a leading axis too. A stack's
+bias by distance is the same in all of its layers: computed once. The numbers
+are those of `models.networks.t5`, whose modules are used.
 """
 
 import dataclasses
@@ -15,8 +13,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax import Array, lax
+from jax import lax
 
+from models.networks import stacked
 from models.networks.params import check_params
 from models.networks.t5 import T5, Encoded, Layer, Memory
 from models.networks.t5_config import T5Config
@@ -25,27 +24,25 @@ from specjax import cache as cache_lib
 from specjax.cache import Cache
 from specjax.types import Inputs, LanguageModel
 
-STACKS = ("encoder", "decoder")
 # {"frame": all but the layers, "layers": {"encoder", "decoder"}, parameters
 # with a leading axis L}
 StackedParams = dict[str, Any]
 
 
-def num_layers(config: T5Config, stack: str) -> int:
-  """Layers of the encoder or of the decoder."""
-  return config.num_layers if stack == "decoder" else config.num_encoder_layers
+def _num_layers(config: T5Config) -> dict[str, int]:
+  return {"encoder": config.num_encoder_layers, "decoder": config.num_layers}
 
 
-def _modules(config: T5Config, dtype) -> tuple[T5, tuple[Layer, ...]]:
+def _modules(config: T5Config, dtype) -> tuple[T5, dict[str, Layer]]:
   """A T5 without layers, and a layer of each stack; shapes for parameters."""
   bare = dataclasses.replace(config, num_layers=0, num_encoder_layers=0)
-  layer = lambda stack: Layer(
-    config, dtype, is_decoder=stack == "decoder", rngs=nnx.Rngs(0)
+  layer = lambda name: Layer(
+    config, dtype, is_decoder=name == "decoder", rngs=nnx.Rngs(0)
   )
   return nnx.eval_shape(
     lambda: (
       T5(bare, dtype=dtype, rngs=nnx.Rngs(0)),
-      tuple(layer(stack) for stack in STACKS),
+      {name: layer(name) for name in _num_layers(config)},
     )
   )
 
@@ -53,32 +50,18 @@ def _modules(config: T5Config, dtype) -> tuple[T5, tuple[Layer, ...]]:
 def abstract_params(config: T5Config, *, dtype) -> StackedParams:
   """Shapes and dtypes of the parameters, `jax.ShapeDtypeStruct` leaves."""
   frame, layers = _modules(config, dtype)
-
-  def stacked(name: str, layer: Layer):
-    count = num_layers(config, name)
-    return jax.tree.map(
-      lambda x: jax.ShapeDtypeStruct((count, *x.shape), x.dtype),
-      nnx.state(layer),
-    )
-
-  return {
-    "frame": _frame(frame),
-    "layers": dict(zip(STACKS, map(stacked, STACKS, layers), strict=True)),
+  layers = {
+    name: stacked.abstract_stack(layers[name], count)
+    for name, count in _num_layers(config).items()
   }
+  return {"frame": _frame(frame), "layers": layers}
 
 
 def stack(module: T5) -> StackedParams:
   """The parameters of a module, stacked; copies the layers'."""
   of = {"encoder": module.encoder, "decoder": module.decoder}
-  return {
-    "frame": _frame(module),
-    "layers": {
-      name: jax.tree.map(
-        lambda *xs: jnp.stack(xs), *map(nnx.state, of[name].layers)
-      )
-      for name in STACKS
-    },
-  }
+  layers = {name: stacked.stack_modules(of[name].layers) for name in of}
+  return {"frame": _frame(module), "layers": layers}
 
 
 def _frame(module: T5) -> nnx.State:
@@ -104,7 +87,7 @@ def as_language_model(
   """
   frame, layers = _modules(config, dtype)
   frame_def = nnx.graphdef(frame)
-  layer_defs = dict(zip(STACKS, map(nnx.graphdef, layers), strict=True))
+  layer_defs = {name: nnx.graphdef(layer) for name, layer in layers.items()}
   put = functools.partial(constrain, sharding=sharding)
   shapes = abstract_params(config, dtype=dtype)
 
@@ -112,16 +95,16 @@ def as_language_model(
     check_params(shapes, params)
     return nnx.merge(frame_def, params["frame"])
 
-  def at(number: Array, arrays):
-    return jax.tree.map(
-      lambda x: lax.dynamic_index_in_dim(x, number, keepdims=False), arrays
-    )
+  def over_layers(params, name: str, step, carry):
+    """Scans `step(carry, layer, number) -> (carry, output)` over a stack."""
 
-  def layer_of(params, stack: str, number: Array) -> Layer:
-    return nnx.merge(layer_defs[stack], at(number, params["layers"][stack]))
+    def body(carry, number):
+      of = params["layers"][name]
+      return step(
+        carry, stacked.module_at(layer_defs[name], of, number), number
+      )
 
-  def over_layers(stack: str, body, carry):
-    numbers = jnp.arange(num_layers(config, stack), dtype=jnp.int32)
+    numbers = jnp.arange(_num_layers(config)[name], dtype=jnp.int32)
     return lax.scan(body, carry, numbers)
 
   def init_cache(batch: int, slots: int) -> Cache:
@@ -143,12 +126,11 @@ def as_language_model(
     outer = merged(params)
     x, bias, is_text = outer.open(inputs)
 
-    def body(x, number):
-      layer = layer_of(params, "encoder", number)
+    def step(x, layer, _):
       x, _ = layer(x, bias, is_text[:, None])
       return put(x, "act_btd"), None
 
-    x, _ = over_layers("encoder", body, put(x, "act_btd"))
+    x, _ = over_layers(params, "encoder", step, put(x, "act_btd"))
     return Encoded(states=outer.encoder.final_norm(x), mask=is_text)
 
   def encode(params, inputs: Inputs | Encoded) -> Memory:
@@ -157,11 +139,10 @@ def as_language_model(
     )
     check_params(shapes, params)
 
-    def body(_, number):
-      cross = layer_of(params, "decoder", number).cross
-      return None, cross.keys_values(known.states)
+    def step(carry, layer, _):
+      return carry, layer.cross.keys_values(known.states)
 
-    _, kv = over_layers("decoder", body, None)
+    _, kv = over_layers(params, "decoder", step, None)
     keys, values = (put(x, "cache_lbksc") for x in kv)
     return Memory(keys=(keys,), values=(values,), mask=known.mask)
 
@@ -172,17 +153,17 @@ def as_language_model(
     inputs = memory.seen(tokens, cache)
     fed = outer.enter(tokens, cache, positions=positions, mask=mask)
 
-    def body(carry, number):
+    def step(carry, layer, number):
       x, kv = carry
-      x, kv = layer_of(params, "decoder", number)(
+      x, kv = layer(
         x, fed.bias, fed.sees, kv=kv, start=fed.start, layer=number,
         memory=(*memory.keys, *memory.values, inputs),
       )  # fmt: skip
       kv = tuple(put(buffer, "cache_lbksc") for buffer in kv)
       return (put(x, "act_btd"), kv), None
 
-    kv = (fed.cache.keys[0], fed.cache.values[0])
-    (x, kv), _ = over_layers("decoder", body, (put(fed.x, "act_btd"), kv))
+    carry = put(fed.x, "act_btd"), (fed.cache.keys[0], fed.cache.values[0])
+    (x, kv), _ = over_layers(params, "decoder", step, carry)
     output = outer.leave(x, logits_at)
     output = dataclasses.replace(
       output, logits=put(output.logits, "logits_btv")

@@ -250,7 +250,7 @@ def test_scales_lie_beside_the_weights_that_they_are_of():
     specs = sharding.param_specs(
       stacked.abstract_params(config, dtype=jnp.float32, weights=form), cut
     )
-    layers, frame = specs["layers"], specs["frame"]
+    layers, frame = specs["layers"]["kind0"], specs["frame"]
     assert layers["attention"]["q"]["weight"].get_value() == P(
       None, "model", None
     )
