@@ -171,8 +171,7 @@ def kv_heads_for(config: TransformerConfig, size: int) -> TransformerConfig:
 
 def check_cut(config, size: int) -> None:
   """Raises ValueError if heads, MLP or vocabulary cannot be cut in parts."""
-  names = "num_heads", "mlp_dim", "vocab_size", "per_layer_vocab"
-  widths = [(name, getattr(config, name, 0)) for name in names]
+  widths = []
   for layer in getattr(config, "layers", ()):
     of = layer.attention
     name = "num_heads" if hasattr(of, "num_heads") else "num_key_heads"
@@ -183,6 +182,9 @@ def check_cut(config, size: int) -> None:
       widths.append(("shared_dim", block.shared_dim))
     else:
       widths.append(("mlp_dim", block.width))
+  # T5's sizes, which describes no layers, and those of tables.
+  for name in ("num_heads", "mlp_dim", "vocab_size", "per_layer_vocab"):
+    widths.append((name, getattr(config, name, 0)))
   for name, width in widths:
     if width % size:
       raise ValueError(
