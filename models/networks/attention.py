@@ -149,13 +149,7 @@ def _by_group(sinks: Array, scores: Array) -> Array:
 
 
 def _by_queries(some: Callable, q: Array, *others: Array) -> Array:
-  """`some(q, *others)`, of many queries in turn, as `[B, T, H * C]`.
-
-  Args:
-    some: gives `[B, T', H, C]`, of any number T' of queries.
-    q: `[B, T, H, C]`.
-    others: `[B or 1, T, ...]`, of each query.
-  """
+  """`some(q, *others)`, of many queries in turn, as `[B, T, H * C]`."""
   batch, fed = q.shape[:2]
   if fed <= 4 * _QUERIES:
     return some(q, *others).reshape(batch, fed, -1)
@@ -245,20 +239,9 @@ def attend_slots(
 
 
 def _attend_slots(
-  q,
-  positions,
-  mask,
-  fed_pairs,
-  buffers,
-  sees,
-  layer,
-  sinks,
-  *,
-  scale,
-  softcap,
-  bias,
-  slots,
-):
+  q, positions, mask, fed_pairs, buffers, sees, layer, sinks,
+  *, scale, softcap, bias, slots,
+):  # fmt: skip
   """`attend_slots` of few enough queries, `[B, T, H, C]`."""
   batch, fed, heads, _ = q.shape
   kv_heads, room = buffers[0].shape[-3:-1]

@@ -329,12 +329,9 @@ class Layer(nnx.Module):
     return self.finished(x, per_layer), kv
 
   def finished(self, x: Array, per_layer: Array | None) -> Array:
-    """The layer's output, `[B, T, D] -> [B, T, D]`.
+    """The layer's output, of what both blocks have been added to.
 
-    Args:
-      x: what both blocks have been added to.
-      per_layer: `[B, T, P]`, the embeddings of the tokens that are the layer's
-        own, if any.
+    `per_layer`, `[B, T, P]`, are the tokens' embeddings of this layer, if any.
     """
     if per_layer is not None:
       read = self.per_layer_out(self.act(self.per_layer_gate(x)) * per_layer)

@@ -234,12 +234,7 @@ class Transformer(nnx.Module):
     )
 
   def _per_layer(self, tokens: Array, x: Array) -> Array:
-    """The embeddings of tokens that layers have of their own, `[B, T, L, P]`.
-
-    Args:
-      tokens: `i32[B, T]`.
-      x: `[B, T, D]`, their first embeddings, scaled.
-    """
+    """Embeddings of the tokens that layers have of their own, `[B, T, L, P]`."""
     c = self.config
     shape = (*tokens.shape, c.num_layers, c.per_layer_dim)
     scale = jnp.asarray(c.per_layer_dim**0.5, x.dtype)
@@ -336,14 +331,9 @@ def with_layers(
   start: Array,
   fed: int,
 ) -> Cache:
-  """A cache after a pass; see `layers_of`.
+  """A cache after a pass over `fed` tokens from the slots `start` on.
 
-  Args:
-    config: of the model.
-    cache: before the pass.
-    kvs: what its layers have left.
-    start: `i32[B]`, the slot of the first fed token.
-    fed: T.
+  `kvs` is what the layers have left, as of `layers_of`.
   """
   memories = tuple(kvs[i] for i in config.deltas)
   return cache.replace(
@@ -358,11 +348,7 @@ def after_pass(
 ) -> Recurrent | None:
   """Recurrent states after a pass; those of rows that are idle as they were.
 
-  Args:
-    cache: before the pass.
-    memories: what it has left.
-    start: `i32[B]`, the slot of the first fed token.
-    fed: T.
+  As `with_layers`, which has the memories of all recurrent layers.
   """
   before = cache.recurrent
   if before is None:
