@@ -234,7 +234,7 @@ class Transformer(nnx.Module):
     )
 
   def _per_layer(self, tokens: Array, x: Array) -> Array:
-    """Embeddings of the tokens that layers have of their own, `[B, T, L, P]`."""
+    """Layers' own embeddings of the tokens, `[B, T, L, P]`."""
     c = self.config
     shape = (*tokens.shape, c.num_layers, c.per_layer_dim)
     scale = jnp.asarray(c.per_layer_dim**0.5, x.dtype)
