@@ -22,16 +22,17 @@ from jax import Array
 
 from models.networks.attention import attend_slots, scores_of, values_of
 from models.networks.layers import Linear, tied_logits
+from models.networks.mixture import ACTIVATIONS
 from models.networks.params import split
 from models.networks.t5_config import T5Config, bucket_table
 from models.networks.transformer import within_rows
 from specjax import cache as cache_lib
 from specjax.cache import Cache, Visible
+from specjax.structs import struct
 from specjax.types import Inputs, LanguageModel, ModelOutput
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@struct
 class Memory:
   """Keys and values of the inputs for the decoder's cross-attention.
 
@@ -57,8 +58,7 @@ class Memory:
     )  # fmt: skip
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@struct
 class Encoded:
   """Output of an encoder, which several decoders may share.
 
@@ -72,13 +72,6 @@ class Encoded:
 
 
 # ------------------------------------------------------------------- layers
-
-_ACTIVATIONS = {
-  "relu": jax.nn.relu,
-  "silu": jax.nn.silu,
-  "gelu": functools.partial(jax.nn.gelu, approximate=False),
-  "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
-}
 
 
 def _norm(config: T5Config, dtype, rngs: nnx.Rngs):
@@ -162,7 +155,7 @@ class FeedForward(nnx.Module):
 
   def __call__(self, x: Array) -> Array:
     """`[B, T, D] -> [B, T, D]`."""
-    act, up = _ACTIVATIONS[self.config.activation], self.up(x)
+    act, up = ACTIVATIONS[self.config.activation], self.up(x)
     return self.down(
       act(self.gate(x)) * up if self.config.gated_mlp else act(up)
     )

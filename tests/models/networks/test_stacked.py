@@ -144,19 +144,26 @@ def test_heads_of_every_layer_are_repeated_where_they_are_cut():
   assert [a.num_kv_heads for a in cut.attentions.values()] == [4] * 3
 
 
-def test_layers_that_read_keys_and_values_of_others_have_none():
+@pytest.mark.parametrize("skipped", [{}, dict(mlp=(0,), attention=(1,))])
+def test_layers_that_read_keys_and_values_of_others_have_none(skipped):
+  skipped = SkippedLayers(**skipped)
   config = described.alter(SMALL, **described.GEMMA4)
   module = Transformer(config, rngs=nnx.Rngs(0))
-  plain, params = as_language_model(module, features=FEATURES)
-  model = stacked.as_language_model(config, features=FEATURES)
+  how = dict(features=FEATURES, skipped=skipped)
+  plain, params = as_language_model(module, **how)
+  model = stacked.as_language_model(config, **how)
   mask = tree.paths(3, 1).ancestors
   expected, _ = feed(plain, params, TOKENS, mask)
   got, cache = feed(model, stacked.stack(module), TOKENS, mask)
   np.testing.assert_allclose(got.logits, expected.logits, atol=2e-6)
   np.testing.assert_allclose(got.features, expected.features, atol=1e-5)
   assert [len(x) for x in cache.keys] == [1, 1]
-  with pytest.raises(ValueError, match="scale their output"):
-    stacked.as_language_model(config, skipped=SkippedLayers(mlp=(0,)))
+
+
+def test_a_part_of_the_layers_is_the_longest_that_repeats():
+  assert stacked.periods("SSSSSF" * 3 + "SS") == [(0, 6, 3), (18, 1, 2)]
+  assert stacked.periods("DDDMMMM") == [(0, 1, 3), (3, 1, 4)]
+  assert stacked.periods("ABC") == [(0, 1, 1), (1, 1, 1), (2, 1, 1)]
 
 
 @pytest.mark.parametrize("skipped", SKIPS)
