@@ -224,12 +224,7 @@ class Experts(nnx.Module):
   """
 
   def __init__(
-    self,
-    mixture: Mixture,
-    dtype,
-    *,
-    axes: tuple[str, ...] = (),
-    rngs: nnx.Rngs,
+    self, mixture: Mixture, dtype, *, axes: tuple[str, ...] = (), rngs: nnx.Rngs
   ):
     m = self.mixture = mixture
     self.axes = axes
@@ -263,19 +258,12 @@ class Experts(nnx.Module):
     Returns:
       `[N, D]`, in x's dtype; added up in float32, in the router's order.
     """
-    arrays = {
-      "gate": self.gate[...],
-      "up": self.up[...],
-      "down": self.down[...],
+    arrays = {  # with scales where they are quantized
+      name + of: getattr(self, name + of)[...]
+      for of in ("", "_bias", "_scales")
+      for name in ("gate", "up", "down")
+      if hasattr(self, name + of)
     }
-    if self.mixture.expert_bias:
-      arrays["gate_bias"] = self.gate_bias[...]
-      arrays["up_bias"] = self.up_bias[...]
-      arrays["down_bias"] = self.down_bias[...]
-    if hasattr(self, "gate_scales"):  # of `models.networks.quantized`
-      arrays["gate_scales"] = self.gate_scales[...]
-      arrays["up_scales"] = self.up_scales[...]
-      arrays["down_scales"] = self.down_scales[...]
     common = expert_forms.Layer(
       num_experts=self.mixture.num_experts,
       activate=functools.partial(activate, self.mixture),
@@ -293,10 +281,7 @@ class Experts(nnx.Module):
       part,
       in_specs=(
         P(self.axes) if layer is None else P(None, self.axes),
-        P(),
-        P(),
-        P(),
-        P(),
+        *4 * (P(),),
       ),
       out_specs=P(),
       axis_names={*self.axes},
