@@ -32,7 +32,7 @@ from specjax.cache import Cache
 from specjax.drafters.shared.arguments import check_functions
 from specjax.prefill import Prompts
 from specjax.state import DecodeState, Round, StepInfo
-from specjax.tree import Topology
+from specjax.tree import Topology, take_node
 from specjax.types import (
   Commit,
   Context,
@@ -274,6 +274,7 @@ class Decoder:
     keys = random.step_keys(state.keys, state.length)
     now, verification = self.draft_and_verify(params, state)
     draft, cache, root_slot = now.draft, now.target_cache, state.length - 1
+    idle = state.done
     node_probs, distance = verification.node_probs, verification.total_variation
     if distance is None:  # not reported
       unknown = 0 if self.rule.lossless else jnp.nan
@@ -293,21 +294,26 @@ class Decoder:
           cache, root_slot, emission.path, state.length - 1,
           nodes=draft.tree.num_nodes,
         )  # fmt: skip
+    with jax.named_scope("draft"):  # a head's pass over what was committed
       drafter_state = self.drafter.commit(
         params,
-        now.drafter_state,
+        cache_lib.with_idle(now.drafter_state, idle),
         Commit(
           tokens=draft.tokens,
           start=root_slot,
           path=emission.path,
           length=state.length,
+          newest=take_node(state.tokens, state.length - 1),
           target_output=now.output,
           num_refed=jnp.zeros_like(root_slot),
           target_log_probs=now.target_log_probs,
         ),
       )
     state = dataclasses.replace(
-      state, target_cache=cache, drafter_state=drafter_state, counters=counters
+      state,
+      target_cache=cache,
+      drafter_state=cache_lib.with_idle(drafter_state, None),
+      counters=counters,
     )
     info = StepInfo(
       draft=draft,

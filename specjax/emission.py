@@ -178,6 +178,8 @@ def count(
   def add(total, more):
     if total is None or more is None:
       return total
+    if total.ndim == 2:  # counters may be of deeper drafts than this one
+      more = jnp.pad(more, ((0, 0), (0, total.shape[1] - more.shape[1])))
     some = active.reshape(-1, *[1] * (total.ndim - 1))
     return total + jnp.where(some, more, 0).astype(total.dtype)
 

@@ -24,8 +24,8 @@ class FeatureModel:
     fuse: `(params, features f[B, T, F]) -> f[B, T, H]`: the target's features
       as hidden states of the head.
     apply: `(params, tokens i32[B, T], hidden f[B, T, H], cache, *, positions,
-      mask) -> (logits f32[B, T, V'], hidden f[B, T, H], cache)`, with positions
-      and mask as `LanguageModel.apply` has them.
+      mask, logits_at) -> (logits f32[B, T, V'], hidden f[B, T, H], cache)`,
+      with the keyword arguments of `LanguageModel.apply`.
     max_positions: positions it was made for, or None if unbounded.
     later: the layers after the first, of a head that has one for each token
       (multi-token prediction): models of the same parameters, with caches of

@@ -23,6 +23,7 @@ from specjax import cache as cache_lib
 from specjax import recurrent as recurrent_lib
 from specjax.state import Counters, DecodeState, Likeliest, Origin, StopReason
 from specjax.structs import struct
+from specjax.tree import take_node
 from specjax.types import Commit, Drafter, LanguageModel, Params, Sampling
 
 # Tokens of a row that are fed at once, at most. Wide enough that a pass is
@@ -265,6 +266,7 @@ def _read(
         start=start,
         path=jnp.broadcast_to(jnp.arange(fed, dtype=jnp.int32), window.shape),
         length=length,
+        newest=take_node(window, length - 1 - start),
         target_output=output,
         num_refed=jnp.maximum(known - 1 - start, 0),
       ),

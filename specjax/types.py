@@ -8,11 +8,10 @@ inputs are), with -inf for zero mass.
 """
 
 import dataclasses
-import enum
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.typing import ArrayLike
@@ -265,8 +264,8 @@ class Draft:
     if self.log_probs is not None:
       return self.log_probs
     here = self.tokens[:, : self.tree.num_nodes, None]
-    point = here == jax.numpy.arange(like.shape[-1])
-    return jax.numpy.where(point, 0, -jax.numpy.inf).astype(like.dtype)
+    point = here == jnp.arange(like.shape[-1])
+    return jnp.where(point, 0, -jnp.inf).astype(like.dtype)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -381,7 +380,7 @@ class Context:
   def root(self) -> Array:
     """`i32[B, 1]`, the last committed token: node 0."""
     newest = self.length[:, None] - 1
-    return jax.numpy.take_along_axis(self.tokens, newest, axis=1)
+    return jnp.take_along_axis(self.tokens, newest, axis=1)
 
   def draw(self, nodes: ArrayLike | Sequence[int], log_probs: Array) -> Array:
     """Draws the tokens of some nodes, each from its own law.
@@ -398,8 +397,8 @@ class Context:
     if isinstance(nodes, range):
       numbers = self.numbers[:, nodes.start - 1 : nodes.stop - 1]
     else:
-      numbers = self.numbers[:, jax.numpy.asarray(nodes) - 1]
-    dtype = jax.numpy.promote_types(log_probs.dtype, jax.numpy.float32)
+      numbers = self.numbers[:, jnp.asarray(nodes) - 1]
+    dtype = jnp.promote_types(log_probs.dtype, jnp.float32)
     return self.draws(numbers.astype(dtype), nodes, log_probs)
 
 
@@ -422,6 +421,7 @@ class Commit:
     num_refed: `i32[B]`, number of the committed tokens that were re-fed: where
       a text goes on, so that a draft's cache that lacks the last of them is
       filled. Counters of tokens leave them out.
+    newest: `i32[B]`, the newest committed token.
     target_log_probs: `f32[B, N + 1, V]`, the warped target's laws of a round;
       None of a prompt.
   """
@@ -430,6 +430,7 @@ class Commit:
   start: Array
   path: Array
   length: Array
+  newest: Array
   target_output: ModelOutput
   num_refed: Array
   target_log_probs: Array | None = None
@@ -438,6 +439,16 @@ class Commit:
   def count(self) -> Array:
     """`i32[B]`, number of committed fed tokens, in slots `start ..`."""
     return self.length - 1 - self.start
+
+  def next_tokens(self) -> Array:
+    """`i32[B, W]`, the token after each committed one; last, the newest."""
+    along = jnp.take_along_axis(self.tokens, self.path, axis=1)
+    last = jnp.maximum(self.count - 1, 0)[:, None]
+    return jnp.where(
+      np.arange(along.shape[1]) == last,
+      self.newest[:, None],
+      jnp.roll(along, -1, axis=1),
+    )
 
   def features(self, width: int) -> Array:
     """The target's features of all fed tokens, `f[B, T, F]`.
@@ -460,11 +471,11 @@ class Commit:
   def newest_features(self, held: Array) -> Array:
     """`f[B, F]` of the newest token fed and committed; `held` without any."""
     features = self.features(held.shape[-1])
-    last = jax.numpy.maximum(self.count - 1, 0)[:, None]
-    node = jax.numpy.take_along_axis(self.path, last, axis=1)[..., None]
-    newest = jax.numpy.take_along_axis(features, node, axis=1)[:, 0]
+    last = jnp.maximum(self.count - 1, 0)[:, None]
+    node = jnp.take_along_axis(self.path, last, axis=1)[..., None]
+    newest = jnp.take_along_axis(features, node, axis=1)[:, 0]
     went_on = self.count[:, None] > 0
-    return jax.numpy.where(went_on, newest.astype(held.dtype), held)
+    return jnp.where(went_on, newest.astype(held.dtype), held)
 
 
 def no_state(params, batch, slots, inputs):
@@ -477,21 +488,6 @@ def keep(params, state, commit):
   """The `prefill` and `commit` of a drafter that learns nothing from them."""
   del params, commit
   return state
-
-
-class EmptyRoundPolicy(enum.Enum):
-  """Calls that a drafter needs in a round in which nothing is drafted.
-
-  Attributes:
-    COMMIT: its `commit`, as in any other round.
-    PROPOSE: its `propose` too, of a tree without drafted tokens.
-    NOTHING: none, not even `prefill`: its state knows which tokens of the text
-      it lacks, and `propose` reads those before it drafts.
-  """
-
-  COMMIT = enum.auto()
-  PROPOSE = enum.auto()
-  NOTHING = enum.auto()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -518,14 +514,12 @@ class Drafter:
     num_refed: number of tokens that are re-fed where a row's text goes on
       (`Decoder.extend`), 2 G + 2 at most: the newest, which was not fed, and
       those before it that the drafter's state may lack.
-    empty_rounds: calls by which its state outlives rounds in which nothing is
-      drafted (`specjax.adaptive.ladder`); None: it was not made for them, and
-      would draft worse ever after.
     accepts_foreign_drafts: whether its state depends on the committed tokens of
-      a round alone, so that another draft may be verified in place of its own
-      (`specjax.drafters.repeats`). Not if it learns from its own drafts.
-    longer: `tokens -> Drafter`, the same with room for a chain of so many: it
-      drafts what it did before; None if it has but this form.
+      a round alone, so that another draft of any depth may be verified in place
+      of its own (`specjax.drafters.repeats`), or none
+      (`specjax.adaptive.ladder`). Not if it learns from its own drafts.
+    catches_up: whether `propose` first reads what its state lacks of the text,
+      as after rounds in which it was not asked.
     row_axes: `state -> pytree of int | None`: the axis of rows of each array of
       the state, so that it can be cut over a mesh. None for an array that all
       rows share: a round's additions to it are summed over devices. By default
@@ -546,9 +540,8 @@ class Drafter:
   reads_text: bool = False
   max_positions: int | None = None
   num_refed: int = 2
-  empty_rounds: EmptyRoundPolicy | None = None
   accepts_foreign_drafts: bool = False
-  longer: Callable[[int], "Drafter"] | None = None
+  catches_up: bool = False
   has_states: bool = False
 
   def tokens_of_passes(self, text: int) -> tuple[int, ...]:

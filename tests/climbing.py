@@ -10,7 +10,8 @@ from decoding import MODEL, PARAMS, VOCAB
 
 import specjax
 from specjax import drafters, rules
-from specjax.adaptive.rungs import make_rungs
+from specjax.adaptive import policies
+from specjax.adaptive.ladder import make_ladder
 
 LENGTHS = (0, 1, 4)
 
@@ -18,17 +19,25 @@ LENGTHS = (0, 1, 4)
 def fixed(tree):
   """A drafter that reads what it lacks of a text."""
   return drafters.model(
-    MODEL, tree=tree, vocab_size=VOCAB, longest=LENGTHS[-1]
+    MODEL, tree=tree, vocab_size=VOCAB, policy=policies.fixed(tree.max_depth)
   )  # fmt: skip
 
 
-RUNGS = make_rungs(
-  MODEL, fixed, rule=rules.get("token"), vocab_size=VOCAB, lengths=LENGTHS
-)
+def ladder(**settings):
+  """The ladder, which has seen nothing yet."""
+  made = make_ladder(
+    MODEL, fixed, rule=rules.get("token"), vocab_size=VOCAB, lengths=LENGTHS
+  )
+  for name, value in settings.items():
+    setattr(made, name, value)
+  return made
+
+
+DECODERS = ladder().decoders
 
 
 def start(
-  temperature=0.0, *, decoder=RUNGS.longest, params=PARAMS, prompts=(0, 1)
+  temperature=0.0, *, decoder=DECODERS[4], params=PARAMS, prompts=(0, 1)
 ):
   """A state of two rows, one with a longer answer."""
   prompts = np.array(prompts)
@@ -43,4 +52,4 @@ def start(
 @functools.cache
 def program(length):
   """The compiled rounds of a length."""
-  return jax.jit(functools.partial(RUNGS.steps, length))
+  return jax.jit(DECODERS[length].steps)

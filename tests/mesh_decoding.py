@@ -40,7 +40,7 @@ from models.networks.transformer import FINAL, SkippedLayers, Transformer
 from specjax import decode, drafters, rules
 from specjax import tree as tree_lib
 from specjax.adaptive import policies
-from specjax.adaptive.rungs import make_rungs
+from specjax.adaptive.ladder import make_ladder
 from specjax.drafters.families.rasd import Parts
 from specjax.drafters.shared import corpus as corpus_lib
 from specjax.runtime.mesh import MeshDecoder
@@ -81,13 +81,13 @@ def table_pair(mesh):
   return decoder, Params(target=jnp.asarray(target), draft=jnp.asarray(draft))
 
 
-def _rungs():
+def _ladder():
   model = toys.table_model(VOCAB)
-  return make_rungs(
+  return make_ladder(
     model,
     lambda tree: drafters.model(
       model, tree=tree, vocab_size=VOCAB,
-      longest=3,
+      policy=policies.fixed(tree.max_depth),
     ),
     rule=rules.get("token"), vocab_size=VOCAB, lengths=(0, 1, 3),
   )  # fmt: skip
@@ -95,7 +95,7 @@ def _rungs():
 
 def ladder_pair(mesh):
   """The longest of several; see `decode_on`."""
-  return _rungs().longest, table_pair(mesh)[1]
+  return _ladder().longest, table_pair(mesh)[1]
 
 
 def shared_pair(mesh):
@@ -563,10 +563,12 @@ def decode_on(case: str, mesh) -> dict:
     if case in INPUTS:
       state = jax.jit(replaced)(params, state)
     if case == "ladder":
-      rungs = dataclasses.replace(_rungs(), mesh=mesh)
-      steps = jax.jit(lambda *given: rungs.steps(*given, 2), static_argnums=0)
-      for width in (3, 0, 1, 0, 3):
-        state = steps(width, params, state)
+      on_mesh = lambda one: MeshDecoder.of(one, mesh=mesh) if mesh else one
+      steps = {
+        n: jax.jit(on_mesh(one).steps) for n, one in _ladder().decoders.items()
+      }
+      for length in (3, 0, 1, 0, 3):
+        state = steps[length](params, state, 2)
     state = generate(params, state)
     if case in EXTENDED:
       state = generate(params, jax.jit(extended)(params, state))

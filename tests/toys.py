@@ -155,7 +155,9 @@ def feature_model(
       with_positions=True,
     )  # fmt: skip
 
-  def apply(params, tokens, hidden, cache, *, positions=None, mask=None):
+  def apply(
+    params, tokens, hidden, cache, *, positions=None, mask=None, logits_at=None
+  ):
     contexts, fed = params.shape[0], tokens.shape[1]
     if positions is None:
       positions = cache.length[:, None] + jnp.arange(fed)
@@ -171,6 +173,8 @@ def feature_model(
     context = jnp.mod(hidden[..., 0] + terms, contexts)
     row = jnp.mod(2 * context - by_cache, contexts).astype(jnp.int32)
     cache = cache.replace(keys=(keys,), length=cache.length + fed)
+    if logits_at is not None:
+      row = jnp.take_along_axis(row, logits_at, axis=1)
     return params[row], context[..., None].astype(hidden.dtype), cache
 
   return FeatureModel(

@@ -26,7 +26,7 @@ from specjax.types import Drafter, LanguageModel, Rule
 
 # Arguments that no call says: of the loop, and sizes for tests.
 _UNSAID = (
-  "vocab_size", "longest", "max_hits", "num_retrieved", "pool_size",
+  "vocab_size", "max_hits", "num_retrieved", "pool_size",
   "from_text",
 )  # fmt: skip
 
@@ -83,8 +83,7 @@ class Drafting:
     corpus: path of an index of texts; "" for none.
     takes_policy: whether it drafts token by token, so that a policy can end
       its chains.
-    takes_longest: whether it is told the longest of a ladder's chains.
-    climbs: whether its state is the same for chains of all lengths.
+    climbs: whether a ladder's chains of other lengths go on with its state.
     learns: whether its draft has parameters that can learn online.
     from_text: whether its trees follow from the text.
     lengths: of a ladder's chains, rising.
@@ -106,7 +105,6 @@ class Drafting:
   load: Callable[[str], Any] | None = None
   corpus: str = ""
   takes_policy: bool = False
-  takes_longest: bool = False
   climbs: bool = False
   learns: bool = False
   from_text: bool = False
@@ -249,8 +247,7 @@ def entry(
     drafting = Drafting(
       name=function.__name__, call=call, settings=given,
       reads="head" if reads == "mtp" and fields["checkpoint"] else reads,
-      takes_policy="policy" in known, takes_longest="longest" in known,
-      **fields,
+      takes_policy="policy" in known, **fields,
     )  # fmt: skip
     return tried(drafting)
 

@@ -23,7 +23,6 @@ from models.tokenizers import Tokenizer
 from specjax import decode, low_cache, rules
 from specjax.adaptive import widths
 from specjax.adaptive.ladder import Ladder
-from specjax.adaptive.rungs import Rungs
 from specjax.drafters.families.rasd import Parts
 from specjax.runtime.engine import Engine, everywhere
 from specjax.types import LanguageModel, Params, Rule
@@ -53,7 +52,7 @@ class Pair:
     layout: what is cut over which of the mesh's axes, if there is one.
     encoder: what inputs must keep to, of an encoder-decoder; else None.
     lesson: what the draft learns online; else None.
-    rungs: decoders of all lengths of a ladder, the longest of which is
+    ladder: decoders of several draft lengths, the longest of which is
       `decoder`; None without one.
     notes: how weights that are published in few bits are held, in words.
   """
@@ -72,7 +71,7 @@ class Pair:
   layout: meshes.Layout | None = None
   encoder: prompts.Encoder | None = None
   lesson: online.Lesson | None = None
-  rungs: Rungs | None = None
+  ladder: Ladder | None = None
   notes: tuple[str, ...] = ()
 
   def room(self, max_new_tokens: int) -> int:
@@ -354,17 +353,17 @@ def assemble(
   vocab_size, rule = tokenizer.vocab_size, rule_of(config, drafting)
   features = models.draft.features if isinstance(models.draft, Head) else ()
   target = models.target.functions(SkippedLayers(), features)
-  draft, params, drafter, lesson, rungs = None, None, None, None, None
+  draft, params, drafter, lesson, ladder = None, None, None, None, None
   share_encoder = bool(drafting.drafts and config.get("share_encoder"))
   if drafting.drafts:
     draft, params = registry.source(drafting, models)
     drafter = registry.make(drafting, draft, vocab_size)
   if drafting.lengths:
-    rungs = registry.rungs(
+    ladder = registry.ladder_of(
       drafting, target, draft, rule=rule, vocab_size=vocab_size,
       share_encoder=share_encoder,
     )  # fmt: skip
-    drafter = rungs.longest.drafter
+    drafter = ladder.longest.drafter
   if drafting.learning:
     drafter, lesson = online.wrapped(
       drafting.learning, drafter, draft, vocab_size=vocab_size
@@ -384,8 +383,8 @@ def assemble(
         f"stop_token_ids must be in 0..{vocab_size - 1}, got {token}"
       )
   return Pair(
-    decoder=rungs.longest
-    if rungs
+    decoder=ladder.longest
+    if ladder
     else decode.make_decoder(
       target,
       drafter=drafter,
@@ -407,7 +406,7 @@ def assemble(
     layout=models.layout,
     encoder=encoder_of(config, models),
     lesson=lesson,
-    rungs=rungs,
+    ladder=ladder,
     notes=models.notes,
   )
 
@@ -446,10 +445,9 @@ def engine_of(config, pair: Pair, *, baseline: bool = False) -> Engine:
     watch=lambda prompt: stops.watch(
       pair.tokenizer, prompt.stop, prompt.token_ids
     ),
-    rungs=None if baseline else pair.rungs,
     ladder=None
-    if baseline or not pair.rungs
-    else Ladder(lengths=pair.drafting.lengths),
+    if baseline or not pair.ladder
+    else dataclasses.replace(pair.ladder),
     learner=learner,
     mesh=pair.mesh,
     cache_specs=pair.layout and pair.layout.cache_specs(),

@@ -38,10 +38,10 @@ from models.networks.transformer import SkippedLayers
 from specjax import drafters, low_cache, shapes
 from specjax import siblings as siblings_lib
 from specjax.adaptive import policies
+from specjax.adaptive.ladder import LENGTHS, Ladder, make_ladder
+from specjax.adaptive.ladder import check as check_lengths
 from specjax.adaptive.policies import GRAMMAR as POLICIES
 from specjax.adaptive.policies import Policy
-from specjax.adaptive.rungs import LENGTHS, Rungs, make_rungs
-from specjax.adaptive.rungs import check as check_lengths
 from specjax.calls import Grammar
 from specjax.drafters.families.rasd import Parts
 from specjax.rules import GRAMMAR as RULES
@@ -103,20 +103,19 @@ def repeats(drafter: Drafting, **settings: Any) -> Drafting:
   made = drafters.repeats(drafter.unread, **settings)
   if drafter.learning is not None or drafter.lengths:
     raise ValueError("repeats is not around online and ladder")
-  depth, tokens = drafter.tree.max_depth, made.tree.max_depth
-  fed, forms = drafter.tree.num_drafted + 1, {}
-  if drafter.tree.is_chain and tokens > depth:
-    # As `Drafter.longer`, and the form can be changed again.
-    settings.pop("tokens")
-    forms = dict(tokens=tokens, policy=policies.fixed(depth))
+  fed = drafter.tree.num_drafted + 1
+  if drafter.takes_policy and made.tree.max_depth > drafter.tree.max_depth:
+    # Where all rows read on, its passes are not made.
+    if drafter.tree.is_chain and drafter.policy is None:
+      tokens = drafter.tree.max_depth
+      drafter = drafter.of_form(tokens=tokens, policy=policies.fixed(tokens))
 
   def call(model: Any, vocab_size: int, **form: Any) -> Drafter:
     return drafters.repeats(drafter.call(model, vocab_size, **form), **settings)
 
   wrapped = dataclasses.replace(
-    drafter.of_form(**forms) if forms else drafter,
-    call=call, learns=False, climbs=False, takes_policy=False,
-  )  # fmt: skip
+    drafter, call=call, learns=False, climbs=False, takes_policy=False
+  )
   if made.tree.num_drafted >= fed:
     wrapped = dataclasses.replace(wrapped, widths=(*drafter.widths, fed))
   return wrapped
@@ -145,9 +144,14 @@ def ladder(
       "a ladder is of chains that are drafted whole: without tree, siblings, "
       "policy, widths and online"
     )
-  longest = {"longest": lengths[-1]} if drafter.takes_longest else {}
-  wrapped = drafter.of_form(tokens=lengths[-1], **longest)
+  wrapped = _of_length(drafter, lengths[-1])
   return tried(dataclasses.replace(wrapped, lengths=lengths))
+
+
+def _of_length(drafter: Drafting, tokens: int) -> Drafting:
+  """A chain of a ladder; a draft model's catches up where it was not asked."""
+  form = {"policy": policies.fixed(tokens)} if drafter.reads == "model" else {}
+  return drafter.of_form(tokens=tokens, **form)
 
 
 def online(
@@ -329,7 +333,7 @@ def make(drafting: Drafting, drafts: Any, vocab_size: int) -> Drafter:
   return drafting.make(drafts, vocab_size)
 
 
-def rungs(
+def ladder_of(
   drafting: Drafting,
   target: LanguageModel,
   drafts: Any,
@@ -337,14 +341,13 @@ def rungs(
   rule: Rule,
   vocab_size: int,
   share_encoder: bool,
-) -> Rungs:
+) -> Ladder:
   """The decoders of a ladder; see `source` for what drafts."""
 
   def draft(tree: Tree) -> Drafter:
-    form = {"tokens": tree.max_depth} if tree.num_drafted else {"tree": tree}
-    return make(drafting.of_form(**form), drafts, vocab_size)
+    return make(_of_length(drafting, tree.max_depth), drafts, vocab_size)
 
-  return make_rungs(
+  return make_ladder(
     target, draft, rule=rule, vocab_size=vocab_size, lengths=drafting.lengths,
     share_encoder=share_encoder,
   )  # fmt: skip

@@ -114,6 +114,13 @@ def anywhere(x: Array, name: str) -> Array:
   return x
 
 
+def at(x: Array, places: Array | None) -> Array:
+  """`x[B, T, H]` at places `i32[B, W]`, or at all T."""
+  if places is None:
+    return x
+  return jnp.take_along_axis(x, places[..., None], axis=1)
+
+
 class Eagle(nnx.Module):
   """EAGLE-1's network, which EAGLE-2 drafts trees with.
 
@@ -142,7 +149,7 @@ class Eagle(nnx.Module):
 
   def __call__(
     self, tokens, hidden, rotary, sees, kvs, start, *, stacked=False,
-    put=anywhere,
+    put=anywhere, logits_at=None,
   ):  # fmt: skip
     """Runs the layers over T tokens.
 
@@ -154,9 +161,11 @@ class Eagle(nnx.Module):
       kvs: the keys and values of each layer; if stacked, one pair of all.
       stacked: see `kvs`.
       put: lays an array out (`models.sharding.constrain`).
+      logits_at: `i32[B, W]`, tokens whose logits are wanted; None for all.
 
     Returns:
-      `f32[B, T, V]` logits, `[B, T, H]` states, and keys and values as given.
+      Logits `f32[B, T, V]`, or `f32[B, W, V]`; `[B, T, H]` states, and keys and
+      values as given.
     """
     (kv,), layer = kvs, jnp.int32(0) if stacked else None
     sees = sees[self.config.layers.windows[0]]
@@ -165,7 +174,7 @@ class Eagle(nnx.Module):
     out, kv = self.attention(x, rotary, sees, kv, start, layer=layer)
     x = x + out
     x = put(x + self.mlp(self.mlp_norm(x)), "act_btd")
-    logits = self.lm_head(x).astype(jnp.float32)
+    logits = self.lm_head(at(x, logits_at)).astype(jnp.float32)
     return put(logits, "logits_btv"), x, (kv,)
 
 
@@ -219,7 +228,7 @@ class Eagle3(nnx.Module):
 
   def __call__(
     self, tokens, hidden, rotary, sees, kvs, start, *, stacked=False,
-    put=anywhere,
+    put=anywhere, logits_at=None,
   ):  # fmt: skip
     """As `Eagle.__call__`."""
     kvs, windows = list(kvs), self.config.layers.windows
@@ -240,7 +249,8 @@ class Eagle3(nnx.Module):
       )
       x = put(x, "act_btd")
     read = self.final_norm(x)
-    logits = put(self.lm_head(read).astype(jnp.float32), "logits_btv")
+    logits = self.lm_head(at(read, logits_at)).astype(jnp.float32)
+    logits = put(logits, "logits_btv")
     if self.config.draft_vocab_size is not None:
       logits = draft_vocabulary.spread(
         logits, self.target_ids[...], self.config.layers.vocab_size

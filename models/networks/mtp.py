@@ -21,7 +21,7 @@ from jax import Array
 
 from models import sharding as sharding_lib
 from models.networks.description import AttentionSpec, TransformerConfig
-from models.networks.eagle import anywhere
+from models.networks.eagle import anywhere, at
 from models.networks.heads import HeadConfig
 from models.networks.layers import Layer, Linear, make_norm
 from models.networks.mixture import Mixture
@@ -156,7 +156,7 @@ class Mtp(Depth):
 
   def __call__(
     self, tokens, hidden, rotary, sees, kvs, start, *, stacked=False,
-    put=anywhere, depth=0,
+    put=anywhere, logits_at=None, depth=0,
   ):  # fmt: skip
     """As `models.networks.eagle.Eagle.__call__`, of the layer of a depth."""
     (kv,), number = kvs, jnp.int32(0) if stacked else None
@@ -166,5 +166,6 @@ class Mtp(Depth):
       sees[self.config.layers.windows[0]], kv, start, number=number, put=put,
     )  # fmt: skip
     wide = jnp.promote_types(self.dtype, jnp.float32)
-    logits = put(self.lm_head(read).astype(wide), "logits_btv")
+    logits = self.lm_head(at(read, logits_at)).astype(wide)
+    logits = put(logits, "logits_btv")
     return logits, read if self.config.normed else x, (kv,)

@@ -83,14 +83,14 @@ class Passes:
       chain has one token at each depth.
     close: `(carry, fed) -> (own state, target's cache)`, after so many levels
       were fed, `i32[]`, -1 if not even the first pass was made.
-    before: passes that the round has made already.
+    beside: passes that the round makes beside these.
   """
 
   carry: Any
   first: Callable[[Any, Array], tuple[Array, Any, Array]]
   feed: Callable[[Any, int, Array], tuple[Array, Any]]
   close: Callable[[Any, Array], tuple[Any, Cache]]
-  before: int = 0
+  beside: int = 0
 
 
 def check(tree: Tree, siblings: Siblings, policy: Policy) -> None:
@@ -211,7 +211,7 @@ def _draw(
   """Draws until no row goes on; see `drafter`."""
   rows = len(context.length)
   even = -np.log(vocab_size)
-  carry, made = passes.carry, jnp.full((), passes.before, jnp.int32)
+  carry, made = passes.carry, jnp.full((), passes.beside, jnp.int32)
   fed = jnp.full((), -1, jnp.int32)
   goes = jnp.ones(rows, bool)
   seen = Seen(

@@ -4,8 +4,8 @@ A depth policy (`specjax.adaptive.policies`) saves passes of the draft; the
 target's pass has the width of the tree, whatever is in it. Whether a long draft
 pays depends on how much the batch fills the device, and that changes seldom. So
 chains of a few lengths are compiled, from none to the longest, and the host
-chooses between calls of `Rungs.steps`, by the acceptance in finished rounds and
-by the measured seconds of a round of each length.
+chooses between calls of the loop, by the acceptance in finished rounds and by
+the measured seconds of a round of each length.
 
 All programs share one state, that of the longest. A length that is chosen from
 finished rounds does not depend on the tokens to come, so decoding stays
@@ -14,24 +14,55 @@ so that sampled text is not the same in every run.
 """
 
 import dataclasses
+import itertools
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.adaptive.rungs import LENGTHS, Loop, check
+from specjax.decode import Decoder
+from specjax.runtime import compilation
+from specjax.runtime.mesh import MeshDecoder
 from specjax.state import DecodeState, StopReason
-from specjax.types import Params
+from specjax.tree import Tree, chain
+from specjax.types import Draft, Drafter, LanguageModel, Params, Rule
+
+LENGTHS = (0, 1, 2, 4, 8)
+_SUPPOSED = 0.7  # acceptance of the first token, before anything is known
+_LEANS = 4.0  # rounds that the place before counts for
+_KEEP = 0.998  # factor on the counts after every round of a row
+_MARGIN = 0.01  # share by which another length must seem faster to be taken
+_REMEMBERED = 512.0  # rounds that `Ladder.occupied` is a mean of, at most
+_LEAST = 8  # rounds of a piece that is timed: fewer start too cold
+_FIRST = 100.0  # rounds that a first timing counts for
+_DOUBT = 0.6
+_FADES = 0.9997  # of the rounds that a timing is of, with every round
+_DRIFTS = 64.0  # rounds in which the machine's speed may change
+_FAR = math.log(1.5)
+_ROUNDS, _TURNS = 16, 4  # of the first timings
+
+# A compiled loop: parameters, a state that is donated, the most rounds to make.
+Loop = Callable[[Params, DecodeState, Any], DecodeState]
+
+
+def check(lengths: Sequence[int]) -> None:
+  """Raises ValueError unless drafts of these lengths make a ladder."""
+  rising = all(a < b for a, b in itertools.pairwise(lengths))
+  if len(lengths) < 2 or lengths[0] < 0 or not rising:
+    raise ValueError(
+      "a ladder has two lengths or more, of 0 drafted tokens and more, rising, "
+      f"got {tuple(lengths)}"
+    )
 
 
 @dataclasses.dataclass(kw_only=True)
 class Ladder:
-  """Settings of the choice of lengths, and its statistics.
+  """Decoders of several draft lengths, and statistics of their rounds.
 
   a[k] is the probability that the k-th drafted token (from 1) is accepted if
   those before it are, estimated from finished rounds. Seldom reached places
@@ -40,58 +71,42 @@ class Ladder:
   tokens on average, and the fastest length emits most of them a second.
 
   Attributes:
-    lengths: drafted tokens a row, one program each; rising.
-    margin: share by which another length must seem faster to be taken.
+    decoders: by length, rising; they go on with each other's state.
     every: rounds until the next choice, at least, within a batch. A call from
       the host starts cold, and takes half a round or so.
     patience: choices without a draft after which one is tried for a quarter of
       `every`, since rounds that draft nothing say nothing of what would be
       accepted.
-    keep: factor on the counts after every round of a row: old rounds fade.
-    supposed: a[0], the acceptance before anything is known.
     reached, accepted: `f64[G]`, rounds that drafted a token at the place with
-      all before it accepted, and those of them that accepted it. The last round
-      of an answer, cut at its end, counts as if the token after the cut had
-      been rejected, so acceptance is estimated a little too low.
+      all before it accepted, and those of them that accepted it; old rounds
+      fade. The last round of an answer, cut at its end, counts as if the token
+      after the cut had been rejected.
     occupied: `f64[2]`, share of a batch's rows that are still running, as a
       mean over its rounds: in batches without drafts and with drafts. Rows of
       high acceptance end earlier, and leave the batch half empty.
-    rounds: number of rounds by length, over all batches.
   """
 
-  lengths: tuple[int, ...] = LENGTHS
-  margin: float = 0.01
+  decoders: Mapping[int, Decoder]
   every: int = 64
   patience: int = 16
-  keep: float = 0.998
-  supposed: float = 0.7
   reached: np.ndarray = dataclasses.field(init=False)
   accepted: np.ndarray = dataclasses.field(init=False)
   occupied: np.ndarray = dataclasses.field(init=False)
-  rounds: dict[int, int] = dataclasses.field(init=False)
 
   def __post_init__(self):
-    check(self.lengths)
-    if self.margin < 0 or self.patience < 1 or self.every < 1:
-      raise ValueError(
-        "margin must be >= 0, patience and every >= 1, got "
-        f"{self.margin}, {self.patience} and {self.every}"
-      )
-    if not (0 < self.keep <= 1 and 0 <= self.supposed <= 1):
-      raise ValueError(
-        "keep must be in (0, 1] and supposed in [0, 1], got "
-        f"{self.keep} and {self.supposed}"
-      )
-    self.reached = np.zeros(self.lengths[-1])
-    self.accepted = np.zeros(self.lengths[-1])
+    places = max(self.decoders)
+    self.reached, self.accepted = np.zeros(places), np.zeros(places)
     self.occupied = np.ones(2)
     self._of_rounds = np.full(2, 8.0)  # rounds that `occupied` is a mean of
-    self.rounds = dict.fromkeys(self.lengths, 0)
 
   @property
+  def longest(self) -> Decoder:
+    """The decoder of the longest drafts, whose state all share."""
+    return self.decoders[max(self.decoders)]
+
   def acceptances(self) -> np.ndarray:
     """`f64[G]`: acceptance at each place, given that those before are."""
-    acceptances, last = [], self.supposed
+    acceptances, last = [], _SUPPOSED
     for reached, accepted in zip(self.reached, self.accepted, strict=True):
       last = (accepted + _LEANS * last) / (reached + _LEANS)
       acceptances.append(last)
@@ -107,21 +122,23 @@ class Ladder:
     counts = np.asarray(accept_counts, np.float64)
     at_least = np.cumsum(counts[::-1])[::-1]  # rounds by their fewest tokens
     places = len(counts) - 1
-    fading = self.keep ** at_least[0] if places else 1.0
+    fading = _KEEP ** at_least[0] if places else 1.0
     self.reached *= fading
     self.accepted *= fading
     self.reached[:places] += at_least[:-1]
     self.accepted[:places] += at_least[1:]
 
-  def saw_batch(self, *, drafts: bool, rounds: int, share: float) -> None:
-    """Learns how full a batch was.
+  def saw_batch(self, lengths: set[int], rounds: int, share: float) -> None:
+    """Learns how full a batch was, unless it drafted in some rounds only.
 
     Args:
-      drafts: whether all its rounds drafted; False if none did.
-      rounds: number of rounds of the batch.
+      lengths: of its rounds.
+      rounds: number of them.
       share: mean share of its rows that were running.
     """
-    kind = int(drafts)
+    if len({n > 0 for n in lengths}) != 1:
+      return
+    kind = int(max(lengths) > 0)
     moved = rounds / (rounds + self._of_rounds[kind])
     self.occupied[kind] += moved * (share - self.occupied[kind])
     self._of_rounds[kind] = min(self._of_rounds[kind] + rounds, _REMEMBERED)
@@ -132,18 +149,80 @@ class Ladder:
     Args:
       seconds: of a round, by its length.
     """
-    tokens = np.cumprod(self.acceptances)
+    tokens = np.cumprod(self.acceptances())
     return {
       n: self.occupied[int(n > 0)] * (1 + float(np.sum(tokens[:n]))) / taken
       for n, taken in seconds.items()
     }
 
 
-_LEANS = 4.0  # rounds that the place before counts for
-_REMEMBERED = 512.0  # rounds that `Ladder.occupied` is a mean of, at most
+def make_ladder(
+  target: LanguageModel,
+  draft: Callable[[Tree], Drafter],
+  *,
+  rule: Rule,
+  vocab_size: int,
+  lengths: Sequence[int] = LENGTHS,
+  **options: Any,
+) -> Ladder:
+  """Decoders of some draft lengths on the state of the longest.
+
+  Args:
+    target: the target.
+    draft: makes the drafter of a chain. With a length of 0 its state must
+      outlive rounds in which it is not asked (`accepts_foreign_drafts` or
+      `catches_up` of `Drafter`): heads and look-ups do, and
+      `drafters.model(..., policy=policies.fixed(tree.max_depth))`.
+    rule: what verifies.
+    vocab_size: V.
+    lengths: drafted tokens, rising; 0 drafts nothing.
+    **options: other fields of the decoders.
+
+  Raises:
+    ValueError: if they are no ladder, or 0 is one of them and the drafter was
+      not made for it.
+  """
+  check(lengths)
+  made = {n: draft(chain(n)) for n in lengths if n}
+  long = made[lengths[-1]]
+  if 0 in lengths:
+    if not (long.accepts_foreign_drafts or long.catches_up):
+      raise ValueError(
+        f"the state of {long.name!r} does not outlive rounds in which nothing "
+        "is drafted, as a ladder with length 0 has them"
+      )
+    made[0] = _nothing(long)
+  decoders = {
+    n: Decoder(
+      target=target,
+      drafter=dataclasses.replace(
+        long, name=made[n].name, tree=made[n].tree, propose=made[n].propose,
+        passes=made[n].passes,
+      ),
+      rule=rule, vocab_size=vocab_size, **options,
+    )
+    for n in lengths
+  }  # fmt: skip
+  return Ladder(decoders=decoders)
 
 
-class Climb:
+def _nothing(long: Drafter) -> Drafter:
+  """Drafts nothing, and leaves the state as it is."""
+  tree = chain(0)
+
+  def propose(params, state, cache, context):
+    del params
+    draft = Draft(
+      tree=tree, siblings=long.siblings, tokens=context.root, log_probs=None
+    )
+    return draft, state, cache
+
+  return dataclasses.replace(
+    long, name="nothing", tree=tree, propose=propose, passes=()
+  )
+
+
+class LadderLoop:
   """A decoding loop whose draft length the host chooses.
 
   It takes the length of the highest upper confidence bound: the measured speed,
@@ -156,11 +235,9 @@ class Climb:
   So most of a timing's deviation is put down to the drift, which all lengths
   share, and the rest to the length's own price; changes of length tell the two
   apart. Rounds that are asked for singly, as where the host looks at every
-  token for a stop string, are not timed.
-
-  A draft that was not used for a while may first have to read the text it
-  lacks. The first round after rounds without a draft is made by itself, and is
-  not timed either.
+  token for a stop string, are not timed; nor is the first round after rounds
+  without a draft, which is made by itself, since a draft that was not used for
+  a while may first have to read the text it lacks.
 
   Prices are of batches of so many rows, with buffers of one length, on this
   machine, whatever the widths of their prompts. Acceptance is kept in the
@@ -173,13 +250,6 @@ class Climb:
   """
 
   def __init__(self, loops: Mapping[int, Loop], seconds: Mapping[int, float]):
-    if sorted(loops) != sorted(seconds):
-      raise ValueError(
-        f"there are loops of {sorted(loops)} drafted tokens, and seconds of "
-        f"{sorted(seconds)}"
-      )
-    if min(seconds.values()) <= 0:
-      raise ValueError(f"seconds must be positive, got {dict(seconds)}")
     self._loops = loops
     self.seconds = dict(seconds)
     self._timed = dict.fromkeys(seconds, _FIRST)  # rounds that they are of
@@ -189,17 +259,8 @@ class Climb:
     self._left = 0  # rounds until the next choice
     self._lags = False  # whether the draft may lack some of the text
     self._piece = 0  # rounds of a call at least: a call costs time
-    self._batch = _Batch(rows=0)
-
-  def begin(self, ladder: Ladder) -> int:
-    """The length that a batch begins with, by the present estimates.
-
-    Args:
-      ladder: settings and statistics of the choice.
-    """
-    length, _ = self._next(ladder)
-    self._lags = not length
-    return length
+    # Of the batch: rows that had work at first, their rounds, and lengths.
+    self._rows, self._at_work, self._made = 0, 0, set[int]()
 
   def __call__(
     self, params: Params, state: DecodeState, num_rounds: Any, *, ladder: Ladder
@@ -210,22 +271,13 @@ class Climb:
       params: parameters of both models.
       state: of one batch until it ends; it is donated.
       num_rounds: the most to make.
-      ladder: settings of the choice; it learns from the rounds.
-
-    Raises:
-      ValueError: if the ladder has other lengths.
+      ladder: of the loops' lengths; it learns from the rounds.
     """
-    if sorted(self._loops) != list(ladder.lengths):
-      raise ValueError(
-        f"the ladder has lengths {ladder.lengths}, and there are loops of "
-        f"{tuple(sorted(self._loops))}"
-      )
     rest, (before, first, running) = int(num_rounds), _counted(state)
     if not first:
-      self._left = 0
-      self._batch = _Batch(
-        rows=int(np.sum(jax.device_get(state.max_length > state.prompt_length)))
-      )
+      self._left, self._at_work, self._made = 0, 0, set()
+      work = state.max_length > state.prompt_length
+      self._rows = int(np.sum(jax.device_get(work)))
     while running and rest > 0:
       if self._left <= 0:
         self._choose(ladder)
@@ -240,38 +292,33 @@ class Climb:
       seconds, made = time.perf_counter() - start, after - first
       seen = (counts - before)[: self._now + 1]
       ladder.saw(seen)
-      ladder.rounds[self._now] += made
-      self._batch.saw(self._now, made, int(np.sum(seen)))
+      self._at_work += int(np.sum(seen))
+      self._made |= {self._now} if made else set()
       if made >= _LEAST:
         self._learn_time(made, seconds)
       self._left -= made
       rest, before, first = rest - made, counts, after
-    if not running:
-      self._batch.teach(ladder)
+    if not running and self._made:
+      ladder.saw_batch(self._made, first, self._at_work / (first * self._rows))
+      self._made = set()
     return state
 
   def _choose(self, ladder: Ladder) -> None:
     """Sets the length of the next rounds, and how many they are."""
-    self._now, is_trial = self._next(ladder)
-    self._idle = 0 if self._now else self._idle + 1
-    self._piece = max(ladder.every // 4, 1) if is_trial else ladder.every
-    self._left = self._piece
-
-  def _next(self, ladder: Ladder) -> tuple[int, bool]:
-    """The length of the next rounds, and True if it is a trial."""
     rates = ladder.rates(self.seconds)
     hoped = {
       n: rates[n] * (1 + _DOUBT / rounds**0.5)
       for n, rounds in self._timed.items()
     }
     fastest = lambda lengths: max(lengths, key=lambda n: (hoped[n], -n))
-    if self._idle >= ladder.patience:
-      return fastest([n for n in ladder.lengths if n]), True
-    length = fastest(ladder.lengths)
-    near = hoped.get(self._now, 0.0) * (1 + ladder.margin)
-    if self._now < 0 or hoped[length] > near:
-      return length, False
-    return self._now, False
+    is_trial = self._idle >= ladder.patience
+    length = fastest([n for n in hoped if n] if is_trial else hoped)
+    near = hoped.get(self._now, 0.0) * (1 + _MARGIN)
+    if is_trial or hoped[length] > near:
+      self._now = length
+    self._idle = 0 if self._now else self._idle + 1
+    self._piece = max(ladder.every // 4, 1) if is_trial else ladder.every
+    self._left = self._piece
 
   def _learn_time(self, rounds: int, seconds: float) -> None:
     """Learns the seconds of some rounds of the present length."""
@@ -287,39 +334,6 @@ class Climb:
     timed[self._now] += rounds
 
 
-@dataclasses.dataclass(kw_only=True)
-class _Batch:
-  """A batch's rounds so far, and its rows that had any work at first."""
-
-  rows: int
-  rounds: int = 0
-  at_work: int = 0  # rounds of its rows
-  drafts: set[bool] = dataclasses.field(default_factory=set)
-
-  def saw(self, length: int, rounds: int, at_work: int) -> None:
-    """Counts some rounds."""
-    self.rounds += rounds
-    self.at_work += at_work
-    if rounds:
-      self.drafts.add(length > 0)
-
-  def teach(self, ladder: Ladder) -> None:
-    """Tells the ladder how full it was, unless its rounds were mixed."""
-    if len(self.drafts) == 1:
-      share = self.at_work / (self.rounds * self.rows)
-      (drafts,) = self.drafts
-      ladder.saw_batch(drafts=drafts, rounds=self.rounds, share=share)
-    self.drafts = set()
-
-
-_LEAST = 8  # rounds of a piece that is timed: fewer start too cold
-_FIRST = 100.0  # rounds that a first timing counts for
-_DOUBT = 0.6
-_FADES = 0.9997  # of the rounds that a timing is of, with every round
-_DRIFTS = 64.0  # rounds in which the machine's speed may change
-_FAR = math.log(1.5)
-
-
 def _counted(state: DecodeState) -> tuple[np.ndarray, int, bool]:
   """Rounds of a row by accepted tokens, rounds of the batch, if it goes on."""
   counts, rounds, reasons = jax.device_get(
@@ -329,40 +343,68 @@ def _counted(state: DecodeState) -> tuple[np.ndarray, int, bool]:
   return counts, int(rounds), bool(np.any(reasons == StopReason.RUNNING))
 
 
+def compiled(
+  ladder: Ladder,
+  programs: compilation.Programs,
+  params: Params,
+  state: DecodeState,
+  *,
+  mesh: jax.sharding.Mesh | None = None,
+) -> LadderLoop:
+  """The loop of a ladder, compiled, each length timed on a batch.
+
+  Args:
+    ladder: the decoders.
+    programs: of the longest, in pieces; a mesh must be in use, if there is one.
+    params: as they were compiled for.
+    state: of the batch, its prompts read.
+    mesh: of the state.
+
+  Raises:
+    ValueError: on a mesh of several processes: each would choose by its own
+      clock, and they would wait for each other forever.
+  """
+  devices = () if mesh is None else mesh.devices.flat
+  if any(d.process_index != jax.process_index() for d in devices):
+    raise ValueError("draft lengths are chosen in one process")
+  loops = {
+    length: programs.loop
+    if one is ladder.longest
+    else compilation.compile_loop(
+      (MeshDecoder.of(one, mesh=mesh) if mesh else one).steps,
+      programs, params,
+    )
+    for length, one in ladder.decoders.items()
+  }  # fmt: skip
+  copy = jax.jit(
+    lambda state: jax.tree.map(jnp.copy, state), out_shardings=programs.formats
+  )
+  return LadderLoop(loops, measured(loops, params, state, copy))
+
+
 def measured(
   loops: Mapping[int, Loop],
   params: Params,
   state: DecodeState,
-  *,
-  rounds: int = 16,
-  repeats: int = 4,
-  copy: Callable[[DecodeState], DecodeState] | None = None,
+  copy: Callable[[DecodeState], DecodeState],
 ) -> dict[int, float]:
   """Seconds of a round at every length, starting from a given state.
 
   Args:
     loops: compiled, by length.
     params: parameters of both models.
-    state: with room for the tokens of these rounds. It is copied, and for that
+    state: with room for the tokens of a few rounds. It is copied, and for that
       time held twice in memory.
-    rounds: of one timing at most, with its call from the host.
-    repeats: timings that count, all lengths in turn; their median does.
     copy: makes the copies, in the memory layout that the loops want.
-
-  Raises:
-    ValueError: if no row of the state is running.
   """
-  if np.all(jax.device_get(state.done)):
-    raise ValueError("a round cannot be timed on rows that are all done")
   first = int(state.num_steps)
-  copy = copy or (lambda state: jax.tree.map(jnp.copy, state))
   timings: list[dict[int, float]] = []
-  for _ in range(repeats + 1):  # the first one warms up
+  for _ in range(_TURNS + 1):  # the first one warms up
     timings.append({})
     for length, loop in loops.items():
       fresh = jax.block_until_ready(copy(state))
       start = time.perf_counter()
-      after = jax.block_until_ready(loop(params, fresh, np.int32(rounds)))
+      after = jax.block_until_ready(loop(params, fresh, np.int32(_ROUNDS)))
       seconds = time.perf_counter() - start
       timings[-1][length] = seconds / max(int(after.num_steps) - first, 1)
   # A machine's speed changes: lengths are compared within a turn.

@@ -22,8 +22,7 @@ from jax.sharding import PartitionSpec as P
 
 from specjax import intervals, penalties, random
 from specjax.adaptive import ladder as ladder_lib
-from specjax.adaptive.ladder import Climb, Ladder
-from specjax.adaptive.rungs import Rungs
+from specjax.adaptive.ladder import Ladder
 from specjax.decode import Decoder
 from specjax.runtime import compilation
 from specjax.runtime.completions import Completion, Token, completions
@@ -78,17 +77,14 @@ class Compiled:
 
   Attributes:
     prefill: reads prompts to both models.
-    loop: makes rounds of one draft length, or of several (a `Climb`); it is
-      that of all widths with buffers of one length.
+    loop: makes rounds of one draft length, or of several (a `LadderLoop`); it
+      is that of all widths with buffers of one length.
     formats: how the loop has its state in memory, `Programs.formats`.
-    unread: reads them to the target alone, for a `Climb` that would begin
-      without a draft; None if the draft must have them.
   """
 
   prefill: Callable[..., DecodeState]
   loop: Callable[..., DecodeState]
   formats: DecodeState
-  unread: Callable[..., DecodeState] | None = None
 
 
 def _nobody(request: Request) -> None:
@@ -115,11 +111,10 @@ class Engine:
     seed: a prompt draws from `fold_in(key(seed), prompt.stream)`.
     watch: `request -> Watch | None`: reads its tokens after every round and may
       end it (`specjax.runtime.stopping`). Batches of None cost nothing.
-    rungs: the same decoder at several draft lengths, the longest its own, among
-      which the host changes between rounds (`specjax.adaptive.ladder`); None
-      for one.
-    ladder: chooses among them and learns from all batches, so that sampled
-      texts depend on the batches before, and on clocks.
+    ladder: the same decoder at several draft lengths, the longest its own,
+      among which the host changes between rounds; it learns from all batches,
+      so that sampled texts depend on the batches before, and on clocks. None
+      for one length.
     learner: updates the draft between rounds, or None; the parameters are then
       its own, and a prompt's text depends on the batches before.
     mesh: the devices, or None for one without a mesh.
@@ -139,7 +134,6 @@ class Engine:
   min_p: float = 0.0
   seed: int = 0
   watch: Callable[[Any], Watch | None] = _nobody
-  rungs: Rungs | None = None
   ladder: Ladder | None = None
   learner: Learner | None = None
   mesh: Mesh | None = None
@@ -210,45 +204,40 @@ class Engine:
       return 0.0
     self._check_inputs(batch)
     start = time.perf_counter()
+    init = functools.partial(
+      self._mapped.init,
+      buffer_length=self._buffer(batch.width),
+      stop_tokens=self.stop_tokens,
+    )
     args, options = self._asked(batch, self._budgets(batch))
     args = (self.params, *args)
-    prefill_of = lambda decoder, formats: compilation.compile_prefill(
-      self._init(decoder, batch), args, options, formats
-    )
     loop: Callable[..., DecodeState]
-    beside, unread = self._beside(shape), None
     with self.on_mesh():
-      if beside is None:
-        both = compilation.compile_both(
-          self._mapped(self.decoder),
-          self._init(self.decoder, batch),
-          args,
-          options,
-          in_pieces=True,
-          cache_specs=self.cache_specs,
-        )
-        prefill, loop, formats = both.prefill, both.loop, both.formats
-        if self.rungs is not None:
-          loop = self._climb(both, prefill(*args, **options))
-      else:
+      if beside := self._beside(shape):
         loop, formats = beside.loop, beside.formats
-        prefill = prefill_of(self.decoder, formats)
-      if self.rungs is not None and self.rungs.unread is not None:
-        unread = prefill_of(self.rungs.unread, formats)
-    made = Compiled(prefill=prefill, loop=loop, formats=formats, unread=unread)
-    self.programs[shape] = made
+        prefill = compilation.compile_prefill(init, args, options, formats)
+      else:
+        both = compilation.compile_both(
+          self._mapped, init, args, options, in_pieces=True,
+          cache_specs=self.cache_specs,
+        )  # fmt: skip
+        prefill, loop, formats = both.prefill, both.loop, both.formats
+        if self.ladder is not None:
+          state = prefill(*args, **options)
+          loop = ladder_lib.compiled(
+            self.ladder, both, self.params, state, mesh=self.mesh
+          )
+    self.programs[shape] = Compiled(prefill=prefill, loop=loop, formats=formats)
     if self.learner is not None:
       self.learner.compile(self.prefill(batch, budget=0))
     seconds = time.perf_counter() - start
     # A round, so that the first timed one starts warm: its memory is touched.
     # A learner and a ladder must not learn from it: they have no budget.
-    few = min(_WARM, self.max_new_tokens)
-    if self.learner is not None or self.ladder is not None:
-      few = 0
+    learns = self.learner is not None or self.ladder is not None
+    few = 0 if learns else min(_WARM, self.max_new_tokens)
     args, options = self._asked(batch, np.full(batch.rows, few, np.int32))
-    for read in filter(None, (made.unread, made.prefill)):
-      state = read(self.params, *args, **options)
-      jax.block_until_ready(self.generate(batch, state, 1))
+    state = prefill(self.params, *args, **options)
+    jax.block_until_ready(self.generate(batch, state, 1))
     return seconds
 
   def _beside(self, shape: tuple) -> Compiled | None:
@@ -258,45 +247,6 @@ class Engine:
       if of_loop(*other) == of_loop(*shape):
         return made
     return None
-
-  def _climb(self, both: compilation.Programs, state: DecodeState) -> Climb:
-    """A loop of several lengths, each timed on the first batch that has it.
-
-    Args:
-      both: programs of the longest.
-      state: of the batch, its prompts read.
-
-    Raises:
-      ValueError: on a mesh of several processes: each would choose by its own
-        clock, and they would wait for each other forever.
-    """
-    assert self.rungs is not None
-    devices = () if self.mesh is None else self.mesh.devices.flat
-    if any(d.process_index != jax.process_index() for d in devices):
-      raise ValueError("draft lengths are chosen in one process")
-    rungs = dataclasses.replace(self.rungs, mesh=self.mesh)
-
-    def on_devices(loop):
-      return lambda params, state, rounds: loop(
-        params, state, everywhere(self.mesh, rounds)
-      )
-
-    loops = {
-      length: on_devices(
-        both.loop
-        if one is rungs.longest
-        else compilation.compile_loop(
-          functools.partial(rungs.steps, length), both, self.params
-        )
-      )
-      for length, one in rungs.decoders.items()
-    }
-    copy = jax.jit(
-      lambda state: jax.tree.map(jnp.copy, state), out_shardings=both.formats
-    )
-    return Climb(
-      loops, ladder_lib.measured(loops, self.params, state, copy=copy)
-    )
 
   def _check_inputs(self, batch: Batch) -> None:
     """Raises ValueError unless all requests have what the target reads."""
@@ -308,19 +258,12 @@ class Engine:
         "the target is an encoder-decoder, and a request has no input"
       )
 
-  def _mapped(self, decoder: Decoder) -> Decoder:
-    """A decoder, its rows over the mesh if there is one."""
+  @property
+  def _mapped(self) -> Decoder:
+    """The decoder, its rows over the mesh if there is one."""
     if self.mesh is None:
-      return decoder
-    return MeshDecoder.of(decoder, mesh=self.mesh)
-
-  def _init(self, decoder: Decoder, batch: Batch) -> Callable[..., DecodeState]:
-    """A decoder's prefill of a batch's shape, of `_asked`."""
-    return functools.partial(
-      self._mapped(decoder).init,
-      buffer_length=self._buffer(batch.width),
-      stop_tokens=self.stop_tokens,
-    )
+      return self.decoder
+    return MeshDecoder.of(self.decoder, mesh=self.mesh)
 
   def _buffer(self, width: int) -> int:
     """Tokens of the buffers that prompts of a width are read into."""
@@ -421,20 +364,11 @@ class Engine:
     return shape
 
   def prefill(self, batch: Batch, budget: int | None = None) -> DecodeState:
-    """The state before the first step; `budget` replaces max_new_tokens.
-
-    Where a ladder would draft nothing for the batch, the draft does not read
-    its prompts.
-    """
+    """The state before the first step; `budget` replaces max_new_tokens."""
     budgets = self._budgets(batch)
     if budget is not None:
       budgets = np.minimum(budgets, budget)
-    made = self.programs[self._shape(batch)]
-    prefill = made.prefill
-    if budget is None and self.ladder is not None and made.unread is not None:
-      assert isinstance(made.loop, Climb)
-      if not made.loop.begin(self.ladder):
-        prefill = made.unread
+    prefill = self.programs[self._shape(batch)].prefill
     args, options = self._asked(batch, budgets)
     if self.learner is None:
       return prefill(self.params, *args, **options)

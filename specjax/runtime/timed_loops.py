@@ -5,12 +5,13 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from specjax import random
 from specjax.decode import Decoder
 from specjax.state import DecodeState
-from specjax.types import LanguageModel, Params
+from specjax.types import Commit, LanguageModel, Params
 
 Passes = tuple[tuple[str, int], ...]  # whose pass, over how many tokens
 
@@ -72,11 +73,29 @@ def laws_loop(decoder: Decoder):
 def proposals_loop(decoder: Decoder):
   """A jitted loop of drafts that are not scored; see `_loop`.
 
-  The next last token depends on all drafted tokens and laws.
+  The next last token depends on all drafted tokens and laws. A head is fed what
+  was committed, of features that are 0.
   """
 
   def one(params: Params, state: DecodeState):
     draft, _, drafter_state, cache = decoder.propose(params, state)
+    scored = jax.eval_shape(decoder.score, params, state)
+    zeros = lambda x: jnp.zeros(x.shape, x.dtype)
+    path = np.arange(draft.tree.max_depth + 1, dtype=np.int32)
+    drafter_state = decoder.drafter.commit(
+      params,
+      drafter_state,
+      Commit(
+        tokens=draft.tokens,
+        start=state.length - 1,
+        path=jnp.broadcast_to(path, (len(draft.tokens), len(path))),
+        length=state.length + 1,
+        newest=draft.tokens[:, -1],
+        target_output=jax.tree.map(zeros, scored.output),
+        num_refed=jnp.zeros_like(state.length),
+        target_log_probs=zeros(scored.target_log_probs),
+      ),
+    )
     last = jnp.sum(draft.tokens, axis=1)
     if draft.log_probs is not None:
       some = jnp.max(draft.log_probs[:, 1:], axis=-1) > -1

@@ -478,8 +478,8 @@ def test_a_row_is_read_the_same_beside_longer_ones(monkeypatch):
     state = specjax.rows.pick(axes, together, jnp.array([row]))
     jax.tree.map(
       np.testing.assert_array_equal,
-      (state.target_cache, state.drafter_state.features),
-      (alone.target_cache, alone.drafter_state.features),
+      (state.target_cache, state.drafter_state.logits),
+      (alone.target_cache, alone.drafter_state.logits),
     )
 
 

@@ -17,6 +17,7 @@ from specjax import rules as rules_lib
 from specjax import siblings as siblings_lib
 from specjax import tree as tree_lib
 from specjax.drafters.shared import levels
+from specjax.drafters.shared.arguments import Drawing
 from specjax.theory.optimum import iid_optimum
 from specjax.types import Context, LanguageModel, ModelOutput
 from specjax.warp import make_sampling
@@ -151,10 +152,10 @@ def sample(row: Case, draft: np.ndarray, target: np.ndarray, *, seed: int):
       keys=keys,
       row_keys=keys,
     )
+    drawing = Drawing(tree=tree, siblings=row.siblings, vocab_size=vocab)
     drafted, _ = levels.draft_tree(
-      model, log_draft, None, log_draft[None], context, tree=tree,
-      siblings=row.siblings, vocab_size=vocab,
-    )  # fmt: skip
+      model, log_draft, None, log_draft[None], context, drawing
+    )
     verification = row.rule.verify(
       drafted, drafted.topology(), everywhere(log_target, tree.num_nodes)
     )

@@ -27,16 +27,11 @@ from specjax.adaptive import chains
 from specjax.adaptive.policies import Policy
 from specjax.cache import Cache
 from specjax.drafters.shared import arguments, best_first, levels
+from specjax.drafters.shared.arguments import Drawing
 from specjax.shapes import Shape
 from specjax.siblings import GIVEN, IID, Siblings
 from specjax.tree import Form, Tree
-from specjax.types import (
-  CacheReader,
-  Commit,
-  Context,
-  Drafter,
-  EmptyRoundPolicy,
-)
+from specjax.types import CacheReader, Commit, Context, Drafter
 
 
 def assistant(
@@ -61,11 +56,12 @@ def assistant(
   Raises:
     ValueError, TypeError: as `specjax.drafters.eagle`.
   """
-  tree, siblings = arguments.drawn(tokens, tree, siblings, policy, dynamic=True)
-  vocab_size = vocab_size or head.vocab_size
-  if tree.form is Form.FREE:
-    return _dynamic(head, tree, vocab_size)
-  arguments.check_tree(tree, siblings, vocab_size)
+  drawing = arguments.drawing(
+    tokens, tree, siblings, vocab_size or head.vocab_size, policy, dynamic=True
+  )
+  form = drawing.tree
+  if form.form is Form.FREE:
+    return _dynamic(head, drawing)
 
   def begin(params, state, target_cache, context):
     ask = _asking(head, params.draft, target_cache, context)
@@ -75,7 +71,7 @@ def assistant(
       return *ask(context.root, hidden), jnp.ones((), jnp.int32)
 
     def feed(hidden, depth, drawn):
-      return ask(drawn, hidden[:, levels.parents(tree, depth)])
+      return ask(drawn, hidden[:, levels.parents(form, depth)])
 
     return chains.Passes(
       carry=state[:, None],
@@ -84,37 +80,16 @@ def assistant(
       close=lambda hidden, fed: (state, target_cache),
     )
 
-  whole = Drafter(
-    name="assistant",
-    tree=tree,
-    siblings=siblings,
-    propose=levels.proposer(
-      begin, tree=tree, siblings=siblings, vocab_size=vocab_size
-    ),
-    passes=(1, *(len(level) for level in tree.levels[1:-1])),
-    empty_rounds=EmptyRoundPolicy.COMMIT,
-    **_common(head),
-  )
-  if policy is None:
-    return arguments.with_longer(
-      whole,
-      lambda tree, policy: assistant(
-        head, tree=tree, siblings=siblings, policy=policy, vocab_size=vocab_size
-      ),
-    )
-
-  return chains.drafter(
-    begin, inner=whole, policy=policy, vocab_size=vocab_size
-  )
-
-
-def _dynamic(model: CacheReader, tree: Tree, vocab_size: int) -> Drafter:
-  """Drafts EAGLE-2's dynamic tree of certain tokens (`shared.best_first`)."""
-  depth, top_k = tree.max_depth, tree.max_children
-  best_first.check(
-    num_nodes=tree.num_drafted, depth=depth, width=top_k, children=top_k,
-    vocab_size=vocab_size,
+  return levels.drafter(
+    begin, drawing, name="assistant", passes=(1, *levels.fed(form)),
+    **_fields(head),
   )  # fmt: skip
+
+
+def _dynamic(model: CacheReader, drawing: Drawing) -> Drafter:
+  """Drafts EAGLE-2's dynamic tree (`shared.best_first`)."""
+  depth, top_k = drawing.tree.max_depth, drawing.tree.max_children
+  best_first.check(drawing, width=top_k)
 
   def propose(params, state, target_cache, context):
     ask = _asking(model, params.draft, target_cache, context)
@@ -126,18 +101,17 @@ def _dynamic(model: CacheReader, tree: Tree, vocab_size: int) -> Drafter:
       return ask(tokens, above)
 
     draft, _ = best_first.draft_tree(
-      logits[:, 0], feed, hidden, context, tree=tree, width=top_k,
-      children=top_k, vocab_size=vocab_size,
-    )  # fmt: skip
+      logits[:, 0], feed, hidden, context, drawing, width=top_k
+    )
     return draft, state, target_cache
 
   return Drafter(
     name="assistant",
-    tree=tree,
+    tree=drawing.tree,
     siblings=GIVEN,
     propose=propose,
     passes=(1, *(top_k,) * (depth - 1)),
-    **_common(model),
+    **_fields(model),
   )
 
 
@@ -159,8 +133,8 @@ def _asking(model: CacheReader, params, cache: Cache, context: Context):
   return ask
 
 
-def _common(model: CacheReader) -> dict[str, Any]:
-  """State of all assistants and its functions."""
+def _fields(model: CacheReader) -> dict[str, Any]:
+  """Fields of the `Drafter` of every assistant."""
 
   def init(params, batch, slots, inputs):
     del params, slots, inputs

@@ -48,9 +48,11 @@ def dflash(
   Raises:
     ValueError, TypeError: as `specjax.drafters.medusa`.
   """
-  tree, siblings = arguments.drawn(tokens, tree, siblings, dynamic=True)
-  vocab_size = vocab_size or head.vocab_size
-  marginals.check("dflash", head.num_depths, tree, siblings, vocab_size)
+  drawing = arguments.drawing(
+    tokens, tree, siblings, vocab_size or head.vocab_size, dynamic=True,
+    deterministic=True,
+  )  # fmt: skip
+  marginals.check("dflash", head.num_depths, drawing)
 
   def init(params, batch, slots, inputs):
     del params, inputs
@@ -66,15 +68,12 @@ def dflash(
   def propose(params, cache, target_cache, context):
     cache = cache.replace(length=context.length - 1)
     logits, cache = head.say(params.draft, context.root, cache)
-    draft = marginals.draft(
-      logits, context, tree=tree, siblings=siblings, vocab_size=vocab_size
-    )
-    return draft, cache, target_cache
+    return marginals.draft(logits, context, drawing), cache, target_cache
 
   return Drafter(
     name="dflash",
-    tree=tree,
-    siblings=siblings,
+    tree=drawing.tree,
+    siblings=drawing.siblings,
     init=init,
     prefill=read,
     propose=propose,

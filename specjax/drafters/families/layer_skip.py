@@ -16,10 +16,11 @@ import jax.numpy as jnp
 from specjax.adaptive import chains
 from specjax.adaptive.policies import Policy
 from specjax.drafters.shared import arguments, levels
+from specjax.drafters.shared.arguments import Drawing
 from specjax.shapes import Shape
 from specjax.siblings import IID, Siblings
 from specjax.tree import Tree
-from specjax.types import Drafter, EmptyRoundPolicy, LanguageModel, Params
+from specjax.types import Drafter, LanguageModel, Params
 
 
 def layer_skip(
@@ -30,7 +31,6 @@ def layer_skip(
   siblings: Siblings | str = IID,
   policy: Policy | None = None,
   vocab_size: int | None = None,
-  longest: int | None = None,
 ) -> Drafter:
   """The target without some sub-layers (Draft and Verify, ACL 2024).
 
@@ -40,8 +40,7 @@ def layer_skip(
     skipped: the target with sub-layers left out; it must take the target's
       parameters and cache
       (`models.networks.transformer.as_language_model(module, skipped=...)`).
-    tokens, tree, siblings, policy, vocab_size, longest: as of
-      `specjax.drafters.model`.
+    tokens, tree, siblings, policy, vocab_size: as of `specjax.drafters.model`.
 
   Returns:
     A `Drafter` without state of its own but what a policy remembers.
@@ -49,11 +48,11 @@ def layer_skip(
   Raises:
     ValueError, TypeError: as `specjax.drafters.model`.
   """
-  form = arguments.drawn(tokens, tree, siblings, policy)
-  return on_targets_cache(
-    "layer_skip", skipped, lambda params: params.target, *form, policy,
-    vocab_size, longest,
-  )  # fmt: skip
+  vocab_size = arguments.check_model("target", skipped, vocab_size)
+  drawing = arguments.drawing(tokens, tree, siblings, vocab_size, policy)
+  return _on_targets_cache(
+    "layer_skip", skipped, lambda params: params.target, drawing
+  )
 
 
 def quantised_self(
@@ -64,47 +63,32 @@ def quantised_self(
   siblings: Siblings | str = IID,
   policy: Policy | None = None,
   vocab_size: int | None = None,
-  longest: int | None = None,
 ) -> Drafter:
-  """The target's weights in few bits, on its own cache (QuantSpec, 2025).
+  """The target with quantized weights, on its own cache (QuantSpec, 2025).
 
   All else is as of `layer_skip`.
 
   Args:
-    low: the target in few bits, whose parameters are `Params.draft`; it must
-      take the target's cache.
-    tokens, tree, siblings, policy, vocab_size, longest: as of `layer_skip`.
+    low: the quantized target, whose parameters are `Params.draft`; it must take
+      the target's cache.
+    tokens, tree, siblings, policy, vocab_size: as of `layer_skip`.
   """
-  form = arguments.drawn(tokens, tree, siblings, policy)
-  return on_targets_cache(
-    "quantised_self", low, lambda params: params.draft, *form, policy,
-    vocab_size, longest,
-  )  # fmt: skip
+  vocab_size = arguments.check_model("target", low, vocab_size)
+  drawing = arguments.drawing(tokens, tree, siblings, vocab_size, policy)
+  return _on_targets_cache(
+    "quantised_self", low, lambda params: params.draft, drawing
+  )
 
 
-def on_targets_cache(
+def _on_targets_cache(
   name: str,
   model: LanguageModel,
   weights: Callable[[Params], Any],
-  tree: Tree,
-  siblings: Siblings,
-  policy: Policy | None,
-  vocab_size: int | None,
-  longest: int | None,
+  drawing: Drawing,
 ) -> Drafter:
-  """The drafter of a model that takes the target's cache.
-
-  Args:
-    name: of the drafter.
-    model: what drafts.
-    weights: its parameters among all.
-    tree, siblings, policy, vocab_size, longest: as of `layer_skip`.
-  """
-  vocab_size = vocab_size or model.vocab_size
-  arguments.check_model("target", model, vocab_size)
+  """The drafter of a model with these weights that takes the target's cache."""
   arguments.check_rolls_back("target", model)
-  arguments.check_tree(tree, siblings, vocab_size)
-  policy = arguments.ending(tree, policy, longest)
+  tree = drawing.tree
 
   def begin(params, state, target_cache, context):
     root = context.length - 1
@@ -130,26 +114,11 @@ def on_targets_cache(
       close=lambda cache, fed: (state, cache),
     )
 
-  whole = Drafter(
+  return levels.drafter(
+    begin,
+    drawing,
     name=name,
-    tree=tree,
-    siblings=siblings,
-    propose=levels.proposer(
-      begin, tree=tree, siblings=siblings, vocab_size=vocab_size
-    ),
-    passes=(1, *(len(level) for level in tree.levels[1:-1])),
+    passes=(1, *levels.fed(tree)),
     max_positions=model.max_positions,
-    empty_rounds=EmptyRoundPolicy.COMMIT,
     accepts_foreign_drafts=True,
-  )
-  if policy is None:
-    return arguments.with_longer(
-      whole,
-      lambda tree, policy: on_targets_cache(
-        name, model, weights, tree, siblings, policy, vocab_size, None
-      ),
-    )
-
-  return chains.drafter(
-    begin, inner=whole, policy=policy, vocab_size=vocab_size
   )

@@ -15,7 +15,7 @@ from specjax.drafters.shared import arguments, marginals
 from specjax.shapes import Shape
 from specjax.siblings import IID, Siblings
 from specjax.tree import Tree
-from specjax.types import Commit, Drafter, EmptyRoundPolicy, MarginalModel
+from specjax.types import Commit, Drafter, MarginalModel
 
 
 def medusa(
@@ -50,8 +50,7 @@ def medusa(
       vocabulary.
     TypeError: if the tree is none.
   """
-  form = arguments.drawn(tokens, tree, siblings, default=4, dynamic=True)
-  return _drafter("medusa", head, *form, vocab_size)
+  return _drafter("medusa", head, tokens, tree, siblings, vocab_size)
 
 
 def blockwise(
@@ -66,21 +65,16 @@ def blockwise(
 
   Arguments, result and errors are those of `medusa`.
   """
-  form = arguments.drawn(tokens, tree, siblings, default=4, dynamic=True)
-  return _drafter("blockwise", head, *form, vocab_size)
+  return _drafter("blockwise", head, tokens, tree, siblings, vocab_size)
 
 
-def _drafter(
-  name: str,
-  head: MarginalModel,
-  tree: Tree,
-  siblings: Siblings,
-  vocab_size: int | None,
-) -> Drafter:
+def _drafter(name, head, tokens, tree, siblings, vocab_size) -> Drafter:
   """The drafter of heads, under their name; see `medusa`."""
-  vocab_size = vocab_size or head.vocab_size
-  marginals.check(name, head.num_depths, tree, siblings, vocab_size)
-  empty = lambda rows: jnp.zeros((rows, head.num_features))
+  drawing = arguments.drawing(
+    tokens, tree, siblings, vocab_size or head.vocab_size, default=4,
+    dynamic=True, deterministic=True,
+  )  # fmt: skip
+  marginals.check(name, head.num_depths, drawing)
 
   def read(params, features: Array, commit: Commit) -> Array:
     del params
@@ -88,21 +82,19 @@ def _drafter(
 
   def propose(params, features, target_cache, context):
     logits = head.apply(params.draft, features)
-    draft = marginals.draft(
-      logits, context, tree=tree, siblings=siblings, vocab_size=vocab_size
-    )
-    return draft, features, target_cache
+    return marginals.draft(logits, context, drawing), features, target_cache
 
   return Drafter(
     name=name,
-    tree=tree,
-    siblings=siblings,
-    init=lambda params, batch, slots, inputs: empty(batch),
+    tree=drawing.tree,
+    siblings=drawing.siblings,
+    init=lambda params, batch, slots, inputs: jnp.zeros(
+      (batch, head.num_features)
+    ),
     prefill=read,
     propose=propose,
     commit=read,
     row_axes=lambda state: 0,
     passes=(1,),
-    empty_rounds=EmptyRoundPolicy.COMMIT,
     accepts_foreign_drafts=True,
   )

@@ -15,7 +15,7 @@ from specjax.drafters.shared.arguments import TOKENS
 from specjax.drafters.shared.occurrences import in_text
 from specjax.siblings import IID
 from specjax.tree import chain
-from specjax.types import Draft, Drafter, EmptyRoundPolicy
+from specjax.types import Draft, Drafter
 
 
 def ngram(*, tokens: int = TOKENS, max_ngram: int = 3) -> Drafter:
@@ -53,7 +53,7 @@ def ngram(*, tokens: int = TOKENS, max_ngram: int = 3) -> Drafter:
     tree=tree,
     siblings=IID,
     propose=propose,
-    empty_rounds=EmptyRoundPolicy.COMMIT,
+    accepts_foreign_drafts=True,
   )
 
 

@@ -151,7 +151,6 @@ def online(
     prefill=after(inner.prefill),
     commit=after(inner.commit),
     row_axes=row_axes,
-    longer=None,
   )
 
 

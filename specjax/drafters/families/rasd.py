@@ -100,9 +100,12 @@ def rasd(
   if isinstance(tree, Shape) and tree.dynamic:
     raise ValueError("the draft's own tree cannot be dynamic")
   has_depth = isinstance(tree, Tree) or getattr(tree, "depth", None) is not None
-  inner, siblings = arguments.drawn(
-    None if has_depth else tokens, tree, siblings
+  vocab_size = arguments.check_model("draft", draft, vocab_size)
+  arguments.check_rolls_back("draft", draft)
+  drawing = arguments.drawing(
+    None if has_depth else tokens, tree, siblings, vocab_size
   )
+  inner, siblings = drawing.tree, drawing.siblings
   depth = max(tokens, inner.max_depth)
   if nodes <= inner.num_drafted:
     raise ValueError(
@@ -116,10 +119,6 @@ def rasd(
   count = max(2 * nodes, depth) if num_retrieved is None else num_retrieved
   for most in (nodes, count):
     occurrences.check(num_nodes=most, depth=depth, max_hits=max_hits, **sizes)
-  vocab_size = vocab_size or draft.vocab_size
-  arguments.check_model("draft", draft, vocab_size)
-  arguments.check_rolls_back("draft", draft)
-  arguments.check_tree(inner, siblings, vocab_size)
   if siblings.with_noise:
     raise ValueError(
       f"drafts with noise ({siblings.name}) hold no tokens that were looked up"
@@ -153,9 +152,8 @@ def rasd(
       params.draft.model, root_logits, cache, looked_up, context
     )
     drawn, cache = levels.draft_tree(
-      draft, params.draft.model, cache, root_logits, context, tree=inner,
-      siblings=siblings, vocab_size=vocab_size,
-    )  # fmt: skip
+      draft, params.draft.model, cache, root_logits, context, drawing
+    )
     return _merged(drawn, looked_up, scores, whole), cache, target_cache
 
   def read(draft_params, cache, context):

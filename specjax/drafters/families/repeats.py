@@ -19,7 +19,7 @@ from jax import Array
 
 from specjax.drafters.families.ngram import look_up
 from specjax.siblings import GIVEN, IID
-from specjax.tree import Form
+from specjax.tree import Form, Tree, bound, chain
 from specjax.types import Draft, Drafter
 
 
@@ -36,10 +36,10 @@ def repeats(
     drafter: of a chain of 'iid' tokens or of a dynamic tree, whose state does
       not rest on its own draft being the one that is verified
       (`Drafter.accepts_foreign_drafts`): a head's, `layer_skip`. It drafts for
-      all rows, those that read on too; but with a policy it is allowed nothing
-      there, and where all rows at work read on it makes no pass that drafts.
-    tokens: that are read on; as deep as the other drafts by default. Where they
-      are more, it drafts no more than before (`Drafter.longer`).
+      all rows, those that read on too; but with a policy (`policies.fixed` will
+      do) it is allowed nothing there, and where all rows at work read on it
+      makes no pass that drafts.
+    tokens: that are read on; as deep as the other drafts by default.
     min_match: tokens that must have occurred in a row, at least.
     max_ngram: the longest match that is looked for; longer ones win.
 
@@ -63,34 +63,59 @@ def repeats(
     raise ValueError(
       f"min_match must be in 1..max_ngram ({max_ngram}), got {min_match}"
     )
-  tokens, inner = usual if tokens is None else tokens, drafter
+  tokens = usual if tokens is None else tokens
   if tokens < usual:
     raise ValueError(f"tokens must be >= the other drafter's {usual}")
   if tokens > usual:
-    if drafter.longer is None:
-      raise ValueError(
-        "a longer chain is around what drafts token by token, without a "
-        "policy, or a head's dynamic tree"
-      )
-    inner = drafter.longer(tokens)
-  depth = inner.tree.max_depth
+    tree = _deeper(tree, tokens)
 
   def propose(params, state, target_cache, context):
     followers, matched = look_up(
-      context.tokens, context.length, count=depth, max_ngram=max_ngram
+      context.tokens, context.length, count=tokens, max_ngram=max_ngram
     )
     reads_on = matched >= min_match  # [B]
     allowed = jnp.where(reads_on, 0, context.max_depth)
-    drafted, state, target_cache = inner.propose(
+
+    drafted, state, target_cache = drafter.propose(
       params,
       state,
       target_cache,
       dataclasses.replace(context, max_depth=allowed),
     )
+    drafted = _within(drafted, tree)
     return _chosen(reads_on, followers, drafted), state, target_cache
 
   return dataclasses.replace(
-    inner, name=f"{inner.name}, repeats", propose=propose, longer=None
+    drafter, name=f"{drafter.name}, repeats", tree=tree, propose=propose
+  )
+
+
+def _deeper(tree: Tree, tokens: int) -> Tree:
+  """A form that holds the tree, and a chain of so many tokens beside it."""
+  if tree.is_chain:
+    return dataclasses.replace(chain(tokens), form=Form.MASKED)
+  nodes = max(tree.num_drafted, tokens + tree.max_children - 1)
+  return bound(nodes, tokens, tree.max_children)
+
+
+def _within(draft: Draft, tree: Tree) -> Draft:
+  """The same draft in a form of as many nodes or more, which are not there."""
+  more = tree.num_drafted - draft.tree.num_drafted
+  if not more:
+    return dataclasses.replace(draft, tree=tree)
+  parents, log_probs = draft.parents, draft.log_probs
+  if parents is None:
+    parents = jnp.broadcast_to(
+      np.array(draft.tree.parents, np.int32), draft.tokens.shape
+    )
+  if log_probs is not None:
+    log_probs = jnp.pad(log_probs, ((0, 0), (0, more), (0, 0)))
+  return dataclasses.replace(
+    draft,
+    tree=tree,
+    tokens=jnp.pad(draft.tokens, ((0, 0), (0, more))),
+    log_probs=log_probs,
+    parents=jnp.pad(parents, ((0, 0), (0, more)), constant_values=-1),
   )
 
 

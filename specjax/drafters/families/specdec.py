@@ -45,9 +45,10 @@ def specdec(
   Raises:
     ValueError, TypeError: as `specjax.drafters.medusa`.
   """
-  tree, siblings = arguments.drawn(tokens, tree, siblings)
-  vocab_size = vocab_size or draft.vocab_size
-  marginals.check("block", draft.num_depths, tree, siblings, vocab_size)
+  drawing = arguments.drawing(
+    tokens, tree, siblings, vocab_size or draft.vocab_size, deterministic=True
+  )
+  marginals.check("block", draft.num_depths, drawing)
 
   def init(params, batch, slots, inputs):
     del batch, slots
@@ -62,18 +63,16 @@ def specdec(
       place < context.length[:, None], context.tokens, context.root
     )
     logits = draft.say(params.draft, tokens, context.length, memory)
-    drawn = marginals.draft(
-      logits, context, tree=tree, siblings=siblings, vocab_size=vocab_size
-    )  # fmt: skip
-    return drawn, memory, target_cache
+    return marginals.draft(logits, context, drawing), memory, target_cache
 
   return Drafter(
     name="specdec",
-    tree=tree,
-    siblings=siblings,
+    tree=drawing.tree,
+    siblings=drawing.siblings,
     init=init,
     propose=propose,
     row_axes=lambda memory: jax.tree.map(lambda x: 0, memory),
     passes=(draft.num_depths,),
     reads_text=True,
+    accepts_foreign_drafts=True,
   )

@@ -1,38 +1,58 @@
 """Arguments that drafters have in common: their defaults, and their checks."""
 
 import dataclasses
-from collections.abc import Callable
 
 from specjax import shapes
 from specjax import siblings as siblings_lib
-from specjax.adaptive import chains, policies
+from specjax.adaptive import chains
 from specjax.adaptive.policies import Policy
 from specjax.shapes import Shape
 from specjax.siblings import GIVEN, IID, Siblings
 from specjax.tree import Form, Tree, chain
-from specjax.types import Drafter, LanguageModel
+from specjax.types import LanguageModel
 
 TOKENS = 5
 
 
-def drawn(
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Drawing:
+  """How a drafter fills a tree with tokens.
+
+  Attributes:
+    tree: the form of every draft.
+    siblings: how the children of a node are drawn.
+    vocab_size: V, the number of real tokens.
+    policy: ends a chain early; None: nothing does.
+  """
+
+  tree: Tree
+  siblings: Siblings
+  vocab_size: int
+  policy: Policy | None = None
+
+
+def drawing(
   tokens: int | None,
   tree: Tree | Shape | None,
   siblings: Siblings | str,
+  vocab_size: int,
   policy: Policy | None = None,
   *,
   default: int = TOKENS,
   dynamic: bool = False,
-) -> tuple[Tree, Siblings]:
-  """Tree and siblings of a drafter that fills the tree it is given.
+  deterministic: bool = False,
+) -> Drawing:
+  """The `Drawing` that a drafter's arguments ask for.
 
   Args:
     tokens: drafted on each path; None for the tree's own depth, or `default`.
     tree: None for one path.
     siblings: how the children of a node are drawn, or the name of it.
+    vocab_size: V.
     policy: what ends chains, if anything does.
     default: depth of a tree that has none.
     dynamic: whether the drafter can choose the nodes (EAGLE-2).
+    deterministic: whether tokens may be not drawn at all (`siblings.GIVEN`).
 
   Raises:
     ValueError: if they do not go together.
@@ -52,53 +72,58 @@ def drawn(
     raise ValueError("a dynamic tree is of a head on the target's features")
   shape = shapes.fixed(tree) if isinstance(tree, Tree) else tree
   if shape is None:
-    made = chain(tokens or default)
+    form = chain(tokens or default)
   elif shape.depth is not None and tokens is not None:
     raise ValueError(
       f"this tree is {shape.depth} deep by itself: leave out tokens={tokens}"
     )
   else:
-    made = shape.make(tokens or default)
-  if dynamic and made.form is Form.FREE:
-    told = siblings is GIVEN and isinstance(tree, Tree)
-    if siblings is not IID and not told:
+    form = shape.make(tokens or default)
+  if dynamic and form.form is Form.FREE:
+    named = siblings is GIVEN and isinstance(tree, Tree)
+    if siblings is not IID and not named:
       raise ValueError("a dynamic tree has no siblings of its own")
     siblings = GIVEN
+  else:
+    _check_tree(form, siblings, vocab_size, deterministic=deterministic)
   if policy is not None:
-    chains.check(made, siblings, policy)
-  return made, siblings
-
-
-def with_longer(
-  drafter: Drafter, make: Callable[[Tree, Policy], Drafter]
-) -> Drafter:
-  """The drafter, whose chain becomes longer if asked; a tree does not.
-
-  Args:
-    drafter: of a whole tree, without a policy.
-    make: makes it with another tree, and a policy.
-  """
-  if not drafter.tree.is_chain:
-    return drafter
-  as_before = policies.fixed(drafter.tree.max_depth)
-  return dataclasses.replace(
-    drafter, longer=lambda tokens: make(chain(tokens), as_before)
+    chains.check(form, siblings, policy)
+  return Drawing(
+    tree=form, siblings=siblings, vocab_size=vocab_size, policy=policy
   )
 
 
-def ending(
-  tree: Tree, policy: Policy | None, longest: int | None
-) -> Policy | None:
-  """The policy that ends chains; of a ladder's, the rung's whole length.
-
-  Raises:
-    ValueError: if a ladder's chain has a policy of its own.
-  """
-  if not longest:
-    return policy
-  if policy is not None:
-    raise ValueError("chains of a ladder (longest) have no policy of their own")
-  return policies.fixed(tree.max_depth)
+def _check_tree(
+  tree: Tree, siblings: Siblings, vocab_size: int, *, deterministic: bool
+) -> None:
+  """Raises ValueError if a tree of static form cannot be filled so."""
+  if not tree.num_drafted:
+    raise ValueError(
+      "a drafter's tree needs at least one drafted node; to draft nothing, use "
+      "specjax.drafters.plain()"
+    )
+  if siblings is GIVEN and not deterministic:
+    raise ValueError(
+      "siblings 'given' are tokens that are not drawn, and this drafter draws"
+    )
+  if tree.form is not Form.FIXED or tree.lanes:
+    raise ValueError(
+      "a model drafts whole trees, whose form is fixed, without lanes: got "
+      f"{tree.form.value}, lanes {tree.lanes}"
+    )
+  most = siblings.max_children or tree.max_children
+  if not siblings.independent:
+    most = min(most, vocab_size)
+  if tree.max_children > most:
+    raise ValueError(
+      f"siblings {siblings.name!r} of {vocab_size} tokens are at most {most} a "
+      f"node, got a tree with {tree.max_children}"
+    )
+  if siblings.with_noise and not tree.is_paths:
+    raise ValueError(
+      f"siblings {siblings.name!r} need separate paths of equal length, got "
+      f"parents {tree.parents}"
+    )
 
 
 def check_functions(who: str, model: LanguageModel) -> None:
@@ -111,14 +136,15 @@ def check_functions(who: str, model: LanguageModel) -> None:
     )
 
 
-def check_model(who: str, model: LanguageModel, vocab_size: int) -> None:
-  """Raises unless it is a model that knows all tokens that are drafted."""
+def check_model(who: str, model: LanguageModel, vocab_size: int | None) -> int:
+  """V, by default the model's; raises unless it knows all tokens drafted."""
   check_functions(who, model)
-  if model.vocab_size < vocab_size:
+  if model.vocab_size < (vocab_size or 0):
     raise ValueError(
       f"the {who}'s vocabulary must hold {vocab_size} tokens, got "
       f"{model.vocab_size}"
     )
+  return vocab_size or model.vocab_size
 
 
 def check_rolls_back(who: str, model: LanguageModel) -> None:
@@ -128,47 +154,4 @@ def check_rolls_back(who: str, model: LanguageModel) -> None:
       f"the {who} drafts in passes that are taken back, and a cache of "
       "recurrent states goes back by one: draft with a model without them, a "
       "head, or look-ups"
-    )
-
-
-def check_tree(
-  tree: Tree, siblings: Siblings, vocab_size: int, *, certain: bool = False
-) -> None:
-  """Raises ValueError if a tree cannot be drafted that way.
-
-  Args:
-    tree: the token tree.
-    siblings: how the children of a node are drawn.
-    vocab_size: V.
-    certain: whether they may be not drawn at all (`siblings.GIVEN`).
-  """
-  if not tree.num_drafted:
-    raise ValueError(
-      "a drafter's tree needs at least one drafted node; to draft nothing, use "
-      "specjax.drafters.plain()"
-    )
-  if siblings is siblings_lib.GIVEN and not certain:
-    raise ValueError(
-      "siblings 'given' are tokens that are not drawn, and this drafter draws"
-    )
-  if tree.form is not Form.FIXED or tree.lanes:
-    raise ValueError(
-      "a model drafts whole trees, whose form is fixed, without lanes: got "
-      f"{tree.form.value}, lanes {tree.lanes}"
-    )
-  most = siblings.max_children
-  if most is not None and tree.max_children > most:
-    raise ValueError(
-      f"siblings {siblings.name!r} are at most {most} a node, got a tree with "
-      f"{tree.max_children}"
-    )
-  if not siblings.independent and tree.max_children > vocab_size:
-    raise ValueError(
-      f"siblings {siblings.name!r} are distinct tokens, got a tree with "
-      f"{tree.max_children} children of one node for {vocab_size} tokens"
-    )
-  if siblings.with_noise and not tree.is_paths:
-    raise ValueError(
-      f"siblings {siblings.name!r} need separate paths of equal length, got "
-      f"parents {tree.parents}"
     )

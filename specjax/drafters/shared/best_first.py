@@ -10,7 +10,6 @@ No token is drawn, so the shape may depend on tokens, and the rule that fits is
 min(1, q/p) of the draft's law p would be lossy: they were not drawn from p.
 """
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -19,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from specjax.drafters.shared.arguments import Drawing
 from specjax.siblings import GIVEN
-from specjax.tree import Tree
 from specjax.types import Context, Draft
 
 # `(carry, depth, tokens i32[B, W], parents i32[B, W]) -> (f32[B, W, V'],
@@ -34,11 +33,9 @@ def draft_tree(
   feed: Feed,
   carry: Any,
   context: Context,
+  drawing: Drawing,
   *,
-  tree: Tree,
   width: int,
-  children: int,
-  vocab_size: int,
 ) -> tuple[Draft, Any]:
   """Scores continuations depth by depth, and keeps the best of all.
 
@@ -47,17 +44,17 @@ def draft_tree(
     feed: gives the logits of the nodes that are continued.
     carry: what it is given first.
     context: the round's.
-    tree: `specjax.tree.bound(N, G, C)`: N nodes are kept.
+    drawing: of `specjax.tree.bound(N, G, C)`: of each node C continuations are
+      scored, and N of all nodes are kept.
     width: nodes that are continued at each depth, those of the largest
       cumulative probability.
-    children: continuations of each that are scored.
-    vocab_size: V, the number of real tokens.
 
   Returns:
     The draft, a parent before its child where both have the same probability,
     and what `feed` carried last. Logits that are NaN are of no token.
   """
-  rows = len(context.length)
+  tree, vocab_size = drawing.tree, drawing.vocab_size
+  rows, children = len(context.length), drawing.tree.max_children
 
   def likeliest(logits):  # [B, W, V'] -> two of [B, W, C]
     logits = logits[..., :vocab_size].astype(jnp.float32)
@@ -97,37 +94,25 @@ def draft_tree(
   return draft, carry
 
 
-def within(draft: Draft, form: Tree) -> Draft:
-  """The same draft in a form of as many nodes or more, which are not there."""
-  more = ((0, 0), (0, form.num_drafted - draft.tree.num_drafted))
-  assert draft.parents is not None
-  return dataclasses.replace(
-    draft,
-    tree=form,
-    tokens=jnp.pad(draft.tokens, more),
-    parents=jnp.pad(draft.parents, more, constant_values=-1),
-  )
-
-
-def check(
-  *, num_nodes: int, depth: int, width: int, children: int, vocab_size: int
-) -> None:
+def check(drawing: Drawing, *, width: int) -> None:
   """Raises ValueError if so few continuations do not make such a tree.
 
   Args:
-    num_nodes, depth: N and G.
-    width, children, vocab_size: as of `draft_tree`.
+    drawing, width: as of `draft_tree`.
   """
-  if not 1 <= children <= vocab_size:
-    raise ValueError(f"top_k must be in 1..{vocab_size}, got {children}")
+  tree, children = drawing.tree, drawing.tree.max_children
+  if not 1 <= children <= drawing.vocab_size:
+    raise ValueError(
+      f"top_k must be in 1..{drawing.vocab_size}, got {children}"
+    )
   level = scored = children
-  for _ in range(depth - 1):
+  for _ in range(tree.max_depth - 1):
     level = min(level, width) * children
     scored += level
-  if num_nodes > scored:
+  if tree.num_drafted > scored:
     raise ValueError(
-      f"depth {depth} and top_k {children} make {scored} nodes, of which "
-      f"num_nodes ({num_nodes}) cannot be chosen"
+      f"depth {tree.max_depth} and top_k {children} make {scored} nodes, of "
+      f"which num_nodes ({tree.num_drafted}) cannot be chosen"
     )
 
 

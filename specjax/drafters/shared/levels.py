@@ -15,11 +15,12 @@ from jax import Array
 
 from specjax import laws, random, warp
 from specjax import siblings as siblings_lib
+from specjax.adaptive import chains
 from specjax.adaptive.chains import Passes
 from specjax.cache import Cache
-from specjax.siblings import Siblings
+from specjax.drafters.shared.arguments import Drawing
 from specjax.tree import Tree
-from specjax.types import Commit, Context, Draft, LanguageModel, Params
+from specjax.types import Commit, Context, Draft, Drafter, LanguageModel, Params
 
 # `(carry, depth, i32[B, W]) -> (f32[B, W, V'], carry)`: the logits after the
 # nodes of a depth, W of them, whose tokens have just been drawn.
@@ -31,10 +32,7 @@ def draw_tree(
   feed: Feed,
   carry: Any,
   context: Context,
-  *,
-  tree: Tree,
-  siblings: Siblings,
-  vocab_size: int,
+  drawing: Drawing,
 ) -> tuple[Draft, Any]:
   """Draws a tree of static form, each node from its own law.
 
@@ -43,14 +41,17 @@ def draw_tree(
     feed: gives the logits of a level; not asked for the deepest.
     carry: what it is given first.
     context: the round's.
-    tree: the token tree.
-    siblings: how the children of a node are drawn.
-    vocab_size: V, the number of real tokens.
+    drawing: what is drawn.
 
   Returns:
     The draft, and what `feed` carried last. Where logits are NaN the law is
     uniform.
   """
+  tree, siblings, vocab_size = (
+    drawing.tree,
+    drawing.siblings,
+    drawing.vocab_size,
+  )
   noise = None
   if siblings.with_noise:
     ahead = jnp.arange(tree.max_depth + 1, dtype=jnp.int32)
@@ -76,9 +77,7 @@ def draw_tree(
       drawn_from = law[:, parents(tree, depth)]
       drawn = random.race(noise[:, :, depth - 1], drawn_from)  # [B, K]
     else:
-      drawn, drawn_from = _draw_level(
-        tree, siblings, depth, law, ranking, context
-      )
+      drawn, drawn_from = _draw_level(drawing, depth, law, ranking, context)
     tokens.append(drawn)
     all_laws.append(drawn_from)
     if depth == tree.max_depth:
@@ -101,10 +100,7 @@ def draft_tree(
   cache: Cache,
   root_logits: Array,
   context: Context,
-  *,
-  tree: Tree,
-  siblings: Siblings,
-  vocab_size: int,
+  drawing: Drawing,
 ) -> tuple[Draft, Cache]:
   """Samples a tree level by level; depth G costs G - 1 model calls.
 
@@ -115,9 +111,7 @@ def draft_tree(
       `cache.length == context.length`.
     root_logits: `f32[B, V']`, the model's logits after the root.
     context: the round's context.
-    tree: the token tree.
-    siblings: how the children of a node are drawn.
-    vocab_size: V, the number of real tokens.
+    drawing: what is drawn.
 
   Returns:
     The draft, and the cache with all nodes but those of the deepest level in
@@ -131,14 +125,11 @@ def draft_tree(
       drawn,
       cache,
       positions=positions(context.length - 1, depth, drawn),
-      mask=mask(tree, depth),
+      mask=mask(drawing.tree, depth),
     )
     return output.logits, cache
 
-  return draw_tree(
-    root_logits, feed, cache, context, tree=tree, siblings=siblings,
-    vocab_size=vocab_size,
-  )  # fmt: skip
+  return draw_tree(root_logits, feed, cache, context, drawing)
 
 
 def read_prompt(
@@ -151,31 +142,43 @@ def read_prompt(
   return cache.replace(length=commit.length)
 
 
-def proposer(
+def drafter(
   begin: Callable[[Params, Any, Cache, Context], Passes],
+  drawing: Drawing,
   *,
-  tree: Tree,
-  siblings: Siblings,
-  vocab_size: int,
-) -> Callable[[Params, Any, Cache, Context], tuple[Draft, Any, Cache]]:
-  """`Drafter.propose` of whole trees, by passes that a policy may end too.
+  name: str,
+  **fields: Any,
+) -> Drafter:
+  """A drafter by passes over levels: of whole trees, or chains by a policy.
 
   Args:
     begin: as of `specjax.adaptive.chains.drafter`.
-    tree, siblings, vocab_size: as of `draw_tree`.
+    drawing: what is drawn.
+    name: of the drafter.
+    **fields: of the `Drafter`.
   """
 
   def propose(params, state, target_cache, context):
     passes = begin(params, state, target_cache, context)
     every_row = jnp.ones(context.length.shape, bool)
     logits, carry, _ = passes.first(passes.carry, every_row)
-    draft, carry = draw_tree(
-      logits[:, 0], passes.feed, carry, context, tree=tree, siblings=siblings,
-      vocab_size=vocab_size,
-    )  # fmt: skip
-    return draft, *passes.close(carry, jnp.int32(tree.max_depth - 1))
+    draft, carry = draw_tree(logits[:, 0], passes.feed, carry, context, drawing)
+    return draft, *passes.close(carry, jnp.int32(drawing.tree.max_depth - 1))
 
-  return propose
+  whole = Drafter(
+    name=name, tree=drawing.tree, siblings=drawing.siblings, propose=propose,
+    **fields,
+  )  # fmt: skip
+  if drawing.policy is None:
+    return whole
+  return chains.drafter(
+    begin, inner=whole, policy=drawing.policy, vocab_size=drawing.vocab_size
+  )
+
+
+def fed(tree: Tree) -> tuple[int, ...]:
+  """Nodes of each level that a model is fed to draft the next."""
+  return tuple(len(level) for level in tree.levels[1:-1])
 
 
 def parents(tree: Tree, depth: int) -> np.ndarray:
@@ -198,8 +201,7 @@ def mask(tree: Tree, depth: int) -> np.ndarray | None:
 
 
 def _draw_level(
-  tree: Tree,
-  siblings: Siblings,
+  drawing: Drawing,
   depth: int,
   law: Array,
   ranking: Array,
@@ -210,6 +212,7 @@ def _draw_level(
   `law` and `ranking` are `f32[B, W, V]`, the model's laws and logits at the
   nodes of the depth above.
   """
+  tree, siblings = drawing.tree, drawing.siblings
   level, above = tree.levels[depth], parents(tree, depth)
   if siblings.independent:
     drawn_from = law[:, above]

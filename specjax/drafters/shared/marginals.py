@@ -20,32 +20,24 @@ import jax.numpy as jnp
 from jax import Array
 
 from specjax.drafters.shared import best_first, levels
-from specjax.drafters.shared.arguments import check_tree
-from specjax.siblings import GIVEN, Siblings
+from specjax.drafters.shared.arguments import Drawing
+from specjax.siblings import GIVEN
 from specjax.tree import Form, Tree
 from specjax.types import Context, Draft
 
 
-def check(
-  name: str, num_depths: int, tree: Tree, siblings: Siblings, vocab_size: int
-) -> None:
-  """Raises ValueError if marginals of so many depths make no such draft.
+def check(name: str, num_depths: int, drawing: Drawing) -> None:
+  """Raises ValueError if heads of K depths cannot fill the tree.
 
   Args:
     name: of the drafter, for messages.
-    num_depths: K, depths that have a law.
-    tree: what every proposal fills; of one whose parents are data (`FREE`) the
-      best N nodes.
-    siblings: how the children of a node are drawn.
-    vocab_size: V.
+    num_depths: K.
+    drawing: what is drafted; of a tree whose parents are data (`FREE`) the best
+      N nodes.
   """
+  tree = drawing.tree
   if tree.form is Form.FREE:
-    best_first.check(
-      num_nodes=tree.num_drafted, depth=tree.max_depth, width=tree.num_drafted,
-      children=tree.max_children, vocab_size=vocab_size,
-    )  # fmt: skip
-  else:
-    check_tree(tree, siblings, vocab_size, certain=True)
+    best_first.check(drawing, width=tree.num_drafted)
   if tree.max_depth > num_depths:
     raise ValueError(
       f"{name} says {num_depths} tokens ahead, got a tree of depth "
@@ -54,39 +46,29 @@ def check(
     )
 
 
-def draft(
-  logits: Array,
-  context: Context,
-  *,
-  tree: Tree,
-  siblings: Siblings,
-  vocab_size: int,
-) -> Draft:
+def draft(logits: Array, context: Context, drawing: Drawing) -> Draft:
   """A draft of that form.
 
   Args:
     logits: `f32[B, K, V']`, of K >= G depths.
     context: the round's.
-    tree, siblings: as `check` was given them.
-    vocab_size: V, the number of real tokens.
+    drawing: as `check` was given it.
   """
-  if tree.form is Form.FREE:
+  everywhere = lambda depth, tokens: _everywhere(logits, depth, tokens)
+  if drawing.tree.form is Form.FREE:
     # No more than N nodes of a depth can be among the best N of all.
     drafts, _ = best_first.draft_tree(
       logits[:, 0],
-      lambda carry, depth, tokens, parents: (
-        _everywhere(logits, depth, tokens), carry
-      ),
-      None, context, tree=tree, width=tree.num_drafted,
-      children=tree.max_children, vocab_size=vocab_size,
+      lambda carry, depth, tokens, parents: (everywhere(depth, tokens), carry),
+      None, context, drawing, width=drawing.tree.num_drafted,
     )  # fmt: skip
     return drafts
-  if siblings is GIVEN:
-    return _ranked(logits[..., :vocab_size], context, tree)
+  if drawing.siblings is GIVEN:
+    return _ranked(logits[..., : drawing.vocab_size], context, drawing.tree)
   drafts, _ = levels.draw_tree(
     logits[:, 0],
-    lambda carry, depth, drawn: (_everywhere(logits, depth, drawn), carry),
-    None, context, tree=tree, siblings=siblings, vocab_size=vocab_size,
+    lambda carry, depth, drawn: (everywhere(depth, drawn), carry),
+    None, context, drawing,
   )  # fmt: skip
   return drafts
 

@@ -16,7 +16,8 @@ def commit_of(tokens, laws, count):
     path=jnp.zeros((rows, tokens.shape[1]), int),
     length=jnp.asarray(10 + np.asarray(count)),
     target_output=ModelOutput(logits=jnp.zeros(())),
-    num_refed=jnp.zeros(rows, int), target_log_probs=jnp.asarray(laws),
+    num_refed=jnp.zeros(rows, int), newest=jnp.zeros(rows, int),
+    target_log_probs=jnp.asarray(laws),
   )  # fmt: skip
 
 

@@ -19,7 +19,7 @@ from decoding import BUDGETS, LENGTHS, PROMPTS, TARGET, VOCAB
 import specjax
 from specjax import drafters, exact, random, rules, shapes
 from specjax.adaptive import policies
-from specjax.adaptive.rungs import make_rungs
+from specjax.adaptive.ladder import make_ladder
 from specjax.tree import Form, Tree, bound, chain
 from specjax.warp import make_sampling
 
@@ -108,20 +108,20 @@ def test_wrong_slots_positions_and_hidden_states_are_caught(mutant):
 @pytest.mark.heavy
 def test_rounds_of_no_tokens_keep_what_it_needs():
   """A ladder's chains go on with each other's state."""
-  climbing = make_rungs(
+  ladder = make_ladder(
     TOY,
     lambda tree: drafters.assistant(READER, tree=tree, vocab_size=VOCAB),
     rule=rules.get("token"), vocab_size=VOCAB, lengths=(0, 2),
   )  # fmt: skip
   table = jnp.asarray(TARGET)
   params = specjax.Params(target=table, draft=table)
-  state = jax.jit(climbing.longest.init, static_argnames="buffer_length")(
+  state = jax.jit(ladder.longest.init, static_argnames="buffer_length")(
     params, PROMPTS[2:3], LENGTHS[2:3], jax.random.key(0), buffer_length=40,
     max_new_tokens=np.int32(30),
   )  # fmt: skip
-  steps = jax.jit(climbing.steps, static_argnums=0)
+  steps = {n: jax.jit(one.steps) for n, one in ladder.decoders.items()}
   for length in (2, 0, 0, 2):
-    state = steps(length, params, state, 1)
+    state = steps[length](params, state, 1)
   assert state.counters.num_drafted.tolist() == [4]
   assert state.counters.num_accepted.tolist() == [4]
 

@@ -18,10 +18,12 @@ from decoding import LENGTHS, PROMPTS, TARGET, VOCAB, rows_of
 
 import specjax
 from specjax import drafters, exact, rules
-from specjax.adaptive.rungs import make_rungs
+from specjax.adaptive.ladder import make_ladder
 from specjax.drafters.shared import best_first
+from specjax.drafters.shared.arguments import Drawing
+from specjax.siblings import GIVEN
 from specjax.tree import Form, Tree, bound, chain
-from specjax.types import Commit, Drafter, EmptyRoundPolicy, ModelOutput
+from specjax.types import Commit, Drafter, ModelOutput
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -83,17 +85,11 @@ def _kept_tree(drafter):
   """The head's slots of drafted nodes count as committed pairs."""
 
   def commit(params, state, commit):
-    new = drafter.commit(params, state, commit)
-    # Only the newest pair is read again.
+    # Only the newest pair is fed.
     last = jnp.maximum(commit.count - 1, 0)
-    feature = jnp.take_along_axis(new.features, last[:, None, None], axis=1)
-    return dataclasses.replace(
-      new,
-      features=jnp.where(
-        (commit.count > 0)[:, None, None], feature, new.features
-      ),
-      start=jnp.where(commit.count > 0, commit.start + last, new.start),
-    )
+    newest = jnp.take_along_axis(commit.path, last[:, None], axis=1)
+    newest = dataclasses.replace(commit, path=newest, start=commit.start + last)
+    return drafter.commit(params, state, newest)
 
   return dataclasses.replace(drafter, commit=commit)
 
@@ -128,91 +124,98 @@ def test_wrong_features_and_slots_are_caught(mutant):
   assert not accepted_for_sure(mutant())
 
 
-def test_features_follow_the_path_that_stands_and_stay_where_none_does():
+def test_the_path_that_stands_is_fed_and_rows_without_one_know_what_they_knew():
   drafter = DRAFTERS["tree"]
-  width = drafter.tree.max_depth + 1
-  before = drafter.init(None, 2, 16, None)
+  before = drafter.init(PARAMS, 2, 16, None)
   before = dataclasses.replace(
-    before, features=before.features - 1, start=jnp.array([3, 4])
+    before, hidden=(before.hidden[0] - 1,), logits=before.logits - 1
   )
-  features = jnp.arange(2.0 * 6 * LAYERS).reshape(2, 6, LAYERS)
   after = drafter.commit(
-    None,
+    PARAMS,
     before,
     Commit(
-      tokens=jnp.zeros((2, 6), jnp.int32), start=jnp.array([5, 7]),
+      tokens=jnp.arange(12).reshape(2, 6) % VOCAB, start=jnp.array([5, 7]),
       path=jnp.array([[0, 1, 3, 5]] * 2), length=jnp.array([6, 10]),
-      target_output=ModelOutput(logits=jnp.zeros(()), features=features),
+      newest=jnp.array([2, 8]),
+      target_output=ModelOutput(
+        logits=jnp.zeros(()),
+        features=jnp.arange(2.0 * 6 * LAYERS).reshape(2, 6, LAYERS),
+      ),
       num_refed=jnp.zeros(2, jnp.int32),
     ),
   )  # fmt: skip
-  assert after.start.tolist() == [3, 7]
-  np.testing.assert_array_equal(after.features[0], -np.ones((width, LAYERS)))
-  np.testing.assert_array_equal(after.features[1], features[1, [0, 1, 3, 5]])
+  (hidden,), (cache,) = after.hidden, after.caches
+  np.testing.assert_array_equal(hidden[0], before.hidden[0][0])
+  np.testing.assert_array_equal(after.logits[0], before.logits[0])
+  # Two places, the last of node 1's feature and the newest token.
+  feature = 6 * LAYERS + LAYERS + 1 - toys.SHIFT
+  expected = (feature + 9 * int(toys.weight_at(9))) % len(TARGET)
+  assert hidden[1].tolist() == [expected]
+  assert cache.length.tolist() == [5, 9]
 
 
-def rungs(
-  *,
-  vocab_size=VOCAB,
-  target=TOY,
-  head=HEAD,
-  empty_rounds=EmptyRoundPolicy.PROPOSE,
-):
+def lengths(*, vocab_size=VOCAB, target=TOY, head=HEAD, changed=None):
   """Chains of 0, 1 and 3 tokens that go on with each other's state."""
-  return make_rungs(
+  changed = changed or (lambda drafter: drafter)
+  return make_ladder(
     target,
-    lambda tree: dataclasses.replace(
-      drafters.eagle(head, tree=tree, vocab_size=vocab_size, longest=3),
-      empty_rounds=empty_rounds,
+    lambda tree: changed(
+      drafters.eagle(head, tree=tree, vocab_size=vocab_size)
     ),
     rule=rules.get("token"), vocab_size=vocab_size, lengths=(0, 1, 3),
   )  # fmt: skip
 
 
-def accepted_share(climbing, plan, params=PARAMS):
+def accepted_share(ladder, plan, params=PARAMS):
   """Of the tokens drafted in a round of each of these lengths."""
-  state = climbing.longest.init(
+  state = ladder.longest.init(
     params, PROMPTS[2:3], LENGTHS[2:3], jax.random.key(0), buffer_length=40,
     max_new_tokens=30,
   )  # fmt: skip
-  steps = jax.jit(climbing.steps, static_argnums=0)
+  steps = {n: jax.jit(one.steps) for n, one in ladder.decoders.items()}
   for length in plan:
-    state = steps(length, params, state, 1)
+    state = steps[length](params, state, 1)
   assert not state.done.any()
   drafted = int(state.counters.num_drafted[0])
   assert drafted == sum(plan)
   return int(state.counters.num_accepted[0]) / drafted
 
 
+def _not_asked(drafter):
+  """It is fed in rounds that it drafts for, and in no others."""
+
+  def commit(params, state, commit):
+    if commit.tokens.shape[1] == 1:
+      return state
+    return drafter.commit(params, state, commit)
+
+  return dataclasses.replace(drafter, commit=commit)
+
+
 def test_the_head_knows_what_stands_whatever_lengths_rounds_had():
   """It has the target's law if it has read all pairs, in every round."""
   plan = (3, 0, 0, 1, 3, 1, 0, 3, 3)
-  assert accepted_share(rungs(), plan) == 1
-  assert accepted_share(rungs(empty_rounds=EmptyRoundPolicy.COMMIT), plan) < 1
+  assert accepted_share(lengths(), plan) == 1
+  assert accepted_share(lengths(changed=_not_asked), plan) < 1
 
 
 def test_a_round_after_those_of_other_lengths_has_the_targets_law():
   with jax.enable_x64(True):
     wide = lambda x: jnp.asarray(np.asarray(x)[:, :3], jnp.float64)
     few = jax.tree.map(wide, NEAR)
-    climbing = rungs(
+    ladder = lengths(
       vocab_size=3, target=toys.table_model(3, layers=LAYERS),
       head=toys.feature_model(3, num_features=LAYERS),
     )  # fmt: skip
-    state = climbing.longest.init(
+    state = ladder.longest.init(
       few, np.array([[1, 0, 2]]), [3], jax.random.key(0), buffer_length=40,
       max_new_tokens=36,
     )  # fmt: skip
     for length in (3, 0, 1, 0):
-      state = climbing.steps(length, few, state, 1)
+      state = ladder.decoders[length].steps(few, state, 1)
     for length in (1, 3):
-      law, expected = exact.round_law(climbing.decoders[length], few, state)
+      law, expected = exact.round_law(ladder.decoders[length], few, state)
       assert np.abs(law.output - expected).max() < 1e-10
-
-
-def test_a_tree_deeper_than_its_state_is_refused():
-  with pytest.raises(ValueError, match="longest is 2, and the tree is 3 deep"):
-    drafters.eagle(HEAD, tree=chain(3), vocab_size=VOCAB, longest=2)
 
 
 def reference_tree(state, params, *, num_nodes, depth, top_k):
@@ -268,7 +271,7 @@ def test_a_dynamic_tree_has_no_node_without_mass_and_none_by_laws_of_nan():
   )  # fmt: skip
   draft, _ = best_first.draft_tree(
     padded([row[0] for row in rows.values()]), feed, None, context,
-    tree=bound(5, 3, 2), width=2, children=2, vocab_size=3,
+    Drawing(tree=bound(5, 3, 2), siblings=GIVEN, vocab_size=3), width=2,
   )  # fmt: skip
   # Both that are continued at depth 2 hang on the likelier one.
   assert [x[0] for x in fed[1]] == [[0, 1], [0, 0]]
@@ -286,7 +289,7 @@ def test_the_dynamic_tree_is_that_of_the_paper():
   decoder = make(drafter)
   begun = start(decoder, params=NEAR)
   state = jax.jit(decoder.steps)(NEAR, begun, jnp.int32(2))
-  draft, _, _ = jax.jit(decoder.propose)(NEAR, state)
+  draft, *_ = jax.jit(decoder.propose)(NEAR, state)
   expected = reference_tree(state, NEAR, num_nodes=9, depth=4, top_k=3)
   topology = draft.topology()
   for row in np.flatnonzero(~np.asarray(state.done)):
@@ -300,18 +303,11 @@ def test_the_dynamic_tree_is_that_of_the_paper():
 
 
 def test_of_a_text_of_one_token_there_is_no_feature_yet():
+  """The head reads zeros beside the token, at the first place."""
   decoder = make(DRAFTERS["chain"])
   begun = start(decoder)
-  state = begun.drafter_state
-  for row, length in enumerate(LENGTHS):
-    text = PROMPTS[row, : length - 1]
-    read = int(toys.context_logits(np.arange(len(TARGET)), text))
-    expected = np.zeros(state.features.shape[1:])
-    if len(text):
-      expected[0] = read + toys.SHIFT * np.arange(LAYERS)
-    np.testing.assert_array_equal(state.features[row], expected)
-  assert state.start.tolist() == np.maximum(LENGTHS - 2, 0).tolist()
-  # The head reads zeros beside the token, at the first place.
+  (cache,) = begun.drafter_state.caches
+  assert cache.length.tolist() == np.maximum(LENGTHS - 1, 1).tolist()
   draft, *_ = decoder.propose(PARAMS, begun)
   (row,) = np.flatnonzero(LENGTHS == 1)
   read = -toys.SHIFT + (PROMPTS[row, 0] + 1) * int(toys.weight_at(1))
@@ -323,7 +319,7 @@ def test_of_a_text_of_one_token_there_is_no_feature_yet():
 
 def test_all_nodes_that_are_fed_have_a_slot():
   few = drafters.eagle(HEAD, tree=bound(6, 4, 3), vocab_size=VOCAB)
-  assert few.init(PARAMS, 1, 20, None).cache.slots >= 20 + 3 * 3
+  assert few.init(PARAMS, 1, 20, None).caches[0].slots >= 20 + 3 * 3
 
 
 def test_greedy_text_is_that_of_plain_decoding():

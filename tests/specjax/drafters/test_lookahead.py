@@ -199,6 +199,7 @@ def test_what_follows_a_column_is_the_likeliest_that_is_a_number(from_text):
       tokens=jnp.array([[1, 0, 2]]), start=jnp.array([4]),
       path=jnp.array([[0, 1]]), length=jnp.array([7]),
       target_output=ModelOutput(logits=logits), num_refed=jnp.array([0]),
+      newest=jnp.array([0]),
     ),
   )  # fmt: skip
   assert actual.window.tolist() == [[[1, 2]]]

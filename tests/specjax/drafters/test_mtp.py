@@ -17,8 +17,9 @@ from decoding import LENGTHS, PROMPTS, TARGET, VOCAB, rows_of
 import specjax
 from specjax import drafters, rules
 from specjax.adaptive import policies
-from specjax.adaptive.rungs import make_rungs
+from specjax.adaptive.ladder import make_ladder
 from specjax.drafters.families.mtp import of_layers
+from specjax.drafters.shared.arguments import Drawing
 from specjax.siblings import IID
 from specjax.tree import Form, Tree, bound, chain
 
@@ -104,20 +105,18 @@ def test_layers_know_it_where_a_text_goes_on(expected):
 @pytest.mark.heavy
 def test_one_layer_is_an_eagles(expected):
   """Whose cache is read anew at each depth, and not appended to."""
-  one = of_layers((ONE,), TREE, IID, None, VOCAB, None)
+  one = of_layers((ONE,), Drawing(tree=TREE, siblings=IID, vocab_size=VOCAB))
   assert outcome(one) == expected("tree")
 
 
 def _not_cropped(drafter):
-  """Places that some layer read with drafted tokens count as read."""
+  """Places that a later layer read with drafted tokens count as read."""
 
   def commit(params, state, commit):
     new = drafter.commit(params, state, commit)
-    back = jnp.where(commit.count > 0, commit.start - new.start, 0)
-    rolled = jax.vmap(lambda x, by: jnp.roll(x, -by, axis=0))
-    return dataclasses.replace(
-      new, features=rolled(new.features, back), start=new.start + back
-    )
+    last = len(new.caches) - 1
+    kept = state.caches[last].replace(length=new.caches[last].length)
+    return dataclasses.replace(new, caches=(*new.caches[:last], kept))
 
   return dataclasses.replace(drafter, commit=commit)
 
@@ -164,23 +163,21 @@ def test_wrong_places_and_states_are_caught(expected, mutant):
 
 def test_more_layers_than_tokens_are_not_read():
   drafter = of(3, "chain")
-  assert drafter.passes == (8, 8, 8, 1, 2, 3, 4)
-  assert drafter.num_refed == 9
+  assert drafter.passes == (6, 6, 6, 1, 2, 3, 4)
+  assert drafter.num_refed == 3
   head = toys.layered_head(VOCAB, num_features=LAYERS, num_depths=3)
   two = drafters.mtp(head, tokens=2, vocab_size=VOCAB)
-  assert two.passes == (4, 4, 1)
+  assert two.passes == (3, 3, 1)
   one = drafters.mtp(head, tokens=1, vocab_size=VOCAB)
   assert one.passes == (2,)
-  with pytest.raises(ValueError, match="longest is 2, and the tree is 3 deep"):
-    drafters.mtp(head, tokens=3, vocab_size=VOCAB, longest=2)
 
 
 def test_the_layers_know_what_stands_whatever_lengths_rounds_had():
   """They have the target's law if they have read all places, in every round."""
   head = toys.layered_head(VOCAB, num_features=LAYERS, num_depths=2)
-  climbing = make_rungs(
+  ladder = make_ladder(
     TOY,
-    lambda tree: drafters.mtp(head, tree=tree, vocab_size=VOCAB, longest=3),
+    lambda tree: drafters.mtp(head, tree=tree, vocab_size=VOCAB),
     rule=rules.get("token"), vocab_size=VOCAB, lengths=(0, 1, 3),
   )  # fmt: skip
   params = dataclasses.replace(PARAMS, draft=PARAMS.target)
@@ -188,12 +185,12 @@ def test_the_layers_know_what_stands_whatever_lengths_rounds_had():
 
   @jax.jit
   def run(params):
-    state = climbing.longest.init(
+    state = ladder.longest.init(
       params, PROMPTS[2:3], LENGTHS[2:3], jax.random.key(0), buffer_length=40,
       max_new_tokens=30,
     )  # fmt: skip
     for length in plan:
-      state = climbing.steps(length, params, state, 1)
+      state = ladder.decoders[length].steps(params, state, 1)
     return state
 
   state = run(params)

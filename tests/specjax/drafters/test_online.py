@@ -157,6 +157,7 @@ def test_laws_are_kept_above_a_floor_and_those_that_are_nan_not_at_all():
     path=jnp.array([[0, 1, 2]]), length=jnp.array([9]),
     target_output=specjax.types.ModelOutput(logits=logits),
     num_refed=jnp.array([0]),
+    newest=jnp.array([0]),
   )  # fmt: skip
   ring = online._written(small_ring(), commit, vocab_size=3)
   assert int(ring.written[0]) == 2

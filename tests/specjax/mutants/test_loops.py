@@ -18,6 +18,7 @@ from specjax import decode, drafters
 from specjax import tree as tree_lib
 from specjax import warp as warp_lib
 from specjax.drafters.shared import levels
+from specjax.drafters.shared.arguments import Drawing
 from specjax.siblings import IID
 from specjax.warp import make_sampling
 
@@ -95,7 +96,7 @@ def feeds_one_token(drafter):
     )
     draft, cache = levels.draft_tree(
       model, params.draft, cache, output.logits[:, 0], context,
-      tree=tree, siblings=IID, vocab_size=VOCAB,
+      Drawing(tree=tree, siblings=IID, vocab_size=VOCAB),
     )  # fmt: skip
     return draft, cache, target_cache
 

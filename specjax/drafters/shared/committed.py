@@ -1,0 +1,158 @@
+"""Feeding heads on the target's features with what was committed.
+
+Layer k of a head of D layers (EAGLE's have one) reads at place i the state that
+layer k - 1 left there, for k = 1 the target's feature of token i, beside token
+i + k. All of these are known as soon as token i + k is committed, so the head
+is fed in `commit`, and what is left for `propose` is to draft: a round in which
+nothing is drafted needs nothing else.
+
+The cache of a layer holds place i in slot i. What is drafted is written behind
+the committed places, and the next commit overwrites it.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from specjax import cache as cache_lib
+from specjax.cache import Cache
+from specjax.structs import struct
+from specjax.types import Commit, FeatureModel, Params
+
+
+@struct
+class HeadState:
+  """A head of D layers that has read a text of `length` tokens.
+
+  Attributes:
+    caches: of each layer k, with its `length - k` committed places.
+    hidden: of each layer `f[B, H]`, its state at the last of them.
+    logits: `f32[B, V']` of the first layer there: for the token after the text.
+  """
+
+  caches: tuple[Cache, ...]
+  hidden: tuple[Array, ...]
+  logits: Array
+
+
+def fields(
+  models: tuple[FeatureModel, ...], *, more_slots: int = 0
+) -> dict[str, Any]:
+  """Fields of the `Drafter` of a head: its state, and how it is fed.
+
+  Args:
+    models: the layers; all take the parameters of the whole head.
+    more_slots: of each cache, for nodes that are drafted and not verified.
+  """
+
+  def begin(params, batch, slots, inputs) -> HeadState:
+    del inputs
+    return init(models, params, batch, slots + more_slots)
+
+  return dict(
+    init=begin,
+    prefill=functools.partial(feed, models, goes_on=False),
+    commit=functools.partial(feed, models, goes_on=True),
+    row_axes=row_axes,
+    max_positions=models[0].max_positions,
+    num_refed=max(len(models), 2),
+    accepts_foreign_drafts=True,
+  )
+
+
+def init(
+  models: tuple[FeatureModel, ...], params: Params, batch: int, slots: int
+) -> HeadState:
+  """The state before a prompt."""
+  caches = tuple(model.init_cache(batch, slots) for model in models)
+  token = jnp.zeros((batch, 1), jnp.int32)
+  features = jnp.zeros((batch, 1, models[0].num_features))
+  logits, hidden, _ = jax.eval_shape(
+    lambda params: models[0].apply(
+      params, token, models[0].fuse(params, features), caches[0],
+      logits_at=token,
+    ),
+    params.draft,
+  )  # fmt: skip
+  zeros = lambda x: jnp.zeros((batch, x.shape[-1]), x.dtype)
+  return HeadState(
+    caches=caches,
+    hidden=tuple(zeros(hidden) for _ in models),
+    logits=zeros(logits),
+  )
+
+
+def feed(
+  models: tuple[FeatureModel, ...],
+  params: Params,
+  state: HeadState,
+  commit: Commit,
+  *,
+  goes_on: bool,
+) -> HeadState:
+  """Feeds every layer the places that are new: one pass of W tokens each.
+
+  Args:
+    models: the layers; all take the parameters of the whole head.
+    params: parameters of both models.
+    state: of the text before.
+    commit: the fed tokens of a prompt, or of a round.
+    goes_on: True if the state is of the text up to `commit.start`, as after a
+      round; layer k then begins k - 1 places before it. False for prompts,
+      which are fed the newest D tokens again: all begin there.
+  """
+  went_on = commit.count > 0
+  # Nothing was fed of a text of one token: it stands beside a feature of 0.
+  length = jnp.maximum(commit.length, 2)
+  tokens = commit.next_tokens()
+  features = commit.features(models[0].num_features)
+  features = jnp.take_along_axis(features, commit.path[..., None], axis=1)
+  features = jnp.where(went_on[:, None, None], features, 0)
+  hidden = models[0].fuse(params.draft, features)
+  steps = np.arange(tokens.shape[1])
+  back = jnp.zeros_like(commit.start)  # places before `start` of the first one
+  caches, newest, logits = [], [], state.logits
+  for k, model in enumerate(models, 1):
+    if k > 1 and goes_on:
+      further = commit.start >= k - 1  # else the layer has no place yet
+      shifted = jnp.concatenate(
+        [state.hidden[k - 2][:, None], hidden[:, :-1]], axis=1
+      )
+      hidden = jnp.where(further[:, None, None], shifted, hidden)
+      back = back + further
+    first = commit.start - back
+    at = jnp.minimum((k - 1 - back)[:, None] + steps, len(steps) - 1)
+    last = jnp.clip(length - 1 - k - first, 0, len(steps) - 1)[:, None]
+    said, hidden, cache = model.apply(
+      params.draft,
+      jnp.take_along_axis(tokens, at, axis=1),
+      hidden,
+      state.caches[k - 1].replace(length=first),
+      logits_at=last if k == 1 else last[:, :0],
+    )
+    if k == 1:
+      logits = said[:, 0].astype(state.logits.dtype)
+    caches.append(cache.replace(length=jnp.maximum(length - k, 0)))
+    of_last = jnp.take_along_axis(hidden, last[..., None], axis=1)[:, 0]
+    newest.append(of_last.astype(state.hidden[0].dtype))
+  # Rows that emitted nothing keep what they knew.
+  is_new = (went_on | (commit.length == 1))[:, None]
+  keep = lambda new, old: jnp.where(is_new, new, old)
+  return HeadState(
+    caches=tuple(caches),
+    hidden=tuple(map(keep, newest, state.hidden)),
+    logits=keep(logits, state.logits),
+  )
+
+
+def row_axes(state: HeadState) -> Any:
+  """The axis of rows of each array of a state."""
+  return HeadState(
+    caches=tuple(map(cache_lib.row_axes, state.caches)),
+    hidden=(0,) * len(state.hidden),  # type: ignore[arg-type]
+    logits=0,  # type: ignore[arg-type]
+  )
