@@ -213,7 +213,7 @@ def test_no_pass_is_made_for_rows_that_read_on():
   decoder = specjax.make_decoder(TOY, drafter=drafter)
   for texts, fed in (([AGAIN, AGAIN], 0), ([AGAIN, ANEW], DEPTH)):
     params, state = begun(decoder, NEAR, texts)
-    draft, _, _, after, _ = decoder.propose(params, state)
+    draft, _, after, _ = decoder.propose(params, state)
     # The pass that reads committed pairs is made in any case.
     assert int(after.passes) == max(fed, 1)
     assert draft.topology().present.sum(1).tolist() == [DEPTH + 1] * 2
