@@ -127,11 +127,23 @@ def feed(
     first = commit.start - back
     at = jnp.minimum((k - 1 - back)[:, None] + steps, len(steps) - 1)
     last = jnp.clip(length - 1 - k - first, 0, len(steps) - 1)[:, None]
+    fed = jnp.take_along_axis(tokens, at, axis=1)
+    cache = state.caches[k - 1].replace(length=first)
+    if k == len(models) and not goes_on:
+      # Its states are not wanted but at the last place, which is fed again.
+      nowhere = last[:, :0]
+      _, _, cache = model.apply(
+        params.draft, fed, hidden, cache, logits_at=nowhere
+      )
+      cache = cache.replace(length=first + last[:, 0])
+      fed = jnp.take_along_axis(fed, last, axis=1)
+      hidden = jnp.take_along_axis(hidden, last[..., None], axis=1)
+      last = jnp.zeros_like(last)
     said, hidden, cache = model.apply(
       params.draft,
-      jnp.take_along_axis(tokens, at, axis=1),
+      fed,
       hidden,
-      state.caches[k - 1].replace(length=first),
+      cache,
       logits_at=last if k == 1 else last[:, :0],
     )
     if k == 1:
