@@ -104,11 +104,6 @@ def repeats(drafter: Drafting, **settings: Any) -> Drafting:
   if drafter.learning is not None or drafter.lengths:
     raise ValueError("repeats is not around online and ladder")
   fed = drafter.tree.num_drafted + 1
-  if drafter.takes_policy and made.tree.max_depth > drafter.tree.max_depth:
-    # Where all rows read on, its passes are not made.
-    if drafter.tree.is_chain and drafter.policy is None:
-      tokens = drafter.tree.max_depth
-      drafter = drafter.of_form(tokens=tokens, policy=policies.fixed(tokens))
 
   def call(model: Any, vocab_size: int, **form: Any) -> Drafter:
     return drafters.repeats(drafter.call(model, vocab_size, **form), **settings)
