@@ -12,7 +12,7 @@ import dataclasses
 from specjax import rules
 from specjax import siblings as siblings_lib
 from specjax import tree as tree_lib
-from specjax.drafters.shared.arguments import check_tree
+from specjax.drafters.shared.arguments import drawing
 from specjax.siblings import Siblings
 from specjax.tree import Tree
 from specjax.types import Rule
@@ -92,7 +92,7 @@ def cases(
           f"{tree.num_drafted}"
         )
       rule.check(tree, siblings)
-      check_tree(tree, siblings, vocab_size)
+      drawing(None, tree, siblings, vocab_size)
     except ValueError as error:
       if asked != "all":
         raise
