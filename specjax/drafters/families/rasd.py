@@ -26,7 +26,6 @@ draft model's law of the first token, this by that of all tokens; where a path
 of its retrieved trie ends is a setting of its own, here of the budget.
 """
 
-import math
 from typing import Any
 
 import jax
@@ -36,8 +35,8 @@ from jax import Array, lax
 
 from specjax import laws
 from specjax.cache import Cache
-from specjax.drafters.families.suffix import finder
-from specjax.drafters.shared import arguments, levels, occurrences
+from specjax.drafters.families.suffix import Search
+from specjax.drafters.shared import arguments, levels
 from specjax.drafters.shared.arguments import TOKENS
 from specjax.drafters.shared.tries import Trie
 from specjax.shapes import Shape
@@ -112,30 +111,24 @@ def rasd(
       f"nodes must be above the {inner.num_drafted} of the draft's own tree, "
       f"got {nodes}"
     )
-  sizes: dict[str, Any] = dict(
-    max_match=max_match, min_prob=min_prob,
-    nodes_per_match=nodes_per_match or math.inf,
+  search = Search(
+    depth=depth, max_match=max_match, nodes_per_match=nodes_per_match,
+    min_prob=min_prob, max_hits=max_hits, vocab_size=vocab_size, corpus=corpus,
   )  # fmt: skip
   count = max(2 * nodes, depth) if num_retrieved is None else num_retrieved
-  for most in (nodes, count):
-    occurrences.check(num_nodes=most, depth=depth, max_hits=max_hits, **sizes)
   if siblings.with_noise:
     raise ValueError(
       f"drafts with noise ({siblings.name}) hold no tokens that were looked up"
     )
-  whole = occurrences.bounds(nodes, depth)
+  whole = search.bounds(nodes)
   if inner.max_children > whole.max_children:
     raise ValueError(
       f"the model's tree has {inner.max_children} children of one node, and "
       f"{nodes} nodes of depth {depth} leave room for {whole.max_children}"
     )
-  trie = occurrences.bounds(count, depth)
+  trie = search.bounds(count)
   # All that a round may commit, and the newest token before it.
   width = depth + 2
-  find = finder(
-    depth=depth, max_hits=max_hits, max_match=max_match, own_text=True,
-    corpus=corpus, vocab_size=vocab_size,
-  )  # fmt: skip
 
   def init(params, batch, slots, inputs) -> Cache:
     most = max(inner.num_drafted, count, width)
@@ -145,9 +138,7 @@ def rasd(
 
   def propose(params, cache, target_cache, context):
     root_logits, cache = read(params.draft.model, cache, context)
-    looked_up = occurrences.together(
-      find(params.draft.corpus, context), num_nodes=count, **sizes
-    )
+    looked_up = search.trie(params.draft.corpus, context, count)
     scores, cache = judged(
       params.draft.model, root_logits, cache, looked_up, context
     )

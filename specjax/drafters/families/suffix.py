@@ -28,16 +28,19 @@ has passes of several widths (`specjax.adaptive.widths`): then short matches are
 cheap.
 """
 
+import dataclasses
 import math
 from typing import Any
 
 import jax.numpy as jnp
 
 from specjax.drafters.shared import corpus as corpus_lib
-from specjax.drafters.shared import occurrences
+from specjax.drafters.shared import occurrences, tries
 from specjax.drafters.shared.arguments import TOKENS
+from specjax.drafters.shared.corpus import Corpus
 from specjax.siblings import GIVEN
-from specjax.types import Draft, Drafter
+from specjax.tree import Tree
+from specjax.types import Context, Draft, Drafter
 
 
 def suffix(
@@ -70,10 +73,11 @@ def suffix(
   Raises:
     ValueError: for sizes that cannot be.
   """
-  return _drafter(
-    "suffix", tokens, nodes, max_match, nodes_per_match, min_prob, max_hits,
-    vocab_size, own_text=True, corpus=corpus,
+  search = Search(
+    depth=tokens, max_match=max_match, nodes_per_match=nodes_per_match,
+    min_prob=min_prob, max_hits=max_hits, vocab_size=vocab_size, corpus=corpus,
   )  # fmt: skip
+  return _drafter("suffix", nodes or 2 * tokens, search)
 
 
 def rest(
@@ -90,40 +94,81 @@ def rest(
 
   The corpus is `Params.draft`; else as `suffix`.
   """
-  return _drafter(
-    "rest", tokens, nodes, max_match, nodes_per_match, min_prob, max_hits,
-    vocab_size, own_text=False, corpus=True,
+  search = Search(
+    depth=tokens, max_match=max_match, nodes_per_match=nodes_per_match,
+    min_prob=min_prob, max_hits=max_hits, vocab_size=vocab_size, corpus=True,
+    own_text=False,
   )  # fmt: skip
+  return _drafter("rest", nodes or 2 * tokens, search)
 
 
-def _drafter(
-  name: str,
-  tokens: int,
-  nodes: int,
-  max_match: int,
-  nodes_per_match: float,
-  min_prob: float,
-  max_hits: int,
-  vocab_size: int | None,
-  *,
-  own_text: bool,
-  corpus: bool,
-) -> Drafter:
-  """The drafter of these sources, under its name; see `suffix`."""
-  nodes = nodes or 2 * tokens
-  settings: dict[str, Any] = dict(
-    num_nodes=nodes, max_match=max_match, min_prob=min_prob,
-    nodes_per_match=nodes_per_match or math.inf,
-  )  # fmt: skip
-  occurrences.check(depth=tokens, max_hits=max_hits, **settings)
-  tree = occurrences.bounds(nodes, tokens)
-  find = finder(
-    depth=tokens, max_hits=max_hits, max_match=max_match, own_text=own_text,
-    corpus=corpus, vocab_size=vocab_size,
-  )  # fmt: skip
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Search:
+  """How continuations are looked up, and which are likely enough.
+
+  Attributes:
+    depth: G, tokens of the longest.
+    max_match, nodes_per_match, min_prob, max_hits, vocab_size, corpus: as of
+      `suffix`.
+    own_text: whether the row's text counts.
+  """
+
+  depth: int
+  max_match: int
+  nodes_per_match: float
+  min_prob: float
+  max_hits: int
+  vocab_size: int | None
+  corpus: bool
+  own_text: bool = True
+
+  def bounds(self, num_nodes: int) -> Tree:
+    """The tree of so many nodes; raises ValueError if it cannot be."""
+    occurrences.check(
+      depth=self.depth, max_hits=self.max_hits, **self._likely(num_nodes)
+    )
+    return occurrences.bounds(num_nodes, self.depth)
+
+  def trie(
+    self, index: Corpus | None, context: Context, num_nodes: int
+  ) -> tries.Trie:
+    """The likeliest continuations of a round's texts, so many nodes."""
+    found = self.found(index, context)
+    return occurrences.together(found, **self._likely(num_nodes))
+
+  def found(
+    self, index: Corpus | None, context: Context
+  ) -> list[occurrences.Occurrences]:
+    """The occurrences in each source."""
+    sizes = dict(
+      count=self.max_hits, depth=self.depth, max_match=self.max_match
+    )
+    sources, text = [], (context.tokens, context.length)
+    if self.own_text:
+      sources.append(occurrences.in_text(*text, **sizes))
+    if self.corpus:
+      matched = corpus_lib.in_corpus(index, *text, **sizes)
+      if self.vocab_size is not None:
+        # An index made for another vocabulary proposes nothing beyond this one.
+        unknown = matched.tokens >= self.vocab_size
+        known = jnp.cumsum(unknown, axis=-1) == 0
+        matched = dataclasses.replace(matched, present=matched.present & known)
+      sources.append(matched)
+    return sources
+
+  def _likely(self, num_nodes: int) -> dict[str, Any]:
+    return dict(
+      num_nodes=num_nodes, max_match=self.max_match, min_prob=self.min_prob,
+      nodes_per_match=self.nodes_per_match or math.inf,
+    )  # fmt: skip
+
+
+def _drafter(name: str, nodes: int, search: Search) -> Drafter:
+  """The drafter of a search, under its name; see `suffix`."""
+  tree = search.bounds(nodes)
 
   def propose(params, state, target_cache, context):
-    trie = occurrences.together(find(params.draft, context), **settings)
+    trie = search.trie(params.draft, context, nodes)
     root = context.root
     draft = Draft(
       tree=tree,
@@ -135,39 +180,3 @@ def _drafter(
     return draft, state, target_cache
 
   return Drafter(name=name, tree=tree, siblings=GIVEN, propose=propose)
-
-
-def finder(
-  *,
-  depth: int,
-  max_hits: int,
-  max_match: int,
-  own_text: bool,
-  corpus: bool,
-  vocab_size: int | None,
-):
-  """`(Corpus or None, context) -> list[Occurrences]`; see `suffix`."""
-  sizes = dict(count=max_hits, depth=depth, max_match=max_match)
-
-  def find(index, context):
-    sources = []
-    if own_text:
-      sources.append(
-        occurrences.in_text(context.tokens, context.length, **sizes)
-      )
-    if corpus:
-      matched = corpus_lib.in_corpus(
-        index, context.tokens, context.length, **sizes
-      )
-      if vocab_size is not None:
-        # An index made for another vocabulary proposes nothing beyond this one.
-        known = jnp.cumsum(matched.tokens >= vocab_size, axis=-1) == 0
-        matched = occurrences.Occurrences(
-          tokens=matched.tokens,
-          present=matched.present & known,
-          match=matched.match,
-        )
-      sources.append(matched)
-    return sources
-
-  return find

@@ -212,15 +212,15 @@ def test_of_many_occurrences_the_share_of_each_continuation_stays():
 
 
 def test_of_a_corpus_nothing_is_taken_from_an_unknown_token_on():
-  find = suffix.finder(
-    depth=3, max_hits=4, max_match=3, own_text=False, corpus=True,
-    vocab_size=5,
+  search = suffix.Search(
+    depth=3, max_hits=4, max_match=3, nodes_per_match=1.0, min_prob=0.1,
+    own_text=False, corpus=True, vocab_size=5,
   )  # fmt: skip
   index = corpus_lib.build([[1, 2, 5, 3], [1, 4, 3, 1], [1, 6]])
   text = types.SimpleNamespace(
     tokens=jnp.array([[2, 1, 9]]), length=jnp.array([2])
   )
-  (actual,) = find(jax.tree.map(jnp.asarray, index), text)
+  (actual,) = search.found(jax.tree.map(jnp.asarray, index), text)
   ways = [
     tokens[present].tolist()
     for tokens, present in zip(actual.tokens[0], actual.present[0], strict=True)
