@@ -21,8 +21,8 @@ from models.formats import (
   gguf,
   gguf_tokenizer,
   head_checkpoints,
-  held,
   huggingface,
+  published,
   trained,
 )
 from models.formats import weights as weights_lib
@@ -125,26 +125,19 @@ class Network:
       )
     return transformer.as_language_model(self.module, **more)[0]
 
-  def lowered(self, form: Quantization, *, fast: bool = False) -> "Network":
+  def quantize(self, how: Quantization) -> "Network":
     """The same with weights quantized, or to fewer bits, all else shared.
 
-    Args:
-      form: how.
-      fast: whether it is made fast on a CPU (`quantized.hasten`), if it is on
-        one device.
-
     Raises:
-      ValueError: if they are stored in as few bits already.
+      ValueError: if they have as few bits already.
     """
-    form = quantized.below(form, self.weights) if self.weights else form
+    how = quantized.below(how, self.weights) if self.weights else how
     if self.module is None:
-      params = stacked.lowered(self.params, self.config, form)
-      return dataclasses.replace(self, params=params, weights=form)
+      params = stacked.quantize(self.params, self.config, how)
+      return dataclasses.replace(self, params=params, weights=how)
     copy = nnx.merge(*nnx.split(self.module))  # of the same arrays
-    quantized.lower(copy, form)
-    if fast:
-      quantized.hasten(copy)
-    return Network.of_module(copy, weights=form, stored=self.stored)
+    quantized.quantize_module(copy, how, again=True)
+    return Network.of_module(copy, weights=how, stored=self.stored)
 
 
 def load(
@@ -209,7 +202,7 @@ def load(
       weights=form, stored=stored,
     )  # fmt: skip
   if isinstance(weights, Quantization) and form is None:
-    network = network.lowered(weights)
+    network = network.quantize(weights)
   return dataclasses.replace(network, note=note)
 
 
@@ -234,13 +227,13 @@ def _held(
       return None, ""
     form, why = None, ""
     if weights is not None:
-      form, why = held.published(source, on_mesh=on_mesh)
-    if isinstance(weights, Quantization) and held.holds(source, weights):
+      form, why = published.quantization(source, on_mesh=on_mesh)
+    if isinstance(weights, Quantization) and published.keeps(source, weights):
       form = weights
-  published = f"{path} is published as {source.published}: "
+  begun = f"{path} is published as {source.published}: "
   if form is not None and weights in ("published", form):
-    return form, f"{published}held as that, {form}"
-  note = f"{published}dequantised to {jnp.dtype(dtype).name}"
+    return form, f"{begun}held as that, {form}"
+  note = f"{begun}dequantized to {jnp.dtype(dtype).name}"
   if isinstance(weights, Quantization):
     note += f" and rounded again, to {weights}"
   if form is not None:
@@ -274,9 +267,8 @@ def load_head(
     mesh: the devices; None for one device.
     sharding: the head's rules on the mesh.
     of_target: whether it is the MTP head in the target's own directory, `path`.
-    weights: how its projections' weights are stored, the output projection's
-      too unless that is the target's, in few bits; None for `dtype`. Not with
-      a mesh.
+    weights: how its projections are quantized, the output projection too unless
+      that is the target's, quantized; None for `dtype`. Not with a mesh.
 
   Returns:
     The `models.formats.head_checkpoints.Head`.
@@ -288,10 +280,8 @@ def load_head(
   frame = target.params if mesh is None else target.params["frame"]
   tied = target.config.tied_embeddings
   tables = frame["embed"], frame["embed" if tied else "lm_head"]
-  embedding = quantized.whole_table(tables[0], "embedding", dtype)
-  output = (
-    embedding if tied else quantized.whole_table(tables[1], "weight", dtype)
-  )
+  embedding = tables[0]["embedding"].get_value()
+  output = embedding if tied else tables[1]["weight"].get_value()
   about = dataclasses.replace(
     _about(target.config), embedding=embedding, output=output
   )
@@ -299,14 +289,8 @@ def load_head(
   head = head_checkpoints.load(
     path, about, dtype=dtype, place=place, of_target=of_target
   )
-  shared = {"embed": (embedding, tables[0]), "lm_head": (output, tables[1])}
-  lent = [n for n, x in shared.items() if quantized.is_lent(head.module, n, *x)]
   if weights is not None:
-    quantized.lower(head.module, weights)
-    if jax.default_backend() == "cpu":
-      quantized.hasten(head.module)
-  for name in lent:
-    quantized.borrow(head.module, name, shared[name][1])
+    quantized.quantize_module(head.module, weights)
   return head
 
 

@@ -20,8 +20,10 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from models.networks import mixture, quantized
+from models.networks import mixture
 from models.networks.description import TransformerConfig
+from models.networks.quantized import scales_spec
+from models.networks.quantized_tensor import is_quantized
 from specjax.cache import row_major
 
 
@@ -101,19 +103,14 @@ def param_specs(params, sharding: Sharding):
     sharding: the model's rules.
   """
 
-  def spec(path, leaf):
-    parts = names(path)
-    of = quantized.weight_of(tuple(parts))
-    if of is None:
-      return param_spec(parts, sharding)
-    # Scales lie beside their weights; one an output is cut as outputs are.
-    weight = param_spec([*of], sharding)
-    axis = leaf.ndim - (1 if parts[-1] == "scales" else 2)  # of inputs
-    if leaf.shape[axis] > 1 or axis >= len(weight):
-      return weight
-    return P(*weight[:axis], None, *weight[axis + 1 :])
+  def spec(path, weight):
+    values = param_spec(names(path), sharding)
+    if not is_quantized(weight):
+      return values
+    scales = scales_spec(values, weight)
+    return dataclasses.replace(weight, values=values, scales=scales)
 
-  return jax.tree_util.tree_map_with_path(spec, params)
+  return jax.tree_util.tree_map_with_path(spec, params, is_leaf=is_quantized)
 
 
 _PER_LAYER = ("per_layer_gate", "per_layer_out", "per_layer_projection")

@@ -290,9 +290,7 @@ def load(
     assert isinstance(
       drafting.weights, Quantization
     )  # as quantised_self has it
-    # XLA:CPU would dequantise the copy in every pass.
-    on_cpu = jax.default_backend() == "cpu"
-    draft = target.lowered(drafting.weights, fast=on_cpu)
+    draft = target.quantize(drafting.weights)
   elif reads == "block":
     draft = specdec.load(hub.local(path), dtype=dtype, mesh=mesh)
   elif reads == "file":

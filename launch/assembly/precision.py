@@ -21,7 +21,7 @@ def _rounded(kind: str, words: str) -> Callable[..., Quantization]:
 
   def call(
     *,
-    group: int | None = quantized.KINDS[kind].group,
+    group: int | None = quantized.DTYPES[kind].group,
     output: bool = True,
     embedding: bool = False,
     dense: bool = True,

@@ -67,7 +67,7 @@ def _bits(
   if bits not in (4, 8):
     raise ValueError(f"bits must be 4 or 8, got {bits}")
   kind = f"int{bits}"
-  group = quantized.KINDS[kind].group if group is None else group
+  group = quantized.DTYPES[kind].group if group is None else group
   return dict(weights=Quantization(dtype=kind, group=group), checkpoint=skipped)
 
 

@@ -15,6 +15,7 @@ from launch.planning import networks, roofline
 from launch.planning.roofline import Pass
 from models import head_shapes
 from models.head_shapes import HeadShape
+from models.networks.quantized_tensor import is_quantized
 from models.sharding import Sharding
 from specjax import drafters
 from specjax.types import Drafter, Params
@@ -36,14 +37,20 @@ def own_params(shape: HeadShape):
 
 
 def with_shared(shape: HeadShape, params: Params) -> Params:
-  """Parameters of `own_params` with the target's arrays among the head's."""
+  """Parameters of `own_params` with the target's arrays among the head's.
+
+  Of a quantized one the values alone, which are what a pass reads.
+  """
   flat = dict(nnx.to_flat_state(params.draft))
   frame = params.target["frame"]
   for module in shape.config.shared:
     # A tied embedding is the output projection too.
     table = frame[module if module in frame else "embed"]
     kind = "embedding" if module == "embed" else "weight"
-    flat[module, kind] = table[kind if kind in table else "embedding"]
+    shared = table[kind if kind in table else "embedding"]
+    if is_quantized(weight := shared.get_value()):
+      shared = shared.replace(weight.values)
+    flat[module, kind] = shared
   return dataclasses.replace(params, draft=nnx.from_flat_state(flat))
 
 

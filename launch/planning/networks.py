@@ -10,7 +10,13 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
 from models import sharding as sharding_lib
-from models.networks import attention, mixture, quantized, stacked, t5_stacked
+from models.networks import (
+  attention,
+  mixture,
+  quantized_tensor,
+  stacked,
+  t5_stacked,
+)
 from models.networks.description import (
   TransformerConfig,
   attention_weights,
@@ -84,7 +90,7 @@ def count(params) -> int:
 
 def num_bytes(params) -> int:
   """Bytes that parameters take."""
-  return sum(map(quantized.num_bytes, jax.tree.leaves(params)))
+  return sum(map(quantized_tensor.num_bytes, jax.tree.leaves(params)))
 
 
 @functools.cache

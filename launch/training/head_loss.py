@@ -25,7 +25,7 @@ from models.head_shapes import HeadModule
 from models.networks import anchored
 from models.networks.dflash import Parallel
 from models.networks.eagle import Eagle, Eagle3
-from models.networks.layers import project
+from models.networks.linear import project
 from models.networks.mtp import Mtp
 from models.networks.transformer import FINAL, Features, Transformer
 from models.networks.unrolled import ahead, unroll

@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from models.formats import packed
 from models.formats.families.family import Table
-from models.formats.weights import Tensor, locate
+from models.formats.weights import Index, Tensor, locate
+from models.networks.quantized_tensor import QuantizedTensor
 
 _EXPERT = re.compile(r"(.+\.experts)\.(\d{1,9})\.(.+)")
 
@@ -37,22 +37,39 @@ def of_experts(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     if sorted(each) != [*range(len(each))] or len(alike) > 1:
       rest |= {name.replace("*", str(i)): t for i, t in each.items()}
       continue
-    parts = [t.packed for t in experts if t.packed is not None]
-    rest[name] = Tensor(
-      name=name,
-      shape=(len(experts), *experts[0].shape),
-      kind=experts[0].kind,
-      read=functools.partial(_read_experts, experts),
-      packed=packed.of_experts(parts) if len(parts) == len(each) else None,
+    rest[name] = dataclasses.replace(
+      _stacked(experts, name),
+      quantized=_stacked_quantized([t.quantized for t in experts], name),
     )
   return rest
 
 
-def _read_experts(
-  experts: Sequence[Tensor], index: tuple[slice, ...]
-) -> np.ndarray:
-  chosen = experts[index[0]] if index else experts
-  return np.stack([tensor.read(index[1:]) for tensor in chosen])
+def _stacked(each: Sequence[Tensor], name: str) -> Tensor:
+  """Tensors of one shape as one, with an axis for them."""
+
+  def read(index: Index) -> np.ndarray:
+    chosen = each[index[0]] if index else each
+    return np.stack([tensor.read(index[1:]) for tensor in chosen])
+
+  shape = (len(each), *each[0].shape)
+  return Tensor(name=name, shape=shape, kind=each[0].kind, read=read)
+
+
+def _stacked_quantized(
+  each: Sequence[QuantizedTensor | None], name: str
+) -> QuantizedTensor | None:
+  """Quantized weights of one shape as one; None if they are not alike."""
+  weights = [x for x in each if x is not None]
+  if len(weights) < len(each) or len({x.num_groups for x in weights}) > 1:
+    return None
+  dtypes = {x.values.kind for x in weights}
+  if len(dtypes) > 1 and dtypes != {"int4", "int8"}:
+    return None
+  values = _stacked([x.values for x in weights], name)
+  return QuantizedTensor(
+    values=dataclasses.replace(values, kind=max(dtypes)),
+    scales=_stacked([x.scales for x in weights], name),
+  )
 
 
 _FUSED = re.compile(r"layers\.(\d{1,9})\.mlp\.experts\.(gate_up|down)_proj")

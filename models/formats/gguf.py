@@ -19,12 +19,11 @@ import gguf
 import jax.numpy as jnp
 import numpy as np
 
-from models.formats import gguf_file, gguf_tokenizer, weights
+from models.formats import gguf_file, gguf_tokenizer, quantized_files, weights
 from models.formats.families import FAMILIES
 from models.formats.families.family import Gguf, Settings, Table, Tensors
 from models.formats.gguf_file import Header
 from models.formats.huggingface_config import config_from_json
-from models.formats.packed import Packed
 from models.formats.weights import Source, Tensor
 from models.networks.layers import TransformerConfig
 from models.networks.quantized import Quantization
@@ -258,21 +257,22 @@ def _names(arch: str, modules: tuple[str, ...]) -> dict[str, str]:
 
 def _tensor(header: Header, name: str) -> Tensor:
   """A tensor of a file, with its numbers and scales where a format has them."""
-  kind, packed = header.tensors[name].tensor_type.name, None
+  kind, quantized = header.tensors[name].tensor_type.name, None
   shape = gguf_file.shape_of(header.tensors[name])
   bits = gguf_file.SCALED.get(kind)
   if bits and len(shape) == 2:
     parts = functools.partial(gguf_file.parts, header, name)
-    packed = Packed(
-      kind=f"int{bits}",
+    quantized = quantized_files.tensor(
+      shape,
+      dtype=f"int{bits}",
       group_of=np.arange(shape[1]) // 32,
-      numbers=lambda rows: parts(rows)[0],
+      values=lambda rows: parts(rows)[0],
       scales=lambda rows: parts(rows)[1],
-    )
+    ).quantized
   return Tensor(
     name=name,
     shape=shape,
     kind=kind,
     read=functools.partial(gguf_file.read, header, name),
-    packed=packed and packed.parts(),
+    quantized=quantized,
   )

@@ -23,6 +23,7 @@ from models.formats.families.family import AS_IS, Layout
 from models.formats.weights import CheckpointError, Tensor
 from models.head_shapes import HeadModule, HeadShape, Target
 from models.networks.description import TransformerConfig
+from models.networks.quantized_tensor import is_quantized
 from models.sharding import Sharding
 
 # Other names of the same, in order.
@@ -148,7 +149,9 @@ def fill(
     if name in tensors or array is None or array.shape != variable.shape:
       expected[name] = layout.shape(variable.shape, opened.layers)
     else:
-      state[key] = variable.replace(jnp.asarray(array, dtype))
+      if not is_quantized(array):
+        array = jnp.asarray(array, dtype)
+      state[key] = variable.replace(array)
   known = {n: t for n, t in tensors.items() if n not in opened.also}
   if problems := weights.mismatches(known, expected, FLOATS):
     raise CheckpointError(

@@ -1,27 +1,26 @@
-"""Dequantises MXFP4: four-bit numbers in blocks of 32 with a shared exponent.
+"""Dequantizes MXFP4: four-bit numbers in blocks of 32 with a shared exponent.
 
 OCP's microscaling formats (2023), as gpt-oss is released: a byte of
 `NAME_blocks` holds two numbers, the lower half first, and a byte of
 `NAME_scales` the exponent of 32 of them, 127 above what it is.
 """
 
-import dataclasses
 import functools
 from collections.abc import Mapping
 
 import jax.numpy as jnp
 import numpy as np
 
-from models.formats.packed import Index, Parts
-from models.formats.weights import Tensor
+from models.formats.weights import Index, Tensor
+from models.networks.quantized_tensor import QuantizedTensor
 
 _GROUP = 32
 _HALF = (0, 0.5, 1, 1.5, 2, 3, 4, 6)
 _NUMBERS = np.array([*_HALF, *(-x for x in _HALF)], np.float32)
 
 
-def _parts(blocks: Tensor, scales: Tensor) -> Parts:
-  """The parts of all experts' projections, `[E, D, N]` and `[E, G, N]`.
+def _quantized(blocks: Tensor, scales: Tensor) -> QuantizedTensor:
+  """All experts' projections, `[E, D, N]` with scales `[E, G, N]`.
 
   Args:
     blocks: `u8[E, N, G, 16]`.
@@ -37,13 +36,17 @@ def _parts(blocks: Tensor, scales: Tensor) -> Parts:
     exponents = scales.read(index[:1]).astype(np.int32) - 127
     return np.ldexp(np.float32(1), exponents).swapaxes(1, 2)[:, *index[1:]]
 
-  return Parts(
-    kind="fp4",
-    group=_GROUP,
-    num_groups=scales.shape[2],
-    values=values,
-    scales=powers,
-  )
+  experts, rows, count = scales.shape
+  return QuantizedTensor(
+    values=Tensor(
+      name=blocks.name, shape=(experts, _GROUP * count, rows), kind="fp4",
+      read=values,
+    ),
+    scales=Tensor(
+      name=scales.name, shape=(experts, count, rows), kind="F32", read=powers
+    ),
+    inputs=-2,
+  )  # fmt: skip
 
 
 def _codes(blocks: np.ndarray) -> np.ndarray:
@@ -51,7 +54,7 @@ def _codes(blocks: np.ndarray) -> np.ndarray:
   return np.stack([blocks & 15, blocks >> 4], axis=-1)
 
 
-def dequantised(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
+def dequantized(blocks: np.ndarray, scales: np.ndarray) -> np.ndarray:
   """The numbers, `u8[..., n, 16], u8[..., n] -> f32[..., 32 n]`."""
   numbers = _NUMBERS[_codes(blocks)].reshape(*scales.shape, 32)
   exponents = scales.astype(np.int32)[..., None] - 127
@@ -83,14 +86,13 @@ def joined(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     fits = blocks.shape == (*scales.shape, 16)
     if not fits or (blocks.kind, scales.kind) != ("U8", "U8"):
       continue
-    experts, rows, count, _ = blocks.shape
-    joined_tensors[stem] = dataclasses.replace(
-      blocks,
+    quantized = _quantized(blocks, scales)
+    joined_tensors[stem] = Tensor(
       name=blocks.name.removesuffix("_blocks"),
-      shape=(experts, 32 * count, rows),
+      shape=quantized.shape,
       kind="F32",
       read=functools.partial(_read, blocks, scales),
-      packed=_parts(blocks, scales),
+      quantized=quantized,
     )
     del joined_tensors[name], joined_tensors[f"{stem}_scales"]
   return joined_tensors
@@ -98,5 +100,5 @@ def joined(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _read(blocks: Tensor, scales: Tensor, index: Index) -> np.ndarray:
   of_experts = index[:1]
-  numbers = dequantised(blocks.read(of_experts), scales.read(of_experts))
+  numbers = dequantized(blocks.read(of_experts), scales.read(of_experts))
   return numbers.swapaxes(1, 2)[:, *index[1:]]

@@ -28,10 +28,10 @@ from models.formats.families.family import (
   Layout,
   Table,
 )
-from models.formats.packed import Parts
-from models.networks import quantized, stacked, t5, t5_stacked
+from models.networks import stacked, t5, t5_stacked
 from models.networks.layers import TransformerConfig
-from models.networks.quantized import Quantization
+from models.networks.quantized import Quantization, quantize_module
+from models.networks.quantized_tensor import QuantizedTensor, is_quantized
 from models.networks.t5 import T5
 from models.networks.t5_config import T5Config
 from models.networks.transformer import Transformer
@@ -40,6 +40,9 @@ from models.sharding import Sharding
 
 class CheckpointError(ValueError):
   """The tensors of a checkpoint are not those of its configuration."""
+
+
+Index = tuple[slice, ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,14 +54,15 @@ class Tensor:
     shape: what reading all of it gives.
     kind: its type, as the file calls it.
     read: the part at some slices, one an axis; all of it at `()`.
-    packed: the parts of what is in few bits, which `read` dequantises.
+    quantized: values and scales, which are `Tensor`s, of what `read`
+      dequantizes; None if it is not quantized, or not in groups of one size.
   """
 
   name: str
   shape: tuple[int, ...]
   kind: str
-  read: Callable[[tuple[slice, ...]], np.ndarray]
-  packed: Parts | None = None
+  read: Callable[[Index], np.ndarray]
+  quantized: QuantizedTensor | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -125,12 +129,10 @@ def locate(path: Iterable[str | int], table: Table) -> tuple[str, Layout]:
   """The checkpoint's name, without prefix, and the layout of a parameter.
 
   Args:
-    path: of the parameter in a `Transformer` or a `T5`; that of scales is in
-      the tensor of their weight.
+    path: of the parameter in a `Transformer` or a `T5`.
     table: the model's.
   """
-  path = (*path,)
-  *module, parameter = quantized.weight_of(path) or path
+  *module, parameter = path
   number = next((str(p) for p in module if isinstance(p, int)), "")
   key = ".".join("#" if isinstance(p, int) else p for p in module)
   if (whole := f"{key}.{parameter}") in table.tensors:
@@ -153,8 +155,8 @@ def load(
     source: the checkpoint.
     dtype: of the parameters and activations, whatever the tensors' is (of a
       float16 T5 some parameters are float32).
-    form: a format that holds its weights as they are published
-      (`models.formats.held`); None for `dtype`.
+    form: a quantization that keeps its weights as they are published
+      (`models.formats.published`); None for `dtype`.
 
   Returns:
     The module.
@@ -171,10 +173,20 @@ def load(
   # In their tensors' order: one that holds several is read once.
   for parameter in sorted(state, key=lambda p: locate(p, source.table)[0]):
     name, layout = locate(parameter, source.table)
-    shape = state[parameter]
-    held = _held(tensors[name], parameter, shape.dtype)
-    array = layout.take(whole(name) if held is None else held(()), config)
-    state[parameter] = shape.replace(jnp.array(array.astype(shape.dtype)))
+    like = state[parameter].get_value()
+    take = lambda array, like, layout=layout: jnp.array(
+      layout.take(array, config).astype(like.dtype)
+    )
+    if is_quantized(like):
+      weight = _quantized(tensors[name])
+      value = dataclasses.replace(
+        like,
+        values=take(weight.values.read(()), like.values),
+        scales=take(weight.scales.read(()), like.scales),
+      )
+    else:
+      value = take(whole(name), like)
+    state[parameter] = state[parameter].replace(value)
   return nnx.merge(graphdef, nnx.from_flat_state(state))
 
 
@@ -188,22 +200,17 @@ def abstract(
   def make():
     module = Transformer(config, dtype=dtype, rngs=nnx.Rngs(0))
     if form is not None:
-      quantized.lower(module, form)
+      quantize_module(module, form)
     return module
 
   return nnx.eval_shape(make)
 
 
-def _held(
-  tensor: Tensor, parameter: tuple, dtype
-) -> Callable[[tuple[slice, ...]], np.ndarray] | None:
-  """Reads a parameter that is a part of a tensor in few bits; else None."""
-  scales = quantized.weight_of(parameter) is not None
-  if not scales and dtype not in quantized.DTYPES:
-    return None
-  if tensor.packed is None:
-    raise CheckpointError(f"{tensor.name} has no numbers that a format holds")
-  return tensor.packed.scales if scales else tensor.packed.values
+def _quantized(tensor: Tensor) -> QuantizedTensor:
+  """Values and scales of a tensor that is quantized."""
+  if tensor.quantized is None:
+    raise CheckpointError(f"{tensor.name} is not quantized")
+  return tensor.quantized
 
 
 def load_stacked(
@@ -248,46 +255,57 @@ def load_stacked(
     shapes = stacked.abstract_params(config, dtype=dtype, weights=form)
     kinds = stacked.kinds(config)
 
-  def place(path, shape, spec):
+  def place(path, like, spec):
     frame_or_layers, *names = sharding_lib.names(path)
-    numbers: Sequence[int] = range(shape.shape[0])
+    numbers: Sequence[int] = range(like.shape[0])
     if frame_or_layers == "layers" and names[0] in kinds:
       numbers = kinds[names.pop(0)]
     # Of a T5, the stack.
     before = [names.pop(0)] if isinstance(config, T5Config) else []
 
-    def read(index):
-      if frame_or_layers == "frame":
-        return part(source, (*before, *names), index, config, shape.dtype)
-      return np.stack(
-        [
-          part(
-            source, (*before, "layers", i, *names), index[1:], config,
-            shape.dtype,
-          )
-          for i in numbers[index[0]]
-        ]
-      )  # fmt: skip
+    def array(shape, spec, of=lambda tensor: tensor):
+      take = lambda path, index: part(
+        source, (*before, *path), index, config, shape.dtype, of
+      )
 
-    where = NamedSharding(mesh, spec)
-    return jax.make_array_from_callback(shape.shape, where, read)
+      def read(index):
+        if frame_or_layers == "frame":
+          return take(names, index)
+        return np.stack(
+          [take(("layers", i, *names), index[1:]) for i in numbers[index[0]]]
+        )
+
+      where = NamedSharding(mesh, spec)
+      return jax.make_array_from_callback(shape.shape, where, read)
+
+    if not is_quantized(like):
+      return array(like, spec)
+    return dataclasses.replace(
+      like,
+      values=array(like.values, spec.values, lambda t: _quantized(t).values),
+      scales=array(like.scales, spec.scales, lambda t: _quantized(t).scales),
+    )
 
   specs = sharding_lib.param_specs(shapes, sharding)
-  return config, jax.tree_util.tree_map_with_path(place, shapes, specs)
+  return config, jax.tree_util.tree_map_with_path(
+    place, shapes, specs, is_leaf=is_quantized
+  )
 
 
 def part(
   source: Source,
   parameter: tuple,
-  index: tuple[slice, ...],
+  index: Index,
   cut: TransformerConfig | T5Config,
   dtype,
+  of: Callable[[Tensor], Tensor] = lambda tensor: tensor,
 ) -> np.ndarray:
-  """A part of a parameter of a model with `cut`'s key/value heads."""
+  """A part of a parameter of a model with `cut`'s key/value heads.
+
+  `of` says what is read in place of its tensor: a quantized one's values, say.
+  """
   name, layout = locate(parameter, source.table)
-  tensor, config = source.tensors[name], source.config
-  if (held := _held(tensor, parameter, dtype)) is not None:
-    tensor = dataclasses.replace(tensor, read=held)
+  tensor, config = of(source.tensors[name]), source.config
   if (
     isinstance(config, TransformerConfig)
     and isinstance(cut, TransformerConfig)

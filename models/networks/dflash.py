@@ -29,6 +29,7 @@ from models.networks.layers import (
   TransformerConfig,
   make_norm,
 )
+from models.networks.linear import Embed
 from models.networks.params import split
 from models.sharding import Sharding, constrain
 from specjax import cache as cache_lib
@@ -102,7 +103,7 @@ class Parallel(nnx.Module):
     c = config.layers
     self.config = config
     self.dtype = jnp.dtype(dtype)
-    self.embed = nnx.Embed(
+    self.embed = Embed(
       c.vocab_size, c.embed_dim, dtype=dtype, param_dtype=dtype, rngs=rngs
     )
     self.fc = Linear(config.num_features, c.embed_dim, False, dtype, rngs)

@@ -29,6 +29,7 @@ from models.networks.layers import (
   TransformerConfig,
   make_norm,
 )
+from models.networks.linear import Embed
 from models.networks.params import split
 from models.sharding import Sharding, constrain
 from specjax import cache as cache_lib
@@ -134,7 +135,7 @@ class Eagle(nnx.Module):
     c = config.layers
     self.config = config
     self.dtype = jnp.dtype(dtype)
-    self.embed = nnx.Embed(
+    self.embed = Embed(
       c.vocab_size, c.embed_dim, dtype=dtype, param_dtype=dtype, rngs=rngs
     )
     self.fc = Linear(2 * c.embed_dim, c.embed_dim, config.fc_bias, dtype, rngs)
@@ -191,7 +192,7 @@ class Eagle3(nnx.Module):
     self.config = config
     self.dtype = jnp.dtype(dtype)
     norm = lambda dim: make_norm(c, dim, dtype, rngs)
-    self.embed = nnx.Embed(
+    self.embed = Embed(
       c.vocab_size, c.embed_dim, dtype=dtype, param_dtype=dtype, rngs=rngs
     )
     if config.norm_before_fc:

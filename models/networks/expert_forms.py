@@ -1,18 +1,16 @@
-"""Outputs of chosen experts, in three forms that compute the same function.
+"""Outputs of chosen experts, in two forms that compute the same function.
 
   ragged  the (token, expert) pairs sorted by expert, and `lax.ragged_dot`: on
           an accelerator, where only the experts that were chosen are computed;
   pairs   one pair after the other: on a CPU, where XLA multiplies a ragged
-          product out as a dense one over all E experts for each pair;
-  dense   every expert on every token, weighted by what the router says, mostly
-          0: the definition, for tests.
+          product out as a dense one over all E experts for each pair.
 
 A token's output has the same bits wherever it stands in a pass and whatever
 stands beside it (the tests look on a CPU). In passes over another number of
 tokens, `pairs` gives the same bits as well; `ragged`, like any product of
 matrices, may add in another order.
 
-All take the projections of E' experts, `first, first + 1, ..` of all E, and
+Both take the projections of E' experts, `first, first + 1, ..` of all E, and
 pairs of other experts add 0: a device may hold some of the experts only. They
 may be those of all layers, of which one is used: a layer sliced out of them
 first would be a copy of all its experts, in every pass.
@@ -23,8 +21,11 @@ import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
+
+from models.networks.quantized_tensor import QuantizedTensor
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,10 +46,9 @@ class Layer:
     return project(inner, "down")
 
 
-# "gate", "up", "down", f[E', in, out]; "gate_bias", .., f[E', out], if any; of
-# projections in few bits "gate_scales", .., f32[E', G, out], of G groups of
-# inputs; or all of them with a leading axis of layers.
-Arrays = Mapping[str, Array]
+# "gate", "up", "down", f[E', in, out], which may be quantized; "gate_bias", ..,
+# f[E', out], if any; or all of them with a leading axis of layers.
+Arrays = Mapping[str, Array | QuantizedTensor]
 
 
 def sizes_of(experts: Array, num_experts: int) -> Array:
@@ -89,17 +89,6 @@ def give(
   return lax.platform_dependent(*given, cpu=cpu, default=default)
 
 
-def dequantised(values: Array, scales: Array) -> Array:
-  """Projections that are stored in few bits, f32.
-
-  `[.., in, out], f32[.., G, out] -> f32[.., in, out]`.
-  """
-  groups = values.astype(jnp.float32).reshape(
-    *scales.shape[:-1], -1, scales.shape[-1]
-  )
-  return (groups * scales[..., None, :]).reshape(values.shape)
-
-
 def _projected(
   arrays: Arrays,
   name: str,
@@ -109,7 +98,7 @@ def _projected(
 ) -> Array:
   """Products with experts' projections, biases added.
 
-  As `models.networks.quantized.products`, one scale an output is applied to the
+  As in `models.networks.linear.project`, one scale an output is applied to the
   products, and those of groups to the weights.
 
   Args:
@@ -120,43 +109,21 @@ def _projected(
       there is one; the projections may be of another type than x.
     rows: of products, given what each expert has for every output.
   """
-  weight, scales = arrays[name], arrays.get(f"{name}_scales")
-  bias = arrays.get(f"{name}_bias")
-  if scales is None:
+  weight, bias = arrays[name], arrays.get(f"{name}_bias")
+  if not isinstance(weight, QuantizedTensor):
     y = multiply(x, weight)
-  elif scales.shape[-2] > 1:
-    y = multiply(x, dequantised(weight, scales).astype(x.dtype))
+  elif weight.num_groups > 1:
+    y = multiply(x, weight.dequantized().astype(x.dtype))
   else:
     wide = jnp.promote_types(x.dtype, jnp.float32)
-    y = multiply(x, weight, wide) * rows(scales[..., 0, :])
+    y = multiply(x, weight.values, wide) * rows(weight.scales[..., 0, :])
     y = y.astype(x.dtype)
   return y if bias is None else y + rows(bias)
 
 
-def _einsum(letters: str, x: Array, weight: Array, result=None) -> Array:
-  """Products, of weights in few bits too."""
-  return jnp.einsum(
-    letters, x, weight.astype(x.dtype), preferred_element_type=result
-  )
-
-
-def _dense(layer, arrays, x, chosen, weights, first, index):
-  arrays = {name: array[index] for name, array in arrays.items()}
-  every = jnp.arange(len(arrays["gate"]))
-
-  def project(x, name):
-    multiply = functools.partial(_einsum, "eni,eio->eno")
-    return _projected(arrays, name, x, multiply, lambda each: each[:, None])
-
-  out = layer.expert(project, jnp.broadcast_to(x, (len(every), *x.shape)))
-  here = chosen[..., None] == first + every
-  share = jnp.where(here, weights[..., None], 0).sum(1)  # [N, E']
-  return jnp.einsum("end,ne->nd", out.astype(weights.dtype), share)
-
-
 def _ragged(layer, arrays, x, chosen, weights, first, index):
-  scales = (a for name, a in arrays.items() if name.endswith("_scales"))
-  if any(a.shape[-2] > 1 for a in scales):  # dequantised: one layer's alone
+  some = (a for a in arrays.values() if isinstance(a, QuantizedTensor))
+  if any(a.num_groups > 1 for a in some):  # dequantized: one layer's alone
     arrays = {name: array[index][None] for name, array in arrays.items()}
     index = jnp.int32(0)
   pairs = _Sorted(layer, arrays, chosen, first, index)
@@ -187,7 +154,9 @@ def _pairs(layer, arrays, x, chosen, weights, first, index):
       of_expert = {
         n: a[expert] for n, a in arrays.items() if n.startswith(name)
       }
-      multiply = functools.partial(_einsum, "i,io->o")
+      multiply = lambda x, weight, result=None: jnp.einsum(
+        "i,io->o", x, weight.astype(x.dtype), preferred_element_type=result
+      )
       return _projected(of_expert, name, x, multiply)
 
     return layer.expert(project, x[token]).astype(weight.dtype) * weight
@@ -198,7 +167,7 @@ def _pairs(layer, arrays, x, chosen, weights, first, index):
 
 def _of_all_layers(arrays: Arrays) -> Arrays:
   """Experts of all layers on one axis: the same array, nothing is copied."""
-  return {name: a.reshape(-1, *a.shape[2:]) for name, a in arrays.items()}
+  return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), arrays)
 
 
 class _Sorted:
@@ -232,4 +201,4 @@ class _Sorted:
     return jnp.sum(out[back].reshape(*self._shape, -1), axis=1)
 
 
-FORMS = {"ragged": _ragged, "pairs": _pairs, "dense": _dense}
+FORMS = {"ragged": _ragged, "pairs": _pairs}

@@ -27,6 +27,7 @@ from jax import Array, lax
 from models.networks.description import TransformerConfig
 from models.networks.heads import HeadConfig
 from models.networks.layers import Layer, Linear, make_norm
+from models.networks.linear import Embed
 from models.networks.params import split
 from specjax.cache import Cache, Visible
 from specjax.types import CacheReader
@@ -108,7 +109,7 @@ class Assistant(nnx.Module):
     c, features = config.layers, config.num_features
     self.config = config
     self.dtype = jnp.dtype(dtype)
-    self.embed = nnx.Embed(
+    self.embed = Embed(
       c.vocab_size, features, dtype=dtype, param_dtype=dtype, rngs=rngs
     )
     self.enter = Linear(2 * features, c.embed_dim, False, dtype, rngs)

@@ -22,7 +22,7 @@ from models.networks.description import (
 )
 from models.networks.gated_delta import GatedDelta
 from models.networks.latent import LatentAttention
-from models.networks.linear import Linear, project
+from models.networks.linear import Linear
 from models.networks.mixture import ACTIVATIONS, MixtureMlp
 from models.networks.rope import rotate
 from specjax import cache as cache_lib
@@ -65,12 +65,6 @@ class PlusOneNorm(nnx.Module):
     mean = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
     x = x * lax.rsqrt(mean + self.eps) * (1 + self.scale[...].astype(wide))
     return x.astype(self.dtype)
-
-
-def tied_logits(embed: nnx.Embed, x: Array) -> Array:
-  """The logits of a tied embedding, `[B, T, D] -> [B, T, V]`."""
-  table = embed.embedding[...].astype(embed.dtype)
-  return project(x.astype(embed.dtype), table)
 
 
 class Attention(nnx.Module):

@@ -213,8 +213,7 @@ class Experts(nnx.Module):
   """The projections of E experts, each `[E, in, out]`.
 
   Ragged products read them so where they lie; from `[E, out, in]` XLA:TPU makes
-  a copy of all experts in every pass. In few bits they have scales beside them,
-  `f32[E, G, out]` of G groups of inputs.
+  a copy of all experts in every pass. They may be `QuantizedTensor`s.
 
   Args:
     mixture: shapes and switches.
@@ -258,9 +257,9 @@ class Experts(nnx.Module):
     Returns:
       `[N, D]`, in x's dtype; added up in float32, in the router's order.
     """
-    arrays = {  # with scales where they are quantized
+    arrays = {
       name + of: getattr(self, name + of)[...]
-      for of in ("", "_bias", "_scales")
+      for of in ("", "_bias")
       for name in ("gate", "up", "down")
       if hasattr(self, name + of)
     }

@@ -24,6 +24,7 @@ from models.networks.description import AttentionSpec, TransformerConfig
 from models.networks.eagle import anywhere, at
 from models.networks.heads import HeadConfig
 from models.networks.layers import Layer, Linear, make_norm
+from models.networks.linear import Embed
 from models.networks.mixture import Mixture
 from models.sharding import Sharding
 
@@ -142,7 +143,7 @@ class Mtp(Depth):
     c = config.layers
     self.config = config
     self.dtype = jnp.dtype(dtype)
-    self.embed = nnx.Embed(
+    self.embed = Embed(
       c.vocab_size, c.embed_dim, dtype=dtype, param_dtype=dtype, rngs=rngs
     )
     super().__init__(config, dtype=dtype, rngs=rngs)

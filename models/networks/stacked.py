@@ -31,7 +31,7 @@ from models.networks.description import (
 )
 from models.networks.layers import Layer
 from models.networks.params import check_params, layerless
-from models.networks.quantized import Quantization, lower
+from models.networks.quantized import Quantization, quantize_module
 from models.networks.transformer import (
   FINAL,
   Features,
@@ -172,7 +172,7 @@ def _modules(
 
   def stored(module):
     if weights is not None:
-      lower(module, weights)
+      quantize_module(module, weights)
     return module
 
   make = lambda index: stored(
@@ -208,19 +208,12 @@ def stack(module: Transformer) -> StackedParams:
   return {"frame": layerless(module), "layers": of_kind}
 
 
-def lowered(
-  params: StackedParams, config: TransformerConfig, form: Quantization
+def quantize(
+  params: StackedParams, config: TransformerConfig, how: Quantization
 ) -> StackedParams:
   """Parameters with quantized weights, where they lie."""
-  expected = abstract_params(config, dtype=jnp.float32, weights=form)
-  low = lambda params, expected: quantized.lowered(params, expected, form)
-  layers = expected["layers"]
-  return {
-    "frame": low(params["frame"], expected["frame"]),
-    "layers": {
-      name: low(params["layers"][name], layers[name]) for name in layers
-    },
-  }
+  expected = abstract_params(config, dtype=jnp.float32, weights=how)
+  return quantized.quantize_params(params, expected, how)
 
 
 def as_language_model(

@@ -21,7 +21,7 @@ from flax import nnx
 from jax import Array
 
 from models.networks.attention import attend_slots, scores_of, values_of
-from models.networks.layers import Linear, tied_logits
+from models.networks.linear import Embed, Linear
 from models.networks.mixture import ACTIVATIONS
 from models.networks.params import split
 from models.networks.t5_config import T5Config, bucket_table
@@ -279,7 +279,7 @@ class T5(nnx.Module):
   def __init__(self, config: T5Config, *, dtype=jnp.float32, rngs: nnx.Rngs):
     self.config = config
     self.dtype = jnp.dtype(dtype)
-    self.embed = nnx.Embed(
+    self.embed = Embed(
       config.vocab_size, config.embed_dim, dtype=dtype, param_dtype=dtype,
       embedding_init=nnx.initializers.normal(1.0), rngs=rngs,
     )  # fmt: skip
@@ -396,7 +396,7 @@ class T5(nnx.Module):
     if self.config.scale_outputs:
       x = x * self.config.embed_dim**-0.5
     tied = self.config.tied_embeddings
-    logits = tied_logits(self.embed, x) if tied else self.lm_head(x)
+    logits = self.embed.logits(x) if tied else self.lm_head(x)
     exact = jnp.promote_types(logits.dtype, jnp.float32)
     return ModelOutput(logits=logits.astype(exact))
 

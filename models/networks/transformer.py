@@ -25,10 +25,11 @@ from models.networks.description import (
   LayerSpec,
   TransformerConfig,
 )
-from models.networks.layers import Layer, Linear, make_norm, tied_logits
+from models.networks.layers import Layer, Linear, make_norm
+from models.networks.linear import Embed
 from models.networks.mixture import Mixture
 from models.networks.params import split
-from models.networks.quantized import QuantizedEmbed, check_cache
+from models.networks.quantized import check_cache
 from models.networks.rope import Rope
 from specjax import cache as cache_lib
 from specjax import recurrent
@@ -97,7 +98,7 @@ class Transformer(nnx.Module):
     self.config = config
     self.dtype = jnp.dtype(dtype)
     embed = functools.partial(
-      nnx.Embed,
+      Embed,
       features=config.embed_dim,
       dtype=dtype,
       param_dtype=dtype,
@@ -261,10 +262,7 @@ class Transformer(nnx.Module):
     if logits_at is not None:
       read = jnp.take_along_axis(hidden, logits_at[..., None], axis=1)
     if self.config.tied_embeddings:
-      if isinstance(self.embed, QuantizedEmbed):
-        logits = self.embed.logits(read)
-      else:
-        logits = tied_logits(self.embed, read)
+      logits = self.embed.logits(read)
     else:
       logits = self.lm_head(read)
     wide = jnp.promote_types(logits.dtype, jnp.float32)

@@ -151,7 +151,7 @@ _EIGHT_DEVICES = """
   equal = jax.tree.map(lambda a, b: bool((np.asarray(a) == b).all()),
                        params, expected)
   form = Quantization(dtype="int8")
-  cut, alone = (stacked.lowered(p, config, form) for p in (params, expected))
+  cut, alone = (stacked.quantize(p, config, form) for p in (params, expected))
   low = jax.tree.map(lambda a, b: bool((np.asarray(a) == b).all()), cut, alone)
   tokens = np.arange(8).reshape(2, 4)
 

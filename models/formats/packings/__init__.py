@@ -69,7 +69,7 @@ def read(given: Any, others: Set[str] = frozenset()) -> Opened | None:
   settings = Settings(given, packing.defaults)
   try:
     opened = packing.open(settings)
-  except (KeyError, TypeError) as error:
+  except (KeyError, TypeError, AttributeError) as error:
     raise ValueError(
       f"quantization_config of {method}: {error} is missing or malformed"
     ) from error

@@ -9,7 +9,6 @@ the lowest bits on they are 0, 2, 4, 6, 1, 3, 5, 7.
 import numpy as np
 
 from models.formats.families.family import Settings
-from models.formats.packed import Packed, unpacked, within
 from models.formats.packings.packing import (
   Opened,
   Packing,
@@ -18,6 +17,7 @@ from models.formats.packings.packing import (
   join,
   whole_number,
 )
+from models.formats.quantized_files import tensor, unpacked, within
 from models.formats.weights import Tensor
 
 _PARTS = ("qweight", "qzeros", "scales")
@@ -39,7 +39,7 @@ def _open(settings: Settings) -> Opened:
       tensors,
       mark="qweight",
       parts=_PARTS,
-      make=lambda parts: _packed(parts, size),
+      make=lambda parts: _weight(parts, size),
     ),
   )
 
@@ -50,10 +50,8 @@ def _in_order(numbers: np.ndarray) -> np.ndarray:
   return words[..., _PLACES].reshape(numbers.shape)
 
 
-def _packed(
-  parts: dict[str, Tensor], size: int
-) -> tuple[tuple[int, int], Packed]:
-  """Shape and parts of a weight."""
+def _weight(parts: dict[str, Tensor], size: int) -> Tensor:
+  """The weight of some parts."""
   weight, zeros, scales = (parts[name] for name in _PARTS)
   inputs, words = weight.shape
   outputs = words * _COUNT
@@ -63,15 +61,16 @@ def _packed(
   check_shape("qzeros", zeros, (num_groups, words), ("I32",))
   check_shape("scales", scales, (num_groups, outputs), ("F16", "BF16", "F32"))
 
-  def some(tensor: Tensor, rows: slice) -> np.ndarray:
+  def some(words: Tensor, rows: slice) -> np.ndarray:
     at, inside = within(rows, outputs, _COUNT)
-    ordered = _in_order(unpacked(tensor.read((slice(None), at)), 4))
+    ordered = _in_order(unpacked(words.read((slice(None), at)), 4))
     return ordered[:, inside].T
 
-  return (outputs, inputs), Packed(
-    kind="int8",  # from -15 to 15
+  return tensor(
+    (outputs, inputs),
+    dtype="int8",  # from -15 to 15
     group_of=groups,
-    numbers=lambda rows: some(weight, rows) - some(zeros, rows)[:, groups],
+    values=lambda rows: some(weight, rows) - some(zeros, rows)[:, groups],
     scales=lambda rows: scales.read((slice(None), rows)).T.astype(np.float32),
   )
 

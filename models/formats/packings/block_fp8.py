@@ -14,12 +14,8 @@ activations keep their type here.
 import numpy as np
 
 from models.formats.families.family import Settings
-from models.formats.packed import Packed
-from models.formats.packings.packing import (
-  Opened,
-  Packing,
-  join,
-)
+from models.formats.packings.packing import Opened, Packing, join
+from models.formats.quantized_files import tensor
 from models.formats.weights import Tensor
 
 _SCALES = ("weight_scale_inv", "weight_scale")
@@ -43,14 +39,10 @@ def _open(settings: Settings) -> Opened:
     if len(given) != 1:
       raise ValueError(f"expected one of {_SCALES}, got {given}")
     of_one = None if given == ["weight_scale"] else sizes
-    weight = parts["weight"]
-    return weight.shape, in_blocks(weight, parts[given[0]], of_one)
+    return in_blocks(parts["weight"], parts[given[0]], of_one)
 
-  blocks = (
-    "one scale a weight"
-    if sizes is None
-    else (f"blocks of {sizes[0]} x {sizes[1]}")
-  )
+  one = "one scale a weight"
+  blocks = f"blocks of {sizes[0]} x {sizes[1]}" if sizes else one
   return Opened(
     says=f"fp8, {blocks}",
     joined=lambda tensors: join(
@@ -59,8 +51,8 @@ def _open(settings: Settings) -> Opened:
   )
 
 
-def in_blocks(weight: Tensor, scales: Tensor, sizes) -> Packed:
-  """The parts of a weight with a scale for every block of it.
+def in_blocks(weight: Tensor, scales: Tensor, sizes) -> Tensor:
+  """A weight with a scale for every block of it.
 
   Args:
     weight: `[N, D]`, of eight bits.
@@ -86,10 +78,11 @@ def in_blocks(weight: Tensor, scales: Tensor, sizes) -> Packed:
   def of_rows(rows: slice) -> np.ndarray:
     return floats(scales).reshape(shape)[blocks[rows]]
 
-  return Packed(
-    kind="fp8" if weight.kind == "F8_E4M3" else "int8",
+  return tensor(
+    (outputs, inputs),
+    dtype="fp8" if weight.kind == "F8_E4M3" else "int8",
     group_of=np.arange(inputs) // wide,
-    numbers=lambda rows: weight.read((rows, slice(None))),
+    values=lambda rows: weight.read((rows, slice(None))),
     scales=of_rows,
   )
 

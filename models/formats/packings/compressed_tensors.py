@@ -17,6 +17,7 @@ and `ignore` are not asked. Activations keep their type, whatever
 `input_activations` says.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,15 +25,16 @@ import numpy as np
 
 from models.formats import json_files
 from models.formats.families.family import Settings
-from models.formats.packed import Packed, unpacked, within
 from models.formats.packings.block_fp8 import floats, in_blocks
 from models.formats.packings.packing import (
   Opened,
   Packing,
+  Tensors,
   check_shape,
   group_of,
   join,
 )
+from models.formats.quantized_files import tensor, unpacked, within
 from models.formats.weights import Tensor
 
 _FORMATS = (
@@ -42,7 +44,6 @@ _PARTS = (
   "weight_packed", "weight", "weight_scale", "weight_zero_point",
   "weight_shape", "weight_g_idx", "input_scale", "input_zero_point",
 )  # fmt: skip
-_STRATEGIES = ("tensor", "channel", "group", "block")
 _OF_GROUP = {
   "weights", "targets", "input_activations", "output_activations", "format",
 }  # fmt: skip
@@ -53,26 +54,96 @@ _HARMLESS = {
 }  # fmt: skip
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Scheme:
+  """How the weights of a group of the configuration are quantized."""
+
+  num_bits: int = 8
+  type: str = "int"
+  symmetric: bool = True
+  strategy: Any = None
+  group_size: Any = None
+  block_structure: Any = None
+
+  def __post_init__(self):
+    if self.strategy is None:
+      of_size = {None: "tensor", -1: "channel"}
+      strategy = of_size.get(self.group_size, "group")
+      object.__setattr__(self, "strategy", strategy)
+
+  def __str__(self) -> str:
+    by = {
+      "group": f"groups of {self.group_size}",
+      "block": f"blocks of {self.block_structure}",
+      "channel": "one scale an output",
+      "tensor": "one scale a weight",
+    }[self.strategy]
+    zeros = "" if self.symmetric else ", zero points"
+    return f"{self.type} of {self.num_bits} bits, {by}{zeros}"
+
+  def check(self) -> None:
+    """Raises ValueError for a scheme that is not read."""
+    size, sizes = self.group_size, self.block_structure
+    read = {
+      "tensor": True,
+      "channel": True,
+      "group": type(size) is int and size > 0,
+      "block": self.symmetric
+      and isinstance(sizes, list)
+      and len(sizes) == 2
+      and all(type(x) is int and x > 0 for x in sizes),
+    }
+    bits = (self.type, self.num_bits)
+    if bits not in {("int", 4), ("int", 8), ("float", 8)} or not read.get(
+      self.strategy
+    ):
+      raise ValueError(f"weights are not read of {dataclasses.asdict(self)}")
+
+  def has(self, parts: Mapping[str, Tensor], shape: tuple[int, int]) -> bool:
+    """True if the parts of a weight of that shape are of this scheme."""
+    scales, (outputs, inputs) = parts["weight_scale"].shape, shape
+    if self.strategy == "group":
+      expected = [(outputs, -(-inputs // self.group_size))]
+    elif self.strategy == "block":
+      high, wide = self.block_structure
+      expected = [(-(-outputs // high), -(-inputs // wide))]
+    elif self.strategy == "channel":
+      expected = [(outputs, 1)]
+    else:
+      expected = [(1, 1), (1,), ()]
+    if scales not in expected:
+      return False
+    if "weight_zero_point" not in parts and not self.symmetric:
+      return False
+    if "weight_packed" not in parts:
+      kind = "I8" if self.type == "int" else "F8_E4M3"
+      return parts["weight"].kind == kind
+    packed = parts["weight_packed"]
+    words = (outputs, -(-inputs * self.num_bits // 32))
+    integers = self.type == "int" and self.strategy != "block"
+    return integers and (packed.kind, packed.shape) == ("I32", words)
+
+
 def _open(settings: Settings) -> Opened:
   groups = settings["config_groups"]
-  if not isinstance(groups, Mapping) or not groups:
-    raise ValueError(f"config_groups must be an object, got {groups!r:.80}")
   sparsity = settings.get("sparsity_config") or {"format": "dense"}
-  if not isinstance(sparsity, Mapping) or sparsity.get("format") != "dense":
-    raise ValueError(
-      f"sparsity_config must be of dense weights, got {sparsity!r:.80}"
-    )
-  formats = [settings["format"]]
-  ways = []
+  if sparsity["format"] != "dense":
+    raise ValueError(f"sparsity_config must be dense, got {sparsity!r:.80}")
+  formats, schemes = [settings["format"]], []
   for name, group in groups.items():
-    if not isinstance(group, Mapping):
-      raise ValueError(f"{name} of config_groups must be an object")
     json_files.refuse_unknown(group, _OF_GROUP, f"settings of {name}")
     if group.get("output_activations") is not None:
       raise ValueError(f"output_activations of {name} are not read")
     formats += [group["format"]] if group.get("format") else []
-    if group.get("weights") is not None:
-      ways.append(_way(name, group["weights"]))
+    if (given := group.get("weights")) is not None:
+      fields = {field.name for field in dataclasses.fields(_Scheme)}
+      known = fields | _HARMLESS
+      json_files.refuse_unknown(given, known, f"settings of {name}")
+      if given.get("dynamic"):
+        raise ValueError(f"weights of {name} are dynamic")
+      scheme = _Scheme(**{k: v for k, v in given.items() if k in fields})
+      scheme.check()
+      schemes.append(scheme)
   # Of several formats the groups say which.
   if len({*formats}) > 1 and formats[0] == "mixed-precision":
     formats = formats[1:]
@@ -83,195 +154,100 @@ def _open(settings: Settings) -> Opened:
         f"{form!r:.80}"
       )
 
-  def joined(tensors):
+  def joined(tensors: Tensors) -> dict[str, Tensor]:
     # Integers that are packed first, then weights of eight bits.
-    for mark in ("weight_packed", "weight"):
-      tensors = join(
-        tensors,
-        mark=mark,
-        parts=_PARTS,
-        make=lambda parts, mark=mark: _packed(parts, mark, ways),
-      )
-    return tensors
+    make = lambda parts: _weight(parts, schemes)
+    tensors = join(tensors, mark="weight_packed", parts=_PARTS, make=make)
+    return join(tensors, mark="weight", parts=_PARTS, make=make)
 
-  said = ", ".join(dict.fromkeys(_in_words(way) for way in ways))
+  said = ", ".join(dict.fromkeys(map(str, schemes)))
   return Opened(says=f"compressed-tensors, {said}", joined=joined)
 
 
-def _way(name: str, given: Any) -> dict[str, Any]:
-  """Settings of the packing of a group's weights."""
-  if not isinstance(given, Mapping):
-    raise ValueError(f"weights of {name} must be an object, got {given!r:.80}")
-  way = {
-    "num_bits": 8, "type": "int", "symmetric": True, "strategy": None,
-    "group_size": None, "block_structure": None,
-  }  # fmt: skip
-  json_files.refuse_unknown(given, {*way} | _HARMLESS, f"settings of {name}")
-  way |= {key: value for key, value in given.items() if key in way}
-  if way["strategy"] is None:
-    of_size = {None: "tensor", -1: "channel"}
-    way["strategy"] = of_size.get(way["group_size"], "group")
-  sizes = way["block_structure"]
-  allowed = {("int", 4), ("int", 8), ("float", 8)}
-  if (
-    (way["type"], way["num_bits"]) not in allowed
-    or way["strategy"] not in _STRATEGIES
-    or type(way["symmetric"]) is not bool
-    or given.get("dynamic")
-    or (way["strategy"] == "group" and type(way["group_size"]) is not int)
-    or (way["strategy"] == "block" and not _are_sizes(sizes))
-  ):
-    raise ValueError(
-      f"weights of {name} must be int of 4 or 8 bits, or float of 8, by "
-      f"{', '.join(_STRATEGIES)}, static: got {dict(given)!r:.200}"
-    )
-  return way
-
-
-def _are_sizes(value: Any) -> bool:
-  return (
-    isinstance(value, list)
-    and len(value) == 2
-    and all(type(x) is int and x > 0 for x in value)
-  )
-
-
-def _in_words(way: Mapping[str, Any]) -> str:
-  by = {
-    "group": f"groups of {way['group_size']}",
-    "block": f"blocks of {way['block_structure']}",
-    "channel": "one scale an output",
-    "tensor": "one scale a weight",
-  }[way["strategy"]]
-  zeros = "" if way["symmetric"] else ", zero points"
-  return f"{way['type']} of {way['num_bits']} bits, {by}{zeros}"
-
-
-def _packed(
-  parts: dict[str, Tensor], mark: str, ways: list[dict]
-) -> tuple[tuple[int, int], Packed] | None:
-  """Shape and parts of a weight; None if it is not packed."""
-  weight = parts[mark]
-  if mark == "weight" and weight.kind not in ("I8", "F8_E4M3"):
-    return None
-  if mark == "weight":
-    shape = weight.shape
-  else:
+def _weight(parts: dict[str, Tensor], schemes: list[_Scheme]) -> Tensor | None:
+  """The weight of some parts; None if it is not quantized."""
+  if "weight_packed" in parts:
     check_shape("weight_shape", parts["weight_shape"], (2,), ("I64", "I32"))
     shape = tuple(parts["weight_shape"].read(()).tolist())
-  if len(shape) != 2:
-    raise ValueError(f"weight must have two axes, got {shape}")
-  fitting = [way for way in ways if _is_of(way, parts, mark, shape)]
+  elif parts["weight"].kind in ("I8", "F8_E4M3"):
+    shape = parts["weight"].shape
+  else:
+    return None
+  fitting = [x for x in schemes if len(shape) == 2 and x.has(parts, shape)]
   if not fitting:
-    raise ValueError(
-      f"none of config_groups has {weight.kind} of {weight.shape} for {shape}, "
-      f"scales of {parts['weight_scale'].shape} and "
-      f"{'' if 'weight_zero_point' in parts else 'no '}zero points"
-    )
+    shapes = {name: (x.kind, x.shape) for name, x in parts.items()}
+    raise ValueError(f"none of config_groups has {shapes} for {shape}")
   # Of a pair that differ in symmetry alone, zero points are the other one's.
-  asymmetric = [way for way in fitting if not way["symmetric"]]
-  given = asymmetric if "weight_zero_point" in parts else ()
-  return shape, _of_way([*given, *fitting][0], parts, mark, shape)
+  asymmetric = [x for x in fitting if not x.symmetric]
+  given = asymmetric if "weight_zero_point" in parts else []
+  return _of_scheme([*given, *fitting][0], parts, shape)
 
 
-def _scales_shape(way: Mapping[str, Any], shape) -> tuple[int, int]:
-  """Shape of the scales of a weight."""
-  outputs, inputs = shape
-  if way["strategy"] == "group":
-    return outputs, -(-inputs // way["group_size"])
-  if way["strategy"] == "block":
-    high, wide = way["block_structure"]
-    return -(-outputs // high), -(-inputs // wide)
-  return (outputs, 1) if way["strategy"] == "channel" else (1, 1)
-
-
-def _is_of(way: Mapping[str, Any], parts, mark: str, shape) -> bool:
-  """True if the parts of a weight are those of a group of the configuration."""
-  bits, weight = way["num_bits"], parts[mark]
-  scales, zeros = parts["weight_scale"], parts.get("weight_zero_point")
-  expected = _scales_shape(way, shape)
-  one = ((), (1,)) if way["strategy"] == "tensor" else ()
-  if scales.shape != expected and scales.shape not in one:
-    return False
-  if zeros is None and not way["symmetric"]:
-    return False
-  if mark == "weight":
-    return weight.kind == ("I8" if way["type"] == "int" else "F8_E4M3")
-  words = -(-shape[1] * bits // 32)
-  return (
-    way["type"] == "int"
-    and weight.kind == "I32"
-    and weight.shape == (shape[0], words)
-  )
-
-
-def _of_way(way: Mapping[str, Any], parts, mark: str, shape) -> Packed:
-  """The parts of a weight of a group of the configuration."""
-  weight, scales = parts[mark], parts["weight_scale"]
-  if way["strategy"] == "block":
-    if not way["symmetric"] or mark != "weight":
-      raise ValueError("blocks are read of symmetric weights of eight bits")
-    return in_blocks(weight, scales, way["block_structure"])
+def _of_scheme(
+  scheme: _Scheme, parts: dict[str, Tensor], shape: tuple[int, int]
+) -> Tensor:
+  """The weight of parts that a scheme has."""
+  (outputs, inputs), bits = shape, scheme.num_bits
+  packed, scales = "weight_packed" in parts, parts["weight_scale"]
+  weight = parts["weight_packed" if packed else "weight"]
+  if scheme.strategy == "block":
+    return in_blocks(weight, scales, scheme.block_structure)
   if scales.kind not in ("F32", "BF16", "F16"):
     raise ValueError(f"weight_scale must be floats, got {scales.kind}")
-  outputs, inputs = shape
-  bits, middle = way["num_bits"], 2 ** (way["num_bits"] - 1)
-  size = way["group_size"] if way["strategy"] == "group" else -1
-  groups = group_of(inputs, size)
+  groups = group_of(
+    inputs, scheme.group_size if scheme.strategy == "group" else -1
+  )
   if "weight_g_idx" in parts:
     check_shape("weight_g_idx", parts["weight_g_idx"], (inputs,), ("I32",))
-    groups_of_inputs = parts["weight_g_idx"].read(())
-    if groups_of_inputs.min() < 0 or groups_of_inputs.max() > groups[-1]:
-      raise ValueError(f"weight_g_idx must be in 0..{groups[-1]}")
-    groups = groups_of_inputs
+    most, groups = groups[-1], parts["weight_g_idx"].read(())
+    if groups.min() < 0 or groups.max() > most:
+      raise ValueError(f"weight_g_idx must be in 0..{most}")
   num_groups = scales.shape[-1] if scales.shape else 1
 
-  def of_rows(rows: slice) -> np.ndarray:
-    table = floats(scales).reshape(-1, num_groups)
-    return np.broadcast_to(table, (outputs, num_groups))[rows]
+  def of_rows(array: np.ndarray, rows: slice) -> np.ndarray:
+    array = array.reshape(-1, num_groups)
+    return np.broadcast_to(array, (outputs, num_groups))[rows]
 
-  def integers(rows: slice) -> np.ndarray:
-    if mark == "weight":
-      return weight.read((rows, slice(None)))
-    values = unpacked(weight.read((rows, slice(None))), bits)
-    return values[:, :inputs] - middle
+  def signed(words: np.ndarray) -> np.ndarray:
+    return unpacked(words, bits) - 2 ** (bits - 1)
+
+  def values(rows: slice) -> np.ndarray:
+    some = weight.read((rows, slice(None)))
+    return signed(some)[:, :inputs] if packed else some
 
   zeros = parts.get("weight_zero_point")
-  if way["symmetric"] and zeros is not None:
+  if scheme.symmetric and zeros is not None:
     if np.any(zeros.read(()).astype(np.float32)):
       raise ValueError("zero points of symmetric weights must be 0")
     zeros = None
-
-  one = num_groups == 1 and zeros is not None and zeros.shape in ((), (1,))
-  if zeros is not None and not (one and zeros.kind == "I8"):
-    words = (-(-outputs * bits // 32), num_groups)
-    expected = words if zeros.kind == "I32" else scales.shape
+  if zeros is None:
+    dtype = "fp8" if scheme.type == "float" else f"int{bits if packed else 8}"
+    return tensor(
+      shape, dtype=dtype, group_of=groups, values=values,
+      scales=lambda rows: of_rows(floats(scales), rows),
+    )  # fmt: skip
+  whole = zeros.kind == "I8"
+  one = whole and num_groups == 1 and zeros.shape in ((), (1,))
+  words = (-(-outputs * bits // 32), num_groups)
+  if not one:
+    expected = scales.shape if whole else words
     check_shape("weight_zero_point", zeros, expected, ("I32", "I8"))
 
   def zero_points(rows: slice) -> np.ndarray:
-    if zeros.kind == "I8":
-      whole = zeros.read(()).reshape(-1, num_groups).astype(np.int16)
-      return np.broadcast_to(whole, (outputs, num_groups))[rows]
+    if whole:
+      return of_rows(zeros.read(()).astype(np.int16), rows)
     at, inside = within(rows, outputs, 32 // bits)
-    values = unpacked(zeros.read((at, slice(None))).T, bits)
-    return values[:, inside].T - middle
+    return signed(zeros.read((at, slice(None))).T)[:, inside].T
 
-  if zeros is None:
-    whole = "fp8" if way["type"] == "float" else "int8"
-    return Packed(
-      kind=whole if mark == "weight" else f"int{bits}",
-      group_of=groups,
-      numbers=integers,
-      scales=of_rows,
-    )
-  return Packed(
+  return tensor(
+    shape,
     # Differences of numbers of eight bits have nine.
-    kind={4: "int8"}.get(bits) if way["type"] == "int" else None,
+    dtype="int8" if (scheme.type, bits) == ("int", 4) else None,
     group_of=groups,
-    numbers=lambda rows: (
-      integers(rows).astype(np.int16) - zero_points(rows)[:, groups]
+    values=lambda rows: (
+      values(rows).astype(np.int16) - zero_points(rows)[:, groups]
     ),
-    scales=of_rows,
+    scales=lambda rows: of_rows(floats(scales), rows),
   )
 
 

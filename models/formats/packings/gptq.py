@@ -16,16 +16,15 @@ which kernels take for 2^bits or for 0.
 import numpy as np
 
 from models.formats.families.family import Settings
-from models.formats.packed import Packed, unpacked, within
 from models.formats.packings.packing import (
   Opened,
   Packing,
-  Tensors,
   check_shape,
   group_of,
   join,
   whole_number,
 )
+from models.formats.quantized_files import tensor, unpacked, within
 from models.formats.weights import Tensor
 
 _PARTS = ("qweight", "qzeros", "scales", "g_idx")
@@ -44,23 +43,21 @@ def _open(settings: Settings) -> Opened:
     raise ValueError(f"sym must be true or false, got {symmetric!r:.80}")
 
   def make(parts: dict[str, Tensor]):
-    return _packed(parts, bits, size, symmetric, adds=_ADDED[form])
+    return _weight(parts, bits, size, symmetric, adds=_ADDED[form])
 
   groups = "one group" if size == -1 else f"groups of {size}"
   return Opened(
     says=f"{form}, {bits} bits, {groups}",
-    joined=lambda tensors: _joined(tensors, make),
+    joined=lambda tensors: join(
+      tensors, mark="qweight", parts=_PARTS, make=make
+    ),
   )
 
 
-def _joined(tensors: Tensors, make) -> dict[str, Tensor]:
-  return join(tensors, mark="qweight", parts=_PARTS, make=make)
-
-
-def _packed(
+def _weight(
   parts: dict[str, Tensor], bits: int, size: int, symmetric: bool, adds: int
-) -> tuple[tuple[int, int], Packed]:
-  """Shape and parts of a weight.
+) -> Tensor:
+  """The weight of some parts.
 
   Args:
     parts: by name.
@@ -100,14 +97,15 @@ def _packed(
       )
     return points + adds  # [n, G]
 
-  def numbers(rows: slice) -> np.ndarray:
+  def values(rows: slice) -> np.ndarray:
     unsigned = unpacked(weight.read((slice(None), rows)).T, bits)
     return unsigned - zero_points(rows)[:, groups]
 
-  return (outputs, inputs), Packed(
-    kind=(f"int{bits}" if symmetric else {4: "int8"}.get(bits)),
+  return tensor(
+    (outputs, inputs),
+    dtype=(f"int{bits}" if symmetric else {4: "int8"}.get(bits)),
     group_of=groups,
-    numbers=numbers,
+    values=values,
     scales=lambda rows: scales.read((slice(None), rows)).T.astype(np.float32),
   )
 

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from models.formats.families.family import Settings
-from models.formats.packed import Packed
 from models.formats.weights import CheckpointError, Tensor
 
 Tensors = Mapping[str, Tensor]
@@ -50,7 +49,7 @@ def join(
   *,
   mark: str,
   parts: tuple[str, ...],
-  make: Callable[[dict[str, Tensor]], tuple[tuple[int, int], Packed] | None],
+  make: Callable[[dict[str, Tensor]], Tensor | None],
 ) -> dict[str, Tensor]:
   """The tensors, those of each packed weight as one.
 
@@ -58,8 +57,8 @@ def join(
     tensors: by name.
     mark: the part that every packed weight has, as `qweight`.
     parts: names of all parts.
-    make: shape and `Packed` of the parts of a weight, by their names; None if
-      it is not packed. Raises ValueError.
+    make: the weight of some parts, by their names; None if it is not packed.
+      Raises ValueError.
   """
   joined = dict(tensors)
   for name in tensors:
@@ -76,16 +75,10 @@ def join(
       raise CheckpointError(f"the parts of {stem}: {reason}") from error
     if made is None:
       continue
-    shape, packed = made
     for part in given:
       del joined[f"{stem}.{part}"]
-    joined[f"{stem}.weight"] = Tensor(
-      name=given[mark].name.removesuffix(mark) + "weight",
-      shape=shape,
-      kind="F32",
-      read=packed.read,
-      packed=packed.parts(),
-    )
+    name = given[mark].name.removesuffix(mark) + "weight"
+    joined[f"{stem}.weight"] = dataclasses.replace(made, name=name)
   return joined
 
 

@@ -131,7 +131,7 @@ def test_weights_in_few_bits_are_each_models_own(pair):
   assert cached(models.target).dtype == np.float32
   assert cached(models.draft).values.dtype.name == "float8_e4m3fn"
   with pytest.raises(ValueError, match="must have fewer, got fp8"):
-    models.target.lowered(Quantization(dtype="fp8"))
+    models.target.quantize(Quantization(dtype="fp8"))
 
 
 def test_weights_are_as_published_unless_the_config_says_otherwise(tmp_path):
@@ -170,10 +170,7 @@ def test_what_is_not_in_few_bits_is_refused_before_anything_is_read(
 
 @pytest.mark.usefixtures("quick_to_compile")
 def test_a_target_in_eight_bits_says_the_same_with_drafts_and_without(tmp_path):
-  """Its copy has fewer bits, one attention less, and the target's own rest.
-
-  On a CPU these bits are dequantised once.
-  """
+  """Its copy has fewer bits, one attention less, and the target's own rest."""
   path = tmp_path / "layers.json"
   path.write_text('{"skip_attention": [1], "skip_mlp": []}')
   target = files.make_checkpoint(tmp_path, mlp_dim=64)  # groups of 32
@@ -186,9 +183,7 @@ def test_a_target_in_eight_bits_says_the_same_with_drafts_and_without(tmp_path):
     drafted["final_norm"]["scale"][...] is target["final_norm"]["scale"][...]
   )
   kinds = lambda params: {str(x.dtype) for x in jax.tree.leaves(params)}
-  assert kinds(drafted) == {"float32"}
-  one = [x["layers"][0]["mlp"]["up"]["weight"][...] for x in (drafted, target)]
-  assert len(np.unique(one[0][0, :32])) <= 15 < len(np.unique(one[1][0, :32]))
+  assert kinds(drafted) == {"int4", "float32"}
   assert kinds(target) == {"int8", "float32"}
 
   prompts, texts = np.array([[3, 5, 7, 9]] * 2), []

@@ -16,7 +16,8 @@ from launch.planning import program
 from models.formats import head_checkpoints
 from models.formats.huggingface_config import config_from_json
 from models.meshes import Layout
-from models.networks import quantized
+from models.networks import linear
+from models.networks.quantized_tensor import QuantizedTensor
 from specjax import tree as tree_lib
 
 pytestmark = pytest.mark.heavy
@@ -108,12 +109,12 @@ def test_quantized_weights_are_read_as_they_are_and_not_converted():
   """Products with one layer's weights of a stack, in a loop over layers."""
   layers, outputs, inputs, rows = 4, 1792, 4096, 8
 
-  def run(x, values, scales):
+  def run(x, *stacks):
     def layer(i, x):
-      own = (
-        lax.dynamic_index_in_dim(a, i, keepdims=False) for a in (values, scales)
+      values, scales = (
+        lax.dynamic_index_in_dim(a, i, keepdims=False) for a in stacks
       )
-      y = quantized.products(x, *own)
+      y = linear.project(x, QuantizedTensor(values=values, scales=scales))
       return jnp.tanh(jnp.concatenate([y, y, y], axis=1)[:, :inputs])
 
     return lax.fori_loop(0, layers, layer, x)

@@ -242,7 +242,8 @@ def test_a_format_holds_blocks_as_they_are_in_the_file(kind, tmp_path):
   matrices = [x for x in source.tensors.values() if len(x.shape) == 2]
   assert len(matrices) == 16
   for tensor in matrices:  # queries' and keys' rows in another order too
-    values, scales = tensor.packed.values(()), tensor.packed.scales(())
+    one = tensor.quantized
+    values, scales = one.values.read(()), one.scales.read(())
     whole = values * np.repeat(scales, 32, axis=1)
     np.testing.assert_array_equal(whole, tensor.read(()))
   load = functools.partial(
@@ -254,13 +255,16 @@ def test_a_format_holds_blocks_as_they_are_in_the_file(kind, tmp_path):
   begun = f"{path} is published as {kind} of GGUF: "
   network = load(weights="published")
   assert network.note == f"{begun}held as that, {form}"
-  assert load().note == f"{begun}dequantised to float32"
+  assert load().note == f"{begun}dequantized to float32"
   down = network.params["layers"][1]["mlp"]["down"]
-  packed = source.tensors["layers.1.mlp.down_proj.weight"].packed
-  np.testing.assert_array_equal(
-    np.asarray(down["weight"][...], np.int8), packed.values(())
+  kept, weight = (
+    down["weight"].get_value(),
+    source.tensors["layers.1.mlp.down_proj.weight"].quantized,
   )
-  np.testing.assert_array_equal(down["scales"][...], packed.scales(()))
+  np.testing.assert_array_equal(
+    np.asarray(kept.values, np.int8), weight.values.read(())
+  )
+  np.testing.assert_array_equal(kept.scales, weight.scales.read(()))
 
 
 def test_a_mesh_holds_the_same_parameters(written):

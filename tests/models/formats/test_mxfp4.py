@@ -11,8 +11,8 @@ import torch
 from references import MODELS, TOKENS
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from models.formats import held, huggingface, mxfp4
-from models.networks import expert_forms, quantized
+from models.formats import huggingface, mxfp4, published
+from models.networks import quantized
 from models.networks.quantized import Quantization
 
 
@@ -32,13 +32,13 @@ def theirs(blocks, scales):
 def test_numbers_are_those_of_transformers():
   blocks, scales = packed(np.random.default_rng(0), 3, 6, 2)
   scales[0, 0] = 20, 230  # very small and very large ones
-  actual = mxfp4.dequantised(blocks, scales)
+  actual = mxfp4.dequantized(blocks, scales)
   assert actual.shape == (3, 6, 64)
   np.testing.assert_array_equal(actual.swapaxes(1, 2), theirs(blocks, scales))
   exact = np.zeros((1, 16), np.uint8)
   exact[0, :2] = 0x7F, 0xA1  # -6 and 6, then 0.5 and -1
   np.testing.assert_array_equal(
-    mxfp4.dequantised(exact, np.array([128], np.uint8))[:4], [-12, 12, 1, -2]
+    mxfp4.dequantized(exact, np.array([128], np.uint8))[:4], [-12, 12, 1, -2]
   )
 
 
@@ -71,17 +71,15 @@ def test_a_gpt_oss_as_released_has_the_logits_of_its_numbers(tmp_path):
   form = Quantization(dtype="fp4", group=32, output=False, dense=False)
   with contextlib.ExitStack() as stack:
     source = huggingface.source(tmp_path, stack)
-    assert held.published(source, on_mesh=False) == (form, "")
+    assert published.quantization(source, on_mesh=False) == (form, "")
   whole = huggingface.load(tmp_path)
   kept = huggingface.load(tmp_path, form=form)
   for ours, others in zip(kept.layers, whole.layers, strict=True):
     for name in quantized.EXPERTS:
-      values = getattr(ours.mlp.experts, name)[...]
-      scales = getattr(ours.mlp.experts, f"{name}_scales")[...]
-      assert values.dtype == jnp.float4_e2m1fn
+      weight = getattr(ours.mlp.experts, name)[...]
+      assert weight.values.dtype == jnp.float4_e2m1fn
       np.testing.assert_array_equal(
-        expert_forms.dequantised(values, scales),
-        getattr(others.mlp.experts, name)[...],
+        weight.dequantized(), getattr(others.mlp.experts, name)[...]
       )
   for module in (whole, kept):
     actual = references.module_logits(module)

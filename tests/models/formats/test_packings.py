@@ -19,11 +19,13 @@ from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 from launch.assembly import precision
 from models import checkpoints, sharding
-from models.formats import held, huggingface, weights
+from models.formats import huggingface, published, weights
 from models.formats.families import FAMILIES
 from models.formats.packings import awq, block_fp8, gptq
-from models.networks import expert_forms, quantized, stacked
+from models.networks import quantized, stacked
+from models.networks.linear import Linear
 from models.networks.quantized import Quantization
+from models.networks.quantized_tensor import DTYPES, is_quantized
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +46,7 @@ def linears(module):
   """Every projection, by the checkpoint's name of its weight."""
   results = {}
   for path, child in nnx.iter_modules(module):
-    if isinstance(child, quantized.QuantizedLinear | quantized.Linear):
+    if isinstance(child, Linear):
       name = weights.locate((*path, "weight"), FAMILIES["llama"])[0]
       results[name if name.startswith("lm_head") else f"model.{name}"] = child
   assert len(results) == 15
@@ -88,8 +90,8 @@ def test_a_projection_before_the_layers_may_be_whole(packed, copied):
   packing.rewrite(path, pack, how, names=names)
   with contextlib.ExitStack() as stack:
     source = huggingface.source(str(path), stack)
-    form, why = held.published(source, on_mesh=False)
-  reason = "per_layer_model_projection.weight is in another format than its"
+    form, why = published.quantization(source, on_mesh=False)
+  reason = "per_layer_model_projection.weight is not "
   assert why.startswith("" if packed else reason)
   assert (form is not None) == packed
   huggingface.load(str(path), form=form)
@@ -133,22 +135,22 @@ def test_a_format_holds_the_numbers_as_they_are_published(name, written):
   path, expected, form = written(name)
   with contextlib.ExitStack() as stack:
     source = huggingface.source(str(path), stack)
-    actual, why = held.published(source, on_mesh=False)
+    actual, why = published.quantization(source, on_mesh=False)
   assert str(actual) == str(form)
   assert bool(why) == (form is None)
   if form is None:
     return
   module = huggingface.load(str(path), form=actual)
   for name, child in linears(module).items():
-    if isinstance(child, quantized.QuantizedLinear):
-      values, scales = child.weight[...], child.scales[...]
-      assert values.dtype == quantized.KINDS[actual.dtype].dtype
+    whole = child.weight[...]
+    if is_quantized(whole):
+      values, scales = whole.values, whole.scales
+      assert values.dtype == DTYPES[actual.dtype].dtype
       whole = np.asarray(values, np.float32) * np.repeat(
         scales, values.shape[1] // scales.shape[1], axis=1
       )
     else:
       assert name == "lm_head.weight"
-      whole = child.weight[...]
     np.testing.assert_array_equal(whole, expected[name], name)
 
 
@@ -194,12 +196,12 @@ def test_a_note_says_what_becomes_of_the_published_numbers(written):
   assert wider.note == f"{begun}held as that, int8(group=32, output=False)"
   one, other = (x.params["layers"][0]["mlp"]["down"] for x in (kept, wider))
   np.testing.assert_array_equal(
-    np.asarray(one["weight"][...], int), other["weight"][...]
+    np.asarray(one["weight"][...].values, int), other["weight"][...].values
   )
-  assert load(str(path)).note == f"{begun}dequantised to bfloat16"
+  assert load(str(path)).note == f"{begun}dequantized to bfloat16"
   again = load(str(path), weights=Quantization(dtype="fp8"))
   assert again.note == (
-    f"{begun}dequantised to bfloat16 and rounded again, to fp8; {form} would "
+    f"{begun}dequantized to bfloat16 and rounded again, to fp8; {form} would "
     "hold it as it is"
   )
   dequantised = load(str(path), weights=None).params
@@ -209,9 +211,9 @@ def test_a_note_says_what_becomes_of_the_published_numbers(written):
   )
   path, _, _ = written("gptq-by-activations")
   none = load(str(path), weights="published")
-  assert "dequantised to bfloat16, since layers.0." in none.note
+  assert "dequantized to bfloat16, since its layers" in none.note
   with pytest.raises(ValueError, match=r"are int4\(output=False\) must have f"):
-    kept.lowered(Quantization(dtype="int8"))
+    kept.quantize(Quantization(dtype="int8"))
 
 
 @pytest.mark.parametrize("name", ["packed-zero-points", "fp8"])
@@ -228,12 +230,9 @@ def test_experts_are_held_as_they_are_published(name, tmp_path):
       stem = f"model.layers.{i}.mlp.experts"
       each = [expected[f"{stem}.{e}.{name}_proj.weight"].T for e in range(4)]
       np.testing.assert_array_equal(getattr(others, name)[...], each)
-      values = getattr(ours, name)[...]
-      assert values.dtype == quantized.KINDS[form.dtype].dtype
-      actual = expert_forms.dequantised(
-        values, getattr(ours, f"{name}_scales")[...]
-      )
-      np.testing.assert_array_equal(actual, each)
+      weight = getattr(ours, name)[...]
+      assert weight.values.dtype == DTYPES[form.dtype].dtype
+      np.testing.assert_array_equal(weight.dequantized(), each)
   (actual, other), (text, logits) = greedy(kept), greedy(whole)
   np.testing.assert_array_equal(actual, text)
   assert references.relative_error(other, logits) < 1e-5
@@ -256,9 +255,9 @@ def test_biases_and_projections_left_out_are_as_they_are(kept, tmp_path):
   check_values(tmp_path, expected)
   with contextlib.ExitStack() as stack:
     source = huggingface.source(str(tmp_path), stack)
-    actual, why = held.published(source, on_mesh=False)
+    actual, why = published.quantization(source, on_mesh=False)
   assert str(actual) == ("None" if kept else form)
-  assert "down_proj.weight has no numbers" in why or not kept
+  assert "down_proj.weight is not int4, as others are" in why or not kept
   module = huggingface.load(str(tmp_path), **({} if kept else {"form": actual}))
   bias = module.layers[1].attention.q.bias[...]
   assert np.any(bias)
@@ -294,9 +293,9 @@ def test_a_head_reads_the_tables_that_its_target_holds(written, tmp_path):
     checkpoints.load_head(str(tmp_path), network, dtype=jnp.float32).module
     for network in (target, load())
   ]
-  head, table = heads[0], target.params["lm_head"]
-  assert head.lm_head.weight[...] is table["weight"][...]
-  assert head.lm_head.scales[...] is table["scales"][...]
+  head, table = heads[0], target.params["lm_head"]["weight"][...]
+  assert head.lm_head.weight[...].values is table.values
+  assert head.lm_head.weight[...].scales is table.scales
   embedding = target.params["embed"]["embedding"][...]
   assert head.embed.embedding[...] is embedding  # which is not in few bits
   x = jnp.asarray(random((3, 64)), jnp.float32)

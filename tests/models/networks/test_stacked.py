@@ -121,8 +121,8 @@ def test_layers_of_other_heads_are_cached_apart(low):
   stack = stacked.stack(module)
   form = low and quantized.Quantization(dtype=low)
   if form:
-    quantized.lower(module, form)
-    stack = stacked.lowered(stack, config, form)
+    quantized.quantize_module(module, form)
+    stack = stacked.quantize(stack, config, form)
   how = dict(features=FEATURES, count_experts=True, stored=low)
   plain, params = as_language_model(module, **how)
   model = stacked.as_language_model(config, weights=form, **how)

@@ -18,8 +18,7 @@ import pytest
 import toys
 
 import specjax
-from models.networks import quantized
-from models.networks.quantized import Quantization
+from models.networks.quantized_tensor import quantize
 from specjax import drafters, exact
 from specjax import warp as warp_lib
 from specjax.adaptive import widths as widths_lib
@@ -91,8 +90,8 @@ def test_a_round_has_the_targets_law(drafter, rule):
 
 def in_few_bits(kind):
   """The target's table as weights of that kind stand for it."""
-  stored = quantized.quantize(jnp.asarray(TARGET), Quantization(dtype=kind))
-  return np.asarray(quantized.dequantize(*stored), np.float64)
+  weight = quantize(jnp.asarray(TARGET), kind)
+  return np.asarray(weight.dequantized(), np.float64)
 
 
 def test_a_target_in_few_bits_has_its_own_law_with_a_copy_in_fewer():

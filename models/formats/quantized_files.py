@@ -1,0 +1,98 @@
+"""Quantized weights as files have them: `w = (q - z) s`.
+
+The values `q - z` and the scales of a weight become a `QuantizedTensor` of
+`Tensor`s, not read, whatever its file calls them.
+
+Letters in shapes: N outputs, D inputs, G groups of inputs.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+
+from models.formats.weights import Index, Tensor
+from models.networks.quantized import Quantization
+from models.networks.quantized_tensor import QuantizedTensor
+
+
+def tensor(
+  shape: tuple[int, int],
+  *,
+  dtype: str | None,
+  group_of: np.ndarray,
+  values: Callable[[slice], np.ndarray],
+  scales: Callable[[slice], np.ndarray],
+) -> Tensor:
+  """A quantized weight of a file, without its name.
+
+  Reading it dequantizes: values have eight bits and a sign at most, so products
+  with scales of 16 bits are exact, and those with float32 rounded once.
+
+  Args:
+    shape: `(N, D)`.
+    dtype: the narrowest of `models.networks.quantized_tensor.DTYPES` that has
+      all values; None if none has.
+    group_of: `i[D]`, the group of each input.
+    values: `q - z` of some outputs, `[n, D]`, in a type that has them.
+    scales: of the same, `f32[n, G]`.
+  """
+
+  def dequantized(rows: slice) -> np.ndarray:
+    return values(rows).astype(np.float32) * scales(rows)[:, group_of]
+
+  def part(of_rows: Callable[[slice], np.ndarray]):
+    def read(index: Index) -> np.ndarray:
+      rows, *inner = index or (slice(None),)
+      return of_rows(rows)[:, *inner]
+
+    return read
+
+  count = int(group_of.max(initial=0)) + 1
+  in_turn = np.repeat(np.arange(count), len(group_of) // count)
+  quantized = None
+  if dtype is not None and np.array_equal(group_of, in_turn):
+    quantized = QuantizedTensor(
+      values=Tensor(name="", shape=shape, kind=dtype, read=part(values)),
+      scales=Tensor(
+        name="", shape=(shape[0], count), kind="F32", read=part(scales)
+      ),
+    )
+  return Tensor(
+    name="", shape=shape, kind="F32", read=part(dequantized),
+    quantized=quantized,
+  )  # fmt: skip
+
+
+def fits(weight: QuantizedTensor | None, how: Quantization) -> bool:
+  """True if a quantization keeps a weight's values and scales as they are."""
+  if weight is None:
+    return False
+  dtype = weight.values.kind
+  if dtype != how.dtype and (dtype, how.dtype) != ("int4", "int8"):
+    return False
+  one = weight.num_groups == 1 and how.group is None
+  return one or weight.group == how.group
+
+
+def unpacked(words: np.ndarray, bits: int) -> np.ndarray:
+  """Integers that words of 32 bits hold, the lowest bits first.
+
+  `i32[..., n] -> i16[..., 32 n / bits]`, from 0 on.
+  """
+  shifts = np.arange(0, 32, bits, dtype=np.uint32)
+  numbers = words.view(np.uint32)[..., None] >> shifts & (2**bits - 1)
+  return numbers.astype(np.int16).reshape(*words.shape[:-1], -1)
+
+
+def within(rows: slice, size: int, count: int) -> tuple[slice, slice]:
+  """The words that hold some of `size` numbers, `count` a word; where in them.
+
+  Args:
+    rows: the numbers, one after the other.
+    size: how many there are.
+    count: numbers of a word.
+  """
+  start, stop, step = rows.indices(size)
+  first = start // count
+  moved = slice(start - first * count, stop - first * count, step)
+  return slice(first, -(-stop // count)), moved
