@@ -167,7 +167,10 @@ class Linear(nnx.Module):
   def __call__(self, x: Array) -> Array:
     """`[..., n_in] -> [..., n_out]`."""
     x, weight = x.astype(self.dtype), self.weight[...]
-    y = x @ weight if self.inputs_first else project(x, weight)
+    if self.inputs_first:
+      y = x @ weight.astype(self.dtype)
+    else:
+      y = project(x, weight)
     return y if self.bias is None else y + self.bias[...].astype(self.dtype)
 
 

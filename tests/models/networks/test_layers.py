@@ -18,7 +18,7 @@ from models.networks.description import (
   TransformerConfig,
   attention_weights,
 )
-from models.networks.linear import turn
+from models.networks.linear import project, turn
 
 X = jax.random.normal(jax.random.key(0), (2, 3, 5))
 
@@ -35,7 +35,7 @@ def test_a_projection_has_a_row_for_each_output(rows):
   for _ in range(2):  # what is turned stays so
     turn(holder)
     assert linear.weight.shape == (5, 4)
-    np.testing.assert_array_equal(linear.rows, was)
+    np.testing.assert_array_equal(linear.weight[...].T, was)
     np.testing.assert_allclose(linear(rows), expected, atol=1e-6)
 
 
@@ -53,7 +53,7 @@ def test_a_projection_computes_in_its_own_type():
   assert linear(X).dtype == jnp.bfloat16
   weight = linear.weight[...].astype(jnp.bfloat16)
   for rows in (X.astype(jnp.bfloat16), X[:1, :2].astype(jnp.bfloat16)):
-    assert layers.project(rows, weight, jnp.float32).dtype == jnp.float32
+    assert project(rows, weight, result=jnp.float32).dtype == jnp.float32
 
 
 GATED = AttentionSpec(
