@@ -151,7 +151,7 @@ def test_weights_are_as_published_unless_the_config_says_otherwise(tmp_path):
     (
       "t5-1.1-small",
       dict(weights="int8"),
-      "is an encoder-decoder, and weights",
+      "is an encoder-decoder, ",
     ),
   ],
 )
