@@ -79,7 +79,12 @@ def proposals_loop(decoder: Decoder):
 
   def one(params: Params, state: DecodeState):
     draft, _, drafter_state, cache = decoder.propose(params, state)
-    scored = jax.eval_shape(decoder.score, params, state)
+
+    def seen(params, state):
+      now = decoder.score(params, state)
+      return now.output, now.target_log_probs
+
+    output, laws = jax.eval_shape(seen, params, state)
     zeros = lambda x: jnp.zeros(x.shape, x.dtype)
     path = np.arange(draft.tree.max_depth + 1, dtype=np.int32)
     drafter_state = decoder.drafter.commit(
@@ -91,9 +96,9 @@ def proposals_loop(decoder: Decoder):
         path=jnp.broadcast_to(path, (len(draft.tokens), len(path))),
         length=state.length + 1,
         newest=draft.tokens[:, -1],
-        target_output=jax.tree.map(zeros, scored.output),
+        target_output=jax.tree.map(zeros, output),
         num_refed=jnp.zeros_like(state.length),
-        target_log_probs=zeros(scored.target_log_probs),
+        target_log_probs=zeros(laws),
       ),
     )
     last = jnp.sum(draft.tokens, axis=1)
