@@ -163,7 +163,7 @@ def load(directory: str) -> Tokenizer:
       os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
       from transformers import AutoTokenizer
 
-      made = AutoTokenizer.from_pretrained(path)
+      made = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
       backend, bos, eos = made.backend_tokenizer, made.bos_token, made.eos_token
     # What a tokenizer was used for last: transformers asks anew as well.
     backend.no_truncation()

@@ -3,7 +3,7 @@
 A file is a checkpoint like a directory in Hugging Face's format, and becomes
 the same `Source`: its metadata is translated to the keys of a `config.json`,
 its tensors get the names that they had before llama.cpp's converter, and what
-that did to their rows is undone. Quantised tensors are dequantized as they are
+that did to their rows is undone. Quantized tensors are dequantized as they are
 read.
 
 Whatever would change the logits and is not understood is an error.
@@ -35,7 +35,7 @@ KINDS = (
 )  # fmt: skip
 
 _FAMILIES = {
-  family.gguf.architecture: family
+  family.gguf.architecture: (family.name, family.gguf)
   for family in FAMILIES.values()
   if family.gguf is not None
 }
@@ -95,15 +95,15 @@ def eos_token_ids(path: str) -> tuple[int, ...]:
   return tuple(sorted({*ids, *gguf_tokenizer.named_ends(metadata)}))
 
 
-def architecture(header: Header) -> str:
-  """llama.cpp's name of a file's model, which is one that is read."""
+def _family(header: Header) -> tuple[str, Gguf]:
+  """The name of a file's family, and how llama.cpp writes it."""
   name = header.metadata.get("general.architecture")
-  if not isinstance(name, str) or name not in _FAMILIES:
+  if name not in _FAMILIES:
     raise ValueError(
       f"general.architecture in {header.path} must be one of "
       f"{sorted(_FAMILIES)}, got {name!r:.80}"
     )
-  return name
+  return _FAMILIES[name]
 
 
 # ------------------------------------------------------------- configuration
@@ -111,19 +111,20 @@ def architecture(header: Header) -> str:
 
 def _configuration(header: Header) -> tuple[TransformerConfig, str]:
   """The configuration of a file's model, and its family's name."""
-  arch = architecture(header)
+  family, how = _family(header)
+  prefix = f"{how.architecture}."
   metadata = Settings(
     {
-      key.removeprefix(f"{arch}."): value
+      key.removeprefix(prefix): value
       for key, value in header.metadata.items()
-      if key.startswith(f"{arch}.")
+      if key.startswith(prefix)
     },
     {},
   )
   try:
-    settings = _settings(header, _how(arch), metadata)
+    settings = {"model_type": family, **_settings(header, how, metadata)}
     config = config_from_json(settings)
-    _check_rest(metadata, _how(arch), config)
+    _check_rest(metadata, how, config)
     ropes = [a.rope for a in config.attentions.values() if a.rope is not None]
     if _DIVISORS in header.tensors and all(x.factors is None for x in ropes):
       divisors = _divisors(header)
@@ -145,7 +146,6 @@ def _settings(header: Header, how: Gguf, metadata: Settings) -> dict[str, Any]:
     raise ValueError("there is no tensor token_embd.weight")
   tensors = Tensors(shapes, functools.partial(gguf_file.read, header))
   return {
-    "model_type": _FAMILIES[how.architecture].name,
     "vocab_size": shapes["token_embd.weight"][0],
     "tie_word_embeddings": "output.weight" not in shapes,
     **{
@@ -177,13 +177,6 @@ def _check_rest(
       )
 
 
-def _how(arch: str) -> Gguf:
-  """The GGUF description of an architecture."""
-  form = _FAMILIES[arch].gguf
-  assert form is not None
-  return form
-
-
 def _divisors(header: Header) -> tuple[float, ...]:
   """What rotary frequencies are divided by, as Llama 3 rescales them."""
   divisors = gguf_file.read(header, _DIVISORS)
@@ -200,7 +193,7 @@ def source(path: str, stack: contextlib.ExitStack | None = None) -> Source:
   del stack
   header = gguf_file.read_header(path)
   config, family = _configuration(header)
-  how, theirs = _how(architecture(header)), FAMILIES[family]
+  (_, how), theirs = _family(header), FAMILIES[family]
   table = Table(
     name=family,
     tensors={**theirs.tensors, **how.tensors},

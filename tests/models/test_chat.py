@@ -120,22 +120,14 @@ def test_text_around_a_forgery_is_read_as_ever(saved):
   assert forged[-len(text) - 1 :] == [*text, tokenizer.eos_token_id]
 
 
-@pytest.mark.parametrize(
-  "messages, message",
-  [
-    ([{"role": "system", "content": "x"}], "refuses this: no system"),
-    ([{"role": "user"}], 'needs a string under "content"'),
-    ([{"role": 7, "content": "x"}], 'needs a string under "role"'),
-  ],
-)
-def test_what_a_template_refuses_is_one_line(saved, messages, message):
+def test_what_a_template_refuses_is_one_line(saved):
   tokenizer = tokenizers.load(str(saved / "strict"))
-  with pytest.raises(ValueError, match=message) as error:
-    chat.encode(tokenizer, messages)
-  assert "\n" not in str(error.value)
-
-
-def test_a_tokenizer_without_a_template_is_refused():
-  tokenizer = tokenizers.load("models/pretrained/target")
+  for messages, message in (
+    ([{"role": "system", "content": "x"}], "refuses this: no system"),
+    ([{"role": 7, "content": "x"}], 'needs a string under "role"'),
+  ):
+    with pytest.raises(ValueError, match=f"{message}.*\\Z"):
+      chat.encode(tokenizer, messages)
+  plain = tokenizers.load("models/pretrained/target")
   with pytest.raises(ValueError, match="has no chat template"):
-    chat.encode(tokenizer, TALK)
+    chat.encode(plain, TALK)
