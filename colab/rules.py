@@ -77,7 +77,7 @@ def law_of(rule, shape, draft, target):
 # %% [markdown]
 # Two laws over four tokens, the same in every context, one drafted token, and
 # the rule `token` of Leviathan et al. and Chen et al.: accept x with
-# probability $\min(1, q(x)/p(x))$, else draw from $[q - p]_+$, normalised.
+# probability $\min(1, q(x)/p(x))$, else draw from $[q - p]_+$, normalized.
 # It accepts $\sum \min(p, q)$, and its output is q.
 
 # %%
@@ -152,14 +152,14 @@ assert accepts["match"] <= accepts["token"] <= accepts["block"]
 # %%
 import jax.numpy as jnp
 
-from specjax import laws
+from specjax import distributions
 from specjax.rules.nodewise import Decision, verify_nodes
 
 
 def barker(target_log_probs, draft_log_probs, tokens, valid):
   q, p = jnp.exp(target_log_probs), jnp.exp(draft_log_probs[0])
   ratio = q / jnp.where(p + q > 0, p + q, 1)
-  rest = laws.normalize(q - p * ratio, target_log_probs)
+  rest = distributions.normalize(q - p * ratio, target_log_probs)
   accept = jnp.where(valid, ratio[tokens], 0)
   return Decision(accept=accept, next_log_probs=rest)
 
@@ -258,7 +258,7 @@ def careful(epsilon, target_log_probs, draft_log_probs, tokens, valid):
   accept = jnp.minimum(1, q[tokens] / (p[tokens] + epsilon))
   return Decision(
     accept=jnp.where(valid, accept, 0),
-    next_log_probs=laws.residual(target_log_probs, draft_log_probs[0]),
+    next_log_probs=distributions.residual(target_log_probs, draft_log_probs[0]),
   )
 
 

@@ -16,7 +16,7 @@ facts the head alone was as fast (docs/evaluation.md).
 `block`, and `configs/smollm2.py:batch` for batches of 4, one token of the head;
 of 8 it may lose to `--config.drafter=plain`. `--config.drafter=ngram` drafts
 from the text alone, and `layer_skip` skips the one attention that costs the
-least acceptance, by launch.layer_search. The target's weights are quantised to
+least acceptance, by launch.layer_search. The target's weights are quantized to
 four bits, and computed with in float32.
 """
 

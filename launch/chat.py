@@ -7,7 +7,7 @@ r"""A conversation with a chat model in the terminal, decoded speculatively.
     --config.drafter='model("DRAFT")' --system_message="Be brief."
 
 DIR is a model with a chat template. Tokens appear as they are accepted, in the
-colours of launch.decode; the line after an answer says how fast it came. The
+colors of launch.decode; the line after an answer says how fast it came. The
 caches keep the conversation: a question is read with what was said before only
 where the template or the tokenizer write that in other tokens. Commands:
 

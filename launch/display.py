@@ -2,7 +2,7 @@
 
 Each token shows where it came from: accepted from the draft, drawn from the
 residual after a rejection, or the bonus after a fully accepted block. With
-colour these are green, orange and blue; without, the two rarer kinds are
+color these are green, orange and blue; without, the two rarer kinds are
 bracketed.
 """
 
@@ -30,7 +30,7 @@ STYLES = {
 _MARKS = {Origin.RESIDUAL: ("⟨", "⟩"), Origin.BONUS: ("«", "»")}
 
 
-def _in_colour(console: rich.console.Console) -> bool:
+def _in_color(console: rich.console.Console) -> bool:
   return console.color_system is not None and not console.no_color
 
 
@@ -67,7 +67,7 @@ def show_completion(
   for piece, code in zip(texts, completion.origins, strict=True):
     piece, room = piece[:room], max(room - len(piece), 0)
     origin = Origin(code)
-    if not _in_colour(console) and origin in _MARKS and piece:
+    if not _in_color(console) and origin in _MARKS and piece:
       before, after = _MARKS[origin]
       piece = before + piece + after
     text.append(visible(piece), style=STYLES[origin])
@@ -78,15 +78,15 @@ def show_completion(
 
 
 def show_legend(console: rich.console.Console) -> None:
-  """Prints the legend of colours or marks."""
-  in_colour = _in_colour(console)
+  """Prints the legend of colors or marks."""
+  in_color = _in_color(console)
   text = rich.text.Text("tokens: ")
   for origin, words in (
     (Origin.ACCEPTED, "drafted and accepted"),
     (Origin.RESIDUAL, "corrected (residual)"),
     (Origin.BONUS, "bonus"),
   ):
-    before, after = ("", "") if in_colour else _MARKS.get(origin, ("", ""))
+    before, after = ("", "") if in_color else _MARKS.get(origin, ("", ""))
     text.append(f"{before}{words}{after}", style=STYLES[origin])
     text.append("  ")
   console.print(text)

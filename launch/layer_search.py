@@ -169,7 +169,7 @@ def make_scorer(
 def search(num_layers: int, score, *, count: int, seed: int) -> list[dict]:
   """Records of `count` sets that Parzen estimators over 2L switches propose.
 
-  `score` is `SkippedLayers -> record`, whose "speedup" is maximised.
+  `score` is `SkippedLayers -> record`, whose "speedup" is maximized.
   """
   try:
     import optuna

@@ -31,10 +31,10 @@ _ANY = 2**31 - 1
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Lesson:
-  """The parts of a draft that learn, and its laws.
+  """The parts of a draft that learn, and its distributions.
 
   Attributes:
-    laws: its laws at the entries of a ring.
+    distributions: its distributions at the entries of a ring.
     fixed: names of its parts that are the target's, and stay.
   """
 
@@ -62,7 +62,7 @@ def wrapped(
     assert draft is not None  # of what learns
     lesson = Lesson(laws=online.model_laws(draft, vocab_size=vocab_size))
   made = drafters.online(
-    drafter, vocab_size=vocab_size, entries=how.entries, laws=how.laws,
+    drafter, vocab_size=vocab_size, entries=how.entries, top_k=how.top_k,
     num_features=width,
   )  # fmt: skip
   return made, lesson

@@ -1,4 +1,4 @@
-"""Traces of rounds: drafts, laws, accepted nodes and emitted tokens.
+"""Traces of rounds: drafts, distributions, accepted nodes and emitted tokens.
 
 Traced rows are decoded a round at a time, and after each the host reads what
 happened: the tokens are the same as ever, the times are no measurement.

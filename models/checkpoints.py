@@ -61,7 +61,7 @@ class Network:
     sharding: the model's rules over a mesh.
     weights: how its weights are quantized; None if they are not.
     stored: type of keys and values in the cache; None for `dtype`.
-    note: how weights that are published quantized are held, in words.
+    note: how published quantized weights are held, in words.
   """
 
   config: TransformerConfig | T5Config
@@ -126,7 +126,7 @@ class Network:
     return transformer.as_language_model(self.module, **more)[0]
 
   def quantize(self, how: Quantization) -> "Network":
-    """The same with weights quantized, or to fewer bits, all else shared.
+    """The same with quantized weights, or fewer bits, all else shared.
 
     Raises:
       ValueError: if they have as few bits already.
@@ -160,7 +160,7 @@ def load(
       `dtype`.
     weights: how its weights are stored; None for `dtype`, "published" for the
       format that holds them as they are in the files, where there is one.
-      Those of another format are dequantised to `dtype`, and rounded to it.
+      Those of another format are dequantized to `dtype`, and rounded to it.
 
   Returns:
     The `Network`.

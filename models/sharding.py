@@ -40,7 +40,8 @@ class Sharding:
     bias_n: biases of cut outputs.
     cache_lbksc: keys and values of all layers.
     act_btd: activations between layers.
-    logits_btv: what the model returns; whole, for rules read whole laws.
+    logits_btv: what the model returns; whole, for rules read whole
+      distributions.
     experts: how experts are cut, "width" or "expert"; see
       `models.networks.mixture.cut_by`.
   """
@@ -87,8 +88,9 @@ def constrain(x: Array, name: str, *, sharding: Sharding | None) -> Array:
   x = jax.lax.with_sharding_constraint(x, getattr(sharding, name))
   if name in ("logits_btv", "cache_lbksc"):
     # Left alone, XLA:TPU may put a few tokens where 128 lanes are, and every
-    # array of laws takes 25 times its size; or give passes over one token and
-    # over two each their own layout, and copy the caches between them.
+    # array of distributions takes 25 times its size; or give passes over one
+    # token and over two each their own layout, and copy the caches between
+    # them.
     x = row_major(x)
   return x
 

@@ -241,7 +241,7 @@ def as_stored(rows: Array, buffer: Any) -> tuple[Array, Any]:
   """Slots as they are read from a buffer, and as they are written to it.
 
   Tokens attend to each other as to a cache that holds them: how a text is cut
-  into passes changes no law.
+  into passes changes no distribution.
 
   Args:
     rows: `[B, K, T, C]`.

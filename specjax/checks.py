@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax import laws, random
+from specjax import distributions, random
 from specjax.drafters.shared.arguments import check_model
 from specjax.prefill import Prompts
 from specjax.state import DecodeState
@@ -256,8 +256,9 @@ def draft(drafter: Drafter, proposed: Draft, rows: int, *, vocab_size: int):
     proposed.log_probs is not None
     or not proposed.siblings.independent
     or tree.max_children <= 1,
-    f"{who} proposes certain tokens, which are no independent draws from one "
-    f"law: its siblings must be 'given', got {proposed.siblings.name!r}",
+    f"{who} proposes deterministic tokens, which are no independent draws "
+    "from one distribution: its siblings must be 'given', got "
+    f"{proposed.siblings.name!r}",
   )
   fed = (rows, tree.num_fed)
   for name, array, expected in (
@@ -298,19 +299,20 @@ def logits(model: LanguageModel, returned: Array, fed: tuple[int, ...]) -> None:
   )
 
 
-def heal(
+def replace_nans(
   draft: Draft, topology: Topology, target_log_probs: Array
 ) -> tuple[Draft, Array, Array]:
-  """Replaces laws that are NaN by uniform ones, and says which nodes end a row.
+  """Replaces NaN distributions by uniform ones; also which nodes end a row.
 
-  Rules then never see a NaN. Where the target's law is NaN, it is uniform to
-  the rule, and a row that reaches the node ends before a token is drawn; a node
-  that is not reached costs its row nothing. Tokens drawn from an unknown law
-  cannot be verified, so that a draft with a NaN law ends its row before any of
-  it is emitted. The library's drafters heal their laws before they draw.
+  Rules then never see a NaN. Where the target's distribution is NaN, it is
+  uniform to the rule, and a row that reaches the node ends before a token is
+  drawn; a node that is not reached costs its row nothing. Tokens drawn from an
+  unknown distribution cannot be verified, so that a draft with a NaN
+  distribution ends its row before any of it is emitted. The library's drafters
+  heal their distributions before they draw.
 
   Returns:
-    The draft, the target's laws, and `bool[B, N + 1]`.
+    The draft, the target's distributions, and `bool[B, N + 1]`.
   """
   broken = jnp.isnan(target_log_probs[..., 0])
   if draft.log_probs is not None:
@@ -318,5 +320,7 @@ def heal(
     unknown = jnp.isnan(draft.log_probs).any(axis=-1)
     unknown &= topology.present[:, :nodes] & (np.arange(nodes) > 0)
     broken |= unknown.any(axis=1, keepdims=True)
-    draft = dataclasses.replace(draft, log_probs=laws.heal(draft.log_probs))
-  return draft, laws.heal(target_log_probs), broken
+    draft = dataclasses.replace(
+      draft, log_probs=distributions.replace_nans(draft.log_probs)
+    )
+  return draft, distributions.replace_nans(target_log_probs), broken

@@ -3,9 +3,9 @@
 One round is draft, score, verify, draw, commit:
 
   propose a token tree -> one target pass over its nodes under the ancestor mask
-  -> the rule's law of the deepest accepted node -> draw it, then the next token
-  -> write the accepted path and the token, cut at stop tokens and budgets
-  -> keep that path in the caches.
+  -> the rule's distribution of the deepest accepted node -> draw it, then the
+  next token -> write the accepted path and the token, cut at stop tokens and
+  budgets -> keep that path in the caches.
 
 Plain autoregressive decoding is the same loop with the empty tree. Nothing here
 is jitted; shapes are fixed, so `jax.jit(decoder.generate, donate_argnums=1)` is
@@ -53,7 +53,7 @@ class Decoder:
   """A target, a way to draft, and a rule: everything static about decoding.
 
   Attributes:
-    target: the model whose law is sampled.
+    target: the model whose distribution is sampled.
     drafter: proposes a token tree each round.
     rule: verifies it.
     vocab_size: V, the number of real tokens (ids at or beyond it get no mass).
@@ -209,9 +209,9 @@ class Decoder:
 
     For the next turn of a conversation: only the new tokens are read, and the
     two newest before them. The row then emits what one with all of that text as
-    its prompt would, or by the same law if its drafter keeps what it learned of
-    the row. The text so far counts as prompt, and counters start anew. One
-    program for tokens of one width.
+    its prompt would, or by the same distribution if its drafter keeps what it
+    learned of the row. The text so far counts as prompt, and counters start
+    anew. One program for tokens of one width.
 
     Args:
       params: parameters of both models.
@@ -368,10 +368,10 @@ class Decoder:
       sampled = logits
       if state.sampling.penalties is not None:
         along = penalties.path_tokens(draft, topology)
-        sampled = penalties.penalised(logits, state, along)
+        sampled = penalties.penalized(logits, state, along)
       sampling = warp_lib.of_running(state.sampling, state.done)
       target_log_probs = warp_lib.warp(sampled, sampling)
-      draft, target_log_probs, broken = checks.heal(
+      draft, target_log_probs, broken = checks.replace_nans(
         draft, topology, target_log_probs
       )
     return Round(
@@ -549,7 +549,7 @@ def make_decoder(
   """A `Decoder`; without a drafter, plain autoregressive decoding.
 
   Args:
-    target: the model whose law is sampled.
+    target: the model whose distribution is sampled.
     drafter: see `specjax.drafters`; build it with the same `vocab_size`.
     rule: a `Rule`, or its name in `specjax.rules`.
     vocab_size: number of real tokens; by default the target's.

@@ -259,11 +259,12 @@ def summarize(units: Sequence[Unit], *, max_depth: float = math.inf) -> dict:
   Returns:
     A JSON-able dictionary. `block_efficiency` is emitted tokens per target
     call, `acceptance_rate` accepted over drafted tokens,
-    `expected_acceptance_rate` its Rao-Blackwellised twin, `total_variation` the
-    mean over emitted tokens of the exact distance between a token's law and
-    the target's (0 for a lossless rule), rates are tokens per second, `speedup`
-    the ratio of the two rates; `_ci` are 95% intervals. Entries that cannot be
-    computed are None, and so is a distance that the rule does not report.
+    `expected_acceptance_rate` its Rao-Blackwellised estimate, `total_variation`
+    the mean over emitted tokens of the exact distance between a token's
+    distribution and the target's (0 for a lossless rule), rates are tokens per
+    second, `speedup` the ratio of the two rates; `_ci` are 95% intervals.
+    Entries that cannot be computed are None, and so is a distance that the rule
+    does not report.
   """
   total = lambda name: sum(getattr(u, name) for u in units)
   column = lambda name: [getattr(u, name) for u in units]

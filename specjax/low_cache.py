@@ -2,7 +2,7 @@
 
 A slot of a head is stored as whole numbers, or floats, of eight bits with one
 scale, `x = q s`, `s = max |x| / M` over its channels; so no slot depends on
-another, nor a row on its neighbours. If any channel is not finite, the scale is
+another, nor a row on its neighbors. If any channel is not finite, the scale is
 NaN: a broken key breaks its whole slot, for the tokens that see it.
 
 Letters in shapes as in `specjax.cache`.
@@ -64,7 +64,7 @@ def zeros(shape: tuple[int, ...], dtype, kind: str) -> LowBits:
 
 
 def store(rows: Array, like: LowBits) -> LowBits:
-  """Quantised slots, `[..., C]`, in the form of a buffer."""
+  """Quantized slots, `[..., C]`, in the form of a buffer."""
   kind = like.values.dtype
   most = next(most for known, most in KINDS.values() if kind == known)
   wide = rows.astype(jnp.float32)
@@ -78,7 +78,7 @@ def store(rows: Array, like: LowBits) -> LowBits:
 
 
 def load(stored: LowBits) -> Array:
-  """Dequantised slots, `f[..., C]` of the buffer's dtype."""
+  """Dequantized slots, `f[..., C]` of the buffer's dtype."""
   wide = jnp.promote_types(stored.dtype, jnp.float32)
   product = stored.values.astype(wide) * stored.scales.astype(wide)
   return product.astype(stored.dtype)

@@ -1,13 +1,14 @@
-"""Penalties, biases and minimal lengths: laws that depend on their own text.
+"""Penalties, biases, minimal lengths: distributions that depend on their text.
 
 Each is a map from the text so far to logits, so a rule stays exact if the
-target's law at every node of a draft counts the tokens of that node's own path:
-the committed text, and the drafted tokens from the root to the node. Counting
-the committed text alone would verify against the laws of other texts.
+target's distribution at every node of a draft counts the tokens of that node's
+own path: the committed text, and the drafted tokens from the root to the node.
+Counting the committed text alone would verify against the distributions of
+other texts.
 
-Counts are computed from the text wherever a law is needed, and not stored, so
-that rows may be refilled, cut or continued. The draft is drawn from its own law
-without penalties, which costs acceptance alone.
+Counts are computed from the text wherever a distribution is needed, and not
+stored, so that rows may be refilled, cut or continued. The draft is drawn from
+its own distribution without penalties, which costs acceptance alone.
 """
 
 import dataclasses
@@ -167,8 +168,8 @@ def path_tokens(draft: Draft, topology: Topology) -> Array:
   )
 
 
-def penalised(logits: Array, state: Any, along: Array) -> Array:
-  """The target's logits, as the law of the text at each node has them.
+def penalized(logits: Array, state: Any, along: Array) -> Array:
+  """The target's logits, as the distribution of the text at each node has them.
 
   In the order of vLLM's sampler: what would end the row too soon is taken away
   and biases are added; then repetition (Keskar et al., 2019, section 4.1, over
@@ -199,13 +200,13 @@ def penalised(logits: Array, state: Any, along: Array) -> Array:
   asks |= (p.bias != 0).any(axis=1) | (p.min_tokens > 0)
   return lax.cond(
     jnp.any(asks & ~state.done),
-    lambda x: _penalised(x, p, state, along),
+    lambda x: _penalized(x, p, state, along),
     lambda x: x,
     logits,
   )
 
 
-def _penalised(logits: Array, p: Penalties, state: Any, along: Array) -> Array:
+def _penalized(logits: Array, p: Penalties, state: Any, along: Array) -> Array:
   vocab, text = jnp.arange(logits.shape[-1]), state.tokens
   row = jnp.arange(len(text))[:, None]
   zeros = jnp.zeros((len(text), len(vocab)), jnp.int32)

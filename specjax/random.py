@@ -1,7 +1,7 @@
-"""Random streams of rows, and draws from laws.
+"""Random streams of rows, and draws from distributions.
 
 Every draw of a row comes from `fold_in(fold_in(row_key, position), role)`, so a
-row's tokens do not depend on its neighbours in the batch, on padding, or on the
+row's tokens do not depend on its neighbors in the batch, on padding, or on the
 mesh. Draws are made in float32 or better: `jax.random.categorical` on bfloat16
 is off by a total variation of 0.2.
 """
@@ -51,7 +51,7 @@ def role_keys(keys: Array, roles: range) -> Array:
 def verification_numbers(keys: Array, dtype) -> Array:
   """Numbers that draw the deepest accepted node and the token after it.
 
-  `key[B]` of a round to `f[B, 2, 2]`, for laws of a dtype.
+  `key[B]` of a round to `f[B, 2, 2]`, for distributions of a dtype.
   """
   return numbers(role_keys(keys, range(_NODE_ROLE, _NEXT_ROLE + 1)), dtype)
 
@@ -111,21 +111,21 @@ def race(noise: Array, log_probs: Array) -> Array:
 
 
 def categorical(keys: Array, log_probs: Array) -> Array:
-  """Draws one token from each law: `pick` with the `numbers` of its key.
+  """Draws a token from each distribution: `pick` with `numbers` of its key.
 
   Args:
-    keys: `key[...]`, one for each law.
+    keys: `key[...]`, one for each distribution.
     log_probs: `f32[..., V]` with at least one finite entry each; they need not
-      be normalised.
+      be normalized.
 
   Returns:
-    `i32[...]` in 0..V-1 (for laws of NaN too).
+    `i32[...]` in 0..V-1 (for distributions of NaN too).
   """
   return pick(numbers(keys, log_probs.dtype), log_probs)
 
 
 def pick(numbers: Array, log_probs: Array) -> Array:
-  """The token that two numbers draw from each law, by inversion in two levels.
+  """The token that two numbers draw from each distribution, by inversion.
 
   The first picks a block of about sqrt(V) tokens by the blocks' masses, the
   second a token inside the block. Against one flat `cumsum`, rounding is
@@ -161,7 +161,7 @@ def numbers(keys: Array, dtype) -> Array:
 
   Args:
     keys: `key[...]`.
-    dtype: of the laws to draw from; less than float32 is float32.
+    dtype: of the distributions to draw from; less than float32 is float32.
   """
   dtype = jnp.promote_types(dtype, jnp.float32)
   width = jnp.finfo(dtype).bits
@@ -204,7 +204,7 @@ def argmax(values: Array) -> Array:
   """The first index of the largest value, `f32[..., n] -> i32[...]`.
 
   Equal to `jnp.argmax` (n - 1 where that would name a NaN), from two plain
-  reductions, which XLA:CPU vectorises and `jnp.argmax` is not.
+  reductions, which XLA:CPU vectorizes and `jnp.argmax` is not.
   """
   last = values.shape[-1] - 1
   largest = jnp.max(values, axis=-1, keepdims=True)

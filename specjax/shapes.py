@@ -59,7 +59,7 @@ def tree_of_ranks(paths: tuple[tuple[int, ...], ...]) -> Tree:
 
   Args:
     paths: of each node but the root, in any order: which child of which child
-      of the root it is, from 0, as in `((0,), (1,), (0, 0))`. Elder siblings
+      of the root it is, from 0, as in `((0,), (1,), (0, 0))`. Previous siblings
       and all nodes above are among them.
 
   Raises:

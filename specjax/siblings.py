@@ -1,12 +1,13 @@
-"""Laws of siblings: each child of a node is drawn given its elder siblings.
+"""Distributions of siblings: each child is drawn given its previous siblings.
 
-A draft model gives one law p a node; the law of a child follows from p and from
-the siblings drawn before. Drafters draw from these laws, rules verify against
-them, and `specjax.exact` sums over them: one definition, so that the law a rule
-is given is the law the tokens were sampled from.
+A draft model gives one distribution p a node; the distribution of a child
+follows from p and from the siblings drawn before. Drafters draw from these
+distributions, rules verify against them, and `specjax.exact` sums over them:
+one definition, so that the distribution a rule is given is the distribution the
+tokens were sampled from.
 
-Laws are log-probabilities over the last axis, and a row without any mass (all
--inf, a leaf's) has children without mass.
+Distributions are log-probabilities over the last axis, and a row without any
+mass (all -inf, a leaf's) has children without mass.
 """
 
 import dataclasses
@@ -30,17 +31,18 @@ class Siblings:
   Attributes:
     name: as in `specjax.siblings.get`.
     child: `(parent f32[..., V], elders i32[..., j], count i32[...],
-      ranking f32[..., V] | None = None) -> f32[..., V]`: the law of child j
-      given the parent's law p, the tokens of children 0..j-1, and how many
-      children the node has. Elders of -1 are padding: the law is then that of
-      the child after the others. Where the elders have all of p's mass, as of a
-      warped law they often have, the child is the one of largest `ranking` of
-      the other tokens, or uniform over them.
+      ranking f32[..., V] | None = None) -> f32[..., V]`: the distribution of
+      child j given the parent's distribution p, the tokens of children 0..j-1,
+      and how many children the node has. Elders of -1 are padding: the
+      distribution is then that of the child after the others. Where the elders
+      have all of p's mass, as of a warped distribution they often have, the
+      child is the one of largest `ranking` of the other tokens, or uniform over
+      them.
     independent: whether every child is drawn from p itself, so that siblings
       may carry equal tokens.
     deterministic: whether the children are a function of p. They are then drawn
-      from the draft model's law before the warp, which still ranks the tokens
-      at temperature 0.
+      from the draft model's distribution before the warp, which still ranks the
+      tokens at temperature 0.
     with_noise: whether drafts carry the noise they were drawn with
       (`specjax.types.Draft.noise`).
     max_children: most children a node may have, or None.
@@ -94,7 +96,7 @@ def elders(tokens: Array, j: Array | int) -> Array:
 
 
 def _point(token: Array, like: Array) -> Array:
-  """The law that is sure of a token, where `like` has any mass."""
+  """The distribution that is sure of a token, where `like` has any mass."""
   here = token[..., None] == jnp.arange(like.shape[-1])
   return jnp.where(here & _has_mass(like), 0, -jnp.inf).astype(like.dtype)
 
@@ -127,7 +129,7 @@ def _rest(parent, elders, ranking):
 
 
 def _untried(parent, elders, count, ranking=None):
-  """The law without the elders.
+  """The distribution without the elders.
 
   What is left is measured against its own largest entry: beside an elder that
   had nearly all mass, logarithms of 1e7 differ by whole units in float32.
@@ -171,7 +173,7 @@ def _hub_pair(parent, elders, count, ranking=None):
 def _carried(parent, elders, count, ranking=None):
   del parent, elders, count, ranking
   raise ValueError(
-    "siblings 'given' are drawn by their drafter: their laws are in the Draft"
+    "siblings 'given' are drawn by their drafter, which says how in its Draft"
   )
 
 
@@ -184,7 +186,7 @@ SHARED_NOISE = Siblings(
 """As `IID`, drawn by a race of Gumbel noise that the draft carries."""
 
 WITHOUT_REPLACEMENT = Siblings(name="without_replacement", child=_untried)
-"""One after the other, never a token twice: the law of Gumbel top-k (Kool et
+"""One after the other, never a token twice: as by Gumbel top-k (Kool et
 al., ICML 2019), as in RSD and Sequoia. Once p is exhausted, as at temperature 0
 by the eldest, the draft model's likeliest tokens that were not tried."""
 
@@ -196,7 +198,7 @@ GREEDY = Siblings(name="greedy", child=_largest_then_random)
 rest (Hu et al., ICLR 2025)."""
 
 GIVEN = Siblings(name="given", child=_carried)
-"""Each token carries its own law, or is certain: retrieved and sampled ones may
+"""Each token has its distribution or is deterministic: looked-up and drawn may
 be siblings. Only the drafter that makes them knows how."""
 
 HUB = Siblings(name="hub", child=_hub_pair, max_children=2)
@@ -214,13 +216,14 @@ GRAMMAR = Grammar(kind="siblings", entries=SIBLINGS)
 def laws_of_tokens(
   tree: Tree, siblings: Siblings, tokens: Array, model_laws: Array
 ) -> Array:
-  """The law that each token of a tree was drawn from.
+  """The distribution that each token of a tree was drawn from.
 
   Args:
     tree: the tree.
     siblings: how the children of a node are drawn.
     tokens: `i32[B, N + 1]`.
-    model_laws: `f32[B, N + 1, V]`, the draft model's law after each node.
+    model_laws: `f32[B, N + 1, V]`, the draft model's distribution after each
+      node.
 
   Returns:
     `f32[B, N + 1, V]`, see `specjax.types.Draft`; row 0 is all -inf.
@@ -236,7 +239,7 @@ def laws_of_tokens(
 
 
 def get(name: str | Siblings) -> Siblings:
-  """The siblings' law of that name, or the law itself.
+  """The siblings' distribution of that name, or the distribution itself.
 
   Raises:
     ValueError: if there is none, listing those there are.

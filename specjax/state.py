@@ -20,7 +20,7 @@ class StopReason(enum.IntEnum):
   """Reason for which a row ended.
 
   NAN_LOGITS: the target's logits for the next token were NaN, or the drafter
-  returned a law that was (`Draft.log_probs`).
+  returned a distribution that was (`Draft.log_probs`).
   STOP_STRING: the host ended it by its text (`specjax.runtime.stopping`).
   UNKNOWN_TOKEN: its text has an id that is not in 0..V-1.
   """
@@ -60,8 +60,8 @@ class Counters:
     accept_counts: `i32[B, G + 1]`, how many steps emitted 0, 1, .., G drafted
       tokens.
     total_variation: `f32[B]`, summed over emitted tokens: the distance of each
-      token's law from the target's (`Verification.total_variation`); 0 for
-      lossless rules, NaN if the rule is lossy and does not report it.
+      token's distribution from the target's (`Verification.total_variation`); 0
+      for lossless rules, NaN if the rule is lossy and does not report it.
     rank_offered: `f32[B, C]`, expected number of nodes the walk came to that
       have a child of rank 0, .., C - 1 (the order siblings were drawn in).
     rank_accepted: `f32[B, C]`, expected number of times it went on to that
@@ -189,8 +189,8 @@ class Round:
     output: the target's output at all F tokens.
     target_cache: the cache with all F tokens.
     logits: `f32[B, N + 1, V]`, the target's own, of real tokens.
-    target_log_probs: `f32[B, N + 1, V]`, the warped target's laws.
-    broken: `bool[B, N + 1]`, where laws were NaN.
+    target_log_probs: `f32[B, N + 1, V]`, the warped target's distributions.
+    broken: `bool[B, N + 1]`, where distributions were NaN.
     num_fed: tokens that the target was really fed, F unless the decoder has
       narrower passes.
   """

@@ -3,7 +3,7 @@
 Node 0 is the last committed token; nodes 1..N are drafted. A `Tree` is static
 and hashable, and everything about it is NumPy, computed once when a decoder is
 built. Its nodes are numbered level by level, so the nodes of one depth are
-neighbours and a parent always has a smaller index than its children.
+neighbors and a parent always has a smaller index than its children.
 
 How much of a draft's form is known beforehand is the tree's `Form`. A
 `Topology` is what a round needs to know of it: constants where it is fixed,

@@ -1,4 +1,4 @@
-"""The best static tree for a measured acceptance: Sequoia's dynamic programme.
+"""The best static tree for a measured acceptance: Sequoia's dynamic program.
 
 Chen et al. (NeurIPS 2024). Suppose that from any node the walk goes on to the
 child of rank b, the b-th that was drawn there, with probability a_b. Then
@@ -114,7 +114,7 @@ def best_tree(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Table:
-  """The solved programme; M nodes at most, root included, L levels, C ranks.
+  """The solved program; M nodes at most, root included, L levels, C ranks.
 
   Attributes:
     best: `f64[L + 1, M + 1]`, max_b c(m, l, b); -inf if there is no such tree.

@@ -3,8 +3,8 @@
 Letters in shapes: B rows, T fed tokens, S cache slots, L token-buffer length,
 N drafted nodes of the tree (N + 1 with the root), G its depth, E lanes, F =
 N + 1 + E tokens fed to the target in a round, V vocabulary.
-All laws are float32 log-probabilities (float64 when x64 is enabled and the
-inputs are), with -inf for zero mass.
+All distributions are float32 log-probabilities (float64 when x64 is enabled and
+the inputs are), with -inf for zero mass.
 """
 
 import dataclasses
@@ -167,7 +167,7 @@ class Params:
 
 @struct
 class Penalties:
-  """Settings by which a target's law depends on its text, per row; all traced.
+  """Settings by which a distribution depends on its text, per row; all traced.
 
   K and S are static. `specjax.penalties` says how they change logits; a token
   id that is none (`penalties.NONE`) fills what a row does not need.
@@ -193,7 +193,7 @@ class Penalties:
 
 @struct
 class Sampling:
-  """Settings of the warp from logits to next-token laws, per row; all traced.
+  """Settings of the warp from logits to distributions, per row; all traced.
 
   Attributes:
     temperature: `f32[B]`; 0 is greedy.
@@ -214,18 +214,19 @@ class Sampling:
 
 @struct
 class Draft:
-  """A proposed token tree and the laws it was really sampled from.
+  """A proposed token tree and the distributions it was really sampled from.
 
   Attributes:
     tree: its form, as far as it is known beforehand (static).
     siblings: how the children of a node were drawn (static).
     tokens: `i32[B, F]`; node 0 is the last committed token, nodes 1..N are
       drafted, the E lanes come last.
-    log_probs: `f32[B, N + 1, V]`; row n is the law that token n itself was
-      drawn from, given the tokens drawn before it. Row 0 and rows of masked
-      nodes are not read. A law that may be NaN is healed before it is drawn
-      from (`specjax.laws.heal`); a row with one here ends as NAN_LOGITS. None:
-      every token is certain, a function of what was known before the round.
+    log_probs: `f32[B, N + 1, V]`; row n is the distribution that token n itself
+      was drawn from, given the tokens drawn before it. Row 0 and rows of masked
+      nodes are not read. A distribution that may be NaN is replaced (NaN)
+      before it is drawn from (`specjax.distributions.replace_nans`); a row with
+      one here ends as NAN_LOGITS. None: every token is deterministic, a
+      function of what was known before the round.
     parents: `i32[B, F]`, the index of each token's parent, smaller than its
       own; -1 for the root and for masked nodes. None exactly if the tree's
       form is `FIXED`.
@@ -253,7 +254,7 @@ class Draft:
     return data_topology(self.tree, self.parents, max_depth)
 
   def laws(self, like: Array) -> Array:
-    """The law each node was drawn from, a point mass where it is certain.
+    """The distribution of each node; a point mass where it is deterministic.
 
     Args:
       like: `f32[B, N + 1, V]`, for the vocabulary and the kind of float.
@@ -270,18 +271,19 @@ class Draft:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Verification:
-  """Result of a rule for a draft, a law. A rule flips no coins.
+  """Result of a rule for a draft, a distribution. A rule flips no coins.
 
   Attributes:
     node_probs: `f32[B, N + 1]`, the probability that node n is the deepest
       accepted node; rows sum to 1.
-    next_log_probs: `i32[B] -> f32[B, V]`, the law of the token after node n,
-      given that node n is the deepest accepted one. For a node of probability
-      0 any law will do, but no NaN.
+    next_log_probs: `i32[B] -> f32[B, V]`, the distribution of the token after
+      node n, given that node n is the deepest accepted one. For a node of
+      probability 0 any distribution will do, but no NaN.
     total_variation: `f32[B, N + 1]`, or None for a lossless rule and one that
-      does not report it: the exact total variation between the law of the
+      does not report it: the exact total variation between the distribution of
+        the
       token that follows node n, over drafts and coins, given that the walk came
-      to n, and the target's law.
+      to n, and the target's distribution.
   """
 
   node_probs: Array
@@ -295,13 +297,13 @@ class VerifyFn(Protocol):
   def __call__(
     self, draft: Draft, topology: Topology, target_log_probs: Array
   ) -> Verification:
-    """Maps laws to a law.
+    """Maps distributions to a distribution.
 
     Args:
-      draft: tokens, and the laws they were drawn from.
+      draft: tokens, and the distributions they were drawn from.
       topology: the form of the tree, `draft.topology()`.
-      target_log_probs: `f32[B, N + 1, V]`, the warped target's law of the token
-        after each node.
+      target_log_probs: `f32[B, N + 1, V]`, the warped target's distribution of
+        the token after each node.
 
     Returns:
       The `Verification`.
@@ -314,10 +316,11 @@ class Rule:
 
   Attributes:
     name: as in `specjax.rules.get`, with its parameters if it has any.
-    verify: the deterministic map from laws to a law.
-    lossless: whether the output law is exactly the warped target's.
+    verify: the deterministic map from distributions to a distribution.
+    lossless: whether the output distribution is exactly the warped target's.
     check: `(tree, siblings) -> None`; raises ValueError, saying what it
-      expects, for trees or sibling laws that the rule is not valid for.
+      expects, for trees or sibling distributions that the rule is not valid
+      for.
     with_noise: whether it verifies drafts that carry noise. The noise of a
       position is the same in every round, so a rule may see it only if where
       a round ends does not depend on what was drafted beyond.
@@ -340,7 +343,7 @@ DrawFn = Callable[[Array, ArrayLike | Sequence[int], Array], Array]
 def pick_nodes(
   numbers: Array, nodes: ArrayLike | Sequence[int], log_probs: Array
 ) -> Array:
-  """Draws drafted nodes, each from its own law (`specjax.random.pick`)."""
+  """Draws drafted nodes, each from its distribution (`specjax.random.pick`)."""
   del nodes
   return random.pick(numbers, log_probs)
 
@@ -355,7 +358,7 @@ class Context:
     max_depth: `i32[B]`, how deep each row may draft, in 0..G; 0 of rows that
       are done. Deeper nodes of a tree that is not `FIXED` are masked; a
       drafter may save their cost.
-    sampling: the warp; the draft must be sampled from the warped law.
+    sampling: the warp; the draft must be sampled from the warped distribution.
     keys: `key[B]`, fresh for this round; `draw` derives one per node.
     row_keys: `key[B]`, the same in every round: for noise that belongs to a
       position of the text, whatever round it is drafted in.
@@ -383,7 +386,7 @@ class Context:
     return jnp.take_along_axis(self.tokens, newest, axis=1)
 
   def draw(self, nodes: ArrayLike | Sequence[int], log_probs: Array) -> Array:
-    """Draws the tokens of some nodes, each from its own law.
+    """Draws the tokens of some nodes, each from its own distribution.
 
     A draft that is sampled by this alone can be enumerated.
 
@@ -422,8 +425,8 @@ class Commit:
       a text goes on, so that a draft's cache that lacks the last of them is
       filled. Counters of tokens leave them out.
     newest: `i32[B]`, the newest committed token.
-    target_log_probs: `f32[B, N + 1, V]`, the warped target's laws of a round;
-      None of a prompt.
+    target_log_probs: `f32[B, N + 1, V]`, the warped target's distributions of a
+      round; None of a prompt.
   """
 
   tokens: Array

@@ -1,9 +1,9 @@
-"""The warp, from logits to the law that tokens are drawn from.
+"""The warp, from logits to the distribution that tokens are drawn from.
 
 Draft and target go through the same function, in float32, in the order of plain
-sampling: temperature, top-k, top-p, min-p. The law a lossless rule reproduces
-is the warped target's; penalties come before (`specjax.penalties`), and are the
-target's alone.
+sampling: temperature, top-k, top-p, min-p. The distribution a lossless rule
+reproduces is the warped target's; penalties come before (`specjax.penalties`),
+and are the target's alone.
 """
 
 import dataclasses
@@ -100,8 +100,8 @@ def as_in(program: Sampling, row: Sampling | None) -> Sampling:
   return dataclasses.replace(row, **padded, penalties=penalties)
 
 
-# What lies between it and 0 would divide logits to infinity. The law is a point
-# mass at either, unless logits differ by less than that.
+# What lies between it and 0 would divide logits to infinity. The distribution
+# is a point mass at either, unless logits differ by less than that.
 _COLDEST = 1e-30
 
 
@@ -122,8 +122,8 @@ def warp(logits: Array, sampling: Sampling) -> Array:
     largest logit.
   - top-k keeps the k largest logits, and ties with the k-th.
   - top-p keeps a token if the tokens strictly more probable than it have mass
-    below p (under the law left by top-k); ties are kept or dropped together,
-    so the map does not depend on the order of the vocabulary.
+    below p (under the distribution left by top-k); ties are kept or dropped
+    together, so the map does not depend on the order of the vocabulary.
   - min-p keeps tokens of at least `min_p` times the largest probability.
 
   Args:
@@ -140,7 +140,7 @@ def warp(logits: Array, sampling: Sampling) -> Array:
   temperature = per_row(sampling.temperature).astype(logits.dtype)
   greedy = temperature == 0
   # Near the largest logit, differences are exact; divided first, each of two
-  # numbers of 1e4 would be rounded, and the law need not sum to one.
+  # numbers of 1e4 would be rounded, and the distribution need not sum to one.
   scaled = logits - jnp.max(logits, axis=-1, keepdims=True)
   scaled /= jnp.where(greedy, 1, jnp.maximum(temperature, _COLDEST))
   if sampling.top_k is not None or sampling.top_p is not None:

@@ -87,7 +87,7 @@ def set_optimum(
 def plan(
   drafts: np.ndarray, probs: np.ndarray, target: np.ndarray
 ) -> tuple[float, np.ndarray]:
-  """The optimal plan for any draft law, by a linear programme (HiGHS).
+  """The optimal plan for any draft law, by a linear program (HiGHS).
 
   Args:
     drafts: `int[D, k]`, the possible drafts.
@@ -119,7 +119,7 @@ def plan(
     method="highs",
   )
   if not solution.success:
-    raise RuntimeError(f"linear programme failed: {solution.message}")
+    raise RuntimeError(f"linear program failed: {solution.message}")
   shipped = np.zeros((len(drafts), len(target)))
   shipped[rows, columns] = solution.x
   return float(-solution.fun), shipped

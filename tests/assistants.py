@@ -63,7 +63,7 @@ def make(target=TARGET, *, seed=1, **settings):
     "eager"
   )
   model = transformers.Gemma4AssistantForCausalLM(config)
-  model = references.randomised(model, seed=seed).eval()
+  model = references.randomized(model, seed=seed).eval()
   if settings.get("use_ordered_embeddings"):
     order = torch.randperm(
       target["vocab_size"], generator=torch.Generator().manual_seed(seed)

@@ -1,4 +1,4 @@
-"""Fast compilation for the CPU, without optimisations.
+"""Fast compilation for the CPU, without optimizations.
 
 For programs that run once and test no compiler: what a rule sums to, what a
 command writes. The loop (`test_decode.py`), caches, the warp and models are

@@ -102,7 +102,7 @@ MIXED = dict(layers=_mixed())
 
 def _latents():
   """Layers that cache latents, one of which has a window."""
-  latent = Latent(rank=12, rope_dim=6, still_dim=4, value_dim=10, query_rank=14)
+  latent = Latent(rank=12, rope_dim=6, nope_dim=4, value_dim=10, query_rank=14)
   changed = []
   for layer in layers((None, 4, None), norms="pre"):
     attention = dataclasses.replace(

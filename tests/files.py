@@ -29,7 +29,7 @@ def make_checkpoint(
     max_positions=256,
   )  # fmt: skip
   module = Transformer(config, rngs=nnx.Rngs(seed))
-  # Larger weights than at initialisation, so that laws are far from uniform.
+  # Larger weights than at initialization, so that laws are far from uniform.
   params = jax.tree.map(lambda x: 4 * x, nnx.state(module))
   nnx.update(module, params)
   tokenizer = tokenizers.load(EMBEDDED)

@@ -83,7 +83,7 @@ def write_directory(path, directory, **options):
 
 
 def quantized(array, kind):
-  """Blocks of a type; of what the package cannot quantise, random ones."""
+  """Blocks of a type; of what the package cannot quantize, random ones."""
   try:
     return gguf.quants.quantize(array.astype(np.float32), kind)
   except NotImplementedError:

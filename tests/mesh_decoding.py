@@ -190,7 +190,7 @@ def online_pair(mesh):
   )  # fmt: skip
   decoder = decode.make_decoder(
     model,
-    drafter=drafters.online(inner, entries=8, laws=4, vocab_size=VOCAB),
+    drafter=drafters.online(inner, entries=8, top_k=4, vocab_size=VOCAB),
   )
   return decoder, Params(target=jnp.asarray(target), draft=jnp.asarray(draft))
 

@@ -112,7 +112,7 @@ LATENTS = TransformerConfig(
       attention=AttentionSpec(
         num_heads=8, num_kv_heads=1, head_dim=10, scale=0.4,
         rope=Rope(theta=500.0, dim=4),
-        latent=Latent(rank=6, rope_dim=4, still_dim=4, value_dim=6),
+        latent=Latent(rank=6, rope_dim=4, nope_dim=4, value_dim=6),
       ),
       feed_forward=dataclasses.replace(
         _MIXTURE, router="sigmoid", shared_dim=16

@@ -82,7 +82,7 @@ class Theirs:
       )
     self.target = target
     self.model = references.eager(MtpModel(target, num_depths))
-    references.randomised(self.model.layers, seed=seed)
+    references.randomized(self.model.layers, seed=seed)
     self.model.layers.to(target.dtype)
 
   def tensors(self):

@@ -251,10 +251,10 @@ def make(family, settings, *, seed=0):
   model = transformers.AutoModelForCausalLM.from_config(
     make_config(family, settings), attn_implementation="eager"
   )
-  return eager(randomised(model, seed=seed))
+  return eager(randomized(model, seed=seed))
 
 
-def randomised(model, *, seed):
+def randomized(model, *, seed):
   """The model with others, of which none is zero or one: buffers too."""
   generator = torch.Generator().manual_seed(seed)
   with torch.no_grad():

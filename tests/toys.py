@@ -2,7 +2,7 @@
 
 The logits after a token depend on every visible token *and its position*, by an
 integer hash that float32 computes exactly. A stale cache slot, a wrong mask, a
-position off by one or a leaking neighbour changes the table row that is read,
+position off by one or a leaking neighbor changes the table row that is read,
 so such bugs cannot hide, and equality of tokens can be asserted without
 tolerance.
 """

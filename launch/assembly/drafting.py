@@ -51,15 +51,15 @@ class Learning:
 
   rounds: int
   entries: int
-  laws: int
+  top_k: int
   objective: str
   rate: float
 
   def __post_init__(self):
-    whole = self.rounds >= 1 and self.entries >= 1 and self.laws >= 0
+    whole = self.rounds >= 1 and self.entries >= 1 and self.top_k >= 0
     if not whole or not 0 < self.rate < 1:
       raise ValueError(
-        "rounds and entries must be >= 1, laws >= 0 and rate in (0, 1), got "
+        "rounds and entries must be >= 1, top_k >= 0 and rate in (0, 1), got "
         f"{self}"
       )
     losses.get(self.objective)
@@ -74,7 +74,7 @@ class Drafting:
     call: `(model or None, V, **settings) -> Drafter`.
     settings: what it was given, by name.
     reads: what the checkpoint holds: "model", "block", "layers" (of the target,
-      which are skipped), "weights" (the same, of the target's in few bits; may
+      which are skipped), "weights" (the same, of the target's quantized; may
       be none), "head" (of the kind `name`), "file" (read by `load`), or "" for
       nothing; "mtp" is a head in the target's own.
     checkpoint: its path.
@@ -130,7 +130,7 @@ class Drafting:
 
   @property
   def siblings(self) -> Siblings:
-    """The law by which siblings are drawn."""
+    """The distribution by which siblings are drawn."""
     return self.unread.siblings
 
   @property

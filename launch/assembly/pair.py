@@ -54,7 +54,7 @@ class Pair:
     lesson: what the draft learns online; else None.
     ladder: decoders of several draft lengths, the longest of which is
       `decoder`; None without one.
-    notes: how weights that are published in few bits are held, in words.
+    notes: how published quantized weights are held, in words.
   """
 
   decoder: decode.Decoder
@@ -98,7 +98,7 @@ def check_config(
   if drafting.reads == "weights" and isinstance(form, Quantization):
     assert isinstance(
       drafting.weights, Quantization
-    )  # as quantised_self has it
+    )  # as quantized_self has it
     quantized.below(drafting.weights, form)
   low_cache.check(config.get("cache") or None)
   for name in ("seed", "top_k"):
@@ -124,7 +124,7 @@ def check_config(
     )
   if drafting.reads in ("head", "mtp") and drafting.weights and config.mesh:
     raise ValueError(
-      f"a head in few bits drafts on one device, got the mesh {config.mesh!r}: "
+      f"a quantized head drafts on one device, got the mesh {config.mesh!r}: "
       f"leave out weights={drafting.weights}"
     )
   if not pathlib.Path(hub.local(config.target)).exists():
@@ -188,7 +188,7 @@ def _check_low(config: ml_collections.ConfigDict, drafting: Drafting) -> None:
     description = checkpoints.read_config(path)
     if not isinstance(description, TransformerConfig):
       raise ValueError(
-        f"{path} is an encoder-decoder, and weights and caches in few bits are "
+        f"{path} is an encoder-decoder, and quantized weights and caches are "
         "of decoder-only models"
       )
     quantized.check_weights(description, weights, on_mesh=bool(config.mesh))
@@ -233,7 +233,7 @@ class Models:
 
   @property
   def notes(self) -> tuple[str, ...]:
-    """Sentences about how weights published in few bits are held."""
+    """Sentences about how published quantized weights are held."""
     networks = [x for x in (self.target, self.draft) if isinstance(x, Network)]
     return tuple(dict.fromkeys(x.note for x in networks if x.note))
 
@@ -289,7 +289,7 @@ def load(
   elif reads == "weights":
     assert isinstance(
       drafting.weights, Quantization
-    )  # as quantised_self has it
+    )  # as quantized_self has it
     draft = target.quantize(drafting.weights)
   elif reads == "block":
     draft = specdec.load(hub.local(path), dtype=dtype, mesh=mesh)

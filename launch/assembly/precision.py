@@ -69,7 +69,7 @@ def of_target(text: str, path: str = "") -> Quantization | Published | None:
 
   Args:
     text: a call of `WEIGHTS`. "" is `published` in directories, whose format
-      holds all that is in few bits, and `whole` in GGUF files, whose blocks
+      holds all that is quantized, and `whole` in GGUF files, whose blocks
       mostly have no such format.
     path: of the target.
   """

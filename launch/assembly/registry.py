@@ -54,7 +54,7 @@ from specjax.types import Drafter, LanguageModel, Rule
 def _storage(
   *, weights: Quantization | None = None, cache: str = ""
 ) -> dict[str, Any]:
-  """Storage of a draft; in few bits it cannot learn."""
+  """Storage of a draft; a quantized one cannot learn."""
   low_cache.check(cache or None)
   learns = weights is None and not cache
   return dict(weights=weights, cache=cache or None, learns=learns)
@@ -72,7 +72,7 @@ def _bits(
 
 
 def _rounded(*, weights: Quantization | None = None) -> dict[str, Any]:
-  """Storage of a head; in few bits it cannot learn."""
+  """Storage of a head; a quantized one cannot learn."""
   if weights is None:
     return {}
   if weights == "published" or weights.embedding or not weights.dense:
@@ -154,7 +154,7 @@ def online(
   *,
   rounds: int = 8,
   entries: int = 512,
-  laws: int = 0,
+  top_k: int = 0,
   objective: str = "forward_kl",
   rate: float = 5e-5,
 ) -> Drafting:
@@ -164,10 +164,10 @@ def online(
   if not drafter.learns:
     raise ValueError(
       "online learning is for drafts with parameters of their own (model, "
-      f"eagle, eagle3), none in few bits, got {drafter.name!r}"
+      f"eagle, eagle3), not quantized, got {drafter.name!r}"
     )
   learning = Learning(
-    rounds=rounds, entries=entries, laws=laws, objective=objective, rate=rate
+    rounds=rounds, entries=entries, top_k=top_k, objective=objective, rate=rate
   )
   return dataclasses.replace(drafter, learning=learning)
 
@@ -199,7 +199,7 @@ _ENTRIES = (
   entry(drafters.plain),
   entry(drafters.model, reads="model", after=_storage, climbs=True),
   entry(drafters.layer_skip, reads="layers", climbs=True),
-  entry(drafters.quantised_self, reads="weights", before=_bits, climbs=True),
+  entry(drafters.quantized_self, reads="weights", before=_bits, climbs=True),
   entry(drafters.ngram, climbs=True),
   entry(drafters.suffix, from_text=True),
   entry(drafters.lookahead, from_text=True),

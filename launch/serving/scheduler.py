@@ -1,7 +1,7 @@
 """The scheduler, on the one thread that owns the device: slots and rounds.
 
 None of its decisions changes a completion: tokens follow from a request's
-prompt, settings and seed, whatever its slot, its neighbours and the number of
+prompt, settings and seed, whatever its slot, its neighbors and the number of
 rounds of an iteration (up to rounding: text read in other passes has other last
 bits).
 """
@@ -320,7 +320,7 @@ class Scheduler:
 
     def verdict(ticket):
       if ticket.cancelled.is_set():
-        return Finish.CANCELLED
+        return Finish.CANCELED
       late = ticket.deadline is not None and now >= ticket.deadline
       return Finish.LATE if late else None
 

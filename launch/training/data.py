@@ -1,7 +1,7 @@
 """Text for training: from a dataset's documents to packed batches, with grain.
 
   documents of a split -> shuffled anew every epoch -> tokens -> rows of a fixed
-  length, cut from their concatenation -> shuffled among their neighbours, so
+  length, cut from their concatenation -> shuffled among their neighbors, so
   that a batch is not one document -> batches
 
 Every process reads its own share of the documents; all of it is a function of

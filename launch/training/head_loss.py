@@ -22,13 +22,13 @@ from flax import nnx
 from jax import Array
 
 from models.head_shapes import HeadModule
-from models.networks import anchored
+from models.networks import dflash_training
 from models.networks.dflash import Parallel
 from models.networks.eagle import Eagle, Eagle3
 from models.networks.linear import project
 from models.networks.mtp import Mtp
+from models.networks.training_time_test import ahead, unroll
 from models.networks.transformer import FINAL, Features, Transformer
-from models.networks.unrolled import ahead, unroll
 from specjax.training import losses
 
 # Objectives whose optimum, among distributions on the draft vocabulary, is the
@@ -115,7 +115,9 @@ def head_logits(
     yield from unroll(module, tokens, features, steps=depth, **where)
     return
   if isinstance(module, Parallel):
-    logits = anchored.say(module, tokens, features, batch["places"], **where)
+    logits = dflash_training.say(
+      module, tokens, features, batch["places"], **where
+    )
   else:
     logits = module(features)
   for j in range(depth):
@@ -184,7 +186,7 @@ def make_loss(
     seen = watch(target, batch)
     output = rows(target)
     length = seen.final.shape[1]
-    # Where all tokens count, these are held against a float32 normaliser.
+    # Where all tokens count, these are held against a float32 normalizer.
     dtype = module.dtype if given else jnp.float32
     final, table = seen.final.astype(dtype), output[words.ids].astype(dtype)
     taught = project(final, table, result=jnp.float32)

@@ -1,4 +1,4 @@
-"""The optimiser, and the jitted training and validation steps on a mesh.
+"""The optimizer, and the jitted training and validation steps on a mesh.
 
 Whatever is trained has parameters, a loss and something to measure: `jitted`
 makes the steps of it, and a `Task` has all that the loop asks for. There are

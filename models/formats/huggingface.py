@@ -78,7 +78,7 @@ def load(
     directory: holds `config.json` and either `model.safetensors` or
       `model.safetensors.index.json` with the files it names.
     dtype: of the parameters and activations, whatever the files' is. Weights
-      in few bits are dequantised to it.
+      quantized are dequantized to it.
     form: as of `models.formats.weights.load`.
 
   Returns:

@@ -72,7 +72,7 @@ def check_t5(config: Mapping[str, Any]) -> None:
   )
 
 
-def of_quantisation(config: Mapping[str, Any]) -> Any:
+def of_quantization(config: Mapping[str, Any]) -> Any:
   """The `quantization_config` of a model; None if it has none.
 
   Of multimodal models it stands beside their text model's settings, or there.
@@ -85,11 +85,11 @@ def of_quantisation(config: Mapping[str, Any]) -> Any:
 
 def packing_of(config: Mapping[str, Any]) -> packings.Opened | None:
   """How the weights of a model of a checked `config.json` are packed, if so."""
-  given = of_quantisation(config)
+  given = of_quantization(config)
   if given is None:
     return None
   family = FAMILIES[of_text(config)["model_type"]]
-  return packings.read(given, family.quantised)
+  return packings.read(given, family.quantized)
 
 
 def of_text(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -134,7 +134,7 @@ def config_from_json(config: Mapping[str, Any]) -> TransformerConfig:
     ValueError: if the model is of another type, or a setting is missing,
       malformed, not supported or not known.
   """
-  quantised, config = of_quantisation(config), of_text(config)
+  quantized, config = of_quantization(config), of_text(config)
   name = config.get("model_type")
   if name not in list(FAMILIES):
     raise ValueError(
@@ -142,8 +142,8 @@ def config_from_json(config: Mapping[str, Any]) -> TransformerConfig:
     )
   family, given = FAMILIES[name], dict(config)
   given.pop("quantization_config", None)
-  if quantised is not None:
-    packings.read(quantised, family.quantised)
+  if quantized is not None:
+    packings.read(quantized, family.quantized)
   fixed = {**family.fixed, **_FIXED}
   for key, value in fixed.items():
     if given.get(key) not in (None, value):

@@ -67,7 +67,7 @@ def is_in(tensors: Mapping[str, Tensor]) -> bool:
 
 
 def joined(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-  """Tensors of which blocks and scales are one, as if it were not quantised.
+  """Tensors of which blocks and scales are one, as if it were not quantized.
 
   Args:
     tensors: by name. Of experts' projections `NAME`, `NAME_blocks` is

@@ -44,7 +44,7 @@ def quantization(
   """
   config = source.config
   if isinstance(config, T5Config):
-    return None, "encoder-decoders are not stored in few bits"
+    return None, "encoder-decoders are not stored quantized"
   tied = config.tied_embeddings
   every = Quantization(dtype="int8", embedding=not tied)
   try:

@@ -77,7 +77,7 @@ class Source:
     tensors: by the names of Hugging Face, without the model's prefix.
     kinds: the types of tensors that can be read.
     problems: what is wrong with the tensors already.
-    published: how weights are published in few bits, in words; "" if not so.
+    published: how the published weights are quantized, in words; "" if not so.
   """
 
   path: str

@@ -27,15 +27,15 @@ class Latent:
   Attributes:
     rank: R, channels of a token's latent.
     rope_dim: P, channels of the key beside it, and of queries, that rotate.
-    still_dim: N, channels of a head's query that do not.
+    nope_dim: N, channels of a head's query that do not.
     value_dim: V, channels of a head's values.
     query_rank: channels of what queries are projected from; None for D.
-    interleaved: neighbouring channels turn together, not those of two halves.
+    interleaved: neighboring channels turn together, not those of two halves.
   """
 
   rank: int
   rope_dim: int
-  still_dim: int
+  nope_dim: int
   value_dim: int
   query_rank: int | None = None
   interleaved: bool = True
@@ -373,13 +373,13 @@ def attention_weights(layer: LayerSpec, embed_dim: int) -> int:
     mixed = a.num_key_heads * a.channels
     return embed_dim * (mixed + 2 * values + 2 * a.num_value_heads)
   if (m := a.latent) is not None:
-    queries = a.num_heads * (m.still_dim + m.rope_dim)
+    queries = a.num_heads * (m.nope_dim + m.rope_dim)
     asked = (
       embed_dim * queries
       if m.query_rank is None
       else (embed_dim + queries) * m.query_rank
     )
-    made = m.rank * a.num_heads * (m.still_dim + m.value_dim)
+    made = m.rank * a.num_heads * (m.nope_dim + m.value_dim)
     out = a.num_heads * m.value_dim * embed_dim
     return asked + embed_dim * (m.rank + m.rope_dim) + made + out
   queries = (3 if a.output_gate else 2) * a.num_heads  # and the output

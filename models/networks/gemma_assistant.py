@@ -165,7 +165,7 @@ class Assistant(nnx.Module):
 
     With ordered embeddings tokens of the k clusters of the largest centroids
     have logits of their own, and all others the least of these, less one: the
-    row's own least, so that no row depends on its neighbours.
+    row's own least, so that no row depends on its neighbors.
     """
     wide = jnp.promote_types(self.dtype, jnp.float32)
     config = self.config

@@ -39,7 +39,7 @@ class LatentAttention(nnx.Module):
       use_fast_variance=False, rngs=rngs,
     )  # fmt: skip
     size, heads = config.embed_dim, a.num_heads
-    queries = heads * (m.still_dim + m.rope_dim)
+    queries = heads * (m.nope_dim + m.rope_dim)
     if m.query_rank is None:
       self.q = make(size, queries, False)
     else:
@@ -48,20 +48,20 @@ class LatentAttention(nnx.Module):
       self.q_b = make(m.query_rank, queries, False)
     self.kv_a = make(size, m.rank + m.rope_dim, a.qkv_bias)
     self.kv_a_norm = norm(m.rank)
-    self.kv_b = make(m.rank, heads * (m.still_dim + m.value_dim), False)
+    self.kv_b = make(m.rank, heads * (m.nope_dim + m.value_dim), False)
     self.out = make(heads * m.value_dim, size, a.out_bias)
 
   def __call__(self, x, rotary, sees, kv, start, *, layer=None):
     """As `layers.Attention`; the cache's values have no channels."""
     m, heads = self.latent, self.spec.num_heads
     made = self.kv_b.weight[...].reshape(heads, -1, m.rank).astype(x.dtype)
-    to_keys, to_values = jnp.split(made, [m.still_dim], axis=1)
+    to_keys, to_values = jnp.split(made, [m.nope_dim], axis=1)
     if m.query_rank is None:
       q = self.q(x)
     else:
       q = self.q_b(self.q_a_norm(self.q_a(x)))
     q = q.reshape(*x.shape[:2], heads, -1)
-    still, turning = jnp.split(q, [m.still_dim], axis=-1)
+    still, turning = jnp.split(q, [m.nope_dim], axis=-1)
     still = jnp.einsum("bthn,hnr->bthr", still, to_keys)
     q = jnp.concatenate([still, self._rotated(turning, rotary)], axis=-1)
     new = self._latents(x, rotary)
@@ -98,7 +98,7 @@ class LatentAttention(nnx.Module):
     return jnp.swapaxes(joined, 1, 2)
 
   def _rotated(self, y: Array, rotary) -> Array:
-    """Neighbouring channels turn together, or those of two halves."""
+    """Neighboring channels turn together, or those of two halves."""
     if self.latent.interleaved:
       a, b = y[..., ::2], y[..., 1::2]
     else:

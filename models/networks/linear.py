@@ -152,7 +152,7 @@ class Linear(nnx.Module):
     bias: whether there is one, zero at first.
     dtype: of parameters and result.
     rngs: for the initial weight.
-    std: the standard deviation of its normal law.
+    std: the standard deviation of its normal distribution.
   """
 
   def __init__(

@@ -43,7 +43,7 @@ class Mixture:
     expert_dim: I.
     router: "softmax" over all experts, or "sigmoid" of each, which is chosen by
       with a correction bias and weighted by without (DeepSeek-V3, GLM-4.5).
-    renormalised: weights of the chosen add up to 1. False in releases of
+    renormalized: weights of the chosen add up to 1. False in releases of
       Qwen2-MoE and OLMoE. With a softmax that is one over the chosen, as
       gpt-oss and Mixtral have it.
     router_bias: a bias of the router's logits (gpt-oss).
@@ -71,7 +71,7 @@ class Mixture:
   embed_dim: int
   expert_dim: int
   router: str = "softmax"
-  renormalised: bool = True
+  renormalized: bool = True
   router_bias: bool = False
   num_groups: int = 1
   num_groups_kept: int = 1
@@ -184,11 +184,11 @@ class Router(nnx.Module):
       scores = jax.nn.sigmoid(logits)
       _, chosen = lax.top_k(self._allowed(scores), m.num_chosen)
       weights = jnp.take_along_axis(scores, chosen, axis=-1)
-      if m.renormalised:
+      if m.renormalized:
         weights /= weights.sum(-1, keepdims=True) + 1e-20
     else:
       best, chosen = lax.top_k(logits, m.num_chosen)
-      over = best if m.renormalised else logits
+      over = best if m.renormalized else logits
       total = jax.nn.logsumexp(over, axis=-1, keepdims=True)
       weights = jnp.exp(best - total)
     if m.router_norm_eps is not None:

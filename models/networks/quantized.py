@@ -82,7 +82,7 @@ def below(how: Quantization, weights: Quantization) -> Quantization:
   ours, theirs = (DTYPES[x.dtype].dtype for x in (how, weights))
   if num_bits(ours) >= num_bits(theirs):
     raise ValueError(
-      f"a copy in few bits of weights that are {weights} must have fewer, got "
+      f"a quantized copy of weights that are {weights} must have fewer, got "
       f"{how}"
     )
   return dataclasses.replace(
@@ -189,7 +189,7 @@ def check_weights(
   if how is None:
     return
   if config.deltas and on_mesh:
-    raise ValueError("recurrent layers on a mesh are not stored in few bits")
+    raise ValueError("recurrent layers on a mesh are not stored quantized")
   if how.embedding and config.tied_embeddings:
     raise ValueError(
       "embedding=True is of an embedding of its own, and this model's is tied "

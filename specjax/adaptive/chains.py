@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax import laws, warp
+from specjax import distributions, warp
 from specjax import siblings as siblings_lib
 from specjax.adaptive import estimates
 from specjax.adaptive import policies as depth_lib
@@ -35,7 +35,8 @@ class Drawn:
 
   Attributes:
     top, confidence: as `Finished` has them.
-    log_p: `f32[B, G]`, of its tokens, in the laws that they were drawn from.
+    log_p: `f32[B, G]`, of its tokens, in the distributions that they were drawn
+      from.
     drafted: `i32[B]`, how many of them were drafted.
   """
 
@@ -185,13 +186,13 @@ def _finished(drawn: Drawn, commit: Commit) -> Finished:
   """The round that a draft was made for."""
   assert commit.target_log_probs is not None  # of a round
   depth = drawn.top.shape[1]
-  log_q = laws.token_log_prob(
+  log_q = distributions.token_log_prob(
     commit.target_log_probs[:, :depth], commit.tokens[:, 1 : depth + 1]
   )
   return Finished(
     top=drawn.top,
     confidence=drawn.confidence,
-    accept=laws.acceptance(log_q.astype(jnp.float32), drawn.log_p),
+    accept=distributions.acceptance(log_q.astype(jnp.float32), drawn.log_p),
     drafted=drawn.drafted,
     kept=commit.count - 1,
     active=commit.count > 0,
@@ -236,7 +237,9 @@ def _draw(
         logits, carry = passes.feed(carry, level, newest)
         count = jnp.ones((), jnp.int32)
       logits = logits[:, 0, :vocab_size]
-      law = laws.heal(warp.warp(logits[:, None], context.sampling)[:, 0])
+      law = distributions.replace_nans(
+        warp.warp(logits[:, None], context.sampling)[:, 0]
+      )
       return (law, depth_lib.plain_law(logits)), carry, count
 
     (law, plain), carry, count = _if_any(goes, go_on, carry, even)
@@ -244,13 +247,13 @@ def _draw(
     drawn = context.draw(range(level + 1, level + 2), law[:, None])[:, 0]
     token = Token(
       top=jnp.exp(jnp.max(plain, axis=-1)),
-      confidence=jnp.exp(laws.token_log_prob(plain, drawn)),
+      confidence=jnp.exp(distributions.token_log_prob(plain, drawn)),
     )
     tokens.append(drawn[:, None])
     present.append(goes[:, None])
     drawn_from.append(law)
     known.append(token)
-    log_p.append(laws.token_log_prob(law, drawn).astype(jnp.float32))
+    log_p.append(distributions.token_log_prob(law, drawn).astype(jnp.float32))
     if level + 1 < depth:
       accept = policy.accepts(state.memory, token)
       seen = Seen(

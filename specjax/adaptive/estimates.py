@@ -1,13 +1,13 @@
 """Estimates of the acceptance probability, from a row's own finished rounds.
 
-A draft's confidence is not its acceptance probability: a uniform law is always
-accepted where the target's is uniform too. So the largest probability of the
-draft's law (at temperature 1) is sorted into a few bins, and for each bin the
-mean of `min(1, q / p)` is kept, of tokens drawn from such a law and of the
-tokens after them. A token is weighed by the acceptance of those before it, so
-that tokens after a probable rejection count for little. Estimates belong to one
-row, so that rows stay independent, and old rounds fade, so that a row that has
-stopped drafting tries again.
+A draft's confidence is not its acceptance probability: a uniform distribution
+is always accepted where the target's is uniform too. So the largest probability
+of the draft's distribution (at temperature 1) is sorted into a few bins, and
+for each bin the mean of `min(1, q / p)` is kept, of tokens drawn from such a
+distribution and of the tokens after them. A token is weighed by the acceptance
+of those before it, so that tokens after a probable rejection count for little.
+Estimates belong to one row, so that rows stay independent, and old rounds fade,
+so that a row that has stopped drafting tries again.
 """
 
 import dataclasses
@@ -34,14 +34,14 @@ class Finished:
   """A finished round, as a policy may learn from it.
 
   Attributes:
-    top: `f32[B, G]`, the largest probability of the law that each token was
-      drawn from, at temperature 1.
+    top: `f32[B, G]`, the largest probability of the distribution that each
+      token was drawn from, at temperature 1.
     confidence: `f32[B, G]`, the token's own in that.
     accept: `f32[B, G]`, `min(1, q / p)` of each token.
     drafted: `i32[B]`, number of drafted tokens.
     kept: `i32[B]`, number of them that were committed.
     active: `bool[B]`, which rows emitted something. The others are done, or
-      their laws were NaN, and learn nothing.
+      their distributions were NaN, and learn nothing.
   """
 
   top: Array
@@ -68,7 +68,7 @@ class Estimates:
 
   Attributes:
     accepted: `f32[B, 2, BINS + 1]`, the sum of `min(1, q / p)` by the bin of
-      the token's own law, and by that of the token before it.
+      the token's own distribution, and by that of the token before it.
     seen: `f32[B, 2, BINS + 1]`, how many tokens that was of.
     tokens: `f32[B]`, expected tokens of its rounds.
     seconds: `f32[B]`, what they cost, a round without a draft being 1.
@@ -88,11 +88,11 @@ class Estimates:
     )
 
   def acceptance(self, bins: Array) -> Array:
-    """Acceptance of a token whose law is in a bin, `i32[B] -> f32[B]`."""
+    """Acceptance of a token of this bin, `i32[B] -> f32[B]`."""
     return self._mean(0, bins, jnp.asarray(_SUPPOSED, jnp.float32)[bins])
 
   def of_next(self, bins: Array) -> Array:
-    """Acceptance of the token after one whose law is in a bin, or the root."""
+    """Acceptance after a token of this bin, or after the root."""
     return self._mean(1, bins, _NEXT)
 
   def typical(self, level: int) -> Array:
@@ -119,7 +119,7 @@ class Estimates:
 
 
 def bin_of(top: Array) -> Array:
-  """The bin of a law's largest probability, `f32[...] -> i32[...]`."""
+  """The bin of a distribution's largest probability, `f32[...] -> i32[...]`."""
   return jnp.sum(top[..., None] >= np.array(EDGES), axis=-1, dtype=jnp.int32)
 
 

@@ -228,8 +228,8 @@ class LadderLoop:
   It takes the length of the highest upper confidence bound: the measured speed,
   raised by the share `0.6 / sqrt(rounds)` for the rounds that were timed. So
   lengths of similar speed are all tried until they can be told apart, and slow
-  ones are left alone. (The constant was chosen by hand and follows from no law
-  of the timings.)
+  ones are left alone. (The constant was chosen by hand and follows from no
+  distribution of the timings.)
 
   A machine's speed drifts from minute to minute by more than lengths differ.
   So most of a timing's deviation is put down to the drift, which all lengths

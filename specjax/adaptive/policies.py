@@ -1,10 +1,10 @@
 """Depth policies: after every drafted token, whether the row drafts another.
 
-A policy sees the tokens drafted so far, the laws they were drawn from, and
-statistics of finished rounds. It does not see the next token, nor its law, for
-which a pass of the draft would have to be paid. So the depth is decided before
-the next token is drawn, no drawn token is taken back, and every lossless rule
-stays lossless (docs/drafting.md has the proof).
+A policy sees the tokens drafted so far, the distributions they were drawn from,
+and statistics of finished rounds. It does not see the next token, nor its
+distribution, for which a pass of the draft would have to be paid. So the depth
+is decided before the next token is drawn, no drawn token is taken back, and
+every lossless rule stays lossless (docs/drafting.md has the proof).
 """
 
 import dataclasses
@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax import laws
+from specjax import distributions
 from specjax.adaptive import estimates
 from specjax.adaptive.estimates import Estimates, Finished
 from specjax.calls import Grammar
@@ -27,8 +27,8 @@ class Token:
   """The token that was just drawn, as a policy sees it.
 
   Attributes:
-    top: `f32[B]`, the largest probability of its law at temperature 1.
-    confidence: `f32[B]`, its own probability in that law.
+    top: `f32[B]`, the largest probability of its distribution at temperature 1.
+    confidence: `f32[B]`, its own probability in that distribution.
   """
 
   top: Array
@@ -41,10 +41,10 @@ class Seen:
 
   Attributes:
     level: number of drafted tokens; static.
-    bins: `i32[B]`, bin of the newest token's law (`estimates.bin_of`); ROOT at
-      first.
-    confidence: `f32[B]`, the newest one's own probability in the draft's law at
-      temperature 1; infinite at the root.
+    bins: `i32[B]`, bin of the newest token's distribution (`estimates.bin_of`);
+      ROOT at first.
+    confidence: `f32[B]`, the newest one's own probability in the draft's
+      distribution at temperature 1; infinite at the root.
     survival: `f32[B]`, the product of what the policy `accepts` so far.
     memory: the policy's statistics of finished rounds.
   """
@@ -106,8 +106,8 @@ def confidence(*, threshold: float = 0.4) -> Policy:
   """Stops after a token whose own probability is not above the threshold.
 
   Such a token is kept. So do Hugging Face's `assistant_confidence_threshold`,
-  whose default this is, and Kangaroo, which stops below the law's largest
-  probability.
+  whose default this is, and Kangaroo, which stops below the distribution's
+  largest probability.
   """
   _check_share("threshold", threshold)
   return Policy(
@@ -155,7 +155,7 @@ def exits(
 
   Args:
     acceptance: the share of drafted tokens that is aimed at; alpha there.
-    threshold: the first one, of the draft's law at temperature 1.
+    threshold: the first one, of the draft's distribution at temperature 1.
     step: epsilon there.
     keep_matched, keep_threshold: beta_1 and beta_2 there.
   """
@@ -299,5 +299,7 @@ def get(text: str) -> Policy:
 
 
 def plain_law(logits: Array) -> Array:
-  """The draft's own law at temperature 1; uniform where it is NaN."""
-  return laws.heal(jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1))
+  """The draft's own distribution at temperature 1; uniform where it is NaN."""
+  return distributions.replace_nans(
+    jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
+  )

@@ -6,10 +6,10 @@ takes the narrowest one that holds every unmasked node of the rows that go on.
 So a round for which a drafter finds nothing costs a plain step, and a depth
 policy saves verification beside draft passes.
 
-A token's law does not change, since masked nodes are not seen: a pass differs
-only in how its sums are rounded. Each width is one more pass to compile.
-It is the in-loop form of the verification widths that SmartSpec (Liu et al.,
-2024) and AdaSpec (Huang et al., 2025) choose on the host.
+A token's distribution does not change, since masked nodes are not seen: a pass
+differs only in how its sums are rounded. Each width is one more pass to
+compile. It is the in-loop form of the verification widths that SmartSpec (Liu
+et al., 2024) and AdaSpec (Huang et al., 2025) choose on the host.
 """
 
 import dataclasses

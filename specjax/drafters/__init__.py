@@ -14,7 +14,7 @@ chains early, in `specjax.adaptive`.
 from specjax.drafters.families.assistant import assistant
 from specjax.drafters.families.dflash import dflash
 from specjax.drafters.families.eagle import eagle, eagle3
-from specjax.drafters.families.layer_skip import layer_skip, quantised_self
+from specjax.drafters.families.layer_skip import layer_skip, quantized_self
 from specjax.drafters.families.lookahead import lookahead
 from specjax.drafters.families.medusa import blockwise, medusa
 from specjax.drafters.families.model import model
@@ -30,5 +30,5 @@ from specjax.drafters.families.suffix import rest, suffix
 __all__ = [
   "assistant", "blockwise", "dflash", "eagle", "eagle3", "layer_skip",
   "lookahead", "medusa", "model", "mtp", "ngram", "online", "plain",
-  "quantised_self", "rasd", "repeats", "rest", "specdec", "suffix",
+  "quantized_self", "rasd", "repeats", "rest", "specdec", "suffix",
 ]  # fmt: skip

@@ -144,7 +144,7 @@ def check_drafter(
   seen = _Nodes.of(draft)
   _check_sums(seen)
   _check_families(drafter, seen)
-  _check_twins(drafter, seen)
+  _check_duplicates(drafter, seen)
   many = rows.pick(axes, alone, np.zeros(num_samples, int))
   many = dataclasses.replace(
     many, keys=random.row_keys(key, jnp.arange(num_samples))
@@ -170,7 +170,7 @@ def check_drafter(
     )
   else:
     _check_sums(_Nodes.of(sampled))
-    _check_twins(drafter, _Nodes.of(sampled))
+    _check_duplicates(drafter, _Nodes.of(sampled))
     checked = DrafterCheck(
       method="sampled",
       num_drafts=num_samples,
@@ -280,7 +280,7 @@ def _check_sums(seen: _Nodes) -> None:
     worst = mass[np.argmax(np.abs(mass - 1))]
     raise ValueError(
       f"a law of the draft sums to {worst:.3g}, not to 1: log_probs are "
-      "normalised log-probabilities (jax.nn.log_softmax of logits)"
+      "normalized log-probabilities (jax.nn.log_softmax of logits)"
     )
 
 
@@ -299,7 +299,7 @@ def _check_families(drafter: Drafter, seen: _Nodes) -> None:
     )
 
 
-def _check_twins(
+def _check_duplicates(
   drafter: Drafter, seen: _Nodes, possible: np.ndarray | None = None
 ) -> None:
   """Raises ValueError unless nodes of equal paths have equal children.
@@ -356,7 +356,7 @@ def _check_laws(drafter: Drafter, every: rounds.Drafts) -> float:
   seen, tree = _Nodes.of(every.draft), drafter.tree
   possible = every.probs > 0
   _check_sums(seen)
-  _check_twins(drafter, seen, possible)
+  _check_duplicates(drafter, seen, possible)
   worst = 0.0
 
   def known(first, here):  # what the draws before one drew

@@ -32,7 +32,7 @@ class Drafts:
     draft: the proposals, R rows.
     table: `i32[R, N + 1]`, outcome of each draw, made or not.
     drawn: by node, the number of the call that drew it, and the law it was
-      drawn from, `f64[R, V]`, normalised; without nodes that were never drawn.
+      drawn from, `f64[R, V]`, normalized; without nodes that were never drawn.
     probs: `f64[R]`, the probability of each; they sum to 1.
     outputs: the second output of `propose`.
   """
@@ -229,7 +229,7 @@ def target_laws(
 
 
 def _committed(logits: Array, state: DecodeState, texts: Array, count: int):
-  """Penalised logits `f[R, 1, V]` after `count` tokens of R texts `i32[R, G]`.
+  """Penalized logits `f[R, 1, V]` after `count` tokens of R texts `i32[R, G]`.
 
   They are those at that place of `f[R, G + 1, V]`, had each been committed.
   """
@@ -240,4 +240,4 @@ def _committed(logits: Array, state: DecodeState, texts: Array, count: int):
     length=state.length + count,
   )
   nothing = jnp.zeros((len(texts), 1, 0), jnp.int32)
-  return penalties.penalised(logits[:, count : count + 1], after, nothing)
+  return penalties.penalized(logits[:, count : count + 1], after, nothing)

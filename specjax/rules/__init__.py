@@ -1,8 +1,8 @@
-"""Verification rules: each maps the drafted laws and the target's to a law.
+"""Verification rules: maps from the draft's and target's distributions to one.
 
 A rule is one short file; `get` finds it by name, and the common tests run it
-over every tree and sibling law that its `check` allows. Rules that decide at
-one node at a time are a single function without a batch (`nodewise`).
+over every tree and sibling distribution that its `check` allows. Rules that
+decide at one node at a time are a single function without a batch (`nodewise`).
 """
 
 import functools

@@ -1,6 +1,7 @@
 """Block verification: the best valid verification of a single path.
 
-Sun et al. (ICLR 2025). With draft laws p, target laws q and path X_1..X_L,
+Sun et al. (ICLR 2025). With draft distributions p, target distributions q and
+path X_1..X_L,
 
   w_0 = 1,  w_i = min(1, w_{i-1} q(X_i | X^{i-1}) / p(X_i | X^{i-1}))
   S_i = sum_x [w_i q(x | X^i) - p(x | X^i)]_+
@@ -16,7 +17,7 @@ the same.
 import jax.numpy as jnp
 from jax import Array
 
-from specjax import laws
+from specjax import distributions
 from specjax.rules import requirements
 from specjax.rules.token import Path
 from specjax.siblings import Siblings
@@ -47,9 +48,9 @@ def verify_path(path: Path, target_log_probs: Array) -> Verification:
     The `Verification` of that path as a chain.
   """
   drafted = path.tokens
-  ratio_up = laws.token_log_prob(target_log_probs[:, :-1], drafted)
+  ratio_up = distributions.token_log_prob(target_log_probs[:, :-1], drafted)
   ratio_up = jnp.where(path.present, ratio_up, -jnp.inf)
-  ratio_down = laws.token_log_prob(path.laws[:, 1:], drafted)
+  ratio_down = distributions.token_log_prob(path.laws[:, 1:], drafted)
   debts = [jnp.zeros_like(target_log_probs[:, 0, 0])]  # log w_i
   for i in range(drafted.shape[1]):
     owed = debts[-1] + ratio_up[:, i]
@@ -66,7 +67,7 @@ def verify_path(path: Path, target_log_probs: Array) -> Verification:
     offered = jnp.exp(offered)
     excess = jnp.where(owed > offered, owed - offered, 0)
     total = jnp.sum(excess, axis=-1)  # S_i, [B, L - 1]
-    inner = laws.share(total, total + (1 - weight[:, 1:-1]))
+    inner = distributions.share(total, total + (1 - weight[:, 1:-1]))
     passes = passes.at[:, 1:-1].set(inner)
   # The largest that passes: nothing deeper does.
   deeper_fails = jnp.cumprod((1 - passes)[:, ::-1], axis=1)[:, ::-1]
@@ -78,7 +79,7 @@ def verify_path(path: Path, target_log_probs: Array) -> Verification:
     law = take_node(target_log_probs, node)
     owed = jnp.exp(take_node(debt, node)[:, None] + law)
     rest = owed - jnp.exp(path.after(node))
-    return laws.normalize(jnp.maximum(rest, 0), law)
+    return distributions.normalize(jnp.maximum(rest, 0), law)
 
   return Verification(
     node_probs=passes * deeper_fails, next_log_probs=next_log_probs

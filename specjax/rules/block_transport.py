@@ -1,16 +1,18 @@
 """Block transport: nearly the joint optimum of a draft of i.i.d. siblings.
 
-Every path of the draft has a score, evenly distributed whatever the laws are;
-the path of the largest is selected, and verified as a block (`block`). What the
-score of a path through s is distributed as, mu_s, is computed along the path:
-with C children at s, a child's score is to have the law nu whose largest of C
-is mu_s, and the tokens share in it, `sum_x p(x | s) mu_sx = nu`. A token of
-high q / p gets high scores as far as its acceptance needs it, and no further:
-what is left is selection for the levels below (`score_transport`).
+Every path of the draft has a score, evenly distributed whatever the
+distributions are; the path of the largest is selected, and verified as a block
+(`block`). What the score of a path through s is distributed as, mu_s, is
+computed along the path: with C children at s, a child's score is to have the
+distribution nu whose largest of C is mu_s, and the tokens share in it, `sum_x
+p(x | s) mu_sx = nu`. A token of high q / p gets high scores as far as its
+acceptance needs it, and no further: what is left is selection for the levels
+below (`score_transport`).
 
 Scores of other paths are then distributed as if nothing were known of them, so
-that the law of the selected path is known on the path. With W the weight of a
-score for selection and P, A the laws of drafting and of accepting s,
+that the distribution of the selected path is known on the path. With W the
+weight of a score for selection and P, A the distributions of drafting and of
+accepting s,
 
   share_s = sum mu_s W = P(select a path through s) / P(s),   v_s = A(s) / P(s),
   S = sum_x [v_s q(x) - p(x) v_sx],   h = S / (S + share_s - v_s)
@@ -27,7 +29,7 @@ many bins). docs/optimum.md proves that it is lossless and compares it with the
 joint optimum, of which it has nearly all.
 
 Scores come in bins and tokens in classes, which cost acceptance alone. To
-differentiation, slopes and the laws of scores are constants.
+differentiation, slopes and the distributions of scores are constants.
 """
 
 import dataclasses
@@ -39,7 +41,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax import laws
+from specjax import distributions
 from specjax.rules import block, ratio_types, requirements
 from specjax.rules.nodewise import node_rows
 from specjax.rules.ratio_types import RatioTypes
@@ -50,7 +52,7 @@ from specjax.types import Draft, Rule, Verification
 
 _NUM_BINS, _NUM_TYPES = 64, 10
 
-# Laws must be exact to rounding, on devices too that multiply in less.
+# Distributions must be exact to rounding, on devices too that multiply in less.
 _dot = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 
 
@@ -61,8 +63,8 @@ class _Walk:
   Attributes:
     owed: `f32[B, N + 1]`, v.
     share: `f32[B, N + 1]`.
-    scores: by level `f32[B, nodes, bins + 1]`, the cumulated law of each node's
-      score.
+    scores: by level `f32[B, nodes, bins + 1]`, the cumulated distribution of
+      each node's score.
     taken: `f32[B, I, C]`, the v that a child of each type has.
     left: `f32[B, I]`, S.
   """
@@ -106,8 +108,10 @@ def verify(
   )[:, :, 0]
   walk = _walk_down(tree, of_nodes, parts, bins)
   spare = (walk.share - walk.owed)[:, inner]
-  passes = laws.share(walk.owed, walk.share)  # of leaves
-  passes = passes.at[:, inner].set(laws.share(walk.left, walk.left + spare))
+  passes = distributions.share(walk.owed, walk.share)  # of leaves
+  passes = passes.at[:, inner].set(
+    distributions.share(walk.left, walk.left + spare)
+  )
   node_probs = _deepest(
     tree, _selected(tree, walk.scores), passes.at[:, 0].set(1)
   )
@@ -123,7 +127,7 @@ def verify(
       take_node(walk.taken, row),
     )
     rest = _residual(take_node(walk.owed, node)[:, None], target, spent)
-    rest = laws.normalize(rest, law)
+    rest = distributions.normalize(rest, law)
     return jnp.where(jnp.asarray(is_inner)[node, None], rest, law)
 
   return Verification(node_probs=node_probs, next_log_probs=next_log_probs)
@@ -188,7 +192,7 @@ def _residual(owed: Array, target: Array, spent: Array) -> Array:
 
 
 def _absorbed(parts: Array, shared: Array, within: Array) -> Array:
-  """The cumulated law `f32[..., bins + 1]` of a token's score, by its types.
+  """The cumulated distribution `f32[..., bins + 1]` of a token's score.
 
   `parts` are `f32[..., C]`, `shared` is of `mixture`, `within` of the `Node`.
   """
@@ -200,7 +204,7 @@ def _absorbed(parts: Array, shared: Array, within: Array) -> Array:
 def _of_one_child(
   scores: Array, weights: Array, counts: np.ndarray
 ) -> tuple[Array, Array]:
-  """The law of one child's score, of which the node's is the largest.
+  """The distribution of one child's score, of which the node's is the largest.
 
   Scores are `f32[B, n, bins + 1]`, cumulated, weights `f32[B, n, bins]`, of
   nodes with so many children; both are returned of a child.

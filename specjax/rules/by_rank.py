@@ -1,15 +1,16 @@
-"""Lossy rules of a single path that accept by rank in the target's law.
+"""Lossy rules of one path that accept by rank in the target's distribution.
 
 SpecDec (Xia et al., Findings of EMNLP 2023) accepts a token that is among the
 target's beta likeliest and close enough to the first (`top_beta`); blockwise
 parallel decoding (Stern et al., 2018, section 5) one that is among the k
 likeliest, and the first tokens of a block whatever they are (`blockwise`).
 
-Both say b(x), whether a token x would be accepted, from the target's law q
-alone, and a law P of the token that comes where the path ends. With p the law
-that the drafted token was drawn from (a point mass if it is certain) and `Z =
-sum (1 - b) p`, a token's law is then `b p + Z P`, and P after the last node.
-Its distance from q is exact and reported (`Verification.total_variation`).
+Both say b(x), whether a token x would be accepted, from the target's
+distribution q alone, and a distribution P of the token that comes where the
+path ends. With p the distribution that the drafted token was drawn from (a
+point mass if it is deterministic) and `Z = sum (1 - b) p`, a token's law is
+then `b p + Z P`, and P after the last node. Its distance from q is exact and
+reported (`Verification.total_variation`).
 
 Of equally likely tokens the first counts as the likelier one, as in greedy
 decoding.
@@ -74,8 +75,8 @@ def top_beta(beta: int = 3, tau: float = 1.0) -> Rule:
   nats less probable than the first; after a rejection, and after a draft that
   is accepted as a whole, comes the target's most probable token. It
   approximates *greedy* decoding, and with `beta=1` is it, so run it at
-  temperature 1, where the laws still rank the tokens; its distance is measured
-  from the warped target as for every rule.
+  temperature 1, where the distributions still rank the tokens; its distance is
+  measured from the warped target as for every rule.
 
   Args:
     beta: at least 1.
@@ -104,7 +105,7 @@ def blockwise(top_k: int = 2, min_accepted: int = 0) -> Rule:
   says itself: that is the rule `match`. Two others accept more: a token that is
   among the k likeliest of the target, and the first tokens of a block, whatever
   they are. A token that is not accepted is replaced by one of the target's own
-  law, and so is the one after the last.
+  distribution, and so is the one after the last.
 
   The likeliest tokens are those of the *warped* target. At temperature 0 that
   knows one token alone, and top-k accepts no other: the paper's greedy decoding

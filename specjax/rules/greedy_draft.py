@@ -4,12 +4,12 @@ The first k - 1 candidates T are the most probable tokens, the last, X, is drawn
 from d = norm(p without T). X is accepted with probability `min(1, q(X) /
 d(X))`; otherwise y is drawn from `norm([q - d]_+)` over the whole vocabulary,
 and if y is in T it is a drafted token too. Accepts `q(T) + sum_{x not in T}
-min(q, d)`, the optimum of optimal transport for this draft law.
+min(q, d)`, the optimum of optimal transport for this draft distribution.
 """
 
 import jax.numpy as jnp
 
-from specjax import laws
+from specjax import distributions
 from specjax.rules import requirements
 from specjax.rules.nodewise import Decision, decide_single, verify_nodes
 from specjax.siblings import GREEDY
@@ -25,15 +25,17 @@ def decide(target_log_probs, draft_log_probs, tokens, valid):
   is_top = valid & (index < count - 1)
   last = tokens[jnp.maximum(count - 1, 0)]
   law = draft_log_probs[jnp.maximum(count - 1, 0)]
-  test = laws.acceptance(target_log_probs[last], law[last])
-  rest = jnp.exp(laws.residual(target_log_probs, law))
+  test = distributions.acceptance(target_log_probs[last], law[last])
+  rest = jnp.exp(distributions.residual(target_log_probs, law))
   by_rest = jnp.where(is_top, (1 - test) * rest[tokens], 0)
   listed = jnp.any(
     is_top[:, None] & (tokens[:, None] == jnp.arange(len(rest))), axis=0
   )
   return Decision(
     accept=jnp.where(valid & (index == count - 1), test, by_rest),
-    next_log_probs=laws.normalize(jnp.where(listed, 0, rest), target_log_probs),
+    next_log_probs=distributions.normalize(
+      jnp.where(listed, 0, rest), target_log_probs
+    ),
   )
 
 

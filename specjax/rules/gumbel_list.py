@@ -9,9 +9,10 @@ that agree with the text so far (all at first), the text goes on with
 which is distributed as q_t, because a maximum of Gumbel noise over paths is
 Gumbel noise, shifted; A then keeps the paths that drafted Y_t, and the round
 ends once it is empty, or with `Y_{L+1}` after the last drafted token. Given
-drafted tokens and noise, the text does not depend on the draft's law ("drafter
-invariance"); with one path it does not depend on the drafted tokens either, so
-that any draft gives the same text from the same seed. P(Y in X) is at least
+drafted tokens and noise, the text does not depend on the draft's distribution
+("drafter invariance"); with one path it does not depend on the drafted tokens
+either, so that any draft gives the same text from the same seed. P(Y in X) is
+at least
 
   sum_j K / sum_i (max(q_i / q_j, p_i / p_j) + (K - 1) q_i / q_j).
 

@@ -8,12 +8,12 @@ each from what the turns before left:
   3. pair (a, x), if still unaccepted, accepts a,   4. pair (x, a) accepts a,
 
 and the rest is the residual. Accepts as much as greedy drafts with k = 2, the
-optimum of optimal transport for this draft law.
+optimum of optimal transport for this draft distribution.
 """
 
 import jax.numpy as jnp
 
-from specjax import laws, random
+from specjax import distributions, random
 from specjax.rules import requirements
 from specjax.rules.nodewise import Decision, verify_nodes
 from specjax.siblings import HUB
@@ -28,7 +28,8 @@ def decide(target_log_probs, draft_log_probs, tokens, valid):
   vocab = jnp.arange(len(draft_log_probs))
   first = jnp.exp(draft_log_probs)  # of pairs (x, a), and of (a, .) at a
   after_hub = HUB.child(draft_log_probs, hub[None], 2)
-  # What x was drawn from, to the bit: rounding may make another law of p.
+  # What x was drawn from, to the bit: rounding may make another distribution of
+  # p.
   after_hub = jnp.where(tokens[0] == hub, told, after_hub)
   second = first[hub] * jnp.exp(after_hub)  # of pairs (a, x)
   first = jnp.where(vocab == hub, 0, first)
@@ -36,15 +37,15 @@ def decide(target_log_probs, draft_log_probs, tokens, valid):
   others = jnp.where(vocab == hub, 0, target)
   # Turns 1 and 2, for the tokens that are not the hub.
   unmet = jnp.maximum(others - first, 0)
-  accept_first = laws.share(others, first)  # by x
-  accept_second = laws.share(unmet, second)
+  accept_first = distributions.share(others, first)  # by x
+  accept_second = distributions.share(unmet, second)
   # Turns 3 and 4: the hub's own mass, to the pairs still unaccepted.
   wanting_second = jnp.sum(jnp.maximum(second - unmet, 0))
   wanting_first = jnp.sum(jnp.maximum(first - others, 0))
   mass = target[hub]
-  hub_second = laws.share(mass, wanting_second)
+  hub_second = distributions.share(mass, wanting_second)
   mass_left = jnp.maximum(mass - wanting_second, 0)
-  hub_first = laws.share(mass_left, wanting_first)
+  hub_first = distributions.share(mass_left, wanting_first)
   rest = jnp.maximum(unmet - second, 0)
   rest = jnp.where(
     vocab == hub, jnp.maximum(mass_left - wanting_first, 0), rest
@@ -55,7 +56,7 @@ def decide(target_log_probs, draft_log_probs, tokens, valid):
   by_hub = (1 - by_other) * jnp.where(is_hub[0], hub_second, hub_first)
   return Decision(
     accept=jnp.where(is_hub, by_hub, by_other),
-    next_log_probs=laws.normalize(rest, target_log_probs),
+    next_log_probs=distributions.normalize(rest, target_log_probs),
   )
 
 

@@ -1,9 +1,10 @@
-"""Lossy rules with a known output law: lossless verification against it.
+"""Lossy rules of known output distribution: lossless verification against it.
 
-A rule of this file states a law pi, made of the target's law q and the draft's
-law p after the same text, and verifies against pi with a lossless rule. So a
-token's law is pi exactly, whatever was drafted, and its distance from the
-target, TV(pi, q), is known before a coin is flipped.
+A rule of this file states a distribution pi, made of the target's distribution
+q and the draft's distribution p after the same text, and verifies against pi
+with a lossless rule. So a token's distribution is pi exactly, whatever was
+drafted, and its distance from the target, TV(pi, q), is known before a coin is
+flipped.
 
 With the token rule a drafted token is rejected with probability TV(p, pi), and
 
@@ -15,19 +16,20 @@ On it are `ensemble`, `lenient`, `fuzzy`, `cactus`, and cascades that choose
 between p and q; `cascade_token` and `contrastive` need not be.
 
 Every rule of a single path that accepts x ~ p with probability b(x) and draws
-from P after a rejection has such a law, `A = b p + Z P`, and against it the
-token rule accepts `sum min(p, A) >= sum b p`: no less.
+from P after a rejection has such a distribution, `A = b p + Z P`, and against
+it the token rule accepts `sum min(p, A) >= sum b p`: no less.
 
-Each rule below is its law, `pi(q, p, parameters)`, of probabilities `f[..., V]`
-and before it is normalised; `base` is the lossless rule that verifies against
-it, of `BASES`: what is drafted, and how siblings are drawn, is that rule's. The
-distance reported at a node is TV(pi, q) there. All siblings of a node are of
-one draft law, the eldest's: where several are deterministic there is none, and
-they are refused.
+Each rule below is its distribution, `pi(q, p, parameters)`, of probabilities
+`f[..., V]` and before it is normalized; `base` is the lossless rule that
+verifies against it, of `BASES`: what is drafted, and how siblings are drawn, is
+that rule's. The distance reported at a node is TV(pi, q) there. All siblings of
+a node are of one draft distribution, the eldest's: where several are
+deterministic there is none, and they are refused.
 
 Where nothing is drafted, after the last token of a path too, there is no p; the
-token that comes there follows q. Laws are those after the warp: at temperature
-0 they are certain, and what compares their largest entries sees equal ones.
+token that comes there follows q. Distributions are those after the warp: at
+temperature 0 they are deterministic, and what compares their largest entries
+sees equal ones.
 """
 
 import dataclasses
@@ -40,7 +42,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax import laws
+from specjax import distributions
 from specjax.rules import block, kseq, recursive, token, transport, traversal
 from specjax.siblings import GIVEN, GREEDY, Siblings
 from specjax.tree import Form, Topology, Tree, representative
@@ -71,7 +73,7 @@ _ANY = "a number", lambda x: x == x
 
 
 def _rule(**ranges: tuple[str, Callable[[Any], bool]]):
-  """Puts the rule of a law with these parameters into `RULES`."""
+  """Puts the rule of a distribution with these parameters into `RULES`."""
 
   def make(law: LawFn) -> Callable[..., Rule]:
     @functools.wraps(law)
@@ -98,11 +100,11 @@ def _rule(**ranges: tuple[str, Callable[[Any], bool]]):
 
 
 def relaxed(name: str, law: LawFn, base: str = "token") -> Rule:
-  """The lossless rule `base` with the law pi for its target.
+  """The lossless rule `base` with the distribution pi for its target.
 
   Args:
     name: the rule's.
-    law: pi, of all nodes at once.
+    distribution: pi, of all nodes at once.
     base: one of `BASES`.
 
   Returns:
@@ -129,8 +131,8 @@ def relaxed(name: str, law: LawFn, base: str = "token") -> Rule:
     deterministic = siblings.deterministic or siblings in (GREEDY, GIVEN)
     if deterministic and not tree.is_chain:
       raise ValueError(
-        f"rule {name!r} needs the draft's law at every node, got siblings="
-        f"{siblings.name!r}, of which the first may be deterministic"
+        f"rule {name!r} needs the draft's distribution at every node, got "
+        f"siblings={siblings.name!r}, of which the first may be deterministic"
       )
 
   return Rule(name=name, verify=verify, lossless=False, check=check)
@@ -139,13 +141,13 @@ def relaxed(name: str, law: LawFn, base: str = "token") -> Rule:
 def known_target(
   law: LawFn, draft: Draft, topology: Topology, target_log_probs: Array
 ) -> Array:
-  """The law pi of the token after every node.
+  """The distribution pi of the token after every node.
 
   Args:
-    law: pi.
+    distribution: pi.
     draft: what was drafted; of a node's children the eldest unmasked one has
-      the draft's law p. Equal paths of independent siblings are one text, and
-      share their children.
+      the draft's distribution p. Equal paths of independent siblings are one
+      text, and share their children.
     topology: its form.
     target_log_probs: `f32[B, N + 1, V]`, log q.
 
@@ -167,7 +169,7 @@ def known_target(
     drafted = jnp.take_along_axis(drafted, eldest[..., None], axis=1)
   target = jnp.exp(target_log_probs)
   mass = law(target, jnp.where(some, jnp.exp(drafted), target))
-  stated = laws.normalize(mass, target_log_probs)
+  stated = distributions.normalize(mass, target_log_probs)
   return jnp.where(some, stated, target_log_probs)
 
 
@@ -203,8 +205,8 @@ def lenient(target: Array, draft: Array, lenience: float = 0.5):
 
   Lenience of Leviathan et al. (2023, A.5) and DistillSpec (Zhou et al., ICLR
   2024), which accept with `min(1, q / (l p))`: no token is over 1/l times too
-  likely. This is the law of that test with the residual that is the best for
-  it; against it the token rule is that test.
+  likely. This is the distribution of that test with the residual that is the
+  best for it; against it the token rule is that test.
 
   Args:
     lenience: l in (0, 1]; 1 is lossless.
@@ -226,7 +228,7 @@ def fuzzy(target: Array, draft: Array, threshold: float = 0.1):
   Fuzzy speculative decoding (Holsman, Huang, Dhingra, Findings of ACL 2025)
   with the Jensen-Shannon divergence. The paper decides by the divergence alone,
   which refuses every token of a position above the threshold; the token rule
-  accepts `sum min(p, q)` of them, of the same law.
+  accepts `sum min(p, q)` of them, of the same distribution.
 
   Args:
     threshold: T in nats, at least 0; from log 2 on all that is drafted is
@@ -326,15 +328,15 @@ def contrastive(
 
 @_rule(delta=_NOT_NEGATIVE)
 def cactus(target: Array, draft: Array, delta: float = 0.1):
-  """The law of Cactus (Hao and Mou, ICLR 2026, arXiv 2604.04987).
+  """The distribution of Cactus (Hao and Mou, ICLR 2026, arXiv 2604.04987).
 
   Cactus accepts x with `min(1, h(x) / p(x))`, where
 
     h(x) = min(1, q(x) + sqrt(2 d q(x) (1 - q(x))))
 
-  is as much as a law may have at x that is d nats from q, to second order, and
-  after rejecting x draws from `norm([c_x q - p]_+)` with `c_x = (1 - h(x)) /
-  (1 - q(x))`. The token's law is the sum over x,
+  is as much as a distribution may have at x that is d nats from q, to second
+  order, and after rejecting x draws from `norm([c_x q - p]_+)` with `c_x = (1 -
+  h(x)) / (1 - q(x))`. The token's distribution is the sum over x,
 
     pi(y) = min(p, h)(y) + sum over x of
             [p(x) - h(x)]_+ [c_x q(y) - p(y)]_+ / sum([c_x q - p]_+).

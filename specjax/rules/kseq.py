@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax import laws
+from specjax import distributions
 from specjax.rules import requirements
 from specjax.rules.nodewise import Decision, decide_single, verify_nodes
 from specjax.types import Rule
@@ -29,12 +29,12 @@ def decide(target_log_probs, draft_log_probs, tokens, valid):
   target, draft = jnp.exp(target_log_probs), jnp.exp(draft_log_probs[0])
   count = jnp.sum(valid)
   scale = solve(target, draft, count, most=len(tokens))
-  test = laws.share(target[tokens], scale * draft[tokens])
+  test = distributions.share(target[tokens], scale * draft[tokens])
   taken = jnp.minimum(draft, target / scale)
   taken *= accepted_per_try(jnp.sum(taken), count, most=len(tokens))
   return Decision(
     accept=first_success(jnp.where(valid, test, 0)),
-    next_log_probs=laws.normalize(
+    next_log_probs=distributions.normalize(
       jnp.maximum(target - taken, 0), target_log_probs
     ),
   )

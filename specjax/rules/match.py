@@ -1,18 +1,18 @@
 """Naive verification: draw from the target while its draws were drafted.
 
 Lossless for any tree and however the siblings were drawn, because the tokens
-are the target's own draws; the draft's laws are not looked at. With X the
-distinct drafted tokens after a node, the walk goes to x in X with probability
-q(x), and ends there with probability `1 - q(X)`, the next token then following
-q restricted to the tokens not in X. K i.i.d. drafts are accepted with
-probability `sum(q (1 - (1 - p)^K))`. With deterministic drafts this is how
+are the target's own draws; the draft's distributions are not looked at. With X
+the distinct drafted tokens after a node, the walk goes to x in X with
+probability q(x), and ends there with probability `1 - q(X)`, the next token
+then following q restricted to the tokens not in X. K i.i.d. drafts are accepted
+with probability `sum(q (1 - (1 - p)^K))`. With deterministic drafts this is how
 EAGLE's and Medusa's greedy trees are verified.
 """
 
 import jax.numpy as jnp
 import numpy as np
 
-from specjax import laws
+from specjax import distributions
 from specjax.rules.nodewise import Decision, verify_nodes
 from specjax.types import Rule
 
@@ -31,7 +31,8 @@ def decide(target_log_probs, draft_log_probs, tokens, valid):
   )
   rest = jnp.where(drafted, 0, target)
   return Decision(
-    accept=accept, next_log_probs=laws.normalize(rest, target_log_probs)
+    accept=accept,
+    next_log_probs=distributions.normalize(rest, target_log_probs),
   )
 
 

@@ -2,11 +2,12 @@
 
 After Thomas and Pal (2026). Give the tokens after every prefix a strict order,
 here by q / p, and select the lexicographically largest of the K paths. The
-selected path has the law `g(x^i) = F(x^i)^K - F^-(x^i)^K` of its first i
-tokens, where F^- is the draft's mass of length-i prefixes ranked below and
-`F = F^- + p(x^i)`. Block verification of the selected path, with `g(x^i) /
-g(x^{i-1})` for its draft law, is lossless because that is the law the path was
-selected from. K = 1 is block verification. Any order would be lossless.
+selected path has the distribution `g(x^i) = F(x^i)^K - F^-(x^i)^K` of its first
+i tokens, where F^- is the draft's mass of length-i prefixes ranked below and `F
+= F^- + p(x^i)`. Block verification of the selected path, with `g(x^i) /
+g(x^{i-1})` for its draft distribution, is lossless because that is the
+distribution the path was selected from. K = 1 is block verification. Any order
+would be lossless.
 
 What is carried along the path is `m = p(x^i) / F(x^i)`: with E the draft's mass
 of tokens ranked below y after x^i, `u = 1 - m (1 - E - p(y))` and `v = u -
@@ -22,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax import laws
+from specjax import distributions
 from specjax.rules import requirements
 from specjax.rules.block import verify_path
 from specjax.rules.ratio_classes import log_ratio
@@ -46,7 +47,7 @@ def verify(
   nodes, draft_laws = [best], [given[:, 0]]
   for level in tree.levels[1:]:
     target = take_node(target_log_probs, nodes[-1])  # [B, V]
-    # Of the selected path's own child: equal paths have equal laws.
+    # Of the selected path's own child: equal paths have equal distributions.
     drafted = take_node(given, level.start + best)
     key = _order_keys(log_ratio(target, drafted))
     tokens = draft.tokens[:, level.start : level.stop]  # [B, K]
@@ -69,7 +70,7 @@ def verify(
     all_sum = sum(((1 - share) ** j for j in powers), jnp.zeros_like(share))
     draft_laws.append(drafted + jnp.log(top_sum / all_sum[:, None]))
     pick = lambda x: jnp.take_along_axis(x, token[:, None], axis=1)[:, 0]  # noqa: B023
-    share = laws.share(share * pick(probs), pick(upper))
+    share = distributions.share(share * pick(probs), pick(upper))
   path = jnp.stack(nodes, axis=1)  # [B, L + 1]
   along = lambda x: jax.vmap(lambda row, at: row[at])(x, path)
   selected = Path(

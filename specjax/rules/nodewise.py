@@ -1,16 +1,16 @@
-"""Rules that decide at one node at a time, from the laws at that node alone.
+"""Rules that decide node by node, from the distributions at a node alone.
 
 Most multi-draft rules do. Such a rule is one function for one node, without a
-batch: from the two laws and the drafted candidates it says with what
-probability each candidate is accepted, and what law the next token has if none
-is. `verify_nodes` walks the tree with it:
+batch: from the two distributions and the drafted candidates it says with what
+probability each candidate is accepted, and what distribution the next token has
+if none is. `verify_nodes` walks the tree with it:
 
   P(the walk reaches child x of n) = P(it reaches n) P(x is accepted at n).
 
 Independent siblings may carry equal tokens. Their paths are one hypothesis, and
-below it the children of all of them are i.i.d. draws from one law: the walk
-merges them, so that a node has as many candidates as paths survive. This is
-SpecTr's loop over surviving paths (Sun et al., NeurIPS 2023).
+below it the children of all of them are i.i.d. draws from one distribution: the
+walk merges them, so that a node has as many candidates as paths survive. This
+is SpecTr's loop over surviving paths (Sun et al., NeurIPS 2023).
 
 Most nodes have one candidate, and are decided at once with arrays of one; the
 others one after the other, as many as there are (under `jax.vmap`, as many as
@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax import laws
+from specjax import distributions
 from specjax.structs import struct
 from specjax.tree import (
   Form,
@@ -46,7 +46,7 @@ class Decision:
   Attributes:
     accept: `f32[C]`, the probability that the walk goes on to each candidate; 0
       where it is not valid. Their sum is at most 1.
-    next_log_probs: `f32[V]`, the next token's law if none is accepted.
+    next_log_probs: `f32[V]`, the next token's distribution if none is accepted.
     total_variation: `f32[]`, for lossy rules, see `Verification`.
   """
 
@@ -71,10 +71,10 @@ class DecideFn(Protocol):
     on the valid candidates alone.
 
     Args:
-      target_log_probs: `f32[V]`, the target's law q after the node.
-      draft_log_probs: `f32[C, V]`, the law that each candidate was drawn from,
-        given its elders; or `f32[1, V]` if siblings are independent, and the
-        draft's law p is that of all.
+      target_log_probs: `f32[V]`, the target's distribution q after the node.
+      draft_log_probs: `f32[C, V]`, the distribution that each candidate was
+        drawn from, given its elders; or `f32[1, V]` if siblings are
+        independent, and the draft's distribution p is that of all.
       tokens: `i32[C]`, the candidates, in the order they were drawn.
       valid: `bool[C]`, False for masked ones, which come last unless siblings
         are independent. If none is, anything but NaN may be returned.
@@ -89,10 +89,10 @@ def decide_single(
 ) -> Decision:
   """Ordinary verification of the only candidate; see `DecideFn`."""
   law = draft_log_probs[0]
-  test = laws.acceptance(target_log_probs[tokens], law[tokens])
+  test = distributions.acceptance(target_log_probs[tokens], law[tokens])
   return Decision(
     accept=jnp.where(valid, test, 0),
-    next_log_probs=laws.residual(target_log_probs, law),
+    next_log_probs=distributions.residual(target_log_probs, law),
   )
 
 
@@ -106,8 +106,8 @@ def verify_nodes(
     merge: whether equal paths of independent siblings are one hypothesis. If
       not, the walk stays on the subtree of the very sibling it accepted. So it
       does where the tree's form is `FREE`.
-    with_laws: whether `decide` looks at the draft's laws; if not, it is given
-      laws without any mass, `f32[1, V]`.
+    with_laws: whether `decide` looks at the draft's distributions; if not, it
+      is given distributions without any mass, `f32[1, V]`.
 
   Returns:
     A `specjax.types.VerifyFn`.
@@ -141,17 +141,17 @@ def verify_nodes(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Walk:
-  """The laws and the form of a draft, for both ways of walking its tree.
+  """The distributions and form of a draft, for both ways of walking its tree.
 
   Attributes:
     decide: the decision at one node.
     tree: the tree.
     topology: the tree's parents and children.
     tokens: `i32[B, N + 1]`.
-    target: `f32[B, N + 1, V]`, the target's laws.
-    laws: `f32[B, N + 1, V]`, the law each token was drawn from; None if it is
-      not looked at.
-    shared: whether all candidates of a node are given one law.
+    target: `f32[B, N + 1, V]`, the target's distributions.
+    distributions: `f32[B, N + 1, V]`, the distribution each token was drawn
+      from; None if it is not looked at.
+    shared: whether all candidates of a node are given one distribution.
   """
 
   decide: DecideFn
@@ -175,8 +175,8 @@ class _Walk:
       nodes: `int[I]`, static, or `i32[B, I]`.
       slots: `int[I, C]` or `i32[B, I, C]`, the candidates of each.
       valid: `bool[B, I, C]`.
-      source: `int[I]` or `i32[B, I]`, the node whose law a shared one is; by
-        default the first valid candidate.
+      source: `int[I]` or `i32[B, I]`, the node whose distribution a shared one
+        is; by default the first valid candidate.
 
     Returns:
       Decisions `[B, I, ...]`.
@@ -194,9 +194,10 @@ class _Walk:
     )
 
   def after(self, node: Array, slots: Array, valid: Array) -> Array:
-    """The next token's law after a node of every row, `f32[B, V]`.
+    """The next token's distribution after a node of every row, `f32[B, V]`.
 
-    Its candidates are `slots[B, C]`; where it has none, the target's own law.
+    Its candidates are `slots[B, C]`; where it has none, the target's own
+    distribution.
     """
     rest = self.at(node[:, None], slots[:, None], valid[:, None])
     return jnp.where(
@@ -209,7 +210,7 @@ class _Walk:
 def node_rows(per_node: Array, nodes: np.ndarray | Array) -> Array:
   """`per_node[b, nodes]`, or if they are traced `per_node[b, nodes[b]]`.
 
-  Static neighbours are a slice: in a fusion no copy is made of it.
+  Static neighbors are a slice: in a fusion no copy is made of it.
   """
   if not isinstance(nodes, np.ndarray):
     return jax.vmap(lambda rows, at: rows[at])(per_node, nodes)

@@ -8,12 +8,14 @@ what the tests before it left to do.
 
 - Independent siblings: SpecInfer's multi-step sampling (Miao et al., ASPLOS
   2024). In the scale form, with `s_0 = 0, s_{j+1} = s_j + R(s_j)`, what is left
-  is `q^{j+1} = norm([q - s_j p]_+)`: nothing is normalised m times. All of m
-  are rejected with probability R(s_m) (`specjax.laws.rejection`).
+  is `q^{j+1} = norm([q - s_j p]_+)`: nothing is normalized m times. All of m
+  are rejected with probability R(s_m) (`specjax.distributions.rejection`).
 - Without replacement: RSD (Jeon et al., 2024) and Sequoia (Chen et al., NeurIPS
-  2024). Any law does, as that of one drawn where p has run out of mass.
+  2024). Any distribution does, as that of one drawn where p has run out of
+  mass.
 - Certain: EAGLE's trees; x is accepted with what q has left for it. Certain
-  and drawn siblings may follow each other: each is tested with its own law.
+  and drawn siblings may follow each other: each is tested with its own
+  distribution.
 
 Rule `batch` is Algorithm 4 of Yin et al. (NeurIPS 2024): M i.i.d. paths, whose
 first tokens are tested in turn, and after an acceptance the walk stays on that
@@ -24,7 +26,7 @@ agrees so far.
 
 import jax.numpy as jnp
 
-from specjax import laws
+from specjax import distributions
 from specjax import siblings as siblings_lib
 from specjax.rules import requirements
 from specjax.rules.nodewise import Decision, verify_nodes
@@ -41,7 +43,7 @@ def decide(target_log_probs, draft_log_probs, tokens, valid):
   def test_next(carry, i):
     left, mass, alive = carry  # R^i q^i, R^i
     law, token = jnp.exp(draft_log_probs[i]), tokens[i]
-    test = laws.share(left[token], mass * law[token])
+    test = distributions.share(left[token], mass * law[token])
     test = jnp.where(valid[i], test, 0)
     less = jnp.where(valid[i], mass, 0) * law
     left = jnp.where(left > less, left - less, 0)
@@ -51,22 +53,27 @@ def decide(target_log_probs, draft_log_probs, tokens, valid):
     test_next, (target, one, one), len(tokens)
   )
   return Decision(
-    accept=accept, next_log_probs=laws.normalize(left, target_log_probs)
+    accept=accept,
+    next_log_probs=distributions.normalize(left, target_log_probs),
   )
 
 
 def _decide_equal(target_log_probs, draft_log_probs, tokens, valid):
-  """The scale form, where all candidates are drawn from one law `f32[V]`."""
+  """The scale form, all candidates drawn from one distribution `f32[V]`."""
   target, draft = jnp.exp(target_log_probs), jnp.exp(draft_log_probs)
   one = jnp.ones_like(target[0])
 
   def test_next(carry, i):
     scale, mass, alive = carry  # s_j, R(s_j)
     token = tokens[i]
-    test = laws.share(target[token] - scale * draft[token], mass * draft[token])
+    test = distributions.share(
+      target[token] - scale * draft[token], mass * draft[token]
+    )
     test = jnp.where(valid[i], test, 0)
     scale = jnp.where(valid[i], scale + mass, scale)
-    mass = jnp.where(valid[i], laws.rejection(target, draft, scale), mass)
+    mass = jnp.where(
+      valid[i], distributions.rejection(target, draft, scale), mass
+    )
     return (scale, mass, alive * (1 - test)), alive * test
 
   (scale, _, _), accept = siblings_lib.scan_siblings(
@@ -74,7 +81,8 @@ def _decide_equal(target_log_probs, draft_log_probs, tokens, valid):
   )
   rest = jnp.maximum(target - scale * draft, 0)
   return Decision(
-    accept=accept, next_log_probs=laws.normalize(rest, target_log_probs)
+    accept=accept,
+    next_log_probs=distributions.normalize(rest, target_log_probs),
   )
 
 

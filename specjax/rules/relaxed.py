@@ -1,15 +1,15 @@
 """Lossy rules of a single path that accept more than the target allows.
 
 Each says with what probability b(x) a drafted token x ~ p is accepted and what
-law P follows a rejection. The law of the token is then `A = b p + Z P` with `Z
-= sum (1 - b) p`, and its distance from the target, TV(A, q), is exact and
-reported (`Verification.total_variation`).
+distribution P follows a rejection. The distribution of the token is then `A = b
+p + Z P` with `Z = sum (1 - b) p`, and its distance from the target, TV(A, q),
+is exact and reported (`Verification.total_variation`).
 
 For `b >= min(1, q / p)` the least distance is `TV(p, q) - Z`, reached by the
 ordinary residual `norm([q - p]_+)`: what is gained in acceptance is lost in
 distance, one for one (Yin et al., NeurIPS 2024, Theorems 4 and 5).
 `decoding_opt` is on that line, `decoding_uno` is above it. Rules that start
-from the law that a token shall have are in `known_target`.
+from the distribution that a token shall have are in `known_target`.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 from jax import Array
 
-from specjax import laws
+from specjax import distributions
 from specjax.rules import requirements
 from specjax.rules.nodewise import Decision, verify_nodes
 from specjax.types import Rule
@@ -71,12 +71,12 @@ def after_residual(target_log_probs, draft_log_probs):
   return (
     jnp.where(some, mass, target),
     jnp.where(some, total, 1),
-    laws.normalize(mass, target_log_probs),
+    distributions.normalize(mass, target_log_probs),
   )
 
 
 def after_target(target_log_probs, draft_log_probs):
-  """The target's own law after a rejection; see `after_residual`."""
+  """The target's own distribution after a rejection; see `after_residual`."""
   del draft_log_probs
   return jnp.exp(target_log_probs), 1, target_log_probs
 
@@ -84,7 +84,7 @@ def after_target(target_log_probs, draft_log_probs):
 def _over_accept(epsilon: float) -> Callable[[Array, Array], Array]:
   if not epsilon >= 0:
     raise ValueError(f"epsilon must be >= 0, got {epsilon}")
-  return lambda target, draft: laws.share(
+  return lambda target, draft: distributions.share(
     jnp.exp(target) + epsilon, jnp.exp(draft)
   )
 

@@ -2,10 +2,11 @@
 
 Every leaf has a score, in one of N bins; of two that are equal either is the
 better one. The path of the best leaf is selected and verified as a block, by
-the law that it was selected from. With F the cumulative law of the best score
-below a node (even at the root), p and q the laws after it and B_x the
-cumulative laws of the best scores below its children, which p and q decide,
-those of a family's best and of the selected child are
+the distribution that it was selected from. With F the cumulative distribution
+of the best score below a node (even at the root), p and q the distributions
+after it and B_x the cumulative distributions of the best scores below its
+children, which p and q decide, those of a family's best and of the selected
+child are
 
   E[prod B] = sum_{x != y} p(x) p(y) / (1 - p(x)) B_x B_y,  which is to be F,
   g(x) = sum_b W(b) P(x is in the family, and the best of it, in bin b),
@@ -16,19 +17,20 @@ lossless:
 
 - The best score below a node follows F, whatever is drafted below: at a leaf by
   construction, above by induction, since the children's bests are independent
-  with laws B_x given the family. (This needs equally many children at all nodes
-  of a depth.)
+  with distributions B_x given the family. (This needs equally many children at
+  all nodes of a depth.)
 - So g and W are known along the selected path: within bin b, of edges b and
   b + 1, the other child y is beaten with probability `(B_y(b) + B_y(b + 1)) /
   2`, ties being even.
-- Block verification by the law that a path is drawn from reads that law along
-  the path only.
+- Block verification by the distribution that a path is drawn from reads that
+  distribution along the path only.
 
 Scores are of Gumbel's form, `B_x = u^theta_x`: x is the better one of x and y
 with probability `theta_x / (theta_x + theta_y)` (Bradley and Terry, 1952). The
 powers theta are fitted, by longer steps of Hunter's algorithm (Ann. Statist.
-2004), to the law `max(w q, lambda even)`, w what the node owes and even the law
-of a fair choice. Any powers are lossless; to differentiation B is constant.
+2004), to the distribution `max(w q, lambda even)`, w what the node owes and
+even the distribution of a fair choice. Any powers are lossless; to
+differentiation B is constant.
 """
 
 import functools
@@ -39,7 +41,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax import laws
+from specjax import distributions
 from specjax.rules import requirements
 from specjax.siblings import WITHOUT_REPLACEMENT, Siblings
 from specjax.structs import static, struct
@@ -54,13 +56,13 @@ _MOST = 7.0  # |log theta|
 _TIMES = np.array([np.inf, *np.exp(np.linspace(_MOST + 3, -_MOST - 4, 32)), 0])
 
 
-# Laws must be exact to rounding, on devices too that multiply in less.
+# Distributions must be exact to rounding, on devices too that multiply in less.
 _dot = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 
 
 @struct
 class _State:
-  """A node's score and debt, by the laws above it; any leading axes.
+  """A node's score and debt, by the distributions above it; any leading axes.
 
   Attributes:
     owed: `f32[]`, w, P(at least this node is accepted | it is selected).
@@ -75,14 +77,14 @@ class _State:
 
 @struct
 class _Family:
-  """The law of a node's children, a pair or one.
+  """The distribution of a node's children, a pair or one.
 
   Attributes:
-    law: `f32[V]`, p.
+    distribution: `f32[V]`, p.
     odds: `f32[V]`, p / (1 - p), and 0 of the most probable token.
     top: `i32[]`, the most probable token.
-    after_top: `f32[V]`, the second's law if that is the first, as it was drawn:
-      p may have next to no mass beside it.
+    after_top: `f32[V]`, the second's distribution if that is the first, as it
+      was drawn: p may have next to no mass beside it.
     pair: whether there are two (static).
   """
 
@@ -94,7 +96,7 @@ class _Family:
 
   @classmethod
   def of(cls, log_probs: Array, tokens: Array) -> "_Family":
-    """The family whose children were drawn from laws `f32[C, V]`."""
+    """The family whose children were drawn from distributions `f32[C, V]`."""
     law, top = jnp.exp(log_probs[0]), jnp.argmax(log_probs[0])
     second = WITHOUT_REPLACEMENT.child(log_probs[0], top[None], 2)
     second = jnp.where(tokens[0] == top, log_probs[-1], second)
@@ -147,7 +149,7 @@ def _scores(family: _Family, log_power: Array, below: Array) -> Array:
 
 
 def _selected(family, scores, weight):
-  """The selected child's law, `f32[V]`, and `with_other` of its bins' means."""
+  """The selected child's `f32[V]`, and `with_other` of its bins' means."""
   others = family.with_other((scores[1:] + scores[:-1]) / 2)
   law = _dot(weight, jnp.diff(scores, axis=0) * others)
   total = jnp.sum(law)
@@ -193,11 +195,11 @@ def _descend(state, target_log_probs, draft_log_probs, tokens):
   total = jnp.sum(rest)
   drawn = family.with_other(jnp.ones_like(wanted)[None])[0, tokens, None]
   children = _State(
-    owed=laws.share(wanted[tokens], law[tokens]),
+    owed=distributions.share(wanted[tokens], law[tokens]),
     below=scores[:, tokens].T,
     weight=state.weight * others[:, tokens].T / jnp.where(drawn > 0, drawn, 1),
   )
-  return rest, laws.share(total, total + (1 - state.owed)), children
+  return rest, distributions.share(total, total + (1 - state.owed)), children
 
 
 def _descend_level(state, inputs):
@@ -254,7 +256,7 @@ def verify(
   probs = [x * y for x, y in zip(came[::-1], passes, strict=True)]
   return Verification(
     node_probs=jnp.concatenate(probs, axis=1),
-    next_log_probs=lambda node: laws.normalize(
+    next_log_probs=lambda node: distributions.normalize(
       take_node(rest, node), take_node(target_log_probs, node)
     ),
   )

@@ -7,13 +7,13 @@ lowest q / p first. The node owes v of the target's mass, and its children have
 `share = sum(scores W)` of the selection, at least v.
 
 With c and Q cumulated from the types' p and v q, and B(c) the selection that
-the lowest c of the scores have, a law a of the selected token can be had if its
-cumulated A is nowhere below B. Let h be where `B - Q` is largest. No law
-accepts more than one with A = B at h, `a >= v q` below h and `a <= v q` above
-(docs/optimum.md, where B is c^k). `make_node` aims at the one of these that
-is closest to p: it leaves most selection for the levels below.
+the lowest c of the scores have, a distribution a of the selected token can be
+had if its cumulated A is nowhere below B. Let h be where `B - Q` is largest. No
+distribution accepts more than one with A = B at h, `a >= v q` below h and `a <=
+v q` above (docs/optimum.md, where B is c^k). `make_node` aims at the one of
+these that is closest to p: it leaves most selection for the levels below.
 
-`mixture` realises it by the random contiguous blocks of docs/optimum.md:
+`mixture` realizes it by the random contiguous blocks of docs/optimum.md:
 while a type lies in a block, it gets the block's scores evenly. Blocks do not
 depend on each other, so that a round cuts each of them where it is due. Time is
 integrated out. What a type gets is summed from the blocks as they were used,
@@ -35,8 +35,8 @@ class Node:
   the lowest c_{j + 1} of them.
 
   Attributes:
-    within: `f32[..., C, N + 1]`, cumulated law of the scores of each place, 0
-      to 1.
+    within: `f32[..., C, N + 1]`, cumulated distribution of the scores of each
+      place, 0 to 1.
     width: `f32[..., C]`, the types' p; sums to 1.
     mean: `f32[..., C]`, mean W of each place.
     base: `f32[..., C + 1]`, B at the bounds of types.
@@ -53,7 +53,7 @@ class Node:
 def make_node(
   edges: Array, weights: Array, masses: Array, wanted: Array
 ) -> Node:
-  """The problem of a node, and the law that it aims at.
+  """The problem of a node, and the distribution that it aims at.
 
   Args:
     edges: `f32[..., N + 1]`, cumulated probability of the bins, 0 to 1.
@@ -91,7 +91,7 @@ def _cumulated(mass: Array) -> Array:
 
 
 def _goal(bounds: Array, base: Array, given: Array, wanted: Array) -> Array:
-  """A of the admissible law that accepts most and is closest to p.
+  """A of the admissible distribution that accepts most and is closest to p.
 
   Below h it is the larger of two curves: with `a = max(v q, lam p)`, and the
   least admissible one. Above h with `min(v q, lam p)`. A water level lam has no

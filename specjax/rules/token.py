@@ -1,15 +1,16 @@
 """Token-by-token verification of a single path (Leviathan; Chen, 2023).
 
-Drafted token x_i, with draft law p_i and target law q_i, is accepted with
-probability `a_i = min(1, q_i(x_i) / p_i(x_i))`, in order, until one is
+Drafted token x_i, with draft distribution p_i and target distribution q_i, is
+accepted with probability `a_i = min(1, q_i(x_i) / p_i(x_i))`, in order, until
+one is
 rejected:
 
   P(node n is the deepest) = a_1 .. a_n (1 - a_{n+1}),
 
-and the next token follows `norm([q_{n+1} - p_{n+1}]_+)`, or the target's law
-after the last drafted token. Lossless: `min(p, q) + [q - p]_+ = q` at every
-position (Leviathan et al., ICML 2023, Appendix A.1; Chen et al., 2023, Theorem
-1).
+and the next token follows `norm([q_{n+1} - p_{n+1}]_+)`, or the target's
+distribution after the last drafted token. Lossless: `min(p, q) + [q - p]_+ = q`
+at every position (Leviathan et al., ICML 2023, Appendix A.1; Chen et al., 2023,
+Theorem 1).
 """
 
 import dataclasses
@@ -18,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax import laws
+from specjax import distributions
 from specjax.rules import requirements
 from specjax.siblings import Siblings
 from specjax.tree import Topology, Tree, take_node
@@ -30,9 +31,9 @@ def verify(
 ) -> Verification:
   """See `specjax.types.VerifyFn`."""
   path = Path.of(draft, topology, target_log_probs)
-  accept = laws.acceptance(
-    laws.token_log_prob(target_log_probs[:, :-1], path.tokens),
-    laws.token_log_prob(path.laws[:, 1:], path.tokens),
+  accept = distributions.acceptance(
+    distributions.token_log_prob(target_log_probs[:, :-1], path.tokens),
+    distributions.token_log_prob(path.laws[:, 1:], path.tokens),
   )  # [B, N]
   accept = jnp.where(path.present, accept, 0)
   ones = jnp.ones_like(target_log_probs[:, :1, 0])
@@ -40,7 +41,9 @@ def verify(
   stop = jnp.concatenate([1 - accept, ones], axis=1)
 
   def next_log_probs(node):
-    return laws.residual(take_node(target_log_probs, node), path.after(node))
+    return distributions.residual(
+      take_node(target_log_probs, node), path.after(node)
+    )
 
   return Verification(node_probs=reach * stop, next_log_probs=next_log_probs)
 
@@ -51,7 +54,8 @@ class Path:
 
   Attributes:
     tokens: `i32[B, N]`, the drafted ones.
-    laws: `f32[B, N + 1, V]`, the law that each node was drawn from.
+    distributions: `f32[B, N + 1, V]`, the distribution that each node was drawn
+      from.
     present: `bool[B or 1, N]`, False for masked tokens.
   """
 
@@ -70,9 +74,10 @@ class Path:
     )
 
   def after(self, node: Array) -> Array:
-    """The law of the token drafted after a node, `i32[B] -> f32[B, V]`.
+    """The distribution drafted after a node, `i32[B] -> f32[B, V]`.
 
-    All -inf where there is none: the residual is then the target's own law.
+    All -inf where there is none: the residual is then the target's own
+    distribution.
     """
     last = self.tokens.shape[1]
     law = take_node(self.laws, jnp.minimum(node + 1, last))

@@ -3,23 +3,25 @@
 docs/optimum.md derives it. In two steps:
 
 1. Select one of the k candidates, by a rule that depends on their ratios q / p
-   only; let a be the law of the selected token.
-2. Verify it as a single draft with law a: accept with `min(1, q / a)`, residual
-   `norm([q - a]_+)`. This is lossless whatever a is, and accepts `sum min(a,
-   q)` (Khisti et al., ICLR 2025).
+   only; let a be the distribution of the selected token.
+2. Verify it as a single draft with distribution a: accept with `min(1, q / a)`,
+   residual `norm([q - a]_+)`. This is lossless whatever a is, and accepts `sum
+   min(a, q)` (Khisti et al., ICLR 2025).
 
-A selection can have any law a with `a(S) >= p(S)^k` for all S. With tokens in
-ascending order of q / p and c, Q cumulated from p, q, the best is `diff(A)`,
+A selection can have any distribution a with `a(S) >= p(S)^k` for all S. With
+tokens in ascending order of q / p and c, Q cumulated from p, q, the best is
+`diff(A)`,
 
   A = Q + (the running maximum of d = c^k - Q, from both ends to its maximum),
 
-which accepts `1 - max d`, the optimum. It is realised by random contiguous
-blocks: the boundary between two neighbours of the order has a level t_i, and
+which accepts `1 - max d`, the optimum. It is realized by random contiguous
+blocks: the boundary between two neighbors of the order has a level t_i, and
 for t uniform in [0, 1] the order is cut where `t_i <= t`; of the candidates in
 the same block as the one of highest ratio, one is picked evenly. Given t the
-selected token's cumulative law is the chord of c^k between the cuts; the levels
-are such that these chords average to A. The coin t is integrated out in closed
-form: with T_j the smallest level between candidate j and the first, sorted,
+selected token's cumulative distribution is the chord of c^k between the cuts;
+the levels are such that these chords average to A. The coin t is integrated out
+in closed form: with T_j the smallest level between candidate j and the first,
+sorted,
 
   P(select candidate i) = sum_{m >= i} (T_m - T_{m+1}) / m.
 
@@ -39,7 +41,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax import laws, random
+from specjax import distributions, random
 from specjax.rules import recursive, requirements
 from specjax.rules.nodewise import Decision, verify_nodes
 from specjax.rules.ratio_classes import (
@@ -67,10 +69,10 @@ def decide(target_log_probs, draft_log_probs, tokens, valid):
   )
   law = jnp.exp(draft_log_probs) * slopes[classes.ids]  # a, [V]
   target = jnp.exp(target_log_probs)
-  test = laws.share(target[tokens], law[tokens])
+  test = distributions.share(target[tokens], law[tokens])
   return Decision(
     accept=pick_probs(levels, classes.ids[tokens], valid) * test,
-    next_log_probs=laws.normalize(
+    next_log_probs=distributions.normalize(
       jnp.maximum(target - law, 0), target_log_probs
     ),
   )
@@ -94,7 +96,7 @@ def classes_of(target_log_probs, draft_log_probs, most: int) -> RatioClasses:
 def selection(
   draft: Array, target: Array, count: Array, *, most: int
 ) -> tuple[Array, Array]:
-  """Levels of the boundaries, and the selected class's law they lead to.
+  """Levels of the boundaries, and the selected class's distribution.
 
   Boundary i is below class i; i = 0 and i = G are the ends. Time t runs from 0
   to 1. At any time every uncut boundary gains the height of its chord above
@@ -177,7 +179,7 @@ def selection(
 
 
 def _goal(base: Array, given: Array) -> Array:
-  """A: the least admissible cumulative law, `f32[G + 1]`."""
+  """A: the least admissible cumulative distribution, `f32[G + 1]`."""
   gap = base - given  # d
   peak = jnp.argmax(gap)
   index = jnp.arange(len(gap))

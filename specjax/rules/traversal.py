@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax import laws
+from specjax import distributions
 from specjax import siblings as siblings_lib
 from specjax.rules.nodewise import node_rows
 from specjax.siblings import Siblings
@@ -49,7 +49,8 @@ class SettleFn(Protocol):
     Args:
       owed: `f32[]`, w_v before them.
       target_log_probs: `f32[V]`.
-      draft_log_probs: `f32[C, V]`, the law that each child was drawn from.
+      draft_log_probs: `f32[C, V]`, the distribution that each child was drawn
+        from.
       tokens, valid: `i32[C]`, `bool[C]`.
 
     Returns:
@@ -131,13 +132,14 @@ def verify_by(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Family:
-  """Every node's law and its children's.
+  """Every node's distribution and its children's.
 
   Attributes:
     settle_one: the debts at one node.
     tree: the tree.
     target: `f32[B, N + 1, V]`.
-    laws: `f32[B, N + 1, V]`, the law each node was drawn from.
+    distributions: `f32[B, N + 1, V]`, the distribution each node was drawn
+      from.
     tokens: `i32[B, F]`.
     slots: `int[1, N + 1, C]`, its children, static, or `i32[B, N + 1, C]`.
     valid: `bool[B, N + 1, C]`, those that are there.
@@ -186,19 +188,19 @@ def _settle(owed, target_log_probs, draft_log_probs, tokens, valid):
   def reject(carry, i):
     mass, owed = carry  # w_v q_v, w_v
     law, token = jnp.exp(draft_log_probs[i]), tokens[i]
-    given = jnp.where(valid[i], laws.share(mass[token], law[token]), 0)
+    given = jnp.where(valid[i], distributions.share(mass[token], law[token]), 0)
     excess = jnp.where(mass > law, mass - law, 0)
     total = jnp.sum(excess)
     kept = total + (1 - owed)
     excess = excess / jnp.where(kept > 0, kept, 1)
     mass = jnp.where(valid[i], excess, mass)
-    owed = jnp.where(valid[i], laws.share(total, kept), owed)
+    owed = jnp.where(valid[i], distributions.share(total, kept), owed)
     return (mass, owed), given
 
   (mass, owed), given = siblings_lib.scan_siblings(
     reject, (owed * jnp.exp(target_log_probs), owed), len(tokens)
   )
-  return given, owed, laws.normalize(mass, target_log_probs)
+  return given, owed, distributions.normalize(mass, target_log_probs)
 
 
 @functools.cache

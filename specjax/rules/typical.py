@@ -6,7 +6,8 @@ on a tree of deterministic drafts the longest acceptable path wins, the more
 probable one among equals. The next token follows q.
 
 The distance reported is exact: on a path, TV(b p + Z q, q); on a deterministic
-tree the token after an accepted inner node is certain, so it is `1 - q(x)`.
+tree the token after an accepted inner node is deterministic, so it is `1 -
+q(x)`.
 """
 
 import dataclasses
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax import laws, random
+from specjax import distributions, random
 from specjax.rules import relaxed, requirements
 from specjax.siblings import Siblings
 from specjax.tree import Form, Topology, Tree, take_node
@@ -73,7 +74,7 @@ def _verify_tree(draft, topology, target_log_probs, acceptable) -> Verification:
   tokens = draft.tokens[:, :nodes]
   parents = np.maximum(tree.parents, 0).astype(np.int32)
   above = target_log_probs[:, parents]  # [B, N + 1, V]
-  log_prob = laws.token_log_prob(above, tokens)  # [B, N + 1]
+  log_prob = distributions.token_log_prob(above, tokens)  # [B, N + 1]
   passes = jnp.take_along_axis(acceptable(above), tokens[..., None], -1)[..., 0]
   passes = passes.at[:, 0].set(True) & topology.present[:, :nodes]
   path_passes = jnp.all(passes[:, None, :] | ~tree.ancestors, axis=-1)
@@ -86,7 +87,7 @@ def _verify_tree(draft, topology, target_log_probs, acceptable) -> Verification:
   longest = depth == depth.max(axis=1, keepdims=True)
   node = random.argmax(jnp.where(longest, likelihood, -jnp.inf))
   on_path = jnp.asarray(tree.ancestors)[node]  # [B, N + 1]
-  # The token after an inner node of the path is certain.
+  # The token after an inner node of the path is deterministic.
   is_child = np.array(tree.parents) == np.arange(tree.num_nodes)[:, None]
   certain = jnp.sum(
     jnp.where(is_child & on_path[:, None, :], jnp.exp(log_prob)[:, None], 0), -1

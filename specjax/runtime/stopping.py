@@ -2,7 +2,7 @@
 
 A stop string may span tokens, and a decoder knows no text. So the host looks at
 the new tokens after every round, and says where a row ends. Rows stay
-independent of their neighbours.
+independent of their neighbors.
 """
 
 import dataclasses

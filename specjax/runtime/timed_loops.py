@@ -59,7 +59,7 @@ def passes_loop(models: dict[str, tuple[LanguageModel, str]], order: Passes):
 def laws_loop(decoder: Decoder):
   """A jitted loop of rounds that end before verification; see `_loop`.
 
-  Drafts, scores and warps; the next last token depends on all laws.
+  Drafts, scores and warps; the next last token depends on all distributions.
   """
 
   def one(params: Params, state: DecodeState):
@@ -73,8 +73,8 @@ def laws_loop(decoder: Decoder):
 def proposals_loop(decoder: Decoder):
   """A jitted loop of drafts that are not scored; see `_loop`.
 
-  The next last token depends on all drafted tokens and laws. A head is fed what
-  was committed, of features that are 0.
+  The next last token depends on all drafted tokens and distributions. A head is
+  fed what was committed, of features that are 0.
   """
 
   def one(params: Params, state: DecodeState):

@@ -12,7 +12,7 @@ The parts of a round, from the inside out:
 - its model passes, each timed in a loop of its own, weights warm;
 - `out_of_cache`: the further time of the same passes in the order of a round,
   where the target's weights drive the draft's out of the processor's cache;
-- `laws`: every law of it is warped, and the drafted tokens drawn;
+- `laws`: every distribution of it is warped, and the drafted tokens drawn;
 - `bookkeeping`: verification, the two draws, writing and counting.
 
 And a run: its prompt's pass, `dispatch` (a call from the host that finds
@@ -135,8 +135,8 @@ class StepCosts:
     with_laws: a round without verification and what follows; None on a mesh,
       and where `in_order` is.
     dispatch: a call from the host that makes no round.
-    proposal: drafting as a whole, draws and laws too, where a head drafts,
-      whose passes are not timed one by one; then `draft` is empty, and
+    proposal: drafting as a whole, draws and distributions too, where a head
+      drafts, whose passes are not timed one by one; then `draft` is empty, and
       `in_order` the target's pass alone. None for other drafters, and on a
       mesh.
     again: one target pass over one token, timed beside drafted rounds, where
@@ -248,7 +248,7 @@ class Pieces:
     params, target = speculative.params, speculative.decoder.target
     drafter = speculative.decoder.drafter
     has_params = params.draft is not None
-    # A drafter without state drafts on the target's cache (`quantised_self`).
+    # A drafter without state drafts on the target's cache (`quantized_self`).
     self._own_cache = (
       draft is not None and has_params and drafter.init is not no_state
     )
@@ -257,7 +257,8 @@ class Pieces:
     if draft is not None:
       models["draft"] = (draft, "draft" if self._own_cache else "target")
       self._params["draft"] = params.draft if has_params else params.target
-    # What no model drafts is timed with the laws; of a head, drafting as such.
+    # What no model drafts is timed with the distributions; of a head, drafting
+    # as such.
     passes = drafter.passes
     self._passes = () if draft is None else passes
     self._proposals = None
@@ -316,7 +317,7 @@ class Pieces:
         inner = inner.inner
       if isinstance(inner, Cache):
         caches["draft"] = inner
-      else:  # a drafter of another kind: its passes are part of the laws
+      else:  # another kind of drafter: its passes are part of drafting
         self._passes = ()
     drafts = tuple(("draft", fed) for fed in self._passes)
     orders: dict[str, Passes] = {
@@ -331,7 +332,7 @@ class Pieces:
     rest = dataclasses.replace(state, **without)  # type: ignore[arg-type]
     params = self._engines["speculative"].params
     for name, loop in (
-      ("with laws", self._laws),
+      ("with distributions", self._laws),
       ("proposal", self._proposals),
     ):
       if loop is not None:
@@ -388,7 +389,7 @@ class Pieces:
       nodes=self._nodes,
       in_order=seconds.get("in order"),
       again=seconds["again"],
-      with_laws=seconds.get("with laws"),
+      with_laws=seconds.get("with distributions"),
       proposal=seconds.get("proposal"),
       dispatch=statistics.median(
         run.dispatch for run in self._typical["speculative"]

@@ -9,7 +9,7 @@ of them on average (an expert is missed by a token with probability 1 - k / E),
 and must read the weights of each from memory, which is what a pass over few
 tokens takes its time for. So a draft is not verified for the price of one
 token, as a dense model's is: the price grows from k experts to E, ever more
-slowly. Routers are neither uniform nor independent: neighbouring tokens share
+slowly. Routers are neither uniform nor independent: neighboring tokens share
 experts, and a pass touches fewer: measured counts may take the place of the
 formula.
 

@@ -13,7 +13,7 @@ propositions are meant below):
 - Proposition 3: the optimum is attained by selecting a path of the draft and
   block verification with the law of the selected path.
 
-The programme over all drafts is solved by HiGHS, in a(s) = A(s) / Q(s): then
+The program over all drafts is solved by HiGHS, in a(s) = A(s) / Q(s): then
 losslessness is a(sx) <= a(s) <= 1, without a coefficient that could be tiny. No
 solution is given out whose dual does not confirm it to 1e-7 tokens; where laws
 are not sharp, errors are those of rounding.
@@ -53,7 +53,7 @@ class JointOptimum:
 def any_tree(
   tree: Tree, draft: ContextLaw, target: ContextLaw, *, siblings: Siblings = IID
 ) -> JointOptimum:
-  """The joint optimum of any law of drafts, as one programme over all drafts.
+  """The joint optimum of any law of drafts, as one program over all drafts.
 
   Its variables are A(s) and what each set of drafted contexts gives to stops at
   each of its members (Proposition 1).
@@ -100,7 +100,7 @@ def any_tree(
   )
   flow = contexts.flow()
   flow.resize(flow.shape[0], size + pairs)
-  solution = _maximise(
+  solution = _maximize(
     np.concatenate([q, np.zeros(pairs)]),
     sparse.vstack([flow, stops, given]),
     np.concatenate([np.zeros(flow.shape[0] + size), np.ones(len(sets))]),
@@ -223,7 +223,7 @@ class _Contexts:
     )
 
 
-def _maximise(worth: np.ndarray, rows, most: np.ndarray) -> np.ndarray:
+def _maximize(worth: np.ndarray, rows, most: np.ndarray) -> np.ndarray:
   """The x in [0, 1] of largest `worth @ x` with `rows @ x <= most`.
 
   Raises ArithmeticError unless x keeps each row, and has the worth of its dual,
@@ -254,6 +254,6 @@ def _maximise(worth: np.ndarray, rows, most: np.ndarray) -> np.ndarray:
     reason = solution.message
   least = np.min(worth, where=worth > 0, initial=1)
   raise ArithmeticError(
-    f"HiGHS did not solve the programme ({reason}); the least mass in it is "
+    f"HiGHS did not solve the program ({reason}); the least mass in it is "
     f"{least:.1e}, and masses near 1e-12 are beyond it"
   )

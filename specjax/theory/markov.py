@@ -48,7 +48,7 @@ def make_pair(
   target: np.ndarray,
   tolerance: float = 1e-6,
 ) -> MarkovPair:
-  """A checked `MarkovPair`, its rows normalised to rounding.
+  """A checked `MarkovPair`, its rows normalized to rounding.
 
   Args:
     draft_initial, target_initial, draft, target: as in `MarkovPair`.

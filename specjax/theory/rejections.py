@@ -4,7 +4,7 @@
 run decodes T tokens; every round drafts all that are missing, so that each
 position is drafted and there is no bonus token; a rejection is a round that
 ends in a token of the residual. Chains are `specjax.theory.markov.MarkovPair`,
-and everything is a dynamic programme over positions and states,
+and everything is a dynamic program over positions and states,
 O(T V^2 M).
 """
 
@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax import laws
+from specjax import distributions
 from specjax.theory.markov import MarkovPair
 
 
@@ -25,7 +25,9 @@ def total_variation(draft: Array, target: Array) -> Array:
   Returns:
     `f[...]`.
   """
-  return laws.rejection(target, draft, jnp.ones(draft.shape[:-1], draft.dtype))
+  return distributions.rejection(
+    target, draft, jnp.ones(draft.shape[:-1], draft.dtype)
+  )
 
 
 def batch_rejection(
@@ -45,7 +47,10 @@ def batch_rejection(
   """
   scale = jnp.zeros(draft.shape[:-1], draft.dtype)
   scale = jax.lax.fori_loop(
-    0, num_drafts, lambda _, s: s + laws.rejection(target, draft, s), scale
+    0,
+    num_drafts,
+    lambda _, s: s + distributions.rejection(target, draft, s),
+    scale,
   )
   left = target - scale[..., None] * draft
   left = jnp.where(left > 0, left, 0)

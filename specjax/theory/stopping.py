@@ -10,10 +10,10 @@ with it a_k; the next one's is not known yet. Contexts are a Markov chain
 next level is paid for.
 
 What counts is tokens over time in the long run, `E[N] / E[T]` (rounds are
-renewals). Dinkelbach (1967): a rule maximises the ratio exactly if it maximises
+renewals). Dinkelbach (1967): a rule maximizes the ratio exactly if it maximizes
 `E[N - r T]` for the r that makes the maximum 0, and iterating `r <- E[N] /
 E[T]` of the best rule for r finds it, always from below. For one r the best
-rule is a dynamic programme,
+rule is a dynamic program,
 
   V_k(S, x) = max(0, -r D_k + sum_x' P(x, x') (S a(x') + V_{k+1}(S a(x'), x'))),
 
@@ -214,7 +214,7 @@ def _follow(levels: list[_Level], go: list[np.ndarray], costs: Costs):
 
 
 def _best_for(levels: list[_Level], costs: Costs, rate: float):
-  """The rule that maximises `E[N - rate T]`, over the cases."""
+  """The rule that maximizes `E[N - rate T]`, over the cases."""
   marginal = costs.marginal(len(levels) - 1)
   worth = np.zeros(len(levels[-1].survival))
   go: list[np.ndarray] = []

@@ -1,9 +1,9 @@
 """Loss of a draft that learns online, from verified rounds.
 
 `loss` makes a function of a draft's parameters and of the ring that
-`specjax.drafters.online` keeps; its gradient is for any optimiser. The contexts
+`specjax.drafters.online` keeps; its gradient is for any optimizer. The contexts
 are the text that was emitted, so the target's own (Liu et al., ICML 2024), and
-the laws are the target's at temperature 1, whatever the warp is.
+the distributions are the target's at temperature 1, whatever the warp is.
 """
 
 from collections.abc import Callable
@@ -20,14 +20,16 @@ from specjax.training.losses import Objective
 
 
 def loss(laws: Laws, objective: Objective) -> Callable[[Any, Ring], Array]:
-  """The loss of a draft over all entries of a ring whose law is known.
+  """The loss of a draft over all entries of a ring whose distribution is known.
 
-  Where a ring keeps some tokens of a law and lumps the others, the objective is
-  that of the lumped laws: a divergence of those is at most that of the whole
-  ones, and nothing tells the draft how to share out the rest.
+  Where a ring keeps some tokens of a distribution and lumps the others, the
+  objective is that of the lumped distributions: a divergence of those is at
+  most that of the whole ones, and nothing tells the draft how to share out the
+  rest.
 
   Args:
-    laws: the draft's laws (`online.model_laws`, `online.head_laws`).
+    distributions: the draft's distributions (`online.model_laws`,
+      `online.head_laws`).
     objective: of `specjax.training.losses`.
 
   Returns:

@@ -1,8 +1,8 @@
-"""Training objectives of a draft: the text, the target's law, or acceptance.
+"""Objectives of a draft: the text, the target's distribution, or acceptance.
 
 Every objective is a mean loss over predicted positions, in nats or in shares of
-a token, from the laws of student p and teacher q after the same contexts. The
-choice of contexts is another one: see `launch.training.model`.
+a token, from the distributions of student p and teacher q after the same
+contexts. The choice of contexts is another one: see `launch.training.model`.
 
 With the teacher's own samples as text, `acceptance` is an unbiased estimate of
 what speculative decoding is paid for. For tokens x_1.. drawn from q,
@@ -11,8 +11,9 @@ what speculative decoding is paid for. For tokens x_1.. drawn from q,
     = P(the first i tokens drafted from p are accepted),
 
 since the sum is symmetric: it is `rules.get("token")` asked how much of the
-target's text it would accept *with the laws' roles exchanged*. Differentiating
-the shipped rule needs no score function, because the text does not depend on p.
+target's text it would accept *with the distributions' roles exchanged*.
+Differentiating the shipped rule needs no score function, because the text does
+not depend on p.
 """
 
 from collections.abc import Callable
@@ -154,7 +155,7 @@ OBJECTIVES: dict[str, Objective] = {
 
 
 def needs_teacher(name: str) -> bool:
-  """True if an objective needs the target's laws."""
+  """True if an objective needs the target's distributions."""
   return get(name) is not next_token
 
 

@@ -31,13 +31,11 @@ def test_the_prompt_is_dim_and_its_completion_as_bright_as_the_legend():
     total_variation=0.0, accept_counts=[0, 0, 0, 1],
   )  # fmt: skip
   prompt = Prompt(0, "\x1b[2J", "def f():\x1b]0;x\x07", (1, 2))
-  colours = dict(force_terminal=True, color_system="256")
-  text = shown(
-    display.show_completion, tokenizer, prompt, completion, **colours
-  )
+  colors = dict(force_terminal=True, color_system="256")
+  text = shown(display.show_completion, tokenizer, prompt, completion, **colors)
   assert "\x1b[2mdef f():␛]0;x␇\x1b[0m\x1b[32mx\x1b[0m" in text
   assert "prompt ␛[2J" in text
-  legend = shown(display.show_legend, **colours)
+  legend = shown(display.show_legend, **colors)
   assert "\x1b[32mdrafted and accepted\x1b[0m" in legend
 
 

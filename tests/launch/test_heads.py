@@ -151,7 +151,7 @@ def test_a_head_in_eight_bits_borrows_tables_as_the_target_stores_them(
     ("eagle3", "model", "and .*/eagle3 is a head on the target's features"),
     ("eagle3", "eagle3(weights=published)", "projections are rounded, from"),
     ("eagle3", "eagle3(weights=int8(dense=False))", "got int8.dense=False"),
-    ("eagle3", "online(eagle3(weights=int8))", "own .*, none in few bits"),
+    ("eagle3", "online(eagle3(weights=int8))", "own .*, not quantized"),
     ("medusa", "medusa(tree=mc_sim)", "mc_sim.*did you mean 'mc_sim_7b_63'"),
   ],
 )

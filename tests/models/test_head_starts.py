@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 from models import head_starts
-from models.networks import unrolled
+from models.networks import training_time_test
 from models.networks.description import (
   DeltaSpec,
   DenseSpec,
@@ -65,7 +65,7 @@ def parallel(target, num_layers=1, layers=(1,)):
 def drafted(head, features, steps=1):
   """Logits and states of drafts from every place of the text."""
   return list(
-    unrolled.unroll(
+    training_time_test.unroll(
       head,
       jnp.asarray(TOKENS),
       features,
@@ -181,7 +181,7 @@ def test_medusas_heads_of_few_words_say_what_those_of_all_do(target):
 
 MIXTURE = Mixture(num_experts=4, num_chosen=2, embed_dim=8, expert_dim=5)
 DENSE = DenseSpec(width=12)
-LATENT = Latent(rank=6, rope_dim=2, still_dim=4, value_dim=10)
+LATENT = Latent(rank=6, rope_dim=2, nope_dim=4, value_dim=10)
 ROPE = Rope(theta=50.0, dim=8)
 DELTA = DeltaSpec(num_key_heads=1, num_value_heads=1, key_dim=2, value_dim=2)
 

@@ -26,7 +26,7 @@ from flax import nnx
 import specjax
 from models.networks.description import llama_config
 from models.networks.transformer import Transformer, as_language_model
-from specjax import drafters, exact, laws, siblings
+from specjax import distributions, drafters, exact, siblings
 from specjax.drafters.shared import levels
 from specjax.state import StopReason
 from specjax.tree import chain, paths
@@ -91,10 +91,10 @@ def healed_too_late(drafter):
   """Tokens are drawn from NaN, and the rule is told a uniform law."""
 
   def propose(*arguments):
-    late = types.SimpleNamespace(heal=lambda log_probs: log_probs)
+    late = types.SimpleNamespace(replace_nans=lambda log_probs: log_probs)
     with mock.patch.object(levels, "laws", late):
       draft, *rest = drafter.propose(*arguments)
-    healed = laws.heal(draft.log_probs)
+    healed = distributions.replace_nans(draft.log_probs)
     return dataclasses.replace(draft, log_probs=healed), *rest
 
   return dataclasses.replace(drafter, propose=propose)

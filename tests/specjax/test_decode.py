@@ -226,7 +226,7 @@ def test_reported_draft_law_is_the_law_sampled_from():
     if name != "plain"
   ],
 )
-def test_expected_acceptance_agrees_with_realised_acceptance(drafter):
+def test_expected_acceptance_agrees_with_realized_acceptance(drafter):
   runs = 4000
   decoder = make(drafter, "match")
   init = jax.jit(

@@ -136,7 +136,7 @@ def test_empty_prompts_and_wrong_lengths_are_refused(lengths):
 
 
 def test_under_jit_a_row_of_a_wrong_length_ends_at_once():
-  """And its neighbours do not."""
+  """And its neighbors do not."""
   right = jnp.asarray(LENGTHS)
   wrong = right.at[0].set(0).at[1].set(PROMPTS.shape[1] + 1)
   decoder = make("model")

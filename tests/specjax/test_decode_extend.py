@@ -71,7 +71,7 @@ def reading(decoder, num_refed):
    for n in DECODERS],
 )  # fmt: skip
 def test_a_row_goes_on_as_if_all_its_text_were_its_prompt(name):
-  """And so does its drafter: it accepts as much. Neighbours stay."""
+  """And so does its drafter: it accepts as much. Neighbors stay."""
   decoder, before = DECODERS[name], rows_of(used(DECODERS[name]))
   for row in (0, 2):
     state = extend(decoder, used(decoder), row)
@@ -113,7 +113,7 @@ def alone_behind(decoder, text, state):
    for n in DECODERS],
 )  # fmt: skip
 def test_a_prompt_goes_on_from_what_another_row_has_read(name):
-  """From any length of it, its own row's too; neighbours stay."""
+  """From any length of it, its own row's too; neighbors stay."""
   decoder = DECODERS[name]
   before, state = rows_of(used(decoder)), used(decoder)
   for row, source, keep in [(3, 0, 5), (0, 0, 3), (4, 2, 14), (1, 2, 0)]:

@@ -59,7 +59,7 @@ def used(decoder):
 
 
 def test_a_row_that_is_admitted_emits_what_it_does_alone():
-  """And its neighbours what they do without it; in one program."""
+  """And its neighbors what they do without it; in one program."""
   state = used(DECODER)
   undisturbed = rows_of(decode(DECODER, state))
   for row, request in ((4, 2), (0, 1)):

@@ -8,7 +8,7 @@ import decoding
 import jax
 import jax.numpy as jnp
 import numpy as np
-import penalising
+import penalizing
 import pytest
 import torch
 import transformers
@@ -33,7 +33,7 @@ ROWS = [
 
 def by_row(rows, temperature=0.0):
   """Sampling of five rows in one shape: each shape is a program."""
-  filled = [penalising.NEUTRAL | row for row in (*rows, *ROWS)]
+  filled = [penalizing.NEUTRAL | row for row in (*rows, *ROWS)]
   columns = {name: [row[name] for row in filled] for name in filled[0]}
   built = make_sampling(len(rows) + 5, **columns)
   return dataclasses.replace(
@@ -43,7 +43,7 @@ def by_row(rows, temperature=0.0):
 
 
 def decoded(prompt, settings, *, budget=BUDGET, ends=(END,)):
-  return penalising.decoded(
+  return penalizing.decoded(
     decoding.TARGET, prompt, settings, budget=budget, ends=ends
   )
 
@@ -71,11 +71,11 @@ PROMPTS = [
 
 
 @functools.cache
-def whole(drafter, rule, temperature=0.0, penalised=True):
+def whole(drafter, rule, temperature=0.0, penalized=True):
   """All rows decoded to their ends: their tokens, and the state."""
   decoder = decoding.make(drafter, rule)
   sampling = make_sampling(5, temperature=temperature)
-  if penalised:
+  if penalized:
     sampling = by_row(ROWS, temperature)
   state = decoding.decode(decoder, begun(decoder, sampling))
   return emitted(state), state
@@ -104,7 +104,7 @@ def test_greedy_tokens_are_those_of_plain_python(drafter, rule):
 def test_rows_that_ask_for_nothing_are_as_in_a_program_without(temperature):
   """Among rows that ask, and where no row does."""
   among, _ = whole("model", "token", temperature)
-  without, _ = whole("model", "token", temperature, penalised=False)
+  without, _ = whole("model", "token", temperature, penalized=False)
   assert [among[b] for b in (0, 4)] == [without[b] for b in (0, 4)]
   decoder = decoding.make("model", "token")
   neutral = by_row([{}] * 5, temperature)
@@ -119,7 +119,7 @@ def test_a_program_without_penalties_has_nothing_of_them():
   usual = jax.make_jaxpr(decoder.step)(decoding.PARAMS, state)
   broken = mock.Mock(side_effect=AssertionError)
   with (
-    mock.patch.object(penalties, "penalised", broken),
+    mock.patch.object(penalties, "penalized", broken),
     mock.patch.object(penalties, "path_tokens", broken),
   ):
     alone = jax.make_jaxpr(decoder.step)(decoding.PARAMS, state)
@@ -206,7 +206,7 @@ def test_the_order_is_that_of_transformers_processors():
     ),
   )  # fmt: skip
   nothing = jnp.zeros((1, 1, 0), jnp.int32)
-  got = penalties.penalised(jnp.asarray(logits), state, nothing)
+  got = penalties.penalized(jnp.asarray(logits), state, nothing)
   np.testing.assert_allclose(got[0], scores.numpy(), rtol=1e-6)
 
 

@@ -144,7 +144,7 @@ def test_nan_laws_give_a_valid_index():
   assert 0 <= int(token[0]) < 5
 
 
-def test_a_rows_draw_does_not_depend_on_its_neighbours():
+def test_a_rows_draw_does_not_depend_on_its_neighbors():
   keys = _keys(8)
   laws = jnp.asarray(np.random.default_rng(0).standard_normal((8, 33)))
   whole = random.categorical(keys, laws)

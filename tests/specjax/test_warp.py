@@ -118,7 +118,7 @@ def test_greedy_takes_the_first_of_equal_logits():
 @pytest.mark.parametrize("vocab", [3, 4096])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_one_nan_logit_makes_its_law_nan_and_no_other(temperature, vocab):
-  # Large vocabularies matter: XLA:CPU's vectorised max passes over NaNs.
+  # Large vocabularies matter: XLA:CPU's vectorized max passes over NaNs.
   sampling = make_sampling(2, temperature=temperature)
   logits = np.zeros((2, vocab), np.float32)
   logits[0, vocab // 2] = np.nan

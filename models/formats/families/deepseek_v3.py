@@ -41,7 +41,7 @@ def described(settings: Settings, dense: Sequence[bool]) -> TransformerConfig:
   latent = Latent(
     rank=get(settings, "kv_lora_rank", int),
     rope_dim=sizes["head_dim"],
-    still_dim=get(settings, "qk_nope_head_dim", int),
+    nope_dim=get(settings, "qk_nope_head_dim", int),
     value_dim=get(settings, "v_head_dim", int),
     query_rank=get(settings, "q_lora_rank", int, None),
     interleaved=get(settings, "rope_interleave", bool),
@@ -73,7 +73,7 @@ def _scale(settings: Settings, latent: Latent) -> float:
   by = get(said, "mscale_all_dim", float, 0.0)
   factor = get(said, "factor", float, 1.0)
   kind = said.get("rope_type", said.get("type", "default"))
-  scale = (latent.still_dim + latent.rope_dim) ** -0.5
+  scale = (latent.nope_dim + latent.rope_dim) ** -0.5
   if kind != "default" and by and factor > 1:
     scale *= (0.1 * by * math.log(factor) + 1) ** 2
   return scale

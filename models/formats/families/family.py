@@ -147,7 +147,7 @@ class Family(Table):
     defaults: what transformers assumes for keys left out.
     fixed: keys that must have this value if they are there at all.
     harmless: keys that change nothing in this family, beside those of all.
-    quantised: `quant_method`s of `quantization_config` whose tensors are read.
+    quantized: `quant_method`s of `quantization_config` whose tensors are read.
     left_out: whether a tensor, by its name without a prefix, is of no use to
       the model of a configuration.
     within: `model_type` of multimodal models that hold one of the family in
@@ -160,7 +160,7 @@ class Family(Table):
   defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   harmless: frozenset[str] = frozenset()
-  quantised: frozenset[str] = frozenset()
+  quantized: frozenset[str] = frozenset()
   left_out: Callable[[str, TransformerConfig], bool] = _none
   within: Mapping[str, Mapping[str, Any]] = dataclasses.field(
     default_factory=dict

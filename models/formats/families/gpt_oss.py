@@ -103,7 +103,7 @@ FAMILY = Family(
     tie_word_embeddings=False, num_key_value_heads=8, sliding_window=128,
     swiglu_limit=7.0, swiglu_alpha=1.702,
   ),
-  quantised=frozenset({"mxfp4"}),
+  quantized=frozenset({"mxfp4"}),
   harmless=mixtures.HARMLESS | {"initial_context_length", "experts_per_token"},
   gguf=Gguf(
     architecture="gpt-oss",

@@ -119,7 +119,7 @@ def _gguf_settings(
 
 
 def _pairs(heads: str) -> Layout:
-  """Neighbouring channels rotate in files; here halves of a head do.
+  """Neighboring channels rotate in files; here halves of a head do.
 
   Args:
     heads: field of `AttentionSpec` with their number.

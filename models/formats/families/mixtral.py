@@ -13,7 +13,7 @@ def _read(settings: Settings) -> TransformerConfig:
   layer = reading.layer(
     sizes,
     mixtures.mixture(
-      settings, sizes, num_experts="num_local_experts", renormalised=True
+      settings, sizes, num_experts="num_local_experts", renormalized=True
     ),
     rope=reading.rope(settings, sizes["head_dim"], theta=1e6),
     window=get(settings, "sliding_window", int, None),

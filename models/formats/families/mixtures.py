@@ -87,12 +87,12 @@ def mixture(
 
 
 def with_shared(
-  settings: Settings, sizes: Mapping[str, Any], *, renormalised: bool
+  settings: Settings, sizes: Mapping[str, Any], *, renormalized: bool
 ) -> Mixture:
   """Qwen's mixture with a gated expert of every token."""
   return mixture(
     settings, sizes, expert_dim="moe_intermediate_size",
-    renormalised=renormalised,
+    renormalized=renormalized,
     shared_dim=get(settings, "shared_expert_intermediate_size", int),
     shared_gate=True,
   )  # fmt: skip
@@ -126,7 +126,7 @@ def of_deepseek(settings: Settings, sizes: Mapping[str, Any]) -> Mixture:
   return mixture(
     settings, sizes, num_experts="n_routed_experts",
     expert_dim="moe_intermediate_size", router="sigmoid",
-    renormalised=get(settings, "norm_topk_prob", bool),
+    renormalized=get(settings, "norm_topk_prob", bool),
     num_groups=get(settings, "n_group", int),
     num_groups_kept=get(settings, "topk_group", int),
     scale=get(settings, "routed_scaling_factor", float),

@@ -11,7 +11,7 @@ def _read(settings: Settings) -> TransformerConfig:
   layer = reading.layer(
     sizes,
     mixtures.mixture(
-      settings, sizes, renormalised=get(settings, "norm_topk_prob", bool)
+      settings, sizes, renormalized=get(settings, "norm_topk_prob", bool)
     ),
     rope=reading.rope(settings, sizes["head_dim"]),
     qk_norm="width",

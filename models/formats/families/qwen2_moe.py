@@ -17,7 +17,7 @@ def _read(settings: Settings) -> TransformerConfig:
     settings, [i % 2 == 0 and i < before for i in range(count)], window
   )
   experts = mixtures.with_shared(
-    settings, sizes, renormalised=get(settings, "norm_topk_prob", bool)
+    settings, sizes, renormalized=get(settings, "norm_topk_prob", bool)
   )
   layers = [
     reading.layer(

@@ -13,7 +13,7 @@ from models.networks.description import TransformerConfig
 
 def _read(settings: Settings) -> TransformerConfig:
   sizes = reading.sizes(settings, mlp_dim=lambda size: 4 * size)  # of no layer
-  experts = mixtures.with_shared(settings, sizes, renormalised=True)
+  experts = mixtures.with_shared(settings, sizes, renormalized=True)
   return qwen3_next.described(settings, sizes, [experts] * sizes["num_layers"])
 
 

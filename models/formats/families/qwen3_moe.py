@@ -13,7 +13,7 @@ def _read(settings: Settings) -> TransformerConfig:
   experts = mixtures.mixture(
     settings, sizes, num_experts=names[settings.get(names[0]) is None],
     expert_dim="moe_intermediate_size",
-    renormalised=get(settings, "norm_topk_prob", bool),
+    renormalized=get(settings, "norm_topk_prob", bool),
   )  # fmt: skip
   attention = dict(
     rope=reading.rope(settings, sizes["head_dim"]),

@@ -63,7 +63,7 @@ def described(
 def _read(settings: Settings) -> TransformerConfig:
   sizes = reading.sizes(settings)
   mixed = mixtures.with_shared(
-    settings, sizes, renormalised=get(settings, "norm_topk_prob", bool)
+    settings, sizes, renormalized=get(settings, "norm_topk_prob", bool)
   )
   dense = mixtures.dense_layers(settings, sizes["num_layers"])
   blocks = mixed, reading.dense(sizes)

@@ -36,7 +36,7 @@ def read(given: Any, others: Set[str] = frozenset()) -> Opened | None:
 
   Args:
     given: its contents.
-    others: methods whose tensors the family reads (`Family.quantised`).
+    others: methods whose tensors the family reads (`Family.quantized`).
 
   Raises:
     ValueError: for a method that is not read, or a key that is malformed, not

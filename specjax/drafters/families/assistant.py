@@ -11,10 +11,11 @@ the same slots: those of tokens before the newest. What is drafted is in no
 slot, and reaches later queries by hidden states alone. So a level of a tree is
 one pass of as many queries, which no mask tells apart.
 
-A token is drawn from the warped law of the logits as they are, and that is the
-law which is verified. Logits of all tokens but some (the ordered embeddings of
-`models.networks.gemma_assistant`) share a floor, which has mass: to verify with
-a law without it would be lossy. Certain, dynamic trees are for `match`.
+A token is drawn from the warped distribution of the logits as they are, and
+that is the distribution which is verified. Logits of all tokens but some (the
+ordered embeddings of `models.networks.gemma_assistant`) share a floor, which
+has mass: to verify with a distribution without it would be lossy. Certain,
+dynamic trees are for `match`.
 """
 
 from typing import Any

@@ -2,12 +2,13 @@
 
 DFlash (Chen et al., 2026) feeds the newest token and a mask for each token
 after it through a few layers, which read the target's features of all tokens
-before, and gives at every mask a law for the token that belongs there. The
-laws are of one pass, and none knows what is drawn from the others: marginals,
-of which `specjax.drafters.shared.marginals` makes drafts, drawn or certain.
+before, and gives at every mask a distribution for the token that belongs there.
+The distributions are of one pass, and none knows what is drawn from the others:
+marginals, of which `specjax.drafters.shared.marginals` makes drafts, drawn or
+deterministic.
 
 What was published takes the likeliest token of each mask and lets the target
-decide: a certain chain under `match`, which is lossless.
+decide: a deterministic chain under `match`, which is lossless.
 
 The head's cache holds what its layers read of the feature of token i in slot i.
 Features are read as soon as their tokens are committed; a block is written

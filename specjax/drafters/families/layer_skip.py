@@ -55,7 +55,7 @@ def layer_skip(
   )
 
 
-def quantised_self(
+def quantized_self(
   low: LanguageModel,
   *,
   tokens: int | None = None,
@@ -76,7 +76,7 @@ def quantised_self(
   vocab_size = arguments.check_model("target", low, vocab_size)
   drawing = arguments.drawing(tokens, tree, siblings, vocab_size, policy)
   return _on_targets_cache(
-    "quantised_self", low, lambda params: params.draft, drawing
+    "quantized_self", low, lambda params: params.draft, drawing
   )
 
 

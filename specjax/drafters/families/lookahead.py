@@ -5,9 +5,9 @@ every round: level 0 supposes how the text goes on, and what the target says
 most likely follows each column becomes the column's next level (Jacobi
 iteration: a column's tokens settle as rounds pass). So each round finishes W
 sequences of N tokens, which go into a pool. Of those that begin with the newest
-token G are guessed: certain tokens, merged where they begin alike, which rule
-`match` (or any other that takes certain trees) verifies without loss at any
-temperature.
+token G are guessed: deterministic tokens, merged where they begin alike, which
+rule `match` (or any other that takes deterministic trees) verifies without loss
+at any temperature.
 
 The window is lanes: scored, never verified. With the newest token in front of
 level 0, cell (l, i) stands l + i positions behind it, and sees level 0 up to

@@ -1,11 +1,11 @@
-"""Medusa: heads on the target's features, with one law for each depth.
+"""Medusa: heads on the target's features, with one distribution for each depth.
 
 Medusa's residual blocks (Cai et al., ICML 2024) and the outputs of blockwise
 parallel decoding (Stern et al., NeurIPS 2018) read what the target knew when it
-had read all tokens but the newest, and give a law for each depth: head k that
-of the token k after the newest. The laws know nothing of each other, and drafts
-are made of them as `specjax.drafters.shared.marginals` says: drawn, for any
-rule, or certain, for `match`.
+had read all tokens but the newest, and give a distribution for each depth: head
+k that of the token k after the newest. The distributions know nothing of each
+other, and drafts are made of them as `specjax.drafters.shared.marginals` says:
+drawn, for any rule, or deterministic, for `match`.
 """
 
 import jax.numpy as jnp
@@ -36,10 +36,10 @@ def medusa(
     tokens: drafted on each path; 4 by default.
     tree: what every proposal fills, not deeper than the heads; None for one
       path. One whose parents are data (`specjax.shapes.dynamic`) gets the
-      likeliest nodes of the product law.
+      likeliest nodes of the product distribution.
     siblings: how the children of a node are drawn, or the name of it in
       `specjax.siblings`. GIVEN: they are not drawn, but certain; child r of a
-      node is the token of rank r in the law of its depth.
+      node is the token of rank r in the distribution of its depth.
     vocab_size: V, the number of real tokens; by default the heads'.
 
   Returns:

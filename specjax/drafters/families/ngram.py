@@ -1,9 +1,9 @@
 """Prompt look-up: the tokens after the last occurrence of the newest n-gram.
 
 No model and no cache. The proposal is a function of the committed tokens, so
-every token is certain, and any lossless rule accepts token x with probability
-q(x). Longer matches win; among equal lengths the most recent.
-If the continuation runs into the end of the text it is read on periodically.
+every token is deterministic, and any lossless rule accepts token x with
+probability q(x). Longer matches win; among equal lengths the most recent. If
+the continuation runs into the end of the text it is read on periodically.
 Without a match the last token is repeated: still a valid proposal, only a poor
 one.
 """

@@ -1,22 +1,24 @@
 """Online learning of drafts: a memory of verified rounds to learn from.
 
-Decoding gives the target's law after every accepted token, for nothing.
-Online speculative decoding (Liu et al., ICML 2024) keeps it, and trains the
-draft on it while it drafts. Here any drafter is given a ring of those laws: of
-each row the newest R tokens that were read, each with its place in the text and
-the law of the token *after* it. The law of the last token that was accepted is
-among them: there the draft was wrong.
+Decoding gives the target's distribution after every accepted token, for
+nothing. Online speculative decoding (Liu et al., ICML 2024) keeps it, and
+trains the draft on it while it drafts. Here any drafter is given a ring of
+those distributions: of each row the newest R tokens that were read, each with
+its place in the text and the distribution of the token *after* it. The
+distribution of the last token that was accepted is among them: there the draft
+was wrong.
 
 `specjax.training.learning` makes a loss of a ring, whoever trains changes
 `Params.draft` between two calls of `Decoder.steps`, and no program is compiled
-anew. The output's law stays the target's: parameters are a function of what was
-committed before the round, every token is drawn after that, and the law that is
-told is that of the parameters which drew. What a draft's cache holds of
-parameters that are gone makes its law another one, and no less true.
+anew. The output's distribution stays the target's: parameters are a function of
+what was committed before the round, every token is drawn after that, and the
+distribution that is told is that of the parameters which drew. What a draft's
+cache holds of parameters that are gone makes its distribution another one, and
+no less true.
 
 What is lost is that rows are independent: a row's acceptance, and so its text
-at a temperature above 0, depends on what its neighbours and the prompts before
-it have taught the draft. Its law does not.
+at a temperature above 0, depends on what its neighbors and the prompts before
+it have taught the draft. Its distribution does not.
 """
 
 import dataclasses
@@ -31,7 +33,7 @@ from jax import Array
 from specjax.structs import struct
 from specjax.types import Commit, Drafter, FeatureModel, LanguageModel
 
-# Laws are cut there: a mass of zero has no logarithm to differ by.
+# Distributions are cut there: a mass of zero has no logarithm to differ by.
 FLOOR = -70.0
 
 
@@ -42,11 +44,11 @@ class Ring:
   Attributes:
     tokens: `i32[B, R]`.
     positions: `i32[B, R]`, where each stands in its text.
-    laws: `f32[B, R, K + 1]`, log-probabilities of the token after each at
-      temperature 1: of `ids`, and last of all others together. If K is V,
+    distributions: `f32[B, R, K + 1]`, log-probabilities of the token after each
+      at temperature 1: of `ids`, and last of all others together. If K is V,
       `f32[B, R, V]`.
     ids: `i32[B, R, K]`, the likeliest tokens; None if K is V.
-    known: `bool[B, R]`, whether there is a law: prompts have none.
+    known: `bool[B, R]`, whether there is a distribution: prompts have none.
     features: `f[B, R, F]`, the target's, for a head that reads them; or None.
     written: `i32[B]`, tokens so far; the next goes to `written % R`.
   """
@@ -78,7 +80,7 @@ def online(
   *,
   vocab_size: int,
   entries: int = 512,
-  laws: int = 0,
+  top_k: int = 0,
   num_features: int = 0,
 ) -> Drafter:
   """Any drafter, with a ring of what the target said.
@@ -88,8 +90,8 @@ def online(
     vocab_size: V, the number of real tokens.
     entries: R, tokens of each row that are kept. Of a text that is longer a
       draft learns as if it began where the ring does.
-    laws: K, the likeliest tokens of each law that are kept, the others as one;
-      0 for the whole law.
+    top_k: K, the likeliest tokens of each distribution that are kept, the
+      others as one; 0 for the whole distribution.
     num_features: F, if the draft is a head on the target's features; else 0.
 
   Returns:
@@ -98,13 +100,14 @@ def online(
     ring, before.
 
   Raises:
-    ValueError: for a ring without room, or laws of more tokens than there are.
+    ValueError: for a ring without room, or distributions of more tokens than
+      there are.
   """
   if entries < 2:
     raise ValueError(f"a ring needs at least 2 entries, got {entries}")
-  if not 0 <= laws <= vocab_size:
-    raise ValueError(f"laws must be in 0..{vocab_size}, got {laws}")
-  kept, inner = laws or vocab_size, drafter
+  if not 0 <= top_k <= vocab_size:
+    raise ValueError(f"top_k must be in 0..{vocab_size}, got {top_k}")
+  kept, inner = top_k or vocab_size, drafter
   whole = kept == vocab_size
 
   def init(params, batch, slots, inputs):
@@ -257,7 +260,7 @@ def _places(written: Array, count: Array, *, width: int, room: int) -> Array:
 
 
 def lumped(logits: Array, ids: Array) -> Array:
-  """The law of some tokens and of all others together.
+  """The distribution of some tokens and of all others together.
 
   Args:
     logits: `f32[..., V]`.
@@ -289,7 +292,7 @@ def texts(ring: Ring) -> Array:
 
 
 def model_laws(model: LanguageModel, *, vocab_size: int) -> Laws:
-  """Laws of a draft model, each text read from its beginning in the ring.
+  """A draft model's distributions, each text read from its start in the ring.
 
   Args:
     model: the draft, of `specjax.drafters.model`.
@@ -317,7 +320,7 @@ def model_laws(model: LanguageModel, *, vocab_size: int) -> Laws:
 
 
 def head_laws(model: FeatureModel, *, vocab_size: int) -> Laws:
-  """Laws of a head that reads the target's own features.
+  """Distributions of a head that reads the target's own features.
 
   A head is fed its own hidden states too, from the second drafted token on;
   that it is not trained for here.

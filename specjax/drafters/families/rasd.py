@@ -15,15 +15,15 @@ Two forms, by how the draft model's tree is made:
 - certain (`siblings=TOP_K`): every token is a function of the text, and the
   rule that fits is `match`;
 - mixed (siblings that are drawn, as `IID` or `WITHOUT_REPLACEMENT`): drawn
-  tokens first, with the laws they were drawn from, then certain ones among the
-  same siblings. Rules that test one sibling after the other take that
+  tokens first, with the distributions they were drawn from, then certain ones
+  among the same siblings. Rules that test one sibling after the other take that
   (`recursive`, `traversal`): what was looked up is tested last, against what is
-  left of the target's law, so that whether it is there may depend on what was
-  drawn.
+  left of the target's distribution, so that whether it is there may depend on
+  what was drawn.
 
 What differs from the paper (no code of its authors is known): it prunes by the
-draft model's law of the first token, this by that of all tokens; where a path
-of its retrieved trie ends is a setting of its own, here of the budget.
+draft model's distribution of the first token, this by that of all tokens; where
+a path of its retrieved trie ends is a setting of its own, here of the budget.
 """
 
 from typing import Any
@@ -33,7 +33,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
-from specjax import laws
+from specjax import distributions
 from specjax.cache import Cache
 from specjax.drafters.families.suffix import Search
 from specjax.drafters.shared import arguments, levels
@@ -174,7 +174,7 @@ def rasd(
       logits[..., :vocab_size].astype(jnp.float32), axis=-1
     )
     after = jnp.take_along_axis(law, topology.parents[:, 1:, None], axis=1)
-    each = laws.token_log_prob(after, looked_up.tokens)
+    each = distributions.token_log_prob(after, looked_up.tokens)
     each = jnp.where(present & ~jnp.isnan(each), each, -jnp.inf)
     above = topology.ancestors[:, 1:, 1:]
     total = jnp.sum(jnp.where(above, each[:, None], 0), axis=-1)
@@ -202,7 +202,7 @@ def _merged(drawn: Draft, looked_up: Trie, scores: Array, whole: Tree) -> Draft:
   """
   tree = drawn.tree
   num_drawn = tree.num_nodes
-  twins = _twins(drawn, looked_up)  # [B, R]
+  twins = _duplicates(drawn, looked_up)  # [B, R]
   new = (looked_up.parents >= 0) & (twins < 0)
   # In the trie's order parents come first, and so they do among equals.
   left = whole.num_drafted - tree.num_drafted
@@ -235,7 +235,7 @@ def _merged(drawn: Draft, looked_up: Trie, scores: Array, whole: Tree) -> Draft:
   )
 
 
-def _twins(drawn: Draft, looked_up: Trie) -> Array:
+def _duplicates(drawn: Draft, looked_up: Trie) -> Array:
   """`i32[B, R]`: the drawn node that stands for each of the trie, or -1."""
   tree = drawn.tree
   above = np.array(tree.parents, np.int32)

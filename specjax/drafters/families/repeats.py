@@ -5,10 +5,10 @@ often a good draft, the more so at low temperatures, and needs no pass. SAM
 decoding (Hu et al., ACL 2025) chooses so between its suffix automaton and
 EAGLE, by the length of the match.
 
-Of either kind a row's tokens have the laws that they are of: what was looked up
-is certain, a point mass in `Draft.log_probs`, and what was drawn has its own.
-Which of the two a row gets is a function of its text, known before anything is
-drawn, so every lossless rule for a chain stays lossless.
+Of either kind a row's tokens have the distributions that they are of: what was
+looked up is deterministic, a point mass in `Draft.log_probs`, and what was
+drawn has its own. Which of the two a row gets is a function of its text, known
+before anything is drawn, so every lossless rule for a chain stays lossless.
 """
 
 import dataclasses

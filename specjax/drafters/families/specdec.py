@@ -2,14 +2,15 @@
 
 Xia et al. (Findings of EMNLP 2023): a decoder of an encoder-decoder is fed the
 text so far and k mask tokens after it, all of which see each other, and says a
-law at every mask. It keeps no cache of its own text: every round reads all of
-it again, in one pass. Only what its cross-attention sees of the input is kept.
+distribution at every mask. It keeps no cache of its own text: every round reads
+all of it again, in one pass. Only what its cross-attention sees of the input is
+kept.
 
-The laws are marginals: that of the second token does not know the first. Drawn
-from (`iid`), they are a draft like any other, lossless under `token` or
-`block`. As certain tokens (`given`, each the likeliest of its law) they are the
-paper's block, which `top_beta` verifies: lossless with beta = 1, where it is
-greedy decoding, and lossy by design beyond.
+The distributions are marginals: that of the second token does not know the
+first. Drawn from (`iid`), they are a draft like any other, lossless under
+`token` or `block`. As deterministic tokens (`given`, each the likeliest of its
+distribution) they are the paper's block, which `top_beta` verifies: lossless
+with beta = 1, where it is greedy decoding, and lossy by design beyond.
 """
 
 import jax

@@ -140,13 +140,14 @@ class Search:
     self, index: Corpus | None, context: Context
   ) -> list[occurrences.Occurrences]:
     """The occurrences in each source."""
-    sizes = dict(
+    sizes: dict[str, Any] = dict(
       count=self.max_hits, depth=self.depth, max_match=self.max_match
     )
     sources, text = [], (context.tokens, context.length)
     if self.own_text:
       sources.append(occurrences.in_text(*text, **sizes))
     if self.corpus:
+      assert index is not None
       matched = corpus_lib.in_corpus(index, *text, **sizes)
       if self.vocab_size is not None:
         # An index made for another vocabulary proposes nothing beyond this one.

@@ -1,13 +1,15 @@
-"""Deterministic trees of the likeliest continuations, from any source of laws.
+"""Deterministic trees of the likeliest continuations of any distributions.
 
 EAGLE-2's dynamic tree (Li et al., EMNLP 2024, section 4) takes at each depth
 the likeliest continuations of a few nodes, and of all nodes that it has scored
 keeps those of the largest cumulative probability. With heads that say all
-depths at once the same search finds the best tree of their product law.
+depths at once the same search finds the best tree of their product
+distribution.
 
 No token is drawn, so the shape may depend on tokens, and the rule that fits is
-`match`, which is optimal for certain trees. To accept their tokens with
-min(1, q/p) of the draft's law p would be lossy: they were not drawn from p.
+`match`, which is optimal for deterministic trees. To accept their tokens with
+min(1, q/p) of the draft's distribution p would be lossy: they were not drawn
+from p.
 """
 
 from collections.abc import Callable

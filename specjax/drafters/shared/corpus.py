@@ -1,7 +1,7 @@
 """An index of texts that all rows share: a suffix array, read in the loop.
 
 REST (He et al., NAACL 2024). Every place of a corpus, sorted by what stands
-from there on: places where the same tokens stand are neighbours, found by
+from there on: places where the same tokens stand are neighbors, found by
 bisection.
 """
 

@@ -1,4 +1,4 @@
-"""Trees drawn level by level, from any source of laws.
+"""Trees drawn level by level, from any source of distributions.
 
 What drafters differ in is where the logits after a node come from: a model that
 reads the drafted tokens, heads that know no tokens, or a layer that is fed its
@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from specjax import laws, random, warp
+from specjax import distributions, random, warp
 from specjax import siblings as siblings_lib
 from specjax.adaptive import chains
 from specjax.adaptive.chains import Passes
@@ -34,7 +34,7 @@ def draw_tree(
   context: Context,
   drawing: Drawing,
 ) -> tuple[Draft, Any]:
-  """Draws a tree of static form, each node from its own law.
+  """Draws a tree of static form, each node from its own distribution.
 
   Args:
     root_logits: `f32[B, V']`, those after the root.
@@ -44,8 +44,8 @@ def draw_tree(
     drawing: what is drawn.
 
   Returns:
-    The draft, and what `feed` carried last. Where logits are NaN the law is
-    uniform.
+    The draft, and what `feed` carried last. Where logits are NaN the
+    distribution is uniform.
   """
   tree, siblings, vocab_size = (
     drawing.tree,
@@ -68,7 +68,7 @@ def draw_tree(
       law = jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)
     else:
       law = warp.warp(logits, context.sampling)
-    return laws.heal(law), logits
+    return distributions.replace_nans(law), logits
 
   law, ranking = law_of(root_logits[:, None])
   tokens, all_laws = [context.root], [jnp.full_like(law, -jnp.inf)]
@@ -116,7 +116,7 @@ def draft_tree(
   Returns:
     The draft, and the cache with all nodes but those of the deepest level in
     slots `context.length ..`, in node order. Where the model's logits are NaN
-    the law is uniform.
+    the distribution is uniform.
   """
 
   def feed(cache, depth, drawn):
@@ -207,10 +207,10 @@ def _draw_level(
   ranking: Array,
   context: Context,
 ) -> tuple[Array, Array]:
-  """Draws the nodes of one depth, `i32[B, W']`; also laws, `f32[B, W', V]`.
+  """Draws a depth's nodes, `i32[B, W']`; also from what, `f32[B, W', V]`.
 
-  `law` and `ranking` are `f32[B, W, V]`, the model's laws and logits at the
-  nodes of the depth above.
+  `law` and `ranking` are `f32[B, W, V]`, the model's distributions and logits
+  at the nodes of the depth above.
   """
   tree, siblings = drawing.tree, drawing.siblings
   level, above = tree.levels[depth], parents(tree, depth)

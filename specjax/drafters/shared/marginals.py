@@ -1,18 +1,18 @@
-"""Drafts from marginals: laws of each depth that know nothing of each other.
+"""Drafts from marginals: distributions of depths, independent of each other.
 
-Heads that say all depths at once (`medusa`, `dflash`) give one law for each,
-so a node of a tree has the law of its depth, whatever stands above it. That
-makes a draft in three ways:
+Heads that say all depths at once (`medusa`, `dflash`) give one distribution for
+each, so a node of a tree has the distribution of its depth, whatever stands
+above it. That makes a draft in three ways:
 
-- Each token is drawn from its own law. The product is a draft like any other:
-  lossless under every rule.
-- A certain tree of static form: child r of a node is the token of rank r in the
-  law of its depth (Medusa's Cartesian trees).
-- The certain tree of the N likeliest paths of the product law, found anew in
-  every round (`best_first`).
+- Each token is drawn from its own distribution. The product is a draft like any
+  other: lossless under every rule.
+- A deterministic tree of static form: child r of a node is the token of rank r
+  in the distribution of its depth (Medusa's Cartesian trees).
+- The deterministic tree of the N likeliest paths of the product distribution,
+  found anew in every round (`best_first`).
 
-No token of a certain tree is drawn: `match` is the rule that fits, and the best
-that there is for such a tree.
+No token of a deterministic tree is drawn: `match` is the rule that fits, and
+the best that there is for such a tree.
 """
 
 import jax

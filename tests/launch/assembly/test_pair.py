@@ -86,7 +86,7 @@ def test_a_drafter_of_ones_own_reads_a_file(pair, tmp_path, monkeypatch):
      "on one device, got the mesh 'data:1': leave out weights=int8"),
     ("model(weights=int2)", {}, "unknown weights 'int2'"),
     ("model", dict(weights="int8(group=48)"), "group must be one of"),
-    ("quantised_self", dict(weights="int8"), "int8 must have fewer, got int8"),
+    ("quantized_self", dict(weights="int8"), "int8 must have fewer, got int8"),
     ("model(cache=int2)", {}, "a cache is stored as one of"),
     ("model", dict(cache="int4"), "a cache is stored as one of"),
     ("lookahead", {}, "config.rule=match verifies"),
@@ -137,7 +137,7 @@ def test_weights_in_few_bits_are_each_models_own(pair):
 def test_weights_are_as_published_unless_the_config_says_otherwise(tmp_path):
   of_target = precision.of_target
   assert of_target("", str(tmp_path)) == of_target("published") == "published"
-  assert of_target("", "of/a/file.gguf") is None  # dequantised
+  assert of_target("", "of/a/file.gguf") is None  # dequantized
   assert of_target("whole", str(tmp_path)) is None
   assert of_target("fp4") == Quantization(dtype="fp4", group=32)
   with pytest.raises(ValueError, match="unknown weights 'published'"):
@@ -176,7 +176,7 @@ def test_a_target_in_eight_bits_says_the_same_with_drafts_and_without(tmp_path):
   target = files.make_checkpoint(tmp_path, mlp_dim=64)  # groups of 32
   config = huggingface.get_config(f"target={target}")
   config.weights = config.cache = "int8"
-  config.drafter = f'quantised_self(bits=4, skipped="{path}", tokens=2)'
+  config.drafter = f'quantized_self(bits=4, skipped="{path}", tokens=2)'
   built = pair_lib.build(config)
   drafted, target = built.params.draft, built.params.target
   assert (

@@ -8,7 +8,7 @@ from concurrent import futures
 import jax
 import numpy as np
 import openai
-import penalising
+import penalizing
 import pytest
 import served
 import toys
@@ -180,7 +180,7 @@ def test_laws_that_read_their_text_are_decoded_beside_others(client):
   """As plain Python decodes them, in slots that change hands."""
   tokenizer, (_, params) = served.tokenizer(), served.text_decoder()
   prompt, table = tokenizer.encode(PROMPT), np.asarray(params.target)
-  reference = lambda settings: penalising.decoded(
+  reference = lambda settings: penalizing.decoded(
     table, prompt, settings, budget=24, ends=(tokenizer.eos_token_id,)
   )
   first = reference({})

@@ -181,7 +181,7 @@ def test_what_is_cancelled_or_late_frees_its_slot(slots, expected):
   scheduler.close()
   assert scheduler.join(served.PATIENCE)
   assert finishes[:4] == [
-    Finish.LATE, Finish.CANCELLED, Finish.CANCELLED, Finish.LATE,
+    Finish.LATE, Finish.CANCELED, Finish.CANCELED, Finish.LATE,
   ]  # fmt: skip
   assert not waiting[0].tokens
   assert waiting[1].tokens == expected[0]
@@ -207,7 +207,7 @@ def test_an_error_of_the_device_reaches_everybody(slots):
 
 
 def test_nan_in_one_row_ends_one_request(quick_to_compile):
-  """Its neighbours, and who gets the slot next, are as ever."""
+  """Its neighbors, and who gets the slot next, are as ever."""
   broken = decoding.TARGET.copy()
   rng = np.random.default_rng(0)
   broken[rng.integers(len(broken), size=6)] = np.nan

@@ -84,18 +84,18 @@ MISREAD = {
   "no windows": ("gemma2", lambda c: with_attention(c, window=None)),
   "the other type's frequencies": ("gemma3", other_rope),
   "rescaled in sliding layers": ("olmo3", other_rope),
-  "experts renormalised": (
-    "olmoe", lambda c: with_experts(c, renormalised=True)
+  "experts renormalized": (
+    "olmoe", lambda c: with_experts(c, renormalized=True)
   ),
-  "renormalised beside a shared one": (
-    "qwen2-moe", lambda c: with_experts(c, renormalised=True)
+  "renormalized beside a shared one": (
+    "qwen2-moe", lambda c: with_experts(c, renormalized=True)
   ),
   "of all groups": ("glm-moe", lambda c: with_experts(c, num_groups_kept=4)),
   "norms by 1 + w": (
     "gemma4-moe", lambda c: dataclasses.replace(c, norm="rms_plus_one")
   ),
   "values not normed": ("gemma4", lambda c: with_attention(c, v_norm=False)),
-  "halves turn, not neighbours": ("deepseek", turning_halves),
+  "halves turn, not neighbors": ("deepseek", turning_halves),
   "experts unscaled": ("glm-moe", lambda c: with_experts(c, scale=1.0)),
   "nothing clipped": ("olmoe", lambda c: with_attention(c, clip=None)),
   "the gated delta's norms by w alone": (

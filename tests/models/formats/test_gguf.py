@@ -316,7 +316,7 @@ def test_a_part_of_a_tensor_is_that_part_of_the_whole(written, name):
 
 
 @pytest.mark.parametrize("kind", gguf.KINDS)
-def test_every_type_is_dequantised_as_others_do_it(tmp_path, kind):
+def test_every_type_is_dequantized_as_others_do_it(tmp_path, kind):
   kind = Kind[kind]
   array = np.random.default_rng(0).normal(size=(6, 512)).astype(np.float32)
   writer = package.GGUFWriter(str(tmp_path / "x.gguf"), "llama")

@@ -274,7 +274,7 @@ def test_sentencepiece_ids_are_those_of_transformers(tmp_path):
   assert merged > 10
 
 
-def test_sentencepiece_joins_the_best_neighbours_first(tmp_path):
+def test_sentencepiece_joins_the_best_neighbors_first(tmp_path):
   """Its own algorithm, which the merges stand for, done by hand."""
   path = sentencepiece(tmp_path)
   tokenizer = gguf_tokenizer.load(str(path))

@@ -46,7 +46,7 @@ def test_a_gpt_oss_as_released_has_the_logits_of_its_numbers(tmp_path):
   family, settings, _ = MODELS["gpt-oss"]
   model = references.make(family, settings | dict(intermediate_size=32))
   model.save_pretrained(tmp_path)
-  rng, quantised = np.random.default_rng(1), {}
+  rng, stored = np.random.default_rng(1), {}
   with torch.no_grad():
     for i, layer in enumerate(model.model.layers):
       for name in ("gate_up_proj", "down_proj"):
@@ -55,10 +55,10 @@ def test_a_gpt_oss_as_released_has_the_logits_of_its_numbers(tmp_path):
         both = packed(rng, count, outputs, inputs // 32)
         weight.copy_(torch.tensor(theirs(*both)))
         stem = f"model.layers.{i}.mlp.experts.{name}"
-        quantised[stem] = dict(zip(("blocks", "scales"), both, strict=True))
+        stored[stem] = dict(zip(("blocks", "scales"), both, strict=True))
 
   def edit(tensors):
-    for stem, parts in quantised.items():
+    for stem, parts in stored.items():
       del tensors[stem]
       tensors |= {f"{stem}_{part}": x for part, x in parts.items()}
 

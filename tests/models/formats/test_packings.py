@@ -82,7 +82,7 @@ def test_zero_points_are_of_the_group_that_has_them(tmp_path):
 
 @pytest.mark.parametrize("packed", [True, False])
 def test_a_projection_before_the_layers_may_be_whole(packed, copied):
-  """Of Gemma 4's embeddings by layer: then all is dequantised."""
+  """Of Gemma 4's embeddings by layer: then all is dequantized."""
   path = copied("gemma4")
   pack, how, _ = PUBLISHED["float"]
   names = ["_proj.weight", "per_layer_input_gate", "per_layer_projection."]
@@ -155,7 +155,7 @@ def test_a_format_holds_the_numbers_as_they_are_published(name, written):
 
 
 @pytest.mark.parametrize("name", ["packed", "awq", "fp8", "float"])
-def test_what_is_held_says_what_the_dequantised_model_says(name, written):
+def test_what_is_held_says_what_the_dequantized_model_says(name, written):
   path, _, form = written(name)
   text, logits = greedy(huggingface.load(str(path)))
   kept = huggingface.load(str(path), form=precision.weights(form))
@@ -204,9 +204,9 @@ def test_a_note_says_what_becomes_of_the_published_numbers(written):
     f"{begun}dequantized to bfloat16 and rounded again, to fp8; {form} would "
     "hold it as it is"
   )
-  dequantised = load(str(path), weights=None).params
+  dequantized = load(str(path), weights=None).params
   np.testing.assert_array_equal(
-    dequantised["layers"][1]["attention"]["q"]["weight"][...].T,
+    dequantized["layers"][1]["attention"]["q"]["weight"][...].T,
     expected["model.layers.1.self_attn.q_proj.weight"].astype(jnp.bfloat16),
   )
   path, _, _ = written("gptq-by-activations")

@@ -16,7 +16,7 @@ from flax import nnx
 
 from models.formats import head_checkpoints
 from models.formats.head_checkpoints import Target
-from models.networks import anchored
+from models.networks import dflash_training
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -318,7 +318,7 @@ def test_blocks_with_windows_are_not_trained(head):
   module.config = dataclasses.replace(module.config, layers=windowed)
   ones = np.ones((1, 3), np.int32)
   with pytest.raises(ValueError, match="sliding windows are not trained"):
-    anchored.say(
+    dflash_training.say(
       module, np.ones((1, 4), np.int32), random(1, 3, 3 * H), ones,
       positions=ones, segments=ones,
     )  # fmt: skip

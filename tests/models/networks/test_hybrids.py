@@ -203,7 +203,7 @@ def error_of_rows(state):
   [(TREE, True), pytest.param(chain(3), False, marks=pytest.mark.heavy)],
 )
 def test_ragged_rows_are_read_refilled_and_go_on(monkeypatch, tree, scanned):
-  """A row's laws are its text's, with any past and any neighbours."""
+  """A row's laws are its text's, with any past and any neighbors."""
   monkeypatch.setattr(prefill, "_CHUNK", 4)  # of prompts; rows end apart
   monkeypatch.setattr(gated_delta, "_PIECE", 3)  # of those
   decoder, params = decoder_of(

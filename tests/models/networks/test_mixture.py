@@ -91,18 +91,18 @@ FAMILIES = {
   ),
   "qwen2": (
     lambda: _qwen(qwen2, "Qwen2Moe", shared_expert_intermediate_size=7),
-    dict(renormalised=False, shared_dim=7, shared_gate=True),
+    dict(renormalized=False, shared_dim=7, shared_gate=True),
   ),
   "qwen3": (lambda: _qwen(qwen3, "Qwen3Moe", norm_topk_prob=True), dict()),
   "qwen3-not": (
     lambda: _qwen(qwen3, "Qwen3Moe", norm_topk_prob=False),
-    dict(renormalised=False),
+    dict(renormalized=False),
   ),
   "olmoe": (
     lambda: olmoe.OlmoeSparseMoeBlock(
       transformers.OlmoeConfig(**HF, num_experts=E, intermediate_size=WIDTH)
     ),
-    dict(renormalised=False),
+    dict(renormalized=False),
   ),
   "gpt-oss": (
     lambda: gpt_oss.GptOssMLP(
@@ -242,8 +242,8 @@ def _replaced(**switches):
     ("glm4", _before),
     ("mixtral", _exchanged),
     ("gpt-oss", _exchanged),
-    ("qwen3", _replaced(renormalised=False)),
-    ("olmoe", _replaced(renormalised=True)),
+    ("qwen3", _replaced(renormalized=False)),
+    ("olmoe", _replaced(renormalized=True)),
     ("gpt-oss", _replaced(limit=None)),
     ("deepseek", _replaced(num_groups=1, num_groups_kept=1)),
     ("deepseek", _replaced(scale=1.0)),
@@ -278,7 +278,7 @@ def same_bits(a, b):
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("form", expert_forms.FORMS)
-def test_no_bit_of_a_row_depends_on_its_neighbours(form, dtype):
+def test_no_bit_of_a_row_depends_on_its_neighbors(form, dtype):
   """Other rows' tokens change, and with them every expert's share; also NaN."""
   module = wide(form, dtype)
   rng = np.random.default_rng(0)

@@ -31,7 +31,7 @@ CONFIG = TransformerConfig(
       attention=AttentionSpec(
         num_heads=2, num_kv_heads=1, head_dim=10, scale=0.4,
         rope=Rope(theta=500.0, dim=4),
-        latent=Latent(rank=6, rope_dim=4, still_dim=4, value_dim=6),
+        latent=Latent(rank=6, rope_dim=4, nope_dim=4, value_dim=6),
       ),
       feed_forward=Mixture(
         num_experts=4, num_chosen=2, embed_dim=8, expert_dim=6,

@@ -354,7 +354,7 @@ def test_weights_meet_one_token_in_products_that_are_fused_with_nothing(name):
 
 @pytest.mark.parametrize("is_stacked", [False, True])
 def test_a_prompt_is_read_where_its_row_stands(is_stacked):
-  """From another row on; no cache is copied, and no neighbour is felt."""
+  """From another row on; no cache is copied, and no neighbor is felt."""
   config = described.alter(CONFIGS["windows"], max_positions=400)
   module = make_module(config)
   model, params = as_language_model(module)

@@ -143,7 +143,7 @@ def test_a_threshold_is_a_share_and_moves_where_something_was_drafted():
   np.testing.assert_allclose(after.matched, [0, 0, 1, 0])
 
 
-def test_a_row_does_not_depend_on_its_neighbours(rounds):
+def test_a_row_does_not_depend_on_its_neighbors(rounds):
   decoder = specjax.make_decoder(MODEL, drafter=DRAFTER)
   alone = start(decoder, slice(2, 3))
   alone = jax.jit(decoder.steps)(PARAMS, alone, len(rounds))

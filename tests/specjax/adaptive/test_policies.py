@@ -386,7 +386,7 @@ def test_a_policy_ends_single_paths(tree):
     of_model(policies.get("survival"), tree=tree)
 
 
-def test_a_batch_of_rows_supposes_typical_neighbours():
+def test_a_batch_of_rows_supposes_typical_neighbors():
   """By hand: with many rows a level pays by the row's mean, not by this one."""
   rows, bins = 1, jnp.zeros(1, jnp.int32)
   known = dataclasses.replace(

@@ -303,7 +303,7 @@ def test_a_draft_learns_to_be_accepted_and_the_mutant_does_not(
 
 
 def test_a_few_likeliest_tokens_teach_most_of_it():
-  state = after_rounds(make(laws=4))
+  state = after_rounds(make(top_k=4))
   ring = state.drafter_state.ring
   np.testing.assert_allclose(
     np.exp(np.asarray(online.in_order(ring).laws)[0, 3]).sum(), 1, atol=1e-5
@@ -422,7 +422,7 @@ def test_its_laws_are_those_its_tokens_are_drawn_from(name):
   assert actual.method == {"chain": "exact", "paths": "sampled"}[name]
 
 
-def test_a_row_that_is_not_taught_does_not_depend_on_its_neighbours():
+def test_a_row_that_is_not_taught_does_not_depend_on_its_neighbors():
   decoder, plain = decoder_of(DRAFTERS["chain"]), specjax.make_decoder(MODEL)
   run = lambda d, state: rows_of(jax.jit(d.generate)(PARAMS, state))
   together = run(decoder, start(decoder))
@@ -450,8 +450,8 @@ def test_a_row_that_is_given_another_prompt_begins_with_an_empty_ring(decoded):
   ("options", "message"),
   [
     (dict(entries=1), "at least 2 entries"),
-    (dict(laws=-1), "laws must be in 0..11"),
-    (dict(laws=12), "laws must be in 0..11, got 12"),
+    (dict(top_k=-1), "top_k must be in 0..11"),
+    (dict(top_k=12), "top_k must be in 0..11, got 12"),
   ],
 )
 def test_rings_that_cannot_be_are_refused(options, message):

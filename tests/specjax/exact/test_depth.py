@@ -192,9 +192,9 @@ def test_with_a_null_symbol_what_was_drawn_may_be_dropped(rule):
   assert np.abs(said - expected).max() < LIMIT
   # To draw from what is kept at once wastes nothing, and accepts more.
   kept = lambda c: with_null(c)[:VOCAB] / with_null(c)[:VOCAB].sum()
-  renormalised = exact.block_law(rules.get(rule), chain(2), kept, target)
-  assert renormalised.expected_accepted > law.expected_accepted
-  assert np.abs(renormalised.output - expected).max() < LIMIT
+  renormalized = exact.block_law(rules.get(rule), chain(2), kept, target)
+  assert renormalized.expected_accepted > law.expected_accepted
+  assert np.abs(renormalized.output - expected).max() < LIMIT
 
 
 # -------------------------------------------------- a depth that rows share

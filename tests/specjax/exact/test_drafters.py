@@ -61,7 +61,7 @@ of_table = lambda *args: forms.table_drafter(VOCAB, *args)
       "exact",
     ),
     (
-      drafters.quantised_self(MODEL, tree=chain(2), vocab_size=VOCAB),
+      drafters.quantized_self(MODEL, tree=chain(2), vocab_size=VOCAB),
       "exact",
     ),
     (
@@ -79,7 +79,7 @@ of_table = lambda *args: forms.table_drafter(VOCAB, *args)
   ],
   ids=[
     "model", "greedy", "hub", "top_k", "shared noise", "layer skip",
-    "quantised self", "ngram", "varying families", "random stop",
+    "quantized self", "ngram", "varying families", "random stop",
     "dynamic tree", "mixed", "lanes",
   ],
 )  # fmt: skip
@@ -121,7 +121,7 @@ def reads_beyond(draft, context):
   return dataclasses.replace(draft, log_probs=law)
 
 
-def reads_its_neighbour(draft, context):
+def reads_its_neighbor(draft, context):
   near = jnp.roll(context.root[:, 0], 1)
   law = jnp.where(
     (near % 2 == 0)[:, None, None], draft.log_probs, hotter(draft, 0).log_probs
@@ -129,7 +129,7 @@ def reads_its_neighbour(draft, context):
   return dataclasses.replace(draft, log_probs=law)
 
 
-def unnormalised(draft, context):
+def unnormalized(draft, context):
   return dataclasses.replace(draft, log_probs=draft.log_probs + 0.5)
 
 
@@ -159,7 +159,7 @@ def by_its_twins_token(draft, context):
   ("drafter", "words"),
   [
     (changed(of_table(chain(2)), hotter), "drawn from another law"),
-    (changed(of_table(chain(2)), unnormalised), "sums to 1.65, not to 1"),
+    (changed(of_table(chain(2)), unnormalized), "sums to 1.65, not to 1"),
     (
       dataclasses.replace(
         of_table(paths(2, 2)), propose=law_of_its_own_path
@@ -173,7 +173,7 @@ def by_its_twins_token(draft, context):
     (changed(of_table(chain(2)), other_token), "not the token that was drawn"),
     (changed(of_table(chain(2)), claims_to_be_certain), "token is certain"),
     (changed(of_table(chain(2)), reads_beyond), "depends on what is stale"),
-    (changed(of_table(chain(2)), reads_its_neighbour), "on the other rows"),
+    (changed(of_table(chain(2)), reads_its_neighbor), "on the other rows"),
     (
       forms.masked(of_table(chain(2)), forms.dropped_for_its_value),
       "drawn with it or after it",
@@ -189,7 +189,7 @@ def by_its_twins_token(draft, context):
   ],
   ids=[
     "law", "logits", "own path", "twin", "token", "certain", "stale tokens",
-    "neighbour", "dropped", "elder", "axes",
+    "neighbor", "dropped", "elder", "axes",
   ],
 )  # fmt: skip
 def test_a_drafter_that_lies_is_caught(drafter, words):

@@ -99,7 +99,7 @@ def test_a_target_in_few_bits_has_its_own_law_with_a_copy_in_fewer():
   target, draft = in_few_bits("int8"), in_few_bits("int4")
   model = toys.table_model(VOCAB)
   actual = exact_cases.round_error(
-    drafters.quantised_self(model, tree=CHAIN, vocab_size=VOCAB), "block",
+    drafters.quantized_self(model, tree=CHAIN, vocab_size=VOCAB), "block",
     model=model, target=target, draft=draft,
   )  # fmt: skip
   assert actual < LIMIT

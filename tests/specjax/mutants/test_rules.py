@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import toys
 
-from specjax import exact, laws, rules
+from specjax import distributions, exact, rules
 from specjax import tree as tree_lib
 from specjax.rules import (
   block_transport,
@@ -78,8 +78,8 @@ def token_with(accept=None, next_log_probs=None) -> Rule:
     if accept is not None:
       drafted = draft.tokens[:, 1:]
       a = accept(
-        laws.token_log_prob(target[:, :-1], drafted),
-        laws.token_log_prob(draft.log_probs[:, 1:], drafted),
+        distributions.token_log_prob(target[:, :-1], drafted),
+        distributions.token_log_prob(draft.log_probs[:, 1:], drafted),
       )
       one = jnp.ones_like(a[:, :1])
       reach = jnp.cumprod(jnp.concatenate([one, a], 1), 1)
@@ -151,7 +151,7 @@ def bad_residual(draft, target, node):
 
 def bad_bonus(draft, target, node):
   last = draft.tokens.shape[1] - 2
-  return laws.residual(
+  return distributions.residual(
     take_node(target, jnp.minimum(node, last)),
     take_node(drafted_after(draft), node),
   )
@@ -159,7 +159,7 @@ def bad_bonus(draft, target, node):
 
 def row_before(draft, target, node):
   before = jnp.maximum(node - 1, 0)
-  return laws.residual(
+  return distributions.residual(
     take_node(target, before), take_node(drafted_after(draft), before)
   )
 
@@ -176,21 +176,23 @@ def fresh_token_ratio(target, draft, tokens, valid):
 def dropped_if_unlikely(target, draft, tokens, valid):
   """A sampled token is dropped because its own probability is low."""
   draft = draft[0]
-  good = laws.acceptance(target[tokens], draft[tokens])
+  good = distributions.acceptance(target[tokens], draft[tokens])
   unlikely = draft[tokens[0]] < -jnp.log(len(draft))
   return nodewise.Decision(
     accept=jnp.where(valid & ~unlikely, good, 0),
-    next_log_probs=jnp.where(unlikely, target, laws.residual(target, draft)),
+    next_log_probs=jnp.where(
+      unlikely, target, distributions.residual(target, draft)
+    ),
   )
 
 
 def naive_tests(target, draft, tokens, valid):
   """Tests all k as single drafts, then the single-draft residual."""
   draft = draft[0]
-  tests = laws.acceptance(target[tokens], draft[tokens])
+  tests = distributions.acceptance(target[tokens], draft[tokens])
   return nodewise.Decision(
     accept=kseq.first_success(jnp.where(valid, tests, 0)),
-    next_log_probs=laws.residual(target, draft),
+    next_log_probs=distributions.residual(target, draft),
   )
 
 
@@ -214,7 +216,7 @@ def stops_at_first_failure(rule) -> Rule:
     # P(n is the last that passes) = h_n (1 - h_{n+1}) .. (1 - h_L).
     deeper = jnp.cumsum(actual.node_probs[:, ::-1], 1)[:, ::-1]
     left = 1 - jnp.pad(deeper[:, 1:], ((0, 0), (0, 1)))
-    passes = laws.share(actual.node_probs, left).at[:, 0].set(1)
+    passes = distributions.share(actual.node_probs, left).at[:, 0].set(1)
     reach = jnp.cumprod(passes, axis=1)
     stays = 1 - jnp.pad(passes[:, 1:], ((0, 0), (0, 1)))
     return dataclasses.replace(actual, node_probs=reach * stays)
@@ -228,11 +230,11 @@ def unofficial_settle(owed, target_log_probs, draft_log_probs, tokens, valid):
   for i, token in enumerate(tokens):
     law = draft_log_probs[i]
     mass = owed * jnp.exp(left)
-    test = laws.share(mass[token], jnp.exp(law[token]))
+    test = distributions.share(mass[token], jnp.exp(law[token]))
     given.append(jnp.where(valid[i], test, 0))
     excess = jnp.maximum(mass - jnp.exp(law), 0)
-    left = jnp.where(valid[i], laws.normalize(excess, left), left)
-    update = laws.share(jnp.sum(excess), 1 - jnp.exp(law[token]))
+    left = jnp.where(valid[i], distributions.normalize(excess, left), left)
+    update = distributions.share(jnp.sum(excess), 1 - jnp.exp(law[token]))
     owed = jnp.where(valid[i], update, owed)
   return jnp.stack(given), owed, left
 
@@ -259,7 +261,7 @@ def highest_ratio(levels, group, valid):
 
 
 def at_least_share(wanted, offered):
-  """`laws.share` with `>=` for `>`: what is not wanted at all is accepted."""
+  """`share` with `>=` for `>`: what is not wanted at all is accepted."""
   less = (wanted > 0) & (wanted < offered)
   ratio = jnp.where(less, wanted, 0) / jnp.where(less, offered, 1)
   return jnp.where(less, ratio, jnp.where(wanted >= 0, 1.0, 0.0))
@@ -321,7 +323,8 @@ RULES = {
     TOKEN, CHAIN),
   # OpenVINO's validate_candidate: the ratio is inverted.
   "ratio inverted": (
-    token_with(accept=lambda q, p: laws.acceptance(p, q)), TOKEN, CHAIN),
+    token_with(accept=lambda q, p: distributions.acceptance(p, q)),
+    TOKEN, CHAIN),
   # OpenVINO's validate_candidate: and evaluated at two different tokens.
   "ratio of a fresh token": (
     like(TOKEN, nodewise.verify_nodes(fresh_token_ratio)), TOKEN, CHAIN),
@@ -360,7 +363,8 @@ RULES = {
     stops_at_first_failure(BLOCK), BLOCK, CHAIN),
   # No known system. Seen only where the target's probability is 0.
   ">= for > in a share": (
-    patched(BLOCK, laws, share=at_least_share), BLOCK, CHAIN, IID, 0, True),
+    patched(BLOCK, distributions, share=at_least_share),
+    BLOCK, CHAIN, IID, 0, True),
   # No known system.
   "siblings taken for independent": (
     told(RECURSIVE, siblings=IID), RECURSIVE, PAIR, WITHOUT_REPLACEMENT),

@@ -1,4 +1,4 @@
-"""The flagship: value and plan against a linear programme and set formulas."""
+"""The flagship: value and plan against a linear program and set formulas."""
 
 import dataclasses
 import itertools

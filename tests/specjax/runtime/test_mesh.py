@@ -25,7 +25,7 @@ USUAL = (
   "paths:2x2x2", "depth:2x4", "eagle3:4x2", "tables:8x1", "shared:8x1",
   "counted:8x1", "inputs:8x1", "online:8x1", "lookahead:8x1", "ladder:8x1",
 )  # fmt: skip
-# All other ways to draft, and the other factorisations of eight devices.
+# All other ways to draft, and the other factorizations of eight devices.
 MORE = (
   "paths:1x8", "layer_skip:2x4", "ngram:2x4", "tree:4x2", "plain:8x1",
   "eagle3:2x2x2", "eagle2:1x8", "medusa:4x2", "dflash:2x4", "mtp:2x4",

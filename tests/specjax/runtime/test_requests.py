@@ -6,7 +6,7 @@ import types
 
 import decoding
 import numpy as np
-import penalising
+import penalizing
 import pytest
 import toys
 
@@ -147,7 +147,7 @@ def test_rows_with_penalties_stand_beside_rows_without(one, together):
   actual = run(one, request(0), *rows, request(4, SETTINGS[4]))
   assert (actual[0], actual[4]) == (together[0], together[4])
   for wants, got in zip(wanted, actual[1:4], strict=True):
-    assert got.token_ids == penalising.decoded(
+    assert got.token_ids == penalizing.decoded(
       decoding.TARGET, request(1).token_ids, wants, budget=BUDGET, ends=()
     )
   texts = {tuple(got.token_ids) for got in actual[1:4]}
@@ -185,7 +185,7 @@ def test_a_watched_row_ends_where_its_watch_says(one, together):
   assert actual[0].token_ids == whole[:first]
   assert actual[0].origins == together[0].origins[:first]
   assert actual[0].num_target_calls < together[0].num_target_calls
-  assert actual[1:] == together[1:]  # neighbours see nothing of it
+  assert actual[1:] == together[1:]  # neighbors see nothing of it
 
 
 @pytest.mark.parametrize("at", range(1, 9))

@@ -162,7 +162,7 @@ def test_a_loop_of_drafts_makes_all_of_them(name):
 
 def test_passes_of_a_draft_on_the_targets_cache_are_timed_there(monkeypatch):
   model = toys.table_model(5)
-  drafter = specjax.drafters.quantised_self(
+  drafter = specjax.drafters.quantized_self(
     model, tree=specjax.tree.chain(2), vocab_size=5
   )
   decoder = specjax.make_decoder(model, drafter=drafter, vocab_size=5)

@@ -1,4 +1,4 @@
-"""Theorems 4 and 5, against a linear programme and the shipped rules."""
+"""Theorems 4 and 5, against a linear program and the shipped rules."""
 
 import instances
 import jax
@@ -14,7 +14,7 @@ P, Q = instances.P, instances.Q
 
 
 def least_loss(p, q, b):
-  """`min_P TV(q, b p + Z P)` as a linear programme over P and |differences|."""
+  """`min_P TV(q, b p + Z P)` as a linear program over P and |differences|."""
   size = len(p)
   z = float(np.sum((1 - b) * p))
   eye = np.eye(size)

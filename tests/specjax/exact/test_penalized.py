@@ -89,7 +89,7 @@ def test_a_round_has_the_law_of_its_own_path(name):
   assert error(*CASES[name], **ALL) < LIMIT
 
 
-def test_a_penalised_law_is_warped_and_a_pass_narrowed_as_any_other():
+def test_a_penalized_law_is_warped_and_a_pass_narrowed_as_any_other():
   case = CASES["nodes that are not there"]
   assert error(*case, widths=(1, 3), temperature=0.7, top_p=0.9, **ALL) < LIMIT
 

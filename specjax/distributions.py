@@ -1,7 +1,7 @@
-"""Arithmetic on next-token laws: acceptance, residuals, normalisation.
+"""Arithmetic on next-token distributions: acceptance, residuals, normalization.
 
-A law is a row of log-probabilities with -inf for zero mass. Nothing here adds
-an epsilon or divides by a probability.
+A distribution is a row of log-probabilities with -inf for zero mass. Nothing
+here adds an epsilon or divides by a probability.
 """
 
 import math
@@ -10,12 +10,13 @@ import jax.numpy as jnp
 from jax import Array, lax
 
 
-def heal(log_probs: Array) -> Array:
-  """Replaces laws that are NaN by the uniform one.
+def replace_nans(log_probs: Array) -> Array:
+  """Replaces distributions that are NaN by the uniform one.
 
-  A drafter heals its laws before it draws from them. Then a law is the law that
-  was drawn from whatever the draft model says, and every rule stays lossless: a
-  node whose law was NaN has uniform children, likely to be rejected.
+  A drafter heals its distributions before it draws from them. Then a
+  distribution is the distribution that was drawn from whatever the draft model
+  says, and every rule stays lossless: a node whose distribution was NaN has
+  uniform children, likely to be rejected.
 
   Args:
     log_probs: `f32[..., V]`.
@@ -28,7 +29,7 @@ def heal(log_probs: Array) -> Array:
 
 
 def token_log_prob(log_probs: Array, tokens: Array) -> Array:
-  """The log-probability of one token under each law.
+  """The log-probability of one token under each distribution.
 
   Args:
     log_probs: `f32[..., V]`.
@@ -117,10 +118,10 @@ def rejection(target: Array, draft: Array, scale: Array) -> Array:
 
 
 def residual(target_log_probs: Array, draft_log_probs: Array) -> Array:
-  """`norm([q - p]_+)`, the law after a rejection; q itself where that is 0/0.
+  """The residual `norm([q - p]_+)` after a rejection; q itself where it is 0/0.
 
-  A leaf's draft row is all -inf, and its residual is the target's law: the
-  bonus token needs no case of its own.
+  A leaf's draft row is all -inf, and its residual is the target's distribution:
+  the bonus token needs no case of its own.
 
   Args:
     target_log_probs: `f32[..., V]`, log q.

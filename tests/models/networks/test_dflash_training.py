@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from models.networks import anchored
+from models.networks import dflash_training
 from models.networks.description import llama_config
 from models.networks.dflash import Parallel, ParallelConfig, as_block_model
 
@@ -44,7 +44,7 @@ def test_a_block_is_the_one_that_would_be_drafted_there(words):
   if words:
     module.target_ids = nnx.Variable(jnp.array(IDS))
   actual = jax.jit(
-    lambda *batch: anchored.say(
+    lambda *batch: dflash_training.say(
       module, *batch, positions=jnp.asarray(POSITIONS),
       segments=jnp.asarray(SEGMENTS),
     )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from models.networks import eagle, unrolled
+from models.networks import eagle, training_time_test
 from models.networks.description import llama_config
 from models.networks.eagle import EagleConfig
 from models.networks.mtp import MtpConfig
@@ -75,7 +75,7 @@ def test_step_j_at_place_t_is_what_drafting_j_tokens_from_t_says(x64, name):
   @jax.jit
   def both_at_once(params):
     return list(
-      unrolled.unroll(
+      training_time_test.unroll(
         merge(params), jnp.asarray(TOKENS), jnp.asarray(features),
         positions=jnp.asarray(POSITIONS), segments=jnp.asarray(SEGMENTS),
         steps=STEPS,
@@ -123,7 +123,7 @@ def test_the_first_step_sees_the_window_of_each_layer():
   text = jnp.asarray(TOKENS[:1])
 
   def first(module):
-    steps = unrolled.unroll(
+    steps = training_time_test.unroll(
       module, text, jnp.asarray(features),
       positions=jnp.asarray(POSITIONS[:1]), segments=jnp.asarray(SEGMENTS[:1]),
       steps=1,

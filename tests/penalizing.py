@@ -16,17 +16,17 @@ def logits_of(
   repetition_penalty, logit_bias, min_tokens, stop_token_ids,
 ):  # fmt: skip
   """The definition, token by token."""
-  penalised, counts = np.array(logits, np.float64), collections.Counter(emitted)
-  for token in range(len(penalised)):
-    x = penalised[token] + logit_bias.get(token, 0)
+  penalized, counts = np.array(logits, np.float64), collections.Counter(emitted)
+  for token in range(len(penalized)):
+    x = penalized[token] + logit_bias.get(token, 0)
     if counts[token] or token in prompt:
       x = x / repetition_penalty if x > 0 else x * repetition_penalty
     x -= counts[token] * frequency_penalty
     x -= (counts[token] > 0) * presence_penalty
     if token in (*ends, *stop_token_ids) and len(emitted) < min_tokens:
       x = -np.inf
-    penalised[token] = x
-  return penalised
+    penalized[token] = x
+  return penalized
 
 
 def decoded(table, prompt, settings, *, budget, ends):
