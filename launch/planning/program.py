@@ -79,7 +79,8 @@ class Question:
 
   def check(self) -> None:
     """Raises ValueError for what cannot be cut or decoded."""
-    models = [c for c in (self.target, self.draft, self.head) if c]
+    head = self.head and self.head.config
+    models = [c for c in (self.target, self.draft, head) if c]
     of_t5 = isinstance(self.target, T5Config)
     if self.draft and isinstance(self.draft, T5Config) != of_t5:
       raise ValueError("target and draft must be of one kind, T5s or not")
@@ -158,7 +159,10 @@ class Question:
   def cut_head(self) -> tuple[HeadShape, Sharding]:
     """The head as its devices hold it, and its rules on them."""
     assert self.head is not None
-    return self.head.cut(self.shardings()[1], self.layout.draft)
+    config, rules_of = self.head.config.cut(
+      self.shardings()[1], self.layout.draft
+    )
+    return dataclasses.replace(self.head, config=config), rules_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -320,7 +320,7 @@ class Scheduler:
 
     def verdict(ticket):
       if ticket.cancelled.is_set():
-        return Finish.CANCELED
+        return Finish.CANCELLED
       late = ticket.deadline is not None and now >= ticket.deadline
       return Finish.LATE if late else None
 

@@ -181,7 +181,7 @@ def test_what_is_cancelled_or_late_frees_its_slot(slots, expected):
   scheduler.close()
   assert scheduler.join(served.PATIENCE)
   assert finishes[:4] == [
-    Finish.LATE, Finish.CANCELED, Finish.CANCELED, Finish.LATE,
+    Finish.LATE, Finish.CANCELLED, Finish.CANCELLED, Finish.LATE,
   ]  # fmt: skip
   assert not waiting[0].tokens
   assert waiting[1].tokens == expected[0]
