@@ -103,7 +103,11 @@ def repeats(drafter: Drafting, **settings: Any) -> Drafting:
   made = drafters.repeats(drafter.unread, **settings)
   if drafter.learning is not None or drafter.lengths:
     raise ValueError("repeats is not around online and ladder")
-  fed = drafter.tree.num_drafted + 1
+  fed, depth = drafter.tree.num_drafted + 1, drafter.tree.max_depth
+  longer = drafter.tree.is_chain and made.tree.max_depth > depth
+  if longer and drafter.takes_policy and drafter.policy is None:
+    # So that no pass drafts where all rows read on.
+    drafter = drafter.of_form(tokens=depth, policy=policies.fixed(depth))
 
   def call(model: Any, vocab_size: int, **form: Any) -> Drafter:
     return drafters.repeats(drafter.call(model, vocab_size, **form), **settings)

@@ -199,10 +199,11 @@ def test_weights_in_few_bits_lie_on_a_mesh_as_the_weights_would(pair):
   config.weights, config.drafter = "int8", "plain"
   alone = pair_lib.load(config).target.params
   config.mesh = "data:1,model:1"
-  layers = pair_lib.load(config).target.params["layers"]
-  for name in ("weight", "scales"):
-    stacked = layers["attention"]["q"][name][...]
+  (layers,) = pair_lib.load(config).target.params["layers"].values()
+  of = lambda layer: layer["attention"]["q"]["weight"][...]
+  for name in ("values", "scales"):
+    stacked = getattr(of(layers), name)
     assert tuple(stacked.sharding.spec)[:2] == (None, "model")
     for i, one in enumerate(stacked):
-      expected = alone["layers"][i]["attention"]["q"][name][...]
+      expected = getattr(of(alone["layers"][i]), name)
       np.testing.assert_array_equal(one, expected)

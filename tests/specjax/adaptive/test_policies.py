@@ -277,24 +277,17 @@ def test_a_text_that_goes_on_where_the_draft_lags_is_drafted_rightly():
   np.testing.assert_allclose(said, law_after(text), atol=1e-5)
 
 
-def test_a_draft_that_does_not_catch_up_is_caught(monkeypatch):
+def test_a_draft_that_does_not_catch_up_is_caught():
   """The mutant believes that it holds all of the text."""
-  whole = model._with_policy
+  whole = of_model(policies.fixed(depth=4))
 
-  def forgetful(language_model, inner, policy, vocab_size):
-    made = whole(language_model, inner, policy, vocab_size)
-    propose = made.propose
+  def believing(params, state, cache, context):
+    inner = state.inner.replace(length=context.length)
+    state = dataclasses.replace(state, inner=inner)
+    return whole.propose(params, state, cache, context)
 
-    def believing(params, state, cache, context):
-      inner = state.inner.replace(length=context.length)
-      state = dataclasses.replace(state, inner=inner)
-      return propose(params, state, cache, context)
-
-    return dataclasses.replace(made, propose=believing)
-
-  monkeypatch.setattr(model, "_with_policy", forgetful)
   decoder = specjax.make_decoder(
-    MODEL, drafter=of_model(policies.fixed(depth=4))
+    MODEL, drafter=dataclasses.replace(whole, propose=believing)
   )
   state, step = set_depth(three_rows(make("4")), [0] * 3), jax.jit(decoder.step)
   for _ in range(9):
