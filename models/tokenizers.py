@@ -147,10 +147,12 @@ def load(directory: str) -> Tokenizer:
   transformers, whose import takes seconds.
 
   Raises:
-    FileNotFoundError: if there are no tokenizer files.
+    FileNotFoundError: if there is no directory, or no tokenizer files in it.
     ValueError: if they cannot be read.
   """
   path = pathlib.Path(directory)
+  if not path.is_dir():
+    raise FileNotFoundError(f"no such directory: {directory}")
   kinds = ("tokenizer.*", "vocab.*", "*.model")
   if not any([*path.glob(kind)] for kind in kinds):
     raise FileNotFoundError(f"no tokenizer in {directory}")
