@@ -39,7 +39,7 @@ FOUNDATION = {
     "low_cache",
     "recurrent",
     "random",
-    "laws",
+    "distributions",
     "calls",
     "siblings",
     "shapes",
@@ -374,10 +374,11 @@ def test_the_foundation_knows_no_rule_and_no_loop():
     assert inside <= FOUNDATION, file
 
 
-def test_models_import_only_types_and_what_caches_hold():
+def test_models_import_only_types_structs_and_what_caches_hold():
   for file, imports in _imports_under("models").items():
     inside = {name for name in imports if name.split(".")[0] == "specjax"}
-    allowed = {f"specjax.{name}" for name in ("types", "cache", "recurrent")}
+    names = ("types", "cache", "recurrent", "structs")
+    allowed = {f"specjax.{name}" for name in names}
     assert inside <= allowed, file
     assert not {n.split(".")[0] for n in imports} & (CHECKOUT - {"models"}), (
       file
