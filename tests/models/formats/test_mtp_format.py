@@ -372,7 +372,7 @@ def test_a_latent_is_repeated_for_every_device():
   shape = shape_of("deepseek", vocab_size=120)
   assert 1 not in shape.config.even_sizes()
   actual, _ = shape.config.cut(sharding.tensor_parallel(("model",)), 2)
-  assert actual.layer.attention.num_kv_heads == 2
+  assert actual.layers.attention.num_kv_heads == 2
 
 
 def test_a_head_of_another_shape_is_refused_by_name(dense):
