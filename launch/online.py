@@ -34,7 +34,7 @@ class Lesson:
   """The parts of a draft that learn, and its distributions.
 
   Attributes:
-    distributions: its distributions at the entries of a ring.
+    laws: its distributions at the entries of a ring.
     fixed: names of its parts that are the target's, and stay.
   """
 

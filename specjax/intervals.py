@@ -105,7 +105,7 @@ def log_interval(
   Student's t on the logarithm, with the jackknife's standard error. Why not a
   bootstrap: of two units a resample has at most two values, so that percentiles
   end at the units themselves (half of the "95%" intervals hold the truth, 84%
-  for six), and studentising divides by zero in every second resample. On the
+  for six), and studentizing divides by zero in every second resample. On the
   logarithm a ratio and its inverse have the same interval, and rates are about
   symmetric. Leaving a unit out moves the ratio of sums itself, so the units'
   lengths weigh as they do in it, columns stay paired, and a unit that outweighs
@@ -259,7 +259,7 @@ def summarize(units: Sequence[Unit], *, max_depth: float = math.inf) -> dict:
   Returns:
     A JSON-able dictionary. `block_efficiency` is emitted tokens per target
     call, `acceptance_rate` accepted over drafted tokens,
-    `expected_acceptance_rate` its Rao-Blackwellised estimate, `total_variation`
+    `expected_acceptance_rate` its Rao-Blackwellized estimate, `total_variation`
     the mean over emitted tokens of the exact distance between a token's
     distribution and the target's (0 for a lossless rule), rates are tokens per
     second, `speedup` the ratio of the two rates; `_ci` are 95% intervals.

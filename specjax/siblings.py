@@ -198,8 +198,8 @@ GREEDY = Siblings(name="greedy", child=_largest_then_random)
 rest (Hu et al., ICLR 2025)."""
 
 GIVEN = Siblings(name="given", child=_carried)
-"""Each token has its distribution or is deterministic: looked-up and drawn may
-be siblings. Only the drafter that makes them knows how."""
+"""Each token has its distribution or is deterministic: looked-up and drawn
+tokens may be siblings. Only the drafter that makes them knows how."""
 
 HUB = Siblings(name="hub", child=_hub_pair, max_children=2)
 """Pairs of which one is the most probable token a (SpecHub, EMNLP 2024): (x, a)

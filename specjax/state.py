@@ -56,7 +56,7 @@ class Counters:
       stop token or the length limit do not count, nor does the residual or
       bonus.
     expected_accepted: `f32[B]`, its expectation given the drafts: the
-      Rao-Blackwellised `num_accepted`.
+      Rao-Blackwellized `num_accepted`.
     accept_counts: `i32[B, G + 1]`, how many steps emitted 0, 1, .., G drafted
       tokens.
     total_variation: `f32[B]`, summed over emitted tokens: the distance of each

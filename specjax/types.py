@@ -281,9 +281,8 @@ class Verification:
       probability 0 any distribution will do, but no NaN.
     total_variation: `f32[B, N + 1]`, or None for a lossless rule and one that
       does not report it: the exact total variation between the distribution of
-        the
-      token that follows node n, over drafts and coins, given that the walk came
-      to n, and the target's distribution.
+      the token that follows node n, over drafts and coins, given that the
+      walk came to n, and the target's distribution.
   """
 
   node_probs: Array

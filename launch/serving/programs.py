@@ -122,27 +122,6 @@ def rounds(
   }
 
 
-def shallow_rounds(decoder, window, params, state, *orders):
-  """`rounds` of shallower drafts than the state's counters have room for."""
-  tree = getattr(decoder, "decoder", decoder).drafter.tree
-  whole, ranks = state.counters, tree.max_children
-  widths = dict(
-    accept_counts=tree.max_depth + 1, rank_offered=ranks, rank_accepted=ranks
-  )
-  counted = lambda state, parts: dataclasses.replace(
-    state, counters=dataclasses.replace(state.counters, **parts)
-  )
-  cut = {n: getattr(whole, n)[:, :width] for n, width in widths.items()}
-  state, report = rounds(decoder, window, params, counted(state, cut), *orders)
-  parts = {
-    n: getattr(whole, n).at[:, :width].set(getattr(state.counters, n))
-    for n, width in widths.items()
-  }
-  return counted(state, parts), report | {
-    "accept_counts": parts["accept_counts"]
-  }
-
-
 class Scorer:
   """Scores prompts' own tokens, in a cache of its own.
 

@@ -202,7 +202,7 @@ class Slots:
       return
     say(f"rounds with drafts of {depth}")
     rounds = functools.partial(
-      programs.shallow_rounds, self._decoders[depth], self._window
+      programs.rounds, self._decoders[depth], self._window
     )
     self._rounds[depth] = self._compile(rounds, self._orders(), reports=True)
 

@@ -104,7 +104,7 @@ def relaxed(name: str, law: LawFn, base: str = "token") -> Rule:
 
   Args:
     name: the rule's.
-    distribution: pi, of all nodes at once.
+    law: pi, of all nodes at once.
     base: one of `BASES`.
 
   Returns:
@@ -144,7 +144,7 @@ def known_target(
   """The distribution pi of the token after every node.
 
   Args:
-    distribution: pi.
+    law: pi.
     draft: what was drafted; of a node's children the eldest unmasked one has
       the draft's distribution p. Equal paths of independent siblings are one
       text, and share their children.

@@ -149,7 +149,7 @@ class _Walk:
     topology: the tree's parents and children.
     tokens: `i32[B, N + 1]`.
     target: `f32[B, N + 1, V]`, the target's distributions.
-    distributions: `f32[B, N + 1, V]`, the distribution each token was drawn
+    laws: `f32[B, N + 1, V]`, the distribution each token was drawn
       from; None if it is not looked at.
     shared: whether all candidates of a node are given one distribution.
   """

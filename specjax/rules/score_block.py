@@ -80,7 +80,7 @@ class _Family:
   """The distribution of a node's children, a pair or one.
 
   Attributes:
-    distribution: `f32[V]`, p.
+    law: `f32[V]`, p.
     odds: `f32[V]`, p / (1 - p), and 0 of the most probable token.
     top: `i32[]`, the most probable token.
     after_top: `f32[V]`, the second's distribution if that is the first, as it

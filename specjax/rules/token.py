@@ -54,7 +54,7 @@ class Path:
 
   Attributes:
     tokens: `i32[B, N]`, the drafted ones.
-    distributions: `f32[B, N + 1, V]`, the distribution that each node was drawn
+    laws: `f32[B, N + 1, V]`, the distribution that each node was drawn
       from.
     present: `bool[B or 1, N]`, False for masked tokens.
   """

@@ -138,7 +138,7 @@ class _Family:
     settle_one: the debts at one node.
     tree: the tree.
     target: `f32[B, N + 1, V]`.
-    distributions: `f32[B, N + 1, V]`, the distribution each node was drawn
+    laws: `f32[B, N + 1, V]`, the distribution each node was drawn
       from.
     tokens: `i32[B, F]`.
     slots: `int[1, N + 1, C]`, its children, static, or `i32[B, N + 1, C]`.

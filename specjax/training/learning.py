@@ -28,7 +28,7 @@ def loss(laws: Laws, objective: Objective) -> Callable[[Any, Ring], Array]:
   rest.
 
   Args:
-    distributions: the draft's distributions (`online.model_laws`,
+    laws: the draft's distributions (`online.model_laws`,
       `online.head_laws`).
     objective: of `specjax.training.losses`.
 

@@ -113,7 +113,8 @@ def model(
         held = cache.length
         start = jnp.minimum(held, columns - piece)
         _, cache = feed_text(cache, start, piece)
-        cache = cache.replace(length=jnp.maximum(held, start + piece))
+        length = jnp.where(goes, jnp.maximum(held, start + piece), held)
+        cache = cache.replace(length=length)
         return cache, count + 1
 
       return lax.while_loop(
@@ -164,6 +165,6 @@ def model(
     passes=(_WINDOW, *levels.fed(form)),
     max_positions=draft.max_positions,
     num_refed=_NUM_REFED,
-    catches_up=policy is not None,
+    catches_up=policy is not None and policy.learn is None,
     has_states=draft.has_states,
   )

@@ -44,7 +44,7 @@ class Ring:
   Attributes:
     tokens: `i32[B, R]`.
     positions: `i32[B, R]`, where each stands in its text.
-    distributions: `f32[B, R, K + 1]`, log-probabilities of the token after each
+    laws: `f32[B, R, K + 1]`, log-probabilities of the token after each
       at temperature 1: of `ids`, and last of all others together. If K is V,
       `f32[B, R, V]`.
     ids: `i32[B, R, K]`, the likeliest tokens; None if K is V.
