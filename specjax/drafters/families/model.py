@@ -113,7 +113,9 @@ def model(
         held = cache.length
         start = jnp.minimum(held, columns - piece)
         _, cache = feed_text(cache, start, piece)
-        length = jnp.where(goes, jnp.maximum(held, start + piece), held)
+        length = jnp.maximum(held, start + piece)
+        if cache.idle is not None:  # what such rows were fed may be anything
+          length = jnp.where(cache.idle, held, length)
         cache = cache.replace(length=length)
         return cache, count + 1
 
