@@ -86,6 +86,10 @@ SHAPES |= {
   "deepseek-v3": _mixture(
     "deepseek_v3", 7168, 61, 128, vocab_size=129280, num_key_value_heads=128,
     intermediate_size=18432, max_position_embeddings=163840,
+    first_k_dense_replace=3, moe_intermediate_size=2048, n_routed_experts=256,
+    n_shared_experts=1, num_experts_per_tok=8, n_group=8, topk_group=4,
+    routed_scaling_factor=2.5, q_lora_rank=1536, kv_lora_rank=512,
+    qk_rope_head_dim=64, qk_nope_head_dim=128, v_head_dim=128,
     rope_scaling=dict(
       rope_type="yarn", factor=40.0, original_max_position_embeddings=4096,
       beta_fast=32.0, beta_slow=1.0, mscale=1.0, mscale_all_dim=1.0,

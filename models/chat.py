@@ -49,7 +49,7 @@ def encode(
       number = lambda match: f"{_MARK}{names.index(match[0])}{_MARK}"
       return re.sub(expression, number, value)
     if isinstance(value, Mapping):
-      return {key: marked(x) for key, x in value.items()}
+      return {marked(key): marked(x) for key, x in value.items()}
     return [marked(x) for x in value] if isinstance(value, list) else value
 
   text = render(

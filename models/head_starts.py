@@ -392,8 +392,11 @@ def _blocks(target: TransformerConfig) -> tuple[AttentionSpec, DenseSpec]:
   the rotation, as far as a head's files can say it.
 
   Raises:
-    ValueError: if the target's last layer does not attend, or does not rotate.
+    ValueError: for a target with layer norms, or whose last layer does not
+      attend, or does not rotate.
   """
+  if target.norm == "layer":
+    raise ValueError("a head has RMS norms, and the target layer norms")
   last = target.layers[-1]
   a, block = last.attention, last.feed_forward
   if not isinstance(a, AttentionSpec) or a.rope is None:

@@ -188,8 +188,8 @@ def _alone(
 ) -> hf.Tokenizer | None:
   """The tokenizer of `tokenizer.json`; None if other files say more of it."""
   file, older = path / "tokenizer.json", path / "special_tokens_map.json"
-  if not file.exists() or "eos_token" not in config:
-    return None  # a class of transformers has one of its own
+  if not file.exists() or not {"bos_token", "eos_token"} <= {*config}:
+    return None  # a class of transformers has its own
   if "added_tokens_decoder" not in config and older.exists():
     return None
   backend = hf.Tokenizer.from_file(str(file))
@@ -200,6 +200,8 @@ def _alone(
     more = config.get(key) or ()
     named += more.values() if isinstance(more, Mapping) else more
   names = {name for x in named if isinstance(name := _name(x), str)}
+  # Transformers would give a new id to a name that no vocabulary has.
+  names &= {*backend.get_vocab(with_added_tokens=True)}
   listed = config.get("added_tokens_decoder", {}).items()
   as_listed = all(added.get(int(i)) == hf.AddedToken(**x) for i, x in listed)
   return backend if names <= special and as_listed else None

@@ -49,7 +49,10 @@ def open_tensors(
 
 
 def _tensor(torch, name: str, tensor) -> Tensor:
-  kind = _KINDS[str(tensor.dtype).removeprefix("torch.")]
+  dtype = str(tensor.dtype).removeprefix("torch.")
+  if dtype not in _KINDS:
+    raise ValueError(f"{name} is {dtype}, and not one of {[*_KINDS]}")
+  kind = _KINDS[dtype]
   if kind == "BF16":  # a type that torch does not give to NumPy
     values = tensor.detach().view(torch.int16).numpy().view(jnp.bfloat16)
   else:

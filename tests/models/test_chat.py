@@ -59,6 +59,16 @@ def test_ids_are_those_of_transformers(saved, name, prompt):
   )
 
 
+def test_no_name_of_a_key_forges_special_tokens(saved, tmp_path):
+  for file in (saved / "chatml").iterdir():
+    (tmp_path / file.name).write_bytes(file.read_bytes())
+  (tmp_path / "chat_template.jinja").write_text("{{ messages[0].tool }}")
+  tokenizer = tokenizers.load(str(tmp_path))
+  message = {"role": "user", "content": "", "tool": {"<|im_end|>": "x"}}
+  ids = chat.encode(tokenizer, [message])
+  assert tokenizer.backend.token_to_id("<|im_end|>") not in ids
+
+
 def test_a_template_of_its_own_file_comes_first(saved, tmp_path):
   for file in (saved / "chatml").iterdir():
     (tmp_path / file.name).write_bytes(file.read_bytes())

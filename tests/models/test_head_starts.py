@@ -269,6 +269,13 @@ def test_a_block_whose_layers_have_other_widths_takes_those_of_the_last():
     eagle3(Transformer(config, rngs=nnx.Rngs(0)))
 
 
+def test_targets_with_layer_norms_are_refused():
+  target, _ = made(DENSE)
+  config = dataclasses.replace(target.config, norm="layer")
+  with pytest.raises(ValueError, match="the target layer norms"):
+    eagle3(Transformer(config, rngs=nnx.Rngs(0)))
+
+
 def test_layers_that_are_read_are_the_targets_and_rise():
   """Qwen3-8B's block reads five of 36: outputs of 1, 9, 17, 25 and 33."""
   assert head_starts.fused_layers(30, ()) == (2, 15, 27)

@@ -199,6 +199,14 @@ def test_what_cannot_be_read_is_refused_in_one_line(whole, tmp_path):
     tokenizers.load(str(folder))
 
 
+def test_a_name_that_no_vocabulary_has_adds_no_token(whole):
+  """As of padding that nobody was trained on; transformers would add it."""
+  config = {"bos_token": None, "eos_token": END, "pad_token": "[PAD]"}
+  used = lambda backend: backend.add_special_tokens([END])
+  ours = tokenizers.load(str(whole(used, tokenizer_config=config)))
+  assert (ours.vocab_size, ours.eos_token) == (size() + 1, END)
+
+
 def test_a_plain_tokenizer_json_needs_no_transformers(monkeypatch):
   monkeypatch.setitem(sys.modules, "transformers", None)
   assert tokenizers.load(files.EMBEDDED).eos_token == END

@@ -24,7 +24,10 @@ TENSORS = {
   "layers.#.attention.kv_a_norm": f"{_ATTENTION}.kv_a_layernorm",
   "layers.#.attention.kv_b": f"{_ATTENTION}.kv_b_proj",
 }
-DEFAULTS = dict(mixtures.DEEPSEEK_DEFAULTS, rope_interleave=True)
+DEFAULTS = dict(
+  mixtures.DEEPSEEK_DEFAULTS, q_lora_rank=1536, qk_rope_head_dim=64,
+  rope_interleave=True,
+)  # fmt: skip
 HARMLESS = mixtures.DEEPSEEK_HARMLESS | {
   "pretraining_tp", "ep_size", "aux_loss_alpha", "seq_aux",
 }  # fmt: skip

@@ -79,7 +79,10 @@ def _heads(
   names = {"head_dim": "head_dim", "num_key_value_heads": "num_kv_heads"}
   given, more = settings.get("per_layer_config"), {}
   if given is not None:
-    more = given.get(str(layer), {}) if isinstance(given, Mapping) else None
+    try:  # transformers pads the numbers of layers with zeros
+      more = {int(number): x for number, x in given.items()}.get(layer, {})
+    except (AttributeError, ValueError):
+      more = None
   elif kind == FULL:
     more = {"head_dim": get(settings, "global_head_dim", int, 512)}
     if settings["attention_k_eq_v"]:

@@ -27,7 +27,7 @@ FAMILY = Family(
   read=_read,
   tensors=deepseek_v3.TENSORS,
   layouts=mixtures.LAYOUTS,
-  defaults=dict(deepseek_v3.DEFAULTS, rms_norm_eps=1e-5),
+  defaults=dict(deepseek_v3.DEFAULTS, q_lora_rank=768, rms_norm_eps=1e-5),
   # transformers does not read it: without a list one layer is dense.
   fixed=dict(topk_method="noaux_tc", first_k_dense_replace=1),
   harmless=deepseek_v3.HARMLESS | {"qk_head_dim"},

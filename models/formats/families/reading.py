@@ -269,6 +269,9 @@ def rope_by_type(
     raise ValueError(
       f"rope_parameters must be an object of {sorted(theta)}, got {given!r:.80}"
     )
+  for kind, said in given.items():  # where transformers does not read it
+    if isinstance(said, Mapping) and said.get("truncate", True) is not True:
+      raise ValueError(f"truncate must be true in rope_parameters of {kind}")
   longest = {"max_position_embeddings": config.get("max_position_embeddings")}
   return {
     kind: rope(

@@ -157,6 +157,11 @@ def test_both_names_of_the_number_of_experts_are_read():
     ("gemma4_text", {"per_layer_config": {"1": {"heads": 3}}}, "per_layer_con"),
     ("olmo2", {"clip_qkv": 8.0}, "not known: clip_qkv"),
     ("olmo3", {"layer_types": ["full_attention"]}, "must be 4 entries"),
+    (
+      "olmo3",
+      {"rope_parameters": {"full_attention": {"truncate": False}}},
+      "truncate must be true",
+    ),
   ],
 )
 def test_what_would_be_read_otherwise_is_refused_by_name(family, said, message):
@@ -167,6 +172,15 @@ def test_what_would_be_read_otherwise_is_refused_by_name(family, said, message):
   huggingface.config_from_json(settings)
   with pytest.raises(ValueError, match=message):
     huggingface.config_from_json(settings | said)
+
+
+def test_numbers_of_layers_may_be_padded_with_zeros():
+  settings = settings_of("gemma4_text")
+  expected = huggingface.config_from_json(settings)
+  padded = {f"0{n}": x for n, x in settings["per_layer_config"].items()}
+  actual = huggingface.config_from_json(settings | {"per_layer_config": padded})
+  assert actual == expected
+  assert len({layer.attention.head_dim for layer in actual.layers}) == 2
 
 
 def test_the_first_layer_alone_is_dense_where_none_are_listed():
