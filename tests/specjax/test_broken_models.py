@@ -92,7 +92,7 @@ def healed_too_late(drafter):
 
   def propose(*arguments):
     late = types.SimpleNamespace(replace_nans=lambda log_probs: log_probs)
-    with mock.patch.object(levels, "laws", late):
+    with mock.patch.object(levels, "distributions", late):
       draft, *rest = drafter.propose(*arguments)
     healed = distributions.replace_nans(draft.log_probs)
     return dataclasses.replace(draft, log_probs=healed), *rest

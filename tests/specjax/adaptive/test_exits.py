@@ -165,7 +165,7 @@ def test_passes_that_no_row_asks_for_are_not_made():
     cache = cache.replace(positions=jnp.zeros_like(cache.positions))
     held = dataclasses.replace(state.drafter_state, inner=cache)
     state = dataclasses.replace(state, drafter_state=held)
-    _, after, _ = jax.jit(decoder.propose)(PARAMS, state)
+    _, _, after, _ = jax.jit(decoder.propose)(PARAMS, state)
     return np.asarray(after.inner.positions).max(axis=1) - (LENGTHS - 1)
 
   # A text of one token is read as a window of two.
@@ -177,7 +177,7 @@ def test_a_host_may_end_drafting_earlier():
   decoder = specjax.make_decoder(MODEL, drafter=make(threshold=0.0))
   state = start(decoder)
   state = dataclasses.replace(state, max_depth=jnp.array([0, 1, 2, 3]))
-  draft, after, _ = jax.jit(decoder.propose)(PARAMS, state)
+  draft, _, after, _ = jax.jit(decoder.propose)(PARAMS, state)
   assert (np.asarray(draft.parents) >= 0).sum(axis=1).tolist() == [0, 1, 2, 3]
   assert after.drawn.drafted.tolist() == [0, 1, 2, 3]
 

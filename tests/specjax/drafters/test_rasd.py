@@ -74,7 +74,7 @@ def test_of_what_was_looked_up_the_draft_model_keeps_what_it_finds_likeliest():
     params, texts, lengths, jax.random.key(0), buffer_length=24,
     max_new_tokens=4,
   )  # fmt: skip
-  draft, _, _ = jax.jit(decoder.propose)(params, state)
+  draft, *_ = jax.jit(decoder.propose)(params, state)
   actual = occurrences.in_text(state.tokens, state.length, **sizes)
   trie = jax.device_get(occurrences.together([actual], **rule))
   chosen = left = 0

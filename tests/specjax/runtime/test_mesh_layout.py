@@ -40,7 +40,7 @@ def test_caches_are_cut_as_their_models_wherever_they_stand(how):
   of_draft = P(None, None, "model", None, None)
   actual = compilation._shardings((of_target, of_draft), mapped, state)
   whole = actual.drafter_state
-  cache = whole.cache if how == "eagle3" else whole
+  cache = whole.caches[0] if how == "eagle3" else whole
   for buffer in (*cache.keys, *cache.values):
     assert buffer.spec == P(None, "data", "model", None, None)
   for buffer in actual.target_cache.keys:
