@@ -212,10 +212,8 @@ def _eagle3(
 ) -> dict[str, Any]:
   layer, ids = config.layers, "eagle_aux_hidden_state_layer_ids"
   switches = {name: getattr(config, name) for name in EAGLE3_SWITCHES}
-  settings: dict[str, Any] = {
-    "draft_vocab_size": config.draft_vocab_size or layer.vocab_size,
-    ids: [int(i) for i in features],
-  }
+  settings: dict[str, Any] = {ids: [int(i) for i in features]}
+  words = {"draft_vocab_size": config.draft_vocab_size or layer.vocab_size}
   if config.num_features != config.num_fused * layer.embed_dim:
     settings["target_hidden_size"] = config.num_features // config.num_fused
   if (
@@ -226,6 +224,7 @@ def _eagle3(
   ):
     return (
       settings
+      | words
       | switches
       | {
         "architectures": ["Eagle3Speculator"],
@@ -245,6 +244,7 @@ def _eagle3(
         "use_aux_hidden_state": True,
       },
     }
+    | words
   )
 
 

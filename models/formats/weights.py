@@ -30,6 +30,7 @@ from models.formats.families.family import (
 )
 from models.networks import stacked, t5, t5_stacked
 from models.networks.layers import TransformerConfig
+from models.networks.params import shapes_of
 from models.networks.quantized import Quantization, quantize_module
 from models.networks.quantized_tensor import QuantizedTensor, is_quantized
 from models.networks.t5 import T5
@@ -203,7 +204,7 @@ def abstract(
       quantize_module(module, form)
     return module
 
-  return nnx.eval_shape(make)
+  return shapes_of(make)
 
 
 def _quantized(tensor: Tensor) -> QuantizedTensor:

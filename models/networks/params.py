@@ -26,6 +26,15 @@ def split(module: nnx.Module) -> tuple[Callable[[Any], Any], nnx.State]:
   return merge, params
 
 
+def shapes_of(make: Callable[[], nnx.Module]) -> Any:
+  """The module that a function makes, with shapes for parameters.
+
+  `nnx.eval_shape` within a mesh replaces quantized weights by one array.
+  """
+  graphdef, state = jax.eval_shape(lambda: nnx.split(make()))
+  return nnx.merge(graphdef, state)
+
+
 def layerless(module: nnx.Module) -> nnx.State:
   """A module's parameters, those of a model's layers left out."""
   flat = nnx.to_flat_state(nnx.state(module))

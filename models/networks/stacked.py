@@ -30,7 +30,7 @@ from models.networks.description import (
   TransformerConfig,
 )
 from models.networks.layers import Layer
-from models.networks.params import check_params, layerless
+from models.networks.params import check_params, layerless, shapes_of
 from models.networks.quantized import Quantization, quantize_module
 from models.networks.transformer import (
   FINAL,
@@ -181,8 +181,8 @@ def _modules(
   frame = lambda: stored(
     Transformer(config, dtype=dtype, rngs=nnx.Rngs(0), with_layers=False)
   )
-  return nnx.eval_shape(frame), {
-    name: nnx.eval_shape(functools.partial(make, of[0]))
+  return shapes_of(frame), {
+    name: shapes_of(functools.partial(make, of[0]))
     for name, of in kinds(config).items()
   }
 

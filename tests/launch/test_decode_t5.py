@@ -116,7 +116,7 @@ def decoder_only(tmp_path_factory):
     (
       "target={t5}",
       ("--config.drafter=layer_skip('models/pretrained/layers.json')",),
-      "an encoder-decoder, which drafts with no layers left out",
+      "an encoder-decoder drafts with no layers left out",
     ),
     ("target={t5}", ("--config.drafter=ngram",), "none are built in"),
     (

@@ -98,10 +98,9 @@ def test_a_head_in_eight_bits_drafts_and_the_text_is_the_targets(saved, head):
   }
   stored = leaves(models, "weight")
   for place, weight in leaves(whole, "weight").items():
-    scales = leaves(models, place.replace("weight", "scales"))
-    ((_, scale),) = scales.items()
-    assert stored[place].dtype == jnp.int8
-    far = jnp.abs(stored[place] * scale - weight)
+    values, scale = (stored[f"{place}.{x}"] for x in ("values", "scales"))
+    assert values.dtype == jnp.int8
+    far = jnp.abs(values * scale - weight)
     assert (far <= 0.51 * scale).all()
 
   config = settings(

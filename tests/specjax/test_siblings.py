@@ -185,11 +185,12 @@ def test_siblings_drawn_in_a_loop_are_those_drawn_unrolled(name, monkeypatch):
     numbers=random.drafted_numbers(keys, tree.num_drafted), draws=pick_nodes
   )
   context.draw = functools.partial(Context.draw, context)
+  drawing = types.SimpleNamespace(tree=tree, siblings=siblings_lib.get(name))
 
   def drawn():
     return mutation.compiled(
       lambda laws: levels._draw_level(
-        tree, siblings_lib.get(name), 2, *2 * (jnp.log(laws),), context
+        drawing, 2, *2 * (jnp.log(laws),), context
       )
     )(laws)
 

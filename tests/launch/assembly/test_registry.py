@@ -166,7 +166,9 @@ def test_names_are_those_of_the_library_and_what_decoders_are_told():
      drafters.mtp(HEAD, tree=shapes.dynamic(20, top_k=4))),
     ("eagle3(policy=2)", drafters.eagle3(HEAD, policy=policies.fixed(2))),
     ("repeats(eagle3(tokens=1), tokens=7)",
-     drafters.repeats(drafters.eagle3(HEAD, tokens=1), tokens=7)),
+     drafters.repeats(
+       drafters.eagle3(HEAD, tokens=1, policy=policies.fixed(1)), tokens=7
+     )),
     ("ngram", drafters.ngram()),
     ("suffix(tokens=3)", drafters.suffix(tokens=3)),
     ("rest(F)", drafters.rest()),

@@ -305,6 +305,11 @@ def test_a_round_with_ordered_embeddings_has_the_targets_law():
 def test_layers_without_a_source_are_refused():
   with pytest.raises(ValueError, match="layer 0 must have a source, got none"):
     gemma_assistant.ReadingLayers(
-      vocab_size=8, embed_dim=4, num_layers=1, num_heads=1, num_kv_heads=1,
-      head_dim=4, mlp_dim=4, max_positions=8,
+      layers=(
+        LayerSpec(
+          attention=AttentionSpec(num_heads=1, num_kv_heads=1, head_dim=4),
+          feed_forward=DenseSpec(width=4),
+        ),
+      ),
+      vocab_size=8, embed_dim=4, max_positions=8,
     )  # fmt: skip

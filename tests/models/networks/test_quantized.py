@@ -304,9 +304,10 @@ def test_xla_writes_no_copy_of_int8_on_a_cpu_but_of_groups():
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
 def test_products_of_integers_are_as_exact_as_their_parts(dtype):
-  weight = RNG.standard_normal((7, 96)).astype(np.float32)
+  rng = np.random.default_rng(0)
+  weight = rng.standard_normal((7, 96)).astype(np.float32)
   one = quantize(weight, "int8")
-  x = 30 * RNG.standard_normal((2, 3, 96)).astype(np.float32)
+  x = 30 * rng.standard_normal((2, 3, 96)).astype(np.float32)
   x[0, 1] = 0
   x[1, 2, 5] = 3000  # what is beside it has less
   x = jnp.asarray(x, dtype)
@@ -317,7 +318,7 @@ def test_products_of_integers_are_as_exact_as_their_parts(dtype):
   step = np.abs(x).max(-1, keepdims=True) / (127 * 254 ** (parts - 1))
   expected = x @ whole.T
   most = step / 2 * np.abs(whole).sum(-1)
-  most += 2 * float(jnp.finfo(dtype).eps) * np.abs(expected).max()
+  most += 4 * float(jnp.finfo(dtype).eps) * np.abs(expected).max()
   assert np.all(np.abs(np.asarray(actual, np.float64) - expected) <= most)
   np.testing.assert_array_equal(actual[0, 1], 0)
 

@@ -47,4 +47,4 @@ def test_caches_are_cut_as_their_models_wherever_they_stand(how):
     assert buffer.spec == P(None, "data", ("model",), None, None)
   assert cache.length.spec == P("data")
   if how == "eagle3":
-    assert whole.features.spec == P("data")
+    assert whole.logits.spec == P("data")

@@ -122,7 +122,7 @@ def test_a_loop_of_passes_makes_all_of_them_where_the_cache_ends():
 
 @pytest.mark.parametrize("name", ["eagle, drawn chain", "medusa, best tree"])
 def test_a_loop_of_drafts_makes_all_of_them(name):
-  """Each after the token that the one before led to; nothing is committed."""
+  """Each after the token and the state that the one before led to."""
   vocab = 5
   decoder = specjax.make_decoder(
     toy_heads.target(vocab),
@@ -135,29 +135,30 @@ def test_a_loop_of_drafts_makes_all_of_them(name):
     params, jnp.array([[1, 2, 3], [4, 0, 1]]), jnp.array([3, 2]),
     jax.random.key(0), buffer_length=9, max_new_tokens=4,
   )  # fmt: skip
-  loop, newest = timing.proposals_loop(decoder), []
+  loop, newest, states = timing.proposals_loop(decoder), [], []
   for repeats in (0, 1, 2):
     carry = (state.tokens, state.drafter_state, state.target_cache)
     carry = jax.tree.map(jnp.copy, carry)
     tokens, drafter_state, cache = loop(params, carry, repeats, state)
     newest.append([int(tokens[row, n - 1]) for row, n in enumerate((3, 2))])
+    states.append(
+      dataclasses.replace(
+        state, tokens=tokens, drafter_state=drafter_state, target_cache=cache
+      )
+    )
     assert jax.tree.structure(drafter_state) == jax.tree.structure(
       state.drafter_state
     )
     np.testing.assert_array_equal(cache.length, state.target_cache.length)
   assert newest[0] == [3, 0]
-  actual = state
   for index, expected in enumerate(newest[1:]):
     keys = random.step_keys(state.keys, state.length - 1 + index)
-    draft, *_ = decoder.propose(params, dataclasses.replace(actual, keys=keys))
+    now = dataclasses.replace(states[index], keys=keys)
+    draft, *_ = decoder.propose(params, now)
     total = draft.tokens.sum(1)
     if draft.log_probs is not None:
       total += (draft.log_probs[:, 1:].max(-1) > -1).any(1)
     assert (total % vocab).tolist() == expected
-    rows = jnp.arange(2)
-    actual = dataclasses.replace(
-      state, tokens=state.tokens.at[rows, state.length - 1].set(total % vocab)
-    )
 
 
 def test_passes_of_a_draft_on_the_targets_cache_are_timed_there(monkeypatch):
