@@ -13,6 +13,9 @@ import time
 ROOT = pathlib.Path(__file__).parents[1]
 # Generous: the machine may be busy. A test that hangs is ended by it.
 PATIENCE = 240
+# Threads of XLA:CPU. It takes as many as devices; when a program has several
+# collectives under way on each, all threads wait and none is left to join.
+THREADS = "64"
 
 
 def free_port() -> int:
@@ -25,8 +28,8 @@ def printed(program: str, *arguments) -> str:
   """The last line that a program prints, on CPU devices that it asks for."""
   done = subprocess.run(
     [sys.executable, "-c", textwrap.dedent(program), *map(str, arguments)],
-    cwd=ROOT, env=os.environ | {"JAX_PLATFORMS": "cpu"}, capture_output=True,
-    text=True, timeout=2 * PATIENCE, check=False,
+    cwd=ROOT, env=os.environ | {"JAX_PLATFORMS": "cpu", "NPROC": THREADS},
+    capture_output=True, text=True, timeout=2 * PATIENCE, check=False,
   )  # fmt: skip
   assert done.returncode == 0, done.stderr[-2000:]
   return done.stdout.splitlines()[-1]
@@ -55,6 +58,7 @@ def start(commands, *, devices=1, **environment):
         "JAX_COORDINATOR_ADDRESS": f"localhost:{port}",
         "JAX_NUM_PROCESSES": str(len(commands)),
         "JAX_PROCESS_ID": str(number),
+        "NPROC": THREADS,
         **environment,
       },
     )
