@@ -235,15 +235,15 @@ def decoder_with(draft):
 # small to be seen on so few prompts. To see it, train longer on more text.
 
 # %%
-from specjax import intervals
-from specjax.runtime import engine, requests
+from launch.evaluation import intervals
+from specjax.runtime import requests
 
 drafts, decoded = {"before": "models/pretrained/draft"}, {}
 drafts |= {name: str(workdir / name / "model") for name in curves}
 for name, draft in drafts.items():
   fast, items = decoder_with(draft)
   (batch,) = requests.make_batches(items, batch_size=len(items), max_width=64)
-  units = [engine.unit_of([c], 0.0, None) for c in fast.run(batch)[0]]
+  units = [intervals.unit_of([c], 0.0, None) for c in fast.run(batch)[0]]
   decoded[name] = intervals.summarize(units)
 
 # %% [markdown]

@@ -31,10 +31,10 @@ from launch import (
   tracing,
 )
 from launch.assembly import pair, registry
+from launch.evaluation import intervals
 from launch.prompts import Prompt
 from launch.results import Journal
-from specjax import intervals
-from specjax.runtime import engine, requests
+from specjax.runtime import requests
 from specjax.runtime.engine import Completion, Engine
 from specjax.runtime.requests import Batch, make_batches
 from specjax.state import StopReason
@@ -73,14 +73,14 @@ def decode_batch(
   for one in engines if number % 2 == 0 else reversed(engines):
     done[one is speculative] = one.run(batch)
   rows = [vars(c) for c in done[True][0]]
-  return _record(batch, rows, engine.unit_of(*done[True], done.get(False)))
+  return _record(batch, rows, intervals.unit_of(*done[True], done.get(False)))
 
 
 def trace_batch(batch: Batch, trace: Callable[[Batch], tracing.Traced]) -> dict:
   """As `decode_batch`, round by round, with what was seen in the rows."""
   start = time.perf_counter()
   done, seen = trace(batch)
-  unit = engine.unit_of(done, time.perf_counter() - start, None)
+  unit = intervals.unit_of(done, time.perf_counter() - start, None)
   rows = [vars(c) | more for c, more in zip(done, seen, strict=True)]
   return _record(batch, rows, unit)
 
@@ -164,7 +164,7 @@ def read_prompts(
 
 
 def summary_of(items: list[Prompt], records: list[dict]) -> dict:
-  """The numbers of a run (`specjax.intervals.summarize`)."""
+  """The numbers of a run (`intervals.summarize`)."""
   content = {p.key: requests.content_of(p) for p in items}
   summary = intervals.summarize(
     intervals.merged(

@@ -14,10 +14,10 @@ import rich.table
 import rich.text
 
 from launch import stops
+from launch.evaluation import intervals
 from launch.prompts import Prompt
 from launch.report import loss_in_words
 from models.tokenizers import Tokenizer
-from specjax import intervals
 from specjax.runtime.engine import Completion
 from specjax.state import Origin
 from specjax.types import Rule

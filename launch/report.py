@@ -7,7 +7,8 @@ from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from specjax import intervals, rules
+from launch.evaluation import intervals
+from specjax import rules
 
 if TYPE_CHECKING:  # what only talks need not load it
   from matplotlib.figure import Figure

@@ -11,7 +11,6 @@ how drafts are verified, `drafters/` for how they are made.
 from specjax import (
   drafters,
   exact,
-  intervals,
   rules,
   siblings,
   theory,
@@ -42,6 +41,6 @@ __all__ = [
   "Cache", "DecodeState", "Decoder", "Draft", "Drafter", "Engine",
   "LanguageModel", "ModelOutput", "Origin", "Params", "Rule", "Sampling",
   "Settings", "StopReason", "Tree", "Verification", "drafters", "exact",
-  "intervals", "make_decoder", "make_sampling", "rules", "siblings", "theory",
+  "make_decoder", "make_sampling", "rules", "siblings", "theory",
   "tree", "tree_search",
 ]  # fmt: skip

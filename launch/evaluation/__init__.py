@@ -4,8 +4,10 @@
   systems.py        calls such as "ngram(max_ngram=2)" -> `System`s that decode
   hf_reference.py   transformers in another process, as a system
   measure.py        groups of questions -> records: every system in turn
+  timing.py         a function or a jitted loop -> its seconds
   costs.py          a group of median length -> seconds of rounds and passes
   margins.py        where greedy completions part -> how near two logits were
+  intervals.py      counts and seconds of units -> ratios with intervals
   summary.py        records -> rows of numbers, by category, task and over all
   page.py           those rows -> a page
   explain.py        rows and costs -> does it pay, and why; its figure

@@ -1,62 +1,110 @@
 """Seconds of a system's rounds and passes, timed separately from the answers.
 
-`specjax.runtime.timing` decodes the turn of a middling group in pieces, between
-which passes are timed. From the ratio of two rounds, and from how many rounds
-the answers took, follows the speed-up that should be measured (`summary`).
+From the ratio of two rounds, and from how many rounds the answers took, follows
+the speed-up that should be measured (`summary`).
+
+Passes are timed in the middle of real runs: the turn of a middling group is
+decoded in two pieces, and between them, at another place every time, passes are
+timed on copies of the run's own caches. So they are timed at contexts that runs
+have, and a machine's drift falls on rounds and passes alike: every part is a
+share of the round beside which it was timed, and the median share counts.
+
+The parts of a round, from the inside out:
+
+- `passes`: its model passes, each timed in a loop of its own, weights warm;
+- `out_of_cache`: the further time of the same passes in the order of a round,
+  where the target's weights drive the draft's out of the processor's cache;
+- `laws`: every distribution of it is warped, and the drafted tokens drawn;
+- `bookkeeping`: verification, the two draws, writing and counting.
 """
 
 import dataclasses
+import functools
 import json
-from collections.abc import Mapping
+import math
+import statistics
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
 from launch.assembly.pair import Pair
-from specjax.runtime import timing
+from launch.evaluation import timing
+from launch.evaluation.timing import Passes, timed
+from specjax import recurrent
+from specjax.cache import Cache
 from specjax.runtime.engine import Engine
 from specjax.runtime.requests import Batch
+from specjax.state import DecodeState
+from specjax.types import LanguageModel, no_state
 
 # Tokens of the target passes that `--timing=passes` times.
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16)
-_RUNS = 3  # that count; one for each place that `timing` stops at
+_PLACES = (0.25, 0.5, 0.75)  # of a run, where passes are timed
+# Timings on a quiet machine repeat to within this much of a round, ...
+_SLACK = 0.05
+# ... and those of one pass in two kinds of runs to within this much of it.
+_DRIFT = 0.25
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Costs:
-  """Seconds of a round and of its parts, as a result has them.
+  """Seconds of a decoding round and of what it is made of.
 
   Attributes:
-    depth: levels that the draft has, one or more.
-    step, plain_step: of a drafted round, and of a plain one.
-    drafting: of a round's draft passes.
-    target: of a target pass, by the tokens that a row feeds.
-    nodes: tokens that a drafted round feeds it.
-    prefill, plain_prefill: of the prompts' passes.
+    depth: levels that the draft has.
+    step: one whole speculative round.
+    plain_step: one whole autoregressive round.
+    target: {T: one target pass over T tokens}.
+    draft: {T: one draft pass over T tokens}; empty without a draft model.
+    draft_passes: T of each draft pass of a round, in order.
+    nodes: T of the target's pass of a round.
+    in_order: a round's passes, in its order; None where rounds choose among
+      passes of several widths, so that none is every round's.
+    unverified: a round without verification and what follows; None on a mesh,
+      and where `in_order` is.
+    proposal: drafting as a whole, draws and distributions too, where a head
+      drafts, whose passes are not timed one by one; then `draft` is empty, and
+      `in_order` the target's pass alone. None for other drafters, and on a
+      mesh.
+    again: one target pass over one token, timed beside drafted rounds, where
+      `target[1]` is timed beside plain ones.
+    prefill, plain_prefill: the prompts' passes.
   """
 
   depth: int
   step: float
   plain_step: float
-  drafting: float
   target: Mapping[int, float]
+  draft: Mapping[int, float]
+  draft_passes: tuple[int, ...]
   nodes: int
+  in_order: float | None
+  unverified: float | None
+  proposal: float | None
+  again: float
   prefill: float
   plain_prefill: float
 
   @classmethod
   def of(cls, record: Mapping) -> "Costs":
-    """The costs in a record; KeyError or TypeError if any is missing."""
+    """The costs of a record (`measure_costs`) that was read from JSON."""
     seconds = record["seconds"]
-    names = ("step", "plain_step", "nodes", "prefill", "plain_prefill")
+    numbered = lambda name: {int(n): s for n, s in seconds[name].items()}
     return cls(
-      depth=record["depth"],
-      drafting=record["draft_cost"] * seconds["plain_step"],
-      target={int(n): s for n, s in seconds["target"].items()},
-      **{name: seconds[name] for name in names},
+      **seconds | {name: numbered(name) for name in ("target", "draft")}
     )
 
   @property
+  def drafting(self) -> float:
+    """Seconds of a round's drafting, as far as it was timed."""
+    passes = sum(self.draft[t] for t in self.draft_passes)
+    return passes + (self.proposal or 0.0)
+
+  @property
   def forwards(self) -> float:
-    """Seconds of a drafted round's passes."""
+    """Seconds of a round's model passes, each timed alone."""
     return self.drafting + self.target[self.nodes]
 
   @property
@@ -70,6 +118,252 @@ class Costs:
     """Seconds of a level of the draft: its passes, and a share of the rest."""
     left = max(self.step - self.forwards, 0.0) - self.rest
     return (self.drafting + left) / self.depth
+
+  @property
+  def attribution(self) -> dict[str, float | None]:
+    """Seconds of each part of a round; they add up to `step`.
+
+    None is unknown. A part that comes out negative by less than the noise of
+    two timings is 0, and the part before it is smaller by as much.
+    """
+    names = ("passes", "out_of_cache", "laws", "bookkeeping")
+    parts: dict[str, float | None] = dict.fromkeys(names)
+    if self.in_order is None:
+      return parts
+    in_order = self.in_order + (self.proposal or 0.0)
+    every = (self.forwards, in_order, self.unverified, self.step)
+    known = {n: s for n, s in zip(names, every, strict=True) if s is not None}
+    marks = list(known.values())
+    for i in reversed(range(len(marks) - 1)):
+      if 0 < marks[i] - marks[i + 1] <= _SLACK * self.step:
+        marks[i] = marks[i + 1]
+    for name, mark, before in zip(known, marks, [0.0, *marks], strict=False):
+      parts[name] = mark - before
+    return parts
+
+  @property
+  def doubts(self) -> list[str]:
+    """Contradictions among these seconds; empty where they are consistent.
+
+    On a busy machine a whole may come out shorter than its part, or one pass
+    take different times beside drafted rounds and beside plain ones.
+    """
+    ms = lambda seconds: f"{1e3 * seconds:.2f} ms"
+    doubts = [
+      f"{name.replace('_', ' ')} took {ms(seconds)} of a round"
+      for name, seconds in self.attribution.items()
+      if seconds is not None and seconds < 0
+    ]
+    one, wide = self.target[1], self.target[self.nodes]
+    for less, part, whole in (
+      (self.plain_step, "the pass of a plain round", "the round"),
+      (wide, "a target pass over one token", f"one over {self.nodes}"),
+      (self.step, "a target pass over one token", "a drafted round"),
+    ):
+      if less < one - _SLACK * self.plain_step:
+        doubts.append(f"{part} took {ms(one)}, {whole} {ms(less)}")
+    apart = max(self.again, one) / min(self.again, one) - 1
+    if apart > _DRIFT:
+      doubts.append(
+        f"two timings of a target pass over one token, {ms(one)} and "
+        f"{ms(self.again)}, disagree by {apart:.0%}: the machine is busy, or "
+        "the model too small"
+      )
+    return doubts
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Run:
+  """A run of a batch in pieces, timed.
+
+  Attributes:
+    prefill: seconds of the prompts' passes, and of the host's part in them.
+    seconds: of its rounds, the calls from the host that made them taken off.
+    rounds: how many.
+    parts: seconds of a pass, by name.
+  """
+
+  prefill: float
+  seconds: float
+  rounds: int
+  parts: dict[str, float]
+
+
+class Pieces:
+  """Decodes a batch in pieces, and times the passes between them.
+
+  Args:
+    speculative, plain: compiled engines of one pair.
+    draft: the model that drafts, whose passes are timed on the drafter's state
+      if that is a cache and the model has parameters of its own, on the
+      target's cache if it has none or keeps no state; None where none drafts.
+    batch: the prompts.
+    widths: tokens of further target passes to time; those that no cache of that
+      shape could hold are left out.
+  """
+
+  def __init__(
+    self,
+    speculative: Engine,
+    plain: Engine,
+    *,
+    draft: LanguageModel | None,
+    batch: Batch,
+    widths: tuple[int, ...] = (),
+  ):
+    self._speculative, self._plain, self._batch = speculative, plain, batch
+    params, decoder = speculative.params, speculative.decoder
+    drafter, alone = decoder.drafter, speculative.mesh is None
+    has_params = params.draft is not None
+    # A drafter without state drafts on the target's cache (`quantized_self`).
+    self._own_cache = (
+      draft is not None and has_params and drafter.init is not no_state
+    )
+    self._params = {"target": params.target}
+    models = {"target": (decoder.target, "target")}
+    if draft is not None:
+      models["draft"] = (draft, "draft" if self._own_cache else "target")
+      self._params["draft"] = params.draft if has_params else params.target
+    self._loop = functools.cache(functools.partial(timing.passes_loop, models))
+    # What no model drafts is timed with the distributions; of a head, drafting
+    # as such.
+    self._passes = () if draft is None else drafter.passes
+    self._nodes, self._depth = drafter.tree.num_fed, drafter.tree.max_depth
+    self._one_width = not decoder.widths
+    room = batch.width + plain.max_new_tokens
+    self._widths = sorted({w for w in widths if w <= room} - {1, self._nodes})
+    self._loops = {}
+    if alone and self._one_width:
+      self._loops["unverified"] = timing.unverified_loop(decoder)
+    if alone and draft is None and drafter.passes:
+      self._loops["proposal"] = timing.proposals_loop(decoder)
+    self._turn = 0
+    self._runs: tuple[list[Run], list[Run]] = ([], [])
+
+  def add(self, rounds: int, plain_rounds: int) -> None:
+    """Decodes the batch with drafts and plainly; the first time warms up.
+
+    Args:
+      rounds, plain_rounds: that the two are known to take.
+    """
+    share = _PLACES[self._turn % len(_PLACES)]
+    for runs, engine, count, parts in (
+      (self._runs[0], self._speculative, rounds, self._of_a_round),
+      (self._runs[1], self._plain, plain_rounds, self._of_target),
+    ):
+      with engine.on_mesh():
+        place = math.ceil(count * share)
+        run = _in_pieces(engine, self._batch, place=place, parts=parts)
+      if self._turn:
+        runs.append(run)
+    self._turn += 1
+
+  def _of_a_round(self, state: DecodeState) -> dict[str, float]:
+    """Seconds of a speculative round's passes, alone and together."""
+    verify = ("target", self._nodes)
+    caches = {"target": state.target_cache}
+    if self._own_cache:
+      inner = state.drafter_state
+      while hasattr(inner, "inner"):  # others may wrap it (`online`)
+        inner = inner.inner
+      if isinstance(inner, Cache):
+        caches["draft"] = inner
+      else:  # another kind of drafter: its passes are part of drafting
+        self._passes = ()
+    drafts = tuple(("draft", fed) for fed in self._passes)
+    orders: dict[str, Passes] = {
+      f"{who} {fed}": ((who, fed),) for who, fed in (*drafts, verify)
+    }
+    orders["again"] = (("target", 1),)
+    if self._one_width:
+      orders["in_order"] = (*drafts, verify)
+    seconds = self._time(orders, caches)
+    carry = (state.tokens, state.drafter_state, state.target_cache)
+    without = dict.fromkeys(("tokens", "drafter_state", "target_cache"))
+    rest = dataclasses.replace(state, **without)
+    for name, loop in self._loops.items():
+      seconds[name], _ = timing.per_repeat(
+        loop, self._speculative.params, _copy(carry), rest
+      )
+    return seconds
+
+  def _of_target(self, state: DecodeState) -> dict[str, float]:
+    """Seconds of target passes over one token and over each of `widths`."""
+    orders = {f"target {t}": (("target", t),) for t in (1, *self._widths)}
+    return self._time(orders, {"target": state.target_cache})
+
+  def _time(self, orders: Mapping[str, Passes], caches) -> dict[str, float]:
+    caches, seconds = _copy(caches), {}
+    for name, order in orders.items():
+      # Recurrent states have room for what a pass is over.
+      widest = max(fed for _, fed in order)
+      caches = {
+        who: cache.replace(recurrent=recurrent.widened(cache.recurrent, widest))
+        for who, cache in caches.items()
+      }
+      seconds[name], caches = timing.per_repeat(
+        self._loop(order), self._params, caches
+      )
+    return seconds
+
+  def costs(self) -> Costs:
+    """Seconds of a round and of its parts."""
+    drafted, plain = self._runs
+    step, plain_step = _mean_round(drafted), _mean_round(plain)
+    seconds = {**_scaled(plain, plain_step), **_scaled(drafted, step)}
+    passes: dict[str, dict[int, float]] = {"target": {}, "draft": {}}
+    for name in [name for name in seconds if " " in name]:
+      who, fed = name.split()
+      passes[who][int(fed)] = seconds.pop(name)
+    return Costs(
+      depth=self._depth,
+      step=step,
+      plain_step=plain_step,
+      **{who: dict(sorted(some.items())) for who, some in passes.items()},
+      draft_passes=self._passes,
+      nodes=self._nodes,
+      prefill=statistics.fmean(run.prefill for run in drafted),
+      plain_prefill=statistics.fmean(run.prefill for run in plain),
+      **dict.fromkeys(("in_order", "unverified", "proposal")) | seconds,
+    )
+
+
+def _copy(tree):
+  return jax.block_until_ready(jax.tree.map(jnp.copy, tree))
+
+
+def _in_pieces(
+  engine: Engine,
+  batch: Batch,
+  *,
+  place: int,
+  parts: Callable[[DecodeState], dict[str, float]],
+) -> Run:
+  """Decodes a batch in two pieces; in between, `parts` times copies of it."""
+  prefill, state = timed(engine.prefill, batch)
+  first, state = timed(engine.generate, batch, state, place)
+  of_parts = parts(state)
+  second, state = timed(engine.generate, batch, state)
+  idle, state = timed(engine.generate, batch, state)  # nothing is left to do
+  return Run(
+    prefill=prefill,
+    seconds=timing.taken_off(2 * idle, first + second),
+    rounds=int(state.num_steps),
+    parts=of_parts,
+  )
+
+
+def _mean_round(runs: list[Run]) -> float:
+  return sum(run.seconds for run in runs) / sum(run.rounds for run in runs)
+
+
+def _scaled(runs: list[Run], step: float) -> dict[str, float]:
+  """Seconds of every part: the median share of its own run's round."""
+  shares: dict[str, list[float]] = {}
+  for run in runs:
+    for name, seconds in run.parts.items():
+      shares.setdefault(name, []).append(seconds * run.rounds / run.seconds)
+  return {name: step * statistics.median(s) for name, s in shares.items()}
 
 
 def measure_costs(
@@ -85,31 +379,27 @@ def measure_costs(
   """Times the rounds of a system and of plain decoding, and their passes.
 
   Returns:
-    `seconds`, which are `timing.StepCosts`, and of them `round_cost` and
-    `draft_cost`, a round and its draft passes in plain rounds; the round fed
-    the target `round_fed` tokens on average, and one more or less makes it
-    `fed_cost` dearer or cheaper; `prompt_tokens` is the width of the batch,
-    `depth` the draft's. `doubts` say why nothing is predicted of them, if there
-    are any.
+    `seconds`, which are `Costs`, and of them `round_cost` and `draft_cost`, a
+    round and its draft passes in plain rounds; the round fed the target
+    `round_fed` tokens on average, and one more or less makes it `fed_cost`
+    dearer or cheaper; `prompt_tokens` is the width of the batch, `depth` the
+    draft's. `doubts` say why nothing is predicted of them, if there are any.
   """
   # A draft that learns is timed as it began; its answers' times hold updates.
   engine = dataclasses.replace(engine, learner=None)
   for one in (engine, plain):
     one.compile(batch)
-  pieces = timing.Pieces(
-    engine, plain, draft=pair.draft, typical=batch, widths=widths
-  )
+  pieces = Pieces(engine, plain, draft=pair.draft, batch=batch, widths=widths)
   rounds = numbers["rounds"]
-  calls = {"speculative": rounds, "autoregressive": plain_numbers["rounds"]}
-  for index in range(_RUNS * (2 if widths else 1) + 1):
-    pieces.add(batch, calls, index=index, number=0)
+  for _ in range(1 + len(_PLACES)):
+    pieces.add(rounds, plain_numbers["rounds"])
   costs = pieces.costs()
   nodes, drafts = costs.nodes, costs.drafting / costs.plain_step
   # Drafting of a head on a mesh is not timed apart.
   unknown = pair.draft is None and pair.params.draft is not None
   wider = costs.target[nodes] - costs.target[1]
   return {
-    "depth": pair.decoder.drafter.tree.max_depth,
+    "depth": costs.depth,
     "prompt_tokens": batch.width,
     "round_cost": costs.step / costs.plain_step,
     "round_fed": numbers["fed"] / max(rounds, 1),

@@ -19,17 +19,16 @@ import tqdm
 from launch import processes
 from launch.assembly import pair
 from launch.assembly.pair import Pair
-from launch.evaluation import costs, margins, questions, systems
+from launch.evaluation import costs, intervals, margins, questions, systems
 from launch.evaluation.hf_reference import Process
 from launch.evaluation.questions import Asked, Question
 from launch.evaluation.systems import PLAIN, System
+from launch.evaluation.timing import timed
 from launch.results import Journal
 from models.tokenizers import Tokenizer
-from specjax import intervals
 from specjax.runtime import compilation
 from specjax.runtime.engine import Completion, Engine, completions
 from specjax.runtime.requests import Batch, make_batches
-from specjax.runtime.timing import timed
 from specjax.state import Origin
 
 TIMINGS = ("none", "rounds", "passes")

@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from launch.assembly.pair import Pair
+from launch.evaluation import intervals
 from launch.evaluation.systems import PLAIN, System
-from specjax import intervals
 
 LEVELS = ("all", "task", "category")
 
@@ -259,7 +259,7 @@ def _predicted(
     _predicted_seconds(list(entries(record, system)), cost)
     for record in records
   ]
-  ends = intervals.interval([units], [should])
-  error = sum(units) / sum(should) - 1
+  found = intervals.ratio("error", [units], [should])
+  error, ends = found["error"] - 1, found["error_ci"]
   values = speedup * (1 + error), error, ends and [end - 1 for end in ends]
   return dict(zip(names, values, strict=True))

@@ -22,10 +22,10 @@ import tqdm
 
 from launch import cli, prompts, provenance, results
 from launch.assembly import pair
+from launch.evaluation import intervals
 from models import checkpoints
 from models.networks.transformer import as_language_model
 from models.tokenizers import Tokenizer
-from specjax import intervals
 from specjax.runtime.requests import make_batches
 from specjax.state import Origin
 

@@ -15,9 +15,9 @@ from absl import flags
 
 from launch import cli, results
 from launch.assembly import files
+from launch.evaluation import timing
 from models import checkpoints
 from specjax.drafters.shared import corpus
-from specjax.runtime import timing
 
 cli.reads(cli.OUTPUT, cli.TARGET)
 _INPUT = flags.DEFINE_string("input", None, "A folder of texts, or JSONL.")

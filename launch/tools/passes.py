@@ -21,12 +21,11 @@ from absl import flags
 
 from configs import shapes
 from launch import cli, provenance, results
+from launch.evaluation import timing
 from launch.planning import networks
 from models.formats.huggingface import translate
 from models.networks import stacked
 from specjax import recurrent
-from specjax.runtime import timing
-from specjax.runtime.timed_loops import passes_loop
 
 cli.reads(cli.BATCH_SIZES, cli.TARGET, cli.OUTPUT)
 _WIDTHS = flags.DEFINE_list(
@@ -74,7 +73,9 @@ def measure(config, rows: int, widths: list[int]) -> list[dict]:
   }
   seconds: dict[int, list[float]] = {width: [] for width in widths}
   loops = {
-    width: passes_loop({"target": (model, "target")}, (("target", width),))
+    width: timing.passes_loop(
+      {"target": (model, "target")}, (("target", width),)
+    )
     for width in widths
   }
   per_pass = functools.partial(timing.per_repeat, repeats=_REPEATS)

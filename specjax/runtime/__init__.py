@@ -1,1 +1,1 @@
-"""Running a decoder: engine, compilation, timing, meshes, stop strings."""
+"""Running a decoder: engine, compilation, meshes, stop strings."""

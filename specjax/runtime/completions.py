@@ -1,9 +1,9 @@
 """Completions of prompts, whole or token by token, read from a state."""
 
 import dataclasses
+import math
 from typing import Any
 
-from specjax import intervals
 from specjax.runtime.stopping import fetch
 from specjax.state import DecodeState, Origin, StopReason
 
@@ -57,6 +57,7 @@ def completions(state: DecodeState, count: int) -> list[Completion]:
   c = state.counters
   done = []
   for row in range(count):
+    distance = float(c.total_variation[row])
     part = slice(int(state.prompt_length[row]), int(state.length[row]))
     done.append(
       Completion(
@@ -68,7 +69,7 @@ def completions(state: DecodeState, count: int) -> list[Completion]:
         num_drafted=int(c.num_drafted[row]),
         num_accepted=int(c.num_accepted[row]),
         expected_accepted=float(c.expected_accepted[row]),
-        total_variation=intervals.known(c.total_variation[row]),
+        total_variation=None if math.isnan(distance) else distance,
         accept_counts=c.accept_counts[row].tolist(),
       )
     )

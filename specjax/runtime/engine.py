@@ -20,7 +20,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from specjax import intervals, penalties, random
+from specjax import penalties, random
 from specjax.adaptive import ladder as ladder_lib
 from specjax.adaptive.ladder import Ladder
 from specjax.decode import Decoder
@@ -431,25 +431,3 @@ def everywhere(mesh: Mesh | None, arguments: Any) -> Any:
     return jax.make_array_from_callback(x.shape, whole, lambda i: x[i])
 
   return jax.tree.map(put, arguments)
-
-
-def unit_of(
-  completions: list[Completion],
-  seconds: float,
-  baseline: tuple[list[Completion], float] | None,
-) -> intervals.Unit:
-  """The measured unit of a batch."""
-  total = lambda name: sum(getattr(c, name) for c in completions)
-  return intervals.Unit(
-    num_tokens=sum(len(c.token_ids) for c in completions),
-    num_target_calls=total("num_target_calls"),
-    num_drafted=total("num_drafted"),
-    num_accepted=total("num_accepted"),
-    expected_accepted=total("expected_accepted"),
-    total_variation=intervals.sum_known(c.total_variation for c in completions),
-    seconds=seconds,
-    baseline_num_tokens=baseline and sum(len(c.token_ids) for c in baseline[0]),
-    baseline_num_target_calls=baseline
-    and sum(c.num_target_calls for c in baseline[0]),
-    baseline_seconds=baseline and baseline[1],
-  )

@@ -91,7 +91,7 @@ def content_of(request: Request) -> tuple[tuple[int, ...], tuple[int, ...]]:
   """Tokens that the models read, the encoder's first: identity of a prompt.
 
   Completions of one prompt are not independent units, whatever their row ids
-  and seeds (`specjax.intervals.groups_of`).
+  and seeds.
   """
   return tuple(input_ids_of(request)), tuple(request.token_ids)
 

@@ -8,9 +8,10 @@ import rich.console
 from files import EMBEDDED
 
 from launch import display
+from launch.evaluation import intervals
 from launch.prompts import Prompt
 from models import tokenizers
-from specjax import intervals, rules
+from specjax import rules
 from specjax.runtime.engine import Completion
 from specjax.state import Origin
 

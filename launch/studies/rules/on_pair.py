@@ -19,8 +19,9 @@ from launch.assembly import pair as pair_lib
 from launch.assembly import registry
 from launch.assembly.drafting import with_tokens
 from launch.assembly.pair import Pair
+from launch.evaluation import intervals
 from launch.studies.rules.cases import Case
-from specjax import intervals, random
+from specjax import random
 from specjax import siblings as siblings_lib
 from specjax.decode import make_decoder
 from specjax.runtime import requests

@@ -27,9 +27,9 @@ import numpy as np
 from absl import flags
 
 from launch import cli, provenance, report, results
+from launch.evaluation import timing
 from launch.studies.rules import cases, on_vectors
 from launch.studies.theory import plots, simulation
-from specjax.runtime import timing
 from specjax.theory import (
   experts,
   markov,

@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from launch import report
-from specjax import intervals
+from launch.evaluation import intervals
 
 
 def _figure(width=5.5, height=3.6, columns=1) -> tuple[Figure, list[Axes]]:

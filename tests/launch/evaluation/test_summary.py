@@ -5,8 +5,7 @@ import copy
 import evaluations
 import pytest
 
-from launch.evaluation import page, summary
-from specjax import intervals
+from launch.evaluation import intervals, page, summary
 
 
 def row(rows, system, category="all", level=None):
@@ -76,10 +75,10 @@ def test_an_answer_that_nan_ended_at_once_counts_for_nothing():
 def test_a_group_with_all_its_turns_is_the_unit_of_the_paired_interval():
   rows = summary.rows_of(evaluations.thrice(), [])
   actual = row(rows, "ngram")
-  low, high = intervals.interval(
-    [[20, 8] * 3, [7.0, 2.0] * 3], [[3.5, 2.5] * 3, [20, 8] * 3]
+  expected = intervals.ratio(
+    "x", [[20, 8] * 3, [7.0, 2.0] * 3], [[3.5, 2.5] * 3, [20, 8] * 3]
   )
-  assert actual["speedup_ci"] == pytest.approx((low, high))
+  assert actual["speedup_ci"] == pytest.approx(expected["x_ci"])
   one = row(rows, "ngram", "math", "task")
   assert one["num_groups"] == 3
   assert one["speedup_ci"] is None  # of three groups too little is known
@@ -116,7 +115,7 @@ def test_the_prediction_is_made_of_the_rounds_cost_and_of_the_rounds():
   assert predicted == pytest.approx(9 / sum(seconds))
   error = predicted / actual["speedup"] - 1
   assert actual["prediction_error"] == pytest.approx(error)
-  low, high = intervals.interval([[3.5, 2.5] * 3], [seconds * 3])
+  low, high = intervals.ratio("x", [[3.5, 2.5] * 3], [seconds * 3])["x_ci"]
   assert actual["prediction_error_ci"] == pytest.approx([low - 1, high - 1])
   assert row(rows, "plain")["predicted_speedup"] is None
   wider = [one | {"batch_size": 8} for one in evaluations.example()]

@@ -1,7 +1,10 @@
-"""Loops of a round's parts, jitted, for `specjax.runtime.timing` to time."""
+"""Timing of calls, and jitted loops of a round's parts to time."""
 
 import dataclasses
 import functools
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +17,33 @@ from specjax.state import DecodeState
 from specjax.types import Commit, LanguageModel, Params
 
 Passes = tuple[tuple[str, int], ...]  # whose pass, over how many tokens
+REPEATS = 12  # of a loop in one timing
+
+_T = TypeVar("_T")
+
+
+def timed(part: Callable[..., _T], *arguments) -> tuple[float, _T]:
+  """Seconds until a function's result is ready, and the result."""
+  start = time.perf_counter()
+  result = jax.block_until_ready(part(*arguments))
+  return time.perf_counter() - start, result
+
+
+def per_repeat(
+  loop, params, carry, *more, repeats: int = REPEATS
+) -> tuple[float, Any]:
+  """Seconds of one repeat of a loop, its call from the host taken off."""
+  call, carry = timed(loop, params, carry, 0, *more)
+  whole, carry = timed(loop, params, carry, repeats, *more)
+  return taken_off(call, whole) / repeats, carry
+
+
+def taken_off(calls: float, whole: float) -> float:
+  """`whole - calls`, or the whole where that would not be positive.
+
+  An empty call may be held up for longer than all the work takes.
+  """
+  return whole - calls if calls < whole else whole
 
 
 def passes_loop(models: dict[str, tuple[LanguageModel, str]], order: Passes):
@@ -28,8 +58,8 @@ def passes_loop(models: dict[str, tuple[LanguageModel, str]], order: Passes):
     donated and come back no longer than they were. Every pass is fed what
     depends on all logits of the one before, so that none can be left out, each
     row other tokens, since a mixture reads more for different ones, and writes
-    to the slots after the cache's length (the last ones, where they
-    would not fit).
+    to the slots after the cache's length (the last ones, where they would not
+    fit).
   """
 
   @functools.partial(jax.jit, donate_argnums=1)
@@ -56,7 +86,7 @@ def passes_loop(models: dict[str, tuple[LanguageModel, str]], order: Passes):
   return run
 
 
-def laws_loop(decoder: Decoder):
+def unverified_loop(decoder: Decoder):
   """A jitted loop of rounds that end before verification; see `_loop`.
 
   Drafts, scores and warps; the next last token depends on all distributions.
@@ -84,8 +114,8 @@ def proposals_loop(decoder: Decoder):
       now = decoder.score(params, state)
       return now.output, now.target_log_probs
 
-    output, laws = jax.eval_shape(seen, params, state)
     zeros = lambda x: jnp.zeros(x.shape, x.dtype)
+    output, log_probs = jax.tree.map(zeros, jax.eval_shape(seen, params, state))
     path = np.arange(draft.tree.max_depth + 1, dtype=np.int32)
     drafter_state = decoder.drafter.commit(
       params,
@@ -96,9 +126,9 @@ def proposals_loop(decoder: Decoder):
         path=jnp.broadcast_to(path, (len(draft.tokens), len(path))),
         length=state.length + 1,
         newest=draft.tokens[:, -1],
-        target_output=jax.tree.map(zeros, output),
+        target_output=output,
         num_refed=jnp.zeros_like(state.length),
-        target_log_probs=zeros(laws),
+        target_log_probs=log_probs,
       ),
     )
     last = jnp.sum(draft.tokens, axis=1)

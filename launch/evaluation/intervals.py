@@ -2,9 +2,9 @@
 
 Counts are summed over rows before they are divided (a ratio of totals, not a
 mean of ratios). Intervals are over the units that were decoded together, with
-baseline and speculative times paired inside a unit (`log_interval`,
-`share_interval`). Units that share a prompt are one (`merged`). Fewer than
-`LEAST` units get no interval: their spread cannot be estimated.
+baseline and speculative times paired inside a unit. Units that share a prompt
+are one (`merged`). Fewer than `LEAST` units get no interval: their spread
+cannot be estimated.
 """
 
 import dataclasses
@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
+
+from specjax.runtime.completions import Completion
 
 # Coverage aimed at.
 _CONFIDENCE = 0.95
@@ -51,6 +53,38 @@ class Unit:
   baseline_seconds: float | None = None
 
 
+def unit_of(
+  completions: Sequence[Completion],
+  seconds: float,
+  baseline: tuple[Sequence[Completion], float] | None,
+) -> Unit:
+  """The unit of a batch: its completions and seconds, and plain decoding's."""
+  total = lambda name: sum_known(getattr(c, name) for c in completions)
+  plain: dict[str, Any] = {}
+  if baseline:
+    done, plain["baseline_seconds"] = baseline
+    plain |= {
+      "baseline_num_tokens": sum(len(c.token_ids) for c in done),
+      "baseline_num_target_calls": sum(c.num_target_calls for c in done),
+    }
+  return Unit(
+    num_tokens=sum(len(c.token_ids) for c in completions),
+    num_target_calls=total("num_target_calls"),
+    num_drafted=total("num_drafted"),
+    num_accepted=total("num_accepted"),
+    expected_accepted=total("expected_accepted"),
+    total_variation=total("total_variation"),
+    seconds=seconds,
+    **plain,
+  )
+
+
+def sum_known(values: Iterable[Any]) -> Any:
+  """The sum; None if any of them is None."""
+  every = list(values)
+  return None if None in every else sum(every)
+
+
 def groups_of(members: Sequence[Iterable[Hashable]]) -> list[int]:
   """Numbers from 0 of the groups of units, one a unit.
 
@@ -74,25 +108,13 @@ def groups_of(members: Sequence[Iterable[Hashable]]) -> list[int]:
   return [numbers[one] for one in roots]
 
 
-def grouped(values: ArrayLike, groups: Sequence[int]) -> np.ndarray:
-  """Sums `f64[..., groups]` of values `[..., units]`; see `groups_of`."""
-  of_group = np.eye(max(groups, default=-1) + 1)[list(groups)]
-  return np.asarray(values, float) @ of_group
-
-
 def merged(units: Sequence[Unit], groups: Sequence[int]) -> list[Unit]:
   """A unit for each group, the sum of its units; see `groups_of`."""
-  parts: dict[int, list[Unit]] = {}
+  parts: dict[int, list[dict]] = {}
   for unit, group in zip(units, groups, strict=True):
-    parts.setdefault(group, []).append(unit)
-
-  def total(some: list[Unit], name: str):
-    values = [getattr(unit, name) for unit in some]
-    return None if None in values else sum(values)
-
-  names = [field.name for field in dataclasses.fields(Unit)]
+    parts.setdefault(group, []).append(vars(unit))
   return [
-    Unit(**{name: total(some, name) for name in names})
+    Unit(**{name: sum_known(one[name] for one in some) for name in some[0]})
     for some in parts.values()
   ]
 
@@ -142,30 +164,6 @@ def log_interval(
   return np.exp(middle - side), np.exp(middle + side)
 
 
-def interval(
-  numerators: Sequence[ArrayLike],
-  denominators: Sequence[ArrayLike],
-  *,
-  limits: tuple[float, float] = (0.0, math.inf),
-) -> tuple[float, float] | None:
-  """`log_interval` of one sample.
-
-  Args:
-    numerators, denominators: as of `log_interval`, `[n]` each.
-    limits: what the ratio can be: no end lies outside, where few units would
-      put it, and as many intervals hold the truth.
-
-  Returns:
-    Low and high end, the estimate between them; None with fewer than `LEAST`
-    units that have anything in one of the columns.
-  """
-  if any(np.count_nonzero(x) < LEAST for x in (*numerators, *denominators)):
-    return None
-  low, high = log_interval(numerators, denominators)
-  within = lambda end: min(max(float(end), limits[0]), limits[1])
-  return within(low * (1 - _ROUNDING)), within(high * (1 + _ROUNDING))
-
-
 def ratio(
   name: str,
   numerators: Sequence[ArrayLike],
@@ -173,32 +171,32 @@ def ratio(
   *,
   limits: tuple[float, float] = (0.0, math.inf),
 ) -> dict[str, Any]:
-  """A ratio of products of sums, and its `interval`: NAME and NAME_ci.
+  """A ratio of products of sums, and its interval: NAME and NAME_ci.
 
   Args:
     name: of the ratio.
-    numerators, denominators, limits: as of `interval`; as many of either.
+    numerators, denominators: as of `log_interval`, `[n]` each, as many of
+      either.
+    limits: what the ratio can be: no end lies outside, where few units would
+      put it, and as many intervals hold the truth.
 
   Returns:
-    Both by their names; None where they cannot be computed.
+    Both by their names. The ratio is None where a denominator is 0, the
+    interval with fewer than `LEAST` units that have anything in one of the
+    columns.
   """
   pairs = zip(numerators, denominators, strict=True)
   sums = [(np.sum(above), np.sum(below)) for above, below in pairs]
-  known = all(below for _, below in sums)
+  known, ends = all(below for _, below in sums), None
+  columns = (*numerators, *denominators)
+  if all(np.count_nonzero(x) >= LEAST for x in columns):
+    low, high = log_interval(numerators, denominators)
+    within = lambda end: min(max(float(end), limits[0]), limits[1])
+    ends = within(low * (1 - _ROUNDING)), within(high * (1 + _ROUNDING))
   return {
     name: float(math.prod(a / b for a, b in sums)) if known else None,
-    f"{name}_ci": interval(numerators, denominators, limits=limits),
+    f"{name}_ci": ends,
   }
-
-
-def speedup(units: Sequence[Unit]) -> dict[str, Any]:
-  """`ratio` of the paired speed-up: a unit's two times stay together."""
-  column = lambda name: [getattr(u, name) for u in units]
-  return ratio(
-    "speedup",
-    [column("num_tokens"), column("baseline_seconds")],
-    [column("seconds"), column("baseline_num_tokens")],
-  )
 
 
 def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
@@ -232,23 +230,6 @@ def share_interval(successes: float, count: int) -> tuple[float, float] | None:
   return float(low), float(high)
 
 
-def _ratio(top: float, bottom: float) -> float | None:
-  return float(top / bottom) if bottom else None
-
-
-def known(value: Any) -> float | None:
-  """A number, or None for what is not known (NaN)."""
-  return None if math.isnan(value) else float(value)
-
-
-def sum_known(values: Iterable[float | None]) -> float | None:
-  """The sum; None if any of them is not known."""
-  every = list(values)
-  return (
-    None if None in every else float(sum(v for v in every if v is not None))
-  )
-
-
 def summarize(units: Sequence[Unit], *, max_depth: float = math.inf) -> dict:
   """The report of a run.
 
@@ -266,40 +247,37 @@ def summarize(units: Sequence[Unit], *, max_depth: float = math.inf) -> dict:
     Entries that cannot be computed are None, and so is a distance that the rule
     does not report.
   """
-  total = lambda name: sum(getattr(u, name) for u in units)
+  (whole,) = merged(units, [0] * len(units))
+  totals = vars(whole)
+  paired = totals["baseline_seconds"] is not None
   column = lambda name: [getattr(u, name) for u in units]
-  of = lambda name, top, bottom, *limits: ratio(
-    name, [column(top)], [column(bottom)], limits=limits
-  )
-  distance = sum_known(column("total_variation"))
-  paired = all(u.baseline_seconds is not None for u in units)
-  rate = _ratio(total("num_tokens"), total("seconds"))
-  baseline = None
-  if paired:
-    baseline = _ratio(total("baseline_num_tokens"), total("baseline_seconds"))
+
+  def share(top: str, bottom: str) -> float | None:
+    some, every = totals[top], totals[bottom]
+    return None if some is None or not every else float(some / every)
+
+  def of(name: str, top: str, bottom: str, *limits: float) -> dict:
+    return ratio(name, [column(top)], [column(bottom)], limits=limits)
+
   return {
-    "num_tokens": total("num_tokens"),
-    "num_target_calls": total("num_target_calls"),
-    "num_drafted": total("num_drafted"),
-    "num_accepted": total("num_accepted"),
+    **totals,
     **of(
       "block_efficiency", "num_tokens", "num_target_calls", 1, max_depth + 1
     ),
     **of("acceptance_rate", "num_accepted", "num_drafted", 0, 1),
-    "expected_acceptance_rate": _ratio(
-      total("expected_accepted"), total("num_drafted")
+    "expected_acceptance_rate": share("expected_accepted", "num_drafted"),
+    "total_variation": share("total_variation", "num_tokens"),
+    "tokens_per_second": share("num_tokens", "seconds"),
+    "baseline_tokens_per_second": share(
+      "baseline_num_tokens", "baseline_seconds"
     ),
-    "total_variation": None
-    if distance is None
-    else _ratio(distance, total("num_tokens")),
-    "seconds": total("seconds"),
-    "tokens_per_second": rate,
-    "baseline_num_tokens": total("baseline_num_tokens") if paired else None,
-    "baseline_num_target_calls": total("baseline_num_target_calls")
-    if paired
-    else None,
-    "baseline_seconds": total("baseline_seconds") if paired else None,
-    "baseline_tokens_per_second": baseline,
-    **(speedup(units) if paired else {"speedup": None, "speedup_ci": None}),
-    "num_units": len(units),
+    **(
+      ratio(
+        "speedup",
+        [column("num_tokens"), column("baseline_seconds")],
+        [column("seconds"), column("baseline_num_tokens")],
+      )
+      if paired
+      else {"speedup": None, "speedup_ci": None}
+    ),
   }
