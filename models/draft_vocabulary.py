@@ -13,6 +13,8 @@ from jax import Array
 
 from models.formats.weights import CheckpointError, Tensor
 
+NAMES = frozenset({"d2t", "t2d", "token_map"})
+
 
 def spread(logits: Array, ids: Array, vocab_size: int) -> Array:
   """Logits of the target's tokens, -inf for those that cannot be said.

@@ -1,14 +1,15 @@
 """Kinds and shapes of heads, without their weights.
 
-Formats differ in names and conventions (`eagle_format`, `medusa_format`,
-`dflash_format`); all become a `HeadShape`, which is enough to make the network,
-to cut it over devices, and to plan for it.
+Formats differ in names and conventions (`models.formats.head_checkpoints`); all
+become a `HeadShape`, which is enough to make the network, to cut it over
+devices, and to plan for it.
 """
 
 import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import jax.numpy as jnp
 from flax import nnx
 
 from models.networks import dflash, eagle, gemma_assistant, medusa, mtp
@@ -27,8 +28,18 @@ HeadModule = (
   | mtp.Mtp
   | Assistant
 )
-# Those that are planned and trained; an "assistant" is neither.
-KINDS = ("eagle", "eagle3", "medusa", "blockwise", "dflash", "mtp")
+# Of each kind the network, and what makes pure functions of it.
+_NETWORKS: dict[str, tuple[Any, Callable[..., tuple[Any, Any]]]] = {
+  "eagle": (eagle.Eagle, eagle.as_feature_model),
+  "eagle3": (eagle.Eagle3, eagle.as_feature_model),
+  "medusa": (medusa.Medusa, medusa.as_marginals),
+  "blockwise": (medusa.Blockwise, medusa.as_marginals),
+  "dflash": (dflash.Parallel, dflash.as_block_model),
+  "mtp": (mtp.Mtp, eagle.as_feature_model),
+  "assistant": (Assistant, gemma_assistant.as_cache_reader),
+}
+# Those that are planned and trained.
+KINDS = tuple(kind for kind in _NETWORKS if kind != "assistant")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,6 +78,11 @@ class HeadShape:
   features: Features
 
 
+def make(config: HeadConfig, *, dtype=jnp.float32, rngs: nnx.Rngs) -> Any:
+  """The network of a configuration, a `HeadModule`, with random weights."""
+  return _NETWORKS[config.kind][0](config, dtype=dtype, rngs=rngs)
+
+
 def mtp_shape(target: TransformerConfig, *, num_depths: int = 1) -> HeadShape:
   """The MTP head that a target comes with, of so many layers."""
   config = mtp.config_of(target, num_depths=num_depths)
@@ -91,14 +107,8 @@ def functions(
     sharding: its rules on the mesh in use; None for one device.
 
   Returns:
-    A `FeatureModel` (EAGLE, MTP), a `BlockModel` (parallel), a `CacheReader`
+    A `FeatureModel` (EAGLE, MTP), a `BlockModel` (DFlash), a `CacheReader`
     (Gemma 4's assistant), or of the others a `MarginalModel`; and the
     parameters.
   """
-  if isinstance(module, Assistant):
-    return gemma_assistant.as_cache_reader(module)
-  if isinstance(module, dflash.Parallel):
-    return dflash.as_block_model(module, sharding=sharding)
-  if isinstance(module, medusa.Medusa | medusa.Blockwise):
-    return medusa.as_marginals(module, sharding=sharding)
-  return eagle.as_feature_model(module, sharding=sharding)
+  return _NETWORKS[module.config.kind][1](module, sharding=sharding)

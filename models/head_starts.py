@@ -62,45 +62,31 @@ def output_rows(target: Transformer) -> Array:
 
 
 def fused_layers(num_layers: int, asked: tuple[int, ...]) -> Features:
-  """The layers whose inputs EAGLE-3 fuses, lowest first.
-
-  Args:
-    num_layers: N, of the target.
-    asked: them, or () for EAGLE-3's own: 2, N / 2 and N - 3.
+  """The layers whose inputs EAGLE-3 fuses: those asked for, or 2, N / 2, N - 3.
 
   Raises:
-    ValueError: if the target has no such layers, or too few for EAGLE-3's; or
-      if they are not in order: servers collect what they read layer by layer.
+    ValueError: for layers that a target of `num_layers` lacks, or that do not
+      rise: servers collect what they read layer by layer.
   """
-  layers = asked or tuple(sorted((2, num_layers // 2, num_layers - 3)))
-  return _checked(layers, num_layers, first=0)
+  usual = sorted((2, num_layers // 2, num_layers - 3))
+  return _of_target(asked or tuple(usual), num_layers, first=0)
 
 
 def spread_layers(
   count: int, num_layers: int, asked: tuple[int, ...]
 ) -> Features:
-  """The layers whose inputs DFlash's head fuses, lowest first.
+  """The layers whose inputs DFlash's head fuses, of `count` layers itself.
 
-  Args:
-    count: of the head's own layers.
-    num_layers: N, of the target.
-    asked: them, or () for DFlash's own: as many as the head has, spread evenly.
-
-  Raises:
-    ValueError: if the target has no such layers, or too few for DFlash's, or
-      if they are not in order.
+  Those asked for, or as many as the head has, spread evenly; raises as
+  `fused_layers`.
   """
   usual = (i + 1 for i in dflash_format.usual_layers(count, num_layers))
-  layers = tuple(asked or usual)
   # The format numbers layers by what they give: the embedding is no layer's.
-  return _checked(layers, num_layers, first=1, apart=True)
+  return _of_target(asked or tuple(usual), num_layers, first=1)
 
 
-def _checked(
-  layers: tuple[int, ...], num_layers: int, *, first: int, apart: bool = False
-) -> Features:
-  rising = sorted({*layers} if apart else layers) == [*layers]
-  if layers[0] < first or max(layers) >= num_layers or not rising:
+def _of_target(layers: Features, num_layers: int, *, first: int) -> Features:
+  if [*layers] != sorted({*range(first, num_layers)} & {*layers}):
     raise ValueError(
       f"a target of {num_layers} layers cannot be read at layers "
       f"{','.join(map(str, layers))}: give config.head.layers, of "
@@ -128,28 +114,18 @@ def eagle3(
     rngs: for weights that the target does not have: those that read the
       embedding beside the features.
   """
-  (attention, mlp), width = _blocks(target.config), target.config.embed_dim
-  mlp = dataclasses.replace(mlp, width=mlp_dim or mlp.width)
-  module = Eagle3(
-    EagleConfig(
-      layers=_layers(target.config, attention, mlp),
-      generation=3,
-      num_features=len(layers) * width,
-      num_fused=len(layers),
-      draft_vocab_size=None if draft_vocab is None else len(draft_vocab),
-    ),
-    dtype=target.dtype,
-    rngs=rngs,
+  config = EagleConfig(
+    layers=_layers(target.config, mlp_dim=mlp_dim),
+    generation=3,
+    num_fused=len(layers),
+    draft_vocab_size=None if draft_vocab is None else len(draft_vocab),
   )
-  last = target.layers[-1]
+  module = Eagle3(config, dtype=target.dtype, rngs=rngs)
   # Of features next to each other, the last is the highest layer's: it is read
   # alone at first. What others are can be hundreds of times as large.
-  fc = module.fc.weight
-  fc[...] = jnp.zeros_like(fc[...]).at[:, -width:].set(jnp.eye(width))
-  copy_layer(module, last, target.config)  # which reads embedding, then state
-  if _has_usual_norms(last.spec, target.config):
-    _copy(module.hidden_norm, last.attention_norm)
-  module.final_norm.scale[...] = _scale(target.final_norm)
+  _read_last(module.fc)
+  copy_layer(module, target.layers[-1], target)  # reads embedding, then state
+  _copy_norms(module, target)
   _copy_ends(module, target, draft_vocab)
   return module
 
@@ -159,30 +135,15 @@ def eagle1(target: Transformer, *, rngs: nnx.Rngs) -> Eagle:
 
   That state is normed, and what the layer adds to its stream is not: it can be
   hundreds of times as large. So attention and MLP add nothing at first, and the
-  head predicts what the target predicted one token before.
-
-  Raises:
-    ValueError: if a head cannot have the target's layer.
+  head predicts what the target predicted one token before. It has no norms of
+  queries and keys: no format could hold them.
   """
-  (attention, mlp), width = _blocks(target.config), target.config.embed_dim
-  if attention.qk_norm:
-    raise ValueError(
-      "EAGLE-1's layer has no norms of queries and keys, and the target's has: "
-      "no format could hold it"
-    )
-  module = Eagle(
-    EagleConfig(
-      layers=_layers(target.config, attention, mlp),
-      generation=1,
-      num_features=width,
-    ),
-    dtype=target.dtype,
-    rngs=rngs,
-  )
+  config = EagleConfig(layers=_layers(target.config, qk_norm=None))
+  module = Eagle(config, dtype=target.dtype, rngs=rngs)
   # The embedding comes first, then the feature.
-  fc = module.fc.weight
+  width, fc = target.config.embed_dim, module.fc.weight
   fc[...] = fc[...].at[:, width:].set(jnp.eye(width))
-  copy_layer(module, target.layers[-1], target.config)
+  copy_layer(module, target.layers[-1], target)
   _silence(module.attention.out)
   _silence(module.mlp.down)
   _copy_ends(module, target)
@@ -195,23 +156,15 @@ def mtp(target: Transformer, *, rngs: nnx.Rngs) -> Mtp:
   As EAGLE-1's it predicts at first what the target predicted one token before,
   if less or more surely where the state's norm is not the usual one: it is
   normed again.
-
-  Raises:
-    ValueError: if a head cannot have the target's layer.
   """
-  blocks, width = _blocks(target.config), target.config.embed_dim
-  module = Mtp(
-    MtpConfig(layers=_layers(target.config, *blocks), num_features=width),
-    dtype=target.dtype,
-    rngs=rngs,
-  )
-  fc = module.fc.weight
-  fc[...] = jnp.zeros_like(fc[...]).at[:, width:].set(jnp.eye(width))
-  copy_layer(module.layer, target.layers[-1], target.config)
+  config = MtpConfig(layers=_layers(target.config))
+  module = Mtp(config, dtype=target.dtype, rngs=rngs)
+  _read_last(module.fc)
+  copy_layer(module.layer, target.layers[-1], target)
   _silence(module.layer.attention.out)
   _silence(module.layer.mlp.down)
   usual = jnp.sqrt(jnp.mean(jnp.square(_scale(target.final_norm))))
-  module.final_norm.scale[...] = jnp.full(width, usual, module.dtype)
+  module.final_norm.scale[...] = jnp.full_like(module.final_norm.scale, usual)
   _copy_ends(module, target)
   return module
 
@@ -227,18 +180,14 @@ def medusa(
 
   `draft_vocab` are ids of the tokens that they can draft, rising; None for all.
   """
-  c = target.config
-  module = Medusa(
-    MedusaConfig(
-      num_heads=num_heads,
-      num_layers=1,
-      embed_dim=c.embed_dim,
-      vocab_size=c.vocab_size,
-      draft_vocab_size=None if draft_vocab is None else len(draft_vocab),
-    ),
-    dtype=target.dtype,
-    rngs=rngs,
+  config = MedusaConfig(
+    num_heads=num_heads,
+    num_layers=1,
+    embed_dim=target.config.embed_dim,
+    vocab_size=target.config.vocab_size,
+    draft_vocab_size=None if draft_vocab is None else len(draft_vocab),
   )
+  module = Medusa(config, dtype=target.dtype, rngs=rngs)
   rows = _rows(module, target, draft_vocab)
   for head in module.heads:
     head.lm_head.weight[...] = rows
@@ -249,18 +198,14 @@ def blockwise(
   target: Transformer, *, num_heads: int, hidden_dim: int, rngs: nnx.Rngs
 ) -> Blockwise:
   """Blockwise heads: each is the target's own output at first."""
-  c = target.config
-  module = Blockwise(
-    BlockwiseConfig(
-      num_heads=num_heads,
-      hidden_dim=hidden_dim or c.embed_dim,
-      embed_dim=c.embed_dim,
-      vocab_size=c.vocab_size,
-    ),
-    dtype=target.dtype,
-    rngs=rngs,
+  config = BlockwiseConfig(
+    num_heads=num_heads,
+    hidden_dim=hidden_dim or target.config.embed_dim,
+    embed_dim=target.config.embed_dim,
+    vocab_size=target.config.vocab_size,
   )
-  module.out.weight[...] = jnp.zeros_like(module.out.weight[...])
+  module = Blockwise(config, dtype=target.dtype, rngs=rngs)
+  module.out.weight[...] = jnp.zeros_like(module.out.weight)
   module.lm_head.weight[...] = output_rows(target)
   return module
 
@@ -287,37 +232,29 @@ def parallel(
     rngs: for what the target does not have.
 
   Raises:
-    ValueError: for sizes that no head has.
+    ValueError: for more layers than the target has.
   """
-  c = target.config
-  if not 1 <= num_layers <= c.num_layers:
+  if not 1 <= num_layers <= target.config.num_layers:
     raise ValueError(
-      f"head.num_layers must be in 1..{c.num_layers}, got {num_layers}"
+      f"head.num_layers must be in 1..{target.config.num_layers}, got "
+      f"{num_layers}"
     )
-  (attention, mlp), width = _blocks(c), c.embed_dim
-  attention = dataclasses.replace(  # Qwen3's, whatever the target's is
-    attention, qk_norm="head", qkv_bias=False, out_bias=False
-  )
-  mlp = dataclasses.replace(mlp, bias=False)
-  module = Parallel(
-    ParallelConfig(
-      layers=_layers(c, attention, mlp, num_layers),
-      num_features=len(layers) * width,
-      block_size=block_size,
-      mask_token=mask_token,
-      draft_vocab_size=None if draft_vocab is None else len(draft_vocab),
+  config = ParallelConfig(
+    layers=_layers(  # Qwen3's, whatever the target's are
+      target.config, num_layers, mlp_bias=False,
+      qk_norm="head", qkv_bias=False, out_bias=False,
     ),
-    dtype=target.dtype,
-    rngs=rngs,
-  )
-  fc = module.fc.weight
-  fc[...] = jnp.zeros_like(fc[...]).at[:, -width:].set(jnp.eye(width))
+    num_fused=len(layers),
+    block_size=block_size,
+    mask_token=mask_token,
+    draft_vocab_size=None if draft_vocab is None else len(draft_vocab),
+  )  # fmt: skip
+  module = Parallel(config, dtype=target.dtype, rngs=rngs)
+  _read_last(module.fc)
   above = list(target.layers)[-num_layers:]
   for ours, theirs in zip(module.layers, above, strict=True):
-    copy_layer(ours, theirs, c)
-  if _has_usual_norms(above[-1].spec, c):
-    _copy(module.hidden_norm, above[-1].attention_norm)
-  module.final_norm.scale[...] = _scale(target.final_norm)
+    copy_layer(ours, theirs, target)
+  _copy_norms(module, target)
   _copy_ends(module, target, draft_vocab)
   return module
 
@@ -325,7 +262,7 @@ def parallel(
 # ------------------------------------------------------------------- the layer
 
 
-def copy_layer(ours: Any, theirs: Layer, target: TransformerConfig) -> None:
+def copy_layer(ours: Any, theirs: Layer, target: Transformer) -> None:
   """Copies what a head's layer can begin as; the rest adds nothing at first.
 
   A block like the target's has its parameters. Where ours is larger, as of
@@ -335,17 +272,17 @@ def copy_layer(ours: Any, theirs: Layer, target: TransformerConfig) -> None:
   Args:
     ours: a module with `attention` and `mlp`, and perhaps norms before them.
     theirs: a layer of the target.
-    target: the target's configuration.
+    target: the target.
   """
-  usual = _has_usual_norms(theirs.spec, target)
-  copied = {"attention_norm", "mlp_norm"} if usual else set()
-  if usual and _attends_alike(ours.attention.spec, theirs.spec.attention):
-    copied.add("attention")
-  else:
-    _silence(ours.attention.out)
+  copied = set()
+  if _has_usual_norms(theirs.spec, target.config):
+    copied = {"attention_norm", "mlp_norm"}
+    if _is_alike(ours.attention.spec, theirs.spec.attention):
+      copied.add("attention")
+    if _is_alike(ours.mlp.spec, theirs.spec.feed_forward):
+      copied.add("mlp")
+  _silence(ours.attention.out)
   _silence(ours.mlp.down)  # as what a wider one has besides
-  if usual and _feeds_alike(ours.mlp.spec, theirs.spec.feed_forward):
-    copied.add("mlp")
   given = dict(nnx.to_flat_state(nnx.state(theirs, nnx.Param)))
   state = nnx.state(ours, nnx.Param)
   for key, variable in nnx.to_flat_state(state):
@@ -364,29 +301,34 @@ def _has_usual_norms(layer: LayerSpec, target: TransformerConfig) -> bool:
   )  # fmt: skip
 
 
-def _attends_alike(ours: AttentionSpec, theirs: Any) -> bool:
-  """True if attention differs in windows, biases and norms of heads at most."""
-  if not isinstance(theirs, AttentionSpec) or theirs.qk_norm == "width":
+def _is_alike(ours: Any, theirs: Any) -> bool:
+  """True if a block differs in what may be added or left out at most.
+
+  These are windows, biases, norms of heads, and a wider MLP's channels.
+  """
+  free = ("window", "scale", "qk_norm", "qkv_bias", "out_bias", "width", "bias")
+  own = {k: getattr(ours, k) for k in free if hasattr(ours, k)}
+  if (
+    type(ours) is not type(theirs) or dataclasses.replace(theirs, **own) != ours
+  ):
     return False
+  if isinstance(theirs, DenseSpec):
+    return theirs.width <= ours.width
   usual = theirs.head_dim**-0.5
-  names = ("window", "scale", "qk_norm", "qkv_bias", "out_bias")
-  free = {name: getattr(ours, name) for name in names}
-  return math.isclose(theirs.scale or usual, usual) and (
-    dataclasses.replace(theirs, **free) == ours
+  return theirs.qk_norm != "width" and math.isclose(
+    theirs.scale or usual, usual
   )
 
 
-def _feeds_alike(ours: DenseSpec, theirs: Any) -> bool:
-  """True if the MLP is the same, or a wider one."""
-  return (
-    isinstance(theirs, DenseSpec)
-    and theirs.width <= ours.width
-    and dataclasses.replace(theirs, width=ours.width, bias=ours.bias) == ours
-  )
-
-
-def _blocks(target: TransformerConfig) -> tuple[AttentionSpec, DenseSpec]:
-  """The blocks of a head's layer, like those of the target's last one.
+def _layers(
+  target: TransformerConfig,
+  count: int = 1,
+  *,
+  mlp_dim: int = 0,
+  mlp_bias: bool | None = None,
+  **attention,
+) -> TransformerConfig:
+  """A head's layers, all like the target's last one.
 
   They have that one's heads, the width (of the experts of a token together) and
   the rotation, as far as a head's files can say it.
@@ -397,8 +339,7 @@ def _blocks(target: TransformerConfig) -> tuple[AttentionSpec, DenseSpec]:
   """
   if target.norm == "layer":
     raise ValueError("a head has RMS norms, and the target layer norms")
-  last = target.layers[-1]
-  a, block = last.attention, last.feed_forward
+  a, block = target.layers[-1].attention, target.layers[-1].feed_forward
   if not isinstance(a, AttentionSpec) or a.rope is None:
     raise ValueError(
       "a head's layers attend and rotate, and the target's last does not"
@@ -407,39 +348,40 @@ def _blocks(target: TransformerConfig) -> tuple[AttentionSpec, DenseSpec]:
   rope, one = a.rope, len({*(a.rope.factors or (1,))}) == 1
   if rope.dim != size or rope.scale != 1 or not one:
     rope = Rope(theta=rope.theta, dim=size, scaling=rope.scaling)
-  plain = AttentionSpec(
+  spec = AttentionSpec(
     num_heads=a.num_heads,
     num_kv_heads=a.num_kv_heads,
     head_dim=size,
     rope=rope,
+    qk_norm="head" if a.qk_norm == "head" else None,
+    qkv_bias=a.qkv_bias,
+    out_bias=a.out_bias,
   )
-  alike = dataclasses.replace(
-    plain, qk_norm=a.qk_norm, qkv_bias=a.qkv_bias, out_bias=a.out_bias
-  )
-  begins = _has_usual_norms(last, target) and _attends_alike(alike, a)
   if isinstance(block, DenseSpec):
-    mlp = DenseSpec(width=block.width, bias=block.bias)
+    width, bias = block.width, block.bias
   else:
-    mlp = DenseSpec(
-      width=block.num_chosen * block.expert_dim + block.shared_dim
-    )
-  return alike if begins else plain, mlp
-
-
-def _layers(
-  target: TransformerConfig,
-  attention: AttentionSpec,
-  mlp: DenseSpec,
-  count: int = 1,
-) -> TransformerConfig:
-  """A head's layers, all alike, of the target's width and tokens."""
+    width = block.num_chosen * block.expert_dim + block.shared_dim
+    bias = False
+  layer = LayerSpec(
+    attention=dataclasses.replace(spec, **attention),
+    feed_forward=DenseSpec(
+      width=mlp_dim or width, bias=bias if mlp_bias is None else mlp_bias
+    ),
+  )
   return TransformerConfig(
-    layers=(LayerSpec(attention=attention, feed_forward=mlp),) * count,
+    layers=(layer,) * count,
     vocab_size=target.vocab_size,
     embed_dim=target.embed_dim,
     max_positions=target.max_positions,
     norm_eps=target.norm_eps,
   )
+
+
+def _read_last(fc: Any) -> None:
+  """Makes a projection give the last of what it reads, as it is."""
+  width = fc.weight.shape[0]
+  zero = jnp.zeros_like(fc.weight)
+  fc.weight[...] = zero.at[:, -width:].set(jnp.eye(width))
 
 
 def _silence(added: nnx.Module) -> None:
@@ -451,6 +393,14 @@ def _scale(norm: nnx.Module) -> Array:
   """The factors that a norm multiplies by."""
   scale = norm.scale[...]
   return 1 + scale if isinstance(norm, PlusOneNorm) else scale
+
+
+def _copy_norms(module, target: Transformer) -> None:
+  """Copies the norms of what is fused and of the output."""
+  last = target.layers[-1]
+  if _has_usual_norms(last.spec, target.config):
+    nnx.update(module.hidden_norm, nnx.state(last.attention_norm))
+  module.final_norm.scale[...] = _scale(target.final_norm)
 
 
 def _rows(module, target: Transformer, draft_vocab) -> Array:
@@ -466,7 +416,3 @@ def _copy_ends(module, target: Transformer, draft_vocab=None) -> None:
   """Copies output projection and embeddings."""
   module.lm_head.weight[...] = _rows(module, target, draft_vocab)
   module.embed.embedding[...] = target.embed.embedding[...]
-
-
-def _copy(ours: nnx.Module, theirs: nnx.Module) -> None:
-  nnx.update(ours, nnx.state(theirs))

@@ -319,7 +319,9 @@ def head_pair(mesh, how):
       of_draft, sharding.num_parts(of_draft, mesh)
     )
     shape = dataclasses.replace(shape, config=cut)
-  make = lambda: shape.config.make(dtype=jnp.float64, rngs=nnx.Rngs(4))
+  make = lambda: head_shapes.make(
+    shape.config, dtype=jnp.float64, rngs=nnx.Rngs(4)
+  )
   model, head = head_shapes.functions(make(), sharding=mesh and of_draft)
   # Norms as they are; everything else larger, for laws that are no even ones.
   head = jax.tree.map(lambda x: 8 * x if x.ndim > 1 else x, head)
@@ -349,9 +351,7 @@ HEAD = described.alter(CONFIG, num_kv_heads=8, num_layers=1)
 
 def mtp_head(num_depths):
   """A head of so many layers of latents, and how it drafts."""
-  config = MtpConfig(
-    layers=mesh_models.LATENTS, num_features=16, num_depths=num_depths
-  )
+  config = MtpConfig(layers=mesh_models.LATENTS, num_depths=num_depths)
   return (
     HeadShape(features=(FINAL,), config=config),
     lambda model: (
@@ -368,7 +368,7 @@ HEADS = {
     HeadShape(
       features=(0, 1),
       config=EagleConfig(
-        layers=HEAD, generation=3, num_features=32, num_fused=2,
+        layers=HEAD, generation=3, num_fused=2,
         draft_vocab_size=16,
       ),
     ),
@@ -379,7 +379,7 @@ HEADS = {
   "eagle2": (
     HeadShape(
       features=(FINAL,),
-      config=EagleConfig(layers=HEAD, generation=1, num_features=16),
+      config=EagleConfig(layers=HEAD, generation=1),
     ),
     lambda model: (
       drafters.eagle(
@@ -405,7 +405,7 @@ HEADS = {
       features=(1, 2),
       config=ParallelConfig(
         layers=described.alter(HEAD, num_layers=2, qk_norm="head"),
-        num_features=32, block_size=4, mask_token=5,
+        num_fused=2, block_size=4, mask_token=5,
       ),
     ),
     lambda model: (

@@ -103,17 +103,6 @@ FORMATS = {
            **{f"fc_norm.{i}.weight": random(H) for i in range(2)}),
     "eagle3", (1, 11),
   ),
-  "specforge, eagle3.1": (
-    {**LAYER_JSON, "draft_vocab_size": VD, "fc_norm": True, "norm_output": True,
-     "eagle_config": {NAME: [1, 5, 8], "use_aux_hidden_state": True}},
-    eagle3(**{f"fc_norm.{i}.weight": random(H) for i in range(3)}),
-    "eagle3", (2, 6, 9),
-  ),
-  "speculators, a norm before fc": (
-    {**SPECULATORS, NAME: [2, 6, 9], "norm_before_fc": True},
-    eagle3("layers.0", **{"input_norm.weight": random(3 * H)}),
-    "eagle3", (2, 6, 9),
-  ),
   "speculators, three layers": (
     {**SPECULATORS, NAME: [2, 6, 9],
      "transformer_layer_config": {**LAYER_JSON, "num_hidden_layers": 3}},

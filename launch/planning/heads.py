@@ -25,7 +25,9 @@ from specjax.types import Drafter, Params
 def _module(shape: HeadShape):
   """The network with shapes for parameters."""
   return nnx.eval_shape(
-    lambda: shape.config.make(dtype=networks.DTYPE, rngs=nnx.Rngs(0))
+    lambda: head_shapes.make(
+      shape.config, dtype=networks.DTYPE, rngs=nnx.Rngs(0)
+    )
   )
 
 

@@ -14,9 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from models.formats import head_files, json_files, weights
 from models.formats.families import FAMILIES
@@ -25,12 +23,8 @@ from models.formats.families.reading import get
 from models.formats.huggingface_config import config_from_json
 from models.formats.weights import CheckpointError, Tensor
 from models.head_shapes import HeadShape, Target
-from models.networks.description import AttentionSpec, LayerSpec
-from models.networks.gemma_assistant import (
-  Assistant,
-  AssistantConfig,
-  ReadingLayers,
-)
+from models.networks.description import LayerSpec, TransformerConfig
+from models.networks.gemma_assistant import AssistantConfig, ReadingLayers
 from models.networks.transformer import FINAL
 
 _FAMILY = "gemma4_text"
@@ -71,36 +65,38 @@ def is_one(config: Mapping[str, Any]) -> bool:
   return config.get("model_type") == "gemma4_assistant"
 
 
-def shape(config: Mapping[str, Any], target: Target) -> HeadShape:
+def shape(
+  config: Mapping[str, Any],
+  target: Target,
+  tensors: Mapping[str, Tensor] | None = None,
+) -> HeadShape:
   """Shape of the assistant of a configuration.
 
   Args:
     config: what `config.json` holds.
     target: the model that it drafts for, with its configuration.
+    tensors: not looked at.
 
   Raises:
     ValueError: for switches that are not known, or another target.
   """
+  del tensors
   json_files.refuse_unknown(config, _KNOWN)
   text = _text(config)
-  if text.vocab_size != target.vocab_size:
-    raise ValueError(
-      f"it was made for {text.vocab_size} tokens, and the target has "
-      f"{target.vocab_size}"
-    )
   width = get(config, "backbone_hidden_size", int, 1536)
-  if width != target.embed_dim:
-    raise ValueError(
-      f"it was made for a target of width {width}, and this one has "
-      f"{target.embed_dim}"
-    )
+  for name, mine, theirs in (
+    ("vocabulary", text.vocab_size, target.vocab_size),
+    ("backbone_hidden_size", width, target.embed_dim),
+  ):
+    if mine != theirs:
+      raise ValueError(f"its {name} is {mine}, and the target's {theirs}")
   clusters = chosen = 0
   if get(config, "use_ordered_embeddings", bool, False):
     clusters = get(config, "num_centroids", int, 2048)
     chosen = get(config, "centroid_intermediate_top_k", int, 32)
   if target.config is None:
     raise ValueError("it reads a target's cache, and needs its configuration")
-  layers = tuple(_reading(layer, target) for layer in text.layers)
+  layers = tuple(_reading(layer, target.config) for layer in text.layers)
   return HeadShape(
     config=AssistantConfig(
       layers=ReadingLayers(
@@ -111,7 +107,7 @@ def shape(config: Mapping[str, Any], target: Target) -> HeadShape:
         norm=text.norm,
         norm_eps=text.norm_eps,
       ),
-      num_features=width,
+      target_dim=width,
       embed_scale=target.config.embed_scale,
       num_clusters=clusters,
       num_chosen=chosen,
@@ -120,54 +116,38 @@ def shape(config: Mapping[str, Any], target: Target) -> HeadShape:
   )
 
 
-def _text(config: Mapping[str, Any]):
+def _text(config: Mapping[str, Any]) -> TransformerConfig:
   """Its text model, as if every layer had keys and values of its own."""
-  nested = config.get("text_config")
-  if not isinstance(nested, Mapping):
-    raise ValueError(f"text_config must be an object, got {nested!r:.80}")
-  if nested.get("model_type", _FAMILY) != _FAMILY:
-    raise ValueError(
-      f"its text model must be a {_FAMILY}, got {nested['model_type']!r}"
-    )
-  for key, only in _WITHOUT.items():
+  nested = config.get("text_config") or {}
+  alone = _WITHOUT | {"model_type": _FAMILY}
+  for key, only in alone.items():
     if nested.get(key, only) != only:
       raise ValueError(f"{key} must be {only!r}, got {nested[key]!r}")
-  count = nested.get("num_hidden_layers")
-  if nested.get("num_kv_shared_layers") not in (None, 0, count):
-    raise ValueError(
-      f"num_kv_shared_layers must be of all {count} layers, got "
-      f"{nested['num_kv_shared_layers']!r}"
-    )
-  alone = {"model_type": _FAMILY, "num_kv_shared_layers": 0}
-  return config_from_json({**nested, **_WITHOUT, **alone})
+  return config_from_json({**nested, **alone, "num_kv_shared_layers": 0})
 
 
-def _reading(layer: LayerSpec, target: Target) -> LayerSpec:
+def _reading(layer: LayerSpec, target: TransformerConfig) -> LayerSpec:
   """The layer on the target's last one of its kind that has keys and values.
 
   Raises:
     ValueError: if there is none, or its heads are others.
   """
-  spec, theirs = layer.attention, target.config
-  assert isinstance(spec, AttentionSpec)
-  assert theirs is not None
-  kind = "full" if spec.window is None else "sliding"
-  alike = [
-    place
-    for place, i in enumerate(theirs.cached)
-    if (theirs.windows[i] is None) == (spec.window is None)
-  ]
-  if not alike:
-    raise ValueError(f"it reads a {kind} layer, and the target has none")
-  read = theirs.attentions[theirs.cached[alike[-1]]]
-  ours, given = ((a.num_kv_heads, a.head_dim, a.latent) for a in (spec, read))
-  if ours != given:
+  spec: Any = layer.attention
+  alike = {
+    place: target.attentions[i]
+    for place, i in enumerate(target.cached)
+    if (target.windows[i] is None) == (spec.window is None)
+  }
+  source, read = next(reversed(alike.items()), (0, None))
+  heads = lambda a: a and (a.num_kv_heads, a.head_dim, a.latent)
+  if heads(read) != heads(spec):
+    kind = "full" if spec.window is None else "sliding"
     raise ValueError(
-      f"it reads {ours[0]} key/value heads of {ours[1]} channels in {kind} "
-      f"layers, and the target's last has {given[0]} of {given[1]}"
+      f"it reads {spec.num_kv_heads} key/value heads of {spec.head_dim} "
+      f"channels in {kind} layers, which the target does not have"
     )
   return dataclasses.replace(
-    layer, attention=dataclasses.replace(spec, source=alike[-1])
+    layer, attention=dataclasses.replace(spec, source=source)
   )
 
 
@@ -182,16 +162,11 @@ def opened(
 
   Raises:
     ValueError: as `shape`.
-    CheckpointError: (a ValueError) for an output projection beside a tied
-      embedding that is no copy of it.
   """
+  described = shape(config, target)
   named = {_PREFIX.sub("", name): tensor for name, tensor in tensors.items()}
   named = {k: tensor for k, tensor in named.items() if not _UNUSED.fullmatch(k)}
   tied = get(config, "tie_word_embeddings", bool, True)
-  if tied and _OUTPUT in named:
-    copy, of = (named[k].read(()) for k in (_OUTPUT, _EMBEDDING))
-    if not np.array_equal(copy, of):
-      raise CheckpointError(f"not a copy of the tied embedding: {_OUTPUT}")
 
   def locate(path: Sequence) -> tuple[str, Layout]:
     if path[0] == "layers":
@@ -200,29 +175,22 @@ def opened(
       return _EMBEDDING if tied else _OUTPUT, AS_IS
     return _OWN[path[0]], AS_IS
 
+  def ordering():
+    ids, count = named[_ORDERING].read(()), target.vocab_size
+    if not np.array_equal(np.sort(ids), np.arange(count)):
+      raise CheckpointError(f"{_ORDERING} must be a permutation of all tokens")
+    return ids.astype(np.int32)
+
   return head_files.Opened(
-    shape=shape(config, target),
+    shape=described,
     tensors=named,
     locate=locate,
     # Of a projection of its own the embedding is read by nobody.
-    also=frozenset({_ORDERING, _OUTPUT if tied else _EMBEDDING}),
-    lent=frozenset({"embed"}),
+    also={_ORDERING, _OUTPUT if tied else _EMBEDDING},
+    copies=(
+      [(named[_OUTPUT], named.get(_EMBEDDING))]
+      if tied and _OUTPUT in named
+      else ()
+    ),
+    ids=("ordering", ordering) if described.config.num_clusters else None,
   )
-
-
-def order(module: Assistant, tensors: Mapping[str, Tensor]) -> None:
-  """Reads the ordering of an assistant's embeddings, if they are ordered.
-
-  Raises:
-    CheckpointError: if it is missing, or no permutation.
-  """
-  if not module.config.num_clusters:
-    return
-  if _ORDERING not in tensors:
-    raise CheckpointError(f"missing: {_ORDERING}")
-  ids, count = tensors[_ORDERING].read(()), module.config.layers.vocab_size
-  if not np.array_equal(np.sort(ids), np.arange(count)):
-    raise CheckpointError(
-      f"{_ORDERING} must be a permutation of all {count} tokens"
-    )
-  module.ordering = nnx.Variable(jnp.asarray(ids, jnp.int32))

@@ -21,10 +21,16 @@ block the W before it: so the heads were trained.
 from collections.abc import Mapping
 from typing import Any
 
-from models.formats import head_files, head_settings, json_files
+from models.formats import head_settings, json_files
 from models.formats.families import llama
 from models.formats.families.reading import get
-from models.formats.head_settings import INERT, OF_LAYERS, layers_read
+from models.formats.head_settings import (
+  INERT,
+  NESTED,
+  OF_LAYERS,
+  layers_json,
+  layers_read,
+)
 from models.formats.weights import Tensor
 from models.head_shapes import HeadShape, Target
 from models.networks.dflash import ParallelConfig
@@ -58,16 +64,22 @@ def is_one(config: Mapping[str, Any]) -> bool:
   )
 
 
-def shape(config: Mapping[str, Any], target: Target) -> HeadShape:
+def shape(
+  config: Mapping[str, Any],
+  target: Target,
+  tensors: Mapping[str, Tensor] | None = None,
+) -> HeadShape:
   """Shapes of the head that a configuration describes.
 
   Args:
     config: what `config.json` holds.
     target: the model that it drafts for.
+    tensors: not looked at.
 
   Raises:
     ValueError: for switches that are not known, or another target.
   """
+  del tensors
   if "speculators_model_type" in config:
     return _speculators(config, target)
   return _native(config, target)
@@ -86,19 +98,7 @@ def usual_layers(count: int, num_layers: int) -> list[int]:
   return [round(1 + i * step) for i in range(count)]
 
 
-def opened(
-  tensors: Mapping[str, Tensor], described: HeadShape
-) -> head_files.Opened:
-  """A head of a shape, opened, whose tensors have the normal form's names."""
-  return head_files.Opened(
-    shape=described,
-    tensors=tensors,
-    locate=head_files.by_table(table(described.config)),
-    also=frozenset({"d2t", "t2d"} if described.config.draft_vocab_size else ()),
-  )
-
-
-def table(config: ParallelConfig) -> dict[str, str]:
+def names(config: Any) -> dict[str, str]:
   """Parameters whose tensors have other names, and these."""
   named = {
     "embed.embedding": "embed_tokens.weight",
@@ -108,6 +108,46 @@ def table(config: ParallelConfig) -> dict[str, str]:
   for i in range(config.layers.num_layers):
     named |= llama.layer_tensors(f"layers.{i}.", f"layers.{i}.")
   return named
+
+
+def settings(
+  config: ParallelConfig, features: Features, dtype: str
+) -> dict[str, Any]:
+  """The `config.json` of a head.
+
+  As its authors have it, or in `speculators`' form if it has a vocabulary of
+  its own or windows as that library means them.
+
+  Raises:
+    ValueError: if neither can express the head.
+  """
+  layers, slides = config.layers, config.layers.has_windows
+  if not layers.attention.qk_norm:
+    raise ValueError("this format's layers are Qwen3's")
+  of_layers = layers_json(layers, dtype)
+  both = {
+    "architectures": ["DFlashDraftModel"],
+    "block_size": config.block_size,
+  }
+  if config.draft_vocab_size is not None or (
+    slides and config.windows_before_block
+  ):
+    return both | {
+      "speculators_model_type": "dflash",
+      NESTED: of_layers,
+      "draft_vocab_size": config.draft_vocab_size or layers.vocab_size,
+      "mask_token_id": config.mask_token,
+      "aux_hidden_state_layer_ids": [int(i) for i in features],
+      "sample_from_anchor": False,
+      "sliding_window_non_causal": not config.causal_windows,
+    }
+  if slides and not config.causal_windows:
+    raise ValueError("no format has windows that end at a token it may pass")
+  inside = {
+    "mask_token_id": config.mask_token,
+    "target_layer_ids": [int(i) - 1 for i in features],
+  }
+  return of_layers | both | {"dflash_config": inside}
 
 
 # ------------------------------------------------------------- the two formats
@@ -141,7 +181,6 @@ def _native(config: Mapping[str, Any], target: Target) -> HeadShape:
 
 def _speculators(config: Mapping[str, Any], target: Target) -> HeadShape:
   settings = head_settings.speculators_layers(config, _SPECULATORS)
-  head_settings.refuse_unknown_of_layers(settings)
   for name, only in _ONLY.items():
     if config.get(name) not in (None, only):
       raise ValueError(f"{name} must be {only!r}, got {config[name]!r}")
@@ -188,7 +227,5 @@ def _made(
   head_settings.refuse_other_target(layers, target)  # it reads the embedding
   if not any(layers.windows or ()):  # then it does not matter what they mean
     sizes = {k: v for k, v in sizes.items() if "windows" not in k}
-  made = ParallelConfig(
-    layers=layers, num_features=len(features) * target.embed_dim, **sizes
-  )
+  made = ParallelConfig(layers=layers, num_fused=len(features), **sizes)
   return HeadShape(config=made, features=features)

@@ -10,10 +10,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from models.formats import head_files, head_settings, json_files
+from models.formats import head_settings, json_files
 from models.formats.families import llama
 from models.formats.families.reading import get
-from models.formats.head_settings import INERT, OF_LAYERS
+from models.formats.head_settings import INERT, NESTED, OF_LAYERS, layers_json
 from models.formats.weights import Tensor
 from models.head_shapes import HeadShape, Target
 from models.networks.eagle import EAGLE3_SWITCHES, EagleConfig
@@ -40,12 +40,17 @@ _OF_EAGLE_CONFIG = {
 }
 
 
+def is_one(config: Mapping[str, Any]) -> bool:
+  """True if a configuration alone tells that it is of an EAGLE head."""
+  return "eagle_config" in config or "speculators_model_type" in config
+
+
 def shape(
   config: Mapping[str, Any],
   target: Target,
-  tensors: Mapping[str, Tensor] | None,
+  tensors: Mapping[str, Tensor] | None = None,
   *,
-  generation: int | None = None,
+  generation: int = 1,
 ) -> HeadShape:
   """Shapes of the EAGLE head that a configuration describes.
 
@@ -58,13 +63,12 @@ def shape(
   Raises:
     ValueError: for switches that are not known, or another target.
   """
-  config = _flat(config)
+  if config.get("model_type") == "eagle":  # vLLM's nesting of EAGLE-1's
+    rest = {k: v for k, v in config.items() if k not in ("model", "model_type")}
+    config = {**config["model"], **rest}
   kind = config.get("speculators_model_type")
   if kind not in (None, "eagle3"):
-    raise ValueError(
-      f"speculators_model_type must be 'eagle3', 'dflash' or 'mtp', got "
-      f"{kind!r}"
-    )
+    raise ValueError(f"speculators_model_type {kind!r} is not known")
   if kind is None:
     known = {*OF_LAYERS, *_OF_EAGLE3, *_NATIVE, "bias", *_VARIANTS, *INERT}
     json_files.refuse_unknown(config, known)
@@ -73,12 +77,8 @@ def shape(
     if tensors is None
     else "layers.0.hidden_norm.weight" in tensors
   )
-  layer = _layer(config, tensors, third)
-  if layer.vocab_size != target.vocab_size:
-    raise ValueError(
-      f"it was made for {layer.vocab_size} tokens, and the target has "
-      f"{target.vocab_size}"
-    )
+  layer = _layers(config, tensors, third)
+  head_settings.refuse_other_target(layer, target, width=not third)
   make = _third if third else _first
   described, features = make(config, layer, target, tensors or {})
   words = described.draft_vocab_size or layer.vocab_size
@@ -89,101 +89,52 @@ def shape(
   return HeadShape(config=described, features=features)
 
 
-def opened(
-  config: Mapping[str, Any], tensors: Mapping[str, Tensor], described: HeadShape
-) -> head_files.Opened:
-  """A head of a shape, opened.
-
-  Args:
-    config, tensors: as of `shape`.
-    described: of `shape`.
-
-  Raises:
-    ValueError: if it says twice, and differently, whether embeddings are tied.
-  """
-  head = described.config
-  assert isinstance(head, EagleConfig)
-  names = table(head)
-  has = lambda module: f"{module}.weight" in tensors
-  if has("embed_tokens") and not has("lm_head") and head.generation == 3:
-    name, nested = "tie_word_embeddings", "transformer_layer_config"
-    said = {name: _flat(config).get(name)}
-    said[f"{nested}.{name}"] = config.get(nested, {}).get(name)
-    if json_files.agreed(said):  # its embedding is its output projection too
-      names["lm_head.weight"] = "embed_tokens.weight"
-  return head_files.Opened(
-    shape=described,
-    tensors=tensors,
-    locate=head_files.by_table(names),
-    also=frozenset({"d2t", "t2d"} if head.generation == 3 else ()),
-  )
-
-
-def table(config: EagleConfig) -> dict[str, str]:
+def names(config: Any) -> dict[str, str]:
   """Parameters whose tensors have other names, and these, of a head."""
-  return {
+  named = {
     "embed.embedding": "embed_tokens.weight",
     **llama.layer_tensors("", "layers.0."),
     "input_norm.scale": "input_norm.weight",
     "embed_norm.scale": "layers.0.input_layernorm.weight",
     "hidden_norm.scale": "layers.0.hidden_norm.weight",
     "final_norm.scale": "norm.weight",
-    **{
-      f"fc_norms.{i}.scale": f"fc_norm.{i}.weight"
-      for i in range(config.num_fused)
-    },
-    **{
-      name: tensor
-      for i in range(1, config.layers.num_layers)
-      for name, tensor in llama.layer_tensors(
-        f"later.{i - 1}.", f"layers.{i}."
-      ).items()
-    },
   }
+  for i in range(config.num_fused):
+    named[f"fc_norms.{i}.scale"] = f"fc_norm.{i}.weight"
+  for i in range(1, config.layers.num_layers):
+    named |= llama.layer_tensors(f"later.{i - 1}.", f"layers.{i}.")
+  return named
 
 
-def _flat(config: Mapping[str, Any]) -> Mapping[str, Any]:
-  """The configuration without vLLM's nesting of EAGLE-1's."""
-  nested = config.get("model")
-  if config.get("model_type") != "eagle" or not isinstance(nested, Mapping):
-    return config
-  rest = {k: v for k, v in config.items() if k not in ("model", "model_type")}
-  for key in {*nested} & {*rest} - INERT:
-    json_files.agreed({key: rest[key], f"model.{key}": nested[key]})
-  return {**nested, **{k: v for k, v in rest.items() if v is not None}}
+# --------------------------------------------------------------------- reading
 
 
-def _layer(
-  config: Mapping[str, Any],
-  tensors: Mapping[str, Tensor] | None,
-  third: bool,
+def _layers(
+  config: Mapping[str, Any], tensors: Mapping[str, Tensor] | None, third: bool
 ) -> TransformerConfig:
   """The configuration of the head's layers.
 
-  A head may say `qkv_bias`; a missing base of the rotary frequencies is 10,000
-  whatever the target's is. Only speculators' heads are made of the layers that
-  their `model_type` names: the others' are Llama's, whatever their target's
-  are, and where the tensors tell they are believed.
+  A missing base of the rotary frequencies is 10,000 whatever the target's is.
+  Only speculators' heads are made of the layers that their `model_type` names:
+  the others' are Llama's, whatever their target's are, and where the tensors
+  tell they are believed.
   """
   speculators = "speculators_model_type" in config
   if speculators:
     config = head_settings.speculators_layers(
       config, {*_OF_EAGLE3, "embed_requires_grad"}
     )
-    head_settings.refuse_unknown_of_layers(config)
   settings = {k: v for k, v in config.items() if k in OF_LAYERS}
+  bias = get(
+    {"qkv_bias": settings.pop("qkv_bias", None)}, "qkv_bias", bool, None
+  )
   has = lambda name: f"layers.0.self_attn.{name}" in (tensors or {})
   named = settings.get("model_type")
-  if not speculators and (
-    (named == "qwen2" and not has("q_proj.bias"))
-    or (named == "qwen3" and not has("q_norm.weight"))
+  if not (
+    (named == "qwen2" and (speculators or has("q_proj.bias")))
+    or (named == "qwen3" and (speculators or has("q_norm.weight")))
   ):
-    named = "llama"
-  # Of others too, as "mixtral", heads are dense.
-  known = named in ("llama", "qwen2", "qwen3")
-  settings["model_type"] = named if known else "llama"
-  bias = get(settings, "qkv_bias", bool, None)
-  settings.pop("qkv_bias", None)
+    settings["model_type"] = "llama"
   count = settings.setdefault("num_hidden_layers", 1)
   if third and not speculators and tensors is not None:
     # It may say its target's.
@@ -198,40 +149,27 @@ def _layer(
 
 
 def _first(
-  config, layer, target: Target, tensors
+  config, layers, target: Target, tensors
 ) -> tuple[EagleConfig, Features]:
   """EAGLE-1 and 2: one layer over the target's final hidden state."""
-  del tensors
-  head_settings.refuse_other_target(layer, target)
-  for key in sorted(_OF_EAGLE3 | _NATIVE):
-    whole = key == "draft_vocab_size" and config.get(key) == layer.vocab_size
-    if not whole and config.get(key) not in (None, False):
-      raise ValueError(
-        f"{key} is a setting of EAGLE-3, and this head is EAGLE-1's: got "
-        f"{config[key]!r:.80}"
-      )
-  head = EagleConfig(
-    layers=layer,
-    generation=1,
-    num_features=target.embed_dim,
-    fc_bias=get(config, "bias", bool, True),
-  )
-  return head, (FINAL,)
+  del target, tensors
+  bias = get(config, "bias", bool, True)
+  return EagleConfig(layers=layers, fc_bias=bias), (FINAL,)
 
 
 def _third(
-  config, layer, target: Target, tensors: Mapping[str, Tensor]
+  config, layers, target: Target, tensors: Mapping[str, Tensor]
 ) -> tuple[EagleConfig, Features]:
   """EAGLE-3 and its descendants."""
-  nested = _eagle_config(config)
-  switches = {}
-  for name in EAGLE3_SWITCHES:
-    said = {name: get(config, name, bool, None)}
-    if name == "fc_norm":
-      said["use_aux_norm"] = get(config, "use_aux_norm", bool, None)
-    if name == "norm_before_fc":
-      said[f"eagle_config.{name}"] = get(nested, name, bool, None)
-    switches[name] = bool(json_files.agreed(said))
+  nested = config.get("eagle_config") or {}
+  known = {_FUSED, "layer_ids", "norm_before_fc", *_OF_EAGLE_CONFIG}
+  json_files.refuse_unknown(nested, known, "settings of eagle_config")
+  for key, only in _OF_EAGLE_CONFIG.items():
+    if nested.get(key, only) != only:
+      raise ValueError(f"eagle_config.{key} must be {only}, got {nested[key]}")
+  switches = {name: get(config, name, bool, False) for name in EAGLE3_SWITCHES}
+  switches["fc_norm"] |= get(config, "use_aux_norm", bool, False)
+  switches["norm_before_fc"] |= get(nested, "norm_before_fc", bool, False)
   if "speculators_model_type" not in config:
     # Until September 2026 SpecForge had `norm_output` for whether logits are of
     # the normed state, true by default, and fed back what is not normed; since
@@ -240,7 +178,7 @@ def _third(
     # normed too: that is EAGLE-3.1, which no earlier head is.
     normed = switches["fc_norm"] or switches["norm_before_fc"]
     switches["norm_output"] = switches["norm_output"] and normed
-  layers = _fused_layers(config, nested, target)
+  read = _fused_layers(config, nested, target)
   width = config.get("target_hidden_size") or target.embed_dim
   if width != target.embed_dim:
     raise ValueError(
@@ -251,26 +189,14 @@ def _third(
   if words is None and "d2t" in tensors:
     words = tensors["d2t"].shape[0]
   head = EagleConfig(
-    layers=layer,
+    layers=layers,
     generation=3,
-    num_features=len(layers) * width,
-    num_fused=len(layers),
-    draft_vocab_size=None if words == layer.vocab_size else words,
+    num_fused=len(read),
+    draft_vocab_size=None if words == layers.vocab_size else words,
     fc_bias="fc.bias" in tensors,
     **switches,
   )
-  return head, layers
-
-
-def _eagle_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-  """The checked `eagle_config` that NVIDIA, SpecForge and vLLM nest."""
-  nested = config.get("eagle_config") or {}
-  known = {_FUSED, "layer_ids", "norm_before_fc", *_OF_EAGLE_CONFIG}
-  json_files.refuse_unknown(nested, known, "settings of eagle_config")
-  for key, only in _OF_EAGLE_CONFIG.items():
-    if nested.get(key, only) != only:
-      raise ValueError(f"eagle_config.{key} must be {only}, got {nested[key]}")
-  return nested
+  return head, read
 
 
 def _fused_layers(
@@ -299,9 +225,54 @@ def _fused_layers(
   layers = json_files.agreed(said) or (2, count // 2, count - 3)
   if min(layers) < 0:
     raise ValueError(f"a target of {count} layers needs {_FUSED}")
-  if config.get("num_aux_hidden_states", len(layers)) != len(layers):
-    raise ValueError(
-      f"num_aux_hidden_states is {config['num_aux_hidden_states']!r}, and "
-      f"{len(layers)} layers are read"
-    )
   return layers
+
+
+# --------------------------------------------------------------------- writing
+
+
+def settings(
+  config: EagleConfig, features: Features, dtype: str
+) -> dict[str, Any]:
+  """The `config.json` of a head.
+
+  As its authors have it, or, of an EAGLE-3 with switches, windows, norms of
+  queries or several layers, in `speculators`' form.
+
+  Raises:
+    ValueError: if neither can express the head.
+  """
+  layers = config.layers
+  if config.generation == 1:
+    return layers_json(layers, dtype, qk_norm=False) | {
+      # vLLM and SGLang have a name each, and take the first that they know.
+      "architectures": ["EagleLlamaForCausalLM", "LlamaForCausalLMEagle"],
+      "bias": config.fc_bias,
+      # What its authors' code looks at.
+      "qkv_bias": layers.attention.qkv_bias,
+    }
+  switches = {name: getattr(config, name) for name in EAGLE3_SWITCHES}
+  both = {
+    _FUSED: [int(i) for i in features],
+    "draft_vocab_size": config.draft_vocab_size or layers.vocab_size,
+  }
+  if (
+    layers.num_layers > 1
+    or layers.attention.qk_norm
+    or layers.has_windows
+    or any(switches.values())
+  ):
+    return both | switches | {
+      "architectures": ["Eagle3Speculator"],
+      "speculators_model_type": "eagle3",
+      NESTED: layers_json(layers, dtype),
+    }  # fmt: skip
+  # vLLM looks at the top first and numbers layers by what they read, SGLang
+  # and SpecForge look within and number them by what they give.
+  return layers_json(layers, dtype) | both | {
+    "architectures": ["LlamaForCausalLMEagle3"],
+    "eagle_config": {
+      _FUSED: [int(i) - 1 for i in features],
+      "use_aux_hidden_state": True,
+    },
+  }  # fmt: skip

@@ -16,7 +16,7 @@ checkpoint was.
 import contextlib
 import dataclasses
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -34,12 +34,15 @@ from models.formats import (
 )
 from models.formats.head_files import Opened, Place
 from models.formats.huggingface_config import packing_of
-from models.formats.weights import CheckpointError, Tensor
+from models.formats.weights import CheckpointError
 from models.head_shapes import HeadModule, HeadShape, Target
-from models.networks.gemma_assistant import Assistant
 from models.networks.transformer import Features
 from models.sharding import Sharding, num_parts
 
+# Those whose `config.json` tells them, in the order in which they are asked.
+_FORMATS: tuple[Any, ...] = (
+  dflash_format, assistant_format, mtp_format, medusa_format, eagle_format
+)  # fmt: skip
 __all__ = ["Head", "Target", "describe", "is_head", "load", "shape"]
 
 
@@ -80,63 +83,51 @@ class Head:
 def is_head(directory: str) -> bool:
   """True if a directory holds a head, and not a model of its own."""
   path = pathlib.Path(directory)
-  for ending in ("pt", "safetensors"):
-    if (path / f"medusa_lm_head.{ending}").is_file():
+  try:
+    if _of_config(_config(path)) is not None:
       return True
-  file = path / "config.json"
-  if not file.is_file():
-    return False
-  try:
-    config = json_files.read_object(file)
-  except ValueError:
-    return False
-  if _says_head(config):
-    return True
-  try:
     with contextlib.ExitStack() as stack:
-      names = set(head_files.normal_names(head_files.open_tensors(path, stack)))
+      names = head_files.normal_names(head_files.open_tensors(path, stack))
   except (ValueError, FileNotFoundError):
     return False
-  return "fc.weight" in names or "heads.0.lm_head.weight" in names
+  return _has_medusa(names) or "fc.weight" in names
+
+
+def _config(path: pathlib.Path) -> Mapping[str, Any]:
+  file = path / "config.json"
+  return json_files.read_object(file) if file.is_file() else {}
+
+
+def _of_config(config: Mapping[str, Any]) -> Any:
+  """The format that a configuration alone tells, or None."""
+  return next((one for one in _FORMATS if one.is_one(config)), None)
+
+
+def _has_medusa(names: Collection[str]) -> bool:
+  return "lm_heads.0.weight" in names
 
 
 def shape(
-  config: Mapping[str, Any],
-  target: Target,
-  tensors: Mapping[str, Tensor] | None = None,
-  *,
-  kind: str | None = None,
+  config: Mapping[str, Any], target: Target, *, kind: str | None = None
 ) -> HeadShape:
   """Shape of the head of a configuration.
 
   Args:
     config: what its `config.json` holds.
     target: the model that it drafts for.
-    tensors: by the names of the normal form; None if there are none to look at.
     kind: what it is said to be, where the configuration alone does not tell.
 
   Raises:
     ValueError: for formats and switches that are not known, or a head that was
       made for another target.
   """
-  if dflash_format.is_one(config):
-    return dflash_format.shape(config, target)
-  if assistant_format.is_one(config):
-    return assistant_format.shape(config, target)
-  if mtp_format.is_one(config):
-    return mtp_format.shape(config, target)
-  if config.get("model_type") == "blockwise":
-    return medusa_format.blockwise_shape(config, target)
-  if (
-    "medusa_num_heads" in config
-    or "medusa" in (kind, config.get("model_type"))
-    or any(name.startswith("heads.") for name in tensors or ())
-  ):
-    return medusa_format.shape(config, target, tensors)
+  if one := _of_config(config):
+    if one is not eagle_format:
+      return one.shape(config, target)
+  if kind == "medusa":
+    return medusa_format.shape(config, target)
   third = kind == "eagle3" or "draft_vocab_size" in config
-  return eagle_format.shape(
-    config, target, tensors, generation=3 if third else 1
-  )
+  return eagle_format.shape(config, target, generation=3 if third else 1)
 
 
 def describe(
@@ -153,7 +144,7 @@ def describe(
   path = pathlib.Path(directory)
   with contextlib.ExitStack() as stack:
     with _said_of(path):
-      return _opened(path, target, stack, of_target, compared=False).shape
+      return _opened(path, target, stack, of_target).shape
 
 
 def load(
@@ -196,8 +187,6 @@ def load(
       cut = dataclasses.replace(opened.shape, config=config)
       opened = dataclasses.replace(opened, shape=cut)
     module = head_files.fill(opened, target, dtype=dtype, place=place)
-    if isinstance(module, Assistant):
-      assistant_format.order(module, opened.tensors)
   return Head(
     module=module,
     features=opened.shape.features,
@@ -210,26 +199,20 @@ def _opened(
   target: Target,
   stack: contextlib.ExitStack,
   of_target: bool,
-  *,
-  compared: bool = True,
 ) -> Opened:
   """The head in a directory, opened."""
-  raw = head_files.open_tensors(path, stack)
-  file = path / "config.json"
-  config = json_files.read_object(file) if file.is_file() else {}
-  if of_target or mtp_format.is_one(config):
-    if of_target and (packing := packing_of(config)) is not None:
-      raw = packing.joined(raw)
-    return mtp_format.opened(config, raw, target, compared=compared)
+  raw, config = head_files.open_tensors(path, stack), _config(path)
+  if of_target and (packing := packing_of(config)) is not None:
+    raw = packing.joined(raw)
   tensors = head_files.normal_names(raw)
-  if assistant_format.is_one(config):
-    return assistant_format.opened(config, tensors, target)
-  described = shape(config, target, tensors)
-  if described.config.kind in ("eagle", "eagle3"):
-    return eagle_format.opened(config, tensors, described)
-  if described.config.kind == "dflash":
-    return dflash_format.opened(tensors, described)
-  return medusa_format.opened(tensors, described)
+  one = mtp_format if of_target else _of_config(config)
+  if one is None:
+    one = medusa_format if _has_medusa(tensors) else eagle_format
+  if one in (mtp_format, assistant_format):
+    return one.opened(config, tensors, target)
+  described = one.shape(config, target, tensors)
+  names = one.names(described.config)
+  return head_files.by_table(described, tensors, names, target)
 
 
 @contextlib.contextmanager
@@ -243,22 +226,3 @@ def _said_of(path: pathlib.Path):
     raise CheckpointError(f"{error} (in {path})") from None
   except ValueError as error:
     raise ValueError(f"cannot use the head in {path}: {error}") from error
-
-
-def _says_head(config: Mapping[str, Any]) -> bool:
-  """True if a configuration says that it is a head's."""
-  names = config.get("architectures")
-  names = names if isinstance(names, list) else []
-  return (
-    "speculators_model_type" in config
-    or "medusa_num_heads" in config
-    or "eagle_config" in config
-    or dflash_format.is_one(config)
-    or assistant_format.is_one(config)
-    or any(
-      word in str(name).lower()
-      for name in names
-      for word in ("eagle", "medusa", "dflash")
-    )
-    or config.get("model_type") in ("medusa", "eagle", "blockwise")
-  )

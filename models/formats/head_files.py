@@ -8,7 +8,13 @@ import contextlib
 import dataclasses
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+  Callable,
+  Collection,
+  Iterable,
+  Mapping,
+  Sequence,
+)
 
 import jax
 import jax.numpy as jnp
@@ -16,13 +22,12 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
-from models import draft_vocabulary
+from models import draft_vocabulary, head_shapes
 from models import sharding as sharding_lib
 from models.formats import json_files, safetensors_file, torch_file, weights
 from models.formats.families.family import AS_IS, Layout
 from models.formats.weights import CheckpointError, Tensor
 from models.head_shapes import HeadModule, HeadShape, Target
-from models.networks.description import TransformerConfig
 from models.networks.quantized_tensor import is_quantized
 from models.sharding import Sharding
 
@@ -32,36 +37,32 @@ _ALIASES = (
   (re.compile(r"^midlayer\."), "layers.0."),
   (re.compile(r"^draft_id_to_target_id$"), "d2t"),
   (re.compile(r"^fc_norms\."), "fc_norm."),
-  # Medusa's own: head, block (the last one is the projection); and vLLM's.
-  (re.compile(r"^(\d+)\.(\d+)\.linear\."), r"heads.\1.blocks.\2."),
-  (re.compile(r"^(\d+)\.\d+\.weight$"), r"heads.\1.lm_head.weight"),
-  (re.compile(r"^blocks\.(\d+)\.layers\.(\d+)\."), r"heads.\1.blocks.\2."),
-  (re.compile(r"^lm_heads\.(\d+)\."), r"heads.\1.lm_head."),
-)  # fmt: skip
+  # Medusa's own: head, block (the last one is the projection).
+  (re.compile(r"^(\d+)\.(\d+)\.linear\."), r"blocks.\1.layers.\2."),
+  (re.compile(r"^(\d+)\.\d+\.weight$"), r"lm_heads.\1.weight"),
+)
 FLOATS = ("F16", "BF16", "F32", "F64")
 
 
 def normal_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
   """Tensors by the names of the normal form.
 
+  Of Medusa's heads in a model that they were merged with, theirs alone.
+
   Raises:
     CheckpointError: if two have one name.
   """
+  prefix = "medusa_head."
+  merged = {n: t for n, t in tensors.items() if n.startswith(prefix)}
   renamed: dict[str, Tensor] = {}
-  for name, tensor in _of_head(tensors).items():
+  for name, tensor in (merged or tensors).items():
+    name = name.removeprefix(prefix)
     for pattern, new in _ALIASES:
       name = pattern.sub(new, name)
     if name in renamed:
       raise CheckpointError(f"twice: {renamed[name].name} and {tensor.name}")
     renamed[name] = tensor
   return renamed
-
-
-def _of_head(tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-  """Medusa's heads without the model that they were merged with."""
-  prefix = "medusa_head."
-  merged = {n: t for n, t in tensors.items() if n.startswith(prefix)}
-  return {n.removeprefix(prefix): t for n, t in merged.items()} or tensors
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -95,30 +96,46 @@ class Opened:
     tensors: by the names of the normal form.
     locate: the name of a parameter's tensor, and how it lies there.
     also: tensors that hold no parameter.
-    lent: modules that are the target's where the files have no tensor of them.
-    layers: the layers' configuration, for layouts that depend on it.
+    copies: pairs of tensors that must be equal; None for one that is missing.
+    ids: the module's table of tokens and what reads it, if it has one.
   """
 
   shape: HeadShape
   tensors: Mapping[str, Tensor]
   locate: Callable[[Sequence], tuple[str, Layout]]
-  also: frozenset[str] = frozenset()
-  lent: frozenset[str] = frozenset({"embed", "lm_head"})
-  layers: TransformerConfig | None = None
+  also: Collection[str] = ()
+  copies: Sequence[tuple[Tensor, Tensor | None]] = ()
+  ids: tuple[str, Callable[[], np.ndarray]] | None = None
 
 
-def by_table(table: Mapping[str, str]) -> Callable[[Sequence], tuple]:
-  """`Opened.locate` of tensors that are parameters as they are.
+def by_table(
+  shape: HeadShape,
+  tensors: Mapping[str, Tensor],
+  table: Mapping[str, str],
+  target: Target,
+) -> Opened:
+  """A head, opened, whose tensors are parameters as they are.
 
   Args:
+    shape: the head.
+    tensors: by the names of the normal form.
     table: parameter to tensor, where their names are not the same.
+    target: the model that it drafts for.
   """
 
   def locate(path: Sequence) -> tuple[str, Layout]:
     name = ".".join(map(str, path))
     return table.get(name, name), AS_IS
 
-  return locate
+  size = shape.config.draft_vocab_size
+  read = lambda: draft_vocabulary.read(tensors, size, target.vocab_size)
+  return Opened(
+    shape=shape,
+    tensors=tensors,
+    locate=locate,
+    also=draft_vocabulary.NAMES,
+    ids=None if size is None else ("target_ids", read),
+  )
 
 
 def fill(
@@ -138,41 +155,46 @@ def fill(
     ValueError: for ids that are no draft vocabulary.
   """
   tensors, config = opened.tensors, opened.shape.config
-  make = lambda: config.make(dtype=dtype, rngs=nnx.Rngs(0))
+  make = lambda: head_shapes.make(config, dtype=dtype, rngs=nnx.Rngs(0))
   graphdef, params, rest = nnx.split(nnx.eval_shape(make), nnx.Param, ...)
   state = dict(nnx.to_flat_state(params))
-  lent = {"embed": target.embedding, "lm_head": target.output}
-  expected = {}
+  layers = getattr(config, "layers", None)
+  shared = {"embed": target.embedding, "lm_head": target.output}
+  expected, read = {}, {}
   for key, variable in state.items():
     name, layout = opened.locate(key)
-    array = lent[key[0]] if key[0] in opened.lent else None
+    array = shared.get(key[0])
     if name in tensors or array is None or array.shape != variable.shape:
-      expected[name] = layout.shape(variable.shape, opened.layers)
+      expected[name] = layout.shape(variable.shape, layers)
+      read[key] = name, layout
     else:
       if not is_quantized(array):
         array = jnp.asarray(array, dtype)
       state[key] = variable.replace(array)
   known = {n: t for n, t in tensors.items() if n not in opened.also}
-  if problems := weights.mismatches(known, expected, FLOATS):
+  problems = weights.mismatches(known, expected, FLOATS)
+  problems += [
+    f"not the copy that it should be: {mine.name}"
+    for mine, theirs in opened.copies
+    if theirs is None or not weights.equal(mine, theirs)
+  ]
+  if problems:
     raise CheckpointError(
       "the tensors are not those of the head in its config.json:\n  "
       + "\n  ".join(sorted(problems))
     )
-  for key, variable in state.items():
-    name, layout = opened.locate(key)
-    if name in tensors:
-      read = lambda index, t=tensors[name], lies=layout, to=variable.dtype: (
-        weights.read(t, lies, index, opened.layers).astype(to)
-      )
-      array = laid_out([*map(str, key)], variable.shape, read, place)
-      state[key] = variable.replace(array)
-  module = nnx.merge(graphdef, nnx.from_flat_state(state), rest)
-  if config.draft_vocab_size is not None:
-    ids = draft_vocabulary.read(
-      tensors, config.draft_vocab_size, target.vocab_size
+  for key, (name, layout) in read.items():
+    variable = state[key]
+    take = lambda index, t=tensors[name], lies=layout, to=variable.dtype: (
+      weights.read(t, lies, index, layers).astype(to)
     )
-    array = laid_out(["target_ids"], ids.shape, lambda i: ids[i], place)
-    module.target_ids = nnx.Variable(array)
+    array = laid_out([*map(str, key)], variable.shape, take, place)
+    state[key] = variable.replace(array)
+  module = nnx.merge(graphdef, nnx.from_flat_state(state), rest)
+  if opened.ids is not None:
+    name, ids = opened.ids[0], opened.ids[1]()
+    array = laid_out([name], ids.shape, lambda index: ids[index], place)
+    setattr(module, name, nnx.Variable(array))
   return module
 
 
@@ -227,6 +249,5 @@ def open_tensors(
     return opened
   raise FileNotFoundError(
     f"there are no weights of a head in {path}: expected one .safetensors "
-    "file, an index of several, medusa_lm_head.pt or pytorch_model.bin, got "
-    f"{others or 'none'}"
+    f"file, an index of several or a .bin of torch's, got {others or 'none'}"
   )

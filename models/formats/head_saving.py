@@ -11,9 +11,7 @@ written where they are the target's and all readers take them from it.
 models/pretrained/README.md says which program reads which form.
 """
 
-import dataclasses
 import pathlib
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,22 +24,24 @@ from models.formats import (
   dflash_format,
   eagle_format,
   json_files,
+  medusa_format,
   mtp_format,
   safetensors_file,
 )
-from models.formats.families.reading import FULL, SLIDES
-from models.formats.huggingface_config import llama_json
 from models.head_shapes import HeadModule, Target
-from models.networks.description import TransformerConfig
-from models.networks.dflash import ParallelConfig
-from models.networks.eagle import EAGLE3_SWITCHES, EagleConfig
 from models.networks.heads import HeadConfig
-from models.networks.medusa import BlockwiseConfig, MedusaConfig
-from models.networks.mtp import MtpConfig
 from models.networks.transformer import Features
 
 _SPECULATED = 3  # tokens that EAGLE-3's and MTP's files propose to a server
-_NESTED = "transformer_layer_config"
+# By kind: their `settings` and `names`.
+_FORMATS: dict[str, Any] = {
+  "eagle": eagle_format,
+  "eagle3": eagle_format,
+  "medusa": medusa_format,
+  "blockwise": medusa_format,
+  "dflash": dflash_format,
+  "mtp": mtp_format,
+}
 
 
 def save(
@@ -70,30 +70,37 @@ def save(
       and has none, or if the dtype is another one.
   """
   config: Any = module.config
-  settings = _settings(config, features, jnp.dtype(dtype).name)
+  format_ = _FORMATS[config.kind]
+  settings = format_.settings(config, features, jnp.dtype(dtype).name)
   speculators = "speculators_model_type" in settings
   if speculators:
     settings["speculators_config"] = _speculators_config(config, verifier)
   if target is not None and "dflash_config" in settings:
     settings["num_target_layers"] = target.num_layers
-  shared = set(config.shared)
+  arrays = {
+    ".".join(map(str, path)): np.asarray(variable[...])
+    for path, variable in nnx.to_flat_state(nnx.state(module, nnx.Param))
+  }
+  names, left = format_.names(config), set()
+  for name, theirs in (
+    ("embed.embedding", target and target.embedding),
+    ("lm_head.weight", target and target.output),
+  ):
+    if name.partition(".")[0] in config.shared and (
+      theirs is None or np.array_equal(arrays[name], np.asarray(theirs))
+    ):
+      left.add(name)
   if speculators and config.kind == "eagle3":
-    shared -= {"embed"}  # which `speculators` reads from the head's file
-  elif target is not None:
-    for name, theirs in (
-      ("embed", target.embedding), ("lm_head", target.output)
-    ):  # fmt: skip
-      if name in shared and not _is_equal(module, name, theirs):
-        shared.remove(name)
-  names = _names(config, speculators)
+    left.discard("embed.embedding")  # which is read from the head's file
   tensors = {
     names.get(name, name): array
-    for name, array in parameters(module).items()
-    if name.partition(".")[0] not in shared
+    for name, array in arrays.items()
+    if name not in left
   }
+  if config.kind == "eagle3" and not speculators:
+    midlayer = lambda name: name.replace("layers.0.", "midlayer.")
+    tensors = {midlayer(name): array for name, array in tensors.items()}
   tensors |= _missing_biases(config, tensors)
-  if config.kind == "medusa":
-    tensors = {_medusas(name): array for name, array in tensors.items()}
   if config.draft_vocab_size is not None:
     ids = np.asarray(module.target_ids[...])  # type: ignore[union-attr]
     if config.kind == "medusa":
@@ -105,180 +112,18 @@ def save(
 
 def check(config: HeadConfig) -> None:
   """Raises ValueError for a head that no format has; none is made for it."""
-  _settings(config, (), "float32")
-
-
-def parameters(module: nnx.Module) -> dict[str, np.ndarray]:
-  """A module's parameters by dotted names."""
-  return {
-    ".".join(map(str, path)): np.asarray(variable[...])
-    for path, variable in nnx.to_flat_state(nnx.state(module, nnx.Param))
-  }
-
-
-# --------------------------------------------------------------------- tensors
-
-
-def _is_equal(module: nnx.Module, name: str, theirs) -> bool:
-  (ours,) = parameters(getattr(module, name)).values()
-  return np.array_equal(ours, np.asarray(theirs))
-
-
-def _names(config: HeadConfig, speculators: bool) -> dict[str, str]:
-  """Parameters and their tensors, where their names are not the same."""
-  if isinstance(config, ParallelConfig):
-    return dflash_format.table(config)
-  if isinstance(config, MtpConfig):
-    return mtp_format.SAVED
-  if not isinstance(config, EagleConfig):
-    return {}
-  table = eagle_format.table(config)
-  if config.generation == 3 and not speculators:
-    table = {k: v.replace("layers.0.", "midlayer.") for k, v in table.items()}
-  return table
-
-
-def _medusas(name: str) -> str:
-  """The name that vLLM has for a parameter of Medusa's."""
-  name = re.sub(r"^heads\.(\d+)\.blocks\.", r"blocks.\1.layers.", name)
-  return re.sub(r"^heads\.(\d+)\.lm_head\.", r"lm_heads.\1.", name)
+  _FORMATS[config.kind].settings(config, (), "float32")
 
 
 def _missing_biases(
-  config: HeadConfig, tensors: Mapping[str, np.ndarray]
+  config: Any, tensors: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-  """Biases that a head does not have and its format does (`_layers_json`)."""
+  """Biases that a head does not have and its format does (`layers_json`)."""
   return {
     other: np.zeros(config.layers.embed_dim, array.dtype)
     for name, array in tensors.items()
     if name.endswith("q_proj.bias")
     and (other := name.replace("q_proj", "o_proj")) not in tensors
-  }
-
-
-# -------------------------------------------------------------------- settings
-
-
-def _settings(
-  config: HeadConfig, features: Features, dtype: str
-) -> dict[str, Any]:
-  """A head's `config.json`, without what says where its target is."""
-  if isinstance(config, MedusaConfig):
-    return {
-      "architectures": ["MedusaModel"],
-      "model_type": "medusa",
-      "num_heads": config.num_heads,
-      "num_hidden_layers": config.num_layers,
-      "hidden_size": config.embed_dim,
-      "vocab_size": config.vocab_size,
-      "truncated_vocab_size": config.draft_vocab_size or config.vocab_size,
-      "medusa_fc_bias": config.bias,
-      "dtype": dtype,
-      "torch_dtype": dtype,
-    }
-  if isinstance(config, BlockwiseConfig):
-    return {
-      "model_type": "blockwise",
-      "num_heads": config.num_heads,
-      "hidden_dim": config.hidden_dim,
-      "hidden_size": config.embed_dim,
-      "vocab_size": config.vocab_size,
-    }
-  if isinstance(config, MtpConfig):
-    if config.num_depths > 1:
-      raise ValueError("MTP heads of one layer are saved")
-    return {
-      "architectures": ["MTPDraftModel"],
-      "speculators_model_type": "mtp",
-      _NESTED: _layers_json(config.layers, dtype),
-      "num_nextn_predict_layers": 1,
-    }
-  if isinstance(config, ParallelConfig):
-    return _dflash(config, features, dtype)
-  assert isinstance(config, EagleConfig)
-  if config.generation == 1:
-    return _layers_json(config.layers, dtype, with_qk_norm=False) | {
-      # vLLM and SGLang have a name each, and take the first that they know.
-      "architectures": ["EagleLlamaForCausalLM", "LlamaForCausalLMEagle"],
-      "bias": config.fc_bias,
-      # What its authors' code looks at.
-      "qkv_bias": config.layers.attention.qkv_bias,
-    }
-  return _eagle3(config, features, dtype)
-
-
-def _eagle3(
-  config: EagleConfig, features: Features, dtype: str
-) -> dict[str, Any]:
-  layer, ids = config.layers, "eagle_aux_hidden_state_layer_ids"
-  switches = {name: getattr(config, name) for name in EAGLE3_SWITCHES}
-  settings: dict[str, Any] = {ids: [int(i) for i in features]}
-  words = {"draft_vocab_size": config.draft_vocab_size or layer.vocab_size}
-  if config.num_features != config.num_fused * layer.embed_dim:
-    settings["target_hidden_size"] = config.num_features // config.num_fused
-  if (
-    layer.num_layers > 1
-    or layer.attention.qk_norm
-    or layer.has_windows
-    or any(switches.values())
-  ):
-    return (
-      settings
-      | words
-      | switches
-      | {
-        "architectures": ["Eagle3Speculator"],
-        "speculators_model_type": "eagle3",
-        _NESTED: _layers_json(layer, dtype),
-      }
-    )
-  # vLLM looks at the top first and numbers layers by what they read, SGLang
-  # and SpecForge look within and number them by what they give.
-  return (
-    _layers_json(layer, dtype)
-    | settings
-    | {
-      "architectures": ["LlamaForCausalLMEagle3"],
-      "eagle_config": {
-        ids: [int(i) - 1 for i in features],
-        "use_aux_hidden_state": True,
-      },
-    }
-    | words
-  )
-
-
-def _dflash(
-  config: ParallelConfig, features: Features, dtype: str
-) -> dict[str, Any]:
-  layers, slides = config.layers, config.layers.has_windows
-  if not layers.attention.qk_norm:
-    raise ValueError("this format's layers are Qwen3's")
-  settings = _layers_json(layers, dtype)
-  if config.draft_vocab_size is not None or (
-    slides and config.windows_before_block
-  ):
-    return {
-      "architectures": ["DFlashDraftModel"],
-      "speculators_model_type": "dflash",
-      _NESTED: settings,
-      "draft_vocab_size": config.draft_vocab_size or layers.vocab_size,
-      "block_size": config.block_size,
-      "mask_token_id": config.mask_token,
-      "aux_hidden_state_layer_ids": [int(i) for i in features],
-      "sample_from_anchor": False,
-      "sliding_window_non_causal": not config.causal_windows,
-    }
-  if slides and not config.causal_windows:
-    raise ValueError("no format has windows that end at a token it may pass")
-  return settings | {
-    "architectures": ["DFlashDraftModel"],
-    "block_size": config.block_size,
-    "dflash_config": {
-      "mask_token_id": config.mask_token,
-      # Numbered by what they give.
-      "target_layer_ids": [int(i) - 1 for i in features],
-    },
   }
 
 
@@ -305,42 +150,3 @@ def _speculators_config(
       "architectures": theirs.get("architectures") or [],
     },
   }
-
-
-def _layers_json(
-  layers: TransformerConfig, dtype: str, *, with_qk_norm: bool = True
-) -> dict[str, Any]:
-  """The settings of a head's layers: Llama's, or with `qk_norm` Qwen3's.
-
-  It may not say for how many positions. Where queries have biases, perhaps
-  Qwen2's, all four projections have: those of a Llama.
-  """
-  qwens = with_qk_norm and layers.attention.qk_norm == "head"
-  known, windows = layers.max_positions, layers.windows
-  bare = layers.with_attention(
-    lambda a: dataclasses.replace(
-      a,
-      window=None,
-      qk_norm=None if qwens else a.qk_norm,
-      out_bias=a.out_bias or a.qkv_bias,
-    )
-  )
-  bare = dataclasses.replace(bare, max_positions=known or 1)
-  settings = llama_json(bare, dtype, None)
-  if known is None:
-    del settings["max_position_embeddings"]
-  if qwens:
-    if settings.pop("mlp_bias"):
-      raise ValueError("Qwen3's format cannot express mlp_bias")
-    del settings["architectures"]
-    settings["model_type"] = "qwen3"
-  if layers.has_windows:
-    size, *others = {w for w in windows if w}
-    if others:
-      raise ValueError(f"one window for all layers, got {windows}")
-    settings |= {
-      "sliding_window": size,
-      "use_sliding_window": True,
-      "layer_types": [SLIDES if w else FULL for w in windows],
-    }
-  return settings

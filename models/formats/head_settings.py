@@ -1,8 +1,9 @@
 """What `config.json` of several heads' formats have in common.
 
 Keys that are read, or change nothing; anything else might change what a head
-predicts, and is refused by name. The `speculators` library nests the settings
-of the layers in `transformer_layer_config`.
+predicts, and is refused by name. `head_layers` reads the settings of a head's
+layers, `layers_json` writes them; the `speculators` library nests them in
+`transformer_layer_config`.
 """
 
 import dataclasses
@@ -11,10 +12,11 @@ from typing import Any
 
 from models.formats import json_files
 from models.formats.families.reading import FULL, SLIDES, get
-from models.formats.huggingface_config import config_from_json
+from models.formats.huggingface_config import config_from_json, llama_json
 from models.head_shapes import Target
 from models.networks.description import TransformerConfig, with_windows
 
+NESTED = "transformer_layer_config"
 OF_LAYERS = frozenset(
   """
   vocab_size hidden_size intermediate_size num_hidden_layers head_dim
@@ -42,29 +44,27 @@ _SPECULATORS = frozenset(
 
 
 def speculators_layers(
-  config: Mapping[str, Any], known: Collection[str]
+  config: Mapping[str, Any],
+  known: Collection[str],
+  of_layers: Collection[str] | None = OF_LAYERS | INERT,
 ) -> Mapping[str, Any]:
   """The settings of the layers in a configuration of `speculators`' form.
 
   Args:
     config: what `config.json` holds.
     known: keys at its top that a kind of head has besides.
+    of_layers: keys of layers; None for any.
 
   Raises:
-    ValueError: for keys at its top that are not known, or layers that are none.
+    ValueError: for keys that are not known, or layers that are none.
   """
   json_files.refuse_unknown(config, {*_SPECULATORS, *INERT, *known})
-  nested = config.get("transformer_layer_config")
+  nested = config.get(NESTED)
   if not isinstance(nested, Mapping):
-    raise ValueError("transformer_layer_config must be an object")
+    raise ValueError(f"{NESTED} must be an object")
+  if of_layers is not None:
+    json_files.refuse_unknown(nested, of_layers, f"settings of {NESTED}")
   return nested
-
-
-def refuse_unknown_of_layers(nested: Mapping[str, Any]) -> None:
-  """Raises ValueError for settings of nested layers that are not known."""
-  json_files.refuse_unknown(
-    nested, OF_LAYERS | INERT, "settings of transformer_layer_config"
-  )
 
 
 def layers_read(
@@ -96,28 +96,24 @@ def layers_read(
 
 
 def head_layers(settings: Mapping[str, Any]) -> TransformerConfig:
-  """The layers of a head by their settings, which may leave positions out.
-
-  Whose layers they are does not say which of them slide: `layer_types` does, or
-  `use_sliding_window` for those from `max_window_layers` on.
+  """The layers of a head by their settings, in any family with `layer_types`.
 
   Args:
     settings: as of `models.formats.huggingface_config.config_from_json`.
 
   Raises:
-    ValueError: as that does.
+    ValueError: as that does, or for other layers than those that slide or not.
   """
-  size, kinds = settings.get("sliding_window"), settings.get("layer_types")
-  first = settings.get("max_window_layers", 28)
-  if kinds is None and settings.get("use_sliding_window") and size is not None:
-    kinds = [
-      FULL if i < first else SLIDES
-      for i in range(settings.get("num_hidden_layers", 1))
-    ]
-  no_windows = dict.fromkeys(("sliding_window", "layer_types"))
-  layers = _without_windows(
-    {**settings, **no_windows, "use_sliding_window": False}
-  )
+  kinds = settings.get("layer_types")
+  # Biases that are not there are named in families too that never have them.
+  settings = {
+    k: v
+    for k, v in settings.items()
+    if not (k in ("attention_bias", "mlp_bias") and v is False)
+  }
+  if kinds:
+    settings |= {"layer_types": None, "use_sliding_window": False}
+  layers = config_from_json(settings)
   layers = dataclasses.replace(layers, tied_embeddings=False)
   if not kinds or {*kinds} == {FULL}:
     return layers
@@ -133,29 +129,56 @@ def head_layers(settings: Mapping[str, Any]) -> TransformerConfig:
   )
 
 
-def _without_windows(settings: Mapping[str, Any]) -> TransformerConfig:
-  name = "max_position_embeddings"
-  # Biases that are not there are named in families too that never have them.
-  biases = ("attention_bias", "mlp_bias")
-  settings = {
-    k: v for k, v in settings.items() if not (k in biases and v is False)
-  }
-  if settings.get(name) is not None:
-    return config_from_json(settings)
-  layers = config_from_json({**settings, name: 1})
-  # Two lengths that make a difference: what is rescaled depends on it.
-  if layers != dataclasses.replace(
-    config_from_json({**settings, name: 2}), max_positions=1
-  ):
-    raise ValueError(f"this rope_scaling needs {name}")
-  return dataclasses.replace(layers, max_positions=None)
+def layers_json(
+  layers: TransformerConfig, dtype: str, *, qk_norm: bool = True
+) -> dict[str, Any]:
+  """What `head_layers` reads: Llama's settings, or Qwen3's with `qk_norm`.
+
+  Where queries have biases, perhaps Qwen2's, all four projections have: those
+  of a Llama.
+
+  Args:
+    layers: of the head.
+    dtype: of the file's tensors.
+    qk_norm: whether the format may have norms of queries and keys.
+
+  Raises:
+    ValueError: for layers that these settings cannot express.
+  """
+  qwens = qk_norm and layers.attention.qk_norm == "head"
+  bare = layers.with_attention(
+    lambda a: dataclasses.replace(
+      a,
+      window=None,
+      qk_norm=None if qwens else a.qk_norm,
+      out_bias=a.out_bias or a.qkv_bias,
+    )
+  )
+  settings = llama_json(bare, dtype, None)
+  if qwens:
+    if settings.pop("mlp_bias"):
+      raise ValueError("Qwen3's format cannot express mlp_bias")
+    del settings["architectures"]
+    settings["model_type"] = "qwen3"
+  if layers.has_windows:
+    size, *others = {w for w in layers.windows if w}
+    if others:
+      raise ValueError(f"one window for all layers, got {layers.windows}")
+    settings |= {
+      "sliding_window": size,
+      "use_sliding_window": True,
+      "layer_types": [SLIDES if w else FULL for w in layers.windows],
+    }
+  return settings
 
 
-def refuse_other_target(layers: TransformerConfig, target: Target) -> None:
-  """Raises ValueError for layers of another vocabulary or width."""
+def refuse_other_target(
+  layers: TransformerConfig, target: Target, *, width: bool = True
+) -> None:
+  """Raises ValueError for layers of another vocabulary, or of another width."""
   for name, mine, theirs in (
     ("vocabulary", layers.vocab_size, target.vocab_size),
     ("width", layers.embed_dim, target.embed_dim),
   ):
-    if mine != theirs:
+    if mine != theirs and (width or name != "width"):
       raise ValueError(f"its {name} is {mine}, and the target's {theirs}")

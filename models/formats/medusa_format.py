@@ -11,19 +11,17 @@ published; this is the form that is read here:
     lm_head.weight [V, D], if it is not the target's
 """
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
-from models.formats import head_files, json_files
+from models.formats import json_files
 from models.formats.families import FAMILIES
 from models.formats.families.reading import get
-from models.formats.weights import CheckpointError, Tensor
+from models.formats.weights import Tensor
 from models.head_shapes import HeadShape, Target
 from models.networks.medusa import BlockwiseConfig, MedusaConfig
-from models.networks.transformer import FINAL
+from models.networks.transformer import FINAL, Features
 
-_NAMES = re.compile(r"heads\.(\d{1,3})\.(blocks\.(\d{1,3})|lm_head)\.")
 _OF_BLOCKWISE = ("num_heads", "hidden_dim", "hidden_size", "vocab_size")
 _ALSO = ("model_type", "architectures", "torch_dtype", "dtype")
 # What a configuration of Medusa's heads may say: its authors', vLLM's, and what
@@ -41,53 +39,49 @@ _OF_MEDUSA = frozenset(
 )
 
 
+def is_one(config: Mapping[str, Any]) -> bool:
+  """True if a configuration is of Medusa's heads, or of blockwise ones."""
+  of_medusa = "medusa_num_heads" in config
+  return of_medusa or config.get("model_type") in ("medusa", "blockwise")
+
+
 def shape(
   config: Mapping[str, Any],
   target: Target,
-  tensors: Mapping[str, Tensor] | None,
+  tensors: Mapping[str, Tensor] | None = None,
 ) -> HeadShape:
-  """Shapes of Medusa's heads, from configuration and tensors.
+  """Shapes of the heads, from configuration and tensors.
 
   Args:
     config: what `config.json` holds.
     target: the model that they draft for.
     tensors: by the names of the normal form; None if there are none to look at,
-      and the configuration is believed.
+      and the configuration is believed: published files hold more heads than it
+      says.
 
   Raises:
-    ValueError: for switches that are not known, or heads that are none.
+    ValueError: for switches that are not known, or another target.
   """
-  merged = config.get("model_type") in [*FAMILIES]  # then it is the target's
-  if not merged:
-    json_files.refuse_unknown(config, _OF_MEDUSA)
+  if config.get("model_type") == "blockwise":
+    return _blockwise(config, target)
+  if config.get("model_type") in [*FAMILIES]:  # a target's, with heads beside
+    config = {k: v for k, v in config.items() if k.startswith("medusa")}
+  json_files.refuse_unknown(config, _OF_MEDUSA)
   _refuse_other_target(config, target)
   if config.get("original_lm_head"):
     raise ValueError("original_lm_head is not supported, got true")
-  either = lambda mine, theirs: json_files.agreed(
-    {mine: config.get(mine), theirs: None if merged else config.get(theirs)}
-  )
-  count = either("medusa_num_heads", "num_heads")
-  layers = either("medusa_num_layers", "num_hidden_layers")
   if tensors is None:
-    if count is None:
-      raise ValueError("the number of heads must be said")
-    layers = 1 if layers is None else layers
+    both = lambda mine, theirs, *least: get(
+      config, mine if mine in config else theirs, int, *least
+    )
+    count = both("medusa_num_heads", "num_heads")
+    layers = both("medusa_num_layers", "num_hidden_layers", 1)
     bias = "medusa_num_heads" in config or bool(config.get("medusa_fc_bias"))
   else:
-    matches = [_NAMES.match(name) for name in tensors]
-    heads = {int(m[1]) for m in matches if m}
-    blocks = {int(m[3]) for m in matches if m and m[3] is not None}
-    for what, some in (("heads", heads), ("blocks", blocks)):
-      if some != {*range(len(some))}:
-        raise CheckpointError(f"{what} are not numbered from 0 on")
-    # Published files hold more heads than their configuration says.
-    count = len(heads)
-    if layers not in (None, len(blocks)):
-      raise ValueError(
-        f"it says {layers!r} layers, and there are {len(blocks)}"
-      )
-    layers = len(blocks)
-    bias = "heads.0.blocks.0.bias" in tensors or not blocks
+    count = sum(name.startswith("lm_heads.") for name in tensors)
+    blocks = [name for name in tensors if name.startswith("blocks.0.")]
+    layers = sum(name.endswith(".weight") for name in blocks)
+    bias = len(blocks) > layers or not blocks
   words = get(config, "truncated_vocab_size", int, target.vocab_size)
   made = MedusaConfig(
     num_heads=count,
@@ -100,8 +94,7 @@ def shape(
   return HeadShape(config=made, features=(FINAL,))
 
 
-def blockwise_shape(config: Mapping[str, Any], target: Target) -> HeadShape:
-  """Shapes of blockwise heads; raises as `shape`."""
+def _blockwise(config: Mapping[str, Any], target: Target) -> HeadShape:
   json_files.refuse_unknown(config, {*_OF_BLOCKWISE, *_ALSO})
   _refuse_other_target(config, target)
   heads, hidden, width, words = (
@@ -124,13 +117,37 @@ def _refuse_other_target(config: Mapping[str, Any], target: Target) -> None:
       )
 
 
-def opened(
-  tensors: Mapping[str, Tensor], described: HeadShape
-) -> head_files.Opened:
-  """Heads of a shape, opened, whose tensors have the normal form's names."""
-  return head_files.Opened(
-    shape=described,
-    tensors=tensors,
-    locate=head_files.by_table({}),
-    also=frozenset({"d2t", "t2d", "token_map"}),
-  )
+def names(config: Any) -> dict[str, str]:
+  """Parameters whose tensors have other names, and these: vLLM's."""
+  if isinstance(config, BlockwiseConfig):
+    return {}
+  named = {}
+  for h in range(config.num_heads):
+    named[f"heads.{h}.lm_head.weight"] = f"lm_heads.{h}.weight"
+    for i in range(config.num_layers):
+      for leaf in ("weight", "bias"):
+        ours = f"heads.{h}.blocks.{i}.{leaf}"
+        named[ours] = f"blocks.{h}.layers.{i}.{leaf}"
+  return named
+
+
+def settings(config: Any, features: Features, dtype: str) -> dict[str, Any]:
+  """The `config.json` of heads, Medusa's as vLLM has it."""
+  del features
+  sizes = {"hidden_size": config.embed_dim, "vocab_size": config.vocab_size}
+  if isinstance(config, BlockwiseConfig):
+    return sizes | {
+      "model_type": "blockwise",
+      "num_heads": config.num_heads,
+      "hidden_dim": config.hidden_dim,
+    }
+  return sizes | {
+    "architectures": ["MedusaModel"],
+    "model_type": "medusa",
+    "num_heads": config.num_heads,
+    "num_hidden_layers": config.num_layers,
+    "truncated_vocab_size": config.draft_vocab_size or config.vocab_size,
+    "medusa_fc_bias": config.bias,
+    "dtype": dtype,
+    "torch_dtype": dtype,
+  }

@@ -29,9 +29,11 @@ from models.formats.families import FAMILIES, llama
 from models.formats.families.family import AS_IS, Layout
 from models.formats.families.reading import get
 from models.formats.huggingface_config import config_from_json, of_text
-from models.formats.weights import CheckpointError, Tensor
+from models.formats.weights import Tensor
 from models.head_shapes import HeadShape, Target
 from models.networks.description import TransformerConfig
+from models.networks.mtp import MtpConfig
+from models.networks.transformer import Features
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,8 +41,8 @@ class Form:
   """Names of the tensors of a head in files.
 
   Attributes:
-    names: a pattern of them; `number` is the head's layer, if it has one, and
-      `rest` what follows.
+    names: a pattern of them, in the normal form; `number` is the head's layer,
+      if it has one, and `rest` what follows.
     after_layers: layers are numbered after the target's.
     modules: the network's modules, and what `rest` calls them.
     layer: what `rest` begins with in tensors of the decoder layer.
@@ -64,12 +66,12 @@ def _modules(*names: str) -> dict[str, str]:
 
 
 QWEN = Form(
-  names=re.compile(r"(?:model\.)?mtp\.(?P<rest>.+)"),
+  names=re.compile(r"mtp\.(?P<rest>.+)"),
   modules=_modules("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"),
   layer="layers.0.",
 )
 DEEPSEEK = Form(
-  names=re.compile(r"(?:model\.)?layers\.(?P<number>\d{1,9})\.(?P<rest>.+)"),
+  names=re.compile(r"layers\.(?P<number>\d{1,9})\.(?P<rest>.+)"),
   after_layers=True,
   several=True,
   modules=_modules("eh_proj", "enorm", "hnorm", "shared_head.norm"),
@@ -84,23 +86,7 @@ SPECULATORS = Form(
     "input_proj", "token_layernorm", "hidden_layernorm", "final_layernorm"
   ),
 )
-MIMO = dataclasses.replace(
-  SPECULATORS,
-  names=re.compile(rf"(?:model\.)?{SPECULATORS.names.pattern}"),
-  hidden_first=True,
-  several=True,
-)
-# Parameters of a head of one layer, and their tensors in speculators' form.
-SAVED = {
-  "embed.embedding": "embed_tokens.weight",
-  **llama.layer_tensors("layer.", "mtp_layers.0."),
-  **{
-    f"{ours}.{'weight' if ours == 'fc' else 'scale'}": (
-      f"mtp_layers.0.{theirs}.weight"
-    )
-    for ours, theirs in SPECULATORS.modules.items()
-  },
-}
+MIMO = dataclasses.replace(SPECULATORS, hidden_first=True, several=True)
 # By the target's `model_type`.
 FORMS = {
   "qwen3_next": QWEN,
@@ -121,43 +107,50 @@ def is_one(config: Mapping[str, Any]) -> bool:
   return config.get("speculators_model_type") == "mtp"
 
 
-def shape(config: Mapping[str, Any], target: Target) -> HeadShape:
+def shape(
+  config: Mapping[str, Any],
+  target: Target,
+  tensors: Mapping[str, Tensor] | None = None,
+) -> HeadShape:
   """Shape of the head of a configuration.
 
   Args:
     config: what its `config.json` holds; of a head in its target's files, the
       target's.
     target: the model that a head alone drafts for.
+    tensors: not looked at.
 
   Raises:
     ValueError: for settings that are not known, or another target.
   """
+  del tensors
   described = head_shapes.mtp_shape(
-    config_from_json(_of_layer(config)), num_depths=num_depths(config)
+    config_from_json(_of_layer(config)), num_depths=_num_depths(config)
   )
   if is_one(config):
     head_settings.refuse_other_target(described.config.layers, target)
   return described
 
 
-def num_depths(config: Mapping[str, Any]) -> int:
-  """Layers of a head by a configuration as of `shape`; 1 if it says nothing.
-
-  Raises:
-    ValueError: as `shape`, or for a number that the head's form does not have.
-  """
-  settings, alone = _of_layer(config), is_one(config)
+def _num_depths(config: Mapping[str, Any]) -> int:
+  """Layers of a head by a configuration as of `shape`; 1 if it says nothing."""
+  settings = _of_layer(config)
   names = ["num_nextn_predict_layers", "num_mtp_layers"]
-  names += [] if alone else ["mtp_num_hidden_layers"]
+  names += [] if is_one(config) else ["mtp_num_hidden_layers"]
   said = {
     f"{name} {where}".strip(): get(given, name, int, None)
     for where, given in (("", config), ("of its layers", settings))
     for name in names
   }
   count = json_files.agreed(said) or 1
-  if count > 1 and (alone or not FORMS[settings["model_type"]].several):
+  form = _form(config, settings)
+  if count > 1 and not form.several:
     raise ValueError(f"MTP heads of one layer are read here, got {count}")
   return count
+
+
+def _form(config: Mapping[str, Any], settings: Mapping[str, Any]) -> Form:
+  return SPECULATORS if is_one(config) else FORMS[settings["model_type"]]
 
 
 def _of_layer(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -178,7 +171,7 @@ def _of_layer(config: Mapping[str, Any]) -> Mapping[str, Any]:
       return {**settings, "first_k_dense_replace": 0}
     return settings
   known = {"num_nextn_predict_layers"}
-  settings = of_text(head_settings.speculators_layers(config, known))
+  settings = of_text(head_settings.speculators_layers(config, known, None))
   if settings.get("model_type") not in _LAYERS:
     raise ValueError(
       f"transformer_layer_config must be of {[*_LAYERS]}, got "
@@ -188,43 +181,73 @@ def _of_layer(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def opened(
-  config: Mapping[str, Any],
-  tensors: Mapping[str, Tensor],
-  target: Target,
-  *,
-  compared: bool = True,
+  config: Mapping[str, Any], tensors: Mapping[str, Tensor], target: Target
 ) -> head_files.Opened:
   """A head, opened.
 
   Args:
     config, target: as of `shape`.
-    tensors: by the names that the files give them.
-    compared: whether copies of the target's are read, and must be equal.
+    tensors: of all its files, by the names of the normal form.
 
   Raises:
-    ValueError: if there is no head.
-    CheckpointError: (a ValueError) for copies that are none.
+    ValueError: as `shape`, or if there is no head.
   """
   described, settings = shape(config, target), _of_layer(config)
-  family = settings["model_type"]
-  alone = is_one(config)
-  form = SPECULATORS if alone else FORMS[family]
+  family, form = settings["model_type"], _form(config, settings)
   first = config_from_json(settings).num_layers if form.after_layers else 0
   named = _named(form, tensors, first)
   if not named:
     raise ValueError(f"there is no MTP head: no tensor {form.names.pattern}")
-  if compared:
-    _refuse_others(form, named, tensors)
-  copies = {n for n in named if n.partition(".")[2] in form.copies}
   rest = {n: t for n, t in tensors.items() if not form.names.fullmatch(n)}
+  # Of what is the target's: its output projection is its embedding, if tied.
+  embedding = rest.get("embed_tokens.weight")
+  copies = {
+    name: (tensor, rest.get(form.copies[part], embedding))
+    for name, tensor in named.items()
+    if (part := name.partition(".")[2]) in form.copies
+  }
   own = experts.of_projections(experts.of_experts(named), FAMILIES[family])
   return head_files.Opened(
     shape=described,
-    tensors={**(rest if alone else {}), **own},
+    tensors={**(rest if is_one(config) else {}), **own},
     locate=functools.partial(_locate, form, family),
-    also=frozenset(copies),
-    layers=described.config.layers,
+    also=copies,
+    copies=[*copies.values()],
   )
+
+
+def names(config: Any) -> dict[str, str]:
+  """The parameters of a head alone, and its tensors."""
+  del config
+  return {
+    "embed.embedding": "embed_tokens.weight",
+    **llama.layer_tensors("layer.", "mtp_layers.0."),
+    **{
+      f"{ours}.{'weight' if ours == 'fc' else 'scale'}": (
+        f"mtp_layers.0.{theirs}.weight"
+      )
+      for ours, theirs in SPECULATORS.modules.items()
+    },
+  }
+
+
+def settings(
+  config: MtpConfig, features: Features, dtype: str
+) -> dict[str, Any]:
+  """The `config.json` of a head alone, in speculators' form.
+
+  Raises:
+    ValueError: if it cannot express the head.
+  """
+  del features
+  if config.num_depths > 1:
+    raise ValueError("MTP heads of one layer are saved")
+  return {
+    "architectures": ["MTPDraftModel"],
+    "speculators_model_type": "mtp",
+    head_settings.NESTED: head_settings.layers_json(config.layers, dtype),
+    "num_nextn_predict_layers": 1,
+  }
 
 
 def _named(
@@ -255,36 +278,6 @@ def _named(
       rest = f"layers.{number}.{rest}"
     named[rest] = tensor
   return named
-
-
-def _refuse_others(
-  form: Form, named: Mapping[str, Tensor], tensors: Mapping[str, Tensor]
-) -> None:
-  """Raises CheckpointError unless what should be the target's is a copy."""
-  for name in named:
-    theirs = form.copies.get(name.partition(".")[2])
-    if theirs is None:
-      continue
-    places = [theirs, f"model.{theirs}"]
-    if theirs == "lm_head.weight":  # perhaps tied
-      places.append("model.embed_tokens.weight")
-    of_target = next((tensors[n] for n in places if n in tensors), None)
-    if of_target is None or not _equal(named[name], of_target):
-      raise CheckpointError(
-        f"not a copy of the target's {theirs}: {named[name].name}"
-      )
-
-
-_ROWS = 8192  # compared at once
-
-
-def _equal(one: Tensor, other: Tensor) -> bool:
-  if one.shape != other.shape:
-    return False
-  count = one.shape[0]
-  starts = range(0, count, _ROWS)
-  parts = [(slice(i, min(i + _ROWS, count)), slice(None)) for i in starts]
-  return all(np.array_equal(one.read(p), other.read(p)) for p in parts)
 
 
 def _exchanged(x: np.ndarray, config: TransformerConfig) -> np.ndarray:

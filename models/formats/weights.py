@@ -44,6 +44,7 @@ class CheckpointError(ValueError):
 
 
 Index = tuple[slice, ...]
+_ROWS = 8192  # compared at once
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -337,6 +338,17 @@ def read(
 
 
 # -------------------------------------------------------------------- checks
+
+
+def equal(one: Tensor, other: Tensor) -> bool:
+  """True if two tensors of rows are the same; a few rows are read at once."""
+  starts = range(0, one.shape[0], _ROWS)
+  parts = [
+    (slice(i, min(i + _ROWS, one.shape[0])), slice(None)) for i in starts
+  ]
+  return one.shape == other.shape and all(
+    np.array_equal(one.read(part), other.read(part)) for part in parts
+  )
 
 
 def _check(source: Source) -> None:

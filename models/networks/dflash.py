@@ -14,7 +14,6 @@ that it reads, K tokens drafted, V vocabulary.
 
 import dataclasses
 import functools
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -22,14 +21,22 @@ from flax import nnx
 from jax import Array
 
 from models import draft_vocabulary
-from models.networks.heads import HeadConfig, init_cache
+from models.networks.heads import (
+  HeadConfig,
+  embedding,
+  first_ids,
+  init_cache,
+  is_stacked,
+  pairs,
+  place,
+  with_pairs,
+)
 from models.networks.layers import (
   Layer,
   Linear,
   TransformerConfig,
   make_norm,
 )
-from models.networks.linear import Embed
 from models.networks.params import split
 from models.sharding import Sharding, constrain
 from specjax import cache as cache_lib
@@ -44,7 +51,8 @@ class ParallelConfig(HeadConfig):
   Attributes:
     layers: of its layers: `embed_dim` is H, `vocab_size` V. Rotary frequencies
       are the head's own.
-    num_features: F, of all layers of the target that are fused.
+    num_fused: layers of the target whose features, next to each other, are F
+      channels.
     block_size: K + 1, the newest token and the masks.
     mask_token: id of what stands in the place of a token to draft.
     draft_vocab_size: tokens that it can say; None for all V.
@@ -55,7 +63,7 @@ class ParallelConfig(HeadConfig):
   """
 
   layers: TransformerConfig
-  num_features: int
+  num_fused: int = 1
   block_size: int
   mask_token: int
   draft_vocab_size: int | None = None
@@ -69,11 +77,6 @@ class ParallelConfig(HeadConfig):
       raise ValueError(
         f"mask_token must be in 0..{self.layers.vocab_size - 1}, got "
         f"{self.mask_token}"
-      )
-    width = self.draft_vocab_size
-    if width is not None and not 1 <= width <= self.layers.vocab_size:
-      raise ValueError(
-        f"draft_vocab_size must be in 1..{self.layers.vocab_size}, got {width}"
       )
 
   kind = "dflash"
@@ -89,10 +92,6 @@ class ParallelConfig(HeadConfig):
     """K."""
     return self.block_size - 1
 
-  def make(self, *, dtype: Any = jnp.float32, rngs: nnx.Rngs) -> "Parallel":
-    """The network, with random weights."""
-    return Parallel(self, dtype=dtype, rngs=rngs)
-
 
 class Parallel(nnx.Module):
   """The network; its two passes are `read` and `__call__`."""
@@ -103,9 +102,7 @@ class Parallel(nnx.Module):
     c = config.layers
     self.config = config
     self.dtype = jnp.dtype(dtype)
-    self.embed = Embed(
-      c.vocab_size, c.embed_dim, dtype=dtype, param_dtype=dtype, rngs=rngs
-    )
+    self.embed = embedding(c.vocab_size, c.embed_dim, dtype, rngs)
     self.fc = Linear(config.num_features, c.embed_dim, False, dtype, rngs)
     self.hidden_norm = make_norm(c, c.embed_dim, dtype, rngs)
     self.layers = nnx.List(
@@ -115,8 +112,7 @@ class Parallel(nnx.Module):
     words = config.draft_vocab_size or c.vocab_size
     self.lm_head = Linear(c.embed_dim, words, False, dtype, rngs)
     if config.draft_vocab_size is not None:
-      # Which token of the target's each of its own is.
-      self.target_ids = nnx.Variable(jnp.arange(words, dtype=jnp.int32))
+      self.target_ids = first_ids(words)
 
   def fuse(self, features: Array, put=None) -> Array:
     """`[B, T, F] -> [B, T, H]`, what all layers read.
@@ -156,11 +152,13 @@ class Parallel(nnx.Module):
     rope = c.attention.rope
     assert rope is not None
     rotary = rope.table(start[:, None] + np.arange(fed))
+    kvs = list(pairs(cache))
     for i, layer in enumerate(self.layers):
-      kv, where = _of_layer(cache, i)
-      _, kv = layer.attention.remember(x, rotary, kv, start, **where)
-      cache = _with_layer(cache, i, kv, put)
-    return cache.replace(length=start + fed)
+      own, number = place(i, is_stacked(cache))
+      _, kvs[own] = layer.attention.remember(
+        x, rotary, kvs[own], start, layer=number
+      )
+    return with_pairs(cache, kvs, put).replace(length=start + fed)
 
   def sees(self, cache: Cache, window: int | None) -> Visible:
     """The slots that the tokens of a block see in a layer.
@@ -199,33 +197,18 @@ class Parallel(nnx.Module):
     rotary = rope.table(positions)
     sees = [self.sees(cache, window) for window in c.windows]
     x = put(self.embed(self.block(newest)), "act_btd")
+    kvs = list(pairs(cache))
     for i, layer in enumerate(self.layers):
-      kv, where = _of_layer(cache, i)
-      x, kv = layer(x, rotary, sees[i], kv, start, **where)
-      x, cache = put(x, "act_btd"), _with_layer(cache, i, kv, put)
+      own, number = place(i, is_stacked(cache))
+      x, kvs[own] = layer(x, rotary, sees[i], kvs[own], start, layer=number)
+      x = put(x, "act_btd")
+    cache = with_pairs(cache, kvs, put)
     logits = put(self.logits(x), "logits_btv")
     if self.config.draft_vocab_size is not None:
       logits = draft_vocabulary.spread(
         logits, self.target_ids[...], c.vocab_size
       )
     return logits, cache
-
-
-def _of_layer(cache: Cache, layer: int):
-  """The keys and values to give a layer, and which layer it is to be told."""
-  if cache.keys[0].ndim == 5:  # all layers' in one array
-    return (cache.keys[0], cache.values[0]), dict(layer=jnp.int32(layer))
-  return (cache.keys[layer], cache.values[layer]), {}
-
-
-def _with_layer(cache: Cache, layer: int, kv, put) -> Cache:
-  if cache.keys[0].ndim == 5:
-    keys, values = (put(x, "cache_lbksc") for x in kv)
-    return cache.replace(keys=(keys,), values=(values,))
-  swap = lambda old, new: (*old[:layer], new, *old[layer + 1 :])
-  return cache.replace(
-    keys=swap(cache.keys, kv[0]), values=swap(cache.values, kv[1])
-  )
 
 
 def as_block_model(

@@ -81,13 +81,10 @@ class _OfBlocks(nnx.Module):
     self.attention = attention
 
   def __call__(self, x, rotary, mask, known, start, **_):
-    """As `Attention.__call__`, of `[B * A, K + 1, D]`.
+    """As `Attention.__call__`, of the blocks' `[B * A, K + 1, D]`.
 
-    Args:
-      x, rotary: of the blocks.
-      mask: `bool[B, A, T]`, what each block reads of its text.
-      known: keys and values of the text, two of `[B, K, T, C]`.
-      start: not looked at.
+    `mask`, `bool[B, A, T]`, is what each block reads of its text, and `known`
+    are keys and values of the text, two of `[B, K, T, C]`.
     """
     del start
     attention = self.attention
@@ -101,16 +98,10 @@ class _OfBlocks(nnx.Module):
 
 
 def _attend(q: Array, known: tuple, fed: tuple, mask: Array) -> Array:
-  """Attention of the blocks' queries.
+  """Attention of blocks of S tokens, `[B * A, S, H, C] -> [B * A, S, H * C]`.
 
-  Args:
-    q: `[B * A, S, H, C]`, of A blocks of S tokens a row.
-    known: keys and values of the texts, two of `[B, K, T, C]`.
-    fed: those of the blocks, two of `[B * A, K, S, C]`.
-    mask: `bool[B, A, T]`.
-
-  Returns:
-    `[B * A, S, H * C]`.
+  `fed` are the blocks' keys and values, two of `[B * A, K, S, C]`; `known` and
+  `mask` as above.
   """
   rows, count, length = mask.shape
   _, size, heads, channels = q.shape

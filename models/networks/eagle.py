@@ -13,14 +13,21 @@ import dataclasses
 import functools
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import Array
 
 from models import draft_vocabulary
-from models.networks.heads import HeadConfig, init_cache
+from models.networks.heads import (
+  HeadConfig,
+  embedding,
+  first_ids,
+  init_cache,
+  pairs,
+  place,
+  with_pairs,
+)
 from models.networks.layers import (
   Attention,
   Layer,
@@ -29,11 +36,9 @@ from models.networks.layers import (
   TransformerConfig,
   make_norm,
 )
-from models.networks.linear import Embed
 from models.networks.params import split
 from models.sharding import Sharding, constrain
 from specjax import cache as cache_lib
-from specjax.cache import Cache
 from specjax.types import FeatureModel
 
 # Of EAGLE-3's descendants, all false by default.
@@ -51,9 +56,8 @@ class EagleConfig(HeadConfig):
       but in some of speculators' EAGLE-3 heads. Rotary frequencies are the
       head's own, whatever the target's are.
     generation: 1 (of EAGLE-1 and 2) or 3.
-    num_features: F: the width of the target's final hidden state, or, of
-      EAGLE-3, that of all layers that are fused, next to each other.
-    num_fused: layers that F is made of.
+    num_fused: layers of the target whose features, next to each other, are F
+      channels; EAGLE-1 reads the final hidden state alone.
     draft_vocab_size: tokens that it can say; None for all V.
     fc_bias: of the projection of what is read (EAGLE-1).
     norm_before_residual: the residual is the normed hidden state.
@@ -63,8 +67,7 @@ class EagleConfig(HeadConfig):
   """
 
   layers: TransformerConfig
-  generation: int
-  num_features: int
+  generation: int = 1
   num_fused: int = 1
   draft_vocab_size: int | None = None
   fc_bias: bool = False
@@ -74,23 +77,8 @@ class EagleConfig(HeadConfig):
   norm_output: bool = False
 
   def __post_init__(self):
-    if self.generation not in (1, 3):
-      raise ValueError(f"generation must be 1 or 3, got {self.generation}")
-    if self.generation == 1 and self.layers.num_layers != 1:
-      raise ValueError(
-        f"EAGLE-1's head has one layer, got {self.layers.num_layers}"
-      )
     if self.norm_before_fc and self.fc_norm:
       raise ValueError("norm_before_fc and fc_norm exclude each other")
-    if self.num_features % self.num_fused:
-      raise ValueError(
-        f"{self.num_features} features are not of {self.num_fused} layers"
-      )
-    width = self.draft_vocab_size
-    if width is not None and not 1 <= width <= self.layers.vocab_size:
-      raise ValueError(
-        f"draft_vocab_size must be in 1..{self.layers.vocab_size}, got {width}"
-      )
 
   @property
   def kind(self) -> str:
@@ -102,11 +90,6 @@ class EagleConfig(HeadConfig):
     """Modules whose arrays are the target's."""
     first = self.generation == 1
     return frozenset({"embed", "lm_head"} if first else {"embed"})
-
-  def make(self, *, dtype: Any = jnp.float32, rngs: nnx.Rngs):
-    """The network, with random weights."""
-    kind = Eagle if self.generation == 1 else Eagle3
-    return kind(self, dtype=dtype, rngs=rngs)
 
 
 def anywhere(x: Array, name: str) -> Array:
@@ -135,9 +118,7 @@ class Eagle(nnx.Module):
     c = config.layers
     self.config = config
     self.dtype = jnp.dtype(dtype)
-    self.embed = Embed(
-      c.vocab_size, c.embed_dim, dtype=dtype, param_dtype=dtype, rngs=rngs
-    )
+    self.embed = embedding(c.vocab_size, c.embed_dim, dtype, rngs)
     self.fc = Linear(2 * c.embed_dim, c.embed_dim, config.fc_bias, dtype, rngs)
     self.attention = Attention(c, dtype, rngs=rngs)
     self.mlp_norm = make_norm(c, c.embed_dim, dtype, rngs)
@@ -192,9 +173,7 @@ class Eagle3(nnx.Module):
     self.config = config
     self.dtype = jnp.dtype(dtype)
     norm = lambda dim: make_norm(c, dim, dtype, rngs)
-    self.embed = Embed(
-      c.vocab_size, c.embed_dim, dtype=dtype, param_dtype=dtype, rngs=rngs
-    )
+    self.embed = embedding(c.vocab_size, c.embed_dim, dtype, rngs)
     if config.norm_before_fc:
       self.input_norm = norm(features)
     if config.fc_norm:
@@ -213,8 +192,7 @@ class Eagle3(nnx.Module):
     words = config.draft_vocab_size or c.vocab_size
     self.lm_head = Linear(c.embed_dim, words, False, dtype, rngs)
     if config.draft_vocab_size is not None:
-      # Which token of the target's each of its own is.
-      self.target_ids = nnx.Variable(jnp.arange(words, dtype=jnp.int32))
+      self.target_ids = first_ids(words)
 
   def fuse(self, features: Array) -> Array:
     """`[B, T, F] -> [B, T, H]`."""
@@ -233,20 +211,19 @@ class Eagle3(nnx.Module):
   ):  # fmt: skip
     """As `Eagle.__call__`."""
     kvs, windows = list(kvs), self.config.layers.windows
-    place = lambda i: 0 if stacked else i
-    number = lambda i: jnp.int32(i) if stacked else None
     hidden = hidden.astype(self.dtype)
     normed = self.hidden_norm(hidden)
     both = [self.embed_norm(self.embed(tokens)), normed]
     out, kvs[0] = self.attention(
       jnp.concatenate(both, axis=-1), rotary, sees[windows[0]], kvs[0], start,
-      layer=number(0),
+      layer=place(0, stacked)[1],
     )  # fmt: skip
     x = (normed if self.config.norm_before_residual else hidden) + out
     x = put(x + self.mlp(self.mlp_norm(x)), "act_btd")
     for i, layer in enumerate(self.later, 1):
-      x, kvs[place(i)] = layer(
-        x, rotary, sees[windows[i]], kvs[place(i)], start, layer=number(i)
+      own, number = place(i, stacked)
+      x, kvs[own] = layer(
+        x, rotary, sees[windows[i]], kvs[own], start, layer=number
       )
       x = put(x, "act_btd")
     read = self.final_norm(x)
@@ -280,15 +257,6 @@ def as_feature_model(
   windows, rope = {*layer.windows}, layer.attention.rope
   assert rope is not None
 
-  def pairs(cache: Cache):
-    return tuple(zip(cache.keys, cache.values, strict=True))
-
-  def laid_out(cache: Cache, kvs) -> Cache:
-    if stacked:
-      kvs = jax.tree.map(lambda x: put(x, "cache_lbksc"), kvs)
-    keys, values = zip(*kvs, strict=True)
-    return cache.replace(keys=keys, values=values)
-
   def fuse(params, features):
     return put(merge(params).fuse(features), "act_btd")
 
@@ -310,7 +278,11 @@ def as_feature_model(
       put=put,
       **more,
     )
-    return logits, hidden, laid_out(cache, kvs).replace(length=start + fed)
+    return (
+      logits,
+      hidden,
+      with_pairs(cache.replace(length=start + fed), kvs, put),
+    )
 
   model = FeatureModel(
     vocab_size=layer.vocab_size,

@@ -18,17 +18,16 @@ V vocabulary, n clusters, k of them chosen.
 """
 
 import dataclasses
-from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
 
 from models.networks.description import TransformerConfig
-from models.networks.heads import HeadConfig
+from models.networks.heads import HeadConfig, embedding, first_ids
 from models.networks.layers import Layer, Linear, make_norm
-from models.networks.linear import Embed
 from models.networks.params import split
+from models.sharding import Sharding
 from specjax.cache import Cache, Visible
 from specjax.types import CacheReader
 
@@ -52,7 +51,7 @@ class AssistantConfig(HeadConfig):
 
   Attributes:
     layers: of its layers: `embed_dim` is D and `vocab_size` V.
-    num_features: F.
+    target_dim: F.
     embed_scale: what the target's embeddings are multiplied by, rounded to
       their type; None for nothing.
     num_clusters: n, where embeddings are ordered; 0 where they are not. Then
@@ -61,30 +60,18 @@ class AssistantConfig(HeadConfig):
   """
 
   layers: ReadingLayers
-  num_features: int
+  target_dim: int
   embed_scale: float | None = None
   num_clusters: int = 0
   num_chosen: int = 0
 
-  def __post_init__(self):
-    if not self.num_clusters:
-      return
-    if self.layers.vocab_size % self.num_clusters:
-      raise ValueError(
-        f"num_clusters must divide the {self.layers.vocab_size} tokens, got "
-        f"{self.num_clusters}"
-      )
-    if not 1 <= self.num_chosen <= self.num_clusters:
-      raise ValueError(
-        f"num_chosen must be in 1..{self.num_clusters}, got {self.num_chosen}"
-      )
-
   kind = "assistant"
   shared = frozenset({"embed"})
 
-  def make(self, *, dtype: Any = jnp.float32, rngs: nnx.Rngs) -> "Assistant":
-    """The network, with random weights."""
-    return Assistant(self, dtype=dtype, rngs=rngs)
+  @property
+  def num_features(self) -> int:
+    """F."""
+    return self.target_dim
 
   def even_sizes(self) -> tuple[int, ...]:
     """Sizes that must be multiples of the number of devices."""
@@ -94,14 +81,7 @@ class AssistantConfig(HeadConfig):
 
 
 class Assistant(nnx.Module):
-  """The network.
-
-  Args:
-    config: shapes and switches.
-    dtype: dtype of parameters and of activations (the logits are float32 at
-      least).
-    rngs: for the initial weights.
-  """
+  """The network; its logits are float32 at least."""
 
   def __init__(
     self, config: AssistantConfig, *, dtype=jnp.float32, rngs: nnx.Rngs
@@ -109,9 +89,7 @@ class Assistant(nnx.Module):
     c, features = config.layers, config.num_features
     self.config = config
     self.dtype = jnp.dtype(dtype)
-    self.embed = Embed(
-      c.vocab_size, features, dtype=dtype, param_dtype=dtype, rngs=rngs
-    )
+    self.embed = embedding(c.vocab_size, features, dtype, rngs)
     self.enter = Linear(2 * features, c.embed_dim, False, dtype, rngs)
     self.layers = nnx.List(
       [Layer(c, dtype, index=i, rngs=rngs) for i in range(c.num_layers)]
@@ -123,8 +101,7 @@ class Assistant(nnx.Module):
       self.centroids = Linear(
         c.embed_dim, config.num_clusters, False, dtype, rngs
       )
-      # Tokens by cluster.
-      self.ordering = nnx.Variable(jnp.arange(c.vocab_size, dtype=jnp.int32))
+      self.ordering = first_ids(c.vocab_size)  # tokens by cluster
 
   def __call__(
     self, tokens: Array, hidden: Array, cache: Cache, *, positions: Array
@@ -210,15 +187,16 @@ def seen(cache: Cache, tokens: Array, window: int | None) -> Visible:
   )
 
 
-def as_cache_reader(module: Assistant) -> tuple[CacheReader, nnx.State]:
-  """Splits a module into a pure function and its parameters.
+def as_cache_reader(
+  module: Assistant, *, sharding: Sharding | None = None
+) -> tuple[CacheReader, nnx.State]:
+  """Splits a module, or its shapes, into a pure function and its parameters.
 
-  Args:
-    module: the network, or its shapes (`nnx.eval_shape`).
-
-  Returns:
-    The `CacheReader` and the parameters to call it with.
+  Raises:
+    ValueError: for a mesh: it runs on one device.
   """
+  if sharding is not None:
+    module.config.even_sizes()
   merge, params = split(module)
   config = module.config
 

@@ -1,15 +1,21 @@
-"""What all draft heads have in common: `HeadConfig`, and an empty cache."""
+"""What all draft heads have in common: `HeadConfig`, and a cache's layers."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
+from jax import Array
 
 from models.networks.description import mlp_width
+from models.networks.linear import Embed
 from models.sharding import Sharding, constrain
 from specjax import cache as cache_lib
 from specjax.cache import Cache
+
+Put = Callable[[Array, str], Array]  # lays an array out (`sharding.constrain`)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -20,6 +26,8 @@ class HeadConfig:
   `models.networks.description.TransformerConfig` of their own layers.
   """
 
+  num_fused = 1  # layers of the target whose features are read
+
   @property
   def kind(self) -> str:
     """The drafter's name: "eagle", "eagle3", "medusa", "mtp", ..."""
@@ -29,6 +37,11 @@ class HeadConfig:
   def shared(self) -> frozenset[str]:
     """Modules whose arrays are the target's; they are not trained."""
     raise NotImplementedError
+
+  @property
+  def num_features(self: Any) -> int:
+    """F, width of the target's features that it reads."""
+    return self.num_fused * self.layers.embed_dim
 
   @property
   def draft_vocab_size(self) -> int | None:
@@ -45,10 +58,6 @@ class HeadConfig:
     """Positions that it was trained for; None if no file says."""
     layers = getattr(self, "layers", None)
     return layers and layers.max_positions
-
-  def make(self, *, dtype: Any, rngs: nnx.Rngs) -> Any:
-    """The network, with random weights."""
-    raise NotImplementedError
 
   def even_sizes(self: Any) -> tuple[int, ...]:
     """Sizes that must be multiples of the number of devices.
@@ -77,6 +86,19 @@ class HeadConfig:
     return self, sharding
 
 
+def embedding(vocab_size: int, width: int, dtype, rngs: nnx.Rngs) -> Embed:
+  """The target's embedding, before its array is in it."""
+  return Embed(vocab_size, width, dtype=dtype, param_dtype=dtype, rngs=rngs)
+
+
+def first_ids(count: int) -> nnx.Variable:
+  """Which token of the target's each of a draft vocabulary is, at first."""
+  return nnx.Variable(jnp.arange(count, dtype=jnp.int32))
+
+
+# --------------------------------------------------------------------- caches
+
+
 def init_cache(
   module: Any, sharding: Sharding | None, batch: int, slots: int, **more
 ) -> Cache:
@@ -97,4 +119,27 @@ def init_cache(
     return cache
   put = lambda x: constrain(x, "cache_lbksc", sharding=sharding)
   keys, values = jax.tree.map(put, (cache.keys, cache.values))
+  return cache.replace(keys=keys, values=values)
+
+
+def is_stacked(cache: Cache) -> bool:
+  """True if the keys of all layers are one array."""
+  return cache.keys[0].ndim == 5
+
+
+def place(layer: int, stacked: bool) -> tuple[int, Array | None]:
+  """Where a layer's keys and values are in `pairs`, and its number in them."""
+  return (0, jnp.int32(layer)) if stacked else (layer, None)
+
+
+def pairs(cache: Cache) -> tuple[tuple[Array, Array], ...]:
+  """The keys and values of each layer; if stacked, one pair of all."""
+  return tuple(zip(cache.keys, cache.values, strict=True))
+
+
+def with_pairs(cache: Cache, kvs, put: Put) -> Cache:
+  """The cache with other keys and values, laid out if they are stacked."""
+  if is_stacked(cache):
+    kvs = jax.tree.map(lambda x: put(x, "cache_lbksc"), kvs)
+  keys, values = zip(*kvs, strict=True)
   return cache.replace(keys=keys, values=values)

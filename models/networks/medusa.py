@@ -7,7 +7,6 @@ the hidden state that the target's logits are read of: the feature `FINAL`.
 """
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +14,7 @@ from flax import nnx
 from jax import Array
 
 from models import draft_vocabulary
-from models.networks.heads import HeadConfig
+from models.networks.heads import HeadConfig, first_ids
 from models.networks.layers import Linear
 from models.networks.params import split
 from models.sharding import Sharding, constrain
@@ -50,10 +49,6 @@ class MedusaConfig(HeadConfig):
   def num_predicted(self) -> int:
     """K."""
     return self.num_heads
-
-  def make(self, *, dtype: Any = jnp.float32, rngs: nnx.Rngs) -> "Medusa":
-    """The network, with random weights."""
-    return Medusa(self, dtype=dtype, rngs=rngs)
 
   def even_sizes(self) -> tuple[int, ...]:
     """Sizes that must be multiples of the number of devices."""
@@ -90,9 +85,7 @@ class Medusa(nnx.Module):
       [MedusaHead(config, dtype, rngs=rngs) for _ in range(config.num_heads)]
     )
     if config.draft_vocab_size is not None:
-      # Which token of the target's each of their own is.
-      words = jnp.arange(config.draft_vocab_size, dtype=jnp.int32)
-      self.target_ids = nnx.Variable(words)
+      self.target_ids = first_ids(config.draft_vocab_size)
 
   def __call__(self, x: Array) -> Array:
     """`[..., D] -> f32[..., K, W]`, logits of each depth."""
@@ -125,10 +118,6 @@ class BlockwiseConfig(HeadConfig):
     """K."""
     return self.num_heads
 
-  def make(self, *, dtype: Any = jnp.float32, rngs: nnx.Rngs) -> "Blockwise":
-    """The network, with random weights."""
-    return Blockwise(self, dtype=dtype, rngs=rngs)
-
   def even_sizes(self) -> tuple[int, ...]:
     """Sizes that must be multiples of the number of devices."""
     return (self.num_heads * self.hidden_dim, self.vocab_size)
@@ -137,9 +126,8 @@ class BlockwiseConfig(HeadConfig):
 class Blockwise(nnx.Module):
   """A hidden layer with a residual to K outputs, and a shared projection.
 
-  The projection is the target's: it is part of the parameters, and should be
-  its array, so that no memory holds it twice. No checkpoints of it were
-  published; `models.formats.medusa_format` says in which form they are read.
+  The projection is the target's array, so that no memory holds it twice. No
+  checkpoints were published; `models.formats.medusa_format` has our own form.
   """
 
   def __init__(

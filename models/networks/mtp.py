@@ -13,7 +13,6 @@ It is a `specjax.types.FeatureModel` as EAGLE's heads are
 """
 
 import dataclasses
-from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
@@ -22,9 +21,8 @@ from jax import Array
 from models import sharding as sharding_lib
 from models.networks.description import AttentionSpec, TransformerConfig
 from models.networks.eagle import anywhere, at
-from models.networks.heads import HeadConfig
+from models.networks.heads import HeadConfig, embedding
 from models.networks.layers import Layer, Linear, make_norm
-from models.networks.linear import Embed
 from models.networks.mixture import Mixture
 from models.sharding import Sharding
 
@@ -35,7 +33,6 @@ class MtpConfig(HeadConfig):
 
   Attributes:
     layers: of each of its layers, as a model of one layer.
-    num_features: F, width of the target's final hidden state.
     num_depths: D, layers of that kind, each for a drafted token.
     normed: whether hidden states are read after their norms: the target's after
       its final one, and the head's own. Servers differ in that.
@@ -44,17 +41,12 @@ class MtpConfig(HeadConfig):
   """
 
   layers: TransformerConfig
-  num_features: int
   num_depths: int = 1
   normed: bool = True
   expert_axes: tuple[str, ...] = ()
 
   kind = "mtp"
   shared = frozenset({"embed", "lm_head"})
-
-  def make(self, *, dtype: Any = jnp.float32, rngs: nnx.Rngs) -> "Mtp":
-    """The network, with random weights."""
-    return Mtp(self, dtype=dtype, rngs=rngs)
 
   def even_sizes(self) -> tuple[int, ...]:
     """Sizes that must be multiples of the number of devices."""
@@ -101,9 +93,7 @@ def config_of(target: TransformerConfig, *, num_depths: int = 1) -> MtpConfig:
     norm=target.norm,
     norm_eps=target.norm_eps,
   )
-  return MtpConfig(
-    layers=layers, num_features=target.embed_dim, num_depths=num_depths
-  )
+  return MtpConfig(layers=layers, num_depths=num_depths)
 
 
 class Depth(nnx.Module):
@@ -143,9 +133,7 @@ class Mtp(Depth):
     c = config.layers
     self.config = config
     self.dtype = jnp.dtype(dtype)
-    self.embed = Embed(
-      c.vocab_size, c.embed_dim, dtype=dtype, param_dtype=dtype, rngs=rngs
-    )
+    self.embed = embedding(c.vocab_size, c.embed_dim, dtype, rngs)
     super().__init__(config, dtype=dtype, rngs=rngs)
     self.lm_head = Linear(c.embed_dim, c.vocab_size, False, dtype, rngs)
     more = range(config.num_depths - 1)

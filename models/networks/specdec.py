@@ -16,7 +16,6 @@ vocabulary.
 
 import contextlib
 import dataclasses
-import json
 import pathlib
 from typing import Any
 
@@ -118,21 +117,14 @@ class BlockDrafter(nnx.Module):
 
 
 def as_block_model(module: BlockDrafter) -> tuple[TextBlockModel, nnx.State]:
-  """Splits a module into pure functions and their parameters.
-
-  Returns:
-    The `TextBlockModel`, and the parameters of decoder and encoder.
-  """
+  """Splits a module into pure functions and their parameters."""
   merge, params = split(module)
-
-  def say(params, tokens, length, memory):
-    return merge(params)(tokens, length, memory)
 
   model = TextBlockModel(
     vocab_size=module.config.t5.vocab_size,
     num_depths=module.config.num_masks,
     encode=lambda params, inputs: merge(params).encode(inputs),
-    say=say,
+    say=lambda params, *given: merge(params)(*given),
   )
   return model, params
 
@@ -164,11 +156,11 @@ class Block:
 
 def is_block(directory: str) -> bool:
   """True if a directory's `config.json` is that of a block drafter."""
-  file = pathlib.Path(directory) / "config.json"
   try:
-    return json.loads(file.read_text("utf-8")).get("model_type") == MODEL_TYPE
-  except (OSError, ValueError, AttributeError, RecursionError):
+    config = json_files.read_object(pathlib.Path(directory) / "config.json")
+  except (ValueError, FileNotFoundError):
     return False
+  return config.get("model_type") == MODEL_TYPE
 
 
 def load(
@@ -185,32 +177,21 @@ def load(
     FileNotFoundError, ValueError, CheckpointError: as `huggingface.load`.
   """
   path = pathlib.Path(directory)
-  settings = json_files.read_object(path / "config.json")
-  try:
-    count = settings.get("num_masks")
-    if type(count) is not int or count < 1:
-      raise ValueError(f"num_masks must be a positive integer, got {count!r}")
-    config = t5_config.config_from_json(settings)
-  except ValueError as error:
-    raise ValueError(f"cannot use {path / 'config.json'}: {error}") from error
+  config = t5_config.config_from_json(
+    json_files.read_object(path / "config.json")
+  )
   with contextlib.ExitStack() as stack:
     source = huggingface.t5_source(path, config, stack)
     tensors = dict(source.tensors)
-    mask = tensors.pop(_MASK, None)
-    shape = (count, config.embed_dim)
-    if mask is None or mask.shape != shape:
-      raise weights.CheckpointError(
-        f"{_MASK} in {path} must be of shape {shape}, "
-        + ("it is missing" if mask is None else f"got {mask.shape}")
-      )
+    mask = tensors.pop(_MASK).read(())
     source = dataclasses.replace(source, tensors=tensors)
     t5 = weights.load(source, dtype=dtype)
-    block = BlockConfig(t5=source.config, num_masks=count)
-    module = nnx.eval_shape(
-      lambda: BlockDrafter(block, dtype=dtype, rngs=nnx.Rngs(0))
-    )
-    module.t5 = t5
-    module.mask = nnx.Param(jnp.asarray(mask.read(()), dtype))
+  block = BlockConfig(t5=source.config, num_masks=len(mask))
+  module = nnx.eval_shape(
+    lambda: BlockDrafter(block, dtype=dtype, rngs=nnx.Rngs(0))
+  )
+  module.t5 = t5
+  module.mask = nnx.Param(jnp.asarray(mask, dtype))
   params = nnx.state(module)
   if mesh is not None:
     whole = NamedSharding(mesh, P())

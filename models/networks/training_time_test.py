@@ -117,13 +117,8 @@ class _Unrolled(nnx.Module):
 def _attend(q: Array, written: tuple, mask: Array) -> Array:
   """Attention to all of the first step's keys, and to one of each later one.
 
-  Args:
-    q: `[B, T, H, C]`.
-    written: keys and values of each step so far, `[B, T, K, C]`.
-    mask: `bool[B, T, T]`, which places of the first step are seen.
-
-  Returns:
-    `[B, T, H * C]`.
+  `[B, T, H, C] -> [B, T, H * C]`; `written` are keys and values of each step so
+  far, `[B, T, K, C]`, and `mask`, `bool[B, T, T]`, what is seen of the first.
   """
   batch, length, heads, channels = q.shape
   (keys, values), *later = written

@@ -99,42 +99,23 @@ def test_keys_that_no_layer_has_and_other_prefixes_change_nothing(
 
 
 @pytest.mark.parametrize(
-  ("change", "message"),
+  ("change", "nested", "message"),
   [
-    ({"backbone_hidden_size": 24}, "a target of width 24, and this one has 32"),
-    ({"num_centroids": 7}, "must divide the 96 tokens, got 7"),
-    ({"centroid_intermediate_top_k": 13}, r"must be in 1\.\.12, got 13"),
-    ({"some_switch": 1}, "settings that are not known: some_switch"),
-    ({"text_config": None}, "text_config must be an object"),
-  ],
-)
-def test_settings_that_do_not_fit_are_refused_by_name(
-  copied, about, change, message
-):
-  edit(copied, change)
-  with pytest.raises(ValueError, match=message):
-    head_checkpoints.describe(str(copied), about)
-
-
-@pytest.mark.parametrize(
-  ("change", "message"),
-  [
-    ({"vocab_size": 92}, "made for 92 tokens, and the target has 96"),
-    ({"model_type": "llama"}, "must be a gemma4_text, got 'llama'"),
-    ({"hidden_size_per_layer_input": 4}, "must be 0, got 4"),
-    ({"enable_moe_block": True}, "must be False, got True"),
-    ({"num_kv_shared_layers": 2}, "must be of all 3 layers, got 2"),
-    ({"some_switch": 1}, "not known: some_switch"),
+    ({"backbone_hidden_size": 24}, False, "is 24, and the target's 32"),
+    ({"some_switch": 1}, False, "settings that are not known: some_switch"),
+    ({"vocab_size": 92}, True, "is 92, and the target's 96"),
+    ({"model_type": "llama"}, True, "must be 'gemma4_text', got 'llama'"),
+    ({"enable_moe_block": True}, True, "must be False, got True"),
     (
-      {"num_key_value_heads": 3, "per_layer_config": None},
-      "3 key/value heads of 8 channels in sliding layers, and .* has 2 of 8",
+      {"num_key_value_heads": 3, "per_layer_config": None}, True,
+      "3 key/value heads of 8 channels in sliding layers",
     ),
   ],
-)
-def test_text_models_that_do_not_fit_are_refused_by_name(
-  copied, about, change, message
+)  # fmt: skip
+def test_settings_that_do_not_fit_are_refused_by_name(
+  copied, about, change, nested, message
 ):
-  edit(copied, change, nested=True)
+  edit(copied, change, nested=nested)
   with pytest.raises(ValueError, match=message):
     head_checkpoints.describe(str(copied), about)
 
@@ -144,13 +125,9 @@ def test_a_target_without_sliding_layers_is_refused(copied, about):
     vocab_size=96, embed_dim=32, num_layers=2, num_heads=2, num_kv_heads=2,
     head_dim=8, mlp_dim=8, max_positions=64,
   )  # fmt: skip
-  with pytest.raises(ValueError, match="a sliding layer, and the target has"):
+  with pytest.raises(ValueError, match="in sliding layers, which the target"):
     head_checkpoints.describe(
       str(copied), dataclasses.replace(about, config=llama)
-    )
-  with pytest.raises(ValueError, match="reads a target's cache"):
-    head_checkpoints.describe(
-      str(copied), dataclasses.replace(about, config=None)
     )
 
 
@@ -160,16 +137,11 @@ def test_tensors_that_do_not_fit_are_refused_by_name(copied, about):
     (lambda t: t.update(more=np.ones(3, "f4")), "unexpected: more"),
     (
       lambda t: (t.pop("more"), t.update({ordering: np.zeros(96, "i8")})),
-      "must be a permutation of all 96 tokens",
+      "must be a permutation of all tokens",
     ),
-    (lambda t: t.pop(ordering), f"missing: {ordering}"),
     (
       lambda t: t.update({"lm_head.weight": np.ones((96, 24), "f4")}),
-      "not a copy of the tied embedding",
-    ),
-    (
-      lambda t: (t.pop("lm_head.weight"), t.pop("pre_projection.weight")),
-      "missing: pre_projection",
+      "not the copy that it should be: lm_head.weight",
     ),
   ):
     references.edit_tensors(copied, change)

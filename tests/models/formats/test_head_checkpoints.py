@@ -39,7 +39,6 @@ from models.formats.head_files import Place
 
 NESTED = "transformer_layer_config"
 EAGLE3 = LAYER_JSON | {"draft_vocab_size": VD}
-VLLM = FORMATS["medusa, vllm"][0]
 
 
 def read(path, name, **changes):
@@ -222,16 +221,6 @@ def test_parts_that_are_read_for_a_mesh_are_those_of_the_whole(tmp_path):
   assert meshes.most_devices(sizes, 8) == 1
 
 
-def test_a_head_may_not_say_its_positions():
-  settings = {k: v for k, v in LAYER_JSON.items() if "max_pos" not in k}
-  assert described(settings, "eagle").config.max_positions is None
-  llama3 = dict(
-    rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0
-  )
-  with pytest.raises(ValueError, match="needs max_position_embeddings"):
-    described({**settings, "rope_scaling": llama3}, "eagle")
-
-
 def test_the_same_key_means_another_thing_in_another_format(tmp_path):
   """SpecForge's files of heads whose logits are normed."""
   config = {**FORMATS["specforge"][0], "norm_output": True}
@@ -247,81 +236,50 @@ def test_the_same_key_means_another_thing_in_another_format(tmp_path):
   assert theirs.fc_norm
 
 
-NESTED_NVIDIA = {NAME: [1, 5, 8], "use_last_layernorm": False}
-# Of each format: tensors or settings that are not those of a head, and those
-# that nobody would read, or that stand in two places and differ.
+# Of each format: tensors that are not a head's, and settings that would change
+# what it predicts if they were read.
 REFUSED = {
   "eagle": [
     ({"layers.0.input_layernorm.weight": random(H)}, "unexpected: layers.0.in"),
-    (LAYER_JSON | {"vocab_size": 99}, "for 99 tokens"),
-    (LAYER_JSON | {"bias": "no"}, "bias must be true or false"),
+    (LAYER_JSON | {"vocab_size": 99}, "vocabulary is 99"),
     (LAYER_JSON | {"num_hidden_layers": 2}, "must be 1"),
-    (LAYER_JSON | {"norm_output": True}, "norm_output is a setting of EAGLE-3"),
-    (LAYER_JSON | {"draft_vocab_size": VD}, "vocab_size is a setting of EAGL"),
     (LAYER_JSON | {NESTED: LAYER_JSON}, f"not known: {NESTED}"),
-  ],
-  "eagle, vllm": [
-    (FORMATS["eagle, vllm"][0] | {"rms_norm_eps": 1e-6},
-     "rms_norm_eps and model.rms_norm_eps must agree, got .* 1e-06, .* 1e-05"),
   ],
   "eagle3": [
     ({"drop": ["norm.weight"]}, "missing: norm.weight"),
     ({"drop": ["d2t"]}, "missing: d2t"),
     ({"d2t": IDS}, "are they ids already"),
     ({"t2d": np.ones(V, bool)}, "t2d does not mark"),
-    ({"extra": random(2)}, "unexpected: extra"),
     ({"layers.0.hidden_norm.weight": random(H)}, "twice: "),
     ({"fc.weight": random(H, 2 * H)}, "wrong shape: fc.weight"),
     (EAGLE3 | {"window": 3, "logit_scale": 2.0}, "known: logit_scale, window"),
     (EAGLE3 | {"add_para_norm": True}, "add_para_norm is not suppor"),
-    (EAGLE3 | {"truncated_vocab_size": 7}, "truncated_vocab_size is"),
-    (EAGLE3 | {"num_aux_hidden_states": 4}, "is 4, and 3 layers are read"),
-    (EAGLE3 | {"fc_norm": True, "use_aux_norm": False},
-     "fc_norm and use_aux_norm must agree"),
-    (EAGLE3 | {"norm_before_fc": False, "eagle_config": {
-      "norm_before_fc": True}}, "eagle_config.norm_before_fc must agree"),
     (EAGLE3 | {"eagle_config": {"foo": 1}}, "settings of eagle_.* known: foo"),
-    (EAGLE3 | {"eagle_config": NESTED_NVIDIA}, "must be True, got Fal"),
+    (EAGLE3 | {"eagle_config": {"use_last_layernorm": False}}, "must be True"),
     (EAGLE3 | {"eagle_config": {NAME: [1, 11]}}, "not layers of a target of 1"),
     (EAGLE3 | {NAME: [1, 5, 8], "eagle_config": {NAME: [1, 5, 8]}},
      r"must agree, got .*\(2, 6, 9\), .*\(1, 5, 8\)"),
   ],
-  "eagle3, two layers": [
-    ({"layers.1.hidden_norm.weight": random(H)}, "unexpected: layers.1.hid"),
-  ],
   "speculators": [
-    ({"speculators_model_type": "peagle"}, "'dflash' or 'mtp', got 'peagle'"),
+    ({"speculators_model_type": "peagle"}, "'peagle' is not known"),
     (SPECULATORS | {"rope_theta": 5e5}, "not known: rope_theta$"),
-    (SPECULATORS | {"eagle_config": {}}, "not known: eagle_config$"),
     (SPECULATORS | {NESTED: LAYER_JSON | {"norm_output": True}},
      f"{NESTED} that are not known: norm_output$"),
-    (SPECULATORS | {NESTED: LAYER_JSON | {"model_type": "qwen3",
-      "mlp_bias": True}}, "of a qwen3 model that are not known: mlp_bias"),
     (SPECULATORS | {NESTED: LAYER_JSON | {"layer_types": ["chunked"]}},
      "layer_types must be full_attention or sliding_attention"),
-    (SPECULATORS | {NESTED: LAYER_JSON | {"layer_types": [
-      "sliding_attention"]}}, "sliding_window must be an integer >= 1"),
   ],
   "medusa": [
     ({"2.1.weight": random(V + 1, H)}, "wrong shape: 2.1.weight"),
     ({"2.0.linear.bias": np.ones(H, np.int32)}, "wrong type"),
-    ({"9.1.weight": random(V, H)}, "not numbered from 0"),
-    ({"drop": ["1.0.linear.weight"]}, "missing: heads.1.blocks.0"),
+    ({"drop": ["1.0.linear.weight"]}, "missing: blocks.1.layers.0"),
     ({"medusa_num_heads": 2, NESTED: {}}, f"not known: {NESTED}"),
-    ({"medusa_num_heads": 2, "num_heads": 3}, "num_heads must agree, got"),
-  ],
-  "medusa, vllm": [
-    (VLLM | {"hidden_size": 999}, "hidden_size is 999, and"),
-    (VLLM | {"num_hidden_layers": 2}, "it says 2 layers, and"),
   ],
   "medusa, vllm, few words": [
     ({"token_map": IDS[[0, 0, 1, 2, 3]]}, "each once"),
     ({"drop": ["token_map"]}, "missing: d2t"),
   ],
   "blockwise": [
-    ({"drop": ["out.bias"]}, "missing: out.bias"),
     (FORMATS["blockwise"][0] | {"k": 4}, "settings that are not known: k"),
-    (FORMATS["blockwise"][0] | {"hidden_dim": 0}, "hidden_dim must be an int"),
     (FORMATS["blockwise"][0] | {"hidden_size": 9}, "hidden_size is 9, and the"),
   ],
 }  # fmt: skip
@@ -342,32 +300,9 @@ def test_a_setting_may_stand_in_two_places_if_they_agree():
   layers = {NAME: [1, 6, 11], "eagle_config": {
     NAME: [0, 5, 10], "layer_ids": [1, 6, 11], "norm_before_fc": True,
   }}  # fmt: skip
-  both = described(EAGLE3 | layers | {"norm_before_fc": True}, "eagle3")
+  both = described(EAGLE3 | layers, "eagle3")
   assert both.features == (1, 6, 11)
   assert both.config.norm_before_fc
-  nested = {
-    "model_type": "eagle",
-    "model": LAYER_JSON | {"num_hidden_layers": 1},
-  }
-  assert described(nested | {"num_hidden_layers": 1}, "eagle").config.layers
-  assert (
-    described(VLLM | {"medusa_num_heads": 2}, "medusa").config.num_heads == 2
-  )
-
-
-def test_a_head_may_tie_its_own_embedding_to_its_output(tmp_path):
-  """Where a file has no projection, what both levels say must agree."""
-  table = random(V, H)
-  more = dict(drop=["lm_head.weight"], **{"embed_tokens.weight": table})
-  name = "eagle3, whole vocabulary"
-  tied = {**FORMATS[name][0], "tie_word_embeddings": True}
-  head = read(tmp_path, name, config=tied, **more)
-  np.testing.assert_array_equal(head.module.lm_head.weight[...], table)
-  more["drop"] += ["d2t", "t2d"]
-  whole = SPECULATORS | {"draft_vocab_size": V, "tie_word_embeddings": False,
-    NESTED: LAYER_JSON | {"tie_word_embeddings": True}}  # fmt: skip
-  with pytest.raises(ValueError, match="tie_word_embeddings must agree"):
-    read(tmp_path, "speculators", config=whole, **more)
 
 
 def test_a_model_of_its_own_is_no_head(tmp_path):
@@ -385,8 +320,6 @@ def test_a_head_is_described_by_its_configuration_alone():
   assert of("blockwise").config.num_predicted == 2
   whole = of("eagle3, whole vocabulary", "eagle3").config
   assert (whole.kind, whole.draft_vocab_size) == ("eagle3", None)
-  with pytest.raises(ValueError, match="number of heads must be said"):
-    described({}, "medusa")
 
 
 @pytest.mark.parametrize("ending", ["safetensors", "bin"])
@@ -415,8 +348,7 @@ def test_a_head_in_several_files_is_the_head_in_one(ending, tmp_path):
   )  # fmt: skip
 
 
-def test_a_head_reads_rescaled_frequencies_and_windows_of_its_own():
-  """As its target's family would, but without that family's own windows."""
+def test_a_head_reads_rescaled_frequencies_of_its_own():
   yarn = dict(rope_type="yarn", factor=4.0, rope_theta=1e4,
               original_max_position_embeddings=8)  # fmt: skip
   rope = described(
@@ -424,14 +356,6 @@ def test_a_head_reads_rescaled_frequencies_and_windows_of_its_own():
   ).config.layers.attention.rope
   assert len({*rope.factors}) > 1
   assert rope.scale == pytest.approx(1 + 0.1 * np.log(4))
-  slides = {"use_sliding_window": True, "sliding_window": 5}
-  for settings, windows in (
-    (slides | {"model_type": "qwen3", "max_window_layers": 0}, (5,)),
-    (slides | {"model_type": "qwen3"}, (None,)),  # from layer 28 on
-    ({"model_type": "mistral", "sliding_window": 5}, (None,)),
-  ):
-    config = {**SPECULATORS, NESTED: {**LAYER_JSON, **settings}}
-    assert described(config).config.layers.windows == windows
 
 
 def test_medusas_heads_are_read_of_the_model_that_they_are_merged_with(

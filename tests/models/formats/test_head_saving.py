@@ -19,7 +19,7 @@ import pytest
 import safetensors.numpy
 from flax import nnx
 
-from models import head_starts
+from models import head_shapes, head_starts
 from models.formats import head_checkpoints, head_saving
 from models.formats.head_checkpoints import Target
 from models.networks.description import llama_config
@@ -39,12 +39,10 @@ CONFIG = llama_config(
 )  # fmt: skip
 layers = functools.partial(described.alter, CONFIG)
 rope = functools.partial(dataclasses.replace, CONFIG.attention.rope)
-EAGLE3 = EagleConfig(
-  layers=layers(num_layers=1), generation=3, num_features=24, num_fused=3
-)
+EAGLE3 = EagleConfig(layers=layers(num_layers=1), generation=3, num_fused=3)
 BLOCKS = ParallelConfig(
   layers=layers(num_layers=2, qk_norm="head", windows=(None, 5)),
-  num_features=16, block_size=4, mask_token=6,
+  num_fused=2, block_size=4, mask_token=6,
 )  # fmt: skip
 of_eagle3 = functools.partial(dataclasses.replace, EAGLE3)
 of_blocks = functools.partial(dataclasses.replace, BLOCKS)
@@ -66,7 +64,7 @@ STARTS = {
 CONFIGS = {
   "eagle, slides, stretched": EagleConfig(
     layers=layers(num_layers=1, windows=(5,), rope=rope(factors=(2.0,) * 3)),
-    generation=1, num_features=8,
+    generation=1,
   ),
   "eagle3, slides": of_eagle3(layers=layers(num_layers=1, windows=(5,))),
   "eagle3, two layers": of_eagle3(
@@ -82,7 +80,7 @@ CONFIGS = {
     windows_before_block=True, draft_vocab_size=5
   ),
   "mtp, qwen's": MtpConfig(
-    layers=layers(num_layers=1, qk_norm="head"), num_features=8
+    layers=layers(num_layers=1, qk_norm="head")
   ),
   "medusa, few words": MedusaConfig(
     num_heads=2, num_layers=1, embed_dim=8, vocab_size=V, draft_vocab_size=5
@@ -90,7 +88,7 @@ CONFIGS = {
 }  # fmt: skip
 QWEN2 = layers(num_layers=1, qkv_bias=True)
 BIASED = {
-  "eagle, qwen2's": EagleConfig(layers=QWEN2, generation=1, num_features=8),
+  "eagle, qwen2's": EagleConfig(layers=QWEN2, generation=1),
   "eagle3, qwen2's": of_eagle3(layers=QWEN2),
 }
 READS = {"eagle3": (0, 1, 3), "dflash": (1, 3)}
@@ -201,7 +199,11 @@ def about(target):
 def made(name, target):
   """A head of random numbers that bfloat16 has, but for the target's arrays."""
   config = (CONFIGS | BIASED).get(name)
-  head = config.make(rngs=nnx.Rngs(1)) if config else STARTS[name](target)
+  head = (
+    head_shapes.make(config, rngs=nnx.Rngs(1))
+    if config
+    else STARTS[name](target)
+  )
   noise = np.random.default_rng(0)
   state = nnx.state(head, nnx.Param)
   for path, value in nnx.to_flat_state(state):
@@ -355,7 +357,7 @@ def test_what_a_format_does_not_have_is_not_saved(target, tmp_path):
     ),
     (of_eagle3(layers=one(rope=rope(dim=4))), "cannot express dim=4"),
     (
-      MtpConfig(layers=one(activation="relu"), num_features=8),
+      MtpConfig(layers=one(activation="relu")),
       "cannot express",
     ),
   ):

@@ -422,7 +422,7 @@ def test_what_should_be_the_targets_arrays_must_be(copied):
 
   references.edit_tensors(path, other)
   assert described(path).config.kind == "mtp"  # it reads no number
-  with pytest.raises(CheckpointError, match="not a copy of the target's lm_h"):
+  with pytest.raises(CheckpointError, match="not the copy that it should be"):
     loaded(path)
 
 

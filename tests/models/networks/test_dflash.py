@@ -241,7 +241,6 @@ OF_LAYERS = lambda **changes: dict(
     (OF_LAYERS(mlp_bias=True), "a qwen3 model that are not known: mlp_bias"),
     (OF_LAYERS(block_size=4), "layer_config that are not known: block_size"),
     (dict(sliding_window_non_causal="no"), "must be true or false, got 'no'"),
-    (dict(draft_vocab_size=V + 1), r"draft_vocab_size must be in 1\.\.13"),
   ],
 )
 def test_what_a_block_of_speculators_may_not_be(changes, message):
@@ -260,7 +259,6 @@ OF_DFLASH = lambda **changes: CHANGED(
   [
     (dict(drop=["fc.weight"]), "missing: fc.weight"),
     ({"layers.2.input_layernorm.weight": random(H)}, "unexpected: layers.2"),
-    ({"d2t": IDS}, "unexpected: d2t"),
     (CHANGED(markov_rank=3), "settings that are not known: markov_rank"),
     (OF_DFLASH(projector_type="domino"), "not known: projector_type"),
     (OF_DFLASH(target_layer_ids=[1, 8]), "not layers of a target of 9"),

@@ -12,7 +12,7 @@ from models.networks.dflash import Parallel, ParallelConfig, as_block_model
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
-V, F, LENGTH, DEPTH = 11, 12, 9, 3
+V, F, LENGTH, DEPTH = 11, 16, 9, 3
 LAYERS = llama_config(
   vocab_size=V, embed_dim=8, num_layers=2, num_heads=4, num_kv_heads=2,
   head_dim=6, mlp_dim=12, max_positions=64, qk_norm="head",
@@ -32,7 +32,7 @@ def test_a_block_is_the_one_that_would_be_drafted_there(words):
   """By the shipped model with its cache, which read what stands before it."""
   module = Parallel(
     ParallelConfig(
-      layers=LAYERS, num_features=F, block_size=DEPTH + 1, mask_token=5,
+      layers=LAYERS, num_fused=2, block_size=DEPTH + 1, mask_token=5,
       draft_vocab_size=words,
     ),
     rngs=nnx.Rngs(1),

@@ -279,7 +279,7 @@ def test_a_round_with_ordered_embeddings_has_the_targets_law():
         layers=gemma_assistant.ReadingLayers(
           layers=(reading,), **sizes, embed_dim=6
         ),
-        num_features=8, embed_scale=8**0.5, num_clusters=2, num_chosen=1,
+        target_dim=8, embed_scale=8**0.5, num_clusters=2, num_chosen=1,
       ),
       dtype=jnp.float64, rngs=nnx.Rngs(0),
     ),

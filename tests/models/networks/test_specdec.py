@@ -123,11 +123,6 @@ def test_a_saved_drafter_is_read_back_and_is_no_model_of_another_kind(
   )
   with pytest.raises(ValueError, match="t5_block"):
     checkpoints.load(str(tmp_path), dtype=None, mesh=None, sharding=None)
-  t5s.edit_config(tmp_path, num_masks=5)
-  with pytest.raises(
-    ValueError, match=r"mask.weight .* \(5, 24\), got \(4, 24"
-  ):
-    specdec.load(str(tmp_path))
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from models import head_shapes
 from models.networks import eagle, training_time_test
 from models.networks.description import llama_config
 from models.networks.eagle import EagleConfig
@@ -29,26 +30,26 @@ TOKENS = RNG.integers(0, 11, (ROWS, LENGTH + 1)).astype(np.int32)
 SEGMENTS = np.array([[1] * LENGTH, [1] * 4 + [2] * (LENGTH - 4)], np.int32)
 POSITIONS = np.array([range(LENGTH), [*range(4), *range(LENGTH - 4)]], np.int32)
 HEADS = {
-  "eagle": EagleConfig(layers=LAYER, generation=1, num_features=8),
+  "eagle": EagleConfig(layers=LAYER, generation=1),
   "eagle3": EagleConfig(
     layers=described.alter(LAYER, qk_norm="head"), generation=3,
-    num_features=24, num_fused=3, draft_vocab_size=len(IDS),
+    num_fused=3, draft_vocab_size=len(IDS),
   ),
   "eagle3.1": EagleConfig(
-    layers=LAYER, generation=3, num_features=16, num_fused=2, fc_norm=True,
+    layers=LAYER, generation=3, num_fused=2, fc_norm=True,
     norm_output=True, norm_before_residual=True,
   ),
   "two layers": EagleConfig(
     layers=described.alter(LAYER, num_layers=2), generation=3,
-    num_features=16, num_fused=2,
+    num_fused=2,
   ),
   "mtp": MtpConfig(
-    layers=described.alter(LAYER, qk_norm="head"), num_features=8
+    layers=described.alter(LAYER, qk_norm="head")
   ),
 }  # fmt: skip
 WINDOW = EagleConfig(
   layers=described.alter(LAYER, num_layers=2, windows=(3, None)),
-  generation=3, num_features=16, num_fused=2,
+  generation=3, num_fused=2,
 )  # fmt: skip
 
 
@@ -61,7 +62,7 @@ def x64():
 @pytest.mark.parametrize("name", HEADS)
 def test_step_j_at_place_t_is_what_drafting_j_tokens_from_t_says(x64, name):
   """Drafted one by one by the shipped model, with its cache, on a document."""
-  module = HEADS[name].make(dtype=jnp.float64, rngs=nnx.Rngs(1))
+  module = head_shapes.make(HEADS[name], dtype=jnp.float64, rngs=nnx.Rngs(1))
   # Large weights: laws that differ, attention that looks somewhere.
   state = jax.tree.map(lambda x: 8 * x, nnx.state(module, nnx.Param))
   nnx.update(module, state)
@@ -116,7 +117,7 @@ def test_the_first_step_sees_the_window_of_each_layer():
 
   At later steps, what such heads are trained with does not move the window.
   """
-  module = WINDOW.make(rngs=nnx.Rngs(1))
+  module = head_shapes.make(WINDOW, rngs=nnx.Rngs(1))
   state = jax.tree.map(lambda x: 8 * x, nnx.state(module, nnx.Param))
   nnx.update(module, state)
   features = RNG.standard_normal((1, LENGTH, 16)).astype(np.float32)
