@@ -2,10 +2,9 @@
 
 A text is a name, or a call of a name with literals and other calls as its
 arguments: `repeats(eagle3(tokens=1), min_match=3)`. A bare name is a call
-without arguments, a dotted one, `mine.DOUBLED("DIR")`, is of a module of one's
-own. Texts are parsed and not evaluated. A `Grammar` is a table of functions by
-name: their signatures are the check, the help and the canonical form, in which
-defaults are left out.
+without arguments, a dotted one, `mine.DOUBLED("DIR")`, is of one's own module.
+Nothing is evaluated. A `Grammar` is a table of functions by name: their
+signatures are the check, the help and the canonical form.
 """
 
 import ast
@@ -22,13 +21,7 @@ from typing import Any, get_type_hints
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-  """A call, as it was written.
-
-  Attributes:
-    name: of the function; `package.module.function` of one's own.
-    args: by position; literals and calls.
-    keywords: by name.
-  """
+  """A call, as it was written; its arguments are literals and calls."""
 
   name: str
   args: tuple[Any, ...] = ()
@@ -67,46 +60,44 @@ def parse_list(text: str) -> list[Any]:
     body = ast.parse(f"[{text.strip()}\n]", mode="eval").body
     if not isinstance(body, ast.List):
       raise ValueError("unbalanced brackets")
-    return [_value(element) for element in body.elts]
+    return list(_value(body))
   except (SyntaxError, ValueError) as error:
-    reason = error.msg if isinstance(error, SyntaxError) else error
+    reason = getattr(error, "msg", error)
     raise ValueError(
       f"expected NAME or NAME(argument, ...), got {text!r:.80}: {reason!s:.120}"
     ) from None
 
 
 def _value(node: ast.expr) -> Any:
-  if isinstance(node, ast.Name | ast.Attribute):
-    return Call(_name(node))
-  if isinstance(node, ast.Call):
-    keywords: dict[str, Any] = {}
-    for keyword in node.keywords:
-      if keyword.arg in keywords:
-        raise ValueError(f"{keyword.arg} is given twice")
-      keywords[str(keyword.arg)] = _value(keyword.value)
-    return Call(_name(node.func), tuple(map(_value, node.args)), keywords)
-  if isinstance(node, ast.Tuple | ast.List):
-    return tuple(map(_value, node.elts))
+  match node:
+    case ast.Name() | ast.Attribute():
+      return Call(_name(node))
+    case ast.Call(func, args, keywords):
+      named = {str(one.arg): _value(one.value) for one in keywords}
+      if len(named) < len(keywords):
+        raise ValueError("an argument is given twice")
+      return Call(_name(func), tuple(map(_value, args)), named)
+    case ast.Tuple(elements) | ast.List(elements):
+      return tuple(map(_value, elements))
   return ast.literal_eval(node)
 
 
 def _name(node: ast.expr) -> str:
   """The name, with dots, that a node writes."""
-  if isinstance(node, ast.Attribute):
-    return f"{_name(node.value)}.{node.attr}"
-  if isinstance(node, ast.Name):
-    return node.id
-  raise ValueError("only NAME(value, name=value) can be called")
+  name = ast.unparse(node)
+  if not all(part.isidentifier() for part in name.split(".")):
+    raise ValueError("only NAME(value, name=value) can be called")
+  return name
 
 
 def guess(
   name: str, known: Iterable[str], *, write: str = "{!r}", cutoff: float = 0.6
 ) -> str:
-  """` (did you mean NAME?)` of the nearest of the known names, or nothing.
+  """` (did you mean NAME?)` of the nearest known name, or nothing.
 
   Args:
     name: what was written.
-    known: what could have been.
+    known: the names that there are.
     write: how a name is written there, as in `/{}`.
     cutoff: how near it must be, 1 being equal.
   """
@@ -120,12 +111,10 @@ class Grammar:
 
   Attributes:
     kind: what they are, for messages.
-    entries: by name, functions whose parameters are typed, or finished things
-      that take no arguments.
+    entries: by name, functions whose parameters are typed, or finished things.
     nested: by the type of a parameter, the grammar of its argument.
     literal: the entry that a bare number or tuple is an argument of.
-    custom: what `package.module.NAME` must be, or be annotated to return, where
-      that names one that is not in the table.
+    custom: the type that `package.module.NAME` has, or is annotated to return.
     named: whether the things have a `name`, which becomes the canonical text.
   """
 
@@ -140,14 +129,15 @@ class Grammar:
     """The thing that a text, a `Call` or a literal names.
 
     Raises:
-      ValueError: if there is none, its arguments are no such, or its function
-        refuses them.
+      ValueError: if there is none, its arguments do not fit the signature, or
+        its function refuses them.
     """
     call = self._call(written)
-    entry = self._entry(call.name)
+    made = self._entry(call.name)
     try:
-      args, keywords = self._bind(call, entry, Grammar.make)
-      made = entry(*args, **keywords) if callable(entry) else entry
+      bound = self._bound(call, made, Grammar.make)
+      if callable(made):
+        made = made(*bound.args, **bound.kwargs)
     except (TypeError, ValueError) as error:
       raise ValueError(f"{self.kind} {str(call)!r:.80}: {error}") from error
     if self.named:
@@ -164,11 +154,17 @@ class Grammar:
 
   def _canonical(self, written: Any) -> Call:
     call = self._call(written)
-    entry = self._entry(call.name)
-    args, keywords = self._bind(call, entry, Grammar._canonical)
-    if keywords:
-      known = inspect.signature(entry).parameters
-      keywords = {n: x for n, x in keywords.items() if x != known[n].default}
+    bound = self._bound(call, self._entry(call.name), Grammar._canonical)
+    args, keywords = [], {}
+    for name, value in bound.arguments.items():
+      parameter = bound.signature.parameters[name]
+      if name in call.keywords:
+        if value != parameter.default:
+          keywords[name] = value
+      elif parameter.kind is parameter.VAR_POSITIONAL:
+        args += value
+      else:
+        args.append(value)
     return Call(call.name, tuple(args), keywords)
 
   def help(self) -> list[tuple[str, str]]:
@@ -219,44 +215,37 @@ class Grammar:
       return Call(self.literal, value if isinstance(value, tuple) else (value,))
     raise ValueError(f"expected a {self.kind}, got {write(value)}")
 
-  def _bind(
+  def _bound(
     self, call: Call, entry: Any, nested: Callable[["Grammar", Any], Any]
-  ) -> tuple[list[Any], dict[str, Any]]:
-    """Arguments in the signature's order, `nested` of those with a grammar."""
-    if not callable(entry):
-      if call.args or call.keywords:
-        raise ValueError("it takes no arguments")
-      return [], {}
-    known, hints = inspect.signature(entry).parameters, get_type_hints(entry)
+  ) -> inspect.BoundArguments:
+    """Arguments of an entry, `nested` of those that have a grammar."""
+    hints, signature = {}, inspect.Signature()
+    if callable(entry):
+      hints, signature = get_type_hints(entry), inspect.signature(entry)
     for name in call.keywords:
-      if name not in known:
-        raise ValueError(
-          f"{call.name} has no parameter {name!r}{guess(name, known)}, only "
-          f"{', '.join(known) or 'none'}"
-        )
+      if name not in signature.parameters:
+        near = guess(name, signature.parameters)
+        raise ValueError(f"{call.name} has no parameter {name!r}{near}")
     try:
-      bound = inspect.signature(entry).bind(*call.args, **call.keywords)
+      bound = signature.bind(*call.args, **call.keywords)
     except TypeError as error:
       raise ValueError(f"{call.name}: {error}") from None
-    args: list[Any] = []
-    keywords: dict[str, Any] = {}
-    for name, given in bound.arguments.items():
-      hint = hints.get(name, Any)
+
+    def argument(hint: Any, value: Any) -> Any:
       kinds = typing.get_args(hint) or (hint,)
       grammar = next((self.nested[k] for k in kinds if k in self.nested), None)
+      if grammar is None or value is None:
+        return _checked(hint, value)
+      return nested(grammar, value)
 
-      def argument(value, hint=hint, grammar=grammar):
-        if grammar is None or value is None:
-          return _checked(hint, value)
-        return nested(grammar, value)
-
-      if name in call.keywords:
-        keywords[name] = argument(given)
-      elif known[name].kind is inspect.Parameter.VAR_POSITIONAL:
-        args += map(argument, given)
-      else:
-        args.append(argument(given))
-    return args, keywords
+    for name, value in bound.arguments.items():
+      hint, parameter = hints.get(name, Any), signature.parameters[name]
+      bound.arguments[name] = (
+        tuple(argument(hint, one) for one in value)
+        if parameter.kind is parameter.VAR_POSITIONAL
+        else argument(hint, value)
+      )
+    return bound
 
 
 def _checked(hint: Any, value: Any) -> Any:
@@ -264,23 +253,18 @@ def _checked(hint: Any, value: Any) -> Any:
   union = typing.get_origin(hint) in (typing.Union, types.UnionType)
   kinds = typing.get_args(hint) if union else (hint,)
   for kind in kinds:
-    origin = typing.get_origin(kind) or kind
-    if value is None and kind is type(None):
-      return None
-    if kind is str and isinstance(value, Call):
-      if not (value.args or value.keywords):
-        return value.name
-    elif origin is tuple:
+    if kind is Any or (value is None and kind is type(None)):
+      return value
+    if kind is str and isinstance(value, Call) and str(value) == value.name:
+      return value.name
+    if (typing.get_origin(kind) or kind) is tuple:
       of = (typing.get_args(kind) or (Any,))[0]
       rows = value if isinstance(value, tuple) else (value,)
       return tuple(_checked(of, x) for x in rows)
-    elif kind is Any or (kind in (bool, str) and type(value) is kind):
+    if kind in (bool, str) and type(value) is kind:
       return value
-    elif kind in (int, float) and type(value) in (int, float):
+    if kind in (int, float) and type(value) in (int, float):
       if math.isfinite(value) and kind(value) == value:
         return kind(value)
-  names = " or ".join(
-    "None" if kind is type(None) else getattr(kind, "__name__", str(kind))
-    for kind in kinds
-  )
+  names = " or ".join(getattr(kind, "__name__", str(kind)) for kind in kinds)
   raise ValueError(f"expected {names}, got {write(value)}")

@@ -10,8 +10,6 @@ One round is draft, score, verify, draw, commit:
 Plain autoregressive decoding is the same loop with the empty tree. Nothing here
 is jitted; shapes are fixed, so `jax.jit(decoder.generate, donate_argnums=1)` is
 one program for every prompt, length, temperature and budget of the same sizes.
-Passes over prompts are in `prefill`, checks in `checks`, what a round writes
-and counts in `emission`.
 """
 
 import dataclasses
@@ -61,8 +59,8 @@ class Decoder:
     num_likeliest: K, likeliest tokens to record in the place of each emitted
       one (`specjax.state.Likeliest`); 0 for none.
     widths: rising numbers of fed tokens, below F, that have a target pass of
-      their own; each round takes the narrowest that holds what was drafted (see
-      `specjax.adaptive.widths`). For drafts whose nodes may not be there.
+      their own: each round takes the narrowest that fits (see
+      `specjax.adaptive.widths`).
     share_encoder: whether the draft is given the output of the target's encoder
       in place of the inputs (`LanguageModel.encode_inputs`).
 
@@ -159,12 +157,11 @@ class Decoder:
     The row emits exactly what it would in a state of its own, and the other
     rows what they would have emitted. One program for prompts of one width.
 
-    A prompt that shares a prefix with a row's text need not be read from its
-    start: the first `keep` tokens of row `source` are reused from its caches,
-    and `prompt` holds the tokens after them. The row then draws what it would
-    draw if all were read, up to rounding. A target with recurrent states can
-    reuse all of a text but its newest tokens, or nothing: a row that keeps less
-    ends with NAN_LOGITS.
+    A prefix is reused where the first `keep` tokens of row `source` are in its
+    caches, and `prompt` holds the tokens after them. The row then draws what it
+    would draw if all were read, up to rounding. A target with recurrent states
+    can reuse all of a text but its newest tokens, or nothing: a row that keeps
+    less ends with NAN_LOGITS.
 
     Args:
       params: parameters of both models.
@@ -172,7 +169,7 @@ class Decoder:
       row: index of one of its B rows, which is done.
       prompt: `i32[P]`, right-padded with anything.
       length: tokens of it, in 1..P.
-      rng_key: the row's stream, used as it is: the request's, not the slot's.
+      rng_key: the row's stream, used as it is.
       max_new_tokens, ignore_stop, inputs: as `init`'s, of one row.
       sampling: the warp of one row, with the same truncations as the state's;
         by default temperature 1 and no truncation.
@@ -180,8 +177,8 @@ class Decoder:
       keep: `i32[]`, tokens of its text to reuse, at most its length.
 
     Returns:
-      The state with the row in it. Where the reused tokens, the prompt and the
-      budget do not fit into the buffer, the row ends early (LENGTH).
+      The state. Where the reused tokens, the prompt and the budget do not fit
+      into the buffer, the row ends early (LENGTH).
 
     Raises:
       ValueError: as `init`.
@@ -209,18 +206,16 @@ class Decoder:
 
     For the next turn of a conversation: only the new tokens are read, and the
     two newest before them. The row then emits what one with all of that text as
-    its prompt would, or by the same distribution if its drafter keeps what it
-    learned of the row. The text so far counts as prompt, and counters start
+    its prompt would (if its drafter keeps what it learned of the row, by the
+    same distribution). The text so far counts as prompt, and counters start
     anew. One program for tokens of one width.
 
     Args:
-      params: parameters of both models.
-      state: from `init` or later; donate it.
+      params, state, max_new_tokens, sampling: as `admit`'s; the row's own warp
+        by default.
       row: index of one of its B rows, done or not.
       tokens: `i32[P]`, right-padded with anything.
       count: tokens of it, in 1..P.
-      max_new_tokens: tokens to emit at most.
-      sampling: the warp of one row, as `admit`'s; by default its own.
 
     Returns:
       The state. Where text and tokens do not fit into the buffer (under `jit`
@@ -262,10 +257,6 @@ class Decoder:
       why it ended            -            -            LENGTH
 
     The newest token is never among the cached slots: it is the next root.
-
-    Args:
-      params: parameters of both models.
-      state: from `init` or an earlier step.
 
     Returns:
       The next state, and what happened.
@@ -431,9 +422,8 @@ class Decoder:
   ) -> DecodeState:
     """At most `num_steps` rounds (traced), fewer if all rows are done.
 
-    Between calls the caller may read `state.tokens` up to `state.length`: this
-    is how to stream. It ends early as soon as `num_idle` rows are done
-    (traced), so that they can be given other prompts (`admit`).
+    Between calls the caller may read `state.tokens` up to `state.length`. It
+    ends early as soon as `num_idle` rows are done (traced), for `admit`.
     """
     checks.params(params)
     first = state.num_steps

@@ -103,18 +103,15 @@ class LanguageModel:
     vocab_size: V, the last axis of the logits.
     init_cache: `(batch, slots) -> Cache`.
     apply: see `ApplyFn`.
-    encode: `(params, inputs) -> context`, for models that also read an input:
-      arrays with rows first, computed once a row and kept in `Cache.context`.
-      Inputs are what the model says; texts are `Inputs`.
+    encode: `(params, inputs) -> context`, for models that also read an input
+      (texts are `Inputs`): arrays with rows first, kept in `Cache.context`.
     encode_inputs: `(params, inputs) -> inputs`, the encoder alone, for models
-      whose drafts can share it: `encode` takes its result as inputs too, and so
-      does that of a draft as wide.
+      whose drafts can share it: `encode` of both takes its result as inputs.
     max_positions: positions the model was made for, or None if unbounded.
-      Prompts and completions stay below; drafted nodes may be fed beyond, where
-      no token is ever emitted, and NaN changes nothing but the speed.
-    takes_rows: whether `apply` touches keys and values by `write_rows`,
-      `read_rows` and the like alone, so that they may be one row of a larger
-      cache (`specjax.cache.RowOf`): then prompts are read in place.
+      Prompts and completions stay below; drafted nodes may be fed beyond.
+    takes_rows: whether `apply` touches keys and values by `write_rows` and
+      `read_rows` alone, so that they may be one row of a larger cache
+      (`specjax.cache.RowOf`): then prompts are read in place.
     has_states: whether its cache holds recurrent states (`Cache.recurrent`),
       which roll back as far as the last pass only.
     num_counted: M, layers whose experts it counts (`ModelOutput.experts`).
@@ -169,8 +166,7 @@ class Params:
 class Penalties:
   """Settings by which a distribution depends on its text, per row; all traced.
 
-  K and S are static. `specjax.penalties` says how they change logits; a token
-  id that is none (`penalties.NONE`) fills what a row does not need.
+  See `specjax.penalties`; K and S are static, `penalties.NONE` is padding.
 
   Attributes:
     presence: `f32[B]`, taken from the logits of tokens that were emitted.
@@ -223,10 +219,9 @@ class Draft:
       drafted, the E lanes come last.
     log_probs: `f32[B, N + 1, V]`; row n is the distribution that token n itself
       was drawn from, given the tokens drawn before it. Row 0 and rows of masked
-      nodes are not read. A distribution that may be NaN is replaced (NaN)
-      before it is drawn from (`specjax.distributions.replace_nans`); a row with
-      one here ends as NAN_LOGITS. None: every token is deterministic, a
-      function of what was known before the round.
+      nodes are not read. A row with a NaN ends as NAN_LOGITS (drafters draw
+      from `specjax.distributions.replace_nans`). None: every token is
+      deterministic, a function of what was known before the round.
     parents: `i32[B, F]`, the index of each token's parent, smaller than its
       own; -1 for the root and for masked nodes. None exactly if the tree's
       form is `FIXED`.
@@ -320,9 +315,7 @@ class Rule:
     check: `(tree, siblings) -> None`; raises ValueError, saying what it
       expects, for trees or sibling distributions that the rule is not valid
       for.
-    with_noise: whether it verifies drafts that carry noise. The noise of a
-      position is the same in every round, so a rule may see it only if where
-      a round ends does not depend on what was drafted beyond.
+    with_noise: whether it verifies drafts that carry noise.
   """
 
   name: str
@@ -358,13 +351,11 @@ class Context:
       are done. Deeper nodes of a tree that is not `FIXED` are masked; a
       drafter may save their cost.
     sampling: the warp; the draft must be sampled from the warped distribution.
-    keys: `key[B]`, fresh for this round; `draw` derives one per node.
+    keys: `key[B]`, fresh for this round.
     row_keys: `key[B]`, the same in every round: for noise that belongs to a
-      position of the text, whatever round it is drafted in.
-    numbers: `f[B, N, 2]`, random numbers that draw nodes 1..N: hashed together,
-      many cost what one does.
-    draws: the function that draws (static). `specjax.exact` puts a table in its
-      place to enumerate all drafts.
+      position of the text.
+    numbers: `f[B, N, 2]`, random numbers that draw nodes 1..N.
+    draws: the function that draws (static), for `specjax.exact` to enumerate.
   """
 
   tokens: Array
@@ -385,9 +376,7 @@ class Context:
     return jnp.take_along_axis(self.tokens, newest, axis=1)
 
   def draw(self, nodes: ArrayLike | Sequence[int], log_probs: Array) -> Array:
-    """Draws the tokens of some nodes, each from its own distribution.
-
-    A draft that is sampled by this alone can be enumerated.
+    """Draws nodes' tokens; a draft that is drawn so alone can be enumerated.
 
     Args:
       nodes: indices of drafted nodes, n of them.
@@ -408,9 +397,8 @@ class Context:
 class Commit:
   """The fed tokens of a prompt or a round, and which of them were committed.
 
-  Of a prompt, a chain, all tokens but the newest are committed. The newest
-  committed token never counts as fed, in a prompt or in a round: it is fed
-  again as the next round's root.
+  All tokens of a prompt but the newest are committed. The newest committed
+  token never counts as fed: it is fed again as the next round's root.
 
   Attributes:
     tokens: `i32[B, T]`, the fed tokens: the prompt, or the draft's F tokens.
@@ -420,9 +408,8 @@ class Commit:
     length: `i32[B]`, committed tokens now.
     target_output: the target's output at all T tokens; logits of a prompt may
       be missing.
-    num_refed: `i32[B]`, number of the committed tokens that were re-fed: where
-      a text goes on, so that a draft's cache that lacks the last of them is
-      filled. Counters of tokens leave them out.
+    num_refed: `i32[B]`, number of the committed tokens that were re-fed, where
+      a text goes on, for drafts whose caches lack the last of them.
     newest: `i32[B]`, the newest committed token.
     target_log_probs: `f32[B, N + 1, V]`, the warped target's distributions of a
       round; None of a prompt.
@@ -453,10 +440,7 @@ class Commit:
     )
 
   def features(self, width: int) -> Array:
-    """The target's features of all fed tokens, `f[B, T, F]`.
-
-    Args:
-      width: F, of what reads them.
+    """The target's features of all fed tokens, `f[B, T, F]` with F = `width`.
 
     Raises:
       ValueError: unless the target gives so many.
@@ -506,26 +490,22 @@ class Drafter:
     init: `(params, batch, slots, inputs) -> state`; `inputs` is what encoders
       read, None for a decoder-only pair. By default there is no state.
     prefill, commit: `(params, state, Commit) -> state`, after the target has
-      read a prompt or what is appended to a text (then `start` is not 0), and
-      after verification. By default nothing is learned.
+      read a prompt or what is appended to a text, and after verification.
     passes: tokens a row feeds in each draft pass of a round, in order: what
-      drafting costs (`tokens_of_passes`). Empty if no model drafts.
-    reads_text: whether each pass reads the row's whole text anew beside them,
-      for lack of a cache.
+      drafting costs. Empty if no model drafts.
+    reads_text: whether each pass reads the row's whole text anew beside them.
     max_positions: positions the draft was made for, or None if unbounded.
     num_refed: number of tokens that are re-fed where a row's text goes on
       (`Decoder.extend`), 2 G + 2 at most: the newest, which was not fed, and
       those before it that the drafter's state may lack.
     accepts_foreign_drafts: whether its state depends on the committed tokens of
-      a round alone, so that another draft of any depth may be verified in place
-      of its own (`specjax.drafters.repeats`), or none
-      (`specjax.adaptive.ladder`). Not if it learns from its own drafts.
+      a round alone, so that another draft, or none, may be verified in place of
+      its own (`specjax.drafters.repeats`, `specjax.adaptive.ladder`).
     catches_up: whether `propose` first reads what its state lacks of the text,
       as after rounds in which it was not asked.
     row_axes: `state -> pytree of int | None`: the axis of rows of each array of
-      the state, so that it can be cut over a mesh. None for an array that all
-      rows share: a round's additions to it are summed over devices. By default
-      the state is made of `Cache`s alone.
+      the state. None for an array that all rows share: a round's additions to
+      it are summed over devices. By default the state is made of `Cache`s.
     has_states: whether caches in it hold recurrent states, as of a
       `LanguageModel`.
   """
@@ -549,9 +529,7 @@ class Drafter:
   def tokens_of_passes(self, text: int) -> tuple[int, ...]:
     """Tokens of a row that each draft pass of a round computes, in order.
 
-    Args:
-      text: tokens that the row's buffer has room for (`Context.tokens`), stale
-        ones too: a pass without a cache computes them all.
+    A pass without a cache computes all `text` tokens of the row's buffer.
     """
     more = text if self.reads_text else 0
     return tuple(fed + more for fed in self.passes)

@@ -22,7 +22,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from launch.serving import programs
@@ -207,19 +207,15 @@ class Slots:
     self._rounds[depth] = self._compile(rounds, self._orders(), reports=True)
 
   def _compile(self, function, more, *, reports: bool):
-    formats = self._compiled.formats
-    of_params = jax.tree.map(lambda x: x.sharding, self._params)
-    here = jax.tree.leaves(of_params)[0]
-    if self._mesh is not None:
-      here = NamedSharding(self._mesh, P())
-    with self._on_mesh(), compilation.without_call_stacks():
-      lowered = jax.jit(
+    with self._on_mesh():
+      return compilation.compile_loop(
         function,
-        donate_argnums=1,
-        in_shardings=(of_params, formats, *(here for _ in more)),
-        out_shardings=(formats, here) if reports else formats,
-      ).lower(self._params, self._compiled.state, *more)
-    return lowered.compile()
+        self._params,
+        self._compiled.state,
+        self._compiled.formats,
+        more,
+        reports=reports,
+      )
 
   def _on_mesh(self):
     return jax.set_mesh(self._mesh) if self._mesh else contextlib.nullcontext()

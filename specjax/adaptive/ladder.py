@@ -1,16 +1,14 @@
 """The ladder: draft lengths, one program each, chosen on the host by speed.
 
 A depth policy (`specjax.adaptive.policies`) saves passes of the draft; the
-target's pass has the width of the tree, whatever is in it. Whether a long draft
-pays depends on how much the batch fills the device, and that changes seldom. So
-chains of a few lengths are compiled, from none to the longest, and the host
-chooses between calls of the loop, by the acceptance in finished rounds and by
-the measured seconds of a round of each length.
+target's pass has the width of the tree, whatever is in it. So chains of a few
+lengths are compiled, on the state of the longest, and the host chooses between
+calls of the loop, by the acceptance in finished rounds and the measured seconds
+of a round of each length.
 
-All programs share one state, that of the longest. A length that is chosen from
-finished rounds does not depend on the tokens to come, so decoding stays
-lossless. But the choice depends on clocks and on the other rows of the batch,
-so that sampled text is not the same in every run.
+A length that is chosen from finished rounds does not depend on the tokens to
+come, so decoding stays lossless. But it depends on clocks and on the other rows
+of the batch: sampled text is not the same in every run.
 """
 
 import dataclasses
@@ -55,8 +53,7 @@ def check(lengths: Sequence[int]) -> None:
   rising = all(a < b for a, b in itertools.pairwise(lengths))
   if len(lengths) < 2 or lengths[0] < 0 or not rising:
     raise ValueError(
-      "a ladder has two lengths or more, of 0 drafted tokens and more, rising, "
-      f"got {tuple(lengths)}"
+      f"a ladder has two lengths or more, rising, got {tuple(lengths)}"
     )
 
 
@@ -72,18 +69,15 @@ class Ladder:
 
   Attributes:
     decoders: by length, rising; they go on with each other's state.
-    every: rounds until the next choice, at least, within a batch. A call from
-      the host starts cold, and takes half a round or so.
-    patience: choices without a draft after which one is tried for a quarter of
-      `every`, since rounds that draft nothing say nothing of what would be
-      accepted.
+    every: rounds until the next choice, at least: a call from the host starts
+      cold.
+    patience: choices of no draft, after which one is tried for `every` / 4.
     reached, accepted: `f64[G]`, rounds that drafted a token at the place with
       all before it accepted, and those of them that accepted it; old rounds
-      fade. The last round of an answer, cut at its end, counts as if the token
-      after the cut had been rejected.
-    occupied: `f64[2]`, share of a batch's rows that are still running, as a
-      mean over its rounds: in batches without drafts and with drafts. Rows of
-      high acceptance end earlier, and leave the batch half empty.
+      fade.
+    occupied: `f64[2]`, mean share of a batch's rows that are still running, in
+      batches without drafts and with drafts: rows of high acceptance end
+      earlier, and leave the batch half empty.
   """
 
   decoders: Mapping[int, Decoder]
@@ -168,19 +162,15 @@ def make_ladder(
   """Decoders of some draft lengths on the state of the longest.
 
   Args:
-    target: the target.
+    target, rule, vocab_size: as `Decoder` has them, and so **options.
     draft: makes the drafter of a chain. With a length of 0 its state must
       outlive rounds in which it is not asked (`accepts_foreign_drafts` or
-      `catches_up` of `Drafter`): heads and look-ups do, and
-      `drafters.model(..., policy=policies.fixed(tree.max_depth))`.
-    rule: what verifies.
-    vocab_size: V.
+      `catches_up` of `Drafter`).
     lengths: drafted tokens, rising; 0 drafts nothing.
-    **options: other fields of the decoders.
 
   Raises:
-    ValueError: if they are no ladder, or 0 is one of them and the drafter was
-      not made for it.
+    ValueError: if the lengths do not rise, or 0 is one of them and the drafter
+      was not made for it.
   """
   check(lengths)
   made = {n: draft(chain(n)) for n in lengths if n}
@@ -227,22 +217,14 @@ class LadderLoop:
 
   It takes the length of the highest upper confidence bound: the measured speed,
   raised by the share `0.6 / sqrt(rounds)` for the rounds that were timed. So
-  lengths of similar speed are all tried until they can be told apart, and slow
-  ones are left alone. (The constant was chosen by hand and follows from no
-  distribution of the timings.)
+  lengths of similar speed are all tried until they can be told apart. (The
+  constant was chosen by hand and follows from no distribution of the timings.)
 
   A machine's speed drifts from minute to minute by more than lengths differ.
   So most of a timing's deviation is put down to the drift, which all lengths
   share, and the rest to the length's own price; changes of length tell the two
-  apart. Rounds that are asked for singly, as where the host looks at every
-  token for a stop string, are not timed; nor is the first round after rounds
-  without a draft, which is made by itself, since a draft that was not used for
-  a while may first have to read the text it lacks.
-
-  Prices are of batches of so many rows, with buffers of one length, on this
-  machine, whatever the widths of their prompts. Acceptance is kept in the
-  `Ladder`, for all shapes, so that prices can be shared between kinds of
-  answers (another temperature).
+  apart. Calls of few rounds are not timed, nor is the first round after rounds
+  without a draft, in which the draft may have to read the text it lacks.
 
   Args:
     loops: compiled loops on one state, by length.
@@ -265,14 +247,7 @@ class LadderLoop:
   def __call__(
     self, params: Params, state: DecodeState, num_rounds: Any, *, ladder: Ladder
   ) -> DecodeState:
-    """As `Decoder.steps`: at most so many rounds.
-
-    Args:
-      params: parameters of both models.
-      state: of one batch until it ends; it is donated.
-      num_rounds: the most to make.
-      ladder: of the loops' lengths; it learns from the rounds.
-    """
+    """As `Decoder.steps`; the ladder, of the loops' lengths, learns from it."""
     rest, (before, first, running) = int(num_rounds), _counted(state)
     if not first:
       self._left, self._at_work, self._made = 0, 0, set()
@@ -357,22 +332,16 @@ def compiled(
     ladder: the decoders.
     programs: of the longest, in pieces; a mesh must be in use, if there is one.
     params: as they were compiled for.
-    state: of the batch, its prompts read.
-    mesh: of the state.
-
-  Raises:
-    ValueError: on a mesh of several processes: each would choose by its own
-      clock, and they would wait for each other forever.
+    state: of the batch, after prefill.
+    mesh: of the state, in one process: several would choose by their own
+      clocks, and wait for each other forever.
   """
-  devices = () if mesh is None else mesh.devices.flat
-  if any(d.process_index != jax.process_index() for d in devices):
-    raise ValueError("draft lengths are chosen in one process")
   loops = {
     length: programs.loop
     if one is ladder.longest
     else compilation.compile_loop(
       (MeshDecoder.of(one, mesh=mesh) if mesh else one).steps,
-      programs, params,
+      params, programs.state, programs.formats, (compilation.ROUNDS,),
     )
     for length, one in ladder.decoders.items()
   }  # fmt: skip
@@ -393,9 +362,8 @@ def measured(
   Args:
     loops: compiled, by length.
     params: parameters of both models.
-    state: with room for the tokens of a few rounds. It is copied, and for that
-      time held twice in memory.
-    copy: makes the copies, in the memory layout that the loops want.
+    state: with room for the tokens of a few rounds; held twice for that time.
+    copy: copies it, in the memory layout that the loops want.
   """
   first = int(state.num_steps)
   timings: list[dict[int, float]] = []

@@ -16,6 +16,7 @@ import numpy as np
 
 from specjax import decode, random, rows
 from specjax.exact import rounds, samples
+from specjax.exact.samples import Nodes
 from specjax.state import DecodeState
 from specjax.tree import Form
 from specjax.types import Draft, Drafter, LanguageModel, Params
@@ -29,8 +30,8 @@ class DrafterCheck:
   Attributes:
     method: "exact": every draft that it may draw was enumerated. "sampled": its
       tokens were drawn often and held against its laws; whether what was drawn
-      decides on the form of the tree is then not known. "certain": it draws
-      nothing.
+      decides on the form of the tree is then not known. "deterministic": it
+      draws nothing.
     num_drafts: drafts enumerated or drawn.
     error: the largest difference of a law from what was drawn from it; 0 if
       sampled.
@@ -68,7 +69,7 @@ def check_drafter(
     that the loop verifies the draft with, whatever the nodes before drew, and
     whatever the round before emitted, by such tests too.
   - The mask of a node, and its parent, are decided before the first token of
-    its family is drawn (of certain drafts they may be decided by anything).
+    its family is drawn (of deterministic drafts by anything).
   - A row's draft depends on that row alone, and on nothing stale: neither on
     tokens from `length` on nor on the target's slots from `length - 1` on.
   - Its state's row axes are as it declares.
@@ -139,27 +140,22 @@ def check_drafter(
   alone = pick(state, np.array([0]))
   if draft.log_probs is None:
     return DrafterCheck(
-      method="certain", num_drafts=len(prompts), error=0.0, p_value=None
+      method="deterministic", num_drafts=len(prompts), error=0.0, p_value=None
     )
-  seen = _Nodes.of(draft)
+  seen = Nodes.of(draft)
   _check_sums(seen)
   _check_families(drafter, seen)
-  _check_duplicates(drafter, seen)
   many = rows.pick(axes, alone, np.zeros(num_samples, int))
   many = dataclasses.replace(
     many, keys=random.row_keys(key, jnp.arange(num_samples))
   )
-  sampled = draft_of(params, many)
-
-  @jax.jit
-  def again(params, state):
-    state, info = decoder.step(params, state)
-    return info.tokens[:, 0], decoder.propose(params, state)[0]
+  sampled = Nodes.of(draft_of(params, many))
 
   asked = rounds.asked(decoder, params, alone)
   enumerable = vocab_size ** len(asked) <= max_drafts
   # What it draws otherwise is seen by sampling alone.
-  enumerable &= _rest_is_certain(seen, asked)
+  others = seen.drawn & ~np.isin(np.arange(seen.drawn.shape[1]), asked)
+  enumerable &= bool((seen.token_probs()[others] == 1).all())
   if asked and enumerable and not drafter.siblings.with_noise:
     every = rounds.drafts(decoder, params, alone)
     checked = DrafterCheck(
@@ -169,8 +165,8 @@ def check_drafter(
       p_value=None,
     )
   else:
-    _check_sums(_Nodes.of(sampled))
-    _check_duplicates(drafter, _Nodes.of(sampled))
+    _check_sums(sampled)
+    _check_families(drafter, sampled)
     checked = DrafterCheck(
       method="sampled",
       num_drafts=num_samples,
@@ -178,7 +174,9 @@ def check_drafter(
       p_value=samples.check_nodes(sampled),
     )
     samples.check_pairs(sampled)
-    samples.check_rounds(*again(params, many))
+    after, info = jax.jit(decoder.step)(params, many)
+    later = Nodes.of(draft_of(params, after))
+    samples.check_rounds(np.asarray(info.tokens[:, 0]), later)
   samples.check_coins(many, sampled)
   return checked
 
@@ -188,13 +186,7 @@ def _check_axes(decoder: decode.Decoder, state: DecodeState) -> None:
   count, drafter = len(state.length), decoder.drafter
   leaves = jax.tree.leaves(state.drafter_state)
   kind: Any = jax.tree.structure(state.drafter_state)
-  try:
-    axes = kind.flatten_up_to(drafter.row_axes(state.drafter_state))
-  except ValueError as error:
-    raise ValueError(
-      f"row_axes of drafter {drafter.name!r} must have the structure of its "
-      f"state, got another: {error}"
-    ) from error
+  axes = kind.flatten_up_to(drafter.row_axes(state.drafter_state))
   for leaf, axis in zip(leaves, axes, strict=True):
     if axis is not None and (leaf.ndim <= axis or leaf.shape[axis] != count):
       raise ValueError(
@@ -224,57 +216,25 @@ def _scrambled(decoder: decode.Decoder, state: DecodeState) -> DecodeState:
   )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Nodes:
-  """The nodes of R drafts, arrays of NumPy with R rows.
-
-  Attributes:
-    tokens: `int[R, N + 1]`.
-    laws: `f64[R, N + 1, V]`, probabilities.
-    present, parents, depth: as in `specjax.tree.Topology`.
-    paths: `int[R, N + 1, G + 1]`.
-    drawn: `bool[R, N + 1]`: there, and not the root.
-  """
-
-  tokens: np.ndarray
-  laws: np.ndarray
-  present: np.ndarray
-  parents: np.ndarray
-  depth: np.ndarray
-  paths: np.ndarray
-  drawn: np.ndarray
-
-  @classmethod
-  def of(cls, draft: Draft) -> "_Nodes":
-    nodes, form = draft.tree.num_nodes, draft.topology()
-    whole = lambda x: np.broadcast_to(x, (len(draft.tokens), *x.shape[1:]))
-    present = whole(form.present)[:, :nodes]
-    return cls(
-      tokens=np.asarray(draft.tokens)[:, :nodes],
-      laws=np.exp(np.asarray(draft.log_probs, np.float64)),
-      present=present,
-      parents=whole(form.parents)[:, :nodes],
-      depth=whole(form.depth)[:, :nodes],
-      paths=whole(form.paths),
-      drawn=present & (np.arange(nodes) > 0),
-    )
-
-
 def _check_same(draft: Draft, other: Draft, looked_at: str) -> None:
   """Raises ValueError unless two drafts are equal at unmasked nodes."""
   present = np.asarray(draft.topology().present)
   same = np.array_equal(present, other.topology().present)
   same &= bool((np.asarray(draft.tokens == other.tokens) | ~present).all())
   if draft.log_probs is not None:
-    mine, theirs = _Nodes.of(draft), _Nodes.of(other)
-    apart = np.abs(mine.laws - theirs.laws).max(axis=-1)
-    same &= bool((apart[mine.drawn] < 1e-5).all())
+    mine, theirs = Nodes.of(draft), Nodes.of(other)
+    same &= _distance(mine.laws[mine.drawn], theirs.laws[mine.drawn]) < 1e-5
   if not same:
     raise ValueError(f"the draft depends on {looked_at}")
 
 
-def _check_sums(seen: _Nodes) -> None:
-  """Raises ValueError unless what tokens were drawn from are laws."""
+def _distance(laws: np.ndarray, others: np.ndarray) -> float:
+  """The largest difference of any two entries; 0 if there are none."""
+  return float(np.abs(laws - others).max(initial=0))
+
+
+def _check_sums(seen: Nodes) -> None:
+  """Raises ValueError unless what tokens were drawn from are distributions."""
   mass = seen.laws.sum(axis=-1)[seen.drawn]
   if not (np.abs(mass - 1) < 1e-4).all():
     worst = mass[np.argmax(np.abs(mass - 1))]
@@ -284,79 +244,58 @@ def _check_sums(seen: _Nodes) -> None:
     )
 
 
-def _check_families(drafter: Drafter, seen: _Nodes) -> None:
-  """Raises ValueError unless independent siblings share one law."""
-  if not drafter.siblings.independent:
-    return
-  family = seen.parents[:, :, None] == seen.parents[:, None]
-  family &= seen.drawn[:, :, None] & seen.drawn[:, None]
-  apart = np.abs(seen.laws[:, :, None] - seen.laws[:, None]).max(axis=-1)
-  if (apart[family] > 1e-5).any():
-    raise ValueError(
-      f"siblings of drafter {drafter.name!r} are drawn from laws that differ "
-      f"by {apart[family].max():.3g}: they are 'given', not "
-      f"{drafter.siblings.name!r}"
-    )
-
-
-def _check_duplicates(
-  drafter: Drafter, seen: _Nodes, possible: np.ndarray | None = None
+def _check_families(
+  drafter: Drafter, seen: Nodes, possible: np.ndarray | bool = True
 ) -> None:
-  """Raises ValueError unless nodes of equal paths have equal children.
+  """Raises ValueError unless rules may merge nodes of equal paths.
 
-  Nothing is asked of siblings that are not independent, and of drafts `bool[R]`
-  that are not possible.
+  Independent siblings have one distribution, below all nodes of one path, and
+  all of these have children or none; in drafts `bool[R]` that are possible.
   """
   tree = drafter.tree
-  if not drafter.siblings.independent or tree.max_children < 2:
+  if not drafter.siblings.independent:
     return
   text = np.take_along_axis(seen.tokens[:, None], seen.paths, axis=-1)
   inside = np.arange(text.shape[-1]) <= seen.depth[..., None]
   text = np.where(inside, text, -1)  # [R, N + 1, G + 1]
+  above = np.take_along_axis(text, seen.parents[..., None], axis=1)
   nodes = np.arange(tree.num_nodes)
   below = (seen.parents[:, None] == nodes[:, None]) & seen.drawn[:, None]
-  some, first = below.any(axis=-1), below.argmax(axis=-1)  # [R, N + 1]
+  some = below.any(axis=-1)
   for one, other in itertools.combinations(nodes, 2):
-    twins = seen.present[:, one] & seen.present[:, other]
-    twins &= (text[:, one] == text[:, other]).all(axis=-1)
-    twins &= True if possible is None else possible
+    equal = (text[:, one] == text[:, other]).all(axis=-1) & possible
+    equal &= seen.present[:, one] & seen.present[:, other]
     # Where a form leaves no room for children, that was not decided.
     room = tree.form is Form.FREE or (
       tree.children[one] and tree.children[other]
     )
-    if room and (some[twins, one] != some[twins, other]).any():
+    if room and (some[equal, one] != some[equal, other]).any():
       raise ValueError(
         f"whether node {one} has children differs from node {other}, whose "
         "path says the same: independent siblings are there, or not, by what "
         "stands above them"
       )
-    both = np.flatnonzero(twins & some[:, one] & some[:, other])
-    mine, theirs = (seen.laws[both, first[both, n]] for n in (one, other))
-    apart = np.abs(mine - theirs).max(initial=0)
+    family = (above[:, one] == above[:, other]).all(axis=-1) & possible
+    family &= seen.drawn[:, one] & seen.drawn[:, other]
+    apart = _distance(seen.laws[family, one], seen.laws[family, other])
     if apart > 1e-5:
       raise ValueError(
-        f"children of nodes {one} and {other}, whose paths say the same, are "
-        f"drawn from laws that differ by {apart:.3g}: siblings that are no "
-        "independent draws from one law are 'given'"
+        f"nodes {one} and {other}, below equal paths, are drawn from laws that "
+        f"differ by {apart:.3g}: they are 'given', not "
+        f"{drafter.siblings.name!r}"
       )
 
 
-def _rest_is_certain(seen: _Nodes, asked: list[int]) -> bool:
-  """True if every node but `asked` holds a token of probability one."""
-  others = seen.drawn & ~np.isin(np.arange(seen.drawn.shape[1]), asked)
-  mass = np.take_along_axis(seen.laws, seen.tokens[..., None], axis=-1)
-  return bool((mass[..., 0][others] == 1).all())
-
-
 def _check_laws(drafter: Drafter, every: rounds.Drafts) -> float:
-  """The largest error of a law.
+  """The largest error of a distribution.
 
-  Raises ValueError unless laws and forms are what was drawn, and when.
+  Raises ValueError unless distributions and forms are what was drawn, and when.
   """
-  seen, tree = _Nodes.of(every.draft), drafter.tree
+  seen, tree = Nodes.of(every.draft), drafter.tree
   possible = every.probs > 0
   _check_sums(seen)
-  _check_duplicates(drafter, seen, possible)
+  _check_families(drafter, seen, possible)
+  sure = seen.token_probs() == 1
   worst = 0.0
 
   def known(first, here):  # what the draws before one drew
@@ -366,27 +305,26 @@ def _check_laws(drafter: Drafter, every: rounds.Drafts) -> float:
   for node in range(1, tree.num_nodes):
     here = seen.present[:, node] & possible
     tokens, laws = seen.tokens[:, node], seen.laws[:, node]
-    if not here.any():
-      continue
     if node not in every.drawn:
-      sure = laws[here, tokens[here]]
-      if (sure != 1).any():
+      if not sure[here, node].all():
         raise ValueError(
-          f"node {node} was not drawn, so it is certain, but its law gives its "
-          f"token {sure.min():.3g}"
+          f"node {node} was not drawn, and its law is no point mass"
         )
       continue
     call, drawn_from = every.drawn[node]
-    aside = here & _put_aside(laws, tokens, drawn_from)
+    # Where a drawn token was replaced by a deterministic one.
+    aside = here & sure[:, node]
+    aside &= np.abs(laws - drawn_from).max(axis=-1) >= 1e-5
     given = np.where(aside, tokens, -1)[here, None]
     if aside.any() and not _follows(given, known(call, here)):
       raise ValueError(
-        f"node {node} was drawn, and its law says that its token is certain"
+        f"node {node} was drawn, and its law says that its token is "
+        "deterministic"
       )
     here = here & ~aside
     if (tokens[here] != every.table[here, node]).any():
       raise ValueError(f"node {node} is not the token that was drawn for it")
-    error = float(np.abs(laws[here] - drawn_from[here]).max(initial=0))
+    error = _distance(laws[here], drawn_from[here])
     worst = max(worst, error)
     if not error < 1e-5:
       raise ValueError(
@@ -406,12 +344,6 @@ def _check_laws(drafter: Drafter, every: rounds.Drafts) -> float:
         "drawn with it or after it"
       )
   return worst
-
-
-def _put_aside(laws: np.ndarray, tokens: np.ndarray, drawn_from: np.ndarray):
-  """`bool[n]`, where a drawn token was replaced by a deterministic one."""
-  sure = laws[np.arange(len(laws)), tokens] == 1
-  return sure & (np.abs(laws - drawn_from).max(axis=-1) >= 1e-5)
 
 
 def _follows(rows: np.ndarray, known: np.ndarray) -> bool:

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.siblings import IID, Siblings, laws_of_tokens
-from specjax.tree import Tree, fixed_topology
+from specjax.tree import Tree
 from specjax.types import Draft, Rule
 
 # A law for every context: `(tokens so far) -> probabilities[V]`.
@@ -145,14 +145,9 @@ def block_law(
     lambda x: np.asarray(x, np.float64),
     _evaluate(rule, batch, jnp.asarray(log_target, dtype)),
   )
-  fixed = fixed_topology(tree)
-  whole = lambda x: np.broadcast_to(x, (len(tokens), *x.shape[1:]))
   return block_law_of(
     probs=probs,
-    tokens=tokens,
-    paths=whole(fixed.paths),
-    depth=whole(fixed.depth),
-    num_children=whole(fixed.num_children),
+    draft=batch,
     node_probs=node_probs,
     next_laws=next_laws,
     distance=distance,
@@ -163,10 +158,7 @@ def block_law(
 def block_law_of(
   *,
   probs: np.ndarray,
-  tokens: np.ndarray,
-  paths: np.ndarray,
-  depth: np.ndarray,
-  num_children: np.ndarray,
+  draft: Draft,
   node_probs: np.ndarray,
   next_laws: np.ndarray,
   distance: np.ndarray | None,
@@ -176,8 +168,7 @@ def block_law_of(
 
   Args:
     probs: `f64[R]`, the probability of each draft.
-    tokens: `int[R, F]`.
-    paths, depth, num_children: see `specjax.tree.Topology`; R rows.
+    draft: R drafts.
     node_probs: `f64[R, N + 1]`.
     next_laws: `f64[N + 1, R, V]`, the law of the token after each node.
     distance: `f64[R, N + 1]`, as the rule reports it, or None.
@@ -187,6 +178,11 @@ def block_law_of(
     The `BlockLaw`.
   """
   vocab, deepest = next_laws.shape[-1], len(target) - 1
+  tokens, form = np.asarray(draft.tokens), draft.topology()
+  paths, depth, num_children = (
+    np.broadcast_to(x, (len(tokens), *x.shape[1:]))
+    for x in (form.paths, form.depth, form.num_children)
+  )
   emitted = [np.zeros((vocab,) * (g + 1)) for g in range(deepest + 1)]
   rejections = 0.0
   for node in range(node_probs.shape[1]):

@@ -159,23 +159,16 @@ def round_law(
       jnp.arange(decoder.drafter.tree.num_nodes),
     )
     after = jnp.swapaxes(after, 0, 1)  # rows first
-    form = round_.topology
-    whole = lambda x: jnp.broadcast_to(x, (count, *x.shape[1:]))
-    return round_.draft, (
-      (said.node_probs, after, said.total_variation),
-      {n: whole(getattr(form, n)) for n in ("paths", "depth", "num_children")},
-    )
+    return round_.draft, (said.node_probs, after, said.total_variation)
 
   every = drafts(decoder, params, state, propose)
-  laws, form = every.outputs
   node_probs, next_laws, distance = jax.tree.map(
-    lambda x: np.asarray(x, np.float64), laws
+    lambda x: np.asarray(x, np.float64), every.outputs
   )
   target = target_laws(decoder, params, state)
   law = block_law_of(
     probs=every.probs,
-    tokens=np.asarray(every.draft.tokens),
-    **form,
+    draft=every.draft,
     node_probs=node_probs,
     next_laws=np.swapaxes(next_laws, 0, 1),
     distance=distance,

@@ -5,6 +5,9 @@ of the loop's own coins, of an earlier node, or of the round before. If two
 draws share a coin, each follows its law, and the text not the target's.
 """
 
+import dataclasses
+from collections.abc import Iterator
+
 import jax.numpy as jnp
 import numpy as np
 from scipy import special
@@ -17,44 +20,86 @@ _ALPHA = 1e-6
 _BINS = 4  # outcomes are put into so many
 
 
-def check_nodes(draft: Draft) -> float:
-  """Raises ValueError unless every node is drawn from the law that it has.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Nodes:
+  """The nodes of R drafts, arrays of NumPy with R rows.
 
-  Args:
-    draft: R drafts.
+  Attributes:
+    tokens: `int[R, N + 1]`.
+    laws: `f64[R, N + 1, V]`, probabilities.
+    present, parents, depth: as in `specjax.tree.Topology`, `[R, N + 1]`.
+    paths: `int[R, N + 1, G + 1]`.
+    drawn: `bool[R, N + 1]`: there, and not the root.
+  """
 
-  Returns:
-    The least p-value of the nodes.
+  tokens: np.ndarray
+  laws: np.ndarray
+  present: np.ndarray
+  parents: np.ndarray
+  depth: np.ndarray
+  paths: np.ndarray
+  drawn: np.ndarray
+
+  @classmethod
+  def of(cls, draft: Draft) -> "Nodes":
+    """The nodes of a draft; none that a mask leaves out counts as drawn."""
+    nodes, form = draft.tree.num_nodes, draft.topology()
+    whole = lambda x: np.broadcast_to(x, (len(draft.tokens), *x.shape[1:]))
+    present = whole(form.present)[:, :nodes]
+    return cls(
+      tokens=np.asarray(draft.tokens)[:, :nodes],
+      laws=np.exp(np.asarray(draft.log_probs, np.float64)),
+      present=present,
+      parents=whole(form.parents)[:, :nodes],
+      depth=whole(form.depth)[:, :nodes],
+      paths=whole(form.paths),
+      drawn=present & (np.arange(nodes) > 0),
+    )
+
+  def token_probs(self) -> np.ndarray:
+    """`f64[R, N + 1]`, of each token in its own distribution."""
+    each = np.take_along_axis(self.laws, self.tokens[..., None], axis=-1)
+    return each[..., 0]
+
+  def each(self, first: int = 1) -> Iterator[tuple[int, tuple]]:
+    """From a node on, its number, and its laws, tokens and mask of drafts."""
+    for node in range(first, self.tokens.shape[1]):
+      of = self.laws[:, node], self.tokens[:, node], self.present[:, node]
+      yield node, of
+
+
+def check_nodes(draft: Nodes) -> float:
+  """The least p-value of the nodes' tokens in their distributions.
+
+  Raises:
+    ValueError: if a node is not drawn from the distribution that it has.
   """
   least = 1.0
-  for node, here, laws, tokens in _nodes(draft):
-    if (laws[here, tokens[here]] == 0).any():
-      raise ValueError(f"node {node} drew a token that its law gives nothing")
-    p_value, said = _test(laws, tokens, here)
+  impossible = (draft.token_probs() == 0) & draft.drawn
+  for node, of in draft.each():
+    p_value, said = _test(*of)
     least = min(least, p_value)
-    if p_value < _ALPHA:
+    if p_value < _ALPHA or impossible[:, node].any():
       raise ValueError(
         f"node {node} is not drawn from the law that the draft says: {said}"
       )
   return least
 
 
-def check_pairs(draft: Draft) -> None:
+def check_pairs(draft: Nodes) -> None:
   """Raises ValueError if a node is drawn with a coin of a node before it."""
-  tokens = np.asarray(draft.tokens)
-  present = np.broadcast_to(draft.topology().present, tokens.shape)
-  for before in range(1, draft.tree.num_nodes - 1):
-    outcome = np.where(present[:, before], tokens[:, before] % _BINS, -1)
+  outcome = np.where(draft.present, draft.tokens % _BINS, -1)
+  for before in range(1, outcome.shape[1] - 1):
     _check_given(
       draft,
-      outcome,
+      outcome[:, before],
       f"is drawn with a coin of node {before}: each needs its own, as "
       "Context.draw has it",
       first=before + 1,
     )
 
 
-def check_coins(many: DecodeState, draft: Draft) -> None:
+def check_coins(many: DecodeState, draft: Nodes) -> None:
   """Raises ValueError if what was drawn depends on coins of the loop's own.
 
   Args:
@@ -73,7 +118,7 @@ def check_coins(many: DecodeState, draft: Draft) -> None:
     )
 
 
-def check_rounds(emitted: np.ndarray, draft: Draft) -> None:
+def check_rounds(emitted: np.ndarray, draft: Nodes) -> None:
   """Raises ValueError if a draft is drawn with coins of the round before.
 
   Args:
@@ -82,34 +127,25 @@ def check_rounds(emitted: np.ndarray, draft: Draft) -> None:
   """
   _check_given(
     draft,
-    np.asarray(emitted) % _BINS,
+    emitted % _BINS,
     "is drawn with a coin of the round before, of which the text knows: "
     "Context.keys are new in every round, row_keys are not",
   )
 
 
 def _check_given(
-  draft: Draft, outcome: np.ndarray, words: str, *, first: int = 1
+  draft: Nodes, outcome: np.ndarray, words: str, *, first: int = 1
 ) -> None:
   """Raises ValueError unless nodes follow their laws for each outcome.
 
   `outcome`, `int[R]`, has been decided elsewhere; `words` say what is so if
   nodes from `first` on do not follow.
   """
-  for node, here, laws, tokens in _nodes(draft, first):
+  for node, (laws, tokens, here) in draft.each(first):
     for part in np.unique(outcome):
       p_value, said = _test(laws, tokens, here & (outcome == part))
       if p_value < _ALPHA:
         raise ValueError(f"node {node} {words} ({said})")
-
-
-def _nodes(draft: Draft, first: int = 1):
-  """Each node's number, mask of drafts, laws `f64[R, V]` and tokens."""
-  tokens, log_probs = np.asarray(draft.tokens), np.asarray(draft.log_probs)
-  present = np.broadcast_to(draft.topology().present, tokens.shape)
-  for node in range(first, draft.tree.num_nodes):
-    laws = np.exp(np.asarray(log_probs[:, node], np.float64))
-    yield node, present[:, node], laws, tokens[:, node]
 
 
 def _test(

@@ -61,10 +61,8 @@ class _Walk:
   """Debts, shares and scores of every node; I of the N + 1 have children.
 
   Attributes:
-    owed: `f32[B, N + 1]`, v.
-    share: `f32[B, N + 1]`.
-    scores: by level `f32[B, nodes, bins + 1]`, the cumulated distribution of
-      each node's score.
+    owed, share: `f32[B, N + 1]`, v and share.
+    scores: by level `f32[B, nodes, bins + 1]`, cumulated distributions.
     taken: `f32[B, I, C]`, the v that a child of each type has.
     left: `f32[B, I]`, S.
   """
@@ -134,10 +132,7 @@ def verify(
 
 
 def _walk_down(tree: Tree, types: RatioTypes, parts: Array, bins: int) -> _Walk:
-  """Hands scores out, from the root to the leaves.
-
-  `parts` are `f32[B, N, C]`, of which types each drafted token is.
-  """
+  """Hands scores out from the root on; `parts` are of tokens, `[B, N, C]`."""
   batch, dtype = len(parts), parts.dtype
   edges = np.linspace(0, 1, bins + 1) ** len(tree.children[0])
   scores = [jnp.broadcast_to(jnp.asarray(edges, dtype), (batch, 1, len(edges)))]
@@ -192,10 +187,7 @@ def _residual(owed: Array, target: Array, spent: Array) -> Array:
 
 
 def _absorbed(parts: Array, shared: Array, within: Array) -> Array:
-  """The cumulated distribution `f32[..., bins + 1]` of a token's score.
-
-  `parts` are `f32[..., C]`, `shared` is of `mixture`, `within` of the `Node`.
-  """
+  """The cumulated distribution `f32[..., bins + 1]` of a token's score."""
   places = _dot(parts[..., None, :], shared)
   total = _dot(places, within)[..., 0, :]
   return jnp.minimum(total / total[..., -1:], 1)
@@ -204,11 +196,7 @@ def _absorbed(parts: Array, shared: Array, within: Array) -> Array:
 def _of_one_child(
   scores: Array, weights: Array, counts: np.ndarray
 ) -> tuple[Array, Array]:
-  """The distribution of one child's score, of which the node's is the largest.
-
-  Scores are `f32[B, n, bins + 1]`, cumulated, weights `f32[B, n, bins]`, of
-  nodes with so many children; both are returned of a child.
-  """
+  """A child's scores `f32[B, n, bins + 1]` and weights, from its node's."""
   if (counts == 1).all():
     return scores, weights
   one = scores ** jnp.asarray(1 / counts[:, None], scores.dtype)
@@ -224,8 +212,7 @@ def _of_one_child(
 def _selected(tree: Tree, scores: tuple[Array, ...]) -> Array:
   """The probability that each leaf has the largest score, `f32[B, leaves]`.
 
-  Ties within a bin are broken evenly, between the children of a node: which of
-  them is the largest is decided level by level.
+  Ties within a bin are broken evenly, between the children of a node.
   """
   levels = tree.levels
   cdfs = list(scores)
@@ -287,11 +274,7 @@ def _beats_others(cdfs: Array) -> Array:
 
 
 def _deepest(tree: Tree, selected: Array, passes: Array) -> Array:
-  """The probability `f32[B, N + 1]` that each node is the deepest accepted one.
-
-  Leaves are selected with `f32[B, leaves]`, nodes pass their own test with
-  `f32[B, N + 1]`; of the selected path the deepest that passes is accepted.
-  """
+  """`node_probs`: of the selected leaf's path the deepest that passes."""
   leaves = np.array([n for n in range(tree.num_nodes) if not tree.children[n]])
   paths = tree.paths[leaves]  # [leaves, G + 1]
   real = np.arange(tree.max_depth + 1) <= tree.depth[leaves, None]
@@ -305,10 +288,7 @@ def _deepest(tree: Tree, selected: Array, passes: Array) -> Array:
 
 
 def check(tree: Tree, siblings: Siblings) -> None:
-  """Raises ValueError unless siblings are independent, and all there.
-
-  A single path may end early: then nothing is selected.
-  """
+  """Raises ValueError unless siblings are independent, and all there."""
   requirements.independent("block_transport", tree, siblings)
   if not tree.is_chain:
     requirements.form("block_transport", tree, Form.FIXED)

@@ -15,21 +15,12 @@ for every x. That is the Pareto front of Yin et al. (NeurIPS 2024, Theorem 5).
 On it are `ensemble`, `lenient`, `fuzzy`, `cactus`, and cascades that choose
 between p and q; `cascade_token` and `contrastive` need not be.
 
-Every rule of a single path that accepts x ~ p with probability b(x) and draws
-from P after a rejection has such a distribution, `A = b p + Z P`, and against
-it the token rule accepts `sum min(p, A) >= sum b p`: no less.
-
 Each rule below is its distribution, `pi(q, p, parameters)`, of probabilities
-`f[..., V]` and before it is normalized; `base` is the lossless rule that
-verifies against it, of `BASES`: what is drafted, and how siblings are drawn, is
-that rule's. The distance reported at a node is TV(pi, q) there. All siblings of
-a node are of one draft distribution, the eldest's: where several are
-deterministic there is none, and they are refused.
-
-Where nothing is drafted, after the last token of a path too, there is no p; the
-token that comes there follows q. Distributions are those after the warp: at
-temperature 0 they are deterministic, and what compares their largest entries
-sees equal ones.
+`f[..., V]` and before it is normalized; `base`, of `BASES`, is the lossless
+rule that verifies against it. The distance reported at a node is TV(pi, q)
+there. Siblings share one draft distribution, the first one's; where nothing is
+drafted, the token follows q. Distributions are those after the warp: at
+temperature 0 they are point masses.
 """
 
 import dataclasses
@@ -51,15 +42,8 @@ from specjax.types import Draft, Rule, Verification
 LawFn = Callable[..., Array]
 
 BASES: dict[str, Rule] = {
-  rule.name: rule
-  for rule in (
-    token.RULE,
-    block.RULE,
-    recursive.RULE,
-    traversal.RULE,
-    kseq.RULE,
-    transport.RULE,
-  )
+  module.RULE.name: module.RULE
+  for module in (token, block, recursive, traversal, kseq, transport)
 }
 
 RULES: dict[str, Callable[..., Rule]] = {}
@@ -85,12 +69,11 @@ def _rule(**ranges: tuple[str, Callable[[Any], bool]]):
       law_of = functools.partial(law, **parameters)
       return relaxed(law.__name__, law_of, base)
 
+    # As it is called: the law's own parameters by name, and the base.
     _, _, *own = inspect.signature(law).parameters.values()
-    named = inspect.Parameter.KEYWORD_ONLY
-    known = [one.replace(kind=named) for one in own]
-    known.append(
-      inspect.Parameter("base", named, default="token", annotation=str)
-    )
+    by_name = inspect.Parameter.KEYWORD_ONLY
+    base = inspect.Parameter("base", by_name, default="token", annotation=str)
+    known = [*(one.replace(kind=by_name) for one in own), base]
     factory.__signature__ = inspect.Signature(known)  # type: ignore[attr-defined]
     factory.__annotations__ = {one.name: one.annotation for one in known}
     RULES[law.__name__] = factory
@@ -100,15 +83,7 @@ def _rule(**ranges: tuple[str, Callable[[Any], bool]]):
 
 
 def relaxed(name: str, law: LawFn, base: str = "token") -> Rule:
-  """The lossless rule `base` with the distribution pi for its target.
-
-  Args:
-    name: the rule's.
-    law: pi, of all nodes at once.
-    base: one of `BASES`.
-
-  Returns:
-    The `Rule`.
+  """The lossless rule `base` of BASES with the distribution pi for its target.
 
   Raises:
     ValueError: if there is no such base.
@@ -144,10 +119,9 @@ def known_target(
   """The distribution pi of the token after every node.
 
   Args:
-    law: pi.
-    draft: what was drafted; of a node's children the eldest unmasked one has
-      the draft's distribution p. Equal paths of independent siblings are one
-      text, and share their children.
+    law: pi, of all nodes at once.
+    draft: of a node's children the first unmasked one has the draft's
+      distribution p. Equal paths of independent siblings share their children.
     topology: its form.
     target_log_probs: `f32[B, N + 1, V]`, log q.
 
@@ -205,8 +179,7 @@ def lenient(target: Array, draft: Array, lenience: float = 0.5):
 
   Lenience of Leviathan et al. (2023, A.5) and DistillSpec (Zhou et al., ICLR
   2024), which accept with `min(1, q / (l p))`: no token is over 1/l times too
-  likely. This is the distribution of that test with the residual that is the
-  best for it; against it the token rule is that test.
+  likely. This is the distribution of that test with its best residual.
 
   Args:
     lenience: l in (0, 1]; 1 is lossless.
@@ -226,9 +199,8 @@ def fuzzy(target: Array, draft: Array, threshold: float = 0.1):
   """`pi = p` where `JS(p, q) <= T`, else q.
 
   Fuzzy speculative decoding (Holsman, Huang, Dhingra, Findings of ACL 2025)
-  with the Jensen-Shannon divergence. The paper decides by the divergence alone,
-  which refuses every token of a position above the threshold; the token rule
-  accepts `sum min(p, q)` of them, of the same distribution.
+  with the Jensen-Shannon divergence. Above the threshold the paper refuses
+  every token; the token rule accepts `sum min(p, q)` of them.
 
   Args:
     threshold: T in nats, at least 0; from log 2 on all that is drafted is
@@ -342,11 +314,8 @@ def cactus(target: Array, draft: Array, delta: float = 0.1):
             [p(x) - h(x)]_+ [c_x q(y) - p(y)]_+ / sum([c_x q - p]_+).
 
   No token that may be rejected is drawn after a rejection, so that the token
-  rule accepts against pi what Cactus does. And pi is on the front: the sum that
-  is divided by is `Z = sum [p - h]_+` or more (it is [p(x) - h(x)]_+ and what p
-  has above c_x q elsewhere, c_x q <= h), so the last sum is at most [q - p]_+.
-  It takes two sorts of V numbers: whether a term is there is a matter of the
-  order of c_x and p(y) / q(y).
+  rule accepts against pi what Cactus does. The sums take two sorts of V
+  numbers: whether a term is there depends on the order of c_x and p(y) / q(y).
 
   Args:
     delta: d in nats, at least 0; 0 is lossless.

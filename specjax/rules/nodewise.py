@@ -9,12 +9,9 @@ if none is. `verify_nodes` walks the tree with it:
 
 Independent siblings may carry equal tokens. Their paths are one hypothesis, and
 below it the children of all of them are i.i.d. draws from one distribution: the
-walk merges them, so that a node has as many candidates as paths survive. This
-is SpecTr's loop over surviving paths (Sun et al., NeurIPS 2023).
-
-Most nodes have one candidate, and are decided at once with arrays of one; the
-others one after the other, as many as there are (under `jax.vmap`, as many as
-there could be: the results are the same, the saving is lost).
+walk merges them, as SpecTr's loop over surviving paths does (Sun et al.,
+NeurIPS 2023). Nodes with one candidate are decided at once, with arrays of one,
+the others one after the other.
 """
 
 import dataclasses
@@ -103,9 +100,8 @@ def verify_nodes(
 
   Args:
     decide: the decision at one node.
-    merge: whether equal paths of independent siblings are one hypothesis. If
-      not, the walk stays on the subtree of the very sibling it accepted. So it
-      does where the tree's form is `FREE`.
+    merge: whether equal paths of independent siblings are one hypothesis, or
+      the walk stays below the very sibling it accepted, as in `FREE` trees.
     with_laws: whether `decide` looks at the draft's distributions; if not, it
       is given distributions without any mass, `f32[1, V]`.
 
@@ -141,17 +137,11 @@ def verify_nodes(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Walk:
-  """The distributions and form of a draft, for both ways of walking its tree.
+  """A draft, for both ways of walking its tree; `Decision` by `decide`.
 
-  Attributes:
-    decide: the decision at one node.
-    tree: the tree.
-    topology: the tree's parents and children.
-    tokens: `i32[B, N + 1]`.
-    target: `f32[B, N + 1, V]`, the target's distributions.
-    laws: `f32[B, N + 1, V]`, the distribution each token was drawn
-      from; None if it is not looked at.
-    shared: whether all candidates of a node are given one distribution.
+  Arrays are `i32[B, N + 1]` and `f32[B, N + 1, V]`. `laws`, which tokens were
+  drawn from, are None if they are not looked at; `shared`: the candidates of a
+  node have one.
   """
 
   decide: DecideFn
@@ -169,17 +159,11 @@ class _Walk:
     valid: Array,
     source: np.ndarray | Array | None = None,
   ) -> Decision:
-    """Decides at I nodes of every row.
+    """Decisions `[B, I, ...]` at nodes `int[I]`, static, or `i32[B, I]`.
 
-    Args:
-      nodes: `int[I]`, static, or `i32[B, I]`.
-      slots: `int[I, C]` or `i32[B, I, C]`, the candidates of each.
-      valid: `bool[B, I, C]`.
-      source: `int[I]` or `i32[B, I]`, the node whose distribution a shared one
-        is; by default the first valid candidate.
-
-    Returns:
-      Decisions `[B, I, ...]`.
+    Their candidates are `slots`, `int[I, C]` or `i32[B, I, C]`, where `valid`,
+    `bool[B, I, C]`. A shared distribution is that of node `source`, by default
+    the first valid candidate.
     """
     target = node_rows(self.target, nodes)
     if self.laws is None:
@@ -194,11 +178,7 @@ class _Walk:
     )
 
   def after(self, node: Array, slots: Array, valid: Array) -> Array:
-    """The next token's distribution after a node of every row, `f32[B, V]`.
-
-    Its candidates are `slots[B, C]`; where it has none, the target's own
-    distribution.
-    """
+    """The distribution `f32[B, V]` after nodes with candidates `[B, C]`."""
     rest = self.at(node[:, None], slots[:, None], valid[:, None])
     return jnp.where(
       valid.any(axis=1, keepdims=True),
@@ -344,11 +324,7 @@ def _verify_merged(walk: _Walk) -> Verification:
 def _decide_merged(
   walk: _Walk, slots: np.ndarray, valid: Array
 ) -> tuple[Array, Array | None]:
-  """Decides at nodes with one candidate at once, at others one by one.
-
-  Returns acceptances `f32[B, N + 1, C]`, and a lossy rule's distances
-  `f32[B, N + 1]`.
-  """
+  """Acceptances `f32[B, N + 1, C]`, and a lossy rule's distances."""
   children = walk.tree.children
   inner = np.flatnonzero([bool(c) for c in children]).astype(np.int32)
   child = np.array([children[n][0] for n in inner], np.int32)
@@ -389,10 +365,7 @@ def _decide_merged(
 
 @functools.cache
 def _next_levels(tree: Tree) -> np.ndarray:
-  """`int[N + 1, C]`: where a merged node's candidates may be, the next level.
-
-  Padded with the root, which is nobody's.
-  """
+  """`int[N + 1, C]`: the next level of each inner node, padded with 0."""
   levels = [*tree.levels, ()]
   rows = [
     [*levels[depth + 1]] if children else []

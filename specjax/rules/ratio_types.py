@@ -27,9 +27,7 @@ from specjax.structs import struct
 _MOST_TOKENS = 32
 # Ratios of the usual number of types; of others, between these.
 _KNOTS = (0, 0.4, 0.7, 1, 1.3, 1.7, 2.4, 3.5, 6, 16)
-# Tokens that are summed at a time, and in how many parts.
-_CHUNK, _PARTS = 2048, 16
-_MOST_UNROLLED = 2
+_PARTS = 32
 
 
 @struct
@@ -96,61 +94,28 @@ def _beyond(
   """Sums over large V of `[q - z p]_+` at C knots, `f32[..., C]`, and of p.
 
   The mass of a type or a higher one is their difference over that of the knots.
-  A chunk of the vocabulary at a time stays in the cache, and its exponentials
-  are carried: they would be taken anew for every knot.
   """
-  size = target_log_probs.shape[-1]
-  chunk = min(_CHUNK, size + -size % _PARTS)
-  pad = [(0, 0)] * (target_log_probs.ndim - 1) + [(0, -size % chunk)]
-  both = [
-    jnp.pad(x, pad, constant_values=-jnp.inf)
-    for x in (target_log_probs, draft_log_probs)
-  ]
-  count = both[0].shape[-1] // chunk
-  if count <= _MOST_UNROLLED:
-    target, draft = jax.lax.optimization_barrier(
-      tuple(jnp.exp(x) for x in both)
+  pad = [(0, 0)] * (target_log_probs.ndim - 1)
+  pad += [(0, -target_log_probs.shape[-1] % _PARTS)]
+  # Exponentials once, and not anew for every knot.
+  target, draft = jax.lax.optimization_barrier(
+    tuple(
+      jnp.exp(jnp.pad(x, pad, constant_values=-jnp.inf))
+      for x in (target_log_probs, draft_log_probs)
     )
-    few = lambda x: x.reshape(*x.shape[:-1], count * _PARTS, -1)
-    beyond = _beyond_of_chunk(few(target), few(draft), knots)
-    return beyond, _sum(draft)
-
-  def add(carry, index):
-    beyond, total, target, draft = carry
-    parts = lambda x: x.reshape(*x.shape[:-1], _PARTS, -1)
-    beyond += _beyond_of_chunk(parts(target), parts(draft), knots)
-    total += _sum(draft)
-    place = jnp.minimum(index, count - 1) * chunk
-    target, draft = (
-      jnp.exp(jax.lax.dynamic_slice_in_dim(x, place, chunk, axis=-1))
-      for x in both
-    )
-    return (beyond, total, target, draft), None
-
-  # The first turn adds nothing, the last takes nothing.
-  nothing = jnp.zeros_like(both[0][..., :chunk])
-  total = jnp.zeros_like(both[0][..., 0])
-  beyond = jnp.zeros((*total.shape, len(knots)), total.dtype)
-  start = (beyond, total, nothing, nothing)
-  sums, _ = jax.lax.scan(add, start, jnp.arange(count + 1))
-  return sums[0], sums[1]
-
-
-def _beyond_of_chunk(target: Array, draft: Array, knots: Array) -> Array:
-  """Sums of `[q - z p]_+` over `f32[..., parts, tokens]`: `f32[..., C]`."""
+  )
+  # Parts added up, and the rest a product with ones: faster on a CPU.
+  parts = [x.reshape(*x.shape[:-1], _PARTS, 1, -1) for x in (target, draft)]
   some = jnp.zeros((), target.dtype)
-  for part in range(target.shape[-2]):
-    here = [x[..., part, None, :] for x in (target, draft)]
+  for part in range(_PARTS):
+    here = [x[..., part, :, :] for x in parts]
     over = here[0] - knots[:, None] * here[1]
     # `jnp.maximum`, which keeps NaNs too, takes several instructions.
     some += jnp.where(over < 0, 0, over)
-  return _sum(some)
-
-
-def _sum(x: Array) -> Array:
-  """Sum over the last axis, as a product with ones: faster on a CPU."""
-  ones = jnp.ones_like(x, shape=x.shape[-1:])
-  return jnp.dot(x, ones, precision=jax.lax.Precision.HIGHEST)
+  total = lambda x: jnp.dot(
+    x, jnp.ones_like(x, shape=x.shape[-1:]), precision=jax.lax.Precision.HIGHEST
+  )
+  return total(some), total(draft)
 
 
 def _reached(target: Array, draft: Array, knots: Array) -> Iterator[Array]:

@@ -132,18 +132,7 @@ def verify_by(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Family:
-  """Every node's distribution and its children's.
-
-  Attributes:
-    settle_one: the debts at one node.
-    tree: the tree.
-    target: `f32[B, N + 1, V]`.
-    laws: `f32[B, N + 1, V]`, the distribution each node was drawn
-      from.
-    tokens: `i32[B, F]`.
-    slots: `int[1, N + 1, C]`, its children, static, or `i32[B, N + 1, C]`.
-    valid: `bool[B, N + 1, C]`, those that are there.
-  """
+  """All nodes and their children, `int[1 or B, N + 1, C]` where valid."""
 
   settle_one: SettleFn
   tree: Tree
@@ -218,10 +207,9 @@ def _post_order(tree: Tree) -> np.ndarray:
 
 
 def _tested_before(ancestors: Array | np.ndarray) -> Array:
-  """Entry (n, m) of `bool[B, n, n]`: whether m is tested before n (post-order).
+  """Whether m is tested before n, in post-order: `bool[B, n, m]`.
 
-  Below n everything is; of two nodes apart, the one on the branch of the
-  previous sibling, which has the smaller index.
+  All below n is; of two nodes apart, the one on the earlier sibling's branch.
   """
   nodes = ancestors.shape[1]
   beside = ancestors[:, :, None, :nodes] & ~ancestors[:, None, :, :nodes]

@@ -1,8 +1,4 @@
-"""Ahead-of-time compilation of prefill and the decoding loop.
-
-`specjax.runtime.engine` runs what is compiled here, and a plan for a pod reads
-it.
-"""
+"""Ahead-of-time compilation of prefill and the decoding loop."""
 
 import contextlib
 import dataclasses
@@ -23,6 +19,8 @@ from specjax.state import DecodeState
 _NOTHING: Mapping[str, Any] = {}
 _MAPS = pathlib.Path("/proc/self/maps")
 _MOST_MAPS = 25_000
+ROUNDS = jax.ShapeDtypeStruct((), jax.numpy.int32)
+"""Shape of the most rounds to make, which `Decoder.steps` takes."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -70,32 +68,25 @@ def compile_both(
       decoder's mesh, `(layers, rows, heads, slots, channels)`; rows are the
       decoder's to cut. None: over rows alone.
     in_pieces: whether the loop takes the most rounds to make, `i32[]`.
-    loop: in place of the decoder's own, one that takes `more` beside parameters
-      and a state, and returns something small beside the state.
-    more: arrays or their shapes.
+    loop, more: in place of the decoder's own, see `compile_loop`.
     compiled: compiles what was lowered.
   """
   state = jax.eval_shape(init, *arguments, **options)
-  of_params = jax.tree.map(lambda x: x.sharding, arguments[0])
   if isinstance(decoder, MeshDecoder):
-    here = NamedSharding(decoder.mesh, P())
     where = _shardings(cache_specs or (P(), P()), decoder, state)
   else:
-    here = jax.tree.leaves(of_params)[0]
+    here = jax.tree.leaves(arguments[0])[0].sharding
     where = jax.tree.map(lambda x: here, state)
   wanted = jax.tree.map(
     lambda x, s: Format(Layout.AUTO, s) if _has_layout(x) else s, state, where
   )
   run: Callable[..., Any] = loop or decoder.generate
   if in_pieces:
-    run, more = decoder.steps, (jax.ShapeDtypeStruct((), jax.numpy.int32),)
-  with without_call_stacks():
-    lowered = jax.jit(
-      run, donate_argnums=1,
-      in_shardings=(of_params, wanted, *(here for _ in more)),
-      out_shardings=wanted if loop is None else (wanted, here),
-    ).lower(arguments[0], state, *more)  # fmt: skip
-  compiled_loop = compiled(lowered)
+    run, more = decoder.steps, (ROUNDS,)
+  compiled_loop = compile_loop(
+    run, arguments[0], state, wanted, more, reports=loop is not None,
+    compiled=compiled,
+  )  # fmt: skip
   formats = jax.tree.map(
     lambda x, s, chosen: chosen if _has_layout(x) else s,
     state, wanted, compiled_loop.input_formats[0][1],
@@ -118,60 +109,59 @@ def compile_prefill(
   formats: DecodeState,
   compiled: Callable[[Any], Any] = lambda lowered: lowered.compile(),
 ) -> jax.stages.Compiled:
-  """Compiles prefill for loops that are compiled already.
-
-  Args:
-    init, arguments, options: as `compile_both`'s.
-    formats: how the state lies in memory, `Programs.formats`.
-    compiled: compiles what was lowered.
-  """
+  """Compiles prefill for a loop; arguments as `compile_both` has them."""
   with without_call_stacks():
     lowered = jax.jit(init, out_shardings=formats).lower(*arguments, **options)
   return compiled(lowered)
 
 
 def compile_loop(
-  run: Callable[..., DecodeState], programs: Programs, params: Any
+  run: Callable[..., Any],
+  params: Any,
+  state: DecodeState,
+  formats: DecodeState,
+  more: tuple = (),
+  *,
+  reports: bool = False,
+  compiled: Callable[[Any], Any] = lambda lowered: lowered.compile(),
 ) -> jax.stages.Compiled:
-  """Compiles a further loop on the state that two programs share.
+  """Compiles a loop; a mesh must be in use, if there is one.
 
   Args:
-    run: of parameters, a state, which is donated, and the most rounds to make.
-    programs: the two; a mesh must be in use, if there is one.
-    params: as they were given to `compile_both`.
+    run: of parameters, a state, which is donated, and `more`, to a state.
+    params, state, more: arrays or their shapes; parameters with shardings.
+    formats: how the state lies in memory, before and after.
+    reports: whether it returns something small beside the state.
+    compiled: compiles what was lowered.
   """
   of_params = jax.tree.map(lambda x: x.sharding, params)
   here = jax.tree.leaves(of_params)[0]
   if isinstance(here, NamedSharding):
     here = NamedSharding(here.mesh, P())
-  rounds = jax.ShapeDtypeStruct((), jax.numpy.int32)
   with without_call_stacks():
     lowered = jax.jit(
       run,
       donate_argnums=1,
-      in_shardings=(of_params, programs.formats, here),
-      out_shardings=programs.formats,
-    ).lower(params, programs.state, rounds)
-  return lowered.compile()
+      in_shardings=(of_params, formats, *(here for _ in more)),
+      out_shardings=(formats, here) if reports else formats,
+    ).lower(params, state, *more)
+  return compiled(lowered)
 
 
 def has_many_maps() -> bool:
   """True if programs should be freed, lest XLA fail to compile more.
 
   Linux allows a process 65,530 memory maps, every program on the CPU takes a
-  few dozen, and where no more are to be had XLA ends the process. Counting
-  takes some ten milliseconds. Elsewhere than on Linux nothing is counted.
+  few dozen, and where no more are to be had XLA ends the process.
   """
   return _MAPS.exists() and _MAPS.read_bytes().count(b"\n") > _MOST_MAPS
 
 
 @contextlib.contextmanager
 def without_call_stacks() -> Iterator[None]:
-  """Operations keep their names, and do not say which lines made them.
+  """Leaves the call stacks of operations out, which XLA may follow forever.
 
-  XLA joins such stacks as it inlines functions, and may follow one forever
-  (`StackFrames::IsPrefix` in libtpu 0.0.42.1): whether it does depends on who
-  called, and on what was traced before in the process.
+  See `StackFrames::IsPrefix` in libtpu 0.0.42.1.
   """
   config: Any = jax.config  # mypy does not see its options
   before = config.jax_traceback_in_locations_limit

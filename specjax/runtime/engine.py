@@ -4,7 +4,7 @@
   for completion in engine.complete(prompts): ...
   for token in engine.stream(prompts): ...
 
-The loop that makes rounds is shared by all widths with buffers of one length.
+Widths with buffers of one length share the loop.
 """
 
 import contextlib
@@ -29,7 +29,6 @@ from specjax.runtime.completions import Completion, Token, completions
 from specjax.runtime.mesh import MeshDecoder
 from specjax.runtime.requests import (
   Batch,
-  Request,
   Settings,
   batch_of_tokens,
   input_ids_of,
@@ -77,8 +76,7 @@ class Compiled:
 
   Attributes:
     prefill: reads prompts to both models.
-    loop: makes rounds of one draft length, or of several (a `LadderLoop`); it
-      is that of all widths with buffers of one length.
+    loop: makes rounds; shared by all widths with buffers of one length.
     formats: how the loop has its state in memory, `Programs.formats`.
   """
 
@@ -87,17 +85,9 @@ class Compiled:
   formats: DecodeState
 
 
-def _nobody(request: Request) -> None:
-  """The `Engine.watch` of engines whose rows the host does not end."""
-  del request
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Engine:
   """One decoder with settings for all that a request does not set itself.
-
-  `complete` takes prompts as lists of tokens, `stream` yields tokens as they
-  are emitted; `run` decodes a `Batch` that others made.
 
   Attributes:
     decoder: what decodes.
@@ -112,9 +102,8 @@ class Engine:
     watch: `request -> Watch | None`: reads its tokens after every round and may
       end it (`specjax.runtime.stopping`). Batches of None cost nothing.
     ladder: the same decoder at several draft lengths, the longest its own,
-      among which the host changes between rounds; it learns from all batches,
-      so that sampled texts depend on the batches before, and on clocks. None
-      for one length.
+      among which the host changes between rounds: sampled texts then depend on
+      the batches before, and on clocks. None for one length.
     learner: updates the draft between rounds, or None; the parameters are then
       its own, and a prompt's text depends on the batches before.
     mesh: the devices, or None for one without a mesh.
@@ -133,7 +122,7 @@ class Engine:
   top_p: float = 1.0
   min_p: float = 0.0
   seed: int = 0
-  watch: Callable[[Any], Watch | None] = _nobody
+  watch: Callable[[Any], Watch | None] = lambda request: None
   ladder: Ladder | None = None
   learner: Learner | None = None
   mesh: Mesh | None = None
@@ -202,7 +191,12 @@ class Engine:
     shape = self._shape(batch)
     if shape in self.programs:
       return 0.0
-    self._check_inputs(batch)
+    reads = self.decoder.target.encode is not None
+    if any(bool(input_ids_of(p)) != reads for p in batch.prompts):
+      raise ValueError(
+        "every request has an input for an encoder-decoder, and none for a "
+        "decoder-only target"
+      )
     start = time.perf_counter()
     init = functools.partial(
       self._mapped.init,
@@ -213,7 +207,11 @@ class Engine:
     args = (self.params, *args)
     loop: Callable[..., DecodeState]
     with self.on_mesh():
-      if beside := self._beside(shape):
+      # Programs of another width that has the same loop.
+      of_loop = lambda rows, width, *more: (rows, self._buffer(width), *more)
+      same = [k for k in self.programs if of_loop(*k) == of_loop(*shape)]
+      if same:
+        beside = self.programs[same[0]]
         loop, formats = beside.loop, beside.formats
         prefill = compilation.compile_prefill(init, args, options, formats)
       else:
@@ -239,24 +237,6 @@ class Engine:
     state = prefill(self.params, *args, **options)
     jax.block_until_ready(self.generate(batch, state, 1))
     return seconds
-
-  def _beside(self, shape: tuple) -> Compiled | None:
-    """Programs of another width that has the same loop, if there are any."""
-    of_loop = lambda rows, width, *more: (rows, self._buffer(width), *more)
-    for other, made in self.programs.items():
-      if of_loop(*other) == of_loop(*shape):
-        return made
-    return None
-
-  def _check_inputs(self, batch: Batch) -> None:
-    """Raises ValueError unless all requests have what the target reads."""
-    some = [bool(input_ids_of(p)) for p in batch.prompts]
-    if self.decoder.target.encode is None and any(some):
-      raise ValueError("the target is decoder-only, and reads no inputs")
-    if self.decoder.target.encode is not None and not all(some):
-      raise ValueError(
-        "the target is an encoder-decoder, and a request has no input"
-      )
 
   @property
   def _mapped(self) -> Decoder:
@@ -285,14 +265,22 @@ class Engine:
   def _asked(self, batch: Batch, budgets: np.ndarray) -> tuple[tuple, dict]:
     """Prefill's arguments for a batch, without the parameters."""
     tokens, lengths, row_ids = batch.arrays()
+    seeds = jnp.array(self._each(batch, "seed"), jnp.uint32)
     return everywhere(
       self.mesh,
       (
-        (tokens, lengths, self._keys(batch, row_ids)),
+        (tokens, lengths, random.seeded_keys(seeds, jnp.asarray(row_ids))),
         dict(
           max_new_tokens=budgets,
-          sampling=self._sampling(batch),
-          ignore_stop=self._ignored(batch),
+          sampling=make_sampling(
+            batch.rows,
+            temperature=self._each(batch, "temperature"),
+            **self._truncations(batch),  # the others are None: less program
+            **self._penalties(batch),
+          ),
+          ignore_stop=np.array(
+            [bool(r.settings.ignore_eos) for r in batch.filled()]
+          ),
           inputs=batch.inputs(),
         ),
       ),
@@ -301,10 +289,6 @@ class Engine:
   def on_mesh(self):
     """A context in which the models are laid out on the mesh, if any."""
     return jax.set_mesh(self.mesh) if self.mesh else contextlib.nullcontext()
-
-  def _keys(self, batch, row_ids):
-    seeds = jnp.array(self._each(batch, "seed"), jnp.uint32)
-    return random.seeded_keys(seeds, row_ids)
 
   def _each(self, batch, name) -> list:
     """A setting of every row: the request's own, or the engine's."""
@@ -326,18 +310,6 @@ class Engine:
       for name, none in _NO_PENALTIES.items()
     }
     return {k: v for k, v in rows.items() if set(v) != {_NO_PENALTIES[k]}}
-
-  def _ignored(self, batch) -> np.ndarray:
-    """`bool[rows]`, rows that stop tokens do not end."""
-    return np.array([bool(r.settings.ignore_eos) for r in batch.filled()])
-
-  def _sampling(self, batch):
-    return make_sampling(
-      batch.rows,
-      temperature=self._each(batch, "temperature"),
-      **self._truncations(batch),  # the others are None: a smaller program
-      **self._penalties(batch),
-    )
 
   def _budgets(self, batch) -> np.ndarray:
     """`i32[rows]`; ValueError for one that is larger than the engine's."""

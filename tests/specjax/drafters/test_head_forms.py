@@ -95,7 +95,7 @@ def test_laws_are_those_that_tokens_are_drawn_from(name):
     vocab_size=WORDS,
   )
   certain = any(word in name for word in ("certain", "best", "dynamic"))
-  assert actual.method == ("certain" if certain else "exact")
+  assert actual.method == ("deterministic" if certain else "exact")
 
 
 # Which tokens a head with a vocabulary of its own can say.

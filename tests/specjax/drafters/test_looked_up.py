@@ -84,7 +84,7 @@ def test_it_says_the_truth_and_looks_at_nothing_stale(name):
     prompts=np.array([[0, 1, 2, 0, 1, 2], [1, 1, 2, 1, 1, 0], [2] * 6]),
   )  # fmt: skip
   drawn = name in ("rasd mixed", "rasd distinct")
-  assert actual.method == ("exact" if drawn else "certain")
+  assert actual.method == ("exact" if drawn else "deterministic")
 
 
 def later(drafter, params):
