@@ -31,22 +31,19 @@ class Cache:
   """Keys and values of the tokens a model has seen.
 
   Attributes:
-    keys: one array `[B, K, S, C]` per layer, or arrays `[L, B, K, S, C]` that
-      hold several layers (models that scan over their layers). Models without
-      attention may keep other per-slot state here, as long as the axes are in
-      this order. Or `LowBits`, two such arrays each.
+    keys: one array `[B, K, S, C]` per layer, or arrays `[L, B, K, S, C]` of
+      several; models without attention may keep other per-slot state here. Or
+      `LowBits`, two such arrays each.
     values: as `keys`.
     positions: `i32[B, S]`, the position of the token in each slot, or None for
       models that never compare positions (only sliding windows do).
     length: `i32[B]`, the number of slots in use in each row.
-    idle: `bool[B]`, rows whose output is not used: their texts need not be
-      read, and any finite output will do. None: there are none.
-    context: what an encoder made of the row's input, arrays with rows first:
-      read by every pass, never written. Those of four axes, `[B, K, S', C]`, or
-      of five, `[L, B, K, S', C]` with rows second, are cut over devices as keys
-      and values are. None for decoder-only models.
-    recurrent: states of layers that are no attention, which roll back as far as
-      the last pass only (`specjax.recurrent`); None if there are none.
+    idle: `bool[B]`, rows whose output is not used: any finite output will do.
+      None: there are none.
+    context: what an encoder made of the row's input, arrays with rows first, or
+      `[L, B, K, S', C]`. None for decoder-only models.
+    recurrent: states of recurrent layers, which roll back as far as the last
+      pass only (`specjax.recurrent`); None if there are none.
   """
 
   keys: tuple[Array, ...]
@@ -70,10 +67,7 @@ class Cache:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class RowOf:
-  """A view of one row of a buffer, read and written in place.
-
-  A `Cache` of these is of one row; `write_rows` and `read_rows` take it as they
-  take arrays of one row.
+  """A view of one row of a buffer, for `write_rows` and `read_rows`.
 
   Attributes:
     buffer: `[B, K, S, C]` or `[L, B, K, S, C]`.
@@ -178,13 +172,7 @@ def make_cache(
 
 
 def over_caches(function: Callable[..., Any], tree: Any, *more: Any) -> Any:
-  """A pytree with other caches.
-
-  Args:
-    function: of the caches in one place of all pytrees, to the new one.
-    tree: what else is in it stays.
-    *more: others of its structure.
-  """
+  """A pytree with `function` of the caches in each place of all pytrees."""
   is_cache = lambda node: isinstance(node, Cache)
   of = lambda node, *others: function(node, *others) if is_cache(node) else node
   return jax.tree.map(of, tree, *more, is_leaf=is_cache)
@@ -197,12 +185,6 @@ def with_idle(tree: Any, idle: Array | None) -> Any:
 
 def row_axes(caches: Any) -> Any:
   """The axis of rows of each array of a pytree of caches.
-
-  Args:
-    caches: a `Cache`, or any pytree of them.
-
-  Returns:
-    The same pytree, of integers.
 
   Raises:
     ValueError: if there is an array outside of a `Cache`.
@@ -238,14 +220,10 @@ def contain(keys: Array, values: Array) -> tuple[Array, Array]:
 
 
 def as_stored(rows: Array, buffer: Any) -> tuple[Array, Any]:
-  """Slots as they are read from a buffer, and as they are written to it.
+  """Slots `[B, K, T, C]` as they are read from a buffer, and written to it.
 
   Tokens attend to each other as to a cache that holds them: how a text is cut
   into passes changes no distribution.
-
-  Args:
-    rows: `[B, K, T, C]`.
-    buffer: what `write_rows` is to write them into.
   """
   if isinstance(buffer, LowBits):
     stored = low_cache.store(rows, buffer)
@@ -312,8 +290,7 @@ def write_rows(
 _MAX_UNROLLED_ROWS = 8
 
 
-def _is_row(x: Any) -> bool:
-  return isinstance(x, RowOf)
+_is_row = lambda x: isinstance(x, RowOf)
 
 
 def row_major(x: Array) -> Array:
@@ -374,15 +351,7 @@ def read_rows(
 
 
 def write_positions(cache: Cache, positions: Array) -> Cache:
-  """Records the positions of T fed tokens, if the cache keeps positions.
-
-  Args:
-    cache: the cache about to receive the tokens at `cache.length`.
-    positions: `i32[B, T]`.
-
-  Returns:
-    The cache with `positions` updated; its length is unchanged.
-  """
+  """Records the next tokens' positions `i32[B, T]`, if the cache keeps any."""
   if cache.positions is None:
     return cache
   update = jax.vmap(lax.dynamic_update_slice_in_dim, in_axes=(0, 0, 0, None))

@@ -57,12 +57,7 @@ def prompts(
 
   `max_positions` are those of the target and the draft.
   """
-  try:
-    tokens = jnp.asarray(tokens)
-  except ValueError as error:
-    raise ValueError(
-      f"prompts must be i32[B, P], right-padded where lengths differ: {error}"
-    ) from error
+  tokens = jnp.asarray(tokens)
   _expect(
     tokens.ndim == 2 and jnp.issubdtype(tokens.dtype, jnp.integer),
     "prompts must be token ids i32[B, P], a row for each prompt, got "
@@ -231,14 +226,7 @@ def parts(
 
 
 def draft(drafter: Drafter, proposed: Draft, rows: int, *, vocab_size: int):
-  """Raises ValueError unless a draft is what its drafter has announced.
-
-  Args:
-    drafter: the drafter.
-    proposed: its proposal.
-    rows: B.
-    vocab_size: V.
-  """
+  """Raises ValueError unless a draft is what its drafter has announced."""
   tree, who = drafter.tree, f"drafter {drafter.name!r}"
   _expect(
     proposed.tree == tree and proposed.siblings == drafter.siblings,
@@ -248,9 +236,7 @@ def draft(drafter: Drafter, proposed: Draft, rows: int, *, vocab_size: int):
   )
   _expect(
     (proposed.parents is None) == (tree.form is Form.FIXED),
-    f"{who} must give parents exactly if its tree's form is not fixed, got a "
-    f"form that is {tree.form.value} and "
-    f"{'no' if proposed.parents is None else 'some'} parents",
+    f"{who} must give parents exactly if its tree's form is not fixed",
   )
   _expect(
     proposed.log_probs is not None
@@ -278,9 +264,8 @@ def settled(
 ) -> tuple[Draft, Topology]:
   """The draft that is verified, and its topology.
 
-  Look-ups copy ids from a text, which may be no tokens: any token takes the
-  place of one, since none was drawn. Nodes deeper than `max_depth: i32[B]` are
-  masked; as it does not depend on the tokens, every rule stays lossless.
+  Unknown ids, copied from a text, become tokens; nodes deeper than `max_depth:
+  i32[B]` are masked.
   """
   is_token = (draft.tokens >= 0) & (draft.tokens < vocab_size)
   tokens = jnp.where(is_token, draft.tokens, 0)
@@ -304,12 +289,9 @@ def replace_nans(
 ) -> tuple[Draft, Array, Array]:
   """Replaces NaN distributions by uniform ones; also which nodes end a row.
 
-  Rules then never see a NaN. Where the target's distribution is NaN, it is
-  uniform to the rule, and a row that reaches the node ends before a token is
-  drawn; a node that is not reached costs its row nothing. Tokens drawn from an
-  unknown distribution cannot be verified, so that a draft with a NaN
-  distribution ends its row before any of it is emitted. The library's drafters
-  heal their distributions before they draw.
+  Where the target's distribution is NaN, a row that reaches the node ends
+  before a token is drawn. A draft with a NaN distribution cannot be verified,
+  and ends its row before any of it is emitted.
 
   Returns:
     The draft, the target's distributions, and `bool[B, N + 1]`.

@@ -6,9 +6,8 @@ own path: the committed text, and the drafted tokens from the root to the node.
 Counting the committed text alone would verify against the distributions of
 other texts.
 
-Counts are computed from the text wherever a distribution is needed, and not
-stored, so that rows may be refilled, cut or continued. The draft is drawn from
-its own distribution without penalties, which costs acceptance alone.
+Counts are computed from the text wherever a distribution is needed. The draft
+is drawn without penalties, which costs acceptance alone.
 """
 
 import dataclasses
@@ -114,11 +113,7 @@ def _padded(lists: list[list], batch: int, dtype, filling) -> np.ndarray:
 
 
 def as_in(program: Penalties | None, row: Penalties | None) -> Penalties | None:
-  """Pads one row's penalties to the shapes of a running program.
-
-  Args:
-    program: the running state's.
-    row: of one row; None is neutral.
+  """Pads one row's penalties, None if neutral, to a running state's shapes.
 
   Raises:
     ValueError: if the program does without them, or has room for fewer.
@@ -126,8 +121,8 @@ def as_in(program: Penalties | None, row: Penalties | None) -> Penalties | None:
   if program is None:
     if row is not None:
       raise ValueError(
-        "this state's program does without penalties: begin it with some, "
-        "be they neutral (repetition_penalty=1.0)"
+        "this state's program does without penalties: begin it with neutral "
+        "ones (repetition_penalty=1.0)"
       )
     return None
   row = row or make(1, repetition_penalty=1.0)
@@ -152,12 +147,7 @@ def as_in(program: Penalties | None, row: Penalties | None) -> Penalties | None:
 
 
 def path_tokens(draft: Draft, topology: Topology) -> Array:
-  """Drafted tokens from the root to each node, itself too.
-
-  Returns:
-    `i32[B, N + 1, G]`, `NONE` beyond a node's depth; of nodes that are not
-    there anything.
-  """
+  """Tokens from the root to each node, `i32[B, N + 1, G]`; `NONE` beyond it."""
   nodes = draft.tree.num_nodes
   paths = jnp.asarray(topology.paths[..., 1:])
   whole = jnp.broadcast_to(paths, (len(draft.tokens), *paths.shape[1:]))
@@ -182,8 +172,7 @@ def penalized(logits: Array, state: Any, along: Array) -> Array:
     l(x) <- l(x) / r  or  l(x) * r    for l > 0 or not, if x is in the text
     l(x) <- l(x) - c(x) frequency - [c(x) > 0] presence
 
-  Logits of rows that ask for nothing are returned bit for bit; if no row that
-  goes on asks for anything, nothing is computed.
+  If no running row asks for anything, nothing is computed.
 
   Args:
     logits: `f32[B, N, V]` at N nodes.

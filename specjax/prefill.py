@@ -3,9 +3,7 @@
 `begin` fills the caches of fresh rows, `extend` those of a row that has a text
 already. Both feed tokens to the target as a chain, tell the drafter of them
 (`Commit`), and leave the newest token to be fed as the next round's root. Many
-tokens are fed in chunks of one width, by one program: what prefill takes of
-memory and of compilation does not grow with a prompt, and what is allocated
-beyond the longest is not read.
+tokens are fed in chunks of one width, by one program.
 """
 
 import dataclasses

@@ -81,8 +81,7 @@ def position_noise(
     vocab_size: V.
 
   Returns:
-    `f32[B, K, T, V]`. Fine enough for rare tokens of large vocabularies: noise
-    made from one float32 uniform draws a token of any probability in 2^23.
+    `f32[B, K, T, V]`, fine enough for rare tokens of large vocabularies.
   """
 
   def one(row_key, position, path):
@@ -98,29 +97,12 @@ def position_noise(
 
 
 def race(noise: Array, log_probs: Array) -> Array:
-  """`argmax(log p + noise)`: a draw from p, with noise that others may share.
-
-  Args:
-    noise: `f32[..., V]`, Gumbel noise.
-    log_probs: `f32[..., V]`.
-
-  Returns:
-    `i32[...]`.
-  """
+  """`argmax(log p + Gumbel noise)`, `f32[..., V]` both, `i32[...]`."""
   return argmax(jnp.where(log_probs == -jnp.inf, -jnp.inf, log_probs + noise))
 
 
 def categorical(keys: Array, log_probs: Array) -> Array:
-  """Draws a token from each distribution: `pick` with `numbers` of its key.
-
-  Args:
-    keys: `key[...]`, one for each distribution.
-    log_probs: `f32[..., V]` with at least one finite entry each; they need not
-      be normalized.
-
-  Returns:
-    `i32[...]` in 0..V-1 (for distributions of NaN too).
-  """
+  """A token of each distribution: `pick` with `numbers` of `key[...]`."""
   return pick(numbers(keys, log_probs.dtype), log_probs)
 
 
@@ -137,10 +119,11 @@ def pick(numbers: Array, log_probs: Array) -> Array:
 
   Args:
     numbers: `f32[..., 2]` of `numbers`.
-    log_probs: as for `categorical`.
+    log_probs: `f32[..., V]` with at least one finite entry each; they need not
+      be normalized.
 
   Returns:
-    `i32[...]`.
+    `i32[...]` in 0..V-1 (for distributions of NaN too).
   """
   log_probs = log_probs.astype(jnp.promote_types(log_probs.dtype, jnp.float32))
   vocab = log_probs.shape[-1]
@@ -157,11 +140,7 @@ def pick(numbers: Array, log_probs: Array) -> Array:
 def numbers(keys: Array, dtype) -> Array:
   """Two random numbers in (0, 1] for every key, `key[...] -> f[..., 2]`.
 
-  A round asks for those of many draws at once: it is as fast as for one.
-
-  Args:
-    keys: `key[...]`.
-    dtype: of the distributions to draw from; less than float32 is float32.
+  `dtype` is of the distributions to draw from; less than float32 is float32.
   """
   dtype = jnp.promote_types(dtype, jnp.float32)
   width = jnp.finfo(dtype).bits
@@ -183,15 +162,8 @@ def _fraction(bits: Array, dtype) -> Array:
 def invert(mass: Array, uniform: Array) -> Array:
   """The first entry with mass whose cumulative mass reaches `uniform * total`.
 
-  Cumulative sums need not be monotone in floating point; that must not lead to
-  an entry without mass.
-
-  Args:
-    mass: `f32[..., n]`, non-negative.
-    uniform: `f32[...]` in (0, 1].
-
-  Returns:
-    `i32[...]`.
+  Of `f32[..., n]`, non-negative, and `f32[...]` in (0, 1]. Cumulative sums need
+  not be monotone in floating point; that leads to no entry without mass.
   """
   some = mass > 0
   cumulative = jnp.cumsum(mass, axis=-1)

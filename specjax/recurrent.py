@@ -99,14 +99,9 @@ def make_memory(
   dtype,
   stack: int | None = None,
 ) -> Memory:
-  """An empty memory, with room for one pending token.
+  """An empty memory of B, K, H, C, V and R, with room for one pending token.
 
-  Args:
-    batch: B.
-    num_key_heads, num_value_heads, key_dim, value_dim: K, H, C, V.
-    reach: R.
-    dtype: of the convolution's inputs.
-    stack: L; None for one layer.
+  `dtype` is of the convolution's inputs, `stack` L, or None for one layer.
   """
   lead = (batch,) if stack is None else (stack, batch)
   wide = jnp.promote_types(dtype, jnp.float32)
@@ -123,22 +118,14 @@ def make_memory(
 
 
 def num_folded(width: int, fed: int, count: Array) -> Array:
-  """Pending tokens that a pass must fold into the state to make room, `i32[B]`.
-
-  Args:
-    width: P.
-    fed: T, tokens of the pass, which are pending after it.
-    count: `i32[B]`, tokens that are pending and committed.
-  """
+  """Of `count` pending tokens, those to fold so that P hold `fed` more."""
   return jnp.maximum(count - max(width - fed, 0), 0)
 
 
 def advanced(memory: Memory, count: Array) -> Memory:
   """The memory with its first pending tokens, a chain, folded into the state.
 
-  Args:
-    memory: of one layer.
-    count: `i32[B]` in 0..P; that many entries at the end are then stale.
+  Of `count`, `i32[B]` in 0..P; that many entries at the end are then stale.
   """
   width = memory.gates.shape[2]
   last = _after(memory.gates, count)  # [B, H, 1, 1]
@@ -165,15 +152,9 @@ def window_after(memory: Memory, count: Array) -> Array:
 
 
 def said(memory: Memory, count: Array, x: Array) -> Array:
-  """Products `x S` with the state after some pending tokens, not formed itself.
+  """Products `x S` with the state after a chain of `count` pending tokens.
 
-  Args:
-    memory: of one layer.
-    count: `i32[B]`, the pending tokens, a chain.
-    x: `f[B, K, T, C]`.
-
-  Returns:
-    `f[B, K, H / K, T, V]`.
+  `x` is `f[B, K, T, C]`; the result `f[B, K, H / K, T, V]`.
   """
   grouped = (*x.shape[:2], -1)
   state = memory.state.reshape(*grouped, *memory.state.shape[2:])
@@ -261,10 +242,7 @@ def folded(recurrent: Recurrent, base: Array, width: int) -> Recurrent:
 def path_kept(recurrent: Recurrent, start: Array, path: Array) -> Recurrent:
   """The cache with one path of the last pass's nodes pending, the rest dropped.
 
-  Args:
-    recurrent: `Cache.recurrent`.
-    start: `i32[B]`, the root's slot.
-    path: `i32[B, G + 1]`, as of `specjax.cache.keep_path`.
+  `start` and `path` are as of `specjax.cache.keep_path`.
   """
   place = jnp.arange(recurrent.width)
   first = (start - recurrent.base)[:, None]
@@ -284,12 +262,7 @@ def path_kept(recurrent: Recurrent, start: Array, path: Array) -> Recurrent:
 
 
 def emptied(recurrent: Recurrent | None, keep: Array) -> Recurrent | None:
-  """The cache with zeros in rows of which no token is kept.
-
-  Args:
-    recurrent: `Cache.recurrent`.
-    keep: `i32[B]` or `i32[]`, tokens that are kept.
-  """
+  """The cache with zeros in rows that keep no token, `i32[B]` or `i32[]`."""
   if recurrent is None:
     return None
   keep = jnp.broadcast_to(keep, recurrent.base.shape)

@@ -52,9 +52,8 @@ class Counters:
       rows; see `Decoder.widths`.
     num_drafts: `i32[B]`, those of them that verified any drafted token.
     num_drafted: `i32[B]`, drafted tokens: nodes that were not masked.
-    num_accepted: `i32[B]`, drafted tokens that were emitted: those beyond a
-      stop token or the length limit do not count, nor does the residual or
-      bonus.
+    num_accepted: `i32[B]`, drafted tokens that were emitted; residual and bonus
+      tokens are none.
     expected_accepted: `f32[B]`, its expectation given the drafts: the
       Rao-Blackwellized `num_accepted`.
     accept_counts: `i32[B, G + 1]`, how many steps emitted 0, 1, .., G drafted
@@ -65,8 +64,7 @@ class Counters:
     rank_offered: `f32[B, C]`, expected number of nodes the walk came to that
       have a child of rank 0, .., C - 1 (the order siblings were drawn in).
     rank_accepted: `f32[B, C]`, expected number of times it went on to that
-      child. Their ratio is what `specjax.tree_search` builds trees from; for
-      independent siblings a merged path counts for the sibling that goes on.
+      child: `specjax.tree_search` builds trees from their ratio.
     num_experts: `i32[B, M]`, `ModelOutput.experts` of those passes, which is of
       all rows together; None if they are not counted.
   """

@@ -59,11 +59,7 @@ class Drawn:
 class State:
   """State of a drafter with a policy.
 
-  Attributes:
-    inner: the drafter's state without it.
-    memory: the policy's.
-    drawn: the last draft.
-    passes: `i32[]`, passes of the draft that have been made, for all rows.
+  Beside the last draft, `passes: i32[]` of the draft so far, for all rows.
   """
 
   inner: Any
@@ -118,8 +114,7 @@ def drafter(
 
   Args:
     begin: `(params, own state, target's cache, context) -> Passes`.
-    inner: the drafter without it, of the whole chain; all but its `propose` is
-      kept.
+    inner: the drafter of the whole chain; all but its `propose` is kept.
     policy: when rows go on.
     vocab_size: V, the number of real tokens.
   """
@@ -299,10 +294,9 @@ def _draw(
 def _if_any(
   goes: Array, function: Callable[[Any], tuple], carry: Any, otherwise: float
 ) -> tuple[Any, Any, Array]:
-  """A pass of the draft that is made if any row goes on (`bool[B]`).
+  """`function`, `carry -> (output, carry, passes i32[])`, if any row goes on.
 
-  `function` is `carry -> (output, carry, passes i32[])`, of which the results
-  are returned; without a pass every output is `otherwise`.
+  Else every output is `otherwise`.
   """
   shapes = jax.eval_shape(function, carry)[0]
   said = jax.tree.map(lambda x: jnp.full(x.shape, otherwise, x.dtype), shapes)

@@ -74,8 +74,7 @@ class Policy:
     begin: `(rows, G) -> memory`, a pytree whose arrays have rows first.
     learn: `(memory, Finished) -> memory`, after a round; None: nothing is
       learned, and nothing of a round is kept until it is over.
-    most: tokens that no row goes beyond, whatever is drafted; where nothing is
-      learned deeper passes are not even compiled. None: all that the tree has.
+    most: tokens that no row goes beyond; None: all that the tree has.
   """
 
   name: str
@@ -105,9 +104,8 @@ def fixed(depth: int = 6) -> Policy:
 def confidence(*, threshold: float = 0.4) -> Policy:
   """Stops after a token whose own probability is not above the threshold.
 
-  Such a token is kept. So do Hugging Face's `assistant_confidence_threshold`,
-  whose default this is, and Kangaroo, which stops below the distribution's
-  largest probability.
+  Such a token is kept. As Hugging Face's `assistant_confidence_threshold`,
+  whose default this is.
   """
   _check_share("threshold", threshold)
   return Policy(
@@ -148,10 +146,8 @@ def exits(
     h <- keep_threshold h + (1 - keep_threshold) t,
 
   where t is h + step if m < acceptance, else h if the chain was drafted whole,
-  else h - step; h stays in [0, 1]. The paper begins a run with m = 0 and one
-  threshold for all its prompts; here each row has its own, and begins anew with
-  its prompt. The released mode that drafts the likeliest token and claims the
-  softmax is lossy, and not here.
+  else h - step; h stays in [0, 1]. The paper has one threshold for all prompts;
+  here each row begins anew with its prompt.
 
   Args:
     acceptance: the share of drafted tokens that is aimed at; alpha there.
@@ -208,13 +204,10 @@ def optimal(*, cost: float = 0.1, rows: int = 1) -> Policy:
   case (`specjax.theory.stopping.myopic`). The rate is the row's own, measured
   over its rounds, so that every round is a step of Dinkelbach's iteration.
 
-  A batch pays for a level as long as any of its rows goes on, so that for all
-  rows together a level pays if their mean gain is above their mean price. A row
-  knows its own gain alone. Of the others it supposes that they are as itself in
-  a round of any kind, whatever this round is: its gain is the mean of its own
-  and of `rows - 1` typical ones (`Estimates.typical`). For many rows that is a
-  static depth, the best one by its own acceptances, as it should be; and a row
-  still depends on no other.
+  A batch pays for a level as long as any of its rows goes on: it pays if their
+  mean gain is above their mean price. A row supposes that the others are as
+  itself in a typical round (`Estimates.typical`), so that it depends on none:
+  its gain is the mean of its own and of `rows - 1` typical ones.
 
   Args:
     cost: of a pass of the draft over one token, for all rows, where a round
@@ -286,14 +279,10 @@ GRAMMAR = Grammar(kind="policy", entries=FACTORIES, literal="fixed")
 
 
 def get(text: str) -> Policy:
-  """The policy that is written so.
-
-  Args:
-    text: a number of tokens, or a name of `FACTORIES`, with parameters or
-      without: `"6"`, `"survival"`, `"confidence(threshold=0.4)"`.
+  """The policy of a text: `"6"`, `"survival"`, `"confidence(threshold=0.4)"`.
 
   Raises:
-    ValueError: if there is none, or its parameters are out of range.
+    ValueError: if there is none in `FACTORIES`, or it refuses its parameters.
   """
   return GRAMMAR.make(text)
 

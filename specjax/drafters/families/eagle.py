@@ -49,13 +49,11 @@ def eagle(
   Args:
     head: the head, whose parameters are `Params.draft`.
     tokens: drafted on each path; 5 by default.
-    tree: what every proposal fills; None for one path. Of one whose parents are
-      data (`specjax.shapes.dynamic`) the nodes are EAGLE-2's: the root gets its
-      `top_k` likeliest tokens, at every further depth each of `top_k` nodes,
-      those of the largest cumulative probability of the depth above, gets as
-      many, and of all nodes the best by cumulative probability are verified, a
-      parent before its child where both have the same. The published code's
-      `depth` is one less than the tree's.
+    tree: what every proposal fills; None for one path. A tree whose parents are
+      data (`specjax.shapes.dynamic`) has EAGLE-2's nodes: at every depth the
+      `top_k` best nodes by cumulative probability get their `top_k` likeliest
+      tokens, and the best of all are verified. The published code's `depth` is
+      one less than the tree's.
     siblings: how the children of a node are drawn, or the name of it in
       `specjax.siblings`; a dynamic tree is deterministic.
     policy: when a row of a chain ends before that, of
@@ -64,8 +62,6 @@ def eagle(
 
   Returns:
     The `Drafter`. Its target has to give the features that the head reads.
-    Rules that take dynamic trees are `match` and those that verify any
-    deterministic tree.
 
   Raises:
     ValueError: if the tree drafts nothing, or does not suit the siblings, the

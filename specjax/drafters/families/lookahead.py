@@ -19,14 +19,13 @@ column i, and its own column: a tree.
                |      |    |
     level 2   c0     c1   c2          new: what follows c0, c1, c2
 
-What differs from the authors' code. All levels are full from the first round:
-columns begin as sequences of the prompt, evenly spaced, where theirs begin with
-random tokens of it and fill one level a round. A round may emit N tokens, all
-guessed and one more, where theirs ends at N - 1. Guesses are merged to a tree.
-The pool is of fixed size and forgets what was found longest ago, over all first
-tokens together; theirs keeps G for each. Sampled text is verified with one coin
-a node instead of one a guess, which accepts as often.
+What differs from the authors' code: all levels are full from the first round,
+with sequences of the prompt, evenly spaced; a round may emit N tokens, where
+theirs ends at N - 1; guesses are merged to a tree; the pool forgets what was
+found longest ago, over all first tokens together.
 """
+
+import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -45,13 +44,7 @@ _CHUNK = 32  # sequences of a prompt that enter the pool together
 
 @struct
 class _Pool:
-  """Sequences of N tokens, the newest P.
-
-  Attributes:
-    grams: `i32[B, P, N]`.
-    stamps: `i32[B, P]`, when each came, 0 for a place that is free.
-    clock: `i32[B]`, the last stamp.
-  """
+  """The newest P sequences `i32[B, P, N]`, and when each came: 0 for never."""
 
   grams: Array
   stamps: Array
@@ -76,14 +69,10 @@ class _State:
 
 def _form(window: int, ngram: int, num_guesses: int) -> Tree:
   """The tree that is drafted, with the window as lanes: W, N and G."""
-  if window < 1 or num_guesses < 1:
+  if min(window, num_guesses, ngram - 1) < 1:
     raise ValueError(
-      f"a lookahead window needs columns and guesses, got {window} columns "
-      f"and {num_guesses} guesses"
-    )
-  if ngram < 2:
-    raise ValueError(
-      f"lookahead guesses n-grams of two tokens at least, got {ngram}"
+      "lookahead needs window, num_guesses and tokens of 1 or more, got "
+      f"{window}, {num_guesses} and {ngram - 1}"
     )
   depth = ngram - 1
   tree = bound(num_guesses * depth, depth, num_guesses)
@@ -123,9 +112,6 @@ def lookahead(
     pool_size: P, sequences that a row keeps.
     from_text: whether the sequences of the prompt, and of what is emitted,
       enter the pool too.
-
-  Returns:
-    The `Drafter`; its state is the window, the pool, and the last tokens.
 
   Raises:
     ValueError: for sizes that are too small.
@@ -187,11 +173,8 @@ def lookahead(
       commit.tokens, ahead % known[:, None, None]
     )
     is_new = state.tail[:, -1] < 0
-    state = _State(
-      window=jnp.where(is_new[:, None, None], begun, state.window),
-      pool=state.pool,
-      tail=state.tail,
-    )
+    begun = jnp.where(is_new[:, None, None], begun, state.window)
+    state = dataclasses.replace(state, window=begun)
     return read(state, commit.tokens, commit.num_refed, commit.count)
 
   def commit(params, state: _State, commit: Commit) -> _State:
@@ -208,7 +191,7 @@ def lookahead(
       jnp.broadcast_to(went_on[:, None], new.shape),
     )
     ahead = jnp.where(went_on[:, None, None], columns[:, 1:], state.window)
-    state = _State(window=ahead, pool=pool, tail=state.tail)
+    state = dataclasses.replace(state, window=ahead, pool=pool)
     text = jnp.take_along_axis(commit.tokens, commit.path, axis=1)
     return read(state, text, jnp.zeros_like(commit.count), commit.count)
 
@@ -227,10 +210,7 @@ def lookahead(
       grams = whole[:, each]  # [B, T, N], by their last token
       kept = (jnp.arange(most) < new[:, None]) & (grams[..., 0] >= 0)
       pool = _insert_many(pool, grams, kept)
-    return _State(window=state.window, pool=pool, tail=tail)
-
-  def row_axes(state):
-    return jax.tree.map(lambda x: 0, state)
+    return dataclasses.replace(state, pool=pool, tail=tail)
 
   return Drafter(
     name="lookahead",
@@ -240,7 +220,7 @@ def lookahead(
     prefill=prefill,
     propose=propose,
     commit=commit,
-    row_axes=row_axes,
+    row_axes=lambda state: jax.tree.map(lambda x: 0, state),
   )
 
 

@@ -59,13 +59,7 @@ def mtp(
 
 
 def of_layers(models: tuple[FeatureModel, ...], drawing: Drawing) -> Drafter:
-  """The drafter of a head of D layers.
-
-  Args:
-    models: the layers, each with a cache of its own; all take the parameters of
-      the whole head.
-    drawing: what is drafted.
-  """
+  """The drafter of a head of D layers, each with a cache of its own."""
   tree, top_k = drawing.tree, drawing.tree.max_children
   is_free = tree.form is Form.FREE
   if is_free:
@@ -104,9 +98,9 @@ class _Level:
 
   Attributes:
     path: `i32[B, W, k]`, the tokens down to each.
-    fed: `f[B, W, k, H]`, states of the layer that read them, at its places.
+    fed: `f[B, W, k, H]`, states of the layer that read them.
     hidden: `f[B, W, k + 1, H]`, the state that each token of the path was drawn
-      after, and that after the node: in place of the target's.
+      after, and that after the node.
     caches: the layers'.
   """
 
@@ -137,11 +131,7 @@ def _feed(
   tokens: Array,
   parents: Array,
 ) -> tuple[Array, _Level]:
-  """Logits `f32[B, W, V']` after the nodes of a depth, and their `_Level`.
-
-  `tokens` and `parents` are `i32[B, W]`, the latter indices into `level`, the
-  nodes of the depth above.
-  """
+  """Logits `f32[B, W, V']` after nodes below those of `level`, and theirs."""
 
   def of_parents(x):
     at = parents.reshape(*parents.shape, *[1] * (x.ndim - 2))

@@ -8,17 +8,11 @@ its place in the text and the distribution of the token *after* it. The
 distribution of the last token that was accepted is among them: there the draft
 was wrong.
 
-`specjax.training.learning` makes a loss of a ring, whoever trains changes
-`Params.draft` between two calls of `Decoder.steps`, and no program is compiled
-anew. The output's distribution stays the target's: parameters are a function of
-what was committed before the round, every token is drawn after that, and the
-distribution that is told is that of the parameters which drew. What a draft's
-cache holds of parameters that are gone makes its distribution another one, and
-no less true.
-
-What is lost is that rows are independent: a row's acceptance, and so its text
-at a temperature above 0, depends on what its neighbors and the prompts before
-it have taught the draft. Its distribution does not.
+`specjax.training.learning` makes a loss of a ring; `Params.draft` changes
+between two calls of `Decoder.steps`. The output's distribution stays the
+target's: parameters are a function of what was committed before the round. Rows
+are no longer independent: a row's acceptance, and so its text at a temperature
+above 0, depends on what its neighbors and the prompts before have taught.
 """
 
 import dataclasses
@@ -64,12 +58,7 @@ class Ring:
 
 @struct
 class OnlineState:
-  """The state of a drafter with a ring.
-
-  Attributes:
-    inner: that of the drafter without.
-    ring: what there is to learn from.
-  """
+  """The state of a drafter with a ring, and that of the drafter without."""
 
   inner: Any
   ring: Ring
@@ -96,8 +85,7 @@ def online(
 
   Returns:
     The `Drafter`, whose state is an `OnlineState`. A row that is given another
-    prompt (`Decoder.admit`) begins with an empty ring: learn, or `carry` the
-    ring, before.
+    prompt (`Decoder.admit`) begins with an empty ring.
 
   Raises:
     ValueError: for a ring without room, or distributions of more tokens than
@@ -158,15 +146,7 @@ def online(
 
 
 def carry(state: OnlineState, before: Ring) -> OnlineState:
-  """A fresh state, its rings filled with what other texts have left.
-
-  Args:
-    state: of rows that have read their prompts and nothing else.
-    before: rings of as many rows and entries.
-
-  Returns:
-    The state with rings that hold both, the prompts last.
-  """
+  """The state after prefill, its rings behind those that other texts left."""
   new = in_order(state.ring)
   count = jnp.minimum(state.ring.written, state.ring.tokens.shape[1])
   names = [f.name for f in dataclasses.fields(Ring) if f.name != "written"]
@@ -249,25 +229,16 @@ def _added(ring: Ring, new: dict[str, Array | None], count: Array) -> Ring:
 
 
 def _places(written: Array, count: Array, *, width: int, room: int) -> Array:
-  """Places in the ring of W new entries, `i32[B, W]`; R for what is dropped.
-
-  The first `count` of them are kept, after `written` others, both `i32[B]`. No
-  two have the same place: which of them stayed there would not be said.
-  """
+  """Distinct places of W new entries, `i32[B, W]`; R for what is dropped."""
   index = np.arange(width)
   wanted = (index < count[:, None]) & (index >= count[:, None] - room)
   return jnp.where(wanted, (written[:, None] + index) % room, room)
 
 
 def lumped(logits: Array, ids: Array) -> Array:
-  """The distribution of some tokens and of all others together.
+  """Log-probabilities of some tokens, and of all others together.
 
-  Args:
-    logits: `f32[..., V]`.
-    ids: `i32[..., K]`, distinct.
-
-  Returns:
-    `f32[..., K + 1]` log-probabilities.
+  Logits `f32[..., V]` and distinct ids `i32[..., K]` give `f32[..., K + 1]`.
   """
   whole = jax.scipy.special.logsumexp(logits, axis=-1, keepdims=True)
   chosen = jnp.take_along_axis(logits, ids, axis=-1)
@@ -294,10 +265,6 @@ def texts(ring: Ring) -> Array:
 def model_laws(model: LanguageModel, *, vocab_size: int) -> Laws:
   """A draft model's distributions, each text read from its start in the ring.
 
-  Args:
-    model: the draft, of `specjax.drafters.model`.
-    vocab_size: V.
-
   Raises:
     ValueError: for a draft that reads inputs, which no ring keeps.
   """
@@ -322,12 +289,8 @@ def model_laws(model: LanguageModel, *, vocab_size: int) -> Laws:
 def head_laws(model: FeatureModel, *, vocab_size: int) -> Laws:
   """Distributions of a head that reads the target's own features.
 
-  A head is fed its own hidden states too, from the second drafted token on;
-  that it is not trained for here.
-
-  Args:
-    model: the head, of `specjax.drafters.eagle`.
-    vocab_size: V.
+  From the second drafted token on a head is fed its own hidden states; that it
+  is not trained for here.
   """
 
   def laws(params, ring: Ring):

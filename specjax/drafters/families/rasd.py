@@ -6,24 +6,20 @@ the draft model prunes, and both are merged where they begin alike. Nodes that
 both have are counted once, and what that saves goes to further nodes that were
 looked up.
 
-The draft model reads the trie in one pass, whatever its size, and of it the
-nodes that it finds likeliest, by all tokens from the root on, fill what the
-budget leaves.
+The draft model reads the trie in one pass, and the nodes that it finds
+likeliest, by all tokens from the root on, fill what the budget leaves.
 
 Two forms, by how the draft model's tree is made:
 
-- certain (`siblings=TOP_K`): every token is a function of the text, and the
-  rule that fits is `match`;
+- deterministic (`siblings=TOP_K`): the rule that fits is `match`;
 - mixed (siblings that are drawn, as `IID` or `WITHOUT_REPLACEMENT`): drawn
-  tokens first, with the distributions they were drawn from, then certain ones
-  among the same siblings. Rules that test one sibling after the other take that
-  (`recursive`, `traversal`): what was looked up is tested last, against what is
-  left of the target's distribution, so that whether it is there may depend on
-  what was drawn.
+  tokens first, then deterministic ones among the same siblings. Rules that test
+  one sibling after the other take that (`recursive`, `traversal`): what was
+  looked up is tested last, so that whether it is there may depend on what was
+  drawn.
 
 What differs from the paper (no code of its authors is known): it prunes by the
-draft model's distribution of the first token, this by that of all tokens; where
-a path of its retrieved trie ends is a setting of its own, here of the budget.
+draft model's distribution of the first token, this by that of all tokens.
 """
 
 from typing import Any
@@ -87,9 +83,6 @@ def rasd(
     num_retrieved: R, nodes that are looked up, of which the best are kept; by
       default twice as many as `nodes`.
     vocab_size: V, the number of real tokens; by default the model's.
-
-  Returns:
-    The `Drafter`; its state is the draft model's `Cache`.
 
   Raises:
     ValueError: as `model` and `suffix`, or if the model's tree does not fit

@@ -1,8 +1,8 @@
 """Suffix decoding: drafts from earlier continuations of the last tokens.
 
 The tokens that followed the text's last m tokens, wherever those occurred, are
-counted, and the likeliest continuations are drafted as a tree of certain
-tokens. How many a match is worth, and which m, is the rule of SuffixDecoding
+counted, and the likeliest continuations are drafted as a deterministic
+tree. How many a match is worth, and which m, is the rule of SuffixDecoding
 (Oliaro et al., NeurIPS 2025): of m matched tokens `nodes_per_match` times m
 nodes, and of all m the one whose nodes' probabilities add up to the most. Where
 occurrences agree, that is a long chain, as SAM decoding drafts (Hu et al., ACL
@@ -13,19 +13,12 @@ corpus that all rows share (`specjax.drafters.shared.corpus`), if there is one:
 then each gives its tree, and both are merged under one budget. The corpus alone
 is REST (He et al., NAACL 2024).
 
-What differs from the authors' code. No suffix tree is kept: the text's buffer
-is compared with its own end, so that all of it counts, whatever its length. Of
-more than `max_hits` occurrences those of the longest matches count, and of
-equal ones the latest. Probabilities are of the occurrences that are left,
-theirs of all, that at the text's end among them. A continuation that runs into
-the text's end is read on periodically. SuffixDecoding takes the better of the
-row's tree and the corpus's; here a node is worth what the one that believes in
-it more gives it. REST drafts the 64 most frequent beginnings whatever the
-match.
-
-A round feeds as many tokens whether nodes are there or not, unless the decoder
-has passes of several widths (`specjax.adaptive.widths`): then short matches are
-cheap.
+What differs from the authors' code: no suffix tree is kept, the text's buffer
+is compared with its own end; of more than `max_hits` occurrences those of the
+longest matches count, and of equal ones the latest; a continuation that runs
+into the text's end is read on periodically. SuffixDecoding takes the better of
+the row's tree and the corpus's; here a node has the larger of its two values.
+REST drafts the 64 most frequent beginnings whatever the match.
 """
 
 import dataclasses
@@ -66,9 +59,6 @@ def suffix(
     min_prob: a node that is less likely is not drafted.
     max_hits: occurrences that count, of the text and of the corpus each.
     vocab_size: V, the number of real tokens; by default the corpus's.
-
-  Returns:
-    The `Drafter`, without state.
 
   Raises:
     ValueError: for sizes that cannot be.

@@ -96,14 +96,9 @@ def feed(
 ) -> HeadState:
   """Feeds every layer the places that are new: one pass of W tokens each.
 
-  Args:
-    models: the layers; all take the parameters of the whole head.
-    params: parameters of both models.
-    state: of the text before.
-    commit: the fed tokens of a prompt, or of a round.
-    goes_on: True if the state is of the text up to `commit.start`, as after a
-      round; layer k then begins k - 1 places before it. False for prompts,
-      which are fed the newest D tokens again: all begin there.
+  If it `goes_on`, the state is of the text up to `commit.start`, as after a
+  round, and layer k begins k - 1 places before it. A prompt's newest D tokens
+  are fed again: all layers begin at its start.
   """
   went_on = commit.count > 0
   # Nothing was fed of a text of one token: it stands beside a feature of 0.

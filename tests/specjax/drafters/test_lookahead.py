@@ -259,9 +259,8 @@ def test_the_smallest_windows_decode(sizes):
 @pytest.mark.parametrize(
   ("changes", "words"),
   [
-    (dict(window=0), "needs columns and guesses, got 0"),
-    (dict(num_guesses=0), "needs columns and guesses"),
-    (dict(tokens=0), "two tokens at least, got 1"),
+    (dict(window=0), "of 1 or more, got 0"),
+    (dict(tokens=0), "and 0"),
     (dict(pool_size=5), "pool_size must be at least 32, got 5"),
   ],
 )
