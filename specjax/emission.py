@@ -47,16 +47,9 @@ class Emission:
 def emit(
   state: DecodeState, now: Round, node: Array, next_token: Array
 ) -> Emission:
-  """The accepted path and the token after it, cut.
+  """The path to the deepest accepted node, and the token after it, cut.
 
-  Args:
-    state: before the round.
-    now: the round, drafted and scored.
-    node: `i32[B]`, the deepest accepted node.
-    next_token: `i32[B]`, drawn after it.
-
-  Returns:
-    The `Emission`; a row that is done, or met a broken node, emits nothing.
+  A row that is done, or met a broken node, emits nothing.
   """
   draft, topology = now.draft, now.topology
   width = draft.tree.max_depth + 1
@@ -139,14 +132,7 @@ def count(
   distance: Array,
   emission: Emission,
 ) -> Counters:
-  """The counters after a round.
-
-  Args:
-    state: before the round.
-    now, emission: of the round.
-    node_probs: `f32[B, N + 1]`, the rule's.
-    distance: `f32[B, N + 1]`, as `Verification.total_variation`.
-  """
+  """The counters after a round, from a `Verification`'s `f32[B, N + 1]`."""
   tree, topology, old = now.draft.tree, now.topology, state.counters
   nodes, depths = tree.num_nodes, np.arange(tree.max_depth + 1)
   is_node = topology.present[:, :nodes] & (np.arange(nodes) > 0)
@@ -187,13 +173,7 @@ def count(
 
 
 def write(state: DecodeState, logits: Array, emission: Emission) -> DecodeState:
-  """The state with the emitted tokens, and what is recorded beside them.
-
-  Args:
-    state: before the round.
-    logits: `f32[B, N + 1, V]`, the target's own.
-    emission: of the round.
-  """
+  """The state with the emitted tokens, and log-probabilities of logits."""
   length = state.length + emission.count
   stopped = jnp.where(
     length >= state.max_length, StopReason.LENGTH, StopReason.RUNNING

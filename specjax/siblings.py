@@ -64,16 +64,8 @@ def scan_siblings(
 ) -> tuple[Any, Any]:
   """Scans over siblings, the eldest first, as `lax.scan` does.
 
-  A few are unrolled, each with arrays of its own size, which is faster; of more
-  a loop is made, whose program does not grow.
-
-  Args:
-    body: `(carry, j) -> (carry, out)`, with j an integer or `i32[]`.
-    carry: what goes from each to the next.
-    count: number of siblings.
-
-  Returns:
-    The last carry, and the outs of all, stacked along a first axis.
+  `body` is `(carry, j) -> (carry, out)`, with j an integer where few are
+  unrolled, which is faster, or `i32[]`.
   """
   if count > _MOST_UNROLLED:
     return jax.lax.scan(body, carry, jnp.arange(count, dtype=jnp.int32))
@@ -85,11 +77,7 @@ def scan_siblings(
 
 
 def elders(tokens: Array, j: Array | int) -> Array:
-  """The siblings before child j of `i32[..., C]`, as `Siblings.child` has them.
-
-  Returns:
-    `i32[..., j]`; if j is traced `i32[..., C]`, with -1 for the others.
-  """
+  """The siblings before child j, `i32[..., j]`; C, padded, if j is traced."""
   if isinstance(j, int):
     return tokens[..., :j]
   return jnp.where(jnp.arange(tokens.shape[-1]) < j, tokens, -1)
@@ -222,8 +210,7 @@ def laws_of_tokens(
     tree: the tree.
     siblings: how the children of a node are drawn.
     tokens: `i32[B, N + 1]`.
-    model_laws: `f32[B, N + 1, V]`, the draft model's distribution after each
-      node.
+    model_laws: `f32[B, N + 1, V]`, the draft model's after each node.
 
   Returns:
     `f32[B, N + 1, V]`, see `specjax.types.Draft`; row 0 is all -inf.

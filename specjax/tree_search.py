@@ -31,16 +31,9 @@ _GAIN = 1e-12
 def acceptance_by_rank(counters: Counters) -> np.ndarray:
   """Measured probability that the walk goes on to a node's child of rank b.
 
-  The ranks of one node are exclusive, but each is averaged over the nodes that
-  have it. Measure with a tree all of whose inner nodes have the same number of
-  children (`specjax.tree.k_ary`): averages over different nodes need not add up
-  to at most 1.
-
-  Args:
-    counters: of a finished `DecodeState`, or of any step.
-
-  Returns:
-    `f64[C]`, totals over all rows; 0 for ranks that were never offered.
+  Measure with a tree all of whose inner nodes have the same number of children
+  (`specjax.tree.k_ary`): averages over different nodes need not add up to at
+  most 1. `f64[C]`, over all rows; 0 for ranks that were never offered.
   """
   offered, accepted = (
     np.asarray(x, np.float64).sum(axis=0)
@@ -56,17 +49,8 @@ def expected_accepted(
 ) -> float:
   """Expected number of accepted drafted tokens a step.
 
-  Args:
-    tree: the tree; the residual or bonus token is not counted.
-    acceptance: `f[C]`, a_b; higher ranks are never accepted.
-
-  Returns:
-    The sum over drafted nodes of the product of `acceptance[rank]` along the
-    node's path.
-
-  Raises:
-    ValueError: if an acceptance is not a probability, or they add up to more
-      than 1.
+  The sum over drafted nodes of the product of `acceptance[rank]`, `f[C]`, along
+  the node's path; raises as `best_tree`.
   """
   acceptance = _check_acceptance(acceptance)
   missing = max(tree.max_children - len(acceptance), 0)
@@ -127,10 +111,7 @@ class _Table:
   split: np.ndarray
 
   def tree(self, size: int, depth: int) -> Tree:
-    """The best tree of `size` nodes (the root is one) and at most that depth.
-
-    Nodes are expanded in the order they are numbered, which is level by level.
-    """
+    """The best tree of `size` nodes, the root among them, and that depth."""
     parents, pending = [-1], [(size, depth)]
     for node, (left, levels) in enumerate(pending):  # grows as we go
       family = []

@@ -80,7 +80,7 @@ def block_law(
     draft: the draft model's law after each context, from which children are
       drawn as `siblings` says.
     target: the target's law.
-    siblings: how the children of a node are drawn.
+    siblings: how the children of a node are drawn; without noise.
     prefix: committed tokens, at least one.
     dtype: of the laws given to the rule; float64 needs `jax.enable_x64`.
 
@@ -89,8 +89,8 @@ def block_law(
 
   Raises:
     ValueError: if float64 is asked for but not enabled, a law is none or of
-      another length, the rule is not for this tree, the siblings cannot be
-      drawn for it, or they carry noise, which is not enumerable.
+      another length, the rule is not for this tree, or the siblings cannot be
+      drawn for it.
     TypeError: if the rule is not a `Rule`.
   """
   if not isinstance(rule, Rule):
@@ -99,8 +99,6 @@ def block_law(
     )
   if dtype == jnp.float64 and not jax.config.jax_enable_x64:  # type: ignore[attr-defined]
     raise ValueError("float64 laws need jax.enable_x64(True)")
-  if siblings.with_noise:
-    raise ValueError(f"drafts with noise ({siblings.name}) are not enumerable")
   rule.check(tree, siblings)
   vocab, nodes, depth = len(target(prefix)), tree.num_nodes, tree.max_depth
   most = vocab if siblings.max_children is None else siblings.max_children

@@ -63,12 +63,8 @@ def any_tree(
     draft, target: the laws after every context, `f64[V]`.
     siblings: how the children of a node are drawn, without noise.
 
-  Returns:
-    The optimum.
-
   Raises:
-    ValueError: if the tree has no drafted node, or the drafts carry noise or
-      are too many.
+    ValueError: if there are too many drafts.
     ArithmeticError: if the solver fails on these laws.
   """
   contexts = _Contexts.of(target, tree.max_depth)
@@ -116,8 +112,6 @@ def _drafted_sets(
   `bool[T, V + V^2 + .. + V^G]`, contexts level by level and in the order of
   their tokens, and `f64[T]`; sets of probability 0 are left out.
   """
-  if siblings.with_noise:
-    raise ValueError(f"drafts with noise ({siblings.name}) are not enumerable")
   if vocab**tree.num_drafted > _MOST_DRAFTS:
     raise ValueError(
       f"at most {_MOST_DRAFTS} drafts are enumerated, got {vocab} ** "
@@ -164,13 +158,9 @@ def _starts(vocab: int, length: int) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class _Contexts:
-  """The contexts of depth 1..G, level by level, in the order of their tokens.
+  """The V + .. + V^G contexts, level by level, in the order of their tokens.
 
-  Attributes:
-    vocab: V.
-    length: G.
-    probs: `f64[V + .. + V^G]`, their probabilities under a law.
-    parent: the context that each continues, -1 for the root.
+  `parent` is the context that each continues, -1 for the root.
   """
 
   vocab: int
@@ -181,8 +171,6 @@ class _Contexts:
   @classmethod
   def of(cls, law: ContextLaw, length: int):
     """The contexts under a law, G at least 1."""
-    if length < 1:
-      raise ValueError(f"length must be >= 1, got {length}")
     vocab = len(law(_ROOT))
     levels = [
       target_block_law(law, length=g).ravel() for g in range(1, length + 1)

@@ -55,14 +55,15 @@ class Process:
 
   def __post_init__(self):
     count = len(self.acceptance)
-    if self.first.shape != (count,) or self.following.shape != (count, count):
-      raise ValueError(
-        f"{count} contexts need laws of shapes {(count,)} and "
-        f"{(count, count)}, got {self.first.shape} and {self.following.shape}"
-      )
     laws = np.vstack([self.first, self.following])
-    if (laws < 0).any() or not np.allclose(laws.sum(axis=1), 1):
-      raise ValueError(f"laws of contexts must add up to 1, got {laws}")
+    if (
+      laws.shape != (count + 1, count)
+      or (laws < 0).any()
+      or not np.allclose(laws.sum(axis=1), 1)
+    ):
+      raise ValueError(
+        f"{count} contexts need laws that add up to 1, got {laws}"
+      )
     if not ((self.acceptance >= 0) & (self.acceptance <= 1)).all():
       raise ValueError(
         f"acceptance must be in [0, 1], got {self.acceptance.tolist()}"
@@ -77,12 +78,7 @@ class Process:
 def independent(
   acceptance: Sequence[float], chances: Sequence[float] = (1.0,)
 ) -> Process:
-  """Tokens whose contexts do not depend on each other.
-
-  Args:
-    acceptance: of each context.
-    chances: of each context.
-  """
+  """Tokens in independent contexts, each of an acceptance and a chance."""
   law = np.asarray(chances, np.float64)
   return Process(
     first=law,
@@ -143,11 +139,7 @@ class Outcome:
 class _Level:
   """The n cases that can be told apart after a number of levels.
 
-  Attributes:
-    survival: `f64[n]`.
-    context: `int[n]`.
-    below: `int[n, X]`, the case after a further level, by its context.
-    chances: `f64[n, X]`, the law of that context.
+  `below`, `int[n, X]`, are those after a further level, `chances` theirs.
   """
 
   survival: np.ndarray
@@ -182,14 +174,7 @@ def _cases(process: Process, depth: int) -> list[_Level]:
 def outcome(
   process: Process, costs: Costs, goes_on: GoesOn, depth: int
 ) -> Outcome:
-  """The exact means of a stopping rule.
-
-  Args:
-    process: the acceptances.
-    costs: of levels and rounds.
-    goes_on: the rule.
-    depth: G, the most levels.
-  """
+  """The exact means of a stopping rule of G levels at most."""
   levels = _cases(process, depth)
   go = [
     np.asarray(goes_on(k, level.survival, level.context), bool)
@@ -230,14 +215,8 @@ def _best_for(levels: list[_Level], costs: Costs, rate: float):
 def optimum(process: Process, costs: Costs, depth: int) -> Outcome:
   """The best of all stopping rules, by Dinkelbach's iteration.
 
-  It begins with the rate of plain decoding. As many cases are looked at as
-  there are different survivals: for contexts of any acceptances, `(G + X - 1)`
-  choose G on the last level.
-
-  Args:
-    process: the acceptances.
-    costs: of levels and rounds.
-    depth: G, the most levels.
+  It begins with the rate of plain decoding. The last of G levels has `(G + X -
+  1)` choose G cases, for contexts of any acceptances.
   """
   levels = _cases(process, depth)
   return _iterate(
@@ -278,9 +257,7 @@ def myopic(process: Process, costs: Costs, depth: int) -> Outcome:
   """Goes on if the next level alone pays: `S_k E[a_k+1] > r D_k`.
 
   With r its own rate, found as the optimum's. It is the optimum in the monotone
-  case, where a level that does not pay is followed by none that does (drafts
-  accepted independently, D not falling), and can be as slow as plain decoding
-  where drafting reveals what is to be gained.
+  case, where a level that does not pay is followed by none that does.
   """
   marginal = costs.marginal(depth)
 

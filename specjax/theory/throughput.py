@@ -20,18 +20,10 @@ Number = float | np.ndarray
 def expected_accepted(num_tokens: Number, acceptance: Number) -> np.ndarray:
   """`E_0`: drafted tokens accepted in a cycle.
 
-  From `E_N = 0, E_k = P (1 + E_{k+1})`, whose solution is `P (1 - P^N) / (1 -
-  P)`, and N at P = 1.
-
-  Args:
-    num_tokens: N >= 0.
-    acceptance: P in [0, 1].
-
-  Returns:
-    `f64[...]`.
+  `P (1 - P^N) / (1 - P)`, and N at P = 1; `f64[...]`.
 
   Raises:
-    ValueError: for numbers out of range.
+    ValueError: for N < 0, or P outside of [0, 1].
   """
   n, p = _checked(num_tokens, acceptance)
   less = np.where(p < 1, p, 0.0)
@@ -93,11 +85,7 @@ def expected_calls(first_accepted: Sequence[float], length: int) -> float:
 def tree_tokens(tree: Tree, acceptance_by_rank: Sequence[float]) -> float:
   """Block efficiency of a tree: one, and each node's chance to be reached.
 
-  Args:
-    tree: the tree.
-    acceptance_by_rank: `f[C]`, the probability that the walk goes on to the
-      child of rank b, given that its parent is accepted
-      (`specjax.tree_search.acceptance_by_rank`).
+  By `specjax.tree_search.acceptance_by_rank`, `f[C]`.
 
   Raises:
     ValueError: if they are no probabilities, or add up to more than 1.
@@ -113,21 +101,11 @@ def throughput(
 ) -> np.ndarray:
   """Tokens per second: `tokens_per_cycle / (N T_s + T_v)`.
 
-  Args:
-    num_tokens: N.
-    acceptance: P.
-    draft_seconds: T_s.
-    verify_seconds: T_v; give it for the N at hand, if a pass over more tokens
-      costs more (`verify_curve`).
-
   Raises:
-    ValueError: for numbers out of range, or cycles that take no time.
+    ValueError: for numbers out of range.
   """
   tokens = tokens_per_cycle(num_tokens, acceptance)
-  seconds = np.asarray(num_tokens) * draft_seconds + verify_seconds
-  if not (seconds > 0).all():
-    raise ValueError("a cycle must take some time")
-  return tokens / seconds
+  return tokens / (np.asarray(num_tokens) * draft_seconds + verify_seconds)
 
 
 def verify_curve(
@@ -170,9 +148,6 @@ def best_num_tokens(
     draft_seconds: T_s.
     verify_seconds: T_v, or a function of the tokens fed (N + 1).
     most: the largest N that is tried; the smallest of equals is returned.
-
-  Raises:
-    ValueError: for numbers out of range.
   """
   n = np.arange(most + 1)
   verify = verify_seconds(n + 1) if callable(verify_seconds) else verify_seconds
@@ -188,17 +163,8 @@ def break_even(
 ) -> float:
   """The least P at which a cycle is no slower than plain decoding.
 
-  Plain decoding gives a token every `plain_seconds`; break-even is where
-  `tokens_per_cycle = (N T_s + T_v) / plain_seconds`, found by bisection.
-
-  Args:
-    num_tokens: N >= 1.
-    draft_seconds: T_s.
-    verify_seconds: T_v of N + 1 tokens.
-    plain_seconds: a target pass over one token.
-
-  Returns:
-    P in [0, 1]; inf if even P = 1 does not pay.
+  Where `tokens_per_cycle = (N T_s + T_v) / plain_seconds`, N >= 1 and a target
+  pass over one token taking `plain_seconds`; inf if even P = 1 does not pay.
   """
   need = (num_tokens * draft_seconds + verify_seconds) / plain_seconds
   if need <= 1:

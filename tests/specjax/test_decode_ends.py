@@ -32,7 +32,6 @@ import specjax
 from specjax import drafters
 from specjax.state import Origin, StopReason
 from specjax.tree import chain
-from specjax.warp import make_sampling
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -102,14 +101,6 @@ def test_decoding_works_with_x64_enabled(drafter):
     state = jax.jit(decoder.generate)(PARAMS, state)
     for b, row in enumerate(rows_of(state)):
       assert row == greedy_reference(PROMPTS[b, : LENGTHS[b]], BUDGETS[b])
-
-
-def test_a_sampling_batch_of_another_size_is_refused():
-  with pytest.raises(ValueError, match="sampling must have an entry"):
-    make("model").init(
-      PARAMS, jnp.asarray(PROMPTS), LENGTHS, jax.random.key(0),
-      buffer_length=40, max_new_tokens=3, sampling=make_sampling(2),
-    )  # fmt: skip
 
 
 @pytest.mark.parametrize(("rule", "drafter"), FEWEST_PAIRS)
@@ -193,23 +184,6 @@ def test_nan_on_nodes_that_are_not_reached_costs_nothing():
     for row, whole in zip(rows_of(state), rows_of(clean), strict=True):
       assert row == whole[: len(row)]
   assert hit > 5
-
-
-def test_rows_keep_their_own_sampling_settings():
-  decoder = make("model")
-  mixed = np.array([0.0, 1.0, 0.0, 1.0, 0.0])
-  state = rows_of(decode(decoder, start(decoder, temperature=mixed)))
-  greedy = rows_of(decode(decoder, start(decoder, temperature=0.0)))
-  sampled = rows_of(decode(decoder, start(decoder, temperature=1.0)))
-  for b, temperature in enumerate(mixed):
-    assert state[b] == (greedy if temperature == 0 else sampled)[b]
-
-
-def test_seeds_change_samples_and_repeat_them():
-  decoder = make("model")
-  first = rows_of(decode(decoder, start(decoder, key=1)))
-  assert first == rows_of(decode(decoder, start(decoder, key=1)))
-  assert first != rows_of(decode(decoder, start(decoder, key=2)))
 
 
 def test_vocabularies_may_be_padded_differently():

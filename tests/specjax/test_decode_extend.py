@@ -14,7 +14,7 @@ from decoding import MODEL, PARAMS, PROMPTS, VOCAB, decode, rows_of
 
 import specjax
 from specjax import drafters, prefill
-from specjax.state import Origin, StopReason
+from specjax.state import StopReason
 from specjax.tree import Tree
 from specjax.warp import make_sampling
 
@@ -57,12 +57,6 @@ def used(decoder):
 
 def extend(decoder, state, row, tokens=MORE, *, budget=5, **more):
   return decoding.extend(decoder, state, row, tokens, budget=budget, **more)
-
-
-def reading(decoder, num_refed):
-  """A mutant that re-feeds another number of tokens."""
-  drafter = dataclasses.replace(decoder.drafter, num_refed=num_refed)
-  return dataclasses.replace(decoder, drafter=drafter)
 
 
 @pytest.mark.parametrize(
@@ -206,47 +200,6 @@ def test_a_row_that_decodes_may_be_gone_on_from():
   assert actual[:4] == undisturbed[:4]
 
 
-def test_a_row_that_keeps_a_token_too_many_is_caught(monkeypatch):
-  """The mutant takes the cache of one more token than the text has."""
-  decoder, cut = DECODERS["model"], prefill.cut
-  before = rows_of(used(decoder))
-  text = [*before[0][:5], *MORE.tolist()]
-  right = rows_of(alone_behind(decoder, text, used(decoder)))[0]
-
-  def late(held, keep, blank, key):
-    kept = cut(held, keep + 1, blank, key)
-    return dataclasses.replace(
-      kept, tokens=jnp.roll(kept.tokens, -1, axis=1), length=kept.length - 1
-    )
-
-  monkeypatch.setattr(prefill, "cut", late)
-  state = used(decoder)
-  begun = decoder.admit(
-    PARAMS, state, 3, MORE, 6, state.keys[1], max_new_tokens=7,
-    sampling=make_sampling(1, temperature=0.9), source=0, keep=5,
-  )  # fmt: skip
-  assert rows_of(decode(decoder, begun))[3] != right
-
-
-def test_more_than_fits_behind_a_text_ends_the_row():
-  decoder = DECODERS["model"]
-  state = decoding.start(
-    decoder, max_new_tokens=np.array([36, 9, 9, 9, 9]), stop_tokens=()
-  )
-  state = decode(decoder, state)
-  after = behind(decoder, state, 3, 0, 36, budget=2)
-  assert after.stop_reason[3] == StopReason.LENGTH
-  assert after.length[3] == 36
-
-
-def test_what_is_appended_is_prompt():
-  state = extend(DECODERS["model"], used(DECODERS["model"]), 1)
-  length = int(state.length[1])
-  assert state.prompt_length[1] == length
-  assert (state.origins[1, length - len(MORE) : length] == Origin.PROMPT).all()
-  assert not state.done[1]
-
-
 @pytest.mark.parametrize("count, budget", [(4, 2), (6, 0), (1, 5)])
 def test_a_text_goes_on_up_to_the_end_of_the_buffer(count, budget):
   """There the window that is read begins before the newest token."""
@@ -305,36 +258,6 @@ def test_what_all_rows_share_counts_each_token_once():
   np.add.at(expected, (text[first - 1 : -2], text[first:-1]), 1)
   added = state.drafter_state["counts"] - before.drafter_state["counts"]
   np.testing.assert_array_equal(added, expected)
-
-
-def test_a_draft_whose_cache_has_a_hole_is_caught():
-  """The mutant reads one token less again: the last that was accepted.
-
-  The draft is the target, so that whole drafts are accepted, of which a draft
-  never reads the last token.
-  """
-  decoder = DECODERS["model"]
-  params = specjax.Params(target=PARAMS.target, draft=PARAMS.target)
-  state = decoding.start(decoder, max_new_tokens=np.full(5, 8), stop_tokens=())
-  state = decode(decoder, state, params)
-  assert state.counters.num_target_calls.tolist() == [2] * 5
-  accepted = {}
-  for num_refed in (2, 1):
-    longer = reading(decoder, num_refed).extend(
-      params, state, 2, MORE, 6, max_new_tokens=20
-    )
-    end = decode(decoder, longer, params)
-    accepted[num_refed] = int(end.counters.num_accepted[2])
-  assert accepted[1] < accepted[2] == 15
-
-
-def test_a_newest_token_that_is_not_read_is_caught():
-  decoder, state = DECODERS["model"], used(DECODERS["model"])
-  right = rows_of(decode(decoder, extend(decoder, state, 2, budget=15)))
-  wrong = reading(decoder, 0).extend(
-    PARAMS, state, 2, MORE, 6, max_new_tokens=15
-  )
-  assert rows_of(decode(decoder, wrong))[2] != right[2]
 
 
 @pytest.mark.parametrize(
@@ -456,16 +379,6 @@ def test_a_prompt_read_in_chunks_is_one_that_was_read_at_once(
   actual, expected = outcome(decoder, parts), outcome(decoder, whole)
   assert actual[0] == expected[0]
   assert actual[1] == expected[1] or name == "lookahead"
-
-
-def test_features_that_are_not_carried_over_a_border_are_caught(monkeypatch):
-  """The mutant's pair of a chunk's last feature and the next token is lost."""
-  decoder = DECODERS["eagle"]
-  wrong = reading(decoder, 0)
-  right = outcome(decoder, begun(decoder, CHUNK, monkeypatch))
-  actual = outcome(wrong, begun(wrong, CHUNK, monkeypatch))
-  assert actual[1] != right[1]
-  assert outcome(wrong, begun(wrong, LONGEST, monkeypatch)) == right
 
 
 def test_a_row_is_read_the_same_beside_longer_ones(monkeypatch):

@@ -1,7 +1,6 @@
 """A row that ended is given another prompt in a running state."""
 
 import dataclasses
-from unittest import mock
 
 import decoding
 import forms
@@ -13,7 +12,6 @@ from decoding import LENGTHS, MODEL, PARAMS, PROMPTS, VOCAB, decode, rows_of
 
 import specjax
 from specjax import random
-from specjax import rows as rows_lib
 from specjax.runtime.mesh import MeshDecoder
 from specjax.tree import paths
 from specjax.warp import make_sampling
@@ -118,24 +116,6 @@ def test_what_all_rows_share_goes_on_from_where_it_was():
   np.add.at(expected, (PROMPTS[2][:4], PROMPTS[2][1:5]), 1)
   np.testing.assert_array_equal(new, expected)
   assert after.drafter_state["last"][4] == PROMPTS[2][4]
-
-
-def test_a_row_that_sees_its_predecessors_cache_is_caught():
-  """The mutant puts all of a row but the target's cache."""
-  put = rows_lib.put
-
-  def without_cache(axes, tree, row, fresh):
-    old = rows_lib.pick(axes, tree, jnp.array([4]))
-    cache = old.target_cache.replace(length=fresh.target_cache.length)
-    return put(axes, tree, row, dataclasses.replace(fresh, target_cache=cache))
-
-  state = used(DECODER)
-  with mock.patch.object(rows_lib, "put", without_cache):
-    broken = DECODER.admit(
-      PARAMS, state, 4, PROMPTS[2], 6, keys_of([9])[0], max_new_tokens=11,
-      sampling=make_sampling(1, temperature=0.8),
-    )  # fmt: skip
-  assert rows_of(decode(DECODER, broken))[4] != alone(DECODER, PROMPTS[2], 6)
 
 
 def test_rounds_end_as_soon_as_so_many_rows_are_idle():

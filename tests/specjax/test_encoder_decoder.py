@@ -291,14 +291,3 @@ def test_a_block_says_how_many_tokens_its_pass_computes():
   jax.eval_shape(decoder.step, params, state)
   assert drafter.tokens_of_passes(state.tokens.shape[1]) == tuple(widths)
   assert drafter.passes == (MASKS,)
-
-
-def test_a_block_refuses_what_it_cannot_say():
-  with pytest.raises(ValueError, match="3 tokens ahead, got a tree of dep"):
-    make("block", chain(4), "token")
-  decoder, params = make("block", chain(3), "token")
-  with pytest.raises(ValueError, match="reads inputs"):
-    decoder.init(
-      params, PROMPTS, LENGTHS, jax.random.key(0), buffer_length=12,
-      max_new_tokens=4,
-    )  # fmt: skip

@@ -131,17 +131,6 @@ def test_float64_without_x64_is_refused():
     )
 
 
-def test_noise_is_not_enumerable():
-  with pytest.raises(ValueError, match="not enumerable"):
-    exact.block_law(
-      rules.get("gumbel_list"),
-      tree_lib.chain(1),
-      lambda c: np.ones(2) / 2,
-      lambda c: np.ones(2) / 2,
-      siblings=siblings_lib.SHARED_NOISE,
-    )
-
-
 def test_siblings_that_cannot_be_drawn_are_refused():
   p, q = np.array([0.5, 0.5]), np.array([0.3, 0.7])
   for siblings in (siblings_lib.WITHOUT_REPLACEMENT, siblings_lib.TOP_K):

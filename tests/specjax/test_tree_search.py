@@ -133,13 +133,6 @@ def test_what_is_no_acceptance_is_refused(acceptance, message):
       function(acceptance)
 
 
-def test_sizes_out_of_range_are_refused():
-  with pytest.raises(ValueError, match="num_nodes must be >= 1"):
-    tree_search.best_tree([0.5], num_nodes=0)
-  with pytest.raises(ValueError, match="max_depth must be >= 1"):
-    tree_search.best_tree([0.5], num_nodes=2, max_depth=0)
-
-
 # ------------------------------------------------- from what a decoder counts
 
 VOCAB, ROWS, STEPS = 11, 64, 15

@@ -86,15 +86,7 @@ def online(
   Returns:
     The `Drafter`, whose state is an `OnlineState`. A row that is given another
     prompt (`Decoder.admit`) begins with an empty ring.
-
-  Raises:
-    ValueError: for a ring without room, or distributions of more tokens than
-      there are.
   """
-  if entries < 2:
-    raise ValueError(f"a ring needs at least 2 entries, got {entries}")
-  if not 0 <= top_k <= vocab_size:
-    raise ValueError(f"top_k must be in 0..{vocab_size}, got {top_k}")
   kept, inner = top_k or vocab_size, drafter
   whole = kept == vocab_size
 

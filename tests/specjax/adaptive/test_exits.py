@@ -143,18 +143,6 @@ def test_a_threshold_is_a_share_and_moves_where_something_was_drafted():
   np.testing.assert_allclose(after.matched, [0, 0, 1, 0])
 
 
-def test_a_row_does_not_depend_on_its_neighbors(rounds):
-  decoder = specjax.make_decoder(MODEL, drafter=DRAFTER)
-  alone = start(decoder, slice(2, 3))
-  alone = jax.jit(decoder.steps)(PARAMS, alone, len(rounds))
-  _, together, _ = rounds[-1]
-  length = int(alone.length[0])
-  assert length == int(together.length[2])
-  assert alone.tokens[0, :length].tolist() == (
-    together.tokens[2, :length].tolist()
-  )
-
-
 def test_passes_that_no_row_asks_for_are_not_made():
   """With a threshold of 1 every chain ends at its first token."""
 
@@ -180,29 +168,6 @@ def test_a_host_may_end_drafting_earlier():
   draft, _, after, _ = jax.jit(decoder.propose)(PARAMS, state)
   assert (np.asarray(draft.parents) >= 0).sum(axis=1).tolist() == [0, 1, 2, 3]
   assert after.drawn.drafted.tolist() == [0, 1, 2, 3]
-
-
-def test_a_draft_that_is_nan_ends_its_chain_and_loses_nothing():
-  broken = dataclasses.replace(
-    PARAMS, draft=jnp.full_like(PARAMS.draft, jnp.nan)
-  )
-  decoder = specjax.make_decoder(MODEL, drafter=DRAFTER)
-  state = jax.jit(decoder.generate)(broken, start(decoder, params=broken))
-  assert (np.asarray(state.stop_reason) == specjax.StopReason.LENGTH).all()
-  drafted = np.asarray(state.counters.num_drafted)
-  assert (drafted == np.asarray(state.counters.num_target_calls)).all()
-
-
-@pytest.mark.parametrize(
-  ("options", "message"),
-  [
-    (dict(threshold=1.5), r"threshold must be in \[0, 1\], got 1.5"),
-    (dict(acceptance=-0.1), r"acceptance must be in \[0, 1\], got -0.1"),
-  ],
-)
-def test_numbers_out_of_range_are_refused(options, message):
-  with pytest.raises(ValueError, match=message):
-    make(**options)
 
 
 def test_a_text_that_goes_on_begins_with_the_first_threshold():

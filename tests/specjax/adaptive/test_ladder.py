@@ -56,11 +56,6 @@ def test_lengths_go_on_with_each_others_state():
   np.testing.assert_array_equal(sums, c.num_accepted)
 
 
-def test_rounds_that_draft_nothing_make_no_pass():
-  made = {n: len(one.drafter.passes) for n, one in DECODERS.items()}
-  assert made == {0: 0, 1: 1, 4: 4}
-
-
 def test_rounds_after_those_of_other_lengths_have_the_targets_law():
   with jax.enable_x64(True):
     tables = [toys.table(3, seed=s).astype(np.float64) for s in (0, 1)]
@@ -131,17 +126,6 @@ def test_a_row_that_drafts_fills_no_gap_of_another():
   state = one_by_one([4, 4], allowed(state, [4, 4]))
   assert state.counters.num_drafted.tolist() == [8, 12]
   assert state.counters.num_accepted.tolist() == [8, 12]
-
-
-def test_a_draft_that_does_not_know_what_it_lacks_is_caught():
-  """It is told that it holds the text."""
-  state = one_by_one([0] * 6)
-  held = state.drafter_state.inner.replace(length=jnp.asarray(state.length))
-  state = dataclasses.replace(
-    state, drafter_state=dataclasses.replace(state.drafter_state, inner=held)
-  )
-  state = one_by_one([4] * 4, state)
-  assert (state.counters.num_accepted < state.counters.num_drafted).all()
 
 
 def test_a_text_that_goes_on_is_read_when_it_is_drafted_for():
@@ -289,15 +273,6 @@ def test_batches_are_as_full_as_their_last_rounds_of_one_kind():
   np.testing.assert_allclose(known.occupied, [1, 0.5])
   known.saw_batch({0, 1}, 99, 0.1)
   np.testing.assert_allclose(known.occupied, [1, 0.5])
-
-
-def test_prices_are_of_a_loop_and_acceptance_is_of_a_ladder():
-  """As at two temperatures, which share programs."""
-  first = Timed({0: 1.0, 1: 1.4, 4: 3.0}, every=4, patience=100)
-  first(start())
-  again = dataclasses.replace(first.ladder)
-  assert again.reached.sum() == 0 < first.ladder.reached.sum()
-  assert again.every == 4
 
 
 def test_a_length_is_left_for_a_clear_gain_only(monkeypatch):

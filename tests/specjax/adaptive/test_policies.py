@@ -189,17 +189,6 @@ def test_no_pass_below_a_fixed_depth_is_compiled():
   assert traced("0", DEPTH) == 0
 
 
-def test_a_fixed_depth_drafts_what_a_shorter_chain_does():
-  """The same tokens from the same keys, with a wider verification."""
-  short = specjax.make_decoder(MODEL, drafter=of_model(None, tree=chain(2)))
-  cut = make("2")
-  actual = [
-    rows_of(decoding.decode(d, decoding.start(d, temperature=0.7)))
-    for d in (short, cut)
-  ]
-  assert actual[0] == actual[1]
-
-
 # ------------------------------------------------- a draft that has to catch up
 
 
@@ -260,43 +249,6 @@ def test_after_rounds_without_a_draft_the_cache_is_filled(family):
   assert model._PIECE == 16
 
 
-def test_a_text_that_goes_on_where_the_draft_lags_is_drafted_rightly():
-  decoder = make("4")
-  step = decoding.jitted(decoder, "step")
-  state = set_depth(three_rows(decoder, budgets=(6, 60, 60)), [0] * 3)
-  while not state.done[0]:
-    state, _ = step(PARAMS, state)
-  assert state.drafter_state.inner.length[0] < state.length[0] - 4
-  state = decoding.jitted(decoder, "extend")(
-    PARAMS, state, jnp.int32(0), jnp.asarray(decoding.PROMPTS[1]), jnp.int32(5),
-    max_new_tokens=jnp.int32(6),
-  )  # fmt: skip
-  text = rows_of(state)[0]
-  _, info = step(PARAMS, set_depth(state, [4, 0, 0]))
-  said = np.exp(np.asarray(info.draft.log_probs[0, 1]))
-  np.testing.assert_allclose(said, law_after(text), atol=1e-5)
-
-
-def test_a_draft_that_does_not_catch_up_is_caught():
-  """The mutant believes that it holds all of the text."""
-  whole = of_model(policies.fixed(depth=4))
-
-  def believing(params, state, cache, context):
-    inner = state.inner.replace(length=context.length)
-    state = dataclasses.replace(state, inner=inner)
-    return whole.propose(params, state, cache, context)
-
-  decoder = specjax.make_decoder(
-    MODEL, drafter=dataclasses.replace(whole, propose=believing)
-  )
-  state, step = set_depth(three_rows(make("4")), [0] * 3), jax.jit(decoder.step)
-  for _ in range(9):
-    state, _ = step(PARAMS, state)
-  _, info = step(PARAMS, set_depth(state, [4, 0, 0]))
-  said = np.exp(np.asarray(info.draft.log_probs[0, 1]))
-  assert np.abs(said - law_after(rows_of(state)[0])).max() > 0.01
-
-
 # ------------------------------------------------------------------- what fails
 
 
@@ -344,16 +296,6 @@ def test_a_row_that_gave_up_tries_again():
 
 
 # ----------------------------------------------------------------- what is said
-
-
-def test_policies_are_written_as_they_are_named():
-  for text in (
-    "6", "confidence(threshold=0.4)", "survival(threshold=0.25)",
-    "optimal(cost=0.1)", "optimal(cost=0.1,rows=4)",
-  ):  # fmt: skip
-    assert policies.get(text).name == text
-  for text in ("confidence", "survival", "optimal"):
-    assert policies.get(text).name.startswith(text + "(")
 
 
 @pytest.mark.parametrize(
@@ -434,16 +376,6 @@ def test_a_policy_sees_the_drafts_own_law_whatever_the_temperature():
       assert present[row] == expected
       depths.add(expected)
   assert len(depths) > 2
-
-
-def test_a_law_that_is_nan_is_even():
-  laws = policies.plain_law(jnp.array([[np.nan, 1.0], [2.0, 2.0]]))
-  np.testing.assert_allclose(laws, np.log(0.5))
-
-
-def test_a_policy_is_one():
-  with pytest.raises(TypeError, match="must be a specjax"):
-    of_model("survival")
 
 
 def test_a_policy_learns_from_the_last_round():

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
-from decoding import LENGTHS, PROMPTS, TARGET, VOCAB, rows_of
+from decoding import LENGTHS, PROMPTS, TARGET, VOCAB
 
 import specjax
 from specjax import drafters, exact, rules
@@ -320,26 +320,3 @@ def test_of_a_text_of_one_token_there_is_no_feature_yet():
 def test_all_nodes_that_are_fed_have_a_slot():
   few = drafters.eagle(HEAD, tree=bound(6, 4, 3), vocab_size=VOCAB)
   assert few.init(PARAMS, 1, 20, None).caches[0].slots >= 20 + 3 * 3
-
-
-def test_greedy_text_is_that_of_plain_decoding():
-  plain = specjax.make_decoder(TOY)
-  state = start(plain, params=NEAR, temperature=0.0)
-  expected = rows_of(jax.jit(plain.generate)(NEAR, state))
-  for name in ("chain", "dynamic"):
-    decoder = make(DRAFTERS[name], "match")
-    state = start(decoder, params=NEAR, temperature=0.0)
-    assert rows_of(jax.jit(decoder.generate)(NEAR, state)) == expected
-
-
-@pytest.mark.parametrize(
-  "sizes, message",
-  [
-    ((99, 4, 3), "make 30 nodes, of which num_nodes"),
-    ((15, 4, 12), "top_k must be in 1..11, got 12"),
-    ((4, 4, 3), "no tree of 4 drafted nodes has depth 4"),
-  ],
-)
-def test_sizes_that_no_tree_has_are_refused(sizes, message):
-  with pytest.raises(ValueError, match=message):
-    drafters.eagle(HEAD, tree=bound(*sizes), vocab_size=VOCAB)

@@ -19,12 +19,11 @@ import toys
 from decoding import BUDGETS, LENGTHS, PROMPTS, TARGET, VOCAB, rows_of
 
 import specjax
-from specjax import drafters, exact, random, rules
+from specjax import drafters, exact, random
 from specjax.drafters import eagle
 from specjax.drafters.families import online
 from specjax.state import StopReason
 from specjax.tree import chain, k_ary
-from specjax.types import Rule
 from specjax.warp import make_sampling
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -145,32 +144,6 @@ def test_p_over_q_on_a_certain_tree_is_lossy():
   assert error(claims, "recursive") > 1e-2
 
 
-def unwarped_bonus(name: str, temperature: float) -> Rule:
-  """A rule whose token after a leaf is drawn at temperature 1."""
-  sound = rules.get(name)
-
-  def verify(draft, topology, target_log_probs):
-    said = sound.verify(draft, topology, target_log_probs)
-    childless = np.array([not c for c in draft.tree.children])
-
-    def after(node):
-      law = jnp.take_along_axis(target_log_probs, node[:, None, None], axis=1)
-      unwarped = jax.nn.log_softmax(temperature * law[:, 0], axis=-1)
-      leaf = jnp.asarray(childless)[node][:, None]
-      return jnp.where(leaf, unwarped, said.next_log_probs(node))
-
-    return dataclasses.replace(said, next_log_probs=after)
-
-  return dataclasses.replace(sound, name="unwarped", verify=verify)
-
-
-def test_a_bonus_that_is_not_warped_is_caught():
-  """As in EAGLE's first branch, which no test at temperature 1 can see."""
-  drafter = toy_heads.make("eagle, distinct", WORDS)
-  broken = unwarped_bonus("recursive", 0.7)
-  assert error(drafter, broken, temperature=0.7) > 1e-3
-
-
 # ---------------------------------------------------------------- rows, batches
 
 
@@ -198,23 +171,6 @@ def start(name, rows):
 def emitted(name, *rows):
   state = start(name, rows)
   return rows_of(decoding.decode(decoder_of(name), state, PARAMS))
-
-
-@pytest.mark.parametrize("name", names(*USUAL))
-def test_a_row_emits_what_it_does_alone(name):
-  """In a ragged batch, and admitted to one in the place of another."""
-  decoder, together = decoder_of(name), emitted(name, *range(5))
-  assert emitted(name, 2) == [together[2]]
-  steps = decoding.jitted(decoder, "steps")
-  state = steps(PARAMS, start(name, range(5)), 4)
-  assert state.done[4]
-  assert not state.done[2]
-  refilled = decoding.admit(
-    decoder, state, 4, PROMPTS[2], LENGTHS[2], key_of(2)[0],
-    budget=BUDGETS[2], **HOW,
-  )  # fmt: skip
-  actual = rows_of(decoding.decode(decoder, refilled, PARAMS))
-  assert actual == [*together[:4], together[2]]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Drafters that look up: honest, lossless, row by row; and what breaks them."""
 
 import dataclasses
-from unittest import mock
 
 import decoding
 import jax
@@ -12,10 +11,9 @@ import toys
 
 import specjax
 from specjax import exact, random
-from specjax import rows as rows_lib
 from specjax.drafters import lookahead, rest, suffix
 from specjax.drafters.families import rasd
-from specjax.drafters.shared import corpus, occurrences
+from specjax.drafters.shared import corpus
 from specjax.siblings import IID, TOP_K, WITHOUT_REPLACEMENT
 from specjax.tree import Tree, chain
 from specjax.warp import make_sampling
@@ -182,28 +180,6 @@ def test_a_mixed_tree_that_is_wrong_is_caught(begun, change):
   assert np.abs(law.output - expected).max() > 1e-3
 
 
-def test_a_window_that_is_verified_as_if_it_were_drawn_is_caught(begun):
-  """Its cells are what the target thought likeliest, and no draws."""
-  sound, tree = DRAFTERS["lookahead"], Tree((-1, 0))
-  below_root = sound.tree.num_nodes + 1  # cell (1, 0)
-  assert sound.tree.lanes[1] == 0
-
-  def propose(params, state, cache, context):
-    draft, state, cache = sound.propose(params, state, cache, context)
-    tokens = draft.tokens[:, jnp.array([0, below_root])]
-    law = jnp.full((*tokens.shape, VOCAB), -np.log(VOCAB), TARGET.dtype)
-    verified = specjax.Draft(
-      tree=tree, siblings=IID, tokens=tokens, log_probs=law
-    )
-    return verified, state, cache
-
-  broken = dataclasses.replace(sound, tree=tree, siblings=IID, propose=propose)
-  with jax.enable_x64(True):
-    state, params = begun("lookahead")
-    law, expected = round_of(broken, "token", state, params)
-  assert np.abs(law.output - expected).max() > 1e-3
-
-
 def looks_too_early(draft):
   """The first node that was looked up changes places with the drawn one."""
   swap = lambda x: x.at[:, jnp.array([1, 2])].set(x[:, jnp.array([2, 1])])
@@ -228,20 +204,6 @@ def test_what_was_looked_up_may_not_be_tested_before_what_is_drawn(begun):
     law, _ = round_of(broken, "recursive", state, params)
   assert np.abs(sound.output - expected).max() < LIMIT
   assert np.abs(law.output - expected).max() > 1e-3
-
-
-def test_statistics_of_tokens_that_are_not_committed_are_caught():
-  """The text is read one token too far."""
-  real = occurrences.in_text
-  with mock.patch.object(
-    occurrences, "in_text",
-    lambda tokens, length, **sizes: real(tokens, length + 1, **sizes),
-  ):  # fmt: skip
-    with pytest.raises(ValueError, match="what is stale"):
-      exact.check_drafter(
-        DRAFTERS["suffix"], params_of(DRAFTERS["suffix"], np.float32), MODEL,
-        vocab_size=VOCAB,
-      )  # fmt: skip
 
 
 # -------------------------------------------------------------- in slots, ended
@@ -291,47 +253,6 @@ def begin(decoder, params, prompts, lengths, keys, temperature=0.4):
     buffer_length=40, max_new_tokens=jnp.int32(18),
     sampling=make_sampling(len(lengths), temperature=temperature),
   )  # fmt: skip
-
-
-def admitted(used, *, put=rows_lib.put):
-  """A prompt's state in a slot, and its state alone."""
-  decoder, params, state = used
-  prompt, length = decoding.PROMPTS[2], decoding.LENGTHS[2]
-  with mock.patch.object(rows_lib, "put", put):
-    after = jax.jit(decoder.admit)(
-      params, state, 4, prompt, length, keys(9)[8], max_new_tokens=18,
-      sampling=make_sampling(1, temperature=0.4),
-    )  # fmt: skip
-  generate = decoding.jitted(decoder, "generate")
-  # The same width: one program for both.
-  alone = begin(
-    decoder, params, np.stack([prompt] * 5), np.full(5, length),
-    jnp.stack([keys(9)[8]] * 5),
-  )  # fmt: skip
-  actual, expected = generate(params, after), generate(params, alone)
-  counts = lambda s, row: s.counters.accept_counts[row].tolist()
-  return (
-    (decoding.rows_of(actual)[4], counts(actual, 4)),
-    (decoding.rows_of(expected)[0], counts(expected, 0)),
-  )
-
-
-def test_a_row_that_is_admitted_drafts_what_it_does_alone(used):
-  actual, expected = admitted(used)
-  assert actual == expected
-  assert sum(expected[1][1:]) > 0
-
-
-def test_a_row_that_keeps_its_predecessors_state_is_caught(used):
-  """The pool, or the cache, of who was there before."""
-  put = rows_lib.put
-
-  def but_the_drafters(axes, tree, row, fresh):
-    old = rows_lib.pick(axes, tree, jnp.array([4])).drafter_state
-    return put(axes, tree, row, dataclasses.replace(fresh, drafter_state=old))
-
-  actual, expected = admitted(used, put=but_the_drafters)
-  assert actual != expected
 
 
 @pytest.mark.parametrize("used", ["lookahead"], indirect=True)

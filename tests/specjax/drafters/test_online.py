@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
-from decoding import DRAFT, PROMPTS, TARGET, VOCAB, rows_of
+from decoding import DRAFT, PROMPTS, TARGET, VOCAB
 
 import specjax
 from specjax import drafters, exact, rows
@@ -90,30 +90,6 @@ def test_the_ring_holds_the_text_and_the_law_after_each_token(decoded, name):
   assert ring_error(state, state.drafter_state.ring) < 1e-6
   accepted = np.asarray(state.counters.num_accepted)
   assert 0 < accepted.sum() < np.asarray(state.counters.num_drafted).sum()
-
-
-def late(drafter):
-  """The mutant: the law of the position after the one that was verified."""
-
-  def commit(params, state, commit):
-    output = commit.target_output
-    output = dataclasses.replace(
-      output, logits=jnp.roll(output.logits, -1, axis=1)
-    )
-    return drafter.commit(
-      params, state, dataclasses.replace(commit, target_output=output)
-    )
-
-  return dataclasses.replace(drafter, commit=commit)
-
-
-@pytest.fixture(scope="module")
-def decoded_late():
-  return after_rounds(late(DRAFTERS["chain"]))
-
-
-def test_the_law_of_the_position_after_is_caught(decoded_late):
-  assert ring_error(decoded_late, decoded_late.drafter_state.ring) > 0.1
 
 
 def test_a_ring_that_is_full_keeps_the_newest():
@@ -422,16 +398,6 @@ def test_its_laws_are_those_its_tokens_are_drawn_from(name):
   assert actual.method == {"chain": "exact", "paths": "sampled"}[name]
 
 
-def test_a_row_that_is_not_taught_does_not_depend_on_its_neighbors():
-  decoder, plain = decoder_of(DRAFTERS["chain"]), specjax.make_decoder(MODEL)
-  run = lambda d, state: rows_of(jax.jit(d.generate)(PARAMS, state))
-  together = run(decoder, start(decoder))
-  assert run(decoder, start(decoder, rows=slice(2, 3))) == [together[2]]
-  assert run(decoder, start(decoder, temperature=0.0)) == run(
-    plain, start(plain, temperature=0.0)
-  )
-
-
 def test_a_row_that_is_given_another_prompt_begins_with_an_empty_ring(decoded):
   decoder, state = decoder_of(DRAFTERS["chain"]), decoded["chain"]
   before = state.drafter_state.ring
@@ -444,16 +410,3 @@ def test_a_row_that_is_given_another_prompt_begins_with_an_empty_ring(decoded):
   kept = jax.tree.map(lambda x: np.asarray(x[:4]), ring)
   jax.tree.map(np.testing.assert_array_equal, kept,
                jax.tree.map(lambda x: np.asarray(x[:4]), before))  # fmt: skip
-
-
-@pytest.mark.parametrize(
-  ("options", "message"),
-  [
-    (dict(entries=1), "at least 2 entries"),
-    (dict(top_k=-1), "top_k must be in 0..11"),
-    (dict(top_k=12), "top_k must be in 0..11, got 12"),
-  ],
-)
-def test_rings_that_cannot_be_are_refused(options, message):
-  with pytest.raises(ValueError, match=message):
-    make(**options)

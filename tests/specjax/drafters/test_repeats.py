@@ -197,17 +197,6 @@ def test_the_longest_match_is_read_on_and_not_the_newest():
   assert draft.tokens.tolist() == [[1, 2, 1]]
 
 
-def test_greedy_text_is_that_of_plain_decoding():
-  texts = [AGAIN, ANEW, [1, 1, 2, 2, 0]]
-  results = []
-  for drafter in (drafters.plain(), reading_on(min_match=1)):
-    decoder = specjax.make_decoder(TOY, drafter=drafter)
-    params, state = begun(decoder, NEAR, texts, temperature=0.0)
-    done = jax.jit(decoder.generate)(params, state)
-    results.append(np.asarray(done.tokens)[:, :35])
-  np.testing.assert_array_equal(*results)
-
-
 def test_no_pass_is_made_for_rows_that_read_on():
   drafter = reading_on(head(policy=policies.get("2")))
   decoder = specjax.make_decoder(TOY, drafter=drafter)

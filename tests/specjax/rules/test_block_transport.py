@@ -182,20 +182,6 @@ def test_types_of_a_ratio_beyond_float32_are_finite():
   np.testing.assert_allclose(types.excess, 5, rtol=1e-6)
 
 
-def test_its_name_says_what_is_not_usual():
-  names = {
-    "block_transport": {},
-    "block_transport(bins=16)": dict(bins=16),
-    "block_transport(types=5)": dict(types=5),
-    "block_transport(bins=16, types=5)": dict(bins=16, types=5),
-  }
-  for name in names:
-    assert rules.get(name).name == name
-  for settings in (dict(bins=0), dict(types=1)):
-    with pytest.raises(ValueError, match="bins must be >= 1 and types >= 2"):
-      block_transport.rule(**settings)
-
-
 def test_trees_that_are_not_all_there_are_refused():
   masked = Tree((-1, 0, 0), form=Form.MASKED)
   RULE.check(Tree((-1, 0, 1), form=Form.MASKED), IID)

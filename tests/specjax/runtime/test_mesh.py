@@ -143,12 +143,6 @@ def one_device_mesh(axis="data"):
   return jax.make_mesh((1,), (axis,), axis_types=auto)
 
 
-def test_a_mesh_needs_the_row_axis():
-  decoder, _ = mesh_decoding.table_pair(None)
-  with pytest.raises(ValueError, match="must have an axis 'data'"):
-    MeshDecoder.of(decoder, mesh=one_device_mesh("rows"))
-
-
 def test_a_request_is_checked_before_it_is_mapped():
   decoder, params = mesh_decoding.table_pair(None)
   state = jax.eval_shape(

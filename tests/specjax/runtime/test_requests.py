@@ -87,12 +87,6 @@ def test_a_row_is_that_of_an_engine_with_its_settings(one, together):
   ]  # fmt: skip
 
 
-def test_a_greedy_row_beside_sampled_ones_is_greedy(together):
-  prompt = request(1).token_ids
-  whole = decoding.greedy_reference(prompt, BUDGET)
-  assert together[1].token_ids == whole[len(prompt) :]
-
-
 def test_a_seed_of_its_own_draws_the_same_wherever_it_stands(one):
   wants = Settings(seed=2**32 - 1)
   first, again = (

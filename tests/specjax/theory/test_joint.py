@@ -96,15 +96,6 @@ def test_one_token_a_path_is_optimal_transport():
     assert best.expected_accepted == pytest.approx(expected, abs=1e-12)
 
 
-def test_of_certain_drafts_match_is_optimal():
-  tree, siblings = tree_lib.k_ary(2, 2), siblings_lib.TOP_K
-  for seed in range(4):
-    draft, target = random_laws(seed, 3)
-    match = accepted("match", tree, draft, target, siblings)
-    best = joint.any_tree(tree, draft, target, siblings=siblings)
-    assert best.expected_accepted == pytest.approx(match, abs=1e-12)
-
-
 @pytest.mark.parametrize(
   "rule, siblings",
   [
@@ -185,14 +176,3 @@ def test_what_the_solver_cannot_do_is_an_error(monkeypatch):
     monkeypatch.setattr(optimize, "linprog", broken)
     with pytest.raises(ArithmeticError, match=words):
       joint.any_tree(tree_lib.paths(2, 2), *A)
-
-
-def test_numbers_out_of_range():
-  with pytest.raises(ValueError, match="length must be >= 1"):
-    joint.any_tree(tree_lib.chain(0), *A)
-  with pytest.raises(
-    ValueError, match="drafts are enumerated, got 3 \\*\\* 12"
-  ):
-    joint.any_tree(tree_lib.paths(4, 3), *C)
-  with pytest.raises(ValueError, match="not enumerable"):
-    joint.any_tree(tree_lib.paths(1, 2), *A, siblings=siblings_lib.SHARED_NOISE)

@@ -218,13 +218,3 @@ def test_chains_that_are_none(change, words):
   markov.make_pair(**good)
   with pytest.raises(ValueError, match=words):
     markov.make_pair(**good | change)
-
-
-def test_numbers_out_of_range():
-  pair = markov.random_pair(0, vocab_size=2, horizon=2)
-  with pytest.raises(ValueError, match="num_drafts must be >= 1"):
-    rejections.theorem3(pair, 0)
-  with pytest.raises(ValueError, match=r"draft must be in \[0, 1\]"):
-    rejections.bernoulli(1.5, 0.5, 2)
-  with pytest.raises(ValueError, match="sizes must satisfy"):
-    rejections.uniform(3, 4, 2)

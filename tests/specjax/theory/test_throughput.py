@@ -131,7 +131,6 @@ def test_trees_and_paths():
       r"acceptance must be in \[0, 1\]",
     ),
     (lambda: theory.tokens_per_cycle(2, np.nan), "acceptance"),
-    (lambda: theory.throughput(0, 0.5, 1, 0), "take some time"),
     (lambda: theory.tokens_per_cycle(1.5, 0.5), "whole numbers"),
     (lambda: theory.tokens_per_cycle(np.inf, 0.5), "num_tokens must be >= 0"),
     (lambda: theory.exact_tokens([0.5, np.nan]), "must be probabilities"),
