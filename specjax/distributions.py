@@ -11,33 +11,16 @@ from jax import Array, lax
 
 
 def replace_nans(log_probs: Array) -> Array:
-  """Replaces distributions that are NaN by the uniform one.
+  """Replaces distributions `f32[..., V]` that are NaN by the uniform one.
 
-  A drafter heals its distributions before it draws from them. Then a
-  distribution is the distribution that was drawn from whatever the draft model
-  says, and every rule stays lossless: a node whose distribution was NaN has
-  uniform children, likely to be rejected.
-
-  Args:
-    log_probs: `f32[..., V]`.
-
-  Returns:
-    `f32[..., V]`.
+  Drafters do so before they draw, so that every rule stays lossless.
   """
   broken = jnp.isnan(log_probs).any(axis=-1, keepdims=True)
   return jnp.where(broken, -math.log(log_probs.shape[-1]), log_probs)
 
 
 def token_log_prob(log_probs: Array, tokens: Array) -> Array:
-  """The log-probability of one token under each distribution.
-
-  Args:
-    log_probs: `f32[..., V]`.
-    tokens: `i32[...]`.
-
-  Returns:
-    `f32[...]`.
-  """
+  """Log-probabilities `f32[...]` of tokens `i32[...]` in `f32[..., V]`."""
   return jnp.take_along_axis(log_probs, tokens[..., None], axis=-1)[..., 0]
 
 

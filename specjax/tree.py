@@ -49,8 +49,8 @@ class Tree:
       N + 1 + e, of the root or of another lane.
 
   Raises:
-    ValueError: if the parents are not those of a tree numbered level by level,
-      or a lane hangs on a drafted node.
+    ValueError: if nodes are not numbered level by level, or a lane hangs on a
+      drafted node.
   """
 
   parents: tuple[int, ...] = (-1,)
@@ -183,11 +183,7 @@ def chain(length: int) -> Tree:
 
 
 def paths(length: int, num_paths: int) -> Tree:
-  """`num_paths` separate paths of `length` drafted tokens under one root.
-
-  Raises:
-    ValueError: if `length` is negative or `num_paths` is not positive.
-  """
+  """`num_paths` separate paths of `length` drafted tokens under one root."""
   if length < 0:
     raise ValueError(f"length must be >= 0, got {length}")
   if num_paths < 1:
@@ -198,11 +194,7 @@ def paths(length: int, num_paths: int) -> Tree:
 
 
 def k_ary(*branching: int) -> Tree:
-  """Every node of depth d has `branching[d]` children.
-
-  Raises:
-    ValueError: if a number is not positive.
-  """
+  """Every node of depth d has `branching[d]` children, one or more."""
   if min(branching, default=1) < 1:
     raise ValueError(f"branching must be >= 1 at every depth, got {branching}")
   parents, level = [-1], [0]
@@ -351,12 +343,8 @@ def child_table(
 ) -> tuple[np.ndarray | Array, np.ndarray | Array]:
   """The children of every node, eldest first.
 
-  Args:
-    tree: the tree; of more children than it bounds the eldest are listed.
-    topology: of a draft with that tree.
-
-  Returns:
-    Their indices, `int[B or 1, N + 1, C]`, and which entries are real.
+  Indices `int[B or 1, N + 1, C]`, and which entries are real; of more children
+  than the tree bounds the eldest are listed.
   """
   nodes, most = tree.num_nodes, max(tree.max_children, 1)
   present = topology.present[:, :nodes]
@@ -378,10 +366,8 @@ def representative(
 ) -> Array:
   """The node that represents each node's hypothesis.
 
-  Independent paths may draw the same tokens; they are then one hypothesis. It
-  is represented by the first of its nodes that may have children, or by the
-  first of them if none may. Equal paths have equal depth, so it is enough to
-  compare with nodes of the same level, given the parents' representatives.
+  Independent paths that drew the same tokens are one hypothesis, represented by
+  the first of its nodes that may have children, or else by the first.
 
   Args:
     tree: the tree, not `FREE`.
@@ -412,15 +398,7 @@ def representative(
 
 
 def take_node(per_node: ArrayLike, node: Array) -> Array:
-  """`per_node[b, node[b]]` for every row b.
-
-  Args:
-    per_node: `[B, N + 1, ...]`.
-    node: `i32[B]`.
-
-  Returns:
-    `[B, ...]`.
-  """
+  """`per_node[b, node[b]]` for every row b: `[B, N + 1, ...] -> [B, ...]`."""
   return jax.vmap(
     lambda x, n: jax.lax.dynamic_index_in_dim(x, n, 0, keepdims=False)
   )(per_node, node)

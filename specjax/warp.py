@@ -71,14 +71,9 @@ def make_sampling(
 
 
 def as_in(program: Sampling, row: Sampling | None) -> Sampling:
-  """One row's sampling, with the truncations and penalties of a program.
+  """One row's sampling, with a running state's truncations and penalties.
 
-  Args:
-    program: the running state's.
-    row: of one row; None is temperature 1 without truncation.
-
-  Returns:
-    The `Sampling` of the row.
+  A `row` of None is temperature 1 without truncation.
 
   Raises:
     ValueError: if it truncates in a way that the program does without, or has

@@ -1,9 +1,8 @@
 """Chains under a depth policy: drafting ends as soon as no row goes on.
 
 The levels of a chain are unrolled, and a pass of the draft runs only if some
-row goes on. Rows that have stopped are computed along with the others; their
-tokens are masked nodes of a `MASKED` chain, which was decided before they were
-drawn.
+row goes on. Tokens of rows that have stopped are masked nodes of a `MASKED`
+chain, which was decided before they were drawn.
 """
 
 import dataclasses

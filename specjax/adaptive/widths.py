@@ -1,15 +1,11 @@
 """Target passes that are no wider than the drafted tokens need.
 
 Shapes are static, so the target is fed all F tokens of a draft's form, masked
-ones too. A decoder may have passes of narrower widths as well. Each round then
-takes the narrowest one that holds every unmasked node of the rows that go on.
-So a round for which a drafter finds nothing costs a plain step, and a depth
-policy saves verification beside draft passes.
-
-A token's distribution does not change, since masked nodes are not seen: a pass
-differs only in how its sums are rounded. Each width is one more pass to
-compile. It is the in-loop form of the verification widths that SmartSpec (Liu
-et al., 2024) and AdaSpec (Huang et al., 2025) choose on the host.
+ones too. With passes of narrower widths each round takes the narrowest one that
+holds every unmasked node of the running rows: a round for which a drafter finds
+nothing costs a plain step. A pass differs only in how its sums are rounded.
+SmartSpec (Liu et al., 2024) and AdaSpec (Huang et al., 2025) choose such widths
+on the host.
 """
 
 import dataclasses
@@ -30,12 +26,7 @@ from specjax.types import ModelOutput
 
 
 def check(widths: Sequence[int], tree: Tree) -> None:
-  """Raises ValueError unless a tree's rounds can have passes of these widths.
-
-  Args:
-    widths: fed tokens of each narrower pass.
-    tree: what is drafted; it feeds F tokens at most.
-  """
+  """Raises ValueError unless a tree's rounds can have these widths."""
   if not widths:
     return
   if tree.form is Form.FIXED or tree.lanes:
@@ -64,10 +55,7 @@ def choose(
 ) -> tuple[Array, Array]:
   """The narrowest pass that holds every drafted node.
 
-  Args:
-    widths: of the narrower passes, rising.
-    topology: of what was drafted.
-    done: `bool[B]`, rows whose drafts do not count.
+  Drafts of rows that are `done`, `bool[B]`, do not count.
 
   Returns:
     Which pass, `i32[]`, the whole one last; and how many tokens it feeds.
@@ -93,14 +81,9 @@ def apply(
   """Runs one of several passes of a model, by index.
 
   Args:
-    model: `LanguageModel.apply`.
+    model: `LanguageModel.apply`, and so are `params`, `tokens` and the others.
     widths: of the narrower passes, rising.
     index: from `choose`; None for the whole pass.
-    params: the model's.
-    tokens: `i32[B, F]`.
-    cache: as the model's.
-    positions: `i32[B, F]`.
-    mask: `bool[B or 1, F, F]`, or None for a chain.
 
   Returns:
     The output at all F tokens, 0 at those that were not fed, and the cache.

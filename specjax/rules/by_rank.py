@@ -72,11 +72,9 @@ def top_beta(beta: int = 3, tau: float = 1.0) -> Rule:
   """SpecDec's verification (Xia et al., Findings of EMNLP 2023).
 
   Accepts a token among the target's beta most probable if it is at most tau
-  nats less probable than the first; after a rejection, and after a draft that
-  is accepted as a whole, comes the target's most probable token. It
-  approximates *greedy* decoding, and with `beta=1` is it, so run it at
-  temperature 1, where the distributions still rank the tokens; its distance is
-  measured from the warped target as for every rule.
+  nats less probable than the first; then comes the target's most probable
+  token. It approximates *greedy* decoding, and with `beta=1` is it, so run it
+  at temperature 1, where the distributions still rank the tokens.
 
   Args:
     beta: at least 1.
@@ -101,15 +99,12 @@ def top_beta(beta: int = 3, tau: float = 1.0) -> Rule:
 def blockwise(top_k: int = 2, min_accepted: int = 0) -> Rule:
   """Acceptance of blockwise parallel decoding (Stern et al., 2018).
 
-  The paper's exact variant accepts a token if it is the one that the target
-  says itself: that is the rule `match`. Two others accept more: a token that is
+  The paper's exact variant is the rule `match`. Two others accept more: a token
   among the k likeliest of the target, and the first tokens of a block, whatever
   they are. A token that is not accepted is replaced by one of the target's own
-  distribution, and so is the one after the last.
-
-  The likeliest tokens are those of the *warped* target. At temperature 0 that
-  knows one token alone, and top-k accepts no other: the paper's greedy decoding
-  with top-k is a temperature that is small but not 0.
+  distribution, and so is the one after the last. The likeliest tokens are those
+  of the *warped* target: the paper's greedy decoding with top-k is a
+  temperature that is small but not 0.
 
   Args:
     top_k: tokens of the target that are accepted, at least 1.
@@ -133,14 +128,9 @@ def blockwise(top_k: int = 2, min_accepted: int = 0) -> Rule:
 
 
 def likeliest(log_probs: Array, count: int) -> Array:
-  """Mask of the likeliest tokens: of equal ones the first, none of no mass.
+  """Mask of at most `count` likeliest tokens, `f[..., V] -> bool[..., V]`.
 
-  Args:
-    log_probs: `f[..., V]`.
-    count: how many, at most.
-
-  Returns:
-    `bool[..., V]`.
+  Of equal ones the first, none of no mass.
   """
 
   def add(_, among):

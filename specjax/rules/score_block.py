@@ -81,9 +81,8 @@ class _Family:
 
   Attributes:
     law: `f32[V]`, p.
-    odds: `f32[V]`, p / (1 - p), and 0 of the most probable token.
-    top: `i32[]`, the most probable token.
-    after_top: `f32[V]`, the second's distribution if that is the first, as it
+    odds: `f32[V]`, p / (1 - p), and 0 of the most probable token `top`.
+    after_top: `f32[V]`, the second's distribution if the first is `top`, as it
       was drawn: p may have next to no mass beside it.
     pair: whether there are two (static).
   """

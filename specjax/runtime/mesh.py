@@ -29,9 +29,8 @@ from specjax.types import Params
 class MeshDecoder(Decoder):
   """A `Decoder` whose rows lie over one axis of a mesh.
 
-  What it is given and gives back is of all rows. Every group of devices runs
-  the methods of `Decoder` on its own rows; of a prompt that one row is given
-  all groups run the passes, and one keeps them.
+  Every group of devices runs the methods of `Decoder` on its own rows; of a
+  prompt that one row is given all groups run the passes, and one keeps them.
 
   Attributes:
     mesh: the devices; models may constrain activations to its other axes.
@@ -155,10 +154,7 @@ class MeshDecoder(Decoder):
   def _of_row(
     self, run: Callable[..., DecodeState], params, state, row, *more
   ) -> DecodeState:
-    """Runs on every group what one row is given, `(.., its first row, ..)`.
-
-    The groups that have not the row pass over a text that is none.
-    """
+    """Runs on every group what one row is given, `(.., its first row, ..)`."""
     share = len(state.length) // self.mesh.shape[self.row_axis]
 
     def local(params, before, row, *more):

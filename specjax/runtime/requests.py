@@ -16,9 +16,6 @@ _COARSE = 256  # up to which widths are powers of two
 class Settings:
   """One request's settings, which replace its engine's where not None.
 
-  Requests that differ in these are rows of one batch and of one program, but
-  that a batch in which any row truncates is another than one where none does.
-
   Attributes:
     temperature, top_k, top_p, min_p: the warp, see `specjax.types.Sampling`.
     max_new_tokens: the budget, at most the engine's, which sizes the buffer.
@@ -51,9 +48,7 @@ class Settings:
 class Request(Protocol):
   """A request to an engine: a prompt of one or more tokens.
 
-  Its draws come from `fold_in(key(seed), stream)`, a `u32`, whatever is decoded
-  beside it. One to an encoder-decoder also has `input_ids`, the tokens that the
-  encoder reads, one or more (`input_ids_of`).
+  One to an encoder-decoder also has `input_ids`, which the encoder reads.
   """
 
   @property
@@ -88,11 +83,7 @@ def input_ids_of(request: Request) -> Sequence[int]:
 
 
 def content_of(request: Request) -> tuple[tuple[int, ...], tuple[int, ...]]:
-  """Tokens that the models read, the encoder's first: identity of a prompt.
-
-  Completions of one prompt are not independent units, whatever their row ids
-  and seeds.
-  """
+  """Tokens that the models read, the encoder's first: identity of a prompt."""
   return tuple(input_ids_of(request)), tuple(request.token_ids)
 
 
@@ -158,8 +149,7 @@ def make_batches(
     prompts: those to decode, in the order of the file.
     batch_size: rows of a batch; fewer if there are not as many prompts.
     max_width: longest prompt the buffer holds.
-    among: all prompts of the run, if some are decoded already: it has as many
-      rows, and, if whole batches are, the same batches, as if none were.
+    among: all prompts of the run, if some are decoded already.
 
   Returns:
     The batches, short prompts first; every one has the same number of rows.
@@ -223,11 +213,7 @@ def batch_of_tokens(
 
 
 def _rounded(length: int) -> int:
-  """A width that others have too: a power of two, beyond 256 in eighths of it.
-
-  Each width is a program to compile, and each token of padding is read: 1,200
-  tokens are read as 1,280, and not as 2,048.
-  """
+  """A width that others have too: a power of two, beyond 256 in eighths."""
   length = max(length, _MIN_WIDTH)
   step = power = 1 << (length - 1).bit_length()
   if power > _COARSE:

@@ -47,9 +47,7 @@ def drawing(
   Args:
     tokens: drafted on each path; None for the tree's own depth, or `default`.
     tree: None for one path.
-    siblings: how the children of a node are drawn, or the name of it.
-    vocab_size: V.
-    policy: what ends chains, if anything does.
+    siblings, vocab_size, policy: as `Drawing` has them, or siblings' name.
     default: depth of a tree that has none.
     dynamic: whether the drafter can choose the nodes (EAGLE-2).
     deterministic: whether tokens may be not drawn at all (`siblings.GIVEN`).

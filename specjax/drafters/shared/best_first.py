@@ -2,14 +2,9 @@
 
 EAGLE-2's dynamic tree (Li et al., EMNLP 2024, section 4) takes at each depth
 the likeliest continuations of a few nodes, and of all nodes that it has scored
-keeps those of the largest cumulative probability. With heads that say all
-depths at once the same search finds the best tree of their product
-distribution.
-
-No token is drawn, so the shape may depend on tokens, and the rule that fits is
-`match`, which is optimal for deterministic trees. To accept their tokens with
-min(1, q/p) of the draft's distribution p would be lossy: they were not drawn
-from p.
+keeps those of the largest cumulative probability; with heads that predict all
+depths at once, the best tree of their product distribution. No token is drawn,
+so the shape may depend on tokens, and the rule that fits is `match`.
 """
 
 from collections.abc import Callable
@@ -97,11 +92,7 @@ def draft_tree(
 
 
 def check(drawing: Drawing, *, width: int) -> None:
-  """Raises ValueError if so few continuations do not make such a tree.
-
-  Args:
-    drawing, width: as of `draft_tree`.
-  """
+  """Raises ValueError if so few continuations do not make such a tree."""
   tree, children = drawing.tree, drawing.tree.max_children
   if not 1 <= children <= drawing.vocab_size:
     raise ValueError(

@@ -30,10 +30,7 @@ class Corpus:
 
 
 def build(texts: list[list[int]]) -> Corpus:
-  """The index of some texts, as NumPy arrays.
-
-  Args:
-    texts: tokens of each.
+  """The index of texts of tokens, as NumPy arrays.
 
   Raises:
     ValueError: if there is no token, or more than 32 bits can number.
@@ -81,13 +78,7 @@ def in_corpus(
   Of more than K they are K evenly spaced ones in the order of the array, which
   is that of their continuations: each is had in its share.
 
-  Args:
-    corpus: the index.
-    tokens: `i32[B, L]`, stale from `length` on.
-    length: `i32[B]`, at least 1.
-    count: K.
-    depth: D.
-    max_match: the longest end that is looked for.
+  The other arguments are those of `occurrences.in_text`.
   """
   lengths = np.arange(1, max_match + 1)
   back = np.arange(max_match)

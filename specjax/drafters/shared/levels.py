@@ -1,9 +1,4 @@
-"""Trees drawn level by level, from any source of distributions.
-
-What drafters differ in is where the logits after a node come from: a model that
-reads the drafted tokens, heads that know no tokens, or a layer that is fed its
-own hidden state.
-"""
+"""Trees drawn level by level, from any source of distributions."""
 
 from collections.abc import Callable
 from typing import Any
@@ -40,18 +35,14 @@ def draw_tree(
     root_logits: `f32[B, V']`, those after the root.
     feed: gives the logits of a level; not asked for the deepest.
     carry: what it is given first.
-    context: the round's.
-    drawing: what is drawn.
+    context, drawing: of the round.
 
   Returns:
     The draft, and what `feed` carried last. Where logits are NaN the
     distribution is uniform.
   """
-  tree, siblings, vocab_size = (
-    drawing.tree,
-    drawing.siblings,
-    drawing.vocab_size,
-  )
+  tree, siblings = drawing.tree, drawing.siblings
+  vocab_size = drawing.vocab_size
   noise = None
   if siblings.with_noise:
     ahead = jnp.arange(tree.max_depth + 1, dtype=jnp.int32)
@@ -105,18 +96,14 @@ def draft_tree(
   """Samples a tree level by level; depth G costs G - 1 model calls.
 
   Args:
-    model: the model that drafts.
-    params: its parameters.
-    cache: holds all committed tokens, the root included:
-      `cache.length == context.length`.
+    model, params: the model that drafts.
+    cache: holds all committed tokens, the root included.
     root_logits: `f32[B, V']`, the model's logits after the root.
-    context: the round's context.
-    drawing: what is drawn.
+    context, drawing: of the round.
 
   Returns:
     The draft, and the cache with all nodes but those of the deepest level in
-    slots `context.length ..`, in node order. Where the model's logits are NaN
-    the distribution is uniform.
+    slots `context.length ..`, in node order.
   """
 
   def feed(cache, depth, drawn):
@@ -151,11 +138,7 @@ def drafter(
 ) -> Drafter:
   """A drafter by passes over levels: of whole trees, or chains by a policy.
 
-  Args:
-    begin: as of `specjax.adaptive.chains.drafter`.
-    drawing: what is drawn.
-    name: of the drafter.
-    **fields: of the `Drafter`.
+  `begin` is as of `specjax.adaptive.chains.drafter`, `fields` the `Drafter`'s.
   """
 
   def propose(params, state, target_cache, context):
@@ -207,11 +190,7 @@ def _draw_level(
   ranking: Array,
   context: Context,
 ) -> tuple[Array, Array]:
-  """Draws a depth's nodes, `i32[B, W']`; also from what, `f32[B, W', V]`.
-
-  `law` and `ranking` are `f32[B, W, V]`, the model's distributions and logits
-  at the nodes of the depth above.
-  """
+  """A depth's tokens and their distributions, from those of the depth above."""
   tree, siblings = drawing.tree, drawing.siblings
   level, above = tree.levels[depth], parents(tree, depth)
   if siblings.independent:

@@ -4,6 +4,8 @@ The statistics of a row are its own text: no table is kept beside the buffer,
 so that there is nothing to fill, to evict from or to clear.
 """
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -125,32 +127,15 @@ def likely(
 
 
 def together(
-  sources: list[Occurrences],
-  *,
-  num_nodes: int,
-  max_match: int,
-  nodes_per_match: float,
-  min_prob: float,
+  sources: list[Occurrences], *, num_nodes: int, **settings: Any
 ) -> tries.Trie:
   """One tree of what several sources have found, under one budget.
 
-  A node is worth what the source that believes in it most gives it.
-
-  Args:
-    sources: the occurrences in each.
-    num_nodes: M.
-    max_match, nodes_per_match, min_prob: as for `likely`, of each source.
+  A node has the largest value that any source gives it, by `likely`.
   """
   sames = [tries.alike(s.tokens, s.present) for s in sources]
   values = [
-    likely(
-      source,
-      same,
-      num_nodes=num_nodes,
-      max_match=max_match,
-      nodes_per_match=nodes_per_match,
-      min_prob=min_prob,
-    )
+    likely(source, same, num_nodes=num_nodes, **settings)
     for source, same in zip(sources, sames, strict=True)
   ]
   join = lambda parts: jnp.concatenate(parts, axis=1)
@@ -187,13 +172,8 @@ def check(
 
 
 def bounds(num_nodes: int, depth: int) -> Tree:
-  """The bounds of a tree whose parents are data.
+  """The bounds of a tree of N nodes whose parents are data, G deep.
 
-  A node has room for N - G + 1 children at most, so that N is to be well above
-  G: what is drafted beyond is fed, and never accepted.
-
-  Args:
-    num_nodes: N.
-    depth: G.
+  A node has room for N - G + 1 children, so that N is to be well above G.
   """
   return bound(num_nodes, depth, num_nodes - depth + 1)
