@@ -2,8 +2,6 @@
 
 import dataclasses
 import functools
-import types
-from unittest import mock
 
 import exact_cases
 import jax
@@ -26,8 +24,7 @@ from flax import nnx
 import specjax
 from models.networks.description import llama_config
 from models.networks.transformer import Transformer, as_language_model
-from specjax import distributions, drafters, exact, siblings
-from specjax.drafters.shared import levels
+from specjax import drafters, exact, siblings
 from specjax.state import StopReason
 from specjax.tree import chain, paths
 from specjax.warp import make_sampling
@@ -87,19 +84,6 @@ def p_value(rule, tree, how, broken_target, change=lambda drafter: drafter):
   return exact_cases.p_value(counts, expected, shift=0.012, alpha=ALPHA)
 
 
-def healed_too_late(drafter):
-  """Tokens are drawn from NaN, and the rule is told a uniform law."""
-
-  def propose(*arguments):
-    late = types.SimpleNamespace(replace_nans=lambda log_probs: log_probs)
-    with mock.patch.object(levels, "distributions", late):
-      draft, *rest = drafter.propose(*arguments)
-    healed = distributions.replace_nans(draft.log_probs)
-    return dataclasses.replace(draft, log_probs=healed), *rest
-
-  return dataclasses.replace(drafter, propose=propose)
-
-
 @pytest.mark.parametrize(
   ("rule", "tree", "how", "broken_target"),
   [
@@ -114,11 +98,6 @@ def test_text_up_to_the_last_position_follows_the_target(
 ):
   """Drafted nodes lie beyond, and rules look at paths as a whole."""
   assert p_value(rule, tree, how, broken_target) > ALPHA
-
-
-def test_a_law_that_is_healed_after_it_was_drawn_from_is_caught():
-  actual = p_value("block", chain(4), siblings.IID, False, healed_too_late)
-  assert actual < ALPHA
 
 
 # --------------------------------------------------- networks, and their caches

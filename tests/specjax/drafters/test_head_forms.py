@@ -23,7 +23,7 @@ from specjax import drafters, exact, random
 from specjax.drafters import eagle
 from specjax.drafters.families import online
 from specjax.state import StopReason
-from specjax.tree import chain, k_ary
+from specjax.tree import chain
 from specjax.warp import make_sampling
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
@@ -127,21 +127,6 @@ def test_a_draft_vocabulary_is_lossless_if_it_leaks_no_mass(rule):
   assert error(of_few_words(-jnp.inf), rule) < LIMIT
   # As a finite "minus infinity" that is not far enough does.
   assert error(of_few_words(-3.0), rule) > 1e-3
-
-
-def test_p_over_q_on_a_certain_tree_is_lossy():
-  """The likeliest tokens are not drawn, and claim the law of the head."""
-  head = toys.feature_model(WORDS, num_features=toy_heads.LAYERS)
-  inner = eagle(head, tree=k_ary(2), vocab_size=WORDS)
-
-  def propose(params, state, cache, context):
-    draft, state, cache = inner.propose(params, state, cache, context)
-    _, best = jax.lax.top_k(draft.log_probs[:, 1], 2)
-    tokens = jnp.concatenate([context.root, best], axis=1)
-    return dataclasses.replace(draft, tokens=tokens), state, cache
-
-  claims = dataclasses.replace(inner, propose=propose)
-  assert error(claims, "recursive") > 1e-2
 
 
 # ---------------------------------------------------------------- rows, batches

@@ -161,17 +161,6 @@ def test_wrong_places_and_states_are_caught(expected, mutant):
   assert outcome(mutant()) != expected("tree")
 
 
-def test_more_layers_than_tokens_are_not_read():
-  drafter = of(3, "chain")
-  assert drafter.passes == (6, 6, 6, 1, 2, 3, 4)
-  assert drafter.num_refed == 3
-  head = toys.layered_head(VOCAB, num_features=LAYERS, num_depths=3)
-  two = drafters.mtp(head, tokens=2, vocab_size=VOCAB)
-  assert two.passes == (3, 3, 1)
-  one = drafters.mtp(head, tokens=1, vocab_size=VOCAB)
-  assert one.passes == (2,)
-
-
 def test_the_layers_know_what_stands_whatever_lengths_rounds_had():
   """They have the target's law if they have read all places, in every round."""
   head = toys.layered_head(VOCAB, num_features=LAYERS, num_depths=2)

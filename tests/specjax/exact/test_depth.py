@@ -6,10 +6,8 @@ learned something; a depth that rows share; what is lossy, and its repair.
 
 import dataclasses
 import functools
-import itertools
 
 import exact_cases
-import forms
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +15,7 @@ import pytest
 import toys
 
 import specjax
-from specjax import drafters, exact, rules, warp
+from specjax import drafters, exact, rules
 from specjax.adaptive import policies
 from specjax.siblings import IID
 from specjax.tree import Form, chain
@@ -169,149 +167,4 @@ def test_by_hand_one_dropped_token_and_the_null_symbol(p, q, keep, wrong):
     np.testing.assert_allclose(repaired.output[:2].sum(axis=1), q, atol=1e-12)
 
 
-@pytest.mark.parametrize("rule", ["token", "block", "recursive", "traversal"])
-def test_with_a_null_symbol_what_was_drawn_may_be_dropped(rule):
-  """Drafts of two tokens, kept or not by their value and what came before."""
-  draft, target = toys.context_laws(
-    VOCAB, seed=4, warp_settings=dict(temperature=1.0)
-  )
-  rng = np.random.default_rng(5)
-  keep = rng.random((97, VOCAB))  # a coin for every context and token
-
-  def known(context):  # what follows a null symbol does not matter
-    return tuple(t for t in context if t < VOCAB)
-
-  def with_null(context):
-    share = keep[hash(context) % 97] * draft(known(context))
-    return np.append(share, 1 - share.sum())
-
-  never = lambda context: np.append(target(known(context)), 0.0)
-  law = exact.block_law(rules.get(rule), chain(2), with_null, never)
-  expected = exact.target_block_law(target, length=3)
-  said = law.output[:VOCAB, :VOCAB, :VOCAB]
-  assert np.abs(said - expected).max() < LIMIT
-  # To draw from what is kept at once wastes nothing, and accepts more.
-  kept = lambda c: with_null(c)[:VOCAB] / with_null(c)[:VOCAB].sum()
-  renormalized = exact.block_law(rules.get(rule), chain(2), kept, target)
-  assert renormalized.expected_accepted > law.expected_accepted
-  assert np.abs(renormalized.output - expected).max() < LIMIT
-
-
 # -------------------------------------------------- a depth that rows share
-
-
-def joint_of(policy, rule, levels=2):
-  """The joint law of what two rows emit first, and each row's own.
-
-  A row's outcome is its next `levels + 1` tokens: what it emits, and what the
-  target would say after it.
-  """
-  drafter = drafters.model(
-    MODEL, tree=chain(levels), vocab_size=VOCAB, policy=policy
-  )
-  decoder = specjax.make_decoder(MODEL, drafter=drafter, rule=rule)
-  state = decoder.init(
-    params(), np.array([[1, 0], [2, 2]]), [2, 2], jax.random.key(0),
-    buffer_length=12, max_new_tokens=10,
-  )  # fmt: skip
-  each = np.array(list(itertools.product(range(VOCAB), repeat=levels)))
-  table = np.stack(
-    [np.repeat(each, len(each), 0), np.tile(each, (len(each), 1))], axis=1
-  )  # [R, 2, levels]
-
-  @jax.jit
-  @functools.partial(jax.vmap, in_axes=(None, None, 0))
-  def run(params, state, table):
-    drawn = []
-
-    def draws(numbers, here, log_probs):
-      (node,) = here
-      tokens = table[:, node - 1]
-      drawn.append(jnp.take_along_axis(log_probs[:, 0], tokens[:, None], 1))
-      return tokens[:, None]
-
-    actual, said = decoder.draft_and_verify(params, state, draws=draws)
-    after = jnp.stack(
-      [
-        jnp.exp(said.next_log_probs(jnp.full((2,), n)))
-        for n in range(levels + 1)
-      ],
-      axis=1,
-    )
-    depths = actual.draft.topology().present.sum(axis=1) - 1
-    return sum(drawn).sum(), said.node_probs, after, depths
-
-  log_prob, node_probs, after, depths = (
-    np.asarray(x) for x in run(params(), state, jnp.asarray(table))
-  )
-  prompts = [(1, 0), (2, 2)]
-  shape = (VOCAB,) * (levels + 1)
-
-  def law_of(context):
-    logits = toys.context_logits(TARGET, context)
-    return np.exp(np.asarray(warp.warp(
-      jnp.asarray(logits)[None, None], specjax.make_sampling(1)
-    )))[0, 0]  # fmt: skip
-
-  law_of = functools.cache(law_of)
-
-  def outcome(row, number):
-    """The law of one row's tokens given both drafts."""
-    actual = np.zeros(shape)
-    for node in range(levels + 1):
-      kept = tuple(table[number, row, :node])
-      law = np.zeros(shape)
-      for token in range(VOCAB):
-        rest = node_probs[number, row, node] * after[number, row, node, token]
-        stack = [((*kept, token), rest)]
-        while stack:
-          text, mass = stack.pop()
-          if len(text) == levels + 1:
-            law[text] += mass
-            continue
-          following = law_of((*prompts[row], *text))
-          stack += [((*text, t), mass * following[t]) for t in range(VOCAB)]
-      actual += law
-    return actual.ravel()
-
-  joint = np.zeros((VOCAB ** (levels + 1),) * 2)
-  for number, weight in enumerate(np.exp(log_prob)):
-    joint += weight * np.outer(outcome(0, number), outcome(1, number))
-  alone = []
-  for prompt in prompts:
-    law = np.zeros(shape)
-    for text in itertools.product(range(VOCAB), repeat=levels + 1):
-      law[text] = np.prod(
-        [law_of((*prompt, *text[:i]))[t] for i, t in enumerate(text)]
-      )
-    alone.append(law.ravel())
-  return joint, alone, depths
-
-
-def test_a_budget_that_drops_drawn_tokens_of_other_rows_is_lossy():
-  """The mutant: of two rows' second tokens the less likely one is dropped."""
-  whole = drafters.model(MODEL, tree=chain(2), vocab_size=VOCAB)
-
-  def present(draft, context):
-    del context
-    each = jnp.take_along_axis(draft.log_probs, draft.tokens[..., None], -1)
-    sure = jnp.sum(each[:, 1:, 0], axis=1)
-    kept = sure >= jnp.max(sure)
-    return jnp.ones((len(sure), 3), bool).at[:, 2].set(kept)
-
-  class Budget:  # stands where a policy does, in `joint_of`
-    pass
-
-  masked = forms.masked(whole, present)
-  original = drafters.model
-  try:
-    drafters.model = lambda *args, **more: masked
-    joint, alone, _ = joint_of(Budget(), "token")
-  finally:
-    drafters.model = original
-  actual = [joint.sum(axis=1), joint.sum(axis=0)]
-  wrong = [
-    0.5 * np.abs(a - b).sum() for a, b in zip(actual, alone, strict=True)
-  ]
-  assert max(wrong) > 1e-3
-  assert 0.5 * np.abs(joint - np.outer(*alone)).sum() > 1e-3

@@ -137,33 +137,6 @@ def test_the_text_does_not_depend_on_the_drafts_law_given_tokens_and_noise():
   )
 
 
-def test_with_one_path_any_draft_gives_the_same_text():
-  """Noise belongs to positions, so even the rounds may fall differently."""
-  vocab = 7
-  model = toys.table_model(vocab)
-  target = toys.table(vocab, seed=0)
-  texts, calls = [], []
-  for noise, depth in ((0.1, 3), (3.0, 3), (1.0, 2)):
-    params = specjax.Params(
-      target=jnp.asarray(target),
-      draft=jnp.asarray(toys.near(target, noise=noise, seed=1)),
-    )
-    drafter = specjax.drafters.model(
-      model, tree=tree.chain(depth), siblings=SHARED_NOISE, vocab_size=vocab
-    )
-    decoder = specjax.make_decoder(model, drafter=drafter, rule="gumbel_list")
-    state = decoder.init(
-      params, jnp.array([[1, 2], [3, 4]]), [2, 2], jax.random.key(0),
-      buffer_length=40, max_new_tokens=38,
-    )  # fmt: skip
-    state = jax.jit(decoder.generate)(params, state)
-    texts.append(np.asarray(state.tokens[:, :40]))
-    calls.append(int(state.counters.num_target_calls.sum()))
-  np.testing.assert_array_equal(texts[0], texts[1])
-  np.testing.assert_array_equal(texts[0], texts[2])
-  assert calls[0] < calls[1]
-
-
 def texts_of(rule, *, samples):
   """Rows of tokens from a decoder whose laws are the same everywhere."""
   vocab, new = 2, 6

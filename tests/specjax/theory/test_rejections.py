@@ -116,14 +116,6 @@ def test_one_draft_is_theorem_1():
     assert float(actual) == pytest.approx(total, abs=1e-12)
 
 
-def test_the_paper_sized_example():
-  """V = 7, T = 50, Dirichlet(1) rows."""
-  pair = markov.random_pair(2024, vocab_size=7, horizon=50)
-  values = [float(rejections.theorem3(pair, m)) for m in (1, 4, 5, 1024)]
-  assert values == sorted(values, reverse=True)
-  assert float(rejections.limit(pair)) <= values[-1] + 1e-9
-
-
 def test_more_drafts_are_never_worse_and_reach_the_limit():
   pair = markov.random_pair(0, vocab_size=3, horizon=5)
   floored = markov.make_pair(
