@@ -21,7 +21,6 @@ from models.sharding import Sharding
 
 HeadModule = (
   eagle.Eagle
-  | eagle.Eagle3
   | medusa.Medusa
   | medusa.Blockwise
   | dflash.Parallel
@@ -31,12 +30,15 @@ HeadModule = (
 # Of each kind the network, and what makes pure functions of it.
 _NETWORKS: dict[str, tuple[Any, Callable[..., tuple[Any, Any]]]] = {
   "eagle": (eagle.Eagle, eagle.as_feature_model),
-  "eagle3": (eagle.Eagle3, eagle.as_feature_model),
+  "eagle3": (eagle.Eagle, eagle.as_feature_model),
   "medusa": (medusa.Medusa, medusa.as_marginals),
   "blockwise": (medusa.Blockwise, medusa.as_marginals),
   "dflash": (dflash.Parallel, dflash.as_block_model),
   "mtp": (mtp.Mtp, eagle.as_feature_model),
-  "assistant": (Assistant, gemma_assistant.as_cache_reader),
+  "assistant": (
+    Assistant,
+    lambda module, sharding: gemma_assistant.as_cache_reader(module),
+  ),
 }
 # Those that are planned and trained.
 KINDS = tuple(kind for kind in _NETWORKS if kind != "assistant")

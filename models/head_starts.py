@@ -23,7 +23,6 @@ import numpy as np
 from flax import nnx
 from jax import Array
 
-from models.formats import dflash_format
 from models.networks.description import (
   AttentionSpec,
   DenseSpec,
@@ -31,7 +30,7 @@ from models.networks.description import (
   TransformerConfig,
 )
 from models.networks.dflash import Parallel, ParallelConfig
-from models.networks.eagle import Eagle, Eagle3, EagleConfig
+from models.networks.eagle import Eagle, EagleConfig
 from models.networks.layers import Layer, PlusOneNorm
 from models.networks.medusa import (
   Blockwise,
@@ -61,31 +60,13 @@ def output_rows(target: Transformer) -> Array:
   return target.lm_head.weight[...]
 
 
-def fused_layers(num_layers: int, asked: tuple[int, ...]) -> Features:
-  """The layers whose inputs EAGLE-3 fuses: those asked for, or 2, N / 2, N - 3.
+def check_layers(layers: Features, num_layers: int, *, first: int) -> Features:
+  """The layers whose inputs a head is to read, which a target has.
 
   Raises:
-    ValueError: for layers that a target of `num_layers` lacks, or that do not
-      rise: servers collect what they read layer by layer.
+    ValueError: for others than `first .. num_layers - 1`, or that do not rise:
+      servers collect what they read layer by layer.
   """
-  usual = sorted((2, num_layers // 2, num_layers - 3))
-  return _of_target(asked or tuple(usual), num_layers, first=0)
-
-
-def spread_layers(
-  count: int, num_layers: int, asked: tuple[int, ...]
-) -> Features:
-  """The layers whose inputs DFlash's head fuses, of `count` layers itself.
-
-  Those asked for, or as many as the head has, spread evenly; raises as
-  `fused_layers`.
-  """
-  usual = (i + 1 for i in dflash_format.usual_layers(count, num_layers))
-  # The format numbers layers by what they give: the embedding is no layer's.
-  return _of_target(asked or tuple(usual), num_layers, first=1)
-
-
-def _of_target(layers: Features, num_layers: int, *, first: int) -> Features:
   if [*layers] != sorted({*range(first, num_layers)} & {*layers}):
     raise ValueError(
       f"a target of {num_layers} layers cannot be read at layers "
@@ -102,7 +83,7 @@ def eagle3(
   draft_vocab: np.ndarray | None,
   mlp_dim: int = 0,
   rngs: nnx.Rngs,
-) -> Eagle3:
+) -> Eagle:
   """EAGLE-3's head: the last layer, reading the highest of the features.
 
   Args:
@@ -111,8 +92,7 @@ def eagle3(
     draft_vocab: ids of the tokens that it can draft, rising; None for all.
     mlp_dim: width of the MLP's hidden layer, 0 for the target's. What is wider
       adds nothing at first, and all of a narrower one.
-    rngs: for weights that the target does not have: those that read the
-      embedding beside the features.
+    rngs: for weights that the target does not have.
   """
   config = EagleConfig(
     layers=_layers(target.config, mlp_dim=mlp_dim),
@@ -120,7 +100,7 @@ def eagle3(
     num_fused=len(layers),
     draft_vocab_size=None if draft_vocab is None else len(draft_vocab),
   )
-  module = Eagle3(config, dtype=target.dtype, rngs=rngs)
+  module = Eagle(config, dtype=target.dtype, rngs=rngs)
   # Of features next to each other, the last is the highest layer's: it is read
   # alone at first. What others are can be hundreds of times as large.
   _read_last(module.fc)

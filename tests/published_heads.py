@@ -74,8 +74,10 @@ FORMATS = {
     "eagle", (FINAL,),
   ),
   "eagle, no bias, its own embedding": (
-    {**LAYER_JSON, "bias": False},
+    {**LAYER_JSON, "bias": False, "qkv_bias": True},
     {**layer("model.layers.0", read=H), "model.fc.weight": random(H, 2 * H),
+     **{f"model.layers.0.self_attn.{n}_proj.bias": random(size)
+        for n, size in (("q", 2 * D), ("k", D), ("v", D))},
      "model.embed_tokens.weight": random(V, H)},
     "eagle", (FINAL,),
   ),
@@ -231,3 +233,95 @@ def write(path, name, *, config=None, drop=(), **tensors):
   else:
     safetensors.numpy.save_file(weights, path / "model.safetensors")
   return str(path)
+
+
+EAGLES = [n for n, made in FORMATS.items() if made[2] in ("eagle", "eagle3")]
+
+
+class Published:
+  """A slow EAGLE head by the names that a file has, a row of tokens at once.
+
+  Attributes:
+    settings: its `config.json`.
+    w: its tensors, `layers.0.` for EAGLE-3's `midlayer.`.
+    windows: of layers, by their numbers.
+  """
+
+  def __init__(self, name):
+    self.settings, tensors, self.kind, _ = FORMATS[name]
+    self.windows = {0: 2} if name == "speculators 0.9" else {}
+    self.w = {
+      name.removeprefix("model.").replace("midlayer.", "layers.0."): value
+      for name, value in tensors.items()
+    }
+
+  def norm(self, name, x):
+    return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * self.w[name]
+
+  def rotated(self, x, position):
+    angle = position * 10_000.0 ** (-np.arange(0, D, 2) / D)
+    a, b = np.split(x, 2, axis=-1)
+    cos, sin = np.cos(angle), np.sin(angle)
+    return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+
+  def linear(self, name, x):
+    return x @ self.w[f"{name}.weight"].T + self.w.get(f"{name}.bias", 0)
+
+  def layer(self, read, residual, number=0):
+    """Attention over what is read, then the feed-forward part."""
+    here = f"layers.{number}."
+    of = lambda name: self.linear(f"{here}self_attn.{name}_proj", read)
+    q, k, v = (of(n).reshape(len(read), -1, D) for n in "qkv")
+    mixed = np.zeros((len(read), 2 * D))
+    for t in range(len(read)):
+      for head in range(2):  # both read the one key/value head
+        query = self.rotated(q[t, head], t)
+        first = max(0, t + 1 - self.windows.get(number, t + 1))
+        near = range(first, t + 1)
+        score = np.array([query @ self.rotated(k[s, 0], s) for s in near])
+        weight = np.exp((score - score.max()) / np.sqrt(D))
+        weight /= weight.sum()
+        mixed[t, head * D : (head + 1) * D] = weight @ v[first : t + 1, 0]
+    x = residual + self.linear(f"{here}self_attn.o_proj", mixed)
+    y = self.norm(f"{here}post_attention_layernorm.weight", x)
+    gate = self.linear(f"{here}mlp.gate_proj", y)
+    up = self.linear(f"{here}mlp.up_proj", y)
+    return x + self.linear(
+      f"{here}mlp.down_proj", gate / (1 + np.exp(-gate)) * up
+    )
+
+  def fuse(self, features):
+    """What stands beside the tokens, of the target's features."""
+    if self.kind == "eagle":
+      return features
+    if "input_norm.weight" in self.w:
+      features = self.norm("input_norm.weight", features)
+    if "fc_norm.0.weight" in self.w:
+      parts = np.split(features, features.shape[-1] // H, axis=-1)
+      parts = [self.norm(f"fc_norm.{i}.weight", x) for i, x in enumerate(parts)]
+      features = np.concatenate(parts, axis=-1)
+    return self.linear("fc", features)
+
+  def __call__(self, tokens, hidden):
+    """Logits and states."""
+    embedding = self.w.get("embed_tokens.weight", TARGET.embedding)[tokens]
+    if self.kind == "eagle":
+      x = self.linear("fc", np.concatenate([embedding, hidden], axis=-1))
+      x = self.layer(x, x)
+      return x @ OUTPUT.T, x
+    normed = self.norm("layers.0.hidden_norm.weight", hidden)
+    embedding = self.norm("layers.0.input_layernorm.weight", embedding)
+    read = np.concatenate([embedding, normed], axis=-1)
+    before = self.settings.get("norm_before_residual", False)
+    x = self.layer(read, normed if before else hidden)
+    number = 1
+    while (name := f"layers.{number}.input_layernorm.weight") in self.w:
+      x = self.layer(self.norm(name, x), x, number)
+      number += 1
+    out = self.norm("norm.weight", x)
+    logits = all_logits = out @ self.w["lm_head.weight"].T
+    if "d2t" in self.w:
+      logits = np.full((len(x), V), -np.inf)
+      for draft_id, offset in enumerate(self.w["d2t"]):
+        logits[:, draft_id + offset] = all_logits[:, draft_id]
+    return logits, out if self.settings.get("norm_output", False) else x

@@ -18,6 +18,7 @@ import numpy as np
 from launch.training import data
 from launch.training.head_loss import Seen
 from models import checkpoints, head_starts
+from models.formats import dflash_format, eagle_format
 from models.networks.transformer import FINAL, Features
 
 NAME = "features.json"
@@ -29,14 +30,15 @@ def layers_read(config, num_layers: int) -> Features:
   """Layers that a config's head reads, of a target of `num_layers` layers."""
   if config.init_from:
     return checkpoints.read_head(config.init_from, config.target).features
-  head = config.head
+  head, asked = config.head, tuple(config.head.get("layers", ()))
   if head.kind == "eagle3":
-    return head_starts.fused_layers(num_layers, tuple(head.layers))
-  if head.kind == "dflash":
-    return head_starts.spread_layers(
-      head.num_layers, num_layers, tuple(head.layers)
-    )
-  return (FINAL,)
+    usual, first = eagle_format.usual_layers(num_layers), 0
+  elif head.kind == "dflash":  # whose format numbers layers by what they give
+    usual = dflash_format.usual_layers(head.num_layers, num_layers)
+    first = 1
+  else:
+    return (FINAL,)
+  return head_starts.check_layers(asked or usual, num_layers, first=first)
 
 
 def whole(path: str) -> str:

@@ -24,7 +24,7 @@ from jax import Array
 from models.head_shapes import HeadModule
 from models.networks import dflash_training
 from models.networks.dflash import Parallel
-from models.networks.eagle import Eagle, Eagle3
+from models.networks.eagle import Eagle
 from models.networks.linear import project
 from models.networks.mtp import Mtp
 from models.networks.training_time_test import ahead, unroll
@@ -111,7 +111,7 @@ def head_logits(
   """
   where = {x: batch[x][:, :-1] for x in ("positions", "segments")}
   tokens, features = batch["tokens"], seen.features
-  if isinstance(module, Eagle | Eagle3 | Mtp):
+  if isinstance(module, Eagle | Mtp):
     yield from unroll(module, tokens, features, steps=depth, **where)
     return
   if isinstance(module, Parallel):

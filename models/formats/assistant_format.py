@@ -65,22 +65,16 @@ def is_one(config: Mapping[str, Any]) -> bool:
   return config.get("model_type") == "gemma4_assistant"
 
 
-def shape(
-  config: Mapping[str, Any],
-  target: Target,
-  tensors: Mapping[str, Tensor] | None = None,
-) -> HeadShape:
+def shape(config: Mapping[str, Any], target: Target) -> HeadShape:
   """Shape of the assistant of a configuration.
 
   Args:
     config: what `config.json` holds.
     target: the model that it drafts for, with its configuration.
-    tensors: not looked at.
 
   Raises:
     ValueError: for switches that are not known, or another target.
   """
-  del tensors
   json_files.refuse_unknown(config, _KNOWN)
   text = _text(config)
   width = get(config, "backbone_hidden_size", int, 1536)

@@ -31,7 +31,6 @@ from models.formats.head_settings import (
   layers_json,
   layers_read,
 )
-from models.formats.weights import Tensor
 from models.head_shapes import HeadShape, Target
 from models.networks.dflash import ParallelConfig
 from models.networks.transformer import Features
@@ -64,38 +63,32 @@ def is_one(config: Mapping[str, Any]) -> bool:
   )
 
 
-def shape(
-  config: Mapping[str, Any],
-  target: Target,
-  tensors: Mapping[str, Tensor] | None = None,
-) -> HeadShape:
+def shape(config: Mapping[str, Any], target: Target) -> HeadShape:
   """Shapes of the head that a configuration describes.
 
   Args:
     config: what `config.json` holds.
     target: the model that it drafts for.
-    tensors: not looked at.
 
   Raises:
     ValueError: for switches that are not known, or another target.
   """
-  del tensors
   if "speculators_model_type" in config:
     return _speculators(config, target)
   return _native(config, target)
 
 
-def usual_layers(count: int, num_layers: int) -> list[int]:
-  """Layers whose outputs are read where nothing is said: from 1 to N - 3.
+def usual_layers(count: int, num_layers: int) -> tuple[int, ...]:
+  """Layers whose inputs are read where nothing is said: from 2 to N - 2.
 
   Args:
     count: of the head's own layers; as many are read.
     num_layers: N, of the target.
   """
   if count == 1:
-    return [num_layers // 2]
+    return (num_layers // 2 + 1,)
   step = (num_layers - 4) / (count - 1)
-  return [round(1 + i * step) for i in range(count)]
+  return tuple(round(1 + i * step) + 1 for i in range(count))
 
 
 def names(config: Any) -> dict[str, str]:
@@ -166,7 +159,7 @@ def _native(config: Mapping[str, Any], target: Target) -> HeadShape:
   ids = of_dflash.get(name)
   if ids is None:
     count = get(config, "num_hidden_layers", int)
-    ids = usual_layers(count, target.num_layers)
+    ids = [i - 1 for i in usual_layers(count, target.num_layers)]
   size = json_files.agreed(
     {block: config.get(block), f"dflash_config.{block}": of_dflash.get(block)}
   )
@@ -184,12 +177,6 @@ def _speculators(config: Mapping[str, Any], target: Target) -> HeadShape:
   for name, only in _ONLY.items():
     if config.get(name) not in (None, only):
       raise ValueError(f"{name} must be {only!r}, got {config[name]!r}")
-  width = config.get("target_hidden_size")
-  if width is not None and width != target.embed_dim:
-    raise ValueError(
-      f"it reads features of {width!r} channels, the target has "
-      f"{target.embed_dim}"
-    )
   words = get(config, "draft_vocab_size", int)
   name = "aux_hidden_state_layer_ids"
   return _made(

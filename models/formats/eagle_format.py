@@ -89,6 +89,11 @@ def shape(
   return HeadShape(config=described, features=features)
 
 
+def usual_layers(num_layers: int) -> tuple[int, ...]:
+  """Layers whose inputs are fused where nothing is said: 2, N / 2 and N - 3."""
+  return tuple(sorted((2, num_layers // 2, num_layers - 3)))
+
+
 def names(config: Any) -> dict[str, str]:
   """Parameters whose tensors have other names, and these, of a head."""
   named = {
@@ -207,7 +212,7 @@ def _fused_layers(
   Three conventions: `eagle_config.eagle_aux_hidden_state_layer_ids` (SpecForge,
   SGLang, NVIDIA) are outputs of layers, `eagle_aux_hidden_state_layer_ids` at
   the top (speculators) and `eagle_config.layer_ids` (vLLM) are inputs, and
-  where no file says, the paper's code reads those of layers 2, N / 2 and N - 3.
+  where no file says, they are the paper's.
   """
   last = "speculators_model_type" in config
   said = {
@@ -221,10 +226,9 @@ def _fused_layers(
     )
     if ids is not None
   }
-  count = target.num_layers
-  layers = json_files.agreed(said) or (2, count // 2, count - 3)
-  if min(layers) < 0:
-    raise ValueError(f"a target of {count} layers needs {_FUSED}")
+  layers = json_files.agreed(said) or usual_layers(target.num_layers)
+  if layers[0] < 0:
+    raise ValueError(f"a target of {target.num_layers} layers needs {_FUSED}")
   return layers
 
 

@@ -121,11 +121,10 @@ def shape(
     ValueError: for formats and switches that are not known, or a head that was
       made for another target.
   """
-  if one := _of_config(config):
-    if one is not eagle_format:
-      return one.shape(config, target)
-  if kind == "medusa":
-    return medusa_format.shape(config, target)
+  said = medusa_format if kind == "medusa" else eagle_format
+  one = _of_config(config) or said
+  if one is not eagle_format:
+    return one.shape(config, target)
   third = kind == "eagle3" or "draft_vocab_size" in config
   return eagle_format.shape(config, target, generation=3 if third else 1)
 
@@ -179,18 +178,28 @@ def load(
   with contextlib.ExitStack() as stack, _said_of(path):
     opened = _opened(path, target, stack, of_target)
     if place is not None:
-      config = opened.shape.config
-      place.check(config.even_sizes())
-      parts = num_parts(place.sharding, place.mesh)
-      config, sharding = config.cut(place.sharding, parts)
-      place = dataclasses.replace(place, sharding=sharding)
-      cut = dataclasses.replace(opened.shape, config=config)
-      opened = dataclasses.replace(opened, shape=cut)
+      opened, place = _cut(opened, place)
     module = head_files.fill(opened, target, dtype=dtype, place=place)
   return Head(
     module=module,
     features=opened.shape.features,
     sharding=place and place.sharding,
+  )
+
+
+def _cut(opened: Opened, place: Place) -> tuple[Opened, Place]:
+  """A head as the devices of a place hold it, and its rules on them."""
+  config, parts = opened.shape.config, num_parts(place.sharding, place.mesh)
+  if uneven := sorted({size for size in config.even_sizes() if size % parts}):
+    raise ValueError(
+      f"a head with sizes {uneven} cannot be cut over {parts} devices: give "
+      "config.draft_devices"
+    )
+  config, sharding = config.cut(place.sharding, parts)
+  shape = dataclasses.replace(opened.shape, config=config)
+  return (
+    dataclasses.replace(opened, shape=shape),
+    dataclasses.replace(place, sharding=sharding),
   )
 
 
@@ -210,7 +219,8 @@ def _opened(
     one = medusa_format if _has_medusa(tensors) else eagle_format
   if one in (mtp_format, assistant_format):
     return one.opened(config, tensors, target)
-  described = one.shape(config, target, tensors)
+  more = () if one is dflash_format else (tensors,)
+  described = one.shape(config, target, *more)
   names = one.names(described.config)
   return head_files.by_table(described, tensors, names, target)
 

@@ -11,7 +11,6 @@ import re
 from collections.abc import (
   Callable,
   Collection,
-  Iterable,
   Mapping,
   Sequence,
 )
@@ -76,15 +75,6 @@ class Place:
 
   mesh: Mesh
   sharding: Sharding
-
-  def check(self, sizes: Iterable[int]) -> None:
-    """Raises ValueError unless the devices divide all sizes."""
-    count = sharding_lib.num_parts(self.sharding, self.mesh)
-    if uneven := sorted({size for size in sizes if size % count}):
-      raise ValueError(
-        f"a head with sizes {uneven} cannot be cut over {count} devices: give "
-        "config.draft_devices"
-      )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -161,9 +161,7 @@ def layers_json(
     del settings["architectures"]
     settings["model_type"] = "qwen3"
   if layers.has_windows:
-    size, *others = {w for w in layers.windows if w}
-    if others:
-      raise ValueError(f"one window for all layers, got {layers.windows}")
+    (size,) = {w for w in layers.windows if w}
     settings |= {
       "sliding_window": size,
       "use_sliding_window": True,

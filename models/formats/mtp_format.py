@@ -99,6 +99,11 @@ FORMS = {
 }
 # Whose layers a head of speculators' may have.
 _LAYERS = ("llama", "qwen3", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+_DEPTHS = (
+  "num_nextn_predict_layers",
+  "num_mtp_layers",
+  "mtp_num_hidden_layers",
+)
 _BUFFER = re.compile(r".+\.rotary_emb\.inv_freq")
 
 
@@ -107,50 +112,41 @@ def is_one(config: Mapping[str, Any]) -> bool:
   return config.get("speculators_model_type") == "mtp"
 
 
-def shape(
-  config: Mapping[str, Any],
-  target: Target,
-  tensors: Mapping[str, Tensor] | None = None,
-) -> HeadShape:
+def shape(config: Mapping[str, Any], target: Target) -> HeadShape:
   """Shape of the head of a configuration.
 
   Args:
     config: what its `config.json` holds; of a head in its target's files, the
       target's.
     target: the model that a head alone drafts for.
-    tensors: not looked at.
 
   Raises:
     ValueError: for settings that are not known, or another target.
   """
-  del tensors
   described = head_shapes.mtp_shape(
-    config_from_json(_of_layer(config)), num_depths=_num_depths(config)
+    config_from_json(_of_layer(config)),
+    num_depths=_num_depths(config, _form(config)),
   )
   if is_one(config):
     head_settings.refuse_other_target(described.config.layers, target)
   return described
 
 
-def _num_depths(config: Mapping[str, Any]) -> int:
+def _num_depths(config: Mapping[str, Any], form: Form) -> int:
   """Layers of a head by a configuration as of `shape`; 1 if it says nothing."""
-  settings = _of_layer(config)
-  names = ["num_nextn_predict_layers", "num_mtp_layers"]
-  names += [] if is_one(config) else ["mtp_num_hidden_layers"]
-  said = {
-    f"{name} {where}".strip(): get(given, name, int, None)
-    for where, given in (("", config), ("of its layers", settings))
-    for name in names
+  given = {**_of_layer(config)} | {
+    k: v for k, v in config.items() if v is not None
   }
+  said = {name: get(given, name, int, None) for name in _DEPTHS}
   count = json_files.agreed(said) or 1
-  form = _form(config, settings)
   if count > 1 and not form.several:
     raise ValueError(f"MTP heads of one layer are read here, got {count}")
   return count
 
 
-def _form(config: Mapping[str, Any], settings: Mapping[str, Any]) -> Form:
-  return SPECULATORS if is_one(config) else FORMS[settings["model_type"]]
+def _form(config: Mapping[str, Any]) -> Form:
+  """The form of a checked configuration's files."""
+  return SPECULATORS if is_one(config) else FORMS[of_text(config)["model_type"]]
 
 
 def _of_layer(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -193,7 +189,7 @@ def opened(
     ValueError: as `shape`, or if there is no head.
   """
   described, settings = shape(config, target), _of_layer(config)
-  family, form = settings["model_type"], _form(config, settings)
+  family, form = settings["model_type"], _form(config)
   first = config_from_json(settings).num_layers if form.after_layers else 0
   named = _named(form, tensors, first)
   if not named:

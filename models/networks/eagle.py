@@ -1,9 +1,9 @@
 """EAGLE's heads: a layer that reads features of the target and drafts.
 
 EAGLE-1 and 2 (Li et al., ICML and EMNLP 2024) share one network, EAGLE-3
-(NeurIPS 2025) is another; their descendants differ in switches. The file reads
-top to bottom: configuration, the two networks, and `as_feature_model`, which
-turns either into the pure functions that `specjax.drafters.eagle` drafts with.
+(NeurIPS 2025) another; their descendants differ in switches. The file reads
+top to bottom: configuration, network, and `as_feature_model`, which turns it
+into the pure functions that `specjax.drafters.eagle` drafts with.
 
 Letters in shapes: B rows, T fed tokens, H the head's width, F width of all
 features that it reads, V target vocabulary.
@@ -106,28 +106,60 @@ def at(x: Array, places: Array | None) -> Array:
 
 
 class Eagle(nnx.Module):
-  """EAGLE-1's network, which EAGLE-2 drafts trees with.
+  """The network of every generation.
 
-  A token's embedding and a feature, in this order, are projected to H and go
-  through one layer without a norm before its attention. Its output is the next
-  feature, and the target's output projection reads it as it is. Embedding and
-  projection are the target's arrays.
+  In EAGLE-1's, which EAGLE-2 drafts trees with, a token's embedding and a
+  feature, in this order, are projected to H and go through one layer without a
+  norm before its attention. Its output is the next feature, and the target's
+  output projection reads it as it is.
+
+  In EAGLE-3's and its descendants' features of several layers are fused to H.
+  The first layer's attention reads the normed embedding beside the normed
+  state, layers after it are a Llama's; logits are of a vocabulary of its own,
+  `target_ids`, and all other tokens have none.
   """
 
   def __init__(self, config: EagleConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
-    c = config.layers
+    c, width, features = (
+      config.layers,
+      config.layers.embed_dim,
+      config.num_features,
+    )
+    first = config.generation == 1
     self.config = config
     self.dtype = jnp.dtype(dtype)
-    self.embed = embedding(c.vocab_size, c.embed_dim, dtype, rngs)
-    self.fc = Linear(2 * c.embed_dim, c.embed_dim, config.fc_bias, dtype, rngs)
-    self.attention = Attention(c, dtype, rngs=rngs)
-    self.mlp_norm = make_norm(c, c.embed_dim, dtype, rngs)
+    norm = lambda dim=width: make_norm(c, dim, dtype, rngs)
+    self.embed = embedding(c.vocab_size, width, dtype, rngs)
+    if config.norm_before_fc:
+      self.input_norm = norm(features)
+    if config.fc_norm:
+      self.fc_norms = nnx.List([norm() for _ in range(config.num_fused)])
+    read = 2 * width if first else features
+    self.fc = Linear(read, width, config.fc_bias, dtype, rngs)
+    if not first:
+      self.embed_norm, self.hidden_norm = norm(), norm()
+      self.final_norm = norm()
+    read = width if first else 2 * width
+    self.attention = Attention(c, dtype, input_dim=read, rngs=rngs)
+    self.mlp_norm = norm()
     self.mlp = Mlp(c, dtype, rngs=rngs)
-    self.lm_head = Linear(c.embed_dim, c.vocab_size, False, dtype, rngs)
+    more = range(c.num_layers - 1)
+    self.later = nnx.List([Layer(c, dtype, rngs=rngs) for _ in more])
+    words = config.draft_vocab_size or c.vocab_size
+    self.lm_head = Linear(width, words, False, dtype, rngs)
+    if config.draft_vocab_size is not None:
+      self.target_ids = first_ids(words)
 
   def fuse(self, features: Array) -> Array:
-    """`[B, T, F] -> [B, T, H]`: features are read as they are."""
-    return features.astype(self.dtype)
+    """`[B, T, F] -> [B, T, H]`, what stands beside a token; EAGLE-1's as is."""
+    x, config = features.astype(self.dtype), self.config
+    if config.norm_before_fc:
+      x = self.input_norm(x)
+    if config.fc_norm:
+      parts = jnp.split(x, config.num_fused, axis=-1)
+      parts = [n(p) for n, p in zip(self.fc_norms, parts, strict=True)]
+      x = jnp.concatenate(parts, axis=-1)
+    return x if config.generation == 1 else self.fc(x)
 
   def __call__(
     self, tokens, hidden, rotary, sees, kvs, start, *, stacked=False,
@@ -149,91 +181,32 @@ class Eagle(nnx.Module):
       Logits `f32[B, T, V]`, or `f32[B, W, V]`; `[B, T, H]` states, and keys and
       values as given.
     """
-    (kv,), layer = kvs, jnp.int32(0) if stacked else None
-    sees = sees[self.config.layers.windows[0]]
-    both = [self.embed(tokens), hidden.astype(self.dtype)]
-    x = put(self.fc(jnp.concatenate(both, axis=-1)), "act_btd")
-    out, kv = self.attention(x, rotary, sees, kv, start, layer=layer)
-    x = x + out
-    x = put(x + self.mlp(self.mlp_norm(x)), "act_btd")
-    logits = self.lm_head(at(x, logits_at)).astype(jnp.float32)
-    return put(logits, "logits_btv"), x, (kv,)
-
-
-class Eagle3(nnx.Module):
-  """EAGLE-3's network and its descendants'.
-
-  Features of several layers are fused to H. The first layer's attention reads
-  the normed embedding beside the normed state; logits are of a vocabulary of
-  its own, `target_ids`, and all other tokens have none.
-  """
-
-  def __init__(self, config: EagleConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
-    c, features = config.layers, config.num_features
-    self.config = config
-    self.dtype = jnp.dtype(dtype)
-    norm = lambda dim: make_norm(c, dim, dtype, rngs)
-    self.embed = embedding(c.vocab_size, c.embed_dim, dtype, rngs)
-    if config.norm_before_fc:
-      self.input_norm = norm(features)
-    if config.fc_norm:
-      each = features // config.num_fused
-      self.fc_norms = nnx.List([norm(each) for _ in range(config.num_fused)])
-    self.fc = Linear(features, c.embed_dim, config.fc_bias, dtype, rngs)
-    self.embed_norm = norm(c.embed_dim)
-    self.hidden_norm = norm(c.embed_dim)
-    self.attention = Attention(c, dtype, input_dim=2 * c.embed_dim, rngs=rngs)
-    self.mlp_norm = norm(c.embed_dim)
-    self.mlp = Mlp(c, dtype, rngs=rngs)
-    # Layers after the first are a Llama's.
-    more = range(c.num_layers - 1)
-    self.later = nnx.List([Layer(c, dtype, rngs=rngs) for _ in more])
-    self.final_norm = norm(c.embed_dim)
-    words = config.draft_vocab_size or c.vocab_size
-    self.lm_head = Linear(c.embed_dim, words, False, dtype, rngs)
-    if config.draft_vocab_size is not None:
-      self.target_ids = first_ids(words)
-
-  def fuse(self, features: Array) -> Array:
-    """`[B, T, F] -> [B, T, H]`."""
-    x = features.astype(self.dtype)
-    if self.config.norm_before_fc:
-      x = self.input_norm(x)
-    if self.config.fc_norm:
-      parts = jnp.split(x, self.config.num_fused, axis=-1)
-      parts = [n(p) for n, p in zip(self.fc_norms, parts, strict=True)]
-      x = jnp.concatenate(parts, axis=-1)
-    return self.fc(x)
-
-  def __call__(
-    self, tokens, hidden, rotary, sees, kvs, start, *, stacked=False,
-    put=anywhere, logits_at=None,
-  ):  # fmt: skip
-    """As `Eagle.__call__`."""
-    kvs, windows = list(kvs), self.config.layers.windows
-    hidden = hidden.astype(self.dtype)
-    normed = self.hidden_norm(hidden)
-    both = [self.embed_norm(self.embed(tokens)), normed]
+    config, kvs = self.config, list(kvs)
+    sees = [sees[window] for window in config.layers.windows]
+    embedded, x = self.embed(tokens), hidden.astype(self.dtype)
+    join = lambda x: jnp.concatenate([embedded, x], axis=-1)
+    if config.generation == 1:
+      read = x = put(self.fc(join(x)), "act_btd")
+    else:
+      embedded, normed = self.embed_norm(embedded), self.hidden_norm(x)
+      read, x = join(normed), normed if config.norm_before_residual else x
     out, kvs[0] = self.attention(
-      jnp.concatenate(both, axis=-1), rotary, sees[windows[0]], kvs[0], start,
-      layer=place(0, stacked)[1],
-    )  # fmt: skip
-    x = (normed if self.config.norm_before_residual else hidden) + out
+      read, rotary, sees[0], kvs[0], start, layer=place(0, stacked)[1]
+    )
+    x = x + out
     x = put(x + self.mlp(self.mlp_norm(x)), "act_btd")
     for i, layer in enumerate(self.later, 1):
       own, number = place(i, stacked)
-      x, kvs[own] = layer(
-        x, rotary, sees[windows[i]], kvs[own], start, layer=number
-      )
+      x, kvs[own] = layer(x, rotary, sees[i], kvs[own], start, layer=number)
       x = put(x, "act_btd")
-    read = self.final_norm(x)
+    read = x if config.generation == 1 else self.final_norm(x)
     logits = self.lm_head(at(read, logits_at)).astype(jnp.float32)
     logits = put(logits, "logits_btv")
-    if self.config.draft_vocab_size is not None:
+    if config.draft_vocab_size is not None:
       logits = draft_vocabulary.spread(
-        logits, self.target_ids[...], self.config.layers.vocab_size
+        logits, self.target_ids[...], config.layers.vocab_size
       )
-    return logits, read if self.config.norm_output else x, tuple(kvs)
+    return logits, read if config.norm_output else x, tuple(kvs)
 
 
 def as_feature_model(
@@ -242,8 +215,7 @@ def as_feature_model(
   """Splits a head into pure functions and its parameters.
 
   Args:
-    module: a network as `Eagle` or `Eagle3` is, or its shapes
-      (`nnx.eval_shape`).
+    module: an `Eagle` or `Mtp`, or its shapes (`nnx.eval_shape`).
     sharding: where activations and cache lie on the mesh in use; None for one
       device.
 

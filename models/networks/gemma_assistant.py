@@ -27,7 +27,6 @@ from models.networks.description import TransformerConfig
 from models.networks.heads import HeadConfig, embedding, first_ids
 from models.networks.layers import Layer, Linear, make_norm
 from models.networks.params import split
-from models.sharding import Sharding
 from specjax.cache import Cache, Visible
 from specjax.types import CacheReader
 
@@ -40,9 +39,7 @@ class ReadingLayers(TransformerConfig):
   """
 
   def _check_sources(self):
-    for i, spec in self.attentions.items():
-      if spec.source is None:
-        raise ValueError(f"layer {i} must have a source, got none")
+    """They are not of these layers."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -187,26 +184,16 @@ def seen(cache: Cache, tokens: Array, window: int | None) -> Visible:
   )
 
 
-def as_cache_reader(
-  module: Assistant, *, sharding: Sharding | None = None
-) -> tuple[CacheReader, nnx.State]:
-  """Splits a module, or its shapes, into a pure function and its parameters.
-
-  Raises:
-    ValueError: for a mesh: it runs on one device.
-  """
-  if sharding is not None:
-    module.config.even_sizes()
+def as_cache_reader(module: Assistant) -> tuple[CacheReader, nnx.State]:
+  """Splits a module, or its shapes, into a pure function and its parameters."""
   merge, params = split(module)
   config = module.config
-
-  def apply(params, tokens, hidden, cache, *, positions):
-    return merge(params)(tokens, hidden, cache, positions=positions)
-
   model = CacheReader(
     vocab_size=config.layers.vocab_size,
     num_features=config.num_features,
-    apply=apply,
+    apply=lambda params, *given, positions: merge(params)(
+      *given, positions=positions
+    ),
     max_positions=config.layers.max_positions,
   )
   return model, params

@@ -22,33 +22,42 @@ from specjax.types import MarginalModel
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MedusaConfig(HeadConfig):
-  """Shapes of Medusa's heads.
-
-  Attributes:
-    num_heads: K, depths they say: head k that of the token k + 1 after the one
-      that the target says itself.
-    num_layers: residual blocks of each.
-    embed_dim: D, width of the feature.
-    vocab_size: V.
-    bias: whether blocks have one.
-    draft_vocab_size: tokens that they can say; None for all V.
-  """
-
+class _Config(HeadConfig):
   num_heads: int
-  num_layers: int
   embed_dim: int
   vocab_size: int
-  bias: bool = True
-  draft_vocab_size: int | None = None
-
-  kind = "medusa"
-  shared = frozenset()
 
   @property
   def num_predicted(self) -> int:
     """K."""
     return self.num_heads
+
+  @property
+  def num_features(self) -> int:
+    """D."""
+    return self.embed_dim
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MedusaConfig(_Config):
+  """Shapes of Medusa's heads.
+
+  Attributes:
+    num_heads: K, depths they say: head k that of the token k + 1 after the one
+      that the target says itself.
+    embed_dim: D, width of the feature.
+    vocab_size: V.
+    num_layers: residual blocks of each.
+    bias: whether blocks have one.
+    draft_vocab_size: tokens that they can say; None for all V.
+  """
+
+  num_layers: int
+  bias: bool = True
+  draft_vocab_size: int | None = None
+
+  kind = "medusa"
+  shared = frozenset()
 
   def even_sizes(self) -> tuple[int, ...]:
     """Sizes that must be multiples of the number of devices."""
@@ -59,12 +68,11 @@ class MedusaHead(nnx.Module):
   """Residual blocks `x + silu(W x + b)`, then an output projection."""
 
   def __init__(self, config: MedusaConfig, dtype, *, rngs: nnx.Rngs):
-    c = config
-    size = c.embed_dim
+    c, size = config, config.embed_dim
     block = lambda: Linear(size, size, c.bias, dtype, rngs, std=0)
     self.blocks = nnx.List([block() for _ in range(c.num_layers)])
     words = c.draft_vocab_size or c.vocab_size
-    self.lm_head = Linear(c.embed_dim, words, False, dtype, rngs)
+    self.lm_head = Linear(size, words, False, dtype, rngs)
 
   def __call__(self, x: Array) -> Array:
     """`[..., D] -> [..., W]`, of the tokens that it can say."""
@@ -94,29 +102,21 @@ class Medusa(nnx.Module):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BlockwiseConfig(HeadConfig):
+class BlockwiseConfig(_Config):
   """Shapes of blockwise parallel decoding's outputs.
 
   Attributes:
     num_heads: K, depths they say, as Medusa's (the paper's k is K + 1: it
       counts the target's own output).
-    hidden_dim: width of the hidden layer, for each depth.
     embed_dim: D.
     vocab_size: V.
+    hidden_dim: width of the hidden layer, for each depth.
   """
 
-  num_heads: int
   hidden_dim: int
-  embed_dim: int
-  vocab_size: int
 
   kind = "blockwise"
   shared = frozenset({"lm_head"})
-
-  @property
-  def num_predicted(self) -> int:
-    """K."""
-    return self.num_heads
 
   def even_sizes(self) -> tuple[int, ...]:
     """Sizes that must be multiples of the number of devices."""
@@ -174,8 +174,7 @@ def as_marginals(
     return constrain(logits, "logits_btv", sharding=sharding)
 
   c = module.config
-  model = MarginalModel(
+  return MarginalModel(
     vocab_size=c.vocab_size, num_features=c.embed_dim, num_depths=c.num_heads,
     apply=marginals,
-  )  # fmt: skip
-  return model, params
+  ), params  # fmt: skip

@@ -110,10 +110,8 @@ class Depth(nnx.Module):
   def states(self, embedded, hidden, rotary, sees, kv, start, *, number, put):
     """`[B, T, H]` before the final norm and after it, and keys and values.
 
-    Args:
-      embedded, hidden: `[B, T, H]`, tokens and the states of those before them.
-      rotary, sees, kv, start, number: of attention, number the stacked layer's.
-      put: as of `models.networks.eagle.Eagle.__call__`.
+    `embedded` and `hidden`, `[B, T, H]`, are tokens and the states of those
+    before them; `number` is the stacked layer's, the rest as of attention.
     """
     both = [self.embed_norm(embedded), self.hidden_norm(hidden)]
     x = put(self.fc(jnp.concatenate(both, axis=-1)), "act_btd")

@@ -23,13 +23,13 @@ from flax import nnx
 from jax import Array
 
 from models.networks.attention import scores_of, values_of
-from models.networks.eagle import Eagle, Eagle3
+from models.networks.eagle import Eagle
 from models.networks.layers import Attention
 from models.networks.mtp import Mtp
 
 
 def unroll(
-  module: Eagle | Eagle3 | Mtp,
+  module: Eagle | Mtp,
   tokens: Array,
   features: Array,
   *,
@@ -62,7 +62,7 @@ def unroll(
   for layer in later:
     layer.attention = _Unrolled(layer.attention)
   # The draft vocabulary is not spread out over the target's.
-  if isinstance(module, Eagle3):
+  if isinstance(module, Eagle):
     module.config = dataclasses.replace(module.config, draft_vocab_size=None)
   length = features.shape[1]
   causal = jnp.asarray(np.tril(np.ones((length, length), bool)))

@@ -10,6 +10,7 @@ import pytest
 from flax import nnx
 
 from models import head_starts
+from models.formats import dflash_format, eagle_format
 from models.networks import training_time_test
 from models.networks.description import (
   DeltaSpec,
@@ -279,13 +280,12 @@ def test_targets_with_layer_norms_are_refused():
 
 def test_layers_that_are_read_are_the_targets_and_rise():
   """Qwen3-8B's block reads five of 36: outputs of 1, 9, 17, 25 and 33."""
-  assert head_starts.fused_layers(30, ()) == (2, 15, 27)
-  assert head_starts.fused_layers(3, ()) == (0, 1, 2)
-  assert head_starts.spread_layers(5, 36, ()) == (2, 10, 18, 26, 34)
-  assert head_starts.spread_layers(2, 6, (1, 5)) == (1, 5)
-  for count, asked in ((3, (0, 3)), (2, ()), (6, (3, 1))):
+  assert eagle_format.usual_layers(30) == (2, 15, 27)
+  assert eagle_format.usual_layers(3) == (0, 1, 2)
+  assert dflash_format.usual_layers(5, 36) == (2, 10, 18, 26, 34)
+  assert head_starts.check_layers((1, 5), 6, first=1) == (1, 5)
+  for count, layers in ((3, (0, 3)), (2, (-1, 1, 2)), (6, (3, 1)), (6, (3, 3))):
     with pytest.raises(ValueError, match=r"give config.head.layers, of 0\.\."):
-      head_starts.fused_layers(count, asked)
-  for count, asked in ((2, (0, 3)), (1, (6,)), (2, (3, 3)), (2, (3, 1))):
-    with pytest.raises(ValueError, match=r"give config.head.layers, of 1\.\.5"):
-      head_starts.spread_layers(count, 6, asked)
+      head_starts.check_layers(layers, count, first=0)
+  with pytest.raises(ValueError, match=r"give config.head.layers, of 1\.\.5"):
+    head_starts.check_layers((0, 3), 6, first=1)

@@ -15,6 +15,7 @@ import torch
 from flax import nnx
 from jax.sharding import AxisType
 from published_heads import (
+  EAGLES,
   FORMATS,
   IDS,
   LAYER_JSON,
@@ -25,8 +26,8 @@ from published_heads import (
   SPECULATORS,
   TARGET,
   VD,
-  D,
   H,
+  Published,
   V,
   layer,
   random,
@@ -50,113 +51,34 @@ def described(config, kind=None):
   return head_checkpoints.shape(config, TARGET, kind=kind)
 
 
-class Published:
-  """A slow forward by the names that a file has, a row of tokens at once.
-
-  Attributes:
-    w: tensors of a file, `layers.0.` for EAGLE-3's `midlayer.`.
-    windows: of layers, by their numbers.
-  """
-
-  def __init__(self, tensors, windows):
-    self.windows = windows
-    self.w = {
-      name.removeprefix("model.").replace("midlayer.", "layers.0."): value
-      for name, value in tensors.items()
-    }
-
-  def norm(self, name, x):
-    return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-5) * self.w[name]
-
-  def rotated(self, x, position):
-    angle = position * 10_000.0 ** (-np.arange(0, D, 2) / D)
-    a, b = np.split(x, 2, axis=-1)
-    cos, sin = np.cos(angle), np.sin(angle)
-    return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
-
-  def layer(self, read, residual, number=0):
-    """Attention over what is read, then the feed-forward part."""
-    here = f"layers.{number}."
-    of = lambda name: read @ self.w[f"{here}self_attn.{name}_proj.weight"].T
-    q, k, v = (of(n).reshape(len(read), -1, D) for n in "qkv")
-    mixed = np.zeros((len(read), 2 * D))
-    for t in range(len(read)):
-      for head in range(2):  # both read the one key/value head
-        query = self.rotated(q[t, head], t)
-        first = max(0, t + 1 - self.windows.get(number, t + 1))
-        near = range(first, t + 1)
-        score = [query @ self.rotated(k[s, 0], s) for s in near]
-        weight = np.exp(np.array(score) / np.sqrt(D))
-        weight /= weight.sum()
-        mixed[t, head * D : (head + 1) * D] = weight @ v[first : t + 1, 0]
-    x = residual + mixed @ self.w[f"{here}self_attn.o_proj.weight"].T
-    y = self.norm(f"{here}post_attention_layernorm.weight", x)
-    gate = y @ self.w[f"{here}mlp.gate_proj.weight"].T
-    up = y @ self.w[f"{here}mlp.up_proj.weight"].T
-    down = self.w[f"{here}mlp.down_proj.weight"].T
-    return x + (gate / (1 + np.exp(-gate)) * up) @ down
-
-  def eagle(self, tokens, features):
-    embedding = self.w.get("embed_tokens.weight", TARGET.embedding)[tokens]
-    both = np.concatenate([embedding, features], axis=-1)
-    x = both @ self.w["fc.weight"].T + self.w.get("fc.bias", 0)
-    return self.layer(x, x) @ OUTPUT.T
-
-  def eagle3(self, tokens, features, *, normed_residual=False):
-    if "input_norm.weight" in self.w:
-      features = self.norm("input_norm.weight", features)
-    if "fc_norm.0.weight" in self.w:
-      parts = np.split(features, features.shape[-1] // H, axis=-1)
-      features = np.concatenate(
-        [self.norm(f"fc_norm.{i}.weight", x) for i, x in enumerate(parts)],
-        axis=-1,
-      )
-    hidden = features @ self.w["fc.weight"].T
-    normed = self.norm("layers.0.hidden_norm.weight", hidden)
-    embedding = self.norm(
-      "layers.0.input_layernorm.weight", TARGET.embedding[tokens]
-    )
-    read = np.concatenate([embedding, normed], axis=-1)
-    x = self.layer(read, normed if normed_residual else hidden)
-    number = 1
-    while (name := f"layers.{number}.input_layernorm.weight") in self.w:
-      x = self.layer(self.norm(name, x), x, number)
-      number += 1
-    all_logits = self.norm("norm.weight", x) @ self.w["lm_head.weight"].T
-    if "d2t" not in self.w:
-      return all_logits
-    logits = np.full((len(x), V), -np.inf)
-    for draft_id, offset in enumerate(self.w["d2t"]):
-      logits[:, draft_id + offset] = all_logits[:, draft_id]
-    return logits
-
-
-@pytest.mark.parametrize(
-  "name", [n for n, made in FORMATS.items() if made[2] in ("eagle", "eagle3")]
-)
+@pytest.mark.parametrize("name", EAGLES)
 def test_eagles_logits_are_those_of_the_formulas_by_published_names(
   name, tmp_path
 ):
-  settings, tensors, kind, reads = FORMATS[name]
+  """In two passes through the cache, of which the second is fed back."""
+  kind, reads = FORMATS[name][2:]
   directory = write(tmp_path / "head", name)
   assert head_checkpoints.is_head(directory)
   head = head_checkpoints.load(directory, TARGET)
   assert (head.kind, head.features) == (kind, reads)
   assert head.module.config.max_positions == 32
   model, params = head.functions()
-  tokens = np.array([3, 7, 11])
+  tokens = np.array([3, 7, 11, 2])
   features = RNG.standard_normal((3, model.num_features)).astype(np.float32)
   hidden = model.fuse(params, jnp.asarray(features)[None])
-  logits, _, _ = model.apply(
-    params, jnp.asarray(tokens)[None], hidden, model.init_cache(1, 4)
+  apply = jax.jit(model.apply)
+  logits, states, cache = apply(
+    params, jnp.asarray(tokens)[None, :3], hidden, model.init_cache(1, 4)
   )
-  more = {}
-  if kind == "eagle3":
-    more["normed_residual"] = settings.get("norm_before_residual", False)
-  windows = {0: 2} if name == "speculators 0.9" else {}
-  reference = Published(tensors, windows)
-  expected = getattr(reference, kind)(tokens, features, **more)
-  np.testing.assert_allclose(logits[0], expected, rtol=2e-3, atol=2e-3)
+  more, *_ = apply(params, jnp.asarray(tokens)[None, 3:], states[:, 2:], cache)
+  reference = Published(name)
+  fused = reference.fuse(features)
+  expected, out = reference(tokens[:3], fused)
+  after, _ = reference(tokens, np.concatenate([fused, out[-1:]]))
+  for actual, wanted in (
+    (logits[0], expected), (states[0], out), (more[0, 0], after[3])
+  ):  # fmt: skip
+    np.testing.assert_allclose(actual, wanted, rtol=2e-3, atol=2e-3)
 
 
 @pytest.mark.parametrize("name", [n for n in FORMATS if n.startswith("medusa")])

@@ -348,14 +348,9 @@ def test_what_a_format_does_not_have_is_not_saved(target, tmp_path):
     (of_blocks(layers=layers(num_layers=1)), "layers are Qwen3's"),
     (of_blocks(causal_windows=False), "no format has windows that end"),
     (
-      of_blocks(layers=described.alter(BLOCKS.layers, windows=(4, 5))),
-      r"one window for all layers, got \(4, 5\)",
-    ),
-    (
       of_eagle3(layers=one(rope=rope(factors=(1.0, 1.5, 2.0)))),
       "cannot express factors",
     ),
-    (of_eagle3(layers=one(rope=rope(dim=4))), "cannot express dim=4"),
     (
       MtpConfig(layers=one(activation="relu")),
       "cannot express",

@@ -375,24 +375,6 @@ def test_a_latent_is_repeated_for_every_device():
   assert actual.layers.attention.num_kv_heads == 2
 
 
-def test_a_head_of_another_shape_is_refused_by_name(dense):
-  path, _ = dense
-
-  def edit(tensors):
-    del tensors["mtp.fc.weight"]
-    tensors["mtp.layers.1.mlp.up_proj.weight"] = np.zeros((2, 2), "f4")
-    tensors["mtp.norm.weight"] = np.zeros(3, "f4")
-
-  references.edit_tensors(path, edit)
-  with pytest.raises(CheckpointError) as error:
-    loaded(path)
-  for said in (
-    "missing: 0.fc.weight", "unexpected: mtp.layers.1.mlp.up_proj",
-    "wrong shape: mtp.norm.weight, expected (32,)",
-  ):  # fmt: skip
-    assert said in str(error.value)
-
-
 @pytest.mark.parametrize("name", ["qwen3-5", "deepseek", "llama-grouped"])
 def test_targets_without_a_head_are_refused(copied, name):
   read = r"are read of targets of .*'deepseek_v3'.*, got 'llama'"
@@ -432,7 +414,6 @@ def test_layers_that_are_not_there_are_refused(copied):
   for settings, message in (
     (dict(num_nextn_predict_layers=2), r"missing: 1.eh_proj.weight"),
     (dict(num_mtp_layers=1), "must agree, got"),
-    (dict(num_mtp_layers=0), "num_mtp_layers must be an integer >= 1, got 0"),
   ):
     says(path, **settings)
     with pytest.raises(ValueError, match=message):

@@ -169,18 +169,6 @@ def test_layers_that_no_file_names_are_spread_evenly(tmp_path):
   assert actual.features == (2, 10, 18, 26, 34)
 
 
-@pytest.mark.parametrize("top", [None, BLOCK])
-def test_a_block_size_stands_here_or_there_or_in_both(top):
-  """As in newer files, beside the mask's id; null says nothing."""
-  inner = {**CONFIG["dflash_config"], "block_size": BLOCK}
-  config = {**CONFIG, "block_size": top, "dflash_config": inner}
-  made = head_checkpoints.shape(config, TARGET).config
-  assert made.block_size == BLOCK
-  inner = {**inner, "block_size": None}
-  config = {**CONFIG, "dflash_config": inner}
-  assert head_checkpoints.shape(config, TARGET).config.block_size == BLOCK
-
-
 IDS = np.array([1, 4, 5, 9, 12])
 WORDS = {"lm_head.weight": random(len(IDS), H), "d2t": IDS - np.arange(5)}
 LAYERS_JSON = {
@@ -234,13 +222,9 @@ OF_LAYERS = lambda **changes: dict(
   [
     (dict(sample_from_anchor=True), "sample_from_anchor must be False, got Tr"),
     (dict(projector_type="domino"), "projector_type must be 'dflash'"),
-    (dict(markov_rank=3), "settings that are not known: markov_rank"),
-    (dict(aux_hidden_state_layer_ids=None), "must be layers, got None"),
     (dict(aux_hidden_state_layer_ids=[2, 10]), "not layers of a target of 9"),
-    (dict(target_hidden_size=16), "features of 16 channels, the target has 8"),
     (OF_LAYERS(mlp_bias=True), "a qwen3 model that are not known: mlp_bias"),
     (OF_LAYERS(block_size=4), "layer_config that are not known: block_size"),
-    (dict(sliding_window_non_causal="no"), "must be true or false, got 'no'"),
   ],
 )
 def test_what_a_block_of_speculators_may_not_be(changes, message):
@@ -259,14 +243,10 @@ OF_DFLASH = lambda **changes: CHANGED(
   [
     (dict(drop=["fc.weight"]), "missing: fc.weight"),
     ({"layers.2.input_layernorm.weight": random(H)}, "unexpected: layers.2"),
-    (CHANGED(markov_rank=3), "settings that are not known: markov_rank"),
     (OF_DFLASH(projector_type="domino"), "not known: projector_type"),
     (OF_DFLASH(target_layer_ids=[1, 8]), "not layers of a target of 9"),
-    (OF_DFLASH(mask_token_id=None), "mask_token_id must be an integer"),
     (OF_DFLASH(mask_token_id=V), r"mask_token must be in 0\.\.12, got 13"),
-    (CHANGED(block_size=1), "block_size must be at least 2"),
     (OF_DFLASH(block_size=5), "and dflash_config.block_size must agree, got"),
-    (CHANGED(mask_token_id=MASK), "not known: mask_token_id"),
     (CHANGED(num_target_layers=10), "made for 10 layers, and the target has 9"),
     (CHANGED(hidden_size=16), "its width is 16, and the target's 8"),
   ],

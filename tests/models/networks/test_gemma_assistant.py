@@ -300,16 +300,3 @@ def test_a_round_with_ordered_embeddings_has_the_targets_law():
   )  # fmt: skip
   law, expected = exact.round_law(decoder, both, state)
   assert np.abs(law.output - expected).max() < 1e-10
-
-
-def test_layers_without_a_source_are_refused():
-  with pytest.raises(ValueError, match="layer 0 must have a source, got none"):
-    gemma_assistant.ReadingLayers(
-      layers=(
-        LayerSpec(
-          attention=AttentionSpec(num_heads=1, num_kv_heads=1, head_dim=4),
-          feed_forward=DenseSpec(width=4),
-        ),
-      ),
-      vocab_size=8, embed_dim=4, max_positions=8,
-    )  # fmt: skip
