@@ -26,8 +26,8 @@ import ml_collections
 
 _COMMON = dict(
   vocab_size=512, embed_dim=128, num_heads=4, head_dim=32, mlp_dim=384,
-  num_buckets=32, max_distance=64, activation="gelu_tanh", gated_mlp=True,
-  tied_embeddings=False, scale_outputs=False,
+  activation="gelu_tanh", gated_mlp=True, tied_embeddings=False,
+  scale_outputs=False,
 )  # fmt: skip
 # Layers of encoder and decoder. Drafters: deep and shallow, as the paper says.
 _LAYERS = {

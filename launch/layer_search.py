@@ -29,11 +29,8 @@ from jax import Array
 from launch import cli, prompts, provenance, results
 from launch.assembly import files, pair
 from models import checkpoints
-from models.networks.description import (
-  TransformerConfig,
-  attention_weights,
-  mlp_weights,
-)
+from models.networks.description import TransformerConfig
+from models.networks.layers import weights_met
 from models.networks.params import split
 from models.networks.transformer import (
   Fed,
@@ -57,10 +54,9 @@ _TOKENS = flags.DEFINE_integer(
 
 def draft_cost(config: TransformerConfig, skipped: SkippedLayers) -> float:
   """Weights that a pass without some sub-layers reads, over those of all."""
-  c, every = config, range(config.num_layers)
-  attention = [attention_weights(c.layers[i], c.embed_dim) for i in every]
-  mlp = [mlp_weights(c.layers[i], c.embed_dim) for i in every]
-  output = c.vocab_size * c.embed_dim  # the projection to logits
+  blocks = [weights_met(config, i) for i in range(config.num_layers)]
+  attention, mlp = zip(*blocks, strict=True)
+  output = config.vocab_size * config.embed_dim  # the projection to logits
   left = sum(attention[i] for i in skipped.attention)
   left += sum(mlp[i] for i in skipped.mlp)
   return 1 - left / (output + sum(attention) + sum(mlp))

@@ -34,7 +34,6 @@ from models.networks import (
   quantized,
   stacked,
   t5,
-  t5_stacked,
   transformer,
 )
 from models.networks.layers import TransformerConfig
@@ -90,39 +89,30 @@ class Network:
     return self.functions()
 
   def functions(
-    self,
-    skipped: SkippedLayers = _NONE_SKIPPED,
-    features: Features = (),
-    *,
-    count_experts: bool = False,
+    self, skipped: SkippedLayers = _NONE_SKIPPED, features: Features = ()
   ) -> LanguageModel:
     """The model's pure functions.
 
     Args:
       skipped: layers that are left out.
       features: hidden states that passes return.
-      count_experts: whether passes count the experts that they touch.
 
     Raises:
       ValueError: for layers or features of an encoder-decoder.
     """
-    over_mesh = {"dtype": self.dtype, "sharding": self.sharding}
     if self.reads_inputs:
       if skipped != _NONE_SKIPPED or features:
         raise ValueError(
           "an encoder-decoder drafts with no layers left out and has no heads"
         )
-      if self.module is None:
-        return t5_stacked.as_language_model(self.config, **over_mesh)
-      return t5.as_language_model(self.module)[0]
-    more = dict(
-      skipped=skipped, features=features, stored=self.stored,
-      count_experts=count_experts,
-    )  # fmt: skip
+      module = self.module or t5.abstract(self.config, dtype=self.dtype)
+      return t5.as_language_model(module, sharding=self.sharding)[0]
+    more = dict(skipped=skipped, features=features, stored=self.stored)
     if self.module is None:
       return stacked.as_language_model(
-        self.config, weights=self.weights, **over_mesh, **more
-      )
+        self.config, dtype=self.dtype, sharding=self.sharding,
+        weights=self.weights, **more,
+      )  # fmt: skip
     return transformer.as_language_model(self.module, **more)[0]
 
   def quantize(self, how: Quantization) -> "Network":
@@ -188,8 +178,7 @@ def load(
     network = Network.of_module(module, weights=form, stored=stored)
   else:
     assert sharding is not None  # there is a mesh
-    if not isinstance(config, T5Config):
-      sharding = for_experts(config, sharding, num_parts(sharding, mesh))
+    sharding = for_experts(config, sharding, num_parts(sharding, mesh))
     more |= {"mesh": mesh, "sharding": sharding}
     if reader is trained:
       config, params = trained.load_stacked(path, **more)

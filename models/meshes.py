@@ -6,17 +6,15 @@ than the target, down to one (replicated).
 """
 
 import dataclasses
-import math
+import re
 
 import numpy as np
 from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
-from models.networks.layers import TransformerConfig
+from models.networks.description import AttentionSpec, TransformerConfig
 from models.networks.t5_config import T5Config
-from models.sharding import Sharding, check_cut, tensor_parallel
-
-Config = TransformerConfig | T5Config
+from models.sharding import Sharding, check_cut
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -26,10 +24,7 @@ class Layout:
   Attributes:
     data: groups of devices; each decodes its own rows.
     model: devices of a group, which the target is cut over.
-    draft: devices that each copy of the draft is cut over; divides `model`.
-
-  Raises:
-    ValueError: for sizes that do not go together.
+    draft: devices that each copy of the draft is cut over; must divide `model`.
   """
 
   data: int
@@ -55,27 +50,21 @@ class Layout:
   def mesh(self, devices: list) -> Mesh:
     """The mesh: axes 'data', 'model' and, for a draft of its own size, 'draft'.
 
-    Args:
-      devices: `num_devices` of them, in jax's order.
+    `devices` are `num_devices` of them, in jax's order.
     """
-    shape, names = (self.data, self.model), ("data", "model")
+    shape, names = [self.data, self.model], ["data", "model"]
     if self._own_axis:
-      shape = (self.data, self.model // self.draft, self.draft)
-      names = ("data", "model", "draft")
-    return Mesh(
-      np.array(devices).reshape(shape),
-      names,
-      axis_types=(AxisType.Auto,) * len(names),
-    )
+      shape[1:] = self.model // self.draft, self.draft
+      names.append("draft")
+    types = (AxisType.Auto,) * len(names)
+    return Mesh(np.array(devices).reshape(shape), names, axis_types=types)
 
   def shardings(self) -> tuple[Sharding, Sharding]:
     """The target's and the draft's rules (`for_experts` adds a mixture's)."""
-    target = tensor_parallel(
-      ("model", "draft") if self._own_axis else ("model",)
-    )
-    if self.draft == self.model:
-      return target, target
-    return target, tensor_parallel(("draft",) if self._own_axis else ())
+    if self._own_axis:
+      return Sharding(("model", "draft")), Sharding(("draft",))
+    target = Sharding(("model",))
+    return target, target if self.draft == self.model else Sharding(())
 
   def cache_specs(self) -> tuple[P, P]:
     """Specs of the target's and the draft's caches, but for rows."""
@@ -103,25 +92,19 @@ def parse(
   Raises:
     ValueError: if it is not written so, or takes another number of devices.
   """
-  axes = {"data": 1, "model": num_devices}
+  data, model = 1, num_devices
   if text:
-    try:
-      given = {
-        name: int(size)
-        for name, size in (part.split(":") for part in text.split(","))
-      }
-    except ValueError:
-      given = {}
-    if given.keys() != axes.keys() or min(given.values()) < 1:
+    axes = ",".join(sorted(text.split(",")))
+    match = re.fullmatch(r"data:([1-9]\d*),model:([1-9]\d*)", axes)
+    if match is None:
       raise ValueError(f"a mesh must be as in data:2,model:8, got {text!r}")
-    axes = given
-  if math.prod(axes.values()) != num_devices:
+    data, model = map(int, match.groups())
+  if data * model != num_devices:
     raise ValueError(
-      f"mesh {text} takes {math.prod(axes.values())} devices, there are "
-      f"{num_devices}"
+      f"mesh {text} takes {data * model} devices, there are {num_devices}"
     )
-  size = draft_devices or most_devices(draft, axes["model"])
-  return Layout(data=axes["data"], model=axes["model"], draft=size)
+  size = draft_devices or most_devices(draft, model)
+  return Layout(data=data, model=model, draft=size)
 
 
 def most_devices(
@@ -133,13 +116,14 @@ def most_devices(
   """
   if draft is None:
     return 1
-  if isinstance(draft, TransformerConfig):
-    sizes = tuple(a.num_kv_heads for a in draft.attentions.values())
-  else:
-    sizes = (draft.num_kv_heads,) if isinstance(draft, T5Config) else draft
+  sizes = draft if isinstance(draft, tuple) else tuple(
+    layer.attention.num_kv_heads
+    for layer in draft.layers
+    if isinstance(layer.attention, AttentionSpec)
+  )  # fmt: skip
 
   def cuts(n: int) -> bool:
-    if isinstance(draft, Config):
+    if not isinstance(draft, tuple):
       try:
         check_cut(draft, n)
       except ValueError:

@@ -3,12 +3,7 @@
 A mesh has the axes 'data' (rows of a batch; see `models.meshes`) and
 'model' (tensor parallelism), and, if the draft has an axis size of its own,
 'draft': then the target is cut over 'model' and 'draft' together, the draft
-over 'draft' alone. `Sharding` says what is cut over which; XLA's partitioner
-does the rest.
-
-Letters: V vocabulary, D model width, N the outputs of a projection (heads times
-channels, or the MLP's), L layers, B rows, T tokens, K key/value heads, S slots,
-C channels.
+over 'draft' alone. `Sharding` names the axes; XLA's partitioner does the rest.
 """
 
 import dataclasses
@@ -22,86 +17,68 @@ from jax.sharding import PartitionSpec as P
 
 from models.networks import mixture
 from models.networks.description import TransformerConfig
+from models.networks.params import names
 from models.networks.quantized import scales_spec
 from models.networks.quantized_tensor import is_quantized
+from models.networks.t5_config import T5Config
 from specjax.cache import row_major
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Sharding:
-  """The rules of one model; a spec for everything that is large.
+  """How one model is cut: heads, MLP and vocabulary (Megatron's layout).
 
   Rows are not named here: over 'data' the whole loop is mapped.
 
   Attributes:
-    embed_vd: the embedding table, and the output projection.
-    column_nd: weights whose outputs are cut: queries, keys, values, MLP up.
-    row_dn: weights whose inputs are cut: attention out, MLP down.
-    bias_n: biases of cut outputs.
-    cache_lbksc: keys and values of all layers.
-    act_btd: activations between layers.
-    logits_btv: what the model returns; whole, for rules read whole
-      distributions.
+    axes: mesh axes that it is cut over; none for the whole of it on every
+      device.
     experts: how experts are cut, "width" or "expert"; see
       `models.networks.mixture.cut_by`.
   """
 
-  embed_vd: P
-  column_nd: P
-  row_dn: P
-  bias_n: P
-  cache_lbksc: P
-  act_btd: P
-  logits_btv: P
+  axes: tuple[str, ...] = ("model",)
   experts: str = "width"
 
   @property
-  def axes(self) -> tuple[str, ...]:
-    """Mesh axes that the model is cut over."""
-    axes = self.column_nd[0] or ()
-    return (axes,) if isinstance(axes, str) else axes
+  def cut(self) -> tuple[str, ...] | None:
+    """The axes as an entry of a `PartitionSpec`."""
+    return self.axes or None
 
-
-def replicated() -> Sharding:
-  """The whole model on every device."""
-  return tensor_parallel(())
-
-
-def tensor_parallel(axes: tuple[str, ...] = ("model",)) -> Sharding:
-  """Heads, MLP and vocabulary cut over mesh axes (Megatron's layout)."""
-  cut = axes or None
-  return Sharding(
-    embed_vd=P(cut, None),
-    column_nd=P(cut, None),
-    row_dn=P(None, cut),
-    bias_n=P(cut),
-    cache_lbksc=P(None, None, cut, None, None),
-    act_btd=P(),
-    logits_btv=P(),
-  )
+  @property
+  def cache_lbksc(self) -> P:
+    """Spec of keys and values of all layers: layers, rows, heads, .. ."""
+    return P(None, None, self.cut, None, None)
 
 
 def constrain(x: Array, name: str, *, sharding: Sharding | None) -> Array:
-  """`x` laid out as a rule says; as it is without rules or without a mesh."""
+  """Lays an array out on the mesh in use; without one, or rules, it is as is.
+
+  Args:
+    x: what is constrained.
+    name: "cache_lbksc", keys or values of all layers, or of one without the
+      first axis, cut by heads; "act_btd", activations between layers; or
+      "logits_btv". Those are whole: rules read whole distributions.
+    sharding: the model's rules.
+  """
   if sharding is None or jax.sharding.get_abstract_mesh().empty:
     return x
-  x = jax.lax.with_sharding_constraint(x, getattr(sharding, name))
-  if name in ("logits_btv", "cache_lbksc"):
-    # Left alone, XLA:TPU may put a few tokens where 128 lanes are, and every
-    # array of distributions takes 25 times its size; or give passes over one
-    # token and over two each their own layout, and copy the caches between
-    # them.
-    x = row_major(x)
-  return x
+  spec = P()
+  if name == "cache_lbksc":
+    spec = P(*sharding.cache_lbksc[5 - x.ndim :])
+  x = jax.lax.with_sharding_constraint(x, spec)
+  # Left alone, XLA:TPU may put a few tokens where 128 lanes are, and every
+  # array of distributions takes 25 times its size; or give passes over one
+  # token and over two each their own layout, and copy the caches between them.
+  return x if name == "act_btd" else row_major(x)
 
 
 def param_specs(params, sharding: Sharding):
   """The `PartitionSpec` of every parameter.
 
   Args:
-    params: parameters of `models.networks.stacked`,
-      `models.networks.t5_stacked`, `models.networks.transformer` or a head, or
-      their shapes.
+    params: parameters of `models.networks.stacked`, of a module or of a head,
+      or their shapes.
     sharding: the model's rules.
   """
 
@@ -115,32 +92,31 @@ def param_specs(params, sharding: Sharding):
   return jax.tree_util.tree_map_with_path(spec, params, is_leaf=is_quantized)
 
 
-_PER_LAYER = ("per_layer_gate", "per_layer_out", "per_layer_projection")
+_WHOLE = (
+  "router", "q_a", "kv_a", "per_layer_gate", "per_layer_out",
+  "per_layer_projection",
+)  # fmt: skip
 
 
 def param_spec(parts: list[str], sharding: Sharding) -> P:
   """The `PartitionSpec` of the parameter of that name, given in its parts."""
   module, kind = ["", *parts][-2:]
   stacked = parts[0] == "layers" and not parts[1].isdecimal()
+  cut = sharding.cut
   if kind == "embedding":
-    cut = module in ("embed", "per_layer_embed")
-    spec = sharding.embed_vd if cut else P()
+    spec = P(cut, None) if module in ("embed", "per_layer_embed") else P()
   elif kind == "weight":
-    spec = (
-      P()
-      if module in ("router", "q_a", "kv_a") or module in _PER_LAYER
-      else sharding.embed_vd
-      if module == "lm_head"
-      else sharding.row_dn
-      if module in ("out", "down", "delta_out")
-      else sharding.column_nd
-    )
-  elif kind == "bias" and module in ("q", "k", "v", "up", "gate"):
-    spec = sharding.bias_n
+    spec = P(cut, None)
+    if module in _WHOLE:
+      spec = P()
+    elif module in ("out", "down", "delta_out"):
+      spec = P(None, cut)
   elif kind == "conv":
-    spec = sharding.column_nd
-  elif kind in ("log_decay", "step_bias"):
-    spec = sharding.bias_n
+    spec = P(cut, None)
+  elif kind in ("log_decay", "step_bias") or (
+    kind == "bias" and module in ("q", "k", "v", "up", "gate")
+  ):
+    spec = P(cut)
   else:
     of_experts = mixture.partition_specs(sharding.experts, sharding.axes)
     spec = of_experts.get(f"{module}.{kind}", P())
@@ -155,34 +131,39 @@ def named(mesh: Mesh, specs):
   )  # fmt: skip
 
 
-def kv_heads_for(config: TransformerConfig, size: int) -> TransformerConfig:
+def kv_heads_for(config, size: int):
   """The config whose key/value heads can be cut in `size` parts.
 
   Fewer heads than parts are repeated, each for its own queries: the same
-  function, with a larger cache.
+  function, with a larger cache. (A T5 has as many as of queries.)
 
   Raises:
     ValueError: if heads, MLP or vocabulary cannot be cut so.
   """
   check_cut(config, size)
-  return config.with_kv_heads(size)
+  if isinstance(config, T5Config):
+    return config
+  return config.with_attention(
+    lambda a: dataclasses.replace(
+      a, num_kv_heads=math.lcm(a.num_kv_heads, size)
+    )
+  )
 
 
-def check_cut(config, size: int) -> None:
+def check_cut(config: TransformerConfig | T5Config, size: int) -> None:
   """Raises ValueError if heads, MLP or vocabulary cannot be cut in parts."""
   widths = []
-  for layer in getattr(config, "layers", ()):
+  for layer in config.layers:
     of = layer.attention
     name = "num_heads" if hasattr(of, "num_heads") else "num_key_heads"
     widths.append((name, getattr(of, name)))
-  for block in _blocks(config):
-    if isinstance(block, mixture.Mixture):
-      mixture.cut_by(block, size)
-      widths.append(("shared_dim", block.shared_dim))
-    else:
-      widths.append(("mlp_dim", block.width))
-  # T5's sizes, which describes no layers, and those of tables.
-  for name in ("num_heads", "mlp_dim", "vocab_size", "per_layer_vocab"):
+    for block in layer.blocks:
+      if isinstance(block, mixture.Mixture):
+        mixture.cut_by(block, size)
+        widths.append(("shared_dim", block.shared_dim))
+      else:
+        widths.append(("mlp_dim", block.width))
+  for name in ("vocab_size", "per_layer_vocab"):
     widths.append((name, getattr(config, name, 0)))
   for name, width in widths:
     if width % size:
@@ -192,7 +173,9 @@ def check_cut(config, size: int) -> None:
       )
 
 
-def for_experts(config, sharding: Sharding, size: int) -> Sharding:
+def for_experts(
+  config: TransformerConfig | T5Config, sharding: Sharding, size: int
+) -> Sharding:
   """The rules of a model on so many devices: how its experts are cut.
 
   Raises:
@@ -201,7 +184,8 @@ def for_experts(config, sharding: Sharding, size: int) -> Sharding:
   """
   ways = {
     mixture.cut_by(block, size)
-    for block in _blocks(config)
+    for layer in config.layers
+    for block in layer.blocks
     if isinstance(block, mixture.Mixture)
   }
   if len(ways) > 1:
@@ -209,37 +193,22 @@ def for_experts(config, sharding: Sharding, size: int) -> Sharding:
   return dataclasses.replace(sharding, experts=ways.pop()) if ways else sharding
 
 
-def _blocks(config) -> list:
-  """Feed-forward blocks of a model's layers; T5 has no description of them."""
-  layers = getattr(config, "layers", ())
-  every = [block for x in layers for block in (x.feed_forward, x.beside)]
-  return [block for block in every if block is not None]
-
-
 def repeat_kv_heads(params, old: TransformerConfig, new: TransformerConfig):
   """Parameters of `models.networks.stacked` for a config of `kv_heads_for`.
 
   Args:
-    params: of `old`; arrays of numpy or jax.
+    params: of `old`, all of whose layers have the same heads; arrays of numpy
+      or jax.
     old: the model as it was trained.
     new: the same with more key/value heads.
 
   Returns:
     The parameters; keys' and values' weights and biases are larger.
-
-  Raises:
-    ValueError: for layers that differ in their heads.
   """
-  if len({a.num_kv_heads for a in old.attentions.values()}) > 1:
-    raise ValueError(
-      "layers that differ in their heads are cut as they are read"
-    )
   times = new.attention.num_kv_heads // old.attention.num_kv_heads
-  if times == 1:
-    return params
 
   def repeat(path, x):
-    if names(path)[-2] not in of_kv_heads(old):
+    if times == 1 or names(path)[-2] not in of_kv_heads(old):
       return x
     return repeat_heads(x, old.attention.head_dim, times, axis=1)
 
@@ -262,9 +231,3 @@ def repeat_heads(x, head_dim: int, times: int, *, axis: int):
 def num_parts(sharding: Sharding, mesh: Mesh) -> int:
   """Devices that each copy of a model is cut over."""
   return math.prod(mesh.shape[axis] for axis in sharding.axes)
-
-
-def names(path) -> list[str]:
-  """Names along a parameter's path, that of the variable's value left out."""
-  parts = [str(getattr(k, "key", getattr(k, "name", k))) for k in path]
-  return parts[:-1] if parts[-1] == "value" else parts

@@ -145,7 +145,6 @@ def count(
   reach = _total(node_probs, topology.ancestors[:, :nodes, :nodes])
   ranks = np.arange(tree.max_children)
   is_rank = (topology.rank[..., None] == ranks) & is_node[..., None]
-  experts = now.output.experts
   new = {
     "num_target_calls": 1,
     "num_fed": now.num_fed,
@@ -157,13 +156,10 @@ def count(
     "total_variation": distance.sum(axis=1),
     "rank_offered": _total(reach, topology.num_children[..., None] > ranks),
     "rank_accepted": _total(reach, is_rank),
-    "num_experts": None if experts is None else experts[None],
   }
   active = ~state.done & emission.healthy
 
   def add(total, more):
-    if total is None or more is None:
-      return total
     if total.ndim == 2:  # counters may be of deeper drafts than this one
       more = jnp.pad(more, ((0, 0), (0, total.shape[1] - more.shape[1])))
     some = active.reshape(-1, *[1] * (total.ndim - 1))

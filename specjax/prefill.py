@@ -114,7 +114,7 @@ def begin(
     sampling=copied(prompts.sampling),
     target_cache=cache,
     drafter_state=drafter_state,
-    counters=Counters.zeros(count, tree, target.num_counted),
+    counters=Counters.zeros(count, tree),
     num_steps=jnp.zeros((), jnp.int32),
   )
   state = _read(target, drafter, params, state, 0, width)
@@ -203,7 +203,7 @@ def extend(
     length=before + count,
     stop_reason=jnp.zeros_like(state.stop_reason),
     sampling=sampling or state.sampling,
-    counters=Counters.zeros(1, tree, target.num_counted),
+    counters=Counters.zeros(1, tree),
   )
   state = _read(target, drafter, params, state, before, width)
   budget = jnp.where(count > 0, max_new_tokens, 0)

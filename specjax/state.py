@@ -65,8 +65,6 @@ class Counters:
       have a child of rank 0, .., C - 1 (the order siblings were drawn in).
     rank_accepted: `f32[B, C]`, expected number of times it went on to that
       child: `specjax.tree_search` builds trees from their ratio.
-    num_experts: `i32[B, M]`, `ModelOutput.experts` of those passes, which is of
-      all rows together; None if they are not counted.
   """
 
   num_target_calls: Array
@@ -79,11 +77,10 @@ class Counters:
   total_variation: Array
   rank_offered: Array
   rank_accepted: Array
-  num_experts: Array | None = None
 
   @classmethod
-  def zeros(cls, rows: int, tree: Tree, num_counted: int = 0) -> "Counters":
-    """Counters of B rows before the first round; M is `num_counted`."""
+  def zeros(cls, rows: int, tree: Tree) -> "Counters":
+    """Counters of B rows before the first round."""
     count = lambda *more: jax.numpy.zeros((rows, *more), jax.numpy.int32)
     total = lambda *more: jax.numpy.zeros((rows, *more))
     return cls(
@@ -97,7 +94,6 @@ class Counters:
       total_variation=total(),
       rank_offered=total(tree.max_children),
       rank_accepted=total(tree.max_children),
-      num_experts=count(num_counted) if num_counted else None,
     )
 
 

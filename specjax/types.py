@@ -40,13 +40,10 @@ class ModelOutput:
       that `logits_at` asks for.
     features: `f[B, T, F]`, hidden states that a drafter may read, chosen when
       the model is built. Or None.
-    experts: `i32[M]`, distinct experts on these devices that the tokens of all
-      rows were given, in each of M layers; None unless the model counts them.
   """
 
   logits: Array
   features: Array | None = None
-  experts: Array | None = None
 
 
 @struct
@@ -114,7 +111,6 @@ class LanguageModel:
       (`specjax.cache.RowOf`): then prompts are read in place.
     has_states: whether its cache holds recurrent states (`Cache.recurrent`),
       which roll back as far as the last pass only.
-    num_counted: M, layers whose experts it counts (`ModelOutput.experts`).
   """
 
   vocab_size: int
@@ -125,7 +121,6 @@ class LanguageModel:
   max_positions: int | None = None
   takes_rows: bool = False
   has_states: bool = False
-  num_counted: int = 0
 
   def new_cache(
     self, params: Any, batch: int, slots: int, inputs: Any = None

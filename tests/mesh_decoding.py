@@ -30,7 +30,7 @@ from mesh_models import CONFIG, VOCAB
 
 from models import head_shapes, sharding
 from models.head_shapes import HeadShape
-from models.networks import specdec, stacked, t5, t5_stacked
+from models.networks import specdec, stacked, t5
 from models.networks.dflash import ParallelConfig
 from models.networks.eagle import EagleConfig
 from models.networks.medusa import MedusaConfig
@@ -209,7 +209,7 @@ def inputs_pair(mesh):
 
 T5_CONFIG = T5Config(
   vocab_size=VOCAB, embed_dim=16, num_layers=2, num_encoder_layers=1,
-  num_heads=8, head_dim=3, mlp_dim=24, num_buckets=8, max_distance=12,
+  num_heads=8, head_dim=3, mlp_dim=24,
   gated_mlp=True,
 )  # fmt: skip
 T5_INPUTS = Inputs(
@@ -224,15 +224,10 @@ def t5_pair(mesh, how="model"):
   What drafts is another T5, cut as well, or a block drafter, whole everywhere.
   """
   axes = tuple(a for a in mesh.axis_names if a != "data") if mesh else ()
-  rules = sharding.tensor_parallel(axes) if mesh else None
+  rules = sharding.Sharding(axes) if mesh else None
   module = t5.T5(T5_CONFIG, dtype=jnp.float64, rngs=nnx.Rngs(3))
-  model, alone = t5.as_language_model(module)
+  model, alone = t5.as_language_model(module, sharding=rules)
   params = jax.tree.map(lambda x: 2 * x, alone)
-  if mesh:  # there layers are stacked
-    model = t5_stacked.as_language_model(
-      T5_CONFIG, dtype=jnp.float64, sharding=rules
-    )
-    params = t5_stacked.stack(nnx.merge(nnx.graphdef(module), params))
   draft = jax.tree.map(lambda x: 1.1 * x, params)
   drafter = drafters.model(model, tree=TREE, vocab_size=VOCAB)
   if how == "block":
@@ -266,11 +261,11 @@ def _placed(tree, mesh, specs):
 def rules_on(mesh):
   """The target's rules, and the draft's as `DRAFTS` says."""
   axes = tuple(a for a in mesh.axis_names if a != "data") if mesh else ()
-  rules = sharding.tensor_parallel(axes)
+  rules = sharding.Sharding(axes)
   of_draft = {
-    "replicated": sharding.replicated(),
+    "replicated": sharding.Sharding(()),
     "as the target": rules,
-    "on its own axis": sharding.tensor_parallel(axes[-1:]),
+    "on its own axis": sharding.Sharding(axes[-1:]),
   }[DRAFTS[name_of(mesh)] if mesh else "replicated"]
   return rules, of_draft
 

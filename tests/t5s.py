@@ -26,20 +26,7 @@ MODELS = {
   "1.1-tied": (
     dict(feed_forward_proj="gated-gelu", tie_word_embeddings=False), False
   ),
-  "few-buckets": (
-    dict(
-      feed_forward_proj="gated-silu", relative_attention_num_buckets=8,
-      relative_attention_max_distance=20, layer_norm_epsilon=1e-3,
-    ),
-    False,
-  ),
-  "odd-buckets": (
-    dict(
-      feed_forward_proj="gelu", relative_attention_num_buckets=11,
-      relative_attention_max_distance=37, d_kv=8,
-    ),
-    True,
-  ),
+  "silu": (dict(feed_forward_proj="gated-silu", d_kv=8), True),
 }  # fmt: skip
 
 

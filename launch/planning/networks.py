@@ -7,6 +7,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
 from models import sharding as sharding_lib
@@ -15,14 +16,10 @@ from models.networks import (
   mixture,
   quantized_tensor,
   stacked,
-  t5_stacked,
+  t5,
 )
-from models.networks.description import (
-  TransformerConfig,
-  attention_weights,
-  mlp_weights,
-  mlp_width,
-)
+from models.networks.description import TransformerConfig, mlp_width
+from models.networks.layers import weights_met
 from models.networks.mixture import Mixture
 from models.networks.quantized import Quantization
 from models.networks.t5_config import T5Config
@@ -42,14 +39,6 @@ DTYPE = jnp.bfloat16
 _NOTHING = SkippedLayers()
 
 
-def cut(config: Config, size: int) -> Config:
-  """The config that can be cut in `size` parts; ValueError if there is none."""
-  if isinstance(config, T5Config):
-    sharding_lib.check_cut(config, size)
-    return config
-  return sharding_lib.kv_heads_for(config, size)
-
-
 def functions(
   config: Config,
   sharding: Sharding,
@@ -60,7 +49,8 @@ def functions(
 ) -> LanguageModel:
   """The model as pure functions."""
   if isinstance(config, T5Config):
-    return t5_stacked.as_language_model(config, dtype=DTYPE, sharding=sharding)
+    module = t5.abstract(config, dtype=DTYPE)
+    return t5.as_language_model(module, sharding=sharding)[0]
   return stacked.as_language_model(
     config, dtype=DTYPE, sharding=sharding, skipped=skipped, features=features,
     weights=weights, stored=cache,
@@ -71,7 +61,7 @@ def functions(
 def shapes(config: Config, weights: Quantization | None = None):
   """Shapes of a model's parameters."""
   if isinstance(config, T5Config):
-    return t5_stacked.abstract_params(config, dtype=DTYPE)
+    return nnx.state(t5.abstract(config, dtype=DTYPE))
   return stacked.abstract_params(config, dtype=DTYPE, weights=weights)
 
 
@@ -110,7 +100,7 @@ def _read(
 
 def _slot_bytes(of, cache: str | None = None) -> int:
   """Bytes of a slot in one layer's cache, keys and values, of all heads."""
-  channels = of.head_dim + getattr(of, "value_dim", of.head_dim)
+  channels = of.head_dim + of.value_dim
   # In eight bits each has a scale of four bytes.
   each = DTYPE.dtype.itemsize * channels if cache is None else channels + 2 * 4
   return of.num_kv_heads * each
@@ -199,9 +189,9 @@ def work(
   numbers, _ = _read(c, None)
   per_number = _read(c, weights)[1] / numbers  # its share of scales included
   embed = c.embed_dim
-  numbers -= sum(attention_weights(layers[i], embed) for i in skipped.attention)
-  # `mlp_weights` are of the experts that a token meets.
-  numbers -= sum(mlp_weights(layers[i], embed) for i in skipped.mlp)
+  # Of a mixture these are the experts that a token meets.
+  numbers -= sum(weights_met(c, i)[0] for i in skipped.attention)
+  numbers -= sum(weights_met(c, i)[1] for i in skipped.mlp)
   mixtures = collections.Counter(mixtures_of(c, skipped))
   for block, times in collections.Counter(mixtures_of(c)).items():
     idle = (block.num_experts - block.num_chosen) * block.num_expert_params
@@ -239,6 +229,6 @@ def _t5_work(c: T5Config, slots: int, input_length: int) -> Work:
     weights=numbers,
     weight_bytes=DTYPE.dtype.itemsize * numbers,
     inside=2 * layers * (2 * width + c.mlp_dim),
-    cache_bytes=met * _slot_bytes(c),
+    cache_bytes=met * _slot_bytes(c.layers[0].attention),
     products=met * width,
   )

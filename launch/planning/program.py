@@ -150,11 +150,13 @@ class Question:
 
   def cut_target(self) -> Config:
     """The target with as many key/value heads as its devices need."""
-    return networks.cut(self.target, self.layout.model)
+    return sharding_lib.kv_heads_for(self.target, self.layout.model)
 
   def cut_draft(self) -> Config | None:
     """The draft, likewise."""
-    return self.draft and networks.cut(self.draft, self.layout.draft)
+    return self.draft and sharding_lib.kv_heads_for(
+      self.draft, self.layout.draft
+    )
 
   def cut_head(self) -> tuple[HeadShape, Sharding]:
     """The head as its devices hold it, and its rules on them."""

@@ -118,13 +118,7 @@ def _configuration(
     )
   settings = json_files.read_object(path / "config.json")
   try:
-    config = translate(settings)
-    if isinstance(config, T5Config):
-      beside = path / "generation_config.json"  # counts before config.json
-      more = json_files.read_object(beside) if beside.is_file() else {}
-      start = t5_config.start_token(more, default=config.start_token)
-      config = dataclasses.replace(config, start_token=start)
-    return config, settings
+    return translate(settings), settings
   except ValueError as error:
     raise ValueError(f"cannot use {path / 'config.json'}: {error}") from error
 

@@ -28,7 +28,7 @@ from models.formats.families.family import (
   Layout,
   Table,
 )
-from models.networks import stacked, t5, t5_stacked
+from models.networks import stacked, t5
 from models.networks.layers import TransformerConfig
 from models.networks.params import shapes_of
 from models.networks.quantized import Quantization, quantize_module
@@ -240,41 +240,40 @@ def load_stacked(
   Returns:
     The configuration, whose key/value heads are repeated if they are fewer than
     the devices they are cut over, and the parameters for
-    `models.networks.stacked`, or of a T5 for `models.networks.t5_stacked`.
+    `models.networks.stacked`, or of a T5 for `models.networks.t5`.
 
   Raises:
     CheckpointError: as `load`.
     ValueError: for a model that cannot be cut so.
   """
   _check(source)
-  config, devices = source.config, sharding_lib.num_parts(sharding, mesh)
+  devices = sharding_lib.num_parts(sharding, mesh)
+  config = sharding_lib.kv_heads_for(source.config, devices)
   if isinstance(config, T5Config):
-    sharding_lib.check_cut(config, devices)
-    shapes = t5_stacked.abstract_params(config, dtype=dtype)
-    kinds = {}
+    shapes: Any = nnx.state(t5.abstract(config, dtype=dtype))
+    kinds: Mapping[str, Sequence[int]] = {}
   else:
-    config = sharding_lib.kv_heads_for(config, devices)
     shapes = stacked.abstract_params(config, dtype=dtype, weights=form)
     kinds = stacked.kinds(config)
 
   def place(path, like, spec):
-    frame_or_layers, *names = sharding_lib.names(path)
-    numbers: Sequence[int] = range(like.shape[0])
-    if frame_or_layers == "layers" and names[0] in kinds:
-      numbers = kinds[names.pop(0)]
-    # Of a T5, the stack.
-    before = [names.pop(0)] if isinstance(config, T5Config) else []
+    parts = sharding_lib.names(path)
+    names = tuple(int(x) if x.isdecimal() else x for x in parts)
+    if names[0] == "frame":
+      names = names[1:]
+    numbers = None if names[0] != "layers" else kinds[names[1]]
 
     def array(shape, spec, of=lambda tensor: tensor):
       take = lambda path, index: part(
-        source, (*before, *path), index, config, shape.dtype, of
+        source, path, index, config, shape.dtype, of
       )
 
       def read(index):
-        if frame_or_layers == "frame":
+        if numbers is None:
           return take(names, index)
+        rest = names[2:]
         return np.stack(
-          [take(("layers", i, *names), index[1:]) for i in numbers[index[0]]]
+          [take(("layers", i, *rest), index[1:]) for i in numbers[index[0]]]
         )
 
       where = NamedSharding(mesh, spec)

@@ -37,10 +37,6 @@ _EACH = ((0, 1), (0, 1))  # rows and heads of keys, in a product
 def scores_of(q: Array, keys: Array) -> Array:
   """Scores of queries with the keys of their groups, in float32.
 
-  The queries of a group are rows of one product, `[G T, C]` by `[C, S]`: with G
-  and T apart, XLA:CPU makes a loop of small products of it, which takes three
-  times as long.
-
   Args:
     q: `[B, T, H, C]`.
     keys: `[B, K, S, C]`.
@@ -52,28 +48,6 @@ def scores_of(q: Array, keys: Array) -> Array:
   return products.reshape(*products.shape[:2], -1, q.shape[1], keys.shape[2])
 
 
-def _grouped(q: Array, count: int) -> Array:
-  """Queries by heads of keys, `[B, T, H, C] -> [B, K, G T, C]`."""
-  batch, fed, heads, channels = q.shape
-  q = jnp.moveaxis(q.reshape(batch, fed, count, heads // count, channels), 1, 3)
-  return q.reshape(batch, count, -1, channels)
-
-
-def _ungrouped(out: Array, fed: int) -> Array:
-  """The way back, `[B, K, G T, C] -> [B, T, H, C]`."""
-  batch, count, _, channels = out.shape
-  out = jnp.moveaxis(out.reshape(batch, count, -1, fed, channels), 3, 1)
-  return out.reshape(batch, fed, -1, channels)
-
-
-def _products(q: Array, keys: Array) -> Array:
-  """Scores of grouped queries, `f32[B, K, G T, S]`."""
-  return lax.dot_general(
-    q, keys, (((3,), (3,)), _EACH),
-    preferred_element_type=jnp.promote_types(q.dtype, jnp.float32),
-  )  # fmt: skip
-
-
 def values_of(weights: Array, values: Array) -> Array:
   """The mean of values that each query weighs, `[B, T, H, C]`.
 
@@ -83,9 +57,28 @@ def values_of(weights: Array, values: Array) -> Array:
   """
   fed = weights.shape[3]
   weights = weights.reshape(*weights.shape[:2], -1, weights.shape[-1])
-  return _ungrouped(
-    lax.dot_general(weights, values, (((3,), (2,)), _EACH)), fed
-  )
+  out = lax.dot_general(weights, values, (((3,), (2,)), _EACH))
+  out = jnp.moveaxis(out.reshape(*out.shape[:2], -1, fed, out.shape[-1]), 3, 1)
+  return out.reshape(*out.shape[:2], -1, out.shape[-1])
+
+
+def _grouped(q: Array, count: int) -> Array:
+  """Queries by heads of keys, `[B, T, H, C] -> [B, K, G T, C]`.
+
+  The queries of a group are rows of one product: with G and T apart, XLA:CPU
+  makes a loop of small products of it, which takes three times as long.
+  """
+  batch, fed, heads, channels = q.shape
+  q = jnp.moveaxis(q.reshape(batch, fed, count, heads // count, channels), 1, 3)
+  return q.reshape(batch, count, -1, channels)
+
+
+def _products(q: Array, keys: Array) -> Array:
+  """Scores of grouped queries, `f32[B, K, G T, S]`."""
+  return lax.dot_general(
+    q, keys, (((3,), (3,)), _EACH),
+    preferred_element_type=jnp.promote_types(q.dtype, jnp.float32),
+  )  # fmt: skip
 
 
 def capped(scores: Array, most: float | None) -> Array:
@@ -102,6 +95,7 @@ def attend(
   scale: float | None = None,
   softcap: float | None = None,
   sinks: Array | None = None,
+  bias: Array | None = None,
 ) -> Array:
   """Attention to all keys that are given; the softmax is taken in float32.
 
@@ -110,26 +104,26 @@ def attend(
 
   Args:
     q: `[B, T, H, C]`.
-    keys: `[B, K, S, C]`.
-    values: `[B, K, S, C]`.
+    keys, values: `[B, K, S, C]`.
     mask: `bool[B, T, S]`, True where attention is allowed.
     scale: of the scores; by default `1 / sqrt(C)`.
     softcap: see `capped`; of the scaled scores, before the mask.
     sinks: `[H]`, a score of each head that takes a share of the softmax and
       gives nothing; neither scaled nor capped.
+    bias: `f32[B or 1, H, T, S]`, added to the scores.
 
   Returns:
     `[B, T, H * C]`.
   """
+  scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
 
-  def some(q, mask):
-    scores = scores_of(q, keys)
-    if scale is None:
-      scores = scores / math.sqrt(q.shape[-1])
-    else:
-      scores = scores * scale
+  def some(q, mask, *bias):
+    scores = capped(scores_of(q, keys) * scale, softcap)
+    for added in bias:
+      added = jnp.swapaxes(added, 1, 2)
+      scores += added.reshape(len(added), *scores.shape[1:])
     scores = jnp.where(
-      mask[:, None, None], capped(scores, softcap), jnp.finfo(scores.dtype).min
+      mask[:, None, None], scores, jnp.finfo(scores.dtype).min
     )  # every query sees itself, so no row is empty
     if sinks is not None:
       more = _by_group(sinks, scores)[..., None]
@@ -140,7 +134,8 @@ def attend(
       weights = weights[..., :-1]
     return values_of(weights, values)
 
-  return _by_queries(some, q, mask)
+  biases = () if bias is None else (jnp.swapaxes(bias, 1, 2),)
+  return _by_queries(some, q, mask, *biases)
 
 
 def _by_group(sinks: Array, scores: Array) -> Array:
@@ -166,12 +161,9 @@ def _by_queries(some: Callable, q: Array, *others: Array) -> Array:
 
 
 def slots_read(text: int, room: int, window: int | None = None) -> int:
-  """Slots of a cache that a pass of the longest text reads on an accelerator.
+  """Slots, of S = `room`, that a pass reads for a text on an accelerator.
 
-  Args:
-    text: tokens of it.
-    room: S.
-    window: of a sliding window, the newest tokens that are seen.
+  `text` is the longest text's number of tokens, `window` a sliding window's.
   """
   width = min(_SLOTS["default"], -(-room // 2))
   first = 0 if window is None else max(text - window, 0) // width

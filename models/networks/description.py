@@ -9,15 +9,10 @@ heads, C channels per head.
 """
 
 import dataclasses
-import math
 from collections.abc import Callable, Sequence
 
-from models.networks.mixture import ACTIVATIONS, Mixture
+from models.networks.mixture import Mixture
 from models.networks.rope import Rope
-
-NORMS = ("rms", "rms_plus_one", "layer")
-QK_NORMS = (None, "head", "width")
-PLACES = ("pre", "post", "both")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -53,8 +48,8 @@ class AttentionSpec:
     rope: its rotary embeddings, or None.
     scale: of the scores; None for `1 / sqrt(C)`.
     softcap: `c tanh(scores / c)` instead of the scaled scores, before the mask.
-    qk_norm: a norm of queries and keys before they rotate: of each head's, over
-      the whole width of all heads, or None.
+    qk_norm: a norm of queries and keys before they rotate: "head", of each
+      head's; "width", over all heads; or None.
     clip: queries, keys and values are kept within it, after that norm (OLMoE).
     sinks: a learned score for every head, beside those of the keys, that takes
       a share of the softmax and gives nothing (gpt-oss).
@@ -92,7 +87,6 @@ class AttentionSpec:
         f"num_kv_heads must divide num_heads, got {self.num_kv_heads} and "
         f"{self.num_heads}"
       )
-    _one_of("qk_norm", self.qk_norm, QK_NORMS)
 
   @property
   def value_dim(self) -> int:
@@ -120,16 +114,6 @@ class DeltaSpec:
   kernel: int = 4
   activation: str = "silu"
 
-  def __post_init__(self):
-    _one_of("activation", self.activation, sorted(ACTIVATIONS))
-    if self.num_value_heads % self.num_key_heads:
-      raise ValueError(
-        f"num_key_heads must divide num_value_heads, got {self.num_key_heads} "
-        f"and {self.num_value_heads}"
-      )
-    if self.kernel < 2:
-      raise ValueError(f"kernel must be at least 2, got {self.kernel}")
-
   @property
   def channels(self) -> int:
     """W, what is convolved of each key head: a query, a key and its values."""
@@ -153,9 +137,6 @@ class DenseSpec:
   gated: bool = True
   bias: bool = False
 
-  def __post_init__(self):
-    _one_of("activation", self.activation, sorted(ACTIVATIONS))
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerSpec:
@@ -169,7 +150,8 @@ class LayerSpec:
       before the residual is added; or "both".
     parallel: both blocks read the layer's input (NeoX).
     beside: a mixture that reads what the feed-forward block does, each between
-      norms of its own, and whose output is added to that (Gemma 4).
+      norms of its own, and whose output is added to that (Gemma 4); `norms` is
+      "both" then.
     scaled: what the layer gives is multiplied by a learned number (Gemma 4).
   """
 
@@ -180,10 +162,10 @@ class LayerSpec:
   beside: Mixture | None = None
   scaled: bool = False
 
-  def __post_init__(self):
-    _one_of("norms", self.norms, PLACES)
-    if self.beside is not None and self.norms != "both":
-      raise ValueError(f"beside needs norms 'both', got {self.norms!r}")
+  @property
+  def blocks(self) -> tuple[DenseSpec | Mixture, ...]:
+    """The feed-forward block, and the mixture beside it if there is one."""
+    return (self.feed_forward, *([self.beside] if self.beside else []))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -220,27 +202,6 @@ class TransformerConfig:
   logit_softcap: float | None = None
   per_layer_dim: int = 0
   per_layer_vocab: int = 0
-
-  def __post_init__(self):
-    _one_of("norm", self.norm, NORMS)
-    if self.learned_positions and self.max_positions is None:
-      raise ValueError("learned positions need max_positions")
-    if not self.attentions:
-      raise ValueError("at least one layer must be attention, got none")
-    self._check_sources()
-
-  def _check_sources(self):
-    """Raises ValueError for sources that no layer could read."""
-    shape = lambda a: (a.num_kv_heads, a.head_dim, a.window)
-    for i, spec in self.attentions.items():
-      if spec.source is None:
-        continue
-      known = self.attentions.get(spec.source) if spec.source < i else None
-      if not known or known.source is not None or shape(known) != shape(spec):
-        raise ValueError(
-          f"the source of layer {i} must be an earlier layer of the same heads "
-          f"and window with keys and values of its own, got {spec.source}"
-        )
 
   @property
   def num_layers(self) -> int:
@@ -295,17 +256,6 @@ class TransformerConfig:
     )
     return dataclasses.replace(self, layers=layers)
 
-  def with_kv_heads(self, size: int) -> "TransformerConfig":
-    """The same with key/value heads that can be cut in so many parts.
-
-    Where they cannot each is there several times, for its own queries.
-    """
-    return self.with_attention(
-      lambda a: dataclasses.replace(
-        a, num_kv_heads=math.lcm(a.num_kv_heads, size)
-      )
-    )
-
 
 def with_windows(
   layers: Sequence[LayerSpec], windows: Sequence[int | None]
@@ -329,8 +279,6 @@ def llama_config(
   rope_theta: float = 10_000.0,
   qk_norm: str | None = None,
   qkv_bias: bool = False,
-  out_bias: bool = False,
-  mlp_bias: bool = False,
   windows: Sequence[int | None] | None = None,
   **frame,
 ) -> TransformerConfig:
@@ -338,11 +286,9 @@ def llama_config(
 
   Args:
     num_layers: how many.
-    num_heads, num_kv_heads, head_dim, qk_norm, qkv_bias, out_bias: as of
-      `AttentionSpec`.
+    num_heads, num_kv_heads, head_dim, qk_norm, qkv_bias: as of `AttentionSpec`.
     mlp_dim: width of the MLP's hidden layer.
     rope_theta: base of the rotary frequencies; all channels of a head rotate.
-    mlp_bias: biases of the MLP's projections.
     windows: of every layer its sliding window, or None for full attention.
     **frame: the fields of `TransformerConfig` but `layers`.
   """
@@ -350,9 +296,9 @@ def llama_config(
     attention=AttentionSpec(
       num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=head_dim,
       rope=Rope(theta=rope_theta, dim=head_dim), qk_norm=qk_norm,
-      qkv_bias=qkv_bias, out_bias=out_bias,
+      qkv_bias=qkv_bias,
     ),
-    feed_forward=DenseSpec(width=mlp_dim, bias=mlp_bias),
+    feed_forward=DenseSpec(width=mlp_dim),
   )  # fmt: skip
   windows = (None,) * num_layers if windows is None else windows
   layers = with_windows((layer,) * num_layers, windows)
@@ -363,42 +309,3 @@ def mlp_width(layer: LayerSpec) -> int:
   """Width of the hidden layer, or of an expert's."""
   block = layer.feed_forward
   return block.width if isinstance(block, DenseSpec) else block.expert_dim
-
-
-def attention_weights(layer: LayerSpec, embed_dim: int) -> int:
-  """Weights that a token meets in the attention, biases and norms apart."""
-  a = layer.attention
-  if isinstance(a, DeltaSpec):
-    values = a.num_value_heads * a.value_dim
-    mixed = a.num_key_heads * a.channels
-    return embed_dim * (mixed + 2 * values + 2 * a.num_value_heads)
-  if (m := a.latent) is not None:
-    queries = a.num_heads * (m.nope_dim + m.rope_dim)
-    asked = (
-      embed_dim * queries
-      if m.query_rank is None
-      else (embed_dim + queries) * m.query_rank
-    )
-    made = m.rank * a.num_heads * (m.nope_dim + m.value_dim)
-    out = a.num_heads * m.value_dim * embed_dim
-    return asked + embed_dim * (m.rank + m.rope_dim) + made + out
-  queries = (3 if a.output_gate else 2) * a.num_heads  # and the output
-  own = 0 if a.source is not None else 1 if a.keys_as_values else 2
-  return embed_dim * a.head_dim * (queries + own * a.num_kv_heads)
-
-
-def mlp_weights(layer: LayerSpec, embed_dim: int) -> int:
-  """Weights that a token meets in the feed-forward block, biases apart."""
-  met = 0
-  for block in (layer.feed_forward, layer.beside):
-    if isinstance(block, DenseSpec):
-      met += (3 if block.gated else 2) * block.width
-    elif block is not None:
-      met += 3 * (block.num_chosen * block.expert_dim + block.shared_dim)
-      met += block.num_experts
-  return embed_dim * met
-
-
-def _one_of(name: str, value: str | None, known: Sequence[str | None]) -> None:
-  if value not in known:
-    raise ValueError(f"{name} must be one of {[*known]}, got {value!r}")

@@ -17,7 +17,6 @@ first would be a copy of all its experts, in every pass.
 Letters as in `models.networks.mixture`.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping
 
@@ -27,37 +26,14 @@ from jax import Array, lax
 
 from models.networks.quantized_tensor import QuantizedTensor
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Layer:
-  """The function that all experts of a layer share.
-
-  Attributes:
-    num_experts: E.
-    activate: `(gate, up) -> what the last projection reads`.
-  """
-
-  num_experts: int
-  activate: Callable[[Array, Array], Array]
-
-  def expert(self, project: Callable[[Array, str], Array], x: Array) -> Array:
-    """The function of an expert, with `project(x, name)`."""
-    inner = self.activate(project(x, "gate"), project(x, "up"))
-    return project(inner, "down")
-
-
 # "gate", "up", "down", f[E', in, out], which may be quantized; "gate_bias", ..,
 # f[E', out], if any; or all of them with a leading axis of layers.
 Arrays = Mapping[str, Array | QuantizedTensor]
 
 
-def sizes_of(experts: Array, num_experts: int) -> Array:
-  """Number of pairs of each expert, `i32[M] -> i32[E]`."""
-  return jnp.zeros(num_experts, jnp.int32).at[experts].add(1)
-
-
 def give(
-  layer: Layer,
+  activate: Callable[[Array, Array], Array],
+  num_experts: int,
   arrays: Arrays,
   x: Array,
   chosen: Array,
@@ -70,7 +46,8 @@ def give(
   """The weighted sum of what each token's experts give, `f32[N, D]`.
 
   Args:
-    layer: what the experts have in common.
+    activate: `(gate, up) -> hidden`, what the last projection reads.
+    num_experts: E.
     arrays: of experts `first, first + 1, ..`.
     x: `[N, D]`.
     chosen: `i32[N, k]`.
@@ -84,8 +61,10 @@ def give(
     index = jnp.int32(0)
   given = (arrays, x, chosen, weights, first, index)
   if form is not None:
-    return FORMS[form](layer, *given)
-  cpu, default = (functools.partial(f, layer) for f in (_pairs, _ragged))
+    return FORMS[form](activate, num_experts, *given)
+  cpu, default = (
+    functools.partial(f, activate, num_experts) for f in (_pairs, _ragged)
+  )
   return lax.platform_dependent(*given, cpu=cpu, default=default)
 
 
@@ -99,15 +78,9 @@ def _projected(
   """Products with experts' projections, biases added.
 
   As in `models.networks.linear.project`, one scale an output is applied to the
-  products, and those of groups to the weights.
-
-  Args:
-    arrays: of the experts.
-    name: of the projection.
-    x: what is projected.
-    multiply: x and projections, in the type that a third argument says, if
-      there is one; the projections may be of another type than x.
-    rows: of products, given what each expert has for every output.
+  products, and those of groups to the weights. `multiply` takes x, projections
+  of any type and the type of the result; `rows` makes what each expert has for
+  every output that of each product.
   """
   weight, bias = arrays[name], arrays.get(f"{name}_bias")
   if not isinstance(weight, QuantizedTensor):
@@ -121,12 +94,17 @@ def _projected(
   return y if bias is None else y + rows(bias)
 
 
-def _ragged(layer, arrays, x, chosen, weights, first, index):
+def _expert(activate, project, x: Array) -> Array:
+  """The output of an expert, with `project(x, name)`."""
+  return project(activate(project(x, "gate"), project(x, "up")), "down")
+
+
+def _ragged(activate, count, arrays, x, chosen, weights, first, index):
   some = (a for a in arrays.values() if isinstance(a, QuantizedTensor))
   if any(a.num_groups > 1 for a in some):  # dequantized: one layer's alone
     arrays = {name: array[index][None] for name, array in arrays.items()}
     index = jnp.int32(0)
-  pairs = _Sorted(layer, arrays, chosen, first, index)
+  pairs = _Sorted(count, arrays, chosen, first, index)
   arrays = _of_all_layers(arrays)
 
   def project(x, name):
@@ -138,13 +116,13 @@ def _ragged(layer, arrays, x, chosen, weights, first, index):
       arrays, name, x, multiply, lambda each: each[pairs.expert]
     )
 
-  out = layer.expert(project, x[pairs.token])
+  out = _expert(activate, project, x[pairs.token])
   out = out.astype(weights.dtype) * weights.reshape(-1)[pairs.order][:, None]
   return pairs.add_up(out)
 
 
-def _pairs(layer, arrays, x, chosen, weights, first, index):
-  pairs = _Sorted(layer, arrays, chosen, first, index)
+def _pairs(activate, count, arrays, x, chosen, weights, first, index):
+  pairs = _Sorted(count, arrays, chosen, first, index)
   arrays = _of_all_layers(arrays)
 
   def one(pair):
@@ -159,7 +137,7 @@ def _pairs(layer, arrays, x, chosen, weights, first, index):
       )
       return _projected(of_expert, name, x, multiply)
 
-    return layer.expert(project, x[token]).astype(weight.dtype) * weight
+    return _expert(activate, project, x[token]).astype(weight.dtype) * weight
 
   weights = weights.reshape(-1)[pairs.order]
   return pairs.add_up(lax.map(one, (pairs.token, pairs.expert, weights)))
@@ -181,13 +159,13 @@ class _Sorted:
     sizes: `i32[L E']`, pairs of each expert of L layers.
   """
 
-  def __init__(self, layer, arrays, chosen, first, index):
+  def __init__(self, num_experts, arrays, chosen, first, index):
     layers, count = arrays["gate"].shape[:2]
-    relative = (chosen.reshape(-1) - first) % layer.num_experts
+    relative = (chosen.reshape(-1) - first) % num_experts
     self.order = jnp.argsort(relative, stable=True)
     self.token = self.order // chosen.shape[1]
     self.expert = index * count + jnp.minimum(relative[self.order], count - 1)
-    sizes = sizes_of(relative, layer.num_experts)[:count]
+    sizes = jnp.zeros(num_experts, jnp.int32).at[relative].add(1)[:count]
     self.sizes = lax.dynamic_update_slice_in_dim(
       jnp.zeros(layers * count, jnp.int32), sizes, index * count, 0
     )

@@ -47,6 +47,7 @@ from models.networks.mixture import ACTIVATIONS
 from specjax import recurrent
 from specjax.cache import Cache
 from specjax.recurrent import Memory
+from specjax.structs import struct
 
 _TINY = 1e-6  # added to squared lengths of queries and keys
 _PIECE = 64  # tokens of a chain whose updates one system is solved for
@@ -54,8 +55,7 @@ _PIECE = 64  # tokens of a chain whose updates one system is solved for
 _einsum = functools.partial(jnp.einsum, precision=lax.Precision.HIGHEST)
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@struct
 class Above:
   """Ancestors of T fed tokens, and the pending tokens before them.
 
@@ -82,7 +82,7 @@ class Above:
 
   @property
   def tree(self) -> Array:
-    """`bool[B or 1, T, T]`, whether token j is i or above it."""
+    """`self_or_above`, of a chain too."""
     if self.first is None:
       assert self.self_or_above is not None
       return self.self_or_above
@@ -99,14 +99,11 @@ class Above:
 def chain(
   fed: int, segments: Array | None, kernel: int, cache: Cache | None
 ) -> Above:
-  """Tokens of which each is below all before it, or those of its document.
+  """The `Above` of T tokens each of which is below all before it.
 
-  Args:
-    fed: T.
-    segments: `i32[B, T]`, of which document each token is, those of one next to
-      each other; None: all are of one. Not beside a cache.
-    kernel: N.
-    cache: about to receive the tokens, or None.
+  With `segments`, `i32[B, T]`, of a whole row, below those of its document,
+  which stand next to each other. `kernel` is N; the cache is about to receive
+  the tokens.
   """
   at = jnp.arange(fed, dtype=jnp.int32)[None]
   if segments is None:
@@ -124,15 +121,10 @@ def chain(
 
 
 def above(sees: np.ndarray | Array, kernel: int, cache: Cache | None) -> Above:
-  """The `Above` of a mask, for recurrent layers.
+  """The `Above` of a mask of ancestors, `bool[B, T, T]` or `bool[T, T]`.
 
-  Args:
-    sees: `bool[B, T, T]` or `bool[T, T]`: the ancestors of each token.
-    kernel: N.
-    cache: about to receive the tokens, or None.
-
-  Raises:
-    ValueError: for a mask over more than the fed tokens.
+  `kernel` and `cache` as of `chain`. Raises ValueError for a mask over more
+  than the fed tokens.
   """
   fed, others = sees.shape[-2:]
   if fed != others:
@@ -199,14 +191,8 @@ class GatedDelta(nnx.Module):
   def __call__(self, x, rotary, sees, kv, start, *, layer=None):
     """As `models.networks.layers.Attention`.
 
-    Args:
-      x: `[B, T, D]`.
-      rotary, start, layer: not looked at.
-      sees: an `Above`.
-      kv: the layer's `specjax.recurrent.Memory`; None without a cache.
-
-    Returns:
-      `[B, T, D]` and what is remembered; None without a cache.
+    `sees` is an `Above`; `kv`, which is returned after the pass, the layer's
+    `specjax.recurrent.Memory`, None without a cache.
     """
     del rotary, start, layer
     s = self.spec
@@ -304,18 +290,12 @@ def _broken(mixed: Array, strength: Array, gates: Array) -> Array:
 
 
 def _solved(q, k, v, gates, strength, read, tree):
-  """Outputs of all tokens, their updates, and their summed gates.
+  """Outputs and updates of all tokens, and their summed gates.
 
-  Args:
-    q, k: `f[B, K, T, C]`.
-    v: `f[B, K, R, T, V]`.
-    gates, strength: `f[B, K, R, T]`.
-    read: `f[B, K, T, C] -> f[B, K, R, T, V]`, what the state before them says
-      of queries or keys; None: nothing.
-    tree: `bool[B or 1, T, T]`.
-
-  Returns:
-    `f[B, K, R, T, V]` twice, and `f[B, K, R, T]`.
+  `f[B, K, R, T, V]` twice and `f[B, K, R, T]`, from q and k, `f[B, K, T, C]`,
+  v, `f[B, K, R, T, V]`, gates and strength, `f[B, K, R, T]`, and the tree.
+  `read`, `f[B, K, T, C] -> f[B, K, R, T, V]`, is what the state before them
+  gives queries or keys; None: nothing.
   """
   fed = q.shape[2]
   tree = jnp.broadcast_to(tree, (len(q), fed, fed))
@@ -367,13 +347,8 @@ def _inverse(system: Array) -> Array:
 def _in_pieces(q, k, v, gates, strength, state, first):
   """As `_solved` of a chain, of which each piece reads the state before it.
 
-  Args:
-    q, k, v, gates, strength: as of `_solved`.
-    state: `f[B, K, R, C, V]`, before the chain; whoever sees token 0 sees it.
-    first: `i32[B or 1, T]`, the first token that is above each.
-
-  Returns:
-    As `_solved`.
+  `state`, `f[B, K, R, C, V]`, is that before the chain: whoever sees token 0
+  sees it. `first` is as of `Above`.
   """
   fed = q.shape[2]
   count = -(-fed // _PIECE)
@@ -438,13 +413,7 @@ def _roomy(memory: Memory, fed: int) -> Memory:
 
 
 def _begun(memory: Memory, fed: int, count: Array) -> tuple[Memory, Array]:
-  """A memory with room for a pass, and pending tokens that are left in it.
-
-  Args:
-    memory: of the layer.
-    fed: T, tokens of the pass.
-    count: `i32[B]`, pending tokens that are committed.
-  """
+  """A memory with room for T tokens, and the pending ones left in it."""
   memory = _roomy(memory, fed)
   fold = recurrent.num_folded(memory.keys.shape[2], fed, count)
   return recurrent.advanced(memory, fold), count - fold

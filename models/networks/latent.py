@@ -19,6 +19,7 @@ from jax import Array
 from models.networks.attention import attend, attend_slots
 from models.networks.description import Latent, TransformerConfig
 from models.networks.linear import Linear
+from models.networks.rope import rotate
 from specjax import cache as cache_lib
 
 _EPS = 1e-6  # of the norms of latents, whatever the model's others have
@@ -86,10 +87,8 @@ class LatentAttention(nnx.Module):
     """
     m = self.latent
     latent, key = jnp.split(self.kv_a(x), [m.rank], axis=-1)
-    latent, key = (
-      self.kv_a_norm(latent),
-      self._rotated(key[..., None, :], rotary),
-    )
+    latent = self.kv_a_norm(latent)
+    key = self._rotated(key[..., None, :], rotary)
     broken = ~jnp.isfinite(latent)
     key = jnp.where(broken.any(-1)[..., None, None], jnp.nan, key)
     latent = jnp.where(broken, 0, latent)[..., None, :]
@@ -100,9 +99,5 @@ class LatentAttention(nnx.Module):
   def _rotated(self, y: Array, rotary) -> Array:
     """Neighboring channels turn together, or those of two halves."""
     if self.latent.interleaved:
-      a, b = y[..., ::2], y[..., 1::2]
-    else:
-      a, b = jnp.split(y, 2, axis=-1)
-    cos, sin = rotary
-    turned = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
-    return turned.astype(y.dtype)
+      y = jnp.concatenate([y[..., ::2], y[..., 1::2]], axis=-1)
+    return rotate(y, rotary)

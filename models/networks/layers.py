@@ -6,6 +6,7 @@ Letters in shapes: B rows, T fed tokens, S cache slots, D model width, H query
 heads, K key/value heads, G = H / K queries per key head, C channels per head.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -23,8 +24,10 @@ from models.networks.description import (
 from models.networks.gated_delta import GatedDelta
 from models.networks.latent import LatentAttention
 from models.networks.linear import Linear
-from models.networks.mixture import ACTIVATIONS, MixtureMlp
+from models.networks.mixture import ACTIVATIONS, Mixture, MixtureMlp
+from models.networks.params import shapes_of
 from models.networks.rope import rotate
+from models.networks.t5_config import T5Config
 from specjax import cache as cache_lib
 
 
@@ -46,12 +49,7 @@ def make_norm(config: TransformerConfig, dim: int, dtype, rngs: nnx.Rngs):
 class PlusOneNorm(nnx.Module):
   """An RMS norm that multiplies by one and its weights (Gemma).
 
-  All is computed in float32 at least, and rounded at the end.
-
-  Args:
-    dim: channels.
-    eps: added to the mean square.
-    dtype: of parameters and result.
+  All is computed in float32 at least, and rounded to `dtype` at the end.
   """
 
   def __init__(self, dim: int, eps: float, dtype):
@@ -68,7 +66,7 @@ class PlusOneNorm(nnx.Module):
 
 
 class Attention(nnx.Module):
-  """Self-attention over the fed tokens and, if given, a cache.
+  """Attention over the fed tokens and, if given, a cache.
 
   Args:
     config: the model's.
@@ -80,7 +78,7 @@ class Attention(nnx.Module):
 
   def __init__(
     self,
-    config: TransformerConfig,
+    config: TransformerConfig | T5Config,
     dtype,
     *,
     index: int = 0,
@@ -102,9 +100,9 @@ class Attention(nnx.Module):
     if a.output_gate:
       self.gate = Linear(read, width, a.qkv_bias, dtype, rngs)
     if a.qk_norm is not None:
-      whole = a.qk_norm == "width"
+      assert isinstance(config, TransformerConfig)
       norm = lambda w: make_norm(
-        config, w if whole else a.head_dim, dtype, rngs
+        config, w if a.qk_norm == "width" else a.head_dim, dtype, rngs
       )
       self.q_norm = norm(width)
       if a.source is None:
@@ -112,67 +110,75 @@ class Attention(nnx.Module):
     if a.sinks:
       self.sinks = nnx.Param(jnp.zeros(a.num_heads, jnp.dtype(dtype)))
 
-  def __call__(self, x, rotary, sees, kv, start, *, layer=None):
+  def __call__(self, x, rotary, sees, kv, start, *, layer=None, bias=None):
     """Attends.
 
     Args:
       x: `[B, T, D]`.
       rotary: from the layer's `Rope.table`, or None.
       sees: a `specjax.cache.Visible`; without a cache `bool[B, T, T]`. Of a
-        layer that is no attention, `models.networks.gated_delta.Above`. One
-        without `fed_mask` is of tokens that a layer with a source reads from
-        outside of the text: an empty one gives them nothing.
+        layer that is no attention, `models.networks.gated_delta.Above`.
       kv: this layer's `(keys, values)` of the cache, or all layers' if `layer`
         is given; None to attend among the fed tokens alone. Of a layer with a
         source what that has returned.
       start: `i32[B]`, the slot of the first fed token.
       layer: `i32[]`, which layer of stacked keys and values this one is.
+      bias: of the scores, as of `attend_slots`; without a cache of `attend`.
 
     Returns:
       `[B, T, D]` and the updated `(keys, values)`.
     """
-    q = self.queries(x, rotary)
-    how = dict(
-      scale=self.spec.scale,
-      softcap=self.spec.softcap,
-      sinks=self.sinks[...] if self.spec.sinks else None,
-    )
     if self.spec.source is not None:
-      if not isinstance(sees, cache_lib.Visible):
-        return self._given(x, attend(q, *kv, sees, **how)), kv
-      if sees.fed_mask is None:
-        y = attend_slots(q, None, kv, sees, layer=layer, **how)
-        y = jnp.where(sees.text[:, None, None] > 0, y, 0)
-        return self._given(x, y), kv
-      count = x.shape[1]
-      new = tuple(
-        cache_lib.as_read(cache_lib.read_rows(b, start, count, layer=layer))
-        for b in kv
-      )
-      y = attend_slots(q, new, kv, sees, layer=layer, **how)
-      return self._given(x, y), kv
+      return self.attend_to(x, rotary, sees, kv, start, layer=layer), kv
     if kv is None:
-      k, v = self.keys_and_values(x, rotary)
-      return self._given(x, attend(q, k, v, sees, **how)), (k, v)
+      kv = self.keys_and_values(x, rotary)
+      return self._attended(x, rotary, attend, *kv, sees, bias=bias), kv
     new, kv = self.remember(x, rotary, kv, start, layer=layer)
-    y = attend_slots(q, new, kv, sees, layer=layer, **how)
-    return self._given(x, y), kv
+    y = self._attended(
+      x, rotary, attend_slots, new, kv, sees, layer=layer, bias=bias
+    )
+    return y, kv
 
-  def _given(self, x, y):
-    """The output, of what heads give, `[B, T, H C] -> [B, T, D]`."""
+  def attend_to(self, x, rotary, sees, kv, start=None, *, layer=None):
+    """Attends to keys and values that another layer or a text has made.
+
+    Args:
+      x, rotary, kv, start, layer: as of `__call__`.
+      sees: likewise; without `fed_mask` nothing of the fed tokens is in `kv`,
+        and where that is empty they are given nothing.
+
+    Returns:
+      `[B, T, D]`.
+    """
+    if not isinstance(sees, cache_lib.Visible):
+      return self._attended(x, rotary, attend, *kv, sees)
+    new = None
+    if sees.fed_mask is not None:
+      rows = lambda b: cache_lib.read_rows(b, start, x.shape[1], layer=layer)
+      new = tuple(cache_lib.as_read(rows(b)) for b in kv)
+    some = None if new else sees.text > 0
+    return self._attended(
+      x, rotary, attend_slots, new, kv, sees, layer=layer, some=some
+    )
+
+  def _attended(self, x, rotary, attention, *given, some=None, **more):
+    """Output of `attention`, `[B, T, D]`; zeros of rows that are not `some`."""
+    y = attention(
+      self.queries(x, rotary), *given, scale=self.spec.scale,
+      softcap=self.spec.softcap,
+      sinks=self.sinks[...] if self.spec.sinks else None, **more,
+    )  # fmt: skip
+    if some is not None:
+      y = jnp.where(some[:, None, None], y, 0)
     if self.spec.output_gate:
       y = y * jax.nn.sigmoid(self.gate(x))
     return self.out(y)
 
   def remember(self, x, rotary, kv, start, *, layer=None):
-    """Writes keys and values of what is read, and attends to nothing.
-
-    Args:
-      x, rotary, kv, start, layer: as of `__call__`.
+    """Writes keys and values of x; arguments as of `__call__`.
 
     Returns:
-      Keys and values of what is read, two of `[B, K, T, C]`, and the updated
-      `kv`.
+      These, two of `[B, K, T, C]`, and the updated `kv`.
     """
     new = cache_lib.contain(*self.keys_and_values(x, rotary))
     new, stored = zip(*map(cache_lib.as_stored, new, kv), strict=True)
@@ -190,7 +196,7 @@ class Attention(nnx.Module):
     raw = self.k(x)
     k = self._rotated(raw, getattr(self, "k_norm", None), rotary)
     v = raw if self.spec.keys_as_values else self.v(x)
-    v = self._heads(self._clipped(v))
+    v = self._heads(v)
     if self.spec.v_norm:
       wide = v.astype(jnp.promote_types(v.dtype, jnp.float32))
       mean = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
@@ -201,16 +207,15 @@ class Attention(nnx.Module):
     """Heads of a projection, `[B, T, N, C]`, normed and rotated."""
     if self.spec.qk_norm == "width":
       y = norm(y)
-    y = self._heads(self._clipped(y))
+    y = self._heads(y)
     if self.spec.qk_norm == "head":
       y = norm(y)
     return y if rotary is None else rotate(y, rotary)
 
-  def _clipped(self, y):
-    most = self.spec.clip
-    return y if most is None else jnp.clip(y, -most, most)
-
   def _heads(self, y):
+    """Heads of a projection, which may be clipped."""
+    if (most := self.spec.clip) is not None:
+      y = jnp.clip(y, -most, most)
     return y.reshape(*y.shape[:-1], -1, self.spec.head_dim)
 
 
@@ -218,7 +223,12 @@ class Mlp(nnx.Module):
   """The feed-forward block, gated or not; arguments as of `Attention`."""
 
   def __init__(
-    self, config: TransformerConfig, dtype, *, index: int = 0, rngs: nnx.Rngs
+    self,
+    config: TransformerConfig | T5Config,
+    dtype,
+    *,
+    index: int = 0,
+    rngs: nnx.Rngs,
   ):
     m, size = config.layers[index].feed_forward, config.embed_dim
     assert isinstance(m, DenseSpec)
@@ -269,20 +279,19 @@ class Layer(nnx.Module):
       self.attention_out_norm = norm()
     if before:
       self.mlp_norm = norm()
+    mixture = functools.partial(
+      MixtureMlp, dtype=dtype, axes=expert_axes, rngs=rngs
+    )
     if isinstance(self.spec.feed_forward, DenseSpec):
       self.mlp = Mlp(config, dtype, index=index, rngs=rngs)
     else:
-      self.mlp = MixtureMlp(
-        self.spec.feed_forward, dtype, axes=expert_axes, rngs=rngs
-      )
+      self.mlp = mixture(self.spec.feed_forward)
     if after:
       self.mlp_out_norm = norm()
     if self.spec.beside is not None:
       self.beside_norm, self.beside_out_norm = norm(), norm()
       self.mlp_alone_norm = norm()
-      self.beside = MixtureMlp(
-        self.spec.beside, dtype, axes=expert_axes, rngs=rngs
-      )
+      self.beside = mixture(self.spec.beside)
     if size := config.per_layer_dim:
       self.act = ACTIVATIONS[self.spec.feed_forward.activation]
       self.per_layer_gate = Linear(config.embed_dim, size, False, dtype, rngs)
@@ -304,13 +313,11 @@ class Layer(nnx.Module):
     at=None,
     attention=True,
     mlp=True,
-    counts: list[Array] | None = None,
   ):
     """As `Attention`; `attention=False` or `mlp=False` skips that sub-layer.
 
-    What comes after the MLP (`finished`) is always there; `per_layer` is its.
+    `per_layer`, `[B, T, P]`, are the tokens' embeddings of this layer, if any.
     Of stacked layers `at`, `i32[]`, is the place among those of this kind.
-    A mixture adds to `counts` how many of its experts the tokens were given.
     """
     residual = x
     if attention:
@@ -318,15 +325,11 @@ class Layer(nnx.Module):
       x = x + out
     if mlp:
       source = residual if self.spec.parallel else x
-      at = layer if at is None else at
-      x = x + self.fed_forward(source, at=at, counts=counts)
+      x = x + self.fed_forward(source, at=at)
     return self.finished(x, per_layer), kv
 
   def finished(self, x: Array, per_layer: Array | None) -> Array:
-    """The layer's output, of what both blocks have been added to.
-
-    `per_layer`, `[B, T, P]`, are the tokens' embeddings of this layer, if any.
-    """
+    """The layer's output, of what both blocks have been added to."""
     if per_layer is not None:
       read = self.per_layer_out(self.act(self.per_layer_gate(x)) * per_layer)
       x = x + self.per_layer_out_norm(read)
@@ -341,41 +344,48 @@ class Layer(nnx.Module):
       out = self.attention_out_norm(out)
     return out, kv
 
-  def fed_forward(
-    self,
-    x: Array,
-    *,
-    at: Array | None = None,
-    counts: list[Array] | None = None,
-  ) -> Array:
+  def fed_forward(self, x: Array, *, at: Array | None = None) -> Array:
     """Output of the MLP, norms included, to be added: `[B, T, D]`.
 
     Args:
       x: what the layer was given, or what attention has added to it.
       at: which of stacked layers it is: a mixture's experts are those of all
         layers then.
-      counts: as of `__call__`.
     """
     residual = x
     if self.spec.norms != "post":
       x = self.mlp_norm(x)
     if isinstance(self.mlp, MixtureMlp):
-      out = _mixed(self.mlp, x, counts, layer=at)
+      out = self.mlp(x, layer=at)
     else:
       out = self.mlp(x)
     if self.spec.beside is not None:
-      read = self.beside_norm(residual)
-      more = _mixed(self.beside, read, counts, routed_by=residual, layer=at)
+      more = self.beside(
+        self.beside_norm(residual), routed_by=residual, layer=at
+      )
       out = self.mlp_alone_norm(out) + self.beside_out_norm(more)
     return out if self.spec.norms == "pre" else self.mlp_out_norm(out)
 
 
-def _mixed(
-  block: MixtureMlp, x: Array, counts: list[Array] | None, **given
-) -> Array:
-  """Output of a mixture; the number of experts it took is added to `counts`."""
-  if counts is None:
-    return block(x, **given)
-  out, count = block(x, count=True, **given)
-  counts.append(count)
-  return out
+@functools.cache
+def weights_met(config: TransformerConfig, index: int) -> tuple[int, int]:
+  """Weights that a token meets in a layer: in attention, and in its MLP.
+
+  Of a mixture those of the experts that a token is given.
+  """
+  layer = shapes_of(
+    lambda: Layer(config, jnp.float32, index=index, rngs=nnx.Rngs(0))
+  )
+
+  def count(module) -> int:
+    leaves = jax.tree.leaves(nnx.state(module))
+    return sum(x.size for x in leaves if x.ndim > 1)
+
+  mlp = count(layer.mlp)
+  if layer.spec.beside is not None:
+    mlp += count(layer.beside)
+  for block in layer.spec.blocks:
+    if isinstance(block, Mixture):
+      others = block.num_experts - block.num_chosen
+      mlp -= others * block.num_expert_params
+  return count(layer.attention), mlp

@@ -20,7 +20,6 @@ from jax.sharding import PartitionSpec as P
 
 from models.networks import expert_forms
 
-ROUTERS = ("softmax", "sigmoid")
 _LANES = 128  # of a TPU's vector registers
 # Of gates, here and in blocks of one hidden layer.
 ACTIVATIONS = {
@@ -61,9 +60,6 @@ class Mixture:
     expert_bias: biases of the experts' projections (gpt-oss).
     shared_dim: width of an expert that every token is given; 0 for none.
     shared_gate: it is weighted by a sigmoid of the token (Qwen2-MoE).
-
-  Raises:
-    ValueError: for switches that do not go together.
   """
 
   num_experts: int
@@ -85,31 +81,12 @@ class Mixture:
   shared_gate: bool = False
 
   def __post_init__(self):
-    for name, known in (("router", ROUTERS), ("activation", ACTIVATIONS)):
-      if getattr(self, name) not in known:
-        raise ValueError(
-          f"{name} must be one of {sorted(known)}, got {getattr(self, name)!r}"
-        )
-    groups, kept = self.num_groups, self.num_groups_kept
-    if not 1 <= kept <= groups or self.num_experts % groups:
-      raise ValueError(
-        f"{kept} of {groups} groups cannot be kept of {self.num_experts} "
-        "experts"
-      )
-    if groups > 1 and (
-      self.router != "sigmoid" or self.num_experts < 2 * groups
-    ):
-      raise ValueError(
-        "groups are the sigmoid router's, of two experts or more"
-      )
-    most = kept * (self.num_experts // groups)
+    most = self.num_groups_kept * (self.num_experts // self.num_groups)
     if not 1 <= self.num_chosen <= most:
       raise ValueError(
         f"num_chosen must be in 1..{most}, the experts that can be chosen, got "
         f"{self.num_chosen}"
       )
-    if self.shared_gate and not self.shared_dim:
-      raise ValueError("shared_gate needs a shared expert (shared_dim)")
 
   @property
   def num_expert_params(self) -> int:
@@ -127,22 +104,8 @@ def activate(mixture: Mixture, gate: Array, up: Array) -> Array:
   return gate * jax.nn.sigmoid(mixture.slope * gate) * (up + 1)
 
 
-def num_distinct(chosen: Array, num_experts: int) -> Array:
-  """Experts that at least one token was given, `i32[]`.
-
-  What a pass must read is this many experts; the expectation under uniform
-  routing is `specjax.theory.experts.expected_distinct`.
-
-  Args:
-    chosen: `i32[..., k]`, from `Router`.
-    num_experts: E.
-  """
-  sizes = expert_forms.sizes_of(chosen.reshape(-1), num_experts)
-  return jnp.sum(sizes > 0, dtype=jnp.int32)
-
-
-def _param(shape, dtype, rngs: nnx.Rngs, scale: float = 0.02) -> nnx.Param:
-  init = nnx.initializers.normal(scale)
+def _param(shape, dtype, rngs: nnx.Rngs) -> nnx.Param:
+  init = nnx.initializers.normal(0.02)
   return nnx.Param(init(rngs.params(), shape, dtype))
 
 
@@ -222,6 +185,8 @@ class Experts(nnx.Module):
     rngs: for the initial weights.
   """
 
+  form: str | None = None  # of `expert_forms.FORMS`; None: the backend's
+
   def __init__(
     self, mixture: Mixture, dtype, *, axes: tuple[str, ...] = (), rngs: nnx.Rngs
   ):
@@ -237,13 +202,7 @@ class Experts(nnx.Module):
       self.down_bias = nnx.Param(jnp.zeros((count, outer), dtype))
 
   def __call__(
-    self,
-    x: Array,
-    chosen: Array,
-    weights: Array,
-    *,
-    layer: Array | None = None,
-    form: str | None = None,
+    self, x: Array, chosen: Array, weights: Array, layer: Array | None = None
   ) -> Array:
     """The weighted sum of what each token's experts give.
 
@@ -252,7 +211,6 @@ class Experts(nnx.Module):
       chosen, weights: from the router.
       layer: `i32[]`, which layer this is, if the parameters are those of all
         layers, with a leading axis.
-      form: as of `models.networks.expert_forms.give`.
 
     Returns:
       `[N, D]`, in x's dtype; added up in float32, in the router's order.
@@ -263,11 +221,10 @@ class Experts(nnx.Module):
       for name in ("gate", "up", "down")
       if hasattr(self, name + of)
     }
-    common = expert_forms.Layer(
-      num_experts=self.mixture.num_experts,
-      activate=functools.partial(activate, self.mixture),
-    )
-    give = functools.partial(expert_forms.give, common, form=form)
+    give = functools.partial(
+      expert_forms.give, functools.partial(activate, self.mixture),
+      self.mixture.num_experts, form=self.form,
+    )  # fmt: skip
     if not self.axes or jax.sharding.get_abstract_mesh().empty:
       return give(arrays, x, chosen, weights, 0, layer).astype(x.dtype)
 
@@ -316,26 +273,15 @@ class MixtureMlp(nnx.Module):
   Args:
     mixture: shapes and switches.
     dtype: of parameters and activations.
-    form: as of `models.networks.expert_forms.give`.
     axes: mesh axes that the experts are dealt out over, if they are cut by
       expert (`cut_by`); ignored where there is no mesh.
     rngs: for the initial weights.
   """
 
   def __init__(
-    self,
-    mixture: Mixture,
-    dtype,
-    *,
-    form: str | None = None,
-    axes: tuple[str, ...] = (),
-    rngs: nnx.Rngs,
+    self, mixture: Mixture, dtype, *, axes: tuple[str, ...] = (), rngs: nnx.Rngs
   ):
-    if form not in (None, *expert_forms.FORMS):
-      raise ValueError(
-        f"form must be one of {sorted(expert_forms.FORMS)}, got {form!r}"
-      )
-    self.mixture, self.form = mixture, form
+    self.mixture = mixture
     self.router = Router(mixture, dtype, rngs=rngs)
     self.experts = Experts(mixture, dtype, axes=axes, rngs=rngs)
     if mixture.shared_dim:
@@ -347,8 +293,7 @@ class MixtureMlp(nnx.Module):
     *,
     routed_by: Array | None = None,
     layer: Array | None = None,
-    count: bool = False,
-  ) -> Array | tuple[Array, Array]:
+  ) -> Array:
     """`[B, T, D] -> [B, T, D]`.
 
     Args:
@@ -357,33 +302,23 @@ class MixtureMlp(nnx.Module):
         4's residual stream).
       layer: `i32[]`, which layer this is, if `experts` has the parameters of
         all layers, with a leading axis (router and shared expert have theirs).
-      count: also return how many different experts all B T tokens were given,
-        `i32[]`.
     """
     flat = x.reshape(-1, x.shape[-1])
     read = flat if routed_by is None else routed_by.reshape(flat.shape)
-    chosen, weights = self.router(read)
-    out = self.experts(flat, chosen, weights, layer=layer, form=self.form)
+    out = self.experts(flat, *self.router(read), layer)
     if self.mixture.shared_dim:
       out = out + self.shared(flat)
-    out = out.reshape(x.shape)
-    if not count:
-      return out
-    return out, num_distinct(chosen, self.mixture.num_experts)
+    return out.reshape(x.shape)
 
 
 def cut_by(mixture: Mixture, devices: int) -> str:
   """The way to cut experts over so many devices: "width" or "expert".
 
-  By width each device has a share of every expert, like any MLP's: all have the
-  same work however tokens are routed. That is done where the shares are whole
-  lanes of a TPU, 128 numbers; else XLA:TPU lays them out in another way than
-  ragged products read, and copies all experts in every pass. By expert each
-  device has some of them whole, and a pass takes as long as on the device with
-  the most pairs.
-
-  Raises:
-    ValueError: if neither divides.
+  By width each device has a share of every expert: all have the same work
+  however tokens are routed. That is done where the shares are whole lanes of a
+  TPU, 128 numbers; else XLA:TPU copies all experts in every pass. By expert
+  each device has some of them whole, and a pass takes as long as on the device
+  with the most pairs. Raises ValueError if neither divides.
   """
   if devices == 1 or mixture.expert_dim % (_LANES * devices) == 0:
     return "width"
@@ -409,20 +344,15 @@ def partition_specs(
   Args:
     by: "width" or "expert", see `cut_by`. The shared expert is cut by width.
     axes: the mesh axes that they are cut over.
-
-  Raises:
-    ValueError: for another way.
   """
   cut = axes or None
   names = ("gate", "up", "down", "gate_bias", "up_bias", "down_bias")
   if by == "expert":
     experts = {name: P(cut) for name in names}
-  elif by == "width":
+  else:
     inner, wide = P(None, None, cut), P(None, cut)
     experts = {"gate": inner, "up": inner, "down": P(None, cut, None)}
     experts |= {"gate_bias": wide, "up_bias": wide}
-  else:
-    raise ValueError(f"experts are cut by 'width' or 'expert', got {by!r}")
   return {f"experts.{name}": spec for name, spec in experts.items()} | {
     "shared.gate": P(cut, None),
     "shared.up": P(cut, None),

@@ -42,12 +42,7 @@ def layerless(module: nnx.Module) -> nnx.State:
 
 
 def check_params(expected: Any, params: Any) -> None:
-  """Raises ValueError unless parameters have the shapes of a model's own.
-
-  Args:
-    expected: a pytree of arrays or shapes.
-    params: what was given in their place.
-  """
+  """Raises ValueError unless parameters have the shapes that are expected."""
   wanted = jax.tree_util.tree_leaves_with_path(expected)
   shapes = [tuple(x.shape) for x in jax.tree.leaves(params)]
   if len(shapes) != len(wanted):
@@ -58,13 +53,13 @@ def check_params(expected: Any, params: Any) -> None:
   for (path, array), shape in zip(wanted, shapes, strict=True):
     if tuple(array.shape) != shape:
       raise ValueError(
-        f"expected the model's parameters, of which {_name(path)} is "
+        f"expected the model's parameters, of which {'.'.join(names(path))} is "
         f"{list(array.shape)}, got {list(shape)} (are target and draft "
         "swapped?)"
       )
 
 
-def _name(path) -> str:
-  """A parameter's name, as in "layers.0.mlp.up.weight"."""
+def names(path) -> list[str]:
+  """Names along a parameter's path, that of the variable's value left out."""
   parts = [str(getattr(k, "key", getattr(k, "name", k))) for k in path]
-  return ".".join(part for part in parts if part != "value")
+  return parts[:-1] if parts[-1] == "value" else parts

@@ -34,8 +34,9 @@ class Rope:
     theta: base of the frequencies.
     dim: channels of each head that rotate (the first ones).
     scaling: Llama 3's rescaling, if any.
-    factors: what each frequency is divided by: a rescaling that is known by its
-      outcome alone. A pair whose factor is infinite stands still.
+    factors: what the frequency of each of the `dim / 2` pairs is divided by: a
+      rescaling that is known by its outcome alone. A pair whose factor is
+      infinite stands still.
     scale: of cosines and sines, and squared of what queries find in keys.
   """
 
@@ -44,14 +45,6 @@ class Rope:
   scaling: RopeScaling | None = None
   factors: tuple[float, ...] | None = None
   scale: float = 1.0
-
-  def __post_init__(self):
-    pairs = -(-self.dim // 2)
-    if self.factors is not None and len(self.factors) != pairs:
-      raise ValueError(
-        f"rope_factors must have one entry per rotated pair ({pairs}), "
-        f"got {len(self.factors)}"
-      )
 
   def frequencies(self) -> np.ndarray:
     """Angular frequency of each rotated channel pair, `f32[dim / 2]`."""

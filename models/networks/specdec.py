@@ -105,15 +105,16 @@ class BlockDrafter(nnx.Module):
     is_text = jnp.concatenate(
       [place < length[:, None], jnp.ones((batch, count), bool)], axis=1
     )
+    sees = jnp.repeat(is_text[:, None], width + count, axis=1)
     bias = t5.decoder.bias(
       positions[:, None] - positions[..., None], bidirectional=True
     )
     for i, layer in enumerate(t5.decoder.layers):
       x, _ = layer(
-        x, bias, is_text[:, None],
-        memory=(memory.keys[i], memory.values[i], memory.mask[:, None]),
+        x, bias, sees,
+        memory=(memory.keys[i], memory.values[i], memory.seen(positions, None)),
       )  # fmt: skip
-    return t5.leave(x[:, width:]).logits
+    return t5.logits(x[:, width:])
 
 
 def as_block_model(module: BlockDrafter) -> tuple[TextBlockModel, nnx.State]:

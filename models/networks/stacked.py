@@ -41,7 +41,6 @@ from models.networks.transformer import (
   after_pass,
   check_features,
   delta_memory,
-  mixtures_of,
   with_memories,
 )
 from models.sharding import Sharding, constrain
@@ -56,13 +55,7 @@ StackedParams = dict[str, Any]
 
 
 def kinds(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
-  """Layers whose parameters are stacked together, by a name.
-
-  Raises:
-    ValueError: for recurrent layers that differ.
-  """
-  if len({*config.deltas.values()}) > 1:
-    raise ValueError("recurrent layers that differ cannot be stacked")
+  """Layers whose parameters are stacked together, by a name."""
 
   def kind(layer: LayerSpec):
     spec = layer.attention
@@ -90,12 +83,10 @@ def buffers(config: TransformerConfig) -> list[tuple[int, ...]]:
 
 
 def places(config: TransformerConfig) -> list[tuple[str, int, int | None, int]]:
-  """Where each layer's parameters and its cache lie.
+  """Each layer's kind and its index there, its buffer and its index there.
 
-  Returns:
-    Its kind and its index there; and which of `buffers` its keys and values are
-    in, None for a recurrent layer, and its index there. A layer that reads the
-    keys and values of another has that one's.
+  The buffer is one of `buffers`, None for a recurrent layer, and the source's
+  if it reads the keys and values of another.
   """
   at = {
     i: (kind, n) for kind, of in kinds(config).items() for n, i in enumerate(of)
@@ -111,9 +102,7 @@ def places(config: TransformerConfig) -> list[tuple[str, int, int | None, int]]:
 
 
 def periods(layers: Sequence[Any]) -> list[tuple[int, int, int]]:
-  """Parts of a list of layers that repeat.
-
-  Each is as long as it can be.
+  """Parts of a list of layers that repeat, each as long as it can be.
 
   Returns:
     Of each part, in order, its first layer, its period, and how often the
@@ -131,19 +120,6 @@ def periods(layers: Sequence[Any]) -> list[tuple[int, int, int]]:
     parts.append((first, *best))
     first += best[0] * best[1]
   return parts
-
-
-def stack_modules(modules: Sequence[nnx.Module]) -> nnx.State:
-  """Parameters of modules that are alike, with a leading axis; a copy."""
-  return jax.tree.map(lambda *xs: jnp.stack(xs), *map(nnx.state, modules))
-
-
-def abstract_stack(module: nnx.Module, count: int):
-  """Shapes of the parameters of so many modules that are alike."""
-  return jax.tree.map(
-    lambda x: jax.ShapeDtypeStruct((count, *x.shape), x.dtype),
-    nnx.state(module),
-  )
 
 
 def module_at(graph, params, index) -> Any:
@@ -170,19 +146,17 @@ def _modules(
 ) -> tuple[Transformer, dict[str, Layer]]:
   """A model without layers, and a layer of each kind, of shapes alone."""
 
-  def stored(module):
-    if weights is not None:
-      quantize_module(module, weights)
-    return module
+  def shapes(make, **more):
+    def stored():
+      module = make(config, dtype=dtype, rngs=nnx.Rngs(0), **more)
+      if weights is not None:
+        quantize_module(module, weights)
+      return module
 
-  make = lambda index: stored(
-    Layer(config, dtype, index=index, expert_axes=expert_axes, rngs=nnx.Rngs(0))
-  )
-  frame = lambda: stored(
-    Transformer(config, dtype=dtype, rngs=nnx.Rngs(0), with_layers=False)
-  )
-  return shapes_of(frame), {
-    name: shapes_of(functools.partial(make, of[0]))
+    return shapes_of(stored)
+
+  return shapes(Transformer, with_layers=False), {
+    name: shapes(Layer, index=of[0], expert_axes=expert_axes)
     for name, of in kinds(config).items()
   }
 
@@ -192,9 +166,13 @@ def abstract_params(
 ) -> StackedParams:
   """Shapes and dtypes of the parameters, `jax.ShapeDtypeStruct` leaves."""
   frame, layers = _modules(config, dtype, weights=weights)
+
+  def stack(module: Layer, count: int):
+    shape = lambda x: jax.ShapeDtypeStruct((count, *x.shape), x.dtype)
+    return jax.tree.map(shape, nnx.state(module))
+
   of_kind = {
-    name: abstract_stack(layers[name], len(of))
-    for name, of in kinds(config).items()
+    name: stack(layers[name], len(of)) for name, of in kinds(config).items()
   }
   return {"frame": layerless(frame), "layers": of_kind}
 
@@ -202,7 +180,9 @@ def abstract_params(
 def stack(module: Transformer) -> StackedParams:
   """The parameters of a module, stacked; copies the layers'."""
   of_kind = {
-    name: stack_modules([module.layers[i] for i in of])
+    name: jax.tree.map(
+      lambda *xs: jnp.stack(xs), *(nnx.state(module.layers[i]) for i in of)
+    )
     for name, of in kinds(module.config).items()
   }
   return {"frame": layerless(module), "layers": of_kind}
@@ -223,7 +203,6 @@ def as_language_model(
   skipped: SkippedLayers | None = None,
   sharding: Sharding | None = None,
   features: Features = (),
-  count_experts: bool = False,
   weights: Quantization | None = None,
   stored: str | None = None,
 ) -> LanguageModel:
@@ -232,38 +211,32 @@ def as_language_model(
   Args:
     config: shapes and switches.
     dtype: of parameters, activations and cache.
-    skipped: sub-layers to leave out; parameters and cache are those of the full
-      model, as in `models.networks.transformer.as_language_model`.
     sharding: where activations and cache lie on the mesh in use; None, or no
       mesh, for wherever XLA puts them.
-    features: what `ModelOutput.features` holds, as in
-      `models.networks.transformer`.
-    count_experts: likewise.
     weights: how weights are stored; None for `dtype`.
-    stored: what keys and values are stored as, "int8" or "fp8"; None for
-      `dtype`.
+    skipped, features, stored: as of
+      `models.networks.transformer.as_language_model`.
 
   Returns:
     The `LanguageModel`; its parameters are as `abstract_params` says.
 
   Raises:
-    ValueError: for layers that are not there, or cannot be stacked.
+    ValueError: for layers that are not there, or recurrent ones that differ or
+      are left out.
   """
   skipped = skipped or SkippedLayers()
   skipped.check(config.num_layers)
   quantized.check_cache(config, stored)
   check_features(features, config.num_layers)
   if config.deltas:
+    if len({*config.deltas.values()}) > 1:
+      raise ValueError("recurrent layers that differ cannot be stacked")
     quantized.check_weights(config, weights, on_mesh=True)
     if skipped != SkippedLayers():
       raise ValueError("of a model with recurrent layers none can be left out")
   by_expert = sharding is not None and sharding.experts == "expert"
-  frame, layers = _modules(
-    config,
-    dtype,
-    expert_axes=sharding.axes if sharding and by_expert else (),
-    weights=weights,
-  )
+  axes = sharding.axes if sharding and by_expert else ()
+  frame, layers = _modules(config, dtype, expert_axes=axes, weights=weights)
   model = _Stack(
     config=config,
     frame=nnx.graphdef(frame),
@@ -272,7 +245,6 @@ def as_language_model(
     places=places(config),
     skipped=skipped,
     features=features,
-    num_counted=len(mixtures_of(config, skipped)) if count_experts else 0,
     sharding=sharding,
   )
   return LanguageModel(
@@ -282,7 +254,6 @@ def as_language_model(
     apply=model.apply,
     takes_rows=True,
     has_states=bool(config.deltas),
-    num_counted=model.num_counted,
   )
 
 
@@ -297,7 +268,6 @@ class _Stack:
   places: list[tuple[str, int, int | None, int]]
   skipped: SkippedLayers
   features: Features
-  num_counted: int
   sharding: Sharding | None
 
   def put(self, x: Array, kind: str) -> Array:
@@ -354,7 +324,7 @@ class _Stack:
     last = self.config.num_layers
     wanted = np.array([i for i in self.features if i not in (FINAL, last)], int)
     seen = jnp.zeros((len(wanted), *x.shape), x.dtype)
-    carry, counts = (x, kvs, memories, seen), []
+    carry = x, kvs, memories, seen
     numbers = np.array([(at, stored) for _, at, _, stored in self.places])
     numbers = np.c_[np.arange(last), numbers].astype(np.int32)
     for first, size, times in periods([*map(self.how, range(last))]):
@@ -362,10 +332,7 @@ class _Stack:
         self.period, params["layers"], fed, wanted, first
       )
       of = numbers[first : first + size * times].reshape(times, size, 3)
-      carry, counted = (
-        body(carry, of[0]) if times == 1 else lax.scan(body, carry, of)
-      )
-      counts += [] if counted is None else [counted.reshape(-1)]
+      carry, _ = body(carry, of[0]) if times == 1 else lax.scan(body, carry, of)
     x, kvs, memories, seen = carry
     inputs = dict(zip(wanted.tolist(), seen, strict=True)) | {last: x}
     output = outer.leave(x, logits_at, inputs, self.features)
@@ -376,7 +343,6 @@ class _Stack:
       output,
       logits=self.put(output.logits, "logits_btv"),
       features=None if read is None else self.put(read, "act_btd"),
-      experts=jnp.concatenate(counts) if counts else None,
     )
     return output, fed.cache.replace(
       keys=tuple(keys for keys, _ in kvs),
@@ -398,21 +364,11 @@ class _Stack:
   def period(self, layers, fed: Fed, wanted, first: int, carry, numbers):
     """A period of layers, described by those from `first` on.
 
-    Args:
-      layers: parameters of all.
-      fed: their inputs.
-      wanted: layers whose inputs are features.
-      first: the first layer of the part.
-      carry: `(x, kvs, memories, seen)`: the residual stream, the cache, and the
-        inputs of the layers in `wanted`.
-      numbers: `i32[P, 3]`: of each layer its number, its index in its kind, and
-        that in the cache.
-
-    Returns:
-      The carry after them, and counts of experts, if these are counted.
+    The carry is the residual stream, the cache's arrays, and the inputs of the
+    layers in `wanted`; `numbers`, `i32[P, 3]`, are each layer's number, its
+    index in its kind, and that in the cache.
     """
     x, kvs, memories, seen = carry
-    counts: list[Array] | None = [] if self.num_counted else None
     for i, (number, at, stored) in enumerate(numbers, first):
       if len(wanted):
         seen = jnp.where((wanted == number)[:, None, None, None], x, seen)
@@ -420,7 +376,7 @@ class _Stack:
       kind, _, buffer, _ = self.places[i]
       layer = functools.partial(
         module_at(self.layers[kind], layers[kind], at),
-        at=at, counts=counts, per_layer=fed.per_layer_of(number),
+        at=at, per_layer=fed.per_layer_of(number),
         attention=attends, mlp=has_mlp,
       )  # fmt: skip
       if buffer is not None:
@@ -437,5 +393,4 @@ class _Stack:
         )
         memories = self.whole(jax.tree.map(put, memories, memory))
       x = self.put(x, "act_btd")
-    counted = jnp.stack(counts) if counts else None
-    return (x, kvs, memories, seen), counted
+    return (x, kvs, memories, seen), None

@@ -10,22 +10,25 @@ Letters in shapes: B rows, T fed tokens, S keys (cache slots, or tokens of the
 input), D model width, H heads, C channels per head.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import Array
 
-from models.networks.attention import attend_slots, scores_of, values_of
+from models.networks.layers import Attention, Mlp
 from models.networks.linear import Embed, Linear
-from models.networks.mixture import ACTIVATIONS
-from models.networks.params import split
-from models.networks.t5_config import T5Config, bucket_table
+from models.networks.params import shapes_of, split
+from models.networks.t5_config import (
+  MAX_DISTANCE,
+  NUM_BUCKETS,
+  T5Config,
+  bucket_table,
+)
 from models.networks.transformer import within_rows
+from models.sharding import Sharding, constrain
 from specjax import cache as cache_lib
 from specjax.cache import Cache, Visible
 from specjax.structs import struct
@@ -37,8 +40,7 @@ class Memory:
   """Keys and values of the inputs for the decoder's cross-attention.
 
   Attributes:
-    keys, values: `[B, H, S, C]` of every decoder layer, or one array of all,
-      `[L, B, H, S, C]` (`models.networks.t5_stacked`).
+    keys, values: `[B, H, S, C]` of every decoder layer.
     mask: `bool[B, S]`, which of the S are tokens of the row's input.
   """
 
@@ -49,7 +51,7 @@ class Memory:
   def seen(self, tokens: Array, cache: Cache | None) -> Visible | Array:
     """The part of it that `tokens: i32[B, T]` see, for `Attention`."""
     if cache is None:
-      return self.mask[:, None]
+      return _seen_by_all(self.mask, tokens.shape[1])
     lengths = jnp.sum(self.mask, axis=1, dtype=jnp.int32)
     return Visible(
       text=lengths, fed_mask=None, positions=jnp.zeros_like(tokens),
@@ -74,91 +76,16 @@ class Encoded:
 # ------------------------------------------------------------------- layers
 
 
+def _seen_by_all(mask: Array, count: int) -> Array:
+  """`bool[B, S] -> bool[B, T, S]`, of so many queries."""
+  return jnp.repeat(mask[:, None], count, axis=1)
+
+
 def _norm(config: T5Config, dtype, rngs: nnx.Rngs):
   return nnx.RMSNorm(  # which casts what it reads to its dtype
     config.embed_dim, epsilon=config.norm_eps, dtype=_wide(dtype),
     param_dtype=dtype, use_fast_variance=False, rngs=rngs,
   )  # fmt: skip
-
-
-class Attention(nnx.Module):
-  """Attention of either kind; scores are not scaled, the softmax is float32."""
-
-  def __init__(self, config: T5Config, dtype, *, rngs: nnx.Rngs):
-    c = config
-    self.config = c
-    width = c.num_heads * c.head_dim
-    narrow, wide = c.embed_dim**-0.5, width**-0.5
-    # Unscaled scores: queries begin smaller instead.
-    first = (c.embed_dim * c.head_dim) ** -0.5
-    self.q = Linear(c.embed_dim, width, False, dtype, rngs, first)
-    self.k = Linear(c.embed_dim, width, False, dtype, rngs, narrow)
-    self.v = Linear(c.embed_dim, width, False, dtype, rngs, narrow)
-    self.out = Linear(width, c.embed_dim, False, dtype, rngs, wide)
-
-  def _heads(self, y: Array) -> Array:
-    return y.reshape(*y.shape[:-1], -1, self.config.head_dim)
-
-  def keys_values(self, x: Array) -> tuple[Array, Array]:
-    """Keys and values of `x: [B, S, D]`, each `[B, H, S, C]`."""
-    k, v = (jnp.swapaxes(self._heads(f(x)), 1, 2) for f in (self.k, self.v))
-    return cache_lib.contain(k, v)
-
-  def __call__(self, x, new, sees, bias=None, *, kv=None, layer=None) -> Array:
-    """Attends.
-
-    Args:
-      x: `[B, T, D]`.
-      new: keys and values to attend to, each `[B, H, S, C]`; with a cache those
-        of what is fed, or None for cross-attention.
-      sees: `bool[B or 1, T or 1, S]`, True where attention is allowed; with a
-        cache a `specjax.cache.Visible`.
-      bias: `[B or 1, H, T, S]`, added to the scores, or None; with a cache a
-        function, as `models.networks.attention.attend_slots` has it.
-      kv: this layer's `(keys, values)` of a cache, `[B, H, S, C]` each, or all
-        layers' if `layer` is given.
-      layer: `i32[]`, which layer of stacked keys and values this one is.
-
-    Returns:
-      `[B, T, D]`.
-    """
-    q = self._heads(self.q(x))
-    if kv is not None:
-      return self.out(
-        attend_slots(q, new, kv, sees, layer=layer, scale=1, bias=bias)
-      )
-    scores = scores_of(q, new[0])[:, :, 0]
-    if bias is not None:
-      scores = scores + bias
-    scores = jnp.where(sees[:, None], scores, jnp.finfo(scores.dtype).min)
-    weights = jax.nn.softmax(scores, axis=-1).astype(new[1].dtype)
-    out = values_of(weights[:, :, None], new[1])
-    return self.out(out.reshape(*out.shape[:2], -1))
-
-
-class FeedForward(nnx.Module):
-  """The feed-forward block, gated or not.
-
-  Its output projection stays float32 in a float16 model: it would overflow.
-  """
-
-  def __init__(self, config: T5Config, dtype, *, rngs: nnx.Rngs):
-    c = config
-    self.config = c
-    std = c.embed_dim**-0.5
-    self.up = Linear(c.embed_dim, c.mlp_dim, False, dtype, rngs, std)
-    self.down = Linear(
-      c.mlp_dim, c.embed_dim, False, _wide(dtype), rngs, c.mlp_dim**-0.5
-    )
-    if c.gated_mlp:
-      self.gate = Linear(c.embed_dim, c.mlp_dim, False, dtype, rngs, std)
-
-  def __call__(self, x: Array) -> Array:
-    """`[B, T, D] -> [B, T, D]`."""
-    act, up = ACTIVATIONS[self.config.activation], self.up(x)
-    return self.down(
-      act(self.gate(x)) * up if self.config.gated_mlp else act(up)
-    )
 
 
 def _wide(dtype):
@@ -172,64 +99,53 @@ class Layer(nnx.Module):
   def __init__(
     self, config: T5Config, dtype, *, is_decoder: bool, rngs: nnx.Rngs
   ):
-    self.attention_norm = _norm(config, dtype, rngs)
-    self.attention = Attention(config, dtype, rngs=rngs)
+    c = config
+    self.attention_norm = _norm(c, dtype, rngs)
+    self.attention = Attention(c, dtype, rngs=rngs)
     if is_decoder:
-      self.cross_norm = _norm(config, dtype, rngs)
-      self.cross = Attention(config, dtype, rngs=rngs)
-    self.mlp_norm = _norm(config, dtype, rngs)
-    self.mlp = FeedForward(config, dtype, rngs=rngs)
+      self.cross_norm = _norm(c, dtype, rngs)
+      self.cross = Attention(c, dtype, rngs=rngs)
+    self.mlp_norm = _norm(c, dtype, rngs)
+    self.mlp = Mlp(c, dtype, rngs=rngs)
+    # Float32 in a float16 model: its output would overflow.
+    self.mlp.down = Linear(c.mlp_dim, c.embed_dim, False, _wide(dtype), rngs)
+    for _, module in list(nnx.iter_modules(self)):
+      for name, linear in vars(module).items():
+        if isinstance(linear, Linear):
+          std = linear.weight.shape[1] ** -0.5
+          # Scores are not scaled: queries begin smaller instead.
+          std *= c.head_dim**-0.5 if name == "q" else 1
+          linear.weight[...] *= std / 0.02
 
-  def __call__(
-    self, x, bias, sees, *, kv=None, start=None, layer=None, memory=None
-  ):
+  def __call__(self, x, bias, sees, *, kv=None, start=None, memory=None):
     """Runs the layer.
 
     Args:
       x: `[B, T, D]`.
-      bias, sees, kv, layer: of self-attention; without a cache tokens attend
-        to those that are fed.
-      start: `i32[B]`, the slot of the first fed token.
-      memory: of a decoder: keys, values and which of the input it sees, the
-        first two of all layers if `layer` is given.
+      bias, sees, kv, start: of self-attention, as of `layers.Attention`;
+        without a cache tokens attend to those that are fed.
+      memory: of a decoder: keys, values and what is seen of the input.
 
     Returns:
       `[B, T, D]`, and the keys and values with the fed tokens' among them.
     """
-    y = self.attention_norm(x)
-    new = self.attention.keys_values(y)
-    if kv is not None:
-      new = tuple(x.astype(b.dtype) for x, b in zip(new, kv, strict=True))
-      kv = tuple(
-        cache_lib.write_rows(buffer, rows, start, layer=layer)
-        for buffer, rows in zip(kv, new, strict=True)
-      )
-    x = x + self.attention(y, new, sees, bias, kv=kv, layer=layer)
+    read = self.attention_norm(x)
+    y, kv = self.attention(read, None, sees, kv, start, bias=bias)
+    x = x + y
     if memory is not None:
       *given, inputs = memory
-      y = self.cross_norm(x)
-      if isinstance(inputs, Visible):
-        x = x + self.cross(y, None, inputs, kv=given, layer=layer)
-      else:
-        x = x + self.cross(y, given, inputs)
-    return x + self.mlp(self.mlp_norm(x)), new if kv is None else kv
+      x = x + self.cross.attend_to(self.cross_norm(x), None, inputs, given)
+    return x + self.mlp(self.mlp_norm(x)), kv
 
 
 class Stack(nnx.Module):
   """Layers that share a bias by distance, and the norm after them."""
 
   def __init__(
-    self,
-    config: T5Config,
-    dtype,
-    *,
-    num_layers: int,
-    is_decoder: bool,
-    rngs: nnx.Rngs,
+    self, config: T5Config, dtype, num_layers: int, is_decoder: bool, *, rngs
   ):
-    self.config = config
     self.position_bias = nnx.Embed(
-      config.num_buckets, config.num_heads, dtype=dtype, param_dtype=dtype,
+      NUM_BUCKETS, config.num_heads, dtype=dtype, param_dtype=dtype,
       embedding_init=nnx.initializers.normal(config.embed_dim**-0.5), rngs=rngs,
     )  # fmt: skip
     self.layers = nnx.List(
@@ -241,24 +157,16 @@ class Stack(nnx.Module):
     self.final_norm = _norm(config, dtype, rngs)
 
   def bias(self, distance: Array, *, bidirectional: bool) -> Array:
-    """The bias of scores by the distance of their keys.
+    """The bias of scores by key position - query position.
 
-    Args:
-      distance: `i32[..., T, S]`, key position - query position.
-      bidirectional: whether keys to the right have buckets of their own; those
-        of a causal stack are not seen.
-
-    Returns:
-      `f32[..., H, T, S]`.
+    `i32[..., T, S] -> f32[..., H, T, S]`. If `bidirectional` keys to the right
+    have buckets of their own; those of a causal stack are not seen.
     """
-    c = self.config
-    table = bucket_table(
-      c.num_buckets, c.max_distance, bidirectional=bidirectional
-    )
+    table = jnp.asarray(bucket_table(bidirectional=bidirectional))
     away = jnp.abs(distance) if bidirectional else jnp.maximum(-distance, 0)
-    bucket = jnp.asarray(table)[jnp.minimum(away, c.max_distance)]
+    bucket = table[jnp.minimum(away, MAX_DISTANCE)]
     if bidirectional:
-      bucket = bucket + (distance > 0) * (c.num_buckets // 2)
+      bucket = bucket + (distance > 0) * (NUM_BUCKETS // 2)
     bias = jnp.moveaxis(self.position_bias(bucket), -1, -3)
     return bias.astype(jnp.promote_types(bias.dtype, jnp.float32))
 
@@ -284,47 +192,46 @@ class T5(nnx.Module):
       embedding_init=nnx.initializers.normal(1.0), rngs=rngs,
     )  # fmt: skip
     stack = functools.partial(Stack, config, dtype, rngs=rngs)
-    self.encoder = stack(num_layers=config.num_encoder_layers, is_decoder=False)
-    self.decoder = stack(num_layers=config.num_layers, is_decoder=True)
+    self.encoder = stack(config.num_encoder_layers, False)
+    self.decoder = stack(config.num_layers, True)
     if not config.tied_embeddings:
       self.lm_head = Linear(
         config.embed_dim, config.vocab_size, False, dtype, rngs,
         config.embed_dim**-0.5,
       )  # fmt: skip
 
-  def encode(self, inputs: Inputs | Encoded) -> Memory:
+  def encode(
+    self, inputs: Inputs | Encoded, sharding: Sharding | None = None
+  ) -> Memory:
     """Reads the inputs, unless an encoder has; padding changes nothing."""
-    encoded = (
-      inputs if isinstance(inputs, Encoded) else self.encode_inputs(inputs)
-    )
+    if not isinstance(inputs, Encoded):
+      inputs = self.encode_inputs(inputs, sharding)
     memory = [
-      layer.cross.keys_values(encoded.states) for layer in self.decoder.layers
+      [
+        constrain(x, "cache_lbksc", sharding=sharding)
+        for x in cache_lib.contain(
+          *layer.cross.keys_and_values(inputs.states, None)
+        )
+      ]
+      for layer in self.decoder.layers
     ]
-    return Memory(
-      keys=tuple(k for k, _ in memory),
-      values=tuple(v for _, v in memory),
-      mask=encoded.mask,
-    )
+    keys, values = map(tuple, zip(*memory, strict=True))
+    return Memory(keys=keys, values=values, mask=inputs.mask)
 
-  def encode_inputs(self, inputs: Inputs) -> Encoded:
-    """The encoder."""
-    x, bias, is_text = self.open(inputs)
-    for layer in self.encoder.layers:
-      x, _ = layer(x, bias, is_text[:, None])
-    return Encoded(states=self.encoder.final_norm(x), mask=is_text)
-
-  def open(self, inputs: Inputs) -> tuple[Array, Array, Array]:
-    """The inputs of the encoder's layers.
-
-    Returns:
-      `[B, S, D]`, the embedded inputs; their `f32[1, H, S, S]` bias; and
-      `bool[B, S]`, which of them are there.
-    """
+  def encode_inputs(
+    self, inputs: Inputs, sharding: Sharding | None = None
+  ) -> Encoded:
+    """The encoder's output; `sharding` is how layers' lie on a mesh."""
     place = np.arange(inputs.tokens.shape[1])
     is_text = place < inputs.lengths[:, None]
     tokens = jnp.where(is_text, inputs.tokens, inputs.tokens[:, :1])
     bias = self.encoder.bias(place[None] - place[:, None], bidirectional=True)
-    return self.widen(self.embed(tokens)), bias[None], is_text
+    sees = _seen_by_all(is_text, len(place))
+    x = self.widen(self.embed(tokens))
+    for layer in self.encoder.layers:
+      x = constrain(x, "act_btd", sharding=sharding)
+      x, _ = layer(x, bias[None], sees)
+    return Encoded(states=self.encoder.final_norm(x), mask=is_text)
 
   def __call__(
     self,
@@ -335,111 +242,86 @@ class T5(nnx.Module):
     positions: Array | None = None,
     mask: np.ndarray | Array | None = None,
     logits_at: Array | None = None,
+    sharding: Sharding | None = None,
   ) -> tuple[ModelOutput, Cache | None]:
     """Feeds T tokens to the decoder; see `specjax.types.ApplyFn`.
 
-    Without a cache the tokens are whole rows (training).
+    Without a cache the tokens are whole rows (training). `sharding` is how
+    activations and the cache lie on a mesh.
     """
-    fed = self.enter(tokens, cache, positions=positions, mask=mask)
-    x, cache, pairs = fed.x, fed.cache, []
-    for i, layer in enumerate(self.decoder.layers):
-      x, kv = layer(
-        x, fed.bias, fed.sees, start=fed.start,
-        kv=None if cache is None else (cache.keys[i], cache.values[i]),
-        memory=(
-          memory.keys[i], memory.values[i], memory.seen(tokens, cache)
-        ),
-      )  # fmt: skip
-      pairs.append(kv)
-    if cache is not None:
-      cache = cache.replace(
-        keys=tuple(k for k, _ in pairs),
-        values=tuple(v for _, v in pairs),
-        length=fed.start + tokens.shape[1],
-      )
-    return self.leave(x, logits_at), cache
-
-  def enter(
-    self,
-    tokens: Array,
-    cache: Cache | None,
-    *,
-    positions: Array | None = None,
-    mask: np.ndarray | Array | None = None,
-  ) -> "Fed":
-    """The inputs of the decoder's layers; arguments as of `__call__`."""
+    put = functools.partial(constrain, sharding=sharding)
     batch, fed = tokens.shape
     start = jnp.zeros((batch,), jnp.int32) if cache is None else cache.length
     if positions is None:
       positions = start[:, None] + jnp.arange(fed)
-    bias = lambda at, keys: self.decoder.bias(
+    by_distance = lambda at, keys: self.decoder.bias(
       keys[:, None] - at[..., None], bidirectional=False
     )
+    bias: Callable | Array = by_distance
+    sees: Visible | Array
     if cache is None:
-      bias, sees = bias(positions, positions), within_rows(positions, mask)
+      bias = by_distance(positions, positions)
+      sees = within_rows(positions, mask)
     else:
       cache = cache_lib.write_positions(cache, positions)
       sees = cache_lib.visible(cache, positions, mask)
-    return Fed(
-      x=self.widen(self.embed(tokens)),
-      bias=bias,
-      sees=sees,
-      start=start,
-      cache=cache,
-    )
+    x, inputs, pairs = (
+      self.widen(self.embed(tokens)), memory.seen(tokens, cache), [],
+    )  # fmt: skip
+    for i, layer in enumerate(self.decoder.layers):
+      x, kv = layer(
+        put(x, "act_btd"), bias, sees, start=start,
+        kv=None if cache is None else (cache.keys[i], cache.values[i]),
+        memory=(memory.keys[i], memory.values[i], inputs),
+      )  # fmt: skip
+      pairs.append([put(one, "cache_lbksc") for one in kv])
+    if cache is not None:
+      keys, values = map(tuple, zip(*pairs, strict=True))
+      cache = cache.replace(keys=keys, values=values, length=start + fed)
+    logits = put(self.logits(x, logits_at), "logits_btv")
+    return ModelOutput(logits=logits), cache
 
-  def leave(self, x: Array, logits_at: Array | None = None) -> ModelOutput:
-    """Final norm and logits, from the last layer's `x: [B, T, D]`."""
-    if logits_at is not None:
-      x = jnp.take_along_axis(x, logits_at[..., None], axis=1)
+  def logits(self, x: Array, at: Array | None = None) -> Array:
+    """Final norm and logits, `[B, T, D] -> f32[B, T or W, V]`.
+
+    `at`, `i32[B, W]`, are the tokens whose logits are wanted; None for all.
+    """
+    if at is not None:
+      x = jnp.take_along_axis(x, at[..., None], axis=1)
     x = self.decoder.final_norm(x)
     if self.config.scale_outputs:
       x = x * self.config.embed_dim**-0.5
     tied = self.config.tied_embeddings
     logits = self.embed.logits(x) if tied else self.lm_head(x)
-    exact = jnp.promote_types(logits.dtype, jnp.float32)
-    return ModelOutput(logits=logits.astype(exact))
+    return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
 
   def widen(self, x: Array) -> Array:
     """Embedded tokens in the dtype that the layers add up in."""
     return x.astype(_wide(self.dtype))
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Fed:
-  """Inputs of the decoder's layers for T fed tokens.
-
-  Attributes:
-    x: `[B, T, D]`, the embedded tokens.
-    bias: of self-attention, a function of positions; without a cache
-      `f32[B, H, T, T]`.
-    sees: likewise, what the tokens see; without a cache `bool[B, T, T]`.
-    start: `i32[B]`, the slot of the first fed token.
-    cache: with the tokens' positions recorded, or None.
-  """
-
-  x: Array
-  bias: Callable[[Array, Array], Array] | Array
-  sees: Visible | Array
-  start: Array
-  cache: Cache | None
-
-
 def abstract(config: T5Config, *, dtype) -> T5:
   """A module with shapes in place of its parameters."""
-  return nnx.eval_shape(lambda: T5(config, dtype=dtype, rngs=nnx.Rngs(0)))
+  return shapes_of(lambda: T5(config, dtype=dtype, rngs=nnx.Rngs(0)))
 
 
-def as_language_model(module: T5) -> tuple[LanguageModel, nnx.State]:
+def as_language_model(
+  module: T5, *, sharding: Sharding | None = None
+) -> tuple[LanguageModel, nnx.State]:
   """Splits a module, abstract or not, into pure functions and parameters.
 
   `LanguageModel.encode` takes `Inputs`, or what `encode_inputs` made of them.
+
+  Args:
+    module: the network.
+    sharding: how activations, what the encoder made and the cache lie on the
+      mesh in use; None, or no mesh, for wherever XLA puts them.
   """
   config = module.config
   merge, params = split(module)
 
   def init_cache(batch: int, slots: int) -> Cache:
-    return cache_lib.make_cache(
+    cache = cache_lib.make_cache(
       batch=batch,
       slots=slots,
       num_layers=config.num_layers,
@@ -448,15 +330,22 @@ def as_language_model(module: T5) -> tuple[LanguageModel, nnx.State]:
       dtype=module.dtype,
       with_positions=True,  # of biases by distance, in trees too
     )
+    put = lambda one: constrain(one, "cache_lbksc", sharding=sharding)
+    return cache.replace(
+      keys=tuple(map(put, cache.keys)), values=tuple(map(put, cache.values))
+    )
 
   def apply(params, tokens, cache, **how):
-    return merge(params)(tokens, cache.context, cache, **how)
+    module = merge(params)
+    return module(tokens, cache.context, cache, sharding=sharding, **how)
 
   model = LanguageModel(
     vocab_size=config.vocab_size,
     init_cache=init_cache,
     apply=apply,
-    encode=lambda params, inputs: merge(params).encode(inputs),
-    encode_inputs=lambda params, inputs: merge(params).encode_inputs(inputs),
+    encode=lambda params, inputs: merge(params).encode(inputs, sharding),
+    encode_inputs=lambda params, inputs: merge(params).encode_inputs(
+      inputs, sharding
+    ),
   )
   return model, params

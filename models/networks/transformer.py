@@ -137,7 +137,6 @@ class Transformer(nnx.Module):
     segments: Array | None = None,
     skipped: SkippedLayers = SkippedLayers(),
     features: Features = (),
-    count_experts: bool = False,
   ) -> tuple[ModelOutput, Cache | None]:
     """Feeds T tokens; see `specjax.types.LanguageModel.apply`.
 
@@ -145,18 +144,13 @@ class Transformer(nnx.Module):
     packed from documents: `segments`, `i32[B, T]`, says which token is of which
     document of its row, each in one piece, and `positions` where it stands
     there; tokens see those of their own document alone.
-
-    Raises:
-      ValueError: for segments beside a cache.
     """
     c = self.config
-    skipped.check(c.num_layers)
     fed = self.enter(
       tokens, cache, positions=positions, mask=mask, segments=segments
     )
     x, cache = fed.x, fed.cache
-    kvs, seen = layers_of(c, cache), {}
-    counts: list[Array] | None = [] if count_experts else None
+    kvs, seen = _entries(c, cache), {}
     for i, layer in enumerate(self.layers):
       seen[i] = x
       source = c.source(i)
@@ -169,16 +163,17 @@ class Transformer(nnx.Module):
         per_layer=fed.per_layer_of(i),
         attention=not {i, where} & {*skipped.attention},
         mlp=i not in skipped.mlp,
-        counts=counts,
       )
     if cache is not None:
-      cache = with_layers(c, cache, kvs, fed.start, tokens.shape[1])
-      cache = cache.replace(length=fed.start + tokens.shape[1])
+      memories = tuple(kvs[i] for i in c.deltas)
+      cache = cache.replace(
+        keys=tuple(kvs[i][0] for i in c.cached),
+        values=tuple(kvs[i][1] for i in c.cached),
+        recurrent=after_pass(cache, memories, fed.start, tokens.shape[1]),
+        length=fed.start + tokens.shape[1],
+      )
     seen[c.num_layers] = x
-    output = self.leave(x, logits_at, seen, features)
-    if counts:
-      output = dataclasses.replace(output, experts=jnp.stack(counts))
-    return output, cache
+    return self.leave(x, logits_at, seen, features), cache
 
   def enter(
     self,
@@ -191,14 +186,11 @@ class Transformer(nnx.Module):
   ) -> "Fed":
     """The inputs of the layers; arguments as of `__call__`."""
     c = self.config
-    if segments is not None and cache is not None:
-      raise ValueError("segments are of whole rows, without a cache")
     batch, fed = tokens.shape
     start = jnp.zeros((batch,), jnp.int32) if cache is None else cache.length
     if positions is None:
       positions = start[:, None] + jnp.arange(fed)
-    kinds = [*c.attentions.values()]
-    windows = {kind.window for kind in kinds}
+    windows = {a.window for a in c.attentions.values()}
     sees: dict[int | None, Visible | Array]
     paths: dict[int, gated_delta.Above] = {}
     for kernel in {delta.kernel for delta in c.deltas.values()}:
@@ -222,7 +214,7 @@ class Transformer(nnx.Module):
     if c.learned_positions:
       # Drafted nodes may lie beyond the table (`LanguageModel.max_positions`).
       x = x + self.position_embed(jnp.minimum(positions, c.max_positions - 1))
-    ropes = {kind.rope for kind in kinds}
+    ropes = {a.rope for a in c.attentions.values()}
     rotary = {rope: rope and rope.table(positions) for rope in ropes}
     return Fed(
       x=x,
@@ -252,11 +244,7 @@ class Transformer(nnx.Module):
   ) -> ModelOutput:
     """Final norm, logits and features, from `x: [B, T, D]`; see `ApplyFn`.
 
-    Args:
-      x: what the last layer gave.
-      logits_at: which tokens' logits are wanted.
-      seen: what each layer was given, and after all of them x.
-      features: what to return of it.
+    `seen` is what each layer was given, and after all of them x.
     """
     read = hidden = self.final_norm(x)
     if logits_at is not None:
@@ -280,14 +268,12 @@ class Fed:
 
   Attributes:
     x: `[B, T, D]`, the embedded tokens.
-    rotary: for the `Rope` of every layer, its table; of None, None.
-    sees: for every window size that some layer has, what its tokens see;
-      without a cache `bool[B, T, T]`.
+    rotary: tables of rotary embeddings, by `Rope`.
+    sees: what tokens see, by window; without a cache `bool[B, T, T]`.
     paths: what recurrent layers need of the mask, by their kernels.
     start: `i32[B]`, the slot of the first fed token.
     cache: with the tokens' positions recorded, or None.
-    per_layer: `[B, T, L, P]`, the embeddings that layers have of their own, if
-      any.
+    per_layer: `[B, T, L, P]`, the layers' own embeddings, if they have some.
   """
 
   x: Array
@@ -312,41 +298,24 @@ class Fed:
     return jnp.take(self.per_layer, index, axis=2)
 
 
-def layers_of(config: TransformerConfig, cache: Cache | None) -> dict[int, Any]:
+def _entries(config: TransformerConfig, cache: Cache | None) -> dict[int, Any]:
   """A cache's entries by layer: keys and values, or a `Memory`."""
   if cache is None:
     return {}
-  buffers = zip(cache.keys, cache.values, strict=True)
-  memories = () if cache.recurrent is None else cache.recurrent.layers
-  kvs: dict[int, Any] = dict(zip(config.cached, buffers, strict=True))
-  return kvs | dict(zip(config.deltas, memories, strict=True))
-
-
-def with_layers(
-  config: TransformerConfig,
-  cache: Cache,
-  kvs: dict[int, Any],
-  start: Array,
-  fed: int,
-) -> Cache:
-  """A cache after a pass over `fed` tokens from the slots `start` on.
-
-  `kvs` is what the layers have left, as of `layers_of`.
-  """
-  memories = tuple(kvs[i] for i in config.deltas)
-  return cache.replace(
-    keys=tuple(kvs[i][0] for i in config.cached),
-    values=tuple(kvs[i][1] for i in config.cached),
-    recurrent=after_pass(cache, memories, start, fed),
-  )
+  kvs = zip(cache.keys, cache.values, strict=True)
+  entries: dict[int, Any] = dict(zip(config.cached, kvs, strict=True))
+  if cache.recurrent is not None:
+    memories = cache.recurrent.layers
+    entries |= zip(config.deltas, memories, strict=True)
+  return entries
 
 
 def after_pass(
   cache: Cache, memories: tuple[Memory, ...], start: Array, fed: int
 ) -> Recurrent | None:
-  """Recurrent states after a pass; those of rows that are idle as they were.
+  """Recurrent states after a pass over `fed` tokens from the slots `start` on.
 
-  As `with_layers`, which has the memories of all recurrent layers.
+  Those of rows that are idle stay as they were.
   """
   before = cache.recurrent
   if before is None:
@@ -364,16 +333,13 @@ def within_rows(
   segments: Array | None = None,
   window: int | None = None,
 ) -> Array:
-  """Attention mask of whole rows, without a cache.
+  """Attention mask of whole rows, without a cache, `bool[B, T, T]`.
 
   Args:
     positions: `i32[B, T]`, where each token stands in its document.
     mask: `bool[T, T]` or `bool[B, T, T]`; None for a causal chain.
     segments: `i32[B, T]`, of which document it is; None: a row is one.
     window: sliding-window size, or None.
-
-  Returns:
-    `bool[B, T, T]`.
   """
   rows, fed = positions.shape
   sees = jnp.asarray(np.tri(fed, dtype=bool) if mask is None else mask)
@@ -390,19 +356,15 @@ def as_language_model(
   *,
   skipped: SkippedLayers = SkippedLayers(),
   features: Features = (),
-  count_experts: bool = False,
   stored: str | None = None,
 ) -> tuple[LanguageModel, nnx.State]:
   """Splits a module into pure functions and its parameters.
 
   Args:
     module: the network.
-    skipped: sub-layers to leave out. The functions then take the same
-      parameters and the same cache as the full model: the layers left out keep
-      their cache entries as they are.
+    skipped: sub-layers to leave out. Parameters and cache are those of the full
+      model; the layers left out keep their cache entries as they are.
     features: what `ModelOutput.features` holds, see `Features`.
-    count_experts: whether every pass counts the experts that it touches
-      (`ModelOutput.experts`), of layers that have some.
     stored: what keys and values are stored as, "int8" or "fp8"; None for the
       module's dtype.
 
@@ -448,7 +410,6 @@ def as_language_model(
       logits_at=logits_at,
       skipped=skipped,
       features=features,
-      count_experts=count_experts,
     )
 
   model = LanguageModel(
@@ -458,7 +419,6 @@ def as_language_model(
     apply=apply,
     takes_rows=True,
     has_states=bool(config.deltas),
-    num_counted=len(mixtures_of(config, skipped)) if count_experts else 0,
   )
   return model, params
 
@@ -466,7 +426,7 @@ def as_language_model(
 def delta_memory(
   delta: DeltaSpec, batch: int, dtype, stack: int | None = None
 ) -> Memory:
-  """An empty memory of a layer, or of a stack of so many."""
+  """An empty recurrent state of a layer, or of a stack of so many."""
   return make_memory(
     batch=batch,
     num_key_heads=delta.num_key_heads,
@@ -491,6 +451,9 @@ def mixtures_of(
   config: TransformerConfig, skipped: SkippedLayers = SkippedLayers()
 ) -> tuple[Mixture, ...]:
   """The mixtures of the layers that have some and are not skipped."""
-  layers = (x for i, x in enumerate(config.layers) if i not in skipped.mlp)
-  blocks = (block for x in layers for block in (x.feed_forward, x.beside))
-  return tuple(block for block in blocks if isinstance(block, Mixture))
+  return tuple(
+    block
+    for i, layer in enumerate(config.layers)
+    for block in layer.blocks
+    if isinstance(block, Mixture) and i not in skipped.mlp
+  )

@@ -8,6 +8,7 @@ layer i is given, and the last is after the final norm.
 
 import dataclasses
 
+import described
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -23,9 +24,12 @@ from models.networks.transformer import FINAL, Transformer, as_language_model
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
 N, D, V = 12, 16, 23
-CONFIG = llama_config(
-  vocab_size=V, embed_dim=D, num_layers=N, num_heads=2, num_kv_heads=1,
-  head_dim=4, mlp_dim=8, max_positions=64, mlp_bias=True,
+CONFIG = described.alter(
+  llama_config(
+    vocab_size=V, embed_dim=D, num_layers=N, num_heads=2, num_kv_heads=1,
+    head_dim=4, mlp_dim=8, max_positions=64,
+  ),
+  bias=True,
 )  # fmt: skip
 ABOUT = Target(num_layers=N, embed_dim=D, vocab_size=V)
 TOKENS = np.array([[3, 7, 11, 2]])

@@ -55,8 +55,8 @@ def test_a_draft_of_its_own_size_has_an_axis():
     data=2, model=4, draft=2
   )
   target, draft = layout.shardings()
-  assert target.column_nd[0] == ("model", "draft")
-  assert draft.column_nd[0] == "draft"
+  assert target.axes == ("model", "draft")
+  assert draft.axes == ("draft",)
 
 
 def test_without_a_draft_model_nothing_is_cut_for_it():

@@ -37,7 +37,7 @@ def checkpoint(tmp_path_factory):
 
 def spec_of(name, config=CONFIG):
   params = stacked.abstract_params(config, dtype=jnp.float32)
-  specs = sharding.param_specs(params, sharding.tensor_parallel())
+  specs = sharding.param_specs(params, sharding.Sharding())
   actual = [
     spec
     for path, spec in jax.tree_util.tree_leaves_with_path(
@@ -73,7 +73,7 @@ def test_projections_are_cut_as_megatron_cuts_them(name, spec):
 def test_a_replicated_model_is_cut_nowhere():
   params = stacked.abstract_params(CONFIG, dtype=jnp.float32)
   for spec in jax.tree.leaves(
-    sharding.param_specs(params, sharding.replicated()),
+    sharding.param_specs(params, sharding.Sharding(())),
     is_leaf=lambda x: isinstance(x, P),
   ):
     assert not any(spec)
@@ -115,7 +115,7 @@ def one_device():
 
 def test_a_checkpoint_read_into_shardings_is_the_checkpoint(checkpoint):
   network = checkpoints.load(
-    str(checkpoint), mesh=one_device(), sharding=sharding.tensor_parallel()
+    str(checkpoint), mesh=one_device(), sharding=sharding.Sharding()
   )
   assert network.config == CONFIG
   expected = stacked.stack(huggingface.load(checkpoint))
@@ -143,7 +143,7 @@ _EIGHT_DEVICES = """
   mesh = jax.make_mesh((2, 4), ("data", "model"),
                        axis_types=(jax.sharding.AxisType.Auto,) * 2)
   network = checkpoints.load(
-    sys.argv[1], mesh=mesh, sharding=sharding.tensor_parallel())
+    sys.argv[1], mesh=mesh, sharding=sharding.Sharding())
   config, params = network.config, network.params
   module = huggingface.load(sys.argv[1])
   expected = sharding.repeat_kv_heads(stacked.stack(module), module.config,
@@ -162,7 +162,7 @@ _EIGHT_DEVICES = """
     return np.asarray(jax.jit(run)(params))
 
   with jax.set_mesh(mesh):
-    found = logits(cut, sharding.tensor_parallel())
+    found = logits(cut, sharding.Sharding())
   far = np.abs(found - logits(alone, None)).max() / np.abs(found).max()
   held = sum(x.addressable_shards[0].data.size for x in jax.tree.leaves(params))
   print(json.dumps({

@@ -283,7 +283,7 @@ def test_a_mesh_holds_the_same_layers_of_several_kinds(saved, name, kinds):
     (1, 1), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2
   )
   loaded = checkpoints.load(
-    path, dtype=jnp.float32, mesh=mesh, sharding=sharding.tensor_parallel()
+    path, dtype=jnp.float32, mesh=mesh, sharding=sharding.Sharding()
   ).params
   module = huggingface.load(path)
   assert {*loaded["layers"]} == {*kinds}

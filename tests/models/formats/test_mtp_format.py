@@ -359,7 +359,7 @@ def shape_of(name, **changes):
 
 def test_experts_are_dealt_out_where_devices_would_have_narrow_ones():
   shape = shape_of("qwen3-5-moe", vocab_size=120, num_experts=6)
-  rules = sharding.tensor_parallel(("model",))
+  rules = sharding.Sharding(("model",))
   assert 12 in shape.config.even_sizes()  # of the expert that is every token's
   for devices, by, axes in ((1, "width", ()), (2, "expert", ("model",))):
     actual, head_params = shape.config.cut(rules, devices)
@@ -371,7 +371,7 @@ def test_experts_are_dealt_out_where_devices_would_have_narrow_ones():
 def test_a_latent_is_repeated_for_every_device():
   shape = shape_of("deepseek", vocab_size=120)
   assert 1 not in shape.config.even_sizes()
-  actual, _ = shape.config.cut(sharding.tensor_parallel(("model",)), 2)
+  actual, _ = shape.config.cut(sharding.Sharding(("model",)), 2)
   assert actual.layers.attention.num_kv_heads == 2
 
 

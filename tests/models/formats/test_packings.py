@@ -172,7 +172,7 @@ def test_a_mesh_holds_the_same_numbers(name, written):
   )
   network = checkpoints.load(
     str(path), dtype=jnp.float32, mesh=mesh,
-    sharding=sharding.tensor_parallel(), weights="published",
+    sharding=sharding.Sharding(), weights="published",
   )  # fmt: skip
   assert network.note.endswith(f"held as that, {form}")
   module = huggingface.load(str(path), form=precision.weights(form))
@@ -241,7 +241,7 @@ def test_experts_are_held_as_they_are_published(name, tmp_path):
   )
   network = checkpoints.load(
     str(tmp_path), dtype=jnp.float32, mesh=mesh,
-    sharding=sharding.tensor_parallel(), weights="published",
+    sharding=sharding.Sharding(), weights="published",
   )  # fmt: skip
   assert network.note.endswith(f"held as that, {form}")
   stack = stacked.stack(kept)

@@ -50,7 +50,7 @@ def test_layers_that_share_one_cache_say_what_those_with_their_own_say(
   """As they lie on a mesh; here it is of one device."""
   module = load(tmp_path, name)
   plain, params = as_feature_model(module)
-  rules = sharding.tensor_parallel()
+  rules = sharding.Sharding()
   meshed, _ = as_feature_model(module, sharding=rules)
   mesh = jax.make_mesh((1,), ("model",), axis_types=(AxisType.Auto,))
   hidden = RNG.standard_normal((1, 5, H)).astype(np.float32)

@@ -333,15 +333,3 @@ def test_numbers_that_are_none_reach_those_below_them_alone():
 def test_masks_over_more_than_a_pass_are_refused():
   with pytest.raises(ValueError, match="a tree in one pass, got 2 tokens"):
     gated_delta.above(np.ones((2, 3), bool), 4, None)
-
-
-@pytest.mark.parametrize(
-  ("changes", "message"),
-  [
-    ({"num_key_heads": 3}, "must divide num_value_heads, got 3 and 4"),
-    ({"kernel": 1}, "kernel must be at least 2, got 1"),
-  ],
-)
-def test_layers_that_cannot_be_are_refused(changes, message):
-  with pytest.raises(ValueError, match=message):
-    dataclasses.replace(SPEC, **changes)

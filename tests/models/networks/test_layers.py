@@ -1,7 +1,5 @@
 """Projections lie as files have them."""
 
-import math
-
 import described
 import jax
 import jax.numpy as jnp
@@ -10,14 +8,7 @@ import pytest
 from flax import nnx
 
 from models.networks import layers
-from models.networks.description import (
-  AttentionSpec,
-  DeltaSpec,
-  DenseSpec,
-  LayerSpec,
-  TransformerConfig,
-  attention_weights,
-)
+from models.networks.description import llama_config
 from models.networks.linear import project, turn
 
 X = jax.random.normal(jax.random.key(0), (2, 3, 5))
@@ -56,37 +47,14 @@ def test_a_projection_computes_in_its_own_type():
     assert project(rows, weight, result=jnp.float32).dtype == jnp.float32
 
 
-GATED = AttentionSpec(
-  num_heads=2, num_kv_heads=1, head_dim=4, output_gate=True
-)  # fmt: skip
-DELTA = DeltaSpec(
-  num_key_heads=2, num_value_heads=4, key_dim=5, value_dim=3, kernel=3
-)  # fmt: skip
-
-
-@pytest.mark.parametrize(
-  "specs",
-  [
-    described.GEMMA4["layers"],
-    described.LATENTS["layers"],
-    tuple(LayerSpec(attention=a, feed_forward=DenseSpec(width=8))
-          for a in (GATED, DELTA)),
-  ],
-)  # fmt: skip
-def test_weights_of_an_attention_are_those_of_its_matrices(specs):
-  config = TransformerConfig(
-    layers=specs, vocab_size=7, embed_dim=32, norm_eps=1e-5, max_positions=99,
-    tied_embeddings=False,
+def test_weights_of_a_token_leave_out_experts_that_it_is_not_given():
+  config = llama_config(
+    vocab_size=7, embed_dim=32, num_layers=3, num_heads=4, num_kv_heads=2,
+    head_dim=8, mlp_dim=48, max_positions=99,
   )  # fmt: skip
-  for index, spec in enumerate(specs):
-    make = lambda index=index: layers.Layer(
-      config, jnp.float32, index=index, rngs=nnx.Rngs(0)
-    )
-    shapes = nnx.state(nnx.eval_shape(make).attention)
-    matrices = [
-      x.shape
-      for path, x in nnx.to_flat_state(shapes)
-      if path[-1] == "weight" and len(x.shape) == 2
-    ]
-    expected = sum(map(math.prod, matrices))
-    assert attention_weights(spec, config.embed_dim) == expected
+  config = described.alter(config, **described.MIXED)
+  mixed, dense = (layers.weights_met(config, i) for i in (0, 1))
+  assert mixed[0] == dense[0] == 32 * 8 * (4 + 2 + 2 + 4)
+  # Two experts, the shared one, and the router.
+  assert mixed[1] == 32 * (3 * (2 * 12 + 8) + 4)
+  assert dense[1] == 32 * 3 * 48

@@ -208,7 +208,7 @@ def at(tree, *path):
 
 
 def test_scales_lie_beside_the_weights_that_they_are_of():
-  cut = sharding.tensor_parallel(("model",))
+  cut = sharding.Sharding(("model",))
   config = llama_config(**SMALL)
   for group, last in ((None, None), (32, "model")):
     how = Quantization(dtype="int8", group=group, embedding=True)
@@ -235,7 +235,8 @@ def test_scales_lie_beside_the_weights_that_they_are_of():
 )
 def test_quantized_experts_are_the_dequantized_ones(how, form):
   """Each with scales of its own; one of a group of inputs, or of all."""
-  block = MixtureMlp(EXPERTS, jnp.float32, form=form, rngs=nnx.Rngs(0))
+  block = MixtureMlp(EXPERTS, jnp.float32, rngs=nnx.Rngs(0))
+  block.experts.form = form
   for name in ("gate_bias", "up_bias", "down_bias"):
     bias = getattr(block.experts, name)
     bias[...] = jnp.asarray(RNG.standard_normal(bias.shape), jnp.float32)

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("quick_to_compile")
 CONFIG = T5Config(
   vocab_size=t5s.VOCAB, embed_dim=24, num_layers=1, num_encoder_layers=2,
   num_heads=4, head_dim=5, mlp_dim=40, activation="gelu_tanh", gated_mlp=True,
-  tied_embeddings=False, scale_outputs=False, num_buckets=12, max_distance=30,
+  tied_embeddings=False, scale_outputs=False,
 )  # fmt: skip
 RNG = np.random.default_rng(0)
 INPUTS = Inputs(

@@ -10,7 +10,7 @@ import torch
 
 from models import checkpoints
 from models.formats import huggingface
-from models.networks import t5, t5_config
+from models.networks import t5_config
 from specjax import decode, drafters, tree
 from specjax.types import Inputs, Params
 from specjax.warp import make_sampling
@@ -168,23 +168,15 @@ def test_buckets_are_those_of_transformers_at_every_distance():
   from transformers.models.t5.modeling_t5 import T5Attention
 
   distances = torch.arange(-500, 501)
-  for count, most in (
-    (32, 128),
-    (8, 20),
-    (11, 37),
-    (64, 1000),
-    (4, 3),
-    (33, 17),
-  ):
-    for both in (False, True):
-      theirs = T5Attention._relative_position_bucket(
-        distances, bidirectional=both, num_buckets=count, max_distance=most
-      ).numpy()
-      table = t5_config.bucket_table(count, most, bidirectional=both)
-      d = distances.numpy()
-      away = np.abs(d) if both else np.maximum(-d, 0)
-      ours = table[np.minimum(away, most)] + both * (d > 0) * (count // 2)
-      np.testing.assert_array_equal(ours, theirs, err_msg=f"{count} {most}")
+  for both in (False, True):
+    theirs = T5Attention._relative_position_bucket(
+      distances, bidirectional=both, num_buckets=32, max_distance=128
+    ).numpy()
+    table = t5_config.bucket_table(bidirectional=both)
+    d = distances.numpy()
+    away = np.abs(d) if both else np.maximum(-d, 0)
+    ours = table[np.minimum(away, 128)] + both * (d > 0) * 16
+    np.testing.assert_array_equal(ours, theirs)
 
 
 def test_padding_of_inputs_and_broken_rows_change_no_other_row(decoded):
@@ -213,15 +205,6 @@ def test_padding_of_inputs_and_broken_rows_change_no_other_row(decoded):
   actual = logits_of_rest(run(inputs, tokens))
   assert np.isnan(actual[1]).all()
   np.testing.assert_array_equal(actual[[0, 2]], plain[[0, 2]])
-
-
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_wide_parameters_are_float32_in_float16_alone(decoded, dtype):
-  module = t5.abstract(decoded[0].config, dtype=jnp.dtype(dtype))
-  layer = module.decoder.layers[0]
-  wide = jnp.float32 if dtype == "float16" else jnp.bfloat16
-  assert layer.mlp.down.weight.dtype == wide
-  assert layer.mlp.up.weight.dtype == jnp.dtype(dtype)
 
 
 def test_a_float16_model_does_not_overflow_where_layers_add_up(tmp_path):
@@ -254,7 +237,7 @@ def test_files_that_are_not_of_the_model_are_named(tmp_path):
     huggingface.load(str(folder))
   for changes, message in (
     (dict(feed_forward_proj="gated-sine"), "feed_forward_proj must be"),
-    (dict(relative_attention_num_buckets=2), "num_buckets >= 4"),
+    (dict(relative_attention_num_buckets=2), "num_buckets must be 32"),
     (dict(d_model=None), "d_model must be an integer"),
     (dict(is_encoder_decoder=False), "is_encoder_decoder must be True"),
   ):
