@@ -246,9 +246,8 @@ def write_rows(
 ) -> Any:
   """Writes `rows` into `buffer` at each row's own slot.
 
-  Few rows are written one by one, which XLA does in place without a scatter;
-  more rows of a single layer by one batched scatter, whose program does not
-  grow. In a stacked buffer XLA:TPU would copy all of it for a scatter.
+  Few rows are written one by one, in place, more rows of a single layer by one
+  batched scatter, for which XLA:TPU would copy all of a stacked buffer.
 
   Args:
     buffer: `[B, K, S, C]`, or `[L, B, K, S, C]`; or one row of it.
@@ -314,8 +313,8 @@ def read_rows(
 ) -> Any:
   """Reads `count` slots from each row's own slot on.
 
-  Rows of a stacked buffer are read one by one, as `write_rows` writes them: for
-  one batched gather XLA:TPU transposes the whole buffer.
+  Rows of a stacked buffer are read one by one: for one batched gather XLA:TPU
+  transposes the whole buffer.
 
   Args:
     buffer: `[B, K, S, C]`, or `[L, B, K, S, C]`; or one row of it.

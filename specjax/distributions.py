@@ -27,13 +27,8 @@ def token_log_prob(log_probs: Array, tokens: Array) -> Array:
 def acceptance(target_log_prob: Array, draft_log_prob: Array) -> Array:
   """`min(1, q / p)` for tokens of draft probability p and target probability q.
 
-  Args:
-    target_log_prob: `f32[...]`, log q.
-    draft_log_prob: `f32[...]`, log p. A drafted token has p > 0; where p = 0
-      the result is 1 if q > 0, and 0 if not.
-
-  Returns:
-    `f32[...]` in [0, 1].
+  From log q and log p, `f32[...]`, in [0, 1]; where p = 0 it is 1 if q > 0, and
+  0 if not.
   """
   ratio = target_log_prob - draft_log_prob
   less = ratio < 0
@@ -44,12 +39,8 @@ def acceptance(target_log_prob: Array, draft_log_prob: Array) -> Array:
 def share(wanted: Array, offered: Array) -> Array:
   """`min(1, wanted / offered)` of masses, without dividing by zero.
 
-  Args:
-    wanted: `f32[...]`; negative counts as zero.
-    offered: `f32[...]`, non-negative.
-
-  Returns:
-    `f32[...]` in [0, 1]; where nothing is offered, 1 if any is wanted, else 0.
+  `f32[...]` in [0, 1]: negative `wanted` counts as zero; where nothing is
+  offered it is 1 if any is wanted, else 0.
   """
   less = (wanted > 0) & (wanted < offered)
   ratio = jnp.where(less, wanted, 0) / jnp.where(less, offered, 1)
@@ -61,12 +52,7 @@ def share(wanted: Array, offered: Array) -> Array:
 def normalize(mass: Array, fallback: Array) -> Array:
   """`log(mass / sum(mass))`, or `fallback` where there is no mass.
 
-  Args:
-    mass: `f32[..., V]`, non-negative.
-    fallback: `f32[..., V]` log-probabilities.
-
-  Returns:
-    `f32[..., V]` log-probabilities.
+  All are `f32[..., V]`, the mass non-negative, the fallback log-probabilities.
   """
   # The sum is of the logarithms that are returned. A compiler may compute the
   # mass twice, and round it twice: of a difference of equals that is all there

@@ -17,8 +17,7 @@ class FeatureModel:
   """A head that drafts from the target's features, as pure functions.
 
   Attributes:
-    vocab_size: V', the last axis of its logits; tokens that it cannot say have
-      -inf there.
+    vocab_size: V', the last axis of its logits; -inf where it cannot draft.
     num_features: F, width of the target's features that it reads.
     init_cache: `(batch, slots) -> Cache`.
     fuse: `(params, features f[B, T, F]) -> f[B, T, H]`: the target's features

@@ -20,33 +20,14 @@ _COPIED = 256  # slots of a block
 
 
 def over_leaves(function: Callable[..., Any], axes: Any, tree: Any, *more: Any):
-  """Maps a function over the leaves of pytrees and their row axes.
-
-  Args:
-    function: `(axis or None, leaf, ..) -> leaf`.
-    axes: the row axis of each leaf.
-    tree: a pytree of the same structure.
-    *more: others of it.
-
-  Returns:
-    The pytree of the function's results.
-  """
+  """Maps `(axis or None, leaf, ..) -> leaf` over pytrees and their row axes."""
   kind: Any = jax.tree.structure(tree)
   columns = [kind.flatten_up_to(x) for x in (axes, tree, *more)]
   return kind.unflatten(function(*x) for x in zip(*columns, strict=True))
 
 
 def pick(axes: Any, tree: Any, rows: ArrayLike) -> Any:
-  """Selects rows by index, with repetition.
-
-  Args:
-    axes: the row axis of each leaf.
-    tree: the pytree.
-    rows: `i32[n]`.
-
-  Returns:
-    The pytree with n rows.
-  """
+  """Selects rows `i32[n]` of a pytree by index, with repetition."""
 
   def of(axis, leaf):
     if axis is None:

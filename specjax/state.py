@@ -104,8 +104,7 @@ class Likeliest:
   Attributes:
     tokens: `i32[B, L, K]`, the likeliest first; stale where none was emitted.
     log_probs: `f32[B, L, K]`, the target's own, as `DecodeState.log_probs`.
-    wanted: `bool[B]`, rows that they are recorded of; the host may set it. In
-      rounds of none that wants them nothing is computed.
+    wanted: `bool[B]`, rows that they are recorded of; the host may set it.
   """
 
   tokens: Array

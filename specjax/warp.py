@@ -42,9 +42,6 @@ def make_sampling(
       `stop_token_ids`, or those of each row. From none of them to any is
       another program too.
 
-  Returns:
-    The `Sampling`.
-
   Raises:
     ValueError: for values out of range (checked when they are concrete).
     TypeError: for an unknown argument.

@@ -83,7 +83,7 @@ def _rule(**ranges: tuple[str, Callable[[Any], bool]]):
 
 
 def relaxed(name: str, law: LawFn, base: str = "token") -> Rule:
-  """The lossless rule `base` of BASES with the distribution pi for its target.
+  """The lossless rule `base` with the distribution pi for its target.
 
   Raises:
     ValueError: if there is no such base.

@@ -82,11 +82,10 @@ def likely(
 ) -> Array:
   """Probability of each beginning that is likely enough to be drafted.
 
-  For every match length m the occurrences of at least so many tokens say how
-  often the text went on with a beginning. The likeliest are taken, as many as
-  the length allows; of all m, that of the largest sum is chosen, the longer one
-  among equals. Any beginning's share is never above that of a shorter one, so
-  what is taken is a tree.
+  For every match length m the likeliest beginnings of the occurrences of at
+  least so many tokens are taken, as many as the length allows; of all m, that
+  of the largest sum is chosen, the longer one among equals. No beginning's
+  share is above that of a shorter one, so what is taken is a tree.
 
   Args:
     occurrences: the occurrences.
