@@ -97,8 +97,6 @@ FORMS = {
   "glm4_moe_lite": DEEPSEEK,
   "mimo": MIMO,
 }
-# Whose layers a head of speculators' may have.
-_LAYERS = ("llama", "qwen3", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 _DEPTHS = (
   "num_nextn_predict_layers",
   "num_mtp_layers",
@@ -167,13 +165,7 @@ def _of_layer(config: Mapping[str, Any]) -> Mapping[str, Any]:
       return {**settings, "first_k_dense_replace": 0}
     return settings
   known = {"num_nextn_predict_layers"}
-  settings = of_text(head_settings.speculators_layers(config, known, None))
-  if settings.get("model_type") not in _LAYERS:
-    raise ValueError(
-      f"transformer_layer_config must be of {[*_LAYERS]}, got "
-      f"{settings.get('model_type')!r}"
-    )
-  return settings
+  return of_text(head_settings.speculators_layers(config, known, None))
 
 
 def opened(

@@ -167,12 +167,7 @@ def is_block(directory: str) -> bool:
 def load(
   directory: str, *, dtype=jnp.float32, mesh: Mesh | None = None
 ) -> Block:
-  """Reads a block drafter.
-
-  Args:
-    directory: of the checkpoint.
-    dtype: of parameters and activations.
-    mesh: devices, each of which gets all of it; None for one.
+  """Reads a block drafter, whole to every device of a mesh.
 
   Raises:
     FileNotFoundError, ValueError, CheckpointError: as `huggingface.load`.

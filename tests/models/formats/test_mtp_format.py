@@ -452,10 +452,6 @@ def test_a_head_alone_is_the_one_in_its_targets_files(dense, tmp_path):
   for changes, message in (
     ({"num_centroids": 4}, "settings that are not known: num_centroids"),
     ({"num_nextn_predict_layers": 2}, "MTP heads of one layer are read"),
-    (
-      {"transformer_layer_config": {"model_type": "olmo2"}},
-      "must be of .'llama",
-    ),
   ):
     (alone / "config.json").write_text(json.dumps(settings | changes))
     with pytest.raises(ValueError, match=message):
