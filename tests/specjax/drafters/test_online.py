@@ -267,15 +267,11 @@ def test_every_objective_falls_on_what_was_kept(decoded, name):
   assert np.isfinite(after)
 
 
-def test_a_draft_learns_to_be_accepted_and_the_mutant_does_not(
-  decoded, decoded_late
-):
+def test_a_draft_learns_to_be_accepted(decoded):
   state = decoded["chain"]
   before = accepted_share(DRAFT, state)
   table, _, _ = learned(state.drafter_state.ring)
   assert accepted_share(table, state) > before + 0.05
-  wrong, _, _ = learned(decoded_late.drafter_state.ring)
-  assert accepted_share(wrong, decoded_late) < before - 0.02
 
 
 def test_a_few_likeliest_tokens_teach_most_of_it():
