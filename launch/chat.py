@@ -7,9 +7,8 @@ r"""A conversation with a chat model in the terminal, decoded speculatively.
     --config.drafter='model("DRAFT")' --system_message="Be brief."
 
 DIR is a model with a chat template. Tokens appear as they are accepted, in the
-colors of launch.decode; the line after an answer says how fast it came. The
-caches keep the conversation: a question is read with what was said before only
-where the template or the tokenizer write that in other tokens. Commands:
+colors of launch.decode; the line after an answer says how fast it came. Every
+question is read with all that was said before. Commands:
 
   /temperature X  of the answers from now on; 0 is greedy
   /reset          forgets what was said
@@ -21,25 +20,23 @@ exit code 2: a line was refused (said on stderr), and the others were answered.
 """
 
 import contextlib
-import functools
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import jax
 import ml_collections
-import numpy as np
 import rich.console
 import rich.text
 from absl import flags
 
 from launch import cli, display
 from launch.assembly import pair, registry
+from launch.prompts import Prompt
 from launch.stops import Detokenizer
 from models import chat as templates
-from specjax import random
+from specjax.runtime.requests import Batch, Settings
 from specjax.state import DecodeState, Origin, StopReason
-from specjax.types import Sampling
 from specjax.warp import make_sampling
 
 cli.reads(cli.CONFIG)
@@ -48,92 +45,9 @@ _SYSTEM_MESSAGE = flags.DEFINE_string(
 )
 
 _COMMANDS = "/temperature X, /reset, /help, /quit"
-# What is read at once is padded to a power of two, of at least so many tokens.
-_SMALLEST = 16
-# The first buffer; later ones are twice as long. A round reads all of it.
-_FIRST_BUFFER = 1024
-
-
-def _power_of_two(count: int) -> int:
-  return 1 << (max(count, _SMALLEST) - 1).bit_length()
-
-
-class Cache:
-  """A text on the device with its caches, which rounds continue.
-
-  Attributes:
-    held: the text.
-    state: its caches, as of the last round; None if there are none.
-  """
-
-  def __init__(self, models: pair.Pair, say: Callable[[str], None]):
-    """An empty one, which says what it compiles."""
-    self.held: list[int] = []
-    self.state: DecodeState | None = None
-    self._say, self._shapes = say, set[tuple]()
-    self._pair, decoder = models, models.decoder
-    self._init = jax.jit(
-      functools.partial(decoder.init, stop_tokens=models.stop_tokens),
-      static_argnames="buffer_length",
-    )
-    self._extend = jax.jit(decoder.extend, donate_argnums=1)
-    self._steps = jax.jit(decoder.steps, donate_argnums=1)
-
-  def read(
-    self, ids: list[int], *, max_new_tokens: int, sampling: Sampling, key
-  ) -> int:
-    """Sets the text to continue; what is held of it is not read again."""
-    longest, room, kept = self._pair.max_length, 0, []
-    if len(ids) >= longest:
-      raise ValueError(
-        f"the conversation would have {len(ids)} tokens, and there is room for "
-        f"{longest}: /reset begins a new one"
-      )
-    budget = min(max_new_tokens, longest - len(ids))
-    need = len(ids) + budget
-    if self.state is not None:
-      room, kept = self._pair.decoder.buffer_length(self.state), self.held
-    if need > room or ids[: len(kept)] != kept or len(ids) == len(kept):
-      kept, self.state = [], None
-      room = min(_power_of_two(max(need, _FIRST_BUFFER, room)), longest)
-    more = ids[len(kept) :]
-    width = min(_power_of_two(len(more)), room - bool(kept))
-    if (shape := (bool(kept), width, room)) not in self._shapes:
-      self._shapes.add(shape)
-      self._say(f"compiling for {width} tokens in a context of {room} ...")
-    tokens = np.pad(np.array(more, np.int32), (0, width - len(more)))
-    params = self._pair.params
-    how = dict(max_new_tokens=np.int32(budget), sampling=sampling)
-    # Caches are donated: they are gone if anything breaks off.
-    state, self.state = self.state, None
-    if kept:
-      state = self._extend(
-        params, state, np.int32(0), tokens, np.int32(len(more)), **how
-      )
-    else:
-      state = self._init(
-        params, tokens[None], np.array([len(more)]), key[None],
-        buffer_length=room, **how,
-      )  # fmt: skip
-    # So that what compiles does so before the answer's first token.
-    self.state = jax.block_until_ready(self._steps(params, state, np.int32(0)))
-    self.held = ids
-    return len(more)
-
-  def rounds(self) -> Iterator[tuple[int, Origin]]:
-    """Continues: the tokens of one round after the other, and their origins."""
-    reason = StopReason.RUNNING
-    while reason == StopReason.RUNNING:
-      state, self.state = self.state, None
-      self.state = state = self._steps(self._pair.params, state, np.int32(1))
-      tokens, origins, (length,), (reason,) = jax.device_get(
-        (state.tokens, state.origins, state.length, state.stop_reason)
-      )
-      new = slice(len(self.held), int(length))
-      self.held = tokens[0, : new.stop].tolist()
-      yield from zip(
-        self.held[new], map(Origin, origins[0, new].tolist()), strict=True
-      )
+# Texts are padded to a power of two, of at least so many tokens: every width is
+# a program to compile.
+_SMALLEST = 256
 
 
 class Chat:
@@ -141,8 +55,8 @@ class Chat:
 
   Attributes:
     messages: what was said, as templates read it.
-    cache: the conversation on the device.
     pair: the models that answer.
+    engine: which decodes the answers.
   """
 
   def __init__(
@@ -153,19 +67,14 @@ class Chat:
     interactive: bool = False,
   ):
     """Loads the pair."""
-    if config.mesh:
-      raise ValueError("launch.chat runs on one device: give no config.mesh")
-    drafting = registry.of(config)
-    if drafting.lengths or drafting.learning:
-      raise ValueError("launch.chat drafts without ladder and online")
     self.console = rich.console.Console(
       stderr=not interactive, highlight=False, markup=False
     )
     self._interactive = interactive
-    self._config = ml_collections.ConfigDict(config.to_dict())
-    self.pair = pair.build(self._config)
-    self.pair.room(config.max_new_tokens)
-    self.cache = Cache(self.pair, self.note)
+    self.pair = pair.build(config)
+    self.engine = pair.engine_of(config, self.pair)
+    self._room = self.pair.room(config.max_new_tokens)
+    self._temperature = config.temperature
     self._begun = [{"role": "system", "content": system}] if system else []
     self.messages = self._begun
     # It is asked once, so that what is wrong with the template is said now.
@@ -188,7 +97,7 @@ class Chat:
         self.note("forgotten")
       case ["/temperature", text]:
         make_sampling(1, temperature=float(text))
-        self._config.temperature = float(text)
+        self._temperature = float(text)
         self.note(f"temperature {text}")
       case [word, *_] if word.startswith("/"):
         raise ValueError(
@@ -201,53 +110,54 @@ class Chat:
 
   def answer(self, text: str) -> None:
     """Asks a question, streams the answer, and keeps both."""
-    config, tokenizer = self._config, self.pair.tokenizer
+    tokenizer = self.pair.tokenizer
     asked = [*self.messages, {"role": "user", "content": text}]
     before = templates.encode(tokenizer, asked)
-    self.cache.read(
-      before,
-      max_new_tokens=config.max_new_tokens,
-      sampling=make_sampling(
-        1,
-        temperature=config.temperature,
-        top_k=config.top_k or None,  # a filter that is off costs nothing
-        top_p=config.top_p if config.top_p < 1 else None,
-        min_p=config.min_p or None,
-      ),
-      key=random.row_keys(
-        jax.random.key(config.seed), jax.numpy.array([self._number])
-      )[0],
-    )
+    if len(before) > self._room:
+      raise ValueError(
+        f"the conversation would have {len(before)} tokens, and there is room "
+        f"for {self._room} beside an answer: /reset begins a new one"
+      )
+    prompt = Prompt(
+      stream=self._number, id=0, text="", token_ids=tuple(before),
+      settings=Settings(temperature=self._temperature),
+    )  # fmt: skip
+    width = 1 << (max(len(before), _SMALLEST) - 1).bit_length()
+    batch = Batch(prompts=(prompt,), rows=1, width=min(width, self._room))
+    if (seconds := self.engine.compile(batch)) > 1:
+      self.note(f"compiled for {batch.width} tokens in {seconds:.0f} s")
     detokenizer, ids = Detokenizer(tokenizer, before), list[int]()
-    start = time.perf_counter()
+    start, end = time.perf_counter(), "interrupted"
+    state = self.engine.prefill(batch)
     try:
-      for token, origin in self.cache.rounds():
-        ids.append(token)
-        self._write(detokenizer.add(token), origin)
-    except KeyboardInterrupt:  # what was written stays, and is read again
+      while jax.device_get(state.stop_reason)[0] == StopReason.RUNNING:
+        state = self.engine.generate(batch, state, 1)
+        new = slice(len(before) + len(ids), int(state.length[0]))
+        tokens, origins = jax.device_get((state.tokens, state.origins))
+        for token, origin in zip(tokens[0, new], origins[0, new], strict=True):
+          ids.append(int(token))
+          self._write(detokenizer.add(ids[-1]), Origin(origin))
+      end = self._end(state, len(ids), time.perf_counter() - start)
+    except KeyboardInterrupt:  # what was written stays
       if not self._interactive:
         raise
     self._write(detokenizer.rest() + "\n", Origin.BONUS)
     said = tokenizer.decode(ids, after=before)
     self.messages = [*asked, {"role": "assistant", "content": said}]
-    if self.cache.state is not None:  # else it was interrupted
-      self._tell_end(len(ids), time.perf_counter() - start)
+    self.note(end)
 
-  def _tell_end(self, count: int, seconds: float) -> None:
+  def _end(self, state: DecodeState, count: int, seconds: float) -> str:
     """Says how fast an answer was, and what cut it."""
-    counters, (reason,) = jax.device_get(
-      (self.cache.state.counters, self.cache.state.stop_reason)
+    (calls,), (reason,) = jax.device_get(
+      (state.counters.num_target_calls, state.stop_reason)
     )
-    parts = [f"{count} tokens", f"{count / seconds:.1f} a second"]
-    if calls := int(counters.num_target_calls[0]):
-      parts.append(f"{count / calls:.2f} a target call")
-    if len(self.cache.held) >= self.pair.max_length:
-      parts.append("the context is full: /reset begins a new conversation")
-    elif reason == StopReason.LENGTH:
-      parts.append("cut at --config.max_new_tokens")
-    self.note(", ".join(parts))
+    end = f"{count} tokens, {count / seconds:.1f} a second, "
+    end += f"{count / max(calls, 1):.2f} a target call"
+    if reason == StopReason.LENGTH:
+      end += ", cut at --config.max_new_tokens"
     if reason == StopReason.NAN_LOGITS:
-      raise ValueError("the model's logits are NaN: the answer ended")
+      end += ": the model's logits are NaN"
+    return end
 
   def _write(self, text: str, origin: Origin) -> None:
     if self._interactive:

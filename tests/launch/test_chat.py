@@ -6,18 +6,20 @@ import os
 import pathlib
 import signal
 import sys
+import types
 
 import files
-import jax
 import pytest
 import rich.console
 
 import launch.chat
 from configs import huggingface
 from launch import display
-from launch.chat import Cache, Chat
+from launch.chat import Chat
+from launch.prompts import Prompt
+from models import chat as templates
 from models import tokenizers
-from specjax.warp import make_sampling
+from specjax.runtime.requests import make_batches
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 CHATML = (
@@ -69,45 +71,15 @@ def talked(model):
   return made
 
 
-@pytest.fixture
-def reads(talked, monkeypatch):
-  """Numbers of tokens that were read; the conversation is put back."""
-  read, counts, before = talked.cache.read, [], talked.messages
-  monkeypatch.setattr(
-    talked.cache, "read", lambda *args, **how: counts.append(read(*args, **how))
-  )
-  yield counts
-  talked.messages = before
-
-
-def continued(cache, ids):
-  """Tokens that were read of a text, and those that continue it."""
-  sampling = make_sampling(1, temperature=0.0)
-  read = cache.read(
-    ids, max_new_tokens=12, sampling=sampling, key=jax.random.key(0)
-  )
-  return read, [token for token, _ in cache.rounds()]
-
-
-def test_only_what_is_new_is_read_and_the_answer_is_that_of_the_whole(talked):
-  told = []
-  cache = Cache(talked.pair, told.append)
-  first = list(range(20, 60))
-  read, said = continued(cache, first)
-  assert (read, cache.held) == (40, first + said)
-  longer = [*cache.held, 7, 8, 9]
-  read, extended = continued(cache, longer)
-  assert read == 3
-  assert [x.split(" in ")[0] for x in told] == [
-    "compiling for 64 tokens", "compiling for 16 tokens"
-  ]  # fmt: skip
-  assert continued(Cache(talked.pair, told.append), longer) == (
-    len(longer),
-    extended,
-  )
-  # A text that does not begin as what is held is read anew.
-  read, _ = continued(cache, longer[1:])
-  assert read == len(longer) - 1
+def test_a_question_is_read_with_all_that_was_said_before(talked):
+  """The answer is that of the whole text, decoded at once."""
+  *before, question, answer = talked.messages
+  ids = templates.encode(talked.pair.tokenizer, [*before, question])
+  prompt = Prompt(0, 0, "", tuple(ids))
+  (batch,) = make_batches([prompt], batch_size=1, max_width=len(ids))
+  ((done,), _) = talked.engine.run(batch)
+  said = talked.pair.tokenizer.decode(done.token_ids, after=ids)
+  assert answer["content"] == said
 
 
 def test_every_line_piped_is_answered_and_answers_alone_are_printed(
@@ -145,8 +117,16 @@ def test_what_is_wrong_is_one_line_and_the_conversation_goes_on(piped, talked):
     assert words in line
 
 
-def test_a_temperature_changes_answers(talked, reads):
+@pytest.fixture
+def kept(talked):
+  """The conversation, which is put back."""
   before = talked.messages
+  yield talked
+  talked.messages = before
+
+
+def test_a_temperature_changes_answers(kept):
+  talked, before = kept, kept.messages
   talked.run("So?")
   greedy = talked.messages
   talked.messages = before
@@ -193,31 +173,31 @@ def heeded():
 
 @pytest.mark.usefixtures("heeded")
 @pytest.mark.parametrize("interactive", [True, False])
-def test_ctrl_c_ends_an_answer_or_a_pipe(
-  talked, reads, monkeypatch, interactive
-):
+def test_ctrl_c_ends_an_answer_or_a_pipe(kept, monkeypatch, interactive):
   """Written tokens stay, and the conversation goes on."""
-  steps, out, calls = talked.cache._steps, io.StringIO(), []
-  talked.cache.state = None  # all is read
+  generate, out, calls = kept.engine.generate, io.StringIO(), []
 
   def interrupted(*args):
     calls.append(1)
-    if len(calls) == 3:  # of reading, and of the first two rounds
+    if len(calls) == 3:
       os.kill(os.getpid(), signal.SIGINT)
-    return steps(*args)
+    return generate(*args)
 
   monkeypatch.setattr(sys, "stdout", out)
-  monkeypatch.setattr(talked, "_interactive", interactive)
-  monkeypatch.setattr(talked, "console", rich.console.Console(file=out))
-  monkeypatch.setattr(talked.cache, "_steps", interrupted)
+  monkeypatch.setattr(kept, "_interactive", interactive)
+  monkeypatch.setattr(kept, "console", rich.console.Console(file=out))
+  monkeypatch.setattr(kept, "engine", types.SimpleNamespace(
+    compile=kept.engine.compile, prefill=kept.engine.prefill,
+    generate=interrupted,
+  ))  # fmt: skip
   if not interactive:
     with pytest.raises(KeyboardInterrupt):
-      talked.run("So?")
+      kept.run("So?")
     return
-  talked.run("So?")
-  assert 1 <= len(talked.cache.held) - reads[-1] < 12
-  answer = talked.messages[-1]["content"]
-  assert out.getvalue() == display.visible(answer).rstrip("\ufffd") + "\n"
-  assert talked.cache.state is None
-  talked.run("Why?")
-  assert talked.messages[-2]["content"] == "Why?"
+  kept.run("So?")
+  answer = kept.messages[-1]["content"]
+  assert answer
+  text = display.visible(answer).rstrip("\ufffd")
+  assert out.getvalue() == f"{text}\ninterrupted\n"
+  kept.run("Why?")
+  assert kept.messages[-2]["content"] == "Why?"
