@@ -35,7 +35,7 @@ from absl import flags
 
 from configs import shapes
 from launch import cli, hardware, provenance, results
-from launch.assembly import files, precision
+from launch.assembly import files, registry
 from launch.assembly.drafting import Drafting
 from launch.assembly.registry import DRAFTERS
 from launch.planning import answer, program
@@ -177,7 +177,7 @@ def question(topology: hardware.Topology) -> program.Question:
       draft=of_head.config.even_sizes() if of_head else draft,
     ),
     input_length=_INPUT_LENGTH.value,
-    weights=precision.weights(_WEIGHTS.value),
+    weights=registry.weights(_WEIGHTS.value),
     draft_weights=drafting.weights if draft else None,
     cache=_CACHE.value,
   )

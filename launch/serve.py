@@ -31,7 +31,7 @@ from launch import cli, processes
 from launch.assembly import pair
 
 try:
-  from launch.serving import builder, server
+  from launch.serving import server
 except ModuleNotFoundError as missing:
   if missing.name not in ("prometheus_client", "starlette", "uvicorn"):
     raise
@@ -79,13 +79,9 @@ _TEMPLATE = flags.DEFINE_string(
   "chat_template", None, "A Jinja file, in place of the target's own template."
 )
 _DEPTHS = flags.DEFINE_enum(
-  "depth_policy", "whole", builder.POLICIES,
+  "depth_policy", "whole", server.POLICIES,
   "How deep slots draft: as the config says, or as deep as pays at this load. "
   "Then requests may have objectives (slo_ms_per_token).",
-)  # fmt: skip
-_CLASSES = flags.DEFINE_list(
-  "objectives", [], "Objectives by name, NAME=MILLISECONDS a token, for those "
-  "who say slo_class; default=... is of those who say nothing.",
 )  # fmt: skip
 
 
@@ -99,13 +95,6 @@ def run(_) -> int:
 
   config = cli.CONFIG.value
   config.batch_size = _SLOTS.value
-  try:
-    named = dict(one.split("=") for one in _CLASSES.value)
-    classes = {name: float(value) / 1000 for name, value in named.items()}
-  except ValueError:
-    raise cli.UserError("--objectives are NAME=MILLISECONDS each") from None
-  if classes and _DEPTHS.value == "whole":
-    raise cli.UserError("--objectives are kept with --depth_policy=objectives")
   if processes.several() and not config.mesh:
     raise cli.UserError(
       "several processes serve one model that is cut over their devices: give "
@@ -119,7 +108,7 @@ def run(_) -> int:
   loaded = pair.load(config)
   for note in loaded.notes:
     say(note)
-  slots = builder.make_slots(
+  slots = server.make_slots(
     config,
     loaded,
     num_slots=_SLOTS.value,
@@ -129,11 +118,11 @@ def run(_) -> int:
     say=say,
   )
   if where is None:
-    builder.follow(slots)
+    server.follow(slots)
     return 0
   service = server.make_service(
     config, loaded, slots, queue=_QUEUE.value, depth_policy=_DEPTHS.value,
-    classes=classes, name=_NAME.value, chat_template=template,
+    name=_NAME.value, chat_template=template,
     token=os.environ.get("SPECJAX_API_KEY") or None,
     hosts=_LOCAL if _HOST.value in (*_LOCAL, "::1") else ("*",),
     answer_seconds=_ANSWER_SECONDS.value,
@@ -141,7 +130,7 @@ def run(_) -> int:
   service.scheduler.start()
   port = where.getsockname()[1]
   host = f"[{_HOST.value}]" if ":" in _HOST.value else _HOST.value
-  with builder.compiling_rest(slots, say):
+  with server.compiling_rest(slots, say):
     ended_well = server.run(
       service, where, drain_seconds=_DRAIN_SECONDS.value,
       ready=lambda: say(

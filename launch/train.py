@@ -34,7 +34,7 @@ from absl import flags
 
 from launch import cli, results
 from launch.training import run as run_lib
-from launch.training.saving import say
+from launch.training.step import say
 
 cli.reads(cli.CONFIG, cli.WORKDIR)
 _EXPORT = flags.DEFINE_string(

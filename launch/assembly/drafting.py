@@ -11,9 +11,8 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter
-from typing import Any
+from typing import Any, Literal
 
-from launch.assembly.precision import Published
 from models.networks.quantized import Quantization
 from models.networks.transformer import SkippedLayers
 from specjax import drafters
@@ -24,6 +23,8 @@ from specjax.training import losses
 from specjax.tree import Tree
 from specjax.types import Drafter, LanguageModel, Rule
 
+# Weights as the files have them.
+Published = Literal["published"]
 # Arguments that no call says: of the loop, and sizes for tests.
 _UNSAID = (
   "vocab_size", "max_hits", "num_retrieved", "pool_size",

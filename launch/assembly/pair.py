@@ -10,7 +10,7 @@ import ml_collections
 from jax.sharding import Mesh
 
 from launch import online, prompts, stops
-from launch.assembly import precision, registry
+from launch.assembly import registry
 from launch.assembly.drafting import Drafting
 from models import checkpoints, hub, meshes
 from models.checkpoints import Network
@@ -94,7 +94,7 @@ def check_config(
     raise ValueError(
       "dtype must be float32, bfloat16 or float16, got " + repr(config.dtype)
     )
-  form = precision.of_target(config.get("weights", ""))
+  form = registry.target_weights(config.get("weights", ""))
   if drafting.reads == "weights" and isinstance(form, Quantization):
     assert isinstance(
       drafting.weights, Quantization
@@ -175,7 +175,7 @@ def _check_low(config: ml_collections.ConfigDict, drafting: Drafting) -> None:
 
   Of configurations alone: nothing large is read for it.
   """
-  form = precision.of_target(config.get("weights", ""))
+  form = registry.target_weights(config.get("weights", ""))
   stored = [(config.target, form, config.get("cache") or None)]
   if drafting.reads == "weights":
     stored.append((config.target, drafting.weights, None))
@@ -274,7 +274,7 @@ def load(
     target = checkpoints.load(
       config.target, dtype=dtype, mesh=mesh, sharding=shardings[0],
       stored=config.get("cache") or None,
-      weights=precision.of_target(config.get("weights", ""), config.target),
+      weights=registry.target_weights(config.get("weights", ""), config.target),
     )  # fmt: skip
   tokenizer = checkpoints.load_tokenizer(config.target)
   draft = None

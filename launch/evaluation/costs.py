@@ -8,14 +8,6 @@ decoded in two pieces, and between them, at another place every time, passes are
 timed on copies of the run's own caches. So they are timed at contexts that runs
 have, and a machine's drift falls on rounds and passes alike: every part is a
 share of the round beside which it was timed, and the median share counts.
-
-The parts of a round, from the inside out:
-
-- `passes`: its model passes, each timed in a loop of its own, weights warm;
-- `out_of_cache`: the further time of the same passes in the order of a round,
-  where the target's weights drive the draft's out of the processor's cache;
-- `laws`: every distribution of it is warped, and the drafted tokens drawn;
-- `bookkeeping`: verification, the two draws, writing and counting.
 """
 
 import dataclasses
@@ -60,14 +52,10 @@ class Costs:
     draft: {T: one draft pass over T tokens}; empty without a draft model.
     draft_passes: T of each draft pass of a round, in order.
     nodes: T of the target's pass of a round.
-    in_order: a round's passes, in its order; None where rounds choose among
-      passes of several widths, so that none is every round's.
-    unverified: a round without verification and what follows; None on a mesh,
-      and where `in_order` is.
+    one_width: whether every round has that pass, and not narrower ones too.
     proposal: drafting as a whole, draws and distributions too, where a head
-      drafts, whose passes are not timed one by one; then `draft` is empty, and
-      `in_order` the target's pass alone. None for other drafters, and on a
-      mesh.
+      drafts, whose passes are not timed one by one; then `draft` is empty. None
+      for other drafters, and on a mesh.
     again: one target pass over one token, timed beside drafted rounds, where
       `target[1]` is timed beside plain ones.
     prefill, plain_prefill: the prompts' passes.
@@ -80,8 +68,7 @@ class Costs:
   draft: Mapping[int, float]
   draft_passes: tuple[int, ...]
   nodes: int
-  in_order: float | None
-  unverified: float | None
+  one_width: bool
   proposal: float | None
   again: float
   prefill: float
@@ -120,28 +107,6 @@ class Costs:
     return (self.drafting + left) / self.depth
 
   @property
-  def attribution(self) -> dict[str, float | None]:
-    """Seconds of each part of a round; they add up to `step`.
-
-    None is unknown. A part that comes out negative by less than the noise of
-    two timings is 0, and the part before it is smaller by as much.
-    """
-    names = ("passes", "out_of_cache", "laws", "bookkeeping")
-    parts: dict[str, float | None] = dict.fromkeys(names)
-    if self.in_order is None:
-      return parts
-    in_order = self.in_order + (self.proposal or 0.0)
-    every = (self.forwards, in_order, self.unverified, self.step)
-    known = {n: s for n, s in zip(names, every, strict=True) if s is not None}
-    marks = list(known.values())
-    for i in reversed(range(len(marks) - 1)):
-      if 0 < marks[i] - marks[i + 1] <= _SLACK * self.step:
-        marks[i] = marks[i + 1]
-    for name, mark, before in zip(known, marks, [0.0, *marks], strict=False):
-      parts[name] = mark - before
-    return parts
-
-  @property
   def doubts(self) -> list[str]:
     """Contradictions among these seconds; empty where they are consistent.
 
@@ -149,19 +114,20 @@ class Costs:
     take different times beside drafted rounds and beside plain ones.
     """
     ms = lambda seconds: f"{1e3 * seconds:.2f} ms"
-    doubts = [
-      f"{name.replace('_', ' ')} took {ms(seconds)} of a round"
-      for name, seconds in self.attribution.items()
-      if seconds is not None and seconds < 0
-    ]
     one, wide = self.target[1], self.target[self.nodes]
-    for less, part, whole in (
-      (self.plain_step, "the pass of a plain round", "the round"),
-      (wide, "a target pass over one token", f"one over {self.nodes}"),
-      (self.step, "a target pass over one token", "a drafted round"),
-    ):
-      if less < one - _SLACK * self.plain_step:
-        doubts.append(f"{part} took {ms(one)}, {whole} {ms(less)}")
+    wholes = [
+      (self.plain_step, one, "the pass of a plain round", "the round"),
+      (wide, one, "a target pass over one token", f"one over {self.nodes}"),
+      (self.step, one, "a target pass over one token", "a drafted round"),
+    ]
+    if self.one_width:
+      passes = "the passes of a drafted round"
+      wholes.append((self.step, self.forwards, passes, "the round"))
+    doubts = [
+      f"{part} took {ms(more)}, {whole} {ms(less)}"
+      for less, more, part, whole in wholes
+      if less < more - _SLACK * self.plain_step
+    ]
     apart = max(self.again, one) / min(self.again, one) - 1
     if apart > _DRIFT:
       doubts.append(
@@ -213,8 +179,7 @@ class Pieces:
   ):
     self._speculative, self._plain, self._batch = speculative, plain, batch
     params, decoder = speculative.params, speculative.decoder
-    drafter, alone = decoder.drafter, speculative.mesh is None
-    has_params = params.draft is not None
+    drafter, has_params = decoder.drafter, params.draft is not None
     # A drafter without state drafts on the target's cache (`quantized_self`).
     self._own_cache = (
       draft is not None and has_params and drafter.init is not no_state
@@ -225,18 +190,14 @@ class Pieces:
       models["draft"] = (draft, "draft" if self._own_cache else "target")
       self._params["draft"] = params.draft if has_params else params.target
     self._loop = functools.cache(functools.partial(timing.passes_loop, models))
-    # What no model drafts is timed with the distributions; of a head, drafting
-    # as such.
     self._passes = () if draft is None else drafter.passes
     self._nodes, self._depth = drafter.tree.num_fed, drafter.tree.max_depth
     self._one_width = not decoder.widths
     room = batch.width + plain.max_new_tokens
     self._widths = sorted({w for w in widths if w <= room} - {1, self._nodes})
-    self._loops = {}
-    if alone and self._one_width:
-      self._loops["unverified"] = timing.unverified_loop(decoder)
-    if alone and draft is None and drafter.passes:
-      self._loops["proposal"] = timing.proposals_loop(decoder)
+    self._proposals = None
+    if draft is None and drafter.passes and speculative.mesh is None:
+      self._proposals = timing.proposals_loop(decoder)
     self._turn = 0
     self._runs: tuple[list[Run], list[Run]] = ([], [])
 
@@ -259,7 +220,7 @@ class Pieces:
     self._turn += 1
 
   def _of_a_round(self, state: DecodeState) -> dict[str, float]:
-    """Seconds of a speculative round's passes, alone and together."""
+    """Seconds of a speculative round's passes."""
     verify = ("target", self._nodes)
     caches = {"target": state.target_cache}
     if self._own_cache:
@@ -275,15 +236,14 @@ class Pieces:
       f"{who} {fed}": ((who, fed),) for who, fed in (*drafts, verify)
     }
     orders["again"] = (("target", 1),)
-    if self._one_width:
-      orders["in_order"] = (*drafts, verify)
     seconds = self._time(orders, caches)
-    carry = (state.tokens, state.drafter_state, state.target_cache)
-    without = dict.fromkeys(("tokens", "drafter_state", "target_cache"))
-    rest = dataclasses.replace(state, **without)
-    for name, loop in self._loops.items():
-      seconds[name], _ = timing.per_repeat(
-        loop, self._speculative.params, _copy(carry), rest
+    if self._proposals is not None:
+      carry = (state.tokens, state.drafter_state, state.target_cache)
+      without = dict.fromkeys(("tokens", "drafter_state", "target_cache"))
+      rest = dataclasses.replace(state, **without)
+      params = self._speculative.params
+      seconds["proposal"], _ = timing.per_repeat(
+        self._proposals, params, _copy(carry), rest
       )
     return seconds
 
@@ -324,7 +284,8 @@ class Pieces:
       nodes=self._nodes,
       prefill=statistics.fmean(run.prefill for run in drafted),
       plain_prefill=statistics.fmean(run.prefill for run in plain),
-      **dict.fromkeys(("in_order", "unverified", "proposal")) | seconds,
+      one_width=self._one_width,
+      **{"proposal": None} | seconds,
     )
 
 
@@ -405,7 +366,6 @@ def measure_costs(
     "round_fed": numbers["fed"] / max(rounds, 1),
     "fed_cost": wider / max(nodes - 1, 1) / costs.plain_step,
     "draft_cost": None if unknown and costs.proposal is None else drafts,
-    "round_seconds": costs.attribution,
     "doubts": costs.doubts,
     "seconds": json.loads(json.dumps(dataclasses.asdict(costs))),
   }

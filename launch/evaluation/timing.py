@@ -29,13 +29,11 @@ def timed(part: Callable[..., _T], *arguments) -> tuple[float, _T]:
   return time.perf_counter() - start, result
 
 
-def per_repeat(
-  loop, params, carry, *more, repeats: int = REPEATS
-) -> tuple[float, Any]:
+def per_repeat(loop, params, carry, *more) -> tuple[float, Any]:
   """Seconds of one repeat of a loop, its call from the host taken off."""
   call, carry = timed(loop, params, carry, 0, *more)
-  whole, carry = timed(loop, params, carry, repeats, *more)
-  return taken_off(call, whole) / repeats, carry
+  whole, carry = timed(loop, params, carry, REPEATS, *more)
+  return taken_off(call, whole) / REPEATS, carry
 
 
 def taken_off(calls: float, whole: float) -> float:
@@ -86,25 +84,15 @@ def passes_loop(models: dict[str, tuple[LanguageModel, str]], order: Passes):
   return run
 
 
-def unverified_loop(decoder: Decoder):
-  """A jitted loop of rounds that end before verification; see `_loop`.
-
-  Drafts, scores and warps; the next last token depends on all distributions.
-  """
-
-  def one(params: Params, state: DecodeState):
-    now = decoder.score(params, state)
-    some = jnp.any(jnp.max(now.target_log_probs, axis=-1) > -1, axis=1)
-    return now.draft.tokens[:, -1] + some, now.drafter_state, now.target_cache
-
-  return _loop(decoder, one)
-
-
 def proposals_loop(decoder: Decoder):
-  """A jitted loop of drafts that are not scored; see `_loop`.
+  """A jitted loop of drafts that are not scored, each after another last token.
 
-  The next last token depends on all drafted tokens and distributions. A head is
-  fed what was committed, of features that are 0.
+  That depends on all drafted tokens and distributions. A head is fed what was
+  committed, of features that are 0.
+
+  Returns:
+    `(params, (tokens, drafter_state, cache), repeats, state) -> the second`,
+    which is donated.
   """
 
   def one(params: Params, state: DecodeState):
@@ -136,17 +124,6 @@ def proposals_loop(decoder: Decoder):
       some = jnp.max(draft.log_probs[:, 1:], axis=-1) > -1
       last = last + jnp.any(some, axis=1)
     return last, drafter_state, cache
-
-  return _loop(decoder, one)
-
-
-def _loop(decoder: Decoder, one):
-  """Parts of rounds one after the other, each after another last token.
-
-  `one` is `(params, state) -> (last token i32[B], drafter_state, cache)`; the
-  result is `(params, (tokens, drafter_state, cache), repeats, state) -> the
-  second`, which is donated.
-  """
 
   @functools.partial(jax.jit, donate_argnums=1)
   def run(params: Params, carry, repeats, state: DecodeState):

@@ -2,8 +2,7 @@
 
 From the device up: `programs` are compiled for the slots, `control` has the
 orders for one iteration, `slots` carries them out (with `prefixes`, cached
-beginnings), and `scheduler` gives them by `pace` (what iterations take) and
-`objectives`, on the one thread that owns the device. `builder` builds all of
-it. `schemas` and `answers` translate from and to OpenAI's form; `http`,
-`metrics` and `server` are the web server.
+beginnings), and `scheduler` gives them by `objectives`, on the one thread that
+owns the device. `schemas` and `answers` translate from and to OpenAI's form;
+`http` and `metrics` are the web server, and `server` builds all of it.
 """

@@ -1,6 +1,5 @@
 """Answers to clients in OpenAI's form, whole or streamed."""
 
-import codecs
 import json
 import math
 import secrets
@@ -41,11 +40,8 @@ class Choice:
     self._prompt = ask.prompts[index // ask.request.n]
     self._reader = Reader(tokenizer, ask.request.stop, self._prompt)
     self._shown = Reader(tokenizer, (), self._prompt)  # each token's piece
-    self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    self._num_characters = 0  # of the tokens' bytes so far
     self._text = tokenizer.decode(self._prompt) if ask.request.echo else ""
     self._log_probs: list[dict[str, Any]] = []
-    self._offsets: list[int] = []
     self._origins: list[dict[str, str]] = []
     self._sent: tuple[int, int, int, int] | None = None
     self.cached = self.accepted = self.drafted = 0
@@ -142,8 +138,6 @@ class Choice:
   ) -> None:
     """Adds a token, its log-probability, and the likeliest in its place."""
     one = self._described(token, value)
-    self._offsets.append(self._num_characters)
-    self._num_characters += len(self._decoder.decode(bytes(one["bytes"])))
     one["top_logprobs"] = None
     if likeliest is not None:
       one["top_logprobs"] = [self._described(*other) for other in likeliest]
@@ -168,7 +162,6 @@ class Choice:
       "tokens": [one["token"] for one in tokens],
       "token_logprobs": [one["logprob"] for one in tokens],
       "top_logprobs": [_by_name(x) for x in tokens] if has_top else None,
-      "text_offset": self._offsets[start:],
     }
 
 

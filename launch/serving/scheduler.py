@@ -15,8 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from launch.serving.control import Asked, Control, Report, Scores
-from launch.serving.pace import Pace
+from launch.serving.control import Asked, Control, Pace, Report, Scores
 from launch.serving.slots import Slots
 from specjax.runtime.stopping import Watch
 from specjax.state import StopReason

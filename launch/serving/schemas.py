@@ -66,8 +66,6 @@ class Defaults:
     most: completions that one request may ask for.
     scores: whether the tokens of prompts can be scored.
     has_objectives: whether objectives are kept.
-    classes: objectives by name, seconds a token; "default" is for requests
-      without one.
   """
 
   model: str
@@ -79,7 +77,6 @@ class Defaults:
   most: int
   scores: bool = False
   has_objectives: bool = False
-  classes: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -130,7 +127,6 @@ class Request(Settings):
   return_token_ids: bool = False
   token_origins: bool = False
   slo_ms_per_token: float | None = Field(None, gt=0, le=1e9)
-  slo_class: str | None = None
 
   @field_validator("best_of")
   @classmethod
@@ -309,18 +305,12 @@ def _too_long(what: str, defaults: Defaults, name: str) -> RefusalError:
 
 
 def _objective(request: Request, defaults: Defaults) -> float | None:
-  """Seconds a token, given outright or by the name of a class."""
-  value, name = request.slo_ms_per_token, request.slo_class
-  if value is None and name is None:
-    return defaults.classes.get("default")
+  """Seconds a token."""
+  if request.slo_ms_per_token is None:
+    return None
   if not defaults.has_objectives:
     raise _refused(
-      "slo_class" if value is None else "slo_ms_per_token",
-      "this server keeps no objectives: start it with "
+      "slo_ms_per_token", "this server keeps no objectives: start it with "
       "--depth_policy=objectives", "unsupported_parameter",
     )  # fmt: skip
-  if value is not None:
-    return value / 1000
-  if name not in defaults.classes:
-    raise _refused("slo_class", f"there are {sorted(defaults.classes)}")
-  return defaults.classes[name]
+  return request.slo_ms_per_token / 1000

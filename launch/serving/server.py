@@ -1,27 +1,168 @@
-"""Builds the HTTP service over slots, and runs it until it is to end."""
+"""Builds a server from a config, over one process or several, and runs it.
 
+Of several processes the leader decides, and all do the same. Every iteration
+begins with one array from the leader, always of the same size, from which each
+process reads what to do. An idle leader sends iterations that do nothing: a
+process that hears nothing has lost it.
+"""
+
+import contextlib
 import dataclasses
 import os
 import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import ml_collections
 import uvicorn
 
 from launch import processes
 from launch.assembly import pair
-from launch.serving import builder, http, objectives
+from launch.assembly.drafting import with_tokens
+from launch.serving import control, http, objectives
+from launch.serving.control import Control, Report
 from launch.serving.http import Service
 from launch.serving.metrics import Metrics
 from launch.serving.scheduler import Scheduler
 from launch.serving.schemas import Defaults
-from launch.serving.slots import Slots
+from launch.serving.slots import Slots, widths_to
+from specjax import types
+from specjax.decode import Decoder
 
+POLICIES = ("whole", *objectives.POLICIES)
 # To send what is written, once nothing more is decoded.
 _LAST_SECONDS = 5
+
+
+def make_slots(
+  config: ml_collections.ConfigDict,
+  loaded: pair.Models,
+  *,
+  num_slots: int,
+  max_prompt: int,
+  share_prefixes: bool = True,
+  depth_policy: str = "whole",
+  say: Callable[[str], None] = lambda text: None,
+) -> Slots:
+  """The slots of a pair, with programs for the first request.
+
+  On a mesh all programs are compiled: its processes must have the same ones.
+
+  Args:
+    config: its `batch_size` is not read.
+    loaded: its models.
+    num_slots: requests that are decoded at a time.
+    max_prompt: tokens of the longest prompt.
+    share_prefixes: whether a prompt that begins as an earlier text reads only
+      the rest.
+    depth_policy: one of `POLICIES`.
+    say: is told what takes time.
+
+  Raises:
+    ValueError: for `max_new_tokens` that leave no room, or a depth policy of a
+      draft that has no shallower form.
+  """
+  models = pair.assemble(config, loaded)
+  longest = min(max_prompt, models.room(config.max_new_tokens))
+  decoders = {models.decoder.drafter.tree.max_depth: models.decoder}
+  if depth_policy != "whole":
+    decoders |= _shallower(config, loaded, models)
+  slots = Slots(
+    decoders,
+    models.params,
+    num_slots=num_slots,
+    widths=widths_to(longest),
+    longest=longest,
+    max_length=longest + config.max_new_tokens,
+    stop_tokens=models.stop_tokens,
+    share_prefixes=share_prefixes,
+    mesh=models.mesh,
+    cache_specs=models.layout and models.layout.cache_specs(),
+  )
+  slots.compile(lambda what: say(f"compiling {what}"))
+  if models.mesh is not None:
+    slots.compile_rest(lambda what: say(f"compiling {what}"))
+  if processes.several():  # what sends orders is compiled on all processes
+    _broadcast(slots, _nothing(slots))
+  return slots
+
+
+def _shallower(config, loaded, models) -> dict[int, Decoder]:
+  """Decoders by the depths of shallower drafts than the config's.
+
+  A drafter with a state must see every round, so it drafts one token at least.
+  """
+  drafter = models.decoder.drafter
+  depth = drafter.tree.max_depth
+  if not drafter.tree.is_chain or depth < 2:
+    raise ValueError(
+      "a depth policy is of a chain of several tokens: give config.drafter "
+      "tokens of 2 or more, and no tree"
+    )
+  least = [0] if drafter.init is types.no_state else []
+  powers = [1 << i for i in range(depth.bit_length()) if 1 << i < depth]
+  shallow = {k: with_tokens(models.drafting, k) for k in (*least, *powers)}
+  return {
+    level: pair.assemble(config, loaded, drafting=drafting).decoder
+    for level, drafting in shallow.items()
+  }
+
+
+@contextlib.contextmanager
+def compiling_rest(slots: Slots, say: Callable[[str], None]):
+  """Compiles the programs that are still missing, beside what is done here."""
+  stop = threading.Event()
+  compile_rest = lambda: slots.compile_rest(
+    lambda what: say(f"compiling beside requests: {what}"), stop
+  )
+  thread = threading.Thread(target=compile_rest, name="compilation")
+  thread.start()
+  try:
+    yield
+  finally:  # a process that ends while XLA compiles may crash
+    stop.set()
+    thread.join()
+
+
+# ---------------------------------------------------------- several processes
+
+
+def leading(slots: Slots) -> Callable[[Control], Report]:
+  """`slots.iterate` on all processes at once."""
+  if not processes.several():
+    return slots.iterate
+
+  def iterate(control: Control) -> Report:
+    _broadcast(slots, control)
+    return slots.iterate(control)  # the last one does nothing
+
+  return iterate
+
+
+def follow(slots: Slots) -> None:
+  """Makes the leader's iterations until its last."""
+  control = _nothing(slots)
+  while not control.is_last:
+    control = _broadcast(slots, control)
+    slots.iterate(control)
+
+
+def _nothing(slots: Slots) -> Control:
+  return Control(depth=slots.depth, rounds=0)
+
+
+def _broadcast(slots: Slots, orders: Control) -> Control:
+  from jax.experimental import multihost_utils
+
+  array = orders.encode(control.most_bytes(slots.num_slots, slots.longest))
+  return Control.decode(
+    multihost_utils.broadcast_one_to_all(array, is_source=processes.is_chief())
+  )
+
+
+# --------------------------------------------------------------- over HTTP
 
 
 def make_service(
@@ -31,7 +172,6 @@ def make_service(
   *,
   queue: int = 64,
   depth_policy: str = "whole",
-  classes: Mapping[str, float] | None = None,
   name: str | None = None,
   chat_template: str | None = None,
   **more,
@@ -39,11 +179,10 @@ def make_service(
   """The service over these slots; its scheduler is not started.
 
   Args:
-    config, loaded: as of `builder.make_slots`.
-    slots: of `builder.make_slots`.
+    config, loaded: as of `make_slots`.
+    slots: of `make_slots`.
     queue: requests that may wait for a slot.
     depth_policy: as of the slots.
-    classes: objectives by name, seconds a token.
     name: the model's, or None for that of its checkpoint.
     chat_template: Jinja, in place of the target's own, or None.
     **more: other fields of `Service`.
@@ -62,7 +201,7 @@ def make_service(
       policy, slots.depths, pace.seconds_of_round
     )
   scheduler = Scheduler(
-    slots, builder.leading(slots), queue_length=queue, metrics=metrics,
+    slots, leading(slots), queue_length=queue, metrics=metrics,
     pace=pace, choose_depth=controller, keeps_in_touch=processes.several(),
   )  # fmt: skip
   warp = ("temperature", "top_k", "top_p", "min_p")
@@ -76,7 +215,6 @@ def make_service(
     most=slots.num_slots + queue,
     scores=slots.scores,
     has_objectives=adapts,
-    classes=classes or {},
   )
   return Service(
     scheduler=scheduler, metrics=metrics, tokenizer=tokenizer,

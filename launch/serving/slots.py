@@ -26,8 +26,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from launch.serving import programs
-from launch.serving.control import MOST_LIKELIEST, Asked, Control, Report
-from launch.serving.pace import Pace
+from launch.serving.control import MOST_LIKELIEST, Asked, Control, Pace, Report
 from launch.serving.prefixes import Texts
 from specjax import random
 from specjax.decode import Decoder

@@ -1,4 +1,7 @@
-"""A training run, which goes on after a stop from its folder and config."""
+"""A training run, which goes on after a stop from its folder and config.
+
+Its checkpoints are Orbax's, its metrics lines of JSON.
+"""
 
 import itertools
 import json
@@ -7,15 +10,17 @@ import shutil
 import signal
 import time
 
+import grain
 import jax
 import ml_collections
 import numpy as np
+import orbax.checkpoint as ocp
 from absl import flags, logging
 from flax import nnx
 
 from launch import processes, results
-from launch.training import head, model, saving, step, t5
-from launch.training.saving import say
+from launch.training import head, model, step, t5
+from launch.training.step import say
 
 # What may change between two parts of a run; all else makes it another run.
 _MAY_CHANGE = {
@@ -108,7 +113,7 @@ class Run:
       self.folder.mkdir(parents=True, exist_ok=True)
       self.task.begin(self.folder)
     with (
-      saving.Checkpoints(
+      Checkpoints(
         self.folder / "checkpoints", every=self.config.checkpoint_every
       ) as saved,
       Stop() as stop,
@@ -116,7 +121,7 @@ class Run:
       return self._train(saved, stop)
 
   def _train(
-    self, saved: saving.Checkpoints, stop: "Stop"
+    self, saved: "Checkpoints", stop: "Stop"
   ) -> tuple[nnx.Module, bool]:
     config = self.config
     done, state = saved.restore(
@@ -128,7 +133,7 @@ class Run:
     if self.chief:
       text = config.to_json_best_effort(indent=2)
       results.write(self.folder / "config.json", text + "\n")
-    metrics = saving.Metrics(self.folder if self.chief else None, done=done)
+    metrics = Metrics(self.folder if self.chief else None, done=done)
     if done:
       say(f"resumed at step {done}")
     else:
@@ -180,6 +185,101 @@ class Run:
   def export(self, module: nnx.Module, directory: str) -> None:
     """Writes the trained module in its published format."""
     self.task.export(module, directory)
+
+
+class Checkpoints:
+  """The checkpoints in a folder, of which the newest two are kept.
+
+  Each has the state and the place in the data; an unfinished one is not seen.
+  Entered as a context, it waits at its end for what is being saved.
+
+  Args:
+    folder: made if it is not there.
+    every: steps between checkpoints; 0 for those that are forced only.
+  """
+
+  def __init__(self, folder: pathlib.Path, *, every: int):
+    self._every = every
+    self._manager = ocp.CheckpointManager(
+      folder.absolute(),
+      options=ocp.CheckpointManagerOptions(
+        max_to_keep=2, cleanup_tmp_directories=True
+      ),
+    )
+
+  def save(self, step: int, state, iterator, *, force: bool = False) -> None:
+    """Saves if it is time, in the background; `force` saves and waits."""
+    if force or (self._every > 0 and step % self._every == 0):
+      self._manager.save(
+        step,
+        args=ocp.args.Composite(
+          state=ocp.args.StandardSave(state),
+          data=grain.checkpoint.CheckpointSave(iterator),
+        ),
+        force=True,  # this class decides when
+      )
+    if force:
+      self._manager.wait_until_finished()
+
+  def restore(self, state, iterator):
+    """The newest checkpoint."""
+    step = self._manager.latest_step()
+    if step is None:
+      return 0, state
+    abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, state)
+    restored = self._manager.restore(
+      step,
+      args=ocp.args.Composite(
+        state=ocp.args.StandardRestore(abstract),
+        data=grain.checkpoint.CheckpointRestore(iterator),
+      ),
+    )
+    return step, restored.state
+
+  def preempted(self, step: int) -> bool:
+    """True if preemption was announced, agreed among all processes."""
+    return jax.process_count() > 1 and self._manager.reached_preemption(step)
+
+  def __enter__(self):
+    return self
+
+  def __exit__(self, *_):
+    self._manager.close()
+
+
+class Metrics:
+  """The metrics of a run, in metrics.jsonl.
+
+  What a killed run wrote after its last checkpoint is taken back: those steps
+  are done again.
+
+  Args:
+    folder: WORKDIR, or None for a process that writes nothing.
+    done: steps done.
+  """
+
+  def __init__(self, folder: pathlib.Path | None, *, done: int):
+    self._path = None
+    if folder is None:
+      return
+    self._path = folder / "metrics.jsonl"
+    lines: list[dict] = []
+    if done and self._path.exists():
+      # The last line of a killed run may be half a line.
+      *whole, _ = self._path.read_text("utf-8").split("\n")
+      lines = [json.loads(line) for line in whole]
+    results.write(
+      self._path, results.dumps(x for x in lines if x["step"] <= done)
+    )
+
+  def write(self, step: int, values: dict[str, float]) -> None:
+    """A line of metrics.jsonl, also on stderr."""
+    if self._path is None:
+      return
+    line = {"step": step, **values}
+    say(json.dumps(line))
+    with open(self._path, "a", encoding="utf-8") as file:
+      file.write(json.dumps(line) + "\n")
 
 
 class Stop:

@@ -9,6 +9,7 @@ target's features) and `t5` (an encoder-decoder).
 import dataclasses
 import functools
 import pathlib
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -212,3 +213,9 @@ def jitted(
     train=train,
     validate=lambda params, batch: measure(params, frozen, batch),
   )
+
+
+def say(text: str) -> None:
+  """A line on stderr, from one process."""
+  if jax.process_index() == 0:
+    print(text, file=sys.stderr, flush=True)

@@ -43,8 +43,6 @@ def test_a_package_that_is_not_installed_is_named_in_one_line():
   "flag, message",
   [
     ("--chat_template=no/talk.jinja", "no/talk.jinja: No such file"),
-    ("--objectives=chat=50", "--objectives are kept with --depth_policy="),
-    ("--objectives=chat", "--objectives are NAME=MILLISECONDS each"),
     ("--host=no.such.host.invalid", "cannot listen on no.such.host.invalid:"),
   ],
 )

@@ -14,7 +14,7 @@ import pytest
 
 from configs import common, embedded, huggingface, shapes
 from launch.assembly import pair as pair_lib
-from launch.assembly import precision, registry
+from launch.assembly import registry
 from models.formats.huggingface import translate
 from models.networks.quantized import Quantization
 
@@ -135,13 +135,13 @@ def test_weights_in_few_bits_are_each_models_own(pair):
 
 
 def test_weights_are_as_published_unless_the_config_says_otherwise(tmp_path):
-  of_target = precision.of_target
+  of_target = registry.target_weights
   assert of_target("", str(tmp_path)) == of_target("published") == "published"
   assert of_target("", "of/a/file.gguf") is None  # dequantized
   assert of_target("whole", str(tmp_path)) is None
   assert of_target("fp4") == Quantization(dtype="fp4", group=32)
   with pytest.raises(ValueError, match="unknown weights 'published'"):
-    precision.weights("published")
+    registry.weights("published")
 
 
 @pytest.mark.parametrize(

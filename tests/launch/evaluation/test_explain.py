@@ -37,11 +37,10 @@ def cost(system, depth=2, step=0.5, **more):
   known = {
     "system": system, "batch_size": 1, "depth": depth, "doubts": [],
     "draft_cost": 0.4,
-    "round_seconds": dict.fromkeys(explain._PARTS, 0.125),
     "seconds": {
       "depth": depth, "step": step, "plain_step": 0.25, "nodes": depth + 1,
       "target": {"1": 0.2, "2": 0.25, "3": 0.3}, "draft": {"1": 0.1 / depth},
-      "draft_passes": [1] * depth, "in_order": None, "unverified": None,
+      "draft_passes": [1] * depth, "one_width": True,
       "proposal": None, "again": 0.2, "prefill": 1.0, "plain_prefill": 1.0,
     },
   }  # fmt: skip

@@ -11,7 +11,7 @@ import ties
 from configs import embedded
 from launch import prompts
 from launch.assembly import pair
-from launch.serving import builder, server
+from launch.serving import server
 from launch.serving.control import MOST_SCORED, Asked
 from launch.training import corpus
 from models import tokenizers
@@ -29,7 +29,7 @@ def loaded(quick_to_compile):
   config = embedded.get_config()
   config.update(max_new_tokens=NEW_TOKENS, drafter="model(tokens=3)")
   loaded = pair.load(config)
-  slots = builder.make_slots(config, loaded, num_slots=3, max_prompt=32)
+  slots = server.make_slots(config, loaded, num_slots=3, max_prompt=32)
   return config, loaded, slots
 
 

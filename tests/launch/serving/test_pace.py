@@ -4,7 +4,7 @@ import types
 
 import pytest
 
-from launch.serving.pace import Pace
+from launch.serving.control import Pace
 
 WIDTHS, FED, ROUND, GAP = (8, 16, 32, 64), 16, 0.5, 2.5
 SECONDS_A_TOKEN = ROUND / FED / 2  # prompts are read twice as fast as guessed

@@ -12,7 +12,7 @@ from launch.serving.schemas import RefusalError
 
 DEFAULTS = served.defaults_of()
 SMALL = dataclasses.replace(DEFAULTS, longest_prompt=8, max_length=10)
-SLO = dataclasses.replace(DEFAULTS, has_objectives=True, classes={"chat": 0.05})
+SLO = dataclasses.replace(DEFAULTS, has_objectives=True)
 TALK = [{"role": "user", "content": "x"}]
 
 
@@ -59,7 +59,7 @@ def test_garbage_is_refused(body):
     dict(repetition_penalty=0), dict(prompt=""),
     dict(prompt=[]), dict(prompt=[4096]), dict(prompt=[[1], []]),
     dict(prompt=[1, "a"]), dict(prompt=[True]), dict(prompt=None),
-    dict(slo_ms_per_token=50), dict(slo_class="chat"), dict(top_logprobs=3),
+    dict(slo_ms_per_token=50), dict(top_logprobs=3),
     dict(suffix="x"), dict(bogus=1), dict(tools=[{"type": "function"}]),
     dict(response_format={"type": "json_object"}), dict(cache_salt="me"),
     dict(skip_special_tokens=False), dict(echo=True, logprobs=0),
@@ -154,15 +154,10 @@ def test_conversations_are_read_as_openais_clients_say_them():
   assert refused({"messages": TALK, "top_logprobs": 2}).param == "top_logprobs"
 
 
-def test_objectives_have_names():
+def test_objectives_are_seconds_a_token():
   ask = lambda **more: read({"prompt": "x"} | more, defaults=SLO).objective
-  assert ask(slo_class="chat") == 0.05
   assert ask(slo_ms_per_token=50) == 0.05
   assert ask() is None
-  assert "['chat']" in refused({"prompt": "x", "slo_class": "y"}, defaults=SLO
-  ).message  # fmt: skip
-  usual = dataclasses.replace(SLO, classes={"default": 0.4})
-  assert read({"prompt": "x"}, defaults=usual).objective == 0.4
 
 
 @pytest.mark.parametrize(
