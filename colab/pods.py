@@ -278,7 +278,7 @@ Markdown(text)
 #   devices tell each other.
 # - `launch/tpu/README.md`: scripts that make a TPU VM or a pod, run a command
 #   on it and fetch the results.
-# - `launch/planning/roofline.py` and `launch/hardware.py`: what the times are
+# - `launch/planning/networks.py` and `launch/hardware.py`: what the times are
 #   made of; `configs/shapes.py`: models by name.
 # - `docs/theory.md`: the theorems beside simulation.
 # - `docs/results.md`: rates measured, with every command.

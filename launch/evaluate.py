@@ -75,9 +75,6 @@ _SUBSET = flags.DEFINE_integer(
   "subset", None, "So many questions, of every category its share.",
   lower_bound=1,
 )  # fmt: skip
-_CATEGORIES = flags.DEFINE_list(
-  "categories", None, "Only questions of these categories or tasks."
-)
 _ROUNDS = flags.DEFINE_integer(
   "rounds", 1, "Times that every system decodes everything.", lower_bound=1
 )
@@ -106,8 +103,6 @@ def asked_of(
     )  # fmt: skip
   else:
     asked = questions.read(_QUESTIONS.value or questions.OWN)
-  if _CATEGORIES.value:
-    asked = questions.of_categories(asked, _CATEGORIES.value)
   if _SUBSET.value:
     asked = questions.subset(asked, _SUBSET.value, seed=config.seed)
   return asked
@@ -257,13 +252,13 @@ def run(_) -> int:
   is_ours = not (_QUESTIONS.value or cli.PROMPTS.value)
   if is_ours and "max_new_tokens" not in set_here:
     config.max_new_tokens = min(config.max_new_tokens, _OWN_BUDGET)
-  if cli.PROMPTS.value and (_QUESTIONS.value or _CATEGORIES.value):
+  if cli.PROMPTS.value and _QUESTIONS.value:
     raise cli.UserError("--prompts are asked in place of --questions")
   output = cli.OUTPUT.value
   results.check(output, *beside(output))
   content = evaluate(
     config, named(config), functools.partial(asked_of, config),
-    temperatures=_temperatures(),
+    temperatures=[float(text) for text in cli.TEMPERATURES.value or ()],
     batch_sizes=cli.integers(cli.BATCH_SIZES, default=()),
     rounds=_ROUNDS.value,
     timing="passes" if _EXPLAIN.value else _TIMING.value,
@@ -277,19 +272,6 @@ def run(_) -> int:
     print(f"{len(content['refused'])} prompts were too long for config."
           f"max_length: see {output}", file=sys.stderr)  # fmt: skip
   return _ended_by_nan(content["groups"])
-
-
-def _temperatures() -> list[float]:
-  try:
-    numbers = [float(text) for text in cli.TEMPERATURES.value or ()]
-  except ValueError:
-    numbers = [-1.0]
-  if not all(0 <= number < float("inf") for number in numbers):
-    raise cli.UserError(
-      "--temperatures must be numbers of 0 or more, got "
-      f"{','.join(cli.TEMPERATURES.value)!r}"
-    )
-  return numbers
 
 
 def _ended_by_nan(groups: list[dict]) -> int:

@@ -75,7 +75,6 @@ class Learner:
     params: of both models; the target's never change.
     updates: steps of the optimizer so far.
     seconds: that they took.
-    last_loss: of the last one, or None.
   """
 
   def __init__(self, how: Learning, params: Params, lesson: Lesson):
@@ -86,7 +85,6 @@ class Learner:
     )
     self.params = dataclasses.replace(params, draft=stay(params.draft))
     self.updates, self.seconds = 0, 0.0
-    self.last_loss: float | None = None
     self._every = how.rounds
     self._since = 0
     self._ring: Ring | None = None
@@ -100,9 +98,9 @@ class Learner:
 
     def update(draft, state, ring):
       weights, whole = _weights(draft, lesson.fixed)
-      loss, slope = jax.value_and_grad(lambda w: of(whole(w), ring))(weights)
+      slope = jax.grad(lambda w: of(whole(w), ring))(weights)
       change, state = optimizer.update(slope, state, weights)
-      return whole(optax.apply_updates(weights, change)), state, loss
+      return whole(optax.apply_updates(weights, change)), state
 
     self._update = jax.jit(update)
     self._carry = jax.jit(online.carry)
@@ -142,20 +140,12 @@ class Learner:
     if self._since >= self._every:
       self._since = 0
       start = time.perf_counter()
-      draft, self._state, loss = self._update(
-        self.params.draft, self._state, ring
-      )
-      self.last_loss = float(loss)
+      draft, self._state = self._update(self.params.draft, self._state, ring)
       self.params = dataclasses.replace(self.params, draft=draft)
       self.seconds += time.perf_counter() - start
       self.updates += 1
     # A copy: the state is donated to the next rounds.
     self._ring = jax.tree.map(jnp.copy, ring)
-
-  @property
-  def num_programs(self) -> int:
-    """Number of times the update was compiled."""
-    return self._update._cache_size()
 
 
 def _weights(

@@ -12,7 +12,7 @@ by token and other trees by recursive. An encoder-decoder needs --input_length,
 and --prompt_length=1.
 
 Memory, collectives and copies are read from the compiled program. Times are a
-roofline (launch/planning/roofline.py), a model and no measurement. Compiling
+roofline (launch/planning/networks.py), a model and no measurement. Compiling
 takes half a minute to some minutes. --output writes all of it as JSON.
 
 Exit codes: 0, 2 for a mistake (unknown topologies list the known ones), 3 for

@@ -21,53 +21,6 @@ from specjax.runtime import engine
 _FORMAT = "specjax corpus 1"
 
 
-def texts(path: str) -> list[str]:
-  """The texts of a folder, or of the lines of a JSONL file.
-
-  Args:
-    path: a folder, of which every file counts that is UTF-8 text and not
-      hidden; or a file of objects with a "completion" or a "text".
-  """
-  root = pathlib.Path(path)
-  if not root.exists():
-    raise FileNotFoundError(f"no such file or folder: {path}")
-  lines = _of_folder(root) if root.is_dir() else _of_lines(root)
-  if not any(lines):
-    raise ValueError(f"there is no text in {path}")
-  return lines
-
-
-def _of_folder(root: pathlib.Path) -> list[str]:
-  lines = []
-  for file in sorted(root.rglob("*")):
-    hidden = any(p.startswith(".") for p in file.relative_to(root).parts)
-    if hidden or not file.is_file():
-      continue
-    content = file.read_bytes()
-    try:
-      text = content.decode("utf-8")
-    except UnicodeDecodeError:
-      continue
-    if "\0" not in text:
-      lines.append(text)
-  return lines
-
-
-def _of_lines(file: pathlib.Path) -> list[str]:
-  lines = []
-  for number, line in enumerate(file.read_bytes().split(b"\n"), start=1):
-    if not line.strip():
-      continue
-    try:
-      record = json.loads(line)
-      lines.append(record["completion" if "completion" in record else "text"])
-    except (ValueError, KeyError, TypeError):
-      raise ValueError(
-        f'{file}:{number}: expected an object with a "completion" or a "text"'
-      ) from None
-  return lines
-
-
 def index_content(index: Corpus, tokenizer: Tokenizer, count: int) -> bytes:
   """Content of the file of an index of `count` texts."""
   about = {"tokenizer": tokenizer.fingerprint(), "texts": count}

@@ -16,7 +16,6 @@ from models import checkpoints, hub, meshes
 from models.checkpoints import Network
 from models.formats.head_checkpoints import Head
 from models.networks import quantized, specdec
-from models.networks.description import TransformerConfig
 from models.networks.quantized import Quantization
 from models.networks.transformer import SkippedLayers
 from models.tokenizers import Tokenizer
@@ -27,9 +26,6 @@ from specjax.drafters.families.rasd import Parts
 from specjax.runtime.engine import Engine, everywhere
 from specjax.types import LanguageModel, Params, Rule
 from specjax.warp import make_sampling
-
-# Keys have 32 bits of a seed; ranks are 32-bit integers.
-_LIMITS = {"seed": 2**32, "top_k": 2**31}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,11 +97,8 @@ def check_config(
     )  # as quantized_self has it
     quantized.below(drafting.weights, form)
   low_cache.check(config.get("cache") or None)
-  for name in ("seed", "top_k"):
-    if not 0 <= config[name] < _LIMITS[name]:
-      raise ValueError(
-        f"{name} must be in 0..{_LIMITS[name] - 1}, got {config[name]}"
-      )
+  if not 0 <= config.seed < 2**32:
+    raise ValueError(f"seed must be in 0..{2**32 - 1}, got {config.seed}")
   make_sampling(
     1, temperature=config.temperature, top_k=config.top_k, top_p=config.top_p,
     min_p=config.min_p,
@@ -168,31 +161,6 @@ def _check_kinds(
     f"target and draft must be of one kind: {config.target} is "
     f"{kind(of_target)}, {path} is {kind(of_draft)}"
   )
-
-
-def _check_low(config: ml_collections.ConfigDict, drafting: Drafting) -> None:
-  """Raises ValueError for weights or a cache that are not stored quantized.
-
-  Of configurations alone: nothing large is read for it.
-  """
-  form = registry.target_weights(config.get("weights", ""))
-  stored = [(config.target, form, config.get("cache") or None)]
-  if drafting.reads == "weights":
-    stored.append((config.target, drafting.weights, None))
-  elif drafting.reads == "model":
-    stored.append((drafting.checkpoint, drafting.weights, drafting.cache))
-  for path, asked, cache in stored:
-    weights = asked if isinstance(asked, Quantization) else None
-    if weights is None and cache is None:
-      continue
-    description = checkpoints.read_config(path)
-    if not isinstance(description, TransformerConfig):
-      raise ValueError(
-        f"{path} is an encoder-decoder, and quantized weights and caches are "
-        "of decoder-only models"
-      )
-    quantized.check_weights(description, weights, on_mesh=bool(config.mesh))
-    quantized.check_cache(description, cache)
 
 
 def _check_same_tokenizer(target: Tokenizer, draft: Tokenizer) -> None:
@@ -262,7 +230,6 @@ def load(
   drafting = check_config(config, drafting)
   reads, path = drafting.reads, drafting.checkpoint
   _check_kinds(config, drafting, inputs=inputs)
-  _check_low(config, drafting)
   layout, mesh, shardings = None, None, (None, None)
   if config.mesh:
     layout = _layout(config, drafting)

@@ -16,7 +16,7 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -138,16 +138,8 @@ class Costs:
     return doubts
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Run:
-  """A run of a batch in pieces, timed.
-
-  Attributes:
-    prefill: seconds of the prompts' passes, and of the host's part in them.
-    seconds: of its rounds, the calls from the host that made them taken off.
-    rounds: how many.
-    parts: seconds of a pass, by name.
-  """
+class Run(NamedTuple):
+  """Seconds of a batch in pieces: its prefill, its rounds, passes by name."""
 
   prefill: float
   seconds: float
@@ -300,7 +292,10 @@ def _in_pieces(
   place: int,
   parts: Callable[[DecodeState], dict[str, float]],
 ) -> Run:
-  """Decodes a batch in two pieces; in between, `parts` times copies of it."""
+  """Decodes a batch in two pieces; in between, `parts` times copies of it.
+
+  The calls from the host that made the rounds are taken off.
+  """
   prefill, state = timed(engine.prefill, batch)
   first, state = timed(engine.generate, batch, state, place)
   of_parts = parts(state)

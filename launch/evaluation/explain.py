@@ -54,12 +54,9 @@ def findings(result: Mapping) -> list[dict]:
       costs, as ladders, is not explained.
 
   Returns:
-    Of each drafter, for the config's N (or the largest, `chosen`): `speedup`;
-    `block_efficiency`, tokens per target call as measured and predicted;
-    `acceptance_by_position`; `costs` in seconds and ratios;
-    `break_even_acceptance`, None where even all tokens accepted would not do;
-    `tokens_per_second`; and for every N the `sweep`. Of trees nothing is
-    predicted from acceptance, of inconsistent timings nothing at all.
+    Of each drafter, for the config's N or the largest: what was measured and
+    predicted, and for every N the `sweep`. Of trees nothing is predicted from
+    acceptance, of inconsistent timings nothing at all.
   """
   rows = {
     (r["temperature"], r["batch_size"], r["system"]): r

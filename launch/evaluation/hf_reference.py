@@ -22,7 +22,6 @@ import jax
 from launch import cli, processes
 from launch.evaluation.systems import Reference, System
 from models import checkpoints, hub
-from models.formats import trained
 from specjax.runtime.requests import Batch
 
 
@@ -47,19 +46,14 @@ class Generated:
 def check(system: System) -> None:
   """Raises UserError if a system of transformers cannot be measured here."""
   reference = system.reference
-  assert reference is not None
-  paths = (system.config.target, reference.draft or system.config.target)
-  needed = ["torch", "transformers"]
-  needed += ["accelerate"] * any(path.endswith(".gguf") for path in paths)
-  missing = [name for name in needed if not importlib.util.find_spec(name)]
+  packages = ("torch", "transformers")
+  missing = [x for x in packages if not importlib.util.find_spec(x)]
   if missing:
     reason = f"needs the package {missing[0]}"
   elif processes.several() or jax.default_backend() != "cpu":
     reason = "runs on the CPU, beside one process of ours that does too"
   elif reference.kind == "hf_assisted" and not reference.draft:
     reason = 'needs a draft model: hf_assisted("DIR")'
-  elif any(map(trained.is_run, paths)):
-    reason = "does not read the folder of a training run: export the model"
   else:
     return
   raise cli.UserError(f"system {system.name!r} {reason}")

@@ -145,40 +145,20 @@ def of_prompts(items: Sequence[prompts_lib.Prompt]) -> list[Question]:
   ]
 
 
-def of_categories(
-  questions: Sequence[Question], names: Sequence[str]
-) -> list[Question]:
-  """Questions of some categories or tasks; ValueError for unknown ones."""
-  known = {name for q in questions for name in (q.category, q.task)}
-  if missing := sorted(set(names) - known):
-    raise ValueError(
-      f"no questions of {', '.join(missing)}; there are {sorted(known)}"
-    )
-  return [q for q in questions if {q.category, q.task} & set(names)]
-
-
 def subset(
   questions: Sequence[Question], count: int, *, seed: int
 ) -> list[Question]:
-  """So many questions, of every category its share, drawn by a seed.
-
-  Shares are rounded by largest remainders, and earlier categories first among
-  equal ones. All questions, if there are no more.
-  """
-  if count >= len(questions):
-    return list(questions)
-  places: dict[str, list[int]] = {}
-  for place, question in enumerate(questions):
-    places.setdefault(question.category, []).append(place)
-  exact = [count * len(p) / len(questions) for p in places.values()]
-  sizes = np.floor(exact).astype(int)
-  order = np.argsort(sizes - exact, kind="stable")
-  sizes[order[: count - sizes.sum()]] += 1
-  rng = np.random.default_rng(seed)
-  kept: list[int] = []
-  for of_category, size in zip(places.values(), sizes, strict=True):
-    kept += rng.permutation(of_category)[:size].tolist()
-  return [questions[place] for place in sorted(kept)]
+  """So many questions, of every category about its share, drawn by a seed."""
+  rng, places = np.random.default_rng(seed), dict[str, list[int]]()
+  for place in rng.permutation(len(questions)).tolist():
+    places.setdefault(questions[place].category, []).append(place)
+  # Where in its category a question stands, from 0 to 1: the first ones.
+  share = {
+    place: (n + 0.5) / len(some)
+    for some in places.values()
+    for n, place in enumerate(some)
+  }
+  return [questions[x] for x in sorted(sorted(share, key=share.get)[:count])]
 
 
 def ask(

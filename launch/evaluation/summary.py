@@ -160,17 +160,12 @@ def unit_of(record: Mapping, system: str) -> intervals.Unit:
 
 
 def _row(records: Sequence[dict], system: str, cost: dict | None) -> dict:
-  """A system's row for some groups of one setting.
+  """A system's row for some groups of one setting (docs/evaluation.md).
 
-  Returns:
-    `block_efficiency` is emitted tokens per target call, bonus tokens included,
-    of all requests together, and `block_efficiency_request_mean` the mean of
-    the requests' own. `accept_counts[i]` is the number of target calls that
-    emitted i drafted tokens, and `cut_counts[i]` of those that ended before the
-    target's own token. `time_to_first_token` is the mean over requests of the
-    seconds until the first round was over. `prediction_error` is the predicted
-    speed-up over the measured one, less 1. `_ci` are 95% intervals over groups;
-    what cannot be known is None.
+  `accept_counts[i]` is the number of target calls that emitted i drafted
+  tokens, `cut_counts[i]` of those that ended before the target's own token, and
+  `prediction_error` the predicted speed-up over the measured one, less 1. What
+  cannot be known is None.
   """
   units = [unit_of(record, system) for record in records]
   every = [e for record in records for e in entries(record, system)]

@@ -12,9 +12,9 @@ import rich.table
 from scipy import optimize
 
 from launch.hardware import GIB, Chip, Topology, devices
-from launch.planning import heads, networks, program, roofline
+from launch.planning import heads, networks, program
+from launch.planning.networks import Pass
 from launch.planning.program import Compiled, Question
-from launch.planning.roofline import Pass
 from specjax import tree_search
 from specjax.theory import throughput
 from specjax.tree import Form, Tree, chain
@@ -83,7 +83,7 @@ def passes(q: Question) -> tuple[list[Pass], list[Pass]]:
   work = functools.partial(
     networks.work, slots=q.slots, input_length=q.input_length
   )
-  forward = functools.partial(roofline.forward, rows=q.rows)
+  forward = functools.partial(networks.forward, rows=q.rows)
   stored = dict(weights=q.weights, cache=q.cache)
   draft = target = work(q.cut_target(), **stored)
   size = q.layout.model
@@ -153,7 +153,7 @@ def predict(chip: Chip, q: Question) -> dict:
   whole, drafts = q.tree.num_nodes - 1, q.tree.num_drafted > 0
   named = {"plain": of_target[0]}
   if of_draft:
-    named["draft pass"] = roofline.mean(of_draft)
+    named["draft pass"] = networks.mean(of_draft)
   if drafts:
     named["verify"] = of_target[whole]
   cost = (sum(seconds) + verify[whole]) / verify[0]  # of a round

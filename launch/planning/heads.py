@@ -11,8 +11,8 @@ from typing import Any
 
 from flax import nnx
 
-from launch.planning import networks, roofline
-from launch.planning.roofline import Pass
+from launch.planning import networks
+from launch.planning.networks import Pass
 from models import head_shapes
 from models.head_shapes import HeadShape
 from models.networks.quantized_tensor import is_quantized
@@ -104,7 +104,7 @@ def passes(
       weights=networks.count(params),
       weight_bytes=networks.num_bytes(params),
     )
-    return roofline.forward(own, tokens, size=size, rows=rows)
+    return networks.forward(own, tokens, size=size, rows=rows)
 
   first, *more = drafter.passes
   # EAGLE-1 projects in every pass, EAGLE-3 the target's features alone.

@@ -118,7 +118,6 @@ class Request(Settings):
 
   model: str | None = None
   n: int = Field(1, ge=1)
-  best_of: int | None = None
   max_tokens: int | None = Field(None, ge=0)
   max_completion_tokens: int | None = Field(None, ge=0)
   echo: bool = False
@@ -127,13 +126,6 @@ class Request(Settings):
   return_token_ids: bool = False
   token_origins: bool = False
   slo_ms_per_token: float | None = Field(None, gt=0, le=1e9)
-
-  @field_validator("best_of")
-  @classmethod
-  def _check_best_of(cls, best_of, info):
-    if best_of != info.data.get("n"):
-      raise ValueError("completions are not ranked: it must equal n")
-    return best_of
 
 
 _Ids = list[Annotated[int, Field(ge=0)]]

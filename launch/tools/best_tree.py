@@ -122,12 +122,8 @@ def run(_) -> int:
   )
   if cli.OUTPUT.value != results.STDOUT:
     print("accepted by rank: " + ", ".join(f"{a:.3f}" for a in acceptance))
-    print("nodes  depth  tokens a round")
     for row in rows:
-      print(
-        f"{row['num_nodes']:5d}  {row['max_depth']:5d}  "
-        f"{row['block_efficiency']:14.2f}"
-      )
+      print(f"{row['num_nodes']} nodes: {row['block_efficiency']:.2f} tokens")
     best = rows[-1]["parents"] if rows else []
     print(f"tree=({', '.join(map(str, best))})" if best else "plain")
   return 0

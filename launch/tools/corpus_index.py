@@ -5,17 +5,20 @@ r"""Makes an index of texts, from which drafts are looked up while decoding.
   python -m launch.decode --config=configs/smollm2.py --config.rule=match \
     --config.drafter='suffix(corpus="I.safetensors")' --prompts=IN.jsonl
 
-TEXTS is a folder, of which all text counts, or a JSONL file whose lines have a
-"completion", as launch.decode writes them, or a "text". DIR is the target,
-whose tokenizer the index is for. Every token takes eight bytes, in the file and
-in the memory of every device.
+TEXTS is a folder of *.txt, *.md, *.py and *.jsonl files, or a JSONL file, whose
+lines have a "completion", as launch.decode writes them, or a "text". DIR is the
+target, whose tokenizer the index is for. Every token takes eight bytes, in the
+file and in the memory of every device.
 """
+
+import pathlib
 
 from absl import flags
 
 from launch import cli, results
 from launch.assembly import files
 from launch.evaluation import timing
+from launch.training import data
 from models import checkpoints
 from specjax.drafters.shared import corpus
 
@@ -27,7 +30,9 @@ def run(_) -> int:
   """The command."""
   results.check(cli.OUTPUT.value)
   tokenizer = checkpoints.load_tokenizer(cli.TARGET.value)
-  texts = files.texts(_INPUT.value)
+  path = pathlib.Path(_INPUT.value)
+  read = data.documents_in if path.is_dir() else data.documents_of
+  texts = [data.text_of(document) for document in read(path)]
   encoded = lambda: [tokenizer.encode_text(text) for text in texts]
   seconds, index = timing.timed(lambda: corpus.build(encoded()))
   content = files.index_content(index, tokenizer, len(texts))

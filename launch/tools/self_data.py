@@ -180,16 +180,6 @@ def make(
     yield list(made.values())
 
 
-def _given() -> list[data.Document]:
-  """The conversations of --prompts; UserError unless users end them."""
-  path = cli.PROMPTS.value
-  talks = list(data.documents_of(pathlib.Path(path))) if path else []
-  for number, talk in enumerate(talks, 1):
-    if isinstance(talk, str) or talk[-1]["role"] != "user":
-      raise cli.UserError(f"{path}: document {number} must end with a user")
-  return talks
-
-
 def _temperatures() -> list[list[float]]:
   """Those of questions and of answers."""
   asked = cli.TEMPERATURES.value or ["0.6", "0.8", "1.0"]
@@ -211,7 +201,10 @@ def run(_) -> int:
     "system_prompts": _SYSTEM_PROMPTS.value,
     "temperatures": _temperatures(),
   }
-  given, systems = _given(), [""]  # the template's own
+  path, systems = cli.PROMPTS.value, [""]  # the template's own
+  given = list(data.documents_of(pathlib.Path(path))) if path else []
+  if any(isinstance(x, str) or x[-1]["role"] != "user" for x in given):
+    raise cli.UserError(f"{path}: messages must end with a user's")
   if _SYSTEM_PROMPTS.value:
     text = pathlib.Path(_SYSTEM_PROMPTS.value).read_text("utf-8")
     systems = [line for line in text.splitlines() if line.strip()]

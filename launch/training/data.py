@@ -93,10 +93,10 @@ def documents(
 def _of_folder(folder: pathlib.Path, split: str) -> list[Document]:
   """The documents of a folder, by subfolder or by the hash of their text."""
   if (folder / "train").is_dir():
-    chosen = list(_files(folder / split))
+    chosen = list(documents_in(folder / split))
   else:
     belongs = lambda x: corpus.split_by_hash(json.dumps(x)) == split
-    chosen = list(filter(belongs, _files(folder)))
+    chosen = list(filter(belongs, documents_in(folder)))
   if not chosen:
     raise ValueError(
       f"no {split} documents in {folder}: *.txt, *.md, *.py or *.jsonl files, "
@@ -105,7 +105,8 @@ def _of_folder(folder: pathlib.Path, split: str) -> list[Document]:
   return chosen
 
 
-def _files(root: pathlib.Path) -> Iterator[Document]:
+def documents_in(root: pathlib.Path) -> Iterator[Document]:
+  """The documents of the files in a folder, but for hidden ones."""
   for path in sorted(root.rglob("*")):
     if any(part.startswith(".") for part in path.relative_to(root).parts):
       continue
@@ -118,10 +119,11 @@ def _files(root: pathlib.Path) -> Iterator[Document]:
 def documents_of(path: pathlib.Path) -> Iterator[Document]:
   """The documents of a JSONL file; ValueError, with its number, for a bad line.
 
-  A document is a line's "text", or its "messages".
+  A document is a line's "text", "completion" (of launch.decode) or "messages".
   """
   for number, record in results.read_jsonl(path):
-    document = record.get("text", record.get("messages"))
+    kinds = ("text", "completion", "messages")
+    document = next((record[x] for x in kinds if x in record), None)
     if document is None:
       raise ValueError(
         f'{path}:{number}: must be {{"text": "..."}} or {{"messages": [...]}}, '

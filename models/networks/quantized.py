@@ -56,7 +56,7 @@ class Quantization:
       raise ValueError(f"group must be one of {GROUPS}, got {self.group!r}")
 
   def __str__(self) -> str:
-    """As it is written (`launch.assembly.precision`)."""
+    """As it is written (`launch.assembly.registry`)."""
     usual = DTYPES[self.dtype].group
     inside = [] if self.group == usual else [f"group={self.group}"]
     inside += [] if self.output else ["output=False"]

@@ -87,9 +87,8 @@ def test_what_is_the_targets_does_not_learn(pair_config, models):
     first.learn(state, 3)
   assert first.updates == 1
   assert first.rounds == 8
-  assert np.isfinite(first.last_loss)
   first.learn(state, first.rounds)
-  assert first.num_programs == 1
+  assert first._update._cache_size() == 1
   same = lambda a, b: np.testing.assert_array_equal(a, b)
   moved = jax.tree.map(
     lambda a, b: float(np.abs(a - b).max()),
@@ -119,9 +118,9 @@ def test_an_update_is_compiled_before_anything_is_timed(pair_config, models):
   )  # fmt: skip
   decoder.compile(batch)
   learner = decoder.learner
-  assert (learner.num_programs, learner.updates) == (1, 0)
+  assert (learner._update._cache_size(), learner.updates) == (1, 0)
   before = models.params.draft
   jax.tree.map(np.testing.assert_array_equal, learner.params.draft, before)
   decoder.run(batch)
   assert learner.updates > 2
-  assert learner.num_programs == 1
+  assert learner._update._cache_size() == 1

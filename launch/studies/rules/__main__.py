@@ -19,8 +19,8 @@ rule transport's.
 
 A pair: K, G, the warp and the models are the config's (its rule is not looked
 at), and the numbers are means over decoding steps
-(`launch.studies.rules.on_pair`). `launch.studies.rules.cases` says what draft
-every rule is given, and how rows are named.
+(`launch.studies.rules.on_pair`, which says what draft every rule is given, and
+how rows are named).
 
 Rules that do not fit are listed with the reason; if it is the one rule asked
 for, that is an error.
@@ -31,7 +31,7 @@ from absl import flags
 
 from launch import cli, prompts, provenance, report, results
 from launch.assembly import registry
-from launch.studies.rules import cases, on_pair, on_vectors
+from launch.studies.rules import on_pair, on_vectors
 from specjax.runtime.requests import make_batches
 
 cli.reads(cli.CONFIG, cli.PROMPTS, cli.OUTPUT, cli.TARGET, cli.RULE, cli.SEED)
@@ -80,7 +80,7 @@ def compare_on_contexts(config) -> dict:
   shape = dict(
     num_drafts=max(tree.max_children, 1), num_speculative_tokens=tree.max_depth
   )
-  rows, left_out = cases.cases(
+  rows, left_out = on_pair.cases(
     cli.RULE.value or "all", **shape, vocab_size=models.tokenizer.vocab_size
   )
   room = models.room(config.max_new_tokens)

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from launch.studies.rules import cases, on_pair
-from launch.studies.rules.cases import Case
+from launch.studies.rules import on_pair
+from launch.studies.rules.on_pair import Case
 from specjax import exact, random
 from specjax import rules as rules_lib
 from specjax import siblings as siblings_lib
@@ -44,12 +44,12 @@ def compare(
 
   Args:
     draft, target: `f64[V]`.
-    asked: "all", or one rule as in `launch.studies.rules.cases.cases`.
+    asked: "all", or one rule as in `on_pair.cases`.
     count: K.
     length: G.
     seed: of sampled drafts.
   """
-  rows, left_out = cases.cases(
+  rows, left_out = on_pair.cases(
     asked,
     num_drafts=count,
     num_speculative_tokens=length,

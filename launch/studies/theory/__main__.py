@@ -28,7 +28,7 @@ from absl import flags
 
 from launch import cli, provenance, report, results
 from launch.evaluation import timing
-from launch.studies.rules import cases, on_vectors
+from launch.studies.rules import on_pair, on_vectors
 from launch.studies.theory import plots, simulation
 from specjax.theory import (
   experts,
@@ -207,7 +207,7 @@ def acceptance(runs: int, counts: tuple[int, ...] = (1, 2, 3, 4)) -> dict:
   jax.config.update("jax_disable_most_optimizations", True)
   try:
     for count in counts:
-      fitting, _ = cases.cases(
+      fitting, _ = on_pair.cases(
         "all", num_drafts=count, num_speculative_tokens=1, vocab_size=len(p)
       )
       for case in fitting:

@@ -12,10 +12,9 @@ import jax
 import numpy as np
 import pytest
 
-from configs import common, embedded, huggingface, shapes
+from configs import common, embedded, huggingface
 from launch.assembly import pair as pair_lib
 from launch.assembly import registry
-from models.formats.huggingface import translate
 from models.networks.quantized import Quantization
 
 
@@ -73,21 +72,15 @@ def test_a_drafter_of_ones_own_reads_a_file(pair, tmp_path, monkeypatch):
     ("model(tree=(-1, 0, 1))", dict(max_new_tokens=1), "drafts of 2 tokens ar"),
     ("model(tokens=9)", {}, "drafts of 9 tokens are longer than max_new_tok"),
     ("model(tree=paths(2))", {}, "single path.*; config.rule=block_transport"),
-    ("model", dict(top_k=2**31), "top_k must be in 0..2147483647, got 21474"),
     ("model", dict(seed=2**70), r"seed must be in 0\.\.4294967295, got"),
-    ("model", dict(seed=-1), "seed must be in"),
-    ("model", dict(rule="tokn"), "did you mean 'token'"),
-    ("model", dict(batch_size=0), "batch_size must be >= 1, got 0"),
     ("model(policy=3)", dict(rule="multipath_block"), "whose form is fixed"),
     ("ladder(model, lengths=(0, 2))", dict(rule="multipath_block"),
      "verifies trees whose form is fixed"),
     ("online(model)", dict(mesh="data:1"), "online learning runs on one dev"),
     ('eagle3("models/pretrained/eagle3", weights=int8)', dict(mesh="data:1"),
      "on one device, got the mesh 'data:1': leave out weights=int8"),
-    ("model(weights=int2)", {}, "unknown weights 'int2'"),
     ("model", dict(weights="int8(group=48)"), "group must be one of"),
     ("quantized_self", dict(weights="int8"), "int8 must have fewer, got int8"),
-    ("model(cache=int2)", {}, "a cache is stored as one of"),
     ("model", dict(cache="int4"), "a cache is stored as one of"),
     ("lookahead", {}, "config.rule=match verifies"),
     ("suffix", dict(rule="block"), "config.rule=match verifies"),
@@ -142,30 +135,6 @@ def test_weights_are_as_published_unless_the_config_says_otherwise(tmp_path):
   assert of_target("fp4") == Quantization(dtype="fp4", group=32)
   with pytest.raises(ValueError, match="unknown weights 'published'"):
     registry.weights("published")
-
-
-@pytest.mark.parametrize(
-  ("shape", "changes", "message"),
-  [
-    ("qwen3.5-9b", dict(cache="int8"), "a cache with recurrent states"),
-    (
-      "t5-1.1-small",
-      dict(weights="int8"),
-      "is an encoder-decoder, ",
-    ),
-  ],
-)
-def test_what_is_not_in_few_bits_is_refused_before_anything_is_read(
-  shape, changes, message, monkeypatch
-):
-  config = embedded.get_config()
-  config.drafter = "plain"
-  config.update(changes)
-  actual = translate((shapes.SHAPES | shapes.T5_SHAPES)[shape])
-  monkeypatch.setattr(pair_lib.checkpoints, "read_config", lambda path: actual)
-  monkeypatch.setattr(pair_lib.checkpoints, "load", None)
-  with pytest.raises(ValueError, match=message):
-    pair_lib.load(config)
 
 
 @pytest.mark.usefixtures("quick_to_compile")

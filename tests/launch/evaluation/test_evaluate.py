@@ -201,13 +201,11 @@ def test_a_killed_run_goes_on_with_the_group_that_it_was_in(
 @pytest.mark.parametrize(
   ("given", "words"),
   [
-    (("--temperatures=-1",), "--temperatures must be"),
     (("--batch_sizes=0",), "batch_sizes"),
     (("--systems=ngrams",), "did you mean 'ngram'"),
-    (("--categories=poems",), "no questions of poems"),
     (("--questions=none.jsonl",), "none.jsonl"),
     (("--config.max_length=10",), "no question fits"),
-    (("--prompts=x", "--categories=a"), "--prompts are asked in place of"),
+    (("--prompts=x", "--questions=y"), "--prompts are asked in place of"),
     (("--systems=online(model)", "--rounds=2"), "and one round"),
     (("--systems=ladder(ngram)", "--rounds=2"), "give one round"),
     (("--systems=hf_assisted(\"\")", "--config.checkpoints.draft="),

@@ -4,13 +4,11 @@ import dataclasses
 
 import numpy as np
 import pytest
-from scipy import stats
 
 from launch.evaluation import intervals
 from launch.evaluation.intervals import (
   Unit,
   log_interval,
-  share_interval,
   summarize,
 )
 
@@ -101,26 +99,12 @@ def test_intervals_of_counts_cover_as_often_as_they_say(count):
     assert actual == pytest.approx((low[0], high[0]))
 
 
-@pytest.mark.parametrize("count", [5, 6, 16, 50])
-def test_intervals_of_shares_never_cover_less_often(count):
-  actual = [share_interval(k, count) for k in range(count + 1)]
-  assert actual[0][0] == 0
-  assert actual[-1][1] == 1
-  for truth in np.linspace(0.01, 0.99, 99):
-    law = stats.binom.pmf(np.arange(count + 1), count, truth)
-    assert sum(
-      p for p, (low, high) in zip(law, actual, strict=True)
-      if low <= truth <= high
-    ) >= 0.95  # fmt: skip
-
-
 @pytest.mark.parametrize("count", range(1, 8))
 def test_an_interval_needs_five_units_that_count(count):
   told = count >= 5
   ones, values = [1.0] * count, [1.0 + i for i in range(count)]
   assert (interval([values], [ones]) is not None) == told
   assert (intervals.mean_interval(values) is not None) == told
-  assert (share_interval(count / 2, count) is not None) == told
   assert (summarize([unit()] * count)["speedup_ci"] is not None) == told
   # What is zero has no logarithm, and says little of a ratio.
   with_zeros = interval([[0.0, 0.0, *values]], [[1.0, 1.0, *ones]])

@@ -87,7 +87,7 @@ def test_conversations_that_are_none_are_refused(messages):
 
 
 NOTHING = dict(
-  presence_penalty=0, logit_bias=None, echo=False, best_of=1, suffix=None,
+  presence_penalty=0, logit_bias=None, echo=False, suffix=None,
   user="me", stop=None, n=1, tools=[], function_call="none", store=True,
   response_format={"type": "text"}, metadata={"a": "b"}, max_tokens=None,
   stream_options={"include_obfuscation": False}, service_tier="flex", top_k=-1,
@@ -101,7 +101,6 @@ NOTHING = dict(
     (NOTHING, {}),
     ({"top_k": -1}, {"top_k": 0}),
     ({"top_p": 0, "temperature": 1}, {"temperature": 0.0, "top_p": 1.0}),
-    ({"n": 3, "best_of": 3}, {}),
     ({"seed": -1}, {"seed": (-1 - 0x9E3779B9) % 2**32}),
     ({"logprobs": 3}, {"num_likeliest": 3}),
     ({"logprobs": True}, {"num_likeliest": 0}),

@@ -10,7 +10,7 @@ from absl.testing import flagsaver
 
 from launch import cli
 from launch.studies.audit import __main__ as audit
-from launch.studies.audit import chains, shape, trees
+from launch.studies.audit import chains, shape
 from specjax import rules
 from specjax.siblings import TOP_K
 from specjax.tree import chain, k_ary
@@ -97,17 +97,6 @@ def test_closed_forms_of_one_token():
   assert actual == pytest.approx(away(law), abs=1e-12)
 
 
-def test_medusa_draws_anew_after_a_miss():
-  # Of two paths the first hits with q(0); a miss of both is not remembered.
-  q = np.array([0.5, 0.5])
-  hit = np.array([0.5, 0.25]) + 0.25 * q
-  expected = np.abs(hit - q).sum() / 2
-  actual = of_laws("Medusa, nucleus", (0.5, 0.5), q)
-  assert actual == pytest.approx(expected, abs=1e-12)
-  cut = trees.nucleus(shape.constant([0.7, 0.2, 0.06, 0.04]))(())
-  np.testing.assert_allclose(cut, [7 / 9, 2 / 9, 0, 0])
-
-
 @pytest.mark.parametrize("depth", [1, 2, 3])
 @pytest.mark.parametrize("instance", ["A", "B", "R"])
 def test_the_text_of_hsd_is_block_verification(depth, instance):
@@ -135,14 +124,6 @@ def test_eagle_2_at_temperature_1_is_the_shipped_rule():
   assert shape.outcome(shipped, laws).tokens == pytest.approx(
     shape.outcome(BY_NAME["EAGLE-2, T = 1"], laws).tokens, abs=1e-12
   )
-
-
-def test_warping_the_draft_twice_costs_tokens_and_no_exactness():
-  tokens = lambda name: shape.outcome(BY_NAME[name], INSTANCES["C"]).tokens
-  twice = tokens("transformers, assistant model, T = 0.5")
-  once = tokens("transformers, DFlash and MTP, T = 0.5")
-  assert twice == pytest.approx(1.297, abs=5e-4)
-  assert once == pytest.approx(1.648, abs=5e-4)
 
 
 @pytest.mark.parametrize("bias", [1e-6, 1e-9])

@@ -52,19 +52,6 @@ def test_install_makes_an_environment_with_a_python_that_suits(
   assert made == [["python3", "-m", "venv", "--clear", ".venv"]]
 
 
-def test_install_fetches_a_newer_python_where_there_is_none(machine, checkout):
-  shutil.rmtree(checkout / ".venv")
-  for name in ("python3.13", "python3.12", "python3.11"):
-    machine.fake(name)
-  machine.answer(**{"-c": [1]})
-  _worker(machine, checkout, "install")
-  calls = [call for call in machine.calls() if call[1] == "-m"]
-  assert calls[0] == ["python3", "-m", "pip", "install", "--quiet", "--user",
-                      "uv"]  # fmt: skip
-  assert calls[1][:4] == ["python3", "-m", "uv", "venv"]
-  assert "--python=3.12" in calls[1]
-
-
 def test_run_passes_arguments_on_and_keeps_a_log(machine, checkout):
   machine.answer(launch=["tokens"])
   words = ["decode", "--config=c", "a b", "it's", ""]
@@ -80,13 +67,6 @@ def test_run_fails_as_its_main_does(machine, checkout):
   done = _worker(machine, checkout, "run", "decode")
   assert done.returncode == 3
   assert "fake failure" in (checkout / "results" / "run.log").read_text()
-
-
-def test_what_is_no_order_is_refused(machine, checkout):
-  for words in ([], ["fly"]):
-    done = _worker(machine, checkout, *words)
-    assert done.returncode == 2
-    assert "expected install, run, detach or job" in done.stderr
 
 
 _STORE = "gs://b/my-tpu"
@@ -163,17 +143,6 @@ def test_a_preparation_is_tried_again_and_the_exit_code_too(machine, checkout):
   assert _mains(machine)[2:] == [["launch.decode"]]
   copies = [call for call in _storage(machine) if call[0] == "cp"]
   assert copies == [["cp", "-", f"{_STORE}/exit_code", "0\n"]] * 2
-
-
-def test_results_that_cannot_be_listed_are_not_taken_for_none(
-  machine, checkout
-):
-  machine.answer(**{"curl": ["0"], "storage ls": [1, ""]})
-  done = _worker(machine, checkout, "job", _STORE, "", "decode", TRIES="2")
-  assert done.returncode == 0
-  assert ["rsync", "--recursive", f"{_STORE}/results", "results"] in (
-    _storage(machine)
-  )
 
 
 def test_the_first_start_has_nothing_to_fetch(machine, checkout):

@@ -8,7 +8,7 @@ import pytest
 from configs import shapes
 from launch import plan
 from launch.hardware import CHIPS
-from launch.planning import networks, roofline
+from launch.planning import networks
 from models.formats.huggingface import translate
 from models.formats.huggingface_config import config_from_json
 from models.networks.description import llama_config
@@ -27,7 +27,7 @@ WEIGHTS = 3 * (ATTENTION + MLP + 2 * 64) + 64 + 1000 * 64
 
 def forward(num_tokens, config=CONFIG, *, size=1, rows=2, **how):
   work = networks.work(config, **dict(slots=100) | how)
-  return roofline.forward(work, num_tokens, size=size, rows=rows)
+  return networks.forward(work, num_tokens, size=size, rows=rows)
 
 
 @pytest.mark.parametrize("size", [1, 8])
@@ -121,7 +121,7 @@ def test_states_are_read_and_written_and_keys_are_of_attention_alone():
   assert work.state_bytes == 24 * (32 * 128 * 128 * 4 + 3 * convolved * 2)
   assert work.cache_bytes == 2 * 8 * 1024 * 2 * 4 * 256
   bare = dataclasses.replace(work, state_bytes=0, pending_bytes=0)
-  bytes_of = lambda w, n: roofline.forward(w, n, size=4, rows=2).hbm_bytes
+  bytes_of = lambda w, n: networks.forward(w, n, size=4, rows=2).hbm_bytes
   more = [bytes_of(work, n) - bytes_of(bare, n) for n in (1, 9)]
   assert more[0] == 2 * 2 * (work.state_bytes + work.pending_bytes) / 4
   assert more[1] - more[0] == 2 * 2 * 8 * work.pending_bytes / 4
