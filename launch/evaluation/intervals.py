@@ -18,12 +18,10 @@ from scipy import special
 
 from specjax.runtime.completions import Completion
 
-# Coverage aimed at.
-_CONFIDENCE = 0.95
+_CONFIDENCE = 0.95  # coverage aimed at
 # Standard errors on each side of such an interval of a mean over very many.
 SIDE = 1.96
-# Units that an interval needs.
-LEAST = 5
+LEAST = 5  # units that an interval needs
 # Of an end: an estimate summed in another order must not lie outside.
 _ROUNDING = 1e-12
 

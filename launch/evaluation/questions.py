@@ -19,8 +19,7 @@ from specjax.runtime.requests import Settings
 
 # Our own suite: what is asked if no file is given.
 OWN = pathlib.Path(__file__).with_name("questions.jsonl")
-# The category of plain prompts.
-PROMPTS = "prompts"
+PROMPTS = "prompts"  # the category of plain ones
 
 # The tasks of Spec-Bench, by the categories in its file. A category that is
 # not here is a task by itself, unless its line names one.
@@ -148,17 +147,24 @@ def of_prompts(items: Sequence[prompts_lib.Prompt]) -> list[Question]:
 def subset(
   questions: Sequence[Question], count: int, *, seed: int
 ) -> list[Question]:
-  """So many questions, of every category about its share, drawn by a seed."""
-  rng, places = np.random.default_rng(seed), dict[str, list[int]]()
-  for place in rng.permutation(len(questions)).tolist():
-    places.setdefault(questions[place].category, []).append(place)
-  # Where in its category a question stands, from 0 to 1: the first ones.
-  share = {
-    place: (n + 0.5) / len(some)
-    for some in places.values()
-    for n, place in enumerate(some)
-  }
-  return [questions[x] for x in sorted(sorted(share, key=share.get)[:count])]
+  """So many questions, of every category its share, drawn by a seed.
+
+  Shares are rounded by largest remainders. All, if there are no more.
+  """
+  if count >= len(questions):
+    return list(questions)
+  places: dict[str, list[int]] = {}
+  for place, question in enumerate(questions):
+    places.setdefault(question.category, []).append(place)
+  exact = [count * len(p) / len(questions) for p in places.values()]
+  sizes = np.floor(exact).astype(int)
+  order = np.argsort(sizes - exact, kind="stable")
+  sizes[order[: count - sizes.sum()]] += 1
+  rng = np.random.default_rng(seed)
+  kept: list[int] = []
+  for of_category, size in zip(places.values(), sizes, strict=True):
+    kept += rng.permutation(of_category)[:size].tolist()
+  return [questions[place] for place in sorted(kept)]
 
 
 def ask(
