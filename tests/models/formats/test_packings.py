@@ -17,7 +17,7 @@ from jax.sharding import AxisType
 from published_packings import PUBLISHED, WITH_HEAD, compressed
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
-from launch.assembly import precision
+from launch.assembly import registry
 from models import checkpoints, sharding
 from models.formats import huggingface, published, weights
 from models.formats.families import FAMILIES
@@ -158,7 +158,7 @@ def test_a_format_holds_the_numbers_as_they_are_published(name, written):
 def test_what_is_held_says_what_the_dequantized_model_says(name, written):
   path, _, form = written(name)
   text, logits = greedy(huggingface.load(str(path)))
-  kept = huggingface.load(str(path), form=precision.weights(form))
+  kept = huggingface.load(str(path), form=registry.weights(form))
   actual, other = greedy(kept)
   np.testing.assert_array_equal(actual, text)
   assert references.relative_error(other, logits) < 1e-5
@@ -175,7 +175,7 @@ def test_a_mesh_holds_the_same_numbers(name, written):
     sharding=sharding.Sharding(), weights="published",
   )  # fmt: skip
   assert network.note.endswith(f"held as that, {form}")
-  module = huggingface.load(str(path), form=precision.weights(form))
+  module = huggingface.load(str(path), form=registry.weights(form))
   expected = stacked.stack(module)
   jax.tree.map(np.testing.assert_array_equal, network.params, expected)
 
