@@ -161,6 +161,10 @@ notebooks: $(VENV)/.test.stamp  ## Makes colab/*.ipynb from the scripts beside t
 	@$(PY) -m jupytext --quiet --to ipynb --update --set-kernel python3 \
 	  --opt notebook_metadata_filter=kernelspec,-all colab/*.py
 
+.PHONY: docs
+docs: $(VENV)/.test.stamp  ## Builds the pages and the API reference: build/docs
+	$(PY) -m sphinx --fail-on-warning --keep-going -q -c docs . build/docs
+
 .PHONY: wheel
 wheel: $(VENV)/.setup.stamp  ## Builds dist/specjax-*.whl
 	@rm -rf build/lib build/bdist.* dist

@@ -44,6 +44,8 @@ _EXPERIMENTS = [
 # What launch/serving/ and launch/layer_search.py import on top of it.
 _SERVE = ["prometheus-client>=0.26", "starlette>=1.10", "uvicorn>=0.54"]
 _SEARCH = ["optuna>=5.0"]
+# What `make docs` runs, on top of it.
+_DOCS = ["furo", "myst-parser>=5", "sphinx>=9"]
 
 
 def _version() -> str:
@@ -78,12 +80,14 @@ setup(
     # `launch.serve` and `launch.layer_search`, on top of `experiments`.
     "serve": _SERVE,
     "search": _SEARCH,
+    "docs": _DOCS,
     # On top of `experiments`. torch is only an oracle: the tests compare
     # logits with those of transformers. libtpu is only a compiler: there are
     # wheels for one platform.
     "test": [
       *_SERVE,
       *_SEARCH,
+      *_DOCS,
       # transformers reads GGUF files with it alone.
       "accelerate>=1.15",
       "jax[tpu]; sys_platform == 'linux' and platform_machine == 'x86_64'",
