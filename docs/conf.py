@@ -4,6 +4,7 @@ The source folder is the repository, so that links are the same as elsewhere.
 """
 
 import pathlib
+import re
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
@@ -19,8 +20,17 @@ include_patterns = [
 ]  # fmt: skip
 html_theme = "furo"
 html_title = f"specjax {version}"
-default_role = "code"  # docstrings write code in single backticks
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the text says shapes and types
 napoleon_use_ivar = True
 myst_heading_anchors = 4
+
+
+def _code(app, what, name, obj, options, lines):
+  """Docstrings write code in single backticks, reStructuredText in two."""
+  text = re.sub(r"(?<!`)`([^`]+)`(?!`)", r"``\1``\\ ", "\n".join(lines))
+  lines[:] = text.replace("\\ \n", "\n").split("\n")
+
+
+def setup(app):
+  app.connect("autodoc-process-docstring", _code, priority=400)

@@ -240,19 +240,19 @@ class Decoder:
 
     Three rows and a chain of three drafted tokens, so four nodes; the target
     counts up and is greedy; row 2 may emit two more tokens. Each row is another
-    case: everything is accepted, a token is rejected, the budget cuts.
+    case: everything is accepted, a token is rejected, the budget cuts::
 
                               row 0        row 1        row 2
-      text (`length`)         3 4 (2)      8 (1)        0 0 1 (3)
+      text (length)           3 4 (2)      8 (1)        0 0 1 (3)
       drafted                 5 6 7        9 9 9        2 3 4
       fed to the target       4 5 6 7      8 9 9 9      1 2 3 4
       at positions            1 2 3 4      0 1 2 3      2 3 4 5
       the target's next       5 6 7 8      9 0 0 0      2 3 4 5
-      `node_probs`            0 0 0 1      0 1 0 0      0 0 0 1
-      `node`, next token      3, 8         1, 0         3, 5
+      node_probs              0 0 0 1      0 1 0 0      0 0 0 1
+      node, next token        3, 8         1, 0         3, 5
       emitted                 5 6 7 8      9 0          2 3
-      their `Origin`          A A A bonus  A residual   A A
-      `length`                6            3            5
+      their Origin            A A A bonus  A residual   A A
+      length                  6            3            5
       slots cached            3 4 5 6 7    8 9          0 0 1 2
       why it ended            -            -            LENGTH
 

@@ -162,7 +162,7 @@ def make_ladder(
   """Decoders of some draft lengths on the state of the longest.
 
   Args:
-    target, rule, vocab_size: as `Decoder` has them, and so **options.
+    target, rule, vocab_size: as `Decoder` has them, and so `options`.
     draft: makes the drafter of a chain. With a length of 0 its state must
       outlive rounds in which it is not asked (`accepts_foreign_drafts` or
       `catches_up` of `Drafter`).
