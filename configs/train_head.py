@@ -21,6 +21,10 @@ then on its own conversations:
   python -m launch.train --config=configs/train_head.py:eagle3 \
     --config.target=$SMOLLM2 --config.init_from=HEAD \
     --config.dataset=FOLDER --workdir=W2 --export=HEAD2
+
+What is read more than once is better read by the target once
+(`launch.tools.features`): then --config.features=FEATURES, beside the
+dataset.
 """
 
 import ml_collections
@@ -83,6 +87,9 @@ def get_config(arg: str = "eagle3") -> ml_collections.ConfigDict:
   # it are fast, "" for float32, which its parameters, sums of the loss, and
   # validation always are.
   config.compute_dtype = ""
+  # A folder of the target's features of the dataset, made by
+  # `python -m launch.tools.features`; "" computes them in every step.
+  config.features = ""
   config.num_steps = 1500
   config.learning_rate = 1e-3
   config.warmup_steps = 50

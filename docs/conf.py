@@ -9,7 +9,7 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
 
-import specjax  # noqa: E402
+import specjax
 
 project = "specjax"
 version = release = specjax.__version__
@@ -33,4 +33,5 @@ def _code(app, what, name, obj, options, lines):
 
 
 def setup(app):
+  """Called by Sphinx."""
   app.connect("autodoc-process-docstring", _code, priority=400)

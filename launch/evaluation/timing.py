@@ -29,11 +29,13 @@ def timed(part: Callable[..., _T], *arguments) -> tuple[float, _T]:
   return time.perf_counter() - start, result
 
 
-def per_repeat(loop, params, carry, *more) -> tuple[float, Any]:
+def per_repeat(
+  loop, params, carry, *more, repeats: int = REPEATS
+) -> tuple[float, Any]:
   """Seconds of one repeat of a loop, its call from the host taken off."""
   call, carry = timed(loop, params, carry, 0, *more)
-  whole, carry = timed(loop, params, carry, REPEATS, *more)
-  return taken_off(call, whole) / REPEATS, carry
+  whole, carry = timed(loop, params, carry, repeats, *more)
+  return taken_off(call, whole) / repeats, carry
 
 
 def taken_off(calls: float, whole: float) -> float:

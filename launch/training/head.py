@@ -2,7 +2,7 @@
 
 import functools
 import json
-import os
+import operator
 import pathlib
 from collections.abc import Iterable
 
@@ -13,7 +13,7 @@ from flax import nnx
 from jax.sharding import Mesh
 
 from launch import results
-from launch.training import data, step
+from launch.training import data, features, step
 from launch.training.head_loss import (
   Loss,
   Vocabulary,
@@ -25,15 +25,10 @@ from launch.training.head_loss import (
 from launch.training.model import check_contexts, completer
 from launch.training.step import Task, say
 from models import checkpoints, head_shapes, head_starts
-from models.formats import dflash_format, eagle_format, head_saving
+from models.formats import head_saving
 from models.head_shapes import Target
 from models.networks.dflash import Parallel
-from models.networks.transformer import (
-  FINAL,
-  Features,
-  Transformer,
-  as_language_model,
-)
+from models.networks.transformer import Features, Transformer, as_language_model
 from models.tokenizers import Tokenizer
 
 _VOCABULARY = "vocabulary.json"
@@ -54,6 +49,11 @@ def task(config, mesh: Mesh, folder: pathlib.Path) -> Task:
   definition, trained, rest = nnx.split(module, head_shapes.is_own(module), ...)
   watch, rows = target_pass(target, layers), _rows(target)
   frozen = {"target": nnx.state(target), "rest": rest}
+  batches = data.batches_of(config, tokenizer)
+  if config.features:  # the target's layers have done their part
+    watch, rows = features.reader(layers), operator.itemgetter("output")
+    frozen["target"] = {"output": head_starts.output_rows(target)}
+    batches = features.batches_of(config, target.config.num_layers)
   loss = Loss(
     objective=config.objective,
     depth=config.head.depth,
@@ -122,14 +122,12 @@ def task(config, mesh: Mesh, folder: pathlib.Path) -> Task:
       features=layers,
       dtype=jnp.dtype(config.export_dtype),
       target=_about(target),
-      # A folder is found from wherever the head is read; others are the Hub's.
-      verifier=os.path.abspath(config.target)
-      if os.path.exists(config.target)
-      else config.target,
+      # A folder is found from wherever the head is read.
+      verifier=features.whole(config.target),
     ),
     begin=begin,
     knows=True,
-    batches=data.batches_of(config, tokenizer),
+    batches=batches,
   )
 
 
@@ -179,21 +177,8 @@ def _first(
   if config.init_from:
     loaded = _loaded(config, target)
     return loaded.module, loaded.features
-  layers = _layers(config.head, target.config.num_layers)
+  layers = features.layers_read(config, target.config.num_layers)
   return _of_the_target(config, target, layers, ids, tokenizer), layers
-
-
-def _layers(head, num_layers: int) -> Features:
-  """Layers that a new head reads, of a target of `num_layers` layers."""
-  asked = tuple(head.get("layers", ()))
-  if head.kind == "eagle3":
-    usual, first = eagle_format.usual_layers(num_layers), 0
-  elif head.kind == "dflash":  # whose format numbers layers by what they give
-    usual = dflash_format.usual_layers(head.num_layers, num_layers)
-    first = 1
-  else:
-    return (FINAL,)
-  return head_starts.check_layers(asked or usual, num_layers, first=first)
 
 
 def _loaded(config, target: Transformer) -> checkpoints.Head:

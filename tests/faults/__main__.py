@@ -28,7 +28,7 @@ def copied(to: pathlib.Path) -> None:
 
 
 def outcome(fault: dict[str, str], root: pathlib.Path) -> str:
-  """"caught", "SURVIVED", or why neither can be said."""
+  """What became of it: "caught", "SURVIVED", or why neither can be said."""
   path = root / fault["file"]
   text = path.read_text(encoding="utf-8")
   if text.count(fault["before"]) != 1:
@@ -69,7 +69,9 @@ def main(files: list[str]) -> int:
       print(line, flush=True)
       if said != "caught":
         left.append(line)
-  print(f"{len(faults) - len(left)} of {len(faults)} are caught", *left, sep="\n")
+  print(
+    f"{len(faults) - len(left)} of {len(faults)} are caught", *left, sep="\n"
+  )
   return bool(left)
 
 

@@ -1,0 +1,125 @@
+r"""Times passes of a published shape on this machine's device.
+
+  python -m launch.tools.passes --target=llama-3.1-8b --batch_sizes=1,8 \
+    --widths=1,2,4,8,16 --output=P.json
+
+A pass over t tokens of a row is what verifies a tree of t nodes; what it costs
+in passes over one token, and what is accepted of the tree, decide whether a
+draft pays. So this says before there is a draft, or even a checkpoint: the
+weights are random, which changes no time but a mixture's choice of experts.
+The model is `launch.plan`'s: bfloat16, layers stacked, --text tokens in the
+cache. Widths take turns; medians count.
+"""
+
+import dataclasses
+import functools
+import statistics
+
+import jax
+import jax.numpy as jnp
+from absl import flags
+
+from configs import shapes
+from launch import cli, provenance, results
+from launch.evaluation import timing
+from launch.planning import networks
+from models.formats.huggingface import translate
+from models.networks import stacked
+from specjax import recurrent
+
+cli.reads(cli.BATCH_SIZES, cli.TARGET, cli.OUTPUT)
+_WIDTHS = flags.DEFINE_list(
+  "widths", None, "Tokens of a row in a pass, 1 first."
+)
+_TEXT = flags.DEFINE_integer(
+  "text", 512, "Tokens in the cache of a row.", lower_bound=1
+)
+_REPEATS = 20  # passes in one timing
+_TURNS = 5  # timings of each width
+
+
+def random_params(shapes):
+  """Numbers of small normal draws in place of shapes, on the device."""
+  leaves, form = jax.tree.flatten(shapes)
+
+  @functools.partial(jax.jit, static_argnums=(1, 2))
+  def draw(key, shape, dtype):
+    return (0.02 * jax.random.normal(key, shape, jnp.bfloat16)).astype(dtype)
+
+  keys = jax.random.split(jax.random.key(0), len(leaves))
+  made = [draw(k, x.shape, x.dtype) for k, x in zip(keys, leaves, strict=True)]
+  return jax.tree.unflatten(form, made)
+
+
+def _cache(model, rows: int, pending: int, slots: int):
+  """A cache of --text tokens, whose states have room for pending ones."""
+  cache = model.init_cache(rows, slots)
+  length = jnp.full(rows, _TEXT.value, jnp.int32)
+  states = recurrent.widened(cache.recurrent, pending)
+  if states is not None:
+    states = dataclasses.replace(states, base=jnp.copy(length))
+  return cache.replace(length=length, recurrent=states)
+
+
+def measure(config, rows: int, widths: list[int]) -> list[dict]:
+  """A line for each width, at one batch size."""
+  model = stacked.as_language_model(config, dtype=networks.DTYPE)
+  params = {"target": random_params(networks.shapes(config))}
+  # Recurrent states have room for as many tokens as a pass is over.
+  carry_of = {width: width if model.has_states else 0 for width in widths}
+  carries = {
+    of: {"target": _cache(model, rows, of, _TEXT.value + max(widths))}
+    for of in {*carry_of.values()}
+  }
+  seconds: dict[int, list[float]] = {width: [] for width in widths}
+  loops = {
+    width: timing.passes_loop(
+      {"target": (model, "target")}, (("target", width),)
+    )
+    for width in widths
+  }
+  per_pass = functools.partial(timing.per_repeat, repeats=_REPEATS)
+  for turn in range(_TURNS + 1):
+    for width, of in carry_of.items():
+      spent, carries[of] = per_pass(loops[width], params, carries[of])
+      if turn:  # the first compiles
+        seconds[width].append(spent)
+  median = {width: statistics.median(seconds[width]) for width in widths}
+  return [
+    {
+      "rows": rows, "tokens": width, "milliseconds": 1e3 * median[width],
+      "cost": median[width] / median[1],
+    }
+    for width in widths
+  ]  # fmt: skip
+
+
+def run(_) -> int:
+  """The command."""
+  results.check(cli.OUTPUT.value)
+  sizes = cli.integers(cli.BATCH_SIZES, default=[1])
+  widths = cli.integers(_WIDTHS, default=[1, 2, 4, 8, 16])
+  if 1 not in widths:
+    raise cli.UserError("--widths must hold 1: costs are in passes over one")
+  if cli.TARGET.value not in shapes.SHAPES:
+    raise cli.UserError(f"--target must be one of {', '.join(shapes.SHAPES)}")
+  config = translate(shapes.SHAPES[cli.TARGET.value])
+  lines = [line for rows in sizes for line in measure(config, rows, widths)]
+  for line in lines:
+    print(
+      f"{line['rows']:4} rows of {line['tokens']:3}: "
+      f"{line['milliseconds']:8.2f} ms, {line['cost']:5.2f} passes over one",
+      file=results.beside(cli.OUTPUT.value),
+    )
+  if cli.OUTPUT.value:
+    result = {
+      "target": cli.TARGET.value, "text": _TEXT.value, "passes": lines,
+      "device": jax.devices()[0].device_kind, "jax": jax.__version__,
+      **provenance.record(),
+    }  # fmt: skip
+    results.write_json(cli.OUTPUT.value, result)
+  return 0
+
+
+if __name__ == "__main__":
+  cli.run(run, required=("target",))

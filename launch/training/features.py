@@ -1,0 +1,132 @@
+"""Stored features of a target: what they are of, and batches of them.
+
+`launch.tools.features` writes a folder with, for the splits train and
+validation, rows of `bf16[T, P, D]` (the inputs of P layers) in SPLIT.states and
+`i32[3, T + 1]` (tokens, segments and positions) in SPLIT.rows; features.json,
+written last, says of what they are.
+"""
+
+import json
+import os
+import pathlib
+from collections.abc import Callable, Sequence
+
+import grain
+import jax.numpy as jnp
+import numpy as np
+
+from launch.training import data
+from launch.training.head_loss import Seen
+from models import checkpoints, head_starts
+from models.formats import dflash_format, eagle_format
+from models.networks.transformer import FINAL, Features
+
+NAME = "features.json"
+ROWS = ("tokens", "segments", "positions")
+STATES = jnp.bfloat16
+
+
+def layers_read(config, num_layers: int) -> Features:
+  """Layers that a config's head reads, of a target of `num_layers` layers."""
+  if config.init_from:
+    return checkpoints.read_head(config.init_from, config.target).features
+  head, asked = config.head, tuple(config.head.get("layers", ()))
+  if head.kind == "eagle3":
+    usual, first = eagle_format.usual_layers(num_layers), 0
+  elif head.kind == "dflash":  # whose format numbers layers by what they give
+    usual = dflash_format.usual_layers(head.num_layers, num_layers)
+    first = 1
+  else:
+    return (FINAL,)
+  return head_starts.check_layers(asked or usual, num_layers, first=first)
+
+
+def whole(path: str) -> str:
+  """A path from the root, or a name on the Hub or of a dataset as it is."""
+  return os.path.abspath(path) if os.path.exists(path) else path
+
+
+def about(config, num_layers: int) -> dict:
+  """What decides the features of a config, as features.json has it."""
+  layers = (x for x in layers_read(config, num_layers) if x != FINAL)
+  return {
+    "target": whole(config.target),
+    "dataset": whole(config.dataset),
+    "sequence_length": config.sequence_length,
+    "layers": [*layers, FINAL],
+  }
+
+
+class _Records(Sequence):
+  """The rows of a split, read from the disk when they are asked for."""
+
+  def __init__(self, folder: pathlib.Path, split: str, settings, parts):
+    length = settings["sequence_length"]
+    states = np.memmap(folder / f"{split}.states", STATES, "r")
+    rows = np.memmap(folder / f"{split}.rows", np.int32, "r")
+    self._rows = rows.reshape(-1, len(ROWS), length + 1)
+    self._states = states.reshape(
+      len(self._rows), length, len(settings["layers"]), -1
+    )
+    self._parts = parts
+
+  def __len__(self) -> int:
+    return len(self._rows)
+
+  def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+    row = dict(zip(ROWS, np.array(self._rows[index]), strict=True))
+    return row | {"states": np.array(self._states[index][:, self._parts])}
+
+
+def batches_of(config, num_layers: int) -> Callable[..., grain.IterDataset]:
+  """`(split, seed=...) -> batches` of the features that a config names.
+
+  Batches are those of `launch.training.data`, with the "states" that `reader`
+  takes; the rows are shuffled anew every epoch.
+  """
+  if config.contexts != "data":
+    raise ValueError("features of sampled contexts cannot be stored")
+  folder = pathlib.Path(config.features)
+  stored = json.loads((folder / NAME).read_text("utf-8"))
+  wanted = about(config, num_layers)
+  layers = wanted.pop("layers")
+  for name, value in wanted.items():
+    if stored[name] != value:
+      raise ValueError(
+        f"the features in {folder} are of {name} {stored[name]!r}, not "
+        f"{value!r}"
+      )
+  if missing := [layer for layer in layers if layer not in stored["layers"]]:
+    raise ValueError(f"the features in {folder} lack the layers {missing}")
+  parts = [stored["layers"].index(layer) for layer in layers]
+
+  def batches(split: str, *, seed: int | None) -> grain.IterDataset:
+    source = _Records(folder, split, stored, parts)
+    rows, count = data.shared(source, config.batch_size, seed)
+    rows = rows.to_iter_dataset(
+      grain.ReadOptions(num_threads=1, prefetch_buffer_size=8)
+    )
+    return rows.batch(count, drop_remainder=True)
+
+  return batches
+
+
+def reader(layers: Features) -> Callable[..., Seen]:
+  """`(params, batch) -> Seen`, of batches of stored features.
+
+  Args:
+    layers: that the head reads; the batch's states are theirs, the final one
+      last.
+  """
+  order = [*(x for x in layers if x != FINAL), FINAL]
+  places = np.array([order.index(layer) for layer in layers])
+
+  def read(params, batch) -> Seen:
+    del params
+    states = batch["states"].astype(jnp.float32)
+    return Seen(
+      features=states[:, :, places].reshape(*states.shape[:2], -1),
+      final=states[:, :, -1],
+    )
+
+  return read

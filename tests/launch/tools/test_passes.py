@@ -1,0 +1,56 @@
+"""launch.tools.passes: what passes of a shape cost on the device here."""
+
+import json
+
+import pytest
+from absl.testing import flagsaver
+
+from configs import shapes
+from launch import cli
+from launch.tools import passes
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+TINY = dict(
+  model_type="llama", vocab_size=64, hidden_size=16, num_hidden_layers=2,
+  num_attention_heads=2, num_key_value_heads=1, intermediate_size=32,
+  rms_norm_eps=1e-5, tie_word_embeddings=False, max_position_embeddings=64,
+)  # fmt: skip
+
+
+@pytest.fixture
+def execute(monkeypatch):
+  monkeypatch.setitem(shapes.SHAPES, "tiny", TINY)
+  monkeypatch.setattr(passes, "_TURNS", 1)
+
+  def run(*args, code=0):
+    with flagsaver.flagsaver():
+      assert cli.execute(passes.run, ["test", *args]) == code
+
+  return run
+
+
+def test_a_line_is_written_for_each_width(execute, tmp_path):
+  output = tmp_path / "P.json"
+  execute(
+    "--target=tiny", "--batch_sizes=1,2", "--widths=1,3", "--text=24",
+    f"--output={output}",
+  )  # fmt: skip
+  record = json.loads(output.read_text())
+  lines = {(x["rows"], x["tokens"]): x for x in record["passes"]}
+  assert set(lines) == {(1, 1), (1, 3), (2, 1), (2, 3)}
+  for (rows, width), line in lines.items():
+    one = lines[rows, 1]["milliseconds"]
+    assert line["cost"] == pytest.approx(line["milliseconds"] / one)
+    assert width > 1 or line["cost"] == 1
+
+
+@pytest.mark.parametrize(
+  ("given", "told"),
+  [
+    (["--target=tiny", "--widths=2,4"], "--widths must hold 1"),
+    (["--target=tiny", "--batch_sizes=0"], "--batch_sizes must be positive"),
+  ],
+)
+def test_what_cannot_be_timed_is_refused(execute, capsys, given, told):
+  execute(*given, code=2)
+  assert told in capsys.readouterr().err

@@ -1,0 +1,154 @@
+"""Stored features: as computed on the fly, and of whose text."""
+
+import json
+import os
+
+import files
+import jax
+import numpy as np
+import pytest
+from absl.testing import flagsaver
+from flax import nnx
+
+from configs import train_head
+from launch import cli
+from launch.tools import features as store
+from launch.training import data, features, head_loss
+from launch.training.head_loss import Loss, Vocabulary
+from launch.training.run import Run
+from models import checkpoints, head_starts
+
+pytestmark = pytest.mark.usefixtures("quick_to_compile")
+V, WORDS, DEPTH, LENGTH = 4096, 64, 2, 24
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory):
+  return files.make_checkpoint(tmp_path_factory.mktemp("target"))
+
+
+def settings(texts, target, kind="eagle3", **changes):
+  config = train_head.get_config(kind)
+  config.target, config.dataset = target, str(texts)
+  config.sequence_length, config.batch_size = LENGTH, 4
+  config.num_steps, config.warmup_steps, config.learning_rate = 8, 1, 3e-3
+  config.log_every = config.checkpoint_every = 4
+  config.validate_every, config.validation_batches = 8, 1
+  config.head.depth = DEPTH
+  if kind == "eagle3":
+    config.head.draft_vocab_size, config.head.layers = WORDS, (0, 1)
+  config.update(changes)
+  return config
+
+
+def make(texts, target, folder, *args):
+  """Runs the command; its exit code."""
+  with flagsaver.flagsaver():
+    return cli.execute(
+      store.run,
+      ["test", "--config=configs/train_head.py:eagle3",
+       f"--config.target={target}", f"--config.dataset={texts}",
+       "--config.head.layers=(0,1)", f"--config.sequence_length={LENGTH}",
+       "--config.batch_size=4", f"--output={folder}", *args],
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def stored(texts, target, tmp_path_factory):
+  folder = tmp_path_factory.mktemp("stored") / "features"
+  assert make(texts, target, folder) == 0
+  return folder
+
+
+@pytest.mark.parametrize("kind", ["eagle3", "eagle"])
+def test_the_loss_is_the_one_of_features_on_the_fly(
+  stored, texts, target, kind
+):
+  """What differs is the rounding to bfloat16."""
+  module = checkpoints.load_module(target)
+  config = settings(texts, target, kind, features=str(stored))
+  layers = features.layers_read(config, 2)
+  if kind == "eagle3":
+    ids = np.arange(100, 100 + WORDS)
+    head = head_starts.eagle3(
+      module, layers=layers, draft_vocab=ids, rngs=nnx.Rngs(0)
+    )
+  else:
+    ids = np.arange(V)
+    head = head_starts.eagle1(module, rngs=nnx.Rngs(0))
+  batch = next(iter(features.batches_of(config, 2)("train", seed=3)))
+  loss = Loss(
+    objective="total_variation", depth=DEPTH, decay=0.8,
+    feature_weight=float(kind == "eagle"), first=0,
+  )  # fmt: skip
+  rows = lambda params: head_starts.output_rows(module)
+
+  def of(watch):
+    shared = (loss, watch, rows, Vocabulary(ids, V))
+    return jax.jit(
+      lambda batch: (
+        head_loss.make_loss(*shared)(head, nnx.state(module), batch),
+        head_loss.make_measure(*shared)(head, nnx.state(module), batch),
+      )
+    )(batch)
+
+  actual, measured = of(features.reader(layers))
+  expected, fresh = of(head_loss.target_pass(module, layers))
+  np.testing.assert_allclose(actual, expected, rtol=0.01)
+  assert actual > 0.01
+  for name, value in fresh.items():
+    np.testing.assert_allclose(measured[name], value, rtol=0.02, atol=3)
+
+
+def test_every_epoch_has_every_row_of_the_text_once(stored, texts, target):
+  config = settings(texts, target, features=str(stored), batch_size=1)
+  of_text = data.batches_of(config, checkpoints.load_tokenizer(target))
+  wanted = [row["tokens"].tobytes() for row in of_text("train", seed=None)]
+  actual = iter(features.batches_of(config, 2)("train", seed=0))
+  count = json.loads((stored / "features.json").read_text())["rows"]["train"]
+  assert (
+    count == len(wanted) - len(wanted) % 4
+  )  # an incomplete batch is dropped
+  told = [next(actual)["tokens"].tobytes() for _ in range(2 * count)]
+  assert sorted(told[:count]) == sorted(told[count:]) == sorted(wanted[:count])
+  assert told[:count] != told[count:]
+
+
+def test_a_head_learns_from_stored_features(stored, texts, target, tmp_path):
+  config = settings(texts, target, features=str(stored))
+  head, finished = Run(config, str(tmp_path / "w")).train()
+  assert finished
+  assert head.target_ids.shape == (WORDS,)
+  lines = (tmp_path / "w" / "metrics.jsonl").read_text().splitlines()
+  rows = [json.loads(line) for line in lines]
+  losses = [row["forward_kl_loss"] for row in rows if "forward_kl_loss" in row]
+  assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize(
+  "changes, message",
+  [
+    (dict(sequence_length=16), "are of sequence_length 24, not 16"),
+    (dict(dataset="elsewhere"), "are of dataset"),
+    (dict(contexts="target"), "cannot be stored"),
+  ],
+)
+def test_features_of_something_else_are_refused(
+  stored, texts, target, changes, message
+):
+  config = settings(texts, target, features=str(stored))
+  config.update(changes)
+  with pytest.raises(ValueError, match=message):
+    features.batches_of(config, 2)
+
+
+def test_what_is_there_stays_without_overwrite(stored, texts, target, capsys):
+  before = (stored / "train.states").stat().st_mtime_ns
+  assert make(texts, target, stored) == 2
+  assert "--overwrite replaces it" in capsys.readouterr().err
+  assert (stored / "train.states").stat().st_mtime_ns == before
+
+
+def test_a_path_is_from_the_root_and_a_name_on_the_hub_stays():
+  assert features.whole("configs") == os.path.abspath("configs")
+  assert features.whole("Org/Model") == "Org/Model"
