@@ -121,23 +121,19 @@ PYTEST = $(PY) -m pytest -n $(JOBS) --dist loadfile
 
 # CI runs this and nothing else; CONTRIBUTING.md says what it may cost.
 .PHONY: test
-test: test-share lint  ## Fast tests, a share of the heavy ones, lint: CI
+test: test-only lint  ## The tests that are not marked slow, and the lint: CI
 
-.PHONY: test-share
-test-share: $(VENV)/.test.stamp  ## The same without the lint
-	$(PYTEST) --heavy=commit $(ARGS)
+.PHONY: test-only
+test-only: $(VENV)/.test.stamp  ## The same without the lint
+	$(PYTEST) -m "not slow" $(ARGS)
 
-.PHONY: test-times
-test-times: $(VENV)/.test.stamp  ## The same, and what was dearest in it
-	$(PYTEST) --heavy=commit --dearest=20 $(ARGS)
+.PHONY: test-slow
+test-slow: $(VENV)/.test.stamp  ## The slow ones: long sweeps, every night
+	$(PYTEST) -m slow $(ARGS)
 
-.PHONY: test-fast
-test-fast: $(VENV)/.test.stamp  ## The tests that are not marked heavy
-	$(PYTEST) -m "not heavy" $(ARGS)
-
-.PHONY: test-heavy
-test-heavy: $(VENV)/.test.stamp  ## All the heavy ones: long sweeps
-	$(PYTEST) -m heavy $(ARGS)
+.PHONY: test-faults
+test-faults: $(VENV)/.test.stamp  ## Tries the faults that tests must catch: hours
+	$(PY) -m tests.faults $(ARGS)
 
 # On a GPU after: .venv/bin/python -m pip install -e '.[cuda]'. One process, for
 # one GPU; without one, the same tests on the CPU.

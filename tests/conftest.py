@@ -14,22 +14,13 @@ TESTS = pathlib.Path(__file__).parent
 sys.path.insert(0, str(TESTS))
 
 import compiling  # noqa: E402
-import shares  # noqa: E402
-import times  # noqa: E402
 
 _NUMBER = itertools.count()
-
-
-def pytest_addoption(parser):
-  shares.add_option(parser)
-  times.add_option(parser)
 
 
 def pytest_configure(config):
   """Lets all runs share compiled programs, and workers a GPU."""
   gc.set_threshold(20_000)  # traces are many objects, and hardly any a cycle
-  shares.configure(config, TESTS)
-  times.configure(config)
   without_tpu.set_environment()
   os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
   os.environ["HF_HUB_OFFLINE"] = "1"  # no test asks the network

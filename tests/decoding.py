@@ -50,7 +50,7 @@ _ALWAYS = [
 def _pairs(always):
   return [
     pytest.param(
-      rule, name, marks=() if (rule, name) in always else pytest.mark.heavy
+      rule, name, marks=() if (rule, name) in always else pytest.mark.slow
     )
     for rule in ("token", "match")
     for name, drafter in DRAFTERS.items()

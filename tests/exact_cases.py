@@ -74,7 +74,7 @@ def marks(name, tree_name, siblings):
   usual = siblings is siblings_lib.IID and name in WALKERS
   usual &= tree_name not in PARTS
   fast = usual or tree_name in FIRST_TREES or LOSSLESS[name].with_noise
-  return () if fast or name == "score_block" else pytest.mark.heavy
+  return () if fast or name == "score_block" else pytest.mark.slow
 
 
 CASES = [

@@ -137,7 +137,7 @@ def plain(count):
   return complete(drafter="plain", count=count)
 
 
-HEAVY = (
+SLOW = (
   dict(drafter="model(tokens=4)"),
   dict(drafter="model(tokens=4, tree=paths(2))", rule="match"),
   dict(drafter="ngram"),
@@ -152,7 +152,7 @@ HEAVY = (
   [
     dict(drafter="model(tokens=4)", count=20),
     dict(drafter="eagle3(tokens=4)", count=20),
-    *(pytest.param(settings, marks=pytest.mark.heavy) for settings in HEAVY),
+    *(pytest.param(settings, marks=pytest.mark.slow) for settings in SLOW),
   ],
   ids=lambda s: "-".join(str(x) for x in s.values()),
 )

@@ -120,7 +120,7 @@ def printed(code):
   )
 
 
-@pytest.mark.heavy  # half a minute, and what it calls has tests of its own
+@pytest.mark.slow  # half a minute, and what it calls has tests of its own
 def test_decoding(tmp_path, monkeypatch):
   code = execute("decoding", tmp_path, monkeypatch)
   assert printed(code).count("12 tokens in ") == 2
@@ -140,7 +140,7 @@ def test_rules(tmp_path, monkeypatch):
   assert "1e-09: 2e+18 samples needed" in text
 
 
-@pytest.mark.heavy  # a minute, and what it calls has tests of its own
+@pytest.mark.slow  # a minute, and what it calls has tests of its own
 def test_drafts(tmp_path, monkeypatch):
   code = execute("drafts", tmp_path, monkeypatch)
   assert len(outputs(code, "image/png")) == 2
@@ -151,7 +151,7 @@ def test_drafts(tmp_path, monkeypatch):
   assert (workdir / "total_variation/model/model.safetensors").exists()
 
 
-@pytest.mark.heavy  # half a minute, and what it calls has tests of its own
+@pytest.mark.slow  # half a minute, and what it calls has tests of its own
 def test_pods(tmp_path, monkeypatch):
   pytest.importorskip("libtpu", reason="libtpu is for Linux on x86-64 only")
   code = execute("pods", tmp_path, monkeypatch, last=_UNTOUCHED)

@@ -36,7 +36,7 @@ def outcome(fault: dict[str, str], root: pathlib.Path) -> str:
   path.write_text(text.replace(fault["before"], fault["after"]), "utf-8")
   command = [
     sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider",
-    "-m", "not heavy", *fault["tests"].split(),
+    "-m", "not slow", *fault["tests"].split(),
   ]  # fmt: skip
   try:
     done = subprocess.run(

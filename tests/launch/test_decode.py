@@ -69,13 +69,11 @@ def test_rows_come_back_in_order_with_the_documented_keys(run, tmp_path, pair):
   "settings",
   [
     ("--config.drafter=model(tokens=3)",),
-    pytest.param(
-      ("--config.drafter=ngram(tokens=3)",), marks=pytest.mark.heavy
-    ),
+    pytest.param(("--config.drafter=ngram(tokens=3)",), marks=pytest.mark.slow),
     ("--config.drafter=layer_skip('SET', tokens=3)",),
     pytest.param(
       ("--config.rule=match", "--config.drafter=model(tree=paths(2))"),
-      marks=pytest.mark.heavy,
+      marks=pytest.mark.slow,
     ),
   ],
 )

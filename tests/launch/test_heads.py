@@ -59,7 +59,7 @@ def head_of(drafter):
   "name",
   [n if n in ("a ladder of chains", "a certain tree",
               "the best tree of a block")
-   else pytest.param(n, marks=pytest.mark.heavy) for n in RUNS],
+   else pytest.param(n, marks=pytest.mark.slow) for n in RUNS],
 )  # fmt: skip
 def test_greedy_text_is_that_of_plain_decoding(saved, name):
   drafter, rule = RUNS[name]
@@ -80,7 +80,7 @@ def test_greedy_text_is_that_of_plain_decoding(saved, name):
 
 @pytest.mark.parametrize(
   "head",
-  ["eagle3", *(pytest.param(name, marks=pytest.mark.heavy)
+  ["eagle3", *(pytest.param(name, marks=pytest.mark.slow)
                for name in ("medusa", "dflash", "blockwise"))],
 )  # fmt: skip
 def test_a_head_in_eight_bits_drafts_and_the_text_is_the_targets(saved, head):

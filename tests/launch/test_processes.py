@@ -173,7 +173,7 @@ def _waiting(tmp_path, mode):
   ("victim", "how"),
   [
     (0, signal.SIGKILL),
-    pytest.param(1, signal.SIGTERM, marks=pytest.mark.heavy),
+    pytest.param(1, signal.SIGTERM, marks=pytest.mark.slow),
   ],
 )
 def test_when_one_is_killed_the_other_stops_with_a_message(

@@ -70,7 +70,7 @@ LOOP_TREES = {
   [
     pytest.param(
       *key, rule,
-      marks=() if rule in ("recursive", "decoding_opt") else pytest.mark.heavy,
+      marks=() if rule in ("recursive", "decoding_opt") else pytest.mark.slow,
     )
     for key, names in LOOP_TREES.items()
     for rule in names
@@ -118,11 +118,11 @@ def small_drafters(model, vocab_size):
   ("rule", "drafter"),
   [
     ("token", "model"),
-    pytest.param("token", "plain", marks=pytest.mark.heavy),
-    pytest.param("token", "ngram", marks=pytest.mark.heavy),
-    pytest.param("token", "layer_skip", marks=pytest.mark.heavy),
-    pytest.param("match", "paths", marks=pytest.mark.heavy),
-    pytest.param("block_transport", "paths", marks=pytest.mark.heavy),
+    pytest.param("token", "plain", marks=pytest.mark.slow),
+    pytest.param("token", "ngram", marks=pytest.mark.slow),
+    pytest.param("token", "layer_skip", marks=pytest.mark.slow),
+    pytest.param("match", "paths", marks=pytest.mark.slow),
+    pytest.param("block_transport", "paths", marks=pytest.mark.slow),
   ],
 )
 def test_sampled_blocks_follow_the_targets_joint_law(rule, drafter):
@@ -220,7 +220,7 @@ def test_reported_draft_law_is_the_law_sampled_from():
   "drafter",
   [
     pytest.param(
-      name, marks=() if name in ("paths", "ngram") else pytest.mark.heavy
+      name, marks=() if name in ("paths", "ngram") else pytest.mark.slow
     )
     for name in DRAFTERS
     if name != "plain"

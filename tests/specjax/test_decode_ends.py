@@ -87,7 +87,7 @@ def test_a_budget_of_zero_emits_nothing():
   "drafter",
   [
     pytest.param(
-      name, marks=() if name in ("paths", "ngram") else pytest.mark.heavy
+      name, marks=() if name in ("paths", "ngram") else pytest.mark.slow
     )
     for name in DRAFTERS
   ],

@@ -61,7 +61,7 @@ def extend(decoder, state, row, tokens=MORE, *, budget=5, **more):
 
 @pytest.mark.parametrize(
   "name",
-  [n if n in _FAST else pytest.param(n, marks=pytest.mark.heavy)
+  [n if n in _FAST else pytest.param(n, marks=pytest.mark.slow)
    for n in DECODERS],
 )  # fmt: skip
 def test_a_row_goes_on_as_if_all_its_text_were_its_prompt(name):
@@ -103,7 +103,7 @@ def alone_behind(decoder, text, state):
 
 @pytest.mark.parametrize(
   "name",
-  [n if n in _FAST else pytest.param(n, marks=pytest.mark.heavy)
+  [n if n in _FAST else pytest.param(n, marks=pytest.mark.slow)
    for n in DECODERS],
 )  # fmt: skip
 def test_a_prompt_goes_on_from_what_another_row_has_read(name):
@@ -350,7 +350,7 @@ def test_chunks_share_a_prompt_evenly(monkeypatch):
 @pytest.mark.parametrize(
   "name",
   [n if n in ("eagle", "lookahead")
-   else pytest.param(n, marks=pytest.mark.heavy) for n in READERS],
+   else pytest.param(n, marks=pytest.mark.slow) for n in READERS],
 )  # fmt: skip
 def test_a_prompt_read_in_chunks_is_one_that_was_read_at_once(
   name, monkeypatch

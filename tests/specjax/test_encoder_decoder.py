@@ -99,7 +99,7 @@ LOSSLESS = [
   ("model", FORK, "recursive", dict(siblings="without_replacement")),
   ("block", chain(3), "block", {}),
   *(
-    pytest.param(*case, {}, marks=pytest.mark.heavy)
+    pytest.param(*case, {}, marks=pytest.mark.slow)
     for case in (
       ("model", chain(2), "token"),
       ("block", chain(2), "token"),
@@ -204,7 +204,7 @@ def test_a_row_is_the_same_in_a_batch_and_after_a_refill(kind, tree, rule):
   ("kind", "tree", "rule"),
   [
     ("block", chain(3), "token"),
-    pytest.param("model", FORK, "recursive", marks=pytest.mark.heavy),
+    pytest.param("model", FORK, "recursive", marks=pytest.mark.slow),
   ],
 )
 def test_a_broken_draft_costs_speed_and_no_token(greedy, kind, tree, rule):

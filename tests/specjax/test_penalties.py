@@ -87,8 +87,8 @@ def whole(drafter, rule, temperature=0.0, penalized=True):
     ("model", "token"),
     ("paths", "match"),
     ("plain", "token"),
-    pytest.param("ngram", "match", marks=pytest.mark.heavy),
-    pytest.param("layer_skip_paths", "match", marks=pytest.mark.heavy),
+    pytest.param("ngram", "match", marks=pytest.mark.slow),
+    pytest.param("layer_skip_paths", "match", marks=pytest.mark.slow),
   ],
 )
 def test_greedy_tokens_are_those_of_plain_python(drafter, rule):

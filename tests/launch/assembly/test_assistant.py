@@ -50,11 +50,11 @@ def config_of(saved, drafter, rule="token"):
   [
     ('assistant("DIR", tree=(-1, 0, 0, 1))', "recursive"),
     pytest.param('assistant("DIR", tokens=3)', "token",
-                 marks=pytest.mark.heavy),
+                 marks=pytest.mark.slow),
     pytest.param('assistant("DIR", tree=dynamic(6, top_k=2), tokens=3)',
-                 "match", marks=pytest.mark.heavy),
+                 "match", marks=pytest.mark.slow),
     pytest.param('repeats(assistant("DIR", tokens=1), tokens=3)', "token",
-                 marks=pytest.mark.heavy),
+                 marks=pytest.mark.slow),
   ],
 )  # fmt: skip
 def test_greedy_text_is_that_of_plain_decoding(saved, drafter, rule):

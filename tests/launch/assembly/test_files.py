@@ -77,9 +77,9 @@ def test_an_index_of_another_tokenizer_is_refused(made, tmp_path):
   "drafter",
   [
     pytest.param(
-      "lookahead(tokens=3, window=3, num_guesses=2)", marks=pytest.mark.heavy
+      "lookahead(tokens=3, window=3, num_guesses=2)", marks=pytest.mark.slow
     ),
-    pytest.param('rest("INDEX", tokens=3)', marks=pytest.mark.heavy),
+    pytest.param('rest("INDEX", tokens=3)', marks=pytest.mark.slow),
     'rasd(nodes=8, tokens=3, siblings=top_k, corpus="INDEX")',
   ],
 )

@@ -49,8 +49,8 @@ def target(tmp_path_factory):
   return get
 
 
-def heavy(*case):
-  return pytest.param(*case, marks=pytest.mark.heavy)
+def slow(*case):
+  return pytest.param(*case, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize(
@@ -58,11 +58,11 @@ def heavy(*case):
   [
     ("deepseek", "mtp(tokens=3)", "token"),
     ("qwen3-5", "mtp(tokens=3)", "token"),
-    heavy("glm-moe", "mtp(tokens=2, tree=paths(2))", "recursive"),
-    heavy("deepseek-x3", "mtp(tokens=4)", "block"),
-    heavy("qwen3-5", "mtp(tokens=2, normed=False)", "token"),
-    heavy("glm-lite", "mtp(tree=k_ary(2, 1), siblings=top_k)", "match"),
-    heavy("qwen3-5", "mtp(tree=dynamic(6, top_k=2), tokens=3)", "match"),
+    slow("glm-moe", "mtp(tokens=2, tree=paths(2))", "recursive"),
+    slow("deepseek-x3", "mtp(tokens=4)", "block"),
+    slow("qwen3-5", "mtp(tokens=2, normed=False)", "token"),
+    slow("glm-lite", "mtp(tree=k_ary(2, 1), siblings=top_k)", "match"),
+    slow("qwen3-5", "mtp(tree=dynamic(6, top_k=2), tokens=3)", "match"),
   ],
 )
 def test_a_target_drafts_with_its_own_head(target, kind, drafter, rule):

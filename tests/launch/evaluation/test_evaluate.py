@@ -246,7 +246,7 @@ def test_our_own_questions_are_answered_briefly(cli, tmp_path, monkeypatch):
   assert budgets == [64, 100, common.get_config().max_new_tokens]
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_two_processes_take_turns_and_one_writes(cli, pair, asked, tmp_path):
   flags = (*SMALL, f"--questions={asked}", "--systems=ngram",
            "--batch_sizes=1,2", "--temperatures=1")  # fmt: skip

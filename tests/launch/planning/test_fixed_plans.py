@@ -20,7 +20,7 @@ from models.networks import linear
 from models.networks.quantized_tensor import QuantizedTensor
 from specjax import tree as tree_lib
 
-pytestmark = pytest.mark.heavy
+pytestmark = pytest.mark.slow
 
 
 def model(name):

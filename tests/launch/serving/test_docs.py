@@ -63,7 +63,7 @@ def test_curl_lines_are_answered(address):
   check_curl_lines(address)
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_the_pair_that_comes_with_the_code_is_served_as_printed():
   """The line that starts it, but for the port, and then all others."""
   (line,) = re.findall(

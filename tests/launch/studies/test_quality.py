@@ -79,7 +79,7 @@ def test_win_rates_in_both_readings():
   assert 0 <= low <= actual["prompts_won"] <= high <= 1
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_the_command_compares_both_rules(cli, pair, tmp_path):
   output, asked = tmp_path / "q.json", tmp_path / "p.jsonl"
   asked.write_text('{"prompt": "def f(x):"}\n{"prompt": "import os"}\n')

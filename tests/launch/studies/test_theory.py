@@ -66,7 +66,7 @@ def test_mistakes_are_one_line_and_exit_code_2(capsys, flags, words):
   assert error.count("\n") == 1
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 @pytest.mark.parametrize("name", theory.FIGURES)
 def test_every_figure_is_drawn_from_its_json(tmp_path, name, monkeypatch):
   monkeypatch.setattr(theory, "_HORIZON", 3)

@@ -289,8 +289,8 @@ def command_line(*args):
 @pytest.mark.parametrize(
   "kind",
   ["medusa", "mtp", "blockwise",
-   pytest.param("eagle", marks=pytest.mark.heavy),
-   pytest.param("eagle3", marks=pytest.mark.heavy)],
+   pytest.param("eagle", marks=pytest.mark.slow),
+   pytest.param("eagle3", marks=pytest.mark.slow)],
 )  # fmt: skip
 def test_every_kind_is_trained_by_the_command(
   kind, texts, target, plain, tmp_path

@@ -147,7 +147,7 @@ SEEN = ("gemma4", "olmo3", "qwen3-moe", "gpt-oss")
   [
     *SEEN,
     *(
-      pytest.param(name, marks=pytest.mark.heavy)
+      pytest.param(name, marks=pytest.mark.slow)
       for name in DESCRIBED
       if name not in (*SEEN, *HYBRIDS)
     ),
@@ -315,7 +315,7 @@ CUTS = dict.fromkeys(("gemma3", "gemma4", "olmo3", "qwen3-5"), "none")
 CUTS |= {"glm-moe": "expert"}
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "name",
   [
@@ -331,7 +331,7 @@ def test_four_devices_give_the_same_logits(tmp_path, name):
   assert cut == CUTS.get(name, "width")
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_four_devices_give_the_same_logits_with_an_expert_each(tmp_path):
   wrong, cut = on_four_devices(tmp_path, "gpt-oss", num_local_experts=4)
   assert wrong < 1e-5

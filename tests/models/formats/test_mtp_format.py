@@ -218,7 +218,7 @@ def test_drafts_of_a_text_that_goes_on_are_those_of_transformers(copied):
   [
     ("deepseek", 3),
     *(
-      pytest.param(*case, marks=pytest.mark.heavy)
+      pytest.param(*case, marks=pytest.mark.slow)
       for case in [("glm-moe", 2), ("mimo", 3)]
     ),
   ],

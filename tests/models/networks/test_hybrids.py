@@ -114,7 +114,7 @@ def test_no_rule_is_left_out():
 @pytest.mark.parametrize(
   "rule",
   [
-    rule if rule == "token" else pytest.param(rule, marks=pytest.mark.heavy)
+    rule if rule == "token" else pytest.param(rule, marks=pytest.mark.slow)
     for rule in DRAWN
   ],
 )
@@ -142,9 +142,9 @@ def test_a_round_has_the_targets_law(rule):
   ("tree", "rule", "num_depths"),
   [
     (TREE, "recursive", 1),
-    pytest.param(chain(2), "block", 1, marks=pytest.mark.heavy),
-    pytest.param(bound(4, 2, 2), "match", 1, marks=pytest.mark.heavy),
-    pytest.param(TREE, "traversal", 2, marks=pytest.mark.heavy),
+    pytest.param(chain(2), "block", 1, marks=pytest.mark.slow),
+    pytest.param(bound(4, 2, 2), "match", 1, marks=pytest.mark.slow),
+    pytest.param(TREE, "traversal", 2, marks=pytest.mark.slow),
   ],
 )
 def test_a_round_with_an_mtp_head_has_the_targets_law(tree, rule, num_depths):
@@ -200,7 +200,7 @@ def error_of_rows(state):
 
 @pytest.mark.parametrize(
   ("tree", "scanned"),
-  [(TREE, True), pytest.param(chain(3), False, marks=pytest.mark.heavy)],
+  [(TREE, True), pytest.param(chain(3), False, marks=pytest.mark.slow)],
 )
 def test_ragged_rows_are_read_refilled_and_go_on(monkeypatch, tree, scanned):
   """A row's laws are its text's, with any past and any neighbors."""
@@ -255,7 +255,7 @@ def test_a_text_that_goes_on_near_the_buffers_end_is_read():
   assert error_of_rows(state) < 1e-10
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_a_row_begins_anew_or_with_all_of_its_text():
   """States in between are gone: such a row ends, and says so."""
   decoder, params = decoder_of(chain(2), "token", with_log_probs=True)

@@ -72,7 +72,7 @@ def model_of(kind, is_stacked, config=CONFIG):
   ("kind", "is_stacked", "config"),
   [
     ("int8", False, CONFIG), ("int8", False, SHARED),
-    pytest.param("fp8", True, CONFIG, marks=pytest.mark.heavy),
+    pytest.param("fp8", True, CONFIG, marks=pytest.mark.slow),
   ],
 )  # fmt: skip
 def test_a_tree_pass_says_what_passes_over_its_paths_say(

@@ -45,7 +45,7 @@ CONFIG = TransformerConfig(
 
 @pytest.mark.parametrize(
   "tree",
-  [chain(2), pytest.param(Tree((-1, 0, 0, 1)), marks=pytest.mark.heavy)],
+  [chain(2), pytest.param(Tree((-1, 0, 0, 1)), marks=pytest.mark.slow)],
 )
 def test_laws_are_those_that_tokens_are_drawn_from_and_rows_are_apart(tree):
   with jax.enable_x64(True):

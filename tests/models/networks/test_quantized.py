@@ -135,7 +135,7 @@ def tree_logits(model):
   [
     (Quantization(dtype="int8"), True),
     pytest.param(
-      Quantization(dtype="int4", group=32), False, marks=pytest.mark.heavy
+      Quantization(dtype="int4", group=32), False, marks=pytest.mark.slow
     ),
   ],
 )

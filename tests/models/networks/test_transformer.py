@@ -248,10 +248,10 @@ def test_key_value_heads_must_divide_heads():
 @pytest.mark.parametrize(
   ("num_speculative_tokens", "num_drafts", "batch"),
   [
-    pytest.param(0, 1, 1, marks=pytest.mark.heavy),
+    pytest.param(0, 1, 1, marks=pytest.mark.slow),
     (3, 1, 9),
     (2, 2, 1),
-    pytest.param(2, 2, 9, marks=pytest.mark.heavy),
+    pytest.param(2, 2, 9, marks=pytest.mark.slow),
   ],
 )
 def test_the_loop_updates_the_caches_in_place(

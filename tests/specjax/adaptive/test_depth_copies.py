@@ -66,7 +66,7 @@ def copies_here(drafts: str) -> int:
 
 
 @pytest.mark.parametrize(
-  "drafts", ["model", pytest.param("layer_skip", marks=pytest.mark.heavy)]
+  "drafts", ["model", pytest.param("layer_skip", marks=pytest.mark.slow)]
 )
 def test_a_pass_that_may_be_skipped_copies_no_cache(drafts):
   assert copies_here(drafts) == 0
@@ -110,7 +110,7 @@ def make_drafter(policy, question):
   return drafters.layer_skip(thinned, **static)
 
 
-@pytest.mark.heavy("another compiler, on larger caches")
+@pytest.mark.slow
 @pytest.mark.parametrize("drafts", ["model", "layer_skip"])
 def test_nor_does_it_on_a_tpu(monkeypatch, drafts):
   pytest.importorskip("libtpu", reason="libtpu is for Linux on x86-64 only")

@@ -60,9 +60,9 @@ SURVIVAL = "survival(threshold=0.45)"
   [
     (SURVIVAL, "model"),
     ("confidence(threshold=0.3)", "layer_skip"),
-    pytest.param("optimal(cost=0.3)", "model", marks=pytest.mark.heavy),
-    pytest.param("optimal(cost=0.3,rows=4)", "model", marks=pytest.mark.heavy),
-    pytest.param(SURVIVAL, "eagle", marks=pytest.mark.heavy),
+    pytest.param("optimal(cost=0.3)", "model", marks=pytest.mark.slow),
+    pytest.param("optimal(cost=0.3,rows=4)", "model", marks=pytest.mark.slow),
+    pytest.param(SURVIVAL, "eagle", marks=pytest.mark.slow),
   ],
 )
 def test_a_row_emits_what_it_does_among_copies_of_itself(policy, family):
@@ -139,8 +139,8 @@ def counted_model(counts: list) -> LanguageModel:
   "policy",
   [
     "confidence(threshold=0.3)",
-    pytest.param("2", marks=pytest.mark.heavy),
-    pytest.param("survival(threshold=0.5)", marks=pytest.mark.heavy),
+    pytest.param("2", marks=pytest.mark.slow),
+    pytest.param("survival(threshold=0.5)", marks=pytest.mark.slow),
   ],
 )
 def test_passes_end_as_soon_as_no_row_goes_on(policy):
@@ -211,7 +211,7 @@ def three_rows(decoder, budgets=(60, 60, 60)):
 
 
 @pytest.mark.parametrize(
-  "family", ["model", pytest.param("layer_skip", marks=pytest.mark.heavy)]
+  "family", ["model", pytest.param("layer_skip", marks=pytest.mark.slow)]
 )
 def test_after_rounds_without_a_draft_the_cache_is_filled(family):
   """One row drafts while others do not; then none does; then all do."""

@@ -105,7 +105,7 @@ def test_wrong_slots_positions_and_hidden_states_are_caught(mutant):
   assert not accepted_for_sure(params_of(mutant))
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_rounds_of_no_tokens_keep_what_it_needs():
   """A ladder's chains go on with each other's state."""
   ladder = make_ladder(
@@ -163,7 +163,7 @@ def test_a_law_without_the_floor_is_caught():
   assert error > 1e-3
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_chains_that_a_policy_ends_have_their_laws():
   drafter = drafters.assistant(
     FLOORED, tree=chain(2), vocab_size=WORDS,

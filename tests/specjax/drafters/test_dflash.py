@@ -94,7 +94,7 @@ def test_wrong_features_and_slots_are_caught(mutant):
 
 
 @pytest.mark.parametrize("children", [3, pytest.param(
-  VOCAB, marks=pytest.mark.heavy)])  # fmt: skip
+  VOCAB, marks=pytest.mark.slow)])  # fmt: skip
 def test_the_best_tree_is_that_of_the_product_of_the_laws(children):
   """By going through every path."""
   size = 12 if children == 3 else 30

@@ -87,7 +87,7 @@ def cached_tokens(cache, row):
   [
     pytest.param(
       lambda: drafters.model(MODEL, tree=chain(3), **VOCABULARY),
-      marks=pytest.mark.heavy,
+      marks=pytest.mark.slow,
     ),
     lambda: drafters.model(MODEL, tree=paths(3, 3), **VOCABULARY),
     lambda: drafters.model(
@@ -98,7 +98,7 @@ def cached_tokens(cache, row):
     ),
     pytest.param(
       lambda: drafters.layer_skip(MODEL, tree=chain(3), **VOCABULARY),
-      marks=pytest.mark.heavy,
+      marks=pytest.mark.slow,
     ),
     lambda: drafters.layer_skip(MODEL, tree=paths(3, 2), **VOCABULARY),
   ],

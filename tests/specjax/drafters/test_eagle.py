@@ -75,7 +75,7 @@ def accepted_for_sure(drafter, *, rounds=4) -> bool:
 
 
 @pytest.mark.parametrize(
-  "name", ["tree", pytest.param("chain", marks=pytest.mark.heavy)]
+  "name", ["tree", pytest.param("chain", marks=pytest.mark.slow)]
 )
 def test_all_that_a_head_with_the_right_features_drafts_is_accepted(name):
   assert accepted_for_sure(DRAFTERS[name])
@@ -116,7 +116,7 @@ def _of_another_layer():
   [
     lambda: _kept_tree(DRAFTERS["tree"]),
     lambda: _shifted(DRAFTERS["tree"]),
-    pytest.param(_of_another_layer, marks=pytest.mark.heavy),
+    pytest.param(_of_another_layer, marks=pytest.mark.slow),
   ],
   ids=["the tree's cache is kept", "features shifted by one", "another layer"],
 )

@@ -42,13 +42,13 @@ USUAL = (
   "assistant, dynamic tree",
 )  # fmt: skip
 ALSO = ("eagle, drawn tree", "medusa, best tree", "mtp, distinct")
-heavy = lambda value, fast: (
-  value if fast else pytest.param(value, marks=pytest.mark.heavy)
+slow = lambda value, fast: (
+  value if fast else pytest.param(value, marks=pytest.mark.slow)
 )
 
 
 def names(*usual):
-  return [heavy(name, name in usual) for name in toy_heads.RULES]
+  return [slow(name, name in usual) for name in toy_heads.RULES]
 
 
 # ---------------------------------------------------------- the laws of a round
@@ -63,11 +63,11 @@ def error(drafter, rule, **more) -> float:
 
 
 CASES = [
-  heavy((name, rule), name in USUAL + ALSO and not place)
+  slow((name, rule), name in USUAL + ALSO and not place)
   for name, some in toy_heads.RULES.items()
   for place, rule in enumerate(some)
 ] + [
-  heavy((f"{family}, {form}", rule), False)
+  slow((f"{family}, {form}", rule), False)
   for family in ("mtp", "assistant")
   for form, (_, rule) in toy_heads.OWN.items()
 ]
@@ -122,7 +122,7 @@ def of_few_words(leak):
   return dataclasses.replace(drafter, propose=propose)
 
 
-@pytest.mark.parametrize("rule", ["token", heavy("block", False)])
+@pytest.mark.parametrize("rule", ["token", slow("block", False)])
 def test_a_draft_vocabulary_is_lossless_if_it_leaks_no_mass(rule):
   assert error(of_few_words(-jnp.inf), rule) < LIMIT
   # As a finite "minus infinity" that is not far enough does.

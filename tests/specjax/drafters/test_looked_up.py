@@ -68,7 +68,7 @@ def params_of(drafter, dtype=None):
   [
     pytest.param(
       name,
-      marks=pytest.mark.heavy
+      marks=pytest.mark.slow
       if name in ("suffix", "rest", "rasd certain", "rasd distinct")
       else (),
     )
@@ -117,7 +117,7 @@ def begun():
 
 CASES = [
   pytest.param(
-    name, rule, marks=() if (name, rule) in always else pytest.mark.heavy
+    name, rule, marks=() if (name, rule) in always else pytest.mark.slow
   )
   for always in [
     {

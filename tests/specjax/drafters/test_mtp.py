@@ -82,15 +82,15 @@ def expected():
   return of_one
 
 
-def heavy(*case):
-  return pytest.param(*case, marks=pytest.mark.heavy)
+def slow(*case):
+  return pytest.param(*case, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize(
   ("num_depths", "form"),
   [
-    (2, "chain"), (3, "dynamic"), heavy(3, "chain"), heavy(2, "dynamic"),
-    heavy(2, "tree"), heavy(3, "tree"), heavy(3, "policy"),
+    (2, "chain"), (3, "dynamic"), slow(3, "chain"), slow(2, "dynamic"),
+    slow(2, "tree"), slow(3, "tree"), slow(3, "policy"),
   ],
 )  # fmt: skip
 def test_all_layers_know_what_one_would(expected, num_depths, form):
@@ -102,7 +102,7 @@ def test_layers_know_it_where_a_text_goes_on(expected):
   assert outcome(of(3, "tree"), longer=True) == expected("tree", longer=True)
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_one_layer_is_an_eagles(expected):
   """Whose cache is read anew at each depth, and not appended to."""
   one = of_layers((ONE,), Drawing(tree=TREE, siblings=IID, vocab_size=VOCAB))
@@ -151,7 +151,7 @@ def _all_paths(tokens, hidden, cache, more):
   [
     lambda: _not_cropped(of(3, "tree")),
     pytest.param(
-      lambda: _later_layers(_of_the_place_before), marks=pytest.mark.heavy
+      lambda: _later_layers(_of_the_place_before), marks=pytest.mark.slow
     ),
     lambda: _later_layers(_all_paths),
   ],

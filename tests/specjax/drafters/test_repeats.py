@@ -74,7 +74,7 @@ def error(drafter, rule, text) -> float:
   [
     ("token", None), ("block", "1"),
     *(
-      pytest.param(rule, policy, marks=pytest.mark.heavy)
+      pytest.param(rule, policy, marks=pytest.mark.slow)
       for rule in ("token", "block", "recursive", "traversal", "kseq")
       for policy in (None, "1", "confidence(threshold=0.5)")
       if (rule, policy) not in (("token", None), ("block", "1"))

@@ -50,7 +50,7 @@ ALWAYS = [
 CASES = [
   *ALWAYS,
   *(
-    pytest.param(policy, rule, marks=pytest.mark.heavy)
+    pytest.param(policy, rule, marks=pytest.mark.slow)
     for policy in POLICIES
     for rule in CHAIN_RULES
     if (policy == "confidence" or rule in ("token", "block"))
@@ -112,7 +112,7 @@ def test_policies_end_some_of_the_drafts_that_are_enumerated(policy):
   assert len(set(depths.tolist())) > 1
 
 
-@pytest.mark.heavy("another drafter under the same policies")
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", ["confidence", "survival"])
 def test_a_target_that_drafts_for_itself_under_a_policy(policy):
   drafter = under(POLICIES[policy], drafters.layer_skip)

@@ -50,11 +50,11 @@ of_table = lambda *args: forms.table_drafter(VOCAB, *args)
   [
     (of_table(chain(2)), "exact"),
     pytest.param(
-      of_table(FAMILY, GREEDY), "exact", marks=pytest.mark.heavy),
+      of_table(FAMILY, GREEDY), "exact", marks=pytest.mark.slow),
     pytest.param(
-      of_table(k_ary(2), HUB), "exact", marks=pytest.mark.heavy),
+      of_table(k_ary(2), HUB), "exact", marks=pytest.mark.slow),
     pytest.param(
-      of_table(FAMILY, TOP_K), "exact", marks=pytest.mark.heavy),
+      of_table(FAMILY, TOP_K), "exact", marks=pytest.mark.slow),
     (of_table(paths(1, 2), SHARED_NOISE), "sampled"),
     (
       drafters.layer_skip(MODEL, tree=chain(2), vocab_size=VOCAB),
@@ -71,11 +71,11 @@ of_table = lambda *args: forms.table_drafter(VOCAB, *args)
     (forms.masked(of_table(FAMILY), forms.varying_families), "exact"),
     pytest.param(
       forms.masked(of_table(chain(2)), forms.random_stop), "exact",
-      marks=pytest.mark.heavy),
+      marks=pytest.mark.slow),
     (forms.confidence_tree(VOCAB, nodes=4, depth=2), "deterministic"),
     (forms.mixed(VOCAB), "exact"),
     pytest.param(
-      forms.with_lanes(VOCAB), "exact", marks=pytest.mark.heavy),
+      forms.with_lanes(VOCAB), "exact", marks=pytest.mark.slow),
   ],
   ids=[
     "model", "greedy", "hub", "top_k", "shared noise", "layer skip",

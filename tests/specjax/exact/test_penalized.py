@@ -81,7 +81,7 @@ ALWAYS = {
 @pytest.mark.parametrize(
   "name",
   [
-    pytest.param(name, marks=() if name in ALWAYS else pytest.mark.heavy)
+    pytest.param(name, marks=() if name in ALWAYS else pytest.mark.slow)
     for name in CASES
   ],
 )
@@ -94,7 +94,7 @@ def test_a_penalized_law_is_warped_and_a_pass_narrowed_as_any_other():
   assert error(*case, widths=(1, 3), temperature=0.7, top_p=0.9, **ALL) < LIMIT
 
 
-@pytest.mark.heavy
+@pytest.mark.slow
 def test_a_greedy_law_is_of_its_own_path():
   assert error(*CASES["chain, token"], temperature=0.0, **ALL) < LIMIT
 
@@ -122,7 +122,7 @@ def siblings_too(draft, topology):
 _path_tokens = penalties.path_tokens
 
 
-# Of each kind of law that reads its path; `heavy` are those that add no idea.
+# Of each kind of law that reads its path; `slow` are those that add no idea.
 READS = {
   "presence": dict(presence_penalty=1.5),
   "frequency": dict(frequency_penalty=1.5),
@@ -135,7 +135,7 @@ MUTANTS = [
     mutant, name, reads, id=f"{mutant.__name__}-{name}-{reads}",
     marks=()
     if reads == "all" and name != "chain, token"
-    else pytest.mark.heavy,
+    else pytest.mark.slow,
   )
   for mutant, name in (
     (committed_alone, "chain, token"),

@@ -75,7 +75,7 @@ SOUND = {
 CASES = [
   pytest.param(
     drafter, rule, id=f"{name}-{rule}",
-    marks=() if not place or rule == "kseq" else pytest.mark.heavy,
+    marks=() if not place or rule == "kseq" else pytest.mark.slow,
   )
   for name, (drafter, some) in SOUND.items()
   for place, rule in enumerate(some.split())

@@ -16,7 +16,7 @@ _FAST = ("token", "match", "typical", "decoding_uno")
 @pytest.mark.parametrize(
   "name",
   [
-    n if n in _FAST else pytest.param(n, marks=pytest.mark.heavy)
+    n if n in _FAST else pytest.param(n, marks=pytest.mark.slow)
     for n in sorted(set(rules.RULES) - NOISY)
   ],
 )

@@ -45,7 +45,7 @@ C = (P, Q)
     (C, 1, 2, 10, 0.86),  # the optimum of `transport`
     (C, 2, 3, 64, 1.8006069181),
     *(
-      pytest.param(*case, marks=pytest.mark.heavy)
+      pytest.param(*case, marks=pytest.mark.slow)
       for case in (
         (A, 2, 2, 9, 131 / 81),  # the joint optimum
         (A, 2, 3, 64, 1.8506454658),

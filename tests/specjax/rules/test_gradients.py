@@ -39,7 +39,7 @@ def cases(name, rule):
     always = number == len(fitting) or name in PLANNED
     yield pytest.param(
       name, tree, siblings, id=f"{name}-{siblings.name}-{tree.parents}",
-      marks=() if always else pytest.mark.heavy,
+      marks=() if always else pytest.mark.slow,
     )  # fmt: skip
 
 

@@ -165,7 +165,7 @@ def test_block_verification_of_the_papers_example():
   [
     ("transport", 128 / 81, 13 / 8, 1.5114769231),
     *(
-      pytest.param(*case, marks=pytest.mark.heavy)
+      pytest.param(*case, marks=pytest.mark.slow)
       for case in (
         ("match", 82 / 81, 19 / 16, None),
         ("recursive", 4 / 3, 13 / 8, 1.3058),

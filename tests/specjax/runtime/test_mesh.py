@@ -104,7 +104,7 @@ def assert_some_are_accepted(actual):
   assert 0 < accepted.sum() < 2 * 8 * actual["num_steps"]
 
 
-@pytest.mark.heavy  # a process each: together they take minutes
+@pytest.mark.slow  # a process each: together they take minutes
 @pytest.mark.parametrize("run", MORE)
 def test_eight_devices_give_them_in_every_way_to_draft(tmp_path, run):
   actual = in_one_process(tmp_path, [run])
@@ -113,13 +113,13 @@ def test_eight_devices_give_them_in_every_way_to_draft(tmp_path, run):
     assert_some_are_accepted(actual[run])
 
 
-@pytest.mark.heavy("a mesh over two processes")  # one run for all
+@pytest.mark.slow  # one run for all
 @pytest.mark.parametrize("run", ON_TWO_PROCESSES)
 def test_two_processes_give_the_tokens_of_one_device(two_processes, alone, run):
   assert two_processes[run] == on_one_device(alone, run)
 
 
-@pytest.mark.heavy  # three processes each
+@pytest.mark.slow  # three processes each
 @pytest.mark.parametrize("run", FAMILIES)
 def test_two_processes_give_a_family_the_tokens_of_one_device(tmp_path, run):
   actual = decoded(tmp_path, [run], processes=2, devices=4)
