@@ -4,10 +4,13 @@ Special tokens, as `<|im_start|>`, come from the model's own template alone: the
 name of one in a message is text.
 """
 
+import functools
 import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import tokenizers as hf
 
 from models.tokenizers import Tokenizer
 
@@ -46,7 +49,7 @@ def encode(
     if isinstance(value, str):
       if _MARK in value:
         raise ValueError(f"a message holds {_MARK!r}, which is no character")
-      number = lambda match: f"{_MARK}{names.index(match[0])}{_MARK}"
+      number = lambda match: _mark(names.index(match[0]))
       return re.sub(expression, number, value)
     if isinstance(value, Mapping):
       return {marked(key): marked(x) for key, x in value.items()}
@@ -69,21 +72,31 @@ def encode_rendered(tokenizer: Tokenizer, text: str) -> list[int]:
   """
   if _MARK not in text:
     return tokenizer.backend.encode(text, add_special_tokens=False).ids
-  tokens, (names, expression) = tokenizer.special_tokens(), _special(tokenizer)
-  restored = lambda match: names[int(match[1])]
-  ids: list[int] = []
-  pieces = re.split(f"({expression})", text)  # text, name, text, ..., text
-  for at, piece in enumerate(pieces):
-    if at % 2:
-      ids.append(tokenizer.backend.token_to_id(piece))
-      continue
-    if at and tokens[pieces[at - 1]].rstrip:
-      piece = piece.lstrip()
-    if at + 1 < len(pieces) and tokens[pieces[at + 1]].lstrip:
-      piece = piece.rstrip()
-    piece = re.sub(f"{_MARK}(\\d+){_MARK}", restored, piece)
-    ids += tokenizer.encode_text(piece)
-  return ids
+  names, expression = _special(tokenizer)
+  marked, special = _marked(tokenizer)
+  # Names in messages become text again, and those of the template marks.
+  swap = lambda match: (
+    names[int(match[1])] if match[1] else _mark(names.index(match[0]))
+  )
+  text = re.sub(f"{_mark('([0-9]+)')}|{expression}", swap, text)
+  ids = marked.encode(text, add_special_tokens=False).ids
+  return [special.get(i, i) for i in ids]
+
+
+def _mark(number: int | str) -> str:
+  return f"{_MARK}{number}{_MARK}"
+
+
+@functools.lru_cache(maxsize=4)
+def _marked(tokenizer: Tokenizer) -> tuple[hf.Tokenizer, dict[int, int]]:
+  """A tokenizer whose special tokens are marks, and the ids of those."""
+  copy, names = tokenizer.without_special(), _special(tokenizer)[0]
+  how = lambda t: dict(lstrip=t.lstrip, rstrip=t.rstrip, normalized=False)
+  tokens = tokenizer.special_tokens()
+  marks = {_mark(i): tokens[name] for i, name in enumerate(names)}
+  copy.add_tokens([hf.AddedToken(x, **how(t)) for x, t in marks.items()])
+  ids = tokenizer.backend.token_to_id
+  return copy, {copy.token_to_id(x): ids(t.content) for x, t in marks.items()}
 
 
 def render(

@@ -6,7 +6,6 @@ folder of a training run (`models.formats.trained`), or a GGUF file
 Face Hub (`models.hub`).
 """
 
-import contextlib
 import dataclasses
 import pathlib
 from typing import Any, Literal
@@ -28,6 +27,7 @@ from models.formats import (
 from models.formats import weights as weights_lib
 from models.formats.head_checkpoints import Head
 from models.formats.head_files import Place
+from models.formats.weights import Source
 from models.head_shapes import HeadShape, Target
 from models.networks import (
   linear,
@@ -161,31 +161,35 @@ def load(
       with quantized weights or another cache.
   """
   path = hub.local(path)
-  config, reader = read_config(path), _reader(path)
-  form, note = None, ""
-  if not isinstance(config, T5Config):
-    form, note = _held(path, weights, dtype=dtype, on_mesh=mesh is not None)
-  elif stored is not None or isinstance(weights, Quantization):
-    raise ValueError("quantized weights and caches are of decoder-only models")
+  config, form, note, source = read_config(path), None, "", None
   more: dict[str, Any] = {"dtype": dtype}
-  if form is not None:
+  if isinstance(config, T5Config):
+    if stored is not None or isinstance(weights, Quantization):
+      raise ValueError(
+        "quantized weights and caches are of decoder-only models"
+      )
+  if mesh is not None:
+    assert sharding is not None
+    sharding = for_experts(config, sharding, num_parts(sharding, mesh))
+  if not trained.is_run(path):
+    source = _reader(path).source(path)
+    form, note = _kept(source, weights, dtype=dtype, on_mesh=mesh is not None)
     more["form"] = form
   if mesh is None:
-    module = reader.load(path, **more)
+    if source is None:
+      module = trained.load(path, **more)
+    else:
+      module = weights_lib.load(source, **more)
     if jax.default_backend() == "cpu" and isinstance(module, Transformer):
       for layer in module.layers:
         linear.turn(layer)
     network = Network.of_module(module, weights=form, stored=stored)
   else:
-    assert sharding is not None  # there is a mesh
-    sharding = for_experts(config, sharding, num_parts(sharding, mesh))
     more |= {"mesh": mesh, "sharding": sharding}
-    if reader is trained:
+    if source is None:
       config, params = trained.load_stacked(path, **more)
     else:
-      with contextlib.ExitStack() as stack:
-        source = reader.source(path, stack)
-        config, params = weights_lib.load_stacked(source, **more)
+      config, params = weights_lib.load_stacked(source, **more)
     network = Network(
       config=config, params=params, dtype=dtype, sharding=sharding,
       weights=form, stored=stored,
@@ -195,41 +199,31 @@ def load(
   return dataclasses.replace(network, note=note)
 
 
-def _held(
-  path: str,
+def _kept(
+  source: Source,
   weights: Quantization | Literal["published"] | None,
   *,
   dtype,
   on_mesh: bool,
 ) -> tuple[Quantization | None, str]:
-  """The form that holds a model's weights as they are published, if wanted.
+  """The quantization that keeps weights as they are published, if wanted.
 
-  None for none; with it what becomes of weights that are published quantized,
-  in words.
+  With it what becomes of weights that are published quantized, in words.
   """
-  reader = _reader(path)
-  if reader is trained:
+  if not source.published:
     return None, ""
-  with contextlib.ExitStack() as stack:
-    source = reader.source(path, stack)
-    if not source.published:
-      return None, ""
-    form, why = None, ""
-    if weights is not None:
-      form, why = published.quantization(source, on_mesh=on_mesh)
-    if isinstance(weights, Quantization) and published.keeps(source, weights):
-      form = weights
-  begun = f"{path} is published as {source.published}: "
-  if form is not None and weights in ("published", form):
-    return form, f"{begun}held as that, {form}"
-  note = f"{begun}dequantized to {jnp.dtype(dtype).name}"
+  form, why = None, ""
+  if isinstance(weights, Quantization) and published.keeps(source, weights):
+    form = weights
+  elif weights == "published":
+    form, why = published.quantization(source, on_mesh=on_mesh)
+  note = f"{source.path} is published as {source.published}: "
+  if form is not None:
+    return form, f"{note}held as that, {form}"
+  note += f"dequantized to {jnp.dtype(dtype).name}"
   if isinstance(weights, Quantization):
     note += f" and rounded again, to {weights}"
-  if form is not None:
-    note += f"; {form} would hold it as it is"
-  elif why:
-    note += f", since {why}"
-  return None, note
+  return None, note + (f", since {why}" if why else "")
 
 
 def reads_inputs(path: str) -> bool:

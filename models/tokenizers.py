@@ -64,10 +64,14 @@ class Tokenizer:
   def encode_text(self, text: str) -> list[int]:
     """Ids of plain text: names of special tokens are text too."""
     text.encode()
-    return self._without_special.encode(text, add_special_tokens=False).ids
+    return self._plain.encode(text, add_special_tokens=False).ids
 
   @functools.cached_property
-  def _without_special(self) -> hf.Tokenizer:
+  def _plain(self) -> hf.Tokenizer:
+    return self.without_special()
+
+  def without_special(self) -> hf.Tokenizer:
+    """A copy that reads names of special tokens as text."""
     copy = hf.Tokenizer.from_str(self.backend.to_str())
     copy.add_special_tokens([*self.special_tokens().values()])
     copy.encode_special_tokens = True
@@ -188,8 +192,8 @@ def _alone(
 ) -> hf.Tokenizer | None:
   """The tokenizer of `tokenizer.json`; None if other files say more of it."""
   file, older = path / "tokenizer.json", path / "special_tokens_map.json"
-  if not file.exists() or "eos_token" not in config:
-    return None  # a class of transformers has one of its own
+  if not file.exists() or not {"bos_token", "eos_token"} <= {*config}:
+    return None  # a class of transformers has ends of its own
   if "added_tokens_decoder" not in config and older.exists():
     return None
   backend = hf.Tokenizer.from_file(str(file))

@@ -123,9 +123,7 @@ def in_turn(shape, group):
   return np.arange(shape[1]) // (group or shape[1])
 
 
-def pack_quantized(
-  rng, shape, *, bits=4, group=GROUP, sym=True, order=False, whole_zeros=False
-):
+def pack_quantized(rng, shape, *, bits=4, group=GROUP, sym=True):
   """Likewise, of compressed-tensors: numbers and zero points have a sign."""
   middle = 2 ** (bits - 1)
   numbers, zeros, scales = draw(
@@ -138,20 +136,13 @@ def pack_quantized(
     "weight_shape": np.array(shape, np.int64),
   }
   if not sym:
-    parts["weight_zero_point"] = (
-      (zeros - middle).astype(np.int8) if whole_zeros
-      else words(zeros.T, bits).T
-    )  # fmt: skip
-  group_of = in_turn(shape, group)
-  if order:
-    group_of = rng.permutation(group_of)
-    parts["weight_g_idx"] = group_of.astype(np.int32)
-  return parts, stands_for(numbers, zeros, scales, group_of)
+    parts["weight_zero_point"] = words(zeros.T, bits).T
+  return parts, stands_for(numbers, zeros, scales, in_turn(shape, group))
 
 
-def int_quantized(rng, shape, *, one=False, sym=True):
+def int_quantized(rng, shape, *, one=False):
   numbers, zeros, scales = draw(
-    rng, shape, bits=8, group=None, zeros=128 if sym else None, dtype=np.float32
+    rng, shape, bits=8, group=None, zeros=128, dtype=np.float32
   )
   if one:
     scales[:] = scales[0]
@@ -159,8 +150,6 @@ def int_quantized(rng, shape, *, one=False, sym=True):
     "weight": (numbers - 128).astype(np.int8),
     "weight_scale": scales[0] if one else scales,
   }
-  if not sym:
-    parts["weight_zero_point"] = (zeros - 128).astype(np.int8)
   return parts, stands_for(numbers, zeros, scales)
 
 

@@ -95,26 +95,11 @@ PUBLISHED = {
     ),
     None,
   ),
-  "packed-zero-points-apart": (
-    _bind(packing.pack_quantized, sym=False, whole_zeros=True),
-    compressed("pack-quantized", **_GROUPS, symmetric=False),
-    "int8(group=32, output=False)",
-  ),
-  "packed-by-activations": (
-    _bind(packing.pack_quantized, order=True),
-    compressed("pack-quantized", **_GROUPS, actorder="group"),
-    None,
-  ),
   "packed-edges": (  # no format has a last group of another size
     _bind(packing.pack_quantized, group=40),
     compressed("pack-quantized", **_GROUPS | dict(group_size=40))
     | dict(quantization_status="frozen", sparsity_config={"format": "dense"}),
     None,
-  ),
-  "packed-one-group": (
-    _bind(packing.pack_quantized, group=128),
-    compressed("pack-quantized", **_GROUPS | dict(group_size=128)),
-    "int4(group=None, output=False)",
   ),
   "int": (
     packing.int_quantized, compressed("int-quantized"), "int8(output=False)",
@@ -123,11 +108,6 @@ PUBLISHED = {
     _bind(packing.int_quantized, one=True),
     compressed("int-quantized", strategy="tensor"),
     "int8(output=False)",
-  ),
-  "int-zero-points": (
-    _bind(packing.int_quantized, sym=False),
-    compressed("int-quantized", symmetric=False),
-    None,
   ),
   "float": (
     packing.float_quantized, compressed("float-quantized", type="float"), "fp8",

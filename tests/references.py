@@ -159,14 +159,12 @@ MODELS = {
   "qwen2-moe": ("qwen2_moe", GATED | dict(
     num_hidden_layers=3, num_key_value_heads=2, moe_intermediate_size=20,
     shared_expert_intermediate_size=28, num_experts=6, num_experts_per_tok=3,
-    mlp_only_layers=[1], use_sliding_window=True, sliding_window=5,
     hidden_act="gelu", rms_norm_eps=1e-3,
   ), 1),
   "qwen3-moe": ("qwen3_moe", GATED | dict(
     num_hidden_layers=3, num_key_value_heads=2, head_dim=16,
     moe_intermediate_size=20, num_experts=6, num_experts_per_tok=3,
-    norm_topk_prob=True, mlp_only_layers=[1], attention_bias=True,
-    use_sliding_window=True, sliding_window=6, hidden_act="quick_gelu",
+    norm_topk_prob=True, attention_bias=True, hidden_act="relu",
   ), 1),
   "glm-moe": ("glm4_moe", GATED | dict(
     num_hidden_layers=3, num_key_value_heads=2, head_dim=12,
@@ -213,7 +211,7 @@ MODELS = {
     linear_value_head_dim=10, linear_conv_kernel_dim=3,
     hidden_act="gelu",  # of the convolution too
     moe_intermediate_size=20, shared_expert_intermediate_size=12, num_experts=5,
-    num_experts_per_tok=2, mlp_only_layers=[1],
+    num_experts_per_tok=2,
   ), 3),
   "qwen3-5-moe": ("qwen3_5_moe_text", GATED | dict(
     num_hidden_layers=2, layer_types=["linear_attention", "full_attention"],

@@ -9,7 +9,6 @@ read.
 Whatever would change the logits and is not understood is an error.
 """
 
-import contextlib
 import dataclasses
 import functools
 import re
@@ -132,7 +131,7 @@ def _configuration(header: Header) -> tuple[TransformerConfig, str]:
         a, rope=dataclasses.replace(a.rope, factors=divisors)
       )
       config = config.with_attention(divided)
-  except ValueError as error:
+  except (ValueError, KeyError) as error:
     raise ValueError(f"cannot use {header.path}: {error}") from error
   return config, settings["model_type"]
 
@@ -188,9 +187,8 @@ def _divisors(header: Header) -> tuple[float, ...]:
 # ------------------------------------------------------------------- tensors
 
 
-def source(path: str, stack: contextlib.ExitStack | None = None) -> Source:
-  """Opens a file's model; `stack` has nothing to close. Raises as `load`."""
-  del stack
+def source(path: str) -> Source:
+  """Opens a file's model; raises as `load`."""
   header = gguf_file.read_header(path)
   config, family = _configuration(header)
   (_, how), theirs = _family(header), FAMILIES[family]
@@ -222,11 +220,9 @@ def source(path: str, stack: contextlib.ExitStack | None = None) -> Source:
   quantized = sorted(kinds - {"F32", "F16", "BF16"})
   return Source(
     path=str(header.path),
-    says="metadata",
     config=config,
     table=table,
     tensors=tensors,
-    kinds=KINDS,
     problems=tuple(problems),
     published=f"{', '.join(quantized)} of GGUF" if quantized else "",
   )
@@ -265,7 +261,7 @@ def _tensor(header: Header, name: str) -> Tensor:
   return Tensor(
     name=name,
     shape=shape,
-    kind=kind,
+    kind="F32" if kind in KINDS else kind,
     read=functools.partial(gguf_file.read, header, name),
     quantized=quantized,
   )

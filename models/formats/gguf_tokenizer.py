@@ -19,22 +19,13 @@ from models.formats import gguf_file
 from models.tokenizers import Tokenizer
 
 _KEY = "tokenizer.ggml."
-# Names whose expressions transformers has; those of text that is split as
-# GPT-2's, some of them into digits first; and one with expressions of its own.
+# Names whose expressions transformers has, and those that split as GPT-2 does.
 _SHARED = (
   "dbrx", "deepseek-r1-qwen", "gpt-4o", "llama-bpe", "llama-v3", "llama3",
   "qwen2", "tekken",
 )  # fmt: skip
-_LIKE_GPT2 = ("gpt-2", "mpt", "olmo", "smollm", "starcoder")
-_DIGITS = ("smollm", "starcoder")
-_DEEPSEEK3 = (
-  r"\p{N}{1,3}",
-  "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",  # of Chinese and Japanese
-  r"[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
-  r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-)
-_LIKE_LLAMA_3 = ("glm4", "chatglm-bpe")
-_COMPOSED = ("mpt", "olmo", "qwen2", "deepseek-r1-qwen")  # text is made NFC
+_LIKE_GPT2 = ("gpt-2", "olmo", "smollm")
+_COMPOSED = ("olmo", "qwen2", "deepseek-r1-qwen")  # text is made NFC
 # A word that is a token is not merged, and texts begin with a token.
 _WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "tekken")
 # Names of what ends a text or a turn, whatever the metadata say: a chat model's
@@ -104,8 +95,8 @@ def _tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
   ]
   backend.add_special_tokens(added(TokenType.CONTROL, True))
   backend.add_tokens(added(TokenType.USER_DEFINED, False))
-  ends = {"bos": value("bos_token_id"), "eos": value("eos_token_id")}
-  bos, eos = (None if i is None else tokens[i] for i in ends.values())
+  ids = [value(f"{end}_token_id") for end in ("bos", "eos")]
+  bos, eos = (None if i is None else tokens[i] for i in ids)
   begins = model != "gpt2" or value("pre") in _WHOLE_WORDS
   first = [bos] if value("add_bos_token", begins) and bos else []
   last = [eos] if value("add_eos_token", False) and eos else []
@@ -116,29 +107,28 @@ def _tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     )
   return Tokenizer(
     backend,
-    ends["eos"],
+    ids[1],
     bos_token=bos,
     chat_template=metadata.get("tokenizer.chat_template"),
   )
 
 
-def _byte_level(metadata, vocab) -> hf.Tokenizer:
+def _byte_level(
+  metadata: Mapping[str, Any], vocab: dict[str, int]
+) -> hf.Tokenizer:
   # Its import takes a second.
   from transformers.integrations.gguf import gguf_tokenizer_mapping
 
   table = gguf_tokenizer_mapping.GGUF_PRE_TOKENIZER_SPLITS
-  splits = {name: (table[name],) for name in _SHARED}
-  splits |= dict.fromkeys(_LIKE_LLAMA_3, splits["llama-bpe"])
-  splits |= dict.fromkeys(_LIKE_GPT2, ()) | {"deepseek-v3": _DEEPSEEK3}
-  splits |= dict.fromkeys(_DIGITS, (r"\p{N}",))
+  splits = dict.fromkeys(_LIKE_GPT2, ()) | {"smollm": (r"\p{N}",)}
+  splits |= {name: (table[name],) for name in _SHARED}
   name = metadata.get(f"{_KEY}pre")
   if name not in splits:
     raise ValueError(
       f"{_KEY}pre must be one of {sorted(splits)}, got {name!r:.80}"
     )
-  merges = [tuple(x.split(" ", 1)) for x in metadata[f"{_KEY}merges"]]
   backend = hf.Tokenizer(
-    hf.models.BPE(vocab, merges, ignore_merges=name in _WHOLE_WORDS)
+    hf.models.BPE(vocab, _merges(metadata), ignore_merges=name in _WHOLE_WORDS)
   )
   if name in _COMPOSED:
     backend.normalizer = normalizers.NFC()
@@ -151,14 +141,15 @@ def _byte_level(metadata, vocab) -> hf.Tokenizer:
   return backend
 
 
+def _merges(metadata: Mapping[str, Any]) -> list[tuple[str, ...]]:
+  return [tuple(x.split(" ", 1)) for x in metadata[f"{_KEY}merges"]]
+
+
 def _sentencepiece(metadata, vocab, of_kind) -> hf.Tokenizer:
   """Sentencepiece's BPE; Gemma 4's has merges, others' follow from scores."""
-  for key in ("precompiled_charsmap", "remove_extra_whitespaces"):
-    if metadata.get(_KEY + key):
-      raise ValueError(f"{_KEY}{key} is set, which is not supported")
   unknown = of_kind(TokenType.UNKNOWN)
   if metadata[f"{_KEY}model"] == "gemma4":
-    merges = [tuple(x.split(" ", 1)) for x in metadata[f"{_KEY}merges"]]
+    merges = _merges(metadata)
   else:
     from transformers.tokenization_utils_base import generate_merges
 
@@ -168,13 +159,10 @@ def _sentencepiece(metadata, vocab, of_kind) -> hf.Tokenizer:
     merges = generate_merges(text, {t: scores[i] for t, i in text.items()})
   backend = hf.Tokenizer(
     hf.models.BPE(
-      vocab,
-      merges,
-      unk_token=unknown[0] if unknown else None,
-      fuse_unk=True,
+      vocab, merges, unk_token=unknown[0] if unknown else None, fuse_unk=True,
       byte_fallback=True,
     )
-  )
+  )  # fmt: skip
   backend.add_special_tokens(unknown)
   backend.normalizer = normalizers.Replace(" ", _SPACE)
   words = [decoders.Replace(_SPACE, " "), decoders.ByteFallback()]

@@ -86,8 +86,7 @@ def is_head(directory: str) -> bool:
   try:
     if _of_config(_config(path)) is not None:
       return True
-    with contextlib.ExitStack() as stack:
-      names = head_files.normal_names(head_files.open_tensors(path, stack))
+    names = head_files.normal_names(head_files.open_tensors(path))
   except (ValueError, FileNotFoundError):
     return False
   return _has_medusa(names) or "fc.weight" in names
@@ -141,9 +140,8 @@ def describe(
     FileNotFoundError, ValueError: as `load`.
   """
   path = pathlib.Path(directory)
-  with contextlib.ExitStack() as stack:
-    with _said_of(path):
-      return _opened(path, target, stack, of_target).shape
+  with _said_of(path):
+    return _opened(path, target, of_target).shape
 
 
 def load(
@@ -175,8 +173,8 @@ def load(
       another shape than they should be; it lists them all.
   """
   path = pathlib.Path(directory)
-  with contextlib.ExitStack() as stack, _said_of(path):
-    opened = _opened(path, target, stack, of_target)
+  with _said_of(path):
+    opened = _opened(path, target, of_target)
     if place is not None:
       opened, place = _cut(opened, place)
     module = head_files.fill(opened, target, dtype=dtype, place=place)
@@ -203,14 +201,9 @@ def _cut(opened: Opened, place: Place) -> tuple[Opened, Place]:
   )
 
 
-def _opened(
-  path: pathlib.Path,
-  target: Target,
-  stack: contextlib.ExitStack,
-  of_target: bool,
-) -> Opened:
+def _opened(path: pathlib.Path, target: Target, of_target: bool) -> Opened:
   """The head in a directory, opened."""
-  raw, config = head_files.open_tensors(path, stack), _config(path)
+  raw, config = head_files.open_tensors(path), _config(path)
   if of_target and (packing := packing_of(config)) is not None:
     raw = packing.joined(raw)
   tensors = head_files.normal_names(raw)

@@ -4,7 +4,6 @@ Projects call the same tensor by different names, and save it as safetensors or
 as torch does. Here they get one name each, and fill a network's parameters.
 """
 
-import contextlib
 import dataclasses
 import pathlib
 import re
@@ -40,7 +39,6 @@ _ALIASES = (
   (re.compile(r"^(\d+)\.(\d+)\.linear\."), r"blocks.\1.layers.\2."),
   (re.compile(r"^(\d+)\.\d+\.weight$"), r"lm_heads.\1.weight"),
 )
-FLOATS = ("F16", "BF16", "F32", "F64")
 
 
 def normal_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -162,7 +160,7 @@ def fill(
         array = jnp.asarray(array, dtype)
       state[key] = variable.replace(array)
   known = {n: t for n, t in tensors.items() if n not in opened.also}
-  problems = weights.mismatches(known, expected, FLOATS)
+  problems = weights.mismatches(known, expected)
   problems += [
     f"not the copy that it should be: {mine.name}"
     for mine, theirs in opened.copies
@@ -203,9 +201,7 @@ def laid_out(
   )
 
 
-def open_tensors(
-  path: pathlib.Path, stack: contextlib.ExitStack
-) -> dict[str, Tensor]:
+def open_tensors(path: pathlib.Path) -> dict[str, Tensor]:
   """The tensors of a directory by the names that the files give them.
 
   Medusa's file lies beside its base model's in some repositories, and counts.
@@ -230,9 +226,7 @@ def open_tensors(
     opened: dict[str, Tensor] = {}
     for file in files:
       safe = file.suffix == ".safetensors"
-      part = (safetensors_file if safe else torch_file).open_tensors(
-        file, stack
-      )
+      part = (safetensors_file if safe else torch_file).open_tensors(file)
       if twice := sorted({*opened} & {*part}):
         raise CheckpointError(f"twice in {path}: {', '.join(twice)}")
       opened |= part

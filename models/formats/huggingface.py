@@ -8,11 +8,10 @@ Whatever would change the logits and is not understood is an error; so is every
 tensor that is left over, missing or of another shape.
 """
 
-import contextlib
 import dataclasses
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -44,8 +43,6 @@ from models.networks.t5 import T5
 from models.networks.t5_config import T5Config
 from models.networks.transformer import Transformer
 
-CheckpointError = weights.CheckpointError
-
 # Some files have this prefix, some not; the head has two names in GPT-NeoX.
 _PREFIX = re.compile(
   r"^(language_model\.model|model\.language_model|language_model|transformer|"
@@ -66,7 +63,6 @@ _OF_OTHERS = re.compile(
   r"(model\.)?(vision_tower|multi_modal_projector|audio_tower|embed_vision|"
   r"embed_audio|visual)\..*"
 )
-_KINDS = ("F16", "BF16", "F32", "F64")
 
 
 def load(
@@ -90,8 +86,7 @@ def load(
     CheckpointError: (a ValueError) if tensors are left over, missing or of
       another shape or type than they should be; it lists them all.
   """
-  with contextlib.ExitStack() as stack:
-    return weights.load(source(directory, stack), dtype=dtype, form=form)
+  return weights.load(source(directory), dtype=dtype, form=form)
 
 
 def read_config(directory: str) -> TransformerConfig | T5Config:
@@ -123,15 +118,16 @@ def _configuration(
     raise ValueError(f"cannot use {path / 'config.json'}: {error}") from error
 
 
-def source(directory: str, stack: contextlib.ExitStack) -> Source:
-  """Opens a checkpoint; `stack` closes it. Raises as `load`."""
+def source(directory: str) -> Source:
+  """Opens a checkpoint; raises as `load`."""
   path = pathlib.Path(directory)
   config, settings = _configuration(path)
   if isinstance(config, T5Config):
-    return t5_source(path, config, stack)
+    return t5_source(path, config)
   family = FAMILIES[of_text(settings)["model_type"]]
-  tensors, problems = _open(_weight_files(path), stack)
-  published = "mxfp4, blocks of 32" if mxfp4.is_in(tensors) else ""
+  tensors, problems = _open(_weight_files(path))
+  in_blocks = any(name.endswith("_blocks") for name in tensors)
+  published = "mxfp4, blocks of 32" if in_blocks else ""
   if (packing := packing_of(settings)) is not None:
     tensors, published = packing.joined(tensors), packing.says
   tensors = {
@@ -142,28 +138,24 @@ def source(directory: str, stack: contextlib.ExitStack) -> Source:
   }
   return Source(
     path=str(path),
-    says="config.json",
     config=config,
     table=family,
     tensors=mxfp4.joined(
       experts.of_projections(experts.of_experts(tensors), family)
     ),
-    kinds=_KINDS,
     problems=tuple(problems),
     published=published,
   )
 
 
-def t5_source(
-  path: pathlib.Path, config: T5Config, stack: contextlib.ExitStack
-) -> Source:
-  """Opens the tensors of a T5; `stack` closes them.
+def t5_source(path: pathlib.Path, config: T5Config) -> Source:
+  """Opens the tensors of a T5.
 
   The output projection is its own if it is there, whatever `config.json` says.
   Of the three names of the embedding a file may have any: it is read from a
   stack's where `shared.weight` is missing, as transformers does.
   """
-  tensors, problems = _open(_weight_files(path), stack)
+  tensors, problems = _open(_weight_files(path))
   shared = "shared.weight"
   for name in ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"):
     if shared not in tensors and name in tensors:
@@ -171,11 +163,9 @@ def t5_source(
   tied = "lm_head.weight" not in tensors
   return Source(
     path=str(path),
-    says="config.json",
     config=dataclasses.replace(config, tied_embeddings=tied),
     table=_t5_table(config),
     tensors=tensors,
-    kinds=_KINDS,
     problems=tuple(problems),
   )
 
@@ -185,17 +175,9 @@ def _t5_table(config: T5Config) -> Table:
 
 
 def eos_token_ids(directory: str) -> tuple[int, ...]:
-  """Ids that end a text according to the model's configuration files.
+  """Ids that end a text by a checkpoint's files; perhaps none.
 
-  Args:
-    directory: a checkpoint; `generation_config.json` counts before
-      `config.json`.
-
-  Returns:
-    The ids, which may be none.
-
-  Raises:
-    ValueError: if a file cannot be read.
+  `generation_config.json` counts before `config.json`.
   """
   for name in ("generation_config.json", "config.json"):
     path = pathlib.Path(directory) / name
@@ -215,20 +197,19 @@ def _weight_files(path: pathlib.Path) -> list[pathlib.Path]:
     return [whole]
   if not index.is_file():
     raise FileNotFoundError(
-      f"there are no weights in {path}: expected {whole.name}, or {index.name} "
-      "with the files it names (no other format is read)"
+      f"there are no weights in {path}: expected {whole.name}, or {index.name}"
     )
   return json_files.indexed_files(index)
 
 
 def _open(
-  files: Iterable[pathlib.Path], stack: contextlib.ExitStack
+  files: Iterable[pathlib.Path],
 ) -> tuple[dict[str, Tensor], list[str]]:
   """The tensors of some files; those that are found twice."""
   tensors: dict[str, Tensor] = {}
   problems = []
   for path in files:
-    for full_name, tensor in safetensors_file.open_tensors(path, stack).items():
+    for full_name, tensor in safetensors_file.open_tensors(path).items():
       name = _OLD_HEAD.sub("lm_head.", _PREFIX.sub("", full_name))
       if name in tensors:
         problems.append(f"twice: {tensors[name].name} and {full_name}")
@@ -246,25 +227,22 @@ def save_llama(
 ) -> None:
   """Writes a Llama checkpoint that `load` and transformers read.
 
-  Files are written elsewhere first and then renamed, `config.json` last: a
-  directory without one is incomplete.
-
   Args:
     module: what Llama's format can express: RMS norms, a gated SiLU MLP, full
       rotary positions, the same bias switch for all attention projections.
-    directory: created if need be; files of the same names are replaced.
-    tokenizer: saved too, unless the directory already holds the same one. Its
-      end-of-text token becomes the model's `bos_token_id` and `eos_token_id`.
+    directory: as of `models.formats.safetensors_file.save`.
+    tokenizer: saved too. Its end-of-text token becomes the model's
+      `bos_token_id` and `eos_token_id`.
     dtype: of the file: float32, bfloat16 or float16.
 
   Raises:
     ValueError: if Llama's format cannot express the module, the tokenizer has
       more tokens than the module, or the dtype is another one.
   """
-  tensors = (
-    (name if name.startswith("lm_head.") else f"model.{name}", array)
-    for name, array in _named(module, FAMILIES["llama"])
-  )
+  tensors = {
+    name if name.startswith("lm_head.") else f"model.{name}": array
+    for name, array in _named(module, FAMILIES["llama"]).items()
+  }
   _save(module.config, llama_json, tensors, directory, tokenizer, dtype)
 
 
@@ -288,25 +266,25 @@ def save_t5(
   Raises:
     ValueError: as `save_llama`.
   """
-  arrays = {**(tensors or {}), **dict(_named(module, _t5_table(module.config)))}
+  arrays = {**(tensors or {}), **_named(module, _t5_table(module.config))}
   more = dict(settings or {})
   to_json = lambda *arguments: t5_config.to_json(*arguments) | more
-  _save(module.config, to_json, arrays.items(), directory, tokenizer, dtype)
+  _save(module.config, to_json, arrays, directory, tokenizer, dtype)
 
 
-def _named(
-  module: Transformer | T5, table: Table
-) -> Iterator[tuple[str, np.ndarray]]:
+def _named(module: Transformer | T5, table: Table) -> dict[str, np.ndarray]:
   """A module's parameters by the names of their tensors."""
+  named = {}
   for parameter, variable in nnx.to_flat_state(nnx.state(module)):
     name, layout = weights.locate(parameter, table)
-    yield name, layout.take(np.asarray(variable[...]), module.config)
+    named[name] = layout.take(np.asarray(variable[...]), module.config)
+  return named
 
 
 def _save(
   config: TransformerConfig | T5Config,
   to_json: Callable[[Any, str, int | None], Mapping[str, Any]],
-  tensors: Iterable[tuple[str, np.ndarray]],
+  tensors: Mapping[str, np.ndarray],
   directory: str,
   tokenizer: tokenizers.Tokenizer | None,
   dtype,
@@ -316,9 +294,8 @@ def _save(
   `to_json` makes `config.json` of the configuration, the dtype's name and the
   end-of-text token.
   """
-  dtype = jnp.dtype(dtype)
   end = None if tokenizer is None else tokenizer.eos_token_id
-  settings = to_json(config, dtype.name, end)
+  settings = to_json(config, jnp.dtype(dtype).name, end)
   if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
     raise ValueError(
       f"the tokenizer must have at most {config.vocab_size} tokens, as the "
@@ -326,19 +303,9 @@ def _save(
     )
 
   def with_tokenizer(folder: str) -> None:
-    if tokenizer is not None and not _holds(pathlib.Path(directory), tokenizer):
+    if tokenizer is not None:
       tokenizers.save(tokenizer, folder)
 
   safetensors_file.save(
-    directory, settings, dict(tensors), dtype=dtype, more=with_tokenizer
+    directory, settings, tensors, dtype=dtype, more=with_tokenizer
   )
-
-
-def _holds(path: pathlib.Path, tokenizer: tokenizers.Tokenizer) -> bool:
-  """True if a directory holds the same tokenizer."""
-  try:
-    other = tokenizers.load(path)
-  except (FileNotFoundError, ValueError):
-    return False
-  same_end = other.eos_token_id == tokenizer.eos_token_id
-  return same_end and other.fingerprint() == tokenizer.fingerprint()

@@ -5,8 +5,7 @@ change the logits and is not understood is an error; so is a key that is neither
 read nor known to change nothing.
 """
 
-import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from models.formats import json_files, packings
@@ -72,24 +71,16 @@ def check_t5(config: Mapping[str, Any]) -> None:
   )
 
 
-def of_quantization(config: Mapping[str, Any]) -> Any:
-  """The `quantization_config` of a model; None if it has none.
+def packing_of(config: Mapping[str, Any]) -> packings.Opened | None:
+  """How the weights of a model of a `config.json` are packed, if so.
 
   Of multimodal models it stands beside their text model's settings, or there.
   """
-  settings = config.get("quantization_config")
-  return (
-    of_text(config).get("quantization_config") if settings is None else settings
-  )
-
-
-def packing_of(config: Mapping[str, Any]) -> packings.Opened | None:
-  """How the weights of a model of a checked `config.json` are packed, if so."""
-  given = of_quantization(config)
+  text, given = of_text(config), config.get("quantization_config")
+  given = text.get("quantization_config") if given is None else given
   if given is None:
     return None
-  family = FAMILIES[of_text(config)["model_type"]]
-  return packings.read(given, family.quantized)
+  return packings.read(given, FAMILIES[text["model_type"]].quantized)
 
 
 def of_text(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -134,16 +125,15 @@ def config_from_json(config: Mapping[str, Any]) -> TransformerConfig:
     ValueError: if the model is of another type, or a setting is missing,
       malformed, not supported or not known.
   """
-  quantized, config = of_quantization(config), of_text(config)
+  whole, config = config, of_text(config)
   name = config.get("model_type")
-  if name not in list(FAMILIES):
+  if name not in FAMILIES:
     raise ValueError(
       f"model_type must be one of {sorted(FAMILIES)}, got {name!r}"
     )
   family, given = FAMILIES[name], dict(config)
   given.pop("quantization_config", None)
-  if quantized is not None:
-    packings.read(quantized, family.quantized)
+  packing_of(whole)
   fixed = {**family.fixed, **_FIXED}
   for key, value in fixed.items():
     if given.get(key) not in (None, value):
@@ -171,8 +161,7 @@ def llama_json(
     The contents of the file.
 
   Raises:
-    ValueError: if Llama's format cannot express the configuration, saying which
-      of its fields are in the way.
+    ValueError: if Llama's format cannot express the configuration.
   """
   a, mlp = c.attention, c.layers[0].feed_forward
   if a.rope is None or not isinstance(mlp, DenseSpec):
@@ -210,22 +199,11 @@ def llama_json(
     "dtype": dtype,
     "torch_dtype": dtype,  # the same for transformers 4
   }
-  # Whatever does not survive the way there and back cannot be expressed.
-  lost = [*dict.fromkeys(_differences(c, config_from_json(settings)))]
-  if c.embed_dim % a.num_heads:  # transformers insists, even with a head_dim
-    lost.append(f"num_heads={a.num_heads} (no divisor of {c.embed_dim})")
-  if lost:
-    raise ValueError("Llama's format cannot express " + ", ".join(lost))
+  # Whatever does not survive the way there and back cannot be expressed;
+  # transformers insists on heads that divide the width, even with a head_dim.
+  if config_from_json(settings) != c or c.embed_dim % a.num_heads:
+    raise ValueError(
+      "Llama's format cannot express this model: it has RMS norms, full layers "
+      "with gated SiLU MLPs and rotary positions, and one switch for biases"
+    )
   return settings
-
-
-def _differences(ours: Any, theirs: Any, name: str = "") -> Iterator[str]:
-  """Fields in which two descriptions of as many layers differ."""
-  if dataclasses.is_dataclass(ours) and type(ours) is type(theirs):
-    for key, value in vars(ours).items():
-      yield from _differences(value, getattr(theirs, key), key)
-  elif name == "layers":
-    for mine, other in zip(ours, theirs, strict=True):
-      yield from _differences(mine, other, "layer")
-  elif ours != theirs:
-    yield f"{name}={ours!r} (not {theirs!r})"

@@ -1,11 +1,10 @@
-"""Safetensors files: reading tensors, floats of eight bits too, and writing.
+"""Safetensors files: reading tensors in parts, and writing.
 
-The package has none of these for NumPy. A file begins with the length of its
-header, which is JSON: the type, the shape and the bytes of every tensor. It is
-one that the package has opened, and so has checked.
+A file begins with the length of its header, which is JSON: the type, the shape
+and the bytes of every tensor. The package checks it; its NumPy has no floats of
+eight bits, so that the bytes are mapped here.
 """
 
-import contextlib
 import functools
 import json
 import pathlib
@@ -19,35 +18,53 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
-from models.formats.weights import Tensor
+from models.formats.weights import Index, Tensor
 
-_FLOAT8 = {"F8_E4M3": jnp.float8_e4m3fn, "F8_E8M0": jnp.float8_e8m0fnu}
+_TYPES = {
+  "F64": np.float64, "F32": np.float32, "F16": np.float16,
+  "BF16": jnp.bfloat16, "F8_E4M3": jnp.float8_e4m3fn,
+  "F8_E8M0": jnp.float8_e8m0fnu, "I64": np.int64, "I32": np.int32,
+  "I8": np.int8, "U8": np.uint8, "BOOL": np.bool_,
+}  # fmt: skip
 
 
-def open_tensors(
-  path: pathlib.Path, stack: contextlib.ExitStack
-) -> dict[str, Tensor]:
-  """The tensors by their names, not yet read; `stack` closes the file.
+def open_tensors(path: pathlib.Path) -> dict[str, Tensor]:
+  """The tensors of a file by their names, not yet read.
 
   Raises:
     ValueError: if it cannot be read.
   """
   try:
-    file = stack.enter_context(safetensors.safe_open(path, framework="numpy"))
+    with safetensors.safe_open(path, framework="numpy"):
+      pass
   except (safetensors.SafetensorError, OSError) as error:
     raise ValueError(f"cannot read {path} as safetensors: {error}") from error
-  tensors = {}
-  for name in file.keys():
-    part = file.get_slice(name)
-    kind = part.get_dtype()
-    float8 = functools.partial(_float8, path, name)
-    tensors[name] = Tensor(
+  with path.open("rb") as file:
+    (size,) = struct.unpack("<Q", file.read(8))
+    header = json.loads(file.read(size))
+  header.pop("__metadata__", None)
+  return {
+    name: Tensor(
       name=name,
-      shape=tuple(part.get_shape()),
-      kind=kind,
-      read=float8 if kind in _FLOAT8 else functools.partial(_read, file, name),
+      shape=tuple(entry["shape"]),
+      kind=entry["dtype"],
+      read=functools.partial(_read, path, 8 + size, entry),
     )
-  return tensors
+    for name, entry in header.items()
+  }
+
+
+def _read(
+  path: pathlib.Path, begin: int, entry: Mapping[str, Any], index: Index
+) -> np.ndarray:
+  whole = np.memmap(
+    path,
+    mode="r",
+    offset=begin + entry["data_offsets"][0],
+    shape=tuple(entry["shape"]),
+    dtype=_TYPES[entry["dtype"]],
+  )
+  return np.array(whole[index])
 
 
 def save(
@@ -97,30 +114,3 @@ def save(
     for file in sorted(new.iterdir(), key=lambda f: f.name == "config.json"):
       file.chmod(0o644)
       file.replace(path / file.name)
-
-
-def _read(file: Any, name: str, index: tuple[slice, ...]) -> np.ndarray:
-  return file.get_slice(name)[index] if index else file.get_tensor(name)
-
-
-def _float8(
-  path: pathlib.Path, name: str, index: tuple[slice, ...]
-) -> np.ndarray:
-  header, begin = _header(path, path.stat().st_mtime_ns)
-  entry = header[name]
-  whole = np.memmap(
-    path,
-    mode="r",
-    offset=begin + entry["data_offsets"][0],
-    shape=tuple(entry["shape"]),
-  )
-  return np.array(whole[index]).view(_FLOAT8[entry["dtype"]])
-
-
-@functools.lru_cache(maxsize=8)
-def _header(path: pathlib.Path, time: int) -> tuple[dict, int]:
-  """Header of a file: its tensors, and where their bytes begin."""
-  del time  # of the last change: a part of the cache's key
-  with path.open("rb") as file:
-    (size,) = struct.unpack("<Q", file.read(8))
-    return json.loads(file.read(size)), 8 + size

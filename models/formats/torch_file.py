@@ -3,35 +3,19 @@
 `pip install torch` brings it; this project does not depend on it.
 """
 
-import contextlib
 import pathlib
-
-import jax.numpy as jnp
 
 from models.formats.weights import Tensor
 
-_KINDS = {
-  "float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64",
-  "int64": "I64", "int32": "I32", "bool": "BOOL",
-}  # fmt: skip
+_KINDS = {"float16": "F16", "float32": "F32", "int64": "I64", "bool": "BOOL"}
 
 
-def open_tensors(
-  path: pathlib.Path, stack: contextlib.ExitStack
-) -> dict[str, Tensor]:
-  """The tensors of a file, to be read when they are wanted.
-
-  Args:
-    path: of the file: a dictionary of tensors, as `torch.save(state_dict)`.
-    stack: unused, as the tensors themselves keep the file open.
-
-  Returns:
-    Each by its name.
+def open_tensors(path: pathlib.Path) -> dict[str, Tensor]:
+  """The tensors of a file, by name; bfloat16 is read as float32.
 
   Raises:
-    ValueError: if torch is not installed, or the file holds anything else.
+    ValueError: if torch is not installed, or cannot read it as tensors.
   """
-  del stack
   try:
     import torch
   except ImportError as error:
@@ -39,24 +23,16 @@ def open_tensors(
       f"{path} was saved by torch, which reads it: pip install torch"
     ) from error
   try:
-    content = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    return {name: _tensor(torch, name, x) for name, x in content.items()}
+    saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
   except Exception as error:  # a torn or hostile pickle raises anything
-    reason = str(error).split(". ")[0].split("\n")[0] or type(error).__name__
-    raise ValueError(
-      f"cannot read {path} as tensors that torch saved: {reason}"
-    ) from error
-
-
-def _tensor(torch, name: str, tensor) -> Tensor:
-  dtype = str(tensor.dtype).removeprefix("torch.")
-  if dtype not in _KINDS:
-    raise ValueError(f"{name} is {dtype}, and not one of {[*_KINDS]}")
-  kind = _KINDS[dtype]
-  if kind == "BF16":  # a type that torch does not give to NumPy
-    values = tensor.detach().view(torch.int16).numpy().view(jnp.bfloat16)
-  else:
-    values = tensor.detach().numpy()
-  return Tensor(
-    name=name, shape=values.shape, kind=kind, read=values.__getitem__
-  )
+    reason = str(error).partition(". ")[0]
+    raise ValueError(f"torch cannot read {path}: {reason}") from error
+  tensors = {}
+  for name, x in saved.items():
+    # A type that torch does not give to NumPy.
+    array = (x.float() if x.dtype == torch.bfloat16 else x).detach().numpy()
+    kind = _KINDS.get(array.dtype.name, array.dtype.name)
+    tensors[name] = Tensor(
+      name=name, shape=array.shape, kind=kind, read=array.__getitem__
+    )
+  return tensors

@@ -127,7 +127,7 @@ class DenseSpec:
 
   Attributes:
     width: of the hidden layer.
-    activation: "silu", "gelu" (exact), "gelu_tanh", "quick_gelu" or "relu".
+    activation: "silu", "gelu" (exact), "gelu_tanh" or "relu".
     gated: `down(act(gate(x)) * up(x))` instead of `down(act(up(x)))`.
     bias: biases of the projections.
   """

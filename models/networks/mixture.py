@@ -26,7 +26,6 @@ ACTIVATIONS = {
   "silu": jax.nn.silu,
   "gelu": functools.partial(jax.nn.gelu, approximate=False),
   "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
-  "quick_gelu": lambda x: x * jax.nn.sigmoid(1.702 * x),
   "relu": jax.nn.relu,
 }
 
@@ -53,7 +52,7 @@ class Mixture:
     router_norm_eps: Gemma 4's router: it reads an RMS norm of its own input,
       without weight but times a `scale` parameter and D^-1/2, and weights are
       multiplied by a parameter per expert. None for none of that.
-    activation: "silu", "gelu" (exact), "gelu_tanh", "quick_gelu" or "relu".
+    activation: "silu", "gelu" (exact), "gelu_tanh" or "relu".
     limit: gpt-oss' activation instead, `min(g, limit) * sigmoid(slope * g) *
       (clip(u, -limit, limit) + 1)` of gates g and the rest u.
     slope: of its sigmoid.

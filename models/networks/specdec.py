@@ -14,7 +14,6 @@ Letters in shapes as in `models.networks.t5`; L tokens of text, k masks, V
 vocabulary.
 """
 
-import contextlib
 import dataclasses
 import pathlib
 from typing import Any
@@ -176,12 +175,11 @@ def load(
   config = t5_config.config_from_json(
     json_files.read_object(path / "config.json")
   )
-  with contextlib.ExitStack() as stack:
-    source = huggingface.t5_source(path, config, stack)
-    tensors = dict(source.tensors)
-    mask = tensors.pop(_MASK).read(())
-    source = dataclasses.replace(source, tensors=tensors)
-    t5 = weights.load(source, dtype=dtype)
+  source = huggingface.t5_source(path, config)
+  tensors = dict(source.tensors)
+  mask = tensors.pop(_MASK).read(())
+  source = dataclasses.replace(source, tensors=tensors)
+  t5 = weights.load(source, dtype=dtype)
   block = BlockConfig(t5=source.config, num_masks=len(mask))
   module = nnx.eval_shape(
     lambda: BlockDrafter(block, dtype=dtype, rngs=nnx.Rngs(0))

@@ -1,7 +1,7 @@
 """DeepSeek-V3: latent attention, dense layers and then mixtures."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from models.formats.families import llama, mixtures, reading
 from models.formats.families.family import Family, Settings
@@ -36,11 +36,6 @@ HARMLESS = mixtures.DEEPSEEK_HARMLESS | {
 def described(settings: Settings, dense: Sequence[bool]) -> TransformerConfig:
   """A model of latents; which of its layers are dense."""
   sizes = reading.sizes(settings, names={"head_dim": "qk_rope_head_dim"})
-  if sizes["num_kv_heads"] != sizes["num_heads"]:
-    raise ValueError(
-      "num_key_value_heads must be num_attention_heads where latents are "
-      f"cached, got {sizes['num_kv_heads']} and {sizes['num_heads']}"
-    )
   latent = Latent(
     rank=get(settings, "kv_lora_rank", int),
     rope_dim=sizes["head_dim"],
@@ -69,10 +64,7 @@ def described(settings: Settings, dense: Sequence[bool]) -> TransformerConfig:
 
 def _scale(settings: Settings, latent: Latent) -> float:
   """Scale of scores, which holds YaRN's factor in place of the rotation."""
-  said = {}
-  for where in ("rope_scaling", "rope_parameters"):
-    given = settings.get(where)
-    said |= given if isinstance(given, Mapping) else {}
+  said = settings.get("rope_scaling") or settings.get("rope_parameters") or {}
   by = get(said, "mscale_all_dim", float, 0.0)
   factor = get(said, "factor", float, 1.0)
   kind = said.get("rope_type", said.get("type", "default"))

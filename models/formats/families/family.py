@@ -37,12 +37,6 @@ class Settings(Mapping[str, Any]):
     return len(self._values)
 
 
-def _same(shape: tuple[int, ...], config: TransformerConfig) -> tuple[int, ...]:
-  """Shape of a tensor that is as large as its parameter."""
-  del config
-  return shape
-
-
 @dataclasses.dataclass(frozen=True)
 class Layout:
   """How a tensor holds a parameter.
@@ -54,7 +48,9 @@ class Layout:
   """
 
   take: Callable[[np.ndarray, TransformerConfig], np.ndarray]
-  shape: Callable[[tuple[int, ...], TransformerConfig], tuple[int, ...]] = _same
+  shape: Callable[[tuple[int, ...], TransformerConfig], tuple[int, ...]] = (
+    lambda shape, config: shape
+  )
   of_parts: bool = False
 
 
@@ -104,18 +100,6 @@ class Tensors:
     return bool((wanted | {f"{name}.bias" for name in wanted}) & {*self.shapes})
 
 
-def _none(name: str, config: TransformerConfig) -> bool:
-  """No tensor is left out: the default of `Family.left_out`."""
-  del name, config
-  return False
-
-
-def _nothing(metadata: Mapping[str, Any], has: Callable[..., bool]) -> dict:
-  """No settings beyond `Gguf.keys`: the default of `Gguf.settings`."""
-  del metadata, has
-  return {}
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Gguf:
   """The family's files in llama.cpp's format.
@@ -130,7 +114,9 @@ class Gguf:
 
   architecture: str
   keys: Mapping[str, str]
-  settings: Callable[[Mapping[str, Any], Tensors], dict] = _nothing
+  settings: Callable[[Mapping[str, Any], Tensors], dict] = (
+    lambda metadata, tensors: {}
+  )
   tensors: Mapping[str, str] = dataclasses.field(default_factory=dict)
   layouts: Mapping[str, Layout] = dataclasses.field(default_factory=dict)
 
@@ -161,7 +147,9 @@ class Family(Table):
   fixed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   harmless: frozenset[str] = frozenset()
   quantized: frozenset[str] = frozenset()
-  left_out: Callable[[str, TransformerConfig], bool] = _none
+  left_out: Callable[[str, TransformerConfig], bool] = lambda name, config: (
+    False
+  )
   within: Mapping[str, Mapping[str, Any]] = dataclasses.field(
     default_factory=dict
   )

@@ -8,38 +8,23 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from models.formats import json_files
 from models.formats.families import gemma2, gemma4_gguf, mixtures, reading
 from models.formats.families.family import TURNED, Family, Layout, Settings
 from models.formats.families.reading import FULL, SLIDES, get
 from models.networks.description import TransformerConfig
 from models.networks.mixture import Mixture
-from models.networks.rope import Rope
-
-# Of a file that says nothing.
-_ROPE = {
-  FULL: dict(rope_type="proportional", partial_rotary_factor=0.25),
-  SLIDES: {},
-}
 
 
 def _read(settings: Settings) -> TransformerConfig:
   sizes = reading.sizes(settings, names={"hidden_act": "hidden_activation"})
-  sees = settings.get("use_bidirectional_attention")
-  if sees not in (None, "vision"):  # which is of images
-    raise ValueError(
-      f"use_bidirectional_attention must be null or 'vision', got {sees!r}"
-    )
   count, window = sizes["num_layers"], get(settings, "sliding_window", int)
   kinds = reading.windowed(
     settings, [(i + 1) % 6 > 0 for i in range(count)], window
   )
   kinds = [*kinds[:-1], FULL]  # whatever a file says
   shared = get(settings, "num_kv_shared_layers", int, 0, least=0)
-  unshared = kinds[: max(count - shared, 0)]
-  if {*unshared} != {*kinds}:
-    raise ValueError(
-      f"num_kv_shared_layers must leave a layer of each kind, got {unshared}"
-    )
+  unshared = kinds[: count - shared]
   same, wide, bias = (
     get(settings, key, bool)
     for key in ("attention_k_eq_v", "use_double_wide_mlp", "attention_bias")
@@ -48,23 +33,21 @@ def _read(settings: Settings) -> TransformerConfig:
   for i, kind in enumerate(kinds):
     shares = i >= len(unshared)
     heads = _heads(settings, sizes, i, kind)
+    ropes = reading.rope_by_type(
+      settings, heads["head_dim"], older={}, theta={FULL: 1e6, SLIDES: 1e4}
+    )
     width = sizes["mlp_dim"] * (2 if shares and wide else 1)
     layer = reading.layer(
       sizes, reading.dense(sizes, width=width), bias=bias, norms="both",
       **heads, scale=1.0, qk_norm="head", v_norm=True,
       window=window if kind == SLIDES else None,
-      rope=_rope(settings, heads["head_dim"])[kind],
+      rope=ropes[kind],
       keys_as_values=same and kind == FULL,
       source=len(unshared) - 1 - unshared[::-1].index(kind) if shares else None,
     )  # fmt: skip
     layers.append(dataclasses.replace(layer, scaled=True, beside=beside))
   size = get(settings, "hidden_size_per_layer_input", int, 0, least=0)
   tokens = get(settings, "vocab_size_per_layer_input", int) if size else 0
-  if size and tokens < sizes["vocab_size"]:
-    raise ValueError(
-      "vocab_size_per_layer_input must be at least vocab_size, "
-      f"{sizes['vocab_size']}, got {tokens}"
-    )
   return reading.model(
     sizes, layers, embed_scale=sizes["embed_dim"] ** 0.5,
     logit_softcap=get(settings, "final_logit_softcapping", float, None),
@@ -78,32 +61,15 @@ def _heads(
   """Number and size of a layer's key/value heads."""
   names = {"head_dim": "head_dim", "num_key_value_heads": "num_kv_heads"}
   given, more = settings.get("per_layer_config"), {}
-  if given is not None:
-    try:  # transformers pads the numbers of layers with zeros
-      more = {int(number): x for number, x in given.items()}.get(layer, {})
-    except (AttributeError, ValueError):
-      more = None
+  if given is not None:  # transformers pads the numbers of layers with zeros
+    more = {int(number): x for number, x in given.items()}.get(layer, {})
+    json_files.refuse_unknown(more, names, "settings of per_layer_config")
   elif kind == FULL:
     more = {"head_dim": get(settings, "global_head_dim", int, 512)}
     if settings["attention_k_eq_v"]:
       few = settings.get("num_global_key_value_heads")
       more["num_key_value_heads"] = few
-  if not isinstance(more, Mapping) or {*more} - {*names}:
-    raise ValueError(
-      f"per_layer_config must be an object, of each layer {[*names]}, got "
-      f"{given!r:.200}"
-    )
   return {ours: get(more, key, int, sizes[ours]) for key, ours in names.items()}
-
-
-def _rope(settings: Settings, head_dim: int) -> dict[str, Rope]:
-  said = {
-    "rope_parameters": settings.get("rope_parameters") or _ROPE,
-    "max_position_embeddings": settings["max_position_embeddings"],
-  }
-  return reading.rope_by_type(
-    said, head_dim, older={}, theta={FULL: 1e6, SLIDES: 1e4}
-  )
 
 
 def _mixture(settings: Settings, sizes: Mapping[str, Any]) -> Mixture | None:
@@ -166,6 +132,7 @@ FAMILY = Family(
     attention_k_eq_v=False, enable_moe_block=False, use_double_wide_mlp=False,
     max_position_embeddings=131_072,
   ),
+  fixed=dict(use_bidirectional_attention="vision"),  # which is of images
   harmless=gemma2.HARMLESS | {
     "query_pre_attn_scalar",  # scores are not scaled
     # Without what they belong to.

@@ -1,24 +1,16 @@
 """GLM-4.7-Flash: DeepSeek-V3's layers, of which files say which are dense."""
 
-from models.formats.families import deepseek_v3, mixtures
+from models.formats.families import deepseek_v3, mixtures, reading
 from models.formats.families.family import Family, Settings
 from models.formats.families.reading import get
 from models.networks.description import TransformerConfig
 
-_KINDS = ("dense", "sparse")
-
 
 def _read(settings: Settings) -> TransformerConfig:
-  count = get(settings, "num_hidden_layers", int)
-  kinds = settings.get("mlp_layer_types")
-  if kinds is None:
-    kinds = ["dense"] + ["sparse"] * (count - 1)
-  well_formed = isinstance(kinds, list) and len(kinds) == count
-  if not well_formed or any(kind not in _KINDS for kind in kinds):
-    raise ValueError(
-      f"mlp_layer_types must be {count} entries, each one of {_KINDS}, got "
-      f"{kinds!r:.200}"
-    )
+  usual = ["dense"] + ["sparse"] * (get(settings, "num_hidden_layers", int) - 1)
+  kinds = reading.layer_types(
+    settings, usual, ["dense", "sparse"], key="mlp_layer_types"
+  )
   return deepseek_v3.described(settings, [kind == "dense" for kind in kinds])
 
 

@@ -5,18 +5,9 @@ from models.formats.families.family import Family, Layout, Settings
 from models.formats.families.reading import get
 from models.networks.description import TransformerConfig
 
-# Keys of other families, which transformers does not read in these.
-_UNREAD = {
-  "rope_theta": "rotary_emb_base",
-  "partial_rotary_factor": "rotary_pct",
-}
-
 
 def _read(settings: Settings) -> TransformerConfig:
   sizes = reading.sizes(settings, names={"rms_norm_eps": "layer_norm_eps"})
-  for key, theirs in _UNREAD.items():
-    if settings.get(key) is not None and settings.get(theirs) is None:
-      raise ValueError(f"{key} of a gpt_neox model is called {theirs}")
   layer = reading.layer(
     sizes,
     reading.dense(sizes, gated=False, bias=True),

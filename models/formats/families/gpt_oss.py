@@ -15,12 +15,8 @@ from models.formats.families.family import (
 from models.formats.families.reading import FULL, SLIDES, get
 from models.networks.description import TransformerConfig
 
-_THETA = 150_000.0
-# Of a file that says nothing.
-_ROPE: dict[str, Any] = dict(
-  rope_type="yarn", factor=32.0, beta_fast=32.0, beta_slow=1.0, truncate=False,
-  original_max_position_embeddings=4096,
-)  # fmt: skip
+# Of GGUF files, which have no word for YaRN without truncation.
+_ROPE = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
 _EXPERTS = "layers.#.mlp.experts"
 _PARTS = ("gate", "up", "down")
 
@@ -28,11 +24,6 @@ _PARTS = ("gate", "up", "down")
 def _read(settings: Settings) -> TransformerConfig:
   sizes = reading.sizes(settings)
   window = get(settings, "sliding_window", int, None)
-  said = ("rope_parameters", "rope_scaling", "rope_theta")
-  rope = {key: settings.get(key) for key in said}
-  if not rope["rope_parameters"] and not rope["rope_scaling"]:
-    rope["rope_parameters"] = _ROPE
-  rope["max_position_embeddings"] = sizes["max_positions"]
   experts = mixtures.mixture(
     settings, sizes, num_experts="num_local_experts", router_bias=True,
     expert_bias=True, limit=get(settings, "swiglu_limit", float),
@@ -41,7 +32,7 @@ def _read(settings: Settings) -> TransformerConfig:
   layers = {
     kind: reading.layer(
       sizes, experts, window=window if kind == SLIDES else None, sinks=True,
-      rope=reading.rope(rope, sizes["head_dim"], theta=_THETA),
+      rope=reading.rope(settings, sizes["head_dim"], theta=150_000.0),
       bias=get(settings, "attention_bias", bool),
     )
     for kind in (FULL, SLIDES)
@@ -54,19 +45,12 @@ def _read(settings: Settings) -> TransformerConfig:
 def _gguf_settings(
   metadata: Mapping[str, Any], has: Callable[..., bool]
 ) -> dict[str, Any]:
-  """YaRN without truncation, which files have no word for."""
-  if metadata.get("rope.scaling.type", "yarn") != "yarn":
-    raise ValueError(
-      "rope.scaling.type must be 'yarn', got "
-      f"{metadata['rope.scaling.type']!r:.40}"
-    )
-  length = metadata.get("rope.scaling.original_context_length", 4096)
-  return {
-    **llama.gguf_biases(metadata, has),
-    "rope_scaling": _ROPE
-    | {"factor": metadata.get("rope.scaling.factor", _ROPE["factor"])}
-    | {reading.ROPE_LENGTH: length},
+  said = {
+    "rope_type": metadata["rope.scaling.type"],
+    "factor": metadata["rope.scaling.factor"],
+    reading.ROPE_LENGTH: metadata["rope.scaling.original_context_length"],
   }
+  return {**llama.gguf_biases(metadata, has), "rope_scaling": _ROPE | said}
 
 
 def _every_other(first: int) -> Layout:

@@ -45,13 +45,13 @@ QWEN_SHARED = {
 }
 
 
-def dense_layers(settings: Settings, count: int) -> list[bool]:
-  """Layers that are dense, without experts, by Qwen's settings."""
-  only = settings.get("mlp_only_layers") or []
-  if not isinstance(only, list) or any(type(i) is not int for i in only):
-    raise ValueError(f"mlp_only_layers must be layers, got {only!r}")
-  step = get(settings, "decoder_sparse_step", int)
-  return [i in only or (i + 1) % step != 0 for i in range(count)]
+# Of Qwen's models, which have experts in every layer and no windows.
+QWEN_FIXED = dict(
+  mlp_only_layers=[], decoder_sparse_step=1, use_sliding_window=False
+)
+QWEN_HARMLESS = HARMLESS | {
+  "sliding_window", "max_window_layers", "layer_types",
+}  # fmt: skip
 
 
 def without_mlp(tensors: Mapping[str, str]) -> dict[str, str]:

@@ -3,33 +3,22 @@
 What that expert gives is weighted by a sigmoid of the token.
 """
 
-from models.formats.families import llama, mixtures, qwen2, reading
+from models.formats.families import llama, mixtures, reading
 from models.formats.families.family import Family, Gguf, Layout, Settings
-from models.formats.families.reading import SLIDES, get
+from models.formats.families.reading import get
 from models.networks.description import TransformerConfig
 
 
 def _read(settings: Settings) -> TransformerConfig:
-  sizes, window = reading.sizes(settings), qwen2.window(settings)
-  count, rope = sizes["num_layers"], reading.rope(settings, sizes["head_dim"])
-  before = get(settings, "max_window_layers", int, least=0)
-  kinds = reading.windowed(
-    settings, [i % 2 == 0 and i < before for i in range(count)], window
-  )
+  sizes = reading.sizes(settings)
   experts = mixtures.with_shared(
     settings, sizes, renormalized=get(settings, "norm_topk_prob", bool)
   )
-  layers = [
-    reading.layer(
-      sizes, None if dense else experts, rope=rope,
-      window=window if kind == SLIDES else None,
-      qkv_bias=get(settings, "qkv_bias", bool),
-    )
-    for kind, dense in zip(
-      kinds, mixtures.dense_layers(settings, count), strict=True
-    )
-  ]  # fmt: skip
-  return reading.model(sizes, layers)
+  layer = reading.layer(
+    sizes, experts, rope=reading.rope(settings, sizes["head_dim"]),
+    qkv_bias=get(settings, "qkv_bias", bool),
+  )  # fmt: skip
+  return reading.model(sizes, [layer] * sizes["num_layers"])
 
 
 FAMILY = Family(
@@ -38,10 +27,10 @@ FAMILY = Family(
   tensors=llama.TENSORS | mixtures.TENSORS | mixtures.QWEN_SHARED,
   layouts=mixtures.LAYOUTS,
   defaults=dict(
-    qwen2.DEFAULTS, num_key_value_heads=16, qkv_bias=True,
-    decoder_sparse_step=1, norm_topk_prob=False,
+    llama.DEFAULTS, num_key_value_heads=16, qkv_bias=True, norm_topk_prob=False
   ),
-  harmless=mixtures.HARMLESS,
+  fixed=mixtures.QWEN_FIXED,
+  harmless=mixtures.QWEN_HARMLESS,
   gguf=Gguf(
     architecture="qwen2moe",
     keys={

@@ -7,8 +7,7 @@ from models.networks.description import TransformerConfig
 
 def _read(settings: Settings) -> TransformerConfig:
   sizes = reading.sizes(settings)
-  blocks = [reading.dense(sizes)] * sizes["num_layers"]
-  return qwen3_next.described(settings, sizes, blocks)
+  return qwen3_next.described(settings, sizes, reading.dense(sizes))
 
 
 _TENSORS = {

@@ -1,12 +1,6 @@
 """Qwen3.5 with a mixture in every layer, and an expert beside it."""
 
-from models.formats.families import (
-  llama,
-  mixtures,
-  qwen3_5,
-  qwen3_next,
-  reading,
-)
+from models.formats.families import mixtures, qwen3_5, qwen3_next, reading
 from models.formats.families.family import Family, Settings
 from models.networks.description import TransformerConfig
 
@@ -14,7 +8,7 @@ from models.networks.description import TransformerConfig
 def _read(settings: Settings) -> TransformerConfig:
   sizes = reading.sizes(settings, mlp_dim=lambda size: 4 * size)  # of no layer
   experts = mixtures.with_shared(settings, sizes, renormalized=True)
-  return qwen3_next.described(settings, sizes, [experts] * sizes["num_layers"])
+  return qwen3_next.described(settings, sizes, experts)
 
 
 FAMILY = Family(
@@ -24,7 +18,6 @@ FAMILY = Family(
     **mixtures.without_mlp(qwen3_5.FAMILY.tensors),
     **mixtures.TENSORS,
     **mixtures.QWEN_SHARED,
-    "layers.#.mlp_norm": llama.TENSORS["layers.#.mlp_norm"],
   },
   layouts={**qwen3_5.FAMILY.layouts, **mixtures.LAYOUTS},
   defaults=qwen3_next.DEFAULTS,

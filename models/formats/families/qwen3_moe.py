@@ -1,6 +1,6 @@
-"""Qwen3-MoE: Qwen3 with mixtures of experts in all layers or in some."""
+"""Qwen3-MoE: Qwen3 with mixtures of experts in the place of MLPs."""
 
-from models.formats.families import llama, mixtures, qwen2, reading
+from models.formats.families import llama, mixtures, reading
 from models.formats.families.family import Family, Gguf, Settings
 from models.formats.families.reading import get
 from models.networks.description import TransformerConfig
@@ -15,17 +15,11 @@ def _read(settings: Settings) -> TransformerConfig:
     expert_dim="moe_intermediate_size",
     renormalized=get(settings, "norm_topk_prob", bool),
   )  # fmt: skip
-  attention = dict(
-    rope=reading.rope(settings, sizes["head_dim"]),
-    window=qwen2.window(settings),
-    qk_norm="head",
-    bias=get(settings, "attention_bias", bool),
-  )
-  dense = mixtures.dense_layers(settings, sizes["num_layers"])
-  return reading.model(
-    sizes,
-    [reading.layer(sizes, None if x else experts, **attention) for x in dense],
-  )
+  layer = reading.layer(
+    sizes, experts, rope=reading.rope(settings, sizes["head_dim"]),
+    qk_norm="head", bias=get(settings, "attention_bias", bool),
+  )  # fmt: skip
+  return reading.model(sizes, [layer] * sizes["num_layers"])
 
 
 FAMILY = Family(
@@ -34,14 +28,14 @@ FAMILY = Family(
   tensors=llama.TENSORS | mixtures.TENSORS,
   layouts=mixtures.LAYOUTS,
   defaults=dict(
-    qwen2.DEFAULTS, num_key_value_heads=4, attention_bias=False,
-    decoder_sparse_step=1, norm_topk_prob=False,
+    llama.DEFAULTS, num_key_value_heads=4, attention_bias=False,
+    norm_topk_prob=False,
   ),
   # Qwen3-Coder's files say what is so in all.
-  fixed=dict(
+  fixed=mixtures.QWEN_FIXED | dict(
     qkv_bias=False, use_qk_norm=True, shared_expert_intermediate_size=0
   ),
-  harmless=mixtures.HARMLESS | {"max_window_layers"},  # all slide or none
+  harmless=mixtures.QWEN_HARMLESS,
   gguf=Gguf(
     architecture="qwen3moe",
     keys={

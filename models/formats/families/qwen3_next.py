@@ -4,7 +4,7 @@ The fourth is attention with an output gate. Mixtures have an expert beside them
 for every token, as Qwen2-MoE's.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -29,12 +29,12 @@ _OF_IMAGES = ("mrope_section", "mrope_interleaved")
 def described(
   settings: Settings,
   sizes: Mapping[str, Any],
-  feed_forward: Sequence[DenseSpec | Mixture],
+  feed_forward: DenseSpec | Mixture,
 ) -> TransformerConfig:
-  """The model of some feed-forward blocks, one a layer."""
+  """The model of a feed-forward block, that of every layer."""
   period = get(settings, "full_attention_interval", int, 4)
   usual = [
-    LINEAR if (i + 1) % period else FULL for i in range(len(feed_forward))
+    LINEAR if (i + 1) % period else FULL for i in range(sizes["num_layers"])
   ]
   full = reading.layer(
     sizes, output_gate=True, qk_norm="head",
@@ -52,66 +52,63 @@ def described(
     kernel=size("conv_kernel_dim"),
     activation=sizes["activation"],
   )
-  types = reading.layer_types(settings, usual, [LINEAR, FULL])
   layers = [
-    LayerSpec(attention=full if kind == FULL else linear, feed_forward=block)
-    for kind, block in zip(types, feed_forward, strict=True)
+    LayerSpec(
+      attention=full if kind == FULL else linear, feed_forward=feed_forward
+    )
+    for kind in reading.layer_types(settings, usual, [LINEAR, FULL])
   ]
   return reading.model(sizes, layers, norm="rms_plus_one")
 
 
 def _read(settings: Settings) -> TransformerConfig:
   sizes = reading.sizes(settings)
-  mixed = mixtures.with_shared(
+  experts = mixtures.with_shared(
     settings, sizes, renormalized=get(settings, "norm_topk_prob", bool)
   )
-  dense = mixtures.dense_layers(settings, sizes["num_layers"])
-  blocks = mixed, reading.dense(sizes)
-  return described(settings, sizes, [blocks[each] for each in dense])
+  return described(settings, sizes, experts)
 
 
-def _delta(config: TransformerConfig) -> DeltaSpec:
-  return next(iter(config.deltas.values()))
+def _delta(config: TransformerConfig) -> tuple[DeltaSpec, int]:
+  """The layers of the gated delta rule, and value rows of a key head."""
+  delta = next(iter(config.deltas.values()))
+  return delta, delta.num_value_heads // delta.num_key_heads * delta.value_dim
 
 
 def grouped(x: np.ndarray, config: TransformerConfig) -> np.ndarray:
   """Rows by key heads, of a tensor with queries, keys and values in turn."""
-  delta, order, first = _delta(config), [], 0
-  served = delta.num_value_heads // delta.num_key_heads
-  for width in (delta.key_dim, delta.key_dim, served * delta.value_dim):
+  (delta, values), order, first = _delta(config), [], 0
+  for width in (delta.key_dim, delta.key_dim, values):
     rows = first + np.arange(delta.num_key_heads * width)
     order.append(rows.reshape(delta.num_key_heads, -1))
     first += rows.size
   return x[np.concatenate(order, axis=1).ravel()]
 
 
-def _group(part: int, name: str) -> Layout:
+def _part(name: str, last: bool) -> Layout:
   """The first or the last part of the rows of every key head.
 
   Args:
-    part: 0 or 1.
-    name: "qkvz", whose first part is `channels`, or "ba", two halves.
+    name: "qkvz", whose last part is z, or "ba", two halves.
+    last: whether it is the last part.
   """
 
-  def parts(config: TransformerConfig) -> tuple[int, int, int]:
+  def rows(config: TransformerConfig) -> tuple[int, int, int]:
     """Key heads, and the rows of both parts of each."""
-    delta = _delta(config)
-    served = delta.num_value_heads // delta.num_key_heads
+    delta, values = _delta(config)
     if name == "ba":
-      return delta.num_key_heads, served, served
-    return delta.num_key_heads, delta.channels, served * delta.value_dim
+      return delta.num_key_heads, *[values // delta.value_dim] * 2
+    return delta.num_key_heads, delta.channels, values
 
   def take(x: np.ndarray, config: TransformerConfig) -> np.ndarray:
-    heads, first, last = parts(config)
-    by_head = x.reshape(heads, first + last, *x.shape[1:])
-    chosen = by_head[:, first:] if part else by_head[:, :first]
+    heads, first, _ = rows(config)
+    by_head = x.reshape(heads, -1, *x.shape[1:])
+    chosen = by_head[:, first:] if last else by_head[:, :first]
     return chosen.reshape(-1, *x.shape[1:])
 
-  def shape(
-    of_parameter: tuple[int, ...], config: TransformerConfig
-  ) -> tuple[int, ...]:
-    heads, first, last = parts(config)
-    return heads * (first + last), *of_parameter[1:]
+  def shape(s: tuple[int, ...], config: TransformerConfig) -> tuple[int, ...]:
+    heads, *both = rows(config)
+    return heads * sum(both), *s[1:]
 
   return Layout(take, shape)
 
@@ -169,12 +166,12 @@ FAMILY = Family(
   layouts={
     **LAYOUTS,
     **mixtures.LAYOUTS,
-    "layers.#.attention.qkv": _group(0, "qkvz"),
-    "layers.#.attention.z": _group(1, "qkvz"),
-    "layers.#.attention.b": _group(0, "ba"),
-    "layers.#.attention.a": _group(1, "ba"),
+    "layers.#.attention.qkv": _part("qkvz", last=False),
+    "layers.#.attention.z": _part("qkvz", last=True),
+    "layers.#.attention.b": _part("ba", last=False),
+    "layers.#.attention.a": _part("ba", last=True),
   },
-  defaults=dict(DEFAULTS, decoder_sparse_step=1, norm_topk_prob=True),
-  fixed=FIXED | dict(use_sliding_window=False),
+  defaults=dict(DEFAULTS, norm_topk_prob=True),
+  fixed=FIXED | mixtures.QWEN_FIXED,
   harmless=mixtures.HARMLESS | HARMLESS,
 )  # fmt: skip

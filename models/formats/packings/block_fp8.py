@@ -11,35 +11,33 @@ Scales of activations (`input_scale`, `activation_scale`) are left out:
 activations keep their type here.
 """
 
-import numpy as np
-
 from models.formats.families.family import Settings
-from models.formats.packings.packing import Opened, Packing, join
-from models.formats.quantized_files import tensor
+from models.formats.packings.packing import Opened, Packing, in_blocks, join
 from models.formats.weights import Tensor
 
 _SCALES = ("weight_scale_inv", "weight_scale")
 _PARTS = ("weight", *_SCALES, "input_scale", "activation_scale")
-FLOATS = ("F32", "BF16", "F16", "F8_E8M0", "U8")
 
 
 def _open(settings: Settings) -> Opened:
   sizes = settings["weight_block_size"]
-  if sizes is not None and not (
-    isinstance(sizes, list)
-    and len(sizes) == 2
-    and all(type(x) is int and x > 0 for x in sizes)
-  ):
+  if sizes is not None and len(sizes) != 2:
     raise ValueError(f"weight_block_size must be two sizes, got {sizes!r:.80}")
 
   def make(parts: dict[str, Tensor]):
-    if parts["weight"].kind != "F8_E4M3":
+    weight = parts["weight"]
+    if weight.kind != "F8_E4M3":
       return None
     given = [name for name in _SCALES if name in parts]
     if len(given) != 1:
       raise ValueError(f"expected one of {_SCALES}, got {given}")
-    of_one = None if given == ["weight_scale"] else sizes
-    return in_blocks(parts["weight"], parts[given[0]], of_one)
+    return in_blocks(
+      weight.shape,
+      None if given == ["weight_scale"] else sizes,
+      parts[given[0]],
+      lambda rows: weight.read((rows, slice(None))),
+      "fp8",
+    )
 
   one = "one scale a weight"
   blocks = f"blocks of {sizes[0]} x {sizes[1]}" if sizes else one
@@ -49,50 +47,6 @@ def _open(settings: Settings) -> Opened:
       tensors, mark="weight", parts=_PARTS, make=make
     ),
   )
-
-
-def in_blocks(weight: Tensor, scales: Tensor, sizes) -> Tensor:
-  """A weight with a scale for every block of it.
-
-  Args:
-    weight: `[N, D]`, of eight bits.
-    scales: of the blocks.
-    sizes: outputs and inputs of a block; None for all in one.
-
-  Raises:
-    ValueError: if shapes or types do not go together.
-  """
-  if len(weight.shape) != 2:
-    raise ValueError(f"weight must have two axes, got {weight.shape}")
-  outputs, inputs = weight.shape
-  high, wide = sizes or (outputs, inputs)
-  shape = (-(-outputs // high), -(-inputs // wide))
-  fits = scales.shape == shape or (sizes is None and scales.shape in ((), (1,)))
-  if not fits or scales.kind not in FLOATS:
-    raise ValueError(
-      f"scales must be {shape} of {' or '.join(FLOATS)}, got {scales.shape} of "
-      f"{scales.kind}"
-    )
-  blocks = np.arange(outputs) // high
-
-  def of_rows(rows: slice) -> np.ndarray:
-    return floats(scales).reshape(shape)[blocks[rows]]
-
-  return tensor(
-    (outputs, inputs),
-    dtype="fp8" if weight.kind == "F8_E4M3" else "int8",
-    group_of=np.arange(inputs) // wide,
-    values=lambda rows: weight.read((rows, slice(None))),
-    scales=of_rows,
-  )
-
-
-def floats(scales: Tensor) -> np.ndarray:
-  """Scales that are floats, or exponents of two in bytes, as float32."""
-  values = scales.read(())
-  if scales.kind == "U8":
-    return np.ldexp(np.float32(1), values.astype(np.int32) - 127)
-  return values.astype(np.float32)
 
 
 PACKING = Packing(

@@ -1,15 +1,17 @@
 """Interface of a packing of weights to the reader of files: `Packing`."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from models.formats.families.family import Settings
+from models.formats.quantized_files import tensor
 from models.formats.weights import CheckpointError, Tensor
 
 Tensors = Mapping[str, Tensor]
+_FLOATS = ("F32", "BF16", "F16", "F8_E8M0", "U8")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -104,6 +106,45 @@ def whole_number(settings: Settings, key: str, allowed=None) -> int:
 
 def group_of(inputs: int, size: int) -> np.ndarray:
   """The group of each input, of `size` each but the last; -1 is one group."""
-  if size == 0 or size < -1:
-    raise ValueError(f"groups of {size} inputs")
   return np.arange(inputs) // (inputs if size == -1 else size)
+
+
+def in_blocks(
+  shape: tuple[int, int],
+  sizes: Sequence[int] | None,
+  scales: Tensor,
+  values: Callable[[slice], np.ndarray],
+  dtype: str | None,
+) -> Tensor:
+  """A weight with a scale for every block of it.
+
+  Args:
+    shape: `(N, D)`.
+    sizes: outputs and inputs of a block; None for one of all.
+    scales: of the blocks.
+    values, dtype: as of `models.formats.quantized_files.tensor`.
+
+  Raises:
+    ValueError: if the scales are not of these blocks.
+  """
+  outputs, inputs = shape
+  high, wide = sizes or shape
+  grid = (-(-outputs // high), -(-inputs // wide))
+  if sizes is not None or scales.shape not in ((), (1,)):
+    check_shape("scales", scales, grid, _FLOATS)
+
+  def of_rows(rows: slice) -> np.ndarray:
+    return floats(scales).reshape(grid)[np.arange(outputs)[rows] // high]
+
+  groups = np.arange(inputs) // wide
+  return tensor(
+    shape, dtype=dtype, group_of=groups, values=values, scales=of_rows
+  )
+
+
+def floats(scales: Tensor) -> np.ndarray:
+  """Scales that are floats, or exponents of two in bytes, as float32."""
+  values = scales.read(())
+  if scales.kind == "U8":
+    return np.ldexp(np.float32(1), values.astype(np.int32) - 127)
+  return values.astype(np.float32)

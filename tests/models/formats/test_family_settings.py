@@ -150,25 +150,15 @@ def test_both_names_of_the_number_of_experts_are_read():
 @pytest.mark.parametrize(
   ("family", "said", "message"),
   [
-    ("gpt_neox", {"rope_theta": 5000.0}, "is called rotary_emb_base"),
-    ("gpt_neox", {"partial_rotary_factor": 0.5}, "is called rotary_pct"),
     ("glm4_moe_lite", {"first_k_dense_replace": 2}, "must be 1"),
-    ("gemma4_text", {"num_kv_shared_layers": 3}, "a layer of each kind, got"),
     ("gemma4_text", {"per_layer_config": {"1": {"heads": 3}}}, "per_layer_con"),
+    ("qwen3_moe", {"mlp_only_layers": [1]}, "must be .. in a qwen3_moe"),
     ("olmo2", {"clip_qkv": 8.0}, "not known: clip_qkv"),
     ("olmo3", {"layer_types": ["full_attention"]}, "must be 4 entries"),
-    (
-      "olmo3",
-      {"rope_parameters": {"full_attention": {"truncate": False}}},
-      "truncate must be true",
-    ),
   ],
 )
 def test_what_would_be_read_otherwise_is_refused_by_name(family, said, message):
   settings = settings_of(family)
-  if family == "gpt_neox":
-    settings = {k: v for k, v in settings.items() if "rope" not in k}
-    settings = {k: v for k, v in settings.items() if "rotary" not in k}
   huggingface.config_from_json(settings)
   with pytest.raises(ValueError, match=message):
     huggingface.config_from_json(settings | said)

@@ -57,12 +57,6 @@ _GPT4O = (
   r"\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}"
   r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )  # fmt: skip
-_DEEPSEEK3 = (
-  r"\p{N}{1,3}",
-  "[一-龥぀-ゟ゠-ヿ]+",
-  r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?"""
-  r"[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-)
 
 
 def _split(*expressions):
@@ -77,21 +71,18 @@ def _split(*expressions):
 _BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False)
 _DIGITS = pre_tokenizers.Digits(individual_digits=True)
 ORIGINALS = {
-  "deepseek-v3": (None, _split(*_DEEPSEEK3)),
-  "glm4": (None, _split(_LLAMA3)),
   "gpt-2": (None, _BYTES),
   "gpt-4o": (None, _split(_GPT4O)),
   "olmo": (normalizers.NFC(), _BYTES),
   "smollm": (None, pre_tokenizers.Sequence([_DIGITS, _BYTES])),
+  "dbrx": (None, _split(_LLAMA3)),
   "llama-bpe": (None, _split(_LLAMA3)),
   "tekken": (None, _split(_TEKKEN)),
   "qwen2": (normalizers.NFC(), _split(_LLAMA3.replace("{1,3}", ""))),
 }
 # Other names, and what they are names of.
 ALSO = {
-  "chatglm-bpe": "glm4", "dbrx": "glm4", "deepseek-r1-qwen": "qwen2",
-  "llama-v3": "llama-bpe", "llama3": "llama-bpe", "mpt": "olmo",
-  "starcoder": "smollm",
+  "deepseek-r1-qwen": "qwen2", "llama-v3": "llama-bpe", "llama3": "llama-bpe",
 }  # fmt: skip
 
 
@@ -387,7 +378,6 @@ def test_what_ends_a_turn_by_its_name_is_no_text(tmp_path, kind):
     ({"pre": "deepseek-llm"}, "pre must be one of .*, got 'deepseek-llm'"),
     ({"merges": ["a z"]}, "z"),
     ({"eos_token_id": 9}, "out of range"),
-    ({"model": "llama", "precompiled_charsmap": [1]}, "charsmap is set"),
   ],
 )
 def test_what_is_not_supported_is_refused_in_one_line(

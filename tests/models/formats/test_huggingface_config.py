@@ -51,7 +51,7 @@ def test_older_and_shorter_configurations_mean_what_transformers_reads(
 
 def test_activations_are_those_of_transformers():
   x = np.linspace(-4, 4, 41, dtype=np.float32)
-  for name in ("relu", "quick_gelu", "gelu", "gelu_new", "silu", "swish"):
+  for name in ("relu", "gelu", "gelu_new", "silu"):
     settings = dict(SIZES, model_type="llama", hidden_act=name)
     mlp = layers.Mlp(
       described.alter(
@@ -69,25 +69,17 @@ def test_activations_are_those_of_transformers():
   ("family", "changes", "message"),
   [
     ("bert", {}, "model_type must be one of .*'llama'.*got 'bert'"),
-    (["llama"], {}, "model_type must be one of"),
     ("gpt2", {"add_cross_attention": True}, "add_cross_attention must be"),
     ("gpt2", {"activation_function": "mish"}, "one of .*'gelu_new'.*'mish'"),
     ("gpt2", {"hidden_size": 32}, "not known: hidden_size"),
-    ("gpt_neox", {"rotary_pct": 2.0}, "must be at most 1, got 2.0"),
     ("llama", {"hidden_size": "32"}, "hidden_size must be an integer >= 1"),
     ("llama", {"vocab_size": True}, "vocab_size must be an integer"),
     ("llama", {"rms_norm_eps": 0}, "rms_norm_eps must be a positive number"),
     ("llama", {"num_key_value_heads": 3}, "num_kv_heads must divide"),
     ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor must be"),
     ("llama", {"quantization_config": {"bits": 4}}, "quantization_config"),
-    ("llama", {"rope_scaling": {"factor": 2.0}}, "factor of 2.0"),
     ("llama", {"rope_scaling": {"type": "axial"}}, "rope_type must be one of"),
     ("llama", {"rope_parameters": {"mrope_section": [1]}}, "mrope_section"),
-    (
-      "llama",
-      {"rope_parameters": {"rope_theta": 1e4}, "rope_theta": 5e5},
-      "rope_theta is both 500000.0 and 10000.0",
-    ),
     ("qwen2", {"layer_types": ["sliding_attention"] * 2}, "'full_attention'"),
     ("qwen2", {"layer_types": ["full_attention"]}, "must be 2 entries"),
   ],

@@ -1,13 +1,11 @@
 """Checkpoints that cannot be read: errors that say why."""
 
-import json
-
 import numpy as np
 import pytest
 import references
 from references import VOCAB
 
-from models.formats import huggingface
+from models.formats import huggingface, weights
 
 
 def test_all_problems_with_tensors_are_in_one_error(copied):
@@ -22,7 +20,7 @@ def test_all_problems_with_tensors_are_in_one_error(copied):
     tensors["lm_head.weight"] = np.zeros((VOCAB, 32), np.float32)
 
   references.edit_tensors(path, edit)
-  with pytest.raises(huggingface.CheckpointError) as caught:
+  with pytest.raises(weights.CheckpointError) as caught:
     huggingface.load(path)
   _, *problems = str(caught.value).split("\n  ")
   assert [problem.split(": ")[0] for problem in problems] == [
@@ -65,10 +63,3 @@ def test_a_missing_file_of_several_is_named(copied):
   shard.unlink()
   with pytest.raises(FileNotFoundError, match=rf"names .'{shard.name}'., whic"):
     huggingface.load(path)
-
-
-def test_more_layers_than_the_files_have_are_said(copied):
-  file = copied("gpt2") / "config.json"
-  file.write_text(json.dumps(json.loads(file.read_text()) | {"n_layer": 3}))
-  with pytest.raises(ValueError, match=r"of 3 layers, and the tensors .* of 2"):
-    huggingface.load(file.parent)

@@ -124,34 +124,20 @@ def test_a_tokenizer_is_saved_with_the_model(tmp_path, tokenizer):
   assert theirs(text).input_ids == tokenizer.encode(text)
 
 
-def test_a_tokenizer_that_is_already_there_is_left_alone(tmp_path, tokenizer):
-  tokenizers.save(tokenizer, str(tmp_path))
-  file = tmp_path / "tokenizer_config.json"
-  file.write_text(file.read_text() + "\n")
-  before = file.read_bytes()
-  module = make_module(vocab_size=300)
-  huggingface.save_llama(module, str(tmp_path), tokenizer=tokenizer)
-  assert file.read_bytes() == before
-  other = tokenizers.train(["x = 1\n"], vocab_size=270)
-  huggingface.save_llama(module, str(tmp_path), tokenizer=other)
-  back = tokenizers.load(str(tmp_path))
-  assert back.fingerprint() == other.fingerprint()
-
-
 @pytest.mark.parametrize(
-  ("changes", "message"),
+  "changes",
   [
-    (dict(norm="layer"), "norm='layer' .not 'rms'."),
-    (dict(activation="gelu"), "activation='gelu' .not 'silu'."),
-    (dict(windows=(None, 4)), "window=4"),
-    (dict(rope=Rope(theta=1e4, dim=4)), "dim=4"),
-    (dict(qkv_bias=True), "out_bias=False .not True."),
-    (dict(num_heads=6), "num_heads=6 .no divisor of 32."),
+    dict(norm="layer"),
+    dict(activation="gelu"),
+    dict(windows=(None, 4)),
+    dict(rope=Rope(theta=1e4, dim=4)),
+    dict(qkv_bias=True),
+    dict(num_heads=6),
   ],
 )
-def test_what_llama_cannot_express_is_not_saved(tmp_path, changes, message):
+def test_what_llama_cannot_express_is_not_saved(tmp_path, changes):
   path = tmp_path / "model"
-  with pytest.raises(ValueError, match=message):
+  with pytest.raises(ValueError, match="Llama's format cannot express"):
     huggingface.save_llama(make_module(**changes), str(path))
   assert not path.exists()
 

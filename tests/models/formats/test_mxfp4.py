@@ -1,6 +1,5 @@
 """MXFP4: the numbers that transformers reads, and whole checkpoints of them."""
 
-import contextlib
 import json
 
 import jax.numpy as jnp
@@ -11,7 +10,7 @@ import torch
 from references import MODELS, TOKENS
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
-from models.formats import huggingface, mxfp4, published
+from models.formats import huggingface, mxfp4, published, weights
 from models.networks import quantized
 from models.networks.quantized import Quantization
 
@@ -32,14 +31,19 @@ def theirs(blocks, scales):
 def test_numbers_are_those_of_transformers():
   blocks, scales = packed(np.random.default_rng(0), 3, 6, 2)
   scales[0, 0] = 20, 230  # very small and very large ones
-  actual = mxfp4.dequantized(blocks, scales)
-  assert actual.shape == (3, 6, 64)
-  np.testing.assert_array_equal(actual.swapaxes(1, 2), theirs(blocks, scales))
-  exact = np.zeros((1, 16), np.uint8)
-  exact[0, :2] = 0x7F, 0xA1  # -6 and 6, then 0.5 and -1
-  np.testing.assert_array_equal(
-    mxfp4.dequantized(exact, np.array([128], np.uint8))[:4], [-12, 12, 1, -2]
+  blocks[1, 0, 0, :2], scales[1, 0, 0] = (0x7F, 0xA1), 128
+  tensor = lambda name, x: weights.Tensor(
+    name=name, shape=x.shape, kind="U8", read=x.__getitem__
   )
+  made = mxfp4.joined(
+    {"x_blocks": tensor("x_blocks", blocks), "x_scales": tensor("x_s", scales)}
+  )["x"]
+  whole = made.read(())
+  np.testing.assert_array_equal(whole, theirs(blocks, scales))
+  # -6 and 6, then 0.5 and -1
+  np.testing.assert_array_equal(whole[1, :4, 0], [-12, 12, 1, -2])
+  part = (slice(1, 3), slice(5, 40), slice(2, None))
+  np.testing.assert_array_equal(made.read(part), whole[part])
 
 
 def test_a_gpt_oss_as_released_has_the_logits_of_its_numbers(tmp_path):
@@ -69,9 +73,8 @@ def test_a_gpt_oss_as_released_has_the_logits_of_its_numbers(tmp_path):
   file.write_text(json.dumps(saved | {"quantization_config": how}))
   expected = references.logits(model, TOKENS)
   form = Quantization(dtype="fp4", group=32, output=False, dense=False)
-  with contextlib.ExitStack() as stack:
-    source = huggingface.source(tmp_path, stack)
-    assert published.quantization(source, on_mesh=False) == (form, "")
+  source = huggingface.source(tmp_path)
+  assert published.quantization(source, on_mesh=False) == (form, "")
   whole = huggingface.load(tmp_path)
   kept = huggingface.load(tmp_path, form=form)
   for ours, others in zip(kept.layers, whole.layers, strict=True):

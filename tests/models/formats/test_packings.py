@@ -1,6 +1,5 @@
 """Weights in few bits as others publish them, by their formats' definitions."""
 
-import contextlib
 import functools
 import json
 
@@ -21,7 +20,8 @@ from launch.assembly import registry
 from models import checkpoints, sharding
 from models.formats import huggingface, published, weights
 from models.formats.families import FAMILIES
-from models.formats.packings import awq, block_fp8, gptq
+from models.formats.packings import awq, gptq
+from models.formats.packings import packing as packing_lib
 from models.networks import quantized, stacked
 from models.networks.linear import Linear
 from models.networks.quantized import Quantization
@@ -62,12 +62,11 @@ def check_values(path, expected):
 def test_weights_are_those_of_the_definition_to_the_last_bit(name, written):
   path, expected, _ = written(name)
   check_values(path, expected)
-  with contextlib.ExitStack() as stack:
-    source = huggingface.source(str(path), stack)
-    tensor = source.tensors["layers.0.mlp.down_proj.weight"]
-    some = (slice(19, 41), slice(7, 60))
-    whole = expected["model.layers.0.mlp.down_proj.weight"]
-    np.testing.assert_array_equal(tensor.read(some), whole[some])
+  source = huggingface.source(str(path))
+  tensor = source.tensors["layers.0.mlp.down_proj.weight"]
+  some = (slice(19, 41), slice(7, 60))
+  whole = expected["model.layers.0.mlp.down_proj.weight"]
+  np.testing.assert_array_equal(tensor.read(some), whole[some])
 
 
 def test_zero_points_are_of_the_group_that_has_them(tmp_path):
@@ -88,9 +87,8 @@ def test_a_projection_before_the_layers_may_be_whole(packed, copied):
   names = ["_proj.weight", "per_layer_input_gate", "per_layer_projection."]
   names += ["per_layer_model_projection"] * packed
   packing.rewrite(path, pack, how, names=names)
-  with contextlib.ExitStack() as stack:
-    source = huggingface.source(str(path), stack)
-    form, why = published.quantization(source, on_mesh=False)
+  source = huggingface.source(str(path))
+  form, why = published.quantization(source, on_mesh=False)
   reason = "per_layer_model_projection.weight is not "
   assert why.startswith("" if packed else reason)
   assert (form is not None) == packed
@@ -104,8 +102,8 @@ def test_blocks_of_eight_bits_are_those_of_transformers():
   tensor = lambda x, kind: weights.Tensor(
     name="", shape=x.shape, kind=kind, read=lambda index: x[index]
   )
-  actual = block_fp8.in_blocks(
-    tensor(numbers, "F8_E4M3"), tensor(scales, "F32"), [32, 32]
+  actual = packing_lib.in_blocks(
+    numbers.shape, [32, 32], tensor(scales, "F32"), numbers.__getitem__, "fp8"
   )
   theirs = Fp8Dequantize(None)._dequantize_one(
     torch.tensor(numbers.view(np.uint8)).view(torch.float8_e4m3fn),
@@ -133,9 +131,8 @@ def greedy(module):
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_format_holds_the_numbers_as_they_are_published(name, written):
   path, expected, form = written(name)
-  with contextlib.ExitStack() as stack:
-    source = huggingface.source(str(path), stack)
-    actual, why = published.quantization(source, on_mesh=False)
+  source = huggingface.source(str(path))
+  actual, why = published.quantization(source, on_mesh=False)
   assert str(actual) == str(form)
   assert bool(why) == (form is None)
   if form is None:
@@ -201,8 +198,7 @@ def test_a_note_says_what_becomes_of_the_published_numbers(written):
   assert load(str(path)).note == f"{begun}dequantized to bfloat16"
   again = load(str(path), weights=Quantization(dtype="fp8"))
   assert again.note == (
-    f"{begun}dequantized to bfloat16 and rounded again, to fp8; {form} would "
-    "hold it as it is"
+    f"{begun}dequantized to bfloat16 and rounded again, to fp8"
   )
   dequantized = load(str(path), weights=None).params
   np.testing.assert_array_equal(
@@ -253,9 +249,8 @@ def test_biases_and_projections_left_out_are_as_they_are(kept, tmp_path):
   pack, how, form = PUBLISHED["gptq"]
   expected = packing.write(tmp_path, pack, how, family="qwen2", kept=kept)
   check_values(tmp_path, expected)
-  with contextlib.ExitStack() as stack:
-    source = huggingface.source(str(tmp_path), stack)
-    actual, why = published.quantization(source, on_mesh=False)
+  source = huggingface.source(str(tmp_path))
+  actual, why = published.quantization(source, on_mesh=False)
   assert str(actual) == ("None" if kept else form)
   assert "down_proj.weight is not int4, as others are" in why or not kept
   module = huggingface.load(str(tmp_path), **({} if kept else {"form": actual}))
@@ -307,11 +302,11 @@ def test_a_misread_word_zero_point_or_grid_is_seen(written, monkeypatch):
   """Interleaving left out, the one of v1 not added, scales transposed."""
   identity = lambda numbers: numbers
   transposed = lambda scales: floats(scales).T
-  floats = block_fp8.floats
+  floats = packing_lib.floats
   for name, module, part, mutant in (
     ("awq", awq, "_in_order", identity),
     ("gptq-zero-points", gptq, "_ADDED", {"gptq": 0, "gptq_v2": 0}),
-    ("fp8", block_fp8, "floats", transposed),
+    ("fp8", packing_lib, "floats", transposed),
   ):
     path, expected, _ = written(name)
     with monkeypatch.context() as patch:

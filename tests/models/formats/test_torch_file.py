@@ -1,6 +1,5 @@
 """Files that torch saved are read by torch, and run nothing."""
 
-import contextlib
 import sys
 
 import numpy as np
@@ -21,9 +20,8 @@ class Hostile:
 
 
 def read(path):
-  with contextlib.ExitStack() as stack:
-    tensors = torch_file.open_tensors(path, stack)
-    return {name: (t.kind, t.read(())) for name, t in tensors.items()}
+  tensors = torch_file.open_tensors(path)
+  return {name: (t.kind, t.read(())) for name, t in tensors.items()}
 
 
 def test_tensors_are_those_that_torch_saved(tmp_path):
@@ -32,7 +30,7 @@ def test_tensors_are_those_that_torch_saved(tmp_path):
            "I64": torch.tensor([3, -1]), "BOOL": x > 3}  # fmt: skip
   torch.save(saved, tmp_path / "x.pt")
   for name, (kind, values) in read(tmp_path / "x.pt").items():
-    assert kind == name
+    assert kind == ("F32" if name == "BF16" else name)
     expected = saved.pop(name).double().numpy()
     np.testing.assert_array_equal(values.astype(np.float64), expected)
   assert not saved
@@ -41,7 +39,9 @@ def test_tensors_are_those_that_torch_saved(tmp_path):
 def test_a_file_that_would_run_code_is_refused_and_runs_none(tmp_path):
   path, made = tmp_path / "x.pt", tmp_path / "made"
   torch.save({"a": Hostile(made)}, path)
-  with pytest.raises(ValueError, match=r"cannot read .*Weights only load fail"):
+  with pytest.raises(
+    ValueError, match=r"torch cannot read .*Weights only load fail"
+  ):
     read(path)
   assert not made.exists()
 

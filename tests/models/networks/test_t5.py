@@ -230,7 +230,7 @@ def test_a_float16_model_does_not_overflow_where_layers_add_up(tmp_path):
 def test_files_that_are_not_of_the_model_are_named(tmp_path):
   folder, _ = t5s.save(tmp_path)
   t5s.edit_config(folder, num_decoder_layers=5)
-  with pytest.raises(ValueError, match=r"5 layers in its decoder, .* of 2"):
+  with pytest.raises(ValueError, match=r"missing: decoder\.block\.2\."):
     huggingface.load(str(folder))
   t5s.edit_config(folder, num_decoder_layers=2, feed_forward_proj="gated-gelu")
   with pytest.raises(ValueError, match=r"missing: .*DenseReluDense\.wi_0"):
