@@ -150,15 +150,10 @@ def load(
       `dtype`.
     weights: how its weights are stored; None for `dtype`, "published" for the
       format that holds them as they are in the files, where there is one.
-      Those of another format are dequantized to `dtype`, and rounded to it.
-
-  Returns:
-    The `Network`.
 
   Raises:
-    FileNotFoundError, ValueError: as `models.formats.huggingface.load`, and
-      `models.formats.weights.load_stacked`; ValueError for an encoder-decoder
-      with quantized weights or another cache.
+    FileNotFoundError: if a file is not there.
+    ValueError: if it cannot be read, or is of a model that is not supported.
   """
   path = hub.local(path)
   config, form, note, source = read_config(path), None, "", None
@@ -253,9 +248,6 @@ def load_head(
     weights: how its projections are quantized, the output projection too unless
       that is the target's, quantized; None for `dtype`. Not with a mesh.
 
-  Returns:
-    The `models.formats.head_checkpoints.Head`.
-
   Raises:
     FileNotFoundError, ValueError: as `models.formats.head_checkpoints.load`.
   """
@@ -265,9 +257,7 @@ def load_head(
   tables = frame["embed"], frame["embed" if tied else "lm_head"]
   embedding = tables[0]["embedding"].get_value()
   output = embedding if tied else tables[1]["weight"].get_value()
-  about = dataclasses.replace(
-    _about(target.config), embedding=embedding, output=output
-  )
+  about = _about(target.config, embedding=embedding, output=output)
   place = None if mesh is None else Place(mesh=mesh, sharding=sharding)
   head = head_checkpoints.load(
     path, about, dtype=dtype, place=place, of_target=of_target
@@ -287,14 +277,12 @@ def read_head(path: str, target: str) -> HeadShape:
   return head_checkpoints.describe(path, about, of_target=path == target)
 
 
-def _about(config: TransformerConfig) -> Target:
-  """The description of a target, without its arrays."""
+def _about(config: TransformerConfig, **tables) -> Target:
+  """The description of a target, perhaps with its tables."""
   return Target(
-    num_layers=config.num_layers,
-    embed_dim=config.embed_dim,
-    vocab_size=config.vocab_size,
-    config=config,
-  )
+    num_layers=config.num_layers, embed_dim=config.embed_dim,
+    vocab_size=config.vocab_size, config=config, **tables,
+  )  # fmt: skip
 
 
 def load_module(path: str, *, dtype=jnp.float32) -> Transformer:

@@ -1,8 +1,7 @@
 """Tokenizers: load, train, compare.
 
-A thin layer over the `tokenizers` package, so that decoding needs neither torch
-nor a hub. Files are Hugging Face's: `tokenizer.json` beside
-`tokenizer_config.json`; any others are read by transformers.
+Files are Hugging Face's: the package `tokenizers` reads `tokenizer.json` beside
+`tokenizer_config.json`, transformers any others.
 """
 
 import dataclasses
@@ -43,9 +42,8 @@ class Tokenizer:
   @property
   def eos_token(self) -> str | None:
     """The end-of-text token, or None if there is none."""
-    if self.eos_token_id is None:
-      return None
-    return self.backend.id_to_token(self.eos_token_id)
+    end = self.eos_token_id
+    return None if end is None else self.backend.id_to_token(end)
 
   @property
   def vocab_size(self) -> int:
@@ -108,8 +106,7 @@ class Tokenizer:
     One word stands for any text; bytes will not do, since later ones could
     change its last character. Empty where the ids have no text.
     """
-    word = self._word
-    if word is None:
+    if (word := self._word) is None:
       return []
     alone = self.backend.decode([word])
     says = lambda i: self.backend.decode([word, int(i)]) != alone
@@ -128,8 +125,7 @@ class Tokenizer:
   def token_bytes(self) -> np.ndarray:
     """Bytes of text that each token of a byte-level BPE stands for, `i32[V]`.
 
-    Its tokens are written with one character a byte; added tokens are special,
-    and stand for none.
+    Its tokens are written with one character a byte; special ones are none.
     """
     sizes = np.zeros(self.vocab_size, np.int32)
     for token, index in self.backend.get_vocab(with_added_tokens=False).items():

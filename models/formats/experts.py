@@ -73,16 +73,12 @@ def _stacked_quantized(
 
 
 _FUSED = re.compile(r"layers\.(\d{1,9})\.mlp\.experts\.(gate_up|down)_proj")
-_ROUTER = re.compile(r"layers\.(\d{1,9})\.mlp\.gate\.weight")
 
 
 def of_projections(
   tensors: Mapping[str, Tensor], table: Table
 ) -> dict[str, Tensor]:
-  """As if experts that are one tensor were many, where the family's are many.
-
-  transformers saves them so if it is asked not to use the family's own format;
-  routers then have the usual name too.
+  """As if experts that are one tensor were many, as Qwen3.5 is released.
 
   Args:
     tensors: by name. `experts.gate_up_proj` is `[E, 2 I, D]`, gates before the
@@ -90,24 +86,17 @@ def of_projections(
     table: the model's.
 
   Returns:
-    The tensors, named as by `of_experts`; what has another shape stays as it
-    is.
+    The tensors, named as by `of_experts` where the family's are many.
   """
   joined = dict(tensors)
   if not any(".experts.*." in name for name in table.tensors.values()):
     return joined
   named = lambda layer, *of: locate(("layers", int(layer), "mlp", *of), table)
   for name, tensor in tensors.items():
-    if parts := _ROUTER.fullmatch(name):
-      own, _ = named(parts[1], "router", "weight")
-      if own not in tensors:
-        joined[own] = joined.pop(name)
-    elif (parts := _FUSED.fullmatch(name)) and len(tensor.shape) == 3:
+    if parts := _FUSED.fullmatch(name):
       halves = ["gate", "up"] if parts[2] == "gate_up" else ["down"]
       experts, rows, width = tensor.shape
       count = rows // len(halves)
-      if rows % len(halves):
-        continue
       del joined[name]
       for i, half in enumerate(halves):
         joined[named(parts[1], "experts", half)[0]] = dataclasses.replace(

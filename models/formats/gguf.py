@@ -38,15 +38,6 @@ _FAMILIES = {
   for family in FAMILIES.values()
   if family.gguf is not None
 }
-# Keys that may be missing: with the value that `config.json` then has.
-_OPTIONAL = {
-  "attention.head_count_kv", "attention.key_length",
-  "attention.shared_kv_layers", "attention.sliding_window",
-  "attn_logit_softcapping",
-  "embedding_length_per_layer_input", "expert_count",
-  "expert_feed_forward_length", "expert_used_count", "feed_forward_length",
-  "final_logit_softcapping", "rope.freq_base", "rope.freq_base_swa",
-}  # fmt: skip
 # These change nothing if they have the value of a plain model, or none at all.
 _PLAIN = {
   "rope.scaling.type": "none",
@@ -75,8 +66,7 @@ def load(
 
   Raises:
     FileNotFoundError: if there is no such file.
-    ValueError: if it is damaged, or the model is not supported.
-    CheckpointError: if its tensors are not those of its metadata.
+    ValueError: if it cannot be read, or the model is not supported.
   """
   return weights.load(source(path), dtype=dtype, form=form)
 
@@ -126,7 +116,8 @@ def _configuration(header: Header) -> tuple[TransformerConfig, str]:
     _check_rest(metadata, how, config)
     ropes = [a.rope for a in config.attentions.values() if a.rope is not None]
     if _DIVISORS in header.tensors and all(x.factors is None for x in ropes):
-      divisors = _divisors(header)
+      # As Llama 3 rescales them.
+      divisors = tuple(gguf_file.read(header, _DIVISORS).tolist())
       divided = lambda a: dataclasses.replace(
         a, rope=dataclasses.replace(a.rope, factors=divisors)
       )
@@ -138,11 +129,7 @@ def _configuration(header: Header) -> tuple[TransformerConfig, str]:
 
 def _settings(header: Header, how: Gguf, metadata: Settings) -> dict[str, Any]:
   """The metadata of a file as the contents of a `config.json`."""
-  for key in sorted(how.keys.keys() - {*metadata} - _OPTIONAL):
-    raise ValueError(f"{how.architecture}.{key} is missing")
   shapes = {n: gguf_file.shape_of(x) for n, x in header.tensors.items()}
-  if "token_embd.weight" not in shapes:
-    raise ValueError("there is no tensor token_embd.weight")
   tensors = Tensors(shapes, functools.partial(gguf_file.read, header))
   return {
     "vocab_size": shapes["token_embd.weight"][0],
@@ -176,14 +163,6 @@ def _check_rest(
       )
 
 
-def _divisors(header: Header) -> tuple[float, ...]:
-  """What rotary frequencies are divided by, as Llama 3 rescales them."""
-  divisors = gguf_file.read(header, _DIVISORS)
-  if not np.all(np.isfinite(divisors) & (divisors > 0)):
-    raise ValueError(f"{_DIVISORS} must be positive numbers")
-  return tuple(divisors.tolist())
-
-
 # ------------------------------------------------------------------- tensors
 
 
@@ -199,7 +178,6 @@ def source(path: str) -> Source:
   )
   names = _names(how.architecture, tuple(sorted({*table.tensors.values()})))
   tensors: dict[str, Tensor] = {}
-  problems = []
   for own_name in header.tensors:
     if own_name == _DIVISORS:
       continue
@@ -213,8 +191,6 @@ def source(path: str) -> Source:
         name = name.replace("#", number or "")
         if theirs.left_out(name, config):
           continue
-    if name in tensors:
-      problems.append(f"twice: {tensors[name].name} and {own_name}")
     tensors[name] = _tensor(header, own_name)
   kinds = {tensor.tensor_type.name for tensor in header.tensors.values()}
   quantized = sorted(kinds - {"F32", "F16", "BF16"})
@@ -223,7 +199,6 @@ def source(path: str) -> Source:
     config=config,
     table=table,
     tensors=tensors,
-    problems=tuple(problems),
     published=f"{', '.join(quantized)} of GGUF" if quantized else "",
   )
 

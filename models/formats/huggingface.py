@@ -125,7 +125,7 @@ def source(directory: str) -> Source:
   if isinstance(config, T5Config):
     return t5_source(path, config)
   family = FAMILIES[of_text(settings)["model_type"]]
-  tensors, problems = _open(_weight_files(path))
+  tensors = _open(_weight_files(path))
   in_blocks = any(name.endswith("_blocks") for name in tensors)
   published = "mxfp4, blocks of 32" if in_blocks else ""
   if (packing := packing_of(settings)) is not None:
@@ -143,7 +143,6 @@ def source(directory: str) -> Source:
     tensors=mxfp4.joined(
       experts.of_projections(experts.of_experts(tensors), family)
     ),
-    problems=tuple(problems),
     published=published,
   )
 
@@ -155,7 +154,7 @@ def t5_source(path: pathlib.Path, config: T5Config) -> Source:
   Of the three names of the embedding a file may have any: it is read from a
   stack's where `shared.weight` is missing, as transformers does.
   """
-  tensors, problems = _open(_weight_files(path))
+  tensors = _open(_weight_files(path))
   shared = "shared.weight"
   for name in ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight"):
     if shared not in tensors and name in tensors:
@@ -166,7 +165,6 @@ def t5_source(path: pathlib.Path, config: T5Config) -> Source:
     config=dataclasses.replace(config, tied_embeddings=tied),
     table=_t5_table(config),
     tensors=tensors,
-    problems=tuple(problems),
   )
 
 
@@ -202,20 +200,19 @@ def _weight_files(path: pathlib.Path) -> list[pathlib.Path]:
   return json_files.indexed_files(index)
 
 
-def _open(
-  files: Iterable[pathlib.Path],
-) -> tuple[dict[str, Tensor], list[str]]:
-  """The tensors of some files; those that are found twice."""
+def _open(files: Iterable[pathlib.Path]) -> dict[str, Tensor]:
+  """The tensors of some files."""
   tensors: dict[str, Tensor] = {}
-  problems = []
   for path in files:
     for full_name, tensor in safetensors_file.open_tensors(path).items():
       name = _OLD_HEAD.sub("lm_head.", _PREFIX.sub("", full_name))
       if name in tensors:
-        problems.append(f"twice: {tensors[name].name} and {full_name}")
-      elif not _BUFFER.fullmatch(name):
+        raise weights.CheckpointError(
+          f"twice in {path.parent}: {tensors[name].name} and {full_name}"
+        )
+      if not _BUFFER.fullmatch(name):
         tensors[name] = tensor
-  return tensors, problems
+  return tensors
 
 
 def save_llama(
@@ -301,11 +298,6 @@ def _save(
       f"the tokenizer must have at most {config.vocab_size} tokens, as the "
       f"module has, got {tokenizer.vocab_size}"
     )
-
-  def with_tokenizer(folder: str) -> None:
-    if tokenizer is not None:
-      tokenizers.save(tokenizer, folder)
-
-  safetensors_file.save(
-    directory, settings, tensors, dtype=dtype, more=with_tokenizer
-  )
+  safetensors_file.save(directory, settings, tensors, dtype=dtype)
+  if tokenizer is not None:
+    tokenizers.save(tokenizer, directory)

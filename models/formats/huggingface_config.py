@@ -34,10 +34,7 @@ _HARMLESS = frozenset(
   return_dict_in_generate id2label label2id num_labels problem_type
   chunk_size_feed_forward torchscript use_bfloat16 pruned_heads is_decoder
   cross_attention_hidden_size tie_encoder_decoder prefix tf_legacy_loss
-  max_length min_length do_sample early_stopping num_beams num_beam_groups
-  diversity_penalty temperature top_k top_p typical_p repetition_penalty
-  length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size
-  num_return_sequences remove_invalid_values exponential_decay_length_penalty
+  max_length do_sample temperature top_k top_p repetition_penalty
   """.split()
 )
 
@@ -111,15 +108,10 @@ def of_text(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def config_from_json(config: Mapping[str, Any]) -> TransformerConfig:
-  """Translates the contents of a `config.json`.
+  """Translates the contents of a `config.json` as transformers 4 or 5 write it.
 
-  Args:
-    config: of a model of one of `models.formats.families`, as transformers 4 or
-      5 write it. A key that is left out has the value that transformers gives
-      it; the model's sizes must be there.
-
-  Returns:
-    The configuration of the equivalent `Transformer`.
+  A key that is left out has the value that transformers gives it; the model's
+  sizes must be there.
 
   Raises:
     ValueError: if the model is of another type, or a setting is missing,
@@ -150,15 +142,7 @@ def config_from_json(config: Mapping[str, Any]) -> TransformerConfig:
 def llama_json(
   c: TransformerConfig, dtype: str, eos_token_id: int | None
 ) -> dict[str, Any]:
-  """The `config.json` of a Llama checkpoint.
-
-  Args:
-    c: the module's configuration.
-    dtype: of the weights in the file.
-    eos_token_id: end-of-text token, if known.
-
-  Returns:
-    The contents of the file.
+  """The `config.json` of a Llama checkpoint with weights of a dtype.
 
   Raises:
     ValueError: if Llama's format cannot express the configuration.

@@ -13,7 +13,6 @@ from models.formats.quantized_files import fits
 from models.formats.weights import Source, abstract, locate
 from models.networks.quantized import Quantization, check_weights
 from models.networks.quantized_tensor import QuantizedTensor, is_quantized
-from models.networks.t5_config import T5Config
 
 _EMBEDDING, _OUTPUT = ("embed", "embedding"), ("lm_head", "weight")
 
@@ -43,8 +42,6 @@ def quantization(
     The quantization, or None and the reason why there is none.
   """
   config = source.config
-  if isinstance(config, T5Config):
-    return None, "encoder-decoders are not stored quantized"
   tied = config.tied_embeddings
   every = Quantization(dtype="int8", embedding=not tied)
   try:

@@ -10,7 +10,7 @@ import json
 import pathlib
 import struct
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
@@ -73,7 +73,6 @@ def save(
   tensors: Mapping[str, np.ndarray],
   *,
   dtype,
-  more: Callable[[str], None] = lambda folder: None,
 ) -> None:
   """Writes `config.json` and `model.safetensors`.
 
@@ -85,7 +84,6 @@ def save(
     settings: what `config.json` is to hold.
     tensors: by their names in the file.
     dtype: of the floating ones: float32, bfloat16 or float16.
-    more: writes further files into the folder that it is given.
 
   Raises:
     ValueError: if the dtype is another one.
@@ -108,7 +106,6 @@ def save(
     safetensors.numpy.save_file(
       arrays, new / "model.safetensors", metadata={"format": "pt"}
     )
-    more(temporary)
     (new / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
     (path / "config.json").unlink(missing_ok=True)
     for file in sorted(new.iterdir(), key=lambda f: f.name == "config.json"):

@@ -1,13 +1,11 @@
 """The model of a training run, from its checkpoints, for decoding.
 
-WORKDIR of `launch.train` can be given wherever a checkpoint directory can, with
-no export in between, as the target or the draft of any config:
+WORKDIR of `launch.train` can be given wherever a checkpoint directory can:
 
   python -m launch.decode --config=configs/huggingface.py:target=WORKDIR
 
-The newest checkpoint is read, of the parameters alone, and straight to
-where they are to lie: on whatever mesh the run was, they may lie on any other,
-over any number of processes, or on one device.
+The parameters of the newest checkpoint are read straight to where they are to
+lie, on whatever mesh the run was.
 """
 
 import json
@@ -67,11 +65,11 @@ def read_config(directory: str) -> TransformerConfig:
 
 
 def load(directory: str, *, dtype=jnp.float32) -> Transformer:
-  """Reads a run's model, of its folder, to one device in some dtype.
+  """Reads a run's model to one device in some dtype.
 
   Raises:
-    FileNotFoundError, ValueError: if there is no checkpoint, or it cannot be
-      read.
+    FileNotFoundError: if there is no checkpoint.
+    ValueError: if it cannot be read.
   """
   graphdef, shapes = _abstract(read_config(directory), dtype)
   here = SingleDeviceSharding(jax.local_devices()[0])
@@ -83,11 +81,9 @@ def load(directory: str, *, dtype=jnp.float32) -> Transformer:
 def load_stacked(
   directory: str, *, mesh: Mesh, sharding: Sharding, dtype=jnp.bfloat16
 ) -> tuple[TransformerConfig, stacked.StackedParams]:
-  """Reads a run's model to where its parameters lie on a mesh.
+  """Reads a run's model to a mesh, as `models.formats.weights.load_stacked`.
 
-  Which is not necessarily the run's; else as
-  `models.formats.weights.load_stacked`. Raises as `load`, and ValueError for a
-  model that cannot be cut so.
+  Raises as `load`, and ValueError for a model that cannot be cut so.
   """
   saved = read_config(directory)
   config = sharding_lib.kv_heads_for(

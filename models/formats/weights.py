@@ -74,7 +74,6 @@ class Source:
     config: of the model.
     table: which tensor holds which parameter.
     tensors: by the names of Hugging Face, without the model's prefix.
-    problems: what is wrong with the tensors already.
     published: how the published weights are quantized, in words; "" if not so.
   """
 
@@ -82,7 +81,6 @@ class Source:
   config: TransformerConfig | T5Config
   table: Table
   tensors: Mapping[str, Tensor]
-  problems: tuple[str, ...] = ()
   published: str = ""
 
 
@@ -297,18 +295,13 @@ def part(
   """
   name, layout = locate(parameter, source.table)
   tensor, config = of(source.tensors[name]), source.config
-  if (
-    isinstance(config, TransformerConfig)
-    and isinstance(cut, TransformerConfig)
-    and parameter[0] == "layers"
-    and parameter[-2] in sharding_lib.of_kv_heads(config)
-  ):
+  of_decoder = isinstance(config, TransformerConfig) and config != cut
+  if of_decoder and parameter[-2] in sharding_lib.of_kv_heads(config):
     spec, wanted = (c.attentions[parameter[1]] for c in (config, cut))
     times = wanted.num_kv_heads // spec.num_kv_heads
-    if times > 1:
-      whole = layout.take(tensor.read(()), config)
-      rows = sharding_lib.repeat_heads(whole, spec.head_dim, times, axis=0)
-      return rows[index].astype(dtype)
+    whole = layout.take(tensor.read(()), config)
+    rows = sharding_lib.repeat_heads(whole, spec.head_dim, times, axis=0)
+    return rows[index].astype(dtype)
   return read(tensor, layout, index, config).astype(dtype)
 
 
@@ -348,10 +341,7 @@ def _check(source: Source) -> None:
   for parameter, variable in nnx.to_flat_state(state):
     name, layout = locate(parameter, table)
     shapes[name] = layout.shape(variable.shape, config)
-  problems = [
-    *source.problems, *mismatches(tensors, shapes, _copies(source))
-  ]  # fmt: skip
-  if problems:
+  if problems := mismatches(tensors, shapes, _copies(source)):
     raise CheckpointError(
       f"the tensors in {source.path} are not those of the {table.name} model "
       "in its configuration:\n  " + "\n  ".join(sorted(problems))
@@ -374,10 +364,7 @@ def mismatches(
 ) -> list[str]:
   """Messages on tensors that are missing, left over or of another shape.
 
-  Args:
-    tensors: by their names.
-    shapes: of those that there must be.
-    copies: tensors that may be there too, each as a copy of another.
+  `copies` may be there too, each as a copy of another.
   """
   problems = [
     f"missing: {name}, of shape {shapes[name]}"

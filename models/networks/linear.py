@@ -19,18 +19,12 @@ _ROUND = 128  # rows of x, of which a round has about as many
 def project(x: Array, weight: Array | QuantizedTensor, *, result=None) -> Array:
   """Products of x and every row of a weight, `[..., D], [N, D] -> [..., N]`.
 
-  With one scale an output it is applied to the products, where it costs
-  nothing; values of eight bits are exact in bfloat16. Scales of groups are not,
-  and small ones are nothing in float16: weights are rounded once dequantized.
+  One scale an output is applied to the products: values of eight bits are exact
+  in bfloat16. With scales of groups the weight is dequantized and rounded once.
   A few rows have, on TPUs, products of every group, each scaled, as Qwix
-  (Google) has them, and on CPUs, with int8, products of integers: so XLA reads
-  values as they are stored, and no weight is written.
-
-  Args:
-    x: what is projected.
-    weight: of any type.
-    result: type of the products with an array, in which they are added up; by
-      default x's.
+  (Google) has them, and on CPUs, with int8, products of integers: so no weight
+  is written. `result` is the type in which products with an array are added up,
+  by default x's.
   """
   if not isinstance(weight, QuantizedTensor):
     return _product(x, weight.astype(x.dtype), result)
@@ -51,20 +45,14 @@ def project(x: Array, weight: Array | QuantizedTensor, *, result=None) -> Array:
 def _product(x: Array, weight: Array, result=None) -> Array:
   """Products in a type, both contracted as they lie, over their last axes.
 
-  On XLA:CPU several rows of x are multiplied in fours from the right: with the
-  weight as first operand, and a barrier that keeps the simplifier from turning
-  it round, a product of two to eight rows takes about two thirds of the time.
-  With hundreds of rows and a vocabulary it takes up to twice the time, so these
-  are left as they lie.
+  On XLA:CPU a few rows of x are multiplied in fours from the right, with the
+  weight as first operand and a barrier that keeps the simplifier from turning
+  it round: that takes two thirds of the time, of hundreds of rows twice it.
   """
+  last = lambda x: (((x.ndim - 1,), (1,)), ((), ()))
 
   def x_first(x, weight):
-    return lax.dot_general(
-      x,
-      weight,
-      (((x.ndim - 1,), (1,)), ((), ())),
-      preferred_element_type=result,
-    )
+    return lax.dot_general(x, weight, last(x), preferred_element_type=result)
 
   def weight_first(x, weight):
     rows = x.reshape(-1, x.shape[-1])
@@ -96,9 +84,8 @@ def integer_products(x: Array, weight: QuantizedTensor) -> Array:
 
   A row of x is a sum of rows of int8 with a scale each, every one of what the
   ones before it leave, and sums of integers are exact. Three parts have x to
-  1e-7 of its row's largest number, as close as float32's own sums, and two,
-  which the shorter types have, to 1.6e-5. XLA:CPU would convert the weights in
-  every pass instead, which takes SmolLM2 some ten times as long.
+  1e-7 of its row's largest number, and two, which the shorter types have, to
+  1.6e-5. XLA:CPU would convert the weights in every pass, ten times as long.
   """
   rest = x.astype(jnp.promote_types(x.dtype, jnp.float32))
   # XLA:CPU's reductions pass over NaNs; of inf all products are NaN.
@@ -143,16 +130,11 @@ class Linear(nnx.Module):
   """A projection whose weight lies as files have it, a row for each output.
 
   Attributes:
-    weight: `[n_out, n_in]`, an array or a `QuantizedTensor`; the array is the
-      other way round where `inputs_first`.
-    inputs_first: see `turn`.
-
-  Args:
-    n_in, n_out: channels.
-    bias: whether there is one, zero at first.
+    weight: `[n_out, n_in]`, an array or a `QuantizedTensor`, at first normal
+      with a deviation of `std`; the other way round where `inputs_first`.
+    bias: `[n_out]`, zero at first, or None.
     dtype: of parameters and result.
-    rngs: for the initial weight.
-    std: the standard deviation of its normal distribution.
+    inputs_first: see `turn`.
   """
 
   def __init__(
@@ -178,18 +160,26 @@ def turn(module: nnx.Module) -> None:
   """Lays the weights of a module's projections inputs first, in place.
 
   For XLA:CPU: a round of SmolLM2, which multiplies several rows, takes 0.9 of
-  the time that `project` does, and a plain pass 2% more. Quantized weights stay
-  as they are.
+  the time that `project` does. Quantized weights stay as they are.
   """
-  for _, node in list(nnx.iter_modules(module)):
-    for name, child in vars(node).items():
-      if name == "kv_b":  # of latents, whose halves queries and sums read
-        continue
-      if isinstance(child, Linear) and not child.inputs_first:
-        weight = child.weight[...]
-        if not isinstance(weight, QuantizedTensor):
-          child.weight = nnx.Param(weight.T)
-          child.inputs_first = True
+  for _, child in projections(module):
+    weight = child.weight[...]
+    if not child.inputs_first and not isinstance(weight, QuantizedTensor):
+      child.weight = nnx.Param(weight.T)
+      child.inputs_first = True
+
+
+def projections(module: nnx.Module) -> list[tuple[str, Linear]]:
+  """A module's projections and their names.
+
+  Without `kv_b` of latents, whose halves queries and sums read.
+  """
+  return [
+    (name, child)
+    for _, node in nnx.iter_modules(module)
+    for name, child in vars(node).items()
+    if isinstance(child, Linear) and name != "kv_b"
+  ]
 
 
 class Embed(nnx.Embed):

@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from models.networks.description import TransformerConfig
-from models.networks.linear import Embed, Linear
+from models.networks.linear import Embed, projections
 from models.networks.mixture import Experts
 from models.networks.quantized_tensor import (
   DTYPES,
@@ -70,11 +70,7 @@ class Quantization:
 
 
 def below(how: Quantization, weights: Quantization) -> Quantization:
-  """The quantization of a copy, of all that is quantized in a model already.
-
-  Args:
-    how: that the copy would have of a model that is not quantized.
-    weights: of the model.
+  """`how`, of a copy of all that is quantized in a model as `weights` already.
 
   Raises:
     ValueError: unless the copy has fewer bits.
@@ -96,16 +92,11 @@ def below(how: Quantization, weights: Quantization) -> Quantization:
 def quantize_module(
   module: nnx.Module, how: Quantization, *, again: bool = False
 ) -> None:
-  """Quantizes the weights of a module's projections, in place.
+  """Quantizes the weights of a model, a layer or a head, in place.
 
   Of a mixture those of its experts, but of the one that all tokens are given.
-
-  Args:
-    module: a `models.networks.transformer.Transformer`, one of its layers, or
-      a draft head.
-    how: which weights, and how.
-    again: whether those that are quantized already are quantized anew; else
-      they stay, as a table that a head shares with its target.
+  Those that are quantized already stay, as a table that a head shares with its
+  target, unless `again`.
   """
 
   def convert(param: nnx.Param, inputs: int = -1) -> nnx.Param:
@@ -114,23 +105,19 @@ def quantize_module(
       return param
     return nnx.Param(how.of(weight, inputs))
 
-  tied = not hasattr(module, "lm_head")
+  for name, child in projections(module):
+    if how.output if name == "lm_head" else how.dense:
+      if child.inputs_first:
+        child.weight = nnx.Param(child.weight[...].T)
+        child.inputs_first = False
+      child.weight = convert(child.weight)
   for _, node in list(nnx.iter_modules(module)):
     if isinstance(node, Experts):
       for name in EXPERTS:
         setattr(node, name, convert(getattr(node, name), -2))
-    for name, child in vars(node).items():
-      if name == "kv_b":  # of latents, whose halves queries and sums read
-        continue
-      if isinstance(child, Linear):
-        if how.output if name == "lm_head" else how.dense:
-          if child.inputs_first:
-            child.weight = nnx.Param(child.weight[...].T)
-            child.inputs_first = False
-          child.weight = convert(child.weight)
-      elif name == "embed" and isinstance(child, Embed):
-        if how.output if tied else how.embedding:
-          child.embedding = convert(child.embedding)
+  table, tied = getattr(module, "embed", None), not hasattr(module, "lm_head")
+  if isinstance(table, Embed) and (how.output if tied else how.embedding):
+    table.embedding = convert(table.embedding)
 
 
 def quantize_params(
@@ -138,11 +125,8 @@ def quantize_params(
 ) -> nnx.State:
   """Parameters of a module for the same module after `quantize_module`.
 
-  Args:
-    params: of the module, quantized or not, where they lie; those of stacked
-      layers have a leading axis.
-    expected: what the quantized module takes, or its shapes.
-    how: how weights are quantized.
+  They stay where they lie; `expected` is what the quantized module takes, or
+  its shapes.
   """
 
   def convert(weight, like):
@@ -181,10 +165,7 @@ def check_weights(
 ) -> None:
   """Raises ValueError for a model whose weights cannot be quantized so.
 
-  Args:
-    config: of the model, decoder-only.
-    how: how its weights are to be quantized; None for its dtype.
-    on_mesh: whether its layers are stacked.
+  `on_mesh` says whether its layers are stacked.
   """
   if how is None:
     return
@@ -192,8 +173,7 @@ def check_weights(
     raise ValueError("recurrent layers on a mesh are not stored quantized")
   if how.embedding and config.tied_embeddings:
     raise ValueError(
-      "embedding=True is of an embedding of its own, and this model's is tied "
-      "to its output projection: both are as output says"
+      "embedding=True needs an embedding that is not tied to the output"
     )
 
 

@@ -16,6 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
+from specjax.structs import struct
+
 
 class Dtype(NamedTuple):
   """A type of quantized values.
@@ -39,8 +41,7 @@ DTYPES = {
 }
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@struct
 class QuantizedTensor:
   """A quantized weight: arrays, their shapes, or tensors of a file, not read.
 

@@ -49,11 +49,8 @@ def described(
 ) -> TransformerConfig:
   """A Gemma.
 
-  Args:
-    settings: its `config.json`.
-    slides: which layers do, where that is not said.
-    ropes: of every type of layer, for so many channels of a head.
-    **attention: more of `AttentionSpec`.
+  `slides` says which layers do where the file does not, `ropes` has that of
+  every type for so many channels of a head, `attention` more of its fields.
   """
   sizes = reading.sizes(settings, names={"hidden_act": "hidden_activation"})
   window = get(settings, "sliding_window", int, None)

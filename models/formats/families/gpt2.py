@@ -21,7 +21,7 @@ _NAMES = dict(
 
 
 def _read(settings: Settings) -> TransformerConfig:
-  sizes = reading.sizes(settings, names=_NAMES, mlp_dim=lambda width: 4 * width)
+  sizes = reading.sizes(settings, names=_NAMES)
   mlp = reading.dense(sizes, gated=False, bias=True)
   by_layer = get(settings, "scale_attn_by_inverse_layer_idx", bool)
   root = sizes["head_dim"] ** -0.5

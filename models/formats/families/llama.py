@@ -51,9 +51,7 @@ GGUF_KEYS = {
 def layer_tensors(ours: str, theirs: str) -> dict[str, str]:
   """Names of a layer's parameters, and of the tensors that hold them.
 
-  Args:
-    ours: what the parameters' names begin with, up to its dot.
-    theirs: likewise, of the tensors.
+  They begin with `ours` and `theirs`.
   """
   names = {}
   for module, name in LAYER.items():
@@ -119,11 +117,7 @@ def _gguf_settings(
 
 
 def _pairs(heads: str) -> Layout:
-  """Neighboring channels rotate in files; here halves of a head do.
-
-  Args:
-    heads: field of `AttentionSpec` with their number.
-  """
+  """Neighboring channels rotate in files; here halves of a head do."""
 
   def take(x: np.ndarray, config: TransformerConfig) -> np.ndarray:
     by_head = x.reshape(getattr(config.attention, heads), -1, 2, *x.shape[1:])

@@ -70,11 +70,8 @@ def mixture(
 ) -> Mixture:
   """The mixture of a layer.
 
-  Args:
-    settings: of the model.
-    sizes: from `reading.sizes`.
-    num_experts, num_chosen, expert_dim: keys of these numbers.
-    **switches: more of `Mixture`.
+  `num_experts`, `num_chosen` and `expert_dim` are the keys of these numbers,
+  `switches` more of `Mixture`.
   """
   return Mixture(
     num_experts=get(settings, num_experts, int),

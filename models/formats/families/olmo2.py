@@ -30,15 +30,7 @@ def described(
   ropes: Mapping[str, Rope],
   window: int | None = None,
 ) -> TransformerConfig:
-  """An OLMo 2 or 3.
-
-  Args:
-    settings: its `config.json`.
-    sizes: from `reading.sizes`.
-    types: of every layer.
-    ropes: of every type.
-    window: of layers that slide.
-  """
+  """An OLMo 2 or 3, of layers of some types; `ropes` by their types."""
   layers = {
     kind: reading.layer(
       sizes,

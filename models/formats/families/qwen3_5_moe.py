@@ -6,7 +6,7 @@ from models.networks.description import TransformerConfig
 
 
 def _read(settings: Settings) -> TransformerConfig:
-  sizes = reading.sizes(settings, mlp_dim=lambda size: 4 * size)  # of no layer
+  sizes = reading.sizes(settings)
   experts = mixtures.with_shared(settings, sizes, renormalized=True)
   return qwen3_next.described(settings, sizes, experts)
 

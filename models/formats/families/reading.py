@@ -4,7 +4,7 @@ Whatever would change the logits and is not understood is an error.
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from models.networks.description import (
@@ -62,28 +62,16 @@ def get(config, key: str, kind: type, default: Any = ..., *, least=1) -> Any:
 
 
 def sizes(
-  config: Mapping[str, Any],
-  *,
-  names: Mapping[str, str] | None = None,
-  mlp_dim: Callable[[int], int] | None = None,
+  config: Mapping[str, Any], *, names: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
   """The sizes that all families have, for `layer` and `model`.
 
-  Args:
-    config: a `config.json`.
-    names: what it calls the usual keys.
-    mlp_dim: the MLP's width by the model's, where none is said.
+  `names` is what a `config.json` calls the usual keys.
   """
   name = lambda key: (names or {}).get(key, key)
   embed_dim = get(config, name("hidden_size"), int)
   num_heads = get(config, name("num_attention_heads"), int)
-  usual = () if mlp_dim is None else (mlp_dim(embed_dim),)
   activation = config[name("hidden_act")]
-  if activation not in ACTIVATIONS:
-    raise ValueError(
-      f"{name('hidden_act')} must be one of {sorted(ACTIVATIONS)}, got "
-      f"{activation!r}"
-    )
   return dict(
     vocab_size=get(config, "vocab_size", int),
     embed_dim=embed_dim,
@@ -91,10 +79,10 @@ def sizes(
     num_heads=num_heads,
     num_kv_heads=get(config, "num_key_value_heads", int, num_heads),
     head_dim=get(config, name("head_dim"), int, embed_dim // num_heads),
-    mlp_dim=get(config, name("intermediate_size"), int, *usual),
+    mlp_dim=get(config, name("intermediate_size"), int, 4 * embed_dim),
     max_positions=get(config, name("max_position_embeddings"), int),
     norm_eps=get(config, name("rms_norm_eps"), float),
-    activation=ACTIVATIONS[activation],
+    activation=ACTIVATIONS.get(activation, activation),
     tied_embeddings=get(config, "tie_word_embeddings", bool),
   )
 
@@ -166,10 +154,8 @@ def windowed(
 ) -> list[str]:
   """The type of every layer, full or sliding attention.
 
-  Args:
-    config: a `config.json`, whose `layer_types` count where they are given.
-    slides: which layers slide, where they are not.
-    window: the size of the sliding windows; None where no layer can slide.
+  By `layer_types`, or `slides` where these are not given; `window` is None
+  where no layer can slide.
   """
   if window is None:
     return layer_types(config, [FULL for _ in slides], [FULL])
@@ -192,15 +178,9 @@ def rope(
 
   transformers 5 keeps everything in `rope_parameters`; before, the base and the
   share were keys of the configuration (under other names in GPT-NeoX) and the
-  rest was in `rope_scaling`, which counts before the former.
-
-  Args:
-    config: of the model.
-    head_dim: channels of a head.
-    share: of them that rotates, where none is said; None in families whose
-      heads rotate as a whole.
-    theta: the base, where none is said.
-    ignored: settings that change nothing.
+  rest was in `rope_scaling`. Where none is said `theta` is the base and `share`
+  the share of a head's channels that rotate, None where all do; `ignored` are
+  settings that change nothing.
   """
   said = _said(config, ignored)
   kind = said.get("rope_type", "default")
@@ -242,14 +222,9 @@ def rope_by_type(
 ) -> dict[str, Rope]:
   """The rotary settings of every type of layer.
 
-  transformers 5 keeps those of each type in `rope_parameters`, by its name.
-
-  Args:
-    config: of the model.
-    head_dim: channels of a head.
-    older: of types, what the keys of earlier files say: a configuration's
-      `rope_theta` and `rope_scaling`.
-    theta: of each type, the base where none is said.
+  transformers 5 keeps those of each type in `rope_parameters`, by its name;
+  `older` is what a type's keys of earlier files say, `rope_theta` and
+  `rope_scaling`, and `theta` each type's base where none is said.
   """
   given = config.get("rope_parameters") or {}
   if {*given} - {*theta}:

@@ -31,7 +31,9 @@ _HARMLESS = frozenset(
 )
 
 
-def read(given: Any, others: Set[str] = frozenset()) -> Opened | None:
+def read(
+  given: Mapping[str, Any], others: Set[str] = frozenset()
+) -> Opened | None:
   """A `quantization_config`, opened; None for a method of the family's own.
 
   Args:
@@ -42,13 +44,8 @@ def read(given: Any, others: Set[str] = frozenset()) -> Opened | None:
     ValueError: for a method that is not read, or a key that is malformed, not
       supported or not known.
   """
-  if not isinstance(given, Mapping):
-    raise ValueError(
-      f"quantization_config must be an object, got {given!r:.80}"
-    )
-  method = given.get("quant_method")
-  known = sorted({*PACKINGS, *others})
-  if not isinstance(method, str) or method not in known:
+  method, known = given.get("quant_method"), sorted({*PACKINGS, *others})
+  if method not in known:
     raise ValueError(
       f"quant_method of quantization_config must be one of {known}, got "
       f"{method!r:.80}"

@@ -209,20 +209,10 @@ def test_keys_and_values_of_layers_that_attend_to_others_are_left_out(copied):
   jax.tree.map(np.testing.assert_array_equal, actual, expected)
 
 
-@pytest.mark.parametrize("name", ["qwen3-5-moe", "mixtral"])
-def test_experts_that_are_one_tensor_are_read_alike(copied, name):
-  path = copied(name)
+def test_experts_that_are_one_tensor_are_read_alike(copied):
+  path = copied("qwen3-5-moe")
   expected = huggingface.load(path)
-
-  def edit(tensors):
-    usual = {"block_sparse_moe": "mlp", "w1": "gate_proj", "w2": "down_proj"}
-    usual["w3"] = "up_proj"
-    for tensor in list(tensors):
-      parts = (usual.get(part, part) for part in tensor.split("."))
-      tensors[".".join(parts)] = tensors.pop(tensor)
-    references.fuse_experts(tensors)
-
-  references.edit_tensors(path, edit)
+  references.edit_tensors(path, references.fuse_experts)
   loaded = huggingface.load(path)
   jax.tree.map(
     np.testing.assert_array_equal, nnx.state(loaded), nnx.state(expected)

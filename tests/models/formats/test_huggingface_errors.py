@@ -16,7 +16,6 @@ def test_all_problems_with_tensors_are_in_one_error(copied):
     tensors["model.layers.0.mlp.up_proj.weight"] = np.zeros((3, 5), np.float32)
     tensors["model.layers.0.mlp.down_proj.bias"] = np.zeros(32, np.int8)
     tensors["model.layers.0.self_attn.surprise"] = np.zeros(7, np.float32)
-    tensors["layers.0.mlp.down_proj.weight"] = np.zeros(1, np.float32)
     tensors["lm_head.weight"] = np.zeros((VOCAB, 32), np.float32)
 
   references.edit_tensors(path, edit)
@@ -24,9 +23,18 @@ def test_all_problems_with_tensors_are_in_one_error(copied):
     huggingface.load(path)
   _, *problems = str(caught.value).split("\n  ")
   assert [problem.split(": ")[0] for problem in problems] == [
-    "missing", "not a copy of the tied embedding", "twice", "unexpected",
+    "missing", "not a copy of the tied embedding", "unexpected",
     "wrong shape", "wrong shape", "wrong type",
   ]  # fmt: skip
+
+
+def test_a_tensor_by_two_names_is_refused(copied):
+  path = copied("llama-scaled")
+  references.edit_tensors(
+    path, lambda tensors: tensors.update({"norm.weight": np.ones(32, "f4")})
+  )
+  with pytest.raises(weights.CheckpointError, match="twice in"):
+    huggingface.load(path)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,6 @@ from models.formats import huggingface
     (dict(quant_method="bitsandbytes", load_in_4bit=True), "got 'bitsandbytes"),
     (dict(quant_method="mxfp4"), "got 'mxfp4'"),
     (dict(bits=4), "quant_method of quantization_config must be one of"),
-    ("int8", "quantization_config must be an object"),
     (gptq_config(bits=3), r"bits of .* must be one of \(4, 8\), got 3"),
     (gptq_config(dynamic={"-:lm_head": {}}), "dynamic of .* must be {}"),
     (gptq_config(checkpoint_format="marlin"), "the format of gptq must be one"),
