@@ -66,9 +66,7 @@ def encode(
 def encode_rendered(tokenizer: Tokenizer, text: str) -> list[int]:
   """Ids of a text that a template has rendered.
 
-  Args:
-    tokenizer: with the template.
-    text: the rendered text, or a part that begins or ends at a special token.
+  It may be a part that begins or ends at a special token.
   """
   if _MARK not in text:
     return tokenizer.backend.encode(text, add_special_tokens=False).ids
@@ -90,7 +88,7 @@ def _mark(number: int | str) -> str:
 @functools.lru_cache(maxsize=4)
 def _marked(tokenizer: Tokenizer) -> tuple[hf.Tokenizer, dict[int, int]]:
   """A tokenizer whose special tokens are marks, and the ids of those."""
-  copy, names = tokenizer.without_special(), _special(tokenizer)[0]
+  copy, names = tokenizer.plain_copy(), _special(tokenizer)[0]
   how = lambda t: dict(lstrip=t.lstrip, rstrip=t.rstrip, normalized=False)
   tokens = tokenizer.special_tokens()
   marks = {_mark(i): tokens[name] for i, name in enumerate(names)}

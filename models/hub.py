@@ -22,12 +22,7 @@ _SAVED_BY_TORCH = ["*.bin", "*.pt"]
 def local(path: str) -> str:
   """The folder or file of a path, or of a name on the Hub.
 
-  Args:
-    path: of this machine, or a name as above.
-
-  Returns:
-    The path as it is if it exists or cannot be a name; else that of the
-    downloaded snapshot (or file).
+  It is the path as it is if that exists or cannot be a name.
 
   Raises:
     FileNotFoundError: if nothing is there, and the Hub does not have the name

@@ -66,10 +66,10 @@ class Tokenizer:
 
   @functools.cached_property
   def _plain(self) -> hf.Tokenizer:
-    return self.without_special()
+    return self.plain_copy()
 
-  def without_special(self) -> hf.Tokenizer:
-    """A copy that reads names of special tokens as text."""
+  def plain_copy(self) -> hf.Tokenizer:
+    """A copy of the backend that reads names of special tokens as text."""
     copy = hf.Tokenizer.from_str(self.backend.to_str())
     copy.add_special_tokens([*self.special_tokens().values()])
     copy.encode_special_tokens = True

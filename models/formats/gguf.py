@@ -95,9 +95,6 @@ def _family(header: Header) -> tuple[str, Gguf]:
   return _FAMILIES[name]
 
 
-# ------------------------------------------------------------- configuration
-
-
 def _configuration(header: Header) -> tuple[TransformerConfig, str]:
   """The configuration of a file's model, and its family's name."""
   family, how = _family(header)
@@ -161,9 +158,6 @@ def _check_rest(
       raise ValueError(
         f"{name} must be {plain[key]!r} or left out, got {value!r:.40}"
       )
-
-
-# ------------------------------------------------------------------- tensors
 
 
 def source(path: str) -> Source:

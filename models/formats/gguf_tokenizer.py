@@ -49,8 +49,7 @@ def load(path: str) -> Tokenizer:
 
   Raises:
     FileNotFoundError: if there is no such file.
-    ValueError: if it cannot be read, or its tokenizer is missing or is not
-      supported.
+    ValueError: if it cannot be read, or its tokenizer is not supported.
   """
   metadata = gguf_file.read_header(path).metadata
   try:

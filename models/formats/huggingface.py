@@ -73,12 +73,7 @@ def load(
   Args:
     directory: holds `config.json` and either `model.safetensors` or
       `model.safetensors.index.json` with the files it names.
-    dtype: of the parameters and activations, whatever the files' is. Weights
-      quantized are dequantized to it.
-    form: as of `models.formats.weights.load`.
-
-  Returns:
-    The module.
+    dtype, form: as of `models.formats.weights.load`.
 
   Raises:
     FileNotFoundError: if the directory or a file is missing.

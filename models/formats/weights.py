@@ -150,9 +150,6 @@ def load(
     form: a quantization that keeps its weights as they are published
       (`models.formats.published`); None for `dtype`.
 
-  Returns:
-    The module.
-
   Raises:
     CheckpointError: if tensors are left over, missing or of another shape or
       type than they should be; it lists them all.

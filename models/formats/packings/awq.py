@@ -15,7 +15,6 @@ from models.formats.packings.packing import (
   check_shape,
   group_of,
   join,
-  whole_number,
 )
 from models.formats.quantized_files import tensor, unpacked, within
 from models.formats.weights import Tensor
@@ -27,14 +26,12 @@ _PLACES = np.argsort(_ORDER)
 
 
 def _open(settings: Settings) -> Opened:
-  whole_number(settings, "bits", (4,))
-  size = whole_number(settings, "group_size")
+  size = settings["group_size"]
   form = settings.get("version") or settings.get("format") or "gemm"
   if not isinstance(form, str) or form.lower() != "gemm":
     raise ValueError(f"the version of awq must be 'gemm', got {form!r:.80}")
-  groups = "one group" if size == -1 else f"groups of {size}"
   return Opened(
-    says=f"awq, 4 bits, {groups}, zero points",
+    says=f"awq, 4 bits in groups of {size}",
     joined=lambda tensors: join(
       tensors,
       mark="qweight",
@@ -77,8 +74,8 @@ def _weight(parts: dict[str, Tensor], size: int) -> Tensor:
 
 PACKING = Packing(
   open=_open,
-  defaults=dict(bits=4, group_size=128),
-  fixed=dict(zero_point=(True,), pack_dtype=("int32",)),
+  defaults=dict(group_size=128),
+  fixed=dict(bits=(4,), zero_point=(True,), pack_dtype=("int32",)),
   harmless=frozenset(
     """
     version format backend do_fuse fuse_max_seq_len modules_to_fuse

@@ -39,10 +39,8 @@ def _open(settings: Settings) -> Opened:
       "fp8",
     )
 
-  one = "one scale a weight"
-  blocks = f"blocks of {sizes[0]} x {sizes[1]}" if sizes else one
   return Opened(
-    says=f"fp8, {blocks}",
+    says="fp8" if sizes is None else f"fp8 in blocks of {sizes}",
     joined=lambda tensors: join(
       tensors, mark="weight", parts=_PARTS, make=make
     ),

@@ -70,14 +70,8 @@ class _Scheme:
       raise ValueError(f"weights are not read of {dataclasses.asdict(self)}")
 
   def __str__(self) -> str:
-    by = {
-      "group": f"groups of {self.group_size}",
-      "block": f"blocks of {self.block_structure}",
-      "channel": "one scale an output",
-      "tensor": "one scale a weight",
-    }[str(self.strategy)]
-    zeros = "" if self.symmetric else ", zero points"
-    return f"{self.type} of {self.num_bits} bits, {by}{zeros}"
+    size = f" {self.group_size}" if self.strategy == "group" else ""
+    return f"{self.type}{self.num_bits} by {self.strategy}{size}"
 
   def sizes(self, inputs: int) -> tuple[int, int] | None:
     """Outputs and inputs of a block with one scale; None for all of them."""

@@ -21,7 +21,6 @@ from models.formats.packings.packing import (
   check_shape,
   group_of,
   join,
-  whole_number,
 )
 from models.formats.quantized_files import tensor, unpacked, within
 from models.formats.weights import Tensor
@@ -31,17 +30,15 @@ _ADDED = {"gptq": 1, "gptq_v2": 0}  # to stored zero points, by the format
 
 
 def _open(settings: Settings) -> Opened:
-  bits = whole_number(settings, "bits", (4, 8))
-  size = whole_number(settings, "group_size")
+  bits, size = settings["bits"], settings["group_size"]
   form = settings.get("checkpoint_format") or settings.get("format") or "gptq"
   if form not in _ADDED:
     raise ValueError(
       f"the format of gptq must be one of {[*_ADDED]}, got {form!r:.80}"
     )
   symmetric, adds = settings["sym"], _ADDED[form]
-  groups = "one group" if size == -1 else f"groups of {size}"
   return Opened(
-    says=f"{form}, {bits} bits, {groups}",
+    says=f"{form}, {bits} bits in groups of {size}",
     joined=lambda tensors: join(
       tensors,
       mark="qweight",
@@ -89,8 +86,8 @@ PACKING = Packing(
   open=_open,
   defaults=dict(group_size=128, sym=True),
   fixed=dict(
-    pack_dtype=("int32",), is_marlin_format=(False,), dynamic=({},),
-    adapter=(), rotation=(),
+    bits=(4, 8), pack_dtype=("int32",), is_marlin_format=(False,),
+    dynamic=({},), adapter=(), rotation=(),
   ),
   # `desc_act` is what g_idx says, and the rest is how weights were rounded.
   harmless=frozenset(

@@ -93,17 +93,6 @@ def check_shape(part: str, tensor: Tensor, shape: tuple, kinds: tuple) -> None:
     )
 
 
-def whole_number(settings: Settings, key: str, allowed=None) -> int:
-  """A setting that is an integer, one of some; raises ValueError."""
-  value = settings[key]
-  if type(value) is not int or (allowed is not None and value not in allowed):
-    expected = "an integer" if allowed is None else f"one of {allowed}"
-    raise ValueError(
-      f"{key} of quantization_config must be {expected}, got {value!r:.80}"
-    )
-  return value
-
-
 def group_of(inputs: int, size: int) -> np.ndarray:
   """The group of each input, of `size` each but the last; -1 is one group."""
   return np.arange(inputs) // (inputs if size == -1 else size)

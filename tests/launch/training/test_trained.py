@@ -153,7 +153,7 @@ def test_what_cannot_be_read_is_said(runs, tmp_path):
   with pytest.raises(ValueError, match=r"checkpoints/6/state cannot be read"):
     trained.load(str(run))
   (run / "config.json").write_text('{"head": {}}')
-  with pytest.raises(ValueError, match="it trains a head, which --export"):
+  with pytest.raises(ValueError, match="trains a head, which --export"):
     trained.load(str(run))
   shutil.rmtree(run / "checkpoints")
   (run / "checkpoints").mkdir()

@@ -14,7 +14,6 @@ from references import MODELS
 from models.formats import experts, huggingface, weights
 from models.formats.families import FAMILIES
 from models.formats.families.family import Settings
-from models.networks.mixture import Mixture
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -171,13 +170,6 @@ def test_numbers_of_layers_may_be_padded_with_zeros():
   actual = huggingface.config_from_json(settings | {"per_layer_config": padded})
   assert actual == expected
   assert len({layer.attention.head_dim for layer in actual.layers}) == 2
-
-
-def test_the_first_layer_alone_is_dense_where_none_are_listed():
-  settings = settings_of("glm4_moe_lite") | {"mlp_layer_types": None}
-  config = huggingface.config_from_json(settings | {"num_hidden_layers": 3})
-  kinds = [isinstance(x.feed_forward, Mixture) for x in config.layers]
-  assert kinds == [False, True, True]
 
 
 # ------------------------------------------------------------------- tensors

@@ -1,7 +1,6 @@
 """Tokenizers in GGUF files: the ids of those that they were written from."""
 
 import functools
-import itertools
 import json
 
 import gguf as package
@@ -263,29 +262,6 @@ def test_sentencepiece_ids_are_those_of_transformers(tmp_path):
       assert tokenizer.decode(ids) == text.replace("<s>", "")
       merged += sum(i > 300 for i in ids)
   assert merged > 10
-
-
-def test_sentencepiece_joins_the_best_neighbors_first(tmp_path):
-  """Its own algorithm, which the merges stand for, done by hand."""
-  path = sentencepiece(tmp_path)
-  tokenizer = gguf_tokenizer.load(str(path))
-  vocab = tokenizer.vocabulary()
-  text = CORPUS[-1]
-  pieces = list("▁" + text.replace(" ", "▁"))
-  while True:
-    unions = [
-      (vocab[a + b], i)
-      for i, (a, b) in enumerate(itertools.pairwise(pieces))
-      if a + b in vocab
-    ]
-    if not unions:
-      break
-    _, at = min(unions)  # ids grow as scores fall
-    pieces[at : at + 2] = ["".join(pieces[at : at + 2])]
-  expected = [i for p in pieces for i in ([vocab[p]] if p in vocab else [])]
-  assert all(p in vocab for p in pieces if not p.isdigit())
-  actual = [i for i in tokenizer.encode(text)[1:] if i > 258]
-  assert actual == expected
 
 
 def test_no_text_becomes_a_control_token(tmp_path):

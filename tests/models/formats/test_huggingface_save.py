@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import references
-import safetensors.numpy
 import torch
 import transformers
 from flax import nnx
@@ -91,16 +90,6 @@ def test_transformers_reads_a_saved_llama(tmp_path, name):
   )
 
 
-def test_the_default_file_is_bfloat16_for_transformers_too(tmp_path):
-  huggingface.save_llama(make_module(), str(tmp_path))
-  assert references.read(tmp_path).dtype == torch.bfloat16
-  model = references.read(tmp_path, dtype=torch.float32)
-  actual = references.module_logits(huggingface.load(tmp_path))
-  assert (
-    references.relative_error(actual, references.logits(model, TOKENS)) < 1e-4
-  )
-
-
 @pytest.fixture(scope="module")
 def tokenizer():
   texts = ["def f(x):\n  return x + 1\n"] * 20
@@ -148,20 +137,6 @@ def test_saving_checks_dtype_and_tokenizer(tmp_path, tokenizer):
   with pytest.raises(ValueError, match=r"at most 97 tokens, .* got 2"):
     huggingface.save_llama(make_module(), str(tmp_path), tokenizer=tokenizer)
   assert not contents(tmp_path)
-
-
-def test_a_failed_save_leaves_the_directory_as_it_was(tmp_path, monkeypatch):
-  huggingface.save_llama(make_module(), str(tmp_path))
-  before = contents(tmp_path)
-
-  def write_half(tensors, file, metadata):
-    pathlib.Path(file).write_bytes(b"half")
-    raise OSError("disk full")
-
-  monkeypatch.setattr(safetensors.numpy, "save_file", write_half)
-  with pytest.raises(OSError, match="disk full"):
-    huggingface.save_llama(make_module(width=40), str(tmp_path))
-  assert contents(tmp_path) == before
 
 
 def test_an_interrupted_replacement_is_no_checkpoint(tmp_path, monkeypatch):

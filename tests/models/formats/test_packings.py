@@ -20,7 +20,6 @@ from launch.assembly import registry
 from models import checkpoints, sharding
 from models.formats import huggingface, published, weights
 from models.formats.families import FAMILIES
-from models.formats.packings import awq, gptq
 from models.formats.packings import packing as packing_lib
 from models.networks import quantized, stacked
 from models.networks.linear import Linear
@@ -179,37 +178,27 @@ def test_a_mesh_holds_the_same_numbers(name, written):
 
 def test_a_note_says_what_becomes_of_the_published_numbers(written):
   path, expected, form = written("packed")
-  load = functools.partial(
-    checkpoints.load, dtype=jnp.bfloat16, mesh=None, sharding=None
-  )
-  says = "compressed-tensors, int of 4 bits, groups of 32"
-  begun = f"{path} is published as {says}: "
+  load = functools.partial(checkpoints.load, dtype=jnp.bfloat16)
   kept = load(str(path), weights="published")
-  assert kept.note == f"{begun}held as that, {form}"
+  assert kept.note.endswith(f"int4 by group 32: held as that, {form}")
   # The same numbers are no others in eight bits.
-  wider = load(
-    str(path), weights=Quantization(dtype="int8", group=32, output=False)
-  )
-  assert wider.note == f"{begun}held as that, int8(group=32, output=False)"
+  wide = Quantization(dtype="int8", group=32, output=False)
+  wider = load(str(path), weights=wide)
+  assert wider.note.endswith(f"held as that, {wide}")
   one, other = (x.params["layers"][0]["mlp"]["down"] for x in (kept, wider))
   np.testing.assert_array_equal(
     np.asarray(one["weight"][...].values, int), other["weight"][...].values
   )
-  assert load(str(path)).note == f"{begun}dequantized to bfloat16"
   again = load(str(path), weights=Quantization(dtype="fp8"))
-  assert again.note == (
-    f"{begun}dequantized to bfloat16 and rounded again, to fp8"
-  )
-  dequantized = load(str(path), weights=None).params
+  assert again.note.endswith("to bfloat16 and rounded again, to fp8")
+  whole = load(str(path))
+  assert whole.note.endswith("dequantized to bfloat16")
   np.testing.assert_array_equal(
-    dequantized["layers"][1]["attention"]["q"]["weight"][...].T,
+    whole.params["layers"][1]["attention"]["q"]["weight"][...].T,
     expected["model.layers.1.self_attn.q_proj.weight"].astype(jnp.bfloat16),
   )
-  path, _, _ = written("gptq-by-activations")
-  none = load(str(path), weights="published")
+  none = load(str(written("gptq-by-activations")[0]), weights="published")
   assert "dequantized to bfloat16, since its layers" in none.note
-  with pytest.raises(ValueError, match=r"are int4\(output=False\) must have f"):
-    kept.quantize(Quantization(dtype="int8"))
 
 
 @pytest.mark.parametrize("name", ["packed-zero-points", "fp8"])
@@ -296,21 +285,3 @@ def test_a_head_reads_the_tables_that_its_target_holds(written, tmp_path):
   x = jnp.asarray(random((3, 64)), jnp.float32)
   actual, expected = (head.lm_head(x) for head in heads)
   np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)
-
-
-def test_a_misread_word_zero_point_or_grid_is_seen(written, monkeypatch):
-  """Interleaving left out, the one of v1 not added, scales transposed."""
-  identity = lambda numbers: numbers
-  transposed = lambda scales: floats(scales).T
-  floats = packing_lib.floats
-  for name, module, part, mutant in (
-    ("awq", awq, "_in_order", identity),
-    ("gptq-zero-points", gptq, "_ADDED", {"gptq": 0, "gptq_v2": 0}),
-    ("fp8", packing_lib, "floats", transposed),
-  ):
-    path, expected, _ = written(name)
-    with monkeypatch.context() as patch:
-      patch.setattr(module, part, mutant)
-      with pytest.raises(AssertionError, match="not equal"):
-        check_values(path, expected)
-    check_values(path, expected)
