@@ -167,12 +167,7 @@ class Prompt:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Encoder:
-  """Requirements of prompts to an encoder-decoder.
-
-  Attributes:
-    start_token: the first token of all texts of the decoder.
-    max_tokens: longest input.
-  """
+  """An encoder-decoder's first token of answers, and most tokens of inputs."""
 
   start_token: int
   max_tokens: int
@@ -212,12 +207,7 @@ def all_of(
 ) -> list[Prompt]:
   """The prompts of a file without settings of their own, or the built-in ones.
 
-  For commands that give all prompts the same settings; arguments are those of
-  `read_jsonl`.
-
-  Raises:
-    ValueError: for a bad line or prompt, for one that has settings of its
-      own, or for a file without prompts.
+  ValueError for a bad line, one with settings, or a file without prompts.
   """
   if not path:
     return built_in(tokenizer, max_tokens=max_tokens, encoder=encoder)
@@ -247,9 +237,9 @@ def read_jsonl(
 ) -> tuple[list[Prompt], list[str]]:
   """Reads a prompts file, see the module.
 
-  A prompt's stream follows from its id and the number of the sample alone: its
-  place in the file and the other prompts do not change what is drawn. With a
-  seed of its own it follows from the number of the sample alone.
+  A prompt's stream follows from its id (unless it has a seed of its own) and
+  the number of the sample: its place in the file and the other prompts do not
+  change what is drawn.
 
   Returns:
     The good prompts, one for each sample, and a message for every bad line,

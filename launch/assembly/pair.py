@@ -24,7 +24,7 @@ from specjax.adaptive import widths
 from specjax.adaptive.ladder import Ladder
 from specjax.drafters.families.rasd import Parts
 from specjax.runtime.engine import Engine, everywhere
-from specjax.types import LanguageModel, Params, Rule
+from specjax.types import LanguageModel, Params
 from specjax.warp import make_sampling
 
 
@@ -36,20 +36,16 @@ class Pair:
     decoder: the speculative decoder that the config asks for.
     baseline: plain autoregressive decoding of the same target.
     params: parameters for both.
-    target: the target as pure functions.
     draft: the draft model, the thinned target, or None for n-grams and heads.
     source: what drafts, with which `registry.make` makes drafters of another
       form.
-    tokenizer: the pair's one tokenizer.
     stop_tokens: ids that end a row.
     max_length: longest prompt with completion, in tokens.
-    drafting: what was asked to draft.
     mesh: the devices, or None for one without a mesh.
-    layout: what is cut over which of the mesh's axes, if there is one.
-    encoder: what inputs must keep to, of an encoder-decoder; else None.
-    lesson: what the draft learns online; else None.
+    encoder: what inputs must keep to, of an encoder-decoder.
+    lesson: what the draft learns online.
     ladder: decoders of several draft lengths, the longest of which is
-      `decoder`; None without one.
+      `decoder`.
     notes: how published quantized weights are held, in words.
   """
 
@@ -85,16 +81,14 @@ def check_config(
 ) -> Drafting:
   """The way to draft of a config, all judged that needs no model."""
   drafting = drafting or registry.of(config)
-  rule = rule_of(config, drafting)
+  rule = rules.get(drafting.rule or config.rule)
   if config.dtype not in ("float32", "bfloat16", "float16"):
     raise ValueError(
       "dtype must be float32, bfloat16 or float16, got " + repr(config.dtype)
     )
   form = registry.target_weights(config.get("weights", ""))
   if drafting.reads == "weights" and isinstance(form, Quantization):
-    assert isinstance(
-      drafting.weights, Quantization
-    )  # as quantized_self has it
+    assert isinstance(drafting.weights, Quantization)  # quantized_self's
     quantized.below(drafting.weights, form)
   low_cache.check(config.get("cache") or None)
   if not 0 <= config.seed < 2**32:
@@ -128,11 +122,6 @@ def check_config(
     drafting.check(rule)
     registry.check_checkpoint(drafting)
   return drafting
-
-
-def rule_of(config: ml_collections.ConfigDict, drafting: Drafting) -> Rule:
-  """The verification rule; ValueError if there is no such rule."""
-  return rules.get(drafting.rule or config.rule)
 
 
 def _check_kinds(
@@ -182,14 +171,8 @@ def _check_same_tokenizer(target: Tokenizer, draft: Tokenizer) -> None:
 class Models:
   """Models and tokenizer as read from disk, for any rule, tree and sampling.
 
-  Attributes:
-    target: the target.
-    draft: the draft, head, block drafter or the parameters in a file of one's
-      own, or None where nothing else drafts.
-    tokenizer: the pair's one tokenizer.
-    eos_tokens: ids that end a text.
-    mesh: the devices, or None for one without a mesh.
-    layout: what is cut over which of the mesh's axes, if there is one.
+  `draft` is a model, a head, a block drafter or the parameters in a file of
+  one's own, or None where nothing else drafts.
   """
 
   target: Network
@@ -221,11 +204,6 @@ def load(
     beside: models with the same target, dtype and weights: its arrays are
       shared if they lie where this config wants them.
     inputs: whether the caller decodes encoder-decoders too.
-
-  Raises:
-    ValueError: for unknown or contradictory settings, broken checkpoints, or
-      models that do not share a tokenizer.
-    FileNotFoundError: for checkpoints that are not there.
   """
   drafting = check_config(config, drafting)
   reads, path = drafting.reads, drafting.checkpoint
@@ -254,9 +232,7 @@ def load(
     if draft.kind == "mtp" and not drafting.normed:
       draft = draft.before_norms(target.config.num_layers)
   elif reads == "weights":
-    assert isinstance(
-      drafting.weights, Quantization
-    )  # as quantized_self has it
+    assert isinstance(drafting.weights, Quantization)  # quantized_self's
     draft = target.quantize(drafting.weights)
   elif reads == "block":
     draft = specdec.load(hub.local(path), dtype=dtype, mesh=mesh)
@@ -315,7 +291,8 @@ def assemble(
   if drafting.lengths and jax.process_count() > 1:
     raise ValueError("a ladder's draft lengths change in one process alone")
   tokenizer = models.tokenizer
-  vocab_size, rule = tokenizer.vocab_size, rule_of(config, drafting)
+  vocab_size = tokenizer.vocab_size
+  rule = rules.get(drafting.rule or config.rule)
   features = models.draft.features if isinstance(models.draft, Head) else ()
   target = models.target.functions(SkippedLayers(), features)
   draft, params, drafter, lesson, ladder = None, None, None, None, None
@@ -333,15 +310,15 @@ def assemble(
     drafter, lesson = online.wrapped(
       drafting.learning, drafter, draft, vocab_size=vocab_size
     )
-  source = draft
+  source, encoder = draft, None
   if not isinstance(draft, LanguageModel) or isinstance(params, Parts):
     draft = None  # no model alone, whose passes can be timed apart
-  limits = [
-    config.max_length,
-    target.max_positions,
-    draft.max_positions if draft else None,
-    drafter.max_positions if drafter else None,
-  ]
+  limits = [config.max_length]
+  limits += [x.max_positions for x in (target, draft, drafter) if x]
+  if models.target.reads_inputs:
+    encoder = prompts.Encoder(
+      start_token=models.target.config.start_token, max_tokens=config.max_length
+    )
   for token in config.stop_token_ids:
     if not 0 <= token < vocab_size:
       raise ValueError(
@@ -369,21 +346,11 @@ def assemble(
     drafting=drafting,
     mesh=models.mesh,
     layout=models.layout,
-    encoder=encoder_of(config, models),
+    encoder=encoder,
     lesson=lesson,
     ladder=ladder,
     notes=models.notes,
   )
-
-
-def encoder_of(
-  config: ml_collections.ConfigDict, models: Models
-) -> prompts.Encoder | None:
-  """Limits of inputs of an encoder-decoder; None for other targets."""
-  if not models.target.reads_inputs:
-    return None
-  start = models.target.config.start_token
-  return prompts.Encoder(start_token=start, max_tokens=config.max_length)
 
 
 def build(config: ml_collections.ConfigDict, *, inputs: bool = False) -> Pair:

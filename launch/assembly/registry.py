@@ -110,11 +110,8 @@ def target_weights(
 ) -> Quantization | Published | None:
   """Storage of a target's weights, as `models.checkpoints.load` takes it.
 
-  Args:
-    text: a call of `WEIGHTS`. "" is `published` in directories, whose format
-      holds all that is quantized, and `whole` in GGUF files, whose blocks
-      mostly have no such format.
-    path: of the target.
+  Without a text it is `published` in directories, whose format holds all that
+  is quantized, and `whole` in GGUF files, whose blocks mostly have none.
   """
   if text:
     return WEIGHTS.make(text)

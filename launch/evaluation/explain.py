@@ -31,32 +31,23 @@ _AROUND = ("online", "with_rule", "with_widths")
 
 def with_tokens(name: str, tokens: int | None) -> str:
   """A system that drafts so many tokens; of None, its family's name."""
-  return str(_with_tokens(calls.parse(name), tokens))
-
-
-def _with_tokens(call: calls.Call, tokens: int | None) -> calls.Call:
-  keywords = dict(call.keywords)
+  call = calls.parse(name)
+  args, keywords = call.args, dict(call.keywords)
   if call.name in _AROUND:
-    inner, *rest = call.args
-    args = (_with_tokens(inner, tokens), *rest)
-    return calls.Call(call.name, args, keywords)
-  keywords.pop("tokens", None)
-  if tokens is not None:
-    keywords["tokens"] = tokens
-  return calls.Call(call.name, call.args, keywords)
+    args = (calls.parse(with_tokens(str(args[0]), tokens)), *args[1:])
+  else:
+    keywords.pop("tokens", None)
+    if tokens is not None:
+      keywords["tokens"] = tokens
+  return str(calls.Call(call.name, args, keywords))
 
 
 def findings(result: Mapping) -> list[dict]:
-  """An explanation of each drafter in each setting.
+  """An explanation of each drafter of a result that has costs, by setting.
 
-  Args:
-    result: of `launch.evaluate`, with its rows, costs and systems. What has no
-      costs, as ladders, is not explained.
-
-  Returns:
-    Of each drafter, for the config's N or the largest: what was measured and
-    predicted, and for every N the `sweep`. Of trees nothing is predicted from
-    acceptance, of inconsistent timings nothing at all.
+  For the config's N or the largest: what was measured and predicted, and for
+  every N the `sweep`. Of trees nothing is predicted from acceptance, of
+  inconsistent timings nothing at all.
   """
   rows = {
     (r["temperature"], r["batch_size"], r["system"]): r
@@ -92,9 +83,6 @@ def by_position(row: Mapping) -> dict:
   A round that the row's budget or a stop token cut short says nothing of the
   positions behind the cut: joint acceptance is the product of the conditional
   ones (Kaplan and Meier).
-
-  Args:
-    row: `accept_counts` and `cut_counts`.
 
   Returns:
     How often each position was `tried`, the share of these that were accepted
@@ -275,10 +263,8 @@ def section(result: Mapping, *, figure: str) -> list[str]:
 
 
 def _title(finding: Mapping) -> str:
-  return (
-    f"{finding['system']}, temperature {finding['temperature']:g}, batch size "
-    f"{finding['batch_size']}"
-  )
+  setting = f"temperature {finding['temperature']:g}, batch size"
+  return f"{finding['system']}, {setting} {finding['batch_size']}"
 
 
 def _why(finding: Mapping) -> list[str]:
@@ -290,14 +276,9 @@ def _why(finding: Mapping) -> list[str]:
   rows = [["plain", "", report.estimate(rates, "plain", ".0f"), ""]]
   for n, rate in sweep["measured"].items():
     one = {"rate": rate, "rate_ci": sweep["measured_ci"][n]}
-    rows.append(
-      [
-        n,
-        report.number(sweep["predicted"].get(n), ".0f"),
-        report.estimate(one, "rate", ".0f"),
-        report.number(accepted.get(int(n))),
-      ]
-    )
+    predicted = report.number(sweep["predicted"].get(n), ".0f")
+    measured = report.estimate(one, "rate", ".0f")
+    rows.append([n, predicted, measured, report.number(accepted.get(int(n)))])
   error = rates["prediction_error"]
   text = (
     "The N-th token is accepted with that probability given those before. "

@@ -27,14 +27,10 @@ from specjax.runtime.requests import Batch
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Generated:
-  """Completions of a batch.
+  """Completions of a batch, stop tokens included.
 
-  Attributes:
-    token_ids: emitted tokens of each prompt, the stop token included.
-    seconds: until all were there.
-    first_seconds: until the target's first pass, which gives the first token,
-      was over.
-    num_target_calls: passes of the target, the first one included.
+  `first_seconds` is the time until the target's first pass, which gives the
+  first token, was over; `num_target_calls` counts it.
   """
 
   token_ids: list[list[int]]
@@ -152,8 +148,7 @@ def generate(
     rows: tokens of each row; one row, if anything is drafted.
     num_prompts: rows that count; the others end after one token.
     sampling: `temperature`, `top_k`, `top_p`, `min_p`; empty for greedy.
-    dtype, max_new_tokens, seed: of the config.
-    stop_tokens: ids that end a completion.
+    dtype, max_new_tokens, seed, stop_tokens: as the config has them.
     vocab_size: V, the number of real tokens.
   """
   import torch
@@ -193,18 +188,13 @@ def generate(
   mask = [[0] * (width - len(row)) + [1] * len(row) for row in rows]
   ends: list[float] = []
   torch.manual_seed(seed)
-  hook = model.register_forward_hook(
-    lambda *_: ends.append(time.perf_counter())
-  )
+  end_of_pass = lambda *_: ends.append(time.perf_counter())
   start = time.perf_counter()
-  try:
-    with torch.no_grad():
-      out = model.generate(
-        torch.tensor(left), attention_mask=torch.tensor(mask), **options
-      )
-    seconds = time.perf_counter() - start
-  finally:
-    hook.remove()
+  with model.register_forward_hook(end_of_pass), torch.no_grad():
+    out = model.generate(
+      torch.tensor(left), attention_mask=torch.tensor(mask), **options
+    )
+  seconds = time.perf_counter() - start
 
   def until_end(row):
     places = (i for i, token in enumerate(row) if token in stop_tokens)

@@ -42,12 +42,7 @@ _UNKNOWN = (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Group:
-  """Questions that are decoded together.
-
-  Attributes:
-    temperature, batch_size: of the setting.
-    questions: at most `batch_size`, of one task and category.
-  """
+  """At most `batch_size` questions of one task and category."""
 
   temperature: float
   batch_size: int
@@ -67,10 +62,8 @@ class Contest:
   Attributes:
     systems: all of them, plain decoding first.
     pairs: by system, of those that we decode.
-    engines: by temperature and system, of those that we decode. Temperatures
-      share programs; each has a ladder of its own.
-    reference: transformers' process.
-    tokenizer: the target's.
+    engines: by temperature and system. Temperatures share programs; each has a
+      ladder of its own.
     room: longest prompt that every system has room for, in tokens.
     seed: of draws, and of the order in which systems take turns.
     next_logits: see `margins`; None where the target lies on several processes
@@ -239,7 +232,7 @@ def measure_all(
 
 
 def _progress(total: int, unit: str, initial: int = 0) -> tqdm.tqdm:
-  """A bar, or lines of a log; none on any process but the chief, or of none."""
+  """The chief's bar, or lines of a log."""
   return tqdm.tqdm(
     total=total, initial=initial, unit=unit, smoothing=0.05,
     disable=not total or not processes.is_chief(),
@@ -294,11 +287,7 @@ def _costs(
 
 
 def _widths_of(system: System, contest: Contest) -> tuple[int, ...]:
-  """Target passes that are timed with a system's rounds.
-
-  They are the target's alone: the config's drafter has them, if its rounds are
-  timed.
-  """
+  """Target passes that are timed with a system: the config's drafter's."""
   asked = systems.SYSTEMS.canonical(system.config.drafter)
   others = {one.name for one in contest.systems if one.is_timed} - {system.name}
   return () if asked in others else costs.WIDTHS
@@ -331,7 +320,6 @@ def measure(contest: Contest, group: Group) -> dict:
       if turn < len(q.turns) and len(answers[q.id]) == turn
     ]
     prompts, refused = fitting(prompts, contest.room)
-    batch = None
     if prompts:  # whose order is that of its rows: answers change lengths
       batch = batch_of(prompts, group.batch_size, contest.room)
       prompts = list(batch.prompts)
@@ -342,14 +330,17 @@ def measure(contest: Contest, group: Group) -> dict:
       "systems": {},
     }
     record["turns"].append(part)
-    if batch is None:
+    if not prompts:
       continue
     for name, one in engines.items():
       record["compile_seconds"][name] += one.compile(batch)
     texts: dict[str, list[list[int]]] = {}
     times: dict[str, list[dict]] = {}
     for index in range(contest.rounds):
-      for system in _order(contest, group, turn, index):
+      seed = _seed_of(contest.seed, group.name, turn, "order", index)
+      taking = [s for s in contest.systems if s.takes(group.batch_size)]
+      for place in np.random.default_rng(seed).permutation(len(taking)):
+        system = taking[place]
         numbers, tokens = _decoded(contest, system, group, turn, batch)
         times.setdefault(system.name, []).append(numbers)
         texts[system.name] = tokens
@@ -359,16 +350,6 @@ def measure(contest: Contest, group: Group) -> dict:
     if not group.temperature:
       _compare(contest, prompts, texts, part)
   return record
-
-
-def _order(
-  contest: Contest, group: Group, turn: int, index: int
-) -> list[System]:
-  """The systems in an order that follows from what is decoded."""
-  taking = [s for s in contest.systems if s.takes(group.batch_size)]
-  seed = _seed_of(contest.seed, group.name, turn, "order", index)
-  order = np.random.default_rng(seed).permutation(len(taking))
-  return [taking[i] for i in order]
 
 
 def _mean(rounds: list[dict]) -> dict:
@@ -461,15 +442,10 @@ def _compare(
   """Adds to a turn where systems differ from plain decoding."""
   part["differences"] = []
   for name in texts.keys() - {PLAIN}:
-    differences = [
-      margins.difference(prompt.token_ids, one, other, contest.next_logits)
-      for prompt, one, other in zip(
-        prompts, texts[name], texts[PLAIN], strict=True
-      )
-    ]
-    part["systems"][name]["identical_to_plain"] = [not d for d in differences]
-    part["differences"] += [
-      {"question": p.question.id, "turn": p.turn, "system": name, **difference}
-      for p, difference in zip(prompts, differences, strict=True)
-      if difference
-    ]
+    same = part["systems"][name]["identical_to_plain"] = []
+    for p, one, other in zip(prompts, texts[name], texts[PLAIN], strict=True):
+      found = margins.difference(p.token_ids, one, other, contest.next_logits)
+      same.append(not found)
+      if found:
+        where = {"question": p.question.id, "turn": p.turn, "system": name}
+        part["differences"].append(where | found)

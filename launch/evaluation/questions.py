@@ -51,14 +51,9 @@ class _Line(pydantic.BaseModel):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Question:
-  """A question of one or more turns, or a plain prompt.
+  """A question of one or more turns, or a plain prompt, read as it is.
 
-  Attributes:
-    id: whatever the file calls it.
-    category: what kind of question it is; batches are of one category.
-    task: what numbers are summed up by, beside categories.
-    turns: what is said to the model, one text a turn.
-    prompt: a plain prompt, which is read as it is and has one turn, or None.
+  Batches are of one category; numbers are summed up by task too.
   """
 
   id: int | str
@@ -70,13 +65,9 @@ class Question:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Asked:
-  """A question's turn as a prompt: what `specjax.runtime.engine` decodes.
+  """A question's turn, from 0, as a prompt: what the engine decodes.
 
-  Attributes:
-    question: the question.
-    turn: which of its turns, from 0.
-    token_ids: of the conversation so far.
-    settings, stop: nothing of its own: all questions are asked alike.
+  Its tokens are those of the conversation so far; it has no settings.
   """
 
   question: Question
@@ -109,13 +100,12 @@ def read(path: str | pathlib.Path) -> list[Question]:
   for number, record in results.read_jsonl(path):
     try:
       line = _Line.model_validate(record)
-      if line.question_id in questions:
-        raise ValueError(f"question_id {line.question_id!r} is there twice")
     except pydantic.ValidationError as error:
       field, reason = prompts_lib.reason_of(error)
       raise ValueError(f"{path}:{number}: {field} {reason}") from None
-    except ValueError as error:
-      raise ValueError(f"{path}:{number}: {error}") from None
+    if line.question_id in questions:
+      identity = f"question_id {line.question_id!r}"
+      raise ValueError(f"{path}:{number}: {identity} is there twice")
     questions[line.question_id] = Question(
       id=line.question_id,
       category=line.category,
@@ -181,21 +171,15 @@ def ask(
   if question.prompt is not None:
     ids = question.prompt.token_ids
     return Asked(question=question, turn=turn, token_ids=ids)
-  told: list[str] = []
-  for answer in answers[:turn]:
-    before = _encoded(tokenizer, question.turns, told)
-    told.append(tokenizer.decode(answer, after=before))
-  token_ids = tuple(_encoded(tokenizer, question.turns, told))
-  return Asked(question=question, turn=turn, token_ids=token_ids)
+  texts = [question.turns[0]]
+  ids = _encoded(tokenizer, texts)
+  for answer, said in zip(answers, question.turns[1 : turn + 1], strict=False):
+    texts += [tokenizer.decode(answer, after=ids), said]
+    ids = _encoded(tokenizer, texts)
+  return Asked(question=question, turn=turn, token_ids=tuple(ids))
 
 
-def _encoded(
-  tokenizer: Tokenizer, turns: Sequence[str], told: Sequence[str]
-) -> list[int]:
-  """Ids of the turn after so many answers."""
-  texts = [turns[0]]
-  for answer, said in zip(told, turns[1:], strict=False):
-    texts += [answer, said]
+def _encoded(tokenizer: Tokenizer, texts: Sequence[str]) -> list[int]:
   if tokenizer.chat_template is None:
     return tokenizer.encode("\n\n".join(texts))
   roles = itertools.cycle(["user", "assistant"])

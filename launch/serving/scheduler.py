@@ -42,9 +42,7 @@ class News:
   """New tokens of a completion, from one iteration.
 
   Attributes:
-    token_ids: new ones.
-    origins: an `Origin` for each.
-    log_probs: the target's own of each.
+    origins, log_probs: of each token an `Origin`, and the target's own.
     likeliest: top log-probabilities of each, with their tokens; empty if they
       were not asked for.
     cached: tokens of its prompt that were not read, since a slot had them.
@@ -70,7 +68,6 @@ class Ticket:
   """A requested completion and its progress; the scheduler's thread writes it.
 
   Attributes:
-    asked: what is decoded.
     deliver: hears the `News`, on the scheduler's thread, and must not wait.
     watch: looks at new tokens and may end it (`specjax.runtime.stopping`), or
       None.
@@ -80,7 +77,6 @@ class Ticket:
       is drafted for may not change them.
     arrived, began, first, last: when it was queued, admitted, and emitted its
       first and its newest tokens.
-    num_tokens: emitted.
     drafts, drafted, accept_counts: see `specjax.state.Counters`, as of the last
       iteration.
     cached: tokens of its prompt that were not read.
@@ -156,14 +152,13 @@ class Scheduler:
     """Starts nothing yet.
 
     Args:
-      slots: whose requests they are.
-      iterate: runs an iteration, as `slots.iterate`.
+      slots: their sizes; `iterate` is their `iterate`, on all processes.
+      iterate: runs an iteration.
       queue_length: requests that may wait for a slot.
       metrics: a `metrics.Metrics`.
       pace: learns what iterations take, and says what is read beside rounds.
       choose_depth: how deep rows draft; None: as deep as can be.
-      keeps_in_touch: whether iterations are made that do nothing, so that other
-        processes hear from this one.
+      keeps_in_touch: whether idle iterations are made, for other processes.
       clock: seconds.
     """
     self._iterate, self._max_rounds = iterate, slots.max_rounds
@@ -280,7 +275,7 @@ class Scheduler:
     now = self._clock()
     with self._wake:
       self._drop_unwanted(now)
-      admitted = self._fill(now)
+      admitted = [*self._fill(now)]
       rounds = rounds_of_iteration(
         free=self._rows.count(None),
         waiting=len(self._queue),
@@ -306,13 +301,9 @@ class Scheduler:
       depth = self._choose_depth(self._rows, self._over, self._drafted)
     self._over = []
     return Control(
-      admissions=admitted,
-      ended=sorted(self._ended),
-      depth=depth,
-      rounds=rounds,
-      shares=self._pace.shares(depth),
-      is_last=is_last,
-    )
+      admissions=admitted, ended=sorted(self._ended), depth=depth,
+      rounds=rounds, shares=self._pace.shares(depth), is_last=is_last,
+    )  # fmt: skip
 
   def _drop_unwanted(self, now: float) -> None:
     """Ends tickets that were cancelled or are late, in slots and queue."""
@@ -335,7 +326,6 @@ class Scheduler:
 
   def _fill(self, now: float):
     """Gives free slots to the tickets that have waited longest."""
-    admitted = []
     while self._queue and None in self._rows:
       ticket = self._queue.popleft()
       ticket.began = now
@@ -343,9 +333,8 @@ class Scheduler:
       row = self._place(free, ticket.asked)
       self._rows[row] = ticket
       self._ended.discard(row)
-      admitted.append((row, ticket.asked))
       self._metrics.began(ticket)
-    return admitted
+      yield row, ticket.asked
 
   def _count(self) -> None:
     self._metrics.waiting(len(self._queue))
