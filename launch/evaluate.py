@@ -165,18 +165,17 @@ def evaluate(
   inputs: bool = False,
   output: str | None = None,
 ) -> dict[str, Any]:
-  """Measures systems.
+  """Measures systems, and returns E.json.
 
   Args:
-    config: of the run.
-    names: of the systems.
+    config, names: of the run, and of the systems.
     asked_of: the questions of a contest, whose tokenizer and room it has.
     temperatures, batch_sizes: the config's alone by default.
     rounds: times that every system decodes everything.
     timing: of `measure.TIMINGS`.
     inputs: whether prompts may have inputs, of encoder-decoders.
-    output: where the result is written, beside a journal from which a killed
-      run goes on, or None.
+    output: where it is written, beside a journal from which a killed run goes
+      on, or None.
   """
   temperatures = list(temperatures or [float(config.temperature)])
   sizes = list(batch_sizes or [config.batch_size])

@@ -48,11 +48,8 @@ class UnjoinedError(RuntimeError):
 def start(*, preemption_notice: bool = False) -> None:
   """Joins the other processes, if there are any, and says so on stderr.
 
-  Must come before anything that makes jax look for devices.
-
-  Args:
-    preemption_notice: whether SIGTERM is only noted, for Orbax's
-      `reached_preemption`, instead of ending the process.
+  Must come before anything that makes jax look for devices. With a
+  `preemption_notice` SIGTERM is only noted, for Orbax's `reached_preemption`.
   """
   if not _is_asked():
     return
@@ -75,9 +72,8 @@ def start(*, preemption_notice: bool = False) -> None:
     print(
       f"process {jax.process_index()} of {jax.process_count()}: "
       f"{jax.local_device_count()} local of {jax.device_count()} devices",
-      file=sys.stderr,
-      flush=True,
-    )
+      file=sys.stderr, flush=True,
+    )  # fmt: skip
 
 
 def _is_asked() -> bool:
@@ -126,10 +122,9 @@ def round_robin(
 
   Args:
     parts: the same on every process.
-    work: makes the record of a part; its number counts the parts that this
-      process makes.
-    together: whether every process must take part in every part, because the
-      models' arrays lie on the devices of several; otherwise they take turns.
+    work: makes a record of a part and its number among this process's.
+    together: whether all processes make every part, because the models' arrays
+      lie on the devices of several; otherwise they take turns.
   """
   if together or not several():
     for number, part in enumerate(parts):

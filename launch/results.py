@@ -19,10 +19,8 @@ STDOUT = "-"
 def check(*paths: str | pathlib.Path | None) -> None:
   """Raises UserError, before any work is done, for unusable output files.
 
-  Args:
-    *paths: files to be written, in folders that need not exist yet; "-" and
-      None are fine. Where the first has a journal, a killed run goes on, and
-      what it wrote is written again.
+  Folders need not exist yet; "-" and None are fine. Where the first has a
+  journal, a killed run goes on, and what it wrote is written again.
   """
   resumes = bool(paths and paths[0]) and os.path.exists(f"{paths[0]}.journal")
   for path in map(pathlib.Path, filter(None, paths)):

@@ -29,11 +29,9 @@ Traced = tuple[list[Completion], list[dict[str, Any]]]
 def tracer(engine: Engine) -> Callable[[Batch], Traced]:
   """A function that decodes batches and traces them.
 
-  Returns:
-    A function of a batch. Of each row it returns beside the completion
-    "log_probs", the target's own of each emitted token (temperature 1, no
-    truncation), "warped_log_probs", those of the distribution that is sampled,
-    and "rounds", as docs/command-line.md has them.
+  Of each row it returns beside the completion "log_probs", the target's own of
+  each emitted token (temperature 1, no truncation), "warped_log_probs", those
+  of the distribution that is sampled, and "rounds" (docs/command-line.md).
   """
   if engine.mesh is not None:
     raise ValueError("what is traced runs on one device: give no config.mesh")
@@ -60,13 +58,9 @@ def tracer(engine: Engine) -> Callable[[Batch], Traced]:
     for row, completion in enumerate(done):
       rounds = _rounds_of(seen, row, completion)
       warped = [x for one in rounds for x in one["warped_log_probs"]]
-      own = log_probs[row, starts[row] :][: len(completion.token_ids)]
+      own = _numbers(log_probs[row, starts[row] :][: len(completion.token_ids)])
       beside.append(
-        {
-          "log_probs": _numbers(own),
-          "warped_log_probs": warped,
-          "rounds": rounds,
-        }
+        {"log_probs": own, "warped_log_probs": warped, "rounds": rounds}
       )
     return done, beside
 
@@ -118,14 +112,15 @@ def _rounds_of(
     count = min(int(one["num_emitted"]), end - start)
     if not count:
       continue
-    present = one["present"][1:]
     nodes = {
       name: [
         x if here else None
-        for x, here in zip(_numbers(one[name][1:]), present, strict=True)
-      ]
+        for x, here in zip(_numbers(one[name]), one["present"], strict=True)
+      ][1:]
       for name in _OF_NODES
     }
+    emitted = slice(start, start + count)
+    origins = [Origin(x).name.lower() for x in completion.origins[emitted]]
     rounds.append(
       {
         "round": len(rounds),
@@ -133,11 +128,8 @@ def _rounds_of(
         **nodes,
         "node_probs": _numbers(one["node_probs"]),
         "accepted": one["path"][1 : int(one["depth"]) + 1].tolist(),
-        "tokens": completion.token_ids[start : start + count],
-        "origins": [
-          Origin(x).name.lower()
-          for x in completion.origins[start : start + count]
-        ],
+        "tokens": completion.token_ids[emitted],
+        "origins": origins,
         "warped_log_probs": _numbers(one["warped_log_probs"][:count]),
       }
     )

@@ -196,7 +196,7 @@ def entry(
   """The function of the registry for one of `specjax.drafters`.
 
   Args:
-    function: keyword arguments, and first the model, if one drafts.
+    function: of keyword arguments, and first the model, if one drafts.
     reads: as `Drafting` has it; a path is the first argument where a file of
       its own is read. For "file" give `load` too.
     before, after: functions whose arguments the call has too, before and after

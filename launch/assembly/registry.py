@@ -161,7 +161,6 @@ def _states(
 
 
 def _texts(corpus: str) -> dict[str, Any]:
-  """An index of texts."""
   return dict(corpus=corpus)
 
 

@@ -46,10 +46,8 @@ class Costs:
 
   Attributes:
     depth: levels that the draft has.
-    step: one whole speculative round.
-    plain_step: one whole autoregressive round.
-    target: {T: one target pass over T tokens}.
-    draft: {T: one draft pass over T tokens}; empty without a draft model.
+    step, plain_step: one whole round, speculative and autoregressive.
+    target, draft: {T: one pass over T tokens}; empty without a draft model.
     draft_passes: T of each draft pass of a round, in order.
     nodes: T of the target's pass of a round.
     one_width: whether every round has that pass, and not narrower ones too.
@@ -194,11 +192,7 @@ class Pieces:
     self._runs: tuple[list[Run], list[Run]] = ([], [])
 
   def add(self, rounds: int, plain_rounds: int) -> None:
-    """Decodes the batch with drafts and plainly; the first time warms up.
-
-    Args:
-      rounds, plain_rounds: that the two are known to take.
-    """
+    """Decodes the batch in its known rounds; the first time warms up."""
     share = _PLACES[self._turn % len(_PLACES)]
     for runs, engine, count, parts in (
       (self._runs[0], self._speculative, rounds, self._of_a_round),
@@ -338,8 +332,7 @@ def measure_costs(
     `seconds`, which are `Costs`, and of them `round_cost` and `draft_cost`, a
     round and its draft passes in plain rounds; the round fed the target
     `round_fed` tokens on average, and one more or less makes it `fed_cost`
-    dearer or cheaper; `prompt_tokens` is the width of the batch, `depth` the
-    draft's. `doubts` say why nothing is predicted of them, if there are any.
+    dearer or cheaper. `doubts` say why nothing is predicted, if there are any.
   """
   # A draft that learns is timed as it began; its answers' times hold updates.
   engine = dataclasses.replace(engine, learner=None)

@@ -54,10 +54,8 @@ def result_of(
 ) -> dict[str, Any]:
   """E.json: the rows of the summary, and what they were made of.
 
-  Args:
-    records: of groups (`measure.measure`) and of costs.
-    facts: what is known before anything is measured, among it the prompts
-      `refused`.
+  Records are of groups and of costs (`measure.measure_all`); facts are known
+  before anything is measured, among them the prompts `refused`.
   """
   groups = [record for record in records if "turns" in record]
   timed = [record for record in records if "turns" not in record]
@@ -83,12 +81,7 @@ def result_of(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Entry:
-  """A system's turn of a group beside plain decoding's turn of it.
-
-  Attributes:
-    turn: the turn's part of the record.
-    numbers, plain: the two systems' parts of that.
-  """
+  """A turn's record, and the parts of it of a system and of plain decoding."""
 
   turn: dict
   numbers: dict
@@ -96,11 +89,9 @@ class Entry:
 
 
 def rows_of(records: Sequence[dict], costs: Sequence[dict]) -> list[dict]:
-  """The rows of a result: a system in a setting on some of the questions.
+  """A row for each setting, level of LEVELS, category and system.
 
-  Returns:
-    A row for each setting, level, category and system: see `_row`. `level` is
-    of LEVELS; at "task" `category` is the task's name.
+  See `_row`; at "task" `category` is the task's name.
   """
   known = {(c["batch_size"], c["system"]): c for c in costs}
   parts: dict[tuple, list[dict]] = {}
@@ -111,18 +102,15 @@ def rows_of(records: Sequence[dict], costs: Sequence[dict]) -> list[dict]:
       parts.setdefault((*setting, level, category), []).append(record)
   return [
     {
-      "system": system,
-      "temperature": temperature,
-      "batch_size": batch_size,
-      "level": level,
-      "category": category,
+      "system": system, "temperature": temperature, "batch_size": batch_size,
+      "level": level, "category": category,
       **_row(some, system, known.get((batch_size, system))),
     }
     for (temperature, batch_size, level, category), some in parts.items()
     for system in sorted(
       set.union(*map(systems_of, some)), key=lambda name: (name != PLAIN, name)
     )
-  ]
+  ]  # fmt: skip
 
 
 def systems_of(record: Mapping) -> set[str]:

@@ -33,7 +33,12 @@ def plan(topology: Topology, question: Question) -> dict:
   plan = {
     "topology": topology.name,
     "accelerator_type": topology.accelerator_type,
-    "settings": _settings(question),
+    "settings": {name: getattr(question, name) for name in _SETTINGS}
+    | {
+      "mesh": dataclasses.asdict(question.layout),
+      "parents": list(question.tree.parents),
+      "num_speculative_tokens": question.tree.max_depth,
+    },
     "libtpu": importlib.metadata.version("libtpu"),
   }
   try:
@@ -52,15 +57,6 @@ def plan(topology: Topology, question: Question) -> dict:
     "cache_copies": compiled.cache_copies,
     "buffers_reused": compiled.buffers_reused,
     "roofline": predict(chip, question),
-  }
-
-
-def _settings(q: Question) -> dict:
-  """What a reader compares; the command says the rest."""
-  return {name: getattr(q, name) for name in _SETTINGS} | {
-    "mesh": dataclasses.asdict(q.layout),
-    "parents": list(q.tree.parents),
-    "num_speculative_tokens": q.tree.max_depth,
   }
 
 
@@ -141,11 +137,9 @@ def tokens_per_round(tree: Tree, acceptance: float) -> float:
 def predict(chip: Chip, q: Question) -> dict:
   """Times of passes by the roofline, and the speed-ups that follow.
 
-  Returns:
-    "passes", of a draft pass the mean; "verify_seconds" of passes over 1, 2, ..
-    tokens a row; "cost_ratio", a draft pass in target passes; the acceptance
-    from which the draft pays (None: never); "experts" that passes touch; and
-    "by_acceptance" speed-ups over plain decoding, also of the best chain.
+  "verify_seconds" are of passes over 1, 2, .. tokens a row, "cost_ratio" is a
+  draft pass in target passes; drafting pays from "break_even_acceptance" on
+  (None: never).
   """
   of_draft, of_target = passes(q)
   verify = [one.seconds(chip) for one in of_target]
@@ -158,15 +152,22 @@ def predict(chip: Chip, q: Question) -> dict:
     named["verify"] = of_target[whole]
   cost = (sum(seconds) + verify[whole]) / verify[0]  # of a round
   speedup = lambda p: float(tokens_per_round(q.tree, p) / cost)
-  plain = q.batch_size / verify[0]
+  plain, even = q.batch_size / verify[0], None
+  if drafts and speedup(1.0) >= 1:  # at 0 verifying takes longer than plain
+    even = float(optimize.brentq(lambda p: speedup(p) - 1, 0.0, 1.0))
   mean = float(np.mean(seconds))
+  widths = {"plain": 1, "verify": q.tree.num_nodes}
   return {
     "passes": [_described(name, chip, one) for name, one in named.items()],
     "draft_pass_seconds": mean,
     "verify_seconds": verify,
-    "experts": _experts(q),
+    "experts": [  # of a layer of each kind of mixture, that passes touch
+      {"experts": block.num_experts, "chosen": block.num_chosen}
+      | {k: networks.touched(block, q.rows * n) for k, n in widths.items()}
+      for block, _ in networks.work(q.cut_target(), slots=q.slots).mixtures
+    ],
     "cost_ratio": mean / verify[0],
-    "break_even_acceptance": _break_even(speedup) if drafts else None,
+    "break_even_acceptance": even,
     "plain_tokens_per_second": plain,
     "by_acceptance": [
       {"acceptance": p, "tokens/s": plain * speedup(p), "speed-up": speedup(p)}
@@ -174,17 +175,6 @@ def predict(chip: Chip, q: Question) -> dict:
       for p, best in (_best_chains(chip, q) if drafts else ())
     ],
   }
-
-
-def _experts(q: Question) -> list[dict]:
-  """For each kind of mixture, experts of a layer that passes touch."""
-  mixtures = networks.work(q.cut_target(), slots=q.slots).mixtures
-  widths = {"plain": 1, "verify": q.tree.num_nodes}
-  return [
-    {"experts": block.num_experts, "chosen": block.num_chosen}
-    | {k: networks.touched(block, q.rows * n) for k, n in widths.items()}
-    for block, _ in mixtures
-  ]
 
 
 def _best_chains(chip: Chip, q: Question) -> Iterator[tuple[float, dict]]:
@@ -205,16 +195,6 @@ def _best_chains(chip: Chip, q: Question) -> Iterator[tuple[float, dict]]:
     speedups = tokens * verify[0] / (costs + verify[counts])
     best = int(np.argmax(speedups))
     yield p, {"best draft length": best, "its speed-up": float(speedups[best])}
-
-
-def _break_even(speedup) -> float | None:
-  """The least acceptance of a speed-up of 1; None if there is none.
-
-  At 0 there is none: verifying takes longer than a plain pass.
-  """
-  if speedup(1.0) < 1:
-    return None
-  return float(optimize.brentq(lambda p: speedup(p) - 1, 0.0, 1.0))
 
 
 def show(console: rich.console.Console, plan: dict) -> None:

@@ -43,8 +43,7 @@ class Question:
   """Settings of a plan.
 
   Attributes:
-    target: the large model.
-    draft: the small one, if there is one.
+    target, draft: the large model, and the small one, if there is one.
     head: what drafts from the target's features, if a head does.
     skipped: sub-layers that the target leaves out to draft for itself, if it
       does. With none of these, n-grams are drafted.
@@ -143,10 +142,10 @@ class Question:
   def shardings(self) -> tuple[Sharding, Sharding]:
     """The target's and the draft's rules."""
     target, draft = self.layout.shardings()
-    return (
-      sharding_lib.for_experts(self.target, target, self.layout.model),
-      sharding_lib.for_experts(self.draft, draft, self.layout.draft),
-    )
+    target = sharding_lib.for_experts(self.target, target, self.layout.model)
+    if self.draft is not None:
+      draft = sharding_lib.for_experts(self.draft, draft, self.layout.draft)
+    return target, draft
 
   def cut_target(self) -> Config:
     """The target with as many key/value heads as its devices need."""
@@ -154,9 +153,8 @@ class Question:
 
   def cut_draft(self) -> Config | None:
     """The draft, likewise."""
-    return self.draft and sharding_lib.kv_heads_for(
-      self.draft, self.layout.draft
-    )
+    size = self.layout.draft
+    return self.draft and sharding_lib.kv_heads_for(self.draft, size)
 
   def cut_head(self) -> tuple[HeadShape, Sharding]:
     """The head as its devices hold it, and its rules on them."""
@@ -175,10 +173,9 @@ class Compiled:
     arguments: bytes of parameters, caches and the rest of the state.
     temporaries: bytes on top, the larger of prefill's and the loop's.
     peak: the larger of both programs' totals.
-    collectives: see `hlo.collectives`, of one round.
+    collectives: of one round, as of `hlo.collectives`.
     cache_copies: copies of a whole cache in a round.
-    buffers_reused: whether the loop writes every cache into the one that it is
-      given.
+    buffers_reused: whether the loop writes every cache in place.
   """
 
   arguments: int

@@ -23,17 +23,16 @@ _LONGEST_NUMBER = 26  # bytes of a float in JSON, and what separates it
 class Asked:
   """A requested completion.
 
+  All else is as in `specjax.runtime.requests.Settings`.
+
   Attributes:
     token_ids: the prompt, at least one token.
     seed, stream: it draws from `fold_in(key(seed), stream)`, both `u32`.
     max_new_tokens: at least 1, or 0 if `scored`.
-    temperature, top_k, top_p, min_p: the warp, see `specjax.types.Sampling`.
     ignore_stop: whether it goes on after a stop token, to its budget.
     scored: whether the prompt's own log-probabilities are wanted (`Scores`).
     num_likeliest: top log-probabilities of each emitted token, at most
       `MOST_LIKELIEST`.
-    presence_penalty, frequency_penalty, repetition_penalty, logit_bias,
-      min_tokens, stop_token_ids: see `specjax.runtime.requests.Settings`.
   """
 
   token_ids: Sequence[int]
@@ -68,7 +67,7 @@ class Control:
     shares: by width, what part of the time for reading beside rows that decode
       a pass over a prompt takes. The narrowest is made in any case, unless this
       is empty.
-    is_last: whether nothing comes after it, and nothing is done.
+    is_last: whether nothing is done, now and after it.
   """
 
   admissions: Sequence[tuple[int, Asked]] = ()
@@ -131,12 +130,10 @@ class Report:
     num_drafts, num_drafted: `i32[B]`, see `specjax.state.Counters`, of all
       rounds since the row was admitted.
     accept_counts: `i32[B, G + 1]`, as these.
-    cached: `i32[B]`, tokens of the row's prompt that were not read, since a row
-      had them.
+    cached: `i32[B]`, tokens of the row's prompt that a row had already.
     scores: of rows whose prompts were scored to their end in this iteration.
     widths: of the passes that read prompts.
-    depth, rounds: of the rounds that were made, and their number.
-    seconds: the iteration took.
+    depth, rounds, seconds: of the rounds; their number; of the iteration.
   """
 
   start: np.ndarray

@@ -65,7 +65,6 @@ class Defaults:
     longest_prompt, max_length: tokens of a prompt, and with its completion.
     most: completions that one request may ask for.
     scores: whether the tokens of prompts can be scored.
-    has_objectives: whether objectives are kept.
   """
 
   model: str
@@ -84,10 +83,8 @@ class Ask:
   """A checked request.
 
   Attributes:
-    request: as it came.
     prompts: token ids of each.
     budgets: new tokens at most, of each.
-    log_probs: whether they are asked for.
     asked: the first completion; choice i of a prompt draws from stream i, and
       shares all else but prompt and budget.
     objective: seconds a token that it may take, or None.
@@ -102,7 +99,7 @@ class Ask:
 
   @property
   def is_chat(self) -> bool:
-    """True for a conversation."""
+    """Whether it is a conversation."""
     return isinstance(self.request, Chat)
 
 

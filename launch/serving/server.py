@@ -57,12 +57,9 @@ def make_slots(
     max_prompt: tokens of the longest prompt.
     share_prefixes: whether a prompt that begins as an earlier text reads only
       the rest.
-    depth_policy: one of `POLICIES`.
+    depth_policy: one of `POLICIES`; ValueError for a draft without shallower
+      forms.
     say: is told what takes time.
-
-  Raises:
-    ValueError: for `max_new_tokens` that leave no room, or a depth policy of a
-      draft that has no shallower form.
   """
   models = pair.assemble(config, loaded)
   longest = min(max_prompt, models.room(config.max_new_tokens))
@@ -176,13 +173,11 @@ def make_service(
   chat_template: str | None = None,
   **more,
 ) -> Service:
-  """The service over these slots; its scheduler is not started.
+  """The service over slots of `make_slots`; its scheduler is not started.
 
   Args:
-    config, loaded: as of `make_slots`.
-    slots: of `make_slots`.
+    config, loaded, slots, depth_policy: as of `make_slots`.
     queue: requests that may wait for a slot.
-    depth_policy: as of the slots.
     name: the model's, or None for that of its checkpoint.
     chat_template: Jinja, in place of the target's own, or None.
     **more: other fields of `Service`.
@@ -196,9 +191,8 @@ def make_service(
   adapts = depth_policy != "whole"
   pace, controller = slots.pace(), None
   if adapts:
-    policy = objectives.POLICIES[depth_policy]
     controller = objectives.Controller(
-      policy, slots.depths, pace.seconds_of_round
+      objectives.POLICIES[depth_policy], slots.depths, pace.seconds_of_round
     )
   scheduler = Scheduler(
     slots, leading(slots), queue_length=queue, metrics=metrics,

@@ -124,23 +124,19 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 def _runs(words: Sequence[str], size: int) -> Iterable[tuple[str, ...]]:
-  return (tuple(words[i : i + size]) for i in range(len(words) - size + 1))
+  return (words[i : i + size] for i in range(len(words) - size + 1))
 
 
 def make(
   config, numbers: Sequence[int], given: Sequence, systems: Sequence[str]
 ) -> Iterator[list[dict[str, Any]]]:
-  """Makes conversations, `--rows` at a time.
+  """Makes conversations, `--rows` at a time: `{"number", "messages", "whole"}`.
 
   Conversation i has the i-th of the given messages, or else a question made up
-  behind the (i mod n)-th of n system prompts; likewise temperatures. Its
-  question draws from stream 2 i, its answer from 2 i + 1.
-
-  Yields:
-    `{"number", "messages", "whole"}` of each; only the number, if the question
-    was cut off or leaves no room for an answer.
+  behind the (i mod n)-th of n system prompts; likewise temperatures. It is only
+  the number if the question was cut off or leaves no room for an answer.
   """
-  asked_at, answered_at = _temperatures()
+  asked_at, answered_at = _temperatures()  # of questions, and of answers
   models = pair.build(config)
   engine, tokenizer = pair.engine_of(config, models), models.tokenizer
   room = models.room(config.max_new_tokens)

@@ -202,8 +202,7 @@ def batches(
     batch_size: rows in a batch, over all processes; an incomplete last batch is
       dropped.
     seed: see `shared`.
-    shuffle_rows: so many rows in succession are shuffled among each other, in
-      memory, if there is a seed.
+    shuffle_rows: so many neighboring rows are shuffled, if there is a seed.
 
   Returns:
     Of `{"tokens", "segments", "positions"}`, each `i32[rows, length]`: segments
@@ -235,11 +234,8 @@ def shared(
 ) -> tuple[Any, int]:
   """This process's records of a source, and rows of its part of a batch.
 
-  Args:
-    source: records, readable in any order.
-    batch_size: rows in a batch, over all processes, which share it evenly.
-    seed: of the order, new every epoch, without end; None for one pass in
-      order.
+  With a seed the order is new every epoch, without end; None is one pass in
+  order.
   """
   count = jax.process_count()
   if batch_size % count:

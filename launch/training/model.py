@@ -96,7 +96,11 @@ def _report(sums, batches, tokenizer: Tokenizer) -> dict[str, float]:
 
   With a teacher also the acceptance along it: one minus the total variation.
   """
-  size = sum(_num_bytes(batch, tokenizer) for batch in batches)
+  size = 0
+  for batch in batches:
+    tokens = batch["tokens"][:, 1:][_inside(batch["segments"])]
+    tokens = tokens[tokens != tokenizer.eos_token_id]  # which has no bytes
+    size += int(tokenizer.token_bytes()[tokens].sum())
   size = sum(processes.gather(size))
   record = {
     "validation_next_token_loss": sums["nats"] / sums["tokens"],
@@ -110,13 +114,6 @@ def _report(sums, batches, tokenizer: Tokenizer) -> dict[str, float]:
 def _inside(segments):
   """Where the next token is of the same document, so is predicted."""
   return (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
-
-
-def _num_bytes(batch: dict[str, np.ndarray], tokenizer: Tokenizer) -> int:
-  """Bytes of the text that was predicted: end-of-text tokens have none."""
-  tokens = batch["tokens"][:, 1:][_inside(batch["segments"])]
-  tokens = tokens[tokens != tokenizer.eos_token_id]
-  return int(tokenizer.token_bytes()[tokens].sum())
 
 
 def _steps(

@@ -70,12 +70,8 @@ def discard_other(config: ml_collections.ConfigDict, workdir: str) -> None:
 class Run:
   """A training run, decided by a folder and a config.
 
-  Args:
-    config: see configs/train_embedded.py, train_head.py and train_t5.py.
-    workdir: made if it is not there.
-
-  Raises:
-    ValueError: for a config that cannot be run, or is not the folder's.
+  For configs see configs/train_embedded.py, train_head.py and train_t5.py;
+  ValueError for one that cannot be run, or is not the folder's.
   """
 
   def __init__(self, config: ml_collections.ConfigDict, workdir: str):
@@ -190,12 +186,9 @@ class Run:
 class Checkpoints:
   """The checkpoints in a folder, of which the newest two are kept.
 
-  Each has the state and the place in the data; an unfinished one is not seen.
-  Entered as a context, it waits at its end for what is being saved.
-
-  Args:
-    folder: made if it is not there.
-    every: steps between checkpoints; 0 for those that are forced only.
+  Each has the state and the place in the data, `every` so many steps (0: only
+  when forced); an unfinished one is not seen. Entered as a context, it waits at
+  its end for what is being saved.
   """
 
   def __init__(self, folder: pathlib.Path, *, every: int):
@@ -251,11 +244,7 @@ class Metrics:
   """The metrics of a run, in metrics.jsonl.
 
   What a killed run wrote after its last checkpoint is taken back: those steps
-  are done again.
-
-  Args:
-    folder: WORKDIR, or None for a process that writes nothing.
-    done: steps done.
+  are done again. Without a folder nothing is written.
   """
 
   def __init__(self, folder: pathlib.Path | None, *, done: int):

@@ -141,9 +141,9 @@ def _memory(module, batch: dict[str, Array]):
 
 def cross_entropy(logits: Array, targets: Array, smoothing: float) -> Array:
   """Nats of each target, with label smoothing over the vocabulary."""
-  law = jax.nn.log_softmax(logits)
-  chosen = jnp.take_along_axis(law, targets[..., None], axis=-1)[..., 0]
-  return -((1 - smoothing) * chosen + smoothing * law.mean(-1))
+  log_probs = jax.nn.log_softmax(logits)
+  chosen = jnp.take_along_axis(log_probs, targets[..., None], axis=-1)[..., 0]
+  return -((1 - smoothing) * chosen + smoothing * log_probs.mean(-1))
 
 
 def next_token(
@@ -167,12 +167,8 @@ def block(
 ) -> tuple[Array, Array]:
   """Nats of a block of each answer: their sum, and how many tokens.
 
-  Args:
-    module: the drafter.
-    batch: see `batches`.
-    key: of cuts and of what is revealed.
-    glance: share of the tokens it got wrong that it is told; 0 for none.
-    smoothing: of labels.
+  The key is of cuts and of what is revealed; `glance` is the share of the
+  tokens got wrong that is told.
   """
   tokens, lengths = batch["tokens"], batch["lengths"]
   rows, count = len(tokens), module.config.num_masks
@@ -239,17 +235,10 @@ def batches(
 ) -> grain.IterDataset:
   """Batches of a split's pairs as padded rows; what is longer is cut.
 
-  Args:
-    config: `input_length` and `output_length` are tokens of a row, ends among
-      them.
-    tokenizer: which ends what it encodes.
-    split: see `pairs`.
-    seed: see `launch.training.data.shared`.
-
   Returns:
     Of `{"inputs" i32[B, W], "input_lengths" i32[B], "tokens" i32[B, T + 1],
-    "lengths" i32[B]}`: tokens begin with the start token, and `lengths` counts
-    it.
+    "lengths" i32[B]}`: tokens begin with the start token, which `lengths`
+    counts. `config` has W and T; for seeds see `launch.training.data.shared`.
   """
   input_length, output_length = config.input_length, config.output_length
   start_token = T5Config(**config.model).start_token
