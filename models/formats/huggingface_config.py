@@ -34,7 +34,10 @@ _HARMLESS = frozenset(
   return_dict_in_generate id2label label2id num_labels problem_type
   chunk_size_feed_forward torchscript use_bfloat16 pruned_heads is_decoder
   cross_attention_hidden_size tie_encoder_decoder prefix tf_legacy_loss
-  max_length do_sample temperature top_k top_p repetition_penalty
+  max_length min_length do_sample early_stopping num_beams num_beam_groups
+  diversity_penalty temperature top_k top_p typical_p repetition_penalty
+  length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size
+  num_return_sequences remove_invalid_values exponential_decay_length_penalty
   """.split()
 )
 
