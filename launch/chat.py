@@ -71,6 +71,7 @@ class Chat:
       stderr=not interactive, highlight=False, markup=False
     )
     self._interactive = interactive
+    config.batch_size = 1
     self.pair = pair.build(config)
     self.engine = pair.engine_of(config, self.pair)
     self._room = self.pair.room(config.max_new_tokens)
@@ -145,6 +146,8 @@ class Chat:
     said = tokenizer.decode(ids, after=before)
     self.messages = [*asked, {"role": "assistant", "content": said}]
     self.note(end)
+    if end.endswith("NaN"):
+      raise ValueError("the model's logits are NaN: the answer ended")
 
   def _end(self, state: DecodeState, count: int, seconds: float) -> str:
     """Says how fast an answer was, and what cut it."""

@@ -140,7 +140,9 @@ class Learner:
     if self._since >= self._every:
       self._since = 0
       start = time.perf_counter()
-      draft, self._state = self._update(self.params.draft, self._state, ring)
+      draft, self._state = jax.block_until_ready(
+        self._update(self.params.draft, self._state, ring)
+      )
       self.params = dataclasses.replace(self.params, draft=draft)
       self.seconds += time.perf_counter() - start
       self.updates += 1

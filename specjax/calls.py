@@ -266,5 +266,8 @@ def _checked(hint: Any, value: Any) -> Any:
     if kind in (int, float) and type(value) in (int, float):
       if math.isfinite(value) and kind(value) == value:
         return kind(value)
-  names = " or ".join(getattr(kind, "__name__", str(kind)) for kind in kinds)
+  names = " or ".join(
+    "None" if kind is type(None) else getattr(kind, "__name__", str(kind))
+    for kind in kinds
+  )
   raise ValueError(f"expected {names}, got {write(value)}")

@@ -57,10 +57,10 @@ class Learning:
   rate: float
 
   def __post_init__(self):
-    whole = self.rounds >= 1 and self.entries >= 1 and self.top_k >= 0
+    whole = self.rounds >= 1 and self.entries >= 2 and self.top_k >= 0
     if not whole or not 0 < self.rate < 1:
       raise ValueError(
-        "rounds and entries must be >= 1, top_k >= 0 and rate in (0, 1), got "
+        "rounds must be >= 1, entries >= 2, top_k >= 0 and rate in (0, 1), got "
         f"{self}"
       )
     losses.get(self.objective)

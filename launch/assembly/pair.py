@@ -93,6 +93,8 @@ def check_config(
   low_cache.check(config.get("cache") or None)
   if not 0 <= config.seed < 2**32:
     raise ValueError(f"seed must be in 0..{2**32 - 1}, got {config.seed}")
+  if not 0 <= config.top_k < 2**31:
+    raise ValueError(f"top_k must be in 0..{2**31 - 1}, got {config.top_k}")
   make_sampling(
     1, temperature=config.temperature, top_k=config.top_k, top_p=config.top_p,
     min_p=config.min_p,

@@ -32,7 +32,8 @@ def run(_) -> int:
   tokenizer = checkpoints.load_tokenizer(cli.TARGET.value)
   path = pathlib.Path(_INPUT.value)
   read = data.documents_in if path.is_dir() else data.documents_of
-  texts = [data.text_of(document) for document in read(path)]
+  kinds = ("completion", "text", "messages")
+  texts = [data.text_of(document) for document in read(path, kinds)]
   encoded = lambda: [tokenizer.encode_text(text) for text in texts]
   seconds, index = timing.timed(lambda: corpus.build(encoded()))
   content = files.index_content(index, tokenizer, len(texts))

@@ -105,7 +105,9 @@ def _of_folder(folder: pathlib.Path, split: str) -> list[Document]:
   return chosen
 
 
-def documents_in(root: pathlib.Path) -> Iterator[Document]:
+def documents_in(
+  root: pathlib.Path, kinds: Sequence[str] = ("text", "messages")
+) -> Iterator[Document]:
   """The documents of the files in a folder, but for hidden ones."""
   for path in sorted(root.rglob("*")):
     if any(part.startswith(".") for part in path.relative_to(root).parts):
@@ -113,21 +115,22 @@ def documents_in(root: pathlib.Path) -> Iterator[Document]:
     if path.suffix in (".txt", ".md", ".py") and path.is_file():
       yield path.read_text("utf-8")
     elif path.suffix == ".jsonl":
-      yield from documents_of(path)
+      yield from documents_of(path, kinds)
 
 
-def documents_of(path: pathlib.Path) -> Iterator[Document]:
+def documents_of(
+  path: pathlib.Path, kinds: Sequence[str] = ("text", "messages")
+) -> Iterator[Document]:
   """The documents of a JSONL file; ValueError, with its number, for a bad line.
 
-  A document is a line's "text", "completion" (of launch.decode) or "messages".
+  A document is the first of these kinds that a line has.
   """
   for number, record in results.read_jsonl(path):
-    kinds = ("text", "completion", "messages")
     document = next((record[x] for x in kinds if x in record), None)
     if document is None:
       raise ValueError(
-        f'{path}:{number}: must be {{"text": "..."}} or {{"messages": [...]}}, '
-        f"got {json.dumps(record)[:60]}"
+        f"{path}:{number}: must have one of the keys {', '.join(kinds)}, got "
+        f"{json.dumps(record)[:60]}"
       )
     yield document
 

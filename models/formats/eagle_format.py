@@ -63,9 +63,11 @@ def shape(
   Raises:
     ValueError: for switches that are not known, or another target.
   """
-  if config.get("model_type") == "eagle":  # vLLM's nesting of EAGLE-1's
-    rest = {k: v for k, v in config.items() if k not in ("model", "model_type")}
-    config = {**config["model"], **rest}
+  if config.get("model_type") == "eagle" and "model" in config:
+    # vLLM's nesting of EAGLE-1's
+    inner, beside = config["model"], {"model", "model_type"}
+    rest = {k: v for k, v in config.items() if v is not None}
+    config = {**inner, **{k: rest[k] for k in rest.keys() - beside}}
   kind = config.get("speculators_model_type")
   if kind not in (None, "eagle3"):
     raise ValueError(f"speculators_model_type {kind!r} is not known")
@@ -92,6 +94,14 @@ def shape(
 def usual_layers(num_layers: int) -> tuple[int, ...]:
   """Layers whose inputs are fused where nothing is said: 2, N / 2 and N - 3."""
   return tuple(sorted((2, num_layers // 2, num_layers - 3)))
+
+
+def is_tied(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bool:
+  """True if an EAGLE-3 head's own embedding is its output projection too."""
+  name, nested = "tie_word_embeddings", config.get(NESTED) or {}
+  own = "embed_tokens.weight" in tensors and "lm_head.weight" not in tensors
+  third = "layers.0.hidden_norm.weight" in tensors
+  return third and own and bool(config.get(name) or nested.get(name))
 
 
 def names(config: Any) -> dict[str, str]:
@@ -197,6 +207,7 @@ def _third(
     layers=layers,
     generation=3,
     num_fused=len(read),
+    target_dim=None if width == layers.embed_dim else width,
     draft_vocab_size=None if words == layers.vocab_size else words,
     fc_bias="fc.bias" in tensors,
     **switches,
@@ -258,6 +269,7 @@ def settings(
   switches = {name: getattr(config, name) for name in EAGLE3_SWITCHES}
   both = {
     _FUSED: [int(i) for i in features],
+    **({"target_hidden_size": config.target_dim} if config.target_dim else {}),
     "draft_vocab_size": config.draft_vocab_size or layers.vocab_size,
   }
   if (

@@ -82,6 +82,8 @@ def _read_header(path: pathlib.Path, time: int) -> Header:
   del time  # of the last change: a part of the cache's key
   try:
     reader = _Reader(path)
+    if reader.byte_order != "I":
+      raise ValueError("it is big-endian")
     metadata = {
       key: field.contents()
       for key, field in reader.fields.items()

@@ -215,6 +215,8 @@ def _opened(path: pathlib.Path, target: Target, of_target: bool) -> Opened:
   more = () if one is dflash_format else (tensors,)
   described = one.shape(config, target, *more)
   names = one.names(described.config)
+  if one is eagle_format and eagle_format.is_tied(config, tensors):
+    names["lm_head.weight"] = "embed_tokens.weight"
   return head_files.by_table(described, tensors, names, target)
 
 

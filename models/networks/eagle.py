@@ -58,6 +58,7 @@ class EagleConfig(HeadConfig):
     generation: 1 (of EAGLE-1 and 2) or 3.
     num_fused: layers of the target whose features, next to each other, are F
       channels; EAGLE-1 reads the final hidden state alone.
+    target_dim: width of each of them, if it is not H.
     draft_vocab_size: tokens that it can say; None for all V.
     fc_bias: of the projection of what is read (EAGLE-1).
     norm_before_residual: the residual is the normed hidden state.
@@ -69,6 +70,7 @@ class EagleConfig(HeadConfig):
   layers: TransformerConfig
   generation: int = 1
   num_fused: int = 1
+  target_dim: int | None = None
   draft_vocab_size: int | None = None
   fc_bias: bool = False
   norm_before_residual: bool = False
@@ -79,6 +81,11 @@ class EagleConfig(HeadConfig):
   def __post_init__(self):
     if self.norm_before_fc and self.fc_norm:
       raise ValueError("norm_before_fc and fc_norm exclude each other")
+
+  @property
+  def num_features(self) -> int:
+    """F, width of the target's features that it reads."""
+    return self.num_fused * (self.target_dim or self.layers.embed_dim)
 
   @property
   def kind(self) -> str:
@@ -133,7 +140,8 @@ class Eagle(nnx.Module):
     if config.norm_before_fc:
       self.input_norm = norm(features)
     if config.fc_norm:
-      self.fc_norms = nnx.List([norm() for _ in range(config.num_fused)])
+      each = features // config.num_fused
+      self.fc_norms = nnx.List([norm(each) for _ in range(config.num_fused)])
     read = 2 * width if first else features
     self.fc = Linear(read, width, config.fc_bias, dtype, rngs)
     if not first:

@@ -100,6 +100,8 @@ def block_law(
   if dtype == jnp.float64 and not jax.config.jax_enable_x64:  # type: ignore[attr-defined]
     raise ValueError("float64 laws need jax.enable_x64(True)")
   rule.check(tree, siblings)
+  if siblings.with_noise:
+    raise ValueError(f"drafts with noise ({siblings.name}) are not enumerable")
   vocab, nodes, depth = len(target(prefix)), tree.num_nodes, tree.max_depth
   most = vocab if siblings.max_children is None else siblings.max_children
   if not siblings.independent and tree.max_children > min(most, vocab):

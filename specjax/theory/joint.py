@@ -112,6 +112,8 @@ def _drafted_sets(
   `bool[T, V + V^2 + .. + V^G]`, contexts level by level and in the order of
   their tokens, and `f64[T]`; sets of probability 0 are left out.
   """
+  if siblings.with_noise:
+    raise ValueError(f"drafts with noise ({siblings.name}) are not enumerable")
   if vocab**tree.num_drafted > _MOST_DRAFTS:
     raise ValueError(
       f"at most {_MOST_DRAFTS} drafts are enumerated, got {vocab} ** "

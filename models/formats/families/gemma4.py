@@ -34,8 +34,9 @@ def _read(settings: Settings) -> TransformerConfig:
     shares = i >= len(unshared)
     heads = _heads(settings, sizes, i, kind)
     ropes = reading.rope_by_type(
-      settings, heads["head_dim"], older={}, theta={FULL: 1e6, SLIDES: 1e4}
-    )
+      {**settings, "rope_parameters": settings.get("rope_parameters") or _ROPE},
+      heads["head_dim"], older={}, theta={FULL: 1e6, SLIDES: 1e4},
+    )  # fmt: skip
     width = sizes["mlp_dim"] * (2 if shares and wide else 1)
     layer = reading.layer(
       sizes, reading.dense(sizes, width=width), bias=bias, norms="both",
@@ -98,6 +99,9 @@ def _left_out(name: str, config: TransformerConfig) -> bool:
   return layer < config.num_layers and layer not in config.cached
 
 
+_ROPE = {
+  FULL: dict(rope_type="proportional", partial_rotary_factor=0.25), SLIDES: {},
+}  # fmt: skip
 _BESIDE, _THEIRS = "layers.#.beside", "layers.#.experts.gate_up_proj"
 FAMILY = Family(
   name="gemma4_text",

@@ -21,6 +21,7 @@ FULL, SLIDES = "full_attention", "sliding_attention"
 ACTIVATIONS = {
   "silu": "silu", "relu": "relu", "gelu": "gelu", "gelu_new": "gelu_tanh",
   "gelu_fast": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh",
+  "swish": "silu", "gelu_python": "gelu",
 }  # fmt: skip
 ROPE_FACTORS = ("factor", "low_freq_factor", "high_freq_factor")
 ROPE_LENGTH = "original_max_position_embeddings"
@@ -72,6 +73,10 @@ def sizes(
   embed_dim = get(config, name("hidden_size"), int)
   num_heads = get(config, name("num_attention_heads"), int)
   activation = config[name("hidden_act")]
+  if activation not in ACTIVATIONS:
+    raise ValueError(
+      f"activation must be one of {', '.join(ACTIVATIONS)}, got {activation!r}"
+    )
   return dict(
     vocab_size=get(config, "vocab_size", int),
     embed_dim=embed_dim,
@@ -82,7 +87,7 @@ def sizes(
     mlp_dim=get(config, name("intermediate_size"), int, 4 * embed_dim),
     max_positions=get(config, name("max_position_embeddings"), int),
     norm_eps=get(config, name("rms_norm_eps"), float),
-    activation=ACTIVATIONS.get(activation, activation),
+    activation=ACTIVATIONS[activation],
     tied_embeddings=get(config, "tie_word_embeddings", bool),
   )
 

@@ -141,6 +141,9 @@ def _weight(parts: dict[str, Tensor], schemes: list[_Scheme]) -> Tensor | None:
   if scheme is None:
     shapes = {name: (x.kind, x.shape) for name, x in parts.items()}
     raise ValueError(f"none of config_groups has {shapes} for {shape}")
+  zeros = parts.get("weight_zero_point")
+  if scheme.symmetric and zeros is not None and np.any(zeros.read(())):
+    raise ValueError("zero points of symmetric weights must be 0")
   (outputs, inputs), bits = shape, scheme.num_bits
   sizes, scales = scheme.sizes(inputs), parts["weight_scale"]
   if not packed:
@@ -160,7 +163,7 @@ def _weight(parts: dict[str, Tensor], schemes: list[_Scheme]) -> Tensor | None:
 
   if scheme.symmetric:
     return in_blocks(shape, sizes, scales, values, f"int{bits}")
-  zeros, groups = parts["weight_zero_point"], group_of(inputs, sizes[1])
+  groups = group_of(inputs, sizes[1])
   words = (-(-outputs * bits // 32), scales.shape[1])
   check_shape("weight_zero_point", zeros, words, ("I32",))
 

@@ -67,10 +67,14 @@ def _weight(
 
   def values(rows: slice) -> np.ndarray:
     unsigned = unpacked(weight.read((slice(None), rows)).T, bits)
-    if symmetric:
-      return unsigned - middle
     at, inside = within(rows, outputs, count)
     points = unpacked(zeros.read((slice(None), at)), bits)[:, inside].T
+    if symmetric:
+      if not any(np.all(points == z) for z in (middle - 1, middle)):
+        raise ValueError(f"{zeros.name} is not that of symmetric weights")
+      return unsigned - middle
+    if adds and np.any(points == 2**bits - 1):  # kernels differ on these
+      raise ValueError(f"{zeros.name} has zero points of {2**bits - 1}")
     return unsigned - (points + adds)[:, groups]
 
   return tensor(

@@ -5,10 +5,12 @@ shapes that the formats have; no published checkpoint was opened.
 """
 
 import json
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import published_heads
 import pytest
 import safetensors.numpy
 import torch
@@ -230,6 +232,24 @@ def test_a_setting_may_stand_in_two_places_if_they_agree():
 def test_a_model_of_its_own_is_no_head(tmp_path):
   assert not head_checkpoints.is_head("models/pretrained/draft")
   assert not head_checkpoints.is_head(str(tmp_path))
+
+
+def test_an_eagle3_may_be_narrower_than_its_target(tmp_path):
+  """As of a 70B target, whose features are of its own width."""
+  width = 6
+  with mock.patch.object(published_heads, "H", width):
+    tensors = published_heads.eagle3(**{
+      "fc.weight": random(width, 3 * H),
+      "embed_tokens.weight": random(V, width),
+    })  # fmt: skip
+  directory = write(
+    tmp_path / "head", "eagle3",
+    config=EAGLE3 | {"hidden_size": width, "target_hidden_size": H}, **tensors,
+  )  # fmt: skip
+  model, params = head_checkpoints.load(directory, TARGET).functions()
+  assert model.num_features == 3 * H
+  hidden = model.fuse(params, jnp.asarray(random(1, 2, 3 * H)))
+  assert hidden.shape == (1, 2, width)
 
 
 def test_a_head_is_described_by_its_configuration_alone():
