@@ -67,8 +67,7 @@ def check_layers(layers: Features, num_layers: int, *, first: int) -> Features:
     ValueError: for others than `first .. num_layers - 1`, or that do not rise:
       servers collect what they read layer by layer.
   """
-  known = {*layers} <= {*range(first, num_layers)}
-  if not known or sorted({*layers} if first else layers) != [*layers]:
+  if [*layers] != sorted({*range(first, num_layers)} & {*layers}):
     raise ValueError(
       f"a target of {num_layers} layers cannot be read at layers "
       f"{','.join(map(str, layers))}: give config.head.layers, of "

@@ -38,7 +38,10 @@ def layers_read(config, num_layers: int) -> Features:
     first = 1
   else:
     return (FINAL,)
-  return head_starts.check_layers(asked or usual, num_layers, first=first)
+  # The usual ones of few layers meet.
+  distinct = asked or tuple(dict.fromkeys(usual))
+  head_starts.check_layers(distinct, num_layers, first=first)
+  return asked or usual
 
 
 def whole(path: str) -> str:

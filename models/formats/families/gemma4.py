@@ -34,7 +34,8 @@ def _read(settings: Settings) -> TransformerConfig:
     shares = i >= len(unshared)
     heads = _heads(settings, sizes, i, kind)
     ropes = reading.rope_by_type(
-      {**settings, "rope_parameters": settings.get("rope_parameters") or _ROPE},
+      {"rope_parameters": settings.get("rope_parameters") or _ROPE,
+       "max_position_embeddings": settings.get("max_position_embeddings")},
       heads["head_dim"], older={}, theta={FULL: 1e6, SLIDES: 1e4},
     )  # fmt: skip
     width = sizes["mlp_dim"] * (2 if shares and wide else 1)

@@ -92,7 +92,7 @@ def test_mistakes_in_datasets(tmp_path):
   with pytest.raises(ValueError, match="no train documents in"):
     data.documents(config(tmp_path), "train")
   (tmp_path / "bad.jsonl").write_text('{"text": "good"}\n{"txt": 1}\n')
-  with pytest.raises(ValueError, match=r"bad.jsonl:2: must be"):
+  with pytest.raises(ValueError, match=r"bad.jsonl:2: must have"):
     data.documents(config(tmp_path), "train")
 
 
