@@ -79,16 +79,15 @@ def test_modules_in_commands_are_there():
 
 
 def test_drafters_in_the_page_are_those_that_help_prints():
-  page = (ROOT / "docs" / "command-line.md").read_text("utf-8")
-  section = page.partition("### What drafts")[2].partition("\n### ")[0]
+  page = (ROOT / "docs" / "drafting.md").read_text("utf-8")
+  section = page.partition("## Drafters")[2].partition("\n## ")[0]
   shown = [x for x in section.splitlines() if x.startswith("| ")]
   rows = [f"| `{call}` | {about} |" for call, about in registry.DRAFTERS.help()]
   assert [x for x in shown if not x.endswith("| is |")] == rows
-  said = page.partition("### What drafts")[2].partition("\n### Heads")[0]
   for grammar in (shapes.GRAMMAR, registry.POLICIES, registry.WEIGHTS):
     for call, _ in grammar.help():
       name = call.partition("(")[0]
-      assert re.search(rf"`{name}[`(]", said), name
+      assert re.search(rf"`{name}[`(]", page), name
 
 
 def test_the_walk_from_make_decode_is_as_long_as_it_says():
