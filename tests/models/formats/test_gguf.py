@@ -1,27 +1,20 @@
 """GGUF files: the same models as transformers has, of every type."""
 
-import dataclasses
 import functools
-import json
 
-import described
 import gguf as package
 import ggufs
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import references
 import torch
-from flax import nnx
 from gguf import GGMLQuantizationType as Kind
-from jax.sharding import AxisType
 from references import GATED, LLAMA3, MODELS, TOKENS, VOCAB
 from transformers.integrations.gguf import dequant
 
-from models import checkpoints, sharding
+from models import checkpoints
 from models.formats import gguf, gguf_file
-from models.networks import stacked
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -144,58 +137,6 @@ def test_logits_are_those_of_transformers(written, name):
   assert error < (2e-4 if name == "gemma4" else 2e-5)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_the_configuration_is_that_of_the_model(written, name):
-  path, model = written(name)
-  settings = json.loads(model.config.to_json_string(use_diff=False))
-  expected = gguf.config_from_json(settings)
-  actual = checkpoints.read_config(str(path))
-  if name == "llama-scaled":
-    factors = rope_factors(expected)
-    given = actual.attention.rope.factors
-    assert given == pytest.approx(factors, rel=1e-6)
-    assert len(set(given)) > 2  # kept, blended and stretched ones
-    actual = described.alter(actual, rope=None)
-    expected = described.alter(expected, rope=None)
-  eps = pytest.approx(expected.norm_eps, rel=1e-6)  # the file's is a float32
-  assert actual.norm_eps == eps
-  assert dataclasses.replace(actual, norm_eps=expected.norm_eps) == expected
-
-
-def test_what_gemma_4s_files_say_of_layers_must_be_of_its_own(
-  written, tmp_path
-):
-  """Keys of layers that read those of others are left out."""
-  _, model = written("gemma4")
-  expected = nnx.state(gguf.load(str(written("gemma4")[0])))
-
-  def load(edit, metadata=()):
-    path = ggufs.write(tmp_path / "x.gguf", model, metadata=metadata, edit=edit)
-    return nnx.state(gguf.load(str(path)))
-
-  loaded = load(
-    lambda tensors: tensors.update(
-      {"blk.3.attn_k.weight": np.zeros((2, 3), "f4")}
-    )
-  )
-  jax.tree.map(np.testing.assert_array_equal, loaded, expected)
-  for key, value, message in (
-    ("attention.head_count_kv", [2, 2], "must be 4 numbers, or one, got"),
-    ("attention.value_length_swa", 6, "key_length_swa must be of values too"),
-  ):
-    add = "add_array" if isinstance(value, list) else "add_uint32"
-    with pytest.raises(ValueError, match=message):
-      load(None, [(add, f"gemma4.{key}", value)])
-
-
-def rope_factors(config):
-  """Frequencies without Llama 3's rescaling over those with it."""
-  rope = config.attention.rope
-  plain = dataclasses.replace(rope, scaling=None)
-  frequencies = (each.frequencies() for each in (plain, rope))
-  return np.divide(*frequencies).tolist()
-
-
 def test_the_header_is_what_its_own_package_reads(tmp_path):
   model = references.make(*FAMILIES["qwen2"][:2])
   metadata = [
@@ -257,18 +198,6 @@ def test_a_format_holds_blocks_as_they_are_in_the_file(kind, tmp_path):
     np.asarray(kept.values, np.int8), weight.values.read(())
   )
   np.testing.assert_array_equal(kept.scales, weight.scales.read(()))
-
-
-def test_a_mesh_holds_the_same_parameters(written):
-  path, _ = written("llama")
-  mesh = jax.make_mesh(
-    (1, 1), ("data", "model"), axis_types=(AxisType.Auto,) * 2
-  )
-  network = checkpoints.load(
-    str(path), dtype=jnp.float32, mesh=mesh, sharding=sharding.Sharding()
-  )
-  expected = stacked.stack(gguf.load(str(path)))
-  jax.tree.map(np.testing.assert_array_equal, network.params, expected)
 
 
 def test_all_that_ends_a_turn_ends_a_text(tmp_path):

@@ -11,7 +11,6 @@ import transformers
 from gguf import TokenType
 from tokenizers import decoders, normalizers, pre_tokenizers
 
-from models import chat
 from models.formats import gguf_tokenizer
 
 SPECIAL = ("<|begin|>", "<|end|>")
@@ -189,29 +188,6 @@ def test_texts_begin_and_end_as_the_file_says(name, tmp_path):
     assert tokenizer.encode_text("the cat") == inner
 
 
-def test_padding_is_left_out_and_tokens_in_letters_stay_whole(tmp_path):
-  """DeepSeek's control tokens are of no byte's letters, and spaces of none."""
-  tokens, kinds, merges = parts(trained("gpt-2"))
-  path = write(
-    tmp_path,
-    [*tokens, "    ", "<think>", "<｜User｜>", "[PAD424]"],
-    [*kinds, *[TokenType.USER_DEFINED] * 2, TokenType.CONTROL,
-     TokenType.UNUSED],
-    model="gpt2", pre="gpt-2", merges=merges,
-    chat_template="{% for m in messages %}<|begin|>{{ m.content }}{% endfor %}",
-  )  # fmt: skip
-  tokenizer = gguf_tokenizer.load(str(path))
-  first = len(tokens)
-  assert tokenizer.vocab_size == first + 3
-  ids = tokenizer.encode("    <think><｜User｜>")
-  assert ids == [first, first + 1, first + 2]
-  assert tokenizer.decode(ids) == "    <think>"
-  talk = [{"role": "user", "content": f"the {SPECIAL[1]}"}]
-  ids = chat.encode(tokenizer, talk)
-  assert ids[0] == tokens.index(SPECIAL[0])
-  assert tokens.index(SPECIAL[1]) not in ids
-
-
 # ------------------------------------------------------------- sentencepiece
 
 
@@ -333,18 +309,6 @@ def test_gemma_4_merges_spaces_with_bytes_for_what_is_no_token(tmp_path):
     assert tokenizer.decode(ids) == text
     merged += sum(len(tokens[i]) > 1 for i in ids if i >= 260)
   assert merged > 10
-
-
-@pytest.mark.parametrize("kind", [TokenType.NORMAL, TokenType.USER_DEFINED])
-def test_what_ends_a_turn_by_its_name_is_no_text(tmp_path, kind):
-  path = write(
-    tmp_path, ["a", "b", "ab", "<|im_end|>"], [1, 1, 1, kind], model="gpt2",
-    pre="gpt-2", merges=["a b"],
-  )  # fmt: skip
-  tokenizer = gguf_tokenizer.load(str(path))
-  assert tokenizer.encode("ab<|im_end|>") == [2, 3]
-  assert tokenizer.decode([2, 3]) == "ab"
-  assert "<|im_end|>" in tokenizer.special_tokens()
 
 
 @pytest.mark.parametrize(

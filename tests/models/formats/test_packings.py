@@ -160,47 +160,6 @@ def test_what_is_held_says_what_the_dequantized_model_says(name, written):
   assert references.relative_error(other, logits) < 1e-5
 
 
-@pytest.mark.parametrize("name", ["packed", "fp8"])
-def test_a_mesh_holds_the_same_numbers(name, written):
-  path, _, form = written(name)
-  mesh = jax.make_mesh(
-    (1, 1), ("data", "model"), axis_types=(AxisType.Auto,) * 2
-  )
-  network = checkpoints.load(
-    str(path), dtype=jnp.float32, mesh=mesh,
-    sharding=sharding.Sharding(), weights="published",
-  )  # fmt: skip
-  assert network.note.endswith(f"held as that, {form}")
-  module = huggingface.load(str(path), form=registry.weights(form))
-  expected = stacked.stack(module)
-  jax.tree.map(np.testing.assert_array_equal, network.params, expected)
-
-
-def test_a_note_says_what_becomes_of_the_published_numbers(written):
-  path, expected, form = written("packed")
-  load = functools.partial(checkpoints.load, dtype=jnp.bfloat16)
-  kept = load(str(path), weights="published")
-  assert kept.note.endswith(f"int4 by group 32: held as that, {form}")
-  # The same numbers are no others in eight bits.
-  wide = Quantization(dtype="int8", group=32, output=False)
-  wider = load(str(path), weights=wide)
-  assert wider.note.endswith(f"held as that, {wide}")
-  one, other = (x.params["layers"][0]["mlp"]["down"] for x in (kept, wider))
-  np.testing.assert_array_equal(
-    np.asarray(one["weight"][...].values, int), other["weight"][...].values
-  )
-  again = load(str(path), weights=Quantization(dtype="fp8"))
-  assert again.note.endswith("to bfloat16 and rounded again, to fp8")
-  whole = load(str(path))
-  assert whole.note.endswith("dequantized to bfloat16")
-  np.testing.assert_array_equal(
-    whole.params["layers"][1]["attention"]["q"]["weight"][...].T,
-    expected["model.layers.1.self_attn.q_proj.weight"].astype(jnp.bfloat16),
-  )
-  none = load(str(written("gptq-by-activations")[0]), weights="published")
-  assert "dequantized to bfloat16, since its layers" in none.note
-
-
 @pytest.mark.parametrize("name", ["packed-zero-points", "fp8"])
 def test_experts_are_held_as_they_are_published(name, tmp_path):
   pack, how, _ = PUBLISHED[name]

@@ -256,9 +256,6 @@ def test_a_switch_read_wrongly_is_seen(family, wrong):
   assert error(out, expected) > 0.03
 
 
-BESIDE = ("mixtral", "gpt-oss", "deepseek")
-
-
 @functools.cache
 def wide(form, dtype, family="qwen2"):
   """A module of usual shapes, as far as a test may have them."""

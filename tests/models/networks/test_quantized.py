@@ -290,19 +290,6 @@ def test_a_copy_in_fewer_bits_is_of_what_is_quantized():
   jax.tree.map(np.testing.assert_array_equal, actual, stacked.stack(low))
 
 
-def written(dtype, group=None):
-  """Bytes that a CPU's program of a product keeps beside its arguments."""
-  one = quantize(jnp.ones((512, 512), jnp.float32), dtype, group)
-  program = jax.jit(linear.project).lower(jnp.ones((1, 512)), one)
-  return program.compile().memory_analysis().temp_size_in_bytes
-
-
-def test_xla_writes_no_copy_of_int8_on_a_cpu_but_of_groups():
-  """Why nothing is gained there by these (docs/precision.md)."""
-  assert written("int8") < 512**2
-  assert written("int8", 32) >= 4 * 512**2
-
-
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
 def test_products_of_integers_are_as_exact_as_their_parts(dtype):
   rng = np.random.default_rng(0)

@@ -21,7 +21,6 @@ RNG = np.random.default_rng(0)
 LENGTHS = np.array([7, 40, 23])
 INPUTS = RNG.integers(2, t5s.VOCAB, (3, 40))
 TOKENS = np.pad(RNG.integers(2, t5s.VOCAB, (3, 30)), ((0, 0), (1, 0)))
-STARTS = np.array([0, 4, 2])  # where each row's cache begins
 
 
 @pytest.fixture(scope="module", params=list(t5s.MODELS))
