@@ -3,7 +3,6 @@
 import dataclasses
 import json
 
-import fallback
 import pytest
 import tokenizers as hf
 import transformers
@@ -60,16 +59,6 @@ def test_ids_are_those_of_transformers(saved, name, prompt):
   )
 
 
-def test_no_name_of_a_key_forges_special_tokens(saved, tmp_path):
-  for file in (saved / "chatml").iterdir():
-    (tmp_path / file.name).write_bytes(file.read_bytes())
-  (tmp_path / "chat_template.jinja").write_text("{{ messages[0].tool }}")
-  tokenizer = tokenizers.load(str(tmp_path))
-  message = {"role": "user", "content": "", "tool": {"<|im_end|>": "x"}}
-  ids = chat.encode(tokenizer, [message])
-  assert tokenizer.backend.token_to_id("<|im_end|>") not in ids
-
-
 def test_a_template_of_its_own_file_comes_first(saved, tmp_path):
   for file in (saved / "chatml").iterdir():
     (tmp_path / file.name).write_bytes(file.read_bytes())
@@ -118,25 +107,6 @@ def test_marks_of_turns_that_files_do_not_call_special_are_no_text_either(
   assert mark not in ids[1:]
   assert ids[-1] == thought  # which a message may hold
   assert tokenizer.backend.decode(ids) == "<｜User｜>x<｜User｜>y<think>"
-
-
-def test_a_forgery_changes_no_other_text_where_spaces_are_written():
-  """Text after a special token begins with no space of its own."""
-  tokenizer = dataclasses.replace(
-    fallback.metaspace(),
-    chat_template="{% for m in messages %}<s>{{ m.content }}</s>{% endfor %}",
-  )
-  tokenizer.backend.pre_tokenizer = hf.pre_tokenizers.Metaspace(
-    prepend_scheme="first"
-  )
-  said = lambda *texts: chat.encode(
-    tokenizer, [{"role": "user", "content": text} for text in texts]
-  )
-  plain, forged = said("b", "b"), said("b", "<s>")
-  assert forged[: len(plain) // 2] == plain[: len(plain) // 2]
-  ids = tokenizer.backend.token_to_id
-  assert plain == [ids("<s>"), ids("b"), ids("</s>")] * 2
-  assert forged.count(ids("<s>")) == 2
 
 
 def test_what_a_template_refuses_is_one_line(saved):

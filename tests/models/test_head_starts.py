@@ -13,9 +13,7 @@ from models import head_starts
 from models.formats import dflash_format, eagle_format
 from models.networks import training_time_test
 from models.networks.description import (
-  DeltaSpec,
   DenseSpec,
-  Latent,
   TransformerConfig,
   llama_config,
 )
@@ -97,19 +95,6 @@ def test_eagle3_begins_as_the_targets_last_layer(target, seen):
   np.testing.assert_allclose(logits, seen[0].logits[..., IDS], atol=1e-3)
 
 
-def test_a_wider_eagle3_begins_as_the_one_of_the_targets_width(target, seen):
-  """The wider part adds nothing at first, and can learn."""
-  usual, wide = eagle3(target), eagle3(target, mlp_dim=20)
-  assert wide.mlp.gate.weight.shape == (20, 8)
-  wide.attention, wide.fc = usual.attention, usual.fc
-  logits = lambda head: drafted(head, seen[0].features)[0][0]
-  np.testing.assert_allclose(logits(wide), logits(usual), atol=1e-5)
-  graph, params, rest = nnx.split(wide, nnx.Param, ...)
-  summed = lambda params: logits(nnx.merge(graph, params, rest))[..., 0].sum()
-  moved = jax.grad(summed)(params)["mlp"]["down"]["weight"][...]
-  assert np.abs(moved).min() > 0
-
-
 def test_eagle1_takes_the_feature_and_the_last_layers_weights(target, seen):
   """Without what reads the embedding it says the feature once more."""
   head, last = head_starts.eagle1(target, rngs=nnx.Rngs(1)), target.layers[-1]
@@ -173,19 +158,8 @@ def test_a_block_takes_the_last_layers_weights(target):
     parallel(target, num_layers=5)
 
 
-def test_medusas_heads_of_few_words_say_what_those_of_all_do(target):
-  make = lambda ids: head_starts.medusa(
-    target, num_heads=2, draft_vocab=ids, rngs=nnx.Rngs(1)
-  )
-  few, every = (make(ids)(jnp.ones((1, 8))) for ids in (IDS, None))
-  np.testing.assert_allclose(few, every[..., IDS], rtol=1e-5)
-
-
 MIXTURE = Mixture(num_experts=4, num_chosen=2, embed_dim=8, expert_dim=5)
-DENSE = DenseSpec(width=12)
-LATENT = Latent(rank=6, rope_dim=2, nope_dim=4, value_dim=10)
 ROPE = Rope(theta=50.0, dim=8)
-DELTA = DeltaSpec(num_key_heads=1, num_value_heads=1, key_dim=2, value_dim=2)
 
 
 def made(feed_forward, *, norms="pre", attention=(), **frame):
@@ -236,46 +210,6 @@ def test_heads_of_layers_unlike_theirs_add_nothing_at_first():
       same(part.weight[...], 0)
   same(head.final_norm.scale[...], 1 + np.arange(8.0))
   assert head.config.layers.attention.rope.theta == 50.0
-
-
-@pytest.mark.parametrize(
-  ("attention", "size"),
-  [
-    (dict(rope=Rope(theta=50.0, dim=4)), 8),
-    (dict(output_gate=True), 8),
-    (dict(latent=LATENT, num_kv_heads=1, head_dim=8, qk_norm=None,
-          rope=Rope(theta=50.0, dim=2), scale=0.3), 10),
-  ],
-)  # fmt: skip
-def test_heads_of_attention_unlike_theirs_attend_to_nothing_at_first(
-  attention, size
-):
-  target, head = made(DENSE, attention=attention)
-  assert head.config.layers.attention.head_dim == size
-  same(head.attention.out.weight[...], 0)
-  assert alike(head.mlp, target.layers[-1].mlp)
-
-
-def test_a_block_whose_layers_have_other_widths_takes_those_of_the_last():
-  target, _ = made(DENSE)
-  first, last = target.config.layers
-  first = dataclasses.replace(first, feed_forward=DenseSpec(width=20))
-  config = dataclasses.replace(target.config, layers=(first, last))
-  ours = parallel(Transformer(config, rngs=nnx.Rngs(0)), num_layers=2).layers
-  assert ours[0].mlp.down.weight.shape == (8, 12)
-  same(ours[0].mlp.down.weight[...], 0)
-  assert np.abs(ours[1].mlp.down.weight[...]).max() > 0
-  last = dataclasses.replace(last, attention=DELTA)
-  config = dataclasses.replace(config, layers=(first, last))
-  with pytest.raises(ValueError, match="attend and rotate, and the target's"):
-    eagle3(Transformer(config, rngs=nnx.Rngs(0)))
-
-
-def test_targets_with_layer_norms_are_refused():
-  target, _ = made(DENSE)
-  config = dataclasses.replace(target.config, norm="layer")
-  with pytest.raises(ValueError, match="the target layer norms"):
-    eagle3(Transformer(config, rngs=nnx.Rngs(0)))
 
 
 def test_layers_that_are_read_are_the_targets_and_rise():

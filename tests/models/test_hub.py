@@ -68,11 +68,6 @@ def test_a_path_that_is_here_wins(cache, tmp_path, monkeypatch):
   assert hub.local("org/tiny") == "org/tiny"
 
 
-@pytest.mark.parametrize("path", ["/no/where", "./a/b", "a", "a/b/c", "../a/b"])
-def test_what_cannot_be_a_name_is_a_path(path):
-  assert hub.local(path) == path
-
-
 def test_a_name_that_cannot_be_had_is_one_line():
   with pytest.raises(FileNotFoundError) as caught:
     checkpoints.read_config("nobody/nothing")

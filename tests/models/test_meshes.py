@@ -29,21 +29,6 @@ def test_layouts_are_read(text, devices, draft_devices, expected):
   assert (actual.data, actual.model, actual.draft) == expected
 
 
-@pytest.mark.parametrize(
-  ("text", "draft_devices", "message"),
-  [
-    ("data:2", None, "must be as in data:2,model:8, got 'data:2'"),
-    ("data:2,model:x", None, "must be as in"),
-    ("data:0,model:8", None, "must be as in"),
-    ("data:2,model:2", None, "takes 4 devices, there are 8"),
-    ("", 3, r"the draft's devices \(3\) must divide those of the target \(8\)"),
-  ],
-)
-def test_mistakes_say_what_was_expected(text, draft_devices, message):
-  with pytest.raises(ValueError, match=message):
-    meshes.parse(text, 8, draft=LLAMA, draft_devices=draft_devices)
-
-
 def test_a_draft_of_its_own_size_has_an_axis():
   of = lambda **sizes: meshes.Layout(**sizes).mesh(
     jax.devices() * (sizes["data"] * sizes["model"])
@@ -95,18 +80,3 @@ def test_the_command_decodes_on_a_mesh_what_it_decodes_without(tmp_path):
   assert [row["token_ids"] for row in read_jsonl(apart)] == [
     row["token_ids"] for row in read_jsonl(alone)
   ]
-
-
-def test_a_mesh_that_does_not_suit_the_pair_is_one_line(
-  tmp_path, monkeypatch, capsys
-):
-  devices = jax.devices() * 4
-  monkeypatch.setattr(jax, "devices", lambda: devices)
-  monkeypatch.setattr(jax, "device_count", lambda: 4)
-  with flagsaver.flagsaver():
-    code = cli.execute(
-      decode.run, ["test", *settings_of(tmp_path, mesh="data:1,model:4")]
-    )
-  assert code == 2
-  (line,) = capsys.readouterr().err.strip().splitlines()
-  assert "num_heads (6) cannot be cut over 4 devices" in line

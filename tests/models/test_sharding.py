@@ -70,15 +70,6 @@ def test_projections_are_cut_as_megatron_cuts_them(name, spec):
   assert spec_of(name, config) == spec
 
 
-def test_a_replicated_model_is_cut_nowhere():
-  params = stacked.abstract_params(CONFIG, dtype=jnp.float32)
-  for spec in jax.tree.leaves(
-    sharding.param_specs(params, sharding.Sharding(())),
-    is_leaf=lambda x: isinstance(x, P),
-  ):
-    assert not any(spec)
-
-
 def test_repeated_key_value_heads_are_the_same_function():
   params = stacked.stack(Transformer(CONFIG, rngs=nnx.Rngs(0)))
   wide = sharding.kv_heads_for(CONFIG, 8)

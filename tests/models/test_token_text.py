@@ -4,7 +4,6 @@ import fallback
 import files
 import numpy as np
 import pytest
-import tokenizers as hf
 
 from models import token_text, tokenizers
 
@@ -41,14 +40,6 @@ def test_bytes_that_a_vocabulary_falls_back_to():
   assert token_text.fallback_byte(tokenizer, ids("b")) is None
   plain = tokenizers.load(files.EMBEDDED)
   assert token_text.fallback_byte(plain, 65) is None
-
-
-def test_what_is_spelled_as_a_byte_where_none_are_is_text():
-  backend = hf.Tokenizer(hf.models.BPE({"<0x41>": 0, "a": 1}, []))
-  backend.decoder = hf.decoders.ByteLevel()
-  tokenizer = tokenizers.Tokenizer(backend, None)
-  assert token_text.fallback_byte(tokenizer, 0) is None
-  assert token_text.bytes_of(tokenizer, 0) == b"<0x41>"
 
 
 def test_names_of_tokens():

@@ -2,7 +2,6 @@
 
 import functools
 import json
-import sys
 
 import fallback
 import files
@@ -163,18 +162,6 @@ def test_how_an_added_token_is_looked_for_is_what_its_list_says(
   ) == repr(theirs.backend_tokenizer.get_added_tokens_decoder())
 
 
-def test_what_the_files_call_special_is_so_where_it_is_a_word(whole):
-  ours = assert_the_same(
-    whole(
-      words=["<s>", "</s>"],
-      special_tokens_map={"bos_token": "<s>", "eos_token": "</s>"},
-    )
-  )
-  ids = ours.encode("<s>word</s>")
-  assert ours.decode(ids) == "word"
-  assert not {ids[0], ids[-1]} & {*ours.encode_text("<s>word</s>")}
-
-
 @pytest.mark.parametrize("kind", ["GPT2Tokenizer", "Qwen2Tokenizer", None])
 def test_a_vocabulary_with_merges_is_read_by_its_class(tmp_path, kind):
   model = json.loads(trained().to_str())["model"]
@@ -197,19 +184,6 @@ def test_what_cannot_be_read_is_refused_in_one_line(whole, tmp_path):
   folder = whole(tokenizer_config={"eos_token": 7})
   with pytest.raises(ValueError, match=f"cannot read .*{folder}: .*\\Z"):
     tokenizers.load(str(folder))
-
-
-def test_a_name_that_no_vocabulary_has_adds_no_token(whole):
-  """As of padding that nobody was trained on; transformers would add it."""
-  config = {"bos_token": None, "eos_token": END, "pad_token": "[PAD]"}
-  used = lambda backend: backend.add_special_tokens([END])
-  ours = tokenizers.load(str(whole(used, tokenizer_config=config)))
-  assert (ours.vocab_size, ours.eos_token) == (size() + 1, END)
-
-
-def test_a_plain_tokenizer_json_needs_no_transformers(monkeypatch):
-  monkeypatch.setitem(sys.modules, "transformers", None)
-  assert tokenizers.load(files.EMBEDDED).eos_token == END
 
 
 @pytest.mark.parametrize(

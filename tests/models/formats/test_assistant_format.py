@@ -1,6 +1,5 @@
 """Gemma 4's assistants in the files that transformers writes."""
 
-import dataclasses
 import json
 import shutil
 
@@ -12,9 +11,7 @@ import references
 
 from models import checkpoints
 from models.formats import head_checkpoints
-from models.formats.weights import CheckpointError
 from models.head_shapes import Target
-from models.networks.description import llama_config
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -118,48 +115,3 @@ def test_settings_that_do_not_fit_are_refused_by_name(
   edit(copied, change, nested=nested)
   with pytest.raises(ValueError, match=message):
     head_checkpoints.describe(str(copied), about)
-
-
-def test_a_target_without_sliding_layers_is_refused(copied, about):
-  llama = llama_config(
-    vocab_size=96, embed_dim=32, num_layers=2, num_heads=2, num_kv_heads=2,
-    head_dim=8, mlp_dim=8, max_positions=64,
-  )  # fmt: skip
-  with pytest.raises(ValueError, match="in sliding layers, which the target"):
-    head_checkpoints.describe(
-      str(copied), dataclasses.replace(about, config=llama)
-    )
-
-
-def test_tensors_that_do_not_fit_are_refused_by_name(copied, about):
-  ordering = "masked_embedding.token_ordering"
-  for change, message in (
-    (lambda t: t.update(more=np.ones(3, "f4")), "unexpected: more"),
-    (
-      lambda t: (t.pop("more"), t.update({ordering: np.zeros(96, "i8")})),
-      "must be a permutation of all tokens",
-    ),
-    (
-      lambda t: t.update({"lm_head.weight": np.ones((96, 24), "f4")}),
-      "not the copy that it should be: lm_head.weight",
-    ),
-  ):
-    references.edit_tensors(copied, change)
-    with pytest.raises(CheckpointError, match=message):
-      head_checkpoints.load(str(copied), about)
-
-
-def test_an_output_projection_of_its_own_is_read(copied, about):
-  table = np.random.default_rng(0).standard_normal((96, 24)).astype("f4")
-  edit(copied, {"tie_word_embeddings": False})
-  references.edit_tensors(copied, lambda t: t.update({"lm_head.weight": table}))
-  head = head_checkpoints.load(str(copied), about)
-  np.testing.assert_array_equal(head.module.lm_head.weight[...], table)
-
-
-def test_devices_that_it_would_be_cut_over_are_refused(saved):
-  shape = checkpoints.read_head(
-    str(saved[0] / "assistant"), str(saved[0] / "target")
-  )
-  with pytest.raises(ValueError, match="runs on one device"):
-    shape.config.even_sizes()

@@ -3,17 +3,14 @@
 import json
 
 import decoding
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import references
 import several
 import torch
-from flax import nnx
 from references import MODELS, TOKENS
 
-from models import checkpoints, sharding
 from models.formats import huggingface
 from models.networks.transformer import as_language_model
 from specjax import decode, drafters, tree
@@ -146,31 +143,6 @@ _FOUR_DEVICES = """
 """
 
 
-@pytest.mark.parametrize(
-  ("name", "kinds"),
-  [
-    ("glm-moe", {"kind0": (0, 1), "kind1": (2,)}),
-    ("gemma4-moe", {"kind0": (0,), "kind1": (1, 2)}),
-  ],
-)
-def test_a_mesh_holds_the_same_layers_of_several_kinds(saved, name, kinds):
-  path = str(saved(name)[0])
-  mesh = jax.make_mesh(
-    (1, 1), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2
-  )
-  loaded = checkpoints.load(
-    path, dtype=jnp.float32, mesh=mesh, sharding=sharding.Sharding()
-  ).params
-  module = huggingface.load(path)
-  assert {*loaded["layers"]} == {*kinds}
-  for name, layers in kinds.items():
-    expected = [nnx.state(module.layers[i]) for i in layers]
-    jax.tree.map(
-      lambda x, *each: np.testing.assert_array_equal(x, np.stack(each)),
-      loaded["layers"][name], *expected,
-    )  # fmt: skip
-
-
 def on_four_devices(tmp_path, name, **changes):
   """The error of a model's logits there, and how its experts are cut."""
   family, settings, _ = MODELS[name]
@@ -205,10 +177,3 @@ def test_four_devices_give_the_same_logits(tmp_path, name):
   # Of Gemma 4 1.05e-5 was seen: it rounds that far apart in float32.
   assert wrong < (3e-5 if name == "gemma4" else 1e-5)
   assert cut == CUTS.get(name, "width")
-
-
-@pytest.mark.slow
-def test_four_devices_give_the_same_logits_with_an_expert_each(tmp_path):
-  wrong, cut = on_four_devices(tmp_path, "gpt-oss", num_local_experts=4)
-  assert wrong < 1e-5
-  assert cut == "expert"

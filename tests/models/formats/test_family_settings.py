@@ -11,9 +11,8 @@ import transformers
 from flax import nnx
 from references import MODELS
 
-from models.formats import experts, huggingface, weights
+from models.formats import huggingface
 from models.formats.families import FAMILIES
-from models.formats.families.family import Settings
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -85,21 +84,6 @@ def test_a_key_that_nobody_knows_is_refused_by_name(family):
     huggingface.config_from_json(settings | {"no_such_switch": 0.5})
 
 
-def test_a_t5s_key_that_nobody_knows_is_refused_by_name():
-  settings = transformers.T5Config().to_dict()
-  huggingface.translate(settings | {"no_such_switch": None})
-  with pytest.raises(ValueError, match=r"a t5 model .*: no_such_switch"):
-    huggingface.translate(settings | {"no_such_switch": 0.5})
-
-
-def test_readers_ask_for_what_has_a_default():
-  for family in FAMILIES.values():
-    settings = Settings(settings_of(family.name), family.defaults)
-    family.read(settings)
-    unread = {*family.defaults} - settings.asked - family.harmless
-    assert not unread, (family.name, unread)
-
-
 def test_every_family_has_a_model_whose_logits_are_compared():
   assert {family for family, *_ in MODELS.values()} == {*FAMILIES}
 
@@ -146,32 +130,6 @@ def test_both_names_of_the_number_of_experts_are_read():
     huggingface.config_from_json(settings | {"num_local_experts": 3})
 
 
-@pytest.mark.parametrize(
-  ("family", "said", "message"),
-  [
-    ("glm4_moe_lite", {"first_k_dense_replace": 2}, "must be 1"),
-    ("gemma4_text", {"per_layer_config": {"1": {"heads": 3}}}, "per_layer_con"),
-    ("qwen3_moe", {"mlp_only_layers": [1]}, "must be .. in a qwen3_moe"),
-    ("olmo2", {"clip_qkv": 8.0}, "not known: clip_qkv"),
-    ("olmo3", {"layer_types": ["full_attention"]}, "must be 4 entries"),
-  ],
-)
-def test_what_would_be_read_otherwise_is_refused_by_name(family, said, message):
-  settings = settings_of(family)
-  huggingface.config_from_json(settings)
-  with pytest.raises(ValueError, match=message):
-    huggingface.config_from_json(settings | said)
-
-
-def test_numbers_of_layers_may_be_padded_with_zeros():
-  settings = settings_of("gemma4_text")
-  expected = huggingface.config_from_json(settings)
-  padded = {f"0{n}": x for n, x in settings["per_layer_config"].items()}
-  actual = huggingface.config_from_json(settings | {"per_layer_config": padded})
-  assert actual == expected
-  assert len({layer.attention.head_dim for layer in actual.layers}) == 2
-
-
 # ------------------------------------------------------------------- tensors
 
 
@@ -211,31 +169,7 @@ def test_experts_that_are_one_tensor_are_read_alike(copied):
   )
 
 
-def test_parts_of_experts_that_are_one_tensor_are_read():
-  whole = np.arange(3 * 8 * 4).reshape(3, 8, 4)
-  name = "layers.0.mlp.experts.gate_up_proj"
-  tensor = weights.Tensor(
-    name=name, shape=whole.shape, kind="F32", read=whole.__getitem__
-  )
-  apart = experts.of_projections({name: tensor}, FAMILIES["qwen3_5_moe_text"])
-  up = apart["layers.0.mlp.experts.*.up_proj.weight"]
-  part = slice(1, 3), slice(2, None), slice(0, 3)
-  np.testing.assert_array_equal(up.read(part), whole[:, 4:][part])
-
-
 # ---------------------------------------------------------------- multimodal
-
-
-def test_a_multimodal_gemma_ties_its_tables_and_does_not_cap_logits():
-  """As transformers' class of it, whatever its text model's settings say."""
-  nested = settings_of("gemma3_text")
-  nested |= {"tie_word_embeddings": False, "final_logit_softcapping": 4.0}
-  whole = {"model_type": "gemma3", "text_config": nested}
-  config = huggingface.config_from_json(whole)
-  assert config.tied_embeddings
-  assert config.logit_softcap is None
-  apart = huggingface.config_from_json(whole | {"tie_word_embeddings": False})
-  assert not apart.tied_embeddings
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ import pytest
 import safetensors.numpy
 import torch
 from flax import nnx
-from jax.sharding import AxisType, PartitionSpec
 from published_heads import (
   EAGLES,
   FORMATS,
@@ -36,9 +35,7 @@ from published_heads import (
   write,
 )
 
-from models import meshes, sharding
 from models.formats import head_checkpoints, huggingface
-from models.formats.head_files import Place
 
 NESTED = "transformer_layer_config"
 EAGLE3 = LAYER_JSON | {"draft_vocab_size": VD}
@@ -127,24 +124,6 @@ def test_blockwise_logits_are_the_formula(tmp_path):
   np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=1e-3)
 
 
-def test_parts_that_are_read_for_a_mesh_are_those_of_the_whole(tmp_path):
-  """Each device asks for its own; here one asks for all, part by part."""
-  mesh = jax.make_mesh((1,), ("model",), axis_types=(AxisType.Auto,))
-  place = Place(mesh=mesh, sharding=sharding.Sharding())
-  directory = write(tmp_path / "head", "eagle3")
-  loaded = head_checkpoints.load(directory, TARGET, place=place)
-  whole = head_checkpoints.load(directory, TARGET)
-  jax.tree.map(
-    np.testing.assert_array_equal,
-    nnx.state(loaded.module), nnx.state(whole.module),
-  )  # fmt: skip
-  spec = loaded.module.lm_head.weight[...].sharding.spec
-  assert spec == PartitionSpec("model", None)
-  sizes = loaded.module.config.even_sizes()
-  assert {2, 1, MLP, H, V, VD} <= {*sizes}
-  assert meshes.most_devices(sizes, 8) == 1
-
-
 def test_the_same_key_means_another_thing_in_another_format(tmp_path):
   """SpecForge's files of heads whose logits are normed."""
   config = {**FORMATS["specforge"][0], "norm_output": True}
@@ -219,21 +198,6 @@ def test_what_is_not_understood_or_would_be_ignored_is_refused(name, tmp_path):
       read(tmp_path, name, **(changes if of_file else {"config": changes}))
 
 
-def test_a_setting_may_stand_in_two_places_if_they_agree():
-  """Layers are numbered by what they give in one, by what they take in two."""
-  layers = {NAME: [1, 6, 11], "eagle_config": {
-    NAME: [0, 5, 10], "layer_ids": [1, 6, 11], "norm_before_fc": True,
-  }}  # fmt: skip
-  both = described(EAGLE3 | layers, "eagle3")
-  assert both.features == (1, 6, 11)
-  assert both.config.norm_before_fc
-
-
-def test_a_model_of_its_own_is_no_head(tmp_path):
-  assert not head_checkpoints.is_head("models/pretrained/draft")
-  assert not head_checkpoints.is_head(str(tmp_path))
-
-
 def test_an_eagle3_may_be_narrower_than_its_target(tmp_path):
   """As of a 70B target, whose features are of its own width."""
   width = 6
@@ -250,18 +214,6 @@ def test_an_eagle3_may_be_narrower_than_its_target(tmp_path):
   assert model.num_features == 3 * H
   hidden = model.fuse(params, jnp.asarray(random(1, 2, 3 * H)))
   assert hidden.shape == (1, 2, width)
-
-
-def test_a_head_is_described_by_its_configuration_alone():
-  """As for a plan, which has no tensors."""
-  of = lambda name, kind=None: described(FORMATS[name][0], kind)
-  assert of("eagle3").config.draft_vocab_size == VD
-  assert of("eagle", "eagle").config.fc_bias
-  assert of("speculators").features == (2, 6, 9)
-  assert of("medusa").config.num_heads == 2
-  assert of("blockwise").config.num_predicted == 2
-  whole = of("eagle3, whole vocabulary", "eagle3").config
-  assert (whole.kind, whole.draft_vocab_size) == ("eagle3", None)
 
 
 @pytest.mark.parametrize("ending", ["safetensors", "bin"])

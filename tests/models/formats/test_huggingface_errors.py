@@ -58,16 +58,3 @@ def test_files_that_are_missing_or_damaged_are_named(
   with pytest.raises(error, match=message) as caught:
     huggingface.load(path)
   assert str(path) in str(caught.value)
-
-
-def test_a_directory_that_is_not_there_is_named():
-  with pytest.raises(FileNotFoundError, match="no directory 'no-such"):
-    huggingface.load("no-such-directory")
-
-
-def test_a_missing_file_of_several_is_named(copied):
-  path = copied("llama-grouped")
-  shard = min(path.glob("*.safetensors"))
-  shard.unlink()
-  with pytest.raises(FileNotFoundError, match=rf"names .'{shard.name}'., whic"):
-    huggingface.load(path)

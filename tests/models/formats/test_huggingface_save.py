@@ -131,14 +131,6 @@ def test_what_llama_cannot_express_is_not_saved(tmp_path, changes):
   assert not path.exists()
 
 
-def test_saving_checks_dtype_and_tokenizer(tmp_path, tokenizer):
-  with pytest.raises(ValueError, match="bfloat16 or float16, got int8"):
-    huggingface.save_llama(make_module(), str(tmp_path), dtype=jnp.int8)
-  with pytest.raises(ValueError, match=r"at most 97 tokens, .* got 2"):
-    huggingface.save_llama(make_module(), str(tmp_path), tokenizer=tokenizer)
-  assert not contents(tmp_path)
-
-
 def test_an_interrupted_replacement_is_no_checkpoint(tmp_path, monkeypatch):
   huggingface.save_llama(make_module(), str(tmp_path))
 

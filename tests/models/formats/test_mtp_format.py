@@ -16,9 +16,8 @@ import torch
 from flax import nnx
 from references import MODELS, TOKENS, fuse_experts
 
-from models import checkpoints, head_shapes, sharding
+from models import checkpoints
 from models.formats import head_checkpoints, mtp_format
-from models.formats.huggingface_config import config_from_json
 from models.formats.weights import CheckpointError
 from models.networks.transformer import FINAL
 from specjax import decode, drafters, tree
@@ -180,23 +179,6 @@ def test_a_head_says_what_transformers_says_and_no_mutant_does(copied, name):
       assert away(run(network.params, *mutant)[1:]) > 100 * EXACT
 
 
-def test_a_head_has_experts_where_its_target_has_none(tmp_path):
-  family, settings, _ = MODELS["deepseek"]
-  model = references.make(family, settings | dict(first_k_dense_replace=7))
-  model.save_pretrained(tmp_path)
-  theirs = with_theirs(tmp_path)
-  hidden = theirs.features(TOKENS[:, :-1])
-  with jax.enable_x64(True):
-    model, params = loaded(tmp_path, jnp.float64)[1].functions()
-    actual, *_ = references.jit(
-      lambda params, hidden: model.apply(
-        params, TOKENS[:, 1:], hidden, model.init_cache(len(TOKENS), 16)
-      )
-    )(params, hidden)
-  expected, _ = theirs(TOKENS[:, 1:], hidden)
-  assert references.relative_error(actual, expected) < EXACT
-
-
 def test_drafts_of_a_text_that_goes_on_are_those_of_transformers(copied):
   """Of its head applied again and again to all pairs, in rounds that reject."""
   path = copied("deepseek")
@@ -350,39 +332,6 @@ def test_a_head_is_packed_as_its_target_is(copied):
     np.testing.assert_array_equal(getattr(mlp.shared, name)[...], shared)
 
 
-def shape_of(name, **changes):
-  """The head that a target comes with, by its settings."""
-  family, settings, _ = MODELS[name]
-  settings = references.make_config(family, settings | changes).to_dict()
-  return head_shapes.mtp_shape(config_from_json(settings))
-
-
-def test_experts_are_dealt_out_where_devices_would_have_narrow_ones():
-  shape = shape_of("qwen3-5-moe", vocab_size=120, num_experts=6)
-  rules = sharding.Sharding(("model",))
-  assert 12 in shape.config.even_sizes()  # of the expert that is every token's
-  for devices, by, axes in ((1, "width", ()), (2, "expert", ("model",))):
-    actual, head_params = shape.config.cut(rules, devices)
-    assert (head_params.experts, actual.expert_axes) == (by, axes)
-  with pytest.raises(ValueError, match="6 experts of width 20 cannot be cut"):
-    shape.config.cut(rules, 8)
-
-
-def test_a_latent_is_repeated_for_every_device():
-  shape = shape_of("deepseek", vocab_size=120)
-  assert 1 not in shape.config.even_sizes()
-  actual, _ = shape.config.cut(sharding.Sharding(("model",)), 2)
-  assert actual.layers.attention.num_kv_heads == 2
-
-
-@pytest.mark.parametrize("name", ["qwen3-5", "deepseek", "llama-grouped"])
-def test_targets_without_a_head_are_refused(copied, name):
-  read = r"are read of targets of .*'deepseek_v3'.*, got 'llama'"
-  message = read if name == "llama-grouped" else "there is no MTP head"
-  with pytest.raises(ValueError, match=message):
-    described(copied(name))
-
-
 def test_what_should_be_the_targets_arrays_must_be(copied):
   """DeepSeek-V3's files hold its embedding and projection once more."""
   path = copied("deepseek")
@@ -406,18 +355,6 @@ def test_what_should_be_the_targets_arrays_must_be(copied):
   assert described(path).config.kind == "mtp"  # it reads no number
   with pytest.raises(CheckpointError, match="not the copy that it should be"):
     loaded(path)
-
-
-def test_layers_that_are_not_there_are_refused(copied):
-  path = copied("deepseek")
-  with_theirs(path)
-  for settings, message in (
-    (dict(num_nextn_predict_layers=2), r"missing: 1.eh_proj.weight"),
-    (dict(num_mtp_layers=1), "must agree, got"),
-  ):
-    says(path, **settings)
-    with pytest.raises(ValueError, match=message):
-      loaded(path)
 
 
 def test_a_head_alone_is_the_one_in_its_targets_files(dense, tmp_path):

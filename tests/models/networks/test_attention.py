@@ -206,11 +206,3 @@ def test_the_text_of_an_idle_row_is_not_read(lengths, window, blocks):
   np.testing.assert_array_equal(out[0], expected)
   assert np.isfinite(out[1]).all()
   assert np.isnan(jax.jit(attend_slots)(q, new, lost, everybody)).any()
-
-
-def test_a_window_needs_positions():
-  cache = cache_lib.make_cache(
-    batch=1, slots=4, num_layers=1, num_kv_heads=1, head_dim=1
-  )
-  with pytest.raises(ValueError, match="keeps positions"):
-    cache_lib.visible(cache, jnp.zeros((1, 1), jnp.int32), None, window=2)

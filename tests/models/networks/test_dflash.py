@@ -157,18 +157,6 @@ def test_the_first_token_of_a_text_has_a_block_too(head):
   np.testing.assert_allclose(actual[0], expected, atol=2e-3, rtol=2e-3)
 
 
-def test_layers_that_no_file_names_are_spread_evenly(tmp_path):
-  """As Qwen3-8B's: 36 layers, of which five are read."""
-  config = {
-    **CONFIG, "num_hidden_layers": 5, "num_target_layers": 36,
-    "layer_types": ["full_attention"] * 5,
-    "dflash_config": {"mask_token_id": MASK},
-  }  # fmt: skip
-  target = dataclasses.replace(TARGET, num_layers=36)
-  actual = head_checkpoints.shape(config, target)
-  assert actual.features == (2, 10, 18, 26, 34)
-
-
 IDS = np.array([1, 4, 5, 9, 12])
 WORDS = {"lm_head.weight": random(len(IDS), H), "d2t": IDS - np.arange(5)}
 LAYERS_JSON = {
@@ -198,38 +186,6 @@ def test_a_block_of_speculators_has_words_of_its_own(head, tmp_path):
   expected = np.full((BLOCK - 1, V), -np.inf)
   expected[:, IDS] = hidden @ WORDS["lm_head.weight"].T
   np.testing.assert_allclose(actual[0], expected, atol=2e-3, rtol=2e-3)
-
-
-def test_a_block_of_speculators_may_say_everything(head, tmp_path):
-  """Then its output projection is the target's."""
-  config = {**SPECULATORS, "draft_vocab_size": V}
-  whole = head_checkpoints.load(
-    write(tmp_path / "whole", config=config), TARGET
-  )
-  jax.tree.map(
-    np.testing.assert_array_equal, nnx.state(whole.module),
-    nnx.state(head.module),
-  )  # fmt: skip
-
-
-OF_LAYERS = lambda **changes: dict(
-  transformer_layer_config={**LAYERS_JSON, **changes}
-)
-
-
-@pytest.mark.parametrize(
-  "changes, message",
-  [
-    (dict(sample_from_anchor=True), "sample_from_anchor must be False, got Tr"),
-    (dict(projector_type="domino"), "projector_type must be 'dflash'"),
-    (dict(aux_hidden_state_layer_ids=[2, 10]), "not layers of a target of 9"),
-    (OF_LAYERS(mlp_bias=True), "a qwen3 model that are not known: mlp_bias"),
-    (OF_LAYERS(block_size=4), "layer_config that are not known: block_size"),
-  ],
-)
-def test_what_a_block_of_speculators_may_not_be(changes, message):
-  with pytest.raises(ValueError, match=message):
-    head_checkpoints.shape({**SPECULATORS, **changes}, TARGET)
 
 
 CHANGED = lambda **changes: dict(config={**CONFIG, **changes})

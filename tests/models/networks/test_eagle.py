@@ -9,7 +9,7 @@ from published_heads import RNG, TARGET, H, Published, write
 
 from models import sharding
 from models.formats import head_checkpoints
-from models.networks.eagle import EagleConfig, as_feature_model
+from models.networks.eagle import as_feature_model
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -63,10 +63,3 @@ def test_layers_that_share_one_cache_say_what_those_with_their_own_say(
   np.testing.assert_allclose(
     stacked.values[0], jnp.stack(cache.values), atol=1e-3, rtol=1e-3
   )
-
-
-def test_two_norms_of_the_features_are_refused():
-  with pytest.raises(ValueError, match="exclude each other"):
-    EagleConfig(
-      layers=None, generation=3, norm_before_fc=True, fc_norm=True
-    )  # fmt: skip

@@ -1,7 +1,5 @@
 """Layers of the gated delta rule over trees: the recurrence along each path."""
 
-import dataclasses
-
 import compiling
 import jax
 import jax.numpy as jnp
@@ -256,51 +254,6 @@ def test_systems_are_inverted_as_exactly_as_they_are_substituted(keys):
   assert np.abs(whole @ actual - np.eye(fed)).max() < 1e-5
 
 
-def gates_of_all_before(tree, gates):
-  del tree
-  return jnp.cumsum(gates, axis=-1)
-
-
-def siblings_convolved(above):
-  def wrong(sees, kernel, cache):
-    actual = above(sees, kernel, cache)
-    taps = jnp.arange(NODES)[:, None] + jnp.arange(kernel)
-    return dataclasses.replace(actual, taps=taps[None])
-
-  return wrong
-
-
-def folded_twice(advanced):
-  def wrong(memory, count):
-    once = advanced(memory, count)
-    memory = dataclasses.replace(memory, state=once.state)
-    return dataclasses.replace(once, state=advanced(memory, count).state)
-
-  return wrong
-
-
-MUTANTS = {
-  "gates not added up along the path": lambda patch: patch.setattr(
-    gated_delta, "_along_paths", gates_of_all_before
-  ),
-  "the convolution reads siblings": lambda patch: patch.setattr(
-    gated_delta, "above", siblings_convolved(gated_delta.above)
-  ),
-  "a state is folded twice": lambda patch: patch.setattr(
-    recurrent, "advanced", folded_twice(recurrent.advanced)
-  ),
-  "the path is not gathered": lambda patch: patch.setattr(
-    recurrent, "path_kept", lambda held, start, path: held
-  ),
-}
-
-
-@pytest.mark.parametrize("name", MUTANTS)
-def test_a_mutant_says_something_else(monkeypatch, name):
-  MUTANTS[name](monkeypatch)
-  assert max(errors()) > 1e-3
-
-
 def test_numbers_that_are_none_reach_those_below_them_alone():
   graphdef, params = nnx.split(layer())
   tree = np.array(
@@ -328,8 +281,3 @@ def test_numbers_that_are_none_reach_those_below_them_alone():
   assert np.isnan(actual).all()  # it was committed
   actual, _ = look(params, held, np.array([-1]), x, tree)
   assert np.isnan(actual).all()  # nobody goes back that far
-
-
-def test_masks_over_more_than_a_pass_are_refused():
-  with pytest.raises(ValueError, match="a tree in one pass, got 2 tokens"):
-    gated_delta.above(np.ones((2, 3), bool), 4, None)

@@ -13,26 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import references
-from flax import nnx
 
-import specjax
 from models import checkpoints
 from models.networks import gemma_assistant
-from models.networks.description import (
-  AttentionSpec,
-  DenseSpec,
-  LayerSpec,
-  TransformerConfig,
-)
-from models.networks.rope import Rope
 from models.networks.transformer import (
-  FINAL,
   SkippedLayers,
-  Transformer,
-  as_language_model,
 )
-from specjax import drafters, exact
-from specjax.tree import Tree
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -138,52 +124,6 @@ def test_every_step_says_what_transformers_says(cases, ordered):
   assert cases[False].error(cases[False].run()) < 1e-5
 
 
-def test_the_floor_is_below_all_chosen_tokens_of_the_row(ordered):
-  case, _ = ordered
-  for row in case.drafted:
-    for _, logits, _ in row:
-      floor = logits.min()
-      rest = np.sort(logits)[np.sum(logits == floor) :]
-      assert np.sum(logits == floor) == 96 - 3 * 8
-      assert rest[0] == pytest.approx(floor + 1)
-
-
-@pytest.mark.parametrize(
-  "wrong",
-  [
-    dict(positions=LENGTHS - 2),
-    dict(slots=LENGTHS),
-    dict(slots=LENGTHS - 2),
-  ],
-  ids=["a stale position", "a stale slot", "one slot less"],
-)
-def test_wrong_positions_and_slots_are_caught(ordered, wrong):
-  case, run = ordered
-  assert case.error(run, **wrong) > 1e-3
-
-
-def test_the_layer_beside_is_caught(ordered):
-  """Of both kinds the target has an earlier one, of the same heads."""
-  case, _ = ordered
-  assert [a.source for a in _kinds(case.head.module)] == [2, 2, 3]
-  module = nnx.merge(*nnx.split(case.head.module))
-  config = module.config
-  layers = tuple(
-    dataclasses.replace(
-      layer, attention=dataclasses.replace(layer.attention, source=source)
-    )
-    for layer, source in zip(config.layers.layers, (0, 0, 1), strict=True)
-  )
-  module.config = dataclasses.replace(
-    config, layers=dataclasses.replace(config.layers, layers=layers)
-  )
-  assert case.error(case.run(module)) > 1e-3
-
-
-def _kinds(module):
-  return module.config.layers.attentions.values()
-
-
 def test_what_is_not_seen_changes_nothing_and_nan_is_of_its_row(ordered):
   """Also where nothing is seen yet: the text is one token."""
   case, run = ordered
@@ -215,88 +155,3 @@ def test_what_is_not_seen_changes_nothing_and_nan_is_of_its_row(ordered):
   for actual, whole in ((logits, expected[0]), (hidden, expected[1])):
     assert np.isnan(actual[1]).all()
     np.testing.assert_array_equal(actual[::2], whole[::2])
-
-
-def test_an_idle_row_reads_nothing(ordered):
-  case, run = ordered
-  cache = case.cache.replace(
-    length=jnp.asarray(LENGTHS - 1), idle=jnp.array([True, False, False])
-  )
-  tokens, positions = jnp.asarray(TOKENS[:, :1]), jnp.asarray(LENGTHS)[:, None]
-  hidden = case.hidden[:, None]
-  logits, _ = run(tokens, hidden, cache, positions)
-  whole, _ = run(tokens, hidden, cache.replace(idle=None), positions)
-  assert np.isfinite(logits).all()
-  np.testing.assert_array_equal(logits[1:], whole[1:])
-
-
-def test_a_stacked_cache_is_refused(ordered):
-  """A stacked target's, whose one array has all layers."""
-  case, run = ordered
-  stacked = case.cache.replace(keys=(case.cache.keys[0][None],))
-  with pytest.raises(ValueError, match="no stacked cache"):
-    run(
-      jnp.asarray(TOKENS[:, :1]), case.hidden[:, None], stacked,
-      jnp.asarray(LENGTHS)[:, None],
-    )  # fmt: skip
-
-
-def of_random(module, seed):
-  """Parameters of a network that make it sure of some things."""
-  rng = np.random.default_rng(seed)
-  state = nnx.state(module, nnx.Param)
-  draw = lambda x: jnp.asarray(0.8 * rng.standard_normal(x.shape))
-  nnx.update(module, jax.tree.map(draw, state))
-  return module
-
-
-def test_a_round_with_ordered_embeddings_has_the_targets_law():
-  """Of a tree, through both networks: half of the tokens are on the floor."""
-  layer = LayerSpec(
-    attention=AttentionSpec(
-      num_heads=2, num_kv_heads=1, head_dim=4, window=2, scale=1.0,
-      rope=Rope(theta=50.0, dim=4), qk_norm="head", v_norm=True,
-    ),
-    feed_forward=DenseSpec(width=8), norms="both", scaled=True,
-  )  # fmt: skip
-  sizes = dict(vocab_size=4, max_positions=32)
-  target, target_params = as_language_model(
-    of_random(
-      Transformer(
-        TransformerConfig(layers=(layer,), **sizes, embed_dim=8),
-        dtype=jnp.float64, rngs=nnx.Rngs(0),
-      ),
-      seed=0,
-    ),
-    features=(FINAL,),
-  )  # fmt: skip
-  reading = dataclasses.replace(
-    layer, attention=dataclasses.replace(layer.attention, source=0)
-  )
-  module = of_random(
-    gemma_assistant.Assistant(
-      gemma_assistant.AssistantConfig(
-        layers=gemma_assistant.ReadingLayers(
-          layers=(reading,), **sizes, embed_dim=6
-        ),
-        target_dim=8, embed_scale=8**0.5, num_clusters=2, num_chosen=1,
-      ),
-      dtype=jnp.float64, rngs=nnx.Rngs(0),
-    ),
-    seed=1,
-  )  # fmt: skip
-  module.ordering = nnx.Variable(jnp.array([2, 0, 3, 1], jnp.int32))
-  reader, params = gemma_assistant.as_cache_reader(module)
-  decoder = specjax.make_decoder(
-    target, rule="recursive",
-    drafter=drafters.assistant(
-      reader, tree=Tree((-1, 0, 0, 1)), vocab_size=4
-    ),
-  )  # fmt: skip
-  both = specjax.Params(target=target_params, draft=params)
-  state = jax.jit(decoder.init, static_argnames="buffer_length")(
-    both, np.array([[1, 0, 2, 3, 1]]), np.array([5]), jax.random.key(0),
-    buffer_length=16, max_new_tokens=np.int32(11),
-  )  # fmt: skip
-  law, expected = exact.round_law(decoder, both, state)
-  assert np.abs(law.output - expected).max() < 1e-10

@@ -30,13 +30,6 @@ def test_a_projection_has_a_row_for_each_output(rows):
     np.testing.assert_allclose(linear(rows), expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("std", [0.02, 0.5])
-def test_a_projections_first_weights_deviate_as_asked(std):
-  linear = layers.Linear(300, 200, False, jnp.float32, nnx.Rngs(0), std)
-  assert linear.bias is None
-  assert np.std(linear.weight[...]) == pytest.approx(std, rel=0.02)
-
-
 def test_a_projection_computes_in_its_own_type():
   """Of inputs and parameters of any type."""
   linear = layers.Linear(5, 4, True, jnp.bfloat16, nnx.Rngs(0))

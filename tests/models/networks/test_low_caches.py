@@ -142,8 +142,3 @@ def test_one_row_is_copied_read_and_written_where_it_stands(is_stacked):
   one = cache_lib.write_rows(one, part, jnp.array([0]))
   actual = read(one, jnp.array([0]))
   np.testing.assert_array_equal(actual[..., 0, :, :, :], whole[..., 1, :, :, :])
-
-
-def test_an_unknown_form_is_refused():
-  with pytest.raises(ValueError, match=r"one of \['fp8', 'int8'\], got 'int3'"):
-    low_cache.check("int3")

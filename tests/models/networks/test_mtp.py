@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 import pytest
 from flax import nnx
@@ -17,10 +16,6 @@ from models.networks.description import (
 from models.networks.mixture import Mixture
 from models.networks.mtp import Mtp, config_of
 from models.networks.rope import Rope
-from models.networks.transformer import FINAL, Transformer, as_language_model
-from specjax import drafters, exact
-from specjax.tree import Tree, chain
-from specjax.types import Params
 
 pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
@@ -41,31 +36,6 @@ CONFIG = TransformerConfig(
   ),
   vocab_size=VOCAB, embed_dim=8, max_positions=64,
 )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-  "tree",
-  [chain(2), pytest.param(Tree((-1, 0, 0, 1)), marks=pytest.mark.slow)],
-)
-def test_laws_are_those_that_tokens_are_drawn_from_and_rows_are_apart(tree):
-  with jax.enable_x64(True):
-    larger = lambda module: nnx.update(
-      module, jax.tree.map(lambda x: 8 * x, nnx.state(module, nnx.Param))
-    )
-    module = Transformer(CONFIG, dtype=jnp.float64, rngs=nnx.Rngs(0))
-    head = Mtp(config_of(CONFIG), dtype=jnp.float64, rngs=nnx.Rngs(1))
-    larger(module)
-    larger(head)
-    target, params = as_language_model(module, features=(FINAL,))
-    model, head_params = eagle.as_feature_model(head)
-    drafter = drafters.mtp(model, tree=tree, vocab_size=VOCAB)
-    actual = exact.check_drafter(
-      drafter,
-      Params(target=params, draft=head_params),
-      target,
-      vocab_size=VOCAB,
-    )
-  assert actual.method == "exact"
 
 
 def test_a_switch_feeds_back_states_before_their_norm():

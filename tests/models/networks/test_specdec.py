@@ -89,28 +89,6 @@ def test_a_revealed_token_takes_the_place_of_its_mask(module):
   np.testing.assert_allclose(actual[:, 1:], expected, atol=1e-4)
 
 
-@pytest.mark.parametrize(
-  ("dtype", "wide"), [("bfloat16", "bfloat16"), ("float16", "float32")]
-)
-def test_layers_add_up_in_the_dtype_of_a_t5(monkeypatch, dtype, wide):
-  """Float32 where float16 would overflow, as transformers has it."""
-  seen, real = set(), t5.Layer.__call__
-
-  def called(self, x, *args, **more):
-    seen.add(x.dtype.name)
-    return real(self, x, *args, **more)
-
-  monkeypatch.setattr(t5.Layer, "__call__", called)
-  config = BlockConfig(t5=CONFIG, num_masks=4)
-  small = BlockDrafter(config, dtype=jnp.dtype(dtype), rngs=nnx.Rngs(0))
-  model, params = specdec.as_block_model(small)
-  actual = jax.eval_shape(
-    lambda p: model.say(p, TOKENS, LENGTH, model.encode(p, INPUTS)), params
-  )
-  assert seen == {wide}
-  assert actual.dtype == jnp.float32
-
-
 def test_a_saved_drafter_is_read_back_and_is_no_model_of_another_kind(
   module, run, tmp_path
 ):

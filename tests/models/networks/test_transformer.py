@@ -234,17 +234,6 @@ def silence(linear):
   nnx.update(linear, jax.tree.map(jnp.zeros_like, nnx.state(linear)))
 
 
-def test_skipping_layers_that_do_not_exist_is_an_error():
-  for skipped in (SkippedLayers(attention=(1, 3)), SkippedLayers(mlp=(-1,))):
-    with pytest.raises(ValueError, match="do not exist"):
-      as_language_model(make_model("llama")[0], skipped=skipped)
-
-
-def test_key_value_heads_must_divide_heads():
-  with pytest.raises(ValueError, match="must divide num_heads, got 3 and 4"):
-    described.alter(LLAMA, num_kv_heads=3)
-
-
 @pytest.mark.parametrize(
   ("num_speculative_tokens", "num_drafts", "batch"),
   [
@@ -283,21 +272,6 @@ def test_the_loop_updates_the_caches_in_place(
   shape = ",".join(map(str, state.target_cache.keys[0].shape))
   assert f"f32[{shape}]" in text
   assert not re.findall(rf"f32\[{shape}\]\S* copy\(", text)
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_weights_meet_one_token_in_products_that_are_fused_with_nothing(name):
-  """A loop of XLA:CPU is slower, and would norm x anew for every output."""
-  model, params = as_language_model(make_module(CONFIGS[name]))
-
-  def apply(params, tokens):
-    return model.apply(params, tokens, model.init_cache(1, 8))[0].logits
-
-  text = jax.jit(apply).lower(params, TOKENS[:1, :1]).compile().as_text()
-  loops = re.findall(r"kind=kLoop, calls=(%[\w.]+)", text)
-  bodies = dict(re.findall(r"^(%[\w.]+) (.*?)^}", text, re.M | re.S))
-  assert loops
-  assert not [loop for loop in loops if " dot(" in bodies[loop]]
 
 
 @pytest.mark.parametrize("is_stacked", [False, True])
