@@ -33,22 +33,22 @@ def fixed(tree: Tree) -> Shape:
 
 
 def paths(num_drafts: int) -> Shape:
-  """Separate paths, as deep as `tokens`."""
+  """`num_drafts` separate paths, each `tokens` deep."""
   return Shape(make=lambda tokens: tree_lib.paths(tokens, num_drafts))
 
 
 def k_ary(*branching: int) -> Shape:
-  """So many children of every node, level by level."""
+  """The number of children of each node, level by level."""
   return fixed(tree_lib.k_ary(*branching))
 
 
 def parents(*nodes: int) -> Shape:
-  """Any tree, by its nodes' parents, root first: (-1, 0, 0, 1, 1)."""
+  """Any tree, as its nodes' parents, root first: (-1, 0, 0, 1, 1)."""
   return fixed(Tree(nodes))
 
 
 def dynamic(nodes: int, *, top_k: int = 10) -> Shape:
-  """The best nodes of a head, in a tree as deep as `tokens` (EAGLE-2)."""
+  """The likeliest nodes, in a tree as deep as `tokens` (EAGLE-2)."""
   return Shape(
     make=lambda tokens: tree_lib.bound(nodes, tokens, top_k), dynamic=True
   )

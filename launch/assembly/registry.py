@@ -76,19 +76,19 @@ def _format(kind: str, words: str) -> Callable[..., Quantization]:
 
 
 def published() -> Published:
-  """As the files have them, where a format holds that; else as whole."""
+  """As stored in the files, if a format holds that; else as `whole`."""
   return "published"
 
 
 def whole() -> None:
-  """The config's dtype, whatever the files have."""
+  """The config's dtype; quantized files are dequantized."""
 
 
 _NUMBERS = {
-  "int8": "Integers of eight bits, with a scale for every output or group.",
-  "int4": "Integers of four bits, with a scale for every group of inputs.",
-  "fp8": "Floats of eight bits (e4m3), with a scale for every output or group.",
-  "fp4": "Floats of four bits (e2m1), with a scale for every group of inputs.",
+  "int8": "8-bit integers, with a scale per output or group.",
+  "int4": "4-bit integers, with a scale per group of inputs.",
+  "fp8": "8-bit floats (e4m3), with a scale per output or group.",
+  "fp4": "4-bit floats (e2m1), with a scale per group of inputs.",
 }
 FORMATS = Grammar(
   kind="weights",
@@ -199,7 +199,7 @@ as_library(
 def ladder(
   drafter: Drafting, *, lengths: tuple[int, ...] = LENGTHS
 ) -> Drafting:
-  """Chains of several lengths; the host changes to the fastest by rounds."""
+  """Chains of several lengths; the host switches to the fastest."""
   check_lengths(lengths)
   if not drafter.climbs:
     raise ValueError(
@@ -231,7 +231,7 @@ def online(
   objective: str = "forward_kl",
   rate: float = 5e-5,
 ) -> Drafting:
-  """A draft that learns while it decodes, every so many rounds."""
+  """A draft that learns while decoding, once every `rounds` rounds."""
   if drafter.lengths:
     raise ValueError("the draft of a ladder does not learn online")
   if not drafter.learns:
@@ -246,14 +246,14 @@ def online(
 
 
 def with_widths(drafter: Drafting, *tokens: int) -> Drafting:
-  """Passes of the target of these widths too, where a draft ends early."""
+  """Adds narrower target passes for rounds whose drafts end early."""
   if not tokens or min(tokens) < 1:
     raise ValueError(f"widths must be >= 1, got {tokens}")
   return dataclasses.replace(drafter, widths=(*drafter.widths, *tokens))
 
 
 def with_rule(drafter: Drafting, rule: Rule) -> Drafting:
-  """Verified by this rule, in place of `config.rule`."""
+  """The drafter, verified by this rule instead of `config.rule`."""
   return dataclasses.replace(drafter, rule=rule.name)
 
 

@@ -93,7 +93,7 @@ class Policy:
 
 
 def fixed(depth: int = 6) -> Policy:
-  """Always so many tokens, or as many as the tree has."""
+  """Always `depth` tokens, or as many as the tree has."""
   if depth < 0:
     raise ValueError(f"depth must be >= 0, got {depth}")
   return Policy(
@@ -102,7 +102,7 @@ def fixed(depth: int = 6) -> Policy:
 
 
 def confidence(*, threshold: float = 0.4) -> Policy:
-  """Stops after a token whose own probability is not above the threshold.
+  """Stops after a token whose probability is at most the threshold.
 
   Such a token is kept. As Hugging Face's `assistant_confidence_threshold`,
   whose default this is.
@@ -136,7 +136,7 @@ def exits(
   keep_matched: float = 0.5,
   keep_threshold: float = 0.9,
 ) -> Policy:
-  """`confidence` with a threshold that follows what is accepted.
+  """`confidence` with a threshold that adapts to acceptance.
 
   Draft and Verify (Zhang et al., ACL 2024, section 4.1). With m the running
   mean of the share of drafted tokens that were accepted and h the threshold,
@@ -190,7 +190,7 @@ def exits(
 
 
 def survival(*, threshold: float = 0.25) -> Policy:
-  """Goes on while the next token's survival is above the threshold."""
+  """Drafts on while the next token's survival is above the threshold."""
   _check_share("threshold", threshold)
   return _estimating(
     f"survival(threshold={threshold:g})", _worth, _constant(threshold)
@@ -198,7 +198,7 @@ def survival(*, threshold: float = 0.25) -> Policy:
 
 
 def optimal(*, cost: float = 0.1, rows: int = 1) -> Policy:
-  """Goes on while the next token gains more than its pass costs.
+  """Drafts on while the next token gains more than its pass costs.
 
   `survival` with the threshold `rate * cost`: the optimal one in the monotone
   case (`specjax.theory.stopping.myopic`). The rate is the row's own, measured

@@ -33,7 +33,7 @@ def dflash(
   siblings: Siblings | str = IID,
   vocab_size: int | None = None,
 ) -> Drafter:
-  """A head that says a block at once, by diffusion (DFlash, 2026).
+  """A diffusion head that predicts a block in one pass (DFlash, 2026).
 
   Args:
     head: the head, whose parameters are `Params.draft`; one pass over a block,

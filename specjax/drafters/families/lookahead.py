@@ -102,7 +102,7 @@ def lookahead(
   pool_size: int = 1024,
   from_text: bool = True,
 ) -> Drafter:
-  """N-grams of the target's own Jacobi trajectories (Fu et al., ICML 2024).
+  """N-grams from the target's Jacobi trajectories (Fu et al., ICML 2024).
 
   Args:
     tokens: N - 1, guessed of each sequence.

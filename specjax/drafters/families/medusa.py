@@ -26,7 +26,7 @@ def medusa(
   siblings: Siblings | str = IID,
   vocab_size: int | None = None,
 ) -> Drafter:
-  """Medusa's heads, one a depth (Cai et al., ICML 2024).
+  """Medusa heads, one per depth (Cai et al., ICML 2024).
 
   The features are those of the newest token that the target has read. Of a
   prompt of one token it has read none: the first round sees zeros.
@@ -61,7 +61,7 @@ def blockwise(
   siblings: Siblings | str = IID,
   vocab_size: int | None = None,
 ) -> Drafter:
-  """Blockwise decoding's heads (Stern et al., NeurIPS 2018).
+  """Blockwise parallel decoding heads (Stern et al., NeurIPS 2018).
 
   Arguments, result and errors are those of `medusa`.
   """

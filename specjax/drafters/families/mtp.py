@@ -44,7 +44,7 @@ def mtp(
   policy: Policy | None = None,
   vocab_size: int | None = None,
 ) -> Drafter:
-  """A head of multi-token prediction: its target's own, or another one.
+  """A multi-token prediction head, the target's own or another.
 
   Arguments, result and errors are those of `eagle`. Of a head of more layers
   than tokens are drafted the first ones are used.

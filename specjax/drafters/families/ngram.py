@@ -19,7 +19,7 @@ from specjax.types import Draft, Drafter
 
 
 def ngram(*, tokens: int = TOKENS, max_ngram: int = 3) -> Drafter:
-  """The tokens after an earlier occurrence of the text's last ones.
+  """The tokens that followed the last n-gram earlier in the text.
 
   Args:
     tokens: drafted, at least 1.

@@ -6,7 +6,7 @@ from specjax.types import Draft, Drafter
 
 
 def plain() -> Drafter:
-  """Nothing: the target decodes alone.
+  """Plain decoding, without a draft.
 
   The tree is the root alone.
 

@@ -70,7 +70,7 @@ def rasd(
   num_retrieved: int | None = None,
   vocab_size: int | None = None,
 ) -> Drafter:
-  """A draft's tree, and what was retrieved beside it (RASD, 2025).
+  """A draft model's tree plus retrieved continuations (RASD, 2025).
 
   Args:
     draft: the draft model, whose parameters are `Params.draft.model`.

@@ -30,7 +30,7 @@ def repeats(
   min_match: int = 3,
   max_ngram: int = 8,
 ) -> Drafter:
-  """The tokens after a long match, or else the other drafter's.
+  """Looked-up tokens after a long match, else another drafter's.
 
   Args:
     drafter: of a chain of 'iid' tokens or of a dynamic tree, whose state does

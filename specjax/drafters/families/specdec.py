@@ -31,7 +31,7 @@ def specdec(
   siblings: Siblings | str = IID,
   vocab_size: int | None = None,
 ) -> Drafter:
-  """A block at once, of an encoder-decoder (SpecDec, Xia et al., 2023).
+  """A block in one pass, for encoder-decoders (SpecDec, Xia et al., 2023).
 
   Args:
     draft: the network, whose parameters are `Params.draft`.

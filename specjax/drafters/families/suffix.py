@@ -47,7 +47,7 @@ def suffix(
   max_hits: int = 64,
   vocab_size: int | None = None,
 ) -> Drafter:
-  """Continuations of earlier occurrences, a corpus's too (SuffixDecoding).
+  """Likely continuations, from the text and a corpus (SuffixDecoding).
 
   Args:
     tokens: G, the longest continuation.
@@ -80,7 +80,7 @@ def rest(
   max_hits: int = 64,
   vocab_size: int | None = None,
 ) -> Drafter:
-  """Continuations of occurrences in a corpus (REST, He et al., 2024).
+  """Likely continuations, from a corpus (REST, He et al., 2024).
 
   The corpus is `Params.draft`; else as `suffix`.
   """
