@@ -128,8 +128,8 @@ test-only: $(VENV)/.test.stamp  ## The same without the lint
 	$(PYTEST) -m "not slow" $(ARGS)
 
 .PHONY: test-slow
-test-slow: $(VENV)/.test.stamp  ## The slow ones: long sweeps, every night
-	$(PYTEST) -m slow $(ARGS)
+test-slow: $(VENV)/.test.stamp  ## The slow ones, compiled as for users
+	XLA_FLAGS= $(PYTEST) -m slow $(ARGS)
 
 .PHONY: test-faults
 test-faults: $(VENV)/.test.stamp  ## Tries the faults that tests must catch: hours
@@ -139,7 +139,7 @@ test-faults: $(VENV)/.test.stamp  ## Tries the faults that tests must catch: hou
 # one GPU; without one, the same tests on the CPU.
 .PHONY: test-gpu
 test-gpu: $(VENV)/.test.stamp  ## The tests that matter on a GPU, where jax runs
-	$(PY) -m pytest -m gpu $(ARGS)
+	XLA_FLAGS= $(PY) -m pytest -m gpu $(ARGS)
 
 .PHONY: lint
 lint: $(VENV)/.test.stamp  ## Checks style, format and types, changes nothing

@@ -1,9 +1,11 @@
 """Shared by all tests: `toys` and `files` are importable by name."""
 
 import gc
+import hashlib
 import itertools
 import os
 import pathlib
+import platform
 import sys
 
 import pytest
@@ -13,23 +15,42 @@ from launch import without_tpu
 TESTS = pathlib.Path(__file__).parent
 sys.path.insert(0, str(TESTS))
 
-import compiling  # noqa: E402
-
+# Most programs of the tests run once: compiling them is most of the work. What
+# a user's XLA makes of them is tested by `make test-slow`, whose XLA_FLAGS are
+# empty, and by `make test XLA_FLAGS=`.
+QUICK = (
+  "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+  " --xla_cpu_parallel_codegen_split_count=1"
+)
 _NUMBER = itertools.count()
+
+
+def _cache() -> pathlib.Path:
+  """A folder of compiled programs that all runs on this processor share.
+
+  The instructions that a program was made for are not in JAX's key of it.
+  """
+  home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
+  about = pathlib.Path("/proc/cpuinfo")
+  lines = about.read_text().splitlines() if about.is_file() else []
+  flags = sorted({x for x in lines if x.startswith(("flags", "Features"))})
+  processor = platform.machine() + platform.processor() + "".join(flags)
+  name = hashlib.sha256(processor.encode()).hexdigest()[:12]
+  return pathlib.Path(home) / "specjax" / "tests" / name
 
 
 def pytest_configure(config):
   """Lets all runs share compiled programs, and workers a GPU."""
   gc.set_threshold(20_000)  # traces are many objects, and hardly any a cycle
   without_tpu.set_environment()
+  os.environ.setdefault("XLA_FLAGS", QUICK)
   os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
   os.environ["HF_HUB_OFFLINE"] = "1"  # no test asks the network
   # XLA may follow call stacks forever: see specjax/runtime/compilation.py.
   os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")
   if "JAX_COMPILATION_CACHE_DIR" not in os.environ:  # workers are given it
-    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(compiling.cache())
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(_cache())
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-  compiling.write_whole()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -41,12 +62,6 @@ def _whole_float32_products():
     jax.config.update("jax_default_matmul_precision", "highest")
 
 
-@pytest.fixture(scope="module")
-def quick_to_compile():
-  """For modules of many programs that run once: see compiling.py."""
-  compiling.switch(True)
-
-
 @pytest.fixture
 def x64():
   """Arrays of 64 bits, for laws that are compared to 1e-10 and less."""
@@ -54,12 +69,6 @@ def x64():
 
   with jax.enable_x64(True):
     yield
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _compiled_as_for_users(request):
-  """The others, though the module before was compiled quickly."""
-  compiling.begin(request.node.iter_markers("usefixtures"))
 
 
 @pytest.fixture(autouse=True)

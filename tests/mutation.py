@@ -3,13 +3,8 @@
 import types
 from unittest import mock
 
-import compiling
-
 from specjax import decode
 from specjax import warp as warp_lib
-
-# Each mutant is a program of its own: compiling it is most of the work.
-compiled = compiling.jit
 
 
 def copy_of(module, **replaced):

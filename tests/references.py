@@ -3,7 +3,6 @@
 import json
 from unittest import mock
 
-import compiling
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -300,16 +299,11 @@ def relative_error(actual, expected):
   return np.abs(np.asarray(actual) - expected).max() / np.abs(expected).max()
 
 
-def jit(function):
-  """`jax.jit` that compiles fast rather than well."""
-  return compiling.jit(function)
-
-
 def module_logits(module, tokens=TOKENS):
   """`f32[B, T, V]` of whole sequences, without a cache."""
   graphdef, state = nnx.split(module)
   forward = lambda state, x: nnx.merge(graphdef, state)(x)[0].logits
-  return np.asarray(jit(forward)(state, jnp.asarray(tokens)))
+  return np.asarray(jax.jit(forward)(state, jnp.asarray(tokens)))
 
 
 def fuse_experts(tensors):

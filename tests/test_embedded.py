@@ -22,8 +22,6 @@ from models.formats import head_checkpoints, head_saving, huggingface
 from models.networks.transformer import as_language_model
 from specjax.runtime.requests import make_batches
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 PATHS = {
   "target": "models/pretrained/target",
   "draft": "models/pretrained/draft",

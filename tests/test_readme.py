@@ -10,8 +10,6 @@ import references
 from models.formats import huggingface
 from models.formats.families import FAMILIES
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 
 @pytest.fixture(autouse=True)
 def families():

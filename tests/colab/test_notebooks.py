@@ -13,7 +13,6 @@ import nbclient
 import nbformat
 import pytest
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
 ROOT = pathlib.Path(__file__).parents[2]
 FOLDER = ROOT / "colab"
 NAMES = ("decoding", "rules", "drafts", "pods")

@@ -21,7 +21,6 @@ from models import chat as templates
 from models import tokenizers
 from specjax.runtime.requests import make_batches
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
 CHATML = (
   "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
   "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"

@@ -14,7 +14,6 @@ from files import read_jsonl, write_jsonl
 from launch import decode
 from models import tokenizers
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
 SMALL = ("--config.max_new_tokens=12", "--config.drafter=model(tokens=3)")
 THREE = "--config.batch_size=3"  # of one size, so of the same programs
 TEXTS = ["def f(x):\n", "import os", "class A:\n  x = 1\n\n  def", "x", "for"]

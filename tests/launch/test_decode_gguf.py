@@ -6,7 +6,6 @@ import pytest
 
 from launch import decode
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
 PROMPTS = [{"prompt": "import os\n"}, {"prompt": "def f(x):\n  return"}]
 
 

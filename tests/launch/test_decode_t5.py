@@ -10,7 +10,6 @@ from files import read_jsonl, write_jsonl
 
 from launch import decode, evaluate
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
 RECORDS = [
   {"id": "a", "input": "turn left at the old mill, then walk on."},
   {"id": "b", "input": "x", "prompt": "so "},

@@ -12,8 +12,6 @@ from launch import prompts
 from launch.assembly import pair
 from specjax.runtime.requests import make_batches
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):

@@ -20,8 +20,6 @@ from models.networks.transformer import (
 from specjax import warp
 from specjax.warp import make_sampling
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 LAYERS, VOCAB = 4, 64
 SAMPLING = dict(temperature=0.5, top_k=20)
 

@@ -14,8 +14,6 @@ from launch.assembly import pair
 from launch.prompts import Prompt
 from specjax.runtime.requests import make_batches
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 TEXTS = ["def f(x):\n", "import os", "class A:\n  x = 1\n\n  def", "x", "for"]
 FLAGS = (
   "--nobaseline", "--config.temperature=1.0", "--config.max_new_tokens=12",

@@ -12,7 +12,6 @@ from files import read_jsonl, write_jsonl
 
 from launch import decode, processes, without_tpu
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
 _NAMES = (
   "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID",
   "JAX_PLATFORMS",

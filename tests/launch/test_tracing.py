@@ -14,7 +14,6 @@ from models.formats import huggingface
 from models.networks.transformer import as_language_model
 from specjax.warp import make_sampling, warp
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
 FLAGS = ("--config.max_new_tokens=12",
          "--config.drafter=model(tree=(-1,0,0,1,1))",
          "--config.rule=recursive", "--config.batch_size=3",

@@ -22,8 +22,6 @@ from launch.training.run import Run, read_config
 from models import tokenizers
 from models.formats import huggingface
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 
 def tiny(texts, pair=None, **changes):
   config = train_embedded.get_config("tiny")

@@ -19,8 +19,6 @@ from models.networks import stacked
 from models.networks.description import llama_config
 from models.networks.transformer import Transformer, as_language_model
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 N, D, V = 12, 16, 23
 CONFIG = described.alter(
   llama_config(

@@ -21,8 +21,6 @@ from models.networks.mixture import Mixture
 from models.networks.rope import Rope
 from models.networks.transformer import FINAL, Transformer
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 LENGTH, V = 7, 13
 IDS = np.array([1, 4, 5, 9, 12], np.int32)
 CONFIG = llama_config(

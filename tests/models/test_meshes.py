@@ -11,7 +11,6 @@ from launch import cli, decode
 from models import meshes
 from models.formats.huggingface_config import config_from_json
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
 LLAMA = config_from_json(shapes.SHAPES["llama-3.2-1b"])  # 8 key/value heads
 
 

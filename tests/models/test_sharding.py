@@ -18,8 +18,6 @@ from models.networks import stacked
 from models.networks.description import llama_config
 from models.networks.transformer import Transformer
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 CONFIG = llama_config(
   vocab_size=40, embed_dim=16, num_layers=3, num_heads=8, num_kv_heads=2,
   head_dim=4, mlp_dim=24, max_positions=32,

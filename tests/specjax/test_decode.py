@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import compiling
 import exact_cases
 import jax
 import jax.numpy as jnp
@@ -32,7 +31,6 @@ from specjax.warp import make_sampling, warp
 
 # For programs that differ in a rule alone: the loop is compiled as for users
 # where rows are greedy.
-quick = compiling.jit
 
 
 @pytest.mark.gpu
@@ -89,7 +87,7 @@ def test_every_rule_decodes_greedily_and_counts(how, tree, rule):
     buffer_length=26, max_new_tokens=20,
     sampling=make_sampling(rows, temperature=[0.0, 0.0, 0.0, 0.8, 0.8]),
   )  # fmt: skip
-  state = quick(decoder.generate)(PARAMS, state)
+  state = jax.jit(decoder.generate)(PARAMS, state)
   counters = state.counters
   distance = np.asarray(counters.total_variation)
   if decoder.rule.lossless:
@@ -139,7 +137,7 @@ def test_sampled_blocks_follow_the_targets_joint_law(rule, drafter):
   )
   settings = make_sampling(1, temperature=0.9)
 
-  @quick
+  @jax.jit
   def run(key):
     state = decoder.init(
       params,

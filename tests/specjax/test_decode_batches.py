@@ -24,8 +24,6 @@ from decoding import (
 from specjax import random
 from specjax.warp import make_sampling
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("rule", "drafter"), FEWEST_PAIRS)

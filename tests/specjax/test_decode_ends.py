@@ -33,8 +33,6 @@ from specjax import drafters
 from specjax.state import Origin, StopReason
 from specjax.tree import chain
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 
 @pytest.mark.parametrize(("rule", "drafter"), PAIRS)
 def test_rows_end_at_the_first_stop_token(rule, drafter):

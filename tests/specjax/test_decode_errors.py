@@ -22,8 +22,6 @@ from specjax import drafters
 from specjax.runtime.mesh import MeshDecoder
 from specjax.tree import chain
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 
 @pytest.mark.parametrize(
   ("options", "message"),

@@ -18,8 +18,6 @@ from specjax.state import StopReason
 from specjax.tree import Tree
 from specjax.warp import make_sampling
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 BUDGETS = np.array([6, 9, 9, 5, 3], np.int32)
 MORE = np.array([7, 1, 0, 10, 3, 3], np.int32)
 WIDTH = 8

@@ -16,8 +16,6 @@ from specjax.runtime.mesh import MeshDecoder
 from specjax.tree import paths
 from specjax.warp import make_sampling
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 BUDGETS = np.array([6, 21, 9, 5, 3], np.int32)
 DECODER = specjax.make_decoder(
   MODEL, drafter=forms.table_drafter(VOCAB, paths(2, 2)), rule="recursive"

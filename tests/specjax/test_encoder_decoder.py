@@ -24,7 +24,7 @@ from specjax.tree import Tree, chain, paths
 from specjax.types import Inputs, Params
 from specjax.warp import make_sampling
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile", "x64")
+pytestmark = pytest.mark.usefixtures("x64")
 
 VOCAB, ROWS, MASKS = 3, 3, 3
 CONFIG = T5Config(

@@ -25,7 +25,7 @@ from specjax import siblings as siblings_lib
 from specjax import tree as tree_lib
 from specjax.types import Draft
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile", "x64")
+pytestmark = pytest.mark.usefixtures("x64")
 
 
 @pytest.mark.parametrize(("rule", "tree", "siblings"), CASES)

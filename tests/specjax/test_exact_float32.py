@@ -33,7 +33,6 @@ def test_output_law_holds_in_float32(rule, tree, siblings):
   assert actual < 1e-5
 
 
-@pytest.mark.usefixtures("quick_to_compile")
 @pytest.mark.parametrize(
   ("rule", "siblings"),
   [

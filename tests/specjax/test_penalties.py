@@ -17,8 +17,6 @@ from specjax import penalties, random
 from specjax.state import StopReason
 from specjax.warp import make_sampling
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 END, OWN = 1, 9
 BUDGET = 24
 # One row for each setting; the first and the last ask for nothing.

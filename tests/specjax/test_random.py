@@ -11,7 +11,7 @@ from scipy import stats
 
 from specjax import random
 
-pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("quick_to_compile")]
+pytestmark = pytest.mark.gpu
 
 
 def _keys(count, seed=0):

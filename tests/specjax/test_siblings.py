@@ -23,8 +23,6 @@ from specjax.tree import Tree, k_ary
 from specjax.types import Context, Params, pick_nodes
 from specjax.warp import make_sampling
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 P = np.array([0.1, 0.4, 0.2, 0.3])
 
 

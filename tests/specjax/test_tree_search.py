@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import itertools
 
-import compiling
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -154,7 +153,7 @@ def decoder_of(tree):
   budget = STEPS * (tree.max_depth + 1)
 
   # Compiling is most of the work.
-  @compiling.jit
+  @jax.jit
   def run(params, prompts, sampling):
     state = decoder.init(
       params,

@@ -14,8 +14,6 @@ from launch.tools import corpus_index
 from models import tokenizers
 from specjax.drafters.shared import corpus
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 EMBEDDED = "configs/embedded.py"
 TARGET = "models/pretrained/target"
 

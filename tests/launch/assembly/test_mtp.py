@@ -14,8 +14,6 @@ from launch.assembly import pair as pair_lib
 from launch.assembly import registry
 from models import tokenizers
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 TOKENIZER = "models/pretrained/target"
 
 

@@ -137,7 +137,6 @@ def test_weights_are_as_published_unless_the_config_says_otherwise(tmp_path):
     registry.weights("published")
 
 
-@pytest.mark.usefixtures("quick_to_compile")
 def test_a_target_in_eight_bits_says_the_same_with_drafts_and_without(tmp_path):
   """Its copy has fewer bits, one attention less, and the target's own rest."""
   path = tmp_path / "layers.json"

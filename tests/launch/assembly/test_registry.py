@@ -13,8 +13,6 @@ from specjax import drafters, rules, shapes
 from specjax.adaptive import policies
 from specjax.siblings import GIVEN
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 HEAD = toys.feature_model(11, num_features=1)
 # A file of a user: a rule under another name, and a drafter of certain tokens.
 MINE = '''

@@ -10,8 +10,6 @@ import toys
 import specjax
 from launch.evaluation import costs, timing
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 
 @dataclasses.dataclass
 class Clock:

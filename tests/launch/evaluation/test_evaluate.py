@@ -13,8 +13,6 @@ import several
 from configs import common
 from launch import evaluate
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 SMALL = ("--config.max_new_tokens=8", "--config.drafter=model(tokens=2)",
          "--config.max_length=72")  # fmt: skip
 QUESTIONS = [

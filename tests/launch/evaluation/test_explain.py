@@ -13,7 +13,6 @@ from launch.evaluation import costs, explain, measure, systems
 from specjax.state import Origin
 from specjax.theory import throughput
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
 A, R, B = Origin.ACCEPTED, Origin.RESIDUAL, Origin.BONUS
 
 

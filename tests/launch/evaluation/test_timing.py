@@ -13,8 +13,6 @@ import specjax
 from launch.evaluation import timing
 from specjax import random
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 
 def test_an_empty_call_that_was_held_up_makes_no_time_negative(monkeypatch):
   """The first call of the loop, and one that finds nothing to do, take long."""

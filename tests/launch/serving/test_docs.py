@@ -15,14 +15,12 @@ from absl import flags
 from launch import serve
 from launch.serving import schemas
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 _ROOT = pathlib.Path(__file__).parents[3]
 _PAGE = (_ROOT / "docs" / "serving.md").read_text("utf-8")
 
 
 @pytest.fixture(scope="module")
-def address(quick_to_compile):
+def address():
   with served.http_service(served.text_slots()) as (_, actual):
     yield actual
 

@@ -17,14 +17,12 @@ from launch.training import corpus
 from models import tokenizers
 from specjax.runtime.requests import make_batches
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 MARGIN = 1e-3  # of two logits that may change places, see test_embedded.py
 NEW_TOKENS = 24
 
 
 @pytest.fixture(scope="module")
-def loaded(quick_to_compile):
+def loaded():
   """The pair's config, its models and its slots."""
   config = embedded.get_config()
   config.update(max_new_tokens=NEW_TOKENS, drafter="model(tokens=3)")

@@ -15,14 +15,12 @@ import toys
 
 from models import chat, token_text
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 PROMPT = "def main("
 TOKEN = "a secret of nobody"
 
 
 @pytest.fixture(scope="module")
-def slots(quick_to_compile):
+def slots():
   return served.text_slots()
 
 

@@ -8,11 +8,9 @@ import time
 import pytest
 import served
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 
 @pytest.fixture(scope="module")
-def slots(quick_to_compile):
+def slots():
   return served.text_slots()
 
 

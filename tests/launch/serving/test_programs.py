@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from flax import nnx
 
 from launch.serving.programs import Scorer
@@ -16,8 +15,6 @@ from models.networks.description import (
 )
 from models.networks.transformer import Transformer, as_language_model
 from specjax.types import Params
-
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
 VOCAB = 5
 

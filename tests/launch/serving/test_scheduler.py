@@ -23,8 +23,6 @@ from launch.serving.scheduler import (
 from launch.serving.slots import widths_to
 from specjax.state import Origin
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 DECODER = decoding.make("model", "token")
 ASKED = served.requests(24, vocab=decoding.VOCAB)
 # Its forty tokens hold no stop token.
@@ -32,12 +30,12 @@ LONG = Asked(token_ids=(1, 2), seed=0, max_new_tokens=40, temperature=1.0)
 
 
 @pytest.fixture(scope="module")
-def slots(quick_to_compile):
+def slots():
   return served.make_slots(DECODER)
 
 
 @pytest.fixture(scope="module")
-def expected(quick_to_compile):
+def expected():
   return [served.alone(DECODER, asked) for asked in ASKED]
 
 
@@ -206,7 +204,7 @@ def test_an_error_of_the_device_reaches_everybody(slots):
     scheduler.submit([served.Heard(LONG).ticket])
 
 
-def test_nan_in_one_row_ends_one_request(quick_to_compile):
+def test_nan_in_one_row_ends_one_request():
   """Its neighbors, and who gets the slot next, are as ever."""
   broken = decoding.TARGET.copy()
   rng = np.random.default_rng(0)

@@ -6,8 +6,6 @@ from concurrent import futures
 import pytest
 import server_process
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 ASKED = [
   dict(prompt=prompt, max_tokens=12, **settings)
   for prompt in ("def main(", "import os\n")
@@ -35,7 +33,7 @@ def ask_all(server):
 
 
 @pytest.fixture(scope="module")
-def alone(pair, quick_to_compile):
+def alone(pair):
   """The answers of one process; told to end, it ends well."""
   with serving(pair, 1, "--slots=2") as server:
     actual = ask_all(server)

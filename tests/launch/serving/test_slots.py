@@ -16,7 +16,7 @@ DECODER = decoding.make("model", "token")
 
 
 @pytest.fixture(scope="module")
-def compiled(quick_to_compile):
+def compiled():
   actual = Slots(
     {3: DECODER}, decoding.PARAMS, num_slots=2, widths=(4, 8), longest=30,
     max_length=served.MAX_LENGTH, stop_tokens=(), max_rounds=4,

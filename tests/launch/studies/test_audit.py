@@ -15,7 +15,6 @@ from specjax import rules
 from specjax.siblings import TOP_K
 from specjax.tree import chain, k_ary
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
 BY_NAME = {method.name: method for method in audit.METHODS}
 INSTANCES = {one.name: one for one in shape.INSTANCES}
 PAGE = pathlib.Path("docs/audit.md").read_text("utf-8")

@@ -14,8 +14,6 @@ from models import tokenizers
 from models.formats import huggingface
 from models.networks.transformer import as_language_model
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 
 @pytest.fixture(scope="module")
 def tokenizer():

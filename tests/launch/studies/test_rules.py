@@ -12,7 +12,6 @@ from launch import cli as command_line
 from launch.studies.rules import __main__ as rules
 from launch.studies.rules import on_pair, on_vectors
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
 TARGET, DRAFT = "--target=0.2,0.3,0.5", "--draft=0.5,0.3,0.2"
 Q = np.array([0.2, 0.3, 0.5])
 

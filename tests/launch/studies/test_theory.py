@@ -13,8 +13,6 @@ from launch.studies.theory import __main__ as theory
 from launch.studies.theory import simulation
 from specjax.theory import markov, rejections
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 
 def execute(*flags):
   with flagsaver.flagsaver():

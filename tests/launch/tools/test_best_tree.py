@@ -11,8 +11,6 @@ from launch import cli
 from launch.tools import best_tree
 from specjax import tree_search
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 
 def test_a_measured_pair_gets_its_best_trees_and_the_flag_for_the_largest(
   tmp_path, capsys

@@ -9,7 +9,6 @@ from configs import shapes
 from launch import cli
 from launch.tools import passes
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
 TINY = dict(
   model_type="llama", vocab_size=64, hidden_size=16, num_hidden_layers=2,
   num_attention_heads=2, num_key_value_heads=1, intermediate_size=32,

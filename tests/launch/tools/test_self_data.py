@@ -13,7 +13,6 @@ from launch.tools import self_data
 from launch.training import data
 from models import chat, checkpoints
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
 CHATML = (
   "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}\n"
   "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"

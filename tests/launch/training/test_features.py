@@ -18,7 +18,6 @@ from launch.training.head_loss import Loss, Vocabulary
 from launch.training.run import Run
 from models import checkpoints, head_starts
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
 V, WORDS, DEPTH, LENGTH = 4096, 64, 2, 24
 
 

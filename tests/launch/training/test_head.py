@@ -21,7 +21,6 @@ from models import checkpoints, tokenizers
 from specjax.runtime.requests import make_batches
 from specjax.warp import make_sampling
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
 V, WORDS, DEPTH = 4096, 64, 3
 
 

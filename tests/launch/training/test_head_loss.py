@@ -10,7 +10,6 @@ from launch.training import head_loss
 from launch.training.head_loss import Loss, Vocabulary
 from models import checkpoints, head_starts
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
 V, WORDS, DEPTH = 4096, 64, 3
 
 

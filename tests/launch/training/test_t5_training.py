@@ -18,8 +18,6 @@ from models.networks import specdec
 from models.networks.specdec import BlockConfig, BlockDrafter
 from models.networks.t5_config import T5Config
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):

@@ -16,8 +16,6 @@ from launch.training.run import Run
 from models import tokenizers
 from models.formats import huggingface, trained
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 
 def config_of(texts, **changes):
   config = train_embedded.get_config("tiny")

@@ -13,8 +13,6 @@ from models import checkpoints
 from models.formats import head_checkpoints
 from models.head_shapes import Target
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):

@@ -17,9 +17,6 @@ from specjax import decode, drafters, tree
 from specjax.siblings import GIVEN
 from specjax.types import Draft, Drafter, Params
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
-
 # Those that differ in what a cache and a tree see; the others add no idea.
 HYBRIDS = ("qwen3-next", "qwen3-5", "qwen3-5-moe")  # no drafts
 SEEN = ("gemma4", "olmo3", "qwen3-moe", "gpt-oss")

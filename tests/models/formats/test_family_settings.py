@@ -14,8 +14,6 @@ from references import MODELS
 from models.formats import huggingface
 from models.formats.families import FAMILIES
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 _YARN = dict(
   rope_type="yarn", factor=8.0, original_max_position_embeddings=16
 )  # fmt: skip

@@ -16,8 +16,6 @@ from transformers.integrations.gguf import dequant
 from models import checkpoints
 from models.formats import gguf, gguf_file
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 
 def like(name, *without, read=False, **changes):
   """A model of `references.MODELS` but for settings that files lack or round.

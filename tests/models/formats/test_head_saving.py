@@ -29,8 +29,6 @@ from models.networks.medusa import MedusaConfig
 from models.networks.mtp import MtpConfig
 from models.networks.transformer import FINAL, Transformer
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 V = 13
 IDS = np.array([1, 4, 5, 9, 12], np.int32)
 CONFIG = llama_config(

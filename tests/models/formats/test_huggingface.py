@@ -17,8 +17,6 @@ from references import MODELS, TOKENS
 from models.formats import huggingface
 from models.networks.transformer import as_language_model
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 LENGTHS = (2, 7, 4)  # of the prompts of a ragged batch
 CHUNKS = (3, 1, 1, 1)  # fed after the prompts
 
@@ -38,7 +36,7 @@ def decoding_errors(path):
   expected = references.logits(reference, TOKENS)
   module = huggingface.load(str(path), dtype=jnp.float64)
   model, params = as_language_model(module)
-  apply = references.jit(model.apply)
+  apply = jax.jit(model.apply)
   width, at = max(LENGTHS), np.array(LENGTHS)
   inside = np.arange(width) < at[:, None]
   tokens = np.where(inside, TOKENS[:, :width], 1)  # junk beyond the prompts

@@ -19,8 +19,6 @@ from models.networks.description import llama_config
 from models.networks.rope import Rope, RopeScaling
 from models.networks.transformer import Transformer
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 SMALL = llama_config(
   vocab_size=VOCAB, embed_dim=32, num_layers=2, num_heads=4, num_kv_heads=2,
   head_dim=8, mlp_dim=48, max_positions=64,

@@ -24,8 +24,6 @@ from specjax import decode, drafters, tree
 from specjax.types import Params
 from specjax.warp import make_sampling
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 
 class Slow:
   """The head, for one row and all of its pairs at once."""
@@ -142,7 +140,7 @@ def test_a_head_says_what_transformers_says_and_no_mutant_does(copied, name):
     layers = network.config.num_layers
     target = network.functions(checkpoints.SkippedLayers(), (layers, FINAL))
 
-    @references.jit
+    @jax.jit
     def run(of_target, params, normed, later):
       rows, count = TOKENS.shape
       seen, _ = target.apply(
@@ -249,9 +247,9 @@ def rounds_of_drafts(path, laws, depth, lengths):
       rng_key=jax.random.key(0), buffer_length=40, max_new_tokens=20,
       sampling=make_sampling(3, temperature=0.5),
     )  # fmt: skip
-    state = references.jit(begin)(params)
-    propose = references.jit(decoder.propose)
-    step = references.jit(decoder.step)
+    state = jax.jit(begin)(params)
+    propose = jax.jit(decoder.propose)
+    step = jax.jit(decoder.step)
     accepted = []
     for _ in range(4):
       draft, *_ = propose(params, state)
@@ -279,13 +277,13 @@ def test_a_head_says_what_a_slow_forward_says(dense):
   output = theirs.lm_head.weight.detach().double().numpy()
   slow = Slow(tensors, MODELS["qwen3-5"][1], embedding, output)
   model, params = head.functions()
-  run = references.jit(
+  run = jax.jit(
     lambda params, tokens, hidden: model.apply(
       params, tokens, hidden, model.init_cache(len(tokens), 16)
     )[:2]
   )
   target = network.functions(checkpoints.SkippedLayers(), head.features)
-  features = references.jit(
+  features = jax.jit(
     lambda params, tokens: (
       target.apply(params, tokens, target.init_cache(len(tokens), 16))[
         0

@@ -3,7 +3,6 @@
 import functools
 import json
 
-import compiling
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -111,7 +110,7 @@ def test_blocks_of_eight_bits_are_those_of_transformers():
   np.testing.assert_array_equal(actual.read(()), theirs.numpy())
 
 
-@functools.partial(compiling.jit, static_argnums=0)
+@functools.partial(jax.jit, static_argnums=0)
 def _logits(graphdef, state, tokens):
   return nnx.merge(graphdef, state)(tokens)[0].logits
 

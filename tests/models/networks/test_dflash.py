@@ -18,8 +18,6 @@ from models.formats import head_checkpoints
 from models.formats.head_checkpoints import Target
 from models.networks import dflash_training
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 H, V, MLP, D, HEADS, KV, LAYERS, BLOCK, MASK = 8, 13, 10, 6, 4, 2, 2, 4, 11
 THETA, EPS, N = 5_000.0, 1e-3, 9
 RNG = np.random.default_rng(0)

@@ -10,8 +10,6 @@ from models.networks import dflash_training
 from models.networks.description import llama_config
 from models.networks.dflash import Parallel, ParallelConfig, as_block_model
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 V, F, LENGTH, DEPTH = 11, 16, 9, 3
 LAYERS = llama_config(
   vocab_size=V, embed_dim=8, num_layers=2, num_heads=4, num_kv_heads=2,

@@ -11,8 +11,6 @@ from models import sharding
 from models.formats import head_checkpoints
 from models.networks.eagle import as_feature_model
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 TOKENS = np.array([[2, 7, 5, 1, 11]])
 
 

@@ -1,6 +1,5 @@
 """Layers of the gated delta rule over trees: the recurrence along each path."""
 
-import compiling
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -101,10 +100,6 @@ class Slow:
     return w["delta_out"] @ np.concatenate(said)
 
 
-def compiling_quickly(function):
-  return jax.jit(function, compiler_options=compiling.OPTIONS)
-
-
 def random_tree(rng):
   parents = np.array([-1, *(rng.integers(0, i) for i in range(1, NODES))])
   tree = np.eye(NODES, dtype=bool)
@@ -116,7 +111,7 @@ def random_tree(rng):
 def passes(graphdef):
   """A pass of the layer: what it says, and what is remembered then."""
 
-  @compiling_quickly
+  @jax.jit
   def run(params, held, length, x, tree):
     cache = cache_lib.Cache(
       keys=(), values=(), positions=None, length=jnp.asarray(length),
@@ -147,7 +142,7 @@ def errors(*, chain=False, more=0):
 
   look = passes(graphdef)
 
-  @compiling_quickly
+  @jax.jit
   def keep(held, start, path):
     return recurrent.path_kept(held, start, path)
 
@@ -210,7 +205,7 @@ def test_a_whole_text_says_what_the_recurrence_says_of_each_document(
   graphdef, params = nnx.split(module)
   length = DOCUMENTS.shape[1]
 
-  @compiling_quickly
+  @jax.jit
   def look(params, x, segments):
     seen = gated_delta.chain(length, segments, SPEC.kernel, None)
     return nnx.merge(graphdef, params)(x, None, seen, None, None)[0]

@@ -20,8 +20,6 @@ from models.networks.transformer import (
   SkippedLayers,
 )
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 STEPS, SLOTS = 3, 20
 TOKENS = np.random.default_rng(0).integers(0, 96, (3, 14))
 # Windows of target and assistant are shorter, but for the last.
@@ -54,7 +52,7 @@ class Case:
     """The function of a pass, compiled once for any slots and positions."""
     module = module or self.head.module
     model, params = gemma_assistant.as_cache_reader(module)
-    apply = references.jit(
+    apply = jax.jit(
       lambda params, tokens, hidden, cache, positions: model.apply(
         params, tokens, hidden, cache, positions=positions
       )
@@ -91,7 +89,7 @@ def cases(tmp_path_factory):
         str(where / "target"), dtype=jnp.float64, mesh=None, sharding=None
       )
       model = target.functions(SkippedLayers(), ("final",))
-      output, cache = references.jit(
+      output, cache = jax.jit(
         lambda params, model=model: model.apply(
           params, jnp.asarray(TOKENS), model.init_cache(3, SLOTS)
         )

@@ -30,7 +30,7 @@ from specjax.adaptive import policies
 from specjax.state import StopReason
 from specjax.tree import Tree, bound, chain, k_ary, paths
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile", "x64")
+pytestmark = pytest.mark.usefixtures("x64")
 
 VOCAB, ROWS = 2, 3
 TREE = Tree((-1, 0, 0, 1, 1))

@@ -1,9 +1,7 @@
 """Caches in eight bits: values by definition, and laws of a text alone."""
 
 import dataclasses
-import functools
 
-import compiling
 import described
 import jax
 import jax.numpy as jnp
@@ -18,7 +16,6 @@ from models.networks.transformer import Transformer, as_language_model
 from specjax import cache as cache_lib
 from specjax import low_cache
 
-jit = functools.partial(jax.jit, compiler_options=compiling.OPTIONS)
 RNG = np.random.default_rng(0)
 CONFIG = llama_config(
   vocab_size=61, embed_dim=32, num_layers=2, num_heads=4, num_kv_heads=2,
@@ -109,7 +106,7 @@ def test_a_tree_pass_says_what_passes_over_its_paths_say(
     return logits[lengths - 1, jnp.arange(len(texts))]
 
   nodes, after = TEXT[:, 2:], (TEXT[:, :1] + 7) % 61
-  logits, last = jit(both)(params, TEXT[:, :4], nodes, after)
+  logits, last = jax.jit(both)(params, TEXT[:, :4], nodes, after)
   texts, lengths, expected = np.zeros((6, 8), int), [], []
   for row, start in enumerate((1, 3)):
     kept = [0, 2, 3] if row == 0 else [0, 1]
@@ -120,7 +117,7 @@ def test_a_tree_pass_says_what_passes_over_its_paths_say(
       texts[len(lengths), : len(text)] = text
       lengths.append(len(text))
       expected.append(logits[row, path[-1]] if path else last[row])
-  actual = jit(one_by_one)(params, texts, np.array(lengths))
+  actual = jax.jit(one_by_one)(params, texts, np.array(lengths))
   np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-6)
 
 

@@ -28,8 +28,6 @@ from models.networks.mixture import (
   cut_by,
 )
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 E, K, D, WIDTH = 8, 3, 12, 10
 SIZES = dict(num_experts=E, num_chosen=K, embed_dim=D, expert_dim=WIDTH)
 HF = dict(

@@ -3,7 +3,6 @@
 import dataclasses
 
 import jax.numpy as jnp
-import pytest
 from flax import nnx
 
 from models.networks import eagle
@@ -16,8 +15,6 @@ from models.networks.description import (
 from models.networks.mixture import Mixture
 from models.networks.mtp import Mtp, config_of
 from models.networks.rope import Rope
-
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
 
 VOCAB = 4
 CONFIG = TransformerConfig(

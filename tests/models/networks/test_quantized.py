@@ -2,7 +2,6 @@
 
 import functools
 
-import compiling
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,7 +17,6 @@ from models.networks.quantized import Quantization
 from models.networks.quantized_tensor import DTYPES, is_quantized, quantize
 from models.networks.transformer import Transformer, as_language_model
 
-jit = functools.partial(jax.jit, compiler_options=compiling.OPTIONS)
 RNG = np.random.default_rng(0)
 SMALL = dict(
   vocab_size=61, embed_dim=32, num_layers=2, num_heads=4, num_kv_heads=2,
@@ -50,14 +48,16 @@ def test_quantized_values_are_those_of_the_types_definition(dtype, group):
   weight = RNG.standard_normal((5, 64)).astype(np.float32)
   weight[1] *= 1e-3
   weight[2] = 0
-  actual = jit(lambda w: quantize(w, dtype, group))(weight)
+  actual = jax.jit(lambda w: quantize(w, dtype, group))(weight)
   expected, scales = by_definition(weight, dtype, group)
   assert actual.values.dtype == DTYPES[dtype].dtype
   assert (actual.num_groups, actual.group) == (64 // (group or 64), group or 64)
   np.testing.assert_allclose(actual.scales, scales, rtol=1e-6)
   np.testing.assert_allclose(actual.dequantized(), expected, rtol=1e-6)
   # Experts' lie the other way around.
-  turned = jit(lambda w: quantize(w, dtype, group, inputs=-2))(weight.T[None])
+  turned = jax.jit(lambda w: quantize(w, dtype, group, inputs=-2))(
+    weight.T[None]
+  )
   np.testing.assert_array_equal(turned.values[0].T, actual.values)
   np.testing.assert_array_equal(turned.scales[0].T, actual.scales)
   np.testing.assert_array_equal(turned.dequantized()[0].T, actual.dequantized())
@@ -127,7 +127,7 @@ def tree_logits(model):
     )
     return output.logits
 
-  return jit(both)
+  return jax.jit(both)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_a_tree_pass_is_the_dequantized_models_along_its_paths(how, tied):
       text = [*TOKENS[row, :length], *TOKENS[row, list(path)]]
       rows[row, i, : len(text)] = text
   graphdef, state = nnx.split(dequantized(low))
-  forward = jit(lambda s, x: nnx.merge(graphdef, s)(x)[0].logits)
+  forward = jax.jit(lambda s, x: nnx.merge(graphdef, s)(x)[0].logits)
   whole = np.asarray(forward(state, rows.reshape(6, 6))).reshape(2, 3, 6, -1)
   expected = np.take_along_axis(whole, last[..., None, None], axis=2)[:, :, 0]
   atol = 2e-5 * np.abs(expected).max()
@@ -249,7 +249,7 @@ def test_quantized_experts_are_the_dequantized_ones(how, form):
     ]
     np.testing.assert_array_equal(getattr(whole.experts, name)[...], each)
   x = jnp.asarray(RNG.standard_normal((2, 3, 32)), jnp.float32)
-  run = jit(lambda g, state: nnx.merge(g, state)(x), static_argnums=0)
+  run = jax.jit(lambda g, state: nnx.merge(g, state)(x), static_argnums=0)
   actual, expected = (run(*nnx.split(module)) for module in (low, whole))
   atol = 1e-5 * np.abs(expected).max()
   np.testing.assert_allclose(actual, expected, rtol=0, atol=atol)
@@ -299,7 +299,7 @@ def test_products_of_integers_are_as_exact_as_their_parts(dtype):
   x[0, 1] = 0
   x[1, 2, 5] = 3000  # what is beside it has less
   x = jnp.asarray(x, dtype)
-  actual = jit(linear.integer_products)(x, one)
+  actual = jax.jit(linear.integer_products)(x, one)
   assert actual.dtype == dtype
   x, whole = (np.asarray(a, np.float64) for a in (x, one.dequantized()))
   parts = 3 if dtype == jnp.float32 else 2
@@ -315,7 +315,7 @@ def test_a_row_that_is_no_number_breaks_its_own_products_alone():
   one = quantize(jnp.ones((7, 96)), "int8")
   x = np.ones((4, 96), np.float32)
   x[1, 3], x[2, 3] = np.nan, np.inf
-  actual = np.asarray(jit(linear.project)(x, one))
+  actual = np.asarray(jax.jit(linear.project)(x, one))
   np.testing.assert_array_equal(
     np.isfinite(actual).all(-1), [True, False, False, True]
   )

@@ -14,7 +14,6 @@ from models.networks.specdec import BlockConfig, BlockDrafter
 from models.networks.t5_config import T5Config
 from specjax.types import Inputs
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
 CONFIG = T5Config(
   vocab_size=t5s.VOCAB, embed_dim=24, num_layers=1, num_encoder_layers=2,
   num_heads=4, head_dim=5, mlp_dim=40, activation="gelu_tanh", gated_mlp=True,

@@ -22,8 +22,6 @@ from models.networks.transformer import (
 )
 from specjax import tree
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 SMALL = llama_config(
   vocab_size=61, embed_dim=32, num_layers=3, num_heads=4, num_kv_heads=2,
   head_dim=8, mlp_dim=48, max_positions=64,

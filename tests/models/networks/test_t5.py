@@ -15,8 +15,6 @@ from specjax import decode, drafters, tree
 from specjax.types import Inputs, Params
 from specjax.warp import make_sampling
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 RNG = np.random.default_rng(0)
 LENGTHS = np.array([7, 40, 23])
 INPUTS = RNG.integers(2, t5s.VOCAB, (3, 40))

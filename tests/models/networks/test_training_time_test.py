@@ -16,8 +16,6 @@ from models.networks.eagle import EagleConfig
 from models.networks.mtp import MtpConfig
 from models.networks.params import split
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 LAYER = llama_config(
   vocab_size=11, embed_dim=8, num_layers=1, num_heads=4, num_kv_heads=2,
   head_dim=6, mlp_dim=12, max_positions=64,

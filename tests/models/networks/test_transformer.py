@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import re
 
-import compiling
 import described
 import jax
 import jax.numpy as jnp
@@ -58,7 +57,6 @@ DEPTH = (0, 1, 1, 2, 2, 2, 3)
 
 
 # Fast rather than well.
-jit = compiling.jit
 
 
 FEATURES = (0, 3, FINAL)  # the first layer's input, the last's output, normed
@@ -78,13 +76,13 @@ def make_model(name):
   """A module, its pure functions (compiled) and its parameters."""
   module = make_module(CONFIGS[name])
   model, params = as_language_model(module, features=FEATURES)
-  return module, dataclasses.replace(model, apply=jit(model.apply)), params
+  return module, dataclasses.replace(model, apply=jax.jit(model.apply)), params
 
 
 def make_forward(module, **options):
   """`i32[B, T] -> ModelOutput` of whole sequences, without a cache."""
   graphdef, state = nnx.split(module)
-  call = jit(lambda state, x: nnx.merge(graphdef, state)(x, **options))
+  call = jax.jit(lambda state, x: nnx.merge(graphdef, state)(x, **options))
 
   def forward(tokens):
     output, cache = call(state, tokens)
@@ -182,7 +180,7 @@ def test_every_tree_node_sees_its_own_path_only(name, pieces):
     columns = slice(min(piece.start, 1), piece.stop)
     feed = functools.partial(apply, mask=ancestors[piece, columns])
     positions = lengths[:, None] + np.array(DEPTH)[piece]
-    output, cache = jit(feed)(
+    output, cache = jax.jit(feed)(
       params, tokens[:, piece], cache, positions=positions
     )
     logits.append(output.logits)
@@ -209,7 +207,7 @@ def test_skipped_layers_keep_their_cache_and_add_nothing(name):
   skipped = SkippedLayers(attention=(0, 2), mlp=(1,))
   model, _ = as_language_model(module, skipped=skipped)
   _, cache = full.apply(params, TOKENS[:, :7], full.init_cache(2, 24))
-  output, after = jit(model.apply)(params, TOKENS[:, 7:10], cache)
+  output, after = jax.jit(model.apply)(params, TOKENS[:, 7:10], cache)
   np.testing.assert_array_equal(after.length, [10, 10])
   for layer in range(3):
     for old, new in (
@@ -292,7 +290,7 @@ def test_a_prompt_is_read_where_its_row_stands(is_stacked):
       max_new_tokens=budget,
     )
   )  # fmt: skip
-  generate = jit(decoder.generate)
+  generate = jax.jit(decoder.generate)
   state = generate(both, begin(TOKENS, np.array([12, 7]), 9))
   text = np.asarray(state.tokens[0, :20])
   new = (TOKENS[1, :5] + 3) % VOCAB

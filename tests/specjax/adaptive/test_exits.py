@@ -16,8 +16,6 @@ from specjax.adaptive.estimates import Finished
 from specjax.tree import chain
 from specjax.warp import make_sampling
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 VOCAB, DEPTH = 3, 3
 TARGET = toys.table(VOCAB, seed=0)
 DRAFT = toys.near(TARGET, noise=1.0, seed=1)

@@ -23,8 +23,6 @@ from specjax.runtime.engine import Engine
 from specjax.runtime.requests import Batch, Settings
 from specjax.types import Params
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 CHEAP = {0: 1.0, 1: 1.1, 4: 1.4}  # seconds of a round, by its length
 DEAR = {0: 1.0, 1: 2.2, 4: 6.0}
 

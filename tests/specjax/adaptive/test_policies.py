@@ -18,8 +18,6 @@ from specjax.drafters.families import model
 from specjax.tree import Tree, chain, paths
 from specjax.types import LanguageModel
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 DEPTH = 4
 
 

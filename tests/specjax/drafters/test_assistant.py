@@ -23,8 +23,6 @@ from specjax.adaptive.ladder import make_ladder
 from specjax.tree import Form, Tree, bound, chain
 from specjax.warp import make_sampling
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 TOY = toy_heads.target(VOCAB)
 READER = toys.cache_reader(VOCAB, num_features=toy_heads.LAYERS)
 # The accepted path is 0, 1, 3, 5: not the first nodes.

@@ -16,8 +16,6 @@ import specjax
 from specjax.drafters import dflash
 from specjax.tree import Tree, bound, chain
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 DRAFT = toys.near(TARGET, noise=0.8, seed=1)
 PARAMS = specjax.Params(target=jnp.asarray(TARGET), draft=jnp.asarray(DRAFT))
 TOY = toy_heads.target(VOCAB)

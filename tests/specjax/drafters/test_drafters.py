@@ -17,8 +17,6 @@ from specjax.tree import Form, Tree, chain, paths
 from specjax.types import Context
 from specjax.warp import make_sampling
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 
 @pytest.mark.parametrize(
   ("text", "expected"),

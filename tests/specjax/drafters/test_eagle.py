@@ -25,8 +25,6 @@ from specjax.siblings import GIVEN
 from specjax.tree import Form, Tree, bound, chain
 from specjax.types import Commit, Drafter, ModelOutput
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 PARAMS = specjax.Params(target=jnp.asarray(TARGET), draft=jnp.asarray(TARGET))
 NEAR = specjax.Params(
   target=jnp.asarray(TARGET),

@@ -26,8 +26,6 @@ from specjax.state import StopReason
 from specjax.tree import chain
 from specjax.warp import make_sampling
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 LIMIT = 1e-10
 WORDS = 3  # of the vocabulary that drafts are enumerated over
 FEW_TARGET = toys.table(WORDS, seed=0).astype(np.float64)

@@ -18,8 +18,6 @@ from specjax.tree import fixed_topology
 from specjax.types import Commit, ModelOutput
 from specjax.warp import make_sampling
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 W, N, G = 4, 4, 3
 SIZES = dict(window=W, tokens=N - 1, num_guesses=G)
 DRAFTER = lookahead.lookahead(**SIZES, pool_size=40, vocab_size=VOCAB)

@@ -18,8 +18,6 @@ from specjax.siblings import IID, TOP_K, WITHOUT_REPLACEMENT
 from specjax.tree import Tree, chain
 from specjax.warp import make_sampling
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 LIMIT, VOCAB = 1e-10, 3
 MODEL = toys.table_model(VOCAB)
 # Laws of few contexts: what is guessed comes again.

@@ -14,8 +14,6 @@ import specjax
 from specjax import drafters, shapes, siblings, tree
 from specjax.types import MarginalModel
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 LAYERS, LAYER, HEADS = 2, 1, 3
 TOY = toys.table_model(VOCAB, layers=LAYERS)
 # A table for each head, looked up by the feature that it reads.

@@ -23,8 +23,6 @@ from specjax.drafters.shared.arguments import Drawing
 from specjax.siblings import IID
 from specjax.tree import Form, Tree, bound, chain
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 PARAMS = specjax.Params(
   target=jnp.asarray(TARGET),
   draft=jnp.asarray(toys.near(TARGET, noise=0.8, seed=1)),

@@ -18,8 +18,6 @@ from specjax.drafters.families import online
 from specjax.training import learning, losses
 from specjax.tree import chain, paths
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 LAYERS = 2
 MODEL = toys.table_model(VOCAB, layers=LAYERS)
 HEAD = toys.feature_model(VOCAB, num_features=LAYERS)

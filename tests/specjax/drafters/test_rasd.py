@@ -12,8 +12,6 @@ from specjax.drafters.shared import occurrences, tries
 from specjax.siblings import IID
 from specjax.tree import Tree, chain
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 VOCAB = 3
 MODEL = toys.table_model(VOCAB)
 RETRIEVAL = dict(vocab_size=VOCAB, max_match=3, max_hits=9, min_prob=0)

@@ -18,8 +18,6 @@ from specjax.tree import Tree, bound, chain
 from specjax.types import MarginalModel
 from specjax.warp import make_sampling
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 VOCAB, DEPTH = 3, 2
 TARGET = toys.table(VOCAB, seed=0)
 NEAR = toys.near(TARGET, noise=1.0, seed=1)

@@ -13,8 +13,6 @@ from specjax.drafters.families import suffix
 from specjax.drafters.shared import corpus as corpus_lib
 from specjax.drafters.shared import occurrences, tries
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 DEPTH, NODES, MOST, LENGTH = 4, 9, 5, 40
 SIZES = dict(depth=DEPTH, max_match=MOST)
 RULE = dict(num_nodes=NODES, max_match=MOST)

@@ -20,7 +20,7 @@ from specjax.adaptive import policies
 from specjax.siblings import IID
 from specjax.tree import Form, chain
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile", "x64")
+pytestmark = pytest.mark.usefixtures("x64")
 
 LIMIT = 1e-10
 VOCAB, DEPTH = 3, 3

@@ -24,8 +24,6 @@ from specjax.siblings import (
 from specjax.tree import Tree, chain, k_ary, paths
 from specjax.types import pick_nodes
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 VOCAB = 3
 TARGET = toys.table(VOCAB, seed=0)
 MODEL = toys.table_model(VOCAB)

@@ -16,7 +16,7 @@ from specjax import drafters, penalties
 from specjax.siblings import IID, WITHOUT_REPLACEMENT
 from specjax.tree import Form, Tree, chain, paths
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile", "x64")
+pytestmark = pytest.mark.usefixtures("x64")
 
 LIMIT = 1e-10
 VOCAB = 3

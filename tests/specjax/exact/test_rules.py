@@ -7,8 +7,6 @@ import pytest
 
 from specjax import exact, rules
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 NOISY = {name for name in rules.RULES if rules.get(name).with_noise}
 _FAST = ("token", "match", "typical", "decoding_uno")
 

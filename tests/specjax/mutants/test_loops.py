@@ -22,8 +22,6 @@ from specjax.drafters.shared.arguments import Drawing
 from specjax.siblings import IID
 from specjax.warp import make_sampling
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 VOCAB, BUDGET = 11, 12
 TABLE = toys.table(VOCAB, seed=0)
 PROMPTS = np.random.default_rng(0).integers(0, VOCAB, (3, 4))
@@ -37,7 +35,7 @@ def decoded(tree, *, change=lambda drafter: drafter):
   decoder = specjax.make_decoder(model, drafter=change(drafter), rule="match")
   params = specjax.Params(target=jnp.asarray(TABLE), draft=jnp.asarray(TABLE))
 
-  @mutation.compiled
+  @jax.jit
   def run(params, prompts, key, settings):
     state = decoder.init(
       params, prompts, jnp.full(3, 4), key,

@@ -31,7 +31,6 @@ from specjax.siblings import HUB, IID, WITHOUT_REPLACEMENT
 from specjax.tree import Tree, take_node
 from specjax.types import Rule, Verification
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
 # The limit of test_exact.py.
 LIMIT = 1e-10
 

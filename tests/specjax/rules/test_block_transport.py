@@ -16,7 +16,6 @@ from specjax.siblings import IID, WITHOUT_REPLACEMENT
 from specjax.tree import Form, Tree, paths
 from specjax.types import Draft
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
 RULE = rules.get("block_transport")
 
 

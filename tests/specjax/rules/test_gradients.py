@@ -10,7 +10,6 @@ from specjax import rules
 from specjax.siblings import GREEDY, HUB, IID, WITHOUT_REPLACEMENT
 from specjax.tree import Tree, chain, k_ary, paths
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
 SHAPES = (
   (chain(2), IID),
   (paths(2, 2), IID),

@@ -14,8 +14,6 @@ from specjax import random, rules, tree
 from specjax.siblings import IID, SHARED_NOISE
 from specjax.types import Draft
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 RULE = rules.get("gumbel_list")
 VOCAB = 3
 

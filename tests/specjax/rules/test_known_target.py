@@ -17,7 +17,7 @@ from specjax.rules import known_target
 from specjax.theory import tradeoff
 from specjax.types import Draft
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile", "x64")
+pytestmark = pytest.mark.usefixtures("x64")
 LIMIT = 1e-10
 PI = {
   "ensemble(weight=0.6)": [0.32, 0.3, 0.38],

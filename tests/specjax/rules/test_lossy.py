@@ -14,7 +14,7 @@ from specjax import exact, rules, siblings, tree
 from specjax.rules import by_rank
 from specjax.types import Draft
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile", "x64")
+pytestmark = pytest.mark.usefixtures("x64")
 LOSSY = [name for name in rules.RULES if not rules.get(name).lossless]
 
 

@@ -10,7 +10,6 @@ from specjax import rules
 from specjax.siblings import GREEDY, HUB, IID, SHARED_NOISE, WITHOUT_REPLACEMENT
 from specjax.tree import chain, paths
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
 ROWS, VOCAB = 64, 6
 STAR = paths(1, 4)  # four children
 SHAPES = (

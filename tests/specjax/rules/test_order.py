@@ -14,7 +14,7 @@ from specjax import rules, tree
 from specjax.siblings import IID
 from specjax.theory import optimum as theory
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile", "x64")
+pytestmark = pytest.mark.usefixtures("x64")
 
 
 def many(name, count, vocab=3):

@@ -12,7 +12,7 @@ from specjax.rules import score_block
 from specjax.siblings import GREEDY, IID, WITHOUT_REPLACEMENT
 from specjax.tree import Form, Tree, k_ary, paths
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile", "x64")
+pytestmark = pytest.mark.usefixtures("x64")
 RULE = rules.get("score_block")
 
 

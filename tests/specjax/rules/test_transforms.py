@@ -14,7 +14,6 @@ from specjax.siblings import GREEDY, HUB, IID, SHARED_NOISE, WITHOUT_REPLACEMENT
 from specjax.tree import Form, Tree, chain, k_ary, paths
 from specjax.types import Draft
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
 VOCAB = 6
 SHAPES = (
   (Tree((-1, 0, 0, 1, 2, 2)), IID),

@@ -16,7 +16,7 @@ from specjax.rules.nodewise import verify_nodes
 from specjax.rules.ratio_classes import single_tokens
 from specjax.theory import optimum as theory
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile", "x64")
+pytestmark = pytest.mark.usefixtures("x64")
 
 
 def drafts_of(vocab, count):

@@ -15,7 +15,7 @@ from specjax.rules import kseq
 from specjax.siblings import GREEDY, HUB, IID, TOP_K, WITHOUT_REPLACEMENT
 from specjax.theory import optimum as theory
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile", "x64")
+pytestmark = pytest.mark.usefixtures("x64")
 
 
 def accepted(name, p, q, count, siblings=IID):

@@ -17,7 +17,6 @@ from jax.sharding import PartitionSpec as P
 from specjax import cache as cache_lib
 from specjax.runtime.mesh import MeshDecoder
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
 # Each way to lay out a draft, a draft with an axis of its own, and each kind of
 # state: cut, shared, counted over all rows, with rows along another axis, made
 # of inputs. Key/value heads are fewer than 'model' in 1x8 and 2x4.

@@ -10,8 +10,6 @@ from jax.sharding import PartitionSpec as P
 from specjax.runtime import compilation
 from specjax.runtime.mesh import MeshDecoder
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 
 @pytest.mark.parametrize("how", ["eagle3", "dflash", "paths"])
 def test_caches_are_cut_as_their_models_wherever_they_stand(how):

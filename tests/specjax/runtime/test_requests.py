@@ -14,8 +14,6 @@ import specjax
 from specjax.runtime.engine import Engine
 from specjax.runtime.requests import Batch, Settings, make_batches
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 BUDGET = 24
 # Greedy and sampled, truncated or not, with a budget or a seed of its own.
 SETTINGS = [

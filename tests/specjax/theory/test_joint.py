@@ -14,8 +14,6 @@ from specjax import tree as tree_lib
 from specjax.theory import joint
 from specjax.theory.optimum import iid_optimum
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 
 def same(*law):
   """One law after every context."""

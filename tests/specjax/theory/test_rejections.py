@@ -8,7 +8,6 @@ from specjax import exact, rules
 from specjax import tree as tree_lib
 from specjax.theory import markov, rejections
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
 P, Q = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.3, 0.5])
 
 

@@ -11,7 +11,6 @@ from specjax import exact, rules
 from specjax.training import losses
 from specjax.tree import chain
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
 RNG = np.random.default_rng(0)
 STUDENT, TEACHER = RNG.standard_normal((2, 2, 6, 5)).astype(np.float32)
 LABELS = RNG.integers(0, 5, (2, 6))
