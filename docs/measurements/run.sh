@@ -52,7 +52,6 @@ beside='model(tokens=6), hf, hf_assisted(tokens=6)'
 row embedded-greedy 3 $pair --rounds=5 --systems="$beside"
 row embedded-temperature-1 3 $pair --rounds=5 --temperatures=1 --systems="$beside"
 row embedded-greedy-ngram 2 $pair --rounds=5 --systems='ngram(tokens=6)'
-row embedded-greedy-layer-skip 2 $pair --rounds=5 --systems='layer_skip(tokens=6)'
 row embedded-greedy-batch-6 2 $pair --rounds=5 --config.batch_size=6
 case " $names " in
   *" all "* | *held-out*)

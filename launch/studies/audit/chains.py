@@ -117,7 +117,7 @@ METHODS = (
     name="HSD, release",
     source="github.com/ZhouYuxuanYX/Hierarchical-Speculative-Decoding, "
     "transformers/generation/utils.py at 747d259",
-    finding="the whole draft passes with the ratio that is not capped",
+    finding="the whole draft is tested with the uncapped ratio",
     rounds=functools.partial(hsd, capped=False),
   ),
   _model(
@@ -136,7 +136,7 @@ METHODS = (
     name="transformers, DFlash and MTP before PR 48007, T = 0.5",
     source=_GENERATOR.format("5.16.0.dev0")
     + ", modeling_layers.py at d112311; issue 47932",
-    finding="drawn from the warped law, reported before the warp",
+    finding="tokens are drawn after the warp, reported with the law before it",
     rounds=_reported_raw,
     warp=_HALF,
   ),
@@ -150,28 +150,28 @@ METHODS = (
     name="transformers, Gemma 4 assistant",
     source=_GENERATOR.format("5.23.0 and 5.24.0")
     + " (SinglePositionMultiTokenCandidateGenerator); issue 47932",
-    finding="the most likely token, reported as drawn from the softmax",
+    finding="the most likely token is reported as sampled from the softmax",
     rounds=_greedy_as_sampled,
   ),
   Method(
     name="Self-speculative sampling, defaults",
     source="github.com/dilab-zju/self-speculative-decoding, decoding.py "
     "(self_speculative_sample) at f69f2a7; arXiv 2309.08168",
-    finding="the most likely token, divided by its softmax",
+    finding="the most likely token is tested as sampled from the softmax",
     rounds=_greedy_as_sampled,
   ),
   Method(
     name="OpenVINO GenAI, draft model",
     source="github.com/openvinotoolkit/openvino.genai, "
     "src/cpp/src/sampling/sampler.cpp at 02400d9; issue 4190",
-    finding="the ratio is of two tokens; the replacement is drawn one "
-    "position late",
+    finding="the ratio is of two different tokens; the replacement is drawn "
+    "one position late",
     rounds=_openvino,
   ),
   Method(
     name="xLLM before PR 2175",
     source="github.com/xLLM-AI/xllm, pull request 2175 (its description)",
-    finding="the residual takes off the drafted token's mass alone",
+    finding="the residual subtracts only the drafted token's mass",
     rounds=_one_subtracted,
   ),
 )

@@ -53,7 +53,7 @@ def _eagle1(
 ) -> Iterator[Entry]:
   """Two children without replacement, tested in turn.
 
-  The release before the mend also skips token 0, and tests a child once for
+  The release before the fix also skips token 0, and tests a child once for
   every path through it; neither is in here.
   """
   del depth
@@ -134,7 +134,7 @@ def _eagle(name, where, finding, rounds, temperature=1.0) -> Method:
   )
 
 
-_MENDED = functools.partial(_eagle1, stale=False)
+_FIXED = functools.partial(_eagle1, stale=False)
 _BONUS = "the token after the last accepted one is drawn before the warp"
 _EAGLE1, _EAGLE2 = (
   f"eagle/model/utils.py at {commit}" for commit in ("08dc06c", "8009b6d")
@@ -142,13 +142,13 @@ _EAGLE1, _EAGLE2 = (
 
 METHODS = (
   _eagle(
-    "EAGLE-1, before the mend",
+    "EAGLE-1, before the fix",
     "model/utils.py at 38d5327",
     "the token after a second child comes from the parent's residual",
     functools.partial(_eagle1, stale=True),
   ),
-  _eagle("EAGLE-1, mended", _EAGLE1, "as RSD", _MENDED),
-  _eagle("EAGLE-1, mended", _EAGLE1, _BONUS, _MENDED, 0.5),
+  _eagle("EAGLE-1, fixed", _EAGLE1, "as RSD", _FIXED),
+  _eagle("EAGLE-1, fixed", _EAGLE1, _BONUS, _FIXED, 0.5),
   _eagle(
     "EAGLE-2", _EAGLE2, "deterministic children, tested as such", _top_two
   ),
@@ -158,7 +158,7 @@ METHODS = (
     source="a construction: SpecInfer's test, arXiv 2305.09781, on EAGLE-2's "
     "children, arXiv 2406.16858",
     claim="none",
-    finding="deterministic children tested as drawn from the softmax",
+    finding="deterministic children are tested as if sampled from the softmax",
     depth=1,
     rounds=functools.partial(_top_two, as_sampled=True),
   ),
@@ -166,16 +166,14 @@ METHODS = (
     name="Recurrent drafter",
     source="github.com/apple/ml-recurrent-drafter, "
     "recurrent_drafting/recurrent_drafting.py at d4f4a72; issue 6",
-    finding="the paths of a beam search, each tested as drawn, and the longest "
-    "kept",
+    finding="beam-search paths are tested as if sampled; the longest is kept",
     rounds=_beams,
   ),
   Method(
     name="Medusa, nucleus",
     source="github.com/FasterDecoding/Medusa, medusa/model/utils.py at 2b89814",
     claim="samples at top-p",
-    finding="every path has draws of its own, and after a miss there is "
-    "another",
+    finding="each path is tested with draws of its own, then one more is drawn",
     rounds=_medusa_nucleus,
     warp=nucleus,
   ),

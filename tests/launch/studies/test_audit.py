@@ -36,7 +36,7 @@ EXACT = {
   "transformers, assistant model, T = 0.5",
   "transformers, prompt look-up",
   "transformers, DFlash and MTP, T = 0.5",
-  "EAGLE-1, mended, T = 1",
+  "EAGLE-1, fixed, T = 1",
   "EAGLE-2, T = 1",
 }
 
@@ -59,8 +59,8 @@ def test_what_is_exact_is_so_on_every_pair_of_laws(name):
     ("transformers, Gemma 4 assistant", "B", 1 / 2),
     ("transformers, Gemma 4 assistant", "C", 0.36),
     ("Self-speculative sampling, defaults", "A", 1 / 6),
-    ("EAGLE-1, before the mend, T = 1", "A", 1 / 9),
-    ("EAGLE-1, mended, T = 0.5", "A", 2 / 15),
+    ("EAGLE-1, before the fix, T = 1", "A", 1 / 9),
+    ("EAGLE-1, fixed, T = 0.5", "A", 2 / 15),
     ("EAGLE-2, T = 0.5", "A", 2 / 15),
     ("Sampled tests on a top-k tree", "C", 0.3),
   ],
