@@ -1,4 +1,4 @@
-"""Checks of a drafter: its laws are those it drew from, and it reads no more.
+"""Checks that a drafter reports the laws it drew from and reads nothing stale.
 
 A draft whose law is not the one it was drawn from makes every rule lossy, and
 nothing but the text shows it; a draft that reads a stale slot or another row
@@ -63,13 +63,13 @@ def check_drafter(
   - Its laws sum to one, and are those that its tokens are drawn from: exactly,
     if it draws by `Context.draw` alone and V ** N is affordable, else by a
     chi-squared test (level 1e-6) of every node.
-  - Siblings that are independent promise that nodes with equal paths have
-    children of equal laws, masked alike: rules merge them.
-  - No coin is used twice: tokens follow their laws whatever the numbers are
-    that the loop verifies the draft with, whatever the nodes before drew, and
-    whatever the round before emitted, by such tests too.
-  - The mask of a node, and its parent, are decided before the first token of
-    its family is drawn (of deterministic drafts by anything).
+  - If siblings are independent, nodes with equal paths have children of equal
+    laws and masks, since rules merge them.
+  - No coin is used twice: by the same tests, tokens follow their laws given the
+    coins that the loop verifies with, the draws of earlier nodes, and what the
+    round before emitted.
+  - A node's mask and parent are decided before the first token of its family is
+    drawn (of deterministic drafts by anything).
   - A row's draft depends on that row alone, and on nothing stale: neither on
     tokens from `length` on nor on the target's slots from `length - 1` on.
   - Its state's row axes are as it declares.

@@ -78,7 +78,7 @@ def block_law(
       be drawn are among them: they have weight 0, and must not give NaN.
     tree: the token tree; V ** N drafts must be affordable.
     draft: the draft model's law after each context, from which children are
-      drawn as `siblings` says.
+      drawn according to `siblings`.
     target: the target's law.
     siblings: how the children of a node are drawn; without noise.
     prefix: committed tokens, at least one.
@@ -164,7 +164,7 @@ def block_law_of(
   distance: np.ndarray | None,
   target: Sequence[np.ndarray],
 ) -> BlockLaw:
-  """Sums what a rule says over R drafts of N nodes, G deep.
+  """Sums a rule's output over R drafts of N nodes, G deep.
 
   Args:
     probs: `f64[R]`, the probability of each draft.

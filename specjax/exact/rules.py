@@ -1,9 +1,9 @@
 """Checks of a rule: lossless if it claims so, else with the distance reported.
 
-A rule that claims to be lossless is summed over every draft of small trees, of
-models that depend on the whole text, with the laws that break rules: zeros,
-supports that do not meet, certain tokens, a draft that is the target. One that
-does not claim it must report the distance that it really keeps.
+A rule that claims to be lossless is summed over every draft of small trees, for
+models that depend on the whole text and laws that break rules: zeros, disjoint
+supports, point masses, a draft that is the target. A rule that does not claim
+it must report its true distance.
 """
 
 import dataclasses
@@ -57,8 +57,8 @@ class RuleCheck:
 def check_rule(rule: Rule) -> RuleCheck:
   """Checks a rule against its claims.
 
-  - Whatever it is given, the probabilities of its nodes are a law, and so is
-    that of the next token after every node that it may end at.
+  - On any input its node probabilities are a law, and so is that of the next
+    token after every node that it may end at.
   - If it is `lossless`, the joint law of the next tokens is the target's, on
     every tree and all siblings that its `check` lets pass.
   - What it reports of the first token is the exact distance. A rule that

@@ -2,7 +2,7 @@
 
 A token must follow its law not only over all drafts, but also given any outcome
 of the loop's own coins, of an earlier node, or of the round before. If two
-draws share a coin, each follows its law, and the text not the target's.
+draws share a coin, each follows its law, but the text not the target's.
 """
 
 import dataclasses

@@ -58,14 +58,14 @@ def get(name: str) -> Rule:
 
   Args:
     name: one of `RULES`, perhaps with parameters, as in
-      `"typical(epsilon=0.1)"`. One's own is `"package.module.RULE"`.
+      `"typical(epsilon=0.1)"`. Your own is `"package.module.RULE"`.
 
   Returns:
     The rule, one object for each text; its own name is the canonical text.
 
   Raises:
-    ValueError: if there is no such rule, listing those there are; if it has no
-      such parameters, or they are out of range; if a module is not there or
-      holds no such rule.
+    ValueError: for an unknown rule, listing those there are; for parameters
+      that it lacks or that are out of range; for a module that is missing or
+      has no such rule.
   """
   return GRAMMAR.make(name)

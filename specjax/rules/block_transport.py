@@ -1,24 +1,22 @@
 """Block transport: nearly the joint optimum of a draft of i.i.d. siblings.
 
-Every path of the draft has a score, evenly distributed whatever the
-distributions are; the path of the largest is selected, and verified as a block
-(`block`). What the score of a path through s is distributed as, mu_s, is
-computed along the path: with C children at s, a child's score is to have the
-distribution nu whose largest of C is mu_s, and the tokens share in it, `sum_x
-p(x | s) mu_sx = nu`. A token of high q / p gets high scores as far as its
-acceptance needs it, and no further: what is left is selection for the levels
-below (`score_transport`).
+Every path has a score, uniform whatever the distributions are; the path of the
+largest is selected and verified as a block (`block`). The distribution mu_s of
+the largest score below s is computed along the path: with C children at s, a
+child's score follows nu, of which the largest of C draws follows mu_s, and the
+tokens share nu out, `sum_x p(x | s) mu_sx = nu`. A token of high q / p gets
+high scores only as far as its acceptance needs them: what is left is selection
+for the levels below (`score_transport`).
 
-Scores of other paths are then distributed as if nothing were known of them, so
-that the distribution of the selected path is known on the path. With W the
-weight of a score for selection and P, A the distributions of drafting and of
-accepting s,
+The scores of other paths then do not depend on their tokens, so that the
+distribution of the selected path is known on the path. With W the weight of a
+score for selection and P, A the probabilities of drafting and of accepting s,
 
   share_s = sum mu_s W = P(select a path through s) / P(s),   v_s = A(s) / P(s),
   S = sum_x [v_s q(x) - p(x) v_sx],   h = S / (S + share_s - v_s)
 
-(0 / 0 is 0), h = v / share at a leaf: block verification. A token is of types t
-of knots z_t, in the parts u_xt (`ratio_types`), with whose shares
+(0 / 0 is 0), h = v / share at a leaf: block verification. A token x is a
+mixture u_xt of types t with knots z_t (`ratio_types`):
 
   share_sx = sum_t u_xt share_st,   v_sx = sum_t u_xt min(v_s z_t, share_st),
 
@@ -28,8 +26,8 @@ one path this is `block`, for paths of one token `transport` (in the limit of
 many bins). docs/optimum.md proves that it is lossless and compares it with the
 joint optimum, of which it has nearly all.
 
-Scores come in bins and tokens in classes, which cost acceptance alone. To
-differentiation, slopes and the distributions of scores are constants.
+Bins of scores and types of tokens cost acceptance alone. To differentiation,
+slopes and the distributions of scores are constants.
 """
 
 import dataclasses
@@ -299,7 +297,7 @@ def rule(bins: int = _NUM_BINS, types: int = _NUM_TYPES) -> Rule:
 
   Args:
     bins: of scores.
-    types: of tokens, of a vocabulary that is not tiny.
+    types: of tokens, for vocabularies that are not tiny.
 
   Raises:
     ValueError: if there are no bins, or less than two types.

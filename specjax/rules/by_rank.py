@@ -5,15 +5,14 @@ target's beta likeliest and close enough to the first (`top_beta`); blockwise
 parallel decoding (Stern et al., 2018, section 5) one that is among the k
 likeliest, and the first tokens of a block whatever they are (`blockwise`).
 
-Both say b(x), whether a token x would be accepted, from the target's
-distribution q alone, and a distribution P of the token that comes where the
-path ends. With p the distribution that the drafted token was drawn from (a
-point mass if it is deterministic) and `Z = sum (1 - b) p`, a token's law is
-then `b p + Z P`, and P after the last node. Its distance from q is exact and
-reported (`Verification.total_variation`).
+The target's distribution q alone decides b(x), whether a token x would be
+accepted, and P, the distribution of the token where the path ends. With p the
+distribution that the drafted token was drawn from (a point mass if it is
+deterministic) and `Z = sum (1 - b) p`, a token's distribution is `b p + Z P`,
+and P after the last node. Its distance from q is exact and reported
+(`Verification.total_variation`).
 
-Of equally likely tokens the first counts as the likelier one, as in greedy
-decoding.
+Ties in rank go to the first token, as in greedy decoding.
 """
 
 from collections.abc import Callable

@@ -1,10 +1,9 @@
 """Lossy rules of known output distribution: lossless verification against it.
 
-A rule of this file states a distribution pi, made of the target's distribution
-q and the draft's distribution p after the same text, and verifies against pi
-with a lossless rule. So a token's distribution is pi exactly, whatever was
-drafted, and its distance from the target, TV(pi, q), is known before a coin is
-flipped.
+Each rule computes a distribution pi from the target's distribution q and the
+draft's distribution p after the same text, and verifies against pi with a
+lossless rule. So a token's distribution is exactly pi, at the known distance
+TV(pi, q) from the target.
 
 With the token rule a drafted token is rejected with probability TV(p, pi), and
 
@@ -15,12 +14,11 @@ for every x. That is the Pareto front of Yin et al. (NeurIPS 2024, Theorem 5).
 On it are `ensemble`, `lenient`, `fuzzy`, `cactus`, and cascades that choose
 between p and q; `cascade_token` and `contrastive` need not be.
 
-Each rule below is its distribution, `pi(q, p, parameters)`, of probabilities
-`f[..., V]` and before it is normalized; `base`, of `BASES`, is the lossless
-rule that verifies against it. The distance reported at a node is TV(pi, q)
-there. Siblings share one draft distribution, the first one's; where nothing is
-drafted, the token follows q. Distributions are those after the warp: at
-temperature 0 they are point masses.
+Each rule below is its distribution, `pi(q, p, parameters)`, as probabilities
+`f[..., V]` before they are normalized; `base`, of `BASES`, is the lossless rule
+that verifies against it. The distance reported at a node is TV(pi, q). Siblings
+share the first one's draft distribution; where nothing is drafted, the token
+follows q. Distributions are warped: at temperature 0 they are point masses.
 """
 
 import dataclasses

@@ -1,13 +1,12 @@
 """Greedy multi-path block verification of K i.i.d. paths.
 
 After Thomas and Pal (2026). Give the tokens after every prefix a strict order,
-here by q / p, and select the lexicographically largest of the K paths. The
-selected path has the distribution `g(x^i) = F(x^i)^K - F^-(x^i)^K` of its first
-i tokens, where F^- is the draft's mass of length-i prefixes ranked below and `F
-= F^- + p(x^i)`. Block verification of the selected path, with `g(x^i) /
-g(x^{i-1})` for its draft distribution, is lossless because that is the
-distribution the path was selected from. K = 1 is block verification. Any order
-would be lossless.
+here by q / p, and select the lexicographically largest of the K paths. Its
+first i tokens have probability `g(x^i) = F(x^i)^K - F^-(x^i)^K`, where F^- is
+the draft's mass of length-i prefixes ranked below and `F = F^- + p(x^i)`. Block
+verification of the selected path, with `g(x^i) / g(x^{i-1})` for its draft
+distribution, is lossless because that is the distribution the path was selected
+from. K = 1 is block verification. Any order would be lossless.
 
 What is carried along the path is `m = p(x^i) / F(x^i)`: with E the draft's mass
 of tokens ranked below y after x^i, `u = 1 - m (1 - E - p(y))` and `v = u -

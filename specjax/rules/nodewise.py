@@ -1,8 +1,8 @@
 """Rules that decide node by node, from the distributions at a node alone.
 
-Most multi-draft rules do. Such a rule is one function for one node, without a
-batch: from the two distributions and the drafted candidates it says with what
-probability each candidate is accepted, and what distribution the next token has
+Most multi-draft rules do. Such a rule is a function of one node, without a
+batch: from the two distributions and the drafted candidates it computes the
+probability that each candidate is accepted, and the next token's distribution
 if none is. `verify_nodes` walks the tree with it:
 
   P(the walk reaches child x of n) = P(it reaches n) P(x is accepted at n).
@@ -10,8 +10,8 @@ if none is. `verify_nodes` walks the tree with it:
 Independent siblings may carry equal tokens. Their paths are one hypothesis, and
 below it the children of all of them are i.i.d. draws from one distribution: the
 walk merges them, as SpecTr's loop over surviving paths does (Sun et al.,
-NeurIPS 2023). Nodes with one candidate are decided at once, with arrays of one,
-the others one after the other.
+NeurIPS 2023). Nodes with one candidate are decided together, in arrays, the
+others one by one.
 """
 
 import dataclasses
@@ -64,17 +64,17 @@ class DecideFn(Protocol):
   ) -> Decision:
     """Decides among the candidates after one node.
 
-    It is called with C = 1 and with larger C, and what it returns must depend
-    on the valid candidates alone.
+    Called with C = 1 and with larger C. The result must depend on the valid
+    candidates alone.
 
     Args:
       target_log_probs: `f32[V]`, the target's distribution q after the node.
       draft_log_probs: `f32[C, V]`, the distribution that each candidate was
-        drawn from, given its elders; or `f32[1, V]` if siblings are
-        independent, and the draft's distribution p is that of all.
+        drawn from, given its previous siblings; or `f32[1, V]` if siblings are
+        independent and all drawn from the draft's distribution p.
       tokens: `i32[C]`, the candidates, in the order they were drawn.
       valid: `bool[C]`, False for masked ones, which come last unless siblings
-        are independent. If none is, anything but NaN may be returned.
+        are independent. If none is valid, anything but NaN may be returned.
 
     Returns:
       The `Decision`.

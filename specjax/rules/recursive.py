@@ -1,20 +1,19 @@
 """Recursive rejection: candidates are tested in turn against what is left.
 
-With `q^1 = q`, candidate x_i, drawn from d_i given its elders, is accepted with
-probability `min(1, q^i(x_i) / d_i(x_i))`; otherwise `q^{i+1} = norm([q^i -
-d_i]_+)`, from which the next token is drawn after the last rejection. Lossless
-for any siblings, because each test is ordinary single-draft verification of
-what the tests before it left to do.
+With `q^1 = q`, candidate x_i, drawn from d_i given its previous siblings, is
+accepted with probability `min(1, q^i(x_i) / d_i(x_i))`; otherwise `q^{i+1} =
+norm([q^i - d_i]_+)`, from which the next token is drawn after the last
+rejection. Lossless for any siblings, because each test is single-draft
+verification against what earlier tests left.
 
 - Independent siblings: SpecInfer's multi-step sampling (Miao et al., ASPLOS
   2024). In the scale form, with `s_0 = 0, s_{j+1} = s_j + R(s_j)`, what is left
-  is `q^{j+1} = norm([q - s_j p]_+)`: nothing is normalized m times. All of m
-  are rejected with probability R(s_m) (`specjax.distributions.rejection`).
+  is `q^{j+1} = norm([q - s_j p]_+)`, normalized once. All of m are rejected
+  with probability R(s_m) (`specjax.distributions.rejection`).
 - Without replacement: RSD (Jeon et al., 2024) and Sequoia (Chen et al., NeurIPS
-  2024). Any distribution does, as that of one drawn where p has run out of
-  mass.
-- Certain: EAGLE's trees; x is accepted with what q has left for it. Certain
-  and drawn siblings may follow each other: each is tested with its own
+  2024). A sibling drawn after p has run out of mass may have any distribution.
+- Deterministic: EAGLE's trees; x is accepted with the mass q has left for it.
+  Deterministic and drawn siblings may mix: each is tested with its own
   distribution.
 
 Rule `batch` is Algorithm 4 of Yin et al. (NeurIPS 2024): M i.i.d. paths, whose

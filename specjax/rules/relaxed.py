@@ -1,15 +1,15 @@
 """Lossy rules of a single path that accept more than the target allows.
 
-Each says with what probability b(x) a drafted token x ~ p is accepted and what
-distribution P follows a rejection. The distribution of the token is then `A = b
-p + Z P` with `Z = sum (1 - b) p`, and its distance from the target, TV(A, q),
-is exact and reported (`Verification.total_variation`).
+Each accepts a drafted token x ~ p with probability b(x), and draws from P after
+a rejection. The distribution of the token is then `A = b p + Z P` with `Z = sum
+(1 - b) p`, and its distance from the target, TV(A, q), is exact and reported
+(`Verification.total_variation`).
 
 For `b >= min(1, q / p)` the least distance is `TV(p, q) - Z`, reached by the
 ordinary residual `norm([q - p]_+)`: what is gained in acceptance is lost in
 distance, one for one (Yin et al., NeurIPS 2024, Theorems 4 and 5).
-`decoding_opt` is on that line, `decoding_uno` is above it. Rules that start
-from the distribution that a token shall have are in `known_target`.
+`decoding_opt` is on that line, `decoding_uno` is above it. Rules defined by
+their output distribution are in `known_target`.
 """
 
 from collections.abc import Callable

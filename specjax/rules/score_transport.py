@@ -1,14 +1,14 @@
 """One node of `block_transport`: shares of tokens in the scores of their path.
 
-A node hands out scores. They come in N bins, the lowest first, each with the
-probability of a child's score to be there and the weight W that a score has for
-selection, which does not fall. Its tokens are of C types (`ratio_types`), the
-lowest q / p first. The node owes v of the target's mass, and its children have
-`share = sum(scores W)` of the selection, at least v.
+A node hands out scores in N bins, lowest first. Each bin has the probability
+that a child's score is in it, and a weight W for selection, which does not
+fall. The node's tokens are of C types (`ratio_types`), the lowest q / p first.
+It owes v of the target's mass, and its children have `share = sum(scores W)` of
+the selection, at least v.
 
 With c and Q cumulated from the types' p and v q, and B(c) the selection that
-the lowest c of the scores have, a distribution a of the selected token can be
-had if its cumulated A is nowhere below B. Let h be where `B - Q` is largest. No
+the lowest c of the scores have, the selected token can have a distribution a
+whose cumulated A is nowhere below B. Let h be where `B - Q` is largest. No
 distribution accepts more than one with A = B at h, `a >= v q` below h and `a <=
 v q` above (docs/optimum.md, where B is c^k). `make_node` aims at the one of
 these that is closest to p: it leaves most selection for the levels below.

@@ -1,9 +1,8 @@
 """Token-by-token verification of a single path (Leviathan; Chen, 2023).
 
-Drafted token x_i, with draft distribution p_i and target distribution q_i, is
-accepted with probability `a_i = min(1, q_i(x_i) / p_i(x_i))`, in order, until
-one is
-rejected:
+In order, drafted token x_i, with draft distribution p_i and target distribution
+q_i, is accepted with probability `a_i = min(1, q_i(x_i) / p_i(x_i))`, until one
+is rejected:
 
   P(node n is the deepest) = a_1 .. a_n (1 - a_{n+1}),
 

@@ -2,7 +2,7 @@
 
 Weng et al. (NeurIPS 2025), with the update derived here. A node v owes the
 target a mass w_v (1 at the root); its children, drawn from d_v given their
-elders, are to deliver `min(w_v q_v, d_v)`. In sampling order,
+previous siblings, are to deliver `min(w_v q_v, d_v)`. In sampling order,
 
   child x starts with  w_x = min(1, w_v q_v(x) / d_v(x)),
   and once its whole subtree has been rejected,

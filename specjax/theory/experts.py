@@ -1,24 +1,23 @@
 """Cost of verification on a mixture of experts: the weights that a pass reads.
 
-A token is given k of E experts a layer. Were it a uniform choice, independent
-of other tokens', a pass over t tokens would touch
+A token is routed to k of E experts a layer. Were the choice uniform and
+independent of other tokens', a pass over t tokens would touch
 
   E (1 - (1 - k / E)^t)
 
-of them on average (an expert is missed by a token with probability 1 - k / E),
-and must read the weights of each from memory, which is what a pass over few
-tokens takes its time for. So a draft is not verified for the price of one
-token, as a dense model's is: the price grows from k experts to E, ever more
-slowly. Routers are neither uniform nor independent: neighboring tokens share
-experts, and a pass touches fewer: measured counts may take the place of the
-formula.
+of them on average (a token misses an expert with probability 1 - k / E).
+Reading their weights takes most of the time of a pass over few tokens. So,
+unlike a dense model's, a draft is not verified for the price of one token: the
+price grows from k experts to E, ever more slowly. Real routers are neither
+uniform nor independent: neighboring tokens share experts, so a pass touches
+fewer. Measured counts may replace the formula.
 
-So levels cost less the deeper they are: at the best rate the first may not pay
-for itself although many together do, and the myopic rule
-(`specjax.theory.stopping.myopic`), the optimum where levels never become
-cheaper, is none here. As rows are added nearly all E are touched anyway, and
-verifying costs what it costs a dense model, until arithmetic takes longer than
-reading (MoESD, arXiv 2505.19645, measures both).
+Levels cost less the deeper they are: the first may not pay for itself although
+many together do. So the myopic rule (`specjax.theory.stopping.myopic`), optimal
+where levels never become cheaper, is not optimal here. With many rows nearly
+all E are touched anyway, and verification costs what it costs a dense model,
+until arithmetic takes longer than reading (MoESD, arXiv 2505.19645, measures
+both).
 """
 
 import dataclasses

@@ -1,9 +1,8 @@
 """The joint optimum: the most that any lossless rule accepts of a whole draft.
 
-Of a small instance, all laws known. A context s is the tokens after the root,
-P(s) and Q(s) are the draft's and the target's probability of s, A(s) is the
-probability that at least s is accepted. docs/optimum.md proves (its
-propositions are meant below):
+For small instances whose laws are all known. A context s is the tokens after
+the root, P(s) and Q(s) are the draft's and the target's probability of s, A(s)
+is the probability that at least s is accepted. docs/optimum.md proves:
 
 - Proposition 1: a rule is lossless iff A(sx) <= A(s) q(x | s) and what stops at
   s, D(s) = A(s) - sum_x A(sx), is taken from drafts that have s.
@@ -14,9 +13,9 @@ propositions are meant below):
   block verification with the law of the selected path.
 
 The program over all drafts is solved by HiGHS, in a(s) = A(s) / Q(s): then
-losslessness is a(sx) <= a(s) <= 1, without a coefficient that could be tiny. No
-solution is given out whose dual does not confirm it to 1e-7 tokens; where laws
-are not sharp, errors are those of rounding.
+losslessness is a(sx) <= a(s) <= 1, without a coefficient that could be tiny. A
+solution is returned only if its dual confirms it to 1e-7 tokens; where laws are
+not sharp, errors are those of rounding.
 """
 
 import dataclasses

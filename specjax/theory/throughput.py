@@ -2,9 +2,9 @@
 
 N drafted tokens a cycle, P the probability that one is accepted given that all
 before it were, T_s seconds of a draft step, T_v seconds of a target pass over
-the drafted tokens. Acceptance is supposed to be i.i.d. (a capped geometric
-number of accepted tokens: Leviathan et al., ICML 2023); `exact_tokens` needs no
-such supposition. Scalars or arrays, which broadcast.
+the drafted tokens. Acceptance is assumed to be i.i.d. (a capped geometric
+number of accepted tokens: Leviathan et al., ICML 2023), but in `exact_tokens`.
+Scalars or arrays, which broadcast.
 """
 
 from collections.abc import Callable, Mapping, Sequence
