@@ -1,8 +1,11 @@
-"""Pages: links lead somewhere, commands and drafters exist."""
+"""Pages: links lead somewhere; commands, flags and drafters exist."""
 
+import importlib
 import pathlib
 import re
 import shlex
+
+from absl import flags
 
 from launch.assembly import registry
 from launch.evaluation.systems import SYSTEMS
@@ -68,14 +71,35 @@ def test_drafters_and_systems_in_commands_are_calls_of_the_grammar():
   assert "with_rule(eagle3, block)" in read
 
 
-def test_modules_in_commands_are_there():
-  named = {
-    name for x in commands() for name in re.findall(r"-m (launch[\w.]*)", x)
-  }
-  assert "launch.studies.rules" in named
-  for name in named:
+def test_commands_give_flags_and_settings_that_exist():
+  count = 0
+  for line in commands():
+    if not (found := re.search(r"-m (launch[\w.]*)(.*)", line)):
+      continue
+    name, given = found.groups()
+    if name == "launch.MAIN":
+      continue
     path = ROOT.joinpath(*name.split("."))
-    assert path.with_suffix(".py").exists() or path.is_dir(), name
+    module = f"{name}.__main__" if path.is_dir() else name
+    importlib.import_module(module)
+    read = {x.name for x in flags.FLAGS.get_key_flags_for_module(module)}
+    read |= {"debug", "help", "helpfull"}
+    config = {}
+    for flag, value in re.findall(r"--([\w.]+)(?:=(\S*))?", given):
+      count += 1
+      if flag == "config":
+        file, _, argument = value.partition(":")
+        of = file.removesuffix(".py").replace("/", ".")
+        get_config = importlib.import_module(of).get_config
+        config = get_config(argument) if argument else get_config()
+      elif flag.startswith("config."):
+        held = config
+        for part in flag.split(".")[1:]:
+          assert part in held, line
+          held = held[part]
+      else:
+        assert {flag, flag.removeprefix("no")} & read, (flag, line)
+  assert count > 300
 
 
 def test_drafters_in_the_page_are_those_that_help_prints():
