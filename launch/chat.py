@@ -1,4 +1,4 @@
-r"""A conversation with a chat model in the terminal, decoded speculatively.
+r"""Chats with a model in the terminal, decoding speculatively.
 
   python -m launch.tools.fetch_smollm2
   python -m launch.chat --config=configs/smollm2.py
@@ -7,16 +7,16 @@ r"""A conversation with a chat model in the terminal, decoded speculatively.
     --config.drafter='model("DRAFT")' --system_message="Be brief."
 
 DIR is a model with a chat template. Tokens appear as they are accepted, in the
-colors of launch.decode; the line after an answer says how fast it came. Every
-question is read with all that was said before. Commands:
+colors of launch.decode; a line after each answer reports its speed. Each
+question is answered with the whole conversation as context. Commands:
 
   /temperature X  of the answers from now on; 0 is greedy
-  /reset          forgets what was said
+  /reset          starts a new conversation
   /help           lists the commands
   /quit           ends, as Ctrl-D does; Ctrl-C ends an answer
 
-Piped, every line is a message or a command, and answers alone go to stdout;
-exit code 2: a line was refused (said on stderr), and the others were answered.
+With piped input every line is a message or a command, and only answers go to
+stdout. Exit code 2: a line was rejected (on stderr), the others were answered.
 """
 
 import contextlib

@@ -1,11 +1,11 @@
 """Command lines: shared flags, help, compilation cache and exit codes.
 
-A user's mistake is one line on stderr and exit code 2: a `UserError`, or any
-ValueError or OSError, whose traceback --debug shows. Other errors are bugs and
+A user's mistake (`UserError`, or any ValueError or OSError) is one line on
+stderr and exit code 2; --debug shows its traceback. Other errors are bugs and
 keep their tracebacks.
 
-A command reads the flags that its module defines, and those that it names with
-`reads`; it refuses the others that are defined here.
+A command takes the flags that its module defines and the shared ones that it
+names with `reads`; other shared flags are rejected.
 """
 
 import logging

@@ -1,14 +1,14 @@
-r"""Decodes prompts, speculatively and (for comparison) plainly.
+r"""Decodes prompts speculatively and, for comparison, plainly.
 
   python -m launch.decode --config=configs/embedded.py
   python -m launch.decode --config=configs/embedded.py --config.temperature=1 \
     --prompts=IN.jsonl --output=OUT.jsonl --summary=S.json
 
-Run it from the checkout's root. Without --prompts, a few built-in code prompts
-are completed and shown. A line of IN.jsonl is {"id": ..., "prompt": "..."}, or
-has "messages" or, for an encoder-decoder, "input" (launch/prompts.py says what
-else). The same command goes on where a killed one was (OUT.jsonl.journal).
-docs/command-line.md describes what is written.
+Run it from the checkout's root. Without --prompts it completes and shows a few
+built-in code prompts. A line of IN.jsonl is {"id": ..., "prompt": "..."}, or
+has "messages" or, for an encoder-decoder, "input" (more in launch/prompts.py).
+The same command resumes a killed run (OUT.jsonl.journal). docs/command-line.md
+describes the outputs.
 """
 
 import hashlib

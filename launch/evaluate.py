@@ -7,30 +7,30 @@ r"""Compares drafters on questions or prompts: speed, acceptance and texts.
     --rounds=5 --explain --output=E.json
 
 All systems answer the same questions in turn (--rounds times), and every
-speed-up is against plain decoding of the same questions at the same batch size.
-FILE has a line {"question_id": 81, "category": "writing", "turns": ["...",
-"..."]} each, as Spec-Bench's question file has; without it, the forty of our
-own are asked, eight of each of five tasks, for answers of at most 64 tokens
-unless --config.max_new_tokens says another number. --prompts=FILE reads plain
-prompts in place of them, as launch.decode does, or `built-in` ones. A system is
-a drafter as config.drafter is, `ngram(tokens=8, max_ngram=2)` or
-`package.module.NAME`, or transformers' hf, hf_assisted and hf_prompt_lookup.
-`with_rule(eagle3, block)` has a rule of its own. What all share is the
-config's. The draft of `online(model)` learns from what it decodes, one group of
-questions after the other.
+speed-up is relative to plain decoding of the same questions at the same batch
+size. FILE is in the format of Spec-Bench's question file, {"question_id": 81,
+"category": "writing", "turns": ["...", "..."]} per line; without it forty
+questions of our own are asked, eight for each of five tasks, with answers of at
+most 64 tokens unless --config.max_new_tokens is given. --prompts=FILE uses
+plain prompts instead, as in launch.decode, or `built-in` ones. A system is a
+drafter as in config.drafter, `ngram(tokens=8, max_ngram=2)` or
+`package.module.NAME`, or transformers' hf, hf_assisted or hf_prompt_lookup;
+`with_rule(eagle3, block)` sets its rule. Everything else comes from the config.
+The draft of `online(model)` learns from what it decodes, one group of questions
+after the other.
 
-Rounds are timed apart from the answers, and the speed-up is predicted from
-them; --timing=passes times target passes over 1 to 16 tokens too, --timing=none
+Rounds are timed separately from the answers, and predict the speed-up;
+--timing=passes also times target passes over 1 to 16 tokens, --timing=none
 nothing. --explain says whether drafting pays, why, and with how many tokens:
 without --systems it measures the config's drafter with 1 to 12.
 
-E.json has a row for each system, temperature, batch size and category, and all
-that it was made of; E.md shows and explains it (docs/evaluation.md says how to
-read it), with E-throughput.svg. A run that was stopped goes on from
-E.json.journal when the same command is given again.
+E.json has a row for each system, temperature, batch size and category, and its
+raw data; E.md shows and explains them (how to read it: docs/evaluation.md),
+with E-throughput.svg. The same command resumes a killed run from
+E.json.journal.
 
-Several processes (see launch/processes.py) take turns at the groups of
-questions, if each holds the models on its own devices; process 0 writes.
+Several processes (see launch/processes.py) take turns at groups of questions if
+each holds the models on its own devices; process 0 writes.
 """
 
 import collections

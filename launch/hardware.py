@@ -1,9 +1,9 @@
-"""TPUs: Google's figures of each generation, and slices to compile for.
+"""TPUs: Google's figures for each generation, and slices to compile for.
 
 Figures are from https://docs.cloud.google.com/tpu/docs (system architecture),
 read in November 2026; v4's six links of 50 GB/s are from its paper (Jouppi et
-al., 2023). The memory that a program may use is what libtpu's compiler reports,
-less than what is soldered on.
+al., 2023). Usable memory is what libtpu's compiler reports, less than what is
+installed.
 """
 
 import dataclasses

@@ -5,16 +5,16 @@ r"""Searches for the sub-layers that a target skips to draft for itself.
   python -m launch.decode --config=configs/embedded.py \
     --config.drafter='layer_skip("skip.json")'
 
-Of the 2L attentions and MLPs some set is skipped in every draft pass (Draft and
-Verify, Zhang et al., ACL 2024). Sets are proposed by tree-structured Parzen
-estimators (pip install 'specjax[search]') and scored by a predicted speed-up: a
-pass over completions of the target gives the acceptance of a set, no program is
-compiled for it, and a draft pass costs the weights that it reads. What a set is
-worth by the clock says `launch.evaluate`.
+Every draft pass skips some of the 2L attentions and MLPs (Draft and Verify,
+Zhang et al., ACL 2024). Tree-structured Parzen estimators (pip install
+'specjax[search]') propose sets, scored by a predicted speed-up: one pass over
+the target's completions gives a set's acceptance, without compiling it, and a
+draft pass costs the weights that it reads. `launch.evaluate` measures what the
+best set is worth.
 
-Prompts are as of launch.decode, the acceptance that of the config's temperature
-and truncations over max_new_tokens of each. OUT.json is what layer_skip reads,
-with every evaluation.
+Prompts are those of launch.decode; acceptance is at the config's temperature
+and truncation over max_new_tokens of each. OUT.json, for layer_skip, lists
+every evaluation.
 """
 
 from collections.abc import Callable

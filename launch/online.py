@@ -1,9 +1,8 @@
 """Online learning of a draft: the optimizer.
 
-A `Learner` has the draft's parameters. After every so many rounds it takes a
-step of Adam on all that the rings of the state hold
-(`specjax.training.learning`), so what is in a ring is learned from until it is
-overwritten. Nothing of it is on disk: a run that was killed begins anew.
+A `Learner` holds the draft's parameters. Every few rounds it takes an Adam step
+on everything in the state's rings (`specjax.training.learning`); an entry is
+used until it is overwritten. Nothing is saved: a killed run starts over.
 """
 
 import dataclasses

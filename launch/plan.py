@@ -6,17 +6,17 @@ r"""Plans decoding on a TPU slice: compiles the loop for it, without a TPU.
 Needs x86-64 Linux and `pip install -e '.[tpu]'`; no TPU, account or network.
 Models and draft heads are names in configs/shapes.py or paths of a
 `config.json`. --drafter is a call as in configs: model, ngram, layer_skip,
-plain or a kind of head but assistant (mtp of one layer), without policies and
-ladders. Without --rule deterministic drafts are verified by match, other chains
-by token and other trees by recursive. An encoder-decoder needs --input_length,
+plain or a kind of head but assistant (mtp with one layer), without policies and
+ladders. --rule defaults to match for deterministic drafts, to token for other
+chains and to recursive for other trees. An encoder-decoder needs --input_length
 and --prompt_length=1.
 
-Memory, collectives and copies are read from the compiled program. Times are a
-roofline (launch/planning/networks.py), a model and no measurement. Compiling
-takes half a minute to some minutes. --output writes all of it as JSON.
+Memory, collectives and copies are read from the compiled program. Times come
+from a roofline model (launch/planning/networks.py), not a measurement.
+Compiling takes half a minute to some minutes. --output writes all as JSON.
 
-Exit codes: 0, 2 for a mistake (unknown topologies list the known ones), 3 for
-what does not fit.
+Exit codes: 0, 2 for a mistake (an unknown topology lists the known ones), 3 if
+it does not fit.
 """
 
 import dataclasses

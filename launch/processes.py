@@ -1,6 +1,6 @@
 r"""Several processes of one run: joining them, and the chief, which writes.
 
-A TPU slice of more than one worker runs one process a worker, and
+A TPU slice with several workers runs one process per worker, and
 `jax.distributed.initialize` finds the others, as it does under Slurm, Open MPI
 and Kubernetes with --distributed=on. By hand, on one machine or several:
 
@@ -9,8 +9,8 @@ and Kubernetes with --distributed=on. By hand, on one machine or several:
   JAX_COORDINATOR_ADDRESS=localhost:9911 JAX_NUM_PROCESSES=2 JAX_PROCESS_ID=1 \
     python -m launch.decode --config=configs/embedded.py --output=OUT.jsonl
 
-When one process dies, the others end within --heartbeat_timeout seconds or a
-little more: jax aborts them with "another task died".
+When one process dies, jax aborts the others after about --heartbeat_timeout
+seconds with "another task died".
 """
 
 import json

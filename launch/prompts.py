@@ -1,4 +1,4 @@
-r"""Prompts: built-in, or from a file of lines with settings of their own.
+r"""Prompts: built-in, or from a file of lines with their own settings.
 
 A line of a prompts file is a JSON object (`Line`):
 
@@ -6,9 +6,9 @@ A line of a prompts file is a JSON object (`Line`):
    "num_samples": 4, "temperature": 0.8, "max_new_tokens": 64, "seed": 7,
    "stop": ["\n\n", "END"], ...}
 
-All but the prompt (or the messages) may be left out, or null. An
-encoder-decoder reads {"id": ..., "input": "what the encoder reads"}, and the
-prompt is how its answer begins. HTTP requests have the same `Settings`.
+Only the prompt (or messages) is required; others may be null. An
+encoder-decoder takes {"id": ..., "input": "the encoder's text"}, and the prompt
+begins its answer. HTTP requests have the same `Settings`.
 """
 
 import dataclasses

@@ -1,11 +1,11 @@
 """Provenance of a result: code, command, config and machine.
 
-Every JSON that a command writes as its result has
+Every result in JSON has
 
-  provenance   commit, whether the code differed from it ("dirty"; null where
-               nothing tells), and the command line
+  provenance   commit, whether the code differed from it ("dirty"; null if
+               unknown), and the command line
   machine      versions and devices
-  config       of a command that has one
+  config       if the command has one
 """
 
 import functools

@@ -1,7 +1,7 @@
-"""Files that commands write: whole or not at all, and not over one another.
+"""Output files: written whole or not at all, never overwritten by accident.
 
-An existing output is refused without --overwrite, before any work is done. Of
-several processes the chief alone writes. "-" is stdout.
+An existing output is rejected without --overwrite, before any work is done. Of
+several processes only the chief writes. "-" is stdout.
 """
 
 import json

@@ -1,4 +1,4 @@
-r"""Serves a pair over HTTP, as OpenAI's clients expect it.
+r"""Serves a pair over an OpenAI-compatible HTTP API.
 
   python -m launch.serve --config=configs/smollm2.py:batch --port=8000 --slots=8
 
@@ -6,18 +6,17 @@ r"""Serves a pair over HTTP, as OpenAI's clients expect it.
     -d '{"prompt": "def main(", "max_tokens": 32, "temperature": 0}'
 
 /v1/completions, /v1/chat/completions and /v1/models follow OpenAI's API;
-/health and /metrics (Prometheus) are for operators. docs/serving.md has the
-contract.
+/health and /metrics (Prometheus) are for operators. See docs/serving.md.
 
-A request gets a slot, a row of one running batch, as soon as one is free. Its
+A request gets a slot, a row of the running batch, as soon as one is free. Its
 tokens are those of its prompt, settings and seed in a batch of their own.
 
-It listens on 127.0.0.1 unless --host says otherwise, and asks for the bearer
-token in $SPECJAX_API_KEY if that is set. On SIGTERM (or Ctrl-C) it takes no
-more requests, answers those that it has, and ends with exit code 0.
+The server listens on 127.0.0.1 unless --host is given, and requires the bearer
+token in $SPECJAX_API_KEY if that is set. After SIGTERM (or Ctrl-C) it rejects
+new requests, finishes the running ones, and exits with code 0.
 
-Several processes (see launch/processes.py) serve one model that config.mesh
-cuts over their devices: process 0 takes the requests.
+Several processes (see launch/processes.py) serve one model sharded by
+config.mesh over their devices: process 0 takes the requests.
 """
 
 import os

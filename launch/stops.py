@@ -1,4 +1,4 @@
-"""Stop strings, which may span tokens, and text that streams."""
+"""Stop strings that may span tokens, and streamed text."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,7 +1,7 @@
 """Traces of rounds: drafts, distributions, accepted nodes and emitted tokens.
 
-Traced rows are decoded a round at a time, and after each the host reads what
-happened: the tokens are the same as ever, the times are no measurement.
+Traced rows are decoded round by round, and the host reads the state after each:
+the tokens are the usual ones, but the times are not meaningful.
 """
 
 import dataclasses

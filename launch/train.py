@@ -1,33 +1,32 @@
-r"""Trains a small transformer: from scratch, or as the draft of a target.
+r"""Trains a small transformer from scratch, or as the draft of a target.
 
   python -m launch.train --config=configs/train_embedded.py:target \
     --workdir=/tmp/specjax/target --export=models/pretrained/target --overwrite
 
-The same command, or `--workdir` alone, goes on from the last checkpoint, to the
+The same command, or `--workdir` alone, resumes from the last checkpoint, to the
 same parameters, bit for bit, as a run that was never stopped. SIGTERM or Ctrl-C
-saves a checkpoint and ends with exit code 75: the run is not over. At its end
-the model is exported as Llama files, if `--export` says where. A model that is
-there, and a run of other settings in WORKDIR, are replaced with --overwrite
-only. Numbers of steps, rates, and what is logged may change within a run.
-WORKDIR gets
+saves a checkpoint and exits with code 75: unfinished. At the end the model is
+exported as Llama files to `--export`. An existing model, and a run with other
+settings in WORKDIR, are replaced only with --overwrite. Numbers of steps, rates
+and logging may change within a run. WORKDIR gets
 
-  config.json      what was asked for
+  config.json      the settings
   metrics.jsonl    every `log_every` steps the objective's loss (as in
                    `forward_kl_loss`) and tokens per second; every
                    `validate_every` steps the text's cross-entropy
                    (`validation_next_token_loss`), bits per byte and, with a
-                   teacher, how often a drafted token would be accepted
+                   teacher, the acceptance of a drafted token
   checkpoints/     the newest two
-  tokenizer/       the one of the config
+  tokenizer/       the config's
 
-Checkpoints go onto any mesh: with another `--config.mesh`, or on other devices,
-the same command goes on (only the number of processes must stay: each has its
-place in the data). And WORKDIR is a model that the other commands take as a
-target or a draft (`models.formats.trained`).
+Checkpoints load onto any mesh: the same command resumes with another
+`--config.mesh` or on other devices (but with as many processes: each has its
+place in the data). Other commands take WORKDIR as a target or a draft
+(`models.formats.trained`).
 
-Heads on a target's features are trained likewise (configs/train_head.py), as
-are encoder-decoders and SpecDec's block drafters (configs/train_t5.py), which
-are exported in T5's format.
+It also trains heads on a target's features (configs/train_head.py), and
+encoder-decoders and SpecDec's block drafters (configs/train_t5.py), which are
+exported in T5's format.
 """
 
 from absl import flags

@@ -1,7 +1,7 @@
 """Tells libtpu that a machine has no TPU, before it looks for one.
 
-Left alone, libtpu complains about hosts that it cannot find, writes logs, and
-lets one process of a machine load it. Nothing here imports jax.
+Otherwise libtpu complains about hosts that it cannot find, writes logs, and
+lets only one process per machine load it. This module imports no jax.
 """
 
 import glob

@@ -1,19 +1,19 @@
-r"""Finds the static tree of most tokens a round, by measured acceptance.
+r"""Finds the static tree with most tokens per round, by measured acceptance.
 
   python -m launch.tools.best_tree --config=configs/embedded.py \
     --config.drafter='eagle3(siblings=without_replacement)' \
     --config.temperature=1 --config.rule=recursive --prompts=IN.jsonl \
     --output=T.json
 
-The prompts are decoded with a tree in which every node above the last level has
---children of them, by the rule and with the siblings that the config says (at
-temperature 0 `--config.rule=match` and `siblings=top_k`), and it is counted
-how often the walk went on to the child of each rank. The best trees of 1 to
---max_nodes drafted nodes follow, and their tokens a round (Sequoia, Chen et
-al., NeurIPS 2024). That supposes that a rank is as good at every place: for a
-draft whose later tokens are accepted less often, deep trees look too good.
-Which size is the fastest on a device `launch.evaluate` measures. The last line
-on stdout is the argument of a drafter that drafts the largest tree.
+It decodes the prompts with a tree in which every node above the last level has
+--children of them, under the config's rule and siblings (at temperature 0
+`--config.rule=match` and `siblings=top_k`), and counts how often the walk
+continues to the child of each rank. It then prints the best trees of 1 to
+--max_nodes drafted nodes with their tokens per round (Sequoia, Chen et al.,
+NeurIPS 2024). This assumes that a rank is as good at every depth, so deep trees
+look too good for drafts whose later tokens are accepted less. `launch.evaluate`
+measures which size is fastest on a device. The last line on stdout is the
+`tree` argument of the largest tree.
 """
 
 import jax

@@ -1,14 +1,14 @@
-r"""Makes an index of texts, from which drafts are looked up while decoding.
+r"""Indexes texts, in which drafts are looked up while decoding.
 
   python -m launch.tools.corpus_index --input=TEXTS --target=DIR \
     --output=I.safetensors
   python -m launch.decode --config=configs/smollm2.py --config.rule=match \
     --config.drafter='suffix(corpus="I.safetensors")' --prompts=IN.jsonl
 
-TEXTS is a folder of *.txt, *.md, *.py and *.jsonl files, or a JSONL file, whose
+TEXTS is a folder of *.txt, *.md, *.py and *.jsonl files, or a JSONL file whose
 lines have a "completion", as launch.decode writes them, or a "text". DIR is the
-target, whose tokenizer the index is for. Every token takes eight bytes, in the
-file and in the memory of every device.
+target, whose tokenizer the index uses. Every token takes eight bytes, on disk
+and in the memory of every device.
 """
 
 import pathlib

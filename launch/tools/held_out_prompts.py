@@ -4,9 +4,9 @@ r"""Writes prompts from Python files that no embedded model was trained on.
   python -m launch.evaluate --config=configs/embedded.py --prompts=P.jsonl \
     --output=E.json
 
-A prompt is some lines from inside a file of the test split (`launch.training.
+A prompt is a few lines from inside a file of the test split (`launch.training.
 corpus`), of the standard library and the packages that the embedded pair was
-trained on: the same on every call, for the versions that are installed.
+trained on: the same in every call with the same installed versions.
 """
 
 from absl import flags

@@ -3,12 +3,12 @@ r"""Times passes of a published shape on this machine's device.
   python -m launch.tools.passes --target=llama-3.1-8b --batch_sizes=1,8 \
     --widths=1,2,4,8,16 --output=P.json
 
-A pass over t tokens of a row is what verifies a tree of t nodes; what it costs
-in passes over one token, and what is accepted of the tree, decide whether a
-draft pays. So this says before there is a draft, or even a checkpoint: the
-weights are random, which changes no time but a mixture's choice of experts.
-The model is `launch.plan`'s: bfloat16, layers stacked, --text tokens in the
-cache. Widths take turns; medians count.
+A pass over t tokens of a row verifies a tree of t nodes. Its cost in passes
+over one token, and the tree's acceptance, decide whether a draft pays, so this
+tells before there is a draft or even a checkpoint: the weights are random,
+which changes no time but a mixture's choice of experts. The model is
+`launch.plan`'s: bfloat16, layers stacked, --text tokens in the cache. Widths
+take turns; medians are reported.
 """
 
 import dataclasses

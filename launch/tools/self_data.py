@@ -5,21 +5,20 @@ r"""Has a chat model write conversations to train its draft on.
   python -m launch.train --config=configs/train_head.py:eagle3 \
     --config.target=TARGET --config.dataset=FOLDER --workdir=W
 
-The model is given the tokens that its template puts before a user's words,
-continues them with a question, and answers it (Magpie, Xu et al. 2024), each in
-at most --config.max_new_tokens tokens. Questions can also be given:
---prompts is a file of lines {"messages": [...]} that end with a user's turn,
-which are answered first. Lines of --system_prompts precede the made-up
-questions, in turn, for more variety than the model has by itself
-(launch/training/users.txt covers mathematics, translation, summaries); the
-answer is sampled without them. --answer_temperatures are those of the answers,
-0 among them: greedy answers suit a draft for greedy decoding.
+Given the tokens with which its template opens a user's turn, the model writes a
+question and answers it (Magpie, Xu et al. 2024), each in at most
+--config.max_new_tokens tokens. Given questions are answered first: --prompts is
+a file of lines {"messages": [...]} that end with a user's turn. Lines of
+--system_prompts precede the invented questions, in turn, for more variety
+(launch/training/users.txt covers mathematics, translation, summaries); answers
+are sampled without them, at --answer_temperatures: 0, greedy answers, suits a
+draft for greedy decoding.
 
-FOLDER gets conversations.jsonl, a line {"messages", "number", "whole": whether
-the answer ended by itself} each, and about.json. Repeated questions are
-dropped, and so is whatever shares 13 words in a row with the project's
-evaluation questions or those of --keep_out. A stopped run goes on when its
-command is given again.
+FOLDER gets about.json and conversations.jsonl, with a line {"messages",
+"number", "whole"} each, "whole" if the answer ended by itself. Repeated
+questions are dropped, and so is whatever shares 13 words in a row with the
+project's evaluation questions or those of --keep_out. The same command resumes
+a stopped run.
 """
 
 import json
