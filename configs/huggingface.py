@@ -1,4 +1,4 @@
-r"""Decodes with any supported checkpoint directories on this machine.
+r"""Decodes with any supported checkpoint on this machine, or from the Hub.
 
   python -m launch.decode \
     --config=configs/huggingface.py:target=DIR,draft=DIR --prompts=IN.jsonl
@@ -8,9 +8,9 @@ Without `draft=`, choose a drafter that needs none:
   python -m launch.decode --config=configs/huggingface.py:target=DIR \
     --config.drafter=ngram --prompts=IN.jsonl
 
-The families of docs/families.md are read, from directories (config.json,
-safetensors, tokenizer files) and from GGUF files: DIR may be FILE.gguf, or a
-name on the Hugging Face Hub, ORG/NAME, ORG/NAME@REVISION or ORG/NAME/FILE.gguf.
+DIR is a directory (config.json, safetensors, tokenizer files) of a family in
+docs/families.md, a GGUF file, or a name on the Hugging Face Hub: ORG/NAME,
+ORG/NAME@REVISION or ORG/NAME/FILE.gguf.
 """
 
 import ml_collections

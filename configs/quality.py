@@ -3,10 +3,10 @@ r"""Decoding-OPT against Decoding-UNO (Yin et al., NeurIPS 2024, section 5).
   python -m launch.studies.quality --config=configs/quality.py \
     --prompts=P.jsonl --output=OUT.json
 
-Both rules over-accept alike; after a rejection OPT draws from the residual that
-loses least, UNO from the target. Completions of the same prompts are compared
-by a score. The paper's setting, for whoever has the files (a 70-million and a
-2.8-billion Pythia and a reward model, as directories):
+Both rules over-accept equally; after a rejection OPT draws from the residual
+that loses least, UNO from the target. A score compares completions of the same
+prompts. The paper's setting, if you have the files (Pythia 70M and 2.8B and a
+reward model, as directories):
 
   python -m launch.studies.quality \
     --config=configs/quality.py:target=PYTHIA_2.8B,draft=PYTHIA_70M \

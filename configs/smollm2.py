@@ -1,23 +1,23 @@
-r"""Decodes with SmolLM2-135M-Instruct, a small model that chats.
+r"""Decodes with SmolLM2-135M-Instruct, a small chat model.
 
   python -m launch.tools.fetch_smollm2
   python -m launch.chat --config=configs/smollm2.py
   python -m launch.decode --config=configs/smollm2.py --prompts=IN.jsonl
   python -m launch.evaluate --config=configs/smollm2.py --output=E.json
 
-IN.jsonl has lines {"messages": [{"role": "user", "content": "..."}]}; what is a
+IN.jsonl has lines {"messages": [{"role": "user", "content": "..."}]}; a
 "prompt" is continued without the chat template, and often ends at once.
 
-Where a text repeats itself the repetition is drafted, and elsewhere a head in
-eight bits drafts three tokens (models/pretrained/README.md): the fastest way on
-two cores over all of Spec-Bench, for one row at temperature 0; on questions of
-facts the head alone was as fast (docs/evaluation.md).
-`configs/smollm2.py:sampled` is the fastest at temperature 1, the head alone by
-`block`, and `configs/smollm2.py:batch` for batches of 4, one token of the head;
-of 8 it may lose to `--config.drafter=plain`. `--config.drafter=ngram` drafts
-from the text alone, and `layer_skip` skips the one attention that costs the
-least acceptance, by launch.layer_search. The target's weights are quantized to
-four bits, and computed with in float32.
+Repetitions in the text are drafted from the text, and everything else by an
+int8 head with three tokens (models/pretrained/README.md): the fastest on two
+cores over all of Spec-Bench, for one row at temperature 0; on factual questions
+the head alone was as fast (docs/evaluation.md). `configs/smollm2.py:sampled` is
+the fastest at temperature 1, the head alone with `block`, and
+`configs/smollm2.py:batch` for batches of 4, one token of the head; at 8 it may
+lose to `--config.drafter=plain`. `--config.drafter=ngram` drafts from the text
+alone, and `layer_skip` skips the one attention that costs the least acceptance,
+by launch.layer_search. The target's weights are stored in four bits and
+computed with in float32.
 """
 
 import os

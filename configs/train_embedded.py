@@ -7,8 +7,8 @@ The tokenizer and the target first, then the draft, distilled from the target:
   python -m launch.train --config=configs/train_embedded.py:draft \
     --workdir=/tmp/specjax/draft --export=models/pretrained/draft --overwrite
 
-`:tiny` trains a toy in seconds (the test of the trainer). What the shipped pair
-was trained with is in models/pretrained/README.md.
+`:tiny` trains a toy in seconds (for tests). How the shipped pair was trained:
+models/pretrained/README.md.
 """
 
 import ml_collections
@@ -37,20 +37,20 @@ def get_config(arg: str = "target") -> ml_collections.ConfigDict:
   config.model = ml_collections.ConfigDict(
     dict(_SHAPES[arg], vocab_size=4096, max_positions=2048)
   )
-  # What is read: see launch/training/data.py.
+  # See launch/training/data.py.
   config.dataset = "python_source"
   config.text_features = ()  # of a TFDS dataset; () for the usual ones
-  # Where the tokenizer is. Trained on the data, and written there, if the
-  # folder lacks one: name another folder for other data.
+  # The tokenizer's folder; if empty, one is trained on the data and written
+  # there: name another folder for other data.
   config.tokenizer = "models/pretrained/target"
-  # A model to begin with (its directory), in place of random weights.
+  # Directory of a model to start from; "" for random weights.
   config.init_from = ""
-  # What is learned, from whose text, and from whom: specjax.training.losses,
-  # launch.training.model, and the directory of a target.
+  # The objective (specjax.training.losses), whose text it is trained on
+  # (launch.training.model), and the directory of the teacher.
   config.objective = "forward_kl" if arg == "draft" else "next_token"
   config.acceptance_block = 5  # drafted tokens a step, for "acceptance"
   config.contexts = "data"  # or "target", "draft": their samples
-  config.prompt_length = 64  # tokens of a row that stay, where it is sampled
+  config.prompt_length = 64  # tokens of a row that are kept if it is sampled
   config.teacher = "models/pretrained/target" if arg == "draft" else ""
   config.sequence_length = 256
   config.batch_size = 8

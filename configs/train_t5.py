@@ -16,10 +16,10 @@ and two drafters of equal size, autoregressive and block:
   python -m launch.train --config=configs/train_t5.py:block,$W \
     --workdir=$W/block-run --export=$W/block
 
-`:block_6_6,W` has six layers on either side, as SpecDec's released script, and
+`:block_6_6,W` has six layers on either side, as in SpecDec's released script;
 `:tiny,W` and `:tiny_block,W` train toys in seconds. `:draft_shared,W` and
-`:block_shared,W` take the verifier's encoder as it is and train a decoder for
-it: with `--config.share_encoder` of configs/t5.py an input is then read once.
+`:block_shared,W` freeze the verifier's encoder and train a decoder for it: with
+`--config.share_encoder` of configs/t5.py an input is then encoded once.
 """
 
 import ml_collections
@@ -50,25 +50,25 @@ def get_config(arg: str = "verifier,.") -> ml_collections.ConfigDict:
   config.model = ml_collections.ConfigDict(
     dict(_COMMON, num_encoder_layers=encoder, num_layers=decoder)
   )
-  config.num_masks = 8  # tokens that a block drafter says at once
+  config.num_masks = 8  # tokens that a block drafter predicts at once
   drafts = name.startswith(("draft", "block"))
-  # A T5 whose table and encoder are taken, and stay as they are.
+  # A T5 whose embedding and encoder are used frozen.
   config.encoder_from = f"{folder}/verifier" if "shared" in name else ""
   # What is read: see launch/training/t5.py.
   config.dataset = f"{folder}/{'asked' if drafts else 'train'}.jsonl"
   config.validation = f"{folder}/validation.jsonl"
   config.answers = f"{folder}/said.jsonl" if drafts else ""
-  # Where the tokenizer is. Trained on the data, and written there, if the
-  # folder lacks one; drafters take the verifier's.
+  # The tokenizer's folder; if empty, one is trained on the data and written
+  # there. Drafters use the verifier's.
   config.tokenizer = f"{folder}/tokenizer"
-  config.input_length = 64  # tokens; what is longer is cut
+  config.input_length = 64  # tokens; longer inputs are cut
   config.output_length = 40
   config.batch_size = 64
   # Over the devices: batches along the first axis, weights along the second.
   config.mesh = (-1, 1)
   config.objective = "cross_entropy"  # the only one here
   config.label_smoothing = 0.1 if config.kind == "t5_block" else 0.0
-  config.glance = (0.5, 0.3)  # share of its errors that a block is told
+  config.glance = (0.5, 0.3)  # share of its errors revealed to a block
   config.num_steps = 6000
   config.learning_rate = 1e-3 if drafts else 7e-4
   config.warmup_steps = 300

@@ -41,7 +41,7 @@ from specjax.warp import make_sampling
 
 cli.reads(cli.CONFIG)
 _SYSTEM_MESSAGE = flags.DEFINE_string(
-  "system_message", None, "What the system says before the conversation."
+  "system_message", None, "The system message of the conversation."
 )
 
 _COMMANDS = "/temperature X, /reset, /help, /quit"

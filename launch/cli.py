@@ -29,7 +29,7 @@ PROMPTS = flags.DEFINE_string("prompts", None, "Prompts, JSON lines.")
 OUTPUT = flags.DEFINE_string("output", None, "Where to write the results.")
 OVERWRITE = flags.DEFINE_bool("overwrite", False, "Replace existing outputs.")
 WORKDIR = flags.DEFINE_string(
-  "workdir", None, "The folder of a run: a training, figures."
+  "workdir", None, "A run's folder, of a training or figures."
 )
 TARGET = flags.DEFINE_string(
   "target",
@@ -43,11 +43,11 @@ TEMPERATURES = flags.DEFINE_list(
   "temperatures", None, "Temperatures to decode at, one after the other."
 )
 BATCH_SIZES = flags.DEFINE_list(
-  "batch_sizes", None, "Rows that are decoded together, each number in turn."
+  "batch_sizes", None, "Rows decoded together, one size after the other."
 )
 COUNT = flags.DEFINE_integer("count", None, "How many to make.", lower_bound=1)
 SEED = flags.DEFINE_integer(
-  "seed", None, "Of what is sampled or searched.", lower_bound=0,
+  "seed", None, "Seed of sampling or searching.", lower_bound=0,
   upper_bound=2**32 - 1,
 )  # fmt: skip
 _DEBUG = flags.DEFINE_bool("debug", False, "Show tracebacks of all errors.")
@@ -61,13 +61,13 @@ Command = Callable[[Sequence[str]], int]
 UNFINISHED = 75
 
 _MORE_HELP = """
---helpfull lists all flags, and the settings of the config it is given;
---help=drafters what --config.drafter takes; --debug shows tracebacks."""
+--helpfull lists all flags and the given config's settings;
+--help=drafters lists drafters; --debug shows tracebacks."""
 _HELP = {"--help", "-help", "-h", "-?", "--helpshort"}
 
 
 class UserError(Exception):
-  """Something the user can mend; its text is the whole message."""
+  """A mistake of the user's; its text is the whole message."""
 
 
 def reads(*shared: flags.FlagHolder) -> None:

@@ -48,7 +48,7 @@ _LOG_PROBS = flags.DEFINE_bool(
   "log_probs", False, "Also write the log-probability of every token."
 )
 _STEPS = flags.DEFINE_string(
-  "steps", None, "Where to write what every round did, JSONL."
+  "steps", None, "Where to write a trace of every round, JSONL."
 )
 
 

@@ -66,21 +66,21 @@ cli.reads(
   cli.CONFIG, cli.PROMPTS, cli.OUTPUT, cli.TEMPERATURES, cli.BATCH_SIZES,
 )  # fmt: skip
 _QUESTIONS = flags.DEFINE_string(
-  "questions", None, "The questions, JSONL; our own if not given."
+  "questions", None, "The questions, JSONL; our own by default."
 )
 _SYSTEMS = flags.DEFINE_string(
-  "systems", None, "What to compare; plain and the config's drafter."
+  "systems", None, "Compared; by default plain and the config's drafter."
 )
 _SUBSET = flags.DEFINE_integer(
-  "subset", None, "So many questions, of every category its share.",
+  "subset", None, "Take only this many questions, stratified.",
   lower_bound=1,
 )  # fmt: skip
 _ROUNDS = flags.DEFINE_integer(
-  "rounds", 1, "Times that every system decodes everything.", lower_bound=1
+  "rounds", 1, "How often every system decodes everything.", lower_bound=1
 )
 _TIMING = flags.DEFINE_enum(
   "timing", "rounds", measure.TIMINGS,
-  "Also time rounds, which the prediction is made of, and target passes.",
+  "Also time rounds, for the prediction, and target passes.",
 )  # fmt: skip
 _EXPLAIN = flags.DEFINE_bool(
   "explain", False, "Also say whether drafting pays, and why."

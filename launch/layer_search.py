@@ -45,10 +45,10 @@ from specjax.types import ModelOutput
 
 cli.reads(cli.CONFIG, cli.PROMPTS, cli.OUTPUT, cli.SEED)
 _EVALUATIONS = flags.DEFINE_integer(
-  "evaluations", 100, "Sets that are scored.", lower_bound=1
+  "evaluations", 100, "Sets to score.", lower_bound=1
 )
 _TOKENS = flags.DEFINE_integer(
-  "draft_tokens", 8, "Drafted tokens, at most.", lower_bound=1
+  "draft_tokens", 8, "Most drafted tokens.", lower_bound=1
 )
 
 

@@ -59,12 +59,12 @@ _MAX_LENGTH = flags.DEFINE_integer(
   "max_length", 4096, "Tokens of a prompt with its completion.", lower_bound=2
 )
 _PROMPT_LENGTH = flags.DEFINE_integer(
-  "prompt_length", 128, "Tokens that prefill takes at once.", lower_bound=1
+  "prompt_length", 128, "Tokens per prefill pass.", lower_bound=1
 )
 _INPUT_LENGTH = flags.DEFINE_integer(
-  "input_length", 0, "Tokens that an encoder reads.", lower_bound=0
+  "input_length", 0, "Tokens of the encoder's input.", lower_bound=0
 )
-_DRAFTER = flags.DEFINE_string("drafter", None, "What proposes, as in configs.")
+_DRAFTER = flags.DEFINE_string("drafter", None, "The drafter, as in configs.")
 _MESH = flags.DEFINE_string(
   "mesh", "", "As data:2,model:8; all devices on 'model' by default."
 )

@@ -41,46 +41,46 @@ except ModuleNotFoundError as missing:
     )
   ) from None
 
-# Names of a server that listens to this machine alone. Another site's name may
-# lead here too, and a browser then takes the server for that site's own.
+# Host names of a server that listens to this machine alone: another site's name
+# may lead here too, and a browser would take the server for that site's.
 _LOCAL = ("localhost", "127.0.0.1", "[::1]")
 
 cli.reads(cli.CONFIG)
 _HOST = flags.DEFINE_string(
   "host", "127.0.0.1", "Where to listen; 0.0.0.0 is open to everybody."
 )
-_PORT = flags.DEFINE_integer("port", 8000, "The port; 0 is any that is free.")
+_PORT = flags.DEFINE_integer("port", 8000, "The port; 0 picks a free one.")
 _SLOTS = flags.DEFINE_integer(
-  "slots", 8, "Requests that are decoded at a time.", lower_bound=1
+  "slots", 8, "Requests decoded at a time.", lower_bound=1
 )
 _QUEUE = flags.DEFINE_integer(
   "queue", 64, "Requests that may wait for a slot.", lower_bound=0
 )
 _MAX_PROMPT = flags.DEFINE_integer(
   "max_prompt", 1024,
-  "Tokens of the longest prompt; a prompt and its completion share these and "
+  "Tokens of the longest prompt; with its completion these plus "
   "config.max_new_tokens.", lower_bound=1,
 )  # fmt: skip
 _SHARE = flags.DEFINE_boolean(
-  "share_prefixes", True, "Whether a prompt that begins as an earlier text "
-  "reads only the rest. How soon an answer comes tells whether it did.",
+  "share_prefixes", True, "Reuse the cache of an earlier text that begins "
+  "like a prompt. Response times then reveal the reuse.",
 )  # fmt: skip
 _ANSWER_SECONDS = flags.DEFINE_float(
-  "answer_seconds", 600.0, "How long an answer may take.", lower_bound=0.1
+  "answer_seconds", 600.0, "Most seconds an answer may take.", lower_bound=0.1
 )
 _DRAIN_SECONDS = flags.DEFINE_float(
-  "drain_seconds", 30.0, "For answers that are not over when it is to end."
+  "drain_seconds", 30.0, "Seconds for running answers at shutdown."
 )
 _NAME = flags.DEFINE_string(
   "model_name", None, "The model's name; by default that of its checkpoint."
 )
 _TEMPLATE = flags.DEFINE_string(
-  "chat_template", None, "A Jinja file, in place of the target's own template."
+  "chat_template", None, "A Jinja file to use instead of the target's."
 )
 _DEPTHS = flags.DEFINE_enum(
   "depth_policy", "whole", server.POLICIES,
-  "How deep slots draft: as the config says, or as deep as pays at this load. "
-  "Then requests may have objectives (slo_ms_per_token).",
+  "How deep slots draft: as in the config, or as deep as pays at this load, "
+  "with objectives of requests (slo_ms_per_token).",
 )  # fmt: skip
 
 

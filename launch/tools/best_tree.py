@@ -32,13 +32,13 @@ from specjax.state import Counters
 
 cli.reads(cli.CONFIG, cli.PROMPTS, cli.OUTPUT)
 _CHILDREN = flags.DEFINE_integer(
-  "children", 4, "Children of a node that are tried.", lower_bound=1
+  "children", 4, "Children to try per node.", lower_bound=1
 )
 _LEVELS = flags.DEFINE_integer(
-  "levels", 2, "Levels of the tree that they are tried in.", lower_bound=1
+  "levels", 2, "Levels of the tree to try them in.", lower_bound=1
 )
 _MAX_NODES = flags.DEFINE_integer(
-  "max_nodes", 15, "Drafted nodes of a tree at most.", lower_bound=1
+  "max_nodes", 15, "Most drafted nodes of a tree.", lower_bound=1
 )
 
 

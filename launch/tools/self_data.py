@@ -43,10 +43,10 @@ Message = Mapping[str, str]
 
 cli.reads(cli.CONFIG, cli.OUTPUT, cli.PROMPTS, cli.TEMPERATURES, cli.COUNT)
 _KEEP_OUT = flags.DEFINE_list(
-  "keep_out", [], "Files of questions whose text must not occur."
+  "keep_out", [], "Files of questions to keep out of the text."
 )
 _SYSTEM_PROMPTS = flags.DEFINE_string(
-  "system_prompts", None, "A file of system prompts for made-up questions."
+  "system_prompts", None, "A file of system prompts for invented questions."
 )
 _ANSWER_TEMPERATURES = flags.DEFINE_list(
   "answer_temperatures", None, "Of the answers; --temperatures by default."
