@@ -70,10 +70,10 @@ def _rule(
 def top_beta(beta: int = 3, tau: float = 1.0) -> Rule:
   """SpecDec's verification (Xia et al., Findings of EMNLP 2023).
 
-  Accepts a token among the target's beta most probable if it is at most tau
-  nats less probable than the first; then comes the target's most probable
-  token. It approximates *greedy* decoding, and with `beta=1` is it, so run it
-  at temperature 1, where the distributions still rank the tokens.
+  Accepts one of the target's beta most probable tokens if it is at most tau
+  nats less probable than the first. The path's end is followed by the target's
+  most probable token. It approximates *greedy* decoding (equals it with
+  `beta=1`), so run it at temperature 1, where distributions rank the tokens.
 
   Args:
     beta: at least 1.
@@ -98,12 +98,10 @@ def top_beta(beta: int = 3, tau: float = 1.0) -> Rule:
 def blockwise(top_k: int = 2, min_accepted: int = 0) -> Rule:
   """Acceptance of blockwise parallel decoding (Stern et al., 2018).
 
-  The paper's exact variant is the rule `match`. Two others accept more: a token
-  among the k likeliest of the target, and the first tokens of a block, whatever
-  they are. A token that is not accepted is replaced by one of the target's own
-  distribution, and so is the one after the last. The likeliest tokens are those
-  of the *warped* target: the paper's greedy decoding with top-k is a
-  temperature that is small but not 0.
+  The paper's exact variant is `match`. This one accepts the target's k
+  likeliest tokens, and the first tokens of a block whatever they are. The token
+  at the path's end is drawn from the target. Likeliest is meant of the *warped*
+  target: the paper's greedy decoding with top-k is a small temperature above 0.
 
   Args:
     top_k: tokens of the target that are accepted, at least 1.

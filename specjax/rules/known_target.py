@@ -81,7 +81,7 @@ def _rule(**ranges: tuple[str, Callable[[Any], bool]]):
 
 
 def relaxed(name: str, law: LawFn, base: str = "token") -> Rule:
-  """The lossless rule `base` with the distribution pi for its target.
+  """The lossless rule `base`, verifying against pi.
 
   Raises:
     ValueError: if there is no such base.
@@ -215,7 +215,7 @@ def fuzzy(target: Array, draft: Array, threshold: float = 0.1):
 
 @_rule(alpha=_UNIT)
 def cascade_chow(target: Array, draft: Array, alpha: float = 0.6):
-  """`pi = p` where `max p >= 1 - a`, else q: the draft where it is sure.
+  """`pi = p` where `max p >= 1 - a`, else q: a confident draft's.
 
   A speculative cascade with Chow's rule (Narasimhan et al., ICLR 2025, arXiv
   2405.19261, equation 2).
@@ -228,7 +228,7 @@ def cascade_chow(target: Array, draft: Array, alpha: float = 0.6):
 
 @_rule(alpha=_SIGNED)
 def cascade_diff(target: Array, draft: Array, alpha: float = 0.1):
-  """`pi = p` where `max p >= max q - a`, else q: where it is about as sure.
+  """`pi = p` where `max p >= max q - a`, else q: about as confident.
 
   Narasimhan et al. (ICLR 2025), equation 5; a in [-1, 1].
   """
@@ -240,8 +240,8 @@ def cascade_diff(target: Array, draft: Array, alpha: float = 0.1):
 def cascade_opt(target: Array, draft: Array, alpha: float = 0.1):
   """`pi = p` where `max p >= max q - a TV(p, q)`, else q.
 
-  Narasimhan et al. (ICLR 2025), equation 10: what deferring costs is the
-  rejections, TV(p, q) of the drafted tokens; a, any number, is their price.
+  Narasimhan et al. (ICLR 2025), equation 10: deferring costs rejections,
+  TV(p, q) of the drafted tokens; a, any number, is their price.
   """
   excess = jnp.where(target > draft, target - draft, 0)
   distance = jnp.sum(excess, -1, keepdims=True)
@@ -253,7 +253,7 @@ def cascade_opt(target: Array, draft: Array, alpha: float = 0.1):
 def cascade_token(
   target: Array, draft: Array, alpha: float = 0.5, version: int = 3
 ):
-  """`pi = p 1_A + (1 - p(A)) q`: the draft's tokens where they will do.
+  """`pi = p 1_A + (1 - p(A)) q`: the draft's acceptable tokens.
 
   Narasimhan et al. (ICLR 2025), equations 13 to 15. A has the tokens v with
 
@@ -281,7 +281,7 @@ def contrastive(
   """`pi ~ q (q / p)^b` over the tokens with `q >= a max q`.
 
   Speculative contrastive decoding (Yuan et al., ACL 2024, arXiv 2311.08981):
-  away from the draft, for the sake of quality. In logits z it is the softmax of
+  away from the draft, for better texts. In logits z it is the softmax of
   `(1 + b) z_q - b z_p`. A token that the draft cannot draw has its own q.
 
   Args:
@@ -304,8 +304,8 @@ def cactus(target: Array, draft: Array, delta: float = 0.1):
 
     h(x) = min(1, q(x) + sqrt(2 d q(x) (1 - q(x))))
 
-  is as much as a distribution may have at x that is d nats from q, to second
-  order, and after rejecting x draws from `norm([c_x q - p]_+)` with `c_x = (1 -
+  is the most that a distribution d nats from q can have at x, to second order,
+  and after rejecting x draws from `norm([c_x q - p]_+)` with `c_x = (1 -
   h(x)) / (1 - q(x))`. The token's distribution is the sum over x,
 
     pi(y) = min(p, h)(y) + sum over x of

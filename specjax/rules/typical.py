@@ -27,7 +27,7 @@ def rule(epsilon: float = 0.09, delta: float = 0.3) -> Rule:
   """Typical acceptance with Medusa's defaults.
 
   Args:
-    epsilon: probability that is always enough, > 0.
+    epsilon: a larger probability is always enough, > 0.
     delta: factor of `exp(-entropy)`, > 0.
 
   Raises:
