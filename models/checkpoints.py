@@ -1,8 +1,8 @@
 """Loads a model, a head or a tokenizer from a path in any supported format.
 
-That is a directory in Hugging Face's format (`models.formats.huggingface`), the
-folder of a training run (`models.formats.trained`), or a GGUF file
-(`models.formats.gguf`). A path that is not there may be a name on the Hugging
+A path is a directory in Hugging Face's format (`models.formats.huggingface`),
+the folder of a training run (`models.formats.trained`), or a GGUF file
+(`models.formats.gguf`). A path that does not exist may be a name on the Hugging
 Face Hub (`models.hub`).
 """
 
@@ -60,7 +60,7 @@ class Network:
     sharding: the model's rules over a mesh.
     weights: how its weights are quantized; None if they are not.
     stored: type of keys and values in the cache; None for `dtype`.
-    note: how published quantized weights are held, in words.
+    note: how published quantized weights are stored, in words.
   """
 
   config: TransformerConfig | T5Config
@@ -74,7 +74,7 @@ class Network:
 
   @classmethod
   def of_module(cls, module: Transformer | T5, **more) -> "Network":
-    """A model on one device; `more` of the attributes."""
+    """A model on one device; `more` are other attributes."""
     library = t5 if isinstance(module, T5) else transformer
     params = library.as_language_model(module)[1]
     return cls(config=module.config, params=params, module=module, **more)
@@ -94,11 +94,11 @@ class Network:
     """The model's pure functions.
 
     Args:
-      skipped: layers that are left out.
-      features: hidden states that passes return.
+      skipped: layers to leave out.
+      features: hidden states to return.
 
     Raises:
-      ValueError: for layers or features of an encoder-decoder.
+      ValueError: for skipped layers or features of an encoder-decoder.
     """
     if self.reads_inputs:
       if skipped != _NONE_SKIPPED or features:
@@ -116,7 +116,7 @@ class Network:
     return transformer.as_language_model(self.module, **more)[0]
 
   def quantize(self, how: Quantization) -> "Network":
-    """The same with quantized weights, or fewer bits, all else shared.
+    """The model with quantized weights, or fewer bits; shares all else.
 
     Raises:
       ValueError: if they have as few bits already.
@@ -142,18 +142,18 @@ def load(
   """Reads a model.
 
   Args:
-    path: where it is.
+    path: its path.
     dtype: of parameters and activations.
     mesh: the devices, for a model with stacked layers; None for one device.
     sharding: the model's rules on the mesh.
     stored: type of keys and values in the cache, "int8" or "fp8"; None for
       `dtype`.
-    weights: how its weights are stored; None for `dtype`, "published" for the
-      format that holds them as they are in the files, where there is one.
+    weights: how its weights are stored: None for `dtype`, "published" as in the
+      files if a format holds that.
 
   Raises:
-    FileNotFoundError: if a file is not there.
-    ValueError: if it cannot be read, or is of a model that is not supported.
+    FileNotFoundError: if a file is missing.
+    ValueError: for an unreadable file or an unsupported model.
   """
   path = hub.local(path)
   config, form, note, source = read_config(path), None, "", None
@@ -201,9 +201,9 @@ def _kept(
   dtype,
   on_mesh: bool,
 ) -> tuple[Quantization | None, str]:
-  """The quantization that keeps weights as they are published, if wanted.
+  """The quantization that keeps weights as published, if wanted.
 
-  With it what becomes of weights that are published quantized, in words.
+  Also a note, in words, on how published quantized weights are stored.
   """
   if not source.published:
     return None, ""
@@ -222,7 +222,7 @@ def _kept(
 
 
 def reads_inputs(path: str) -> bool:
-  """True if a path leads to an encoder-decoder; raises as `load`."""
+  """True if a path holds an encoder-decoder; raises as `load`."""
   return isinstance(read_config(path), T5Config)
 
 
@@ -240,13 +240,13 @@ def load_head(
 
   Args:
     path: its directory.
-    target: as `load` gave it, on the same devices.
+    target: from `load`, on the same devices.
     dtype: of parameters and activations.
     mesh: the devices; None for one device.
     sharding: the head's rules on the mesh.
     of_target: whether it is the MTP head in the target's own directory, `path`.
     weights: how its projections are quantized, the output projection too unless
-      that is the target's, quantized; None for `dtype`. Not with a mesh.
+      it is the target's quantized one; None for `dtype`. Not with a mesh.
 
   Raises:
     FileNotFoundError, ValueError: as `models.formats.head_checkpoints.load`.
@@ -268,9 +268,9 @@ def load_head(
 
 
 def read_head(path: str, target: str) -> HeadShape:
-  """Shapes of a target's head from its files, unread; raises as `load_head`.
+  """Shapes of a target's head, without its weights; raises as `load_head`.
 
-  Where both paths are the same it is the target's own MTP head.
+  If both paths are equal it is the target's own MTP head.
   """
   path, target = hub.local(path), hub.local(target)
   about = _about(read_config(target))
@@ -278,7 +278,7 @@ def read_head(path: str, target: str) -> HeadShape:
 
 
 def _about(config: TransformerConfig, **tables) -> Target:
-  """The description of a target, perhaps with its tables."""
+  """The description of a target, with its tables if given."""
   return Target(
     num_layers=config.num_layers, embed_dim=config.embed_dim,
     vocab_size=config.vocab_size, config=config, **tables,
@@ -296,7 +296,7 @@ def load_module(path: str, *, dtype=jnp.float32) -> Transformer:
 
 
 def read_config(path: str) -> TransformerConfig | T5Config:
-  """The configuration of a model that is not loaded; raises as `load`."""
+  """A model's configuration, without loading it; raises as `load`."""
   path = hub.local(path)
   return _reader(path).read_config(path)
 
@@ -318,7 +318,7 @@ def is_file(path: str) -> bool:
 
 
 def eos_token_ids(path: str) -> tuple[int, ...]:
-  """Ids that end a text by the model's own files, beside its tokenizer's."""
+  """Ids that end a text by the model's files, besides its tokenizer's."""
   path = hub.local(path)
   if trained.is_run(path):
     return ()

@@ -8,8 +8,9 @@ One round is draft, score, verify, draw, commit:
   budgets -> keep that path in the caches.
 
 Plain autoregressive decoding is the same loop with the empty tree. Nothing here
-is jitted; shapes are fixed, so `jax.jit(decoder.generate, donate_argnums=1)` is
-one program for every prompt, length, temperature and budget of the same sizes.
+is jitted; shapes are static, so `jax.jit(decoder.generate, donate_argnums=1)`
+is one program for all prompts, lengths, temperatures and budgets of equal
+shapes.
 """
 
 import dataclasses
@@ -48,7 +49,7 @@ from specjax.types import (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Decoder:
-  """A target, a way to draft, and a rule: everything static about decoding.
+  """A target, a drafter and a rule: everything static about decoding.
 
   Attributes:
     target: the model whose distribution is sampled.
@@ -56,18 +57,17 @@ class Decoder:
     rule: verifies it.
     vocab_size: V, the number of real tokens (ids at or beyond it get no mass).
     with_log_probs: whether to record the target's log-probabilities.
-    num_likeliest: K, likeliest tokens to record in the place of each emitted
-      one (`specjax.state.Likeliest`); 0 for none.
-    widths: rising numbers of fed tokens, below F, that have a target pass of
-      their own: each round takes the narrowest that fits (see
-      `specjax.adaptive.widths`).
-    share_encoder: whether the draft is given the output of the target's encoder
-      in place of the inputs (`LanguageModel.encode_inputs`).
+    num_likeliest: K, how many likeliest tokens to record at each emitted one
+      (`specjax.state.Likeliest`); 0 for none.
+    widths: rising numbers of fed tokens, below F, with a target pass each: a
+      round takes the narrowest that fits (`specjax.adaptive.widths`).
+    share_encoder: whether the draft gets the target's encoder output instead of
+      the inputs (`LanguageModel.encode_inputs`).
 
   Raises:
-    ValueError: if the rule does not fit the drafter's tree, the tree has no
-      such widths, K is more than V, or the target knows fewer than V tokens, or
-      has no encoder to share.
+    ValueError: if the rule does not support the drafter's tree, the tree has no
+      such widths, K is more than V, or the target has fewer than V tokens or no
+      encoder to share.
   """
 
   target: LanguageModel
@@ -111,14 +111,14 @@ class Decoder:
       prompts: `i32[B, P]`, each row right-padded with anything.
       lengths: `i32[B]` in 1..P.
       rng_key: a typed key; row b gets the stream `fold_in(rng_key, b)`. Or
-        `key[B]`, one per row, for seeds that follow a prompt wherever it is
-        batched (`specjax.random.row_keys`).
+        `key[B]`, one per row, so that seeds follow prompts into any batch
+        (`specjax.random.row_keys`).
       buffer_length: static; prompt and completion of a row must fit into it.
-      max_new_tokens: tokens to emit at most, for all rows or `i32[B]`.
+      max_new_tokens: the most tokens to emit, for all rows or `i32[B]`.
       sampling: the warp; by default temperature 1 and no truncation.
       stop_tokens: ids that end a row once emitted.
       ignore_stop: `bool[B]`, rows that they do not end.
-      inputs: what encoders read, any pytree with rows first (`encode` of
+      inputs: the encoders' inputs, any pytree with rows first (`encode` of
         `LanguageModel`).
 
     Returns:
@@ -127,7 +127,7 @@ class Decoder:
     Raises:
       ValueError: for sizes that do not fit; lengths, budgets and tokens are
         checked when they are concrete (under `jit`, rows end at the buffer's
-        end, and at once where a token is none: UNKNOWN_TOKEN).
+        end, or at once if a token is out of range: UNKNOWN_TOKEN).
     """
     given = self._checked(
       params, prompts, lengths, rng_key, buffer_length=buffer_length,
@@ -152,33 +152,33 @@ class Decoder:
     source: Array | int | None = None,
     keep: Array | int = 0,
   ) -> DecodeState:
-    """Replaces a finished row of a running state by another prompt.
+    """Refills a finished row of a running state with another prompt.
 
     The row emits exactly what it would in a state of its own, and the other
-    rows what they would have emitted. One program for prompts of one width.
+    rows are unaffected. One program for prompts of one width.
 
-    A prefix is reused where the first `keep` tokens of row `source` are in its
-    caches, and `prompt` holds the tokens after them. The row then draws what it
-    would draw if all were read, up to rounding. A target with recurrent states
-    can reuse all of a text but its newest tokens, or nothing: a row that keeps
-    less ends with NAN_LOGITS.
+    To reuse a prefix, give the first `keep` tokens of row `source`; `prompt`
+    then holds only the tokens after them. The row draws what it would without
+    reuse, up to rounding. A target with recurrent states can reuse all of a
+    text but its newest tokens, or nothing: a row that keeps less ends with
+    NAN_LOGITS.
 
     Args:
       params: parameters of both models.
       state: from `init` or later; donate it.
-      row: index of one of its B rows, which is done.
+      row: index of a finished row.
       prompt: `i32[P]`, right-padded with anything.
-      length: tokens of it, in 1..P.
+      length: its number of tokens, in 1..P.
       rng_key: the row's stream, used as it is.
       max_new_tokens, ignore_stop, inputs: as `init`'s, of one row.
       sampling: the warp of one row, with the same truncations as the state's;
         by default temperature 1 and no truncation.
-      source: `i32[]`, row whose text and inputs are reused; None to read all.
-      keep: `i32[]`, tokens of its text to reuse, at most its length.
+      source: `i32[]`, row whose text and inputs are reused; None for no reuse.
+      keep: `i32[]`, how many tokens of its text to reuse, at most its length.
 
     Returns:
-      The state. Where the reused tokens, the prompt and the budget do not fit
-      into the buffer, the row ends early (LENGTH).
+      The state. If the reused tokens, the prompt and the budget do not fit into
+      the buffer, the row ends early (LENGTH).
 
     Raises:
       ValueError: as `init`.
@@ -202,24 +202,24 @@ class Decoder:
     max_new_tokens: Array | int,
     sampling: Sampling | None = None,
   ) -> DecodeState:
-    """Appends tokens to the text of a row, which then goes on.
+    """Appends tokens to the text of a row, which then continues.
 
-    For the next turn of a conversation: only the new tokens are read, and the
-    two newest before them. The row then emits what one with all of that text as
-    its prompt would (if its drafter keeps what it learned of the row, by the
-    same distribution). The text so far counts as prompt, and counters start
-    anew. One program for tokens of one width.
+    For the next turn of a conversation: only the new tokens and the two newest
+    before them are prefilled. The row then emits what one with the whole text
+    as its prompt would (if its drafter keeps what it learned of the row, in
+    distribution). The text so far counts as prompt, and counters restart. One
+    program for tokens of one width.
 
     Args:
       params, state, max_new_tokens, sampling: as `admit`'s; the row's own warp
         by default.
-      row: index of one of its B rows, done or not.
+      row: index of a row, done or not.
       tokens: `i32[P]`, right-padded with anything.
-      count: tokens of it, in 1..P.
+      count: their number, in 1..P.
 
     Returns:
-      The state. Where text and tokens do not fit into the buffer (under `jit`
-      this cannot be raised), the row is as it was and ended (LENGTH).
+      The state. If text and tokens do not fit into the buffer (under `jit` this
+      cannot be raised), the row is unchanged and ended (LENGTH).
 
     Raises:
       ValueError: as `init`.
@@ -239,8 +239,8 @@ class Decoder:
     """Decodes one round of every row; finished rows stay as they are.
 
     Three rows and a chain of three drafted tokens, so four nodes; the target
-    counts up and is greedy; row 2 may emit two more tokens. Each row is another
-    case: everything is accepted, a token is rejected, the budget cuts::
+    counts up and is greedy; row 2 may emit two more tokens. The rows show three
+    cases: all accepted, one token rejected, cut by the budget::
 
                               row 0        row 1        row 2
       text (length)           3 4 (2)      8 (1)        0 0 1 (3)
@@ -256,7 +256,7 @@ class Decoder:
       slots cached            3 4 5 6 7    8 9          0 0 1 2
       why it ended            -            -            LENGTH
 
-    The newest token is never among the cached slots: it is the next root.
+    The newest token is never cached: it is the next root.
 
     Returns:
       The next state, and what happened.
@@ -320,7 +320,7 @@ class Decoder:
   def draft_and_verify(
     self, params: Params, state: DecodeState, *, draws: DrawFn = pick_nodes
   ) -> tuple[Round, Verification]:
-    """All of a round before its coins; `draws` as `Context` has it."""
+    """A round up to its random draws; `draws` as in `Context`."""
     now = self.score(params, state, draws=draws)
     with jax.named_scope("verify"):
       verification = self.rule.verify(
@@ -331,7 +331,7 @@ class Decoder:
   def score(
     self, params: Params, state: DecodeState, *, draws: DrawFn = pick_nodes
   ) -> Round:
-    """Draft and score: as `draft_and_verify`, without verification."""
+    """Draft and score: `draft_and_verify` without verification."""
     tree, root_slot = self.drafter.tree, state.length - 1
     with jax.named_scope("draft"):
       draft, topology, drafter_state, cache = self.propose(params, state, draws)
@@ -380,7 +380,7 @@ class Decoder:
   def propose(
     self, params: Params, state: DecodeState, draws: DrawFn = pick_nodes
   ) -> tuple[Draft, Topology, Any, Cache]:
-    """The draft to be scored, checked and cut; see `Drafter.propose`."""
+    """The draft to score, checked and cut; see `Drafter.propose`."""
     tree = self.drafter.tree
     keys = random.step_keys(state.keys, state.length)
     context = Context(
@@ -422,8 +422,8 @@ class Decoder:
   ) -> DecodeState:
     """At most `num_steps` rounds (traced), fewer if all rows are done.
 
-    Between calls the caller may read `state.tokens` up to `state.length`. It
-    ends early as soon as `num_idle` rows are done (traced), for `admit`.
+    Between calls the caller may read `state.tokens` up to `state.length`. The
+    loop stops early once `num_idle` rows are done (traced), for `admit`.
     """
     checks.params(params)
     first = state.num_steps
@@ -431,11 +431,11 @@ class Decoder:
     return lax.while_loop(goes_on, lambda s: self.step(params, s)[0], state)
 
   def buffer_length(self, state: DecodeState) -> int:
-    """Tokens that prompt and completion of a row may have together."""
+    """Most tokens of a row's prompt and completion together."""
     return state.tokens.shape[1] - self.drafter.tree.max_depth - 1
 
   def row_axes(self, state: DecodeState) -> DecodeState:
-    """The axis of each leaf that rows lie along; None: all rows share it."""
+    """The row axis of each leaf; None if all rows share it."""
     return dataclasses.replace(
       jax.tree.map(lambda x: 0, state),
       stop_tokens=None,
@@ -448,7 +448,7 @@ class Decoder:
     return jnp.sum(state.done)
 
   def _goes_on(self, state: DecodeState, first, num_steps, num_idle) -> Array:
-    """Whether a row is left, and the rounds and idle rows are not enough."""
+    """Whether rows are left, and rounds and idle rows below their limits."""
     goes_on = ~jnp.all(state.done)
     if num_steps is not None:  # no sum of the two may wrap around
       goes_on &= state.num_steps - first < num_steps
@@ -546,8 +546,8 @@ def make_decoder(
     **options: the others of `Decoder`.
 
   Raises:
-    ValueError: for an unknown rule, or parts that do not fit each other.
-    TypeError: for a part of another type, such as the name of a drafter.
+    ValueError: for an unknown rule, or incompatible parts.
+    TypeError: for a part of the wrong type, such as a drafter's name.
   """
   check_functions("target", target)
   vocab_size = target.vocab_size if vocab_size is None else vocab_size

@@ -1,4 +1,4 @@
-"""Central types: models, drafts, rules and drafters; `heads` has heads' models.
+"""Central types: models, drafts, rules and drafters (`heads`: heads' models).
 
 Letters in shapes: B rows, T fed tokens, S cache slots, L token-buffer length,
 N drafted nodes of the tree (N + 1 with the root), G its depth, E lanes, F =
@@ -37,9 +37,9 @@ class ModelOutput:
 
   Attributes:
     logits: `f32[B, T, V]`, for the token after each; or `f32[B, W, V]`, those
-      that `logits_at` asks for.
-    features: `f[B, T, F]`, hidden states that a drafter may read, chosen when
-      the model is built. Or None.
+      requested by `logits_at`.
+    features: `f[B, T, F]`, hidden states for a drafter, chosen when the model
+      is built, or None.
   """
 
   logits: Array
@@ -48,7 +48,7 @@ class ModelOutput:
 
 @struct
 class Inputs:
-  """Texts that an encoder reads.
+  """Input texts of an encoder.
 
   Attributes:
     tokens: `i32[B, W]`, each row right-padded with anything.
@@ -82,12 +82,12 @@ class ApplyFn(Protocol):
       mask: `bool[T, M]`, static, or `bool[B, T, M]`, M >= T: which of the last
         M slots (ending with the T-th fed token) each fed token sees; all slots
         before those are visible. None is a causal chain.
-      logits_at: `i32[B, W]`, tokens whose logits are wanted; None for all.
-        Prompts are fed with W = 0, as theirs may be the largest array of all.
+      logits_at: `i32[B, W]`, tokens whose logits to return; None for all.
+        Prompts are fed with W = 0, as their logits may be the largest array.
 
     Returns:
       The output and the cache, its length raised by T. A token's logits depend
-      on what it sees alone, even if a slot that it does not see holds NaN
+      only on visible slots, even if an invisible one holds NaN
       (`specjax.cache.contain`).
     """
 
@@ -100,17 +100,17 @@ class LanguageModel:
     vocab_size: V, the last axis of the logits.
     init_cache: `(batch, slots) -> Cache`.
     apply: see `ApplyFn`.
-    encode: `(params, inputs) -> context`, for models that also read an input
-      (texts are `Inputs`): arrays with rows first, kept in `Cache.context`.
+    encode: `(params, inputs) -> context`, for encoder-decoders (texts are
+      `Inputs`): arrays with rows first, kept in `Cache.context`.
     encode_inputs: `(params, inputs) -> inputs`, the encoder alone, for models
       whose drafts can share it: `encode` of both takes its result as inputs.
-    max_positions: positions the model was made for, or None if unbounded.
-      Prompts and completions stay below; drafted nodes may be fed beyond.
-    takes_rows: whether `apply` touches keys and values by `write_rows` and
-      `read_rows` alone, so that they may be one row of a larger cache
-      (`specjax.cache.RowOf`): then prompts are read in place.
+    max_positions: the model's positions, or None if unbounded. Prompts and
+      completions stay below; drafted nodes may be fed beyond.
+    takes_rows: whether `apply` uses only `write_rows` and `read_rows` on keys
+      and values, so that they may be one row of a larger cache
+      (`specjax.cache.RowOf`): then prefill works in place.
     has_states: whether its cache holds recurrent states (`Cache.recurrent`),
-      which roll back as far as the last pass only.
+      which can roll back only over the last pass.
   """
 
   vocab_size: int
@@ -125,7 +125,7 @@ class LanguageModel:
   def new_cache(
     self, params: Any, batch: int, slots: int, inputs: Any = None
   ) -> Cache:
-    """An empty cache, with what the encoder made of the inputs.
+    """An empty cache, with the encoded inputs.
 
     Raises:
       ValueError: if there are inputs and no encoder, or the other way round.
@@ -154,23 +154,23 @@ class Params:
   draft: Any = None
 
 
-# ------------------------------------------------------------ what is sampled
+# ------------------------------------------------------------------- sampling
 
 
 @struct
 class Penalties:
-  """Settings by which a distribution depends on its text, per row; all traced.
+  """Settings that make a distribution depend on its text, per row; all traced.
 
   See `specjax.penalties`; K and S are static, `penalties.NONE` is padding.
 
   Attributes:
-    presence: `f32[B]`, taken from the logits of tokens that were emitted.
-    frequency: `f32[B]`, taken once for each time that they were.
+    presence: `f32[B]`, subtracted from the logits of emitted tokens.
+    frequency: `f32[B]`, subtracted once for each time they were emitted.
     repetition: `f32[B]`, above 0; divides positive logits of tokens that occur
       in prompt or completion, and multiplies negative ones.
     bias_tokens, bias: `i32[B, K]`, `f32[B, K]`, added to those tokens' logits.
-    min_tokens: `i32[B]`, tokens before which none that ends the row is emitted.
-    stop_tokens: `i32[B, S]`, ids that end the row, beside those of all rows.
+    min_tokens: `i32[B]`, tokens to emit before any that ends the row.
+    stop_tokens: `i32[B, S]`, ids that end this row, besides those of all rows.
   """
 
   presence: Array
@@ -188,12 +188,12 @@ class Sampling:
 
   Attributes:
     temperature: `f32[B]`; 0 is greedy.
-    top_k: `i32[B]`; 0 keeps all tokens. None: the program truncates nothing
-      so, and has no sort of the vocabulary; likewise below.
+    top_k: `i32[B]`; 0 keeps all tokens. None leaves this truncation, and its
+      sort of the vocabulary, out of the program; likewise below.
     top_p: `f32[B]` in (0, 1]; 1 keeps all tokens. Or None.
     min_p: `f32[B]` in [0, 1]; 0 keeps all tokens. Or None.
-    penalties: changes of logits by the row's own text, before all these. None:
-      no row has any, and the program computes none.
+    penalties: changes of the logits by the row's text, applied first. None
+      leaves them out of the program.
   """
 
   temperature: Array
@@ -205,18 +205,18 @@ class Sampling:
 
 @struct
 class Draft:
-  """A proposed token tree and the distributions it was really sampled from.
+  """A proposed token tree and the distributions it was sampled from.
 
   Attributes:
-    tree: its form, as far as it is known beforehand (static).
+    tree: its form, as far as it is static.
     siblings: how the children of a node were drawn (static).
     tokens: `i32[B, F]`; node 0 is the last committed token, nodes 1..N are
       drafted, the E lanes come last.
     log_probs: `f32[B, N + 1, V]`; row n is the distribution that token n itself
       was drawn from, given the tokens drawn before it. Row 0 and rows of masked
-      nodes are not read. A row with a NaN ends as NAN_LOGITS (drafters draw
+      nodes are not read. A row with a NaN ends with NAN_LOGITS (drafters draw
       from `specjax.distributions.replace_nans`). None: every token is
-      deterministic, a function of what was known before the round.
+      deterministic given what was known before the round.
     parents: `i32[B, F]`, the index of each token's parent, smaller than its
       own; -1 for the root and for masked nodes. None exactly if the tree's
       form is `FIXED`.
@@ -236,7 +236,7 @@ class Draft:
     """The tree as arrays; NumPy constants where the form is `FIXED`.
 
     Args:
-      max_depth: `i32[B]`, nodes below which count as masked, unless the form is
+      max_depth: `i32[B]`; deeper nodes count as masked, unless the form is
         `FIXED`: such a tree is always drafted whole.
     """
     if self.parents is None:
@@ -247,7 +247,7 @@ class Draft:
     """The distribution of each node; a point mass where it is deterministic.
 
     Args:
-      like: `f32[B, N + 1, V]`, for the vocabulary and the kind of float.
+      like: `f32[B, N + 1, V]`, for its vocabulary and dtype.
 
     Returns:
       `f32[B, N + 1, V]` log-probabilities.
@@ -261,18 +261,18 @@ class Draft:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Verification:
-  """Result of a rule for a draft, a distribution. A rule flips no coins.
+  """A rule's result for a draft: a distribution. A rule flips no coins.
 
   Attributes:
     node_probs: `f32[B, N + 1]`, the probability that node n is the deepest
       accepted node; rows sum to 1.
     next_log_probs: `i32[B] -> f32[B, V]`, the distribution of the token after
       node n, given that node n is the deepest accepted one. For a node of
-      probability 0 any distribution will do, but no NaN.
+      probability 0 any distribution will do, but not NaN.
     total_variation: `f32[B, N + 1]`, or None for a lossless rule and one that
-      does not report it: the exact total variation between the distribution of
-      the token that follows node n, over drafts and coins, given that the
-      walk came to n, and the target's distribution.
+      does not report it: the exact total variation between the target's
+      distribution and that of the token after node n, over drafts and coins,
+      given that the walk reached n.
   """
 
   node_probs: Array
@@ -307,9 +307,8 @@ class Rule:
     name: as in `specjax.rules.get`, with its parameters if it has any.
     verify: the deterministic map from distributions to a distribution.
     lossless: whether the output distribution is exactly the warped target's.
-    check: `(tree, siblings) -> None`; raises ValueError, saying what it
-      expects, for trees or sibling distributions that the rule is not valid
-      for.
+    check: `(tree, siblings) -> None`; raises ValueError for trees or sibling
+      distributions that the rule does not support, saying what it expects.
     with_noise: whether it verifies drafts that carry noise.
   """
 
@@ -337,20 +336,20 @@ def pick_nodes(
 
 @struct
 class Context:
-  """Everything a drafter may look at when it proposes.
+  """Everything a drafter may use to propose.
 
   Attributes:
     tokens: `i32[B, L]`, committed tokens, prompt included; stale from `length`.
     length: `i32[B]`, at least 1.
-    max_depth: `i32[B]`, how deep each row may draft, in 0..G; 0 of rows that
-      are done. Deeper nodes of a tree that is not `FIXED` are masked; a
-      drafter may save their cost.
+    max_depth: `i32[B]`, how deep each row may draft, in 0..G; 0 for rows that
+      are done. Deeper nodes are masked unless the tree is `FIXED`; a drafter
+      may save their cost.
     sampling: the warp; the draft must be sampled from the warped distribution.
     keys: `key[B]`, fresh for this round.
-    row_keys: `key[B]`, the same in every round: for noise that belongs to a
-      position of the text.
-    numbers: `f[B, N, 2]`, random numbers that draw nodes 1..N.
-    draws: the function that draws (static), for `specjax.exact` to enumerate.
+    row_keys: `key[B]`, the same in every round: for noise tied to a position of
+      the text.
+    numbers: `f[B, N, 2]`, random numbers for drawing nodes 1..N.
+    draws: the function that draws (static); `specjax.exact` replaces it.
   """
 
   tokens: Array
@@ -371,7 +370,7 @@ class Context:
     return jnp.take_along_axis(self.tokens, newest, axis=1)
 
   def draw(self, nodes: ArrayLike | Sequence[int], log_probs: Array) -> Array:
-    """Draws nodes' tokens; a draft that is drawn so alone can be enumerated.
+    """Draws nodes' tokens; a draft drawn only like this can be enumerated.
 
     Args:
       nodes: indices of drafted nodes, n of them.
@@ -398,16 +397,16 @@ class Commit:
   Attributes:
     tokens: `i32[B, T]`, the fed tokens: the prompt, or the draft's F tokens.
     start: `i32[B]`, the slot of the first of them.
-    path: `i32[B, W]`, indices of the committed ones, in order; entries beyond
-      `count` are any valid index.
+    path: `i32[B, W]`, indices of the committed ones, in order; beyond `count`
+      any valid index.
     length: `i32[B]`, committed tokens now.
-    target_output: the target's output at all T tokens; logits of a prompt may
-      be missing.
-    num_refed: `i32[B]`, number of the committed tokens that were re-fed, where
-      a text goes on, for drafts whose caches lack the last of them.
+    target_output: the target's output at all T tokens; a prompt's logits may be
+      missing.
+    num_refed: `i32[B]`, how many committed tokens were fed again when a text is
+      extended, for drafts whose caches lack the last of them.
     newest: `i32[B]`, the newest committed token.
     target_log_probs: `f32[B, N + 1, V]`, the warped target's distributions of a
-      round; None of a prompt.
+      round; None for a prompt.
   """
 
   tokens: Array
@@ -438,7 +437,7 @@ class Commit:
     """The target's features of all fed tokens, `f[B, T, F]` with F = `width`.
 
     Raises:
-      ValueError: unless the target gives so many.
+      ValueError: if the target returns another number.
     """
     features = self.target_output.features
     if features is None or features.shape[-1] != width:
@@ -460,49 +459,48 @@ class Commit:
 
 
 def no_state(params, batch, slots, inputs):
-  """The `init` of a drafter that remembers nothing."""
+  """The `init` of a drafter without state."""
   del params, batch, slots, inputs
   return ()
 
 
 def keep(params, state, commit):
-  """The `prefill` and `commit` of a drafter that learns nothing from them."""
+  """The `prefill` and `commit` of a drafter that ignores them."""
   del params, commit
   return state
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Drafter:
-  """A way to propose: pure functions, and what is static about them.
+  """A way to propose: pure functions and static facts.
 
   Attributes:
     name: for messages and reports.
     tree: the form of every proposal.
-    siblings: how children of one node are drawn.
+    siblings: how children of a node are drawn.
     propose: `(params, state, target_cache, context) -> (Draft, state,
       target_cache)`. A drafter that runs on the target's own cache may write
       to slots at or beyond `context.length - 1`; all others pass it through.
-    init: `(params, batch, slots, inputs) -> state`; `inputs` is what encoders
-      read, None for a decoder-only pair. By default there is no state.
-    prefill, commit: `(params, state, Commit) -> state`, after the target has
-      read a prompt or what is appended to a text, and after verification.
-    passes: tokens a row feeds in each draft pass of a round, in order: what
-      drafting costs. Empty if no model drafts.
-    reads_text: whether each pass reads the row's whole text anew beside them.
-    max_positions: positions the draft was made for, or None if unbounded.
-    num_refed: number of tokens that are re-fed where a row's text goes on
+    init: `(params, batch, slots, inputs) -> state`; `inputs` are the encoder's,
+      None for a decoder-only pair. By default there is no state.
+    prefill, commit: `(params, state, Commit) -> state`, after the target's pass
+      over a prompt or an extension of it, and after verification.
+    passes: tokens a row feeds in each draft pass of a round, in order: the cost
+      of drafting. Empty if no model drafts.
+    reads_text: whether each pass also reads the row's whole text again.
+    max_positions: the draft's positions, or None if unbounded.
+    num_refed: how many tokens to feed again when a row is extended
       (`Decoder.extend`), 2 G + 2 at most: the newest, which was not fed, and
       those before it that the drafter's state may lack.
-    accepts_foreign_drafts: whether its state depends on the committed tokens of
-      a round alone, so that another draft, or none, may be verified in place of
-      its own (`specjax.drafters.repeats`, `specjax.adaptive.ladder`).
-    catches_up: whether `propose` first reads what its state lacks of the text,
-      as after rounds in which it was not asked.
+    accepts_foreign_drafts: whether its state depends only on the committed
+      tokens of a round, so that another draft, or none, may be verified instead
+      of its own (`specjax.drafters.repeats`, `specjax.adaptive.ladder`).
+    catches_up: whether `propose` first feeds the tokens that its state lacks,
+      as after rounds without it.
     row_axes: `state -> pytree of int | None`: the axis of rows of each array of
-      the state. None for an array that all rows share: a round's additions to
-      it are summed over devices. By default the state is made of `Cache`s.
-    has_states: whether caches in it hold recurrent states, as of a
-      `LanguageModel`.
+      the state. None for an array shared by all rows: a round's additions to it
+      are summed over devices. By default the state is made of `Cache`s.
+    has_states: whether its caches hold recurrent states, as in `LanguageModel`.
   """
 
   name: str

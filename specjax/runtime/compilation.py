@@ -20,7 +20,7 @@ _NOTHING: Mapping[str, Any] = {}
 _MAPS = pathlib.Path("/proc/self/maps")
 _MOST_MAPS = 25_000
 ROUNDS = jax.ShapeDtypeStruct((), jax.numpy.int32)
-"""Shape of the most rounds to make, which `Decoder.steps` takes."""
+"""Shape of `Decoder.steps`' limit of rounds."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,10 +29,10 @@ class Programs:
 
   Attributes:
     prefill: from the arguments to a state.
-    loop: from parameters and a state, which is donated (and, if it runs in
-      pieces, the most rounds to make), to the last state.
-    state: shapes of a state, and its shardings and layouts in memory.
-    formats: the latter alone, for further programs of the same state.
+    loop: from parameters and a state, which is donated (and, in pieces, a limit
+      of rounds), to the last state.
+    state: shapes, shardings and layouts of a state.
+    formats: its shardings and layouts alone, for further programs.
   """
 
   prefill: jax.stages.Compiled
@@ -55,20 +55,19 @@ def compile_both(
 ) -> Programs:
   """Compiles prefill and loop; a mesh must be in use (`jax.set_mesh`).
 
-  The loop says how it wants the state laid out in memory, and prefill makes it
-  so: otherwise caches would be copied on the way in and out, and for that be
-  held twice.
+  The loop chooses the memory layout of the state, and prefill writes it:
+  otherwise caches would be copied on the way in and out, and held twice.
 
   Args:
-    decoder: what is decoded, and where.
+    decoder: the decoder, perhaps on a mesh.
     init: prefill, of the arguments and options.
-    arguments: parameters, arrays or their shapes, with shardings; and the rest.
+    arguments: parameters (arrays or shapes, with shardings), and the rest.
     options: keyword arguments of `init`.
-    cache_specs: how the target's and the draft's caches are cut over the
-      decoder's mesh, `(layers, rows, heads, slots, channels)`; rows are the
-      decoder's to cut. None: over rows alone.
-    in_pieces: whether the loop takes the most rounds to make, `i32[]`.
-    loop, more: in place of the decoder's own, see `compile_loop`.
+    cache_specs: how the target's and the draft's caches are split over the
+      mesh, `(layers, rows, heads, slots, channels)`; the decoder splits rows.
+      None: rows alone.
+    in_pieces: whether the loop takes a limit of rounds, `i32[]`.
+    loop, more: instead of the decoder's own, see `compile_loop`.
     compiled: compiles what was lowered.
   """
   state = jax.eval_shape(init, *arguments, **options)
@@ -109,7 +108,7 @@ def compile_prefill(
   formats: DecodeState,
   compiled: Callable[[Any], Any] = lambda lowered: lowered.compile(),
 ) -> jax.stages.Compiled:
-  """Compiles prefill for a loop; arguments as `compile_both` has them."""
+  """Compiles prefill for a loop; arguments as in `compile_both`."""
   with without_call_stacks():
     lowered = jax.jit(init, out_shardings=formats).lower(*arguments, **options)
   return compiled(lowered)
@@ -128,10 +127,10 @@ def compile_loop(
   """Compiles a loop; a mesh must be in use, if there is one.
 
   Args:
-    run: of parameters, a state, which is donated, and `more`, to a state.
+    run: maps parameters, a state, which is donated, and `more` to a state.
     params, state, more: arrays or their shapes; parameters with shardings.
-    formats: how the state lies in memory, before and after.
-    reports: whether it returns something small beside the state.
+    formats: the state's layout in memory, before and after.
+    reports: whether `run` returns something small besides the state.
     compiled: compiles what was lowered.
   """
   of_params = jax.tree.map(lambda x: x.sharding, params)
@@ -149,17 +148,17 @@ def compile_loop(
 
 
 def has_many_maps() -> bool:
-  """True if programs should be freed, lest XLA fail to compile more.
+  """True if programs should be freed before XLA runs out of memory maps.
 
   Linux allows a process 65,530 memory maps, every program on the CPU takes a
-  few dozen, and where no more are to be had XLA ends the process.
+  few dozen, and without any left XLA ends the process.
   """
   return _MAPS.exists() and _MAPS.read_bytes().count(b"\n") > _MOST_MAPS
 
 
 @contextlib.contextmanager
 def without_call_stacks() -> Iterator[None]:
-  """Leaves the call stacks of operations out, which XLA may follow forever.
+  """Leaves out operations' call stacks, which XLA may follow forever.
 
   See `StackFrames::IsPrefix` in libtpu 0.0.42.1.
   """

@@ -38,10 +38,10 @@ class Token:
   """An emitted token of a stream.
 
   Attributes:
-    prompt: index of the prompt that it continues.
+    prompt: index of its prompt.
     token_id: the token.
-    origin: ACCEPTED from the draft, or the target's own: RESIDUAL after a
-      rejection, BONUS after all was accepted.
+    origin: ACCEPTED from the draft, or drawn by the target: RESIDUAL after a
+      rejection, BONUS after a fully accepted draft.
   """
 
   prompt: int

@@ -1,4 +1,4 @@
-"""Completes prompts by a decoder, compiled once for each shape of batch.
+"""Completes prompts with a decoder, compiled once per shape of batch.
 
   engine = specjax.Engine(decoder=decoder, params=params, max_new_tokens=64)
   for completion in engine.complete(prompts): ...
@@ -54,20 +54,20 @@ class Learner(Protocol):
 
   @property
   def params(self) -> Params:
-    """Parameters of both models, as they are now."""
+    """Current parameters of both models."""
 
   @property
   def rounds(self) -> int:
     """Rounds until the next update, 1 or more."""
 
   def compile(self, state: DecodeState) -> None:
-    """Called with a state of each shape before any that is timed."""
+    """Called with a state of each shape before timing starts."""
 
   def begin(self, state: DecodeState) -> DecodeState:
-    """The state of a batch whose prompts have just been read."""
+    """The state of a batch right after prefill."""
 
   def learn(self, state: DecodeState, rounds: int) -> None:
-    """Called after so many rounds, 1 or more."""
+    """Called after this many rounds, 1 or more."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,9 +75,9 @@ class Compiled:
   """The compiled programs of one shape of batch.
 
   Attributes:
-    prefill: reads prompts to both models.
+    prefill: prefills both models.
     loop: makes rounds; shared by all widths with buffers of one length.
-    formats: how the loop has its state in memory, `Programs.formats`.
+    formats: the state's layout in memory, `Programs.formats`.
   """
 
   prefill: Callable[..., DecodeState]
@@ -87,29 +87,28 @@ class Compiled:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Engine:
-  """One decoder with settings for all that a request does not set itself.
+  """A decoder with default settings for requests.
 
   Attributes:
-    decoder: what decodes.
+    decoder: the decoder.
     params: its parameters.
     stop_tokens: ids that end a row.
-    max_new_tokens: budget of a row, and the most that one may ask for.
-    max_length: tokens of the longest text, None for as many as the models have
-      positions. Buffers are a power of two long, up to twice what is needed, so
-      that few loops are compiled, but not longer than this.
+    max_new_tokens: budget of a row, and the most that a request may set.
+    max_length: tokens of the longest text; None: the models' positions. Buffer
+      lengths are powers of two, so that few loops are compiled, but at most
+      this.
     temperature, top_k, top_p, min_p: the warp.
     seed: a prompt draws from `fold_in(key(seed), prompt.stream)`.
     watch: `request -> Watch | None`: reads its tokens after every round and may
       end it (`specjax.runtime.stopping`). Batches of None cost nothing.
-    ladder: the same decoder at several draft lengths, the longest its own,
-      among which the host changes between rounds: sampled texts then depend on
-      the batches before, and on clocks. None for one length.
-    learner: updates the draft between rounds, or None; the parameters are then
-      its own, and a prompt's text depends on the batches before.
-    mesh: the devices, or None for one without a mesh.
+    ladder: the same decoder at several draft lengths, the longest its own. The
+      host switches between them, so sampled texts depend on earlier batches and
+      on clocks. None for one length.
+    learner: updates the draft between rounds, or None. It then holds the
+      parameters, and a prompt's text depends on earlier batches.
+    mesh: the devices, or None for a single one.
     cache_specs: how caches lie on it, see `compilation.compile_both`.
-    programs: those of each `(rows, width, input_width)` and each set of
-      truncations.
+    programs: by `(rows, width, input_width)` and set of truncations.
   """
 
   decoder: Decoder
@@ -138,15 +137,15 @@ class Engine:
 
     Args:
       prompts: the tokens of each, one or more.
-      settings: of all prompts, or of each; prompt i draws from
+      settings: for all prompts, or one for each; prompt i draws from
         `fold_in(key(seed), i)`.
 
     Returns:
-      A completion for each prompt, in their order.
+      The completions, in the prompts' order.
 
     Raises:
-      ValueError: for a prompt without tokens or with unknown ones, another
-        number of settings, and a setting that the engine has no room for.
+      ValueError: for a prompt without tokens or with unknown ones, a wrong
+        number of settings, or a setting beyond the engine's.
       TypeError: for a prompt that is text.
     """
     return self.run(self._batch_of(prompts, settings))[0]
@@ -187,7 +186,7 @@ class Engine:
     )  # fmt: skip
 
   def compile(self, batch: Batch) -> float:
-    """Compiles for a batch's shape; seconds it took (0 if done before)."""
+    """Compiles for a batch's shape; returns the seconds (0 if done before)."""
     shape = self._shape(batch)
     if shape in self.programs:
       return 0.0
@@ -240,20 +239,20 @@ class Engine:
 
   @property
   def _mapped(self) -> Decoder:
-    """The decoder, its rows over the mesh if there is one."""
+    """The decoder, with its rows over the mesh if there is one."""
     if self.mesh is None:
       return self.decoder
     return MeshDecoder.of(self.decoder, mesh=self.mesh)
 
   def _buffer(self, width: int) -> int:
-    """Tokens of the buffers that prompts of a width are read into."""
+    """Tokens of the buffers for prompts of a width."""
     least = width + self.max_new_tokens
     rounded = 1 << (least - 1).bit_length()
     return min(rounded, max(self._longest, least))
 
   @property
   def _longest(self) -> int:
-    """Tokens of the longest text that engine and models allow."""
+    """Tokens of the longest text for engine and models."""
     decoder = self.decoder
     limits = (
       self.max_length,
@@ -287,21 +286,21 @@ class Engine:
     )
 
   def on_mesh(self):
-    """A context in which the models are laid out on the mesh, if any."""
+    """A context that uses the mesh, if there is one."""
     return jax.set_mesh(self.mesh) if self.mesh else contextlib.nullcontext()
 
   def _each(self, batch, name) -> list:
-    """A setting of every row: the request's own, or the engine's."""
+    """A setting of every row: the request's, or else the engine's."""
     wanted = [getattr(request.settings, name) for request in batch.filled()]
     return [getattr(self, name) if x is None else x for x in wanted]
 
   def _truncations(self, batch) -> dict[str, list]:
-    """Truncations of every row, of the kinds that any row has."""
+    """Every row's truncations, of the kinds used by any row."""
     rows = {name: self._each(batch, name) for name in _NEUTRAL}
     return {k: v for k, v in rows.items() if set(v) != {_NEUTRAL[k]}}
 
   def _penalties(self, batch) -> dict[str, list]:
-    """Penalties of every row, of the kinds that any row has."""
+    """Every row's penalties, of the kinds used by any row."""
     rows = {
       name: [
         none if (value := getattr(request.settings, name)) is None else value
@@ -350,7 +349,7 @@ class Engine:
   def generate(
     self, batch: Batch, state: DecodeState, num_rounds: int = _NO_END
   ) -> DecodeState:
-    """Decodes a batch to its end, or so many rounds; the state is donated."""
+    """Decodes a batch to its end, or for some rounds; donates the state."""
     loop = self.programs[self._shape(batch)].loop
     if self.ladder is not None:
       loop = functools.partial(loop, ladder=self.ladder)
@@ -371,7 +370,7 @@ class Engine:
         return state
 
   def run(self, batch: Batch) -> tuple[list[Completion], float]:
-    """Decodes a batch; also the seconds it took, compilation excluded."""
+    """Decodes a batch; also returns the seconds, without compilation."""
     self.compile(batch)
     start = time.perf_counter()
     state = self.prefill(batch)

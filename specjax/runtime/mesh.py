@@ -1,11 +1,11 @@
 """The decoding loop on a mesh: every device group decodes its own rows.
 
-Rows do not depend on each other, so the whole loop is mapped over the row axis
-of the mesh: a device sees its rows alone, and what one row accepts moves no
-other row's data. Over all other axes the partitioner cuts the models as their
-parameters lie. Once a round the groups tell each other whether any of them
-still has work, so that all run the same number of rounds, and what they add to
-those parts of a drafter's state that all rows share.
+Rows are independent, so the whole loop is mapped over the row axis of the mesh:
+a device sees only its rows, and acceptance in one row moves no other row's
+data. Over all other axes the partitioner splits the models as their parameters
+are sharded. Once a round the groups exchange whether any still has work, so
+that all run equally many rounds, and their changes to parts of a drafter's
+state that all rows share.
 """
 
 import dataclasses
@@ -27,15 +27,15 @@ from specjax.types import Params
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MeshDecoder(Decoder):
-  """A `Decoder` whose rows lie over one axis of a mesh.
+  """A `Decoder` with rows sharded over one axis of a mesh.
 
-  Every group of devices runs the methods of `Decoder` on its own rows; of a
-  prompt that one row is given all groups run the passes, and one keeps them.
+  Every group of devices runs `Decoder`'s methods on its own rows. When one row
+  gets a prompt all groups run the passes, and one keeps the result.
 
   Attributes:
     mesh: the devices; models may constrain activations to its other axes.
-    row_axis: the mesh axis that rows are cut over. A batch must be a multiple
-      of its size, and a row that `admit` reads from must be of the same group.
+    row_axis: the mesh axis of the rows. Batch sizes are multiples of its size,
+      and `admit` reuses rows of the same group only.
   """
 
   mesh: Mesh
@@ -134,8 +134,7 @@ class MeshDecoder(Decoder):
     """The `PartitionSpec`s of a state over the row axis, one for every leaf.
 
     Raises:
-      ValueError: if the drafter does not say which axes of its state are rows
-        (`Drafter.row_axes`), or says what cannot be.
+      ValueError: if `Drafter.row_axes` names an axis that is not the rows.
     """
     count = len(state.length)
 
@@ -154,7 +153,7 @@ class MeshDecoder(Decoder):
   def _of_row(
     self, run: Callable[..., DecodeState], params, state, row, *more
   ) -> DecodeState:
-    """Runs on every group what one row is given, `(.., its first row, ..)`."""
+    """Runs one row's operation on every group, `(.., its first row, ..)`."""
     share = len(state.length) // self.mesh.shape[self.row_axis]
 
     def local(params, before, row, *more):

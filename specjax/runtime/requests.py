@@ -1,4 +1,4 @@
-"""Requests to an engine, prompts with their own settings, and their batches."""
+"""Requests to an engine: prompts with their settings, and batches of them."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ _COARSE = 256  # up to which widths are powers of two
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-  """One request's settings, which replace its engine's where not None.
+  """One request's settings; None for the engine's.
 
   Attributes:
     temperature, top_k, top_p, min_p: the warp, see `specjax.types.Sampling`.
@@ -22,8 +22,8 @@ class Settings:
     seed: draws come from `fold_in(key(seed), stream)`.
     presence_penalty, frequency_penalty, repetition_penalty, min_tokens,
       stop_token_ids: see `specjax.penalties`; None is neutral.
-    logit_bias: pairs of a token and what is added to its logit.
-    ignore_eos: whether the engine's stop tokens do not end it.
+    logit_bias: pairs of a token and the bias of its logit.
+    ignore_eos: whether to go on after the engine's stop tokens.
   """
 
   temperature: float | None = None
@@ -48,7 +48,7 @@ class Settings:
 class Request(Protocol):
   """A request to an engine: a prompt of one or more tokens.
 
-  One to an encoder-decoder also has `input_ids`, which the encoder reads.
+  For an encoder-decoder it also has the encoder's `input_ids`.
   """
 
   @property
@@ -78,18 +78,18 @@ class Prompt:
 
 
 def input_ids_of(request: Request) -> Sequence[int]:
-  """Tokens of the request that an encoder reads; empty for decoders."""
+  """The encoder's tokens of a request; empty for decoders."""
   return getattr(request, "input_ids", None) or ()
 
 
 def content_of(request: Request) -> tuple[tuple[int, ...], tuple[int, ...]]:
-  """Tokens that the models read, the encoder's first: identity of a prompt."""
+  """All tokens of a prompt, the encoder's first: its identity."""
   return tuple(input_ids_of(request)), tuple(request.token_ids)
 
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-  """Prompts decoded together, padded to a shape that others share.
+  """Prompts decoded together, padded to a common shape.
 
   Attributes:
     prompts: the real ones.
@@ -106,7 +106,7 @@ class Batch:
   def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Tokens `i32[rows, width]`, lengths `i32[rows]`, streams `u32[rows]`.
 
-    Rows beyond the prompts are filled with the first prompt.
+    Spare rows repeat the first prompt.
     """
     filled = self.filled()
     tokens, lengths = _padded([p.token_ids for p in filled], self.width)
@@ -121,7 +121,7 @@ class Batch:
     return Inputs(tokens=tokens, lengths=lengths)  # type: ignore[arg-type]
 
   def filled(self) -> list[Request]:
-    """The request of every row; rows to spare repeat the first."""
+    """The request of every row; spare rows repeat the first."""
     return [
       *self.prompts,
       *[self.prompts[0]] * (self.rows - len(self.prompts)),
@@ -143,21 +143,21 @@ def make_batches(
   max_width: int,
   among: int | None = None,
 ) -> list[Batch]:
-  """Groups prompts of similar length; few widths, so that few are compiled.
+  """Groups prompts of similar length, in few widths to compile.
 
   Args:
     prompts: those to decode, in the order of the file.
-    batch_size: rows of a batch; fewer if there are not as many prompts.
+    batch_size: rows of a batch; fewer if there are fewer prompts.
     max_width: longest prompt the buffer holds.
-    among: all prompts of the run, if some are decoded already.
+    among: number of the run's prompts, if some are decoded already.
 
   Returns:
-    The batches, short prompts first; every one has the same number of rows.
+    Batches of equally many rows, short prompts first.
   """
   if not prompts:
     return []
   rows = min(batch_size, among or len(prompts))
-  # What is read by an encoder is mostly the longer.
+  # Encoder inputs are mostly the longer ones.
   ordered = sorted(
     prompts, key=lambda p: (len(input_ids_of(p)), len(p.token_ids))
   )
@@ -182,7 +182,7 @@ def batch_of_tokens(
   vocab_size: int,
   max_width: int,
 ) -> Batch:
-  """One batch of prompts, in their order; raises as `Engine.complete`."""
+  """One batch of prompts, in order; raises as `Engine.complete`."""
   for i, ids in enumerate(prompts):
     if isinstance(ids, str):
       raise TypeError(
@@ -213,7 +213,7 @@ def batch_of_tokens(
 
 
 def _rounded(length: int) -> int:
-  """A width that others have too: a power of two, beyond 256 in eighths."""
+  """A common width: a power of two, beyond 256 in eighths of one."""
   length = max(length, _MIN_WIDTH)
   step = power = 1 << (length - 1).bit_length()
   if power > _COARSE:

@@ -1,8 +1,8 @@
 """Rows that the host ends between rounds, as for stop strings.
 
-A stop string may span tokens, and a decoder knows no text. So the host looks at
-the new tokens after every round, and says where a row ends. Rows stay
-independent of their neighbors.
+A stop string may span tokens, and a decoder sees no text. So the host checks
+the new tokens after every round and decides where a row ends. Rows stay
+independent.
 """
 
 import dataclasses
@@ -29,7 +29,7 @@ class Stopping:
   """
 
   def __init__(self, watches: Sequence[Watch | None], state: DecodeState):
-    """Watches from the state before the first round.
+    """Starts before the first round.
 
     Args:
       watches: one for each of the first rows, or None.
@@ -40,11 +40,10 @@ class Stopping:
     self.done = False
 
   def end_rows(self, state: DecodeState) -> DecodeState:
-    """Ends the rows whose watch says so; call it after every single round.
+    """Ends rows by their watches; call it after every single round.
 
-    Tokens beyond the end do not count, in `num_accepted` and `accept_counts`
-    either; `expected_accepted` and `total_variation` keep their last round
-    whole.
+    Tokens beyond the end are not counted in `num_accepted` and `accept_counts`;
+    `expected_accepted` and `total_variation` include the whole last round.
 
     Args:
       state: after a round.
