@@ -24,24 +24,29 @@ Rounds are timed separately from the answers, and predict the speed-up;
 nothing. --explain says whether drafting pays, why, and with how many tokens:
 without --systems it measures the config's drafter with 1 to 12.
 
+<<<<<<< HEAD
 E.json has a row for each system, temperature, batch size and category, and its
 raw data; E.md shows and explains them (how to read it: docs/evaluation.md),
 with E-throughput.svg. The same command resumes a killed run from
 E.json.journal.
+=======
+E.json has a row for each system, temperature, batch size and category, and all
+that it was made of; E.md shows and explains it (docs/pay.md says how to
+read it), with E-throughput.svg. A run that was stopped goes on from
+E.json.journal when the same command is given again.
+>>>>>>> 15cf18a7 (squash)
 
 Several processes (see launch/processes.py) take turns at groups of questions if
 each holds the models on its own devices; process 0 writes.
 """
 
 import collections
-import functools
 import hashlib
 import importlib.metadata
 import io
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import ml_collections
@@ -153,33 +158,14 @@ def beside(path: str) -> list[str]:
   return [os.path.splitext(path)[0] + end for end in ends]
 
 
-def evaluate(
-  config: ml_collections.ConfigDict,
-  names: str,
-  asked_of: Callable[[measure.Contest], Sequence[questions.Question]],
-  *,
-  temperatures: Sequence[float] | None = None,
-  batch_sizes: Sequence[int] | None = None,
-  rounds: int = 1,
-  timing: str = "rounds",
-  inputs: bool = False,
-  output: str | None = None,
-) -> dict[str, Any]:
-  """Measures systems, and returns E.json.
-
-  Args:
-    config, names: of the run, and of the systems.
-    asked_of: the questions of a contest, whose tokenizer and room it has.
-    temperatures, batch_sizes: the config's alone by default.
-    rounds: times that every system decodes everything.
-    timing: of `measure.TIMINGS`.
-    inputs: whether prompts may have inputs, of encoder-decoders.
-    output: where it is written, beside a journal from which a killed run goes
-      on, or None.
-  """
-  temperatures = list(temperatures or [float(config.temperature)])
-  sizes = list(batch_sizes or [config.batch_size])
-  entered = systems.parse(names, config)
+def evaluate(config: ml_collections.ConfigDict) -> dict[str, Any]:
+  """Measures what the command line asks for; writes E.json and returns it."""
+  temperatures = [float(text) for text in cli.TEMPERATURES.value or ()]
+  temperatures = temperatures or [float(config.temperature)]
+  sizes = cli.integers(cli.BATCH_SIZES, default=(config.batch_size,))
+  rounds, output = _ROUNDS.value, cli.OUTPUT.value
+  timing = "passes" if _EXPLAIN.value else _TIMING.value
+  entered = systems.parse(named(config), config)
   for system in entered:
     if system.reference is not None:
       hf_reference.check(system)
@@ -191,11 +177,11 @@ def evaluate(
     )
   if rounds > 1 and any(s.drafting and s.drafting.lengths for s in entered):
     raise cli.UserError("a ladder drafts otherwise each time: give one round")
-  pairs = systems.assemble(entered, inputs=inputs)
+  pairs = systems.assemble(entered, inputs=bool(cli.PROMPTS.value))
   contest = measure.contest_of(
     config, entered, pairs, temperatures, rounds=rounds
   )
-  asked = asked_of(contest)
+  asked = asked_of(config, contest)
   fit, refused = measure.fitting(
     [questions.ask(contest.tokenizer, q, 0, []) for q in asked], contest.room
   )
@@ -238,9 +224,8 @@ def evaluate(
   }
   content = summary.result_of(records, facts)
   content["explained"] = explain.findings(content)
-  if output:
-    write(output, content)
-    journal.finish()
+  write(output, content)
+  journal.finish()
   return content
 
 
@@ -255,14 +240,7 @@ def run(_) -> int:
     raise cli.UserError("--prompts are asked in place of --questions")
   output = cli.OUTPUT.value
   results.check(output, *beside(output))
-  content = evaluate(
-    config, named(config), functools.partial(asked_of, config),
-    temperatures=[float(text) for text in cli.TEMPERATURES.value or ()],
-    batch_sizes=cli.integers(cli.BATCH_SIZES, default=()),
-    rounds=_ROUNDS.value,
-    timing="passes" if _EXPLAIN.value else _TIMING.value,
-    inputs=bool(cli.PROMPTS.value), output=output,
-  )  # fmt: skip
+  content = evaluate(config)
   if processes.is_chief():
     print(page.over_all(content))
     if _EXPLAIN.value:

@@ -215,8 +215,6 @@ def completed(config, models: pair.Pair, batches):
 def run(_) -> int:
   """The command."""
   output = cli.OUTPUT.value
-  if not output:
-    raise cli.UserError("--output is required; see --help for an example")
   config = ml_collections.ConfigDict(cli.CONFIG.value.to_dict())
   if config.mesh:
     raise cli.UserError("layers are searched on one device, without a mesh")
@@ -253,4 +251,4 @@ def run(_) -> int:
 
 
 if __name__ == "__main__":
-  cli.run(run)
+  cli.run(run, required=("config", "output"))

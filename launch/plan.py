@@ -186,9 +186,6 @@ def question(topology: hardware.Topology) -> program.Question:
 def run(_) -> int:
   """The command."""
   results.check(cli.OUTPUT.value)
-  for flag in (_TOPOLOGY, cli.TARGET, _DRAFTER):
-    if not flag.value:
-      raise cli.UserError(f"--{flag.name} is required; see --help")
   topology = hardware.topology(_TOPOLOGY.value)
   asked = question(topology)
   asked.check()
@@ -204,4 +201,4 @@ def run(_) -> int:
 if __name__ == "__main__":
   # Programs for another machine cannot be read back from the cache.
   jax.config.update("jax_enable_compilation_cache", False)
-  cli.run(run, required=())
+  cli.run(run, required=("topology", "target", "drafter"))

@@ -7,6 +7,7 @@ fingerprint. Skipped layers are JSON, {"skip_attention": [2, 3], "skip_mlp":
 """
 
 import json
+import operator
 import pathlib
 
 import jax
@@ -19,6 +20,7 @@ from specjax.drafters.shared.corpus import Corpus
 from specjax.runtime import engine
 
 _FORMAT = "specjax corpus 1"
+_BLOCKS = ("attention", "mlp")  # which may be skipped
 
 
 def index_content(index: Corpus, tokenizer: Tokenizer, count: int) -> bytes:
@@ -68,20 +70,17 @@ def read_skipped(path: str) -> SkippedLayers:
     raise FileNotFoundError(f"no such file of layers to skip: {path}")
   try:
     record = json.loads(file.read_text("utf-8"))
-    sets = [record["skip_attention"], record["skip_mlp"]]
+    sets = [{*map(operator.index, record[f"skip_{x}"])} for x in _BLOCKS]
   except (ValueError, TypeError, LookupError):
-    sets = [None]
-  for one in sets:
-    if not isinstance(one, list) or any(type(i) is not int for i in one):
-      raise ValueError(
-        f'{path} must be JSON like {{"skip_attention": [2], "skip_mlp": []}}'
-      )
+    raise ValueError(
+      f'{path} must be JSON like {{"skip_attention": [2], "skip_mlp": []}}'
+    ) from None
   if not any(sets):
     raise ValueError(
       f"{path} skips nothing: the whole target would draft for itself "
       "(launch.layer_search finds what to skip)"
     )
-  return SkippedLayers(*(tuple(sorted(set(one))) for one in sets))
+  return SkippedLayers(*(tuple(sorted(one)) for one in sets))
 
 
 def skipped_json(skipped: SkippedLayers) -> dict[str, list[int]]:

@@ -142,14 +142,9 @@ def generate(
 ) -> Generated:  # fmt: skip
   """Completes a batch by transformers, plainly or with drafts.
 
-  Args:
-    reference: whether and how it drafts.
-    target: the target's checkpoint.
-    rows: tokens of each row; one row, if anything is drafted.
-    num_prompts: rows that count; the others end after one token.
-    sampling: `temperature`, `top_k`, `top_p`, `min_p`; empty for greedy.
-    dtype, max_new_tokens, seed, stop_tokens: as the config has them.
-    vocab_size: V, the number of real tokens.
+  Rows after the first `num_prompts` do not count, and end after one token.
+  `sampling` has `temperature`, `top_k`, `top_p` and `min_p`, or is empty for
+  greedy decoding; `vocab_size` is V, the number of real tokens.
   """
   import torch
   import transformers

@@ -148,7 +148,7 @@ def unit_of(record: Mapping, system: str) -> intervals.Unit:
 
 
 def _row(records: Sequence[dict], system: str, cost: dict | None) -> dict:
-  """A system's row for some groups of one setting (docs/evaluation.md).
+  """A system's row for some groups of one setting (docs/pay.md).
 
   `accept_counts[i]` is the number of target calls that emitted i drafted
   tokens, `cut_counts[i]` of those that ended before the target's own token, and

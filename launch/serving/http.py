@@ -43,8 +43,6 @@ class Service:
     hosts: names that requests may call the server by; "*" is any.
     body_bytes: of a request's body, at most.
     answer_seconds: from a request to its last token, at most.
-    stuck_seconds: how long an iteration on the device may last before the
-      server counts as dead.
   """
 
   scheduler: Scheduler
@@ -55,7 +53,6 @@ class Service:
   hosts: Sequence[str] = ("*",)
   body_bytes: int = 1 << 20
   answer_seconds: float = 600.0
-  stuck_seconds: float = 120.0
 
 
 def application(service: Service) -> Starlette:
@@ -131,14 +128,12 @@ async def _models(request: Request) -> Response:
 
 
 async def _health(request: Request) -> Response:
-  """200 while the device's thread lives, moves, and takes requests."""
+  """200 while the device's thread lives and takes requests."""
   service = request.app.state.service
   scheduler, status = service.scheduler, "ok"
   used, waiting = scheduler.load()
   if not scheduler.is_alive():
     status = "dead"
-  elif scheduler.stuck() > service.stuck_seconds:
-    status = "stuck"
   elif scheduler.is_closed:
     status = "draining"
   return JSONResponse(

@@ -153,9 +153,6 @@ class Scheduler:
 
     Args:
       slots: their sizes; `iterate` is their `iterate`, on all processes.
-      iterate: runs an iteration.
-      queue_length: requests that may wait for a slot.
-      metrics: a `metrics.Metrics`.
       pace: learns what iterations take, and says what is read beside rounds.
       choose_depth: how deep rows draft; None: as deep as can be.
       keeps_in_touch: whether idle iterations are made, for other processes.
@@ -174,7 +171,6 @@ class Scheduler:
     self._queue: collections.deque[Ticket] = collections.deque()
     self._wake = threading.Condition()
     self._closed = self._stopped = False
-    self._iterating_since: float | None = None
     self.error: BaseException | None = None
     self._thread = threading.Thread(target=self._run, name="device")
     self._thread.daemon = True
@@ -222,11 +218,6 @@ class Scheduler:
   def is_closed(self) -> bool:
     """True if no request is taken any more."""
     return self._closed
-
-  def stuck(self) -> float:
-    """Seconds since the current iteration began; 0 between two."""
-    since = self._iterating_since
-    return 0.0 if since is None else self._clock() - since
 
   def is_alive(self) -> bool:
     """True if the thread runs and nothing has broken it."""
@@ -286,9 +277,7 @@ class Scheduler:
         return
       rounds = 0
     control = self._control(admitted, rounds)
-    self._iterating_since = self._clock()
     report = self._iterate(control)
-    self._iterating_since = None
     self._ended.clear()
     self._pace.learn(report)
     self._drafted = report.depth

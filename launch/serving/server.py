@@ -49,17 +49,8 @@ def make_slots(
   """The slots of a pair, with programs for the first request.
 
   On a mesh all programs are compiled: its processes must have the same ones.
-
-  Args:
-    config: its `batch_size` is not read.
-    loaded: its models.
-    num_slots: requests that are decoded at a time.
-    max_prompt: tokens of the longest prompt.
-    share_prefixes: whether a prompt that begins as an earlier text reads only
-      the rest.
-    depth_policy: one of `POLICIES`; ValueError for a draft without shallower
-      forms.
-    say: is told what takes time.
+  `depth_policy` is one of `POLICIES`; ValueError for a draft without shallower
+  forms. `say` is told what takes time.
   """
   models = pair.assemble(config, loaded)
   longest = min(max_prompt, models.room(config.max_new_tokens))
@@ -175,12 +166,9 @@ def make_service(
 ) -> Service:
   """The service over slots of `make_slots`; its scheduler is not started.
 
-  Args:
-    config, loaded, slots, depth_policy: as of `make_slots`.
-    queue: requests that may wait for a slot.
-    name: the model's, or None for that of its checkpoint.
-    chat_template: Jinja, in place of the target's own, or None.
-    **more: other fields of `Service`.
+  `queue` requests may wait for a slot; the model's name is that of its
+  checkpoint by default, and its chat template its own; `more` are other fields
+  of `Service`.
   """
   models = pair.assemble(config, loaded)
   tokenizer = models.tokenizer

@@ -86,18 +86,13 @@ class Slots:
     mesh: Mesh | None = None,
     cache_specs: tuple[P, P] | None = None,
   ):
-    """Compiles nothing yet.
+    """Compiles nothing yet; for the other sizes see the attributes.
 
     Args:
       decoders: by the depth of their drafts, all of one target and one way to
         draft; the deepest makes the state.
       params: of them all.
-      num_slots: B.
-      widths: see `widths_to`.
-      longest: see above.
-      max_length: see above.
       stop_tokens: ids that end a row.
-      max_rounds: of one iteration.
       share_prefixes: whether a prompt may begin as another row's text.
       mesh: the devices, or None for one without a mesh.
       cache_specs: how caches lie on it, see `compilation.compile_both`.
@@ -270,7 +265,7 @@ class Slots:
       seconds=time.perf_counter() - start,
     )
     self.texts.hear(report, self._running)
-    self._running = running & ~silent
+    self._running = running
     return report
 
   def _begin(self, row: int, asked: Asked | None) -> None:

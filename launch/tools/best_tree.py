@@ -66,15 +66,9 @@ def counted(
 
 
 def trees(acceptance: np.ndarray, *, max_nodes: int) -> list[dict]:
-  """The best tree of each size, as far as ranks are accepted at all.
+  """The best tree of each size up to `max_nodes`, as far as ranks are accepted.
 
-  Args:
-    acceptance: `f64[C]`, by rank.
-    max_nodes: drafted nodes at most.
-
-  Returns:
-    For each size `num_nodes`, `max_depth`, `parents` and `block_efficiency`,
-    tokens a round.
+  `acceptance` is `f64[C]`, by rank; `block_efficiency` is in tokens a round.
   """
   rows = []
   for size in range(1, max_nodes + 1):

@@ -14,11 +14,18 @@ a file of lines {"messages": [...]} that end with a user's turn. Lines of
 are sampled without them, at --answer_temperatures: 0, greedy answers, suits a
 draft for greedy decoding.
 
+<<<<<<< HEAD
 FOLDER gets about.json and conversations.jsonl, with a line {"messages",
 "number", "whole"} each, "whole" if the answer ended by itself. Repeated
 questions are dropped, and so is whatever shares 13 words in a row with the
 project's evaluation questions or those of --keep_out. The same command resumes
 a stopped run.
+=======
+FOLDER gets conversations.jsonl, a line {"messages", "number", "whole": whether
+the answer ended by itself} each, and about.json. Repeated questions are
+dropped, and so is whatever shares 13 words in a row with the project's
+evaluation questions or those of --keep_out.
+>>>>>>> 15cf18a7 (squash)
 """
 
 import json
@@ -127,13 +134,13 @@ def _runs(words: Sequence[str], size: int) -> Iterable[tuple[str, ...]]:
 
 
 def make(
-  config, numbers: Sequence[int], given: Sequence, systems: Sequence[str]
-) -> Iterator[list[dict[str, Any]]]:
-  """Makes conversations, `--rows` at a time: `{"number", "messages", "whole"}`.
+  config, count: int, given: Sequence, systems: Sequence[str]
+) -> Iterator[dict[str, Any]]:
+  """Makes conversations, `--rows` together: `{"number", "messages", "whole"}`.
 
   Conversation i has the i-th of the given messages, or else a question made up
-  behind the (i mod n)-th of n system prompts; likewise temperatures. It is only
-  the number if the question was cut off or leaves no room for an answer.
+  behind the (i mod n)-th of n system prompts; likewise temperatures. There is
+  none where the question was cut off or leaves no room for an answer.
   """
   asked_at, answered_at = _temperatures()  # of questions, and of answers
   models = pair.build(config)
@@ -160,19 +167,18 @@ def make(
         completed[request.id] = tokenizer.decode(ids).strip(), whole
     return completed
 
-  for start in range(0, len(numbers), _ROWS.value):
-    group = numbers[start : start + _ROWS.value]
+  for start in range(0, count, _ROWS.value):
+    group = range(start, min(start + _ROWS.value, count))
     talks = {i: given[i] for i in group if i < len(given)}
     begun = {i: begins[i % len(begins)] for i in group if i not in talks}
     for i, (text, whole) in complete(begun, asked_at, 0).items():
       if whole and text:
         talks[i] = [{"role": "user", "content": text}]
     prompts = {i: chat.encode(tokenizer, talk) for i, talk in talks.items()}
-    made: dict[int, dict[str, Any]] = {i: {"number": i} for i in group}
-    for i, (text, whole) in complete(prompts, answered_at, 1).items():
+    for i, (text, whole) in sorted(complete(prompts, answered_at, 1).items()):
       answer = {"role": "assistant", "content": text}
-      made[i] |= {"messages": [*talks[i], answer], "whole": whole}
-    yield list(made.values())
+      yield {"number": i, "messages": [*talks[i], answer], "whole": whole}
+    print(f"{group.stop} of {count} made", file=sys.stderr)
 
 
 def _temperatures() -> list[list[float]]:
@@ -203,20 +209,10 @@ def run(_) -> int:
   if _SYSTEM_PROMPTS.value:
     text = pathlib.Path(_SYSTEM_PROMPTS.value).read_text("utf-8")
     systems = [line for line in text.splitlines() if line.strip()]
-  journal = results.Journal(str(output), settings)
-  groups = [x["conversations"] for x in journal.batches.values()]
-  made = {one["number"]: one for group in groups for one in group}
-  missing = [i for i in range(count) if i not in made]
-  for group in make(config, missing, given, systems) if missing else ():
-    journal.add({"batch": group[0]["number"], "conversations": group})
-    made |= {one["number"]: one for one in group}
-    print(f"{len(made)} of {count} made", file=sys.stderr)
-  whole = [one for i, one in sorted(made.items()) if i < count]
-  kept = sift((one for one in whole if "messages" in one), overlap(texts))
+  kept = sift(make(config, count, given, systems), overlap(texts))
   results.write(output, results.dumps(kept))
-  about = {**settings, "made": len(whole), "kept": len(kept)}
+  about = {**settings, "made": count, "kept": len(kept)}
   results.write_json(folder / "about.json", about | provenance.record())
-  journal.finish()
   print(f"{len(kept)} of {count} conversations kept: {output}")
   return 0
 

@@ -40,14 +40,10 @@ def compare(
   length: int,
   seed: int,
 ) -> dict:
-  """The report of `launch.studies.rules` on two distributions.
+  """The report of `launch.studies.rules` on two distributions, `f64[V]`.
 
-  Args:
-    draft, target: `f64[V]`.
-    asked: "all", or one rule as in `on_pair.cases`.
-    count: K.
-    length: G.
-    seed: of sampled drafts.
+  `asked` is "all", or one rule as in `on_pair.cases`; K is `count`, and G is
+  `length`.
   """
   rows, left_out = on_pair.cases(
     asked,
@@ -85,13 +81,7 @@ def compare(
 def evaluate(
   row: Case, draft: np.ndarray, target: np.ndarray, *, seed: int
 ) -> dict:
-  """Acceptance of one rule, and distance of its output distribution.
-
-  Args:
-    row: the rule and what it is given.
-    draft, target: `f64[V]`.
-    seed: of sampled drafts.
-  """
+  """Acceptance of one rule, and distance of its output distribution."""
   vocab, nodes = len(target), row.tree.num_nodes
   numbers = vocab**row.tree.num_drafted * nodes * max(vocab, 64)
   enumerable = not row.siblings.with_noise and numbers <= _MAX_ENUMERATED

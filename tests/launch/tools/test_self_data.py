@@ -7,11 +7,10 @@ import files
 import pytest
 from absl.testing import flagsaver
 
-from launch import cli, results
+from launch import cli
 from launch.assembly import pair
 from launch.tools import self_data
 from launch.training import data
-from models import chat, checkpoints
 
 CHATML = (
   "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}\n"
@@ -86,87 +85,18 @@ def test_empty_repeated_and_tested_conversations_are_dropped():
   assert kept == rows[:2]
 
 
-def test_a_users_turn_begins_as_the_template_says(target, tmp_path):
-  tokenizer = checkpoints.load_tokenizer(target)
-  ids = self_data.before_user(tokenizer)
-  assert tokenizer.decode(list(ids)) == "<|user|>"
-  whole = chat.encode(tokenizer, message("x"), add_generation_prompt=False)
-  assert tuple(whole[: len(ids)]) == ids
-  ids = self_data.before_user(tokenizer, "Be brief.")
-  assert tokenizer.decode(list(ids)) == "<|system|>Be brief.\n<|user|>"
-  without = dataclasses.replace(
-    tokenizer, chat_template="{% for m in messages %}{{ m['content'] }}"
-    "{% endfor %}"
-  )  # fmt: skip
-  with pytest.raises(ValueError, match="before the user's words"):
-    self_data.before_user(without)
-
-
-class KilledError(Exception):
-  """Exception by which a test kills a run."""
-
-
-def test_a_killed_run_goes_on_to_the_same_conversations(
-  execute, tmp_path, monkeypatch
-):
-  whole, killed = tmp_path / "whole", tmp_path / "killed"
-  asked = ("--count=16", "--temperatures=1.5,2.0")
-  assert execute(f"--output={whole}", *asked) == 0
-  add, count = results.Journal.add, [0]
-
-  def die(self, record):
-    add(self, record)
-    count[0] += 1
-    if count[0] == 2:
-      raise KilledError
-
-  with monkeypatch.context() as patch:
-    patch.setattr(results.Journal, "add", die)
-    with pytest.raises(KilledError):
-      execute(f"--output={killed}", *asked)
-  assert execute(f"--output={killed}", *asked) == 0
-  one, other = (
-    (folder / "conversations.jsonl").read_text() for folder in (whole, killed)
-  )
-  assert one == other
-  rows = [json.loads(line) for line in one.splitlines()]
-  assert len(rows) > 2
-  about = json.loads((whole / "about.json").read_text())
-  assert about["kept"] == len(rows) <= about["made"] == 16
-  # What was written can be trained on.
-  texts = data.documents_of(whole / "conversations.jsonl")
-  assert list(texts) == [row["messages"] for row in rows]
-
-
-def test_given_users_are_answered_first(execute, tmp_path):
-  prompts, out = tmp_path / "prompts.jsonl", tmp_path / "out"
+def test_conversations_are_written_and_can_be_trained_on(execute, tmp_path):
+  prompts = tmp_path / "prompts.jsonl"
   files.write_jsonl(prompts, [{"messages": message(x)} for x in ("y", "z")])
-  system = tmp_path / "system.txt"
-  system.write_text("Be brief.\n\nBe kind.\n")
   assert execute(
-    f"--output={out}", f"--prompts={prompts}", "--count=6",
-    f"--system_prompts={system}", "--answer_temperatures=0",
+    f"--output={tmp_path}", f"--prompts={prompts}", "--count=16",
+    "--temperatures=1.5,2.0", "--answer_temperatures=0",
   ) == 0  # fmt: skip
-  rows = [*map(json.loads, (out / "conversations.jsonl").open())]
+  rows = files.read_jsonl(tmp_path / "conversations.jsonl")
   first = [row["messages"][0]["content"] for row in rows if row["number"] < 2]
   assert first == ["y", "z"]
-  assert all(len(row["messages"]) == 2 for row in rows)
   assert max(row["number"] for row in rows) > 1
-
-
-@pytest.mark.parametrize(
-  "flag, expected",
-  [
-    ("--temperatures=0.5,warm", "could not convert string to float"),
-    ("--keep_out=nowhere.jsonl", "nowhere.jsonl"),
-    ("--prompts=PROMPTS", "messages must end with a user's"),
-  ],
-)
-def test_mistakes_are_one_line(execute, tmp_path, capsys, flag, expected):
-  prompts = tmp_path / "prompts.jsonl"
-  files.write_jsonl(prompts, [{"messages": message("x")}, {"text": "x"}])
-  flag = flag.replace("PROMPTS", str(prompts))
-  assert execute(f"--output={tmp_path / 'out'}", flag) == 2
-  (line,) = capsys.readouterr().err.splitlines()
-  assert expected in line
-  assert not (tmp_path / "out").exists()
+  about = json.loads((tmp_path / "about.json").read_text())
+  assert about["kept"] == len(rows) <= about["made"] == 16
+  texts = data.documents_of(tmp_path / "conversations.jsonl")
+  assert list(texts) == [row["messages"] for row in rows]
