@@ -1,12 +1,7 @@
 """The notebooks of colab/: made from their scripts, and executed on the CPU."""
 
-import os
 import pathlib
 import re
-import shutil
-import subprocess
-import sys
-import types
 
 import jupytext
 import nbclient
@@ -44,43 +39,13 @@ def test_the_files_that_a_notebook_names_exist(name):
       assert (ROOT / path).exists(), path
 
 
-def test_the_first_cell_installs_an_uploaded_checkout(tmp_path, monkeypatch):
-  installed = []
-
-  def run(command, **options):
-    assert command[:3] == [sys.executable, "-m", "pip"]
-    installed.append(os.getcwd())
-
-  monkeypatch.setattr(subprocess, "run", run)
-  monkeypatch.setitem(sys.modules, "google.colab", types.ModuleType("colab"))
-  monkeypatch.chdir(tmp_path)
-  (install,) = (
-    c.source for c in cells("rules") if "install" in c.metadata.get("tags", [])
-  )
-  with pytest.raises(ValueError, match="upload a checkout, or set REPOSITORY"):
-    exec(install, {})
-  (tmp_path / "specjax-main").mkdir()
-  (tmp_path / "specjax-main" / "requirements.lock").write_text("")
-  shutil.make_archive("specjax-main", "zip", ".", "specjax-main")
-  shutil.rmtree("specjax-main")
-  for _ in range(2):  # run again it does nothing
-    exec(install, {})
-  assert installed == [str(tmp_path / "specjax-main")]
-
-
 # ------------------------------------------------------------------ executed
 
 
 def execute(name, folder, monkeypatch, *, last=""):
   """Runs the committed notebook in a process of its own; its code cells.
 
-  What it writes is written to `folder`.
-
-  Args:
-    name: of the notebook.
-    folder: where it runs, as if the checkout were elsewhere.
-    monkeypatch: the fixture.
-    last: code to run after it.
+  It runs and writes in `folder`, and `last` is code to run after it.
   """
   monkeypatch.setenv("SPECJAX_SMALL", "1")
   monkeypatch.setenv("JAX_PLATFORMS", "cpu")
@@ -119,17 +84,6 @@ def printed(code):
   )
 
 
-@pytest.mark.slow  # half a minute, and what it calls has tests of its own
-def test_decoding(tmp_path, monkeypatch):
-  code = execute("decoding", tmp_path, monkeypatch)
-  assert printed(code).count("12 tokens in ") == 2
-  assert len(outputs(code, "image/png")) == 3
-  shown = "".join(outputs(code, "text/html"))
-  assert "color: #008000" in shown  # accepted tokens are green
-  for words in ("drafted and accepted", "corrected (residual)", "bonus"):
-    assert words in shown
-
-
 def test_rules(tmp_path, monkeypatch):
   code = execute("rules", tmp_path, monkeypatch)
   assert len(outputs(code, "image/png")) == 3
@@ -139,25 +93,29 @@ def test_rules(tmp_path, monkeypatch):
   assert "1e-09: 2e+18 samples needed" in text
 
 
-@pytest.mark.slow  # a minute, and what it calls has tests of its own
+@pytest.mark.slow
+def test_decoding(tmp_path, monkeypatch):
+  code = execute("decoding", tmp_path, monkeypatch)
+  assert len(outputs(code, "image/png")) == 3
+  assert "color: #008000" in "".join(outputs(code, "text/html"))  # accepted
+
+
+@pytest.mark.slow
 def test_drafts(tmp_path, monkeypatch):
   code = execute("drafts", tmp_path, monkeypatch)
   assert len(outputs(code, "image/png")) == 2
-  for name in ("before", "next_token", "total_variation"):
-    assert re.search(rf"^{name} \d\.\d\d$", printed(code), re.M)
   # All that it wrote is where it was told to write.
   (workdir,) = (path for path in tmp_path.iterdir() if path.name[:3] == "tmp")
   assert (workdir / "total_variation/model/model.safetensors").exists()
 
 
-@pytest.mark.slow  # half a minute, and what it calls has tests of its own
+@pytest.mark.slow
 def test_pods(tmp_path, monkeypatch):
   pytest.importorskip("libtpu", reason="libtpu is for Linux on x86-64 only")
   code = execute("pods", tmp_path, monkeypatch, last=_UNTOUCHED)
   assert len(outputs(code, "image/png")) == 4
   shown = "".join(outputs(code, "text/html"))
-  assert "v5e:1x1 (v5litepod-1)" in shown  # compiled here, not a committed one
-  assert "No accelerator here" in outputs(code, "text/markdown")[-1]
+  assert "v5e:1x1 (v5litepod-1)" in shown  # compiled here
 
 
 # A process that holds a TPU, or most of a GPU's memory, would leave none for
