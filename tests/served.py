@@ -7,7 +7,6 @@ import threading
 import time
 
 import decoding
-import jax
 import jax.numpy as jnp
 import numpy as np
 import toys
@@ -29,36 +28,24 @@ MAX_LENGTH = 48
 STOP = (3,)
 
 
-def make_slots(decoder, params=decoding.PARAMS, *, num_slots=3, **more):
+def make_slots(decoder, params=decoding.PARAMS, **more):
+  options = dict(
+    num_slots=3, widths=(8, 16), longest=16, max_length=MAX_LENGTH,
+    stop_tokens=STOP, max_rounds=4,
+  )  # fmt: skip
   slots = slots_lib.Slots(
-    {decoder.drafter.tree.max_depth: decoder},
-    params,
-    num_slots=num_slots,
-    widths=(8, 16),
-    longest=16,
-    max_length=MAX_LENGTH,
-    stop_tokens=STOP,
-    max_rounds=4,
-    **more,
+    {decoder.drafter.tree.max_depth: decoder}, params, **(options | more)
   )
-  compile_all(slots)
-  return slots
-
-
-def compile_all(slots):
   slots.compile()
   slots.compile_rest()
+  return slots
 
 
 def make_scheduler(slots, iterate=None, **more):
   options = dict(queue_length=64, pace=slots.pace()) | more
   metrics = Metrics(model="toy", num_slots=slots.num_slots, depth=slots.depth)
-  return Scheduler(
-    slots,
-    iterate or slots.iterate,
-    metrics=metrics,
-    **options,
-  ), metrics
+  made = Scheduler(slots, iterate or slots.iterate, metrics=metrics, **options)
+  return made, metrics
 
 
 class Heard:
@@ -106,29 +93,14 @@ def requests(count, *, vocab, seed=0, longest=16, budget=24):
   ]
 
 
-@functools.cache
-def _init(decoder):
-  return jax.jit(decoder.init, static_argnames="buffer_length")
-
-
-@functools.cache
-def _generate(decoder):
-  return jax.jit(decoder.generate)
-
-
 def alone(
-  decoder,
-  asked,
-  params=decoding.PARAMS,
-  *,
-  width=16,
-  max_length=MAX_LENGTH,
+  decoder, asked, params=decoding.PARAMS, *, width=16, max_length=MAX_LENGTH,
   stop=STOP,
-):
+):  # fmt: skip
   """A request's tokens by `generate`, in a state of its own."""
   tokens = np.zeros((1, width), np.int32)
   tokens[0, : len(asked.token_ids)] = asked.token_ids
-  state = _init(decoder)(
+  state = decoding.jitted(decoder, "init")(
     params,
     tokens,
     np.array([len(asked.token_ids)]),
@@ -143,7 +115,7 @@ def alone(
     ),
     stop_tokens=stop,
   )  # fmt: skip
-  state = _generate(decoder)(params, state)
+  state = decoding.decode(decoder, state, params)
   return np.asarray(
     state.tokens[0, len(asked.token_ids) : state.length[0]]
   ).tolist()
@@ -185,56 +157,36 @@ def text_decoder():
   return specjax.make_decoder(model, drafter=drafter), params
 
 
-def text_slots(**more):
+def text_slots():
   """Slots of `text_decoder`, compiled."""
   decoder, params = text_decoder()
-  options = dict(
-    num_slots=3, widths=(16, 64), longest=64, max_length=160, max_rounds=4,
+  return make_slots(
+    decoder, params, widths=(16, 64), longest=64, max_length=160,
     stop_tokens=(tokenizer().eos_token_id,),
   )  # fmt: skip
-  slots = slots_lib.Slots(
-    {decoder.drafter.tree.max_depth: decoder}, params, **(options | more)
-  )
-  compile_all(slots)
-  return slots
 
 
 def defaults_of(**more):
   """The defaults of requests."""
-  usual = dict(
+  return schemas.Defaults(
     model="toy", warp=dict(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0),
     vocab_size=tokenizer().vocab_size, max_new_tokens=32, longest_prompt=64,
-    max_length=160, most=16,
+    max_length=160, most=16, **more,
   )  # fmt: skip
-  return schemas.Defaults(**(usual | more))
 
 
 @contextlib.contextmanager
-def http_service(slots, iterate=None, *, defaults=None, limits=None, **more):
-  """A server in a thread, over slots that are compiled.
+def http_service(slots, iterate=None, *, limits=None, **more):
+  """A server in a thread over `text_slots`: the `Service` and its address.
 
-  Args:
-    slots: of `text_slots`.
-    iterate: in place of theirs.
-    defaults, limits: fields of `Defaults` and of `Service`.
-    **more: arguments of the scheduler.
-
-  Yields:
-    The `Service` and the server's address.
+  `iterate` is in place of the slots', `limits` are fields of `Service`, and the
+  rest goes to the scheduler.
   """
   scheduler, metrics = make_scheduler(slots, iterate, **more)
-  sizes = dict(
-    longest_prompt=slots.longest,
-    max_length=slots.max_length,
-    scores=slots.scores,
-  )
   service = http.Service(
-    scheduler=scheduler,
-    metrics=metrics,
-    tokenizer=tokenizer(),
-    defaults=defaults_of(**(sizes | (defaults or {}))),
-    **(limits or {}),
-  )
+    scheduler=scheduler, metrics=metrics, tokenizer=tokenizer(),
+    defaults=defaults_of(scores=slots.scores), **(limits or {}),
+  )  # fmt: skip
   scheduler.start()
   where = server_lib.listening("127.0.0.1", 0)
   port = where.getsockname()[1]

@@ -1,7 +1,6 @@
 """`launch.serve` as processes of this machine, and a client."""
 
 import contextlib
-import http.client
 import json
 import os
 import re
@@ -45,18 +44,13 @@ class Started:
     return codes, ["".join(lines) for lines in self.said]
 
   def ask(self, body):
-    """Texts of the choices, the code of an error, or the name of one."""
+    """Texts of the choices."""
     request = urllib.request.Request(
       f"{self.address}/v1/completions", data=json.dumps(body).encode(),
       headers={"Content-Type": "application/json"},
     )  # fmt: skip
-    try:
-      with urllib.request.urlopen(request, timeout=several.PATIENCE) as answer:
-        return [c["text"] for c in json.loads(answer.read())["choices"]]
-    except urllib.error.HTTPError as error:
-      return json.loads(error.read())["error"]["code"]
-    except (OSError, http.client.HTTPException) as error:
-      return type(error).__name__
+    with urllib.request.urlopen(request, timeout=several.PATIENCE) as answer:
+      return [c["text"] for c in json.loads(answer.read())["choices"]]
 
 
 @contextlib.contextmanager

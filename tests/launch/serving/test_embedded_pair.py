@@ -4,7 +4,6 @@ import contextlib
 
 import numpy as np
 import pytest
-import references
 import served
 import ties
 
@@ -12,9 +11,8 @@ from configs import embedded
 from launch import prompts
 from launch.assembly import pair
 from launch.serving import server
-from launch.serving.control import MOST_SCORED, Asked
+from launch.serving.control import Asked
 from launch.training import corpus
-from models import tokenizers
 from specjax.runtime.requests import make_batches
 
 MARGIN = 1e-3  # of two logits that may change places, see test_embedded.py
@@ -38,37 +36,6 @@ def serving(config, loaded, slots):
   yield scheduler
   scheduler.close()
   assert scheduler.join(served.PATIENCE)
-
-
-def test_scores_of_prompts_are_those_of_transformers(loaded):
-  """Also where they are read in parts, while others decode."""
-  config = loaded[0]
-  model = references.read(config.target, dtype="float32")
-  tokenizer = tokenizers.load(config.target)
-  asked = prompts.first_tokens(
-    corpus.held_out_prompts(4), tokenizer, num_tokens=32
-  )
-  new = lambda tokens, **more: served.Heard(
-    Asked(token_ids=tuple(tokens), seed=0, temperature=0.0, **more)
-  )
-  with serving(*loaded) as scheduler:
-    other = new((5,), max_new_tokens=NEW_TOKENS, ignore_stop=True)
-    scores = [new(x.token_ids, max_new_tokens=0, scored=True) for x in asked]
-    scheduler.submit([other.ticket])
-    served.until(lambda: other.news)
-    scheduler.submit([one.ticket for one in scores])
-    actual = [one.wait().news[-1].scores for one in scores]
-    assert not any(one.tokens for one in scores)
-  for prompt, one in zip(asked, actual, strict=True):
-    tokens = np.array(prompt.token_ids)
-    logits = references.logits(model, tokens[None])[0, :-1].astype(np.float64)
-    laws = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-    expected = laws[np.arange(len(laws)), tokens[1:]]
-    np.testing.assert_allclose(one.log_probs, expected, atol=1e-4)
-    best = np.sort(laws, axis=-1)[:, : -MOST_SCORED - 1 : -1]
-    np.testing.assert_allclose(one.likeliest_log_probs, best, atol=1e-4)
-    of_them = np.take_along_axis(laws, one.likeliest, axis=-1)
-    np.testing.assert_allclose(of_them, best, atol=1e-4)
 
 
 def test_greedy_completions_in_slots_are_those_of_generate(loaded):

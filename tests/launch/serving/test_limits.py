@@ -9,16 +9,13 @@ import pytest
 import served
 
 
-@pytest.fixture(scope="module")
-def slots():
-  return served.text_slots()
-
-
-def request_of(body, host="x", method="POST", path="/v1/completions"):
+def request_of(body, path="/v1/completions", host="x", token=""):
   data = json.dumps(body).encode()
+  method = "POST" if body else "GET"
   return (
     f"{method} {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n"
-    f"Content-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    f"Authorization: Bearer {token}\r\nContent-Length: {len(data)}\r\n"
+    "Content-Type: application/json\r\n\r\n"
   ).encode() + data
 
 
@@ -38,40 +35,35 @@ def answer_of(address, body, **more):
   return int(head.split()[1]), body
 
 
-class Slowly:
+def slowly(slots, seconds=0.03):
   """Iterations that take a while, so that clients can leave in the middle."""
 
-  def __init__(self, slots, seconds=0.03):
-    self.slots, self.seconds = slots, seconds
+  def iterate(control):
+    time.sleep(seconds)
+    return slots.iterate(control)
 
-  def __call__(self, control):
-    time.sleep(self.seconds)
-    return self.slots.iterate(control)
+  return iterate
 
 
 @pytest.fixture(scope="module")
-def server(slots):
+def narrow(text_slots):
   with served.http_service(
-    slots, Slowly(slots), limits=dict(body_bytes=2000), queue_length=4
+    text_slots, slowly(text_slots), limits=dict(body_bytes=2000), queue_length=4
   ) as actual:
     yield actual
 
 
-def code_of(body):
-  return json.loads(body)["error"]["code"]
-
-
-def test_bodies_are_bounded_and_whoever_sends_more_hears_why(server):
-  status, body = answer_of(server[1], {"prompt": "x " * 200_000})
+def test_bodies_are_bounded_and_whoever_sends_more_hears_why(narrow):
+  status, body = answer_of(narrow[1], {"prompt": "x " * 200_000})
   assert status == 413
   assert b"the body may have 2000 bytes" in body
 
 
-def test_no_more_than_the_queue_holds_wait(server):
+def test_no_more_than_the_queue_holds_wait(narrow):
   """Three slots and four places: of twelve requests, seven are answered."""
   asked, results = served.long_request(), []
   threads = [
-    threading.Thread(target=lambda: results.append(answer_of(server[1], asked)))
+    threading.Thread(target=lambda: results.append(answer_of(narrow[1], asked)))
     for _ in range(12)
   ]
   for thread in threads:
@@ -86,12 +78,12 @@ def test_no_more_than_the_queue_holds_wait(server):
     if status == 200:
       assert json.loads(body)["choices"][0]["text"] == expected
     else:
-      assert code_of(body) == "rate_limit_exceeded"
+      assert b"rate_limit_exceeded" in body
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_who_leaves_frees_the_slot(server, stream):
-  service, address = server
+def test_who_leaves_frees_the_slot(narrow, stream):
+  service, address = narrow
   cancelled = lambda: service.metrics.registry.get_sample_value(
     "vllm:request_failure_total", {"model_name": "toy", "reason": "cancelled"}
   )
@@ -107,9 +99,9 @@ def test_who_leaves_frees_the_slot(server, stream):
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_an_answer_that_takes_too_long_ends(slots, stream):
+def test_an_answer_that_takes_too_long_ends(text_slots, stream):
   with served.http_service(
-    slots, Slowly(slots, 0.1), limits=dict(answer_seconds=0.3)
+    text_slots, slowly(text_slots, 0.1), limits=dict(answer_seconds=0.3)
   ) as (service, address):
     asked = served.long_request() | {"stream": stream}
     status, body = answer_of(address, asked)
@@ -122,26 +114,31 @@ def test_an_answer_that_takes_too_long_ends(slots, stream):
 @pytest.mark.filterwarnings(
   "ignore::pytest.PytestUnhandledThreadExceptionWarning"
 )
-def test_a_dead_loop_is_said_and_nobody_waits(slots):
+def test_a_dead_loop_is_said_and_nobody_waits(text_slots):
   calls = []
 
   def iterate(control):
     calls.append(control)
     if len(calls) > 3:
       raise RuntimeError("the device is gone")
-    return slots.iterate(control)
+    return text_slots.iterate(control)
 
-  with served.http_service(slots, iterate) as (_, address):
+  with served.http_service(text_slots, iterate) as (_, address):
     for _ in range(2):
       status, body = answer_of(address, served.long_request())
-      assert (status, code_of(body)) == (503, "unavailable")
-    status, body = answer_of(address, {}, method="GET", path="/health")
+      assert (status, b'"unavailable"' in body) == (503, True)
+    status, body = answer_of(address, {}, path="/health")
     assert (status, json.loads(body)["status"]) == (503, "dead")
 
 
-def test_who_comes_while_it_drains_is_refused_and_others_are_answered(slots):
+def test_who_comes_while_it_drains_is_refused_and_others_are_answered(
+  text_slots,
+):
   """Also on a connection that was open before."""
-  with served.http_service(slots, Slowly(slots)) as (service, address):
+  with served.http_service(text_slots, slowly(text_slots)) as (
+    service,
+    address,
+  ):
     results = []
     thread = threading.Thread(
       target=lambda: results.append(answer_of(address, served.long_request()))
@@ -152,17 +149,20 @@ def test_who_comes_while_it_drains_is_refused_and_others_are_answered(slots):
       service.scheduler.close()
       idle.sendall(request_of({"prompt": "x"}))
       assert b" 503 " in idle.recv(1 << 16)
-    status, body = answer_of(address, {}, method="GET", path="/health")
+    status, body = answer_of(address, {}, path="/health")
     assert (status, json.loads(body)["status"]) == (503, "draining")
     thread.join(served.PATIENCE)
     assert results[0][0] == 200
 
 
-def test_a_name_that_only_leads_here_is_refused(slots):
-  names = ("localhost", "127.0.0.1", "[::1]")
-  with served.http_service(slots, limits=dict(hosts=names)) as (_, address):
-    ask = lambda host: answer_of(
-      address, {}, method="GET", path="/v1/models", host=host
-    )[0]
-    assert [ask("localhost:8000"), ask("[::1]:8000")] == [200, 200]
+def test_other_hosts_and_tokens_are_refused(text_slots):
+  limits = dict(hosts=("localhost", "[::1]"), token="a secret")
+  with served.http_service(text_slots, limits=limits) as (_, address):
+
+    def ask(host="localhost:8000", token="a secret"):
+      models = dict(path="/v1/models", host=host, token=token)
+      return answer_of(address, {}, **models)[0]
+
+    assert [ask(), ask("[::1]:8000")] == [200, 200]
     assert ask("evil.example") == ask("localhost.evil.example") == 400
+    assert [ask(token=x) for x in ("", "a secre", "a secret!")] == 3 * [401]

