@@ -12,7 +12,6 @@ from launch.hardware import CHIPS
 from launch.planning import answer, networks, program
 from models.formats.huggingface import translate
 from models.meshes import Layout
-from models.networks.transformer import SkippedLayers
 from specjax import tree as tree_lib
 from specjax.theory import throughput
 
@@ -63,24 +62,12 @@ def test_a_plan_is_printed_and_written(execute, tmp_path, capsys):
   assert execute(*arguments, "--max_length=300") == 2  # it is there already
 
 
-def test_what_does_not_fit_says_the_bytes(execute, capsys):
-  pytest.importorskip("libtpu", reason="libtpu is for Linux on x86-64 only")
-  arguments = ("--target=llama-3.1-70b", "--drafter=plain", "--batch_size=1")
-  assert execute("--topology=v5e:1x1", *arguments) == 3
-  (line,) = capsys.readouterr().out.splitlines()
-  assert line.startswith("does not fit v5e:1x1: Ran out of memory on HBM")
-  assert line.endswith("(132.67G) exceeds available HBM (15.75G).")
-
-
 @pytest.mark.parametrize(
   ("arguments", "expected"),
   [
     (("--topology=v9:2x2", *PAIR), "unknown topology 'v9:2x2'; known are v4:"),
-    ((*SLICE, "--target=gpt-9", "--drafter=plain"),
-     "unknown shape 'gpt-9': expected one of"),
     ((*PYTHIA, "--drafter=model('pythia-70m', cache=int8)"),
      "only the weights of model(...) are planned"),
-    ((*SLICE, *EAGLE, "--weights=int8"), "heads are planned for targets in"),
     ((*SLICE, *EAGLE, "--max_length=4096"), "at most the models' 2048"),
     (("--topology=v5e:8x8", *PAIR), "num_heads (32) cannot be cut over 64"),
   ],
@@ -97,9 +84,7 @@ def test_mistakes_are_one_line_and_exit_code_2(
 def test_shapes_have_the_published_numbers_of_parameters():
   for name, expected in {
     "pythia-70m": 70_426_624,
-    "llama-3.2-1b": 1_235_814_400,
     "llama-3.1-70b": 70_553_706_496,
-    "qwen3-8b": 8_190_735_360,
     "gemma-3-12b": 11_766_034_176,  # of the text model
     "gpt-oss-20b": 20_914_757_184,
     "deepseek-v3": 671_026_419_200,
@@ -139,13 +124,3 @@ def test_speed_ups_are_those_of_the_theory_with_the_plans_costs():
     every = [at(n, s) for n, s in enumerate(line["verify_seconds"])]
     assert row["best draft length"] == np.argmax(every)
     assert row["its speed-up"] == pytest.approx(max(every))
-
-
-def test_skipping_half_of_the_target_costs_half_a_pass():
-  half = SkippedLayers(attention=tuple(range(16)), mlp=tuple(range(16)))
-  ask = lambda skipped: answer.predict(
-    CHIP, question(draft=None, skipped=skipped)
-  )["cost_ratio"]
-  # The output projection, 5% of the weights, is never skipped.
-  assert ask(half) == pytest.approx(0.52, abs=0.02)
-  assert ask(SkippedLayers()) == pytest.approx(1.0)

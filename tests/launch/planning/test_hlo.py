@@ -96,18 +96,3 @@ def test_copies_count_in_any_order_of_dimensions_but_not_updates():
   assert hlo.copies(module, {("bf16", (8, 4))}) == 12 + 1 + 1
   assert hlo.copies(module, {("f32", (4, 8))}) == 0
   assert hlo.copies(module, {("f32", (4,))}) == 1  # in any branch
-
-
-def test_moves_onto_the_chip_are_no_copies_in_memory():
-  """As libtpu prints them: S(1) is the chip's own memory."""
-  line = lambda n, to, of: (
-    f"  %copy-start.{n} = (bf16[1,8]{{1,0:T(8,128){to}}}, "
-    f"bf16[1,8]{{1,0:T(8,128){of}}}, u32[]{{:S(2)}}) copy-start(%x)\n"
-  )
-  text = (
-    "HloModule m\n\nENTRY %main (x: bf16[1,8]) -> bf16[1,8] {\n"
-    "  %x = bf16[1,8]{1,0} parameter(0)\n"
-    + line(1, "S(1)", "") + line(2, "", "S(1)") + line(3, "", "")
-    + "  ROOT %y = bf16[1,8]{1,0} copy(%x)\n}\n"
-  )  # fmt: skip
-  assert hlo.copies(hlo.parse(text), {("bf16", (1, 8))}) == 2

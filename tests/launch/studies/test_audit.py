@@ -2,7 +2,6 @@
 
 import collections
 import json
-import pathlib
 
 import numpy as np
 import pytest
@@ -12,12 +11,10 @@ from launch import cli
 from launch.studies.audit import __main__ as audit
 from launch.studies.audit import chains, shape
 from specjax import rules
-from specjax.siblings import TOP_K
-from specjax.tree import chain, k_ary
+from specjax.tree import chain
 
 BY_NAME = {method.name: method for method in audit.METHODS}
 INSTANCES = {one.name: one for one in shape.INSTANCES}
-PAGE = pathlib.Path("docs/audit.md").read_text("utf-8")
 
 
 def distance(name, instance, depth=None):
@@ -114,17 +111,6 @@ def test_the_text_of_hsd_is_block_verification(depth, instance):
   assert len(shipped) > 2
 
 
-def test_eagle_2_at_temperature_1_is_the_shipped_rule():
-  laws = INSTANCES["R"]
-  rounds = shape.of_rule(rules.get("recursive"), lambda _: k_ary(2), TOP_K)
-  shipped = shape.Method(
-    name="recursive", source="", claim="", finding="", depth=1, rounds=rounds
-  )
-  assert shape.outcome(shipped, laws).tokens == pytest.approx(
-    shape.outcome(BY_NAME["EAGLE-2, T = 1"], laws).tokens, abs=1e-12
-  )
-
-
 @pytest.mark.parametrize("bias", [1e-6, 1e-9])
 def test_the_instrument_finds_an_exact_method_made_biased(bias):
   def rounds(draft, target, depth):
@@ -141,23 +127,13 @@ def test_the_instrument_finds_an_exact_method_made_biased(bias):
   assert honest < 1e-15 < bias * 1e-3 < actual < bias
 
 
-def test_what_does_not_sum_to_one_is_refused():
-  lost = lambda draft, target, depth: iter([(0.5, (), target(()))])
-  method = shape.Method(
-    name="lost", source="", claim="", finding="", depth=1, rounds=lost
-  )
-  with pytest.raises(ValueError, match=r"lost on A sums to 0\.5"):
-    shape.outcome(method, INSTANCES["A"])
-
-
-def test_the_page_shows_what_the_command_prints(tmp_path, capsys):
+def test_the_command_finds_a_smallest_example_of_what_is_lossy(
+  tmp_path, capsys
+):
   with flagsaver.flagsaver():
     flag = f"--output={tmp_path / 'audit.json'}"
     assert cli.execute(audit.run, ["audit", flag]) == 0
-  head, _, *rows = capsys.readouterr().out.splitlines()
-  lossy = [row for row in rows if "| – |" not in row]
-  assert head in PAGE
-  assert len(lossy) == len(audit.METHODS) - len(EXACT)
-  assert all(row in PAGE for row in lossy)
+  rows = capsys.readouterr().out.splitlines()[2:]
+  assert len(rows) == len(audit.METHODS)
   methods = json.loads((tmp_path / "audit.json").read_text())["methods"]
   assert {x["name"] for x in methods if x["smallest"] is None} == EXACT

@@ -51,20 +51,6 @@ def test_reward_models_are_read_by_transformers(tokenizer, tmp_path):
     with torch.no_grad():
       ids = torch.tensor([[*prompt, *completion]])
       assert score == pytest.approx(float(model(ids).logits[0, 0]), abs=1e-5)
-  # A causal model has no trained output: a new one would be random.
-  transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "causal")
-  tokenizers.save(tokenizer, str(tmp_path / "causal"))
-  with pytest.raises(ValueError, match="no reward model of one trained output"):
-    quality.reward(str(tmp_path / "causal"), tokenizer)
-
-
-def test_where_nothing_was_rejected_there_is_nothing_to_save():
-  counts = {
-    "scores": [0.0], "tokens": 1, "rejections": 0, "total_variation": 0.0
-  }  # fmt: skip
-  names = ("token", "decoding_opt(epsilon=0.1)", "decoding_uno(epsilon=0.1)")
-  row = quality.row_of(0.1, [dict.fromkeys(names, counts)])
-  assert row["rejections_saved"] == {"opt": None, "uno": None}
 
 
 def test_win_rates_in_both_readings():

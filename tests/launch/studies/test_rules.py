@@ -10,7 +10,7 @@ from absl.testing import flagsaver
 
 from launch import cli as command_line
 from launch.studies.rules import __main__ as rules
-from launch.studies.rules import on_pair, on_vectors
+from launch.studies.rules import on_pair
 
 TARGET, DRAFT = "--target=0.2,0.3,0.5", "--draft=0.5,0.3,0.2"
 Q = np.array([0.2, 0.3, 0.5])
@@ -76,66 +76,6 @@ def test_lossy_rules_have_their_distance_and_lossless_ones_none(everything):
       assert entry["total_variation"] == pytest.approx(distance, abs=1e-9), name
 
 
-def test_noise_is_sampled_and_says_so(everything):
-  result, shown = everything
-  entry = result["rules"]["gumbel_list"]
-  assert entry["method"] == "sampled"
-  assert entry["total_variation"] is None  # 0 was not computed
-  # At least sum_j K / sum_i (max(q_i / q_j, p_i / p_j) + (K - 1) q_i / q_j).
-  assert entry["acceptance"] > 0.716
-  assert 0 < entry["standard_error"] < 0.01
-  assert " (95%) |" in shown
-
-
-@pytest.mark.parametrize(
-  "rule, acceptance, distance",
-  [("recursive", 0.76, None), ("decoding_opt", 0.8, 0.1)],
-)
-def test_sampled_drafts_agree_with_enumeration(
-  tmp_path, monkeypatch, rule, acceptance, distance
-):
-  monkeypatch.setattr(on_vectors, "_MAX_ENUMERATED", 0)
-  result = compare(tmp_path / "r.json", TARGET, DRAFT, f"--rule={rule}")
-  entry = result["rules"][rule]
-  assert entry["method"] == "sampled"
-  assert 0 < entry["standard_error"] < 0.01
-  assert abs(entry["acceptance"] - acceptance) < 4 * entry["standard_error"]
-  assert entry["total_variation"] == (distance and pytest.approx(distance))
-
-
-def test_rules_that_do_not_fit_are_left_out_with_the_reason():
-  rows, left_out = on_pair.cases(
-    "all", num_drafts=3, num_speculative_tokens=2, vocab_size=3
-  )
-  assert set(left_out) == {"hub", "score_block"}
-  assert "num_drafts=2" in left_out["hub"]
-  assert {r.name for r in rows} | set(left_out) == set(on_pair.ROWS)
-  with pytest.raises(ValueError, match="up to 256 drafted tokens, got 510"):
-    on_pair.cases("hub", num_drafts=2, num_speculative_tokens=9, vocab_size=3)
-  (row,), _ = on_pair.cases(
-    "hub", num_drafts=2, num_speculative_tokens=2, vocab_size=3
-  )
-  assert row.tree.parents == (-1, 0, 0, 1, 1, 2, 2)
-
-
-@pytest.mark.parametrize(
-  "flags, words",
-  [
-    (("--target=0.5,0.5", DRAFT), "same length"),
-    ((TARGET,), "give --target and --draft"),
-    (
-      ("--config=configs/embedded.py", "--config.drafter=medusa"),
-      "launch.evaluate --systems='with_rule(",
-    ),
-  ],
-)
-def test_mistakes_are_one_line_and_exit_code_2(capsys, flags, words):
-  assert execute(*flags) == 2
-  error = capsys.readouterr().err
-  assert words in error
-  assert error.count("\n") == 1
-
-
 # -------------------------------------------------------- along real contexts
 
 SMALL = ("--config.max_new_tokens=6", "--max_contexts=2",
@@ -148,31 +88,6 @@ def along(cli, path, *flags, config=None):
   flags = (*SMALL, drafter, *flags, f"--output={path}")
   assert cli(rules.run, *flags, config=config) == 0
   return json.loads(path.read_text())
-
-
-def test_a_pair_of_equal_models_accepts_every_token(cli, tmp_path, pair):
-  result = along(
-    cli, tmp_path / "r.json", "--config.temperature=1.0", "--rule=token",
-    config=f"configs/huggingface.py:target={pair[0]},draft={pair[0]}",
-  )  # fmt: skip
-  entry = result["rules"]["token"]
-  assert entry["expected_accepted"] == pytest.approx(2, abs=1e-4)
-  assert entry["block_efficiency"] == pytest.approx(3, abs=1e-4)
-  assert entry["total_variation"] is None
-
-
-def test_rows_of_one_prompt_are_one_unit(cli, tmp_path):
-  """Six lines of three prompts: too few for an interval."""
-  source = tmp_path / "p.jsonl"
-  lines = [json.dumps({"prompt": x}) for x in ("a = 1", "b = 2", "c = 3") * 2]
-  source.write_text("\n".join(lines) + "\n")
-  result = along(
-    cli, tmp_path / "r.json", "--rule=token", f"--prompts={source}",
-    "--config.temperature=0.7",
-  )  # fmt: skip
-  assert result["num_prompts"] == 3
-  assert result["rules"]["token"]["num_contexts"] >= 6  # of all lines
-  assert result["rules"]["token"]["block_efficiency_ci"] is None
 
 
 def test_rules_are_compared_on_the_same_drafts(

@@ -40,30 +40,6 @@ def test_the_loop_rejects_as_often_as_the_theorem_says(num_drafts):
   assert np.abs(counts - true).sum() / 2 < limit
 
 
-def test_runs_are_many_parts_of_one_call_and_their_own_streams(monkeypatch):
-  pair = markov.random_pair(7, vocab_size=3, horizon=4)
-  whole, tokens = simulation.simulate(pair, runs=50, seed=3)
-  monkeypatch.setattr(simulation, "_NODES_AT_ONCE", 35)  # 7 runs at once
-  parts, same = simulation.simulate(pair, runs=50, seed=3)
-  np.testing.assert_array_equal(whole, parts)
-  np.testing.assert_array_equal(tokens, same)
-  assert len(np.unique(tokens, axis=0)) > 10
-
-
-@pytest.mark.parametrize(
-  "flags, words",
-  [
-    (("--figure=pie", "--workdir=w"), "unknown figures ['pie']"),
-    (("--figure=all", "--workdir=w", "--simulate=99"), "--simulate"),
-  ],
-)
-def test_mistakes_are_one_line_and_exit_code_2(capsys, flags, words):
-  assert execute(*flags) == 2
-  error = capsys.readouterr().err
-  assert words in error
-  assert error.count("\n") == 1
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", theory.FIGURES)
 def test_every_figure_is_drawn_from_its_json(tmp_path, name, monkeypatch):

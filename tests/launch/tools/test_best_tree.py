@@ -48,7 +48,3 @@ def test_tokens_a_round_grow_by_the_best_node_left():
   tokens = [1, *(row["block_efficiency"] for row in rows)]
   # 0.6, then 0.36 below it, then 0.216, then the root's second child, 0.2.
   np.testing.assert_allclose(np.diff(tokens), [0.6, 0.36, 0.216, 0.2])
-
-
-def test_where_nothing_was_accepted_there_is_no_tree():
-  assert best_tree.trees(np.array([0.0, 0.0]), max_nodes=3) == []

@@ -41,15 +41,3 @@ def test_a_line_is_written_for_each_width(execute, tmp_path):
     one = lines[rows, 1]["milliseconds"]
     assert line["cost"] == pytest.approx(line["milliseconds"] / one)
     assert width > 1 or line["cost"] == 1
-
-
-@pytest.mark.parametrize(
-  ("given", "told"),
-  [
-    (["--target=tiny", "--widths=2,4"], "--widths must hold 1"),
-    (["--target=tiny", "--batch_sizes=0"], "--batch_sizes must be positive"),
-  ],
-)
-def test_what_cannot_be_timed_is_refused(execute, capsys, given, told):
-  execute(*given, code=2)
-  assert told in capsys.readouterr().err
