@@ -33,26 +33,14 @@ def tokenizer() -> tokenizers.Tokenizer:
 
 
 @functools.cache
-def metaspace(words=WORDS) -> tokenizers.Tokenizer:
+def metaspace() -> tokenizers.Tokenizer:
   """Words with what Sentencepiece writes for spaces, and two special tokens."""
-  vocab = {word: number for number, word in enumerate(words)}
-  backend = hf.Tokenizer(hf.models.WordLevel(vocab, unk_token=words[0]))
+  vocab = {word: number for number, word in enumerate(WORDS)}
+  backend = hf.Tokenizer(hf.models.WordLevel(vocab, unk_token=WORDS[0]))
   backend.pre_tokenizer = hf.pre_tokenizers.Metaspace()
   backend.decoder = hf.decoders.Metaspace()
   backend.add_special_tokens(["<s>", "</s>"])
   return tokenizers.Tokenizer(backend, backend.token_to_id("</s>"))
-
-
-@functools.cache
-def numbered(size: int) -> tokenizers.Tokenizer:
-  """`metaspace` of so many tokens: token i is the word "wi", spaces before."""
-  return metaspace(tuple(f"{_SPACE}w{i}" for i in range(size - 2)))
-
-
-def said(ids, tokenizer) -> str:
-  """The text of `numbered`'s tokens after others."""
-  special = tokenizer.backend.get_added_tokens_decoder()
-  return "".join(f" w{i}" for i in ids if i not in special)
 
 
 def noise(rng, *, count=8) -> list[int]:

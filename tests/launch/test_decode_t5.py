@@ -2,7 +2,6 @@
 
 import json
 
-import files
 import pytest
 import t5s
 import torch
@@ -83,58 +82,3 @@ def test_inputs_are_evaluated_as_prompts_are(t5, tmp_path, capsys):
   assert record["runs"][1]["identical_to_plain"] == 1
   assert t5(evaluate.run, f"--output={out}.json") == 2
   assert "--prompts alone give inputs" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-  ("line", "words"),
-  [
-    ({"prompt": "a"}, "input: an encoder-decoder needs one"),
-    ({"input": "a" * 200}, "it has 201 tokens, but only 128 fit"),
-    ({"input": "a", "prompt": 3}, "prompt: Input should be a valid string"),
-    ({"inputs": "a"}, "did you mean 'input'?"),
-  ],
-)
-def test_bad_lines_are_named(t5, tmp_path, capsys, line, words):
-  source = write_jsonl(tmp_path / "in.jsonl", [line])
-  assert t5(decode.run, f"--prompts={source}") == 2
-  first = capsys.readouterr().err.splitlines()[0]
-  assert "in.jsonl:1: " in first
-  assert words in first
-
-
-@pytest.fixture(scope="module")
-def decoder_only(tmp_path_factory):
-  return files.make_checkpoint(tmp_path_factory.mktemp("llama"))
-
-
-@pytest.mark.parametrize(
-  ("models", "flags", "words"),
-  [
-    ("target={t5},draft={llama}", (), "t5 is an encoder-decoder, {llama} is"),
-    ("target={llama},draft={t5}", (), "target and draft must be of one kind"),
-    (
-      "target={t5}",
-      ("--config.drafter=layer_skip('models/pretrained/layers.json')",),
-      "an encoder-decoder drafts with no layers left out",
-    ),
-    ("target={t5}", ("--config.drafter=ngram",), "none are built in"),
-    (
-      "target={t5}",
-      ("--config.drafter=mtp",),
-      "t5 is an encoder-decoder, and mtp is a head on a decoder-only",
-    ),
-    (
-      "target={llama},draft={llama}",
-      ("--config.share_encoder=True",),
-      "config.share_encoder is of encoder-decoders",
-    ),
-  ],
-)
-def test_what_does_not_go_together_is_one_line(
-  t5, saved, decoder_only, capsys, models, flags, words
-):
-  paths = dict(t5=saved[0], llama=decoder_only)
-  config = "configs/t5.py:" + models.format(**paths)
-  assert t5(decode.run, *flags, config=config) == 2
-  (line,) = capsys.readouterr().err.strip().splitlines()
-  assert words.replace("t5 ", f"{saved[0]} ", 1).format(**paths) in line

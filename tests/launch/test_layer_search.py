@@ -88,55 +88,6 @@ def test_one_pass_gives_the_acceptance_of_tokens_drafted_everywhere(
   assert expected < 0.999
 
 
-def test_nothing_skipped_is_accepted_always(acceptance_of):
-  assert acceptance_of(SkippedLayers()) == pytest.approx(1, abs=1e-5)
-  with pytest.raises(ValueError, match="do not exist"):
-    acceptance_of(SkippedLayers(mlp=(LAYERS,)))
-
-
-def worth(skipped):
-  """Some sub-layers are good to skip, others are not, and a pair is bad."""
-  blocks = {2 * i for i in skipped.attention} | {2 * i + 1 for i in skipped.mlp}
-  good = sum(1 if b % 3 else -1.5 for b in blocks)
-  return {"speedup": good - 1.2 * ({1, 2} <= blocks)}
-
-
-def test_a_search_beats_chance():
-  sets = RNG.permuted(np.tile(np.arange(16), (60, 1)), axis=1)
-  chance = max(
-    sum(1 if b % 3 else -1.5 for b in blocks[:size])
-    for blocks, size in zip(sets, RNG.integers(1, 16, 60), strict=True)
-  )
-  for seed in (0, 1, 2):
-    records = layer_search.search(8, worth, count=60, seed=seed)
-    assert max(one["speedup"] for one in records) >= chance
-
-
-def test_a_draft_pass_costs_the_weights_that_it_reads(module):
-  _, params = as_language_model(module)
-  size = lambda part: sum(
-    x.size for x in jax.tree.leaves(part) if getattr(x, "ndim", 0) == 2
-  )
-  layer = params["layers"][1]
-  attention, mlp = size(layer["attention"]), size(layer["mlp"])
-  whole = LAYERS * (attention + mlp) + VOCAB * 32
-  cost = lambda **skipped: layer_search.draft_cost(
-    module.config, SkippedLayers(**skipped)
-  )
-  assert cost() == 1
-  assert cost(attention=(1,), mlp=(0, 2)) == pytest.approx(
-    1 - (attention + 2 * mlp) / whole
-  )
-
-
-def test_a_prediction_is_the_formulas_best():
-  a, c = 0.85, 0.4
-  by_hand = [(1 - a ** (n + 1)) / (1 - a) / (n * c + 1) for n in range(1, 5)]
-  actual = layer_search.evaluation(SkippedLayers(mlp=(2,)), a, c, most=4)
-  assert actual["speedup"] == pytest.approx(max(by_hand))
-  assert actual["num_speculative_tokens"] == 1 + int(np.argmax(by_hand))
-
-
 def test_a_set_is_found_and_read_by_decode(cli, tmp_path, capsys):
   lines = [{"id": i, "prompt": t} for i, t in enumerate(["def f(", "import"])]
   out = tmp_path / "out.json"

@@ -1,7 +1,5 @@
 """A draft that learns while it decodes: what it learns."""
 
-import dataclasses
-
 import heads_on_disk
 import jax
 import numpy as np
@@ -11,8 +9,6 @@ from files import read_jsonl, write_jsonl
 from configs import common
 from launch import decode, online
 from launch.assembly import pair
-from launch.prompts import Prompt
-from specjax.runtime.requests import make_batches
 
 TEXTS = ["def f(x):\n", "import os", "class A:\n  x = 1\n\n  def", "x", "for"]
 FLAGS = (
@@ -98,27 +94,3 @@ def test_what_is_the_targets_does_not_learn(pair_config, models):
     learned = {name for name in moved if max(jax.tree.leaves(moved[name]))}
     assert {"attention", "lm_head"} <= learned
   jax.tree.map(same, first.params.target, models.params.target)
-
-
-def test_an_update_is_compiled_before_anything_is_timed(pair_config, models):
-  config = pair_config.copy_and_resolve_references()
-  config.max_new_tokens, drafting = 8, models.drafting
-  every = dataclasses.replace(drafting.learning, rounds=1)
-  decoder = pair.engine_of(
-    config,
-    dataclasses.replace(
-      models, drafting=dataclasses.replace(drafting, learning=every)
-    ),
-  )
-  (batch,) = make_batches(
-    [Prompt(i, i, "", (5, 6 + i)) for i in range(2)],
-    batch_size=2, max_width=16,
-  )  # fmt: skip
-  decoder.compile(batch)
-  learner = decoder.learner
-  assert (learner._update._cache_size(), learner.updates) == (1, 0)
-  before = models.params.draft
-  jax.tree.map(np.testing.assert_array_equal, learner.params.draft, before)
-  decoder.run(batch)
-  assert learner.updates > 2
-  assert learner._update._cache_size() == 1

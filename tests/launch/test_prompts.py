@@ -104,46 +104,20 @@ def test_a_line_says_what_it_wants(read):
   assert actual.stop == ("\n",)
 
 
-def test_seeds_of_any_64_bits_are_told_apart(read):
-  seeds = [0, 1, 2**32 - 1, 2**32, 2**32 + 1, 2**64 - 1, -2, -(2**63)]
-  items, problems = read(*({"prompt": "x", "seed": seed} for seed in seeds))
-  assert not problems
-  actual = [item.settings.seed for item in items]
-  assert actual[:3] == seeds[:3]
-  assert all(0 <= seed < 2**32 for seed in actual)
-  assert len(set(actual)) == len(seeds)
-
-
-def test_every_field_tells_rows_apart(read):
-  wants = [
-    {}, {"temperature": 0.5}, {"temperature": 0}, {"seed": 1}, {"stop": "a"},
-    {"stop": ["a", "b"]}, {"num_samples": 1}, {"logit_bias": {"1": 2}},
-  ]  # fmt: skip
-  keys = [read({"prompt": "x", "id": 0, **w})[0][0].key for w in wants]
-  assert len(set(keys)) == len(wants)
-
-
 @pytest.mark.parametrize(
   "wants, message",
   [
     ({"temprature": 1}, "unknown field (did you mean 'temperature'"),
     ({"temperature": -1}, "temperature: Input should be greater than or equal"),
-    ({"temperature": 1e39}, "temperature: Input should be less than"),
     ({"temperature": float("nan")}, "temperature: Input should be a finite"),
-    ({"temperature": True}, "temperature: Input should be a valid number"),
-    ({"top_k": 1.5}, "top_k: Input should be a valid integer"),
     ({"seed": 2**64}, "seed: Input should be less than"),
-    ({"num_samples": 0}, "num_samples: Input should be greater"),
     ({"max_new_tokens": 21}, "made for 20: raise --config.max_new_tokens"),
-    ({"logit_bias": {"many": 1}}, "logit_bias.many: Input should be"),
     ({"logit_bias": {"1": 200}}, "logit_bias.1: Input should be less"),
     ({"logit_bias": {"9999": 1}}, "logit_bias: token ids are 0 to 4097"),
-    ({"stop_token_ids": [-1]}, "stop_token_ids.0: Input should be greater"),
     ({"stop": ["a", ""]}, "stop.1: String should have at least 1 character"),
     ({"messages": TALK}, "messages: give a prompt or messages, got both"),
     ({"input": "y"}, "input: an encoder-decoder needs one"),
     ({"prompt": ""}, "prompt: it is empty"),
-    ({"prompt": None, "messages": []}, "messages: List should have at least 1"),
     ({"prompt": None, "messages": [{"role": "user"}]}, "needs a string under"),
     ({"prompt": "x " * 60}, "tokens, but only 50 fit"),
   ],
@@ -154,11 +128,3 @@ def test_what_is_no_good_is_one_line(read, wants, message):
   assert problem.startswith(":1: ")
   assert message in problem
   assert "\n" not in problem
-
-
-def test_commands_with_one_setting_for_all_refuse_others(tmp_path):
-  path = tmp_path / "in.jsonl"
-  path.write_text(json.dumps({"prompt": "x", "id": "a", "seed": 0}) + "\n")
-  tokenizer = tokenizers.load("models/pretrained/target")
-  with pytest.raises(ValueError, match='id "a" has settings of its own'):
-    prompts_lib.all_of(str(path), tokenizer, max_tokens=50)

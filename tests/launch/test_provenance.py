@@ -67,12 +67,3 @@ def test_a_record_has_command_config_versions_and_devices(monkeypatch):
   assert made["config"]["rule"] == config.rule
   assert made["machine"]["specjax"] == specjax.__version__
   assert made["machine"]["devices"] == [d.device_kind for d in jax.devices()]
-
-
-def test_settings_of_a_journal_are_the_config_and_what_is_added():
-  config = common.get_config()
-  before = provenance.settings(config, baseline=True)
-  assert before == provenance.settings(config, baseline=True)
-  assert before != provenance.settings(config, baseline=False)
-  config.seed = 3
-  assert before != provenance.settings(config, baseline=True)

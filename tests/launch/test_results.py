@@ -41,21 +41,6 @@ def test_existing_files_are_refused_unless_they_are_to_be_replaced(tmp_path):
   results.check(there)
 
 
-@pytest.mark.parametrize(
-  ("path", "words"),
-  [
-    ("folder", "folder is not a file"),
-    ("file/out.json", "file is no writable folder"),
-  ],
-)
-def test_what_cannot_be_written_is_refused(tmp_path, path, words):
-  (tmp_path / "folder").mkdir()
-  (tmp_path / "file").write_text("x")
-  overwrite()
-  with pytest.raises(cli.UserError, match=words):
-    results.check(tmp_path / path)
-
-
 def test_a_file_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
   path, link = tmp_path / "a" / "b.json", tmp_path / "link"
   link.symlink_to(path)
@@ -104,15 +89,6 @@ def test_lines_that_are_no_objects_are_named(tmp_path, content, words):
     list(results.read_jsonl(path))
 
 
-def test_lines_end_at_newlines_alone(tmp_path):
-  path = tmp_path / "in.jsonl"
-  text = '\ufeff{"a": "\u2028\x85"}\r\n\n \n{"a": 2}'
-  path.write_text(text, "utf-8", newline="")
-  assert list(results.read_jsonl(path)) == [
-    (1, {"a": "\u2028\x85"}), (4, {"a": 2})
-  ]  # fmt: skip
-
-
 def test_a_journal_goes_on_where_a_killed_run_was(tmp_path, capsys):
   output = str(tmp_path / "out.jsonl")
   path = tmp_path / "out.jsonl.journal"
@@ -143,12 +119,3 @@ def test_a_journal_of_other_settings_is_refused_with_what_differs(tmp_path):
   )
   overwrite()
   assert Journal(output, other).batches == {}
-
-
-def test_a_journal_without_an_output_keeps_nothing_on_disk():
-  for output in (None, "-"):
-    journal = Journal(output, SETTINGS)
-    journal.add({"batch": 0})
-    journal.finish()
-    assert journal.batches == {0: {"batch": 0}}
-  assert not pathlib.Path("-.journal").exists()

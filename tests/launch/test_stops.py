@@ -1,7 +1,5 @@
 """Stop strings: where a text ends, also across tokens."""
 
-import functools
-
 import fallback
 import numpy as np
 import pytest
@@ -33,7 +31,7 @@ def cut(tokenizer, stop, *, piece=3):
 
 @pytest.mark.parametrize("piece", [1, 2, 5, 100])
 @pytest.mark.parametrize(
-  "stop", [["\n\n"], ["f(gr"], ["öß"], ["🙂"], ["return", "def"], ["1\n\nd"]]
+  "stop", [["\n\n"], ["öß"], ["🙂"], ["return", "def"], ["1\n\nd"]]
 )
 def test_a_text_ends_before_the_first_stop_string(tokenizer, stop, piece):
   text, count = cut(tokenizer, stop, piece=piece)
@@ -42,48 +40,6 @@ def test_a_text_ends_before_the_first_stop_string(tokenizer, stop, piece):
   whole = [any(x in tokenizer.decode(ids[:n]) for x in stop)
            for n in (count - 1, count)]  # fmt: skip
   assert whole == [False, True]  # it ends with the token that completes it
-
-
-def test_of_two_that_one_token_completes_the_one_that_begins_first_counts(
-  tokenizer,
-):
-  assert cut(tokenizer, ["eturn", "  return"])[0] == TEXT[: TEXT.index("  ret")]
-
-
-def test_what_does_not_occur_ends_nothing(tokenizer):
-  assert cut(tokenizer, ["def g", "ENDE"]) is None
-  assert stops.watch(tokenizer, ()) is None
-
-
-@pytest.mark.parametrize("kind", ["bytes of words", "words and bytes"])
-def test_pieces_of_a_text_stand_and_are_the_text(kind):
-  """With anything after them, or with nothing."""
-  rng = np.random.default_rng(3)
-  if kind == "words and bytes":
-    tokenizer, noise = fallback.tokenizer(), lambda: fallback.noise(rng)
-  else:
-    tokenizer = tokenizers.load("models/pretrained/target")
-    some = tokenizer.encode("naïve 日本語 🙂 Ünïcödé")
-    noise = lambda: [
-      *rng.choice(some, 5),
-      *rng.integers(0, tokenizer.vocab_size, 2),
-    ]
-  undone, held = 0, 0
-  for _ in range(300):
-    ids, given, prompt = noise(), "", noise() if rng.random() < 0.5 else []
-    text = stops.Detokenizer(tokenizer, prompt)
-    decode = functools.partial(tokenizer.decode, after=prompt)
-    for count, token in enumerate(ids, start=1):
-      before = decode(ids[: count - 1])
-      piece = text.add(int(token))
-      given, held = given + piece, held + (not piece)
-      now = decode(ids[:count])
-      assert now.startswith(given)
-      assert given + text.rest() == now.rstrip("\ufffd")
-      undone += not now.startswith(before.rstrip("\ufffd"))
-  assert held > 100
-  # In the one kind a byte does undo characters that were there.
-  assert (undone > 10) == (kind == "words and bytes")
 
 
 def test_a_stop_string_of_bytes_ends_a_text_with_its_last():

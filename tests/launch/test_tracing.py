@@ -78,16 +78,6 @@ def test_rounds_make_up_the_rows_and_their_times_are_no_measurement(
     assert joined(rounds, "warped_log_probs") == row["warped_log_probs"]
 
 
-def test_tokens_are_those_of_an_untraced_run(cli, traced, folder):
-  out = folder / "plain.jsonl"
-  assert cli(decode.run, *FLAGS, "--nobaseline", f"--output={out}",
-             f"--prompts={folder / 'in.jsonl'}") == 0  # fmt: skip
-  plain = read_jsonl(out)
-  assert set(traced[0][0]) - set(plain[0]) == {"log_probs", "warped_log_probs"}
-  for (row, _), other in zip(traced, plain, strict=True):
-    assert {k: row[k] for k in other} == other
-
-
 def test_log_probs_are_the_models_own_and_those_of_the_warped_law(traced, pair):
   """Of one pass over the whole text, which is another program."""
   from models import tokenizers
@@ -115,62 +105,3 @@ def test_log_probs_are_the_models_own_and_those_of_the_warped_law(traced, pair):
   greedy = traced[2][0]
   assert greedy["warped_log_probs"] == [0.0] * len(greedy["token_ids"])
   assert max(greedy["log_probs"]) < 0
-
-
-def test_nodes_are_judged_by_the_laws_that_are_traced(traced):
-  """The first child is accepted with probability min(1, q / p)."""
-  judged = 0
-  for _, rounds in traced[:2]:
-    for one in rounds:
-      p, q = (
-        np.exp(-np.inf if one[name][0] is None else one[name][0])
-        for name in ("draft_log_probs", "target_log_probs")
-      )
-      through = one["node_probs"][1] + sum(one["node_probs"][3:])
-      if one["drafted"][0] != one["drafted"][1]:
-        assert through == pytest.approx(min(1, q / p), abs=1e-4)
-        judged += 1
-  assert judged
-
-
-def test_a_node_has_the_law_after_its_parent(traced):
-  """As an accepted one is a token that was emitted: of depth two as well."""
-  depths = set()
-  for _, rounds in traced:
-    for one in rounds:
-      for depth, node in enumerate(one["accepted"][: len(one["tokens"])]):
-        law = one["target_log_probs"][node - 1]
-        assert law == one["warped_log_probs"][depth]
-        depths.add(depth)
-  assert depths == {0, 1}
-
-
-def test_a_stop_string_cuts_the_last_round(cli, traced, tmp_path):
-  row = traced[2][0]
-  half = len(row["completion"]) // 2
-  stop = row["completion"][half : half + 3]
-  source = write_jsonl(tmp_path / "in.jsonl", [{**RECORDS[1], "stop": stop}])
-  trace = tmp_path / "trace.jsonl"
-  assert cli(decode.run, *FLAGS, f"--prompts={source}", f"--steps={trace}",
-             f"--output={tmp_path / 'out.jsonl'}") == 0  # fmt: skip
-  (actual,) = read_jsonl(tmp_path / "out.jsonl")
-  assert actual["stop_reason"] == "stop_string"
-  rounds = read_jsonl(trace)
-  assert joined(rounds, "tokens") == actual["token_ids"]
-  assert len(actual["token_ids"]) < len(row["token_ids"])
-
-
-@pytest.mark.parametrize(
-  "given, message",
-  [
-    (("--steps=S", "--config.drafter=online(model)"), "for online and ladder"),
-    (("--steps=S", "--config.mesh=data:1,model:1"), "runs on one device"),
-  ],
-)
-def test_what_cannot_be_traced_is_one_line(
-  cli, capsys, tmp_path, given, message
-):
-  given = [x.replace("=S", f"={tmp_path / 'S'}") for x in given]
-  assert cli(decode.run, *FLAGS, *given) == 2
-  assert message in capsys.readouterr().err
-  assert not list(tmp_path.iterdir())

@@ -9,7 +9,6 @@ import pytest
 
 from configs import huggingface
 from launch.assembly import pair as pair_lib
-from launch.assembly import registry
 from models import tokenizers
 
 TOKENIZER = "models/pretrained/target"
@@ -69,15 +68,3 @@ def test_greedy_text_is_that_of_plain_decoding(saved, drafter, rule):
   )
   assert int(drafted.counters.num_drafted.sum()) > 0
   assert decoding.rows_of(drafted) == decoding.rows_of(plain)
-
-
-def test_a_mesh_is_refused_by_name(saved):
-  config = config_of(saved, 'assistant("DIR", tokens=3)')
-  config.mesh = "model:1"
-  with pytest.raises(ValueError, match="assistant runs on one device"):
-    pair_lib.load(config)
-
-
-def test_a_ladder_of_it_is_as_deep_as_its_longest_chain():
-  built = registry.DRAFTERS.make('ladder(assistant("DIR"), lengths=(0, 2))')
-  assert built.tree.max_depth == 2

@@ -47,30 +47,6 @@ def test_an_index_holds_all_text_of_a_folder(made):
   jax.tree.map(np.testing.assert_array_equal, actual, expected)
 
 
-def test_completions_are_indexed_by_line(made, tmp_path, capsys):
-  lines = [{"id": 1, "completion": "x = 1"}, {"text": "y"}]
-  file = tmp_path / "c.jsonl"
-  file.write_text("\n".join(map(json.dumps, lines)) + "\n\n")
-  output = tmp_path / "i.safetensors"
-  flags = (f"--input={file}", f"--target={TARGET}", f"--output={output}")
-  assert index(*flags) == 0
-  assert capsys.readouterr().out.startswith("2 texts, ")
-  assert index(*flags) == 2
-  assert "i.safetensors exists already" in capsys.readouterr().err
-  assert index(*flags, "--overwrite") == 0
-
-
-def test_an_index_of_another_tokenizer_is_refused(made, tmp_path):
-  other = tokenizers.train(["a b c"], vocab_size=300)
-  with pytest.raises(ValueError, match="another tokenizer than the target's"):
-    files.read_index(str(made[1]), other)
-  with pytest.raises(FileNotFoundError, match="no such corpus"):
-    files.read_index(str(tmp_path / "none"), other)
-  (tmp_path / "text").write_text("text")
-  with pytest.raises(ValueError, match="cannot use the corpus"):
-    files.read_index(str(tmp_path / "text"), other)
-
-
 @pytest.mark.parametrize(
   "drafter",
   [

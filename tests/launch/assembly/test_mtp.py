@@ -11,7 +11,6 @@ import torch
 
 from configs import huggingface
 from launch.assembly import pair as pair_lib
-from launch.assembly import registry
 from models import tokenizers
 
 TOKENIZER = "models/pretrained/target"
@@ -88,13 +87,3 @@ def test_a_target_drafts_with_its_own_head(target, kind, drafter, rule):
       do_sample=False, eos_token_id=None, pad_token_id=0,
     )  # fmt: skip
     np.testing.assert_array_equal(plain.tokens[row, :length], said[0])
-
-
-def test_states_before_their_norms_are_read_if_a_call_says_so(target):
-  path = target("qwen3-5")
-  config = huggingface.get_config(f"target={path}")
-  config.drafter = "mtp(tokens=2, normed=False)"
-  assert registry.canonical(config) == config.drafter
-  models = pair_lib.load(config)
-  assert models.draft.features == (models.target.config.num_layers,)
-  assert not models.draft.module.config.normed

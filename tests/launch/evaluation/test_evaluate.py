@@ -6,11 +6,9 @@ import sys
 import time
 
 import files
-import numpy as np
 import pytest
 import several
 
-from configs import common
 from launch import evaluate
 
 SMALL = ("--config.max_new_tokens=8", "--config.drafter=model(tokens=2)",
@@ -70,18 +68,6 @@ def test_every_system_answers_every_question_in_every_setting(ran):
   assert {category for _, category in rows} == {"all", "a", "b"}
 
 
-def test_systems_take_turns_at_going_first(ran):
-  _, result = ran
-  orders = [
-    tuple(turn["systems"])
-    for group in result["groups"]
-    for turn in group["turns"]
-    if turn["systems"]
-  ]
-  assert {order[0] for order in orders} == {"plain", "ngram", "model", "hf"}
-  assert len(set(orders)) > 6
-
-
 def test_greedy_answers_are_those_of_plain_decoding(ran):
   """Those of transformers too."""
   _, result = ran
@@ -98,18 +84,6 @@ def test_prompts_that_do_not_fit_are_listed_and_the_others_are_answered(ran):
   assert first["prompt_tokens"] > first["room"] == 72 - 8
   assert {(r["question"], r["turn"]) for r in second} == {("b1", 1)}
   assert len(second) == 4  # once for each setting
-
-
-def test_rows_that_fill_a_batch_up_are_no_calls_of_transformers(ran):
-  """At temperature 1 they may be longer than the one that counts."""
-  _, result = ran
-  alone = 0
-  for turn in turns_of(result, 1, 2):
-    if turn["questions"]:
-      actual = turn["systems"]["hf"]
-      assert actual["calls"] == actual["tokens"]
-      alone += len(turn["questions"]) == 1
-  assert alone
 
 
 def test_a_second_turn_holds_the_answer_of_plain_decoding(ran):
@@ -199,13 +173,10 @@ def test_a_killed_run_goes_on_with_the_group_that_it_was_in(
 @pytest.mark.parametrize(
   ("given", "words"),
   [
-    (("--batch_sizes=0",), "batch_sizes"),
-    (("--systems=ngrams",), "did you mean 'ngram'"),
     (("--questions=none.jsonl",), "none.jsonl"),
     (("--config.max_length=10",), "no question fits"),
     (("--prompts=x", "--questions=y"), "--prompts are asked in place of"),
     (("--systems=online(model)", "--rounds=2"), "and one round"),
-    (("--systems=ladder(ngram)", "--rounds=2"), "give one round"),
     (("--systems=hf_assisted(\"\")", "--config.checkpoints.draft="),
      "needs a draft model"),
   ],
@@ -218,48 +189,3 @@ def test_mistakes_are_one_line(cli, tmp_path, capsys, given, words):
   assert words in error
   assert "\n" not in error
   assert not (tmp_path / "E.json").exists()
-
-
-def test_an_existing_output_is_refused(cli, tmp_path, capsys):
-  for name in ("E.json", "E.md"):
-    (tmp_path / name).write_text("mine")
-    code = cli(evaluate.run, *SMALL, f"--output={tmp_path / 'E.json'}")
-    assert code == 2
-    assert "--overwrite" in capsys.readouterr().err
-    assert (tmp_path / name).read_text() == "mine"
-    (tmp_path / name).unlink()
-
-
-def test_our_own_questions_are_answered_briefly(cli, tmp_path, monkeypatch):
-  budgets = []
-
-  def stopped(config, *args, **more):
-    budgets.append(config.max_new_tokens)
-    raise KeyboardInterrupt
-
-  monkeypatch.setattr(evaluate, "evaluate", stopped)
-  for given in ((), ("--config.max_new_tokens=100",), ("--prompts=built-in",)):
-    with pytest.raises(KeyboardInterrupt):
-      cli(evaluate.run, f"--output={tmp_path / 'E.json'}", *given)
-  assert budgets == [64, 100, common.get_config().max_new_tokens]
-
-
-@pytest.mark.slow
-def test_two_processes_take_turns_and_one_writes(cli, pair, asked, tmp_path):
-  flags = (*SMALL, f"--questions={asked}", "--systems=ngram",
-           "--batch_sizes=1,2", "--temperatures=1")  # fmt: skip
-  alone, out = tmp_path / "alone.json", tmp_path / "E.json"
-  assert cli(evaluate.run, *flags, f"--output={alone}") == 0
-  config = f"--config=configs/huggingface.py:target={pair[0]},draft={pair[1]}"
-  command = ["-m", "launch.evaluate", config, *flags, f"--output={out}"]
-  for code, _, err in several.finish(several.start([command] * 2)):
-    assert code == 0, err
-  one, two = (json.loads(path.read_text()) for path in (alone, out))
-  tokens = lambda result: {
-    (group["batch"], i): turn["systems"]["ngram"]["tokens"]
-    for group in result["groups"]
-    for i, turn in enumerate(group["turns"])
-    if turn["systems"]
-  }
-  assert tokens(one) == tokens(two)
-  assert np.shape(two["costs"]) == (2,)

@@ -7,9 +7,8 @@ import files
 import numpy as np
 import pytest
 
-from configs import embedded
 from launch import evaluate
-from launch.evaluation import costs, explain, measure, systems
+from launch.evaluation import costs, explain, measure
 from specjax.state import Origin
 from specjax.theory import throughput
 
@@ -104,54 +103,6 @@ def test_rates_from_costs_by_hand():
   assert 1 + least + least**2 == pytest.approx(2)
 
 
-def test_of_inconsistent_timings_nothing_is_predicted():
-  (actual,) = explain.findings(result(doubts=["laws took -1.00 ms of a round"]))
-  assert actual["tokens_per_second"]["prediction_error"] is None
-  assert actual["sweep"]["predicted"] == {}
-  assert actual["break_even_acceptance"] is None
-  said = "(nothing is predicted: laws took -1.00 ms of a round)"
-  assert said in explain.verdict(actual)
-
-
-def test_of_trees_and_of_rounds_that_draft_less_acceptance_predicts_nothing():
-  tree, short = result(), result()
-  tree["systems"]["model(tokens=2)"]["parents"] = [-1, 0, 0]
-  short["runs"][2]["num_drafted"] = 90
-  for one in (tree, short):
-    (actual,) = explain.findings(one)
-    assert actual["block_efficiency"]["identity"] is None
-    assert [*actual["sweep"]["predicted"]] == ["2"]
-    assert "with probability" not in explain.verdict(actual)
-
-
-def test_positions_are_of_the_longest_whose_rounds_all_drafted_all():
-  given = result(chosen="model(tokens=1)")
-  (actual,) = explain.findings(given)
-  assert len(actual["acceptance_by_position"]["joint"]) == 2
-  given["runs"][2]["num_drafted"] = 90  # as a policy leaves out some
-  (actual,) = explain.findings(given)
-  assert actual["acceptance_by_position"]["joint"] == [0.6]
-  assert [*actual["sweep"]["predicted"]] == ["1"]
-
-
-@pytest.mark.parametrize(
-  ("ends", "words"),
-  [
-    ((1.1, 1.3), "pays here: 1.20 times"),
-    ((0.9, 1.3), "makes no clear difference here"),
-    ((0.7, 0.9), "does not pay here"),
-  ],
-)
-def test_the_verdict_follows_the_interval(ends, words):
-  given = result()
-  given["runs"][2] |= {"speedup": 1.2, "speedup_ci": ends}
-  (actual,) = explain.findings(given)
-  text = explain.verdict(actual)
-  assert words in text
-  assert "2.00 tokens and takes 2.00 times" in text
-  assert text.endswith("The best N measured is 1, 1.80 times plain decoding.")
-
-
 def test_the_config_s_drafter_is_swept_where_no_system_is_named():
   assert explain.with_tokens('model("D", tokens=4, policy=survival)', 6) == (
     'model("D", policy=survival, tokens=6)'
@@ -162,26 +113,6 @@ def test_the_config_s_drafter_is_swept_where_no_system_is_named():
   assert explain.with_tokens(ruled, None) == (
     "with_rule(with_widths(model, 3), block)"
   )
-
-
-@pytest.mark.parametrize(
-  ("drafter", "swept"),
-  [
-    ("online(model(tokens=2))", [1, 3, 4, 6, 8]),
-    ("repeats(eagle3(tokens=3), tokens=4)", [3, 6, 8]),
-    ("medusa(tokens=2)", [1, 3, 4]),  # the heads of its file
-  ],
-)
-def test_the_sweep_leaves_out_lengths_that_a_drafter_does_not_have(
-  drafter, swept, monkeypatch
-):
-  config = embedded.get_config()
-  config.drafter, config.max_new_tokens = drafter, 8
-  monkeypatch.setattr(evaluate, "_SYSTEMS", types.SimpleNamespace(value=None))
-  monkeypatch.setattr(evaluate, "_EXPLAIN", types.SimpleNamespace(value=True))
-  actual = systems.parse(evaluate.named(config), config)
-  depths = [one.drafting.tree.max_depth for one in actual]
-  assert depths[2:] == swept
 
 
 def test_prompts_are_measured_and_explained(

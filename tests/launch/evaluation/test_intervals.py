@@ -41,12 +41,6 @@ def test_rates_are_ratios_of_totals():
   assert summary["speedup"] == (15 / 4) / 4
 
 
-def test_equal_units_have_a_speedup_without_spread():
-  low, high = speedup_interval([unit() for _ in range(5)])
-  assert low == pytest.approx(1.5)
-  assert high == pytest.approx(1.5)
-
-
 def test_pairing_removes_the_spread_that_units_share():
   # Units differ tenfold in length, but each is sped up by exactly 2.
   units = [
@@ -86,19 +80,6 @@ def test_intervals_cover_as_often_as_they_say(lengths, count):
     assert speedup_interval(one) is None
 
 
-@pytest.mark.parametrize("count", [2, 3, 6, 16, 50])
-def test_intervals_of_counts_cover_as_often_as_they_say(count):
-  """Block efficiency: prompts of their own acceptance, of their own length."""
-  rng = np.random.default_rng(count)
-  calls = rng.integers(20, 60, (4000, count))
-  accepted = rng.binomial(6 * calls, rng.beta(6, 4, calls.shape))
-  low, high = log_interval([accepted], [6 * calls])
-  assert 0.935 <= np.mean((low <= 0.6) & (0.6 <= high)) <= 0.965
-  if count >= intervals.LEAST:
-    actual = interval([accepted[0]], [6 * calls[0]])
-    assert actual == pytest.approx((low[0], high[0]))
-
-
 @pytest.mark.parametrize("count", range(1, 8))
 def test_an_interval_needs_five_units_that_count(count):
   told = count >= 5
@@ -111,29 +92,6 @@ def test_an_interval_needs_five_units_that_count(count):
   assert (with_zeros is not None) == told
 
 
-def test_an_estimate_is_within_its_interval():
-  """Units without spread too, whose ends are the estimate but for rounding."""
-  rng = np.random.default_rng(0)
-  for spread in (0.0, 1e-15, 0.2):
-    for _ in range(200):
-      count, rate = int(rng.integers(5, 9)), float(rng.uniform(0.3, 3))
-      noise = lambda n=count, s=spread: np.exp(s * rng.standard_normal(n))
-      seconds = rng.uniform(0.1, 9, count)
-      units = [
-        unit(seconds=s, baseline_seconds=rate * s * z, num_tokens=7 * n,
-             num_target_calls=3 * n)
-        for s, z, n in zip(seconds, noise(), rng.integers(1, 99, count),
-                           strict=True)
-      ]  # fmt: skip
-      actual = summarize(units)
-      for name in ("speedup", "block_efficiency", "acceptance_rate"):
-        low, high = actual[f"{name}_ci"]
-        assert low <= actual[name] <= high, (name, spread)
-      values = (rate * noise()).tolist()
-      low, high = intervals.mean_interval(values)
-      assert low <= sum(values) / count <= high
-
-
 def test_units_that_share_a_prompt_are_one():
   groups = intervals.groups_of(["ab", "c", "bd", "e", "dc", "f"])
   assert groups == [0, 0, 0, 1, 0, 2]
@@ -143,44 +101,3 @@ def test_units_that_share_a_prompt_are_one():
   assert merged[0].seconds == 8.0
   alone = [unit(baseline_seconds=None, baseline_num_tokens=None)] * 2
   assert intervals.merged(alone, [0, 0])[0].baseline_seconds is None
-
-
-def test_samples_of_one_prompt_make_no_interval_narrower():
-  """Prompts differ, and samples of each are alike: only prompts count."""
-  tokens = np.array([20.0, 22, 25, 31, 40, 44])
-  units = [unit(num_tokens=int(n)) for n in tokens for _ in range(3)]
-  groups = np.repeat(np.arange(6), 3).tolist()
-  as_rows = summarize(units)["block_efficiency_ci"]
-  as_prompts = summarize(intervals.merged(units, groups))["block_efficiency_ci"]
-  once = summarize([unit(num_tokens=int(n)) for n in tokens])
-  assert as_prompts == pytest.approx(once["block_efficiency_ci"])
-  width = lambda ends: ends[1] - ends[0]
-  assert width(as_prompts) > 1.5 * width(as_rows)
-
-
-def test_what_cannot_be_computed_is_none():
-  alone = summarize([unit(baseline_seconds=None, baseline_num_tokens=None)])
-  for name in ("speedup", "speedup_ci", "baseline_tokens_per_second"):
-    assert alone[name] is None
-  plain = summarize([unit(num_drafted=0, num_accepted=0)] * 2)
-  assert plain["acceptance_rate"] is None
-  assert plain["acceptance_rate_ci"] is None
-
-
-def test_an_interval_stays_within_what_is_possible():
-  """Few prompts, far apart: beyond, nothing can be, and nothing is lost."""
-  tokens, calls = [7.0, 120.0, 8.0, 9.0, 7.0], [3.0, 100.0, 2.0, 2.0, 3.0]
-  free = interval([tokens], [calls])
-  assert free[0] < 1
-  assert free[1] > 7
-  assert interval([tokens], [calls], limits=(1, 7)) == (1, 7)
-  units = [
-    intervals.Unit(
-      num_tokens=t, num_target_calls=c, num_drafted=6 * c, num_accepted=t - c,
-      expected_accepted=t - c, total_variation=0.0, seconds=1.0,
-    )
-    for t, c in zip(tokens, calls, strict=True)
-  ]  # fmt: skip
-  actual = intervals.summarize(units)
-  assert actual["block_efficiency_ci"][0] == 1
-  assert actual["acceptance_rate_ci"][1] <= 1

@@ -1,13 +1,12 @@
 """Groups of questions and their turns, without decoding."""
 
 import dataclasses
-import types
 
 import pytest
 from files import EMBEDDED
 
 from configs import common
-from launch.evaluation import costs, measure, questions, systems
+from launch.evaluation import measure, questions, systems
 from launch.evaluation.questions import Question
 from models import tokenizers
 
@@ -68,15 +67,6 @@ def test_second_turns_hold_plain_decodings_answer_for_every_system(
   assert len(record["turns"]) == 3
 
 
-def test_rows_short_of_a_batch_are_filled_and_not_counted(contest, decoded):
-  record = measure.measure(
-    contest, group(question(1, "x", "y"), question(2, "z"), batch_size=4)
-  )
-  assert [turn["questions"] for turn in record["turns"]] == [[1, 2], [1]]
-  assert {batch.rows for *_, batch in decoded} == {4}
-  assert {name for name, *_ in decoded} == {"plain", "ngram", "hf"}
-
-
 def test_numbers_of_a_turn_are_in_the_order_of_its_rows(
   contest, decoded, monkeypatch
 ):
@@ -105,30 +95,6 @@ def test_numbers_of_a_turn_are_in_the_order_of_its_rows(
   last = decoded[-1][2].prompts[-1]  # of question 1: its own answers, twice
   text = contest.tokenizer.decode(last.token_ids)
   assert text == "\n\n".join(["x", longer[1], "y", longer[1], "z"])
-
-
-def test_a_turn_that_became_too_long_is_refused_and_so_are_those_after_it(
-  contest, decoded
-):
-  long = question(1, "x", "y " * 60, "z")
-  record = measure.measure(contest, group(long, question(2, "x", "y"),
-                                          batch_size=2))  # fmt: skip
-  assert [turn["questions"] for turn in record["turns"]] == [[1, 2], [2], []]
-  (refused,) = [r for turn in record["turns"] for r in turn["refused"]]
-  assert (refused["question"], refused["turn"]) == (1, 1)
-  assert refused["prompt_tokens"] > refused["room"] == 40
-
-
-def test_greedy_answers_are_compared_with_plain_decoding(contest, decoded):
-  (turn,) = measure.measure(contest, group(question(1, "x")))["turns"]
-  names = {d["system"] for d in turn["differences"]}
-  assert names == {"ngram", "hf", "hf_prompt_lookup"}
-  assert turn["systems"]["ngram"]["identical_to_plain"] == [False]
-  assert "identical_to_plain" not in turn["systems"]["plain"]
-  (warm,) = measure.measure(contest, group(question(1, "x"), temperature=1.0))[
-    "turns"
-  ]
-  assert "differences" not in warm
 
 
 def test_seconds_are_means_over_rounds_in_each_of_which_the_order_is_drawn(
@@ -164,24 +130,3 @@ def test_groups_are_of_one_category_and_of_similar_length(contest):
     [6, 4, 2], [0], [5, 3, 1],
   ]  # fmt: skip
   assert len({g.name for g in groups}) == 3
-
-
-@pytest.mark.parametrize(
-  ("drafter", "wide"),
-  [("ngram", [True, False]), ("ladder(ngram)", [True, True])],
-)
-def test_passes_of_more_widths_are_timed_with_a_system_that_is_timed(
-  drafter, wide
-):
-  config = common.get_config()
-  config.update(target="models/pretrained/target", drafter=drafter)
-  entered = systems.parse(f"{drafter}, ngram(tokens=2)", config)
-  if drafter != "ngram":
-    entered += systems.parse("ngram", config)[1:]
-  contest = types.SimpleNamespace(systems=entered)
-  actual = [
-    measure._widths_of(one, contest)
-    for one in sorted(entered, key=lambda one: len(one.name))
-    if one.is_timed
-  ]
-  assert actual == [costs.WIDTHS if every else () for every in wide]

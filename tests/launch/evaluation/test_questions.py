@@ -3,8 +3,6 @@
 import collections
 import dataclasses
 
-import fallback
-import pytest
 from files import EMBEDDED, write_jsonl
 
 from launch.evaluation import questions
@@ -21,12 +19,6 @@ def question(number, category, *turns):
   return Question(
     id=number, category=category, task=category, turns=turns or ("x",)
   )
-
-
-def test_our_own_questions_are_eight_of_each_of_five_tasks():
-  shipped = questions.read(questions.OWN)
-  assert list(collections.Counter(q.task for q in shipped).values()) == [8] * 5
-  assert {len(q.turns) for q in shipped} == {1, 2}
 
 
 def test_a_file_in_spec_benchs_form_is_read_and_its_tasks_are_known(tmp_path):
@@ -46,26 +38,6 @@ def test_a_file_in_spec_benchs_form_is_read_and_its_tasks_are_known(tmp_path):
   assert [q.task for q in actual] == [
     "multi-turn conversation", "question answering", "poems", "art",
   ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-  ("line", "words"),
-  [
-    ("{", "JSON"),
-    ('{"category": "a", "turns": ["b"]}', "question_id"),
-    ('{"question_id": true, "category": "a", "turns": ["b"]}', "question_id"),
-    ('{"question_id": 1, "category": "a", "turns": []}', "turns"),
-    ('{"question_id": 1, "category": "a", "turns": ["b", ""]}', r"turns\.1"),
-    ('{"question_id": 0, "category": "a", "turns": ["b"]}', "there twice"),
-  ],
-)
-def test_a_line_that_is_no_question_is_named(tmp_path, line, words):
-  path = tmp_path / "q.jsonl"
-  first = '{"question_id": 0, "category": "a", "turns": ["b"]}'
-  path.write_text(f"{first}\n{line}\n")
-  with pytest.raises(ValueError, match=words) as error:
-    questions.read(path)
-  assert f"{path}:2: " in str(error.value)
 
 
 def test_a_subset_has_every_categorys_share_and_follows_from_its_seed():
@@ -96,25 +68,3 @@ def test_turns_become_chat_messages_or_texts_under_each_other():
   assert text(chatty, 1) == (
     "<user>first<assistant>answer<user>second<assistant>"
   )
-
-
-def test_an_answer_is_told_as_it_stood_after_its_question():
-  """Also where a tokenizer drops the space that a whole text begins with."""
-  tokenizer = dataclasses.replace(
-    fallback.numbered(20),
-    chat_template="{% for m in messages %}{{ m['content'] }}{% endfor %}",
-  )
-  one = question(1, "a", "w1", " w5", " w6")
-  asked = questions.ask(tokenizer, one, 2, [[3, 4], [8]])
-  assert asked.token_ids == (1, 3, 4, 5, 8, 6)
-
-
-def test_every_turn_draws_from_a_stream_of_its_own():
-  tokenizer = tokenizers.load(EMBEDDED)
-  streams = {
-    questions.ask(tokenizer, question(i, "a", "x", "y"), turn, [[0]]).stream
-    for i in (1, "1", 2)
-    for turn in range(2)
-  }
-  assert len(streams) == 6
-  assert max(streams) < 2**32

@@ -40,14 +40,6 @@ def test_held_out_files_are_no_near_duplicates_of_training_files():
   assert corpus.split_by_hash("distutils/_msvccompiler.py") == "test"
 
 
-def test_what_two_files_share():
-  text = "x = some_function(argument)\nshort\n# a comment that is long enough\n"
-  (line,) = corpus.long_lines(text)
-  assert corpus.shared(text, {line}) == 1
-  assert corpus.shared(text + "y = some_function(argument)\n", {line}) == 0.5
-  assert corpus.shared("short\n", {line}) == 0
-
-
 def test_held_out_prompts_come_from_the_test_split():
   prompts = corpus.held_out_prompts(200)
   assert prompts == corpus.held_out_prompts(200)

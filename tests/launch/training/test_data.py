@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import itertools
 import json
-import types
 
 import jax
 import ml_collections
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 
-from launch.training import corpus, data
+from launch.training import data
 from models import tokenizers
 
 SPLITS = ("train", "validation", "test")
@@ -25,12 +24,6 @@ def config(dataset):
 # ---------------------------------------------------------------- documents
 
 
-def test_python_source_holds_the_files_of_each_split():
-  files = corpus.python_files(split="validation")
-  actual = data.documents(config("python_source"), "validation")
-  assert actual == [f.text for f in files]
-
-
 @pytest.mark.parametrize("name", ["lm1b", "wmt14_translate/de-en", "gsm8k"])
 def test_datasets_of_the_field_are_read_by_name(name, tmp_path, monkeypatch):
   monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path))
@@ -39,20 +32,6 @@ def test_datasets_of_the_field_are_read_by_name(name, tmp_path, monkeypatch):
       texts = list(data.documents(config(name), split))
       assert texts
       assert all(isinstance(text, str) for text in texts)
-
-
-def test_a_dataset_without_validation_lends_the_end_of_its_training_split(
-  monkeypatch,
-):
-  builder = types.SimpleNamespace(
-    name="gsm8k",
-    info=types.SimpleNamespace(splits={"train": 0, "test": 0}),
-    download_and_prepare=lambda: None,
-    as_data_source=lambda split: [{"question": split.encode(), "answer": "a"}],
-  )
-  monkeypatch.setattr(tfds, "builder", lambda *_, **__: builder)
-  actual = [data.documents(config("gsm8k"), split)[0] for split in SPLITS]
-  assert actual == ["train[:98%]\n\na", "train[98%:]\n\na", "test\n\na"]
 
 
 def test_folders_of_text_and_jsonl(tmp_path):
@@ -73,27 +52,6 @@ def test_folders_of_text_and_jsonl(tmp_path):
     (tmp_path / split).mkdir()
     (tmp_path / split / "x.txt").write_text(f"of {split}")
     assert data.documents(config(tmp_path), split) == [f"of {split}"]
-
-
-def test_a_text_is_in_one_split_however_often_it_is_there(tmp_path):
-  texts = [f"text {i % 400}" for i in range(900)]
-  (tmp_path / "a.jsonl").write_text(
-    "\n".join(json.dumps({"text": text}) for text in texts)
-  )
-  actual = [{*data.documents(config(tmp_path), s)} for s in SPLITS]
-  assert all(actual)
-  assert sum(map(len, actual)) == len({*texts}) == len(set.union(*actual))
-
-
-def test_mistakes_in_datasets(tmp_path):
-  for name in ("no_such_set", "/no/such/folder", "README.md"):
-    with pytest.raises(ValueError, match=f"unknown dataset '{name}'"):
-      data.documents(config(name), "train")
-  with pytest.raises(ValueError, match="no train documents in"):
-    data.documents(config(tmp_path), "train")
-  (tmp_path / "bad.jsonl").write_text('{"text": "good"}\n{"txt": 1}\n')
-  with pytest.raises(ValueError, match=r"bad.jsonl:2: must have"):
-    data.documents(config(tmp_path), "train")
 
 
 # ------------------------------------------------------------------ batches

@@ -1,7 +1,6 @@
 """Stored features: as computed on the fly, and of whose text."""
 
 import json
-import os
 
 import files
 import jax
@@ -15,7 +14,6 @@ from launch import cli
 from launch.tools import features as store
 from launch.training import data, features, head_loss
 from launch.training.head_loss import Loss, Vocabulary
-from launch.training.run import Run
 from models import checkpoints, head_starts
 
 V, WORDS, DEPTH, LENGTH = 4096, 64, 2, 24
@@ -111,43 +109,3 @@ def test_every_epoch_has_every_row_of_the_text_once(stored, texts, target):
   told = [next(actual)["tokens"].tobytes() for _ in range(2 * count)]
   assert sorted(told[:count]) == sorted(told[count:]) == sorted(wanted[:count])
   assert told[:count] != told[count:]
-
-
-def test_a_head_learns_from_stored_features(stored, texts, target, tmp_path):
-  config = settings(texts, target, features=str(stored))
-  head, finished = Run(config, str(tmp_path / "w")).train()
-  assert finished
-  assert head.target_ids.shape == (WORDS,)
-  lines = (tmp_path / "w" / "metrics.jsonl").read_text().splitlines()
-  rows = [json.loads(line) for line in lines]
-  losses = [row["forward_kl_loss"] for row in rows if "forward_kl_loss" in row]
-  assert losses[-1] < losses[0]
-
-
-@pytest.mark.parametrize(
-  "changes, message",
-  [
-    (dict(sequence_length=16), "are of sequence_length 24, not 16"),
-    (dict(dataset="elsewhere"), "are of dataset"),
-    (dict(contexts="target"), "cannot be stored"),
-  ],
-)
-def test_features_of_something_else_are_refused(
-  stored, texts, target, changes, message
-):
-  config = settings(texts, target, features=str(stored))
-  config.update(changes)
-  with pytest.raises(ValueError, match=message):
-    features.batches_of(config, 2)
-
-
-def test_what_is_there_stays_without_overwrite(stored, texts, target, capsys):
-  before = (stored / "train.states").stat().st_mtime_ns
-  assert make(texts, target, stored) == 2
-  assert "--overwrite replaces it" in capsys.readouterr().err
-  assert (stored / "train.states").stat().st_mtime_ns == before
-
-
-def test_a_path_is_from_the_root_and_a_name_on_the_hub_stays():
-  assert features.whole("configs") == os.path.abspath("configs")
-  assert features.whole("Org/Model") == "Org/Model"

@@ -1,7 +1,6 @@
 """`launch.train` of heads: runs that resume, heads that draft."""
 
 import json
-import os
 import shutil
 
 import files
@@ -118,29 +117,6 @@ def test_a_run_goes_on_to_the_same_head(trained, texts, target):
   np.testing.assert_array_equal(further.target_ids[...], ids)
 
 
-def test_a_head_computes_in_bfloat16_and_is_float32(
-  trained, texts, target, tmp_path
-):
-  config = tiny(texts, target, compute_dtype="bfloat16")
-  module, finished = Run(config, str(tmp_path / "w")).train()
-  assert finished
-  kinds = {x.dtype for x in jax.tree.leaves(nnx.state(module, nnx.Param))}
-  assert kinds == {jnp.dtype("float32")}
-  halves, wholes = records(tmp_path / "w"), records(trained["root"] / "whole")
-  losses, others = (
-    np.array([r["forward_kl_loss"] for r in actual if "forward_kl_loss" in r])
-    for actual in (halves, wholes)
-  )
-  np.testing.assert_allclose(losses, others, rtol=0.02)
-  assert (losses != others).all()  # or it computed in float32
-  begin, end = (
-    [r for r in actual if "validation_accepted_1" in r]
-    for actual in (halves, wholes)
-  )
-  for name in ("accepted_1", "agreed_1", "accepted_3"):  # all in float32
-    assert begin[0][f"validation_{name}"] == end[0][f"validation_{name}"]
-
-
 def test_resumed_blocks_begin_where_they_would_have(blocks):
   """To the same bits, so at the same places; and they are learned from."""
   both = (nnx.state(blocks[name]) for name in ("whole", "resumed"))
@@ -235,17 +211,6 @@ def test_trained_blocks_decode_and_go_on(
     Run(config, str(tmp_path / "other"))
 
 
-def test_the_target_and_its_embedding_are_not_trained(trained, target):
-  module = checkpoints.load_module(target)
-  table = trained["whole"].embed.embedding[...]
-  np.testing.assert_array_equal(table, module.embed.embedding[...])
-  folder = trained["root"] / "whole" / "checkpoints" / "10" / "state"
-  names = " ".join(str(p) for p in folder.rglob("*"))
-  text = names + (folder / "_METADATA").read_text()
-  assert "lm_head" in text
-  assert "embedding" not in text
-
-
 def test_the_trained_head_decodes_and_nothing_is_lost(trained, target, plain):
   head = str(trained["root"] / "eagle3")
   assert decoded(target, f"eagle3('{head}', tokens={DEPTH})") == plain
@@ -262,22 +227,6 @@ def test_the_trained_head_decodes_and_nothing_is_lost(trained, target, plain):
     saved = getattr(trained["resumed"], name).weight[...].astype(jnp.bfloat16)
     actual = getattr(loaded.module, name).weight[...]
     np.testing.assert_array_equal(actual, saved.astype(jnp.float32))
-
-
-def test_a_head_in_speculators_form_says_where_its_target_is(
-  texts, target, tmp_path
-):
-  """Wherever it is read, so by the whole path."""
-  config = tiny(
-    texts, os.path.relpath(target), "dflash",
-    head=dict(draft_vocab_size=WORDS),
-  )  # fmt: skip
-  run = Run(config, str(tmp_path / "w"))
-  run.export(run.task.first, str(tmp_path / "head"))
-  settings = json.loads((tmp_path / "head" / "config.json").read_text())
-  assert settings["speculators_config"]["verifier"] == {
-    "name_or_path": target, "architectures": ["LlamaForCausalLM"]
-  }  # fmt: skip
 
 
 def command_line(*args):
@@ -315,13 +264,3 @@ def test_every_kind_is_trained_by_the_command(
     settings = json.loads((export / "config.json").read_text())
     assert settings["truncated_vocab_size"] == WORDS
   assert decoded(target, f"{kind}('{export}', tokens={DEPTH})") == plain
-
-
-def test_mistakes_in_the_config(texts, target, tmp_path):
-  for changes, message in (
-    (dict(head=dict(layers=(0, 2))), "of 2 layers cannot be read at .* 0,2"),
-    (dict(contexts="draft"), r"must be one of \('data', 'target'\)"),
-  ):
-    with pytest.raises(ValueError, match=message):
-      Run(tiny(texts, target, **changes), str(tmp_path / "w"))
-  assert not (tmp_path / "w").exists()

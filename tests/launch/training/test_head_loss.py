@@ -159,21 +159,6 @@ def test_acceptance_is_of_the_whole_draft_from_every_place(case):
   assert actual < -0.001
 
 
-def test_text_outside_the_draft_vocabulary_is_not_learned(case):
-  tokens, ids = case["batch"]["tokens"], {*case["ids"].tolist()}
-  means = []
-  for j in range(DEPTH):
-    told = [
-      (row, t, tokens[row, judge + 1]) for row, t, judge in case["places"](j)
-      if tokens[row, judge + 1] in ids
-    ]  # fmt: skip
-    means.append(
-      np.mean([-np.log(case["p"][j][row, t, x]) for row, t, x in told])
-    )
-  whole = np.average(means, weights=[1, 0.5, 0.25])
-  assert case["loss"]("next_token") == pytest.approx(whole, 1e-4)
-
-
 def test_what_is_validated(case):
   loss = Loss(
     objective="forward_kl", depth=DEPTH, decay=1.0, feature_weight=0, first=0

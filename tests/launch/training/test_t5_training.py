@@ -9,11 +9,8 @@ import pytest
 from absl.testing import flagsaver
 from flax import nnx
 
-from configs import train_t5
 from launch import cli, decode, train
 from launch.training import t5
-from launch.training.run import Run
-from models.formats import huggingface
 from models.networks import specdec
 from models.networks.specdec import BlockConfig, BlockDrafter
 from models.networks.t5_config import T5Config
@@ -31,12 +28,6 @@ def folder(tmp_path_factory):
     path = folder / f"{split}.jsonl"
     path.write_text("".join(json.dumps(x) + "\n" for x in lines))
   return folder
-
-
-def config_of(name, folder, **changes):
-  config = train_t5.get_config(f"{name},{folder}")
-  config.update(changes)
-  return config
 
 
 def run(*args):
@@ -86,44 +77,6 @@ def test_what_is_trained_decodes_and_a_block_drafts_for_it(
     rows[name] = [json.loads(x)["token_ids"] for x in out.open()]
   assert rows["token"] == rows["plain"]
   assert rows["greedy"] == rows["plain"]
-
-
-def test_a_taken_encoder_stays_as_it_is(folder, trained, tmp_path):
-  source = str(trained / "t5")
-  config = config_of("tiny", folder, encoder_from=source, seed=3)
-  module, _ = Run(config, str(tmp_path)).train()
-  first = Run(config, str(tmp_path / "other")).task.first
-
-  def same(name, other):
-    ours, theirs = (nnx.state(getattr(m, name)) for m in (module, other))
-    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
-
-  for name in ("embed", "encoder"):
-    same(name, huggingface.load(source))
-  with pytest.raises(AssertionError):  # and what is its own is learned
-    same("decoder", first)
-  config.model.num_encoder_layers = 2
-  with pytest.raises(ValueError, match="must be a T5 with the encoder that"):
-    Run(config, str(tmp_path / "larger"))
-
-
-def test_answers_of_a_teacher_take_the_place_of_the_files(folder, tmp_path):
-  said = tmp_path / "said.jsonl"
-  said.write_text(
-    "".join(json.dumps({"id": i, "completion": f"a{i}"}) + "\n" for i in (3, 5))
-  )
-  config = config_of("tiny", folder, answers=str(said))
-  pairs = t5.pairs(config, "train")
-  assert [answer for _, answer in pairs] == ["a3", "a5"]
-  whole = t5.pairs(config_of("tiny", folder), "train")
-  assert [given for given, _ in pairs] == [whole[3][0], whole[5][0]]
-  # What a budget cut off is no answer, and of none nothing can be learned.
-  cut = {"id": 3, "completion": "a", "stop_reason": "length"}
-  said.write_text(json.dumps(cut) + "\n")
-  with pytest.raises(ValueError, match="have an answer"):
-    t5.pairs(config, "train")
-  # Validation is of the data's own answers.
-  assert t5.pairs(config, "validation")[0][1] == "061"
 
 
 SHAPE = T5Config(
