@@ -1,14 +1,14 @@
-"""Ways to propose a token tree: functions, by the names of the grammar.
+"""Drafters: functions, under the names of the command line's grammar.
 
-`eagle3(head, tokens=7)` is what `--config.drafter='eagle3("DIR", tokens=7)'`
-says, with a model in place of a path; all return a `specjax.types.Drafter`.
-That of `plain` proposes nothing, which makes the decoding loop plain
-autoregressive sampling. `online` gives another one a memory to learn from,
-`repeats` reads on where a text repeats itself.
+`eagle3(head, tokens=7)` is `--config.drafter='eagle3("DIR", tokens=7)'` with a
+model instead of a path; all return a `specjax.types.Drafter`. `plain` proposes
+nothing, which makes the decoding loop plain autoregressive sampling. `online`
+gives another drafter a memory to learn from, `repeats` adds look-ups where the
+text repeats itself.
 
-How they draft is in `families/`, a file each, whose names no attribute of this
-package has but these functions. What several share is in `shared/`; what ends
-chains early, in `specjax.adaptive`.
+Their code is in `families/`, one file each (`specjax.drafters.eagle` is the
+function, not the file), shared parts in `shared/`, and what ends chains early
+in `specjax.adaptive`.
 """
 
 from specjax.drafters.families.assistant import assistant

@@ -1,21 +1,20 @@
-"""Assistants: layers that read the target's cache, and write nothing.
+"""Assistants: layers that read the target's cache and write nothing.
 
 An assistant (Gemma 4's) drafts from a pair: the newest token's embedding and
-the target's final hidden state of the token before it. Its layers attend to
-keys and values that the target has cached, so it has no cache of its own, reads
-no prompt, and forgets nothing when a draft is rejected. With each drafted token
-it is fed the hidden state that it gave its parent, in the target's place.
+the target's final hidden state of the token before it. Its layers attend to the
+target's cached keys and values, so it has no cache, needs no prefill, and has
+nothing to roll back after a rejection. Each drafted token is fed with the
+hidden state that the assistant gave its parent, instead of the target's.
 
-All queries of a round are asked from the newest token's position, and all see
-the same slots: those of tokens before the newest. What is drafted is in no
-slot, and reaches later queries by hidden states alone. So a level of a tree is
-one pass of as many queries, which no mask tells apart.
+All queries of a round have the newest token's position and see the same slots,
+those of tokens before the newest. Drafted tokens are in no slot and reach later
+queries through hidden states only. So a level of a tree is one pass, without a
+mask.
 
-A token is drawn from the warped distribution of the logits as they are, and
-that is the distribution which is verified. Logits of all tokens but some (the
-ordered embeddings of `models.networks.gemma_assistant`) share a floor, which
-has mass: to verify with a distribution without it would be lossy. Certain,
-dynamic trees are for `match`.
+Tokens are drawn from the warped distribution of the unmodified logits, and
+verified with it. With ordered embeddings (`models.networks.gemma_assistant`)
+the logits of most tokens share a floor, which has mass: verifying without it
+would be lossy. Dynamic, deterministic trees need `match`.
 """
 
 from typing import Any
@@ -52,7 +51,7 @@ def assistant(
 
   Returns:
     The `Drafter`, whose state is the hidden state of the last token before the
-    newest, `f[B, F]`. Its target has to give its final hidden state.
+    newest, `f[B, F]`. Its target must return its final hidden state.
 
   Raises:
     ValueError, TypeError: as `specjax.drafters.eagle`.

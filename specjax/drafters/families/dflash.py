@@ -1,18 +1,17 @@
-"""DFlash: a block drafted in one pass, of masks that all see each other.
+"""DFlash: a block drafted in one pass over masks that see each other.
 
-DFlash (Chen et al., 2026) feeds the newest token and a mask for each token
-after it through a few layers, which read the target's features of all tokens
-before, and gives at every mask a distribution for the token that belongs there.
-The distributions are of one pass, and none knows what is drawn from the others:
-marginals, of which `specjax.drafters.shared.marginals` makes drafts, drawn or
-deterministic.
+DFlash (Chen et al., 2026) feeds the newest token and one mask per following
+token through a few layers, which attend to the target's features of all earlier
+tokens, and predicts a distribution at every mask. The distributions come from
+one pass and are independent of each other's draws: marginals, from which
+`specjax.drafters.shared.marginals` makes drafts, drawn or deterministic.
 
-What was published takes the likeliest token of each mask and lets the target
-decide: a deterministic chain under `match`, which is lossless.
+The published method takes the likeliest token at each mask: a deterministic
+chain, lossless under `match`.
 
-The head's cache holds what its layers read of the feature of token i in slot i.
-Features are read as soon as their tokens are committed; a block is written
-behind them and never kept.
+Slot i of the head's cache holds its keys and values for the feature of token i,
+fed as soon as the token is committed. A block is written behind them and never
+kept.
 """
 
 import jax.numpy as jnp
@@ -43,8 +42,8 @@ def dflash(
       deeper than the block.
 
   Returns:
-    The `Drafter`, whose state is the head's cache. Its target has to give the
-    features that the head reads.
+    The `Drafter`, whose state is the head's cache. Its target must return the
+    head's features.
 
   Raises:
     ValueError, TypeError: as `specjax.drafters.medusa`.

@@ -1,21 +1,21 @@
-"""EAGLE: a layer that drafts from the target's features, and its own.
+"""EAGLE: a layer that drafts from the target's features, then from its own.
 
-EAGLE (Li et al., ICML 2024) reads at place i the target's feature of token i
-beside token i + 1, and gives a distribution of token i + 2 and a hidden state,
-which stands for the feature that the target has not made yet: fed back with the
-token drawn, it drafts the next. EAGLE-2 (EMNLP 2024) grows the tree where the
-head is confident, EAGLE-3 (NeurIPS 2025) fuses features of several layers; to
-this file they are one thing, a `specjax.types.FeatureModel`.
+At position i EAGLE (Li et al., ICML 2024) reads the target's feature of token i
+and token i + 1, and predicts token i + 2 and a hidden state, which replaces the
+target's next feature: fed back with the drawn token, it drafts the next.
+EAGLE-2 (EMNLP 2024) grows the tree where the head is confident, EAGLE-3
+(NeurIPS 2025) fuses features of several layers; here all are a
+`specjax.types.FeatureModel`.
 
-A draft is sampled, over a static tree, or deterministic: EAGLE-2's dynamic tree
-keeps the N nodes of the largest cumulative probability (`best_first`). No token
-of it is drawn, so its shape may depend on tokens, and the rule that fits is
-`match`, which is optimal for it. To accept its tokens with min(1, q/p) of the
-head's distribution p would be lossy: they were not drawn from p.
+A draft is sampled over a static tree, or deterministic: EAGLE-2's dynamic tree
+keeps the N nodes with the largest cumulative probability (`best_first`). None
+of its tokens is drawn, so its shape may depend on tokens; `match` is optimal
+for it. Accepting its tokens with min(1, q/p) for the head's distribution p
+would be lossy: they were not drawn from p.
 
 Committed pairs of a feature and a token are fed to the head as soon as both are
-known (`shared.committed`). Drafted pairs are made of the head's own states, and
-are overwritten by the committed ones.
+known (`shared.committed`). Drafted pairs use the head's own states, and are
+overwritten by committed ones.
 """
 
 import dataclasses
@@ -49,24 +49,23 @@ def eagle(
   Args:
     head: the head, whose parameters are `Params.draft`.
     tokens: drafted on each path; 5 by default.
-    tree: what every proposal fills; None for one path. A tree whose parents are
-      data (`specjax.shapes.dynamic`) has EAGLE-2's nodes: at every depth the
-      `top_k` best nodes by cumulative probability get their `top_k` likeliest
-      tokens, and the best of all are verified. The published code's `depth` is
-      one less than the tree's.
-    siblings: how the children of a node are drawn, or the name of it in
+    tree: the form of every proposal; None for one path. A dynamic tree
+      (`specjax.shapes.dynamic`) is EAGLE-2's: at every depth the `top_k` best
+      nodes by cumulative probability get their `top_k` likeliest tokens, and
+      the best of all are verified. The published code's `depth` is one less.
+    siblings: how the children of a node are drawn, or its name in
       `specjax.siblings`; a dynamic tree is deterministic.
-    policy: when a row of a chain ends before that, of
-      `specjax.adaptive.policies`; None: never.
+    policy: of `specjax.adaptive.policies`, ends a row's chain early; None for
+      whole chains.
     vocab_size: V, the number of real tokens; by default the head's.
 
   Returns:
-    The `Drafter`. Its target has to give the features that the head reads.
+    The `Drafter`. Its target must return the head's features.
 
   Raises:
-    ValueError: if the tree drafts nothing, or does not suit the siblings, the
-      policy or the vocabulary.
-    TypeError: if the tree is none, or the policy no `Policy`.
+    ValueError: if the tree drafts nothing, or does not fit siblings, policy or
+      vocabulary.
+    TypeError: if `tree` is no tree, or `policy` no `Policy`.
   """
   drawing = arguments.drawing(
     tokens, tree, siblings, vocab_size or head.vocab_size, policy, dynamic=True

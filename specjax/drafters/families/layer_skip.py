@@ -1,11 +1,11 @@
-"""Self-speculative decoding: the target drafts for itself, made cheaper.
+"""Self-speculative decoding: a cheaper form of the target drafts for it.
 
 Draft and Verify (Zhang et al., ACL 2024) skips sub-layers, QuantSpec (Tiwari et
-al., ICML 2025) has weights, and there a cache, in four bits. No second cache:
-drafting runs on the target's own, as it is stored, which holds full-depth keys
-and values for every committed token; drafted tokens go to the slots after them,
-in the kept layers only. Verification then writes all layers of those slots
-anew, so the cache is correct after every commit without any work here.
+al., ICML 2025) quantizes the weights, and its cache, to four bits. There is no
+second cache: drafting uses the target's own, as stored, which holds full-depth
+keys and values of every committed token; drafted tokens go to the slots after
+them, in the kept layers only. Verification then rewrites all layers of those
+slots, so the cache is correct after every commit.
 """
 
 from collections.abc import Callable
@@ -43,7 +43,7 @@ def layer_skip(
     tokens, tree, siblings, policy, vocab_size: as of `specjax.drafters.model`.
 
   Returns:
-    A `Drafter` without state of its own but what a policy remembers.
+    A `Drafter` without state, except a policy's.
 
   Raises:
     ValueError, TypeError: as `specjax.drafters.model`.
@@ -66,7 +66,7 @@ def quantized_self(
 ) -> Drafter:
   """The target with quantized weights, on its own cache (QuantSpec, 2025).
 
-  All else is as of `layer_skip`.
+  All else is as in `layer_skip`.
 
   Args:
     low: the quantized target, whose parameters are `Params.draft`; it must take

@@ -1,13 +1,12 @@
-"""Lookahead decoding: the target guesses ahead of itself, and checks later.
+"""Lookahead decoding: the target guesses ahead of itself and checks later.
 
-Fu et al. (ICML 2024). A window of W columns and N - 1 levels is fed beside
-every round: level 0 supposes how the text goes on, and what the target says
-most likely follows each column becomes the column's next level (Jacobi
-iteration: a column's tokens settle as rounds pass). So each round finishes W
-sequences of N tokens, which go into a pool. Of those that begin with the newest
-token G are guessed: deterministic tokens, merged where they begin alike, which
-rule `match` (or any other that takes deterministic trees) verifies without loss
-at any temperature.
+Fu et al. (ICML 2024). Every round also feeds a window of W columns and N - 1
+levels: level 0 guesses the text to come, and the target's likeliest token after
+each column becomes the column's next level (Jacobi iteration: a column's tokens
+settle as rounds pass). So each round finishes W sequences of N tokens, which go
+into a pool. Up to G of those that begin with the newest token are drafted:
+deterministic tokens, merged where they begin alike, which `match` (or another
+rule for deterministic trees) verifies losslessly at any temperature.
 
 The window is lanes: scored, never verified. With the newest token in front of
 level 0, cell (l, i) stands l + i positions behind it, and sees level 0 up to
@@ -105,13 +104,13 @@ def lookahead(
   """N-grams from the target's Jacobi trajectories (Fu et al., ICML 2024).
 
   Args:
-    tokens: N - 1, guessed of each sequence.
+    tokens: N - 1, drafted tokens of a sequence.
     window: W, columns.
-    num_guesses: G, sequences that are guessed at most.
+    num_guesses: G, the most sequences to draft.
     vocab_size: V, the number of real tokens; by default all the target's.
-    pool_size: P, sequences that a row keeps.
-    from_text: whether the sequences of the prompt, and of what is emitted,
-      enter the pool too.
+    pool_size: P, sequences in a row's pool.
+    from_text: whether sequences of the prompt and of emitted tokens enter the
+      pool too.
 
   Raises:
     ValueError: for sizes that are too small.

@@ -1,11 +1,10 @@
-"""Medusa: heads on the target's features, with one distribution for each depth.
+"""Medusa: heads on the target's features, with one distribution per depth.
 
 Medusa's residual blocks (Cai et al., ICML 2024) and the outputs of blockwise
-parallel decoding (Stern et al., NeurIPS 2018) read what the target knew when it
-had read all tokens but the newest, and give a distribution for each depth: head
-k that of the token k after the newest. The distributions know nothing of each
-other, and drafts are made of them as `specjax.drafters.shared.marginals` says:
-drawn, for any rule, or deterministic, for `match`.
+parallel decoding (Stern et al., NeurIPS 2018) read the target's feature of the
+token before the newest; head k predicts the token k after the newest. The
+distributions are marginals, from which `specjax.drafters.shared.marginals`
+makes drafts: drawn, for any rule, or deterministic, for `match`.
 """
 
 import jax.numpy as jnp
@@ -28,27 +27,26 @@ def medusa(
 ) -> Drafter:
   """Medusa heads, one per depth (Cai et al., ICML 2024).
 
-  The features are those of the newest token that the target has read. Of a
-  prompt of one token it has read none: the first round sees zeros.
+  The features are those of the newest token fed to the target; after a prompt
+  of one token there is none, and the first round sees zeros.
 
   Args:
     head: the heads, whose parameters are `Params.draft`.
     tokens: drafted on each path; 4 by default.
-    tree: what every proposal fills, not deeper than the heads; None for one
-      path. One whose parents are data (`specjax.shapes.dynamic`) gets the
-      likeliest nodes of the product distribution.
-    siblings: how the children of a node are drawn, or the name of it in
-      `specjax.siblings`. GIVEN: they are not drawn, but certain; child r of a
-      node is the token of rank r in the distribution of its depth.
+    tree: the form of every proposal, not deeper than the heads; None for one
+      path. A dynamic tree (`specjax.shapes.dynamic`) gets the likeliest nodes
+      of the product distribution.
+    siblings: how the children of a node are drawn, or its name in
+      `specjax.siblings`. GIVEN: deterministic, child r of a node is the token
+      of rank r in the distribution of its depth.
     vocab_size: V, the number of real tokens; by default the heads'.
 
   Returns:
     The `Drafter`; its state is `f[B, F]`.
 
   Raises:
-    ValueError: if the tree does not suit the heads, the siblings or the
-      vocabulary.
-    TypeError: if the tree is none.
+    ValueError: if the tree does not fit heads, siblings or vocabulary.
+    TypeError: if `tree` is no tree.
   """
   return _drafter("medusa", head, tokens, tree, siblings, vocab_size)
 

@@ -1,14 +1,15 @@
 """A separate draft model: a chain of tokens, K paths, or any static tree.
 
-The draft model has a cache of its own, and reads the text when it drafts, since
-text is all that it reads: a round in which it drafts nothing costs it nothing.
-After a round it may lack the last accepted token (a leaf is never fed to the
-draft), so each proposal first feeds the last *two* committed tokens: the older
-one is rewritten with the same values, or filled in. No row needs to know which.
+The draft model has its own cache and is fed only when it drafts, so a round
+without a draft costs nothing. After a round its cache may lack the last
+accepted token (a leaf is never fed to the draft), so each proposal first feeds
+the last *two* committed tokens: the older one is rewritten with the same
+  values, or
+filled in.
 
-Under a depth policy a row may draft nothing for many rounds, and its cache then
-lacks more. It says how much it holds (`Cache.length`), and is filled in pieces
-before the row drafts again.
+Under a depth policy a row may draft nothing for many rounds, and its cache
+lacks more (`Cache.length` is what it holds). It is filled in chunks before the
+row drafts again.
 """
 
 import jax
@@ -46,21 +47,21 @@ def model(
     draft: the draft model, whose parameters are `Params.draft`; its vocabulary
       may be padded differently.
     tokens: drafted on each path; 5 by default.
-    tree: what every proposal fills; None for one path.
-    siblings: how the children of a node are drawn, or the name of it in
+    tree: the form of every proposal; None for one path.
+    siblings: how the children of a node are drawn, or its name in
       `specjax.siblings`.
-    policy: when a row of a chain ends before that, of
-      `specjax.adaptive.policies`; None: never.
+    policy: of `specjax.adaptive.policies`, ends a row's chain early; None for
+      whole chains.
     vocab_size: V, the number of real tokens; by default the model's.
 
   Returns:
-    The `Drafter`; its state is the draft model's `Cache`, beside estimates if
-    there is a policy.
+    The `Drafter`; its state is the draft model's `Cache`, and a policy's
+    estimates.
 
   Raises:
-    ValueError: if the tree drafts nothing or does not suit the siblings or the
-      policy, or the model knows fewer than V tokens.
-    TypeError: if the tree is none, or the policy no `Policy`.
+    ValueError: if the tree drafts nothing or does not fit siblings or policy,
+      or the model has fewer than V tokens.
+    TypeError: if `tree` is no tree, or `policy` no `Policy`.
   """
   vocab_size = arguments.check_model("draft", draft, vocab_size)
   drawing = arguments.drawing(tokens, tree, siblings, vocab_size, policy)

@@ -1,17 +1,16 @@
-"""Heads of multi-token prediction: one layer, or one for each drafted token.
+"""Multi-token prediction heads: one layer, or one for each drafted token.
 
-Layer k of D reads at place i the state that layer k - 1 left there, of k = 1
-the target's, beside token i + k, and gives a distribution of token i + k + 1
-and a state (DeepSeek-V3's technical report, 2024, section 2.2). A head of one
-layer drafts as EAGLE's do (`specjax.drafters.families.eagle`). The first token
-after those of several layers is drafted as if the states of the D before it
-were the target's: by the first layer again.
+At position i layer k of D reads the state of layer k - 1 there (of the target
+for k = 1) and token i + k, and predicts token i + k + 1 and a state
+(DeepSeek-V3's technical report, 2024, section 2.2). A head of one layer drafts
+like EAGLE's (`specjax.drafters.families.eagle`). After D tokens the first layer
+drafts again, as if the states of the D drafted positions were the target's.
 
-Every layer has a cache, whose slot i is place i, and is fed a place as soon as
-its token is committed (`shared.committed`). The places after those read tokens
-that are drafted. Below a node of depth k of a tree its distribution is that of
-layer k + 1 after k places of its own path, which are fed together and seen by
-no other node.
+Every layer has a cache, whose slot i is position i, and is fed a position as
+soon as its token is committed (`shared.committed`); later positions hold
+drafted tokens. In a tree the distribution below a node of depth k is that of
+layer k + 1 after k positions of the node's own path, which are fed together and
+seen by no other node.
 """
 
 import dataclasses
@@ -46,8 +45,8 @@ def mtp(
 ) -> Drafter:
   """A multi-token prediction head, the target's own or another.
 
-  Arguments, result and errors are those of `eagle`. Of a head of more layers
-  than tokens are drafted the first ones are used.
+  Arguments, result and errors are those of `eagle`. Only the first layers of a
+  head are used if fewer tokens are drafted.
   """
   drawing = arguments.drawing(
     tokens, tree, siblings, vocab_size or head.vocab_size, policy, dynamic=True

@@ -2,10 +2,9 @@
 
 No model and no cache. The proposal is a function of the committed tokens, so
 every token is deterministic, and any lossless rule accepts token x with
-probability q(x). Longer matches win; among equal lengths the most recent. If
-the continuation runs into the end of the text it is read on periodically.
-Without a match the last token is repeated: still a valid proposal, only a poor
-one.
+probability q(x). Longer matches win, then more recent ones. A continuation that
+reaches the end of the text continues periodically. Without a match the last
+token is repeated: a valid proposal, only a poor one.
 """
 
 import jax.numpy as jnp
@@ -22,8 +21,8 @@ def ngram(*, tokens: int = TOKENS, max_ngram: int = 3) -> Drafter:
   """The tokens that followed the last n-gram earlier in the text.
 
   Args:
-    tokens: drafted, at least 1.
-    max_ngram: longest suffix looked for, at least 1.
+    tokens: how many to draft, at least 1.
+    max_ngram: longest suffix to match, at least 1.
 
   Returns:
     A `Drafter` without state.

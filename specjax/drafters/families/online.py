@@ -1,18 +1,18 @@
 """Online learning of drafts: a memory of verified rounds to learn from.
 
-Decoding gives the target's distribution after every accepted token, for
-nothing. Online speculative decoding (Liu et al., ICML 2024) keeps it, and
-trains the draft on it while it drafts. Here any drafter is given a ring of
-those distributions: of each row the newest R tokens that were read, each with
-its place in the text and the distribution of the token *after* it. The
-distribution of the last token that was accepted is among them: there the draft
+Verification yields the target's distribution after every accepted token for
+free. Online speculative decoding (Liu et al., ICML 2024) trains the draft on it
+while decoding. Here any drafter can have a ring of those distributions: each
+row's newest R fed tokens, each with its position and the distribution of the
+token *after* it, including that after the last accepted token, where the draft
 was wrong.
 
-`specjax.training.learning` makes a loss of a ring; `Params.draft` changes
-between two calls of `Decoder.steps`. The output's distribution stays the
-target's: parameters are a function of what was committed before the round. Rows
-are no longer independent: a row's acceptance, and so its text at a temperature
-above 0, depends on what its neighbors and the prompts before have taught.
+`specjax.training.learning` turns a ring into a loss; `Params.draft` changes
+between calls of `Decoder.steps`. The output's distribution stays the target's:
+parameters depend only on what was committed before the round. But rows are no
+longer independent: at temperatures above 0 a row's text depends on its
+  neighbors
+and on earlier prompts, through the draft.
 """
 
 import dataclasses
@@ -33,17 +33,17 @@ FLOOR = -70.0
 
 @struct
 class Ring:
-  """Of each row the newest R tokens that the target has read.
+  """Each row's newest R tokens fed to the target.
 
   Attributes:
     tokens: `i32[B, R]`.
-    positions: `i32[B, R]`, where each stands in its text.
-    laws: `f32[B, R, K + 1]`, log-probabilities of the token after each
-      at temperature 1: of `ids`, and last of all others together. If K is V,
+    positions: `i32[B, R]`, their positions in the text.
+    laws: `f32[B, R, K + 1]`, log-probabilities of the token after each at
+      temperature 1: of `ids`, and last of all other tokens together. If K is V,
       `f32[B, R, V]`.
     ids: `i32[B, R, K]`, the likeliest tokens; None if K is V.
     known: `bool[B, R]`, whether there is a distribution: prompts have none.
-    features: `f[B, R, F]`, the target's, for a head that reads them; or None.
+    features: `f[B, R, F]`, the target's, for a head; or None.
     written: `i32[B]`, tokens so far; the next goes to `written % R`.
   """
 
@@ -58,7 +58,7 @@ class Ring:
 
 @struct
 class OnlineState:
-  """The state of a drafter with a ring, and that of the drafter without."""
+  """A ring, and the state of the drafter without it."""
 
   inner: Any
   ring: Ring
@@ -72,20 +72,20 @@ def online(
   top_k: int = 0,
   num_features: int = 0,
 ) -> Drafter:
-  """Any drafter, with a ring of what the target said.
+  """Any drafter, with a ring of the target's distributions.
 
   Args:
-    drafter: what drafts.
+    drafter: the drafter.
     vocab_size: V, the number of real tokens.
-    entries: R, tokens of each row that are kept. Of a text that is longer a
-      draft learns as if it began where the ring does.
-    top_k: K, the likeliest tokens of each distribution that are kept, the
-      others as one; 0 for the whole distribution.
+    entries: R, tokens kept per row. A longer text is learned as if it began
+      where the ring does.
+    top_k: K, likeliest tokens kept of each distribution, the others as one; 0
+      for the whole distribution.
     num_features: F, if the draft is a head on the target's features; else 0.
 
   Returns:
-    The `Drafter`, whose state is an `OnlineState`. A row that is given another
-    prompt (`Decoder.admit`) begins with an empty ring.
+    The `Drafter`, whose state is an `OnlineState`. A refilled row
+    (`Decoder.admit`) begins with an empty ring.
   """
   kept, inner = top_k or vocab_size, drafter
   whole = kept == vocab_size

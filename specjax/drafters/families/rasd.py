@@ -1,25 +1,23 @@
-"""RASD: a draft model's tree and retrieved continuations, joined in one tree.
+"""RASD: a draft model's tree and retrieved continuations in one tree.
 
 Retrieval-augmented speculative decoding (2025): the draft model draws its tree
-as ever, the text and the corpus give a trie of continuations (`suffix`), which
-the draft model prunes, and both are merged where they begin alike. Nodes that
-both have are counted once, and what that saves goes to further nodes that were
-looked up.
+as usual; text and corpus yield a trie of continuations (`suffix`), which the
+draft model prunes; and both are merged where they begin alike. Shared nodes
+count once, which leaves room for more looked-up ones.
 
-The draft model reads the trie in one pass, and the nodes that it finds
-likeliest, by all tokens from the root on, fill what the budget leaves.
+The draft model scores the trie in one pass, and the likeliest nodes, by their
+whole paths, fill the rest of the budget.
 
 Two forms, by how the draft model's tree is made:
 
-- deterministic (`siblings=TOP_K`): the rule that fits is `match`;
-- mixed (siblings that are drawn, as `IID` or `WITHOUT_REPLACEMENT`): drawn
-  tokens first, then deterministic ones among the same siblings. Rules that test
-  one sibling after the other take that (`recursive`, `traversal`): what was
-  looked up is tested last, so that whether it is there may depend on what was
-  drawn.
+- deterministic (`siblings=TOP_K`), for `match`;
+- mixed (drawn siblings, as `IID` or `WITHOUT_REPLACEMENT`): drawn tokens first,
+  then deterministic ones among the same siblings, for rules that test siblings
+  in turn (`recursive`, `traversal`). Looked-up tokens are tested last, so their
+  presence may depend on what was drawn.
 
-What differs from the paper (no code of its authors is known): it prunes by the
-draft model's distribution of the first token, this by that of all tokens.
+Difference from the paper (no code of its authors is known): it prunes by the
+draft model's distribution of the first token, this by all tokens.
 """
 
 from typing import Any
@@ -74,20 +72,20 @@ def rasd(
 
   Args:
     draft: the draft model, whose parameters are `Params.draft.model`.
-    nodes: N, tokens that are drafted at most, the model's among them.
-    tokens: G, of the longest path that was looked up, and of the model's.
-    tree: what the draft model fills; None for one path.
-    siblings: how it does, or the name of it in `specjax.siblings`.
+    nodes: N, the most tokens to draft, including the model's.
+    tokens: G, depth of the looked-up paths and of the model's.
+    tree: the form of the draft model's tree; None for one path.
+    siblings: how it draws children, or its name in `specjax.siblings`.
     corpus: whether there is a `Params.draft.corpus`.
-    max_match, nodes_per_match, min_prob, max_hits: as of `suffix`.
-    num_retrieved: R, nodes that are looked up, of which the best are kept; by
-      default twice as many as `nodes`.
+    max_match, nodes_per_match, min_prob, max_hits: as in `suffix`.
+    num_retrieved: R, nodes to look up, of which the best are kept; by default
+      twice `nodes`.
     vocab_size: V, the number of real tokens; by default the model's.
 
   Raises:
     ValueError: as `model` and `suffix`, or if the model's tree does not fit
       into the budget.
-    TypeError: if the tree is none.
+    TypeError: if `tree` is no tree.
   """
   if isinstance(tree, Shape) and tree.dynamic:
     raise ValueError("the draft's own tree cannot be dynamic")

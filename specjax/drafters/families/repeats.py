@@ -1,14 +1,14 @@
-"""Reads on where the text repeats itself, and drafts with another elsewhere.
+"""Looks up tokens where the text repeats itself; another drafter does the rest.
 
-Where the last tokens of a text have occurred before, what followed them is
-often a good draft, the more so at low temperatures, and needs no pass. SAM
-decoding (Hu et al., ACL 2025) chooses so between its suffix automaton and
-EAGLE, by the length of the match.
+If the last tokens of a text have occurred before, what followed them is often a
+good draft, more so at low temperatures, and needs no pass. SAM decoding (Hu et
+al., ACL 2025) chooses between its suffix automaton and EAGLE in this way, by
+the length of the match.
 
-Of either kind a row's tokens have the distributions that they are of: what was
-looked up is deterministic, a point mass in `Draft.log_probs`, and what was
-drawn has its own. Which of the two a row gets is a function of its text, known
-before anything is drawn, so every lossless rule for a chain stays lossless.
+Looked-up tokens are deterministic, point masses in `Draft.log_probs`; drawn
+ones have the distributions they were drawn from. Which of the two a row gets
+follows from its text, known before anything is drawn, so every lossless rule
+for a chain stays lossless.
 """
 
 import dataclasses
@@ -33,22 +33,21 @@ def repeats(
   """Looked-up tokens after a long match, else another drafter's.
 
   Args:
-    drafter: of a chain of 'iid' tokens or of a dynamic tree, whose state does
-      not rest on its own draft being the one that is verified
-      (`Drafter.accepts_foreign_drafts`): a head's, `layer_skip`. It drafts for
-      all rows, those that read on too; but with a policy (`policies.fixed` will
-      do) it is allowed nothing there, and where all rows at work read on it
-      makes no pass that drafts.
-    tokens: that are read on; as deep as the other drafts by default.
-    min_match: tokens that must have occurred in a row, at least.
-    max_ngram: the longest match that is looked for; longer ones win.
+    drafter: of a chain of 'iid' tokens or of a dynamic tree, which allows other
+      drafts than its own to be verified (`Drafter.accepts_foreign_drafts`): a
+      head, `layer_skip`. It drafts for all rows, but with a policy
+      (`policies.fixed` will do) not for those that look up, and if all do, it
+      makes no draft pass.
+    tokens: how many to look up; by default as deep as the other drafts.
+    min_match: the shortest match.
+    max_ngram: the longest match; longer ones win.
 
   Returns:
-    The `Drafter`, of the other's state.
+    The `Drafter`, with the other's state.
 
   Raises:
-    ValueError: if the other has another form, or would remember a draft that
-      was not verified, or no match is as long as `min_match`.
+    ValueError: if the other has another form or depends on its own drafts, or
+      for lengths that cannot match.
   """
   tree, usual = drafter.tree, drafter.tree.max_depth
   drawn = tree.is_chain and not tree.lanes and drafter.siblings is IID

@@ -1,16 +1,16 @@
-"""SpecDec's drafter: a whole block at once, by a decoder that is not causal.
+"""SpecDec's drafter: a block in one pass of a bidirectional decoder.
 
-Xia et al. (Findings of EMNLP 2023): a decoder of an encoder-decoder is fed the
-text so far and k mask tokens after it, all of which see each other, and says a
-distribution at every mask. It keeps no cache of its own text: every round reads
-all of it again, in one pass. Only what its cross-attention sees of the input is
-kept.
+Xia et al. (Findings of EMNLP 2023): the decoder of an encoder-decoder is fed
+the text so far and k mask tokens, all of which see each other, and predicts a
+distribution at every mask. It caches only its cross-attention to the input; the
+text is fed again in every round, in one pass.
 
-The distributions are marginals: that of the second token does not know the
-first. Drawn from (`iid`), they are a draft like any other, lossless under
-`token` or `block`. As deterministic tokens (`given`, each the likeliest of its
-distribution) they are the paper's block, which `top_beta` verifies: lossless
-with beta = 1, where it is greedy decoding, and lossy by design beyond.
+The distributions are marginals: the second token's does not depend on the
+  first.
+Tokens drawn from them (`iid`) are a draft like any other, lossless under
+`token` or `block`. The paper's block is deterministic (`given`, the likeliest
+token at each mask) and verified by `top_beta`: greedy decoding with beta = 1,
+lossy by design beyond.
 """
 
 import jax
@@ -40,8 +40,8 @@ def specdec(
       deeper than the block, nor dynamic.
 
   Returns:
-    The `Drafter`; its state is what the encoder made of the inputs. Each round
-    has one pass, over the text and a block more (`Drafter.tokens_of_passes`).
+    The `Drafter`; its state is the encoded input. Each round has one pass, over
+    the text and a block (`Drafter.tokens_of_passes`).
 
   Raises:
     ValueError, TypeError: as `specjax.drafters.medusa`.

@@ -1,24 +1,22 @@
 """Suffix decoding: drafts from earlier continuations of the last tokens.
 
-The tokens that followed the text's last m tokens, wherever those occurred, are
-counted, and the likeliest continuations are drafted as a deterministic
-tree. How many a match is worth, and which m, is the rule of SuffixDecoding
-(Oliaro et al., NeurIPS 2025): of m matched tokens `nodes_per_match` times m
-nodes, and of all m the one whose nodes' probabilities add up to the most. Where
-occurrences agree, that is a long chain, as SAM decoding drafts (Hu et al., ACL
-2025); where they do not, a tree.
+It counts what followed earlier occurrences of the text's last m tokens, and
+drafts the likeliest continuations as a deterministic tree. As in SuffixDecoding
+(Oliaro et al., NeurIPS 2025) a match of m tokens may draft `nodes_per_match`
+times m nodes, and the m whose nodes' probabilities add up to the most is taken.
+Where occurrences agree, that is a long chain, as in SAM decoding (Hu et al.,
+ACL 2025); where they do not, a tree.
 
-Occurrences are those in the row's own text, prompt and output, and those in a
-corpus that all rows share (`specjax.drafters.shared.corpus`), if there is one:
-then each gives its tree, and both are merged under one budget. The corpus alone
-is REST (He et al., NAACL 2024).
+Occurrences are in the row's own text, prompt and output, and in a corpus shared
+by all rows (`specjax.drafters.shared.corpus`), if there is one; their trees are
+merged under one budget. The corpus alone is REST (He et al., NAACL 2024).
 
-What differs from the authors' code: no suffix tree is kept, the text's buffer
-is compared with its own end; of more than `max_hits` occurrences those of the
-longest matches count, and of equal ones the latest; a continuation that runs
-into the text's end is read on periodically. SuffixDecoding takes the better of
-the row's tree and the corpus's; here a node has the larger of its two values.
-REST drafts the 64 most frequent beginnings whatever the match.
+Differences from the authors' code: no suffix tree is kept, the text's buffer is
+compared with its own end; of more than `max_hits` occurrences the longest, then
+latest, matches count; a continuation that reaches the text's end continues
+periodically. SuffixDecoding takes the better of the row's tree and the
+corpus's; here a node has the larger of its two values. REST drafts the 64 most
+frequent beginnings whatever the match.
 """
 
 import dataclasses
@@ -51,17 +49,16 @@ def suffix(
 
   Args:
     tokens: G, the longest continuation.
-    nodes: N, tokens that are drafted at most; 0 for twice as many as `tokens`.
-    corpus: whether `Params.draft` is a `shared.corpus.Corpus`, and counts.
-    max_match: the longest match that is told from longer ones.
-    nodes_per_match: nodes that a match is worth, for each of its tokens; 0 for
-      always N.
-    min_prob: a node that is less likely is not drafted.
-    max_hits: occurrences that count, of the text and of the corpus each.
+    nodes: N, the most tokens to draft; 0 for twice `tokens`.
+    corpus: whether to use `Params.draft`, a `shared.corpus.Corpus`.
+    max_match: the longest match; longer ones count as this long.
+    nodes_per_match: nodes to draft per matched token; 0 for always N.
+    min_prob: the least probability of a drafted node.
+    max_hits: the most occurrences to use, of text and corpus each.
     vocab_size: V, the number of real tokens; by default the corpus's.
 
   Raises:
-    ValueError: for sizes that cannot be.
+    ValueError: for invalid sizes.
   """
   search = Search(
     depth=tokens, max_match=max_match, nodes_per_match=nodes_per_match,
@@ -82,7 +79,7 @@ def rest(
 ) -> Drafter:
   """Likely continuations, from a corpus (REST, He et al., 2024).
 
-  The corpus is `Params.draft`; else as `suffix`.
+  The corpus is `Params.draft`; otherwise as `suffix`.
   """
   search = Search(
     depth=tokens, max_match=max_match, nodes_per_match=nodes_per_match,
@@ -94,13 +91,13 @@ def rest(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Search:
-  """How continuations are looked up, and which are likely enough.
+  """Settings of a search for continuations.
 
   Attributes:
     depth: G, tokens of the longest.
-    max_match, nodes_per_match, min_prob, max_hits, vocab_size, corpus: as of
+    max_match, nodes_per_match, min_prob, max_hits, vocab_size, corpus: as in
       `suffix`.
-    own_text: whether the row's text counts.
+    own_text: whether to search the row's text.
   """
 
   depth: int
@@ -113,7 +110,7 @@ class Search:
   own_text: bool = True
 
   def bounds(self, num_nodes: int) -> Tree:
-    """The tree of so many nodes; raises ValueError if it cannot be."""
+    """The tree of that many nodes; ValueError for invalid sizes."""
     occurrences.check(
       depth=self.depth, max_hits=self.max_hits, **self._likely(num_nodes)
     )
@@ -122,7 +119,7 @@ class Search:
   def trie(
     self, index: Corpus | None, context: Context, num_nodes: int
   ) -> tries.Trie:
-    """The likeliest continuations of a round's texts, so many nodes."""
+    """The likeliest continuations of the texts, at most that many nodes."""
     found = self.found(index, context)
     return occurrences.together(found, **self._likely(num_nodes))
 
