@@ -1,64 +1,10 @@
-"""Acceptance of rules for k drafts in closed form: oracles for their code."""
+"""The best acceptance of k drafts, by search and by a linear program."""
 
 import itertools
 from collections.abc import Callable
 
 import numpy as np
 from scipy import optimize, sparse
-
-
-def rejection(draft: np.ndarray, target: np.ndarray, scale: float) -> float:
-  """`R(scale) = sum [q - scale p]_+`, behind every acceptance below.
-
-  Args:
-    draft: `f64[V]`, p.
-    target: `f64[V]`, q.
-    scale: at least 0.
-  """
-  return float(
-    np.maximum(np.asarray(target) - scale * np.asarray(draft), 0).sum()
-  )
-
-
-def recursive(draft: np.ndarray, target: np.ndarray, count: int) -> float:
-  """Acceptance of recursive rejection, k i.i.d. drafts: `1 - R(s_k)`.
-
-  `s_0 = 0, s_{j+1} = s_j + R(s_j)` (SpecInfer; batch decoding of Yin et al.).
-  """
-  scale = 0.0
-  for _ in range(count):
-    scale += rejection(draft, target, scale)
-  return 1 - rejection(draft, target, scale)
-
-
-def kseq_scale(draft: np.ndarray, target: np.ndarray, count: int) -> float:
-  """k-SEQ's rho: the least valid one, a root found by SciPy's Brent.
-
-  With `b(r) = sum min(p, q / r)`, the r in [1, k] with `1 - (1 - b)^k = r b`
-  (Sun et al., SpecTr, NeurIPS 2023); 1 where nothing can be accepted.
-  """
-  p, q = np.asarray(draft, float), np.asarray(target, float)
-  one = lambda r: np.minimum(p, q / r).sum()
-  excess = lambda r: 1 - (1 - one(r)) ** count - r * one(r)
-  if count == 1 or one(1.0) == 0 or excess(1.0) <= 0:
-    return 1.0
-  if excess(count) >= 0:  # by rounding, where next to nothing is accepted
-    return float(count)
-  return float(optimize.brentq(excess, 1.0, count, xtol=1e-15, rtol=1e-14))
-
-
-def kseq(draft: np.ndarray, target: np.ndarray, count: int) -> float:
-  """Acceptance of k-SEQ, k i.i.d. drafts: `1 - (1 - b(rho))^k`."""
-  scale = kseq_scale(draft, target, count)
-  one = np.minimum(np.asarray(draft), np.asarray(target) / scale).sum()
-  return float(1 - (1 - one) ** count)
-
-
-def match(draft: np.ndarray, target: np.ndarray, count: int) -> float:
-  """Acceptance of naive matching, `sum q (1 - (1 - p)^k)`."""
-  return float(
-    np.sum(np.asarray(target) * (1 - (1 - np.asarray(draft)) ** count))
-  )
 
 
 def set_optimum(

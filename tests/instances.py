@@ -46,6 +46,18 @@ def make_draft(tree, siblings, tokens, model_laws, noise=None):
   )
 
 
+def first_shape(rule, shapes):
+  """The first tree and siblings, of some, that a rule is for."""
+  for tree, siblings in shapes:
+    if siblings.with_noise == rule.with_noise:
+      try:
+        rule.check(tree, siblings)
+      except ValueError:
+        continue
+      return tree, siblings
+  raise AssertionError(rule.name)
+
+
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _verify(rule, tree, siblings, tokens, model_laws, target_log_probs):
   draft = make_draft(tree, siblings, tokens, model_laws)

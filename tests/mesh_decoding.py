@@ -41,7 +41,6 @@ from specjax import decode, drafters, rules
 from specjax import tree as tree_lib
 from specjax.adaptive import policies
 from specjax.adaptive.ladder import make_ladder
-from specjax.drafters.families.rasd import Parts
 from specjax.drafters.shared import corpus as corpus_lib
 from specjax.runtime.mesh import MeshDecoder
 from specjax.siblings import IID
@@ -147,35 +146,22 @@ def counted_pair(mesh):
 def looked_up_pair(mesh, how):
   """Certain trees from what the target guessed, or from a corpus of all."""
   del mesh
-  corpus = corpus_lib.build(
-    np.random.default_rng(4).integers(0, VOCAB, (20, 30)).tolist()
-  )
-  target = toys.table(VOCAB, seed=1, contexts=3, scale=3)
-  model, whole = toys.table_model(VOCAB), dict(vocab_size=VOCAB)
+  corpus, widths = None, ()
   if how == "lookahead":
     drafter = drafters.lookahead(
-      window=3, tokens=2, num_guesses=3, pool_size=40, **whole
-    )
-  elif how == "suffix":
-    drafter = drafters.suffix(
-      nodes=6, tokens=2, min_prob=0, corpus=True, **whole
+      window=3, tokens=2, num_guesses=3, pool_size=40, vocab_size=VOCAB
     )
   else:
-    drafter = drafters.rasd(
-      model, tree=tree_lib.chain(1), nodes=6, tokens=2, min_prob=0,
-      corpus=True, num_retrieved=32, **whole,
-    )  # fmt: skip
-  draft_params = {"suffix": corpus}
-  if how == "rasd":
-    draft = jnp.asarray(toys.near(target, noise=0.7, seed=2))
-    draft_params["rasd"] = Parts(model=draft, corpus=corpus)
+    texts = np.random.default_rng(4).integers(0, VOCAB, (20, 30)).tolist()
+    corpus, widths = corpus_lib.build(texts), (1, 3)
+    drafter = drafters.suffix(
+      nodes=6, tokens=2, min_prob=0, corpus=True, vocab_size=VOCAB
+    )
+  target = toys.table(VOCAB, seed=1, contexts=3, scale=3)
   decoder = decode.make_decoder(
-    model, drafter=drafter, rule="recursive",
-    widths=(1, 3) if how == "suffix" else (),
-  )  # fmt: skip
-  return decoder, Params(
-    target=jnp.asarray(target), draft=draft_params.get(how)
+    toys.table_model(VOCAB), drafter=drafter, rule="recursive", widths=widths
   )
+  return decoder, Params(target=jnp.asarray(target), draft=corpus)
 
 
 def online_pair(mesh):
@@ -324,16 +310,11 @@ def head_pair(mesh, how):
     target=sharding.repeat_kv_heads(_weights(), CONFIG, config), draft=head
   )
   if mesh:
-    params = jax.tree.map(
-      lambda x, s: jax.make_array_from_callback(
-        x.shape, NamedSharding(mesh, s), lambda i, x=x: np.asarray(x)[i]
-      ),
-      params,
-      Params(
-        target=sharding.param_specs(params.target, rules),
-        draft=sharding.param_specs(head, of_draft),
-      ),
+    specs = Params(
+      target=sharding.param_specs(params.target, rules),
+      draft=sharding.param_specs(head, of_draft),
     )
+    params = _placed(params, mesh, specs)
   target = stacked.as_language_model(
     config, dtype=jnp.float64, sharding=rules, features=shape.features
   )
@@ -344,21 +325,17 @@ def head_pair(mesh, how):
 HEAD = described.alter(CONFIG, num_kv_heads=8, num_layers=1)
 
 
-def mtp_head(num_depths):
-  """A head of so many layers of latents, and how it drafts."""
-  config = MtpConfig(layers=mesh_models.LATENTS, num_depths=num_depths)
-  return (
-    HeadShape(features=(FINAL,), config=config),
+# What a head is, and how it drafts.
+HEADS = {
+  "mtp": (
+    HeadShape(
+      features=(FINAL,),
+      config=MtpConfig(layers=mesh_models.LATENTS, num_depths=2),
+    ),
     lambda model: (
       drafters.mtp(model, tree=TREE, vocab_size=VOCAB), "recursive"
     ),
-  )  # fmt: skip
-
-
-# What a head is, and how it drafts.
-HEADS = {
-  "mtp": mtp_head(1),
-  "mtp2": mtp_head(2),
+  ),
   "eagle3": (
     HeadShape(
       features=(0, 1),
@@ -483,7 +460,7 @@ CASES = {
   "block": functools.partial(t5_pair, how="block"),
   **{
     how: functools.partial(looked_up_pair, how=how)
-    for how in ("lookahead", "suffix", "rasd")
+    for how in ("lookahead", "suffix")
   },
   "online": online_pair,
   **{

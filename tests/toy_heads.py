@@ -6,7 +6,7 @@ import toys
 
 from specjax import drafters
 from specjax.siblings import WITHOUT_REPLACEMENT
-from specjax.tree import Tree, bound, chain, k_ary
+from specjax.tree import Tree, bound, chain
 from specjax.types import Drafter, MarginalModel
 
 LAYERS, DEPTHS = 3, 3
@@ -31,7 +31,7 @@ def make(name: str, vocab_size: int) -> Drafter:
   """The drafter of that name; its parameters are one table.
 
   Args:
-    name: one of `RULES`, or with a form of `OWN`.
+    name: one of `RULES`.
     vocab_size: V.
   """
   family, form = name.split(", ")
@@ -43,7 +43,6 @@ def make(name: str, vocab_size: int) -> Drafter:
     "certain tree": dict(tree=TREE, siblings="given"),
     "best tree": dict(tree=bound(4, 2, 2), siblings="given"),
     "dynamic tree": dict(tree=bound(4, 2, 2)),
-    **{name: dict(kind) for name, (kind, _) in OWN.items()},
   }[form]
   kind["vocab_size"] = vocab_size
   if family == "eagle":
@@ -65,25 +64,10 @@ def make(name: str, vocab_size: int) -> Drafter:
   return drafters.medusa(head, **kind)
 
 
-# Every form of every family, and the lossless rules that fit it; the first
-# accepts most.
-_CHAIN = (
-  "block", "token", "match", "recursive", "batch", "kseq", "transport",
-  "traversal", "multipath_block", "block_transport",
-)  # fmt: skip
-_TREE = (
-  "recursive", "kseq", "transport", "traversal", "match", "block_transport",
-)  # fmt: skip
-_DISTINCT = ("recursive", "traversal", "match")
-_CERTAIN = ("match", "traversal", "recursive")
-# Siblings that one rule alone is made for.
-OWN = {
-  "greedy": (dict(tree=TREE, siblings="greedy"), "greedy_draft"),
-  "hub": (dict(tree=TREE, siblings="hub"), "hub"),
-  "even": (
-    dict(tree=k_ary(2, 1), siblings=WITHOUT_REPLACEMENT), "score_block"
-  ),
-}  # fmt: skip
+# Every form of every family, and lossless rules that fit it; the first accepts
+# most.
+_CHAIN, _TREE = ("block", "token"), ("recursive", "traversal")
+_DISTINCT, _CERTAIN = ("recursive", "traversal"), ("match", "recursive")
 RULES = {
   "eagle, drawn chain": _CHAIN,
   "eagle, drawn tree": _TREE,

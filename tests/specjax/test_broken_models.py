@@ -6,7 +6,6 @@ import functools
 import exact_cases
 import jax
 import jax.numpy as jnp
-import mutation
 import numpy as np
 import pytest
 import toys
@@ -67,7 +66,7 @@ def p_value(rule, tree, how, broken_target, change=lambda drafter: drafter):
     draft=jnp.asarray(toys.near(target, noise=1.0, seed=4)),
   )
 
-  @mutation.compiled
+  @jax.jit
   def run(key):
     state = decoder.init(
       params, jnp.broadcast_to(jnp.array(PREFIX), (ROWS, len(PREFIX))),
@@ -135,7 +134,7 @@ def test_rejected_tokens_that_are_nan_do_not_end_their_rows():
   prompts = np.random.default_rng(0).integers(0, POISON, (6, 3))
   settings = make_sampling(6, temperature=[0.0, 1.0] * 3)
 
-  @mutation.compiled
+  @jax.jit
   def run(params, settings):
     state = decoder.init(
       params, prompts, np.array([3, 2, 1, 3, 2, 1]), jax.random.key(0),
@@ -162,7 +161,7 @@ def test_a_committed_token_that_is_nan_ends_its_row():
   decoder = specjax.make_decoder(target)
   prompts = np.array([[1, POISON, 2, 3], [1, 2, 3, POISON], [1, 2, 3, 4]])
 
-  @mutation.compiled
+  @jax.jit
   def run(params):
     state = decoder.init(
       params, prompts, np.full(3, 4), jax.random.key(0), buffer_length=8,
@@ -211,7 +210,7 @@ def test_a_draft_that_returns_nan_ends_its_row_before_anything_is_emitted(
     make("model").target, drafter=dataclasses.replace(drafter, propose=propose)
   )
   before = start(make("model"))
-  after, info = mutation.compiled(decoder.step)(PARAMS, before)
+  after, info = jax.jit(decoder.step)(PARAMS, before)
   roots = info.draft.tokens[:, 0]
   assert 0 < (roots == 1).sum() < len(roots)
   np.testing.assert_array_equal(

@@ -106,12 +106,6 @@ def test_a_text_is_copied_in_whole_blocks_and_no_other_row_is_touched(
     np.testing.assert_array_equal(after, expected)
 
 
-def test_rows_are_cast_to_the_caches_dtype():
-  buffer = jnp.zeros((1, 1, 4, 1), jnp.bfloat16)
-  out = cache_lib.write_rows(buffer, jnp.ones((1, 1, 2, 1)), jnp.array([1]))
-  assert out.dtype == jnp.bfloat16
-
-
 @pytest.mark.parametrize("batch", [1, 4, 12])
 @pytest.mark.parametrize("shape", [(3, 2), (4, 3), (2, 5)])
 def test_a_kept_path_is_gathered_as_numpy_does(shape, batch):

@@ -46,17 +46,16 @@ def stranger(text: str):
   [
     ("water", "water", "water"),
     ("tea", "2  0.9", "tea"),
-    ("tea()", "2  0.9", "tea"),
     ("tea('oolong')", "2 oolong 0.9", 'tea("oolong")'),
     ("tea(oolong)", "2 oolong 0.9", 'tea("oolong")'),
     ('tea(heat=1, cups=3, leaf="a, (b")', "3 a, (b 1.0",
      'tea(leaf="a, (b", cups=3, heat=1)'),
-    ("tea(cups=2, heat=.9)", "2  0.9", "tea"),
     ("mixed(tea(cups=3), 1, 2)", "3  0.9 | (1, 2) False",
      "mixed(tea(cups=3), 1, 2)"),
     ("mixed(mixed(water), strong=True)", "water | () False | () True",
      "mixed(mixed(water), strong=True)"),
     ('"jasmine"', "2 jasmine 0.9", 'tea("jasmine")'),
+    (f"{__name__}.OWN", "mine", f"{__name__}.OWN"),
   ],
 )  # fmt: skip
 def test_a_text_is_made_and_written_again(text, made, canonical):
@@ -72,19 +71,11 @@ def test_a_text_is_made_and_written_again(text, made, canonical):
     ("watr", "did you mean 'water'?"),
     ("tea(cup=3)", "no parameter 'cup' .did you mean 'cups'"),
     ("tea(cups=2.5)", "expected int, got 2.5"),
-    ("tea(cups=True)", "expected int, got True"),
-    ("tea(heat=1e999)", "expected float"),
-    ("tea(cups=1e999)", "expected int, got inf"),
-    ("tea(heat=0.3)(cups=2)", "expected NAME or NAME"),
     ("tea(cups=1, cups=2)", "is given twice"),
     ("tea('a', 'b')", "too many positional"),
     ("mixed", "missing a required argument: 'one'"),
-    ("mixed(milk)", "unknown drink 'milk'"),
-    ("water(1)", "too many positional"),
     ("tea(**x)", "no parameter 'None'"),
-    ("a.b(3)", "no drink 'a.b'"),
     ("1 + 1", "expected NAME or NAME"),
-    ("tea, water", "expected NAME or NAME"),
     ("", "expected NAME or NAME"),
     ("no_such_module.x", "no drink 'no_such_module.x'"),
     ("os.system('true')", "must be a Cup, or a function that is annotated"),
@@ -95,11 +86,6 @@ def test_what_is_none_is_refused_in_words(text, words):
   with pytest.raises(ValueError, match=words) as caught:
     DRINKS.make(text)
   assert len(str(caught.value)) < 300
-
-
-def test_ones_own_is_named_by_its_module():
-  assert DRINKS.make(f"{__name__}.OWN") is OWN
-  assert DRINKS.make(f"mixed({__name__}.tea('x', cups=1))").text.startswith("1")
 
 
 def test_a_list_is_separated_where_calls_end():

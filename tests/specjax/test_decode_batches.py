@@ -65,15 +65,6 @@ def test_a_row_does_not_depend_on_what_its_prompt_is_padded_with():
 
 
 @pytest.mark.gpu
-def test_nine_rows_take_the_scatter_path_to_the_same_tokens():
-  decoder = make("paths", "match")
-  rows = np.array([0, 1, 2, 3, 4, 4, 3, 2, 1])
-  expected = rows_of(decode(decoder, start(decoder)))
-  many = rows_of(decode(decoder, start(decoder, rows=rows)))
-  assert many == [expected[i] for i in rows]
-
-
-@pytest.mark.gpu
 @pytest.mark.parametrize("drafter", ["model", "paths", "ngram", "layer_skip"])
 def test_one_trace_for_all_prompts_lengths_settings_and_budgets(drafter):
   decoder = make(drafter, "match")
@@ -118,11 +109,11 @@ def test_steps_can_be_taken_a_few_at_a_time():
   expected = rows_of(decode(decoder, start(decoder)))
   state = start(decoder)
   run = jitted(decoder, "steps")
-  seen = np.asarray(state.length)
   while not bool(state.done.all()):
+    before = int(state.num_steps)
     state = run(PARAMS, state, 2)
-    assert (np.asarray(state.length) >= seen).all()
-    seen = np.asarray(state.length)
+    assert state.num_steps == before + 2 or state.done.all()
+  assert state.num_steps <= before + 2
   assert rows_of(state) == expected
 
 

@@ -10,7 +10,6 @@ import pytest
 import toys
 from decoding import (
   BUDGETS,
-  DRAFTERS,
   FEWEST_PAIRS,
   LENGTHS,
   MODEL,
@@ -20,10 +19,8 @@ from decoding import (
   TARGET,
   VOCAB,
   decode,
-  greedy_reference,
   jitted,
   make,
-  make_drafters,
   rows_of,
   start,
 )
@@ -80,27 +77,6 @@ def test_a_budget_of_zero_emits_nothing():
   assert state.counters.num_target_calls[1] == 0
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize(
-  "drafter",
-  [
-    pytest.param(
-      name, marks=() if name in ("paths", "ngram") else pytest.mark.slow
-    )
-    for name in DRAFTERS
-  ],
-)
-def test_decoding_works_with_x64_enabled(drafter):
-  with jax.enable_x64(True):
-    decoder = specjax.make_decoder(
-      MODEL, drafter=make_drafters(vocab_size=VOCAB)[drafter], rule="match"
-    )
-    state = start(decoder, temperature=0.0)
-    state = jax.jit(decoder.generate)(PARAMS, state)
-    for b, row in enumerate(rows_of(state)):
-      assert row == greedy_reference(PROMPTS[b, : LENGTHS[b]], BUDGETS[b])
-
-
 @pytest.mark.parametrize(("rule", "drafter"), FEWEST_PAIRS)
 def test_log_probs_are_the_unwarped_targets(rule, drafter):
   """Of emitted tokens, and of the likeliest in their places if wanted."""
@@ -143,31 +119,11 @@ def test_likeliest_tokens_that_nobody_wants_are_not_looked_for():
     make("model", "token", num_likeliest=12)
 
 
-def test_nan_logits_of_the_target_end_their_row_and_no_other():
-  """One poisoned table row; rows that never read it are untouched."""
-  decoder = make("model")
-  clean = rows_of(decode(decoder, start(decoder, temperature=0.0)))
-  victim = 2
-  context = clean[victim][: LENGTHS[victim] + 4]
-  index = sum(
-    (t + 1) * int(toys._PRIMES[i % len(toys._PRIMES)])
-    for i, t in enumerate(context)
-  ) % len(TARGET)  # fmt: skip
-  table = TARGET.copy()
-  table[index] = np.nan
-  params = dataclasses.replace(PARAMS, target=jnp.asarray(table))
-  state = start(decoder, temperature=0.0)
-  state = decode(decoder, state, params)
-  assert state.stop_reason[victim] == StopReason.NAN_LOGITS
-  for b, row in enumerate(rows_of(state)):
-    assert row == clean[b][: len(row)]
-    if state.stop_reason[b] != StopReason.NAN_LOGITS:
-      assert row == clean[b]
-  assert (np.asarray(state.stop_reason) == StopReason.LENGTH).any()
-
-
 def test_nan_on_nodes_that_are_not_reached_costs_nothing():
-  """Greedy rows end with NaN exactly if plain decoding meets it too."""
+  """Greedy rows end with NaN exactly if plain decoding meets it too.
+
+  Rows that meet none are untouched.
+  """
   decoder, plain = make("model"), make("plain")
   clean = decode(plain, start(plain, temperature=0.0))
   hit = 0
@@ -179,8 +135,11 @@ def test_nan_on_nodes_that_are_not_reached_costs_nothing():
     state = decode(decoder, start(decoder, temperature=0.0), params)
     np.testing.assert_array_equal(state.stop_reason, expected.stop_reason)
     hit += int((expected.stop_reason == StopReason.NAN_LOGITS).sum())
-    for row, whole in zip(rows_of(state), rows_of(clean), strict=True):
-      assert row == whole[: len(row)]
+    broken = expected.stop_reason == StopReason.NAN_LOGITS
+    for row, whole, cut in zip(
+      rows_of(state), rows_of(clean), broken, strict=True
+    ):
+      assert row == (whole[: len(row)] if cut else whole)
   assert hit > 5
 
 

@@ -15,116 +15,81 @@ from decoding import (
   make,
   start,
 )
-from flax import nnx
 
 import specjax
 from specjax import drafters
 from specjax.runtime.mesh import MeshDecoder
+from specjax.state import StopReason
 from specjax.tree import chain
-
-
-@pytest.mark.parametrize(
-  ("options", "message"),
-  [
-    (dict(buffer_length=5), "6 tokens do not .* must hold prompt and new"),
-    (dict(max_new_tokens=40), r"buffer_length \(40\), so it must be 46"),
-    (dict(max_new_tokens=-1), "max_new_tokens must be 0 or more"),
-  ],
-)
-def test_sizes_that_do_not_fit_are_refused(options, message):
-  options = {"buffer_length": 40, "max_new_tokens": 3} | options
-  with pytest.raises(ValueError, match=message):
-    make("model").init(
-      PARAMS, jnp.asarray(PROMPTS), LENGTHS, jax.random.key(0), **options
-    )
+from specjax.warp import make_sampling
 
 
 @pytest.mark.parametrize(
   ("changes", "message"),
   [
-    (dict(prompts=PROMPTS[0]), "a row for each"),
-    (dict(lengths=3), "lengths must have an entry for each of 5 prompts"),
-    (dict(rng_key=jax.random.PRNGKey(0)), "must be a typed key"),
+    (dict(buffer_length=5), "6 tokens do not .* must hold prompt and new"),
+    (dict(max_new_tokens=40), r"buffer_length \(40\), so it must be 46"),
+    (dict(max_new_tokens=-1), "max_new_tokens must be 0 or more"),
     (dict(max_new_tokens=[1, 2]), "be one, or have an entry"),
+    (dict(prompts=PROMPTS[0]), "a row for each"),
+    (dict(prompts=np.full((5, 6), -1)), r"tokens must be in 0\.\.10"),
+    (dict(prompts=np.full((5, 6), VOCAB)), r"tokens must be in 0\.\.10"),
+    (dict(lengths=3), "lengths must have an entry for each of 5 prompts"),
+    (dict(lengths=np.arange(5)), r"lengths must be in 1\.\.6"),
+    (dict(lengths=np.arange(3, 8)), r"lengths must be in 1\.\.6"),
+    (dict(rng_key=jax.random.PRNGKey(0)), "must be a typed key"),
   ],
 )
-def test_arguments_that_do_not_fit_are_refused_in_one_line(changes, message):
+def test_prompts_that_do_not_fit_are_refused(changes, message):
   arguments = dict(
     params=PARAMS, prompts=PROMPTS, lengths=LENGTHS, rng_key=jax.random.key(0),
     buffer_length=40, max_new_tokens=3,
   ) | changes  # fmt: skip
-  with pytest.raises(ValueError, match=message) as error:
+  with pytest.raises(ValueError, match=message):
     make("model").init(**arguments)
-  assert "\n" not in str(error.value)
-
-
-def test_under_jit_a_budget_that_does_not_fit_ends_with_the_buffer():
-  state = jitted(make("model"), "init")(
-    PARAMS, jnp.asarray(PROMPTS), LENGTHS, jax.random.key(0),
-    buffer_length=40, max_new_tokens=99,
-  )  # fmt: skip
-  state = jitted(make("model"), "generate")(PARAMS, state)
-  assert state.length.tolist() == [40] * 5
-  assert {*state.stop_reason.tolist()} == {specjax.StopReason.LENGTH}
 
 
 @pytest.mark.parametrize(
-  ("parts", "message"),
+  ("changes", "message"),
   [
-    (dict(drafter="model"), "drafter must be made by"),
-    (dict(target=nnx.Module()), "got a Module"),
-    (dict(rule=print), "rule must be"),
+    (dict(prompt=np.zeros(41, int)), "41 tokens do not fit into a buffer"),
+    (dict(max_new_tokens=40), "must fit into buffer_length"),
+    (dict(sampling=make_sampling(1, top_p=0.5)), "does without top_p"),
   ],
 )
-def test_parts_that_are_something_else_are_refused(parts, message):
-  with pytest.raises(TypeError, match=message) as error:
-    specjax.make_decoder(**{"target": MODEL} | parts)
-  assert "\n" not in str(error.value)
-
-
-def test_a_state_in_the_place_of_parameters_is_refused():
+def test_a_row_that_does_not_fit_a_running_state_is_refused(changes, message):
   state = jax.eval_shape(lambda: start(make("model")))
-  mapped = MeshDecoder.of(make("model"), jax.make_mesh((1,), ("data",)))
-  for run in (make("model").generate, make("model").step, mapped.generate):
-    with pytest.raises(ValueError, match=r"specjax\.Params, got DecodeState"):
-      run(state, PARAMS)
+  arguments = dict(
+    row=0, prompt=PROMPTS[0], length=1, rng_key=jax.random.key(0),
+    max_new_tokens=1,
+  ) | changes  # fmt: skip
+  with pytest.raises(ValueError, match=message):
+    make("model").admit(PARAMS, state, **arguments)
 
 
-def test_ids_that_are_no_tokens_are_refused():
-  for wrong in (-1, VOCAB):
-    prompts = PROMPTS.copy()
-    prompts[1, 2] = wrong
-    with pytest.raises(ValueError, match=r"tokens must be in 0\.\.10"):
-      make("model").init(
-        PARAMS, jnp.asarray(prompts), LENGTHS, jax.random.key(0),
-        buffer_length=40, max_new_tokens=3,
-      )  # fmt: skip
-
-
-@pytest.mark.parametrize("lengths", [[0, 1, 2, 3, 4], [7, 1, 1, 1, 1]])
-def test_empty_prompts_and_wrong_lengths_are_refused(lengths):
-  with pytest.raises(ValueError, match=r"lengths must be in 1\.\.6"):
-    make("model").init(
-      PARAMS, jnp.asarray(PROMPTS), np.array(lengths), jax.random.key(0),
-      buffer_length=40, max_new_tokens=3,
-    )  # fmt: skip
-
-
-def test_under_jit_a_row_of_a_wrong_length_ends_at_once():
-  """And its neighbors do not."""
-  right = jnp.asarray(LENGTHS)
-  wrong = right.at[0].set(0).at[1].set(PROMPTS.shape[1] + 1)
+def test_under_jit_what_does_not_fit_ends_its_row_alone():
+  """Budgets at the end of the buffer, wrong lengths and unknown ids at once."""
   decoder = make("model")
-  for lengths, expected in ((right, [0] * 5), (wrong, [2, 2, 0, 0, 0])):
-    state = jitted(decoder, "init")(
-      PARAMS, jnp.asarray(PROMPTS), lengths, jax.random.key(0),
-      buffer_length=40, max_new_tokens=3,
-    )  # fmt: skip
-    assert state.stop_reason.tolist() == expected
-  state = jitted(decoder, "extend")(
+  begin = lambda prompts, lengths, budget: jitted(decoder, "init")(
+    PARAMS, jnp.asarray(prompts), jnp.asarray(lengths), jax.random.key(0),
+    buffer_length=40, max_new_tokens=budget,
+  )  # fmt: skip
+  state = jitted(decoder, "generate")(PARAMS, begin(PROMPTS, LENGTHS, 99))
+  assert state.length.tolist() == [40] * 5
+  assert {*state.stop_reason.tolist()} == {StopReason.LENGTH}
+  assert not begin(PROMPTS, LENGTHS, 3).stop_reason.any()
+  wrong = np.array([0, PROMPTS.shape[1] + 1, *LENGTHS[2:]])
+  state = begin(PROMPTS, wrong, 3)
+  assert state.stop_reason.tolist() == [StopReason.LENGTH] * 2 + [0] * 3
+  state = jax.jit(decoder.extend)(
     PARAMS, state, 2, jnp.array([1, 2]), 3, max_new_tokens=3
   )
-  assert state.stop_reason.tolist() == [2, 2, 2, 0, 0]
+  assert state.stop_reason.tolist() == [StopReason.LENGTH] * 3 + [0] * 2
+  unknown = PROMPTS.copy()
+  unknown[[1, 2], 0] = -1, VOCAB
+  state = begin(unknown, LENGTHS, 3)
+  reason = StopReason.UNKNOWN_TOKEN
+  assert state.stop_reason.tolist() == [0, reason, reason, 0, 0]
 
 
 def test_a_buffer_beyond_the_models_positions_is_refused():
@@ -138,6 +103,8 @@ def test_a_buffer_beyond_the_models_positions_is_refused():
 
 
 def test_parts_that_do_not_fit_are_refused():
+  with pytest.raises(TypeError, match="drafter must be made by"):
+    specjax.make_decoder(MODEL, drafter="model")
   with pytest.raises(ValueError, match="unknown rule 'tokens'"):
     make("model", "tokens")
   with pytest.raises(ValueError, match="verifies a single path"):
@@ -149,3 +116,7 @@ def test_parts_that_do_not_fit_are_refused():
   state = start(decoder)
   with pytest.raises(ValueError, match="must return log_probs of shape"):
     decoder.step(PARAMS, state)
+  mapped = MeshDecoder.of(make("model"), jax.make_mesh((1,), ("data",)))
+  for run in (make("model").generate, make("model").step, mapped.generate):
+    with pytest.raises(ValueError, match=r"specjax\.Params, got DecodeState"):
+      run(state, PARAMS)

@@ -14,7 +14,6 @@ import specjax
 from specjax import random
 from specjax.runtime.mesh import MeshDecoder
 from specjax.tree import paths
-from specjax.warp import make_sampling
 
 BUDGETS = np.array([6, 21, 9, 5, 3], np.int32)
 DECODER = specjax.make_decoder(
@@ -123,26 +122,6 @@ def test_rounds_end_as_soon_as_so_many_rows_are_idle():
     state = steps(PARAMS, state, jnp.int32(100), num_idle=jnp.int32(idle))
     assert state.done.sum() >= idle
     assert not state.done.all()
-
-
-def test_a_request_that_does_not_fit_is_refused():
-  state = jax.eval_shape(lambda: decoding.start(DECODER))
-  ask = lambda prompt, budget: DECODER.admit(
-    PARAMS, state, 0, prompt, 1, jax.random.key(0), max_new_tokens=budget
-  )
-  with pytest.raises(ValueError, match="41 tokens do not fit into a buffer"):
-    ask(np.zeros(41, int), 1)
-  with pytest.raises(ValueError, match="must fit into buffer_length"):
-    ask(np.zeros(3, int), 40)
-
-
-def test_truncations_are_those_of_the_running_program():
-  state = jax.eval_shape(lambda: decoding.start(DECODER))
-  with pytest.raises(ValueError, match="does without top_p"):
-    DECODER.admit(
-      PARAMS, state, 0, PROMPTS[0], 1, jax.random.key(0), max_new_tokens=2,
-      sampling=make_sampling(1, top_p=0.5),
-    )  # fmt: skip
 
 
 def test_the_host_sets_how_deep_each_row_drafts():

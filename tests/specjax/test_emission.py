@@ -3,7 +3,6 @@
 import types
 
 import jax.numpy as jnp
-import mutation
 import numpy as np
 from decoding import DRAFTERS, LENGTHS, MODEL, PARAMS, start
 
@@ -72,7 +71,7 @@ def test_the_distance_is_summed_over_the_tokens_emitted_and_no_other():
   decoder = specjax.make_decoder(
     MODEL, drafter=DRAFTERS["model"], rule="decoding_uno(epsilon=0.05)"
   )
-  step = mutation.compiled(decoder.step)
+  step = jax.jit(decoder.step)
   state = start(decoder, stop_tokens=(7, -1))
   expected, cut = np.zeros(len(LENGTHS)), 0
   while not state.done.all():

@@ -4,14 +4,12 @@ The networks are real ones of three tokens in float64, so that every draft of a
 round can be enumerated through all of the shipped code.
 """
 
-import dataclasses
 import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import toys
 from flax import nnx
 
 import specjax
@@ -19,7 +17,6 @@ from models.networks import specdec, t5
 from models.networks.specdec import BlockConfig, BlockDrafter
 from models.networks.t5_config import T5Config
 from specjax import drafters, exact, random
-from specjax.state import StopReason
 from specjax.tree import Tree, chain, paths
 from specjax.types import Inputs, Params
 from specjax.warp import make_sampling
@@ -133,48 +130,11 @@ def test_a_drafter_with_inputs_says_the_truth_and_looks_at_its_row(kind):
   assert checked.error < 1e-10
 
 
-def test_top_beta_of_a_certain_block_reports_its_exact_distance():
-  decoder, params = make(
-    "block", chain(2), "top_beta(beta=2, tau=1.5)", siblings="given"
-  )
-  state = start(decoder, params, [0])
-  law, _ = exact.round_law(decoder, params, state)
-  assert law.total_variation > 0.01
-  assert law.reported_total_variation == pytest.approx(
-    law.total_variation, abs=1e-10
-  )
-
-
 def texts(state):
   return [
     np.asarray(state.tokens[r, : state.length[r]]).tolist()
     for r in range(len(state.length))
   ]
-
-
-@pytest.fixture(scope="module")
-def greedy():
-  with jax.enable_x64(True):
-    decoder, params = make("plain", chain(0), "token")
-    state = start(decoder, params, [0, 1, 2], temperature=0.0)
-    return texts(jax.jit(decoder.generate)(params, state))
-
-
-def test_top_beta_with_beta_1_is_greedy_decoding(greedy):
-  decoder, params = make(
-    "block", chain(3), "top_beta(beta=1, tau=3.0)", siblings="given"
-  )
-  # One whose likeliest tokens are the target's now and then.
-  params = dataclasses.replace(params, draft=block(10, 0.5)[1])
-  state = start(decoder, params, [0, 1, 2])  # at temperature 1
-  state = jax.jit(decoder.generate)(params, state)
-  assert texts(state) == greedy
-  assert int(state.counters.num_accepted.sum()) > 0
-  decoder, params = make(
-    "block", chain(3), "top_beta(beta=3, tau=9.0)", siblings="given"
-  )
-  lossy = jax.jit(decoder.generate)(params, start(decoder, params, [0, 1, 2]))
-  assert texts(lossy) != greedy
 
 
 @pytest.mark.parametrize(
@@ -198,23 +158,6 @@ def test_a_row_is_the_same_in_a_batch_and_after_a_refill(kind, tree, rule):
     inputs=jax.tree.map(lambda x: x[:1], INPUTS),
   )  # fmt: skip
   assert texts(generate(params, state)) == [alone[0], alone[1], alone[0]]
-
-
-@pytest.mark.parametrize(
-  ("kind", "tree", "rule"),
-  [
-    ("block", chain(3), "token"),
-    pytest.param("model", FORK, "recursive", marks=pytest.mark.slow),
-  ],
-)
-def test_a_broken_draft_costs_speed_and_no_token(greedy, kind, tree, rule):
-  decoder, params = make(kind, tree, rule)
-  broken = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), params.draft)
-  params = dataclasses.replace(params, draft=broken)
-  state = start(decoder, params, [0, 1, 2], temperature=0.0)
-  state = jax.jit(decoder.generate)(params, state)
-  assert texts(state) == greedy
-  assert not (np.asarray(state.stop_reason) == StopReason.NAN_LOGITS).any()
 
 
 def shared(draft, *, share):
@@ -268,26 +211,3 @@ def test_a_shared_encoder_reads_the_inputs_once(monkeypatch):
       params,
     )  # fmt: skip
     assert len(calls) == expected
-
-
-def test_only_a_target_with_an_encoder_shares_it():
-  with pytest.raises(ValueError, match="no encoder that a draft could share"):
-    specjax.make_decoder(toys.table_model(VOCAB), share_encoder=True)
-
-
-def test_a_block_says_how_many_tokens_its_pass_computes():
-  model, of_draft = block()
-  widths = []
-
-  def counted(params, tokens, length, memory):
-    logits = model.say(params, tokens, length, memory)
-    widths.append(tokens.shape[1] + logits.shape[1])
-    return logits
-
-  drafter = drafters.specdec(dataclasses.replace(model, say=counted), tokens=2)
-  decoder = specjax.make_decoder(t5_model(0)[0], drafter=drafter)
-  params = Params(target=t5_model(0)[1], draft=of_draft)
-  state = start(decoder, params, [0])
-  jax.eval_shape(decoder.step, params, state)
-  assert drafter.tokens_of_passes(state.tokens.shape[1]) == tuple(widths)
-  assert drafter.passes == (MASKS,)

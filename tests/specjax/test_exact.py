@@ -112,35 +112,6 @@ def test_more_children_than_the_draft_has_tokens_for():
       np.testing.assert_allclose(law.output.sum(1), q, atol=1e-12)
 
 
-def test_expected_rejections_of_one_round_are_those_not_accepted():
-  draft, target = toys.context_laws(4, seed=3, warp_settings={})
-  law = exact.block_law(LOSSLESS["token"], tree_lib.chain(2), draft, target)
-  assert law.expected_rejections == pytest.approx(
-    1 - law.accepted_at_least[2], abs=1e-12
-  )
-  assert sum(e.sum() for e in law.emitted) == pytest.approx(1, abs=1e-12)
-
-
-def test_float64_without_x64_is_refused():
-  with jax.enable_x64(False), pytest.raises(ValueError, match="enable_x64"):
-    exact.block_law(
-      rules.get("token"),
-      tree_lib.chain(1),
-      lambda c: np.ones(2) / 2,
-      lambda c: np.ones(2) / 2,
-    )
-
-
-def test_siblings_that_cannot_be_drawn_are_refused():
-  p, q = np.array([0.5, 0.5]), np.array([0.3, 0.7])
-  for siblings in (siblings_lib.WITHOUT_REPLACEMENT, siblings_lib.TOP_K):
-    with pytest.raises(ValueError, match="at most 2 a node for 2 tokens"):
-      exact.block_law(
-        rules.get("recursive"), tree_lib.k_ary(3), lambda c: p, lambda c: q,
-        siblings=siblings,
-      )  # fmt: skip
-
-
 @pytest.mark.parametrize(
   "p, words",
   [([0.5, 0.3, 0.3], "sum to 1; one is off by 0.1"),

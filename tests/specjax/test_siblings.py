@@ -8,11 +8,9 @@ import types
 import jax
 import jax.extend
 import jax.numpy as jnp
-import mutation
 import numpy as np
 import pytest
 import toys
-from scipy import special
 
 import specjax
 from specjax import exact, random, rules
@@ -130,43 +128,6 @@ def test_a_row_without_mass_has_children_without_mass():
       assert (np.asarray(law) == -np.inf).all()
 
 
-@pytest.mark.parametrize(
-  "name", ["iid", "without_replacement", "greedy", "hub"]
-)
-def test_drafted_siblings_follow_their_law(name):
-  vocab, runs = 4, 40_000
-  siblings = siblings_lib.get(name)
-  table = toys.table(vocab, seed=0)
-  model = toys.table_model(vocab)
-  params = Params(target=jnp.asarray(table), draft=jnp.asarray(table))
-  drafter = specjax.drafters.model(
-    model, tree=k_ary(2, 2), siblings=siblings, vocab_size=vocab
-  )
-  decoder = specjax.make_decoder(model, drafter=drafter, rule="match")
-  state = decoder.init(
-    params, jnp.full((runs, 2), 3), np.full(runs, 2),
-    random.row_keys(jax.random.key(0), jnp.arange(runs)),
-    buffer_length=4, max_new_tokens=2,
-  )  # fmt: skip
-  _, info = jax.jit(decoder.step)(params, state)
-  tokens = np.asarray(info.draft.tokens)
-  model_law = lambda *text: special.softmax(
-    toys.context_logits(table, text).astype(np.float64)
-  )
-  top = np.zeros((vocab, vocab))
-  np.add.at(top, (tokens[:, 1], tokens[:, 2]), 1 / runs)
-  assert np.abs(top - sequence_law(siblings, model_law(3, 3), 2)).max() < 0.015
-  # Below each first token, whose law is its own.
-  for x in range(vocab):
-    rows = tokens[:, 1] == x
-    if rows.sum() < 5000:
-      continue
-    below = np.zeros((vocab, vocab))
-    np.add.at(below, (tokens[rows, 3], tokens[rows, 4]), 1 / rows.sum())
-    expected = sequence_law(siblings, model_law(3, 3, x), 2)
-    assert np.abs(below - expected).max() < 0.04
-
-
 # ------------------------------------------------------- many: a loop over them
 
 
@@ -186,7 +147,7 @@ def test_siblings_drawn_in_a_loop_are_those_drawn_unrolled(name, monkeypatch):
   drawing = types.SimpleNamespace(tree=tree, siblings=siblings_lib.get(name))
 
   def drawn():
-    return mutation.compiled(
+    return jax.jit(
       lambda laws: levels._draw_level(
         drawing, 2, *2 * (jnp.log(laws),), context
       )

@@ -13,8 +13,7 @@ import toys
 import specjax
 from specjax import drafters, siblings, tree_search
 from specjax.state import Counters
-from specjax.tree import Tree, chain, k_ary, paths
-from specjax.warp import make_sampling
+from specjax.tree import Tree, chain, k_ary
 
 
 @functools.cache
@@ -41,14 +40,10 @@ def accepts(tree, acceptance):
   return total
 
 
-def test_there_are_as_many_trees_as_there_should_be():
-  assert [len(all_trees(n)) for n in range(7)] == [1, 1, 2, 5, 14, 42, 132]
-
-
 @pytest.mark.parametrize(
   "acceptance",
   [
-    *np.random.default_rng(0).dirichlet(np.ones(7), size=4)[:, :6],
+    *np.random.default_rng(0).dirichlet(np.ones(7), size=2)[:, :6],
     [0.7, 0.2, 0.05, 0.02, 0.01, 0.0],
     # Later ranks may be the better ones.
     [0.1, 0.6, 0.0, 0.2, 0.0, 0.0],
@@ -81,46 +76,13 @@ def test_no_tree_of_up_to_six_nodes_is_better(acceptance):
     )
 
 
-def test_one_rank_alone_makes_a_chain():
-  for acceptance in ([0.8], [0.8, 0.0, 0.0], [1.0]):
-    assert tree_search.best_tree(acceptance, num_nodes=5) == chain(5)
-  assert tree_search.best_tree([0.8], num_nodes=5, max_depth=3) == chain(3)
-  assert tree_search.expected_accepted(chain(3), [0.5]) == 0.875
-  # Ranks beyond those given are never accepted.
-  assert tree_search.expected_accepted(paths(3, 2), [0.5]) == 0.875
-
-
-def test_where_nothing_is_accepted_nothing_is_drafted():
-  assert tree_search.best_tree([0.0, 0.0], num_nodes=4) == chain(0)
-  assert tree_search.best_tree([0.0, 0.4], num_nodes=1) == chain(0)
-  assert tree_search.expected_accepted(chain(0), [0.5]) == 0
-
-
-def test_large_trees_are_found_without_a_search_through_all():
-  acceptance = 0.55 * 0.45 ** np.arange(16)
-  tree = tree_search.best_tree(acceptance, num_nodes=128, max_depth=16)
-  assert tree.num_drafted == 128
-  value = tree_search.expected_accepted(tree, acceptance)
-  # It is the value of the first 128 nodes of the unlimited tree, by reach.
-  reach, level = [], [1.0]
-  for _ in range(16):
-    level = sorted((r * a for r in level for a in acceptance), reverse=True)
-    level = level[:128]
-    reach += level
-  assert value == pytest.approx(sum(sorted(reach)[-128:]), rel=1e-12)
-  wide = k_ary(2, 2, 2, 2, 2, 2)  # 126 nodes
-  assert value > tree_search.expected_accepted(wide, acceptance)
-
-
 @pytest.mark.parametrize(
   ("acceptance", "message"),
   [
     ([0.7, 0.4], "add up to at most 1"),
     ([-0.1, 0.4], r"in \[0, 1\]"),
-    ([1.1], r"in \[0, 1\]"),
     ([np.nan], r"in \[0, 1\]"),
     ([], "one probability a rank"),
-    ([[0.5]], "one probability a rank"),
   ],
 )
 def test_what_is_no_acceptance_is_refused(acceptance, message):
@@ -139,43 +101,28 @@ TABLE = toys.table(VOCAB, seed=0)
 PROMPTS = np.random.default_rng(0).integers(0, VOCAB, (ROWS, 3))
 
 
-@functools.cache
-def decoder_of(tree):
-  """A program for all temperatures: `STEPS` rounds, within their budget."""
+def decode(tree):
+  """The state after some rounds, all within their budget."""
   model = toys.table_model(VOCAB)
   drafter = drafters.model(
-    model,
-    tree=tree,
-    siblings=siblings.WITHOUT_REPLACEMENT,
-    vocab_size=VOCAB,
+    model, tree=tree, siblings=siblings.WITHOUT_REPLACEMENT, vocab_size=VOCAB
   )
   decoder = specjax.make_decoder(model, drafter=drafter, rule="recursive")
   budget = STEPS * (tree.max_depth + 1)
-
-  # Compiling is most of the work.
-  @jax.jit
-  def run(params, prompts, sampling):
-    state = decoder.init(
-      params,
-      prompts,
-      jnp.full(ROWS, 3),
-      jax.random.key(0),
-      buffer_length=3 + budget,
-      max_new_tokens=budget,
-      sampling=sampling,
-    )
-    return decoder.steps(params, state, STEPS)
-
-  return run
-
-
-def decode(tree):
   params = specjax.Params(
     target=jnp.asarray(TABLE),
     draft=jnp.asarray(toys.near(TABLE, noise=0.8, seed=1)),
   )
-  settings = make_sampling(ROWS)
-  return decoder_of(tree)(params, jnp.asarray(PROMPTS), settings)
+
+  @jax.jit
+  def run(params):
+    state = decoder.init(
+      params, PROMPTS, np.full(ROWS, 3), jax.random.key(0),
+      buffer_length=3 + budget, max_new_tokens=budget,
+    )  # fmt: skip
+    return decoder.steps(params, state, STEPS)
+
+  return run(params)
 
 
 def test_a_tree_built_from_counters_accepts_what_it_predicts():

@@ -4,8 +4,6 @@ A pass that copied a cache, to hand it on as it is or to write into it, would
 cost more than what is saved by not making it.
 """
 
-import functools
-
 import jax
 import jax.numpy as jnp
 import pytest
@@ -13,9 +11,7 @@ from flax import nnx
 from jax import lax
 
 import specjax
-from launch import hardware
-from launch.planning import hlo, networks, program
-from models.meshes import Layout
+from launch.planning import hlo
 from models.networks.description import llama_config
 from models.networks.transformer import (
   SkippedLayers,
@@ -85,49 +81,3 @@ def test_a_branch_in_its_place_copies_them(monkeypatch):
 
   monkeypatch.setattr(chains, "_if_any", by_branch)
   assert copies_here("model") > 0
-
-
-# ------------------------------------------------- for TPUs, none of them here
-
-# Caches are larger than what is beside the memory (128 MiB), where copies are
-# not counted.
-CONFIG = llama_config(
-  vocab_size=512, embed_dim=256, num_layers=2, num_heads=8, num_kv_heads=8,
-  head_dim=128, mlp_dim=256, max_positions=40000,
-)  # fmt: skip
-SLOTS = 32768
-
-
-def make_drafter(policy, question):
-  """As the planner's own, under a policy."""
-  q = question
-  of_target, of_draft = q.layout.shardings()
-  static = dict(tree=q.tree, vocab_size=q.vocab_size, policy=policy)
-  if q.draft is not None:
-    draft = networks.functions(q.cut_draft(), of_draft)
-    return drafters.model(draft, **static)
-  thinned = networks.functions(q.cut_target(), of_target, q.skipped)
-  return drafters.layer_skip(thinned, **static)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("drafts", ["model", "layer_skip"])
-def test_nor_does_it_on_a_tpu(monkeypatch, drafts):
-  pytest.importorskip("libtpu", reason="libtpu is for Linux on x86-64 only")
-  policy = policies.get("survival")
-  monkeypatch.setattr(
-    program, "make_drafter", functools.partial(make_drafter, policy)
-  )
-  has_draft = drafts == "model"
-  actual = program.compile_for(
-    program.Question(
-      target=CONFIG, draft=CONFIG if has_draft else None,
-      skipped=None if has_draft else SkippedLayers(attention=(1,)),
-      tree=tree_lib.chain(2), siblings="iid", rule="token", batch_size=8,
-      max_length=SLOTS, prompt_length=8,
-      layout=Layout(data=1, model=4, draft=4 if has_draft else 1),
-    ),
-    hardware.devices(hardware.topology("v5e:2x2")),
-  )  # fmt: skip
-  assert actual.buffers_reused
-  assert actual.cache_copies == 0

@@ -1,21 +1,19 @@
 """Draft lengths on one state, among which the host chooses between rounds."""
 
 import dataclasses
+import functools
 import types
 
-import climbing
 import decoding
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import toys
-from climbing import DECODERS, LENGTHS, program, start
 from decoding import MODEL, PARAMS, VOCAB, rows_of
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import specjax
-from specjax import drafters, exact, rules
+from specjax import drafters, rules
 from specjax.adaptive import ladder as ladder_lib
 from specjax.adaptive import policies
 from specjax.adaptive.ladder import LadderLoop, make_ladder
@@ -23,8 +21,43 @@ from specjax.runtime.engine import Engine
 from specjax.runtime.requests import Batch, Settings
 from specjax.types import Params
 
+LENGTHS = (0, 1, 4)
 CHEAP = {0: 1.0, 1: 1.1, 4: 1.4}  # seconds of a round, by its length
 DEAR = {0: 1.0, 1: 2.2, 4: 6.0}
+
+
+def fixed(tree):
+  """A drafter that reads what it lacks of a text."""
+  return drafters.model(
+    MODEL, tree=tree, vocab_size=VOCAB, policy=policies.fixed(tree.max_depth)
+  )
+
+
+def make(draft=fixed, lengths=LENGTHS, **settings):
+  made = make_ladder(
+    MODEL, draft, rule=rules.get("token"), vocab_size=VOCAB, lengths=lengths
+  )
+  return dataclasses.replace(made, **settings)
+
+
+DECODERS = make().decoders
+
+
+def start(*, params=PARAMS, prompts=(0, 1)):
+  """A greedy state of two rows, one with a longer answer."""
+  prompts = np.array(prompts)
+  return jax.jit(DECODERS[4].init, static_argnames="buffer_length")(
+    params, jnp.asarray(decoding.PROMPTS[prompts]),
+    jnp.asarray(decoding.LENGTHS[prompts]), jax.random.key(2), buffer_length=70,
+    max_new_tokens=jnp.array([60, 50]),
+    sampling=specjax.make_sampling(2, temperature=0.0),
+  )  # fmt: skip
+
+
+@functools.cache
+def program(length):
+  """The compiled rounds of a length."""
+  return jax.jit(DECODERS[length].steps)
 
 
 # ----------------------------------------------------------------- one state
@@ -52,30 +85,6 @@ def test_lengths_go_on_with_each_others_state():
   np.testing.assert_array_equal(c.accept_counts.sum(axis=1), c.num_target_calls)
   sums = c.accept_counts @ np.arange(5)
   np.testing.assert_array_equal(sums, c.num_accepted)
-
-
-def test_rounds_after_those_of_other_lengths_have_the_targets_law():
-  with jax.enable_x64(True):
-    tables = [toys.table(3, seed=s).astype(np.float64) for s in (0, 1)]
-    few = Params(target=jnp.asarray(tables[0]), draft=jnp.asarray(tables[1]))
-    model = toys.table_model(3)
-    made = make_ladder(
-      model,
-      lambda tree: drafters.model(
-        model, tree=tree, vocab_size=3,
-        policy=policies.fixed(tree.max_depth),
-      ),
-      rule=rules.get("token"), vocab_size=3, lengths=(0, 1, 2),
-    )  # fmt: skip
-    state = made.longest.init(
-      few, np.array([[1, 0]]), [2], jax.random.key(0), buffer_length=32,
-      max_new_tokens=30,
-    )  # fmt: skip
-    for length in (2, 0, 1):
-      state = made.decoders[length].steps(few, state, 2)
-    for length in (1, 2):
-      law, expected = exact.round_law(made.decoders[length], few, state)
-      assert np.abs(law.output - expected).max() < 1e-10
 
 
 # ------------------------------------------------- what a draft model lacks
@@ -112,20 +121,6 @@ def test_a_gap_at_the_end_of_the_buffer_is_filled():
   assert state.counters.num_accepted[0] == 4 + 2
 
 
-def test_a_row_that_drafts_fills_no_gap_of_another():
-  """Each lacks 18 tokens: two pieces of 16."""
-  allowed = lambda state, depths: dataclasses.replace(
-    state, max_depth=jnp.array(depths, jnp.int32)
-  )
-  state = one_by_one([0] * 19)
-  before = int(state.drafter_state.passes)
-  state = one_by_one([4], allowed(state, [0, 4]))
-  assert int(state.drafter_state.passes) - before == 2 + 4
-  state = one_by_one([4, 4], allowed(state, [4, 4]))
-  assert state.counters.num_drafted.tolist() == [8, 12]
-  assert state.counters.num_accepted.tolist() == [8, 12]
-
-
 def test_a_text_that_goes_on_is_read_when_it_is_drafted_for():
   state = program(0)(SURE, one_by_one([0]), jnp.int32(100))
   state = DECODERS[4].extend(
@@ -138,158 +133,58 @@ def test_a_text_that_goes_on_is_read_when_it_is_drafted_for():
 
 def test_what_makes_no_ladder_is_refused():
   lags = lambda tree: drafters.model(MODEL, tree=tree, vocab_size=VOCAB)
-  make = lambda draft, lengths: make_ladder(
-    MODEL, draft, rule=rules.get("token"), vocab_size=VOCAB, lengths=lengths
-  )
   assert sorted(make(lags, (1, 2)).decoders) == [1, 2]
   with pytest.raises(ValueError, match="'model' does not outlive"):
     make(lags, (0, 2))
   for lengths in ((4,), (0, 2, 1)):
     with pytest.raises(ValueError, match="two lengths or more"):
-      make(climbing.fixed, lengths)
+      make(lengths=lengths)
 
 
 # ----------------------------------------------------------------- the choice
 
 
-class Timed:
-  """A loop over the lengths whose rounds take what is told, and no other time.
+def timed(seconds, **settings):
+  """A loop whose rounds take so long, and the lengths that it calls for."""
+  ladder, asked = make(**settings), []
 
-  Attributes:
-    loop: what chooses.
-    ladder: what it learns for.
-    takes: seconds of a round by its length.
-    chosen: lengths, in order.
-    asked: length and most rounds of every call.
-  """
-
-  def __init__(self, seconds, ladder=None, **settings):
-    self.chosen, self.asked, self.takes = [], [], seconds
-    self.ladder = ladder or climbing.ladder(**settings)
-    self.loop = LadderLoop({n: self._called(n) for n in LENGTHS}, seconds)
-    choose, learn = self.loop._choose, self.loop._learn_time
-
-    def choose_and_tell(ladder):
-      choose(ladder)
-      self.chosen.append(self.loop._now)
-
-    self.loop._choose = choose_and_tell
-    self.loop._learn_time = lambda rounds, _: learn(
-      rounds, rounds * self.takes[self.loop._now]
-    )
-
-  def _called(self, length):
+  def loop_of(length):
     def call(params, state, rounds):
-      self.asked.append((length, int(rounds)))
+      asked.append(length)
       return program(length)(params, state, rounds)
 
     return call
 
-  def __call__(self, state, rounds=1000):
-    return self.loop(PARAMS, state, rounds, ladder=self.ladder)
+  loop = LadderLoop({n: loop_of(n) for n in LENGTHS}, seconds)
+  loop._learn_time = lambda rounds, seconds: None
+  run = lambda state, rounds=1000: loop(PARAMS, state, rounds, ladder=ladder)
+  return run, asked
 
 
 def test_a_cheap_pass_is_made_wide_and_a_dear_one_not_at_all():
-  wide = Timed(CHEAP, every=2)
-  state = wide(start())
+  run, asked = timed(CHEAP, every=2)
+  state = run(start())
   assert state.done.all()
-  assert wide.chosen.count(4) > len(wide.chosen) / 2
-  narrow = Timed(DEAR, every=1, patience=3)
-  assert rows_of(state) == rows_of(narrow(start()))
+  assert asked.count(4) > len(asked) / 2
+  run, asked = timed(DEAR, every=1, patience=3)
+  assert rows_of(state) == rows_of(run(start()))
   # What is supposed is accepted would not pay; but it is tried now and then.
-  assert narrow.chosen[:5] == [0, 0, 0, 1, 0]
-  assert narrow.chosen.count(0) > len(narrow.chosen) / 2
-
-
-def test_the_first_round_after_some_without_a_draft_is_made_alone():
-  """The draft reads in that round what it lacks; then a quarter is tried."""
-  loop = Timed(DEAR, every=32, patience=1)
-  learned = []
-  loop.loop._learn_time = lambda rounds, _: learned.append(rounds)
-  loop(start(), 32 + 1 + 8)
-  assert loop.asked == [(0, 32), (1, 1), (1, 8)]
-  assert learned == [32, 8]
+  assert asked[:5] == [0, 0, 0, 1, 0]
+  assert asked.count(0) > len(asked) / 2
 
 
 def test_no_more_rounds_are_made_than_were_asked_for():
-  loop = Timed(CHEAP, every=4)
-  state = loop(start(), 7)
+  run, _ = timed(CHEAP, every=4)
+  state = run(start(), 7)
   assert int(state.num_steps) == 7
   for _ in range(3):  # as one who looks at every token does
-    state = loop(state, 1)
+    state = run(state, 1)
   assert int(state.num_steps) == 10
-  assert len(loop.chosen) == 3  # after 4 and after 8 rounds
-  state = loop(loop(state))
-  assert state.done.all()
-
-
-def test_a_length_that_was_mistimed_is_found_out():
-  """Drafts of four seem to cost much less than they do."""
-  loop = Timed({0: 1.0, 1: 1.2, 4: 1.8}, every=8)
-  loop.takes = {0: 1.0, 1: 1.2, 4: 5.0}
-  for _ in range(4):
-    loop(start())
-  assert loop.chosen[0] == 4
-  assert loop.chosen[-1] == 1
-
-
-def test_a_machine_that_slows_down_is_no_price_of_one_length():
-  loop = Timed({0: 1.0, 1: 1.2, 4: 9.0}, every=8)
-  loop(start())
-  loop.takes = {0: 1.3, 1: 1.56, 4: 11.7}
-  for _ in range(3):
-    loop(start())
-  assert loop.loop.seconds[1] / loop.loop.seconds[0] < 1.35  # and not 1.56
-  assert set(loop.chosen[2:]) == {1}
-
-
-def test_a_batch_that_drafting_leaves_half_empty_is_not_drafted_for():
-  """One of two rows has a third of the other's to do."""
-  near = {0: 1.0, 1: 1.4, 4: 9.0}
-  loop = Timed(near, every=8)
-  lengths = jnp.asarray(decoding.LENGTHS[:2])
-  uneven = dataclasses.replace(
-    start(), max_length=lengths + jnp.array([60, 20])
-  )
-  ended = loop(uneven)
-  known = loop.ladder
-  assert {n for n, _ in loop.asked} == {1}
-  assert known.occupied[0] == 1
-  before = known.occupied[1]
-  assert 0.6 < before < 0.8
-  loop(ended)  # and nothing of a batch that is over
-  assert known.occupied[1] == before
-  loop.asked.clear()
-  loop(start())
-  assert {n for n, _ in loop.asked} == {0}
-
-
-def test_batches_are_as_full_as_their_last_rounds_of_one_kind():
-  known = climbing.ladder()
-  known.saw_batch({1}, 8, 0.5)  # eight full ones before
-  known.saw_batch({1, 4}, 16, 0.25)
-  np.testing.assert_allclose(known.occupied, [1, 0.5])
-  known.saw_batch({0, 1}, 99, 0.1)
-  np.testing.assert_allclose(known.occupied, [1, 0.5])
-
-
-def test_a_length_is_left_for_a_clear_gain_only(monkeypatch):
-  monkeypatch.setattr(ladder_lib, "_MARGIN", 0.1)
-  loop = Timed({0: 1.0, 1: 1.5, 4: 9.0}, patience=100)
-
-  def choice(acceptance):
-    monkeypatch.setattr(ladder_lib, "_SUPPOSED", acceptance)
-    loop.loop._choose(loop.ladder)
-    return loop.chosen[-1]
-
-  # A length of 1 gives 1 + a tokens: even at a = 0.5, a tenth better at 0.65.
-  actual = [choice(a) for a in (0.55, 0.45, 0.30, 0.55, 0.66, 0.60)]
-  assert actual == [1, 1, 0, 0, 1, 1]
 
 
 def test_places_are_counted_apart_lean_on_the_one_before_and_fade(monkeypatch):
   monkeypatch.setattr(ladder_lib, "_KEEP", 1.0)
-  known = climbing.ladder()
+  known = make()
   # Ten rounds of two tokens: two were accepted in 4, one in 3, none in 3.
   known.saw(np.array([3, 3, 4]))
   first = (7 + 4 * 0.7) / (10 + 4)
@@ -302,30 +197,6 @@ def test_places_are_counted_apart_lean_on_the_one_before_and_fade(monkeypatch):
   monkeypatch.setattr(ladder_lib, "_KEEP", 0.5)
   known.saw(np.array([1, 2]))
   np.testing.assert_allclose(known.reached, [10 / 2**3 + 3, 7 / 2**3, 0, 0])
-
-
-def test_the_machines_speed_is_that_of_the_middle_turn(monkeypatch):
-  """Of turns at several speeds, of which the first one is not counted."""
-  clock, turns = [0.0], iter([50, 1, 2, 4, 2])
-  monkeypatch.setattr(
-    ladder_lib, "time", types.SimpleNamespace(perf_counter=lambda: clock[0])
-  )
-  state, speed = types.SimpleNamespace(num_steps=7), [0]
-
-  def loop_of(length):
-    def loop(params, state, rounds):
-      if not length:  # a turn begins
-        speed[0] = next(turns)
-      clock[0] += speed[0] * (rounds - 1) * (1 + length)
-      # It ends before it has made all rounds that it may make.
-      return types.SimpleNamespace(num_steps=state.num_steps + rounds - 1)
-
-    return loop
-
-  actual = ladder_lib.measured(
-    {n: loop_of(n) for n in (0, 3)}, None, state, lambda state: state
-  )
-  assert actual == pytest.approx({0: 2.0, 3: 8.0})
 
 
 # ----------------------------------------------------------------- the engine
@@ -356,7 +227,7 @@ def request(i):
 @pytest.mark.parametrize("on_mesh", [False, True])
 def test_an_engine_chooses_by_what_its_batches_show(on_mesh):
   """Its texts are plain decoding's, whatever lengths were the fastest."""
-  engine = engine_of(climbing.ladder(every=3, patience=2), on_mesh)
+  engine = engine_of(make(every=3, patience=2), on_mesh)
   batch = Batch(tuple(map(request, range(2))), 2, 32)
   actual, _ = engine.run(batch)
   expected, _ = engine_of(None, on_mesh).run(batch)

@@ -7,7 +7,6 @@ accepted. What all heads owe the loop is in `test_head_forms`.
 
 import dataclasses
 
-import exact_cases
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,10 +16,8 @@ import toys
 from decoding import BUDGETS, LENGTHS, PROMPTS, TARGET, VOCAB
 
 import specjax
-from specjax import drafters, exact, random, rules, shapes
-from specjax.adaptive import policies
-from specjax.adaptive.ladder import make_ladder
-from specjax.tree import Form, Tree, bound, chain
+from specjax import drafters, random, shapes
+from specjax.tree import Tree, bound
 from specjax.warp import make_sampling
 
 TOY = toy_heads.target(VOCAB)
@@ -101,77 +98,6 @@ def test_all_that_a_reader_of_the_right_slots_drafts_is_accepted():
 @pytest.mark.parametrize("mutant", MUTANTS)
 def test_wrong_slots_positions_and_hidden_states_are_caught(mutant):
   assert not accepted_for_sure(params_of(mutant))
-
-
-@pytest.mark.slow
-def test_rounds_of_no_tokens_keep_what_it_needs():
-  """A ladder's chains go on with each other's state."""
-  ladder = make_ladder(
-    TOY,
-    lambda tree: drafters.assistant(READER, tree=tree, vocab_size=VOCAB),
-    rule=rules.get("token"), vocab_size=VOCAB, lengths=(0, 2),
-  )  # fmt: skip
-  table = jnp.asarray(TARGET)
-  params = specjax.Params(target=table, draft=table)
-  state = jax.jit(ladder.longest.init, static_argnames="buffer_length")(
-    params, PROMPTS[2:3], LENGTHS[2:3], jax.random.key(0), buffer_length=40,
-    max_new_tokens=np.int32(30),
-  )  # fmt: skip
-  steps = {n: jax.jit(one.steps) for n, one in ladder.decoders.items()}
-  for length in (2, 0, 0, 2):
-    state = steps[length](params, state, 1)
-  assert state.counters.num_drafted.tolist() == [4]
-  assert state.counters.num_accepted.tolist() == [4]
-
-
-# --------------------------------------------------------------------- its law
-
-WORDS = 3
-FEW = specjax.Params(
-  target=jnp.asarray(toys.table(WORDS, seed=0)),
-  draft=jnp.asarray(toys.near(toys.table(WORDS, seed=0), noise=1.0, seed=1)),
-)
-FLOORED = toys.cache_reader(WORDS, num_features=toy_heads.LAYERS, num_own=2)
-
-
-def without_the_floor(drafter):
-  """Drawn with it, and verified as if the chosen tokens were all."""
-
-  def propose(params, state, cache, context):
-    draft, state, cache = drafter.propose(params, state, cache, context)
-    law = draft.log_probs
-    least = jax.lax.top_k(law, 2)[0][..., -1:]
-    law = jax.nn.log_softmax(jnp.where(law < least, -jnp.inf, law), axis=-1)
-    return dataclasses.replace(draft, log_probs=law), state, cache
-
-  return dataclasses.replace(drafter, propose=propose)
-
-
-def test_a_law_without_the_floor_is_caught():
-  """With it rounds have the target's law (`test_head_forms`)."""
-  broken = without_the_floor(
-    drafters.assistant(FLOORED, tree=chain(1), vocab_size=WORDS)
-  )
-  wide = lambda x: np.asarray(x, np.float64)
-  with jax.enable_x64(True):
-    error = exact_cases.round_error(
-      broken, "token", model=toy_heads.target(WORDS),
-      target=wide(FEW.target), draft=wide(FEW.draft),
-    )  # fmt: skip
-  assert error > 1e-3
-
-
-@pytest.mark.slow
-def test_chains_that_a_policy_ends_have_their_laws():
-  drafter = drafters.assistant(
-    FLOORED, tree=chain(2), vocab_size=WORDS,
-    policy=policies.confidence(threshold=0.5),
-  )  # fmt: skip
-  assert drafter.tree.form is Form.MASKED
-  actual = exact.check_drafter(
-    drafter, FEW, toy_heads.target(WORDS), vocab_size=WORDS
-  )
-  assert actual.method == "exact"
 
 
 def test_a_dynamic_tree_is_bounded_by_its_sizes():

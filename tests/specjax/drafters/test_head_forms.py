@@ -19,11 +19,8 @@ import toys
 from decoding import BUDGETS, LENGTHS, PROMPTS, TARGET, VOCAB, rows_of
 
 import specjax
-from specjax import drafters, exact, random
-from specjax.drafters import eagle
-from specjax.drafters.families import online
+from specjax import exact, random
 from specjax.state import StopReason
-from specjax.tree import chain
 from specjax.warp import make_sampling
 
 LIMIT = 1e-10
@@ -64,10 +61,6 @@ CASES = [
   slow((name, rule), name in USUAL + ALSO and not place)
   for name, some in toy_heads.RULES.items()
   for place, rule in enumerate(some)
-] + [
-  slow((f"{family}, {form}", rule), False)
-  for family in ("mtp", "assistant")
-  for form, (_, rule) in toy_heads.OWN.items()
 ]
 
 
@@ -93,38 +86,6 @@ def test_laws_are_those_that_tokens_are_drawn_from(name):
   )
   certain = any(word in name for word in ("certain", "best", "dynamic"))
   assert actual.method == ("deterministic" if certain else "exact")
-
-
-# Which tokens a head with a vocabulary of its own can say.
-SAYS = np.array([True, False, True])
-
-
-def of_few_words(leak):
-  """A head that says two tokens of three; `leak` is what its law says then."""
-  inner = toys.feature_model(WORDS, num_features=toy_heads.LAYERS)
-
-  def apply(*args, **options):
-    logits, hidden, cache = inner.apply(*args, **options)
-    return jnp.where(SAYS, logits, -jnp.inf), hidden, cache
-
-  head = dataclasses.replace(inner, apply=apply)
-  drafter = eagle(head, tree=chain(2), vocab_size=WORDS)
-
-  def propose(params, state, cache, context):
-    draft, state, cache = drafter.propose(params, state, cache, context)
-    law = jax.nn.log_softmax(
-      jnp.where(jnp.isneginf(draft.log_probs), leak, draft.log_probs), axis=-1
-    )
-    return dataclasses.replace(draft, log_probs=law), state, cache
-
-  return dataclasses.replace(drafter, propose=propose)
-
-
-@pytest.mark.parametrize("rule", ["token", slow("block", False)])
-def test_a_draft_vocabulary_is_lossless_if_it_leaks_no_mass(rule):
-  assert error(of_few_words(-jnp.inf), rule) < LIMIT
-  # As a finite "minus infinity" that is not far enough does.
-  assert error(of_few_words(-3.0), rule) > 1e-3
 
 
 # ---------------------------------------------------------------- rows, batches
@@ -205,18 +166,10 @@ def test_features_that_are_nan_are_of_their_own_row(name):
 
 
 @pytest.mark.parametrize(
-  "family", ["eagle", "dflash", "mtp", "assistant", "medusa", "online"]
+  "family", ["eagle", "dflash", "mtp", "assistant", "medusa"]
 )
 def test_features_that_the_target_does_not_give_are_refused(family):
-  if family == "online":
-    inner = drafters.model(
-      toys.table_model(VOCAB), tree=chain(2), vocab_size=VOCAB
-    )
-    drafter = online.online(
-      inner, vocab_size=VOCAB, num_features=toy_heads.LAYERS
-    )
-  else:
-    drafter = toy_heads.make(f"{family}, drawn chain", VOCAB)
+  drafter = toy_heads.make(f"{family}, drawn chain", VOCAB)
   for layers, given in ((0, "none"), (2, "2")):
     decoder = specjax.make_decoder(
       toys.table_model(VOCAB, layers=layers), drafter=drafter

@@ -137,25 +137,6 @@ def test_rounds_do_what_a_slow_reading_of_the_paper_does():
   assert state.counters.num_accepted.sum() > 10
 
 
-def test_what_a_row_holds_rests_with_it():
-  """It may go on later, as if it had been alone."""
-  state = begin(params=LOOPS, budget=np.array([3, 30, 2, 30, 30]))
-  for _ in range(3):
-    state, _ = STEP(LOOPS, state)
-  done = np.asarray(state.done)
-  assert done.tolist() == [True, False, True, False, False]
-  later, _ = STEP(LOOPS, state)
-  held = lambda s: (
-    s.drafter_state.window, s.drafter_state.tail,
-    s.drafter_state.pool.grams, s.drafter_state.pool.stamps,
-  )  # fmt: skip
-  same = [
-    np.asarray(old == new).reshape(len(done), -1).all(axis=1)
-    for old, new in zip(held(state), held(later), strict=True)
-  ]
-  np.testing.assert_array_equal(np.all(same, axis=0), done)
-
-
 def in_pool(pool):
   """The sequences of the first row, the newest last."""
   stamps = np.asarray(pool.stamps[0])
@@ -238,20 +219,6 @@ def test_the_window_is_the_tree_of_the_paper():
       assert set(np.flatnonzero(sees[cell(level, i)])) == seen
       assert depth[cell(level, i)] == level + i
   assert not sees[1 : tree.num_nodes, tree.num_nodes :].any()
-
-
-@pytest.mark.parametrize("sizes", [(1, 2, 1), (1, 3, 2), (3, 2, 2)])
-def test_the_smallest_windows_decode(sizes):
-  window, size, guesses = sizes
-  drafter = lookahead.lookahead(
-    window=window, tokens=size - 1, num_guesses=guesses, vocab_size=VOCAB
-  )
-  decoder = specjax.make_decoder(MODEL, drafter=drafter, rule="match")
-  state = jax.jit(decoder.generate)(LOOPS, begin(decoder=decoder, params=LOOPS))
-  plain = specjax.make_decoder(MODEL)
-  expected = jax.jit(plain.generate)(LOOPS, begin(decoder=plain, params=LOOPS))
-  assert rows_of(state) == rows_of(expected)
-  assert state.counters.num_accepted.sum() > 0
 
 
 @pytest.mark.parametrize(

@@ -178,32 +178,6 @@ def test_a_mixed_tree_that_is_wrong_is_caught(begun, change):
   assert np.abs(law.output - expected).max() > 1e-3
 
 
-def looks_too_early(draft):
-  """The first node that was looked up changes places with the drawn one."""
-  swap = lambda x: x.at[:, jnp.array([1, 2])].set(x[:, jnp.array([2, 1])])
-  at = jnp.array([0, 2, 1, *range(3, draft.tree.num_nodes)])
-  parents = swap(draft.parents)
-  parents = jnp.where(parents >= 0, at[parents], -1)
-  return dataclasses.replace(
-    draft,
-    tokens=swap(draft.tokens),
-    log_probs=swap(draft.log_probs),
-    parents=jnp.where(parents < np.arange(len(at)), parents, -1),
-  )
-
-
-def test_what_was_looked_up_may_not_be_tested_before_what_is_drawn(begun):
-  """It is there because of what its younger sibling is."""
-  drafter = of_rasd(IID, tree=chain(1))
-  with jax.enable_x64(True):
-    state, params = begun("rasd mixed")
-    sound, expected = round_of(drafter, "recursive", state, params)
-    broken = changed(drafter, looks_too_early)
-    law, _ = round_of(broken, "recursive", state, params)
-  assert np.abs(sound.output - expected).max() < LIMIT
-  assert np.abs(law.output - expected).max() > 1e-3
-
-
 # -------------------------------------------------------------- in slots, ended
 
 

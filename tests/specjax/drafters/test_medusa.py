@@ -11,7 +11,7 @@ import toys
 from decoding import PROMPTS, TARGET, VOCAB
 
 import specjax
-from specjax import drafters, shapes, siblings, tree
+from specjax import drafters, shapes, tree
 from specjax.types import MarginalModel
 
 LAYERS, LAYER, HEADS = 2, 1, 3
@@ -38,9 +38,6 @@ def make(shape, **more):
 TREE = tree.Tree((-1, 0, 0, 0, 1, 1, 2, 4))
 DRAFTERS = {
   "sampled": (make(tree.chain(2)), "token"),
-  "distinct": (
-    make(tree.k_ary(2, 1), siblings=siblings.WITHOUT_REPLACEMENT), "recursive"
-  ),
   "certain": (make(TREE, siblings="given"), "match"),
 }  # fmt: skip
 

@@ -13,7 +13,6 @@ import specjax
 from specjax import drafters, exact
 from specjax.adaptive import policies
 from specjax.drafters.families import repeats
-from specjax.state import StopReason
 from specjax.tree import Tree, bound, chain
 from specjax.types import MarginalModel
 from specjax.warp import make_sampling
@@ -72,10 +71,8 @@ def error(drafter, rule, text) -> float:
   [
     ("token", None), ("block", "1"),
     *(
-      pytest.param(rule, policy, marks=pytest.mark.slow)
-      for rule in ("token", "block", "recursive", "traversal", "kseq")
-      for policy in (None, "1", "confidence(threshold=0.5)")
-      if (rule, policy) not in (("token", None), ("block", "1"))
+      pytest.param(rule, "confidence(threshold=0.5)", marks=pytest.mark.slow)
+      for rule in ("recursive", "traversal", "kseq")
     ),
   ],
 )  # fmt: skip
@@ -149,20 +146,6 @@ def test_what_followed_is_drafted_where_the_text_repeats_itself():
   np.testing.assert_array_equal(draft.log_probs[1], expected.log_probs[1])
 
 
-def test_a_row_that_reads_on_has_a_path_in_place_of_a_dynamic_tree():
-  inner = dynamic_head()
-  alone = specjax.make_decoder(TOY, drafter=inner, rule="match")
-  expected, *_ = alone.propose(*begun(alone, NEAR, [AGAIN, ANEW]))
-  drafter = reading_on(inner, tokens=4)
-  assert (drafter.tree.num_drafted, drafter.tree.max_depth) == (5, 4)
-  decoder = specjax.make_decoder(TOY, drafter=drafter, rule="match")
-  draft, *_ = decoder.propose(*begun(decoder, NEAR, [AGAIN, ANEW]))
-  assert draft.tokens[0, :5].tolist() == [1, 0, 2, 1, 0]
-  assert draft.parents[0].tolist() == [-1, 0, 1, 2, 3, -1]
-  assert draft.tokens[1, :4].tolist() == expected.tokens[1].tolist()
-  assert draft.parents[1].tolist() == [*expected.parents[1].tolist(), -1, -1]
-
-
 def test_the_head_knows_what_stands_after_texts_were_read_on():
   """With the target's own law all that it drafts is accepted, after any round.
 
@@ -206,16 +189,6 @@ def test_no_pass_is_made_for_rows_that_read_on():
     assert draft.topology().present.sum(1).tolist() == [DEPTH + 1] * 2
 
 
-def test_rows_that_are_done_ask_for_no_pass():
-  drafter = reading_on(head(policy=policies.get("2")))
-  decoder = specjax.make_decoder(TOY, drafter=drafter)
-  params, state = begun(decoder, NEAR, [AGAIN, ANEW])
-  ended = jnp.array([StopReason.RUNNING, StopReason.LENGTH])
-  state = dataclasses.replace(state, stop_reason=ended)
-  _, _, after, _ = decoder.propose(params, state)
-  assert int(after.passes) == 1
-
-
 @pytest.mark.parametrize("said", ["by a policy", "by tokens"])
 def test_a_depth_bounds_what_is_drafted_and_not_what_is_read_on(said):
   if said == "by tokens":
@@ -232,39 +205,21 @@ def test_a_depth_bounds_what_is_drafted_and_not_what_is_read_on(said):
   ("inner", "more", "message"),
   [
     (
-      drafters.model(TOY, tree=chain(2), vocab_size=VOCAB),
-      {},
+      drafters.model(TOY, tree=chain(2), vocab_size=VOCAB), {},
       "state is made of what was",
     ),
-    (head(policy=policies.get("optimal(cost=0.4)")), {},
-     "learns from rounds of the draft's own"),
     (
-      drafters.eagle(
-        HEAD, tree=Tree((-1, 0, 0)), vocab_size=VOCAB
-      ),
-      {},
-      "around a chain",
+      head(policy=policies.get("optimal(cost=0.4)")), {},
+      "learns from rounds of the draft's own",
     ),
     (
-      drafters.eagle(
-        HEAD, tree=chain(2), siblings="without_replacement", vocab_size=VOCAB
-      ),
-      {},
-      "around a chain",
-    ),
-    (
-      dataclasses.replace(head(), tree=Tree((-1, 0, 1), lanes=(0,))),
-      {},
+      drafters.eagle(HEAD, tree=Tree((-1, 0, 0)), vocab_size=VOCAB), {},
       "around a chain",
     ),
     (head(), dict(tokens=1), "must be >= the other drafter's 2"),
-    (head(), dict(min_match=0), "min_match must be"),
     (head(), dict(min_match=9), "min_match must be"),
   ],
-  ids=[
-    "a draft model", "a policy that learns", "a tree", "another law",
-    "lanes", "fewer", "no match", "longer than any",
-  ],
+  ids=["a draft model", "a policy that learns", "a tree", "fewer", "longer"],
 )  # fmt: skip
 def test_what_cannot_give_way_is_refused(inner, more, message):
   with pytest.raises(ValueError, match=message):

@@ -19,7 +19,6 @@ from specjax.siblings import (
   IID,
   SHARED_NOISE,
   TOP_K,
-  WITHOUT_REPLACEMENT,
 )
 from specjax.tree import Tree, chain, k_ary, paths
 from specjax.types import pick_nodes
@@ -332,45 +331,3 @@ def test_siblings_of_different_laws_are_not_independent():
   )
   with pytest.raises(ValueError, match="siblings must be 'given', got 'iid'"):
     check(certain)
-
-
-def test_a_node_that_is_drawn_otherwise_is_sampled():
-  """One node by `Context.draw`, the other with keys of its own."""
-  inner = of_table(paths(1, 2))
-
-  def own_draw(draft, context):
-    keys = random.role_keys(context.keys, range(3, 4))
-    token = random.categorical(keys, draft.log_probs[:, 2:3])[:, 0]
-    tokens = draft.tokens.at[:, 2].set(token.astype(jnp.int32))
-    return dataclasses.replace(draft, tokens=tokens)
-
-  def propose(params, state, cache, context):
-    asked = dataclasses.replace(
-      context,
-      draws=lambda numbers, nodes, laws: jnp.concatenate(
-        [
-          context.draws(numbers[:, :1], [1], laws[:, :1]),
-          pick_nodes(numbers[:, 1:], [2], laws[:, 1:]),
-        ],
-        axis=1,
-      ),
-    )
-    draft, state, cache = inner.propose(params, state, cache, asked)
-    return own_draw(draft, context), state, cache
-
-  assert check(dataclasses.replace(inner, propose=propose)).method == "sampled"
-
-
-def test_siblings_that_are_drawn_in_a_loop_are_sampled():
-  """Nine of them, and a child of the first: no list of what was drawn."""
-  tree = Tree((-1, *[0] * 9, 1))
-  vocab = 9
-  table = toys.table(vocab, seed=3)
-  actual = exact.check_drafter(
-    forms.table_drafter(vocab, tree, WITHOUT_REPLACEMENT),
-    specjax.Params(target=jnp.asarray(table), draft=jnp.asarray(table)),
-    toys.table_model(vocab),
-    vocab_size=vocab,
-    num_samples=512,
-  )
-  assert actual.method == "sampled"

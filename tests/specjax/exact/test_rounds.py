@@ -18,8 +18,7 @@ import pytest
 import toys
 
 import specjax
-from models.networks.quantized_tensor import quantize
-from specjax import drafters, exact
+from specjax import exact
 from specjax import warp as warp_lib
 from specjax.siblings import IID, WITHOUT_REPLACEMENT
 from specjax.tree import Form, Tree, chain, paths
@@ -85,25 +84,6 @@ CASES = [
 @pytest.mark.parametrize(("drafter", "rule"), CASES)
 def test_a_round_has_the_targets_law(drafter, rule):
   assert error(drafter, rule) < LIMIT
-
-
-def in_few_bits(kind):
-  """The target's table as weights of that kind stand for it."""
-  weight = quantize(jnp.asarray(TARGET), kind)
-  return np.asarray(weight.dequantized(), np.float64)
-
-
-def test_a_target_in_few_bits_has_its_own_law_with_a_copy_in_fewer():
-  """Exactly that of what it is rounded to, which is rounded again to draft."""
-  target, draft = in_few_bits("int8"), in_few_bits("int4")
-  model = toys.table_model(VOCAB)
-  actual = exact_cases.round_error(
-    drafters.quantized_self(model, tree=CHAIN, vocab_size=VOCAB), "block",
-    model=model, target=target, draft=draft,
-  )  # fmt: skip
-  assert actual < LIMIT
-  assert np.abs(target - TARGET).max() > 1e-3
-  assert np.abs(target - draft).max() > 1e-2
 
 
 @pytest.mark.parametrize(

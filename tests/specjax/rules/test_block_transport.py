@@ -43,15 +43,6 @@ C = (P, Q)
     (B, 2, 2, 64, 7 / 4),  # the joint optimum
     (C, 1, 2, 10, 0.86),  # the optimum of `transport`
     (C, 2, 3, 64, 1.8006069181),
-    *(
-      pytest.param(*case, marks=pytest.mark.slow)
-      for case in (
-        (A, 2, 2, 9, 131 / 81),  # the joint optimum
-        (A, 2, 3, 64, 1.8506454658),
-        (C, 2, 2, 64, 1.5585367931),
-        (C, 2, 2, 100, 1.558625),
-      )
-    ),
   ],
 )
 def test_acceptance_of_hand_examples(laws, depth, count, bins, value):
@@ -67,33 +58,6 @@ def test_acceptance_of_hand_examples(laws, depth, count, bins, value):
 def handed_out(node):
   """The laws of the scores that types get, `f32[C, N]`."""
   return score_transport.mixture(node) @ jnp.diff(node.within)
-
-
-@pytest.mark.usefixtures("x64")
-def test_one_node_of_two_tokens_by_hand():
-  """The bound between them is cut at time 0.6."""
-  weights = jnp.array([0.25, 0.75, 1.25, 1.75])
-  node = score_transport.make_node(
-    jnp.arange(5) / 4, weights, jnp.array([0.5, 0.5]), jnp.array([0.8, 1.2])
-  )
-  np.testing.assert_allclose(node.base, [0, 0.25, 1], atol=1e-15)
-  np.testing.assert_allclose(node.goal, [0, 0.4, 1], atol=1e-15)
-  handed = handed_out(node)
-  np.testing.assert_allclose(handed[0], [0.35, 0.35, 0.15, 0.15], atol=1e-15)
-  np.testing.assert_allclose(handed[1], handed[0][::-1], atol=1e-15)
-  np.testing.assert_allclose(handed @ weights, [0.8, 1.2], atol=1e-15)
-
-
-@pytest.mark.usefixtures("x64")
-def test_a_node_aims_at_the_law_closest_to_the_drafts():
-  """Of `a` that accept .86 it takes (.34, .30, .36), not (.25, .39, .36)."""
-  edges = jnp.arange(11) / 10
-  node = score_transport.make_node(
-    edges, 10 * jnp.diff(edges**2), jnp.asarray(P), jnp.asarray(Q / P)
-  )
-  np.testing.assert_allclose(
-    jnp.diff(node.goal), [0.34, 0.30, 0.36], atol=1e-12
-  )
 
 
 @pytest.mark.usefixtures("x64")

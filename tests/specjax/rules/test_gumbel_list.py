@@ -12,7 +12,6 @@ import toys
 import specjax
 from specjax import random, rules, tree
 from specjax.siblings import IID, SHARED_NOISE
-from specjax.types import Draft
 
 RULE = rules.get("gumbel_list")
 VOCAB = 3
@@ -107,32 +106,6 @@ def test_matches_are_at_least_the_list_matching_bound(count):
     assert actual > least - 5 * spread
     if count == 1:  # attained
       assert actual == pytest.approx(least, abs=5 * spread)
-
-
-def test_the_text_does_not_depend_on_the_drafts_law_given_tokens_and_noise():
-  shape = tree.paths(2, 2)
-  rng = np.random.default_rng(0)
-  noise = jax.random.gumbel(jax.random.key(0), (50, 2, 3, VOCAB))
-  tokens = jnp.asarray(rng.integers(0, VOCAB, (50, 5)), jnp.int32)
-  target = jnp.log(jnp.asarray(rng.dirichlet(np.ones(VOCAB), (50, 5))))
-  actual = [
-    RULE.verify(
-      Draft(
-        tree=shape,
-        siblings=SHARED_NOISE,
-        tokens=tokens,
-        log_probs=jnp.log(jnp.asarray(rng.dirichlet(np.ones(VOCAB), (50, 5)))),
-        noise=noise,
-      ),
-      tree.fixed_topology(shape),
-      target,
-    )
-    for _ in range(2)
-  ]
-  np.testing.assert_array_equal(actual[0].node_probs, actual[1].node_probs)
-  np.testing.assert_array_equal(
-    actual[0].next_log_probs(None), actual[1].next_log_probs(None)
-  )
 
 
 def texts_of(rule, *, samples):

@@ -5,7 +5,6 @@ import functools
 import itertools
 
 import instances
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from instances import P, Q
 
 from specjax import exact, rules, siblings, tree
 from specjax.rules import known_target
-from specjax.theory import tradeoff
 from specjax.types import Draft
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -44,36 +42,23 @@ PI = {
 }
 # Parameters with which nothing is relaxed.
 STRICT = (
-  "ensemble(weight=1)",
-  "lenient(lenience=1)",
-  "fuzzy(threshold=0)",
-  "cascade_chow(alpha=0)",
-  "cascade_diff(alpha=-1)",
-  "cascade_opt(alpha=-9)",
-  "cascade_token(alpha=-1, version=1)",
-  "cascade_token(alpha=-1, version=2)",
-  "contrastive(alpha=0, beta=0)",
-  "cactus(delta=0)",
-)
+  "ensemble(weight=1)", "lenient(lenience=1)", "fuzzy(threshold=0)",
+  "cascade_chow(alpha=0)", "cascade_diff(alpha=-1)", "cascade_opt(alpha=-9)",
+  "cascade_token(alpha=-1, version=1)", "cascade_token(alpha=-1, version=2)",
+  "contrastive(alpha=0, beta=0)", "cactus(delta=0)",
+)  # fmt: skip
 # Parameters with which the draft's own law comes out.
 FREE = (
-  "ensemble(weight=0)",
-  "fuzzy(threshold=0.7)",
-  "cascade_chow(alpha=1)",
-  "cascade_diff(alpha=1)",
-  "cascade_opt(alpha=99)",
+  "ensemble(weight=0)", "fuzzy(threshold=0.7)", "cascade_chow(alpha=1)",
+  "cascade_diff(alpha=1)", "cascade_opt(alpha=99)",
   "cascade_token(alpha=1, version=3)",
-)
+)  # fmt: skip
 BETWEEN = (
-  "ensemble(weight=0.3)",
-  "lenient(lenience=0.6)",
-  "fuzzy(threshold=0.1)",
-  "cascade_chow(alpha=0.5)",
-  "cascade_diff(alpha=0.1)",
-  "cascade_opt(alpha=0.1)",
-  "cactus(delta=0.05)",
-)
-BEYOND = ("cascade_token(alpha=0.5)", "contrastive()")
+  "ensemble(weight=0.3)", "lenient(lenience=0.6)", "fuzzy(threshold=0.1)",
+  "cascade_chow(alpha=0.5)", "cascade_diff(alpha=0.1)",
+  "cascade_opt(alpha=0.1)", "cactus(delta=0.05)", "cascade_token(alpha=0.5)",
+  "contrastive()",
+)  # fmt: skip
 MULTI = ("recursive", "traversal", "kseq", "transport")
 
 
@@ -141,11 +126,11 @@ def block_error(name, shape, zeros=False):
   return np.abs(actual - expected).max(), law.total_variation
 
 
-@pytest.mark.parametrize("zeros", [False, True])
-@pytest.mark.parametrize("name", [*BETWEEN, *BEYOND])
-def test_over_a_block_the_joint_law_is_that_of_pi(name, zeros):
-  error, _ = block_error(name, tree.chain(2), zeros)
-  assert error < LIMIT
+@pytest.mark.parametrize("name", BETWEEN)
+def test_over_a_block_the_joint_law_is_that_of_pi(name):
+  for zeros in (False, True):
+    error, _ = block_error(name, tree.chain(2), zeros)
+    assert error < LIMIT
 
 
 @pytest.mark.parametrize("base", known_target.BASES)
@@ -191,69 +176,6 @@ def test_with_all_relaxed_all_is_accepted(name):
     np.testing.assert_allclose(accepted, 1, atol=LIMIT)
 
 
-# ----------------------------------------------------------------- the front
-
-
-def test_rejection_and_loss_are_those_of_the_theory():
-  """On the front exactly where the law lies between draft and target."""
-  for name in (*BETWEEN, *BEYOND):
-    accepted, laws = outcome(name, *LAWS)
-    most = 0.0
-    for p, q, a, law in zip(*LAWS, accepted, laws, strict=True):
-      actual = tradeoff.known_target(p, q, law)
-      assert actual == pytest.approx((1 - a, distance(law, q)), abs=1e-12)
-      excess = sum(actual) - distance(p, q)
-      between = ((law - p) * (law - q) <= 1e-12).all()
-      assert (excess < 1e-12) == between
-      most = max(most, excess)
-    assert (most < 1e-12) == (name in BETWEEN)
-    assert most < 1e-12 or most > 0.01
-
-
-def published_cactus(p, q, delta):
-  """Acceptance and law of Cactus, one rejected token after the other."""
-  law, accepted = np.zeros(len(p)), 0.0
-  for x in range(len(p)):
-    h = min(1.0, q[x] + np.sqrt(2 * delta * q[x] * (1 - q[x])))
-    accept = min(1.0, h / p[x]) if p[x] > 0 else 0.0
-    accepted += p[x] * accept
-    law[x] += p[x] * accept
-    if p[x] * (1 - accept) > 0:
-      other = q * (1 - h) / (1 - q[x])
-      other[x] = h
-      residual = np.maximum(other - p, 0)
-      law += p[x] * (1 - accept) * residual / residual.sum()
-  return accepted, law
-
-
-@pytest.mark.parametrize("delta", [0.01, 0.1, 1.0])
-def test_cactus_accepts_and_says_what_is_published(delta):
-  for laws in (LAWS, ZEROS):
-    accepted, law = outcome(f"cactus(delta={delta})", *laws)
-    for p, q, a, row in zip(*laws, accepted, law, strict=True):
-      expected, by_token = published_cactus(p, q, delta)
-      assert a == pytest.approx(expected, abs=1e-12)
-      np.testing.assert_allclose(row, by_token, atol=1e-12)
-
-
-def test_cactus_of_a_large_vocabulary_is_a_law_in_float32():
-  p, q = instances.random_laws(3, 4096, seed=3)
-  laws = []
-  for kind in (jnp.float32, jnp.float64):
-    one = jnp.asarray(np.log(np.stack([p, p], 1)), kind)
-    draft = Draft(
-      tree=tree.chain(1), siblings=siblings.IID,
-      tokens=jnp.zeros((3, 2), jnp.int32), log_probs=one,
-    )  # fmt: skip
-    target = jnp.asarray(np.log(np.stack([q, q], 1)), kind)
-    rule = rules.get("cactus(delta=0.1)")
-    actual = jax.jit(
-      lambda d, q: rule.verify(d, d.topology(), q).total_variation  # noqa: B023
-    )(draft, target)
-    laws.append(np.asarray(actual, np.float64))
-  np.testing.assert_allclose(laws[0], laws[1], atol=1e-5)
-
-
 # ------------------------------------------------- what is not there, mutants
 
 
@@ -294,9 +216,7 @@ def test_a_certain_token_is_a_point_mass():
   [
     ("ensemble(weight=1.1)", r"weight must be in \[0, 1\]"),
     ("ensemble(base='best')", "base must be one of"),
-    ("lenient(lenience=0)", "lenience must be in"),
     ("fuzzy(threshold=-1)", "threshold must be >= 0"),
-    ("cascade_diff(alpha=-2)", "alpha must be in"),
     ("cascade_token(version=4)", "version must be 1, 2 or 3"),
   ],
 )

@@ -19,18 +19,6 @@ SHAPES = (
 )  # fmt: skip
 
 
-def first_shape(rule):
-  """The first tree and siblings that a rule is for."""
-  for tree, siblings in SHAPES:
-    if siblings.with_noise == rule.with_noise:
-      try:
-        rule.check(tree, siblings)
-      except ValueError:
-        continue
-      return tree, siblings
-  raise AssertionError(rule.name)
-
-
 def near_laws(dtype):
   """Log-laws of draft and target that agree to 1e-9, 1e-12, 1e-15, or wholly.
 
@@ -58,7 +46,7 @@ def test_what_is_left_of_near_equals_sums_to_one(name, dtype, request):
   if dtype == "float64":
     request.getfixturevalue("x64")
   rule = rules.get(name)
-  tree, siblings = first_shape(rule)
+  tree, siblings = instances.first_shape(rule, SHAPES)
   draft, target = near_laws(dtype)
   rng = np.random.default_rng(1)
   shape = (ROWS, tree.num_nodes)

@@ -5,13 +5,10 @@ docs/optimum.md.
 """
 
 import instances
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax import rules, tree
-from specjax.siblings import IID
+from specjax import rules
 from specjax.theory import optimum as theory
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -57,33 +54,3 @@ def test_more_drafts_are_never_worse(name):
   if name != "match":
     p, q = laws(3)
     np.testing.assert_allclose(one, np.minimum(p, q).sum(1), atol=1e-9)
-
-
-def test_block_never_accepts_less_than_token():
-  """On paths of two tokens whose laws depend on the first."""
-  rng = np.random.default_rng(2)
-  count, vocab = 1000, 3
-  laws = rng.dirichlet(np.ones(vocab), (2, count, 1 + vocab))  # p, q
-  tokens = np.array([(0, x, y) for x in range(vocab) for y in range(vocab)])
-  rows = lambda table: np.stack(
-    [table[:, [0] * 9], table[:, 1 + tokens[:, 1]], table[:, [0] * 9]], axis=2
-  ).reshape(-1, 3, vocab)
-  p, q = rows(laws[0]), rows(laws[1])
-  tiled = np.tile(tokens, (count, 1))
-  at = np.arange(len(tiled))
-  weight = p[at, 0, tiled[:, 1]] * p[at, 1, tiled[:, 2]]
-  log_p = np.log(p)
-  log_p[:, 2] = -np.inf
-  draft = instances.make_draft(
-    tree.chain(2), IID, jnp.asarray(tiled, jnp.int32), jnp.asarray(log_p)
-  )
-
-  def expected(name):
-    verify = rules.get(name).verify
-    ask = jax.jit(lambda d, q: verify(d, d.topology(), q).node_probs)
-    mean = np.asarray(ask(draft, np.log(q))) @ np.arange(3)
-    return (weight * mean).reshape(count, 9).sum(1)
-
-  token, block = expected("token"), expected("block")
-  assert (block >= token - 1e-12).all()
-  assert (block > token + 1e-3).mean() > 0.3

@@ -7,9 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax import exact, rules
-from specjax.rules import score_block
-from specjax.siblings import GREEDY, IID, WITHOUT_REPLACEMENT
+from specjax import rules
+from specjax.siblings import IID, WITHOUT_REPLACEMENT
 from specjax.tree import Form, Tree, k_ary, paths
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -52,52 +51,13 @@ def pairs_in(tokens, law):
   return np.sum(inside / (1 - inside) * (inside.sum() - inside))
 
 
-def test_it_accepts_more_than_traversal_of_the_same_drafts():
-  rng = np.random.default_rng(1)
-  p, q = rng.dirichlet(np.ones(3), (2, 6, 3))
-  laws = [lambda c, x=x: x[len(c) % 6, c[-1]] for x in (p, q)]
-  for tree in (paths(2, 2), k_ary(2, 2)):
-    actual, other = (
-      exact.block_law(
-        rule, tree, *laws, siblings=WITHOUT_REPLACEMENT
-      ).expected_accepted
-      for rule in (RULE, rules.get("traversal"))
-    )
-    assert actual > 1.01 * other
-
-
-def test_of_a_certain_token_only_ties_of_bins_are_lost():
-  certain = lambda context: np.array([1.0, 0.0, 0.0])
-  actual = exact.block_law(
-    RULE, k_ary(2), certain, certain, siblings=WITHOUT_REPLACEMENT
-  )
-  assert actual.expected_accepted == pytest.approx(1 - 1 / 64, abs=1e-3)
-
-
-def test_the_best_of_a_family_has_the_prescribed_law_whatever_the_powers():
-  rng = np.random.default_rng(2)
-  log_law = jnp.log(jnp.asarray(rng.dirichlet(np.ones(6))))
-  below = jnp.concatenate([jnp.zeros(1), jnp.cumsum(rng.dirichlet(np.ones(9)))])
-  second = WITHOUT_REPLACEMENT.child(log_law, jnp.array([3]), 2)
-  family = score_block._Family.of(
-    jnp.stack([log_law, second]), jnp.array([3, 0])
-  )
-  for spread in (0, 1, 7):
-    powers = jnp.asarray(spread * rng.uniform(-1, 1, 6))
-    scores = score_block._scores(family, powers, below)
-    assert (np.diff(scores, axis=0) >= 0).all()
-    np.testing.assert_allclose(family.product(scores), below, atol=1e-14)
-
-
 @pytest.mark.parametrize(
   ("tree", "siblings", "words"),
   [
     (Tree((-1, 0, 0, 1, 1)), WITHOUT_REPLACEMENT, "equally deep"),
-    (Tree((-1, 0, 0, 1, 2, 2)), WITHOUT_REPLACEMENT, "as many as"),
     (Tree((-1, 0, 0, 2, 1)), WITHOUT_REPLACEMENT, "order of their parents"),
     (k_ary(3), WITHOUT_REPLACEMENT, "one child or two"),
     (k_ary(2), IID, "siblings='without_replacement'"),
-    (k_ary(2), GREEDY, "siblings='without_replacement'"),
     (Tree((-1, 0, 1), form=Form.MASKED), WITHOUT_REPLACEMENT, "form is"),
   ],
 )  # fmt: skip

@@ -10,10 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from specjax import rules
 from specjax.rules import transport
 from specjax.rules.nodewise import verify_nodes
-from specjax.rules.ratio_classes import single_tokens
 from specjax.theory import optimum as theory
 
 pytestmark = pytest.mark.usefixtures("x64")
@@ -59,62 +57,6 @@ def test_the_rules_plan_is_feasible_and_optimal_for_the_linear_programme():
     assert (plan.sum(1) <= probs + 1e-12).all()
     value, _ = acceptances.plan(drafts, probs, q)
     assert plan.sum() == pytest.approx(value, abs=1e-9)
-
-
-def test_the_selected_law_is_what_selection_promises():
-  """Also on instances where several rounds of cuts are needed."""
-  vocab, count = 5, 3
-  drafts = drafts_of(vocab, count)
-  p, q = instances.random_laws(60, vocab, seed=2, zeros=True)
-  valid = jnp.ones(count, bool)
-
-  @jax.jit
-  def select(log_p, log_q):
-    classes = single_tokens(log_q, log_p)
-    levels, slopes = transport.selection(
-      classes.draft, classes.target, jnp.int32(count), most=count
-    )
-    pick = jax.vmap(
-      lambda tokens: transport.pick_probs(levels, classes.ids[tokens], valid)
-    )(jnp.asarray(drafts))
-    return jnp.exp(log_p) * slopes[classes.ids], pick
-
-  several = 0
-  for i in range(len(p)):
-    law, pick = map(
-      np.asarray, select(instances.log(p[i]), instances.log(q[i]))
-    )
-    weight = p[i][drafts].prod(1)
-    np.testing.assert_allclose(pick.sum(1), 1, atol=1e-12)
-    actual = np.zeros(vocab)
-    for slot in range(count):
-      np.add.at(actual, drafts[:, slot], weight * pick[:, slot])
-    np.testing.assert_allclose(actual, law, atol=1e-12)
-    # In the polytope of all selections: a(S) >= p(S)^k.
-    for size in range(1, vocab):
-      for s in itertools.combinations(range(vocab), size):
-        tokens = list(s)
-        assert law[tokens].sum() >= p[i][tokens].sum() ** count - 1e-12
-    several += (np.unique(pick.round(9)).size) > 4
-  assert several > 20
-
-
-def test_two_drafts_are_surely_accepted_where_theory_says_so():
-  p, q = instances.random_laws(200, 4, seed=3)
-  one, _ = instances.at_one_position(rules.get("transport"), p, q, 2)
-  # Khisti et al.: certain acceptance iff q(S) >= p(S)^2 for every S.
-  sure = np.array(
-    [
-      all(
-        b[list(s)].sum() >= a[list(s)].sum() ** 2 - 1e-12
-        for size in range(1, 5)
-        for s in itertools.combinations(range(4), size)
-      )
-      for a, b in zip(p, q, strict=True)
-    ]
-  )
-  assert 0 < sure.sum() < 200
-  np.testing.assert_array_equal(one > 1 - 1e-9, sure)
 
 
 @pytest.mark.parametrize("count", [2, 3, 8])
@@ -171,38 +113,6 @@ def test_classes_stay_lossless(monkeypatch, count):
   )
   assert (accepted <= best + 1e-12).all()
   assert (accepted < best - 1e-3).any()
-
-
-@pytest.mark.parametrize(("vocab", "count"), [(1000, 2), (1000, 8), (4096, 4)])
-def test_in_float32_the_selected_law_is_that_of_the_levels(vocab, count):
-  """Against the chords of the returned levels, integrated in float64."""
-  p, q = (x[0] for x in instances.random_laws(1, vocab, seed=7))
-  with jax.enable_x64(False):
-    log_p, log_q = instances.log(p), instances.log(q)
-
-    @jax.jit
-    def select(log_p, log_q):
-      classes = transport.classes_of(log_q, log_p, count)
-      actual = transport.selection(
-        classes.draft, classes.target, jnp.int32(count), most=count
-      )
-      return classes.ids, *actual
-
-    ids, levels, slopes = map(np.asarray, select(log_p, log_q))
-  levels = levels.astype(np.float64)
-  p = np.exp(np.asarray(log_p, np.float64))
-  mass = np.bincount(ids, p / p.sum(), minlength=len(slopes))
-  c = np.concatenate([[0], np.cumsum(mass)])
-  times = np.unique(np.concatenate([levels[levels < 1], [0, 1]]))
-  law = np.zeros(len(mass))
-  for start, end in itertools.pairwise(times):
-    cuts = np.flatnonzero((levels <= start) | np.isin(c, (c[0], c[-1])))
-    cuts = np.unique(np.concatenate([cuts, [0, len(c) - 1]]))
-    law += np.diff(np.interp(c, c[cuts], c[cuts] ** count)) * (end - start)
-  actual = np.asarray(slopes, np.float64) * mass
-  assert np.abs(actual - law).sum() / 2 < 5e-6
-  heavy = law > 1e-7
-  assert np.abs(actual / np.maximum(law, 1e-300) - 1)[heavy].max() < 1e-2
 
 
 def test_equal_laws_and_one_draft_need_no_choice():

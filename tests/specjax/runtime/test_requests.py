@@ -96,31 +96,6 @@ def test_a_seed_of_its_own_draws_the_same_wherever_it_stands(one):
   assert first.token_ids != other.token_ids
 
 
-def test_rows_that_differ_are_one_program(one, together):
-  del together
-  shapes = set(one.programs)
-  changed = [
-    request(i, dataclasses.replace(s, temperature=0.3, top_k=2, seed=i))
-    for i, s in enumerate(SETTINGS)
-  ]
-  run(one, *changed)
-  run(one, *changed[::-1])
-  assert set(one.programs) == shapes
-
-
-def test_widths_with_buffers_of_one_length_have_one_loop(one):
-  """A text is the same in each, and in the longest that there may be."""
-  ours = dataclasses.replace(one, programs={}, max_length=400)
-  batches = [Batch((request(0),), 1, w) for w in (32, 40, 64, 280, 300)]
-  texts = [ours.run(batch)[0][0].token_ids for batch in batches]
-  assert texts == [texts[0]] * 5
-  held = lambda batch: ours.decoder.buffer_length(ours.prefill(batch))
-  assert [held(batch) for batch in batches] == [64, 64, 128, 400, 400]
-  loops = [made.loop for made in ours.programs.values()]
-  assert (loops[0], loops[3]) == (loops[1], loops[4])
-  assert len(set(map(id, loops))) == 3
-
-
 def test_rows_with_penalties_stand_beside_rows_without(one, together):
   """And they are what plain Python makes of what they want."""
   soon = together[1].token_ids[3]
@@ -154,11 +129,6 @@ def test_a_row_that_ignores_ends_goes_on_to_its_budget(one):
   assert first.stop_reason == "stop_token"
   assert second.stop_reason == "length"
   assert second.token_ids[: len(first.token_ids)] == first.token_ids
-
-
-def test_a_budget_beyond_the_buffer_is_refused(one):
-  with pytest.raises(ValueError, match="asks for 25 new tokens"):
-    run(one, request(0, Settings(max_new_tokens=BUDGET + 1)))
 
 
 def test_a_watched_row_ends_where_its_watch_says(one, together):
@@ -267,11 +237,9 @@ def test_texts_are_as_long_as_the_models_have_positions():
   ("prompts", "settings", "message"),
   [
     ([[1], []], None, "a prompt has no tokens"),
-    ([], None, "give one or more prompts"),
     ([[1], [2]], [Settings()], "got 2 prompts and 1 settings"),
     ([[1], [2, 11]], None, r"in 0\.\.10, got 11 in prompt 1: .* tokenizer"),
     ("def", None, r"got a string: encode it.*tokenizer\.encode"),
-    ([1, 2], None, "prompt 0 must be a list of token ids, got 1"),
   ],
 )
 def test_prompts_that_cannot_be_completed_are_refused(

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from specjax.theory import experts, stopping, throughput
+from specjax.theory import experts, throughput
 from specjax.theory.experts import Reads, expected_distinct
 
 
@@ -48,13 +48,6 @@ def test_the_bytes_of_a_pass_over_qwen3_30b_a3b():
   assert model.verify(rows=256)(8) == pytest.approx(1, abs=1e-6)
 
 
-def test_measured_counts_take_the_formulas_place():
-  model = qwen3_30b_a3b()
-  alike = lambda tokens: np.full_like(np.asarray(tokens, float), 8.0)
-  assert model.bytes_of(8, alike) == model.bytes_of(1)
-  assert model.verify(2, alike)(np.array([1, 5])).tolist() == [1, 1]
-
-
 @pytest.mark.parametrize(
   ("count", "chosen", "devices"), [(128, 8, 8), (32, 4, 4), (8, 2, 4)]
 )
@@ -75,22 +68,6 @@ def test_the_busiest_device_is_within_four_hundredths_of_simulations(
   assert experts.busiest(distinct, count, 1) == pytest.approx(distinct)
 
 
-def test_the_best_length_on_the_curve_is_the_optimum_of_stopping():
-  model = qwen3_30b_a3b()
-  for rows, acceptance in ((1, 0.9), (8, 0.7), (64, 0.8)):
-    verify = model.verify(rows)
-    best = throughput.best_num_tokens(acceptance, 0.02, verify, most=24)
-    actual = stopping.optimum(
-      stopping.independent([acceptance]),
-      stopping.Costs(draft=0.02, verify=verify),
-      24,
-    )
-    assert actual.depth == best
-    assert actual.rate == pytest.approx(
-      throughput.throughput(best, acceptance, 0.02, verify(best + 1))
-    )
-
-
 def test_alone_a_row_gains_little_and_beside_others_as_a_dense_model():
   model = qwen3_30b_a3b()
   gains = {}
@@ -103,23 +80,10 @@ def test_alone_a_row_gains_little_and_beside_others_as_a_dense_model():
   assert throughput.best_num_tokens(0.7, 0.02, 1.0) == 8
 
 
-def test_levels_become_cheaper_and_the_first_need_not_pay_for_itself():
-  """At the best rate 14 levels pay together, and the first alone does not."""
-  costs = stopping.Costs(draft=0.02, verify=qwen3_30b_a3b().verify(8))
-  marginal = costs.marginal(24)
-  assert (np.diff(marginal) < 0).all()
-  process = stopping.independent([0.8])
-  best = stopping.optimum(process, costs, 24)
-  assert best.depth == 14
-  assert best.rate * marginal[0] > 1
-  assert stopping.myopic(process, costs, 24).rate < best.rate
-
-
 @pytest.mark.parametrize(
   ("call", "message"),
   [
     (lambda: expected_distinct(1, 4, 5), "num_chosen must be in 1..4"),
-    (lambda: expected_distinct(-1, 4, 2), "tokens must be finite"),
     (lambda: expected_distinct(np.inf, 4, 2), "tokens must be finite"),
     (lambda: qwen3_30b_a3b().verify(0), "rows must be >= 1"),
   ],

@@ -51,13 +51,10 @@ def accepted(rule, tree, draft, target, siblings=siblings_lib.IID):
 HAND = [
   (A, 2, 1, Fraction(11, 9)),
   (A, 2, 2, Fraction(131, 81)),
-  (A, 2, 3, Fraction(1351, 729)),
   (B, 2, 1, Fraction(3, 2)),
   (B, 2, 2, Fraction(7, 4)),
   (C, 1, 2, Fraction(86, 100)),
-  (C, 2, 1, Fraction(125, 100)),
   (C, 2, 2, Fraction(15608, 10000)),
-  (C, 2, 3, Fraction(180404, 100000)),
 ]
 
 
@@ -68,14 +65,6 @@ def test_the_programme_gives_the_hand_values(laws, length, count, expected):
   assert actual.acceptance[0] == 1
   total = sum(a.sum() for a in actual.acceptance[1:])
   assert actual.expected_accepted == pytest.approx(total, abs=1e-12)
-
-
-def test_the_plan_of_the_hand_example():
-  first, second = joint.any_tree(tree_lib.paths(2, 2), *A).acceptance[1:]
-  np.testing.assert_allclose(first, [1 / 3, 5 / 9], atol=1e-12)
-  np.testing.assert_allclose(
-    second, [[1 / 9, 2 / 9], [5 / 27, 17 / 81]], atol=1e-12
-  )
 
 
 def test_one_path_is_block_verification():
@@ -115,62 +104,15 @@ def test_no_rule_is_above_the_optimum_of_its_drafts(rule, siblings):
   assert max(away) > 1e-4  # the node by node rules leave something
 
 
-def antichains(first, depth, vocab=2):
-  """Every antichain of the contexts that go on from `first`, itself too."""
-  yield frozenset()
-  yield frozenset([first])
-  if len(first) < depth:
-    below = [list(antichains((*first, x), depth, vocab)) for x in range(vocab)]
-    for parts in itertools.product(*below):
-      union = frozenset().union(*parts)
-      if union:
-        yield union
-
-
-def test_no_antichain_is_accepted_more_often_than_it_is_drafted():
-  """All 676 antichains of two tokens, three deep (Proposition 2)."""
-  draft, target = random_laws(5, 2, 0.4)
-  actual = joint.any_tree(tree_lib.paths(3, 2), draft, target)
-  mass = [exact.target_block_law(draft, length=g) for g in range(1, 4)]
-  slack = []
-  for parts in itertools.product(antichains((0,), 3), antichains((1,), 3)):
-    chosen = parts[0] | parts[1]
-    inside = sum(mass[len(s) - 1][s] for s in chosen)
-    taken = sum(actual.acceptance[len(s)][s] for s in chosen)
-    slack.append(1 - (1 - inside) ** 2 - taken)
-  assert len(slack) == 676
-  assert min(slack) > -1e-12
-  assert sum(abs(x) < 1e-12 for x in slack) > 5  # and some are met
-
-
-def test_a_rare_token_does_no_harm():
-  draft, target = same(0.7, 0.3 - 1e-12, 1e-12), same(1e-12, 0.6, 0.4 - 1e-12)
-  best = joint.any_tree(tree_lib.paths(1, 2), draft, target)
-  expected = iid_optimum(draft(()), target(()), 2)
-  assert best.expected_accepted == pytest.approx(expected, abs=1e-9)
-
-
-def test_what_the_solver_cannot_do_is_an_error(monkeypatch):
+@pytest.mark.parametrize("factor", [1 - 1e-6, 1 + 1e-6])
+def test_a_solution_that_its_dual_contradicts_is_an_error(monkeypatch, factor):
   real = optimize.linprog
 
-  def off_by(factor):
-    def broken(*args, **options):
-      actual = real(*args, **options)
-      actual.x = actual.x * factor
-      return actual
-
-    return broken
-
-  def infeasible(*args, **options):
+  def broken(*args, **options):
     actual = real(*args, **options)
-    actual.status, actual.message = 2, "infeasible"
+    actual.x = actual.x * factor
     return actual
 
-  for broken, words in (
-    (off_by(1 - 1e-6), "its dual by"),
-    (off_by(1 + 1e-6), "its dual by"),
-    (infeasible, "infeasible"),
-  ):
-    monkeypatch.setattr(optimize, "linprog", broken)
-    with pytest.raises(ArithmeticError, match=words):
-      joint.any_tree(tree_lib.paths(2, 2), *A)
+  monkeypatch.setattr(optimize, "linprog", broken)
+  with pytest.raises(ArithmeticError, match="its dual by"):
+    joint.any_tree(tree_lib.paths(2, 2), *A)

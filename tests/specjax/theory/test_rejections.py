@@ -115,21 +115,6 @@ def test_one_draft_is_theorem_1():
     assert float(actual) == pytest.approx(total, abs=1e-12)
 
 
-def test_more_drafts_are_never_worse_and_reach_the_limit():
-  pair = markov.random_pair(0, vocab_size=3, horizon=5)
-  floored = markov.make_pair(
-    draft_initial=0.7 * pair.draft_initial + 0.1,
-    target_initial=pair.target_initial,
-    draft=0.7 * pair.draft + 0.1,
-    target=pair.target,
-  )
-  values = [
-    float(rejections.theorem3(floored, m)) for m in (1, 2, 3, 4, 8, 64, 512)
-  ]
-  assert values == sorted(values, reverse=True)
-  assert values[-1] == pytest.approx(float(rejections.limit(floored)), abs=1e-6)
-
-
 def repeated(draft, target, horizon):
   """The pair whose every token has the law `draft` or `target`."""
   tile = lambda law: np.tile(law, (horizon - 1, len(law), 1))
@@ -173,30 +158,12 @@ def test_what_the_draft_never_says_is_rejected_however_many_drafts():
   assert float(rejections.limit(pair)) == pytest.approx(0.3, abs=1e-12)
 
 
-def test_equal_chains_reject_nothing():
-  pair = markov.random_pair(0, vocab_size=3, horizon=4)
-  same = markov.make_pair(
-    draft_initial=pair.target_initial,
-    target_initial=pair.target_initial,
-    draft=pair.target,
-    target=pair.target,
-  )
-  for value in (
-    rejections.theorem1(same),
-    rejections.theorem3(same, 3),
-    rejections.limit(same),
-  ):
-    assert float(value) == 0
-
-
 @pytest.mark.parametrize(
   "change, words",
   [
     (dict(draft_initial=np.array([0.5, 0.6])), "sum to 1"),
-    (dict(draft_initial=np.array([1.5, -0.5])), "sum to 1"),
     (dict(target=np.full((2, 2, 2), np.nan)), "sum to 1"),
     (dict(target=np.full((1, 2, 2), 0.5)), "shape"),
-    (dict(target_initial=np.full(3, 1 / 3)), "shape"),
   ],
 )
 def test_chains_that_are_none(change, words):

@@ -33,15 +33,6 @@ def test_even_odds_of_one_and_three_fifths():
   assert (static.setting["depth"], round(static.rate, 4)) == (6, 2.4696)
 
 
-def test_sure_and_doubtful_tokens_at_six_to_four():
-  process = stopping.independent([1.0, 0.3], [0.6, 0.4])
-  assert stopping.optimum(process, TENTH, 20).rate == pytest.approx(
-    2.24, abs=5e-5
-  )
-  static = stopping.best_static(process, TENTH, 20)
-  assert (static.setting["depth"], round(static.rate, 4)) == (4, 2.0574)
-
-
 def test_the_myopic_rule_misses_what_drafting_reveals():
   costs = Costs(draft=0.2, verify=1.0)
   best = stopping.optimum(REVEALING, costs, 11)

@@ -86,14 +86,3 @@ def test_the_shipped_rules_lose_and_reject_what_is_predicted(name):
         )  # fmt: skip
       actual = (1 - law.expected_accepted, law.total_variation)
       assert actual == pytest.approx(predict(p, q, epsilon), abs=1e-12)
-
-
-def test_numbers_out_of_range():
-  with pytest.raises(ValueError, match="epsilon must be >= 0"):
-    tradeoff.over_acceptance(P, Q, -0.1)
-  with pytest.raises(ValueError, match="epsilon must be >= 0"):
-    tradeoff.over_acceptance(P, Q, np.nan)
-  with pytest.raises(ValueError, match=r"in \[0, 1\]"):
-    tradeoff.rejection(P, np.array([0.5, 1.5, 0]))
-  with pytest.raises(ValueError, match=r"in \[0, 1\]"):
-    tradeoff.rejection(P, np.array([0.5, np.nan, 0]))

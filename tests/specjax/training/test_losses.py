@@ -3,7 +3,6 @@
 import itertools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -99,22 +98,6 @@ def test_acceptance_on_the_targets_samples_is_what_the_rule_accepts():
   with jax.enable_x64(True):
     law = exact.block_law(rules.get("token"), chain(block), draft, target)
   assert -total * block == pytest.approx(law.expected_accepted, abs=1e-6)
-
-
-def test_the_slope_of_acceptance_is_that_of_finite_differences():
-  with jax.enable_x64(True):
-    student, teacher = (jnp.asarray(x, jnp.float64) for x in (STUDENT, TEACHER))
-    objective = losses.acceptance(3)
-    loss = lambda x: objective(x, teacher, LABELS, ONES)
-    way = jnp.asarray(RNG.standard_normal(student.shape))
-    expected = (loss(student + 1e-6 * way) - loss(student - 1e-6 * way)) / 2e-6
-    slope = jnp.sum(jax.grad(loss)(student) * way)
-    assert float(slope) == pytest.approx(float(expected), abs=1e-6)
-
-
-def test_unknown_objectives_are_listed():
-  with pytest.raises(ValueError, match="expected one of"):
-    losses.get("best")
 
 
 def test_blocks_that_are_given_are_those_that_are_cut():
