@@ -23,20 +23,16 @@ LENGTHS = np.array([1, 3, 6, 2, 5], np.int32)
 BUDGETS = np.array([30, 21, 34, 5, 1], np.int32)
 
 
-def make_drafters(**common):
-  model = drafters.model
-  return {
-    "plain": drafters.plain(),
-    "model": model(MODEL, tree=chain(3), **common),
-    "model1": model(MODEL, tree=chain(1), **common),
-    "paths": model(MODEL, tree=paths(3, 3), **common),
-    "ngram": drafters.ngram(tokens=3),
-    "layer_skip": drafters.layer_skip(MODEL, tree=chain(3), **common),
-    "layer_skip_paths": drafters.layer_skip(MODEL, tree=paths(2, 2), **common),
-  }
-
-
-DRAFTERS = make_drafters(vocab_size=VOCAB)
+_OF = dict(vocab_size=VOCAB)
+DRAFTERS = {
+  "plain": drafters.plain(),
+  "model": drafters.model(MODEL, tree=chain(3), **_OF),
+  "model1": drafters.model(MODEL, tree=chain(1), **_OF),
+  "paths": drafters.model(MODEL, tree=paths(3, 3), **_OF),
+  "ngram": drafters.ngram(tokens=3),
+  "layer_skip": drafters.layer_skip(MODEL, tree=chain(3), **_OF),
+  "layer_skip_paths": drafters.layer_skip(MODEL, tree=paths(2, 2), **_OF),
+}
 # Each is a program: those named here are compiled in every run.
 _ALWAYS = [
   ("token", "model"),

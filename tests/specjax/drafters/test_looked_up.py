@@ -64,15 +64,13 @@ def params_of(drafter, dtype=None):
 @pytest.mark.parametrize(
   "name",
   [
-    pytest.param(
-      name,
-      marks=pytest.mark.slow
-      if name in ("suffix", "rest", "rasd certain", "rasd distinct")
-      else (),
-    )
-    for name in DRAFTERS
+    "lookahead", "both", "rasd mixed",
+    *(
+      pytest.param(name, marks=pytest.mark.slow)
+      for name in ("suffix", "rest", "rasd certain", "rasd distinct")
+    ),
   ],
-)
+)  # fmt: skip
 def test_it_says_the_truth_and_looks_at_nothing_stale(name):
   drafter = DRAFTERS[name]
   actual = exact.check_drafter(
@@ -114,24 +112,15 @@ def begun():
 
 
 CASES = [
-  pytest.param(
-    name, rule, marks=() if (name, rule) in always else pytest.mark.slow
-  )
-  for always in [
-    {
-      ("lookahead", "match"), ("both", "match"), ("rasd mixed", "recursive"),
-    }
-  ]
-  for name, rules in {
-    "lookahead": "match recursive traversal",
-    "suffix": "match",
-    "both": "match recursive traversal",
-    "rest": "match",
-    "rasd certain": "match recursive traversal",
-    "rasd mixed": "recursive traversal match",
-    "rasd distinct": "recursive traversal",
-  }.items()
-  for rule in rules.split()
+  ("lookahead", "match"), ("both", "match"), ("rasd mixed", "recursive"),
+  *(
+    pytest.param(*case, marks=pytest.mark.slow)
+    for case in (
+      ("lookahead", "traversal"), ("suffix", "match"), ("rest", "match"),
+      ("rasd certain", "match"), ("rasd mixed", "traversal"),
+      ("rasd distinct", "recursive"),
+    )
+  ),
 ]  # fmt: skip
 
 
