@@ -1,4 +1,4 @@
-"""Assistants read the right slots from the right place, and say their law.
+"""Assistants read the right slots from the right place.
 
 The toy has the target's very law if the slots, the position, the hidden state
 and the token are all right, and another one otherwise: then not all is

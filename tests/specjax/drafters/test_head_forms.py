@@ -1,8 +1,7 @@
 """The contract of drafters with the loop, for heads in all of their forms.
 
-Their laws, the law of what a round gives, rows that do not touch each other,
-rows that begin anew or go on, features that are NaN; and the bugs that heads
-have had elsewhere.
+Their laws, the law of what a round gives, rows whose text goes on, features
+that are NaN or missing.
 """
 
 import dataclasses

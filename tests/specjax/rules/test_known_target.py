@@ -176,7 +176,7 @@ def test_with_all_relaxed_all_is_accepted(name):
     np.testing.assert_allclose(accepted, 1, atol=LIMIT)
 
 
-# ------------------------------------------------- what is not there, mutants
+# ------------------------------------------------- what is not there, refusals
 
 
 def test_where_nothing_is_drafted_the_target_speaks():
