@@ -2,6 +2,7 @@
 
 import types
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from decoding import DRAFTERS, LENGTHS, MODEL, PARAMS, start
