@@ -23,7 +23,7 @@ _TOKENS = {
   "measured": "measured",
   "rao_blackwell": "expected given the drafts (Rao-Blackwell)",
   "identity": "from acceptance by position (exact where nothing cuts a round)",
-  "independent": "if acceptance were i.i.d.",
+  "independent": "with i.i.d. acceptance",
 }
 # Put around a drafter, they draft as many tokens as it does.
 _AROUND = ("online", "with_rule", "with_widths")
@@ -225,7 +225,7 @@ def verdict(finding: Mapping) -> str:
   ratio = costs["step_seconds"] / costs["plain_step_seconds"]
   text = (
     f"Speculation {pays} here: {speedup:.2f} times plain decoding with N = "
-    f"{chosen}, because a round gives {tokens['measured']:.2f} tokens and "
+    f"{chosen}, because a round emits {tokens['measured']:.2f} tokens and "
     f"takes {ratio:.2f} times as long as a plain step"
   )
   if costs["doubts"]:
@@ -281,7 +281,7 @@ def _why(finding: Mapping) -> list[str]:
     rows.append([n, predicted, measured, report.number(accepted.get(int(n)))])
   error = rates["prediction_error"]
   text = (
-    "The N-th token is accepted with that probability given those before. "
+    "The last column is conditional: all tokens before it were accepted. "
     f"Tokens per target call with N = {finding['num_speculative_tokens']}: "
     + ", ".join(
       f"{tokens[name]:.3f} {words}"
@@ -294,7 +294,7 @@ def _why(finding: Mapping) -> list[str]:
     "a round of plain decoding": costs["plain_step_seconds"],
     "a drafted token": costs["draft_step_seconds"],
     **{
-      f"a target pass over {n} tokens": seconds
+      f"a target pass over {n} token{'s' * (n != '1')}": seconds
       for n, seconds in costs["verify_seconds"].items()
     },
     "a drafted round": costs["step_seconds"],

@@ -101,8 +101,8 @@ def _table(result: Mapping, rows: Sequence[Mapping]) -> str:
 
 def _agreement(result: Mapping) -> str:
   text = (
-    "`as plain` is the share of completions at temperature 0 that are those of "
-    "plain decoding"
+    "`as plain` is the share of completions at temperature 0 that equal plain "
+    "decoding's"
   )
   differences = result["differences"]
   if not differences:
@@ -123,9 +123,9 @@ def _agreement(result: Mapping) -> str:
   )
   return (
     f"{text}; {len(differences)} differ. The margin is the logit of plain "
-    "decoding's token less that of the system's, by one pass of the target "
-    "over what they have in common: passes over one token and over several add "
-    "in another order, so that tokens with a margin near 0 may change places. "
+    "decoding's token minus that of the system's, in one target pass over "
+    "their common text. Passes over one and over several tokens add in "
+    "different orders, so tokens with a margin near 0 may swap. "
     f"The {len(worst)} largest:\n\n{margins}"
   )
 
@@ -150,8 +150,8 @@ def _systems(result: Mapping) -> str:
         f"round, batch {batches}": cost("round_cost"),
       },
     ),
-    "A round, and the draft passes in it, in rounds of plain decoding, timed "
-    "apart from the answers on a prompt of median length.",
+    "A round, and the draft passes in it, relative to a round of plain "
+    "decoding; timed apart from the answers, on a prompt of median length.",
   ]
   lines += [
     f"Of `{cost['system']}` at batch size {cost['batch_size']} nothing is "
