@@ -17,18 +17,18 @@ class FeatureModel:
   """A head that drafts from the target's features, as pure functions.
 
   Attributes:
-    vocab_size: V', the last axis of its logits; -inf where it cannot draft.
-    num_features: F, width of the target's features that it reads.
+    vocab_size: V', the last axis of its logits; -inf for undraftable tokens.
+    num_features: F, width of the target's features.
     init_cache: `(batch, slots) -> Cache`.
     fuse: `(params, features f[B, T, F]) -> f[B, T, H]`: the target's features
       as hidden states of the head.
     apply: `(params, tokens i32[B, T], hidden f[B, T, H], cache, *, positions,
       mask, logits_at) -> (logits f32[B, T, V'], hidden f[B, T, H], cache)`,
       with the keyword arguments of `LanguageModel.apply`.
-    max_positions: positions it was made for, or None if unbounded.
-    later: the layers after the first, of a head that has one for each token
-      (multi-token prediction): models of the same parameters, with caches of
-      their own, that read the states of the layer before.
+    max_positions: its positions, or None if unbounded.
+    later: the layers after the first, if a head has one per token (multi-token
+      prediction): models of the same parameters, with their own caches, that
+      read the previous layer's states.
   """
 
   vocab_size: int
@@ -45,18 +45,17 @@ class BlockModel:
   """A head that drafts a block in one pass over the target's features.
 
   Attributes:
-    vocab_size: V', the last axis of its logits; tokens that it cannot say have
-      -inf there.
-    num_features: F, width of the target's features that it reads.
+    vocab_size: V', the last axis of its logits; -inf for undraftable tokens.
+    num_features: F, width of the target's features.
     num_depths: K, tokens of a block after the newest one.
     init_cache: `(batch, slots) -> Cache`.
     read: `(params, features f[B, T, F], cache) -> cache`: writes T committed
-      tokens to slots `cache.length ..` and raises the length by T. Slot i is
-      of the token at position i.
-    say: `(params, newest i32[B, 1], cache) -> (f32[B, K, V'], cache)`, the
-      logits of the tokens after the newest, which is the one after those that
-      the cache holds. K + 1 slots behind them are written and the length stays.
-    max_positions: positions it was made for, or None if unbounded.
+      tokens to slots `cache.length ..` and raises the length by T. Slot i holds
+      position i.
+    say: `(params, newest i32[B, 1], cache) -> (f32[B, K, V'], cache)`, logits
+      of the tokens after the newest, which follows the cached ones. It writes
+      the next K + 1 slots and keeps the length.
+    max_positions: its positions, or None if unbounded.
   """
 
   vocab_size: int
@@ -70,15 +69,14 @@ class BlockModel:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MarginalModel:
-  """Heads on one feature of the target that say all depths at once.
+  """Heads on one feature of the target that predict all depths at once.
 
   Attributes:
-    vocab_size: V', the last axis of their logits; tokens that they cannot say
-      have -inf there.
-    num_features: F, width of the target's features that they read.
-    num_depths: K, depths that they know.
+    vocab_size: V', the last axis of their logits; -inf for undraftable tokens.
+    num_features: F, width of the target's features.
+    num_depths: K, depths.
     apply: `(params, features f[B, F]) -> f32[B, K, V']`, logits of the K tokens
-      after the newest one, of what the target knew before it.
+      after the newest one, from the feature of the token before it.
   """
 
   vocab_size: int
@@ -89,15 +87,15 @@ class MarginalModel:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextBlockModel:
-  """An encoder-decoder that says a block, and reads the whole text for it.
+  """An encoder-decoder that predicts a block from the whole text.
 
   Attributes:
     vocab_size: V', the last axis of its logits.
     num_depths: K, tokens of a block.
-    encode: as that of `LanguageModel`.
+    encode: as in `LanguageModel`.
     say: `(params, tokens i32[B, L], length i32[B], memory) -> f32[B, K, V']`,
-      logits of the K tokens after the first `length` ones; of tokens from
-      `length` on it sees none, and `memory` is what `encode` made.
+      logits of the K tokens after the first `length` ones; later tokens are
+      invisible, and `memory` is the result of `encode`.
   """
 
   vocab_size: int
@@ -114,11 +112,11 @@ class CacheReader:
     vocab_size: V', the last axis of its logits.
     num_features: F, width of the target's final hidden state.
     apply: `(params, tokens i32[B, T], hidden f[B, T, F], cache, *, positions
-      i32[B, T]) -> (logits f32[B, T, V'], hidden f[B, T, F])`. Beside each
-      token it reads the hidden state of the one before, the target's or the
-      draft's own. All tokens see slots `0 .. cache.length - 1` of the target's
-      cache and not each other; nothing is written.
-    max_positions: positions it was made for, or None if unbounded.
+      i32[B, T]) -> (logits f32[B, T, V'], hidden f[B, T, F])`. With each token
+      it reads the previous one's hidden state, the target's or its own. All
+      tokens see slots `0 .. cache.length - 1` of the target's cache and not
+      each other; nothing is written.
+    max_positions: its positions, or None if unbounded.
   """
 
   vocab_size: int

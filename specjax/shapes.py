@@ -1,7 +1,7 @@
-"""Forms of drafts: trees as they are written, some of them by their depth.
+"""Shapes: trees as users write them, some for any depth.
 
 `tree=` of a drafter is a `specjax.tree.Tree`, or a `Shape`, which becomes one
-for the depth that `tokens=` says.
+for the depth `tokens=`.
 """
 
 import dataclasses
@@ -14,11 +14,11 @@ from specjax.tree import Tree
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shape:
-  """The form of drafts, by their depth.
+  """The form of drafts, for any depth.
 
   Attributes:
     make: the tree of a depth.
-    depth: its own depth, where it has one.
+    depth: its own depth, if fixed.
     dynamic: whether the drafter chooses the nodes, as EAGLE-2 does.
   """
 

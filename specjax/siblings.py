@@ -1,13 +1,12 @@
 """Distributions of siblings: each child is drawn given its previous siblings.
 
-A draft model gives one distribution p a node; the distribution of a child
-follows from p and from the siblings drawn before. Drafters draw from these
-distributions, rules verify against them, and `specjax.exact` sums over them:
-one definition, so that the distribution a rule is given is the distribution the
-tokens were sampled from.
+A draft model gives one distribution p per node; a child's distribution follows
+from p and the previous siblings. Drafters draw from these distributions, rules
+verify against them, and `specjax.exact` sums over them: one definition, so that
+rules get the distributions that tokens were sampled from.
 
-Distributions are log-probabilities over the last axis, and a row without any
-mass (all -inf, a leaf's) has children without mass.
+Distributions are log-probabilities over the last axis; children of a row
+without mass (all -inf, a leaf's) have none either.
 """
 
 import dataclasses
@@ -40,9 +39,9 @@ class Siblings:
       them.
     independent: whether every child is drawn from p itself, so that siblings
       may carry equal tokens.
-    deterministic: whether the children are a function of p. They are then drawn
-      from the draft model's distribution before the warp, which still ranks the
-      tokens at temperature 0.
+    deterministic: whether the children are a function of p. They are then taken
+      from the draft model's distribution before the warp, which ranks tokens
+      even at temperature 0.
     with_noise: whether drafts carry the noise they were drawn with
       (`specjax.types.Draft.noise`).
     max_children: most children a node may have, or None.

@@ -17,12 +17,12 @@ from specjax.types import Draft, ModelOutput, Sampling
 
 
 class StopReason(enum.IntEnum):
-  """Reason for which a row ended.
+  """Why a row ended.
 
-  NAN_LOGITS: the target's logits for the next token were NaN, or the drafter
-  returned a distribution that was (`Draft.log_probs`).
+  NAN_LOGITS: the target's logits for the next token were NaN, or the drafter's
+  distribution (`Draft.log_probs`).
   STOP_STRING: the host ended it by its text (`specjax.runtime.stopping`).
-  UNKNOWN_TOKEN: its text has an id that is not in 0..V-1.
+  UNKNOWN_TOKEN: its text has an id outside 0..V-1.
   """
 
   RUNNING = 0
@@ -47,13 +47,13 @@ class Counters:
   """Per-row sums over the steps a row took part in.
 
   Attributes:
-    num_target_calls: `i32[B]`, verification passes (the prompt pass excluded).
+    num_target_calls: `i32[B]`, verification passes (without prefill).
     num_fed: `i32[B]`, summed widths of those passes in tokens, the same for all
       rows; see `Decoder.widths`.
-    num_drafts: `i32[B]`, those of them that verified any drafted token.
+    num_drafts: `i32[B]`, passes that verified any drafted token.
     num_drafted: `i32[B]`, drafted tokens: nodes that were not masked.
-    num_accepted: `i32[B]`, drafted tokens that were emitted; residual and bonus
-      tokens are none.
+    num_accepted: `i32[B]`, emitted drafted tokens, without residual and bonus
+      tokens.
     expected_accepted: `f32[B]`, its expectation given the drafts: the
       Rao-Blackwellized `num_accepted`.
     accept_counts: `i32[B, G + 1]`, how many steps emitted 0, 1, .., G drafted
@@ -61,10 +61,10 @@ class Counters:
     total_variation: `f32[B]`, summed over emitted tokens: the distance of each
       token's distribution from the target's (`Verification.total_variation`); 0
       for lossless rules, NaN if the rule is lossy and does not report it.
-    rank_offered: `f32[B, C]`, expected number of nodes the walk came to that
-      have a child of rank 0, .., C - 1 (the order siblings were drawn in).
-    rank_accepted: `f32[B, C]`, expected number of times it went on to that
-      child: `specjax.tree_search` builds trees from their ratio.
+    rank_offered: `f32[B, C]`, expected number of visited nodes with a child of
+      rank 0, .., C - 1 (in the order siblings were drawn).
+    rank_accepted: `f32[B, C]`, expected number of steps to that child:
+      `specjax.tree_search` builds trees from their ratio.
   """
 
   num_target_calls: Array
@@ -99,12 +99,12 @@ class Counters:
 
 @struct
 class Likeliest:
-  """The target's likeliest tokens in the place of each emitted one.
+  """The target's likeliest tokens at each emitted one.
 
   Attributes:
     tokens: `i32[B, L, K]`, the likeliest first; stale where none was emitted.
     log_probs: `f32[B, L, K]`, the target's own, as `DecodeState.log_probs`.
-    wanted: `bool[B]`, rows that they are recorded of; the host may set it.
+    wanted: `bool[B]`, rows to record; the host may set it.
   """
 
   tokens: Array
@@ -113,7 +113,7 @@ class Likeliest:
 
   @classmethod
   def zeros(cls, rows: int, columns: int, count: int) -> "Likeliest":
-    """Empty records of B rows, all of which want K tokens."""
+    """Empty records of B rows, K tokens for all."""
     shape = (rows, columns, count)
     return cls(
       tokens=jax.numpy.zeros(shape, jax.numpy.int32),
@@ -130,8 +130,8 @@ class DecodeState:
     tokens: `i32[B, L]`, prompt and completion; stale from `length` on.
     origins: `i8[B, L]`, an `Origin` for each token.
     log_probs: `f32[B, L]`, the target's own log-probability (temperature 1, no
-      truncation) of each emitted token, or None if not asked for.
-    likeliest: tokens in the place of each, or None if not asked for.
+      truncation) of each emitted token, or None if not requested.
+    likeliest: likeliest tokens at each, or None if not requested.
     prompt_length: `i32[B]`.
     length: `i32[B]`, committed tokens.
     max_length: `i32[B]`, where the row must end.
@@ -142,8 +142,8 @@ class DecodeState:
     keys: `key[B]`, one stream per row.
     sampling: the warp.
     target_cache: holds all committed tokens but the newest.
-    drafter_state: the drafter's own.
-    counters: sums for the report.
+    drafter_state: the drafter's.
+    counters: sums for reports.
     num_steps: `i32[]`, rounds so far.
   """
 

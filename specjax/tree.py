@@ -5,9 +5,9 @@ and hashable, and everything about it is NumPy, computed once when a decoder is
 built. Its nodes are numbered level by level, so the nodes of one depth are
 neighbors and a parent always has a smaller index than its children.
 
-How much of a draft's form is known beforehand is the tree's `Form`. A
-`Topology` is what a round needs to know of it: constants where it is fixed,
-arrays made from `Draft.parents` where it is data.
+A tree's `Form` tells how much of a draft's form is static. A `Topology` is a
+round's view of it: constants if it is fixed, arrays made from `Draft.parents`
+if it is data.
 """
 
 import dataclasses
@@ -43,14 +43,14 @@ class Tree:
   Attributes:
     parents: N + 1 entries; `parents[0] == -1`, and `parents[n] < n` is the
       index of node n's parent. Depths must not decrease with the index.
-    form: whether all of that is so in every draft.
-    lanes: the parents of E tokens that are fed to the target after the nodes
-      and scored with them, and never verified: entry e is the index, below
-      N + 1 + e, of the root or of another lane.
+    form: how much of that holds in every draft.
+    lanes: the parents of E tokens that are fed after the nodes and scored with
+      them, but never verified: entry e is the index, below N + 1 + e, of the
+      root or of another lane.
 
   Raises:
-    ValueError: if nodes are not numbered level by level, or a lane hangs on a
-      drafted node.
+    ValueError: if nodes are not numbered level by level, or a lane's parent is
+      a drafted node.
   """
 
   parents: tuple[int, ...] = (-1,)
@@ -88,7 +88,7 @@ class Tree:
 
   @property
   def num_fed(self) -> int:
-    """N + 1 + E: what one target pass is fed."""
+    """N + 1 + E, tokens fed in one target pass."""
     return len(self.parents) + len(self.lanes)
 
   @functools.cached_property
@@ -132,7 +132,7 @@ class Tree:
 
   @functools.cached_property
   def ancestors(self) -> np.ndarray:
-    """`bool[N + 1, N + 1]`: entry (n, m) says that m is n or above n."""
+    """`bool[N + 1, N + 1]`: entry (n, m) is true if m is n or an ancestor."""
     return _ancestors(self.parents)
 
   @functools.cached_property
@@ -209,12 +209,12 @@ def bound(num_drafted: int, max_depth: int, max_children: int) -> Tree:
   """A tree for drafts whose parents are data, within these bounds.
 
   Args:
-    num_drafted: N, nodes at most.
+    num_drafted: N, the most nodes.
     max_depth: G.
-    max_children: C, children of one node at most.
+    max_children: C, the most children of a node.
 
   Raises:
-    ValueError: if no tree of N nodes is so deep and has so many children.
+    ValueError: if no tree of N nodes has this depth and so many children.
   """
   if not (
     1 <= max_depth

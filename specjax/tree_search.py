@@ -1,11 +1,11 @@
 """The best static tree for a measured acceptance: Sequoia's dynamic program.
 
-Chen et al. (NeurIPS 2024). Suppose that from any node the walk goes on to the
-child of rank b, the b-th that was drawn there, with probability a_b. Then
-node n is reached with the product of a_rank along its path, and the expected
-number of accepted tokens is the sum of that over all drafted nodes. With
-c(m, l, b) the most that a tree can have, root counted as 1, with exactly m
-nodes, depth at most l and b children of its root,
+Chen et al. (NeurIPS 2024). Suppose that from any node the walk continues to the
+child of rank b, the b-th drawn there, with probability a_b. Then node n is
+reached with the product of a_rank along its path, and the expected number of
+accepted tokens is its sum over all drafted nodes. With c(m, l, b) the largest
+sum, the root counted as 1, of a tree with exactly m nodes, depth at most l and
+b children of its root,
 
   c(1, l, 0) = 1,
   c(m, l, b) = max_y c(y, l, b - 1) + a_b max_b' c(m - y, l - 1, b'),
@@ -29,7 +29,7 @@ _GAIN = 1e-12
 
 
 def acceptance_by_rank(counters: Counters) -> np.ndarray:
-  """Measured probability that the walk goes on to a node's child of rank b.
+  """Measured probability that the walk continues to the child of rank b.
 
   Measure with a tree all of whose inner nodes have the same number of children
   (`specjax.tree.k_ary`): averages over different nodes need not add up to at

@@ -1,14 +1,13 @@
 """The ladder: draft lengths, one program each, chosen on the host by speed.
 
-A depth policy (`specjax.adaptive.policies`) saves passes of the draft; the
-target's pass has the width of the tree, whatever is in it. So chains of a few
-lengths are compiled, on the state of the longest, and the host chooses between
-calls of the loop, by the acceptance in finished rounds and the measured seconds
-of a round of each length.
+A depth policy (`specjax.adaptive.policies`) saves draft passes, but the
+target's pass keeps the width of the tree. So the ladder compiles chains of a
+few lengths, on the state of the longest, and the host chooses one between calls
+of the loop, by acceptance in finished rounds and measured seconds per round.
 
-A length that is chosen from finished rounds does not depend on the tokens to
-come, so decoding stays lossless. But it depends on clocks and on the other rows
-of the batch: sampled text is not the same in every run.
+A length chosen from finished rounds does not depend on tokens to come, so
+decoding stays lossless. But it depends on clocks and on the other rows of the
+batch: sampled text differs between runs.
 """
 
 import dataclasses
@@ -49,7 +48,7 @@ Loop = Callable[[Params, DecodeState, Any], DecodeState]
 
 
 def check(lengths: Sequence[int]) -> None:
-  """Raises ValueError unless drafts of these lengths make a ladder."""
+  """Raises ValueError unless these lengths make a ladder."""
   rising = all(a < b for a, b in itertools.pairwise(lengths))
   if len(lengths) < 2 or lengths[0] < 0 or not rising:
     raise ValueError(
@@ -62,22 +61,20 @@ class Ladder:
   """Decoders of several draft lengths, and statistics of their rounds.
 
   a[k] is the probability that the k-th drafted token (from 1) is accepted if
-  those before it are, estimated from finished rounds. Seldom reached places
+  those before it are, estimated from finished rounds. Rarely reached positions
   lean on the one before: `(accepted[k] + m a[k-1]) / (reached[k] + m)`. A round
   of n drafted tokens then emits `1 + a[1] + a[1] a[2] + ...` (n + 1 terms)
-  tokens on average, and the fastest length emits most of them a second.
+  tokens on average, and the fastest length emits most of them per second.
 
   Attributes:
-    decoders: by length, rising; they go on with each other's state.
-    every: rounds until the next choice, at least: a call from the host starts
-      cold.
-    patience: choices of no draft, after which one is tried for `every` / 4.
-    reached, accepted: `f64[G]`, rounds that drafted a token at the place with
-      all before it accepted, and those of them that accepted it; old rounds
-      fade.
-    occupied: `f64[2]`, mean share of a batch's rows that are still running, in
-      batches without drafts and with drafts: rows of high acceptance end
-      earlier, and leave the batch half empty.
+    decoders: by rising length; they share one state.
+    every: the fewest rounds between choices: a call from the host starts cold.
+    patience: after this many choices of no draft, one is tried for `every` / 4.
+    reached, accepted: `f64[G]`, rounds that drafted a token at the position
+      with all before it accepted, and those that accepted it; old rounds fade.
+    occupied: `f64[2]`, mean share of a batch's rows still running, without and
+      with drafts: rows of high acceptance end earlier, and leave the batch half
+      empty.
   """
 
   decoders: Mapping[int, Decoder]
@@ -95,11 +92,11 @@ class Ladder:
 
   @property
   def longest(self) -> Decoder:
-    """The decoder of the longest drafts, whose state all share."""
+    """The decoder with the longest drafts, whose state all share."""
     return self.decoders[max(self.decoders)]
 
   def acceptances(self) -> np.ndarray:
-    """`f64[G]`: acceptance at each place, given that those before are."""
+    """`f64[G]`: acceptance at each position if those before are accepted."""
     acceptances, last = [], _SUPPOSED
     for reached, accepted in zip(self.reached, self.accepted, strict=True):
       last = (accepted + _LEANS * last) / (reached + _LEANS)
@@ -110,8 +107,8 @@ class Ladder:
     """Learns from finished rounds.
 
     Args:
-      accept_counts: `i[n + 1]`, rounds of a row by how many of their n drafted
-        tokens were accepted; where none was drafted nothing is learned.
+      accept_counts: `i[n + 1]`, rounds of a row by accepted tokens, of n
+        drafted ones; nothing is learned if n is 0.
     """
     counts = np.asarray(accept_counts, np.float64)
     at_least = np.cumsum(counts[::-1])[::-1]  # rounds by their fewest tokens
@@ -123,7 +120,7 @@ class Ladder:
     self.accepted[:places] += at_least[1:]
 
   def saw_batch(self, lengths: set[int], rounds: int, share: float) -> None:
-    """Learns how full a batch was, unless it drafted in some rounds only.
+    """Learns how full a batch was, if it drafted in all rounds or in none.
 
     Args:
       lengths: of its rounds.
@@ -159,18 +156,17 @@ def make_ladder(
   lengths: Sequence[int] = LENGTHS,
   **options: Any,
 ) -> Ladder:
-  """Decoders of some draft lengths on the state of the longest.
+  """Decoders of several draft lengths on the state of the longest.
 
   Args:
-    target, rule, vocab_size: as `Decoder` has them, and so `options`.
+    target, rule, vocab_size, options: as in `Decoder`.
     draft: makes the drafter of a chain. With a length of 0 its state must
-      outlive rounds in which it is not asked (`accepts_foreign_drafts` or
-      `catches_up` of `Drafter`).
+      survive rounds without it (`accepts_foreign_drafts` or `catches_up` of
+      `Drafter`).
     lengths: drafted tokens, rising; 0 drafts nothing.
 
   Raises:
-    ValueError: if the lengths do not rise, or 0 is one of them and the drafter
-      was not made for it.
+    ValueError: if the lengths do not rise, or the drafter does not support 0.
   """
   check(lengths)
   made = {n: draft(chain(n)) for n in lengths if n}
@@ -197,7 +193,7 @@ def make_ladder(
 
 
 def _nothing(long: Drafter) -> Drafter:
-  """Drafts nothing, and leaves the state as it is."""
+  """Drafts nothing and keeps the state."""
   tree = chain(0)
 
   def propose(params, state, cache, context):
@@ -215,20 +211,20 @@ def _nothing(long: Drafter) -> Drafter:
 class LadderLoop:
   """A decoding loop whose draft length the host chooses.
 
-  It takes the length of the highest upper confidence bound: the measured speed,
-  raised by the share `0.6 / sqrt(rounds)` for the rounds that were timed. So
+  It takes the length with the highest upper confidence bound: the measured
+  speed, raised by the share `0.6 / sqrt(rounds)` for the timed rounds. So
   lengths of similar speed are all tried until they can be told apart. (The
-  constant was chosen by hand and follows from no distribution of the timings.)
+  constant was chosen by hand, not derived from the timings' distribution.)
 
-  A machine's speed drifts from minute to minute by more than lengths differ.
-  So most of a timing's deviation is put down to the drift, which all lengths
-  share, and the rest to the length's own price; changes of length tell the two
-  apart. Calls of few rounds are not timed, nor is the first round after rounds
-  without a draft, in which the draft may have to read the text it lacks.
+  A machine's speed drifts from minute to minute by more than lengths differ. So
+  most of a timing's deviation is attributed to drift, common to all lengths,
+  and the rest to the length's own cost; changes of length tell them apart.
+  Calls of few rounds are not timed, nor is the first round after rounds without
+  a draft, in which the draft may have to catch up.
 
   Args:
     loops: compiled loops on one state, by length.
-    seconds: of a round of each length, at first (`measured`).
+    seconds: initial seconds per round of each length (`measured`).
   """
 
   def __init__(self, loops: Mapping[int, Loop], seconds: Mapping[int, float]):
@@ -247,7 +243,7 @@ class LadderLoop:
   def __call__(
     self, params: Params, state: DecodeState, num_rounds: Any, *, ladder: Ladder
   ) -> DecodeState:
-    """As `Decoder.steps`; the ladder, of the loops' lengths, learns from it."""
+    """As `Decoder.steps`; the ladder of the same lengths learns from it."""
     rest, (before, first, running) = int(num_rounds), _counted(state)
     if not first:
       self._left, self._at_work, self._made = 0, 0, set()
@@ -279,7 +275,7 @@ class LadderLoop:
     return state
 
   def _choose(self, ladder: Ladder) -> None:
-    """Sets the length of the next rounds, and how many they are."""
+    """Sets the length and number of the next rounds."""
     rates = ladder.rates(self.seconds)
     hoped = {
       n: rates[n] * (1 + _DOUBT / rounds**0.5)
@@ -296,7 +292,7 @@ class LadderLoop:
     self._left = self._piece
 
   def _learn_time(self, rounds: int, seconds: float) -> None:
-    """Learns the seconds of some rounds of the present length."""
+    """Learns the seconds of some rounds of the current length."""
     known, timed = self.seconds[self._now], self._timed
     off = math.log(seconds / rounds / known) - self._drift
     off = min(max(off, -_FAR), _FAR)  # what held it up once is no price
@@ -310,7 +306,7 @@ class LadderLoop:
 
 
 def _counted(state: DecodeState) -> tuple[np.ndarray, int, bool]:
-  """Rounds of a row by accepted tokens, rounds of the batch, if it goes on."""
+  """Row rounds by accepted tokens; the batch's rounds; whether it goes on."""
   counts, rounds, reasons = jax.device_get(
     (state.counters.accept_counts, state.num_steps, state.stop_reason)
   )
@@ -326,15 +322,15 @@ def compiled(
   *,
   mesh: jax.sharding.Mesh | None = None,
 ) -> LadderLoop:
-  """The loop of a ladder, compiled, each length timed on a batch.
+  """The compiled loop of a ladder, each length timed on a batch.
 
   Args:
     ladder: the decoders.
     programs: of the longest, in pieces; a mesh must be in use, if there is one.
-    params: as they were compiled for.
+    params: the parameters.
     state: of the batch, after prefill.
-    mesh: of the state, in one process: several would choose by their own
-      clocks, and wait for each other forever.
+    mesh: of the state, in one process: several would choose by their own clocks
+      and wait for each other forever.
   """
   loops = {
     length: programs.loop

@@ -1,10 +1,10 @@
 """Depth policies: after every drafted token, whether the row drafts another.
 
 A policy sees the tokens drafted so far, the distributions they were drawn from,
-and statistics of finished rounds. It does not see the next token, nor its
-distribution, for which a pass of the draft would have to be paid. So the depth
-is decided before the next token is drawn, no drawn token is taken back, and
-every lossless rule stays lossless (docs/drafting.md has the proof).
+and statistics of finished rounds, but neither the next token nor its
+distribution, which would cost a draft pass. So the depth is decided before the
+next token is drawn, no drawn token is dropped, and every lossless rule stays
+lossless (proof: docs/drafting.md).
 """
 
 import dataclasses
@@ -24,7 +24,7 @@ from specjax.structs import struct
 
 @struct
 class Token:
-  """The token that was just drawn, as a policy sees it.
+  """The newest drawn token, as a policy sees it.
 
   Attributes:
     top: `f32[B]`, the largest probability of its distribution at temperature 1.
@@ -37,7 +37,7 @@ class Token:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Seen:
-  """Everything a policy may look at after `level` drafted tokens.
+  """Everything a policy may use after `level` drafted tokens.
 
   Attributes:
     level: number of drafted tokens; static.
@@ -63,18 +63,18 @@ def _sure(memory: Any, token: Token) -> Array:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Policy:
-  """When a row goes on drafting: while its gain is above its price.
+  """When a row drafts on: while its gain is above its price.
 
   Attributes:
     name: as in `get`, with its parameters.
     gain: `Seen -> f32[B]`.
     price: `Seen -> f32[B]`.
-    accepts: `(memory, Token) -> f32[B]`, the chance that a token is accepted if
-      those before it are.
+    accepts: `(memory, Token) -> f32[B]`, the probability that a token is
+      accepted if those before it are.
     begin: `(rows, G) -> memory`, a pytree whose arrays have rows first.
-    learn: `(memory, Finished) -> memory`, after a round; None: nothing is
-      learned, and nothing of a round is kept until it is over.
-    most: tokens that no row goes beyond; None: all that the tree has.
+    learn: `(memory, Finished) -> memory`, after a round; None to learn nothing
+      and record nothing of a round.
+    most: the most tokens of a row; None for the tree's.
   """
 
   name: str
@@ -86,7 +86,7 @@ class Policy:
   most: int | None = None
 
   def goes_on(self, seen: Seen, allowed: Array) -> Array:
-    """`bool[B]`, rows that draft the next token, of those that may."""
+    """`bool[B]`, which of the allowed rows draft the next token."""
     if self.most is not None and seen.level >= self.most:
       return jnp.zeros_like(allowed)
     return allowed & (self.gain(seen) > self.price(seen))
@@ -147,10 +147,10 @@ def exits(
 
   where t is h + step if m < acceptance, else h if the chain was drafted whole,
   else h - step; h stays in [0, 1]. The paper has one threshold for all prompts;
-  here each row begins anew with its prompt.
+  here each prompt starts with a new one.
 
   Args:
-    acceptance: the share of drafted tokens that is aimed at; alpha there.
+    acceptance: the target share of accepted tokens; alpha there.
     threshold: the first one, of the draft's distribution at temperature 1.
     step: epsilon there.
     keep_matched, keep_threshold: beta_1 and beta_2 there.
@@ -204,15 +204,15 @@ def optimal(*, cost: float = 0.1, rows: int = 1) -> Policy:
   case (`specjax.theory.stopping.myopic`). The rate is the row's own, measured
   over its rounds, so that every round is a step of Dinkelbach's iteration.
 
-  A batch pays for a level as long as any of its rows goes on: it pays if their
-  mean gain is above their mean price. A row supposes that the others are as
-  itself in a typical round (`Estimates.typical`), so that it depends on none:
-  its gain is the mean of its own and of `rows - 1` typical ones.
+  A batch runs a level if any of its rows wants it: that pays if the rows' mean
+  gain is above their mean price. To stay independent a row assumes that the
+  others are like itself in a typical round (`Estimates.typical`): its gain is
+  the mean of its own and of `rows - 1` typical ones.
 
   Args:
-    cost: of a pass of the draft over one token, for all rows, where a round
-      that drafts nothing costs 1, verification as wide as ever.
-    rows: that pay for a pass together.
+    cost: of a draft pass over one token, for all rows, relative to a round
+      without drafting but with verification of the same width.
+    rows: how many share a pass.
   """
   if not cost >= 0:
     raise ValueError(f"cost must be >= 0, got {cost}")
@@ -225,7 +225,7 @@ def optimal(*, cost: float = 0.1, rows: int = 1) -> Policy:
 def by_rate(
   cost: Array | float, rows: Array | int, *, name: str = "optimal"
 ) -> Policy:
-  """As `optimal`, of numbers that may be traced, and are not checked."""
+  """`optimal` with numbers that may be traced; unchecked."""
 
   def gain(seen: Seen) -> Array:
     others = seen.memory.typical(seen.level)
@@ -282,7 +282,7 @@ def get(text: str) -> Policy:
   """The policy of a text: `"6"`, `"survival"`, `"confidence(threshold=0.4)"`.
 
   Raises:
-    ValueError: if there is none in `FACTORIES`, or it refuses its parameters.
+    ValueError: for an unknown policy or invalid parameters.
   """
   return GRAMMAR.make(text)
 

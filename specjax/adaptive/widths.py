@@ -1,11 +1,10 @@
-"""Target passes that are no wider than the drafted tokens need.
+"""Target passes no wider than the drafted tokens need.
 
 Shapes are static, so the target is fed all F tokens of a draft's form, masked
-ones too. With passes of narrower widths each round takes the narrowest one that
-holds every unmasked node of the running rows: a round for which a drafter finds
-nothing costs a plain step. A pass differs only in how its sums are rounded.
-SmartSpec (Liu et al., 2024) and AdaSpec (Huang et al., 2025) choose such widths
-on the host.
+ones too. With narrower passes each round takes the narrowest that holds every
+unmasked node of the running rows: a round without drafted tokens costs a plain
+step. Passes differ only in rounding. SmartSpec (Liu et al., 2024) and AdaSpec
+(Huang et al., 2025) choose such widths on the host.
 """
 
 import dataclasses
@@ -26,7 +25,7 @@ from specjax.types import ModelOutput
 
 
 def check(widths: Sequence[int], tree: Tree) -> None:
-  """Raises ValueError unless a tree's rounds can have these widths."""
+  """Raises ValueError unless a tree supports these widths."""
   if not widths:
     return
   if tree.form is Form.FIXED or tree.lanes:
@@ -44,7 +43,7 @@ def check(widths: Sequence[int], tree: Tree) -> None:
 
 
 def within(widths: Sequence[int], tree: Tree) -> tuple[int, ...]:
-  """The widths that a tree's rounds can have, of those given; none raises."""
+  """The given widths that a tree supports."""
   if tree.form is Form.FIXED or tree.lanes:
     return ()
   return tuple(sorted({w for w in widths if 1 <= w < tree.num_fed}))
