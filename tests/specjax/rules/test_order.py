@@ -1,7 +1,6 @@
-"""Order of rules by acceptance, on a thousand random instances.
+"""Order of rules by acceptance on a thousand random instances.
 
-Asserted where a theorem says so. Where none does, the observed order is in
-docs/optimum.md.
+Only the orders that a theorem states are asserted.
 """
 
 import instances
