@@ -1,9 +1,9 @@
 """A way to draft: a call of a drafter of the library, before its model is read.
 
 `entry` makes a function of `launch.assembly.registry` from one of
-`specjax.drafters`: a path takes the place of the model, and all else, defaults
-and checks too, is the library's. It returns a `Drafting`, which has been tried
-on a model that refuses nothing, so that its form is known.
+`specjax.drafters`: a path replaces the model, and everything else, with its
+defaults and checks, is the library's. It returns a `Drafting`, tried on a
+stand-in model that accepts everything, so that its form is known.
 """
 
 import dataclasses

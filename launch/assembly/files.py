@@ -1,9 +1,9 @@
-"""Files that drafters read beside models: indices of texts, skipped layers.
+"""Files that drafters read besides models: indices of texts, skipped layers.
 
 An index (`launch.tools.corpus_index`) is safetensors: `tokens` and `places` of
-a `specjax.drafters.shared.corpus.Corpus`, and as metadata its tokenizer's
-fingerprint. Skipped layers are JSON, {"skip_attention": [2, 3], "skip_mlp":
-[3], ...}; what else is in it is for people.
+a `specjax.drafters.shared.corpus.Corpus`, with its tokenizer's fingerprint as
+metadata. Skipped layers are JSON, {"skip_attention": [2, 3], "skip_mlp": [3],
+...}; other keys are ignored.
 """
 
 import json

@@ -1,19 +1,17 @@
-"""The registry of what drafts: a call of the grammar, a function each.
+"""The registry of drafters: a call of the grammar, a function each.
 
 `config.drafter` is a call of `DRAFTERS` (`specjax.calls`), and so is a system
 of `launch.evaluate`: `eagle3(tokens=7)`, `model("DIR", tree=paths(3))`,
-`repeats(eagle3(tokens=1), tokens=7)`.
-What drafts is a line here that names a function of `specjax.drafters`
-(`launch.assembly.drafting.entry`); what is put around a drafter is a function
-of one `Drafting` to another. `package.module.NAME` is a function of one's own
-that returns a `Drafting`.
+`repeats(eagle3(tokens=1), tokens=7)`. A drafter is a line here that names a
+function of `specjax.drafters` (`launch.assembly.drafting.entry`); a wrapper is
+a function from one `Drafting` to another. `package.module.NAME` is a user's
+function that returns a `Drafting`.
 
-A checkpoint that a call does not name is `config.checkpoints`' of the
-drafter's name, or its `draft`.
+A call without a checkpoint uses that of `config.checkpoints` under the
+drafter's name, or `draft`.
 
-What weights and caches are stored in, `int8` or `int4(group=64)`, is a call of
-`WEIGHTS`: `config.weights`, and the argument `weights` of a drafter that reads
-a model or a head.
+`int8` or `int4(group=64)`, the storage of weights, is a call of `WEIGHTS`:
+`config.weights`, and the argument `weights` of a drafter with a model or head.
 """
 
 import dataclasses

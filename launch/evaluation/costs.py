@@ -1,13 +1,13 @@
 """Seconds of a system's rounds and passes, timed separately from the answers.
 
-From the ratio of two rounds, and from how many rounds the answers took, follows
-the speed-up that should be measured (`summary`).
+The ratio of two rounds, and the number of rounds of the answers, predict the
+speed-up (`summary`).
 
-Passes are timed in the middle of real runs: the turn of a middling group is
-decoded in two pieces, and between them, at another place every time, passes are
-timed on copies of the run's own caches. So they are timed at contexts that runs
-have, and a machine's drift falls on rounds and passes alike: every part is a
-share of the round beside which it was timed, and the median share counts.
+Passes are timed in the middle of real runs: the turn of a median group is
+decoded in two pieces, and between them, at a different place every time, passes
+are timed on copies of the run's caches. So contexts are those of real runs, and
+drift of the machine affects rounds and passes alike: each part is a share of
+the round beside which it was timed, and the median share counts.
 """
 
 import dataclasses

@@ -1,8 +1,8 @@
 """Explains an evaluation: does drafting pay, why, and with which N?
 
-Of a drafter that was measured with several numbers N of drafted tokens, costs
-and acceptance predict each rate (`specjax.theory.throughput`), beside what was
-measured.
+For a drafter measured with several numbers N of drafted tokens, costs and
+acceptance predict each rate (`specjax.theory.throughput`), beside the measured
+one.
 """
 
 from collections.abc import Mapping, Sequence

@@ -1,9 +1,9 @@
 """transformers' `generate` as a system, in a process of its own.
 
-It has the same files, prompts, dtype and threads as ours, and the same support:
-ids beyond the tokenizer's vocabulary get no mass there either. Optional: needs
-torch and transformers, and accelerate for GGUF files. Assisted generation there
-takes one prompt at a time, so it is only measured at batch size 1.
+It gets the same files, prompts, dtype, threads and support: ids beyond the
+tokenizer's vocabulary have no mass there either. Optional: needs torch and
+transformers, and accelerate for GGUF files. Its assisted generation takes one
+prompt at a time, so it is only measured at batch size 1.
 """
 
 import concurrent.futures

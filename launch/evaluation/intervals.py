@@ -1,9 +1,9 @@
 """Metrics of a run, and their confidence intervals.
 
-Counts are summed over rows before they are divided (a ratio of totals, not a
-mean of ratios). Intervals are over the units that were decoded together, with
-baseline and speculative times paired inside a unit. Units that share a prompt
-are one (`merged`). Fewer than `LEAST` units get no interval: their spread
+Counts are summed over rows before division (a ratio of totals, not a mean of
+ratios). Intervals are over units that were decoded together, with baseline and
+speculative times paired within a unit. Units that share a prompt are merged
+(`merged`). With fewer than `LEAST` units there is no interval: their spread
 cannot be estimated.
 """
 

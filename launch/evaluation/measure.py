@@ -1,8 +1,8 @@
 """Measures groups of questions: all systems answer them, in turn.
 
-Every system gets the same prompts. That of a second turn holds the answer that
-*plain* decoding gave to the first one, at this temperature and batch size:
-prompts that differed by system could not be paired.
+Every system gets the same prompts. The prompt of a second turn holds *plain*
+decoding's answer to the first, at this temperature and batch size: prompts that
+differed by system could not be paired.
 """
 
 import dataclasses

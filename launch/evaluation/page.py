@@ -1,4 +1,4 @@
-"""The page of an evaluation, of what `launch.evaluate` wrote."""
+"""The page of an evaluation, from `launch.evaluate`'s results."""
 
 import pathlib
 from collections.abc import Mapping, Sequence

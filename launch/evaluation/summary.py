@@ -1,9 +1,8 @@
 """Summarizes records of groups: E.json, its rows by category, task and all.
 
 A *request* is one turn of a question. Counts are summed over requests before
-they are divided. Seconds are those of groups, so a group is the unit of every
-interval, all turns of its questions together; at batch size 1 it is a
-question.
+division. Seconds belong to groups, so a group, with all turns of its questions,
+is the unit of every interval; at batch size 1 it is a question.
 """
 
 import collections

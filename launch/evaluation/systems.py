@@ -1,9 +1,9 @@
 """Systems under comparison: plain decoding, drafters, transformers.
 
-A system is a call, as `config.drafter` is (`assembly.registry`): `plain`,
-the target alone, which every speed-up is against; `ngram(tokens=8)`; one that
-another rule verifies, `with_rule(eagle3, block)`; or transformers' `hf`,
-`hf_assisted` and `hf_prompt_lookup`. Several are separated by commas.
+A system is a call like `config.drafter` (`assembly.registry`): `plain`, the
+baseline of every speed-up; `ngram(tokens=8)`; `with_rule(eagle3, block)`, with
+its own rule; or transformers' `hf`, `hf_assisted` and `hf_prompt_lookup`.
+Commas separate several.
 """
 
 import dataclasses

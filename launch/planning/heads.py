@@ -1,8 +1,8 @@
 """Draft heads in plans: their own arrays, their drafters, their passes.
 
-Embedding and output projection are the target's own arrays where published
-heads have none: a program that is planned is given them once. Given twice, the
-compiler would count them twice.
+Embedding and output projection are the target's arrays unless published heads
+have their own. A planned program gets them once: given twice, the compiler
+would count them twice.
 """
 
 import dataclasses

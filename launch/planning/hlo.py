@@ -1,10 +1,10 @@
 """Collectives and copies in a compiled TPU program, by phase.
 
-XLA's `cost_analysis` takes the body of a loop once and knows no collectives, so
-the text of the compiled module is read (`compiled.as_text()`). What is inside a
-loop counts as often as the loop runs; a loop whose number of rounds is not
-known (the decoding loop) counts once, so figures are of one round. All branches
-of a conditional count.
+XLA's `cost_analysis` counts the body of a loop once and has no collectives, so
+this reads the text of the compiled module (`compiled.as_text()`). The body of a
+loop counts as often as the loop runs; the decoding loop, whose number of rounds
+is unknown, counts once, so figures are per round. All branches of a conditional
+count.
 """
 
 import collections

@@ -5,16 +5,15 @@ The roofline is a model, not a measurement:
   time = max(bytes read and written / memory bandwidth,
              operations / peak) + bytes sent / interconnect bandwidth
 
-per device. Bytes are the weights once, the blocks of the cache that hold text
-once, and the activations; scores of attention are taken to stay on the chip.
-Tables of which a pass looks up rows are left out, and what every device reads
-whole counts as if it were cut: routers, down-projections of latents, and what
-goes with the replicated embeddings of Gemma E4B's layers. Collectives are rings
-that use all links of a device at once, as if every slice were a torus and every
-group of devices a ring in it.
+per device. Bytes are the weights and the used blocks of the cache, once each,
+and the activations; attention scores are assumed to stay on the chip. Tables
+from which a pass looks up rows are left out, and replicated arrays count as if
+sharded: routers, down-projections of latents, and Gemma E4B's replicated
+embeddings by layer. Collectives are rings that use all links of a device at
+once, as if every slice were a torus and every group of devices a ring in it.
+
 Latencies, kernel launches and overlap are left out, so small models on many
-chips look better here than they are; so are copies of experts whose groups are
-dequantized.
+chips look better than they are; so are copies of dequantized groups of experts.
 """
 
 import collections

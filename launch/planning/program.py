@@ -1,7 +1,7 @@
 """The decoding loop for a slice: built from shapes, compiled ahead of time.
 
-Nothing is loaded and nothing runs: parameters are shapes with shardings. The
-programs are those that `launch.decode` runs (`specjax.runtime.compilation`).
+Nothing is loaded or run: parameters are shapes with shardings. The programs are
+those of `launch.decode` (`specjax.runtime.compilation`).
 """
 
 import dataclasses

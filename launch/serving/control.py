@@ -1,7 +1,7 @@
 """Orders to the device for one iteration, its report, and how long they take.
 
-Of several processes the leader decides and all do the same: it sends them each
-`Control` as JSON in an array of one size.
+With several processes the leader decides and sends them each `Control`, as JSON
+in an array of fixed size.
 """
 
 import collections

@@ -1,8 +1,7 @@
-"""Metrics for Prometheus, by vLLM's names.
+"""Metrics for Prometheus, under vLLM's names.
 
-`vllm bench serve` and dashboards that are made for vLLM read them: a draft is a
-verification of a row that drafted, positions count from 0. One thread writes;
-any may read.
+For `vllm bench serve` and vLLM's dashboards: a draft is a verification of a row
+with drafted tokens, positions count from 0. One thread writes; any may read.
 """
 
 from typing import Any

@@ -1,15 +1,13 @@
 """Choice of the draft length for latency objectives, then goodput.
 
-A row whose tokens are accepted with probability a emits 1 + a + .. + a^k tokens
-of a round that drafts k for it, and what a round takes is measured. The arrays
-are rectangles: a round takes as long as its deepest row makes it, so that no
-row saves anything by a shorter draft than the deepest, and the best lengths of
-all rows are one length. Those that there are programs of are compared.
+A row with acceptance a emits 1 + a + .. + a^k tokens in a round that drafts k,
+and round times are measured. Arrays are rectangles: a round takes as long as
+its deepest row needs, so no row saves anything by a shorter draft, and one
+length is best for all rows. The lengths with compiled programs are compared.
 
-An objective is of a whole answer: what has been waited for leaves less time for
-the rest, and one that no length can keep any more counts for nothing
-beside those that can be kept. Lengths are set between iterations, from rounds
-that are over, so that every lossless rule stays so.
+An objective covers a whole answer: waiting leaves less time for the rest, and
+an objective that no length can meet any more is ignored. Lengths are set
+between iterations, from finished rounds, so every lossless rule stays lossless.
 """
 
 import dataclasses

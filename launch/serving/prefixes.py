@@ -1,7 +1,7 @@
 """Prefix caching: a prompt reuses the cached beginning of another row's text.
 
-The host remembers the text of every row, running or ended. A prompt is given a
-row, and the longest common prefix that any row holds.
+The host remembers the text of every row, running or finished. A prompt gets a
+row, and the longest common prefix with any row.
 """
 
 from collections.abc import Iterable, Sequence

@@ -1,9 +1,8 @@
 """The scheduler, on the one thread that owns the device: slots and rounds.
 
-None of its decisions changes a completion: tokens follow from a request's
-prompt, settings and seed, whatever its slot, its neighbors and the number of
-rounds of an iteration (up to rounding: text read in other passes has other last
-bits).
+None of its decisions changes a completion: tokens depend only on a request's
+prompt, settings and seed, not on slot, neighbors and rounds per iteration (up
+to rounding, which depends on how a text is prefilled).
 """
 
 import collections

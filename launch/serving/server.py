@@ -1,9 +1,9 @@
 """Builds a server from a config, over one process or several, and runs it.
 
-Of several processes the leader decides, and all do the same. Every iteration
-begins with one array from the leader, always of the same size, from which each
-process reads what to do. An idle leader sends iterations that do nothing: a
-process that hears nothing has lost it.
+With several processes the leader decides, and all do the same. Every iteration
+begins with one array of fixed size from the leader, which tells each process
+what to do. An idle leader sends iterations that do nothing: a process that
+hears nothing has lost it.
 """
 
 import contextlib

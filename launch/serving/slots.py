@@ -1,14 +1,14 @@
-"""Slots: rows of one running state that get new prompts as they end.
+"""Slots: rows of one running state, refilled with new prompts as they finish.
 
-There is a program of rounds for each depth of drafts, and one that reads for
+There is a program of rounds for each draft depth, and a prefill program for
 each width. Some are compiled before the first request (`compile`), the others
-beside requests (`compile_rest`): until then rows draft deeper, and prompts are
-read in other pieces.
+alongside requests (`compile_rest`): until then rows draft deeper, and prompts
+are prefilled in other pieces.
 
-Where rows decode, an iteration makes one round, and reads as much of prompts
-beside it as `Control.shares` allows: no row waits for a whole prompt of
-another's, but for one that is scored. The common prefix with another row's text
-is copied and not read (`prefixes`).
+While rows decode, an iteration makes one round and prefills as much as
+`Control.shares` allows: no row waits for another's whole prompt, unless that is
+scored. The common prefix with another row's text is copied, not prefilled
+(`prefixes`).
 """
 
 import contextlib

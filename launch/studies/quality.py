@@ -4,13 +4,12 @@ r"""Quality of two lossy rules' texts: Decoding-OPT against Decoding-UNO.
   python -m launch.studies.quality --config=configs/quality.py \
     --prompts=P.jsonl --output=OUT.json
 
-Every prompt is completed many times by both rules at every epsilon, and once
-more without loss; completions are compared in pairs by a score. The win rate of
-OPT is given in both readings: the share of comparisons won, with 95% intervals
-over prompts, and the share of prompts on which it wins most of them (ties are
-half a win). Beside it are the rejections saved against lossless decoding, and
-the exact total variation of each rule (the config's own rule is not looked at).
-Takes ten minutes on two cores.
+Both rules complete every prompt many times at every epsilon, as does lossless
+decoding; a score compares completions in pairs. OPT's win rate is given in two
+readings: the share of comparisons won, with 95% intervals over prompts, and the
+share of prompts on which it wins most of them (ties are half a win), beside the
+rejections saved against lossless decoding and each rule's exact total variation
+(the config's rule is ignored). Takes ten minutes on two cores.
 """
 
 import jax

@@ -4,8 +4,8 @@ r"""Writes prompts from Python files that no embedded model was trained on.
   python -m launch.evaluate --config=configs/embedded.py --prompts=P.jsonl \
     --output=E.json
 
-A prompt is a few lines from inside a file of the test split (`launch.training.
-corpus`), of the standard library and the packages that the embedded pair was
+A prompt is a few lines from inside a file of `launch.training.corpus`'s test
+split, of the standard library and the packages that the embedded pair was
 trained on: the same in every call with the same installed versions.
 """
 

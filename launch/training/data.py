@@ -1,11 +1,11 @@
 """Text for training: from a dataset's documents to packed batches, with grain.
 
-  documents of a split -> shuffled anew every epoch -> tokens -> rows of a fixed
-  length, cut from their concatenation -> shuffled among their neighbors, so
-  that a batch is not one document -> batches
+  documents of a split -> shuffled in every epoch -> tokens -> rows of a fixed
+  length, cut from their concatenation -> shuffled locally, so that a batch is
+  not one document -> batches
 
-Every process reads its own share of the documents; all of it is a function of
-the seed, and an iterator's state goes into checkpoints. `config.dataset` is
+Every process reads its share of the documents; everything depends on the seed
+alone, and iterators' states go into checkpoints. `config.dataset` is
 
   python_source      the Python files of `launch.training.corpus`
   lm1b, xsum, ...    any TFDS name, prepared before or downloadable here
@@ -14,9 +14,9 @@ the seed, and an iterator's state goes into checkpoints. `config.dataset` is
                      {"messages": [...]} a line; or such files in subfolders
                      train, validation and test
 
-Conversations become tokens by the chat template. Without subfolders the hash of
-a document's text decides its split (5 in 100 are test, 2 validation): the same
-text is never in two. Hidden files are passed over.
+The chat template turns conversations into tokens. Without subfolders the hash
+of a document's text decides its split (5 in 100 are test, 2 validation), so
+equal texts are never in two. Hidden files are skipped.
 """
 
 import json

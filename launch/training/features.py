@@ -1,9 +1,9 @@
-"""Stored features of a target: what they are of, and batches of them.
+"""Stored features of a target: what they belong to, and batches of them.
 
 `launch.tools.features` writes a folder with, for the splits train and
 validation, rows of `bf16[T, P, D]` (the inputs of P layers) in SPLIT.states and
 `i32[3, T + 1]` (tokens, segments and positions) in SPLIT.rows; features.json,
-written last, says of what they are.
+written last, identifies target and text.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Training of a head, which drafts from the features of a frozen target."""
+"""Training of a head on the features of a frozen target."""
 
 import functools
 import json

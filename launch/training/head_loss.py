@@ -1,14 +1,14 @@
-"""The loss of a head: its distributions some tokens ahead against the target's.
+"""The loss of a head: its predictions some tokens ahead against the target's.
 
-At place t a head has the target's feature of token t and, if it is EAGLE's, the
-tokens after it. At depth j it predicts token t + 2 + j, and is compared with
-the target's own distribution of that token, which follows token t + 1 + j. The
-target's features are computed in the same jitted step, or were stored before
-(`launch.training.features`); its logits are those of the draft vocabulary
-alone, where the objective needs no others.
+At position t a head has the target's feature of token t and, if it is EAGLE's,
+the tokens after it. At depth j it predicts token t + 2 + j, and is compared
+with the target's own distribution after token t + 1 + j. The target's features
+are computed in the same jitted step, or stored (`launch.training.features`);
+its logits cover the draft vocabulary only, unless the objective needs the
+others.
 
-Most heads predict at every place of a text. DFlash's blocks are passes of their
-own, which begin at some places of each text (`draw_places`).
+Most heads predict at every position. DFlash's blocks are passes of their own,
+which begin at some positions of each text (`draw_places`).
 """
 
 import dataclasses

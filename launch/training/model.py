@@ -1,11 +1,11 @@
 """Training of a transformer, from scratch or as the draft of a target.
 
-`config.contexts` says what text is learned from: the data, or what the target
-or the draft itself samples. DistillSpec (Zhou et al., ICLR 2024) distils on
-samples, and so does the offline phase of online speculative decoding (Liu et
-al., ICML 2024). A row keeps its first tokens as a prompt, which a model
-completes, anew for every batch. The step's key and weights alone decide the
-samples, so a resumed run sees the same text.
+`config.contexts` names the training text: the data, or samples of the target or
+of the draft itself. DistillSpec (Zhou et al., ICLR 2024) distils on samples, as
+does the offline phase of online speculative decoding (Liu et al., ICML 2024). A
+row keeps its first tokens as a prompt, and a model completes it in every batch.
+Samples depend only on the step's key and weights, so a resumed run sees the
+same text.
 """
 
 import functools

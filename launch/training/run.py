@@ -1,4 +1,4 @@
-"""A training run, which goes on after a stop from its folder and config.
+"""A training run, which resumes from its folder and config.
 
 Its checkpoints are Orbax's, its metrics lines of JSON.
 """

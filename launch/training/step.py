@@ -1,9 +1,9 @@
-"""The optimizer, and the jitted training and validation steps on a mesh.
+"""The optimizer, and jitted training and validation steps on a mesh.
 
-Whatever is trained has parameters, a loss and something to measure: `jitted`
-makes the steps of it, and a `Task` has all that the loop asks for. There are
-three, one in a module: `launch.training.model` (a transformer), `head` (on a
-target's features) and `t5` (an encoder-decoder).
+`jitted` makes the steps from parameters, a loss and metrics; a `Task` has all
+that the training loop needs. There are three, one per module:
+`launch.training.model` (a transformer), `head` (on a target's features) and
+`t5` (an encoder-decoder).
 """
 
 import dataclasses

@@ -1,14 +1,14 @@
 """Training of encoder-decoders and of block drafters.
 
 A T5 learns the next token of the answer. SpecDec's drafter (Xia et al.,
-Findings of EMNLP 2023) learns to say k tokens at once: the answer is cut at a
-random place, k masks follow, and it is told some of what it got wrong there
-before it is asked again (glancing, Qian et al., 2021).
+Findings of EMNLP 2023) learns to predict k tokens at once: the answer is cut at
+a random position, k masks follow, and some of its errors there are revealed
+before a second try (glancing, Qian et al., 2021).
 
 `config.dataset` is a file of lines {"input": "...", "output": "..."}. With
-`config.answers`, what `launch.decode` wrote for it, each answer is what was
-decoded there: sequence-level distillation (Kim and Rush, 2016). Pairs without
-an answer are left out, and those whose answer a budget cut off.
+`config.answers`, `launch.decode`'s output for it, each answer is the decoded
+one: sequence-level distillation (Kim and Rush, 2016). Pairs without an answer,
+or with one cut by its budget, are left out.
 """
 
 import functools

@@ -2,8 +2,8 @@
 
   python -m launch.studies.audit --output=AUDIT.json
 
-Every method on four pairs of laws, and the smallest pair on which it is lossy.
-Takes half a minute. docs/audit.md has the pairs, and what was found.
+Every method on four pairs of distributions, and the smallest pair on which it
+is lossy. Takes half a minute. Pairs and findings: docs/audit.md.
 """
 
 from launch import cli, provenance, report, results

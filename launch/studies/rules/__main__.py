@@ -1,4 +1,4 @@
-r"""Compares verification rules: on two distributions, or on a pair's drafts.
+r"""Compares verification rules on two distributions, or on a pair's drafts.
 
   python -m launch.studies.rules --target=0.2,0.3,0.5 --draft=0.5,0.3,0.2 \
     --num_drafts=2
@@ -7,23 +7,21 @@ r"""Compares verification rules: on two distributions, or on a pair's drafts.
     --config.temperature=1.0 --prompts=IN.jsonl \
     --output=R.json
 
-Two distributions: every context has the target's q and the draft's p. Where all
+Two distributions: every context has the target's q and the draft's p. If all
 drafts together fit into memory (V to the power of the drafted tokens, times
 nodes, times V, up to four million) the numbers are exact ("method": "exact"):
-each draft's outcome through the shipped rule, summed in float64. Else drafts
-are sampled, and the acceptance has a standard error; the distance of a lossless
-rule is then null (not computed). "acceptance" is the expected number of
-accepted tokens, for one drafted token a path the acceptance probability; the
-optimum that it is compared with is that of i.i.d. drafts, of several positions
-rule transport's.
+each draft's outcome under the shipped rule, summed in float64. Otherwise drafts
+are sampled, the acceptance has a standard error, and a lossless rule's distance
+is null (not computed). "acceptance" is the expected number of accepted tokens,
+for one drafted token per path the acceptance probability. The optimum is that
+of i.i.d. drafts, for several positions rule transport's.
 
-A pair: K, G, the warp and the models are the config's (its rule is not looked
-at), and the numbers are means over decoding steps
-(`launch.studies.rules.on_pair`, which says what draft every rule is given, and
-how rows are named).
+A pair: K, G, the warp and the models are the config's (its rule is ignored),
+and the numbers are means over decoding steps (drafts and names of rows:
+`launch.studies.rules.on_pair`).
 
-Rules that do not fit are listed with the reason; if it is the one rule asked
-for, that is an error.
+Incompatible rules are listed with the reason; if only one rule was asked for,
+that is an error.
 """
 
 import numpy as np

@@ -1,18 +1,18 @@
-"""The theory of speculative decoding, held against the shipped loop.
+"""Theorems about speculative decoding beside the shipped loop.
 
   python -m launch.studies.theory --figure=all --workdir=W
 
 Figures go to WORKDIR: NAME.json (every number plotted), NAME.svg and NAME.png.
-What is simulated comes from the shipped loop, what is predicted from
-`specjax.theory`; neither knows the other.
+Simulations use the shipped loop, predictions `specjax.theory`; neither depends
+on the other.
 
   single       rejections of one draft against Theorem 1, over the runs
   batch        rejections with 4 and 5 drafts against Theorem 3
   drafts       expected rejections against M, and the limit
-  improvement  what M drafts save, for Bernoulli and for uniform laws
+  improvement  what M drafts save, for Bernoulli and uniform distributions
   tradeoff     the Pareto front of loss and rejection, Decoding-OPT and -UNO
   throughput   tokens per second against N, the best N marked
-  acceptance   what every lossless rule accepts of K drafts
+  acceptance   acceptance of K drafts by every lossless rule
   mixture      what verification reads of a mixture of experts, the best N there
 
 All take five and a half minutes on two cores.
