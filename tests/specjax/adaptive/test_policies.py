@@ -197,6 +197,17 @@ def test_a_policy_ends_single_paths():
     of_model(policies.get("survival"), tree=paths(2, 2))
 
 
+def test_no_row_goes_beyond_a_fixed_depth():
+  goes = []
+  for level in range(4):
+    seen = policies.Seen(
+      level=level, bins=jnp.zeros(1, jnp.int32), confidence=jnp.ones(1),
+      survival=jnp.ones(1), memory=(),
+    )  # fmt: skip
+    goes += policies.fixed(2).goes_on(seen, jnp.ones(1, bool)).tolist()
+  assert goes == [True, True, False, False]
+
+
 def test_a_batch_of_rows_supposes_typical_neighbors():
   """By hand: with many rows a level pays by the row's mean, not by this one."""
   rows, bins = 1, jnp.zeros(1, jnp.int32)
