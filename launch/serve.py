@@ -58,7 +58,7 @@ _QUEUE = flags.DEFINE_integer(
 )
 _MAX_PROMPT = flags.DEFINE_integer(
   "max_prompt", 1024,
-  "Tokens of the longest prompt; with its completion these plus "
+  "Tokens of the longest prompt; its completion may add "
   "config.max_new_tokens.", lower_bound=1,
 )  # fmt: skip
 _SHARE = flags.DEFINE_boolean(
