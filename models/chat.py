@@ -1,7 +1,7 @@
-"""Conversations as a chat model reads them: messages in, token ids out.
+"""Conversations for chat models: messages in, token ids out.
 
-Special tokens, as `<|im_start|>`, come from the model's own template alone: the
-name of one in a message is text.
+Special tokens, as `<|im_start|>`, come only from the model's template: their
+names in a message are plain text.
 """
 
 import functools
@@ -26,17 +26,18 @@ def encode(
 ) -> list[int]:
   """Ids of a conversation by the tokenizer's chat template.
 
-  They are those of transformers' `apply_chat_template`, unless a message holds
-  the name of a special token, which becomes that token there, and text here.
+  As transformers' `apply_chat_template`, except that names of special tokens in
+  messages become text, not tokens.
 
   Args:
     tokenizer: one with a `chat_template`.
-    messages: `{"role": ..., "content": ...}` each, as the template reads them.
-    add_generation_prompt: end with what begins the assistant's next message.
+    messages: `{"role": ..., "content": ...}` each, as the template expects.
+    add_generation_prompt: whether to end with the start of the assistant's next
+      message.
 
   Raises:
-    ValueError: for messages without a role or a content, or that the template
-      refuses, or if there is none.
+    ValueError: for messages without role or content, or rejected by the
+      template, or without a template.
   """
   for message in messages:
     for key in ("role", "content"):
@@ -103,7 +104,7 @@ def render(
   *,
   add_generation_prompt: bool = True,
 ) -> str:
-  """The text that a chat template makes of messages; arguments as `encode`."""
+  """Messages rendered by a chat template; arguments as in `encode`."""
   if tokenizer.chat_template is None:
     raise ValueError("the target's tokenizer has no chat template")
   # It compiles templates in a sandbox. Importing it takes a second, and would

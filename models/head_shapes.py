@@ -1,8 +1,7 @@
 """Kinds and shapes of heads, without their weights.
 
 Formats differ in names and conventions (`models.formats.head_checkpoints`); all
-become a `HeadShape`, which is enough to make the network, to cut it over
-devices, and to plan for it.
+become a `HeadShape`, which is enough to make, shard and plan the network.
 """
 
 import dataclasses
@@ -52,10 +51,10 @@ class Target:
     num_layers: of the target.
     embed_dim: its width.
     vocab_size: rows of its embedding.
-    embedding: `f[V, D]`, or None where a head is only described.
+    embedding: `f[V, D]`, or None if a head is only described.
     output: the output projection, `f[V, D]`, or None likewise.
-    config: all of its shapes and switches, for heads that read its cache; None
-      where none does.
+    config: all of its shapes and switches, for heads that read its cache; or
+      None.
   """
 
   num_layers: int

@@ -3,7 +3,7 @@
 `ORG/NAME` or `ORG/NAME@REVISION` is a repository, `ORG/NAME/FILE.gguf` one file
 of it. `huggingface_hub` downloads what is missing from its cache, with its own
 progress bar, token (`HF_TOKEN`), mirror (`HF_ENDPOINT`) and offline mode
-(`HF_HUB_OFFLINE=1`). A path that exists here is that path.
+(`HF_HUB_OFFLINE=1`). An existing path wins.
 """
 
 import functools

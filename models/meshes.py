@@ -1,8 +1,8 @@
 """Meshes for decoding: data parallel over rows, tensor parallel over models.
 
-Written `data:2,model:4`: two groups of devices, each with its own rows, and in
-each group the target cut over four. A copy of the draft may be cut over fewer
-than the target, down to one (replicated).
+`data:2,model:4` means two groups of devices, each with its own rows, and in
+each group the target split over four. A copy of the draft may be split over
+fewer, down to one (replicated).
 """
 
 import dataclasses
@@ -23,8 +23,8 @@ class Layout:
 
   Attributes:
     data: groups of devices; each decodes its own rows.
-    model: devices of a group, which the target is cut over.
-    draft: devices that each copy of the draft is cut over; must divide `model`.
+    model: devices of a group, which split the target.
+    draft: devices that split each copy of the draft; must divide `model`.
   """
 
   data: int
@@ -90,7 +90,7 @@ def parse(
       heads allow.
 
   Raises:
-    ValueError: if it is not written so, or takes another number of devices.
+    ValueError: for a malformed text or another number of devices.
   """
   data, model = 1, num_devices
   if text:

@@ -1,9 +1,9 @@
 """Sharding of a model's weights, activations and cache over a mesh.
 
-A mesh has the axes 'data' (rows of a batch; see `models.meshes`) and
-'model' (tensor parallelism), and, if the draft has an axis size of its own,
-'draft': then the target is cut over 'model' and 'draft' together, the draft
-over 'draft' alone. `Sharding` names the axes; XLA's partitioner does the rest.
+A mesh has the axes 'data' (rows of a batch; see `models.meshes`) and 'model'
+(tensor parallelism), and 'draft' if the draft is split over fewer devices: then
+the target is split over 'model' and 'draft', the draft over 'draft' alone.
+`Sharding` names the axes; XLA's partitioner does the rest.
 """
 
 import dataclasses
@@ -26,14 +26,13 @@ from specjax.cache import row_major
 
 @dataclasses.dataclass(frozen=True)
 class Sharding:
-  """How one model is cut: heads, MLP and vocabulary (Megatron's layout).
+  """How a model is split: heads, MLP and vocabulary (Megatron's layout).
 
   Rows are not named here: over 'data' the whole loop is mapped.
 
   Attributes:
-    axes: mesh axes that it is cut over; none for the whole of it on every
-      device.
-    experts: how experts are cut, "width" or "expert"; see
+    axes: mesh axes that split it; none to replicate it.
+    experts: how experts are split, "width" or "expert"; see
       `models.networks.mixture.cut_by`.
   """
 
@@ -52,10 +51,10 @@ class Sharding:
 
 
 def constrain(x: Array, name: str, *, sharding: Sharding | None) -> Array:
-  """Lays an array out on the mesh in use; without one, or rules, it is as is.
+  """Constrains an array's layout on the mesh in use, if there are rules.
 
   Args:
-    x: what is constrained.
+    x: the array.
     name: "cache_lbksc", keys or values of all layers, or of one without the
       first axis, cut by heads; "act_btd", activations between layers; or
       "logits_btv". Those are whole: rules read whole distributions.
@@ -132,13 +131,13 @@ def named(mesh: Mesh, specs):
 
 
 def kv_heads_for(config, size: int):
-  """The config whose key/value heads can be cut in `size` parts.
+  """The config whose key/value heads can be split in `size` parts.
 
   Fewer heads than parts are repeated, each for its own queries: the same
   function, with a larger cache. (A T5 has as many as of queries.)
 
   Raises:
-    ValueError: if heads, MLP or vocabulary cannot be cut so.
+    ValueError: if heads, MLP or vocabulary cannot be split so.
   """
   check_cut(config, size)
   if isinstance(config, T5Config):
@@ -176,11 +175,11 @@ def check_cut(config: TransformerConfig | T5Config, size: int) -> None:
 def for_experts(
   config: TransformerConfig | T5Config, sharding: Sharding, size: int
 ) -> Sharding:
-  """The rules of a model on so many devices: how its experts are cut.
+  """A model's rules on some devices: how its experts are split.
 
   Raises:
-    ValueError: if experts of some layers can be cut by width alone, and those
-      of others by expert alone.
+    ValueError: if some layers' experts can be split by width only, and others'
+      by expert only.
   """
   ways = {
     mixture.cut_by(block, size)

@@ -1,7 +1,7 @@
 """Tokenizers: load, train, compare.
 
-Files are Hugging Face's: the package `tokenizers` reads `tokenizer.json` beside
-`tokenizer_config.json`, transformers any others.
+Files are Hugging Face's: the package `tokenizers` reads `tokenizer.json` with
+`tokenizer_config.json`, transformers all others.
 """
 
 import dataclasses
@@ -55,7 +55,7 @@ class Tokenizer:
     return self.backend.get_vocab(with_added_tokens=True)
 
   def encode(self, text: str) -> list[int]:
-    """Ids of a text, with whatever the tokenizer's own template adds."""
+    """Ids of a text, with what the tokenizer's template adds."""
     text.encode()  # UnicodeEncodeError, a ValueError, for half a character
     return self.backend.encode(text).ids
 
@@ -89,7 +89,7 @@ class Tokenizer:
     }
 
   def decode(self, ids: Sequence[int], *, after: Sequence[int] = ()) -> str:
-    """Text of ids; special tokens are left out.
+    """Text of ids, without special tokens.
 
     Args:
       ids: the ids.
@@ -143,11 +143,11 @@ class Tokenizer:
 def load(directory: str) -> Tokenizer:
   """Reads the tokenizer of a checkpoint directory.
 
-  By `tokenizers` alone where `tokenizer.json` says it all, else by
-  transformers, whose import takes seconds.
+  Uses `tokenizers` alone if `tokenizer.json` is enough, else transformers,
+  whose import takes seconds.
 
   Raises:
-    FileNotFoundError: if there is no directory, or no tokenizer files in it.
+    FileNotFoundError: if the directory or its tokenizer files are missing.
     ValueError: if they cannot be read.
   """
   path = pathlib.Path(directory)
@@ -237,7 +237,7 @@ def train(texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
 def train_encoder(texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
   """Trains a byte-level BPE for an encoder-decoder, as T5's ids are.
 
-  0 is padding and what the decoder begins with, 1 ends what is encoded. Digits
+  0 is padding and the decoder's start token, 1 ends an encoded text. Digits
   are tokens of their own.
   """
   words, end = r"\d| ?[^\W\d]+| ?[^\s\w]|\s+", "</s>"
