@@ -24,17 +24,10 @@ Rounds are timed separately from the answers, and predict the speed-up;
 nothing. --explain says whether drafting pays, why, and with how many tokens:
 without --systems it measures the config's drafter with 1 to 12.
 
-<<<<<<< HEAD
 E.json has a row for each system, temperature, batch size and category, and its
 raw data; E.md shows and explains them (how to read it: docs/evaluation.md),
 with E-throughput.svg. The same command resumes a killed run from
 E.json.journal.
-=======
-E.json has a row for each system, temperature, batch size and category, and all
-that it was made of; E.md shows and explains it (docs/pay.md says how to
-read it), with E-throughput.svg. A run that was stopped goes on from
-E.json.journal when the same command is given again.
->>>>>>> 15cf18a7 (squash)
 
 Several processes (see launch/processes.py) take turns at groups of questions if
 each holds the models on its own devices; process 0 writes.
