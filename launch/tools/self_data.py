@@ -14,18 +14,10 @@ a file of lines {"messages": [...]} that end with a user's turn. Lines of
 are sampled without them, at --answer_temperatures: 0, greedy answers, suits a
 draft for greedy decoding.
 
-<<<<<<< HEAD
 FOLDER gets about.json and conversations.jsonl, with a line {"messages",
 "number", "whole"} each, "whole" if the answer ended by itself. Repeated
 questions are dropped, and so is whatever shares 13 words in a row with the
-project's evaluation questions or those of --keep_out. The same command resumes
-a stopped run.
-=======
-FOLDER gets conversations.jsonl, a line {"messages", "number", "whole": whether
-the answer ended by itself} each, and about.json. Repeated questions are
-dropped, and so is whatever shares 13 words in a row with the project's
-evaluation questions or those of --keep_out.
->>>>>>> 15cf18a7 (squash)
+project's evaluation questions or those of --keep_out.
 """
 
 import json
