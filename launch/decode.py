@@ -4,11 +4,12 @@ r"""Decodes prompts speculatively and, for comparison, plainly.
   python -m launch.decode --config=configs/embedded.py --config.temperature=1 \
     --prompts=IN.jsonl --output=OUT.jsonl --summary=S.json
 
-Run it from the checkout's root. Without --prompts it completes and shows a few
-built-in code prompts. A line of IN.jsonl is {"id": ..., "prompt": "..."}, or
-has "messages" or, for an encoder-decoder, "input" (more in launch/prompts.py).
-The same command resumes a killed run (OUT.jsonl.journal). docs/command-line.md
-describes the outputs.
+Run it from the checkout's root. Without --prompts it completes a few examples
+of code. A line of IN.jsonl is {"id": ..., "prompt": "..."}, or has "messages"
+or, for an encoder-decoder, "input" (more in launch/prompts.py). Without
+--output, completions are shown in color; --svg=FILE draws them. The same
+command resumes a killed run (OUT.jsonl.journal). docs/decode.md describes the
+outputs.
 """
 
 import hashlib
@@ -50,6 +51,7 @@ _LOG_PROBS = flags.DEFINE_bool(
 _STEPS = flags.DEFINE_string(
   "steps", None, "Where to write a trace of every round, JSONL."
 )
+_SVG = flags.DEFINE_string("svg", None, "Where to draw the completions, SVG.")
 
 
 def is_traced() -> bool:
@@ -150,8 +152,9 @@ def read_prompts(
   room = models.room(max_new_tokens)
   if not cli.PROMPTS.value:
     return prompts.built_in(
-      models.tokenizer, max_tokens=room, encoder=models.encoder
-    ), True
+      models.tokenizer, max_tokens=room, encoder=models.encoder,
+      texts=prompts.EXAMPLES, stop=("\n\n",),
+    ), True  # fmt: skip
   items, problems = prompts.read_jsonl(
     cli.PROMPTS.value, models.tokenizer, max_tokens=room,
     max_new_tokens=max_new_tokens, encoder=models.encoder,
@@ -187,7 +190,7 @@ def run(_) -> int:
     raise cli.UserError("--log_probs and --steps are not for online and ladder")
   if drafting.learning and processes.several():
     raise cli.UserError("a draft learns online in one process")
-  results.check(output, _SUMMARY.value, _STEPS.value)
+  results.check(output, _SUMMARY.value, _STEPS.value, _SVG.value)
   models = pair.build(config, inputs=True)
   items, good = read_prompts(models, config.max_new_tokens)
   asked = hashlib.sha256("".join(p.key for p in items).encode()).hexdigest()
@@ -217,14 +220,16 @@ def run(_) -> int:
     lines = [output_row(p, rows[p.key], models.tokenizer) for p in items]
     results.write(output, results.dumps(lines))
   journal.finish()
-  dash = results.STDOUT in (output, _SUMMARY.value, _STEPS.value)
-  console = rich.console.Console(stderr=dash, quiet=not processes.is_chief())
+  names = Completion.__dataclass_fields__
+  done = [Completion(**{x: rows[p.key][x] for x in names}) for p in items]
+  if _SVG.value:
+    results.write(_SVG.value, display.svg(models.tokenizer, items, done))
+  files = (output, _SUMMARY.value, _STEPS.value, _SVG.value)
+  console = rich.console.Console(
+    stderr=results.STDOUT in files, quiet=not processes.is_chief()
+  )
   if not output:
-    names = Completion.__dataclass_fields__
-    for item in items:
-      made = Completion(**{x: rows[item.key][x] for x in names})
-      display.show_completion(console, models.tokenizer, item, made)
-    display.show_legend(console)
+    display.show_completions(console, models.tokenizer, items, done)
   for note in models.notes:
     console.print(note, markup=False, soft_wrap=True)
   display.show_summary(console, summary, rule)

@@ -5,6 +5,7 @@ after a rejection, or the bonus after a fully accepted block. With color these
 are green, orange and blue; without, the two rarer ones are bracketed.
 """
 
+import io
 import unicodedata
 
 import rich.box
@@ -49,6 +50,30 @@ def visible(text: str) -> str:
   )
 
 
+def svg(
+  tokenizer: Tokenizer, prompts: list[Prompt], completions: list[Completion]
+) -> str:
+  """A picture of completions as a terminal in color would show them."""
+  console = rich.console.Console(
+    record=True, file=io.StringIO(), width=80, force_terminal=True,
+    color_system="256",
+  )  # fmt: skip
+  show_completions(console, tokenizer, prompts, completions)
+  return console.export_svg(title="launch.decode")
+
+
+def show_completions(
+  console: rich.console.Console,
+  tokenizer: Tokenizer,
+  prompts: list[Prompt],
+  completions: list[Completion],
+) -> None:
+  """Prints prompts with their completions, and the legend."""
+  for prompt, completion in zip(prompts, completions, strict=True):
+    show_completion(console, tokenizer, prompt, completion)
+  show_legend(console)
+
+
 def show_completion(
   console: rich.console.Console,
   tokenizer: Tokenizer,
@@ -73,7 +98,7 @@ def show_completion(
   number = "" if prompt.sample is None else f", sample {prompt.sample}"
   name = visible(f"prompt {prompt.id}{number}")
   console.rule(rich.text.Text(name), align="left")
-  console.print(text, soft_wrap=True)
+  console.print(text, soft_wrap=not console.record)
 
 
 def show_legend(console: rich.console.Console) -> None:

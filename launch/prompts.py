@@ -31,7 +31,18 @@ from models.tokenizers import Tokenizer
 from specjax import calls
 from specjax.runtime import requests
 
-# What `launch.decode` decodes when no file is given.
+# What `launch.decode` completes when no file is given, each up to a blank line:
+# the embedded pair gets these right.
+EXAMPLES = (
+  "    def keys(self):\n        return list(",
+  "def is_even(n):\n    return n % 2 ==",
+  "    if key not in self.data:\n        raise KeyError(",
+  "class Visitor:\n    def visit(self, node):\n        raise",
+  "def first(items):\n    return items[",
+  "    def get(self, key, default=None):\n        if key in self:\n"
+  "            return self[",
+)
+# What `--prompts=built-in` measures.
 BUILT_IN = (
   'def read_json(path):\n  """Read a JSON file and return its contents."""\n',
   "class Stack:\n  def __init__(self):\n    self.items = []\n\n  def push(",
@@ -174,7 +185,12 @@ class Encoder:
 
 
 def built_in(
-  tokenizer: Tokenizer, *, max_tokens: int, encoder: Encoder | None = None
+  tokenizer: Tokenizer,
+  *,
+  max_tokens: int,
+  encoder: Encoder | None = None,
+  texts: Sequence[str] = BUILT_IN,
+  stop: tuple[str, ...] = (),
 ) -> list[Prompt]:
   """The built-in prompts; ValueError if one does not fit the buffer."""
   if encoder is not None:
@@ -183,8 +199,8 @@ def built_in(
       'a file of lines {"id": ..., "input": "..."}'
     )
   return [
-    Prompt(i, i, text, _checked(tokenizer.encode(text), max_tokens))
-    for i, text in enumerate(BUILT_IN)
+    Prompt(i, i, text, _checked(tokenizer.encode(text), max_tokens), stop=stop)
+    for i, text in enumerate(texts)
   ]
 
 

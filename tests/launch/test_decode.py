@@ -38,7 +38,10 @@ def run(cli, tmp_path):
 
 def test_rows_come_back_in_order_with_the_documented_keys(run, tmp_path, pair):
   summary = tmp_path / "s.json"
-  rows = run(RECORDS, f"--summary={summary}", "--baseline")
+  picture = tmp_path / "s.svg"
+  files = (f"--summary={summary}", f"--svg={picture}")
+  rows = run(RECORDS, *files, "--baseline")
+  assert picture.read_text("utf-8").startswith("<svg")
   assert [r["id"] for r in rows] == [r["id"] for r in RECORDS]
   tokenizer = tokenizers.load(pair[0])
   for row in rows:

@@ -1,6 +1,7 @@
 """Display of completions and summaries by `launch.decode`."""
 
 import io
+import re
 
 import rich.console
 from files import EMBEDDED
@@ -51,6 +52,19 @@ def test_a_sample_has_its_number_and_ends_before_its_stop_string():
   assert head.startswith("prompt a, sample 2 ")
   body = "\n".join(body).replace("⟨", "").replace("⟩", "")
   assert body == "x = 1\n"
+
+
+def test_a_picture_wraps_and_colors_tokens_by_origin():
+  tokenizer = tokenizers.load(EMBEDDED)
+  ids = tokenizer.encode("x = 1; " * 20)
+  completion = completed(ids, Origin.RESIDUAL, "length")
+  drawn = display.svg(tokenizer, [Prompt(0, "a", "y = 2", (1,))], [completion])
+  text = "".join(re.findall(r"<text [^>]*>([^<]*)", drawn))
+  text = text.replace("&#160;", "").replace("\n", "")
+  assert text.count("x=1;") == 20
+  legend = ("drafted&#160;and&#160;accepted", "corrected", "bonus")
+  fills = [re.search(rf'class="(\S+)"[^>]*>{x}', drawn)[1] for x in legend]
+  assert len({*fills}) == 3
 
 
 def test_a_lossy_run_says_so_beside_its_speedup():
