@@ -234,5 +234,5 @@ assert np.isclose(throughput.tokens_per_cycle(depth, alpha), by_hand)
 # - `specjax/types.py`, then `specjax/decode.py`: the pieces and the loop.
 # - `docs/reports/greedy-explained.md`: the same of the six built-in prompts,
 #   by `python -m launch.evaluate --explain`.
-# - `configs/huggingface.py`: your own checkpoints; and `docs/command-line.md`.
+# - `configs/huggingface.py`: your own checkpoints; and `docs/decode.md`.
 # - `colab/rules.py`: why the text is exactly the target's, checked by sums.

@@ -11,7 +11,7 @@ IN.jsonl has lines {"messages": [{"role": "user", "content": "..."}]}; a
 Repetitions in the text are drafted from the text, and everything else by an
 int8 head with three tokens (models/pretrained/README.md): the fastest on two
 cores over all of Spec-Bench, for one row at temperature 0; on factual questions
-the head alone was as fast (docs/evaluation.md). `configs/smollm2.py:sampled` is
+the head alone was as fast (docs/results.md). `configs/smollm2.py:sampled` is
 the fastest at temperature 1, the head alone with `block`, and
 `configs/smollm2.py:batch` for batches of 4, one token of the head; at 8 it may
 lose to `--config.drafter=plain`. `--config.drafter=ngram` drafts from the text

@@ -25,7 +25,7 @@ nothing. --explain says whether drafting pays, why, and with how many tokens:
 without --systems it measures the config's drafter with 1 to 12.
 
 E.json has a row for each system, temperature, batch size and category, and its
-raw data; E.md shows and explains them (how to read it: docs/evaluation.md),
+raw data; E.md shows and explains them (how to read it: docs/pay.md),
 with E-throughput.svg. The same command resumes a killed run from
 E.json.journal.
 

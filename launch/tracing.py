@@ -31,7 +31,7 @@ def tracer(engine: Engine) -> Callable[[Batch], Traced]:
 
   Of each row it returns beside the completion "log_probs", the target's own of
   each emitted token (temperature 1, no truncation), "warped_log_probs", those
-  of the distribution that is sampled, and "rounds" (docs/command-line.md).
+  of the distribution that is sampled, and "rounds" (docs/decode.md).
   """
   if engine.mesh is not None:
     raise ValueError("what is traced runs on one device: give no config.mesh")

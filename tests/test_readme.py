@@ -28,13 +28,22 @@ def run_blocks(name, word=""):
   return names
 
 
-def test_the_library_examples_run_and_complete_the_prompt(capsys):
-  names = run_blocks("README.md")
+def test_the_library_example_completes_its_prompts(capsys):
+  run_blocks("README.md")
   printed = capsys.readouterr().out
-  assert printed.startswith(" (self.__class__.__name__, self.name)")
-  streamed = printed.splitlines()
-  assert sum(line.startswith(("0 ", "1 ")) for line in streamed) == 24
-  assert names["decoder"].rule.name == "recursive"
+  assert printed.startswith(
+    "self.data.keys())\n\n stop_token\n 0\n\n stop_token"
+  )
+  assert "\n1 RESIDUAL  0\n" in printed
+
+
+def test_the_page_about_your_own_model_decodes_as_it_shows(capsys):
+  names = run_blocks("docs/decode.md")
+  assert names["bushy"].decoder.drafter.tree.num_drafted == 10
+  assert len(names["completion"]) <= 20
+  printed = capsys.readouterr().out
+  for name in ("0 ACCEPTED", "2 RESIDUAL", "2 BONUS", "drafted ["):
+    assert name in printed
 
 
 def test_the_rule_of_the_contributors_guide_is_lossless(capsys):

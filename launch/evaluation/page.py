@@ -43,7 +43,7 @@ def page(result: Mapping, throughput: str | None = None) -> str:
     )
   sections.append(
     f"Every system answered everything {result['rounds']} times, in random "
-    "order; compiling is in no rate. docs/pay.md says what is measured. "
+    "order; compiling is in no rate. docs/pay.md explains the columns. "
     f"Made by `{result['provenance']['command']}`."
   )
   return "\n\n".join(sections) + "\n"
