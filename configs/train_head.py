@@ -8,9 +8,10 @@ The heads of the embedded target:
   python -m launch.train --config=configs/train_head.py:medusa \
     --workdir=/tmp/specjax/medusa --export=models/pretrained/medusa
 
-`:eagle`, `:mtp` (multi-token prediction), `:blockwise` and `:dflash` are the
-other kinds. Any target that decodes can have one; this is SmolLM2's, first on
-plain text, then on its own conversations:
+`:eagle`, `:mtp` (multi-token prediction), `:blockwise`, `:dflash` (JetSpec's
+with --config.head.causal) and `:dspark` are the other kinds. Any target that
+decodes can have one; this is SmolLM2's, first on plain text, then on its own
+conversations:
 
   SMOLLM2=$(python -m launch.tools.fetch_smollm2)
   python -m launch.train --config=configs/train_head.py:eagle3 \
@@ -29,7 +30,7 @@ import ml_collections
 
 from configs import train_embedded
 
-_KINDS = ("eagle", "eagle3", "mtp", "medusa", "blockwise", "dflash")
+_KINDS = ("eagle", "eagle3", "mtp", "medusa", "blockwise", "dflash", "dspark")
 
 
 def get_config(arg: str = "eagle3") -> ml_collections.ConfigDict:
@@ -48,7 +49,8 @@ def get_config(arg: str = "eagle3") -> ml_collections.ConfigDict:
   # that of the one before; EAGLE-3 has 0.8.
   head.depth = 4
   head.depth_decay = 0.8
-  if arg in ("eagle3", "dflash", "medusa"):
+  blocks = arg in ("dflash", "dspark")
+  if arg in ("eagle3", "medusa") or blocks:
     # Size of its vocabulary, the most frequent tokens of the training data; 0
     # for the target's, as DFlash's and Medusa's authors have it.
     head.draft_vocab_size = 0
@@ -56,8 +58,8 @@ def get_config(arg: str = "eagle3") -> ml_collections.ConfigDict:
     # Layers whose inputs are fused; () for EAGLE-3's: 2, N / 2 and N - 3.
     head.layers = ()
     head.mlp_dim = 0  # its MLP's hidden width; 0 for the target's
-  if arg == "dflash":
-    # Masks of a block, and DFlash's decay for blocks of 8: exp(-1 / 4).
+  if blocks:
+    # Drafted tokens of a block, and DFlash's decay for 7: exp(-1 / 4).
     head.depth = 7
     head.depth_decay = 0.7788
     head.num_layers = 2  # of the head
@@ -65,6 +67,13 @@ def get_config(arg: str = "eagle3") -> ml_collections.ConfigDict:
     head.layers = ()
     # Blocks per row of text, at random positions in every step.
     head.anchors = 32
+  if arg == "dflash":
+    # JetSpec's: no token of a block sees a later one.
+    head.causal = False
+  if arg == "dspark":
+    # The Markov head's kind ("vanilla", "gated", "rnn"), and its rank.
+    head.markov = "vanilla"
+    head.rank = 256
   if arg == "mtp":
     # FastMTP's three tokens, and its weights.
     head.depth = 3
@@ -77,9 +86,10 @@ def get_config(arg: str = "eagle3") -> ml_collections.ConfigDict:
   # A head to start from, instead of the target's last layer; it keeps its draft
   # vocabulary unless another size is given.
   config.init_from = ""
-  # "forward_kl", "reverse_kl", "total_variation", "next_token", or "acceptance"
-  # of a draft of `head.depth` tokens: see specjax.training.losses.
-  config.objective = "forward_kl"
+  # "forward_kl", "reverse_kl", "total_variation", "next_token", DSpark's
+  # "next_token_and_tv", or "acceptance" of a draft of `head.depth` tokens: see
+  # specjax.training.losses.
+  config.objective = "next_token_and_tv" if arg == "dspark" else "forward_kl"
   config.contexts = "data"  # or "target": its samples after each row's prompt
   # Dtype of the head's computations in training: "bfloat16" where it is fast,
   # "" for float32. Parameters, loss sums and validation are always float32.

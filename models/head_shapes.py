@@ -11,7 +11,14 @@ from typing import Any
 import jax.numpy as jnp
 from flax import nnx
 
-from models.networks import dflash, eagle, gemma_assistant, medusa, mtp
+from models.networks import (
+  dflash,
+  dspark,
+  eagle,
+  gemma_assistant,
+  medusa,
+  mtp,
+)
 from models.networks.description import TransformerConfig
 from models.networks.gemma_assistant import Assistant
 from models.networks.heads import HeadConfig
@@ -33,6 +40,7 @@ _NETWORKS: dict[str, tuple[Any, Callable[..., tuple[Any, Any]]]] = {
   "medusa": (medusa.Medusa, medusa.as_marginals),
   "blockwise": (medusa.Blockwise, medusa.as_marginals),
   "dflash": (dflash.Parallel, dflash.as_block_model),
+  "dspark": (dspark.DSpark, dspark.as_markov_blocks),
   "mtp": (mtp.Mtp, eagle.as_feature_model),
   "assistant": (
     Assistant,
@@ -108,8 +116,8 @@ def functions(
     sharding: its rules on the mesh in use; None for one device.
 
   Returns:
-    A `FeatureModel` (EAGLE, MTP), a `BlockModel` (DFlash), a `CacheReader`
-    (Gemma 4's assistant), or of the others a `MarginalModel`; and the
-    parameters.
+    A `FeatureModel` (EAGLE, MTP), a `BlockModel` (DFlash, DSpark), a
+    `CacheReader` (Gemma 4's assistant), or of the others a `MarginalModel`; and
+    the parameters.
   """
   return _NETWORKS[module.config.kind][1](module, sharding=sharding)

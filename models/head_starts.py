@@ -30,6 +30,7 @@ from models.networks.description import (
   TransformerConfig,
 )
 from models.networks.dflash import Parallel, ParallelConfig
+from models.networks.dspark import DSpark, DSparkConfig
 from models.networks.eagle import Eagle, EagleConfig
 from models.networks.layers import Layer, PlusOneNorm
 from models.networks.medusa import (
@@ -199,6 +200,8 @@ def parallel(
   mask_token: int,
   draft_vocab: np.ndarray | None,
   rngs: nnx.Rngs,
+  kind: type[Parallel] = Parallel,
+  **more: Any,
 ) -> Parallel:
   """DFlash's head: the last layers, reading the highest of the features.
 
@@ -210,6 +213,8 @@ def parallel(
     mask_token: id that marks a token to draft.
     draft_vocab: ids of the tokens that it can draft, rising; None for all.
     rngs: for what the target does not have.
+    kind: of the network; DSpark's begins without a bias of the token before.
+    **more: further fields of its configuration.
 
   Raises:
     ValueError: for more layers than the target has.
@@ -219,7 +224,8 @@ def parallel(
       f"head.num_layers must be in 1..{target.config.num_layers}, got "
       f"{num_layers}"
     )
-  config = ParallelConfig(
+  make = DSparkConfig if kind is DSpark else ParallelConfig
+  config = make(
     layers=_layers(  # Qwen3's, whatever the target's are
       target.config, num_layers, mlp_bias=False,
       qk_norm="head", qkv_bias=False, out_bias=False,
@@ -228,8 +234,12 @@ def parallel(
     block_size=block_size,
     mask_token=mask_token,
     draft_vocab_size=None if draft_vocab is None else len(draft_vocab),
+    **more,
   )  # fmt: skip
-  module = Parallel(config, dtype=target.dtype, rngs=rngs)
+  module = kind(config, dtype=target.dtype, rngs=rngs)
+  if isinstance(module, DSpark):
+    bias = module.markov_head.markov_w2.weight
+    bias[...] = jnp.zeros_like(bias[...])
   _read_last(module.fc)
   above = list(target.layers)[-num_layers:]
   for ours, theirs in zip(module.layers, above, strict=True):

@@ -56,6 +56,9 @@ class BlockModel:
       of the tokens after the newest, which follows the cached ones. It writes
       the next K + 1 slots and keeps the length.
     max_positions: its positions, or None if unbounded.
+    markov: what makes tokens depend on those drafted before them; None for a
+      head whose tokens are independent. With it `say` returns, in place of the
+      logits, a pytree of arrays `[B, K, ...]` that `markov` reads.
   """
 
   vocab_size: int
@@ -63,8 +66,27 @@ class BlockModel:
   num_depths: int
   init_cache: Callable[[int, int], Cache]
   read: Callable[[Any, Array, Cache], Cache]
-  say: Callable[[Any, Array, Cache], tuple[Array, Cache]]
+  say: Callable[[Any, Array, Cache], tuple[Any, Cache]]
   max_positions: int | None = None
+  markov: "MarkovModel | None" = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MarkovModel:
+  """Makes a block's distributions conditional on the tokens drafted before.
+
+  Attributes:
+    state_size: S, what it carries along a path; 0 if the token alone counts.
+    apply: `(params, row, tokens i32[B, W], state f[B, W, S]) -> (logits
+      f32[B, W, V'], state f[B, W, S], confidence f32[B, W])`. `row` is what
+      `BlockModel.say` gave for the next place, `[B, 1, ...]`; the tokens are W
+      nodes of one depth, with the states of their parents (0 for the root's).
+      The confidence is the head's estimate of the chance that the next token is
+      accepted, before it is drawn; 1 where the head estimates nothing.
+  """
+
+  state_size: int
+  apply: Callable[..., tuple[Array, Array, Array]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -23,6 +23,7 @@ from specjax.heads import BlockModel as BlockModel
 from specjax.heads import CacheReader as CacheReader
 from specjax.heads import FeatureModel as FeatureModel
 from specjax.heads import MarginalModel as MarginalModel
+from specjax.heads import MarkovModel as MarkovModel
 from specjax.heads import TextBlockModel as TextBlockModel
 from specjax.siblings import Siblings
 from specjax.structs import static, struct

@@ -43,6 +43,8 @@ def make(name: str, vocab_size: int) -> Drafter:
     "certain tree": dict(tree=TREE, siblings="given"),
     "best tree": dict(tree=bound(4, 2, 2), siblings="given"),
     "dynamic tree": dict(tree=bound(4, 2, 2)),
+    "cut chain": dict(tree=chain(2), threshold=0.5),
+    "cut tree": dict(tree=TREE, threshold=0.5),
   }[form]
   kind["vocab_size"] = vocab_size
   if family == "eagle":
@@ -57,6 +59,9 @@ def make(name: str, vocab_size: int) -> Drafter:
   if family == "dflash":
     head = toys.block_model(vocab_size, num_features=LAYERS, num_depths=DEPTHS)
     return drafters.dflash(head, **kind)
+  if family == "dspark":
+    head = toys.markov_block(vocab_size, num_features=LAYERS, num_depths=DEPTHS)
+    return drafters.dspark(head, **kind)
   head = MarginalModel(
     vocab_size=vocab_size, num_features=LAYERS, num_depths=DEPTHS,
     apply=marginals,
@@ -83,6 +88,12 @@ RULES = {
   "dflash, distinct": _DISTINCT,
   "dflash, certain chain": _CERTAIN,
   "dflash, best tree": _CERTAIN,
+  "dspark, drawn chain": _CHAIN,
+  "dspark, drawn tree": _TREE,
+  "dspark, distinct": _DISTINCT,
+  "dspark, dynamic tree": _CERTAIN,
+  "dspark, cut chain": ("block", "token", "recursive", "traversal"),
+  "dspark, cut tree": ("recursive", "kseq", "transport", "block_transport"),
   "mtp, drawn chain": _CHAIN,
   "mtp, drawn tree": _TREE,
   "mtp, distinct": _DISTINCT,

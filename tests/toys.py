@@ -20,6 +20,7 @@ from specjax.types import (
   CacheReader,
   FeatureModel,
   LanguageModel,
+  MarkovModel,
   ModelOutput,
 )
 from specjax.warp import make_sampling, warp
@@ -243,6 +244,28 @@ def block_model(vocab_size: int, *, num_features: int, num_depths: int):
     init_cache=init_cache,
     read=read,
     say=say,
+  )
+
+
+def markov_block(vocab_size: int, *, num_features: int, num_depths: int):
+  """A `block_model` whose logits depend on the whole path, in order.
+
+  Its confidence is 0.1 or 0.9, by the row of the table that is read.
+  """
+  inner = block_model(
+    vocab_size, num_features=num_features, num_depths=num_depths
+  )
+
+  def apply(params, row, tokens, state):
+    path = 3 * state[..., 0] + tokens + 1
+    index = jnp.mod(row + 7 * path.astype(jnp.int32), len(params))
+    sure = jnp.where(index % 3 == 0, 0.1, 0.9)
+    return params[index], path[..., None], sure
+
+  return dataclasses.replace(
+    inner,
+    say=lambda params, *rest: inner.say(jnp.arange(len(params)), *rest),
+    markov=MarkovModel(state_size=1, apply=apply),
   )
 
 

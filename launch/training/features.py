@@ -33,7 +33,7 @@ def layers_read(config, num_layers: int) -> Features:
   head, asked = config.head, tuple(config.head.get("layers", ()))
   if head.kind == "eagle3":
     usual, first = eagle_format.usual_layers(num_layers), 0
-  elif head.kind == "dflash":  # whose format numbers layers by what they give
+  elif head.kind in ("dflash", "dspark"):  # layers numbered by their outputs
     usual = dflash_format.usual_layers(head.num_layers, num_layers)
     first = 1
   else:

@@ -28,6 +28,7 @@ from models import checkpoints, head_shapes, head_starts
 from models.formats import head_saving
 from models.head_shapes import Target
 from models.networks.dflash import Parallel
+from models.networks.dspark import DSpark
 from models.networks.transformer import Features, Transformer, as_language_model
 from models.tokenizers import Tokenizer
 
@@ -60,6 +61,7 @@ def task(config, mesh: Mesh, folder: pathlib.Path) -> Task:
     decay=config.head.depth_decay,
     feature_weight=config.head.get("feature_weight", 0.0),
     first=config.prompt_length if config.contexts == "target" else 0,
+    confidence=getattr(module.config, "confidence", False),
   )
   shared = (loss, watch, rows, words)
   sample = lambda params, batch, key: batch
@@ -217,11 +219,16 @@ def _of_the_target(
       return head_starts.blockwise(
         target, num_heads=head.depth, hidden_dim=head.hidden_dim, rngs=rngs
       )
+  more: dict = {"block_size": head.depth + 1, "causal": head.causal}
+  if head.kind == "dspark":
+    more = {
+      "kind": DSpark, "block_size": head.depth, "markov": head.markov,
+      "rank": head.rank, "confidence": True,
+    }  # fmt: skip
   return head_starts.parallel(
     target, num_layers=head.num_layers, layers=layers, draft_vocab=ids,
     # Never the newest token of a text that goes on.
-    mask_token=tokenizer.eos_token_id,
-    block_size=head.depth + 1, rngs=rngs,
+    mask_token=tokenizer.eos_token_id, rngs=rngs, **more,
   )  # fmt: skip
 
 

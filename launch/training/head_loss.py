@@ -35,6 +35,7 @@ from specjax.training import losses
 # target's *given* that its token is in there: what is outside changes a
 # constant, or the weight of a place. The others depend on what is accepted.
 _GIVEN = ("next_token", "forward_kl", "reverse_kl")
+_OF_TEXT = ("next_token", "next_token_and_tv")  # whose labels count
 _NEVER = -1e9  # a logit
 _ROWS = 128  # places whose logits of the whole vocabulary are there at once
 
@@ -56,6 +57,7 @@ class Loss:
     decay: what the loss of each depth weighs beside that of the one before.
     feature_weight: of EAGLE-1's distance to the target's next feature.
     first: where tokens begin to count in their rows.
+    confidence: whether the head estimates its acceptance, and learns to.
   """
 
   objective: str
@@ -63,6 +65,7 @@ class Loss:
   decay: float
   feature_weight: float
   first: int
+  confidence: bool = False
 
 
 class Seen(NamedTuple):
@@ -105,9 +108,10 @@ def target_pass(target: Transformer, features: Features) -> Callable[..., Seen]:
 def head_logits(
   module: HeadModule, seen: Seen, batch: dict[str, Array], depth: int
 ) -> Iterator[tuple[Array, Array | None]]:
-  """The head's logits `f32[B, A, W]` at each depth, and the states fed back.
+  """The head's logits `f32[B, A, W]` at each depth, and what comes with them.
 
-  A are all T places of a row, or those that the batch names.
+  A are all T places of a row, or those that the batch names. With them come the
+  states that are fed back, or DSpark's log-odds of acceptance, or None.
   """
   where = {x: batch[x][:, :-1] for x in ("positions", "segments")}
   tokens, features = batch["tokens"], seen.features
@@ -115,13 +119,13 @@ def head_logits(
     yield from unroll(module, tokens, features, steps=depth, **where)
     return
   if isinstance(module, Parallel):
-    logits = dflash_training.say(
+    logits, sure = dflash_training.say(
       module, tokens, features, batch["places"], **where
     )
   else:
-    logits = module(features)
+    logits, sure = module(features), None
   for j in range(depth):
-    yield logits[:, :, j], None
+    yield logits[:, :, j], None if sure is None else sure[:, :, j]
 
 
 def counted(batch: dict[str, Array], depth: int, first: int) -> Array:
@@ -171,7 +175,7 @@ def make_loss(
     `(head module, target's parameters, batch) -> f32[]`. The target's logits
     of the vocabulary are computed in the head's type, too, if they suffice.
   """
-  given = loss.objective in _GIVEN
+  given = loss.objective in _GIVEN and not loss.confidence
   whole_draft = loss.objective == "acceptance"
   objective = (
     losses.block_acceptance(loss.depth)
@@ -202,7 +206,7 @@ def make_loss(
       logits = logits[..., : len(words.ids)].astype(jnp.float32)
       if not given:
         logits = _with_rest(logits, None)
-      elif loss.objective == "next_token":  # of tokens that it can draft
+      if loss.objective in _OF_TEXT:  # of tokens that it can draft
         weights = weights * (label < len(words.ids))
         label = jnp.minimum(label, len(words.ids) - 1)
       judge = _at(batch, ahead(taught, 1 + j, length))
@@ -210,6 +214,9 @@ def make_loss(
         drafts.append((logits, judge, label, weights))
       else:
         summed += weights_of[j] * objective(logits, judge, label, weights)
+      if loss.confidence:
+        chance = 1 - losses.distance(logits, judge)
+        summed += weights_of[j] * losses.confidence(state, chance, weights)
       if loss.feature_weight:
         nearby = ahead(seen.features, 1 + j, length)
         away = losses.smooth_l1(state, nearby, weights)

@@ -12,8 +12,12 @@ numbered by their inputs, and a head may say fewer tokens than the target
 (`draft_vocab_size`): then `lm_head`, of their rows, `d2t` and `t2d` are there.
 Its other projectors and blocks that draft at the newest token too are refused.
 
+JetSpec's heads are DFlash's of which no token of a block sees a later one
+(`dflash_config.causal_head`, to vLLM `dflash_config.causal`, or `is_causal`).
+
 A layer may have a sliding window of W. Then no token of a block sees a later
-one, unless `speculators` says `sliding_window_non_causal`; of the text, a token
+one either, unless `speculators` says `sliding_window_non_causal`, or the
+authors' file `is_causal: false`; of the text, a token
 sees what is less than W away, and in the library's form every token of the
 block the W before it: so the heads were trained.
 """
@@ -35,8 +39,13 @@ from models.head_shapes import HeadShape, Target
 from models.networks.dflash import ParallelConfig
 from models.networks.transformer import Features
 
-_NATIVE = frozenset({"block_size", "dflash_config", "num_target_layers"})
-_OF_DFLASH = frozenset({"mask_token_id", "target_layer_ids", "block_size"})
+_NATIVE = frozenset(
+  {"block_size", "dflash_config", "num_target_layers", "is_causal"}
+)
+_CAUSAL = ("causal", "causal_head")  # vLLM's name and JetSpec's own
+_OF_DFLASH = frozenset(
+  {"mask_token_id", "target_layer_ids", "block_size", *_CAUSAL}
+)
 _SPECULATORS = frozenset(
   """
   draft_vocab_size target_hidden_size block_size aux_hidden_state_layer_ids
@@ -117,30 +126,41 @@ def settings(
   layers, slides = config.layers, config.layers.has_windows
   if not layers.attention.qk_norm:
     raise ValueError("this format's layers are Qwen3's")
-  of_layers = layers_json(layers, dtype)
-  both = {
-    "architectures": ["DFlashDraftModel"],
-    "block_size": config.block_size,
-  }
   if config.draft_vocab_size is not None or (
     slides and config.windows_before_block
   ):
-    return both | {
-      "speculators_model_type": "dflash",
-      NESTED: of_layers,
-      "draft_vocab_size": config.draft_vocab_size or layers.vocab_size,
-      "mask_token_id": config.mask_token,
-      "aux_hidden_state_layer_ids": [int(i) for i in features],
-      "sample_from_anchor": False,
-      "sliding_window_non_causal": not config.causal_windows,
-    }
-  if slides and not config.causal_windows:
-    raise ValueError("no format has windows that end at a token it may pass")
+    return speculators_json(config, features, dtype)
   inside = {
     "mask_token_id": config.mask_token,
     "target_layer_ids": [int(i) - 1 for i in features],
   }
-  return of_layers | both | {"dflash_config": inside}
+  if config.causal:
+    inside |= dict.fromkeys(_CAUSAL, True)
+  both_ways = slides and not (config.causal or config.causal_windows)
+  return layers_json(layers, dtype) | {
+    "architectures": ["DFlashDraftModel"],
+    "block_size": config.block_size,
+    "dflash_config": inside,
+    **({"is_causal": False} if both_ways else {}),
+  }
+
+
+def speculators_json(
+  config: ParallelConfig, features: Features, dtype: str
+) -> dict[str, Any]:
+  """The `config.json` of a head in `speculators`' form."""
+  layers = config.layers
+  return {
+    "architectures": ["DFlashDraftModel"],
+    "block_size": config.block_size,
+    "speculators_model_type": "dflash",
+    NESTED: layers_json(layers, dtype),
+    "draft_vocab_size": config.draft_vocab_size or layers.vocab_size,
+    "mask_token_id": config.mask_token,
+    "aux_hidden_state_layer_ids": [int(i) for i in features],
+    "sample_from_anchor": False,
+    "sliding_window_non_causal": not config.causal_windows,
+  }
 
 
 # ------------------------------------------------------------- the two formats
@@ -150,26 +170,43 @@ def _native(config: Mapping[str, Any], target: Target) -> HeadShape:
   of_dflash = config["dflash_config"]
   json_files.refuse_unknown(config, OF_LAYERS | _NATIVE | INERT)
   json_files.refuse_unknown(of_dflash, _OF_DFLASH)
+  check_target(config, target)
+  name = "target_layer_ids"
+  ids = of_dflash.get(name)
+  if ids is None:
+    count = get(config, "num_hidden_layers", int)
+    ids = [i - 1 for i in usual_layers(count, target.num_layers)]
+  causal = json_files.agreed(
+    {"is_causal": config.get("is_causal")}
+    | {f"dflash_config.{x}": of_dflash.get(x) for x in _CAUSAL}
+  )
+  return made(
+    config,
+    target,
+    features=layers_read(name, ids, target, outputs=True, last=False),
+    block_size=block_size(config, of_dflash),
+    mask_token=get(of_dflash, "mask_token_id", int, least=0),
+    causal=causal is True,
+    causal_windows=causal is not False,
+  )
+
+
+def check_target(config: Mapping[str, Any], target: Target) -> None:
+  """Raises ValueError for a head of a target of other layers."""
   if config.get("num_target_layers", target.num_layers) != target.num_layers:
     raise ValueError(
       f"it was made for {config['num_target_layers']} layers, and the target "
       f"has {target.num_layers}"
     )
-  name, block = "target_layer_ids", "block_size"
-  ids = of_dflash.get(name)
-  if ids is None:
-    count = get(config, "num_hidden_layers", int)
-    ids = [i - 1 for i in usual_layers(count, target.num_layers)]
+
+
+def block_size(config: Mapping[str, Any], nested: Mapping[str, Any]) -> int:
+  """The size of a block, which both or either may say."""
+  name = "block_size"
   size = json_files.agreed(
-    {block: config.get(block), f"dflash_config.{block}": of_dflash.get(block)}
+    {name: config.get(name), f"dflash_config.{name}": nested.get(name)}
   )
-  return _made(
-    config,
-    target,
-    features=layers_read(name, ids, target, outputs=True, last=False),
-    block_size=get({block: size}, block, int),
-    mask_token=get(of_dflash, "mask_token_id", int, least=0),
-  )
+  return get({name: size}, name, int)
 
 
 def _speculators(config: Mapping[str, Any], target: Target) -> HeadShape:
@@ -177,24 +214,32 @@ def _speculators(config: Mapping[str, Any], target: Target) -> HeadShape:
   for name, only in _ONLY.items():
     if config.get(name) not in (None, only):
       raise ValueError(f"{name} must be {only!r}, got {config[name]!r}")
+  return made(settings, target, **of_speculators(config, target))
+
+
+def of_speculators(config: Mapping[str, Any], target: Target) -> dict[str, Any]:
+  """What `speculators` says of a block, as `made` takes it."""
   words = get(config, "draft_vocab_size", int)
   name = "aux_hidden_state_layer_ids"
-  return _made(
-    settings,
-    target,
-    features=layers_read(
+  return {
+    "features": layers_read(
       name, config.get(name), target, outputs=False, last=True
     ),
-    block_size=get(config, "block_size", int),
-    mask_token=get(config, "mask_token_id", int, least=0),
-    causal_windows=not get(config, "sliding_window_non_causal", bool, False),
-    windows_before_block=True,
-    draft_vocab_size=None if words == target.vocab_size else words,
-  )
+    "block_size": get(config, "block_size", int),
+    "mask_token": get(config, "mask_token_id", int, least=0),
+    "causal_windows": not get(config, "sliding_window_non_causal", bool, False),
+    "windows_before_block": True,
+    "draft_vocab_size": None if words == target.vocab_size else words,
+  }
 
 
-def _made(
-  config: Mapping[str, Any], target: Target, *, features: Features, **sizes
+def made(
+  config: Mapping[str, Any],
+  target: Target,
+  *,
+  features: Features,
+  kind: type[ParallelConfig] = ParallelConfig,
+  **sizes: Any,
 ) -> HeadShape:
   """The head of the settings of its layers, which are Qwen3's.
 
@@ -202,7 +247,8 @@ def _made(
     config: that has these settings.
     target: the model that it drafts for.
     features: that it reads.
-    **sizes: further fields of `ParallelConfig`.
+    kind: of the head's configuration.
+    **sizes: its further fields.
   """
   settings = {k: v for k, v in config.items() if k in OF_LAYERS}
   if settings.get("model_type") in (None, "llama"):
@@ -214,5 +260,5 @@ def _made(
   head_settings.refuse_other_target(layers, target)  # it reads the embedding
   if not any(layers.windows or ()):  # then it does not matter what they mean
     sizes = {k: v for k, v in sizes.items() if "windows" not in k}
-  made = ParallelConfig(layers=layers, num_fused=len(features), **sizes)
-  return HeadShape(config=made, features=features)
+  head = kind(layers=layers, num_fused=len(features), **sizes)
+  return HeadShape(config=head, features=features)

@@ -2,9 +2,9 @@
 
 A directory with a `config.json` and tensors tells by itself what it is: an
 EAGLE head of any generation (`eagle_format`), Medusa's or blockwise ones
-(`medusa_format`), DFlash's blocks (`dflash_format`), a Gemma 4's assistant
-(`assistant_format`), or one of multi-token prediction (`mtp_format`), which a
-target's own files may hold too.
+(`medusa_format`), blocks of DFlash (`dflash_format`) or DSpark
+(`dspark_format`), a Gemma 4's assistant (`assistant_format`), or one of
+multi-token prediction (`mtp_format`), which a target's own files may hold too.
 
 The formats differ in how layers are numbered whose features are read, in where
 draft tokens' ids are offsets, and in switches; here they become one form. What
@@ -26,6 +26,7 @@ from models import head_shapes
 from models.formats import (
   assistant_format,
   dflash_format,
+  dspark_format,
   eagle_format,
   head_files,
   json_files,
@@ -41,7 +42,8 @@ from models.sharding import Sharding, num_parts
 
 # Those whose `config.json` tells them, in the order in which they are asked.
 _FORMATS: tuple[Any, ...] = (
-  dflash_format, assistant_format, mtp_format, medusa_format, eagle_format
+  dspark_format, dflash_format, assistant_format, mtp_format, medusa_format,
+  eagle_format,
 )  # fmt: skip
 __all__ = ["Head", "Target", "describe", "is_head", "load", "shape"]
 
@@ -212,7 +214,7 @@ def _opened(path: pathlib.Path, target: Target, of_target: bool) -> Opened:
     one = medusa_format if _has_medusa(tensors) else eagle_format
   if one in (mtp_format, assistant_format):
     return one.opened(config, tensors, target)
-  more = () if one is dflash_format else (tensors,)
+  more = () if one in (dspark_format, dflash_format) else (tensors,)
   described = one.shape(config, target, *more)
   names = one.names(described.config)
   if one is eagle_format and eagle_format.is_tied(config, tensors):

@@ -22,6 +22,7 @@ from flax import nnx
 from models import draft_vocabulary
 from models.formats import (
   dflash_format,
+  dspark_format,
   eagle_format,
   json_files,
   medusa_format,
@@ -29,6 +30,7 @@ from models.formats import (
   safetensors_file,
 )
 from models.head_shapes import HeadModule, Target
+from models.networks.dflash import ParallelConfig
 from models.networks.heads import HeadConfig
 from models.networks.transformer import Features
 
@@ -40,6 +42,7 @@ _FORMATS: dict[str, Any] = {
   "medusa": medusa_format,
   "blockwise": medusa_format,
   "dflash": dflash_format,
+  "dspark": dspark_format,
   "mtp": mtp_format,
 }
 
@@ -75,7 +78,11 @@ def save(
   speculators = "speculators_model_type" in settings
   if speculators:
     settings["speculators_config"] = _speculators_config(config, verifier)
-  if target is not None and "dflash_config" in settings:
+  if (
+    target is not None
+    and isinstance(config, ParallelConfig)
+    and not (speculators)
+  ):
     settings["num_target_layers"] = target.num_layers
   arrays = {
     ".".join(map(str, path)): np.asarray(variable[...])

@@ -53,13 +53,16 @@ class ParallelConfig(HeadConfig):
       are the head's own.
     num_fused: layers of the target whose features, next to each other, are F
       channels.
-    block_size: K + 1, the newest token and the masks.
+    block_size: the newest token and the masks; K + 1, or K with `from_newest`.
     mask_token: id of what stands in the place of a token to draft.
     draft_vocab_size: tokens that it can say; None for all V.
     causal_windows: in layers with a window no token of the block sees a later
       one.
     windows_before_block: a window of W is the W tokens before the block, for
       all of it, and not the W that end with each token.
+    causal: no token of the block sees a later one, in any layer (JetSpec).
+    from_newest: the newest token's row predicts, too, and each row predicts the
+      token after it (DSpark); else each mask predicts what it stands for.
   """
 
   layers: TransformerConfig
@@ -69,6 +72,8 @@ class ParallelConfig(HeadConfig):
   draft_vocab_size: int | None = None
   causal_windows: bool = True
   windows_before_block: bool = False
+  causal: bool = False
+  from_newest: bool = False
 
   def __post_init__(self):
     if self.block_size < 2:
@@ -90,7 +95,7 @@ class ParallelConfig(HeadConfig):
   @property
   def num_predicted(self) -> int:
     """K."""
-    return self.block_size - 1
+    return self.block_size - (not self.from_newest)
 
 
 class Parallel(nnx.Module):
@@ -127,17 +132,26 @@ class Parallel(nnx.Module):
     return put(self.hidden_norm(x), "act_btd")
 
   def block(self, newest: Array) -> Array:
-    """The tokens of a block, `i32[B, 1] -> i32[B, K + 1]`."""
+    """The tokens of a block of S, `i32[B, 1] -> i32[B, S]`."""
     c = self.config
-    masks = jnp.full((len(newest), c.num_predicted), c.mask_token)
+    masks = jnp.full((len(newest), c.block_size - 1), c.mask_token)
     return jnp.concatenate([newest, masks.astype(newest.dtype)], axis=1)
 
-  def logits(self, x: Array) -> Array:
-    """Logits at all but the newest token, `[B, K + 1, H] -> f32[B, K, W]`.
+  def hidden(self, x: Array) -> Array:
+    """What the output projection reads, `[B, S, H] -> [B, K, H]`."""
+    return self.final_norm(x[:, not self.config.from_newest :])
 
-    W are the tokens that it can say.
-    """
-    return self.lm_head(self.final_norm(x[:, 1:])).astype(jnp.float32)
+  def logits(self, hidden: Array) -> Array:
+    """Logits in the head's own vocabulary, `[B, K, H] -> f32[B, K, W]`."""
+    return self.lm_head(hidden).astype(jnp.float32)
+
+  def spread(self, logits: Array) -> Array:
+    """Those of the target's tokens, `f32[..., V]`; -inf where it has none."""
+    if self.config.draft_vocab_size is None:
+      return logits
+    return draft_vocabulary.spread(
+      logits, self.target_ids[...], self.config.layers.vocab_size
+    )
 
   def read(self, features: Array, cache: Cache, put) -> Cache:
     """Writes every layer's keys and values of features; see `BlockModel.read`.
@@ -169,6 +183,8 @@ class Parallel(nnx.Module):
     """
     size = self.config.block_size
     mask = np.ones((size, size), bool)
+    if self.config.causal:
+      mask = np.tril(mask)
     positions = cache.length[:, None] + np.arange(size)
     if window is None:
       return cache_lib.visible(cache, positions, mask)
@@ -183,10 +199,15 @@ class Parallel(nnx.Module):
     return cache_lib.visible(cache, positions, mask, window=window)
 
   def __call__(self, newest: Array, cache: Cache, put) -> tuple[Array, Cache]:
-    """The logits of a block; see `BlockModel.say`.
+    """The logits of a block; see `BlockModel.say`."""
+    hidden, cache = self.states(newest, cache, put)
+    return self.spread(put(self.logits(hidden), "logits_btv")), cache
+
+  def states(self, newest: Array, cache: Cache, put) -> tuple[Array, Cache]:
+    """A pass over a block, `i32[B, 1] -> [B, K, H]`; its logits come of that.
 
     Args:
-      newest: `i32[B, 1]`.
+      newest: the newest token.
       cache: of all that stands before it.
       put: as of `read`.
     """
@@ -202,13 +223,7 @@ class Parallel(nnx.Module):
       own, number = place(i, is_stacked(cache))
       x, kvs[own] = layer(x, rotary, sees[i], kvs[own], start, layer=number)
       x = put(x, "act_btd")
-    cache = with_pairs(cache, kvs, put)
-    logits = put(self.logits(x), "logits_btv")
-    if self.config.draft_vocab_size is not None:
-      logits = draft_vocabulary.spread(
-        logits, self.target_ids[...], c.vocab_size
-      )
-    return logits, cache
+    return self.hidden(x), with_pairs(cache, kvs, put)
 
 
 def as_block_model(

@@ -3,9 +3,10 @@
 A head that drafts a block is trained on blocks (Chen et al., 2026): from places
 drawn at random, its anchors. The block from place t is the one that would be
 drafted there. Its newest token is token t + 1, masks follow, and it reads the
-target's features of the tokens up to t, of none after, and its own tokens,
-earlier and later ones alike. What is read is the same for all blocks of a text,
-and its keys and values are made once.
+target's features of the tokens up to t, of none after, and its own tokens:
+earlier and later ones alike, or for JetSpec the earlier ones. What is read is
+the same for all blocks of a text, and its keys and values are made once. The
+tokens before those that DSpark's Markov head predicts are the text's.
 
 The network that runs is the one that drafts: only its attention is another
 module, with the same parameters.
@@ -21,6 +22,7 @@ from jax import Array
 
 from models.networks.attention import scores_of, values_of
 from models.networks.dflash import Parallel
+from models.networks.dspark import DSpark
 from models.networks.layers import Attention
 
 
@@ -32,7 +34,7 @@ def say(
   *,
   positions: Array,
   segments: Array,
-) -> Array:
+) -> tuple[Array, Array | None]:
   """The logits of the blocks from some places.
 
   Args:
@@ -47,7 +49,8 @@ def say(
   Returns:
     `f32[B, A, K, W]`: entry k of the block from place t is for token
     `t + 2 + k`, in the head's own vocabulary. Where the text or the document
-    ends before that token it means nothing.
+    ends before that token it means nothing. And `f32[B, A, K]`, log-odds that
+    the head gives for its acceptance; None if it gives none.
 
   Raises:
     ValueError: for a head whose layers have windows.
@@ -68,17 +71,27 @@ def say(
   x = module.embed(module.block(newest))  # [B * A, K + 1, H]
   for layer in module.layers:
     known = layer.attention.keys_and_values(read, read_rotary)
-    layer.attention = _OfBlocks(layer.attention)
+    layer.attention = _OfBlocks(layer.attention, module.config.causal)
     x, _ = layer(x, rotary, sees, known, None)
-  logits = module.logits(x)
-  return logits.reshape(*places.shape, *logits.shape[1:])
+  hidden, sure = module.hidden(x), None
+  logits = module.logits(hidden)
+  if isinstance(module, DSpark):
+    ahead = places[..., None] + 1 + np.arange(logits.shape[1])
+    ahead = jnp.minimum(ahead, tokens.shape[1] - 1)
+    before = jnp.take_along_axis(tokens[:, None], ahead, axis=2)
+    logits, sure = module.along(
+      logits, hidden, before.reshape(logits.shape[:2])
+    )
+  in_places = lambda x: x.reshape(*places.shape, *x.shape[1:])
+  return in_places(logits), None if sure is None else in_places(sure)
 
 
 class _OfBlocks(nnx.Module):
   """Attention of blocks to what each may read of a text, and to themselves."""
 
-  def __init__(self, attention: Attention):
+  def __init__(self, attention: Attention, causal: bool):
     self.attention = attention
+    self.causal = causal
 
   def __call__(self, x, rotary, mask, known, start, **_):
     """As `Attention.__call__`, of the blocks' `[B * A, K + 1, D]`.
@@ -93,11 +106,14 @@ class _OfBlocks(nnx.Module):
       known,
       attention.keys_and_values(x, rotary),
       mask,
+      causal=self.causal,
     )
     return attention.out(mixed), known
 
 
-def _attend(q: Array, known: tuple, fed: tuple, mask: Array) -> Array:
+def _attend(
+  q: Array, known: tuple, fed: tuple, mask: Array, *, causal: bool
+) -> Array:
   """Attention of blocks of S tokens, `[B * A, S, H, C] -> [B * A, S, H * C]`.
 
   `fed` are the blocks' keys and values, two of `[B * A, K, S, C]`; `known` and
@@ -115,6 +131,8 @@ def _attend(q: Array, known: tuple, fed: tuple, mask: Array) -> Array:
     mask[:, None, None, :, None], read, jnp.finfo(read.dtype).min
   )  # a block sees itself, so no row is empty
   mine = scores_of(q, own_keys).reshape(rows, count, *each, size, size)
+  if causal:
+    mine = jnp.where(np.tri(size, dtype=bool), mine, jnp.finfo(mine.dtype).min)
   mine = jnp.moveaxis(mine, 1, 3)
   weights = jax.nn.softmax(jnp.concatenate([read, mine], axis=-1), axis=-1)
   weights = weights.astype(values.dtype)

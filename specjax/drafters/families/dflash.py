@@ -14,6 +14,9 @@ fed as soon as the token is committed. A block is written behind them and never
 kept.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import jax.numpy as jnp
 
 from specjax.cache import Cache
@@ -21,7 +24,7 @@ from specjax.drafters.shared import arguments, marginals
 from specjax.shapes import Shape
 from specjax.siblings import IID, Siblings
 from specjax.tree import Tree
-from specjax.types import BlockModel, Commit, Drafter
+from specjax.types import BlockModel, Commit, Context, Draft, Drafter, Params
 
 
 def dflash(
@@ -53,10 +56,41 @@ def dflash(
     deterministic=True,
   )  # fmt: skip
   marginals.check("dflash", head.num_depths, drawing)
+  if head.markov is not None:
+    raise ValueError(
+      "dflash drafts by depth, and this head's tokens depend "
+      "on those before them: dspark"
+    )
+  return of_block(
+    "dflash",
+    head,
+    lambda params, logits, context: marginals.draft(logits, context, drawing),
+    tree=drawing.tree,
+    siblings=drawing.siblings,
+  )
+
+
+def of_block(
+  name: str,
+  head: BlockModel,
+  draft: Callable[[Params, Any, Context], Draft],
+  *,
+  tree: Tree,
+  siblings: Siblings,
+) -> Drafter:
+  """The drafter of a head that predicts a block, under its name.
+
+  Args:
+    name: of the drafter.
+    head: the head.
+    draft: makes the draft of what `BlockModel.say` gives.
+    tree, siblings: the draft's.
+  """
+  slots_more = head.num_depths + 1
 
   def init(params, batch, slots, inputs):
     del params, inputs
-    return head.init_cache(batch, slots + head.num_depths + 1)
+    return head.init_cache(batch, slots + slots_more)
 
   def read(params, cache: Cache, commit: Commit) -> Cache:
     features = commit.features(head.num_features)
@@ -67,18 +101,18 @@ def dflash(
 
   def propose(params, cache, target_cache, context):
     cache = cache.replace(length=context.length - 1)
-    logits, cache = head.say(params.draft, context.root, cache)
-    return marginals.draft(logits, context, drawing), cache, target_cache
+    block, cache = head.say(params.draft, context.root, cache)
+    return draft(params, block, context), cache, target_cache
 
   return Drafter(
-    name="dflash",
-    tree=drawing.tree,
-    siblings=drawing.siblings,
+    name=name,
+    tree=tree,
+    siblings=siblings,
     init=init,
     prefill=read,
     propose=propose,
     commit=read,
-    passes=(head.num_depths + 1,),
+    passes=(slots_more,),
     max_positions=head.max_positions,
     accepts_foreign_drafts=True,
   )

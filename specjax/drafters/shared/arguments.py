@@ -124,6 +124,15 @@ def _check_tree(
     )
 
 
+def check_depth(name: str, num_depths: int, tree: Tree) -> None:
+  """Raises ValueError if a head of K depths cannot fill a tree."""
+  if tree.max_depth > num_depths:
+    raise ValueError(
+      f"{name} predicts {num_depths} tokens ahead, got a tree of depth "
+      f"{tree.max_depth}: tokens={num_depths} is the most"
+    )
+
+
 def check_functions(who: str, model: LanguageModel) -> None:
   """Raises TypeError for what was not made a language model, as a module."""
   if not isinstance(model, LanguageModel):

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from specjax.drafters.shared import best_first, levels
+from specjax.drafters.shared import arguments, best_first, levels
 from specjax.drafters.shared.arguments import Drawing
 from specjax.siblings import GIVEN
 from specjax.tree import Form, Tree
@@ -38,12 +38,7 @@ def check(name: str, num_depths: int, drawing: Drawing) -> None:
   tree = drawing.tree
   if tree.form is Form.FREE:
     best_first.check(drawing, width=tree.num_drafted)
-  if tree.max_depth > num_depths:
-    raise ValueError(
-      f"{name} says {num_depths} tokens ahead, got a tree of depth "
-      f"{tree.max_depth}: draft no more than it says, as by "
-      f"tokens={num_depths}"
-    )
+  arguments.check_depth(name, num_depths, tree)
 
 
 def draft(logits: Array, context: Context, drawing: Drawing) -> Draft:

@@ -1,4 +1,6 @@
-"""DFlash's head against a slow forward in NumPy, by the names of its files.
+"""Heads that draft blocks against a slow forward in NumPy, by published names.
+
+DFlash's, JetSpec's, which is causal, and DSpark's with its Markov head.
 
 The reference attends over a whole context and a block at once, without a cache.
 """
@@ -14,7 +16,7 @@ import pytest
 import safetensors.numpy
 from flax import nnx
 
-from models.formats import head_checkpoints
+from models.formats import head_checkpoints, head_saving
 from models.formats.head_checkpoints import Target
 from models.networks import dflash_training
 
@@ -86,7 +88,12 @@ def rotated(x, position):  # [heads, D]
 
 
 def reference(features, newest, sees=lambda i, t, s: True):
-  """The logits of a block after a row's features `[T, F]`.
+  """The logits of a block's masks after a row's features `[T, F]`."""
+  return (states(features, newest, sees) @ OUTPUT.T)[1:]
+
+
+def states(features, newest, sees=lambda i, t, s: True):
+  """What the output projection reads, the newest token's row among it.
 
   Token t of the block sees what stands at position s if `sees(layer, t, s)`.
   """
@@ -124,7 +131,7 @@ def reference(features, newest, sees=lambda i, t, s: True):
     x = x + of(
       "mlp.down_proj", gate / (1 + np.exp(-gate)) * of("mlp.up_proj", y)
     )
-  return (norm(x, "norm.weight") @ OUTPUT.T)[1:]
+  return norm(x, "norm.weight")
 
 
 def test_a_block_is_the_formulas_by_published_names(head):
@@ -254,3 +261,206 @@ def test_blocks_with_windows_are_not_trained(head):
       module, np.ones((1, 4), np.int32), random(1, 3, 3 * H), ones,
       positions=ones, segments=ones,
     )  # fmt: skip
+
+
+# --------------------------------------------------------------------- JetSpec
+
+
+@pytest.mark.parametrize(
+  "where",
+  [
+    dict(is_causal=True),
+    dict(dflash_config=CONFIG["dflash_config"] | {"causal": True}),
+    dict(dflash_config=CONFIG["dflash_config"] | {"causal_head": True}),
+  ],
+)
+def test_a_causal_block_by_any_of_its_names(where, tmp_path):
+  config = CONFIG | where
+  head = head_checkpoints.load(write(tmp_path / "h", config=config), TARGET)
+  model, params = head.functions()
+  features, count = random(1, 3, 3 * H), 3
+  cache = model.read(params, features, model.init_cache(1, 16))
+  actual, _ = model.say(params, jnp.array([[3]]), cache)
+  sees = lambda layer, t, s: s - count <= t
+  expected = reference(features[0], 3, sees)
+  np.testing.assert_allclose(actual[0], expected, atol=2e-3, rtol=2e-3)
+  assert np.abs(reference(features[0], 3) - expected).max() > 0.05
+  head_saving.save(
+    head.module, str(tmp_path / "again"), features=head.features,
+    dtype=jnp.float32,
+  )  # fmt: skip
+  again = head_checkpoints.load(str(tmp_path / "again"), TARGET)
+  assert again.module.config == head.module.config
+
+
+def test_names_of_causal_that_disagree_are_refused(tmp_path):
+  more = {"causal": True, "causal_head": False}
+  config = CONFIG | dict(dflash_config=CONFIG["dflash_config"] | more)
+  with pytest.raises(ValueError, match="causal_head must agree"):
+    head_checkpoints.load(write(tmp_path / "h", config=config), TARGET)
+
+
+# ---------------------------------------------------------------------- DSpark
+
+RANK = 3
+MARKOV = {
+  "markov_head.markov_w1.weight": random(V, RANK),
+  "markov_head.markov_w2.weight": random(V, RANK),
+}
+OF_KIND = {
+  "vanilla": {},
+  "gated": {"gate_proj": (RANK, H + RANK)},
+  "rnn": {"joint_proj": (3 * RANK, 2 * RANK + H)},
+}
+SURE = {
+  "confidence_head.proj.weight": random(1, H + RANK),
+  "confidence_head.proj.bias": random(1),
+}
+OF_MARKOV = dict(
+  markov_rank=RANK, enable_confidence_head=True,
+  confidence_head_with_markov=True,
+)  # fmt: skip
+DEEPSPEC = {
+  k: v for k, v in CONFIG.items() if k != "dflash_config"
+} | OF_MARKOV | dict(
+  architectures=["Qwen3DSparkModel"], num_anchors=4,
+  **CONFIG["dflash_config"],
+)  # fmt: skip
+SPECFORGE = CONFIG | dict(
+  architectures=["DSparkDraftModel"],
+  dflash_config=CONFIG["dflash_config"] | {
+    "projector_type": "dspark", "attention_mode": "gqa", "markov_rank": RANK,
+    "markov_head_type": "vanilla", "confidence_head_alpha": 1.0,
+  },
+)  # fmt: skip
+sigmoid = lambda x: 1 / (1 + np.exp(-x))
+
+
+def of_kind(kind):
+  tensors = {}
+  for name, shape in OF_KIND[kind].items():
+    tensors[f"markov_head.{name}.weight"] = random(*shape)
+    tensors[f"markov_head.{name}.bias"] = random(shape[0])
+  return tensors
+
+
+def markov_step(kind, tensors, hidden, token, state):
+  """The bias after a token, the state there, and the chance of acceptance."""
+  code = tensors["markov_head.markov_w1.weight"][token]
+  linear = lambda name, x: (
+    tensors[f"markov_head.{name}.weight"] @ x
+    + tensors[f"markov_head.{name}.bias"]
+  )
+  out = code
+  if kind == "gated":
+    out = sigmoid(linear("gate_proj", np.concatenate([hidden, code]))) * code
+  if kind == "rnn":
+    z = linear("joint_proj", np.concatenate([state, code, hidden]))
+    gate, new, last = sigmoid(z[:RANK]), z[RANK : 2 * RANK], z[2 * RANK :]
+    state, out = gate * state + (1 - gate) * np.tanh(new), np.tanh(last)
+  sure = tensors["confidence_head.proj.weight"][0] @ np.concatenate(
+    [hidden, code]
+  )
+  chance = sigmoid(sure + tensors["confidence_head.proj.bias"][0])
+  return tensors["markov_head.markov_w2.weight"] @ out, state, chance
+
+
+@pytest.mark.parametrize("kind", OF_KIND)
+def test_dsparks_distributions_follow_the_tokens_before(kind, tmp_path):
+  tensors = MARKOV | SURE | of_kind(kind)
+  config = DEEPSPEC | dict(markov_head_type=kind)
+  folder = write(tmp_path / "h", config=config, **tensors)
+  head = head_checkpoints.load(folder, TARGET)
+  assert (head.kind, head.features) == ("dspark", (2, 5, 7))
+  model, params = head.functions()
+  assert model.num_depths == BLOCK  # the newest token's row predicts too
+  features = random(1, 4, 3 * H)
+  cache = model.read(params, features, model.init_cache(1, 16))
+  block, _ = jax.jit(model.say)(params, jnp.array([[3]]), cache)
+  hidden, carried = (
+    states(features[0], 3),
+    jnp.zeros((1, 1, model.markov.state_size)),
+  )
+  own = np.zeros(RANK)
+  for k, token in enumerate([3, 7, 0, 12]):
+    row = jax.tree.map(lambda x, k=k: x[:, k, None], block)
+    logits, carried, sure = model.markov.apply(
+      params, row, jnp.array([[token]]), carried
+    )
+    bias, own, chance = markov_step(kind, tensors, hidden[k], token, own)
+    expected = hidden[k] @ OUTPUT.T + bias
+    np.testing.assert_allclose(logits[0, 0], expected, atol=2e-3, rtol=2e-3)
+    np.testing.assert_allclose(sure[0, 0], chance, atol=1e-3)
+  head_saving.save(
+    head.module, str(tmp_path / "again"), features=head.features,
+    dtype=jnp.float32, target=TARGET,
+  )  # fmt: skip
+  saved = safetensors.numpy.load_file(tmp_path / "again" / "model.safetensors")
+  assert {*saved} == {*TENSORS, *tensors}
+  again = head_checkpoints.load(str(tmp_path / "again"), TARGET)
+  assert again.module.config == head.module.config
+
+
+def test_specforges_settings_say_the_same_head(tmp_path):
+  ours = head_checkpoints.load(
+    write(tmp_path / "a", config=DEEPSPEC, **MARKOV, **SURE), TARGET
+  )
+  theirs = head_checkpoints.load(
+    write(tmp_path / "b", config=SPECFORGE, **MARKOV, **SURE), TARGET
+  )
+  assert theirs.module.config == ours.module.config
+  assert theirs.features == ours.features
+
+
+def test_a_dspark_of_speculators_may_begin_after_the_newest_token(tmp_path):
+  few = {
+    "markov_head.markov_w2.weight": random(len(IDS), RANK),
+    "markov_head.markov_w1.weight": MARKOV["markov_head.markov_w1.weight"],
+  }
+  config = SPECULATORS | OF_MARKOV | dict(speculators_model_type="dspark")
+  folder = write(tmp_path / "h", config=config, **WORDS, **few, **SURE)
+  head = head_checkpoints.load(folder, TARGET)
+  model, params = head.functions()
+  assert model.num_depths == BLOCK - 1
+  block, _ = model.say(params, jnp.array([[2]]), model.init_cache(1, 8))
+  row = jax.tree.map(lambda x: x[:, 0, None], block)
+  logits, *_ = model.markov.apply(
+    params, row, jnp.array([[2]]), jnp.zeros((1, 1, 0))
+  )
+  hidden = states(np.zeros((0, 3 * H)), 2)[1]
+  bias, *_ = markov_step("vanilla", few | SURE, hidden, 2, np.zeros(RANK))
+  expected = np.full(V, -np.inf)
+  expected[IDS] = hidden @ WORDS["lm_head.weight"].T + bias
+  np.testing.assert_allclose(logits[0, 0], expected, atol=2e-3, rtol=2e-3)
+
+
+@pytest.mark.parametrize(
+  ("config", "message"),
+  [
+    (
+      {
+        k: v
+        for k, v in (SPECULATORS | OF_MARKOV).items()
+        if k != "sample_from_anchor"
+      }
+      | dict(speculators_model_type="dspark"),
+      "sample_from_anchor is missing",
+    ),
+    (CONFIG | dict(dspark_block_size=7), "DeepSeek-V4's DSpark"),
+    (DEEPSPEC | dict(markov_head_type="fir"), "markov_head_type must be one"),
+    (DEEPSPEC | dict(local_position=True), "not known: local_position"),
+    (
+      SPECFORGE
+      | dict(
+        dflash_config=SPECFORGE["dflash_config"] | dict(attention_mode="mla")
+      ),
+      "attention_mode must be 'gqa', got 'mla'",
+    ),
+  ],
+)  # fmt: skip
+def test_what_of_dspark_is_not_read_is_refused_by_its_name(
+  config, message, tmp_path
+):
+  folder = write(tmp_path / "h", config=config, **MARKOV, **SURE)
+  with pytest.raises(ValueError, match=message):
+    head_checkpoints.load(folder, TARGET)

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from models import head_shapes
 from models.networks import dflash_training
 from models.networks.description import llama_config
-from models.networks.dflash import Parallel, ParallelConfig, as_block_model
+from models.networks.dflash import ParallelConfig
+from models.networks.dspark import DSparkConfig
 
 V, F, LENGTH, DEPTH = 11, 16, 9, 3
 LAYERS = llama_config(
@@ -25,31 +27,55 @@ POSITIONS = np.array([range(LENGTH), [*range(4), *range(LENGTH - 4)]], np.int32)
 PLACES = np.array([[6, 0, 8, 3], [2, 4, 7, 0]], np.int32)
 
 
-@pytest.mark.parametrize("words", [None, len(IDS)])
-def test_a_block_is_the_one_that_would_be_drafted_there(words):
+SIZES = dict(layers=LAYERS, num_fused=2, mask_token=5)
+HEADS = {
+  "dflash": lambda words: ParallelConfig(
+    **SIZES, block_size=DEPTH + 1, draft_vocab_size=words
+  ),
+  "jetspec": lambda words: ParallelConfig(
+    **SIZES, block_size=DEPTH + 1, draft_vocab_size=words, causal=True
+  ),
+  "dspark": lambda words: DSparkConfig(
+    **SIZES, block_size=DEPTH, draft_vocab_size=words, markov="rnn", rank=4,
+    confidence=True,
+  ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+  ("kind", "words"),
+  [("dflash", None), ("dflash", 5), ("jetspec", None), ("dspark", 5)],
+)
+def test_a_block_is_the_one_that_would_be_drafted_there(kind, words):
   """By the shipped model with its cache, which read what stands before it."""
-  module = Parallel(
-    ParallelConfig(
-      layers=LAYERS, num_fused=2, block_size=DEPTH + 1, mask_token=5,
-      draft_vocab_size=words,
-    ),
-    rngs=nnx.Rngs(1),
-  )  # fmt: skip
+  module = head_shapes.make(HEADS[kind](words), rngs=nnx.Rngs(1))
   # Large weights: laws that differ, attention that looks somewhere.
   nnx.update(
     module, jax.tree.map(lambda x: 12 * x, nnx.state(module, nnx.Param))
   )
   if words:
     module.target_ids = nnx.Variable(jnp.array(IDS))
-  actual = jax.jit(
+  actual, sure = jax.jit(
     lambda *batch: dflash_training.say(
       module, *batch, positions=jnp.asarray(POSITIONS),
       segments=jnp.asarray(SEGMENTS),
     )
   )(TOKENS, FEATURES, PLACES)  # fmt: skip
   assert actual.shape == (2, 4, DEPTH, words or V)
-  model, params = as_block_model(module)
+  model, params = head_shapes.functions(module)
   say = jax.jit(model.say)
+
+  def along(block, tokens):
+    """What DSpark says of a block whose tokens are the text's."""
+    state, each = jnp.zeros((1, 1, model.markov.state_size)), []
+    for k in range(DEPTH):
+      row = jax.tree.map(lambda x, k=k: x[:, k, None], block)
+      before = jnp.asarray(tokens[None, k : k + 1])
+      logits, state, chance = model.markov.apply(params, row, before, state)
+      each.append((logits[0, 0], chance[0, 0]))
+    logits, chances = zip(*each, strict=True)
+    return np.stack(logits)[None], np.stack(chances)
+
   for row, some in enumerate(PLACES):
     for i, place in enumerate(some):
       first = place - POSITIONS[row, place]  # of its document
@@ -59,6 +85,12 @@ def test_a_block_is_the_one_that_would_be_drafted_there(words):
       )  # fmt: skip
       newest = TOKENS[row : row + 1, place + 1 : place + 2]
       said, _ = say(params, jnp.asarray(newest), cache)
+      if kind == "dspark":
+        before = np.minimum(place + 1 + np.arange(DEPTH), LENGTH)
+        said, chances = along(said, TOKENS[row, before])
+        np.testing.assert_allclose(
+          jax.nn.sigmoid(sure[row, i]), chances, atol=1e-4
+        )
       said = np.asarray(said[0])
       if words:
         others = np.delete(said, IDS, axis=1)

@@ -121,7 +121,7 @@ def test_the_best_tree_is_that_of_the_product_of_the_laws():
 @pytest.mark.parametrize(
   "settings, message",
   [
-    (dict(tree=chain(4)), "dflash says 3 tokens ahead, got a tree of dep"),
+    (dict(tree=chain(4)), "dflash predicts 3 tokens ahead, got a tree of dep"),
     (dict(tree=bound(4, 2, 2), siblings="top_k"), "has no siblings of its own"),
   ],
 )

@@ -102,7 +102,7 @@ def test_a_tree_is_made_of_paths_of_ranks():
 @pytest.mark.parametrize(
   "shape, message",
   [
-    (tree.chain(4), "says 3 tokens ahead.* depth 4"),
+    (tree.chain(4), "predicts 3 tokens ahead.* depth 4"),
     (tree.k_ary(12), "at most 11 a node, got a tree with 12"),
   ],
 )

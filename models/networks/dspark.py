@@ -1,0 +1,182 @@
+"""DSpark's head: DFlash's block, then a Markov chain over its tokens.
+
+DeepSeek-AI (2026, arXiv 2607.05147). One pass gives hidden states h_k and
+logits U_k of all places of a block, as DFlash's. A low-rank bias then makes the
+distribution of token k depend on the token x drafted before it: of W1[x], a
+code of r numbers, W2 makes a bias of all logits. The code is taken as it is
+("vanilla"), times a gate of h_k ("gated"), or goes through a recurrent cell
+whose state follows the path ("rnn"). A confidence head reads h_k and W1[x], and
+estimates the chance that token k is accepted before it is drawn.
+
+Letters in shapes: as in `models.networks.dflash`; S the state's size, r or 0.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+
+from models.networks.dflash import Parallel, ParallelConfig, as_block_model
+from models.networks.heads import embedding
+from models.networks.layers import Linear
+from models.networks.params import split
+from models.sharding import Sharding, constrain
+from specjax.cache import Cache
+from specjax.types import BlockModel, MarkovModel
+
+KINDS = ("vanilla", "gated", "rnn")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DSparkConfig(ParallelConfig):
+  """Shapes of DSpark's head.
+
+  Attributes:
+    markov: one of `KINDS`.
+    rank: r.
+    confidence: whether there is a confidence head.
+    confidence_reads_code: whether it reads W1[x] beside h_k.
+  """
+
+  markov: str = "vanilla"
+  rank: int = 256
+  confidence: bool = False
+  confidence_reads_code: bool = True
+  from_newest: bool = True
+
+  kind = "dspark"
+
+  @property
+  def state_size(self) -> int:
+    """S, numbers that a path carries along."""
+    return self.rank if self.markov == "rnn" else 0
+
+
+class Markov(nnx.Module):
+  """The bias of the token before."""
+
+  def __init__(self, config: DSparkConfig, *, dtype, rngs: nnx.Rngs):
+    c, r, width = config.layers, config.rank, config.layers.embed_dim
+    self.kind = config.markov
+    self.markov_w1 = embedding(c.vocab_size, r, dtype, rngs)
+    words = config.draft_vocab_size or c.vocab_size
+    self.markov_w2 = Linear(r, words, False, dtype, rngs)
+    if self.kind == "gated":
+      self.gate_proj = Linear(width + r, r, True, dtype, rngs)
+    if self.kind == "rnn":
+      self.joint_proj = Linear(2 * r + width, 3 * r, True, dtype, rngs)
+
+  def __call__(
+    self, hidden: Array, code: Array, state: Array
+  ) -> tuple[Array, Array]:
+    """Biases and states after some tokens.
+
+    Args:
+      hidden: `[..., H]`, h of the places that they are for.
+      code: `[..., r]`, W1 of the tokens before them.
+      state: `[..., S]`, before those tokens.
+
+    Returns:
+      `f32[..., W]`, and the states after them, `[..., S]`.
+    """
+    match self.kind:
+      case "gated":
+        both = jnp.concatenate([hidden, code], axis=-1)
+        code = jax.nn.sigmoid(self.gate_proj(both)) * code
+      case "rnn":
+        every = jnp.concatenate([state, code, hidden], axis=-1)
+        gate, new, out = jnp.split(self.joint_proj(every), 3, axis=-1)
+        gate = jax.nn.sigmoid(gate)
+        state = gate * state + (1 - gate) * jnp.tanh(new)
+        code = jnp.tanh(out)
+    return self.markov_w2(code).astype(jnp.float32), state
+
+
+class DSpark(Parallel):
+  """The network: `Parallel`, and `condition` on the token before."""
+
+  config: DSparkConfig
+
+  def __init__(
+    self, config: DSparkConfig, *, dtype=jnp.float32, rngs: nnx.Rngs
+  ):
+    super().__init__(config, dtype=dtype, rngs=rngs)
+    self.markov_head = Markov(config, dtype=dtype, rngs=rngs)
+    if config.confidence:
+      read = config.layers.embed_dim
+      read += config.rank * config.confidence_reads_code
+      self.confidence_head = Linear(read, 1, True, dtype, rngs)
+
+  def condition(
+    self, logits: Array, hidden: Array, tokens: Array, state: Array
+  ) -> tuple[Array, Array, Array]:
+    """The distributions after some tokens.
+
+    Args:
+      logits: `f32[..., W]`, U of the places that they are for.
+      hidden: `[..., H]`, h of these.
+      tokens: `i32[...]`, those before.
+      state: `[..., S]`, before them.
+
+    Returns:
+      Logits `f32[..., W]`, states `[..., S]`, and log-odds of acceptance
+      `f32[...]`, infinite without a confidence head.
+    """
+    code = self.markov_head.markov_w1(tokens)
+    hidden = jnp.broadcast_to(hidden, (*code.shape[:-1], hidden.shape[-1]))
+    bias, state = self.markov_head(hidden, code, state)
+    sure = jnp.full(tokens.shape, jnp.inf)
+    if self.config.confidence:
+      read = hidden
+      if self.config.confidence_reads_code:
+        read = jnp.concatenate([hidden, code], axis=-1)
+      sure = self.confidence_head(read)[..., 0].astype(jnp.float32)
+    return logits + bias, state, sure
+
+  def along(
+    self, logits: Array, hidden: Array, tokens: Array
+  ) -> tuple[Array, Array | None]:
+    """As `condition` of whole blocks of known tokens, as in training.
+
+    Args:
+      logits: `f32[B, K, W]`.
+      hidden: `[B, K, H]`.
+      tokens: `i32[B, K]`, the token before each place.
+
+    Returns:
+      Logits `f32[B, K, W]` and log-odds of acceptance `f32[B, K]`, or None
+      without a confidence head.
+    """
+    state, each = jnp.zeros((len(tokens), self.config.state_size)), []
+    for k in range(tokens.shape[1]):
+      one, state, sure = self.condition(
+        logits[:, k], hidden[:, k], tokens[:, k], state
+      )
+      each.append((one, sure))
+    logits, sure = (jnp.stack(x, axis=1) for x in zip(*each, strict=True))
+    return logits, sure if self.config.confidence else None
+
+
+def as_markov_blocks(
+  module: DSpark, *, sharding: Sharding | None = None
+) -> tuple[BlockModel, nnx.State]:
+  """As `models.networks.dflash.as_block_model`, with its `MarkovModel`."""
+  model, _ = as_block_model(module, sharding=sharding)
+  merge, params = split(module)
+  put = functools.partial(constrain, sharding=sharding)
+
+  def say(params, newest: Array, cache: Cache):
+    head = merge(params)
+    hidden, cache = head.states(newest, cache, put)
+    return (put(head.logits(hidden), "logits_btv"), hidden), cache
+
+  def apply(params, row, tokens: Array, state: Array):
+    head = merge(params)
+    logits, state, sure = head.condition(*row, tokens, state)
+    return head.spread(put(logits, "logits_btv")), state, jax.nn.sigmoid(sure)
+
+  markov = MarkovModel(state_size=module.config.state_size, apply=apply)
+  return dataclasses.replace(model, say=say, markov=markov), params

@@ -1,0 +1,132 @@
+"""DSpark: DFlash's block, with tokens that depend on those before them.
+
+DSpark (DeepSeek-AI, 2026) drafts a block in one pass and makes its
+distributions conditional by a small Markov head: the distribution of a token is
+that of its place, changed by the token before it. Along a tree that is one
+product a level, and no further pass of the network: so a tree of drafts has at
+every node the distribution of that node's own path, which is known before its
+token is drawn. Such a draft is lossless under every rule that suits the tree.
+
+The published head also estimates the chance that the next token will be
+accepted. It reads the tokens above that place, not the token drawn there, so a
+path may end where the estimate is low, at temperature above 0 too. To end it by
+the probability of the drawn token would be lossy.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from specjax.drafters.families import dflash
+from specjax.drafters.shared import arguments, best_first, levels
+from specjax.shapes import Shape
+from specjax.siblings import IID, Siblings
+from specjax.tree import Form, Tree
+from specjax.types import BlockModel, Drafter
+
+
+def dspark(
+  head: BlockModel,
+  *,
+  tokens: int | None = None,
+  tree: Tree | Shape | None = None,
+  siblings: Siblings | str = IID,
+  threshold: float = 0.0,
+  vocab_size: int | None = None,
+) -> Drafter:
+  """A block whose tokens depend on those before them (DSpark, 2026).
+
+  Args:
+    head: the head, whose parameters are `Params.draft`; one pass over a block,
+      whatever the tree.
+    tokens: drafted on each path; 5 by default.
+    tree, siblings, vocab_size: as of `specjax.drafters.eagle`; the tree is not
+      deeper than the block.
+    threshold: a node has children if the head's estimate that a child of it is
+      accepted is at least this, in [0, 1]; 0: always.
+
+  Returns:
+    The `Drafter`, whose state is the head's cache. Its target has to give the
+    features that the head reads.
+
+  Raises:
+    ValueError: as `specjax.drafters.eagle`; for a tree deeper than the block, a
+      head without a `MarkovModel`, or a threshold on a dynamic tree.
+    TypeError: if the tree is none.
+  """
+  drawing = arguments.drawing(
+    tokens, tree, siblings, vocab_size or head.vocab_size, dynamic=True
+  )
+  tree, markov = drawing.tree, head.markov
+  dynamic = tree.form is Form.FREE
+  if markov is None:
+    raise ValueError("dspark drafts with a head that has a MarkovModel")
+  arguments.check_depth("dspark", head.num_depths, tree)
+  if not 0 <= threshold <= 1:
+    raise ValueError(f"threshold must be in [0, 1], got {threshold}")
+  if dynamic:
+    best_first.check(drawing, width=tree.max_children)
+    if threshold:
+      raise ValueError("a dynamic tree has its nodes by rank: no threshold")
+
+  def draft(params, block, context):
+    def after(depth: int, tokens: Array, state: Array):
+      """Logits, states and confidence after the nodes of a depth."""
+      row = jax.tree.map(lambda x: x[:, depth, None], block)
+      return markov.apply(params.draft, row, tokens, state)
+
+    rows = len(context.root)
+    nothing = jnp.zeros((rows, 1, markov.state_size))
+    logits, state, sure = after(0, context.root, nothing)
+    if dynamic:
+
+      def feed_best(state, depth, tokens, parents):
+        state = jnp.take_along_axis(state, parents[..., None], axis=1)
+        logits, state, _ = after(depth, tokens, state)
+        return logits, state
+
+      drafts, _ = best_first.draft_tree(
+        logits[:, 0], feed_best, state, context, drawing,
+        width=tree.max_children,
+      )  # fmt: skip
+      return drafts
+
+    def feed(carry, depth, tokens):
+      state, known = carry
+      state = state[:, levels.parents(tree, depth)]
+      logits, state, sure = after(depth, tokens, state)
+      return logits, (state, [*known, sure])
+
+    drafts, (_, known) = levels.draw_tree(
+      logits[:, 0], feed, (state, [sure]), context, drawing
+    )
+    if not threshold:
+      return drafts
+    return dataclasses.replace(
+      drafts,
+      tree=masked,
+      parents=_sure_nodes(tree, jnp.concatenate(known, axis=1) >= threshold),
+    )
+
+  masked = dataclasses.replace(tree, form=Form.MASKED) if threshold else tree
+  return dflash.of_block(
+    "dspark", head, draft, tree=masked, siblings=drawing.siblings
+  )
+
+
+def _sure_nodes(tree: Tree, goes_on: Array) -> Array:
+  """Parents `i32[B, N]` of the nodes below sure ones only, -1 for the others.
+
+  Args:
+    tree: all nodes.
+    goes_on: `bool[B, M]`, of all nodes but the deepest level's.
+  """
+  here = [jnp.ones(len(goes_on), bool)]
+  for parent in tree.parents[1:]:
+    here.append(here[parent] & goes_on[:, parent])
+  return jnp.where(
+    jnp.stack(here, axis=1), np.array(tree.parents, np.int32), -1
+  )
