@@ -37,6 +37,7 @@ HeadModule = (
 _NETWORKS: dict[str, tuple[Any, Callable[..., tuple[Any, Any]]]] = {
   "eagle": (eagle.Eagle, eagle.as_feature_model),
   "eagle3": (eagle.Eagle, eagle.as_feature_model),
+  "p_eagle": (eagle.Eagle, eagle.as_feature_model),
   "medusa": (medusa.Medusa, medusa.as_marginals),
   "blockwise": (medusa.Blockwise, medusa.as_marginals),
   "dflash": (dflash.Parallel, dflash.as_block_model),
@@ -47,7 +48,7 @@ _NETWORKS: dict[str, tuple[Any, Callable[..., tuple[Any, Any]]]] = {
     lambda module, sharding: gemma_assistant.as_cache_reader(module),
   ),
 }
-# Those that are planned and trained.
+# Those that are planned.
 KINDS = tuple(kind for kind in _NETWORKS if kind != "assistant")
 
 

@@ -29,6 +29,9 @@ class FeatureModel:
     later: the layers after the first, if a head has one per token (multi-token
       prediction): models of the same parameters, with their own caches, that
       read the previous layer's states.
+    mask: `params -> (id, features f[F])`, the token and features that stand for
+      unknown ones, of a head that predicts all depths in one pass (P-EAGLE);
+      None for a head that drafts token by token.
   """
 
   vocab_size: int
@@ -38,6 +41,7 @@ class FeatureModel:
   apply: Callable[..., tuple[Array, Array, Cache]]
   max_positions: int | None = None
   later: tuple["FeatureModel", ...] = ()
+  mask: Callable[[Any], tuple[int, Array]] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -164,6 +164,24 @@ FORMATS = {
               "layers.1.input_layernorm.weight": random(H)}),
     "eagle3", (2, 6, 9),
   ),
+  "p_eagle": (
+    {**LAYER_JSON, "draft_vocab_size": VD, "pard_token": 6,
+     "norm_before_residual": True},
+    eagle3(**{"embed_tokens.weight": random(V, H),
+              "mask_hidden": random(1, 1, 3 * H)}),
+    "p_eagle", (2, 6, 9),
+  ),
+  "speculators, p_eagle": (
+    {**SPECULATORS, NAME: [2, 6], "speculators_model_type": "peagle",
+     "mask_token_id": 6, "norm_before_residual": False, "fc_norm": True,
+     "transformer_layer_config": {**LAYER_JSON, "num_hidden_layers": 2}},
+    eagle3("layers.0", num_fused=2, **layer("layers.1", read=H), **{
+      "layers.1.input_layernorm.weight": random(H),
+      "embed_tokens.weight": random(V, H),
+      "mask_hidden": random(1, 1, 2 * H),
+      **{f"fc_norm.{i}.weight": random(H) for i in range(2)}}),
+    "p_eagle", (2, 6),
+  ),
   "eagle, vllm": (
     {"model_type": "eagle", "model": LAYER_JSON, "truncated_vocab_size": V,
      "architectures": ["EAGLEModel"]},
@@ -235,7 +253,7 @@ def write(path, name, *, config=None, drop=(), **tensors):
   return str(path)
 
 
-EAGLES = [n for n, made in FORMATS.items() if made[2] in ("eagle", "eagle3")]
+EAGLES = [n for n, made in FORMATS.items() if "eagle" in made[2]]
 
 
 class Published:

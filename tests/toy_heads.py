@@ -1,5 +1,7 @@
 """Toy drafters of every family of heads, on a toy target's features."""
 
+import dataclasses
+
 import jax.numpy as jnp
 import numpy as np
 import toys
@@ -50,6 +52,11 @@ def make(name: str, vocab_size: int) -> Drafter:
   if family == "eagle":
     head = toys.feature_model(vocab_size, num_features=LAYERS)
     return drafters.eagle(head, **kind)
+  if family == "p_eagle":
+    head = toys.feature_model(vocab_size, num_features=LAYERS)
+    unknown = jnp.full(LAYERS, toys.SHIFT, jnp.float32)  # a state of zero
+    head = dataclasses.replace(head, mask=lambda params: (0, unknown))
+    return drafters.p_eagle(head, **kind)
   if family == "mtp":
     head = toys.layered_head(vocab_size, num_features=LAYERS, num_depths=2)
     return drafters.mtp(head, **kind)
@@ -78,6 +85,8 @@ RULES = {
   "eagle, drawn tree": _TREE,
   "eagle, distinct": _DISTINCT,
   "eagle, dynamic tree": _CERTAIN,
+  "p_eagle, drawn tree": _TREE,
+  "p_eagle, best tree": _CERTAIN,
   "medusa, drawn chain": _CHAIN,
   "medusa, drawn tree": _TREE,
   "medusa, distinct": _DISTINCT,
@@ -93,7 +102,7 @@ RULES = {
   "dspark, distinct": _DISTINCT,
   "dspark, dynamic tree": _CERTAIN,
   "dspark, cut chain": ("block", "token", "recursive", "traversal"),
-  "dspark, cut tree": ("recursive", "kseq", "transport", "block_transport"),
+  "dspark, cut tree": ("recursive", "kseq", "transport", "traversal"),
   "mtp, drawn chain": _CHAIN,
   "mtp, drawn tree": _TREE,
   "mtp, distinct": _DISTINCT,

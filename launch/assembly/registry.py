@@ -280,6 +280,7 @@ _ENTRIES = (
   entry(
     drafters.eagle3, reads="head", after=_rounded, learns=True, climbs=True
   ),
+  entry(drafters.p_eagle, reads="head", after=_rounded),
   entry(drafters.mtp, reads="mtp", after=_states, climbs=True),
   entry(drafters.assistant, reads="head", climbs=True),
   entry(drafters.medusa, reads="head", after=_rounded, climbs=True),

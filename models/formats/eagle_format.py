@@ -3,6 +3,8 @@
 EAGLE-1 and 2 (`fc` over embedding and feature, a layer without a first norm),
 and EAGLE-3 as its authors, SpecForge and NVIDIA save it (`midlayer`), and as
 the `speculators` library does (`layers.0`, `speculators_model_type`).
+P-EAGLE's are EAGLE-3's with `mask_hidden` and the mask token's id under one of
+four names.
 """
 
 import dataclasses
@@ -27,6 +29,7 @@ _OF_EAGLE3 = frozenset(
   {"draft_vocab_size", "target_hidden_size", _FUSED, *EAGLE3_SWITCHES}
 )
 _NATIVE = frozenset({"eagle_config", "use_aux_norm", "num_aux_hidden_states"})
+_MASKS = ("mask_token_id", "pard_token", "ptd_token_id")
 # Variants that are not read, which files may say that they are not.
 _VARIANTS = ("add_para_norm", "layernorms", "truncated_vocab_size")
 # What NVIDIA's `eagle_config` says besides, and must say.
@@ -69,10 +72,11 @@ def shape(
     rest = {k: v for k, v in config.items() if v is not None}
     config = {**inner, **{k: rest[k] for k in rest.keys() - beside}}
   kind = config.get("speculators_model_type")
-  if kind not in (None, "eagle3"):
+  if kind not in (None, "eagle3", "peagle"):
     raise ValueError(f"speculators_model_type {kind!r} is not known")
   if kind is None:
     known = {*OF_LAYERS, *_OF_EAGLE3, *_NATIVE, "bias", *_VARIANTS, *INERT}
+    known |= {*_MASKS, "dflash_config"}
     json_files.refuse_unknown(config, known)
   third = kind is not None or (
     generation == 3
@@ -137,7 +141,7 @@ def _layers(
   speculators = "speculators_model_type" in config
   if speculators:
     config = head_settings.speculators_layers(
-      config, {*_OF_EAGLE3, "embed_requires_grad"}
+      config, {*_OF_EAGLE3, *_MASKS, "embed_requires_grad"}
     )
   settings = {k: v for k, v in config.items() if k in OF_LAYERS}
   bias = get(
@@ -193,6 +197,7 @@ def _third(
     # normed too: that is EAGLE-3.1, which no earlier head is.
     normed = switches["fc_norm"] or switches["norm_before_fc"]
     switches["norm_output"] = switches["norm_output"] and normed
+  mask = _mask_token(config, tensors)
   read = _fused_layers(config, nested, target)
   width = config.get("target_hidden_size") or target.embed_dim
   if width != target.embed_dim:
@@ -210,9 +215,30 @@ def _third(
     target_dim=None if width == layers.embed_dim else width,
     draft_vocab_size=None if words == layers.vocab_size else words,
     fc_bias="fc.bias" in tensors,
+    mask_token=mask,
     **switches,
   )
   return head, read
+
+
+def _mask_token(config, tensors: Mapping[str, Tensor]) -> int | None:
+  """The id of P-EAGLE's mask token; None for a head of another kind."""
+  nested = config.get("dflash_config") or {}
+  json_files.refuse_unknown(nested, {_MASKS[0]}, "settings of dflash_config")
+  given = {name: config.get(name) for name in _MASKS}
+  given[f"dflash_config.{_MASKS[0]}"] = nested.get(_MASKS[0])
+  mask = json_files.agreed(given)
+  if mask is None:
+    if "mask_hidden" in tensors or (
+      config.get("speculators_model_type") == "peagle"
+    ):
+      raise ValueError(f"a P-EAGLE head needs one of {', '.join(_MASKS)}")
+    return None
+  if "norm_before_residual" not in config:
+    raise ValueError(
+      "norm_before_residual is missing: readers disagree on which it is then"
+    )
+  return get({"mask_token_id": mask}, "mask_token_id", int, least=0)
 
 
 def _fused_layers(
@@ -277,12 +303,20 @@ def settings(
     or layers.attention.qk_norm
     or layers.has_windows
     or any(switches.values())
+    or config.mask_token is not None
   ):
-    return both | switches | {
+    speculators = both | switches | {
       "architectures": ["Eagle3Speculator"],
       "speculators_model_type": "eagle3",
       NESTED: layers_json(layers, dtype),
     }  # fmt: skip
+    if config.mask_token is None:
+      return speculators
+    return speculators | {
+      "architectures": ["PEagleSpeculator"],
+      "speculators_model_type": "peagle",
+      "mask_token_id": config.mask_token,
+    }
   # vLLM looks at the top first and numbers layers by what they read, SGLang
   # and SpecForge look within and number them by what they give.
   return layers_json(layers, dtype) | both | {

@@ -39,6 +39,7 @@ _SPECULATED = 3  # tokens that EAGLE-3's and MTP's files propose to a server
 _FORMATS: dict[str, Any] = {
   "eagle": eagle_format,
   "eagle3": eagle_format,
+  "p_eagle": eagle_format,
   "medusa": medusa_format,
   "blockwise": medusa_format,
   "dflash": dflash_format,
@@ -77,7 +78,9 @@ def save(
   settings = format_.settings(config, features, jnp.dtype(dtype).name)
   speculators = "speculators_model_type" in settings
   if speculators:
-    settings["speculators_config"] = _speculators_config(config, verifier)
+    settings["speculators_config"] = {
+      "algorithm": settings["speculators_model_type"]
+    } | _speculators_config(config, verifier)
   if (
     target is not None
     and isinstance(config, ParallelConfig)
@@ -147,7 +150,6 @@ def _speculators_config(
   theirs = json_files.read_object(file) if file.is_file() else {}
   drafted = config.num_predicted or _SPECULATED
   return {
-    "algorithm": config.kind,
     "default_proposal_method": "greedy",
     "proposal_methods": [
       {"proposal_type": "greedy", "speculative_tokens": drafted}

@@ -65,6 +65,8 @@ class EagleConfig(HeadConfig):
     norm_before_fc: one norm over all features before they are fused.
     fc_norm: a norm for the features of each fused layer (EAGLE-3.1).
     norm_output: what is fed back is the normed hidden state (EAGLE-3.1).
+    mask_token: id that stands for a token not known, of a head that predicts
+      all depths in one pass (P-EAGLE); None for the others.
   """
 
   layers: TransformerConfig
@@ -77,10 +79,16 @@ class EagleConfig(HeadConfig):
   norm_before_fc: bool = False
   fc_norm: bool = False
   norm_output: bool = False
+  mask_token: int | None = None
 
   def __post_init__(self):
     if self.norm_before_fc and self.fc_norm:
       raise ValueError("norm_before_fc and fc_norm exclude each other")
+    most = self.layers.vocab_size
+    if self.mask_token is not None and not 0 <= self.mask_token < most:
+      raise ValueError(
+        f"mask_token must be in 0..{most - 1}, got {self.mask_token}"
+      )
 
   @property
   def num_features(self) -> int:
@@ -89,12 +97,16 @@ class EagleConfig(HeadConfig):
 
   @property
   def kind(self) -> str:
-    """That of EAGLE-1 and 2, or of EAGLE-3."""
+    """That of EAGLE-1 and 2, of EAGLE-3, or of P-EAGLE."""
+    if self.mask_token is not None:
+      return "p_eagle"
     return "eagle" if self.generation == 1 else "eagle3"
 
   @property
   def shared(self) -> frozenset[str]:
     """Modules whose arrays are the target's."""
+    if self.mask_token is not None:  # it has an embedding of its own
+      return frozenset()
     first = self.generation == 1
     return frozenset({"embed", "lm_head"} if first else {"embed"})
 
@@ -123,7 +135,8 @@ class Eagle(nnx.Module):
   In EAGLE-3's and its descendants' features of several layers are fused to H.
   The first layer's attention reads the normed embedding beside the normed
   state, layers after it are a Llama's; logits are of a vocabulary of its own,
-  `target_ids`, and all other tokens have none.
+  `target_ids`, and all other tokens have none. P-EAGLE's (arXiv 2602.01469) has
+  a vector that stands for features that are not known.
   """
 
   def __init__(self, config: EagleConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
@@ -144,6 +157,9 @@ class Eagle(nnx.Module):
       self.fc_norms = nnx.List([norm(each) for _ in range(config.num_fused)])
     read = 2 * width if first else features
     self.fc = Linear(read, width, config.fc_bias, dtype, rngs)
+    if config.mask_token is not None:
+      hidden = rngs.params.normal((1, 1, features), dtype)
+      self.mask_hidden = nnx.Param(hidden)
     if not first:
       self.embed_norm, self.hidden_norm = norm(), norm()
       self.final_norm = norm()
@@ -264,6 +280,12 @@ def as_feature_model(
       with_pairs(cache.replace(length=start + fed), kvs, put),
     )
 
+  mask = None
+  if getattr(config, "mask_token", None) is not None:
+    mask = lambda params: (
+      config.mask_token,
+      merge(params).mask_hidden[...][0, 0],
+    )
   model = FeatureModel(
     vocab_size=layer.vocab_size,
     num_features=config.num_features,
@@ -273,6 +295,7 @@ def as_feature_model(
     fuse=fuse,
     apply=apply,
     max_positions=layer.max_positions,
+    mask=mask,
   )
   later = (
     dataclasses.replace(model, apply=functools.partial(apply, depth=depth))

@@ -14,7 +14,7 @@ in `specjax.adaptive`.
 from specjax.drafters.families.assistant import assistant
 from specjax.drafters.families.dflash import dflash
 from specjax.drafters.families.dspark import dspark
-from specjax.drafters.families.eagle import eagle, eagle3
+from specjax.drafters.families.eagle import eagle, eagle3, p_eagle
 from specjax.drafters.families.layer_skip import layer_skip, quantized_self
 from specjax.drafters.families.lookahead import lookahead
 from specjax.drafters.families.medusa import blockwise, medusa
@@ -31,5 +31,6 @@ from specjax.drafters.families.suffix import rest, suffix
 __all__ = [
   "assistant", "blockwise", "dflash", "dspark", "eagle", "eagle3",
   "layer_skip", "lookahead", "medusa", "model", "mtp", "ngram", "online",
-  "plain", "quantized_self", "rasd", "repeats", "rest", "specdec", "suffix",
+  "p_eagle", "plain", "quantized_self", "rasd", "repeats", "rest", "specdec",
+  "suffix",
 ]  # fmt: skip

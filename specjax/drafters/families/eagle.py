@@ -13,6 +13,10 @@ of its tokens is drawn, so its shape may depend on tokens; `match` is optimal
 for it. Accepting its tokens with min(1, q/p) for the head's distribution p
 would be lossy: they were not drawn from p.
 
+P-EAGLE (2026) is an EAGLE-3 that knows a vector for a feature that is missing:
+one pass over the newest pair and masks gives a distribution for every depth.
+None of them knows what is drawn from the others (`shared.marginals`).
+
 Committed pairs of a feature and a token are fed to the head as soon as both are
 known (`shared.committed`). Drafted pairs use the head's own states, and are
 overwritten by committed ones.
@@ -21,12 +25,19 @@ overwritten by committed ones.
 import dataclasses
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 
 from specjax.adaptive import chains
 from specjax.adaptive.policies import Policy
 from specjax.cache import Cache
-from specjax.drafters.shared import arguments, best_first, committed, levels
+from specjax.drafters.shared import (
+  arguments,
+  best_first,
+  committed,
+  levels,
+  marginals,
+)
 from specjax.drafters.shared.arguments import Drawing
 from specjax.drafters.shared.committed import HeadState
 from specjax.shapes import Shape
@@ -90,6 +101,64 @@ def eagle3(
     tokens, tree, siblings, vocab_size or head.vocab_size, policy, dynamic=True
   )
   return of_one_layer("eagle3", head, drawing)
+
+
+def p_eagle(
+  head: FeatureModel,
+  *,
+  tokens: int | None = None,
+  tree: Tree | Shape | None = None,
+  siblings: Siblings | str = IID,
+  vocab_size: int | None = None,
+) -> Drafter:
+  """An EAGLE-3 head that predicts all depths in one pass (P-EAGLE, 2026).
+
+  Args:
+    head: the head, with a `mask`.
+    tokens: drafted on each path; 5 by default.
+    tree, siblings, vocab_size: as of `specjax.drafters.medusa`.
+
+  Returns:
+    The `Drafter`. Its target has to give the features that the head reads.
+
+  Raises:
+    ValueError, TypeError: as `specjax.drafters.medusa`; or for a head without a
+      mask.
+  """
+  if head.mask is None:
+    raise ValueError("p_eagle drafts with a head that has a mask")
+  mask_of = head.mask
+  drawing = arguments.drawing(
+    tokens, tree, siblings, vocab_size or head.vocab_size, dynamic=True,
+    deterministic=True,
+  )  # fmt: skip
+  depth = drawing.tree.max_depth
+  marginals.check("p_eagle", depth, drawing)
+  masks = depth - 1  # the newest pair predicts the first token
+
+  def propose(params, state: HeadState, target_cache, context):
+    rows = len(context.root)
+    token, features = mask_of(params.draft)
+    hidden = head.fuse(params.draft, features[None, None])
+    rest, _, cache = head.apply(
+      params.draft,
+      jnp.full((rows, masks), token, context.root.dtype),
+      jnp.broadcast_to(hidden, (rows, masks, hidden.shape[-1])),
+      state.caches[0],
+      positions=_place(context)[:, None] + 1 + np.arange(masks),
+    )
+    logits = jnp.concatenate([state.logits[:, None], rest], axis=1)
+    draft = marginals.draft(logits, context, drawing)
+    return draft, _with_cache(state, cache), target_cache
+
+  return Drafter(
+    name="p_eagle",
+    tree=drawing.tree,
+    siblings=drawing.siblings,
+    propose=propose,
+    passes=(depth + 1, *([masks] if masks else [])),
+    **committed.fields((head,), more_slots=masks),
+  )
 
 
 def of_one_layer(name: str, model: FeatureModel, drawing: Drawing) -> Drafter:

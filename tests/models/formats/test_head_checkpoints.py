@@ -35,7 +35,7 @@ from published_heads import (
   write,
 )
 
-from models.formats import head_checkpoints, huggingface
+from models.formats import head_checkpoints, head_saving, huggingface
 
 NESTED = "transformer_layer_config"
 EAGLE3 = LAYER_JSON | {"draft_vocab_size": VD}
@@ -78,6 +78,46 @@ def test_eagles_logits_are_those_of_the_formulas_by_published_names(
     (logits[0], expected), (states[0], out), (more[0, 0], after[3])
   ):  # fmt: skip
     np.testing.assert_allclose(actual, wanted, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("name", ["p_eagle", "speculators, p_eagle"])
+def test_p_eagle_predicts_all_depths_in_one_pass(name, tmp_path):
+  """A text, then masks: of two and of one, from a cache and after a round."""
+  head = read(tmp_path, name)
+  model, params = head.functions()
+  token, vector = model.mask(params)
+  reference, tokens = Published(name), np.array([3, 7, 11, 2])
+  assert token == 6
+  features = RNG.standard_normal((4, model.num_features)).astype(np.float32)
+  masked = reference.fuse(reference.w["mask_hidden"][0])
+  feed, apply = jax.jit(model.fuse), jax.jit(model.apply)
+
+  def expected(length, masks):
+    hidden = np.concatenate(
+      [reference.fuse(features[:length])] + masks * [masked]
+    )
+    return reference([*tokens[:length], *masks * [6]], hidden)[0][length - 1 :]
+
+  cache = model.init_cache(1, 8)
+  for first, length, masks in ((0, 3, 2), (3, 4, 1)):
+    cache = cache.replace(length=jnp.array([first]))
+    hidden = feed(params, jnp.asarray(features)[None, first:length])
+    logits, _, cache = apply(
+      params, jnp.asarray(tokens)[None, first:length], hidden, cache
+    )
+    fused = jnp.broadcast_to(feed(params, vector[None, None]), (1, masks, H))
+    more, _, cache = apply(params, jnp.full((1, masks), token), fused, cache)
+    actual = jnp.concatenate([logits[0, -1:], more[0]])
+    np.testing.assert_allclose(
+      actual, expected(length, masks), rtol=2e-3, atol=2e-3
+    )
+  head_saving.save(
+    head.module, str(tmp_path / "again"), features=head.features,
+    dtype=jnp.float32, verifier="target",
+  )  # fmt: skip
+  again = head_checkpoints.load(str(tmp_path / "again"), TARGET)
+  assert again.module.config == head.module.config
+  np.testing.assert_array_equal(again.functions()[0].mask(params)[1], vector)
 
 
 @pytest.mark.parametrize("name", [n for n in FORMATS if n.startswith("medusa")])
@@ -164,12 +204,19 @@ REFUSED = {
      r"must agree, got .*\(2, 6, 9\), .*\(1, 5, 8\)"),
   ],
   "speculators": [
-    ({"speculators_model_type": "peagle"}, "'peagle' is not known"),
+    ({"speculators_model_type": "eagle4"}, "'eagle4' is not known"),
     (SPECULATORS | {"rope_theta": 5e5}, "not known: rope_theta$"),
     (SPECULATORS | {NESTED: LAYER_JSON | {"norm_output": True}},
      f"{NESTED} that are not known: norm_output$"),
     (SPECULATORS | {NESTED: LAYER_JSON | {"layer_types": ["chunked"]}},
      "layer_types must be full_attention or sliding_attention"),
+  ],
+  "p_eagle": [
+    ({"drop": ["mask_hidden"]}, "missing: mask_hidden"),
+    ({"mask_hidden": random(1, 1, H)}, "wrong shape: mask_hidden"),
+    (EAGLE3, "needs one of mask_token_id, pard_token, ptd_token_id"),
+    (EAGLE3 | {"pard_token": 6}, "norm_before_residual is missing"),
+    (EAGLE3 | {"pard_token": 6, "ptd_token_id": 7}, "must agree"),
   ],
   "medusa": [
     ({"2.1.weight": random(V + 1, H)}, "wrong shape: 2.1.weight"),
