@@ -43,8 +43,8 @@ def page(result: Mapping, throughput: str | None = None) -> str:
     )
   sections.append(
     f"Every system answered everything {result['rounds']} times, in random "
-    "order; compiling is in no rate. docs/pay.md explains the columns. "
-    f"Made by `{result['provenance']['command']}`."
+    "order. Rates exclude compilation. docs/pay.md explains the columns. "
+    f"Command: `{result['provenance']['command']}`."
   )
   return "\n\n".join(sections) + "\n"
 
