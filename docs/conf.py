@@ -22,6 +22,7 @@ html_theme = "furo"
 html_title = f"specjax {version}"
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the text says shapes and types
+autodoc_preserve_defaults = True
 napoleon_use_ivar = True
 myst_heading_anchors = 4
 
@@ -29,9 +30,29 @@ myst_heading_anchors = 4
 def _code(app, what, name, obj, options, lines):
   """Docstrings write code in single backticks, reStructuredText in two."""
   text = re.sub(r"(?<!`)`([^`]+)`(?!`)", r"``\1``\\ ", "\n".join(lines))
-  lines[:] = text.replace("\\ \n", "\n").split("\n")
+  text = text.replace("\\ \n", "\n")
+  # Napoleon has one attribute an entry: "a, b: text" becomes two entries.
+  before, heading, entries = text.partition("Attributes:\n")
+  entries = re.sub(
+    r"^( +)(\w+(?:,\s+\w+)+):(.*(?:\n\1 +.*)*)",
+    lambda entry: "\n".join(
+      f"{entry[1]}{name}:{entry[3]}" for name in re.split(r",\s+", entry[2])
+    ),
+    entries,
+    flags=re.MULTILINE,
+  )
+  lines[:] = (before + heading + entries).split("\n")
+
+
+def _signature(app, what, name, obj, options, signature, returns):
+  """Defaults that are functions have no name worth reading."""
+  if signature:
+    signature = re.sub(r"=<(function|factory).*?>+", "=...", signature)
+    return signature, returns
+  return None
 
 
 def setup(app):
   """Called by Sphinx."""
   app.connect("autodoc-process-docstring", _code, priority=400)
+  app.connect("autodoc-process-signature", _signature)
