@@ -7,6 +7,7 @@ Face Hub (`models.hub`).
 """
 
 import dataclasses
+import functools
 import pathlib
 from typing import Any, Literal
 
@@ -21,12 +22,13 @@ from models.formats import (
   gguf_tokenizer,
   head_checkpoints,
   huggingface,
+  loading,
   published,
   trained,
 )
-from models.formats import weights as weights_lib
 from models.formats.head_checkpoints import Head
 from models.formats.head_files import Place
+from models.formats.published import Weights
 from models.formats.weights import Source
 from models.head_shapes import HeadShape, Target
 from models.networks import (
@@ -111,7 +113,7 @@ class Network:
     if self.module is None:
       return stacked.as_language_model(
         self.config, dtype=self.dtype, sharding=self.sharding,
-        weights=self.weights, **more,
+        params=self.params, **more,
       )  # fmt: skip
     return transformer.as_language_model(self.module, **more)[0]
 
@@ -149,48 +151,53 @@ def load(
     stored: type of keys and values in the cache, "int8" or "fp8"; None for
       `dtype`.
     weights: how its weights are stored: None for `dtype`, "published" as in the
-      files if a format holds that.
+      files where these are quantized. Another format rounds the rest.
 
   Raises:
     FileNotFoundError: if a file is missing.
     ValueError: for an unreadable file or an unsupported model.
   """
   path = hub.local(path)
-  config, form, note, source = read_config(path), None, "", None
-  more: dict[str, Any] = {"dtype": dtype}
+  config, note = read_config(path), ""
+  form = weights if isinstance(weights, Quantization) else None
   if isinstance(config, T5Config):
-    if stored is not None or isinstance(weights, Quantization):
+    if stored is not None or form is not None:
       raise ValueError(
         "quantized weights and caches are of decoder-only models"
       )
+  more: dict[str, Any] = {"dtype": dtype}
   if mesh is not None:
     assert sharding is not None
     sharding = for_experts(config, sharding, num_parts(sharding, mesh))
-  if not trained.is_run(path):
+    more |= {"mesh": mesh, "sharding": sharding}
+  if trained.is_run(path):
+    read = functools.partial(
+      trained.load if mesh is None else trained.load_stacked, path
+    )
+    held = None
+  else:
     source = _reader(path).source(path)
-    form, note = _kept(source, weights, dtype=dtype, on_mesh=mesh is not None)
-    more["form"] = form
+    kept, held, note = _kept(
+      source, weights, dtype=dtype, on_mesh=mesh is not None
+    )
+    more |= {"kept": kept, "form": form}
+    read = functools.partial(
+      loading.load if mesh is None else loading.load_stacked, source
+    )
   if mesh is None:
-    if source is None:
-      module = trained.load(path, **more)
-    else:
-      module = weights_lib.load(source, **more)
+    module = read(**more)
     if jax.default_backend() == "cpu" and isinstance(module, Transformer):
       for layer in module.layers:
         linear.turn(layer)
-    network = Network.of_module(module, weights=form, stored=stored)
+    network = Network.of_module(module, weights=held, stored=stored)
   else:
-    more |= {"mesh": mesh, "sharding": sharding}
-    if source is None:
-      config, params = trained.load_stacked(path, **more)
-    else:
-      config, params = weights_lib.load_stacked(source, **more)
+    config, params = read(**more)
     network = Network(
       config=config, params=params, dtype=dtype, sharding=sharding,
-      weights=form, stored=stored,
+      weights=held, stored=stored,
     )  # fmt: skip
-  if isinstance(weights, Quantization) and form is None:
-    network = network.quantize(weights)
+  if form is not None and held is None:
+    network = network.quantize(form)
   return dataclasses.replace(network, note=note)
 
 
@@ -200,25 +207,30 @@ def _kept(
   *,
   dtype,
   on_mesh: bool,
-) -> tuple[Quantization | None, str]:
-  """The quantization that keeps weights as published, if wanted.
+) -> tuple[Weights, Quantization | None, str]:
+  """Weights that are held as they are published, as is wanted.
 
-  Also a note, in words, on how published quantized weights are stored.
+  With them how weights are quantized, and what becomes of those that are
+  published quantized, in words.
   """
+  kept: Weights = {}
+  form = None if weights == "published" else weights
   if not source.published:
-    return None, ""
-  form, why = None, ""
-  if isinstance(weights, Quantization) and published.keeps(source, weights):
-    form = weights
-  elif weights == "published":
-    form, why = published.quantization(source, on_mesh=on_mesh)
+    return kept, form, ""
   note = f"{source.path} is published as {source.published}: "
   if form is not None:
-    return form, f"{note}held as that, {form}"
+    kept = published.held(source, form)
+    if None not in kept.values():
+      return kept, form, f"{note}held as that, {form}"
+  elif weights == "published":
+    kept = published.held(source, on_mesh=on_mesh)
+    form, words = published.summary(source, kept)
+    if form is not None:
+      return kept, form, f"{note}held as that, {words}"
   note += f"dequantized to {jnp.dtype(dtype).name}"
-  if isinstance(weights, Quantization):
-    note += f" and rounded again, to {weights}"
-  return None, note + (f", since {why}" if why else "")
+  if form is not None:
+    note += f" and rounded again, to {form}"
+  return kept, form, note
 
 
 def reads_inputs(path: str) -> bool:

@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 from models.networks import mixture
 from models.networks.description import TransformerConfig
 from models.networks.params import names
-from models.networks.quantized import scales_spec
+from models.networks.quantized import specs
 from models.networks.quantized_tensor import is_quantized
 from models.networks.t5_config import T5Config
 from specjax.cache import row_major
@@ -83,10 +83,7 @@ def param_specs(params, sharding: Sharding):
 
   def spec(path, weight):
     values = param_spec(names(path), sharding)
-    if not is_quantized(weight):
-      return values
-    scales = scales_spec(values, weight)
-    return dataclasses.replace(weight, values=values, scales=scales)
+    return specs(values, weight) if is_quantized(weight) else values
 
   return jax.tree_util.tree_map_with_path(spec, params, is_leaf=is_quantized)
 

@@ -18,14 +18,13 @@ import gguf
 import jax.numpy as jnp
 import numpy as np
 
-from models.formats import gguf_file, gguf_tokenizer, quantized_files, weights
+from models.formats import gguf_file, gguf_tokenizer, loading, quantized_files
 from models.formats.families import FAMILIES
 from models.formats.families.family import Gguf, Settings, Table, Tensors
 from models.formats.gguf_file import Header
 from models.formats.huggingface_config import config_from_json
 from models.formats.weights import Source, Tensor
 from models.networks.layers import TransformerConfig
-from models.networks.quantized import Quantization
 from models.networks.transformer import Transformer
 
 KINDS = (
@@ -59,16 +58,14 @@ _DIVISORS = "rope_freqs.weight"  # of rotary frequencies
 _NAME = re.compile(r"(?:blk\.(\d{1,9})\.)?(.+)\.(weight|bias|scale)")
 
 
-def load(
-  path: str, *, dtype=jnp.float32, form: Quantization | None = None
-) -> Transformer:
-  """Reads a file's model to one device; as `models.formats.weights.load`.
+def load(path: str, *, dtype=jnp.float32) -> Transformer:
+  """Reads a file's model to one device; as `models.formats.loading.load`.
 
   Raises:
     FileNotFoundError: if there is no such file.
     ValueError: if it cannot be read, or the model is not supported.
   """
-  return weights.load(source(path), dtype=dtype, form=form)
+  return loading.load(source(path), dtype=dtype)
 
 
 def read_config(path: str) -> TransformerConfig:
@@ -217,15 +214,16 @@ def _tensor(header: Header, name: str) -> Tensor:
   """A tensor of a file, with its numbers and scales where a format has them."""
   kind, quantized = header.tensors[name].tensor_type.name, None
   shape = gguf_file.shape_of(header.tensors[name])
-  bits = gguf_file.SCALED.get(kind)
-  if bits and len(shape) == 2:
-    parts = functools.partial(gguf_file.parts, header, name)
+  blocks = gguf_file.BLOCKS.get(kind)
+  if blocks and len(shape) > 1:
+    scales = functools.partial(gguf_file.scales, header, name)
     quantized = quantized_files.tensor(
       shape,
-      dtype=f"int{bits}",
-      group_of=np.arange(shape[1]) // 32,
-      values=lambda rows: parts(rows)[0],
-      scales=lambda rows: parts(rows)[1],
+      dtype="int4" if blocks.bits == 4 else "int8",
+      group_of=np.arange(shape[-1]) // blocks.group,
+      values=functools.partial(gguf_file.numbers, header, name),
+      scales=lambda rows: scales(rows)[0],
+      minima=(lambda rows: scales(rows)[1]) if "m" in blocks.fields else None,
     ).quantized
   return Tensor(
     name=name,

@@ -10,7 +10,7 @@ import functools
 import pathlib
 import struct
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import gguf
 import numpy as np
@@ -52,7 +52,7 @@ class Header:
   Attributes:
     path: of the file.
     metadata: Python's own values by key, arrays as lists.
-    tensors: by name; their data is mapped, not read.
+    tensors: by name; where their data is, not read.
   """
 
   path: pathlib.Path
@@ -100,6 +100,16 @@ def _read_header(path: pathlib.Path, time: int) -> Header:
   return Header(path=path, metadata=metadata, tensors=tensors)
 
 
+def _rows(tensor: gguf.ReaderTensor, path: pathlib.Path, index) -> np.ndarray:
+  """Some rows of a tensor as they are in its file.
+
+  Of a map of their own: what is read stays in memory as long as its map.
+  """
+  data = tensor.data
+  mapped = np.memmap(path, data.dtype, "r", tensor.data_offset, data.shape)
+  return np.array(mapped[index])
+
+
 def read(
   header: Header, name: str, index: tuple[slice, ...] = ()
 ) -> np.ndarray:
@@ -108,36 +118,110 @@ def read(
   `index` is one slice an axis; `()` is all of it.
   """
   tensor = header.tensors[name]
-  raw = tensor.data
-  if raw.ndim == 1:  # a vector is one row
-    return gguf.quants.dequantize(raw, tensor.tensor_type)[index]
-  rows, columns = index[: raw.ndim - 1], index[raw.ndim - 1 :]
-  raw = np.ascontiguousarray(raw[rows])
-  return gguf.quants.dequantize(raw, tensor.tensor_type)[(..., *columns)]
+  axes = tensor.data.ndim - 1  # a vector is one row
+  raw = _rows(tensor, header.path, index[:axes])
+  whole = gguf.quants.dequantize(raw, tensor.tensor_type)
+  return whole[(..., *index[axes:])]
 
 
-# Bits of the numbers of types that have one scale a block, and no more.
-SCALED = {"Q8_0": 8, "Q4_0": 4}
+class Blocks(NamedTuple):
+  """A type of integers with scales: 32 share one, or 16 if they have six bits.
+
+  Attributes:
+    bits: of a number.
+    above: what stored numbers are above those that are scaled.
+    fields: of a block, with their bytes: halves d and m that scales and minima
+      are products of, the other factors, and bits of numbers, the lower four
+      and the rest.
+  """
+
+  bits: int
+  above: int
+  fields: Mapping[str, int]
+
+  @property
+  def group(self) -> int:
+    """Numbers that share a scale."""
+    return 16 if self.bits == 6 else 32
 
 
-def parts(
+# Numbers of four bits are moved so that a sign and three bits hold them.
+BLOCKS = {
+  "Q8_0": Blocks(8, 0, dict(d=2, low=32)),
+  "Q4_0": Blocks(4, 8, dict(d=2, low=16)),
+  "Q4_1": Blocks(4, 8, dict(d=2, m=2, low=16)),
+  "Q5_0": Blocks(5, 16, dict(d=2, high=4, low=16)),
+  "Q5_1": Blocks(5, 0, dict(d=2, m=2, high=4, low=16)),
+  "Q4_K": Blocks(4, 8, dict(d=2, m=2, factors=12, low=128)),
+  "Q5_K": Blocks(5, 0, dict(d=2, m=2, factors=12, high=32, low=128)),
+  "Q6_K": Blocks(6, 32, dict(low=128, high=64, factors=16, d=2)),
+}
+
+
+def _fields(
   header: Header, name: str, rows: slice
-) -> tuple[np.ndarray, np.ndarray]:
-  """The numbers and scales of some rows of a matrix of a `SCALED` type.
+) -> tuple[Blocks, dict[str, np.ndarray]]:
+  """The fields of the blocks of some rows, `u8[.., blocks, bytes]` each."""
+  tensor = header.tensors[name]
+  blocks = BLOCKS[tensor.tensor_type.name]
+  raw = _rows(tensor, header.path, rows)
+  ends = np.cumsum([*blocks.fields.values()])
+  raw = raw.reshape(*raw.shape[:-1], -1, ends[-1])
+  parts = np.split(raw, ends[:-1], axis=-1)
+  return blocks, dict(zip(blocks.fields, parts, strict=True))
 
-  A block of 32 is a float16 and then 32 bytes; or 16 bytes, whose lower halves
-  are the first 16 numbers, each 8 above what it is.
+
+def numbers(header: Header, name: str, rows: slice) -> np.ndarray:
+  """The numbers of some rows, or experts, of a tensor of a type of `BLOCKS`.
+
+  Lower halves of 16 bytes come before the upper ones, or of 32 or 64 where
+  blocks are of 256 numbers.
 
   Returns:
-    `i8[n, D]` and `f32[n, D / 32]`.
+    `i8[n, .., D]`.
   """
-  tensor = header.tensors[name]
-  _, block_bytes = gguf.GGML_QUANT_SIZES[tensor.tensor_type]
-  raw = np.ascontiguousarray(tensor.data[rows])
-  blocks = raw.reshape(len(raw), -1, block_bytes)
-  scales = np.ascontiguousarray(blocks[..., :2]).view(np.float16)[..., 0]
-  numbers = blocks[..., 2:]
-  if SCALED[tensor.tensor_type.name] == 4:
-    numbers = np.concatenate([numbers & 15, numbers >> 4], axis=-1) - 8
-  numbers = np.ascontiguousarray(numbers, np.uint8).view(np.int8)
-  return numbers.reshape(len(raw), -1), scales.astype(np.float32)
+  blocks, fields = _fields(header, name, rows)
+  low = np.ascontiguousarray(fields["low"])
+  lead = low.shape[:-2]
+  if blocks.bits == 8:
+    return low.view(np.int8).reshape(*lead, -1)
+  run = 64 if blocks.bits == 6 else min(32, low.shape[-1])
+  low = low.reshape(*lead, -1, run)
+  found = np.stack([low & 15, low >> 4], axis=-2).reshape(*lead, -1)
+  if blocks.bits == 6:  # two bits of each of four numbers, 32 apart, a byte
+    high = fields["high"].reshape(*lead, -1, 1, 32)
+    high = high >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3
+    found |= (high << 4).reshape(found.shape)
+  elif blocks.bits == 5:  # one of one number a bit, or of every 32nd
+    high = np.unpackbits(fields["high"][..., None], axis=-1, bitorder="little")
+    high = high.swapaxes(-1, -2) if high.shape[-2] == 32 else high
+    found |= (high << 4).reshape(found.shape)
+  found -= np.uint8(blocks.above)
+  return found.view(np.int8)
+
+
+def scales(
+  header: Header, name: str, rows: slice
+) -> tuple[np.ndarray, np.ndarray | None]:
+  """The scales of `numbers`, and the minima: `w = q s + m`.
+
+  Returns:
+    Two `f32[n, .., D / group]`; None where there are no minima.
+  """
+  blocks, fields = _fields(header, name, rows)
+  halves = lambda x: np.ascontiguousarray(x).view(np.float16).astype("f4")
+  scale, minima = halves(fields["d"]), None
+  if "m" in fields:
+    minima = halves(fields["m"])
+  if "factors" in fields:
+    factors = np.ascontiguousarray(fields["factors"])
+    if minima is None:
+      scale = scale * factors.view(np.int8)
+    else:
+      both = gguf.quants.Q4_K.get_scale_min(factors.reshape(-1, 12))
+      of, under = (x.reshape(*factors.shape[:-1], 8) for x in both)
+      scale, minima = scale * of, -minima * under
+  lead = scale.shape[:-2]
+  if minima is not None:
+    minima = (minima + blocks.above * scale).reshape(*lead, -1)
+  return scale.reshape(*lead, -1), minima

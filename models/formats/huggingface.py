@@ -22,7 +22,9 @@ from models import tokenizers
 from models.formats import (
   experts,
   json_files,
+  loading,
   mxfp4,
+  published,
   safetensors_file,
   weights,
 )
@@ -73,7 +75,8 @@ def load(
   Args:
     directory: holds `config.json` and either `model.safetensors` or
       `model.safetensors.index.json` with the files it names.
-    dtype, form: as of `models.formats.weights.load`.
+    dtype: of the parameters and activations, whatever the tensors' is.
+    form: how weights are quantized, as they are published where it holds that.
 
   Raises:
     FileNotFoundError: if the directory or a file is missing.
@@ -81,7 +84,9 @@ def load(
     CheckpointError: (a ValueError) if tensors are left over, missing or of
       another shape or type than they should be; it lists them all.
   """
-  return weights.load(source(directory), dtype=dtype, form=form)
+  opened = source(directory)
+  kept = published.held(opened, form) if form else None
+  return loading.load(opened, dtype=dtype, form=form, kept=kept)
 
 
 def read_config(directory: str) -> TransformerConfig | T5Config:
@@ -122,9 +127,9 @@ def source(directory: str) -> Source:
   family = FAMILIES[of_text(settings)["model_type"]]
   tensors = _open(_weight_files(path))
   in_blocks = any(name.endswith("_blocks") for name in tensors)
-  published = "mxfp4, blocks of 32" if in_blocks else ""
+  says = "mxfp4, blocks of 32" if in_blocks else ""
   if (packing := packing_of(settings)) is not None:
-    tensors, published = packing.joined(tensors), packing.says
+    tensors, says = packing.joined(tensors), packing.says
   tensors = {
     name: tensor
     for name, tensor in tensors.items()
@@ -138,7 +143,7 @@ def source(directory: str) -> Source:
     tensors=mxfp4.joined(
       experts.of_projections(experts.of_experts(tensors), family)
     ),
-    published=published,
+    published=says,
   )
 
 

@@ -1,99 +1,152 @@
-"""The quantization that keeps a checkpoint's weights as they are published.
+"""Weights that are held as they are published.
 
-Where the values of every weight that a `Quantization` quantizes are those of
-the file, they are read as they are, and not rounded again.
+Those of the values, scales and minima that files have: they are read as they
+are, and not rounded again.
 """
 
 import dataclasses
+import math
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from models.formats.quantized_files import fits
-from models.formats.weights import Source, abstract, locate
-from models.networks.quantized import Quantization, check_weights
+from models.formats.weights import Source, abstract, apart, laid, locate
+from models.networks import stacked
+from models.networks.quantized import GROUPS, Quantization
 from models.networks.quantized_tensor import QuantizedTensor, is_quantized
 
+Weights = dict[tuple, QuantizedTensor | None]
 _EMBEDDING, _OUTPUT = ("embed", "embedding"), ("lm_head", "weight")
 
 
-def keeps(source: Source, how: Quantization) -> bool:
-  """True if a quantization keeps all weights that it quantizes.
+def held(
+  source: Source, how: Quantization | None = None, *, on_mesh: bool = False
+) -> Weights:
+  """Weights that are quantized, by their parameters; None if not as they are.
 
   Args:
     source: the checkpoint, of a model that can be quantized so.
-    how: the quantization.
-  """
-  return all(fits(weight, how) for weight in _weights(source, how).values())
-
-
-def quantization(
-  source: Source, *, on_mesh: bool
-) -> tuple[Quantization | None, str]:
-  """The quantization that keeps a checkpoint's layers as they are published.
-
-  Output projection and embedding are quantized too if it keeps them.
-
-  Args:
-    source: the checkpoint.
+    how: the quantization, which keeps those that it holds too; None for the
+      form that each is published in, or stacked layers a form of all of theirs.
     on_mesh: whether its layers are stacked.
-
-  Returns:
-    The quantization, or None and the reason why there is none.
   """
   config = source.config
-  tied = config.tied_embeddings
-  every = Quantization(dtype="int8", embedding=not tied)
-  try:
-    check_weights(config, every, on_mesh=on_mesh)
-    weights = _weights(source, every)
-    ends = {path: weights.pop(path, None) for path in (_EMBEDDING, _OUTPUT)}
-    experts = {path: x for path, x in weights.items() if path[-2] == "experts"}
-    dense = any(weights[p] is not None for p in {*weights} - {*experts})
-    weights = weights if dense else experts
-    how = _common([x for x in weights.values() if x is not None])
-  except ValueError as error:
-    return None, str(error)
-  if how is None:
-    return None, "its layers are not quantized in groups of one size"
-  for path, weight in weights.items():
-    if not fits(weight, how):
-      name, _ = locate(path, source.table)
-      return None, f"{name} is not {how}, as others are"
-  return dataclasses.replace(
-    how,
-    output=fits(ends[_EMBEDDING if tied else _OUTPUT], how),
-    embedding=not tied and fits(ends[_EMBEDDING], how),
-    dense=dense,
-  ), ""
+  if how is not None:
+    as_how = lambda x: _in_form(x, how.dtype, x.group, minima=False)
+    return {
+      path: as_how(x) if x is not None and fits(x, how) else None
+      for path, x in _weights(source, how).items()
+    }
+  if config.deltas and on_mesh:
+    return {}
+  every = Quantization(dtype="int8", embedding=not config.tied_embeddings)
+  weights = _weights(source, every)
+  together = [(path,) for path in weights if path[0] != "layers" or not on_mesh]
+  if on_mesh:
+    for of in stacked.kinds(config).values():
+      rest = [path[2:] for path in weights if path[:2] == ("layers", of[0])]
+      together += [tuple(("layers", i, *r) for i in of) for r in rest]
+  for paths in together:
+    each = [x for path in paths if (x := weights[path]) is not None]
+    kinds = {x.values.kind for x in each}
+    if len(each) < len(paths) or not (len(kinds) == 1 or kinds == _INTEGERS):
+      weights |= dict.fromkeys(paths)
+      continue
+    group = math.gcd(*(x.group for x in each))
+    minima = any(x.minima is not None for x in each)
+    for path, weight in zip(paths, each, strict=True):
+      weights[path] = _in_form(weight, max(kinds), group, minima=minima)
+  return weights
 
 
-def _common(weights: list[QuantizedTensor]) -> Quantization | None:
-  """The quantization that most likely keeps some weights; None for none."""
-  dtypes = {x.values.kind for x in weights}
-  groups = {x.group for x in weights if x.num_groups > 1}
-  if not weights:
-    return None
-  return Quantization(
-    dtype="int8" if "int8" in dtypes else min(dtypes),
-    # MXFP4 has groups, also where inputs are no more than one.
-    group=max(groups, default=32 if "fp4" in dtypes else None),
+_INTEGERS = {"int4", "int8"}
+
+
+def summary(
+  source: Source, weights: Weights
+) -> tuple[Quantization | None, str]:
+  """The quantization that is nearest to weights of `held`; all in words.
+
+  None if no layer's are held.
+  """
+  kept = {path: x for path, x in weights.items() if x is not None}
+  layers = {*kept} - {_EMBEDDING, _OUTPUT}
+  if not layers:
+    return None, ""
+  tied = source.config.tied_embeddings
+  kinds = {x.values.kind for x in kept.values()}
+  # MXFP4 has groups, also where inputs are no more than one.
+  groups = {32} if "fp4" in kinds else set()
+  groups |= {x.group for x in kept.values() if x.num_groups > 1}
+  form = Quantization(
+    dtype="int8" if "int8" in kinds else min(kinds),
+    group=min(groups & {*GROUPS}, default=None),
+    output=(_EMBEDDING if tied else _OUTPUT) in kept,
+    embedding=not tied and _EMBEDDING in kept,
+    dense=any("experts" not in path for path in layers),
   )
+  words = str(form)
+  if not all(fits(x, form) for x in kept.values()):
+    sizes = " and ".join(map(str, sorted(groups)))
+    words = f"{form.dtype} in groups of {sizes}"
+  rest = [
+    locate(path, source.table)[0]
+    for path in {*weights} - {*kept, _EMBEDDING, _OUTPUT}
+    if form.dense or "experts" in path
+  ]
+  if rest:
+    words += f", but for {len(rest)} weights, such as {min(rest)}"
+  return form, words
 
 
-def _weights(
-  source: Source, how: Quantization
-) -> dict[tuple, QuantizedTensor | None]:
+def _weights(source: Source, how: Quantization) -> Weights:
   """The weights that are to be quantized as files have them, by their paths.
 
-  None where a weight is not published quantized, or lies in another way.
+  They lie as parameters do. None where a weight is not published quantized, or
+  in another layout.
   """
-  state = nnx.state(abstract(source.config, jnp.float32, how))
-  weights = {}
+  config = source.config
+  state = nnx.state(abstract(config, jnp.float32, how))
+  weights: Weights = {}
   for path, param in nnx.to_flat_state(state):
-    if is_quantized(param.get_value()):
+    if is_quantized(like := param.get_value()):
       name, layout = locate(path, source.table)
-      tensor = source.tensors.get(name)
-      alike = tensor is not None and layout.of_parts
-      weights[path] = tensor.quantized if alike else None
+      tensor, weights[path] = source.tensors.get(name), None
+      if tensor is None or tensor.quantized is None or not layout.of_parts:
+        continue
+      weight = jax.tree.map(
+        lambda part, layout=layout: laid(part, layout, config), tensor.quantized
+      )
+      weights[path] = dataclasses.replace(weight, inputs=like.inputs)
   return weights
+
+
+def _in_form(
+  weight: QuantizedTensor, kind: str, group: int, *, minima: bool
+) -> QuantizedTensor:
+  """The same with another type of values, smaller groups, and minima or not."""
+  times, axis = weight.group // group, weight.inputs
+  shape = [*weight.scales.shape]
+  shape[axis] *= times
+
+  def finer(part, factor: float = 1):
+    def read(index):
+      whole, rest = apart(index, axis)
+      return factor * np.repeat(part.read(whole), times, axis=axis)[rest]
+
+    return dataclasses.replace(part, shape=tuple(shape), read=read)
+
+  scales, least = weight.scales, weight.minima
+  if minima and least is None:
+    least = finer(scales, 0)
+  elif times > 1 and least is not None:
+    least = finer(least)
+  return dataclasses.replace(
+    weight,
+    values=dataclasses.replace(weight.values, kind=kind),
+    scales=finer(scales) if times > 1 else scales,
+    minima=least,
+  )

@@ -1,6 +1,6 @@
-"""Quantized weights as files have them: `w = (q - z) s`.
+"""Quantized weights as files have them: `w = (q - z) s`, or `q s + m`.
 
-The values `q - z` and the scales of a weight become a `QuantizedTensor` of
+The values, the scales and the minima of a weight become a `QuantizedTensor` of
 `Tensor`s, not read, whatever its file calls them.
 
 Letters in shapes: N outputs, D inputs, G groups of inputs.
@@ -16,12 +16,13 @@ from models.networks.quantized_tensor import QuantizedTensor
 
 
 def tensor(
-  shape: tuple[int, int],
+  shape: tuple[int, ...],
   *,
   dtype: str | None,
   group_of: np.ndarray,
   values: Callable[[slice], np.ndarray],
   scales: Callable[[slice], np.ndarray],
+  minima: Callable[[slice], np.ndarray] | None = None,
 ) -> Tensor:
   """A quantized weight of a file, without its name.
 
@@ -29,16 +30,17 @@ def tensor(
   with scales of 16 bits are exact, and those with float32 rounded once.
 
   Args:
-    shape: `(N, D)`.
+    shape: `(N, D)`, or with an axis of experts before.
     dtype: the narrowest of `models.networks.quantized_tensor.DTYPES` that has
       all values; None if none has.
     group_of: `i[D]`, the group of each input.
     values: `q - z` of some outputs, `[n, D]`, in a type that has them.
-    scales: of the same, `f32[n, G]`.
+    scales, minima: of the same, `f32[n, G]`.
   """
 
   def dequantized(rows: slice) -> np.ndarray:
-    return values(rows).astype(np.float32) * scales(rows)[:, group_of]
+    weight = values(rows).astype(np.float32) * scales(rows)[..., group_of]
+    return weight if minima is None else weight + minima(rows)[..., group_of]
 
   def part(of_rows: Callable[[slice], np.ndarray]):
     def read(index: Index) -> np.ndarray:
@@ -51,11 +53,13 @@ def tensor(
   in_turn = np.repeat(np.arange(count), len(group_of) // count)
   quantized = None
   if dtype is not None and np.array_equal(group_of, in_turn):
+    of_groups = lambda of_rows: Tensor(
+      name="", shape=(*shape[:-1], count), kind="F32", read=part(of_rows)
+    )
     quantized = QuantizedTensor(
       values=Tensor(name="", shape=shape, kind=dtype, read=part(values)),
-      scales=Tensor(
-        name="", shape=(shape[0], count), kind="F32", read=part(scales)
-      ),
+      scales=of_groups(scales),
+      minima=None if minima is None else of_groups(minima),
     )
   return Tensor(
     name="", shape=shape, kind="F32", read=part(dequantized),
@@ -69,6 +73,8 @@ def fits(weight: QuantizedTensor | None, how: Quantization) -> bool:
     return False
   dtype = weight.values.kind
   if dtype != how.dtype and (dtype, how.dtype) != ("int4", "int8"):
+    return False
+  if weight.minima is not None:
     return False
   one = weight.num_groups == 1 and how.group is None
   return one or weight.group == how.group

@@ -72,7 +72,7 @@ def load(directory: str, *, dtype=jnp.float32) -> Transformer:
 def load_stacked(
   directory: str, *, mesh: Mesh, sharding: Sharding, dtype=jnp.bfloat16
 ) -> tuple[TransformerConfig, stacked.StackedParams]:
-  """Reads a run's model to a mesh, as `models.formats.weights.load_stacked`.
+  """Reads a run's model to a mesh, as `models.formats.loading.load_stacked`.
 
   Raises as `load`, and ValueError for a model that cannot be cut so.
   """

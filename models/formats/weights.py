@@ -8,14 +8,11 @@ in parts. Which tensor is which parameter, the families say.
 import dataclasses
 import functools
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding
 
 from models import sharding as sharding_lib
 from models.formats.families.family import (
@@ -25,15 +22,14 @@ from models.formats.families.family import (
   Layout,
   Table,
 )
-from models.networks import stacked, t5
+from models.networks import t5
 from models.networks.layers import TransformerConfig
 from models.networks.params import shapes_of
 from models.networks.quantized import Quantization, quantize_module
-from models.networks.quantized_tensor import QuantizedTensor, is_quantized
+from models.networks.quantized_tensor import QuantizedTensor
 from models.networks.t5 import T5
 from models.networks.t5_config import T5Config
 from models.networks.transformer import Transformer
-from models.sharding import Sharding
 
 
 class CheckpointError(ValueError):
@@ -54,7 +50,7 @@ class Tensor:
     shape: what reading all of it gives.
     kind: its type, as the file calls it.
     read: the part at some slices, one an axis; all of it at `()`.
-    quantized: values and scales, which are `Tensor`s, of what `read`
+    quantized: values, scales and minima, which are `Tensor`s, of what `read`
       dequantizes; None if it is not quantized, or not in groups of one size.
   """
 
@@ -136,49 +132,10 @@ def locate(path: Iterable[str | int], table: Table) -> tuple[str, Layout]:
   return f"{name}{suffix}", table.layouts.get(key, AS_IS)
 
 
-# ---------------------------------------------------------------------- load
+# --------------------------------------------------------------------- parts
 
 
-def load(
-  source: Source, *, dtype=jnp.float32, form: Quantization | None = None
-) -> Transformer | T5:
-  """Reads a model to one device, a tensor at a time.
-
-  Args:
-    source: the checkpoint.
-    dtype: of the parameters and activations, whatever the tensors' is.
-    form: a quantization that keeps its weights as they are published
-      (`models.formats.published`); None for `dtype`.
-
-  Raises:
-    CheckpointError: if tensors are left over, missing or of another shape or
-      type than they should be; it lists them all.
-  """
-  _check(source)
-  config, tensors = source.config, source.tensors
-  graphdef, state = nnx.split(abstract(config, dtype, form))
-  state = dict(nnx.to_flat_state(state))
-  whole = functools.lru_cache(maxsize=1)(lambda name: tensors[name].read(()))
-  # In their tensors' order: one that holds several is read once.
-  for parameter in sorted(state, key=lambda p: locate(p, source.table)[0]):
-    name, layout = locate(parameter, source.table)
-    like = state[parameter].get_value()
-    take = lambda array, like, layout=layout: jnp.array(
-      layout.take(array, config).astype(like.dtype)
-    )
-    if is_quantized(like):
-      weight = _quantized(tensors[name])
-      value = dataclasses.replace(
-        like,
-        values=take(weight.values.read(()), like.values),
-        scales=take(weight.scales.read(()), like.scales),
-      )
-    else:
-      value = take(whole(name), like)
-    state[parameter] = state[parameter].replace(value)
-  return nnx.merge(graphdef, nnx.from_flat_state(state))
-
-
+@functools.lru_cache(maxsize=4)
 def abstract(
   config: TransformerConfig | T5Config, dtype, form: Quantization | None = None
 ) -> Transformer | T5:
@@ -195,86 +152,14 @@ def abstract(
   return shapes_of(make)
 
 
-def _quantized(tensor: Tensor) -> QuantizedTensor:
-  """Values and scales of a tensor that is quantized."""
-  if tensor.quantized is None:
-    raise CheckpointError(f"{tensor.name} is not quantized")
-  return tensor.quantized
-
-
-def load_stacked(
-  source: Source,
-  *,
-  mesh: Mesh,
-  sharding: Sharding,
-  dtype=jnp.bfloat16,
-  form: Quantization | None = None,
-) -> tuple[TransformerConfig | T5Config, Any]:
-  """Reads a model straight to where its parameters lie on a mesh.
-
-  Every process reads the parts of the files that its own devices hold, and no
-  more; what a `Layout` rearranges is read whole, one layer's at a time.
-
-  Args:
-    source: the checkpoint.
-    mesh: all devices, over all processes.
-    sharding: the model's rules on it.
-    dtype: of the parameters, whatever the tensors' is.
-    form: as of `load`.
-
-  Returns:
-    The configuration, whose key/value heads are repeated if they are fewer than
-    the devices they are cut over, and the parameters for
-    `models.networks.stacked`, or of a T5 for `models.networks.t5`.
-
-  Raises:
-    CheckpointError: as `load`.
-    ValueError: for a model that cannot be cut so.
-  """
-  _check(source)
-  devices = sharding_lib.num_parts(sharding, mesh)
-  config = sharding_lib.kv_heads_for(source.config, devices)
-  if isinstance(config, T5Config):
-    shapes: Any = nnx.state(t5.abstract(config, dtype=dtype))
-    kinds: Mapping[str, Sequence[int]] = {}
-  else:
-    shapes = stacked.abstract_params(config, dtype=dtype, weights=form)
-    kinds = stacked.kinds(config)
-
-  def place(path, like, spec):
-    parts = sharding_lib.names(path)
-    names = tuple(int(x) if x.isdecimal() else x for x in parts)
-    if names[0] == "frame":
-      names = names[1:]
-    numbers = None if names[0] != "layers" else kinds[names[1]]
-
-    def array(shape, spec, of=lambda tensor: tensor):
-      take = lambda path, index: part(
-        source, path, index, config, shape.dtype, of
-      )
-
-      def read(index):
-        if numbers is None:
-          return take(names, index)
-        rest = names[2:]
-        return np.stack(
-          [take(("layers", i, *rest), index[1:]) for i in numbers[index[0]]]
-        )
-
-      where = NamedSharding(mesh, spec)
-      return jax.make_array_from_callback(shape.shape, where, read)
-
-    if not is_quantized(like):
-      return array(like, spec)
-    return dataclasses.replace(
-      like,
-      values=array(like.values, spec.values, lambda t: _quantized(t).values),
-      scales=array(like.scales, spec.scales, lambda t: _quantized(t).scales),
-    )
-
-  specs = sharding_lib.param_specs(shapes, sharding)
-  return config, jax.tree_util.tree_map_with_path(
-    place, shapes, specs, is_leaf=is_quantized
+def laid(tensor: Tensor, layout: Layout, config) -> Tensor:
+  """A tensor as its parameter lies, of one that has all of it."""
+  if layout is AS_IS:
+    return tensor
+  return dataclasses.replace(
+    tensor,
+    shape=layout.shape(tensor.shape, config),
+    read=lambda index: read(tensor, layout, index, config),
   )
 
 
@@ -283,23 +168,24 @@ def part(
   parameter: tuple,
   index: Index,
   cut: TransformerConfig | T5Config,
-  dtype,
-  of: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+  tensor: Tensor | None = None,
 ) -> np.ndarray:
   """A part of a parameter of a model with `cut`'s key/value heads.
 
-  `of` says what is read in place of its tensor: a quantized one's values, say.
+  `tensor` is read in place of the parameter's, and lies as that does: values
+  of a quantized one, say.
   """
-  name, layout = locate(parameter, source.table)
-  tensor, config = of(source.tensors[name]), source.config
+  config = source.config
+  if tensor is None:
+    name, layout = locate(parameter, source.table)
+    tensor = laid(source.tensors[name], layout, config)
   of_decoder = isinstance(config, TransformerConfig) and config != cut
   if of_decoder and parameter[-2] in sharding_lib.of_kv_heads(config):
     spec, wanted = (c.attentions[parameter[1]] for c in (config, cut))
     times = wanted.num_kv_heads // spec.num_kv_heads
-    whole = layout.take(tensor.read(()), config)
-    rows = sharding_lib.repeat_heads(whole, spec.head_dim, times, axis=0)
-    return rows[index].astype(dtype)
-  return read(tensor, layout, index, config).astype(dtype)
+    whole = tensor.read(())
+    return sharding_lib.repeat_heads(whole, spec.head_dim, times, axis=0)[index]
+  return tensor.read(index)
 
 
 def read(
@@ -316,6 +202,13 @@ def read(
   return layout.take(tensor.read(()), config)[index]
 
 
+def apart(index: Index, axis: int) -> tuple[Index, Index]:
+  """An index with all of an axis, and that of the rest in what it gives."""
+  whole, rest = [*index], [slice(None)] * len(index)
+  whole[axis], rest[axis] = rest[axis], whole[axis]
+  return tuple(whole), tuple(rest)
+
+
 # -------------------------------------------------------------------- checks
 
 
@@ -330,8 +223,13 @@ def equal(one: Tensor, other: Tensor) -> bool:
   )
 
 
-def _check(source: Source) -> None:
-  """Compares the tensors of a checkpoint with its configuration."""
+def check(source: Source) -> None:
+  """Compares the tensors of a checkpoint with its configuration.
+
+  Raises:
+    CheckpointError: if tensors are left over, missing or of another shape or
+      type than they should be; it lists them all.
+  """
   config, table, tensors = source.config, source.table, source.tensors
   state = nnx.state(abstract(config, jnp.float32))
   shapes: dict[str, tuple[int, ...]] = {}
@@ -378,6 +276,6 @@ def mismatches(
     elif tensor.kind not in _FLOATS:
       problems.append(f"wrong type: {tensor.name}, got {tensor.kind}")
     elif name not in shapes and tied in tensors:
-      if not np.array_equal(tensor.read(()), tensors[tied].read(())):
+      if not equal(tensor, tensors[tied]):
         problems.append(f"not a copy of the tied embedding: {tensor.name}")
   return problems

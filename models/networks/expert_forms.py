@@ -85,7 +85,7 @@ def _projected(
   weight, bias = arrays[name], arrays.get(f"{name}_bias")
   if not isinstance(weight, QuantizedTensor):
     y = multiply(x, weight)
-  elif weight.num_groups > 1:
+  elif not weight.by_output:
     y = multiply(x, weight.dequantized().astype(x.dtype))
   else:
     wide = jnp.promote_types(x.dtype, jnp.float32)
@@ -101,7 +101,7 @@ def _expert(activate, project, x: Array) -> Array:
 
 def _ragged(activate, count, arrays, x, chosen, weights, first, index):
   some = (a for a in arrays.values() if isinstance(a, QuantizedTensor))
-  if any(a.num_groups > 1 for a in some):  # dequantized: one layer's alone
+  if not all(a.by_output for a in some):  # dequantized: one layer's alone
     arrays = {name: array[index][None] for name, array in arrays.items()}
     index = jnp.int32(0)
   pairs = _Sorted(count, arrays, chosen, first, index)

@@ -6,6 +6,7 @@ outputs, D inputs, G groups of inputs, V vocabulary.
 
 import math
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
@@ -14,6 +15,7 @@ from models.networks.quantized_tensor import QuantizedTensor
 
 _FEW = 64  # rows of x
 _ROUND = 128  # rows of x, of which a round has about as many
+_CHUNK = 2**18  # numbers, which as float32 a core's cache holds
 
 
 def project(x: Array, weight: Array | QuantizedTensor, *, result=None) -> Array:
@@ -22,18 +24,18 @@ def project(x: Array, weight: Array | QuantizedTensor, *, result=None) -> Array:
   One scale an output is applied to the products: values of eight bits are exact
   in bfloat16. With scales of groups the weight is dequantized and rounded once.
   A few rows have, on TPUs, products of every group, each scaled, as Qwix
-  (Google) has them, and on CPUs, with int8, products of integers: so no weight
-  is written. `result` is the type in which products with an array are added up,
-  by default x's.
+  (Google) has them, and on CPUs, with int8 and one scale an output, products of
+  integers: so no weight is written; with groups a few outputs of it at a time.
+  `result` is the type in which products with an array are added up, by default
+  x's.
   """
   if not isinstance(weight, QuantizedTensor):
     return _product(x, weight.astype(x.dtype), result)
   many = math.prod(x.shape[:-1]) > _ROUND
-  if weight.num_groups > 1:
-    if many:
-      return _dequantized(x, weight)
+  if not weight.by_output:
+    forms = {} if many else {"tpu": group_products}
     return lax.platform_dependent(
-      x, weight, tpu=group_products, default=_dequantized
+      x, weight, **forms, cpu=chunk_products, default=_dequantized
     )
   if many or weight.values.dtype != jnp.int8:
     return _scaled(x, weight)
@@ -68,6 +70,25 @@ def _product(x: Array, weight: Array, result=None) -> Array:
 def _dequantized(x: Array, weight: QuantizedTensor) -> Array:
   """`project` of a weight that is written whole."""
   return _product(x, weight.dequantized().astype(x.dtype))
+
+
+def chunk_products(x: Array, weight: QuantizedTensor) -> Array:
+  """`project` with scales of groups, of a few outputs at a time.
+
+  What is dequantized stays in a core's cache. Without the barrier XLA would
+  take that out of a loop that x changes in: a float32 copy of every weight, as
+  long as a model decodes.
+  """
+  outputs, inputs = weight.shape
+  most = min(outputs, max(1, _CHUNK // inputs))
+  size = max(n for n in range(1, most + 1) if outputs % n == 0)
+  if 8 * size < most:
+    size = outputs
+  chunks = jax.tree.map(lambda a: a.reshape(-1, size, a.shape[-1]), weight)
+  y = lax.map(
+    lambda part: _dequantized(*lax.optimization_barrier((x, part))), chunks
+  )
+  return jnp.moveaxis(y, 0, -2).reshape(*x.shape[:-1], outputs)
 
 
 def _scaled(x: Array, weight: QuantizedTensor) -> Array:
@@ -122,8 +143,11 @@ def group_products(x: Array, weight: QuantizedTensor) -> Array:
     (((2,), (2,)), ((1,), (1,))),
     preferred_element_type=wide,
   )  # [G, rows, N]
-  y = jnp.sum(sums * weight.scales.T[:, None], axis=0).astype(x.dtype)
-  return y.reshape(*x.shape[:-1], weight.shape[0])
+  y = jnp.sum(sums * weight.scales.T[:, None], axis=0)
+  if weight.minima is not None:
+    of_x = jnp.sum(groups(x).astype(wide), axis=-1)
+    y += jnp.matmul(of_x, weight.minima.T, precision="highest")
+  return y.astype(x.dtype).reshape(*x.shape[:-1], weight.shape[0])
 
 
 class Linear(nnx.Module):

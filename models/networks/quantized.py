@@ -22,7 +22,7 @@ from models.networks.quantized_tensor import (
   quantize,
 )
 
-GROUPS = (32, 64, 128)
+GROUPS = (16, 32, 64, 128)
 EXPERTS = ("gate", "up", "down")  # of `models.networks.mixture.Experts`
 
 
@@ -145,19 +145,23 @@ def _places(weight: Array | QuantizedTensor, like: QuantizedTensor):
   if not isinstance(where, NamedSharding):
     return None
   spec = P(*where.spec, *[None] * (values.ndim - len(where.spec)))
-  scales = NamedSharding(where.mesh, scales_spec(spec, like))
-  return dataclasses.replace(like, values=where, scales=scales)
+  return jax.tree.map(
+    lambda spec: NamedSharding(where.mesh, spec),
+    specs(spec, like),
+    is_leaf=lambda x: isinstance(x, P),
+  )
 
 
-def scales_spec(spec: P, weight: QuantizedTensor) -> P:
-  """The spec of a weight's scales, beside that of its values.
+def specs(spec: P, weight: QuantizedTensor) -> QuantizedTensor:
+  """The specs of a weight's arrays, of which `spec` is that of its values.
 
   Scales of groups are cut as values are; one an output as outputs are.
   """
-  axis = len(weight.shape) + weight.inputs
-  if weight.num_groups > 1 or axis >= len(spec):
-    return spec
-  return P(*spec[:axis], None, *spec[axis + 1 :])
+  axis, scales = len(weight.shape) + weight.inputs, spec
+  if weight.num_groups == 1 and axis < len(spec):
+    scales = P(*spec[:axis], None, *spec[axis + 1 :])
+  minima = None if weight.minima is None else scales
+  return dataclasses.replace(weight, values=spec, scales=scales, minima=minima)
 
 
 def check_weights(

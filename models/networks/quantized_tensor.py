@@ -1,9 +1,10 @@
 """`QuantizedTensor`: a weight in eight or four bits, with its scales.
 
 Values are integers, or floats of eight or four bits, and every output, or every
-group of consecutive inputs of an output, has a scale: `w = q s`. Rounding is
-symmetric, `s = max |w| / M` and `q = round(w / s)`, with M the largest value of
-the type, as LLM.int8() (Dettmers et al., 2022, section 2.1) has it by rows.
+group of consecutive inputs of an output, has a scale: `w = q s`. Weights of
+files may have minima too, `w = q s + m`. Rounding is symmetric, `s = max |w| /
+M` and `q = round(w / s)`, with M the largest value of the type, as LLM.int8()
+(Dettmers et al., 2022, section 2.1) has it by rows.
 
 Letters in shapes: N outputs, D inputs, G groups of inputs.
 """
@@ -48,11 +49,13 @@ class QuantizedTensor:
   Attributes:
     values: `[..., N, D]`, or `[..., D, N]` where `inputs` is -2.
     scales: `f32[..., N, G]`, or `f32[..., G, N]`.
+    minima: as scales; None if all are 0.
     inputs: the axis of inputs, -1 or -2.
   """
 
   values: Any
   scales: Any
+  minima: Any = None
   inputs: int = dataclasses.field(default=-1, metadata={"static": True})
 
   @property
@@ -70,18 +73,24 @@ class QuantizedTensor:
     """Inputs that share a scale."""
     return self.shape[self.inputs] // self.num_groups
 
+  @property
+  def by_output(self) -> bool:
+    """True if `w = q s` with one scale an output."""
+    return self.num_groups == 1 and self.minima is None
+
   def __getitem__(self, index) -> "QuantizedTensor":
     """Some rows, or experts: an index of the leading axes."""
-    return dataclasses.replace(
-      self, values=self.values[index], scales=self.scales[index]
-    )
+    return jax.tree.map(lambda part: part[index], self)
 
   def dequantized(self) -> Array:
     """The weight, f32."""
     axis = len(self.shape) + self.inputs
     values = self.values.astype(jnp.float32)
     groups = values.reshape(_grouped(self.shape, axis, self.num_groups))
-    return (groups * jnp.expand_dims(self.scales, axis + 1)).reshape(self.shape)
+    groups = groups * jnp.expand_dims(self.scales, axis + 1)
+    if self.minima is not None:
+      groups = groups + jnp.expand_dims(self.minima, axis + 1)
+    return groups.reshape(self.shape)
 
 
 def quantize(

@@ -26,7 +26,7 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from models.formats import huggingface, json_files, weights
+from models.formats import huggingface, json_files, loading
 from models.networks import t5_config
 from models.networks.params import split
 from models.networks.t5 import T5, Memory
@@ -179,7 +179,7 @@ def load(
   tensors = dict(source.tensors)
   mask = tensors.pop(_MASK).read(())
   source = dataclasses.replace(source, tensors=tensors)
-  t5 = weights.load(source, dtype=dtype)
+  t5 = loading.load(source, dtype=dtype)
   block = BlockConfig(t5=source.config, num_masks=len(mask))
   module = nnx.eval_shape(
     lambda: BlockDrafter(block, dtype=dtype, rngs=nnx.Rngs(0))

@@ -204,6 +204,7 @@ def as_language_model(
   sharding: Sharding | None = None,
   features: Features = (),
   weights: Quantization | None = None,
+  params: StackedParams | None = None,
   stored: str | None = None,
 ) -> LanguageModel:
   """The model as pure functions of stacked parameters.
@@ -214,6 +215,8 @@ def as_language_model(
     sharding: where activations and cache lie on the mesh in use; None, or no
       mesh, for wherever XLA puts them.
     weights: how weights are stored; None for `dtype`.
+    params: parameters, or their shapes, that others must have the shapes of;
+      by default of `weights`.
     skipped, features, stored: as of
       `models.networks.transformer.as_language_model`.
 
@@ -237,11 +240,15 @@ def as_language_model(
   by_expert = sharding is not None and sharding.experts == "expert"
   axes = sharding.axes if sharding and by_expert else ()
   frame, layers = _modules(config, dtype, expert_axes=axes, weights=weights)
+  if params is None:
+    params = abstract_params(config, dtype=dtype, weights=weights)
   model = _Stack(
     config=config,
     frame=nnx.graphdef(frame),
     layers={name: nnx.graphdef(layer) for name, layer in layers.items()},
-    shapes=abstract_params(config, dtype=dtype, weights=weights),
+    shapes=jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params
+    ),
     places=places(config),
     skipped=skipped,
     features=features,

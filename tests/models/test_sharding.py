@@ -133,6 +133,7 @@ _EIGHT_DEVICES = """
                        axis_types=(jax.sharding.AxisType.Auto,) * 2)
   network = checkpoints.load(
     sys.argv[1], mesh=mesh, sharding=sharding.Sharding())
+  weights.part = real
   config, params = network.config, network.params
   module = huggingface.load(sys.argv[1])
   expected = sharding.repeat_kv_heads(stacked.stack(module), module.config,

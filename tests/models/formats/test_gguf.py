@@ -1,20 +1,21 @@
 """GGUF files: the same models as transformers has, of every type."""
 
-import functools
-
 import gguf as package
 import ggufs
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import references
 import torch
 from gguf import GGMLQuantizationType as Kind
+from jax.sharding import AxisType
 from references import GATED, LLAMA3, MODELS, TOKENS, VOCAB
 from transformers.integrations.gguf import dequant
 
-from models import checkpoints
+from models import checkpoints, sharding
 from models.formats import gguf, gguf_file
+from models.networks.quantized_tensor import is_quantized
 
 
 def like(name, *without, read=False, **changes):
@@ -161,41 +162,51 @@ def test_the_header_is_what_its_own_package_reads(tmp_path):
     )
 
 
-@pytest.mark.parametrize("kind", ["Q8_0", "Q4_0"])
-def test_a_format_holds_blocks_as_they_are_in_the_file(kind, tmp_path):
-  settings = GATED | dict(num_key_value_heads=2, intermediate_size=64)
+@pytest.mark.parametrize("on_mesh", [False, True])
+def test_a_file_of_mixed_types_is_held_as_it_is(tmp_path, on_mesh):
+  """Stacked layers share a form that holds the types of all of them."""
+  settings = GATED | dict(
+    hidden_size=256, intermediate_size=512, num_key_value_heads=2
+  )
+  used = []
+
+  def kinds(name, shape):
+    if len(shape) == 1:
+      return Kind.F32
+    used.append(Kind[[*gguf_file.BLOCKS][len(used) % len(gguf_file.BLOCKS)]])
+    return used[-1]
+
   path = ggufs.write(
-    tmp_path / "x.gguf",
-    references.make("llama", settings),
-    kinds=lambda name, shape: Kind[kind] if len(shape) == 2 else Kind.F32,
+    tmp_path / "x.gguf", references.make("llama", settings), kinds=kinds
   )
-  source = gguf.source(str(path))
-  matrices = [x for x in source.tensors.values() if len(x.shape) == 2]
-  assert len(matrices) == 16
-  for tensor in matrices:  # queries' and keys' rows in another order too
-    one = tensor.quantized
-    values, scales = one.values.read(()), one.scales.read(())
-    whole = values * np.repeat(scales, 32, axis=1)
-    np.testing.assert_array_equal(whole, tensor.read(()))
-  load = functools.partial(
-    checkpoints.load, str(path), dtype=jnp.float32, mesh=None, sharding=None
+  mesh = jax.make_mesh(
+    (1, 1), ("data", "model"), axis_types=(AxisType.Auto,) * 2
   )
-  bits = kind[1]
-  group = "group=32, " if bits == "8" else ""
-  form = f"int{bits}({group}embedding=True)"
-  begun = f"{path} is published as {kind} of GGUF: "
-  network = load(weights="published")
-  assert network.note == f"{begun}held as that, {form}"
-  assert load().note == f"{begun}dequantized to float32"
-  down = network.params["layers"][1]["mlp"]["down"]
-  kept, weight = (
-    down["weight"].get_value(),
-    source.tensors["layers.1.mlp.down_proj.weight"].quantized,
+  where = dict(mesh=mesh, sharding=sharding.Sharding()) if on_mesh else {}
+  network = checkpoints.load(str(path), weights="published", **where)
+  types = ", ".join(sorted({kind.name for kind in used}))
+  assert network.note == (
+    f"{path} is published as {types} of GGUF: held as that, int8 in groups of "
+    "16 and 32"
   )
-  np.testing.assert_array_equal(
-    np.asarray(kept.values, np.int8), weight.values.read(())
-  )
-  np.testing.assert_array_equal(kept.scales, weight.scales.read(()))
+  whole = checkpoints.load(str(path), **where)
+  weights = [
+    x for x in jax.tree.leaves(network.params, is_leaf=is_quantized)
+    if is_quantized(x)
+  ]  # fmt: skip
+  assert len(weights) == (2 + 7 if on_mesh else 2 + 7 * 2)
+  assert {x.values.dtype for x in weights} == {jnp.dtype("int8")}
+  actual, expected = map(logits, (network, whole))
+  assert references.relative_error(actual, expected) < 1e-5
+
+
+def logits(network):
+  """Of `TOKENS` by themselves."""
+  model = network.whole()
+  run = lambda params: model.apply(
+    params, TOKENS, model.init_cache(*TOKENS.shape)
+  )[0]
+  return np.asarray(jax.jit(run)(network.params).logits)
 
 
 def test_all_that_ends_a_turn_ends_a_text(tmp_path):
@@ -260,8 +271,23 @@ def test_every_type_is_dequantized_as_others_do_it(tmp_path, kind):
     step["MXFP4"] = 1.0  # between 4 and 6 of the largest numbers
     assert np.abs(actual - array).max() <= step[kind.name]
     assert np.abs(actual).max() > 2
-  part = gguf_file.read(header, "x", (slice(1, 5, 2), slice(30, 70)))
-  np.testing.assert_array_equal(part, actual[1:5:2, 30:70])
+  some = (slice(1, 5, 2), slice(30, 70))
+  part = gguf_file.read(header, "x", some)
+  np.testing.assert_array_equal(part, actual[some])
+  if kind.name not in gguf_file.BLOCKS:
+    return
+  blocks = gguf_file.BLOCKS[kind.name]
+  numbers = gguf_file.numbers(header, "x", slice(None))
+  if blocks.bits == 4:
+    assert {*numbers.ravel()} <= {*range(-8, 8)}
+  scales, minima = (
+    0 if x is None else np.repeat(x, blocks.group, axis=-1)
+    for x in gguf_file.scales(header, "x", slice(None))
+  )
+  most = 2e-7 * np.abs(actual).max()
+  np.testing.assert_allclose(
+    numbers * scales + minima, actual, rtol=0, atol=most
+  )
 
 
 def test_a_file_of_mixed_types_has_the_logits_of_transformers(tmp_path):

@@ -51,6 +51,12 @@ def linears(module):
   return results
 
 
+def held(source):
+  """How a checkpoint's weights are held as they are published."""
+  kept = published.held(source)
+  return published.summary(source, kept)
+
+
 def check_values(path, expected):
   for name, child in linears(huggingface.load(str(path))).items():
     np.testing.assert_array_equal(child.weight[...], expected[name], name)
@@ -79,18 +85,15 @@ def test_zero_points_are_of_the_group_that_has_them(tmp_path):
 
 @pytest.mark.parametrize("packed", [True, False])
 def test_a_projection_before_the_layers_may_be_whole(packed, copied):
-  """Of Gemma 4's embeddings by layer: then all is dequantized."""
+  """Of Gemma 4's embeddings by layer."""
   path = copied("gemma4")
   pack, how, _ = PUBLISHED["float"]
   names = ["_proj.weight", "per_layer_input_gate", "per_layer_projection."]
   names += ["per_layer_model_projection"] * packed
   packing.rewrite(path, pack, how, names=names)
-  source = huggingface.source(str(path))
-  form, why = published.quantization(source, on_mesh=False)
-  reason = "per_layer_model_projection.weight is not "
-  assert why.startswith("" if packed else reason)
-  assert (form is not None) == packed
-  huggingface.load(str(path), form=form)
+  note = checkpoints.load(str(path), weights="published").note
+  rest = ", but for 1 weights, such as per_layer_model_projection.weight"
+  assert note.endswith("" if packed else rest)
 
 
 def test_blocks_of_eight_bits_are_those_of_transformers():
@@ -130,17 +133,18 @@ def greedy(module):
 def test_a_format_holds_the_numbers_as_they_are_published(name, written):
   path, expected, form = written(name)
   source = huggingface.source(str(path))
-  actual, why = published.quantization(source, on_mesh=False)
-  assert str(actual) == str(form)
-  assert bool(why) == (form is None)
+  actual, words = held(source)
   if form is None:
+    assert actual is None or "but for" in words
     return
+  assert words == str(actual) == form
   module = huggingface.load(str(path), form=actual)
   for name, child in linears(module).items():
     whole = child.weight[...]
     if is_quantized(whole):
       values, scales = whole.values, whole.scales
-      assert values.dtype == DTYPES[actual.dtype].dtype
+      stored = DTYPES[actual.dtype].dtype  # on a CPU four bits take eight
+      assert values.dtype == (jnp.int8 if stored == jnp.int4 else stored)
       whole = np.asarray(values, np.float32) * np.repeat(
         scales, values.shape[1] // scales.shape[1], axis=1
       )
@@ -196,11 +200,10 @@ def test_biases_and_projections_left_out_are_as_they_are(kept, tmp_path):
   pack, how, form = PUBLISHED["gptq"]
   expected = packing.write(tmp_path, pack, how, family="qwen2", kept=kept)
   check_values(tmp_path, expected)
-  source = huggingface.source(str(tmp_path))
-  actual, why = published.quantization(source, on_mesh=False)
-  assert str(actual) == ("None" if kept else form)
-  assert "down_proj.weight is not int4, as others are" in why or not kept
-  module = huggingface.load(str(tmp_path), **({} if kept else {"form": actual}))
+  network = checkpoints.load(str(tmp_path), weights="published")
+  rest = ", but for 2 weights, such as layers.0.mlp.down_proj.weight"
+  assert network.note.endswith(f"held as that, {form}{rest * bool(kept)}")
+  module = network.module
   bias = module.layers[1].attention.q.bias[...]
   assert np.any(bias)
   name = "model.layers.1.self_attn.q_proj.bias"

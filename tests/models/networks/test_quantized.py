@@ -1,5 +1,6 @@
 """Quantized weights: values by definition, and the model that they make."""
 
+import dataclasses
 import functools
 
 import jax
@@ -64,15 +65,21 @@ def test_quantized_values_are_those_of_the_types_definition(dtype, group):
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float16])
-def test_products_are_those_with_the_dequantized_weights(dtype):
-  weight = RNG.standard_normal((7, 64)).astype(np.float32)
+def test_products_are_those_with_the_dequantized_weights(dtype, monkeypatch):
+  monkeypatch.setattr(linear, "_CHUNK", 2 * 64)  # three of two outputs
+  weight = RNG.standard_normal((6, 64)).astype(np.float32)
   x = 30 * RNG.standard_normal((3, 64)).astype(np.float32)
-  for of in (("fp8",), ("int8", 32)):
-    one = quantize(weight, *of)
+  low = quantize(weight, "int8", 32)
+  minima = jnp.asarray(RNG.standard_normal((6, 2)), jnp.float32)
+  for one in (
+    quantize(weight, "fp8"), low, dataclasses.replace(low, minima=minima)
+  ):  # fmt: skip
     whole = np.asarray(one.dequantized())
     expected = np.asarray(x, dtype).astype(np.float32) @ whole.T
     close = 9 * float(jnp.finfo(dtype).eps) * np.abs(expected).max()
-    for multiply in (linear.project, linear.group_products):
+    for multiply in (
+      linear.project, linear.group_products, linear.chunk_products
+    ):  # fmt: skip
       actual = multiply(jnp.asarray(x, dtype), one)
       assert actual.dtype == dtype
       np.testing.assert_allclose(
@@ -89,6 +96,18 @@ def test_small_weights_in_groups_are_rounded_once(dtype):
     actual = multiply(jnp.eye(64, dtype=dtype), one)
     np.testing.assert_array_equal(actual, expected)
     assert multiply(jnp.zeros((2, 0, 64), dtype), one).shape == (2, 0, 3)
+
+
+def test_a_loop_on_a_cpu_holds_no_dequantized_weight(monkeypatch):
+  monkeypatch.setattr(linear, "_CHUNK", 2**14)
+  one = quantize(jnp.ones((512, 512), jnp.float32), "int8", 32)
+
+  @jax.jit
+  def loop(x, one):
+    return jax.lax.fori_loop(0, 9, lambda _, x: linear.project(x, one), x)
+
+  program = loop.lower(jnp.ones((2, 512)), one).compile()
+  assert program.memory_analysis().temp_size_in_bytes < 512**2
 
 
 @nnx.jit(static_argnums=0)

@@ -1,0 +1,222 @@
+"""Checkpoints to parameters, a few rows of a tensor at a time.
+
+What is read of a file is converted or rounded, put where it lies, and let go:
+beside the model memory holds about one tensor, or over a mesh one of every
+layer.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding
+
+from models import sharding as sharding_lib
+from models.formats import weights
+from models.formats.families.family import AS_IS, TURNED
+from models.formats.published import Weights
+from models.formats.weights import Index, Source
+from models.networks import stacked, t5
+from models.networks.layers import TransformerConfig
+from models.networks.quantized import Quantization
+from models.networks.quantized_tensor import (
+  DTYPES,
+  QuantizedTensor,
+  is_quantized,
+  quantize,
+)
+from models.networks.t5 import T5
+from models.networks.t5_config import T5Config
+from models.networks.transformer import Transformer
+from models.sharding import Sharding
+
+_NUMBERS = 2**22  # that are read at once
+_rounded = jax.jit(quantize, static_argnames=("dtype", "group", "inputs"))
+
+
+def load(
+  source: Source,
+  *,
+  dtype=jnp.float32,
+  form: Quantization | None = None,
+  kept: Weights | None = None,
+) -> Transformer | T5:
+  """Reads a model to one device.
+
+  Args:
+    source: the checkpoint.
+    dtype: of the parameters and activations, whatever the tensors' is.
+    form: what weights are rounded to; None for `dtype`.
+    kept: weights that are read as they are (`models.formats.published.held`).
+
+  Raises:
+    CheckpointError: as `models.formats.weights.check`.
+  """
+  weights.check(source)
+  module = weights.abstract(source.config, dtype, form)
+  graphdef, state = nnx.split(module)
+  state = dict(nnx.to_flat_state(state))
+  for parameter, variable in state.items():
+    like = _held(variable.get_value(), kept, parameter)
+    read = _readers(source, parameter, source.config, like, form, kept)
+    _, layout = weights.locate(parameter, source.table)
+    in_rows = layout is AS_IS or layout is TURNED
+    state[parameter] = variable.replace(_whole(read, like, in_rows=in_rows))
+  return nnx.merge(graphdef, nnx.from_flat_state(state))
+
+
+def load_stacked(
+  source: Source,
+  *,
+  mesh: Mesh,
+  sharding: Sharding,
+  dtype=jnp.bfloat16,
+  form: Quantization | None = None,
+  kept: Weights | None = None,
+) -> tuple[TransformerConfig | T5Config, Any]:
+  """Reads a model straight to where its parameters lie on a mesh.
+
+  Every process reads the parts of the files that its own devices hold, and no
+  more; what a `Layout` rearranges is read whole, one layer's at a time.
+
+  Args:
+    source: the checkpoint.
+    mesh: all devices, over all processes.
+    sharding: the model's rules on it.
+    dtype, form: as of `load`.
+    kept: as of `load`; those of layers that are stacked are alike.
+
+  Returns:
+    The configuration, whose key/value heads are repeated if they are fewer than
+    the devices they are cut over, and the parameters for
+    `models.networks.stacked`, or of a T5 for `models.networks.t5`.
+
+  Raises:
+    CheckpointError: as `load`.
+    ValueError: for a model that cannot be cut so.
+  """
+  weights.check(source)
+  devices = sharding_lib.num_parts(sharding, mesh)
+  config = sharding_lib.kv_heads_for(source.config, devices)
+  if isinstance(config, T5Config):
+    shapes: Any = nnx.state(t5.abstract(config, dtype=dtype))
+    kinds: Mapping[str, Sequence[int]] = {}
+  else:
+    shapes = stacked.abstract_params(config, dtype=dtype, weights=form)
+    kinds = stacked.kinds(config)
+
+  def parameters(path) -> list[tuple]:
+    """Those that one of a stack holds; without a stack the one."""
+    names = [int(x) if x.isdecimal() else x for x in sharding_lib.names(path)]
+    if names[0] != "layers" or names[1] not in kinds:
+      return [tuple(names[names[0] == "frame" :])]
+    return [("layers", i, *names[2:]) for i in kinds[names[1]]]
+
+  def place(path, like, spec):
+    is_stack = sharding_lib.names(path)[0] == "layers"
+    each = [
+      _readers(source, parameter, config, like, form, kept)
+      for parameter in parameters(path)
+    ]
+
+    def array(like, spec, *read):
+      def of_layers(index):
+        return np.stack([of(index[1:]) for of in read[index[0]]])
+
+      return jax.make_array_from_callback(
+        like.shape,
+        NamedSharding(mesh, spec),
+        of_layers if is_stack else read[0],
+      )
+
+    return jax.tree.map(array, like, spec, *each)
+
+  each = functools.partial(
+    jax.tree_util.tree_map_with_path, is_leaf=is_quantized
+  )
+  shapes = each(
+    lambda path, like: _held(like, kept, parameters(path)[0]), shapes
+  )
+  specs = sharding_lib.param_specs(shapes, sharding)
+  return config, each(place, shapes, specs)
+
+
+def _held(like, kept: Weights | None, parameter: tuple):
+  """Shapes of a parameter, of which `like` are the shapes if it is not kept.
+
+  On a CPU integers of four bits are held in eight: XLA gives them a byte there
+  too, and takes twenty times as long to read them.
+  """
+  weight = (kept or {}).get(parameter)
+  if weight is None:
+    return like
+  shape = [*like.shape]
+  shape[weight.inputs] = weight.num_groups
+  scales = jax.ShapeDtypeStruct(tuple(shape), jnp.float32)
+  dtype = DTYPES[weight.values.kind].dtype
+  if dtype == jnp.int4 and jax.default_backend() == "cpu":
+    dtype = jnp.int8
+  return dataclasses.replace(
+    weight,
+    values=jax.ShapeDtypeStruct(like.shape, dtype),
+    scales=scales,
+    minima=None if weight.minima is None else scales,
+  )
+
+
+def _readers(
+  source: Source,
+  parameter: tuple,
+  cut: TransformerConfig | T5Config,
+  like,
+  form: Quantization | None,
+  kept: Weights | None,
+):
+  """What reads a part of a parameter's array, or of each of its arrays."""
+
+  def reader(like, tensor=None) -> Callable[[Index], np.ndarray]:
+    return lambda index: weights.part(
+      source, parameter, index, cut, tensor
+    ).astype(like.dtype, copy=False)
+
+  if not is_quantized(like):
+    return reader(like)
+  if (weight := (kept or {}).get(parameter)) is not None:
+    return jax.tree.map(reader, like, weight)
+  assert form is not None
+  last: dict[str, QuantizedTensor] = {}
+
+  def rounded(name: str, index: Index) -> np.ndarray:
+    whole, rest = weights.apart(index, like.inputs)  # that share a scale
+    if str(whole) not in last:
+      last.clear()
+      array = weights.part(source, parameter, whole, cut)
+      array = array.astype(np.float32, copy=False)
+      low = _rounded(array, form.dtype, form.group, inputs=like.inputs)
+      last[str(whole)] = jax.tree.map(np.asarray, low)
+    return getattr(last[str(whole)], name)[rest]
+
+  return dataclasses.replace(
+    like,
+    values=functools.partial(rounded, "values"),
+    scales=functools.partial(rounded, "scales"),
+  )
+
+
+def _whole(read, like, *, in_rows: bool):
+  """All of a parameter; `in_rows`, of which a few at a time are read."""
+  count = like.shape[0]
+  step = max(1, _NUMBERS * count // math.prod(like.shape)) if in_rows else count
+  arrays = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), like)
+  for start in range(0, count, step):
+    rows = slice(start, min(start + step, count))
+    index = (rows, *[slice(None)] * (len(like.shape) - 1))
+    for array, of in zip(*map(jax.tree.leaves, (arrays, read)), strict=True):
+      array[rows] = of(index)
+  return jax.tree.map(jnp.asarray, arrays)
