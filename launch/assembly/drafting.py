@@ -21,7 +21,7 @@ from specjax.adaptive.policies import Policy
 from specjax.siblings import IID, Siblings
 from specjax.training import losses
 from specjax.tree import Tree
-from specjax.types import Drafter, LanguageModel, Rule
+from specjax.types import Drafter, LanguageModel, MarkovModel, Rule
 
 # Weights as the files have them.
 Published = Literal["published"]
@@ -30,6 +30,9 @@ _UNSAID = (
   "vocab_size", "max_hits", "num_retrieved", "pool_size",
   "from_text",
 )  # fmt: skip
+
+
+_MARKOV = MarkovModel(state_size=0, apply=tuple)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,6 +47,8 @@ class _Unread(LanguageModel):
   max_positions: None = None
   later: tuple = ()
   has_states: bool = False
+  mask: tuple = ()
+  markov: MarkovModel = _MARKOV
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -219,7 +219,10 @@ def _of_the_target(
       return head_starts.blockwise(
         target, num_heads=head.depth, hidden_dim=head.hidden_dim, rngs=rngs
       )
-  more: dict = {"block_size": head.depth + 1, "causal": head.causal}
+  more: dict = {
+    "block_size": head.depth + 1,
+    "causal": head.get("causal", False),
+  }
   if head.kind == "dspark":
     more = {
       "kind": DSpark, "block_size": head.depth, "markov": head.markov,

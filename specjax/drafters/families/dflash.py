@@ -56,11 +56,6 @@ def dflash(
     deterministic=True,
   )  # fmt: skip
   marginals.check("dflash", head.num_depths, drawing)
-  if head.markov is not None:
-    raise ValueError(
-      "dflash drafts by depth, and this head's tokens depend "
-      "on those before them: dspark"
-    )
   return of_block(
     "dflash",
     head,

@@ -41,6 +41,10 @@ def tiny(texts, target, kind="eagle3", **changes):
   if kind == "dflash":
     config.head.num_layers, config.head.layers = 1, (1,)
     config.head.anchors = 8
+  if kind == "dspark":
+    config.head.num_layers, config.head.layers = 1, (1,)
+    config.head.anchors, config.head.rank = 8, 4
+    config.head.markov = "rnn"
   config.update(changes)
   return config
 
@@ -209,6 +213,20 @@ def test_trained_blocks_decode_and_go_on(
   config.head.depth = 2
   with pytest.raises(ValueError, match="drafts 3 tokens, not dflash and 2"):
     Run(config, str(tmp_path / "other"))
+
+
+def test_a_dspark_head_is_trained_and_drafts(texts, target, plain, tmp_path):
+  """Its confidence too: it ends the paths of drafts."""
+  config = tiny(texts, target, "dspark", export_dtype="float32", num_steps=5)
+  run = Run(config, str(tmp_path / "run"))
+  trained, finished = run.train()
+  assert finished
+  first = run.task.first.confidence_head.weight[...]
+  assert np.abs(trained.confidence_head.weight[...] - first).max() > 0
+  run.export(trained, head := str(tmp_path / "head"))
+  for threshold in (0, 0.1):
+    drafter = f"dspark('{head}', tokens={DEPTH}, threshold={threshold})"
+    assert decoded(target, drafter) == plain
 
 
 def test_the_trained_head_decodes_and_nothing_is_lost(trained, target, plain):

@@ -13,7 +13,7 @@ import toys
 from decoding import TARGET, VOCAB
 
 import specjax
-from specjax.drafters import dflash, dspark
+from specjax.drafters import dspark
 from specjax.tree import Form, Tree, bound, chain
 
 DRAFT = toys.near(TARGET, noise=0.8, seed=1)
@@ -142,7 +142,6 @@ def test_to_end_by_the_drawn_tokens_probability_is_lossy():
     (lambda: dspark(HEAD, tree=chain(4)), "predicts 3 tokens ahead"),
     (lambda: dspark(HEAD, tokens=2, threshold=2), r"threshold must be in"),
     (lambda: dspark(HEAD, tree=bound(4, 2, 2), threshold=0.5), "by rank"),
-    (lambda: dflash(HEAD, tokens=2), "those before them: dspark"),
     (
       lambda: dspark(dataclasses.replace(HEAD, markov=None), tokens=2),
       "with a head that has a MarkovModel",

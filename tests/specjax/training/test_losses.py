@@ -25,6 +25,11 @@ Q = np.asarray(jax.nn.softmax(TEACHER))
     ("forward_kl", (Q * np.log(Q / P)).sum(2).mean()),
     ("reverse_kl", (P * np.log(P / Q)).sum(2).mean()),
     ("total_variation", np.abs(P - Q).sum(2).mean() / 2),
+    (
+      "next_token_and_tv",
+      -0.1 * np.log(np.take_along_axis(P, LABELS[..., None], 2)).mean()
+      + 0.9 * np.abs(P - Q).sum(2).mean(),
+    ),
   ],
 )
 def test_definitions(name, expected):
@@ -115,3 +120,17 @@ def test_smooth_l1_is_squared_below_one_and_linear_above():
   assert float(away) == pytest.approx((0.5**2 / 2 + 3.0 - 0.5) / 2)
   to_wanted = jax.grad(losses.smooth_l1, argnums=1)(actual, wanted, weights)
   np.testing.assert_array_equal(to_wanted, 0)
+
+
+def test_confidence_is_the_cross_entropy_of_acceptance():
+  log_odds = RNG.standard_normal((2, 6)).astype(np.float32)
+  accepted = 1 - np.abs(P - Q).sum(2) / 2
+  np.testing.assert_allclose(
+    1 - losses.distance(STUDENT, TEACHER), accepted, rtol=1e-5
+  )
+  c = 1 / (1 + np.exp(-log_odds))
+  expected = -(accepted * np.log(c) + (1 - accepted) * np.log(1 - c))[0].mean()
+  weights = ONES.copy()
+  weights[1] = 0
+  actual = losses.confidence(log_odds, accepted, weights)
+  assert float(actual) == pytest.approx(expected, rel=1e-5)
