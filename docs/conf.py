@@ -22,7 +22,6 @@ html_theme = "furo"
 html_title = f"specjax {version}"
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the text says shapes and types
-autodoc_preserve_defaults = True
 napoleon_use_ivar = True
 myst_heading_anchors = 4
 
@@ -48,6 +47,7 @@ def _signature(app, what, name, obj, options, signature, returns):
   """Defaults that are functions have no name worth reading."""
   if signature:
     signature = re.sub(r"=<(function|factory).*?>+", "=...", signature)
+    signature = re.sub(r"=Siblings\(name='(\w+)'[^)]*\)", r"='\1'", signature)
     return signature, returns
   return None
 
