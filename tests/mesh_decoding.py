@@ -8,7 +8,6 @@ device without a mesh.
 """
 
 import contextlib
-import dataclasses
 import functools
 import json
 import os
@@ -29,8 +28,7 @@ from jax.sharding import PartitionSpec as P
 from mesh_models import CONFIG, VOCAB
 
 from models import head_shapes, sharding
-from models.head_shapes import HeadShape
-from models.networks import specdec, stacked, t5
+from models.networks import stacked, t5
 from models.networks.dflash import ParallelConfig
 from models.networks.eagle import EagleConfig
 from models.networks.medusa import MedusaConfig
@@ -41,7 +39,6 @@ from specjax import decode, drafters, rules
 from specjax import tree as tree_lib
 from specjax.adaptive import policies
 from specjax.adaptive.ladder import make_ladder
-from specjax.drafters.shared import corpus as corpus_lib
 from specjax.runtime.mesh import MeshDecoder
 from specjax.siblings import IID
 from specjax.types import Draft, Drafter, Inputs, Params
@@ -66,18 +63,19 @@ DRAFTS = {
 }
 
 
+def _drafted(target, **toy):
+  """A table-lookup model, and parameters with a draft that is a little off."""
+  draft = toys.near(target, noise=0.7, seed=2)
+  both = Params(target=jnp.asarray(target), draft=jnp.asarray(draft))
+  return toys.table_model(VOCAB, **toy), both
+
+
 def table_pair(mesh):
   """Table-lookup models, whole on every device."""
   del mesh
-  target = toys.table(VOCAB, seed=1)
-  draft = toys.near(target, noise=0.7, seed=2)
-  model = toys.table_model(VOCAB)
-  decoder = decode.make_decoder(
-    model,
-    drafter=drafters.model(model, tree=PATHS, vocab_size=VOCAB),
-    rule="recursive",
-  )
-  return decoder, Params(target=jnp.asarray(target), draft=jnp.asarray(draft))
+  model, params = _drafted(toys.table(VOCAB, seed=1))
+  drafter = drafters.model(model, tree=PATHS, vocab_size=VOCAB)
+  return decode.make_decoder(model, drafter=drafter, rule="recursive"), params
 
 
 def _ladder():
@@ -143,54 +141,26 @@ def counted_pair(mesh):
   return decoder, Params(target=jnp.asarray(target))
 
 
-def looked_up_pair(mesh, how):
-  """Certain trees from what the target guessed, or from a corpus of all."""
+def lookahead_pair(mesh):
+  """Certain trees from what the target guessed."""
   del mesh
-  corpus, widths = None, ()
-  if how == "lookahead":
-    drafter = drafters.lookahead(
-      window=3, tokens=2, num_guesses=3, pool_size=40, vocab_size=VOCAB
-    )
-  else:
-    texts = np.random.default_rng(4).integers(0, VOCAB, (20, 30)).tolist()
-    corpus, widths = corpus_lib.build(texts), (1, 3)
-    drafter = drafters.suffix(
-      nodes=6, tokens=2, min_prob=0, corpus=True, vocab_size=VOCAB
-    )
+  drafter = drafters.lookahead(
+    window=3, tokens=2, num_guesses=3, pool_size=40, vocab_size=VOCAB
+  )
+  decoder = decode.make_decoder(
+    toys.table_model(VOCAB), drafter=drafter, rule="recursive"
+  )
   target = toys.table(VOCAB, seed=1, contexts=3, scale=3)
-  decoder = decode.make_decoder(
-    toys.table_model(VOCAB), drafter=drafter, rule="recursive", widths=widths
-  )
-  return decoder, Params(target=jnp.asarray(target), draft=corpus)
-
-
-def online_pair(mesh):
-  """A draft with exits and a ring of its own for each row."""
-  del mesh
-  target = toys.table(VOCAB, seed=1)
-  draft = toys.near(target, noise=0.7, seed=2)
-  model = toys.table_model(VOCAB)
-  inner = drafters.model(
-    model, tree=tree_lib.chain(3), vocab_size=VOCAB,
-    policy=policies.exits(threshold=0.3),
-  )  # fmt: skip
-  decoder = decode.make_decoder(
-    model,
-    drafter=drafters.online(inner, entries=8, top_k=4, vocab_size=VOCAB),
-  )
-  return decoder, Params(target=jnp.asarray(target), draft=jnp.asarray(draft))
+  return decoder, Params(target=jnp.asarray(target))
 
 
 def inputs_pair(mesh):
-  """A head on the features of a target that reads an input, a little off."""
+  """A head on the features of a target that reads an input."""
   del mesh
   target = toys.table(VOCAB, seed=1)
-  draft = toys.near(target, noise=0.7, seed=2)
-  decoder = decode.make_decoder(
-    toys.table_model(VOCAB, layers=2, with_inputs=True),
-    drafter=forms.feature_head(VOCAB),
-  )
-  return decoder, Params(target=jnp.asarray(target), draft=jnp.asarray(draft))
+  model, params = _drafted(target, layers=2, with_inputs=True)
+  drafter = forms.feature_head(VOCAB)
+  return decode.make_decoder(model, drafter=drafter), params
 
 
 T5_CONFIG = T5Config(
@@ -204,44 +174,28 @@ T5_INPUTS = Inputs(
 )
 
 
-def t5_pair(mesh, how="model"):
-  """Encoder-decoders in float64, cut over all but the rows' axis.
-
-  What drafts is another T5, cut as well, or a block drafter, whole everywhere.
-  """
+def t5_pair(mesh):
+  """Encoder-decoders in float64, cut over all but the rows' axis."""
   axes = tuple(a for a in mesh.axis_names if a != "data") if mesh else ()
   rules = sharding.Sharding(axes) if mesh else None
   module = t5.T5(T5_CONFIG, dtype=jnp.float64, rngs=nnx.Rngs(3))
-  model, alone = t5.as_language_model(module, sharding=rules)
-  params = jax.tree.map(lambda x: 2 * x, alone)
-  draft = jax.tree.map(lambda x: 1.1 * x, params)
+  model, params = t5.as_language_model(module, sharding=rules)
   drafter = drafters.model(model, tree=TREE, vocab_size=VOCAB)
-  if how == "block":
-    module = specdec.BlockDrafter(
-      specdec.BlockConfig(t5=T5_CONFIG, num_masks=2),
-      dtype=jnp.float64, rngs=nnx.Rngs(5),
-    )  # fmt: skip
-    block, of_block = specdec.as_block_model(module)
-    of_block["t5"] = jax.tree.map(lambda x: 2.2 * x, alone)
-    draft = of_block
-    drafter = drafters.specdec(block, tree=PATHS)
-  if mesh:
-    whole = jax.tree.map(lambda x: P(), draft)
-    specs = sharding.param_specs(params, rules)
-    params = _placed(params, mesh, specs)
-    draft = _placed(draft, mesh, whole if how == "block" else specs)
   decoder = decode.make_decoder(model, drafter=drafter, rule="recursive")
-  return decoder, Params(target=params, draft=draft)
+  params = jax.tree.map(lambda x: 2 * x, params)
+  both = Params(target=params, draft=jax.tree.map(lambda x: 1.1 * x, params))
+  if mesh:
+    specs = sharding.param_specs(params, rules)
+    both = _placed(both, mesh, Params(target=specs, draft=specs))
+  return decoder, both
 
 
 def _placed(tree, mesh, specs):
-  return jax.tree.map(
-    lambda x, s: jax.make_array_from_callback(
-      x.shape, NamedSharding(mesh, s), lambda i, x=x: np.asarray(x)[i]
-    ),
-    tree,
-    specs,
+  """Arrays of every process, cut by their specs."""
+  put = lambda x, spec: jax.make_array_from_callback(
+    x.shape, NamedSharding(mesh, spec), lambda i: np.asarray(x)[i]
   )
+  return jax.tree.map(put, tree, specs)
 
 
 def rules_on(mesh):
@@ -281,10 +235,10 @@ def network_pair(mesh, how="paths", description=CONFIG, uneven=False):
   # The draft is the target, a little off.
   draft = jax.tree.map(lambda x: 1.2 * x, params)
   if mesh:
-    put = lambda tree, rules: _placed(
-      tree, mesh, sharding.param_specs(tree, rules)
+    params, draft = (
+      _placed(x, mesh, sharding.param_specs(x, how_cut))
+      for x, how_cut in ((params, rules), (draft, of_draft))
     )
-    params, draft = put(params, rules), put(draft, of_draft)
   has_draft = how in ("paths", "tree", "chain", "depth")
   return decoder, Params(target=params, draft=draft if has_draft else None)
 
@@ -294,16 +248,13 @@ def head_pair(mesh, how):
   rules, of_draft = rules_on(mesh)
   size = sharding.num_parts(rules, mesh) if mesh else 1
   config = sharding.kv_heads_for(CONFIG, size)
-  shape, form = HEADS[how]
+  features, of_head, form, rule = HEADS[how]
   if mesh:
-    cut, of_draft = shape.config.cut(
+    of_head, of_draft = of_head.cut(
       of_draft, sharding.num_parts(of_draft, mesh)
     )
-    shape = dataclasses.replace(shape, config=cut)
-  make = lambda: head_shapes.make(
-    shape.config, dtype=jnp.float64, rngs=nnx.Rngs(4)
-  )
-  model, head = head_shapes.functions(make(), sharding=mesh and of_draft)
+  module = head_shapes.make(of_head, dtype=jnp.float64, rngs=nnx.Rngs(4))
+  model, head = head_shapes.functions(module, sharding=mesh and of_draft)
   # Norms as they are; everything else larger, for laws that are no even ones.
   head = jax.tree.map(lambda x: 8 * x if x.ndim > 1 else x, head)
   params = Params(
@@ -316,76 +267,41 @@ def head_pair(mesh, how):
     )
     params = _placed(params, mesh, specs)
   target = stacked.as_language_model(
-    config, dtype=jnp.float64, sharding=rules, features=shape.features
+    config, dtype=jnp.float64, sharding=rules, features=features
   )
-  drafter, rule = form(model)
+  drafter = form(model, vocab_size=VOCAB)
   return decode.make_decoder(target, drafter=drafter, rule=rule), params
 
 
 HEAD = described.alter(CONFIG, num_kv_heads=8, num_layers=1)
-
-
-# What a head is, and how it drafts.
+_bind = functools.partial
+# The features that a head reads, what it is, how it drafts, and the rule.
 HEADS = {
-  "mtp": (
-    HeadShape(
-      features=(FINAL,),
-      config=MtpConfig(layers=mesh_models.LATENTS, num_depths=2),
-    ),
-    lambda model: (
-      drafters.mtp(model, tree=TREE, vocab_size=VOCAB), "recursive"
-    ),
-  ),
   "eagle3": (
-    HeadShape(
-      features=(0, 1),
-      config=EagleConfig(
-        layers=HEAD, generation=3, num_fused=2,
-        draft_vocab_size=16,
-      ),
-    ),
-    lambda model: (
-      drafters.eagle(model, tree=TREE, vocab_size=VOCAB), "recursive"
-    ),
+    (0, 1),
+    EagleConfig(layers=HEAD, generation=3, num_fused=2, draft_vocab_size=16),
+    _bind(drafters.eagle, tree=TREE), "recursive",
   ),
   "eagle2": (
-    HeadShape(
-      features=(FINAL,),
-      config=EagleConfig(layers=HEAD, generation=1),
-    ),
-    lambda model: (
-      drafters.eagle(
-        model, tree=tree_lib.bound(4, 2, 3), vocab_size=VOCAB
-      ),
-      "match",
-    ),
+    (FINAL,), EagleConfig(layers=HEAD, generation=1),
+    _bind(drafters.eagle, tree=tree_lib.bound(4, 2, 3)), "match",
+  ),
+  "mtp": (  # of two layers of latents
+    (FINAL,), MtpConfig(layers=mesh_models.LATENTS, num_depths=2),
+    _bind(drafters.mtp, tree=TREE), "recursive",
   ),
   "medusa": (
-    HeadShape(
-      features=(FINAL,),
-      config=MedusaConfig(
-        num_heads=2, num_layers=1, embed_dim=16, vocab_size=VOCAB
-      ),
-    ),
-    lambda model: (
-      drafters.medusa(model, tree=PATHS, vocab_size=VOCAB),
-      "kseq",
-    ),
+    (FINAL,),
+    MedusaConfig(num_heads=2, num_layers=1, embed_dim=16, vocab_size=VOCAB),
+    _bind(drafters.medusa, tree=PATHS), "kseq",
   ),
   "dflash": (
-    HeadShape(
-      features=(1, 2),
-      config=ParallelConfig(
-        layers=described.alter(HEAD, num_layers=2, qk_norm="head"),
-        num_fused=2, block_size=4, mask_token=5,
-      ),
+    (1, 2),
+    ParallelConfig(
+      layers=described.alter(HEAD, num_layers=2, qk_norm="head"), num_fused=2,
+      block_size=4, mask_token=5,
     ),
-    lambda model: (
-      drafters.dflash(
-        model, tree=tree_lib.chain(3), vocab_size=VOCAB
-      ),
-      "block",
-    ),
+    _bind(drafters.dflash, tree=tree_lib.chain(3)), "block",
   ),
 }  # fmt: skip
 
@@ -427,25 +343,19 @@ def _weights(config=CONFIG, *, uneven=False):
   return jax.tree.map(noisy, params)
 
 
-INPUTS = {
-  "inputs": np.arange(8, dtype=np.int32),
-  "t5": T5_INPUTS,
-  "block": T5_INPUTS,
-}
+INPUTS = {"inputs": np.arange(8, dtype=np.int32), "t5": T5_INPUTS}
 # Of these the text of a row goes on, and one begins as a row that is there.
-EXTENDED = ("inputs", "counted", "t5", "block", "hybrid")
-SOURCES = {"counted": 1, "t5": 0, "block": 0, "paths": 0, "layer_skip": 0}
-# Layers of each kind.
+EXTENDED = ("inputs", "counted", "t5", "hybrid")
+SOURCES = {"counted": 1, "t5": 0, "paths": 0, "layer_skip": 0}
+# The states of whose drafters are compared, beside the texts.
+OWN = ("shared", "counted", "lookahead")
+# Layers of several kinds, and such that have states.
 FAMILIES = {
   name: functools.partial(
     network_pair, how=how, description=description, uneven=True
   )
   for name, how, description in (
-    ("gemma", "tree", mesh_models.GEMMA),
     ("gemma4", "tree", mesh_models.GEMMA4),
-    ("olmo", "tree", mesh_models.OLMO),
-    ("gpt-oss", "tree", mesh_models.GPT_OSS),
-    ("deepseek", "tree", mesh_models.DEEPSEEK),
     ("hybrid", "chain", mesh_models.HYBRID),
   )
 }
@@ -457,15 +367,10 @@ CASES = {
   "counted": counted_pair,
   "inputs": inputs_pair,
   "t5": t5_pair,
-  "block": functools.partial(t5_pair, how="block"),
-  **{
-    how: functools.partial(looked_up_pair, how=how)
-    for how in ("lookahead", "suffix")
-  },
-  "online": online_pair,
+  "lookahead": lookahead_pair,
   **{
     how: functools.partial(network_pair, how=how)
-    for how in ("paths", "tree", "depth", "layer_skip", "ngram", "plain")
+    for how in ("paths", "depth", "layer_skip", "ngram", "plain")
   },
   "mixture": functools.partial(network_pair, description=mesh_models.MIXED),
   **FAMILIES,
@@ -525,7 +430,7 @@ def decode_on(case: str, mesh) -> dict:
       "num_steps": state.num_steps,
       "num_accepted": state.counters.num_accepted,
       # Caches lie as their models do.
-      "own_state": _own_state(case, state.drafter_state),
+      "own_state": jax.tree.leaves(state.drafter_state) if case in OWN else (),
     }
 
   generate = jax.jit(decoder.generate)  # dear to compile, and called thrice
@@ -552,24 +457,6 @@ def decode_on(case: str, mesh) -> dict:
   )
 
 
-def _own_state(case: str, state):
-  """The part of a drafter's state that is compared, beside the texts."""
-  if case == "online":
-    threshold = state.inner.memory.threshold
-    return dataclasses.asdict(state.ring), jnp.round(threshold, 5)
-  whole = ("shared", "counted", "lookahead")
-  return jax.tree.leaves(state) if case in whole else ()
-
-
-def make_mesh(sizes: tuple[int, ...]):
-  """A mesh of all devices."""
-  return jax.make_mesh(
-    sizes,
-    ("data", "model", "draft")[: len(sizes)],
-    axis_types=(AxisType.Auto,) * len(sizes),
-  )
-
-
 def main(output, *runs):
   """See the module."""
   jax.config.update("jax_enable_x64", True)
@@ -583,7 +470,10 @@ def main(output, *runs):
     case, sizes = run.split(":")
     mesh = None
     if sizes != "alone":
-      mesh = make_mesh(tuple(map(int, sizes.split("x"))))
+      sizes = tuple(map(int, sizes.split("x")))
+      axes = ("data", "model", "draft")[: len(sizes)]
+      auto = (AxisType.Auto,) * len(sizes)
+      mesh = jax.make_mesh(sizes, axes, axis_types=auto)
     gathered[run] = decode_on(case, mesh)
   if jax.process_index() == 0:
     pathlib.Path(output).write_text(json.dumps(gathered))

@@ -37,35 +37,6 @@ def _layer(feed_forward, *, norms="pre", **attention):
 
 # One expert a device where there are eight.
 MIXED = TransformerConfig(layers=(_layer(_MIXTURE),) * 2, **FRAME)
-GEMMA = TransformerConfig(
-  layers=tuple(
-    _layer(
-      _DENSE, norms="both", window=window, softcap=1.5, scale=0.4,
-      qk_norm="head",
-    )
-    for window in (3, None)
-  ),
-  **FRAME, norm="rms_plus_one", embed_scale=4.0, logit_softcap=4.0,
-  tied_embeddings=True,
-)  # fmt: skip
-# Norms over the width of all heads, of which keys' are repeated.
-OLMO = TransformerConfig(
-  layers=tuple(
-    _layer(_DENSE, norms="post", window=window, qk_norm="width")
-    for window in (4, None)
-  ),
-  **FRAME,
-)
-_CLAMPED = dataclasses.replace(
-  _MIXTURE, router_bias=True, expert_bias=True, limit=0.7
-)
-GPT_OSS = TransformerConfig(
-  layers=tuple(
-    _layer(_CLAMPED, window=window, sinks=True, qkv_bias=True, out_bias=True)
-    for window in (3, None)
-  ),
-  **FRAME,
-)
 
 
 def _gemma4() -> TransformerConfig:
@@ -121,11 +92,3 @@ LATENTS = TransformerConfig(
   ),
   **FRAME,
 )  # fmt: skip
-# A layer of one hidden layer before it, as in DeepSeek-V3.
-DEEPSEEK = TransformerConfig(
-  layers=(
-    dataclasses.replace(LATENTS.layers[0], feed_forward=DenseSpec(width=24)),
-    LATENTS.layers[0],
-  ),
-  **FRAME,
-)

@@ -140,16 +140,11 @@ def pack_quantized(rng, shape, *, bits=4, group=GROUP, sym=True):
   return parts, stands_for(numbers, zeros, scales, in_turn(shape, group))
 
 
-def int_quantized(rng, shape, *, one=False):
+def int_quantized(rng, shape):
   numbers, zeros, scales = draw(
     rng, shape, bits=8, group=None, zeros=128, dtype=np.float32
   )
-  if one:
-    scales[:] = scales[0]
-  parts = {
-    "weight": (numbers - 128).astype(np.int8),
-    "weight_scale": scales[0] if one else scales,
-  }
+  parts = {"weight": (numbers - 128).astype(np.int8), "weight_scale": scales}
   return parts, stands_for(numbers, zeros, scales)
 
 
@@ -169,11 +164,9 @@ def float_quantized(rng, shape, *, one=False):
   return parts, stands_for(numbers, np.zeros_like(scales), scales)
 
 
-def blocks(
-  rng, shape, *, name="weight_scale_inv", kind=ml_dtypes.bfloat16, size=GROUP
-):
-  """Floats with a scale for a block of 32 x 32; the last ones may be less."""
-  numbers = floats(rng, shape)
+def blocks(rng, shape, *, name="weight_scale_inv", kind=ml_dtypes.bfloat16):
+  """Floats with a scale for a block of 32 x 32."""
+  numbers, size = floats(rng, shape), GROUP
   grid = [math.ceil(n / size) for n in shape]
   if kind == np.uint8:
     given = rng.integers(115, 119, grid).astype(np.uint8)
@@ -181,11 +174,8 @@ def blocks(
   else:
     given = rng.uniform(1e-3, 2e-3, grid).astype(kind)
     scales = given.astype(np.float32)
-  whole = np.zeros(shape, np.float32)
-  for row in range(shape[0]):
-    for column in range(shape[1]):
-      scale = scales[row // size, column // size]
-      whole[row, column] = numbers[row, column].astype(np.float32) * scale
+  each = np.repeat(np.repeat(scales, size, axis=0), size, axis=1)
+  whole = numbers.astype(np.float32) * each[: shape[0], : shape[1]]
   return {"weight": numbers, name: given}, whole
 
 

@@ -105,20 +105,6 @@ FORMATS = {
            **{f"fc_norm.{i}.weight": random(H) for i in range(2)}),
     "eagle3", (1, 11),
   ),
-  "speculators, three layers": (
-    {**SPECULATORS, NAME: [2, 6, 9],
-     "transformer_layer_config": {**LAYER_JSON, "num_hidden_layers": 3}},
-    eagle3("layers.0", **{
-      name: value for i in (1, 2) for name, value in {
-        **layer(f"layers.{i}", read=H),
-        f"layers.{i}.input_layernorm.weight": random(H)}.items()}),
-    "eagle3", (2, 6, 9),
-  ),
-  "specforge, of a qwen2": (  # whose layers are a Llama's all the same
-    {**LAYER_JSON, "draft_vocab_size": VD, "model_type": "qwen2",
-     "sliding_window": 16, "use_sliding_window": False, "max_window_layers": 2},
-    eagle3(), "eagle3", (2, 6, 9),
-  ),
   "specforge, of a mixture": (
     {**LAYER_JSON, "draft_vocab_size": VD, "model_type": "gpt_oss",
      "num_local_experts": 16, "experts_per_token": 4,
@@ -156,12 +142,6 @@ FORMATS = {
   "sglang, eagle3.1": (
     {**LAYER_JSON, "draft_vocab_size": VD, "use_aux_norm": True},
     eagle3(**{f"fc_norm.{i}.weight": random(H) for i in range(3)}),
-    "eagle3", (2, 6, 9),
-  ),
-  "eagle3, two layers": (
-    {**LAYER_JSON, "draft_vocab_size": VD, "num_hidden_layers": 2},
-    eagle3(**{**layer("layers.1", read=H),
-              "layers.1.input_layernorm.weight": random(H)}),
     "eagle3", (2, 6, 9),
   ),
   "p_eagle": (
@@ -217,13 +197,6 @@ FORMATS = {
       name: value for h in range(2) for name, value in {
         f"blocks.{h}.layers.0.weight": random(H, H),
         f"lm_heads.{h}.weight": random(VD, H)}.items()}},
-    "medusa", (FINAL,),
-  ),
-  "medusa, vllm": (
-    dict(model_type="medusa", num_heads=2, num_hidden_layers=1),
-    {name: value for h in range(2) for name, value in {
-      f"blocks.{h}.layers.0.weight": random(H, H),
-      f"lm_heads.{h}.weight": random(V, H)}.items()},
     "medusa", (FINAL,),
   ),
   "blockwise": (

@@ -72,7 +72,6 @@ PUBLISHED = {
     None,
   ),
   "awq": (packing.awq, AWQ, "int8(group=32, output=False)"),
-  "awq-edges": (_bind(packing.awq, group=64), AWQ | dict(group_size=64), None),
   "packed": (
     packing.pack_quantized,
     compressed("pack-quantized", **_GROUPS),
@@ -88,13 +87,6 @@ PUBLISHED = {
     compressed("pack-quantized"),
     "int8(output=False)",
   ),
-  "packed-eight-bits-zero-points": (
-    _bind(packing.pack_quantized, bits=8, sym=False),
-    compressed(
-      "pack-quantized", strategy="group", group_size=32, symmetric=False
-    ),
-    None,
-  ),
   "packed-edges": (  # no format has a last group of another size
     _bind(packing.pack_quantized, group=40),
     compressed("pack-quantized", **_GROUPS | dict(group_size=40))
@@ -103,11 +95,6 @@ PUBLISHED = {
   ),
   "int": (
     packing.int_quantized, compressed("int-quantized"), "int8(output=False)",
-  ),
-  "int-one-scale": (
-    _bind(packing.int_quantized, one=True),
-    compressed("int-quantized", strategy="tensor"),
-    "int8(output=False)",
   ),
   "float": (
     packing.float_quantized, compressed("float-quantized", type="float"), "fp8",
@@ -130,11 +117,6 @@ PUBLISHED = {
     _bind(packing.blocks, kind=np.uint8),
     fp8_config(scale_fmt="ue8m0"),
     "fp8(group=32)",
-  ),
-  "fp8-edges": (  # no format has a last group of another size
-    _bind(packing.blocks, size=40),
-    fp8_config(weight_block_size=[40, 40]),
-    None,
   ),
   "fp8-one-scale": (
     _bind(packing.float_quantized, one=True),

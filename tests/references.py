@@ -55,9 +55,6 @@ for auto, model in (
 # Each is (family, settings, how many files it is saved in).
 MODELS = {
   "gpt2": ("gpt2", GPT2, 1),
-  "gpt2-untied": ("gpt2", GPT2 | dict(
-    tie_word_embeddings=False, n_inner=40, activation_function="gelu",
-  ), 1),
   "neox": ("gpt_neox", GATED | dict(
     rope_parameters=dict(partial_rotary_factor=0.5),
   ), 1),
@@ -75,9 +72,6 @@ MODELS = {
   "mistral-window": ("mistral", GATED | dict(
     num_key_value_heads=2, head_dim=16, sliding_window=3,
   ), 1),
-  "mistral-full": ("mistral", GATED | dict(
-    num_key_value_heads=1, sliding_window=None,
-  ), 1),
   "qwen2": ("qwen2", GATED | dict(
     num_key_value_heads=2, tie_word_embeddings=True, rms_norm_eps=1e-3,
   ), 1),
@@ -91,10 +85,6 @@ MODELS = {
   "mimo": ("mimo", GATED | dict(
     num_key_value_heads=2, head_dim=12, rms_norm_eps=1e-3, attention_bias=True,
     num_nextn_predict_layers=1,
-  ), 1),
-  "qwen3-window": ("qwen3", GATED | dict(
-    num_key_value_heads=4, head_dim=8, tie_word_embeddings=True,
-    use_sliding_window=True, sliding_window=3, max_window_layers=1,
   ), 1),
   "gemma2": ("gemma2", GATED | dict(
     num_hidden_layers=3, num_key_value_heads=2, head_dim=12,

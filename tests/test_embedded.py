@@ -11,7 +11,6 @@ import pytest
 import ties
 import torch
 import transformers
-from flax import nnx
 
 from configs import embedded
 from launch import prompts
@@ -62,25 +61,6 @@ def test_the_pair_is_small_and_shares_a_tokenizer():
   assert sum(map(size, heads)) <= 60 * 10**6
   target, draft = (tokenizers.load(p) for p in PATHS.values())
   assert target.fingerprint() == draft.fingerprint()
-
-
-def test_the_head_for_smollm2_fits_it_and_says_each_of_its_words_once():
-  smollm2 = head_shapes.Target(
-    num_layers=30, embed_dim=576, vocab_size=49152,
-    embedding=jnp.zeros((49152, 576), jnp.bfloat16),
-  )  # fmt: skip
-  head = head_checkpoints.load(
-    "models/pretrained/smollm2-eagle3", smollm2, dtype=jnp.bfloat16
-  )
-  assert (head.kind, head.features) == ("eagle3", (2, 15, 27))
-  words = np.asarray(head.module.target_ids[...])
-  assert words.shape == (8192,)
-  assert (np.diff(words) > 0).all()
-  assert words[-1] < 49152
-  head_params = nnx.state(head.module, head_shapes.is_own(head.module))
-  leaves = jax.tree.leaves(head_params)
-  assert sum(x.size for x in leaves) == 9_808_128
-  assert all(jnp.isfinite(x).all() for x in leaves)
 
 
 @pytest.mark.parametrize(

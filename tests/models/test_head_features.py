@@ -34,27 +34,12 @@ LAYER = dict(
   num_attention_heads=2, num_key_value_heads=1, num_hidden_layers=1,
   rms_norm_eps=1e-5, hidden_act="silu", max_position_embeddings=32, head_dim=4,
 )  # fmt: skip
-IDS = "eagle_aux_hidden_state_layer_ids"
 LAST = -1
 # config.json, what kind it is said to be, the states that are read, in order.
 FORMATS = {
   "eagle": (LAYER, "eagle", (LAST,)),
   "eagle3": ({**LAYER, "draft_vocab_size": 9}, None, (2, 6, 9)),
-  "specforge": (
-    {**LAYER, "draft_vocab_size": 9, "eagle_config": {IDS: [1, 5, 8]}},
-    None, (2, 6, 9),
-  ),
-  "speculators": (
-    {"speculators_model_type": "eagle3", "transformer_layer_config": LAYER,
-     "draft_vocab_size": 9, IDS: [2, 6, 9]},
-    None, (2, 6, 9),
-  ),
   "medusa": (dict(medusa_num_heads=2), None, (LAST,)),
-  "blockwise": (
-    dict(model_type="blockwise", num_heads=2, hidden_dim=4, hidden_size=D,
-         vocab_size=V),
-    None, (LAST,),
-  ),
   "dflash": (
     {**LAYER, "block_size": 4,
      "dflash_config": {"mask_token_id": 1, "target_layer_ids": [1, 4, 6]}},

@@ -91,14 +91,11 @@ def whole(tmp_path):
   return made
 
 
-@pytest.mark.parametrize("direction", ["left", "right"])
-def test_a_text_is_neither_cut_nor_padded_as_it_was_once(whole, direction):
+def test_a_text_is_neither_cut_nor_padded_as_it_was_once(whole):
   def used(backend):
     backend.add_special_tokens([END])
-    backend.enable_truncation(8, direction=direction)
-    backend.enable_padding(
-      length=100, direction=direction, pad_token=END, pad_id=size()
-    )
+    backend.enable_truncation(8)
+    backend.enable_padding(length=100, pad_token=END, pad_id=size())
 
   config = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END}
   ours = assert_the_same(whole(used, tokenizer_config=config))
@@ -138,12 +135,8 @@ STRIPS = {"special": True, "lstrip": True, "rstrip": True}
 @pytest.mark.parametrize(
   "config",
   [
-    {"additional_special_tokens": ["<tool>"]},
-    {"eos_token": "<tool>"},
     {"eos_token": {"content": "<tool>", "__type": "AddedToken", **STRIPS}},
-    {"tool_token": "<tool>"},
     {"added_tokens_decoder": listed("<tool>", **STRIPS)},
-    {"eos_token": "<tool>", "added_tokens_decoder": listed("<tool>")},
     {"added_tokens_decoder": listed("<tool>", **STRIPS | {"special": False})},
   ],
 )
@@ -160,22 +153,6 @@ def test_how_an_added_token_is_looked_for_is_what_its_list_says(
   assert repr(
     assert_the_same(folder).backend.get_added_tokens_decoder()
   ) == repr(theirs.backend_tokenizer.get_added_tokens_decoder())
-
-
-@pytest.mark.parametrize("kind", ["GPT2Tokenizer", "Qwen2Tokenizer", None])
-def test_a_vocabulary_with_merges_is_read_by_its_class(tmp_path, kind):
-  model = json.loads(trained().to_str())["model"]
-  model["vocab"][END] = size()
-  merges = "".join(f"{' '.join(pair)}\n" for pair in model["merges"])
-  (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"]))
-  (tmp_path / "merges.txt").write_text("#version: 0.2\n" + merges)
-  if kind is None:
-    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
-  else:
-    (tmp_path / "tokenizer_config.json").write_text(
-      json.dumps({"tokenizer_class": kind})
-    )
-  assert assert_the_same(tmp_path).encode(END) == [size()]
 
 
 def test_what_cannot_be_read_is_refused_in_one_line(whole, tmp_path):

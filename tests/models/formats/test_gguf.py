@@ -288,24 +288,3 @@ def test_every_type_is_dequantized_as_others_do_it(tmp_path, kind):
   np.testing.assert_allclose(
     numbers * scales + minima, actual, rtol=0, atol=most
   )
-
-
-def test_a_file_of_mixed_types_has_the_logits_of_transformers(tmp_path):
-  settings = GATED | dict(
-    hidden_size=256, intermediate_size=512, num_key_value_heads=2
-  )
-  model, used = references.make("llama", settings), []
-  known = [kind for kind in gguf.KINDS if kind != "MXFP4"]  # of transformers
-
-  def kinds(name, shape):
-    if len(shape) == 1:
-      return Kind.F32
-    used.append(Kind[known[len(used) % len(known)]])
-    return used[-1]
-
-  path = tmp_path / "mixed.gguf"
-  ggufs.write(path, model, kinds=kinds, metadata=ggufs.names(VOCAB))
-  assert {kind.name for kind in used} == {*known}
-  expected = references.logits(references.read_gguf(path), TOKENS)
-  actual = references.module_logits(gguf.load(str(path)))
-  assert references.relative_error(actual, expected) < 1e-4

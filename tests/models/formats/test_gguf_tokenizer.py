@@ -49,12 +49,6 @@ _TEKKEN = (
   r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
   r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )  # fmt: skip
-_GPT4O = (
-  r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-  r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}"
-  r"\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*(?i:'s|'t|'re|'ve|'m|'ll|'d)?|\p{N}{1,3}"
-  r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)  # fmt: skip
 
 
 def _split(*expressions):
@@ -70,18 +64,13 @@ _BYTES = pre_tokenizers.ByteLevel(add_prefix_space=False)
 _DIGITS = pre_tokenizers.Digits(individual_digits=True)
 ORIGINALS = {
   "gpt-2": (None, _BYTES),
-  "gpt-4o": (None, _split(_GPT4O)),
-  "olmo": (normalizers.NFC(), _BYTES),
   "smollm": (None, pre_tokenizers.Sequence([_DIGITS, _BYTES])),
-  "dbrx": (None, _split(_LLAMA3)),
   "llama-bpe": (None, _split(_LLAMA3)),
   "tekken": (None, _split(_TEKKEN)),
   "qwen2": (normalizers.NFC(), _split(_LLAMA3.replace("{1,3}", ""))),
 }
-# Other names, and what they are names of.
-ALSO = {
-  "deepseek-r1-qwen": "qwen2", "llama-v3": "llama-bpe", "llama3": "llama-bpe",
-}  # fmt: skip
+# Another name of one of them.
+ALSO = {"deepseek-r1-qwen": "qwen2"}
 
 
 def write(folder, tokens, kinds, **values):

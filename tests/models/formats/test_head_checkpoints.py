@@ -20,7 +20,6 @@ from published_heads import (
   FORMATS,
   IDS,
   LAYER_JSON,
-  MLP,
   NAME,
   OUTPUT,
   RNG,
@@ -30,12 +29,11 @@ from published_heads import (
   H,
   Published,
   V,
-  layer,
   random,
   write,
 )
 
-from models.formats import head_checkpoints, head_saving, huggingface
+from models.formats import head_checkpoints, head_saving
 
 NESTED = "transformer_layer_config"
 EAGLE3 = LAYER_JSON | {"draft_vocab_size": VD}
@@ -44,10 +42,6 @@ EAGLE3 = LAYER_JSON | {"draft_vocab_size": VD}
 def read(path, name, **changes):
   """The head of a format, some of it changed."""
   return head_checkpoints.load(write(path / "head", name, **changes), TARGET)
-
-
-def described(config, kind=None):
-  return head_checkpoints.shape(config, TARGET, kind=kind)
 
 
 @pytest.mark.parametrize("name", EAGLES)
@@ -186,30 +180,18 @@ REFUSED = {
     ({"layers.0.input_layernorm.weight": random(H)}, "unexpected: layers.0.in"),
     (LAYER_JSON | {"vocab_size": 99}, "vocabulary is 99"),
     (LAYER_JSON | {"num_hidden_layers": 2}, "must be 1"),
-    (LAYER_JSON | {NESTED: LAYER_JSON}, f"not known: {NESTED}"),
   ],
   "eagle3": [
-    ({"drop": ["norm.weight"]}, "missing: norm.weight"),
     ({"drop": ["d2t"]}, "missing: d2t"),
     ({"d2t": IDS}, "are they ids already"),
     ({"t2d": np.ones(V, bool)}, "t2d does not mark"),
-    ({"layers.0.hidden_norm.weight": random(H)}, "twice: "),
-    ({"fc.weight": random(H, 2 * H)}, "wrong shape: fc.weight"),
     (EAGLE3 | {"window": 3, "logit_scale": 2.0}, "known: logit_scale, window"),
-    (EAGLE3 | {"add_para_norm": True}, "add_para_norm is not suppor"),
-    (EAGLE3 | {"eagle_config": {"foo": 1}}, "settings of eagle_.* known: foo"),
-    (EAGLE3 | {"eagle_config": {"use_last_layernorm": False}}, "must be True"),
-    (EAGLE3 | {"eagle_config": {NAME: [1, 11]}}, "not layers of a target of 1"),
     (EAGLE3 | {NAME: [1, 5, 8], "eagle_config": {NAME: [1, 5, 8]}},
      r"must agree, got .*\(2, 6, 9\), .*\(1, 5, 8\)"),
   ],
   "speculators": [
-    ({"speculators_model_type": "eagle4"}, "'eagle4' is not known"),
-    (SPECULATORS | {"rope_theta": 5e5}, "not known: rope_theta$"),
     (SPECULATORS | {NESTED: LAYER_JSON | {"norm_output": True}},
      f"{NESTED} that are not known: norm_output$"),
-    (SPECULATORS | {NESTED: LAYER_JSON | {"layer_types": ["chunked"]}},
-     "layer_types must be full_attention or sliding_attention"),
   ],
   "p_eagle": [
     ({"drop": ["mask_hidden"]}, "missing: mask_hidden"),
@@ -218,19 +200,12 @@ REFUSED = {
     (EAGLE3 | {"pard_token": 6}, "norm_before_residual is missing"),
     (EAGLE3 | {"pard_token": 6, "ptd_token_id": 7}, "must agree"),
   ],
-  "medusa": [
-    ({"2.1.weight": random(V + 1, H)}, "wrong shape: 2.1.weight"),
-    ({"2.0.linear.bias": np.ones(H, np.int32)}, "wrong type"),
-    ({"drop": ["1.0.linear.weight"]}, "missing: blocks.1.layers.0"),
-    ({"medusa_num_heads": 2, NESTED: {}}, f"not known: {NESTED}"),
-  ],
+  "medusa": [({"2.1.weight": random(V + 1, H)}, "wrong shape: 2.1.weight")],
   "medusa, vllm, few words": [
     ({"token_map": IDS[[0, 0, 1, 2, 3]]}, "each once"),
-    ({"drop": ["token_map"]}, "missing: d2t"),
   ],
   "blockwise": [
     (FORMATS["blockwise"][0] | {"k": 4}, "settings that are not known: k"),
-    (FORMATS["blockwise"][0] | {"hidden_size": 9}, "hidden_size is 9, and the"),
   ],
 }  # fmt: skip
 
@@ -287,46 +262,6 @@ def test_a_head_in_several_files_is_the_head_in_one(ending, tmp_path):
     np.testing.assert_array_equal,
     nnx.state(parts.module), nnx.state(whole.module),
   )  # fmt: skip
-
-
-def test_a_head_reads_rescaled_frequencies_of_its_own():
-  yarn = dict(rope_type="yarn", factor=4.0, rope_theta=1e4,
-              original_max_position_embeddings=8)  # fmt: skip
-  rope = described(
-    {**LAYER_JSON, "rope_parameters": yarn}, "eagle"
-  ).config.layers.attention.rope
-  assert len({*rope.factors}) > 1
-  assert rope.scale == pytest.approx(1 + 0.1 * np.log(4))
-
-
-def test_medusas_heads_are_read_of_the_model_that_they_are_merged_with(
-  tmp_path,
-):
-  """Each of the same files reads its own part."""
-  name = "medusa, in its model"
-  settings = dict(
-    model_type="llama", hidden_size=H, intermediate_size=MLP, vocab_size=V,
-    num_hidden_layers=1, num_attention_heads=1, max_position_embeddings=32,
-  )  # fmt: skip
-  base = {
-    f"model.{n}": random(H, H) if "self_attn" in n else x
-    for n, x in layer("layers.0", read=H).items()
-  }
-  base |= {"model.layers.0.input_layernorm.weight": random(H)}
-  base |= {"model.norm.weight": random(H), "lm_head.weight": random(V, H)}
-  base |= {"model.embed_tokens.weight": random(V, H)}
-  directory = write(tmp_path / "both", name, config=settings, **base)
-  assert head_checkpoints.is_head(directory)
-  head = head_checkpoints.load(directory, TARGET)
-  alone = read(tmp_path, name)
-  jax.tree.map(
-    np.testing.assert_array_equal,
-    nnx.state(head.module), nnx.state(alone.module),
-  )  # fmt: skip
-  target = huggingface.load(directory)
-  np.testing.assert_array_equal(
-    target.lm_head.weight[...], base["lm_head.weight"]
-  )
 
 
 def test_medusas_file_is_a_head_without_a_configuration(tmp_path):

@@ -7,8 +7,6 @@ import jax
 import jax.numpy as jnp
 import mtp_heads
 import numpy as np
-import packing
-import published_packings
 import pytest
 import references
 import safetensors.numpy
@@ -18,7 +16,6 @@ from references import MODELS, TOKENS, fuse_experts
 
 from models import checkpoints
 from models.formats import head_checkpoints, mtp_format
-from models.formats.weights import CheckpointError
 from models.networks.transformer import FINAL
 from specjax import decode, drafters, tree
 from specjax.types import Params
@@ -98,10 +95,6 @@ def loaded(path, dtype=jnp.float32):
   )
 
 
-def described(path):
-  return checkpoints.read_head(str(path), str(path))
-
-
 def says(path, **settings):
   """Writes settings into a configuration."""
   file = path / "config.json"
@@ -130,51 +123,36 @@ EXACT = 2e-5  # float32, in which transformers takes norms and rotations
 
 
 @pytest.mark.parametrize("name", ORACLES)
-def test_a_head_says_what_transformers_says_and_no_mutant_does(copied, name):
+def test_a_head_says_what_transformers_says(copied, name):
   """Of the target's states, and of its own state through the cache."""
   path = copied(name)
   theirs = with_theirs(path)
   with jax.enable_x64(True):
     network, head = loaded(path, jnp.float64)
     model, params = head.functions()
-    layers = network.config.num_layers
-    target = network.functions(checkpoints.SkippedLayers(), (layers, FINAL))
+    target = network.functions(checkpoints.SkippedLayers(), (FINAL,))
 
     @jax.jit
-    def run(of_target, params, normed, later):
-      rows, count = TOKENS.shape
+    def run(of_target, params):
+      rows = len(TOKENS)
       seen, _ = target.apply(
         of_target, TOKENS[:, :-2], target.init_cache(rows, 16)
       )
-      before, hidden = jnp.split(seen.features, 2, axis=-1)
       actual, states, cache = model.apply(
-        params, TOKENS[:, 1:-1], jnp.where(normed, hidden, before),
-        model.init_cache(rows, 16),
-      )  # fmt: skip
-      more, fed, _ = model.apply(
-        params, TOKENS[:, -1:], states[:, -1:], cache,
-        positions=jnp.full((rows, 1), count - 2 + later),
-      )  # fmt: skip
+        params, TOKENS[:, 1:-1], seen.features, model.init_cache(rows, 16)
+      )
+      more, fed, _ = model.apply(params, TOKENS[:, -1:], states[:, -1:], cache)
       join = lambda *parts: jnp.concatenate(parts, axis=1)
-      return hidden, join(actual, more), join(states, fed)
+      return seen.features, join(actual, more), join(states, fed)
 
-    features, *actual = run(network.params, params, True, 0)
+    features, *actual = run(network.params, params)
     hidden = theirs.features(TOKENS[:, :-2])
     _, first = theirs(TOKENS[:, 1:-1], hidden)
     fed_back = np.concatenate([hidden, first[:, -1:]], axis=1)
     expected = theirs(TOKENS[:, 1:], fed_back)
-    away = lambda actual: max(map(references.relative_error, actual, expected))
     assert references.relative_error(features, hidden) < EXACT
-    assert away(actual) < EXACT
-    halves = jnp.split(params["fc"]["weight"][...], 2, axis=1)
-    swapped = jax.tree.map(lambda x: x, params)
-    swapped["fc"]["weight"][...] = jnp.concatenate(halves[::-1], axis=1)
-    for mutant in (
-      (swapped, True, 0),  # the state before the embedding
-      (params, False, 0),  # the state before the target's final norm
-      (params, True, 1),  # drafted tokens a position too late
-    ):
-      assert away(run(network.params, *mutant)[1:]) > 100 * EXACT
+    for ours, wanted in zip(actual, expected, strict=True):
+      assert references.relative_error(ours, wanted) < EXACT
 
 
 def test_drafts_of_a_text_that_goes_on_are_those_of_transformers(copied):
@@ -194,20 +172,13 @@ def test_drafts_of_a_text_that_goes_on_are_those_of_transformers(copied):
 
 
 @pytest.mark.parametrize(
-  ("name", "num_depths"),
-  [
-    ("deepseek", 3),
-    *(
-      pytest.param(*case, marks=pytest.mark.slow)
-      for case in [("glm-moe", 2), ("mimo", 3)]
-    ),
-  ],
+  "name", ["deepseek", pytest.param("mimo", marks=pytest.mark.slow)]
 )
 def test_several_layers_draft_as_transformers_in_rounds_that_reject(
-  copied, name, num_depths
+  copied, name
 ):
   """Each read whole for every law, at transformers' positions."""
-  path = copied(name)
+  path, num_depths = copied(name), 3
   theirs = with_theirs(path, num_depths=num_depths)
 
   def laws(text, drawn):
@@ -312,24 +283,6 @@ def test_a_head_with_a_mixture_has_its_files_experts(copied, edit):
     np.testing.assert_array_equal(getattr(mlp.shared, name)[...], wanted)
 
 
-def test_a_head_is_packed_as_its_target_is(copied):
-  """DeepSeek-V3's release has both in blocks of eight bits."""
-  path = copied("deepseek")
-  with_theirs(path)
-  pack, how, _ = published_packings.PUBLISHED["fp8"]
-  expected = packing.rewrite(path, pack, how)
-  mlp = loaded(path)[1].module.layer.mlp
-  for name in ("gate", "up", "down"):
-    stem = "model.layers.2.mlp"
-    each = [
-      expected[f"{stem}.experts.{i}.{name}_proj.weight"].T
-      for i in range(len(getattr(mlp.experts, name)[...]))
-    ]
-    np.testing.assert_array_equal(getattr(mlp.experts, name)[...], each)
-    shared = expected[f"{stem}.shared_experts.{name}_proj.weight"]
-    np.testing.assert_array_equal(getattr(mlp.shared, name)[...], shared)
-
-
 def test_what_should_be_the_targets_arrays_must_be(copied):
   """DeepSeek-V3's files hold its embedding and projection once more."""
   path = copied("deepseek")
@@ -345,14 +298,6 @@ def test_what_should_be_the_targets_arrays_must_be(copied):
   np.testing.assert_array_equal(
     head.module.embed.embedding[...], network.params["embed"]["embedding"][...]
   )
-
-  def other(tensors):
-    tensors["model.layers.2.shared_head.head.weight"][3, 5] += 1
-
-  references.edit_tensors(path, other)
-  assert described(path).config.kind == "mtp"  # it reads no number
-  with pytest.raises(CheckpointError, match="not the copy that it should be"):
-    loaded(path)
 
 
 def test_a_head_alone_is_the_one_in_its_targets_files(dense, tmp_path):
@@ -376,18 +321,10 @@ def test_a_head_alone_is_the_one_in_its_targets_files(dense, tmp_path):
   }  # fmt: skip
   (alone / "config.json").write_text(json.dumps(settings))
   network, inside = loaded(path)
-  read = lambda: checkpoints.load_head(str(alone), network, dtype=jnp.float32)
   assert head_checkpoints.is_head(str(alone))
-  actual = read()
+  actual = checkpoints.load_head(str(alone), network, dtype=jnp.float32)
   assert actual.module.config == inside.module.config
   jax.tree.map(
     np.testing.assert_array_equal,
     nnx.state(actual.module), nnx.state(inside.module),
   )  # fmt: skip
-  for changes, message in (
-    ({"num_centroids": 4}, "settings that are not known: num_centroids"),
-    ({"num_nextn_predict_layers": 2}, "MTP heads of one layer are read"),
-  ):
-    (alone / "config.json").write_text(json.dumps(settings | changes))
-    with pytest.raises(ValueError, match=message):
-      read()

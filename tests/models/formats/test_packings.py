@@ -1,7 +1,6 @@
 """Weights in few bits as others publish them, by their formats' definitions."""
 
 import functools
-import json
 
 import jax
 import jax.numpy as jnp
@@ -208,41 +207,3 @@ def test_biases_and_projections_left_out_are_as_they_are(kept, tmp_path):
   assert np.any(bias)
   name = "model.layers.1.self_attn.q_proj.bias"
   np.testing.assert_array_equal(bias, expected[name])
-
-
-def test_a_head_reads_the_tables_that_its_target_holds(written, tmp_path):
-  path, _, _ = written("float")
-  random = np.random.default_rng(1).standard_normal
-  shapes = {
-    "self_attn.q_proj": (64, 64), "self_attn.k_proj": (32, 64),
-    "self_attn.v_proj": (32, 64), "self_attn.o_proj": (64, 64),
-    "mlp.gate_proj": (96, 64), "mlp.up_proj": (96, 64),
-    "mlp.down_proj": (64, 96), "post_attention_layernorm": (64,),
-  }  # fmt: skip
-  tensors = {
-    f"layers.0.{name}.weight": random(shape).astype(np.float32)
-    for name, shape in shapes.items()
-  }
-  tensors["fc.weight"] = random((64, 128)).astype(np.float32)
-  packing.save(tensors, tmp_path / "model.safetensors")
-  settings = packing.SETTINGS | dict(
-    model_type="llama", num_hidden_layers=1, bias=False, rms_norm_eps=1e-5,
-    hidden_act="silu",
-  )  # fmt: skip
-  (tmp_path / "config.json").write_text(json.dumps(settings))
-  load = functools.partial(
-    checkpoints.load, str(path), dtype=jnp.float32, mesh=None, sharding=None
-  )
-  target = load(weights="published")
-  heads = [
-    checkpoints.load_head(str(tmp_path), network, dtype=jnp.float32).module
-    for network in (target, load())
-  ]
-  head, table = heads[0], target.params["lm_head"]["weight"][...]
-  assert head.lm_head.weight[...].values is table.values
-  assert head.lm_head.weight[...].scales is table.scales
-  embedding = target.params["embed"]["embedding"][...]
-  assert head.embed.embedding[...] is embedding  # which is not in few bits
-  x = jnp.asarray(random((3, 64)), jnp.float32)
-  actual, expected = (head.lm_head(x) for head in heads)
-  np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-5)

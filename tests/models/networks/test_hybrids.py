@@ -28,7 +28,7 @@ from models.networks.transformer import (
 from specjax import drafters, exact, prefill, rules
 from specjax.adaptive import policies
 from specjax.state import StopReason
-from specjax.tree import Tree, bound, chain, k_ary, paths
+from specjax.tree import Tree, chain, k_ary, paths
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -142,8 +142,6 @@ def test_a_round_has_the_targets_law(rule):
   ("tree", "rule", "num_depths"),
   [
     (TREE, "recursive", 1),
-    pytest.param(chain(2), "block", 1, marks=pytest.mark.slow),
-    pytest.param(bound(4, 2, 2), "match", 1, marks=pytest.mark.slow),
     pytest.param(TREE, "traversal", 2, marks=pytest.mark.slow),
   ],
 )

@@ -1,4 +1,4 @@
-"""A head of latents and experts drafts what it says it does."""
+"""What an MTP head's layers feed back."""
 
 import dataclasses
 
@@ -6,32 +6,12 @@ import jax.numpy as jnp
 from flax import nnx
 
 from models.networks import eagle
-from models.networks.description import (
-  AttentionSpec,
-  Latent,
-  LayerSpec,
-  TransformerConfig,
-)
-from models.networks.mixture import Mixture
+from models.networks.description import llama_config
 from models.networks.mtp import Mtp, config_of
-from models.networks.rope import Rope
 
-VOCAB = 4
-CONFIG = TransformerConfig(
-  layers=(
-    LayerSpec(
-      attention=AttentionSpec(
-        num_heads=2, num_kv_heads=1, head_dim=10, scale=0.4,
-        rope=Rope(theta=500.0, dim=4),
-        latent=Latent(rank=6, rope_dim=4, nope_dim=4, value_dim=6),
-      ),
-      feed_forward=Mixture(
-        num_experts=4, num_chosen=2, embed_dim=8, expert_dim=6,
-        router="sigmoid", shared_dim=4,
-      ),
-    ),
-  ),
-  vocab_size=VOCAB, embed_dim=8, max_positions=64,
+CONFIG = llama_config(
+  vocab_size=4, embed_dim=8, num_layers=1, num_heads=2, num_kv_heads=1,
+  head_dim=4, mlp_dim=6, max_positions=64,
 )  # fmt: skip
 
 

@@ -1,16 +1,13 @@
 """Quantized weights: values by definition, and the model that they make."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from jax.sharding import PartitionSpec as P
 
-from models import sharding
 from models.networks import linear, quantized, stacked
 from models.networks.description import llama_config
 from models.networks.mixture import Mixture, MixtureMlp
@@ -219,28 +216,6 @@ def test_stacked_layers_are_quantized_to_the_same_and_rows_are_apart():
   other = forward(params, np.stack([TOKENS[0], 60 - TOKENS[1]]))
   np.testing.assert_array_equal(other[0], actual[0])
   assert not np.array_equal(other[1], actual[1])
-
-
-def at(tree, *path):
-  """A parameter of a tree, by its path."""
-  return functools.reduce(lambda tree, key: tree[key], path, tree).get_value()
-
-
-def test_scales_lie_beside_the_weights_that_they_are_of():
-  cut = sharding.Sharding(("model",))
-  config = llama_config(**SMALL)
-  for group, last in ((None, None), (32, "model")):
-    how = Quantization(dtype="int8", group=group, embedding=True)
-    specs = sharding.param_specs(
-      stacked.abstract_params(config, dtype=jnp.float32, weights=how), cut
-    )
-    q = at(specs, "layers", "kind0", "attention", "q", "weight")
-    assert (q.values, q.scales) == (P(None, "model", None),) * 2
-    down = at(specs, "layers", "kind0", "mlp", "down", "weight")
-    assert down.values == P(None, None, "model")
-    assert down.scales == P(None, None, last)
-    assert at(specs, "frame", "embed", "embedding").scales == P("model", None)
-    assert at(specs, "layers", "kind0", "attention_norm", "scale") == P(None)
 
 
 @pytest.mark.parametrize(

@@ -72,15 +72,8 @@ def test_a_revealed_token_takes_the_place_of_its_mask(module):
   actual = module(TOKENS, LENGTH, memory, revealed=revealed, shown=shown)
   longer = TOKENS.copy()
   longer[np.arange(2), LENGTH] = revealed[:, 0]
-  # The same text, read one token further: later masks stand one to the left.
-  state = nnx.state(module)
-  moved = jax.tree.map(lambda x: x, state)
-  mask = np.asarray(state["mask"][...])
-  moved["mask"] = moved["mask"].replace(jnp.asarray(np.roll(mask, -1, axis=0)))
-  other = nnx.merge(nnx.graphdef(module), moved)
-  expected = other(longer, LENGTH + 1, memory)
-  # One more mask is seen there, at the end, which is none here: mask it out by
-  # comparing what depends on it least, the argument of a model of 3 masks.
+  # The same text, read one token further by a model of one mask less.
+  mask = np.asarray(nnx.state(module)["mask"][...])
   few = BlockDrafter(BlockConfig(t5=CONFIG, num_masks=3), rngs=nnx.Rngs(0))
   nnx.update(few.t5, nnx.state(module.t5))
   few.mask = nnx.Param(jnp.asarray(mask[1:]))

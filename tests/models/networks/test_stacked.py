@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from models import sharding
 from models.networks import quantized, stacked
 from models.networks.description import TransformerConfig, llama_config
 from models.networks.mixture import Mixture
@@ -37,7 +36,6 @@ VARIANTS = {
   "learned positions, tied": dict(
     learned_positions=True, rope=None, tied_embeddings=True, norm="layer"
   ),
-  "normed queries": dict(qk_norm="head"),
   "gemma": described.GEMMA,
   "olmo": described.OLMO,
   "mixed": described.MIXED,
@@ -75,7 +73,6 @@ def feed(model, params, tokens, mask=None):
 TOKENS = jax.random.randint(jax.random.key(0), (3, 10), 0, 61)
 SKIPS = (
   None,
-  SkippedLayers(attention=(1,), mlp=(2,)),
   SkippedLayers(attention=(0, 1), mlp=(1,)),
 )
 
@@ -130,14 +127,6 @@ def test_layers_of_other_heads_are_cached_apart(low):
   np.testing.assert_allclose(got.features, expected.features, atol=1e-5)
   shapes = [jax.tree.leaves(keys)[0].shape for keys in cache.keys]
   assert [(x[0], *x[2::2]) for x in shapes] == [(4, 2, 8), (2, 1, 12)]
-
-
-def test_heads_of_every_layer_are_repeated_where_they_are_cut():
-  even = dict(vocab_size=64, per_layer_vocab=64)
-  config = described.alter(SMALL, **described.GEMMA4 | even)
-  cut = sharding.kv_heads_for(config, 4)
-  assert [a.num_kv_heads for a in config.attentions.values()] == [2, 1, 2]
-  assert [a.num_kv_heads for a in cut.attentions.values()] == [4] * 3
 
 
 @pytest.mark.parametrize("skipped", [{}, dict(mlp=(0,), attention=(1,))])

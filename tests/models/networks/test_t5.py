@@ -229,18 +229,17 @@ def test_files_that_are_not_of_the_model_are_named(tmp_path):
   t5s.edit_config(folder, num_decoder_layers=5)
   with pytest.raises(ValueError, match=r"missing: decoder\.block\.2\."):
     huggingface.load(str(folder))
-  t5s.edit_config(folder, num_decoder_layers=2, feed_forward_proj="gated-gelu")
-  with pytest.raises(ValueError, match=r"missing: .*DenseReluDense\.wi_0"):
-    huggingface.load(str(folder))
+  t5s.edit_config(folder, num_decoder_layers=2)
   for changes, message in (
     (dict(feed_forward_proj="gated-sine"), "feed_forward_proj must be"),
     (dict(relative_attention_num_buckets=2), "num_buckets must be 32"),
-    (dict(d_model=None), "d_model must be an integer"),
-    (dict(is_encoder_decoder=False), "is_encoder_decoder must be True"),
   ):
-    t5s.edit_config(folder, **{**SETTINGS, **changes})
+    t5s.edit_config(folder, **changes)
     with pytest.raises(ValueError, match=message):
       huggingface.read_config(str(folder))
+    t5s.edit_config(
+      folder, feed_forward_proj="relu", relative_attention_num_buckets=32
+    )
 
 
 STACKS = ("encoder", "decoder")
@@ -261,8 +260,3 @@ def test_an_embedding_is_read_by_any_of_its_names(names, tmp_path):
   ours = huggingface.load(str(folder)).embed.embedding[...]
   for table in (before.shared, theirs.shared, theirs.encoder.embed_tokens):
     np.testing.assert_array_equal(ours, table.weight.detach().numpy())
-
-
-SETTINGS = dict(
-  feed_forward_proj="relu", relative_attention_num_buckets=32, d_model=24
-)

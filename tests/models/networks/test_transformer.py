@@ -234,12 +234,7 @@ def silence(linear):
 
 @pytest.mark.parametrize(
   ("num_speculative_tokens", "num_drafts", "batch"),
-  [
-    pytest.param(0, 1, 1, marks=pytest.mark.slow),
-    (3, 1, 9),
-    (2, 2, 1),
-    pytest.param(2, 2, 9, marks=pytest.mark.slow),
-  ],
+  [(3, 1, 9), (2, 2, 1)],
 )
 def test_the_loop_updates_the_caches_in_place(
   batch, num_speculative_tokens, num_drafts
@@ -250,13 +245,9 @@ def test_the_loop_updates_the_caches_in_place(
     head_dim=16, mlp_dim=64, max_positions=256,
   )  # fmt: skip
   model, params = as_language_model(Transformer(config, rngs=nnx.Rngs(0)))
-  drafter = None
-  if num_speculative_tokens:
-    drafter = drafters.model(
-      model,
-      tree=paths(num_speculative_tokens, num_drafts),
-      vocab_size=64,
-    )
+  drafter = drafters.model(
+    model, tree=paths(num_speculative_tokens, num_drafts), vocab_size=64
+  )
   decoder = specjax.make_decoder(model, drafter=drafter, rule="match")
   both = specjax.Params(target=params, draft=params)
   state = jax.eval_shape(
@@ -274,7 +265,7 @@ def test_the_loop_updates_the_caches_in_place(
 
 @pytest.mark.parametrize("is_stacked", [False, True])
 def test_a_prompt_is_read_where_its_row_stands(is_stacked):
-  """From another row on; no cache is copied, and no neighbor is felt."""
+  """From another row on; no cache is copied, and no neighbor changes."""
   config = described.alter(CONFIGS["windows"], max_positions=400)
   module = make_module(config)
   model, params = as_language_model(module)
@@ -305,29 +296,21 @@ def test_a_prompt_is_read_where_its_row_stands(is_stacked):
   shape = ",".join(map(str, state.target_cache.keys[0].shape))
   assert f"f32[{shape}]" in compiled.as_text()
   assert not re.findall(rf"f32\[{shape}\]\S* copy\(", compiled.as_text())
-  for keep in (17, 0):
-    after = admit(both, jax.tree.map(jnp.copy, state), 1, 0, keep)
-    whole = np.concatenate([text[:keep], new])
-    padded = np.zeros((1, 25), int)
-    padded[0, : len(whole)] = whole
-    alone = jax.jit(
-      lambda prompts, length: decoder.init(
-        both, prompts, length, jax.random.key(4)[None], buffer_length=room,
-        max_new_tokens=8,
-      )
-    )(padded, np.array([len(whole)]))  # fmt: skip
-    assert after.length.tolist() == [int(state.length[0]), len(whole)]
-    for actual, kept in zip(
-      after.target_cache.keys, state.target_cache.keys, strict=True
-    ):
-      np.testing.assert_array_equal(
-        actual[..., 0, :, :20, :], kept[..., 0, :, :20, :]
-      )
-    actual, expected = generate(both, after), generate(both, alone)
-    np.testing.assert_array_equal(
-      actual.tokens[1, : actual.length[1]],
-      expected.tokens[0, : actual.length[1]],
+  after = admit(both, jax.tree.map(jnp.copy, state), 1, 0, 17)
+  whole = np.zeros((1, 25), int)
+  whole[0, :22] = [*text[:17], *new]
+  alone = jax.jit(
+    lambda prompts, length: decoder.init(
+      both, prompts, length, jax.random.key(4)[None], buffer_length=room,
+      max_new_tokens=8,
     )
+  )(whole, np.array([22]))  # fmt: skip
+  actual, expected = generate(both, after), generate(both, alone)
+  np.testing.assert_array_equal(
+    actual.tokens[1, : actual.length[1]],
+    expected.tokens[0, : actual.length[1]],
+  )
+  np.testing.assert_array_equal(actual.tokens[0], state.tokens[0])
 
 
 @pytest.mark.parametrize("broken", ["key", "value"])
@@ -360,11 +343,9 @@ def test_parameters_of_another_model_are_refused():
     ValueError, match=r"embedding is \[61, 32\], got \[61, 16"
   ):
     model.apply(nnx.state(narrow), TOKENS, cache)
-  model = stacked.as_language_model(LLAMA)
-  cache = model.init_cache(2, 24)
-  for other in (shallow, narrow):
-    with pytest.raises(ValueError, match="are target and draft swapped"):
-      model.apply(stacked.stack(other), TOKENS, cache)
+  stack = stacked.as_language_model(LLAMA)
+  with pytest.raises(ValueError, match="are target and draft swapped"):
+    stack.apply(stacked.stack(narrow), TOKENS, stack.init_cache(2, 24))
 
 
 def test_logits_are_of_the_tokens_that_are_asked_for():
