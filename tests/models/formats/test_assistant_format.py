@@ -42,35 +42,6 @@ def edit(path, change, nested=False):
   file.write_text(json.dumps(config))
 
 
-def test_every_tensor_is_a_parameter(saved, about):
-  path, theirs = saved
-  head = head_checkpoints.load(str(path / "assistant"), about)
-  assert head_checkpoints.is_head(str(path / "assistant"))
-  assert (head.kind, head.features) == ("assistant", ("final",))
-  module = head.module
-  assert module.embed.embedding[...] is about.embedding
-  tensors = {k: x.numpy() for k, x in theirs.state_dict().items()}
-  same = np.testing.assert_array_equal
-  same(module.lm_head.weight[...], tensors["model.embed_tokens.weight"])
-  same(module.enter.weight[...], tensors["pre_projection.weight"])
-  same(module.leave.weight[...], tensors["post_projection.weight"])
-  same(module.final_norm.scale[...], tensors["model.norm.weight"])
-  same(
-    module.centroids.weight[...], tensors["masked_embedding.centroids.weight"]
-  )
-  same(module.ordering[...], tensors["masked_embedding.token_ordering"])
-  for i, layer in enumerate(module.layers):
-    prefix = f"model.layers.{i}."
-    attention = prefix + "self_attn.q_"
-    same(layer.attention.q.weight[...], tensors[attention + "proj.weight"])
-    same(layer.attention.q_norm.scale[...], tensors[attention + "norm.weight"])
-    same(layer.scalar[...], tensors[prefix + "layer_scalar"])
-    same(
-      layer.mlp_out_norm.scale[...],
-      tensors[prefix + "post_feedforward_layernorm.weight"],
-    )
-
-
 def test_keys_that_no_layer_has_and_other_prefixes_change_nothing(
   copied, about
 ):

@@ -28,15 +28,6 @@ def test_all_problems_with_tensors_are_in_one_error(copied):
   ]  # fmt: skip
 
 
-def test_a_tensor_by_two_names_is_refused(copied):
-  path = copied("llama-scaled")
-  references.edit_tensors(
-    path, lambda tensors: tensors.update({"norm.weight": np.ones(32, "f4")})
-  )
-  with pytest.raises(weights.CheckpointError, match="twice in"):
-    huggingface.load(path)
-
-
 @pytest.mark.parametrize(
   ("file", "contents", "error", "message"),
   [

@@ -173,28 +173,6 @@ def test_a_tree_pass_is_the_dequantized_models_along_its_paths(how, tied):
   np.testing.assert_allclose(actual[:, [2, 3, 1]], expected, rtol=0, atol=atol)
 
 
-@pytest.mark.parametrize(
-  ("tied", "embedding"), [(True, False), (False, True), (False, False)]
-)
-@pytest.mark.parametrize("output", [True, False])
-def test_tables_are_quantized_by_choice(tied, output, embedding):
-  how = Quantization(dtype="int8", output=output, embedding=embedding)
-
-  def make():
-    config = llama_config(**SMALL, tied_embeddings=tied)
-    module = Transformer(config, rngs=nnx.Rngs(0))
-    quantized.quantize_module(module, how)
-    return module
-
-  low = nnx.eval_shape(make)
-  is_low = lambda param: is_quantized(param.get_value())
-  assert is_low(low.embed.embedding) == (output if tied else embedding)
-  assert tied or is_low(low.lm_head.weight) == output
-  for layer in low.layers:
-    assert is_low(layer.attention.out.weight)
-    assert is_low(layer.mlp.gate.weight)
-
-
 def test_stacked_layers_are_quantized_to_the_same_and_rows_are_apart():
   how = Quantization(dtype="int8", embedding=True)
   module = new(llama_config(**SMALL))

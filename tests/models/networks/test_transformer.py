@@ -193,14 +193,6 @@ def test_every_tree_node_sees_its_own_path_only(name, pieces):
   assert_close(np.concatenate(logits, axis=1), expected)
 
 
-def test_windows_of_the_test_hide_something():
-  wide = make_module(described.alter(CONFIGS["windows"], window=None))
-  built = make_forward(wide)(TOKENS).logits
-  expected = named_forward("windows")(TOKENS).logits
-  assert_close(built[:, :3], expected[:, :3])
-  assert np.abs(built - expected)[:, 3:].max(axis=-1).min() > 1e-2
-
-
 @pytest.mark.parametrize("name", ["llama", "neox"])
 def test_skipped_layers_keep_their_cache_and_add_nothing(name):
   module, full, params = make_model(name)
