@@ -5,7 +5,6 @@ import json
 import described
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 import several
 from flax import nnx
@@ -62,20 +61,6 @@ def spec_of(name, config=CONFIG):
 def test_projections_are_cut_as_megatron_cuts_them(name, spec):
   config = described.alter(CONFIG, qkv_bias=True, out_bias=True)
   assert spec_of(name, config) == spec
-
-
-def test_repeated_key_value_heads_are_the_same_function():
-  params = stacked.stack(Transformer(CONFIG, rngs=nnx.Rngs(0)))
-  wide = sharding.kv_heads_for(CONFIG, 8)
-  assert wide.attention.num_kv_heads == 8
-  more = sharding.repeat_kv_heads(params, CONFIG, wide)
-  tokens = jax.random.randint(jax.random.key(0), (2, 6), 0, 40)
-  logits = []
-  for config, weights in ((CONFIG, params), (wide, more)):
-    model = stacked.as_language_model(config)
-    output, _ = model.apply(weights, tokens, model.init_cache(2, 8))
-    logits.append(output.logits)
-  np.testing.assert_allclose(*logits, atol=1e-6)
 
 
 @pytest.mark.parametrize(
