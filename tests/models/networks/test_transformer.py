@@ -289,6 +289,12 @@ def test_a_prompt_is_read_where_its_row_stands(is_stacked):
   assert f"f32[{shape}]" in compiled.as_text()
   assert not re.findall(rf"f32\[{shape}\]\S* copy\(", compiled.as_text())
   after = admit(both, jax.tree.map(jnp.copy, state), 1, 0, 17)
+  for new_keys, keys in zip(
+    after.target_cache.keys, state.target_cache.keys, strict=True
+  ):
+    np.testing.assert_array_equal(
+      new_keys[..., 0, :, :20, :], keys[..., 0, :, :20, :]
+    )
   whole = np.zeros((1, 25), int)
   whole[0, :22] = [*text[:17], *new]
   alone = jax.jit(
@@ -302,7 +308,6 @@ def test_a_prompt_is_read_where_its_row_stands(is_stacked):
     actual.tokens[1, : actual.length[1]],
     expected.tokens[0, : actual.length[1]],
   )
-  np.testing.assert_array_equal(actual.tokens[0], state.tokens[0])
 
 
 @pytest.mark.parametrize("broken", ["key", "value"])
