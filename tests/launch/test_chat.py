@@ -106,14 +106,6 @@ def test_what_is_wrong_is_one_line_and_the_conversation_goes_on(piped, talked):
     assert words in line
 
 
-@pytest.fixture
-def kept(talked):
-  """The conversation, which is put back."""
-  before = talked.messages
-  yield talked
-  talked.messages = before
-
-
 def test_a_full_context_says_so_and_offers_to_begin_anew(piped):
   question = "Tell me all that you know about this. " * 4
   code, out, err = piped((question + "\n") * 9 + "/reset\nWhat is 2+2?\n")
@@ -125,9 +117,9 @@ def test_a_full_context_says_so_and_offers_to_begin_anew(piped):
   assert out.endswith(alone)
 
 
-def test_ctrl_c_ends_an_answer(kept, monkeypatch):
+def test_ctrl_c_ends_an_answer(talked, monkeypatch):
   """Written tokens stay, and the conversation goes on."""
-  generate, out, calls = kept.engine.generate, io.StringIO(), []
+  generate, out, calls = talked.engine.generate, io.StringIO(), []
 
   def interrupted(*args):
     calls.append(1)
@@ -135,17 +127,17 @@ def test_ctrl_c_ends_an_answer(kept, monkeypatch):
       raise KeyboardInterrupt
     return generate(*args)
 
-  monkeypatch.setattr(sys, "stdout", out)
-  monkeypatch.setattr(kept, "_interactive", True)
-  monkeypatch.setattr(kept, "console", rich.console.Console(file=out))
-  monkeypatch.setattr(kept, "engine", types.SimpleNamespace(
-    compile=kept.engine.compile, prefill=kept.engine.prefill,
+  monkeypatch.setattr(talked, "messages", talked.messages)  # put back
+  monkeypatch.setattr(talked, "_interactive", True)
+  monkeypatch.setattr(talked, "console", rich.console.Console(file=out))
+  monkeypatch.setattr(talked, "engine", types.SimpleNamespace(
+    compile=talked.engine.compile, prefill=talked.engine.prefill,
     generate=interrupted,
   ))  # fmt: skip
-  kept.run("So?")
-  answer = kept.messages[-1]["content"]
+  talked.run("So?")
+  answer = talked.messages[-1]["content"]
   assert answer
   text = display.visible(answer).rstrip("\ufffd")
   assert out.getvalue() == f"{text}\ninterrupted\n"
-  kept.run("Why?")
-  assert kept.messages[-2]["content"] == "Why?"
+  talked.run("Why?")
+  assert talked.messages[-2]["content"] == "Why?"

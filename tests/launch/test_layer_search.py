@@ -42,13 +42,6 @@ JUDGED = np.zeros((2, 10), bool)
 JUDGED[0, 3:9], JUDGED[1, 5:7] = True, True
 
 
-@pytest.fixture(scope="module")
-def acceptance_of(module):
-  return layer_search.make_scorer(
-    module, TOKENS, JUDGED, SAMPLING, vocab_size=VOCAB
-  )
-
-
 def as_drafted(module, skipped) -> float:
   """The same by drafting one token on the target's cache, place by place."""
   whole, params = as_language_model(module)
@@ -81,8 +74,11 @@ def as_drafted(module, skipped) -> float:
   ],
 )
 def test_one_pass_gives_the_acceptance_of_tokens_drafted_everywhere(
-  module, acceptance_of, skipped
+  module, skipped
 ):
+  acceptance_of = layer_search.make_scorer(
+    module, TOKENS, JUDGED, SAMPLING, vocab_size=VOCAB
+  )
   expected = as_drafted(module, skipped)
   assert acceptance_of(skipped) == pytest.approx(expected, abs=1e-5)
   assert expected < 0.999

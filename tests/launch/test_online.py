@@ -8,66 +8,39 @@ from files import read_jsonl, write_jsonl
 
 from configs import common
 from launch import decode, online
-from launch.assembly import pair
-
-TEXTS = ["def f(x):\n", "import os", "class A:\n  x = 1\n\n  def", "x", "for"]
-FLAGS = (
-  "--nobaseline", "--config.temperature=1.0", "--config.max_new_tokens=12",
-  "--config.drafter=online(model(tokens=3), rounds=2, entries=24, rate=0.01)",
-)  # fmt: skip
+from launch.assembly import pair as pair_lib
 
 
-@pytest.fixture(scope="module")
-def prompts(tmp_path_factory):
-  records = [{"id": f"p{i}", "prompt": t} for i, t in enumerate(TEXTS)]
-  folder = tmp_path_factory.mktemp("prompts")
-  return write_jsonl(folder / "in.jsonl", records)
+def test_what_was_learned_changes_what_comes_after(cli, tmp_path):
+  texts = ["def f(x):\n", "import os", "class A:\n  x = 1\n\n  def", "x", "for"]
+  asked = [{"id": i, "prompt": text} for i, text in enumerate(texts)]
+  prompts = write_jsonl(tmp_path / "in.jsonl", asked)
+  drafted = []
+  model = "model(tokens=3)"
+  learning = f"online({model}, rounds=2, entries=24, rate=0.01)"
+  for number, drafter in enumerate((model, learning)):
+    out = tmp_path / f"{number}.jsonl"
+    assert cli(
+      decode.run, "--nobaseline", "--config.temperature=1.0",
+      "--config.max_new_tokens=12", f"--config.drafter={drafter}",
+      f"--prompts={prompts}", f"--output={out}",
+    ) == 0  # fmt: skip
+    rows = read_jsonl(out)
+    drafted.append([(r["token_ids"], r["num_accepted"]) for r in rows])
+  assert drafted[0] != drafted[1]
 
 
-@pytest.fixture(scope="module")
-def whole(cli, prompts, tmp_path_factory):
-  """Result of a run that nobody stopped."""
-  out = tmp_path_factory.mktemp("whole") / "out.jsonl"
-  assert cli(decode.run, *FLAGS, f"--prompts={prompts}", f"--output={out}") == 0
-  return out
-
-
-def test_what_was_learned_changes_what_comes_after(
-  cli, prompts, whole, tmp_path
-):
-  """The first batch is as without; an update compiles nothing anew."""
-  frozen = tmp_path / "frozen.jsonl"
-  flags = (*FLAGS[:-1], "--config.drafter=model(tokens=3)")
-  assert (
-    cli(decode.run, *flags, f"--prompts={prompts}", f"--output={frozen}") == 0
-  )
-  drafted = lambda path: [
-    (r["token_ids"], r["num_accepted"]) for r in read_jsonl(path)
-  ]
-  assert drafted(frozen) != drafted(whole)
-
-
-@pytest.fixture(scope="module")
-def models(pair_config):
-  return pair.build(pair_config)
-
-
-@pytest.fixture(scope="module", params=["model", "eagle3"])
-def pair_config(request, tmp_path_factory):
+@pytest.mark.parametrize("kind", ["model", "eagle3"])
+def test_what_is_the_targets_does_not_learn(kind, pair, tmp_path):
   """Of a draft model, and of a head with a vocabulary of its own."""
-  if request.param == "model":
-    target, draft = request.getfixturevalue("pair")
-  else:
-    folder = tmp_path_factory.mktemp("heads")
-    heads_on_disk.write_all(folder)
-    target, draft = folder / "target", folder / "eagle3"
+  target, draft = pair
+  if kind == "eagle3":
+    heads_on_disk.write_all(tmp_path)
+    target, draft = str(tmp_path / "target"), str(tmp_path / "eagle3")
   config = common.get_config()
-  config.target, config.checkpoints.draft = str(target), str(draft)
-  config.drafter = f"online({request.param}(tokens=2), entries=16, rate=2e-4)"
-  return config
-
-
-def test_what_is_the_targets_does_not_learn(pair_config, models):
+  config.target, config.checkpoints.draft = target, draft
+  config.drafter = f"online({kind}(tokens=2), entries=16, rate=2e-4)"
+  models = pair_lib.build(config)
   first = online.Learner(models.drafting.learning, models.params, models.lesson)
   decoder = models.decoder
   state = decoder.init(
@@ -89,7 +62,7 @@ def test_what_is_the_targets_does_not_learn(pair_config, models):
     first.params.draft, models.params.draft,
   )  # fmt: skip
   assert max(jax.tree.leaves(moved)) > 1e-4
-  if models.drafting.name == "eagle3":  # the target's, so as in its training
+  if kind == "eagle3":  # the target's, so as in its training
     assert max(jax.tree.leaves(moved["embed"])) == 0
     learned = {name for name in moved if max(jax.tree.leaves(moved[name]))}
     assert {"attention", "lm_head"} <= learned

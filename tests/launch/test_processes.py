@@ -18,29 +18,6 @@ _NAMES = (
 )  # fmt: skip
 
 
-@pytest.fixture
-def joins(monkeypatch):
-  """What `start` asks of jax, under given flags and environment."""
-
-  def call(*args, tpu=False, **environment):
-    for name in _NAMES:
-      monkeypatch.delenv(name, raising=False)
-    for name, value in environment.items():
-      monkeypatch.setenv(name, value)
-    asked = []
-    monkeypatch.setattr(
-      processes.jax.distributed, "initialize", lambda **how: asked.append(how)
-    )  # fmt: skip
-    monkeypatch.setattr(processes.jax.config, "update", lambda *_: None)
-    monkeypatch.setattr(without_tpu, "has_tpu", lambda: tpu)
-    with flagsaver.flagsaver():
-      flags.FLAGS(["test", *args])
-      processes.start()
-    return asked[-1] if asked else None
-
-  return call
-
-
 BY_HAND = dict(
   JAX_COORDINATOR_ADDRESS="a:1", JAX_NUM_PROCESSES="3", JAX_PROCESS_ID="0"
 )
@@ -59,14 +36,26 @@ BY_HAND = dict(
   ],
 )
 def test_processes_are_joined_where_there_may_be_others(
-  joins, flag, how, numbers
+  monkeypatch, flag, how, numbers
 ):
-  asked = joins(f"--distributed={flag}", "--heartbeat_timeout=7", **how)
-  if numbers is None:
-    assert asked is None
-  else:
-    assert asked["heartbeat_timeout_seconds"] == 7
-    assert (asked["num_processes"], asked["process_id"]) == numbers
+  for name in _NAMES:
+    monkeypatch.delenv(name, raising=False)
+  has_tpu = how.get("tpu", False)
+  for name in how.keys() - {"tpu"}:
+    monkeypatch.setenv(name, how[name])
+  asked = []
+  monkeypatch.setattr(
+    processes.jax.distributed, "initialize", lambda **given: asked.append(given)
+  )
+  monkeypatch.setattr(processes.jax.config, "update", lambda *_: None)
+  monkeypatch.setattr(without_tpu, "has_tpu", lambda: has_tpu)
+  with flagsaver.flagsaver():
+    flags.FLAGS(["test", f"--distributed={flag}", "--heartbeat_timeout=7"])
+    processes.start()
+  assert [
+    (x["num_processes"], x["process_id"], x["heartbeat_timeout_seconds"])
+    for x in asked
+  ] == ([] if numbers is None else [(*numbers, 7)])
 
 
 def test_several_processes_decode_shares_and_the_first_writes(

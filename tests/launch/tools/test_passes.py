@@ -16,24 +16,16 @@ TINY = dict(
 )  # fmt: skip
 
 
-@pytest.fixture
-def execute(monkeypatch):
+def test_a_line_is_written_for_each_width(monkeypatch, tmp_path):
   monkeypatch.setitem(shapes.SHAPES, "tiny", TINY)
   monkeypatch.setattr(passes, "_TURNS", 1)
-
-  def run(*args, code=0):
-    with flagsaver.flagsaver():
-      assert cli.execute(passes.run, ["test", *args]) == code
-
-  return run
-
-
-def test_a_line_is_written_for_each_width(execute, tmp_path):
   output = tmp_path / "P.json"
-  execute(
-    "--target=tiny", "--batch_sizes=1,2", "--widths=1,3", "--text=24",
-    f"--output={output}",
-  )  # fmt: skip
+  with flagsaver.flagsaver():
+    arguments = [
+      "test", "--target=tiny", "--batch_sizes=1,2", "--widths=1,3",
+      "--text=24", f"--output={output}",
+    ]  # fmt: skip
+    assert cli.execute(passes.run, arguments) == 0
   record = json.loads(output.read_text())
   lines = {(x["rows"], x["tokens"]): x for x in record["passes"]}
   assert set(lines) == {(1, 1), (1, 3), (2, 1), (2, 3)}

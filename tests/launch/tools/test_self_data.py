@@ -4,7 +4,6 @@ import dataclasses
 import json
 
 import files
-import pytest
 from absl.testing import flagsaver
 
 from launch import cli
@@ -16,37 +15,6 @@ CHATML = (
   "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}\n"
   "{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory):
-  folder = tmp_path_factory.mktemp("chatty")
-  files.make_checkpoint(folder, num_layers=1)
-  (folder / "chat_template.jinja").write_text(CHATML)
-  return str(folder)
-
-
-@pytest.fixture
-def execute(target, monkeypatch):
-  real = pair.build
-
-  def ending(config):
-    """A random model's words end nowhere: any token may be the last."""
-    stops = tuple(range(0, 4096, 3))
-    return dataclasses.replace(real(config), stop_tokens=stops)
-
-  monkeypatch.setattr(pair, "build", ending)
-
-  def run(*args):
-    config = f"configs/huggingface.py:target={target}"
-    with flagsaver.flagsaver():
-      return cli.execute(
-        self_data.run,
-        ["test", f"--config={config}", "--config.drafter=plain",
-         "--config.max_new_tokens=12", "--rows=4", *args],
-      )  # fmt: skip
-
-  return run
 
 
 def message(text):
@@ -85,18 +53,29 @@ def test_empty_repeated_and_tested_conversations_are_dropped():
   assert kept == rows[:2]
 
 
-def test_conversations_are_written_and_can_be_trained_on(execute, tmp_path):
+def test_conversations_are_written_and_can_be_trained_on(tmp_path, monkeypatch):
+  target, folder, build = tmp_path / "model", tmp_path / "made", pair.build
+  files.make_checkpoint(target, num_layers=1)
+  (target / "chat_template.jinja").write_text(CHATML)
+  # A random model's words end nowhere: any token may be the last.
+  monkeypatch.setattr(pair, "build", lambda config: dataclasses.replace(
+    build(config), stop_tokens=tuple(range(0, 4096, 3))
+  ))  # fmt: skip
   prompts = tmp_path / "prompts.jsonl"
   files.write_jsonl(prompts, [{"messages": message(x)} for x in ("y", "z")])
-  assert execute(
-    f"--output={tmp_path}", f"--prompts={prompts}", "--count=16",
-    "--temperatures=1.5,2.0", "--answer_temperatures=0",
-  ) == 0  # fmt: skip
-  rows = files.read_jsonl(tmp_path / "conversations.jsonl")
+  with flagsaver.flagsaver():
+    assert cli.execute(
+      self_data.run,
+      ["test", f"--config=configs/huggingface.py:target={target}",
+       "--config.drafter=plain", "--config.max_new_tokens=12", "--rows=4",
+       f"--output={folder}", f"--prompts={prompts}", "--count=16",
+       "--temperatures=1.5,2.0", "--answer_temperatures=0"],
+    ) == 0  # fmt: skip
+  rows = files.read_jsonl(folder / "conversations.jsonl")
   first = [row["messages"][0]["content"] for row in rows if row["number"] < 2]
   assert first == ["y", "z"]
   assert max(row["number"] for row in rows) > 1
-  about = json.loads((tmp_path / "about.json").read_text())
+  about = json.loads((folder / "about.json").read_text())
   assert about["kept"] == len(rows) <= about["made"] == 16
-  texts = data.documents_of(tmp_path / "conversations.jsonl")
+  texts = data.documents_of(folder / "conversations.jsonl")
   assert list(texts) == [row["messages"] for row in rows]

@@ -24,37 +24,29 @@ def target(tmp_path_factory):
   return files.make_checkpoint(tmp_path_factory.mktemp("target"))
 
 
-def settings(texts, target, kind="eagle3", **changes):
-  config = train_head.get_config(kind)
-  config.target, config.dataset = target, str(texts)
-  config.sequence_length, config.batch_size = LENGTH, 4
-  config.num_steps, config.warmup_steps, config.learning_rate = 8, 1, 3e-3
-  config.log_every = config.checkpoint_every = 4
-  config.validate_every, config.validation_batches = 8, 1
-  config.head.depth = DEPTH
-  if kind == "eagle3":
-    config.head.draft_vocab_size, config.head.layers = WORDS, (0, 1)
-  config.update(changes)
-  return config
-
-
-def make(texts, target, folder, *args):
-  """Runs the command; its exit code."""
+@pytest.fixture(scope="module")
+def stored(texts, target, tmp_path_factory):
+  folder = tmp_path_factory.mktemp("stored") / "features"
   with flagsaver.flagsaver():
-    return cli.execute(
+    assert cli.execute(
       store.run,
       ["test", "--config=configs/train_head.py:eagle3",
        f"--config.target={target}", f"--config.dataset={texts}",
        "--config.head.layers=(0,1)", f"--config.sequence_length={LENGTH}",
-       "--config.batch_size=4", f"--output={folder}", *args],
-    )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def stored(texts, target, tmp_path_factory):
-  folder = tmp_path_factory.mktemp("stored") / "features"
-  assert make(texts, target, folder) == 0
+       "--config.batch_size=4", f"--output={folder}"],
+    ) == 0  # fmt: skip
   return folder
+
+
+def settings(texts, target, stored, kind="eagle3", batch_size=4):
+  """Those of heads that are trained on the stored features."""
+  config = train_head.get_config(kind)
+  config.target, config.dataset = target, str(texts)
+  config.sequence_length, config.batch_size = LENGTH, batch_size
+  config.features = str(stored)
+  if kind == "eagle3":
+    config.head.layers = (0, 1)
+  return config
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "eagle"])
@@ -63,7 +55,7 @@ def test_the_loss_is_the_one_of_features_on_the_fly(
 ):
   """What differs is the rounding to bfloat16."""
   module = checkpoints.load_module(target)
-  config = settings(texts, target, kind, features=str(stored))
+  config = settings(texts, target, stored, kind)
   layers = features.layers_read(config, 2)
   if kind == "eagle3":
     ids = np.arange(100, 100 + WORDS)
@@ -98,14 +90,12 @@ def test_the_loss_is_the_one_of_features_on_the_fly(
 
 
 def test_every_epoch_has_every_row_of_the_text_once(stored, texts, target):
-  config = settings(texts, target, features=str(stored), batch_size=1)
+  config = settings(texts, target, stored, batch_size=1)
   of_text = data.batches_of(config, checkpoints.load_tokenizer(target))
   wanted = [row["tokens"].tobytes() for row in of_text("train", seed=None)]
   actual = iter(features.batches_of(config, 2)("train", seed=0))
   count = json.loads((stored / "features.json").read_text())["rows"]["train"]
-  assert (
-    count == len(wanted) - len(wanted) % 4
-  )  # an incomplete batch is dropped
+  assert count == len(wanted) // 4 * 4  # an incomplete batch is dropped
   told = [next(actual)["tokens"].tobytes() for _ in range(2 * count)]
   assert sorted(told[:count]) == sorted(told[count:]) == sorted(wanted[:count])
   assert told[:count] != told[count:]

@@ -13,18 +13,14 @@ from models import checkpoints, head_starts
 V, WORDS, DEPTH = 4096, 64, 3
 
 
-@pytest.fixture(scope="module")
-def target(tmp_path_factory):
-  return files.make_checkpoint(tmp_path_factory.mktemp("target"))
-
-
 # Where the blocks of `case` begin; of every other head drafts do everywhere.
 PLACES = np.array([[7, 0, 3, 9, 5], [0, 8, 3, 6, 2]], np.int32)
 
 
 @pytest.fixture(scope="module", params=["eagle3", "dflash"])
-def case(target, request):
+def case(tmp_path_factory, request):
   """A head with a small vocabulary, a batch of two documents, and both laws."""
+  target = files.make_checkpoint(tmp_path_factory.mktemp("target"))
   module = checkpoints.load_module(target)
   rng = np.random.default_rng(0)
   ids = np.sort(rng.choice(V, WORDS, replace=False)).astype(np.int32)

@@ -30,30 +30,18 @@ def folder(tmp_path_factory):
   return folder
 
 
-def run(*args):
+def run(command, *args):
   with flagsaver.flagsaver():
-    return cli.execute(train.run, ["test", *args])
+    return cli.execute(command, ["test", *args])
 
 
-@pytest.fixture(scope="module")
-def trained(folder, tmp_path_factory):
-  """A T5 that was trained by the command."""
-  root = tmp_path_factory.mktemp("trained")
-  assert run(
-    f"--config=configs/train_t5.py:tiny,{folder}", f"--workdir={root / 'run'}",
-    f"--export={root / 't5'}",
-  ) == 0  # fmt: skip
-  return root
-
-
-def test_what_is_trained_decodes_and_a_block_drafts_for_it(
-  folder, trained, tmp_path, capsys
-):
-  assert run(
-    f"--config=configs/train_t5.py:tiny_block,{folder}",
-    f"--workdir={tmp_path / 'run'}", f"--export={tmp_path / 'block'}",
-  ) == 0  # fmt: skip
-  assert specdec.is_block(tmp_path / "block")
+def test_what_is_trained_decodes_and_a_block_drafts_for_it(folder, tmp_path):
+  for name in ("tiny", "tiny_block"):
+    assert run(
+      train.run, f"--config=configs/train_t5.py:{name},{folder}",
+      f"--workdir={tmp_path / name}-run", f"--export={tmp_path / name}",
+    ) == 0  # fmt: skip
+  assert specdec.is_block(tmp_path / "tiny_block")
   rows = {}
   for name, more in (
     ("plain", ["--config.drafter=plain"]),
@@ -63,17 +51,13 @@ def test_what_is_trained_decodes_and_a_block_drafts_for_it(
                 "--config.rule=top_beta(beta=1, tau=3.0)"]),
   ):  # fmt: skip
     out = tmp_path / f"{name}.jsonl"
-    with flagsaver.flagsaver():
-      code = cli.execute(
-        decode.run,
-        ["test",
-         f"--config=configs/t5.py:target={trained / 't5'},"
-         f"draft={tmp_path / 'block'}", "--config.drafter=specdec(tokens=4)",
-         "--config.max_new_tokens=8", "--config.batch_size=30", *more,
-         "--nobaseline", f"--prompts={folder / 'validation.jsonl'}",
-         f"--output={out}"],
-      )  # fmt: skip
-    assert code == 0
+    assert run(
+      decode.run, f"--config=configs/t5.py:target={tmp_path / 'tiny'},"
+      f"draft={tmp_path / 'tiny_block'}", "--config.drafter=specdec(tokens=4)",
+      "--config.max_new_tokens=8", "--config.batch_size=30", *more,
+      "--nobaseline", f"--prompts={folder / 'validation.jsonl'}",
+      f"--output={out}",
+    ) == 0  # fmt: skip
     rows[name] = [json.loads(x)["token_ids"] for x in out.open()]
   assert rows["token"] == rows["plain"]
   assert rows["greedy"] == rows["plain"]
