@@ -68,29 +68,6 @@ def test_rows_come_back_in_order_with_the_documented_keys(run, tmp_path, pair):
   assert json.loads(summary.read_text())["speedup"] is None
 
 
-@pytest.mark.parametrize(
-  "settings",
-  [
-    ("--config.drafter=model(tokens=3)",),
-    pytest.param(("--config.drafter=ngram(tokens=3)",), marks=pytest.mark.slow),
-    ("--config.drafter=layer_skip('SET', tokens=3)",),
-    pytest.param(
-      ("--config.rule=match", "--config.drafter=model(tree=paths(2))"),
-      marks=pytest.mark.slow,
-    ),
-  ],
-)
-def test_greedy_completions_are_the_same_for_every_drafter(
-  run, tmp_path, settings
-):
-  ids = lambda rows: [row["token_ids"] for row in rows]
-  plain = ids(run(RECORDS, "--config.drafter=plain"))
-  skipped = tmp_path / "skip.json"
-  skipped.write_text('{"skip_attention": [], "skip_mlp": [1]}')
-  settings = [text.replace("SET", str(skipped)) for text in settings]
-  assert ids(run(RECORDS, *settings)) == plain
-
-
 def test_a_gguf_file_decodes_as_its_model_in_a_directory_does(
   run, tmp_path, pair
 ):

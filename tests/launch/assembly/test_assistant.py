@@ -35,13 +35,6 @@ def saved(tmp_path_factory):
   return path
 
 
-def config_of(saved, drafter, rule="token"):
-  config = huggingface.get_config(f"target={saved / 'target'}")
-  config.drafter = drafter.replace("DIR", str(saved / "assistant"))
-  config.rule = rule
-  return config
-
-
 @pytest.mark.parametrize(
   ("drafter", "rule"),
   [
@@ -55,7 +48,9 @@ def config_of(saved, drafter, rule="token"):
   ],
 )  # fmt: skip
 def test_greedy_text_is_that_of_plain_decoding(saved, drafter, rule):
-  config = config_of(saved, drafter, rule)
+  config = huggingface.get_config(f"target={saved / 'target'}")
+  config.drafter = drafter.replace("DIR", str(saved / "assistant"))
+  config.rule = rule
   built = pair_lib.assemble(config, pair_lib.load(config))
   assert "assistant" in built.decoder.drafter.name
   prompts = np.random.default_rng(0).integers(

@@ -8,7 +8,6 @@ import pytest
 
 from configs import common, huggingface
 from launch.assembly import pair as pair_lib
-from models.networks.quantized import Quantization
 
 
 def test_pairs_of_the_same_models_share_their_parameters(pair):
@@ -47,24 +46,6 @@ def test_settings_that_cannot_be_run_are_refused(drafter, changes, message):
   config.update(drafter=drafter, **changes)
   with pytest.raises(ValueError, match=message):
     pair_lib.check_config(config)
-
-
-def test_weights_in_few_bits_are_each_models_own(pair):
-  config = huggingface.get_config(f"target={pair[0]},draft={pair[1]}")
-  config.weights, config.drafter = (
-    "int8",
-    "model(tokens=2, weights=fp8, cache=fp8)",
-  )
-  models = pair_lib.load(config)
-  built = pair_lib.assemble(config, models).params
-  kinds = lambda params: {str(x.dtype) for x in jax.tree.leaves(params)}
-  assert kinds(built.target) == {"int8", "float32"}
-  assert kinds(built.draft) == {"float8_e4m3fn", "float32"}
-  cached = lambda network: network.whole().init_cache(1, 8).keys[0]
-  assert cached(models.target).dtype == np.float32
-  assert cached(models.draft).values.dtype.name == "float8_e4m3fn"
-  with pytest.raises(ValueError, match="must have fewer, got fp8"):
-    models.target.quantize(Quantization(dtype="fp8"))
 
 
 def test_a_target_in_eight_bits_says_the_same_with_drafts_and_without(tmp_path):

@@ -86,17 +86,6 @@ def test_prompts_that_do_not_fit_are_listed_and_the_others_are_answered(ran):
   assert len(second) == 4  # once for each setting
 
 
-def test_a_second_turn_holds_the_answer_of_plain_decoding(ran):
-  _, result = ran
-  (group,) = [
-    g for g in result["groups"] if g["batch"].startswith("T=1 B=1 'a1'")
-  ]
-  first, second = group["turns"]
-  answer = first["systems"]["plain"]["tokens"][0]
-  between = second["prompt_tokens"][0] - first["prompt_tokens"][0]
-  assert between >= answer  # and the second question
-
-
 def test_the_page_and_the_costs_are_there(ran):
   folder, result = ran
   page = (folder / "E.md").read_text()

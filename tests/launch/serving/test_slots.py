@@ -80,19 +80,6 @@ def test_a_prompt_in_chunks_is_the_prompt_and_lets_others_go_on(slots):
   assert texts[1] == served.alone(DECODER, long, width=32, stop=())
 
 
-def test_who_is_alone_has_a_prompt_read_as_fast_as_can_be(slots):
-  long = asked(21, seed=3)
-  for admissions in ([(1, long)], []):  # 8 and 8 of them
-    _, (_, first) = iteration(slots, admissions=admissions)
-    assert not first
-  text, reason = [], StopReason.RUNNING
-  while reason == StopReason.RUNNING:
-    report, (_, new) = iteration(slots)
-    assert new
-    text, reason = text + new, report.reason[1]
-  assert text == served.alone(DECODER, long, width=32, stop=())
-
-
 def test_a_prompt_that_nobody_waits_for_is_read_no_further(slots):
   """And its row is free at once, for another that is read from its start."""
   iteration(slots, admissions=[(0, asked(28, seed=4))])
