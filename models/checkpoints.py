@@ -170,6 +170,7 @@ def load(
     assert sharding is not None
     sharding = for_experts(config, sharding, num_parts(sharding, mesh))
     more |= {"mesh": mesh, "sharding": sharding}
+  read: Any
   if trained.is_run(path):
     read = functools.partial(
       trained.load if mesh is None else trained.load_stacked, path

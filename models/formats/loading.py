@@ -113,10 +113,11 @@ def load_stacked(
 
   def parameters(path) -> list[tuple]:
     """Those that one of a stack holds; without a stack the one."""
-    names = [int(x) if x.isdecimal() else x for x in sharding_lib.names(path)]
-    if names[0] != "layers" or names[1] not in kinds:
-      return [tuple(names[names[0] == "frame" :])]
-    return [("layers", i, *names[2:]) for i in kinds[names[1]]]
+    parts = sharding_lib.names(path)
+    names = [int(x) if x.isdecimal() else x for x in parts]
+    if parts[0] != "layers" or parts[1] not in kinds:
+      return [tuple(names[parts[0] == "frame" :])]
+    return [("layers", i, *names[2:]) for i in kinds[parts[1]]]
 
   def place(path, like, spec):
     is_stack = sharding_lib.names(path)[0] == "layers"
