@@ -23,7 +23,9 @@ from specjax import low_cache
 from specjax import recurrent as recurrent_lib
 from specjax.low_cache import LowBits
 from specjax.recurrent import Recurrent
-from specjax.structs import struct
+from specjax.structs import static, struct
+
+_LEAST = 256  # slots of `slots_for`
 
 
 @struct
@@ -44,6 +46,9 @@ class Cache:
       `[L, B, K, S', C]`. None for decoder-only models.
     recurrent: states of recurrent layers, which roll back as far as the last
       pass only (`specjax.recurrent`); None if there are none.
+    read: slots that passes may read, from the first on, where no longer text is
+      asked for; static. None for all. On GPUs they do read so many; elsewhere
+      they read what is there.
   """
 
   keys: tuple[Array, ...]
@@ -53,6 +58,7 @@ class Cache:
   idle: Array | None = None
   context: Any = None
   recurrent: Recurrent | None = None
+  read: int | None = static(default=None)
 
   @property
   def slots(self) -> int:
@@ -181,6 +187,32 @@ def over_caches(function: Callable[..., Any], tree: Any, *more: Any) -> Any:
 def with_idle(tree: Any, idle: Array | None) -> Any:
   """A pytree whose caches have these rows idle, `bool[B]`; None for no row."""
   return over_caches(lambda cache: cache.replace(idle=idle), tree)
+
+
+def reading(tree: Any, slots: int | None) -> Any:
+  """A pytree of whose caches passes read so many slots (`Cache.read`)."""
+  return over_caches(lambda cache: cache.replace(read=slots), tree)
+
+
+def most_slots(tree: Any) -> int:
+  """The slots of the cache of a pytree that has most, of a row."""
+  is_cache = lambda node: isinstance(node, Cache)
+  caches = filter(is_cache, jax.tree.leaves(tree, is_leaf=is_cache))
+  return max(cache.slots for cache in caches)
+
+
+def slots_for(tree: Any, text: int, buffer_length: int) -> int | None:
+  """Slots that a program reads at once for a text of so many tokens.
+
+  A power of two, of which there are few, at most twice what passes need in any
+  cache of a pytree: beside a text they take as many for a draft as are there
+  beside the longest, of `buffer_length`. None for all, where that is more than
+  half of them.
+  """
+  most = most_slots(tree)
+  needed = text + most - buffer_length
+  size = max(_LEAST, 1 << (needed - 1).bit_length())
+  return size if 2 * size <= most else None
 
 
 def row_axes(caches: Any) -> Any:
@@ -379,6 +411,7 @@ class Visible:
     window: `i32[]`, W, None for all; it is in `fed_mask` already.
     first: `i32[]`, the first slot of a text that any token of any row sees.
     stop: `i32[]`, the length of the longest text of a row that is not idle.
+    read: as of `Cache`.
   """
 
   text: Array
@@ -389,6 +422,7 @@ class Visible:
   window: Array | None
   first: Array
   stop: Array
+  read: int | None = static(default=None)
 
 
 def visible(
@@ -432,6 +466,7 @@ def visible(
     window=None if window is None else jnp.asarray(window, positions.dtype),
     first=first,
     stop=jnp.max(asked),
+    read=cache.read,
   )
 
 

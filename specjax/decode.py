@@ -14,7 +14,7 @@ shapes.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -151,6 +151,7 @@ class Decoder:
     inputs: Any = None,
     source: Array | int | None = None,
     keep: Array | int = 0,
+    slots: int | None = None,
   ) -> DecodeState:
     """Refills a finished row of a running state with another prompt.
 
@@ -175,6 +176,8 @@ class Decoder:
         by default temperature 1 and no truncation.
       source: `i32[]`, row whose text and inputs are reused; None for no reuse.
       keep: `i32[]`, how many tokens of its text to reuse, at most its length.
+      slots: static, how many slots passes read at once: enough for all of the
+        text (`slots_for`).
 
     Returns:
       The state. If the reused tokens, the prompt and the budget do not fit into
@@ -189,7 +192,7 @@ class Decoder:
       sampling=warp_lib.as_in(state.sampling, sampling),
       stop_tokens=state.stop_tokens, ignore_stop=ignore_stop, inputs=inputs,
     )  # fmt: skip
-    return self._admitted(params, state, row, given, source, keep)
+    return self._admitted(params, state, row, given, source, keep, slots)
 
   def extend(
     self,
@@ -419,20 +422,37 @@ class Decoder:
     num_steps: Array | int | None,
     *,
     num_idle: Array | int | None = None,
+    slots: int | None = None,
   ) -> DecodeState:
     """At most `num_steps` rounds (traced), fewer if all rows are done.
 
     Between calls the caller may read `state.tokens` up to `state.length`. The
-    loop stops early once `num_idle` rows are done (traced), for `admit`.
+    loop stops early once `num_idle` rows are done (traced), for `admit`; or, if
+    passes read only so many `slots` at once (static, see `slots_for`), before a
+    running row needs more.
     """
     checks.params(params)
-    first = state.num_steps
-    goes_on = lambda s: self._goes_on(s, first, num_steps, num_idle)
-    return lax.while_loop(goes_on, lambda s: self.step(params, s)[0], state)
+    goes_on = self._goes_on(state, num_steps, num_idle, slots)
+    return cache_lib.reading(
+      lax.while_loop(
+        goes_on,
+        lambda s: self.step(params, s)[0],
+        cache_lib.reading(state, slots),
+      ),
+      None,
+    )
 
   def buffer_length(self, state: DecodeState) -> int:
     """Most tokens of a row's prompt and completion together."""
     return state.tokens.shape[1] - self.drafter.tree.max_depth - 1
+
+  def slots_for(self, state: DecodeState, text: int) -> int | None:
+    """The `slots` of `steps` and `admit` for a longest text of so many tokens.
+
+    Those for which passes of the caches of a state read the fewest; None for
+    all that there are.
+    """
+    return cache_lib.slots_for(_caches(state), text, self.buffer_length(state))
 
   def row_axes(self, state: DecodeState) -> DecodeState:
     """The row axis of each leaf; None if all rows share it."""
@@ -447,13 +467,25 @@ class Decoder:
   def _num_done(self, state: DecodeState) -> Array:
     return jnp.sum(state.done)
 
-  def _goes_on(self, state: DecodeState, first, num_steps, num_idle) -> Array:
-    """Whether rows are left, and rounds and idle rows below their limits."""
-    goes_on = ~jnp.all(state.done)
-    if num_steps is not None:  # no sum of the two may wrap around
-      goes_on &= state.num_steps - first < num_steps
-    if num_idle is not None:
-      goes_on &= self._num_done(state) < num_idle
+  def _longest(self, state: DecodeState) -> Array:
+    return jnp.max(jnp.where(state.done, 0, state.length))
+
+  def _goes_on(
+    self, first: DecodeState, num_steps, num_idle, slots: int | None
+  ) -> Callable[[DecodeState], Array]:
+    """Whether rows are left that fit, and rounds and idle rows below limits."""
+
+    def goes_on(state: DecodeState) -> Array:
+      left = ~jnp.all(state.done)
+      if num_steps is not None:  # no sum of the two may wrap around
+        left &= state.num_steps - first.num_steps < num_steps
+      if num_idle is not None:
+        left &= self._num_done(state) < num_idle
+      if slots is not None:
+        spare = cache_lib.most_slots(_caches(state)) - self.buffer_length(state)
+        left &= self._longest(state) <= slots - spare
+      return left
+
     return goes_on
 
   def _checked(self, params: Params, *given: Array, **asked: Any) -> Prompts:
@@ -477,8 +509,9 @@ class Decoder:
     )  # fmt: skip
 
   def _admitted(
-    self, params: Params, state: DecodeState, row, given: Prompts, source, keep
-  ) -> DecodeState:
+    self, params: Params, state: DecodeState, row, given: Prompts, source, keep,
+    slots: int | None,
+  ) -> DecodeState:  # fmt: skip
     axes, size = self.row_axes(state), self.buffer_length(state)
     given, in_place = self._encoded(params, given), self.target.takes_rows
     # What all rows share goes on from where it is.
@@ -493,7 +526,7 @@ class Decoder:
       old = rows.take(axes, state, row, source, keep, in_place=in_place)
       fresh = self._appended(
         params, prefill.cut(old, keep, blank, given), given.tokens[0],
-        given.lengths[0], given.max_new_tokens, given.sampling,
+        given.lengths[0], given.max_new_tokens, given.sampling, slots,
       )  # fmt: skip
     fresh = dataclasses.replace(fresh, num_steps=state.num_steps)
     return rows.give(axes, state, row, fresh)
@@ -520,12 +553,18 @@ class Decoder:
     return self.drafter.init(params, len(given.lengths), slots, given.inputs)
 
   def _appended(
-    self, params: Params, one: DecodeState, tokens, count, budget, sampling
-  ) -> DecodeState:
+    self, params: Params, one: DecodeState, tokens, count, budget, sampling,
+    slots: int | None = None,
+  ) -> DecodeState:  # fmt: skip
     return prefill.extend(
       self.target, self.drafter, params, one, tokens, count,
       vocab_size=self.vocab_size, max_new_tokens=budget, sampling=sampling,
+      slots=slots,
     )  # fmt: skip
+
+
+def _caches(state: DecodeState) -> tuple[Cache, Any]:
+  return state.target_cache, state.drafter_state
 
 
 def make_decoder(

@@ -117,7 +117,8 @@ def begin(
     counters=Counters.zeros(count, tree),
     num_steps=jnp.zeros((), jnp.int32),
   )
-  state = _read(target, drafter, params, state, 0, width)
+  read = cache_lib.slots_for((cache, drafter_state), width, buffer_length)
+  state = _read(target, drafter, params, state, 0, width, read)
   # Under jit nothing was checked: a row without a text ends at once.
   budget = jnp.where(prompts.lengths == lengths, prompts.max_new_tokens, 0)
   return _with_budget(state, budget, buffer_length, vocab_size)
@@ -182,6 +183,7 @@ def extend(
   vocab_size: int,
   max_new_tokens: Array,
   sampling: Sampling | None,
+  slots: int | None = None,
 ) -> DecodeState:
   """A state of one row with tokens appended; see `Decoder.extend`."""
   tree, width = drafter.tree, len(tokens)
@@ -205,7 +207,7 @@ def extend(
     sampling=sampling or state.sampling,
     counters=Counters.zeros(1, tree),
   )
-  state = _read(target, drafter, params, state, before, width)
+  state = _read(target, drafter, params, state, before, width, slots)
   budget = jnp.where(count > 0, max_new_tokens, 0)
   return _with_budget(state, budget, buffer_length, vocab_size)
 
@@ -217,11 +219,13 @@ def _read(
   state: DecodeState,
   known: Array | int,
   width: int,
+  read: int | None,
 ) -> DecodeState:
   """The state whose caches hold all of its text but the newest token.
 
   Of the text `known: i32[B]` tokens were read before, of which the newest was
-  not fed (0: the rows are fresh); at most `width` are new.
+  not fed (0: the rows are fresh); at most `width` are new. Passes read so many
+  slots at once (`Cache.read`).
   """
   rows, columns = state.tokens.shape
   num_refed = min(drafter.num_refed, 2 * drafter.tree.max_depth + 2)
@@ -233,7 +237,7 @@ def _read(
   chunk_width = math.ceil(width / max(math.ceil(width / _CHUNK), 1))
   fed = min(chunk_width + more, columns + spare)
   known = jnp.broadcast_to(jnp.asarray(known, jnp.int32), (rows,))
-  caches = (state.target_cache, state.drafter_state)
+  caches = cache_lib.reading((state.target_cache, state.drafter_state), read)
   if is_fresh:  # a pass leaves what is fed again after it
     room = drafter.tree.num_fed + max(num_refed - 2, 0)
     more_room = functools.partial(recurrent_lib.widened, width=room)
@@ -285,7 +289,9 @@ def _read(
   folded = lambda now, before: recurrent_lib.folded(
     now, state.length - num_refed, before.width
   )
-  cache, drafter_state = _with_states(folded, carry[:2], caches)
+  cache, drafter_state = cache_lib.reading(
+    _with_states(folded, carry[:2], caches), None
+  )
   return dataclasses.replace(
     state,
     target_cache=cache.replace(length=state.length - 1),

@@ -15,6 +15,6 @@ def struct(cls: _C) -> _C:
   return jax.tree_util.register_dataclass(made)
 
 
-def static() -> Any:
-  """A field that is no leaf of the pytree."""
-  return dataclasses.field(metadata={"static": True})
+def static(**options: Any) -> Any:
+  """A field that is no leaf of the pytree; options of `dataclasses.field`."""
+  return dataclasses.field(metadata={"static": True}, **options)

@@ -46,7 +46,7 @@ def attention_mask(cache, positions, mask, *, window=None):
   """Slots of all that are allocated that T fed tokens see, `bool[B, T, S]`.
 
   The T tokens are in slots `cache.length ..`; the other arguments are as
-  `specjax.cache.visible` has them.
+  `specjax.cache.visible` has them. Of the text a program sees what it reads.
   """
   fed = positions.shape[1]
   if mask is None:
@@ -54,7 +54,8 @@ def attention_mask(cache, positions, mask, *, window=None):
   trailing = mask.shape[-1]
   slot = jnp.arange(cache.slots)  # [S]
   first = cache.length[:, None] + (fed - trailing)  # [B, 1]
-  visible = (slot < first)[:, None, :]  # [B, 1, S]
+  read = cache.slots if cache.read is None else cache.read
+  visible = (slot < jnp.minimum(first, read))[:, None, :]  # [B, 1, S]
   offset = slot - first  # [B, S]
   inside = (offset >= 0) & (offset < trailing)  # [B, S]
   if trailing == 1:

@@ -101,6 +101,10 @@ class Texts:
       self._touched[row] = self._touched.max() + 1
     self.forget(np.flatnonzero(report.reason == StopReason.NAN_LOGITS))
 
+  def longest(self, rows: np.ndarray) -> int:
+    """Tokens of the longest text of some rows, `bool[B]`; 1 of none."""
+    return int(np.max(self._lengths[rows], initial=1))
+
   def forget(self, rows: Iterable[int]) -> None:
     """Forgets the texts of these rows, so that none is reused."""
     self._lengths[list(rows)] = 0

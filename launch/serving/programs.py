@@ -53,6 +53,8 @@ def admit(
   params: Params,
   state: DecodeState,
   request: Mapping[str, Any],
+  *,
+  slots: int | None = None,
 ) -> DecodeState:
   """`Decoder.admit` behind the first tokens of a row's text, be they none.
 
@@ -63,6 +65,7 @@ def admit(
       tokens of it; tokens `i32[P]`, what follows them, and length `i32[]`;
       seed and stream `u32[1]`; budget `i32[]`; ignore_stop `bool[]`; sampling,
       of one row.
+    slots: as of `Decoder.admit`.
   """
   return decoder.admit(
     params,
@@ -76,12 +79,13 @@ def admit(
     ignore_stop=request["ignore_stop"],
     source=request["source"],
     keep=request["keep"],
+    slots=slots,
   )
 
 
 def rounds(
   decoder: Decoder, window: int, params: Params,
-  state: DecodeState, ended, most, wanted,
+  state: DecodeState, ended, most, wanted, *, slots: int | None = None,
 ):  # fmt: skip
   """Rounds until one more row is done, and what they emitted.
 
@@ -91,6 +95,7 @@ def rounds(
     ended: `bool[B]`, rows that end before them.
     most: `i32[]`, rounds at most.
     wanted: `bool[B]`, rows whose top log-probabilities are recorded.
+    slots: as of `Decoder.steps`.
   """
   reason = jnp.where(
     ended & ~state.done, int(StopReason.STOP_STRING), state.stop_reason
@@ -101,7 +106,8 @@ def rounds(
     likeliest=dataclasses.replace(state.likeliest, wanted=wanted),
   )
   start, made = state.length, state.num_steps
-  state = decoder.steps(params, state, most, num_idle=jnp.sum(state.done) + 1)
+  idle = jnp.sum(state.done) + 1
+  state = decoder.steps(params, state, most, num_idle=idle, slots=slots)
   last = state.tokens.shape[1] - 1
   place = jnp.clip(start[:, None] + jnp.arange(window), 0, last)
   at = lambda array: jnp.take_along_axis(

@@ -1,9 +1,10 @@
 """Slots: rows of one running state, refilled with new prompts as they finish.
 
 There is a program of rounds for each draft depth, and a prefill program for
-each width. Some are compiled before the first request (`compile`), the others
-alongside requests (`compile_rest`): until then rows draft deeper, and prompts
-are prefilled in other pieces.
+each width; on GPUs also for each number of slots (`specjax.runtime.sized`).
+Some are compiled before the first request (`compile`), the others alongside
+requests (`compile_rest`): until then rows draft deeper, prompts are prefilled
+in other pieces, and passes read all slots.
 
 While rows decode, an iteration makes one round and prefills as much as
 `Control.shares` allows: no row waits for another's whole prompt, unless that is
@@ -30,7 +31,7 @@ from launch.serving.control import MOST_LIKELIEST, Asked, Control, Pace, Report
 from launch.serving.prefixes import Texts
 from specjax import random
 from specjax.decode import Decoder
-from specjax.runtime import compilation
+from specjax.runtime import compilation, sized
 from specjax.runtime.engine import everywhere
 from specjax.runtime.mesh import MeshDecoder
 from specjax.state import StopReason
@@ -130,9 +131,9 @@ class Slots:
     self._running = np.zeros(num_slots, bool)
     # Rows whose top log-probabilities are wanted, once they decode.
     self._wanted = np.zeros(num_slots, bool)
-    # Programs that are compiled, by depth and by width.
-    self._rounds: dict[int, Any] = {}
-    self._admit: dict[int, Any] = {}
+    # Programs that are compiled, by depth or by width, and by slots they read.
+    self._rounds: dict[int, dict[int | None, Any]] = {}
+    self._admit: dict[int, dict[int | None, Any]] = {}
     self._state: Any = None
     self._compiled: Any = None  # what further programs need
     self._fed = num_slots * whole.drafter.tree.num_fed
@@ -158,7 +159,7 @@ class Slots:
         loop=functools.partial(programs.rounds, decoder, self._window),
         more=self._orders(),
       )
-    self._rounds[self.depth] = self._compiled.loop
+    self._rounds[self.depth] = {None: self._compiled.loop}
     self._state = self._compiled.prefill(self._params, *nobody, **options)
     first = max((w for w in self.widths if w <= _FIRST), default=self.widths[0])
     self._compile_width(first, say)
@@ -176,40 +177,53 @@ class Slots:
     stop: threading.Event | None = None,
   ) -> None:
     """Compiles all further programs, in any thread, but those that score."""
-    widths = [(self._compile_width, w) for w in self.widths]
-    depths = [(self._compile_depth, d) for d in self.depths]
-    for work, one in (*widths, *depths):
-      if stop is not None and stop.is_set():
-        return
-      work(one, say)
+    widths = [(self._compile_width, self._admit, w) for w in self.widths]
+    depths = [(self._compile_depth, self._rounds, d) for d in self.depths]
+    for slots in self._sizes():
+      for work, made, one in (*widths, *depths):
+        if stop is not None and stop.is_set():
+          return
+        if slots not in made.get(one, ()):
+          work(one, say, slots)
 
-  def _compile_width(self, width: int, say: Callable[[str], None]) -> None:
-    if width in self._admit:
-      return
+  def _sizes(self) -> list[int | None]:
+    """Numbers of slots that programs read; None stands for all."""
+    if not sized.reads_at_once(self._params):
+      return [None]
+    texts = (1 << i for i in range(self.max_length.bit_length()))
+    return [*dict.fromkeys([None, *map(self._slots_for, texts)])]
+
+  def _slots_for(self, text: int) -> int | None:
+    whole = self._decoders[self.depth]
+    return whole.slots_for(self._compiled.state, text)
+
+  def _compile_width(self, width: int, say, slots: int | None = None) -> None:
     say(f"prompts of up to {width} tokens")
-    admit = functools.partial(programs.admit, self._decoders[self.depth])
+    make = functools.partial(programs.admit, self._decoders[self.depth])
     more = (self._request(width),)
-    self._admit[width] = self._compile(admit, more, reports=False)
+    self._compile(self._admit, width, make, more, slots, reports=False)
 
-  def _compile_depth(self, depth: int, say: Callable[[str], None]) -> None:
-    if depth in self._rounds:
-      return
+  def _compile_depth(self, depth: int, say, slots: int | None = None) -> None:
     say(f"rounds with drafts of {depth}")
-    rounds = functools.partial(
+    make = functools.partial(
       programs.rounds, self._decoders[depth], self._window
     )
-    self._rounds[depth] = self._compile(rounds, self._orders(), reports=True)
+    more = self._orders()
+    self._compile(self._rounds, depth, make, more, slots, reports=True)
 
-  def _compile(self, function, more, *, reports: bool):
+  def _compile(self, made: dict, key: int, make, more, slots, *, reports: bool):
     with self._on_mesh():
-      return compilation.compile_loop(
-        function,
-        self._params,
-        self._compiled.state,
-        self._compiled.formats,
-        more,
-        reports=reports,
-      )
+      program = compilation.compile_loop(
+        functools.partial(make, slots=slots), self._params,
+        self._compiled.state, self._compiled.formats, more, reports=reports,
+      )  # fmt: skip
+    made[key] = {**made.get(key, {}), slots: program}  # at once: threads read
+
+  def _least(self, made: dict[int | None, Any], text: int) -> Any:
+    """Of programs the one that reads the fewest slots that hold a text."""
+    if len(made) == 1:
+      return made[None]
+    return made[sized.least(made, self._slots_for(text))]
 
   def _on_mesh(self):
     return jax.set_mesh(self._mesh) if self._mesh else contextlib.nullcontext()
@@ -301,7 +315,8 @@ class Slots:
     new = asked.token_ids[keep : keep + most]
     is_last = keep + len(new) == len(asked.token_ids)
     width = min(w for w in list(self._admit) if w >= len(new))
-    self._state = self._admit[width](
+    admit = self._least(self._admit[width], keep + len(new))
+    self._state = admit(
       self._params,
       self._state,
       self._request(
@@ -316,7 +331,8 @@ class Slots:
     return width
 
   def _make_rounds(self, depth: int, **orders) -> dict[str, Any]:
-    self._state, arrays = self._rounds[depth](
+    longest = self.texts.longest(self._running)
+    self._state, arrays = self._least(self._rounds[depth], longest)(
       self._params, self._state, *self._orders(**orders)
     )
     if not (self._wanted & self._running).any():

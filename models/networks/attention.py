@@ -3,7 +3,9 @@
 `attend` is the softmax over everything it is given. `attend_slots` reads a
 cache a block of slots after the other, as many as the longest text of the rows
 asks for, and merges what it finds (a running softmax: Milakov and Gimelshein,
-2018). So a pass costs what is there, and not what is allocated.
+2018). So a pass costs what is there, and not what is allocated. On GPUs, where
+the host counts the turns of a loop and every layer would wait for it, all
+blocks are read at once: as many as the program is made for (`Cache.read`).
 
 Letters in shapes: B rows, T fed tokens, M slots with a mask of their own, S
 cache slots, W slots of a block, H query heads, K key/value heads, G = H / K
@@ -29,8 +31,10 @@ _QUERIES = 128
 # Slots that are read at once. On two cores a block and its scores stay in the
 # second-level cache: of 64, 128 and 256 slots 128 are fastest for one row and
 # for eight, at 100 tokens and at 1,100. Elsewhere nothing was measured: blocks
-# are larger there, since a turn of a loop costs more beside fast memory.
-_SLOTS = {"cpu": 128, "default": 512}
+# are larger on TPUs, since a turn of a loop costs more beside fast memory, and
+# those of GPUs divide the sizes of `cache.slots_for`.
+_SLOTS = {"cpu": 128, "tpu": 512, "default": 256}
+_IN_TURN = ("cpu", "tpu")  # where a device counts the turns of a loop itself
 _EACH = ((0, 1), (0, 1))  # rows and heads of keys, in a product
 
 
@@ -161,11 +165,12 @@ def _by_queries(some: Callable, q: Array, *others: Array) -> Array:
 
 
 def slots_read(text: int, room: int, window: int | None = None) -> int:
-  """Slots, of S = `room`, that a pass reads for a text on an accelerator.
+  """Slots, of S = `room`, that a pass reads for a text on a TPU.
 
   `text` is the longest text's number of tokens, `window` a sliding window's.
+  A GPU reads up to twice as many, and does not leave out what no window has.
   """
-  width = min(_SLOTS["default"], -(-room // 2))
+  width = min(_SLOTS["tpu"], -(-room // 2))
   first = 0 if window is None else max(text - window, 0) // width
   return min((-(-text // width) - first) * width, room)
 
@@ -221,30 +226,30 @@ def attend_slots(
   arguments = fed_pairs, buffers, sees, layer, sinks
 
   def some(q, positions, *mask):
-    on = lambda slots: functools.partial(read, slots=slots)
-    return lax.platform_dependent(
-      q, positions, mask, *arguments,
-      cpu=on(_SLOTS["cpu"]), default=on(_SLOTS["default"]),
-    )  # fmt: skip
+    on = {
+      device: functools.partial(read, slots=slots, in_turn=device in _IN_TURN)
+      for device, slots in _SLOTS.items()
+    }
+    return lax.platform_dependent(q, positions, mask, *arguments, **on)
 
   return _by_queries(some, q, sees.positions, *map(jnp.asarray, masked))
 
 
 def _attend_slots(
   q, positions, mask, fed_pairs, buffers, sees, layer, sinks,
-  *, scale, softcap, bias, slots,
+  *, scale, softcap, bias, slots, in_turn,
 ):  # fmt: skip
   """`attend_slots` of few enough queries, `[B, T, H, C]`."""
   batch, fed, heads, _ = q.shape
   kv_heads, room = buffers[0].shape[-3:-1]
-  # Two blocks at least: XLA takes a product that is always the same out of the
-  # loop, and then repeats the cache's write in it.
-  slots = min(slots, -(-room // 2))
   dtype = jnp.promote_types(q.dtype, jnp.float32)
   grouped = _grouped(q, kv_heads)
 
-  def merge(carry, keys, values, seen, key_positions):
-    """Carries on with keys `[B, K, n, C]` that are `seen: bool[B, T, n]`."""
+  def merge(carry, keys, values, seen, key_positions, *, width=None):
+    """Carries on with keys `[B, K, n, C]` that are `seen: bool[B, T, n]`.
+
+    With a width they are summed in blocks of it.
+    """
     scores = capped(_products(grouped, keys) * scale, softcap)
     scores = scores.reshape(batch, kv_heads, -1, fed, scores.shape[-1])
     if bias is not None:
@@ -256,13 +261,17 @@ def _attend_slots(
     if carry is not None:
       most = jnp.maximum(carry[0], most)
     weights = jnp.where(seen, jnp.exp(scores - most[..., None]), 0)
-    total = jnp.sum(weights, axis=-1)
-    mean = lax.dot_general(
-      weights.astype(values.dtype).reshape(batch, kv_heads, -1, seen.shape[-1]),
-      values,
-      (((3,), (2,)), _EACH),
-      preferred_element_type=dtype,
-    ).reshape(*most.shape, -1)
+    rows = weights.reshape(batch, kv_heads, -1, seen.shape[-1])
+    if width is None:
+      total = jnp.sum(weights, axis=-1)
+      mean = lax.dot_general(
+        rows.astype(values.dtype), values, (((3,), (2,)), _EACH),
+        preferred_element_type=dtype,
+      )  # fmt: skip
+    else:
+      total, mean = _sums(rows, values, width)
+      total = total.reshape(most.shape)
+    mean = mean.reshape(*most.shape, -1)
     if carry is not None:
       # Where nothing of a block is seen: x 1, and + 0.
       faded = jnp.exp(carry[0] - most)
@@ -280,25 +289,40 @@ def _attend_slots(
   else:
     carry = merge(None, *fed_pairs, *mask, sees.own_positions)
 
-  def block(i, carry):
-    first = jnp.asarray(i * slots, sees.text.dtype)
-    at = jnp.minimum(first, room - slots)  # as dynamic slices are clamped
-    slot = at + jnp.arange(slots, dtype=at.dtype)
+  def some(first, count, carry, width=None):
+    """Carries on with slots from the first on; see `merge`."""
+    first = jnp.asarray(first, sees.text.dtype)
+    at = jnp.minimum(first, room - count)  # as dynamic slices are clamped
+    slot = at + jnp.arange(count, dtype=at.dtype)
     seen = (slot >= first) & (slot < sees.text[:, None])  # [B, W]
     where = slot[None]
     if sees.slots is not None:
-      where = lax.dynamic_slice_in_dim(sees.slots, at, slots, axis=1)
+      where = lax.dynamic_slice_in_dim(sees.slots, at, count, axis=1)
     seen = seen[:, None]
     if sees.window is not None:
       seen &= positions[..., None] - where[:, None] < sees.window
-    return merge(
-      carry, *(_block(b, layer, at, slots) for b in buffers), seen, where
-    )
+    keys, values = (_block(b, layer, at, count) for b in buffers)
+    return merge(carry, keys, values, seen, where, width=width)
 
-  if fed_pairs is None or mask[0].shape[-1] < room:  # else no slot is left
+  if fed_pairs is not None and mask[0].shape[-1] == room:
+    pass  # no slot is left
+  elif in_turn:
+    # Two blocks at least: XLA takes a product that is always the same out of
+    # the loop, and then repeats the cache's write in it.
+    slots = min(slots, -(-room // 2))
     carry = lax.fori_loop(
-      sees.first // slots, -(-sees.stop // slots), block, carry
+      sees.first // slots,
+      -(-sees.stop // slots),
+      lambda i, carry: some(i * slots, slots, carry),
+      carry,
     )
+  else:
+    count = min(sees.read or room, room)
+    whole = count // slots * slots
+    if whole:
+      carry = some(0, whole, carry, slots)
+    if whole < count:
+      carry = some(whole, count - whole, carry)
   most, total, mean = carry
   if sinks is not None:
     given = _by_group(sinks, most)
@@ -308,6 +332,32 @@ def _attend_slots(
     mean = mean * faded[..., None]
   out = (mean / total[..., None]).astype(q.dtype)
   return jnp.moveaxis(out, 3, 1).reshape(q.shape)
+
+
+def _sums(weights: Array, values: Array, width: int) -> tuple[Array, Array]:
+  """Sums of weights, `[B, K, Q, n]`, and of values `[B, K, n, C]` by them.
+
+  Blocks of a width are summed by themselves, then pairs of them, pairs of those
+  and so on: further blocks whose weights are 0 change no bit.
+  """
+  blocks = lambda x, axis: x.reshape(
+    *x.shape[:axis], -1, width, *x.shape[axis + 1 :]
+  )
+  weights, values = blocks(weights, 3), blocks(values, 2)
+  sums = lax.dot_general(
+    weights.astype(values.dtype),
+    values,
+    (((4,), (3,)), ((3, 0, 1), (2, 0, 1))),
+    preferred_element_type=weights.dtype,
+  )
+
+  def in_pairs(x: Array) -> Array:
+    while len(x) > 1:
+      pairs = x[: len(x) // 2 * 2]
+      x = jnp.concatenate([pairs[::2] + pairs[1::2], x[len(pairs) :]])
+    return x[0]
+
+  return in_pairs(jnp.moveaxis(jnp.sum(weights, axis=-1), 3, 0)), in_pairs(sums)
 
 
 def _block(buffer, layer: Array | None, at: Array, slots: int) -> Array:

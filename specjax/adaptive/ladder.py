@@ -23,8 +23,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from specjax.decode import Decoder
-from specjax.runtime import compilation
+from specjax.runtime import compilation, sized
 from specjax.runtime.mesh import MeshDecoder
+from specjax.runtime.sized import Loop
 from specjax.state import DecodeState, StopReason
 from specjax.tree import Tree, chain
 from specjax.types import Draft, Drafter, LanguageModel, Params, Rule
@@ -42,9 +43,6 @@ _FADES = 0.9997  # of the rounds that a timing is of, with every round
 _DRIFTS = 64.0  # rounds in which the machine's speed may change
 _FAR = math.log(1.5)
 _ROUNDS, _TURNS = 16, 4  # of the first timings
-
-# A compiled loop: parameters, a state that is donated, the most rounds to make.
-Loop = Callable[[Params, DecodeState, Any], DecodeState]
 
 
 def check(lengths: Sequence[int]) -> None:
@@ -332,15 +330,16 @@ def compiled(
     mesh: of the state, in one process: several would choose by their own clocks
       and wait for each other forever.
   """
-  loops = {
-    length: programs.loop
-    if one is ladder.longest
-    else compilation.compile_loop(
-      (MeshDecoder.of(one, mesh=mesh) if mesh else one).steps,
-      params, programs.state, programs.formats, (compilation.ROUNDS,),
-    )
-    for length, one in ladder.decoders.items()
-  }  # fmt: skip
+  loops, text = {}, int(jnp.max(state.prompt_length))
+  for length, one in ladder.decoders.items():
+    mapped = MeshDecoder.of(one, mesh=mesh) if mesh else one
+    whole = programs.loop
+    if one is not ladder.longest:
+      whole = compilation.compile_loop(
+        mapped.steps, params, programs.state, programs.formats,
+        (compilation.ROUNDS,),
+      )  # fmt: skip
+    loops[length] = sized.loop(mapped, params, programs, whole, text=text)
   copy = jax.jit(
     lambda state: jax.tree.map(jnp.copy, state), out_shardings=programs.formats
   )

@@ -24,7 +24,7 @@ from specjax import penalties, random
 from specjax.adaptive import ladder as ladder_lib
 from specjax.adaptive.ladder import Ladder
 from specjax.decode import Decoder
-from specjax.runtime import compilation
+from specjax.runtime import compilation, sized
 from specjax.runtime.completions import Completion, Token, completions
 from specjax.runtime.mesh import MeshDecoder
 from specjax.runtime.requests import (
@@ -218,8 +218,12 @@ class Engine:
           self._mapped, init, args, options, in_pieces=True,
           cache_specs=self.cache_specs,
         )  # fmt: skip
-        prefill, loop, formats = both.prefill, both.loop, both.formats
-        if self.ladder is not None:
+        prefill, formats = both.prefill, both.formats
+        if self.ladder is None:
+          loop = sized.loop(
+            self._mapped, self.params, both, both.loop, text=batch.width
+          )
+        else:
           state = prefill(*args, **options)
           loop = ladder_lib.compiled(
             self.ladder, both, self.params, state, mesh=self.mesh

@@ -18,6 +18,7 @@ from jax import Array, lax
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
+from specjax import cache as cache_lib
 from specjax import checks, rows
 from specjax.decode import Decoder
 from specjax.prefill import Prompts
@@ -79,13 +80,14 @@ class MeshDecoder(Decoder):
     return self._map(local, (P(), cut), self.specs(state))(params, given)
 
   def _admitted(
-    self, params: Params, state: DecodeState, row, given: Prompts, source, keep
-  ) -> DecodeState:
+    self, params: Params, state: DecodeState, row, given: Prompts, source, keep,
+    slots: int | None,
+  ) -> DecodeState:  # fmt: skip
     one = super()._admitted
     return self._of_row(
       lambda params, state, first, row, given, source, keep: one(
         params, state, row - first, given,
-        None if source is None else source - first, keep,
+        None if source is None else source - first, keep, slots,
       ),
       params, state, row, given, source, keep,
     )  # fmt: skip
@@ -108,27 +110,32 @@ class MeshDecoder(Decoder):
     num_steps: Array | int | None,
     *,
     num_idle: Array | int | None = None,
+    slots: int | None = None,
   ) -> DecodeState:
     """As `Decoder.steps`; `num_idle` counts the rows of all groups."""
 
     def local(params, state, num_steps, num_idle):
-      first = state.num_steps
-
-      def goes_on(state):
-        mine = self._goes_on(state, first, num_steps, num_idle)
-        return lax.pmax(mine.astype(jnp.int32), self.row_axis) > 0
+      mine = self._goes_on(state, num_steps, num_idle, slots)
+      goes_on = lambda state: (
+        lax.pmax(mine(state).astype(jnp.int32), self.row_axis) > 0
+      )
 
       def body(carry):
         before = carry[0].drafter_state
         state = self._together(before, self.step(params, carry[0])[0])
         return state, goes_on(state)
 
-      return lax.while_loop(lambda c: c[1], body, (state, goes_on(state)))[0]
+      first = cache_lib.reading(state, slots), goes_on(state)
+      last, _ = lax.while_loop(lambda c: c[1], body, first)
+      return cache_lib.reading(last, None)
 
     return self._run(local, params, state, num_steps, num_idle)
 
   def _num_done(self, state: DecodeState) -> Array:
     return lax.psum(super()._num_done(state), self.row_axis)
+
+  def _longest(self, state: DecodeState) -> Array:
+    return lax.pmax(super()._longest(state), self.row_axis)
 
   def specs(self, state: DecodeState):
     """The `PartitionSpec`s of a state over the row axis, one for every leaf.

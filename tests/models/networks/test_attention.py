@@ -1,5 +1,6 @@
 """Attention over prompts of any length, and to a cache of any size."""
 
+import dataclasses
 import math
 
 import jax
@@ -78,6 +79,14 @@ def small_blocks(monkeypatch):
   monkeypatch.setattr(attention, "_SLOTS", {"cpu": 8, "default": 8})
 
 
+@pytest.fixture
+def at_once(monkeypatch):
+  """All blocks are read at once, as on GPUs."""
+  monkeypatch.setattr(attention, "_IN_TURN", ())
+  width = attention._SLOTS["default"]
+  monkeypatch.setattr(attention, "_SLOTS", {"default": width})
+
+
 def _cached(
   fed, lengths, *, slots=40, layers=0, mask=None, window=None, idle=None
 ):
@@ -125,14 +134,17 @@ TREE = k_ary(2, 2).ancestors
   [(1, None), (3, None), (len(TREE), TREE), (2, TREE[-2:])],
   ids=["token", "chain", "tree", "level"],
 )
+@pytest.mark.parametrize("form", ["in_turn", "at_once"])
 @pytest.mark.usefixtures("small_blocks")
 def test_slots_are_attended_to_as_each_query_sees_them(
-  fed, mask, window, layers
+  form, fed, mask, window, layers, request
 ):
   """Texts that end before, in and at the end of a block, one empty but for M.
 
   The last slots of the buffer are in a block that is cut by its end.
   """
+  if form == "at_once":
+    request.getfixturevalue("at_once")
   lengths = [5, 8, 17, 37 - fed]
   q, new, buffers, sees, dense = _cached(
     fed, lengths, mask=mask, window=window, layers=layers, slots=37
@@ -169,6 +181,28 @@ def test_a_row_is_bit_for_bit_the_same_beside_longer_and_shorter_ones(
   alone = attended([9] * len(lengths))[0]
   for others in (lengths, [9] + [0] * 6, [9] + [36] * 6, [9, 8] + [16] * 5):
     np.testing.assert_array_equal(attended(others)[0], alone)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=str)
+@pytest.mark.parametrize("fed", [1, 8])
+@pytest.mark.usefixtures("at_once")
+def test_programs_that_read_more_slots_at_once_give_the_same_bits(fed, dtype):
+  """So a longer neighbor, for which they do, changes nothing."""
+  width = attention._SLOTS["default"]
+  q, new, buffers, sees, _ = _cached(
+    fed, [0, 3, 100, width - fed], slots=8 * width + 5
+  )
+  cast = lambda x: jnp.asarray(x, dtype)
+  q, new, buffers = jax.tree.map(cast, (q, new, buffers))
+  attended = lambda read: np.asarray(
+    jax.jit(attend_slots)(
+      q, new, buffers, dataclasses.replace(sees, read=read)
+    ), np.float32,
+  )  # fmt: skip
+  whole = attended(None)
+  for blocks in 1, 2, 4, 8:
+    np.testing.assert_array_equal(attended(blocks * width), whole)
 
 
 @pytest.mark.parametrize("window", [None, 5])
