@@ -168,6 +168,9 @@ def load(
   more: dict[str, Any] = {"dtype": dtype}
   if mesh is not None:
     assert sharding is not None
+    # A scan over layers is for devices that loop themselves.
+    apart = mesh.devices.flat[0].platform not in ("cpu", "tpu")
+    sharding = dataclasses.replace(sharding, apart=apart)
     sharding = for_experts(config, sharding, num_parts(sharding, mesh))
     more |= {"mesh": mesh, "sharding": sharding}
   read: Any

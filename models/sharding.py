@@ -34,10 +34,12 @@ class Sharding:
     axes: mesh axes that split it; none to replicate it.
     experts: how experts are split, "width" or "expert"; see
       `models.networks.mixture.cut_by`.
+    apart: whether layers are not stacked (`models.networks.stacked`).
   """
 
   axes: tuple[str, ...] = ("model",)
   experts: str = "width"
+  apart: bool = False
 
   @property
   def cut(self) -> tuple[str, ...] | None:

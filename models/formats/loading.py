@@ -108,8 +108,10 @@ def load_stacked(
     shapes: Any = nnx.state(t5.abstract(config, dtype=dtype))
     kinds: Mapping[str, Sequence[int]] = {}
   else:
-    shapes = stacked.abstract_params(config, dtype=dtype, weights=form)
-    kinds = stacked.kinds(config)
+    shapes = stacked.abstract_params(
+      config, dtype=dtype, weights=form, apart=sharding.apart
+    )
+    kinds = stacked.kinds(config, apart=sharding.apart)
 
   def parameters(path) -> list[tuple]:
     """Those that one of a stack holds; without a stack the one."""

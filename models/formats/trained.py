@@ -93,10 +93,10 @@ def load_stacked(
   layers = _restore(directory, shapes, sharding_lib.named(mesh, specs))
 
   def stack(layers):
-    params = stacked.stack(nnx.merge(graphdef, layers))
+    params = stacked.stack(nnx.merge(graphdef, layers), apart=sharding.apart)
     return sharding_lib.repeat_kv_heads(params, saved, config)
 
-  result = stacked.abstract_params(config, dtype=dtype)
+  result = stacked.abstract_params(config, dtype=dtype, apart=sharding.apart)
   where = sharding_lib.named(mesh, sharding_lib.param_specs(result, sharding))
   return config, jax.jit(stack, out_shardings=where)(layers)
 

@@ -10,6 +10,10 @@ are used.
 Parameters of layers that differ in windows and rotary frequencies at most have
 a leading axis, and so have the caches of all layers with the same heads. Both
 are read, and the cache is written, in place at a traced index.
+
+Apart (`Sharding.apart`) each layer is a kind of its own, with a cache of its
+own, and nothing is scanned over: GPUs would copy every weight before its
+product.
 """
 
 import dataclasses
@@ -54,8 +58,12 @@ from specjax.types import LanguageModel
 StackedParams = dict[str, Any]
 
 
-def kinds(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
+def kinds(
+  config: TransformerConfig, *, apart: bool = False
+) -> dict[str, tuple[int, ...]]:
   """Layers whose parameters are stacked together, by a name."""
+  if apart:
+    return {f"kind{i}": (i,) for i in range(config.num_layers)}
 
   def kind(layer: LayerSpec):
     spec = layer.attention
@@ -72,8 +80,12 @@ def kinds(config: TransformerConfig) -> dict[str, tuple[int, ...]]:
   return {f"kind{n}": tuple(of) for n, of in enumerate(of_kind.values())}
 
 
-def buffers(config: TransformerConfig) -> list[tuple[int, ...]]:
+def buffers(
+  config: TransformerConfig, *, apart: bool = False
+) -> list[tuple[int, ...]]:
   """Layers whose keys and values are cached in one array: of the same heads."""
+  if apart:
+    return [(i,) for i in config.cached]
   of_heads: dict[tuple[int, ...], list[int]] = {}
   for i in config.cached:
     a = config.attentions[i]
@@ -82,17 +94,23 @@ def buffers(config: TransformerConfig) -> list[tuple[int, ...]]:
   return [*map(tuple, of_heads.values())]
 
 
-def places(config: TransformerConfig) -> list[tuple[str, int, int | None, int]]:
+def places(
+  config: TransformerConfig, *, apart: bool = False
+) -> list[tuple[str, int, int | None, int]]:
   """Each layer's kind and its index there, its buffer and its index there.
 
   The buffer is one of `buffers`, None for a recurrent layer, and the source's
   if it reads the keys and values of another.
   """
   at = {
-    i: (kind, n) for kind, of in kinds(config).items() for n, i in enumerate(of)
+    i: (kind, n)
+    for kind, of in kinds(config, apart=apart).items()
+    for n, i in enumerate(of)
   }
   cached: dict[int, tuple[int | None, int]] = {
-    i: (b, n) for b, of in enumerate(buffers(config)) for n, i in enumerate(of)
+    i: (b, n)
+    for b, of in enumerate(buffers(config, apart=apart))
+    for n, i in enumerate(of)
   }
   for i, a in config.attentions.items():
     if a.source is not None:
@@ -132,6 +150,8 @@ def module_at(graph, params, index) -> Any:
   def of_layer(path, x):
     if any(getattr(key, "key", None) == "experts" for key in path):
       return x
+    if len(x) == 1:
+      return x[0]
     return lax.dynamic_index_in_dim(x, index, keepdims=False)
 
   return nnx.merge(graph, jax.tree_util.tree_map_with_path(of_layer, params))
@@ -143,6 +163,7 @@ def _modules(
   *,
   expert_axes: tuple[str, ...] = (),
   weights: Quantization | None = None,
+  apart: bool = False,
 ) -> tuple[Transformer, dict[str, Layer]]:
   """A model without layers, and a layer of each kind, of shapes alone."""
 
@@ -157,33 +178,38 @@ def _modules(
 
   return shapes(Transformer, with_layers=False), {
     name: shapes(Layer, index=of[0], expert_axes=expert_axes)
-    for name, of in kinds(config).items()
+    for name, of in kinds(config, apart=apart).items()
   }
 
 
 def abstract_params(
-  config: TransformerConfig, *, dtype, weights: Quantization | None = None
+  config: TransformerConfig,
+  *,
+  dtype,
+  weights: Quantization | None = None,
+  apart: bool = False,
 ) -> StackedParams:
   """Shapes and dtypes of the parameters, `jax.ShapeDtypeStruct` leaves."""
-  frame, layers = _modules(config, dtype, weights=weights)
+  frame, layers = _modules(config, dtype, weights=weights, apart=apart)
 
   def stack(module: Layer, count: int):
     shape = lambda x: jax.ShapeDtypeStruct((count, *x.shape), x.dtype)
     return jax.tree.map(shape, nnx.state(module))
 
   of_kind = {
-    name: stack(layers[name], len(of)) for name, of in kinds(config).items()
+    name: stack(layers[name], len(of))
+    for name, of in kinds(config, apart=apart).items()
   }
   return {"frame": layerless(frame), "layers": of_kind}
 
 
-def stack(module: Transformer) -> StackedParams:
+def stack(module: Transformer, *, apart: bool = False) -> StackedParams:
   """The parameters of a module, stacked; copies the layers'."""
   of_kind = {
     name: jax.tree.map(
       lambda *xs: jnp.stack(xs), *(nnx.state(module.layers[i]) for i in of)
     )
-    for name, of in kinds(module.config).items()
+    for name, of in kinds(module.config, apart=apart).items()
   }
   return {"frame": layerless(module), "layers": of_kind}
 
@@ -192,7 +218,10 @@ def quantize(
   params: StackedParams, config: TransformerConfig, how: Quantization
 ) -> StackedParams:
   """Parameters with quantized weights, where they lie."""
-  expected = abstract_params(config, dtype=jnp.float32, weights=how)
+  apart = params["layers"].keys() == kinds(config, apart=True).keys()
+  expected = abstract_params(
+    config, dtype=jnp.float32, weights=how, apart=apart
+  )
   return quantized.quantize_params(params, expected, how)
 
 
@@ -239,9 +268,12 @@ def as_language_model(
       raise ValueError("of a model with recurrent layers none can be left out")
   by_expert = sharding is not None and sharding.experts == "expert"
   axes = sharding.axes if sharding and by_expert else ()
-  frame, layers = _modules(config, dtype, expert_axes=axes, weights=weights)
+  apart = sharding is not None and sharding.apart
+  frame, layers = _modules(
+    config, dtype, expert_axes=axes, weights=weights, apart=apart
+  )
   if params is None:
-    params = abstract_params(config, dtype=dtype, weights=weights)
+    params = abstract_params(config, dtype=dtype, weights=weights, apart=apart)
   model = _Stack(
     config=config,
     frame=nnx.graphdef(frame),
@@ -249,7 +281,7 @@ def as_language_model(
     shapes=jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params
     ),
-    places=places(config),
+    places=places(config, apart=apart),
     skipped=skipped,
     features=features,
     sharding=sharding,
@@ -276,6 +308,11 @@ class _Stack:
   skipped: SkippedLayers
   features: Features
   sharding: Sharding | None
+
+  @property
+  def apart(self) -> bool:
+    """Whether layers are not stacked."""
+    return self.sharding is not None and self.sharding.apart
 
   def put(self, x: Array, kind: str) -> Array:
     """An array where such ones lie."""
@@ -305,7 +342,7 @@ class _Stack:
         stacked=True,
         stored=stored,
       )
-      for of in buffers(c)
+      for of in buffers(c, apart=self.apart)
     ]
     cache = each[0].replace(
       keys=tuple(x.keys[0] for x in each),
@@ -334,7 +371,10 @@ class _Stack:
     carry = x, kvs, memories, seen
     numbers = np.array([(at, stored) for _, at, _, stored in self.places])
     numbers = np.c_[np.arange(last), numbers].astype(np.int32)
-    for first, size, times in periods([*map(self.how, range(last))]):
+    parts = [(0, last, 1)]
+    if not self.apart:
+      parts = periods([*map(self.how, range(last))])
+    for first, size, times in parts:
       body = functools.partial(
         self.period, params["layers"], fed, wanted, first
       )
@@ -387,7 +427,13 @@ class _Stack:
         attention=attends, mlp=has_mlp,
       )  # fmt: skip
       if buffer is not None:
-        x, kv = layer(x, *fed.of(spec), kvs[buffer], fed.start, layer=stored)
+        kv = kvs[buffer]
+        if self.apart:  # as of one layer
+          stored = None
+          kv = jax.tree.map(lambda x: x[0] if x.ndim == 5 else x, kv)
+        x, kv = layer(x, *fed.of(spec), kv, fed.start, layer=stored)
+        if self.apart:
+          kv = jax.tree.map(lambda x: x[None] if x.ndim == 4 else x, kv)
         kvs = (*kvs[:buffer], self.whole(kv), *kvs[buffer + 1 :])
       else:
         memory = jax.tree.map(

@@ -19,6 +19,7 @@ from models.networks.transformer import (
   Transformer,
   as_language_model,
 )
+from models.sharding import Sharding
 from specjax import tree
 
 SMALL = llama_config(
@@ -92,6 +93,22 @@ def assert_same(one, other, mask=None):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_stacked_layers_give_the_same_logits_and_cache(variant):
   assert_same(*both(**VARIANTS[variant]))
+
+
+@pytest.mark.parametrize("variant", ["gemma", "mixed"])
+def test_layers_that_are_not_stacked_give_the_same_logits(variant):
+  """As GPUs have them: every layer with a cache of its own."""
+  one, _ = both(**VARIANTS[variant])
+  config = described.alter(SMALL, **VARIANTS[variant])
+  module = Transformer(config, rngs=nnx.Rngs(0))
+  model = stacked.as_language_model(
+    config, features=FEATURES, sharding=Sharding(apart=True)
+  )
+  expected, _ = feed(*one, TOKENS)
+  got, cache = feed(model, stacked.stack(module, apart=True), TOKENS)
+  np.testing.assert_allclose(got.logits, expected.logits, atol=2e-6)
+  np.testing.assert_allclose(got.features, expected.features, atol=2e-6)
+  assert len(cache.keys) == config.num_layers
 
 
 @pytest.mark.parametrize("low", [None, "int8"])
