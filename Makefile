@@ -136,10 +136,12 @@ test-faults: $(VENV)/.test.stamp  ## Tries the faults that tests must catch: hou
 	$(PY) -m tests.faults $(ARGS)
 
 # On a GPU after: .venv/bin/python -m pip install -e '.[cuda]'. One process, for
-# one GPU; without one, the same tests on the CPU.
+# one GPU; without one, the same tests on the CPU. None is of launch, whose
+# packages may be missing there.
 .PHONY: test-gpu
 test-gpu: $(VENV)/.test.stamp  ## The tests that matter on a GPU, where jax runs
-	XLA_FLAGS= $(PY) -m pytest -m gpu $(ARGS)
+	XLA_FLAGS= $(PY) -m pytest -m gpu tests/models tests/specjax \
+	  tests/test_embedded.py $(ARGS)
 
 .PHONY: lint
 lint: $(VENV)/.test.stamp  ## Checks style, format and types, changes nothing
