@@ -60,6 +60,19 @@ SHAPES: dict[str, dict[str, Any]] = {
   "llama-3.2-1b": _llama(
     2048, 16, 32, 8192, factor=32.0, head_dim=64, tie_word_embeddings=True
   ),
+  "smollm2-135m": _llama(
+    576,
+    30,
+    9,
+    1536,
+    factor=1.0,
+    vocab_size=49152,
+    num_key_value_heads=3,
+    max_position_embeddings=8192,
+    rope_theta=100000.0,
+    rope_scaling=None,
+    tie_word_embeddings=True,
+  ),
   "llama-3.1-8b": _llama(4096, 32, 32, 14336, factor=8.0),
   "llama-3.1-70b": _llama(8192, 80, 64, 28672, factor=8.0),
   "llama-3.1-405b": _llama(16384, 126, 128, 53248, factor=8.0),

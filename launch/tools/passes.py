@@ -6,25 +6,32 @@ r"""Times passes of a published shape on this machine's device.
 A pass over t tokens of a row verifies a tree of t nodes. Its cost in passes
 over one token, and the tree's acceptance, decide whether a draft pays, so this
 tells before there is a draft or even a checkpoint: the weights are random,
-which changes no time but a mixture's choice of experts. The model is
-`launch.plan`'s: bfloat16, layers stacked, --text tokens in the cache. Widths
-take turns; medians are reported.
+which changes no time but a mixture's choice of experts. bfloat16, with --text
+tokens in the cache; layers are separate, as one device decodes with them, or
+--stacked, as on meshes of TPUs. Widths take turns; medians are reported.
+--profile also writes a trace, and what each kind of kernel takes in a pass.
 """
 
+import collections
 import dataclasses
 import functools
+import pathlib
+import re
 import statistics
 
 import jax
 import jax.numpy as jnp
 from absl import flags
+from flax import nnx
 
 from configs import shapes
 from launch import cli, provenance, results
 from launch.evaluation import timing
 from launch.planning import networks
 from models.formats.huggingface import translate
-from models.networks import stacked
+from models.networks import linear, stacked
+from models.networks.params import shapes_of
+from models.networks.transformer import Transformer, as_language_model
 from specjax import recurrent
 
 cli.reads(cli.BATCH_SIZES, cli.TARGET, cli.OUTPUT)
@@ -34,6 +41,12 @@ _WIDTHS = flags.DEFINE_list(
 _TEXT = flags.DEFINE_integer(
   "text", 512, "Tokens in the cache of a row.", lower_bound=1
 )
+_LAYERS = flags.DEFINE_integer("layers", None, "Of the first layers alone.")
+_STACKED = flags.DEFINE_bool("stacked", False, "A scan over layers.")
+_PROFILE = flags.DEFINE_string(
+  "profile", None, "Where traces are written, a folder for rows and tokens."
+)
+_KINDS = 15  # of kernels, in a table
 _REPEATS = 20  # passes in one timing
 _TURNS = 5  # timings of each width
 
@@ -61,10 +74,60 @@ def _cache(model, rows: int, pending: int, slots: int):
   return cache.replace(length=length, recurrent=states)
 
 
+def _model(config):
+  """The model as pure functions, and the shapes of its parameters."""
+  if _STACKED.value:
+    model = stacked.as_language_model(config, dtype=networks.DTYPE)
+    return model, networks.shapes(config)
+
+  def made():
+    module = Transformer(config, dtype=networks.DTYPE, rngs=nnx.Rngs(0))
+    if jax.default_backend() == "cpu":  # as checkpoints are loaded there
+      for layer in module.layers:
+        linear.turn(layer)
+    return module
+
+  return as_language_model(shapes_of(made))
+
+
+def kernels(trace: str) -> dict[str, tuple[int, float]]:
+  """Of a trace's folder each kind of kernel: how many, and milliseconds.
+
+  A kind is the name of an operation without its number. On a CPU a loop's time
+  is that of the kernels in it too.
+  """
+  kinds = collections.defaultdict(lambda: (0, 0.0))
+  for path in pathlib.Path(trace).rglob("*.xplane.pb"):
+    for plane in jax.profiler.ProfileData.from_file(str(path)).planes:
+      for line in plane.lines:
+        of_device = "/device:" in plane.name and line.name.startswith("Stream")
+        for event in line.events:
+          name = dict(event.stats).get(
+            "hlo_op", event.name if of_device else ""
+          )
+          if name and not event.name.startswith("end:"):
+            kind = re.sub(r"[._]\d+", "", str(name))
+            count, spent = kinds[kind]
+            kinds[kind] = count + 1, spent + event.duration_ns / 1e6
+  return dict(sorted(kinds.items(), key=lambda kind: -kind[1][1]))
+
+
+def _profiled(loop, params, carry, folder: str):
+  """Traces one timing's passes, and prints the kernels of a pass."""
+  with jax.profiler.trace(folder):
+    carry = jax.block_until_ready(loop(params, carry, _REPEATS))
+  out = results.beside(cli.OUTPUT.value)
+  print(f"{folder}, of a pass:", file=out)
+  for kind, (count, spent) in [*kernels(folder).items()][:_KINDS]:
+    count, spent = count / _REPEATS, spent / _REPEATS
+    print(f"{spent:9.3f} ms, {count:7.1f} of {kind}", file=out)
+  return carry
+
+
 def measure(config, rows: int, widths: list[int]) -> list[dict]:
   """A line for each width, at one batch size."""
-  model = stacked.as_language_model(config, dtype=networks.DTYPE)
-  params = {"target": random_params(networks.shapes(config))}
+  model, shapes = _model(config)
+  params = {"target": random_params(shapes)}
   # Recurrent states have room for as many tokens as a pass is over.
   carry_of = {width: width if model.has_states else 0 for width in widths}
   carries = {
@@ -84,10 +147,14 @@ def measure(config, rows: int, widths: list[int]) -> list[dict]:
       spent, carries[of] = per_pass(loops[width], params, carries[of])
       if turn:  # the first compiles
         seconds[width].append(spent)
+  for width, of in carry_of.items() if _PROFILE.value else ():
+    folder = f"{_PROFILE.value}/{rows}x{width}"
+    carries[of] = _profiled(loops[width], params, carries[of], folder)
   median = {width: statistics.median(seconds[width]) for width in widths}
   return [
     {
       "rows": rows, "tokens": width, "milliseconds": 1e3 * median[width],
+      "form": "stacked" if _STACKED.value else "separate",
       "cost": median[width] / median[1],
     }
     for width in widths
@@ -104,16 +171,21 @@ def run(_) -> int:
   if cli.TARGET.value not in shapes.SHAPES:
     raise cli.UserError(f"--target must be one of {', '.join(shapes.SHAPES)}")
   config = translate(shapes.SHAPES[cli.TARGET.value])
+  if _LAYERS.value:
+    some = config.layers[: _LAYERS.value]
+    config = dataclasses.replace(config, layers=some)
   lines = [line for rows in sizes for line in measure(config, rows, widths)]
   for line in lines:
     print(
       f"{line['rows']:4} rows of {line['tokens']:3}: "
-      f"{line['milliseconds']:8.2f} ms, {line['cost']:5.2f} passes over one",
+      f"{line['milliseconds']:8.2f} ms, {line['cost']:5.2f} passes over one, "
+      f"layers {line['form']}",
       file=results.beside(cli.OUTPUT.value),
     )
   if cli.OUTPUT.value:
     result = {
       "target": cli.TARGET.value, "text": _TEXT.value, "passes": lines,
+      "layers": config.num_layers,
       "device": jax.devices()[0].device_kind, "jax": jax.__version__,
       **provenance.record(),
     }  # fmt: skip

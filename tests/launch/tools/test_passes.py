@@ -1,6 +1,7 @@
 """launch.tools.passes: what passes of a shape cost on the device here."""
 
 import json
+import re
 
 import pytest
 from absl.testing import flagsaver
@@ -16,20 +17,44 @@ TINY = dict(
 )  # fmt: skip
 
 
-def test_a_line_is_written_for_each_width(monkeypatch, tmp_path):
+@pytest.fixture
+def execute(monkeypatch):
   monkeypatch.setitem(shapes.SHAPES, "tiny", TINY)
   monkeypatch.setattr(passes, "_TURNS", 1)
+
+  def run(*args):
+    with flagsaver.flagsaver():
+      assert cli.execute(passes.run, ["test", "--target=tiny", *args]) == 0
+
+  return run
+
+
+@pytest.mark.parametrize("form", ["separate", "stacked"])
+def test_a_line_is_written_for_each_width(execute, form, tmp_path):
   output = tmp_path / "P.json"
-  with flagsaver.flagsaver():
-    arguments = [
-      "test", "--target=tiny", "--batch_sizes=1,2", "--widths=1,3",
-      "--text=24", f"--output={output}",
-    ]  # fmt: skip
-    assert cli.execute(passes.run, arguments) == 0
+  execute(
+    "--batch_sizes=1,2", "--widths=1,3", "--text=24", f"--output={output}",
+    "--layers=1", f"--stacked={form == 'stacked'}",
+  )  # fmt: skip
   record = json.loads(output.read_text())
+  assert record["layers"] == 1
+  assert {x["form"] for x in record["passes"]} == {form}
   lines = {(x["rows"], x["tokens"]): x for x in record["passes"]}
   assert set(lines) == {(1, 1), (1, 3), (2, 1), (2, 3)}
   for (rows, width), line in lines.items():
     one = lines[rows, 1]["milliseconds"]
     assert line["cost"] == pytest.approx(line["milliseconds"] / one)
     assert width > 1 or line["cost"] == 1
+
+
+def test_kernels_of_a_pass_are_counted_by_their_kinds(
+  execute, tmp_path, capsys
+):
+  execute(
+    "--widths=1", f"--profile={tmp_path}/T",
+    f"--output={tmp_path}/P.json",
+  )  # fmt: skip
+  said = capsys.readouterr().out
+  assert "1x1, of a pass:" in said
+  counts = re.findall(r"\d ms, +(\d+\.\d) of [a-z_-]+", said)
+  assert max(map(float, counts)) >= 2  # once a layer, or more
