@@ -110,6 +110,7 @@ setup(
     ],
     # One NVIDIA GPU, with CUDA's own libraries from wheels; Linux.
     "cuda": ["jax[cuda12]"],
+    "cuda13": ["jax[cuda13]"],
     "tpu": [*_EXPERIMENTS, "jax[tpu]"],
   },
   classifiers=[

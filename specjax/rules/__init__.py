@@ -23,6 +23,7 @@ from specjax.rules import (
   recursive,
   relaxed,
   score_block,
+  synthetic,
   token,
   transport,
   traversal,
@@ -42,6 +43,7 @@ RULES: dict[str, Rule | Callable[..., Rule]] = {
   # Those with parameters, all of which have defaults.
   "block_transport": block_transport.rule,
   "typical": typical.rule,
+  "synthetic": synthetic.rule,
   "top_beta": by_rank.top_beta,
   "blockwise": by_rank.blockwise,
   "decoding_opt": relaxed.decoding_opt,

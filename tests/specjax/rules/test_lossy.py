@@ -80,6 +80,20 @@ def test_typical_takes_the_longest_acceptable_path():
   assert len(seen) > 4
 
 
+def test_synthetic_acceptance_is_of_its_rates_along_the_first_children():
+  shape = tree.Tree((-1, 0, 0, 1, 1, 3))
+  draft = Draft(
+    tree=shape, siblings=siblings.IID, tokens=jnp.array([[0, 1, 1, 2, 0, 1]]),
+    log_probs=jnp.log(jnp.broadcast_to(P, (1, 6, len(P)))),
+  )  # fmt: skip
+  rule = rules.get("synthetic(0.9, 0.5)")
+  target = jnp.log(jnp.broadcast_to(Q, (1, 6, len(Q))))
+  actual = rule.verify(draft, draft.topology(), target)
+  np.testing.assert_allclose(
+    actual.node_probs[0], [0.1, 0.45, 0, 0.225, 0, 0.225], atol=1e-12
+  )
+
+
 def test_top_beta_with_beta_one_or_tau_zero_is_greedy():
   draft, target = toys.context_laws(4, seed=2, warp_settings={})
   for name in ("top_beta(beta=1)", "top_beta(tau=0)"):
@@ -117,6 +131,7 @@ def test_top_beta_says_how_far_its_bonus_is_from_the_target():
     "top_beta(tau=-1)",
     "decoding_uno(epsilon=-0.1)",
     "blockwise(top_k=0)",
+    "synthetic(0.5, 1.5)",
   ],
 )
 def test_parameters_out_of_range_are_refused(name):
