@@ -58,7 +58,7 @@ class BlockModel:
       position i.
     say: `(params, newest i32[B, 1], cache) -> (f32[B, K, V'], cache)`, logits
       of the tokens after the newest, which follows the cached ones. It writes
-      the next K + 1 slots and keeps the length.
+      at most the next K + 1 slots and keeps the length.
     max_positions: its positions, or None if unbounded.
     markov: what makes tokens depend on those drafted before them; None for a
       head whose tokens are independent. With it `say` returns, in place of the
@@ -81,6 +81,7 @@ class MarkovModel:
 
   Attributes:
     state_size: S, what it carries along a path; 0 if the token alone counts.
+    estimates: whether it estimates acceptance.
     apply: `(params, row, tokens i32[B, W], state f[B, W, S]) -> (logits
       f32[B, W, V'], state f[B, W, S], confidence f32[B, W])`. `row` is what
       `BlockModel.say` gave for the next place, `[B, 1, ...]`; the tokens are W
@@ -90,6 +91,7 @@ class MarkovModel:
   """
 
   state_size: int
+  estimates: bool
   apply: Callable[..., tuple[Array, Array, Array]]
 
 

@@ -23,6 +23,7 @@ QUICK = (
   " --xla_cpu_parallel_codegen_split_count=1"
 )
 _NUMBER = itertools.count()
+_MOST_BYTES = 3 * 2**30  # that a worker holds
 
 
 def _cache() -> pathlib.Path:
@@ -72,7 +73,8 @@ def x64():
 
 
 @pytest.fixture(autouse=True)
-def _few_memory_maps():
+def _little_memory():
+  """Frees compiled programs before memory, or memory maps, run out."""
   yield
   if next(_NUMBER) % 16:  # counting takes time
     return
@@ -80,8 +82,11 @@ def _few_memory_maps():
 
   from specjax.runtime import compilation
 
-  if compilation.has_many_maps():
+  pages = pathlib.Path("/proc/self/statm")
+  used = int(pages.read_text().split()[1]) * 4096 if pages.exists() else 0
+  if used > _MOST_BYTES or compilation.has_many_maps():
     jax.clear_caches()
+    gc.collect()
 
 
 @pytest.fixture(autouse=True)

@@ -39,6 +39,7 @@ def make(name: str, vocab_size: int) -> Drafter:
   family, form = name.split(", ")
   kind = {
     "drawn chain": dict(tree=chain(2)),
+    "one token": dict(tree=chain(1)),
     "drawn tree": dict(tree=TREE),
     "distinct": dict(tree=FAMILY, siblings=WITHOUT_REPLACEMENT),
     "certain chain": dict(tree=chain(2), siblings="given"),
@@ -85,6 +86,7 @@ RULES = {
   "eagle, drawn tree": _TREE,
   "eagle, distinct": _DISTINCT,
   "eagle, dynamic tree": _CERTAIN,
+  "p_eagle, one token": _CHAIN,
   "p_eagle, drawn tree": _TREE,
   "p_eagle, best tree": _CERTAIN,
   "medusa, drawn chain": _CHAIN,

@@ -266,7 +266,7 @@ def markov_block(vocab_size: int, *, num_features: int, num_depths: int):
   return dataclasses.replace(
     inner,
     say=lambda params, *rest: inner.say(jnp.arange(len(params)), *rest),
-    markov=MarkovModel(state_size=1, apply=apply),
+    markov=MarkovModel(state_size=1, estimates=True, apply=apply),
   )
 
 

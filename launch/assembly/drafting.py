@@ -32,7 +32,7 @@ _UNSAID = (
 )  # fmt: skip
 
 
-_MARKOV = MarkovModel(state_size=0, apply=tuple)
+_MARKOV = MarkovModel(state_size=0, estimates=True, apply=tuple)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -206,14 +206,20 @@ def make_loss(
       logits = logits[..., : len(words.ids)].astype(jnp.float32)
       if not given:
         logits = _with_rest(logits, None)
-      if loss.objective in _OF_TEXT:  # of tokens that it can draft
-        weights = weights * (label < len(words.ids))
+      told = weights * (label < len(words.ids))  # of tokens that it can draft
+      if loss.objective == "next_token":
+        weights = told
+      if loss.objective in _OF_TEXT:
         label = jnp.minimum(label, len(words.ids) - 1)
       judge = _at(batch, ahead(taught, 1 + j, length))
       if whole_draft:
         drafts.append((logits, judge, label, weights))
       else:
-        summed += weights_of[j] * objective(logits, judge, label, weights)
+        summed += weights_of[j] * (
+          objective(logits, judge, label, weights)
+          if loss.objective != "next_token_and_tv"
+          else objective(logits, judge, label, weights, told)
+        )
       if loss.confidence:
         chance = 1 - losses.distance(logits, judge)
         summed += weights_of[j] * losses.confidence(state, chance, weights)

@@ -66,10 +66,14 @@ _ONLY = {
 
 def is_one(config: Mapping[str, Any]) -> bool:
   """True if a configuration is of either format."""
-  return (
-    "dflash_config" in config
-    or config.get("speculators_model_type") == "dflash"
-  )
+  return ("dflash_config" in config and _has_block(config)) or config.get(
+    "speculators_model_type"
+  ) == "dflash"
+
+
+def _has_block(config: Mapping[str, Any]) -> bool:
+  """False for a P-EAGLE head, whose `dflash_config` names the mask alone."""
+  return "block_size" in config or "block_size" in config["dflash_config"]
 
 
 def shape(config: Mapping[str, Any], target: Target) -> HeadShape:
@@ -129,6 +133,11 @@ def settings(
   if config.draft_vocab_size is not None or (
     slides and config.windows_before_block
   ):
+    if config.causal or (slides and not config.windows_before_block):
+      raise ValueError(
+        "a head with a vocabulary of its own or speculators' windows is saved "
+        "in that library's form, which has no causal blocks or other windows"
+      )
     return speculators_json(config, features, dtype)
   inside = {
     "mask_token_id": config.mask_token,

@@ -88,6 +88,8 @@ def settings(
   Raises:
     ValueError: if neither can express the head.
   """
+  if config.layers.has_windows or config.causal:
+    raise ValueError("DSpark's formats have no windows and no causal blocks")
   dflash = dflash_format.settings(config, features, dtype)
   ours = {
     "markov_rank": config.rank,
@@ -126,11 +128,10 @@ def _native(config: Mapping[str, Any], target: Target) -> HeadShape:
       raise ValueError(f"{name} must be {only[0]!r}, got {of_head[name]!r}")
   dflash_format.check_target(config, target)
   name = "target_layer_ids"
-  confidence = of_head.get("confidence_head_alpha", 0) > 0
-  return dflash_format.made(
+  confidence = (of_head.get("confidence_head_alpha") or 0) > 0
+  return _without_windows(
     config,
     target,
-    kind=DSparkConfig,
     features=layers_read(
       name, of_head.get(name), target, outputs=True, last=False
     ),
@@ -146,14 +147,20 @@ def _speculators(config: Mapping[str, Any], target: Target) -> HeadShape:
     raise ValueError(
       "sample_from_anchor is missing: readers disagree on which it is then"
     )
-  return dflash_format.made(
+  return _without_windows(
     settings,
     target,
-    kind=DSparkConfig,
     **dflash_format.of_speculators(config, target),
     from_newest=get(config, "sample_from_anchor", bool),
     **_markov(config, False),
   )
+
+
+def _without_windows(config, target: Target, **sizes: Any) -> HeadShape:
+  made = dflash_format.made(config, target, kind=DSparkConfig, **sizes)
+  if made.config.layers.has_windows:  # type: ignore[attr-defined]
+    raise ValueError("layers with windows are not known of a DSpark head")
+  return made
 
 
 def _markov(settings: Mapping[str, Any], confidence: bool) -> dict[str, Any]:

@@ -134,6 +134,7 @@ def _in_form(
 
   def finer(part, factor: float = 1):
     def read(index):
+      index = index or (slice(None),) * len(shape)  # () is all
       whole, rest = apart(index, axis)
       return factor * np.repeat(part.read(whole), times, axis=axis)[rest]
 

@@ -34,6 +34,7 @@ _QUERIES = 128
 # are larger on TPUs, since a turn of a loop costs more beside fast memory, and
 # those of GPUs divide the sizes of `cache.slots_for`.
 _SLOTS = {"cpu": 128, "tpu": 512, "default": 256}
+_SCORES = 2**28  # that are there at once where no block comes after the other
 _IN_TURN = ("cpu", "tpu")  # where a device counts the turns of a loop itself
 _EACH = ((0, 1), (0, 1))  # rows and heads of keys, in a product
 
@@ -147,21 +148,27 @@ def _by_group(sinks: Array, scores: Array) -> Array:
   return sinks.astype(scores.dtype).reshape(1, *scores.shape[1:3], 1)
 
 
-def _by_queries(some: Callable, q: Array, *others: Array) -> Array:
-  """`some(q, *others)`, of many queries in turn, as `[B, T, H * C]`."""
+def _by_queries(
+  some: Callable,
+  q: Array,
+  *others: Array,
+  size: int = _QUERIES,
+  most: int = 4 * _QUERIES,
+) -> Array:
+  """`some(q, *others)`, `[B, T, H * C]`; if more than `most`, some in turn."""
   batch, fed = q.shape[:2]
-  if fed <= 4 * _QUERIES:
+  if fed <= most:
     return some(q, *others).reshape(batch, fed, -1)
-  count = -(-fed // _QUERIES)
+  count = -(-fed // size)
 
   def parts(x):
-    more = ((0, 0), (0, count * _QUERIES - fed), *[(0, 0)] * (x.ndim - 2))
-    x = jnp.pad(x, more).reshape(len(x), count, _QUERIES, *x.shape[2:])
+    more = ((0, 0), (0, count * size - fed), *[(0, 0)] * (x.ndim - 2))
+    x = jnp.pad(x, more).reshape(len(x), count, size, *x.shape[2:])
     return jnp.moveaxis(x, 1, 0)
 
   out = lax.map(lambda each: some(*each), tuple(map(parts, (q, *others))))
   out = jnp.moveaxis(out, 0, 1)  # [B, n, T', H, C]
-  return out.reshape(batch, count * _QUERIES, -1)[:, :fed]
+  return out.reshape(batch, count * size, -1)[:, :fed]
 
 
 def slots_read(text: int, room: int, window: int | None = None) -> int:
@@ -225,9 +232,22 @@ def attend_slots(
     )
   arguments = fed_pairs, buffers, sees, layer, sinks
 
+  def at_once(q, positions, mask, *arguments, slots):
+    count = min(sees.read or buffers[0].shape[-2], buffers[0].shape[-2])
+    most = max(_SCORES // (len(q) * q.shape[2] * count), 1)
+    out = _by_queries(
+      lambda q, positions, *mask: read(
+        q, positions, mask, *arguments, slots=slots, in_turn=False
+      ),
+      q, positions, *mask, size=most, most=most,
+    )  # fmt: skip
+    return out.reshape(q.shape)
+
   def some(q, positions, *mask):
     on = {
-      device: functools.partial(read, slots=slots, in_turn=device in _IN_TURN)
+      device: functools.partial(read, slots=slots, in_turn=True)
+      if device in _IN_TURN
+      else functools.partial(at_once, slots=slots)
       for device, slots in _SLOTS.items()
     }
     return lax.platform_dependent(q, positions, mask, *arguments, **on)

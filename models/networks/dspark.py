@@ -178,5 +178,9 @@ def as_markov_blocks(
     logits, state, sure = head.condition(*row, tokens, state)
     return head.spread(put(logits, "logits_btv")), state, jax.nn.sigmoid(sure)
 
-  markov = MarkovModel(state_size=module.config.state_size, apply=apply)
+  markov = MarkovModel(
+    state_size=module.config.state_size,
+    estimates=module.config.confidence,
+    apply=apply,
+  )
   return dataclasses.replace(model, say=say, markov=markov), params

@@ -2,9 +2,11 @@
 
 What would a head bring that does not exist yet? A round costs the same whatever
 it emits, so accept drafted tokens by coins of given rates and time the rounds.
-vLLM and tpu-inference have the same switch. The text means nothing: a rejected
-token is followed by one of the target's, an accepted one is whatever the draft
-said. On a tree the coins decide along each node's first child.
+vLLM and tpu-inference have such a switch, whose rates are unconditional: divide
+each by the one before. The text means nothing: after a rejection comes a token
+of the target's, and what is accepted is whatever was drafted. The reported
+distance from the target's distribution is exact. On a tree the coins decide
+along each node's first child.
 """
 
 import jax.numpy as jnp

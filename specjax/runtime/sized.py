@@ -56,10 +56,11 @@ def loop(
     return whole
   loops: dict[int | None, Loop] = {None: whole}
   while (slots := decoder.slots_for(programs.state, text)) is not None:
-    loops[slots] = compilation.compile_loop(
-      functools.partial(decoder.steps, slots=slots),
-      params, programs.state, programs.formats, (compilation.ROUNDS,),
-    )  # fmt: skip
+    if slots not in loops:
+      loops[slots] = compilation.compile_loop(
+        functools.partial(decoder.steps, slots=slots),
+        params, programs.state, programs.formats, (compilation.ROUNDS,),
+      )  # fmt: skip
     text *= 2
   return functools.partial(_in_turn, decoder, loops)
 

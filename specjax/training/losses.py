@@ -80,9 +80,13 @@ def distance(student: Array, teacher: Array) -> Array:
   return jnp.sum(jnp.where(q > p, q - p, 0), -1)
 
 
-def next_token_and_tv(student, teacher, labels, weights) -> Array:
-  """DSpark's (2026): 0.1 of `next_token`, 0.9 of twice `total_variation`."""
-  return 0.1 * next_token(student, teacher, labels, weights) + (
+def next_token_and_tv(student, teacher, labels, weights, told=None) -> Array:
+  """DSpark's (2026): 0.1 of `next_token`, 0.9 of twice `total_variation`.
+
+  `told` are the weights of the first, by default those of both.
+  """
+  told = weights if told is None else told
+  return 0.1 * next_token(student, teacher, labels, told) + (
     1.8 * total_variation(student, teacher, labels, weights)
   )
 

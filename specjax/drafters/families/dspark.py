@@ -67,6 +67,8 @@ def dspark(
   arguments.check_depth("dspark", head.num_depths, tree)
   if not 0 <= threshold <= 1:
     raise ValueError(f"threshold must be in [0, 1], got {threshold}")
+  if threshold and not markov.estimates:
+    raise ValueError("this head estimates no acceptance: no threshold")
   if dynamic:
     best_first.check(drawing, width=tree.max_children)
     if threshold:

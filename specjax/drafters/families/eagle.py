@@ -137,6 +137,9 @@ def p_eagle(
   masks = depth - 1  # the newest pair predicts the first token
 
   def propose(params, state: HeadState, target_cache, context):
+    if not masks:
+      draft = marginals.draft(state.logits[:, None], context, drawing)
+      return draft, state, target_cache
     rows = len(context.root)
     token, features = mask_of(params.draft)
     hidden = head.fuse(params.draft, features[None, None])

@@ -4,8 +4,7 @@ The draft model has its own cache and is fed only when it drafts, so a round
 without a draft costs nothing. After a round its cache may lack the last
 accepted token (a leaf is never fed to the draft), so each proposal first feeds
 the last *two* committed tokens: the older one is rewritten with the same
-  values, or
-filled in.
+values, or filled in.
 
 Under a depth policy a row may draft nothing for many rounds, and its cache
 lacks more (`Cache.length` is what it holds). It is filled in chunks before the

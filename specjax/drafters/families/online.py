@@ -11,8 +11,7 @@ was wrong.
 between calls of `Decoder.steps`. The output's distribution stays the target's:
 parameters depend only on what was committed before the round. But rows are no
 longer independent: at temperatures above 0 a row's text depends on its
-  neighbors
-and on earlier prompts, through the draft.
+neighbors and on earlier prompts, through the draft.
 """
 
 import dataclasses

@@ -6,8 +6,7 @@ distribution at every mask. It caches only its cross-attention to the input; the
 text is fed again in every round, in one pass.
 
 The distributions are marginals: the second token's does not depend on the
-  first.
-Tokens drawn from them (`iid`) are a draft like any other, lossless under
+first. Tokens drawn from them (`iid`) are a draft like any other, lossless under
 `token` or `block`. The paper's block is deterministic (`given`, the likeliest
 token at each mask) and verified by `top_beta`: greedy decoding with beta = 1,
 lossy by design beyond.

@@ -141,6 +141,16 @@ def test_to_end_by_the_drawn_tokens_probability_is_lossy():
   [
     (lambda: dspark(HEAD, tree=chain(4)), "predicts 3 tokens ahead"),
     (lambda: dspark(HEAD, tokens=2, threshold=2), r"threshold must be in"),
+    (
+      lambda: dspark(
+        dataclasses.replace(
+          HEAD, markov=dataclasses.replace(HEAD.markov, estimates=False)
+        ),
+        tokens=2,
+        threshold=0.5,
+      ),
+      "estimates no acceptance",
+    ),
     (lambda: dspark(HEAD, tree=bound(4, 2, 2), threshold=0.5), "by rank"),
     (
       lambda: dspark(dataclasses.replace(HEAD, markov=None), tokens=2),

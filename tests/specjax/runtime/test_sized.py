@@ -14,8 +14,6 @@ from specjax.runtime import sized
 from specjax.runtime.engine import Engine
 from specjax.runtime.requests import Settings
 
-pytestmark = pytest.mark.usefixtures("quick_to_compile")
-
 
 @pytest.fixture
 def sizes(monkeypatch):
