@@ -195,10 +195,10 @@ def reading(tree: Any, slots: int | None) -> Any:
 
 
 def most_slots(tree: Any) -> int:
-  """The slots of the cache of a pytree that has most, of a row."""
+  """The slots of the cache of a pytree that has most, of a row; 0 of none."""
   is_cache = lambda node: isinstance(node, Cache)
   caches = filter(is_cache, jax.tree.leaves(tree, is_leaf=is_cache))
-  return max(cache.slots for cache in caches)
+  return max((cache.slots for cache in caches if cache.keys), default=0)
 
 
 def slots_for(tree: Any, text: int, buffer_length: int) -> int | None:
