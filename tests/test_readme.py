@@ -37,6 +37,7 @@ def test_the_library_example_completes_its_prompts(capsys):
   assert "\n1 RESIDUAL  0\n" in printed
 
 
+@pytest.mark.slow
 def test_the_page_about_your_own_model_decodes_as_it_shows(capsys):
   names = run_blocks("docs/decode.md")
   assert names["bushy"].decoder.drafter.tree.num_drafted == 10

@@ -61,7 +61,9 @@ def expected(theirs, record):
   return made[0, len(prompt) :].tolist()
 
 
-@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize(
+  "shared", [False, pytest.param(True, marks=pytest.mark.slow)]
+)
 def test_rows_are_those_of_generate(t5, saved, tmp_path, shared):
   source = write_jsonl(tmp_path / "in.jsonl", RECORDS)
   out = tmp_path / "out.jsonl"

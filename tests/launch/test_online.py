@@ -30,7 +30,9 @@ def test_what_was_learned_changes_what_comes_after(cli, tmp_path):
   assert drafted[0] != drafted[1]
 
 
-@pytest.mark.parametrize("kind", ["model", "eagle3"])
+@pytest.mark.parametrize(
+  "kind", ["model", pytest.param("eagle3", marks=pytest.mark.slow)]
+)
 def test_what_is_the_targets_does_not_learn(kind, pair, tmp_path):
   """Of a draft model, and of a head with a vocabulary of its own."""
   target, draft = pair

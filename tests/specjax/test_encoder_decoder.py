@@ -138,8 +138,9 @@ def texts(state):
 
 
 @pytest.mark.parametrize(
-  ("kind", "tree", "rule"), [("model", FORK, "recursive"),
-                             ("block", chain(3), "block")]
+  ("kind", "tree", "rule"),
+  [pytest.param("model", FORK, "recursive", marks=pytest.mark.slow),
+   ("block", chain(3), "block")],
 )  # fmt: skip
 def test_a_row_is_the_same_in_a_batch_and_after_a_refill(kind, tree, rule):
   decoder, params = make(kind, tree, rule)

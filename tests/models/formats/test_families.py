@@ -19,7 +19,8 @@ from specjax.types import Draft, Drafter, Params
 
 # Those that differ in what a cache and a tree see; the others add no idea.
 HYBRIDS = ("qwen3-next", "qwen3-5", "qwen3-5-moe")  # no drafts
-SEEN = ("gemma4", "olmo3", "qwen3-moe", "gpt-oss")
+SEEN = ("gemma4", *(pytest.param(x, marks=pytest.mark.slow) for x in (
+  "olmo3", "qwen3-moe", "gpt-oss")))  # fmt: skip
 
 
 @pytest.mark.parametrize("name", SEEN)
