@@ -64,6 +64,15 @@ def test_projections_are_cut_as_megatron_cuts_them(name, spec):
 
 
 @pytest.mark.parametrize(
+  "name", ["markov_head.gate_proj", "markov_head.joint_proj", "confidence_head"]
+)
+def test_what_any_rank_may_have_is_whole_on_every_device(name):
+  """Of DSpark's head, whose rank no number of devices need divide."""
+  parts = [*name.split("."), "weight"]
+  assert sharding.param_spec(parts, sharding.Sharding()) == P()
+
+
+@pytest.mark.parametrize(
   ("changes", "size", "message"),
   [
     ({}, 3, r"num_heads \(8\) cannot be cut over 3"),

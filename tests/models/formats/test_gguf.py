@@ -14,8 +14,9 @@ from references import GATED, LLAMA3, MODELS, TOKENS, VOCAB
 from transformers.integrations.gguf import dequant
 
 from models import checkpoints, sharding
-from models.formats import gguf, gguf_file
-from models.networks.quantized_tensor import is_quantized
+from models.formats import gguf, gguf_file, published
+from models.formats.weights import Tensor
+from models.networks.quantized_tensor import QuantizedTensor, is_quantized
 
 
 def like(name, *without, read=False, **changes):
@@ -198,6 +199,24 @@ def test_a_file_of_mixed_types_is_held_as_it_is(tmp_path, on_mesh):
   assert {x.values.dtype for x in weights} == {jnp.dtype("int8")}
   actual, expected = map(logits, (network, whole))
   assert references.relative_error(actual, expected) < 1e-5
+
+
+def test_scales_of_smaller_groups_are_read_whole_and_in_part():
+  """Whole, as a mesh asks whose devices are more than a model's heads."""
+  of = lambda x: Tensor(
+    name="x", shape=x.shape, kind="F32", read=lambda i: x[i]
+  )
+  weight = QuantizedTensor(
+    values=of(np.zeros((3, 64), np.int8)),
+    scales=of(np.arange(6.0).reshape(3, 2)),
+  )
+  finer = published._in_form(weight, "I8", 16, minima=True)
+  scales = np.repeat(np.arange(6.0).reshape(3, 2), 2, axis=1)
+  assert finer.scales.shape == (3, 4)
+  np.testing.assert_array_equal(finer.scales.read(()), scales)
+  part = slice(1, 3), slice(1, 4)
+  np.testing.assert_array_equal(finer.scales.read(part), scales[part])
+  np.testing.assert_array_equal(finer.minima.read(()), 0 * scales)
 
 
 def logits(network):

@@ -114,6 +114,13 @@ def test_p_eagle_predicts_all_depths_in_one_pass(name, tmp_path):
   np.testing.assert_array_equal(again.functions()[0].mask(params)[1], vector)
 
 
+def test_p_eagles_mask_may_be_named_as_dflashs_is(tmp_path):
+  config = {k: v for k, v in FORMATS["p_eagle"][0].items() if k != "pard_token"}
+  config |= {"dflash_config": {"mask_token_id": 6}}
+  head = read(tmp_path, "p_eagle", config=config)
+  assert (head.kind, head.module.config.mask_token) == ("p_eagle", 6)
+
+
 @pytest.mark.parametrize("name", [n for n in FORMATS if n.startswith("medusa")])
 def test_medusas_logits_are_those_of_the_formulas_by_published_names(
   name, tmp_path
