@@ -56,10 +56,11 @@ SIBLINGS: dict[str, tuple[Siblings, ...]] = {
 }
 
 
-# By row: the rule's name and its siblings.
+# By row: the rule's name and its siblings. `synthetic` says nothing of a pair.
 ROWS: dict[str, tuple[str, Siblings]] = {
   name if not number else f"{name} ({siblings.name})": (name, siblings)
   for name in rules.RULES
+  if name != "synthetic"
   for number, siblings in enumerate(SIBLINGS.get(name, (siblings_lib.IID,)))
 }
 _MOST_NODES = 256  # trees are unrolled: larger ones take minutes to compile
