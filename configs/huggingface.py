@@ -3,10 +3,8 @@ r"""Decodes with any supported checkpoint on this machine, or from the Hub.
   python -m launch.decode \
     --config=configs/huggingface.py:target=DIR,draft=DIR --prompts=IN.jsonl
 
-Without `draft=`, choose a drafter that needs none:
-
-  python -m launch.decode --config=configs/huggingface.py:target=DIR \
-    --config.drafter=ngram --prompts=IN.jsonl
+Without `draft=`, n-grams of the text so far draft; `--config.drafter` chooses
+another drafter that needs no model.
 
 DIR is a directory (config.json, safetensors, tokenizer files) of a family in
 docs/families.md, a GGUF file, or a name on the Hugging Face Hub: ORG/NAME,
@@ -32,4 +30,6 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
     raise ValueError("expected configs/huggingface.py:target=DIR[,draft=DIR]")
   config = common.get_config()
   config.target, config.checkpoints.draft = given["target"], given["draft"]
+  if not given["draft"]:
+    config.drafter = "ngram"
   return config

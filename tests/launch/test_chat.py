@@ -55,7 +55,7 @@ def piped(cli, model, monkeypatch, capsys):
 def talked(model):
   """A conversation of three turns."""
   config = huggingface.get_config(f"target={model}")
-  config.drafter = "ngram(tokens=3)"
+  assert config.drafter == "ngram"  # what needs no draft
   config.max_new_tokens = 12
   with pytest.MonkeyPatch.context() as patch:
     for name in ("stdout", "stderr"):
