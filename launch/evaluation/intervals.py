@@ -193,17 +193,6 @@ def ratio(
   }
 
 
-def mean_interval(values: Sequence[float]) -> tuple[float, float] | None:
-  """Student's t interval of a mean over units; None with fewer than `LEAST`."""
-  if len(values) < LEAST:
-    return None
-  x = np.asarray(values, float)
-  error = x.std(ddof=1) / np.sqrt(len(x))
-  side = error * special.stdtrit(len(x) - 1, (1 + _CONFIDENCE) / 2)
-  side += _ROUNDING * np.abs(x).max()
-  return float(x.mean() - side), float(x.mean() + side)
-
-
 def summarize(units: Sequence[Unit], *, max_depth: float = math.inf) -> dict:
   """The report of a run.
 

@@ -11,7 +11,6 @@ between iterations, from finished rounds, so every lossless rule stays lossless.
 """
 
 import dataclasses
-import itertools
 import weakref
 from collections.abc import Callable, Sequence
 
@@ -70,20 +69,8 @@ def smartspec(rows: Sequence[Row], cost: Cost, depths: Sequence[int]) -> int:
   return max(depths, key=value)
 
 
-def adaspec(rows: Sequence[Row], cost: Cost, depths: Sequence[int]) -> int:
-  """AdaSpec's gates: draft only if one token pays, and deeper while it does.
-
-  It estimates survival by the draft's own probabilities, which are not known
-  between rounds; here it is estimated as everywhere.
-  """
-  for depth, deeper in itertools.pairwise(depths):
-    if goodput(rows, deeper, cost) <= goodput(rows, depth, cost):
-      return depth
-  return depths[-1]
-
-
 Policy = Callable[[Sequence[Row], Cost, Sequence[int]], int]
-POLICIES = {"objectives": decide, "smartspec": smartspec, "adaspec": adaspec}
+POLICIES = {"objectives": decide, "smartspec": smartspec}
 
 
 # ----------------------------------------------------------------- estimation

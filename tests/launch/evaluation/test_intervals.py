@@ -85,7 +85,6 @@ def test_an_interval_needs_five_units_that_count(count):
   told = count >= 5
   ones, values = [1.0] * count, [1.0 + i for i in range(count)]
   assert (interval([values], [ones]) is not None) == told
-  assert (intervals.mean_interval(values) is not None) == told
   assert (summarize([unit()] * count)["speedup_ci"] is not None) == told
   # What is zero has no logarithm, and says little of a ratio.
   with_zeros = interval([[0.0, 0.0, *values]], [[1.0, 1.0, *ones]])

@@ -55,12 +55,7 @@ def test_without_objectives_the_best_is_that_of_dinkelbach():
     assert policy(row * 3, cost, DEPTHS) == 6
 
 
-def test_others_for_comparison():
-  good = [Row(acceptance=0.8)]
-  # Gates look one step ahead: a cheap length behind a dear one is not found.
-  steps = lambda depth: {0: 1.0, 1: 1.2}.get(depth, 2.0)
-  assert objectives.adaspec(good, steps, DEPTHS) == 1
-  assert objectives.decide(good, steps, DEPTHS) == 8
+def test_smartspec_for_comparison():
   # Below .3 SmartSpec assumes .65, and not to draft is worth a tenth more.
   hopeless = [Row(acceptance=0.05)]
   assert objectives.smartspec(hopeless, cost, DEPTHS) > 1
