@@ -8,9 +8,9 @@ The heads of the embedded target:
   python -m launch.train --config=configs/train_head.py:medusa \
     --workdir=/tmp/specjax/medusa --export=models/pretrained/medusa
 
-`:eagle`, `:mtp` (multi-token prediction), `:blockwise`, `:dflash` (JetSpec's
-with --config.head.causal) and `:dspark` are the other kinds. Any target that
-decodes can have one; this is SmolLM2's, first on plain text, then on its own
+`:eagle`, `:mtp` (multi-token prediction), `:dflash` (JetSpec's with
+--config.head.causal) and `:dspark` are the other kinds. Any target that decodes
+can have one; this is SmolLM2's, first on plain text, then on its own
 conversations:
 
   SMOLLM2=$(python -m launch.tools.fetch_smollm2)
@@ -30,7 +30,7 @@ import ml_collections
 
 from configs import train_embedded
 
-_KINDS = ("eagle", "eagle3", "mtp", "medusa", "blockwise", "dflash", "dspark")
+_KINDS = ("eagle", "eagle3", "mtp", "medusa", "dflash", "dspark")
 
 
 def get_config(arg: str = "eagle3") -> ml_collections.ConfigDict:
@@ -44,9 +44,9 @@ def get_config(arg: str = "eagle3") -> ml_collections.ConfigDict:
   config.target = "models/pretrained/target"
   head = config.head = ml_collections.ConfigDict()
   head.kind = arg
-  # Drafted tokens to train: unrolled steps of EAGLE or MTP, Medusa's and
-  # blockwise heads, masks of a block. The loss of each weighs depth_decay times
-  # that of the one before; EAGLE-3 has 0.8.
+  # Drafted tokens to train: unrolled steps of EAGLE or MTP, Medusa's heads,
+  # masks of a block. The loss of each weighs depth_decay times that of the one
+  # before; EAGLE-3 has 0.8.
   head.depth = 4
   head.depth_decay = 0.8
   blocks = arg in ("dflash", "dspark")
@@ -81,8 +81,6 @@ def get_config(arg: str = "eagle3") -> ml_collections.ConfigDict:
   if arg == "eagle":
     # Weight of the distance to the target's next feature in the loss.
     head.feature_weight = 1.0
-  if arg == "blockwise":
-    head.hidden_dim = 0  # each head's hidden width; 0 for the target's
   # A head to start from, instead of the target's last layer; it keeps its draft
   # vocabulary unless another size is given.
   config.init_from = ""

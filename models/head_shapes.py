@@ -25,21 +25,13 @@ from models.networks.heads import HeadConfig
 from models.networks.transformer import FINAL, Features
 from models.sharding import Sharding
 
-HeadModule = (
-  eagle.Eagle
-  | medusa.Medusa
-  | medusa.Blockwise
-  | dflash.Parallel
-  | mtp.Mtp
-  | Assistant
-)
+HeadModule = eagle.Eagle | medusa.Medusa | dflash.Parallel | mtp.Mtp | Assistant
 # Of each kind the network, and what makes pure functions of it.
 _NETWORKS: dict[str, tuple[Any, Callable[..., tuple[Any, Any]]]] = {
   "eagle": (eagle.Eagle, eagle.as_feature_model),
   "eagle3": (eagle.Eagle, eagle.as_feature_model),
   "p_eagle": (eagle.Eagle, eagle.as_feature_model),
   "medusa": (medusa.Medusa, medusa.as_marginals),
-  "blockwise": (medusa.Blockwise, medusa.as_marginals),
   "dflash": (dflash.Parallel, dflash.as_block_model),
   "dspark": (dspark.DSpark, dspark.as_markov_blocks),
   "mtp": (mtp.Mtp, eagle.as_feature_model),

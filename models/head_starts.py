@@ -33,12 +33,7 @@ from models.networks.dflash import Parallel, ParallelConfig
 from models.networks.dspark import DSpark, DSparkConfig
 from models.networks.eagle import Eagle, EagleConfig
 from models.networks.layers import Layer, PlusOneNorm
-from models.networks.medusa import (
-  Blockwise,
-  BlockwiseConfig,
-  Medusa,
-  MedusaConfig,
-)
+from models.networks.medusa import Medusa, MedusaConfig
 from models.networks.mtp import Mtp, MtpConfig
 from models.networks.rope import Rope
 from models.networks.transformer import Features, Transformer
@@ -172,22 +167,6 @@ def medusa(
   rows = _rows(module, target, draft_vocab)
   for head in module.heads:
     head.lm_head.weight[...] = rows
-  return module
-
-
-def blockwise(
-  target: Transformer, *, num_heads: int, hidden_dim: int, rngs: nnx.Rngs
-) -> Blockwise:
-  """Blockwise heads: each is the target's own output at first."""
-  config = BlockwiseConfig(
-    num_heads=num_heads,
-    hidden_dim=hidden_dim or target.config.embed_dim,
-    embed_dim=target.config.embed_dim,
-    vocab_size=target.config.vocab_size,
-  )
-  module = Blockwise(config, dtype=target.dtype, rngs=rngs)
-  module.out.weight[...] = jnp.zeros_like(module.out.weight)
-  module.lm_head.weight[...] = output_rows(target)
   return module
 
 

@@ -33,9 +33,6 @@ def write_all(path):
       target, num_layers=1, layers=(1,), block_size=4, mask_token=7,
       draft_vocab=None, rngs=rngs,
     ),
-    "blockwise": head_starts.blockwise(
-      target, num_heads=3, hidden_dim=8, rngs=rngs
-    ),
   }  # fmt: skip
   for name, head in heads.items():
     features = {"eagle3": (0, 1), "dflash": (1,)}.get(name, ())

@@ -199,13 +199,6 @@ FORMATS = {
         f"lm_heads.{h}.weight": random(VD, H)}.items()}},
     "medusa", (FINAL,),
   ),
-  "blockwise": (
-    dict(model_type="blockwise", num_heads=2, hidden_dim=3, hidden_size=H,
-         vocab_size=V),
-    {"hidden.weight": random(6, H), "hidden.bias": random(6),
-     "out.weight": random(2 * H, 6), "out.bias": random(2 * H)},
-    "blockwise", (FINAL,),
-  ),
 }  # fmt: skip
 
 

@@ -284,7 +284,6 @@ _ENTRIES = (
   entry(drafters.mtp, reads="mtp", after=_states, climbs=True),
   entry(drafters.assistant, reads="head", climbs=True),
   entry(drafters.medusa, reads="head", after=_rounded, climbs=True),
-  entry(drafters.blockwise, reads="head", after=_rounded, climbs=True),
   entry(drafters.dflash, reads="head", after=_rounded),
   entry(drafters.dspark, reads="head", after=_rounded),
   entry(drafters.specdec, reads="block"),

@@ -215,10 +215,6 @@ def _of_the_target(
       return head_starts.medusa(
         target, num_heads=head.depth, draft_vocab=ids, rngs=rngs
       )
-    case "blockwise":
-      return head_starts.blockwise(
-        target, num_heads=head.depth, hidden_dim=head.hidden_dim, rngs=rngs
-      )
   more: dict = {
     "block_size": head.depth + 1,
     "causal": head.get("causal", False),

@@ -1,10 +1,10 @@
 """Draft heads as they are published: which they are, and their parameters.
 
 A directory with a `config.json` and tensors tells by itself what it is: an
-EAGLE head of any generation (`eagle_format`), Medusa's or blockwise ones
-(`medusa_format`), blocks of DFlash (`dflash_format`) or DSpark
-(`dspark_format`), a Gemma 4's assistant (`assistant_format`), or one of
-multi-token prediction (`mtp_format`), which a target's own files may hold too.
+EAGLE head of any generation (`eagle_format`), Medusa's (`medusa_format`),
+blocks of DFlash (`dflash_format`) or DSpark (`dspark_format`), a Gemma 4's
+assistant (`assistant_format`), or one of multi-token prediction (`mtp_format`),
+which a target's own files may hold too.
 
 The formats differ in how layers are numbered whose features are read, in where
 draft tokens' ids are offsets, and in switches; here they become one form. What

@@ -4,10 +4,8 @@ EAGLE-1 and 3 as their authors do (EAGLE-3 with the list of its layers; with
 switches, windows or several layers as `speculators` does), Medusa's as vLLM
 does, DFlash's as its authors do, or, of a vocabulary of its own or with windows
 as `speculators` means them, in its form, which those of multi-token prediction
-have too. Of blockwise heads nothing was published: their `config.json` says
-"blockwise", and the tensors have the names of
-`models.networks.medusa.Blockwise`. Embedding and output projection are not
-written where they are the target's and all readers take them from it.
+have too. Embedding and output projection are not written where they are the
+target's and all readers take them from it.
 models/pretrained/README.md says which program reads which form.
 """
 
@@ -41,7 +39,6 @@ _FORMATS: dict[str, Any] = {
   "eagle3": eagle_format,
   "p_eagle": eagle_format,
   "medusa": medusa_format,
-  "blockwise": medusa_format,
   "dflash": dflash_format,
   "dspark": dspark_format,
   "mtp": mtp_format,

@@ -1,14 +1,7 @@
-"""Medusa's heads as they are published, and blockwise heads in our own form.
+"""Medusa's heads as they are published.
 
-Medusa's are read as its authors (`medusa_lm_head.pt`) and as vLLM name their
-tensors. Of blockwise parallel decoding (Stern et al., 2018) nothing was
-published; this is the form that is read here:
-
-    config.json  {"model_type": "blockwise", "num_heads": K, "hidden_dim": N,
-                  "hidden_size": D, "vocab_size": V}
-    hidden.weight  [K * N, D]      hidden.bias  [K * N]
-    out.weight     [K * D, K * N]  out.bias     [K * D]
-    lm_head.weight [V, D], if it is not the target's
+Their tensors are read as its authors (`medusa_lm_head.pt`) and as vLLM name
+them.
 """
 
 from collections.abc import Mapping
@@ -19,11 +12,9 @@ from models.formats.families import FAMILIES
 from models.formats.families.reading import get
 from models.formats.weights import Tensor
 from models.head_shapes import HeadShape, Target
-from models.networks.medusa import BlockwiseConfig, MedusaConfig
+from models.networks.medusa import MedusaConfig
 from models.networks.transformer import FINAL, Features
 
-_OF_BLOCKWISE = ("num_heads", "hidden_dim", "hidden_size", "vocab_size")
-_ALSO = ("model_type", "architectures", "torch_dtype", "dtype")
 # What a configuration of Medusa's heads may say: its authors', vLLM's, and what
 # changes nothing. `max_paths` and `topk` are of vLLM's trees.
 _OF_MEDUSA = frozenset(
@@ -40,9 +31,8 @@ _OF_MEDUSA = frozenset(
 
 
 def is_one(config: Mapping[str, Any]) -> bool:
-  """True if a configuration is of Medusa's heads, or of blockwise ones."""
-  of_medusa = "medusa_num_heads" in config
-  return of_medusa or config.get("model_type") in ("medusa", "blockwise")
+  """True if a configuration is of Medusa's heads."""
+  return "medusa_num_heads" in config or config.get("model_type") == "medusa"
 
 
 def shape(
@@ -62,12 +52,16 @@ def shape(
   Raises:
     ValueError: for switches that are not known, or another target.
   """
-  if config.get("model_type") == "blockwise":
-    return _blockwise(config, target)
   if config.get("model_type") in [*FAMILIES]:  # a target's, with heads beside
     config = {k: v for k, v in config.items() if k.startswith("medusa")}
   json_files.refuse_unknown(config, _OF_MEDUSA)
-  _refuse_other_target(config, target)
+  for name, expected in (
+    ("hidden_size", target.embed_dim), ("vocab_size", target.vocab_size)
+  ):  # fmt: skip
+    if config.get(name, expected) != expected:
+      raise ValueError(
+        f"{name} is {config[name]!r}, and the target's {expected}"
+      )
   if config.get("original_lm_head"):
     raise ValueError("original_lm_head is not supported, got true")
   if tensors is None:
@@ -94,33 +88,8 @@ def shape(
   return HeadShape(config=made, features=(FINAL,))
 
 
-def _blockwise(config: Mapping[str, Any], target: Target) -> HeadShape:
-  json_files.refuse_unknown(config, {*_OF_BLOCKWISE, *_ALSO})
-  _refuse_other_target(config, target)
-  heads, hidden, width, words = (
-    get(config, name, int) for name in _OF_BLOCKWISE
-  )
-  made = BlockwiseConfig(
-    num_heads=heads, hidden_dim=hidden, embed_dim=width, vocab_size=words
-  )
-  return HeadShape(config=made, features=(FINAL,))
-
-
-def _refuse_other_target(config: Mapping[str, Any], target: Target) -> None:
-  """Raises ValueError for the sizes of another target."""
-  for name, expected in (
-    ("hidden_size", target.embed_dim), ("vocab_size", target.vocab_size)
-  ):  # fmt: skip
-    if config.get(name, expected) != expected:
-      raise ValueError(
-        f"{name} is {config[name]!r}, and the target's {expected}"
-      )
-
-
 def names(config: Any) -> dict[str, str]:
   """Parameters whose tensors have other names, and these: vLLM's."""
-  if isinstance(config, BlockwiseConfig):
-    return {}
   named = {}
   for h in range(config.num_heads):
     named[f"heads.{h}.lm_head.weight"] = f"lm_heads.{h}.weight"
@@ -132,16 +101,11 @@ def names(config: Any) -> dict[str, str]:
 
 
 def settings(config: Any, features: Features, dtype: str) -> dict[str, Any]:
-  """The `config.json` of heads, Medusa's as vLLM has it."""
+  """The `config.json` of heads, as vLLM has it."""
   del features
-  sizes = {"hidden_size": config.embed_dim, "vocab_size": config.vocab_size}
-  if isinstance(config, BlockwiseConfig):
-    return sizes | {
-      "model_type": "blockwise",
-      "num_heads": config.num_heads,
-      "hidden_dim": config.hidden_dim,
-    }
-  return sizes | {
+  return {
+    "hidden_size": config.embed_dim,
+    "vocab_size": config.vocab_size,
     "architectures": ["MedusaModel"],
     "model_type": "medusa",
     "num_heads": config.num_heads,

@@ -1,9 +1,8 @@
-"""Medusa's and blockwise heads: several tokens ahead from one feature.
+"""Medusa's heads: several tokens ahead from one feature.
 
-Medusa (Cai et al., ICML 2024) has residual blocks and an output projection of
-its own for each depth; blockwise parallel decoding (Stern et al., NeurIPS 2018)
-one hidden layer for all depths, and the target's output projection. Both read
-the hidden state that the target's logits are read of: the feature `FINAL`.
+Each depth has residual blocks and an output projection of its own (Cai et al.,
+ICML 2024). They read the hidden state that the target's logits are read of: the
+feature `FINAL`.
 """
 
 import dataclasses
@@ -22,24 +21,7 @@ from specjax.types import MarginalModel
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Config(HeadConfig):
-  num_heads: int
-  embed_dim: int
-  vocab_size: int
-
-  @property
-  def num_predicted(self) -> int:
-    """K."""
-    return self.num_heads
-
-  @property
-  def num_features(self) -> int:
-    """D."""
-    return self.embed_dim
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class MedusaConfig(_Config):
+class MedusaConfig(HeadConfig):
   """Shapes of Medusa's heads.
 
   Attributes:
@@ -52,12 +34,25 @@ class MedusaConfig(_Config):
     draft_vocab_size: tokens that they can say; None for all V.
   """
 
+  num_heads: int
+  embed_dim: int
+  vocab_size: int
   num_layers: int
   bias: bool = True
   draft_vocab_size: int | None = None
 
   kind = "medusa"
   shared = frozenset()
+
+  @property
+  def num_predicted(self) -> int:
+    """K."""
+    return self.num_heads
+
+  @property
+  def num_features(self) -> int:
+    """D."""
+    return self.embed_dim
 
   def even_sizes(self) -> tuple[int, ...]:
     """Sizes that must be multiples of the number of devices."""
@@ -101,57 +96,7 @@ class Medusa(nnx.Module):
     return jnp.stack(logits, axis=-2).astype(jnp.float32)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class BlockwiseConfig(_Config):
-  """Shapes of blockwise parallel decoding's outputs.
-
-  Attributes:
-    num_heads: K, depths they say, as Medusa's (the paper's k is K + 1: it
-      counts the target's own output).
-    embed_dim: D.
-    vocab_size: V.
-    hidden_dim: width of the hidden layer, for each depth.
-  """
-
-  hidden_dim: int
-
-  kind = "blockwise"
-  shared = frozenset({"lm_head"})
-
-  def even_sizes(self) -> tuple[int, ...]:
-    """Sizes that must be multiples of the number of devices."""
-    return (self.num_heads * self.hidden_dim, self.vocab_size)
-
-
-class Blockwise(nnx.Module):
-  """A hidden layer with a residual to K outputs, and a shared projection.
-
-  The projection is the target's array, so that no memory holds it twice. No
-  checkpoints were published; `models.formats.medusa_format` has our own form.
-  """
-
-  def __init__(
-    self, config: BlockwiseConfig, *, dtype=jnp.float32, rngs: nnx.Rngs
-  ):
-    c = config
-    self.config = config
-    self.dtype = jnp.dtype(dtype)
-    width = c.num_heads * c.hidden_dim
-    self.hidden = Linear(c.embed_dim, width, True, dtype, rngs)
-    self.out = Linear(width, c.num_heads * c.embed_dim, True, dtype, rngs)
-    self.lm_head = Linear(c.embed_dim, c.vocab_size, False, dtype, rngs)
-
-  def __call__(self, x: Array) -> Array:
-    """`[..., D] -> f32[..., K, V]`, logits of each depth."""
-    x = x.astype(self.dtype)
-    out = self.out(jax.nn.relu(self.hidden(x)))
-    out = out.reshape(*x.shape[:-1], self.config.num_heads, -1)
-    return self.lm_head(x[..., None, :] + out).astype(jnp.float32)
-
-
-def as_marginals(
-  module: Medusa | Blockwise, *, sharding: Sharding | None = None
-):
+def as_marginals(module: Medusa, *, sharding: Sharding | None = None):
   """Splits heads into pure functions and their parameters.
 
   Args:
@@ -167,7 +112,7 @@ def as_marginals(
     features = constrain(features, "act_btd", sharding=sharding)
     merged = merge(params)
     logits = merged(features)
-    if isinstance(merged, Medusa) and merged.config.draft_vocab_size:
+    if merged.config.draft_vocab_size:
       logits = draft_vocabulary.spread(
         logits, merged.target_ids[...], merged.config.vocab_size
       )

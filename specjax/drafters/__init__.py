@@ -17,7 +17,7 @@ from specjax.drafters.families.dspark import dspark
 from specjax.drafters.families.eagle import eagle, eagle3, p_eagle
 from specjax.drafters.families.layer_skip import layer_skip, quantized_self
 from specjax.drafters.families.lookahead import lookahead
-from specjax.drafters.families.medusa import blockwise, medusa
+from specjax.drafters.families.medusa import medusa
 from specjax.drafters.families.model import model
 from specjax.drafters.families.mtp import mtp
 from specjax.drafters.families.ngram import ngram
@@ -29,8 +29,7 @@ from specjax.drafters.families.specdec import specdec
 from specjax.drafters.families.suffix import rest, suffix
 
 __all__ = [
-  "assistant", "blockwise", "dflash", "dspark", "eagle", "eagle3",
-  "layer_skip", "lookahead", "medusa", "model", "mtp", "ngram", "online",
-  "p_eagle", "plain", "quantized_self", "rasd", "repeats", "rest", "specdec",
-  "suffix",
+  "assistant", "dflash", "dspark", "eagle", "eagle3", "layer_skip", "lookahead",
+  "medusa", "model", "mtp", "ngram", "online", "p_eagle", "plain",
+  "quantized_self", "rasd", "repeats", "rest", "specdec", "suffix",
 ]  # fmt: skip

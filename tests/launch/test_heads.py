@@ -39,7 +39,6 @@ RUNS = {
   "the best tree of a block": (
     "dflash(tokens=3, tree=dynamic(8, top_k=3))", "match"
   ),
-  "blockwise": ("blockwise(tokens=3, siblings=given)", "match"),
   "a text that is read on": (
     "repeats(eagle3(tokens=2), tokens=3, min_match=1, max_ngram=3)", "token"
   ),
@@ -50,7 +49,7 @@ RUNS = {
 
 def head_of(drafter):
   """The folder of the head that a call drafts with."""
-  return re.findall("eagle3|medusa|dflash|blockwise", drafter)[0]
+  return re.findall("eagle3|medusa|dflash", drafter)[0]
 
 
 @pytest.mark.parametrize(

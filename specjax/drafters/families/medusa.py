@@ -1,10 +1,9 @@
 """Medusa: heads on the target's features, with one distribution per depth.
 
-Medusa's residual blocks (Cai et al., ICML 2024) and the outputs of blockwise
-parallel decoding (Stern et al., NeurIPS 2018) read the target's feature of the
-token before the newest; head k predicts the token k after the newest. The
-distributions are marginals, from which `specjax.drafters.shared.marginals`
-makes drafts: drawn, for any rule, or deterministic, for `match`.
+They read the target's feature of the token before the newest; head k predicts
+the token k after the newest (Cai et al., ICML 2024). The distributions are
+marginals, from which `specjax.drafters.shared.marginals` makes drafts: drawn,
+for any rule, or deterministic, for `match`.
 """
 
 import jax.numpy as jnp
@@ -48,31 +47,11 @@ def medusa(
     ValueError: if the tree does not fit heads, siblings or vocabulary.
     TypeError: if `tree` is no tree.
   """
-  return _drafter("medusa", head, tokens, tree, siblings, vocab_size)
-
-
-def blockwise(
-  head: MarginalModel,
-  *,
-  tokens: int | None = None,
-  tree: Tree | Shape | None = None,
-  siblings: Siblings | str = IID,
-  vocab_size: int | None = None,
-) -> Drafter:
-  """Blockwise parallel decoding heads (Stern et al., NeurIPS 2018).
-
-  Arguments, result and errors are those of `medusa`.
-  """
-  return _drafter("blockwise", head, tokens, tree, siblings, vocab_size)
-
-
-def _drafter(name, head, tokens, tree, siblings, vocab_size) -> Drafter:
-  """The drafter of heads, under their name; see `medusa`."""
   drawing = arguments.drawing(
     tokens, tree, siblings, vocab_size or head.vocab_size, default=4,
     dynamic=True, deterministic=True,
   )  # fmt: skip
-  marginals.check(name, head.num_depths, drawing)
+  marginals.check("medusa", head.num_depths, drawing)
 
   def read(params, features: Array, commit: Commit) -> Array:
     del params
@@ -83,7 +62,7 @@ def _drafter(name, head, tokens, tree, siblings, vocab_size) -> Drafter:
     return marginals.draft(logits, context, drawing), features, target_cache
 
   return Drafter(
-    name=name,
+    name="medusa",
     tree=drawing.tree,
     siblings=drawing.siblings,
     init=lambda params, batch, slots, inputs: jnp.zeros(

@@ -17,10 +17,6 @@ TARGET = config_from_json(shapes.SHAPES["llama-3.1-8b"])
 ABOUT = Target(num_layers=32, embed_dim=H, vocab_size=V)
 OTHERS = {
   "medusa": dict(medusa_num_heads=3, medusa_num_layers=1),
-  "blockwise": dict(
-    model_type="blockwise", num_heads=3, hidden_dim=H, hidden_size=H,
-    vocab_size=V,
-  ),
   "dflash": dict(
     shapes.SHAPES["llama-3.1-8b"], model_type="qwen3", num_hidden_layers=5,
     head_dim=128, block_size=8,

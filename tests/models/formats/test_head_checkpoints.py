@@ -21,7 +21,6 @@ from published_heads import (
   IDS,
   LAYER_JSON,
   NAME,
-  OUTPUT,
   RNG,
   SPECULATORS,
   TARGET,
@@ -152,19 +151,6 @@ def test_medusas_logits_are_those_of_the_formulas_by_published_names(
     )
 
 
-def test_blockwise_logits_are_the_formula(tmp_path):
-  """One hidden layer for all, a residual, and the target's projection."""
-  w = FORMATS["blockwise"][1]
-  head = read(tmp_path, "blockwise")
-  model, params = head.functions()
-  x = random(2, H)
-  hidden = np.maximum(x @ w["hidden.weight"].T + w["hidden.bias"], 0)
-  out = hidden @ w["out.weight"].T + w["out.bias"]
-  expected = (x[:, None] + out.reshape(2, 2, H)) @ OUTPUT.T
-  actual = model.apply(params, jnp.asarray(x))
-  np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=1e-3)
-
-
 def test_the_same_key_means_another_thing_in_another_format(tmp_path):
   """SpecForge's files of heads whose logits are normed."""
   config = {**FORMATS["specforge"][0], "norm_output": True}
@@ -210,9 +196,6 @@ REFUSED = {
   "medusa": [({"2.1.weight": random(V + 1, H)}, "wrong shape: 2.1.weight")],
   "medusa, vllm, few words": [
     ({"token_map": IDS[[0, 0, 1, 2, 3]]}, "each once"),
-  ],
-  "blockwise": [
-    (FORMATS["blockwise"][0] | {"k": 4}, "settings that are not known: k"),
   ],
 }  # fmt: skip
 
