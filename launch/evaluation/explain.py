@@ -255,8 +255,8 @@ def section(result: Mapping, *, figure: str) -> list[str]:
     "## Does speculation pay?",
     f"![Tokens per second against the number of drafted tokens]({figure})",
     "*Tokens per second against the number N of drafted tokens, measured (95% "
-    "over prompts) and predicted from acceptance. The first table predicts from "
-    "the target calls that were made.*",
+    "over prompts) and predicted from acceptance. The first table predicts "
+    "from the target calls that were made.*",
   ]
   for finding in result["explained"]:
     parts += [f"### {_title(finding)}", verdict(finding), *_why(finding)]
