@@ -13,6 +13,7 @@ from flax import nnx
 
 from models.networks import (
   dflash,
+  dflash2,
   dspark,
   eagle,
   gemma_assistant,
@@ -33,6 +34,7 @@ _NETWORKS: dict[str, tuple[Any, Callable[..., tuple[Any, Any]]]] = {
   "p_eagle": (eagle.Eagle, eagle.as_feature_model),
   "medusa": (medusa.Medusa, medusa.as_marginals),
   "dflash": (dflash.Parallel, dflash.as_block_model),
+  "dflash2": (dflash2.DFlash2, dspark.as_markov_blocks),
   "dspark": (dspark.DSpark, dspark.as_markov_blocks),
   "mtp": (mtp.Mtp, eagle.as_feature_model),
   "assistant": (
@@ -109,7 +111,7 @@ def functions(
     sharding: its rules on the mesh in use; None for one device.
 
   Returns:
-    A `FeatureModel` (EAGLE, MTP), a `BlockModel` (DFlash, DSpark), a
+    A `FeatureModel` (EAGLE, MTP), a `BlockModel` (DFlash, DSpark, ...), a
     `CacheReader` (Gemma 4's assistant), or of the others a `MarginalModel`; and
     the parameters.
   """

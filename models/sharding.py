@@ -93,6 +93,7 @@ def param_specs(params, sharding: Sharding):
 _WHOLE = (
   "router", "q_a", "kv_a", "per_layer_gate", "per_layer_out",
   "per_layer_projection", "gate_proj", "joint_proj", "confidence_head",
+  "kernel_projection", "hidden_projection",
 )  # fmt: skip
 
 

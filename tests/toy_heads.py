@@ -8,7 +8,7 @@ import toys
 
 from specjax import drafters
 from specjax.siblings import WITHOUT_REPLACEMENT
-from specjax.tree import Tree, bound, chain
+from specjax.tree import Tree, bound, chain, paths
 from specjax.types import Drafter, MarginalModel
 
 LAYERS, DEPTHS = 3, 3
@@ -41,6 +41,7 @@ def make(name: str, vocab_size: int) -> Drafter:
     "drawn chain": dict(tree=chain(2)),
     "one token": dict(tree=chain(1)),
     "drawn tree": dict(tree=TREE),
+    "drawn paths": dict(tree=paths(2, 2)),
     "distinct": dict(tree=FAMILY, siblings=WITHOUT_REPLACEMENT),
     "certain chain": dict(tree=chain(2), siblings="given"),
     "certain tree": dict(tree=TREE, siblings="given"),
@@ -67,6 +68,12 @@ def make(name: str, vocab_size: int) -> Drafter:
   if family == "dflash":
     head = toys.block_model(vocab_size, num_features=LAYERS, num_depths=DEPTHS)
     return drafters.dflash(head, **kind)
+  if family == "dflash2":  # a second child may find all candidates taken
+    few = 1 if form == "distinct" else 2
+    head = toys.markov_block(
+      vocab_size, num_features=LAYERS, num_depths=DEPTHS, candidates=few
+    )
+    return drafters.dflash2(head, **kind)
   if family == "dspark":
     head = toys.markov_block(vocab_size, num_features=LAYERS, num_depths=DEPTHS)
     return drafters.dspark(head, **kind)
@@ -80,6 +87,7 @@ def make(name: str, vocab_size: int) -> Drafter:
 # Every form of every family, and lossless rules that fit it; the first accepts
 # most.
 _CHAIN, _TREE = ("block", "token"), ("recursive", "traversal")
+_PATHS = ("block_transport", "kseq", "transport", "recursive")
 _DISTINCT, _CERTAIN = ("recursive", "traversal"), ("match", "recursive")
 RULES = {
   "eagle, drawn chain": _CHAIN,
@@ -99,8 +107,14 @@ RULES = {
   "dflash, distinct": _DISTINCT,
   "dflash, certain chain": _CERTAIN,
   "dflash, best tree": _CERTAIN,
+  "dflash2, drawn chain": _CHAIN,
+  "dflash2, drawn tree": _TREE,
+  "dflash2, drawn paths": _PATHS,
+  "dflash2, distinct": _DISTINCT,
+  "dflash2, dynamic tree": _CERTAIN,
   "dspark, drawn chain": _CHAIN,
   "dspark, drawn tree": _TREE,
+  "dspark, drawn paths": _PATHS,
   "dspark, distinct": _DISTINCT,
   "dspark, dynamic tree": _CERTAIN,
   "dspark, cut chain": ("block", "token", "recursive", "traversal"),

@@ -248,10 +248,14 @@ def block_model(vocab_size: int, *, num_features: int, num_depths: int):
   )
 
 
-def markov_block(vocab_size: int, *, num_features: int, num_depths: int):
+def markov_block(
+  vocab_size: int, *, num_features: int, num_depths: int, candidates=None
+):
   """A `block_model` whose logits depend on the whole path, in order.
 
-  Its confidence is 0.1 or 0.9, by the row of the table that is read.
+  Its confidence is 0.1 or 0.9, by the row of the table that is read. With
+  `candidates` it drafts that many tokens of a place, the likeliest there
+  whatever the path.
   """
   inner = block_model(
     vocab_size, num_features=num_features, num_depths=num_depths
@@ -261,7 +265,11 @@ def markov_block(vocab_size: int, *, num_features: int, num_depths: int):
     path = 3 * state[..., 0] + tokens + 1
     index = jnp.mod(row + 7 * path.astype(jnp.int32), len(params))
     sure = jnp.where(index % 3 == 0, 0.1, 0.9)
-    return params[index], path[..., None], sure
+    logits = params[index]
+    if candidates is not None:
+      least = jax.lax.top_k(params[row], candidates)[0][..., -1:]
+      logits = jnp.where(params[row] < least, -jnp.inf, logits)
+    return logits, path[..., None], sure
 
   return dataclasses.replace(
     inner,

@@ -285,6 +285,7 @@ _ENTRIES = (
   entry(drafters.assistant, reads="head", climbs=True),
   entry(drafters.medusa, reads="head", after=_rounded, climbs=True),
   entry(drafters.dflash, reads="head", after=_rounded),
+  entry(drafters.dflash2, reads="head", after=_rounded),
   entry(drafters.dspark, reads="head", after=_rounded),
   entry(drafters.specdec, reads="block"),
   repeats,

@@ -12,6 +12,7 @@ numbered by their inputs, and a head may say fewer tokens than the target
 (`draft_vocab_size`): then `lm_head`, of their rows, `d2t` and `t2d` are there.
 Its other projectors and blocks that draft at the newest token too are refused.
 
+DFlash 2's are in their authors' form, with more settings in `dflash_config`.
 JetSpec's heads are DFlash's of which no token of a block sees a later one
 (`dflash_config.causal_head`, to vLLM `dflash_config.causal`, or `is_causal`).
 
@@ -37,6 +38,7 @@ from models.formats.head_settings import (
 )
 from models.head_shapes import HeadShape, Target
 from models.networks.dflash import ParallelConfig
+from models.networks.dflash2 import DFlash2Config
 from models.networks.transformer import Features
 
 _NATIVE = frozenset(
@@ -46,6 +48,16 @@ _CAUSAL = ("causal", "causal_head")  # vLLM's name and JetSpec's own
 _OF_DFLASH = frozenset(
   {"mask_token_id", "target_layer_ids", "block_size", *_CAUSAL}
 )
+# Fields of `DFlash2Config`, and what `dflash_config` calls them.
+_SIZES_OF_2 = {
+  "taps": "conv_kernel_size",
+  "group": "conv_group_size",
+  "rank": "selector_rank",
+  "num_candidates": "selector_top_k",
+}
+_SCALE, _SOFTCAP = "output_multiplier", "final_logit_softcapping"
+_INPUTS = "input_embedding_scale"
+_ARCHITECTURE_OF_2 = "DFlash2DraftModel"
 _SPECULATORS = frozenset(
   """
   draft_vocab_size target_hidden_size block_size aux_hidden_state_layer_ids
@@ -133,6 +145,8 @@ def settings(
   if config.draft_vocab_size is not None or (
     slides and config.windows_before_block
   ):
+    if isinstance(config, DFlash2Config):
+      raise ValueError("DFlash 2's format has no such vocabulary or windows")
     if config.causal or (slides and not config.windows_before_block):
       raise ValueError(
         "a head with a vocabulary of its own or speculators' windows is saved "
@@ -145,9 +159,13 @@ def settings(
   }
   if config.causal:
     inside |= dict.fromkeys(_CAUSAL, True)
+  if second := isinstance(config, DFlash2Config):
+    inside |= {name: getattr(config, x) for x, name in _SIZES_OF_2.items()}
+    inside |= {_SCALE: config.logit_scale, _SOFTCAP: config.softcap}
+    inside["block_size"] = config.block_size  # where its readers look
   both_ways = slides and not (config.causal or config.causal_windows)
   return layers_json(layers, dtype) | {
-    "architectures": ["DFlashDraftModel"],
+    "architectures": [_ARCHITECTURE_OF_2 if second else "DFlashDraftModel"],
     "block_size": config.block_size,
     "dflash_config": inside,
     **({"is_causal": False} if both_ways else {}),
@@ -177,8 +195,14 @@ def speculators_json(
 
 def _native(config: Mapping[str, Any], target: Target) -> HeadShape:
   of_dflash = config["dflash_config"]
+  more: dict[str, Any] = {}
+  if _SIZES_OF_2["rank"] in of_dflash or _ARCHITECTURE_OF_2 in (
+    config.get("architectures") or ()
+  ):
+    more = _of_second(of_dflash)
+  else:
+    json_files.refuse_unknown(of_dflash, _OF_DFLASH)
   json_files.refuse_unknown(config, OF_LAYERS | _NATIVE | INERT)
-  json_files.refuse_unknown(of_dflash, _OF_DFLASH)
   check_target(config, target)
   name = "target_layer_ids"
   ids = of_dflash.get(name)
@@ -197,7 +221,25 @@ def _native(config: Mapping[str, Any], target: Target) -> HeadShape:
     mask_token=get(of_dflash, "mask_token_id", int, least=0),
     causal=causal is True,
     causal_windows=causal is not False,
+    **more,
   )
+
+
+def _of_second(of_head: Mapping[str, Any]) -> dict[str, Any]:
+  """What DFlash 2's settings say besides, as `made` takes it."""
+  known = {*_SIZES_OF_2.values(), _SCALE, _SOFTCAP, _INPUTS}
+  json_files.refuse_unknown(of_head, _OF_DFLASH | known)
+  if of_head.get(_INPUTS) not in (None, 1):
+    raise ValueError(
+      f"{_INPUTS} must be 1: readers disagree on whether it scales the newest "
+      f"token too, got {of_head[_INPUTS]!r}"
+    )
+  caps = {_SOFTCAP: of_head.get(_SOFTCAP) or None}  # 0 is none to vLLM, too
+  return {
+    "kind": DFlash2Config,
+    "logit_scale": get(of_head, _SCALE, float, 1.0),
+    "softcap": get(caps, _SOFTCAP, float, None),
+  } | {x: get(of_head, name, int) for x, name in _SIZES_OF_2.items()}
 
 
 def check_target(config: Mapping[str, Any], target: Target) -> None:

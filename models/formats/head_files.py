@@ -35,6 +35,7 @@ _ALIASES = (
   (re.compile(r"^midlayer\."), "layers.0."),
   (re.compile(r"^draft_id_to_target_id$"), "d2t"),
   (re.compile(r"^fc_norms\."), "fc_norm."),
+  (re.compile(r"_codebook\.weight$"), "_codebook"),
   # Medusa's own: head, block (the last one is the projection).
   (re.compile(r"^(\d+)\.(\d+)\.linear\."), r"blocks.\1.layers.\2."),
   (re.compile(r"^(\d+)\.\d+\.weight$"), r"lm_heads.\1.weight"),

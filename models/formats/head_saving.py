@@ -40,6 +40,7 @@ _FORMATS: dict[str, Any] = {
   "p_eagle": eagle_format,
   "medusa": medusa_format,
   "dflash": dflash_format,
+  "dflash2": dflash_format,
   "dspark": dspark_format,
   "mtp": mtp_format,
 }

@@ -111,13 +111,17 @@ class Parallel(nnx.Module):
     self.fc = Linear(config.num_features, c.embed_dim, False, dtype, rngs)
     self.hidden_norm = make_norm(c, c.embed_dim, dtype, rngs)
     self.layers = nnx.List(
-      [Layer(c, dtype, rngs=rngs) for _ in range(c.num_layers)]
+      [self.make_layer(dtype, rngs) for _ in range(c.num_layers)]
     )
     self.final_norm = make_norm(c, c.embed_dim, dtype, rngs)
     words = config.draft_vocab_size or c.vocab_size
     self.lm_head = Linear(c.embed_dim, words, False, dtype, rngs)
     if config.draft_vocab_size is not None:
       self.target_ids = first_ids(words)
+
+  def make_layer(self, dtype, rngs: nnx.Rngs) -> Layer:
+    """One of its layers; all are alike but for windows."""
+    return Layer(self.config.layers, dtype, rngs=rngs)
 
   def fuse(self, features: Array, put=None) -> Array:
     """`[B, T, F] -> [B, T, H]`, what all layers read.

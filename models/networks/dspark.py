@@ -13,6 +13,7 @@ Letters in shapes: as in `models.networks.dflash`; S the state's size, r or 0.
 
 import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -110,6 +111,19 @@ class DSpark(Parallel):
       read += config.rank * config.confidence_reads_code
       self.confidence_head = Linear(read, 1, True, dtype, rngs)
 
+  def places(self, hidden: Array, put) -> tuple[Array, Array]:
+    """What `after` reads of places, of their `[B, K, H]`."""
+    return put(self.logits(hidden), "logits_btv"), hidden
+
+  def after(
+    self, row, tokens: Array, state: Array, put
+  ) -> tuple[Array, Array, Array]:
+    """As `specjax.types.MarkovModel.apply`."""
+    logits, hidden = row
+    logits, state, sure = self.condition(logits, hidden, tokens, state)
+    logits = self.spread(put(logits, "logits_btv"))
+    return logits, state, jax.nn.sigmoid(sure)
+
   def condition(
     self, logits: Array, hidden: Array, tokens: Array, state: Array
   ) -> tuple[Array, Array, Array]:
@@ -161,9 +175,14 @@ class DSpark(Parallel):
 
 
 def as_markov_blocks(
-  module: DSpark, *, sharding: Sharding | None = None
+  module: Any, *, sharding: Sharding | None = None
 ) -> tuple[BlockModel, nnx.State]:
-  """As `models.networks.dflash.as_block_model`, with its `MarkovModel`."""
+  """As `models.networks.dflash.as_block_model`, with its `MarkovModel`.
+
+  Args:
+    module: a `Parallel` with `places` and `after`, as `DSpark`.
+    sharding: as there.
+  """
   model, _ = as_block_model(module, sharding=sharding)
   merge, params = split(module)
   put = functools.partial(constrain, sharding=sharding)
@@ -171,12 +190,10 @@ def as_markov_blocks(
   def say(params, newest: Array, cache: Cache):
     head = merge(params)
     hidden, cache = head.states(newest, cache, put)
-    return (put(head.logits(hidden), "logits_btv"), hidden), cache
+    return head.places(hidden, put), cache
 
   def apply(params, row, tokens: Array, state: Array):
-    head = merge(params)
-    logits, state, sure = head.condition(*row, tokens, state)
-    return head.spread(put(logits, "logits_btv")), state, jax.nn.sigmoid(sure)
+    return merge(params).after(row, tokens, state, put)
 
   markov = MarkovModel(
     state_size=module.config.state_size,

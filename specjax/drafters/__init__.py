@@ -13,6 +13,7 @@ in `specjax.adaptive`.
 
 from specjax.drafters.families.assistant import assistant
 from specjax.drafters.families.dflash import dflash
+from specjax.drafters.families.dflash2 import dflash2
 from specjax.drafters.families.dspark import dspark
 from specjax.drafters.families.eagle import eagle, eagle3, p_eagle
 from specjax.drafters.families.layer_skip import layer_skip, quantized_self
@@ -29,7 +30,7 @@ from specjax.drafters.families.specdec import specdec
 from specjax.drafters.families.suffix import rest, suffix
 
 __all__ = [
-  "assistant", "dflash", "dspark", "eagle", "eagle3", "layer_skip", "lookahead",
-  "medusa", "model", "mtp", "ngram", "online", "p_eagle", "plain",
+  "assistant", "dflash", "dflash2", "dspark", "eagle", "eagle3", "layer_skip",
+  "lookahead", "medusa", "model", "mtp", "ngram", "online", "p_eagle", "plain",
   "quantized_self", "rasd", "repeats", "rest", "specdec", "suffix",
 ]  # fmt: skip

@@ -57,14 +57,31 @@ def dspark(
       head without a `MarkovModel`, or a threshold on a dynamic tree.
     TypeError: if the tree is none.
   """
+  return of_markov(
+    "dspark", head, tokens=tokens, tree=tree, siblings=siblings,
+    threshold=threshold, vocab_size=vocab_size,
+  )  # fmt: skip
+
+
+def of_markov(
+  name: str,
+  head: BlockModel,
+  *,
+  tokens: int | None,
+  tree: Tree | Shape | None,
+  siblings: Siblings | str,
+  threshold: float,
+  vocab_size: int | None,
+) -> Drafter:
+  """The drafter of a head with a `MarkovModel`, under its name; as `dspark`."""
   drawing = arguments.drawing(
     tokens, tree, siblings, vocab_size or head.vocab_size, dynamic=True
   )
   tree, markov = drawing.tree, head.markov
   dynamic = tree.form is Form.FREE
   if markov is None:
-    raise ValueError("dspark drafts with a head that has a MarkovModel")
-  arguments.check_depth("dspark", head.num_depths, tree)
+    raise ValueError(f"{name} drafts with a head that has a MarkovModel")
+  arguments.check_depth(name, head.num_depths, tree)
   if not 0 <= threshold <= 1:
     raise ValueError(f"threshold must be in [0, 1], got {threshold}")
   if threshold and not markov.estimates:
@@ -115,7 +132,7 @@ def dspark(
 
   masked = dataclasses.replace(tree, form=Form.MASKED) if threshold else tree
   return dflash.of_block(
-    "dspark", head, draft, tree=masked, siblings=drawing.siblings
+    name, head, draft, tree=masked, siblings=drawing.siblings
   )
 
 

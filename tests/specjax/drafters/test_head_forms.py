@@ -33,7 +33,7 @@ PARAMS = specjax.Params(
 # One of each family and each way of drafting in every run.
 USUAL = (
   "eagle, dynamic tree", "medusa, distinct", "dflash, drawn chain",
-  "dspark, cut chain",
+  "dspark, cut chain", "dflash2, drawn paths",
   "assistant, dynamic tree",
 )  # fmt: skip
 ALSO = ("eagle, drawn tree", "medusa, best tree", "mtp, distinct")
