@@ -37,6 +37,11 @@ def paths(num_drafts: int) -> Shape:
   return Shape(make=lambda tokens: tree_lib.paths(tokens, num_drafts))
 
 
+def delayed(*, chain: int, paths: int, tokens: int) -> Shape:
+  """A chain of tokens, then from its end paths of `tokens` more each."""
+  return fixed(tree_lib.delayed(chain, paths, tokens))
+
+
 def k_ary(*branching: int) -> Shape:
   """The number of children of each node, level by level."""
   return fixed(tree_lib.k_ary(*branching))
@@ -125,6 +130,7 @@ GRAMMAR = Grammar(
   kind="tree",
   entries={
     "paths": paths,
+    "delayed": delayed,
     "k_ary": k_ary,
     "parents": parents,
     "dynamic": dynamic,

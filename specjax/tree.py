@@ -193,6 +193,15 @@ def paths(length: int, num_paths: int) -> Tree:
   return Tree((-1, *first, *rest))
 
 
+def delayed(length: int, num_paths: int, below: int) -> Tree:
+  """A path of `length` tokens, then `num_paths` of `below` from its end.
+
+  Delayed expansion (Thomas et al., 2026, arXiv 2602.16994).
+  """
+  first, rest = chain(length).parents, paths(below, num_paths).parents
+  return Tree((*first, *(length + parent for parent in rest[1:])))
+
+
 def k_ary(*branching: int) -> Tree:
   """Every node of depth d has `branching[d]` children, one or more."""
   if min(branching, default=1) < 1:

@@ -8,7 +8,7 @@ import toys
 
 from specjax import drafters
 from specjax.siblings import WITHOUT_REPLACEMENT
-from specjax.tree import Tree, bound, chain, paths
+from specjax.tree import Tree, bound, chain, delayed, paths
 from specjax.types import Drafter, MarginalModel
 
 LAYERS, DEPTHS = 3, 3
@@ -42,6 +42,7 @@ def make(name: str, vocab_size: int) -> Drafter:
     "one token": dict(tree=chain(1)),
     "drawn tree": dict(tree=TREE),
     "drawn paths": dict(tree=paths(2, 2)),
+    "delayed paths": dict(tree=delayed(1, 2, 1)),
     "distinct": dict(tree=FAMILY, siblings=WITHOUT_REPLACEMENT),
     "certain chain": dict(tree=chain(2), siblings="given"),
     "certain tree": dict(tree=TREE, siblings="given"),
@@ -88,10 +89,12 @@ def make(name: str, vocab_size: int) -> Drafter:
 # most.
 _CHAIN, _TREE = ("block", "token"), ("recursive", "traversal")
 _PATHS = ("block_transport", "kseq", "transport", "recursive")
+_DELAYED = (*_PATHS, "traversal")
 _DISTINCT, _CERTAIN = ("recursive", "traversal"), ("match", "recursive")
 RULES = {
   "eagle, drawn chain": _CHAIN,
   "eagle, drawn tree": _TREE,
+  "eagle, delayed paths": _DELAYED,
   "eagle, distinct": _DISTINCT,
   "eagle, dynamic tree": _CERTAIN,
   "p_eagle, one token": _CHAIN,
@@ -114,6 +117,7 @@ RULES = {
   "dflash2, dynamic tree": _CERTAIN,
   "dspark, drawn chain": _CHAIN,
   "dspark, drawn tree": _TREE,
+  "dspark, delayed paths": _DELAYED,
   "dspark, drawn paths": _PATHS,
   "dspark, distinct": _DISTINCT,
   "dspark, dynamic tree": _CERTAIN,

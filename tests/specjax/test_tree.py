@@ -30,6 +30,14 @@ def test_paths_share_only_the_root():
   assert np.flatnonzero(both).tolist() == [0]
 
 
+def test_delayed_paths_begin_where_a_chain_ends():
+  tree = tree_lib.delayed(2, 3, 2)
+  assert tree.parents == (-1, 0, 1, 2, 2, 2, 3, 4, 5)
+  assert tree_lib.delayed(0, 3, 2) == tree_lib.paths(2, 3)
+  assert tree_lib.delayed(2, 1, 3) == tree_lib.chain(5)
+  assert tree_lib.delayed(2, 3, 0) == tree_lib.chain(2)
+
+
 def test_children_are_listed_in_sampling_order():
   assert Tree((-1, 0, 0, 1, 1, 2)).children == (
     (1, 2), (3, 4), (5,), (), (), (),

@@ -1,5 +1,6 @@
 """Drafters as they are written; a rule and a drafter of one's own."""
 
+import inspect
 import json
 
 import pytest
@@ -10,6 +11,7 @@ from launch import decode
 from launch.assembly import registry
 from launch.assembly.drafting import Drafting
 from specjax import drafters, shapes
+from specjax import tree as tree_lib
 from specjax.adaptive import policies
 
 HEAD = toys.feature_model(11, num_features=1)
@@ -148,6 +150,21 @@ def test_a_call_of_a_config_drafts_as_the_same_call_in_python(text, made):
     made.name, made.tree, made.siblings
   )  # fmt: skip
   assert (actual.passes, actual.num_refed) == (made.passes, made.num_refed)
+
+
+TREES = sorted(
+  name
+  for name, call in registry.DRAFTERS.entries.items()
+  if "tree" in inspect.signature(call).parameters and name != "rasd"
+)  # whose tree has retrieved nodes besides
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_every_drafter_of_trees_drafts_delayed_paths(name):
+  made = registry.DRAFTERS.make(
+    f"{name}(tree=delayed(chain=1, paths=3, tokens=2))"
+  )
+  assert made.tree == tree_lib.delayed(1, 3, 2)
 
 
 def test_help_names_all_drafters_and_their_defaults(capsys):
