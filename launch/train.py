@@ -17,12 +17,11 @@ and logging may change within a run. WORKDIR gets
                    (`validation_next_token_loss`), bits per byte and, with a
                    teacher, the acceptance of a drafted token
   checkpoints/     the newest two
-  tokenizer/       the config's
 
 Checkpoints load onto any mesh: the same command resumes with another
 `--config.mesh` or on other devices (but with as many processes: each has its
-place in the data). Other commands take WORKDIR as a target or a draft
-(`models.formats.trained`).
+place in the data). A run that is over is exported by `--workdir` and `--export`
+alone.
 
 It also trains heads on a target's features (configs/train_head.py), and
 encoder-decoders and SpecDec's block drafters (configs/train_t5.py), which are

@@ -8,9 +8,8 @@ Where things are:
               them; `t5` is the encoder-decoder; `eagle`, `medusa`,
               `dflash`, `specdec` draft.
   formats/    files to configurations and parameters: `huggingface`, `gguf`,
-              `trained` (runs of `launch.train`), heads (`*_format`), and
-              `weights`, from named tensors to parameters; `families` say
-              which is which.
+              heads (`*_format`), and `weights`, from named tensors to
+              parameters; `families` say which is which.
   checkpoints a path, in whichever format, to a `Network` or a head
   sharding, meshes    what is cut over which devices
   tokenizers, token_text, chat    text to ids and back, conversations

@@ -1,13 +1,11 @@
 """Loads a model, a head or a tokenizer from a path in any supported format.
 
-A path is a directory in Hugging Face's format (`models.formats.huggingface`),
-the folder of a training run (`models.formats.trained`), or a GGUF file
-(`models.formats.gguf`). A path that does not exist may be a name on the Hugging
-Face Hub (`models.hub`).
+A path is a directory in Hugging Face's format (`models.formats.huggingface`) or
+a GGUF file (`models.formats.gguf`). A path that does not exist may be a name on
+the Hugging Face Hub (`models.hub`).
 """
 
 import dataclasses
-import functools
 import pathlib
 from typing import Any, Literal
 
@@ -24,7 +22,6 @@ from models.formats import (
   huggingface,
   loading,
   published,
-  trained,
 )
 from models.formats.head_checkpoints import Head
 from models.formats.head_files import Place
@@ -158,51 +155,35 @@ def load(
     ValueError: for an unreadable file or an unsupported model.
   """
   path = hub.local(path)
-  config, note = read_config(path), ""
+  config = read_config(path)
   form = weights if isinstance(weights, Quantization) else None
   if isinstance(config, T5Config):
     if stored is not None or form is not None:
       raise ValueError(
         "quantized weights and caches are of decoder-only models"
       )
-  more: dict[str, Any] = {"dtype": dtype}
-  if mesh is not None:
-    assert sharding is not None
-    # A scan over layers is for devices that loop themselves.
-    apart = mesh.devices.flat[0].platform not in ("cpu", "tpu")
-    sharding = dataclasses.replace(sharding, apart=apart)
-    sharding = for_experts(config, sharding, num_parts(sharding, mesh))
-    more |= {"mesh": mesh, "sharding": sharding}
-  read: Any
-  if trained.is_run(path):
-    read = functools.partial(
-      trained.load if mesh is None else trained.load_stacked, path
-    )
-    held = None
-  else:
-    source = _reader(path).source(path)
-    kept, held, note = _kept(
-      source, weights, dtype=dtype, on_mesh=mesh is not None
-    )
-    more |= {"kept": kept, "form": form}
-    read = functools.partial(
-      loading.load if mesh is None else loading.load_stacked, source
-    )
+  source = _reader(path).source(path)
+  kept, held, note = _kept(
+    source, weights, dtype=dtype, on_mesh=mesh is not None
+  )
   if mesh is None:
-    module = read(**more)
+    module = loading.load(source, dtype=dtype, form=form, kept=kept)
     if jax.default_backend() == "cpu" and isinstance(module, Transformer):
       for layer in module.layers:
         linear.turn(layer)
-    network = Network.of_module(module, weights=held, stored=stored)
-  else:
-    config, params = read(**more)
-    network = Network(
-      config=config, params=params, dtype=dtype, sharding=sharding,
-      weights=held, stored=stored,
-    )  # fmt: skip
-  if form is not None and held is None:
-    network = network.quantize(form)
-  return dataclasses.replace(network, note=note)
+    return Network.of_module(module, weights=held, stored=stored, note=note)
+  assert sharding is not None
+  # A scan over layers is for devices that loop themselves.
+  apart = mesh.devices.flat[0].platform not in ("cpu", "tpu")
+  sharding = dataclasses.replace(sharding, apart=apart)
+  sharding = for_experts(config, sharding, num_parts(sharding, mesh))
+  config, params = loading.load_stacked(
+    source, mesh=mesh, sharding=sharding, dtype=dtype, form=form, kept=kept
+  )
+  return Network(
+    config=config, params=params, dtype=dtype, sharding=sharding, weights=held,
+    stored=stored, note=note,
+  )  # fmt: skip
 
 
 def _kept(
@@ -322,8 +303,6 @@ def load_tokenizer(path: str) -> Tokenizer:
   path = hub.local(path)
   if is_file(path):
     return gguf_tokenizer.load(path)
-  if trained.is_run(path):
-    path = trained.tokenizer_dir(path)
   return tokenizers.load(path)
 
 
@@ -336,13 +315,9 @@ def is_file(path: str) -> bool:
 def eos_token_ids(path: str) -> tuple[int, ...]:
   """Ids that end a text by the model's files, besides its tokenizer's."""
   path = hub.local(path)
-  if trained.is_run(path):
-    return ()
   return _reader(path).eos_token_ids(path)
 
 
 def _reader(path: str):
   """The module of `models.formats` that reads a path."""
-  if is_file(path):
-    return gguf
-  return trained if trained.is_run(path) else huggingface
+  return gguf if is_file(path) else huggingface

@@ -192,28 +192,6 @@ def for_experts(
   return dataclasses.replace(sharding, experts=ways.pop()) if ways else sharding
 
 
-def repeat_kv_heads(params, old: TransformerConfig, new: TransformerConfig):
-  """Parameters of `models.networks.stacked` for a config of `kv_heads_for`.
-
-  Args:
-    params: of `old`, all of whose layers have the same heads; arrays of numpy
-      or jax.
-    old: the model as it was trained.
-    new: the same with more key/value heads.
-
-  Returns:
-    The parameters; keys' and values' weights and biases are larger.
-  """
-  times = new.attention.num_kv_heads // old.attention.num_kv_heads
-
-  def repeat(path, x):
-    if times == 1 or names(path)[-2] not in of_kv_heads(old):
-      return x
-    return repeat_heads(x, old.attention.head_dim, times, axis=1)
-
-  return jax.tree_util.tree_map_with_path(repeat, params)
-
-
 def of_kv_heads(config: TransformerConfig) -> tuple[str, ...]:
   """Modules whose parameters have channels for every key/value head."""
   if config.attention.qk_norm == "width":

@@ -216,7 +216,7 @@ def network_pair(mesh, how="paths", description=CONFIG, uneven=False):
   size = sharding.num_parts(rules, mesh) if mesh else 1
   config = sharding.kv_heads_for(description, size)
   params = _weights(description, uneven=uneven)
-  params = sharding.repeat_kv_heads(params, description, config)
+  params = mesh_models.with_kv_heads(params, description, config)
   rules, of_draft = (
     sharding.for_experts(
       description, x, sharding.num_parts(x, mesh) if mesh else 1
@@ -258,7 +258,7 @@ def head_pair(mesh, how):
   # Norms as they are; everything else larger, for laws that are no even ones.
   head = jax.tree.map(lambda x: 8 * x if x.ndim > 1 else x, head)
   params = Params(
-    target=sharding.repeat_kv_heads(_weights(), CONFIG, config), draft=head
+    target=mesh_models.with_kv_heads(_weights(), CONFIG, config), draft=head
   )
   if mesh:
     specs = Params(

@@ -5,6 +5,9 @@ All have sixteen channels and eight heads, one a device where there are eight.
 
 import dataclasses
 
+import jax
+
+from models import sharding
 from models.networks.description import (
   AttentionSpec,
   DeltaSpec,
@@ -15,6 +18,7 @@ from models.networks.description import (
   llama_config,
 )
 from models.networks.mixture import Mixture
+from models.networks.params import names
 from models.networks.rope import Rope
 
 VOCAB = 32
@@ -92,3 +96,15 @@ LATENTS = TransformerConfig(
   ),
   **FRAME,
 )  # fmt: skip
+
+
+def with_kv_heads(params, old, new):
+  """Stacked parameters of `old` for `new`, of `sharding.kv_heads_for`."""
+  times = new.attention.num_kv_heads // old.attention.num_kv_heads
+
+  def repeat(path, x):
+    if times == 1 or names(path)[-2] not in sharding.of_kv_heads(old):
+      return x
+    return sharding.repeat_heads(x, old.attention.head_dim, times, axis=1)
+
+  return jax.tree_util.tree_map_with_path(repeat, params)

@@ -34,7 +34,6 @@ from grain import experimental as grain_experimental
 from launch import processes, results
 from launch.training import corpus
 from models import chat, checkpoints, tokenizers
-from models.formats import trained
 from models.tokenizers import Tokenizer
 
 # A text, or the messages of a conversation.
@@ -161,14 +160,6 @@ def tokenizer_of(
       f"{tokenizer.vocab_size} tokens of config.tokenizer ({path})"
     )
   return tokenizer
-
-
-def keep_tokenizer(
-  config: ml_collections.ConfigDict, tokenizer: Tokenizer, folder: pathlib.Path
-) -> None:
-  """Writes a new tokenizer where the config has it, and one into WORKDIR."""
-  tokenizers.save_if_missing(tokenizer, config.tokenizer)
-  tokenizers.save(tokenizer, trained.tokenizer_dir(str(folder)))
 
 
 def text_of(document: Document) -> str:

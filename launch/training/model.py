@@ -22,7 +22,7 @@ from jax.sharding import Mesh
 from launch import processes
 from launch.training import data, step
 from launch.training.step import Steps, Task
-from models import checkpoints
+from models import checkpoints, tokenizers
 from models.formats import huggingface
 from models.networks.description import llama_config
 from models.networks.transformer import Transformer, as_language_model
@@ -52,7 +52,9 @@ def task(config, mesh: Mesh) -> Task:
       tokenizer=tokenizer,
       dtype=jnp.dtype(config.export_dtype),
     ),
-    begin=lambda folder: data.keep_tokenizer(config, tokenizer, folder),
+    begin=lambda folder: tokenizers.save_if_missing(
+      tokenizer, config.tokenizer
+    ),
     knows=bool(config.init_from),
     batches=data.batches_of(config, tokenizer),
   )

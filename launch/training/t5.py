@@ -92,7 +92,9 @@ def task(config: ml_collections.ConfigDict, mesh: Mesh) -> Task:
     export=functools.partial(
       save, tokenizer=tokenizer, dtype=jnp.dtype(config.export_dtype)
     ),
-    begin=lambda folder: data.keep_tokenizer(config, tokenizer, folder),
+    begin=lambda folder: tokenizers.save_if_missing(
+      tokenizer, config.tokenizer
+    ),
     batches=functools.partial(batches, config, tokenizer),
   )
 

@@ -24,7 +24,7 @@ from models.formats.huggingface_config import config_from_json
 from models.formats.weights import CheckpointError, Tensor
 from models.head_shapes import HeadShape, Target
 from models.networks.description import LayerSpec, TransformerConfig
-from models.networks.gemma_assistant import AssistantConfig, ReadingLayers
+from models.networks.gemma_assistant import AssistantConfig
 from models.networks.transformer import FINAL
 
 _FAMILY = "gemma4_text"
@@ -93,14 +93,7 @@ def shape(config: Mapping[str, Any], target: Target) -> HeadShape:
   layers = tuple(_reading(layer, target.config) for layer in text.layers)
   return HeadShape(
     config=AssistantConfig(
-      layers=ReadingLayers(
-        layers=layers,
-        vocab_size=text.vocab_size,
-        embed_dim=text.embed_dim,
-        max_positions=text.max_positions,
-        norm=text.norm,
-        norm_eps=text.norm_eps,
-      ),
+      layers=dataclasses.replace(text, layers=layers),
       target_dim=width,
       embed_scale=target.config.embed_scale,
       num_clusters=clusters,

@@ -32,22 +32,12 @@ from specjax.types import CacheReader
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ReadingLayers(TransformerConfig):
-  """Layers that attend to another model's cache.
-
-  Their `source` is a place among the layers that are cached there.
-  """
-
-  def _check_sources(self):
-    """They are not of these layers."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
 class AssistantConfig(HeadConfig):
   """Shapes and switches of an assistant.
 
   Attributes:
-    layers: of its layers: `embed_dim` is D and `vocab_size` V.
+    layers: of its layers: `embed_dim` is D and `vocab_size` V. Their `source`
+      is a place among the layers that the target caches.
     target_dim: F.
     embed_scale: what the target's embeddings are multiplied by, rounded to
       their type; None for nothing.
@@ -56,7 +46,7 @@ class AssistantConfig(HeadConfig):
     num_chosen: k: the tokens of so many clusters have logits of their own.
   """
 
-  layers: ReadingLayers
+  layers: TransformerConfig
   target_dim: int
   embed_scale: float | None = None
   num_clusters: int = 0

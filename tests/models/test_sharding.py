@@ -89,6 +89,8 @@ def test_what_cannot_be_cut_is_refused(changes, size, message):
 _EIGHT_DEVICES = """
   import json, sys
   import jax, jax.numpy as jnp, numpy as np
+  sys.path.insert(0, "tests")
+  import mesh_models
   import models.formats.huggingface as huggingface
   from models import checkpoints, sharding
   from models.formats import weights
@@ -111,8 +113,8 @@ _EIGHT_DEVICES = """
   weights.part = real
   config, params = network.config, network.params
   module = huggingface.load(sys.argv[1])
-  expected = sharding.repeat_kv_heads(stacked.stack(module), module.config,
-                                      config)
+  expected = mesh_models.with_kv_heads(stacked.stack(module), module.config,
+                                       config)
   equal = jax.tree.map(lambda a, b: bool((np.asarray(a) == b).all()),
                        params, expected)
   form = Quantization(dtype="int8")
