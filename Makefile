@@ -100,6 +100,14 @@ chat: $(VENV)/.setup.stamp  ## Fetches SmolLM2 (98 MB, once) and chats with it
 	@$(PY) -m launch.tools.fetch_smollm2 >&2
 	@$(PY) -m launch.chat --config=configs/smollm2.py $(ARGS)
 
+HUB = Qwen/Qwen2.5-Coder-$(1)B-Instruct-GGUF/qwen2.5-coder-$(1)b-instruct-q4_k_m.gguf
+
+.PHONY: pair
+pair: $(VENV)/.setup.stamp  ## Fetches Qwen2.5-Coder 1.5B and 0.5B (1.6 GB, once); decodes
+	@$(PY) -m launch.decode \
+	  --config=configs/huggingface.py:target=$(call HUB,1.5),draft=$(call HUB,0.5) \
+	  --config.drafter='model(tokens=4, weights=int8)' --config.weights=int8 $(ARGS)
+
 $(VENV)/.serve.stamp: requirements-test.lock $(VENV)/.setup.stamp
 	@echo "Installing what serves over HTTP (once)"
 	@$(INSTALL) -c requirements-test.lock -e '.[serve]'

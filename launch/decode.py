@@ -13,6 +13,7 @@ outputs.
 """
 
 import hashlib
+import pathlib
 import sys
 import time
 from collections.abc import Callable
@@ -191,6 +192,8 @@ def run(_) -> int:
   if drafting.learning and processes.several():
     raise cli.UserError("a draft learns online in one process")
   results.check(output, _SUMMARY.value, _STEPS.value, _SVG.value)
+  if cli.PROMPTS.value:
+    pathlib.Path(cli.PROMPTS.value).stat()  # or an error, before models load
   models = pair.build(config, inputs=True)
   items, good = read_prompts(models, config.max_new_tokens)
   asked = hashlib.sha256("".join(p.key for p in items).encode()).hexdigest()
