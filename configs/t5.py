@@ -20,8 +20,5 @@ def get_config(arg: str = "") -> ml_collections.ConfigDict:
   """The experiment; `arg` is "target=DIR" or "target=DIR,draft=DIR"."""
   config = huggingface.get_config(arg)
   config.drafter = "model(tokens=7)"  # the best of Leviathan et al., Table 2
-  # Whether the draft uses the target's encoding instead of its own: for a draft
-  # of equal width trained so (configs/train_t5.py).
-  config.share_encoder = False
   config.max_length = 512  # of the input, and of the decoder's text
   return config

@@ -17,9 +17,7 @@ and two drafters of equal size, autoregressive and block:
     --workdir=$W/block-run --export=$W/block
 
 `:block_6_6,W` has six layers on either side, as in SpecDec's released script;
-`:tiny,W` and `:tiny_block,W` train toys in seconds. `:draft_shared,W` and
-`:block_shared,W` freeze the verifier's encoder and train a decoder for it: with
-`--config.share_encoder` of configs/t5.py an input is then encoded once.
+`:tiny,W` and `:tiny_block,W` train toys in seconds.
 """
 
 import ml_collections
@@ -32,8 +30,7 @@ _COMMON = dict(
 # Layers of encoder and decoder. Drafters: deep and shallow, as the paper says.
 _LAYERS = {
   "verifier": (4, 4), "draft": (2, 1), "block": (2, 1), "block_6_6": (6, 6),
-  "draft_shared": (4, 1), "block_shared": (4, 1), "tiny": (1, 1),
-  "tiny_block": (1, 1),
+  "tiny": (1, 1), "tiny_block": (1, 1),
 }  # fmt: skip
 
 
@@ -52,8 +49,6 @@ def get_config(arg: str = "verifier,.") -> ml_collections.ConfigDict:
   )
   config.num_masks = 8  # tokens that a block drafter predicts at once
   drafts = name.startswith(("draft", "block"))
-  # A T5 whose embedding and encoder are used frozen.
-  config.encoder_from = f"{folder}/verifier" if "shared" in name else ""
   # What is read: see launch/training/t5.py.
   config.dataset = f"{folder}/{'asked' if drafts else 'train'}.jsonl"
   config.validation = f"{folder}/validation.jsonl"

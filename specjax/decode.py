@@ -61,13 +61,10 @@ class Decoder:
       (`specjax.state.Likeliest`); 0 for none.
     widths: rising numbers of fed tokens, below F, with a target pass each: a
       round takes the narrowest that fits (`specjax.adaptive.widths`).
-    share_encoder: whether the draft gets the target's encoder output instead of
-      the inputs (`LanguageModel.encode_inputs`).
 
   Raises:
     ValueError: if the rule does not support the drafter's tree, the tree has no
-      such widths, K is more than V, or the target has fewer than V tokens or no
-      encoder to share.
+      such widths, K is more than V, or the target has fewer than V tokens.
   """
 
   target: LanguageModel
@@ -77,7 +74,6 @@ class Decoder:
   with_log_probs: bool = False
   num_likeliest: int = 0
   widths: tuple[int, ...] = ()
-  share_encoder: bool = False
 
   def __post_init__(self):
     checks.parts(self.target, self.drafter, self.rule, self.vocab_size)
@@ -87,8 +83,6 @@ class Decoder:
         f"num_likeliest must be in 0..{self.vocab_size}, got "
         f"{self.num_likeliest}"
       )
-    if self.share_encoder and self.target.encode_inputs is None:
-      raise ValueError("the target has no encoder that a draft could share")
 
   def init(
     self,
@@ -500,7 +494,6 @@ class Decoder:
     self, params: Params, given: Prompts, buffer_length: int, blank: Any = None
   ) -> DecodeState:
     if blank is None:
-      given = self._encoded(params, given)
       blank = self._blank(params, given, buffer_length)
     return prefill.begin(
       self.target, self.drafter, params, given, blank,
@@ -513,7 +506,7 @@ class Decoder:
     slots: int | None,
   ) -> DecodeState:  # fmt: skip
     axes, size = self.row_axes(state), self.buffer_length(state)
-    given, in_place = self._encoded(params, given), self.target.takes_rows
+    in_place = self.target.takes_rows
     # What all rows share goes on from where it is.
     blank = rows.over_leaves(
       lambda axis, new, now: now if axis is None else new,
@@ -538,14 +531,6 @@ class Decoder:
     alone = rows.take(axes, state, row, row, 0, in_place=in_place)
     longer = self._appended(params, alone, *more)
     return rows.give(axes, state, row, longer)
-
-  def _encoded(self, params: Params, given: Prompts) -> Prompts:
-    """With the encoder's output as inputs of both models, if they share it."""
-    encode = self.target.encode_inputs
-    if not self.share_encoder or encode is None or given.inputs is None:
-      return given
-    inputs = encode(params.target, given.inputs)
-    return dataclasses.replace(given, inputs=inputs)
 
   def _blank(self, params: Params, given: Prompts, buffer_length: int) -> Any:
     """The drafter's state of fresh rows."""

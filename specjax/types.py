@@ -103,8 +103,6 @@ class LanguageModel:
     apply: see `ApplyFn`.
     encode: `(params, inputs) -> context`, for encoder-decoders (texts are
       `Inputs`): arrays with rows first, kept in `Cache.context`.
-    encode_inputs: `(params, inputs) -> inputs`, the encoder alone, for models
-      whose drafts can share it: `encode` of both takes its result as inputs.
     max_positions: the model's positions, or None if unbounded. Prompts and
       completions stay below; drafted nodes may be fed beyond.
     takes_rows: whether `apply` uses only `write_rows` and `read_rows` on keys
@@ -118,7 +116,6 @@ class LanguageModel:
   init_cache: Callable[[int, int], Cache]
   apply: ApplyFn
   encode: Callable[[Any, Any], Any] | None = None
-  encode_inputs: Callable[[Any, Any], Any] | None = None
   max_positions: int | None = None
   takes_rows: bool = False
   has_states: bool = False

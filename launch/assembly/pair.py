@@ -248,8 +248,6 @@ def load(
     )  # fmt: skip
   if reads in ("block", "model"):
     _check_same_tokenizer(tokenizer, checkpoints.load_tokenizer(path))
-  if config.get("share_encoder") and not target.reads_inputs:
-    raise ValueError("config.share_encoder is of encoder-decoders")
   eos_tokens = {*checkpoints.eos_token_ids(config.target)}
   eos_tokens |= {tokenizer.eos_token_id} - {None}
   return Models(
@@ -298,15 +296,13 @@ def assemble(
   features = models.draft.features if isinstance(models.draft, Head) else ()
   target = models.target.functions(SkippedLayers(), features)
   draft, params, drafter, lesson, ladder = None, None, None, None, None
-  share_encoder = bool(drafting.drafts and config.get("share_encoder"))
   if drafting.drafts:
     draft, params = registry.source(drafting, models)
     drafter = registry.make(drafting, draft, vocab_size)
   if drafting.lengths:
     ladder = registry.ladder_of(
-      drafting, target, draft, rule=rule, vocab_size=vocab_size,
-      share_encoder=share_encoder,
-    )  # fmt: skip
+      drafting, target, draft, rule=rule, vocab_size=vocab_size
+    )
     drafter = ladder.longest.drafter
   if drafting.learning:
     drafter, lesson = online.wrapped(
@@ -335,7 +331,6 @@ def assemble(
       rule=rule,
       vocab_size=vocab_size,
       widths=widths.within(drafting.widths, drafter.tree) if drafter else (),
-      share_encoder=share_encoder,
     ),
     baseline=decode.make_decoder(target, vocab_size=vocab_size),
     params=Params(target=models.target.params, draft=params),

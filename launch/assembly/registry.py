@@ -408,7 +408,6 @@ def ladder_of(
   *,
   rule: Rule,
   vocab_size: int,
-  share_encoder: bool,
 ) -> Ladder:
   """The decoders of a ladder; see `source` for what drafts."""
 
@@ -416,9 +415,8 @@ def ladder_of(
     return make(_of_length(drafting, tree.max_depth), drafts, vocab_size)
 
   return make_ladder(
-    target, draft, rule=rule, vocab_size=vocab_size, lengths=drafting.lengths,
-    share_encoder=share_encoder,
-  )  # fmt: skip
+    target, draft, rule=rule, vocab_size=vocab_size, lengths=drafting.lengths
+  )
 
 
 def help_table() -> list[tuple[str, str]]:

@@ -38,19 +38,16 @@ from models.networks.t5_config import T5Config
 from models.tokenizers import Tokenizer
 from specjax.types import Inputs
 
-# What a draft that reads the target's encoder takes of it (`encoder_from`).
-_TAKEN = ("embed", "encoder")
-
 
 def task(config: ml_collections.ConfigDict, mesh: Mesh) -> Task:
   """The task of a config like configs/train_t5.py; ValueError for a bad one."""
   texts = lambda: itertools.chain.from_iterable(pairs(config, "train"))
   tokenizer = data.tokenizer_of(config, texts, tokenizers.train_encoder)
   module = _module(config)
-  definition, first, rest = nnx.split(module, _learns(config), ...)
+  definition, first = nnx.split(module)
 
-  def sums(params, frozen, batch, smoothing):
-    module = nnx.merge(definition, params, frozen)
+  def sums(params, batch, smoothing):
+    module = nnx.merge(definition, params)
     if not isinstance(module, BlockDrafter):
       return next_token(module, batch, smoothing=smoothing)
     key = jax.random.wrap_key_data(batch["key"])
@@ -59,12 +56,14 @@ def task(config: ml_collections.ConfigDict, mesh: Mesh) -> Task:
     )
 
   def loss(params, frozen, batch):
-    nats, tokens = sums(params, frozen, batch, config.label_smoothing)
+    del frozen
+    nats, tokens = sums(params, batch, config.label_smoothing)
     return nats / jnp.maximum(tokens, 1)
 
   def measure(params, frozen, batch):  # cut where a fixed key says
+    del frozen
     drawn = {"key": jax.random.key_data(jax.random.key(0)), "glance": 0.0}
-    nats, tokens = sums(params, frozen, batch | drawn, 0.0)
+    nats, tokens = sums(params, batch | drawn, 0.0)
     return {"nats": nats, "tokens": tokens}
 
   @jax.jit
@@ -83,9 +82,9 @@ def task(config: ml_collections.ConfigDict, mesh: Mesh) -> Task:
     tokenizer=tokenizer,
     first=module,
     steps=step.jitted(
-      config, mesh, first, rest, loss=loss, measure=measure, complete=complete
+      config, mesh, first, {}, loss=loss, measure=measure, complete=complete
     ),
-    module=lambda params: nnx.merge(definition, params, rest),
+    module=lambda params: nnx.merge(definition, params),
     report=lambda sums, batches: {
       "validation_nats_per_token": sums["nats"] / sums["tokens"]
     },
@@ -103,36 +102,9 @@ def _module(config) -> T5 | BlockDrafter:
   """The network with its first parameters."""
   shape, rngs = T5Config(**config.model), nnx.Rngs(config.seed)
   if config.kind == "t5":
-    module = network = T5(shape, rngs=rngs)
-  else:
-    block = BlockConfig(t5=shape, num_masks=config.num_masks)
-    module = BlockDrafter(block, rngs=rngs)
-    network = module.t5
-  if config.get("encoder_from", ""):
-    _take_encoder(network, config.encoder_from)
-  return module
-
-
-def _take_encoder(network: T5, directory: str) -> None:
-  """Gives a T5 the table and the encoder of another one of these shapes."""
-  other = huggingface.load(directory)
-  taken = lambda module: nnx.state(module, lambda path, _: path[0] in _TAKEN)
-  shapes = lambda module: [
-    (path, x.shape)
-    for path, x in jax.tree_util.tree_leaves_with_path(taken(module))
-  ]
-  if not isinstance(other, T5) or shapes(other) != shapes(network):
-    raise ValueError(
-      f"config.encoder_from ({directory}) must be a T5 with the encoder that "
-      "config.model asks for"
-    )
-  nnx.update(network, taken(other))
-
-
-def _learns(config):
-  """A filter of nnx: the parameters that are not another network's."""
-  taken = {*_TAKEN} if config.get("encoder_from", "") else set()
-  return lambda path, value: not taken & {*path}
+    return T5(shape, rngs=rngs)
+  block = BlockConfig(t5=shape, num_masks=config.num_masks)
+  return BlockDrafter(block, rngs=rngs)
 
 
 def _memory(module, batch: dict[str, Array]):

@@ -60,19 +60,6 @@ class Memory:
     )  # fmt: skip
 
 
-@struct
-class Encoded:
-  """Output of an encoder, which several decoders may share.
-
-  Attributes:
-    states: `[B, S, D]`, after the encoder's last norm.
-    mask: `bool[B, S]`, as that of `Memory`.
-  """
-
-  states: Array
-  mask: Array
-
-
 # ------------------------------------------------------------------- layers
 
 
@@ -200,28 +187,11 @@ class T5(nnx.Module):
         config.embed_dim**-0.5,
       )  # fmt: skip
 
-  def encode(
-    self, inputs: Inputs | Encoded, sharding: Sharding | None = None
-  ) -> Memory:
-    """Reads the inputs, unless an encoder has; padding changes nothing."""
-    if not isinstance(inputs, Encoded):
-      inputs = self.encode_inputs(inputs, sharding)
-    memory = [
-      [
-        constrain(x, "cache_lbksc", sharding=sharding)
-        for x in cache_lib.contain(
-          *layer.cross.keys_and_values(inputs.states, None)
-        )
-      ]
-      for layer in self.decoder.layers
-    ]
-    keys, values = map(tuple, zip(*memory, strict=True))
-    return Memory(keys=keys, values=values, mask=inputs.mask)
+  def encode(self, inputs: Inputs, sharding: Sharding | None = None) -> Memory:
+    """Reads the inputs; padding changes nothing.
 
-  def encode_inputs(
-    self, inputs: Inputs, sharding: Sharding | None = None
-  ) -> Encoded:
-    """The encoder's output; `sharding` is how layers' lie on a mesh."""
+    `sharding` is how activations and the memory lie on a mesh.
+    """
     place = np.arange(inputs.tokens.shape[1])
     is_text = place < inputs.lengths[:, None]
     tokens = jnp.where(is_text, inputs.tokens, inputs.tokens[:, :1])
@@ -231,7 +201,16 @@ class T5(nnx.Module):
     for layer in self.encoder.layers:
       x = constrain(x, "act_btd", sharding=sharding)
       x, _ = layer(x, bias[None], sees)
-    return Encoded(states=self.encoder.final_norm(x), mask=is_text)
+    states = self.encoder.final_norm(x)
+    memory = [
+      [
+        constrain(x, "cache_lbksc", sharding=sharding)
+        for x in cache_lib.contain(*layer.cross.keys_and_values(states, None))
+      ]
+      for layer in self.decoder.layers
+    ]
+    keys, values = map(tuple, zip(*memory, strict=True))
+    return Memory(keys=keys, values=values, mask=is_text)
 
   def __call__(
     self,
@@ -310,8 +289,6 @@ def as_language_model(
 ) -> tuple[LanguageModel, nnx.State]:
   """Splits a module, abstract or not, into pure functions and parameters.
 
-  `LanguageModel.encode` takes `Inputs`, or what `encode_inputs` made of them.
-
   Args:
     module: the network.
     sharding: how activations, what the encoder made and the cache lie on the
@@ -344,8 +321,5 @@ def as_language_model(
     init_cache=init_cache,
     apply=apply,
     encode=lambda params, inputs: merge(params).encode(inputs, sharding),
-    encode_inputs=lambda params, inputs: merge(params).encode_inputs(
-      inputs, sharding
-    ),
   )
   return model, params

@@ -69,7 +69,7 @@ class MeshDecoder(Decoder):
 
     def local(params, given):
       state = begin(params, given, buffer_length)
-      empty = self._blank(params, self._encoded(params, given), buffer_length)
+      empty = self._blank(params, given, buffer_length)
       return self._together(empty, state)
 
     cut = jax.tree.map(lambda _: P(self.row_axis), given)

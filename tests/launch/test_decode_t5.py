@@ -61,14 +61,11 @@ def expected(theirs, record):
   return made[0, len(prompt) :].tolist()
 
 
-@pytest.mark.parametrize(
-  "shared", [False, pytest.param(True, marks=pytest.mark.slow)]
-)
-def test_rows_are_those_of_generate(t5, saved, tmp_path, shared):
+def test_rows_are_those_of_generate(t5, saved, tmp_path):
   source = write_jsonl(tmp_path / "in.jsonl", RECORDS)
   out = tmp_path / "out.jsonl"
   flags = ("--nobaseline", f"--prompts={source}", f"--output={out}")
-  assert t5(decode.run, *flags, f"--config.share_encoder={shared}") == 0
+  assert t5(decode.run, *flags) == 0
   rows = read_jsonl(out)
   assert [row["id"] for row in rows] == ["a", "b", 3, "d"]
   for row, record in zip(rows, RECORDS, strict=True):
