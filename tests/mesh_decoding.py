@@ -30,6 +30,8 @@ from mesh_models import CONFIG, VOCAB
 from models import head_shapes, sharding
 from models.networks import stacked, t5
 from models.networks.dflash import ParallelConfig
+from models.networks.dflash2 import DFlash2Config
+from models.networks.dspark import DSparkConfig
 from models.networks.eagle import EagleConfig
 from models.networks.medusa import MedusaConfig
 from models.networks.mtp import MtpConfig
@@ -274,6 +276,10 @@ def head_pair(mesh, how):
 
 
 HEAD = described.alter(CONFIG, num_kv_heads=8, num_layers=1)
+BLOCK = dict(
+  layers=described.alter(HEAD, num_layers=2, qk_norm="head"), num_fused=2,
+  block_size=4, mask_token=5,
+)  # fmt: skip
 _bind = functools.partial
 # The features that a head reads, what it is, how it drafts, and the rule.
 HEADS = {
@@ -296,12 +302,17 @@ HEADS = {
     _bind(drafters.medusa, tree=PATHS), "kseq",
   ),
   "dflash": (
-    (1, 2),
-    ParallelConfig(
-      layers=described.alter(HEAD, num_layers=2, qk_norm="head"), num_fused=2,
-      block_size=4, mask_token=5,
-    ),
+    (1, 2), ParallelConfig(**BLOCK),
     _bind(drafters.dflash, tree=tree_lib.chain(3)), "block",
+  ),
+  "dflash2": (
+    (1, 2),
+    DFlash2Config(taps=2, group=2, rank=4, num_candidates=5, **BLOCK),
+    _bind(drafters.dflash2, tree=PATHS), "block_transport",
+  ),
+  "dspark": (
+    (1, 2), DSparkConfig(markov="rnn", rank=4, confidence=True, **BLOCK),
+    _bind(drafters.dspark, tree=TREE, threshold=0.3), "recursive",
   ),
 }  # fmt: skip
 

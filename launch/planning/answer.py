@@ -186,9 +186,10 @@ def _best_chains(chip: Chip, q: Question) -> Iterator[tuple[float, dict]]:
   drafting = [one.seconds(chip) for one in of_draft] or [0.0]
   counts = np.arange(_MOST)
   costs = np.mean(drafting) * counts
-  if q.head is not None and q.head.config.num_predicted is not None:
+  head = q.head and q.head.config
+  if head and (head.num_predicted or head.kind == "p_eagle"):
     # One pass drafts them all: only verifying costs more with more of them.
-    counts = counts[: q.head.config.num_predicted + 1]
+    counts = counts[: (head.num_predicted or _MOST) + 1]
     costs = sum(drafting) * (counts > 0)
   for p in _ACCEPTANCES:
     tokens = throughput.tokens_per_cycle(counts, p)

@@ -20,6 +20,13 @@ from models.sharding import Sharding
 from specjax import drafters
 from specjax.types import Drafter, Params
 
+# Tables of which a pass looks up some rows.
+_TABLES = {
+  "embed", "markov_w1", "predecessor_codebook", "successor_codebook",
+}  # fmt: skip
+_BY_LEVEL = {"markov_head", "confidence_head"}
+_NO_LAYERS = dict(blocks=0, summed=0, inside=0, cache_bytes=0, products=0)
+
 
 @functools.cache
 def _module(shape: HeadShape):
@@ -78,8 +85,8 @@ def passes(
 ) -> list[Pass]:
   """The passes of a round, on one device."""
   flat = dict(nnx.to_flat_state(nnx.state(_module(shape))))
-  without = lambda *names: [x for key, x in flat.items() if key[0] not in names]
-  read = without("embed")
+  flat = {key: x for key, x in flat.items() if not _TABLES & {*key}}
+  read = list(flat.values())
   c: Any = shape.config
   layers = getattr(c, "layers", None)
   if layers is None:
@@ -98,16 +105,23 @@ def passes(
   )
   work = networks.work(layers, slots=slots)
 
-  def over(params, tokens: int) -> Pass:
+  def over(params, tokens: int, **less) -> Pass:
     own = dataclasses.replace(
       work,
       weights=networks.count(params),
       weight_bytes=networks.num_bytes(params),
+      **less,
     )
     return networks.forward(own, tokens, size=size, rows=rows)
 
   first, *more = drafter.passes
+  # A level of a block, after the first, is a product with these and no pass.
+  if by_level := [x for key, x in flat.items() if key[0] in _BY_LEVEL]:
+    every = [over(read, first)]
+    for level in drafter.tree.levels[1:-1]:
+      every.append(over(by_level, len(level), **_NO_LAYERS))
+    return [networks.total(every)]
   # EAGLE-1 projects in every pass, EAGLE-3 the target's features alone.
   fuses_once = c.kind == "eagle3"
-  again = without("embed", "fc") if fuses_once else read
+  again = [x for key, x in flat.items() if key[0] != "fc" or not fuses_once]
   return [over(read, first), *(over(again, n) for n in more)]

@@ -280,10 +280,15 @@ class Pass:
     return max(alone["memory"], alone["arithmetic"]) + alone["collectives"]
 
 
+def total(passes: Sequence[Pass]) -> Pass:
+  """One pass that does what all do."""
+  return Pass(*map(sum, zip(*map(dataclasses.astuple, passes), strict=True)))
+
+
 def mean(passes: Sequence[Pass]) -> Pass:
   """The mean pass of at least one."""
-  each = zip(*map(dataclasses.astuple, passes), strict=True)
-  return Pass(*(sum(x) / len(passes) for x in each))
+  every = dataclasses.astuple(total(passes))
+  return Pass(*(x / len(passes) for x in every))
 
 
 def forward(work: Work, num_tokens: int, *, size: int, rows: int) -> Pass:

@@ -159,7 +159,10 @@ def _layers(
     # It may say its target's.
     numbers = {m[1] for name in tensors if (m := _NUMBER.match(name))}
     count = settings["num_hidden_layers"] = len(numbers)
-  if count != 1 and (not third or (tensors is None and not speculators)):
+  masks = (*_MASKS, "dflash_config")
+  masked = any(config.get(name) is not None for name in masks)
+  told = speculators or masked or tensors is not None
+  if count != 1 and not (third and told):
     raise ValueError(f"num_hidden_layers must be 1 here, got {count!r}")
   layer = head_settings.head_layers(settings)
   if bias is None:

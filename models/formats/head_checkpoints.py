@@ -126,7 +126,7 @@ def shape(
   one = _of_config(config) or said
   if one is not eagle_format:
     return one.shape(config, target)
-  third = kind == "eagle3" or "draft_vocab_size" in config
+  third = kind in ("eagle3", "p_eagle") or "draft_vocab_size" in config
   return eagle_format.shape(config, target, generation=3 if third else 1)
 
 

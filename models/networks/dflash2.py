@@ -72,9 +72,8 @@ class GroupedConv(nnx.Module):
       jnp.zeros((2, taps, width), dtype).at[:, 0].set(1)
     )
     self.kernel_projection = Linear(
-      width, 2 * taps * (width // config.group), False, dtype, rngs,
-      std=0,
-    )  # fmt: skip
+      width, 2 * taps * (width // config.group), False, dtype, rngs
+    )
 
   def __call__(self, x: Array) -> tuple[Array, Array]:
     """Two of `[B, T, taps, H]` for a normed input `[B, T, H]`."""
@@ -129,12 +128,14 @@ class Selector(nnx.Module):
 
   def __init__(self, config: DFlash2Config, dtype, rngs: nnx.Rngs):
     c = config.layers
-    codes = jax.random.normal(rngs.params(), (c.vocab_size, config.rank), dtype)
+    init = nnx.initializers.normal(0.02)
+    codes = lambda: nnx.Param(
+      init(rngs.params(), (c.vocab_size, config.rank), dtype)
+    )
     self.hidden_projection = Linear(
       c.embed_dim, config.rank, False, dtype, rngs
     )
-    self.predecessor_codebook = nnx.Param(0.02 * codes)
-    self.successor_codebook = nnx.Param(jnp.zeros_like(codes))
+    self.predecessor_codebook, self.successor_codebook = codes(), codes()
 
   def __call__(self, code: Array, tokens: Array, candidates: Array) -> Array:
     """`f32[B, W, C]` for the tokens before, `i32[B, W]`.

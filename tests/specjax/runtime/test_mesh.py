@@ -27,7 +27,8 @@ USUAL = (
 # All other ways to draft, and the other factorizations of eight devices.
 MORE = (
   "paths:1x8", "layer_skip:2x4", "ngram:2x4", "plain:8x1", "eagle3:2x2x2",
-  "eagle2:1x8", "medusa:4x2", "dflash:2x4", "mtp:2x4", "t5:2x4", "mixture:2x4",
+  "eagle2:1x8", "medusa:4x2", "dflash:2x4", "dflash2:2x4",
+  "dspark:2x4", "mtp:2x4", "t5:2x4", "mixture:2x4",
 )  # fmt: skip
 # Models that are cut across both processes, and rows that are.
 ON_TWO_PROCESSES = (
