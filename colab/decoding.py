@@ -2,18 +2,19 @@
 # # Speculative decoding in ten minutes
 #
 # A small *draft* model proposes a few tokens, the large *target* model scores
-# them all in one pass, and a *verification rule* keeps some of them, so that
-# the text is distributed exactly as if the target had written it alone. This
-# notebook decodes with a pair of real models, looks inside one round, and
-# then asks how many tokens are worth drafting: predicted, and measured.
+# them all in one pass, and a *verification rule* keeps some of them. The text
+# has exactly the distribution that the target alone would give it. This
+# notebook decodes with a pair of real models, looks inside one round, and asks
+# how many tokens to draft, by prediction and by measurement.
 #
 # A CPU is enough. Nothing is downloaded: the pair, 13.8 and 1.9 million
 # parameters trained on Python source, is in the repository.
 
 # %% [markdown]
-# This cell installs the project on Colab, whose own jax is too old: from a
-# checkout that you upload (a folder `specjax` or a file `specjax*.zip`), or
-# cloned from `REPOSITORY`. Elsewhere run `make setup`; the cell does nothing.
+# On Colab this cell installs the project, because Colab's own jax is too old.
+# It takes a checkout that you upload (a folder `specjax` or a file
+# `specjax*.zip`), or clones `REPOSITORY`. Elsewhere run `make setup`; the cell
+# then does nothing.
 
 # %% tags=["install"]
 import glob
@@ -38,8 +39,8 @@ if "google.colab" in sys.modules and not os.path.isfile("requirements.lock"):
   subprocess.run(install, check=True)
 
 # %% [markdown]
-# First the paths: names of files below are those of the checkout's root.
-# `SMALL` is how the tests ask for a short run.
+# Paths below are relative to the checkout's root. The tests set `SMALL` for a
+# short run.
 
 # %%
 import os
@@ -49,15 +50,14 @@ import launch
 from launch import without_tpu
 
 os.chdir(pathlib.Path(launch.__file__).parents[1])
-without_tpu.set_environment()  # where there is no TPU nobody looks for one
+without_tpu.set_environment()  # stops libtpu's search if there is no TPU
 SMALL = "SPECJAX_SMALL" in os.environ
 
 # %% [markdown]
-# A *config* says everything about a run: the checkpoints, what drafts, the
-# rule, the temperature. What drafts is a call, here of a draft model's so many
-# tokens. `pair.load` reads the models once, and
-# `pair.assemble` makes decoders of them. `configs/common.py` lists what else
-# could be set.
+# A *config* describes a run: checkpoints, drafter, rule, temperature. The
+# drafter is a call; here a draft model proposes `depth` tokens. `pair.load`
+# reads the models once, and `pair.assemble` builds decoders from them.
+# `configs/common.py` lists all settings.
 
 # %%
 from configs import embedded
@@ -73,9 +73,9 @@ items = prompts.built_in(one.tokenizer, max_tokens=64)[: 2 if SMALL else 6]
 print(one.decoder.drafter.name, one.decoder.rule.name, one.decoder.vocab_size)
 
 # %% [markdown]
-# An *engine* is a decoder with its settings, compiled once for every shape of
-# batch. Plain decoding is the same loop with nothing drafted, so that the two
-# can be compared.
+# An *engine* is a decoder with its settings, compiled once per batch shape.
+# Plain decoding is the same loop with an empty draft, so the two are
+# comparable.
 
 # %%
 from specjax.runtime import requests
@@ -87,9 +87,9 @@ completions, _ = fast.run(batch)
 plainly, _ = plain.run(batch)
 
 # %% [markdown]
-# Every token has an origin. **Green** was drafted and accepted; orange was
-# drawn anew where a drafted token was rejected (the *residual*); blue is the
-# *bonus*, which the target adds for free when all drafted tokens are accepted.
+# Every token has an origin. **Green** tokens were drafted and accepted. Orange
+# ones replace a rejected token (drawn from the *residual*). Blue ones are the
+# *bonus*: when all drafted tokens are accepted, the target adds one for free.
 
 # %%
 import rich.console
@@ -102,10 +102,10 @@ for prompt, completion in zip(batch.prompts[:2], completions, strict=False):
 display.show_legend(console)
 
 # %% [markdown]
-# What it saves is target passes. The counts are exact, so they must add up:
+# The savings are target passes. The counts are exact, so they must add up:
 # every pass emits the drafted tokens that it accepted and one of its own (the
-# last pass of a row may be cut short by the budget), and plain decoding needs
-# a pass for each token.
+# budget may cut a row's last pass short), and plain decoding needs one pass per
+# token.
 
 # %%
 for c, p in zip(completions, plainly, strict=True):
@@ -119,10 +119,10 @@ for c, p in zip(completions, plainly, strict=True):
 # %% [markdown]
 # ## Inside one round
 #
-# `decoder.step` is one round, and returns what it did: the drafted tokens,
-# the laws they were drawn from (p) and the target's laws after each (q).
-# Token i is accepted with probability $\min(1, q/p)$, given that all before
-# it were.
+# `decoder.step` runs one round and reports it: the drafted tokens, the
+# distributions they were drawn from (p), and the target's distributions at the
+# same positions (q). Token i is accepted with probability $\min(1, q/p)$, given
+# that all tokens before it were.
 
 # %%
 import jax
@@ -136,10 +136,10 @@ q = np.exp(info.target_log_probs)[0, np.arange(depth), drafted]
 accept = np.minimum(1, q / p)
 
 # %% [markdown]
-# A rule flips no coins. It maps these laws to the probability that each node
-# is the *deepest* accepted one, and one shared sampler draws from that. So
-# what it says can be checked by hand: the first d tokens are accepted with
-# the product of their acceptances.
+# A rule flips no coins. It maps these distributions to the probability that
+# each node is the *deepest* accepted one, and one shared sampler draws from
+# those probabilities. So we can check them by hand: the first d tokens are all
+# accepted with the product of their acceptance probabilities.
 
 # %%
 reach = np.cumprod([1, *accept])
@@ -148,17 +148,18 @@ assert np.allclose(info.node_probs[0], deepest, atol=1e-5)
 assert np.isclose(np.sum(info.node_probs[0]), 1, atol=1e-5)
 
 # %% [markdown]
-# The same as a picture: the draft's and the target's probability of each
-# drafted token of the first prompt, and how likely the round gets there.
+# The same for the first prompt as a picture: each drafted token's probability
+# under the draft and under the target, and the probability that it and all
+# before it are accepted.
 
 # %%
 import matplotlib.pyplot as plt
 
-places = np.arange(1, depth + 1)
-plt.bar(places - 0.2, p, 0.4, label="draft, p")
-plt.bar(places + 0.2, q, 0.4, label="target, q")
-plt.plot(places, reach[1:], "ko-", label="accepted up to here")
-plt.xticks(places, [repr(one.tokenizer.decode([t])) for t in drafted])
+positions = np.arange(1, depth + 1)
+plt.bar(positions - 0.2, p, 0.4, label="draft, p")
+plt.bar(positions + 0.2, q, 0.4, label="target, q")
+plt.plot(positions, reach[1:], "ko-", label="accepted up to here")
+plt.xticks(positions, [repr(one.tokenizer.decode([t])) for t in drafted])
 plt.gca().set(xlabel="drafted token, in order", ylabel="probability")
 plt.legend(loc="upper left", bbox_to_anchor=(1, 1))
 plt.show()
@@ -166,10 +167,10 @@ plt.show()
 # %% [markdown]
 # ## How many tokens to draft?
 #
-# A longer draft is accepted less to its end, and costs a draft pass a token.
-# `evaluate` decodes the prompts with several lengths and plainly, in
-# turn, and times rounds and passes; `explain.findings` *predicts* each rate
-# from those costs and the acceptance. This takes some minutes, most of it for
+# In a longer draft the last tokens are accepted less often, and every token
+# costs a draft pass. `evaluate` alternates between several draft lengths and
+# plain decoding, and times rounds and passes; `explain.findings` *predicts*
+# each rate from those costs and the acceptance. This takes some minutes, mostly
 # compiling. (`launch.evaluate --explain` is the same as a command.)
 
 # %%
@@ -187,26 +188,25 @@ measured = evaluate(
 print(explain.verdict(finding))
 
 # %% [markdown]
-# Acceptance by place. If every token were accepted with one probability
-# $\alpha$, independently, "all so far" would be the dashed line $\alpha^i$.
-# Where it leaves that line, acceptance depends on the place, or on what was
+# Acceptance by position. If tokens were accepted independently with the same
+# probability $\alpha$, "all so far" would follow the dashed line $\alpha^i$. A
+# departure means that acceptance depends on the position, or on what was
 # accepted before.
 
 # %%
 by_position = finding["acceptance_by_position"]
 alpha = finding["block_efficiency"]["acceptance"]
-places = np.arange(1, len(by_position["joint"]) + 1)
-plt.plot(places, by_position["conditional"], "o-", label="given those before")
-plt.plot(places, by_position["joint"], "s-", label="all so far")
-plt.plot(places, alpha**places, "k--", label=f"{alpha:.2f} to the power i")
+i = np.arange(1, len(by_position["joint"]) + 1)
+plt.plot(i, by_position["conditional"], "o-", label="given those before")
+plt.plot(i, by_position["joint"], "s-", label="all so far")
+plt.plot(i, alpha**i, "k--", label=f"{alpha:.2f} to the power i")
 plt.gca().set(xlabel="drafted token i", ylabel="accepted", ylim=(0, 1))
 plt.legend()
 plt.show()
 
 # %% [markdown]
-# Tokens per second against the length of the draft: the curve was predicted
-# from passes that were timed alone, the points were measured. With few
-# prompts the 95% intervals are wide.
+# Tokens per second by draft length. The curve is predicted from passes timed
+# alone; the points are measured. With few prompts the 95% intervals are wide.
 
 # %%
 from IPython.display import display as show
@@ -214,9 +214,9 @@ from IPython.display import display as show
 show(explain.figure({"explained": [finding]}))
 
 # %% [markdown]
-# Tokens per target call, again predicted and measured. `independent` is the
-# textbook formula $(1 - \alpha^{N+1})/(1 - \alpha)$; `rao_blackwell` replaces
-# the luck of the coins by its exact expectation given the drafts.
+# Tokens per target call, predicted and measured. `independent` is the textbook
+# formula $(1 - \alpha^{N+1})/(1 - \alpha)$; `rao_blackwell` replaces the coin
+# flips of verification by their exact expectation given the drafts.
 
 # %%
 from specjax.theory import throughput
@@ -230,9 +230,9 @@ assert np.isclose(throughput.tokens_per_cycle(depth, alpha), by_hand)
 # %% [markdown]
 # ## Where to go next
 #
-# - `README.md`: the same through the library alone, without a config.
+# - `README.md`: the same with the library alone, without a config.
 # - `specjax/types.py`, then `specjax/decode.py`: the pieces and the loop.
-# - `docs/reports/greedy-explained.md`: the same of the six built-in prompts,
-#   by `python -m launch.evaluate --explain`.
-# - `configs/huggingface.py`: your own checkpoints; and `docs/decode.md`.
-# - `colab/rules.py`: why the text is exactly the target's, checked by sums.
+# - `docs/reports/greedy-explained.md`: the report that
+#   `python -m launch.evaluate --explain` writes, for greedy decoding.
+# - `docs/decode.md` and `configs/huggingface.py`: your own checkpoints.
+# - `colab/rules.py`: why the text is exactly the target's, proved by summation.

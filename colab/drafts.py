@@ -1,19 +1,19 @@
 # %% [markdown]
 # # Train a draft for your model
 #
-# Speculative decoding is as good as its draft, and a draft that was trained
-# for one target on one kind of text is accepted less on another. This
-# notebook asks what a draft should be trained *for*, trains the embedded
-# draft further on other text, watches acceptance grow, and decodes with the
-# result. The text here is this repository's own source; put yours in its
-# place.
+# Speculative decoding is only as good as its draft, and a draft trained for one
+# target on one kind of text is accepted less often on another. This notebook
+# asks what to train a draft *for*, trains the embedded draft further on other
+# text, tracks its acceptance, and decodes with the result. The text is this
+# repository's own source; put yours in its place.
 #
 # A CPU is enough: ten minutes, most of them training.
 
 # %% [markdown]
-# This cell installs the project on Colab, whose own jax is too old: from a
-# checkout that you upload (a folder `specjax` or a file `specjax*.zip`), or
-# cloned from `REPOSITORY`. Elsewhere run `make setup`; the cell does nothing.
+# On Colab this cell installs the project, because Colab's own jax is too old.
+# It takes a checkout that you upload (a folder `specjax` or a file
+# `specjax*.zip`), or clones `REPOSITORY`. Elsewhere run `make setup`; the cell
+# then does nothing.
 
 # %% tags=["install"]
 import glob
@@ -38,9 +38,8 @@ if "google.colab" in sys.modules and not os.path.isfile("requirements.lock"):
   subprocess.run(install, check=True)
 
 # %% [markdown]
-# First the paths: names of files below are those of the checkout's root.
-# `SMALL` is how the tests ask for a short run; what is written goes to a
-# temporary folder.
+# Paths below are relative to the checkout's root. The tests set `SMALL` for a
+# short run. Output goes to a temporary folder.
 
 # %%
 import os
@@ -51,34 +50,34 @@ import launch
 from launch import without_tpu
 
 os.chdir(pathlib.Path(launch.__file__).parents[1])
-without_tpu.set_environment()  # where there is no TPU nobody looks for one
+without_tpu.set_environment()  # stops libtpu's search if there is no TPU
 SMALL = "SPECJAX_SMALL" in os.environ
 workdir = pathlib.Path(tempfile.mkdtemp())
 
 # %% [markdown]
 # ## What to train for
 #
-# A draft is too small to be the target: it must choose what to get wrong, and
-# the objective says what. Take a target's law with two peaks, and students
-# that can only have one: a grid of discretised bells, by their places and
-# widths.
+# A draft is too small to match its target everywhere. It must choose what to
+# get wrong, and the objective makes that choice. Take a target distribution
+# with two peaks and students that have only one: discretized bell curves on a
+# grid of centers and widths.
 
 # %%
 import matplotlib.pyplot as plt
 import numpy as np
 
 tokens = np.arange(24)
-bell = lambda place, width: -(((tokens - place) / width) ** 2) / 2
+bell = lambda center, width: -(((tokens - center) / width) ** 2) / 2
 law = lambda logits: np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
 target = 0.5 * law(bell(5, 1)) + 0.5 * law(bell(18, 4))
 students = np.array(
-  [bell(place, width) for place in range(24) for width in range(1, 12)]
+  [bell(center, width) for center in range(24) for width in range(1, 12)]
 )
 
 # %% [markdown]
-# Every objective of `specjax.training.losses` is a function of logits, the
-# teacher's logits, the text and weights. Here the text is every token once,
-# weighted by the target's probability, so that each value is an exact
+# Every objective of `specjax.training.losses` is a function of the student's
+# logits, the teacher's logits, the text and weights. Here the text is every
+# token once, weighted by the target's probability, so each value is an exact
 # expectation.
 
 # %%
@@ -98,10 +97,9 @@ def values_of(name):
 
 
 # %% [markdown]
-# Two identities that hold for every student: what is accepted of one drafted
-# token is one minus the total variation; and the cross-entropy of the text is
-# the forward divergence plus the target's entropy, so that these two have the
-# same optimum.
+# Two identities hold for every student. The acceptance of one drafted token is
+# one minus the total variation. The cross-entropy of the text is the forward KL
+# plus the target's entropy, so both have the same optimum.
 
 # %%
 values = {name: values_of(name) for name in losses.OBJECTIVES}
@@ -114,9 +112,10 @@ assert np.allclose(
 )
 
 # %% [markdown]
-# The best student by each objective. Forward divergence covers all that the
-# target may say, reverse divergence sits on one peak; neither is what is paid
-# for. By definition nobody is accepted more than the best by total variation.
+# The best student by each objective. Forward KL covers everything that the
+# target may emit; reverse KL sits on one peak. Neither is what speculative
+# decoding is paid for. By definition the best student by total variation is
+# accepted most.
 
 # %%
 plt.bar(tokens, target, color="lightgray", label="target")
@@ -131,8 +130,9 @@ plt.show()
 # %% [markdown]
 # ## Your text
 #
-# A folder with `train` and `validation`, of *.txt files (a document each) or
-# *.jsonl files of `{"text": ...}` lines. Every eighth file is for validation.
+# A folder with subfolders `train` and `validation`, which hold *.txt files (one
+# document each) or *.jsonl files of `{"text": ...}` lines. Every eighth file is
+# for validation.
 
 # %%
 texts = workdir / "texts"
@@ -144,10 +144,10 @@ for number, source in enumerate(sources[:24] if SMALL else sources):
 print(len(list(texts.glob("train/*"))), "files to train on")
 
 # %% [markdown]
-# A training is a config and a folder: the embedded draft goes on, the
-# embedded target is the teacher. `launch/training/model.py` can also train
-# on the target's or the draft's own samples (`config.contexts`), which costs
-# more a step and is what the draft will really see.
+# A training run is a config and a folder. Here the embedded draft is trained
+# further with the embedded target as teacher. `launch/training/model.py` can
+# also train on samples of the target or of the draft (`config.contexts`). That
+# costs more per step, but matches what the draft sees when decoding.
 
 # %%
 from configs import embedded, train_embedded
@@ -161,10 +161,10 @@ config.validate_every = config.num_steps // 4
 config.validation_batches = 2 if SMALL else 8
 
 # %% [markdown]
-# Two objectives, the same text and the same steps: the text itself, or the
-# target's laws after every token of it. `Run` is what
-# `python -m launch.train --config=... --workdir=...` runs: killed and started
-# again, it goes on where it was, to the same bits.
+# Two objectives, same text, same steps: predict the text itself, or match the
+# target's distribution at each of its positions. `Run` is what
+# `python -m launch.train --config=... --workdir=...` runs. After a kill the
+# same command resumes, to the same bits.
 
 # %%
 from launch.training import run as run_lib
@@ -178,9 +178,9 @@ for objective in ("next_token", "total_variation"):
   run.export(module, str(workdir / objective / "model"))
 
 # %% [markdown]
-# Acceptance over training: the probability that a token drafted along the
-# validation text would be accepted at temperature 1. Both runs begin with the
-# same model, so with exactly the same number.
+# Acceptance during training: the probability that a token drafted along the
+# validation text would be accepted at temperature 1. Both runs start from the
+# same model, so their first values are equal.
 
 # %%
 from launch import report
@@ -194,10 +194,10 @@ for objective in ("next_token", "total_variation"):
 assert curves["next_token"][0] == curves["total_variation"][0]
 
 # %% [markdown]
-# The picture. Learning the text is not learning the target: this target was
-# never trained on this text either, and a draft that learns the text leaves
-# it. In a run of 60 steps `next_token` fell from 0.73 accepted to 0.59, and
-# `total_variation`, on the very same text, rose to 0.76.
+# Learning the text is not learning the target. This target was never trained on
+# this text either, so a draft that learns the text moves away from the target.
+# In a run of 60 steps the acceptance of `next_token` fell from 0.73 to 0.59;
+# that of `total_variation`, on the same text, rose to 0.76.
 
 # %%
 for objective, curve in curves.items():
@@ -209,9 +209,9 @@ plt.show()
 # %% [markdown]
 # ## What it is worth
 #
-# Decoding prompts of the validation text at temperature 1, which is what the
-# drafts were trained for. Whatever the draft is, the text has the target's
-# law: only the number of target passes changes.
+# Decode prompts from the validation text at temperature 1, where acceptance was
+# measured. With any draft the text has the target's distribution; only the
+# number of target passes changes.
 
 # %%
 from launch import prompts
@@ -230,9 +230,9 @@ def decoder_with(draft):
 
 # %% [markdown]
 # Tokens per target call (block efficiency) with a 95% interval over prompts.
-# After 60 steps the draft that learned the text had lost, 2.50 (2.23–2.81)
-# after 3.15 (2.82–3.52), and the gain of the other, 3.20 (2.82–3.63), was too
-# small to be seen on so few prompts. To see it, train longer on more text.
+# After 60 steps `next_token` had lost: 2.50 (2.23–2.81), from 3.15 (2.82–3.52).
+# The gain of `total_variation`, to 3.20 (2.82–3.63), was too small to see on so
+# few prompts. To see it, train longer on more text.
 
 # %%
 from launch.evaluation import intervals
@@ -247,8 +247,8 @@ for name, draft in drafts.items():
   decoded[name] = intervals.summarize(units)
 
 # %% [markdown]
-# Six tokens are drafted, and one is the target's own. There is no interval for
-# fewer than five prompts.
+# Six tokens are drafted per call, and the target adds one. Fewer than five
+# prompts get no interval.
 
 # %%
 for name, numbers in decoded.items():
@@ -262,12 +262,11 @@ for name, numbers in decoded.items():
 # %% [markdown]
 # ## Which draft, at equal compute?
 #
-# A fair comparison gives each draft the same number of operations, the
-# teacher's included, and decodes with each. So it was done for the embedded
-# pair: from the embedded draft on (`before`), 8 × 10¹² operations, temperature
-# 1, 32 prompts.
+# A fair comparison gives each draft the same compute, the teacher's included,
+# and decodes with each. For the embedded pair, starting from the embedded draft
+# (`before`), with 8 × 10¹² FLOPs, at temperature 1, on 32 prompts:
 #
-# | objective, on the data | accepted, one token | tokens a call (95%) |
+# | objective, on the data | acceptance, one token | tokens per call (95%) |
 # |---|---|---|
 # | `before` | 0.772 | 3.19 (3.06–3.33) |
 # | `forward_kl` | 0.776 | 3.29 (3.20–3.38) |
@@ -276,16 +275,16 @@ for name, numbers in decoded.items():
 # | `acceptance` | 0.749 | 3.10 (2.99–3.21) |
 # | `next_token` | 0.725 | 2.86 (2.73–3.01) |
 #
-# Which divergence hardly matters. Text alone makes a better language model and
-# a worse draft.
+# The choice of divergence hardly matters. Training on text alone makes a better
+# language model and a worse draft.
 
 # %% [markdown]
 # ## Where to go next
 #
-# - `docs/training.md`: the trainer, its data and its settings;
-#   `configs/train_embedded.py` lists them.
-# - `docs/results.md`: which shape, objective and head, measured.
-# - `specjax/training/losses.py`: the objectives, with the identity that lets
-#   acceptance be differentiated through the shipped rule.
+# - `docs/training.md`: the trainer and its data; `configs/train_embedded.py`:
+#   its settings.
+# - `docs/results.md`: shapes, objectives and heads, measured.
+# - `specjax/training/losses.py`: the objectives, and the identity by which
+#   acceptance is differentiated through the shipped rule.
 # - `launch/training/model.py`: whose text a draft learns from.
-# - `colab/pods.py`: whether a draft pays at all on your hardware.
+# - `colab/pods.py`: whether a draft pays on your hardware.

@@ -1,19 +1,19 @@
 # %% [markdown]
 # # Will it pay on my pod?
 #
-# Whether speculative decoding is faster than plain decoding is arithmetic:
-# how often a drafted token is accepted, what a draft pass costs, and what it
-# costs the target to score several tokens in place of one. This notebook does
-# the arithmetic, reads the costs from programs that were compiled for TPU
-# slices without having one, compiles such a program itself, and puts a
-# measured acceptance beside it.
+# Whether speculative decoding beats plain decoding is arithmetic: how often a
+# drafted token is accepted, what a draft pass costs, and what it costs the
+# target to score several tokens instead of one. This notebook does the
+# arithmetic, reads costs from plans compiled for TPU slices without a TPU,
+# compiles such a plan, and combines it with a measured acceptance.
 #
-# A CPU is enough; on Colab's T4 or v5e-1 the last part measures.
+# A CPU is enough; the last part measures on Colab's T4 or v5e-1.
 
 # %% [markdown]
-# This cell installs the project on Colab, whose own jax is too old: from a
-# checkout that you upload (a folder `specjax` or a file `specjax*.zip`), or
-# cloned from `REPOSITORY`. Elsewhere run `make setup`; the cell does nothing.
+# On Colab this cell installs the project, because Colab's own jax is too old.
+# It takes a checkout that you upload (a folder `specjax` or a file
+# `specjax*.zip`), or clones `REPOSITORY`. Elsewhere run `make setup`; the cell
+# then does nothing.
 
 # %% tags=["install"]
 import glob
@@ -38,9 +38,9 @@ if "google.colab" in sys.modules and not os.path.isfile("requirements.lock"):
   subprocess.run(install, check=True)
 
 # %% [markdown]
-# First the paths: names of files below are those of the checkout's root.
-# `SMALL` is how the tests ask for a short run. This notebook computes nothing
-# on a device itself, so that the commands it starts can have it.
+# Paths below are relative to the checkout's root. The tests set `SMALL` for a
+# short run. This notebook itself leaves the accelerator alone, so that the
+# commands it starts can use it.
 
 # %%
 import os
@@ -51,7 +51,7 @@ import launch
 from launch import without_tpu
 
 os.chdir(pathlib.Path(launch.__file__).parents[1])
-without_tpu.set_environment()  # where there is no TPU nobody looks for one
+without_tpu.set_environment()  # stops libtpu's search if there is no TPU
 SMALL = "SPECJAX_SMALL" in os.environ
 workdir = pathlib.Path(tempfile.mkdtemp())
 
@@ -59,8 +59,8 @@ workdir = pathlib.Path(tempfile.mkdtemp())
 # ## The arithmetic
 #
 # A round drafts N tokens, each accepted with probability P if all before it
-# were, and emits one more token of the target's own: between 1 and N + 1
-# tokens, $(1 - P^{N+1})/(1 - P)$ in the mean.
+# were, and emits one more token of the target's own. So it emits between 1 and
+# N + 1 tokens, $(1 - P^{N+1})/(1 - P)$ on average.
 
 # %%
 import matplotlib.pyplot as plt
@@ -74,10 +74,9 @@ print(throughput.tokens_per_cycle(4, 0.8), "tokens a round at P = 0.8")
 
 # %% [markdown]
 # A round costs N draft passes and one target pass. Measure time in target
-# passes over one token, so that plain decoding has rate 1; let a draft pass
-# cost c, and scoring N + 1 tokens be as cheap as scoring one, as it is where
-# reading the weights is what takes the time. Longer drafts help, up to a
-# point.
+# passes over one token, so that plain decoding has rate 1. Let a draft pass
+# cost c, and let scoring N + 1 tokens cost as much as scoring one, as when
+# reading the weights dominates. Longer drafts then help, up to a point.
 
 # %%
 lengths, cost = np.arange(17), 0.05
@@ -93,9 +92,9 @@ plt.show()
 # %% [markdown]
 # ## Break-even
 #
-# Turned round: how often must tokens be accepted for it not to lose? One
-# token pays as soon as P exceeds c. A draft as slow as its target never pays,
-# however often it is right.
+# Conversely: what acceptance breaks even? Drafting one token pays as soon as P
+# exceeds c. A draft as slow as its target never pays, however often it is
+# accepted.
 
 # %%
 assert np.isclose(throughput.break_even(1, 0.3, 1.0, 1.0), 0.3)
@@ -110,13 +109,13 @@ plt.legend()
 plt.show()
 
 # %% [markdown]
-# ## Costs of a slice
+# ## Costs on a slice
 #
-# What c is, and what scoring N + 1 tokens costs, depends on models, slice and
-# batch. `launch.plan` compiles prefill and loop for a TPU slice, with the
-# compiler of TPUs and no TPU: memory, collectives and copies are read from
-# the program. Times are a *roofline*, a model and no measurement. These plans
-# are in the repository.
+# Both costs, c and scoring N + 1 tokens, depend on the models, the slice and
+# the batch. `launch.plan` compiles prefill and loop for a TPU slice, with the
+# TPU compiler and without a TPU: memory, collectives and copies are read from
+# the program. Times are a *roofline*, a model and not a measurement. These
+# plans are in the repository.
 
 # %%
 from IPython.display import Markdown
@@ -134,8 +133,8 @@ for name, plan in plans.items():
 Markdown(report.table(["plan", "GiB a device", "c", "break-even"], rows))
 
 # %% [markdown]
-# A plan's break-even is the one of the theory, with the slice's costs; the
-# two are computed by different code.
+# A plan's break-even is the theory's at the slice's costs; different code
+# computes the two.
 
 # %%
 for name, plan in plans.items():
@@ -146,11 +145,10 @@ for name, plan in plans.items():
   print(f"{name}: N = {length} pays from P = {least:.3f}")
 
 # %% [markdown]
-# How much it pays, with the best number of drafted tokens for each acceptance.
-# Rows that are decoded together share the reading of the weights, which is
-# what drafting saves: so the gain shrinks with the batch (here 8 rows). On two
-# CPU cores, which a batch fills by itself, six rows already lose
-# (`docs/results.md`).
+# The speed-up by acceptance, at the best draft length for each. Rows decoded
+# together share each read of the weights, which is what drafting saves, so the
+# gain shrinks with the batch (8 rows here). On two CPU cores, which a batch
+# keeps busy, six rows already lose (`docs/results.md`).
 
 # %%
 for name, plan in plans.items():
@@ -166,10 +164,9 @@ plt.show()
 # %% [markdown]
 # ## Your plan
 #
-# Name your slice and models (`configs/shapes.py`, or the path of any
-# `config.json`). Compiling takes half a minute for these; it needs libtpu,
-# which exists for Linux on x86-64. Where there is none, a committed plan
-# stands in.
+# Name your slice and models (from `configs/shapes.py`, or the path of any
+# `config.json`). Compiling these takes half a minute and needs libtpu, which
+# exists for Linux on x86-64. Without it a committed plan stands in.
 
 # %%
 import importlib.util
@@ -185,9 +182,9 @@ if importlib.util.find_spec("libtpu"):
   subprocess.run(command.split(), check=True, stdout=subprocess.DEVNULL)
 
 # %% [markdown]
-# One line that answers, and the tables. "Cache buffers" and "copies of a whole
-# cache" say whether the caches stay where they are: a copy costs as much as
-# reading the cache once more.
+# The verdict in one line, then the tables. "cache buffers" and "copies of a
+# whole cache" show whether the caches stay in place: each copy costs as much as
+# another read of the cache.
 
 # %%
 import rich.console
@@ -205,9 +202,9 @@ assert plan["per_device_bytes"]["peak"] <= plan["per_device_bytes"]["hbm"]
 # %% [markdown]
 # ## Acceptance, and the answer
 #
-# Acceptance is a property of the pair and of the text, not of the machine:
-# measure it anywhere. Here is that of the embedded pair at temperature 1,
-# from a committed result, put into the plan. Your own: `launch.decode` and
+# Acceptance is a property of the pair and the text, not of the machine: measure
+# it anywhere. Here the plan gets the embedded pair's acceptance at temperature
+# 1, from a committed result. For your own use `launch.decode` and
 # `launch.evaluate --explain`.
 
 # %%
@@ -223,9 +220,9 @@ print(f"P = {acceptance:.2f}: speed-up {gain:.2f} by the roofline")
 assert (gain > 1) == (acceptance > line["break_even_acceptance"])
 
 # %% [markdown]
-# The roofline leaves out what a loop costs beside its passes, and so does the
-# theory. On two CPU cores that was measured: the prediction with all
-# costs beside what the loop did.
+# The roofline and the theory ignore what the loop costs besides its passes. On
+# two CPU cores it was measured: the plot has the prediction with all costs, and
+# the loop's rates.
 
 # %%
 for name in ("predicted", "measured"):
@@ -241,11 +238,11 @@ plt.show()
 # %% [markdown]
 # ## On your device
 #
-# Where there is a TPU or a GPU, as Colab's v5e-1 or T4: SmolLM2-135M, which is
-# fetched once (98 MB), decodes the built-in prompts in turn with plain
-# decoding; n-grams of its own text draft for it, so that c is 0. It is too
-# small to fill such a device, and shows what a loop costs there beside its
-# passes. Without a device nothing runs.
+# On a TPU or a GPU, such as Colab's v5e-1 or T4, SmolLM2-135M (downloaded once,
+# 98 MB) decodes the built-in prompts, alternating with plain decoding. N-grams
+# of its own text are the draft, so c is 0. The model is too small to fill such
+# a device, and shows what the loop costs besides its passes. Without a device
+# nothing runs.
 
 # %%
 import shutil
@@ -260,8 +257,7 @@ if has_device and not SMALL:
   subprocess.run([sys.executable, *run.split()], check=True)
 
 # %% [markdown]
-# The rates that were measured, and the speed-up that the timed passes
-# predict.
+# The measured rates, and the speed-up that the timed passes predict.
 
 # %%
 from launch.evaluation import page
@@ -274,11 +270,11 @@ Markdown(text)
 # %% [markdown]
 # ## Where to go next
 #
-# - `docs/pods.md`: every committed plan, sharded decoding, and what groups of
-#   devices tell each other.
-# - `launch/tpu/README.md`: scripts that make a TPU VM or a pod, run a command
-#   on it and fetch the results.
-# - `launch/planning/networks.py` and `launch/hardware.py`: what the times are
-#   made of; `configs/shapes.py`: models by name.
-# - `docs/theory.md`: the theorems beside simulation.
-# - `docs/results.md`: rates measured, with every command.
+# - `docs/pods.md`: every committed plan, sharded decoding, and what it
+#   communicates.
+# - `launch/tpu/README.md`: scripts that create a TPU VM or a pod slice, run a
+#   command on it and fetch the results.
+# - `launch/planning/networks.py` and `launch/hardware.py`: how times are
+#   modeled; `configs/shapes.py`: models by name.
+# - `docs/theory.md`: the theorems next to simulations.
+# - `docs/results.md`: all measurements.

@@ -1,19 +1,20 @@
 # %% [markdown]
 # # Verification rules, exactly
 #
-# Is a rule for speculative decoding *lossless*: is the text distributed as if
-# the target had written it alone? Samples cannot say. This notebook gets the
-# law of the output by summing over everything that can happen, through the
-# very code that decodes. You write a rule of your own and prove it lossless,
-# see how close the known rules come to what is possible at all, and catch a
-# broken rule that no amount of sampling would.
+# Is a rule for speculative decoding *lossless*: does the text have the
+# distribution that the target alone would give it? Samples cannot prove it.
+# This notebook computes the output distribution by summing over every outcome,
+# through the code that decodes. You write your own rule and prove it lossless,
+# see how close known rules come to the optimum, and catch a broken rule that no
+# affordable number of samples would.
 #
-# A CPU is enough, and a minute or two.
+# A CPU is enough; it takes a minute or two.
 
 # %% [markdown]
-# This cell installs the project on Colab, whose own jax is too old: from a
-# checkout that you upload (a folder `specjax` or a file `specjax*.zip`), or
-# cloned from `REPOSITORY`. Elsewhere run `make setup`; the cell does nothing.
+# On Colab this cell installs the project, because Colab's own jax is too old.
+# It takes a checkout that you upload (a folder `specjax` or a file
+# `specjax*.zip`), or clones `REPOSITORY`. Elsewhere run `make setup`; the cell
+# then does nothing.
 
 # %% tags=["install"]
 import glob
@@ -38,8 +39,8 @@ if "google.colab" in sys.modules and not os.path.isfile("requirements.lock"):
   subprocess.run(install, check=True)
 
 # %% [markdown]
-# First the paths: names of files below are those of the checkout's root.
-# `SMALL` is how the tests ask for a short run.
+# Paths below are relative to the checkout's root. The tests set `SMALL` for a
+# short run.
 
 # %%
 import os
@@ -49,17 +50,18 @@ import launch
 from launch import without_tpu
 
 os.chdir(pathlib.Path(launch.__file__).parents[1])
-without_tpu.set_environment()  # where there is no TPU nobody looks for one
+without_tpu.set_environment()  # stops libtpu's search if there is no TPU
 SMALL = "SPECJAX_SMALL" in os.environ
 
 # %% [markdown]
-# ## Laws in, law out
+# ## Distributions in, distribution out
 #
-# The draft draws a token from p, and the target would draw it from q. A rule
-# maps these laws, and the drafted token, to the probability that it is accepted
-# and to the law of the token that comes next. It flips no coins, so that the
-# output's law is a finite sum: over drafted tokens, what becomes of them, and
-# next tokens. `exact.block_law` sums it in double precision.
+# The draft draws a token from p; the target would draw it from q. A rule maps
+# these distributions and the drafted token to an acceptance probability and the
+# distribution of the next token. It flips no coins, so the output distribution
+# is a finite sum over drafted tokens, whether they are accepted, and next
+# tokens. `exact.block_law` computes it in double precision (a *law* is a
+# probability distribution).
 
 # %%
 import jax
@@ -75,10 +77,11 @@ def law_of(rule, shape, draft, target):
 
 
 # %% [markdown]
-# Two laws over four tokens, the same in every context, one drafted token, and
-# the rule `token` of Leviathan et al. and Chen et al.: accept x with
-# probability $\min(1, q(x)/p(x))$, else draw from $[q - p]_+$, normalized.
-# It accepts $\sum \min(p, q)$, and its output is q.
+# Take two distributions over four tokens, the same in every context, one
+# drafted token, and the rule `token` of Leviathan et al. and Chen et al.:
+# accept x with probability $\min(1, q(x)/p(x))$, else draw from $[q - p]_+$,
+# normalized. It accepts with probability $\sum \min(p, q)$, and its output is
+# q.
 
 # %%
 p = np.array([0.45, 0.30, 0.20, 0.05])
@@ -90,8 +93,8 @@ assert np.abs(outcome.output.sum(1) - q).max() < 1e-12
 assert np.isclose(outcome.expected_accepted, np.minimum(p, q).sum())
 
 # %% [markdown]
-# Where the mass comes from: what is accepted is at most p, and the residual
-# fills up to q exactly. That is the whole proof for one token.
+# Where the mass comes from: accepted tokens contribute $\min(p, q)$, and the
+# residual fills the rest of q exactly. That is the whole proof for one token.
 
 # %%
 accepted, residual = outcome.emitted[1].sum(1), outcome.emitted[0]
@@ -105,9 +108,10 @@ plt.legend(loc="upper left", bbox_to_anchor=(1, 1))
 plt.show()
 
 # %% [markdown]
-# Real laws depend on the context, and many bugs show only then: an index that
-# is off by one reads the law of another context. So we draw a law for every
-# context, and compare the *joint* law of all tokens that a round can emit.
+# Real distributions depend on the context, and many bugs show only then: an
+# index that is off by one reads another context's distribution. So we draw a
+# random distribution for every context and compare the *joint* distribution of
+# all tokens that a round can emit.
 
 # %%
 import functools
@@ -123,10 +127,10 @@ draft = functools.partial(random_law, 1)
 target = functools.partial(random_law, 2)
 
 # %% [markdown]
-# Some rules for two drafted tokens in a row. The lossless ones all have the
-# right law, and differ in how much of the draft they use: `block` decides over
-# the two jointly, and no lossless rule for a path accepts more. The lossy ones,
-# `lenient` and `typical`, are off by what you see.
+# Some rules for a chain of two drafted tokens. The lossless ones all give the
+# target's distribution but accept different amounts: `block` decides about both
+# tokens jointly, and no lossless rule for a path accepts more. The lossy ones,
+# `lenient` and `typical`, have the error shown.
 
 # %%
 wanted = exact.target_block_law(target, length=3)
@@ -143,11 +147,11 @@ assert accepts["match"] <= accepts["token"] <= accepts["block"]
 # %% [markdown]
 # ## A rule of your own
 #
-# `token` is the Metropolis rule of Markov chain Monte Carlo. Barker's (1965)
-# accepts with $q/(p+q)$ instead. What is accepted of x is then
-# $b = pq/(p+q) \le \min(p, q)$, and the rest of q must come from the residual
-# $q - b$. Such a rule is one function for one node: candidates and laws in,
-# a `Decision` out. `verify_nodes` walks the tree with it.
+# `token` is the Metropolis rule of Markov chain Monte Carlo. Barker's rule
+# (1965) accepts with probability $q/(p+q)$ instead. The accepted mass of x is
+# then $b = pq/(p+q) \le \min(p, q)$, and the residual $q - b$ must supply the
+# rest. Such a rule is one function for one node: candidates and distributions
+# in, a `Decision` out. `verify_nodes` walks the tree with it.
 
 # %%
 import jax.numpy as jnp
@@ -165,8 +169,8 @@ def barker(target_log_probs, draft_log_probs, tokens, valid):
 
 
 # %% [markdown]
-# A `Rule` gives it a name, claims that it is lossless, and refuses trees that
-# it is not for. It could be passed to `make_decoder(..., rule=...)` now.
+# A `Rule` names it, declares it lossless, and rejects trees that it does not
+# support. It is now ready for `make_decoder(..., rule=...)`.
 
 # %%
 from specjax import Rule
@@ -183,10 +187,9 @@ def rule_of(name, decide):
 
 
 # %% [markdown]
-# The proof: not a sample, and not only this pair of laws' marginals, but all
-# tokens of the round together, equal to rounding. Barker's rule is as
-# lossless as `token`, and accepts less; of a single token never less than half,
-# since $b \ge \min(p, q)/2$.
+# The proof: the joint distribution of all tokens of the round equals the
+# target's up to rounding. Barker's rule is as lossless as `token` but accepts
+# less; for a single token at least half as much, since $b \ge \min(p, q)/2$.
 
 # %%
 law = law_of(rule_of("barker", barker), tree.chain(2), draft, target)
@@ -198,11 +201,11 @@ first = law.accepted_at_least[1]
 assert first >= np.minimum(draft((0,)), target((0,))).sum() / 2
 
 # %% [markdown]
-# ## What is possible at all
+# ## The optimum
 #
-# With K independent drafts of one position, the best any rule can accept is a
-# problem of optimal transport; `theory.optimum` solves it exactly (the
-# derivation is in `docs/optimum.md`). Here are four rules and the optimum.
+# With K independent drafts of one position, the highest acceptance of any rule
+# is an optimal transport problem, which `theory.optimum` solves exactly
+# (derived in `docs/optimum.md`). Compare four rules with it.
 
 # %%
 from specjax.theory import optimum
@@ -217,7 +220,7 @@ for name in NAMES:
     reached[name].append(law.expected_accepted)
 
 # %% [markdown]
-# No rule is above the optimum, and `transport` is on it: to rounding, since
+# No rule exceeds the optimum, and `transport` attains it up to rounding, since
 # both are exact.
 
 # %%
@@ -231,8 +234,8 @@ plt.legend()
 plt.show()
 
 # %% [markdown]
-# All rules of the library on the same two laws, as the command
-# `python -m launch.studies.rules` compares them. Rules that get other drafts
+# All rules of the library on the same two distributions, as the command
+# `python -m launch.studies.rules` compares them. Rules for other siblings
 # (without replacement, hub pairs) have optima of their own.
 
 # %%
@@ -247,9 +250,9 @@ for name, row in report["rules"].items():
 # %% [markdown]
 # ## A broken rule that sampling misses
 #
-# A serving system added $\varepsilon$ to p in the ratio, against a division by
-# zero: accept with $\min(1, q/(p + \varepsilon))$. It then rejects a little
-# too often, and the residual does not know.
+# A serving system added $\varepsilon$ to p in the ratio, to avoid a division by
+# zero: accept with probability $\min(1, q/(p + \varepsilon))$. It rejects
+# slightly too often, and the residual does not account for that.
 
 
 # %%
@@ -263,9 +266,9 @@ def careful(epsilon, target_log_probs, draft_log_probs, tokens, valid):
 
 
 # %% [markdown]
-# The exact law of its output for several $\varepsilon$. With none, the rule
-# is `token`, and the error is rounding; with $10^{-9}$, as in that system,
-# the error is millions of times as large: plain to see.
+# The exact error of its output for several $\varepsilon$. At zero the rule is
+# `token`, and the error is rounding. At $10^{-9}$, as in that system, the error
+# is millions of times larger: plain to see.
 
 # %%
 epsilons = (0.0, 1e-9, 1e-3) if SMALL else (0.0, 1e-9, 1e-7, 1e-5, 1e-3, 1e-2)
@@ -279,9 +282,9 @@ assert np.abs(broken[0] - q).max() < 1e-14
 assert np.abs(broken[1e-9] - q).max() > 1e-11
 
 # %% [markdown]
-# What would a statistician need? Pearson's chi-squared test of n samples has
-# noncentrality $n \sum (o - q)^2 / q$. To find the bug nine times in ten at
-# the 5% level, that must be about 14 for four tokens.
+# How many samples would a test need? Pearson's chi-squared test with n samples
+# has noncentrality $n \sum (o - q)^2 / q$, with o the output distribution. For
+# power 0.9 at the 5% level it must be about 14 for four tokens.
 
 # %%
 from scipy import optimize, stats
@@ -295,8 +298,8 @@ samples = {
 }
 
 # %% [markdown]
-# A million tokens were sampled from each broken law, and tested. The bug of
-# $10^{-9}$ would take more than $10^{17}$ samples: at a million a second,
+# Now test a million tokens sampled from each broken rule. To find the bug at
+# $10^{-9}$ takes more than $10^{17}$ samples: at a million per second,
 # thousands of years. The sum took a second.
 
 # %%
@@ -308,8 +311,8 @@ for epsilon, count in samples.items():
 assert samples[1e-9] > 1e17
 
 # %% [markdown]
-# The error falls with $\varepsilon$, the samples needed grow with its inverse
-# square.
+# The error is roughly proportional to $\varepsilon$, so the number of samples
+# needed grows as $1/\varepsilon^2$.
 
 # %%
 plt.loglog(list(samples), list(samples.values()), "o-")
@@ -322,13 +325,13 @@ plt.show()
 # %% [markdown]
 # ## Where to go next
 #
-# - `CONTRIBUTING.md`: a rule or a drafter of your own in the library, and
-#   `specjax.exact.check_drafter`, which asks a drafter whether it tells the
-#   truth about what it drew from.
-# - `specjax/rules/match.py` is the shortest rule, `specjax/rules/block.py`
-#   one that decides over a whole path, `specjax/exact/enumeration.py` the sum.
-# - `tests/specjax/mutants/test_rules.py`: more broken rules, each with the
-#   system that had the bug.
+# - `CONTRIBUTING.md`: your own rule or drafter in the library, and
+#   `specjax.exact.check_drafter`, which checks that a drafter reports the
+#   distributions that it drew from.
+# - `specjax/rules/match.py`: the shortest rule; `specjax/rules/block.py`: one
+#   that decides about a whole path; `specjax/exact/enumeration.py`: the sum.
+# - `tests/specjax/mutants/test_rules.py`: more broken rules, with the system
+#   that had the bug where one is known.
 # - `docs/rules.md`: all rules, and what they accept on a real pair;
 #   `docs/theory.md`: what lossy rules trade.
-# - `colab/drafts.py`: a draft that is accepted more.
+# - `colab/drafts.py`: train a draft that is accepted more often.
