@@ -6,7 +6,7 @@ import itertools
 import json
 import pathlib
 from collections.abc import Sequence
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 import pydantic
@@ -37,7 +37,21 @@ TASKS = {
 }  # fmt: skip
 
 
+# What stands in SPEED-Bench's rows for a text that others own.
+_NOT_FETCHED = "FULL BENCHMARK DATA SHOULD BE FETCHED"
+
+
+def _said(turn: Any) -> Any:
+  """The text of a turn, which may be a user's message."""
+  if isinstance(turn, dict) and turn.get("role") == "user":
+    turn = turn.get("content")
+  if isinstance(turn, str) and _NOT_FETCHED in turn:
+    raise ValueError("is no text yet: prepare SPEED-Bench by its script first")
+  return turn
+
+
 _Text = Annotated[str, pydantic.Field(min_length=1)]
+_Turn = Annotated[_Text, pydantic.BeforeValidator(_said)]
 
 
 class _Line(pydantic.BaseModel):
@@ -46,7 +60,9 @@ class _Line(pydantic.BaseModel):
   question_id: pydantic.StrictInt | pydantic.StrictStr
   category: _Text
   task: _Text | None = None
-  turns: Annotated[list[_Text], pydantic.Field(min_length=1)]
+  turns: list[_Turn] = pydantic.Field(
+    min_length=1, validation_alias=pydantic.AliasChoices("turns", "messages")
+  )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -91,10 +107,12 @@ class Asked:
 
 
 def read(path: str | pathlib.Path) -> list[Question]:
-  """Reads lines of Spec-Bench's form.
+  """Reads lines of Spec-Bench's form, or of SPEED-Bench's as it is prepared.
 
   That is `{"question_id": 81, "category": "writing", "turns": ["...", "..."]}`,
-  and "task" if it is none of `TASKS`; other keys are ignored.
+  and "task" if it is none of `TASKS`; other keys are ignored. SPEED-Bench has
+  `"messages": [{"role": "user", "content": "..."}]` for the turns, and each of
+  its categories is a task.
   """
   questions: dict[int | str, Question] = {}
   for number, record in results.read_jsonl(path):
@@ -103,13 +121,14 @@ def read(path: str | pathlib.Path) -> list[Question]:
     except pydantic.ValidationError as error:
       field, reason = prompts_lib.reason_of(error)
       raise ValueError(f"{path}:{number}: {field} {reason}") from None
+    tasks = {} if "messages" in record else TASKS
     if line.question_id in questions:
       identity = f"question_id {line.question_id!r}"
       raise ValueError(f"{path}:{number}: {identity} is there twice")
     questions[line.question_id] = Question(
       id=line.question_id,
       category=line.category,
-      task=line.task or TASKS.get(line.category, line.category),
+      task=line.task or tasks.get(line.category, line.category),
       turns=tuple(line.turns),
     )
   if not questions:

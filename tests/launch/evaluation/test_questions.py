@@ -3,6 +3,7 @@
 import collections
 import dataclasses
 
+import pytest
 from files import EMBEDDED, write_jsonl
 
 from launch.evaluation import questions
@@ -38,6 +39,40 @@ def test_a_file_in_spec_benchs_form_is_read_and_its_tasks_are_known(tmp_path):
   assert [q.task for q in actual] == [
     "multi-turn conversation", "question answering", "poems", "art",
   ]  # fmt: skip
+
+
+def spoken(*texts, role="user"):
+  return [{"role": role, "content": text} for text in texts]
+
+
+def test_speed_benchs_users_messages_are_turns(tmp_path):
+  line = {"question_id": "a" * 32, "category": "writing", "multiturn": True}
+  path = write_jsonl(
+    tmp_path / "qualitative.jsonl",
+    [line | {"messages": spoken("a", "b"), "source": "x", "src_id": None}],
+  )
+  (actual,) = questions.read(path)
+  assert actual.turns == ("a", "b")
+  assert actual.task == actual.category == "writing"
+
+
+MISSING = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING X"
+
+
+@pytest.mark.parametrize(
+  ("turns", "message"),
+  [
+    ({"turns": ["a", MISSING]}, "turns.1 is no text yet: prepare SPEED-Bench"),
+    ({"messages": spoken(MISSING)}, "messages.0 is no text yet"),
+    ({"messages": spoken("a", role="system")}, "messages.0 Input should be a"),
+    ({}, "turns Field required"),
+  ],
+)
+def test_what_is_no_turn_is_refused_by_its_place(turns, message, tmp_path):
+  line = {"question_id": 1, "category": "qa"}
+  path = write_jsonl(tmp_path / "q.jsonl", [line | turns])
+  with pytest.raises(ValueError, match=f"q.jsonl:1: {message}"):
+    questions.read(path)
 
 
 def test_a_subset_has_every_categorys_share_and_follows_from_its_seed():
