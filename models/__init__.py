@@ -19,6 +19,6 @@ Where things are:
 How a decoder-only family is added: a file in `formats.families`, which says
 what its `config.json` means for each layer (`networks.description`) and what
 its tensors are called, a line in that folder's `__init__`, and small models in
-tests/references.py, whose logits are compared with those of transformers.
+tests/models/references.py, whose logits are compared with transformers'.
 CONTRIBUTING.md, "A new model family", has the steps.
 """

@@ -1,4 +1,4 @@
-"""Shared by all tests: `toys` and `files` are importable by name."""
+"""Shared by all tests."""
 
 import gc
 import hashlib
@@ -13,7 +13,8 @@ import pytest
 from launch import without_tpu
 
 TESTS = pathlib.Path(__file__).parent
-sys.path.insert(0, str(TESTS))
+# Helpers are imported by their names, whatever folder they are in.
+sys.path[:0] = sorted({str(path.parent) for path in TESTS.rglob("*.py")})
 
 # Most programs of the tests run once: compiling them is most of the work. What
 # a user's XLA makes of them is tested by `make test-slow`, whose XLA_FLAGS are

@@ -15,12 +15,13 @@ LOW_TREE = Tree((-1, 0, 0))
 
 def each_rule_once():
   """Other siblings of the same rule are slow."""
-  seen = set()
+  seen, cases = set(), []
   for case in ONE_TREE:
     name = case.values[0].name
     again = pytest.mark.slow if name in seen else ()
     seen.add(name)
-    yield pytest.param(*case.values, id=case.id, marks=again)
+    cases.append(pytest.param(*case.values, id=case.id, marks=again))
+  return cases
 
 
 @pytest.mark.gpu

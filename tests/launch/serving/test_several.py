@@ -1,10 +1,15 @@
 """`launch.serve` as a command: alone, and as two processes of one model."""
 
+import contextlib
+import json
+import re
 import signal
+import threading
+import urllib.request
 from concurrent import futures
 
 import pytest
-import server_process
+import several
 
 ASKED = [
   dict(prompt=prompt, max_tokens=12, **settings)
@@ -17,14 +22,57 @@ ASKED = [
 ]
 
 
+class Started:
+  """A server of one or more processes: its address and its output."""
+
+  def __init__(self, processes):
+    self.processes, self.said = processes, [[] for _ in processes]
+    self.address, self._ready = None, threading.Event()
+    self._readers = [
+      threading.Thread(target=self._read, args=(i,))
+      for i in range(len(processes))
+    ]
+    for reader in self._readers:
+      reader.start()
+    assert self._ready.wait(several.PATIENCE)
+    assert self.address, self.said
+
+  def _read(self, number):
+    for line in self.processes[number].stderr:
+      self.said[number].append(line)
+      if match := re.search(r"on (http://\S+?)/ ", line):
+        self.address = match[1]
+        self._ready.set()
+    self._ready.set()
+
+  def ended(self):
+    """Exit codes and outputs, once all processes have ended."""
+    for reader in self._readers:
+      reader.join(several.PATIENCE)
+    codes = [p.wait(several.PATIENCE) for p in self.processes]
+    return codes, ["".join(lines) for lines in self.said]
+
+  def ask(self, body):
+    """Texts of the choices."""
+    request = urllib.request.Request(
+      f"{self.address}/v1/completions", data=json.dumps(body).encode(),
+      headers={"Content-Type": "application/json"},
+    )  # fmt: skip
+    with urllib.request.urlopen(request, timeout=several.PATIENCE) as answer:
+      return [c["text"] for c in json.loads(answer.read())["choices"]]
+
+
+@contextlib.contextmanager
 def serving(pair, count, *more):
+  """Runs a server; it is killed at the end, or when patience is."""
   target, draft = pair
-  return server_process.serving(
-    "--port=0", "--max_prompt=32",
+  command = [
+    "-m", "launch.serve", "--port=0", "--max_prompt=32",
     f"--config=configs/huggingface.py:target={target},draft={draft}",
     "--config.drafter=model(tokens=2)", "--config.max_new_tokens=200", *more,
-    count=count,
-  )  # fmt: skip
+  ]  # fmt: skip
+  with several.limited(several.start([command] * count)) as processes:
+    yield Started(processes)
 
 
 def ask_all(server):
@@ -35,7 +83,7 @@ def ask_all(server):
 @pytest.fixture(scope="module")
 def alone(pair):
   """The answers of one process; told to end, it ends well."""
-  with serving(pair, 1, "--slots=2") as server:
+  with serving(pair, 1, "--slots=2", "--distributed=off") as server:
     actual = ask_all(server)
     again = server.ask(ASKED[1])
     server.processes[0].send_signal(signal.SIGTERM)

@@ -1,11 +1,13 @@
 """The loop on a mesh gives the tokens of one device.
 
-`tests/mesh_decoding.py` decodes on 8 simulated devices, in one process and in
+`mesh_decoding` decodes on 8 simulated devices, in one process and in
 two, and alone on one.
 """
 
 import dataclasses
 import json
+import os
+import sys
 
 import jax
 import mesh_decoding
@@ -47,7 +49,7 @@ def decoded(folder, runs, *, processes, devices):
     several.start(
       [command] * processes,
       devices=devices,
-      PYTHONPATH=str(several.ROOT),
+      PYTHONPATH=os.pathsep.join(sys.path),
     ),
     patience=600,
   ):

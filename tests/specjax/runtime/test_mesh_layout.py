@@ -11,6 +11,7 @@ from specjax.runtime import compilation
 from specjax.runtime.mesh import MeshDecoder
 
 
+@pytest.mark.usefixtures("x64")  # as `mesh_decoding` runs
 @pytest.mark.parametrize("how", ["eagle3", "dflash", "paths"])
 def test_caches_are_cut_as_their_models_wherever_they_stand(how):
   """In the state of EAGLE's drafter the cache is one part of several."""

@@ -1,6 +1,6 @@
 """Decodes toy pairs on meshes, as a program that `several` starts.
 
-  python tests/mesh_decoding.py OUTPUT CASE:MESH...
+  python mesh_decoding.py OUTPUT CASE:MESH...
 
 OUTPUT gets `{"CASE:MESH": {"tokens", "num_steps", "num_accepted",
 "own_state"}}`; a mesh is the sizes of its axes, as in 2x4, or `alone` for one

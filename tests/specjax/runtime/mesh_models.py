@@ -1,4 +1,4 @@
-"""Models of `tests/mesh_decoding.py`: one of each kind of layers, for a mesh.
+"""Models of `mesh_decoding`: one of each kind of layers, for a mesh.
 
 All have sixteen channels and eight heads, one a device where there are eight.
 """
