@@ -76,17 +76,9 @@ def jitted(decoder, name):
 
 
 def start(
-  decoder,
-  *,
-  rows=slice(None),
-  key=0,
-  prompts=PROMPTS,
-  temperature=1.0,
-  max_new_tokens=BUDGETS,
-  stop_tokens=NO_STOP,
-  params=PARAMS,
-  inputs=None,
-):
+  decoder, *, rows=slice(None), key=0, prompts=PROMPTS, temperature=1.0,
+  max_new_tokens=BUDGETS, stop_tokens=NO_STOP, params=PARAMS, inputs=None,
+):  # fmt: skip
   ids = np.arange(len(PROMPTS))[rows]
   return jitted(decoder, "init")(
     params,

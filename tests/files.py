@@ -11,16 +11,14 @@ from models.networks.description import llama_config
 from models.networks.transformer import Transformer
 
 EMBEDDED = "models/pretrained/target"
+CHATML = (
+  "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
+  "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 
 
 def make_checkpoint(
-  directory,
-  *,
-  seed=0,
-  embed_dim=32,
-  vocab_size=4096,
-  num_layers=2,
-  mlp_dim=48,
+  directory, *, seed=0, embed_dim=32, vocab_size=4096, num_layers=2, mlp_dim=48
 ):
   """A random Llama checkpoint with the embedded pair's tokenizer."""
   config = llama_config(

@@ -18,10 +18,6 @@ from models import chat as templates
 from models import tokenizers
 from specjax.runtime.requests import make_batches
 
-CHATML = (
-  "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
-  "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 SMALL = ("--config.drafter=ngram(tokens=3)", "--config.max_new_tokens=12")
 
 
@@ -34,7 +30,7 @@ def model(tmp_path_factory):
   tokenizer.backend.add_special_tokens(["<|im_start|>", "<|im_end|>"])
   end = tokenizer.backend.token_to_id("<|im_end|>")
   tokenizers.save(dataclasses.replace(tokenizer, eos_token_id=end), str(folder))
-  (folder / "chat_template.jinja").write_text(CHATML)
+  (folder / "chat_template.jinja").write_text(files.CHATML)
   return folder
 
 

@@ -61,6 +61,7 @@ def test_processes_are_joined_where_there_may_be_others(
 def test_several_processes_decode_shares_and_the_first_writes(
   pair, cli, tmp_path
 ):
+  """Models are cut within each, rows across."""
   texts = ["def f(x):\n", "import os", "class A:", "x", "for"]
   prompts = write_jsonl(
     tmp_path / "in.jsonl", [{"id": [t], "prompt": t} for t in texts]
@@ -76,7 +77,8 @@ def test_several_processes_decode_shares_and_the_first_writes(
       [
         ["-m", "launch.decode",
          f"--config=configs/huggingface.py:target={pair[0]},draft={pair[1]}",
-         *settings, f"--output={tmp_path}/{i}.jsonl",
+         *settings, "--config.mesh=data:2,model:2",
+         f"--output={tmp_path}/{i}.jsonl",
          f"--summary={tmp_path}/{i}.json"]
         for i in range(2)
       ],

@@ -2,6 +2,7 @@
 
 import json
 
+import files
 import pytest
 import transformers
 
@@ -9,10 +10,6 @@ from launch import prompts as prompts_lib
 from models import tokenizers
 from specjax.runtime.requests import Settings
 
-CHATML = (
-  "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
-  "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 TALK = [{"role": "user", "content": "Two and two?"}]
 
 
@@ -23,7 +20,7 @@ def chatty(tmp_path_factory):
   tokenizer = tokenizers.load("models/pretrained/target")
   tokenizer.backend.add_special_tokens(["<|im_start|>", "<|im_end|>"])
   tokenizers.save(tokenizer, str(folder))
-  (folder / "chat_template.jinja").write_text(CHATML)
+  (folder / "chat_template.jinja").write_text(files.CHATML)
   return folder
 
 

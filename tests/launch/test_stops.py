@@ -96,10 +96,7 @@ def in_pieces(ids, stop=(), *, sizes, tokenizer, before=(1,)):
   pieces.append(reader.finish(cut=cut))
   whole = stops.text_of(
     Prompt(0, 0, "", before, stop=tuple(stop)),
-    {
-      "token_ids": ids[:at],
-      "stop_reason": "stop_string" if cut else "length",
-    },
+    {"token_ids": ids[:at], "stop_reason": "stop_string" if cut else "length"},
     tokenizer,
   )
   return pieces, whole

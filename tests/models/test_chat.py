@@ -3,17 +3,13 @@
 import dataclasses
 import json
 
+import files
 import pytest
 import tokenizers as hf
 import transformers
 
 from models import chat, tokenizers
 
-CHATML = (
-  "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + "
-  "message['content'] + '<|im_end|>' + '\n' }}{% endfor %}"
-  "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
-)
 # One that trims, names roles, begins with the text's first token and refuses.
 STRICT = (
   "{{ bos_token }}{% for m in messages %}{% if m.role not in ['user', "
@@ -36,7 +32,7 @@ def saved(tmp_path_factory):
     vocab_size=300,
   )
   trained.backend.add_special_tokens(["<|im_start|>", "<|im_end|>"])
-  for name, template in {"chatml": CHATML, "strict": STRICT}.items():
+  for name, template in {"chatml": files.CHATML, "strict": STRICT}.items():
     tokenizers.save(trained, str(path / name))
     config = path / name / "tokenizer_config.json"
     kept = json.loads(config.read_text())
@@ -94,8 +90,7 @@ def test_marks_of_turns_that_files_do_not_call_special_are_no_text_either(
      for t in ("<｜User｜>", "<think>")]
   )  # fmt: skip
   tokenizer = dataclasses.replace(
-    tokenizer,
-    chat_template="<｜User｜>{{ messages[0].content }}",
+    tokenizer, chat_template="<｜User｜>{{ messages[0].content }}"
   )
   mark, thought = map(
     tokenizer.backend.token_to_id, ("<｜User｜>", "<think>")

@@ -8,16 +8,6 @@ import pytest
 from models import token_text, tokenizers
 
 
-def test_bytes_of_tokens_are_those_of_the_text_they_make():
-  """Also where a character lies across tokens, and after special ones."""
-  tokenizer = tokenizers.load(files.EMBEDDED)
-  text = "naïve 日本語 🙂 Ünïcödé\n  x = 1"
-  ids = [tokenizer.eos_token_id, *tokenizer.encode(text)]
-  assert len(ids) > len(text)
-  actual = b"".join(token_text.bytes_of(tokenizer, token) for token in ids)
-  assert actual.decode() == text
-
-
 @pytest.mark.parametrize("seed", range(3))
 def test_bytes_of_any_tokens_are_those_of_their_text(seed):
   """Bytes that are no character stand for themselves, and none is decoded."""

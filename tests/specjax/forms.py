@@ -16,11 +16,9 @@ from specjax.types import Draft, Drafter
 
 def table_drafter(vocab_size, tree, siblings=IID):
   """The shipped drafter, with a table for its model."""
+  model = toys.table_model(vocab_size)
   return drafters.model(
-    toys.table_model(vocab_size),
-    tree=tree,
-    siblings=siblings,
-    vocab_size=vocab_size,
+    model, tree=tree, siblings=siblings, vocab_size=vocab_size
   )
 
 
@@ -152,21 +150,13 @@ def confidence_tree(vocab_size: int, *, nodes: int, depth: int) -> Drafter:
       best[:, None] == jnp.asarray(above)[best][..., None], axis=-1
     )
     parents = place.astype(jnp.int32).at[:, 0].set(-1)
+    drafted = jnp.take_along_axis(tokens, best, axis=1).astype(jnp.int32)
     draft = Draft(
-      tree=tree,
-      siblings=GIVEN,
-      tokens=jnp.take_along_axis(tokens, best, axis=1).astype(jnp.int32),
-      log_probs=None,
-      parents=parents,
+      tree=tree, siblings=GIVEN, tokens=drafted, log_probs=None, parents=parents
     )
     return draft, state, cache
 
-  return Drafter(
-    name="confidence",
-    tree=tree,
-    siblings=GIVEN,
-    propose=propose,
-  )
+  return Drafter(name="confidence", tree=tree, siblings=GIVEN, propose=propose)
 
 
 def mixed(vocab_size: int) -> Drafter:
@@ -184,19 +174,13 @@ def mixed(vocab_size: int) -> Drafter:
     third_law = law[sure]
     third = context.draw([3], third_law[:, None])[:, 0]
     draft = Draft(
-      tree=tree,
-      siblings=GIVEN,
+      tree=tree, siblings=GIVEN,
       tokens=jnp.stack([context.root[:, 0], sure, second, third], axis=1),
       log_probs=jnp.stack([point, point, second_law, third_law], axis=1),
-    )
+    )  # fmt: skip
     return draft, state, cache
 
-  return Drafter(
-    name="mixed",
-    tree=tree,
-    siblings=GIVEN,
-    propose=propose,
-  )
+  return Drafter(name="mixed", tree=tree, siblings=GIVEN, propose=propose)
 
 
 def with_lanes(vocab_size: int) -> Drafter:
@@ -215,11 +199,10 @@ def with_lanes(vocab_size: int) -> Drafter:
     drafted = context.draw([1], law[:, None])[:, 0]
     nothing = jnp.full_like(law, -jnp.inf)
     draft = Draft(
-      tree=tree,
-      siblings=IID,
+      tree=tree, siblings=IID,
       tokens=jnp.stack([root, drafted, after(1), after(2)], axis=1),
       log_probs=jnp.stack([nothing, law], axis=1),
-    )
+    )  # fmt: skip
     return draft, state, cache
 
   def commit(params, state, commit):
@@ -227,14 +210,10 @@ def with_lanes(vocab_size: int) -> Drafter:
     return commit.target_output.logits[:, 2]
 
   return Drafter(
-    name="lanes",
-    tree=tree,
-    siblings=IID,
+    name="lanes", tree=tree, siblings=IID, propose=propose, commit=commit,
     init=lambda params, batch, slots, inputs: jnp.zeros((batch, vocab_size)),
-    propose=propose,
-    commit=commit,
     row_axes=lambda state: 0,
-  )
+  )  # fmt: skip
 
 
 def shared_counts(vocab_size: int) -> Drafter:
@@ -244,12 +223,8 @@ def shared_counts(vocab_size: int) -> Drafter:
   def propose(params, state, cache, context):
     root = context.root[:, 0]
     guess = jnp.argmax(state["counts"][root], axis=-1).astype(jnp.int32)
-    draft = Draft(
-      tree=tree,
-      siblings=IID,
-      tokens=jnp.stack([root, guess], axis=1),
-      log_probs=None,
-    )
+    tokens = jnp.stack([root, guess], axis=1)
+    draft = Draft(tree=tree, siblings=IID, tokens=tokens, log_probs=None)
     return draft, state, cache
 
   def commit(params, state, commit):
@@ -315,11 +290,9 @@ def feature_head(vocab_size: int, *, layer: int = 1, tree=None) -> Drafter:
       read.append(seen)
     laws[0] = laws[1]  # not looked at
     draft = Draft(
-      tree=tree,
-      siblings=IID,
-      tokens=jnp.stack(tokens, axis=1),
+      tree=tree, siblings=IID, tokens=jnp.stack(tokens, axis=1),
       log_probs=jnp.stack(laws, axis=1),
-    )
+    )  # fmt: skip
     return draft, state, cache
 
   def commit(params, state, commit):
@@ -336,12 +309,6 @@ def feature_head(vocab_size: int, *, layer: int = 1, tree=None) -> Drafter:
     return jnp.zeros(batch, jnp.int32) if inputs is None else inputs
 
   return Drafter(
-    name="features",
-    tree=tree,
-    siblings=IID,
-    init=init,
-    prefill=commit,
-    propose=propose,
-    commit=commit,
-    row_axes=lambda state: 0,
-  )
+    name="features", tree=tree, siblings=IID, init=init, prefill=commit,
+    propose=propose, commit=commit, row_axes=lambda state: 0,
+  )  # fmt: skip

@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import toys
 
 from specjax import cache as cache_lib
 from specjax import rows as rows_lib
@@ -106,15 +105,8 @@ def test_a_kept_path_is_gathered_as_numpy_does(shape, batch):
   start = rng.integers(0, 9, batch)
   node = rng.integers(0, nodes, batch)
   path, depth = tree.paths[node], tree.depth[node]
-  kept = jax.jit(
-    lambda c: cache_lib.keep_path(
-      c,
-      jnp.asarray(start),
-      jnp.asarray(path),
-      jnp.asarray(start + depth + 1),
-      nodes=nodes,
-    )
-  )(cache)
+  keep = jax.jit(cache_lib.keep_path, static_argnames="nodes")
+  kept = keep(cache, start, path, start + depth + 1, nodes=nodes)
   for before, after in zip(
     (*cache.keys, *cache.values), (*kept.keys, *kept.values), strict=True
   ):
@@ -130,39 +122,3 @@ def test_a_kept_path_is_gathered_as_numpy_does(shape, batch):
       kept.positions[b, new], first + np.arange(depth[b] + 1)
     )
   np.testing.assert_array_equal(kept.length, start + depth + 1)
-
-
-def test_mask_shows_committed_slots_and_ancestors_only():
-  tree = tree_lib.paths(2, 2)  # 0 -> 1, 2; 1 -> 3; 2 -> 4
-  cache = make(2, 12, length=jnp.array([3, 6]))
-  positions = cache.length[:, None] + tree.depth
-  mask = np.asarray(toys.attention_mask(cache, positions, tree.ancestors))
-  for b, length in enumerate([3, 6]):
-    for node in range(5):
-      expected = np.zeros(12, bool)
-      expected[:length] = True
-      expected[length + np.flatnonzero(tree.ancestors[node])] = True
-      np.testing.assert_array_equal(mask[b, node], expected)
-
-
-def test_mask_may_reach_back_over_slots_fed_earlier():
-  # Two tokens are fed now; four came before them in the same tree.
-  rule = np.array([[1, 0, 1, 0, 1, 0], [0, 1, 0, 1, 0, 1]], bool)
-  cache = make(1, 10, length=jnp.array([7]))
-  mask = np.asarray(toys.attention_mask(cache, jnp.array([[5, 5]]), rule))[0]
-  assert mask[:, :3].all()
-  np.testing.assert_array_equal(mask[:, 3:9], rule)
-  assert not mask[:, 9:].any()
-
-
-def test_a_window_hides_old_positions_not_old_slots():
-  cache = make(1, 8, length=jnp.array([4])).replace(
-    positions=jnp.array([[0, 1, 2, 3, 4, 4, 0, 0]])
-  )
-  mask = toys.attention_mask(
-    cache, jnp.array([[4, 4]]), np.eye(2, dtype=bool), window=3
-  )
-  np.testing.assert_array_equal(
-    np.asarray(mask)[0].astype(int),
-    [[0, 0, 1, 1, 1, 0, 0, 0], [0, 0, 1, 1, 0, 1, 0, 0]],
-  )

@@ -110,14 +110,3 @@ def test_rules_and_policies_are_written_so():
   assert policies.get("4").name == policies.get("fixed(4)").name == "4"
   with pytest.raises(ValueError, match="must be a Rule"):
     rules.get("specjax.rules.RULES")
-
-
-def test_the_nearest_name_is_guessed_as_it_is_written_there():
-  assert calls.guess("ngrams", ["model", "ngram"]) == (
-    " (did you mean 'ngram'?)"
-  )
-  assert calls.guess("quite", {"quit": 1, "rule": 2}, write="/{}") == (
-    " (did you mean /quit?)"
-  )
-  assert not calls.guess("zzz", ["model", "ngram"])
-  assert not calls.guess("tempo", ["temperature"], cutoff=0.9)

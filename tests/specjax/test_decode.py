@@ -76,14 +76,10 @@ def test_sampled_blocks_follow_the_targets_joint_law(rule, drafter):
   @jax.jit
   def run(key):
     state = decoder.init(
-      params,
-      jnp.broadcast_to(jnp.asarray(prefix), (runs, len(prefix))),
-      jnp.full((runs,), len(prefix)),
-      key,
-      buffer_length=len(prefix) + length,
-      max_new_tokens=length,
-      sampling=make_sampling(runs, temperature=0.9),
-    )
+      params, jnp.broadcast_to(jnp.asarray(prefix), (runs, len(prefix))),
+      jnp.full((runs,), len(prefix)), key, buffer_length=len(prefix) + length,
+      max_new_tokens=length, sampling=make_sampling(runs, temperature=0.9),
+    )  # fmt: skip
     return decoder.generate(params, state).tokens
 
   drawn = np.asarray(run(jax.random.key(7)))[:, len(prefix) :][:, :length]

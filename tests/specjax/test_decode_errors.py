@@ -5,16 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import toys
-from decoding import (
-  LENGTHS,
-  MODEL,
-  PARAMS,
-  PROMPTS,
-  VOCAB,
-  jitted,
-  make,
-  start,
-)
+from decoding import LENGTHS, MODEL, PARAMS, PROMPTS, VOCAB, jitted, make, start
 
 import specjax
 from specjax import drafters

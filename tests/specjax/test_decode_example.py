@@ -36,18 +36,11 @@ def fixed_drafter(drafted):
   tree = chain(drafted.shape[1])
 
   def propose(params, state, target_cache, context):
-    draft = Draft(
-      tree=tree,
-      siblings=IID,
-      tokens=jnp.concatenate([context.root, jnp.asarray(drafted)], axis=1),
-      log_probs=None,
-    )
+    tokens = jnp.concatenate([context.root, jnp.asarray(drafted)], axis=1)
+    draft = Draft(tree=tree, siblings=IID, tokens=tokens, log_probs=None)
     return draft, state, target_cache
 
-  return Drafter(
-    name="fixed", tree=tree, siblings=IID,
-    propose=propose,
-  )  # fmt: skip
+  return Drafter(name="fixed", tree=tree, siblings=IID, propose=propose)
 
 
 def test_the_round_of_the_docstring():
@@ -57,14 +50,10 @@ def test_the_round_of_the_docstring():
   )
   params = specjax.Params(target=jnp.asarray(COUNTS_UP, jnp.float32))
   state = decoder.init(
-    params,
-    np.array([[3, 4, 0], [8, 0, 0], [0, 0, 1]]),
-    [2, 1, 3],
-    jax.random.key(0),
-    buffer_length=12,
-    max_new_tokens=jnp.array([9, 9, 2]),
+    params, np.array([[3, 4, 0], [8, 0, 0], [0, 0, 1]]), [2, 1, 3],
+    jax.random.key(0), buffer_length=12, max_new_tokens=jnp.array([9, 9, 2]),
     sampling=make_sampling(3, temperature=0.0),
-  )
+  )  # fmt: skip
   state, info = jax.jit(decoder.step)(params, state)
   assert info.node_probs.tolist() == [[0, 0, 0, 1], [0, 1, 0, 0], [0, 0, 0, 1]]
   assert info.node.tolist() == [3, 1, 3]

@@ -44,7 +44,10 @@ DECODERS = {
     rule="recursive",
   ),
 }
-_FAST = ("model", "eagle")
+NAMES = [
+  name if name in ("model", "eagle")
+  else pytest.param(name, marks=pytest.mark.slow) for name in DECODERS
+]  # fmt: skip
 
 
 def used(decoder):
@@ -57,11 +60,7 @@ def extend(decoder, state, row, tokens=MORE, *, budget=5, **more):
   return decoding.extend(decoder, state, row, tokens, budget=budget, **more)
 
 
-@pytest.mark.parametrize(
-  "name",
-  [n if n in _FAST else pytest.param(n, marks=pytest.mark.slow)
-   for n in DECODERS],
-)  # fmt: skip
+@pytest.mark.parametrize("name", NAMES)
 def test_a_row_goes_on_as_if_all_its_text_were_its_prompt(name):
   """And so does its drafter: it accepts as much. Neighbors stay."""
   decoder, before = DECODERS[name], rows_of(used(DECODERS[name]))
@@ -99,11 +98,7 @@ def alone_behind(decoder, text, state):
   )
 
 
-@pytest.mark.parametrize(
-  "name",
-  [n if n in _FAST else pytest.param(n, marks=pytest.mark.slow)
-   for n in DECODERS],
-)  # fmt: skip
+@pytest.mark.parametrize("name", NAMES)
 def test_a_prompt_goes_on_from_what_another_row_has_read(name):
   """From any length of it, its own row's too; neighbors stay."""
   decoder = DECODERS[name]

@@ -82,24 +82,6 @@ def test_ones_own_rule_and_drafter_decode_what_plain_decoding_does(
   assert record["lossless"]
 
 
-@pytest.mark.parametrize(
-  "flag, words",
-  [
-    (
-      "--config.drafter=no_such_module.make",
-      "no drafter 'no_such_module.make'",
-    ),
-    ("--config.rule=of_a_user.NUMBER", "must be a Rule"),
-    ("--config.drafter=modle", "did you mean 'model'?"),
-  ],
-)
-def test_what_is_none_is_one_line(cli, mine, capsys, flag, words):
-  assert cli(decode.run, flag) == 2
-  error = capsys.readouterr().err
-  assert words in error
-  assert error.count("\n") == 1
-
-
 def of(text: str) -> Drafting:
   return registry.of(embedded.get_config(), text)
 
@@ -165,12 +147,3 @@ def test_every_drafter_of_trees_drafts_delayed_paths(name):
     f"{name}(tree=delayed(chain=1, paths=3, tokens=2))"
   )
   assert made.tree == tree_lib.delayed(1, 3, 2)
-
-
-def test_help_names_all_drafters_and_their_defaults(capsys):
-  table = dict(registry.help_table())
-  assert "ngram(tokens=5, max_ngram=3)" in table
-  assert "int4(group=32, output=True, embedding=False, dense=True)" in table
-  names = {written.partition("(")[0] for written in table}
-  assert names >= {*registry.DRAFTERS.entries, *shapes.GRAMMAR.entries}
-  assert all(table.values())

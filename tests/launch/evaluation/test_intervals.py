@@ -6,11 +6,7 @@ import numpy as np
 import pytest
 
 from launch.evaluation import intervals
-from launch.evaluation.intervals import (
-  Unit,
-  log_interval,
-  summarize,
-)
+from launch.evaluation.intervals import Unit, log_interval, summarize
 
 
 def speedup_interval(units):

@@ -14,10 +14,7 @@ import served
 import specjax
 from launch.prompts import MOST_BIASES, MOST_STOP_IDS
 from launch.serving.control import Asked, Control, most_bytes
-from launch.serving.scheduler import (
-  Finish,
-  rounds_of_iteration,
-)
+from launch.serving.scheduler import Finish, rounds_of_iteration
 from specjax.state import Origin
 
 DECODER = decoding.make("model", "token")

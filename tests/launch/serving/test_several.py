@@ -10,6 +10,9 @@ from concurrent import futures
 
 import pytest
 import several
+from files import read_jsonl, write_jsonl
+
+from launch import decode
 
 ASKED = [
   dict(prompt=prompt, max_tokens=12, **settings)
@@ -97,6 +100,23 @@ def test_a_server_that_is_told_to_end_ends_well(alone):
   assert codes == [0], said
   assert len({text for texts in actual for text in texts}) > 4
   assert "Traceback" not in said[0]
+
+
+def test_greedy_answers_are_those_of_decode(alone, cli, tmp_path):
+  greedy = [i for i, asked in enumerate(ASKED) if not asked["temperature"]]
+  prompts = write_jsonl(
+    tmp_path / "in.jsonl",
+    [{"id": i, "prompt": ASKED[i]["prompt"], "temperature": 0} for i in greedy],
+  )
+  assert cli(
+    decode.run, "--nobaseline", "--config.drafter=model(tokens=2)",
+    "--config.max_new_tokens=12", f"--prompts={prompts}",
+    f"--output={tmp_path / 'out.jsonl'}",
+  ) == 0  # fmt: skip
+  rows = read_jsonl(tmp_path / "out.jsonl")
+  assert {x["id"]: [x["completion"]] for x in rows} == {
+    i: alone[0][i] for i in greedy
+  }
 
 
 def test_two_processes_answer_as_one_does(alone, pair):

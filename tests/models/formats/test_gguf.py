@@ -228,26 +228,46 @@ def logits(network):
   return np.asarray(jax.jit(run)(network.params).logits)
 
 
-def test_all_that_ends_a_turn_ends_a_text(tmp_path):
-  model = references.make(*FAMILIES["llama"][:2])
-  ends = [("add_eos_token_id", 9), ("add_eot_token_id", 7)]
-  for metadata, expected in [([], ()), (ends[:1], (9,)), (ends, (7, 9))]:
-    path = ggufs.write(tmp_path / "x.gguf", model, metadata=metadata)
-    assert checkpoints.eos_token_ids(str(path)) == expected
+ENDS = [("add_eos_token_id", 3), ("add_eot_token_id", 1)]
+NAMED = ("add_token_list", ["a", "b", "c", "d", "<end_of_turn>", "<|im_end|>"])
 
 
 @pytest.mark.parametrize(
-  "end", ["<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>",
-          "<|return|>", "[EOS]", "<|endoftext|>", "<|end_of_text|>"],
-)  # fmt: skip
-def test_the_end_of_a_turn_is_known_by_its_name(tmp_path, end):
-  """Beside the end of its base model, which a chat model's file often has."""
-  model = references.make(*FAMILIES["llama"][:2])
-  tokens = [f"t{i}" for i in range(10)]
-  tokens[5] = end
-  metadata = [("add_token_list", tokens), ("add_eos_token_id", 3)]
-  path = ggufs.write(tmp_path / "x.gguf", model, metadata=metadata)
-  assert checkpoints.eos_token_ids(str(path)) == (3, 5)
+  ("metadata", "expected"),
+  [([], ()), (ENDS[:1], (3,)), (ENDS, (1, 3)), ([NAMED, ENDS[0]], (3, 4, 5))],
+)
+def test_all_that_ends_a_turn_ends_a_text(
+  written, tmp_path, metadata, expected
+):
+  """By its name too: a chat model's file often has its base model's end."""
+  path = ggufs.write(tmp_path / "x", written("llama")[1], metadata=metadata)
+  assert checkpoints.eos_token_ids(str(path)) == expected
+
+
+@pytest.mark.parametrize(
+  ("metadata", "expected"),
+  [
+    (("add_string", "llama.rope.scaling.type", "yarn"), "must be 'none'"),
+    (("add_float32", "llama.logit_scale", 2.0), "logit_scale is not unders"),
+    (("add_array", "llama.rope.scaling.factor", [1, 2]), "must be 1.0 or left"),
+    (("add_uint32", "llama.attention.value_length", 16), "must be 8 or left"),
+    (("add_uint16", "split.count", 2), "one of several files .* --merge"),
+  ],
+)
+def test_what_is_not_understood_is_refused(
+  written, tmp_path, metadata, expected
+):
+  model = written("llama")[1]
+  path = ggufs.write(tmp_path / "x.gguf", model, metadata=[metadata])
+  with pytest.raises(ValueError, match=expected):
+    gguf.load(str(path))
+
+
+def test_a_file_that_is_cut_is_named(written, tmp_path):
+  torn = tmp_path / "torn.gguf"
+  torn.write_bytes(written("llama")[0].read_bytes()[:400])
+  with pytest.raises(ValueError, match=r"torn\.gguf as GGUF: .*\Z"):
+    gguf.load(str(torn))
 
 
 @pytest.mark.parametrize("name", ["llama-scaled", "gemma2", "qwen2-moe"])

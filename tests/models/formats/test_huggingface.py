@@ -1,4 +1,4 @@
-"""Checkpoints: the same logits as transformers."""
+"""Checkpoints: the same logits as transformers, or errors that say why."""
 
 import json
 import pathlib
@@ -12,9 +12,9 @@ import pytest
 import references
 import torch
 from flax import nnx
-from references import MODELS, TOKENS
+from references import MODELS, TOKENS, VOCAB
 
-from models.formats import huggingface
+from models.formats import huggingface, weights
 from models.networks.transformer import as_language_model
 
 LENGTHS = (2, 7, 4)  # of the prompts of a ragged batch
@@ -140,3 +140,46 @@ def test_neither_torch_nor_transformers_is_imported():
     [sys.executable, "-c", code], cwd=root, capture_output=True, text=True
   )
   assert (run.stdout.strip(), run.returncode) == ("set()", 0), run.stderr
+
+
+def test_all_problems_with_tensors_are_in_one_error(copied):
+  path = copied("llama-scaled")
+
+  def edit(tensors):
+    del tensors["model.norm.weight"]
+    tensors["model.layers.0.mlp.up_proj.weight"] = np.zeros((3, 5), np.float32)
+    tensors["model.layers.0.mlp.down_proj.bias"] = np.zeros(32, np.int8)
+    tensors["model.layers.0.self_attn.surprise"] = np.zeros(7, np.float32)
+    tensors["lm_head.weight"] = np.zeros((VOCAB, 32), np.float32)
+
+  references.edit_tensors(path, edit)
+  with pytest.raises(weights.CheckpointError) as caught:
+    huggingface.load(path)
+  _, *problems = str(caught.value).split("\n  ")
+  assert [problem.split(": ")[0] for problem in problems] == [
+    "missing", "not a copy of the tied embedding", "unexpected",
+    "wrong shape", "wrong type",
+  ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+  ("file", "contents", "error", "message"),
+  [
+    ("config.json", None, FileNotFoundError, "there is no config.json in"),
+    ("config.json", b"{", ValueError, "config.json is not valid JSON"),
+    ("config.json", b"{}", ValueError, "cannot use .*config.json: model_type"),
+    ("model.safetensors", None, FileNotFoundError, "there are no weights in"),
+    ("model.safetensors", b"x" * 99, ValueError, "cannot read .* as safete"),
+  ],
+)
+def test_files_that_are_missing_or_damaged_are_named(
+  copied, file, contents, error, message
+):
+  path = copied("gpt2")
+  if contents is None:
+    (path / file).unlink()
+  else:
+    (path / file).write_bytes(contents)
+  with pytest.raises(error, match=message) as caught:
+    huggingface.load(path)
+  assert str(path) in str(caught.value)

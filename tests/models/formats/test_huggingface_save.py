@@ -100,12 +100,7 @@ def test_a_tokenizer_is_saved_with_the_model(tmp_path, tokenizer):
 
 
 @pytest.mark.parametrize(
-  "changes",
-  [
-    dict(norm="layer"),
-    dict(activation="gelu"),
-    dict(qkv_bias=True),
-  ],
+  "changes", [dict(norm="layer"), dict(activation="gelu"), dict(qkv_bias=True)]
 )
 def test_what_llama_cannot_express_is_not_saved(tmp_path, changes):
   path = tmp_path / "model"

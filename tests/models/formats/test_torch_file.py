@@ -16,16 +16,9 @@ class Hostile:
     return (open, (self.path, "w"))
 
 
-def read(path):
-  tensors = torch_file.open_tensors(path)
-  return {name: (t.kind, t.read(())) for name, t in tensors.items()}
-
-
 def test_a_file_that_would_run_code_is_refused_and_runs_none(tmp_path):
   path, made = tmp_path / "x.pt", tmp_path / "made"
   torch.save({"a": Hostile(made)}, path)
-  with pytest.raises(
-    ValueError, match=r"torch cannot read .*Weights only load fail"
-  ):
-    read(path)
+  with pytest.raises(ValueError, match=r"cannot read .*Weights only load fail"):
+    torch_file.open_tensors(path)
   assert not made.exists()

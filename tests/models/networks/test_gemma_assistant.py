@@ -16,9 +16,7 @@ import references
 
 from models import checkpoints
 from models.networks import gemma_assistant
-from models.networks.transformer import (
-  SkippedLayers,
-)
+from models.networks.transformer import SkippedLayers
 
 STEPS, SLOTS = 3, 20
 TOKENS = np.random.default_rng(0).integers(0, 96, (3, 14))

@@ -20,11 +20,7 @@ from models.networks.description import (
   TransformerConfig,
 )
 from models.networks.rope import Rope
-from models.networks.transformer import (
-  FINAL,
-  Transformer,
-  as_language_model,
-)
+from models.networks.transformer import FINAL, Transformer, as_language_model
 from specjax import drafters, exact, prefill, rules
 from specjax.adaptive import policies
 from specjax.state import StopReason

@@ -273,8 +273,3 @@ def test_how_experts_are_cut():
   }
   with pytest.raises(ValueError, match="cannot be cut over 8 devices"):
     cut_by(of(9, 20), 8)
-
-
-def test_more_experts_than_can_be_chosen_are_refused():
-  with pytest.raises(ValueError, match=r"num_chosen must be in 1\.\.4"):
-    Mixture(**SIZES | FAMILIES["deepseek"] | dict(num_chosen=5))

@@ -72,10 +72,6 @@ def feed(model, params, tokens, mask=None):
 
 
 TOKENS = jax.random.randint(jax.random.key(0), (3, 10), 0, 61)
-SKIPS = (
-  None,
-  SkippedLayers(attention=(0, 1), mlp=(1,)),
-)
 
 
 def assert_same(one, other, mask=None):
@@ -168,7 +164,9 @@ def test_a_part_of_the_layers_is_the_longest_that_repeats():
   assert stacked.periods("ABC") == [(0, 1, 1), (1, 1, 1), (2, 1, 1)]
 
 
-@pytest.mark.parametrize("skipped", SKIPS)
+@pytest.mark.parametrize(
+  "skipped", [None, SkippedLayers(attention=(0, 1), mlp=(1,))]
+)
 def test_skipped_layers_are_the_same_ones(skipped):
   mask = tree.paths(3, 1).ancestors
   assert_same(*both(skipped), mask=mask)

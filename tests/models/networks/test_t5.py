@@ -82,11 +82,11 @@ def test_logits_are_transformers_fed_whole_in_pieces_and_as_a_tree(pair):
 
 @pytest.fixture(scope="module")
 def decoded(tmp_path_factory):
-  """Greedy completions of a T5 with a T5 draft, and transformers' of each."""
-  root = tmp_path_factory.mktemp("pair")
-  big = dict(d_kv=8, feed_forward_proj="gated-gelu")
-  (root / "target").mkdir()
-  folder, theirs = t5s.save(root / "target", seed=1, **big)
+  """A T5 of ours, and transformers' of the same files."""
+  folder, theirs = t5s.save(
+    tmp_path_factory.mktemp("t5"), seed=1, d_kv=8,
+    feed_forward_proj="gated-gelu",
+  )  # fmt: skip
   target = checkpoints.load(
     str(folder), dtype=jnp.float32, mesh=None, sharding=None
   )
@@ -150,10 +150,7 @@ def test_ragged_greedy_completions_and_refills_are_those_of_generate(decoded):
   assert int(state.counters.num_accepted.sum()) > 0  # something was drafted
   for r in range(3):
     expected = greedy(
-      theirs,
-      INPUTS[r][: widths[r]],
-      prompts[r][: lengths[r]],
-      budgets[r],
+      theirs, INPUTS[r][: widths[r]], prompts[r][: lengths[r]], budgets[r]
     )
     at = before if r == int(row) else state
     np.testing.assert_array_equal(text(at, r), expected)

@@ -49,12 +49,6 @@ HEADS = {
 }  # fmt: skip
 
 
-@pytest.fixture
-def x64():
-  with jax.enable_x64(True):
-    yield
-
-
 @pytest.mark.parametrize("name", HEADS)
 def test_step_j_at_place_t_is_what_drafting_j_tokens_from_t_says(x64, name):
   """Drafted one by one by the shipped model, with its cache, on a document."""

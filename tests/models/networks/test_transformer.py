@@ -55,10 +55,6 @@ CONFIGS = {
 PARENTS = (-1, 0, 0, 1, 1, 2, 4)
 DEPTH = (0, 1, 1, 2, 2, 2, 3)
 
-
-# Fast rather than well.
-
-
 FEATURES = (0, 3, FINAL)  # the first layer's input, the last's output, normed
 
 
@@ -225,8 +221,7 @@ def silence(linear):
 
 
 @pytest.mark.parametrize(
-  ("num_speculative_tokens", "num_drafts", "batch"),
-  [(3, 1, 9), (2, 2, 1)],
+  ("num_speculative_tokens", "num_drafts", "batch"), [(3, 1, 9), (2, 2, 1)]
 )
 def test_the_loop_updates_the_caches_in_place(
   batch, num_speculative_tokens, num_drafts
@@ -305,8 +300,7 @@ def test_a_prompt_is_read_where_its_row_stands(is_stacked):
   )(whole, np.array([22]))  # fmt: skip
   actual, expected = generate(both, after), generate(both, alone)
   np.testing.assert_array_equal(
-    actual.tokens[1, : actual.length[1]],
-    expected.tokens[0, : actual.length[1]],
+    actual.tokens[1, : actual.length[1]], expected.tokens[0, : actual.length[1]]
   )
 
 

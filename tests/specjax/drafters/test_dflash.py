@@ -31,14 +31,8 @@ start = functools.partial(decoding.start, params=PARAMS)
 def expected_logits(state, row):
   """Of each depth, from a row's text in NumPy, `f[K, V]`."""
   text = np.asarray(state.tokens[row, : state.length[row]])
-  contexts = len(DRAFT)
-  hashed = np.cumsum(
-    (text + 1) * np.asarray(toys.weight_at(np.arange(len(text))))
-  )
-  features = hashed[:-1] % contexts
-  weights = np.asarray(toys.weight_at(np.arange(len(features))))
-  total = (features * weights % contexts).sum() + text[-1]
-  return DRAFT[toys.depth_row(total, np.arange(3), contexts)]
+  total = toy_heads.block_total(text, len(DRAFT))
+  return DRAFT[toys.depth_row(total, np.arange(3), len(DRAFT))]
 
 
 def rounds(drafter, rule="recursive", count=4):

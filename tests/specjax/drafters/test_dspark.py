@@ -27,16 +27,10 @@ FEW_DRAFT = toys.near(FEW_TARGET, noise=1.0, seed=1).astype(np.float64)
 
 def row_after(text, path):
   """The row of the table after a text and some drafted tokens, in NumPy."""
-  contexts = len(DRAFT)
-  hashed = np.cumsum(
-    (text + 1) * np.asarray(toys.weight_at(np.arange(len(text))))
-  )
-  features = hashed[:-1] % contexts
-  weights = np.asarray(toys.weight_at(np.arange(len(features))))
-  total = (features * weights % contexts).sum() + text[-1]
-  state = 0
+  contexts, state = len(DRAFT), 0
   for token in [text[-1], *path]:
     state = 3 * state + token + 1
+  total = toy_heads.block_total(text, contexts)
   row = toys.depth_row(total, len(path), contexts)
   return int((row + 7 * state) % contexts)
 

@@ -104,10 +104,7 @@ def _shifted(drafter):
 
 @pytest.mark.parametrize(
   "mutant",
-  [
-    lambda: _kept_tree(DRAFTERS["tree"]),
-    lambda: _shifted(DRAFTERS["tree"]),
-  ],
+  [lambda: _kept_tree(DRAFTERS["tree"]), lambda: _shifted(DRAFTERS["tree"])],
   ids=["the tree's cache is kept", "features shifted by one"],
 )
 def test_wrong_features_and_slots_are_caught(mutant):

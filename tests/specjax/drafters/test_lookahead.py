@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 
-import decoding
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -185,12 +184,6 @@ def test_what_follows_a_column_is_the_likeliest_that_is_a_number(from_text):
   assert actual.tail.tolist() == [[0]]
   of_text = [(1, 0)] if from_text else []
   assert in_pool(actual.pool) == [(1, 1), (2, 2), *of_text]
-
-
-def test_greedy_rows_are_what_plain_decoding_emits():
-  state = jax.jit(DECODER.generate)(PARAMS, begin())
-  for row, length in zip(rows_of(state), LENGTHS, strict=True):
-    assert row == decoding.greedy_reference(row[:length], len(row) - length)
 
 
 def test_a_text_that_repeats_is_emitted_n_tokens_a_round():

@@ -130,10 +130,7 @@ def _all_paths(tokens, hidden, cache, more):
 
 @pytest.mark.parametrize(
   "mutant",
-  [
-    lambda: _not_cropped(of(3, "tree")),
-    lambda: _later_layers(_all_paths),
-  ],
+  [lambda: _not_cropped(of(3, "tree")), lambda: _later_layers(_all_paths)],
   ids=["not cropped", "all paths"],
 )
 def test_wrong_places_and_states_are_caught(expected, mutant):

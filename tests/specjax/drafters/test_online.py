@@ -154,12 +154,10 @@ def said_error(laws, params, ring, expected) -> float:
   return worst
 
 
-def two_texts(state):
+def two_texts(state, drafter=DRAFTERS["chain"]):
   """Rings of two texts: those of a state, and prompts that were begun anew."""
-  fresh = start(decoder_of(DRAFTERS["chain"]))
-  return jax.jit(online.carry)(
-    fresh.drafter_state, state.drafter_state.ring
-  ).ring
+  fresh = start(decoder_of(drafter)).drafter_state
+  return jax.jit(online.carry)(fresh, state.drafter_state.ring).ring
 
 
 def test_the_draft_says_of_a_ring_what_it_said_when_it_drafted(decoded):
@@ -172,16 +170,11 @@ def test_the_draft_says_of_a_ring_what_it_said_when_it_drafted(decoded):
 
 def test_a_head_says_of_a_ring_what_it_says_after_the_target_has_read():
   head = eagle(HEAD, tree=chain(2), **OF)
-  state = after_rounds(online.online(head, num_features=LAYERS, **OF))
-  ring = two_texts_of_head(state, head)
+  drafter = online.online(head, num_features=LAYERS, **OF)
+  ring = two_texts(after_rounds(drafter), drafter)
   laws = online.head_laws(HEAD, **OF)
   # The toy head has its table's law of the whole text if all it reads is right.
   assert said_error(laws, jnp.asarray(TARGET), ring, TARGET) < 1e-5
-
-
-def two_texts_of_head(state, head):
-  fresh = start(decoder_of(online.online(head, num_features=LAYERS, **OF)))
-  return online.carry(fresh.drafter_state, state.drafter_state.ring).ring
 
 
 # ------------------------------------------------------------------ learning

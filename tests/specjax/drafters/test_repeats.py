@@ -204,18 +204,12 @@ def test_a_depth_bounds_what_is_drafted_and_not_what_is_read_on(said):
 @pytest.mark.parametrize(
   ("inner", "more", "message"),
   [
-    (
-      drafters.model(TOY, tree=chain(2), vocab_size=VOCAB), {},
-      "state is made of what was",
-    ),
-    (
-      head(policy=policies.get("optimal(cost=0.4)")), {},
-      "learns from rounds of the draft's own",
-    ),
-    (
-      drafters.eagle(HEAD, tree=Tree((-1, 0, 0)), vocab_size=VOCAB), {},
-      "around a chain",
-    ),
+    (drafters.model(TOY, tree=chain(2), vocab_size=VOCAB), {},
+     "state is made of what was"),
+    (head(policy=policies.get("optimal(cost=0.4)")), {},
+     "learns from rounds of the draft's own"),
+    (drafters.eagle(HEAD, tree=Tree((-1, 0, 0)), vocab_size=VOCAB), {},
+     "around a chain"),
     (head(), dict(tokens=1), "must be >= the other drafter's 2"),
     (head(), dict(min_match=9), "min_match must be"),
   ],

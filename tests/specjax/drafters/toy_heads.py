@@ -29,6 +29,13 @@ def marginals(params, features):
   ]
 
 
+def block_total(text, contexts: int) -> int:
+  """What the row of `toys.block_model` is of, from a text in NumPy."""
+  weights = np.asarray(toys.weight_at(np.arange(len(text))))
+  features = np.cumsum((text + 1) * weights)[:-1] % contexts
+  return (features * weights[:-1] % contexts).sum() + text[-1]
+
+
 def make(name: str, vocab_size: int) -> Drafter:
   """The drafter of that name; its parameters are one table.
 

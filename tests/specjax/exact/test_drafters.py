@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import decoding
 import forms
 import jax
 import jax.numpy as jnp
@@ -13,13 +12,7 @@ import toys
 import specjax
 from specjax import drafters, exact, random
 from specjax.exact import samples
-from specjax.siblings import (
-  GREEDY,
-  HUB,
-  IID,
-  SHARED_NOISE,
-  TOP_K,
-)
+from specjax.siblings import GREEDY, HUB, IID, SHARED_NOISE, TOP_K
 from specjax.tree import Tree, chain, k_ary, paths
 from specjax.types import pick_nodes
 
@@ -306,15 +299,6 @@ def test_rare_tokens_are_no_alarm_and_none_may_come_too_often():
   assert samples._test(laws, tokens, everywhere)[0] > 1e-4
   tokens[:8] = 2
   assert samples._test(laws, tokens, everywhere)[0] < 1e-12
-
-
-def test_a_larger_vocabulary_is_sampled():
-  actual = exact.check_drafter(
-    decoding.DRAFTERS["paths"], decoding.PARAMS, decoding.MODEL,
-    vocab_size=decoding.VOCAB, num_samples=2000,
-  )  # fmt: skip
-  assert actual.method == "sampled"
-  assert np.isfinite(actual.p_value)
 
 
 def test_siblings_of_different_laws_are_not_independent():

@@ -42,51 +42,21 @@ def broken(name, **changes):
 @pytest.mark.parametrize(
   ("rule", "words"),
   [
-    (
-      dataclasses.replace(rules.get("typical"), lossless=True),
-      "lossless, and the law of what it emits is off by",
-    ),
-    (
-      broken(
-        "token",
-        next_log_probs=lambda said, target: lambda node: target[:, 0],
-      ),
-      "lossless, and the law",
-    ),
-    (
-      broken("token", node_probs=lambda said, target: said.node_probs * 0.9),
-      "has probability 0.9 in all",
-    ),
-    (
-      broken(
-        "token", node_probs=lambda said, target: said.node_probs * jnp.nan
-      ),
-      "are no numbers",
-    ),
-    (
-      broken(
-        "typical",
-        total_variation=lambda said, target: said.total_variation / 2,
-      ),
-      "from the target, which is off by",
-    ),
-    (
-      broken(
-        "typical",
-        total_variation=lambda said, target: jnp.where(
-          target.shape[1] == 3, 0.5, 1
-        )
-        * said.total_variation,
-      ),
-      r"parents \(-1, 0, 1\).* from the target, which is off by",
-    ),
-    (
-      broken(
-        "token",
-        total_variation=lambda said, target: 0.3 + 0 * said.node_probs,
-      ),
-      "said to be 0.3 from the target, which is off by 0.3",
-    ),
+    (dataclasses.replace(rules.get("typical"), lossless=True),
+     "lossless, and the law of what it emits is off by"),
+    (broken("token", next_log_probs=lambda v, q: lambda node: q[:, 0]),
+     "lossless, and the law"),
+    (broken("token", node_probs=lambda v, q: v.node_probs * 0.9),
+     "has probability 0.9 in all"),
+    (broken("token", node_probs=lambda v, q: v.node_probs * jnp.nan),
+     "are no numbers"),
+    (broken("typical", total_variation=lambda v, q: v.total_variation / 2),
+     "from the target, which is off by"),
+    (broken("typical", total_variation=lambda v, q: v.total_variation
+            * jnp.where(q.shape[1] == 3, 0.5, 1)),
+     r"parents \(-1, 0, 1\).* from the target, which is off by"),
+    (broken("token", total_variation=lambda v, q: 0.3 + 0 * v.node_probs),
+     "said to be 0.3 from the target, which is off by 0.3"),
   ],
   ids=[
     "claims", "residual", "lost mass", "nan", "reports", "reports of a chain",

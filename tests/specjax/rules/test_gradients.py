@@ -45,12 +45,7 @@ def cases(name, rule):
 CASES = [case for name in rules.RULES for case in cases(name, rules.get(name))]
 
 
-@pytest.fixture(autouse=True)
-def _float64():
-  with jax.enable_x64(True):
-    yield
-
-
+@pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("name, tree, siblings", CASES)
 def test_gradient_of_the_accepted_length(name, tree, siblings):
   """Finite, and the slope of finite differences: random drafts, some zeros."""

@@ -211,20 +211,6 @@ def test_a_certain_token_is_a_point_mass():
   np.testing.assert_allclose(actual.total_variation, [[0.4, 0]], atol=1e-12)
 
 
-@pytest.mark.parametrize(
-  ("name", "message"),
-  [
-    ("ensemble(weight=1.1)", r"weight must be in \[0, 1\]"),
-    ("ensemble(base='best')", "base must be one of"),
-    ("fuzzy(threshold=-1)", "threshold must be >= 0"),
-    ("cascade_token(version=4)", "version must be 1, 2 or 3"),
-  ],
-)
-def test_what_is_out_of_range_is_refused(name, message):
-  with pytest.raises(ValueError, match=message):
-    rules.get(name)
-
-
 def test_a_base_checks_the_tree():
   with pytest.raises(ValueError, match="single path"):
     rules.get("fuzzy").check(tree.k_ary(2), siblings.IID)

@@ -127,15 +127,13 @@ def test_top_beta_says_how_far_its_bonus_is_from_the_target():
 @pytest.mark.parametrize(
   "name",
   [
-    "typical(epsilon=0)",
-    "top_beta(tau=-1)",
-    "decoding_uno(epsilon=-0.1)",
-    "blockwise(top_k=0)",
-    "synthetic(0.5, 1.5)",
+    "typical(epsilon=0)", "top_beta(tau=-1)", "decoding_uno(epsilon=-0.1)",
+    "blockwise(top_k=0)", "synthetic(0.5, 1.5)", "ensemble(weight=1.1)",
+    "ensemble(base='best')", "fuzzy(threshold=-1)", "cascade_token(version=4)",
   ],
-)
+)  # fmt: skip
 def test_parameters_out_of_range_are_refused(name):
-  with pytest.raises(ValueError, match=name.split("(", maxsplit=1)[0]):
+  with pytest.raises(ValueError, match=name.partition("(")[0]):
     rules.get(name)
 
 

