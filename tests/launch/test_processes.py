@@ -68,7 +68,8 @@ def test_several_processes_decode_shares_and_the_first_writes(
   )
   settings = (
     "--config.max_new_tokens=12", "--config.drafter=model(tokens=3)",
-    "--config.temperature=1", f"--prompts={prompts}", "--nobaseline",
+    "--config.temperature=1", "--config.batch_size=2", f"--prompts={prompts}",
+    "--nobaseline",
   )  # fmt: skip
   alone = tmp_path / "alone.jsonl"
   assert cli(decode.run, *settings, f"--output={alone}") == 0

@@ -1,35 +1,10 @@
 """The command: what it refuses before anything is loaded."""
 
 import socket
-import subprocess
-import sys
 
 import pytest
-import several
 
 from launch import serve
-
-# A finder that says of a package that it is not there.
-_WITHOUT = """
-import runpy, sys
-class Nowhere:
-  def find_spec(self, name, path=None, target=None):
-    if name == "starlette":
-      raise ModuleNotFoundError("no such module", name=name)
-sys.meta_path.insert(0, Nowhere())
-sys.argv = ["launch.serve"]
-runpy.run_module("launch.serve", run_name="__main__")
-"""
-
-
-def test_a_package_that_is_not_installed_is_named_in_one_line():
-  done = subprocess.run(
-    [sys.executable, "-c", _WITHOUT],
-    capture_output=True, text=True, check=False, timeout=several.PATIENCE,
-  )  # fmt: skip
-  assert done.returncode == 2
-  (line,) = done.stderr.splitlines()
-  assert line.startswith("error: starlette is not installed: ")
 
 
 @pytest.mark.parametrize(

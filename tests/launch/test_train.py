@@ -30,12 +30,8 @@ def tiny(texts, pair=None, **changes):
   return config
 
 
-def parameters(module):
-  return nnx.state(module)
-
-
 def assert_equal(a, b):
-  jax.tree.map(np.testing.assert_array_equal, parameters(a), parameters(b))
+  jax.tree.map(np.testing.assert_array_equal, nnx.state(a), nnx.state(b))
 
 
 def records(folder, name="step"):

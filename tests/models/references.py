@@ -322,6 +322,11 @@ def near(params, *, seed):
   return jax.tree.unflatten(shape, noisy)
 
 
+def edit_config(path, **changes):
+  file = path / "config.json"
+  file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
 def edit_tensors(path, edit):
   """Changes what a checkpoint of one file holds."""
   file = path / "model.safetensors"

@@ -7,7 +7,6 @@ import references
 import tokenizers as hf
 import torch
 import transformers
-from safetensors.numpy import load_file, save_file
 
 VOCAB = 64
 SIZES = dict(
@@ -46,11 +45,9 @@ def save(folder, *, seed=0, untied=False, **settings):
         parameter.mul_(6)  # distances decide, or no test would see them
   model.save_pretrained(folder)
   if untied:
-    file = folder / "model.safetensors"
-    tensors = load_file(file)
     noise = np.random.default_rng(seed).normal(size=(VOCAB, config.d_model))
-    tensors["lm_head.weight"] = (0.3 * noise).astype(np.float32)
-    save_file(tensors, file, metadata={"format": "pt"})
+    head = {"lm_head.weight": (0.3 * noise).astype(np.float32)}
+    references.edit_tensors(folder, lambda tensors: tensors.update(head))
   return folder, read(folder)
 
 
@@ -81,20 +78,6 @@ def save_tokenizer(folder):
   (folder / "tokenizer_config.json").write_text(
     json.dumps({"eos_token": "</s>", "pad_token": "<pad>"})
   )
-
-
-def edit_config(folder, **changes):
-  file = folder / "config.json"
-  settings = json.loads(file.read_text())
-  file.write_text(json.dumps({**settings, **changes}))
-
-
-def edit_tensors(folder, part, edit):
-  """Changes the tensors whose names hold a part."""
-  file = folder / "model.safetensors"
-  tensors = load_file(file)
-  tensors = {k: edit(x) if part in k else x for k, x in tensors.items()}
-  save_file(tensors, file, metadata={"format": "pt"})
 
 
 def logits(model, inputs, lengths, tokens):

@@ -47,12 +47,8 @@ def test_ids_are_those_of_transformers(saved, name, prompt):
     tokenizers.load(str(saved / name)), TALK, add_generation_prompt=prompt
   )
   theirs = transformers.AutoTokenizer.from_pretrained(saved / name)
-  assert (
-    ours
-    == theirs.apply_chat_template(TALK, add_generation_prompt=prompt)[
-      "input_ids"
-    ]
-  )
+  made = theirs.apply_chat_template(TALK, add_generation_prompt=prompt)
+  assert ours == made["input_ids"]
 
 
 def test_a_template_of_its_own_file_comes_first(saved, tmp_path):

@@ -21,14 +21,9 @@ def contest():
   config.target = "models/pretrained/target"
   return measure.Contest(
     systems=tuple(systems.parse("ngram,hf,hf_prompt_lookup", config)),
-    pairs={},
-    engines={0.0: {}, 1.0: {}},
-    reference=None,
-    tokenizer=tokenizers.load(EMBEDDED),
-    room=40,
-    seed=0,
-    next_logits=None,
-  )
+    pairs={}, engines={0.0: {}, 1.0: {}}, reference=None,
+    tokenizer=tokenizers.load(EMBEDDED), room=40, seed=0, next_logits=None,
+  )  # fmt: skip
 
 
 @pytest.fixture

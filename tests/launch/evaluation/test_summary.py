@@ -19,12 +19,9 @@ def part(seconds, tokens, calls, **more):
 def turn(questions, **systems):
   """A turn of a group."""
   return {
-    "questions": questions,
-    "prompt_tokens": [9] * len(questions),
-    "refused": [],
-    "systems": systems,
-    "differences": [],
-  }
+    "questions": questions, "prompt_tokens": [9] * len(questions),
+    "refused": [], "systems": systems, "differences": [],
+  }  # fmt: skip
 
 
 def group(category, *turns, temperature=0.0, batch_size=2, task=None):
@@ -32,23 +29,18 @@ def group(category, *turns, temperature=0.0, batch_size=2, task=None):
   ids = ",".join(map(str, turns[0]["questions"]))
   return {
     "batch": f"T={temperature:g} B={batch_size} {ids}",
-    "temperature": temperature,
-    "batch_size": batch_size,
-    "category": category,
-    "task": task or category,
+    "temperature": temperature, "batch_size": batch_size, "category": category,
+    "task": task or category, "turns": list(turns),
     "compile_seconds": {"plain": 1.0, "ngram": 2.0},
-    "turns": list(turns),
-  }
+  }  # fmt: skip
 
 
 def example():
   """Two groups; the first has two turns, and only one question the second."""
   ngram = dict(
-    prefill_seconds=0.5,
-    drafted=[12, 6],
-    accepted=[6, 0],
+    prefill_seconds=0.5, drafted=[12, 6], accepted=[6, 0],
     accept_counts=[4, 0, 3],
-  )
+  )  # fmt: skip
   return [
     group(
       "math",

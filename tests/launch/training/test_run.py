@@ -12,19 +12,11 @@ from launch.training.run import Run
 
 def config_of(texts, **changes):
   config = train_embedded.get_config("tiny")
-  config.update(
-    dict(
-      dataset=str(texts),
-      tokenizer="models/pretrained/target",
-      num_steps=6,
-      checkpoint_every=3,
-      validate_every=100,
-      log_every=100,
-      teacher="models/pretrained/target",
-      objective="forward_kl",
-      **changes,
-    )
-  )
+  config.update(dict(
+    dataset=str(texts), tokenizer="models/pretrained/target", num_steps=6,
+    checkpoint_every=3, validate_every=100, log_every=100,
+    teacher="models/pretrained/target", objective="forward_kl", **changes,
+  ))  # fmt: skip
   config.model.update(vocab_size=4096, num_layers=2, num_heads=4)
   return config
 

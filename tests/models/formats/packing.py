@@ -213,15 +213,8 @@ def rewrite(path, pack, how, *, head=False, kept=(), names=("_proj.weight",)):
     stem = name.removesuffix("weight") if packed else ""
     saved |= {f"{stem}{part}": value for part, value in parts.items()}
   save(saved, path / "model.safetensors")
-  configure(path, how)
+  references.edit_config(path, quantization_config=how)
   return expected
-
-
-def configure(path, how):
-  """Gives a checkpoint a `quantization_config`."""
-  file = path / "config.json"
-  said = json.loads(file.read_text()) | {"quantization_config": how}
-  file.write_text(json.dumps(said))
 
 
 # ----------------------------------------------- what is published, and how

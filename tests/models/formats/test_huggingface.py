@@ -1,6 +1,5 @@
 """Checkpoints: the same logits as transformers, or errors that say why."""
 
-import json
 import pathlib
 import subprocess
 import sys
@@ -19,11 +18,6 @@ from models.networks.transformer import as_language_model
 
 LENGTHS = (2, 7, 4)  # of the prompts of a ragged batch
 CHUNKS = (3, 1, 1, 1)  # fed after the prompts
-
-
-def edit_config(path, **changes):
-  config = json.loads((path / "config.json").read_text())
-  (path / "config.json").write_text(json.dumps(config | changes))
 
 
 def decoding_errors(path):
@@ -105,7 +99,7 @@ def test_scores_of_gpt2_are_scaled_as_its_file_says(tmp_path, rooted):
   actual = references.module_logits(huggingface.load(tmp_path))
   expected = references.logits(model, TOKENS)
   assert references.relative_error(actual, expected) < 1e-4
-  edit_config(tmp_path, scale_attn_by_inverse_layer_idx=False)
+  references.edit_config(tmp_path, scale_attn_by_inverse_layer_idx=False)
   other = references.module_logits(huggingface.load(tmp_path))
   assert references.relative_error(other, expected) > 1e-3
 

@@ -95,18 +95,12 @@ def loaded(path, dtype=jnp.float32):
   )
 
 
-def says(path, **settings):
-  """Writes settings into a configuration."""
-  file = path / "config.json"
-  file.write_text(json.dumps(json.loads(file.read_text()) | settings))
-
-
 def with_theirs(path, edit=lambda tensors: None, *, num_depths=1):
   """Adds a head of transformers' to a target of theirs, in float64."""
   target = references.read(path, dtype=torch.float64)
   theirs = mtp_heads.Theirs(target, num_depths=num_depths)
   if num_depths > 1:
-    says(path, num_nextn_predict_layers=num_depths)
+    references.edit_config(path, num_nextn_predict_layers=num_depths)
 
   def added(tensors):
     tensors.update(theirs.tensors())
@@ -254,13 +248,8 @@ def test_a_head_says_what_a_slow_forward_says(dense):
     )[:2]
   )
   target = network.functions(checkpoints.SkippedLayers(), head.features)
-  features = jax.jit(
-    lambda params, tokens: (
-      target.apply(params, tokens, target.init_cache(len(tokens), 16))[
-        0
-      ].features
-    )
-  )(network.params, TOKENS[:, :-1])
+  read = lambda params, x: target.apply(params, x, target.init_cache(3, 16))[0]
+  features = jax.jit(read)(network.params, TOKENS[:, :-1]).features
   assert references.relative_error(features, hidden) < 1e-4
   said = run(params, TOKENS[:, 1:], features)
   for row, tokens in enumerate(TOKENS):

@@ -1,7 +1,5 @@
 """MXFP4: the numbers that transformers reads, and whole checkpoints of them."""
 
-import json
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -67,10 +65,8 @@ def test_a_gpt_oss_as_released_has_the_logits_of_its_numbers(tmp_path):
       tensors |= {f"{stem}_{part}": x for part, x in parts.items()}
 
   references.edit_tensors(tmp_path, edit)
-  file = tmp_path / "config.json"
-  saved = json.loads(file.read_text())
   how = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
-  file.write_text(json.dumps(saved | {"quantization_config": how}))
+  references.edit_config(tmp_path, quantization_config=how)
   expected = references.logits(model, TOKENS)
   form = Quantization(dtype="fp4", group=32, output=False, dense=False)
   source = huggingface.source(tmp_path)
@@ -88,7 +84,6 @@ def test_a_gpt_oss_as_released_has_the_logits_of_its_numbers(tmp_path):
   for module in (whole, kept):
     actual = references.module_logits(module)
     assert references.relative_error(actual, expected) < 1e-5
-  how["bits"] = 3
-  file.write_text(json.dumps(saved | {"quantization_config": how}))
+  references.edit_config(tmp_path, quantization_config=how | {"bits": 3})
   with pytest.raises(ValueError, match="of mxfp4 that are not known: bits"):
     huggingface.load(tmp_path)

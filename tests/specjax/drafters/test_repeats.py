@@ -46,14 +46,10 @@ def begun(decoder, draft, texts, *, budget=30, temperature=1.0):
   params = specjax.Params(target=jnp.asarray(TARGET), draft=jnp.asarray(draft))
   texts = np.array(texts)
   state = jax.jit(decoder.init, static_argnames="buffer_length")(
-    params,
-    texts,
-    np.full(len(texts), texts.shape[1]),
-    jax.random.key(0),
-    buffer_length=48,
-    max_new_tokens=budget,
+    params, texts, np.full(len(texts), texts.shape[1]), jax.random.key(0),
+    buffer_length=48, max_new_tokens=budget,
     sampling=make_sampling(len(texts), temperature=temperature),
-  )
+  )  # fmt: skip
   return params, state
 
 

@@ -141,13 +141,10 @@ def test_a_lane_that_is_verified_is_caught():
   def propose(params, state, cache, context):
     draft, state, cache = sound.propose(params, state, cache, context)
     laws = jnp.concatenate([draft.log_probs, draft.log_probs[:, 1:]], axis=1)
-    return (
-      specjax.types.Draft(
-        tree=tree, siblings=IID, tokens=draft.tokens[:, :3], log_probs=laws
-      ),
-      state,
-      cache,
+    told = specjax.Draft(
+      tree=tree, siblings=IID, tokens=draft.tokens[:, :3], log_probs=laws
     )
+    return told, state, cache
 
   broken = dataclasses.replace(
     sound, tree=tree, propose=propose, commit=specjax.types.keep

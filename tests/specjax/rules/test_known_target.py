@@ -184,11 +184,10 @@ def test_where_nothing_is_drafted_the_target_speaks():
   p, q = jnp.log(jnp.asarray(P)), jnp.log(jnp.asarray(Q))
   draft = Draft(
     tree=dataclasses.replace(tree.chain(2), form=tree.Form.MASKED),
-    siblings=siblings.IID,
-    tokens=jnp.array([[0, 2, 1]]),
+    siblings=siblings.IID, tokens=jnp.array([[0, 2, 1]]),
     log_probs=jnp.stack([p, p, jnp.full(3, jnp.nan)])[None],
     parents=jnp.array([[-1, 0, -1]]),
-  )
+  )  # fmt: skip
   actual = rules.get("ensemble(weight=0.5)").verify(
     draft, draft.topology(), jnp.stack([q] * 3)[None]
   )

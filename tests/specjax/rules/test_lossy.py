@@ -69,11 +69,9 @@ def test_typical_takes_the_longest_acceptable_path():
       ):
         best, score = node, this
     draft = Draft(
-      tree=shape,
-      siblings=siblings.TOP_K,
-      tokens=jnp.asarray(tokens[None], jnp.int32),
-      log_probs=None,
-    )
+      tree=shape, siblings=siblings.TOP_K,
+      tokens=jnp.asarray(tokens[None], jnp.int32), log_probs=None,
+    )  # fmt: skip
     actual = rule.verify(draft, draft.topology(), jnp.asarray(np.log(q))[None])
     assert int(np.argmax(actual.node_probs[0])) == best
     seen.add(best)
@@ -145,11 +143,9 @@ def test_blockwise_accepts_by_rank_and_the_first_of_a_block(top_k, first):
   for tokens in itertools.product(range(5), repeat=2):
     tokens = (0, *tokens, 1)
     draft = Draft(
-      tree=tree.chain(3),
-      siblings=siblings.IID,
-      tokens=jnp.asarray([tokens], jnp.int32),
-      log_probs=None,
-    )
+      tree=tree.chain(3), siblings=siblings.IID,
+      tokens=jnp.asarray([tokens], jnp.int32), log_probs=None,
+    )  # fmt: skip
     actual = rule.verify(draft, draft.topology(), jnp.asarray(np.log(q))[None])
     passes = [
       n <= first or (q[n - 1] > q[n - 1, tokens[n]]).sum() < top_k
@@ -192,11 +188,10 @@ def test_a_path_that_is_cut_short_ends_as_a_whole_one_does(
   point = jnp.where(jnp.arange(3) == 1, 0.0, -jnp.inf)
   draft = Draft(
     tree=dataclasses.replace(tree.chain(2), form=tree.Form.MASKED),
-    siblings=siblings.IID,
-    tokens=jnp.array([[0, 1, 2]]),
+    siblings=siblings.IID, tokens=jnp.array([[0, 1, 2]]),
     log_probs=jnp.stack([point, point, jnp.full(3, jnp.nan)])[None],
     parents=jnp.array([[-1, 0, -1]]),
-  )
+  )  # fmt: skip
   actual = rules.get(name).verify(draft, draft.topology(), law)
   np.testing.assert_array_equal(actual.node_probs, [[0, 1, 0]])
   np.testing.assert_allclose(actual.total_variation[0], distances, atol=1e-6)
