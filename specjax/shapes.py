@@ -20,11 +20,13 @@ class Shape:
     make: the tree of a depth.
     depth: its own depth, if fixed.
     dynamic: whether the drafter chooses the nodes, as EAGLE-2 does.
+    families: whether it chooses all children of a node together.
   """
 
   make: Callable[[int], Tree]
   depth: int | None = None
   dynamic: bool = False
+  families: bool = False
 
 
 def fixed(tree: Tree) -> Shape:
@@ -52,10 +54,12 @@ def parents(*nodes: int) -> Shape:
   return fixed(Tree(nodes))
 
 
-def dynamic(nodes: int, *, top_k: int = 10) -> Shape:
-  """The likeliest nodes, in a tree as deep as `tokens` (EAGLE-2)."""
+def dynamic(nodes: int, *, top_k: int = 10, families: bool = False) -> Shape:
+  """The likeliest nodes (EAGLE-2) or families (JetSpec), `tokens` deep."""
   return Shape(
-    make=lambda tokens: tree_lib.bound(nodes, tokens, top_k), dynamic=True
+    make=lambda tokens: tree_lib.bound(nodes, tokens, top_k),
+    dynamic=True,
+    families=families,
   )
 
 

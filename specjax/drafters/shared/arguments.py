@@ -23,12 +23,14 @@ class Drawing:
     siblings: how the children of a node are drawn.
     vocab_size: V, the number of real tokens.
     policy: ends a chain early; None: nothing does.
+    families: whether a dynamic tree has all children of a node or none.
   """
 
   tree: Tree
   siblings: Siblings
   vocab_size: int
   policy: Policy | None = None
+  families: bool = False
 
 
 def drawing(
@@ -68,6 +70,12 @@ def drawing(
     )
   if isinstance(tree, Shape) and tree.dynamic and not dynamic:
     raise ValueError("a dynamic tree is of a head on the target's features")
+  families = isinstance(tree, Shape) and tree.families
+  if families and not deterministic:
+    raise ValueError(
+      "families=True is for heads whose distributions are the same at all "
+      "nodes of a depth (medusa, dflash, p_eagle)"
+    )
   shape = shapes.fixed(tree) if isinstance(tree, Tree) else tree
   if shape is None:
     form = chain(tokens or default)
@@ -87,8 +95,9 @@ def drawing(
   if policy is not None:
     chains.check(form, siblings, policy)
   return Drawing(
-    tree=form, siblings=siblings, vocab_size=vocab_size, policy=policy
-  )
+    tree=form, siblings=siblings, vocab_size=vocab_size, policy=policy,
+    families=families,
+  )  # fmt: skip
 
 
 def _check_tree(

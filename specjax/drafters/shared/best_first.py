@@ -50,15 +50,10 @@ def draft_tree(
     The draft, a parent before its child where both have the same probability,
     and what `feed` carried last. Logits that are NaN are of no token.
   """
-  tree, vocab_size = drawing.tree, drawing.vocab_size
-  rows, children = len(context.length), drawing.tree.max_children
+  tree, rows = drawing.tree, len(context.length)
+  children = tree.max_children
 
-  def likeliest(logits):  # [B, W, V'] -> two of [B, W, C]
-    logits = logits[..., :vocab_size].astype(jnp.float32)
-    law = jax.nn.log_softmax(logits, axis=-1)
-    return jax.lax.top_k(jnp.where(jnp.isnan(law), -jnp.inf, law), children)
-
-  scores, words = (x[:, 0] for x in likeliest(root_logits[:, None]))
+  scores, words = (x[:, 0] for x in _likeliest(root_logits[:, None], drawing))
   parents = jnp.zeros(words.shape, jnp.int32)  # among those that were fed
   every = [(words, jnp.full(words.shape, -1), scores)]
   first = 0  # of this depth's nodes, among all
@@ -68,7 +63,7 @@ def draft_tree(
       _, kept = jax.lax.top_k(scores, width)
     take = lambda x: jnp.take_along_axis(x, kept, axis=1)  # noqa: B023
     logits, carry = feed(carry, depth, take(words), take(parents))
-    more, next_words = likeliest(logits)  # [B, W, C]
+    more, next_words = _likeliest(logits, drawing)  # [B, W, C]
     above = jnp.repeat(first + kept, children, axis=1)
     first += words.shape[1]
     scores = (take(scores)[..., None] + more).reshape(rows, -1)
@@ -89,6 +84,50 @@ def draft_tree(
     parents=jnp.pad(parents, ((0, 0), (1, 0)), constant_values=-1),
   )
   return draft, carry
+
+
+def draft_families(logits: Array, context: Context, drawing: Drawing) -> Draft:
+  """Gives the likeliest node all its C continuations, until there are N.
+
+  JetSpec's tree (2026), of distributions that are the same at all nodes of a
+  depth. At equal N its nodes are less likely than those of `draft_tree`.
+
+  Args:
+    logits: `f32[B, K, V']`, of K depths.
+    context, drawing: as of `draft_tree`.
+  """
+  tree, rows = drawing.tree, np.arange(len(context.length))
+  more, words = _likeliest(logits, drawing)  # [B, K, C]
+  count, size = tree.max_children, tree.num_nodes
+  zeros = jnp.zeros((len(rows), size + count), jnp.int32)
+  depths, tokens, parents = zeros, zeros.at[:, :1].set(context.root), zeros - 1
+  scores = jnp.full(zeros.shape, -jnp.inf).at[:, 0].set(0)
+  waits = zeros > -1
+  for first in range(1, size, count):
+    able = waits & (depths < tree.max_depth) & (np.arange(size + count) < first)
+    floor = jnp.maximum(scores, jnp.finfo(scores.dtype).min)
+    node = jnp.argmax(jnp.where(able, floor, -jnp.inf), axis=1)
+    waits = waits.at[rows, node].set(False)
+    above, last = depths[rows, node], slice(first, first + count)
+    depths = depths.at[:, last].set(above[:, None] + 1)
+    tokens = tokens.at[:, last].set(words[rows, above])
+    parents = parents.at[:, last].set(node[:, None].astype(jnp.int32))
+    scores = scores.at[:, last].set(
+      scores[rows, node][:, None] + more[rows, above]
+    )
+  parents = jnp.where(scores > -jnp.inf, parents, -1)
+  return Draft(
+    tree=tree, siblings=GIVEN, tokens=tokens[:, :size], log_probs=None,
+    parents=parents[:, :size],
+  )  # fmt: skip
+
+
+def _likeliest(logits: Array, drawing: Drawing) -> tuple[Array, Array]:
+  """The C largest log-probabilities, `[B, W, V'] -> [B, W, C]`, and tokens."""
+  logits = logits[..., : drawing.vocab_size].astype(jnp.float32)
+  law = jax.nn.log_softmax(logits, axis=-1)
+  law = jnp.where(jnp.isnan(law), -jnp.inf, law)
+  return jax.lax.top_k(law, drawing.tree.max_children)
 
 
 def check(drawing: Drawing, *, width: int) -> None:

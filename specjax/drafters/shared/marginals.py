@@ -9,7 +9,7 @@ above it. That makes a draft in three ways:
 - A deterministic tree of static form: child r of a node is the token of rank r
   in the distribution of its depth (Medusa's Cartesian trees).
 - The deterministic tree of the N likeliest paths of the product distribution,
-  found anew in every round (`best_first`).
+  found anew in every round, or JetSpec's of whole families (`best_first`).
 
 No token of a deterministic tree is drawn: `match` is the rule that fits, and
 the best that there is for such a tree.
@@ -50,6 +50,8 @@ def draft(logits: Array, context: Context, drawing: Drawing) -> Draft:
     drawing: as `check` was given it.
   """
   everywhere = lambda depth, tokens: _everywhere(logits, depth, tokens)
+  if drawing.families:
+    return best_first.draft_families(logits, context, drawing)
   if drawing.tree.form is Form.FREE:
     # No more than N nodes of a depth can be among the best N of all.
     drafts, _ = best_first.draft_tree(

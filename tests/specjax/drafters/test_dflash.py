@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import heapq
 
 import decoding
 import jax
@@ -13,6 +14,7 @@ import toys
 from decoding import TARGET, VOCAB
 
 import specjax
+from specjax import shapes
 from specjax.drafters import dflash
 from specjax.tree import Tree, bound, chain
 
@@ -110,6 +112,28 @@ def test_the_best_tree_is_that_of_the_product_of_the_laws():
         along = along[1 : int(topology.depth[row, node]) + 1]
         results.add(tuple(np.asarray(draft.tokens)[row, along].tolist()))
       assert results == set(wanted)
+
+
+@pytest.mark.parametrize("size", [8, 11])
+def test_families_are_added_to_the_likeliest_node(size):
+  """As from a heap, by a reference in Python; the last one is cut short."""
+  count, depth = 3, 3
+  shape = shapes.dynamic(size, top_k=count, families=True)
+  drafter = dflash(HEAD, tokens=depth, tree=shape, vocab_size=VOCAB)
+  for state, draft in rounds(drafter, "match", 2):
+    for row in np.flatnonzero(~np.asarray(state.done)):
+      law = np.asarray(jax.nn.log_softmax(expected_logits(state, row)))
+      heap, nodes = [(0.0, 0, 0)], []  # less the score, the node, its depth
+      while len(nodes) < size:
+        score, node, level = heapq.heappop(heap)
+        if level == depth:
+          continue
+        for token in np.argsort(-law[level], kind="stable")[:count]:
+          nodes.append((node, int(token)))
+          child = (score - law[level, token], len(nodes), level + 1)
+          heapq.heappush(heap, child)
+      assert draft.parents[row, 1:].tolist() == [p for p, _ in nodes[:size]]
+      assert draft.tokens[row, 1:].tolist() == [t for _, t in nodes[:size]]
 
 
 @pytest.mark.parametrize(

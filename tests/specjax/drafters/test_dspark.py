@@ -13,6 +13,7 @@ import toys
 from decoding import TARGET, VOCAB
 
 import specjax
+from specjax import shapes
 from specjax.drafters import dspark
 from specjax.tree import Form, Tree, bound, chain
 
@@ -134,6 +135,10 @@ def test_to_end_by_the_drawn_tokens_probability_is_lossy():
   ("drafter", "message"),
   [
     (lambda: dspark(HEAD, tree=chain(4)), "predicts 3 tokens ahead"),
+    (
+      lambda: dspark(HEAD, tree=shapes.dynamic(6, families=True)),
+      "the same at all nodes of a depth",
+    ),
     (lambda: dspark(HEAD, tokens=2, threshold=2), r"threshold must be in"),
     (
       lambda: dspark(

@@ -7,6 +7,7 @@ import numpy as np
 import toys
 
 from specjax import drafters
+from specjax.shapes import dynamic
 from specjax.siblings import WITHOUT_REPLACEMENT
 from specjax.tree import Tree, bound, chain, delayed, paths
 from specjax.types import Drafter, MarginalModel
@@ -54,6 +55,7 @@ def make(name: str, vocab_size: int) -> Drafter:
     "certain chain": dict(tree=chain(2), siblings="given"),
     "certain tree": dict(tree=TREE, siblings="given"),
     "best tree": dict(tree=bound(4, 2, 2), siblings="given"),
+    "families": dict(tokens=3, tree=dynamic(7, top_k=2, families=True)),
     "dynamic tree": dict(tree=bound(4, 2, 2)),
     "cut chain": dict(tree=chain(2), threshold=0.5),
     "cut tree": dict(tree=TREE, threshold=0.5),
@@ -117,6 +119,7 @@ RULES = {
   "dflash, distinct": _DISTINCT,
   "dflash, certain chain": _CERTAIN,
   "dflash, best tree": _CERTAIN,
+  "dflash, families": _CERTAIN,
   "dflash2, drawn chain": _CHAIN,
   "dflash2, drawn tree": _TREE,
   "dflash2, drawn paths": _PATHS,
