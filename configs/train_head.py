@@ -50,9 +50,9 @@ def get_config(arg: str = "eagle3") -> ml_collections.ConfigDict:
   head.depth = 4
   head.depth_decay = 0.8
   blocks = arg in ("dflash", "dspark")
-  if arg in ("eagle3", "medusa") or blocks:
+  if arg == "eagle3" or blocks:
     # Size of its vocabulary, the most frequent tokens of the training data; 0
-    # for the target's, as DFlash's and Medusa's authors have it.
+    # for the target's, as DFlash's authors have it.
     head.draft_vocab_size = 0
   if arg == "eagle3":
     # Layers whose inputs are fused; () for EAGLE-3's: 2, N / 2 and N - 3.

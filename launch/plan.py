@@ -39,7 +39,7 @@ from launch.assembly import files, registry
 from launch.assembly.drafting import Drafting
 from launch.assembly.registry import DRAFTERS
 from launch.planning import answer, program
-from models import head_shapes, meshes
+from models import checkpoints, head_shapes, meshes
 from models.formats import head_checkpoints, json_files
 from models.formats.huggingface import translate
 from models.head_shapes import KINDS, HeadShape
@@ -91,13 +91,10 @@ def shape(text: str) -> TransformerConfig | T5Config:
 
 def head(text: str, kind: str, target: TransformerConfig) -> HeadShape:
   """A target's draft head of a kind, likewise."""
-  about = head_checkpoints.Target(
-    num_layers=target.num_layers,
-    embed_dim=target.embed_dim,
-    vocab_size=target.vocab_size,
-  )
   settings = _settings(text, shapes.HEADS)
-  head_shape = head_checkpoints.shape(settings, about, kind=kind)
+  head_shape = head_checkpoints.shape(
+    settings, checkpoints.about(target), kind=kind
+  )
   if head_shape.config.kind != kind:
     raise cli.UserError(
       f"--drafter={kind}, and {text} is {head_shape.config.kind!r}"

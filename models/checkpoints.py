@@ -254,10 +254,10 @@ def load_head(
   tables = frame["embed"], frame["embed" if tied else "lm_head"]
   embedding = tables[0]["embedding"].get_value()
   output = embedding if tied else tables[1]["weight"].get_value()
-  about = _about(target.config, embedding=embedding, output=output)
+  described = about(target.config, embedding=embedding, output=output)
   place = None if mesh is None else Place(mesh=mesh, sharding=sharding)
   head = head_checkpoints.load(
-    path, about, dtype=dtype, place=place, of_target=of_target
+    path, described, dtype=dtype, place=place, of_target=of_target
   )
   if weights is not None:
     quantized.quantize_module(head.module, weights)
@@ -270,12 +270,12 @@ def read_head(path: str, target: str) -> HeadShape:
   If both paths are equal it is the target's own MTP head.
   """
   path, target = hub.local(path), hub.local(target)
-  about = _about(read_config(target))
-  return head_checkpoints.describe(path, about, of_target=path == target)
+  described = about(read_config(target))
+  return head_checkpoints.describe(path, described, of_target=path == target)
 
 
-def _about(config: TransformerConfig, **tables) -> Target:
-  """The description of a target, with its tables if given."""
+def about(config: TransformerConfig, **tables) -> Target:
+  """The description of a target for its heads, with its tables if given."""
   return Target(
     num_layers=config.num_layers, embed_dim=config.embed_dim,
     vocab_size=config.vocab_size, config=config, **tables,
@@ -289,7 +289,7 @@ def load_module(path: str, *, dtype=jnp.float32) -> Transformer:
     raise ValueError(
       f"{path} is an encoder-decoder, and a decoder-only model is needed here"
     )
-  return _reader(path).load(path, dtype=dtype)
+  return loading.load(_reader(path).source(path), dtype=dtype)
 
 
 def read_config(path: str) -> TransformerConfig | T5Config:

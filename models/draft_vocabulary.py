@@ -1,8 +1,7 @@
 """Draft vocabularies: the tokens of a head, where fewer than the target's.
 
 Files name them twice: `d2t` holds for each of them how far its id lies above
-its place, and `t2d` marks them among all. vLLM's Medusa has `token_map` for
-both, the ids themselves.
+its place, and `t2d` marks them among all.
 """
 
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from jax import Array
 
 from models.formats.weights import CheckpointError, Tensor
 
-NAMES = frozenset({"d2t", "t2d", "token_map"})
+NAMES = frozenset({"d2t", "t2d"})
 
 
 def spread(logits: Array, ids: Array, vocab_size: int) -> Array:
@@ -59,22 +58,16 @@ def read(
     CheckpointError: if there is no list of W of them.
     ValueError: if it does not name tokens of rising ids, or `t2d` others.
   """
-  name = "token_map" if "token_map" in tensors else "d2t"
-  given = tensors.get(name)
+  given = tensors.get("d2t")
   if given is None or given.shape != (size,):
-    raise CheckpointError(
-      f"missing: d2t or token_map, which token each of {size} is"
-    )
-  ids = np.asarray(given.read(())).astype(np.int64)
-  rising = np.sort(ids)
-  if name == "d2t":
-    rising = ids = ids + np.arange(size)
-  if (np.diff(rising) <= 0).any() or ids.min() < 0 or ids.max() >= vocab_size:
+    raise CheckpointError(f"missing: d2t, which token each of {size} is")
+  ids = np.asarray(given.read(())).astype(np.int64) + np.arange(size)
+  if (np.diff(ids) <= 0).any() or ids.min() < 0 or ids.max() >= vocab_size:
     raise ValueError(
-      f"{name} must give {size} ids below {vocab_size}, each once, d2t rising "
-      "ones (are they ids already?)"
+      f"d2t must give {size} rising ids below {vocab_size} (are they ids "
+      "already?)"
     )
-  if name == "d2t" and "t2d" in tensors:
+  if "t2d" in tensors:
     marked = np.flatnonzero(np.asarray(tensors["t2d"].read(())))
     if not np.array_equal(marked, ids):
       raise ValueError("t2d does not mark the tokens that d2t names")

@@ -149,22 +149,17 @@ def medusa(
   target: Transformer,
   *,
   num_heads: int,
-  draft_vocab: np.ndarray | None = None,
   rngs: nnx.Rngs,
 ) -> Medusa:
-  """Medusa's heads: each is the target's own output at first.
-
-  `draft_vocab` are ids of the tokens that they can draft, rising; None for all.
-  """
+  """Medusa's heads: each is the target's own output at first."""
   config = MedusaConfig(
     num_heads=num_heads,
     num_layers=1,
     embed_dim=target.config.embed_dim,
     vocab_size=target.config.vocab_size,
-    draft_vocab_size=None if draft_vocab is None else len(draft_vocab),
   )
   module = Medusa(config, dtype=target.dtype, rngs=rngs)
-  rows = _rows(module, target, draft_vocab)
+  rows = output_rows(target)
   for head in module.heads:
     head.lm_head.weight[...] = rows
   return module
@@ -372,16 +367,11 @@ def _copy_norms(module, target: Transformer) -> None:
   module.final_norm.scale[...] = _scale(target.final_norm)
 
 
-def _rows(module, target: Transformer, draft_vocab) -> Array:
-  """The output rows of the tokens that a head can draft, which it notes."""
-  rows = output_rows(target)
-  if draft_vocab is None:
-    return rows
-  module.target_ids = nnx.Variable(jnp.asarray(draft_vocab, jnp.int32))
-  return rows[draft_vocab]
-
-
 def _copy_ends(module, target: Transformer, draft_vocab=None) -> None:
-  """Copies output projection and embeddings."""
-  module.lm_head.weight[...] = _rows(module, target, draft_vocab)
+  """Copies output projection, of the tokens it can draft, and embeddings."""
+  rows = output_rows(target)
+  if draft_vocab is not None:
+    module.target_ids = nnx.Variable(jnp.asarray(draft_vocab, jnp.int32))
+    rows = rows[draft_vocab]
+  module.lm_head.weight[...] = rows
   module.embed.embedding[...] = target.embed.embedding[...]

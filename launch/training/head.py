@@ -26,7 +26,6 @@ from launch.training.model import check_contexts, completer
 from launch.training.step import Task, say
 from models import checkpoints, head_shapes, head_starts
 from models.formats import head_saving
-from models.head_shapes import Target
 from models.networks.dflash import Parallel
 from models.networks.dspark import DSpark
 from models.networks.transformer import Features, Transformer, as_language_model
@@ -123,7 +122,11 @@ def task(config, mesh: Mesh, folder: pathlib.Path) -> Task:
       head_saving.save,
       features=layers,
       dtype=jnp.dtype(config.export_dtype),
-      target=_about(target),
+      target=checkpoints.about(
+        target.config,
+        embedding=target.embed.embedding[...],
+        output=head_starts.output_rows(target),
+      ),
       # A folder is found from wherever the head is read.
       verifier=features.whole(config.target),
     ),
@@ -212,9 +215,7 @@ def _of_the_target(
         target, layers=layers, draft_vocab=ids, mlp_dim=head.mlp_dim, rngs=rngs
       )
     case "medusa":
-      return head_starts.medusa(
-        target, num_heads=head.depth, draft_vocab=ids, rngs=rngs
-      )
+      return head_starts.medusa(target, num_heads=head.depth, rngs=rngs)
   more: dict = {
     "block_size": head.depth + 1,
     "causal": head.get("causal", False),
@@ -245,15 +246,3 @@ def _report(sums) -> dict[str, float]:
     if quantity != "tokens":
       record[f"validation_{quantity}_{depth}"] = total / sums[f"tokens_{depth}"]
   return record
-
-
-def _about(target: Transformer) -> Target:
-  """The target's sizes and the arrays that a head borrows."""
-  c = target.config
-  return Target(
-    num_layers=c.num_layers,
-    embed_dim=c.embed_dim,
-    vocab_size=c.vocab_size,
-    embedding=target.embed.embedding[...],
-    output=head_starts.output_rows(target),
-  )

@@ -306,20 +306,12 @@ def settings(
     or layers.attention.qk_norm
     or layers.has_windows
     or any(switches.values())
-    or config.mask_token is not None
   ):
-    speculators = both | switches | {
+    return both | switches | {
       "architectures": ["Eagle3Speculator"],
       "speculators_model_type": "eagle3",
       NESTED: layers_json(layers, dtype),
     }  # fmt: skip
-    if config.mask_token is None:
-      return speculators
-    return speculators | {
-      "architectures": ["PEagleSpeculator"],
-      "speculators_model_type": "peagle",
-      "mask_token_id": config.mask_token,
-    }
   # vLLM looks at the top first and numbers layers by what they read, SGLang
   # and SpecForge look within and number them by what they give.
   return layers_json(layers, dtype) | both | {

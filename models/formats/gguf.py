@@ -15,17 +15,15 @@ import re
 from typing import Any
 
 import gguf
-import jax.numpy as jnp
 import numpy as np
 
-from models.formats import gguf_file, gguf_tokenizer, loading, quantized_files
+from models.formats import gguf_file, gguf_tokenizer, quantized_files
 from models.formats.families import FAMILIES
 from models.formats.families.family import Gguf, Settings, Table, Tensors
 from models.formats.gguf_file import Header
 from models.formats.huggingface_config import config_from_json
 from models.formats.weights import Source, Tensor
 from models.networks.layers import TransformerConfig
-from models.networks.transformer import Transformer
 
 KINDS = (
   "F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K",
@@ -58,18 +56,13 @@ _DIVISORS = "rope_freqs.weight"  # of rotary frequencies
 _NAME = re.compile(r"(?:blk\.(\d{1,9})\.)?(.+)\.(weight|bias|scale)")
 
 
-def load(path: str, *, dtype=jnp.float32) -> Transformer:
-  """Reads a file's model to one device; as `models.formats.loading.load`.
+def read_config(path: str) -> TransformerConfig:
+  """The configuration of a file's model.
 
   Raises:
     FileNotFoundError: if there is no such file.
     ValueError: if it cannot be read, or the model is not supported.
   """
-  return loading.load(source(path), dtype=dtype)
-
-
-def read_config(path: str) -> TransformerConfig:
-  """The configuration of a file's model; raises as `load`."""
   return _configuration(gguf_file.read_header(path))[0]
 
 
@@ -158,7 +151,7 @@ def _check_rest(
 
 
 def source(path: str) -> Source:
-  """Opens a file's model; raises as `load`."""
+  """Opens a file's model; raises as `read_config`."""
   header = gguf_file.read_header(path)
   config, family = _configuration(header)
   (_, how), theirs = _family(header), FAMILIES[family]

@@ -37,7 +37,6 @@ _SPECULATED = 3  # tokens that EAGLE-3's and MTP's files propose to a server
 _FORMATS: dict[str, Any] = {
   "eagle": eagle_format,
   "eagle3": eagle_format,
-  "p_eagle": eagle_format,
   "medusa": medusa_format,
   "dflash": dflash_format,
   "dflash2": dflash_format,
@@ -111,10 +110,7 @@ def save(
   tensors |= _missing_biases(config, tensors)
   if config.draft_vocab_size is not None:
     ids = np.asarray(module.target_ids[...])  # type: ignore[union-attr]
-    if config.kind == "medusa":
-      tensors["token_map"] = ids.astype(np.int64)
-    else:
-      tensors |= draft_vocabulary.tensors_of(ids, config.layers.vocab_size)
+    tensors |= draft_vocabulary.tensors_of(ids, config.layers.vocab_size)
   safetensors_file.save(directory, settings, tensors, dtype=dtype)
 
 

@@ -56,7 +56,8 @@ def shape(
     config = {k: v for k, v in config.items() if k.startswith("medusa")}
   json_files.refuse_unknown(config, _OF_MEDUSA)
   for name, expected in (
-    ("hidden_size", target.embed_dim), ("vocab_size", target.vocab_size)
+    ("hidden_size", target.embed_dim), ("vocab_size", target.vocab_size),
+    ("truncated_vocab_size", target.vocab_size),
   ):  # fmt: skip
     if config.get(name, expected) != expected:
       raise ValueError(
@@ -76,14 +77,12 @@ def shape(
     blocks = [name for name in tensors if name.startswith("blocks.0.")]
     layers = sum(name.endswith(".weight") for name in blocks)
     bias = len(blocks) > layers or not blocks
-  words = get(config, "truncated_vocab_size", int, target.vocab_size)
   made = MedusaConfig(
     num_heads=count,
     num_layers=layers,
     embed_dim=target.embed_dim,
     vocab_size=target.vocab_size,
     bias=bias,
-    draft_vocab_size=None if words == target.vocab_size else words,
   )
   return HeadShape(config=made, features=(FINAL,))
 
@@ -110,7 +109,7 @@ def settings(config: Any, features: Features, dtype: str) -> dict[str, Any]:
     "model_type": "medusa",
     "num_heads": config.num_heads,
     "num_hidden_layers": config.num_layers,
-    "truncated_vocab_size": config.draft_vocab_size or config.vocab_size,
+    "truncated_vocab_size": config.vocab_size,
     "medusa_fc_bias": config.bias,
     "dtype": dtype,
     "torch_dtype": dtype,

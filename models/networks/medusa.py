@@ -12,8 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from models import draft_vocabulary
-from models.networks.heads import HeadConfig, first_ids
+from models.networks.heads import HeadConfig
 from models.networks.layers import Linear
 from models.networks.params import split
 from models.sharding import Sharding, constrain
@@ -31,7 +30,6 @@ class MedusaConfig(HeadConfig):
     vocab_size: V.
     num_layers: residual blocks of each.
     bias: whether blocks have one.
-    draft_vocab_size: tokens that they can say; None for all V.
   """
 
   num_heads: int
@@ -39,7 +37,6 @@ class MedusaConfig(HeadConfig):
   vocab_size: int
   num_layers: int
   bias: bool = True
-  draft_vocab_size: int | None = None
 
   kind = "medusa"
   shared = frozenset()
@@ -56,7 +53,7 @@ class MedusaConfig(HeadConfig):
 
   def even_sizes(self) -> tuple[int, ...]:
     """Sizes that must be multiples of the number of devices."""
-    return (self.embed_dim, self.draft_vocab_size or self.vocab_size)
+    return (self.embed_dim, self.vocab_size)
 
 
 class MedusaHead(nnx.Module):
@@ -66,11 +63,10 @@ class MedusaHead(nnx.Module):
     c, size = config, config.embed_dim
     block = lambda: Linear(size, size, c.bias, dtype, rngs, std=0)
     self.blocks = nnx.List([block() for _ in range(c.num_layers)])
-    words = c.draft_vocab_size or c.vocab_size
-    self.lm_head = Linear(size, words, False, dtype, rngs)
+    self.lm_head = Linear(size, c.vocab_size, False, dtype, rngs)
 
   def __call__(self, x: Array) -> Array:
-    """`[..., D] -> [..., W]`, of the tokens that it can say."""
+    """`[..., D] -> [..., V]`."""
     for block in self.blocks:
       x = x + jax.nn.silu(block(x))
     return self.lm_head(x)
@@ -87,11 +83,9 @@ class Medusa(nnx.Module):
     self.heads = nnx.List(
       [MedusaHead(config, dtype, rngs=rngs) for _ in range(config.num_heads)]
     )
-    if config.draft_vocab_size is not None:
-      self.target_ids = first_ids(config.draft_vocab_size)
 
   def __call__(self, x: Array) -> Array:
-    """`[..., D] -> f32[..., K, W]`, logits of each depth."""
+    """`[..., D] -> f32[..., K, V]`, logits of each depth."""
     logits = [head(x.astype(self.dtype)) for head in self.heads]
     return jnp.stack(logits, axis=-2).astype(jnp.float32)
 
@@ -110,12 +104,7 @@ def as_marginals(module: Medusa, *, sharding: Sharding | None = None):
 
   def marginals(params, features):
     features = constrain(features, "act_btd", sharding=sharding)
-    merged = merge(params)
-    logits = merged(features)
-    if merged.config.draft_vocab_size:
-      logits = draft_vocabulary.spread(
-        logits, merged.target_ids[...], merged.config.vocab_size
-      )
+    logits = merge(params)(features)
     return constrain(logits, "logits_btv", sharding=sharding)
 
   c = module.config

@@ -131,7 +131,7 @@ def test_logits_are_those_of_transformers(written, name):
   if FAMILIES[name][2]:
     model = references.read_gguf(path)
   expected = references.logits(model, TOKENS)
-  actual = references.module_logits(gguf.load(str(path)))
+  actual = references.module_logits(checkpoints.load_module(str(path)))
   error = references.relative_error(actual, expected)
   # Gemma 4, read of either format, rounds farther apart in float32.
   assert error < (2e-4 if name == "gemma4" else 2e-5)
@@ -260,14 +260,14 @@ def test_what_is_not_understood_is_refused(
   model = written("llama")[1]
   path = ggufs.write(tmp_path / "x.gguf", model, metadata=[metadata])
   with pytest.raises(ValueError, match=expected):
-    gguf.load(str(path))
+    checkpoints.load_module(str(path))
 
 
 def test_a_file_that_is_cut_is_named(written, tmp_path):
   torn = tmp_path / "torn.gguf"
   torn.write_bytes(written("llama")[0].read_bytes()[:400])
   with pytest.raises(ValueError, match=r"torn\.gguf as GGUF: .*\Z"):
-    gguf.load(str(torn))
+    checkpoints.load_module(str(torn))
 
 
 @pytest.mark.parametrize("name", ["llama-scaled", "gemma2", "qwen2-moe"])

@@ -25,7 +25,6 @@ from models.formats.head_checkpoints import Target
 from models.networks.description import llama_config
 from models.networks.dflash import ParallelConfig
 from models.networks.eagle import EagleConfig
-from models.networks.medusa import MedusaConfig
 from models.networks.mtp import MtpConfig
 from models.networks.transformer import FINAL, Transformer
 
@@ -77,9 +76,6 @@ CONFIGS = {
   "mtp, qwen's": MtpConfig(
     layers=layers(num_layers=1, qk_norm="head")
   ),
-  "medusa, few words": MedusaConfig(
-    num_heads=2, num_layers=1, embed_dim=8, vocab_size=V, draft_vocab_size=5
-  ),
 }  # fmt: skip
 BIASED = {
   "eagle, qwen2's": EagleConfig(
@@ -120,18 +116,6 @@ def first_of(name, **more):
   return layer_of(name, read=16, **more) | norms
 
 
-def medusa_of(words):
-  return {
-    name: shape
-    for h in range(2)
-    for name, shape in (
-      (f"blocks.{h}.layers.0.weight", (8, 8)),
-      (f"blocks.{h}.layers.0.bias", (8,)),
-      (f"lm_heads.{h}.weight", (words, 8)),
-    )
-  }
-
-
 FEW = {"d2t": (5,), "t2d": (V,), "lm_head.weight": (5, 8)}
 FC3 = {"fc.weight": (8, 24), "norm.weight": (8,)}
 WHOLE = FC3 | {"lm_head.weight": (V, 8), "embed_tokens.weight": (V, 8)}
@@ -162,8 +146,15 @@ ASKED = {
   "eagle3, qwen's": WHOLE | first_of("layers.0", qk_norm=True),
   "mtp": MTP | layer_of("mtp_layers.0"),
   "mtp, qwen's": MTP | layer_of("mtp_layers.0", qk_norm=True),
-  "medusa": medusa_of(V),
-  "medusa, few words": medusa_of(5) | {"token_map": (5,)},
+  "medusa": {
+    name: shape
+    for h in range(2)
+    for name, shape in (
+      (f"blocks.{h}.layers.0.weight", (8, 8)),
+      (f"blocks.{h}.layers.0.bias", (8,)),
+      (f"lm_heads.{h}.weight", (V, 8)),
+    )
+  },
   "dflash": DFLASH,
   "dflash, few words": DFLASH | FEW,
   "dflash, slides": DFLASH,
@@ -279,9 +270,9 @@ SAID = {
       IDS_READ: [-1, 0, 2], "use_aux_hidden_state": True
     },
   },
-  "medusa, few words": dict(
+  "medusa": dict(
     architectures=["MedusaModel"], model_type="medusa", num_heads=2,
-    num_hidden_layers=1, hidden_size=8, vocab_size=V, truncated_vocab_size=5,
+    num_hidden_layers=1, hidden_size=8, vocab_size=V, truncated_vocab_size=V,
     medusa_fc_bias=True, dtype="float16", torch_dtype="float16",
   ),
   "dflash": dict(
