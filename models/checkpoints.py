@@ -282,14 +282,18 @@ def about(config: TransformerConfig, **tables) -> Target:
   )  # fmt: skip
 
 
-def load_module(path: str, *, dtype=jnp.float32) -> Transformer:
-  """Reads a decoder-only model to one device, as a module; raises as `load`."""
+def load_module(path: str) -> Transformer:
+  """Reads a decoder-only model to one device, as a module, in float32.
+
+  Raises:
+    FileNotFoundError, ValueError: as `load`.
+  """
   path = hub.local(path)
   if reads_inputs(path):
     raise ValueError(
       f"{path} is an encoder-decoder, and a decoder-only model is needed here"
     )
-  return loading.load(_reader(path).source(path), dtype=dtype)
+  return loading.load(_reader(path).source(path))
 
 
 def read_config(path: str) -> TransformerConfig | T5Config:

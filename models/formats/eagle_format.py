@@ -30,8 +30,6 @@ _OF_EAGLE3 = frozenset(
 )
 _NATIVE = frozenset({"eagle_config", "use_aux_norm", "num_aux_hidden_states"})
 _MASKS = ("mask_token_id", "pard_token", "ptd_token_id")
-# Variants that are not read, which files may say that they are not.
-_VARIANTS = ("add_para_norm", "layernorms", "truncated_vocab_size")
 # What NVIDIA's `eagle_config` says besides, and must say.
 _OF_EAGLE_CONFIG = {
   "use_aux_hidden_state": True,
@@ -66,17 +64,12 @@ def shape(
   Raises:
     ValueError: for switches that are not known, or another target.
   """
-  if config.get("model_type") == "eagle" and "model" in config:
-    # vLLM's nesting of EAGLE-1's
-    inner, beside = config["model"], {"model", "model_type"}
-    rest = {k: v for k, v in config.items() if v is not None}
-    config = {**inner, **{k: rest[k] for k in rest.keys() - beside}}
   kind = config.get("speculators_model_type")
   if kind not in (None, "eagle3", "peagle"):
     raise ValueError(f"speculators_model_type {kind!r} is not known")
   if kind is None:
-    known = {*OF_LAYERS, *_OF_EAGLE3, *_NATIVE, "bias", *_VARIANTS, *INERT}
-    known |= {*_MASKS, "dflash_config"}
+    known = {*OF_LAYERS, *_OF_EAGLE3, *_NATIVE, *_MASKS, *INERT}
+    known |= {"bias", "dflash_config"}
     json_files.refuse_unknown(config, known)
   third = kind is not None or (
     generation == 3
@@ -85,14 +78,11 @@ def shape(
   )
   layer = _layers(config, tensors, third)
   head_settings.refuse_other_target(layer, target, width=not third)
-  make = _third if third else _first
-  described, features = make(config, layer, target, tensors or {})
-  words = described.draft_vocab_size or layer.vocab_size
-  for name in _VARIANTS:
-    given = config.get(name)
-    if given and (name, given) != ("truncated_vocab_size", words):
-      raise ValueError(f"{name} is not supported, got {given!r:.80}")
-  return HeadShape(config=described, features=features)
+  if third:
+    return _third(config, layer, target, tensors or {})
+  # EAGLE-1 and 2: one layer over the target's final hidden state.
+  first = EagleConfig(layers=layer, fc_bias=get(config, "bias", bool, True))
+  return HeadShape(config=first, features=(FINAL,))
 
 
 def usual_layers(num_layers: int) -> tuple[int, ...]:
@@ -170,18 +160,9 @@ def _layers(
   return layer.with_attention(lambda a: dataclasses.replace(a, qkv_bias=bias))
 
 
-def _first(
-  config, layers, target: Target, tensors
-) -> tuple[EagleConfig, Features]:
-  """EAGLE-1 and 2: one layer over the target's final hidden state."""
-  del target, tensors
-  bias = get(config, "bias", bool, True)
-  return EagleConfig(layers=layers, fc_bias=bias), (FINAL,)
-
-
 def _third(
   config, layers, target: Target, tensors: Mapping[str, Tensor]
-) -> tuple[EagleConfig, Features]:
+) -> HeadShape:
   """EAGLE-3 and its descendants."""
   nested = config.get("eagle_config") or {}
   known = {_FUSED, "layer_ids", "norm_before_fc", *_OF_EAGLE_CONFIG}
@@ -221,7 +202,7 @@ def _third(
     mask_token=mask,
     **switches,
   )
-  return head, read
+  return HeadShape(config=head, features=read)
 
 
 def _mask_token(config, tensors: Mapping[str, Tensor]) -> int | None:

@@ -162,13 +162,6 @@ FORMATS = {
       **{f"fc_norm.{i}.weight": random(H) for i in range(2)}}),
     "p_eagle", (2, 6),
   ),
-  "eagle, vllm": (
-    {"model_type": "eagle", "model": LAYER_JSON, "truncated_vocab_size": V,
-     "architectures": ["EAGLEModel"]},
-    {**layer("layers.0", read=H), "fc.weight": random(H, 2 * H),
-     "fc.bias": random(H)},
-    "eagle", (FINAL,),
-  ),
   "eagle, tied": (  # its output projection is the target's none the less
     {**LAYER_JSON, "bias": False, "tie_word_embeddings": True,
      "model_type": "mistral", "sliding_window": 16},
