@@ -52,14 +52,14 @@ class Network:
   """A loaded model, on one device or over a mesh.
 
   Attributes:
-    config: its shapes and switches.
+    config: its configuration.
     params: its parameters.
-    module: the model on one device; None over a mesh.
-    dtype: of activations over a mesh.
-    sharding: the model's rules over a mesh.
+    module: the module on one device; None on a mesh.
+    dtype: of activations on a mesh.
+    sharding: its sharding rules on a mesh.
     weights: how its weights are quantized; None if they are not.
-    stored: type of keys and values in the cache; None for `dtype`.
-    note: how published quantized weights are stored, in words.
+    stored: dtype of the KV cache; None for `dtype`.
+    note: a message on how published quantized weights are stored.
   """
 
   config: TransformerConfig | T5Config
@@ -73,7 +73,7 @@ class Network:
 
   @classmethod
   def of_module(cls, module: Transformer | T5, **more) -> "Network":
-    """A model on one device; `more` are other attributes."""
+    """Wraps a module on one device; `more` sets other attributes."""
     library = t5 if isinstance(module, T5) else transformer
     params = library.as_language_model(module)[1]
     return cls(config=module.config, params=params, module=module, **more)
@@ -84,7 +84,7 @@ class Network:
     return isinstance(self.config, T5Config)
 
   def whole(self) -> LanguageModel:
-    """The model with all of its layers, without features."""
+    """The full model's pure functions, without features."""
     return self.functions()
 
   def functions(
@@ -102,7 +102,7 @@ class Network:
     if self.reads_inputs:
       if skipped != _NONE_SKIPPED or features:
         raise ValueError(
-          "an encoder-decoder drafts with no layers left out and has no heads"
+          "an encoder-decoder supports neither skipped layers nor draft heads"
         )
       module = self.module or t5.abstract(self.config, dtype=self.dtype)
       return t5.as_language_model(module, sharding=self.sharding)[0]
@@ -115,16 +115,16 @@ class Network:
     return transformer.as_language_model(self.module, **more)[0]
 
   def quantize(self, how: Quantization) -> "Network":
-    """The model with quantized weights, or fewer bits; shares all else.
+    """A copy with (further) quantized weights that shares everything else.
 
     Raises:
-      ValueError: if they have as few bits already.
+      ValueError: if the weights have as few bits already.
     """
     how = quantized.below(how, self.weights) if self.weights else how
     if self.module is None:
       params = stacked.quantize(self.params, self.config, how)
       return dataclasses.replace(self, params=params, weights=how)
-    copy = nnx.merge(*nnx.split(self.module))  # of the same arrays
+    copy = nnx.merge(*nnx.split(self.module))  # shares the arrays
     quantized.quantize_module(copy, how, again=True)
     return Network.of_module(copy, weights=how, stored=self.stored)
 
@@ -138,17 +138,17 @@ def load(
   stored: str | None = None,
   weights: Quantization | Literal["published"] | None = None,
 ) -> Network:
-  """Reads a model.
+  """Loads a model.
 
   Args:
-    path: its path.
+    path: a directory, a GGUF file or a name on the Hub.
     dtype: of parameters and activations.
     mesh: the devices, for a model with stacked layers; None for one device.
-    sharding: the model's rules on the mesh.
-    stored: type of keys and values in the cache, "int8" or "fp8"; None for
-      `dtype`.
-    weights: how its weights are stored: None for `dtype`, "published" as in the
-      files where these are quantized. Another format rounds the rest.
+    sharding: the model's sharding rules, required with a mesh.
+    stored: dtype of the KV cache, "int8" or "fp8"; None for `dtype`.
+    weights: how weights are stored. None dequantizes to `dtype`; "published"
+      keeps quantized weights as they are in the files; a `Quantization` keeps
+      those that match it and quantizes the rest.
 
   Raises:
     FileNotFoundError: if a file is missing.
@@ -160,7 +160,7 @@ def load(
   if isinstance(config, T5Config):
     if stored is not None or form is not None:
       raise ValueError(
-        "quantized weights and caches are of decoder-only models"
+        "quantized weights and KV caches need a decoder-only model"
       )
   source = _reader(path).source(path)
   kept, held, note = _kept(
@@ -173,7 +173,7 @@ def load(
         linear.turn(layer)
     return Network.of_module(module, weights=held, stored=stored, note=note)
   assert sharding is not None
-  # A scan over layers is for devices that loop themselves.
+  # Layers are scanned only on devices that run the loop themselves.
   apart = mesh.devices.flat[0].platform not in ("cpu", "tpu")
   sharding = dataclasses.replace(sharding, apart=apart)
   sharding = for_experts(config, sharding, num_parts(sharding, mesh))
@@ -193,11 +193,7 @@ def _kept(
   dtype,
   on_mesh: bool,
 ) -> tuple[Weights, Quantization | None, str]:
-  """Weights that are held as they are published, as is wanted.
-
-  With them how weights are quantized, and what becomes of those that are
-  published quantized, in words.
-  """
+  """Weights to keep as published, the resulting quantization, and a note."""
   kept: Weights = {}
   form = None if weights == "published" else weights
   if not source.published:
@@ -219,7 +215,7 @@ def _kept(
 
 
 def reads_inputs(path: str) -> bool:
-  """True if a path holds an encoder-decoder; raises as `load`."""
+  """True if the model at a path is an encoder-decoder; raises as `load`."""
   return isinstance(read_config(path), T5Config)
 
 
@@ -233,17 +229,19 @@ def load_head(
   of_target: bool = False,
   weights: Quantization | None = None,
 ) -> Head:
-  """Reads a draft head of a target.
+  """Loads a draft head for a target.
 
   Args:
     path: its directory.
     target: from `load`, on the same devices.
     dtype: of parameters and activations.
     mesh: the devices; None for one device.
-    sharding: the head's rules on the mesh.
-    of_target: whether it is the MTP head in the target's own directory, `path`.
-    weights: how its projections are quantized, the output projection too unless
-      it is the target's quantized one; None for `dtype`. Not with a mesh.
+    sharding: the head's sharding rules on the mesh.
+    of_target: whether `path` is the target's directory and the head its MTP
+      head.
+    weights: how to quantize its projections, including the output projection
+      unless it is the target's and quantized already; None for `dtype`.
+      Not supported on a mesh.
 
   Raises:
     FileNotFoundError, ValueError: as `models.formats.head_checkpoints.load`.
@@ -265,9 +263,9 @@ def load_head(
 
 
 def read_head(path: str, target: str) -> HeadShape:
-  """Shapes of a target's head, without its weights; raises as `load_head`.
+  """Reads the shapes of a head without its weights; raises as `load_head`.
 
-  If both paths are equal it is the target's own MTP head.
+  If both paths are equal, the head is the target's own MTP head.
   """
   path, target = hub.local(path), hub.local(target)
   described = about(read_config(target))
@@ -275,7 +273,7 @@ def read_head(path: str, target: str) -> HeadShape:
 
 
 def about(config: TransformerConfig, **tables) -> Target:
-  """The description of a target for its heads, with its tables if given."""
+  """Describes a target to its heads; `tables` are its embedding and output."""
   return Target(
     num_layers=config.num_layers, embed_dim=config.embed_dim,
     vocab_size=config.vocab_size, config=config, **tables,
@@ -283,27 +281,23 @@ def about(config: TransformerConfig, **tables) -> Target:
 
 
 def load_module(path: str) -> Transformer:
-  """Reads a decoder-only model to one device, as a module, in float32.
-
-  Raises:
-    FileNotFoundError, ValueError: as `load`.
-  """
+  """Loads a decoder-only module in float32; raises as `load`."""
   path = hub.local(path)
   if reads_inputs(path):
     raise ValueError(
-      f"{path} is an encoder-decoder, and a decoder-only model is needed here"
+      f"{path} is an encoder-decoder; a decoder-only model is needed here"
     )
   return loading.load(_reader(path).source(path))
 
 
 def read_config(path: str) -> TransformerConfig | T5Config:
-  """A model's configuration, without loading it; raises as `load`."""
+  """Reads a model's configuration without its weights; raises as `load`."""
   path = hub.local(path)
   return _reader(path).read_config(path)
 
 
 def load_tokenizer(path: str) -> Tokenizer:
-  """The tokenizer of a model; raises as `models.tokenizers.load`."""
+  """Loads a model's tokenizer; raises as `models.tokenizers.load`."""
   path = hub.local(path)
   if is_file(path):
     return gguf_tokenizer.load(path)
@@ -311,17 +305,17 @@ def load_tokenizer(path: str) -> Tokenizer:
 
 
 def is_file(path: str) -> bool:
-  """True for the path of a GGUF file, existing or not, and no directory."""
+  """True if a path is a file or ends in `.gguf` (and is not a directory)."""
   where = pathlib.Path(path)
   return where.is_file() or (where.suffix == ".gguf" and not where.is_dir())
 
 
 def eos_token_ids(path: str) -> tuple[int, ...]:
-  """Ids that end a text by the model's files, besides its tokenizer's."""
+  """End-of-text ids in the model's files, besides the tokenizer's."""
   path = hub.local(path)
   return _reader(path).eos_token_ids(path)
 
 
 def _reader(path: str):
-  """The module of `models.formats` that reads a path."""
+  """The reader module for a path."""
   return gguf if is_file(path) else huggingface

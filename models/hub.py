@@ -1,9 +1,9 @@
-"""Names on the Hugging Face Hub, resolved to files on this machine.
+"""Resolves names on the Hugging Face Hub to local files.
 
-`ORG/NAME` or `ORG/NAME@REVISION` is a repository, `ORG/NAME/FILE.gguf` one file
-of it. `huggingface_hub` downloads what is missing from its cache, with its own
-progress bar, token (`HF_TOKEN`), mirror (`HF_ENDPOINT`) and offline mode
-(`HF_HUB_OFFLINE=1`). An existing path wins.
+`ORG/NAME` or `ORG/NAME@REVISION` names a repository, `ORG/NAME/FILE.gguf` one
+file in it. `huggingface_hub` downloads files that are not in its cache; its
+token (`HF_TOKEN`), mirror (`HF_ENDPOINT`) and offline mode
+(`HF_HUB_OFFLINE=1`) apply. A path that exists takes precedence.
 """
 
 import functools
@@ -14,19 +14,18 @@ _NAME = re.compile(
   r"(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)(/(?P<file>[\w./-]+\.gguf))?"
   r"(@(?P<revision>[\w./-]+))?"
 )
-# What `models.formats` and `models.tokenizers` read of a folder.
+# Files that `models.formats` and `models.tokenizers` read.
 _READ = ["*.json", "*.jinja", "*.safetensors", "*.txt", "tokenizer.model"]
 _SAVED_BY_TORCH = ["*.bin", "*.pt"]
 
 
 def local(path: str) -> str:
-  """The folder or file of a path, or of a name on the Hub.
+  """The local path of a path or a name on the Hub, downloaded if needed.
 
-  It is the path as it is if that exists or cannot be a name.
+  Returns the path unchanged if it exists or cannot be a name.
 
   Raises:
-    FileNotFoundError: if nothing is there, and the Hub does not have the name
-      or cannot be asked.
+    FileNotFoundError: if the download fails.
   """
   match = _NAME.fullmatch(path)
   if match is None or pathlib.Path(path).exists():
@@ -36,7 +35,7 @@ def local(path: str) -> str:
 
 @functools.cache
 def _fetched(path: str, repo: str, file: str | None, revision: str | None):
-  import huggingface_hub as hub  # a third of a second, for names alone
+  import huggingface_hub as hub  # takes a third of a second
 
   try:
     if file:
@@ -52,6 +51,6 @@ def _fetched(path: str, repo: str, file: str | None, revision: str | None):
   except (hub.errors.HfHubHTTPError, OSError, ValueError) as error:
     reason = (str(error).strip() or type(error).__name__).splitlines()[0]
     raise FileNotFoundError(
-      f"{path} is no path here, and is not to be had from the Hugging Face "
-      f"Hub: {reason}"
+      f"{path} is not a local path and cannot be downloaded from the Hugging "
+      f"Face Hub: {reason}"
     ) from error

@@ -1,7 +1,7 @@
-"""Tokenizers: load, train, compare.
+"""Loads, trains and compares tokenizers in Hugging Face's format.
 
-Files are Hugging Face's: the package `tokenizers` reads `tokenizer.json` with
-`tokenizer_config.json`, transformers all others.
+The `tokenizers` package reads `tokenizer.json` and `tokenizer_config.json`;
+transformers reads all other files.
 """
 
 import dataclasses
@@ -30,8 +30,8 @@ class Tokenizer:
   Attributes:
     backend: the `tokenizers.Tokenizer`.
     eos_token_id: id of the end-of-text token, or None if there is none.
-    bos_token: the token that begins a text, as the model's files name it.
-    chat_template: the Jinja template of conversations (`models.chat`), or None.
+    bos_token: the beginning-of-text token in the model's files, or None.
+    chat_template: the Jinja chat template (`models.chat`), or None.
   """
 
   backend: hf.Tokenizer
@@ -47,7 +47,7 @@ class Tokenizer:
 
   @property
   def vocab_size(self) -> int:
-    """The largest id plus one, added tokens included."""
+    """The largest id plus one, including added tokens."""
     return max(self.vocabulary().values()) + 1
 
   def vocabulary(self) -> dict[str, int]:
@@ -55,12 +55,12 @@ class Tokenizer:
     return self.backend.get_vocab(with_added_tokens=True)
 
   def encode(self, text: str) -> list[int]:
-    """Ids of a text, with what the tokenizer's template adds."""
-    text.encode()  # UnicodeEncodeError, a ValueError, for half a character
+    """Encodes a text, with the special tokens that the tokenizer adds."""
+    text.encode()  # a lone surrogate raises UnicodeEncodeError, a ValueError
     return self.backend.encode(text).ids
 
   def encode_text(self, text: str) -> list[int]:
-    """Ids of plain text: names of special tokens are text too."""
+    """Encodes plain text: names of special tokens are treated as text."""
     text.encode()
     return self._plain.encode(text, add_special_tokens=False).ids
 
@@ -69,17 +69,17 @@ class Tokenizer:
     return self.plain_copy()
 
   def plain_copy(self) -> hf.Tokenizer:
-    """A copy of the backend that reads names of special tokens as text."""
+    """A copy of the backend that treats names of special tokens as text."""
     copy = hf.Tokenizer.from_str(self.backend.to_str())
     copy.add_special_tokens([*self.special_tokens().values()])
     copy.encode_special_tokens = True
     return copy
 
   def special_tokens(self) -> dict[str, hf.AddedToken]:
-    """Special tokens by their names.
+    """Special tokens by name.
 
-    Those that are marked as special, and added ones whose names have the form
-    of marks of turns: some files have `<｜User｜>` without the mark.
+    Besides tokens flagged special, these are added tokens named like
+    `<｜User｜>`: some files forget the flag.
     """
     added = self.backend.get_added_tokens_decoder().values()
     return {
@@ -89,22 +89,22 @@ class Tokenizer:
     }
 
   def decode(self, ids: Sequence[int], *, after: Sequence[int] = ()) -> str:
-    """Text of ids, without special tokens.
+    """Decodes ids, without special tokens.
 
     Args:
       ids: the ids.
-      after: ids before them, as a completion has its prompt: many decoders
-        drop the space that a text begins with.
+      after: the ids before them, such as the prompt of a completion. Many
+        decoders drop a leading space at the start of a text.
     """
     before = self.context(after)
     text = self.backend.decode([*before, *(int(i) for i in ids)])
     return text[len(self.backend.decode(before)) :]
 
   def context(self, ids: Sequence[int]) -> list[int]:
-    """A shortest `after` of `decode` that gives the same text as these ids.
+    """A short `after` for `decode` that is equivalent to these ids.
 
-    One word stands for any text; bytes will not do, since later ones could
-    change its last character. Empty where the ids have no text.
+    Any text is replaced by one whole word, because later bytes could change
+    the last character of an incomplete one. Empty if the ids have no text.
     """
     if (word := self._word) is None:
       return []
@@ -114,7 +114,7 @@ class Tokenizer:
 
   @functools.cached_property
   def _word(self) -> int | None:
-    """A token of whole characters, spelled as they are; None if none is."""
+    """A token that is a plain ASCII word; None if there is none."""
     for number in range(self.backend.get_vocab_size(with_added_tokens=False)):
       text = self.backend.decode([number])
       name = self.backend.id_to_token(number) or ""
@@ -123,9 +123,9 @@ class Tokenizer:
     return None
 
   def token_bytes(self) -> np.ndarray:
-    """Bytes of text that each token of a byte-level BPE stands for, `i32[V]`.
+    """Number of bytes of each token of a byte-level BPE, `i32[V]`.
 
-    Its tokens are written with one character a byte; special ones are none.
+    Such vocabularies spell each byte as one character. Special tokens have 0.
     """
     sizes = np.zeros(self.vocab_size, np.int32)
     for token, index in self.backend.get_vocab(with_added_tokens=False).items():
@@ -135,16 +135,16 @@ class Tokenizer:
     return sizes
 
   def fingerprint(self) -> str:
-    """A hash, equal exactly if every token has the same id."""
+    """A hash of the vocabulary; equal if every token has the same id."""
     vocab = sorted(self.vocabulary().items())
     return hashlib.sha256(json.dumps(vocab).encode()).hexdigest()
 
 
 def load(directory: str) -> Tokenizer:
-  """Reads the tokenizer of a checkpoint directory.
+  """Loads the tokenizer of a checkpoint directory.
 
-  Uses `tokenizers` alone if `tokenizer.json` is enough, else transformers,
-  whose import takes seconds.
+  Uses transformers, whose import takes seconds, only if `tokenizer.json` is
+  not enough.
 
   Raises:
     FileNotFoundError: if the directory or its tokenizer files are missing.
@@ -167,7 +167,7 @@ def load(directory: str) -> Tokenizer:
 
       made = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
       backend, bos, eos = made.backend_tokenizer, made.bos_token, made.eos_token
-    # What a tokenizer was used for last: transformers asks anew as well.
+    # Files may keep the settings of their last use; transformers resets them.
     backend.no_truncation()
     backend.no_padding()
     return Tokenizer(
@@ -186,10 +186,10 @@ def load(directory: str) -> Tokenizer:
 def _alone(
   path: pathlib.Path, config: Mapping[str, Any]
 ) -> hf.Tokenizer | None:
-  """The tokenizer of `tokenizer.json`; None if other files say more of it."""
+  """Loads `tokenizer.json` alone; None if other files are needed as well."""
   file, older = path / "tokenizer.json", path / "special_tokens_map.json"
   if not file.exists() or "eos_token" not in config:
-    return None  # a class of transformers has one of its own
+    return None  # its class in transformers has a default
   if "added_tokens_decoder" not in config and older.exists():
     return None
   backend = hf.Tokenizer.from_file(str(file))
@@ -200,7 +200,7 @@ def _alone(
     more = config.get(key) or ()
     named += more.values() if isinstance(more, Mapping) else more
   names = {name for x in named if isinstance(name := _name(x), str)}
-  # Transformers would give a new id to a name that no vocabulary has.
+  # Transformers would add a token for a name outside the vocabulary.
   names &= {*backend.get_vocab(with_added_tokens=True)}
   listed = config.get("added_tokens_decoder", {}).items()
   as_listed = all(added.get(int(i)) == hf.AddedToken(**x) for i, x in listed)
@@ -208,12 +208,12 @@ def _alone(
 
 
 def _name(token: Any) -> Any:
-  """The name of a config's token, be it a name or an object."""
+  """The name of a token that a config gives as a string or an object."""
   return token.get("content") if isinstance(token, Mapping) else token
 
 
 def _chat_template(path: pathlib.Path, config: Mapping[str, Any]) -> str | None:
-  """The template of its own file, or the config's (the default of several)."""
+  """The template in its own file, or the (default) one in the config."""
   file = path / "chat_template.jinja"
   if file.exists():
     return file.read_text("utf-8")
@@ -226,8 +226,8 @@ def _chat_template(path: pathlib.Path, config: Mapping[str, Any]) -> str | None:
 
 def train(texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
   """Trains a byte-level BPE whose last id is the end-of-text token."""
-  # Runs of spaces stay together up to the one before a word, so that an
-  # indentation is one token.
+  # Runs of spaces stay together, except the one before a word: an indentation
+  # is one token.
   words = r"\n+| +(?= )| ?\w+| ?[^\s\w]+|\s+"
   backend = _trained(texts, words, vocab_size - 1, [])
   backend.add_special_tokens([END_OF_TEXT])
@@ -235,10 +235,10 @@ def train(texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
 
 
 def train_encoder(texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
-  """Trains a byte-level BPE for an encoder-decoder, as T5's ids are.
+  """Trains a byte-level BPE for an encoder-decoder, with T5's special ids.
 
-  0 is padding and the decoder's start token, 1 ends an encoded text. Digits
-  are tokens of their own.
+  0 is padding and the decoder's start token, 1 ends an encoded text. Each
+  digit is its own token.
   """
   words, end = r"\d| ?[^\W\d]+| ?[^\s\w]|\s+", "</s>"
   backend = _trained(texts, words, vocab_size, ["<pad>", end])
@@ -251,7 +251,7 @@ def train_encoder(texts: Iterable[str], *, vocab_size: int) -> Tokenizer:
 def _trained(
   texts: Iterable[str], words: str, vocab_size: int, special: list[str]
 ) -> hf.Tokenizer:
-  """A byte-level BPE within the words that an expression finds."""
+  """Trains a byte-level BPE on words split by a regular expression."""
   backend = hf.Tokenizer(hf.models.BPE())
   backend.pre_tokenizer = hf.pre_tokenizers.Sequence(
     [
@@ -285,7 +285,7 @@ def save(tokenizer: Tokenizer, directory: str) -> None:
 
 
 def save_if_missing(tokenizer: Tokenizer, directory: str) -> None:
-  """`save`, unless a tokenizer is there, or a file that has one."""
+  """Saves a tokenizer unless one is there, or the path is a (GGUF) file."""
   try:
     if not pathlib.Path(directory).is_file():
       load(directory)

@@ -51,7 +51,7 @@ def test_a_name_is_its_snapshot_and_a_revision_that_of_the_revision(cache):
     checkpoints.load_tokenizer(EMBEDDED).encode("import os")
   )
   assert hub.local("org/other@v1.0").endswith(COMMIT)
-  with pytest.raises(FileNotFoundError, match="org/other is no path here"):
+  with pytest.raises(FileNotFoundError, match="org/other is not a local path"):
     hub.local("org/other")
 
 
@@ -72,5 +72,5 @@ def test_a_name_that_cannot_be_had_is_one_line():
   with pytest.raises(FileNotFoundError) as caught:
     checkpoints.read_config("nobody/nothing")
   (line,) = str(caught.value).splitlines()
-  assert "nobody/nothing is no path here" in line
+  assert "nobody/nothing is not a local path" in line
   assert "HF_HUB_OFFLINE=0" in line
