@@ -16,7 +16,7 @@ from launch import prompts
 from launch.assembly import pair
 from launch.training import corpus
 from models import head_shapes, tokenizers
-from models.formats import head_checkpoints, head_saving, huggingface
+from models.formats import head_checkpoints, head_saving, huggingface, loading
 from models.networks.transformer import as_language_model
 from specjax.runtime.requests import make_batches
 
@@ -38,7 +38,8 @@ def test_transformers_loads_the_same_files_to_equal_logits(name):
   model = transformers.AutoModelForCausalLM.from_pretrained(
     PATHS[name], dtype=torch.float32
   )
-  ours, params = as_language_model(huggingface.load(PATHS[name]))
+  module = loading.load(huggingface.source(PATHS[name]))
+  ours, params = as_language_model(module)
   tokenizer = tokenizers.load(PATHS[name])
   ids = tokenizer.encode("def main(argv):\n  return [x for x in argv]\n")
   theirs = transformers.AutoTokenizer.from_pretrained(PATHS[name])

@@ -7,7 +7,7 @@ import textwrap
 import pytest
 import references
 
-from models.formats import huggingface
+from models.formats import huggingface, loading
 from models.formats.families import FAMILIES
 
 
@@ -67,5 +67,5 @@ def test_the_family_of_the_contributors_guide_is_transformers(tmp_path):
   assert 0 in model.config.no_rope_layers
   model.save_pretrained(tmp_path)
   expected = references.logits(model, references.TOKENS)
-  actual = references.module_logits(huggingface.load(tmp_path))
+  actual = references.module_logits(loading.load(huggingface.source(tmp_path)))
   assert references.relative_error(actual, expected) < 1e-5

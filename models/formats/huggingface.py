@@ -22,9 +22,7 @@ from models import tokenizers
 from models.formats import (
   experts,
   json_files,
-  loading,
   mxfp4,
-  published,
   safetensors_file,
   weights,
 )
@@ -40,7 +38,6 @@ from models.formats.huggingface_config import (
 from models.formats.weights import Source, Tensor
 from models.networks import t5_config
 from models.networks.layers import TransformerConfig
-from models.networks.quantized import Quantization
 from models.networks.t5 import T5
 from models.networks.t5_config import T5Config
 from models.networks.transformer import Transformer
@@ -67,30 +64,8 @@ _OF_OTHERS = re.compile(
 )
 
 
-def load(
-  directory: str, *, dtype=jnp.float32, form: Quantization | None = None
-) -> Transformer | T5:
-  """Reads a checkpoint directory.
-
-  Args:
-    directory: holds `config.json` and either `model.safetensors` or
-      `model.safetensors.index.json` with the files it names.
-    dtype: of the parameters and activations, whatever the tensors' is.
-    form: how weights are quantized, as they are published where it holds that.
-
-  Raises:
-    FileNotFoundError: if the directory or a file is missing.
-    ValueError: if a file cannot be read, or the model is not supported.
-    CheckpointError: (a ValueError) if tensors are left over, missing or of
-      another shape or type than they should be; it lists them all.
-  """
-  opened = source(directory)
-  kept = published.held(opened, form) if form else None
-  return loading.load(opened, dtype=dtype, form=form, kept=kept)
-
-
 def read_config(directory: str) -> TransformerConfig | T5Config:
-  """The configuration of a checkpoint directory; raises as `load`."""
+  """The configuration of a checkpoint directory; raises as `source`."""
   return _configuration(pathlib.Path(directory))[0]
 
 
@@ -119,7 +94,15 @@ def _configuration(
 
 
 def source(directory: str) -> Source:
-  """Opens a checkpoint; raises as `load`."""
+  """Opens a checkpoint directory for `models.formats.loading`.
+
+  It holds `config.json` and either `model.safetensors` or
+  `model.safetensors.index.json` with the files it names.
+
+  Raises:
+    FileNotFoundError: if the directory or a file is missing.
+    ValueError: if a file cannot be read, or the model is not supported.
+  """
   path = pathlib.Path(directory)
   config, settings = _configuration(path)
   if isinstance(config, T5Config):
@@ -222,7 +205,7 @@ def save_llama(
   tokenizer: tokenizers.Tokenizer | None = None,
   dtype=jnp.bfloat16,
 ) -> None:
-  """Writes a Llama checkpoint that `load` and transformers read.
+  """Writes a Llama checkpoint that `source` and transformers read.
 
   Args:
     module: what Llama's format can express: RMS norms, a gated SiLU MLP, full
@@ -252,7 +235,7 @@ def save_t5(
   settings: Mapping[str, Any] | None = None,
   tensors: Mapping[str, np.ndarray] | None = None,
 ) -> None:
-  """Writes a T5 that `load` and transformers read.
+  """Writes a T5 that `source` and transformers read.
 
   Args:
     module: the network.

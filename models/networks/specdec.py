@@ -169,7 +169,7 @@ def load(
   """Reads a block drafter, whole to every device of a mesh.
 
   Raises:
-    FileNotFoundError, ValueError, CheckpointError: as `huggingface.load`.
+    FileNotFoundError, ValueError, CheckpointError: as `loading.load`.
   """
   path = pathlib.Path(directory)
   config = t5_config.config_from_json(

@@ -7,7 +7,7 @@ import numpy as np
 from flax import nnx
 
 from models import head_starts
-from models.formats import head_saving, huggingface
+from models.formats import head_saving, huggingface, loading
 
 VOCAB, WORDS = 4096, 512
 
@@ -21,7 +21,8 @@ def write_all(path):
   Args:
     path: an empty folder.
   """
-  target = huggingface.load(files.make_checkpoint(path / "target"))
+  saved = files.make_checkpoint(path / "target")
+  target = loading.load(huggingface.source(saved))
   rng, rngs = np.random.default_rng(0), nnx.Rngs(1)
   words = np.sort(rng.choice(VOCAB, WORDS, replace=False))
   heads = {

@@ -10,7 +10,7 @@ import pytest
 from files import read_jsonl, write_jsonl
 
 from launch import decode
-from models.formats import huggingface
+from models.formats import huggingface, loading
 from models.networks.transformer import as_language_model
 from specjax.warp import make_sampling, warp
 
@@ -82,7 +82,7 @@ def test_log_probs_are_the_models_own_and_those_of_the_warped_law(traced, pair):
   """Of one pass over the whole text, which is another program."""
   from models import tokenizers
 
-  model, params = as_language_model(huggingface.load(pair[0]))
+  model, params = as_language_model(loading.load(huggingface.source(pair[0])))
   vocab = tokenizers.load(pair[0]).vocab_size
   prompt = tokenizers.load(pair[0]).encode(RECORDS[0]["prompt"])
   sampling = make_sampling(1, temperature=TEMPERATURE, top_p=TOP_P)

@@ -17,7 +17,7 @@ from configs import train_embedded
 from launch import cli, train
 from launch.training.run import Run, read_config
 from models import tokenizers
-from models.formats import huggingface
+from models.formats import huggingface, loading
 
 
 def tiny(texts, pair=None, **changes):
@@ -77,7 +77,7 @@ def test_a_run_killed_at_any_moment_goes_on_to_the_same_bits(
   steps = [r["step"] for r in records(killed, "acceptance_loss")]
   assert steps == list(range(1, 25)), f"killed at step {last}"
   expected, _ = Run(read_config(str(whole)), str(whole)).train()
-  assert_equal(huggingface.load(str(tmp_path / "x")), expected)
+  assert_equal(loading.load(huggingface.source(str(tmp_path / "x"))), expected)
 
 
 def test_what_a_run_writes(texts, pair, tmp_path):
@@ -178,7 +178,7 @@ def test_the_command_distils_and_exports(texts, tmp_path, pair):
     "--config.export_dtype=float32", "--config.num_steps=2",
     f"--workdir={tmp_path}/w", f"--export={export}",
   ) == 0  # fmt: skip
-  exported = huggingface.load(str(export))
+  exported = loading.load(huggingface.source(str(export)))
   assert tokenizers.load(str(export)).vocab_size == 4096
   workdir = str(tmp_path / "w")
   trained, _ = Run(read_config(workdir), workdir).train()  # is at its end

@@ -89,11 +89,10 @@ def test_what_cannot_be_cut_is_refused(changes, size, message):
 _EIGHT_DEVICES = """
   import json, sys
   import jax, jax.numpy as jnp, numpy as np
-  sys.path.insert(0, "tests")
+  sys.path.insert(0, "tests/specjax/runtime")
   import mesh_models
-  import models.formats.huggingface as huggingface
   from models import checkpoints, sharding
-  from models.formats import weights
+  from models.formats import huggingface, loading, weights
   from models.networks import stacked
   from models.networks.quantized import Quantization
 
@@ -112,7 +111,7 @@ _EIGHT_DEVICES = """
     sys.argv[1], mesh=mesh, sharding=sharding.Sharding())
   weights.part = real
   config, params = network.config, network.params
-  module = huggingface.load(sys.argv[1])
+  module = loading.load(huggingface.source(sys.argv[1]))
   expected = mesh_models.with_kv_heads(stacked.stack(module), module.config,
                                        config)
   equal = jax.tree.map(lambda a, b: bool((np.asarray(a) == b).all()),

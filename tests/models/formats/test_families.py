@@ -11,7 +11,7 @@ import several
 import torch
 from references import MODELS, TOKENS
 
-from models.formats import huggingface
+from models.formats import huggingface, loading
 from models.networks.transformer import as_language_model
 from specjax import decode, drafters, tree
 from specjax.siblings import GIVEN
@@ -26,7 +26,7 @@ SEEN = ("gemma4", *(pytest.param(x, marks=pytest.mark.slow) for x in (
 @pytest.mark.parametrize("name", SEEN)
 def test_greedy_speculation_over_a_tree_says_what_generate_says(saved, name):
   path, _ = saved(name)
-  model, params = as_language_model(huggingface.load(str(path)))
+  model, params = as_language_model(loading.load(huggingface.source(str(path))))
   decoder = decode.make_decoder(
     model,
     drafter=drafters.model(
@@ -80,7 +80,7 @@ def guessing(texts, shape):
 @pytest.mark.parametrize("name", HYBRIDS[:2])
 def test_a_hybrid_says_what_generate_says_plain_and_over_a_tree(saved, name):
   path, _ = saved(name)
-  model, params = as_language_model(huggingface.load(str(path)))
+  model, params = as_language_model(loading.load(huggingface.source(str(path))))
   theirs, lengths = references.read(path), np.array([2, 6, 4])
   texts = np.zeros((3, 30), np.int32)
   for row, length in enumerate(lengths):

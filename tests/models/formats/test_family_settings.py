@@ -11,7 +11,7 @@ import transformers
 from flax import nnx
 from references import MODELS
 
-from models.formats import huggingface
+from models.formats import huggingface, loading
 from models.formats.families import FAMILIES
 
 _YARN = dict(
@@ -139,18 +139,18 @@ def test_tensors_that_the_model_does_not_have_are_left_out(
   copied, name, unread
 ):
   path = copied(name)
-  expected = nnx.state(huggingface.load(path))
+  expected = nnx.state(loading.load(huggingface.source(path)))
   zeros = {f"model.layers.{x}.weight": np.zeros(3, "f4") for x in unread}
   references.edit_tensors(path, lambda tensors: tensors.update(zeros))
-  actual = nnx.state(huggingface.load(path))
+  actual = nnx.state(loading.load(huggingface.source(path)))
   jax.tree.map(np.testing.assert_array_equal, actual, expected)
 
 
 def test_experts_that_are_one_tensor_are_read_alike(copied):
   path = copied("qwen3-5-moe")
-  expected = huggingface.load(path)
+  expected = loading.load(huggingface.source(path))
   references.edit_tensors(path, references.fuse_experts)
-  loaded = huggingface.load(path)
+  loaded = loading.load(huggingface.source(path))
   jax.tree.map(
     np.testing.assert_array_equal, nnx.state(loaded), nnx.state(expected)
   )
@@ -185,7 +185,9 @@ def test_the_text_model_of_a_multimodal_one_is_read(
   settings = {"model_type": name, "text_config": nested}
   settings |= {"tie_word_embeddings": tied, "vision_config": {}}
   (path / "config.json").write_text(json.dumps(settings))
-  actual, expected = map(huggingface.load, (path, saved(name)[0]))
+  actual, expected = (
+    loading.load(huggingface.source(x)) for x in (path, saved(name)[0])
+  )
   capped = expected.config
   if name == "gemma3":  # whose logits have no cap
     capped = dataclasses.replace(capped, logit_softcap=None)

@@ -13,7 +13,7 @@ import torch
 from flax import nnx
 from references import MODELS, TOKENS, VOCAB
 
-from models.formats import huggingface, weights
+from models.formats import huggingface, loading, weights
 from models.networks.transformer import as_language_model
 
 LENGTHS = (2, 7, 4)  # of the prompts of a ragged batch
@@ -28,7 +28,7 @@ def decoding_errors(path):
   """
   reference = references.read(path, dtype=torch.float64)
   expected = references.logits(reference, TOKENS)
-  module = huggingface.load(str(path), dtype=jnp.float64)
+  module = loading.load(huggingface.source(str(path)), dtype=jnp.float64)
   model, params = as_language_model(module)
   apply = jax.jit(model.apply)
   width, at = max(LENGTHS), np.array(LENGTHS)
@@ -68,7 +68,7 @@ def test_prefill_and_cached_decoding_equal_transformers(saved, name):
 @pytest.mark.parametrize("name", ["gpt2", "neox", "llama-scaled"])
 def test_names_vary_and_buffers_and_tied_heads_are_ignored(copied, name):
   path = copied(name)
-  expected = references.module_logits(huggingface.load(path))
+  expected = references.module_logits(loading.load(huggingface.source(path)))
 
   def edit(tensors):
     for key in list(tensors):
@@ -85,7 +85,7 @@ def test_names_vary_and_buffers_and_tied_heads_are_ignored(copied, name):
 
   references.edit_tensors(path, edit)
   np.testing.assert_array_equal(
-    references.module_logits(huggingface.load(path)), expected
+    references.module_logits(loading.load(huggingface.source(path))), expected
   )
 
 
@@ -96,11 +96,11 @@ def test_scores_of_gpt2_are_scaled_as_its_file_says(tmp_path, rooted):
   )
   model = references.make("gpt2", references.GPT2 | settings)
   model.save_pretrained(tmp_path)
-  actual = references.module_logits(huggingface.load(tmp_path))
+  actual = references.module_logits(loading.load(huggingface.source(tmp_path)))
   expected = references.logits(model, TOKENS)
   assert references.relative_error(actual, expected) < 1e-4
   references.edit_config(tmp_path, scale_attn_by_inverse_layer_idx=False)
-  other = references.module_logits(huggingface.load(tmp_path))
+  other = references.module_logits(loading.load(huggingface.source(tmp_path)))
   assert references.relative_error(other, expected) > 1e-3
 
 
@@ -110,7 +110,7 @@ def test_half_precision_files_load_as_float32_and_as_themselves(
 ):
   model = references.make(*MODELS["llama-grouped"][:2])
   model.to(getattr(torch, dtype)).save_pretrained(tmp_path)
-  module = huggingface.load(tmp_path)
+  module = loading.load(huggingface.source(tmp_path))
   assert {x.dtype for x in jax.tree.leaves(nnx.state(module))} == {
     jnp.dtype("float32")
   }
@@ -118,7 +118,7 @@ def test_half_precision_files_load_as_float32_and_as_themselves(
   expected = references.logits(model, TOKENS)
   actual = references.module_logits(module)
   assert references.relative_error(actual, expected) < 1e-4
-  same = huggingface.load(tmp_path, dtype=dtype)
+  same = loading.load(huggingface.source(tmp_path), dtype=dtype)
   assert same.dtype == dtype
   rounded = jax.tree.map(lambda x: x.astype(dtype), nnx.state(module))
   jax.tree.map(np.testing.assert_array_equal, nnx.state(same), rounded)
@@ -148,7 +148,7 @@ def test_all_problems_with_tensors_are_in_one_error(copied):
 
   references.edit_tensors(path, edit)
   with pytest.raises(weights.CheckpointError) as caught:
-    huggingface.load(path)
+    loading.load(huggingface.source(path))
   _, *problems = str(caught.value).split("\n  ")
   assert [problem.split(": ")[0] for problem in problems] == [
     "missing", "not a copy of the tied embedding", "unexpected",
@@ -175,5 +175,5 @@ def test_files_that_are_missing_or_damaged_are_named(
   else:
     (path / file).write_bytes(contents)
   with pytest.raises(error, match=message) as caught:
-    huggingface.load(path)
+    loading.load(huggingface.source(path))
   assert str(path) in str(caught.value)

@@ -13,7 +13,7 @@ from flax import nnx
 from references import TOKENS, VOCAB
 
 from models import tokenizers
-from models.formats import huggingface
+from models.formats import huggingface, loading
 from models.networks.description import llama_config
 from models.networks.rope import Rope, RopeScaling
 from models.networks.transformer import Transformer
@@ -60,7 +60,7 @@ def test_a_saved_llama_is_what_it_was_here_and_in_transformers(
 ):
   module, path = make_module(**LLAMAS[name]), tmp_path / "new" / "model"
   huggingface.save_llama(module, path, dtype=dtype)
-  back = huggingface.load(path)
+  back = loading.load(huggingface.source(path))
   assert back.config == module.config
   rounded = lambda x: x.astype(dtype).astype(jnp.float32)
   jax.tree.map(
@@ -121,4 +121,4 @@ def test_an_interrupted_replacement_is_no_checkpoint(tmp_path, monkeypatch):
       huggingface.save_llama(make_module(), str(tmp_path))
   assert sorted(contents(tmp_path)) == ["model.safetensors"]
   with pytest.raises(FileNotFoundError, match=r"there is no config\.json"):
-    huggingface.load(tmp_path)
+    loading.load(huggingface.source(tmp_path))

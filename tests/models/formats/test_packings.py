@@ -23,7 +23,7 @@ from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 from launch.assembly import registry
 from models import checkpoints, sharding
-from models.formats import huggingface, published, weights
+from models.formats import huggingface, loading, published, weights
 from models.formats.families import FAMILIES
 from models.formats.packings import packing as packing_lib
 from models.networks import quantized, stacked
@@ -64,7 +64,8 @@ def held(source):
 
 
 def check_values(path, expected):
-  for name, child in linears(huggingface.load(str(path))).items():
+  module = loading.load(huggingface.source(str(path)))
+  for name, child in linears(module).items():
     np.testing.assert_array_equal(child.weight[...], expected[name], name)
 
 
@@ -135,6 +136,12 @@ def greedy(module):
   return text, logits
 
 
+def kept_as(path, form):
+  """The model in a folder, whose weights are held as published in a form."""
+  source = huggingface.source(str(path))
+  return loading.load(source, form=form, kept=published.held(source, form))
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_format_holds_the_numbers_as_they_are_published(name, written):
   path, expected, form = written(name)
@@ -144,8 +151,7 @@ def test_a_format_holds_the_numbers_as_they_are_published(name, written):
     assert actual is None or "but for" in words
     return
   assert words == str(actual) == form
-  module = huggingface.load(str(path), form=actual)
-  for name, child in linears(module).items():
+  for name, child in linears(kept_as(path, actual)).items():
     whole = child.weight[...]
     if is_quantized(whole):
       values, scales = whole.values, whole.scales
@@ -162,9 +168,8 @@ def test_a_format_holds_the_numbers_as_they_are_published(name, written):
 @pytest.mark.parametrize("name", ["packed", "awq", "fp8", "float"])
 def test_what_is_held_says_what_the_dequantized_model_says(name, written):
   path, _, form = written(name)
-  text, logits = greedy(huggingface.load(str(path)))
-  kept = huggingface.load(str(path), form=registry.weights(form))
-  actual, other = greedy(kept)
+  text, logits = greedy(loading.load(huggingface.source(str(path))))
+  actual, other = greedy(kept_as(path, registry.weights(form)))
   np.testing.assert_array_equal(actual, text)
   assert references.relative_error(other, logits) < 1e-5
 
@@ -175,8 +180,8 @@ def test_experts_are_held_as_they_are_published(name, tmp_path):
   expected = packing.write(tmp_path, pack, how, family="qwen3_moe")
   kind = "fp8" if name == "fp8" else "int8"
   form = Quantization(dtype=kind, group=32, output=False)
-  load = functools.partial(huggingface.load, str(tmp_path))
-  kept, whole = load(form=form), load()
+  kept = kept_as(tmp_path, form)
+  whole = loading.load(huggingface.source(str(tmp_path)))
   for i in range(2):
     ours, others = (x.layers[i].mlp.experts for x in (kept, whole))
     for name in quantized.EXPERTS:
@@ -276,4 +281,4 @@ def test_parts_that_do_not_go_together_are_refused(
   pack, how, _ = PUBLISHED[name]
   path = broken(tmp_path, pack, how, edit)
   with pytest.raises(ValueError, match=message):
-    huggingface.load(path)
+    loading.load(huggingface.source(path))

@@ -9,7 +9,7 @@ import t5s
 import torch
 
 from models import checkpoints
-from models.formats import huggingface
+from models.formats import huggingface, loading
 from models.networks import t5_config
 from specjax import decode, drafters, tree
 from specjax.types import Inputs, Params
@@ -230,7 +230,7 @@ def test_files_that_are_not_of_the_model_are_named(tmp_path):
   folder, _ = t5s.save(tmp_path)
   references.edit_config(folder, num_decoder_layers=5)
   with pytest.raises(ValueError, match=r"missing: decoder\.block\.2\."):
-    huggingface.load(str(folder))
+    loading.load(huggingface.source(str(folder)))
   references.edit_config(folder, num_decoder_layers=2)
   for changes, message in (
     (dict(feed_forward_proj="gated-sine"), "feed_forward_proj must be"),
@@ -259,6 +259,6 @@ def test_an_embedding_is_read_by_any_of_its_names(names, tmp_path):
 
   references.edit_tensors(folder, edit)
   theirs = t5s.read(folder)
-  ours = huggingface.load(str(folder)).embed.embedding[...]
+  ours = loading.load(huggingface.source(str(folder))).embed.embedding[...]
   for table in (before.shared, theirs.shared, theirs.encoder.embed_tokens):
     np.testing.assert_array_equal(ours, table.weight.detach().numpy())
