@@ -4,8 +4,8 @@
   engine = specjax.Engine(decoder=decoder, params=params, max_new_tokens=64)
   completions = engine.complete(prompts)
 
-Read `types.py` for what the pieces are, `decode.py` for the loop, `rules/` for
-how drafts are verified, `drafters/` for how they are made.
+Start with `types.py` for the interfaces and `decode.py` for the loop; `rules/`
+verifies drafts, `drafters/` makes them.
 """
 
 from specjax import (

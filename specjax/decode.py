@@ -49,7 +49,7 @@ from specjax.types import (
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Decoder:
-  """A target, a drafter and a rule: everything static about decoding.
+  """The decoding loop of a target, a drafter and a rule; all of it is static.
 
   Attributes:
     target: the model whose distribution is sampled.
@@ -57,14 +57,15 @@ class Decoder:
     rule: verifies it.
     vocab_size: V, the number of real tokens (ids at or beyond it get no mass).
     with_log_probs: whether to record the target's log-probabilities.
-    num_likeliest: K, how many likeliest tokens to record at each emitted one
-      (`specjax.state.Likeliest`); 0 for none.
-    widths: rising numbers of fed tokens, below F, with a target pass each: a
-      round takes the narrowest that fits (`specjax.adaptive.widths`).
+    num_likeliest: K, how many of the likeliest tokens to record at each emitted
+      one (`specjax.state.Likeliest`); 0 for none.
+    widths: increasing numbers of fed tokens, below F, each with a target pass
+      of its own: a round takes the narrowest that fits
+      (`specjax.adaptive.widths`).
 
   Raises:
-    ValueError: if the rule does not support the drafter's tree, the tree has no
-      such widths, K is more than V, or the target has fewer than V tokens.
+    ValueError: if the rule does not support the drafter's tree, `widths` do not
+      suit it, K is more than V, or the target has fewer than V tokens.
   """
 
   target: LanguageModel
@@ -98,11 +99,11 @@ class Decoder:
     ignore_stop: Array | bool = False,
     inputs: Any = None,
   ) -> DecodeState:
-    """Runs the prompts through the models (prefill).
+    """Prefills both models with the prompts.
 
     Args:
       params: parameters of both models.
-      prompts: `i32[B, P]`, each row right-padded with anything.
+      prompts: `i32[B, P]`, right-padded with any ids.
       lengths: `i32[B]` in 1..P.
       rng_key: a typed key; row b gets the stream `fold_in(rng_key, b)`. Or
         `key[B]`, one per row, so that seeds follow prompts into any batch
@@ -111,7 +112,7 @@ class Decoder:
       max_new_tokens: the most tokens to emit, for all rows or `i32[B]`.
       sampling: the warp; by default temperature 1 and no truncation.
       stop_tokens: ids that end a row once emitted.
-      ignore_stop: `bool[B]`, rows that they do not end.
+      ignore_stop: `bool[B]`, rows that ignore stop tokens.
       inputs: the encoders' inputs, any pytree with rows first (`encode` of
         `LanguageModel`).
 
@@ -150,9 +151,9 @@ class Decoder:
     """Refills a finished row of a running state with another prompt.
 
     The row emits exactly what it would in a state of its own, and the other
-    rows are unaffected. One program for prompts of one width.
+    rows are unaffected. Prompts of one width share a program.
 
-    To reuse a prefix, give the first `keep` tokens of row `source`; `prompt`
+    To reuse a prefix, name the first `keep` tokens of row `source`; `prompt`
     then holds only the tokens after them. The row draws what it would without
     reuse, up to rounding. A target with recurrent states can reuse all of a
     text but its newest tokens, or nothing: a row that keeps less ends with
@@ -162,15 +163,15 @@ class Decoder:
       params: parameters of both models.
       state: from `init` or later; donate it.
       row: index of a finished row.
-      prompt: `i32[P]`, right-padded with anything.
+      prompt: `i32[P]`, right-padded with any ids.
       length: its number of tokens, in 1..P.
-      rng_key: the row's stream, used as it is.
-      max_new_tokens, ignore_stop, inputs: as `init`'s, of one row.
+      rng_key: the row's key, used as it is.
+      max_new_tokens, ignore_stop, inputs: as in `init`, for one row.
       sampling: the warp of one row, with the same truncations as the state's;
         by default temperature 1 and no truncation.
       source: `i32[]`, row whose text and inputs are reused; None for no reuse.
       keep: `i32[]`, how many tokens of its text to reuse, at most its length.
-      slots: static, how many slots passes read at once: enough for all of the
+      slots: static, how many cache slots a pass reads: enough for the whole
         text (`slots_for`).
 
     Returns:
@@ -201,17 +202,17 @@ class Decoder:
   ) -> DecodeState:
     """Appends tokens to the text of a row, which then continues.
 
-    For the next turn of a conversation: only the new tokens and the two newest
-    before them are prefilled. The row then emits what one with the whole text
-    as its prompt would (if its drafter keeps what it learned of the row, in
-    distribution). The text so far counts as prompt, and counters restart. One
-    program for tokens of one width.
+    For the next turn of a conversation: only the new tokens and the last few
+    before them (`Drafter.num_refed`) are prefilled. The row then emits what it
+    would with the whole text as its prompt (only in distribution if its drafter
+    keeps what it learned from the row). The text so far counts as prompt, and
+    counters restart. Tokens of one width share a program.
 
     Args:
-      params, state, max_new_tokens, sampling: as `admit`'s; the row's own warp
+      params, state, max_new_tokens, sampling: as in `admit`; the row's own warp
         by default.
       row: index of a row, done or not.
-      tokens: `i32[P]`, right-padded with anything.
+      tokens: `i32[P]`, right-padded with any ids.
       count: their number, in 1..P.
 
     Returns:
@@ -233,11 +234,11 @@ class Decoder:
   def step(
     self, params: Params, state: DecodeState
   ) -> tuple[DecodeState, StepInfo]:
-    """Decodes one round of every row; finished rows stay as they are.
+    """Runs one round on every row; finished rows stay as they are.
 
-    Three rows and a chain of three drafted tokens, so four nodes; the target
-    counts up and is greedy; row 2 may emit two more tokens. The rows show three
-    cases: all accepted, one token rejected, cut by the budget::
+    An example of three rows and a chain of three drafted tokens (four nodes).
+    The target is greedy and counts up. All of row 0's draft is accepted, row
+    1's first token is rejected, and row 2's budget has two tokens left::
 
                               row 0        row 1        row 2
       text (length)           3 4 (2)      8 (1)        0 0 1 (3)
@@ -317,7 +318,7 @@ class Decoder:
   def draft_and_verify(
     self, params: Params, state: DecodeState, *, draws: DrawFn = pick_nodes
   ) -> tuple[Round, Verification]:
-    """A round up to its random draws; `draws` as in `Context`."""
+    """Runs a round up to its final draws; `draws` as in `Context`."""
     now = self.score(params, state, draws=draws)
     with jax.named_scope("verify"):
       verification = self.rule.verify(
@@ -328,7 +329,7 @@ class Decoder:
   def score(
     self, params: Params, state: DecodeState, *, draws: DrawFn = pick_nodes
   ) -> Round:
-    """Draft and score: `draft_and_verify` without verification."""
+    """Drafts and scores: `draft_and_verify` without verification."""
     tree, root_slot = self.drafter.tree, state.length - 1
     with jax.named_scope("draft"):
       draft, topology, drafter_state, cache = self.propose(params, state, draws)
@@ -406,7 +407,7 @@ class Decoder:
     return draft, topology, drafter_state, cache
 
   def generate(self, params: Params, state: DecodeState) -> DecodeState:
-    """Rounds until every row is done: one `lax.while_loop`."""
+    """Decodes until every row is done, in one `lax.while_loop`."""
     return self.steps(params, state, None)
 
   def steps(
@@ -418,12 +419,12 @@ class Decoder:
     num_idle: Array | int | None = None,
     slots: int | None = None,
   ) -> DecodeState:
-    """At most `num_steps` rounds (traced), fewer if all rows are done.
+    """Runs at most `num_steps` rounds (traced), fewer if all rows finish.
 
     Between calls the caller may read `state.tokens` up to `state.length`. The
-    loop stops early once `num_idle` rows are done (traced), for `admit`; or, if
-    passes read only so many `slots` at once (static, see `slots_for`), before a
-    running row needs more.
+    loop stops early once `num_idle` rows are done (traced), so that `admit` can
+    refill them; and, if passes read only `slots` slots (static, see
+    `slots_for`), before a running row needs more.
     """
     checks.params(params)
     goes_on = self._goes_on(state, num_steps, num_idle, slots)
@@ -437,19 +438,19 @@ class Decoder:
     )
 
   def buffer_length(self, state: DecodeState) -> int:
-    """Most tokens of a row's prompt and completion together."""
+    """The most tokens that a row's prompt and completion have together."""
     return state.tokens.shape[1] - self.drafter.tree.max_depth - 1
 
   def slots_for(self, state: DecodeState, text: int) -> int | None:
-    """The `slots` of `steps` and `admit` for a longest text of so many tokens.
+    """The `slots` of `steps` and `admit` for texts of up to `text` tokens.
 
-    Those for which passes of the caches of a state read the fewest; None for
-    all that there are.
+    As few as suffice for every cache of the state (see `cache.slots_for`); None
+    for all.
     """
     return cache_lib.slots_for(_caches(state), text, self.buffer_length(state))
 
   def row_axes(self, state: DecodeState) -> DecodeState:
-    """The row axis of each leaf; None if all rows share it."""
+    """The row axis of each leaf; None where all rows share it."""
     return dataclasses.replace(
       jax.tree.map(lambda x: 0, state),
       stop_tokens=None,
@@ -467,7 +468,7 @@ class Decoder:
   def _goes_on(
     self, first: DecodeState, num_steps, num_idle, slots: int | None
   ) -> Callable[[DecodeState], Array]:
-    """Whether rows are left that fit, and rounds and idle rows below limits."""
+    """The loop's condition, see `steps`."""
 
     def goes_on(state: DecodeState) -> Array:
       left = ~jnp.all(state.done)
@@ -567,11 +568,11 @@ def make_decoder(
     drafter: see `specjax.drafters`; build it with the same `vocab_size`.
     rule: a `Rule`, or its name in `specjax.rules`.
     vocab_size: number of real tokens; by default the target's.
-    **options: the others of `Decoder`.
+    **options: the other fields of `Decoder`.
 
   Raises:
     ValueError: for an unknown rule, or incompatible parts.
-    TypeError: for a part of the wrong type, such as a drafter's name.
+    TypeError: for a part of the wrong type, such as a drafter's name as text.
   """
   check_functions("target", target)
   vocab_size = target.vocab_size if vocab_size is None else vocab_size

@@ -1,4 +1,4 @@
-"""Emission of a round: cut at stop tokens and budgets, written and counted."""
+"""Emission of a round: cut at stop tokens and budgets, written, counted."""
 
 import dataclasses
 import functools
@@ -27,12 +27,12 @@ class Emission:
   Attributes:
     path: `i32[B, G + 1]`, nodes from the root to the deepest accepted one.
     depth: `i32[B]`, that node's depth.
-    tokens: `i32[B, G + 1]`; entry `depth` is the residual or bonus token, those
-      after it repeat it.
+    tokens: `i32[B, G + 1]`; entry `depth` is the residual or bonus token, and
+      later entries repeat it.
     origins: `i8[B, G + 1]`.
     count: `i32[B]`, how many of `tokens` are emitted.
     hit_stop: `bool[B]`, whether the last of them is a stop token.
-    healthy: `bool[B]`, whether none of them came after a broken node.
+    healthy: `bool[B]`, whether none of them follows a broken node.
   """
 
   path: Array
@@ -47,7 +47,7 @@ class Emission:
 def emit(
   state: DecodeState, now: Round, node: Array, next_token: Array
 ) -> Emission:
-  """The path to the deepest accepted node, and the token after it, cut.
+  """Emits the accepted path and the token after it, cut.
 
   A row that is done, or met a broken node, emits nothing.
   """
@@ -83,7 +83,7 @@ def emit(
 
 
 def _of_node(per_node: np.ndarray | Array, node: Array) -> Array:
-  """`per_node[b, node[b]]`, where B may be 1 for what all rows share."""
+  """`per_node[b, node[b]]`; `per_node` may have one row that all share."""
   if isinstance(per_node, np.ndarray):
     return jnp.asarray(per_node[0])[node]
   return take_node(per_node, node)
@@ -100,7 +100,7 @@ def _is_stop(state: DecodeState, tokens: Array) -> Array:
 
 
 def kept_depth(state: DecodeState, now: Round) -> Array:
-  """Drafted tokens emitted if node n is the deepest accepted: `i32[B, N + 1]`.
+  """Drafted tokens emitted if node n is the deepest accepted, `i32[B, N + 1]`.
 
   A path is cut after its first stop token and at the row's budget.
   """
@@ -117,7 +117,7 @@ def kept_depth(state: DecodeState, now: Round) -> Array:
 
 
 def _total(values: Array, chosen: np.ndarray | Array) -> Array:
-  """Sums of `f32[B, n]` over what is chosen, `bool[B or 1, n, m]`."""
+  """Sums of values `f32[B, n]` over the chosen, `bool[B or 1, n, m]`."""
   times = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
   chosen = chosen.astype(np.float32)
   if isinstance(chosen, np.ndarray):
@@ -132,7 +132,7 @@ def count(
   distance: Array,
   emission: Emission,
 ) -> Counters:
-  """The counters after a round, from a `Verification`'s `f32[B, N + 1]`."""
+  """The counters after a round; `distance` is its total variation."""
   tree, topology, old = now.draft.tree, now.topology, state.counters
   nodes, depths = tree.num_nodes, np.arange(tree.max_depth + 1)
   is_node = topology.present[:, :nodes] & (np.arange(nodes) > 0)
@@ -169,7 +169,7 @@ def count(
 
 
 def write(state: DecodeState, logits: Array, emission: Emission) -> DecodeState:
-  """The state with the emitted tokens, and log-probabilities of logits."""
+  """The state with the emitted tokens and their log-probabilities."""
   length = state.length + emission.count
   stopped = jnp.where(
     length >= state.max_length, StopReason.LENGTH, StopReason.RUNNING
@@ -212,7 +212,7 @@ def _log_probs(logits: Array, emission: Emission) -> Array:
 def _likeliest(
   logits: Array, emission: Emission, kept: Likeliest
 ) -> tuple[Array, Array]:
-  """The K likeliest tokens in each emitted one's place, `[B, G + 1, K]`."""
+  """The K likeliest tokens at each emitted one, `[B, G + 1, K]`."""
   rows = jnp.arange(len(logits))[:, None]
   shape = (*emission.path.shape, kept.tokens.shape[-1])
 
@@ -225,6 +225,6 @@ def _likeliest(
   nothing = lambda _: (
     jnp.zeros(shape, jnp.int32), jnp.zeros(shape, kept.log_probs.dtype),
   )  # fmt: skip
-  # No loop of one turn or none: XLA would look for them before it.
+  # Not `cond_in_place`: XLA would hoist the search out of its loop.
   wanted = kept.wanted & (emission.count > 0)
   return lax.cond(jnp.any(wanted), largest, nothing, logits)

@@ -1,4 +1,4 @@
-"""Models that draft from a target's features, cache or text: pure functions.
+"""Draft heads: models that read a target's features, cache or text.
 
 Letters in shapes as in `specjax.types`; V' is a head's own vocabulary.
 """
@@ -14,7 +14,7 @@ from specjax.cache import Cache
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class FeatureModel:
-  """A head that drafts from the target's features, as pure functions.
+  """A head on the target's features, as pure functions (EAGLE, MTP).
 
   Attributes:
     vocab_size: V', the last axis of its logits; -inf for undraftable tokens.
@@ -25,13 +25,13 @@ class FeatureModel:
     apply: `(params, tokens i32[B, T], hidden f[B, T, H], cache, *, positions,
       mask, logits_at) -> (logits f32[B, T, V'], hidden f[B, T, H], cache)`,
       with the keyword arguments of `LanguageModel.apply`.
-    max_positions: its positions, or None if unbounded.
-    later: the layers after the first, if a head has one per token (multi-token
-      prediction): models of the same parameters, with their own caches, that
-      read the previous layer's states.
+    max_positions: how many positions it supports; None if unbounded.
+    later: the layers after the first, for heads with a layer per token
+      (multi-token prediction): models on the same parameters, with their own
+      caches, that read the previous layer's states.
     mask: `params -> (id, features f[F])`, the token and features that stand for
-      unknown ones, of a head that predicts all depths in one pass (P-EAGLE);
-      None for a head that drafts token by token.
+      unknown ones, for heads that predict all depths in one pass (P-EAGLE);
+      None for heads that draft token by token.
   """
 
   vocab_size: int
@@ -46,12 +46,12 @@ class FeatureModel:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BlockModel:
-  """A head that drafts a block in one pass over the target's features.
+  """A head that predicts a block in one pass (DFlash, DSpark).
 
   Attributes:
     vocab_size: V', the last axis of its logits; -inf for undraftable tokens.
     num_features: F, width of the target's features.
-    num_depths: K, tokens of a block after the newest one.
+    num_depths: K, tokens that a block adds after the newest one.
     init_cache: `(batch, slots) -> Cache`.
     read: `(params, features f[B, T, F], cache) -> cache`: writes T committed
       tokens to slots `cache.length ..` and raises the length by T. Slot i holds
@@ -59,10 +59,10 @@ class BlockModel:
     say: `(params, newest i32[B, 1], cache) -> (f32[B, K, V'], cache)`, logits
       of the tokens after the newest, which follows the cached ones. It writes
       at most the next K + 1 slots and keeps the length.
-    max_positions: its positions, or None if unbounded.
-    markov: what makes tokens depend on those drafted before them; None for a
-      head whose tokens are independent. With it `say` returns, in place of the
-      logits, a pytree of arrays `[B, K, ...]` that `markov` reads.
+    max_positions: how many positions it supports; None if unbounded.
+    markov: makes each token depend on those drafted before it; None for heads
+      whose tokens are independent. With it `say` returns, instead of logits, a
+      pytree of arrays `[B, K, ...]` that `markov` reads.
   """
 
   vocab_size: int
@@ -77,17 +77,18 @@ class BlockModel:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MarkovModel:
-  """Makes a block's distributions conditional on the tokens drafted before.
+  """Conditions a block's distributions on the tokens drafted before.
 
   Attributes:
-    state_size: S, what it carries along a path; 0 if the token alone counts.
+    state_size: S, width of the state carried along a path; 0 if the next token
+      depends on the previous one alone.
     estimates: whether it estimates acceptance.
     apply: `(params, row, tokens i32[B, W], state f[B, W, S]) -> (logits
-      f32[B, W, V'], state f[B, W, S], confidence f32[B, W])`. `row` is what
-      `BlockModel.say` gave for the next place, `[B, 1, ...]`; the tokens are W
-      nodes of one depth, with the states of their parents (0 for the root's).
-      The confidence is the head's estimate of the chance that the next token is
-      accepted, before it is drawn; 1 where the head estimates nothing.
+      f32[B, W, V'], state f[B, W, S], confidence f32[B, W])`. `row` is the
+      output of `BlockModel.say` for the next depth, `[B, 1, ...]`; the tokens
+      are W nodes of one depth, with the states of their parents (0 for the
+      root's). The confidence estimates the probability that the next token is
+      accepted, before it is drawn; 1 if the head makes no estimate.
   """
 
   state_size: int
@@ -97,12 +98,12 @@ class MarkovModel:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MarginalModel:
-  """Heads on one feature of the target that predict all depths at once.
+  """Heads that predict all depths from one feature vector (Medusa).
 
   Attributes:
     vocab_size: V', the last axis of their logits; -inf for undraftable tokens.
     num_features: F, width of the target's features.
-    num_depths: K, depths.
+    num_depths: K, tokens they predict ahead.
     apply: `(params, features f[B, F]) -> f32[B, K, V']`, logits of the K tokens
       after the newest one, from the feature of the token before it.
   """
@@ -115,7 +116,7 @@ class MarginalModel:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextBlockModel:
-  """An encoder-decoder that predicts a block from the whole text.
+  """An encoder-decoder that predicts a block from the whole text (SpecDec).
 
   Attributes:
     vocab_size: V', the last axis of its logits.
@@ -123,7 +124,7 @@ class TextBlockModel:
     encode: as in `LanguageModel`.
     say: `(params, tokens i32[B, L], length i32[B], memory) -> f32[B, K, V']`,
       logits of the K tokens after the first `length` ones; later tokens are
-      invisible, and `memory` is the result of `encode`.
+      masked out, and `memory` is the result of `encode`.
   """
 
   vocab_size: int
@@ -134,17 +135,17 @@ class TextBlockModel:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CacheReader:
-  """A draft that reads the target's cache and has none, as a pure function.
+  """A draft without a cache that attends to the target's (Gemma 4 assistant).
 
   Attributes:
     vocab_size: V', the last axis of its logits.
     num_features: F, width of the target's final hidden state.
     apply: `(params, tokens i32[B, T], hidden f[B, T, F], cache, *, positions
-      i32[B, T]) -> (logits f32[B, T, V'], hidden f[B, T, F])`. With each token
-      it reads the previous one's hidden state, the target's or its own. All
-      tokens see slots `0 .. cache.length - 1` of the target's cache and not
-      each other; nothing is written.
-    max_positions: its positions, or None if unbounded.
+      i32[B, T]) -> (logits f32[B, T, V'], hidden f[B, T, F])`. `hidden` is the
+      previous token's hidden state, the target's or its own. All tokens see
+      slots `0 .. cache.length - 1` of the target's cache and not each other;
+      nothing is written.
+    max_positions: how many positions it supports; None if unbounded.
   """
 
   vocab_size: int

@@ -1,6 +1,6 @@
-"""Shapes: trees as users write them, some for any depth.
+"""Tree shapes as users write them, some for any depth.
 
-`tree=` of a drafter is a `specjax.tree.Tree`, or a `Shape`, which becomes one
+A drafter's `tree=` is a `specjax.tree.Tree`, or a `Shape`, which becomes one
 for the depth `tokens=`.
 """
 
@@ -14,11 +14,11 @@ from specjax.tree import Tree
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Shape:
-  """The form of drafts, for any depth.
+  """A tree for any depth.
 
   Attributes:
-    make: the tree of a depth.
-    depth: its own depth, if fixed.
+    make: the tree of a given depth.
+    depth: the depth, if fixed.
     dynamic: whether the drafter chooses the nodes, as EAGLE-2 does.
     families: whether it chooses all children of a node together.
   """
@@ -30,7 +30,7 @@ class Shape:
 
 
 def fixed(tree: Tree) -> Shape:
-  """A tree with a depth of its own."""
+  """A tree of fixed depth."""
   return Shape(make=lambda tokens: tree, depth=tree.max_depth)
 
 
@@ -40,7 +40,7 @@ def paths(num_drafts: int) -> Shape:
 
 
 def delayed(*, chain: int, paths: int, tokens: int) -> Shape:
-  """A chain of tokens, then from its end paths of `tokens` more each."""
+  """A chain of `chain` tokens, then `paths` paths of `tokens` from its end."""
   return fixed(tree_lib.delayed(chain, paths, tokens))
 
 
@@ -50,7 +50,7 @@ def k_ary(*branching: int) -> Shape:
 
 
 def parents(*nodes: int) -> Shape:
-  """Any tree, as its nodes' parents, root first: (-1, 0, 0, 1, 1)."""
+  """Any tree, by each node's parent, root first: (-1, 0, 0, 1, 1)."""
   return fixed(Tree(nodes))
 
 
@@ -67,21 +67,21 @@ def tree_of_ranks(paths: tuple[tuple[int, ...], ...]) -> Tree:
   """The tree of Medusa's choices: a path of ranks for each node.
 
   Args:
-    paths: of each node but the root, in any order: which child of which child
-      of the root it is, from 0, as in `((0,), (1,), (0, 0))`. Previous siblings
-      and all nodes above are among them.
+    paths: for each node but the root, in any order, the ranks (from 0) on its
+      path, as in `((0,), (1,), (0, 0))`. Every node's parent and previous
+      siblings must be among them.
 
   Raises:
     ValueError: if one of those is missing, or a path is there twice.
   """
   known = set(paths)
   if len(known) != len(paths) or () in known:
-    raise ValueError("every node is named once, the root is not")
+    raise ValueError("list every node once, and not the root")
   for path in paths:
     *above, rank = path
     for need in (tuple(above), (*above, rank - 1)):
       if need and need[-1] >= 0 and need not in known:
-        raise ValueError(f"{path} is there, and {need} is not")
+        raise ValueError(f"{path} needs {need}, which is missing")
   ordered = [(), *sorted(known, key=lambda p: (len(p), p))]
   index = {path: n for n, path in enumerate(ordered)}
   return Tree((-1, *(index[path[:-1]] for path in ordered[1:])))

@@ -2,11 +2,11 @@
 
 A draft model gives one distribution p per node; a child's distribution follows
 from p and the previous siblings. Drafters draw from these distributions, rules
-verify against them, and `specjax.exact` sums over them: one definition, so that
-rules get the distributions that tokens were sampled from.
+verify against them, and `specjax.exact` sums over them. They share this one
+definition, so rules always get the distributions that tokens were drawn from.
 
-Distributions are log-probabilities over the last axis; children of a row
-without mass (all -inf, a leaf's) have none either.
+Distributions are log-probabilities over the last axis. If p has no mass (all
+-inf, as below a leaf), its children's distributions have none either.
 """
 
 import dataclasses
@@ -31,20 +31,19 @@ class Siblings:
     name: as in `specjax.siblings.get`.
     child: `(parent f32[..., V], elders i32[..., j], count i32[...],
       ranking f32[..., V] | None = None) -> f32[..., V]`: the distribution of
-      child j given the parent's distribution p, the tokens of children 0..j-1,
-      and how many children the node has. Elders of -1 are padding: the
-      distribution is then that of the child after the others. Where the elders
-      have all of p's mass, as of a warped distribution they often have, the
-      child is the one of largest `ranking` of the other tokens, or uniform over
-      them.
+      child j given the parent's distribution p, the tokens of children 0..j-1
+      (`elders`, the previous siblings; -1 is padding), and how many children
+      the node has. Once the previous siblings exhaust p's mass, as they often
+      do after the warp, the child is the other token of largest `ranking`, or
+      without a ranking uniform over the others.
     independent: whether every child is drawn from p itself, so that siblings
       may carry equal tokens.
     deterministic: whether the children are a function of p. They are then taken
-      from the draft model's distribution before the warp, which ranks tokens
-      even at temperature 0.
+      from the draft model's distribution before the warp, so that tokens are
+      ranked even at temperature 0.
     with_noise: whether drafts carry the noise they were drawn with
       (`specjax.types.Draft.noise`).
-    max_children: most children a node may have, or None.
+    max_children: the most children a node may have; None for any number.
   """
 
   name: str
@@ -61,10 +60,10 @@ _MOST_UNROLLED = 8
 def scan_siblings(
   body: Callable[[Any, Array | int], tuple[Any, Any]], carry: Any, count: int
 ) -> tuple[Any, Any]:
-  """Scans over siblings, the eldest first, as `lax.scan` does.
+  """Scans over siblings in sampling order, as `lax.scan` does.
 
-  `body` is `(carry, j) -> (carry, out)`, with j an integer where few are
-  unrolled, which is faster, or `i32[]`.
+  `body` is `(carry, j) -> (carry, out)`, with j an integer if the loop is
+  unrolled (faster for few siblings), else `i32[]`.
   """
   if count > _MOST_UNROLLED:
     return jax.lax.scan(body, carry, jnp.arange(count, dtype=jnp.int32))
@@ -76,20 +75,20 @@ def scan_siblings(
 
 
 def elders(tokens: Array, j: Array | int) -> Array:
-  """The siblings before child j, `i32[..., j]`; C, padded, if j is traced."""
+  """The siblings before child j, `i32[..., j]`; padded to C if j is traced."""
   if isinstance(j, int):
     return tokens[..., :j]
   return jnp.where(jnp.arange(tokens.shape[-1]) < j, tokens, -1)
 
 
 def _point(token: Array, like: Array) -> Array:
-  """The distribution that is sure of a token, where `like` has any mass."""
+  """A point mass on a token; no mass where `like` has none."""
   here = token[..., None] == jnp.arange(like.shape[-1])
   return jnp.where(here & _has_mass(like), 0, -jnp.inf).astype(like.dtype)
 
 
 def _has_mass(law: Array) -> Array:
-  """`bool[..., 1]`, False of a row that is all -inf."""
+  """`bool[..., 1]`, False for a row that is all -inf."""
   return jnp.max(law, axis=-1, keepdims=True) > -jnp.inf
 
 
@@ -99,7 +98,7 @@ def _independent(parent, elders, count, ranking=None):
 
 
 def _rest(parent, elders, ranking):
-  """Logits of p without the elders, or where they have all of it, of others."""
+  """Logits of p without the elders; once they exhaust p, of other tokens."""
   tried = elders[..., None] == jnp.arange(parent.shape[-1])
   tried = jnp.any(tried, axis=-2)
   rest = jnp.where(tried, -jnp.inf, parent)
@@ -118,8 +117,8 @@ def _rest(parent, elders, ranking):
 def _untried(parent, elders, count, ranking=None):
   """The distribution without the elders.
 
-  What is left is measured against its own largest entry: beside an elder that
-  had nearly all mass, logarithms of 1e7 differ by whole units in float32.
+  Normalized relative to its own largest entry: next to an elder with nearly all
+  the mass, logarithms of 1e7 differ by whole units in float32.
   """
   del count
   if not elders.shape[-1]:
@@ -129,7 +128,7 @@ def _untried(parent, elders, count, ranking=None):
 
 
 def _next_largest(parent, elders, count, ranking=None):
-  """Sure of the most probable token that is not among the elders."""
+  """A point mass on the most probable token not among the elders."""
   del count
   return _point(random.argmax(_rest(parent, elders, ranking)), parent)
 
@@ -145,7 +144,7 @@ def _largest_then_random(parent, elders, count, ranking=None):
 
 
 def _hub_pair(parent, elders, count, ranking=None):
-  """First x ~ p; then the hub argmax p, or if x is the hub, p without it."""
+  """First x ~ p; then the hub, argmax p; or p without it if x is the hub."""
   if elders.shape[-1] == 0:
     return parent
   hub, first = random.argmax(parent), elders[..., :1]
@@ -160,7 +159,8 @@ def _hub_pair(parent, elders, count, ranking=None):
 def _carried(parent, elders, count, ranking=None):
   del parent, elders, count, ranking
   raise ValueError(
-    "siblings 'given' are drawn by their drafter, which says how in its Draft"
+    "siblings 'given' cannot be drawn by name: their distributions come with "
+    "each Draft"
   )
 
 
@@ -173,9 +173,9 @@ SHARED_NOISE = Siblings(
 """As `IID`, drawn by a race of Gumbel noise that the draft carries."""
 
 WITHOUT_REPLACEMENT = Siblings(name="without_replacement", child=_untried)
-"""One after the other, never a token twice: as by Gumbel top-k (Kool et
-al., ICML 2019), as in RSD and Sequoia. Once p is exhausted, as at temperature 0
-by the eldest, the draft model's likeliest tokens that were not tried."""
+"""Without replacement, in turn: Gumbel top-k (Kool et al., ICML 2019), as in
+RSD and Sequoia. Once p is exhausted (at temperature 0 after the first child),
+the draft model's likeliest tokens that are left."""
 
 TOP_K = Siblings(name="top_k", child=_next_largest, deterministic=True)
 """The most probable tokens: EAGLE's and Medusa's trees."""
@@ -185,12 +185,12 @@ GREEDY = Siblings(name="greedy", child=_largest_then_random)
 rest (Hu et al., ICLR 2025)."""
 
 GIVEN = Siblings(name="given", child=_carried)
-"""Each token has its distribution or is deterministic: looked-up and drawn
-tokens may be siblings. Only the drafter that makes them knows how."""
+"""Each token comes with its own distribution or is deterministic, so looked-up
+and drawn tokens can be siblings. Only their drafter can make them."""
 
 HUB = Siblings(name="hub", child=_hub_pair, max_children=2)
-"""Pairs of which one is the most probable token a (SpecHub, EMNLP 2024): (x, a)
-with probability p(x), (a, x) with probability p(a) p(x) / (1 - p(a))."""
+"""Pairs with the most probable token a (SpecHub, EMNLP 2024): (x, a) with
+probability p(x), (a, x) with probability p(a) p(x) / (1 - p(a))."""
 
 SIBLINGS: dict[str, Siblings] = {
   siblings.name: siblings
@@ -225,10 +225,10 @@ def laws_of_tokens(
 
 
 def get(name: str | Siblings) -> Siblings:
-  """The siblings' distribution of that name, or the distribution itself.
+  """The `Siblings` of that name; a `Siblings` is returned as it is.
 
   Raises:
-    ValueError: if there is none, listing those there are.
+    ValueError: for an unknown name, listing the known ones.
   """
   if isinstance(name, Siblings):
     return name

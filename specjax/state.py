@@ -19,9 +19,10 @@ from specjax.types import Draft, ModelOutput, Sampling
 class StopReason(enum.IntEnum):
   """Why a row ended.
 
-  NAN_LOGITS: the target's logits for the next token were NaN, or the drafter's
-  distribution (`Draft.log_probs`).
-  STOP_STRING: the host ended it by its text (`specjax.runtime.stopping`).
+  NAN_LOGITS: the target's logits for the next token, or the drafter's
+  distribution (`Draft.log_probs`), were NaN.
+  STOP_STRING: the host ended it because of its text
+  (`specjax.runtime.stopping`).
   UNKNOWN_TOKEN: its text has an id outside 0..V-1.
   """
 
@@ -54,8 +55,8 @@ class Counters:
     num_drafted: `i32[B]`, drafted tokens: nodes that were not masked.
     num_accepted: `i32[B]`, emitted drafted tokens, without residual and bonus
       tokens.
-    expected_accepted: `f32[B]`, its expectation given the drafts: the
-      Rao-Blackwellized `num_accepted`.
+    expected_accepted: `f32[B]`, the expectation of `num_accepted` given the
+      drafts (Rao-Blackwellized).
     accept_counts: `i32[B, G + 1]`, how many steps emitted 0, 1, .., G drafted
       tokens.
     total_variation: `f32[B]`, summed over emitted tokens: the distance of each
@@ -80,7 +81,7 @@ class Counters:
 
   @classmethod
   def zeros(cls, rows: int, tree: Tree) -> "Counters":
-    """Counters of B rows before the first round."""
+    """Zero counters for B rows."""
     count = lambda *more: jax.numpy.zeros((rows, *more), jax.numpy.int32)
     total = lambda *more: jax.numpy.zeros((rows, *more))
     return cls(
@@ -104,7 +105,7 @@ class Likeliest:
   Attributes:
     tokens: `i32[B, L, K]`, the likeliest first; stale where none was emitted.
     log_probs: `f32[B, L, K]`, the target's own, as `DecodeState.log_probs`.
-    wanted: `bool[B]`, rows to record; the host may set it.
+    wanted: `bool[B]`, rows to record; the host may change it.
   """
 
   tokens: Array
@@ -113,7 +114,7 @@ class Likeliest:
 
   @classmethod
   def zeros(cls, rows: int, columns: int, count: int) -> "Likeliest":
-    """Empty records of B rows, K tokens for all."""
+    """Empty records for B rows of L columns, K tokens each."""
     shape = (rows, columns, count)
     return cls(
       tokens=jax.numpy.zeros(shape, jax.numpy.int32),
@@ -131,14 +132,14 @@ class DecodeState:
     origins: `i8[B, L]`, an `Origin` for each token.
     log_probs: `f32[B, L]`, the target's own log-probability (temperature 1, no
       truncation) of each emitted token, or None if not requested.
-    likeliest: likeliest tokens at each, or None if not requested.
+    likeliest: the likeliest tokens at each, or None if not requested.
     prompt_length: `i32[B]`.
     length: `i32[B]`, committed tokens.
     max_length: `i32[B]`, where the row must end.
-    max_depth: `i32[B]`, see `Context`; G at first, and the host may set it.
+    max_depth: `i32[B]`, see `Context`; G at first, and the host may change it.
     stop_reason: `i32[B]`, a `StopReason`.
     stop_tokens: `i32[n]`, token ids that end a row.
-    ignores_stop: `bool[B]`, rows that they do not end.
+    ignores_stop: `bool[B]`, rows that ignore stop tokens.
     keys: `key[B]`, one stream per row.
     sampling: the warp.
     target_cache: holds all committed tokens but the newest.
@@ -173,18 +174,18 @@ class DecodeState:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Round:
-  """A round before its verification: drafted and scored.
+  """A drafted and scored round, before verification.
 
   Attributes:
-    draft: the proposal.
-    topology: its form, of each row no deeper than `DecodeState.max_depth`.
+    draft: the draft.
+    topology: its shape, no deeper than `DecodeState.max_depth` in any row.
     drafter_state: the drafter's state after it.
     output: the target's output at all F tokens.
     target_cache: the cache with all F tokens.
     logits: `f32[B, N + 1, V]`, the target's own, of real tokens.
     target_log_probs: `f32[B, N + 1, V]`, the warped target's distributions.
     broken: `bool[B, N + 1]`, where distributions were NaN.
-    num_fed: tokens that the target was really fed, F unless the decoder has
+    num_fed: tokens the target was actually fed: F unless the decoder has
       narrower passes.
   """
 
@@ -204,12 +205,12 @@ class StepInfo:
   """Record of one step, for traces and tests.
 
   Attributes:
-    draft, target_log_probs: of its `Round`.
-    node_probs: of its `Verification`.
-    node: `i32[B]`, the node drawn from them.
-    tokens: `i32[B, G + 1]`, the emitted ones.
+    draft, target_log_probs: from its `Round`.
+    node_probs: from its `Verification`.
+    node: `i32[B]`, the deepest accepted node, drawn from `node_probs`.
+    tokens: `i32[B, G + 1]`, the emitted tokens, padded.
     num_emitted: `i32[B]`, how many of them count.
-    total_variation: of its `Verification`; where that has none, 0 for lossless
+    total_variation: from its `Verification`; if that has none, 0 for lossless
       rules and NaN for others.
   """
 

@@ -2,12 +2,12 @@
 
 Node 0 is the last committed token; nodes 1..N are drafted. A `Tree` is static
 and hashable, and everything about it is NumPy, computed once when a decoder is
-built. Its nodes are numbered level by level, so the nodes of one depth are
-neighbors and a parent always has a smaller index than its children.
+built. Nodes are numbered level by level, so the nodes of one depth are
+contiguous and a parent has a smaller index than its children.
 
-A tree's `Form` tells how much of a draft's form is static. A `Topology` is a
-round's view of it: constants if it is fixed, arrays made from `Draft.parents`
-if it is data.
+A tree's `Form` says how much of a draft's shape is static. A `Topology` is the
+shape of a round's drafts: constants if it is fixed, else arrays computed from
+`Draft.parents`.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from specjax.structs import struct
 
 
 class Form(enum.Enum):
-  """The part of a draft's form that is static."""
+  """How much of a draft's shape is static."""
 
   FIXED = "fixed"
   """Every node exists, under its static parent."""
@@ -43,7 +43,7 @@ class Tree:
   Attributes:
     parents: N + 1 entries; `parents[0] == -1`, and `parents[n] < n` is the
       index of node n's parent. Depths must not decrease with the index.
-    form: how much of that holds in every draft.
+    form: how much of this is the same in every draft.
     lanes: the parents of E tokens that are fed after the nodes and scored with
       them, but never verified: entry e is the index, below N + 1 + e, of the
       root or of another lane.
@@ -247,16 +247,16 @@ def bound(num_drafted: int, max_depth: int, max_children: int) -> Tree:
 
 @struct
 class Topology:
-  """Form of the drafts of a round as arrays; F = N + 1 + E fed tokens.
+  """Shape of a round's drafts as arrays; F = N + 1 + E fed tokens.
 
-  B is the number of rows, or 1 for what is the same in all of them, and then a
-  NumPy constant.
+  B is the number of rows; arrays that all rows share have 1 instead, and are
+  NumPy constants.
 
   Attributes:
-    present: `bool[B, F]`; False for masked nodes, which do not exist.
+    present: `bool[B, F]`; False for masked nodes.
     parents: `int[B, F]`, 0 for the root and masked nodes.
     depth: `int[B, F]`.
-    ancestors: `bool[B, F, F]`: entry (n, m) says that m is n or above n.
+    ancestors: `bool[B, F, F]`: entry (n, m) is true if m is n or an ancestor.
     paths: `int[B, N + 1, G + 1]`: nodes from the root to n; the tail repeats n.
     rank: `int[B, N + 1]`: unmasked siblings before each node.
     num_children: `int[B, N + 1]`: unmasked children.
@@ -292,10 +292,10 @@ def data_topology(
   """The topology of drafts whose parents are data.
 
   Args:
-    tree: its bounds, and all else where its form is `MASKED`.
-    parents: `i32[B, F]`; -1 masks a node, and with it all nodes below; so are
-      nodes deeper than the bounds.
-    max_depth: `i32[B]`, a bound of each row's depth; None for the tree's alone.
+    tree: the bounds if its form is `FREE`; all but the mask if `MASKED`.
+    parents: `i32[B, F]`; -1 masks a node and all nodes below it. Nodes deeper
+      than the bounds are masked too.
+    max_depth: `i32[B]`, a bound on each row's depth; None for the tree's alone.
 
   Returns:
     The `Topology`; depths, ancestors and paths of a `MASKED` tree are constant.
@@ -350,10 +350,10 @@ def data_topology(
 def child_table(
   tree: Tree, topology: Topology
 ) -> tuple[np.ndarray | Array, np.ndarray | Array]:
-  """The children of every node, eldest first.
+  """The children of every node, in sampling order.
 
-  Indices `int[B or 1, N + 1, C]`, and which entries are real; of more children
-  than the tree bounds the eldest are listed.
+  Indices `int[B or 1, N + 1, C]`, and which entries are real. Children beyond
+  the tree's bound are left out.
   """
   nodes, most = tree.num_nodes, max(tree.max_children, 1)
   present = topology.present[:, :nodes]
@@ -373,10 +373,10 @@ def child_table(
 def representative(
   tree: Tree, tokens: Array, present: np.ndarray | Array
 ) -> Array:
-  """The node that represents each node's hypothesis.
+  """Maps each node to the representative of its hypothesis.
 
-  Independent paths that drew the same tokens are one hypothesis, represented by
-  the first of its nodes that may have children, or else by the first.
+  Independent paths with the same tokens are one hypothesis. Its representative
+  is the first of its nodes that may have children, or else the first.
 
   Args:
     tree: the tree, not `FREE`.

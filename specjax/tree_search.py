@@ -1,17 +1,17 @@
 """The best static tree for a measured acceptance: Sequoia's dynamic program.
 
 Chen et al. (NeurIPS 2024). Suppose that from any node the walk continues to the
-child of rank b, the b-th drawn there, with probability a_b. Then node n is
+child of rank b, the b-th drawn there, with probability a_b. Node n is then
 reached with the product of a_rank along its path, and the expected number of
-accepted tokens is its sum over all drafted nodes. With c(m, l, b) the largest
-sum, the root counted as 1, of a tree with exactly m nodes, depth at most l and
-b children of its root,
+accepted tokens is the sum of these over all drafted nodes. Let c(m, l, b) be
+the largest sum, counting the root as 1, over trees with exactly m nodes, depth
+at most l and b children of the root:
 
   c(1, l, 0) = 1,
   c(m, l, b) = max_y c(y, l, b - 1) + a_b max_b' c(m - y, l - 1, b'),
 
-where the last child's subtree takes m - y of the nodes. The a_b are what the
-decoder counts (`acceptance_by_rank`).
+where the last child's subtree has m - y nodes. The decoder measures the a_b
+(`acceptance_by_rank`).
 """
 
 import dataclasses
@@ -31,9 +31,9 @@ _GAIN = 1e-12
 def acceptance_by_rank(counters: Counters) -> np.ndarray:
   """Measured probability that the walk continues to the child of rank b.
 
-  Measure with a tree all of whose inner nodes have the same number of children
-  (`specjax.tree.k_ary`): averages over different nodes need not add up to at
-  most 1. `f64[C]`, over all rows; 0 for ranks that were never offered.
+  Measure with a tree whose inner nodes all have the same number of children
+  (`specjax.tree.k_ary`): averages over different nodes may add up to more than
+  1. `f64[C]`, over all rows; 0 for ranks that were never offered.
   """
   offered, accepted = (
     np.asarray(x, np.float64).sum(axis=0)
@@ -47,7 +47,7 @@ def acceptance_by_rank(counters: Counters) -> np.ndarray:
 def expected_accepted(
   tree: Tree, acceptance: Sequence[float] | np.ndarray
 ) -> float:
-  """Expected number of accepted drafted tokens a step.
+  """Expected number of accepted drafted tokens per round.
 
   The sum over drafted nodes of the product of `acceptance[rank]`, `f[C]`, along
   the node's path; raises as `best_tree`.
@@ -72,13 +72,13 @@ def best_tree(
   Args:
     acceptance: `f[C]`, a_b: the probability that the walk goes on to the child
       of rank b. No node gets more than C children.
-    num_nodes: drafted nodes at most; the root, which is the last committed
-      token, does not count (`Tree.num_drafted`, not `Tree.num_nodes`).
-    max_depth: drafted tokens on a path at most; by default `num_nodes`.
+    num_nodes: the most drafted nodes; the root does not count
+      (`Tree.num_drafted`, not `Tree.num_nodes`).
+    max_depth: the most drafted tokens on a path; by default `num_nodes`.
 
   Returns:
-    The smallest of the best trees. If nothing is ever accepted that is the root
-    alone, the tree of plain decoding.
+    The smallest of the best trees. If nothing is ever accepted, that is the
+    root alone: plain decoding.
 
   Raises:
     ValueError: if an acceptance is not a probability, they add up to more than
@@ -102,8 +102,8 @@ class _Table:
 
   Attributes:
     best: `f64[L + 1, M + 1]`, max_b c(m, l, b); -inf if there is no such tree.
-    width: `int[L + 1, M + 1]`, the b it is attained with.
-    split: `int[L + 1, C + 1, M + 1]`, the y that c(m, l, b) is attained with.
+    width: `int[L + 1, M + 1]`, the maximizing b.
+    split: `int[L + 1, C + 1, M + 1]`, the maximizing y in c(m, l, b).
   """
 
   best: np.ndarray
@@ -156,7 +156,9 @@ def _check_acceptance(acceptance) -> np.ndarray:
   """The acceptances as `f64[C]`."""
   acceptance = np.asarray(acceptance, np.float64)
   if acceptance.ndim != 1 or not len(acceptance):
-    raise ValueError(f"one probability a rank, got shape {acceptance.shape}")
+    raise ValueError(
+      f"acceptance needs one probability per rank, got shape {acceptance.shape}"
+    )
   if not np.all((acceptance >= 0) & (acceptance <= 1)):
     raise ValueError(
       f"acceptance must be probabilities in [0, 1], got {acceptance.tolist()}"

@@ -1,4 +1,4 @@
-"""Central types: models, drafts, rules and drafters (`heads`: heads' models).
+"""Core types: models, drafts, rules and drafters (draft heads: `heads`).
 
 Letters in shapes: B rows, T fed tokens, S cache slots, L token-buffer length,
 N drafted nodes of the tree (N + 1 with the root), G its depth, E lanes, F =
@@ -37,10 +37,10 @@ class ModelOutput:
   """Output of a model for T fed tokens.
 
   Attributes:
-    logits: `f32[B, T, V]`, for the token after each; or `f32[B, W, V]`, those
-      requested by `logits_at`.
-    features: `f[B, T, F]`, hidden states for a drafter, chosen when the model
-      is built, or None.
+    logits: `f32[B, T, V]`, for the token after each; or `f32[B, W, V]`, only
+      those requested by `logits_at`.
+    features: `f[B, T, F]`, hidden states for a drafter, or None; which ones is
+      chosen when the model is built.
   """
 
   logits: Array
@@ -49,10 +49,10 @@ class ModelOutput:
 
 @struct
 class Inputs:
-  """Input texts of an encoder.
+  """A batch of encoder inputs.
 
   Attributes:
-    tokens: `i32[B, W]`, each row right-padded with anything.
+    tokens: `i32[B, W]`, right-padded with any ids.
     lengths: `i32[B]` in 1..W.
   """
 
@@ -61,7 +61,7 @@ class Inputs:
 
 
 class ApplyFn(Protocol):
-  """`LanguageModel.apply`."""
+  """Signature of `LanguageModel.apply`."""
 
   def __call__(
     self,
@@ -103,11 +103,11 @@ class LanguageModel:
     apply: see `ApplyFn`.
     encode: `(params, inputs) -> context`, for encoder-decoders (texts are
       `Inputs`): arrays with rows first, kept in `Cache.context`.
-    max_positions: the model's positions, or None if unbounded. Prompts and
-      completions stay below; drafted nodes may be fed beyond.
-    takes_rows: whether `apply` uses only `write_rows` and `read_rows` on keys
-      and values, so that they may be one row of a larger cache
-      (`specjax.cache.RowOf`): then prefill works in place.
+    max_positions: how many positions the model supports; None if unbounded.
+      Prompts and completions fit; drafted nodes may be fed beyond.
+    takes_rows: whether `apply` accesses keys and values only by `write_rows`
+      and `read_rows`. They may then be one row of a larger cache
+      (`specjax.cache.RowOf`), and prefill works in place.
     has_states: whether its cache holds recurrent states (`Cache.recurrent`),
       which can roll back only over the last pass.
   """
@@ -123,10 +123,10 @@ class LanguageModel:
   def new_cache(
     self, params: Any, batch: int, slots: int, inputs: Any = None
   ) -> Cache:
-    """An empty cache, with the encoded inputs.
+    """An empty cache, holding the encoded inputs if there are any.
 
     Raises:
-      ValueError: if there are inputs and no encoder, or the other way round.
+      ValueError: for inputs without an encoder, or an encoder without inputs.
     """
     cache = self.init_cache(batch, slots)
     if (self.encode is None) != (inputs is None):
@@ -141,7 +141,7 @@ class LanguageModel:
 
 @struct
 class Params:
-  """Parameters of the pair, the first argument of the jitted functions.
+  """Parameters of target and draft, the first argument of jitted functions.
 
   Attributes:
     target: the target model's parameters.
@@ -157,7 +157,7 @@ class Params:
 
 @struct
 class Penalties:
-  """Settings that make a distribution depend on its text, per row; all traced.
+  """Penalties and biases on the target's logits, per row; all traced.
 
   See `specjax.penalties`; K and S are static, `penalties.NONE` is padding.
 
@@ -167,8 +167,8 @@ class Penalties:
     repetition: `f32[B]`, above 0; divides positive logits of tokens that occur
       in prompt or completion, and multiplies negative ones.
     bias_tokens, bias: `i32[B, K]`, `f32[B, K]`, added to those tokens' logits.
-    min_tokens: `i32[B]`, tokens to emit before any that ends the row.
-    stop_tokens: `i32[B, S]`, ids that end this row, besides those of all rows.
+    min_tokens: `i32[B]`, tokens to emit before a stop token is allowed.
+    stop_tokens: `i32[B, S]`, this row's own stop ids, besides the shared ones.
   """
 
   presence: Array
@@ -190,8 +190,7 @@ class Sampling:
       sort of the vocabulary, out of the program; likewise below.
     top_p: `f32[B]` in (0, 1]; 1 keeps all tokens. Or None.
     min_p: `f32[B]` in [0, 1]; 0 keeps all tokens. Or None.
-    penalties: changes of the logits by the row's text, applied first. None
-      leaves them out of the program.
+    penalties: applied to the logits first. None leaves them out of the program.
   """
 
   temperature: Array
@@ -206,21 +205,21 @@ class Draft:
   """A proposed token tree and the distributions it was sampled from.
 
   Attributes:
-    tree: its form, as far as it is static.
+    tree: the static part of its form.
     siblings: how the children of a node were drawn (static).
     tokens: `i32[B, F]`; node 0 is the last committed token, nodes 1..N are
       drafted, the E lanes come last.
     log_probs: `f32[B, N + 1, V]`; row n is the distribution that token n itself
-      was drawn from, given the tokens drawn before it. Row 0 and rows of masked
-      nodes are not read. A row with a NaN ends with NAN_LOGITS (drafters draw
-      from `specjax.distributions.replace_nans`). None: every token is
-      deterministic given what was known before the round.
+      was drawn from, given the tokens drawn before it. Entry 0 and those of
+      masked nodes are ignored. A NaN ends its batch row with NAN_LOGITS
+      (drafters draw from `specjax.distributions.replace_nans`). None: every
+      token is a function of what was known before the round.
     parents: `i32[B, F]`, the index of each token's parent, smaller than its
       own; -1 for the root and for masked nodes. None exactly if the tree's
       form is `FIXED`.
-    noise: `f32[B, K, G + 1, V]`, for siblings `with_noise` only: token t of
-      path k is `argmax(log p + noise[:, k, t - 1])`, Gumbel noise that a rule
-      may share. Entry G is for the token after the last drafted one.
+    noise: `f32[B, K, G + 1, V]`, Gumbel noise that the rule reuses, only for
+      siblings `with_noise`: token t of path k is `argmax(log p +
+      noise[:, k, t - 1])`. Entry G is for the token after the last drafted one.
   """
 
   tree: Tree = static()
@@ -242,7 +241,7 @@ class Draft:
     return data_topology(self.tree, self.parents, max_depth)
 
   def laws(self, like: Array) -> Array:
-    """The distribution of each node; a point mass where it is deterministic.
+    """The distribution of each node; a point mass if drafts are deterministic.
 
     Args:
       like: `f32[B, N + 1, V]`, for its vocabulary and dtype.
@@ -259,18 +258,18 @@ class Draft:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Verification:
-  """A rule's result for a draft: a distribution. A rule flips no coins.
+  """A rule's result for a draft: distributions. The loop draws from them.
 
   Attributes:
     node_probs: `f32[B, N + 1]`, the probability that node n is the deepest
       accepted node; rows sum to 1.
     next_log_probs: `i32[B] -> f32[B, V]`, the distribution of the token after
-      node n, given that node n is the deepest accepted one. For a node of
-      probability 0 any distribution will do, but not NaN.
-    total_variation: `f32[B, N + 1]`, or None for a lossless rule and one that
-      does not report it: the exact total variation between the target's
-      distribution and that of the token after node n, over drafts and coins,
-      given that the walk reached n.
+      node n, given that node n is the deepest accepted one. At probability 0 it
+      may be anything but NaN.
+    total_variation: `f32[B, N + 1]`, the exact total variation between the
+      target's distribution and that of the token after node n (over drafts and
+      random draws), given that the walk reached n. None if the rule is lossless
+      or does not report it.
   """
 
   node_probs: Array
@@ -279,16 +278,16 @@ class Verification:
 
 
 class VerifyFn(Protocol):
-  """`Rule.verify`."""
+  """Signature of `Rule.verify`."""
 
   def __call__(
     self, draft: Draft, topology: Topology, target_log_probs: Array
   ) -> Verification:
-    """Maps distributions to a distribution.
+    """Verifies a draft, deterministically.
 
     Args:
       draft: tokens, and the distributions they were drawn from.
-      topology: the form of the tree, `draft.topology()`.
+      topology: the tree as arrays, `draft.topology()`.
       target_log_probs: `f32[B, N + 1, V]`, the warped target's distribution of
         the token after each node.
 
@@ -303,10 +302,10 @@ class Rule:
 
   Attributes:
     name: as in `specjax.rules.get`, with its parameters if it has any.
-    verify: the deterministic map from distributions to a distribution.
+    verify: see `VerifyFn`.
     lossless: whether the output distribution is exactly the warped target's.
-    check: `(tree, siblings) -> None`; raises ValueError for trees or sibling
-      distributions that the rule does not support, saying what it expects.
+    check: `(tree, siblings) -> None`; raises ValueError for trees or siblings
+      that the rule does not support, saying what it expects.
     with_noise: whether it verifies drafts that carry noise.
   """
 
@@ -327,25 +326,24 @@ DrawFn = Callable[[Array, ArrayLike | Sequence[int], Array], Array]
 def pick_nodes(
   numbers: Array, nodes: ArrayLike | Sequence[int], log_probs: Array
 ) -> Array:
-  """Draws drafted nodes, each from its distribution (`specjax.random.pick`)."""
+  """Draws each node's token from its distribution (`specjax.random.pick`)."""
   del nodes
   return random.pick(numbers, log_probs)
 
 
 @struct
 class Context:
-  """Everything a drafter may use to propose.
+  """What a drafter may use to propose.
 
   Attributes:
     tokens: `i32[B, L]`, committed tokens, prompt included; stale from `length`.
     length: `i32[B]`, at least 1.
     max_depth: `i32[B]`, how deep each row may draft, in 0..G; 0 for rows that
       are done. Deeper nodes are masked unless the tree is `FIXED`; a drafter
-      may save their cost.
+      need not compute them.
     sampling: the warp; the draft must be sampled from the warped distribution.
     keys: `key[B]`, fresh for this round.
-    row_keys: `key[B]`, the same in every round: for noise tied to a position of
-      the text.
+    row_keys: `key[B]`, the same in every round, for noise tied to positions.
     numbers: `f[B, N, 2]`, random numbers for drawing nodes 1..N.
     draws: the function that draws (static); `specjax.exact` replaces it.
   """
@@ -368,7 +366,7 @@ class Context:
     return jnp.take_along_axis(self.tokens, newest, axis=1)
 
   def draw(self, nodes: ArrayLike | Sequence[int], log_probs: Array) -> Array:
-    """Draws nodes' tokens; a draft drawn only like this can be enumerated.
+    """Draws tokens; `specjax.exact` can enumerate drafts drawn only this way.
 
     Args:
       nodes: indices of drafted nodes, n of them.
@@ -387,10 +385,10 @@ class Context:
 
 @struct
 class Commit:
-  """The fed tokens of a prompt or a round, and which of them were committed.
+  """Tokens fed in prefill or a round, and which of them were committed.
 
-  All tokens of a prompt but the newest are committed. The newest committed
-  token never counts as fed: it is fed again as the next round's root.
+  Of a prompt, all but the newest token are. The newest committed token never
+  counts as fed: it is fed again as the next round's root.
 
   Attributes:
     tokens: `i32[B, T]`, the fed tokens: the prompt, or the draft's F tokens.
@@ -398,10 +396,10 @@ class Commit:
     path: `i32[B, W]`, indices of the committed ones, in order; beyond `count`
       any valid index.
     length: `i32[B]`, committed tokens now.
-    target_output: the target's output at all T tokens; a prompt's logits may be
-      missing.
-    num_refed: `i32[B]`, how many committed tokens were fed again when a text is
-      extended, for drafts whose caches lack the last of them.
+    target_output: the target's output at all T tokens; for prompts, logits may
+      be missing.
+    num_refed: `i32[B]`, how many committed tokens were fed again because a text
+      was extended, for drafts whose caches lack the last of them.
     newest: `i32[B]`, the newest committed token.
     target_log_probs: `f32[B, N + 1, V]`, the warped target's distributions of a
       round; None for a prompt.
@@ -435,19 +433,19 @@ class Commit:
     """The target's features of all fed tokens, `f[B, T, F]` with F = `width`.
 
     Raises:
-      ValueError: if the target returns another number.
+      ValueError: if the target returns features of another width.
     """
     features = self.target_output.features
     if features is None or features.shape[-1] != width:
       given = "none" if features is None else str(features.shape[-1])
       raise ValueError(
-        f"the draft reads {width} features of the target, which gives {given} "
-        "(build it with features=)"
+        f"the draft needs {width} features of the target, got {given} "
+        "(build the target with features=)"
       )
     return features
 
   def newest_features(self, held: Array) -> Array:
-    """`f[B, F]` of the newest token fed and committed; `held` without any."""
+    """Features of the newest fed and committed token; `held` if none was."""
     features = self.features(held.shape[-1])
     last = jnp.maximum(self.count - 1, 0)[:, None]
     node = jnp.take_along_axis(self.path, last, axis=1)[..., None]
@@ -470,23 +468,23 @@ def keep(params, state, commit):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Drafter:
-  """A way to propose: pure functions and static facts.
+  """A drafter: pure functions and static facts.
 
   Attributes:
     name: for messages and reports.
-    tree: the form of every proposal.
+    tree: the form of every draft.
     siblings: how children of a node are drawn.
     propose: `(params, state, target_cache, context) -> (Draft, state,
       target_cache)`. A drafter that runs on the target's own cache may write
       to slots at or beyond `context.length - 1`; all others pass it through.
     init: `(params, batch, slots, inputs) -> state`; `inputs` are the encoder's,
-      None for a decoder-only pair. By default there is no state.
+      None for decoder-only models. By default there is no state.
     prefill, commit: `(params, state, Commit) -> state`, after the target's pass
       over a prompt or an extension of it, and after verification.
-    passes: tokens a row feeds in each draft pass of a round, in order: the cost
-      of drafting. Empty if no model drafts.
-    reads_text: whether each pass also reads the row's whole text again.
-    max_positions: the draft's positions, or None if unbounded.
+    passes: tokens per row in each draft pass of a round, in order: the cost of
+      drafting. Empty if no model drafts.
+    reads_text: whether each pass also recomputes the row's whole text.
+    max_positions: positions the draft supports; None if unbounded.
     num_refed: how many tokens to feed again when a row is extended
       (`Decoder.extend`), 2 G + 2 at most: the newest, which was not fed, and
       those before it that the drafter's state may lack.
@@ -494,10 +492,10 @@ class Drafter:
       tokens of a round, so that another draft, or none, may be verified instead
       of its own (`specjax.drafters.repeats`, `specjax.adaptive.ladder`).
     catches_up: whether `propose` first feeds the tokens that its state lacks,
-      as after rounds without it.
-    row_axes: `state -> pytree of int | None`: the axis of rows of each array of
-      the state. None for an array shared by all rows: a round's additions to it
-      are summed over devices. By default the state is made of `Cache`s.
+      as after rounds in which it did not draft.
+    row_axes: `state -> pytree of int | None`: the row axis of each array of the
+      state. None for an array shared by all rows: a round's additions to it are
+      summed over devices. By default the state is made of `Cache`s.
     has_states: whether its caches hold recurrent states, as in `LanguageModel`.
   """
 
@@ -518,9 +516,9 @@ class Drafter:
   has_states: bool = False
 
   def tokens_of_passes(self, text: int) -> tuple[int, ...]:
-    """Tokens of a row that each draft pass of a round computes, in order.
+    """Tokens per row that each draft pass of a round computes, in order.
 
-    A pass without a cache computes all `text` tokens of the row's buffer.
+    With `reads_text` these include all `text` tokens of the row's buffer.
     """
     more = text if self.reads_text else 0
     return tuple(fed + more for fed in self.passes)

@@ -82,7 +82,7 @@ def test_no_tree_of_up_to_six_nodes_is_better(acceptance):
     ([0.7, 0.4], "add up to at most 1"),
     ([-0.1, 0.4], r"in \[0, 1\]"),
     ([np.nan], r"in \[0, 1\]"),
-    ([], "one probability a rank"),
+    ([], "one probability per rank"),
   ],
 )
 def test_what_is_no_acceptance_is_refused(acceptance, message):

@@ -91,9 +91,9 @@ def test_a_tree_is_made_of_paths_of_ranks():
   actual = shapes.tree_of_ranks(((0, 0), (1,), (0,), (1, 0), (1, 0, 0)))
   assert actual.parents == (-1, 0, 0, 1, 2, 4)
   for paths, message in (
-    (((0,), (0,)), "named once"),
-    (((0,), (0, 1)), r"\(0, 1\) is there, and \(0, 0\) is not"),
-    (((0, 0),), r"\(0, 0\) is there, and \(0,\) is not"),
+    (((0,), (0,)), "every node once"),
+    (((0,), (0, 1)), r"\(0, 1\) needs \(0, 0\), which is missing"),
+    (((0, 0),), r"\(0, 0\) needs \(0,\), which is missing"),
   ):
     with pytest.raises(ValueError, match=message):
       shapes.tree_of_ranks(paths)
