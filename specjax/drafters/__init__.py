@@ -1,14 +1,13 @@
-"""Drafters: functions, under the names of the command line's grammar.
+"""Drafters: functions that return a `specjax.types.Drafter`.
 
-`eagle3(head, tokens=7)` is `--config.drafter='eagle3("DIR", tokens=7)'` with a
-model instead of a path; all return a `specjax.types.Drafter`. `plain` proposes
-nothing, which makes the decoding loop plain autoregressive sampling. `online`
-gives another drafter a memory to learn from, `repeats` adds look-ups where the
-text repeats itself.
+They have the same names on the command line: `eagle3(head, tokens=7)` is
+`--config.drafter='eagle3("DIR", tokens=7)'` with a model instead of a path.
+`plain` drafts nothing: plain autoregressive sampling. `online` gives another
+drafter a memory to learn from; `repeats` adds look-ups where text repeats.
 
-Their code is in `families/`, one file each (`specjax.drafters.eagle` is the
-function, not the file), shared parts in `shared/`, and what ends chains early
-in `specjax.adaptive`.
+`families/` has one file for each (`specjax.drafters.eagle` is the function, not
+the file), `shared/` what they have in common; `specjax.adaptive` ends chains
+early.
 """
 
 from specjax.drafters.families.assistant import assistant

@@ -1,13 +1,13 @@
-"""Assistants: layers that read the target's cache and write nothing.
+"""Assistants: draft layers that attend to the target's cache.
 
 An assistant (Gemma 4's) drafts from a pair: the newest token's embedding and
-the target's final hidden state of the token before it. Its layers attend to the
+the target's final hidden state at the token before it. Its layers attend to the
 target's cached keys and values, so it has no cache, needs no prefill, and has
-nothing to roll back after a rejection. Each drafted token is fed with the
-hidden state that the assistant gave its parent, instead of the target's.
+nothing to roll back after a rejection. For drafted tokens the assistant's own
+hidden state at the parent replaces the target's.
 
-All queries of a round have the newest token's position and see the same slots,
-those of tokens before the newest. Drafted tokens are in no slot and reach later
+All queries of a round have the newest token's position and see the same slots:
+the tokens before the newest. Drafted tokens are not cached; they reach later
 queries through hidden states only. So a level of a tree is one pass, without a
 mask.
 
@@ -47,11 +47,11 @@ def assistant(
 
   Args:
     head: the assistant, whose parameters are `Params.draft`.
-    tokens, tree, siblings, policy, vocab_size: as of `specjax.drafters.eagle`.
+    tokens, tree, siblings, policy, vocab_size: as in `specjax.drafters.eagle`.
 
   Returns:
-    The `Drafter`, whose state is the hidden state of the last token before the
-    newest, `f[B, F]`. Its target must return its final hidden state.
+    The `Drafter`; its state is the hidden state at the token before the newest,
+    `f[B, F]`. The target must return its final hidden state.
 
   Raises:
     ValueError, TypeError: as `specjax.drafters.eagle`.
@@ -118,7 +118,7 @@ def _dynamic(model: CacheReader, drawing: Drawing) -> Drafter:
 def _asking(model: CacheReader, params, cache: Cache, context: Context):
   """`(tokens i32[B, W], hidden f[B, W, F]) -> (f32[B, W, V'], f[B, W, F])`.
 
-  Every token is asked from the newest token's place, of the slots before it.
+  Every token queries the slots before the newest token, from its position.
   """
   newest = context.length - 1
   cache = cache.replace(length=newest)
@@ -134,14 +134,14 @@ def _asking(model: CacheReader, params, cache: Cache, context: Context):
 
 
 def _fields(model: CacheReader) -> dict[str, Any]:
-  """Fields of the `Drafter` of every assistant."""
+  """The fields that the `Drafter`s of all assistants share."""
 
   def init(params, batch, slots, inputs):
     del params, slots, inputs
     return jnp.zeros((batch, model.num_features))
 
   def read(params, state: Array, commit: Commit) -> Array:
-    """The hidden state of the last token that the target has read."""
+    """The hidden state at the last token that the target was fed."""
     del params
     return commit.newest_features(state)
 

@@ -1,17 +1,16 @@
-"""DFlash: a block drafted in one pass over masks that see each other.
+"""DFlash: a block drafted in one pass over mask tokens (block diffusion).
 
 DFlash (Chen et al., 2026) feeds the newest token and one mask per following
-token through a few layers, which attend to the target's features of all earlier
-tokens, and predicts a distribution at every mask. The distributions come from
-one pass and are independent of each other's draws: marginals, from which
+token through a few layers. They attend to each other and to the target's
+features of all earlier tokens, and predict a distribution at every mask. These
+are marginals, independent of each other's draws, from which
 `specjax.drafters.shared.marginals` makes drafts, drawn or deterministic.
 
 The published method takes the likeliest token at each mask: a deterministic
 chain, lossless under `match`.
 
-Slot i of the head's cache holds its keys and values for the feature of token i,
-fed as soon as the token is committed. A block is written behind them and never
-kept.
+Slot i of the head's cache holds keys and values for the feature of token i, fed
+as soon as the token is committed. A block is written after them and never kept.
 """
 
 from collections.abc import Callable
@@ -41,12 +40,12 @@ def dflash(
     head: the head, whose parameters are `Params.draft`; one pass over a block,
       whatever the tree.
     tokens: drafted on each path; 5 by default.
-    tree, siblings, vocab_size: as of `specjax.drafters.medusa`; the tree is not
-      deeper than the block.
+    tree, siblings, vocab_size: as in `specjax.drafters.medusa`; the tree must
+      not be deeper than the block.
 
   Returns:
-    The `Drafter`, whose state is the head's cache. Its target must return the
-    head's features.
+    The `Drafter`; its state is the head's cache. The target must return the
+    features that the head reads.
 
   Raises:
     ValueError, TypeError: as `specjax.drafters.medusa`.
@@ -73,12 +72,12 @@ def of_block(
   tree: Tree,
   siblings: Siblings,
 ) -> Drafter:
-  """The drafter of a head that predicts a block, under its name.
+  """A drafter around a head that predicts a block.
 
   Args:
-    name: of the drafter.
+    name: the drafter's name.
     head: the head.
-    draft: makes the draft of what `BlockModel.say` gives.
+    draft: makes a draft from the output of `BlockModel.say`.
     tree, siblings: the draft's.
   """
   slots_more = head.num_depths + 1

@@ -1,11 +1,11 @@
-"""DFlash 2: a block in which each token selects the next of a few candidates.
+"""DFlash 2: a block whose tokens are picked from a few candidates, in turn.
 
-DFlash 2 (z-lab and Inco, 2026) keeps, of every place of a block, the tokens of
-largest logits (16 of them), and scores each again by the token before it. That
-is a Markov chain, as DSpark's, whose distributions have no mass elsewhere: the
-candidates are known before a token is drawn, so the draft is lossless under
-every rule that suits its tree. Siblings without replacement beyond the
-candidates are other tokens.
+DFlash 2 (z-lab and Inco, 2026) keeps the tokens of largest logits (16 of them)
+at every position of a block, and rescores them given the token before. That is
+a Markov chain like DSpark's, with no mass outside the candidates. These are
+known before a token is drawn, so drafts are lossless under every rule that
+suits the tree. Siblings without replacement are other tokens once there are no
+candidates left.
 """
 
 from specjax.drafters.families import dspark
@@ -23,14 +23,14 @@ def dflash2(
   siblings: Siblings | str = IID,
   vocab_size: int | None = None,
 ) -> Drafter:
-  """A block in which each token selects the next (DFlash 2, 2026).
+  """A block whose tokens rescore the next one's candidates (DFlash 2, 2026).
 
   Args:
     head: the head, with a `MarkovModel`; its parameters are `Params.draft`.
-    tokens, tree, siblings, vocab_size: as of `specjax.drafters.dspark`.
+    tokens, tree, siblings, vocab_size: as in `specjax.drafters.dspark`.
 
   Returns:
-    The `Drafter`, as `specjax.drafters.dspark` returns it.
+    The `Drafter`, as from `specjax.drafters.dspark`.
 
   Raises:
     ValueError, TypeError: as `specjax.drafters.dspark`.

@@ -1,16 +1,15 @@
 """DSpark: DFlash's block, with tokens that depend on those before them.
 
-DSpark (DeepSeek-AI, 2026) drafts a block in one pass and makes its
-distributions conditional by a small Markov head: the distribution of a token is
-that of its place, changed by the token before it. Along a tree that is one
-product a level, and no further pass of the network: so a tree of drafts has at
-every node the distribution of that node's own path, which is known before its
-token is drawn. Such a draft is lossless under every rule that suits the tree.
+DSpark (DeepSeek-AI, 2026) predicts a block in one pass; a small Markov head
+then conditions each position's distribution on the token before it. A tree
+needs one product per level and no further pass of the network, and every node
+has the distribution of its own path, known before its token is drawn. Such
+drafts are lossless under every rule that suits the tree.
 
-The published head also estimates the chance that the next token will be
-accepted. It reads the tokens above that place, not the token drawn there, so a
-path may end where the estimate is low, at temperature above 0 too. To end it by
-the probability of the drawn token would be lossy.
+The published head also estimates the probability that the next token will be
+accepted. The estimate reads the tokens above that position, not the token drawn
+there, so a path may end where it is low, even at temperature above 0. Ending it
+by the probability of the drawn token would be lossy.
 """
 
 import dataclasses
@@ -43,19 +42,19 @@ def dspark(
     head: the head, whose parameters are `Params.draft`; one pass over a block,
       whatever the tree.
     tokens: drafted on each path; 5 by default.
-    tree, siblings, vocab_size: as of `specjax.drafters.eagle`; the tree is not
-      deeper than the block.
-    threshold: a node has children if the head's estimate that a child of it is
-      accepted is at least this, in [0, 1]; 0: always.
+    tree, siblings, vocab_size: as in `specjax.drafters.eagle`; the tree must
+      not be deeper than the block.
+    threshold: in [0, 1]; a node gets children if the head estimates that one is
+      accepted with at least this probability. 0: always.
 
   Returns:
-    The `Drafter`, whose state is the head's cache. Its target has to give the
+    The `Drafter`; its state is the head's cache. The target must return the
     features that the head reads.
 
   Raises:
     ValueError: as `specjax.drafters.eagle`; for a tree deeper than the block, a
       head without a `MarkovModel`, or a threshold on a dynamic tree.
-    TypeError: if the tree is none.
+    TypeError: if `tree` is no tree.
   """
   return of_markov(
     "dspark", head, tokens=tokens, tree=tree, siblings=siblings,
@@ -73,23 +72,23 @@ def of_markov(
   threshold: float,
   vocab_size: int | None,
 ) -> Drafter:
-  """The drafter of a head with a `MarkovModel`, under its name; as `dspark`."""
+  """A drafter around a head with a `MarkovModel`; see `dspark`."""
   drawing = arguments.drawing(
     tokens, tree, siblings, vocab_size or head.vocab_size, dynamic=True
   )
   tree, markov = drawing.tree, head.markov
   dynamic = tree.form is Form.FREE
   if markov is None:
-    raise ValueError(f"{name} drafts with a head that has a MarkovModel")
+    raise ValueError(f"{name} needs a head with a MarkovModel")
   arguments.check_depth(name, head.num_depths, tree)
   if not 0 <= threshold <= 1:
     raise ValueError(f"threshold must be in [0, 1], got {threshold}")
   if threshold and not markov.estimates:
-    raise ValueError("this head estimates no acceptance: no threshold")
+    raise ValueError("this head estimates no acceptance: leave out threshold")
   if dynamic:
     best_first.check(drawing, width=tree.max_children)
     if threshold:
-      raise ValueError("a dynamic tree has its nodes by rank: no threshold")
+      raise ValueError("a dynamic tree ranks its nodes: leave out threshold")
 
   def draft(params, block, context):
     def after(depth: int, tokens: Array, state: Array):
@@ -137,11 +136,11 @@ def of_markov(
 
 
 def _sure_nodes(tree: Tree, goes_on: Array) -> Array:
-  """Parents `i32[B, N]` of the nodes below sure ones only, -1 for the others.
+  """Parents `i32[B, N]` of nodes whose ancestors all go on, -1 for the others.
 
   Args:
-    tree: all nodes.
-    goes_on: `bool[B, M]`, of all nodes but the deepest level's.
+    tree: the whole tree.
+    goes_on: `bool[B, M]`, for all nodes above the deepest level.
   """
   here = [jnp.ones(len(goes_on), bool)]
   for parent in tree.parents[1:]:

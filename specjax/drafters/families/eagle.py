@@ -1,10 +1,10 @@
 """EAGLE: a layer that drafts from the target's features, then from its own.
 
 At position i EAGLE (Li et al., ICML 2024) reads the target's feature of token i
-and token i + 1, and predicts token i + 2 and a hidden state, which replaces the
-target's next feature: fed back with the drawn token, it drafts the next.
-EAGLE-2 (EMNLP 2024) grows the tree where the head is confident, EAGLE-3
-(NeurIPS 2025) fuses features of several layers; here all are a
+and token i + 1, and predicts token i + 2 and a hidden state. Fed back with the
+drawn token in place of the target's next feature, that drafts the next token.
+EAGLE-2 (EMNLP 2024) grows the tree where the head is confident; EAGLE-3
+(NeurIPS 2025) fuses features of several layers. Here all are a
 `specjax.types.FeatureModel`.
 
 A draft is sampled over a static tree, or deterministic: EAGLE-2's dynamic tree
@@ -13,9 +13,9 @@ of its tokens is drawn, so its shape may depend on tokens; `match` is optimal
 for it. Accepting its tokens with min(1, q/p) for the head's distribution p
 would be lossy: they were not drawn from p.
 
-P-EAGLE (2026) is an EAGLE-3 that knows a vector for a feature that is missing:
-one pass over the newest pair and masks gives a distribution for every depth.
-None of them knows what is drawn from the others (`shared.marginals`).
+P-EAGLE (2026) is an EAGLE-3 head with a learned vector for unknown features:
+one pass over the newest pair and masks predicts every depth. The distributions
+do not depend on each other's draws (`shared.marginals`).
 
 Committed pairs of a feature and a token are fed to the head as soon as both are
 known (`shared.committed`). Drafted pairs use the head's own states, and are
@@ -55,23 +55,23 @@ def eagle(
   policy: Policy | None = None,
   vocab_size: int | None = None,
 ) -> Drafter:
-  """An EAGLE head, static or dynamic trees (Li et al., ICML and EMNLP 2024).
+  """An EAGLE head, on static or dynamic trees (Li et al., ICML, EMNLP 2024).
 
   Args:
     head: the head, whose parameters are `Params.draft`.
     tokens: drafted on each path; 5 by default.
-    tree: the form of every proposal; None for one path. A dynamic tree
+    tree: the tree of every draft; None for one path. A dynamic tree
       (`specjax.shapes.dynamic`) is EAGLE-2's: at every depth the `top_k` best
       nodes by cumulative probability get their `top_k` likeliest tokens, and
       the best of all are verified. The published code's `depth` is one less.
-    siblings: how the children of a node are drawn, or its name in
-      `specjax.siblings`; a dynamic tree is deterministic.
-    policy: of `specjax.adaptive.policies`, ends a row's chain early; None for
-      whole chains.
+    siblings: how the children of a node are drawn, a `Siblings` or its name; a
+      dynamic tree is deterministic.
+    policy: a `specjax.adaptive.policies` policy that ends a row's chain early;
+      None for whole chains.
     vocab_size: V, the number of real tokens; by default the head's.
 
   Returns:
-    The `Drafter`. Its target must return the head's features.
+    The `Drafter`. The target must return the features that the head reads.
 
   Raises:
     ValueError: if the tree drafts nothing, or does not fit siblings, policy or
@@ -116,17 +116,17 @@ def p_eagle(
   Args:
     head: the head, with a `mask`.
     tokens: drafted on each path; 5 by default.
-    tree, siblings, vocab_size: as of `specjax.drafters.medusa`.
+    tree, siblings, vocab_size: as in `specjax.drafters.medusa`.
 
   Returns:
-    The `Drafter`. Its target has to give the features that the head reads.
+    The `Drafter`. The target must return the features that the head reads.
 
   Raises:
     ValueError, TypeError: as `specjax.drafters.medusa`; or for a head without a
       mask.
   """
   if head.mask is None:
-    raise ValueError("p_eagle drafts with a head that has a mask")
+    raise ValueError("p_eagle needs a head with a mask")
   mask_of = head.mask
   drawing = arguments.drawing(
     tokens, tree, siblings, vocab_size or head.vocab_size, dynamic=True,
@@ -165,14 +165,14 @@ def p_eagle(
 
 
 def of_one_layer(name: str, model: FeatureModel, drawing: Drawing) -> Drafter:
-  """The drafter of a head of one layer, under its name; see `eagle`."""
+  """A drafter around a head of one layer; see `eagle`."""
   tree = drawing.tree
   if tree.form is Form.FREE:
     return _dynamic(model, drawing)
 
   def begin(params, state: HeadState, target_cache, context):
     def first(carry, goes):
-      del goes  # the head has read all that is committed
+      del goes  # the head was fed everything committed
       return state.logits[:, None], carry, jnp.zeros((), jnp.int32)
 
     def feed(carry, depth, drawn):
@@ -215,7 +215,7 @@ def _dynamic(model: FeatureModel, drawing: Drawing) -> Drafter:
       among_fed = jnp.broadcast_to(
         jnp.eye(tokens.shape[1], dtype=bool), (*tokens.shape, tokens.shape[1])
       )
-      if seen is not None:  # of what was fed, which is above
+      if seen is not None:  # ancestors among the nodes already fed
         among_fed = jnp.concatenate(
           [jnp.take_along_axis(seen, parents, axis=1), among_fed], axis=-1
         )
@@ -246,10 +246,10 @@ def _dynamic(model: FeatureModel, drawing: Drawing) -> Drafter:
 
 
 def _with_cache(state: HeadState, cache: Cache) -> HeadState:
-  """The state with another cache of the first layer."""
+  """The state with the first layer's cache replaced."""
   return dataclasses.replace(state, caches=(cache, *state.caches[1:]))
 
 
 def _place(context: Context) -> Array:
-  """`i32[B]`, place of the newest pair: its feature's position."""
+  """`i32[B]`, position of the newest pair: its feature's."""
   return jnp.maximum(context.length - 2, 0)

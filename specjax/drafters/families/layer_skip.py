@@ -1,11 +1,11 @@
-"""Self-speculative decoding: a cheaper form of the target drafts for it.
+"""Self-speculative decoding: a cheaper version of the target drafts for it.
 
-Draft and Verify (Zhang et al., ACL 2024) skips sub-layers, QuantSpec (Tiwari et
-al., ICML 2025) quantizes the weights, and its cache, to four bits. There is no
-second cache: drafting uses the target's own, as stored, which holds full-depth
-keys and values of every committed token; drafted tokens go to the slots after
-them, in the kept layers only. Verification then rewrites all layers of those
-slots, so the cache is correct after every commit.
+Draft and Verify (Zhang et al., ACL 2024) skips sub-layers; QuantSpec (Tiwari et
+al., ICML 2025) quantizes weights, and its cache, to four bits. There is no
+second cache: the draft uses the target's own, which holds full-depth keys and
+values of every committed token. Drafted tokens go to the slots after them, in
+the kept layers only. Verification then rewrites all layers of those slots, so
+the cache is correct after every commit.
 """
 
 from collections.abc import Callable
@@ -34,16 +34,16 @@ def layer_skip(
 ) -> Drafter:
   """The target without some sub-layers (Draft and Verify, ACL 2024).
 
-  It drafts on `Params.target` and the target's cache.
+  It drafts with `Params.target` and the target's cache.
 
   Args:
     skipped: the target with sub-layers left out; it must take the target's
       parameters and cache
       (`models.networks.transformer.as_language_model(module, skipped=...)`).
-    tokens, tree, siblings, policy, vocab_size: as of `specjax.drafters.model`.
+    tokens, tree, siblings, policy, vocab_size: as in `specjax.drafters.model`.
 
   Returns:
-    A `Drafter` without state, except a policy's.
+    The `Drafter`; it has no state but a policy's.
 
   Raises:
     ValueError, TypeError: as `specjax.drafters.model`.
@@ -66,12 +66,12 @@ def quantized_self(
 ) -> Drafter:
   """The target with quantized weights, on its own cache (QuantSpec, 2025).
 
-  All else is as in `layer_skip`.
+  Otherwise as `layer_skip`.
 
   Args:
     low: the quantized target, whose parameters are `Params.draft`; it must take
       the target's cache.
-    tokens, tree, siblings, policy, vocab_size: as of `layer_skip`.
+    tokens, tree, siblings, policy, vocab_size: as in `layer_skip`.
   """
   vocab_size = arguments.check_model("target", low, vocab_size)
   drawing = arguments.drawing(tokens, tree, siblings, vocab_size, policy)
@@ -86,7 +86,7 @@ def _on_targets_cache(
   weights: Callable[[Params], Any],
   drawing: Drawing,
 ) -> Drafter:
-  """The drafter of a model with these weights that takes the target's cache."""
+  """A drafter that runs a model with these weights on the target's cache."""
   arguments.check_rolls_back("target", model)
   tree = drawing.tree
 

@@ -1,16 +1,16 @@
-"""Lookahead decoding: the target guesses ahead of itself and checks later.
+"""Lookahead decoding: n-grams from the target's own Jacobi iterations.
 
 Fu et al. (ICML 2024). Every round also feeds a window of W columns and N - 1
 levels: level 0 guesses the text to come, and the target's likeliest token after
 each column becomes the column's next level (Jacobi iteration: a column's tokens
-settle as rounds pass). So each round finishes W sequences of N tokens, which go
-into a pool. Up to G of those that begin with the newest token are drafted:
-deterministic tokens, merged where they begin alike, which `match` (or another
-rule for deterministic trees) verifies losslessly at any temperature.
+settle as rounds pass). So each round completes W sequences of N tokens, which
+go into a pool. Up to G that begin with the newest token are drafted:
+deterministic tokens, merged where they share a prefix, which `match` (or
+another rule for deterministic trees) verifies losslessly at any temperature.
 
 The window is lanes: scored, never verified. With the newest token in front of
-level 0, cell (l, i) stands l + i positions behind it, and sees level 0 up to
-column i, and its own column: a tree.
+level 0, cell (l, i) is l + i positions after it, and sees level 0 up to column
+i and its own column: a tree.
 
     level 0   root - a1 - a2          W = 3, N = 4
                |      |    |
@@ -18,10 +18,10 @@ column i, and its own column: a tree.
                |      |    |
     level 2   c0     c1   c2          new: what follows c0, c1, c2
 
-What differs from the authors' code: all levels are full from the first round,
-with sequences of the prompt, evenly spaced; a round may emit N tokens, where
-theirs ends at N - 1; guesses are merged to a tree; the pool forgets what was
-found longest ago, over all first tokens together.
+Differences from the authors' code: all levels are full from the first round,
+with evenly spaced sequences of the prompt; a round may emit N tokens, theirs
+N - 1; guesses are merged into a tree; the pool drops the oldest sequences, over
+all first tokens together.
 """
 
 import dataclasses
@@ -38,12 +38,12 @@ from specjax.structs import struct
 from specjax.tree import Tree, bound
 from specjax.types import Commit, Draft, Drafter
 
-_CHUNK = 32  # sequences of a prompt that enter the pool together
+_CHUNK = 32  # sequences of a prompt inserted together
 
 
 @struct
 class _Pool:
-  """The newest P sequences `i32[B, P, N]`, and when each came: 0 for never."""
+  """The newest P sequences, `i32[B, P, N]`, with their times; 0 is empty."""
 
   grams: Array
   stamps: Array
@@ -57,7 +57,7 @@ class _State:
   Attributes:
     window: `i32[B, N - 1, W]`; entry (0, 0) stands for the newest token.
     pool: the sequences.
-    tail: `i32[B, N - 1]`, the newest tokens that the target has read, -1 before
+    tail: `i32[B, N - 1]`, the newest tokens that the target was fed, -1 before
       the first.
   """
 
@@ -67,10 +67,10 @@ class _State:
 
 
 def _form(window: int, ngram: int, num_guesses: int) -> Tree:
-  """The tree that is drafted, with the window as lanes: W, N and G."""
+  """The draft's tree for W, N and G, with the window as lanes."""
   if min(window, num_guesses, ngram - 1) < 1:
     raise ValueError(
-      "lookahead needs window, num_guesses and tokens of 1 or more, got "
+      "lookahead needs window, num_guesses and tokens >= 1, got "
       f"{window}, {num_guesses} and {ngram - 1}"
     )
   depth = ngram - 1
@@ -104,7 +104,7 @@ def lookahead(
   """N-grams from the target's Jacobi trajectories (Fu et al., ICML 2024).
 
   Args:
-    tokens: N - 1, drafted tokens of a sequence.
+    tokens: N - 1, drafted tokens per sequence.
     window: W, columns.
     num_guesses: G, the most sequences to draft.
     vocab_size: V, the number of real tokens; by default all the target's.
@@ -113,7 +113,7 @@ def lookahead(
       pool too.
 
   Raises:
-    ValueError: for sizes that are too small.
+    ValueError: if a size is too small.
   """
   ngram = tokens + 1
   tree = _form(window, ngram, num_guesses)
@@ -121,7 +121,7 @@ def lookahead(
   if pool_size < least:
     raise ValueError(f"pool_size must be at least {least}, got {pool_size}")
   cells = _cells(window, ngram)
-  # Where the target says what follows the last level, of all that is fed.
+  # The fed tokens whose logits predict what follows the last level.
   last = np.where(cells[-1] > 0, tree.num_drafted + cells[-1], 0)
   nothing = np.array(tree.lanes, np.int32)
 
@@ -195,7 +195,7 @@ def lookahead(
     return read(state, text, jnp.zeros_like(commit.count), commit.count)
 
   def read(state: _State, text, num_refed, count) -> _State:
-    """Takes in tokens `num_refed .. count - 1` of `i32[B, T]`."""
+    """Adds tokens `num_refed .. count - 1` of `i32[B, T]`."""
     most = text.shape[1]
     whole = jnp.concatenate(
       [state.tail, jax.vmap(jnp.roll)(text, -num_refed)], axis=1
@@ -224,7 +224,7 @@ def lookahead(
 
 
 def _insert_many(pool: _Pool, grams: Array, kept: Array) -> _Pool:
-  """As `_insert`, of any number, a few at a time."""
+  """As `_insert` for any number of sequences, a few at a time."""
   rows, count, size = grams.shape
   if count <= _CHUNK:
     return _insert(pool, grams, kept)
@@ -239,9 +239,9 @@ def _insert_many(pool: _Pool, grams: Array, kept: Array) -> _Pool:
 
 
 def _insert(pool: _Pool, grams: Array, kept: Array) -> _Pool:
-  """Puts sequences `i32[B, J, N]` into the pool, in the place of the oldest.
+  """Puts sequences `i32[B, J, N]` into the pool, replacing the oldest.
 
-  Those that `kept`, `bool[B, J]`, leaves out do not count, and what is there
+  Only those in `kept`, `bool[B, J]`, are inserted; one that is in the pool
   already becomes the newest. J is at most P.
   """
   count = grams.shape[1]

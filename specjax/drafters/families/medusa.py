@@ -1,9 +1,9 @@
-"""Medusa: heads on the target's features, with one distribution per depth.
+"""Medusa: one head per depth on the target's features.
 
-They read the target's feature of the token before the newest; head k predicts
-the token k after the newest (Cai et al., ICML 2024). The distributions are
-marginals, from which `specjax.drafters.shared.marginals` makes drafts: drawn,
-for any rule, or deterministic, for `match`.
+The heads read the target's feature of the token before the newest; head k
+predicts the k-th token after the newest (Cai et al., ICML 2024). The
+distributions are marginals, from which `specjax.drafters.shared.marginals`
+makes drafts: drawn, for any rule, or deterministic, for `match`.
 """
 
 import jax.numpy as jnp
@@ -27,17 +27,17 @@ def medusa(
   """Medusa heads, one per depth (Cai et al., ICML 2024).
 
   The features are those of the newest token fed to the target; after a prompt
-  of one token there is none, and the first round sees zeros.
+  of one token there are none, and the first round reads zeros.
 
   Args:
     head: the heads, whose parameters are `Params.draft`.
     tokens: drafted on each path; 4 by default.
-    tree: the form of every proposal, not deeper than the heads; None for one
-      path. A dynamic tree (`specjax.shapes.dynamic`) gets the likeliest nodes
-      of the product distribution.
-    siblings: how the children of a node are drawn, or its name in
-      `specjax.siblings`. GIVEN: deterministic, child r of a node is the token
-      of rank r in the distribution of its depth.
+    tree: the tree of every draft, not deeper than the heads; None for one path.
+      A dynamic tree (`specjax.shapes.dynamic`) gets the likeliest nodes of the
+      product distribution.
+    siblings: how the children of a node are drawn, a `Siblings` or its name.
+      GIVEN is deterministic: child r of a node is the token of rank r in the
+      distribution of its depth.
     vocab_size: V, the number of real tokens; by default the heads'.
 
   Returns:

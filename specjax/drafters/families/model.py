@@ -2,13 +2,13 @@
 
 The draft model has its own cache and is fed only when it drafts, so a round
 without a draft costs nothing. After a round its cache may lack the last
-accepted token (a leaf is never fed to the draft), so each proposal first feeds
-the last *two* committed tokens: the older one is rewritten with the same
-values, or filled in.
+accepted token (a leaf is never fed to the draft), so each draft starts by
+feeding the last *two* committed tokens; the older one is rewritten with the
+same values, or filled in.
 
 Under a depth policy a row may draft nothing for many rounds, and its cache
-lacks more (`Cache.length` is what it holds). It is filled in chunks before the
-row drafts again.
+falls behind (`Cache.length` is what it holds). The row catches up in chunks
+before it drafts again.
 """
 
 import jax
@@ -27,8 +27,8 @@ from specjax.tree import Tree, take_node
 from specjax.types import Commit, Context, Drafter, LanguageModel
 
 _WINDOW = 2
-_NUM_REFED = 2  # tokens of a text that goes on which are re-fed
-_PIECE = 16  # tokens that a cache which lacks more is given at once
+_NUM_REFED = 2  # tokens fed again when a text continues
+_PIECE = 16  # tokens per chunk when a cache catches up
 
 
 def model(
@@ -40,17 +40,16 @@ def model(
   policy: Policy | None = None,
   vocab_size: int | None = None,
 ) -> Drafter:
-  """A smaller model (Leviathan et al., 2023).
+  """A smaller draft model (Leviathan et al., 2023).
 
   Args:
     draft: the draft model, whose parameters are `Params.draft`; its vocabulary
       may be padded differently.
     tokens: drafted on each path; 5 by default.
-    tree: the form of every proposal; None for one path.
-    siblings: how the children of a node are drawn, or its name in
-      `specjax.siblings`.
-    policy: of `specjax.adaptive.policies`, ends a row's chain early; None for
-      whole chains.
+    tree: the tree of every draft; None for one path.
+    siblings: how the children of a node are drawn, a `Siblings` or its name.
+    policy: a `specjax.adaptive.policies` policy that ends a row's chain early;
+      None for whole chains.
     vocab_size: V, the number of real tokens; by default the model's.
 
   Returns:
@@ -72,14 +71,14 @@ def model(
     cache = draft.new_cache(
       params.draft, batch, slots, inputs if draft.encode else None
     )
-    # With room for a round no state holds what the next one goes back to.
+    # Room for a round: no recurrent state then passes a point to roll back to.
     room = form.max_depth + 1 + _NUM_REFED
     return cache.replace(recurrent=recurrent.widened(cache.recurrent, room))
 
   def prefill(params, cache: Cache, commit: Commit) -> Cache:
     held = cache.length
     cache = levels.read_prompt(draft, params.draft, cache, commit)
-    # What it lacks of the text before is not filled by what comes after.
+    # A gap in the text before is not filled by what comes after.
     lacks = held < commit.start
     return cache.replace(length=jnp.where(lacks, held, cache.length))
 
@@ -105,7 +104,7 @@ def model(
       return draft.apply(params.draft, fed, cache.replace(length=start))
 
     def caught_up(cache: Cache, goes: Array) -> tuple[Cache, Array]:
-      """The cache with all but the window, of rows that draft; passes made."""
+      """Fills the caches of drafting rows up to the window; counts passes."""
       piece = min(_PIECE, columns)
 
       def feed_piece(carry):
@@ -114,7 +113,7 @@ def model(
         start = jnp.minimum(held, columns - piece)
         _, cache = feed_text(cache, start, piece)
         length = jnp.maximum(held, start + piece)
-        if cache.idle is not None:  # what such rows were fed may be anything
+        if cache.idle is not None:  # these rows were fed arbitrary tokens
           length = jnp.where(cache.idle, held, length)
         cache = cache.replace(length=length)
         return cache, count + 1

@@ -1,16 +1,16 @@
 """Multi-token prediction heads: one layer, or one for each drafted token.
 
-At position i layer k of D reads the state of layer k - 1 there (of the target
-for k = 1) and token i + k, and predicts token i + k + 1 and a state
-(DeepSeek-V3's technical report, 2024, section 2.2). A head of one layer drafts
-like EAGLE's (`specjax.drafters.families.eagle`). After D tokens the first layer
-drafts again, as if the states of the D drafted positions were the target's.
+At position i layer k of D reads the state of layer k - 1 there (the target's
+for k = 1) and token i + k, and predicts token i + k + 1 and a state (DeepSeek's
+V3 technical report, 2024, section 2.2). A head of one layer drafts like EAGLE
+(`specjax.drafters.families.eagle`). After D tokens the first layer drafts
+again, as if the states of the D drafted positions were the target's.
 
-Every layer has a cache, whose slot i is position i, and is fed a position as
-soon as its token is committed (`shared.committed`); later positions hold
-drafted tokens. In a tree the distribution below a node of depth k is that of
-layer k + 1 after k positions of the node's own path, which are fed together and
-seen by no other node.
+Every layer has a cache, whose slot i is position i. It is fed a position as
+soon as the token is committed (`shared.committed`); later slots hold drafted
+tokens. In a tree, children of a node of depth k are predicted by layer k + 1
+after k positions of the node's own path, which are fed together and are
+invisible to other nodes.
 """
 
 import dataclasses
@@ -45,8 +45,8 @@ def mtp(
 ) -> Drafter:
   """A multi-token prediction head, the target's own or another.
 
-  Arguments, result and errors are those of `eagle`. Only the first layers of a
-  head are used if fewer tokens are drafted.
+  Arguments, result and errors are those of `eagle`. If fewer tokens are drafted
+  than the head has layers, only the first layers are used.
   """
   drawing = arguments.drawing(
     tokens, tree, siblings, vocab_size or head.vocab_size, policy, dynamic=True
@@ -58,7 +58,7 @@ def mtp(
 
 
 def of_layers(models: tuple[FeatureModel, ...], drawing: Drawing) -> Drafter:
-  """The drafter of a head of D layers, each with a cache of its own."""
+  """A drafter around a head of D layers, each with its own cache."""
   tree, top_k = drawing.tree, drawing.tree.max_children
   is_free = tree.form is Form.FREE
   if is_free:
@@ -96,10 +96,10 @@ class _Level:
   """The W nodes of a depth k.
 
   Attributes:
-    path: `i32[B, W, k]`, the tokens down to each.
-    fed: `f[B, W, k, H]`, states of the layer that read them.
-    hidden: `f[B, W, k + 1, H]`, the state that each token of the path was drawn
-      after, and that after the node.
+    path: `i32[B, W, k]`, the tokens from the root to each.
+    fed: `f[B, W, k, H]`, states of the layer that was fed them.
+    hidden: `f[B, W, k + 1, H]`, the state before each token of the path, and
+      the one after the node.
     caches: the layers'.
   """
 
@@ -130,7 +130,7 @@ def _feed(
   tokens: Array,
   parents: Array,
 ) -> tuple[Array, _Level]:
-  """Logits `f32[B, W, V']` after nodes below those of `level`, and theirs."""
+  """Logits `f32[B, W, V']` after the children of `level`, and their level."""
 
   def of_parents(x):
     at = parents.reshape(*parents.shape, *[1] * (x.ndim - 2))
@@ -169,7 +169,7 @@ def _feed(
 
 
 def _sized(level: _Level, depth: int | None) -> _Level:
-  """The level as one of another depth, if any: cut, or padded with anything."""
+  """The level resized to another depth, if any: cut, or padded."""
   if depth is None:
     return level
 
@@ -194,13 +194,13 @@ def _begin(
   target_cache: Cache,
   context: Context,
 ) -> chains.Passes:
-  """The passes of a tree by levels, or of a chain that a policy may end."""
+  """The passes of a tree, level by level, or of a chain under a policy."""
   tree = drawing.tree
-  # Under a policy a level may not be fed: all are carried in one size.
+  # A policy may leave levels out, so all are carried in one size.
   most = tree.max_depth if drawing.policy else None
 
   def first(level, goes):
-    del goes  # the head has read all that is committed
+    del goes  # the head was fed everything committed
     return state.logits[:, None], level, jnp.zeros((), jnp.int32)
 
   def feed(level, depth, drawn):

@@ -1,10 +1,10 @@
 """Prompt look-up: the tokens after the last occurrence of the newest n-gram.
 
-No model and no cache. The proposal is a function of the committed tokens, so
-every token is deterministic, and any lossless rule accepts token x with
-probability q(x). Longer matches win, then more recent ones. A continuation that
-reaches the end of the text continues periodically. Without a match the last
-token is repeated: a valid proposal, only a poor one.
+No model and no cache. The draft is a function of the committed tokens, so every
+token is deterministic, and any lossless rule accepts token x with probability
+q(x). Longer matches win, then more recent ones. A continuation that reaches the
+end of the text repeats periodically. Without a match the last token is
+repeated: a poor draft, but a valid one.
 """
 
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from specjax.types import Draft, Drafter
 
 
 def ngram(*, tokens: int = TOKENS, max_ngram: int = 3) -> Drafter:
-  """The tokens that followed the last n-gram earlier in the text.
+  """The tokens that followed the newest n-gram earlier in the text.
 
   Args:
     tokens: how many to draft, at least 1.
@@ -28,7 +28,7 @@ def ngram(*, tokens: int = TOKENS, max_ngram: int = 3) -> Drafter:
     A `Drafter` without state.
 
   Raises:
-    ValueError: if one of them is less than 1.
+    ValueError: if either is less than 1.
   """
   if tokens < 1 or max_ngram < 1:
     raise ValueError("tokens and max_ngram must be >= 1")

@@ -1,17 +1,17 @@
-"""Online learning of drafts: a memory of verified rounds to learn from.
+"""Online learning of drafts: a ring buffer of verified rounds to learn from.
 
 Verification yields the target's distribution after every accepted token for
 free. Online speculative decoding (Liu et al., ICML 2024) trains the draft on it
-while decoding. Here any drafter can have a ring of those distributions: each
-row's newest R fed tokens, each with its position and the distribution of the
-token *after* it, including that after the last accepted token, where the draft
+while decoding. Here any drafter can keep those distributions in a ring: each
+row's newest R fed tokens with their positions and the distribution of the token
+*after* each, including the one after the last accepted token, where the draft
 was wrong.
 
 `specjax.training.learning` turns a ring into a loss; `Params.draft` changes
-between calls of `Decoder.steps`. The output's distribution stays the target's:
-parameters depend only on what was committed before the round. But rows are no
-longer independent: at temperatures above 0 a row's text depends on its
-neighbors and on earlier prompts, through the draft.
+between calls of `Decoder.steps`. The output distribution stays the target's,
+because parameters depend only on what was committed before the round. But rows
+are no longer independent: at temperatures above 0 a row's text depends, through
+the draft, on its neighbors and on earlier prompts.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from jax import Array
 from specjax.structs import struct
 from specjax.types import Commit, Drafter, FeatureModel, LanguageModel
 
-# Distributions are cut there: a mass of zero has no logarithm to differ by.
+# Log-probabilities are clipped here: zero mass has no logarithm to compare.
 FLOOR = -70.0
 
 
@@ -38,12 +38,12 @@ class Ring:
     tokens: `i32[B, R]`.
     positions: `i32[B, R]`, their positions in the text.
     laws: `f32[B, R, K + 1]`, log-probabilities of the token after each at
-      temperature 1: of `ids`, and last of all other tokens together. If K is V,
+      temperature 1: those of `ids`, then all other tokens together. If K is V,
       `f32[B, R, V]`.
     ids: `i32[B, R, K]`, the likeliest tokens; None if K is V.
-    known: `bool[B, R]`, whether there is a distribution: prompts have none.
+    known: `bool[B, R]`, whether it has a distribution: prompts have none.
     features: `f[B, R, F]`, the target's, for a head; or None.
-    written: `i32[B]`, tokens so far; the next goes to `written % R`.
+    written: `i32[B]`, tokens so far; the next one goes to `written % R`.
   """
 
   tokens: Array
@@ -57,7 +57,7 @@ class Ring:
 
 @struct
 class OnlineState:
-  """A ring, and the state of the drafter without it."""
+  """A ring and the inner drafter's state."""
 
   inner: Any
   ring: Ring
@@ -71,19 +71,19 @@ def online(
   top_k: int = 0,
   num_features: int = 0,
 ) -> Drafter:
-  """Any drafter, with a ring of the target's distributions.
+  """Any drafter, with a ring of the target's distributions to learn from.
 
   Args:
-    drafter: the drafter.
+    drafter: the inner drafter.
     vocab_size: V, the number of real tokens.
     entries: R, tokens kept per row. A longer text is learned as if it began
       where the ring does.
-    top_k: K, likeliest tokens kept of each distribution, the others as one; 0
-      for the whole distribution.
+    top_k: K, how many of the likeliest tokens to keep of each distribution; the
+      others are lumped into one. 0 keeps the whole distribution.
     num_features: F, if the draft is a head on the target's features; else 0.
 
   Returns:
-    The `Drafter`, whose state is an `OnlineState`. A refilled row
+    The `Drafter`; its state is an `OnlineState`. A refilled row
     (`Decoder.admit`) begins with an empty ring.
   """
   kept, inner = top_k or vocab_size, drafter
@@ -137,7 +137,7 @@ def online(
 
 
 def carry(state: OnlineState, before: Ring) -> OnlineState:
-  """The state after prefill, its rings behind those that other texts left."""
+  """The state after prefill, its rings appended to those of earlier texts."""
   new = in_order(state.ring)
   count = jnp.minimum(state.ring.written, state.ring.tokens.shape[1])
   names = [f.name for f in dataclasses.fields(Ring) if f.name != "written"]
@@ -148,8 +148,8 @@ def carry(state: OnlineState, before: Ring) -> OnlineState:
 def in_order(ring: Ring) -> Ring:
   """The ring with the oldest entry of each row first.
 
-  What was never written comes last and is not known; `written` is then how many
-  entries there are, R at most.
+  Entries never written come last and are not `known`; `written` becomes the
+  number of entries, at most R.
   """
   room = ring.tokens.shape[1]
   first = jnp.where(ring.written > room, ring.written % room, 0)
@@ -167,7 +167,7 @@ def _written(ring: Ring, commit: Commit, vocab_size: int) -> Ring:
   """The ring with the newly committed tokens."""
   width = commit.path.shape[1]
   index = np.arange(width, dtype=np.int32)
-  # A window that was read again begins with what is there already.
+  # A window that was fed again begins with entries that are there already.
   shifted = jnp.minimum(index + commit.num_refed[:, None], width - 1)
   path = jnp.take_along_axis(commit.path, shifted, axis=1)
   count = jnp.maximum(commit.count - commit.num_refed, 0)
@@ -220,7 +220,7 @@ def _added(ring: Ring, new: dict[str, Array | None], count: Array) -> Ring:
 
 
 def _places(written: Array, count: Array, *, width: int, room: int) -> Array:
-  """Distinct places of W new entries, `i32[B, W]`; R for what is dropped."""
+  """Distinct slots of W new entries, `i32[B, W]`; R for dropped ones."""
   index = np.arange(width)
   wanted = (index < count[:, None]) & (index >= count[:, None] - room)
   return jnp.where(wanted, (written[:, None] + index) % room, room)
@@ -238,15 +238,15 @@ def lumped(logits: Array, ids: Array) -> Array:
   return jnp.concatenate([chosen, rest], axis=-1) - whole
 
 
-# ---------------------------------------- what a draft says of a ring's texts
+# ---------------------------------- a draft's distributions on a ring's texts
 
-# `(parameters, ring in order) -> (logits f32[B, R, V], said bool[B, R])`: what
-# the draft says of the token after each entry, and where it says anything.
+# `(parameters, ring in order) -> (logits f32[B, R, V], said bool[B, R])`: the
+# draft's logits for the token after each entry, and where it has any.
 Laws = Callable[[Any, Ring], tuple[Array, Array]]
 
 
 def texts(ring: Ring) -> Array:
-  """`i32[B, R]`, which text each entry is of; -1 for what is not there."""
+  """`i32[B, R]`, which text each entry belongs to; -1 for missing entries."""
   next_one = ring.positions[:, 1:] == ring.positions[:, :-1] + 1
   text = jnp.cumsum(jnp.pad(~next_one, ((0, 0), (1, 0))), axis=1)
   present = np.arange(text.shape[1]) < ring.written[:, None]
@@ -257,10 +257,10 @@ def model_laws(model: LanguageModel, *, vocab_size: int) -> Laws:
   """A draft model's distributions, each text read from its start in the ring.
 
   Raises:
-    ValueError: for a draft that reads inputs, which no ring keeps.
+    ValueError: for an encoder-decoder: rings do not keep inputs.
   """
   if model.encode is not None:
-    raise ValueError("a draft that reads inputs cannot learn online")
+    raise ValueError("an encoder-decoder draft cannot learn online")
 
   def laws(params, ring: Ring):
     rows, room = ring.tokens.shape
@@ -278,15 +278,15 @@ def model_laws(model: LanguageModel, *, vocab_size: int) -> Laws:
 
 
 def head_laws(model: FeatureModel, *, vocab_size: int) -> Laws:
-  """Distributions of a head that reads the target's own features.
+  """A head's distributions, reading the target's own features.
 
-  From the second drafted token on a head is fed its own hidden states; that it
-  is not trained for here.
+  From the second drafted token on a head reads its own hidden states; it is not
+  trained for that here.
   """
 
   def laws(params, ring: Ring):
     if ring.features is None:
-      raise ValueError("a head learns of the target's features: num_features")
+      raise ValueError("a head learns from the target's features: num_features")
     rows, room = ring.tokens.shape
     text = texts(ring)
     # A pair is a feature and the token after it, of one text.
@@ -306,7 +306,7 @@ def head_laws(model: FeatureModel, *, vocab_size: int) -> Laws:
 
 
 def _sees(of: Array, seen: Array) -> Array:
-  """`bool[B, T, T]`: a causal chain within each text, and each itself."""
+  """`bool[B, T, T]`: a causal mask within each text; each token sees itself."""
   same = (of[:, :, None] == seen[:, None]) & (of >= 0)[:, :, None]
   count = of.shape[1]
   return (same & np.tri(count, dtype=bool)) | np.eye(count, dtype=bool)

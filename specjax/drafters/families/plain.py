@@ -1,4 +1,4 @@
-"""No drafting: the empty tree, and so plain autoregressive decoding."""
+"""No drafting: the empty tree, for plain autoregressive decoding."""
 
 from specjax.siblings import IID
 from specjax.tree import chain
@@ -6,12 +6,10 @@ from specjax.types import Draft, Drafter
 
 
 def plain() -> Drafter:
-  """Plain decoding, without a draft.
-
-  The tree is the root alone.
+  """Plain decoding: the tree is the root alone.
 
   Returns:
-    A `Drafter` without state, to be used with any rule.
+    A `Drafter` without state, for any rule.
   """
   tree = chain(0)
 

@@ -1,12 +1,12 @@
-"""RASD: a draft model's tree and retrieved continuations in one tree.
+"""RASD: a draft model's tree merged with retrieved continuations.
 
 Retrieval-augmented speculative decoding (2025): the draft model draws its tree
 as usual; text and corpus yield a trie of continuations (`suffix`), which the
-draft model prunes; and both are merged where they begin alike. Shared nodes
+draft model prunes; the two are merged where they share prefixes. Shared nodes
 count once, which leaves room for more looked-up ones.
 
-The draft model scores the trie in one pass, and the likeliest nodes, by their
-whole paths, fill the rest of the budget.
+The draft model scores the trie in one pass, and the nodes with the likeliest
+paths fill the rest of the budget.
 
 Two forms, by how the draft model's tree is made:
 
@@ -16,8 +16,8 @@ Two forms, by how the draft model's tree is made:
   in turn (`recursive`, `traversal`). Looked-up tokens are tested last, so their
   presence may depend on what was drawn.
 
-Difference from the paper (no code of its authors is known): it prunes by the
-draft model's distribution of the first token, this by all tokens.
+The paper (its authors' code is not known) prunes by the draft model's
+distribution of the first token, this by all tokens.
 """
 
 from typing import Any
@@ -74,17 +74,17 @@ def rasd(
     draft: the draft model, whose parameters are `Params.draft.model`.
     nodes: N, the most tokens to draft, including the model's.
     tokens: G, depth of the looked-up paths and of the model's.
-    tree: the form of the draft model's tree; None for one path.
-    siblings: how it draws children, or its name in `specjax.siblings`.
-    corpus: whether there is a `Params.draft.corpus`.
+    tree: the draft model's tree; None for one path.
+    siblings: how it draws children, a `Siblings` or its name.
+    corpus: whether to look up in `Params.draft.corpus` too.
     max_match, nodes_per_match, min_prob, max_hits: as in `suffix`.
     num_retrieved: R, nodes to look up, of which the best are kept; by default
       twice `nodes`.
     vocab_size: V, the number of real tokens; by default the model's.
 
   Raises:
-    ValueError: as `model` and `suffix`, or if the model's tree does not fit
-      into the budget.
+    ValueError: as `model` and `suffix`, or if the model's tree exceeds the
+      budget.
     TypeError: if `tree` is no tree.
   """
   if isinstance(tree, Shape) and tree.dynamic:
@@ -109,16 +109,16 @@ def rasd(
   count = max(2 * nodes, depth) if num_retrieved is None else num_retrieved
   if siblings.with_noise:
     raise ValueError(
-      f"drafts with noise ({siblings.name}) hold no tokens that were looked up"
+      f"siblings {siblings.name!r} carry noise, which looked-up tokens cannot"
     )
   whole = search.bounds(nodes)
   if inner.max_children > whole.max_children:
     raise ValueError(
-      f"the model's tree has {inner.max_children} children of one node, and "
+      f"the model's tree has a node with {inner.max_children} children, but "
       f"{nodes} nodes of depth {depth} leave room for {whole.max_children}"
     )
   trie = search.bounds(count)
-  # All that a round may commit, and the newest token before it.
+  # The most that a round commits, and the newest token before it.
   width = depth + 2
 
   def init(params, batch, slots, inputs) -> Cache:
@@ -139,7 +139,7 @@ def rasd(
     return _merged(drawn, looked_up, scores, whole), cache, target_cache
 
   def read(draft_params, cache, context):
-    """The logits after the root; fills in what was committed since."""
+    """Feeds newly committed tokens; returns the logits after the root."""
     start = jnp.maximum(context.length - width, 0)
     text = jax.vmap(lambda row, at: lax.dynamic_slice_in_dim(row, at, width))(
       context.tokens, start
@@ -149,7 +149,7 @@ def rasd(
     return logits, cache.replace(length=context.length)
 
   def judged(draft_params, root_logits, cache, looked_up: Trie, context):
-    """The draft model's log-probability of each beginning, `f32[B, R]`."""
+    """The draft model's log-probability of each path, `f32[B, R]`."""
     parents = jnp.pad(looked_up.parents, ((0, 0), (1, 0)), constant_values=-1)
     topology = data_topology(trie, parents)
     present = topology.present[:, 1:]
@@ -187,15 +187,15 @@ def rasd(
 
 
 def _merged(drawn: Draft, looked_up: Trie, scores: Array, whole: Tree) -> Draft:
-  """The model's tree, and behind it the best of what it has not drawn.
+  """The model's tree, followed by the best looked-up nodes not in it.
 
-  Scores `f32[B, R]` of what was looked up are never more than the parent's.
+  A looked-up node's score, `f32[B, R]`, is never above its parent's.
   """
   tree = drawn.tree
   num_drawn = tree.num_nodes
   twins = _duplicates(drawn, looked_up)  # [B, R]
   new = (looked_up.parents >= 0) & (twins < 0)
-  # In the trie's order parents come first, and so they do among equals.
+  # The trie lists parents first, so they also come first among equal scores.
   left = whole.num_drafted - tree.num_drafted
   ranked = jnp.where(new, scores, -jnp.inf)
   count = min(left, ranked.shape[1])
@@ -227,7 +227,7 @@ def _merged(drawn: Draft, looked_up: Trie, scores: Array, whole: Tree) -> Draft:
 
 
 def _duplicates(drawn: Draft, looked_up: Trie) -> Array:
-  """`i32[B, R]`: the drawn node that stands for each of the trie, or -1."""
+  """`i32[B, R]`: the drawn node equal to each node of the trie, or -1."""
   tree = drawn.tree
   above = np.array(tree.parents, np.int32)
   equal = looked_up.tokens[..., None] == drawn.tokens[:, None]  # [B, R, n + 1]

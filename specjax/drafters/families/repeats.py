@@ -1,4 +1,4 @@
-"""Looks up tokens where the text repeats itself; another drafter does the rest.
+"""Look-ups where the text repeats itself; another drafter elsewhere.
 
 If the last tokens of a text have occurred before, what followed them is often a
 good draft, more so at low temperatures, and needs no pass. SAM decoding (Hu et
@@ -6,9 +6,9 @@ al., ACL 2025) chooses between its suffix automaton and EAGLE in this way, by
 the length of the match.
 
 Looked-up tokens are deterministic, point masses in `Draft.log_probs`; drawn
-ones have the distributions they were drawn from. Which of the two a row gets
-follows from its text, known before anything is drawn, so every lossless rule
-for a chain stays lossless.
+ones have the distributions they were drawn from. The choice between the two
+depends on a row's text alone and is made before anything is drawn, so every
+lossless rule for a chain stays lossless.
 """
 
 import dataclasses
@@ -33,30 +33,29 @@ def repeats(
   """Looked-up tokens after a long match, else another drafter's.
 
   Args:
-    drafter: of a chain of 'iid' tokens or of a dynamic tree, which allows other
-      drafts than its own to be verified (`Drafter.accepts_foreign_drafts`): a
-      head, `layer_skip`. It drafts for all rows, but with a policy
-      (`policies.fixed` will do) not for those that look up, and if all do, it
-      makes no draft pass.
+    drafter: drafts a chain of 'iid' tokens or a dynamic tree, and supports
+      `Drafter.accepts_foreign_drafts`: a head, `layer_skip`. It drafts for all
+      rows; with a policy (`policies.fixed` will do), only for those that do not
+      look up, and if all do, it makes no draft pass.
     tokens: how many to look up; by default as deep as the other drafts.
-    min_match: the shortest match.
-    max_ngram: the longest match; longer ones win.
+    min_match: the shortest match to use.
+    max_ngram: the longest match to look for; longer ones win.
 
   Returns:
-    The `Drafter`, with the other's state.
+    The `Drafter`; its state is the inner drafter's.
 
   Raises:
-    ValueError: if the other has another form or depends on its own drafts, or
-      for lengths that cannot match.
+    ValueError: if the inner drafter does not qualify, or for lengths that
+      cannot match.
   """
   tree, usual = drafter.tree, drafter.tree.max_depth
   drawn = tree.is_chain and not tree.lanes and drafter.siblings is IID
   drawn |= tree.form is Form.FREE and drafter.siblings is GIVEN
   if not drawn or not drafter.accepts_foreign_drafts:
     raise ValueError(
-      "repeats is around a chain, or a dynamic tree, of a drafter whose state "
-      "is made of what was committed (a head, layer_skip), without a policy "
-      f"that learns from rounds of the draft's own, got {drafter.name!r}"
+      "repeats needs a drafter of a chain or dynamic tree whose state depends "
+      "on committed tokens alone (a head, layer_skip), without a policy that "
+      f"learns from its drafts, got {drafter.name!r}"
     )
   if not 1 <= min_match <= max_ngram:
     raise ValueError(
@@ -64,7 +63,7 @@ def repeats(
     )
   tokens = usual if tokens is None else tokens
   if tokens < usual:
-    raise ValueError(f"tokens must be >= the other drafter's {usual}")
+    raise ValueError(f"tokens must be >= the inner drafter's {usual}")
   if tokens > usual:
     tree = _deeper(tree, tokens)
 
@@ -90,7 +89,7 @@ def repeats(
 
 
 def _deeper(tree: Tree, tokens: int) -> Tree:
-  """A form that holds the tree, and a chain of so many tokens beside it."""
+  """A form that holds the tree, or a chain of that many tokens."""
   if tree.is_chain:
     return dataclasses.replace(chain(tokens), form=Form.MASKED)
   nodes = max(tree.num_drafted, tokens + tree.max_children - 1)
@@ -98,7 +97,7 @@ def _deeper(tree: Tree, tokens: int) -> Tree:
 
 
 def _within(draft: Draft, tree: Tree) -> Draft:
-  """The same draft in a form of as many nodes or more, which are not there."""
+  """The same draft in a larger form, whose further nodes are masked."""
   more = tree.num_drafted - draft.tree.num_drafted
   if not more:
     return dataclasses.replace(draft, tree=tree)
@@ -119,7 +118,7 @@ def _within(draft: Draft, tree: Tree) -> Draft:
 
 
 def _chosen(reads_on: Array, followers: Array, drafted: Draft) -> Draft:
-  """The followers `i32[B, G]` in rows that read on, else the draft."""
+  """The looked-up tokens, `i32[B, G]`, in rows that match, else the draft."""
   depth, nodes = drafted.tree.max_depth, drafted.tree.num_drafted
   followers = jnp.pad(followers, ((0, 0), (0, nodes - depth)))
   whole = jnp.concatenate([drafted.tokens[:, :1], followers], axis=1)

@@ -2,8 +2,8 @@
 
 Xia et al. (Findings of EMNLP 2023): the decoder of an encoder-decoder is fed
 the text so far and k mask tokens, all of which see each other, and predicts a
-distribution at every mask. It caches only its cross-attention to the input; the
-text is fed again in every round, in one pass.
+distribution at every mask. It caches only cross-attention to the input; every
+round feeds the text again, in one pass.
 
 The distributions are marginals: the second token's does not depend on the
 first. Tokens drawn from them (`iid`) are a draft like any other, lossless under
@@ -35,8 +35,8 @@ def specdec(
   Args:
     draft: the network, whose parameters are `Params.draft`.
     tokens: drafted on each path; 5 by default.
-    tree, siblings, vocab_size: as of `specjax.drafters.medusa`; the tree is not
-      deeper than the block, nor dynamic.
+    tree, siblings, vocab_size: as in `specjax.drafters.medusa`; the tree must
+      not be deeper than the block, nor dynamic.
 
   Returns:
     The `Drafter`; its state is the encoded input. Each round has one pass, over
@@ -53,11 +53,11 @@ def specdec(
   def init(params, batch, slots, inputs):
     del batch, slots
     if inputs is None:
-      raise ValueError("block reads inputs, as encoder-decoders do, got none")
+      raise ValueError("specdec needs encoder inputs, got none")
     return draft.encode(params.draft, inputs)
 
   def propose(params, memory, target_cache, context):
-    # What is stale is nobody's, whatever it says.
+    # Stale ids may be out of range; the network masks them anyway.
     place = jnp.arange(context.tokens.shape[1])
     tokens = jnp.where(
       place < context.length[:, None], context.tokens, context.root

@@ -2,21 +2,21 @@
 
 It counts what followed earlier occurrences of the text's last m tokens, and
 drafts the likeliest continuations as a deterministic tree. As in SuffixDecoding
-(Oliaro et al., NeurIPS 2025) a match of m tokens may draft `nodes_per_match`
-times m nodes, and the m whose nodes' probabilities add up to the most is taken.
-Where occurrences agree, that is a long chain, as in SAM decoding (Hu et al.,
+(Oliaro et al., NeurIPS 2025) a match of m tokens drafts up to `nodes_per_match`
+times m nodes; the m with the largest sum of node probabilities wins. Where
+occurrences agree, the result is a long chain, as in SAM decoding (Hu et al.,
 ACL 2025); where they do not, a tree.
 
-Occurrences are in the row's own text, prompt and output, and in a corpus shared
-by all rows (`specjax.drafters.shared.corpus`), if there is one; their trees are
-merged under one budget. The corpus alone is REST (He et al., NAACL 2024).
+It searches the row's own text, prompt and output, and a corpus shared by all
+rows (`specjax.drafters.shared.corpus`), if there is one; the trees are merged
+under one budget. With the corpus alone it is REST (He et al., NAACL 2024).
 
 Differences from the authors' code: no suffix tree is kept, the text's buffer is
 compared with its own end; of more than `max_hits` occurrences the longest, then
-latest, matches count; a continuation that reaches the text's end continues
+latest, matches count; a continuation that reaches the text's end repeats
 periodically. SuffixDecoding takes the better of the row's tree and the
 corpus's; here a node has the larger of its two values. REST drafts the 64 most
-frequent beginnings whatever the match.
+frequent prefixes of continuations whatever the match.
 """
 
 import dataclasses
@@ -94,7 +94,7 @@ class Search:
   """Settings of a search for continuations.
 
   Attributes:
-    depth: G, tokens of the longest.
+    depth: G, tokens of the longest continuation.
     max_match, nodes_per_match, min_prob, max_hits, vocab_size, corpus: as in
       `suffix`.
     own_text: whether to search the row's text.
@@ -110,7 +110,7 @@ class Search:
   own_text: bool = True
 
   def bounds(self, num_nodes: int) -> Tree:
-    """The tree of that many nodes; ValueError for invalid sizes."""
+    """The bounds of trees of that many nodes; ValueError for invalid sizes."""
     occurrences.check(
       depth=self.depth, max_hits=self.max_hits, **self._likely(num_nodes)
     )
@@ -119,7 +119,7 @@ class Search:
   def trie(
     self, index: Corpus | None, context: Context, num_nodes: int
   ) -> tries.Trie:
-    """The likeliest continuations of the texts, at most that many nodes."""
+    """The likeliest continuations of the texts, at most `num_nodes` nodes."""
     found = self.found(index, context)
     return occurrences.together(found, **self._likely(num_nodes))
 
@@ -137,7 +137,7 @@ class Search:
       assert index is not None
       matched = corpus_lib.in_corpus(index, *text, **sizes)
       if self.vocab_size is not None:
-        # An index made for another vocabulary proposes nothing beyond this one.
+        # The corpus may be of a larger vocabulary: drop ids beyond this one.
         unknown = matched.tokens >= self.vocab_size
         known = jnp.cumsum(unknown, axis=-1) == 0
         matched = dataclasses.replace(matched, present=matched.present & known)
@@ -152,7 +152,7 @@ class Search:
 
 
 def _drafter(name: str, nodes: int, search: Search) -> Drafter:
-  """The drafter of a search, under its name; see `suffix`."""
+  """A drafter around a search; see `suffix`."""
   tree = search.bounds(nodes)
 
   def propose(params, state, target_cache, context):

@@ -150,10 +150,10 @@ def test_to_end_by_the_drawn_tokens_probability_is_lossy():
       ),
       "estimates no acceptance",
     ),
-    (lambda: dspark(HEAD, tree=bound(4, 2, 2), threshold=0.5), "by rank"),
+    (lambda: dspark(HEAD, tree=bound(4, 2, 2), threshold=0.5), "ranks"),
     (
       lambda: dspark(dataclasses.replace(HEAD, markov=None), tokens=2),
-      "with a head that has a MarkovModel",
+      "needs a head with a MarkovModel",
     ),
   ],
 )
