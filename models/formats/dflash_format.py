@@ -1,26 +1,25 @@
-"""DFlash's heads as they are published, in two formats.
+"""Published DFlash heads, in two formats.
 
-Its authors': `config.json` is Qwen3's of the head's own layers, with
-`block_size` and `dflash_config` beside it; the tensors are those layers', `fc`,
+The authors': `config.json` is Qwen3's for the head's own layers, with
+`block_size` and `dflash_config` added; the tensors are those layers', `fc`,
 `hidden_norm` and `norm`. Embedding and output projection are the target's.
-Layers whose features are read are numbered by their outputs: id i is what layer
-i + 1 is given.
+Feature layers are numbered by their outputs: id i is the input of layer i + 1.
 
 The `speculators` library's (`"speculators_model_type": "dflash"`): the layers'
-settings are nested in `transformer_layer_config`, layers that are read are
-numbered by their inputs, and a head may say fewer tokens than the target
-(`draft_vocab_size`): then `lm_head`, of their rows, `d2t` and `t2d` are there.
-Its other projectors and blocks that draft at the newest token too are refused.
+settings are nested in `transformer_layer_config`, feature layers are numbered
+by their inputs, and a head may have a draft vocabulary (`draft_vocab_size`),
+with its own `lm_head`, `d2t` and `t2d`. Other projectors, and blocks that also
+draft at the newest token, are rejected.
 
-DFlash 2's are in their authors' form, with more settings in `dflash_config`.
-JetSpec's heads are DFlash's of which no token of a block sees a later one
-(`dflash_config.causal_head`, to vLLM `dflash_config.causal`, or `is_causal`).
+DFlash 2 uses its authors' format, with more settings in `dflash_config`.
+JetSpec's heads are DFlash's with causal blocks (`dflash_config.causal_head`,
+in vLLM `dflash_config.causal`, or `is_causal`).
 
-A layer may have a sliding window of W. Then no token of a block sees a later
-one either, unless `speculators` says `sliding_window_non_causal`, or the
-authors' file `is_causal: false`; of the text, a token
-sees what is less than W away, and in the library's form every token of the
-block the W before it: so the heads were trained.
+A layer may have a sliding window of W. Its blocks are then causal too, unless
+`speculators` sets `sliding_window_non_causal` or the authors' file `is_causal:
+false`. A token sees text less than W away; in `speculators`' format, every
+token of the block sees the W tokens before the block. The heads were trained
+like this.
 """
 
 from collections.abc import Mapping
@@ -68,7 +67,7 @@ _SPECULATORS = frozenset(
   lambda_base_decay_ratio
   """.split()
 )
-# What it must say, if it says anything: other values are other networks.
+# Other values mean other networks.
 _ONLY = {
   "sample_from_anchor": False,
   "projector_type": "dflash",
@@ -77,26 +76,26 @@ _ONLY = {
 
 
 def is_one(config: Mapping[str, Any]) -> bool:
-  """True if a configuration is of either format."""
+  """True if a configuration is in either format."""
   return ("dflash_config" in config and _has_block(config)) or config.get(
     "speculators_model_type"
   ) == "dflash"
 
 
 def _has_block(config: Mapping[str, Any]) -> bool:
-  """False for a P-EAGLE head, whose `dflash_config` names the mask alone."""
+  """False for a P-EAGLE head, whose `dflash_config` only has the mask."""
   return "block_size" in config or "block_size" in config["dflash_config"]
 
 
 def shape(config: Mapping[str, Any], target: Target) -> HeadShape:
-  """Shapes of the head that a configuration describes.
+  """The shape of the head that a configuration describes.
 
   Args:
-    config: what `config.json` holds.
+    config: the contents of `config.json`.
     target: the model that it drafts for.
 
   Raises:
-    ValueError: for switches that are not known, or another target.
+    ValueError: for unknown switches, or a head of another target.
   """
   if "speculators_model_type" in config:
     return _speculators(config, target)
@@ -104,10 +103,10 @@ def shape(config: Mapping[str, Any], target: Target) -> HeadShape:
 
 
 def usual_layers(count: int, num_layers: int) -> tuple[int, ...]:
-  """Layers whose inputs are read where nothing is said: from 2 to N - 2.
+  """The default feature layers: evenly spaced from 2 to N - 2.
 
   Args:
-    count: of the head's own layers; as many are read.
+    count: number of the head's own layers, and of feature layers.
     num_layers: N, of the target.
   """
   if count == 1:
@@ -117,7 +116,7 @@ def usual_layers(count: int, num_layers: int) -> tuple[int, ...]:
 
 
 def names(config: Any) -> dict[str, str]:
-  """Parameters whose tensors have other names, and these."""
+  """Tensor names of the parameters that have another one."""
   named = {
     "embed.embedding": "embed_tokens.weight",
     "hidden_norm.scale": "hidden_norm.weight",
@@ -133,24 +132,26 @@ def settings(
 ) -> dict[str, Any]:
   """The `config.json` of a head.
 
-  As its authors have it, or in `speculators`' form if it has a vocabulary of
-  its own or windows as that library means them.
+  In the authors' format, or in `speculators`' if the head has a draft
+  vocabulary or that library's windows.
 
   Raises:
     ValueError: if neither can express the head.
   """
   layers, slides = config.layers, config.layers.has_windows
   if not layers.attention.qk_norm:
-    raise ValueError("this format's layers are Qwen3's")
+    raise ValueError("this format needs Qwen3's layers")
   if config.draft_vocab_size is not None or (
     slides and config.windows_before_block
   ):
     if isinstance(config, DFlash2Config):
-      raise ValueError("DFlash 2's format has no such vocabulary or windows")
+      raise ValueError(
+        "DFlash 2's format has no draft vocabulary and no speculators windows"
+      )
     if config.causal or (slides and not config.windows_before_block):
       raise ValueError(
-        "a head with a vocabulary of its own or speculators' windows is saved "
-        "in that library's form, which has no causal blocks or other windows"
+        "a head with a draft vocabulary or speculators' windows is saved in "
+        "that library's format, which has no causal blocks or other windows"
       )
     return speculators_json(config, features, dtype)
   inside = {
@@ -162,7 +163,7 @@ def settings(
   if second := isinstance(config, DFlash2Config):
     inside |= {name: getattr(config, x) for x, name in _SIZES_OF_2.items()}
     inside |= {_SCALE: config.logit_scale, _SOFTCAP: config.softcap}
-    inside["block_size"] = config.block_size  # where its readers look
+    inside["block_size"] = config.block_size  # readers look here
   both_ways = slides and not (config.causal or config.causal_windows)
   return layers_json(layers, dtype) | {
     "architectures": [_ARCHITECTURE_OF_2 if second else "DFlashDraftModel"],
@@ -175,7 +176,7 @@ def settings(
 def speculators_json(
   config: ParallelConfig, features: Features, dtype: str
 ) -> dict[str, Any]:
-  """The `config.json` of a head in `speculators`' form."""
+  """The `config.json` of a head in `speculators`' format."""
   layers = config.layers
   return {
     "architectures": ["DFlashDraftModel"],
@@ -226,7 +227,7 @@ def _native(config: Mapping[str, Any], target: Target) -> HeadShape:
 
 
 def _of_second(of_head: Mapping[str, Any]) -> dict[str, Any]:
-  """What DFlash 2's settings say besides, as `made` takes it."""
+  """DFlash 2's further settings, as arguments of `made`."""
   known = {*_SIZES_OF_2.values(), _SCALE, _SOFTCAP, _INPUTS}
   json_files.refuse_unknown(of_head, _OF_DFLASH | known)
   if of_head.get(_INPUTS) not in (None, 1):
@@ -234,7 +235,7 @@ def _of_second(of_head: Mapping[str, Any]) -> dict[str, Any]:
       f"{_INPUTS} must be 1: readers disagree on whether it scales the newest "
       f"token too, got {of_head[_INPUTS]!r}"
     )
-  caps = {_SOFTCAP: of_head.get(_SOFTCAP) or None}  # 0 is none to vLLM, too
+  caps = {_SOFTCAP: of_head.get(_SOFTCAP) or None}  # 0 means none, as in vLLM
   return {
     "kind": DFlash2Config,
     "logit_scale": get(of_head, _SCALE, float, 1.0),
@@ -243,16 +244,16 @@ def _of_second(of_head: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_target(config: Mapping[str, Any], target: Target) -> None:
-  """Raises ValueError for a head of a target of other layers."""
+  """Raises ValueError if the head's target has another number of layers."""
   if config.get("num_target_layers", target.num_layers) != target.num_layers:
     raise ValueError(
-      f"it was made for {config['num_target_layers']} layers, and the target "
+      f"it was made for {config['num_target_layers']} layers, but the target "
       f"has {target.num_layers}"
     )
 
 
 def block_size(config: Mapping[str, Any], nested: Mapping[str, Any]) -> int:
-  """The size of a block, which both or either may say."""
+  """The block size, which either or both may give."""
   name = "block_size"
   size = json_files.agreed(
     {name: config.get(name), f"dflash_config.{name}": nested.get(name)}
@@ -269,7 +270,7 @@ def _speculators(config: Mapping[str, Any], target: Target) -> HeadShape:
 
 
 def of_speculators(config: Mapping[str, Any], target: Target) -> dict[str, Any]:
-  """What `speculators` says of a block, as `made` takes it."""
+  """`speculators`' settings of a block, as arguments of `made`."""
   words = get(config, "draft_vocab_size", int)
   name = "aux_hidden_state_layer_ids"
   return {
@@ -292,13 +293,13 @@ def made(
   kind: type[ParallelConfig] = ParallelConfig,
   **sizes: Any,
 ) -> HeadShape:
-  """The head of the settings of its layers, which are Qwen3's.
+  """Builds the shape of a head with Qwen3's layers.
 
   Args:
-    config: that has these settings.
+    config: the layers' settings.
     target: the model that it drafts for.
-    features: that it reads.
-    kind: of the head's configuration.
+    features: the target's features that it reads.
+    kind: class of the head's configuration.
     **sizes: its further fields.
   """
   settings = {k: v for k, v in config.items() if k in OF_LAYERS}
@@ -309,7 +310,7 @@ def made(
       settings["head_dim"] = size // get(settings, "num_attention_heads", int)
   layers = head_settings.head_layers(settings)
   head_settings.refuse_other_target(layers, target)  # it reads the embedding
-  if not any(layers.windows or ()):  # then it does not matter what they mean
+  if not any(layers.windows or ()):  # their meaning does not matter
     sizes = {k: v for k, v in sizes.items() if "windows" not in k}
   head = kind(layers=layers, num_fused=len(features), **sizes)
   return HeadShape(config=head, features=features)

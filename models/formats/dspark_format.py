@@ -1,10 +1,10 @@
-"""DSpark's heads as they are published, in three formats.
+"""Published DSpark heads, in three formats.
 
-All have DFlash's layers and tensors (`models.formats.dflash_format`), and those
-of `markov_head` and `confidence_head`. DeepSpec, the authors', has its settings
-at the top of a `config.json` of Qwen3's; SpecForge has them in `dflash_config`;
-the `speculators` library nests the layers' settings and numbers the layers that
-are read by their inputs. DeepSeek-V4's DSpark is another network, and refused.
+All have DFlash's layers and tensors (`models.formats.dflash_format`) plus
+`markov_head` and `confidence_head`. DeepSpec, the authors', has its settings
+at the top of a Qwen3 `config.json`; SpecForge has them in `dflash_config`; the
+`speculators` library nests the layers' settings and numbers feature layers by
+their inputs. DeepSeek-V4's DSpark is another network and is rejected.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ _MARKOV = frozenset(
   """.split()
 )
 _OF_BLOCK = frozenset({"block_size", "mask_token_id", "target_layer_ids"})
-# Of how it was trained.
+# Settings of training.
 _INERT = INERT | {"num_anchors", "confidence_head_alpha"}
 _SPECULATORS = _MARKOV | frozenset(
   """
@@ -32,7 +32,7 @@ _SPECULATORS = _MARKOV | frozenset(
   mask_token_id sliding_window_non_causal sample_from_anchor
   """.split()
 )
-# What SpecForge's must say, if it says anything: others are other networks.
+# Other values in SpecForge's settings mean other networks.
 _ONLY = {
   "projector_type": ("dspark",),
   "attention_mode": ("gqa", "mha"),
@@ -41,7 +41,7 @@ _ONLY = {
 
 
 def is_one(config: Mapping[str, Any]) -> bool:
-  """True if a configuration is of one of the formats, or of DeepSeek-V4's."""
+  """True if a configuration is in one of these formats or DeepSeek-V4's."""
   nested = config.get("dflash_config")
   return (
     config.get("speculators_model_type") == "dspark"
@@ -52,24 +52,24 @@ def is_one(config: Mapping[str, Any]) -> bool:
 
 
 def shape(config: Mapping[str, Any], target: Target) -> HeadShape:
-  """Shapes of the head that a configuration describes.
+  """The shape of the head that a configuration describes.
 
   Args:
-    config: what `config.json` holds.
+    config: the contents of `config.json`.
     target: the model that it drafts for.
 
   Raises:
-    ValueError: for switches that are not known, or another target.
+    ValueError: for unknown switches, or a head of another target.
   """
   if any(name.startswith("dspark_") for name in config):
-    raise ValueError("DeepSeek-V4's DSpark is another network than DSpark's")
+    raise ValueError("DeepSeek-V4's DSpark, another network, is not supported")
   if "speculators_model_type" in config:
     return _speculators(config, target)
   return _native(config, target)
 
 
 def names(config: DSparkConfig) -> dict[str, str]:
-  """Parameters whose tensors have other names, and these."""
+  """Tensor names of the parameters that have another one."""
   return dflash_format.names(config) | {
     "markov_head.markov_w1.embedding": "markov_head.markov_w1.weight",
     "confidence_head.weight": "confidence_head.proj.weight",
@@ -82,14 +82,14 @@ def settings(
 ) -> dict[str, Any]:
   """The `config.json` of a head.
 
-  As DeepSpec has it, or in `speculators`' form if it has a vocabulary of its
-  own, windows as that library means them, or leaves out the newest token's row.
+  In DeepSpec's format, or in `speculators`' if the head has a draft vocabulary
+  or does not draft at the newest token.
 
   Raises:
     ValueError: if neither can express the head.
   """
   if config.layers.has_windows or config.causal:
-    raise ValueError("DSpark's formats have no windows and no causal blocks")
+    raise ValueError("DSpark's formats have no windows or causal blocks")
   dflash = dflash_format.settings(config, features, dtype)
   ours = {
     "markov_rank": config.rank,
@@ -145,7 +145,7 @@ def _speculators(config: Mapping[str, Any], target: Target) -> HeadShape:
   settings = head_settings.speculators_layers(config, _SPECULATORS)
   if "sample_from_anchor" not in config:
     raise ValueError(
-      "sample_from_anchor is missing: readers disagree on which it is then"
+      "sample_from_anchor is missing: readers disagree on its default"
     )
   return _without_windows(
     settings,
@@ -159,7 +159,7 @@ def _speculators(config: Mapping[str, Any], target: Target) -> HeadShape:
 def _without_windows(config, target: Target, **sizes: Any) -> HeadShape:
   made = dflash_format.made(config, target, kind=DSparkConfig, **sizes)
   if made.config.layers.has_windows:  # type: ignore[attr-defined]
-    raise ValueError("layers with windows are not known of a DSpark head")
+    raise ValueError("a DSpark head cannot have sliding windows")
   return made
 
 

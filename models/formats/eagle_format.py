@@ -1,10 +1,9 @@
-"""EAGLE's heads as they are published.
+"""Published EAGLE heads.
 
 EAGLE-1 and 2 (`fc` over embedding and feature, a layer without a first norm),
-and EAGLE-3 as its authors, SpecForge and NVIDIA save it (`midlayer`), and as
-the `speculators` library does (`layers.0`, `speculators_model_type`).
-P-EAGLE's are EAGLE-3's with `mask_hidden` and the mask token's id under one of
-four names.
+and EAGLE-3 as saved by its authors, SpecForge and NVIDIA (`midlayer`) or by the
+`speculators` library (`layers.0`, `speculators_model_type`). P-EAGLE heads are
+EAGLE-3's with `mask_hidden` and a mask token id under one of four names.
 """
 
 import dataclasses
@@ -24,13 +23,13 @@ from models.networks.transformer import FINAL, Features
 
 _NUMBER = re.compile(r"layers\.(\d{1,3})\.")
 _FUSED = "eagle_aux_hidden_state_layer_ids"
-# Settings of EAGLE-3 in any form, and in that of its authors alone.
+# Settings of EAGLE-3 in any format, and in its authors' format only.
 _OF_EAGLE3 = frozenset(
   {"draft_vocab_size", "target_hidden_size", _FUSED, *EAGLE3_SWITCHES}
 )
 _NATIVE = frozenset({"eagle_config", "use_aux_norm", "num_aux_hidden_states"})
 _MASKS = ("mask_token_id", "pard_token", "ptd_token_id")
-# What NVIDIA's `eagle_config` says besides, and must say.
+# Further settings of NVIDIA's `eagle_config`, with the only supported values.
 _OF_EAGLE_CONFIG = {
   "use_aux_hidden_state": True,
   "use_last_layernorm": True,
@@ -42,7 +41,7 @@ _OF_EAGLE_CONFIG = {
 
 
 def is_one(config: Mapping[str, Any]) -> bool:
-  """True if a configuration alone tells that it is of an EAGLE head."""
+  """True if a configuration alone identifies an EAGLE head."""
   return "eagle_config" in config or "speculators_model_type" in config
 
 
@@ -53,16 +52,16 @@ def shape(
   *,
   generation: int = 1,
 ) -> HeadShape:
-  """Shapes of the EAGLE head that a configuration describes.
+  """The shape of the EAGLE head that a configuration describes.
 
   Args:
-    config: what `config.json` holds.
+    config: the contents of `config.json`.
     target: the model that it drafts for.
-    tensors: by the names of the normal form; None if there are none to look at.
-    generation: 1 or 3, where there are no tensors and the file does not say.
+    tensors: by normalized name; None if there are none to inspect.
+    generation: 1 or 3, if neither the tensors nor the file tell.
 
   Raises:
-    ValueError: for switches that are not known, or another target.
+    ValueError: for unknown switches, or a head of another target.
   """
   kind = config.get("speculators_model_type")
   if kind not in (None, "eagle3", "peagle"):
@@ -86,12 +85,12 @@ def shape(
 
 
 def usual_layers(num_layers: int) -> tuple[int, ...]:
-  """Layers whose inputs are fused where nothing is said: 2, N / 2 and N - 3."""
+  """The default layers whose inputs are fused: 2, N / 2 and N - 3."""
   return tuple(sorted((2, num_layers // 2, num_layers - 3)))
 
 
 def is_tied(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bool:
-  """True if an EAGLE-3 head's own embedding is its output projection too."""
+  """True if an EAGLE-3 head ties its own embedding and output projection."""
   name, nested = "tie_word_embeddings", config.get(NESTED) or {}
   own = "embed_tokens.weight" in tensors and "lm_head.weight" not in tensors
   third = "layers.0.hidden_norm.weight" in tensors
@@ -99,7 +98,7 @@ def is_tied(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bool:
 
 
 def names(config: Any) -> dict[str, str]:
-  """Parameters whose tensors have other names, and these, of a head."""
+  """Tensor names of the parameters that have another one."""
   named = {
     "embed.embedding": "embed_tokens.weight",
     **llama.layer_tensors("", "layers.0."),
@@ -123,10 +122,9 @@ def _layers(
 ) -> TransformerConfig:
   """The configuration of the head's layers.
 
-  A missing base of the rotary frequencies is 10,000 whatever the target's is.
-  Only speculators' heads are made of the layers that their `model_type` names:
-  the others' are Llama's, whatever their target's are, and where the tensors
-  tell they are believed.
+  A missing `rope_theta` means 10,000, whatever the target's. Only speculators'
+  heads have the layers of their `model_type`; others have Llama's, unless the
+  tensors show otherwise.
   """
   speculators = "speculators_model_type" in config
   if speculators:
@@ -146,14 +144,14 @@ def _layers(
     settings["model_type"] = "llama"
   count = settings.setdefault("num_hidden_layers", 1)
   if third and not speculators and tensors is not None:
-    # It may say its target's.
+    # The setting may be the target's.
     numbers = {m[1] for name in tensors if (m := _NUMBER.match(name))}
     count = settings["num_hidden_layers"] = len(numbers)
   masks = (*_MASKS, "dflash_config")
   masked = any(config.get(name) is not None for name in masks)
   told = speculators or masked or tensors is not None
   if count != 1 and not (third and told):
-    raise ValueError(f"num_hidden_layers must be 1 here, got {count!r}")
+    raise ValueError(f"num_hidden_layers must be 1, got {count!r}")
   layer = head_settings.head_layers(settings)
   if bias is None:
     return layer
@@ -174,11 +172,11 @@ def _third(
   switches["fc_norm"] |= get(config, "use_aux_norm", bool, False)
   switches["norm_before_fc"] |= get(nested, "norm_before_fc", bool, False)
   if "speculators_model_type" not in config:
-    # Until September 2026 SpecForge had `norm_output` for whether logits are of
-    # the normed state, true by default, and fed back what is not normed; since
-    # then, and in all servers, it says what is fed back. Logits are of the
-    # normed state here, and what is fed back is it where the features are
-    # normed too: that is EAGLE-3.1, which no earlier head is.
+    # Until September 2026 SpecForge's `norm_output` (default true) said that
+    # logits are of the normed state, while the raw state was fed back. Since
+    # then, and in all servers, it says that the normed state is fed back. Here
+    # logits are always of the normed state; it is fed back if the features are
+    # normed too, which is EAGLE-3.1 and no earlier head.
     normed = switches["fc_norm"] or switches["norm_before_fc"]
     switches["norm_output"] = switches["norm_output"] and normed
   mask = _mask_token(config, tensors)
@@ -186,7 +184,7 @@ def _third(
   width = config.get("target_hidden_size") or target.embed_dim
   if width != target.embed_dim:
     raise ValueError(
-      f"it reads features of {width} channels, the target has "
+      f"it reads features of {width} channels, but the target has "
       f"{target.embed_dim}"
     )
   words = get(config, "draft_vocab_size", int, None)
@@ -206,7 +204,7 @@ def _third(
 
 
 def _mask_token(config, tensors: Mapping[str, Tensor]) -> int | None:
-  """The id of P-EAGLE's mask token; None for a head of another kind."""
+  """The id of P-EAGLE's mask token; None for other heads."""
   nested = config.get("dflash_config") or {}
   json_files.refuse_unknown(nested, {_MASKS[0]}, "settings of dflash_config")
   given = {name: config.get(name) for name in _MASKS}
@@ -220,7 +218,7 @@ def _mask_token(config, tensors: Mapping[str, Tensor]) -> int | None:
     return None
   if "norm_before_residual" not in config:
     raise ValueError(
-      "norm_before_residual is missing: readers disagree on which it is then"
+      "norm_before_residual is missing: readers disagree on its default"
     )
   return get({"mask_token_id": mask}, "mask_token_id", int, least=0)
 
@@ -230,10 +228,10 @@ def _fused_layers(
 ) -> tuple[int, ...]:
   """The layers whose *inputs* are fused, in our numbers (0 is the embedding).
 
-  Three conventions: `eagle_config.eagle_aux_hidden_state_layer_ids` (SpecForge,
-  SGLang, NVIDIA) are outputs of layers, `eagle_aux_hidden_state_layer_ids` at
-  the top (speculators) and `eagle_config.layer_ids` (vLLM) are inputs, and
-  where no file says, they are the paper's.
+  `eagle_config.eagle_aux_hidden_state_layer_ids` (SpecForge, SGLang, NVIDIA)
+  numbers outputs of layers; top-level `eagle_aux_hidden_state_layer_ids`
+  (speculators) and `eagle_config.layer_ids` (vLLM) number inputs; the default
+  is the paper's.
   """
   last = "speculators_model_type" in config
   said = {
@@ -261,8 +259,8 @@ def settings(
 ) -> dict[str, Any]:
   """The `config.json` of a head.
 
-  As its authors have it, or, of an EAGLE-3 with switches, windows, norms of
-  queries or several layers, in `speculators`' form.
+  In the authors' format, or in `speculators`' for an EAGLE-3 head with
+  switches, windows, query norms or several layers.
 
   Raises:
     ValueError: if neither can express the head.
@@ -270,10 +268,10 @@ def settings(
   layers = config.layers
   if config.generation == 1:
     return layers_json(layers, dtype, qk_norm=False) | {
-      # vLLM and SGLang have a name each, and take the first that they know.
+      # vLLM's and SGLang's names; each takes the first that it knows.
       "architectures": ["EagleLlamaForCausalLM", "LlamaForCausalLMEagle"],
       "bias": config.fc_bias,
-      # What its authors' code looks at.
+      # The authors' code reads this key.
       "qkv_bias": layers.attention.qkv_bias,
     }
   switches = {name: getattr(config, name) for name in EAGLE3_SWITCHES}
@@ -293,8 +291,8 @@ def settings(
       "speculators_model_type": "eagle3",
       NESTED: layers_json(layers, dtype),
     }  # fmt: skip
-  # vLLM looks at the top first and numbers layers by what they read, SGLang
-  # and SpecForge look within and number them by what they give.
+  # vLLM reads the top-level ids first, as inputs of layers; SGLang and
+  # SpecForge read the nested ones, as outputs.
   return layers_json(layers, dtype) | both | {
     "architectures": ["LlamaForCausalLMEagle3"],
     "eagle_config": {

@@ -1,12 +1,11 @@
 """Reads models from GGUF files, llama.cpp's format, quantized or not.
 
-A file is a checkpoint like a directory in Hugging Face's format, and becomes
-the same `Source`: its metadata is translated to the keys of a `config.json`,
-its tensors get the names that they had before llama.cpp's converter, and what
-that did to their rows is undone. Quantized tensors are dequantized as they are
-read.
+A file becomes the same `Source` as a directory in Hugging Face's format: its
+metadata is translated to the keys of a `config.json`, its tensors get their
+Hugging Face names back, and the converter's permutations of rows are undone.
+Quantized tensors are dequantized on read.
 
-Whatever would change the logits and is not understood is an error.
+An unknown setting that could change the logits is an error.
 """
 
 import dataclasses
@@ -35,7 +34,7 @@ _FAMILIES = {
   for family in FAMILIES.values()
   if family.gguf is not None
 }
-# These change nothing if they have the value of a plain model, or none at all.
+# Keys that change nothing if they have this value or are missing.
 _PLAIN = {
   "rope.scaling.type": "none",
   "rope.scaling.factor": 1.0,
@@ -48,16 +47,16 @@ _PLAIN = {
 _HARMLESS = {
   "rope.scaling.original_context_length",
   "rope.scaling.finetuned",
-  "tensor_data_layout",  # where the rows come from, not where they are
+  "tensor_data_layout",  # says where rows came from, not where they are
 }
-# Sizes that follow from others where files leave them out.
+# Sizes that follow from others if they are missing.
 _OF_OTHERS = {"attention.head_count_kv", "attention.key_length"}
 _DIVISORS = "rope_freqs.weight"  # of rotary frequencies
 _NAME = re.compile(r"(?:blk\.(\d{1,9})\.)?(.+)\.(weight|bias|scale)")
 
 
 def read_config(path: str) -> TransformerConfig:
-  """The configuration of a file's model.
+  """Reads the model configuration of a file.
 
   Raises:
     FileNotFoundError: if there is no such file.
@@ -67,7 +66,7 @@ def read_config(path: str) -> TransformerConfig:
 
 
 def eos_token_ids(path: str) -> tuple[int, ...]:
-  """Ids that end a text or a turn, as the metadata or their names say."""
+  """End-of-text and end-of-turn ids, by the metadata or by their names."""
   metadata = gguf_file.read_header(path).metadata
   keys = [f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom")]
   ids = {metadata[key] for key in keys if key in metadata}
@@ -75,7 +74,7 @@ def eos_token_ids(path: str) -> tuple[int, ...]:
 
 
 def _family(header: Header) -> tuple[str, Gguf]:
-  """The name of a file's family, and how llama.cpp writes it."""
+  """The family's name and its GGUF conventions."""
   name = header.metadata.get("general.architecture")
   if name not in _FAMILIES:
     raise ValueError(
@@ -86,7 +85,7 @@ def _family(header: Header) -> tuple[str, Gguf]:
 
 
 def _configuration(header: Header) -> tuple[TransformerConfig, str]:
-  """The configuration of a file's model, and its family's name."""
+  """The model's configuration and its family's name."""
   family, how = _family(header)
   prefix = f"{how.architecture}."
   metadata = Settings(
@@ -103,7 +102,7 @@ def _configuration(header: Header) -> tuple[TransformerConfig, str]:
     _check_rest(metadata, how, config)
     ropes = [a.rope for a in config.attentions.values() if a.rope is not None]
     if _DIVISORS in header.tensors and all(x.factors is None for x in ropes):
-      # As Llama 3 rescales them.
+      # Llama 3's rescaled frequencies.
       divisors = tuple(gguf_file.read(header, _DIVISORS).tolist())
       divided = lambda a: dataclasses.replace(
         a, rope=dataclasses.replace(a.rope, factors=divisors)
@@ -115,7 +114,7 @@ def _configuration(header: Header) -> tuple[TransformerConfig, str]:
 
 
 def _settings(header: Header, how: Gguf, metadata: Settings) -> dict[str, Any]:
-  """The metadata of a file as the contents of a `config.json`."""
+  """Translates the metadata to the contents of a `config.json`."""
   shapes = {n: gguf_file.shape_of(x) for n, x in header.tensors.items()}
   tensors = Tensors(shapes, functools.partial(gguf_file.read, header))
   return {
@@ -133,7 +132,7 @@ def _settings(header: Header, how: Gguf, metadata: Settings) -> dict[str, Any]:
 def _check_rest(
   metadata: Settings, how: Gguf, config: TransformerConfig
 ) -> None:
-  """Raises ValueError for metadata that was not read and is not plain."""
+  """Raises ValueError for unread metadata without a default value."""
   size = config.attention.head_dim
   plain = _PLAIN | {
     "vocab_size": config.vocab_size,
@@ -143,7 +142,7 @@ def _check_rest(
   for key in sorted({*metadata} - how.keys.keys() - metadata.asked - _HARMLESS):
     name, value = f"{how.architecture}.{key}", metadata[key]
     if key not in plain:
-      raise ValueError(f"{name} is not understood")
+      raise ValueError(f"{name} is not supported")
     if np.any(np.asarray(value) != plain[key]):
       raise ValueError(
         f"{name} must be {plain[key]!r} or left out, got {value!r:.40}"
@@ -189,7 +188,7 @@ def source(path: str) -> Source:
 
 @functools.cache
 def _names(arch: str, modules: tuple[str, ...]) -> dict[str, str]:
-  """Modules, or tensors, by llama.cpp's names; # is a layer."""
+  """Maps llama.cpp's names to modules or tensors; # is a layer number."""
   number = {name: key for key, name in gguf.MODEL_ARCH_NAMES.items()}[arch]
   table = gguf.get_tensor_name_map(number, 1)
   names = {}
@@ -204,7 +203,7 @@ def _names(arch: str, modules: tuple[str, ...]) -> dict[str, str]:
 
 
 def _tensor(header: Header, name: str) -> Tensor:
-  """A tensor of a file, with its numbers and scales where a format has them."""
+  """A tensor, with integers and scales if its type is in `BLOCKS`."""
   kind, quantized = header.tensors[name].tensor_type.name, None
   shape = gguf_file.shape_of(header.tensors[name])
   blocks = gguf_file.BLOCKS.get(kind)

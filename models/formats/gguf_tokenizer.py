@@ -1,11 +1,10 @@
-"""The tokenizer in a GGUF file's metadata.
+"""Reads the tokenizer in a GGUF file's metadata.
 
-llama.cpp's converter keeps the vocabulary, what each token is for, and the
-merges or scores; how text is split into words before merging it says by a name
-alone, after the model that first did it so. Here a name stands for what that
-model's own `tokenizer.json` says. transformers' `convert_gguf_tokenizer` is not
-used: it splits DeepSeek's control tokens, merges text to control tokens, and
-leaves out NFC and `add_space_prefix`.
+The metadata have the vocabulary, token types, and merges or scores, but only
+name the pre-tokenizer after the model that introduced it; its regular
+expressions are those of that model's `tokenizer.json`. transformers'
+`convert_gguf_tokenizer` is not used: it splits DeepSeek's control tokens,
+merges text into control tokens, and leaves out NFC and `add_space_prefix`.
 """
 
 from collections.abc import Mapping
@@ -19,17 +18,17 @@ from models.formats import gguf_file
 from models.tokenizers import Tokenizer
 
 _KEY = "tokenizer.ggml."
-# Names whose expressions transformers has, and those that split as GPT-2 does.
+# Pre-tokenizers whose expressions transformers has, and those like GPT-2's.
 _SHARED = (
   "dbrx", "deepseek-r1-qwen", "gpt-4o", "llama-bpe", "llama-v3", "llama3",
   "qwen2", "tekken",
 )  # fmt: skip
 _LIKE_GPT2 = ("gpt-2", "olmo", "smollm")
-_COMPOSED = ("olmo", "qwen2", "deepseek-r1-qwen")  # text is made NFC
-# A word that is a token is not merged, and texts begin with a token.
+_COMPOSED = ("olmo", "qwen2", "deepseek-r1-qwen")  # normalize text to NFC
+# Words in the vocabulary skip the merges, and texts start with BOS.
 _WHOLE_WORDS = ("llama-bpe", "llama3", "llama-v3", "tekken")
-# Names of what ends a text or a turn, whatever the metadata say: a chat model's
-# file often has its base model's end. llama.cpp knows most of these as well.
+# Tokens that end a text or a turn whatever the metadata say: a chat model's
+# file often has the EOS of its base model. llama.cpp has most of this list.
 _ENDS = frozenset(
   {
     "<EOT>", "<end_of_turn>", "<end_of_utterance>", "<|end_of_text|>",
@@ -38,14 +37,11 @@ _ENDS = frozenset(
     "<｜end▁of▁sentence｜>", "[EOS]", "[EOT]", "_<EOT>",
   }
 )  # fmt: skip
-_SPACE = "▁"  # how sentencepiece writes it
+_SPACE = "▁"  # sentencepiece's
 
 
 def load(path: str) -> Tokenizer:
-  """Reads the tokenizer of a GGUF file.
-
-  Tokens that llama.cpp's converter has added to fill up the embedding are left
-  out.
+  """Loads the tokenizer of a GGUF file, without unused padding tokens.
 
   Raises:
     FileNotFoundError: if there is no such file.
@@ -62,7 +58,7 @@ def load(path: str) -> Tokenizer:
 
 
 def named_ends(metadata: Mapping[str, Any]) -> list[int]:
-  """Ids of the tokens that end a text or a turn by their names."""
+  """Ids of tokens whose names mark the end of a text or a turn."""
   tokens = metadata.get(f"{_KEY}tokens", ())
   return [number for number, token in enumerate(tokens) if token in _ENDS]
 
@@ -87,7 +83,7 @@ def _tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
     backend = _byte_level(metadata, vocab)
   else:
     backend = _sentencepiece(metadata, vocab, of_kind)
-  # A name is added to the vocabulary with the number that it has there.
+  # A token that the vocabulary has keeps its id.
   added = lambda kind, special: [
     hf.AddedToken(token, special=special, normalized=False)
     for token in of_kind(kind)
@@ -115,7 +111,7 @@ def _tokenizer(metadata: Mapping[str, Any]) -> Tokenizer:
 def _byte_level(
   metadata: Mapping[str, Any], vocab: dict[str, int]
 ) -> hf.Tokenizer:
-  # Its import takes a second.
+  # Importing it takes a second.
   from transformers.integrations.gguf import gguf_tokenizer_mapping
 
   table = gguf_tokenizer_mapping.GGUF_PRE_TOKENIZER_SPLITS
@@ -145,14 +141,14 @@ def _merges(metadata: Mapping[str, Any]) -> list[tuple[str, ...]]:
 
 
 def _sentencepiece(metadata, vocab, of_kind) -> hf.Tokenizer:
-  """Sentencepiece's BPE; Gemma 4's has merges, others' follow from scores."""
+  """Sentencepiece's BPE: Gemma 4 has merges; others derive them from scores."""
   unknown = of_kind(TokenType.UNKNOWN)
   if metadata[f"{_KEY}model"] == "gemma4":
     merges = _merges(metadata)
   else:
     from transformers.tokenization_utils_base import generate_merges
 
-    # Of tokens of text alone: no text may become a token that ends one.
+    # Of normal tokens only: text must not merge into a control token.
     text = {token: vocab[token] for token in of_kind(TokenType.NORMAL)}
     scores = metadata[f"{_KEY}scores"]
     merges = generate_merges(text, {t: scores[i] for t, i in text.items()})

@@ -1,16 +1,15 @@
-"""Draft heads as they are published: which they are, and their parameters.
+"""Loads published draft heads: detects the format and reads the parameters.
 
-A directory with a `config.json` and tensors tells by itself what it is: an
-EAGLE head of any generation (`eagle_format`), Medusa's (`medusa_format`),
-blocks of DFlash (`dflash_format`) or DSpark (`dspark_format`), a Gemma 4's
-assistant (`assistant_format`), or one of multi-token prediction (`mtp_format`),
-which a target's own files may hold too.
+The `config.json` and the tensors of a directory determine the kind: an EAGLE
+head of any generation (`eagle_format`), Medusa (`medusa_format`), DFlash
+(`dflash_format`), DSpark (`dspark_format`), a Gemma 4 assistant
+(`assistant_format`), or multi-token prediction (`mtp_format`), which may also
+be part of the target's own files.
 
-The formats differ in how layers are numbered whose features are read, in where
-draft tokens' ids are offsets, and in switches; here they become one form. What
-is not known is an error, and so is every tensor that is left over, missing or
-of another shape. The formats were tested on synthetic files; no published
-checkpoint was.
+The formats number feature layers differently, some store draft ids as offsets,
+and each has its switches; loading normalizes them. An unknown setting is an
+error, as is an extra, missing or misshapen tensor. The formats were tested on
+synthetic files, not on published checkpoints.
 """
 
 import contextlib
@@ -40,7 +39,7 @@ from models.head_shapes import HeadModule, HeadShape, Target
 from models.networks.transformer import Features
 from models.sharding import Sharding, num_parts
 
-# Those whose `config.json` tells them, in the order in which they are asked.
+# Formats that `config.json` can identify, tried in this order.
 _FORMATS: tuple[Any, ...] = (
   dspark_format, dflash_format, assistant_format, mtp_format, medusa_format,
   eagle_format,
@@ -50,12 +49,13 @@ __all__ = ["Head", "Target", "describe", "is_head", "load", "shape"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Head:
-  """A head that is loaded.
+  """A loaded head.
 
   Attributes:
     module: its network, with its configuration.
-    features: of the target, that it reads (`models.networks.transformer`).
-    sharding: its rules on a mesh; None on one device.
+    features: the target's features that it reads
+      (`models.networks.transformer`).
+    sharding: its sharding rules on a mesh; None on one device.
   """
 
   module: HeadModule
@@ -68,11 +68,11 @@ class Head:
     return self.module.config.kind
 
   def functions(self) -> tuple[Any, Any]:
-    """Pure functions and their parameters; see `head_shapes.functions`."""
+    """Its pure functions and parameters; see `head_shapes.functions`."""
     return head_shapes.functions(self.module, sharding=self.sharding)
 
   def before_norms(self, num_layers: int) -> "Head":
-    """An MTP head that reads hidden states before their norms, not after.
+    """A copy of an MTP head that reads hidden states before the final norm.
 
     Args:
       num_layers: of the target.
@@ -83,7 +83,7 @@ class Head:
 
 
 def is_head(directory: str) -> bool:
-  """True if a directory holds a head, and not a model of its own."""
+  """True if a directory holds a head rather than a full model."""
   path = pathlib.Path(directory)
   try:
     if _of_config(_config(path)) is not None:
@@ -100,7 +100,7 @@ def _config(path: pathlib.Path) -> Mapping[str, Any]:
 
 
 def _of_config(config: Mapping[str, Any]) -> Any:
-  """The format that a configuration alone tells, or None."""
+  """The format that a configuration identifies, or None."""
   return next((one for one in _FORMATS if one.is_one(config)), None)
 
 
@@ -111,16 +111,15 @@ def _has_medusa(names: Collection[str]) -> bool:
 def shape(
   config: Mapping[str, Any], target: Target, *, kind: str | None = None
 ) -> HeadShape:
-  """Shape of the head of a configuration.
+  """The shape of the head that a configuration describes.
 
   Args:
-    config: what its `config.json` holds.
+    config: the contents of its `config.json`.
     target: the model that it drafts for.
-    kind: what it is said to be, where the configuration alone does not tell.
+    kind: its kind, in case the configuration does not identify it.
 
   Raises:
-    ValueError: for formats and switches that are not known, or a head that was
-      made for another target.
+    ValueError: for unknown formats and switches, or a head of another target.
   """
   said = medusa_format if kind == "medusa" else eagle_format
   one = _of_config(config) or said
@@ -133,7 +132,7 @@ def shape(
 def describe(
   directory: str, target: Target, *, of_target: bool = False
 ) -> HeadShape:
-  """Shape of the head in a directory; none of its numbers is read.
+  """The shape of the head in a directory, without reading its weights.
 
   Args:
     directory, target, of_target: as of `load`.
@@ -154,25 +153,25 @@ def load(
   place: Place | None = None,
   of_target: bool = False,
 ) -> Head:
-  """Reads a head.
+  """Loads a head.
 
   Args:
-    directory: where it is.
+    directory: its directory.
     target: the model that it drafts for.
-    dtype: of parameters and activations, whatever the tensors' is.
-    place: the devices that it is cut over, and how; None for one device.
+    dtype: of parameters and activations, whatever the files have.
+    place: mesh and sharding; None for one device.
     of_target: whether it is the MTP head in the target's own directory.
 
   Returns:
-    The `Head`. Embedding and output projection are the target's own arrays
-    where the head has none.
+    The `Head`. It shares the target's embedding and output projection if it
+    has none.
 
   Raises:
-    FileNotFoundError: if a file is not there.
-    ValueError: for formats and switches that are not known, or a head that was
-      made for another target or cannot be cut so, or a target without one.
-    CheckpointError: (a ValueError) if tensors are left over, missing or of
-      another shape than they should be; it lists them all.
+    FileNotFoundError: if a file is missing.
+    ValueError: for unknown formats and switches, a head of another target or
+      one that cannot be sharded like this, or a target without a head.
+    CheckpointError: (a ValueError) listing all extra, missing and misshapen
+      tensors.
   """
   path = pathlib.Path(directory)
   with _said_of(path):
@@ -188,11 +187,11 @@ def load(
 
 
 def _cut(opened: Opened, place: Place) -> tuple[Opened, Place]:
-  """A head as the devices of a place hold it, and its rules on them."""
+  """The head with sizes and rules for the devices of a place."""
   config, parts = opened.shape.config, num_parts(place.sharding, place.mesh)
   if uneven := sorted({size for size in config.even_sizes() if size % parts}):
     raise ValueError(
-      f"a head with sizes {uneven} cannot be cut over {parts} devices: give "
+      f"a head with sizes {uneven} cannot be split over {parts} devices: set "
       "config.draft_devices"
     )
   config, sharding = config.cut(place.sharding, parts)
@@ -204,7 +203,7 @@ def _cut(opened: Opened, place: Place) -> tuple[Opened, Place]:
 
 
 def _opened(path: pathlib.Path, target: Target, of_target: bool) -> Opened:
-  """The head in a directory, opened."""
+  """Opens the head in a directory."""
   raw, config = head_files.open_tensors(path), _config(path)
   if of_target and (packing := packing_of(config)) is not None:
     raw = packing.joined(raw)
@@ -224,7 +223,7 @@ def _opened(path: pathlib.Path, target: Target, of_target: bool) -> Opened:
 
 @contextlib.contextmanager
 def _said_of(path: pathlib.Path):
-  """Errors say which head they are about."""
+  """Adds the head's path to errors."""
   try:
     yield
   except CheckpointError as error:

@@ -1,7 +1,7 @@
-"""Tensors of published heads: their files, and one name for each.
+"""Opens the files of published heads and fills a network with their tensors.
 
-Projects call the same tensor by different names, and save it as safetensors or
-as torch does. Here they get one name each, and fill a network's parameters.
+Projects name the same tensor differently, and save it with safetensors or
+torch. Here each tensor gets one name.
 """
 
 import dataclasses
@@ -29,26 +29,26 @@ from models.head_shapes import HeadModule, HeadShape, Target
 from models.networks.quantized_tensor import is_quantized
 from models.sharding import Sharding
 
-# Other names of the same, in order.
+# Other names of the same tensor, replaced in this order.
 _ALIASES = (
   (re.compile(r"^(model|eagle)\."), ""),
   (re.compile(r"^midlayer\."), "layers.0."),
   (re.compile(r"^draft_id_to_target_id$"), "d2t"),
   (re.compile(r"^fc_norms\."), "fc_norm."),
   (re.compile(r"_codebook\.weight$"), "_codebook"),
-  # Medusa's own: head, block (the last one is the projection).
+  # Medusa's own: head, block (the last is the projection).
   (re.compile(r"^(\d+)\.(\d+)\.linear\."), r"blocks.\1.layers.\2."),
   (re.compile(r"^(\d+)\.\d+\.weight$"), r"lm_heads.\1.weight"),
 )
 
 
 def normal_names(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-  """Tensors by the names of the normal form.
+  """Renames tensors to the normal form.
 
-  Of Medusa's heads in a model that they were merged with, theirs alone.
+  If Medusa heads were merged into their model, keeps only theirs.
 
   Raises:
-    CheckpointError: if two have one name.
+    CheckpointError: if two tensors get the same name.
   """
   prefix = "medusa_head."
   merged = {n: t for n, t in tensors.items() if n.startswith(prefix)}
@@ -69,7 +69,7 @@ class Place:
 
   Attributes:
     mesh: all devices, over all processes.
-    sharding: the head's rules on it.
+    sharding: the head's sharding rules.
   """
 
   mesh: Mesh
@@ -78,15 +78,15 @@ class Place:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Opened:
-  """A head's files, opened.
+  """The opened files of a head.
 
   Attributes:
-    shape: the head.
-    tensors: by the names of the normal form.
-    locate: the name of a parameter's tensor, and how it lies there.
-    also: tensors that hold no parameter.
-    copies: pairs of tensors that must be equal; None for one that is missing.
-    ids: the module's table of tokens and what reads it, if it has one.
+    shape: the head's shape.
+    tensors: by normalized name.
+    locate: maps a parameter's path to its tensor's name and layout.
+    also: names of tensors that hold no parameter.
+    copies: pairs of tensors that must be equal; None for a missing one.
+    ids: name and reader of the module's table of token ids, if it has one.
   """
 
   shape: HeadShape
@@ -103,12 +103,12 @@ def by_table(
   table: Mapping[str, str],
   target: Target,
 ) -> Opened:
-  """A head, opened, whose tensors are parameters as they are.
+  """Opens a head whose tensors have the layout of its parameters.
 
   Args:
-    shape: the head.
-    tensors: by the names of the normal form.
-    table: parameter to tensor, where their names are not the same.
+    shape: the head's shape.
+    tensors: by normalized name.
+    table: parameter to tensor names, where these differ.
     target: the model that it drafts for.
   """
 
@@ -130,18 +130,18 @@ def by_table(
 def fill(
   opened: Opened, target: Target, *, dtype, place: Place | None = None
 ) -> HeadModule:
-  """The network of a head's tensors.
+  """Builds a head's network and reads its parameters.
 
   Args:
     opened: the head's files.
     target: the model that it drafts for, with its arrays.
     dtype: of the parameters.
-    place: where they lie; None for one device.
+    place: mesh and sharding; None for one device.
 
   Raises:
-    CheckpointError: listing every tensor that is left over, missing or of
-      another shape or type.
-    ValueError: for ids that are no draft vocabulary.
+    CheckpointError: listing every tensor that is extra, missing or of the wrong
+      shape or type.
+    ValueError: for ids that are not a valid draft vocabulary.
   """
   tensors, config = opened.tensors, opened.shape.config
   make = lambda: head_shapes.make(config, dtype=dtype, rngs=nnx.Rngs(0))
@@ -163,13 +163,13 @@ def fill(
   known = {n: t for n, t in tensors.items() if n not in opened.also}
   problems = weights.mismatches(known, expected)
   problems += [
-    f"not the copy that it should be: {mine.name}"
+    f"not a copy as it should be: {mine.name}"
     for mine, theirs in opened.copies
     if theirs is None or not weights.equal(mine, theirs)
   ]
   if problems:
     raise CheckpointError(
-      "the tensors are not those of the head in its config.json:\n  "
+      "the tensors do not match the head in its config.json:\n  "
       + "\n  ".join(sorted(problems))
     )
   for key, (name, layout) in read.items():
@@ -193,7 +193,7 @@ def laid_out(
   read: Callable[[tuple[slice, ...]], np.ndarray],
   place: Place | None,
 ) -> jax.Array:
-  """A parameter whose parts are read by those who hold them."""
+  """A parameter, of which each process reads only its own shards."""
   if place is None:
     return jnp.asarray(read(()))
   spec = sharding_lib.param_spec(parts, place.sharding)
@@ -203,10 +203,10 @@ def laid_out(
 
 
 def open_tensors(path: pathlib.Path) -> dict[str, Tensor]:
-  """The tensors of a directory by the names that the files give them.
+  """Opens the tensors of a directory, under the names in its files.
 
-  Medusa's file lies beside its base model's in some repositories, and counts.
-  A head may lie in several files that an index names.
+  Some repositories keep Medusa's file beside the base model's; it takes
+  precedence. A head may be split over several files with an index.
   """
   if not path.is_dir():
     raise FileNotFoundError(f"there is no directory {str(path)!r}")
@@ -233,6 +233,6 @@ def open_tensors(path: pathlib.Path) -> dict[str, Tensor]:
       opened |= part
     return opened
   raise FileNotFoundError(
-    f"there are no weights of a head in {path}: expected one .safetensors "
-    f"file, an index of several or a .bin of torch's, got {others or 'none'}"
+    f"there are no head weights in {path}: expected one .safetensors file, "
+    f"an index of several, or torch's .bin, got {others or 'none'}"
   )

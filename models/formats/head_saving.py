@@ -1,12 +1,11 @@
-"""Writes heads in published formats, for this and other projects to read.
+"""Writes heads in published formats, for this and other projects.
 
-EAGLE-1 and 3 as their authors do (EAGLE-3 with the list of its layers; with
-switches, windows or several layers as `speculators` does), Medusa's as vLLM
-does, DFlash's as its authors do, or, of a vocabulary of its own or with windows
-as `speculators` means them, in its form, which those of multi-token prediction
-have too. Embedding and output projection are not written where they are the
-target's and all readers take them from it.
-models/pretrained/README.md says which program reads which form.
+EAGLE-1 and EAGLE-3 heads are written in their authors' format, or in
+`speculators`' if they have switches, windows or several layers; Medusa heads in
+vLLM's; DFlash heads in their authors', or `speculators`' if they have a draft
+vocabulary or that library's windows; MTP heads in `speculators`'. Embedding and
+output projection are left out if they are the target's and every reader takes
+them from there. models/pretrained/README.md says which program reads what.
 """
 
 import pathlib
@@ -32,8 +31,8 @@ from models.networks.dflash import ParallelConfig
 from models.networks.heads import HeadConfig
 from models.networks.transformer import Features
 
-_SPECULATED = 3  # tokens that EAGLE-3's and MTP's files propose to a server
-# By kind: their `settings` and `names`.
+_SPECULATED = 3  # draft tokens that the files of other heads suggest to servers
+# Each module has `settings` and `names`.
 _FORMATS: dict[str, Any] = {
   "eagle": eagle_format,
   "eagle3": eagle_format,
@@ -54,21 +53,20 @@ def save(
   target: Target | None = None,
   verifier: str | None = None,
 ) -> None:
-  """Writes a head, which `models.formats.head_checkpoints.load` reads.
+  """Writes a head that `models.formats.head_checkpoints.load` reads back.
 
   Args:
     module: the head.
     directory: created if need be; files of the same names are replaced.
-    features: of an EAGLE-3 or DFlash head, the layers whose inputs it reads.
+    features: the target layers whose inputs an EAGLE-3 or DFlash head reads.
     dtype: of the file: float32, bfloat16 or float16.
-    target: what the head drafts for, with its arrays: those of the head that
-      are not equal to them are written too. None: all that may be are its.
-    verifier: where `speculators` finds the target: its folder, or its name on
-      the Hub. What is saved in their form needs it.
+    target: the target with its arrays; an embedding or output projection that
+      differs from its is written too. None if the head shares both.
+    verifier: the target's folder or Hub name; `speculators`' format needs it.
 
   Raises:
-    ValueError: if the format cannot express the head, if it needs a verifier
-      and has none, or if the dtype is another one.
+    ValueError: if the format cannot express the head, if verifier is missing,
+      or for another dtype.
   """
   config: Any = module.config
   format_ = _FORMATS[config.kind]
@@ -98,7 +96,7 @@ def save(
     ):
       left.add(name)
   if speculators and config.kind == "eagle3":
-    left.discard("embed.embedding")  # which is read from the head's file
+    left.discard("embed.embedding")  # readers take it from the head's file
   tensors = {
     names.get(name, name): array
     for name, array in arrays.items()
@@ -115,14 +113,14 @@ def save(
 
 
 def check(config: HeadConfig) -> None:
-  """Raises ValueError for a head that no format has; none is made for it."""
+  """Raises ValueError if no published format can express the head."""
   _FORMATS[config.kind].settings(config, (), "float32")
 
 
 def _missing_biases(
   config: Any, tensors: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-  """Biases that a head does not have and its format does (`layers_json`)."""
+  """Zero biases that the format requires (see `layers_json`)."""
   return {
     other: np.zeros(config.layers.embed_dim, array.dtype)
     for name, array in tensors.items()
@@ -134,11 +132,11 @@ def _missing_biases(
 def _speculators_config(
   config: HeadConfig, verifier: str | None
 ) -> dict[str, Any]:
-  """What every `speculators` configuration says; servers need it all."""
+  """The `speculators_config` of any head; servers need all of it."""
   if not verifier:
     raise ValueError(
-      "this head is saved in speculators' form, which says where its target "
-      "is: verifier is missing"
+      "this head is saved in speculators' format, which names its target: "
+      "verifier is missing"
     )
   file = pathlib.Path(verifier) / "config.json"
   theirs = json_files.read_object(file) if file.is_file() else {}

@@ -1,9 +1,8 @@
-"""What `config.json` of several heads' formats have in common.
+"""Settings that the `config.json` files of several head formats share.
 
-Keys that are read, or change nothing; anything else might change what a head
-predicts, and is refused by name. `head_layers` reads the settings of a head's
-layers, `layers_json` writes them; the `speculators` library nests them in
-`transformer_layer_config`.
+Keys not listed here might change what a head predicts, so they are rejected by
+name. `head_layers` reads the settings of a head's layers, `layers_json` writes
+them; the `speculators` library nests them in `transformer_layer_config`.
 """
 
 import dataclasses
@@ -48,15 +47,15 @@ def speculators_layers(
   known: Collection[str],
   of_layers: Collection[str] | None = OF_LAYERS | INERT,
 ) -> Mapping[str, Any]:
-  """The settings of the layers in a configuration of `speculators`' form.
+  """The layers' settings in a configuration in `speculators`' format.
 
   Args:
-    config: what `config.json` holds.
-    known: keys at its top that a kind of head has besides.
-    of_layers: keys of layers; None for any.
+    config: the contents of `config.json`.
+    known: further top-level keys of this kind of head.
+    of_layers: known keys of layers; None for any.
 
   Raises:
-    ValueError: for keys that are not known, or layers that are none.
+    ValueError: for unknown keys, or if the layers' settings are no object.
   """
   json_files.refuse_unknown(config, {*_SPECULATORS, *INERT, *known})
   nested = config.get(NESTED)
@@ -70,42 +69,42 @@ def speculators_layers(
 def layers_read(
   name: str, ids: Any, target: Target, *, outputs: bool, last: bool
 ) -> tuple[int, ...]:
-  """The layers of a target whose inputs are read; 0 reads the embedding.
+  """The target layers whose inputs a head reads; 0 reads the embedding.
 
   Args:
     name: of the setting, for messages.
     ids: its value.
-    target: whose layers they are.
-    outputs: whether ids are of layers whose outputs are read.
-    last: whether what comes after the last layer may be read, without its norm;
-      in other forms it may be meant with it.
+    target: the target.
+    outputs: whether ids name layers whose outputs are read.
+    last: whether the last layer's output may be read, without the final norm;
+      some formats are ambiguous about the norm.
 
   Raises:
-    ValueError: for other layers than the target's.
+    ValueError: for layers that the target does not have.
   """
   if (
     not isinstance(ids, list) or not ids or any(type(i) is not int for i in ids)
   ):
-    raise ValueError(f"{name} must be layers, got {ids!r:.80}")
+    raise ValueError(f"{name} must be a list of layers, got {ids!r:.80}")
   layers = tuple(i + outputs for i in ids)
   if min(layers) < 0 or max(layers) > target.num_layers - (not last):
     raise ValueError(
-      f"{name} {ids} are not layers of a target of {target.num_layers}"
+      f"{name} {ids} are not all layers of a target with {target.num_layers}"
     )
   return layers
 
 
 def head_layers(settings: Mapping[str, Any]) -> TransformerConfig:
-  """The layers of a head by their settings, in any family with `layer_types`.
+  """Translates a head's layers; any family may have `layer_types`.
 
   Args:
-    settings: as of `models.formats.huggingface_config.config_from_json`.
+    settings: as for `models.formats.huggingface_config.config_from_json`.
 
   Raises:
-    ValueError: as that does, or for other layers than those that slide or not.
+    ValueError: as that does, or for layers neither sliding nor full.
   """
   kinds = settings.get("layer_types")
-  # Biases that are not there are named in families too that never have them.
+  # Files set biases to false even in families that never have them.
   settings = {
     k: v
     for k, v in settings.items()
@@ -119,7 +118,7 @@ def head_layers(settings: Mapping[str, Any]) -> TransformerConfig:
     return layers
   if len(kinds) != layers.num_layers or {*kinds} - {FULL, SLIDES}:
     raise ValueError(
-      f"layer_types must be {FULL} or {SLIDES} of {layers.num_layers} layers, "
+      f"layer_types must be {FULL} or {SLIDES} for {layers.num_layers} layers, "
       f"got {kinds!r:.80}"
     )
   size = get(settings, "sliding_window", int)
@@ -132,15 +131,15 @@ def head_layers(settings: Mapping[str, Any]) -> TransformerConfig:
 def layers_json(
   layers: TransformerConfig, dtype: str, *, qk_norm: bool = True
 ) -> dict[str, Any]:
-  """What `head_layers` reads: Llama's settings, or Qwen3's with `qk_norm`.
+  """Settings for `head_layers`: Llama's, or Qwen3's with `qk_norm`.
 
-  Where queries have biases, perhaps Qwen2's, all four projections have: those
-  of a Llama.
+  Layers with biases on queries, such as Qwen2's, are written with biases on
+  all four projections, as Llama's.
 
   Args:
     layers: of the head.
     dtype: of the file's tensors.
-    qk_norm: whether the format may have norms of queries and keys.
+    qk_norm: whether the format allows norms of queries and keys.
 
   Raises:
     ValueError: for layers that these settings cannot express.
@@ -173,7 +172,7 @@ def layers_json(
 def refuse_other_target(
   layers: TransformerConfig, target: Target, *, width: bool = True
 ) -> None:
-  """Raises ValueError for layers of another vocabulary, or of another width."""
+  """Raises ValueError if vocabulary or width differ from the target's."""
   for name, mine, theirs in (
     ("vocabulary", layers.vocab_size, target.vocab_size),
     ("width", layers.embed_dim, target.embed_dim),

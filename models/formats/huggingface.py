@@ -1,11 +1,11 @@
 """Reads checkpoints in Hugging Face's format, and writes Llama's and T5's.
 
-Neither torch nor transformers is needed: `config.json` is read as JSON, weights
-from safetensors. What `config.json` says is translated in
-huggingface_config.py; which tensor is which parameter is in weights.py.
+Needs neither torch nor transformers: `config.json` is plain JSON, weights are
+safetensors. huggingface_config.py translates the configuration, weights.py
+maps tensors to parameters.
 
-Whatever would change the logits and is not understood is an error; so is every
-tensor that is left over, missing or of another shape.
+An unknown setting that could change the logits is an error, as is an extra,
+missing or misshapen tensor.
 """
 
 import dataclasses
@@ -42,22 +42,22 @@ from models.networks.t5 import T5
 from models.networks.t5_config import T5Config
 from models.networks.transformer import Transformer
 
-# Some files have this prefix, some not; the head has two names in GPT-NeoX.
+# Prefixes that files may have; GPT-NeoX has two names for its head.
 _PREFIX = re.compile(
   r"^(language_model\.model|model\.language_model|language_model|transformer|"
   r"gpt_neox|model)\."
 )
 _OLD_HEAD = re.compile(r"^embed_out\.")
-# Causal masks and rotary frequencies, which follow from the configuration, a
-# bias that old files of T5 have and no T5 reads, and heads that may be merged
-# with their target and are read of the same files: Medusa's, and Qwen's MTP.
+# Tensors to ignore: causal masks and rotary frequencies, a bias that old T5
+# files have and no T5 uses, and draft heads in the target's files (Medusa's,
+# Qwen's MTP), which are loaded on their own.
 _BUFFER = re.compile(
   r"rotary_emb\.inv_freq|(h|layers)\.\d+\.(attn|attention|self_attn)\."
   r"(bias|masked_bias|rotary_emb\.inv_freq)"
   r"|medusa_head\..*|mtp\..*|decoder\.block\.0\.layer\.1\.EncDecAttention\."
   r"relative_attention_bias\.weight"
 )
-# What multimodal models have beside their text model.
+# Other parts of multimodal models.
 _OF_OTHERS = re.compile(
   r"(model\.)?(vision_tower|multi_modal_projector|audio_tower|embed_vision|"
   r"embed_audio|visual)\..*"
@@ -70,7 +70,7 @@ def read_config(directory: str) -> TransformerConfig | T5Config:
 
 
 def translate(settings: Mapping[str, Any]) -> TransformerConfig | T5Config:
-  """The configuration in a `config.json`; ValueError if not supported."""
+  """Translates a `config.json`; raises ValueError if not supported."""
   if settings.get("model_type") == "t5":
     check_t5(settings)
     return t5_config.config_from_json(settings)
@@ -83,7 +83,7 @@ def _configuration(
   """The configuration, and the contents of its file."""
   if not path.is_dir():
     raise FileNotFoundError(
-      f"there is no directory {str(path)!r}, and it is no name on a hub "
+      f"there is no directory {str(path)!r}, and it is not a name on the Hub "
       "(ORG/NAME)"
     )
   settings = json_files.read_object(path / "config.json")
@@ -133,9 +133,9 @@ def source(directory: str) -> Source:
 def t5_source(path: pathlib.Path, config: T5Config) -> Source:
   """Opens the tensors of a T5.
 
-  The output projection is its own if it is there, whatever `config.json` says.
-  Of the three names of the embedding a file may have any: it is read from a
-  stack's where `shared.weight` is missing, as transformers does.
+  The output projection is untied if the files have one, whatever `config.json`
+  says. If `shared.weight` is missing, the embedding is taken from the encoder
+  or the decoder, as in transformers.
   """
   tensors = _open(_weight_files(path))
   shared = "shared.weight"
@@ -156,9 +156,9 @@ def _t5_table(config: T5Config) -> Table:
 
 
 def eos_token_ids(directory: str) -> tuple[int, ...]:
-  """Ids that end a text by a checkpoint's files; perhaps none.
+  """End-of-text ids in a checkpoint's files, if any.
 
-  `generation_config.json` counts before `config.json`.
+  `generation_config.json` takes precedence over `config.json`.
   """
   for name in ("generation_config.json", "config.json"):
     path = pathlib.Path(directory) / name
@@ -208,16 +208,16 @@ def save_llama(
   """Writes a Llama checkpoint that `source` and transformers read.
 
   Args:
-    module: what Llama's format can express: RMS norms, a gated SiLU MLP, full
-      rotary positions, the same bias switch for all attention projections.
-    directory: as of `models.formats.safetensors_file.save`.
+    module: a model that Llama's format can express: RMS norms, gated SiLU MLPs,
+      full rotary embeddings, one bias switch for all attention projections.
+    directory: as for `models.formats.safetensors_file.save`.
     tokenizer: saved too. Its end-of-text token becomes the model's
       `bos_token_id` and `eos_token_id`.
     dtype: of the file: float32, bfloat16 or float16.
 
   Raises:
     ValueError: if Llama's format cannot express the module, the tokenizer has
-      more tokens than the module, or the dtype is another one.
+      more tokens than the module, or for another dtype.
   """
   tensors = {
     name if name.startswith("lm_head.") else f"model.{name}": array
@@ -239,9 +239,9 @@ def save_t5(
 
   Args:
     module: the network.
-    directory, tokenizer, dtype: as of `save_llama`.
-    settings: more of `config.json`, counting before the model's own.
-    tensors: more of the weights.
+    directory, tokenizer, dtype: as for `save_llama`.
+    settings: further settings for `config.json`, overriding the model's.
+    tensors: further tensors.
 
   Raises:
     ValueError: as `save_llama`.
@@ -253,7 +253,7 @@ def save_t5(
 
 
 def _named(module: Transformer | T5, table: Table) -> dict[str, np.ndarray]:
-  """A module's parameters by the names of their tensors."""
+  """A module's parameters by tensor name."""
   named = {}
   for parameter, variable in nnx.to_flat_state(nnx.state(module)):
     name, layout = weights.locate(parameter, table)
@@ -271,15 +271,15 @@ def _save(
 ) -> None:
   """Writes a checkpoint; see `save_llama`.
 
-  `to_json` makes `config.json` of the configuration, the dtype's name and the
-  end-of-text token.
+  `to_json` maps the configuration, the dtype's name and the end-of-text token
+  to the contents of `config.json`.
   """
   end = None if tokenizer is None else tokenizer.eos_token_id
   settings = to_json(config, jnp.dtype(dtype).name, end)
   if tokenizer is not None and tokenizer.vocab_size > config.vocab_size:
     raise ValueError(
-      f"the tokenizer must have at most {config.vocab_size} tokens, as the "
-      f"module has, got {tokenizer.vocab_size}"
+      f"the tokenizer must have at most the module's {config.vocab_size} "
+      f"tokens, got {tokenizer.vocab_size}"
     )
   safetensors_file.save(directory, settings, tensors, dtype=dtype)
   if tokenizer is not None:

@@ -1,8 +1,4 @@
-"""Medusa's heads as they are published.
-
-Their tensors are read as its authors (`medusa_lm_head.pt`) and as vLLM name
-them.
-"""
+"""Published Medusa heads: the authors' (`medusa_lm_head.pt`) and vLLM's."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,8 +11,8 @@ from models.head_shapes import HeadShape, Target
 from models.networks.medusa import MedusaConfig
 from models.networks.transformer import FINAL, Features
 
-# What a configuration of Medusa's heads may say: its authors', vLLM's, and what
-# changes nothing. `max_paths` and `topk` are of vLLM's trees.
+# Known settings: the authors', vLLM's (`max_paths` and `topk` are for its
+# trees), and those that change nothing.
 _OF_MEDUSA = frozenset(
   """
   medusa_num_heads medusa_num_layers base_model_name_or_path
@@ -31,7 +27,7 @@ _OF_MEDUSA = frozenset(
 
 
 def is_one(config: Mapping[str, Any]) -> bool:
-  """True if a configuration is of Medusa's heads."""
+  """True if a configuration describes Medusa heads."""
   return "medusa_num_heads" in config or config.get("model_type") == "medusa"
 
 
@@ -40,17 +36,16 @@ def shape(
   target: Target,
   tensors: Mapping[str, Tensor] | None = None,
 ) -> HeadShape:
-  """Shapes of the heads, from configuration and tensors.
+  """The shape of the heads, from configuration and tensors.
 
   Args:
-    config: what `config.json` holds.
+    config: the contents of `config.json`.
     target: the model that they draft for.
-    tensors: by the names of the normal form; None if there are none to look at,
-      and the configuration is believed: published files hold more heads than it
-      says.
+    tensors: by normalized name; None to count heads by the configuration alone.
+      Published files hold more heads than it says.
 
   Raises:
-    ValueError: for switches that are not known, or another target.
+    ValueError: for unknown switches, or heads of another target.
   """
   if config.get("model_type") in [*FAMILIES]:  # a target's, with heads beside
     config = {k: v for k, v in config.items() if k.startswith("medusa")}
@@ -61,7 +56,7 @@ def shape(
   ):  # fmt: skip
     if config.get(name, expected) != expected:
       raise ValueError(
-        f"{name} is {config[name]!r}, and the target's {expected}"
+        f"{name} is {config[name]!r}, but the target's is {expected}"
       )
   if config.get("original_lm_head"):
     raise ValueError("original_lm_head is not supported, got true")
@@ -88,7 +83,7 @@ def shape(
 
 
 def names(config: Any) -> dict[str, str]:
-  """Parameters whose tensors have other names, and these: vLLM's."""
+  """Tensor names of the parameters, as in vLLM."""
   named = {}
   for h in range(config.num_heads):
     named[f"heads.{h}.lm_head.weight"] = f"lm_heads.{h}.weight"
@@ -100,7 +95,7 @@ def names(config: Any) -> dict[str, str]:
 
 
 def settings(config: Any, features: Features, dtype: str) -> dict[str, Any]:
-  """The `config.json` of heads, as vLLM has it."""
+  """The `config.json` of heads in vLLM's format."""
   del features
   return {
     "hidden_size": config.embed_dim,

@@ -1,12 +1,12 @@
-"""MTP heads as they are published: in their target's own files, or alone.
+"""Published MTP heads, in their target's files or in files of their own.
 
-Families whose files hold one, and the `speculators` library, call its tensors
-by different names; `FORMS` has them. Embedding and output projection are the
-target's, and files that hold them once more must hold copies.
+`FORMS` has the tensor names of each family and of the `speculators` library.
+Embedding and output projection are the target's; if the files repeat them,
+they must be equal.
 
-MiMo's projection reads the hidden state before the embedding; its columns are
-exchanged as they are read. Some servers replace the first embedding of a text
-by zeros; here, as in transformers, it is what it is.
+MiMo's projection takes the hidden state before the embedding, so its columns
+are swapped on read. Some servers zero the embedding of a text's first token;
+here, as in transformers, it is kept.
 """
 
 import dataclasses
@@ -38,17 +38,17 @@ from models.networks.transformer import Features
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Form:
-  """Names of the tensors of a head in files.
+  """Naming scheme of a head's tensors.
 
   Attributes:
-    names: a pattern of them, in the normal form; `number` is the head's layer,
-      if it has one, and `rest` what follows.
-    after_layers: layers are numbered after the target's.
-    modules: the network's modules, and what `rest` calls them.
-    layer: what `rest` begins with in tensors of the decoder layer.
-    copies: what `rest` calls tensors that are the target's, and their names.
-    hidden_first: the projection reads the hidden state first.
-    several: there may be several layers, each with all modules, numbered.
+    names: pattern of normalized names; the groups are `number`, the head's
+      layer (optional), and `rest`.
+    after_layers: whether layer numbers continue the target's.
+    modules: the network's modules, to their names in `rest`.
+    layer: prefix of `rest` for tensors of the decoder layer.
+    copies: names in `rest` of tensors of the target, to the target's names.
+    hidden_first: whether the projection takes the hidden state first.
+    several: whether there may be several layers, each with all modules.
   """
 
   names: re.Pattern[str]
@@ -106,20 +106,20 @@ _BUFFER = re.compile(r".+\.rotary_emb\.inv_freq")
 
 
 def is_one(config: Mapping[str, Any]) -> bool:
-  """True if a configuration is of a head alone, in speculators' form."""
+  """True if a configuration is of a separate head in speculators' format."""
   return config.get("speculators_model_type") == "mtp"
 
 
 def shape(config: Mapping[str, Any], target: Target) -> HeadShape:
-  """Shape of the head of a configuration.
+  """The shape of the head that a configuration describes.
 
   Args:
-    config: what its `config.json` holds; of a head in its target's files, the
-      target's.
-    target: the model that a head alone drafts for.
+    config: the contents of `config.json`, the target's if the head is in its
+      files.
+    target: the model that a separate head drafts for.
 
   Raises:
-    ValueError: for settings that are not known, or another target.
+    ValueError: for unknown settings, or a head of another target.
   """
   described = head_shapes.mtp_shape(
     config_from_json(_of_layer(config)),
@@ -131,33 +131,33 @@ def shape(config: Mapping[str, Any], target: Target) -> HeadShape:
 
 
 def _num_depths(config: Mapping[str, Any], form: Form) -> int:
-  """Layers of a head by a configuration as of `shape`; 1 if it says nothing."""
+  """The number of layers of the head that a configuration gives; default 1."""
   given = {**_of_layer(config)} | {
     k: v for k, v in config.items() if v is not None
   }
   said = {name: get(given, name, int, None) for name in _DEPTHS}
   count = json_files.agreed(said) or 1
   if count > 1 and not form.several:
-    raise ValueError(f"MTP heads of one layer are read here, got {count}")
+    raise ValueError(f"the MTP head must have one layer, got {count}")
   return count
 
 
 def _form(config: Mapping[str, Any]) -> Form:
-  """The form of a checked configuration's files."""
+  """The naming scheme of a checked configuration's files."""
   return SPECULATORS if is_one(config) else FORMS[of_text(config)["model_type"]]
 
 
 def _of_layer(config: Mapping[str, Any]) -> Mapping[str, Any]:
-  """The settings of the model that a head's layer is like."""
+  """Settings of a model whose layers are like the head's."""
   if not is_one(config):
     settings = of_text(config)
     if settings.get("model_type") not in FORMS:
       raise ValueError(
-        f"MTP heads are read of targets of {[*FORMS]}, got "
-        f"{settings.get('model_type')!r}"
+        f"model_type of a target with an MTP head must be one of {[*FORMS]}, "
+        f"got {settings.get('model_type')!r}"
       )
-    # DeepSeek's and GLM's heads have a mixture, even if all of the target's
-    # layers are dense: as of transformers' `PreTrainedConfig.get_mtp_config`.
+    # DeepSeek's and GLM's heads have a mixture even if all of the target's
+    # layers are dense, as in transformers' `PreTrainedConfig.get_mtp_config`.
     if settings["model_type"] == "glm4_moe_lite":
       kinds = ["sparse"] * settings["num_hidden_layers"]
       return {**settings, "mlp_layer_types": kinds}
@@ -171,11 +171,11 @@ def _of_layer(config: Mapping[str, Any]) -> Mapping[str, Any]:
 def opened(
   config: Mapping[str, Any], tensors: Mapping[str, Tensor], target: Target
 ) -> head_files.Opened:
-  """A head, opened.
+  """Opens a head.
 
   Args:
-    config, target: as of `shape`.
-    tensors: of all its files, by the names of the normal form.
+    config, target: as for `shape`.
+    tensors: of all its files, by normalized name.
 
   Raises:
     ValueError: as `shape`, or if there is no head.
@@ -187,7 +187,7 @@ def opened(
   if not named:
     raise ValueError(f"there is no MTP head: no tensor {form.names.pattern}")
   rest = {n: t for n, t in tensors.items() if not form.names.fullmatch(n)}
-  # Of what is the target's: its output projection is its embedding, if tied.
+  # A tied target's output projection is its embedding.
   embedding = rest.get("embed_tokens.weight")
   copies = {
     name: (tensor, rest.get(form.copies[part], embedding))
@@ -205,7 +205,7 @@ def opened(
 
 
 def names(config: Any) -> dict[str, str]:
-  """The parameters of a head alone, and its tensors."""
+  """Tensor names of the parameters of a separate head."""
   del config
   return {
     "embed.embedding": "embed_tokens.weight",
@@ -222,14 +222,14 @@ def names(config: Any) -> dict[str, str]:
 def settings(
   config: MtpConfig, features: Features, dtype: str
 ) -> dict[str, Any]:
-  """The `config.json` of a head alone, in speculators' form.
+  """The `config.json` of a separate head, in speculators' format.
 
   Raises:
     ValueError: if it cannot express the head.
   """
   del features
   if config.num_depths > 1:
-    raise ValueError("MTP heads of one layer are saved")
+    raise ValueError("only MTP heads with one layer can be saved")
   return {
     "architectures": ["MTPDraftModel"],
     "speculators_model_type": "mtp",
@@ -241,12 +241,12 @@ def settings(
 def _named(
   form: Form, tensors: Mapping[str, Tensor], first: int
 ) -> dict[str, Tensor]:
-  """A head's tensors by names that begin with their layer's number.
+  """A head's tensors, renamed to start with their layer's number.
 
-  Those of decoder layers have the names of a model's, "layers.0. ...".
+  Tensors of decoder layers get a model's names, "layers.0. ...".
 
   Args:
-    form: of the files.
+    form: naming scheme of the files.
     tensors: of all files.
     first: number of the head's first layer in the files.
   """
@@ -269,7 +269,7 @@ def _named(
 
 
 def _exchanged(x: np.ndarray, config: TransformerConfig) -> np.ndarray:
-  """A projection whose columns' halves change places."""
+  """Swaps the two halves of a projection's columns."""
   del config
   hidden, embedding = np.split(x, 2, axis=1)
   return np.concatenate([embedding, hidden], axis=1)

@@ -1,7 +1,7 @@
-"""Quantized weights as files have them: `w = (q - z) s`, or `q s + m`.
+"""Quantized weights in files: `w = (q - z) s`, or `w = q s + m`.
 
-The values, the scales and the minima of a weight become a `QuantizedTensor` of
-`Tensor`s, not read, whatever its file calls them.
+The values, scales and minima of a weight become a `QuantizedTensor` of unread
+`Tensor`s, whatever the file format.
 
 Letters in shapes: N outputs, D inputs, G groups of inputs.
 """
@@ -24,18 +24,18 @@ def tensor(
   scales: Callable[[slice], np.ndarray],
   minima: Callable[[slice], np.ndarray] | None = None,
 ) -> Tensor:
-  """A quantized weight of a file, without its name.
+  """A quantized weight in a file, without a name.
 
-  Reading it dequantizes: values have eight bits and a sign at most, so products
-  with scales of 16 bits are exact, and those with float32 rounded once.
+  Reading it dequantizes. Values have at most eight bits and a sign, so products
+  with 16-bit scales are exact and those with float32 scales are rounded once.
 
   Args:
-    shape: `(N, D)`, or with an axis of experts before.
-    dtype: the narrowest of `models.networks.quantized_tensor.DTYPES` that has
-      all values; None if none has.
+    shape: `(N, D)`, or with a leading axis of experts.
+    dtype: the narrowest of `models.networks.quantized_tensor.DTYPES` that fits
+      all values; None if none does.
     group_of: `i[D]`, the group of each input.
-    values: `q - z` of some outputs, `[n, D]`, in a type that has them.
-    scales, minima: of the same, `f32[n, G]`.
+    values: reads `q - z` for some outputs, `[n, D]`.
+    scales, minima: read the same outputs' scales and minima, `f32[n, G]`.
   """
 
   def dequantized(rows: slice) -> np.ndarray:
@@ -68,7 +68,7 @@ def tensor(
 
 
 def fits(weight: QuantizedTensor | None, how: Quantization) -> bool:
-  """True if a quantization keeps a weight's values and scales as they are."""
+  """True if a quantization can keep a weight's values and scales unchanged."""
   if weight is None:
     return False
   dtype = weight.values.kind
@@ -81,9 +81,9 @@ def fits(weight: QuantizedTensor | None, how: Quantization) -> bool:
 
 
 def unpacked(words: np.ndarray, bits: int) -> np.ndarray:
-  """Integers that words of 32 bits hold, the lowest bits first.
+  """Unpacks unsigned integers from 32-bit words, lowest bits first.
 
-  `i32[..., n] -> i16[..., 32 n / bits]`, from 0 on.
+  `i32[..., n] -> i16[..., 32 n / bits]`.
   """
   shifts = np.arange(0, 32, bits, dtype=np.uint32)
   numbers = words.view(np.uint32)[..., None] >> shifts & (2**bits - 1)
@@ -91,12 +91,12 @@ def unpacked(words: np.ndarray, bits: int) -> np.ndarray:
 
 
 def within(rows: slice, size: int, count: int) -> tuple[slice, slice]:
-  """The words that hold some of `size` numbers, `count` a word; where in them.
+  """The slice of words that hold some packed numbers, and the slice in these.
 
   Args:
-    rows: the numbers, one after the other.
-    size: how many there are.
-    count: numbers of a word.
+    rows: the numbers, without gaps.
+    size: how many numbers there are in all.
+    count: numbers per word.
   """
   start, stop, step = rows.indices(size)
   first = start // count

@@ -1,8 +1,8 @@
-"""Safetensors files: reading tensors in parts, and writing.
+"""Reads tensors of safetensors files in parts, and writes such files.
 
-A file begins with the length of its header, which is JSON: the type, the shape
-and the bytes of every tensor. The package checks it; its NumPy has no floats of
-eight bits, so that the bytes are mapped here.
+A file begins with the length of its JSON header, which has the type, shape and
+byte range of every tensor. The package checks the header; since its NumPy
+reader has no 8-bit floats, the bytes are memory-mapped here.
 """
 
 import functools
@@ -29,7 +29,7 @@ _TYPES = {
 
 
 def open_tensors(path: pathlib.Path) -> dict[str, Tensor]:
-  """The tensors of a file by their names, not yet read.
+  """Opens the tensors of a file, by name, without reading them.
 
   Raises:
     ValueError: if it cannot be read.
@@ -76,17 +76,17 @@ def save(
 ) -> None:
   """Writes `config.json` and `model.safetensors`.
 
-  Files are written elsewhere first and then renamed, `config.json` last: a
-  directory without one is incomplete.
+  Files are written to a temporary folder and then renamed, `config.json` last:
+  a directory without one is incomplete.
 
   Args:
     directory: created if need be; files of the same names are replaced.
-    settings: what `config.json` is to hold.
-    tensors: by their names in the file.
-    dtype: of the floating ones: float32, bfloat16 or float16.
+    settings: the contents of `config.json`.
+    tensors: by name.
+    dtype: of floating-point tensors: float32, bfloat16 or float16.
 
   Raises:
-    ValueError: if the dtype is another one.
+    ValueError: for another dtype.
   """
   dtype = jnp.dtype(dtype)
   if dtype.name not in ("float32", "bfloat16", "float16"):

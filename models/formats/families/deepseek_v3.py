@@ -1,4 +1,4 @@
-"""DeepSeek-V3: latent attention, dense layers and then mixtures."""
+"""DeepSeek-V3: multi-head latent attention; dense layers, then mixtures."""
 
 import math
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ HARMLESS = mixtures.DEEPSEEK_HARMLESS | {
 
 
 def described(settings: Settings, dense: Sequence[bool]) -> TransformerConfig:
-  """A model of latents; which of its layers are dense."""
+  """A model with latent attention; `dense` says which layers are dense."""
   sizes = reading.sizes(settings, names={"head_dim": "qk_rope_head_dim"})
   latent = Latent(
     rank=get(settings, "kv_lora_rank", int),
@@ -63,7 +63,7 @@ def described(settings: Settings, dense: Sequence[bool]) -> TransformerConfig:
 
 
 def _scale(settings: Settings, latent: Latent) -> float:
-  """Scale of scores, which holds YaRN's factor in place of the rotation."""
+  """The attention scale, with YaRN's factor, which the rotation leaves out."""
   said = settings.get("rope_scaling") or settings.get("rope_parameters") or {}
   by = get(said, "mscale_all_dim", float, 0.0)
   factor = get(said, "factor", float, 1.0)
@@ -87,7 +87,7 @@ FAMILY = Family(
   layouts=mixtures.LAYOUTS,
   defaults=DEFAULTS,
   fixed=dict(moe_layer_freq=1, scoring_func="sigmoid", topk_method="noaux_tc"),
-  # Which follow from others.
+  # These follow from others.
   harmless=HARMLESS | {"head_dim", "qk_head_dim"},
   left_out=mixtures.of_drafting_layers,
 )

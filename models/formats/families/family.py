@@ -1,8 +1,8 @@
-"""`Family`, a family of decoder-only models as the readers of files see it.
+"""`Family`, how the files of a family of decoder-only models are read.
 
-A family is a `model_type` of Hugging Face's `config.json`, and one file of this
-folder: what the configuration says of the layers, which tensor is which
-parameter, and, where llama.cpp has the family, what a GGUF file calls them.
+A family is a `model_type` of Hugging Face's `config.json`, in one file of this
+folder: it translates the configuration to layers, maps tensors to parameters,
+and, if llama.cpp supports the family, does the same for GGUF files.
 """
 
 import dataclasses
@@ -15,11 +15,11 @@ from models.networks.description import TransformerConfig
 
 
 class Settings(Mapping[str, Any]):
-  """A `config.json`, or metadata of GGUF, which notes what is asked of it.
+  """A `config.json`, or GGUF metadata, that records which keys are read.
 
   Args:
     given: the file's contents.
-    defaults: what transformers assumes for keys left out.
+    defaults: transformers' values for missing keys.
   """
 
   def __init__(self, given: Mapping[str, Any], defaults: Mapping[str, Any]):
@@ -39,12 +39,12 @@ class Settings(Mapping[str, Any]):
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-  """How a tensor holds a parameter.
+  """How a tensor stores a parameter.
 
   Attributes:
-    take: the parameter, given the tensor and the model's configuration.
-    shape: of the tensor, given the parameter's and the configuration.
-    of_parts: whether `take` fits quantized numbers and their scales too.
+    take: maps a tensor and the model's configuration to the parameter.
+    shape: maps the parameter's shape and the configuration to the tensor's.
+    of_parts: whether `take` applies to quantized values and scales, too.
   """
 
   take: Callable[[np.ndarray, TransformerConfig], np.ndarray]
@@ -54,10 +54,10 @@ class Layout:
   of_parts: bool = False
 
 
-# Both are their own inverse, and leave vectors as they are.
+# Both are their own inverse and do not change vectors.
 AS_IS = Layout(lambda x, c: x, of_parts=True)
 TRANSPOSED = Layout(lambda x, c: x.T, lambda s, c: s[::-1])
-# Of all experts, the transpose of each.
+# Transposes each expert.
 TURNED = Layout(
   lambda x, c: x.swapaxes(1, 2),
   lambda s, c: (s[0], s[2], s[1]),
@@ -67,14 +67,14 @@ TURNED = Layout(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Table:
-  """The tensors that hold a model's parameters.
+  """Maps a model's parameters to tensors.
 
   Attributes:
     name: of the family, for messages.
-    tensors: modules of `models.networks.transformer` and the checkpoint's names
-      for them, without a prefix; # is a layer's number. Or parameters and the
-      tensors' whole names, where * is an expert's number: all of them are one.
-    layouts: of modules or parameters that tensors do not hold as they are.
+    tensors: modules of `models.networks.transformer` to names in checkpoints,
+      without prefix, where # is a layer's number; or parameters to full tensor
+      names. * is an expert's number: all experts are one parameter.
+    layouts: of modules or parameters stored in another layout.
   """
 
   name: str
@@ -84,32 +84,33 @@ class Table:
 
 @dataclasses.dataclass(frozen=True)
 class Tensors:
-  """Tensors of a GGUF file, as `Gguf.settings` asks for them.
+  """The tensors of a GGUF file, for `Gguf.settings`.
 
   Attributes:
     shapes: by llama.cpp's names.
-    read: one of them, by its name.
+    read: reads a tensor by name.
   """
 
   shapes: Mapping[str, tuple[int, ...]]
   read: Callable[[str], np.ndarray]
 
   def __call__(self, *names: str, layer: int = 0) -> bool:
-    """True if a layer has one of these tensors, or the bias of a module."""
+    """True if a layer has one of these tensors, or modules with a bias."""
     wanted = {f"blk.{layer}.{name}" for name in names}
     return bool((wanted | {f"{name}.bias" for name in wanted}) & {*self.shapes})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Gguf:
-  """The family's files in llama.cpp's format.
+  """How the family's GGUF files are read.
 
   Attributes:
-    architecture: llama.cpp's name of it.
-    keys: keys of the metadata, after that name, and of `config.json`.
-    settings: more of `config.json`, from the metadata after the architecture's
-      name and from the tensors. What it asks for is known.
-    tensors, layouts: those of `Family` that are others in these files.
+    architecture: llama.cpp's name.
+    keys: keys of the metadata, without the architecture's name, to keys of
+      `config.json`.
+    settings: derives further settings of `config.json` from the metadata and
+      the tensors. Keys that it reads count as known.
+    tensors, layouts: entries that override those of `Family`.
   """
 
   architecture: str
@@ -127,19 +128,17 @@ class Family(Table):
 
   Attributes:
     name: `model_type`.
-    tensors, layouts: as of `Table`.
-    read: the configuration of a `config.json`. Raises ValueError for settings
-      that are missing, malformed or not supported.
-    defaults: what transformers assumes for keys left out.
-    fixed: keys that must have this value if they are there at all.
-    harmless: keys that change nothing in this family, beside those of all.
-    quantized: `quant_method`s of `quantization_config` whose tensors are read.
-    left_out: whether a tensor, by its name without a prefix, is of no use to
-      the model of a configuration.
-    within: `model_type` of multimodal models that hold one of the family in
-      their `text_config`, and settings that count whatever that says; nothing
-      else of them is read.
-    gguf: its GGUF files, if they are read.
+    tensors, layouts: as for `Table`.
+    read: translates a `config.json`. Raises ValueError for settings that are
+      missing, malformed or not supported.
+    defaults: transformers' values for missing keys.
+    fixed: keys that must have this value or be missing.
+    harmless: further keys that change nothing in this family.
+    quantized: `quant_method`s of `quantization_config` that it handles itself.
+    left_out: whether to ignore a tensor, given its name without prefix.
+    within: `model_type`s of multimodal models whose `text_config` is of this
+      family, with settings that override it; the rest of them is ignored.
+    gguf: its GGUF files; None if not supported.
   """
 
   read: Callable[[Settings], TransformerConfig]

@@ -1,6 +1,6 @@
-"""GLM-4.5: dense layers, then mixtures whose router is DeepSeek-V3's.
+"""GLM-4.5: dense layers, then mixtures with DeepSeek-V3's router.
 
-A part of each head rotates, and an expert beside the mixture is every token's.
+Rotary embeddings are partial, and the mixtures have a shared expert.
 """
 
 from models.formats.families import llama, mixtures, reading

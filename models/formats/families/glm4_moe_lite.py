@@ -1,4 +1,4 @@
-"""GLM-4.7-Flash: DeepSeek-V3's layers, of which files say which are dense."""
+"""GLM-4.7-Flash: DeepSeek-V3's layers; `mlp_layer_types` lists dense ones."""
 
 from models.formats.families import deepseek_v3, mixtures, reading
 from models.formats.families.family import Family, Settings
@@ -20,7 +20,7 @@ FAMILY = Family(
   tensors=deepseek_v3.TENSORS,
   layouts=mixtures.LAYOUTS,
   defaults=dict(deepseek_v3.DEFAULTS, q_lora_rank=768, rms_norm_eps=1e-5),
-  # transformers does not read it: without a list one layer is dense.
+  # transformers does not read it: without a list the first layer is dense.
   fixed=dict(topk_method="noaux_tc", first_k_dense_replace=1),
   harmless=deepseek_v3.HARMLESS | {"qk_head_dim"},
   left_out=mixtures.of_drafting_layers,

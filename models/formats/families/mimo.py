@@ -1,4 +1,4 @@
-"""MiMo-7B: Qwen2's layers, beside one that drafts for them."""
+"""MiMo-7B: Qwen2's layers and an MTP head."""
 
 import dataclasses
 
@@ -9,7 +9,7 @@ FAMILY = dataclasses.replace(
   name="mimo",
   fixed=dict(qwen2.FAMILY.fixed, attention_bias=True),
   harmless=frozenset({"num_nextn_predict_layers"}),
-  # The layer that drafts, which the model does not read.
+  # The MTP head, which the model itself does not use.
   left_out=lambda name, config: name.startswith("mtp_layers."),
   gguf=None,
 )

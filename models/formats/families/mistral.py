@@ -1,4 +1,4 @@
-"""Mistral: Llama with a sliding window in all layers, or in none."""
+"""Mistral: Llama with a sliding window in all layers or none."""
 
 from models.formats.families import llama
 from models.formats.families.family import Family
@@ -12,5 +12,5 @@ FAMILY = Family(
   tensors=llama.TENSORS,
   fixed=dict(attention_bias=False, mlp_bias=False),
   defaults=dict(llama.DEFAULTS, num_key_value_heads=8, sliding_window=4096),
-  harmless=frozenset({"layer_types"}),  # which it does not read
+  harmless=frozenset({"layer_types"}),  # transformers ignores it
 )

@@ -1,4 +1,4 @@
-"""Mixtral: Mistral with a mixture of experts in the place of the MLP."""
+"""Mixtral: Mistral with a mixture of experts instead of the MLP."""
 
 from models.formats.families import llama, mixtures, reading
 from models.formats.families.family import Family, Settings

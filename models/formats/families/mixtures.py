@@ -1,4 +1,4 @@
-"""Parts of a `config.json` that families with mixtures of experts share."""
+"""Settings and tensor names shared by families with mixtures of experts."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,11 +9,11 @@ from models.formats.families.reading import get
 from models.networks.description import TransformerConfig
 from models.networks.mixture import Mixture
 
-# Of training.
+# Settings of training.
 HARMLESS = frozenset(
   {"output_router_logits", "router_aux_loss_coef", "router_jitter_noise"}
 )
-# An expert's tensors are one parameter: * is its number.
+# All experts are one parameter; * is an expert's number.
 TENSORS = {
   "layers.#.mlp.router": "layers.#.mlp.gate",
   **{
@@ -22,7 +22,7 @@ TENSORS = {
   },
 }
 LAYOUTS = {f"layers.#.mlp.experts.{x}": TURNED for x in ("gate", "up", "down")}
-# Keys of the metadata of GGUF files.
+# Keys of GGUF metadata.
 GGUF_KEYS = {
   **llama.GGUF_KEYS,
   "expert_count": "num_experts",
@@ -31,21 +31,21 @@ GGUF_KEYS = {
 
 
 def shared_tensors(module: str) -> dict[str, str]:
-  """Names of the expert that every token is given, in files' `module`."""
+  """Tensor names of the shared expert, which files call `module`."""
   return {
     f"layers.#.mlp.shared.{x}": f"layers.#.mlp.{module}.{x}_proj.weight"
     for x in ("gate", "up", "down")
   }
 
 
-# Qwen's expert of every token, which is gated.
+# Qwen's shared expert, which is gated.
 QWEN_SHARED = {
   **shared_tensors("shared_expert"),
   "layers.#.mlp.shared.weigh": "layers.#.mlp.shared_expert_gate.weight",
 }
 
 
-# Of Qwen's models, which have experts in every layer and no windows.
+# Qwen's models have experts in every layer and no windows.
 QWEN_FIXED = dict(
   mlp_only_layers=[], decoder_sparse_step=1, use_sliding_window=False
 )
@@ -55,7 +55,7 @@ QWEN_HARMLESS = HARMLESS | {
 
 
 def without_mlp(tensors: Mapping[str, str]) -> dict[str, str]:
-  """Names of a family's tensors, those of a dense MLP apart."""
+  """A family's tensor names without those of a dense MLP."""
   return {k: v for k, v in tensors.items() if ".mlp." not in k}
 
 
@@ -70,8 +70,8 @@ def mixture(
 ) -> Mixture:
   """The mixture of a layer.
 
-  `num_experts`, `num_chosen` and `expert_dim` are the keys of these numbers,
-  `switches` more of `Mixture`.
+  `num_experts`, `num_chosen` and `expert_dim` are the keys of these settings;
+  `switches` are further fields of `Mixture`.
   """
   return Mixture(
     num_experts=get(settings, num_experts, int),
@@ -86,7 +86,7 @@ def mixture(
 def with_shared(
   settings: Settings, sizes: Mapping[str, Any], *, renormalized: bool
 ) -> Mixture:
-  """Qwen's mixture with a gated expert of every token."""
+  """Qwen's mixture with a gated shared expert."""
   return mixture(
     settings, sizes, expert_dim="moe_intermediate_size",
     renormalized=renormalized,
@@ -95,7 +95,7 @@ def with_shared(
   )  # fmt: skip
 
 
-# DeepSeek-V3's mixture, which GLM-4.5 has too.
+# DeepSeek-V3's mixture, also GLM-4.5's.
 DEEPSEEK_TENSORS = {
   **TENSORS,
   **shared_tensors("shared_experts"),
@@ -106,19 +106,19 @@ DEEPSEEK_TENSORS = {
 DEEPSEEK_DEFAULTS = dict(
   llama.DEFAULTS, attention_bias=False, norm_topk_prob=True
 )
-# Of layers that draft for the model, which are not read.
+# Settings of MTP layers, which the model does not use.
 DEEPSEEK_HARMLESS = HARMLESS | {"num_nextn_predict_layers", "num_mtp_layers"}
 
 
 def of_drafting_layers(name: str, config: TransformerConfig) -> bool:
-  """Tensors of layers after the last, which draft for the model."""
+  """True for tensors of the MTP layers after the last layer."""
   kind, layer = [*name.split("."), "", ""][:2]
   is_layer = kind == "layers" and layer.isdecimal()
   return is_layer and int(layer) >= config.num_layers
 
 
 def of_deepseek(settings: Settings, sizes: Mapping[str, Any]) -> Mixture:
-  """DeepSeek-V3's mixture: chosen with a correction, weighted without."""
+  """DeepSeek-V3's mixture: the router's correction only affects the choice."""
   width = get(settings, "moe_intermediate_size", int)
   return mixture(
     settings, sizes, num_experts="n_routed_experts",

@@ -1,4 +1,4 @@
-"""OLMo 2: norms after both blocks, and over all queries and keys of a token."""
+"""OLMo 2: norms after both blocks, and over all heads of queries and keys."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -30,7 +30,7 @@ def described(
   ropes: Mapping[str, Rope],
   window: int | None = None,
 ) -> TransformerConfig:
-  """An OLMo 2 or 3, of layers of some types; `ropes` by their types."""
+  """An OLMo 2 or 3 with layers of the given types; `ropes` is by type."""
   layers = {
     kind: reading.layer(
       sizes,

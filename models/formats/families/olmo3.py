@@ -1,6 +1,6 @@
-"""OLMo 3: OLMo 2 of which three layers of four slide.
+"""OLMo 3: OLMo 2 with sliding windows in three of four layers.
 
-Frequencies are rescaled in full layers only.
+Rotary frequencies are rescaled in full-attention layers only.
 """
 
 from models.formats.families import olmo2, reading
@@ -12,7 +12,7 @@ from models.networks.description import TransformerConfig
 def _read(settings: Settings) -> TransformerConfig:
   sizes = reading.sizes(settings)
   window = get(settings, "sliding_window", int, None)
-  # Sliding layers take no older key: transformers has them of full ones alone.
+  # As in transformers, the older keys apply to full-attention layers only.
   older = {key: settings.get(key) for key in ("rope_theta", "rope_scaling")}
   ropes = reading.rope_by_type(
     settings,

@@ -1,4 +1,4 @@
-"""OLMoE: mixtures of experts, and norms over the whole width of queries."""
+"""OLMoE: mixtures of experts, and norms over all heads of queries and keys."""
 
 from models.formats.families import llama, mixtures, reading
 from models.formats.families.family import Family, Gguf, Settings

@@ -1,9 +1,9 @@
-"""Published packings of weights: a `quantization_config` and its tensors.
+"""Published quantization formats, by `quant_method` of `quantization_config`.
 
-A packing is one file with a `PACKING`, by the `quant_method` of its
-`quantization_config`. It reads that, refuses what it does not know by name, and
-makes one `models.formats.weights.Tensor` of the parts of each weight.
-MXFP4, which gpt-oss alone has, is `models.formats.mxfp4`.
+Each file has a `PACKING`, which reads the `quantization_config`, rejects
+unknown keys by name, and joins the parts of each weight to one
+`models.formats.weights.Tensor`. MXFP4, which only gpt-oss has, is in
+`models.formats.mxfp4`.
 """
 
 from collections.abc import Mapping, Set
@@ -25,7 +25,7 @@ PACKINGS: dict[str, Packing] = {
   "fp8": block_fp8.PACKING,
   "gptq": gptq.PACKING,
 }
-# Of `modules` and the like: which weights are packed, the tensors say.
+# The tensors themselves show which weights are packed.
 _HARMLESS = frozenset(
   "quant_method modules_to_not_convert ignored_layers dequantize".split()
 )
@@ -34,15 +34,15 @@ _HARMLESS = frozenset(
 def read(
   given: Mapping[str, Any], others: Set[str] = frozenset()
 ) -> Opened | None:
-  """A `quantization_config`, opened; None for a method of the family's own.
+  """Reads a `quantization_config`; None for the family's own method.
 
   Args:
     given: its contents.
-    others: methods whose tensors the family reads (`Family.quantized`).
+    others: methods that the family handles itself (`Family.quantized`).
 
   Raises:
-    ValueError: for a method that is not read, or a key that is malformed, not
-      supported or not known.
+    ValueError: for an unsupported method, or a malformed, unsupported or
+      unknown key.
   """
   method, known = given.get("quant_method"), sorted({*PACKINGS, *others})
   if method not in known:

@@ -1,9 +1,9 @@
 """AWQ's packing (Lin et al., 2023), as AutoAWQ saves it for its GEMM kernels.
 
-Of a weight of N outputs and D inputs: `qweight i32[D, N / 8]` and `qzeros
-i32[G, N / 8]` hold numbers of four bits, outputs along a word, and `scales
-[G, N]`; `w[n, d] = (q - z) s`. Within a word the outputs are interleaved: from
-the lowest bits on they are 0, 2, 4, 6, 1, 3, 5, 7.
+A weight with N outputs and D inputs has `qweight i32[D, N / 8]` and `qzeros
+i32[G, N / 8]`, 4-bit integers with eight outputs per word, and `scales [G, N]`;
+`w[n, d] = (q - z) s`. The outputs in a word are, from the lowest bits up,
+0, 2, 4, 6, 1, 3, 5, 7.
 """
 
 import numpy as np
@@ -42,13 +42,13 @@ def _open(settings: Settings) -> Opened:
 
 
 def _in_order(numbers: np.ndarray) -> np.ndarray:
-  """Numbers of words as outputs lie, `[..., 8 n]`."""
+  """Unpacked words with outputs in order, `[..., 8 n]`."""
   words = numbers.reshape(*numbers.shape[:-1], -1, _COUNT)
   return words[..., _PLACES].reshape(numbers.shape)
 
 
 def _weight(parts: dict[str, Tensor], size: int) -> Tensor:
-  """The weight of some parts."""
+  """Joins the parts of a weight."""
   weight, zeros, scales = (parts[name] for name in _PARTS)
   inputs, words = weight.shape
   outputs = words * _COUNT

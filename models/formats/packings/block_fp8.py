@@ -1,14 +1,14 @@
-"""Floats of eight bits with a scale a block, as DeepSeek and Qwen release them.
+"""FP8 with a scale per block, as released by DeepSeek and Qwen.
 
-Of a weight of N outputs and D inputs: `weight` is float8_e4m3fn `[N, D]`, and
-`weight_scale_inv [ceil(N / a), ceil(D / b)]` has the scale of every block of a
-outputs and b inputs (128 and 128 unless `weight_block_size` says otherwise), by
-which it is multiplied, whatever the name says; or `weight_scale`, and with null
-`weight_scale_inv` too, is one of all. Scales are floats, or the exponent of two
-of each, 127 above what it is, in a byte.
+A weight with N outputs and D inputs has `weight`, float8_e4m3fn `[N, D]`, and
+`weight_scale_inv [ceil(N / a), ceil(D / b)]`, which despite its name multiplies
+each block of a outputs and b inputs (`weight_block_size`, 128 x 128 by
+default). `weight_scale`, or `weight_scale_inv` if `weight_block_size` is null,
+is one scale for the whole tensor. Scales are floats, or bytes with a power of
+two's exponent plus 127.
 
-Scales of activations (`input_scale`, `activation_scale`) are left out:
-activations keep their type here.
+Scales of activations (`input_scale`, `activation_scale`) are ignored:
+activations are not quantized here.
 """
 
 from models.formats.families.family import Settings

@@ -1,19 +1,17 @@
 """compressed-tensors (Neural Magic's, now vLLM's), three of its formats.
 
-Of a weight of N outputs and D inputs, with G groups of inputs:
-`pack-quantized`  `weight_packed i32[N, ceil(D b / 32)]` holds q + 2^(b - 1) of
-                  b = 4 or 8 bits, the lowest bits the first input;
-                  `weight_shape` says N and D; `weight_zero_point
-                  i32[ceil(N b / 32), G]` holds zero points likewise, outputs
-                  along a word;
+For a weight with N outputs, D inputs and G groups of inputs:
+`pack-quantized`  `weight_packed i32[N, ceil(D b / 32)]` holds q + 2^(b - 1)
+                  with b = 4 or 8 bits, first input in the lowest bits;
+                  `weight_shape` is (N, D); `weight_zero_point
+                  i32[ceil(N b / 32), G]` packs zero points along outputs;
 `int-quantized`   `weight i8[N, D]`;
 `float-quantized` `weight` in float8_e4m3fn.
-`w[n, d] = (q - z) s` with `weight_scale [N, G]`; `[N, 1]` a channel, one number
-a tensor, `[ceil(N / a), ceil(D / b)]` a block.
+`w[n, d] = (q - z) s`, with `weight_scale` `[N, G]` by group, `[N, 1]` by
+channel, one number by tensor, `[ceil(N / a), ceil(D / b)]` by block.
 
-Which weights are packed, and how of several ways, their parts say: `targets`
-and `ignore` are not asked. Activations keep their type, whatever
-`input_activations` says.
+The parts of a weight show whether and how it is packed: `targets` and `ignore`
+are not read. Activations are not quantized, whatever `input_activations` says.
 """
 
 import dataclasses
@@ -45,7 +43,7 @@ _PARTS = (
 _OF_GROUP = {
   "weights", "targets", "input_activations", "output_activations", "format",
 }  # fmt: skip
-# How scales were found.
+# Settings of calibration.
 _HARMLESS = {
   "observer", "observer_kwargs", "actorder", "scale_dtype", "zp_dtype",
   "dynamic",
@@ -54,7 +52,7 @@ _HARMLESS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Scheme:
-  """How the weights of a group of the configuration are quantized."""
+  """How the weights of one of `config_groups` are quantized."""
 
   num_bits: int = 8
   type: str = "int"
@@ -67,14 +65,14 @@ class _Scheme:
     known = {("int", 4), ("int", 8), ("float", 8)}
     read = (self.type, self.num_bits) in known
     if not read or self.strategy not in ("group", "block", "channel", "tensor"):
-      raise ValueError(f"weights are not read of {dataclasses.asdict(self)}")
+      raise ValueError(f"weights of {dataclasses.asdict(self)} are unsupported")
 
   def __str__(self) -> str:
     size = f" {self.group_size}" if self.strategy == "group" else ""
     return f"{self.type}{self.num_bits} by {self.strategy}{size}"
 
   def sizes(self, inputs: int) -> tuple[int, int] | None:
-    """Outputs and inputs of a block with one scale; None for all of them."""
+    """Outputs and inputs that share a scale; None for the whole tensor."""
     if self.strategy == "block":
       return tuple(self.block_structure)  # type: ignore[arg-type]
     if self.strategy == "group":
@@ -82,7 +80,7 @@ class _Scheme:
     return (1, inputs) if self.strategy == "channel" else None
 
   def has(self, parts: Mapping[str, Tensor], shape: tuple[int, int]) -> bool:
-    """True if the parts of a weight of that shape are of this scheme."""
+    """True if the parts of a weight of that shape match this scheme."""
     (outputs, inputs), sizes = shape, self.sizes(shape[1])
     high, wide = sizes or shape
     expected = [(-(-outputs // high), -(-inputs // wide))]
@@ -107,7 +105,7 @@ def _open(settings: Settings) -> Opened:
       known = fields | _HARMLESS
       json_files.refuse_unknown(given, known, f"settings of {name}")
       schemes.append(_Scheme(**{k: v for k, v in given.items() if k in fields}))
-  # Of several formats the groups say which.
+  # With mixed precision each group names its format.
   if formats[0] == "mixed-precision":
     formats = formats[1:]
   for form in formats:
@@ -118,7 +116,7 @@ def _open(settings: Settings) -> Opened:
       )
 
   def joined(tensors: Tensors) -> dict[str, Tensor]:
-    # Integers that are packed first, then weights of eight bits.
+    # First packed integers, then 8-bit weights.
     make = lambda parts: _weight(parts, schemes)
     tensors = join(tensors, mark="weight_packed", parts=_PARTS, make=make)
     return join(tensors, mark="weight", parts=_PARTS, make=make)
@@ -128,19 +126,19 @@ def _open(settings: Settings) -> Opened:
 
 
 def _weight(parts: dict[str, Tensor], schemes: list[_Scheme]) -> Tensor | None:
-  """The weight of some parts; None if it is not quantized."""
+  """Joins the parts of a weight; None if it is not quantized."""
   if packed := parts.get("weight_packed"):
     shape = tuple(parts["weight_shape"].read(()).tolist())
   elif parts["weight"].kind in ("I8", "F8_E4M3"):
     shape = parts["weight"].shape
   else:
     return None
-  # Of a pair that differ in symmetry alone, zero points are the other one's.
+  # Try asymmetric schemes first: only they have zero points.
   in_order = sorted(schemes, key=lambda scheme: scheme.symmetric)
   scheme = next((x for x in in_order if x.has(parts, shape)), None)
   if scheme is None:
     shapes = {name: (x.kind, x.shape) for name, x in parts.items()}
-    raise ValueError(f"none of config_groups has {shapes} for {shape}")
+    raise ValueError(f"none of config_groups matches {shapes} for {shape}")
   zeros = parts.get("weight_zero_point")
   if scheme.symmetric and zeros is not None and np.any(zeros.read(())):
     raise ValueError("zero points of symmetric weights must be 0")
@@ -172,7 +170,7 @@ def _weight(parts: dict[str, Tensor], schemes: list[_Scheme]) -> Tensor | None:
     points = signed(zeros.read((at, slice(None))).T)[:, inside].T
     return values(rows) - points[:, groups]
 
-  # Differences of numbers of eight bits have nine.
+  # Differences of 8-bit integers have nine bits.
   dtype = "int8" if bits == 4 else None
   return in_blocks(shape, sizes, scales, differences, dtype)
 

@@ -1,15 +1,14 @@
 """GPTQ's packing (Frantar et al., 2022), as AutoGPTQ and GPTQModel save it.
 
-Of a weight of N outputs and D inputs, with g numbers a word (8 of four bits):
-`qweight i32[D / g, N]` holds q, the lowest bits the first input; `qzeros
-i32[G, N / g]` the zero points, outputs along a word; `scales [G, N]`; `g_idx
-i32[D]` the group of each input, which is `d // group_size` unless inputs were
-taken by their activations (`desc_act`). `w[n, d] = (q - z) s` with the scale
-and the zero point of the group.
+A weight with N outputs and D inputs, g integers per word (8 with 4 bits), has
+`qweight i32[D / g, N]`, first input in the lowest bits; zero points `qzeros
+i32[G, N / g]`, packed along outputs; `scales [G, N]`; and the group of each
+input `g_idx i32[D]`, `d // group_size` unless inputs were quantized in order of
+activation size (`desc_act`). `w[n, d] = (q - z) s`.
 
-The format `gptq` stores `z - 1`, `gptq_v2` z itself. Of symmetric weights z is
-the middle, 2^(bits - 1), whatever is stored: some files that call themselves
-`gptq` store it as `gptq_v2` does.
+The format `gptq` stores `z - 1`, `gptq_v2` stores z. For symmetric weights z is
+2^(bits - 1) whatever is stored, because some `gptq` files store it as `gptq_v2`
+does.
 """
 
 import numpy as np
@@ -26,7 +25,7 @@ from models.formats.quantized_files import tensor, unpacked, within
 from models.formats.weights import Tensor
 
 _PARTS = ("qweight", "qzeros", "scales", "g_idx")
-_ADDED = {"gptq": 1, "gptq_v2": 0}  # to stored zero points, by the format
+_ADDED = {"gptq": 1, "gptq_v2": 0}  # to stored zero points
 
 
 def _open(settings: Settings) -> Opened:
@@ -51,7 +50,7 @@ def _open(settings: Settings) -> Opened:
 def _weight(
   parts: dict[str, Tensor], bits: int, size: int, symmetric: bool, adds: int
 ) -> Tensor:
-  """The weight of some parts; `adds` is added to stored zero points."""
+  """Joins the parts of a weight; `adds` is added to stored zero points."""
   count, middle = 32 // bits, 2 ** (bits - 1)
   weight, zeros, scales = (parts[name] for name in _PARTS[:3])
   words, outputs = weight.shape
@@ -71,7 +70,7 @@ def _weight(
     points = unpacked(zeros.read((slice(None), at)), bits)[:, inside].T
     if symmetric:
       if not any(np.all(points == z) for z in (middle - 1, middle)):
-        raise ValueError(f"{zeros.name} is not that of symmetric weights")
+        raise ValueError(f"{zeros.name} does not fit symmetric weights")
       return unsigned - middle
     if adds and np.any(points == 2**bits - 1):  # kernels differ on these
       raise ValueError(f"{zeros.name} has zero points of {2**bits - 1}")
@@ -93,7 +92,7 @@ PACKING = Packing(
     bits=(4, 8), pack_dtype=("int32",), is_marlin_format=(False,),
     dynamic=({},), adapter=(), rotation=(),
   ),
-  # `desc_act` is what g_idx says, and the rest is how weights were rounded.
+  # `desc_act` follows from g_idx; the rest are settings of calibration.
   harmless=frozenset(
     """
     desc_act lm_head checkpoint_format format meta damp_percent

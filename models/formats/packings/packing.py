@@ -1,4 +1,4 @@
-"""Interface of a packing of weights to the reader of files: `Packing`."""
+"""`Packing`, the interface of a quantization format."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -16,13 +16,13 @@ _FLOATS = ("F32", "BF16", "F16", "F8_E8M0", "U8")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Opened:
-  """A `quantization_config` that was read.
+  """A parsed `quantization_config`.
 
   Attributes:
-    says: what it says, in words.
-    joined: the tensors of a checkpoint, by name, those of which a packed weight
-      is made as one, `NAME.weight`. Raises CheckpointError for parts that do
-      not go together.
+    says: a description of the quantization.
+    joined: replaces the parts of each packed weight in a checkpoint's tensors
+      by one tensor, `NAME.weight`. Raises CheckpointError if parts do not fit
+      together.
   """
 
   says: str
@@ -31,12 +31,12 @@ class Opened:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Packing:
-  """A way to pack weights.
+  """A quantization format.
 
   Attributes:
-    open: reads the settings. Raises ValueError for what is not supported.
-    defaults: what is assumed for keys left out.
-    fixed: keys that must have one of some values if they are there at all.
+    open: parses the settings. Raises ValueError if they are not supported.
+    defaults: values of missing keys.
+    fixed: keys with the values that they may have.
     harmless: keys that change no weight.
   """
 
@@ -53,13 +53,13 @@ def join(
   parts: tuple[str, ...],
   make: Callable[[dict[str, Tensor]], Tensor | None],
 ) -> dict[str, Tensor]:
-  """The tensors, those of each packed weight as one.
+  """Joins the parts of every packed weight.
 
   Args:
     tensors: by name.
-    mark: the part that every packed weight has, as `qweight`.
+    mark: the part that every packed weight has, such as `qweight`.
     parts: names of all parts.
-    make: the weight of some parts, by their names; None if it is not packed.
+    make: makes a weight from its parts by name; None if it is not packed.
       Raises ValueError.
   """
   joined = dict(tensors)
@@ -85,7 +85,7 @@ def join(
 
 
 def check_shape(part: str, tensor: Tensor, shape: tuple, kinds: tuple) -> None:
-  """Raises ValueError for a part of another shape or type."""
+  """Raises ValueError for a part with the wrong shape or type."""
   if tensor.shape != shape or tensor.kind not in kinds:
     raise ValueError(
       f"{part} must be {shape} of {' or '.join(kinds)}, got {tensor.shape} of "
@@ -94,7 +94,7 @@ def check_shape(part: str, tensor: Tensor, shape: tuple, kinds: tuple) -> None:
 
 
 def group_of(inputs: int, size: int) -> np.ndarray:
-  """The group of each input, of `size` each but the last; -1 is one group."""
+  """The group of each input; a `size` of -1 means one group."""
   return np.arange(inputs) // (inputs if size == -1 else size)
 
 
@@ -105,16 +105,16 @@ def in_blocks(
   values: Callable[[slice], np.ndarray],
   dtype: str | None,
 ) -> Tensor:
-  """A weight with a scale for every block of it.
+  """A weight with a scale per block.
 
   Args:
     shape: `(N, D)`.
-    sizes: outputs and inputs of a block; None for one of all.
+    sizes: outputs and inputs of a block; None for one block.
     scales: of the blocks.
-    values, dtype: as of `models.formats.quantized_files.tensor`.
+    values, dtype: as for `models.formats.quantized_files.tensor`.
 
   Raises:
-    ValueError: if the scales are not of these blocks.
+    ValueError: if the shape of the scales does not fit.
   """
   outputs, inputs = shape
   high, wide = sizes or shape
@@ -132,7 +132,7 @@ def in_blocks(
 
 
 def floats(scales: Tensor) -> np.ndarray:
-  """Scales that are floats, or exponents of two in bytes, as float32."""
+  """Scales as float32, from floats or biased exponents in bytes."""
   values = scales.read(())
   if scales.kind == "U8":
     return np.ldexp(np.float32(1), values.astype(np.int32) - 127)

@@ -327,7 +327,7 @@ def test_what_a_format_does_not_have_is_not_saved(target, tmp_path):
   """Which is known before a head is trained."""
   bent = layers(num_layers=1, rope=rope(factors=(1.0, 1.5, 2.0)))
   for config, message in (
-    (of_blocks(layers=layers(num_layers=1)), "layers are Qwen3's"),
+    (of_blocks(layers=layers(num_layers=1)), "needs Qwen3's layers"),
     (of_blocks(causal=True, draft_vocab_size=5), "has no causal blocks"),
     (of_eagle3(layers=bent), "cannot express"),
   ):
