@@ -1,12 +1,12 @@
 """Gemma 4's assistants, as transformers writes them (`gemma4_assistant`).
 
-`config.json` has the settings of a small Gemma 4 in its `text_config`, all of
-whose layers share keys and values, and beside them the width of the target
-(`backbone_hidden_size`) and what is said of ordered embeddings. The tensors are
-that model's, `pre_projection`, `post_projection`, and with ordered embeddings
+`text_config` in `config.json` describes a small Gemma 4 whose layers all read
+the target's KV cache; beside it are the target's width
+(`backbone_hidden_size`) and the settings of ordered embeddings. The tensors are
+that model's, `pre_projection`, `post_projection`, and for ordered embeddings
 `masked_embedding.centroids` and `.token_ordering`, a permutation of all tokens.
-Tokens are embedded by the target's table; the assistant's own is its output
-projection. Tensors of keys and values, which no layer has, are left out.
+Tokens are embedded with the target's table; the assistant's own table is its
+output projection. Tensors for keys and values are ignored.
 """
 
 import dataclasses
@@ -39,14 +39,14 @@ _KNOWN = frozenset(
   audio_token_id video_token_id
   """.split()
 )
-# Of its text model, which has nothing of these.
+# Features that its text model must not have.
 _WITHOUT = {
   "hidden_size_per_layer_input": 0,
   "vocab_size_per_layer_input": 0,
   "enable_moe_block": False,
   "use_double_wide_mlp": False,
 }
-# Modules that are no transformer's, and their tensors.
+# The assistant's own modules, and their tensors.
 _OWN = {
   "enter": "pre_projection.weight",
   "leave": "post_projection.weight",
@@ -61,19 +61,19 @@ _UNUSED = re.compile(r"layers\.\d+\.self_attn\.[kv]_(?:proj|norm)\..+")
 
 
 def is_one(config: Mapping[str, Any]) -> bool:
-  """True if a configuration is of an assistant."""
+  """True if a configuration describes an assistant."""
   return config.get("model_type") == "gemma4_assistant"
 
 
 def shape(config: Mapping[str, Any], target: Target) -> HeadShape:
-  """Shape of the assistant of a configuration.
+  """The shape of the assistant that a configuration describes.
 
   Args:
-    config: what `config.json` holds.
+    config: the contents of `config.json`.
     target: the model that it drafts for, with its configuration.
 
   Raises:
-    ValueError: for switches that are not known, or another target.
+    ValueError: for unknown switches, or an assistant of another target.
   """
   json_files.refuse_unknown(config, _KNOWN)
   text = _text(config)
@@ -83,13 +83,13 @@ def shape(config: Mapping[str, Any], target: Target) -> HeadShape:
     ("backbone_hidden_size", width, target.embed_dim),
   ):
     if mine != theirs:
-      raise ValueError(f"its {name} is {mine}, and the target's {theirs}")
+      raise ValueError(f"its {name} is {mine}, but the target's is {theirs}")
   clusters = chosen = 0
   if get(config, "use_ordered_embeddings", bool, False):
     clusters = get(config, "num_centroids", int, 2048)
     chosen = get(config, "centroid_intermediate_top_k", int, 32)
   if target.config is None:
-    raise ValueError("it reads a target's cache, and needs its configuration")
+    raise ValueError("it reads the target's cache and needs its configuration")
   layers = tuple(_reading(layer, target.config) for layer in text.layers)
   return HeadShape(
     config=AssistantConfig(
@@ -104,7 +104,7 @@ def shape(config: Mapping[str, Any], target: Target) -> HeadShape:
 
 
 def _text(config: Mapping[str, Any]) -> TransformerConfig:
-  """Its text model, as if every layer had keys and values of its own."""
+  """Its text model, as if every layer had its own keys and values."""
   nested = config.get("text_config") or {}
   alone = _WITHOUT | {"model_type": _FAMILY}
   for key, only in alone.items():
@@ -114,10 +114,10 @@ def _text(config: Mapping[str, Any]) -> TransformerConfig:
 
 
 def _reading(layer: LayerSpec, target: TransformerConfig) -> LayerSpec:
-  """The layer on the target's last one of its kind that has keys and values.
+  """Lets a layer read the KV cache of the target's last layer of its kind.
 
   Raises:
-    ValueError: if there is none, or its heads are others.
+    ValueError: if there is none, or its heads differ.
   """
   spec: Any = layer.attention
   alike = {
@@ -141,11 +141,11 @@ def _reading(layer: LayerSpec, target: TransformerConfig) -> LayerSpec:
 def opened(
   config: Mapping[str, Any], tensors: Mapping[str, Tensor], target: Target
 ) -> head_files.Opened:
-  """An assistant, opened.
+  """Opens an assistant.
 
   Args:
-    config, target: as of `shape`.
-    tensors: by the names of the normal form.
+    config, target: as for `shape`.
+    tensors: by normalized name.
 
   Raises:
     ValueError: as `shape`.
@@ -172,7 +172,7 @@ def opened(
     shape=described,
     tensors=named,
     locate=locate,
-    # Of a projection of its own the embedding is read by nobody.
+    # With an output projection of its own, the embedding is not used.
     also={_ORDERING, _OUTPUT if tied else _EMBEDDING},
     copies=(
       [(named[_OUTPUT], named.get(_EMBEDDING))]

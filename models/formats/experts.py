@@ -1,7 +1,7 @@
-"""Experts of files, which are one tensor of all, or one each.
+"""Brings experts, stored in one tensor or in one each, to the same form.
 
-The families' tables (`models.formats.families`) name one tensor of all experts,
-with a * for them.
+The families' tables (`models.formats.families`) name one tensor for all
+experts, with a * as the expert's number.
 """
 
 import dataclasses
@@ -19,9 +19,9 @@ _EXPERT = re.compile(r"(.+\.experts)\.(\d{1,9})\.(.+)")
 
 
 def of_experts(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-  """Tensors of which those of all experts are one, named with a * for them.
+  """Stacks the tensors of all experts to one, with a * as the expert's number.
 
-  Experts that are not numbered from 0 on, or are not alike, stay apart.
+  Experts not numbered from 0, or of different shapes or types, stay separate.
   """
   by_projection: dict[str, dict[int, Tensor]] = {}
   rest = {}
@@ -45,7 +45,7 @@ def of_experts(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _stacked(each: Sequence[Tensor], name: str) -> Tensor:
-  """Tensors of one shape as one, with an axis for them."""
+  """Stacks tensors of one shape along a new first axis."""
 
   def read(index: Index) -> np.ndarray:
     chosen = each[index[0]] if index else each
@@ -58,7 +58,7 @@ def _stacked(each: Sequence[Tensor], name: str) -> Tensor:
 def _stacked_quantized(
   each: Sequence[QuantizedTensor | None], name: str
 ) -> QuantizedTensor | None:
-  """Quantized weights of one shape as one; None if they are not alike."""
+  """Stacks quantized weights of one shape; None if their forms differ."""
   weights = [x for x in each if x is not None]
   if len(weights) < len(each) or len({x.num_groups for x in weights}) > 1:
     return None
@@ -78,15 +78,15 @@ _FUSED = re.compile(r"layers\.(\d{1,9})\.mlp\.experts\.(gate_up|down)_proj")
 def of_projections(
   tensors: Mapping[str, Tensor], table: Table
 ) -> dict[str, Tensor]:
-  """As if experts that are one tensor were many, as Qwen3.5 is released.
+  """Splits fused experts, as Qwen3.5 is released, into projections.
 
   Args:
-    tensors: by name. `experts.gate_up_proj` is `[E, 2 I, D]`, gates before the
-      rest, and `experts.down_proj` `[E, D, I]`.
+    tensors: by name. `experts.gate_up_proj` is `[E, 2 I, D]`, gates first, and
+      `experts.down_proj` is `[E, D, I]`.
     table: the model's.
 
   Returns:
-    The tensors, named as by `of_experts` where the family's are many.
+    The tensors, named as by `of_experts` if the family has separate experts.
   """
   joined = dict(tensors)
   if not any(".experts.*." in name for name in table.tensors.values()):

@@ -1,8 +1,8 @@
-"""GGUF files: their metadata, and their tensors, which are read in parts.
+"""Reads the metadata and, in parts, the tensors of GGUF files.
 
-GGUF is llama.cpp's format: a header of keys and values, then of the tensors'
-names, shapes, types and offsets, then their data, most of it quantized in
-blocks along the rows. The package `gguf` reads and dequantizes it.
+GGUF is llama.cpp's format: keys and values; names, shapes, types and offsets of
+tensors; then the tensors' data, mostly quantized in blocks along the rows. The
+`gguf` package parses and dequantizes it.
 """
 
 import dataclasses
@@ -20,10 +20,10 @@ _LENGTH = struct.Struct("<Q")
 
 
 class _Reader(gguf.GGUFReader):
-  """The package's reader, with the elements of an array read together.
+  """The package's reader, but reads the elements of an array together.
 
-  Its own makes an array of NumPy of every number and string, which takes eight
-  seconds for 150,000 tokens with their merges.
+  The original makes a NumPy array for every number and string, which takes
+  eight seconds for 150,000 tokens with their merges.
   """
 
   def _get_field_parts(self, orig_offs, raw_type):
@@ -47,12 +47,12 @@ class _Reader(gguf.GGUFReader):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Header:
-  """Header of a file: everything before its data.
+  """The header of a file: everything before the tensors' data.
 
   Attributes:
     path: of the file.
-    metadata: Python's own values by key, arrays as lists.
-    tensors: by name; where their data is, not read.
+    metadata: Python values by key, arrays as lists.
+    tensors: by name; they locate the data, which is not read.
   """
 
   path: pathlib.Path
@@ -61,17 +61,16 @@ class Header:
 
 
 def shape_of(tensor: gguf.ReaderTensor) -> tuple[int, ...]:
-  """The shape of a tensor, slowest axis first; blocks lie along the last."""
+  """The shape of a tensor, slowest axis first; blocks are along the last."""
   return tuple(tensor.shape.tolist()[::-1])
 
 
 def read_header(path: str) -> Header:
-  """Reads a header, once for a file that does not change.
+  """Reads a header; cached until the file changes.
 
   Raises:
     FileNotFoundError: if there is no such file.
-    ValueError: if it is not a GGUF file, is damaged, or one of several that
-      make up a model.
+    ValueError: if it is not a valid GGUF file, or one part of a split model.
   """
   where = pathlib.Path(path).absolute()
   return _read_header(where, where.stat().st_mtime_ns)
@@ -79,7 +78,7 @@ def read_header(path: str) -> Header:
 
 @functools.lru_cache(maxsize=4)
 def _read_header(path: pathlib.Path, time: int) -> Header:
-  del time  # of the last change: a part of the cache's key
+  del time  # of the last change, part of the cache's key
   try:
     reader = _Reader(path)
     if reader.byte_order != "I":
@@ -89,21 +88,21 @@ def _read_header(path: pathlib.Path, time: int) -> Header:
       for key, field in reader.fields.items()
       if not key.startswith("GGUF.")
     }
-  except Exception as error:  # a damaged file gives errors of many kinds
+  except Exception as error:  # a damaged file raises many kinds of errors
     raise ValueError(f"cannot read {path} as GGUF: {error}") from error
   if metadata.get("split.count", 1) != 1:
     raise ValueError(
-      f"{path} is one of several files of a model that was split: join them "
-      "with `llama-gguf-split --merge`"
+      f"{path} is one part of a split model: join the parts with "
+      "`llama-gguf-split --merge`"
     )
   tensors = {tensor.name: tensor for tensor in reader.tensors}
   return Header(path=path, metadata=metadata, tensors=tensors)
 
 
 def _rows(tensor: gguf.ReaderTensor, path: pathlib.Path, index) -> np.ndarray:
-  """Some rows of a tensor as they are in its file.
+  """Reads some rows of a tensor as stored.
 
-  Of a map of their own: what is read stays in memory as long as its map.
+  Maps the file anew each time: pages stay in memory as long as their map.
   """
   data = tensor.data
   mapped = np.memmap(path, data.dtype, "r", tensor.data_offset, data.shape)
@@ -113,9 +112,9 @@ def _rows(tensor: gguf.ReaderTensor, path: pathlib.Path, index) -> np.ndarray:
 def read(
   header: Header, name: str, index: tuple[slice, ...] = ()
 ) -> np.ndarray:
-  """A part of a tensor, dequantized: only the rows of the part are read.
+  """Reads and dequantizes a part of a tensor, without reading other rows.
 
-  `index` is one slice an axis; `()` is all of it.
+  `index` is one slice per axis; `()` reads all.
   """
   tensor = header.tensors[name]
   axes = tensor.data.ndim - 1  # a vector is one row
@@ -125,14 +124,14 @@ def read(
 
 
 class Blocks(NamedTuple):
-  """A type of integers with scales: 32 share one, or 16 if they have six bits.
+  """A quantized type: 32 integers share a scale, 16 if they have six bits.
 
   Attributes:
-    bits: of a number.
-    above: what stored numbers are above those that are scaled.
-    fields: of a block, with their bytes: halves d and m that scales and minima
-      are products of, the other factors, and bits of numbers, the lower four
-      and the rest.
+    bits: of an integer.
+    above: offset that is subtracted from stored integers.
+    fields: of a block, with their sizes in bytes: float16 d and m, which
+      multiply scales and minima; the factors that they multiply; and the low
+      four and the high bits of integers.
   """
 
   bits: int
@@ -141,11 +140,11 @@ class Blocks(NamedTuple):
 
   @property
   def group(self) -> int:
-    """Numbers that share a scale."""
+    """Number of integers that share a scale."""
     return 16 if self.bits == 6 else 32
 
 
-# Numbers of four bits are moved so that a sign and three bits hold them.
+# 4-bit integers are shifted to fit int4.
 BLOCKS = {
   "Q8_0": Blocks(8, 0, dict(d=2, low=32)),
   "Q4_0": Blocks(4, 8, dict(d=2, low=16)),
@@ -161,7 +160,7 @@ BLOCKS = {
 def _fields(
   header: Header, name: str, rows: slice
 ) -> tuple[Blocks, dict[str, np.ndarray]]:
-  """The fields of the blocks of some rows, `u8[.., blocks, bytes]` each."""
+  """Reads the fields of some rows' blocks, `u8[.., blocks, bytes]` each."""
   tensor = header.tensors[name]
   blocks = BLOCKS[tensor.tensor_type.name]
   raw = _rows(tensor, header.path, rows)
@@ -172,10 +171,10 @@ def _fields(
 
 
 def numbers(header: Header, name: str, rows: slice) -> np.ndarray:
-  """The numbers of some rows, or experts, of a tensor of a type of `BLOCKS`.
+  """The integers of some rows, or experts, of a tensor with a type in `BLOCKS`.
 
-  Lower halves of 16 bytes come before the upper ones, or of 32 or 64 where
-  blocks are of 256 numbers.
+  The low halves of 16 bytes come before their high halves; of 32 or 64 bytes
+  in blocks of 256 integers.
 
   Returns:
     `i8[n, .., D]`.
@@ -188,11 +187,11 @@ def numbers(header: Header, name: str, rows: slice) -> np.ndarray:
   run = 64 if blocks.bits == 6 else min(32, low.shape[-1])
   low = low.reshape(*lead, -1, run)
   found = np.stack([low & 15, low >> 4], axis=-2).reshape(*lead, -1)
-  if blocks.bits == 6:  # two bits of each of four numbers, 32 apart, a byte
+  if blocks.bits == 6:  # a byte has two bits of four integers, 32 apart
     high = fields["high"].reshape(*lead, -1, 1, 32)
     high = high >> np.arange(0, 8, 2, dtype=np.uint8)[:, None] & 3
     found |= (high << 4).reshape(found.shape)
-  elif blocks.bits == 5:  # one of one number a bit, or of every 32nd
+  elif blocks.bits == 5:  # a byte has a bit of 8 integers, adjacent or 32 apart
     high = np.unpackbits(fields["high"][..., None], axis=-1, bitorder="little")
     high = high.swapaxes(-1, -2) if high.shape[-2] == 32 else high
     found |= (high << 4).reshape(found.shape)
@@ -203,10 +202,10 @@ def numbers(header: Header, name: str, rows: slice) -> np.ndarray:
 def scales(
   header: Header, name: str, rows: slice
 ) -> tuple[np.ndarray, np.ndarray | None]:
-  """The scales of `numbers`, and the minima: `w = q s + m`.
+  """The scales s and minima m of `numbers`: `w = q s + m`.
 
   Returns:
-    Two `f32[n, .., D / group]`; None where there are no minima.
+    Both `f32[n, .., D / group]`; the minima may be None.
   """
   blocks, fields = _fields(header, name, rows)
   halves = lambda x: np.ascontiguousarray(x).view(np.float16).astype("f4")

@@ -178,4 +178,4 @@ def refuse_other_target(
     ("width", layers.embed_dim, target.embed_dim),
   ):
     if mine != theirs and (width or name != "width"):
-      raise ValueError(f"its {name} is {mine}, and the target's {theirs}")
+      raise ValueError(f"its {name} is {mine}, but the target's is {theirs}")

@@ -65,7 +65,7 @@ _OF_OTHERS = re.compile(
 
 
 def read_config(directory: str) -> TransformerConfig | T5Config:
-  """The configuration of a checkpoint directory; raises as `source`."""
+  """Reads the configuration of a checkpoint directory; raises as `source`."""
   return _configuration(pathlib.Path(directory))[0]
 
 
@@ -205,7 +205,7 @@ def save_llama(
   tokenizer: tokenizers.Tokenizer | None = None,
   dtype=jnp.bfloat16,
 ) -> None:
-  """Writes a Llama checkpoint that `source` and transformers read.
+  """Writes a Llama checkpoint that `source` and transformers can read.
 
   Args:
     module: a model that Llama's format can express: RMS norms, gated SiLU MLPs,
@@ -235,7 +235,7 @@ def save_t5(
   settings: Mapping[str, Any] | None = None,
   tensors: Mapping[str, np.ndarray] | None = None,
 ) -> None:
-  """Writes a T5 that `source` and transformers read.
+  """Writes a T5 that `source` and transformers can read.
 
   Args:
     module: the network.

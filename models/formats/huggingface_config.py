@@ -1,8 +1,7 @@
 """Translates `config.json` to a `TransformerConfig`, and Llama's back.
 
-What it means for each family is in `models.formats.families`. Whatever would
-change the logits and is not understood is an error; so is a key that is neither
-read nor known to change nothing.
+`models.formats.families` has the translation for each family. An unsupported
+setting is an error, as is a key neither read nor known to be harmless.
 """
 
 from collections.abc import Mapping
@@ -13,11 +12,11 @@ from models.formats.families import FAMILIES, reading
 from models.formats.families.family import Settings
 from models.networks.description import DenseSpec, TransformerConfig
 
-# Keys that must have this value if they are there at all, in any family.
+# Keys that, in any family, must have this value or be missing.
 _FIXED = dict(add_cross_attention=False, is_encoder_decoder=False)
 
-# Keys that change no logits: names and versions, training, special tokens, the
-# output's form, and defaults of sampling that older files have here.
+# Keys that change no logits: names and versions, training, special tokens,
+# output format, and sampling defaults in older files.
 _HARMLESS = frozenset(
   """
   model_type architectures auto_map torch_dtype dtype transformers_version
@@ -41,7 +40,7 @@ _HARMLESS = frozenset(
   """.split()
 )
 
-# What multimodal models say beside their text model's settings.
+# Keys of multimodal models besides their text model's settings.
 _OF_OTHERS = frozenset(
   """
   text_config vision_config audio_config mm_tokens_per_image boi_token_index
@@ -52,7 +51,7 @@ _OF_OTHERS = frozenset(
   """.split()
 )
 
-# What a T5's files say: what is read, what follows from it, and of training.
+# Keys of a T5: those that are read, redundant ones, and settings of training.
 _OF_T5 = frozenset(
   """
   vocab_size d_model d_kv d_ff num_layers num_decoder_layers num_heads
@@ -65,16 +64,16 @@ _OF_T5 = frozenset(
 
 
 def check_t5(config: Mapping[str, Any]) -> None:
-  """Raises ValueError for a T5's keys that are not known."""
+  """Raises ValueError for unknown keys of a T5."""
   json_files.refuse_unknown(
     config, _HARMLESS | _OF_T5, "settings of a t5 model"
   )
 
 
 def packing_of(config: Mapping[str, Any]) -> packings.Opened | None:
-  """How the weights of a model of a `config.json` are packed, if so.
+  """The packing of the weights, or None.
 
-  Of multimodal models it stands beside their text model's settings, or there.
+  Multimodal models have `quantization_config` at the top or in `text_config`.
   """
   text, given = of_text(config), config.get("quantization_config")
   given = text.get("quantization_config") if given is None else given
@@ -84,10 +83,10 @@ def packing_of(config: Mapping[str, Any]) -> packings.Opened | None:
 
 
 def of_text(config: Mapping[str, Any]) -> Mapping[str, Any]:
-  """The settings of a multimodal model's text model; of others, their own.
+  """The settings of a multimodal model's text model, or of any other model.
 
   Raises:
-    ValueError: if it has none, or a setting that is not known.
+    ValueError: if there is no text model, or for an unknown setting.
   """
   outer = config.get("model_type")
   inside = [name for name, f in FAMILIES.items() if outer in [*f.within]]
@@ -98,7 +97,7 @@ def of_text(config: Mapping[str, Any]) -> Mapping[str, Any]:
     raise ValueError(f"text_config must be an object, got {nested!r:.80}")
   if nested.get("model_type", inside[0]) != inside[0]:
     raise ValueError(
-      f"the text model of a {outer} model must be a {inside[0]}, got "
+      f"the text model of a {outer} model must be {inside[0]}, got "
       f"{nested['model_type']!r}"
     )
   json_files.refuse_unknown(
@@ -106,19 +105,18 @@ def of_text(config: Mapping[str, Any]) -> Mapping[str, Any]:
   )
   said = dict(FAMILIES[inside[0]].within[outer])
   if (tied := config.get("tie_word_embeddings")) is not None:
-    said["tie_word_embeddings"] = tied  # that of the whole counts
+    said["tie_word_embeddings"] = tied  # takes precedence
   return {**nested, **said, "model_type": inside[0]}
 
 
 def config_from_json(config: Mapping[str, Any]) -> TransformerConfig:
-  """Translates the contents of a `config.json` as transformers 4 or 5 write it.
+  """Translates a `config.json` written by transformers 4 or 5.
 
-  A key that is left out has the value that transformers gives it; the model's
-  sizes must be there.
+  Missing keys get transformers' defaults, but the model's sizes are required.
 
   Raises:
-    ValueError: if the model is of another type, or a setting is missing,
-      malformed, not supported or not known.
+    ValueError: for another type of model, or a missing, malformed, unsupported
+      or unknown setting.
   """
   whole, config = config, of_text(config)
   name = config.get("model_type")
@@ -145,7 +143,7 @@ def config_from_json(config: Mapping[str, Any]) -> TransformerConfig:
 def llama_json(
   c: TransformerConfig, dtype: str, eos_token_id: int | None
 ) -> dict[str, Any]:
-  """The `config.json` of a Llama checkpoint with weights of a dtype.
+  """The `config.json` of a Llama checkpoint.
 
   Raises:
     ValueError: if Llama's format cannot express the configuration.
@@ -184,13 +182,13 @@ def llama_json(
     "bos_token_id": eos_token_id,
     "eos_token_id": eos_token_id,
     "dtype": dtype,
-    "torch_dtype": dtype,  # the same for transformers 4
+    "torch_dtype": dtype,  # for transformers 4
   }
-  # Whatever does not survive the way there and back cannot be expressed;
-  # transformers insists on heads that divide the width, even with a head_dim.
+  # It can be expressed if it survives the round trip. transformers requires
+  # heads that divide the width, even with a head_dim.
   if config_from_json(settings) != c or c.embed_dim % a.num_heads:
     raise ValueError(
-      "Llama's format cannot express this model: it has RMS norms, full layers "
-      "with gated SiLU MLPs and rotary positions, and one switch for biases"
+      "Llama's format cannot express this model: it needs RMS norms, gated "
+      "SiLU MLPs, full rotary attention and one switch for all biases"
     )
   return settings

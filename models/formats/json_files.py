@@ -1,4 +1,4 @@
-"""Objects of JSON files, and keys in them that nobody reads."""
+"""Reads objects in JSON files, and rejects unknown keys."""
 
 import json
 import pathlib
@@ -7,11 +7,11 @@ from typing import Any
 
 
 def read_object(path: pathlib.Path) -> Mapping[str, Any]:
-  """The object in a file.
+  """Reads the object in a file.
 
   Raises:
-    FileNotFoundError: if it is not there.
-    ValueError: if it is no JSON, or no object.
+    FileNotFoundError: if there is no such file.
+    ValueError: if it is not JSON, or not an object.
   """
   if not path.is_file():
     raise FileNotFoundError(
@@ -20,7 +20,7 @@ def read_object(path: pathlib.Path) -> Mapping[str, Any]:
     )
   try:
     content = json.loads(path.read_text("utf-8"))
-  except (ValueError, RecursionError) as error:  # of bad UTF-8, too deep
+  except (ValueError, RecursionError) as error:  # also bad UTF-8, deep nesting
     raise ValueError(f"{path} is not valid JSON: {error}") from error
   if not isinstance(content, Mapping):
     raise ValueError(f"{path} must hold a JSON object, got {content!r:.40}")
@@ -30,9 +30,9 @@ def read_object(path: pathlib.Path) -> Mapping[str, Any]:
 def refuse_unknown(
   given: Mapping[str, Any], known: Collection[str], what: str = "settings"
 ) -> None:
-  """Raises ValueError for keys that are not known, but null and private ones.
+  """Raises ValueError for unknown keys, except null and private ones.
 
-  Keys that are `known` are read, or change nothing; `what` names them.
+  `known` keys are read, or change nothing; `what` names them in the message.
   """
   unknown = sorted(
     key
@@ -44,9 +44,9 @@ def refuse_unknown(
 
 
 def agreed(said: Mapping[str, Any]) -> Any:
-  """The one value of a setting that may stand in several places.
+  """The value of a setting that may be in several places, by their names.
 
-  None if none of the places, by their names, has one; ValueError if two differ.
+  None if no place has one; raises ValueError if two differ.
   """
   given = {name: value for name, value in said.items() if value is not None}
   first = next(iter(given.values()), None)
@@ -57,13 +57,13 @@ def agreed(said: Mapping[str, Any]) -> Any:
 
 
 def indexed_files(index: pathlib.Path) -> list[pathlib.Path]:
-  """The files beside an index of tensors that it names.
+  """The files that an index of tensors names.
 
   Raises:
-    FileNotFoundError: if one is not there.
+    FileNotFoundError: if one is missing.
   """
   names = read_object(index)["weight_map"].values()
   files = [index.parent / name for name in sorted({*names})]
   if missing := [file.name for file in files if not file.is_file()]:
-    raise FileNotFoundError(f"{index} names {missing}, which are not there")
+    raise FileNotFoundError(f"{index} names {missing}, which are missing")
   return files

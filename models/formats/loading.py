@@ -1,8 +1,7 @@
-"""Checkpoints to parameters, a few rows of a tensor at a time.
+"""Loads the parameters of a checkpoint, a few rows of a tensor at a time.
 
-What is read of a file is converted or rounded, put where it lies, and let go:
-beside the model memory holds about one tensor, or over a mesh one of every
-layer.
+Rows are read, converted or quantized, placed on the device, and freed: besides
+the model, host memory holds about one tensor, or on a mesh one per layer.
 """
 
 import dataclasses
@@ -36,7 +35,7 @@ from models.networks.t5_config import T5Config
 from models.networks.transformer import Transformer
 from models.sharding import Sharding
 
-_NUMBERS = 2**22  # that are read at once
+_NUMBERS = 2**22  # read at once
 _rounded = jax.jit(quantize, static_argnames=("dtype", "group", "inputs"))
 
 
@@ -47,13 +46,14 @@ def load(
   form: Quantization | None = None,
   kept: Weights | None = None,
 ) -> Transformer | T5:
-  """Reads a model to one device.
+  """Loads a model on one device.
 
   Args:
     source: the checkpoint.
-    dtype: of the parameters and activations, whatever the tensors' is.
-    form: what weights are rounded to; None for `dtype`.
-    kept: weights that are read as they are (`models.formats.published.held`).
+    dtype: of parameters and activations, whatever the files have.
+    form: how to quantize weights; None for `dtype`.
+    kept: quantized weights to keep as they are
+      (`models.formats.published.held`).
 
   Raises:
     CheckpointError: as `models.formats.weights.check`.
@@ -80,26 +80,26 @@ def load_stacked(
   form: Quantization | None = None,
   kept: Weights | None = None,
 ) -> tuple[TransformerConfig | T5Config, Any]:
-  """Reads a model straight to where its parameters lie on a mesh.
+  """Loads a model directly into its shards on a mesh.
 
-  Every process reads the parts of the files that its own devices hold, and no
-  more; what a `Layout` rearranges is read whole, one layer's at a time.
+  Every process reads only the parts of the files that its own devices hold. A
+  tensor that a `Layout` rearranges is read whole, one layer at a time.
 
   Args:
     source: the checkpoint.
     mesh: all devices, over all processes.
-    sharding: the model's rules on it.
-    dtype, form: as of `load`.
-    kept: as of `load`; those of layers that are stacked are alike.
+    sharding: the model's sharding rules.
+    dtype, form: as for `load`.
+    kept: as for `load`; equal in form for all layers of a stack.
 
   Returns:
-    The configuration, whose key/value heads are repeated if they are fewer than
-    the devices they are cut over, and the parameters for
-    `models.networks.stacked`, or of a T5 for `models.networks.t5`.
+    The configuration, with key/value heads repeated if there are fewer than
+    devices, and the parameters for `models.networks.stacked`, or for
+    `models.networks.t5` if it is a T5.
 
   Raises:
     CheckpointError: as `load`.
-    ValueError: for a model that cannot be cut so.
+    ValueError: for a model that cannot be sharded like this.
   """
   weights.check(source)
   devices = sharding_lib.num_parts(sharding, mesh)
@@ -114,7 +114,7 @@ def load_stacked(
     kinds = stacked.kinds(config, apart=sharding.apart)
 
   def parameters(path) -> list[tuple]:
-    """Those that one of a stack holds; without a stack the one."""
+    """The parameters that are stacked at a path, or the one that is there."""
     parts = sharding_lib.names(path)
     names = [int(x) if x.isdecimal() else x for x in parts]
     if parts[0] != "layers" or parts[1] not in kinds:
@@ -151,10 +151,10 @@ def load_stacked(
 
 
 def _held(like, kept: Weights | None, parameter: tuple):
-  """Shapes of a parameter, of which `like` are the shapes if it is not kept.
+  """The shapes of a parameter: `like`, or those of its quantized weight.
 
-  On a CPU integers of four bits are held in eight: XLA gives them a byte there
-  too, and takes twenty times as long to read them.
+  On CPUs int4 is stored as int8: XLA uses a byte for it there anyway, and reads
+  it 20 times slower.
   """
   weight = (kept or {}).get(parameter)
   if weight is None:
@@ -181,7 +181,7 @@ def _readers(
   form: Quantization | None,
   kept: Weights | None,
 ):
-  """What reads a part of a parameter's array, or of each of its arrays."""
+  """Readers for parts of a parameter's array, or of each of its arrays."""
 
   def reader(like, tensor=None) -> Callable[[Index], np.ndarray]:
     return lambda index: weights.part(
@@ -196,7 +196,7 @@ def _readers(
   last: dict[str, QuantizedTensor] = {}
 
   def rounded(name: str, index: Index) -> np.ndarray:
-    whole, rest = weights.apart(index, like.inputs)  # that share a scale
+    whole, rest = weights.apart(index, like.inputs)  # all inputs of a scale
     if str(whole) not in last:
       last.clear()
       array = weights.part(source, parameter, whole, cut)
@@ -213,7 +213,7 @@ def _readers(
 
 
 def _whole(read, like, *, in_rows: bool):
-  """All of a parameter; `in_rows`, of which a few at a time are read."""
+  """Reads a whole parameter, a few rows at a time if `in_rows`."""
   count = like.shape[0]
   step = max(1, _NUMBERS * count // math.prod(like.shape)) if in_rows else count
   arrays = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), like)

@@ -1,8 +1,8 @@
-"""MXFP4: four-bit numbers in blocks of 32 with a shared exponent.
+"""MXFP4: 4-bit floats in blocks of 32 with a shared exponent, as in gpt-oss.
 
-OCP's microscaling formats (2023), as gpt-oss is released: a byte of
-`NAME_blocks` holds two numbers, the lower half first, and a byte of
-`NAME_scales` the exponent of 32 of them, 127 above what it is.
+From OCP's microscaling formats (2023). A byte of `NAME_blocks` holds two
+numbers, the lower half first; a byte of `NAME_scales` holds the exponent of 32
+numbers, plus 127.
 """
 
 from collections.abc import Mapping
@@ -17,15 +17,15 @@ _GROUP = 32
 
 
 def joined(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-  """Tensors of which blocks and scales are one, as if it were not quantized.
+  """Joins blocks and scales to one tensor, as if it were not quantized.
 
   Args:
-    tensors: by name. Of experts' projections `NAME`, `NAME_blocks` is
+    tensors: by name. An experts' projection `NAME` has `NAME_blocks`
       `u8[E, N, G, 16]` and `NAME_scales` `u8[E, N, G]`.
 
   Returns:
-    The tensors, where `NAME` is `[E, 32 G, N]`; what has no partner, or one of
-    another shape, stays as it is.
+    The tensors, with `NAME` of `[E, 32 G, N]`. Tensors without a matching
+    partner are unchanged.
   """
   joined_tensors = dict(tensors)
   for name, blocks in tensors.items():
@@ -39,7 +39,7 @@ def joined(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _tensor(blocks: Tensor, scales: Tensor) -> Tensor:
-  """All experts' projections; an index of experts is read as one."""
+  """All experts' projections as one tensor; reads only the indexed experts."""
   name = blocks.name.removesuffix("_blocks")
   experts, rows, count = scales.shape
   shape = (experts, _GROUP * count, rows)

@@ -1,8 +1,4 @@
-"""Weights that are held as they are published.
-
-Those of the values, scales and minima that files have: they are read as they
-are, and not rounded again.
-"""
+"""Keeps quantized weights as published, without rounding them again."""
 
 import dataclasses
 import math
@@ -25,13 +21,13 @@ _EMBEDDING, _OUTPUT = ("embed", "embedding"), ("lm_head", "weight")
 def held(
   source: Source, how: Quantization | None = None, *, on_mesh: bool = False
 ) -> Weights:
-  """Weights that are quantized, by their parameters; None if not as they are.
+  """The quantized weights by parameter; None for those that cannot be kept.
 
   Args:
-    source: the checkpoint, of a model that can be quantized so.
-    how: the quantization, which keeps those that it holds too; None for the
-      form that each is published in, or stacked layers a form of all of theirs.
-    on_mesh: whether its layers are stacked.
+    source: the checkpoint of a model that can be quantized like this.
+    how: keeps weights that match this quantization. None keeps each in its
+      published form, or in a common form for all layers of a stack.
+    on_mesh: whether layers are stacked.
   """
   config = source.config
   if how is not None:
@@ -68,9 +64,9 @@ _INTEGERS = {"int4", "int8"}
 def summary(
   source: Source, weights: Weights
 ) -> tuple[Quantization | None, str]:
-  """The quantization that is nearest to weights of `held`; all in words.
+  """The `Quantization` nearest to the kept weights, and their description.
 
-  None if no layer's are held.
+  None if no layer's weights are kept.
   """
   kept = {path: x for path, x in weights.items() if x is not None}
   layers = {*kept} - {_EMBEDDING, _OUTPUT}
@@ -78,7 +74,7 @@ def summary(
     return None, ""
   tied = source.config.tied_embeddings
   kinds = {x.values.kind for x in kept.values()}
-  # MXFP4 has groups, also where inputs are no more than one.
+  # MXFP4 has groups of 32, even if the inputs are just one group.
   groups = {32} if "fp4" in kinds else set()
   groups |= {x.group for x in kept.values() if x.num_groups > 1}
   form = Quantization(
@@ -103,10 +99,9 @@ def summary(
 
 
 def _weights(source: Source, how: Quantization) -> Weights:
-  """The weights that are to be quantized as files have them, by their paths.
+  """The files' weights that `how` quantizes, by path, in parameters' layout.
 
-  They lie as parameters do. None where a weight is not published quantized, or
-  in another layout.
+  None for a weight that is not published quantized, or in another layout.
   """
   config = source.config
   state = nnx.state(abstract(config, jnp.float32, how))
@@ -127,14 +122,14 @@ def _weights(source: Source, how: Quantization) -> Weights:
 def _in_form(
   weight: QuantizedTensor, kind: str, group: int, *, minima: bool
 ) -> QuantizedTensor:
-  """The same with another type of values, smaller groups, and minima or not."""
+  """Changes the type of values and the group size, and may add minima."""
   times, axis = weight.group // group, weight.inputs
   shape = [*weight.scales.shape]
   shape[axis] *= times
 
   def finer(part, factor: float = 1):
     def read(index):
-      index = index or (slice(None),) * len(shape)  # () is all
+      index = index or (slice(None),) * len(shape)  # () means all
       whole, rest = apart(index, axis)
       return factor * np.repeat(part.read(whole), times, axis=axis)[rest]
 

@@ -1,6 +1,6 @@
-"""Reads the tensors of a `torch.save` file by torch, which runs no code of it.
+"""Reads `torch.save` files with torch, without running code in them.
 
-`pip install torch` brings it; this project does not depend on it.
+torch is not a dependency of this project; `pip install torch` if needed.
 """
 
 import pathlib
@@ -20,7 +20,7 @@ def open_tensors(path: pathlib.Path) -> dict[str, Tensor]:
     import torch
   except ImportError as error:
     raise ValueError(
-      f"{path} was saved by torch, which reads it: pip install torch"
+      f"{path} is a torch file; reading it needs torch: pip install torch"
     ) from error
   try:
     saved = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
@@ -29,7 +29,7 @@ def open_tensors(path: pathlib.Path) -> dict[str, Tensor]:
     raise ValueError(f"torch cannot read {path}: {reason}") from error
   tensors = {}
   for name, x in saved.items():
-    # A type that torch does not give to NumPy.
+    # NumPy has no bfloat16.
     array = (x.float() if x.dtype == torch.bfloat16 else x).detach().numpy()
     kind = _KINDS.get(array.dtype.name, array.dtype.name)
     tensors[name] = Tensor(

@@ -1,8 +1,8 @@
-"""Named tensors of a checkpoint to the parameters of a model.
+"""Maps the named tensors of a checkpoint to the parameters of a model.
 
-A `Source` is an open checkpoint, whatever its format: a configuration, and
-tensors under the names that Hugging Face gives them, each of which can be read
-in parts. Which tensor is which parameter, the families say.
+A `Source` is an open checkpoint in any format: a configuration, and tensors
+with Hugging Face's names that can be read in parts. The families' tables map
+tensors to parameters.
 """
 
 import dataclasses
@@ -33,25 +33,25 @@ from models.networks.transformer import Transformer
 
 
 class CheckpointError(ValueError):
-  """The tensors of a checkpoint are not those of its configuration."""
+  """The tensors of a checkpoint do not match its configuration."""
 
 
 Index = tuple[slice, ...]
 _ROWS = 8192  # compared at once
-_FLOATS = ("F16", "BF16", "F32", "F64")  # kinds that parameters are read of
+_FLOATS = ("F16", "BF16", "F32", "F64")  # types that parameters may have
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tensor:
-  """A tensor of a file, not yet read.
+  """A tensor in a file, not yet read.
 
   Attributes:
-    name: as the file calls it.
-    shape: what reading all of it gives.
-    kind: its type, as the file calls it.
-    read: the part at some slices, one an axis; all of it at `()`.
-    quantized: values, scales and minima, which are `Tensor`s, of what `read`
-      dequantizes; None if it is not quantized, or not in groups of one size.
+    name: in the file.
+    shape: of the whole tensor.
+    kind: its type in the file.
+    read: reads a part, given one slice per axis, or all given `()`.
+    quantized: `Tensor`s of the values, scales and minima that `read`
+      dequantizes; None if not quantized, or not in groups of one size.
   """
 
   name: str
@@ -68,9 +68,9 @@ class Source:
   Attributes:
     path: of the directory or the file, for messages.
     config: of the model.
-    table: which tensor holds which parameter.
-    tensors: by the names of Hugging Face, without the model's prefix.
-    published: how the published weights are quantized, in words; "" if not so.
+    table: maps parameters to tensors.
+    tensors: by Hugging Face's names, without the model's prefix.
+    published: describes how the weights are quantized; "" if they are not.
   """
 
   path: str
@@ -84,7 +84,7 @@ class Source:
 
 
 def _t5() -> dict[str, str]:
-  """T5: two stacks, whose sub-layers are numbered."""
+  """T5's two stacks with their numbered sub-layers."""
   table = {"embed": "shared", "lm_head": "lm_head"}
   kinds = {
     "encoder": {"attention": "SelfAttention"},
@@ -115,7 +115,7 @@ T5_PLAIN = Table(
 
 
 def locate(path: Iterable[str | int], table: Table) -> tuple[str, Layout]:
-  """The checkpoint's name, without prefix, and the layout of a parameter.
+  """A parameter's tensor name, without prefix, and its layout.
 
   Args:
     path: of the parameter in a `Transformer` or a `T5`.
@@ -139,7 +139,7 @@ def locate(path: Iterable[str | int], table: Table) -> tuple[str, Layout]:
 def abstract(
   config: TransformerConfig | T5Config, dtype, form: Quantization | None = None
 ) -> Transformer | T5:
-  """The module of a configuration, with shapes for parameters."""
+  """The module of a configuration, with shapes instead of parameters."""
   if isinstance(config, T5Config):
     return t5.abstract(config, dtype=dtype)
 
@@ -153,7 +153,7 @@ def abstract(
 
 
 def laid(tensor: Tensor, layout: Layout, config) -> Tensor:
-  """A tensor as its parameter lies, of one that has all of it."""
+  """A tensor brought into its parameter's layout."""
   if layout is AS_IS:
     return tensor
   return dataclasses.replace(
@@ -170,10 +170,10 @@ def part(
   cut: TransformerConfig | T5Config,
   tensor: Tensor | None = None,
 ) -> np.ndarray:
-  """A part of a parameter of a model with `cut`'s key/value heads.
+  """Reads a part of a parameter, for a model with `cut`'s key/value heads.
 
-  `tensor` is read in place of the parameter's, and lies as that does: values
-  of a quantized one, say.
+  `tensor`, in the parameter's layout, replaces its tensor: for example the
+  values of a quantized one.
   """
   config = source.config
   if tensor is None:
@@ -191,7 +191,7 @@ def part(
 def read(
   tensor: Tensor, layout: Layout, index: tuple[slice, ...], config
 ) -> np.ndarray:
-  """A part of a parameter that a tensor holds in a layout; all of it at ()."""
+  """Reads a part of a parameter from a tensor in a layout; () reads all."""
   if layout is AS_IS:
     return tensor.read(index)
   if layout is TRANSPOSED:
@@ -203,7 +203,7 @@ def read(
 
 
 def apart(index: Index, axis: int) -> tuple[Index, Index]:
-  """An index with all of an axis, and that of the rest in what it gives."""
+  """Splits an index: all of one axis first, then that axis' part of it."""
   whole, rest = [*index], [slice(None)] * len(index)
   whole[axis], rest[axis] = rest[axis], whole[axis]
   return tuple(whole), tuple(rest)
@@ -213,7 +213,7 @@ def apart(index: Index, axis: int) -> tuple[Index, Index]:
 
 
 def equal(one: Tensor, other: Tensor) -> bool:
-  """True if two tensors of rows are the same; a few rows are read at once."""
+  """True if two matrices are equal; reads a few rows at a time."""
   starts = range(0, one.shape[0], _ROWS)
   parts = [
     (slice(i, min(i + _ROWS, one.shape[0])), slice(None)) for i in starts
@@ -227,8 +227,8 @@ def check(source: Source) -> None:
   """Compares the tensors of a checkpoint with its configuration.
 
   Raises:
-    CheckpointError: if tensors are left over, missing or of another shape or
-      type than they should be; it lists them all.
+    CheckpointError: listing all tensors that are extra, missing or of the wrong
+      shape or type.
   """
   config, table, tensors = source.config, source.table, source.tensors
   state = nnx.state(abstract(config, jnp.float32))
@@ -238,13 +238,13 @@ def check(source: Source) -> None:
     shapes[name] = layout.shape(variable.shape, config)
   if problems := mismatches(tensors, shapes, _copies(source)):
     raise CheckpointError(
-      f"the tensors in {source.path} are not those of the {table.name} model "
-      "in its configuration:\n  " + "\n  ".join(sorted(problems))
+      f"the tensors in {source.path} do not match the {table.name} model in "
+      "its configuration:\n  " + "\n  ".join(sorted(problems))
     )
 
 
 def _copies(source: Source) -> dict[str, str]:
-  """Tensors that may be in the files only as copies of another."""
+  """Tensors that, if present, must equal another."""
   embedding = locate(("embed", "embedding"), source.table)[0]
   names = ["lm_head.weight"] if source.config.tied_embeddings else []
   if isinstance(source.config, T5Config):
@@ -257,9 +257,9 @@ def mismatches(
   shapes: Mapping[str, tuple[int, ...]],
   copies: Mapping[str, str] = types.MappingProxyType({}),
 ) -> list[str]:
-  """Messages on tensors that are missing, left over or of another shape.
+  """Lists tensors that are missing, extra or of the wrong shape or type.
 
-  `copies` may be there too, each as a copy of another.
+  `copies` maps tensors that may be present to those that they must equal.
   """
   problems = [
     f"missing: {name}, of shape {shapes[name]}"

@@ -1,7 +1,7 @@
-"""Gemma 2: norms around both blocks, soft caps, every other layer slides.
+"""Gemma 2: norms around both blocks, soft caps, windows in every other layer.
 
-Its `post_attention_layernorm` norms what attention gives; in Llama's files the
-same name is of the norm before the MLP.
+Its `post_attention_layernorm` norms attention's output; in Llama's files the
+same name is the norm before the MLP.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,7 +26,7 @@ DEFAULTS = dict(
   num_key_value_heads=4,
 )  # fmt: skip
 FIXED = dict(use_bidirectional_attention=False)
-# hidden_activation and sliding_window count.
+# hidden_activation and sliding_window take precedence.
 HARMLESS = frozenset({"hidden_act", "sliding_window_size"})
 GGUF_KEYS = {
   **llama.GGUF_KEYS,
@@ -34,7 +34,7 @@ GGUF_KEYS = {
   "attn_logit_softcapping": "attn_logit_softcapping",
   "final_logit_softcapping": "final_logit_softcapping",
 }
-# Files have 1 + w of every norm.
+# GGUF files store 1 + w for every norm.
 GGUF_LAYOUTS = {
   name: Layout(lambda x, c: x - 1) for name in TENSORS if name.endswith("norm")
 }
@@ -47,10 +47,11 @@ def described(
   ropes: Callable[[int], Mapping[str, Rope]],
   **attention,
 ) -> TransformerConfig:
-  """A Gemma.
+  """A Gemma 2 or 3.
 
-  `slides` says which layers do where the file does not, `ropes` has that of
-  every type for so many channels of a head, `attention` more of its fields.
+  `slides` is the default for which layers have windows, `ropes` maps a head
+  dimension to the rotation of every layer type, and `attention` has further
+  fields of `AttentionSpec`.
   """
   sizes = reading.sizes(settings, names={"hidden_act": "hidden_activation"})
   window = get(settings, "sliding_window", int, None)
@@ -90,7 +91,7 @@ def _read(settings: Settings) -> TransformerConfig:
 
 
 def scalar(metadata: Mapping[str, Any], layers_of_27b: int) -> float:
-  """`query_pre_attn_scalar`, which files have not: llama.cpp knows it."""
+  """`query_pre_attn_scalar`, which GGUF files lack; as in llama.cpp."""
   size = metadata["embedding_length"] / metadata["attention.head_count"]
   if metadata["block_count"] == layers_of_27b:
     return size

@@ -1,6 +1,6 @@
 """Gemma 3, the text model: Gemma 2 with normed queries and keys.
 
-One layer of six is full, and rotates with frequencies of its own.
+Every sixth layer has full attention and its own rotary frequencies.
 """
 
 from collections.abc import Callable, Mapping
@@ -48,10 +48,9 @@ FAMILY = Family(
     gemma2.DEFAULTS, vocab_size=262_208, max_position_embeddings=131_072
   ),
   fixed=gemma2.FIXED,
-  # Its scores have no cap, whatever a file says: transformers has none either.
+  # Attention scores have no soft cap, whatever a file says, as in transformers.
   harmless=gemma2.HARMLESS | {"attn_logit_softcapping"},
-  # The whole model ties its tables unless it says otherwise itself, and does
-  # not cap its logits.
+  # The multimodal model ties its embeddings by default and has no logit cap.
   within={
     "gemma3": dict(tie_word_embeddings=True, final_logit_softcapping=None)
   },

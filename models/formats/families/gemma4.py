@@ -1,7 +1,7 @@
-"""Gemma 4, the text model: full and sliding layers with heads of other sizes.
+"""Gemma 4, the text model: full and sliding layers differ in head size.
 
-Full layers may use their keys as values; the last layers may attend to what
-earlier ones have cached. Norms are by w, not by 1 + w as in Gemma 2 and 3.
+Full layers may use their keys as values; the last layers may reuse the KV cache
+of earlier ones. Norms scale by w, not by 1 + w as in Gemma 2 and 3.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ def _read(settings: Settings) -> TransformerConfig:
   kinds = reading.windowed(
     settings, [(i + 1) % 6 > 0 for i in range(count)], window
   )
-  kinds = [*kinds[:-1], FULL]  # whatever a file says
+  kinds = [*kinds[:-1], FULL]  # the last layer always is
   shared = get(settings, "num_kv_shared_layers", int, 0, least=0)
   unshared = kinds[: count - shared]
   same, wide, bias = (
@@ -84,7 +84,7 @@ def _mixture(settings: Settings, sizes: Mapping[str, Any]) -> Mixture | None:
 
 
 def _half(which: int) -> Layout:
-  """Gates are the first rows of each expert's tensor, the rest the last."""
+  """One half of each expert's rows: gates are first, then up projections."""
   return Layout(
     lambda x, c: x.reshape(len(x), 2, -1, x.shape[2])[:, which].swapaxes(1, 2),
     lambda s, c: (s[0], 2 * s[2], s[1]),
@@ -92,7 +92,7 @@ def _half(which: int) -> Layout:
 
 
 def _left_out(name: str, config: TransformerConfig) -> bool:
-  """Keys and values of layers that attend to those of others."""
+  """True for keys and values of layers that share another layer's."""
   parts = name.split(".")
   if len(parts) < 4 or parts[2] != "self_attn" or parts[3][0] not in "kv":
     return False
@@ -137,10 +137,10 @@ FAMILY = Family(
     attention_k_eq_v=False, enable_moe_block=False, use_double_wide_mlp=False,
     max_position_embeddings=131_072,
   ),
-  fixed=dict(use_bidirectional_attention="vision"),  # which is of images
+  fixed=dict(use_bidirectional_attention="vision"),  # only affects images
   harmless=gemma2.HARMLESS | {
     "query_pre_attn_scalar",  # scores are not scaled
-    # Without what they belong to.
+    # Sizes of features that may be off.
     "num_experts", "top_k_experts", "moe_intermediate_size", "global_head_dim",
     "num_global_key_value_heads", "vocab_size_per_layer_input",
   },

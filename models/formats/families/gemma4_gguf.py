@@ -1,4 +1,4 @@
-"""Gemma 4's files in llama.cpp's format, which say of each layer what it is."""
+"""Gemma 4's GGUF files, whose metadata describe every layer."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,32 +14,32 @@ _BESIDE, _PATTERN = "layers.#.beside", "attention.sliding_window_pattern"
 
 
 def _each(settings: Mapping[str, Any], key: str, count: int) -> list[int]:
-  """Whole numbers, of every layer one, or one that is said of them all."""
+  """A setting's integers, one per layer, or one for all layers."""
   values = np.ravel(settings[key]).tolist()
   values = values * count if len(values) == 1 else values
   if len(values) != count:
-    raise ValueError(f"{key} must be {count} numbers, or one, got {values!r}")
+    raise ValueError(f"{key} must be one or {count} integers, got {values!r}")
   return values
 
 
 def _size(settings: Mapping[str, Any], suffix: str) -> int:
-  """Channels of a head, of keys, values and rotation alike."""
+  """The head dimension, which keys, values and rotation must share."""
   names = ("key_length", "value_length")
   sizes = {settings[f"attention.{name}{suffix}"] for name in names}
   sizes.add(settings[f"rope.dimension_count{suffix}"])
   if len(sizes) > 1:
-    raise ValueError(f"key_length{suffix} must be of values too, got {sizes}")
+    raise ValueError(f"key, value and rope{suffix} sizes differ: {sizes}")
   return sizes.pop()
 
 
 def _rope(
   settings: Mapping[str, Any], has: Tensors, size: int
 ) -> dict[str, Any]:
-  """Frequencies of full layers: the first turn, the others stand still."""
+  """Rotary settings; full layers only rotate their first frequencies."""
   full: dict[str, Any] = {"rope_theta": settings["rope.freq_base"]}
   if "rope_freqs.weight" in has.shapes:
     turning = int(np.sum(has.read("rope_freqs.weight") == 1))
-    # Half a pair more, for what is rounded down.
+    # Half a pair more, since the share is rounded down.
     share = min((2 * turning + 1) / size, 1)
     full |= {"rope_type": "proportional", "partial_rotary_factor": share}
   return {FULL: full, SLIDES: {"rope_theta": settings["rope.freq_base_swa"]}}

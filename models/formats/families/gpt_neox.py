@@ -1,4 +1,4 @@
-"""GPT-NeoX (Pythia): parallel blocks, and a part of each head that rotates."""
+"""GPT-NeoX (Pythia): parallel blocks and partial rotary embeddings."""
 
 from models.formats.families import reading
 from models.formats.families.family import Family, Layout, Settings

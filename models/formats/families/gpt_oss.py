@@ -1,4 +1,4 @@
-"""gpt-oss: sinks, a biased router, clamped experts; some layers slide."""
+"""gpt-oss: attention sinks, a biased router, clamped experts, some windows."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,7 +15,7 @@ from models.formats.families.family import (
 from models.formats.families.reading import FULL, SLIDES, get
 from models.networks.description import TransformerConfig
 
-# Of GGUF files, which have no word for YaRN without truncation.
+# GGUF files have no key for YaRN without truncation.
 _ROPE = {"beta_fast": 32.0, "beta_slow": 1.0, "truncate": False}
 _EXPERTS = "layers.#.mlp.experts"
 _PARTS = ("gate", "up", "down")
@@ -54,7 +54,7 @@ def _gguf_settings(
 
 
 def _every_other(first: int) -> Layout:
-  """Gates are the even columns of a tensor, the rest the odd ones."""
+  """Every other column: gates are even, up projections odd."""
   return Layout(
     lambda x, c: x[..., first::2],
     lambda s, c: (*s[:-1], 2 * s[-1]),
@@ -98,7 +98,7 @@ FAMILY = Family(
       "expert_used_count": "num_experts_per_tok",
       "attention.sliding_window": "sliding_window",
     },
-    # Gates and the rest apart, each expert's as they were multiplied by.
+    # Gate and up projections are separate, each expert's transposed.
     tensors={
       "layers.#.attention.sinks": "layers.#.self_attn.sinks.weight",
       **{f"{_EXPERTS}.{x}": f"{_EXPERTS}.{x}_proj.weight" for x in _PARTS},

@@ -1,4 +1,4 @@
-"""Llama, whose layer and names most other families vary."""
+"""Llama, whose layers and tensor names most other families modify."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,7 +11,7 @@ from models.formats.families.reading import get
 from models.networks.description import TransformerConfig
 
 DEFAULTS = dict(hidden_act="silu", rms_norm_eps=1e-6, tie_word_embeddings=False)
-# Modules of a layer, and what files call them.
+# Modules of a layer, and their names in files.
 LAYER = {
   "attention_norm": "input_layernorm",
   "attention.q": "self_attn.q_proj",
@@ -31,7 +31,7 @@ TENSORS = {
   "lm_head": "lm_head",
   **{f"layers.#.{ours}": f"layers.#.{name}" for ours, name in LAYER.items()},
 }
-# Keys of the metadata of GGUF files, and of `config.json`.
+# Keys of GGUF metadata, and of `config.json`.
 GGUF_SIZES = {
   "context_length": "max_position_embeddings",
   "embedding_length": "hidden_size",
@@ -49,10 +49,7 @@ GGUF_KEYS = {
 
 
 def layer_tensors(ours: str, theirs: str) -> dict[str, str]:
-  """Names of a layer's parameters, and of the tensors that hold them.
-
-  They begin with `ours` and `theirs`.
-  """
+  """Maps a layer's parameters, `ours` + name, to tensors, `theirs` + name."""
   names = {}
   for module, name in LAYER.items():
     if module.endswith("norm"):
@@ -66,7 +63,7 @@ def layer_tensors(ours: str, theirs: str) -> dict[str, str]:
 def alike(
   settings: Settings, *, mlp_bias: bool = False, **attention
 ) -> TransformerConfig:
-  """A model of equal layers of Llama's; `attention` as of `reading.layer`."""
+  """A model of equal Llama layers; `attention` as for `reading.layer`."""
   sizes = reading.sizes(settings)
   layer = reading.layer(
     sizes,
@@ -88,7 +85,7 @@ def _read(settings: Settings) -> TransformerConfig:
 def gguf_biases(
   metadata: Mapping[str, Any], has: Callable[..., bool]
 ) -> dict[str, bool]:
-  """`attention_bias`, which GGUF files have no key for."""
+  """`attention_bias`, for which GGUF files have no key."""
   del metadata
   return {"attention_bias": has("attn_q", "attn_output")}
 
@@ -96,13 +93,13 @@ def gguf_biases(
 def _gguf_settings(
   metadata: Mapping[str, Any], has: Callable[..., bool]
 ) -> dict[str, Any]:
-  """Mistral's files are Llama's with a window, Mixtral's those with experts."""
+  """Files with a window are Mistral's, those with experts are Mixtral's."""
   biases = {
     "attention_bias": has("attn_q", "attn_output"),
     "mlp_bias": has("ffn_gate", "ffn_up", "ffn_down"),
   }
   window = {"sliding_window": metadata.get("attention.sliding_window") or None}
-  said = {name: True for name in biases if biases[name]}  # which others refuse
+  said = {name: True for name in biases if biases[name]}  # others reject these
   if metadata.get("expert_count"):
     experts = {
       "model_type": "mixtral",
@@ -117,7 +114,7 @@ def _gguf_settings(
 
 
 def _pairs(heads: str) -> Layout:
-  """Neighboring channels rotate in files; here halves of a head do."""
+  """Files rotate pairs of adjacent channels; here halves of a head rotate."""
 
   def take(x: np.ndarray, config: TransformerConfig) -> np.ndarray:
     by_head = x.reshape(getattr(config.attention, heads), -1, 2, *x.shape[1:])
@@ -134,7 +131,7 @@ FAMILY = Family(
   fixed=dict(use_sliding_window=False, rope_interleaved=False),
   harmless=frozenset({
     "max_sequence_length", "max_window_layers", "pretraining_tp",
-    "sliding_window", "layer_types",  # which it does not read
+    "sliding_window", "layer_types",  # transformers ignores them
   }),
   gguf=Gguf(
     architecture="llama",

@@ -1,4 +1,4 @@
-"""Qwen2: Llama with biases of queries, keys and values, and windows."""
+"""Qwen2: Llama with biases on queries, keys and values, and with windows."""
 
 from models.formats.families import llama, reading
 from models.formats.families.family import Family, Gguf, Settings
@@ -12,13 +12,13 @@ DEFAULTS = dict(
 
 
 def window(settings: Settings) -> int | None:
-  """The size of Qwen's sliding windows; None if no layer slides."""
+  """The size of Qwen's sliding windows; None if no layer has one."""
   size = get(settings, "sliding_window", int, 0, least=0)
   return size if get(settings, "use_sliding_window", bool) and size else None
 
 
 def described(settings: Settings, **attention) -> TransformerConfig:
-  """A Qwen2 or 3; `attention` as of `reading.layer`."""
+  """A Qwen2 or 3; `attention` as for `reading.layer`."""
   sizes, size = reading.sizes(settings), window(settings)
   full = get(settings, "max_window_layers", int, 0, least=0)
   kinds = reading.windowed(

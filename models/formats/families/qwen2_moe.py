@@ -1,7 +1,4 @@
-"""Qwen2-MoE: Qwen2 with mixtures, and an expert beside them for every token.
-
-What that expert gives is weighted by a sigmoid of the token.
-"""
+"""Qwen2-MoE: Qwen2 with mixtures and a shared expert with a sigmoid gate."""
 
 from models.formats.families import llama, mixtures, reading
 from models.formats.families.family import Family, Gguf, Layout, Settings
@@ -40,7 +37,7 @@ FAMILY = Family(
     },
     settings=lambda metadata, has: {
       "qkv_bias": has("attn_q"),
-      "norm_topk_prob": False,  # as llama.cpp has it
+      "norm_topk_prob": False,  # as in llama.cpp
     },
     layouts={
       "layers.#.mlp.shared.weigh": Layout(

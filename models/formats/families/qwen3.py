@@ -1,4 +1,4 @@
-"""Qwen3: Llama with norms of each head's queries and keys, and windows."""
+"""Qwen3: Llama with norms on each head's queries and keys, and with windows."""
 
 from models.formats.families import llama, qwen2
 from models.formats.families.family import Family, Gguf

@@ -1,4 +1,4 @@
-"""Qwen3.5, the text model: Qwen3-Next's layers, each projection a tensor."""
+"""Qwen3.5, the text model: Qwen3-Next's layers, one tensor per projection."""
 
 from models.formats.families import qwen3_next, reading
 from models.formats.families.family import Family, Layout, Settings

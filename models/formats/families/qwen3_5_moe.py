@@ -1,4 +1,4 @@
-"""Qwen3.5 with a mixture in every layer, and an expert beside it."""
+"""Qwen3.5-MoE: Qwen3.5 with mixtures and a shared expert in every layer."""
 
 from models.formats.families import mixtures, qwen3_5, qwen3_next, reading
 from models.formats.families.family import Family, Settings

@@ -1,4 +1,4 @@
-"""Qwen3-MoE: Qwen3 with mixtures of experts in the place of MLPs."""
+"""Qwen3-MoE: Qwen3 with mixtures of experts instead of MLPs."""
 
 from models.formats.families import llama, mixtures, reading
 from models.formats.families.family import Family, Gguf, Settings
@@ -8,7 +8,7 @@ from models.networks.description import TransformerConfig
 
 def _read(settings: Settings) -> TransformerConfig:
   sizes = reading.sizes(settings)
-  # Qwen's files have the first name, those of transformers 5 the second.
+  # Qwen's files use the first name, those of transformers 5 the second.
   names = ("num_experts", "num_local_experts")
   experts = mixtures.mixture(
     settings, sizes, num_experts=names[settings.get(names[0]) is None],
@@ -31,7 +31,7 @@ FAMILY = Family(
     llama.DEFAULTS, num_key_value_heads=4, attention_bias=False,
     norm_topk_prob=False,
   ),
-  # Qwen3-Coder's files say what is so in all.
+  # Qwen3-Coder's files spell these out; they hold for all models.
   fixed=mixtures.QWEN_FIXED | dict(
     qkv_bias=False, use_qk_norm=True, shared_expert_intermediate_size=0
   ),
@@ -44,7 +44,7 @@ FAMILY = Family(
     },
     settings=lambda metadata, has: {
       **llama.gguf_biases(metadata, has),
-      "norm_topk_prob": True,  # as llama.cpp has it
+      "norm_topk_prob": True,  # as in llama.cpp
     },
   ),
 )  # fmt: skip

@@ -1,7 +1,7 @@
-"""Qwen3-Next: gated delta rule in three layers of four.
+"""Qwen3-Next: the gated delta rule in three of four layers.
 
-The fourth is attention with an output gate. Mixtures have an expert beside them
-for every token, as Qwen2-MoE's.
+Every fourth layer is attention with an output gate. Mixtures have a gated
+shared expert, like Qwen2-MoE's.
 """
 
 from collections.abc import Mapping
@@ -21,8 +21,8 @@ from models.networks.description import (
 from models.networks.mixture import Mixture
 
 LINEAR = "linear_attention"
-_SHARE = 0.25  # of a head's channels, the first ones rotate
-# Of a rotation by three positions, which are the same in texts.
+_SHARE = 0.25  # of a head's channels rotate, the first ones
+# Settings of 3D rotary positions, which coincide for text.
 _OF_IMAGES = ("mrope_section", "mrope_interleaved")
 
 
@@ -31,7 +31,7 @@ def described(
   sizes: Mapping[str, Any],
   feed_forward: DenseSpec | Mixture,
 ) -> TransformerConfig:
-  """The model of a feed-forward block, that of every layer."""
+  """A model with this feed-forward block in every layer."""
   period = get(settings, "full_attention_interval", int, 4)
   usual = [
     LINEAR if (i + 1) % period else FULL for i in range(sizes["num_layers"])
@@ -70,13 +70,13 @@ def _read(settings: Settings) -> TransformerConfig:
 
 
 def _delta(config: TransformerConfig) -> tuple[DeltaSpec, int]:
-  """The layers of the gated delta rule, and value rows of a key head."""
+  """The delta-rule spec, and the number of value rows per key head."""
   delta = next(iter(config.deltas.values()))
   return delta, delta.num_value_heads // delta.num_key_heads * delta.value_dim
 
 
 def grouped(x: np.ndarray, config: TransformerConfig) -> np.ndarray:
-  """Rows by key heads, of a tensor with queries, keys and values in turn."""
+  """Groups the rows of queries, then keys, then values, by key head."""
   (delta, values), order, first = _delta(config), [], 0
   for width in (delta.key_dim, delta.key_dim, values):
     rows = first + np.arange(delta.num_key_heads * width)
@@ -86,15 +86,15 @@ def grouped(x: np.ndarray, config: TransformerConfig) -> np.ndarray:
 
 
 def _part(name: str, last: bool) -> Layout:
-  """The first or the last part of the rows of every key head.
+  """The first or last part of the rows of every key head.
 
   Args:
-    name: "qkvz", whose last part is z, or "ba", two halves.
-    last: whether it is the last part.
+    name: "qkvz", whose last part is z, or "ba", with two halves.
+    last: whether to take the last part.
   """
 
   def rows(config: TransformerConfig) -> tuple[int, int, int]:
-    """Key heads, and the rows of both parts of each."""
+    """Number of key heads, and rows of both parts per head."""
     delta, values = _delta(config)
     if name == "ba":
       return delta.num_key_heads, *[values // delta.value_dim] * 2
@@ -146,7 +146,7 @@ DEFAULTS = dict(
   linear_value_head_dim=128, linear_num_value_heads=32,
 )  # fmt: skip
 FIXED = dict(attn_output_gate=True, output_gate_type="swish")
-# States are float32, or wider where the model is.
+# `mamba_ssm_dtype` is ignored: states are at least float32.
 HARMLESS = frozenset({
   "mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "mamba_ssm_dtype",
 })  # fmt: skip

@@ -1,6 +1,6 @@
-"""Parts of a `config.json` that families share: sizes, layers, rotations.
+"""Settings of `config.json` that families share: sizes, layers, rotations.
 
-Whatever would change the logits and is not understood is an error.
+An unknown setting that could change the logits is an error.
 """
 
 import math
@@ -39,9 +39,9 @@ _ROPE_ALIASES = {
 
 
 def get(config, key: str, kind: type, default: Any = ..., *, least=1) -> Any:
-  """A checked value: a bool, an int >= `least` or a positive float.
+  """Reads and checks a value: a bool, an int >= `least` or a positive float.
 
-  A `default`, if there is one, stands for null and for a key left out.
+  A `default`, if given, replaces null and missing keys.
   """
   value = config.get(key)
   if value is None and default is not ...:
@@ -65,9 +65,9 @@ def get(config, key: str, kind: type, default: Any = ..., *, least=1) -> Any:
 def sizes(
   config: Mapping[str, Any], *, names: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-  """The sizes that all families have, for `layer` and `model`.
+  """Reads the sizes that all families have, for `layer` and `model`.
 
-  `names` is what a `config.json` calls the usual keys.
+  `names` maps the usual keys to the family's.
   """
   name = lambda key: (names or {}).get(key, key)
   embed_dim = get(config, name("hidden_size"), int)
@@ -93,7 +93,7 @@ def sizes(
 
 
 def dense(sizes: Mapping[str, Any], **more) -> DenseSpec:
-  """The feed-forward block of `sizes`; `more` of its fields."""
+  """The dense MLP for `sizes`; `more` overrides its fields."""
   return DenseSpec(
     **{"width": sizes["mlp_dim"], "activation": sizes["activation"]} | more
   )
@@ -108,14 +108,14 @@ def layer(
   parallel: bool = False,
   **attention,
 ) -> LayerSpec:
-  """A layer of attention.
+  """A layer with attention.
 
   Args:
     sizes: from `sizes`.
-    feed_forward: its feed-forward block; None for `dense`'s.
-    bias: of all projections of its attention.
-    norms, parallel: as of `LayerSpec`.
-    **attention: more fields of `AttentionSpec`, counting before the others.
+    feed_forward: its feed-forward block; None for `dense`.
+    bias: whether all attention projections have biases.
+    norms, parallel: as for `LayerSpec`.
+    **attention: fields of `AttentionSpec`, overriding the others.
   """
   heads = {x: sizes[x] for x in ("num_heads", "num_kv_heads", "head_dim")}
   biases = {"qkv_bias": bias, "out_bias": bias}
@@ -130,7 +130,7 @@ def layer(
 def model(
   sizes: Mapping[str, Any], layers: Iterable[LayerSpec], **frame
 ) -> TransformerConfig:
-  """A model of some layers; `frame` is more of `TransformerConfig`."""
+  """A model with these layers; `frame` has fields of `TransformerConfig`."""
   names = "vocab_size embed_dim max_positions norm_eps tied_embeddings".split()
   return TransformerConfig(
     layers=tuple(layers), **{name: sizes[name] for name in names}, **frame
@@ -143,7 +143,7 @@ def layer_types(
   allowed: Collection[str],
   key: str = "layer_types",
 ) -> list[str]:
-  """The type of every layer, as a key of the configuration says or `usual`."""
+  """The type of every layer, from the configuration or else `usual`."""
   types = config.get(key)
   types = list(usual) if types is None else types
   if len(types) != len(usual) or not {*types} <= {*allowed}:
@@ -159,8 +159,8 @@ def windowed(
 ) -> list[str]:
   """The type of every layer, full or sliding attention.
 
-  By `layer_types`, or `slides` where these are not given; `window` is None
-  where no layer can slide.
+  Taken from `layer_types`, or by default from `slides`; a `window` of None
+  allows full attention only.
   """
   if window is None:
     return layer_types(config, [FULL for _ in slides], [FULL])
@@ -179,12 +179,12 @@ def rope(
   theta: float = 10_000.0,
   ignored: Collection[str] = (),
 ) -> Rope:
-  """The rotary settings of a `config.json`.
+  """Reads the rotary settings of a `config.json`.
 
-  transformers 5 keeps everything in `rope_parameters`; before, the base and the
-  share were keys of the configuration (under other names in GPT-NeoX) and the
-  rest was in `rope_scaling`. Where none is said `theta` is the base and `share`
-  the share of a head's channels that rotate, None where all do; `ignored` are
+  transformers 5 keeps them all in `rope_parameters`; before, the base and the
+  rotated share were top-level keys (with other names in GPT-NeoX) and the rest
+  was in `rope_scaling`. `theta` is the default base and `share` the default
+  share of a head's channels that rotate, None if it must be 1; `ignored` lists
   settings that change nothing.
   """
   said = _said(config, ignored)
@@ -210,11 +210,11 @@ def rope(
   factors = None
   if kind == "linear":
     factors = (get(said, "factor", float),) * pairs
-  elif kind == "proportional":  # the rest stands still
+  elif kind == "proportional":  # the other pairs do not rotate
     turning = int(share * head_dim // 2)
     factors = (get(said, "factor", float, 1.0),) * turning
     factors += (math.inf,) * (pairs - turning)
-  # "dynamic" rescales nothing up to the positions that the model is meant for.
+  # "dynamic" rescales nothing within the model's maximum length.
   return Rope(theta=theta, dim=dim, factors=factors)
 
 
@@ -225,11 +225,11 @@ def rope_by_type(
   older: Mapping[str, Mapping[str, Any]],
   theta: Mapping[str, float],
 ) -> dict[str, Rope]:
-  """The rotary settings of every type of layer.
+  """Reads the rotary settings of every layer type.
 
-  transformers 5 keeps those of each type in `rope_parameters`, by its name;
-  `older` is what a type's keys of earlier files say, `rope_theta` and
-  `rope_scaling`, and `theta` each type's base where none is said.
+  transformers 5 keeps them in `rope_parameters`, by type. `older` has the
+  values of each type's older keys as `rope_theta` and `rope_scaling`, and
+  `theta` each type's default base.
   """
   given = config.get("rope_parameters") or {}
   if {*given} - {*theta}:
@@ -250,7 +250,7 @@ def rope_by_type(
 def _said(
   config: Mapping[str, Any], ignored: Collection[str]
 ) -> dict[str, Any]:
-  """Rotary settings by their newest names, wherever they stand."""
+  """Rotary settings from all places, by their newest names."""
   outside = "rope_theta partial_rotary_factor rotary_emb_base rotary_pct"
   said: dict[str, Any] = {}
   for source in (
@@ -263,7 +263,7 @@ def _said(
       if value is None or key in ignored:
         continue
       if key not in _ROPE_KEYS:
-        raise ValueError(f"the rotary setting {key} is not known")
+        raise ValueError(f"unknown rotary setting: {key}")
       said[key] = value
   return said
 
@@ -273,16 +273,16 @@ def _yarn(
 ) -> Rope:
   """A `Rope` with YaRN (Peng et al., 2023, section 3).
 
-  Pairs that turn more than `beta_fast` times within the original length are
-  kept, those that turn less than `beta_slow` times are stretched by `factor`,
-  and between them there is a ramp over the pairs' numbers.
+  Frequencies with more than `beta_fast` turns in the original length are kept,
+  those with fewer than `beta_slow` are divided by `factor`, and those between
+  are interpolated linearly in their index.
   """
   longest = get(config, "max_position_embeddings", int)
   original = get(said, ROPE_LENGTH, int, longest)
   factor = get(said, "factor", float, longest / original)
 
   def pair(key: str, turns: float) -> float:
-    """The number of the pair that turns that many times, a float."""
+    """The (fractional) index of the frequency with that many turns."""
     turn = original / (2 * math.pi * get(said, key, float, turns))
     return dim * math.log(turn) / (2 * math.log(theta))
 
