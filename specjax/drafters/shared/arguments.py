@@ -1,4 +1,4 @@
-"""Arguments that drafters have in common: their defaults, and their checks."""
+"""Arguments that drafters share: defaults and checks."""
 
 import dataclasses
 
@@ -19,10 +19,10 @@ class Drawing:
   """How a drafter fills a tree with tokens.
 
   Attributes:
-    tree: the form of every draft.
+    tree: the tree of every draft.
     siblings: how the children of a node are drawn.
     vocab_size: V, the number of real tokens.
-    policy: ends a chain early; None: nothing does.
+    policy: ends a chain early; None for whole chains.
     families: whether a dynamic tree has all children of a node or none.
   """
 
@@ -49,14 +49,14 @@ def drawing(
   Args:
     tokens: drafted on each path; None for the tree's own depth, or `default`.
     tree: None for one path.
-    siblings, vocab_size, policy: as `Drawing` has them, or siblings' name.
+    siblings, vocab_size, policy: as in `Drawing`; siblings also by name.
     default: depth of a tree that has none.
     dynamic: whether the drafter can choose the nodes (EAGLE-2).
-    deterministic: whether tokens may be not drawn at all (`siblings.GIVEN`).
+    deterministic: whether drafts may be deterministic (`siblings.GIVEN`).
 
   Raises:
-    ValueError: if they do not go together.
-    TypeError: if the tree is none, or the policy.
+    ValueError: if they are incompatible.
+    TypeError: if the tree or the policy is of the wrong type.
   """
   siblings = siblings_lib.get(siblings)
   if tokens is not None and tokens < 1:
@@ -69,7 +69,7 @@ def drawing(
       f"Tree((-1, 0, 0)), or a specjax.shapes.Shape, got {tree!r}"
     )
   if isinstance(tree, Shape) and tree.dynamic and not dynamic:
-    raise ValueError("a dynamic tree is of a head on the target's features")
+    raise ValueError("a dynamic tree needs a head on the target's features")
   families = isinstance(tree, Shape) and tree.families
   if families and not deterministic:
     raise ValueError(
@@ -81,14 +81,14 @@ def drawing(
     form = chain(tokens or default)
   elif shape.depth is not None and tokens is not None:
     raise ValueError(
-      f"this tree is {shape.depth} deep by itself: leave out tokens={tokens}"
+      f"this tree has depth {shape.depth}: leave out tokens={tokens}"
     )
   else:
     form = shape.make(tokens or default)
   if dynamic and form.form is Form.FREE:
     named = siblings is GIVEN and isinstance(tree, Tree)
     if siblings is not IID and not named:
-      raise ValueError("a dynamic tree has no siblings of its own")
+      raise ValueError("a dynamic tree is deterministic: leave out siblings")
     siblings = GIVEN
   else:
     _check_tree(form, siblings, vocab_size, deterministic=deterministic)
@@ -103,7 +103,7 @@ def drawing(
 def _check_tree(
   tree: Tree, siblings: Siblings, vocab_size: int, *, deterministic: bool
 ) -> None:
-  """Raises ValueError if a tree of static form cannot be filled so."""
+  """Raises ValueError if a static tree cannot be filled with these siblings."""
   if not tree.num_drafted:
     raise ValueError(
       "a drafter's tree needs at least one drafted node; to draft nothing, use "
@@ -111,11 +111,11 @@ def _check_tree(
     )
   if siblings is GIVEN and not deterministic:
     raise ValueError(
-      "siblings 'given' are tokens that are not drawn, and this drafter draws"
+      "siblings 'given' are for deterministic drafts, but this drafter draws"
     )
   if tree.form is not Form.FIXED or tree.lanes:
     raise ValueError(
-      "a model drafts whole trees, whose form is fixed, without lanes: got "
+      "a drafter's tree must be of fixed form and without lanes, got "
       f"{tree.form.value}, lanes {tree.lanes}"
     )
   most = siblings.max_children or tree.max_children
@@ -123,8 +123,8 @@ def _check_tree(
     most = min(most, vocab_size)
   if tree.max_children > most:
     raise ValueError(
-      f"siblings {siblings.name!r} of {vocab_size} tokens are at most {most} a "
-      f"node, got a tree with {tree.max_children}"
+      f"siblings {siblings.name!r} of {vocab_size} tokens are at most {most} "
+      f"per node, got a tree with {tree.max_children}"
     )
   if siblings.with_noise and not tree.is_paths:
     raise ValueError(
@@ -143,17 +143,18 @@ def check_depth(name: str, num_depths: int, tree: Tree) -> None:
 
 
 def check_functions(who: str, model: LanguageModel) -> None:
-  """Raises TypeError for what was not made a language model, as a module."""
+  """Raises TypeError unless it is a `LanguageModel`, not, say, a module."""
   if not isinstance(model, LanguageModel):
     raise TypeError(
       f"the {who} must be a specjax.LanguageModel, got a "
-      f"{type(model).__name__}: models.checkpoints.load(DIR).whole() reads "
-      "one, models.networks.transformer.as_language_model makes one of a module"
+      f"{type(model).__name__}: load one by models.checkpoints.load(DIR)"
+      ".whole(), or wrap a module (models.networks.transformer."
+      "as_language_model)"
     )
 
 
 def check_model(who: str, model: LanguageModel, vocab_size: int | None) -> int:
-  """V, by default the model's; raises unless it knows all tokens drafted."""
+  """V, by default the model's; raises if the model has fewer tokens."""
   check_functions(who, model)
   if model.vocab_size < (vocab_size or 0):
     raise ValueError(
@@ -164,10 +165,9 @@ def check_model(who: str, model: LanguageModel, vocab_size: int | None) -> int:
 
 
 def check_rolls_back(who: str, model: LanguageModel) -> None:
-  """Raises ValueError if a model cannot draft, for want of its old states."""
+  """Raises ValueError for recurrent models, which cannot undo draft passes."""
   if model.has_states:
     raise ValueError(
-      f"the {who} drafts in passes that are taken back, and a cache of "
-      "recurrent states goes back by one: draft with a model without them, a "
-      "head, or look-ups"
+      f"the {who} rolls back several passes, and recurrent states roll back "
+      "only one: draft with a model without them, a head, or look-ups"
     )

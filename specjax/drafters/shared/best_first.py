@@ -1,9 +1,9 @@
-"""Deterministic trees of the likeliest continuations of any distributions.
+"""Dynamic trees: the likeliest continuations, without drawing.
 
-EAGLE-2's dynamic tree (Li et al., EMNLP 2024, section 4) takes at each depth
-the likeliest continuations of a few nodes, and of all nodes that it has scored
-keeps those of the largest cumulative probability; with heads that predict all
-depths at once, the best tree of their product distribution. No token is drawn,
+EAGLE-2's dynamic tree (Li et al., EMNLP 2024, section 4) scores the likeliest
+continuations of a few nodes at each depth, and keeps the nodes with the largest
+cumulative probability of all that it scored. For heads that predict all depths
+at once, that is the best tree of their product distribution. No token is drawn,
 so the shape may depend on tokens, and the rule that fits is `match`.
 """
 
@@ -20,8 +20,8 @@ from specjax.siblings import GIVEN
 from specjax.types import Context, Draft
 
 # `(carry, depth, tokens i32[B, W], parents i32[B, W]) -> (f32[B, W, V'],
-# carry)`: the logits after nodes of a depth that are continued. Parents are
-# indices among the nodes that it was given before, 0 for the root at first.
+# carry)`: the logits after the expanded nodes of a depth. Parents are indices
+# among the nodes of the call before, 0 for the root at first.
 Feed = Callable[[Any, int, Array, Array], tuple[Array, Any]]
 
 
@@ -37,24 +37,24 @@ def draft_tree(
   """Scores continuations depth by depth, and keeps the best of all.
 
   Args:
-    root_logits: `f32[B, V']`, those after the root.
-    feed: gives the logits of the nodes that are continued.
-    carry: what it is given first.
+    root_logits: `f32[B, V']`, the logits after the root.
+    feed: computes the logits after the expanded nodes.
+    carry: the first carry of `feed`.
     context: the round's.
-    drawing: of `specjax.tree.bound(N, G, C)`: of each node C continuations are
-      scored, and N of all nodes are kept.
-    width: nodes that are continued at each depth, those of the largest
-      cumulative probability.
+    drawing: its tree is `specjax.tree.bound(N, G, C)`: C continuations of each
+      expanded node are scored, and the best N nodes kept.
+    width: nodes to expand at each depth, those of the largest cumulative
+      probability.
 
   Returns:
-    The draft, a parent before its child where both have the same probability,
-    and what `feed` carried last. Logits that are NaN are of no token.
+    The draft, with parents before children of equal probability, and the last
+    carry. NaN logits give a token no mass.
   """
   tree, rows = drawing.tree, len(context.length)
   children = tree.max_children
 
   scores, words = (x[:, 0] for x in _likeliest(root_logits[:, None], drawing))
-  parents = jnp.zeros(words.shape, jnp.int32)  # among those that were fed
+  parents = jnp.zeros(words.shape, jnp.int32)  # among the fed nodes
   every = [(words, jnp.full(words.shape, -1), scores)]
   first = 0  # of this depth's nodes, among all
   for depth in range(1, tree.max_depth):
@@ -87,14 +87,14 @@ def draft_tree(
 
 
 def draft_families(logits: Array, context: Context, drawing: Drawing) -> Draft:
-  """Gives the likeliest node all its C continuations, until there are N.
+  """Expands the likeliest node by C children at once, until there are N nodes.
 
-  JetSpec's tree (2026), of distributions that are the same at all nodes of a
+  JetSpec's tree (2026), for distributions that are the same at all nodes of a
   depth. At equal N its nodes are less likely than those of `draft_tree`.
 
   Args:
-    logits: `f32[B, K, V']`, of K depths.
-    context, drawing: as of `draft_tree`.
+    logits: `f32[B, K, V']`, for K depths.
+    context, drawing: as in `draft_tree`.
   """
   tree, rows = drawing.tree, np.arange(len(context.length))
   more, words = _likeliest(logits, drawing)  # [B, K, C]
@@ -131,7 +131,7 @@ def _likeliest(logits: Array, drawing: Drawing) -> tuple[Array, Array]:
 
 
 def check(drawing: Drawing, *, width: int) -> None:
-  """Raises ValueError if so few continuations do not make such a tree."""
+  """Raises ValueError if the search scores too few nodes for the tree."""
   tree, children = drawing.tree, drawing.tree.max_children
   if not 1 <= children <= drawing.vocab_size:
     raise ValueError(
@@ -143,8 +143,8 @@ def check(drawing: Drawing, *, width: int) -> None:
     scored += level
   if tree.num_drafted > scored:
     raise ValueError(
-      f"depth {tree.max_depth} and top_k {children} make {scored} nodes, of "
-      f"which num_nodes ({tree.num_drafted}) cannot be chosen"
+      f"depth {tree.max_depth} and top_k {children} score {scored} nodes, "
+      f"fewer than the {tree.num_drafted} to keep"
     )
 
 
@@ -153,12 +153,12 @@ def _best(
 ) -> tuple[Array, Array]:
   """The best nodes by cumulative probability: tokens and parents `i32[B, N]`.
 
-  Of M nodes, by depth, come tokens, `above` (parents among them, -1 for the
-  root) and cumulative log-probabilities. Returned parents are indices of the
+  Inputs are tokens, `above` (parents, -1 for the root) and cumulative
+  log-probabilities of M nodes, by depth. Returned parents are indices of the
   draft's nodes, 0 for the root; -1 for nodes without mass, and those below.
   """
-  # A stable sort: of equal scores those less deep come first, so that a
-  # parent, whose score is never below its child's, is always among them.
+  # The sort is stable, so at equal scores shallower nodes come first: a parent,
+  # whose score is never below its child's, is always kept with it.
   order = jnp.argsort(-scores, axis=1, stable=True)[:, :count]
   kept = jnp.sort(order, axis=1)  # by level
   take = lambda x: jnp.take_along_axis(x, kept, axis=1)

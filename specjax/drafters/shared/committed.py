@@ -1,13 +1,12 @@
-"""Feeding heads on the target's features with what was committed.
+"""Feeds committed tokens to heads on the target's features.
 
-Layer k of a head of D layers (EAGLE's have one) reads at place i the state that
-layer k - 1 left there, for k = 1 the target's feature of token i, beside token
-i + k. All of these are known as soon as token i + k is committed, so the head
-is fed in `commit`, and what is left for `propose` is to draft: a round in which
-nothing is drafted needs nothing else.
+At position i layer k of a head of D layers (EAGLE has one) reads the state of
+layer k - 1 there (for k = 1 the target's feature of token i) and token i + k.
+Both are known as soon as token i + k is committed, so the head is fed in
+`commit`, and `propose` only drafts. Rounds without a draft need nothing else.
 
-The cache of a layer holds place i in slot i. What is drafted is written behind
-the committed places, and the next commit overwrites it.
+A layer's cache holds position i in slot i. Drafted positions are written after
+the committed ones, and the next commit overwrites them.
 """
 
 import functools
@@ -26,12 +25,12 @@ from specjax.types import Commit, FeatureModel, Params
 
 @struct
 class HeadState:
-  """A head of D layers that has read a text of `length` tokens.
+  """State of a head of D layers after a text of `length` tokens.
 
   Attributes:
-    caches: of each layer k, with its `length - k` committed places.
-    hidden: of each layer `f[B, H]`, its state at the last of them.
-    logits: `f32[B, V']` of the first layer there: for the token after the text.
+    caches: each layer's; layer k has `length - k` committed positions.
+    hidden: each layer's state at the last of them, `f[B, H]`.
+    logits: `f32[B, V']`, the first layer's there, for the token after the text.
   """
 
   caches: tuple[Cache, ...]
@@ -42,11 +41,11 @@ class HeadState:
 def fields(
   models: tuple[FeatureModel, ...], *, more_slots: int = 0
 ) -> dict[str, Any]:
-  """Fields of the `Drafter` of a head: its state, and how it is fed.
+  """The `Drafter` fields of a head: its state, and how it is fed.
 
   Args:
     models: the layers; all take the parameters of the whole head.
-    more_slots: of each cache, for nodes that are drafted and not verified.
+    more_slots: extra slots per cache, for drafted nodes that are not verified.
   """
 
   def begin(params, batch, slots, inputs) -> HeadState:
@@ -94,14 +93,14 @@ def feed(
   *,
   goes_on: bool,
 ) -> HeadState:
-  """Feeds every layer the places that are new: one pass of W tokens each.
+  """Feeds every layer the new positions, in one pass of W tokens each.
 
-  If it `goes_on`, the state is of the text up to `commit.start`, as after a
-  round, and layer k begins k - 1 places before it. A prompt's newest D tokens
-  are fed again: all layers begin at its start.
+  With `goes_on`, as after a round, the state covers the text up to
+  `commit.start`, and layer k begins k - 1 positions before it. For prompts all
+  layers begin at `commit.start`: their newest D tokens are fed again.
   """
   went_on = commit.count > 0
-  # Nothing was fed of a text of one token: it stands beside a feature of 0.
+  # Of a text of one token nothing was fed: it is paired with a zero feature.
   length = jnp.maximum(commit.length, 2)
   tokens = commit.next_tokens()
   features = commit.features(models[0].num_features)
@@ -109,11 +108,11 @@ def feed(
   features = jnp.where(went_on[:, None, None], features, 0)
   hidden = models[0].fuse(params.draft, features)
   steps = np.arange(tokens.shape[1])
-  back = jnp.zeros_like(commit.start)  # places before `start` of the first one
+  back = jnp.zeros_like(commit.start)  # from `start` to the first fed position
   caches, newest, logits = [], [], state.logits
   for k, model in enumerate(models, 1):
     if k > 1 and goes_on:
-      further = commit.start >= k - 1  # else the layer has no place yet
+      further = commit.start >= k - 1  # else the layer has no position yet
       shifted = jnp.concatenate(
         [state.hidden[k - 2][:, None], hidden[:, :-1]], axis=1
       )
@@ -125,7 +124,7 @@ def feed(
     fed = jnp.take_along_axis(tokens, at, axis=1)
     cache = state.caches[k - 1].replace(length=first)
     if k == len(models) and not goes_on:
-      # Its states are not wanted but at the last place, which is fed again.
+      # States are needed only at the last position, which is fed again.
       nowhere = last[:, :0]
       _, _, cache = model.apply(
         params.draft, fed, hidden, cache, logits_at=nowhere
@@ -157,7 +156,7 @@ def feed(
 
 
 def row_axes(state: HeadState) -> Any:
-  """The axis of rows of each array of a state."""
+  """The row axis of each array of a state."""
   return HeadState(
     caches=tuple(map(cache_lib.row_axes, state.caches)),
     hidden=(0,) * len(state.hidden),  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
-"""An index of texts that all rows share: a suffix array, read in the loop.
+"""A suffix array over texts that all rows share, searched inside the loop.
 
-REST (He et al., NAACL 2024). Every place of a corpus, sorted by what stands
-from there on: places where the same tokens stand are neighbors, found by
+REST (He et al., NAACL 2024). The positions of a corpus are sorted by the tokens
+that follow, so occurrences of the same tokens are neighbors, found by
 bisection.
 """
 
@@ -13,16 +13,16 @@ from jax import Array
 from specjax.drafters.shared.occurrences import Occurrences
 from specjax.structs import struct
 
-BREAK = -1  # stands between texts, and is no token
+BREAK = -1  # separates texts
 
 
 @struct
 class Corpus:
-  """Texts, and their places in order.
+  """Texts and their suffix array.
 
   Attributes:
-    tokens: `i32[n]`, one text behind the other, `BREAK` after each.
-    places: `i32[n]`, sorted by the tokens from there on.
+    tokens: `i32[n]`, the texts concatenated, `BREAK` after each.
+    places: `i32[n]`, positions sorted by the tokens from there on.
   """
 
   tokens: Array | np.ndarray
@@ -30,17 +30,17 @@ class Corpus:
 
 
 def build(texts: list[list[int]]) -> Corpus:
-  """The index of texts of tokens, as NumPy arrays.
+  """Indexes texts of token ids; arrays are NumPy.
 
   Raises:
-    ValueError: if there is no token, or more than 32 bits can number.
+    ValueError: for no tokens, too many for 32 bits, or negative ids.
   """
   parts = [np.array([*text, BREAK], np.int64) for text in texts if text]
   if not parts:
-    raise ValueError("a corpus needs a text with a token at least")
+    raise ValueError("a corpus needs at least one token")
   tokens = np.concatenate(parts)
   if len(tokens) >= 2**31:
-    raise ValueError(f"a corpus holds 2^31 - 1 tokens, got {len(tokens)}")
+    raise ValueError(f"a corpus is at most 2^31 - 1 tokens, got {len(tokens)}")
   if min(map(min, filter(len, texts))) < 0:
     raise ValueError("tokens of a corpus must not be negative")
   return Corpus(tokens=tokens.astype(np.int32), places=_sorted_places(tokens))
@@ -73,10 +73,10 @@ def in_corpus(
   depth: int,
   max_match: int,
 ) -> Occurrences:
-  """Occurrences of the longest end of each text that the corpus has.
+  """Occurrences in the corpus of the longest suffix of each text.
 
-  Of more than K they are K evenly spaced ones in the order of the array, which
-  is that of their continuations: each is had in its share.
+  If there are more than K, K evenly spaced ones in the suffix array are taken.
+  It is sorted by continuation, so each gets its share.
 
   The other arguments are those of `occurrences.in_text`.
   """
@@ -114,16 +114,16 @@ def in_corpus(
 def _ranges(
   corpus: Corpus, wanted: Array, lengths: np.ndarray
 ) -> tuple[Array, Array]:
-  """Ranges of the sorted places that begin with given tokens `i32[m, W]`.
+  """Ranges of the suffix array that begin with given tokens `i32[m, W]`.
 
-  Of these the first `lengths` count. Returns `i32[m]` twice: the first place,
-  and the first behind the range.
+  Only the first `lengths` tokens count. Returns `i32[m]` twice: each range's
+  first entry and the one after its last.
   """
   size, width = len(corpus.places), wanted.shape[1]
   counted = np.arange(width) < lengths[:, None]
 
   def compare(at):
-    """True if the place comes before the wanted tokens, and if behind."""
+    """Whether a position sorts before the wanted tokens, and whether after."""
     place = corpus.places[jnp.minimum(at, size - 1)][:, None] + np.arange(width)
     text = corpus.tokens[jnp.minimum(place, size - 1)]
     text = jnp.where(place < size, text, BREAK)

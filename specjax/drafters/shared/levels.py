@@ -17,8 +17,8 @@ from specjax.drafters.shared.arguments import Drawing
 from specjax.tree import Tree
 from specjax.types import Commit, Context, Draft, Drafter, LanguageModel, Params
 
-# `(carry, depth, i32[B, W]) -> (f32[B, W, V'], carry)`: the logits after the
-# nodes of a depth, W of them, whose tokens have just been drawn.
+# `(carry, depth, i32[B, W]) -> (f32[B, W, V'], carry)`: the logits after the W
+# nodes of a depth, given their newly drawn tokens.
 Feed = Callable[[Any, int, Array], tuple[Array, Any]]
 
 
@@ -29,17 +29,16 @@ def draw_tree(
   context: Context,
   drawing: Drawing,
 ) -> tuple[Draft, Any]:
-  """Draws a tree of static form, each node from its own distribution.
+  """Draws a static tree, each node from its own distribution.
 
   Args:
-    root_logits: `f32[B, V']`, those after the root.
-    feed: gives the logits of a level; not asked for the deepest.
-    carry: what it is given first.
-    context, drawing: of the round.
+    root_logits: `f32[B, V']`, the logits after the root.
+    feed: computes the logits after a level; not called for the deepest.
+    carry: the first carry of `feed`.
+    context, drawing: the round's.
 
   Returns:
-    The draft, and what `feed` carried last. Where logits are NaN the
-    distribution is uniform.
+    The draft, and the last carry. NaN logits become uniform distributions.
   """
   tree, siblings = drawing.tree, drawing.siblings
   vocab_size = drawing.vocab_size
@@ -99,11 +98,11 @@ def draft_tree(
     model, params: the model that drafts.
     cache: holds all committed tokens, the root included.
     root_logits: `f32[B, V']`, the model's logits after the root.
-    context, drawing: of the round.
+    context, drawing: the round's.
 
   Returns:
-    The draft, and the cache with all nodes but those of the deepest level in
-    slots `context.length ..`, in node order.
+    The draft, and the cache with all nodes but the deepest level's in slots
+    `context.length ..`, in node order.
   """
 
   def feed(cache, depth, drawn):
@@ -122,7 +121,7 @@ def draft_tree(
 def read_prompt(
   model: LanguageModel, params: Any, cache: Cache, commit: Commit
 ) -> Cache:
-  """A draft model's cache with a prompt, of which no logits are asked for."""
+  """Prefills a draft model's cache with a prompt, without logits."""
   nothing = jnp.zeros((len(commit.tokens), 0), jnp.int32)
   cache = cache.replace(length=commit.start)
   _, cache = model.apply(params, commit.tokens, cache, logits_at=nothing)
@@ -136,9 +135,9 @@ def drafter(
   name: str,
   **fields: Any,
 ) -> Drafter:
-  """A drafter by passes over levels: of whole trees, or chains by a policy.
+  """A drafter that runs one pass per level, of whole trees or under a policy.
 
-  `begin` is as of `specjax.adaptive.chains.drafter`, `fields` the `Drafter`'s.
+  `begin` is as in `specjax.adaptive.chains.drafter`, `fields` the `Drafter`'s.
   """
 
   def propose(params, state, target_cache, context):
@@ -165,18 +164,18 @@ def fed(tree: Tree) -> tuple[int, ...]:
 
 
 def parents(tree: Tree, depth: int) -> np.ndarray:
-  """`i32[W]`, the places of a depth's parents in the depth above."""
+  """`i32[W]`, a depth's parents, as indices into the depth above."""
   level, above = tree.levels[depth], tree.levels[depth - 1]
   return np.array([tree.parents[n] for n in level], np.int32) - above.start
 
 
 def positions(root: Array, depth: int, drawn: Array) -> Array:
-  """`i32[B, W]`, where the tokens of a depth stand, the root at `root`."""
+  """`i32[B, W]`, positions of a depth's tokens, given the root's."""
   return jnp.broadcast_to((root + depth)[:, None], drawn.shape)
 
 
 def mask(tree: Tree, depth: int) -> np.ndarray | None:
-  """Mask of a depth's nodes over all nodes fed up to it, the root apart."""
+  """Mask of a depth's nodes over all nodes fed so far, without the root."""
   if tree.is_chain or not depth:
     return None
   level = tree.levels[depth]
@@ -190,7 +189,7 @@ def _draw_level(
   ranking: Array,
   context: Context,
 ) -> tuple[Array, Array]:
-  """A depth's tokens and their distributions, from those of the depth above."""
+  """Draws a depth's tokens; returns them and the distributions used."""
   tree, siblings = drawing.tree, drawing.siblings
   level, above = tree.levels[depth], parents(tree, depth)
   if siblings.independent:

@@ -1,18 +1,17 @@
-"""Drafts from marginals: distributions of depths, independent of each other.
+"""Drafts from marginals: one distribution per depth, independent of the path.
 
-Heads that say all depths at once (`medusa`, `dflash`) give one distribution for
-each, so a node of a tree has the distribution of its depth, whatever stands
-above it. That makes a draft in three ways:
+Heads that predict all depths at once (`medusa`, `dflash`) give one distribution
+for each, so a node of a tree has the distribution of its depth, whatever its
+ancestors are. There are three kinds of draft:
 
 - Each token is drawn from its own distribution. The product is a draft like any
   other: lossless under every rule.
-- A deterministic tree of static form: child r of a node is the token of rank r
-  in the distribution of its depth (Medusa's Cartesian trees).
+- A static deterministic tree: child r of a node is the token of rank r in the
+  distribution of its depth (Medusa's Cartesian trees).
 - The deterministic tree of the N likeliest paths of the product distribution,
   found anew in every round, or JetSpec's of whole families (`best_first`).
 
-No token of a deterministic tree is drawn: `match` is the rule that fits, and
-the best that there is for such a tree.
+No token of a deterministic tree is drawn; `match` is the optimal rule for it.
 """
 
 import jax
@@ -30,10 +29,9 @@ def check(name: str, num_depths: int, drawing: Drawing) -> None:
   """Raises ValueError if heads of K depths cannot fill the tree.
 
   Args:
-    name: of the drafter, for messages.
+    name: the drafter's, for messages.
     num_depths: K.
-    drawing: what is drafted; of a tree whose parents are data (`FREE`) the best
-      N nodes.
+    drawing: what is drafted; for a `FREE` tree the best N nodes.
   """
   tree = drawing.tree
   if tree.form is Form.FREE:
@@ -42,18 +40,18 @@ def check(name: str, num_depths: int, drawing: Drawing) -> None:
 
 
 def draft(logits: Array, context: Context, drawing: Drawing) -> Draft:
-  """A draft of that form.
+  """Makes a draft from the logits of each depth.
 
   Args:
-    logits: `f32[B, K, V']`, of K >= G depths.
+    logits: `f32[B, K, V']`, for K >= G depths.
     context: the round's.
-    drawing: as `check` was given it.
+    drawing: as in `check`.
   """
   everywhere = lambda depth, tokens: _everywhere(logits, depth, tokens)
   if drawing.families:
     return best_first.draft_families(logits, context, drawing)
   if drawing.tree.form is Form.FREE:
-    # No more than N nodes of a depth can be among the best N of all.
+    # At most N nodes of a depth can be among the best N.
     drafts, _ = best_first.draft_tree(
       logits[:, 0],
       lambda carry, depth, tokens, parents: (everywhere(depth, tokens), carry),

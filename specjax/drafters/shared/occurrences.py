@@ -1,7 +1,7 @@
-"""Earlier occurrences of a text's end, and their continuations.
+"""Earlier occurrences of a text's last tokens, and their continuations.
 
-The statistics of a row are its own text: no table is kept beside the buffer,
-so that there is nothing to fill, to evict from or to clear.
+They are searched in the row's own buffer each time: there is no table to fill,
+evict from or clear.
 """
 
 from typing import Any
@@ -18,13 +18,13 @@ from specjax.tree import Tree, bound
 
 @struct
 class Occurrences:
-  """Continuations that were found; K a row, D tokens each.
+  """Continuations found, K per row of D tokens each.
 
   Attributes:
     tokens: `i32[B, K, D]`.
-    present: `bool[B, K, D]`; nothing is present behind what is absent.
-    match: `i32[B, K]`, how many of the text's last tokens stand before each, 0
-      where nothing was found. It does not increase with k.
+    present: `bool[B, K, D]`; a prefix of each continuation.
+    match: `i32[B, K]`, how many of the text's last tokens precede each, 0 where
+      nothing was found. It does not increase with k.
   """
 
   tokens: Array
@@ -37,15 +37,15 @@ def in_text(
 ) -> Occurrences:
   """The best occurrences in the text itself.
 
-  Longer matches come first, and later ones among equals. A continuation that
-  runs into the text's end is read on periodically.
+  Longer matches come first, then later ones. A continuation that reaches the
+  text's end repeats periodically.
 
   Args:
     tokens: `i32[B, L]`, stale from `length` on.
     length: `i32[B]`, at least 1.
     count: K.
     depth: D.
-    max_match: the longest match that is told from longer ones.
+    max_match: the longest match; longer ones count as this long.
   """
 
   def of_row(tokens, length):
@@ -80,31 +80,31 @@ def likely(
   nodes_per_match: float,
   min_prob: float,
 ) -> Array:
-  """Probability of each beginning that is likely enough to be drafted.
+  """Selects the likeliest prefixes of continuations, with their probabilities.
 
-  For every match length m the likeliest beginnings of the occurrences of at
-  least so many tokens are taken, as many as the length allows; of all m, that
-  of the largest sum is chosen, the longer one among equals. No beginning's
-  share is above that of a shorter one, so what is taken is a tree.
+  For every match length m, the likeliest prefixes among occurrences that match
+  at least m tokens are selected, as many as m allows. The m with the largest
+  sum of probabilities wins, the longest of equals. A prefix is never likelier
+  than a shorter one of it, so the selection is a tree.
 
   Args:
     occurrences: the occurrences.
     same: `bool[B, K, K, D]`, from `tries.alike`.
-    num_nodes: M, the most that are taken.
+    num_nodes: M, the most prefixes to select.
     max_match: the longest m.
-    nodes_per_match: of m matched tokens at most so many times m are taken.
-    min_prob: nothing less likely is taken.
+    nodes_per_match: at most this many times m prefixes are selected.
+    min_prob: the least probability to select.
 
   Returns:
-    `f32[B, K, D]`, 0 where a beginning is not taken, or is one that an earlier
-    occurrence has.
+    `f32[B, K, D]`, 0 where a prefix is not selected or an earlier occurrence
+    has it too.
   """
   rows, count, depth = occurrences.tokens.shape
   lengths = np.arange(1, max_match + 1)
   member = (occurrences.match[:, None] >= lengths[:, None]).astype(jnp.float32)
   total = jnp.maximum(member.sum(axis=-1), 1)  # [B, m]
   times = jnp.einsum("bmj,bkjd->bmkd", member, same.astype(jnp.float32))
-  # Occurrences are sorted, so that the first that begins so has the best match.
+  # Occurrences are sorted: the first with a given prefix has the best match.
   elder = np.tri(count, k=-1, dtype=bool)[..., None]
   first = occurrences.present & ~(same & elder).any(axis=2)
   mine = first[:, None] & (member > 0)[..., None]
@@ -128,9 +128,9 @@ def likely(
 def together(
   sources: list[Occurrences], *, num_nodes: int, **settings: Any
 ) -> tries.Trie:
-  """One tree of what several sources have found, under one budget.
+  """Merges the occurrences of several sources into one tree and budget.
 
-  A node has the largest value that any source gives it, by `likely`.
+  A node's value is the largest that any source gives it, by `likely`.
   """
   sames = [tries.alike(s.tokens, s.present) for s in sources]
   values = [
@@ -154,7 +154,7 @@ def check(
   nodes_per_match: float,
   min_prob: float,
 ) -> None:
-  """Raises ValueError for settings of a retrieval drafter that cannot be."""
+  """Raises ValueError for invalid settings of a retrieval drafter."""
   least = dict(depth=depth, max_match=max_match, max_hits=max_hits)
   for name, value in least.items():
     if value < 1:
@@ -171,8 +171,8 @@ def check(
 
 
 def bounds(num_nodes: int, depth: int) -> Tree:
-  """The bounds of a tree of N nodes whose parents are data, G deep.
+  """The bounds of `FREE` trees of N nodes and depth G.
 
-  A node has room for N - G + 1 children, so that N is to be well above G.
+  A node may have N - G + 1 children, so N should be well above G.
   """
   return bound(num_nodes, depth, num_nodes - depth + 1)

@@ -1,7 +1,7 @@
 """Tries: several continuations of a text, merged into one token tree.
 
-K continuations of D tokens that begin alike share nodes. Everything is of fixed
-size: a continuation, or a part of its end, may not be there.
+K continuations of D tokens share the nodes of common prefixes. Shapes are
+fixed; masks say how much of each continuation is present.
 """
 
 import jax.numpy as jnp
@@ -13,12 +13,12 @@ from specjax.structs import struct
 
 @struct
 class Trie:
-  """Nodes of a tree below the root, M of them, parents first.
+  """M nodes of a tree below the root, parents first.
 
   Attributes:
     tokens: `i32[B, M]`.
-    parents: `i32[B, M]`: 0 is the root, n + 1 is entry n; -1 is not there.
-    values: `f32[B, M]`, what each was chosen for, 0 where it is not there.
+    parents: `i32[B, M]`: 0 is the root, n + 1 is entry n; -1 is masked.
+    values: `f32[B, M]`, the value each was chosen by; 0 if masked.
   """
 
   tokens: Array
@@ -27,15 +27,15 @@ class Trie:
 
 
 def alike(tokens: Array, present: Array) -> Array:
-  """Pairs of continuations that begin with the same tokens.
+  """Which pairs of continuations share a prefix.
 
   Args:
     tokens: `i32[B, K, D]`.
-    present: `bool[B, K, D]`; nothing is present behind what is absent.
+    present: `bool[B, K, D]`, a prefix of each.
 
   Returns:
-    `bool[B, K, K, D]`: entry (k, j, d) says that k and j have d + 1 tokens, and
-    the same ones.
+    `bool[B, K, K, D]`: entry (k, j, d) is true if k and j both have d + 1
+    tokens, and these are equal.
   """
   same = tokens[:, :, None] == tokens[:, None]
   same &= present[:, :, None] & present[:, None]
@@ -43,15 +43,15 @@ def alike(tokens: Array, present: Array) -> Array:
 
 
 def joined(tokens: Array, present: Array) -> tuple[Array, Array]:
-  """A tree of all continuations.
+  """Merges all continuations into a tree.
 
   Args:
     tokens: `i32[B, K, D]`.
-    present: `bool[B, K, D]`; nothing is present behind what is absent.
+    present: `bool[B, K, D]`, a prefix of each.
 
   Returns:
-    Tokens and parents `i32[B, K D]`, as a `Trie` has them, one continuation
-    behind the other.
+    Tokens and parents `i32[B, K D]` as in `Trie`, one continuation after the
+    other.
   """
   rows, count, depth = tokens.shape
   first = _first(alike(tokens, present))
@@ -64,17 +64,18 @@ def joined(tokens: Array, present: Array) -> tuple[Array, Array]:
 
 
 def best(tokens: Array, same: Array, values: Array, count: int) -> Trie:
-  """The tree of the most valuable beginnings.
+  """The tree of the prefixes with the largest values.
 
   Args:
     tokens: `i32[B, K, D]`.
     same: from `alike`.
-    values: `f32[B, K, D]`, of the first d + 1 tokens of each: never more than
-      of fewer; what has none is not taken. Of those alike the largest counts.
+    values: `f32[B, K, D]`, the value of each prefix of d + 1 tokens, never
+      above that of a shorter one. 0 is left out; equal prefixes get the
+      largest of their values.
     count: M, nodes at most.
 
   Returns:
-    The `Trie`, most valuable first; of equal ones the less deep, then those of
+    The `Trie`, largest values first; of equals the shallower, then those of
     earlier continuations.
   """
   rows, paths, depth = tokens.shape
@@ -82,8 +83,8 @@ def best(tokens: Array, same: Array, values: Array, count: int) -> Trie:
   first = _first(same)
   is_first = first == np.arange(paths)[:, None]
   most = jnp.where(is_first, most, 0)
-  # By depth, and then by path: of equal values the lowest index comes first,
-  # so that a parent, whose value is never below its child's, comes before it.
+  # By depth, then by path: of equal values the lowest index comes first, so a
+  # parent, whose value is never below its child's, precedes it.
   flat = lambda x: jnp.swapaxes(x, 1, 2).reshape(rows, depth * paths)
   largest, kept = lax.top_k(flat(most), min(count, depth * paths))
   place = kept // paths, kept % paths
@@ -106,6 +107,6 @@ def best(tokens: Array, same: Array, values: Array, count: int) -> Trie:
 
 
 def _first(same: Array) -> Array:
-  """`i32[B, K, D]`: the first continuation that begins so, or the same."""
+  """`i32[B, K, D]`: the first continuation with each prefix."""
   is_first = np.eye(same.shape[1], dtype=bool)[..., None]
   return jnp.argmax(same | is_first, axis=2).astype(jnp.int32)

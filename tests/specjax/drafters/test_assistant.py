@@ -106,5 +106,5 @@ def test_a_dynamic_tree_is_bounded_by_its_sizes():
   )
   assert actual.tree == bound(9, 4, 3)
   assert actual.passes == (1, 3, 3, 3)
-  with pytest.raises(ValueError, match="of which num_nodes"):
+  with pytest.raises(ValueError, match="fewer than the"):
     drafters.assistant(READER, tree=bound(99, 4, 3), vocab_size=VOCAB)

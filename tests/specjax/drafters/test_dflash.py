@@ -140,7 +140,7 @@ def test_families_are_added_to_the_likeliest_node(size):
   "settings, message",
   [
     (dict(tree=chain(4)), "dflash predicts 3 tokens ahead, got a tree of dep"),
-    (dict(tree=bound(4, 2, 2), siblings="top_k"), "has no siblings of its own"),
+    (dict(tree=bound(4, 2, 2), siblings="top_k"), "leave out siblings"),
   ],
 )
 def test_trees_that_do_not_suit_a_block_are_refused(settings, message):

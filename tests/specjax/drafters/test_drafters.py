@@ -112,14 +112,14 @@ def test_the_target_drafting_for_itself_is_always_accepted():
 def test_trees_that_do_not_suit_a_drafter_are_refused():
   with pytest.raises(ValueError, match="tokens must be >= 1, got 0"):
     drafters.model(MODEL, tokens=0)
-  with pytest.raises(ValueError, match="1 deep by itself: leave out tokens="):
+  with pytest.raises(ValueError, match="has depth 1: leave out tokens="):
     drafters.model(MODEL, tokens=3, tree=chain(1))
-  with pytest.raises(ValueError, match="a dynamic tree is of a head"):
+  with pytest.raises(ValueError, match="a dynamic tree needs a head"):
     drafters.layer_skip(MODEL, tree=shapes.dynamic(9))
   with pytest.raises(TypeError, match="tree must be a specjax"):
     drafters.model(MODEL, tree=(-1, 0))
   for tree in (Tree((-1, 0), form=Form.MASKED), Tree((-1, 0), lanes=(0,))):
-    with pytest.raises(ValueError, match="a model drafts whole trees"):
+    with pytest.raises(ValueError, match="must be of fixed form"):
       drafters.model(MODEL, tree=tree)
 
 
