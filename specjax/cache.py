@@ -1,9 +1,9 @@
-"""The key/value cache: ragged writes, accepted paths, and rolling back.
+"""The key/value cache: ragged writes, accepted paths, and rollback.
 
 A cache is a plain pytree carried through `lax.while_loop`. Rows advance by
 different amounts, so every row has its own `length`; nothing is ever shifted or
-cleared. Rolling back is lowering `length`: slots at or beyond it are stale,
-hidden by the attention mask, and overwritten by the next write.
+cleared. To roll back, lower `length`: slots at or beyond it are stale, hidden
+by the attention mask, and overwritten by the next write.
 
 Letters in shapes: B rows, S slots, K key/value heads, C channels per head,
 T fed tokens, M trailing slots with an explicit mask, L layers.
@@ -25,30 +25,30 @@ from specjax.low_cache import LowBits
 from specjax.recurrent import Recurrent
 from specjax.structs import static, struct
 
-_LEAST = 256  # slots of `slots_for`
+_LEAST = 256  # the fewest slots of `slots_for`
 
 
 @struct
 class Cache:
-  """Keys and values of the tokens a model has seen.
+  """Keys and values of the tokens a model was fed.
 
   Attributes:
-    keys: one array `[B, K, S, C]` per layer, or arrays `[L, B, K, S, C]` of
-      several; models without attention may keep other per-slot state here. Or
-      `LowBits`, two such arrays each.
+    keys: one array `[B, K, S, C]` per layer, or stacked ones `[L, B, K, S, C]`;
+      models without attention may keep other per-slot state here. Quantized,
+      each is a `LowBits`.
     values: as `keys`.
     positions: `i32[B, S]`, the position of the token in each slot, or None for
       models that never compare positions (only sliding windows do).
     length: `i32[B]`, the number of slots in use in each row.
-    idle: `bool[B]`, rows whose output is not used: any finite output will do.
-      None: there are none.
-    context: what an encoder made of the row's input, arrays with rows first, or
-      `[L, B, K, S', C]`. None for decoder-only models.
-    recurrent: states of recurrent layers, which roll back as far as the last
-      pass only (`specjax.recurrent`); None if there are none.
-    read: slots that passes may read, from the first on, where no longer text is
-      asked for; static. None for all. On GPUs they do read so many; elsewhere
-      they read what is there.
+    idle: `bool[B]`, rows whose output is unused: any finite output will do.
+      None if all are used.
+    context: the encoder's output for the row's input, arrays with rows first,
+      or `[L, B, K, S', C]`. None for decoder-only models.
+    recurrent: states of recurrent layers, which can roll back only over the
+      last pass (`specjax.recurrent`); None without such layers.
+    read: static; how many slots, from the first on, hold all texts. None for
+      all. On GPUs a pass reads that many; elsewhere it stops at the longest
+      text.
   """
 
   keys: tuple[Array, ...]
@@ -77,7 +77,7 @@ class RowOf:
 
   Attributes:
     buffer: `[B, K, S, C]` or `[L, B, K, S, C]`.
-    row: `i32[]`; outside of 0..B-1 nothing is written.
+    row: `i32[]`; outside 0..B-1 nothing is written.
   """
 
   buffer: Array
@@ -85,7 +85,7 @@ class RowOf:
 
   @property
   def shape(self) -> tuple[int, ...]:
-    """Shape of the row as an array."""
+    """The row's shape, as an array."""
     shape = self.buffer.shape
     return (*shape[:-4], 1, *shape[-3:])
 
@@ -96,7 +96,7 @@ class RowOf:
 
   @property
   def dtype(self):
-    """The buffer's."""
+    """The buffer's dtype."""
     return self.buffer.dtype
 
   def at(self, layer: Array | int, slot: Array) -> tuple[Array, ...]:
@@ -107,7 +107,7 @@ class RowOf:
     return where if self.ndim == 4 else (jnp.asarray(layer, slot.dtype), *where)
 
   def read(self, slot: Array, count: int, layer: Array | None = None) -> Array:
-    """`[1, K, T, C]`, or of all layers `[L, 1, K, T, C]`."""
+    """`[1, K, T, C]`, or for all layers `[L, 1, K, T, C]`."""
     sizes = (*self.shape[:-2], count, self.shape[-1])
     if layer is not None:
       sizes = (1, *sizes[1:])
@@ -146,10 +146,10 @@ def make_cache(
 ) -> Cache:
   """An empty cache; every slot is zero and every length is 0.
 
-  With `stacked`, one array holds all layers. Else heads and channels may be
-  those of each. Values have `value_dim` channels, if others than keys.
-  `stored` is what keys and values are stored as (`specjax.low_cache.KINDS`);
-  None for `dtype`.
+  With `stacked`, one array holds all layers; else heads and channels may differ
+  by layer. Values have `value_dim` channels, by default as many as keys.
+  `stored` is the quantized type of keys and values
+  (`specjax.low_cache.KINDS`); None stores them as `dtype`.
   """
   low_cache.check(stored)
 
@@ -178,36 +178,35 @@ def make_cache(
 
 
 def over_caches(function: Callable[..., Any], tree: Any, *more: Any) -> Any:
-  """A pytree with `function` of the caches in each place of all pytrees."""
+  """Maps `function` over the corresponding caches of pytrees."""
   is_cache = lambda node: isinstance(node, Cache)
   of = lambda node, *others: function(node, *others) if is_cache(node) else node
   return jax.tree.map(of, tree, *more, is_leaf=is_cache)
 
 
 def with_idle(tree: Any, idle: Array | None) -> Any:
-  """A pytree whose caches have these rows idle, `bool[B]`; None for no row."""
+  """Sets `Cache.idle` in every cache of a pytree."""
   return over_caches(lambda cache: cache.replace(idle=idle), tree)
 
 
 def reading(tree: Any, slots: int | None) -> Any:
-  """A pytree of whose caches passes read so many slots (`Cache.read`)."""
+  """Sets `Cache.read` in every cache of a pytree."""
   return over_caches(lambda cache: cache.replace(read=slots), tree)
 
 
 def most_slots(tree: Any) -> int:
-  """The slots of the cache of a pytree that has most, of a row; 0 of none."""
+  """Slots per row of the largest cache in a pytree; 0 if there is none."""
   is_cache = lambda node: isinstance(node, Cache)
   caches = filter(is_cache, jax.tree.leaves(tree, is_leaf=is_cache))
   return max((cache.slots for cache in caches if cache.keys), default=0)
 
 
 def slots_for(tree: Any, text: int, buffer_length: int) -> int | None:
-  """Slots that a program reads at once for a text of so many tokens.
+  """How many slots a program should read for texts of up to `text` tokens.
 
-  A power of two, of which there are few, at most twice what passes need in any
-  cache of a pytree: beside a text they take as many for a draft as are there
-  beside the longest, of `buffer_length`. None for all, where that is more than
-  half of them.
+  They hold the text and what caches have for a draft beyond `buffer_length`,
+  rounded up to a power of two, so that few programs are compiled. None, for all
+  slots, if that is more than half of them.
   """
   most = most_slots(tree)
   needed = text + most - buffer_length
@@ -216,16 +215,16 @@ def slots_for(tree: Any, text: int, buffer_length: int) -> int | None:
 
 
 def row_axes(caches: Any) -> Any:
-  """The axis of rows of each array of a pytree of caches.
+  """The row axis of each array in a pytree of caches.
 
   Raises:
-    ValueError: if there is an array outside of a `Cache`.
+    ValueError: if there is an array outside a `Cache`.
   """
 
   def of(node):
     if not isinstance(node, Cache):
       raise ValueError(
-        "which axis is rows is known of a Cache alone, got an array of shape "
+        "row axes are known only for a Cache, got an array of shape "
         f"{tuple(node.shape)} (a drafter with such a state needs row_axes)"
       )
     return jax.tree.map(lambda x: 1 if x.ndim == 5 else 0, node)
@@ -234,28 +233,28 @@ def row_axes(caches: Any) -> Any:
 
 
 def contain(keys: Array, values: Array) -> tuple[Array, Array]:
-  """Moves what is not finite from the values to the keys, where masks hold it.
+  """Moves non-finite entries from values to keys, where masks contain them.
 
-  A slot that is not seen has weight 0, and 0 x NaN is NaN: one broken value
-  would reach every later token of its row. A masked score is replaced whatever
-  it was: with NaN in the slot's key, tokens that see it get NaN, and no others.
+  An invisible slot has weight 0, and 0 x NaN is NaN: one broken value would
+  reach every later token of its row. A masked score is replaced whatever it is,
+  so with NaN in the slot's key, only tokens that see the slot get NaN.
 
   Args:
     keys: `[..., C]`, about to be written.
     values: `[..., C]`.
 
   Returns:
-    Both; finite ones are as they were.
+    Both; finite ones are unchanged.
   """
   broken = ~jnp.isfinite(values)
   return jnp.where(broken, jnp.nan, keys), jnp.where(broken, 0, values)
 
 
 def as_stored(rows: Array, buffer: Any) -> tuple[Array, Any]:
-  """Slots `[B, K, T, C]` as they are read from a buffer, and written to it.
+  """Slots `[B, K, T, C]` as read back from a buffer, and as written to it.
 
-  Tokens attend to each other as to a cache that holds them: how a text is cut
-  into passes changes no distribution.
+  Fed tokens attend to each other as if read from the cache, so that splitting a
+  text into passes changes no distribution.
   """
   if isinstance(buffer, LowBits):
     stored = low_cache.store(rows, buffer)
@@ -278,19 +277,19 @@ def write_rows(
 ) -> Any:
   """Writes `rows` into `buffer` at each row's own slot.
 
-  Few rows are written one by one, in place, more rows of a single layer by one
-  batched scatter, for which XLA:TPU would copy all of a stacked buffer.
+  Few rows are written one by one, in place; more rows of a single layer by one
+  batched scatter, for which XLA:TPU would copy a whole stacked buffer.
 
   Args:
     buffer: `[B, K, S, C]`, or `[L, B, K, S, C]`; or one row of it.
     rows: `[B, K, T, C]`, or `[L, B, K, T, C]` to write into all layers; cast to
-      the buffer's dtype. Of `LowBits` as `as_stored` or `read_rows` gave them.
+      the buffer's dtype. For `LowBits`, from `as_stored` or `read_rows`.
     start: `i32[B]`, the slot of the first of the T rows. `start + T <= S` is
       the caller's duty: `lax.dynamic_update_slice` clamps silently.
-    layer: `i32[]`, the one layer of a stacked buffer that `rows` are of.
+    layer: `i32[]`, the layer of a stacked buffer to write to.
 
   Returns:
-    The buffer, updated in place when it is donated or a loop's carry.
+    The buffer, updated in place if it is donated or a loop's carry.
   """
   if isinstance(buffer, LowBits):
     put = lambda b, x: write_rows(b, x, start, layer=layer)
@@ -325,10 +324,10 @@ _is_row = lambda x: isinstance(x, RowOf)
 
 
 def row_major(x: Array) -> Array:
-  """`x` laid out in memory as it is indexed.
+  """Constrains `x` to row-major layout in memory.
 
   Otherwise XLA may transpose a whole cache to read a few slots of it. Scales,
-  one a slot, lie slot by slot: on TPUs the last axis takes 128 lanes.
+  one per slot, have slots innermost: on TPUs the last axis takes 128 lanes.
   """
   order = tuple(range(x.ndim))
   if x.shape[-1] == 1:
@@ -343,19 +342,19 @@ def read_rows(
   *,
   layer: Array | None = None,
 ) -> Any:
-  """Reads `count` slots from each row's own slot on.
+  """Reads `count` slots, beginning at each row's own slot.
 
   Rows of a stacked buffer are read one by one: for one batched gather XLA:TPU
   transposes the whole buffer.
 
   Args:
     buffer: `[B, K, S, C]`, or `[L, B, K, S, C]`; or one row of it.
-    start: `i32[B]`, the first slot of each row.
+    start: `i32[B]`, the first slot to read in each row.
     count: T, slots to read.
-    layer: `i32[]`, the one layer of a stacked buffer that is wanted.
+    layer: `i32[]`, the layer of a stacked buffer to read.
 
   Returns:
-    `[B, K, T, C]`, or `[L, B, K, T, C]`; `LowBits` of `LowBits` (`as_read`).
+    `[B, K, T, C]`, or `[L, B, K, T, C]`; `LowBits` from `LowBits` (`as_read`).
   """
   if isinstance(buffer, LowBits):
     get = lambda b: read_rows(b, start, count, layer=layer)
@@ -396,22 +395,21 @@ def write_positions(cache: Cache, positions: Array) -> Cache:
 class Visible:
   """The slots of a cache that T fed tokens see.
 
-  The text before them, as far as a window reaches, and of the M slots behind
-  it, of which the last T are their own, those that a mask names.
+  These are the text, as far as a window reaches, and of the M slots after it
+  (the last T are the fed tokens' own) those that a mask selects.
 
   Attributes:
     text: `i32[B]`, slots of the text; where the M slots begin.
-    fed_mask: `bool[T, M]`, static, or `bool[B, T, M]`: the slots of the M that
-      each token sees. None where there are none: the text is all, as an
-      encoder's.
+    fed_mask: `bool[T, M]`, static, or `bool[B, T, M]`: which of the M slots
+      each token sees. None if there is only the text, as in an encoder's.
     positions: `i32[B, T]`, of the fed tokens.
     own_positions: `i32[B, M]`, of the tokens in the M slots; None if the cache
       keeps no positions.
-    slots: `i32[B, S]`, of the tokens in all slots, or None likewise.
-    window: `i32[]`, W, None for all; it is in `fed_mask` already.
+    slots: `i32[B, S]`, positions of all slots, or None likewise.
+    window: `i32[]`, W, already applied to `fed_mask`; None for none.
     first: `i32[]`, the first slot of a text that any token of any row sees.
     stop: `i32[]`, the length of the longest text of a row that is not idle.
-    read: as of `Cache`.
+    read: as in `Cache`.
   """
 
   text: Array
@@ -434,9 +432,9 @@ def visible(
 ) -> Visible:
   """The slots that the next T tokens see, `i32[B, T]` of positions.
 
-  The positions must be in the cache, if it keeps any (`write_positions`); the
-  mask is as `specjax.types.ApplyFn` has it. With a window of W a key is visible
-  while `query position - key position < W`.
+  The positions must be in the cache already, if it keeps any
+  (`write_positions`); the mask is as in `specjax.types.ApplyFn`. With a window
+  of W a key is visible while `query position - key position < W`.
   """
   fed = positions.shape[1]
   fed_mask = np.tril(np.ones((fed, fed), bool)) if mask is None else mask
@@ -475,9 +473,9 @@ def keep_path(
 ) -> Cache:
   """Keeps one root-to-node path of a verified token tree, drops the rest.
 
-  The tree's nodes lie in slots `start .. start + nodes - 1`, in node order. The
-  kept nodes are gathered into a fresh small buffer and written back to
-  `start ..`; an overlapping in-place shift would be miscompiled by XLA:CPU
+  The tree's nodes are in slots `start .. start + nodes - 1`, in node order. The
+  kept nodes are gathered into a small fresh buffer and written back to
+  `start ..`; XLA:CPU would miscompile an overlapping in-place shift
   (openxla/xla#49176).
 
   Args:

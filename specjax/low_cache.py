@@ -1,9 +1,9 @@
-"""Keys and values in eight bits: storing to a cache, and reading from it.
+"""Keys and values in eight bits: int8 or fp8 with a scale per slot and head.
 
-A slot of a head is stored as whole numbers, or floats, of eight bits with one
-scale, `x = q s`, `s = max |x| / M` over its channels; so no slot depends on
-another, nor a row on its neighbors. If any channel is not finite, the scale is
-NaN: a broken key breaks its whole slot, for the tokens that see it.
+A slot of a head is stored as `x = q s` with one scale `s = max |x| / M` over
+its channels, so slots and rows do not depend on each other. If any channel is
+not finite, the scale is NaN: a broken key breaks its whole slot, for the tokens
+that see it.
 
 Letters in shapes as in `specjax.cache`.
 """
@@ -15,20 +15,20 @@ from jax import Array
 
 from specjax.structs import static, struct
 
-# What is stored, by name, and M, the largest of it.
+# The stored types by name, with M, their largest value.
 KINDS = {"int8": (jnp.int8, 127.0), "fp8": (jnp.float8_e4m3fn, 448.0)}
 
 
 @struct
 class LowBits:
-  """A buffer of a cache, or some slots of one, in eight bits.
+  """A quantized buffer of a cache, or some slots of one.
 
-  Both arrays have the axes of a buffer: what moves slots moves them alike.
+  Both arrays have the axes of a buffer, so slots of both move alike.
 
   Attributes:
     values: `[B, K, S, C]` or `[L, B, K, S, C]`.
     scales: `f32[.., S, 1]`, likewise.
-    dtype: of what is read (static).
+    dtype: dtype of dequantized values (static).
   """
 
   values: Any
@@ -37,7 +37,7 @@ class LowBits:
 
   @property
   def shape(self) -> tuple[int, ...]:
-    """The values'."""
+    """Shape of the values."""
     return self.values.shape
 
   @property
@@ -55,7 +55,7 @@ def check(kind: str | None) -> None:
 
 
 def zeros(shape: tuple[int, ...], dtype, kind: str) -> LowBits:
-  """An empty buffer, which is read as `dtype`."""
+  """An empty buffer that dequantizes to `dtype`."""
   return LowBits(
     values=jnp.zeros(shape, KINDS[kind][0]),
     scales=jnp.zeros((*shape[:-1], 1), jnp.float32),
@@ -64,7 +64,7 @@ def zeros(shape: tuple[int, ...], dtype, kind: str) -> LowBits:
 
 
 def store(rows: Array, like: LowBits) -> LowBits:
-  """Quantized slots, `[..., C]`, in the form of a buffer."""
+  """Quantizes slots, `[..., C]`, to the types of a buffer."""
   kind = like.values.dtype
   most = next(most for known, most in KINDS.values() if kind == known)
   wide = rows.astype(jnp.float32)
@@ -78,7 +78,7 @@ def store(rows: Array, like: LowBits) -> LowBits:
 
 
 def load(stored: LowBits) -> Array:
-  """Dequantized slots, `f[..., C]` of the buffer's dtype."""
+  """Dequantizes slots to `f[..., C]` of the buffer's dtype."""
   wide = jnp.promote_types(stored.dtype, jnp.float32)
   product = stored.values.astype(wide) * stored.scales.astype(wide)
   return product.astype(stored.dtype)

@@ -20,16 +20,16 @@ _NOTHING: Mapping[str, Any] = {}
 _MAPS = pathlib.Path("/proc/self/maps")
 _MOST_MAPS = 25_000
 ROUNDS = jax.ShapeDtypeStruct((), jax.numpy.int32)
-"""Shape of `Decoder.steps`' limit of rounds."""
+"""Shape of the limit of rounds of `Decoder.steps`."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Programs:
-  """Two compiled programs.
+  """The compiled prefill and decoding loop.
 
   Attributes:
-    prefill: from the arguments to a state.
-    loop: from parameters and a state, which is donated (and, in pieces, a limit
+    prefill: maps its arguments to a state.
+    loop: maps parameters and a state, which is donated (and, in pieces, a limit
       of rounds), to the last state.
     state: shapes, shardings and layouts of a state.
     formats: its shardings and layouts alone, for further programs.
@@ -55,20 +55,21 @@ def compile_both(
 ) -> Programs:
   """Compiles prefill and loop; a mesh must be in use (`jax.set_mesh`).
 
-  The loop chooses the memory layout of the state, and prefill writes it:
-  otherwise caches would be copied on the way in and out, and held twice.
+  The loop chooses the memory layout of the state and prefill writes it in that
+  layout. Otherwise caches would be copied on the way in and out, and held
+  twice.
 
   Args:
     decoder: the decoder, perhaps on a mesh.
-    init: prefill, of the arguments and options.
+    init: prefill, a function of the arguments and options.
     arguments: parameters (arrays or shapes, with shardings), and the rest.
     options: keyword arguments of `init`.
     cache_specs: how the target's and the draft's caches are split over the
       mesh, `(layers, rows, heads, slots, channels)`; the decoder splits rows.
-      None: rows alone.
+      None: only rows are split.
     in_pieces: whether the loop takes a limit of rounds, `i32[]`.
-    loop, more: instead of the decoder's own, see `compile_loop`.
-    compiled: compiles what was lowered.
+    loop, more: replace the decoder's own loop, see `compile_loop`.
+    compiled: compiles a lowered program.
   """
   state = jax.eval_shape(init, *arguments, **options)
   if isinstance(decoder, MeshDecoder):
@@ -108,7 +109,7 @@ def compile_prefill(
   formats: DecodeState,
   compiled: Callable[[Any], Any] = lambda lowered: lowered.compile(),
 ) -> jax.stages.Compiled:
-  """Compiles prefill for a loop; arguments as in `compile_both`."""
+  """Compiles prefill for a loop's layouts; arguments as in `compile_both`."""
   with without_call_stacks():
     lowered = jax.jit(init, out_shardings=formats).lower(*arguments, **options)
   return compiled(lowered)
@@ -130,8 +131,8 @@ def compile_loop(
     run: maps parameters, a state, which is donated, and `more` to a state.
     params, state, more: arrays or their shapes; parameters with shardings.
     formats: the state's layout in memory, before and after.
-    reports: whether `run` returns something small besides the state.
-    compiled: compiles what was lowered.
+    reports: whether `run` also returns something small besides the state.
+    compiled: compiles a lowered program.
   """
   of_params = jax.tree.map(lambda x: x.sharding, params)
   here = jax.tree.leaves(of_params)[0]
@@ -150,15 +151,15 @@ def compile_loop(
 def has_many_maps() -> bool:
   """True if programs should be freed before XLA runs out of memory maps.
 
-  Linux allows a process 65,530 memory maps, every program on the CPU takes a
-  few dozen, and without any left XLA ends the process.
+  Linux allows a process 65,530 memory maps, every CPU program takes a few
+  dozen, and XLA aborts the process when none are left.
   """
   return _MAPS.exists() and _MAPS.read_bytes().count(b"\n") > _MOST_MAPS
 
 
 @contextlib.contextmanager
 def without_call_stacks() -> Iterator[None]:
-  """Leaves out operations' call stacks, which XLA may follow forever.
+  """Omits call stacks of operations, on which XLA may loop forever.
 
   See `StackFrames::IsPrefix` in libtpu 0.0.42.1.
   """
@@ -176,7 +177,7 @@ def _has_layout(x) -> bool:
 
 
 def _shardings(cache_specs: tuple[P, P], decoder: MeshDecoder, state):
-  """Shardings of the loop's state: rows over their axis, caches as models."""
+  """Shardings of the loop's state: rows over their axis, caches as given."""
 
   def cut(specs, now, spec):
     return jax.tree.map(
@@ -189,7 +190,7 @@ def _shardings(cache_specs: tuple[P, P], decoder: MeshDecoder, state):
     )
 
   def cut_cache(node, now, spec):
-    # Rows as the decoder cuts them, and what comes after as the model is cut.
+    # Rows are split as the decoder's, later axes as the model's.
     put = lambda rows: jax.tree.map(
       lambda row: P(*row, *spec[2:]), rows, is_leaf=lambda x: isinstance(x, P)
     )

@@ -1,4 +1,4 @@
-"""Completions of prompts, whole or token by token, read from a state."""
+"""Reads completions from a state, whole or token by token."""
 
 import dataclasses
 import math
@@ -10,11 +10,11 @@ from specjax.state import DecodeState, Origin, StopReason
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Completion:
-  """The completion of one prompt, and its counts.
+  """The completion of one prompt, with its counters.
 
   Attributes:
     token_ids: emitted tokens, a stop token included.
-    origins: an `Origin` for each.
+    origins: an `Origin` per token.
     stop_reason: "stop_token", "length", "nan_logits", "stop_string" or
       "unknown_token".
     num_target_calls, num_fed, num_drafted, num_accepted, expected_accepted,

@@ -1,10 +1,10 @@
-"""Completes prompts with a decoder, compiled once per shape of batch.
+"""Completes prompts with a decoder, compiling once per batch shape.
 
   engine = specjax.Engine(decoder=decoder, params=params, max_new_tokens=64)
   for completion in engine.complete(prompts): ...
   for token in engine.stream(prompts): ...
 
-Widths with buffers of one length share the loop.
+Prompt widths with the same buffer length share a compiled loop.
 """
 
 import contextlib
@@ -38,11 +38,11 @@ from specjax.state import DecodeState, Origin, StopReason
 from specjax.types import Params
 from specjax.warp import make_sampling
 
-_WARM = 2  # tokens that are decoded and thrown away
+_WARM = 2  # tokens decoded to warm up
 _NO_END = 2**30  # more rounds than any buffer has room for
-# What keeps all tokens: a program of rows that all have it does without.
+# Neutral truncations: if all rows have one, the program omits it.
 _NEUTRAL = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
-# Likewise what changes no logit and ends no row.
+# Neutral penalties, likewise.
 _NO_PENALTIES: dict[str, Any] = {
   "presence_penalty": 0, "frequency_penalty": 0, "repetition_penalty": 1,
   "logit_bias": (), "min_tokens": 0, "stop_token_ids": (),
@@ -50,7 +50,7 @@ _NO_PENALTIES: dict[str, Any] = {
 
 
 class Learner(Protocol):
-  """Updates the draft's parameters between rounds."""
+  """Trains the draft between rounds."""
 
   @property
   def params(self) -> Params:
@@ -61,10 +61,10 @@ class Learner(Protocol):
     """Rounds until the next update, 1 or more."""
 
   def compile(self, state: DecodeState) -> None:
-    """Called with a state of each shape before timing starts."""
+    """Called with a state of each batch shape before timing starts."""
 
   def begin(self, state: DecodeState) -> DecodeState:
-    """The state of a batch right after prefill."""
+    """Maps a batch's state right after prefill to the one to decode."""
 
   def learn(self, state: DecodeState, rounds: int) -> None:
     """Called after this many rounds, 1 or more."""
@@ -72,11 +72,11 @@ class Learner(Protocol):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Compiled:
-  """The compiled programs of one shape of batch.
+  """The compiled programs of one batch shape.
 
   Attributes:
     prefill: prefills both models.
-    loop: makes rounds; shared by all widths with buffers of one length.
+    loop: runs rounds; shared by prompt widths with the same buffer length.
     formats: the state's layout in memory, `Programs.formats`.
   """
 
@@ -87,28 +87,28 @@ class Compiled:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Engine:
-  """A decoder with default settings for requests.
+  """Completes prompts with a decoder and default settings for requests.
 
   Attributes:
     decoder: the decoder.
-    params: its parameters.
+    params: parameters of target and draft.
     stop_tokens: ids that end a row.
-    max_new_tokens: budget of a row, and the most that a request may set.
-    max_length: tokens of the longest text; None: the models' positions. Buffer
-      lengths are powers of two, so that few loops are compiled, but at most
-      this.
+    max_new_tokens: a row's default budget, and the most a request may ask for.
+    max_length: the most tokens of a text (prompt and completion); None for as
+      many as the models' positions. Buffer lengths are powers of two up to
+      this, so that few loops are compiled.
     temperature, top_k, top_p, min_p: the warp.
     seed: a prompt draws from `fold_in(key(seed), prompt.stream)`.
-    watch: `request -> Watch | None`: reads its tokens after every round and may
-      end it (`specjax.runtime.stopping`). Batches of None cost nothing.
-    ladder: the same decoder at several draft lengths, the longest its own. The
-      host switches between them, so sampled texts depend on earlier batches and
-      on clocks. None for one length.
-    learner: updates the draft between rounds, or None. It then holds the
+    watch: `request -> Watch | None`, which reads the tokens after every round
+      and may end the row (`specjax.runtime.stopping`). None costs nothing.
+    ladder: the same decoder at several draft lengths, `decoder` the longest.
+      The host switches between them by speed, so sampled texts depend on
+      earlier batches and on clocks. None for one length.
+    learner: trains the draft between rounds, or None. It then holds the
       parameters, and a prompt's text depends on earlier batches.
     mesh: the devices, or None for a single one.
-    cache_specs: how caches lie on it, see `compilation.compile_both`.
-    programs: by `(rows, width, input_width)` and set of truncations.
+    cache_specs: how caches are split over it, see `compilation.compile_both`.
+    programs: compiled programs, by batch shape and truncations in use.
   """
 
   decoder: Decoder
@@ -186,15 +186,15 @@ class Engine:
     )  # fmt: skip
 
   def compile(self, batch: Batch) -> float:
-    """Compiles for a batch's shape; returns the seconds (0 if done before)."""
+    """Compiles for a batch's shape; returns seconds taken (0 if cached)."""
     shape = self._shape(batch)
     if shape in self.programs:
       return 0.0
     reads = self.decoder.target.encode is not None
     if any(bool(input_ids_of(p)) != reads for p in batch.prompts):
       raise ValueError(
-        "every request has an input for an encoder-decoder, and none for a "
-        "decoder-only target"
+        "requests need inputs if the target is an encoder-decoder, and must "
+        "have none if it is decoder-only"
       )
     start = time.perf_counter()
     init = functools.partial(
@@ -206,7 +206,7 @@ class Engine:
     args = (self.params, *args)
     loop: Callable[..., DecodeState]
     with self.on_mesh():
-      # Programs of another width that has the same loop.
+      # Programs of another width that share the loop.
       of_loop = lambda rows, width, *more: (rows, self._buffer(width), *more)
       same = [k for k in self.programs if of_loop(*k) == of_loop(*shape)]
       if same:
@@ -232,8 +232,8 @@ class Engine:
     if self.learner is not None:
       self.learner.compile(self.prefill(batch, budget=0))
     seconds = time.perf_counter() - start
-    # A round, so that the first timed one starts warm: its memory is touched.
-    # A learner and a ladder must not learn from it: they have no budget.
+    # Run a round, so that the first timed one starts warm (touched memory).
+    # A learner and a ladder must not learn from it: rows get no budget.
     learns = self.learner is not None or self.ladder is not None
     few = 0 if learns else min(_WARM, self.max_new_tokens)
     args, options = self._asked(batch, np.full(batch.rows, few, np.int32))
@@ -249,14 +249,14 @@ class Engine:
     return MeshDecoder.of(self.decoder, mesh=self.mesh)
 
   def _buffer(self, width: int) -> int:
-    """Tokens of the buffers for prompts of a width."""
+    """The buffer length for prompts of a width."""
     least = width + self.max_new_tokens
     rounded = 1 << (least - 1).bit_length()
     return min(rounded, max(self._longest, least))
 
   @property
   def _longest(self) -> int:
-    """Tokens of the longest text for engine and models."""
+    """The most tokens of a text that engine and models allow."""
     decoder = self.decoder
     limits = (
       self.max_length,
@@ -278,7 +278,7 @@ class Engine:
           sampling=make_sampling(
             batch.rows,
             temperature=self._each(batch, "temperature"),
-            **self._truncations(batch),  # the others are None: less program
+            **self._truncations(batch),  # the others are None: no code for them
             **self._penalties(batch),
           ),
           ignore_stop=np.array(
@@ -294,17 +294,17 @@ class Engine:
     return jax.set_mesh(self.mesh) if self.mesh else contextlib.nullcontext()
 
   def _each(self, batch, name) -> list:
-    """A setting of every row: the request's, or else the engine's."""
+    """A setting for every row: the request's, or else the engine's."""
     wanted = [getattr(request.settings, name) for request in batch.filled()]
     return [getattr(self, name) if x is None else x for x in wanted]
 
   def _truncations(self, batch) -> dict[str, list]:
-    """Every row's truncations, of the kinds used by any row."""
+    """Every row's truncations, of the kinds that any row uses."""
     rows = {name: self._each(batch, name) for name in _NEUTRAL}
     return {k: v for k, v in rows.items() if set(v) != {_NEUTRAL[k]}}
 
   def _penalties(self, batch) -> dict[str, list]:
-    """Every row's penalties, of the kinds used by any row."""
+    """Every row's penalties, of the kinds that any row uses."""
     rows = {
       name: [
         none if (value := getattr(request.settings, name)) is None else value
@@ -315,18 +315,18 @@ class Engine:
     return {k: v for k, v in rows.items() if set(v) != {_NO_PENALTIES[k]}}
 
   def _budgets(self, batch) -> np.ndarray:
-    """`i32[rows]`; ValueError for one that is larger than the engine's."""
+    """`i32[rows]`; ValueError if one is larger than the engine's."""
     budgets = np.array(self._each(batch, "max_new_tokens"), np.int32)
     if budgets.max() > self.max_new_tokens:
       raise ValueError(
-        f"a request asks for {budgets.max()} new tokens, and the buffer is "
-        f"made for {self.max_new_tokens} (max_new_tokens)"
+        f"a request asks for {budgets.max()} new tokens, more than the "
+        f"engine's max_new_tokens={self.max_new_tokens}"
       )
     budgets[len(batch.prompts) :] = 0  # filling rows are done at once
     return budgets
 
   def _shape(self, batch):
-    """The static settings of a batch's programs: the key of `programs`."""
+    """The static settings of a batch's programs, its key in `programs`."""
     sizes = (batch.rows, batch.width, batch.input_width)
     shape = (*sizes, *self._truncations(batch))
     if some := self._penalties(batch):
@@ -353,7 +353,7 @@ class Engine:
   def generate(
     self, batch: Batch, state: DecodeState, num_rounds: int = _NO_END
   ) -> DecodeState:
-    """Decodes a batch to its end, or for some rounds; donates the state."""
+    """Decodes a batch to its end, or `num_rounds` rounds; donates the state."""
     loop = self.programs[self._shape(batch)].loop
     if self.ladder is not None:
       loop = functools.partial(loop, ladder=self.ladder)
@@ -367,14 +367,14 @@ class Engine:
         self.learner.params, state, everywhere(self.mesh, np.int32(some))
       )
       made = int(state.num_steps) - before
-      if made:  # what is decoded to warm up teaches nothing
+      if made:  # not when warming up
         self.learner.learn(state, made)
       num_rounds -= made
       if made < some or not num_rounds:
         return state
 
   def run(self, batch: Batch) -> tuple[list[Completion], float]:
-    """Decodes a batch; also returns the seconds, without compilation."""
+    """Decodes a batch; also returns the seconds taken, without compilation."""
     self.compile(batch)
     start = time.perf_counter()
     state = self.prefill(batch)
@@ -394,12 +394,12 @@ class Engine:
 
 
 def everywhere(mesh: Mesh | None, arguments: Any) -> Any:
-  """Arguments on all devices of the mesh, if there is one."""
+  """Replicates arguments on all devices of the mesh, if there is one."""
   if mesh is None:
     return arguments
   whole = NamedSharding(mesh, P())
 
-  def put(x):  # of other processes' devices too, to which nothing is sent
+  def put(x):  # each process fills its own devices: nothing is sent
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
       return jax.random.wrap_key_data(put(jax.random.key_data(x)))
     x = np.asarray(x)

@@ -3,9 +3,9 @@
 Rows are independent, so the whole loop is mapped over the row axis of the mesh:
 a device sees only its rows, and acceptance in one row moves no other row's
 data. Over all other axes the partitioner splits the models as their parameters
-are sharded. Once a round the groups exchange whether any still has work, so
-that all run equally many rounds, and their changes to parts of a drafter's
-state that all rows share.
+are sharded. Once a round the groups exchange two things: whether any still has
+work, so that all run equally many rounds, and their changes to drafter state
+that all rows share.
 """
 
 import dataclasses
@@ -30,8 +30,8 @@ from specjax.types import Params
 class MeshDecoder(Decoder):
   """A `Decoder` with rows sharded over one axis of a mesh.
 
-  Every group of devices runs `Decoder`'s methods on its own rows. When one row
-  gets a prompt all groups run the passes, and one keeps the result.
+  Every group of devices runs `Decoder`'s methods on its own rows. When a row is
+  refilled or extended all groups run the passes, and one keeps the result.
 
   Attributes:
     mesh: the devices; models may constrain activations to its other axes.
@@ -62,7 +62,7 @@ class MeshDecoder(Decoder):
     batch, groups = len(given.lengths), self.mesh.shape[self.row_axis]
     if batch % groups:
       raise ValueError(
-        f"{batch} rows cannot be cut evenly over {groups} groups of devices "
+        f"{batch} rows cannot be split evenly over {groups} groups of devices "
         f"({self.row_axis!r})"
       )
     begin = super()._begin
@@ -138,7 +138,7 @@ class MeshDecoder(Decoder):
     return lax.pmax(super()._longest(state), self.row_axis)
 
   def specs(self, state: DecodeState):
-    """The `PartitionSpec`s of a state over the row axis, one for every leaf.
+    """The `PartitionSpec` of every leaf of a state over the row axis.
 
     Raises:
       ValueError: if `Drafter.row_axes` names an axis that is not the rows.
@@ -160,7 +160,7 @@ class MeshDecoder(Decoder):
   def _of_row(
     self, run: Callable[..., DecodeState], params, state, row, *more
   ) -> DecodeState:
-    """Runs one row's operation on every group, `(.., its first row, ..)`."""
+    """Runs an operation on one row, in every group; one keeps the result."""
     share = len(state.length) // self.mesh.shape[self.row_axis]
 
     def local(params, before, row, *more):
@@ -197,12 +197,12 @@ class MeshDecoder(Decoder):
     )
 
   def _together(self, before: Any, state: DecodeState) -> DecodeState:
-    """Sums every group's changes since `before` to leaves that rows share."""
+    """Sums all groups' changes since `before` to leaves that rows share."""
 
     def of(axis, old, new):
       if axis is not None or old is new:
         return new
-      added = jnp.where(new == old, 0, new - old)  # of -inf too
+      added = jnp.where(new == old, 0, new - old)  # -inf - -inf is NaN
       return old + lax.psum(added, self.row_axis)
 
     axes = self.drafter.row_axes(before)

@@ -9,7 +9,7 @@ import numpy as np
 from specjax.types import Inputs
 
 _MIN_WIDTH = 32
-_COARSE = 256  # up to which widths are powers of two
+_COARSE = 256  # widths up to this are powers of two
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -18,12 +18,12 @@ class Settings:
 
   Attributes:
     temperature, top_k, top_p, min_p: the warp, see `specjax.types.Sampling`.
-    max_new_tokens: the budget, at most the engine's, which sizes the buffer.
-    seed: draws come from `fold_in(key(seed), stream)`.
+    max_new_tokens: the budget, at most the engine's.
+    seed: the row draws from `fold_in(key(seed), stream)`.
     presence_penalty, frequency_penalty, repetition_penalty, min_tokens,
       stop_token_ids: see `specjax.penalties`; None is neutral.
     logit_bias: pairs of a token and the bias of its logit.
-    ignore_eos: whether to go on after the engine's stop tokens.
+    ignore_eos: whether to ignore the engine's stop tokens.
   """
 
   temperature: float | None = None
@@ -57,7 +57,7 @@ class Request(Protocol):
 
   @property
   def stream(self) -> int:
-    """Identity of its random stream, a `u32`."""
+    """Number of its random stream, a `u32`."""
 
   @property
   def settings(self) -> Settings:
@@ -83,7 +83,7 @@ def input_ids_of(request: Request) -> Sequence[int]:
 
 
 def content_of(request: Request) -> tuple[tuple[int, ...], tuple[int, ...]]:
-  """All tokens of a prompt, the encoder's first: its identity."""
+  """The encoder's tokens and the prompt's, which identify a request."""
   return tuple(input_ids_of(request)), tuple(request.token_ids)
 
 
@@ -92,7 +92,7 @@ class Batch:
   """Prompts decoded together, padded to a common shape.
 
   Attributes:
-    prompts: the real ones.
+    prompts: the requests.
     rows: rows of the batch, `len(prompts)` or more.
     width: P, the padded prompt length.
     input_width: padded length of the encoder's inputs; 0 without an encoder.
@@ -143,13 +143,13 @@ def make_batches(
   max_width: int,
   among: int | None = None,
 ) -> list[Batch]:
-  """Groups prompts of similar length, in few widths to compile.
+  """Groups prompts of similar length, so that few widths are compiled.
 
   Args:
-    prompts: those to decode, in the order of the file.
+    prompts: the prompts to decode, in the order of the file.
     batch_size: rows of a batch; fewer if there are fewer prompts.
-    max_width: longest prompt the buffer holds.
-    among: number of the run's prompts, if some are decoded already.
+    max_width: the longest prompt that the buffer holds.
+    among: number of prompts of the whole run, if some are decoded already.
 
   Returns:
     Batches of equally many rows, short prompts first.
@@ -157,7 +157,7 @@ def make_batches(
   if not prompts:
     return []
   rows = min(batch_size, among or len(prompts))
-  # Encoder inputs are mostly the longer ones.
+  # Encoder inputs are usually longer than prompts.
   ordered = sorted(
     prompts, key=lambda p: (len(input_ids_of(p)), len(p.token_ids))
   )
@@ -213,7 +213,7 @@ def batch_of_tokens(
 
 
 def _rounded(length: int) -> int:
-  """A common width: a power of two, beyond 256 in eighths of one."""
+  """Rounds up to a power of two, beyond 256 to an eighth of one."""
   length = max(length, _MIN_WIDTH)
   step = power = 1 << (length - 1).bit_length()
   if power > _COARSE:

@@ -1,7 +1,7 @@
-"""Loops where passes read as many slots as a program is made for, on GPUs.
+"""Loops whose passes read a fixed number of cache slots, for GPUs.
 
-A loop over what is there would have every layer wait for the host. So there is
-a program for each of a few numbers of slots, and the host takes one between
+A loop over the slots in use would make every layer wait for the host. So there
+is a program for each of a few slot counts, and the host picks one between
 rounds, by the longest text.
 """
 
@@ -23,13 +23,13 @@ Loop = Callable[[Params, DecodeState, Any], DecodeState]
 
 
 def reads_at_once(params: Any) -> bool:
-  """Whether parameters lie on such devices."""
+  """Whether parameters are on devices whose passes read a fixed number."""
   devices = jax.tree.leaves(params)[0].sharding.device_set
   return not {device.platform for device in devices} <= {"cpu", "tpu"}
 
 
 def least(sizes: Iterable[int | None], slots: int | None) -> int | None:
-  """The least of some numbers of slots that is enough; None stands for all."""
+  """The least of some slot counts that suffices; None stands for all slots."""
   number = lambda size: math.inf if size is None else size
   return min((x for x in sizes if number(x) >= number(slots)), key=number)
 
@@ -42,15 +42,17 @@ def loop(
   *,
   text: int,
 ) -> Loop:
-  """A loop in pieces, of one program or several; a mesh must be in use, if any.
+  """A loop in pieces that picks a program by the longest text.
+
+  A mesh must be in use, if there is one.
 
   Args:
-    decoder: what decodes.
-    params: as they were compiled for.
-    programs: of a decoder with the same state.
+    decoder: the decoder.
+    params: parameters, as the programs were compiled for.
+    programs: compiled for a decoder with the same state.
     whole: the program that reads all slots.
-    text: tokens of the shortest text that programs are compiled for; shorter
-      ones read as many slots.
+    text: tokens of the shortest text to compile for; shorter ones use the same
+      program.
   """
   if not reads_at_once(params):
     return whole
@@ -72,7 +74,7 @@ def _in_turn(
   state: DecodeState,
   num_rounds: Any,
 ) -> DecodeState:
-  """`Decoder.steps` by the loops of each number of slots."""
+  """`Decoder.steps`, by a loop for each slot count."""
   first = None
   while True:
     made, lengths, reasons = fetch(

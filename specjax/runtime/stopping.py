@@ -1,7 +1,7 @@
-"""Rows that the host ends between rounds, as for stop strings.
+"""Ends rows from the host between rounds, as for stop strings.
 
-A stop string may span tokens, and a decoder sees no text. So the host checks
-the new tokens after every round and decides where a row ends. Rows stay
+A stop string may span tokens, and a decoder sees only token ids. So the host
+checks the new tokens after every round and decides where a row ends. Rows stay
 independent.
 """
 
@@ -16,8 +16,8 @@ from jax.sharding import PartitionSpec as P
 
 from specjax.state import DecodeState, Origin, StopReason
 
-# `tokens since the last call -> count`: how many of them the row keeps if it
-# ends among them (or after them), else None.
+# `tokens since the last call -> count`: how many to keep if the row ends within
+# or right after them, else None.
 Watch = Callable[[Sequence[int]], int | None]
 
 
@@ -40,7 +40,7 @@ class Stopping:
     self.done = False
 
   def end_rows(self, state: DecodeState) -> DecodeState:
-    """Ends rows by their watches; call it after every single round.
+    """Ends rows by their watches; call it after every round.
 
     Tokens beyond the end are not counted in `num_accepted` and `accept_counts`;
     `expected_accepted` and `total_variation` include the whole last round.
@@ -49,7 +49,7 @@ class Stopping:
       state: after a round.
 
     Returns:
-      The state, with those rows done (`StopReason.STOP_STRING`).
+      The state, with these rows done (`StopReason.STOP_STRING`).
     """
     tokens, length, reason = map(
       np.array, fetch((state.tokens, state.length, state.stop_reason))
@@ -102,7 +102,7 @@ class Stopping:
 
 
 def fetch(tree: Any) -> Any:
-  """Arrays on the host, from devices of other processes too."""
+  """Copies arrays to the host, also from devices of other processes."""
   leaves = jax.tree.leaves(tree)
   if not all(x.is_fully_addressable for x in leaves):
     where: Any = leaves[0].sharding
@@ -112,7 +112,7 @@ def fetch(tree: Any) -> Any:
 
 
 def _like(old: jax.Array, new: np.ndarray) -> jax.Array:
-  """A host's array where another lies; all processes have the same one."""
+  """Places a host array, equal in all processes, as an existing one is."""
   return jax.make_array_from_callback(
     old.shape, old.sharding, lambda index: new[index]
   )

@@ -180,7 +180,7 @@ def test_a_drafter_says_which_axes_of_its_state_are_rows():
 
   assert specs() == {"table": P(), "done": P(None, "data")}
   silent = cache_lib.row_axes  # what a drafter has that says nothing
-  with pytest.raises(ValueError, match=r"known of a Cache alone.*\(2, 8\)"):
+  with pytest.raises(ValueError, match=r"known only for a Cache.*\(2, 8\)"):
     specs(row_axes=silent)
   with pytest.raises(ValueError, match=r"axis 0 must be the 8 rows.*'shared'"):
     specs(row_axes=lambda state: {"table": None, "done": 0})
