@@ -19,7 +19,7 @@ from launch.assembly.drafting import Learning
 from models.formats.head_checkpoints import Head
 from specjax import drafters
 from specjax.drafters.families import online
-from specjax.drafters.families.online import Laws, Ring
+from specjax.drafters.families.online import DraftFn, Ring
 from specjax.state import DecodeState
 from specjax.training import learning, losses
 from specjax.types import Drafter, LanguageModel, Params
@@ -33,11 +33,11 @@ class Lesson:
   """The parts of a draft that learn, and its distributions.
 
   Attributes:
-    laws: its distributions at the entries of a ring.
+    draft: its distributions at the entries of a ring.
     fixed: names of its parts that are the target's, and stay.
   """
 
-  laws: Laws
+  draft: DraftFn
   fixed: frozenset[str] = frozenset()
 
 
@@ -54,12 +54,12 @@ def wrapped(
     functions, _ = draft.functions()
     width = functions.num_features
     lesson = Lesson(
-      laws=online.head_laws(functions, vocab_size=vocab_size),
+      draft=online.head_logits(functions, vocab_size=vocab_size),
       fixed=draft.module.config.shared,
     )
   else:
     assert draft is not None  # of what learns
-    lesson = Lesson(laws=online.model_laws(draft, vocab_size=vocab_size))
+    lesson = Lesson(draft=online.model_logits(draft, vocab_size=vocab_size))
   made = drafters.online(
     drafter, vocab_size=vocab_size, entries=how.entries, top_k=how.top_k,
     num_features=width,
@@ -93,7 +93,7 @@ class Learner:
     )
     weights, _ = _weights(params.draft, lesson.fixed)
     self._state = stay(optimizer.init(weights))
-    of = learning.loss(lesson.laws, losses.get(how.objective))
+    of = learning.loss(lesson.draft, losses.get(how.objective))
 
     def update(draft, state, ring):
       weights, whole = _weights(draft, lesson.fixed)

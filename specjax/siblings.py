@@ -29,10 +29,10 @@ class Siblings:
 
   Attributes:
     name: as in `specjax.siblings.get`.
-    child: `(parent f32[..., V], elders i32[..., j], count i32[...],
+    child: `(parent f32[..., V], previous i32[..., j], count i32[...],
       ranking f32[..., V] | None = None) -> f32[..., V]`: the distribution of
       child j given the parent's distribution p, the tokens of children 0..j-1
-      (`elders`, the previous siblings; -1 is padding), and how many children
+      (`previous`, the previous siblings; -1 is padding), and how many children
       the node has. Once the previous siblings exhaust p's mass, as they often
       do after the warp, the child is the other token of largest `ranking`, or
       without a ranking uniform over the others.
@@ -74,7 +74,7 @@ def scan_siblings(
   return carry, jax.tree.map(lambda *x: jnp.stack(x), *outs)
 
 
-def elders(tokens: Array, j: Array | int) -> Array:
+def previous(tokens: Array, j: Array | int) -> Array:
   """The siblings before child j, `i32[..., j]`; padded to C if j is traced."""
   if isinstance(j, int):
     return tokens[..., :j]
@@ -92,14 +92,14 @@ def _has_mass(law: Array) -> Array:
   return jnp.max(law, axis=-1, keepdims=True) > -jnp.inf
 
 
-def _independent(parent, elders, count, ranking=None):
-  del elders, count, ranking
+def _independent(parent, previous, count, ranking=None):
+  del previous, count, ranking
   return parent
 
 
-def _rest(parent, elders, ranking):
-  """Logits of p without the elders; once they exhaust p, of other tokens."""
-  tried = elders[..., None] == jnp.arange(parent.shape[-1])
+def _rest(parent, previous, ranking):
+  """Logits of p without the drawn tokens; once they exhaust p, of the others."""
+  tried = previous[..., None] == jnp.arange(parent.shape[-1])
   tried = jnp.any(tried, axis=-2)
   rest = jnp.where(tried, -jnp.inf, parent)
   left = jnp.max(rest, axis=-1, keepdims=True) > -jnp.inf
@@ -114,50 +114,50 @@ def _rest(parent, elders, ranking):
   )
 
 
-def _untried(parent, elders, count, ranking=None):
-  """The distribution without the elders.
+def _untried(parent, previous, count, ranking=None):
+  """The distribution without the previous siblings.
 
-  Normalized relative to its own largest entry: next to an elder with nearly all
+  Normalized relative to its own largest entry: next to a sibling with nearly all
   the mass, logarithms of 1e7 differ by whole units in float32.
   """
   del count
-  if not elders.shape[-1]:
+  if not previous.shape[-1]:
     return parent
-  law = jax.nn.log_softmax(_rest(parent, elders, ranking), axis=-1)
+  law = jax.nn.log_softmax(_rest(parent, previous, ranking), axis=-1)
   return jnp.where(_has_mass(parent), law, -jnp.inf)
 
 
-def _next_largest(parent, elders, count, ranking=None):
-  """A point mass on the most probable token not among the elders."""
+def _next_largest(parent, previous, count, ranking=None):
+  """A point mass on the most probable token not drawn yet."""
   del count
-  return _point(random.argmax(_rest(parent, elders, ranking)), parent)
+  return _point(random.argmax(_rest(parent, previous, ranking)), parent)
 
 
-def _largest_then_random(parent, elders, count, ranking=None):
+def _largest_then_random(parent, previous, count, ranking=None):
   """The count - 1 most probable tokens, then one drawn from the others."""
-  last = jnp.sum(elders >= 0, axis=-1) >= jnp.asarray(count) - 1
+  last = jnp.sum(previous >= 0, axis=-1) >= jnp.asarray(count) - 1
   return jnp.where(
     last[..., None],
-    _untried(parent, elders, count, ranking),
-    _next_largest(parent, elders, count, ranking),
+    _untried(parent, previous, count, ranking),
+    _next_largest(parent, previous, count, ranking),
   )
 
 
-def _hub_pair(parent, elders, count, ranking=None):
+def _hub_pair(parent, previous, count, ranking=None):
   """First x ~ p; then the hub, argmax p; or p without it if x is the hub."""
-  if elders.shape[-1] == 0:
+  if previous.shape[-1] == 0:
     return parent
-  hub, first = random.argmax(parent), elders[..., :1]
+  hub, first = random.argmax(parent), previous[..., :1]
   second = jnp.where(
     first == hub[..., None],
-    _untried(parent, elders, count, ranking),
+    _untried(parent, previous, count, ranking),
     _point(hub, parent),
   )
   return jnp.where(first < 0, parent, second)
 
 
-def _carried(parent, elders, count, ranking=None):
-  del parent, elders, count, ranking
+def _carried(parent, previous, count, ranking=None):
+  del parent, previous, count, ranking
   raise ValueError(
     "siblings 'given' cannot be drawn by name: their distributions come with "
     "each Draft"
@@ -200,8 +200,8 @@ SIBLINGS: dict[str, Siblings] = {
 GRAMMAR = Grammar(kind="siblings", entries=SIBLINGS)
 
 
-def laws_of_tokens(
-  tree: Tree, siblings: Siblings, tokens: Array, model_laws: Array
+def log_probs_of_tokens(
+  tree: Tree, siblings: Siblings, tokens: Array, model_log_probs: Array
 ) -> Array:
   """The distribution that each token of a tree was drawn from.
 
@@ -209,19 +209,21 @@ def laws_of_tokens(
     tree: the tree.
     siblings: how the children of a node are drawn.
     tokens: `i32[B, N + 1]`.
-    model_laws: `f32[B, N + 1, V]`, the draft model's after each node.
+    model_log_probs: `f32[B, N + 1, V]`, the draft model's after each node.
 
   Returns:
     `f32[B, N + 1, V]`, see `specjax.types.Draft`; row 0 is all -inf.
   """
-  laws = [jnp.full_like(model_laws[:, 0], -jnp.inf)]
+  given = [jnp.full_like(model_log_probs[:, 0], -jnp.inf)]
   for node in range(1, tree.num_nodes):
     parent = tree.parents[node]
     family = tree.children[parent]
     before = np.array(family[: tree.rank[node]], np.int32)
     count = jnp.full(tokens.shape[:1], len(family))
-    laws.append(siblings.child(model_laws[:, parent], tokens[:, before], count))
-  return jnp.stack(laws, axis=1)
+    given.append(
+      siblings.child(model_log_probs[:, parent], tokens[:, before], count)
+    )
+  return jnp.stack(given, axis=1)
 
 
 def get(name: str | Siblings) -> Siblings:

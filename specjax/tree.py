@@ -334,7 +334,7 @@ def data_topology(
     & mine[:, :, None]
     & mine[:, None, :]
   )
-  elder = np.tri(nodes, k=-1, dtype=bool)
+  earlier = np.tri(nodes, k=-1, dtype=bool)
   child = (parents[:, None, :nodes] == index[:nodes, None]) & mine[:, None, :]
   return Topology(
     present=present,
@@ -342,7 +342,7 @@ def data_topology(
     depth=depth,
     ancestors=ancestors,
     paths=paths,
-    rank=jnp.sum(together & elder, axis=-1, dtype=jnp.int32),
+    rank=jnp.sum(together & earlier, axis=-1, dtype=jnp.int32),
     num_children=jnp.sum(child, axis=-1, dtype=jnp.int32),
   )
 

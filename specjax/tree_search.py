@@ -116,9 +116,9 @@ class _Table:
     for node, (left, levels) in enumerate(pending):  # grows as we go
       family = []
       for rank in range(self.width[levels, left], 0, -1):
-        elders = int(self.split[levels, rank, left])
-        family.append((left - elders, levels - 1))
-        left = elders
+        previous = int(self.split[levels, rank, left])
+        family.append((left - previous, levels - 1))
+        left = previous
       pending += reversed(family)
       parents += [node] * len(family)
     return Tree(tuple(parents))
@@ -137,17 +137,17 @@ def _solve(acceptance: np.ndarray, num_drafted: int, max_depth: int) -> _Table:
   rest = sizes[:, None] - sizes  # [m, y], nodes of the last child's subtree
   for depth in range(1, max_depth + 1):
     below = np.where(rest > 0, best[depth - 1][np.maximum(rest, 0)], -np.inf)
-    elders = np.full(most + 1, -np.inf)  # c(., l, b - 1)
-    elders[1] = 1
+    previous = np.full(most + 1, -np.inf)  # c(., l, b - 1)
+    previous[1] = 1
     for rank in range(1, ranks + 1):
       chance = acceptance[rank - 1]
       # A rank of chance 0 still needs a subtree that exists.
       gain = np.where(below > -np.inf, chance * np.maximum(below, 0), -np.inf)
-      total = elders + gain  # [m, y]
+      total = previous + gain  # [m, y]
       split[depth, rank] = np.argmax(total, axis=1)
-      elders = np.max(total, axis=1)
-      better = elders > best[depth]
-      best[depth] = np.where(better, elders, best[depth])
+      previous = np.max(total, axis=1)
+      better = previous > best[depth]
+      best[depth] = np.where(better, previous, best[depth])
       width[depth] = np.where(better, rank, width[depth])
   return _Table(best=best, width=width, split=split)
 

@@ -240,7 +240,7 @@ class Draft:
       return fixed_topology(self.tree)
     return data_topology(self.tree, self.parents, max_depth)
 
-  def laws(self, like: Array) -> Array:
+  def distributions(self, like: Array) -> Array:
     """The distribution of each node; a point mass if drafts are deterministic.
 
     Args:

@@ -25,8 +25,8 @@ from specjax.types import Drafter, LanguageModel, MarkovModel, Rule
 
 # Weights as the files have them.
 Published = Literal["published"]
-# Arguments that no call says: of the loop, and sizes for tests.
-_UNSAID = (
+# Arguments that no config sets: the loop's, and sizes for tests.
+_INTERNAL = (
   "vocab_size", "max_hits", "num_retrieved", "pool_size",
   "from_text",
 )  # fmt: skip
@@ -231,7 +231,7 @@ def entry(
   settings = [
     one.replace(annotation=str, default="") if one.name == "corpus" else one
     for one in known.values()
-    if one is not model and one.name not in _UNSAID
+    if one is not model and one.name not in _INTERNAL
   ]
   beside = [
     (of, list(inspect.signature(of).parameters.values()) if of else [])

@@ -234,7 +234,7 @@ def _draw(
       law = distributions.replace_nans(
         warp.warp(logits[:, None], context.sampling)[:, 0]
       )
-      return (law, depth_lib.plain_law(logits)), carry, count
+      return (law, depth_lib.plain_log_probs(logits)), carry, count
 
     (law, plain), carry, count = _if_any(goes, go_on, carry, even)
     made, fed = made + count, fed + (count > 0)

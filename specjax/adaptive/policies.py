@@ -287,7 +287,7 @@ def get(text: str) -> Policy:
   return GRAMMAR.make(text)
 
 
-def plain_law(logits: Array) -> Array:
+def plain_log_probs(logits: Array) -> Array:
   """The draft's own distribution at temperature 1; uniform where it is NaN."""
   return distributions.replace_nans(
     jax.nn.log_softmax(logits.astype(jnp.float32), axis=-1)

@@ -50,7 +50,7 @@ def verify_path(path: Path, target_log_probs: Array) -> Verification:
   drafted = path.tokens
   ratio_up = distributions.token_log_prob(target_log_probs[:, :-1], drafted)
   ratio_up = jnp.where(path.present, ratio_up, -jnp.inf)
-  ratio_down = distributions.token_log_prob(path.laws[:, 1:], drafted)
+  ratio_down = distributions.token_log_prob(path.distributions[:, 1:], drafted)
   debts = [jnp.zeros_like(target_log_probs[:, 0, 0])]  # log w_i
   for i in range(drafted.shape[1]):
     owed = debts[-1] + ratio_up[:, i]
@@ -63,7 +63,9 @@ def verify_path(path: Path, target_log_probs: Array) -> Verification:
   passes = weight.at[:, 0].set(1)
   if drafted.shape[1] > 1:
     owed = jnp.exp(debt[:, 1:-1, None] + target_log_probs[:, 1:-1])
-    offered = jnp.where(path.present[:, 1:, None], path.laws[:, 2:], -jnp.inf)
+    offered = jnp.where(
+      path.present[:, 1:, None], path.distributions[:, 2:], -jnp.inf
+    )
     offered = jnp.exp(offered)
     excess = jnp.where(owed > offered, owed - offered, 0)
     total = jnp.sum(excess, axis=-1)  # S_i, [B, L - 1]

@@ -84,7 +84,7 @@ def verify(
   tree = draft.tree
   if tree.is_chain:  # nothing to select
     return block.verify(draft, topology, target_log_probs)
-  given = draft.laws(target_log_probs)
+  given = draft.distributions(target_log_probs)
   inner = np.flatnonzero([bool(c) for c in tree.children]).astype(np.int32)
   eldest = np.array([tree.children[n][0] for n in inner], np.int32)
   of_nodes = ratio_types.types_of(

@@ -48,7 +48,7 @@ def _rule(
     reach = jnp.cumprod(jnp.concatenate([one, accept], axis=1), axis=1)
     after = at_the_end(target_log_probs)
     ends = jnp.exp(after)
-    drafted = jnp.exp(draft.laws(target_log_probs)[:, 1:])
+    drafted = jnp.exp(draft.distributions(target_log_probs)[:, 1:])
     refused = jnp.sum(jnp.where(enough, 0, drafted), axis=-1)
     refused = jnp.where(present, refused, 1)[..., None]
     kept = jnp.where(enough & present[..., None], drafted, 0)

@@ -134,7 +134,7 @@ def known_target(
   if draft.siblings.independent and draft.tree.form is not Form.FREE:
     children = _of_equals(draft, topology.present[:, :nodes], children)
   some, eldest = children.any(-1)[..., None], children.argmax(-1)
-  drafted = draft.laws(target_log_probs)
+  drafted = draft.distributions(target_log_probs)
   if isinstance(eldest, np.ndarray):
     drafted = drafted[:, eldest[0]]
   else:

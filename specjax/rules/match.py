@@ -42,7 +42,7 @@ def check(tree, siblings) -> None:
 
 RULE = Rule(
   name="match",
-  verify=verify_nodes(decide, with_laws=False),
+  verify=verify_nodes(decide, needs_draft=False),
   lossless=True,
   check=check,
 )

@@ -38,12 +38,12 @@ def verify(
   """See `specjax.types.VerifyFn`."""
   del topology  # paths are whole
   tree = draft.tree
-  given = draft.laws(target_log_probs)
+  given = draft.distributions(target_log_probs)
   batch, num_paths = draft.tokens.shape[0], max(len(tree.children[0]), 1)
   alive = jnp.ones((batch, num_paths), bool)
   best = jnp.zeros((batch,), jnp.int32)
   share = jnp.ones_like(target_log_probs[:, 0, 0])  # m
-  nodes, draft_laws = [best], [given[:, 0]]
+  nodes, draft_log_probs = [best], [given[:, 0]]
   for level in tree.levels[1:]:
     target = take_node(target_log_probs, nodes[-1])  # [B, V]
     # Of the selected path's own child: equal paths have equal distributions.
@@ -67,14 +67,14 @@ def verify(
       (upper**j * lower ** (num_paths - 1 - j) for j in powers), 0.0
     )
     all_sum = sum(((1 - share) ** j for j in powers), jnp.zeros_like(share))
-    draft_laws.append(drafted + jnp.log(top_sum / all_sum[:, None]))
+    draft_log_probs.append(drafted + jnp.log(top_sum / all_sum[:, None]))
     pick = lambda x: jnp.take_along_axis(x, token[:, None], axis=1)[:, 0]  # noqa: B023
     share = distributions.share(share * pick(probs), pick(upper))
   path = jnp.stack(nodes, axis=1)  # [B, L + 1]
   along = lambda x: jax.vmap(lambda row, at: row[at])(x, path)
   selected = Path(
     tokens=along(draft.tokens)[:, 1:],
-    laws=jnp.stack(draft_laws, axis=1),
+    distributions=jnp.stack(draft_log_probs, axis=1),
     present=np.ones((1, tree.max_depth), bool),
   )
   verification = verify_path(selected, along(target_log_probs))

@@ -94,7 +94,7 @@ def decide_single(
 
 
 def verify_nodes(
-  decide: DecideFn, *, merge: bool = True, with_laws: bool = True
+  decide: DecideFn, *, merge: bool = True, needs_draft: bool = True
 ) -> VerifyFn:
   """The tree rule that decides with `decide` at every node.
 
@@ -102,7 +102,7 @@ def verify_nodes(
     decide: the decision at one node.
     merge: whether equal paths of independent siblings are one hypothesis, or
       the walk stays below the very sibling it accepted, as in `FREE` trees.
-    with_laws: whether `decide` looks at the draft's distributions; if not, it
+    needs_draft: whether `decide` looks at the draft's distributions; if not, it
       is given distributions without any mass, `f32[1, V]`.
 
   Returns:
@@ -124,7 +124,9 @@ def verify_nodes(
       topology=topology,
       tokens=draft.tokens[:, : tree.num_nodes],
       target=target_log_probs,
-      laws=draft.laws(target_log_probs) if with_laws else None,
+      distributions=draft.distributions(target_log_probs)
+      if needs_draft
+      else None,
       shared=independent,
     )
     merge_here = merge and independent and tree.form is not Form.FREE
@@ -139,9 +141,9 @@ def verify_nodes(
 class _Walk:
   """A draft, for both ways of walking its tree; `Decision` by `decide`.
 
-  Arrays are `i32[B, N + 1]` and `f32[B, N + 1, V]`. `laws`, which tokens were
-  drawn from, are None if they are not looked at; `shared`: the candidates of a
-  node have one.
+  Arrays are `i32[B, N + 1]` and `f32[B, N + 1, V]`. `distributions`,
+  which tokens were drawn from, are None if `decide` ignores them; `shared`: the
+  candidates of a node have one.
   """
 
   decide: DecideFn
@@ -149,7 +151,7 @@ class _Walk:
   topology: Topology
   tokens: Array
   target: Array
-  laws: Array | None
+  distributions: Array | None
   shared: bool
 
   def at(
@@ -166,13 +168,13 @@ class _Walk:
     the first valid candidate.
     """
     target = node_rows(self.target, nodes)
-    if self.laws is None:
+    if self.distributions is None:
       drafted = jnp.full_like(target[:, :, None], -jnp.inf)
     elif self.shared:
       source = _first(slots, valid) if source is None else source
-      drafted = node_rows(self.laws, source)[:, :, None]
+      drafted = node_rows(self.distributions, source)[:, :, None]
     else:
-      drafted = node_rows(self.laws, slots)
+      drafted = node_rows(self.distributions, slots)
     return jax.vmap(jax.vmap(self.decide))(
       target, drafted, node_rows(self.tokens, slots), valid
     )

@@ -220,7 +220,7 @@ def verify(
 ) -> Verification:
   """See `specjax.types.VerifyFn`."""
   del topology  # trees are whole
-  tree, given = draft.tree, draft.laws(target_log_probs)
+  tree, given = draft.tree, draft.distributions(target_log_probs)
   one = jnp.ones_like(target_log_probs[:, :1, 0])  # [B, 1]
   state = _State(
     owed=one,

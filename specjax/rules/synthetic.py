@@ -51,7 +51,9 @@ def rule(acceptance: float = 0.8, *deeper: float) -> Rule:
     shape = len(draft.tokens), nodes
     parents = jnp.broadcast_to(topology.parents[:, :nodes], shape)
     above = jnp.take_along_axis(target_log_probs, parents[..., None], axis=1)
-    away = jnp.abs(jnp.exp(draft.laws(target_log_probs)) - jnp.exp(above))
+    away = jnp.abs(
+      jnp.exp(draft.distributions(target_log_probs)) - jnp.exp(above)
+    )
     away = jnp.where(first & (np.arange(nodes) > 0), away.sum(-1) / 2, 0)
     of_child = jnp.zeros(shape, away.dtype)
     of_child = of_child.at[np.arange(len(parents))[:, None], parents].add(away)

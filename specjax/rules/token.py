@@ -32,7 +32,7 @@ def verify(
   path = Path.of(draft, topology, target_log_probs)
   accept = distributions.acceptance(
     distributions.token_log_prob(target_log_probs[:, :-1], path.tokens),
-    distributions.token_log_prob(path.laws[:, 1:], path.tokens),
+    distributions.token_log_prob(path.distributions[:, 1:], path.tokens),
   )  # [B, N]
   accept = jnp.where(path.present, accept, 0)
   ones = jnp.ones_like(target_log_probs[:, :1, 0])
@@ -53,22 +53,22 @@ class Path:
 
   Attributes:
     tokens: `i32[B, N]`, the drafted ones.
-    laws: `f32[B, N + 1, V]`, the distribution that each node was drawn
+    distributions: `f32[B, N + 1, V]`, the distribution that each node was drawn
       from.
     present: `bool[B or 1, N]`, False for masked tokens.
   """
 
   tokens: Array
-  laws: Array
+  distributions: Array
   present: np.ndarray | Array
 
   @classmethod
   def of(cls, draft: Draft, topology: Topology, like: Array) -> "Path":
-    """The path of a draft whose tree is a chain; see `Draft.laws`."""
+    """The path of a draft whose tree is a chain; see `Draft.distributions`."""
     nodes = draft.tree.num_nodes
     return cls(
       tokens=draft.tokens[:, 1:nodes],
-      laws=draft.laws(like),
+      distributions=draft.distributions(like),
       present=topology.present[:, 1:nodes],
     )
 
@@ -79,7 +79,7 @@ class Path:
     distribution.
     """
     last = self.tokens.shape[1]
-    law = take_node(self.laws, jnp.minimum(node + 1, last))
+    law = take_node(self.distributions, jnp.minimum(node + 1, last))
     present = jnp.pad(self.present, ((0, 0), (0, 1)))
     present = jnp.broadcast_to(present, (len(law), last + 1))
     return jnp.where(

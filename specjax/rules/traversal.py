@@ -90,7 +90,7 @@ def verify_by(
     settle_one=settle,
     tree=tree,
     target=target_log_probs,
-    laws=draft.laws(target_log_probs),
+    distributions=draft.distributions(target_log_probs),
     tokens=draft.tokens,
     slots=slots,
     valid=jnp.broadcast_to(valid, (batch, *valid.shape[1:])),
@@ -137,7 +137,7 @@ class _Family:
   settle_one: SettleFn
   tree: Tree
   target: Array
-  laws: Array
+  distributions: Array
   tokens: Array
   slots: np.ndarray | Array
   valid: Array
@@ -156,7 +156,7 @@ class _Family:
     return jax.vmap(jax.vmap(self.settle_one))(
       node_rows(owed, nodes),
       node_rows(self.target, nodes),
-      node_rows(self.laws, slots),
+      node_rows(self.distributions, slots),
       node_rows(self.tokens, slots),
       valid,
     )

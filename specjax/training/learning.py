@@ -15,11 +15,11 @@ import numpy as np
 from jax import Array
 
 from specjax.drafters.families import online
-from specjax.drafters.families.online import Laws, Ring
+from specjax.drafters.families.online import DraftFn, Ring
 from specjax.training.losses import Objective
 
 
-def loss(laws: Laws, objective: Objective) -> Callable[[Any, Ring], Array]:
+def loss(draft: DraftFn, objective: Objective) -> Callable[[Any, Ring], Array]:
   """The loss of a draft over all entries of a ring whose distribution is known.
 
   Where a ring keeps some tokens of a distribution and lumps the others, the
@@ -28,8 +28,8 @@ def loss(laws: Laws, objective: Objective) -> Callable[[Any, Ring], Array]:
   rest.
 
   Args:
-    laws: the draft's distributions (`online.model_laws`,
-      `online.head_laws`).
+    draft: the draft's distributions (`online.model_logits`,
+      `online.head_logits`).
     objective: of `specjax.training.losses`.
 
   Returns:
@@ -39,7 +39,7 @@ def loss(laws: Laws, objective: Objective) -> Callable[[Any, Ring], Array]:
 
   def of(params, ring: Ring) -> Array:
     ring = online.in_order(ring)
-    student, said = laws(params, ring)
+    student, said = draft(params, ring)
     text = online.texts(ring)
     followed = jnp.pad(text[:, :-1] == text[:, 1:], ((0, 0), (0, 1)))
     labels = jnp.roll(ring.tokens, -1, axis=1)
@@ -49,7 +49,9 @@ def loss(laws: Laws, objective: Objective) -> Callable[[Any, Ring], Array]:
     # Tokens that the draft cannot say differ by as much as there is.
     student = jnp.maximum(jax.nn.log_softmax(student), online.FLOOR)
     weights = ring.known & said & followed
-    return objective(student, ring.laws, labels, weights.astype(student.dtype))
+    return objective(
+      student, ring.log_probs, labels, weights.astype(student.dtype)
+    )
 
   return of
 

@@ -35,13 +35,15 @@ def log(law):
     return jnp.asarray(np.log(law))
 
 
-def make_draft(tree, siblings, tokens, model_laws, noise=None):
+def make_draft(tree, siblings, tokens, model_log_probs, noise=None):
   """A draft whose tokens were drawn from a model's laws after each node."""
   return Draft(
     tree=tree,
     siblings=siblings,
     tokens=tokens,
-    log_probs=siblings_lib.laws_of_tokens(tree, siblings, tokens, model_laws),
+    log_probs=siblings_lib.log_probs_of_tokens(
+      tree, siblings, tokens, model_log_probs
+    ),
     noise=noise,
   )
 
@@ -59,8 +61,8 @@ def first_shape(rule, shapes):
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _verify(rule, tree, siblings, tokens, model_laws, target_log_probs):
-  draft = make_draft(tree, siblings, tokens, model_laws)
+def _verify(rule, tree, siblings, tokens, model_log_probs, target_log_probs):
+  draft = make_draft(tree, siblings, tokens, model_log_probs)
   verification = rule.verify(draft, draft.topology(), target_log_probs)
   root = jnp.zeros(len(draft.tokens), jnp.int32)
   return verification.node_probs, jnp.exp(verification.next_log_probs(root))

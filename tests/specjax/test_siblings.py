@@ -32,8 +32,8 @@ def sequence_law(siblings, p, count):
   for tokens in itertools.product(range(len(p)), repeat=count):
     prob = 1.0
     for i, token in enumerate(tokens):
-      elders = jnp.asarray(tokens[:i], jnp.int32)
-      child = np.exp(np.asarray(siblings.child(log_p, elders, count)))
+      previous = jnp.asarray(tokens[:i], jnp.int32)
+      child = np.exp(np.asarray(siblings.child(log_p, previous, count)))
       assert child.sum() == pytest.approx(1, abs=1e-6)
       prob *= child[token]
     law[tokens] = prob
@@ -86,11 +86,11 @@ def test_an_exhausted_law_goes_on_with_the_likeliest_untried_tokens():
   warped = jnp.log(jnp.array([0, 1.0, 0, 0]))
   logits = jnp.array([-jnp.inf, 3.0, -1.0, 0.5])
   for siblings in (WITHOUT_REPLACEMENT, GREEDY, HUB):
-    elders, count = [1], 2 if siblings is HUB else 4
+    previous, count = [1], 2 if siblings is HUB else 4
     for expected in (3, 2, 0)[: count - 1]:
-      law = siblings.child(warped, jnp.array(elders), count, logits)
+      law = siblings.child(warped, jnp.array(previous), count, logits)
       assert np.flatnonzero(np.asarray(law) == 0).tolist() == [expected]
-      elders.append(expected)
+      previous.append(expected)
 
 
 def test_at_temperature_0_trees_hold_the_drafts_likeliest_tokens():
@@ -123,8 +123,8 @@ def test_at_temperature_0_trees_hold_the_drafts_likeliest_tokens():
 def test_a_row_without_mass_has_children_without_mass():
   empty = jnp.full(4, -jnp.inf)
   for siblings in SIBLINGS.values():
-    for elders in ([], [2]):
-      law = siblings.child(empty, jnp.asarray(elders, jnp.int32), 2)
+    for previous in ([], [2]):
+      law = siblings.child(empty, jnp.asarray(previous, jnp.int32), 2)
       assert (np.asarray(law) == -np.inf).all()
 
 

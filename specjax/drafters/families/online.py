@@ -37,7 +37,7 @@ class Ring:
   Attributes:
     tokens: `i32[B, R]`.
     positions: `i32[B, R]`, their positions in the text.
-    laws: `f32[B, R, K + 1]`, log-probabilities of the token after each at
+    log_probs: `f32[B, R, K + 1]`, log-probabilities of the token after each at
       temperature 1: those of `ids`, then all other tokens together. If K is V,
       `f32[B, R, V]`.
     ids: `i32[B, R, K]`, the likeliest tokens; None if K is V.
@@ -48,7 +48,7 @@ class Ring:
 
   tokens: Array
   positions: Array
-  laws: Array
+  log_probs: Array
   ids: Array | None
   known: Array
   features: Array | None
@@ -94,7 +94,7 @@ def online(
     ring = Ring(
       tokens=of(dtype=jnp.int32),
       positions=of(dtype=jnp.int32),
-      laws=of(kept if whole else kept + 1, dtype=jnp.float32),
+      log_probs=of(kept if whole else kept + 1, dtype=jnp.float32),
       ids=None if whole else of(kept, dtype=jnp.int32),
       known=of(dtype=bool),
       features=of(num_features, dtype=jnp.float32) if num_features else None,
@@ -184,7 +184,9 @@ def _written(ring: Ring, commit: Commit, vocab_size: int) -> Ring:
     new["features"] = along(given).astype(ring.features.dtype)
   if output.logits.shape[1] != commit.tokens.shape[1]:  # of a prompt
     new |= {
-      "laws": jnp.zeros((*rows, ring.laws.shape[-1]), ring.laws.dtype),
+      "log_probs": jnp.zeros(
+        (*rows, ring.log_probs.shape[-1]), ring.log_probs.dtype
+      ),
       "ids": None if ring.ids is None else jnp.zeros(
         (*rows, ring.ids.shape[-1]), jnp.int32
       ),
@@ -199,8 +201,8 @@ def _written(ring: Ring, commit: Commit, vocab_size: int) -> Ring:
     if ring.ids is not None:
       _, ids = jax.lax.top_k(law, ring.ids.shape[-1])
       law = lumped(law, ids)
-    law = jnp.maximum(law, FLOOR).astype(ring.laws.dtype)
-    new |= {"laws": law, "ids": ids, "known": sound}
+    law = jnp.maximum(law, FLOOR).astype(ring.log_probs.dtype)
+    new |= {"log_probs": law, "ids": ids, "known": sound}
   return _added(ring, new, count)
 
 
@@ -242,7 +244,7 @@ def lumped(logits: Array, ids: Array) -> Array:
 
 # `(parameters, ring in order) -> (logits f32[B, R, V], said bool[B, R])`: the
 # draft's logits for the token after each entry, and where it has any.
-Laws = Callable[[Any, Ring], tuple[Array, Array]]
+DraftFn = Callable[[Any, Ring], tuple[Array, Array]]
 
 
 def texts(ring: Ring) -> Array:
@@ -253,7 +255,7 @@ def texts(ring: Ring) -> Array:
   return jnp.where(present, text, -1)
 
 
-def model_laws(model: LanguageModel, *, vocab_size: int) -> Laws:
+def model_logits(model: LanguageModel, *, vocab_size: int) -> DraftFn:
   """A draft model's distributions, each text read from its start in the ring.
 
   Raises:
@@ -262,7 +264,7 @@ def model_laws(model: LanguageModel, *, vocab_size: int) -> Laws:
   if model.encode is not None:
     raise ValueError("an encoder-decoder draft cannot learn online")
 
-  def laws(params, ring: Ring):
+  def logits_of(params, ring: Ring):
     rows, room = ring.tokens.shape
     text = texts(ring)
     output, _ = model.apply(
@@ -274,17 +276,17 @@ def model_laws(model: LanguageModel, *, vocab_size: int) -> Laws:
     )
     return output.logits[..., :vocab_size], text >= 0
 
-  return laws
+  return logits_of
 
 
-def head_laws(model: FeatureModel, *, vocab_size: int) -> Laws:
+def head_logits(model: FeatureModel, *, vocab_size: int) -> DraftFn:
   """A head's distributions, reading the target's own features.
 
   From the second drafted token on a head reads its own hidden states; it is not
   trained for that here.
   """
 
-  def laws(params, ring: Ring):
+  def logits_of(params, ring: Ring):
     if ring.features is None:
       raise ValueError("a head learns from the target's features: num_features")
     rows, room = ring.tokens.shape
@@ -302,7 +304,7 @@ def head_laws(model: FeatureModel, *, vocab_size: int) -> Laws:
     first = lambda x: jnp.pad(x, ((0, 0), (1, 0), *[(0, 0)] * (x.ndim - 2)))
     return first(logits[..., :vocab_size]), first(pair >= 0)
 
-  return laws
+  return logits_of
 
 
 def _sees(of: Array, seen: Array) -> Array:

@@ -193,8 +193,8 @@ def _merged(drawn: Draft, looked_up: Trie, scores: Array, whole: Tree) -> Draft:
   """
   tree = drawn.tree
   num_drawn = tree.num_nodes
-  twins = _duplicates(drawn, looked_up)  # [B, R]
-  new = (looked_up.parents >= 0) & (twins < 0)
+  duplicates = _duplicates(drawn, looked_up)  # [B, R]
+  new = (looked_up.parents >= 0) & (duplicates < 0)
   # The trie lists parents first, so they also come first among equal scores.
   left = whole.num_drafted - tree.num_drafted
   ranked = jnp.where(new, scores, -jnp.inf)
@@ -202,9 +202,11 @@ def _merged(drawn: Draft, looked_up: Trie, scores: Array, whole: Tree) -> Draft:
   best, kept = lax.top_k(ranked, count)
   take = lambda x: jnp.take_along_axis(x, kept, axis=1)
   above = take(looked_up.parents) - 1  # in the trie, -1 the root
-  twin = jnp.take_along_axis(twins, jnp.maximum(above, 0), axis=1)
+  duplicate = jnp.take_along_axis(duplicates, jnp.maximum(above, 0), axis=1)
   beside = jnp.argmax(kept[:, None] == above[..., None], axis=-1) + num_drawn
-  parents = jnp.where(above < 0, 0, jnp.where(twin >= 0, twin, beside))
+  parents = jnp.where(
+    above < 0, 0, jnp.where(duplicate >= 0, duplicate, beside)
+  )
   parents = jnp.where(best > -jnp.inf, parents, -1).astype(jnp.int32)
   fill = ((0, 0), (0, left - count))
   tokens = jnp.pad(take(looked_up.tokens), fill)
@@ -232,12 +234,12 @@ def _duplicates(drawn: Draft, looked_up: Trie) -> Array:
   above = np.array(tree.parents, np.int32)
   equal = looked_up.tokens[..., None] == drawn.tokens[:, None]  # [B, R, n + 1]
   equal &= (np.arange(tree.num_nodes) > 0) & (looked_up.parents >= 0)[..., None]
-  twins = jnp.full_like(looked_up.parents, -1)
+  duplicates = jnp.full_like(looked_up.parents, -1)
   for _ in range(tree.max_depth):
     parent = jnp.take_along_axis(
-      twins, jnp.maximum(looked_up.parents - 1, 0), axis=1
+      duplicates, jnp.maximum(looked_up.parents - 1, 0), axis=1
     )
     parent = jnp.where(looked_up.parents == 0, 0, parent)
     both = equal & (above == parent[..., None]) & (parent >= 0)[..., None]
-    twins = jnp.where(both.any(axis=-1), jnp.argmax(both, axis=-1), -1)
-  return twins.astype(jnp.int32)
+    duplicates = jnp.where(both.any(axis=-1), jnp.argmax(both, axis=-1), -1)
+  return duplicates.astype(jnp.int32)

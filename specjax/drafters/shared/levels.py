@@ -205,7 +205,7 @@ def _draw_level(
     some = np.flatnonzero(sizes > r) if isinstance(r, int) else slice(None)
     child_law = siblings.child(
       law[:, heads[some]],
-      siblings_lib.elders(tokens[:, some], r),
+      siblings_lib.previous(tokens[:, some], r),
       sizes[some],
       ranking[:, heads[some]],
     )

@@ -105,8 +105,8 @@ def likely(
   total = jnp.maximum(member.sum(axis=-1), 1)  # [B, m]
   times = jnp.einsum("bmj,bkjd->bmkd", member, same.astype(jnp.float32))
   # Occurrences are sorted: the first with a given prefix has the best match.
-  elder = np.tri(count, k=-1, dtype=bool)[..., None]
-  first = occurrences.present & ~(same & elder).any(axis=2)
+  earlier = np.tri(count, k=-1, dtype=bool)[..., None]
+  first = occurrences.present & ~(same & earlier).any(axis=2)
   mine = first[:, None] & (member > 0)[..., None]
   share = jnp.where(mine, times / total[..., None, None], 0)
   flat = jnp.swapaxes(share, -1, -2).reshape(rows, max_match, -1)

@@ -23,7 +23,7 @@ MODEL = toys.table_model(VOCAB, layers=LAYERS)
 HEAD = toys.feature_model(VOCAB, num_features=LAYERS)
 PARAMS = specjax.Params(target=jnp.asarray(TARGET), draft=jnp.asarray(DRAFT))
 OF = dict(vocab_size=VOCAB)
-MODEL_LAWS = online.model_laws(MODEL, **OF)
+MODEL_LOGITS = online.model_logits(MODEL, **OF)
 TREES = {"chain": chain(3), "paths": paths(2, 3)}
 
 
@@ -70,7 +70,7 @@ def ring_error(state, ring) -> float:
       assert known == (place >= int(state.prompt_length[row]) - 1)
       if known:
         law = log_law(TARGET, text[: place + 1])
-        apart = np.abs(np.exp(ring.laws[row, entry]) - np.exp(law)).max()
+        apart = np.abs(np.exp(ring.log_probs[row, entry]) - np.exp(law)).max()
         worst = max(worst, float(apart))
   return worst
 
@@ -131,7 +131,7 @@ def test_laws_are_kept_above_a_floor_and_those_that_are_nan_not_at_all():
   assert ring.known.tolist() == [[False, True, False, False]]
   half = np.log(0.5)
   expected = [[0, 0, 0], [half, online.FLOOR, half], [0, 0, 0], [0, 0, 0]]
-  np.testing.assert_allclose(ring.laws[0], expected, rtol=1e-6)
+  np.testing.assert_allclose(ring.log_probs[0], expected, rtol=1e-6)
 
 
 # ------------------------------------------------------- what the draft says
@@ -165,14 +165,14 @@ def test_the_draft_says_of_a_ring_what_it_said_when_it_drafted(decoded):
   ring = two_texts(decoded["chain"])
   both = np.asarray(online.texts(online.in_order(ring))).max(axis=1)
   assert (both >= 1).sum() > 2  # most rows have two
-  assert said_error(MODEL_LAWS, PARAMS.draft, ring, DRAFT) < 1e-5
+  assert said_error(MODEL_LOGITS, PARAMS.draft, ring, DRAFT) < 1e-5
 
 
 def test_a_head_says_of_a_ring_what_it_says_after_the_target_has_read():
   head = eagle(HEAD, tree=chain(2), **OF)
   drafter = online.online(head, num_features=LAYERS, **OF)
   ring = two_texts(after_rounds(drafter), drafter)
-  laws = online.head_laws(HEAD, **OF)
+  laws = online.head_logits(HEAD, **OF)
   # The toy head has its table's law of the whole text if all it reads is right.
   assert said_error(laws, jnp.asarray(TARGET), ring, TARGET) < 1e-5
 
@@ -182,7 +182,7 @@ def test_a_head_says_of_a_ring_what_it_says_after_the_target_has_read():
 
 def learned(ring, name="forward_kl", *, rate=3.0, count=30, first=None):
   """The draft's table after plain gradient descent on a ring."""
-  of = learning.loss(MODEL_LAWS, losses.get(name, block=2))
+  of = learning.loss(MODEL_LOGITS, losses.get(name, block=2))
   gradient = jax.jit(jax.value_and_grad(of))
   table = PARAMS.draft if first is None else first
   begun, _ = gradient(table, ring)
@@ -223,7 +223,7 @@ def test_a_round_after_an_update_has_the_targets_law():
     of = jax.jit(
       jax.grad(
         learning.loss(
-          online.model_laws(model, vocab_size=vocab), losses.forward_kl
+          online.model_logits(model, vocab_size=vocab), losses.forward_kl
         )
       )
     )
