@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from specjax.siblings import IID, Siblings, laws_of_tokens
+from specjax.siblings import IID, Siblings, log_probs_of_tokens
 from specjax.tree import Tree
 from specjax.types import Draft, Rule
 
@@ -233,7 +233,7 @@ def _evaluate(rule, draft, target_log_probs):
   return verification.node_probs, jnp.exp(after), verification.total_variation
 
 
-_laws_of_tokens = jax.jit(laws_of_tokens, static_argnums=(0, 1))
+_laws_of_tokens = jax.jit(log_probs_of_tokens, static_argnums=(0, 1))
 
 
 @jax.jit

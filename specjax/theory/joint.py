@@ -27,7 +27,7 @@ import numpy as np
 from scipy import optimize, sparse
 
 from specjax.exact import ContextLaw, target_block_law
-from specjax.siblings import IID, Siblings, laws_of_tokens
+from specjax.siblings import IID, Siblings, log_probs_of_tokens
 from specjax.tree import Tree
 
 _CERTAIN = 1e-7  # HiGHS leaves coefficients below 1e-9 away
@@ -146,7 +146,7 @@ def _drafted_sets(
   return sets, np.bincount(inverse.ravel(), probs)
 
 
-_laws_of_tokens = jax.jit(laws_of_tokens, static_argnums=(0, 1))
+_laws_of_tokens = jax.jit(log_probs_of_tokens, static_argnums=(0, 1))
 
 
 # ------------------------------------------------------------------- contexts
