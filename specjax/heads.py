@@ -56,13 +56,13 @@ class BlockModel:
     read: `(params, features f[B, T, F], cache) -> cache`: writes T committed
       tokens to slots `cache.length ..` and raises the length by T. Slot i holds
       position i.
-    say: `(params, newest i32[B, 1], cache) -> (f32[B, K, V'], cache)`, logits
-      of the tokens after the newest, which follows the cached ones. It writes
-      at most the next K + 1 slots and keeps the length.
+    predict: `(params, newest i32[B, 1], cache) -> (f32[B, K, V'], cache)`,
+      logits of the tokens after the newest, which follows the cached ones. It
+      writes at most the next K + 1 slots and keeps the length.
     max_positions: how many positions it supports; None if unbounded.
     markov: makes each token depend on those drafted before it; None for heads
-      whose tokens are independent. With it `say` returns, instead of logits, a
-      pytree of arrays `[B, K, ...]` that `markov` reads.
+      whose tokens are independent. With it `predict` returns, instead of
+      logits, a pytree of arrays `[B, K, ...]` that `markov` reads.
   """
 
   vocab_size: int
@@ -70,7 +70,7 @@ class BlockModel:
   num_depths: int
   init_cache: Callable[[int, int], Cache]
   read: Callable[[Any, Array, Cache], Cache]
-  say: Callable[[Any, Array, Cache], tuple[Any, Cache]]
+  predict: Callable[[Any, Array, Cache], tuple[Any, Cache]]
   max_positions: int | None = None
   markov: "MarkovModel | None" = None
 
@@ -83,12 +83,12 @@ class MarkovModel:
     state_size: S, width of the state carried along a path; 0 if the next token
       depends on the previous one alone.
     estimates: whether it estimates acceptance.
-    apply: `(params, row, tokens i32[B, W], state f[B, W, S]) -> (logits
-      f32[B, W, V'], state f[B, W, S], confidence f32[B, W])`. `row` is the
-      output of `BlockModel.say` for the next depth, `[B, 1, ...]`; the tokens
-      are W nodes of one depth, with the states of their parents (0 for the
-      root's). The confidence estimates the probability that the next token is
-      accepted, before it is drawn; 1 if the head makes no estimate.
+    apply: `(params, row, tokens i32[B, W], state f[B, W, S]) -> (logits f32[B,
+      W, V'], state f[B, W, S], confidence f32[B, W])`. `row` is the output of
+      `BlockModel.predict` for the next depth, `[B, 1, ...]`; the tokens are W
+      nodes of one depth, with the states of their parents (0 for the root's).
+      The confidence estimates the probability that the next token is accepted,
+      before it is drawn; 1 if the head makes no estimate.
   """
 
   state_size: int
@@ -122,15 +122,15 @@ class TextBlockModel:
     vocab_size: V', the last axis of its logits.
     num_depths: K, tokens of a block.
     encode: as in `LanguageModel`.
-    say: `(params, tokens i32[B, L], length i32[B], memory) -> f32[B, K, V']`,
-      logits of the K tokens after the first `length` ones; later tokens are
-      masked out, and `memory` is the result of `encode`.
+    predict: `(params, tokens i32[B, L], length i32[B], memory) -> f32[B, K,
+      V']`, logits of the K tokens after the first `length` ones; later tokens
+      are masked out, and `memory` is the result of `encode`.
   """
 
   vocab_size: int
   num_depths: int
   encode: Callable[[Any, Any], Any]
-  say: Callable[[Any, Array, Array, Any], Array]
+  predict: Callable[[Any, Array, Array, Any], Array]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

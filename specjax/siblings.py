@@ -98,7 +98,7 @@ def _independent(parent, previous, count, ranking=None):
 
 
 def _rest(parent, previous, ranking):
-  """Logits of p without the drawn tokens; once they exhaust p, of the others."""
+  """Logits of p without drawn tokens; once they exhaust p, of the others."""
   tried = previous[..., None] == jnp.arange(parent.shape[-1])
   tried = jnp.any(tried, axis=-2)
   rest = jnp.where(tried, -jnp.inf, parent)
@@ -117,8 +117,8 @@ def _rest(parent, previous, ranking):
 def _untried(parent, previous, count, ranking=None):
   """The distribution without the previous siblings.
 
-  Normalized relative to its own largest entry: next to a sibling with nearly all
-  the mass, logarithms of 1e7 differ by whole units in float32.
+  Normalized relative to its own largest entry: next to a sibling with nearly
+  all the mass, logarithms of 1e7 differ by whole units in float32.
   """
   del count
   if not previous.shape[-1]:

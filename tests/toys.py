@@ -226,7 +226,7 @@ def block_model(vocab_size: int, *, num_features: int, num_depths: int):
     cache = write(cache, context)
     return cache.replace(length=cache.length + features.shape[1])
 
-  def say(params, newest, cache):
+  def predict(params, newest, cache):
     contexts, slot = params.shape[0], np.arange(cache.slots)
     committed = slot < cache.length[:, None]
     each = jnp.mod(cache.keys[0][:, 0, :, 0] * weight_at(slot), contexts)
@@ -244,7 +244,7 @@ def block_model(vocab_size: int, *, num_features: int, num_depths: int):
     num_depths=num_depths,
     init_cache=init_cache,
     read=read,
-    say=say,
+    predict=predict,
   )
 
 
@@ -273,7 +273,7 @@ def markov_block(
 
   return dataclasses.replace(
     inner,
-    say=lambda params, *rest: inner.say(jnp.arange(len(params)), *rest),
+    predict=lambda params, *rest: inner.predict(jnp.arange(len(params)), *rest),
     markov=MarkovModel(state_size=1, estimates=True, apply=apply),
   )
 

@@ -119,7 +119,7 @@ def head_logits(
     yield from unroll(module, tokens, features, steps=depth, **where)
     return
   if isinstance(module, Parallel):
-    logits, sure = dflash_training.say(
+    logits, sure = dflash_training.predict(
       module, tokens, features, batch["places"], **where
     )
   else:

@@ -155,15 +155,17 @@ def block(
   place = jnp.minimum(ahead, tokens.shape[1] - 1)
   targets = jnp.take_along_axis(tokens, place, axis=1)
   memory = _memory(module, batch)
-  say = functools.partial(module, tokens, known, memory)
-  said = jax.lax.stop_gradient(say())
+  predict = functools.partial(module, tokens, known, memory)
+  said = jax.lax.stop_gradient(predict())
   wrong = inside & (jnp.argmax(said, axis=-1) != targets)
   told = jnp.round(glance * wrong.sum(-1)).astype(jnp.int32)
   order = jax.random.uniform(show_key, inside.shape)
   order = jnp.where(inside, order, 2.0)  # any may be revealed, none beyond
   rank = jnp.argsort(jnp.argsort(order, axis=1), axis=1)
   shown = (rank < told[:, None]) & inside
-  nats = cross_entropy(say(revealed=targets, shown=shown), targets, smoothing)
+  nats = cross_entropy(
+    predict(revealed=targets, shown=shown), targets, smoothing
+  )
   counted = inside & ~shown
   return jnp.sum(jnp.where(counted, nats, 0)), jnp.sum(counted)
 

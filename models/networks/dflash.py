@@ -203,7 +203,7 @@ class Parallel(nnx.Module):
     return cache_lib.visible(cache, positions, mask, window=window)
 
   def __call__(self, newest: Array, cache: Cache, put) -> tuple[Array, Cache]:
-    """The logits of a block; see `BlockModel.say`."""
+    """The logits of a block; see `BlockModel.predict`."""
     hidden, cache = self.states(newest, cache, put)
     return self.spread(put(self.logits(hidden), "logits_btv")), cache
 
@@ -255,7 +255,7 @@ def as_block_model(
     read=lambda params, features, cache: merge(params).read(
       features, cache, put
     ),
-    say=lambda params, newest, cache: merge(params)(newest, cache, put),
+    predict=lambda params, newest, cache: merge(params)(newest, cache, put),
     max_positions=layers.max_positions,
   )
   return model, params

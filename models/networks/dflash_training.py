@@ -26,7 +26,7 @@ from models.networks.dspark import DSpark
 from models.networks.layers import Attention
 
 
-def say(
+def predict(
   module: Parallel,
   tokens: Array,
   features: Array,

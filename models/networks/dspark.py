@@ -187,7 +187,7 @@ def as_markov_blocks(
   merge, params = split(module)
   put = functools.partial(constrain, sharding=sharding)
 
-  def say(params, newest: Array, cache: Cache):
+  def predict(params, newest: Array, cache: Cache):
     head = merge(params)
     hidden, cache = head.states(newest, cache, put)
     return head.places(hidden, put), cache
@@ -200,4 +200,4 @@ def as_markov_blocks(
     estimates=module.config.confidence,
     apply=apply,
   )
-  return dataclasses.replace(model, say=say, markov=markov), params
+  return dataclasses.replace(model, predict=predict, markov=markov), params

@@ -124,7 +124,7 @@ def as_block_model(module: BlockDrafter) -> tuple[TextBlockModel, nnx.State]:
     vocab_size=module.config.t5.vocab_size,
     num_depths=module.config.num_masks,
     encode=lambda params, inputs: merge(params).encode(inputs),
-    say=lambda params, *given: merge(params)(*given),
+    predict=lambda params, *given: merge(params)(*given),
   )
   return model, params
 

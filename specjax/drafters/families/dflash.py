@@ -77,7 +77,7 @@ def of_block(
   Args:
     name: the drafter's name.
     head: the head.
-    draft: makes a draft from the output of `BlockModel.say`.
+    draft: makes a draft from the output of `BlockModel.predict`.
     tree, siblings: the draft's.
   """
   slots_more = head.num_depths + 1
@@ -95,7 +95,7 @@ def of_block(
 
   def propose(params, cache, target_cache, context):
     cache = cache.replace(length=context.length - 1)
-    block, cache = head.say(params.draft, context.root, cache)
+    block, cache = head.predict(params.draft, context.root, cache)
     return draft(params, block, context), cache, target_cache
 
   return Drafter(

@@ -62,7 +62,7 @@ def specdec(
     tokens = jnp.where(
       place < context.length[:, None], context.tokens, context.root
     )
-    logits = draft.say(params.draft, tokens, context.length, memory)
+    logits = draft.predict(params.draft, tokens, context.length, memory)
     return marginals.draft(logits, context, drawing), memory, target_cache
 
   return Drafter(

@@ -136,13 +136,13 @@ def test_a_block_is_the_formulas_by_published_names(head):
   model, params = head.functions()
   assert (model.num_depths, model.num_features) == (BLOCK - 1, 3 * H)
   features, newest = random(2, 6, 3 * H), jnp.array([[3], [7]])
-  read, say = jax.jit(model.read), jax.jit(model.say)
+  read, predict = jax.jit(model.read), jax.jit(model.predict)
   cache = read(params, features[:, :2], model.init_cache(2, 16))
-  first, cache = say(params, newest, cache)
+  first, cache = predict(params, newest, cache)
   assert cache.length.tolist() == [2, 2]
   cache = read(params, features[:, 2:], cache)
   cache = cache.replace(length=jnp.array([6, 4]))
-  second, _ = say(params, newest, cache)
+  second, _ = predict(params, newest, cache)
   for row, count in ((0, 6), (1, 4)):
     for actual, seen in ((first, 2), (second, count)):
       expected = reference(features[row, :seen], int(newest[row, 0]))
@@ -152,7 +152,7 @@ def test_a_block_is_the_formulas_by_published_names(head):
 def test_the_first_token_of_a_text_has_a_block_too(head):
   """Nothing was read: the block sees itself alone."""
   model, params = head.functions()
-  actual, _ = model.say(params, jnp.array([[2]]), model.init_cache(1, 8))
+  actual, _ = model.predict(params, jnp.array([[2]]), model.init_cache(1, 8))
   expected = reference(np.zeros((0, 3 * H)), 2)
   np.testing.assert_allclose(actual[0], expected, atol=2e-3, rtol=2e-3)
 
@@ -179,7 +179,7 @@ def test_a_block_of_speculators_has_words_of_its_own(head, tmp_path):
   few = head_checkpoints.load(directory, TARGET)
   assert (few.kind, few.features) == (head.kind, head.features)
   model, params = few.functions()
-  actual, _ = model.say(params, jnp.array([[2]]), model.init_cache(1, 8))
+  actual, _ = model.predict(params, jnp.array([[2]]), model.init_cache(1, 8))
   hidden = np.linalg.lstsq(
     OUTPUT, reference(np.zeros((0, 3 * H)), 2).T, rcond=None
   )[0].T  # what the target's rows were multiplied with
@@ -235,9 +235,9 @@ def test_layers_with_a_window_see_what_their_format_means(form, tmp_path):
       return s - count <= t or form == "both ways"
     return s > count + t - 4 if form == "native" else s >= count - 4
 
-  read, say = jax.jit(model.read), jax.jit(model.say)
+  read, predict = jax.jit(model.read), jax.jit(model.predict)
   cache = read(params, features, model.init_cache(1, 16))
-  actual, _ = say(params, jnp.array([[3]]), cache)
+  actual, _ = predict(params, jnp.array([[3]]), cache)
   expected = reference(features[0], 3, sees)
   np.testing.assert_allclose(actual[0], expected, atol=2e-3, rtol=2e-3)
   assert np.abs(reference(features[0], 3) - expected).max() > 0.05
@@ -260,7 +260,7 @@ def test_a_causal_block_by_any_of_its_names(where, tmp_path):
   model, params = head.functions()
   features, count = random(1, 3, 3 * H), 3
   cache = model.read(params, features, model.init_cache(1, 16))
-  actual, _ = model.say(params, jnp.array([[3]]), cache)
+  actual, _ = model.predict(params, jnp.array([[3]]), cache)
   sees = lambda layer, t, s: s - count <= t
   expected = reference(features[0], 3, sees)
   np.testing.assert_allclose(actual[0], expected, atol=2e-3, rtol=2e-3)
@@ -349,7 +349,7 @@ def test_dsparks_distributions_follow_the_tokens_before(kind, tmp_path):
   assert model.num_depths == BLOCK  # the newest token's row predicts too
   features = random(1, 4, 3 * H)
   cache = model.read(params, features, model.init_cache(1, 16))
-  block, _ = jax.jit(model.say)(params, jnp.array([[3]]), cache)
+  block, _ = jax.jit(model.predict)(params, jnp.array([[3]]), cache)
   hidden, carried = (
     states(features[0], 3),
     jnp.zeros((1, 1, model.markov.state_size)),
@@ -395,7 +395,7 @@ def test_a_dspark_of_speculators_may_begin_after_the_newest_token(tmp_path):
   head = head_checkpoints.load(folder, TARGET)
   model, params = head.functions()
   assert model.num_depths == BLOCK - 1
-  block, _ = model.say(params, jnp.array([[2]]), model.init_cache(1, 8))
+  block, _ = model.predict(params, jnp.array([[2]]), model.init_cache(1, 8))
   row = jax.tree.map(lambda x: x[:, 0, None], block)
   logits, *_ = model.markov.apply(
     params, row, jnp.array([[2]]), jnp.zeros((1, 1, 0))

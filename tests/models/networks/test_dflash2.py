@@ -164,7 +164,7 @@ def test_a_block_is_the_formulas_by_published_names(tmp_path):
   features, newest, counts = random(2, 6, FED), jnp.array([[3], [7]]), (6, 4)
   cache = jax.jit(model.read)(params, features, model.init_cache(2, 16))
   cache = cache.replace(length=jnp.array(counts))
-  block, _ = jax.jit(model.say)(params, newest, cache)
+  block, _ = jax.jit(model.predict)(params, newest, cache)
   apply = jax.jit(model.markov.apply)
   before = jnp.array([[0, 5, 12], [1, 7, 9]])
   for k in range(BLOCK - 1):
@@ -217,7 +217,7 @@ def test_without_convolutions_and_codes_it_is_dflashs(tmp_path):
   for head in (theirs, ours):
     model, params = head.functions()
     cache = model.read(params, FEATURES, model.init_cache(1, 16))
-    said.append(model.say(params, jnp.array([[3]]), cache)[0])
+    said.append(model.predict(params, jnp.array([[3]]), cache)[0])
   logits, (tokens, kept, _) = said
   np.testing.assert_array_equal(
     jnp.take_along_axis(logits, tokens, axis=-1), kept

@@ -56,14 +56,14 @@ def test_a_block_is_the_one_that_would_be_drafted_there(kind, words):
   if words:
     module.target_ids = nnx.Variable(jnp.array(IDS))
   actual, sure = jax.jit(
-    lambda *batch: dflash_training.say(
+    lambda *batch: dflash_training.predict(
       module, *batch, positions=jnp.asarray(POSITIONS),
       segments=jnp.asarray(SEGMENTS),
     )
   )(TOKENS, FEATURES, PLACES)  # fmt: skip
   assert actual.shape == (2, 4, DEPTH, words or V)
   model, params = head_shapes.functions(module)
-  say = jax.jit(model.say)
+  predict = jax.jit(model.predict)
 
   def along(block, tokens):
     """What DSpark says of a block whose tokens are the text's."""
@@ -84,7 +84,7 @@ def test_a_block_is_the_one_that_would_be_drafted_there(kind, words):
         model.init_cache(1, LENGTH + DEPTH + 1),
       )  # fmt: skip
       newest = TOKENS[row : row + 1, place + 1 : place + 2]
-      said, _ = say(params, jnp.asarray(newest), cache)
+      said, _ = predict(params, jnp.asarray(newest), cache)
       if kind == "dspark":
         before = np.minimum(place + 1 + np.arange(DEPTH), LENGTH)
         said, chances = along(said, TOKENS[row, before])

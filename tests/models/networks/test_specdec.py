@@ -38,7 +38,7 @@ def run(module):
 
   @jax.jit
   def run(params, tokens, length):
-    return model.say(params, tokens, length, model.encode(params, INPUTS))
+    return model.predict(params, tokens, length, model.encode(params, INPUTS))
 
   return lambda tokens, length, params=params: np.asarray(
     run(params, tokens, length)
