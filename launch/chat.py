@@ -10,7 +10,7 @@ DIR is a model with a chat template. Tokens appear as they are accepted, in the
 colors of launch.decode; a line after each answer reports its speed. Each
 question is answered with the whole conversation as context. Commands:
 
-  /temperature X  of the answers from now on; 0 is greedy
+  /temperature X  of the next answers; 0 is greedy
   /reset          starts a new conversation
   /help           lists the commands
   /quit           ends, as Ctrl-D does; Ctrl-C ends an answer
@@ -45,8 +45,7 @@ _SYSTEM_MESSAGE = flags.DEFINE_string(
 )
 
 _COMMANDS = "/temperature X, /reset, /help, /quit"
-# Texts are padded to a power of two, of at least so many tokens: every width is
-# a program to compile.
+# Texts are padded to a power of two, at least this: each width compiles anew.
 _SMALLEST = 256
 
 
@@ -54,9 +53,9 @@ class Chat:
   """A conversation with a pair.
 
   Attributes:
-    messages: what was said, as templates read it.
-    pair: the models that answer.
-    engine: which decodes the answers.
+    messages: the conversation so far, in the format of chat templates.
+    pair: the models.
+    engine: decodes the answers.
   """
 
   def __init__(
@@ -78,13 +77,13 @@ class Chat:
     self._temperature = config.temperature
     self._begun = [{"role": "system", "content": system}] if system else []
     self.messages = self._begun
-    # It is asked once, so that what is wrong with the template is said now.
+    # Render once, so that a broken template fails now.
     question = {"role": "user", "content": "?"}
     templates.render(self.pair.tokenizer, [*self._begun, question])
-    self._number = 0  # each conversation draws from a stream of its own
+    self._number = 0  # each conversation has its own random stream
 
   def run(self, line: str) -> bool:
-    """Obeys or answers a line; False ends the conversation."""
+    """Handles a command or a message; returns False to quit."""
     match line.split():
       case []:
         pass
@@ -95,15 +94,15 @@ class Chat:
       case ["/reset"]:
         self.messages = self._begun
         self._number += 1
-        self.note("forgotten")
+        self.note("new conversation")
       case ["/temperature", text]:
         make_sampling(1, temperature=float(text))
         self._temperature = float(text)
         self.note(f"temperature {text}")
       case [word, *_] if word.startswith("/"):
         raise ValueError(
-          f"no command {line.strip()}: there are {_COMMANDS} (a message that "
-          "begins with a slash has a blank before it)"
+          f"unknown command {line.strip()}: use {_COMMANDS} (or put a space "
+          "before a message that begins with a slash)"
         )
       case _:
         self.answer(line)
@@ -116,8 +115,8 @@ class Chat:
     before = templates.encode(tokenizer, asked)
     if len(before) > self._room:
       raise ValueError(
-        f"the conversation would have {len(before)} tokens, and there is room "
-        f"for {self._room} beside an answer: /reset begins a new one"
+        f"the conversation would have {len(before)} tokens, but only "
+        f"{self._room} fit beside an answer: /reset begins a new one"
       )
     prompt = Prompt(
       stream=self._number, id=0, text="", token_ids=tuple(before),
@@ -139,7 +138,7 @@ class Chat:
           ids.append(int(token))
           self._write(detokenizer.add(ids[-1]), Origin(origin))
       end = self._end(state, len(ids), time.perf_counter() - start)
-    except KeyboardInterrupt:  # what was written stays
+    except KeyboardInterrupt:  # keep what was written
       if not self._interactive:
         raise
     self._write(detokenizer.rest() + "\n", Origin.BONUS)
@@ -150,12 +149,12 @@ class Chat:
       raise ValueError("the model's logits are NaN: the answer ended")
 
   def _end(self, state: DecodeState, count: int, seconds: float) -> str:
-    """Says how fast an answer was, and what cut it."""
+    """Reports how fast an answer was and why it was cut, if it was."""
     (calls,), (reason,) = jax.device_get(
       (state.counters.num_target_calls, state.stop_reason)
     )
-    end = f"{count} tokens, {count / seconds:.1f} a second, "
-    end += f"{count / max(calls, 1):.2f} a target call"
+    end = f"{count} tokens, {count / seconds:.1f} per second, "
+    end += f"{count / max(calls, 1):.2f} per target call"
     if reason == StopReason.LENGTH:
       end += ", cut at --config.max_new_tokens"
     if reason == StopReason.NAN_LOGITS:
@@ -171,17 +170,17 @@ class Chat:
       sys.stdout.flush()
 
   def note(self, text: str) -> None:
-    """Shows something beside the answers; on stderr where they are piped."""
+    """Shows a note; on stderr if answers are piped."""
     self.console.print(rich.text.Text(text, style="dim"), soft_wrap=True)
 
 
 def lines(interactive: bool) -> Iterator[str]:
-  """Typed or piped lines; Ctrl-C gives up a line that is being typed."""
+  """Yields typed or piped lines; Ctrl-C discards the line being typed."""
   if not interactive:
     yield from sys.stdin
     return
   with contextlib.suppress(ImportError):
-    import readline  # noqa: F401  `input` then edits, and remembers
+    import readline  # noqa: F401  gives `input` editing and history
   while True:
     try:
       yield input("> ")

@@ -1,11 +1,11 @@
 """Command lines: shared flags, help, compilation cache and exit codes.
 
-A user's mistake (`UserError`, or any ValueError or OSError) is one line on
-stderr and exit code 2; --debug shows its traceback. Other errors are bugs and
-keep their tracebacks.
+A user's mistake (`UserError`, or any ValueError or OSError) prints one line on
+stderr and exits with code 2; --debug shows its traceback. Other errors are bugs
+and keep their tracebacks.
 
 A command takes the flags that its module defines and the shared ones that it
-names with `reads`; other shared flags are rejected.
+declares with `reads`; other shared flags are rejected.
 """
 
 import logging
@@ -29,7 +29,7 @@ PROMPTS = flags.DEFINE_string("prompts", None, "Prompts, JSON lines.")
 OUTPUT = flags.DEFINE_string("output", None, "Where to write the results.")
 OVERWRITE = flags.DEFINE_bool("overwrite", False, "Replace existing outputs.")
 WORKDIR = flags.DEFINE_string(
-  "workdir", None, "A run's folder, of a training or figures."
+  "workdir", None, "Folder of a training run, or for figures."
 )
 TARGET = flags.DEFINE_string(
   "target",
@@ -40,24 +40,24 @@ RULE = flags.DEFINE_string(
   "rule", None, 'A rule, as in "token" or "typical(epsilon=0.2)".'
 )
 TEMPERATURES = flags.DEFINE_list(
-  "temperatures", None, "Temperatures to decode at, one after the other."
+  "temperatures", None, "Temperatures to decode at, in turn."
 )
 BATCH_SIZES = flags.DEFINE_list(
-  "batch_sizes", None, "Rows decoded together, one size after the other."
+  "batch_sizes", None, "Batch sizes to decode with, in turn."
 )
 COUNT = flags.DEFINE_integer("count", None, "How many to make.", lower_bound=1)
 SEED = flags.DEFINE_integer(
-  "seed", None, "Seed of sampling or searching.", lower_bound=0,
+  "seed", None, "Seed of sampling or of the search.", lower_bound=0,
   upper_bound=2**32 - 1,
 )  # fmt: skip
 _DEBUG = flags.DEFINE_bool("debug", False, "Show tracebacks of all errors.")
 
-flags.disclaim_key_flags()  # what is declared from here on is the caller's
+flags.disclaim_key_flags()  # later declarations belong to the caller
 
 # A command takes the arguments left over by the flags and returns an exit code.
 Command = Callable[[Sequence[str]], int]
-# The exit code of a run that saved its state and stopped because it was asked
-# to: the same command goes on (EX_TEMPFAIL of sysexits.h).
+# Exit code of a run that saved its state and stopped on request: the same
+# command resumes it (EX_TEMPFAIL of sysexits.h).
 UNFINISHED = 75
 
 _MORE_HELP = """
@@ -67,13 +67,13 @@ _HELP = {"--help", "-help", "-h", "-?", "--helpshort"}
 
 
 class UserError(Exception):
-  """A mistake of the user's; its text is the whole message."""
+  """A user's mistake; its text is the whole message."""
 
 
 def reads(*shared: flags.FlagHolder) -> None:
-  """Declares which of the shared flags the calling command reads.
+  """Declares which shared flags the calling command reads.
 
-  --overwrite is among them for all that write.
+  Commands with --output or --workdir also read --overwrite.
   """
   writes = any(flag.name in (OUTPUT.name, WORKDIR.name) for flag in shared)
   for flag in (*shared, *([OVERWRITE] if writes else [])):
@@ -104,7 +104,7 @@ def run(
   sys.stdout.reconfigure(errors="backslashreplace")
   without_tpu.set_environment()
   jax.config.config_with_absl()
-  # Which accelerators are not there is no news.
+  # Do not warn about missing accelerators.
   for name in ("xla_bridge", "distributed"):
     logging.getLogger(f"jax._src.{name}").setLevel(logging.WARNING)
   home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
@@ -133,7 +133,7 @@ def run(
       if not processes.several():
         raise
       traceback.print_exc()
-      code = fail("this process failed, or one that it waited for", 1)
+      code = fail("this process failed, or another one it waited for", 1)
     if code and processes.several():
       processes.leave(code)
     return code
@@ -143,7 +143,7 @@ def run(
 
 def execute(command: Command, argv: Sequence[str]) -> int:
   """Parses `argv` (program name first) and runs; returns the exit code."""
-  # Settings of a config file (`--config.x=1`) are looked for in sys.argv.
+  # config_flags looks for overrides (`--config.x=1`) in sys.argv.
   outer, sys.argv = sys.argv, list(argv)
   try:
     rest = _parse(command, argv)
@@ -162,7 +162,7 @@ def fail(message: str, code: int = 2) -> int:
 
 
 def _guarded(command: Command, argv: Sequence[str]) -> int:
-  """Runs a command; a user's mistake becomes one line."""
+  """Runs a command; prints one line for a user's mistake."""
   try:
     code = command(argv)
     sys.stdout.flush()
@@ -182,7 +182,7 @@ def _guarded(command: Command, argv: Sequence[str]) -> int:
 def _parse(
   command: Command, argv: Sequence[str], required: Sequence[str] = ()
 ) -> list[str]:
-  """Parses flags and the config file; UserError for what cannot be read."""
+  """Parses flags and the config file; UserError if they are invalid."""
   module = sys.modules[command.__module__]
   if "--help=drafters" in argv:
     from launch.assembly import registry
@@ -195,7 +195,7 @@ def _parse(
     raise SystemExit(0)
   try:
     rest = flags.FLAGS([x for x in argv if x != "--helpfull"])
-    _ = CONFIG.value and CONFIG.value.keys()  # so that it is read
+    _ = CONFIG.value and CONFIG.value.keys()  # forces it to be read
   except Exception as error:  # a config file may raise anything
     text = str(error).replace("\\n", ": ").replace("\\'", "").strip()
     text = text or type(error).__name__

@@ -1,4 +1,4 @@
-r"""Decodes prompts speculatively and, for comparison, plainly.
+r"""Decodes prompts speculatively and, for comparison, autoregressively.
 
   python -m launch.decode --config=configs/embedded.py
   python -m launch.decode --config=configs/embedded.py --config.temperature=1 \
@@ -6,10 +6,9 @@ r"""Decodes prompts speculatively and, for comparison, plainly.
 
 Run it from the checkout's root. Without --prompts it completes a few examples
 of code. A line of IN.jsonl is {"id": ..., "prompt": "..."}, or has "messages"
-or, for an encoder-decoder, "input" (more in launch/prompts.py). Without
---output, completions are shown in color; --svg=FILE draws them. The same
-command resumes a killed run (OUT.jsonl.journal). docs/decode.md describes the
-outputs.
+or, for an encoder-decoder, "input" (see launch/prompts.py). Without --output,
+completions are shown in color; --svg=FILE draws them. The same command resumes
+a killed run (from OUT.jsonl.journal). docs/decode.md describes the outputs.
 """
 
 import hashlib
@@ -42,9 +41,11 @@ from specjax.runtime.requests import Batch, make_batches
 from specjax.state import StopReason
 
 cli.reads(cli.CONFIG, cli.PROMPTS, cli.OUTPUT)
-_SUMMARY = flags.DEFINE_string("summary", None, "The run's numbers, JSON.")
+_SUMMARY = flags.DEFINE_string(
+  "summary", None, "Where to write the run's statistics, JSON."
+)
 _BASELINE = flags.DEFINE_bool(
-  "baseline", True, "Also decode plainly, for the speed-up (not if traced)."
+  "baseline", True, "Also decode autoregressively, to measure the speed-up."
 )
 _LOG_PROBS = flags.DEFINE_bool(
   "log_probs", False, "Also write the log-probability of every token."
@@ -68,7 +69,7 @@ def measures_speedup() -> bool:
 def decode_batch(
   number: int, batch: Batch, speculative: Engine, baseline: Engine | None
 ) -> dict:
-  """Decodes a batch with both engines, which take turns at going first."""
+  """Decodes a batch with both engines, which alternate in going first."""
   engines = [e for e in (speculative, baseline) if e]
   for one in engines:
     one.compile(batch)
@@ -80,7 +81,7 @@ def decode_batch(
 
 
 def trace_batch(batch: Batch, trace: Callable[[Batch], tracing.Traced]) -> dict:
-  """As `decode_batch`, round by round, with what was seen in the rows."""
+  """Like `decode_batch`, but round by round, with a trace of every row."""
   start = time.perf_counter()
   done, seen = trace(batch)
   unit = intervals.unit_of(done, time.perf_counter() - start, None)
@@ -149,7 +150,7 @@ def output_row(prompt: Prompt, row: dict, tokenizer) -> dict:
 def read_prompts(
   models: pair.Pair, max_new_tokens: int
 ) -> tuple[list[Prompt], bool]:
-  """The good prompts, and True if no line was bad."""
+  """The valid prompts, and True if all lines were valid."""
   room = models.room(max_new_tokens)
   if not cli.PROMPTS.value:
     return prompts.built_in(
@@ -178,7 +179,7 @@ def summary_of(items: list[Prompt], records: list[dict]) -> dict:
     max_depth=max(len(x["accept_counts"]) for r in records for x in r["rows"])
     - 1,
   )
-  if is_traced():  # their times are no measurement
+  if is_traced():  # tracing distorts the times
     summary |= dict.fromkeys(("seconds", "tokens_per_second"))
   return summary
 
@@ -188,17 +189,19 @@ def run(_) -> int:
   config, output = cli.CONFIG.value, cli.OUTPUT.value
   drafting = pair.check_config(config)
   if is_traced() and (drafting.learning or drafting.lengths):
-    raise cli.UserError("--log_probs and --steps are not for online and ladder")
+    raise cli.UserError(
+      "--log_probs and --steps do not support online and ladder drafters"
+    )
   if drafting.learning and processes.several():
-    raise cli.UserError("a draft learns online in one process")
+    raise cli.UserError("online learning needs a single process")
   results.check(output, _SUMMARY.value, _STEPS.value, _SVG.value)
   if cli.PROMPTS.value:
-    pathlib.Path(cli.PROMPTS.value).stat()  # or an error, before models load
+    pathlib.Path(cli.PROMPTS.value).stat()  # fail before loading models
   models = pair.build(config, inputs=True)
   items, good = read_prompts(models, config.max_new_tokens)
   asked = hashlib.sha256("".join(p.key for p in items).encode()).hexdigest()
   journal = Journal(
-    None if drafting.learning else output,  # what was learned is not on disk
+    None if drafting.learning else output,  # a learned draft is not saved
     provenance.settings(
       config, prompts=asked, baseline=measures_speedup(), traced=is_traced()
     ),

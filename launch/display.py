@@ -35,9 +35,9 @@ def _in_color(console: rich.console.Console) -> bool:
 
 
 def visible(text: str) -> str:
-  """The text as no terminal obeys it: control characters are shown.
+  """Escapes control characters, so that no terminal obeys them.
 
-  Newlines and tabs stay, and joiners, which make one emoji of several.
+  Newlines, tabs and the joiners in emoji are kept.
   """
   hidden = ("Cc", "Cf", "Cs", "Zl", "Zp")
   return "".join(
@@ -53,7 +53,7 @@ def visible(text: str) -> str:
 def svg(
   tokenizer: Tokenizer, prompts: list[Prompt], completions: list[Completion]
 ) -> str:
-  """A picture of completions as a terminal in color would show them."""
+  """Draws completions as a color terminal would show them."""
   console = rich.console.Console(
     record=True, file=io.StringIO(), width=80, force_terminal=True,
     color_system="256",
@@ -68,7 +68,7 @@ def show_completions(
   prompts: list[Prompt],
   completions: list[Completion],
 ) -> None:
-  """Prints prompts with their completions, and the legend."""
+  """Prints prompts with their completions, then the legend."""
   for prompt, completion in zip(prompts, completions, strict=True):
     show_completion(console, tokenizer, prompt, completion)
   show_legend(console)
@@ -80,7 +80,7 @@ def show_completion(
   prompt: Prompt,
   completion: Completion,
 ) -> None:
-  """Prints a prompt and its completion, tokens told apart by origin."""
+  """Prints a prompt and its completion, with the origin of each token."""
   given = "" if prompt.input is None else f"{prompt.input}\n"
   given += prompt.text
   text = rich.text.Text().append(visible(given), style="dim")
@@ -119,9 +119,9 @@ def show_legend(console: rich.console.Console) -> None:
 def show_summary(
   console: rich.console.Console, summary: dict, rule: Rule
 ) -> None:
-  """Prints the table: speculative beside plain autoregressive decoding.
+  """Prints a table that compares speculative and autoregressive decoding.
 
-  A lossy rule's distance from the target stands beside every speed-up.
+  A lossy rule's distance from the target is shown with every speed-up.
   """
   loss = loss_in_words(rule.name, rule.lossless, summary["total_variation"])
   console.print(rich.text.Text(f"rule {rule.name}: {loss}"), soft_wrap=True)

@@ -1,4 +1,4 @@
-r"""Compares drafters on questions or prompts: speed, acceptance and texts.
+r"""Compares drafters on questions or prompts: speed, acceptance, answers.
 
   python -m launch.evaluate --config=configs/huggingface.py:target=DIR \
     --systems=plain,ngram,hf,hf_prompt_lookup --temperatures=0,1 \
@@ -6,30 +6,29 @@ r"""Compares drafters on questions or prompts: speed, acceptance and texts.
   python -m launch.evaluate --config=configs/embedded.py --prompts=built-in \
     --rounds=5 --explain --output=E.json
 
-All systems answer the same questions in turn (--rounds times), and every
-speed-up is relative to plain decoding of the same questions at the same batch
-size. FILE is in the format of Spec-Bench's question file, {"question_id": 81,
-"category": "writing", "turns": ["...", "..."]} per line; without it forty
-questions of our own are asked, eight for each of five tasks, with answers of at
-most 64 tokens unless --config.max_new_tokens is given. --prompts=FILE uses
-plain prompts instead, as in launch.decode, or `built-in` ones. A system is a
-drafter as in config.drafter, `ngram(tokens=8, max_ngram=2)` or
-`package.module.NAME`, or transformers' hf, hf_assisted or hf_prompt_lookup;
-`with_rule(eagle3, block)` sets its rule. Everything else comes from the config.
-The draft of `online(model)` learns from what it decodes, one group of questions
-after the other.
+All systems answer the same questions in turn (--rounds times). Every speed-up
+is relative to plain decoding of the same questions at the same batch size. FILE
+has the format of Spec-Bench's question file, {"question_id": 81, "category":
+"writing", "turns": ["...", "..."]} per line. The default is forty questions of
+our own, eight for each of five tasks, with answers of at most 64 tokens unless
+--config.max_new_tokens is given. --prompts=FILE uses plain prompts instead, as
+in launch.decode, or `built-in` ones. A system is a drafter as in
+config.drafter, such as `ngram(tokens=8, max_ngram=2)` or `package.module.NAME`,
+or transformers' hf, hf_assisted or hf_prompt_lookup; `with_rule(eagle3, block)`
+sets its rule. Everything else comes from the config. The draft of
+`online(model)` learns from what it decodes, group by group.
 
-Rounds are timed separately from the answers, and predict the speed-up;
+Rounds are timed separately from the answers and predict the speed-up;
 --timing=passes also times target passes over 1 to 16 tokens, --timing=none
-nothing. --explain says whether drafting pays, why, and with how many tokens:
-without --systems it measures the config's drafter with 1 to 12.
+times nothing. --explain reports whether drafting pays, why, and with how many
+tokens: without --systems it measures the config's drafter with 1 to 12.
 
 E.json has a row for each system, temperature, batch size and category, and its
 raw data; E.md shows and explains them (how to read it: docs/pay.md),
 with E-throughput.svg. The same command resumes a killed run from
 E.json.journal.
 
-Several processes (see launch/processes.py) take turns at groups of questions if
+Several processes (see launch/processes.py) share the groups of questions if
 each holds the models on its own devices; process 0 writes.
 """
 
@@ -64,26 +63,26 @@ cli.reads(
   cli.CONFIG, cli.PROMPTS, cli.OUTPUT, cli.TEMPERATURES, cli.BATCH_SIZES,
 )  # fmt: skip
 _QUESTIONS = flags.DEFINE_string(
-  "questions", None, "The questions, JSONL; our own by default."
+  "questions", None, "Questions, JSONL; by default our own."
 )
 _SYSTEMS = flags.DEFINE_string(
-  "systems", None, "Compared; by default plain and the config's drafter."
+  "systems", None, "Systems to compare; by default the config's drafter."
 )
 _SUBSET = flags.DEFINE_integer(
   "subset", None, "Take only this many questions, stratified.",
   lower_bound=1,
 )  # fmt: skip
 _ROUNDS = flags.DEFINE_integer(
-  "rounds", 1, "How often every system decodes everything.", lower_bound=1
+  "rounds", 1, "How often to repeat everything.", lower_bound=1
 )
 _TIMING = flags.DEFINE_enum(
   "timing", "rounds", measure.TIMINGS,
-  "Also time rounds, for the prediction, and target passes.",
+  "What to time besides answers: rounds, also target passes, or none.",
 )  # fmt: skip
 _EXPLAIN = flags.DEFINE_bool(
-  "explain", False, "Also say whether drafting pays, and why."
+  "explain", False, "Also report whether drafting pays, and why."
 )
-# Tokens of an answer to our own questions: a few minutes on a laptop.
+# Tokens per answer to our own questions: takes a few minutes on a laptop.
 _OWN_BUDGET = 64
 _BUILT_IN = "built-in"
 
@@ -91,7 +90,7 @@ _BUILT_IN = "built-in"
 def asked_of(
   config: ml_collections.ConfigDict, contest: measure.Contest
 ) -> list[questions.Question]:
-  """The questions of the command line, or the prompts."""
+  """The questions or prompts that the command line asks for."""
   if name := cli.PROMPTS.value:
     asked = questions.of_prompts(
       prompts.all_of(
@@ -107,9 +106,9 @@ def asked_of(
 
 
 def named(config: ml_collections.ConfigDict) -> str:
-  """The systems of the command line: the config's drafter, if none is named.
+  """The systems of the command line, by default the config's drafter.
 
-  To explain it, it drafts several numbers of tokens, as far as it can.
+  To explain that one, it is measured with several draft lengths.
   """
   if _SYSTEMS.value or not _EXPLAIN.value:
     return _SYSTEMS.value or config.drafter
@@ -125,7 +124,7 @@ def named(config: ml_collections.ConfigDict) -> str:
     name = explain.with_tokens(config.drafter, tokens)
     try:
       systems.parse(name, config)
-    except ValueError:  # as of fewer tokens than a drafter inside has
+    except ValueError:  # for example fewer tokens than a nested drafter has
       continue
     if tokens <= most:
       names.append(name)
@@ -133,7 +132,7 @@ def named(config: ml_collections.ConfigDict) -> str:
 
 
 def write(path: str, content: dict) -> None:
-  """The result, its page and the explanation's figure; the chief does."""
+  """Writes the result, its page and the figure, on the chief only."""
   if not processes.is_chief():
     return
   text, *figures = beside(path)
@@ -146,7 +145,7 @@ def write(path: str, content: dict) -> None:
 
 
 def beside(path: str) -> list[str]:
-  """The page of a result and, with --explain, the figure."""
+  """Paths of a result's page and, with --explain, its figure."""
   ends = [".md", *["-throughput.svg"] * _EXPLAIN.value]
   return [os.path.splitext(path)[0] + end for end in ends]
 
@@ -165,11 +164,11 @@ def evaluate(config: ml_collections.ConfigDict) -> dict[str, Any]:
   learns = any(s.drafting and s.drafting.learning for s in entered)
   if learns and len(temperatures) * len(sizes) * rounds > 1:
     raise cli.UserError(
-      "a draft that learns would be asked again what it learned from: give one "
+      "a draft that learns would be asked what it learned from: give one "
       "temperature, one batch size and one round"
     )
   if rounds > 1 and any(s.drafting and s.drafting.lengths for s in entered):
-    raise cli.UserError("a ladder drafts otherwise each time: give one round")
+    raise cli.UserError("a ladder drafts differently each time: give one round")
   pairs = systems.assemble(entered, inputs=bool(cli.PROMPTS.value))
   contest = measure.contest_of(
     config, entered, pairs, temperatures, rounds=rounds
@@ -189,7 +188,7 @@ def evaluate(config: ml_collections.ConfigDict) -> dict[str, Any]:
     batch_sizes=sizes, rounds=rounds, timing=timing,
     questions=hashlib.sha256(texts.encode()).hexdigest(),
   )  # fmt: skip
-  # What a draft had learned is lost with the run.
+  # A learned draft is lost with the run.
   journal = Journal(None if learns else output, settings)
   try:
     records = measure.measure_all(
@@ -230,7 +229,7 @@ def run(_) -> int:
   if is_ours and "max_new_tokens" not in set_here:
     config.max_new_tokens = min(config.max_new_tokens, _OWN_BUDGET)
   if cli.PROMPTS.value and _QUESTIONS.value:
-    raise cli.UserError("--prompts are asked in place of --questions")
+    raise cli.UserError("give --prompts or --questions, not both")
   output = cli.OUTPUT.value
   results.check(output, *beside(output))
   content = evaluate(config)

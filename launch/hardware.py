@@ -1,8 +1,8 @@
-"""TPUs: Google's figures for each generation, and slices to compile for.
+"""Figures of TPU generations, and the slices that plans compile for.
 
 Figures are from https://docs.cloud.google.com/tpu/docs (system architecture),
 read in November 2026; v4's six links of 50 GB/s are from its paper (Jouppi et
-al., 2023). Usable memory is what libtpu's compiler reports, less than what is
+al., 2023). Usable memory is what libtpu's compiler reports, which is less than
 installed.
 """
 
@@ -18,19 +18,19 @@ GIB = 2**30
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-  """A device of a generation, as the roofline sees it.
+  """The roofline figures of one device of a generation.
 
   Attributes:
     name: the generation.
-    hbm_bytes: memory that a program may use on one device.
-    hbm_bandwidth: bytes a second.
-    peak_flops: bfloat16 operations a second.
-    ici_bandwidth: bytes a second out of a device, over all its links: half of
-      what Google's tables call bidirectional.
+    hbm_bytes: memory that a program can use on a device.
+    hbm_bandwidth: bytes per second.
+    peak_flops: bfloat16 operations per second.
+    ici_bandwidth: bytes per second that a device can send over all its links:
+      half of Google's "bidirectional" figure.
     dimensions: of its torus, 2 or 3.
-    accelerator: how Cloud names a slice of it: with the number of chips if the
-      torus has two dimensions, else of cores, two a chip.
-    devices_per_chip: devices that jax sees; the figures above are of a device.
+    accelerator: Cloud's prefix for slices, followed by the number of chips in
+      two dimensions, of cores (two per chip) in three.
+    devices_per_chip: devices that jax sees; the figures above are per device.
   """
 
   name: str
@@ -57,7 +57,7 @@ CHIPS = {
   )
 }  # fmt: skip
 
-# Shapes of slices, from one host (or a part of one) to 256 chips.
+# Slice shapes, from one host (or part of one) to 256 chips.
 _SHAPES = {
   2: ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16"),
   3: ("2x2x1", "2x2x2", "2x2x4", "2x4x4", "4x4x4", "4x4x8", "4x8x8"),
@@ -66,14 +66,14 @@ _SHAPES = {
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-  """A slice: a generation, and chips along each dimension, as in "4x4"."""
+  """A slice: a generation, and its chips per dimension, such as "4x4"."""
 
   chip: Chip
   shape: str
 
   @property
   def name(self) -> str:
-    """As in `v5e:4x4`."""
+    """Its name, such as `v5e:4x4`."""
     return f"{self.chip.name}:{self.shape}"
 
   @property
@@ -88,7 +88,7 @@ class Topology:
 
   @property
   def accelerator_type(self) -> str:
-    """Cloud's name of the slice, as in `v5litepod-16`."""
+    """Cloud's name for the slice, such as `v5litepod-16`."""
     count = self.num_chips * (2 if self.chip.dimensions == 3 else 1)
     return f"{self.chip.accelerator}-{count}"
 
@@ -101,7 +101,7 @@ TOPOLOGIES = [
 
 
 def topology(name: str) -> Topology:
-  """A slice as in `v5e:4x4`, or as Cloud names it, `v5litepod-16`."""
+  """Looks up a slice by name, `v5e:4x4`, or Cloud's name, `v5litepod-16`."""
   for one in TOPOLOGIES:
     if name in (one.name, one.accelerator_type):
       return one
@@ -112,7 +112,7 @@ def topology(name: str) -> Topology:
 
 
 def devices(one: Topology) -> list:
-  """The slice's devices, to compile for."""
+  """The slice's devices, for ahead-of-time compilation."""
   if not importlib.util.find_spec("libtpu"):
     raise OSError("libtpu is needed (x86-64 Linux): pip install -e '.[tpu]'")
   options: dict[str, Any] = {}

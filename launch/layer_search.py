@@ -1,4 +1,4 @@
-r"""Searches for the sub-layers that a target skips to draft for itself.
+r"""Searches for the sub-layers to skip when a target drafts for itself.
 
   python -m launch.layer_search --config=configs/embedded.py \
     --evaluations=100 --output=skip.json
@@ -12,9 +12,9 @@ the target's completions gives a set's acceptance, without compiling it, and a
 draft pass costs the weights that it reads. `launch.evaluate` measures what the
 best set is worth.
 
-Prompts are those of launch.decode; acceptance is at the config's temperature
-and truncation over max_new_tokens of each. OUT.json, for layer_skip, lists
-every evaluation.
+Prompts are as in launch.decode. Acceptance is measured over max_new_tokens of
+each, at the config's temperature and truncation. The output, which layer_skip
+reads, lists every evaluation.
 """
 
 from collections.abc import Callable
@@ -45,15 +45,15 @@ from specjax.types import ModelOutput
 
 cli.reads(cli.CONFIG, cli.PROMPTS, cli.OUTPUT, cli.SEED)
 _EVALUATIONS = flags.DEFINE_integer(
-  "evaluations", 100, "Sets to score.", lower_bound=1
+  "evaluations", 100, "Number of sets to score.", lower_bound=1
 )
 _TOKENS = flags.DEFINE_integer(
-  "draft_tokens", 8, "Most drafted tokens.", lower_bound=1
+  "draft_tokens", 8, "Maximum draft length.", lower_bound=1
 )
 
 
 def draft_cost(config: TransformerConfig, skipped: SkippedLayers) -> float:
-  """Weights that a pass without some sub-layers reads, over those of all."""
+  """The share of the target's weights that a pass reads if it skips some."""
   blocks = [weights_met(config, i) for i in range(config.num_layers)]
   attention, mlp = zip(*blocks, strict=True)
   output = config.vocab_size * config.embed_dim  # the projection to logits
@@ -65,10 +65,10 @@ def draft_cost(config: TransformerConfig, skipped: SkippedLayers) -> float:
 def evaluation(
   skipped: SkippedLayers, acceptance: float, cost: float, most: int
 ) -> dict:
-  """The record of a set: its best predicted speed-up, and from how many tokens.
+  """The record of a set: its best predicted speed-up and draft length.
 
-  `acceptance` is of each drafted token, `cost` a draft pass in target passes,
-  and `most` the tokens that may be drafted.
+  `acceptance` is per drafted token, `cost` is that of a draft pass in target
+  passes, and `most` the maximum draft length.
   """
   counts = np.arange(1, most + 1)
   rates = throughput.throughput(counts, acceptance, cost, 1.0)
@@ -80,11 +80,11 @@ def evaluation(
 
 
 def gated(module: Transformer, gates: Array, fed: Fed) -> ModelOutput:
-  """The output of the sub-layers whose gates are open, of one program.
+  """Runs a model with sub-layers switched off, all sets in one program.
 
   Args:
     module: the network, without recurrent layers and shared keys and values.
-    gates: `bool[L, 2]`, of attention and MLP of each layer.
+    gates: `bool[L, 2]`, whether each layer's attention and MLP are on.
     fed: from `Transformer.enter`, with a cache.
   """
   if len(module.config.cached) < len(module.layers):
@@ -95,7 +95,7 @@ def gated(module: Transformer, gates: Array, fed: Fed) -> ModelOutput:
     buffers = fed.cache.keys[index], fed.cache.values[index]
     out, _ = layer.attended(x, *fed.of(layer.spec), buffers, fed.start)
     after = jnp.where(gates[index, 0], x + out, x)
-    # An MLP beside its attention reads what the layer was given.
+    # An MLP parallel to its attention reads the layer's input.
     out = layer.fed_forward(x if layer.spec.parallel else after)
     x = jnp.where(gates[index, 1], after + out, after)
     x = layer.finished(x, fed.per_layer_of(index))
@@ -110,19 +110,19 @@ def make_scorer(
   *,
   vocab_size: int,
 ) -> Callable[[SkippedLayers], float]:
-  """The acceptance of any set of skipped sub-layers on some texts, in one pass.
+  """Makes a function from skipped sub-layers to their acceptance on some texts.
 
-  The whole target reads a text once; the thinned one reads it again, each token
-  seeing the slots that the target filled before it and its own, as a draft's
-  first token does. sum min(p, q) at a place is the probability that a token
-  drafted there is accepted; of deeper tokens it is less.
+  The full target reads each text once. With layers skipped it reads the text
+  again in one pass, where each token attends to the full target's cache before
+  it and to itself, like the first draft token of a round. sum min(p, q) at a
+  position is the acceptance probability there; later draft tokens have less.
 
   Args:
     module: the target.
     tokens: `i32[B, T]`, texts that it emitted, right-padded.
-    judged: `bool[B, T]`, the places after which an emitted token stands.
+    judged: `bool[B, T]`, the positions followed by an emitted token.
     sampling: settings of `make_sampling`, for both distributions.
-    vocab_size: V, the number of real tokens.
+    vocab_size: V, without padding.
   """
   merge, params = split(module)
   (rows, width), num_layers = tokens.shape, module.config.num_layers
@@ -146,7 +146,7 @@ def make_scorer(
     fed = model.enter(tokens, full, positions=positions, mask=seen)
     thin = probs_of(gated(model, gates, fed).logits)
     each = jnp.sum(jnp.minimum(thin, whole), axis=-1)
-    # What is no distribution is accepted never.
+    # NaN counts as rejected.
     each = jnp.where(judged & ~jnp.isnan(each), each, 0)
     return jnp.sum(each) / jnp.sum(judged)
 
@@ -163,9 +163,9 @@ def make_scorer(
 
 
 def search(num_layers: int, score, *, count: int, seed: int) -> list[dict]:
-  """Records of `count` sets that Parzen estimators over 2L switches propose.
+  """Scores `count` sets proposed by Parzen estimators over 2L switches.
 
-  `score` is `SkippedLayers -> record`, whose "speedup" is maximized.
+  `score` maps `SkippedLayers` to a record whose "speedup" is maximized.
   """
   try:
     import optuna
@@ -184,7 +184,7 @@ def search(num_layers: int, score, *, count: int, seed: int) -> list[dict]:
 
   def objective(trial) -> float:
     skips = [trial.suggest_categorical(n, [False, True]) for n in names]
-    if not any(skips):  # the whole target would be no draft
+    if not any(skips):  # the full target is no draft
       return 0.0
     chosen = (np.flatnonzero(x).tolist() for x in (skips[::2], skips[1::2]))
     records.append(score(SkippedLayers(*map(tuple, chosen))))
@@ -195,7 +195,7 @@ def search(num_layers: int, score, *, count: int, seed: int) -> list[dict]:
 
 
 def completed(config, models: pair.Pair, batches):
-  """Tokens and judged places of prompts that are completed (`make_scorer`)."""
+  """Completes prompts; returns `tokens` and `judged` of `make_scorer`."""
   plain = pair.engine_of(config, models, baseline=True)
   pairs = lambda batch: zip(batch.prompts, plain.run(batch)[0], strict=True)
   texts = [

@@ -1,8 +1,8 @@
 """Online learning of a draft: the optimizer.
 
 A `Learner` holds the draft's parameters. Every few rounds it takes an Adam step
-on everything in the state's rings (`specjax.training.learning`); an entry is
-used until it is overwritten. Nothing is saved: a killed run starts over.
+on everything in the state's ring buffers (`specjax.training.learning`).
+Nothing is saved: a killed run starts over.
 """
 
 import dataclasses
@@ -24,17 +24,17 @@ from specjax.state import DecodeState
 from specjax.training import learning, losses
 from specjax.types import Drafter, LanguageModel, Params
 
-# Gradients that are no numbers are passed over, as often as they come.
+# Non-finite gradients are skipped, however many.
 _ANY = 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Lesson:
-  """The parts of a draft that learn, and its distributions.
+  """What a draft learns.
 
   Attributes:
-    draft: its distributions at the entries of a ring.
-    fixed: names of its parts that are the target's, and stay.
+    draft: computes its distributions at the entries of a ring.
+    fixed: names of parts shared with the target, which are frozen.
   """
 
   draft: DraftFn
@@ -48,7 +48,7 @@ def wrapped(
   *,
   vocab_size: int,
 ) -> tuple[Drafter, Lesson]:
-  """A drafter with a ring, and the lesson of its draft."""
+  """A drafter with a ring buffer, and its draft's lesson."""
   width = 0
   if isinstance(draft, Head):
     functions, _ = draft.functions()
@@ -72,13 +72,13 @@ class Learner:
 
   Attributes:
     params: of both models; the target's never change.
-    updates: steps of the optimizer so far.
-    seconds: that they took.
+    updates: optimizer steps so far.
+    seconds: spent on them.
   """
 
   def __init__(self, how: Learning, params: Params, lesson: Lesson):
-    """Begins with the parameters of a checkpoint."""
-    # On their devices for good, as what an update gives is: one program then.
+    """Starts from the parameters of a checkpoint."""
+    # Committed to their devices, like an update's results: one program then.
     stay = lambda tree: jax.tree.map(
       lambda x: jax.device_put(x, x.sharding), tree
     )
@@ -110,7 +110,7 @@ class Learner:
     return self._every - self._since
 
   def compile(self, state: DecodeState) -> None:
-    """Runs the update and the filling of rings once, to no effect."""
+    """Compiles the update and the filling of rings, without effect."""
     drafter_state = state.drafter_state
     jax.block_until_ready(
       (
@@ -120,7 +120,7 @@ class Learner:
     )
 
   def begin(self, state: DecodeState) -> DecodeState:
-    """A state with the rings of the last batch, if that had as many rows."""
+    """Carries over the last batch's rings, if it had as many rows."""
     drafter_state = state.drafter_state
     if self._ring is None or len(self._ring.written) != len(state.length):
       return state
@@ -133,7 +133,7 @@ class Learner:
     return dataclasses.replace(state, drafter_state=drafter_state)
 
   def learn(self, state: DecodeState, rounds: int) -> None:
-    """Updates if it is time, and keeps the rings of what was decoded."""
+    """Updates if it is time, and keeps the rings."""
     self._since += rounds
     ring = state.drafter_state.ring
     if self._since >= self._every:
@@ -152,9 +152,9 @@ class Learner:
 def _weights(
   draft: Any, fixed: Collection[str]
 ) -> tuple[list[Array], Callable[[list[Array]], Any]]:
-  """The parameters that learn, and a function that puts them back.
+  """The trainable parameters, and a function that puts them back.
 
-  A table of integers, as of the tokens of a head's vocabulary, stays too.
+  Integer tables, such as a head's draft vocabulary, are frozen too.
   """
   named, form = jax.tree_util.tree_flatten_with_path(draft)
   leaves = [x for _, x in named]

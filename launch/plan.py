@@ -1,21 +1,21 @@
-r"""Plans decoding on a TPU slice: compiles the loop for it, without a TPU.
+r"""Plans decoding on a TPU slice by compiling for it, without a TPU.
 
   python -m launch.plan --topology=v5e:4x4 --target=llama-3.1-70b \
     --drafter='model("llama-3.2-1b")' --batch_size=8 --max_length=4096
 
 Needs x86-64 Linux and `pip install -e '.[tpu]'`; no TPU, account or network.
 Models and draft heads are names in configs/shapes.py or paths of a
-`config.json`. --drafter is a call as in configs: model, ngram, layer_skip,
-plain or a kind of head but assistant (mtp with one layer), without policies and
-ladders. --rule defaults to match for deterministic drafts, to token for other
-chains and to recursive for other trees. An encoder-decoder needs --input_length
+`config.json`. --drafter is written as in configs: model, ngram, layer_skip,
+plain or any head except assistant (mtp with one layer), without policies or
+ladders. --rule defaults to match for deterministic drafts, token for other
+chains and recursive for other trees. An encoder-decoder needs --input_length
 and --prompt_length=1.
 
-Memory, collectives and copies are read from the compiled program. Times come
-from a roofline model (launch/planning/networks.py), not a measurement.
-Compiling takes half a minute to some minutes. --output writes all as JSON.
+Memory, collectives and copies are read from the compiled program. Times are
+from a roofline model (launch/planning/networks.py), not measured. Compiling
+takes from half a minute to some minutes. --output writes everything as JSON.
 
-Exit codes: 0, 2 for a mistake (an unknown topology lists the known ones), 3 if
+Exit codes: 0; 2 for a mistake (an unknown topology lists the known ones); 3 if
 it does not fit.
 """
 
@@ -26,7 +26,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-if __name__ == "__main__":  # a compiler is all it takes; before jax starts
+if __name__ == "__main__":  # only compiles; must be set before jax starts
   os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
@@ -50,13 +50,13 @@ from specjax.siblings import GIVEN
 
 cli.reads(cli.TARGET, cli.RULE, cli.OUTPUT)
 _TOPOLOGY = flags.DEFINE_string(
-  "topology", None, "The slice, as v5e:4x4 or v5litepod-16."
+  "topology", None, "The slice, such as v5e:4x4 or v5litepod-16."
 )
 _BATCH_SIZE = flags.DEFINE_integer(
   "batch_size", 8, "Rows, over all devices.", lower_bound=1
 )
 _MAX_LENGTH = flags.DEFINE_integer(
-  "max_length", 4096, "Tokens of a prompt with its completion.", lower_bound=2
+  "max_length", 4096, "Tokens of prompt and completion.", lower_bound=2
 )
 _PROMPT_LENGTH = flags.DEFINE_integer(
   "prompt_length", 128, "Tokens per prefill pass.", lower_bound=1
@@ -66,13 +66,13 @@ _INPUT_LENGTH = flags.DEFINE_integer(
 )
 _DRAFTER = flags.DEFINE_string("drafter", None, "The drafter, as in configs.")
 _MESH = flags.DEFINE_string(
-  "mesh", "", "As data:2,model:8; all devices on 'model' by default."
+  "mesh", "", "Mesh, such as data:2,model:8; by default all on 'model'."
 )
 _WEIGHTS = flags.DEFINE_string(
-  "weights", "", "Of the target: int8, int4, fp8; by default bfloat16."
+  "weights", "", "Target weights: int8, int4, fp8; by default bfloat16."
 )
 _CACHE = flags.DEFINE_enum(
-  "cache", None, sorted(low_cache.KINDS), "The target's; else bfloat16."
+  "cache", None, sorted(low_cache.KINDS), "Target KV cache; else bfloat16."
 )
 
 _DRAFTERS = ("plain", "model", "layer_skip", "ngram", *KINDS)
@@ -80,30 +80,30 @@ _DOES_NOT_FIT = 3
 
 
 def shape(text: str) -> TransformerConfig | T5Config:
-  """A model by its name, or by the path of a `config.json` or its folder."""
+  """A model by name, or by the path of a `config.json` or its folder."""
   settings = _settings(text, shapes.SHAPES | shapes.T5_SHAPES)
   config = translate(settings)
-  if isinstance(config, T5Config):  # a file that does not tie them has both
+  if isinstance(config, T5Config):  # untied embeddings are two tables
     tied = settings.get("tie_word_embeddings", True) is not False
     config = dataclasses.replace(config, tied_embeddings=tied)
   return config
 
 
 def head(text: str, kind: str, target: TransformerConfig) -> HeadShape:
-  """A target's draft head of a kind, likewise."""
+  """A draft head of a kind, by name or path."""
   settings = _settings(text, shapes.HEADS)
   head_shape = head_checkpoints.shape(
     settings, checkpoints.about(target), kind=kind
   )
   if head_shape.config.kind != kind:
     raise cli.UserError(
-      f"--drafter={kind}, and {text} is {head_shape.config.kind!r}"
+      f"--drafter={kind}, but {text} is {head_shape.config.kind!r}"
     )
   return head_shape
 
 
 def _settings(text: str, named: Mapping[str, Any]) -> Mapping[str, Any]:
-  """The settings of a name, or in a file."""
+  """The settings with a name, or in a file."""
   if text in named:
     return named[text]
   path = pathlib.Path(text)
@@ -117,35 +117,35 @@ def _settings(text: str, named: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def drafting_of(written: str) -> Drafting:
-  """The drafting of a --drafter; UserError for one that cannot be planned."""
+  """Parses --drafter; UserError if it cannot be planned."""
   drafting = DRAFTERS.make(written)
   if drafting.name not in _DRAFTERS or drafting.policy:
     raise cli.UserError(
-      f"drafter {written!r} is not planned: expected one of "
+      f"drafter {written!r} cannot be planned: expected one of "
       f"{', '.join(_DRAFTERS)}, without a policy"
     )
   if drafting.needs_checkpoint and not drafting.checkpoint:
     raise cli.UserError(
-      f'drafter {drafting.name!r} needs a shape, as {drafting.name}("NAME")'
+      f'drafter {drafting.name!r} needs a shape: {drafting.name}("NAME")'
     )
   low = drafting.weights
   if drafting.cache or low == "published" or (low and drafting.name != "model"):
     raise cli.UserError(
-      "of drafts only the weights of model(...) are planned in a format of "
-      "their own, as weights=int8"
+      "only model(...) can have quantized weights in a plan (weights=int8), "
+      "and no draft a quantized cache"
     )
   return drafting
 
 
 def usual_rule(drafting: Drafting) -> str:
-  """The rule of a plan that names none."""
+  """The default rule of a plan."""
   if drafting.siblings is GIVEN:
     return "match"  # for deterministic drafts
   return "token" if drafting.tree.is_chain else "recursive"
 
 
 def question(topology: hardware.Topology) -> program.Question:
-  """The plan's question, by the flags."""
+  """The question that the flags ask."""
   drafting = drafting_of(_DRAFTER.value)
   target = shape(cli.TARGET.value)
   draft = of_head = skipped = None
@@ -196,6 +196,6 @@ def run(_) -> int:
 
 
 if __name__ == "__main__":
-  # Programs for another machine cannot be read back from the cache.
+  # Programs for another machine cannot be loaded from the cache.
   jax.config.update("jax_enable_compilation_cache", False)
   cli.run(run, required=("topology", "target", "drafter"))

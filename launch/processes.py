@@ -1,8 +1,8 @@
-r"""Several processes of one run: joining them, and the chief, which writes.
+r"""Runs with several processes: joining them, and the chief, which writes.
 
-A TPU slice with several workers runs one process per worker, and
-`jax.distributed.initialize` finds the others, as it does under Slurm, Open MPI
-and Kubernetes with --distributed=on. By hand, on one machine or several:
+A TPU slice with several workers runs one process per worker;
+`jax.distributed.initialize` finds the others, also under Slurm, Open MPI and
+Kubernetes with --distributed=on. By hand, on one machine or several:
 
   JAX_COORDINATOR_ADDRESS=localhost:9911 JAX_NUM_PROCESSES=2 JAX_PROCESS_ID=0 \
     python -m launch.decode --config=configs/embedded.py --output=OUT.jsonl &
@@ -28,28 +28,28 @@ from launch import without_tpu
 
 _DISTRIBUTED = flags.DEFINE_enum(
   "distributed", "auto", ["auto", "on", "off"],
-  "Whether this is one of several processes; auto: on a TPU, or if "
-  "$JAX_COORDINATOR_ADDRESS is given.",
+  "Whether to join other processes; auto: on a TPU, or if "
+  "$JAX_COORDINATOR_ADDRESS is set.",
 )  # fmt: skip
 _HEARTBEAT = flags.DEFINE_integer(
   "heartbeat_timeout", 30,
   "Seconds of silence after which a process counts as dead.", lower_bound=1,
 )  # fmt: skip
 
-_LEAVE_SECONDS = 5  # what a failed process waits for others to fail alike
+_LEAVE_SECONDS = 5  # that a failed process waits for others to fail, too
 
 _Part = TypeVar("_Part")
 
 
 class UnjoinedError(RuntimeError):
-  """Other processes that did not come in time, and may at the next try."""
+  """Other processes did not join in time; a retry may succeed."""
 
 
 def start(*, preemption_notice: bool = False) -> None:
-  """Joins the other processes, if there are any, and says so on stderr.
+  """Joins the other processes, if there are any, and reports it on stderr.
 
-  Must come before anything that makes jax look for devices. With a
-  `preemption_notice` SIGTERM is only noted, for Orbax's `reached_preemption`.
+  Call it before anything that makes jax look for devices. With
+  `preemption_notice`, SIGTERM only sets Orbax's `reached_preemption`.
   """
   if not _is_asked():
     return
@@ -66,7 +66,7 @@ def start(*, preemption_notice: bool = False) -> None:
     raise kind(
       f"cannot join the other processes ({error}): give all of "
       "JAX_COORDINATOR_ADDRESS=HOST:PORT, JAX_NUM_PROCESSES=N and "
-      "JAX_PROCESS_ID=I where no TPU slice or Slurm tells them"
+      "JAX_PROCESS_ID=I unless a TPU slice or Slurm provides them"
     ) from None
   if several():
     print(
@@ -85,7 +85,7 @@ def _is_asked() -> bool:
 
 
 def several() -> bool:
-  """True if this is one of several processes; looks for no device."""
+  """True if this is one of several processes; does not look for devices."""
   return jax.distributed.is_initialized() and jax.process_count() > 1
 
 
@@ -95,14 +95,14 @@ def is_chief() -> bool:
 
 
 def gather(value: Any) -> list[Any]:
-  """The values of all processes, of JSON's types; all must call it."""
+  """Gathers JSON values from all processes; all must call it."""
   if not several():
     return [value]
   from jax.experimental import multihost_utils
 
   text = json.dumps(value).encode()
   sizes = multihost_utils.process_allgather(np.int32(len(text)))
-  # Powers of two, so that few lengths are compiled.
+  # Powers of two, to compile for few lengths.
   padded = np.zeros(1 << (int(sizes.max()) - 1).bit_length(), np.uint8)
   padded[: len(text)] = np.frombuffer(text, np.uint8)
   texts = multihost_utils.process_allgather(padded)
@@ -118,13 +118,13 @@ def round_robin(
   *,
   together: bool,
 ) -> Iterator[dict]:
-  """The records of parts of a run, the same on every process.
+  """Yields the records of the parts of a run, the same on every process.
 
   Args:
     parts: the same on every process.
-    work: makes a record of a part and its number among this process's.
-    together: whether all processes make every part, because the models' arrays
-      lie on the devices of several; otherwise they take turns.
+    work: makes the record of a part, given its number on this process first.
+    together: whether all processes work on every part, because the models span
+      their devices; otherwise they take turns.
   """
   if together or not several():
     for number, part in enumerate(parts):
@@ -139,7 +139,7 @@ def round_robin(
 
 
 def spanned_by(tree: Any) -> bool:
-  """True if arrays of `tree` lie on devices of more than one process."""
+  """True if arrays of `tree` are sharded over several processes."""
   return any(
     isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
     for leaf in jax.tree.leaves(tree)
@@ -147,10 +147,10 @@ def spanned_by(tree: Any) -> bool:
 
 
 def leave(code: int) -> None:
-  """Ends a process that failed, without waiting for others that go on.
+  """Ends a failed process without waiting for others that keep running.
 
-  jax's own way out waits for all processes, and would hang if this one alone
-  failed. If all fail alike, they end together, each with its own exit code.
+  jax's own exit waits for all processes, and would hang if only this one
+  failed. If all fail, they end together, each with its own exit code.
   """
   farewell = threading.Thread(target=jax.distributed.shutdown, daemon=True)
   farewell.start()

@@ -1,4 +1,4 @@
-r"""Prompts: built-in, or from a file of lines with their own settings.
+r"""Prompts, built-in or from a JSONL file with settings per line.
 
 A line of a prompts file is a JSON object (`Line`):
 
@@ -6,9 +6,9 @@ A line of a prompts file is a JSON object (`Line`):
    "num_samples": 4, "temperature": 0.8, "max_new_tokens": 64, "seed": 7,
    "stop": ["\n\n", "END"], ...}
 
-Only the prompt (or messages) is required; others may be null. An
-encoder-decoder takes {"id": ..., "input": "the encoder's text"}, and the prompt
-begins its answer. HTTP requests have the same `Settings`.
+Only the prompt (or messages) is required; other fields may be null. An
+encoder-decoder takes {"id": ..., "input": "the encoder's text"}; a prompt then
+starts its answer. HTTP requests have the same `Settings`.
 """
 
 import dataclasses
@@ -31,8 +31,8 @@ from models.tokenizers import Tokenizer
 from specjax import calls
 from specjax.runtime import requests
 
-# What `launch.decode` completes when no file is given, each up to a blank line:
-# the embedded pair gets these right.
+# `launch.decode` completes these by default, each up to a blank line; the
+# embedded pair gets them right.
 EXAMPLES = (
   "    def keys(self):\n        return list(",
   "def is_even(n):\n    return n % 2 ==",
@@ -42,7 +42,7 @@ EXAMPLES = (
   "    def get(self, key, default=None):\n        if key in self:\n"
   "            return self[",
 )
-# What `--prompts=built-in` measures.
+# Used by `--prompts=built-in`.
 BUILT_IN = (
   'def read_json(path):\n  """Read a JSON file and return its contents."""\n',
   "class Stack:\n  def __init__(self):\n    self.items = []\n\n  def push(",
@@ -51,7 +51,7 @@ BUILT_IN = (
   "    def test_empty(self):\n        self.assertEqual(",
   'def parse_args(argv=None):\n    """Parse the command line arguments.',
 )
-# The server's programs are compiled for so many.
+# The server's programs are compiled for these counts.
 MOST_BIASES, MOST_STOP_IDS = 300, 64
 _INT32, _FLOAT32 = 2**31 - 1, 3e38
 
@@ -62,12 +62,12 @@ _Text = Annotated[str, Field(min_length=1, max_length=256)]
 
 
 class Settings(BaseModel):
-  """One completion's settings; the config's apply where they are None.
+  """The settings of a completion; None means the config's.
 
-  They are those of `specjax.runtime.requests.Settings`, and `stop`: texts
-  before the first of which a completion ends. As in vLLM, top_k -1 (or 0) keeps
-  all tokens; as in OpenAI's API, top_p 0 is greedy. Seeds of more than 32 bits
-  are folded to 32.
+  Those of `specjax.runtime.requests.Settings`, and `stop`: the completion ends
+  before the first of these strings. As in vLLM, top_k -1 (or 0) keeps all
+  tokens; as in OpenAI's API, top_p 0 is greedy. Seeds of more than 32 bits are
+  folded to 32.
   """
 
   model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
@@ -86,7 +86,7 @@ class Settings(BaseModel):
   presence_penalty: _Penalty | None = None
   frequency_penalty: _Penalty | None = None
   repetition_penalty: float | None = Field(None, ge=1e-3, le=1e3)
-  # JSON's keys are texts.
+  # JSON keys are strings.
   logit_bias: dict[Annotated[int, Field(strict=False, ge=0)], _Bias] | None = (
     Field(None, max_length=MOST_BIASES)
   )
@@ -119,9 +119,9 @@ class Line(Settings):
   """A line of a prompts file.
 
   Attributes:
-    id: any JSON value; None: the number of the line.
-    num_samples: how many completions; None: one, without a number.
-    task, output: columns of data sets, ignored.
+    id: any JSON value; None for the line's number.
+    num_samples: number of completions; None for one, without "sample".
+    task, output: ignored; data sets have these columns.
   """
 
   id: Any = None
@@ -135,7 +135,7 @@ class Line(Settings):
 
 
 def reason_of(error: ValidationError) -> tuple[str, str]:
-  """The field that the first error of a record is about, and the reason."""
+  """The field and the reason of a record's first error."""
   first = error.errors(include_url=False)[0]
   field = ".".join(str(x) for x in first["loc"] if x != "[key]")[:80]
   return field, first["msg"].removeprefix("Value error, ")
@@ -150,11 +150,11 @@ class Prompt:
     id: of its line.
     text: the prompt; of messages, rendered by the chat template.
     token_ids: the prompt's tokens, at least one.
-    sample: which of several completions of one prompt, or None.
-    settings: they replace the config's.
-    stop: texts before the first of which its completion ends.
-    is_chat: whether the text was made of messages.
-    input, input_ids: what an encoder reads, and its tokens, or None.
+    sample: index among several completions of one prompt, or None.
+    settings: override the config's.
+    stop: the completion ends before the first of these strings.
+    is_chat: whether the text was rendered from messages.
+    input, input_ids: the encoder's input and its tokens, or None.
   """
 
   stream: int
@@ -172,13 +172,13 @@ class Prompt:
 
   @property
   def key(self) -> str:
-    """A hash of all that its completion depends on."""
+    """A hash of everything that its completion depends on."""
     return _hash(repr(self))[:16]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Encoder:
-  """An encoder-decoder's first token of answers, and most tokens of inputs."""
+  """An encoder-decoder's decoder start token and maximum input length."""
 
   start_token: int
   max_tokens: int
@@ -195,8 +195,8 @@ def built_in(
   """The built-in prompts; ValueError if one does not fit the buffer."""
   if encoder is not None:
     raise ValueError(
-      "an encoder-decoder reads inputs, and none are built in: give --prompts, "
-      'a file of lines {"id": ..., "input": "..."}'
+      "there are no built-in inputs for encoder-decoders: give --prompts, a "
+      'file of lines {"id": ..., "input": "..."}'
     )
   return [
     Prompt(i, i, text, _checked(tokenizer.encode(text), max_tokens), stop=stop)
@@ -207,7 +207,7 @@ def built_in(
 def first_tokens(
   texts: Sequence[str], tokenizer: Tokenizer, *, num_tokens: int
 ) -> list[Prompt]:
-  """Prompts of at most `num_tokens` tokens, the first ones of each text."""
+  """Prompts of the first `num_tokens` tokens of each text."""
   return [
     Prompt(i, i, text, tuple(tokenizer.encode(text)[:num_tokens]))
     for i, text in enumerate(texts)
@@ -221,7 +221,7 @@ def all_of(
   max_tokens: int,
   encoder: Encoder | None = None,
 ) -> list[Prompt]:
-  """The prompts of a file without settings of their own, or the built-in ones.
+  """The prompts of a file, without settings, or the built-in ones.
 
   ValueError for a bad line, one with settings, or a file without prompts.
   """
@@ -237,8 +237,8 @@ def all_of(
   for item in items:
     if item.settings.given() or item.stop or item.sample is not None:
       raise ValueError(
-        f"{path}: the prompt of id {json.dumps(item.id)} has settings of its "
-        "own, which launch.decode alone reads"
+        f"{path}: the prompt with id {json.dumps(item.id)} has settings of its "
+        "own, which only launch.decode supports"
       )
   return items
 
@@ -253,14 +253,13 @@ def read_jsonl(
 ) -> tuple[list[Prompt], list[str]]:
   """Reads a prompts file, see the module.
 
-  A prompt's stream follows from its id (unless it has a seed of its own) and
-  the number of the sample: its place in the file and the other prompts do not
-  change what is drawn.
+  A prompt's random stream depends on its id (unless it has its own seed) and
+  the sample's number, not on its place in the file or on other prompts.
 
   Returns:
-    The good prompts, one for each sample, and a message for every bad line,
-    "FILE:LINE: FIELD: REASON". A line without an id gets its number; a second
-    line of the same id is bad.
+    The valid prompts, one per sample, and a message for every bad line,
+    "FILE:LINE: FIELD: REASON". A line without an id gets its number; a repeated
+    id is bad.
   """
   prompts, problems, seen = [], [], {}
   try:
@@ -276,7 +275,7 @@ def read_jsonl(
       samples = _samples(line, tokenizer, max_tokens, max_new_tokens, encoder)
       name = json.dumps(line.id, sort_keys=True)
       if seen.setdefault(name, number) != number:
-        raise ValueError(f"id: {name} is that of line {seen[name]} already")
+        raise ValueError(f"id: {name} is already used in line {seen[name]}")
       prompts += samples
     except ValueError as error:
       problems.append(f"{path}:{number}: {error}")
@@ -284,7 +283,7 @@ def read_jsonl(
 
 
 def distinct(rows: Sequence[Prompt]) -> list[Prompt]:
-  """The first row of each prompt: several may be samples of one."""
+  """The first row of each prompt; several rows may be samples of one."""
   firsts: dict[Any, Prompt] = {}
   for row in rows:
     firsts.setdefault(requests.content_of(row), row)
@@ -309,7 +308,7 @@ def _samples(
   max_new_tokens: int | None,
   encoder: Encoder | None,
 ) -> list[Prompt]:
-  """The prompts of a line, one for each sample."""
+  """The prompts of a line, one per sample."""
   given = line.given(vocab_size=tokenizer.vocab_size)
   if max_new_tokens and (line.max_new_tokens or 0) > max_new_tokens:
     raise ValueError(
@@ -320,7 +319,7 @@ def _samples(
     raise ValueError("messages: give a prompt or messages, got both")
   if (line.input is not None) != (encoder is not None):
     raise ValueError(
-      "input: an encoder-decoder needs one, and others read none"
+      "input: required for an encoder-decoder, not allowed for other models"
     )
   text, input_ids = line.prompt or "", None
   if encoder is not None:
@@ -347,18 +346,17 @@ def _samples(
 
 def _checked(token_ids: Sequence[int], max_tokens: int) -> tuple[int, ...]:
   if not token_ids:
-    raise ValueError("prompt: it is empty")
+    raise ValueError("prompt: must not be empty")
   if len(token_ids) > max_tokens:
     raise ValueError(
-      f"prompt: it has {len(token_ids)} tokens, but only {max_tokens} fit "
-      "beside max_new_tokens (max_length, and the models' positions, bound "
-      "both together)"
+      f"prompt: has {len(token_ids)} tokens, but only {max_tokens} fit beside "
+      "max_new_tokens (max_length and the models' positions bound their sum)"
     )
   return tuple(token_ids)
 
 
 def _stream(identity: Any, sample: int | None) -> int:
-  """The stream of a row, a `u32`: a number below 2^31, or a hash above."""
+  """The random stream of a row, `u32`: its id below 2^31, else a hash above."""
   if sample is not None:
     identity = {"id": identity, "sample": sample}
   elif type(identity) is int and 0 <= identity < 1 << 31:

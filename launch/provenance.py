@@ -24,7 +24,7 @@ import jaxlib
 import specjax
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
-# `git archive` writes the commit here: what a TPU worker gets has no .git.
+# `git archive` writes the commit here, since a TPU worker's copy has no .git.
 _ARCHIVED = "$Format:%H$"
 
 
@@ -35,13 +35,13 @@ def record(config: Any = None) -> dict[str, Any]:
 
 
 def settings(config: Any, **more: Any) -> dict[str, Any]:
-  """What decides a run's results, for its `launch.results.Journal`."""
+  """The settings that determine a run's results, for its journal."""
   versions = {"jax": jax.__version__, "specjax": specjax.__version__}
   return {"config": _as_json(config), **versions, **more}
 
 
 def command() -> str:
-  """The command line of this process, as a shell takes it."""
+  """The command line of this process, quoted for a shell."""
   spec = getattr(sys.modules["__main__"], "__spec__", None)
   name = spec and spec.name.removesuffix(".__main__")
   program = ["-m", name] if name else [sys.argv[0]]

@@ -1,4 +1,4 @@
-"""Parts of reports: numbers, Markdown tables, figures of one style."""
+"""Formats reports: numbers, Markdown tables, figures in one style."""
 
 import json
 import pathlib
@@ -10,7 +10,7 @@ import numpy as np
 from launch.evaluation import intervals
 from specjax import rules
 
-if TYPE_CHECKING:  # what only talks need not load it
+if TYPE_CHECKING:  # loaded only to draw
   from matplotlib.figure import Figure
 
 Row = TypeVar("Row")
@@ -31,14 +31,14 @@ def number(value: float | None, form: str = ".2f") -> str:
 
 
 def estimate(row: Mapping[str, Any], name: str, form: str = ".2f") -> str:
-  """A row's number with its interval, `NAME_ci`."""
+  """A row's value with its interval, `NAME_ci`."""
   ends = row[f"{name}_ci"]
   interval = f" ({ends[0]:{form}}–{ends[1]:{form}})" if ends else ""
   return number(row[name], form) + interval
 
 
 def plus_minus(value: float, standard_error: float, digits: int) -> str:
-  """A mean over many with its 95% interval."""
+  """A mean with its 95% interval."""
   side = intervals.SIDE * standard_error
   return f"{value:.{digits}f} ± {side:.{digits}f}"
 
@@ -46,7 +46,7 @@ def plus_minus(value: float, standard_error: float, digits: int) -> str:
 def loss_in_words(
   rule: str, lossless: bool, total_variation: float | None
 ) -> str:
-  """Distance of the emitted tokens' distribution from the target's."""
+  """Describes how far the emitted distribution is from the target's."""
   if lossless:
     is_ours = rule.partition("(")[0] in rules.RULES
     return "lossless" if is_ours else "lossless (declared)"
@@ -65,7 +65,7 @@ def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 def columns(
   rows: Iterable[Row], cells: Mapping[str, Callable[[Row], str]]
 ) -> str:
-  """A Markdown table of a row each: by column, what is said of a row."""
+  """A Markdown table with a line per row; `cells` maps columns to functions."""
   return table(cells, ([cell(row) for cell in cells.values()] for row in rows))
 
 
@@ -80,7 +80,7 @@ def read(path: str | pathlib.Path) -> Any:
 def panels(
   width: float, height: float, rows: int = 1, columns: int = 1, **shared: Any
 ) -> tuple["Figure", np.ndarray]:
-  """A figure of so many inches, and its axes, `[rows, columns]`."""
+  """A figure of this size in inches, and its axes, `[rows, columns]`."""
   from matplotlib.figure import Figure
 
   figure = Figure(figsize=(width, height), layout="constrained")
@@ -90,12 +90,12 @@ def panels(
 def save(
   make: Callable[[], "Figure"], *targets: str | pathlib.Path | IO[bytes]
 ) -> None:
-  """Draws a figure and writes it, the same bytes for the same numbers.
+  """Draws a figure and writes it reproducibly, byte for byte.
 
   Args:
     make: makes the figure.
-    targets: files, in the form that their names end in; folders that are not
-      there are made. What is no name gets SVG.
+    targets: file names, whose endings give the format (missing folders are
+      created), or streams, which get SVG.
   """
   import matplotlib
 
@@ -117,6 +117,6 @@ def save(
 def sides(
   values: Sequence[float], ends: Sequence[Sequence[float] | None]
 ) -> np.ndarray:
-  """Lengths of error bars, `f[2, n]`: to the ends of each interval, or none."""
+  """Lengths of error bars, `f[2, n]`; 0 where there is no interval."""
   pairs = [ends_of or (v, v) for v, ends_of in zip(values, ends, strict=True)]
   return np.abs(np.reshape(pairs, (-1, 2)) - np.reshape(values, (-1, 1))).T

@@ -1,7 +1,7 @@
 """Output files: written whole or not at all, never overwritten by accident.
 
-An existing output is rejected without --overwrite, before any work is done. Of
-several processes only the chief writes. "-" is stdout.
+An existing output is rejected without --overwrite, before any work is done.
+With several processes only the chief writes. "-" is stdout.
 """
 
 import json
@@ -17,10 +17,10 @@ STDOUT = "-"
 
 
 def check(*paths: str | pathlib.Path | None) -> None:
-  """Raises UserError, before any work is done, for unusable output files.
+  """Raises UserError for unusable output files; call it before any work.
 
-  Folders need not exist yet; "-" and None are fine. Where the first has a
-  journal, a killed run goes on, and what it wrote is written again.
+  Folders need not exist yet; "-" and None are fine. If the first file has a
+  journal, the run resumes and may overwrite its outputs.
   """
   resumes = bool(paths and paths[0]) and os.path.exists(f"{paths[0]}.journal")
   for path in map(pathlib.Path, filter(None, paths)):
@@ -33,11 +33,11 @@ def check(*paths: str | pathlib.Path | None) -> None:
       raise cli.UserError(f"{path} exists already: --overwrite replaces it")
     folder = next(x for x in path.absolute().parents if x.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK):
-      raise cli.UserError(f"{path}: {folder} is no writable folder")
+      raise cli.UserError(f"{path}: {folder} is not a writable folder")
 
 
 def write(path: str | pathlib.Path, content: str | bytes) -> None:
-  """Writes a file that is never seen half-written; the chief does."""
+  """Writes a file atomically, on the chief only."""
   if not processes.is_chief():
     return
   if str(path) == STDOUT:
@@ -55,17 +55,17 @@ def write(path: str | pathlib.Path, content: str | bytes) -> None:
 
 
 def write_json(path: str | pathlib.Path, value: Any) -> None:
-  """`write` of JSON."""
+  """Writes JSON, like `write`."""
   write(path, json.dumps(value, indent=2) + "\n")
 
 
 def beside(path: str | None) -> Any:
-  """The stream for human readers: stderr if stdout has the result."""
+  """The stream for messages: stderr if stdout has the result."""
   return sys.stderr if path == STDOUT else sys.stdout
 
 
 def read_jsonl(path: str | pathlib.Path) -> Iterator[tuple[int, dict]]:
-  """The objects of a UTF-8 file of JSON lines, with their lines' numbers."""
+  """Yields the objects of a UTF-8 JSONL file with their line numbers."""
   try:
     text = pathlib.Path(path).read_text("utf-8-sig")
   except UnicodeDecodeError:
@@ -83,14 +83,14 @@ def read_jsonl(path: str | pathlib.Path) -> Iterator[tuple[int, dict]]:
 
 
 def dumps(records: Iterable[Any]) -> str:
-  """The text of a file of JSON lines."""
+  """Formats records as JSON lines."""
   return "".join(json.dumps(record) + "\n" for record in records)
 
 
 class Journal:
   """The finished batches of a run, in OUT.journal until the output is written.
 
-  The first line has the settings of the run, each further one a batch.
+  The first line has the settings of the run, each further line a batch.
 
   Attributes:
     batches: records by their "batch" (a number or a string), in the order in
@@ -98,26 +98,26 @@ class Journal:
   """
 
   def __init__(self, output: str | None, settings: Mapping[str, Any]):
-    """Opens the journal, or goes on with that of a killed run."""
+    """Opens a journal, or continues that of a killed run."""
     records: list[dict] = []
     self._path = None
     if output and output != STDOUT and processes.is_chief():
       self._path = pathlib.Path(f"{output}.journal")
       header = json.loads(json.dumps(settings))
       if self._path.exists() and not cli.OVERWRITE.value:
-        # The last line of a killed run may be half a line.
+        # The last line of a killed run may be incomplete.
         *lines, _ = self._path.read_text("utf-8", "replace").split("\n")
         records = [json.loads(line) for line in lines]
       if records and records[0] != header:
         raise cli.UserError(
-          f"{self._path} is of a run with other settings "
-          f"({_differences(records[0], header)}): give its command again to "
-          "finish it, or --overwrite to begin anew"
+          f"{self._path} is from a run with other settings "
+          f"({_differences(records[0], header)}): repeat its command to finish "
+          "it, or give --overwrite to start over"
         )
       records = records[1:]
       write(self._path, dumps([header, *records]))
       if records:
-        print(f"going on from {self._path}", file=sys.stderr)
+        print(f"resuming from {self._path}", file=sys.stderr)
     records = processes.gather(records)[0]
     self.batches = {record["batch"]: record for record in records}
 
@@ -131,13 +131,13 @@ class Journal:
         os.fsync(file.fileno())
 
   def finish(self) -> None:
-    """Ends the journal, once the output is written."""
+    """Deletes the journal, once the output is written."""
     if self._path:
       self._path.unlink()
 
 
 def _differences(*runs: Mapping[str, Any]) -> str:
-  """The settings in which a run and the present one differ."""
+  """The settings in which two runs differ."""
   before, now = (
     {f"config.{name}": x for name, x in run.get("config", {}).items()}
     | {name: x for name, x in run.items() if name != "config"}

@@ -9,7 +9,7 @@ r"""Serves a pair over an OpenAI-compatible HTTP API.
 /health and /metrics (Prometheus) are for operators. See docs/serving.md.
 
 A request gets a slot, a row of the running batch, as soon as one is free. Its
-tokens are those of its prompt, settings and seed in a batch of their own.
+tokens depend only on its prompt, settings and seed, not on the other slots.
 
 The server listens on 127.0.0.1 unless --host is given, and requires the bearer
 token in $SPECJAX_API_KEY if that is set. After SIGTERM (or Ctrl-C) it rejects
@@ -41,29 +41,29 @@ except ModuleNotFoundError as missing:
     )
   ) from None
 
-# Host names of a server that listens to this machine alone: another site's name
-# may lead here too, and a browser would take the server for that site's.
+# Host names that a server listening only on this machine accepts. Other names
+# may belong to web sites that resolve here (DNS rebinding).
 _LOCAL = ("localhost", "127.0.0.1", "[::1]")
 
 cli.reads(cli.CONFIG)
 _HOST = flags.DEFINE_string(
-  "host", "127.0.0.1", "Where to listen; 0.0.0.0 is open to everybody."
+  "host", "127.0.0.1", "Address to listen on; 0.0.0.0 is open to everybody."
 )
 _PORT = flags.DEFINE_integer("port", 8000, "The port; 0 picks a free one.")
 _SLOTS = flags.DEFINE_integer(
-  "slots", 8, "Requests decoded at a time.", lower_bound=1
+  "slots", 8, "Requests decoded at the same time.", lower_bound=1
 )
 _QUEUE = flags.DEFINE_integer(
   "queue", 64, "Requests that may wait for a slot.", lower_bound=0
 )
 _MAX_PROMPT = flags.DEFINE_integer(
   "max_prompt", 1024,
-  "Tokens of the longest prompt; its completion may add "
-  "config.max_new_tokens.", lower_bound=1,
+  "Most tokens of a prompt; its completion may add config.max_new_tokens.",
+  lower_bound=1,
 )  # fmt: skip
 _SHARE = flags.DEFINE_boolean(
-  "share_prefixes", True, "Reuse the cache of an earlier text that begins "
-  "like a prompt. Response times then reveal the reuse.",
+  "share_prefixes", True, "Reuse the KV cache of an earlier text with the same "
+  "prefix. Response times then reveal the reuse.",
 )  # fmt: skip
 _ANSWER_SECONDS = flags.DEFINE_float(
   "answer_seconds", 600.0, "Most seconds an answer may take.", lower_bound=0.1
@@ -72,15 +72,15 @@ _DRAIN_SECONDS = flags.DEFINE_float(
   "drain_seconds", 30.0, "Seconds for running answers at shutdown."
 )
 _NAME = flags.DEFINE_string(
-  "model_name", None, "The model's name; by default that of its checkpoint."
+  "model_name", None, "The model's name; by default its checkpoint's."
 )
 _TEMPLATE = flags.DEFINE_string(
   "chat_template", None, "A Jinja file to use instead of the target's."
 )
 _DEPTHS = flags.DEFINE_enum(
   "depth_policy", "whole", server.POLICIES,
-  "How deep slots draft: as in the config, or as deep as pays at this load, "
-  "with objectives of requests (slo_ms_per_token).",
+  "How deep slots draft: as in the config, or as deep as pays at this load "
+  "given the requests' objectives (slo_ms_per_token).",
 )  # fmt: skip
 
 
@@ -96,8 +96,8 @@ def run(_) -> int:
   config.batch_size = _SLOTS.value
   if processes.several() and not config.mesh:
     raise cli.UserError(
-      "several processes serve one model that is cut over their devices: give "
-      "config.mesh, or start servers of their own"
+      "several processes serve one model sharded over their devices: give "
+      "config.mesh, or start separate servers"
     )
   path = _TEMPLATE.value
   template = pathlib.Path(path).read_text("utf-8") if path else None
@@ -141,7 +141,7 @@ def run(_) -> int:
     return 0
   code = cli.fail("the loop has ended", 1)
   if processes.several():
-    processes.leave(code)  # another may have died: nobody waits for it
+    processes.leave(code)  # do not wait for others, which may have died
   return code
 
 

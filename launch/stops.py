@@ -1,4 +1,4 @@
-"""Stop strings that may span tokens, and streamed text."""
+"""Incremental detokenization, and stop strings that may span tokens."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,22 +9,22 @@ from models.tokenizers import Tokenizer
 from specjax.runtime.stopping import Watch
 from specjax.state import StopReason
 
-# In a text, the replacement of bytes that are no character.
+# Replaces invalid bytes in a text.
 _NONE = "\ufffd"
 
 
 class Detokenizer:
-  """An incremental detokenizer: whole characters as tokens come.
+  """Detokenizes incrementally, in whole characters.
 
-  Text that was returned is final: all pieces and the rest make up the text of
-  all tokens. So fallback bytes wait for the tokens after them: a byte that is
-  no part of a character turns all bytes beside it into none.
+  Returned text is final: all pieces and the rest make up the text of all
+  tokens. So fallback bytes wait for the tokens after them: one invalid byte
+  invalidates its neighbors.
   """
 
   def __init__(self, tokenizer: Tokenizer, before: Sequence[int] = ()):
-    """Begins a text after the tokens `before`."""
+    """Starts a text after the tokens `before`."""
     self._tokenizer = tokenizer
-    # Tokens of the newest text that was returned, and those behind them.
+    # Tokens of the last returned text, and those after it.
     self._given = tokenizer.context(before)
     self._held: list[int] = []
     self._ends_in_byte = False
@@ -43,7 +43,7 @@ class Detokenizer:
     return new
 
   def rest(self) -> str:
-    """The remaining text if no token follows, without half a character."""
+    """The remaining text if no token follows, without partial characters."""
     return self._new().rstrip(_NONE) if self._held else ""
 
   def _new(self) -> str:
@@ -52,10 +52,10 @@ class Detokenizer:
 
 
 class Reader:
-  """The text of a completion as it streams; its pieces make up `text_of`.
+  """Streams the text of a completion; the pieces make up `text_of`.
 
-  Held back is what may still change: the first bytes of a character, and what
-  may begin a stop string.
+  Holds back text that may still change: the first bytes of a character, and
+  the possible beginning of a stop string.
 
   Attributes:
     token_ids: of the completion so far.
@@ -64,7 +64,7 @@ class Reader:
   def __init__(
     self, tokenizer: Tokenizer, stop: Sequence[str], prompt: Sequence[int]
   ):
-    """Begins the completion of a prompt's tokens, with its stop strings."""
+    """Starts the completion of a prompt's tokens, with its stop strings."""
     self._tokenizer, self._stop, self._prompt = tokenizer, stop, prompt
     self._detokenizer = Detokenizer(tokenizer, prompt)
     self._text, self._num_sent = "", 0
@@ -97,7 +97,7 @@ class Reader:
 def watch(
   tokenizer: Tokenizer, stop: Sequence[str], context: Sequence[int] = ()
 ) -> Watch | None:
-  """A watch that ends a row with the token that completes a stop string."""
+  """A watch that ends a row at the token that completes a stop string."""
   if not stop:
     return None
   text = Detokenizer(tokenizer, context)
@@ -128,8 +128,8 @@ def text_of(
   """The text of a completion, without the stop string that ended it.
 
   Args:
-    prompt: what was completed.
-    row: "token_ids", the token that completed a stop string included, and
+    prompt: its prompt.
+    row: "token_ids", including the one that completed a stop string, and
       "stop_reason".
     tokenizer: of the pair.
   """

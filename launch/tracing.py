@@ -1,7 +1,7 @@
-"""Traces of rounds: drafts, distributions, accepted nodes and emitted tokens.
+"""Traces rounds: drafts, distributions, accepted nodes and emitted tokens.
 
-Traced rows are decoded round by round, and the host reads the state after each:
-the tokens are the usual ones, but the times are not meaningful.
+The host reads the state after every round: tokens are the same as without
+tracing, but times are not meaningful.
 """
 
 import dataclasses
@@ -22,19 +22,19 @@ from specjax.tree import take_node
 from specjax.types import Params
 
 _OF_NODES = ("drafted", "parents", "draft_log_probs", "target_log_probs")
-# A batch's completions, and what is known of each beside it.
+# A batch's completions, and the trace of each.
 Traced = tuple[list[Completion], list[dict[str, Any]]]
 
 
 def tracer(engine: Engine) -> Callable[[Batch], Traced]:
-  """A function that decodes batches and traces them.
+  """Makes a function that decodes and traces batches.
 
-  Of each row it returns beside the completion "log_probs", the target's own of
+  Besides the completion it returns for each row "log_probs", the target's for
   each emitted token (temperature 1, no truncation), "warped_log_probs", those
-  of the distribution that is sampled, and "rounds" (docs/decode.md).
+  after temperature and truncation, and "rounds" (docs/decode.md).
   """
   if engine.mesh is not None:
-    raise ValueError("what is traced runs on one device: give no config.mesh")
+    raise ValueError("tracing runs on one device: give no config.mesh")
   engine = dataclasses.replace(
     engine,
     decoder=dataclasses.replace(engine.decoder, with_log_probs=True),
@@ -68,7 +68,7 @@ def tracer(engine: Engine) -> Callable[[Batch], Traced]:
 
 
 def _traced_step(decoder):
-  """A round, and what it did; large distributions stay on the device."""
+  """A round and its trace; large distributions stay on the device."""
 
   def step(params: Params, state):
     after, info = decoder.step(params, state)
@@ -104,7 +104,7 @@ def _traced_step(decoder):
 def _rounds_of(
   seen: list[dict[str, np.ndarray]], row: int, completion: Completion
 ) -> list[dict[str, Any]]:
-  """The rounds of a row, as far as their tokens are in its completion."""
+  """The rounds of a row, cut at the end of its completion."""
   rounds: list[dict[str, Any]] = []
   start, end = 0, len(completion.token_ids)
   for arrays in seen:
@@ -138,7 +138,7 @@ def _rounds_of(
 
 
 def _numbers(values: np.ndarray) -> list[float | int | None]:
-  """Numbers as JSON has them: what is not finite, as log 0, is null."""
+  """Numbers for JSON; non-finite ones, such as log 0, become null."""
   return [x if np.isfinite(x) else None for x in values.tolist()]
 
 

@@ -1,7 +1,7 @@
 """Tells libtpu that a machine has no TPU, before it looks for one.
 
-Otherwise libtpu complains about hosts that it cannot find, writes logs, and
-lets only one process per machine load it. This module imports no jax.
+Otherwise libtpu complains about missing hosts, writes logs, and lets only one
+process per machine load it. This module does not import jax.
 """
 
 import glob

@@ -189,6 +189,6 @@ def llama_json(
   if config_from_json(settings) != c or c.embed_dim % a.num_heads:
     raise ValueError(
       "Llama's format cannot express this model: it needs RMS norms, gated "
-      "SiLU MLPs, full rotary attention and one switch for all biases"
+      "SiLU MLPs, full rotary attention and one switch for biases"
     )
   return settings

@@ -40,7 +40,7 @@ def refuse_unknown(
     if key not in known and value is not None and not key.startswith("_")
   )
   if unknown:
-    raise ValueError(f"{what} that are not known: {', '.join(unknown)}")
+    raise ValueError(f"unknown {what}: {', '.join(unknown)}")
 
 
 def agreed(said: Mapping[str, Any]) -> Any:

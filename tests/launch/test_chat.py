@@ -80,9 +80,9 @@ def test_every_line_piped_is_answered_and_answers_alone_are_printed(
   assert code == 0
   answers = [m["content"] for m in talked.messages if m["role"] == "assistant"]
   assert out == "".join(answer.rstrip("\ufffd") + "\n" for answer in answers)
-  speeds = [x for x in err.splitlines() if " a second, " in x]
+  speeds = [x for x in err.splitlines() if " per second, " in x]
   assert len(speeds) == 3
-  assert all(" a target call" in line for line in speeds)
+  assert all(" per target call" in line for line in speeds)
 
 
 def test_what_is_wrong_is_one_line_and_the_conversation_goes_on(piped, talked):
@@ -95,8 +95,8 @@ def test_what_is_wrong_is_one_line_and_the_conversation_goes_on(piped, talked):
   lines = [x for x in err.splitlines() if x.startswith("error: ")]
   for line, words in zip(
     lines,
-    ("no command /nothing: there are /temp", "could not convert string to fl",
-     "temperature must be finite", "no command /reset x"),
+    ("unknown command /nothing: use /temp", "could not convert string to fl",
+     "temperature must be finite", "unknown command /reset x"),
     strict=True,
   ):  # fmt: skip
     assert words in line

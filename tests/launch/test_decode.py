@@ -187,7 +187,7 @@ def test_bad_lines_are_named_and_the_others_decoded(cli, tmp_path, capsys):
     (("--config.max_new_tokens=256",), "leaves no room for a prompt"),
     (("--config.top_p=0.0",), "top_p must be in (0, 1]"),
     (("--prompts=/nowhere/in.jsonl",), "/nowhere/in.jsonl"),
-    (("--summary=/dev/null/s.json",), "no writable folder"),
+    (("--summary=/dev/null/s.json",), "not a writable folder"),
     (("--config.drafter=layer_skip('no.json')",), "no such file of layers"),
     (("--config.drafter=layer_skip",), "needs a checkpoint: layer_skip("),
     (("--config.target=TORN",), "model.safetensors"),

@@ -67,7 +67,7 @@ def test_a_plan_is_printed_and_written(execute, tmp_path, capsys):
   [
     (("--topology=v9:2x2", *PAIR), "unknown topology 'v9:2x2'; known are v4:"),
     ((*PYTHIA, "--drafter=model('pythia-70m', cache=int8)"),
-     "only the weights of model(...) are planned"),
+     "only model(...) can have quantized weights"),
     ((*SLICE, *EAGLE, "--max_length=4096"), "at most the models' 2048"),
     (("--topology=v5e:8x8", *PAIR), "num_heads (32) cannot be cut over 64"),
   ],

@@ -55,8 +55,8 @@ def test_good_lines_are_read_beside_bad_ones_and_unnamed_ones_have_a_number(
   assert problems[0].startswith(":3: Input should be an object")
   assert problems[1].startswith(":4: Invalid JSON: EOF while parsing")
   assert problems[2:] == [
-    ":7: id: 5 is that of line 5 already",
-    ':9: id: [1, {"a": 1, "b": 2}] is that of line 8 already',
+    ":7: id: 5 is already used in line 5",
+    ':9: id: [1, {"a": 1, "b": 2}] is already used in line 8',
   ]
 
 
@@ -113,8 +113,8 @@ def test_a_line_says_what_it_wants(read):
     ({"logit_bias": {"9999": 1}}, "logit_bias: token ids are 0 to 4097"),
     ({"stop": ["a", ""]}, "stop.1: String should have at least 1 character"),
     ({"messages": TALK}, "messages: give a prompt or messages, got both"),
-    ({"input": "y"}, "input: an encoder-decoder needs one"),
-    ({"prompt": ""}, "prompt: it is empty"),
+    ({"input": "y"}, "input: required for an encoder-decoder"),
+    ({"prompt": ""}, "prompt: must not be empty"),
     ({"prompt": None, "messages": [{"role": "user"}]}, "needs a string under"),
     ({"prompt": "x " * 60}, "tokens, but only 50 fit"),
   ],

@@ -145,7 +145,7 @@ def test_a_killed_run_goes_on_with_the_group_that_it_was_in(
     timeout=several.PATIENCE,
   )  # fmt: skip
   assert done.returncode == 0, done.stderr
-  assert "going on from" in done.stderr
+  assert "resuming from" in done.stderr
   result = json.loads(out.read_text())
   assert [json.loads(line) for line in before] == result["groups"][:2]
   whole = {"groups": [g for g in ran[1]["groups"] if g["batch_size"] == 1]}
@@ -164,7 +164,7 @@ def test_a_killed_run_goes_on_with_the_group_that_it_was_in(
   [
     (("--questions=none.jsonl",), "none.jsonl"),
     (("--config.max_length=10",), "no question fits"),
-    (("--prompts=x", "--questions=y"), "--prompts are asked in place of"),
+    (("--prompts=x", "--questions=y"), "--prompts or --questions, not both"),
     (("--systems=online(model)", "--rounds=2"), "and one round"),
     (("--systems=hf_assisted(\"\")", "--config.checkpoints.draft="),
      "needs a draft model"),

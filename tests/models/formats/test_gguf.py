@@ -248,7 +248,7 @@ def test_all_that_ends_a_turn_ends_a_text(
   ("metadata", "expected"),
   [
     (("add_string", "llama.rope.scaling.type", "yarn"), "must be 'none'"),
-    (("add_float32", "llama.logit_scale", 2.0), "logit_scale is not unders"),
+    (("add_float32", "llama.logit_scale", 2.0), "logit_scale is not suppo"),
     (("add_array", "llama.rope.scaling.factor", [1, 2]), "must be 1.0 or left"),
     (("add_uint32", "llama.attention.value_length", 16), "must be 8 or left"),
     (("add_uint16", "split.count", 2), "one part of a split model.*--merge"),

@@ -174,7 +174,7 @@ REFUSED = {
   ],
   "speculators": [
     (SPECULATORS | {NESTED: LAYER_JSON | {"norm_output": True}},
-     f"{NESTED} that are not known: norm_output$"),
+     f"unknown settings of {NESTED}: norm_output$"),
   ],
   "p_eagle": [
     ({"drop": ["mask_hidden"]}, "missing: mask_hidden"),

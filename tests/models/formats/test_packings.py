@@ -232,7 +232,7 @@ def test_biases_and_projections_left_out_are_as_they_are(kept, tmp_path):
     (gptq_config(bits=3), "bits of .* must be 4 or 8 for gptq, got 3"),
     (gptq_config(dynamic={"-:lm_head": {}}), "dynamic of .* must be {}"),
     (gptq_config(rotation="hadamard"), "rotation of .* must be left out"),
-    (gptq_config(zeros=1, sizes=2), "of gptq that are not known: sizes, zeros"),
+    (gptq_config(zeros=1, sizes=2), "of gptq: sizes, zeros"),
     (AWQ | dict(version="gemv"), "the version of awq must be 'gemm', got 'gem"),
     (AWQ | dict(zero_point=False), "zero_point of .* must be True"),
     (fp8_config(fmt="e5m2"), "fmt of .* must be 'e4m3' for fp8"),
