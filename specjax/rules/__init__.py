@@ -1,8 +1,8 @@
-"""Verification rules: maps from the draft's and target's distributions to one.
+"""Verification rules: which drafted tokens to accept, and what comes next.
 
-A rule is one short file; `get` finds it by name, and the common tests run it
-over every tree and sibling distribution that its `check` allows. Rules that
-decide at one node at a time are a single function without a batch (`nodewise`).
+Each rule is one file; `get` finds it by name, and the common tests run it over
+every tree and siblings that its `check` allows. Rules that decide one node at a
+time are a single function without a batch (`nodewise`).
 """
 
 import functools
@@ -40,7 +40,7 @@ RULES: dict[str, Rule | Callable[..., Rule]] = {
       score_block.RULE, multipath_block.RULE, gumbel_list.RULE,
     )
   },
-  # Those with parameters, all of which have defaults.
+  # Rules with parameters; all have defaults.
   "block_transport": block_transport.rule,
   "typical": typical.rule,
   "synthetic": synthetic.rule,
@@ -63,11 +63,11 @@ def get(name: str) -> Rule:
       `"typical(epsilon=0.1)"`. Your own is `"package.module.RULE"`.
 
   Returns:
-    The rule, one object for each text; its own name is the canonical text.
+    The rule, one object per text; its `name` is the canonical text.
 
   Raises:
-    ValueError: for an unknown rule, listing those there are; for parameters
-      that it lacks or that are out of range; for a module that is missing or
-      has no such rule.
+    ValueError: for an unknown rule, listing the known ones; for parameters that
+      are unknown or out of range; for a module that is missing or has no such
+      rule.
   """
   return GRAMMAR.make(name)

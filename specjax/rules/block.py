@@ -8,7 +8,7 @@ path X_1..X_L,
   h_i = S_i / (S_i + 1 - w_i)  for i < L,  h_L = w_L     (0 / 0 counts as 0)
 
 Every i is tested on its own, and the largest that passes is the number of
-accepted tokens; 0 needs no test. The next token follows `norm([w_i q - p]_+)`,
+accepted tokens; 0 always passes. The next token follows `norm([w_i q - p]_+)`,
 or q after the whole path. P(at least i accepted | X^i) = w_i, so it never
 accepts less than `token` (their Theorems 1 and 2); at temperature 0 they are
 the same.
@@ -35,10 +35,10 @@ def verify(
 
 
 def verify_path(path: Path, target_log_probs: Array) -> Verification:
-  """Block verification of one path a row.
+  """Block verification of one path per row.
 
-  Where a path ends early nothing is offered after its last token, so that S is
-  w there, as after the whole path; and beyond, w is 0.
+  If a path ends early, nothing is drafted after its last token: S is w there,
+  as after the whole path, and w is 0 beyond.
 
   Args:
     path: L drafted tokens a row.
@@ -54,12 +54,12 @@ def verify_path(path: Path, target_log_probs: Array) -> Verification:
   debts = [jnp.zeros_like(target_log_probs[:, 0, 0])]  # log w_i
   for i in range(drafted.shape[1]):
     owed = debts[-1] + ratio_up[:, i]
-    # A drafted token has p > 0; where it has not, 0 / 0 must not be NaN.
+    # Drafted tokens have p > 0; elsewhere 0 / 0 must not be NaN.
     ratio = jnp.where(owed == -jnp.inf, -jnp.inf, owed - ratio_down[:, i])
     debts.append(jnp.minimum(0, ratio))
   debt = jnp.stack(debts, axis=1)  # [B, L + 1]
   weight = jnp.exp(debt)
-  # After the whole path S is w itself, and the root passes whatever happened.
+  # After the whole path S is w itself; the root always passes.
   passes = weight.at[:, 0].set(1)
   if drafted.shape[1] > 1:
     owed = jnp.exp(debt[:, 1:-1, None] + target_log_probs[:, 1:-1])
@@ -71,7 +71,7 @@ def verify_path(path: Path, target_log_probs: Array) -> Verification:
     total = jnp.sum(excess, axis=-1)  # S_i, [B, L - 1]
     inner = distributions.share(total, total + (1 - weight[:, 1:-1]))
     passes = passes.at[:, 1:-1].set(inner)
-  # The largest that passes: nothing deeper does.
+  # The deepest that passes.
   deeper_fails = jnp.cumprod((1 - passes)[:, ::-1], axis=1)[:, ::-1]
   deeper_fails = jnp.concatenate(
     [deeper_fails[:, 1:], jnp.ones_like(weight[:, :1])], axis=1

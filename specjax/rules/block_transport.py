@@ -1,16 +1,17 @@
-"""Block transport: nearly the joint optimum of a draft of i.i.d. siblings.
+"""Block transport: close to the joint optimum for i.i.d. siblings.
 
-Every path has a score, uniform whatever the distributions are; the path of the
-largest is selected and verified as a block (`block`). The distribution mu_s of
-the largest score below s is computed along the path: with C children at s, a
-child's score follows nu, of which the largest of C draws follows mu_s, and the
-tokens share nu out, `sum_x p(x | s) mu_sx = nu`. A token of high q / p gets
-high scores only as far as its acceptance needs them: what is left is selection
-for the levels below (`score_transport`).
+Every path gets a score, uniform whatever the distributions are; the path with
+the largest is selected and verified as a block (`block`). The distribution mu_s
+of the largest score below s is computed along the path: with C children at s, a
+child's score follows nu, where the largest of C draws of nu follows mu_s, and
+the tokens split nu, `sum_x p(x | s) mu_sx = nu`. A token of high q / p gets
+high scores only as far as its acceptance needs them, which leaves selection to
+the levels below (`score_transport`).
 
-The scores of other paths then do not depend on their tokens, so that the
-distribution of the selected path is known on the path. With W the weight of a
-score for selection and P, A the probabilities of drafting and of accepting s,
+The scores of other paths then do not depend on their tokens, so the
+distribution of the selected path can be computed along the path. With W the
+weight of a score for selection and P, A the probabilities of drafting and of
+accepting s,
 
   share_s = sum mu_s W = P(select a path through s) / P(s),   v_s = A(s) / P(s),
   S = sum_x [v_s q(x) - p(x) v_sx],   h = S / (S + share_s - v_s)
@@ -20,14 +21,14 @@ mixture u_xt of types t with knots z_t (`ratio_types`):
 
   share_sx = sum_t u_xt share_st,   v_sx = sum_t u_xt min(v_s z_t, share_st),
 
-at most `min(v_s q(x) / p(x), share_sx)`, and just that where every token has a
+at most `min(v_s q(x) / p(x), share_sx)`, and equal to it if every token has a
 knot. After a stop at s, x is drawn in proportion to `v_s q(x) - p(x) v_sx`. For
 one path this is `block`, for paths of one token `transport` (in the limit of
 many bins). docs/optimum.md proves that it is lossless and compares it with the
-joint optimum, of which it has nearly all.
+joint optimum, which it nearly attains.
 
-Bins of scores and types of tokens cost acceptance alone. To differentiation,
-slopes and the distributions of scores are constants.
+Binning scores and grouping tokens into types only cost acceptance. Gradients
+treat slopes and the distributions of scores as constants.
 """
 
 import dataclasses
@@ -50,7 +51,7 @@ from specjax.types import Draft, Rule, Verification
 
 _NUM_BINS, _NUM_TYPES = 64, 10
 
-# Distributions must be exact to rounding, on devices too that multiply in less.
+# Exact to rounding, also on devices that multiply in lower precision.
 _dot = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 
 
@@ -60,8 +61,8 @@ class _Walk:
 
   Attributes:
     owed, share: `f32[B, N + 1]`, v and share.
-    scores: by level `f32[B, nodes, bins + 1]`, cumulated distributions.
-    taken: `f32[B, I, C]`, the v that a child of each type has.
+    scores: per level `f32[B, nodes, bins + 1]`, cumulative distributions.
+    taken: `f32[B, I, C]`, v of a child of each type.
     left: `f32[B, I]`, S.
   """
 
@@ -80,7 +81,7 @@ def verify(
   bins: int = _NUM_BINS,
   types: int = _NUM_TYPES,
 ) -> Verification:
-  """See `specjax.types.VerifyFn`; `bins` and `types` as of `rule`."""
+  """See `specjax.types.VerifyFn`; `bins` and `types` as in `rule`."""
   tree = draft.tree
   if tree.is_chain:  # nothing to select
     return block.verify(draft, topology, target_log_probs)
@@ -93,7 +94,7 @@ def verify(
   row_of = np.zeros(tree.num_nodes, np.int32)
   row_of[inner] = np.arange(len(inner))
   above = np.array(tree.parents[1:], np.int32)
-  # Of which types each drafted token is, [B, N, C].
+  # The mixture of types of each drafted token, [B, N, C].
   of_token = lambda x, nodes: jnp.exp(
     jax.vmap(lambda law, tokens: law[nodes, tokens])(x, draft.tokens[:, 1:])
   )
@@ -104,7 +105,7 @@ def verify(
   )[:, :, 0]
   walk = _walk_down(tree, of_nodes, parts, bins)
   spare = (walk.share - walk.owed)[:, inner]
-  passes = distributions.share(walk.owed, walk.share)  # of leaves
+  passes = distributions.share(walk.owed, walk.share)  # for leaves
   passes = passes.at[:, inner].set(
     distributions.share(walk.left, walk.left + spare)
   )
@@ -130,7 +131,7 @@ def verify(
 
 
 def _walk_down(tree: Tree, types: RatioTypes, parts: Array, bins: int) -> _Walk:
-  """Hands scores out from the root on; `parts` are of tokens, `[B, N, C]`."""
+  """Assigns scores from the root down; `parts` of each token, `[B, N, C]`."""
   batch, dtype = len(parts), parts.dtype
   edges = np.linspace(0, 1, bins + 1) ** len(tree.children[0])
   scores = [jnp.broadcast_to(jnp.asarray(edges, dtype), (batch, 1, len(edges)))]
@@ -180,12 +181,12 @@ def _walk_down(tree: Tree, types: RatioTypes, parts: Array, bins: int) -> _Walk:
 
 
 def _residual(owed: Array, target: Array, spent: Array) -> Array:
-  """Mass of the next token after a node, `[v q - p v_x]_+`."""
+  """Residual mass of the next token after a node, `[v q - p v_x]_+`."""
   return jnp.maximum(owed * target - spent, 0)
 
 
 def _absorbed(parts: Array, shared: Array, within: Array) -> Array:
-  """The cumulated distribution `f32[..., bins + 1]` of a token's score."""
+  """The cumulative distribution `f32[..., bins + 1]` of a token's score."""
   places = _dot(parts[..., None, :], shared)
   total = _dot(places, within)[..., 0, :]
   return jnp.minimum(total / total[..., -1:], 1)
@@ -194,7 +195,7 @@ def _absorbed(parts: Array, shared: Array, within: Array) -> Array:
 def _of_one_child(
   scores: Array, weights: Array, counts: np.ndarray
 ) -> tuple[Array, Array]:
-  """A child's scores `f32[B, n, bins + 1]` and weights, from its node's."""
+  """A child's scores `f32[B, n, bins + 1]` and weights, from its parent's."""
   if (counts == 1).all():
     return scores, weights
   one = scores ** jnp.asarray(1 / counts[:, None], scores.dtype)
@@ -210,7 +211,7 @@ def _of_one_child(
 def _selected(tree: Tree, scores: tuple[Array, ...]) -> Array:
   """The probability that each leaf has the largest score, `f32[B, leaves]`.
 
-  Ties within a bin are broken evenly, between the children of a node.
+  Ties within a bin are broken evenly among the children of a node.
   """
   levels = tree.levels
   cdfs = list(scores)
@@ -253,9 +254,9 @@ def _selected(tree: Tree, scores: tuple[Array, ...]) -> Array:
 
 
 def _beats_others(cdfs: Array) -> Array:
-  """The probability that no sibling has more than a score of each bin.
+  """The probability that no other sibling's score is above one in each bin.
 
-  Of F, `f32[B, n, C, bins + 1]` of the siblings' scores, it is
+  With F, `f32[B, n, C, bins + 1]`, the siblings' score distributions, it is
   `int_0^1 prod_{others} (F + u f) du`, `f32[B, n, C, bins]`.
   """
   count = cdfs.shape[2]
@@ -272,7 +273,7 @@ def _beats_others(cdfs: Array) -> Array:
 
 
 def _deepest(tree: Tree, selected: Array, passes: Array) -> Array:
-  """`node_probs`: of the selected leaf's path the deepest that passes."""
+  """`node_probs`: the deepest passing node on the selected leaf's path."""
   leaves = np.array([n for n in range(tree.num_nodes) if not tree.children[n]])
   paths = tree.paths[leaves]  # [leaves, G + 1]
   real = np.arange(tree.max_depth + 1) <= tree.depth[leaves, None]
@@ -286,21 +287,21 @@ def _deepest(tree: Tree, selected: Array, passes: Array) -> Array:
 
 
 def check(tree: Tree, siblings: Siblings) -> None:
-  """Raises ValueError unless siblings are independent, and all there."""
+  """Raises ValueError unless siblings are independent and all present."""
   requirements.independent("block_transport", tree, siblings)
   if not tree.is_chain:
     requirements.form("block_transport", tree, Form.FIXED)
 
 
 def rule(bins: int = _NUM_BINS, types: int = _NUM_TYPES) -> Rule:
-  """The rule, lossless with any numbers; smaller ones cost and accept less.
+  """The rule, lossless at any resolution; coarser is faster and accepts less.
 
   Args:
-    bins: of scores.
-    types: of tokens, for vocabularies that are not tiny.
+    bins: number of score bins.
+    types: number of token types, for all but tiny vocabularies.
 
   Raises:
-    ValueError: if there are no bins, or less than two types.
+    ValueError: for fewer than one bin or two types.
   """
   if bins < 1 or types < 2:
     raise ValueError(

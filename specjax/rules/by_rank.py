@@ -1,15 +1,15 @@
-"""Lossy rules of one path that accept by rank in the target's distribution.
+"""Lossy rules for one path that accept by rank in the target's distribution.
 
-SpecDec (Xia et al., Findings of EMNLP 2023) accepts a token that is among the
-target's beta likeliest and close enough to the first (`top_beta`); blockwise
-parallel decoding (Stern et al., 2018, section 5) one that is among the k
-likeliest, and the first tokens of a block whatever they are (`blockwise`).
+SpecDec (Xia et al., Findings of EMNLP 2023) accepts a token among the target's
+beta likeliest and close enough to the first (`top_beta`); blockwise parallel
+decoding (Stern et al., 2018, section 5) one among the k likeliest, and the
+first tokens of a block unconditionally (`blockwise`).
 
-The target's distribution q alone decides b(x), whether a token x would be
-accepted, and P, the distribution of the token where the path ends. With p the
+The target's distribution q alone decides b(x), whether a token x is accepted,
+and P, the distribution of the token where the path ends. Let p be the
 distribution that the drafted token was drawn from (a point mass if it is
-deterministic) and `Z = sum (1 - b) p`, a token's distribution is `b p + Z P`,
-and P after the last node. Its distance from q is exact and reported
+deterministic) and `Z = sum (1 - b) p`. Then a token's distribution is `b p + Z
+P`, and P after the last node. Its exact distance from q is reported
 (`Verification.total_variation`).
 
 Ties in rank go to the first token, as in greedy decoding.
@@ -33,7 +33,7 @@ def _rule(
   accepted: Callable[[Array], Array],
   at_the_end: Callable[[Array], Array],
 ) -> Rule:
-  """A rule of the module's form, of b and P: both take log q, `f[B, .., V]`."""
+  """A rule of this module from b and P, functions of log q, `f[B, .., V]`."""
 
   def verify(
     draft: Draft, topology: Topology, target_log_probs: Array
@@ -71,9 +71,9 @@ def top_beta(beta: int = 3, tau: float = 1.0) -> Rule:
   """SpecDec's verification (Xia et al., Findings of EMNLP 2023).
 
   Accepts one of the target's beta most probable tokens if it is at most tau
-  nats less probable than the first. The path's end is followed by the target's
-  most probable token. It approximates *greedy* decoding (equals it with
-  `beta=1`), so run it at temperature 1, where distributions rank the tokens.
+  nats less probable than the first. The path is followed by the target's most
+  probable token. This approximates *greedy* decoding (equals it if `beta=1`),
+  so run it at temperature 1, where distributions rank the tokens.
 
   Args:
     beta: at least 1.
@@ -99,13 +99,14 @@ def blockwise(top_k: int = 2, min_accepted: int = 0) -> Rule:
   """Acceptance of blockwise parallel decoding (Stern et al., 2018).
 
   The paper's exact variant is `match`. This one accepts the target's k
-  likeliest tokens, and the first tokens of a block whatever they are. The token
-  at the path's end is drawn from the target. Likeliest is meant of the *warped*
-  target: the paper's greedy decoding with top-k is a small temperature above 0.
+  likeliest tokens, and the first tokens of a block unconditionally. The token
+  at the path's end is drawn from the target. Ranks are those of the *warped*
+  target: for the paper's greedy decoding with top-k use a small temperature
+  above 0.
 
   Args:
-    top_k: tokens of the target that are accepted, at least 1.
-    min_accepted: drafted tokens of a block that always are (the paper's
+    top_k: how many of the target's likeliest tokens to accept, at least 1.
+    min_accepted: how many tokens of a block are always accepted (the paper's
       minimum block is one more: it counts the target's own token).
 
   Raises:
@@ -125,9 +126,9 @@ def blockwise(top_k: int = 2, min_accepted: int = 0) -> Rule:
 
 
 def likeliest(log_probs: Array, count: int) -> Array:
-  """Mask of at most `count` likeliest tokens, `f[..., V] -> bool[..., V]`.
+  """Mask of the `count` likeliest tokens, `f[..., V] -> bool[..., V]`.
 
-  Of equal ones the first, none of no mass.
+  Ties go to the first token; tokens without mass are left out.
   """
 
   def add(_, among):
@@ -142,6 +143,6 @@ def likeliest(log_probs: Array, count: int) -> Array:
 
 
 def _is_first(log_probs: Array) -> Array:
-  """`bool[..., V]`, where the largest is; of equal ones the first."""
+  """`bool[..., V]`, true at the largest entry; the first of equals."""
   best = random.argmax(log_probs)[..., None]
   return jnp.arange(log_probs.shape[-1]) == best

@@ -1,10 +1,10 @@
 """The optimal verification of greedy drafts (Hu et al., ICLR 2025).
 
-The first k - 1 candidates T are the most probable tokens, the last, X, is drawn
+The first k - 1 candidates T are the most probable tokens; the last, X, is drawn
 from d = norm(p without T). X is accepted with probability `min(1, q(X) /
 d(X))`; otherwise y is drawn from `norm([q - d]_+)` over the whole vocabulary,
-and if y is in T it is a drafted token too. Accepts `q(T) + sum_{x not in T}
-min(q, d)`, the optimum of optimal transport for this draft distribution.
+and counts as accepted if it is in T. Accepts with probability `q(T) +
+sum_{x not in T} min(q, d)`, the optimum for this draft distribution.
 """
 
 import jax.numpy as jnp

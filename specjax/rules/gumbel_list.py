@@ -2,26 +2,25 @@
 
 Rowan, Phan and Khisti (2025), after Daliri et al. (2024). Path k draws its t-th
 token as `argmax_i log p_t(i) + N^k_{t,i}` with Gumbel noise N. With A the paths
-that agree with the text so far (all at first), the text goes on with
+that agree with the text so far (all at first), the next token is
 
   Y_t = argmax_i log q_t(i) + max_{k in A} N^k_{t,i},
 
-which is distributed as q_t, because a maximum of Gumbel noise over paths is
-Gumbel noise, shifted; A then keeps the paths that drafted Y_t, and the round
-ends once it is empty, or with `Y_{L+1}` after the last drafted token. Given
-drafted tokens and noise, the text does not depend on the draft's distribution
-("drafter invariance"); with one path it does not depend on the drafted tokens
-either, so that any draft gives the same text from the same seed. P(Y in X) is
-at least
+which is distributed as q_t, because the maximum of Gumbel noise over paths is
+shifted Gumbel noise. A then keeps the paths that drafted Y_t; the round ends
+once it is empty, or with `Y_{L+1}` after the last drafted token. Given drafted
+tokens and noise, the text does not depend on the draft's distribution ("drafter
+invariance"); with one path it does not depend on the drafted tokens either, so
+any draft gives the same text from the same seed. P(Y in X) is at least
 
   sum_j K / sum_i (max(q_i / q_j, p_i / p_j) + (K - 1) q_i / q_j).
 
-The noise belongs to positions of the text and is met again when a round is
-drafted anew. That is exact, because whether a round ends at t depends on noise
-up to t only.
+The noise belongs to positions of the text, so the next round sees that of
+positions beyond t again. That is exact, because whether a round ends at t
+depends on noise up to t only.
 
-Given its noise the rule is a point mass, so its node probabilities are 0 and 1:
-losslessness holds over the noise, and is tested by sampling.
+Given the noise the rule is a point mass, so node probabilities are 0 and 1.
+Losslessness holds over the noise, and is tested by sampling.
 """
 
 import functools

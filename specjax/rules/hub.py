@@ -1,14 +1,14 @@
 """SpecHub: the optimal verification of hub pairs (EMNLP 2024).
 
 With hub a = argmax p, the pair (x, a) has probability p(x) and (a, x) has
-`p(a) p(x) / (1 - p(a))`, for x != a. Target mass is handed out in four turns,
-each from what the turns before left:
+`p(a) p(x) / (1 - p(a))`, for x != a. Target mass is spent in four steps, each
+on what the steps before left:
 
   1. pair (x, a) accepts x,   2. pair (a, x) accepts x,
   3. pair (a, x), if still unaccepted, accepts a,   4. pair (x, a) accepts a,
 
 and the rest is the residual. Accepts as much as greedy drafts with k = 2, the
-optimum of optimal transport for this draft distribution.
+optimum for this draft distribution.
 """
 
 import jax.numpy as jnp
@@ -22,24 +22,24 @@ from specjax.types import Rule
 
 def decide(target_log_probs, draft_log_probs, tokens, valid):
   """See `specjax.rules.nodewise.DecideFn`."""
-  del valid  # both are there
+  del valid  # both are present
   draft_log_probs, told = draft_log_probs  # the first is drawn from p
   hub = random.argmax(draft_log_probs)
   vocab = jnp.arange(len(draft_log_probs))
   first = jnp.exp(draft_log_probs)  # of pairs (x, a), and of (a, .) at a
   after_hub = HUB.child(draft_log_probs, hub[None], 2)
-  # What x was drawn from, to the bit: rounding may make another distribution of
-  # p.
+  # The very distribution x was drawn from: recomputed from p it may be rounded
+  # differently.
   after_hub = jnp.where(tokens[0] == hub, told, after_hub)
   second = first[hub] * jnp.exp(after_hub)  # of pairs (a, x)
   first = jnp.where(vocab == hub, 0, first)
   target = jnp.exp(target_log_probs)
   others = jnp.where(vocab == hub, 0, target)
-  # Turns 1 and 2, for the tokens that are not the hub.
+  # Steps 1 and 2, for tokens other than the hub.
   unmet = jnp.maximum(others - first, 0)
   accept_first = distributions.share(others, first)  # by x
   accept_second = distributions.share(unmet, second)
-  # Turns 3 and 4: the hub's own mass, to the pairs still unaccepted.
+  # Steps 3 and 4: the hub's own mass, for pairs still unaccepted.
   wanting_second = jnp.sum(jnp.maximum(second - unmet, 0))
   wanting_first = jnp.sum(jnp.maximum(first - others, 0))
   mass = target[hub]
@@ -61,7 +61,7 @@ def decide(target_log_probs, draft_log_probs, tokens, valid):
 
 
 def check(tree, siblings) -> None:
-  """Raises ValueError unless every node has a hub pair or nothing below."""
+  """Raises ValueError unless every inner node has a hub pair."""
   requirements.drawn("hub", tree, siblings, HUB)
   if any(len(children) not in (0, 2) for children in tree.children):
     raise ValueError(

@@ -1,4 +1,4 @@
-"""Lossy rules of known output distribution: lossless verification against it.
+"""Lossy rules with a known output distribution.
 
 Each rule computes a distribution pi from the target's distribution q and the
 draft's distribution p after the same text, and verifies against pi with a
@@ -11,13 +11,13 @@ With the token rule a drafted token is rejected with probability TV(p, pi), and
 
 the triangle inequality, with equality exactly if pi(x) is between p(x) and q(x)
 for every x. That is the Pareto front of Yin et al. (NeurIPS 2024, Theorem 5).
-On it are `ensemble`, `lenient`, `fuzzy`, `cactus`, and cascades that choose
-between p and q; `cascade_token` and `contrastive` need not be.
+`ensemble`, `lenient`, `fuzzy`, `cactus`, and cascades that choose between p and
+q are on it; `cascade_token` and `contrastive` need not be.
 
-Each rule below is its distribution, `pi(q, p, parameters)`, as probabilities
-`f[..., V]` before they are normalized; `base`, of `BASES`, is the lossless rule
-that verifies against it. The distance reported at a node is TV(pi, q). Siblings
-share the first one's draft distribution; where nothing is drafted, the token
+Each rule below is given by its distribution `pi(q, p, parameters)`, as
+unnormalized probabilities `f[..., V]`; `base`, of `BASES`, is the lossless rule
+that verifies against it. The distance reported at a node is TV(pi, q). p is the
+draft distribution of a node's first child; where nothing is drafted, the token
 follows q. Distributions are warped: at temperature 0 they are point masses.
 """
 
@@ -46,7 +46,7 @@ BASES: dict[str, Rule] = {
 
 RULES: dict[str, Callable[..., Rule]] = {}
 
-# Ranges of parameters: as they are written, and whether a number is in it.
+# Ranges of parameters: in words, and as a test.
 _UNIT = "in [0, 1]", lambda x: 0 <= x <= 1
 _POSITIVE = "in (0, 1]", lambda x: 0 < x <= 1
 _SIGNED = "in [-1, 1]", lambda x: -1 <= x <= 1
@@ -55,7 +55,7 @@ _ANY = "a number", lambda x: x == x
 
 
 def _rule(**ranges: tuple[str, Callable[[Any], bool]]):
-  """Puts the rule of a distribution with these parameters into `RULES`."""
+  """Adds the rule of a distribution with these parameters to `RULES`."""
 
   def make(law: LawFn) -> Callable[..., Rule]:
     @functools.wraps(law)
@@ -67,7 +67,7 @@ def _rule(**ranges: tuple[str, Callable[[Any], bool]]):
       law_of = functools.partial(law, **parameters)
       return relaxed(law.__name__, law_of, base)
 
-    # As it is called: the law's own parameters by name, and the base.
+    # The signature to call it with: the law's own parameters, and the base.
     _, _, *own = inspect.signature(law).parameters.values()
     by_name = inspect.Parameter.KEYWORD_ONLY
     base = inspect.Parameter("base", by_name, default="token", annotation=str)
@@ -105,7 +105,7 @@ def relaxed(name: str, law: LawFn, base: str = "token") -> Rule:
     if deterministic and not tree.is_chain:
       raise ValueError(
         f"rule {name!r} needs the draft's distribution at every node, got "
-        f"siblings={siblings.name!r}, of which the first may be deterministic"
+        f"siblings={siblings.name!r}, whose first child may be deterministic"
       )
 
   return Rule(name=name, verify=verify, lossless=False, check=check)
@@ -117,10 +117,10 @@ def known_target(
   """The distribution pi of the token after every node.
 
   Args:
-    law: pi, of all nodes at once.
-    draft: of a node's children the first unmasked one has the draft's
-      distribution p. Equal paths of independent siblings share their children.
-    topology: its form.
+    law: pi, for all nodes at once.
+    draft: the draft; a node's first unmasked child has the draft's distribution
+      p. Equal paths of independent siblings share their children.
+    topology: its shape.
     target_log_probs: `f32[B, N + 1, V]`, log q.
 
   Returns:
@@ -146,7 +146,7 @@ def known_target(
 
 
 def _of_equals(draft: Draft, present, children):
-  """Children `bool[B or 1, N + 1, N + 1]`, and those of nodes of equal text."""
+  """Joins children, `bool[B or 1, N + 1, N + 1]`, of nodes with equal paths."""
   if draft.tree.is_chain:
     return children
   tokens = draft.tokens[:, : draft.tree.num_nodes]
@@ -173,11 +173,11 @@ def ensemble(target: Array, draft: Array, weight: float = 0.9):
 
 @_rule(lenience=_POSITIVE)
 def lenient(target: Array, draft: Array, lenience: float = 0.5):
-  """`pi = min(p, q / l) + Z norm([q - p]_+)`, Z what the first term lacks of 1.
+  """`pi = min(p, q / l) + Z norm([q - p]_+)`, Z making up the sum of 1.
 
   Lenience of Leviathan et al. (2023, A.5) and DistillSpec (Zhou et al., ICLR
-  2024), which accept with `min(1, q / (l p))`: no token is over 1/l times too
-  likely. This is the distribution of that test with its best residual.
+  2024), which accept with `min(1, q / (l p))`: no token gets more than q / l.
+  This is the distribution of that test with its best residual.
 
   Args:
     lenience: l in (0, 1]; 1 is lossless.
@@ -197,11 +197,11 @@ def fuzzy(target: Array, draft: Array, threshold: float = 0.1):
   """`pi = p` where `JS(p, q) <= T`, else q.
 
   Fuzzy speculative decoding (Holsman, Huang, Dhingra, Findings of ACL 2025)
-  with the Jensen-Shannon divergence. Above the threshold the paper refuses
-  every token; the token rule accepts `sum min(p, q)` of them.
+  with the Jensen-Shannon divergence. Above the threshold the paper rejects
+  every token; here the token rule accepts `sum min(p, q)` of them.
 
   Args:
-    threshold: T in nats, at least 0; from log 2 on all that is drafted is
+    threshold: T in nats, at least 0; from log 2 on every drafted token is
       accepted.
   """
   middle = (target + draft) / 2
@@ -215,7 +215,7 @@ def fuzzy(target: Array, draft: Array, threshold: float = 0.1):
 
 @_rule(alpha=_UNIT)
 def cascade_chow(target: Array, draft: Array, alpha: float = 0.6):
-  """`pi = p` where `max p >= 1 - a`, else q: a confident draft's.
+  """`pi = p` where `max p >= 1 - a`, else q: trusts a confident draft.
 
   A speculative cascade with Chow's rule (Narasimhan et al., ICLR 2025, arXiv
   2405.19261, equation 2).
@@ -228,7 +228,7 @@ def cascade_chow(target: Array, draft: Array, alpha: float = 0.6):
 
 @_rule(alpha=_SIGNED)
 def cascade_diff(target: Array, draft: Array, alpha: float = 0.1):
-  """`pi = p` where `max p >= max q - a`, else q: about as confident.
+  """`pi = p` where `max p >= max q - a`, else q: compares confidences.
 
   Narasimhan et al. (ICLR 2025), equation 5; a in [-1, 1].
   """
@@ -240,8 +240,8 @@ def cascade_diff(target: Array, draft: Array, alpha: float = 0.1):
 def cascade_opt(target: Array, draft: Array, alpha: float = 0.1):
   """`pi = p` where `max p >= max q - a TV(p, q)`, else q.
 
-  Narasimhan et al. (ICLR 2025), equation 10: deferring costs rejections,
-  TV(p, q) of the drafted tokens; a, any number, is their price.
+  Narasimhan et al. (ICLR 2025), equation 10: deferring to the target costs
+  rejections, TV(p, q) of the drafted tokens; a, any number, is their price.
   """
   excess = jnp.where(target > draft, target - draft, 0)
   distance = jnp.sum(excess, -1, keepdims=True)
@@ -253,7 +253,7 @@ def cascade_opt(target: Array, draft: Array, alpha: float = 0.1):
 def cascade_token(
   target: Array, draft: Array, alpha: float = 0.5, version: int = 3
 ):
-  """`pi = p 1_A + (1 - p(A)) q`: the draft's acceptable tokens.
+  """`pi = p 1_A + (1 - p(A)) q`: keeps the draft's acceptable tokens.
 
   Narasimhan et al. (ICLR 2025), equations 13 to 15. A has the tokens v with
 
@@ -271,7 +271,7 @@ def cascade_token(
   return kept + (1 - jnp.sum(kept, axis=-1, keepdims=True)) * target
 
 
-# ------------------------------------------------------------------ and others
+# --------------------------------------------------------------------- others
 
 
 @_rule(alpha=_UNIT, beta=_NOT_NEGATIVE)
@@ -281,8 +281,8 @@ def contrastive(
   """`pi ~ q (q / p)^b` over the tokens with `q >= a max q`.
 
   Speculative contrastive decoding (Yuan et al., ACL 2024, arXiv 2311.08981):
-  away from the draft, for better texts. In logits z it is the softmax of
-  `(1 + b) z_q - b z_p`. A token that the draft cannot draw has its own q.
+  contrasts the target with the draft, for better texts. In logits z it is the
+  softmax of `(1 + b) z_q - b z_p`. A token that the draft cannot draw keeps q.
 
   Args:
     alpha: a in [0, 1], how plausible to the target a token must be.
@@ -304,16 +304,16 @@ def cactus(target: Array, draft: Array, delta: float = 0.1):
 
     h(x) = min(1, q(x) + sqrt(2 d q(x) (1 - q(x))))
 
-  is the most that a distribution d nats from q can have at x, to second order,
-  and after rejecting x draws from `norm([c_x q - p]_+)` with `c_x = (1 -
-  h(x)) / (1 - q(x))`. The token's distribution is the sum over x,
+  is, to second order, the most that a distribution d nats from q can have at x.
+  After rejecting x it draws from `norm([c_x q - p]_+)` with `c_x = (1 - h(x)) /
+  (1 - q(x))`. The token's distribution is a sum over x,
 
     pi(y) = min(p, h)(y) + sum over x of
             [p(x) - h(x)]_+ [c_x q(y) - p(y)]_+ / sum([c_x q - p]_+).
 
-  No token that may be rejected is drawn after a rejection, so that the token
-  rule accepts against pi what Cactus does. The sums take two sorts of V
-  numbers: whether a term is there depends on the order of c_x and p(y) / q(y).
+  No token that may be rejected is drawn after a rejection, so the token rule
+  accepts the same against pi as Cactus does. The sums take two sorts of V
+  numbers: the order of c_x and p(y) / q(y) decides which terms are nonzero.
 
   Args:
     delta: d in nats, at least 0; 0 is lossless.
@@ -333,7 +333,7 @@ def cactus(target: Array, draft: Array, delta: float = 0.1):
     below = jnp.searchsorted(ratio[by_ratio], scale)
     before = lambda mass: jnp.pad(jnp.cumsum(mass[by_ratio]), (1, 0))[below]
     total = scale * before(target) - before(draft)
-    total = jnp.maximum(total, jnp.sum(rejected))  # but for rounding it is
+    total = jnp.maximum(total, jnp.sum(rejected))  # true but for rounding
     some = rejected > 0
     share = jnp.where(some, rejected, 0) / jnp.where(some, total, 1)
     # By y: over the x whose c is above its ratio.

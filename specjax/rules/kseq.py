@@ -1,12 +1,12 @@
 """k-SEQ, SpecTr's selection rule (Sun et al., NeurIPS 2023).
 
-All k i.i.d. candidates are tested alike, in order: x is accepted with
+All k i.i.d. candidates get the same test, in order: x is accepted with
 probability `c(x) = min(1, q(x) / (r p(x)))`. With `b(r) = sum min(p, q / r)`,
 one of k is accepted with probability `1 - (1 - b)^k`, a token x with `min(p, q
-/ r) (1 - (1 - b)^k) / b`, and the residual is what q has beyond that: it has no
-negative entry iff `1 - (1 - b)^k <= r b`. The smallest such r, found between 1
-and k, accepts most: at least `1 - (1 - 1/k)^k` of the optimum. It is solved
-anew for every node and number of surviving paths.
+/ r) (1 - (1 - b)^k) / b`, and the residual is q minus that. It has no negative
+entry iff `1 - (1 - b)^k <= r b`. The smallest such r, found between 1 and k,
+accepts most: at least `1 - (1 - 1/k)^k` of the optimum. It is solved for every
+node and number of surviving paths.
 """
 
 import functools
@@ -74,9 +74,9 @@ def solve(target: Array, draft: Array, count: Array, *, most: int) -> Array:
   """The smallest valid scale r in [1, k], from above.
 
   Valid means `f(r) = r - (1 - (1 - b)^k) / b >= 0`. Newton steps inside a
-  bracket, from its geometric mean; each aims a few roundings above the root,
-  and the upper end of the bracket, which is valid, is returned: a scale too
-  large by rounding costs acceptance, one too small would be biased.
+  bracket start from its geometric mean and aim a few roundings above the root.
+  The upper end of the bracket, which is valid, is returned: a scale too large
+  by rounding costs acceptance, one too small would be biased.
 
   Args:
     target, draft: `f32[V]`, probabilities.
@@ -92,7 +92,7 @@ def solve(target: Array, draft: Array, count: Array, *, most: int) -> Array:
 @functools.partial(jax.custom_jvp, nondiff_argnums=(3,))
 def _root(target, draft, count, most):
   eps = jnp.finfo(target.dtype).eps
-  aim = 16 * eps  # beyond the rounding of sums, or valid is never reached
+  aim = 16 * eps  # beyond the rounding of sums, or no point is ever valid
 
   def narrow(state):
     low, high, scale, _, rounds = state

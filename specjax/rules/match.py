@@ -1,11 +1,11 @@
-"""Naive verification: draw from the target while its draws were drafted.
+"""Naive verification: sample from the target until a token was not drafted.
 
 Lossless for any tree and any siblings, because the tokens are the target's own
-draws; the draft's distributions are not used. With X the distinct drafted
-tokens after a node, the walk goes to x in X with probability q(x), and ends
-there with probability `1 - q(X)`; the next token then follows q restricted to
-the tokens not in X. K i.i.d. drafts are accepted with probability `sum(q (1 -
-(1 - p)^K))`. EAGLE's and Medusa's greedy trees are verified like this.
+samples; the draft's distributions are not used. With X the distinct drafted
+tokens after a node, the walk goes to x in X with probability q(x), and ends at
+the node with probability `1 - q(X)`; the next token then follows q restricted
+to tokens not in X. K i.i.d. drafts are accepted with probability `sum(q (1 -
+(1 - p)^K))`. EAGLE's and Medusa's greedy trees are verified this way.
 """
 
 import jax.numpy as jnp

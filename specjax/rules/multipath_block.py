@@ -1,14 +1,14 @@
 """Greedy multi-path block verification of K i.i.d. paths.
 
-After Thomas and Pal (2026). Give the tokens after every prefix a strict order,
-here by q / p, and select the lexicographically largest of the K paths. Its
-first i tokens have probability `g(x^i) = F(x^i)^K - F^-(x^i)^K`, where F^- is
-the draft's mass of length-i prefixes ranked below and `F = F^- + p(x^i)`. Block
-verification of the selected path, with `g(x^i) / g(x^{i-1})` for its draft
-distribution, is lossless because that is the distribution the path was selected
-from. K = 1 is block verification. Any order would be lossless.
+After Thomas and Pal (2026). Order the tokens after every prefix strictly, here
+by q / p, and select the lexicographically largest of the K paths. Its first i
+tokens have probability `g(x^i) = F(x^i)^K - F^-(x^i)^K`, where F^- is the
+draft's mass of length-i prefixes ranked below and `F = F^- + p(x^i)`. The
+selected path is verified as a block with draft distribution `g(x^i) /
+g(x^{i-1})`, which is lossless because the path follows that distribution. K = 1
+is block verification. Any order would be lossless.
 
-What is carried along the path is `m = p(x^i) / F(x^i)`: with E the draft's mass
+The walk along the path carries `m = p(x^i) / F(x^i)`. With E the draft's mass
 of tokens ranked below y after x^i, `u = 1 - m (1 - E - p(y))` and `v = u -
 m p(y)` are F and F^- of (x^i, y) over F(x^i), and
 
@@ -46,11 +46,11 @@ def verify(
   nodes, draft_log_probs = [best], [given[:, 0]]
   for level in tree.levels[1:]:
     target = take_node(target_log_probs, nodes[-1])  # [B, V]
-    # Of the selected path's own child: equal paths have equal distributions.
+    # From the selected path's own child: equal paths have equal distributions.
     drafted = take_node(given, level.start + best)
     key = _order_keys(log_ratio(target, drafted))
     tokens = draft.tokens[:, level.start : level.stop]  # [B, K]
-    # The token of the largest key among the paths that are still alive.
+    # The token of largest key among the surviving paths.
     keys = jnp.where(alive, jnp.take_along_axis(key, tokens, axis=1), 0)
     token = jnp.take_along_axis(
       tokens, jnp.argmax(keys + alive, axis=1, keepdims=True), axis=1
@@ -101,7 +101,7 @@ def _order_keys(ratio: Array) -> Array:
 def _mass_below(key: Array, probs: Array) -> Array:
   """Mass of the tokens ordered before each, `f32[V]`.
 
-  Sorting integers without a second operand is many times faster.
+  One integer operand sorts many times faster than two.
   """
   bits = max(len(key) - 1, 1).bit_length()
   order = (jnp.sort(key) & ((1 << bits) - 1)).astype(jnp.int32)

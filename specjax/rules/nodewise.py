@@ -2,16 +2,15 @@
 
 Most multi-draft rules do. Such a rule is a function of one node, without a
 batch: from the two distributions and the drafted candidates it computes the
-probability that each candidate is accepted, and the next token's distribution
-if none is. `verify_nodes` walks the tree with it:
+probability of accepting each candidate, and the next token's distribution if
+none is accepted. `verify_nodes` walks the tree with it:
 
   P(the walk reaches child x of n) = P(it reaches n) P(x is accepted at n).
 
-Independent siblings may carry equal tokens. Their paths are one hypothesis, and
-below it the children of all of them are i.i.d. draws from one distribution: the
-walk merges them, as SpecTr's loop over surviving paths does (Sun et al.,
-NeurIPS 2023). Nodes with one candidate are decided together, in arrays, the
-others one by one.
+Independent siblings may carry equal tokens. Their paths are one hypothesis,
+whose children are all i.i.d. draws from one distribution: the walk merges them,
+as SpecTr's loop over surviving paths does (Sun et al., NeurIPS 2023). Nodes
+with one candidate are decided together, in arrays, the others one by one.
 """
 
 import dataclasses
@@ -64,14 +63,14 @@ class DecideFn(Protocol):
   ) -> Decision:
     """Decides among the candidates after one node.
 
-    Called with C = 1 and with larger C. The result must depend on the valid
-    candidates alone.
+    Called with C = 1 and with larger C. The result must depend only on valid
+    candidates.
 
     Args:
       target_log_probs: `f32[V]`, the target's distribution q after the node.
       draft_log_probs: `f32[C, V]`, the distribution that each candidate was
-        drawn from, given its previous siblings; or `f32[1, V]` if siblings are
-        independent and all drawn from the draft's distribution p.
+        drawn from, given its previous siblings; or `f32[1, V]` if all are drawn
+        from the draft's distribution p independently.
       tokens: `i32[C]`, the candidates, in the order they were drawn.
       valid: `bool[C]`, False for masked ones, which come last unless siblings
         are independent. If none is valid, anything but NaN may be returned.
@@ -100,10 +99,10 @@ def verify_nodes(
 
   Args:
     decide: the decision at one node.
-    merge: whether equal paths of independent siblings are one hypothesis, or
-      the walk stays below the very sibling it accepted, as in `FREE` trees.
-    needs_draft: whether `decide` looks at the draft's distributions; if not, it
-      is given distributions without any mass, `f32[1, V]`.
+    merge: whether to merge equal paths of independent siblings; if not, and in
+      `FREE` trees, the walk stays below the very sibling it accepted.
+    needs_draft: whether `decide` uses the draft's distributions; if not, it
+      gets ones without any mass, `f32[1, V]`.
 
   Returns:
     A `specjax.types.VerifyFn`.
@@ -139,11 +138,11 @@ def verify_nodes(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Walk:
-  """A draft, for both ways of walking its tree; `Decision` by `decide`.
+  """A draft and what both walks of its tree share; `decide` decides at nodes.
 
-  Arrays are `i32[B, N + 1]` and `f32[B, N + 1, V]`. `distributions`,
-  which tokens were drawn from, are None if `decide` ignores them; `shared`: the
-  candidates of a node have one.
+  Arrays are `i32[B, N + 1]` and `f32[B, N + 1, V]`. `distributions`, which
+  tokens were drawn from, are None if `decide` ignores them; `shared` if a
+  node's candidates have the same one.
   """
 
   decide: DecideFn
@@ -163,9 +162,9 @@ class _Walk:
   ) -> Decision:
     """Decisions `[B, I, ...]` at nodes `int[I]`, static, or `i32[B, I]`.
 
-    Their candidates are `slots`, `int[I, C]` or `i32[B, I, C]`, where `valid`,
-    `bool[B, I, C]`. A shared distribution is that of node `source`, by default
-    the first valid candidate.
+    Candidates are `slots`, `int[I, C]` or `i32[B, I, C]`, where `valid`,
+    `bool[B, I, C]`. A shared distribution is taken from node `source`, by
+    default the first valid candidate.
     """
     target = node_rows(self.target, nodes)
     if self.distributions is None:
@@ -190,9 +189,9 @@ class _Walk:
 
 
 def node_rows(per_node: Array, nodes: np.ndarray | Array) -> Array:
-  """`per_node[b, nodes]`, or if they are traced `per_node[b, nodes[b]]`.
+  """`per_node[b, nodes]`, or if `nodes` is traced `per_node[b, nodes[b]]`.
 
-  Static neighbors are a slice: in a fusion no copy is made of it.
+  Contiguous static nodes become a slice, which fuses without a copy.
   """
   if not isinstance(nodes, np.ndarray):
     return jax.vmap(lambda rows, at: rows[at])(per_node, nodes)
@@ -205,13 +204,13 @@ def node_rows(per_node: Array, nodes: np.ndarray | Array) -> Array:
 
 
 def _first(slots: np.ndarray | Array, valid: Array) -> Array:
-  """The first valid one of slots `int[.., C]`, of each of `bool[B, .., C]`."""
+  """The first valid of slots `int[.., C]`, for each of `bool[B, .., C]`."""
   first = jnp.argmax(valid, axis=-1, keepdims=True)
   slots = jnp.broadcast_to(slots, valid.shape)
   return jnp.take_along_axis(slots, first, axis=-1)[..., 0]
 
 
-# ------------------------------------------------- every sibling for itself
+# -------------------------------------------------------- siblings not merged
 
 
 def _verify_per_node(walk: _Walk) -> Verification:
@@ -235,7 +234,7 @@ def _verify_per_node(walk: _Walk) -> Verification:
     accept, distance = jax.tree.map(
       lambda x: jnp.moveaxis(x, 0, 1), jax.lax.map(one, jnp.arange(nodes))
     )
-  else:  # at once all that have as many children
+  else:  # all nodes with equally many children together
     zeros = jnp.zeros(valid.shape, walk.target.dtype)
     accept, distance = zeros, None
     counts = np.array([len(children) for children in tree.children])
@@ -259,7 +258,7 @@ def _verify_per_node(walk: _Walk) -> Verification:
   along = step[rows[..., None], topology.paths]  # [B, N + 1, G + 1]
   is_path = np.arange(tree.max_depth + 1) <= topology.depth[:, :nodes, None]
   reach = jnp.prod(jnp.where(is_path, along, 1), axis=-1)
-  # What is deeper than the bounds has no path of its own.
+  # Nodes deeper than the bounds have no path of their own.
   reach = jnp.where(present, reach, 0)
 
   def next_log_probs(node):
@@ -272,7 +271,7 @@ def _verify_per_node(walk: _Walk) -> Verification:
   )
 
 
-# ----------------------------------------------- equal paths are one hypothesis
+# ---------------------------------------------------------- equal paths merged
 
 
 def _verify_merged(walk: _Walk) -> Verification:
@@ -303,7 +302,7 @@ def _verify_merged(walk: _Walk) -> Verification:
     )
   if distance is not None:
     distance = jnp.where(valid.any(axis=-1), distance, 0)
-    # A path may go through a node that another stands for.
+    # A path may go through a node that another one represents.
     distance = jnp.take_along_axis(distance, group, axis=1)
 
   def next_log_probs(node):

@@ -1,8 +1,8 @@
 """Classes of tokens by q / p, for optimal transport over large vocabularies.
 
-The best verification of i.i.d. drafts depends on a token through q / p alone,
-so that tokens of nearly equal ratio may be treated as one: a node's problem
-shrinks from V tokens to G classes, with two sums over the vocabulary.
+The best verification of i.i.d. drafts depends on a token only through q / p, so
+tokens of nearly equal ratio can be treated as one. A node's problem shrinks
+from V tokens to G classes, with two sums over the vocabulary.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-# Ratios below exp(_LOW) are one class: q has little to give there.
+# Ratios below exp(_LOW) are one class: q has little mass there.
 _LOW = -3.0
 
 
@@ -47,7 +47,7 @@ class RatioClasses:
 def single_tokens(
   target_log_probs: Array, draft_log_probs: Array
 ) -> RatioClasses:
-  """Every token a class of its own, from one sort; `f32[V]` each."""
+  """One class per token, by one sort; both arguments are `f32[V]`."""
   order = jnp.argsort(log_ratio(target_log_probs, draft_log_probs))
   index = jnp.arange(len(order), dtype=jnp.int32)
   return RatioClasses(
@@ -66,13 +66,13 @@ def histogram(
 ) -> RatioClasses:
   """Classes of equal width in `log(q / p)`, without a sort.
 
-  Class 0 holds all ratios below exp(-3), class G - 2 those of at least exp(
-  high), class G - 1 the tokens that are never drafted (p = 0).
+  Class 0 has all ratios below exp(-3), class G - 2 those of exp(high) or more,
+  class G - 1 the tokens that are never drafted (p = 0).
 
   Args:
     target_log_probs, draft_log_probs: `f32[V]`.
     num_classes: G, at least 4.
-    high: upper end of the even classes, in nats.
+    high: upper end of the equally wide classes, in nats.
 
   Returns:
     The `RatioClasses`.
@@ -91,8 +91,8 @@ def histogram(
 def _sum_by(ids: Array, masses: Array, num_classes: int) -> Array:
   """Sums of masses by class, `i32[V], f32[V, n] -> f32[G, n]`.
 
-  Large vocabularies in up to 32 interleaved parts, because a float32 sum of a
-  hundred thousand equal terms, one after the other, is off by some 1e-4.
+  Large vocabularies are summed in up to 32 interleaved parts: a sequential
+  float32 sum of a hundred thousand equal terms is off by some 1e-4.
   """
   parts = min(max(len(ids) // 2048, 1), 32)
   pad = -len(ids) % parts
@@ -105,7 +105,7 @@ def _sum_by(ids: Array, masses: Array, num_classes: int) -> Array:
 
 
 def quantiles(fine: RatioClasses, *, num_classes: int) -> RatioClasses:
-  """Joins the classes of a histogram so that they weigh about the same.
+  """Joins the classes of a histogram into ones of about equal weight.
 
   A class's weight is four parts its mass, half under p and half under q, and
   one part its width.

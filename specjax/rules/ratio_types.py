@@ -1,17 +1,16 @@
 """Tokens as mixtures of a few types of fixed q / p, for `block_transport`.
 
-The best verification of i.i.d. drafts depends on a token through its ratio
-q / p alone. Between two knots z < z' of the ratio a token of p and q is a
-mixture of two: with
+The best verification of i.i.d. drafts depends on a token only through its ratio
+q / p. Between two knots z < z' of the ratio, a token of p and q is a mixture:
+with probability
 
   u = (q - z p) / ((z' - z) p)
 
-of type z' and else of type z, which have these very ratios, and together the
-token's p and q. Whatever is decided by type is then linear in the ratio between
-knots. A decision that is exact at the knots is off by the square of their
-distance, and not by the distance as with tokens joined into classes, so that
-few knots will do, and need no sort and no scatter. Below the first knot and
-above the last a token is of the one type.
+of type z', else of type z. The types have exactly these ratios, and together
+the token's p and q. A decision by type is then linear in the ratio between
+knots. If exact at the knots, it is off by the square of their distance, not by
+the distance as with classes of tokens. So a few knots suffice, without sort or
+scatter. Below the first knot and above the last a token is of one type.
 """
 
 from collections.abc import Iterator
@@ -23,9 +22,9 @@ from jax import Array
 
 from specjax.structs import struct
 
-# Vocabularies of up to so many tokens have a knot at every token's ratio.
+# Vocabularies up to this size have a knot at every token's ratio.
 _MOST_TOKENS = 32
-# Ratios of the usual number of types; of others, between these.
+# Knots for the default number of types; interpolated for others.
 _KNOTS = (0, 0.4, 0.7, 1, 1.3, 1.7, 2.4, 3.5, 6, 16)
 _PARTS = 32
 
@@ -37,8 +36,8 @@ class RatioTypes:
   Attributes:
     knots: `f32[..., C]`, their q / p.
     masses: `f32[..., C]`, their probability under p.
-    excess: `f32[...]`, the part of q that is in no type: of tokens above the
-      last knot what exceeds it, `sum [q - z p]_+`.
+    excess: `f32[...]`, the part of q that no type has: `sum [q - z p]_+` over
+      tokens above the last knot z.
   """
 
   knots: Array
@@ -53,7 +52,7 @@ def types_of(
 
   Args:
     target_log_probs, draft_log_probs: `f32[..., V]`, log q and log p.
-    count: C, of types, unless every token has its own.
+    count: C, the number of types, unless every token has its own.
   """
   if target_log_probs.shape[-1] > _MOST_TOKENS:
     place = np.linspace(0, len(_KNOTS) - 1, count)
@@ -80,9 +79,9 @@ def types_of(
 
 
 def _knots_of_tokens(target: Array, draft: Array) -> Array:
-  """Knots at all tokens' ratios, but a thousandth apart: `f32[..., V]`."""
+  """Knots at all tokens' ratios, at least a thousandth apart: `f32[..., V]`."""
   ratio = target / jnp.where(draft > 0, draft, 1)
-  ratio = jnp.minimum(ratio, 1e30)  # a denormal p has an infinite one
+  ratio = jnp.minimum(ratio, 1e30)  # infinite for a denormal p
   place = jnp.sort(jnp.log1p(jnp.where(draft > 0, ratio, 0)), axis=-1)
   apart = 1e-3 * jnp.arange(place.shape[-1], dtype=place.dtype)
   return jnp.expm1(jax.lax.cummax(place - apart, axis=place.ndim - 1) + apart)
@@ -93,24 +92,24 @@ def _beyond(
 ) -> tuple[Array, Array]:
   """Sums over large V of `[q - z p]_+` at C knots, `f32[..., C]`, and of p.
 
-  The mass of a type or a higher one is their difference over that of the knots.
+  The mass of a type and all above it is their difference over the knots'.
   """
   pad = [(0, 0)] * (target_log_probs.ndim - 1)
   pad += [(0, -target_log_probs.shape[-1] % _PARTS)]
-  # Exponentials once, and not anew for every knot.
+  # Compute exponentials once, not for every knot.
   target, draft = jax.lax.optimization_barrier(
     tuple(
       jnp.exp(jnp.pad(x, pad, constant_values=-jnp.inf))
       for x in (target_log_probs, draft_log_probs)
     )
   )
-  # Parts added up, and the rest a product with ones: faster on a CPU.
+  # Add up parts, and reduce the rest by a product with ones: faster on a CPU.
   parts = [x.reshape(*x.shape[:-1], _PARTS, 1, -1) for x in (target, draft)]
   some = jnp.zeros((), target.dtype)
   for part in range(_PARTS):
     here = [x[..., part, :, :] for x in parts]
     over = here[0] - knots[:, None] * here[1]
-    # `jnp.maximum`, which keeps NaNs too, takes several instructions.
+    # `jnp.maximum` would take several instructions, to keep NaNs.
     some += jnp.where(over < 0, 0, over)
   total = lambda x: jnp.dot(
     x, jnp.ones_like(x, shape=x.shape[-1:]), precision=jax.lax.Precision.HIGHEST
@@ -119,7 +118,7 @@ def _beyond(
 
 
 def _reached(target: Array, draft: Array, knots: Array) -> Iterator[Array]:
-  """Parts of each token's p that are of the m-th type or a higher one.
+  """The part of each token's p in the m-th type or a higher one.
 
   Yields `f32[..., V]` for m = 1, .., C - 1, in [0, p] and falling with m.
   """
@@ -151,7 +150,7 @@ def parts(target: Array, draft: Array, knots: Array) -> Array:
 
 
 def mixed(target: Array, draft: Array, knots: Array, values: Array) -> Array:
-  """`p(x)` times the value of x, where types have values.
+  """`p(x)` times the value of x, the mean value of its types.
 
   Args:
     target, draft: `f32[..., V]`.

@@ -1,25 +1,25 @@
-"""Recursive rejection: candidates are tested in turn against what is left.
+"""Recursive rejection: tests candidates in turn against the residual.
 
 With `q^1 = q`, candidate x_i, drawn from d_i given its previous siblings, is
 accepted with probability `min(1, q^i(x_i) / d_i(x_i))`; otherwise `q^{i+1} =
-norm([q^i - d_i]_+)`, from which the next token is drawn after the last
-rejection. Lossless for any siblings, because each test is single-draft
-verification against what earlier tests left.
+norm([q^i - d_i]_+)`. After the last rejection the next token is drawn from that
+residual. Lossless for any siblings, because each test is single-draft
+verification against the residual of the tests before.
 
 - Independent siblings: SpecInfer's multi-step sampling (Miao et al., ASPLOS
-  2024). In the scale form, with `s_0 = 0, s_{j+1} = s_j + R(s_j)`, what is left
+  2024). In the scale form, with `s_0 = 0, s_{j+1} = s_j + R(s_j)`, the residual
   is `q^{j+1} = norm([q - s_j p]_+)`, normalized once. All of m are rejected
   with probability R(s_m) (`specjax.distributions.rejection`).
 - Without replacement: RSD (Jeon et al., 2024) and Sequoia (Chen et al., NeurIPS
   2024). A sibling drawn after p has run out of mass may have any distribution.
-- Deterministic: EAGLE's trees; x is accepted with the mass q has left for it.
+- Deterministic: EAGLE's trees; x is accepted with its mass in the residual.
   Deterministic and drawn siblings may mix: each is tested with its own
   distribution.
 
-Rule `batch` is Algorithm 4 of Yin et al. (NeurIPS 2024): M i.i.d. paths, whose
-first tokens are tested in turn, and after an acceptance the walk stays on that
-path, with the single-draft test at every position. Its expected number of
-rejections is their Theorem 3. Rule `recursive` goes on with every path that
+Rule `batch` is Algorithm 4 of Yin et al. (NeurIPS 2024): the first tokens of M
+i.i.d. paths are tested in turn; after an acceptance the walk stays on that path
+with the single-draft test at every position. Its expected number of rejections
+is their Theorem 3. Rule `recursive` instead continues with every path that
 agrees so far.
 """
 
@@ -58,7 +58,7 @@ def decide(target_log_probs, draft_log_probs, tokens, valid):
 
 
 def _decide_equal(target_log_probs, draft_log_probs, tokens, valid):
-  """The scale form, all candidates drawn from one distribution `f32[V]`."""
+  """The scale form, for candidates all drawn from one distribution `f32[V]`."""
   target, draft = jnp.exp(target_log_probs), jnp.exp(draft_log_probs)
   one = jnp.ones_like(target[0])
 

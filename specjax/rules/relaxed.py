@@ -1,15 +1,15 @@
-"""Lossy rules of a single path that accept more than the target allows.
+"""Lossy rules for a single path that accept more often than a lossless rule.
 
 Each accepts a drafted token x ~ p with probability b(x), and draws from P after
 a rejection. The distribution of the token is then `A = b p + Z P` with `Z = sum
-(1 - b) p`, and its distance from the target, TV(A, q), is exact and reported
+(1 - b) p`, and its exact distance from the target, TV(A, q), is reported
 (`Verification.total_variation`).
 
-For `b >= min(1, q / p)` the least distance is `TV(p, q) - Z`, reached by the
-ordinary residual `norm([q - p]_+)`: what is gained in acceptance is lost in
-distance, one for one (Yin et al., NeurIPS 2024, Theorems 4 and 5).
-`decoding_opt` is on that line, `decoding_uno` is above it. Rules defined by
-their output distribution are in `known_target`.
+For `b >= min(1, q / p)` the least distance is `TV(p, q) - Z`, attained by the
+ordinary residual `norm([q - p]_+)`: acceptance is traded for distance one to
+one (Yin et al., NeurIPS 2024, Theorems 4 and 5). `decoding_opt` is on that
+line, `decoding_uno` above it. Rules defined by their output distribution are in
+`known_target`.
 """
 
 from collections.abc import Callable
@@ -28,7 +28,7 @@ def single_path_rule(
   accept: Callable[[Array, Array], Array],
   after_rejection: Callable[[Array, Array], tuple[Array, Array, Array]],
 ) -> Rule:
-  """A lossy rule of a single path.
+  """A lossy rule for a single path.
 
   Args:
     name: the rule's name.

@@ -25,7 +25,7 @@ def form(name: str, tree: Tree, *allowed: Form) -> None:
 
 
 def equal_paths(name: str, tree: Tree) -> None:
-  """Raises ValueError unless the tree is paths of equal length, all there."""
+  """Raises ValueError unless the tree is whole paths of equal length."""
   form(name, tree, Form.FIXED)
   if not tree.is_paths:
     raise ValueError(
@@ -37,7 +37,7 @@ def equal_paths(name: str, tree: Tree) -> None:
 def drawn(
   name: str, tree: Tree, siblings: Siblings, *allowed: Siblings
 ) -> None:
-  """Raises ValueError unless drafted siblings, all there, are `allowed`."""
+  """Raises ValueError unless the tree is whole and its siblings `allowed`."""
   form(name, tree, Form.FIXED)
   if tree.num_drafted and siblings not in allowed:
     raise ValueError(
@@ -50,7 +50,7 @@ def drawn(
 def independent(name: str, tree: Tree, siblings: Siblings) -> None:
   """Raises ValueError unless siblings, if there are any, are independent.
 
-  Nodes may be missing, but parents are not data: equal paths are merged.
+  Nodes may be masked, but trees must not be `FREE`: equal paths are merged.
   """
   form(name, tree, Form.FIXED, Form.MASKED)
   if tree.num_drafted and not siblings.independent:

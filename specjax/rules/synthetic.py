@@ -1,12 +1,12 @@
-"""Acceptance by rates alone, to measure speed: not a way to decode.
+"""Acceptance at given rates, to measure speed: not a way to decode.
 
-What would a head bring that does not exist yet? A round costs the same whatever
-it emits, so accept drafted tokens by coins of given rates and time the rounds.
-vLLM and tpu-inference have such a switch, whose rates are unconditional: divide
-each by the one before. The text means nothing: after a rejection comes a token
-of the target's, and what is accepted is whatever was drafted. The reported
-distance from the target's distribution is exact. On a tree the coins decide
-along each node's first child.
+How fast would a head be that does not exist yet? A round costs the same
+whatever it emits, so accept drafted tokens at random with given rates and time
+the rounds. vLLM and tpu-inference have such a switch; their rates are
+unconditional, so divide each by the one before. The text is meaningless: it
+accepts whatever was drafted, and after a rejection comes a token of the
+target's. The reported distance from the target's distribution is exact. On a
+tree only each node's first child can be accepted.
 """
 
 import jax.numpy as jnp
@@ -19,11 +19,11 @@ from specjax.types import Draft, Rule, Verification
 
 
 def rule(acceptance: float = 0.8, *deeper: float) -> Rule:
-  """Accepts by rates, whatever the models say; for timing only.
+  """Accepts at given rates, whatever the models predict; for timing only.
 
   Args:
-    acceptance: the chance that a path's first token is accepted, in [0, 1].
-    *deeper: those of the tokens after it, each given that the one before was;
+    acceptance: the probability of accepting a path's first token, in [0, 1].
+    *deeper: those of later tokens, each given that the one before was accepted;
       the last rate holds for all depths beyond.
 
   Raises:
@@ -64,7 +64,7 @@ def rule(acceptance: float = 0.8, *deeper: float) -> Rule:
     )
 
   def check(tree: Tree, siblings: Siblings) -> None:
-    """Every tree is as good."""
+    """Accepts any tree."""
 
   shown = ", ".join(f"{rate:g}" for rate in rates)
   return Rule(

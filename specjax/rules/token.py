@@ -1,8 +1,8 @@
 """Token-by-token verification of a single path (Leviathan; Chen, 2023).
 
-In order, drafted token x_i, with draft distribution p_i and target distribution
-q_i, is accepted with probability `a_i = min(1, q_i(x_i) / p_i(x_i))`, until one
-is rejected:
+In order, each drafted token x_i, with draft distribution p_i and target
+distribution q_i, is accepted with probability `a_i = min(1, q_i(x_i) /
+p_i(x_i))`, until one is rejected:
 
   P(node n is the deepest) = a_1 .. a_n (1 - a_{n+1}),
 
@@ -52,7 +52,7 @@ class Path:
   """A draft that is a single path, which may end early.
 
   Attributes:
-    tokens: `i32[B, N]`, the drafted ones.
+    tokens: `i32[B, N]`, the drafted tokens.
     distributions: `f32[B, N + 1, V]`, the distribution that each node was drawn
       from.
     present: `bool[B or 1, N]`, False for masked tokens.
@@ -73,9 +73,9 @@ class Path:
     )
 
   def after(self, node: Array) -> Array:
-    """The distribution drafted after a node, `i32[B] -> f32[B, V]`.
+    """The draft's distribution after a node, `i32[B] -> f32[B, V]`.
 
-    All -inf where there is none: the residual is then the target's own
+    All -inf where there is none; the residual is then the target's
     distribution.
     """
     last = self.tokens.shape[1]

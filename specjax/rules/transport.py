@@ -1,38 +1,38 @@
-"""The exact optimum of optimal transport for k i.i.d. drafts.
+"""The optimal transport rule for k i.i.d. drafts: the exact optimum.
 
 docs/optimum.md derives it. In two steps:
 
-1. Select one of the k candidates, by a rule that depends on their ratios q / p
-   only; let a be the distribution of the selected token.
+1. Select one of the k candidates, by a rule that depends only on their ratios
+   q / p; let a be the distribution of the selected token.
 2. Verify it as a single draft with distribution a: accept with `min(1, q / a)`,
-   residual `norm([q - a]_+)`. This is lossless whatever a is, and accepts `sum
-   min(a, q)` (Khisti et al., ICLR 2025).
+   residual `norm([q - a]_+)`. This is lossless whatever a is, and accepts with
+   probability `sum min(a, q)` (Khisti et al., ICLR 2025).
 
 A selection can have any distribution a with `a(S) >= p(S)^k` for all S. With
-tokens in ascending order of q / p and c, Q cumulated from p, q, the best is
-`diff(A)`,
+tokens in ascending order of q / p and c, Q the cumulative sums of p, q, the
+best is `diff(A)`,
 
   A = Q + (the running maximum of d = c^k - Q, from both ends to its maximum),
 
-which accepts `1 - max d`, the optimum. It is realized by random contiguous
-blocks: the boundary between two neighbors of the order has a level t_i, and
-for t uniform in [0, 1] the order is cut where `t_i <= t`; of the candidates in
-the same block as the one of highest ratio, one is picked evenly. Given t the
-selected token's cumulative distribution is the chord of c^k between the cuts;
-the levels are such that these chords average to A. The coin t is integrated out
-in closed form: with T_j the smallest level between candidate j and the first,
-sorted,
+which accepts with probability `1 - max d`, the optimum. It is realized by
+random contiguous blocks. The boundary between two neighbors in the order has a
+level t_i; for t uniform in [0, 1] the order is cut where `t_i <= t`, and one of
+the candidates in the same block as the one of highest ratio is picked
+uniformly. Given t the selected token's cumulative distribution is the chord of
+c^k between the cuts; the levels are chosen such that these chords average to A.
+The random t is integrated out in closed form: with T_j the smallest level
+between candidate j and the first, sorted,
 
   P(select candidate i) = sum_{m >= i} (T_m - T_{m+1}) / m.
 
-Tokens come in classes (`ratio_classes`): single tokens in vocabularies of up to
-1,024, else 256 classes for two drafts and 512 for more. A class shares its
-slope, and a is computed from the blocks as they were used, so that classes and
-the rounding of levels affect only how close to the optimum it is (above 0.999
-of it at V = 128,000), and not losslessness, which holds to the rounding of
-sums.
+Tokens are grouped into classes (`ratio_classes`): single tokens in vocabularies
+of up to 1,024, else 256 classes for two drafts and 512 for more. The tokens of
+a class share a slope, and a is computed from the very blocks that are used. So
+classes and the rounding of levels only affect how close to the optimum it is
+(above 0.999 of it at V = 128,000), not losslessness, which holds to the
+rounding of sums.
 
-To differentiation, levels and slopes are constants.
+Gradients treat levels and slopes as constants.
 """
 
 import math
@@ -52,7 +52,7 @@ from specjax.rules.ratio_classes import (
 )
 from specjax.types import Rule
 
-# Larger vocabularies are solved in classes, joined from fine ones.
+# Larger vocabularies use classes, joined from finer ones.
 _MOST_TOKENS = 1024
 _NUM_FINE = 4096
 
@@ -79,11 +79,11 @@ def decide(target_log_probs, draft_log_probs, tokens, valid):
 
 
 def classes_of(target_log_probs, draft_log_probs, most: int) -> RatioClasses:
-  """Single tokens, or as many classes as 0.999 of the optimum needs."""
+  """Single tokens, or enough classes for 0.999 of the optimum."""
   if len(target_log_probs) <= _MOST_TOKENS:
     return single_tokens(target_log_probs, draft_log_probs)
-  # No token is selected more than k times as often as drafted: beyond log k
-  # ratios make no difference.
+  # No token is selected more than k times as often as drafted, so ratios above
+  # k are equivalent.
   fine = histogram(
     target_log_probs,
     draft_log_probs,
@@ -99,9 +99,9 @@ def selection(
   """Levels of the boundaries, and the selected class's distribution.
 
   Boundary i is below class i; i = 0 and i = G are the ends. Time t runs from 0
-  to 1. At any time every uncut boundary gains the height of its chord above
-  c^k, and is cut when it has gained `A - c^k`: then, on average over t, the
-  chords are A. Each cut lowers the chords of its block.
+  to 1. Every uncut boundary accumulates the height of its chord above c^k, and
+  is cut once it has `A - c^k`: then, on average over t, the chords are A. Each
+  cut lowers the chords of its block.
 
   Args:
     draft: `f32[G]`, the classes' masses under p, in ascending order of q / p.
@@ -111,9 +111,9 @@ def selection(
 
   Returns:
     `f32[G + 1]` levels in [0, 1], and `f32[G]` slopes: a token of class g is
-    selected with probability `p(x) slopes[g]`. They are summed over time from
-    the blocks as they were, `(c_e^k - c_s^k) / (c_e - c_s)`, and not read off
-    the chords, where they would cancel.
+    selected with probability `p(x) slopes[g]`. Slopes are integrated over time
+    from the blocks, `(c_e^k - c_s^k) / (c_e - c_s)`; differences of the chords
+    would cancel.
   """
   zero = jnp.zeros_like(draft[:1])
   cumulative = jnp.concatenate([zero, jnp.cumsum(draft)])  # c
@@ -147,14 +147,14 @@ def selection(
     rate = jnp.where(is_cut, 0, rate)
     wait = jnp.maximum(goal - gained, 0) / jnp.where(rate > 0, rate, 1)
     due = jnp.where(rate > 0, time + wait, jnp.inf)
-    # A boundary whose chord has no height, cut or not, is the same.
+    # Cutting a boundary whose chord has no height makes no difference.
     now = jnp.minimum(jnp.min(due), 1)
     at = random.argmax(-due)
     gained = gained + rate * (now - time)
     slopes = slopes + steep * (now - time)
     here = (index == at) & (now < 1)
     levels = jnp.where(here, now, levels)
-    # Blocks of the classes above now start here, of those below end here.
+    # Blocks of the classes above now start here, those below end here.
     above = (index[:-1] >= at) & (now < 1)
     below = (index[:-1] < at) & (now < 1)
     start = jnp.where(above, jnp.maximum(start, cumulative[at]), start)
@@ -204,7 +204,8 @@ def pick_probs(levels: Array, group: Array, valid: Array) -> Array:
   between = (boundary > group[:, None]) & (boundary <= highest)  # [C, G + 1]
   until = jnp.min(jnp.where(between, levels, 1), axis=1)  # T, time together
   until = jnp.where(valid, until, 0)
-  # A candidate shares with all that stay as long: sum_m (T_m - T_{m+1}) / m.
+  # A candidate shares with all that stay at least as long:
+  # sum_m (T_m - T_{m+1}) / m.
   ordered = -jnp.sort(-until)
   step = ordered - jnp.concatenate([ordered[1:], jnp.zeros_like(ordered[:1])])
   shares = step / jnp.arange(1, len(until) + 1)

@@ -2,18 +2,18 @@
 
 Weng et al. (NeurIPS 2025), with the update derived here. A node v owes the
 target a mass w_v (1 at the root); its children, drawn from d_v given their
-previous siblings, are to deliver `min(w_v q_v, d_v)`. In sampling order,
+previous siblings, should deliver `min(w_v q_v, d_v)`. In sampling order,
 
   child x starts with  w_x = min(1, w_v q_v(x) / d_v(x)),
   and once its whole subtree has been rejected,
   S = sum [w_v q_v - d_v]_+,  q_v <- norm([w_v q_v - d_v]_+),
   w_v <- S / (S + 1 - w_v)                               (0 / 0 counts as 0).
 
-A node is tested, and passes with probability w_v, after all its children; if it
-passes, it is the deepest accepted node and the next token follows q_v. The
-children deliver `w_v - S`, a rejection has probability `S + 1 - w_v`, hence the
-update: it is the debt that is left, given the rejection. On a chain this is
-block verification. Lossless for any siblings.
+A node is tested after all its children, and passes with probability w_v; then
+it is the deepest accepted node and the next token follows q_v. Children deliver
+`w_v - S` and are rejected with probability `S + 1 - w_v`, so the update is the
+remaining debt given the rejection. On a chain this is block verification.
+Lossless for any siblings.
 """
 
 import dataclasses
@@ -44,18 +44,18 @@ class SettleFn(Protocol):
     tokens: Array,
     valid: Array,
   ) -> tuple[Array, Array, Array]:
-    """Hands a node's debt on to its C children.
+    """Passes a node's debt on to its C children.
 
     Args:
-      owed: `f32[]`, w_v before them.
+      owed: `f32[]`, w_v before the children are tested.
       target_log_probs: `f32[V]`.
       draft_log_probs: `f32[C, V]`, the distribution that each child was drawn
         from.
       tokens, valid: `i32[C]`, `bool[C]`.
 
     Returns:
-      `f32[C]`, the debts `w_x` of the children, 0 for masked ones; and
-      after them `f32[]`, w_v, and `f32[V]`, log q_v.
+      `f32[C]`, the debts `w_x` of the children, 0 for masked ones; and, after
+      they are rejected, `f32[]`, w_v, and `f32[V]`, log q_v.
     """
 
 
@@ -72,7 +72,7 @@ def verify_by(
   """Tests every node after its subtree, with probability its debt.
 
   Args:
-    settle: the debts at one node. It must keep each child's at most 1.
+    settle: the debts at one node; each child's must be at most 1.
     draft, topology, target_log_probs: see `specjax.types.VerifyFn`.
 
   Returns:
@@ -132,7 +132,7 @@ def verify_by(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Family:
-  """All nodes and their children, `int[1 or B, N + 1, C]` where valid."""
+  """All nodes' children, `int[1 or B, N + 1, C]`, and which are valid."""
 
   settle_one: SettleFn
   tree: Tree
@@ -143,7 +143,7 @@ class _Family:
   valid: Array
 
   def children(self, nodes: np.ndarray | Array):
-    """Slots of the children of I nodes, and which are there."""
+    """The children of I nodes, and which are valid."""
     if isinstance(nodes, np.ndarray):
       most = max(len(self.tree.children[n]) for n in nodes)
       return self.slots[0, nodes, :most], self.valid[:, nodes, :most]
@@ -151,7 +151,7 @@ class _Family:
     return node_rows(slots, nodes), node_rows(self.valid, nodes)
 
   def settle(self, owed: Array, nodes: np.ndarray | Array):
-    """`settle_one` at I nodes, of all nodes' debts."""
+    """`settle_one` at I nodes, given all nodes' debts."""
     slots, valid = self.children(nodes)
     return jax.vmap(jax.vmap(self.settle_one))(
       node_rows(owed, nodes),
@@ -162,7 +162,7 @@ class _Family:
     )
 
   def hand_on(self, debts: tuple[Array, Array], nodes: np.ndarray | Array):
-    """The debts before and after tests, `f32[B, N + 1]`, of some nodes more."""
+    """Debts `f32[B, N + 1]` before and after tests, updated at some nodes."""
     owed, passes = debts
     given, left, _ = self.settle(owed, nodes)
     slots, valid = self.children(nodes)
@@ -194,7 +194,7 @@ def _settle(owed, target_log_probs, draft_log_probs, tokens, valid):
 
 @functools.cache
 def _post_order(tree: Tree) -> np.ndarray:
-  """Nodes in the order they are tested: children first, eldest first."""
+  """Nodes in the order they are tested: post-order."""
   order = []
 
   def visit(node):
@@ -209,7 +209,7 @@ def _post_order(tree: Tree) -> np.ndarray:
 def _tested_before(ancestors: Array | np.ndarray) -> Array:
   """Whether m is tested before n, in post-order: `bool[B, n, m]`.
 
-  All below n is; of two nodes apart, the one on the earlier sibling's branch.
+  Descendants of n are; of unrelated nodes the one on the earlier branch is.
   """
   nodes = ancestors.shape[1]
   beside = ancestors[:, :, None, :nodes] & ~ancestors[:, None, :, :nodes]

@@ -1,9 +1,9 @@
 """Typical acceptance (Medusa; Cai et al., ICML 2024): lossy.
 
 A drafted token x is acceptable if `q(x) > min(epsilon, delta exp(-H(q)))` with
-H the target's entropy. On a single path tokens are accepted until one is not;
-on a tree of deterministic drafts the longest acceptable path wins, the more
-probable one among equals. The next token follows q.
+H the target's entropy. On a single path tokens are accepted until one is not
+acceptable; on a tree of deterministic drafts the longest acceptable path wins,
+or the more probable of equals. The next token follows q.
 
 The distance reported is exact: on a path, TV(b p + Z q, q); on a deterministic
 tree the token after an accepted inner node is deterministic, so it is `1 -
@@ -27,8 +27,8 @@ def rule(epsilon: float = 0.09, delta: float = 0.3) -> Rule:
   """Typical acceptance with Medusa's defaults.
 
   Args:
-    epsilon: a larger probability is always enough, > 0.
-    delta: factor of `exp(-entropy)`, > 0.
+    epsilon: > 0; a larger probability is always acceptable.
+    delta: > 0, factor of `exp(-entropy)`.
 
   Raises:
     ValueError: if either is not positive.
@@ -78,7 +78,7 @@ def _verify_tree(draft, topology, target_log_probs, acceptable) -> Verification:
   passes = jnp.take_along_axis(acceptable(above), tokens[..., None], -1)[..., 0]
   passes = passes.at[:, 0].set(True) & topology.present[:, :nodes]
   path_passes = jnp.all(passes[:, None, :] | ~tree.ancestors, axis=-1)
-  # Depth first; then the path's log-probability, of paths equally deep.
+  # By depth, then by the path's log-probability.
   below_root = tree.ancestors & (np.arange(tree.num_nodes) > 0)
   likelihood = jnp.sum(
     jnp.where(below_root, jnp.maximum(log_prob, -1e30)[:, None, :], 0), axis=-1

@@ -217,7 +217,7 @@ def test_a_base_checks_the_tree():
   by_recursion.check(tree.k_ary(2), siblings.IID)
   for certain in (siblings.GREEDY, siblings.TOP_K, siblings.GIVEN):
     with pytest.raises(
-      ValueError, match="of which the first may be deterministic"
+      ValueError, match="whose first child may be deterministic"
     ):
       by_recursion.check(tree.k_ary(2), certain)
     by_recursion.check(tree.chain(2), certain)
