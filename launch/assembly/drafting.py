@@ -1,9 +1,9 @@
-"""A way to draft: a call of a drafter of the library, before its model is read.
+"""`Drafting`: a call of a library drafter, before its model is loaded.
 
-`entry` makes a function of `launch.assembly.registry` from one of
-`specjax.drafters`: a path replaces the model, and everything else, with its
-defaults and checks, is the library's. It returns a `Drafting`, tried on a
-stand-in model that accepts everything, so that its form is known.
+`entry` turns a function of `specjax.drafters` into one for
+`launch.assembly.registry`: a path replaces the model; everything else, with
+defaults and checks, is the library's. It returns a `Drafting`, checked on a
+stand-in model that accepts everything.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from specjax.training import losses
 from specjax.tree import Tree
 from specjax.types import Drafter, LanguageModel, MarkovModel, Rule
 
-# Weights as the files have them.
+# Keeps weights as stored in the files.
 Published = Literal["published"]
 # Arguments that no config sets: the loop's, and sizes for tests.
 _INTERNAL = (
@@ -37,7 +37,7 @@ _MARKOV = MarkovModel(state_size=0, estimates=True, apply=tuple)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Unread(LanguageModel):
-  """Stands for a model that is not read yet: whatever is asked, it can."""
+  """Stands in for a model that is not loaded yet; supports everything."""
 
   vocab_size: int = 2**31 - 1
   init_cache: None = None
@@ -73,34 +73,33 @@ class Learning:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Drafting:
-  """A way to draft, checked, of which no model has been read.
+  """A checked drafter call, whose model is not loaded yet.
 
   Attributes:
-    name: of the registry's entry that drafts.
+    name: of the registry entry.
     call: `(model or None, V, **settings) -> Drafter`.
-    settings: what it was given, by name.
-    reads: what the checkpoint holds: "model", "block", "layers" (of the target,
-      which are skipped), "weights" (the same, of the target's quantized; may
-      be none), "head" (of the kind `name`), "file" (read by `load`), or "" for
-      nothing; "mtp" is a head in the target's own.
+    settings: its arguments, by name.
+    reads: what the checkpoint holds: "model", "block", "layers" (those of the
+      target to skip), "weights" (the same for the quantized target; optional),
+      "head" (of the kind `name`), "file" (read by `load`), or "" for nothing;
+      "mtp" is a head in the target's own files.
     checkpoint: its path.
-    load: of a "file", the parameters of what drafts by its path, a pytree of
-      arrays; None for all else.
+    load: reads the parameters in a "file", a pytree of arrays; else None.
     corpus: path of an index of texts; "" for none.
     takes_policy: whether it drafts token by token, so that a policy can end
       its chains.
-    climbs: whether a ladder's chains of other lengths go on with its state.
+    climbs: whether a ladder may change its draft length between rounds.
     learns: whether its draft has parameters that can learn online.
-    from_text: whether its trees follow from the text.
-    lengths: of a ladder's chains, rising.
-    widths: tokens of the target's narrower passes, beside the whole draft's.
-    learning: how it learns; None if it does not.
-    rule: what verifies, in place of `config.rule`.
-    skipped: layers of the target that are skipped, in place of a file's.
-    weights: how the draft's weights are stored, as
-      `models.checkpoints.load` takes it; None for the config's dtype.
-    cache: what the draft's keys and values are stored as, likewise.
-    normed: whether an MTP head reads hidden states after their norms.
+    from_text: whether its trees depend on the text.
+    lengths: a ladder's draft lengths, ascending.
+    widths: tokens of narrower target passes, besides the full draft's.
+    learning: how it learns online; None if it does not.
+    rule: overrides `config.rule`.
+    skipped: layers of the target to skip, instead of a file's.
+    weights: how the draft's weights are stored, as for
+      `models.checkpoints.load`; None for the config's dtype.
+    cache: dtype of the draft's KV cache, likewise.
+    normed: whether an MTP head reads hidden states after the final norm.
   """
 
   name: str
@@ -125,33 +124,33 @@ class Drafting:
 
   @functools.cached_property
   def unread(self) -> Drafter:
-    """The drafter of a model that is not read: its form alone counts."""
+    """The drafter on a stand-in model, to inspect its form."""
     model = _Unread()
     return self.make(model, model.vocab_size)
 
   @property
   def tree(self) -> Tree:
-    """Form of every proposal; without a drafted node it is plain decoding."""
+    """The tree of every proposal; without drafted nodes, plain decoding."""
     return self.unread.tree
 
   @property
   def siblings(self) -> Siblings:
-    """The distribution by which siblings are drawn."""
+    """How siblings are drawn."""
     return self.unread.siblings
 
   @property
   def policy(self) -> Policy | None:
-    """The policy that ends chains; None if nothing does."""
+    """The policy that ends chains, or None."""
     return self.settings.get("policy")
 
   @property
   def needs_checkpoint(self) -> bool:
-    """True if the model that drafts is a file of its own."""
+    """True if it drafts with a checkpoint of its own."""
     return self.reads not in ("", "weights", "mtp")
 
   @property
   def loaded(self) -> tuple:
-    """All that says what is read from disk to draft."""
+    """Everything that determines what is loaded from disk."""
     return (
       self.reads, self.checkpoint, self.weights, self.cache, self.normed,
     )  # fmt: skip
@@ -162,17 +161,17 @@ class Drafting:
     return self.tree.num_drafted > 0
 
   def make(self, model: Any, vocab_size: int) -> Drafter:
-    """The drafter of a model, if one drafts; V tokens are real."""
+    """Makes the drafter for a model (or None) and V tokens."""
     return self.call(model, vocab_size, **self.settings)
 
   def of_form(self, **settings: Any) -> "Drafting":
-    """The same with another form: `tokens` or `tree`, and what goes with it."""
+    """A copy with another `tokens` or `tree`, and related settings."""
     form = ("tokens", "tree")
     others = {k: x for k, x in self.settings.items() if k not in form}
     return dataclasses.replace(self, settings=others | settings)
 
   def check(self, rule: Rule) -> None:
-    """Raises ValueError unless a rule verifies what is drafted."""
+    """Raises ValueError unless a rule can verify the drafts."""
     try:
       rule.check(self.tree, self.siblings)
     except ValueError as error:
@@ -180,11 +179,11 @@ class Drafting:
         drawn = siblings_lib.get(self.settings.get("siblings", IID))
         certain = not self.reads or drawn.deterministic
         fits = (
-          f"drafter {self.name!r} drafts trees that follow from the text: "
-          f"config.rule={'match' if certain else 'recursive'} verifies them"
+          f"drafter {self.name!r} drafts trees that depend on the text: use "
+          f"config.rule={'match' if certain else 'recursive'}"
         )
       elif self.siblings is IID and not self.tree.is_chain:
-        fits = "config.rule=block_transport accepts most of i.i.d. paths"
+        fits = "config.rule=block_transport accepts the most of i.i.d. paths"
       else:
         raise
       raise ValueError(f"{error}; {fits}") from None
@@ -198,14 +197,14 @@ def entry(
   after: Callable[..., dict[str, Any]] | None = None,
   **facts: Any,
 ) -> Callable[..., Drafting]:
-  """The function of the registry for one of `specjax.drafters`.
+  """Makes a registry function from one of `specjax.drafters`.
 
   Args:
-    function: of keyword arguments, and first the model, if one drafts.
-    reads: as `Drafting` has it; a path is the first argument where a file of
-      its own is read. For "file" give `load` too.
-    before, after: functions whose arguments the call has too, before and after
-      the library's, and which return fields of `Drafting`.
+    function: takes the model first, if any, and keyword arguments.
+    reads: as in `Drafting`. If it needs a checkpoint of its own, the path is
+      the first argument. For "file" give `load` too.
+    before, after: functions that return fields of `Drafting`; the call gets
+      their arguments too, before and after the library's.
     **facts: other fields of `Drafting`.
   """
   known = inspect.signature(function).parameters
@@ -268,7 +267,7 @@ def as_library(
   function: Callable[..., Drafter],
   parameters: Sequence[Parameter],
 ) -> inspect.Signature:
-  """Gives a function name and words of the library's, and a signature."""
+  """Copies a library function's name and docstring, and sets a signature."""
   signature = inspect.Signature(parameters, return_annotation=Drafting)
   written.__name__, written.__doc__ = function.__name__, function.__doc__
   written.__annotations__ = {one.name: one.annotation for one in parameters}
@@ -278,13 +277,13 @@ def as_library(
 
 
 def tried(drafting: Drafting) -> Drafting:
-  """The same; ValueError if no model could draft so."""
+  """Returns its argument; ValueError if no model could draft like this."""
   _ = drafting.unread
   return drafting
 
 
 def with_tokens(drafting: Drafting, tokens: int) -> Drafting:
-  """The same on one path of so many tokens; of none it drafts nothing."""
+  """A copy with a chain of `tokens`; 0 means plain decoding."""
   if tokens:
     return drafting.of_form(tokens=tokens)
   nothing = lambda model, vocab_size: drafters.plain()

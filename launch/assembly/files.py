@@ -1,4 +1,4 @@
-"""Files that drafters read besides models: indices of texts, skipped layers.
+"""Files that drafters read besides models: corpus indices, skipped layers.
 
 An index (`launch.tools.corpus_index`) is safetensors: `tokens` and `places` of
 a `specjax.drafters.shared.corpus.Corpus`, with its tokenizer's fingerprint as
@@ -24,7 +24,7 @@ _BLOCKS = ("attention", "mlp")  # which may be skipped
 
 
 def index_content(index: Corpus, tokenizer: Tokenizer, count: int) -> bytes:
-  """Content of the file of an index of `count` texts."""
+  """The bytes of an index file of `count` texts."""
   about = {"tokenizer": tokenizer.fingerprint(), "texts": count}
   arrays = {"tokens": index.tokens, "places": index.places}
   metadata = {_FORMAT: json.dumps(about)}
@@ -41,7 +41,7 @@ def read_index(path: str, tokenizer: Tokenizer) -> Corpus:
     with safetensors.safe_open(path, framework="np") as file:
       metadata = file.metadata() or {}
       if _FORMAT not in metadata:
-        raise ValueError("it is not of launch.tools.corpus_index")
+        raise ValueError("it was not made by launch.tools.corpus_index")
       corpus = Corpus(
         tokens=file.get_tensor("tokens"), places=file.get_tensor("places")
       )
@@ -50,13 +50,13 @@ def read_index(path: str, tokenizer: Tokenizer) -> Corpus:
   about = json.loads(metadata[_FORMAT])
   if about["tokenizer"] != tokenizer.fingerprint():
     raise ValueError(
-      f"the corpus {path} was made with another tokenizer than the target's"
+      f"the corpus {path} was made with a tokenizer other than the target's"
     )
   return corpus
 
 
 def index_of(path: str, models) -> Corpus:
-  """The corpus of a file, where the `launch.assembly.pair.Models` are."""
+  """Loads a corpus onto the devices of `launch.assembly.pair.Models`."""
   corpus = read_index(path, models.tokenizer)
   if models.mesh is None:
     return jax.tree.map(jax.numpy.asarray, corpus)
@@ -64,7 +64,7 @@ def index_of(path: str, models) -> Corpus:
 
 
 def read_skipped(path: str) -> SkippedLayers:
-  """The skipped layers of a file."""
+  """Reads the skipped layers in a file."""
   file = pathlib.Path(path)
   if not file.is_file():
     raise FileNotFoundError(f"no such file of layers to skip: {path}")
@@ -77,8 +77,8 @@ def read_skipped(path: str) -> SkippedLayers:
     ) from None
   if not any(sets):
     raise ValueError(
-      f"{path} skips nothing: the whole target would draft for itself "
-      "(launch.layer_search finds what to skip)"
+      f"{path} skips nothing: the full target would draft for itself "
+      "(launch.layer_search finds layers to skip)"
     )
   return SkippedLayers(*(tuple(sorted(one)) for one in sets))
 

@@ -1,4 +1,4 @@
-"""From a config to something that decodes: models, tokenizer, decoders."""
+"""Builds models, tokenizer and decoders from a config."""
 
 import dataclasses
 import pathlib
@@ -30,23 +30,22 @@ from specjax.warp import make_sampling
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Pair:
-  """A target, a way to draft for it, and the plain decoder to compare with.
+  """A target, its drafter, and the plain decoder to compare with.
 
   Attributes:
     decoder: the speculative decoder that the config asks for.
     baseline: plain autoregressive decoding of the same target.
     params: parameters for both.
-    draft: the draft model, the thinned target, or None for n-grams and heads.
-    source: what drafts, with which `registry.make` makes drafters of another
-      form.
+    draft: the draft model, also the target with skipped layers; None for
+      n-grams and heads.
+    source: what `registry.make` needs to make drafters of another form.
     stop_tokens: ids that end a row.
-    max_length: longest prompt with completion, in tokens.
-    mesh: the devices, or None for one without a mesh.
-    encoder: what inputs must keep to, of an encoder-decoder.
+    max_length: maximum tokens of prompt and completion.
+    mesh: the devices; None for one device without a mesh.
+    encoder: limits of inputs of an encoder-decoder.
     lesson: what the draft learns online.
-    ladder: decoders of several draft lengths, the longest of which is
-      `decoder`.
-    notes: how published quantized weights are held, in words.
+    ladder: decoders of several draft lengths; the longest is `decoder`.
+    notes: messages on how published quantized weights are stored.
   """
 
   decoder: decode.Decoder
@@ -67,7 +66,7 @@ class Pair:
   notes: tuple[str, ...] = ()
 
   def room(self, max_new_tokens: int) -> int:
-    """Tokens left for a prompt; ValueError if there are none."""
+    """Maximum tokens of a prompt; ValueError if there is no room."""
     if max_new_tokens >= self.max_length:
       raise ValueError(
         f"max_new_tokens ({max_new_tokens}) leaves no room for a prompt: "
@@ -79,7 +78,7 @@ class Pair:
 def check_config(
   config: ml_collections.ConfigDict, drafting: Drafting | None = None
 ) -> Drafting:
-  """The way to draft of a config, all judged that needs no model."""
+  """Checks a config as far as possible without models; returns its drafter."""
   drafting = drafting or registry.of(config)
   rule = rules.get(drafting.rule or config.rule)
   if config.dtype not in ("float32", "bfloat16", "float16"):
@@ -113,7 +112,7 @@ def check_config(
     )
   if drafting.reads in ("head", "mtp") and drafting.weights and config.mesh:
     raise ValueError(
-      f"a quantized head drafts on one device, got the mesh {config.mesh!r}: "
+      f"a quantized head runs on one device, got the mesh {config.mesh!r}: "
       f"leave out weights={drafting.weights}"
     )
   if not pathlib.Path(hub.local(config.target)).exists():
@@ -129,18 +128,21 @@ def check_config(
 def _check_kinds(
   config: ml_collections.ConfigDict, drafting: Drafting, *, inputs: bool
 ) -> None:
-  """Raises ValueError if models, or model and caller, differ in inputs."""
+  """Raises ValueError if an encoder-decoder is used with a decoder-only model.
+
+  Also if the caller does not provide inputs.
+  """
   of_target = checkpoints.reads_inputs(config.target)
   if of_target and not inputs:
     raise ValueError(
-      f"{config.target} is an encoder-decoder, which launch.decode and "
-      "launch.evaluate --prompts alone give inputs"
+      f"{config.target} is an encoder-decoder: only launch.decode and "
+      "launch.evaluate --prompts support these"
     )
   reads, path = drafting.reads, drafting.checkpoint
   if reads in ("head", "mtp") and of_target:
     raise ValueError(
-      f"{config.target} is an encoder-decoder, and {path or reads} is a "
-      "head on a decoder-only target's features"
+      f"{config.target} is an encoder-decoder, but {path or reads} is a head "
+      "for a decoder-only target"
     )
   if reads not in ("block", "model"):
     return
@@ -149,13 +151,13 @@ def _check_kinds(
     return
   kind = lambda reads: "an encoder-decoder" if reads else "decoder-only"
   raise ValueError(
-    f"target and draft must be of one kind: {config.target} is "
+    f"target and draft must be of the same kind: {config.target} is "
     f"{kind(of_target)}, {path} is {kind(of_draft)}"
   )
 
 
 def _check_same_tokenizer(target: Tokenizer, draft: Tokenizer) -> None:
-  """Raises ValueError, with an example, if any token's id differs."""
+  """Raises ValueError with an example if any token's id differs."""
   if target.fingerprint() == draft.fingerprint():
     return
   ours, theirs = target.vocabulary(), draft.vocabulary()
@@ -171,10 +173,10 @@ def _check_same_tokenizer(target: Tokenizer, draft: Tokenizer) -> None:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Models:
-  """Models and tokenizer as read from disk, for any rule, tree and sampling.
+  """Loaded models and tokenizer, for any rule, tree and sampling.
 
-  `draft` is a model, a head, a block drafter or the parameters in a file of
-  one's own, or None where nothing else drafts.
+  `draft` is a model, a head, a block drafter, the parameters in a user's file,
+  or None.
   """
 
   target: Network
@@ -186,7 +188,7 @@ class Models:
 
   @property
   def notes(self) -> tuple[str, ...]:
-    """Sentences about how published quantized weights are held."""
+    """Messages on how published quantized weights are stored."""
     networks = [x for x in (self.target, self.draft) if isinstance(x, Network)]
     return tuple(dict.fromkeys(x.note for x in networks if x.note))
 
@@ -198,14 +200,14 @@ def load(
   beside: Models | None = None,
   inputs: bool = False,
 ) -> Models:
-  """Loads the checkpoints of a config, for every `assemble` of them.
+  """Loads the checkpoints of a config, for `assemble`.
 
   Args:
     config: fields as in configs/common.py.
-    drafting: the way to draft, in place of the config's.
-    beside: models with the same target, dtype and weights: its arrays are
-      shared if they lie where this config wants them.
-    inputs: whether the caller decodes encoder-decoders too.
+    drafting: the drafter, instead of the config's.
+    beside: models with the same target, dtype and weights, whose target is
+      shared if it has the same layout on the mesh.
+    inputs: whether the caller supports encoder-decoders.
   """
   drafting = check_config(config, drafting)
   reads, path = drafting.reads, drafting.checkpoint
@@ -261,7 +263,7 @@ def load(
 
 
 def _layout(config: ml_collections.ConfigDict, drafting: Drafting):
-  """What a config cuts over which devices."""
+  """The mesh layout of a config."""
   sizes, path = None, drafting.checkpoint
   if drafting.reads in ("head", "mtp"):
     head = checkpoints.read_head(path or config.target, config.target)
@@ -286,10 +288,10 @@ def assemble(
   *,
   drafting: Drafting | None = None,
 ) -> Pair:
-  """Makes the decoders of a config from models that are loaded."""
+  """Makes the decoders of a config from loaded models."""
   drafting = check_config(config, drafting)
   if drafting.lengths and jax.process_count() > 1:
-    raise ValueError("a ladder's draft lengths change in one process alone")
+    raise ValueError("a ladder needs a single process")
   tokenizer = models.tokenizer
   vocab_size = tokenizer.vocab_size
   rule = rules.get(drafting.rule or config.rule)
@@ -310,7 +312,7 @@ def assemble(
     )
   source, encoder = draft, None
   if not isinstance(draft, LanguageModel) or isinstance(params, Parts):
-    draft = None  # no model alone, whose passes can be timed apart
+    draft = None  # not a plain model whose passes can be timed
   limits = [config.max_length]
   limits += [x.max_positions for x in (target, draft, drafter) if x]
   if models.target.reads_inputs:

@@ -1,16 +1,17 @@
-"""The registry of drafters: a call of the grammar, a function each.
+"""The registry of drafters, by the names that configs call.
 
-`config.drafter` is a call of `DRAFTERS` (`specjax.calls`), and so is a system
-of `launch.evaluate`: `eagle3(tokens=7)`, `model("DIR", tree=paths(3))`,
-`repeats(eagle3(tokens=1), tokens=7)`. A drafter is a line here that names a
-function of `specjax.drafters` (`launch.assembly.drafting.entry`); a wrapper is
-a function from one `Drafting` to another. `package.module.NAME` is a user's
-function that returns a `Drafting`.
+`config.drafter` is a call in the grammar `DRAFTERS` (`specjax.calls`), and so
+is a system of `launch.evaluate`: `eagle3(tokens=7)`, `model("DIR",
+tree=paths(3))`, `repeats(eagle3(tokens=1), tokens=7)`. To register a drafter,
+add a line with its function in `specjax.drafters`
+(`launch.assembly.drafting.entry`); a wrapper is a function from one `Drafting`
+to another. `package.module.NAME` is a user's function that returns a
+`Drafting`.
 
-A call without a checkpoint uses that of `config.checkpoints` under the
+A call without a checkpoint uses the one in `config.checkpoints` under the
 drafter's name, or `draft`.
 
-`int8` or `int4(group=64)`, the storage of weights, is a call of `WEIGHTS`:
+`int8` or `int4(group=64)`, the storage of weights, is a call in `WEIGHTS`:
 `config.weights`, and the argument `weights` of a drafter with a model or head.
 """
 
@@ -56,7 +57,7 @@ from specjax.types import Drafter, LanguageModel, Rule
 
 
 def _format(kind: str, words: str) -> Callable[..., Quantization]:
-  """The call of a kind, whose groups are its own by default."""
+  """The function of a number format, with the format's default group size."""
 
   def call(
     *,
@@ -74,7 +75,7 @@ def _format(kind: str, words: str) -> Callable[..., Quantization]:
 
 
 def published() -> Published:
-  """As stored in the files, if a format holds that; else as `whole`."""
+  """As stored in the files, if a format supports that; else like `whole`."""
   return "published"
 
 
@@ -99,17 +100,17 @@ WEIGHTS = Grammar(
 
 
 def weights(text: str) -> Quantization | None:
-  """The format that weights are rounded to; None for "", their dtype."""
+  """The format that weights are quantized to; None for "", no quantization."""
   return FORMATS.make(text) if text else None
 
 
 def target_weights(
   text: str, path: str = ""
 ) -> Quantization | Published | None:
-  """Storage of a target's weights, as `models.checkpoints.load` takes it.
+  """Storage of a target's weights, for `models.checkpoints.load`.
 
-  Without a text it is `published` in directories, whose format holds all that
-  is quantized, and `whole` in GGUF files, whose blocks mostly have none.
+  The default is `published` for directories, whose formats are all supported,
+  and `whole` for GGUF files, whose block formats mostly are not.
   """
   if text:
     return WEIGHTS.make(text)
@@ -131,7 +132,7 @@ def _storage(
 def _bits(
   *, bits: int = 8, group: int | None = None, skipped: str = ""
 ) -> dict[str, Any]:
-  """Storage of a copy of the target's weights, and layers that it skips."""
+  """Storage of a quantized copy of the target, and layers that it skips."""
   if bits not in (4, 8):
     raise ValueError(f"bits must be 4 or 8, got {bits}")
   kind = f"int{bits}"
@@ -145,8 +146,8 @@ def _rounded(*, weights: Quantization | None = None) -> dict[str, Any]:
     return {}
   if weights == "published" or weights.embedding or not weights.dense:
     raise ValueError(
-      "a head's projections are rounded, from the config's dtype: "
-      f"weights=int8, int4, fp8 or fp4, got {weights}"
+      "a head's weights must be int8, int4, fp8 or fp4, quantized from the "
+      f"config's dtype, got {weights}"
     )
   return dict(weights=weights, learns=False)
 
@@ -154,7 +155,7 @@ def _rounded(*, weights: Quantization | None = None) -> dict[str, Any]:
 def _states(
   *, normed: bool = True, weights: Quantization | None = None
 ) -> dict[str, Any]:
-  """Hidden states that a head reads, after or before norms; its storage."""
+  """Whether a head reads normed hidden states, and its storage."""
   return dict(_rounded(weights=weights), normed=normed)
 
 
@@ -166,14 +167,14 @@ def _texts(corpus: str) -> dict[str, Any]:
 
 
 def repeats(drafter: Drafting, **settings: Any) -> Drafting:
-  """As `specjax.drafters.repeats`, whose words and defaults it gets below."""
+  """Wraps `specjax.drafters.repeats`; gets its docstring and defaults below."""
   made = drafters.repeats(drafter.unread, **settings)
   if drafter.learning is not None or drafter.lengths:
-    raise ValueError("repeats is not around online and ladder")
+    raise ValueError("repeats cannot wrap online or ladder")
   fed, depth = drafter.tree.num_drafted + 1, drafter.tree.max_depth
   longer = drafter.tree.is_chain and made.tree.max_depth > depth
   if longer and drafter.takes_policy and drafter.policy is None:
-    # So that no pass drafts where all rows read on.
+    # A policy saves draft passes where all rows repeat.
     drafter = drafter.of_form(tokens=depth, policy=policies.fixed(depth))
 
   def call(model: Any, vocab_size: int, **form: Any) -> Drafter:
@@ -201,21 +202,20 @@ def ladder(
   check_lengths(lengths)
   if not drafter.climbs:
     raise ValueError(
-      "a ladder is of drafters whose state is the same for all lengths, got "
-      f"{drafter.name!r}"
+      "a ladder needs a drafter whose state does not depend on the draft "
+      f"length, got {drafter.name!r}"
     )
   whole = drafter.tree.is_chain and drafter.siblings is IID
   if not whole or drafter.policy or drafter.widths or drafter.learning:
     raise ValueError(
-      "a ladder is of chains that are drafted whole: without tree, siblings, "
-      "policy, widths and online"
+      "a ladder needs a chain without tree, siblings, policy, widths and online"
     )
   wrapped = _of_length(drafter, lengths[-1])
   return tried(dataclasses.replace(wrapped, lengths=lengths))
 
 
 def _of_length(drafter: Drafting, tokens: int) -> Drafting:
-  """A chain of a ladder; a draft model's catches up where it was not asked."""
+  """One length of a ladder; a policy lets draft models catch up."""
   form = {"policy": policies.fixed(tokens)} if drafter.reads == "model" else {}
   return drafter.of_form(tokens=tokens, **form)
 
@@ -234,8 +234,8 @@ def online(
     raise ValueError("the draft of a ladder does not learn online")
   if not drafter.learns:
     raise ValueError(
-      "online learning is for drafts with parameters of their own (model, "
-      f"eagle, eagle3), not quantized, got {drafter.name!r}"
+      "online learning needs a draft with its own, unquantized parameters "
+      f"(model, eagle, eagle3), got {drafter.name!r}"
     )
   learning = Learning(
     rounds=rounds, entries=entries, top_k=top_k, objective=objective, rate=rate
@@ -251,7 +251,7 @@ def with_widths(drafter: Drafting, *tokens: int) -> Drafting:
 
 
 def with_rule(drafter: Drafting, rule: Rule) -> Drafting:
-  """The drafter, verified by this rule instead of `config.rule`."""
+  """Verifies a drafter with this rule instead of `config.rule`."""
   return dataclasses.replace(drafter, rule=rule.name)
 
 
@@ -307,13 +307,13 @@ _NESTED[Drafting] = DRAFTERS
 
 
 def of(config: Mapping[str, Any], written: Any = None) -> Drafting:
-  """The way to draft that a config, or a text beside it, names."""
+  """The drafter of a config, or of `written` with that config."""
   written = config["drafter"] if written is None else written
   return with_checkpoint(DRAFTERS.make(written), config)
 
 
 def with_checkpoint(drafting: Drafting, config: Mapping[str, Any]) -> Drafting:
-  """The same with the config's checkpoint, if its call names none."""
+  """Fills in the config's checkpoint if the call names none."""
   if drafting.drafts and drafting.needs_checkpoint and not drafting.checkpoint:
     known = config.get("checkpoints", {})
     path = known.get(drafting.name) or (
@@ -329,12 +329,12 @@ def with_checkpoint(drafting: Drafting, config: Mapping[str, Any]) -> Drafting:
 
 
 def canonical(config: Mapping[str, Any]) -> str:
-  """The drafter of a config, as records have it."""
+  """The canonical form of a config's drafter, for records."""
   return DRAFTERS.canonical(config["drafter"])
 
 
 def check_checkpoint(drafting: Drafting) -> None:
-  """Raises if a checkpoint is not there, or holds something else."""
+  """Raises if a checkpoint is missing or of the wrong kind."""
   path, wanted = drafting.checkpoint, drafting.reads
   if not path or wanted in ("", "layers", "weights"):
     return
@@ -357,13 +357,13 @@ def check_checkpoint(drafting: Drafting) -> None:
   }
   if holds != wanted:
     raise ValueError(
-      f"drafter {drafting.name!r} reads {names[wanted]}, and {path} is "
+      f"drafter {drafting.name!r} needs {names[wanted]}, but {path} is "
       f"{names[holds]}"
     )
 
 
 def source(drafting: Drafting, models: Any) -> tuple[Any, Any]:
-  """The model that drafts, and its parameters if they are not the target's."""
+  """The draft model, and its parameters unless they are the target's."""
   if drafting.reads == "layers":
     skipped = drafting.skipped or files.read_skipped(drafting.checkpoint)
     return models.target.functions(skipped, ()), None
@@ -393,7 +393,7 @@ def source(drafting: Drafting, models: Any) -> tuple[Any, Any]:
 
 
 def make(drafting: Drafting, drafts: Any, vocab_size: int) -> Drafter:
-  """The drafter; see `source` for what drafts."""
+  """Makes the drafter; `drafts` is from `source`."""
   if isinstance(drafts, Head):
     drafts, _ = drafts.functions()
   elif isinstance(drafts, Block):
@@ -409,7 +409,7 @@ def ladder_of(
   rule: Rule,
   vocab_size: int,
 ) -> Ladder:
-  """The decoders of a ladder; see `source` for what drafts."""
+  """Makes the decoders of a ladder; `drafts` is from `source`."""
 
   def draft(tree: Tree) -> Drafter:
     return make(_of_length(drafting, tree.max_depth), drafts, vocab_size)
@@ -420,7 +420,7 @@ def ladder_of(
 
 
 def help_table() -> list[tuple[str, str]]:
-  """Drafters, trees and so on as they are written, and what they are."""
+  """How to write drafters, trees and so on, and what each is."""
   return [
     row
     for grammar in (DRAFTERS, shapes.GRAMMAR, POLICIES, WEIGHTS)

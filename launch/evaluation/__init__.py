@@ -1,4 +1,4 @@
-"""Evaluation on questions or prompts: the files, from input to output.
+"""Evaluation on questions or prompts: the modules, from input to output.
 
   questions.py      a file of questions or prompts -> `Question`s; subsets
   systems.py        calls such as "ngram(max_ngram=2)" -> `System`s that decode
@@ -6,14 +6,14 @@
   measure.py        groups of questions -> records: every system in turn
   timing.py         a function or a jitted loop -> its seconds
   costs.py          a group of median length -> seconds of rounds and passes
-  margins.py        where greedy completions part -> how near two logits were
+  margins.py        where greedy completions differ -> the margin of the logits
   intervals.py      counts and seconds of units -> ratios with intervals
   summary.py        records -> rows of numbers, by category, task and over all
   page.py           those rows -> a page
   explain.py        rows and costs -> does it pay, and why; its figure
 
-A *group* is what is measured at once: at most `batch_size` questions of one
-category, at one temperature, all their turns, by all systems in random order.
-Its *record* is JSON, has all that the summary needs, and is one line of the
-journal: a run that is stopped goes on with the group that it was in.
+A *group* is measured at once: at most `batch_size` questions of one category
+at one temperature, with all turns, by all systems in random order. Its *record*
+is JSON, has everything that the summary needs, and is one line of the journal:
+a stopped run resumes with the group that it was in.
 """

@@ -5,9 +5,9 @@ speed-up (`summary`).
 
 Passes are timed in the middle of real runs: the turn of a median group is
 decoded in two pieces, and between them, at a different place every time, passes
-are timed on copies of the run's caches. So contexts are those of real runs, and
-drift of the machine affects rounds and passes alike: each part is a share of
-the round beside which it was timed, and the median share counts.
+are timed on copies of the run's caches. So contexts are realistic, and drift of
+the machine affects rounds and passes alike: each part is expressed as a share
+of the round in the same run, and the median share is used.
 """
 
 import dataclasses
@@ -33,30 +33,30 @@ from specjax.types import LanguageModel, no_state
 
 # Tokens of the target passes that `--timing=passes` times.
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16)
-_PLACES = (0.25, 0.5, 0.75)  # of a run, where passes are timed
-# Timings on a quiet machine repeat to within this much of a round, ...
+_PLACES = (0.25, 0.5, 0.75)  # fractions of a run at which passes are timed
+# On a quiet machine, repeated timings agree within this share of a round, ...
 _SLACK = 0.05
-# ... and those of one pass in two kinds of runs to within this much of it.
+# ... and timings of the same pass in two kinds of runs within this share.
 _DRIFT = 0.25
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Costs:
-  """Seconds of a decoding round and of what it is made of.
+  """Seconds of a decoding round and of its parts.
 
   Attributes:
-    depth: levels that the draft has.
+    depth: levels of the draft.
     step, plain_step: one whole round, speculative and autoregressive.
     target, draft: {T: one pass over T tokens}; empty without a draft model.
     draft_passes: T of each draft pass of a round, in order.
-    nodes: T of the target's pass of a round.
-    one_width: whether every round has that pass, and not narrower ones too.
-    proposal: drafting as a whole, draws and distributions too, where a head
-      drafts, whose passes are not timed one by one; then `draft` is empty. None
-      for other drafters, and on a mesh.
-    again: one target pass over one token, timed beside drafted rounds, where
-      `target[1]` is timed beside plain ones.
-    prefill, plain_prefill: the prompts' passes.
+    nodes: T of the target pass of a round.
+    one_width: whether all rounds have that pass, and none a narrower one.
+    proposal: all of drafting, including sampling, for a head, whose passes are
+      not timed one by one (`draft` is empty). None for other drafters, and on a
+      mesh.
+    again: one target pass over one token, timed between speculative rounds;
+      `target[1]` is timed between plain ones.
+    prefill, plain_prefill: prefill of the prompts.
   """
 
   depth: int
@@ -74,7 +74,7 @@ class Costs:
 
   @classmethod
   def of(cls, record: Mapping) -> "Costs":
-    """The costs of a record (`measure_costs`) that was read from JSON."""
+    """Reads the costs in a JSON record (`measure_costs`)."""
     seconds = record["seconds"]
     numbered = lambda name: {int(n): s for n, s in seconds[name].items()}
     return cls(
@@ -83,7 +83,7 @@ class Costs:
 
   @property
   def drafting(self) -> float:
-    """Seconds of a round's drafting, as far as it was timed."""
+    """Seconds of a round's drafting, as far as timed."""
     passes = sum(self.draft[t] for t in self.draft_passes)
     return passes + (self.proposal or 0.0)
 
@@ -94,22 +94,22 @@ class Costs:
 
   @property
   def rest(self) -> float:
-    """Seconds of a round beside its passes, as of a plain round."""
+    """Seconds of a plain round outside its passes, at most this round's."""
     plain = max(self.plain_step - self.target[1], 0.0)
     return min(plain, max(self.step - self.forwards, 0.0))
 
   @property
   def level(self) -> float:
-    """Seconds of a level of the draft: its passes, and a share of the rest."""
+    """Seconds per level of the draft: its passes, and a share of overhead."""
     left = max(self.step - self.forwards, 0.0) - self.rest
     return (self.drafting + left) / self.depth
 
   @property
   def doubts(self) -> list[str]:
-    """Contradictions among these seconds; empty where they are consistent.
+    """Contradictions among the timings; empty if they are consistent.
 
-    On a busy machine a whole may come out shorter than its part, or one pass
-    take different times beside drafted rounds and beside plain ones.
+    On a busy machine a whole may be measured shorter than its part, or the same
+    pass may take different times in speculative and plain runs.
     """
     ms = lambda seconds: f"{1e3 * seconds:.2f} ms"
     one, wide = self.target[1], self.target[self.nodes]
@@ -137,7 +137,7 @@ class Costs:
 
 
 class Run(NamedTuple):
-  """Seconds of a batch in pieces: its prefill, its rounds, passes by name."""
+  """Timings of a batch: prefill, all rounds, and passes by name."""
 
   prefill: float
   seconds: float
@@ -150,12 +150,11 @@ class Pieces:
 
   Args:
     speculative, plain: compiled engines of one pair.
-    draft: the model that drafts, whose passes are timed on the drafter's state
-      if that is a cache and the model has parameters of its own, on the
-      target's cache if it has none or keeps no state; None where none drafts.
+    draft: the draft model or None. Its passes are timed on the drafter's state
+      if that is a cache and the model has its own parameters, and on the
+      target's cache if it has none or keeps no state.
     batch: the prompts.
-    widths: tokens of further target passes to time; those that no cache of that
-      shape could hold are left out.
+    widths: tokens of further target passes to time, if the cache has room.
   """
 
   def __init__(
@@ -192,7 +191,7 @@ class Pieces:
     self._runs: tuple[list[Run], list[Run]] = ([], [])
 
   def add(self, rounds: int, plain_rounds: int) -> None:
-    """Decodes the batch in its known rounds; the first time warms up."""
+    """Decodes the batch, of known numbers of rounds; first as a warm-up."""
     share = _PLACES[self._turn % len(_PLACES)]
     for runs, engine, count, parts in (
       (self._runs[0], self._speculative, rounds, self._of_a_round),
@@ -211,11 +210,11 @@ class Pieces:
     caches = {"target": state.target_cache}
     if self._own_cache:
       inner = state.drafter_state
-      while hasattr(inner, "inner"):  # others may wrap it (`online`)
+      while hasattr(inner, "inner"):  # it may be wrapped (`online`)
         inner = inner.inner
       if isinstance(inner, Cache):
         caches["draft"] = inner
-      else:  # another kind of drafter: its passes are part of drafting
+      else:  # another kind of drafter, whose passes are not timed
         self._passes = ()
     drafts = tuple(("draft", fed) for fed in self._passes)
     orders: dict[str, Passes] = {
@@ -241,7 +240,7 @@ class Pieces:
   def _time(self, orders: Mapping[str, Passes], caches) -> dict[str, float]:
     caches, seconds = _copy(caches), {}
     for name, order in orders.items():
-      # Recurrent states have room for what a pass is over.
+      # Recurrent states need room for the tokens of a pass.
       widest = max(fed for _, fed in order)
       caches = {
         who: cache.replace(recurrent=recurrent.widened(cache.recurrent, widest))
@@ -286,9 +285,9 @@ def _in_pieces(
   place: int,
   parts: Callable[[DecodeState], dict[str, float]],
 ) -> Run:
-  """Decodes a batch in two pieces; in between, `parts` times copies of it.
+  """Decodes a batch in two pieces, and in between times parts on its copies.
 
-  The calls from the host that made the rounds are taken off.
+  The overhead of calls from the host is subtracted.
   """
   prefill, state = timed(engine.prefill, batch)
   first, state = timed(engine.generate, batch, state, place)
@@ -308,7 +307,7 @@ def _mean_round(runs: list[Run]) -> float:
 
 
 def _scaled(runs: list[Run], step: float) -> dict[str, float]:
-  """Seconds of every part: the median share of its own run's round."""
+  """Seconds of every part: its median share of a round in the same run."""
   shares: dict[str, list[float]] = {}
   for run in runs:
     for name, seconds in run.parts.items():
@@ -329,12 +328,12 @@ def measure_costs(
   """Times the rounds of a system and of plain decoding, and their passes.
 
   Returns:
-    `seconds`, which are `Costs`, and of them `round_cost` and `draft_cost`, a
-    round and its draft passes in plain rounds; the round fed the target
-    `round_fed` tokens on average, and one more or less makes it `fed_cost`
-    dearer or cheaper. `doubts` say why nothing is predicted, if there are any.
+    `seconds`, the `Costs`; `round_cost` and `draft_cost`, the cost of a round
+    and of its draft passes in plain rounds; `round_fed`, the tokens of a target
+    pass on average; `fed_cost`, the cost of one more such token; and `doubts`,
+    the reasons why nothing is predicted, if any.
   """
-  # A draft that learns is timed as it began; its answers' times hold updates.
+  # An online draft is timed with its initial parameters, without updates.
   engine = dataclasses.replace(engine, learner=None)
   for one in (engine, plain):
     one.compile(batch)
@@ -344,7 +343,7 @@ def measure_costs(
     pieces.add(rounds, plain_numbers["rounds"])
   costs = pieces.costs()
   nodes, drafts = costs.nodes, costs.drafting / costs.plain_step
-  # Drafting of a head on a mesh is not timed apart.
+  # On a mesh a head's drafting is not timed.
   unknown = pair.draft is None and pair.params.draft is not None
   wider = costs.target[nodes] - costs.target[1]
   return {

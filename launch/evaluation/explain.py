@@ -1,8 +1,8 @@
 """Explains an evaluation: does drafting pay, why, and with which N?
 
-For a drafter measured with several numbers N of drafted tokens, costs and
-acceptance predict each rate (`specjax.theory.throughput`), beside the measured
-one.
+For a drafter measured with several draft lengths N, costs and acceptance
+predict each rate (`specjax.theory.throughput`), to compare with the measured
+rate.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from launch.evaluation.systems import PLAIN, SYSTEMS
 from specjax import calls
 from specjax.theory import throughput
 
-# Drafted tokens that are measured where no systems are named.
+# Draft lengths that are measured if no systems are named.
 SWEEP = (1, 2, 3, 4, 6, 8, 10, 12)
 
 _TOKENS = {
@@ -25,12 +25,12 @@ _TOKENS = {
   "identity": "from acceptance by position (exact where nothing cuts a round)",
   "independent": "with i.i.d. acceptance",
 }
-# Put around a drafter, they draft as many tokens as it does.
+# Wrappers that keep a drafter's draft length.
 _AROUND = ("online", "with_rule", "with_widths")
 
 
 def with_tokens(name: str, tokens: int | None) -> str:
-  """A system that drafts so many tokens; of None, its family's name."""
+  """A system with draft length `tokens`; None gives its family's name."""
   call = calls.parse(name)
   args, keywords = call.args, dict(call.keywords)
   if call.name in _AROUND:
@@ -43,11 +43,11 @@ def with_tokens(name: str, tokens: int | None) -> str:
 
 
 def findings(result: Mapping) -> list[dict]:
-  """An explanation of each drafter of a result that has costs, by setting.
+  """Explains each drafter with costs, in each setting of a result.
 
-  For the config's N or the largest: what was measured and predicted, and for
-  every N the `sweep`. Of trees nothing is predicted from acceptance, of
-  inconsistent timings nothing at all.
+  Reports what was measured and predicted for the config's N or the largest, and
+  the `sweep` over N. Trees get no prediction from acceptance, inconsistent
+  timings none at all.
   """
   rows = {
     (r["temperature"], r["batch_size"], r["system"]): r
@@ -78,18 +78,17 @@ def findings(result: Mapping) -> list[dict]:
 
 
 def by_position(row: Mapping) -> dict:
-  """Acceptance of the drafted tokens 1..N of chains, in their order.
+  """Acceptance of the drafted tokens 1..N of chains, by position.
 
-  A round that the row's budget or a stop token cut short says nothing of the
-  positions behind the cut: joint acceptance is the product of the conditional
-  ones (Kaplan and Meier).
+  A round cut short by the row's budget or a stop token is censored: joint
+  acceptance is the product of the conditional ones (Kaplan and Meier).
 
   Returns:
     How often each position was `tried`, the share of these that were accepted
-    (`conditional`), and the probability that all so far are (`joint`).
+    (`conditional`), and the probability that all up to it are (`joint`).
   """
   counts, cut = np.array(row["accept_counts"]), np.array(row["cut_counts"])
-  passed = counts[::-1].cumsum()[::-1][1:]  # rounds that accepted i or more
+  passed = counts[::-1].cumsum()[::-1][1:]  # rounds that accepted at least i
   tried = passed + (counts - cut)[:-1]
   conditional = passed / np.maximum(tried, 1)
   return {
@@ -109,7 +108,7 @@ def _finding(
   """The explanation of a drafter in one setting; see `findings`."""
   row, cost = sweep[chosen]
   costs, sure = Costs.of(cost), not cost["doubts"]
-  # By position only where every round drafted all of them.
+  # By position only if every round drafted N tokens.
   counted = [
     n
     for n in chains
@@ -124,7 +123,7 @@ def _finding(
   if sure and longest:
     predicted = _sweep(plain, costs, longest["joint"])
   if sure and row["predicted_speedup"]:
-    # As many fewer or more rounds as the drafts deserved, without their luck.
+    # Correct the number of rounds for luck in acceptance.
     luck = efficiency["measured"] / efficiency["rao_blackwell"]
     rounds = costs.step * row["num_target_calls"] / row["num_requests"]
     share = rounds / (rounds + costs.prefill)
@@ -169,11 +168,10 @@ def _finding(
 def _efficiency(row: Mapping, mine: dict | None, chosen: int) -> dict:
   """Tokens per target call: measured, and predicted in three ways.
 
-  `rao_blackwell` takes drafted tokens at what they were expected to be given
-  the drafts; its difference from what was measured has mean zero. `identity`
-  (`1 + sum P(the first i are accepted)`) and `independent` (i.i.d. with the
-  share of judged tokens that were accepted, `acceptance`) are of chains, and of
-  rounds that nothing cuts.
+  `rao_blackwell` replaces acceptances by their expectations given the drafts,
+  which changes the measured value by mean zero. `identity` (`1 + sum P(the
+  first i are accepted)`) and `independent` (i.i.d. with the accepted share of
+  judged tokens, `acceptance`) are for chains, and ignore cuts.
   """
   luck = row["acceptance_rate"] - row["expected_acceptance_rate"]
   drafted = row["num_drafted"] / row["num_target_calls"]
@@ -198,7 +196,7 @@ def _efficiency(row: Mapping, mine: dict | None, chosen: int) -> dict:
 def _sweep(
   plain: Mapping, costs: Costs, joint: Sequence[float]
 ) -> dict[int, float]:
-  """Tokens per second for each N that `joint` and the passes timed cover."""
+  """Predicted tokens per second for each N that `joint` and timings cover."""
   verify = throughput.verify_curve(costs.target)
   length = max(round(plain["num_tokens"] / plain["num_requests"]), 1)
   whole = length * costs.plain_step + costs.plain_prefill
@@ -214,7 +212,7 @@ def _sweep(
 
 
 def verdict(finding: Mapping) -> str:
-  """The sentence that a reader needs, and the best N if it is another."""
+  """Says in a sentence whether drafting pays, and the best N if different."""
   chosen, costs = finding["num_speculative_tokens"], finding["costs"]
   tokens, sweep = finding["block_efficiency"], finding["sweep"]
   speedup = finding["speedup"]["measured"]
@@ -248,7 +246,7 @@ def verdict(finding: Mapping) -> str:
 
 
 def section(result: Mapping, *, figure: str) -> list[str]:
-  """Paragraphs of the page; `figure` is the path of the figure from it."""
+  """Paragraphs for the page; `figure` is the figure's path relative to it."""
   if not result["explained"]:
     return []
   parts = [
@@ -269,7 +267,7 @@ def _title(finding: Mapping) -> str:
 
 
 def _why(finding: Mapping) -> list[str]:
-  """The table of N, and that of what a round is made of."""
+  """A table over N, and one of the parts of a round."""
   rates, costs = finding["tokens_per_second"], finding["costs"]
   sweep, tokens = finding["sweep"], finding["block_efficiency"]
   places = finding["acceptance_by_position"] or {"conditional": ()}
@@ -318,7 +316,7 @@ def _why(finding: Mapping) -> list[str]:
 
 
 def figure(result: Mapping) -> Figure:
-  """Tokens per second against N, a panel for each that is explained."""
+  """Draws tokens per second against N, one panel per explanation."""
   explained = result["explained"]
   count = max(len(explained), 1)
   drawn, panels = report.panels(5.5, 3.4 * count, count)

@@ -1,8 +1,8 @@
-"""transformers' `generate` as a system, in a process of its own.
+"""transformers' `generate` as a system, in its own process.
 
-It gets the same files, prompts, dtype, threads and support: ids beyond the
-tokenizer's vocabulary have no mass there either. Optional: needs torch and
-transformers, and accelerate for GGUF files. Its assisted generation takes one
+It gets the same files, prompts, dtype and threads, and its ids beyond the
+tokenizer's vocabulary have zero probability too. Optional: needs torch and
+transformers, and accelerate for GGUF files. Assisted generation takes one
 prompt at a time, so it is only measured at batch size 1.
 """
 
@@ -27,10 +27,10 @@ from specjax.runtime.requests import Batch
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Generated:
-  """Completions of a batch, stop tokens included.
+  """Completions of a batch, including stop tokens.
 
-  `first_seconds` is the time until the target's first pass, which gives the
-  first token, was over; `num_target_calls` counts it.
+  `first_seconds` is the time until the end of the target's first pass, which
+  gives the first token; `num_target_calls` includes it.
   """
 
   token_ids: list[list[int]]
@@ -40,14 +40,14 @@ class Generated:
 
 
 def check(system: System) -> None:
-  """Raises UserError if a system of transformers cannot be measured here."""
+  """Raises UserError if a transformers system cannot be measured here."""
   reference = system.reference
   packages = ("torch", "transformers")
   missing = [x for x in packages if not importlib.util.find_spec(x)]
   if missing:
     reason = f"needs the package {missing[0]}"
   elif processes.several() or jax.default_backend() != "cpu":
-    reason = "runs on the CPU, beside one process of ours that does too"
+    reason = "needs a single process on the CPU"
   elif reference.kind == "hf_assisted" and not reference.draft:
     reason = 'needs a draft model: hf_assisted("DIR")'
   else:
@@ -56,10 +56,10 @@ def check(system: System) -> None:
 
 
 class Process:
-  """transformers' process, started when it is first asked."""
+  """The process for transformers, started on first use."""
 
   def __init__(self, *, stop_tokens: tuple[int, ...], vocab_size: int):
-    """Starts nothing yet."""
+    """Does not start the process yet."""
     self._shared = {"stop_tokens": stop_tokens, "vocab_size": vocab_size}
     self._pool: concurrent.futures.Executor | None = None
     self._warm: set[str] = set()
@@ -67,7 +67,7 @@ class Process:
   def run(
     self, system: System, batch: Batch, *, temperature: float, seed: int
   ) -> Generated:
-    """Decodes a batch; a system's first call decodes it twice, to warm up."""
+    """Decodes a batch; a system's first call decodes it twice as a warm-up."""
     if self._pool is None:
       self._pool = concurrent.futures.ProcessPoolExecutor(
         1, multiprocessing.get_context("spawn"), _end_with_parent
@@ -88,7 +88,7 @@ class Process:
       return ask().result()
     except concurrent.futures.BrokenExecutor:
       raise
-    except Exception as error:  # of whatever kind, another library's
+    except Exception as error:  # transformers may raise anything
       reason = " ".join(str(error).split()) or type(error).__name__
       raise cli.UserError(
         f"system {system.name!r}: transformers: {reason}"
@@ -102,7 +102,7 @@ class Process:
 
 
 def _end_with_parent() -> None:
-  """Ends this process when the one that started it is killed."""
+  """Ends this process when its parent is killed."""
   parent = multiprocessing.parent_process()
   assert parent is not None
 
@@ -115,7 +115,7 @@ def _end_with_parent() -> None:
 
 @functools.cache
 def _load(path: str, dtype: str):
-  """A model, on the CPU, in transformers' process."""
+  """Loads a model on the CPU, in transformers' process."""
   os.environ.setdefault("HF_HUB_OFFLINE", "1")
   import torch
   import transformers
@@ -129,7 +129,7 @@ def _load(path: str, dtype: str):
   model = transformers.AutoModelForCausalLM.from_pretrained(
     where, dtype=getattr(torch, dtype), **more
   )
-  # A checkpoint may ask for a penalty of repetitions: another distribution.
+  # A checkpoint's repetition penalty would change the distribution.
   model.generation_config = transformers.GenerationConfig()
   return model.eval()
 
@@ -140,11 +140,11 @@ def generate(
   max_new_tokens: int, seed: int, stop_tokens: tuple[int, ...],
   vocab_size: int,
 ) -> Generated:  # fmt: skip
-  """Completes a batch by transformers, plainly or with drafts.
+  """Completes a batch with transformers, with or without drafting.
 
-  Rows after the first `num_prompts` do not count, and end after one token.
+  Rows after the first `num_prompts` are padding and end after one token.
   `sampling` has `temperature`, `top_k`, `top_p` and `min_p`, or is empty for
-  greedy decoding; `vocab_size` is V, the number of real tokens.
+  greedy decoding; `vocab_size` is V, without padding.
   """
   import torch
   import transformers
@@ -152,7 +152,7 @@ def generate(
   model = _load(target, dtype)
   pad = stop_tokens[0] if stop_tokens else 0
 
-  def support(input_ids, scores):  # `suppress_tokens` looks each id up
+  def support(input_ids, scores):  # `suppress_tokens` is slower
     del input_ids
     scores[:, vocab_size:] = -float("inf")
     return scores

@@ -3,8 +3,7 @@
 Counts are summed over rows before division (a ratio of totals, not a mean of
 ratios). Intervals are over units that were decoded together, with baseline and
 speculative times paired within a unit. Units that share a prompt are merged
-(`merged`). With fewer than `LEAST` units there is no interval: their spread
-cannot be estimated.
+(`merged`). Fewer than `LEAST` units give no interval.
 """
 
 import dataclasses
@@ -18,23 +17,23 @@ from scipy import special
 
 from specjax.runtime.completions import Completion
 
-_CONFIDENCE = 0.95  # coverage aimed at
-# Standard errors on each side of such an interval of a mean over very many.
+_CONFIDENCE = 0.95  # nominal coverage
+# Standard errors on each side of a 95% interval of a mean over many.
 SIDE = 1.96
 LEAST = 5  # units that an interval needs
-# Of an end: an estimate summed in another order must not lie outside.
+# Margin at the ends, so that rounding never puts an estimate outside.
 _ROUNDING = 1e-12
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Unit:
-  """Sums over one prompt, or over one batch decoded (and timed) together.
+  """Sums over one prompt, or over a batch decoded and timed together.
 
   Attributes:
     num_tokens: emitted tokens.
     num_target_calls, num_drafted, num_accepted, expected_accepted,
       total_variation: sums over the unit's rows of `specjax.state.Counters`.
-    seconds: wall-clock time, prompt pass included, compilation excluded.
+    seconds: wall-clock time, with prefill, without compilation.
     baseline_num_tokens, baseline_num_target_calls, baseline_seconds: the same
       for plain autoregressive decoding of the same prompts, or None.
   """
@@ -56,7 +55,7 @@ def unit_of(
   seconds: float,
   baseline: tuple[Sequence[Completion], float] | None,
 ) -> Unit:
-  """The unit of a batch: its completions and seconds, and plain decoding's."""
+  """The unit of a batch, with its baseline's completions and seconds if any."""
   total = lambda name: sum_known(getattr(c, name) for c in completions)
   plain: dict[str, Any] = {}
   if baseline:
@@ -84,11 +83,10 @@ def sum_known(values: Iterable[Any]) -> Any:
 
 
 def groups_of(members: Sequence[Iterable[Hashable]]) -> list[int]:
-  """Numbers from 0 of the groups of units, one a unit.
+  """Groups units that share prompts; returns each unit's group from 0.
 
   Args:
-    members: of each unit, its prompts. Units are of one group if they share
-      one, or each shares one with a third.
+    members: the prompts of each unit. Sharing is transitive.
   """
   parents = list(range(len(members)))
 
@@ -107,7 +105,7 @@ def groups_of(members: Sequence[Iterable[Hashable]]) -> list[int]:
 
 
 def merged(units: Sequence[Unit], groups: Sequence[int]) -> list[Unit]:
-  """A unit for each group, the sum of its units; see `groups_of`."""
+  """Sums the units of each group; see `groups_of`."""
   parts: dict[int, list[dict]] = {}
   for unit, group in zip(units, groups, strict=True):
     parts.setdefault(group, []).append(vars(unit))
@@ -120,17 +118,18 @@ def merged(units: Sequence[Unit], groups: Sequence[int]) -> list[Unit]:
 def log_interval(
   numerators: Sequence[ArrayLike], denominators: Sequence[ArrayLike]
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Interval of a product of sums over units, divided by such a product.
+  """Interval of a ratio of products of sums over units.
 
-  Student's t on the logarithm, with the jackknife's standard error: a
-  percentile bootstrap's "95%" hold the truth in 84% for six units. On the
-  logarithm a ratio and its inverse have the same interval. Units' lengths weigh
-  as they do in the ratio of sums, and columns stay paired. The degrees of
-  freedom are one less than Kish's effective number of units,
-  `1 / sum(share^2)`, which is n for equal units.
+  Student's t on the logarithm with the jackknife's standard error; for six
+  units a percentile bootstrap's "95%" interval covers only 84%. On the
+  logarithm a ratio and its inverse have the same interval. Units are weighted
+  as in the ratio of sums, and columns stay paired. The degrees of freedom are
+  Kish's effective number of units, `1 / sum(share^2)` (n for equal units),
+  minus one.
 
   Args:
-    numerators: arrays `f[..., n]`, one entry a unit; their sums are multiplied.
+    numerators: arrays `f[..., n]`, one entry per unit; their sums are
+      multiplied.
     denominators: likewise.
 
   Returns:
@@ -169,15 +168,13 @@ def ratio(
 
   Args:
     name: of the ratio.
-    numerators, denominators: as of `log_interval`, `[n]` each, as many of
-      either.
-    limits: what the ratio can be: no end lies outside, where few units would
-      put it, and as many intervals hold the truth.
+    numerators, denominators: as for `log_interval`, `[n]` each, equally many.
+    limits: the ratio's range, to which the interval is clipped (this does not
+      change its coverage).
 
   Returns:
-    Both by their names. The ratio is None where a denominator is 0, the
-    interval with fewer than `LEAST` units that have anything in one of the
-    columns.
+    Both by name. The ratio is None if a denominator is 0; the interval is None
+    if a column has fewer than `LEAST` nonzero units.
   """
   pairs = zip(numerators, denominators, strict=True)
   sums = [(np.sum(above), np.sum(below)) for above, below in pairs]
@@ -194,11 +191,11 @@ def ratio(
 
 
 def summarize(units: Sequence[Unit], *, max_depth: float = math.inf) -> dict:
-  """The report of a run.
+  """The metrics of a run.
 
   Args:
-    units: at least one; baseline fields are given for all of them or for none.
-    max_depth: G, drafted tokens that a target call can emit at most.
+    units: at least one; all or none have baseline fields.
+    max_depth: G, the most drafted tokens that a target call can emit.
 
   Returns:
     A JSON-able dictionary. `block_efficiency` is emitted tokens per target
@@ -206,9 +203,9 @@ def summarize(units: Sequence[Unit], *, max_depth: float = math.inf) -> dict:
     `expected_acceptance_rate` its Rao-Blackwellized estimate, `total_variation`
     the mean over emitted tokens of the exact distance between a token's
     distribution and the target's (0 for a lossless rule), rates are tokens per
-    second, `speedup` the ratio of the two rates; `_ci` are 95% intervals.
-    Entries that cannot be computed are None, and so is a distance that the rule
-    does not report.
+    second, `speedup` is the ratio of the two rates; `_ci` are 95% intervals.
+    Entries that cannot be computed, or a distance that the rule does not
+    report, are None.
   """
   (whole,) = merged(units, [0] * len(units))
   totals = vars(whole)

@@ -11,7 +11,7 @@ from specjax.runtime.engine import Engine
 
 _MIN_WIDTH = 64
 
-# `(prompt and tokens so far) -> f32[V]`, logits of the next token.
+# `(token ids so far) -> f32[V]`, the logits of the next token.
 NextLogits = Callable[[tuple[int, ...]], np.ndarray]
 
 
@@ -24,10 +24,10 @@ def difference(
   """The first difference between two completions of one prompt.
 
   Returns:
-    None if they are alike. Else `place`, how many tokens are alike, `token`
-    and `reference_token` after them (None for a completion that has ended),
-    and `margin`, the second's logit less the first's: None if one has ended,
-    or without `next_logits`.
+    None if they are equal. Else `place`, the number of equal tokens; `token`
+    and `reference_token` after these (None if a completion has ended); and
+    `margin`, the second's logit minus the first's, None if one has ended or
+    without `next_logits`.
   """
   if list(tokens) == list(reference):
     return None
@@ -51,7 +51,7 @@ def difference(
 
 
 def next_logits_of(engine: Engine) -> NextLogits:
-  """The target's logits by one pass over the tokens, padded to few widths."""
+  """Computes the target's logits in one pass, padded to few widths."""
   target = engine.decoder.target
 
   @jax.jit
@@ -60,7 +60,7 @@ def next_logits_of(engine: Engine) -> NextLogits:
     output, _ = target.apply(params, tokens, cache, logits_at=last)
     return output.logits[0, 0].astype(jnp.float32)
 
-  @functools.lru_cache(maxsize=16)  # several systems may part at one place
+  @functools.lru_cache(maxsize=16)  # several systems may differ at one place
   def next_logits(token_ids: tuple[int, ...]) -> np.ndarray:
     width = max(_MIN_WIDTH, 1 << (len(token_ids) - 1).bit_length())
     tokens = np.zeros((1, width), np.int32)

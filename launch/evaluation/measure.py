@@ -1,8 +1,8 @@
 """Measures groups of questions: all systems answer them, in turn.
 
-Every system gets the same prompts. The prompt of a second turn holds *plain*
-decoding's answer to the first, at this temperature and batch size: prompts that
-differed by system could not be paired.
+Every system gets the same prompts: the prompt of a second turn contains *plain*
+decoding's answer to the first, at this temperature and batch size, so that
+systems can be compared in pairs.
 """
 
 import dataclasses
@@ -33,7 +33,7 @@ from specjax.state import Origin
 
 TIMINGS = ("none", "rounds", "passes")
 _SECONDS = ("seconds", "first_seconds", "prefill_seconds")
-# What transformers does not report.
+# Numbers that transformers does not report.
 _UNKNOWN = (
   "prefill_seconds", "fed", "drafted", "accepted", "expected", "accept_counts",
   "cut_counts", "total_variation",
@@ -61,14 +61,14 @@ class Contest:
 
   Attributes:
     systems: all of them, plain decoding first.
-    pairs: by system, of those that we decode.
-    engines: by temperature and system. Temperatures share programs; each has a
-      ladder of its own.
-    room: longest prompt that every system has room for, in tokens.
-    seed: of draws, and of the order in which systems take turns.
-    next_logits: see `margins`; None where the target lies on several processes
-      or reads inputs.
-    rounds: times that every system decodes a turn; seconds are means.
+    pairs: by system, except transformers'.
+    engines: by temperature and system. Temperatures share programs, but each
+      has its own ladder.
+    room: most tokens of a prompt that fits every system.
+    seed: of sampling, and of the order in which systems take turns.
+    next_logits: see `margins`; None if the target spans processes or is an
+      encoder-decoder.
+    rounds: how often every system decodes a turn; seconds are means.
   """
 
   systems: tuple[System, ...]
@@ -90,7 +90,7 @@ def contest_of(
   *,
   rounds: int = 1,
 ) -> Contest:
-  """The contest of some systems, nothing compiled yet."""
+  """Sets up a contest, without compiling anything."""
   plain = pairs[PLAIN]
   engines = {
     one.name: pair.engine_of(one.config, pairs[one.name], baseline=one.is_plain)
@@ -127,7 +127,7 @@ def groups_of(
   asked: Sequence[Asked], temperatures: Sequence[float], sizes: Sequence[int],
   *, room: int,
 ) -> list[Group]:  # fmt: skip
-  """Groups of one task and category each, of prompts of similar length."""
+  """Groups questions by task and category, with prompts of similar length."""
   by_category: dict[tuple[str, str], list[Asked]] = {}
   for one in asked:
     kind = (one.question.task, one.question.category)
@@ -148,7 +148,7 @@ def groups_of(
 def fitting(
   prompts: Sequence[Asked], room: int
 ) -> tuple[list[Asked], list[dict]]:
-  """The prompts that fit, and a record of each that does not."""
+  """The prompts that fit, and records of those that do not."""
   long = [p for p in prompts if len(p.token_ids) > room]
   refused = [
     {
@@ -161,7 +161,7 @@ def fitting(
 
 
 def batch_of(prompts: Sequence[Asked], batch_size: int, room: int) -> Batch:
-  """At most `batch_size` prompts as a batch of so many rows."""
+  """Makes a batch with `batch_size` rows from at most as many prompts."""
   (batch,) = make_batches(
     prompts, batch_size=batch_size, max_width=room, among=batch_size
   )
@@ -175,11 +175,11 @@ def measure_all(
   timing: str = "rounds",
   journal: Journal | None = None,
 ) -> list[dict]:
-  """Measures groups and then costs of rounds, where the journal lacks them.
+  """Measures groups, then costs of rounds, unless the journal has them.
 
   Returns:
-    All records in the order in which they were made, costs last, the same on
-    every process.
+    All records in the order they were made, costs last, the same on every
+    process.
   """
   records = dict(journal.batches) if journal else {}
   spans = processes.spanned_by(contest.pairs[PLAIN].params)
@@ -232,7 +232,7 @@ def measure_all(
 
 
 def _progress(total: int, unit: str, initial: int = 0) -> tqdm.tqdm:
-  """The chief's bar, or lines of a log."""
+  """A progress bar on the chief, or log lines."""
   return tqdm.tqdm(
     total=total, initial=initial, unit=unit, smoothing=0.05,
     disable=not total or not processes.is_chief(),
@@ -241,7 +241,7 @@ def _progress(total: int, unit: str, initial: int = 0) -> tqdm.tqdm:
 
 
 def _give_up_programs(contest: Contest) -> None:
-  """Frees programs where they are more than a process can hold."""
+  """Frees programs when there are too many for a process."""
   if compilation.has_many_maps():
     for engines in contest.engines.values():
       for one in engines.values():
@@ -262,9 +262,9 @@ def _costs(
   system: System,
   widths: tuple[int, ...],
 ) -> dict:
-  """The record of a system's costs, of prompts of median length.
+  """Measures a system's costs on prompts of median length.
 
-  A round's cost does not depend on the temperature: the first one is taken.
+  At the first temperature, since a round's cost does not depend on it.
   """
   setting = (groups[0].temperature, size)
   some = [g for g in groups if (g.temperature, g.batch_size) == setting]
@@ -287,19 +287,19 @@ def _costs(
 
 
 def _widths_of(system: System, contest: Contest) -> tuple[int, ...]:
-  """Target passes that are timed with a system: the config's drafter's."""
+  """Widths of target passes to time, only with the config's drafter."""
   asked = systems.SYSTEMS.canonical(system.config.drafter)
   others = {one.name for one in contest.systems if one.is_timed} - {system.name}
   return () if asked in others else costs.WIDTHS
 
 
 def measure(contest: Contest, group: Group) -> dict:
-  """Decodes a group's questions with every system that takes such batches.
+  """Decodes a group's questions with every system that supports its size.
 
   Returns:
-    The record: what the group is of, `compile_seconds` by system, and for each
+    The record: the group's setting, `compile_seconds` by system, and for each
     turn the questions, the lengths of their prompts, the prompts `refused`, and
-    by system what `_decoded` returns; at temperature 0 also
+    by system the numbers of `_decoded`; at temperature 0 also
     `identical_to_plain` for each question and the `differences`.
   """
   engines = contest.engines[group.temperature]
@@ -320,7 +320,7 @@ def measure(contest: Contest, group: Group) -> dict:
       if turn < len(q.turns) and len(answers[q.id]) == turn
     ]
     prompts, refused = fitting(prompts, contest.room)
-    if prompts:  # whose order is that of its rows: answers change lengths
+    if prompts:  # in the order of the batch's rows: answers change lengths
       batch = batch_of(prompts, group.batch_size, contest.room)
       prompts = list(batch.prompts)
     part: dict = {
@@ -353,7 +353,7 @@ def measure(contest: Contest, group: Group) -> dict:
 
 
 def _mean(rounds: list[dict]) -> dict:
-  """A system's numbers of the last round, with the mean seconds of all."""
+  """A system's numbers in the last round, with seconds averaged over all."""
   names = [name for name in _SECONDS if rounds[-1].get(name) is not None]
   return rounds[-1] | {
     name: statistics.fmean(one[name] for one in rounds) for name in names
@@ -361,7 +361,7 @@ def _mean(rounds: list[dict]) -> dict:
 
 
 def _seed_of(*parts: object) -> int:
-  """32 bits that follow from some values."""
+  """A 32-bit seed derived from some values."""
   return int(hashlib.sha256(repr(parts).encode()).hexdigest()[:8], 16)
 
 
@@ -370,13 +370,13 @@ def _decoded(
 ) -> tuple[dict, list[list[int]]]:
   """A system's numbers on a batch, and the tokens that it emitted.
 
-  The numbers: `seconds` in all, `first_seconds` until the first round was over,
-  `prefill_seconds`, `rounds` of the batch and how many tokens wide their passes
-  were together (`fed`), and for each prompt its emitted `tokens`, its target
-  `calls`, how many were `drafted` and `accepted`, and to be accepted given the
-  drafts (`expected`); `accept_counts`, `cut_counts` (the same of rounds that a
-  budget or a stop token ended before the target's own token) and
-  `total_variation` are sums over the prompts. What is not known is None.
+  The numbers: total `seconds`, `first_seconds` until the end of the first
+  round, `prefill_seconds`, `rounds` of the batch and the total width of their
+  target passes (`fed`); for each prompt its emitted `tokens`, target `calls`,
+  `drafted` and `accepted` tokens, and the acceptances `expected` given the
+  drafts; and summed over prompts `accept_counts`, `cut_counts` (the same for
+  rounds that a budget or a stop token cut before the target's own token) and
+  `total_variation`. Unknown numbers are None.
   """
   if system.reference is not None:
     theirs = contest.reference.run(
@@ -389,7 +389,7 @@ def _decoded(
       "first_seconds": theirs.first_seconds,
       "rounds": theirs.num_target_calls,
       "tokens": counts,
-      # Without drafts a row takes a call for each token.
+      # Without drafting a row needs a call per token.
       "calls": [theirs.num_target_calls] if batch.rows == 1 else counts,
     }, theirs.token_ids
   one = contest.engines[group.temperature][system.name]
@@ -422,7 +422,7 @@ def _decoded(
 
 
 def _cut_counts(done: Sequence[Completion]) -> list[int]:
-  """Last rounds without a token of the target's, by what they accepted."""
+  """Counts last rounds without a target token, by accepted tokens."""
   counts = [0] * len(done[0].accept_counts)
   for one in done:
     ends = (
@@ -439,7 +439,7 @@ def _compare(
   texts: dict[str, list[list[int]]],
   part: dict,
 ) -> None:
-  """Adds to a turn where systems differ from plain decoding."""
+  """Adds to a turn's record where systems differ from plain decoding."""
   part["differences"] = []
   for name in texts.keys() - {PLAIN}:
     same = part["systems"][name]["identical_to_plain"] = []

@@ -13,8 +13,8 @@ def page(result: Mapping, throughput: str | None = None) -> str:
   """The whole page.
 
   Args:
-    result: of `launch.evaluate`.
-    throughput: path of the explanation's figure from the page, or None.
+    result: from `launch.evaluate`.
+    throughput: path of the explanation's figure relative to the page, or None.
   """
   config, asked, machine = (
     result[name] for name in ("config", "questions", "machine")
@@ -38,7 +38,7 @@ def page(result: Mapping, throughput: str | None = None) -> str:
     sections += explain.section(result, figure=throughput)
   if result["refused"]:
     sections.append(
-      f"{len(result['refused'])} prompts were too long, and were not decoded "
+      f"{len(result['refused'])} prompts were too long and were not decoded "
       "(`refused` in the JSON file)."
     )
   sections.append(
@@ -50,7 +50,7 @@ def page(result: Mapping, throughput: str | None = None) -> str:
 
 
 def over_all(result: Mapping) -> str:
-  """The table over all questions: a row for each system and setting."""
+  """The table over all questions: a row per system and setting."""
   return _table(
     result, [row for row in result["runs"] if row["level"] == "all"]
   )

@@ -17,12 +17,12 @@ from models import chat
 from models.tokenizers import Tokenizer
 from specjax.runtime.requests import Settings
 
-# Our own suite: what is asked if no file is given.
+# Our own suite, the default.
 OWN = pathlib.Path(__file__).with_name("questions.jsonl")
-PROMPTS = "prompts"  # the category of plain ones
+PROMPTS = "prompts"  # the category of plain prompts
 
-# The tasks of Spec-Bench, by the categories in its file. A category that is
-# not here is a task by itself, unless its line names one.
+# The tasks of Spec-Bench, by the categories in its file. Any other category is
+# its own task, unless its line names one.
 TASKS = {
   **dict.fromkeys(
     ("writing", "roleplay", "reasoning", "math", "coding", "extraction",
@@ -37,16 +37,16 @@ TASKS = {
 }  # fmt: skip
 
 
-# What stands in SPEED-Bench's rows for a text that others own.
+# The placeholder for third-party texts in SPEED-Bench.
 _NOT_FETCHED = "FULL BENCHMARK DATA SHOULD BE FETCHED"
 
 
 def _said(turn: Any) -> Any:
-  """The text of a turn, which may be a user's message."""
+  """The text of a turn, which may be a message."""
   if isinstance(turn, dict) and turn.get("role") == "user":
     turn = turn.get("content")
   if isinstance(turn, str) and _NOT_FETCHED in turn:
-    raise ValueError("is no text yet: prepare SPEED-Bench by its script first")
+    raise ValueError("is a placeholder: run SPEED-Bench's preparation script")
   return turn
 
 
@@ -67,9 +67,9 @@ class _Line(pydantic.BaseModel):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Question:
-  """A question of one or more turns, or a plain prompt, read as it is.
+  """A question of one or more turns, or a plain prompt.
 
-  Batches are of one category; numbers are summed up by task too.
+  Batches have one category; numbers are also summed by task.
   """
 
   id: int | str
@@ -81,9 +81,9 @@ class Question:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Asked:
-  """A question's turn, from 0, as a prompt: what the engine decodes.
+  """A turn of a question, from 0, as a prompt for the engine.
 
-  Its tokens are those of the conversation so far; it has no settings.
+  Its tokens are the conversation so far; it has no settings.
   """
 
   question: Question
@@ -94,7 +94,7 @@ class Asked:
 
   @property
   def stream(self) -> int:
-    """A plain prompt's own, else a hash of id and turn: no place in a file."""
+    """A plain prompt's stream, else a hash of id and turn."""
     if self.question.prompt is not None:
       return self.question.prompt.stream
     text = json.dumps([self.question.id, self.turn])
@@ -102,17 +102,17 @@ class Asked:
 
   @property
   def input_ids(self) -> tuple[int, ...] | None:
-    """Tokens that the encoder reads, of a plain prompt, or None."""
+    """The encoder's input tokens of a plain prompt, or None."""
     return self.question.prompt and self.question.prompt.input_ids
 
 
 def read(path: str | pathlib.Path) -> list[Question]:
-  """Reads lines of Spec-Bench's form, or of SPEED-Bench's as it is prepared.
+  """Reads a file in Spec-Bench's format, or in that of prepared SPEED-Bench.
 
-  That is `{"question_id": 81, "category": "writing", "turns": ["...", "..."]}`,
-  and "task" if it is none of `TASKS`; other keys are ignored. SPEED-Bench has
-  `"messages": [{"role": "user", "content": "..."}]` for the turns, and each of
-  its categories is a task.
+  A line is `{"question_id": 81, "category": "writing", "turns": ["...",
+  "..."]}`, with "task" if it is not one of `TASKS`; other keys are ignored.
+  SPEED-Bench has `"messages": [{"role": "user", "content": "..."}]` instead of
+  turns, and each of its categories is a task.
   """
   questions: dict[int | str, Question] = {}
   for number, record in results.read_jsonl(path):
@@ -124,7 +124,7 @@ def read(path: str | pathlib.Path) -> list[Question]:
     tasks = {} if "messages" in record else TASKS
     if line.question_id in questions:
       identity = f"question_id {line.question_id!r}"
-      raise ValueError(f"{path}:{number}: {identity} is there twice")
+      raise ValueError(f"{path}:{number}: duplicate {identity}")
     questions[line.question_id] = Question(
       id=line.question_id,
       category=line.category,
@@ -137,9 +137,9 @@ def read(path: str | pathlib.Path) -> list[Question]:
 
 
 def of_prompts(items: Sequence[prompts_lib.Prompt]) -> list[Question]:
-  """Plain prompts as questions of one turn, each text once.
+  """Makes questions of one turn from plain prompts, each text once.
 
-  Completions of one prompt would be no independent units of an interval.
+  Several completions of a prompt would not be independent units.
   """
   return [
     Question(
@@ -156,9 +156,9 @@ def of_prompts(items: Sequence[prompts_lib.Prompt]) -> list[Question]:
 def subset(
   questions: Sequence[Question], count: int, *, seed: int
 ) -> list[Question]:
-  """So many questions, of every category its share, drawn by a seed.
+  """Draws `count` questions, stratified by category.
 
-  Shares are rounded by largest remainders. All, if there are no more.
+  Shares are rounded by largest remainders. Returns all if there are no more.
   """
   if count >= len(questions):
     return list(questions)
@@ -182,10 +182,10 @@ def ask(
   turn: int,
   answers: Sequence[Sequence[int]],
 ) -> Asked:
-  """A turn as a prompt, after the turns before it and their answers.
+  """Makes the prompt of a turn, with all earlier turns and their answers.
 
-  A tokenizer with a chat template gets messages of "user" and "assistant";
-  without one, texts stand under each other, an empty line between them.
+  With a chat template these are messages of "user" and "assistant"; without
+  one, the texts are separated by empty lines.
   """
   if question.prompt is not None:
     ids = question.prompt.token_ids

@@ -1,4 +1,4 @@
-"""Summarizes records of groups: E.json, its rows by category, task and all.
+"""Summarizes records of groups as rows by category, by task and over all.
 
 A *request* is one turn of a question. Counts are summed over requests before
 division. Seconds belong to groups, so a group, with all turns of its questions,
@@ -22,7 +22,7 @@ LEVELS = ("all", "task", "category")
 def describe(
   entered: Sequence[System], pairs: Mapping[str, Pair]
 ) -> dict[str, dict]:
-  """The rule of each system, and the shape of its drafts."""
+  """Describes each system: its rule and the shape of its drafts."""
   described = {}
   for system in entered:
     one: dict[str, Any] = {
@@ -51,10 +51,10 @@ def describe(
 def result_of(
   records: Sequence[dict], facts: Mapping[str, Any]
 ) -> dict[str, Any]:
-  """E.json: the rows of the summary, and what they were made of.
+  """The contents of E.json: the rows of the summary and their raw data.
 
   Records are of groups and of costs (`measure.measure_all`); facts are known
-  before anything is measured, among them the prompts `refused`.
+  before anything is measured, such as the prompts `refused`.
   """
   groups = [record for record in records if "turns" in record]
   timed = [record for record in records if "turns" not in record]
@@ -80,7 +80,7 @@ def result_of(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Entry:
-  """A turn's record, and the parts of it of a system and of plain decoding."""
+  """A turn's record, and its numbers of a system and of plain decoding."""
 
   turn: dict
   numbers: dict
@@ -88,9 +88,9 @@ class Entry:
 
 
 def rows_of(records: Sequence[dict], costs: Sequence[dict]) -> list[dict]:
-  """A row for each setting, level of LEVELS, category and system.
+  """A row per setting, level of LEVELS, category and system; see `_row`.
 
-  See `_row`; at "task" `category` is the task's name.
+  At level "task", `category` is the task's name.
   """
   known = {(c["batch_size"], c["system"]): c for c in costs}
   parts: dict[tuple, list[dict]] = {}
@@ -113,12 +113,12 @@ def rows_of(records: Sequence[dict], costs: Sequence[dict]) -> list[dict]:
 
 
 def systems_of(record: Mapping) -> set[str]:
-  """Systems that answered."""
+  """The systems that answered."""
   return {name for turn in record["turns"] for name in turn["systems"]}
 
 
 def entries(record: Mapping, system: str) -> Iterator[Entry]:
-  """A system's turns of a group."""
+  """A system's turns in a group."""
   for turn in record["turns"]:
     if system in turn["systems"]:
       yield Entry(
@@ -150,9 +150,9 @@ def _row(records: Sequence[dict], system: str, cost: dict | None) -> dict:
   """A system's row for some groups of one setting (docs/pay.md).
 
   `accept_counts[i]` is the number of target calls that emitted i drafted
-  tokens, `cut_counts[i]` of those that ended before the target's own token, and
-  `prediction_error` the predicted speed-up over the measured one, less 1. What
-  cannot be known is None.
+  tokens, `cut_counts[i]` of those that were cut before the target's own token,
+  and `prediction_error` the predicted over the measured speed-up, minus 1.
+  Unknown numbers are None.
   """
   units = [unit_of(record, system) for record in records]
   every = [e for record in records for e in entries(record, system)]
@@ -169,7 +169,7 @@ def _row(records: Sequence[dict], system: str, cost: dict | None) -> dict:
     for e in every
     for pair in zip(e.numbers["tokens"], e.numbers["calls"], strict=True)
   ]
-  # None is counted where NaN logits ended the first round.
+  # There are no calls if NaN logits ended the first round.
   rates = [tokens / calls for tokens, calls in requests if calls]
   same = [x for e in every for x in e.numbers.get("identical_to_plain", ())]
   return {
@@ -209,11 +209,10 @@ def _summed(every: Sequence[Entry], name: str) -> list[int] | None:
 
 
 def _predicted_seconds(every: Sequence[Entry], cost: Mapping) -> float:
-  """Seconds that follow from a round's cost and the rounds there were.
+  """Predicted seconds, from the cost of a round and the number of rounds.
 
-  A turn should take the prompts' pass, as long as it took, and its rounds, each
-  so many times a plain round of the same turn as was timed apart, where passes
-  were as wide as there.
+  A turn takes its measured prefill, and its rounds, each as the timed multiple
+  of a plain round of that turn, corrected for the width of its passes.
   """
   seconds = 0.0
   for e in every:
@@ -229,9 +228,9 @@ def _predicted_seconds(every: Sequence[Entry], cost: Mapping) -> float:
 def _predicted(
   records: Sequence[dict], system: str, cost: dict | None, speedup: float | None
 ) -> dict[str, Any]:
-  """The speed-up that costs predict, beside the one that was measured.
+  """The speed-up that costs predict, and its error.
 
-  It is None where it cannot be known: also where timings are inconsistent.
+  None if unknown, or if timings are inconsistent.
   """
   names = ("predicted_speedup", "prediction_error", "prediction_error_ci")
   if cost is None or cost.get("doubts") or not speedup:

@@ -1,9 +1,9 @@
 """Systems under comparison: plain decoding, drafters, transformers.
 
-A system is a call like `config.drafter` (`assembly.registry`): `plain`, the
+A system is written like `config.drafter` (`assembly.registry`): `plain`, the
 baseline of every speed-up; `ngram(tokens=8)`; `with_rule(eagle3, block)`, with
 its own rule; or transformers' `hf`, `hf_assisted` and `hf_prompt_lookup`.
-Commas separate several.
+Separate several with commas.
 """
 
 import dataclasses
@@ -23,13 +23,13 @@ PLAIN, HF = "plain", "hf"
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Reference:
-  """Settings of transformers for decoding the same target.
+  """Settings for decoding the same target with transformers.
 
   Attributes:
-    kind: its entry's name.
-    tokens: drafted at a time; 0 for nothing.
+    kind: name of the entry.
+    tokens: draft length; 0 without drafting.
     draft: the assistant's checkpoint, or "".
-    max_ngram: of a prompt look-up.
+    max_ngram: of prompt lookup.
   """
 
   kind: str
@@ -39,17 +39,17 @@ class Reference:
 
 
 def hf() -> Reference:
-  """transformers, the same target alone."""
+  """transformers, with the target alone."""
   return Reference(kind="hf")
 
 
 def hf_assisted(draft: str = "", *, tokens: int = 5) -> Reference:
-  """Transformers with a draft model as assistant, a prompt at a time."""
+  """Transformers with a draft model as assistant, one prompt at a time."""
   return Reference(kind="hf_assisted", draft=draft, tokens=tokens)
 
 
 def hf_prompt_lookup(*, tokens: int = 5, max_ngram: int = 3) -> Reference:
-  """Transformers with prompt lookup, a prompt at a time."""
+  """Transformers with prompt lookup, one prompt at a time."""
   return Reference(kind="hf_prompt_lookup", tokens=tokens, max_ngram=max_ngram)
 
 
@@ -96,18 +96,18 @@ class System:
     return self.drafts_here and not self.drafting.lengths
 
   def takes(self, batch_size: int) -> bool:
-    """True if it can decode batches of that size."""
+    """True if it can decode batches of this size."""
     return batch_size == 1 or not (self.reference and self.reference.tokens)
 
 
 def parse(text: str, config: ml_collections.ConfigDict) -> list[System]:
-  """The systems of a list, plain decoding first, which is always there."""
+  """Parses a list of systems; plain decoding is always first."""
   entered = [_made(call, config) for call in calls.parse_list(text)]
   entered = [system for system in entered if not system.is_plain]
   entered.insert(0, _made(PLAIN, config))
   names = [system.name for system in entered]
   if len(names) != len(set(names)):
-    raise ValueError(f"a system is there twice in {text!r}")
+    raise ValueError(f"duplicate system in {text!r}")
   return entered
 
 
@@ -130,9 +130,9 @@ def _made(written, config: ml_collections.ConfigDict) -> System:
 def assemble(
   systems: Sequence[System], *, inputs: bool = False
 ) -> dict[str, Pair]:
-  """The pairs of all systems but transformers', by name.
+  """Builds the pairs of all systems except transformers', by name.
 
-  The target is read once, and every other checkpoint once too.
+  Loads the target and every other checkpoint once.
   """
   loaded: dict[tuple, Models] = {}
   pairs = {}

@@ -1,4 +1,4 @@
-"""Timing of calls, and jitted loops of a round's parts to time."""
+"""Times calls, and makes jitted loops of a round's parts to time."""
 
 import dataclasses
 import functools
@@ -23,7 +23,7 @@ _T = TypeVar("_T")
 
 
 def timed(part: Callable[..., _T], *arguments) -> tuple[float, _T]:
-  """Seconds until a function's result is ready, and the result."""
+  """Calls a function; returns the seconds until its result is ready, and it."""
   start = time.perf_counter()
   result = jax.block_until_ready(part(*arguments))
   return time.perf_counter() - start, result
@@ -32,34 +32,33 @@ def timed(part: Callable[..., _T], *arguments) -> tuple[float, _T]:
 def per_repeat(
   loop, params, carry, *more, repeats: int = REPEATS
 ) -> tuple[float, Any]:
-  """Seconds of one repeat of a loop, its call from the host taken off."""
+  """Seconds per repeat of a loop, without the overhead of the call."""
   call, carry = timed(loop, params, carry, 0, *more)
   whole, carry = timed(loop, params, carry, repeats, *more)
   return taken_off(call, whole) / repeats, carry
 
 
 def taken_off(calls: float, whole: float) -> float:
-  """`whole - calls`, or the whole where that would not be positive.
+  """`whole - calls`, or `whole` if that would not be positive.
 
-  An empty call may be held up for longer than all the work takes.
+  An empty call may be delayed for longer than all the work takes.
   """
   return whole - calls if calls < whole else whole
 
 
 def passes_loop(models: dict[str, tuple[LanguageModel, str]], order: Passes):
-  """A jitted loop of passes, one after the other.
+  """Makes a jitted loop of consecutive passes.
 
   Args:
-    models: by name, a model and the name of the cache that it works on.
-    order: what to run.
+    models: by name, a model and the name of its cache.
+    order: the passes.
 
   Returns:
-    `(params by model, caches by name, repeats) -> caches`, whose caches are
-    donated and come back no longer than they were. Every pass is fed what
-    depends on all logits of the one before, so that none can be left out, each
-    row other tokens, since a mixture reads more for different ones, and writes
-    to the slots after the cache's length (the last ones, where they would not
-    fit).
+    `(params by model, caches by name, repeats) -> caches`. The caches are
+    donated and keep their lengths. Every pass depends on all logits of the one
+    before, so that none is optimized away; rows get different tokens, for which
+    a mixture reads more; passes write after the cache's length (to the last
+    slots if there is no room).
   """
 
   @functools.partial(jax.jit, donate_argnums=1)
@@ -87,14 +86,14 @@ def passes_loop(models: dict[str, tuple[LanguageModel, str]], order: Passes):
 
 
 def proposals_loop(decoder: Decoder):
-  """A jitted loop of drafts that are not scored, each after another last token.
+  """Makes a jitted loop of proposals that are not scored.
 
-  That depends on all drafted tokens and distributions. A head is fed what was
-  committed, of features that are 0.
+  Each starts from another last token, which depends on all tokens and
+  distributions drafted before. A head gets committed features of 0.
 
   Returns:
-    `(params, (tokens, drafter_state, cache), repeats, state) -> the second`,
-    which is donated.
+    `(params, (tokens, drafter_state, cache), repeats, state) -> (tokens,
+    drafter_state, cache)`, which are donated.
   """
 
   def one(params: Params, state: DecodeState):

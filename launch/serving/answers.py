@@ -1,4 +1,4 @@
-"""Answers to clients in OpenAI's form, whole or streamed."""
+"""Answers to clients in OpenAI's format, whole or streamed."""
 
 import json
 import math
@@ -14,14 +14,14 @@ from models import token_text
 from models.tokenizers import Tokenizer
 from specjax.state import Origin
 
-# Status, kind, code and message of an answer that failed.
+# Status, kind, code and message of failures.
 _FAILURES = {
   Finish.NAN: (500, "server_error", "nan_logits", "the model's logits are NaN"),
   Finish.LATE: (408, "timeout_error", "timeout", "it took too long"),
   Finish.UNREADABLE: (
     500, "server_error", "unreadable", "its text cannot be read",
   ),
-  Finish.BROKEN: (503, "server_error", "unavailable", "the server ends"),
+  Finish.BROKEN: (503, "server_error", "unavailable", "the server stopped"),
   Finish.CANCELLED: (503, "server_error", "cancelled", "it was cancelled"),
 }  # fmt: skip
 
@@ -31,8 +31,8 @@ class Choice:
 
   Attributes:
     finish: OpenAI's reason, once it has ended.
-    cached: tokens of its prompt that were not read.
-    accepted, drafted: tokens of it that were drafted, and all that were.
+    cached: tokens of its prompt that came from the prefix cache.
+    accepted, drafted: accepted draft tokens, and all draft tokens.
   """
 
   def __init__(self, index: int, ask: Ask, tokenizer: Tokenizer):
@@ -53,7 +53,7 @@ class Choice:
     return self._reader.token_ids
 
   def hear(self, news: News) -> None:
-    """Adds news; RefusalError if it failed."""
+    """Adds news; raises RefusalError if the completion failed."""
     if news.finish in _FAILURES:
       status, kind, code, message = _FAILURES[news.finish]
       message = f"the completion ended: {message}"
@@ -70,7 +70,7 @@ class Choice:
       self._add_origins(news)
 
   def new(self) -> dict[str, Any]:
-    """What a chunk says: all that was not in an earlier one."""
+    """The contents of the next chunk."""
     text, *others = self._sent or (0, 0, 0, 0)
     piece: dict[str, Any] = {"text": self._text[text:]}
     if self._ask.is_chat:
@@ -84,14 +84,14 @@ class Choice:
     return one
 
   def whole(self) -> dict[str, Any]:
-    """All of it."""
+    """The whole choice."""
     piece: dict[str, Any] = {"text": self._text}
     if self._ask.is_chat:
       piece = {"message": {"role": "assistant", "content": self._text}}
     return piece | self._details(0, 0, 0)
 
   def _details(self, log_probs: int, origins: int, tokens: int):
-    """What stands beside the text, from these places on."""
+    """The fields besides the text, from these positions on."""
     more: dict[str, Any] = {
       "index": self._index, "finish_reason": self.finish, "logprobs": None,
     }  # fmt: skip
@@ -136,7 +136,7 @@ class Choice:
     value: float | None,
     likeliest: Sequence[tuple[int, float]] | None,
   ) -> None:
-    """Adds a token, its log-probability, and the likeliest in its place."""
+    """Adds a token, its log-probability, and the top tokens at its position."""
     one = self._described(token, value)
     one["top_logprobs"] = None
     if likeliest is not None:
@@ -153,7 +153,7 @@ class Choice:
     }
 
   def _log_probs_from(self, start: int) -> dict[str, Any]:
-    """Log-probabilities as chats or completions have them."""
+    """Log-probabilities in the format of chats or completions."""
     tokens = self._log_probs[start:]
     if self._ask.is_chat:
       return {"content": tokens}
@@ -166,9 +166,9 @@ class Choice:
 
 
 def _by_name(one: dict[str, Any]) -> dict[str, float] | None:
-  """A token and the likeliest in its place, as completions have them.
+  """A token and the top tokens at its position, as in completions.
 
-  Of several tokens of one name (parts of characters) the likeliest counts.
+  If several have the same name (parts of characters), the likeliest wins.
   """
   if one["top_logprobs"] is None:
     return None
@@ -177,7 +177,7 @@ def _by_name(one: dict[str, Any]) -> dict[str, float] | None:
 
 
 class Answer:
-  """An answer, whole or in chunks."""
+  """An answer to a request, whole or in chunks."""
 
   def __init__(self, ask: Ask, *, model: str, tokenizer: Tokenizer):
     self._ask = ask
@@ -199,18 +199,18 @@ class Answer:
     return all(choice.finish is not None for choice in self.choices)
 
   def hear(self, index: int, news: News) -> None:
-    """Adds a choice's news; RefusalError if it failed."""
+    """Adds a choice's news; raises RefusalError if it failed."""
     self.choices[index].hear(news)
 
   def chunk(self, index: int) -> dict[str, Any]:
-    """What is new of a choice."""
+    """The next chunk of a choice."""
     chunk = self._chunk([self.choices[index].new()])
     if self._ask.request.stream_options.continuous_usage_stats:
       chunk["usage"] = self._usage()
     return chunk
 
   def usage_chunk(self) -> dict[str, Any]:
-    """The last chunk, of no choice."""
+    """The last chunk, without choices."""
     return {**self._chunk([]), "usage": self._usage()}
 
   def whole(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Orders to the device for one iteration, its report, and how long they take.
+"""The orders for one iteration, its report, and estimates of its duration.
 
-With several processes the leader decides and sends them each `Control`, as JSON
-in an array of fixed size.
+With several processes the leader decides and sends each `Control` as JSON in an
+array of fixed size.
 """
 
 import collections
@@ -16,21 +16,21 @@ from launch.prompts import MOST_BIASES, MOST_STOP_IDS
 
 MOST_LIKELIEST = 20  # top log-probabilities of an emitted token, as in chats
 MOST_SCORED = 5  # of a prompt's token, as in completions
-_LONGEST_NUMBER = 26  # bytes of a float in JSON, and what separates it
+_LONGEST_NUMBER = 26  # bytes of a float and its separator in JSON
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Asked:
   """A requested completion.
 
-  All else is as in `specjax.runtime.requests.Settings`.
+  Other fields are as in `specjax.runtime.requests.Settings`.
 
   Attributes:
     token_ids: the prompt, at least one token.
     seed, stream: it draws from `fold_in(key(seed), stream)`, both `u32`.
     max_new_tokens: at least 1, or 0 if `scored`.
-    ignore_stop: whether it goes on after a stop token, to its budget.
-    scored: whether the prompt's own log-probabilities are wanted (`Scores`).
+    ignore_stop: whether it continues after a stop token, to its budget.
+    scored: whether to return the prompt's log-probabilities (`Scores`).
     num_likeliest: top log-probabilities of each emitted token, at most
       `MOST_LIKELIEST`.
   """
@@ -56,18 +56,18 @@ class Asked:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Control:
-  """Orders for one iteration: rows end, rows begin, rounds are made.
+  """The orders for one iteration: rows to end and to start, and rounds.
 
   Attributes:
-    admissions: rows, and what each of them decodes from now on; prompts are
-      read in this order.
+    admissions: rows and their new requests; prompts are prefilled in this
+      order.
     ended: rows that the host ends.
-    depth: of the drafts.
-    rounds: at most so many; fewer once one more row is done.
-    shares: by width, what part of the time for reading beside rows that decode
-      a pass over a prompt takes. The narrowest is made in any case, unless this
-      is empty.
-    is_last: whether nothing is done, now and after it.
+    depth: draft length.
+    rounds: maximum number; the iteration ends once another row is done.
+    shares: by width, the share of the prefill time budget that a pass takes
+      while rows decode. The narrowest pass is always made, unless this is
+      empty.
+    is_last: whether this is the last iteration, which does nothing.
   """
 
   admissions: Sequence[tuple[int, Asked]] = ()
@@ -78,7 +78,7 @@ class Control:
   is_last: bool = False
 
   def encode(self, size: int) -> np.ndarray:
-    """As `u8[size]`: the length of a text of JSON, `u32`, and the text."""
+    """Encodes as `u8[size]`: the length of the JSON, `u32`, and the JSON."""
     text = json.dumps(dataclasses.asdict(self), separators=(",", ":")).encode()
     array = np.zeros(size, np.uint8)
     array[:4] = np.array([len(text)], "<u4").view(np.uint8)
@@ -87,7 +87,7 @@ class Control:
 
   @classmethod
   def decode(cls, array: np.ndarray) -> "Control":
-    """The control from its array."""
+    """Decodes a control from its array."""
     length = int(np.asarray(array[:4], np.uint8).view("<u4")[0])
     record = json.loads(bytes(array[4 : 4 + length]))
     record["admissions"] = [(i, Asked(**x)) for i, x in record["admissions"]]
@@ -96,18 +96,18 @@ class Control:
 
 
 def most_bytes(num_slots: int, longest: int) -> int:
-  """The most bytes of a control that admits to each slot a longest prompt."""
+  """Maximum bytes of a control, which admits the longest prompt everywhere."""
   numbers = 64 + longest + 2 * MOST_BIASES + MOST_STOP_IDS
   return (1 + num_slots) * numbers * _LONGEST_NUMBER
 
 
 @dataclasses.dataclass(frozen=True)
 class Scores:
-  """The target's own distribution at the tokens of a prompt but the first.
+  """The target's log-probabilities of a prompt's tokens except the first.
 
   Attributes:
     log_probs: `f32[P - 1]`, of each token given those before it.
-    likeliest: `i32[P - 1, K]`, the K = `MOST_SCORED` likeliest in its place.
+    likeliest: `i32[P - 1, K]`, the top K = `MOST_SCORED` tokens there.
     likeliest_log_probs: `f32[P - 1, K]`, of those.
   """
 
@@ -121,19 +121,20 @@ class Report:
   """Results of an iteration.
 
   Attributes:
-    start, length: `i32[B]`, committed tokens before its rounds and after.
-    tokens, origins: `i32[B, W]`, what was emitted, from `start` on.
-    log_probs: `f32[B, W]`, the target's own of each token.
-    likeliest: `[B, W, K]`, the tokens of the top log-probabilities of each in
-      rows that asked for them, and these; None where no row did.
+    start, length: `i32[B]`, committed tokens before and after its rounds.
+    tokens, origins: `i32[B, W]`, emitted tokens, from `start` on.
+    log_probs: `f32[B, W]`, the target's.
+    likeliest: `[B, W, K]`, top tokens and their log-probabilities, in rows that
+      asked for them; None if no row did.
     reason: `i32[B]`, a `StopReason`.
-    num_drafts, num_drafted: `i32[B]`, see `specjax.state.Counters`, of all
-      rounds since the row was admitted.
-    accept_counts: `i32[B, G + 1]`, as these.
-    cached: `i32[B]`, tokens of the row's prompt that a row had already.
-    scores: of rows whose prompts were scored to their end in this iteration.
-    widths: of the passes that read prompts.
-    depth, rounds, seconds: of the rounds; their number; of the iteration.
+    num_drafts, num_drafted: `i32[B]`, see `specjax.state.Counters`, since the
+      row was admitted.
+    accept_counts: `i32[B, G + 1]`, likewise.
+    cached: `i32[B]`, tokens of the row's prompt from the prefix cache.
+    scores: of rows whose prompts were scored in this iteration.
+    widths: of its prefill passes.
+    depth, rounds: of its rounds, draft length and number.
+    seconds: of the iteration.
   """
 
   start: np.ndarray
@@ -154,19 +155,18 @@ class Report:
   seconds: float = 0.0
 
 
-_WINDOW = 5  # measurements that a median is of
-_LIFE = 128  # iterations after which one is forgotten
-_ALONE = 16  # iterations beside prompts after which one reads nothing
-_LEAST = 0.1  # of what passes took; they do not become faster at once
+_WINDOW = 5  # measurements per median
+_LIFE = 128  # iterations after which a measurement is dropped
+_ALONE = 16  # iterations with prefill before one without
+_LEAST = 0.1  # passes do not become faster than this share at once
 
 
 class Pace:
-  """How long rounds and passes take, and what fits beside rows that decode.
+  """Estimates how long rounds and prefill passes take.
 
-  They are running medians of all iterations, so a server that shared its
-  machine for a while is soon right again: the lower one of the last few, since
-  other work only adds to what is measured. Iterations that read prompts while
-  rows decode take `gap` rounds, where the narrowest pass allows it.
+  The estimates are low medians of the last few measurements, since other work
+  on the machine only adds time. Iterations that prefill while rows decode take
+  `gap` rounds, if the narrowest pass allows it.
   """
 
   def __init__(
@@ -178,7 +178,7 @@ class Pace:
     seconds: float,
     gap: float = 2.5,
   ):
-    """Begins with a first guess."""
+    """Starts with a guess of a round's seconds."""
     made = lambda keys: {key: collections.deque(maxlen=_WINDOW) for key in keys}
     self._rounds, self._passes = made(depths), made(widths)
     self._fed, self._gap, self._guess = fed, gap, seconds
@@ -199,7 +199,7 @@ class Pace:
     passes = {width: self.seconds_of_pass(width) for width in report.widths}
     reading = sum(passes[width] for width in report.widths)
     ratio = (report.seconds - decoding) / reading
-    if report.rounds and ratio < _LEAST:  # rounds are faster than was thought
+    if report.rounds and ratio < _LEAST:  # rounds are faster than estimated
       ratio = report.seconds / (decoding + reading)
       add(self._rounds[report.depth], ratio * each)
     for width, seconds in passes.items():
@@ -208,8 +208,8 @@ class Pace:
   def seconds_of_round(self, depth: int) -> float:
     """Seconds of a round.
 
-    What was not measured lately is guessed to be as cheap as can be, so that it
-    is tried: as a shallower one, or as a deeper one by its length.
+    A depth not measured lately gets an optimistic guess, so that it is tried:
+    as long as a shallower round, or in proportion to a deeper one.
     """
     lately = self._lately(self._rounds)
     if depth in lately:
@@ -221,14 +221,14 @@ class Pace:
     return max(bounds, default=self._guess)
 
   def seconds_of_pass(self, width: int) -> float:
-    """Seconds of a pass over a prompt, or a guess from rounds by tokens fed."""
+    """Seconds of a prefill pass, or a guess from rounds by tokens fed."""
     guess = self.seconds_of_round(max(self._rounds)) * width / self._fed
     return self._lately(self._passes).get(width, guess)
 
   def shares(self, depth: int) -> dict[int, float]:
-    """`Control.shares` beside rounds of a depth.
+    """`Control.shares` for rounds of a depth.
 
-    Now and then there are none, so that rounds are measured alone.
+    Sometimes empty, so that rounds are measured alone.
     """
     if self._now - self._last_alone >= _ALONE:
       return {}

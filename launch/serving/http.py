@@ -1,4 +1,4 @@
-"""HTTP routes: requests are read, queued, answered and counted."""
+"""HTTP routes, which read, queue, answer and count requests."""
 
 import asyncio
 import contextlib
@@ -39,10 +39,10 @@ class Service:
   """The parts of a server that routes use.
 
   Attributes:
-    token: the bearer token that is required, or None.
-    hosts: names that requests may call the server by; "*" is any.
-    body_bytes: of a request's body, at most.
-    answer_seconds: from a request to its last token, at most.
+    token: the required bearer token, or None.
+    hosts: accepted host names; "*" is any.
+    body_bytes: maximum size of a request's body.
+    answer_seconds: maximum time from a request to its last token.
   """
 
   scheduler: Scheduler
@@ -68,8 +68,7 @@ def application(service: Service) -> Starlette:
       Route("/health", _health),
       Route("/metrics", _metrics),
     ],
-    # A page of another site may have its name lead to this machine, and its
-    # browser then takes the server for that site's own: only the name tells.
+    # Against DNS rebinding: a web site's name may resolve to this machine.
     middleware=[
       Middleware(
         TrustedHostMiddleware, allowed_hosts=service.hosts, www_redirect=False
@@ -86,7 +85,7 @@ def application(service: Service) -> Starlette:
 
 
 def _private(endpoint: Callable) -> Callable:
-  """An endpoint behind the bearer token, if there is one."""
+  """Requires the bearer token for an endpoint, if there is one."""
 
   async def checked(request: Request) -> Response:
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
@@ -110,7 +109,7 @@ async def _refused(request: Request, error: Exception) -> Response:
       str(error.detail), status=error.status_code, headers=error.headers
     )
   elif not isinstance(error, RefusalError):  # uvicorn logs the traceback
-    error = RefusalError("a bug", status=500, kind="server_error")
+    error = RefusalError("internal error", status=500, kind="server_error")
   return JSONResponse(error.body(), error.status, error.headers)
 
 
@@ -128,7 +127,7 @@ async def _models(request: Request) -> Response:
 
 
 async def _health(request: Request) -> Response:
-  """200 while the device's thread lives and takes requests."""
+  """200 while the scheduler runs and accepts requests."""
   service = request.app.state.service
   scheduler, status = service.scheduler, "ok"
   used, waiting = scheduler.load()
@@ -152,21 +151,21 @@ async def _metrics(request: Request) -> Response:
 
 async def _body(request: Request, most: int) -> bytes:
   kind = request.headers.get("content-type", "").partition(";")[0]
-  # Pages of other sites may send anything else here without asking.
+  # Browsers let other sites send any other type without a preflight request.
   if kind.strip().lower() != "application/json":
     raise RefusalError("Content-Type must be application/json", status=415)
   body = b""
-  async for part in request.stream():  # all of it, or nobody hears why not
+  async for part in request.stream():  # to its end, so that clients get errors
     body += part if len(body) <= most else b""
   if len(body) > most:
-    raise RefusalError(f"the body may have {most} bytes", status=413)
+    raise RefusalError(f"the body must have at most {most} bytes", status=413)
   return body
 
 
 async def _answer(request: Request, *, is_chat: bool) -> Response:
   service, begun = request.app.state.service, time.monotonic()
   body = await _body(request, service.body_bytes)
-  # Off the loop: a long prompt is tokenized for a while.
+  # Off the event loop: tokenizing a long prompt takes a while.
   ask = await anyio.to_thread.run_sync(
     lambda: schemas.read(
       body, is_chat=is_chat, tokenizer=service.tokenizer,
@@ -188,7 +187,7 @@ async def _answer(request: Request, *, is_chat: bool) -> Response:
     ) from None  # fmt: skip
   except ClosedError:
     raise RefusalError(
-      "the server takes no more requests", status=503, kind="server_error",
+      "the server is shutting down", status=503, kind="server_error",
       code="unavailable", headers={"Retry-After": "5"},
     ) from None  # fmt: skip
   cancel = lambda: service.scheduler.cancel(tickets)
@@ -205,7 +204,7 @@ async def _answer(request: Request, *, is_chat: bool) -> Response:
 
 
 async def _at_departure(request: Request, cancel: Callable[[], None]) -> None:
-  """Calls `cancel` once the client has left; all of its body has come."""
+  """Calls `cancel` once the client disconnects, after its body was read."""
   while (await request.receive())["type"] != "http.disconnect":
     pass
   cancel()
@@ -260,7 +259,7 @@ async def _events(
 
 
 class _Stream(StreamingResponse):
-  """Server-sent events; `cancel` is called once they end or nobody listens."""
+  """Server-sent events; calls `cancel` when they end or the client leaves."""
 
   media_type = "text/event-stream"
 

@@ -1,7 +1,8 @@
 """Metrics for Prometheus, under vLLM's names.
 
-For `vllm bench serve` and vLLM's dashboards: a draft is a verification of a row
-with drafted tokens, positions count from 0. One thread writes; any may read.
+They work with `vllm bench serve` and vLLM's dashboards: a draft is a
+verification of a row with drafted tokens, and positions count from 0. One
+thread writes; any may read.
 """
 
 from typing import Any
@@ -23,14 +24,14 @@ _COUNTERS = {
   "spec_decode_num_drafts": ("Drafts.",),
   "spec_decode_num_draft_tokens": ("Drafted tokens.",),
   _ACCEPTED: ("Accepted tokens.",),
-  f"{_ACCEPTED}_per_pos": ("Accepted tokens by place in a draft.", "position"),
+  f"{_ACCEPTED}_per_pos": ("Accepted tokens by draft position.", "position"),
   "prompt_tokens": ("Tokens of admitted prompts.",),
-  "prefix_cache_queries": ("Tokens of prompts that slots might have.",),
-  "prefix_cache_hits": ("Tokens of prompts that slots had.",),
+  "prefix_cache_queries": ("Prompt tokens looked up in the prefix cache.",),
+  "prefix_cache_hits": ("Prompt tokens found in the prefix cache.",),
   "generation_tokens": ("Emitted tokens.",),
   "request_success": ("Completions.", "finished_reason"),
   "request_failure": ("Failed completions.", "reason"),
-  "request_objective": ("Completions with an objective, met or not.", "met"),
+  "request_objective": ("Completions with an objective.", "met"),
 }
 _GAUGES = {
   "num_requests_running": "Slots in use.",
@@ -38,15 +39,15 @@ _GAUGES = {
   "kv_cache_usage_perc": "Share of slots in use.",
 }
 _TIMES = {
-  "time_to_first_token": ("To the first token.", _LONG),
-  "inter_token_latency": ("Between iterations that emitted, by token.", _SHORT),
-  "e2e_request_latency": ("To the last token.", _LONG),
-  "request_queue_time": ("In the queue.", _LONG),
+  "time_to_first_token": ("Time to the first token.", _LONG),
+  "inter_token_latency": ("Time per token between iterations.", _SHORT),
+  "e2e_request_latency": ("Time to the last token.", _LONG),
+  "request_queue_time": ("Time in the queue.", _LONG),
 }
 
 
 class Metrics:
-  """Counters, gauges and histograms, zero at first.
+  """Counters, gauges and histograms, initially zero.
 
   Args:
     model: its name, a label of every metric.
@@ -65,7 +66,7 @@ class Metrics:
       self._make(Gauge, name, text)
     for name, (text, ends) in _TIMES.items():
       self._make(Histogram, f"{name}_seconds", text, buckets=ends)
-    # So that they are 0 before anything happens.
+    # Creates them with value 0.
     for place in range(depth):
       self._of(f"{_ACCEPTED}_per_pos", place)
     for why in Finish:
@@ -96,7 +97,7 @@ class Metrics:
     self._of("kv_cache_usage_perc").set(count / self._num_slots)
 
   def began(self, ticket: Ticket) -> None:
-    """Counts a ticket that was admitted."""
+    """Counts an admitted ticket."""
     self._of("request_queue_time_seconds").observe(
       (ticket.began or 0.0) - ticket.arrived
     )
@@ -104,7 +105,7 @@ class Metrics:
     self._of("prefix_cache_queries").inc(len(ticket.asked.token_ids))
 
   def worked(self, ticket: Ticket, report: Report, row: int) -> None:
-    """Counts the rounds that an iteration made for a ticket."""
+    """Counts an iteration's rounds for a ticket."""
     cached = int(report.cached[row])
     self._of("prefix_cache_hits").inc(cached - ticket.cached)
     ticket.cached = cached
@@ -125,7 +126,7 @@ class Metrics:
       self._of(f"{_ACCEPTED}_per_pos", place).inc(count)
 
   def emitted(self, ticket: Ticket, count: int, now: float) -> None:
-    """Counts tokens that a ticket got."""
+    """Counts a ticket's new tokens."""
     self._of("generation_tokens").inc(count)
     if ticket.first is None:
       ticket.first = now
@@ -138,13 +139,13 @@ class Metrics:
     ticket.num_tokens += count
 
   def finished(self, ticket: Ticket, why: Finish, now: float) -> None:
-    """Counts a ticket that ended."""
+    """Counts a finished ticket."""
     self._outcome(why).inc()
     if why not in _SUCCESS:
       return
     self._of("e2e_request_latency_seconds").observe(now - ticket.arrived)
     if ticket.objective is not None and ticket.num_tokens > 1:
-      # After the first, as load tests count.
+      # Without the first token, as load tests count.
       taken = (ticket.last - ticket.first) / (ticket.num_tokens - 1)
       met = str(taken <= ticket.objective).lower()
       self._of("request_objective", met).inc()

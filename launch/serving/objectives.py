@@ -1,13 +1,13 @@
-"""Choice of the draft length for latency objectives, then goodput.
+"""Chooses the draft length by latency objectives first, then by goodput.
 
-A row with acceptance a emits 1 + a + .. + a^k tokens in a round that drafts k,
-and round times are measured. Arrays are rectangles: a round takes as long as
-its deepest row needs, so no row saves anything by a shorter draft, and one
-length is best for all rows. The lengths with compiled programs are compared.
+A row with acceptance a emits 1 + a + .. + a^k tokens in a round with draft
+length k, and round times are measured. A batch's round takes as long as its
+deepest row, so no row gains from a shorter draft, and all rows share a length.
+The lengths with compiled programs are compared.
 
 An objective covers a whole answer: waiting leaves less time for the rest, and
-an objective that no length can meet any more is ignored. Lengths are set
-between iterations, from finished rounds, so every lossless rule stays lossless.
+an objective that no length can still meet is ignored. Lengths are set between
+iterations, from finished rounds, so every lossless rule stays lossless.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 from launch.serving.scheduler import Ticket
 
-# Seconds of a round that drafts so many tokens in all rows.
+# Seconds of a round by draft length.
 Cost = Callable[[int], float]
 
 
@@ -25,9 +25,9 @@ class Row:
   """Acceptance and objective of a row.
 
   Attributes:
-    acceptance: probability that a drafted token is accepted, if those before it
+    acceptance: probability that a drafted token is accepted if those before it
       are.
-    objective: seconds that each token may take from here on, or None.
+    objective: seconds that each further token may take, or None.
   """
 
   acceptance: float
@@ -39,12 +39,12 @@ class Row:
 
 
 def goodput(rows: Sequence[Row], depth: int, cost: Cost) -> float:
-  """Tokens a second."""
+  """Expected tokens per second."""
   return sum(row.tokens(depth) for row in rows) / cost(depth)
 
 
 def decide(rows: Sequence[Row], cost: Cost, depths: Sequence[int]) -> int:
-  """The depth that misses objectives least, and of those the best goodput."""
+  """The depth that misses objectives least; ties by goodput."""
   fastest = lambda row: min(cost(k) / row.tokens(k) for k in depths)
   kept = [
     row
@@ -55,7 +55,7 @@ def decide(rows: Sequence[Row], cost: Cost, depths: Sequence[int]) -> int:
   def worth(depth):
     excess = lambda row: cost(depth) / row.tokens(depth) / row.objective - 1
     missed = sum(max(0.0, excess(row)) for row in kept)
-    # What differs by less than rounding does not decide.
+    # Ignore differences within rounding.
     return round(missed, 9), -goodput(rows, depth, cost)
 
   return min(depths, key=worth)
@@ -75,19 +75,19 @@ POLICIES = {"objectives": decide, "smartspec": smartspec}
 
 # ----------------------------------------------------------------- estimation
 
-# Rounds after which what was seen counts half as much.
+# Rounds after which an observation counts half.
 _HALF_LIFE = 32.0
-# The acceptance that is assumed beforehand, and the tokens that it counts as.
+# The prior acceptance, and the tokens that it counts as.
 _PRIOR, _PRIOR_TOKENS = 0.7, 4.0
 
 
 @dataclasses.dataclass
 class Seen:
-  """Drafted tokens lately.
+  """Recent draft tokens, with exponential decay.
 
   Attributes:
-    accepted: of them.
-    tried: accepted ones, and those that were rejected first in their round.
+    accepted: accepted tokens.
+    tried: accepted tokens, and the first rejected one of each round.
   """
 
   accepted: float = 0.0
@@ -101,16 +101,15 @@ class Seen:
     self.tried += accepted + sum(counts[:depth])
 
   def fade(self, rounds: int) -> None:
-    """Lets what was seen before these rounds count for less.
+    """Decays earlier observations.
 
-    Also after one that drafted nothing, so that drafting is tried again after a
-    while where it did not pay.
+    Rounds without drafts count too, so that drafting is retried after a while.
     """
     keep = 0.5 ** (rounds / _HALF_LIFE)
     self.accepted, self.tried = keep * self.accepted, keep * self.tried
 
   def estimate(self, prior: float = _PRIOR) -> float:
-    """The acceptance, drawn to what is assumed while little was seen."""
+    """The acceptance, shrunk to the prior while there is little data."""
     tokens = self.tried + _PRIOR_TOKENS
     return (self.accepted + _PRIOR_TOKENS * prior) / tokens
 
@@ -122,16 +121,16 @@ class Controller:
   """The scheduler's `choose_depth`."""
 
   def __init__(self, policy: Policy, depths: Sequence[int], cost: Cost):
-    """Knows nothing of any row yet.
+    """Starts without observations.
 
     Args:
       policy: one of `POLICIES`.
-      depths: those that there are programs of, ascending.
-      cost: what a round of one of them takes, as of now.
+      depths: draft lengths with programs, ascending.
+      cost: current seconds of a round by depth.
     """
     self._policy, self._depths, self._cost = policy, depths, cost
     self._all = Seen()
-    # What was seen of each ticket, and its `accept_counts` up to there.
+    # Observations of each ticket, and its `accept_counts` so far.
     self._known: weakref.WeakKeyDictionary[Ticket, tuple[Seen, list[int]]]
     self._known = weakref.WeakKeyDictionary()
 
@@ -141,7 +140,7 @@ class Controller:
     over: Sequence[Ticket],
     drafted: int,
   ) -> int:
-    """The depth of all slots."""
+    """Chooses the depth of all slots."""
     now = [ticket for ticket in tickets if ticket is not None]
     self._learn([*now, *over], drafted)
     if any(ticket.seeded for ticket in now):
@@ -176,10 +175,10 @@ class Controller:
 
 
 def _left(ticket: Ticket) -> float | None:
-  """Seconds that each token of a ticket may still take; None if it has none.
+  """Seconds that each further token of a ticket may take; None if no objective.
 
-  The mean of all tokens after the first is to be the objective; the answer is
-  taken to be as long as it may be.
+  The objective is for the mean of all tokens after the first; the answer is
+  assumed to use its whole budget.
   """
   if ticket.objective is None or ticket.first is None or ticket.last is None:
     return ticket.objective

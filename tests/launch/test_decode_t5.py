@@ -80,4 +80,4 @@ def test_inputs_are_evaluated_as_prompts_are(t5, tmp_path, capsys):
   assert [r["speedup"] is None for r in record["runs"][:2]] == [True, False]
   assert record["runs"][1]["identical_to_plain"] == 1
   assert t5(evaluate.run, f"--output={out}.json") == 2
-  assert "--prompts alone give inputs" in capsys.readouterr().err
+  assert "--prompts support these" in capsys.readouterr().err

@@ -36,8 +36,8 @@ def test_pairs_of_the_same_models_share_their_parameters(pair):
     ("quantized_self", dict(weights="int8"), "int8 must have fewer, got int8"),
     ("model", dict(cache="int4"), "a cache is stored as one of"),
     ("lookahead", {}, "config.rule=match verifies"),
-    ('eagle3("models/pretrained/draft")', {}, "reads a head on the target's"),
-    ('model("models/pretrained/eagle3")', {}, "reads a model of its own, and"),
+    ('eagle3("models/pretrained/draft")', {}, "needs a head on the target's"),
+    ('model("models/pretrained/eagle3")', {}, "needs a model of its own, but"),
   ],
 )  # fmt: skip
 def test_settings_that_cannot_be_run_are_refused(drafter, changes, message):

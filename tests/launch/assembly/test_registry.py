@@ -91,10 +91,10 @@ def of(text: str) -> Drafting:
   [
     ("ngram(policy=survival)", "no parameter 'policy'"),
     ("ladder(model, lengths=(0, 2, 1))", "rising, got .0, 2, 1."),
-    ("ladder(dflash, lengths=(0, 2))", "same for all lengths, got 'dflash'"),
+    ("ladder(dflash, lengths=(0, 2))", "the draft length, got 'dflash'"),
     ("repeats(model)", "state is made of what was committed"),
-    ("repeats(online(eagle3))", "not around online and ladder"),
-    ("online(medusa)", "drafts with parameters of their own"),
+    ("repeats(online(eagle3))", "repeats cannot wrap online"),
+    ("online(medusa)", "own, unquantized parameters"),
     ("with_widths(suffix)", "widths must be >= 1"),
   ],
 )

@@ -62,8 +62,8 @@ MISSING = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING X"
 @pytest.mark.parametrize(
   ("turns", "message"),
   [
-    ({"turns": ["a", MISSING]}, "turns.1 is no text yet: prepare SPEED-Bench"),
-    ({"messages": spoken(MISSING)}, "messages.0 is no text yet"),
+    ({"turns": ["a", MISSING]}, "turns.1 is a placeholder: run SPEED-Bench"),
+    ({"messages": spoken(MISSING)}, "messages.0 is a placeholder"),
     ({"messages": spoken("a", role="system")}, "messages.0 Input should be a"),
     ({}, "turns Field required"),
   ],

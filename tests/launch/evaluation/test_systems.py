@@ -31,7 +31,7 @@ def test_plain_decoding_comes_first_and_names_are_canonical():
 @pytest.mark.parametrize(
   ("text", "words"),
   [
-    ("ngram, ngram()", "a system is there twice"),
+    ("ngram, ngram()", "duplicate system"),
     ("model(tree=paths(2))", "system 'model.*verifies a single path"),
   ],
 )

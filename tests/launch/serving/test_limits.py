@@ -56,7 +56,7 @@ def narrow(text_slots):
 def test_bodies_are_bounded_and_whoever_sends_more_hears_why(narrow):
   status, body = answer_of(narrow[1], {"prompt": "x " * 200_000})
   assert status == 413
-  assert b"the body may have 2000 bytes" in body
+  assert b"the body must have at most 2000 bytes" in body
 
 
 def test_no_more_than_the_queue_holds_wait(narrow):
