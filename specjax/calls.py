@@ -1,10 +1,10 @@
 """A grammar of calls for settings: `typical(epsilon=0.1)`, `k_ary(2, 2)`.
 
-A text is a name, or a call of a name with literals and other calls as its
-arguments: `repeats(eagle3(tokens=1), min_match=3)`. A bare name is a call
-without arguments, a dotted one, `mine.DOUBLED("DIR")`, is of one's own module.
-Nothing is evaluated. A `Grammar` is a table of functions by name: their
-signatures are the check, the help and the canonical form.
+A text is a name, or a call with literals and other calls as arguments:
+`repeats(eagle3(tokens=1), min_match=3)`. A bare name is a call without
+arguments; a dotted one, `mine.DOUBLED("DIR")`, is from the user's own module.
+Nothing is evaluated. A `Grammar` is a table of functions by name; their
+signatures define the checks, the help and the canonical form.
 """
 
 import ast
@@ -21,7 +21,7 @@ from typing import Any, get_type_hints
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-  """A call, as it was written; its arguments are literals and calls."""
+  """A parsed call; its arguments are literals and calls."""
 
   name: str
   args: tuple[Any, ...] = ()
@@ -43,7 +43,7 @@ def write(value: Any) -> str:
 
 
 def parse(text: str) -> Any:
-  """The call, or literal, of a text.
+  """Parses a text into a call or a literal.
 
   Raises:
     ValueError: if it is neither.
@@ -55,7 +55,7 @@ def parse(text: str) -> Any:
 
 
 def parse_list(text: str) -> list[Any]:
-  """The calls of a text, with commas between them; raises as `parse`."""
+  """Parses a comma-separated list of calls; raises as `parse`."""
   try:
     body = ast.parse(f"[{text.strip()}\n]", mode="eval").body
     if not isinstance(body, ast.List):
@@ -83,7 +83,7 @@ def _value(node: ast.expr) -> Any:
 
 
 def _name(node: ast.expr) -> str:
-  """The name, with dots, that a node writes."""
+  """The dotted name of a syntax node."""
   name = ast.unparse(node)
   if not all(part.isidentifier() for part in name.split(".")):
     raise ValueError("only NAME(value, name=value) can be called")
@@ -93,13 +93,13 @@ def _name(node: ast.expr) -> str:
 def guess(
   name: str, known: Iterable[str], *, write: str = "{!r}", cutoff: float = 0.6
 ) -> str:
-  """` (did you mean NAME?)` of the nearest known name, or nothing.
+  """` (did you mean NAME?)` for the nearest known name, or an empty string.
 
   Args:
     name: what was written.
-    known: the names that there are.
-    write: how a name is written there, as in `/{}`.
-    cutoff: how near it must be, 1 being equal.
+    known: the known names.
+    write: format of a name, as in `/{}`.
+    cutoff: the least similarity, 1 for equal names.
   """
   near = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
   return f" (did you mean {write.format(near[0])}?)" if near else ""
@@ -107,15 +107,15 @@ def guess(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Grammar:
-  """Parses texts to things of one kind, such as rules or trees.
+  """Parses texts into objects of one kind, such as rules or trees.
 
   Attributes:
-    kind: what they are, for messages.
-    entries: by name, functions whose parameters are typed, or finished things.
+    kind: the kind, for messages.
+    entries: by name, functions with typed parameters, or finished objects.
     nested: by the type of a parameter, the grammar of its argument.
     literal: the entry that a bare number or tuple is an argument of.
     custom: the type that `package.module.NAME` has, or is annotated to return.
-    named: whether the things have a `name`, which becomes the canonical text.
+    named: whether objects have a `name`, which becomes the canonical text.
   """
 
   kind: str
@@ -126,11 +126,11 @@ class Grammar:
   named: bool = False
 
   def make(self, written: Any) -> Any:
-    """The thing that a text, a `Call` or a literal names.
+    """Makes the object that a text, a `Call` or a literal describes.
 
     Raises:
-      ValueError: if there is none, its arguments do not fit the signature, or
-        its function refuses them.
+      ValueError: for an unknown name, or arguments that do not fit the
+        signature or that the function rejects.
     """
     call = self._call(written)
     made = self._entry(call.name)
@@ -145,7 +145,7 @@ class Grammar:
     return made
 
   def canonical(self, written: Any) -> str:
-    """The canonical text: defaults left out, in the signature's order.
+    """The canonical text: in the signature's order, without defaults.
 
     Raises:
       ValueError: as `make`.
@@ -168,7 +168,7 @@ class Grammar:
     return Call(call.name, tuple(args), keywords)
 
   def help(self) -> list[tuple[str, str]]:
-    """Each entry as it is written with its defaults, and what it is."""
+    """Each entry's call with its defaults, and the first line of its doc."""
     rows = []
     for name, entry in self.entries.items():
       inside, about = [], ""
@@ -186,7 +186,7 @@ class Grammar:
     return rows
 
   def _entry(self, name: str) -> Any:
-    """The function or thing of that name; ValueError if there is none."""
+    """The function or object of that name; ValueError if there is none."""
     if name in self.entries:
       return self.entries[name]
     if "." not in name or not self.custom:
@@ -202,8 +202,8 @@ class Grammar:
     returned = getattr(value, "__annotations__", {}).get("return")
     if not isinstance(value, self.custom) and returned is not self.custom:
       raise ValueError(
-        f"{name!r} must be a {self.custom.__name__}, or a function that is "
-        f"annotated to return one"
+        f"{name!r} must be a {self.custom.__name__}, or a function annotated "
+        "to return one"
       )
     return value
 
@@ -218,7 +218,7 @@ class Grammar:
   def _bound(
     self, call: Call, entry: Any, nested: Callable[["Grammar", Any], Any]
   ) -> inspect.BoundArguments:
-    """Arguments of an entry, `nested` of those that have a grammar."""
+    """Binds a call's arguments; `nested` maps those that have a grammar."""
     hints, signature = {}, inspect.Signature()
     if callable(entry):
       hints, signature = get_type_hints(entry), inspect.signature(entry)
@@ -249,7 +249,7 @@ class Grammar:
 
 
 def _checked(hint: Any, value: Any) -> Any:
-  """A literal as its parameter's type, without losing any of it."""
+  """A literal converted to its parameter's type, if that loses nothing."""
   union = typing.get_origin(hint) in (typing.Union, types.UnionType)
   kinds = typing.get_args(hint) if union else (hint,)
   for kind in kinds:

@@ -1,7 +1,7 @@
-"""Checks of the decoder's parts, arguments and rounds; what can is mended.
+"""Checks of the decoder's parts, arguments and rounds.
 
-A mistake that a caller can make is one sentence: what was expected, and what
-came. Numbers are looked at where they are concrete, sizes under `jit` too.
+An error is one sentence: what was expected, and what came. Values are checked
+where they are concrete, shapes also under `jit`.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ from specjax.warp import make_sampling
 
 
 def params(given: Params) -> None:
-  """Raises ValueError unless it is a pair's parameters, which come first."""
+  """Raises ValueError unless the first argument is a `Params`."""
   _expect(
     isinstance(given, Params),
     f"the first argument must be specjax.Params, got {type(given).__name__}",
@@ -141,7 +141,7 @@ def _sizes(
   vocab_size: int,
   text: Array | int = 0,
 ) -> None:
-  """Raises for numbers that do not fit, after so many tokens of a text."""
+  """Raises for numbers that do not fit after `text` tokens."""
   if isinstance(buffer_length, jax.core.Tracer):
     raise TypeError(
       "buffer_length must be static, as it is the size of arrays: "
@@ -170,7 +170,7 @@ def _sizes(
     _expect(
       need <= buffer_length,
       f"prompt and new tokens must fit into buffer_length ({buffer_length}), "
-      f"so it must be {need} at least: got {got} after {text} tokens and "
+      f"so it must be at least {need}: got {got} after {text} tokens and "
       f"lengths {known.tolist()}",
     )
   if _concrete(tokens):
@@ -193,7 +193,7 @@ def _concrete(*arrays: Array | int) -> bool:
 
 
 def _show(x) -> str:
-  """Dtype and shape, as in "float32[3, 4]", or the type of what is no array."""
+  """Dtype and shape, as in "float32[3, 4]", or the type of a non-array."""
   if not hasattr(x, "dtype"):
     return type(x).__name__
   return f"{x.dtype}{list(x.shape)}"
@@ -226,11 +226,11 @@ def parts(
 
 
 def draft(drafter: Drafter, proposed: Draft, rows: int, *, vocab_size: int):
-  """Raises ValueError unless a draft is what its drafter has announced."""
+  """Raises ValueError unless a draft is as its drafter declares."""
   tree, who = drafter.tree, f"drafter {drafter.name!r}"
   _expect(
     proposed.tree == tree and proposed.siblings == drafter.siblings,
-    f"{who} must propose the tree and siblings that it announces ({tree}, "
+    f"{who} must propose the tree and siblings that it declares ({tree}, "
     f"{drafter.siblings.name!r}), got {proposed.tree} and "
     f"{proposed.siblings.name!r}",
   )
@@ -262,10 +262,10 @@ def draft(drafter: Drafter, proposed: Draft, rows: int, *, vocab_size: int):
 def settled(
   draft: Draft, *, vocab_size: int, max_depth: Array
 ) -> tuple[Draft, Topology]:
-  """The draft that is verified, and its topology.
+  """The draft to verify, and its topology.
 
-  Unknown ids, copied from a text, become tokens; nodes deeper than `max_depth:
-  i32[B]` are masked.
+  Out-of-range ids, as copied from a text, become token 0; nodes deeper than
+  `max_depth: i32[B]` are masked.
   """
   is_token = (draft.tokens >= 0) & (draft.tokens < vocab_size)
   tokens = jnp.where(is_token, draft.tokens, 0)
@@ -276,7 +276,7 @@ def settled(
 
 
 def logits(model: LanguageModel, returned: Array, fed: tuple[int, ...]) -> None:
-  """Raises ValueError unless the target's logits are of T fed tokens."""
+  """Raises ValueError unless the target returned logits of T fed tokens."""
   expected = (*fed, model.vocab_size)
   _expect(
     returned.shape == expected,
@@ -287,14 +287,14 @@ def logits(model: LanguageModel, returned: Array, fed: tuple[int, ...]) -> None:
 def replace_nans(
   draft: Draft, topology: Topology, target_log_probs: Array
 ) -> tuple[Draft, Array, Array]:
-  """Replaces NaN distributions by uniform ones; also which nodes end a row.
+  """Replaces NaN distributions by uniform ones, and marks nodes that end a row.
 
-  Where the target's distribution is NaN, a row that reaches the node ends
-  before a token is drawn. A draft with a NaN distribution cannot be verified,
-  and ends its row before any of it is emitted.
+  A row that reaches a node whose target distribution is NaN ends before a token
+  is drawn there. A draft with a NaN distribution cannot be verified: it ends
+  its row before any of it is emitted.
 
   Returns:
-    The draft, the target's distributions, and `bool[B, N + 1]`.
+    The draft, the target's distributions, and the marks `bool[B, N + 1]`.
   """
   broken = jnp.isnan(target_log_probs[..., 0])
   if draft.log_probs is not None:

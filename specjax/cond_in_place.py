@@ -1,4 +1,4 @@
-"""Conditional updates of large arrays, without a copy of them."""
+"""Conditional updates of large arrays without a copy."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -11,25 +11,25 @@ _T = TypeVar("_T")
 
 
 def cond_in_place(wanted: Array, function: Callable[[_T], _T], carry: _T) -> _T:
-  """`function(carry)` if it is wanted, else the carry unchanged.
+  """`function(carry)` if `wanted`, else the carry unchanged.
 
-  A `lax.while_loop` of one iteration or none, and not a `lax.cond`: XLA:CPU
-  copies the operands of a conditional in both of its branches, and updates a
-  loop's carry in place.
+  A `lax.while_loop` of at most one iteration, not a `lax.cond`: XLA:CPU copies
+  the operands of a conditional in both branches, but updates a loop's carry in
+  place.
 
-  XLA moves out of a loop what does not change in it: here that would be all
-  that does not read the carry, which would then be computed whether it is
-  wanted or not. So everything that the function reads, what it closes over too,
-  comes from one optimization barrier beside the loop's counter.
+  XLA hoists loop invariants, here all that does not read the carry, and would
+  compute them even if not wanted. So everything that the function reads,
+  closures included, comes from one optimization barrier together with the
+  loop's counter.
 
   Args:
     wanted: `bool[]`.
-    function: from the carry to another one of the same types. It may close over
-      traced arrays.
-    carry: any pytree, caches among it.
+    function: maps the carry to one of the same types. It may close over traced
+      arrays.
+    carry: any pytree, possibly with caches.
 
   Raises:
-    TypeError: if the function returns another structure, or other types.
+    TypeError: if the function returns another structure or other types.
   """
   leaves, kind = jax.tree.flatten(carry)
   closed, after = jax.make_jaxpr(function, return_shape=True)(carry)

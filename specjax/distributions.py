@@ -1,7 +1,7 @@
 """Arithmetic on next-token distributions: acceptance, residuals, normalization.
 
-A distribution is a row of log-probabilities with -inf for zero mass. Nothing
-here adds an epsilon or divides by a probability.
+A distribution is a row of log-probabilities with -inf for zero mass. No epsilon
+is added, and no probability divided by.
 """
 
 import math
@@ -11,7 +11,7 @@ from jax import Array, lax
 
 
 def replace_nans(log_probs: Array) -> Array:
-  """Replaces distributions `f32[..., V]` that are NaN by the uniform one.
+  """Replaces NaN distributions, `f32[..., V]`, by the uniform one.
 
   Drafters do so before they draw, so that every rule stays lossless.
   """
@@ -27,8 +27,8 @@ def token_log_prob(log_probs: Array, tokens: Array) -> Array:
 def acceptance(target_log_prob: Array, draft_log_prob: Array) -> Array:
   """`min(1, q / p)` for tokens of draft probability p and target probability q.
 
-  From log q and log p, `f32[...]`, in [0, 1]; where p = 0 it is 1 if q > 0, and
-  0 if not.
+  Takes log q and log p; `f32[...]` in [0, 1]. If p = 0, it is 1 for q > 0, else
+  0.
   """
   ratio = target_log_prob - draft_log_prob
   less = ratio < 0
@@ -54,9 +54,9 @@ def normalize(mass: Array, fallback: Array) -> Array:
 
   All are `f32[..., V]`, the mass non-negative, the fallback log-probabilities.
   """
-  # The sum is of the logarithms that are returned. A compiler may compute the
-  # mass twice, and round it twice: of a difference of equals that is all there
-  # is. Logarithms cost too much to be computed twice.
+  # Sum the very logarithms that are returned. A compiler may compute the mass
+  # twice with different rounding, which is all that is left of a difference of
+  # equals. Logarithms are too expensive to be recomputed.
   log_mass = jnp.log(jnp.where(mass > 0, mass, 0))
   most = lax.stop_gradient(jnp.max(log_mass, axis=-1, keepdims=True))
   some = most > -jnp.inf
@@ -68,7 +68,7 @@ def normalize(mass: Array, fallback: Array) -> Array:
 
 
 def rejection(target: Array, draft: Array, scale: Array) -> Array:
-  """`R(scale) = sum([q - scale p]_+)`, of which most of verification is made.
+  """`R(scale) = sum([q - scale p]_+)`, the rejection function.
 
   R(0) = 1, R(1) = TV(p, q); R is convex and does not increase. Recursive
   rejection of m i.i.d. drafts rejects all with probability R(s_m), where
@@ -89,8 +89,8 @@ def rejection(target: Array, draft: Array, scale: Array) -> Array:
 def residual(target_log_probs: Array, draft_log_probs: Array) -> Array:
   """The residual `norm([q - p]_+)` after a rejection; q itself where it is 0/0.
 
-  A leaf's draft row is all -inf, and its residual is the target's distribution:
-  the bonus token needs no case of its own.
+  A leaf's draft row is all -inf, so its residual is the target's distribution:
+  the bonus token is no special case.
 
   Args:
     target_log_probs: `f32[..., V]`, log q.

@@ -1,13 +1,12 @@
-"""Penalties, biases, minimal lengths: distributions that depend on their text.
+"""Penalties, biases and minimum lengths: logits that depend on the text.
 
-Each is a map from the text so far to logits, so a rule stays exact if the
-target's distribution at every node of a draft counts the tokens of that node's
-own path: the committed text, and the drafted tokens from the root to the node.
-Counting the committed text alone would verify against the distributions of
-other texts.
+Verification stays exact if the target's distribution at every node of a draft
+counts the tokens of that node's own path: the committed text and the drafted
+tokens from the root to the node. Counting the committed text alone would verify
+against the distributions of other texts.
 
-Counts are computed from the text wherever a distribution is needed. The draft
-is drawn without penalties, which costs acceptance alone.
+Counts are computed from the text wherever a distribution is needed. Drafts are
+drawn without penalties, which only costs acceptance.
 """
 
 import dataclasses
@@ -22,14 +21,14 @@ from jax import Array, lax
 from specjax.tree import Topology
 from specjax.types import Draft, Penalties
 
-NONE = int(np.iinfo(np.int32).max)  # an id that no vocabulary has
+NONE = int(np.iinfo(np.int32).max)  # padding: no vocabulary has this id
 _LEAST_WIDTH = 4
 
 Bias = Mapping[int, float] | Sequence[tuple[int, float]]
 
 
 def width(count: int) -> int:
-  """Padded number of entries of a row: none, or a power of two >= 4."""
+  """Padded number of entries per row: 0, or a power of two >= 4."""
   return count and max(_LEAST_WIDTH, 1 << (count - 1).bit_length())
 
 
@@ -43,10 +42,10 @@ def make(
   min_tokens=None,
   stop_token_ids: Sequence[int] | Sequence[Sequence[int] | None] | None = None,
 ) -> Penalties | None:
-  """The `Penalties` of arguments as `specjax.make_sampling` has them.
+  """The `Penalties` from the arguments of `specjax.make_sampling`.
 
   Returns:
-    None if every argument is; else all of them, neutral where not given.
+    None if every argument is; else all penalties, neutral where not given.
 
   Raises:
     ValueError: for values out of range (checked when they are concrete).
@@ -99,7 +98,7 @@ def per_row(
 def _ids(name: str, lists: list[list[int]], batch: int) -> Array:
   ids = _padded(lists, batch, np.int64, NONE)
   if (ids < 0).any() or (ids > NONE).any():
-    raise ValueError(f"{name} must be of token ids >= 0, got {lists}")
+    raise ValueError(f"{name} must be token ids >= 0, got {lists}")
   return jnp.asarray(ids, jnp.int32)
 
 
@@ -116,13 +115,13 @@ def as_in(program: Penalties | None, row: Penalties | None) -> Penalties | None:
   """Pads one row's penalties, None if neutral, to a running state's shapes.
 
   Raises:
-    ValueError: if the program does without them, or has room for fewer.
+    ValueError: if the program has no penalties, or room for fewer entries.
   """
   if program is None:
     if row is not None:
       raise ValueError(
-        "this state's program does without penalties: begin it with neutral "
-        "ones (repetition_penalty=1.0)"
+        "this state's program has no penalties: begin it with neutral ones "
+        "(repetition_penalty=1.0)"
       )
     return None
   row = row or make(1, repetition_penalty=1.0)
@@ -132,7 +131,7 @@ def as_in(program: Penalties | None, row: Penalties | None) -> Penalties | None:
     most, value = getattr(program, name).shape[1], getattr(row, name)
     if value.shape[1] > most:
       raise ValueError(
-        f"this state's program has room for {most} {name} of a row, got "
+        f"this state's program has room for {most} {name} per row, got "
         f"{value.shape[1]}"
       )
     more = ((0, 0), (0, most - value.shape[1]))
@@ -159,26 +158,26 @@ def path_tokens(draft: Draft, topology: Topology) -> Array:
 
 
 def penalized(logits: Array, state: Any, along: Array) -> Array:
-  """The target's logits, as the distribution of the text at each node has them.
+  """Applies a row's penalties to the target's logits at each node.
 
-  In the order of vLLM's sampler: what would end the row too soon is taken away
-  and biases are added; then repetition (Keskar et al., 2019, section 4.1, over
-  prompt and completion, and as transformers has it for negative logits), then
-  OpenAI's penalties over the completion. Temperature and truncations come
-  after (`specjax.warp`). With c(x) counts of a token in the completion:
+  The order is that of vLLM's sampler: tokens that would end the row too soon
+  are removed and biases added; then repetition (Keskar et al., 2019, section
+  4.1, over prompt and completion; negative logits as in transformers), then
+  OpenAI's penalties over the completion. Temperature and truncations follow
+  (`specjax.warp`). With c(x) the count of a token in the completion:
 
     l(x) <- -inf       if x ends the row, and it has fewer than `min_tokens`
     l(x) <- l(x) + bias(x)
     l(x) <- l(x) / r  or  l(x) * r    for l > 0 or not, if x is in the text
     l(x) <- l(x) - c(x) frequency - [c(x) > 0] presence
 
-  If no running row asks for anything, nothing is computed.
+  If no running row has penalties, nothing is computed.
 
   Args:
     logits: `f32[B, N, V]` at N nodes.
     state: a `specjax.state.DecodeState` before the round, with penalties.
-    along: `i32[B, N, G]`, drafted tokens on each node's path, in any order, and
-      `NONE`.
+    along: `i32[B, N, G]`, drafted tokens on each node's path, in any order,
+      padded with `NONE`.
 
   Returns:
     `f32[B, N, V]`.
@@ -205,7 +204,7 @@ def _penalized(logits: Array, p: Penalties, state: Any, along: Array) -> Array:
   begun, ended = state.prompt_length[:, None], state.length[:, None]
   emitted = counts(jnp.where((place >= begun) & (place < ended), text, NONE))
   prompt = counts(jnp.where(place < jnp.minimum(begun, ended), text, NONE))
-  count = emitted[:, None]  # [B, N, V] from here on, fused into what reads it
+  count = emitted[:, None]  # [B, N, V] from here on, fused into its readers
   for depth in range(along.shape[-1]):
     count = count + (along[..., depth, None] == vocab)
   ending = (state.stop_tokens >= 0) & ~state.ignores_stop[:, None]

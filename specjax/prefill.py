@@ -1,9 +1,9 @@
 """Prefill: reads prompts into the caches, and appends to a row's text.
 
 `begin` fills the caches of fresh rows, `extend` those of a row that has a text
-already. Both feed tokens to the target as a chain, tell the drafter of them
-(`Commit`), and leave the newest token to be fed as the next round's root. Many
-tokens are fed in chunks of one width, by one program.
+already. Both feed tokens to the target as a chain, pass them to the drafter
+(`Commit`), and leave the newest token to be fed as the next round's root. Long
+texts are fed in chunks of one width, by one program.
 """
 
 import dataclasses
@@ -24,24 +24,24 @@ from specjax.structs import struct
 from specjax.tree import take_node
 from specjax.types import Commit, Drafter, LanguageModel, Params, Sampling
 
-# Tokens of a row that are fed at once, at most. Wide enough that a pass is
-# bound by arithmetic and not by the weights' way from memory.
+# The most tokens of a row per pass: enough to be bound by compute, not by
+# reading weights.
 _CHUNK = 256
 
 
 @struct
 class Prompts:
-  """Prompts of B rows, and what is asked of each; `Decoder.init` checked them.
+  """Checked prompts of B rows, with their settings (see `Decoder.init`).
 
   Attributes:
-    tokens: `i32[B, P]`, each row right-padded with anything.
+    tokens: `i32[B, P]`, right-padded with any ids.
     lengths: `i32[B]`.
     keys: `key[B]`, a stream per row.
     max_new_tokens: `i32[B]`.
     sampling: the warp.
-    ignores_stop: `bool[B]`, rows that stop tokens do not end.
-    inputs: what encoders read, or None.
-    stop_tokens: `i32[n]`, of all rows.
+    ignores_stop: `bool[B]`, rows that ignore stop tokens.
+    inputs: the encoders' inputs, or None.
+    stop_tokens: `i32[n]`, shared by all rows.
   """
 
   tokens: Array
@@ -55,15 +55,16 @@ class Prompts:
 
 
 def slots(target: LanguageModel, drafter: Drafter, buffer_length: int) -> int:
-  """Slots of a row's caches: for its text, and a whole draft beyond it."""
+  """Slots of a row's caches: for its text and a whole draft beyond it."""
   spare = _spare(target, drafter, buffer_length)
   return buffer_length + drafter.tree.num_fed + spare
 
 
 def _spare(target: LanguageModel, drafter: Drafter, buffer_length: int) -> int:
-  """Slots for a chunk that begins at the text's end, as states need it.
+  """Extra slots, so that a last chunk may begin at the text's end.
 
-  Without them a chunk begins earlier there, and feeds some tokens again.
+  Recurrent states need them; without, it begins earlier and feeds some tokens
+  again.
   """
   has_states = target.has_states or drafter.has_states
   return min(_CHUNK, buffer_length) if has_states else 0
@@ -86,7 +87,7 @@ def begin(
   tree = drafter.tree
   lengths = jnp.clip(prompts.lengths, 1, width)
   columns = buffer_length + tree.max_depth + 1
-  # Whatever the caller padded with is replaced: models may not know it.
+  # Replace the caller's padding: it may be out of the models' range.
   tokens = jnp.where(
     jnp.arange(width) < lengths[:, None], prompts.tokens, prompts.tokens[:, :1]
   ).astype(jnp.int32)
@@ -96,7 +97,7 @@ def begin(
   likeliest = None
   if num_likeliest:
     likeliest = Likeliest.zeros(count, columns, num_likeliest)
-  # Copies: the state is made to be donated, the arguments are the caller's.
+  # Copy: the state may be donated, the arguments are the caller's.
   copied = lambda arrays: jax.tree.map(jnp.copy, arrays)
   state = DecodeState(
     tokens=jnp.pad(tokens, ((0, 0), (0, columns - width))),
@@ -119,7 +120,7 @@ def begin(
   )
   read = cache_lib.slots_for((cache, drafter_state), width, buffer_length)
   state = _read(target, drafter, params, state, 0, width, read)
-  # Under jit nothing was checked: a row without a text ends at once.
+  # Unchecked under jit: a row without a text ends at once.
   budget = jnp.where(prompts.lengths == lengths, prompts.max_new_tokens, 0)
   return _with_budget(state, budget, buffer_length, vocab_size)
 
@@ -127,13 +128,13 @@ def begin(
 def cut(
   state: DecodeState, keep: Array | int, blank: Any, given: Prompts
 ) -> DecodeState:
-  """The row cut back to its first tokens, with all else as in a fresh row.
+  """Cuts a row back to its first tokens; all else is as in a fresh row.
 
   Args:
     state: of one row.
-    keep: `i32[]`, tokens that are kept, at most `state.length`.
+    keep: `i32[]`, tokens to keep, at most `state.length`.
     blank: the drafter's state of a fresh row, whose caches are not used.
-    given: the row's next text, which is not read yet.
+    given: the row's next text, which is not fed yet.
   """
   emptied = functools.partial(recurrent_lib.emptied, keep=jnp.asarray(keep))
   kept = cache_lib.over_caches(
@@ -158,10 +159,7 @@ def cut(
 
 
 def _with_states(function: Callable[..., Any], tree: Any, *more: Any) -> Any:
-  """A pytree whose caches have other recurrent states, where they have any.
-
-  `function` takes those of the caches in one place, of `tree` and of `more`.
-  """
+  """Maps `function` over the recurrent states of corresponding caches."""
 
   def of(cache, *others):
     if cache.recurrent is None:
@@ -190,7 +188,7 @@ def extend(
   columns = state.tokens.shape[1]
   buffer_length = columns - tree.max_depth - 1
   before = state.length
-  # Under jit nothing was checked: what does not fit is not taken in part.
+  # Unchecked under jit: tokens that do not fit are dropped as a whole.
   fits = (count <= width) & (before + count <= buffer_length)
   count = jnp.where(fits, count, 0)  # [1]
   at = jnp.arange(columns) - before[:, None]  # [1, L]
@@ -221,16 +219,15 @@ def _read(
   width: int,
   read: int | None,
 ) -> DecodeState:
-  """The state whose caches hold all of its text but the newest token.
+  """Feeds the text to the caches, all but the newest token.
 
-  Of the text `known: i32[B]` tokens were read before, of which the newest was
-  not fed (0: the rows are fresh); at most `width` are new. Passes read so many
-  slots at once (`Cache.read`).
+  `known: i32[B]` tokens were there before, the newest of them not fed (0: the
+  rows are fresh); at most `width` are new. Passes read `read` cache slots.
   """
   rows, columns = state.tokens.shape
   num_refed = min(drafter.num_refed, 2 * drafter.tree.max_depth + 2)
   is_fresh, in_chunks = isinstance(known, int), width > _CHUNK
-  # Where a text goes on, its newest tokens are fed again.
+  # If a text continues, its newest tokens are fed again.
   more = 0 if is_fresh and not in_chunks else num_refed
   spare = _spare(target, drafter, columns - drafter.tree.max_depth - 1)
   text = jnp.pad(state.tokens, ((0, 0), (0, spare)))
@@ -238,7 +235,7 @@ def _read(
   fed = min(chunk_width + more, columns + spare)
   known = jnp.broadcast_to(jnp.asarray(known, jnp.int32), (rows,))
   caches = cache_lib.reading((state.target_cache, state.drafter_state), read)
-  if is_fresh:  # a pass leaves what is fed again after it
+  if is_fresh:  # recurrent states keep tokens pending that are fed again
     room = drafter.tree.num_fed + max(num_refed - 2, 0)
     more_room = functools.partial(recurrent_lib.widened, width=room)
     caches = (_with_states(more_room, caches[0]), caches[1])
@@ -246,7 +243,7 @@ def _read(
 
   def chunk(carry):
     cache, drafter_state, known, start = carry
-    # A row that is read to its end does the same again, while others go on.
+    # A finished row repeats its last chunk while others continue.
     start = jnp.where(known < state.length, first(known), start)
     length = jnp.minimum(start + fed, state.length)
     window = jax.vmap(lambda row, at: lax.dynamic_slice_in_dim(row, at, fed))(
@@ -285,7 +282,7 @@ def _read(
   else:
     carry = chunk(carry)
 
-  # Room for the newest tokens, which are re-fed where the text goes on.
+  # Room for the newest tokens, which are fed again if the text continues.
   folded = lambda now, before: recurrent_lib.folded(
     now, state.length - num_refed, before.width
   )
@@ -302,7 +299,7 @@ def _read(
 def _with_budget(
   state: DecodeState, max_new_tokens: Array, buffer_length: int, vocab_size: int
 ) -> DecodeState:
-  """The state with a budget for each row; rows without one, or text, end."""
+  """Sets each row's budget; rows without a budget or a text end."""
   room = buffer_length - state.length  # no sum of the two may wrap around
   max_length = state.length + jnp.minimum(max_new_tokens, room)
   ended = jnp.where(

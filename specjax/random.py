@@ -17,7 +17,7 @@ _NODE_ROLE = 0
 _NEXT_ROLE = 1
 # Noise belongs to a position and a path, not to a step.
 _NOISE_ROLE = 1 << 20
-# Whatever a drafter makes of its keys, it meets none of those above.
+# A drafter's own keys are disjoint from those above.
 _DRAFTER_ROLE = (1 << 31) - 1
 
 
@@ -27,7 +27,7 @@ def row_keys(rng_key: Array, row_ids: Array) -> Array:
 
 
 def seeded_keys(seeds: Array, row_ids: Array) -> Array:
-  """A stream per row, each of a seed of its own: `key[B]` from two `u32[B]`.
+  """A stream per row, each with its own seed: `key[B]` from two `u32[B]`.
 
   Row b's is `row_keys(key(seeds[b]), row_ids)[b]`.
   """
@@ -37,27 +37,27 @@ def seeded_keys(seeds: Array, row_ids: Array) -> Array:
 
 
 def step_keys(keys: Array, length: Array) -> Array:
-  """This round's keys, `key[B]`: every round starts at another length."""
+  """This round's keys, `key[B]`: no two rounds start at the same length."""
   return jax.vmap(jax.random.fold_in)(keys, length)
 
 
 def role_keys(keys: Array, roles: range) -> Array:
-  """`key[B, len(roles)]`, hashed together: many cost what one does."""
+  """`key[B, len(roles)]`, hashed together at the cost of one."""
   data = jnp.arange(roles.start, roles.stop, dtype=jnp.int32)
   each = jax.vmap(jax.random.fold_in, in_axes=(None, 0))
   return jax.vmap(each, in_axes=(0, None))(keys, data)
 
 
 def verification_numbers(keys: Array, dtype) -> Array:
-  """Numbers that draw the deepest accepted node and the token after it.
+  """Random numbers for the deepest accepted node and the token after it.
 
-  `key[B]` of a round to `f[B, 2, 2]`, for distributions of a dtype.
+  Maps a round's `key[B]` to `f[B, 2, 2]`, for distributions of a dtype.
   """
   return numbers(role_keys(keys, range(_NODE_ROLE, _NEXT_ROLE + 1)), dtype)
 
 
 def drafted_numbers(keys: Array, num_drafted: int) -> Array:
-  """Numbers that draw each drafted node of a round, `key[B] -> f[B, N, 2]`."""
+  """Random numbers for each drafted node of a round, `key[B] -> f[B, N, 2]`."""
   if not num_drafted:
     return jnp.zeros((len(keys), 0, 2))
   roles = range(_NEXT_ROLE + 1, _NEXT_ROLE + 1 + num_drafted)
@@ -65,18 +65,18 @@ def drafted_numbers(keys: Array, num_drafted: int) -> Array:
 
 
 def drafter_keys(keys: Array) -> Array:
-  """A stream of the drafter's own beside that of a row or round, `key[B]`."""
+  """The drafter's own stream, from that of a row or round, `key[B]`."""
   return jax.vmap(lambda key: jax.random.fold_in(key, _DRAFTER_ROLE))(keys)
 
 
 def position_noise(
   row_keys: Array, positions: Array, num_paths: int, vocab_size: int
 ) -> Array:
-  """Gumbel noise that belongs to a row, a position, a path and a token.
+  """Gumbel noise fixed by row, position, path and token.
 
   Args:
     row_keys: `key[B]`, the rows' streams.
-    positions: `i32[B, T]`, places in the text.
+    positions: `i32[B, T]`, positions in the text.
     num_paths: K.
     vocab_size: V.
 
@@ -102,23 +102,23 @@ def race(noise: Array, log_probs: Array) -> Array:
 
 
 def categorical(keys: Array, log_probs: Array) -> Array:
-  """A token of each distribution: `pick` with `numbers` of `key[...]`."""
+  """Draws a token from each distribution: `pick` with `numbers` of the keys."""
   return pick(numbers(keys, log_probs.dtype), log_probs)
 
 
 def pick(numbers: Array, log_probs: Array) -> Array:
-  """The token that two numbers draw from each distribution, by inversion.
+  """Draws a token from each distribution by inversion, from two numbers.
 
   The first picks a block of about sqrt(V) tokens by the blocks' masses, the
-  second a token inside the block. Against one flat `cumsum`, rounding is
+  second a token inside the block. Unlike with one flat `cumsum`, rounding is
   relative to the block inside it, and 2^-23 of the total between blocks, so
-  that rare tokens among many keep their share; against the Gumbel trick it
-  needs two random numbers a draw instead of V, and is some 40 times faster on a
-  CPU at V = 4096. Zero mass is never drawn, and no mass is drawn more than
-  2^-32 more often for being the first.
+  rare tokens among many keep their share. Unlike the Gumbel trick it needs two
+  random numbers per draw instead of V, and is some 40 times faster on a CPU at
+  V = 4096. Zero mass is never drawn, and coming first raises no probability by
+  more than 2^-32.
 
   Args:
-    numbers: `f32[..., 2]` of `numbers`.
+    numbers: `f32[..., 2]`, from `numbers`.
     log_probs: `f32[..., V]` with at least one finite entry each; they need not
       be normalized.
 
@@ -140,7 +140,7 @@ def pick(numbers: Array, log_probs: Array) -> Array:
 def numbers(keys: Array, dtype) -> Array:
   """Two random numbers in (0, 1] for every key, `key[...] -> f[..., 2]`.
 
-  `dtype` is of the distributions to draw from; less than float32 is float32.
+  `dtype` is that of the distributions to draw from, at least float32.
   """
   dtype = jnp.promote_types(dtype, jnp.float32)
   width = jnp.finfo(dtype).bits
@@ -151,10 +151,10 @@ def numbers(keys: Array, dtype) -> Array:
 
 
 def _fraction(bits: Array, dtype) -> Array:
-  """`(bits + 1) / 2^32`, or 2^64, rounded: all random bits count near zero.
+  """`(bits + 1) / 2^32`, or 2^64, rounded: keeps all random bits near zero.
 
-  `jax.random.uniform` is in [0, 1) and keeps 23 bits (52 in float64), so that
-  whatever comes first in an inversion is drawn once in 2^23 at least.
+  `jax.random.uniform` is in [0, 1) and keeps 23 bits (52 in float64), so an
+  inversion would draw the first entry at least once in 2^23.
   """
   return (bits.astype(dtype) + 1) * 2.0 ** -jnp.finfo(dtype).bits
 
@@ -162,8 +162,9 @@ def _fraction(bits: Array, dtype) -> Array:
 def invert(mass: Array, uniform: Array) -> Array:
   """The first entry with mass whose cumulative mass reaches `uniform * total`.
 
-  Of `f32[..., n]`, non-negative, and `f32[...]` in (0, 1]. Cumulative sums need
-  not be monotone in floating point; that leads to no entry without mass.
+  `mass` is `f32[..., n]`, non-negative, `uniform` `f32[...]` in (0, 1].
+  Cumulative sums need not be monotone in floating point, but an entry without
+  mass is never picked.
   """
   some = mass > 0
   cumulative = jnp.cumsum(mass, axis=-1)
@@ -175,8 +176,8 @@ def invert(mass: Array, uniform: Array) -> Array:
 def argmax(values: Array) -> Array:
   """The first index of the largest value, `f32[..., n] -> i32[...]`.
 
-  Equal to `jnp.argmax` (n - 1 where that would name a NaN), from two plain
-  reductions, which XLA:CPU vectorizes and `jnp.argmax` is not.
+  As `jnp.argmax` (but n - 1 where that would return a NaN's index), by two
+  plain reductions, which XLA:CPU vectorizes, unlike `jnp.argmax`.
   """
   last = values.shape[-1] - 1
   largest = jnp.max(values, axis=-1, keepdims=True)

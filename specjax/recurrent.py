@@ -6,17 +6,17 @@ A recurrent layer keeps one state a row instead of a key for every token,
 
 where the gates g are at most 0 and the updates u may depend on the states
 before (the gated delta rule: Yang, Kautz and Hatamizadeh, ICLR 2025). A state
-cannot be cut short, so a cache of them is committed a pass late: beside the
-state of the first `base` tokens it keeps what the last pass made of each of its
-tokens: keys, updates and gates. Gates are added up along each token's own path
-of the tree, G_j, so that after any of its nodes a, with ancestors j,
+cannot be truncated, so the cache commits it a pass late: besides the state of
+the first `base` tokens it keeps keys, updates and gates of each token of the
+last pass. Gates are summed along each token's own path of the tree, G_j, so
+that after any of its nodes a, with ancestors j,
 
   S_a = e^{G_a} S_0 + sum_j e^{G_a - G_j} k_j u_j^T,
 
-and no node needs a state of its own. The path that was accepted is gathered
-(`keep_path`) and folded into the state as later passes begin: as late as there
-is room for. Going back is lowering `Cache.length` as for keys and values, but
-no further than `base`: a row that does gets NaN.
+and no node needs its own state. The accepted path is gathered (`keep_path`) and
+folded into the state when later passes begin, as late as there is room for. To
+roll back, lower `Cache.length` as for keys and values, but not below `base`: a
+row that does gets NaN.
 
 Letters in shapes: B rows, H value heads, K key heads, P pending tokens, C
 channels of a key, V of a value, W convolved channels of a key head, R inputs
@@ -32,7 +32,7 @@ from jax import Array, lax
 
 from specjax.structs import struct
 
-_dot = lax.Precision.HIGHEST  # a state lives as long as its text
+_dot = lax.Precision.HIGHEST  # errors of a state last as long as its text
 
 
 @struct
@@ -41,12 +41,12 @@ class Memory:
 
   Attributes:
     state: `f[B, H, C, V]`, after the first `base` tokens; float32 at least.
-    window: `f[B, K, R, W]`, the newest inputs of the convolution among them.
-    keys: `f[B, K, P, C]` of the pending tokens.
+    window: `f[B, K, R, W]`, the convolution's newest inputs among them.
+    keys: `f[B, K, P, C]`, of the pending tokens, as are the others.
     updates: `f[B, H, P, V]`.
     gates: `f[B, H, P, 1]`, summed along the token's own path; NaN where a
       token's state is not finite.
-    inputs: `f[B, K, P, W]` of the convolution.
+    inputs: `f[B, K, P, W]`, of the convolution.
   """
 
   state: Array
@@ -74,9 +74,9 @@ class Recurrent:
   """The recurrent part of a `specjax.cache.Cache`.
 
   Attributes:
-    base: `i32[B]`, tokens that states hold; slot i of the text is pending
+    base: `i32[B]`, tokens folded into states; slot i of the text is pending
       token i - base.
-    layers: a `Memory` for each recurrent layer, or for stacks of them.
+    layers: a `Memory` for each recurrent layer, or stacks of them.
   """
 
   base: Array
@@ -84,7 +84,7 @@ class Recurrent:
 
   @property
   def width(self) -> int:
-    """P, pending tokens of a row at most."""
+    """P, the most pending tokens of a row."""
     return self.layers[0].keys.shape[-2]
 
 
@@ -99,9 +99,9 @@ def make_memory(
   dtype,
   stack: int | None = None,
 ) -> Memory:
-  """An empty memory of B, K, H, C, V and R, with room for one pending token.
+  """An empty memory of these sizes, with room for one pending token.
 
-  `dtype` is of the convolution's inputs, `stack` L, or None for one layer.
+  `dtype` is that of the convolution's inputs; `stack` is L, None for one layer.
   """
   lead = (batch,) if stack is None else (stack, batch)
   wide = jnp.promote_types(dtype, jnp.float32)
@@ -118,14 +118,14 @@ def make_memory(
 
 
 def num_folded(width: int, fed: int, count: Array) -> Array:
-  """Of `count` pending tokens, those to fold so that P hold `fed` more."""
+  """How many of `count` pending tokens to fold so that `fed` more fit in P."""
   return jnp.maximum(count - max(width - fed, 0), 0)
 
 
 def advanced(memory: Memory, count: Array) -> Memory:
-  """The memory with its first pending tokens, a chain, folded into the state.
+  """Folds the first `count` pending tokens, a chain, into the state.
 
-  Of `count`, `i32[B]` in 0..P; that many entries at the end are then stale.
+  `count` is `i32[B]` in 0..P; that many entries at the end are stale then.
   """
   width = memory.gates.shape[2]
   last = _after(memory.gates, count)  # [B, H, 1, 1]
@@ -143,7 +143,7 @@ def advanced(memory: Memory, count: Array) -> Memory:
 
 
 def window_after(memory: Memory, count: Array) -> Array:
-  """Inputs of the convolution before pending token `count`, `f[B, K, R, W]`."""
+  """The convolution's inputs before pending token `count`, `f[B, K, R, W]`."""
   reach = memory.window.shape[2]
   inputs = jnp.concatenate([memory.window, memory.inputs], axis=2)
   return jax.vmap(
@@ -167,7 +167,7 @@ def said(memory: Memory, count: Array, x: Array) -> Array:
 
 
 def written(memory: Memory, pending: tuple[Array, ...], at: Array) -> Memory:
-  """The memory with its pending entries replaced from `at: i32[B]` on.
+  """Writes pending entries from `at: i32[B]` on.
 
   New gates are added to the sum of those before them.
   """
@@ -184,7 +184,7 @@ def written(memory: Memory, pending: tuple[Array, ...], at: Array) -> Memory:
 
 
 def _weighed(memory: Memory, count: Array) -> Array:
-  """Updates as decayed after `count` tokens, `f[B, K, H / K, P, V]`."""
+  """Updates, decayed to after `count` tokens, `f[B, K, H / K, P, V]`."""
   counted = jnp.arange(memory.gates.shape[2]) < count[:, None]  # [B, P]
   fade = jnp.exp(_after(memory.gates, count) - memory.gates)
   fade = jnp.where(counted[:, None, :, None], fade, 0)
@@ -193,14 +193,14 @@ def _weighed(memory: Memory, count: Array) -> Array:
 
 
 def _after(gates: Array, count: Array) -> Array:
-  """Summed gates of the first tokens, `f[B, H, P, 1] -> f[B, H, 1, 1]`."""
+  """The first tokens' summed gates, `f[B, H, P, 1] -> f[B, H, 1, 1]`."""
   at = jnp.maximum(count - 1, 0)[:, None, None, None]
   last = jnp.take_along_axis(gates, at, axis=2)
   return jnp.where(count[:, None, None, None] > 0, last, 0)
 
 
 def widened(recurrent: Recurrent | None, width: int) -> Recurrent | None:
-  """The cache with room for at least that many pending tokens."""
+  """Makes room for at least `width` pending tokens."""
   if recurrent is None:
     return None
 
@@ -216,12 +216,12 @@ def widened(recurrent: Recurrent | None, width: int) -> Recurrent | None:
 
 
 def folded(recurrent: Recurrent, base: Array, width: int) -> Recurrent:
-  """The cache with pending tokens folded into states, and less room for others.
+  """Folds pending tokens into states, and shrinks the room for them.
 
   Args:
     recurrent: `Cache.recurrent`.
-    base: `i32[B]`, tokens that states are to hold; those that hold more stay.
-    width: room for pending tokens afterwards; no more of them may be left.
+    base: `i32[B]`, tokens to have folded; states that hold more are unchanged.
+    width: room for pending tokens afterwards; no more may be left.
   """
   wide = widened(recurrent, width)
   assert wide is not None
@@ -240,9 +240,9 @@ def folded(recurrent: Recurrent, base: Array, width: int) -> Recurrent:
 
 
 def path_kept(recurrent: Recurrent, start: Array, path: Array) -> Recurrent:
-  """The cache with one path of the last pass's nodes pending, the rest dropped.
+  """Keeps one path of the last pass's nodes pending, and drops the rest.
 
-  `start` and `path` are as of `specjax.cache.keep_path`.
+  `start` and `path` are as in `specjax.cache.keep_path`.
   """
   place = jnp.arange(recurrent.width)
   first = (start - recurrent.base)[:, None]
@@ -262,7 +262,7 @@ def path_kept(recurrent: Recurrent, start: Array, path: Array) -> Recurrent:
 
 
 def emptied(recurrent: Recurrent | None, keep: Array) -> Recurrent | None:
-  """The cache with zeros in rows that keep no token, `i32[B]` or `i32[]`."""
+  """Zeroes rows that keep no token; `keep` is `i32[B]` or `i32[]`."""
   if recurrent is None:
     return None
   keep = jnp.broadcast_to(keep, recurrent.base.shape)

@@ -1,7 +1,7 @@
-"""Rows of a batched state: taken out, repeated, replaced.
+"""Rows of a batched state: take, repeat, replace.
 
-The axis of rows of each leaf is declared (`Drafter.row_axes`), never guessed
-from shapes; None is a leaf that all rows share.
+The row axis of each leaf is declared (`Drafter.row_axes`), never guessed from
+shapes; None is a leaf that all rows share.
 """
 
 import dataclasses
@@ -38,12 +38,12 @@ def pick(axes: Any, tree: Any, rows: ArrayLike) -> Any:
 
 
 def put(axes: Any, tree: Any, row: Array | int, fresh: Any) -> Any:
-  """A pytree with one row replaced.
+  """Replaces one row of a pytree.
 
   Args:
     axes: the row axis of each leaf.
     tree: the pytree, B rows.
-    row: `i32[]`; outside of 0..B-1 only shared leaves are replaced.
+    row: `i32[]`; outside 0..B-1 only shared leaves are replaced.
     fresh: the pytree with one row; shared leaves are taken from it.
 
   Returns:
@@ -71,17 +71,17 @@ def take(
   *,
   in_place: bool,
 ) -> DecodeState:
-  """A state of one row that has another row's text.
+  """Takes a row out as a state of its own, with the text of row `source`.
 
   Args:
     axes: the row axis of each leaf.
     state: of B rows.
-    row: `i32[]`, the row to take; outside of 0..B-1 it is on another device,
-      and any row is taken.
-    source: `i32[]`, the row whose text it has.
-    keep: `i32[]`, tokens of that text to copy, if the row is another.
+    row: `i32[]`, the row to take; outside 0..B-1 it is on another device, and
+      any row is taken.
+    source: `i32[]`, the row whose text it gets.
+    keep: `i32[]`, tokens of that text to copy, if it is another row.
     in_place: whether the target's keys and values are used in place
-      (`cache.RowOf`); else all that is allocated is copied.
+      (`cache.RowOf`); else the whole row is copied.
   """
   row, source, keep = (jnp.asarray(x, jnp.int32) for x in (row, source, keep))
   source = jnp.clip(source, 0, len(state.length) - 1)
@@ -103,7 +103,7 @@ def take(
 def give(
   axes: Any, state: DecodeState, row: Array | int, one: DecodeState
 ) -> DecodeState:
-  """The state with a row of `take` put back, copied or in place; see `put`."""
+  """Puts a row from `take` back, by copy or in place; see `put`."""
   cache = one.target_cache
   is_row = lambda x: isinstance(x, cache_lib.RowOf)
   buffers, form = jax.tree.flatten((*cache.keys, *cache.values), is_row)
@@ -123,9 +123,9 @@ def _copy_text(
 
   Args:
     buffers: `[B, K, S, C]` or `[L, B, K, S, C]`.
-    source, row: `i32[]`, from which to which; to one outside of 0..B-1 nothing
-      is written, and nothing is copied of a row to itself.
-    count: `i32[]`, so many slots, in whole blocks.
+    source, row: `i32[]`, from which to which; nothing is copied to a row
+      outside 0..B-1 or to the same row.
+    count: `i32[]`, slots to copy, rounded up to blocks.
   """
   slots = buffers[0].shape[-2]
   size = min(_COPIED, slots)

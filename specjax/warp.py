@@ -1,9 +1,8 @@
-"""The warp, from logits to the distribution that tokens are drawn from.
+"""The warp: from logits to the distribution that tokens are drawn from.
 
-Draft and target go through the same function, in float32, in the order of plain
-sampling: temperature, top-k, top-p, min-p. The distribution a lossless rule
-reproduces is the warped target's; penalties come before (`specjax.penalties`),
-and are the target's alone.
+Draft and target go through the same function, in float32, in the usual order:
+temperature, top-k, top-p, min-p. A lossless rule reproduces the warped target's
+distribution. Penalties come before (`specjax.penalties`), for the target alone.
 """
 
 import dataclasses
@@ -32,15 +31,15 @@ def make_sampling(
   Args:
     batch: B.
     temperature: at least 0; 0 is greedy.
-    top_k: at least 0; 0 keeps all tokens. None does too, at trace time: from
-      None to a number is another program, from number to number is not.
+    top_k: at least 0; 0 keeps all tokens. None does so statically: going from
+      None to a number compiles another program, between numbers does not.
     top_p: in (0, 1], or None for 1.
     min_p: in [0, 1], or None for 0.
     **penalties: those of `specjax.penalties.make`: `presence_penalty`,
       `frequency_penalty`, `repetition_penalty` and `min_tokens`;
       `logit_bias`, biases by token, or a mapping for each row;
-      `stop_token_ids`, or those of each row. From none of them to any is
-      another program too.
+      `stop_token_ids`, or those of each row. Going from none of them to any
+      compiles another program too.
 
   Raises:
     ValueError: for values out of range (checked when they are concrete).
@@ -51,7 +50,7 @@ def make_sampling(
     near = calls.guess(name, ("temperature", "top_k", "top_p", "min_p", *known))
     raise TypeError(
       f"make_sampling has no argument {name!r}{near} (budgets, stop tokens and "
-      "seeds are given to specjax.Engine or Decoder.init)"
+      "seeds are arguments of specjax.Engine or Decoder.init)"
     )
 
   finite = lambda x: (x >= 0) & (x < jnp.inf)
@@ -68,13 +67,13 @@ def make_sampling(
 
 
 def as_in(program: Sampling, row: Sampling | None) -> Sampling:
-  """One row's sampling, with a running state's truncations and penalties.
+  """One row's sampling, in the form of a running state's.
 
   A `row` of None is temperature 1 without truncation.
 
   Raises:
-    ValueError: if it truncates in a way that the program does without, or has
-      penalties that there is no room for.
+    ValueError: for a truncation that the program lacks, or penalties without
+      room for them.
   """
   row = row or make_sampling(1)
   neutral = make_sampling(1, top_k=0, top_p=1.0, min_p=0.0)
@@ -83,8 +82,8 @@ def as_in(program: Sampling, row: Sampling | None) -> Sampling:
     known, asked = getattr(program, name), getattr(row, name)
     if known is None and asked is not None:
       raise ValueError(
-        f"this state's program does without {name}: begin it with a {name} "
-        "that keeps all tokens"
+        f"this state's program has no {name}: begin it with a {name} that "
+        "keeps all tokens"
       )
     if known is not None and asked is None:
       padded[name] = getattr(neutral, name)
@@ -92,13 +91,13 @@ def as_in(program: Sampling, row: Sampling | None) -> Sampling:
   return dataclasses.replace(row, **padded, penalties=penalties)
 
 
-# What lies between it and 0 would divide logits to infinity. The distribution
-# is a point mass at either, unless logits differ by less than that.
+# Smaller temperatures above 0 would divide logits to infinity. Here as at 0 the
+# distribution is a point mass, unless logits differ by less than this.
 _COLDEST = 1e-30
 
 
 def of_running(sampling: Sampling, done: Array) -> Sampling:
-  """The same, without truncations of rows that are done: these take a sort."""
+  """The same without the truncations of finished rows, which take a sort."""
   top_k, top_p = sampling.top_k, sampling.top_p
   return dataclasses.replace(
     sampling,
@@ -131,8 +130,8 @@ def warp(logits: Array, sampling: Sampling) -> Array:
   per_row = lambda x: x[expand]
   temperature = per_row(sampling.temperature).astype(logits.dtype)
   greedy = temperature == 0
-  # Near the largest logit, differences are exact; divided first, each of two
-  # numbers of 1e4 would be rounded, and the distribution need not sum to one.
+  # Differences to the largest logit are exact near it. Dividing first would
+  # round each of two numbers near 1e4, and the sum might not be one.
   scaled = logits - jnp.max(logits, axis=-1, keepdims=True)
   scaled /= jnp.where(greedy, 1, jnp.maximum(temperature, _COLDEST))
   if sampling.top_k is not None or sampling.top_p is not None:
@@ -154,7 +153,7 @@ def warp(logits: Array, sampling: Sampling) -> Array:
   point = jnp.arange(logits.shape[-1]) == best
   warped = jax.nn.log_softmax(scaled, axis=-1)
   point = jnp.where(point, 0, -jnp.inf).astype(warped.dtype)
-  # Asked for outright: XLA:CPU's max and min reductions pass over NaNs.
+  # Explicit, because XLA:CPU's max and min reductions ignore NaNs.
   broken = jnp.any(jnp.isnan(logits), axis=-1, keepdims=True)
   broken |= ~jnp.any(logits > -jnp.inf, axis=-1, keepdims=True)
   return jnp.where(broken, jnp.nan, jnp.where(greedy, point, warped))

@@ -78,7 +78,7 @@ def test_a_text_is_made_and_written_again(text, made, canonical):
     ("1 + 1", "expected NAME or NAME"),
     ("", "expected NAME or NAME"),
     ("no_such_module.x", "no drink 'no_such_module.x'"),
-    ("os.system('true')", "must be a Cup, or a function that is annotated"),
+    ("os.system('true')", "must be a Cup, or a function annotated"),
     (f"{__name__}.stranger('x')", "annotated"),
   ],
 )  # fmt: skip

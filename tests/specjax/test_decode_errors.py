@@ -45,7 +45,7 @@ def test_prompts_that_do_not_fit_are_refused(changes, message):
   [
     (dict(prompt=np.zeros(41, int)), "41 tokens do not fit into a buffer"),
     (dict(max_new_tokens=40), "must fit into buffer_length"),
-    (dict(sampling=make_sampling(1, top_p=0.5)), "does without top_p"),
+    (dict(sampling=make_sampling(1, top_p=0.5)), "has no top_p"),
   ],
 )
 def test_a_row_that_does_not_fit_a_running_state_is_refused(changes, message):

@@ -203,8 +203,8 @@ def test_the_order_is_that_of_transformers_processors(least):
     (dict(presence_penalty=np.nan), "presence_penalty must be finite"),
     (dict(repetition_penalty=0.0), "repetition_penalty must be finite and > 0"),
     (dict(min_tokens=-1), "min_tokens must be >= 0"),
-    (dict(logit_bias={-1: 1.0}), "logit_bias must be of token ids"),
-    (dict(stop_token_ids=[2**31]), "stop_token_ids must be of token ids"),
+    (dict(logit_bias={-1: 1.0}), "logit_bias must be token ids"),
+    (dict(stop_token_ids=[2**31]), "stop_token_ids must be token ids"),
   ],
 )
 def test_what_is_out_of_range_is_refused(settings, message):
@@ -218,7 +218,7 @@ def test_a_program_without_room_says_so():
     decoding.PARAMS, state, 0, np.array([1]), 1, jax.random.key(0),
     max_new_tokens=1, sampling=make_sampling(1, **row),
   )  # fmt: skip
-  with pytest.raises(ValueError, match="does without penalties"):
+  with pytest.raises(ValueError, match="has no penalties"):
     ask(begun(decoder, make_sampling(5)), presence_penalty=1.0)
   many = dict.fromkeys(range(9), 1.0)
   with pytest.raises(ValueError, match="room for 4 bias_tokens"):
