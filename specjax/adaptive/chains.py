@@ -1,8 +1,8 @@
-"""Chains under a depth policy: drafting ends as soon as no row goes on.
+"""Chains under a depth policy: drafting ends once no row continues.
 
-The levels of a chain are unrolled, and a pass of the draft runs only if some
-row goes on. Tokens of rows that have stopped are masked nodes of a `MASKED`
-chain, which was decided before they were drawn.
+The levels of a chain are unrolled, and a draft pass runs only if some row
+continues. Rows that have stopped get masked nodes of a `MASKED` chain, decided
+before their tokens are drawn.
 """
 
 import dataclasses
@@ -33,10 +33,9 @@ class Drawn:
   """Record of a draft until its round is over; G = 0 if nothing is recorded.
 
   Attributes:
-    top, confidence: as `Finished` has them.
-    log_p: `f32[B, G]`, of its tokens, in the distributions that they were drawn
-      from.
-    drafted: `i32[B]`, how many of them were drafted.
+    top, confidence: as in `Finished`.
+    log_p: `f32[B, G]`, each token's log-probability as it was drawn.
+    drafted: `i32[B]`, number of drafted tokens.
   """
 
   top: Array
@@ -58,7 +57,7 @@ class Drawn:
 class State:
   """State of a drafter with a policy.
 
-  Beside the last draft, `passes: i32[]` of the draft so far, for all rows.
+  `passes: i32[]` counts the draft's passes so far, for all rows.
   """
 
   inner: Any
@@ -69,17 +68,17 @@ class State:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Passes:
-  """A round's passes of something that drafts a chain, or a tree by levels.
+  """A round's draft passes over a chain, or a tree level by level.
 
   Attributes:
-    carry: what they begin with, a pytree.
-    first: `(carry, goes bool[B]) -> (logits, carry, passes i32[])`: those after
-      the root, `f32[B, 1, V']`, and how many passes that took.
+    carry: the first carry, a pytree.
+    first: `(carry, goes bool[B]) -> (logits, carry, passes i32[])`: the logits
+      after the root, `f32[B, 1, V']`, and how many passes they took.
     feed: `(carry, depth, tokens i32[B, W]) -> (logits f32[B, W, V'], carry)`; a
       chain has one token at each depth.
-    close: `(carry, fed) -> (own state, target's cache)`, after so many levels
-      were fed, `i32[]`, -1 if not even the first pass was made.
-    beside: passes that the round makes beside these.
+    close: `(carry, fed) -> (own state, target's cache)`; `fed`, `i32[]`, counts
+      the levels fed, -1 if not even the first pass ran.
+    beside: further passes in the round.
   """
 
   carry: Any
@@ -90,14 +89,14 @@ class Passes:
 
 
 def check(tree: Tree, siblings: Siblings, policy: Policy) -> None:
-  """Raises unless a policy can end that tree."""
+  """Raises unless a policy can end this tree."""
   if not isinstance(policy, Policy):
     raise TypeError(
       f"policy must be a specjax.adaptive.policies.Policy, got {policy!r}"
     )
   if not tree.is_chain or siblings is not siblings_lib.IID:
     raise ValueError(
-      f"depth {policy.name!r} ends one path of tokens drawn 'iid', got "
+      f"policy {policy.name!r} needs one path of tokens drawn 'iid', got "
       f"parents {tree.parents} and siblings {siblings.name!r}"
     )
 
@@ -109,12 +108,12 @@ def drafter(
   policy: Policy,
   vocab_size: int,
 ) -> Drafter:
-  """The drafter of a chain whose rows end by a policy.
+  """A drafter of chains that a policy ends, row by row.
 
   Args:
     begin: `(params, own state, target's cache, context) -> Passes`.
     inner: the drafter of the whole chain; all but its `propose` is kept.
-    policy: when rows go on.
+    policy: decides whether a row continues.
     vocab_size: V, the number of real tokens.
   """
   check(inner.tree, inner.siblings, policy)
@@ -138,7 +137,7 @@ def drafter(
     )  # fmt: skip
 
   def prefill(params, state: State, commit: Commit):
-    # A text that goes on is a prompt: nothing is known of what follows it.
+    # Extended text is a prompt: no draft was verified on it.
     return dataclasses.replace(
       state,
       inner=inner.prefill(params, state.inner, commit),
@@ -164,7 +163,7 @@ def drafter(
   return dataclasses.replace(
     inner,
     name=f"{inner.name}, depth {policy.name}",
-    # A policy that learns is taught by the draft that it let grow.
+    # A policy that learns does so from its own drafts.
     accepts_foreign_drafts=inner.accepts_foreign_drafts
     and policy.learn is None,
     tree=tree,
@@ -177,7 +176,7 @@ def drafter(
 
 
 def _finished(drawn: Drawn, commit: Commit) -> Finished:
-  """The round that a draft was made for."""
+  """The finished round of a recorded draft."""
   assert commit.target_log_probs is not None  # of a round
   depth = drawn.top.shape[1]
   log_q = distributions.token_log_prob(
@@ -203,7 +202,7 @@ def _draw(
   siblings: Siblings,
   vocab_size: int,
 ) -> tuple[Draft, State, Cache]:
-  """Draws until no row goes on; see `drafter`."""
+  """Draws until no row continues; see `drafter`."""
   rows = len(context.length)
   even = -np.log(vocab_size)
   carry, made = passes.carry, jnp.full((), passes.beside, jnp.int32)
@@ -293,7 +292,7 @@ def _draw(
 def _if_any(
   goes: Array, function: Callable[[Any], tuple], carry: Any, otherwise: float
 ) -> tuple[Any, Any, Array]:
-  """`function`, `carry -> (output, carry, passes i32[])`, if any row goes on.
+  """Calls `carry -> (output, carry, passes i32[])` if any row continues.
 
   Else every output is `otherwise`.
   """

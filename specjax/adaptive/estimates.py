@@ -1,13 +1,13 @@
-"""Estimates of the acceptance probability, from a row's own finished rounds.
+"""Estimates acceptance probabilities from a row's own finished rounds.
 
 A draft's confidence is not its acceptance probability: a uniform distribution
-is always accepted where the target's is uniform too. So the largest probability
-of the draft's distribution (at temperature 1) is sorted into a few bins, and
-for each bin the mean of `min(1, q / p)` is kept, of tokens drawn from such a
-distribution and of the tokens after them. A token is weighed by the acceptance
-of those before it, so that tokens after a probable rejection count for little.
-Estimates belong to one row, so that rows stay independent, and old rounds fade,
-so that a row that has stopped drafting tries again.
+is always accepted if the target's is uniform too. So the largest probability of
+the draft's distribution (at temperature 1) is binned, and each bin keeps the
+mean of `min(1, q / p)`, of tokens drawn from such distributions and of the
+tokens after them. A token's weight is the acceptance of those before it, so
+tokens after a probable rejection count for little. Estimates belong to one row,
+so rows stay independent; old rounds fade, so a row that has stopped drafting
+tries again.
 """
 
 import dataclasses
@@ -22,26 +22,26 @@ EDGES = (0.15, 0.3, 0.45, 0.6, 0.75, 0.85, 0.93, 0.98)
 BINS = len(EDGES) + 1
 ROOT = BINS  # the context before the first token
 _NEXT = 0.75  # acceptance of the next token, before anything is known
-# Acceptance of a token by its bin, likewise: halfway between what the draft
-# says of itself and certainty.
+# Prior acceptance of a token by its bin: halfway between the draft's confidence
+# and 1.
 _SUPPOSED = (*(1 + np.add((0, *EDGES), (*EDGES, 1)) / 2) / 2, _NEXT)
-_WEIGHT = 4.0  # rounds that these suppositions count for
-_KEEP = 0.98  # of what is remembered, from round to round
+_WEIGHT = 4.0  # rounds that the priors count for
+_KEEP = 0.98  # factor on the sums after every round
 
 
 @struct
 class Finished:
-  """A finished round, as a policy may learn from it.
+  """A finished round, for a policy to learn from.
 
   Attributes:
-    top: `f32[B, G]`, the largest probability of the distribution that each
-      token was drawn from, at temperature 1.
-    confidence: `f32[B, G]`, the token's own in that.
+    top: `f32[B, G]`, the largest probability of each token's draft distribution
+      at temperature 1.
+    confidence: `f32[B, G]`, the token's own probability there.
     accept: `f32[B, G]`, `min(1, q / p)` of each token.
     drafted: `i32[B]`, number of drafted tokens.
-    kept: `i32[B]`, number of them that were committed.
-    active: `bool[B]`, which rows emitted something. The others are done, or
-      their distributions were NaN, and learn nothing.
+    kept: `i32[B]`, how many of them were committed.
+    active: `bool[B]`, rows that emitted something. The others are done, or had
+      NaN distributions, and learn nothing.
   """
 
   top: Array
@@ -69,9 +69,9 @@ class Estimates:
   Attributes:
     accepted: `f32[B, 2, BINS + 1]`, the sum of `min(1, q / p)` by the bin of
       the token's own distribution, and by that of the token before it.
-    seen: `f32[B, 2, BINS + 1]`, how many tokens that was of.
+    seen: `f32[B, 2, BINS + 1]`, the number of tokens in that sum.
     tokens: `f32[B]`, expected tokens of its rounds.
-    seconds: `f32[B]`, what they cost, a round without a draft being 1.
+    seconds: `f32[B]`, their cost; a round without a draft costs 1.
   """
 
   accepted: Array
@@ -81,22 +81,22 @@ class Estimates:
 
   @classmethod
   def zeros(cls, rows: int) -> "Estimates":
-    """The estimates of rows before their first round."""
+    """Estimates before the first round."""
     table = jnp.zeros((rows, 2, BINS + 1), jnp.float32)
     return cls(
       accepted=table, seen=table, tokens=table[:, 0, 0], seconds=table[:, 0, 0]
     )
 
   def acceptance(self, bins: Array) -> Array:
-    """Acceptance of a token of this bin, `i32[B] -> f32[B]`."""
+    """Acceptance of a token in this bin, `i32[B] -> f32[B]`."""
     return self._mean(0, bins, jnp.asarray(_SUPPOSED, jnp.float32)[bins])
 
   def of_next(self, bins: Array) -> Array:
-    """Acceptance after a token of this bin, or after the root."""
+    """Acceptance of the token after one in this bin, or after the root."""
     return self._mean(1, bins, _NEXT)
 
   def typical(self, level: int) -> Array:
-    """`f32[B]`, the survival of token `level + 1` in a round of any kind."""
+    """`f32[B]`, survival of token `level + 1` in an average round."""
     root = self.of_next(jnp.full(len(self.tokens), ROOT))
     total = lambda table: jnp.sum(table[:, 1, :ROOT], axis=1)
     mean = (total(self.accepted) + _WEIGHT * _NEXT) / (
@@ -114,7 +114,7 @@ class Estimates:
 
   @property
   def rate(self) -> Array:
-    """`f32[B]`, tokens a unit of time; 1, as plain decoding, at first."""
+    """`f32[B]`, tokens per unit of time; at first 1, as plain decoding."""
     return (self.tokens + _WEIGHT) / (self.seconds + _WEIGHT)
 
 
@@ -127,9 +127,9 @@ def learn(now: Estimates, round_: Finished, cost: Array | float) -> Estimates:
   """The estimates after a round.
 
   Args:
-    now: those before it.
+    now: the estimates before it.
     round_: the round.
-    cost: of a draft pass, a round without one being 1.
+    cost: of a draft pass, relative to a round without a draft.
   """
   accept, active = round_.accept, round_.active
   bins, depth = bin_of(round_.top), accept.shape[1]

@@ -1,11 +1,11 @@
-"""The ladder: draft lengths, one program each, chosen on the host by speed.
+"""The ladder: several draft lengths, of which the host picks the fastest.
 
 A depth policy (`specjax.adaptive.policies`) saves draft passes, but the
 target's pass keeps the width of the tree. So the ladder compiles chains of a
-few lengths, on the state of the longest, and the host chooses one between calls
-of the loop, by acceptance in finished rounds and measured seconds per round.
+few lengths on one state. Between calls of the loop the host picks one by
+acceptance in finished rounds and measured seconds per round.
 
-A length chosen from finished rounds does not depend on tokens to come, so
+A length chosen from finished rounds does not depend on future tokens, so
 decoding stays lossless. But it depends on clocks and on the other rows of the
 batch: sampled text differs between runs.
 """
@@ -31,18 +31,18 @@ from specjax.tree import Tree, chain
 from specjax.types import Draft, Drafter, LanguageModel, Params, Rule
 
 LENGTHS = (0, 1, 2, 4, 8)
-_SUPPOSED = 0.7  # acceptance of the first token, before anything is known
-_LEANS = 4.0  # rounds that the place before counts for
+_SUPPOSED = 0.7  # prior acceptance of the first token
+_LEANS = 4.0  # rounds that the position before counts for
 _KEEP = 0.998  # factor on the counts after every round of a row
-_MARGIN = 0.01  # share by which another length must seem faster to be taken
-_REMEMBERED = 512.0  # rounds that `Ladder.occupied` is a mean of, at most
-_LEAST = 8  # rounds of a piece that is timed: fewer start too cold
+_MARGIN = 0.01  # a length must seem faster by this share to be switched to
+_REMEMBERED = 512.0  # the most rounds that `Ladder.occupied` averages over
+_LEAST = 8  # the fewest rounds to time: fewer are too cold
 _FIRST = 100.0  # rounds that a first timing counts for
 _DOUBT = 0.6
-_FADES = 0.9997  # of the rounds that a timing is of, with every round
+_FADES = 0.9997  # factor per round on the weight of older timings
 _DRIFTS = 64.0  # rounds in which the machine's speed may change
 _FAR = math.log(1.5)
-_ROUNDS, _TURNS = 16, 4  # of the first timings
+_ROUNDS, _TURNS = 16, 4  # rounds and repetitions of the first timings
 
 
 def check(lengths: Sequence[int]) -> None:
@@ -50,7 +50,7 @@ def check(lengths: Sequence[int]) -> None:
   rising = all(a < b for a, b in itertools.pairwise(lengths))
   if len(lengths) < 2 or lengths[0] < 0 or not rising:
     raise ValueError(
-      f"a ladder has two lengths or more, rising, got {tuple(lengths)}"
+      f"a ladder needs two or more increasing lengths, got {tuple(lengths)}"
     )
 
 
@@ -60,19 +60,19 @@ class Ladder:
 
   a[k] is the probability that the k-th drafted token (from 1) is accepted if
   those before it are, estimated from finished rounds. Rarely reached positions
-  lean on the one before: `(accepted[k] + m a[k-1]) / (reached[k] + m)`. A round
-  of n drafted tokens then emits `1 + a[1] + a[1] a[2] + ...` (n + 1 terms)
-  tokens on average, and the fastest length emits most of them per second.
+  are smoothed towards the one before: `(accepted[k] + m a[k-1]) / (reached[k] +
+  m)`. A round of n drafted tokens then emits `1 + a[1] + a[1] a[2] + ...` (n +
+  1 terms) tokens on average; the best length emits most per second.
 
   Attributes:
-    decoders: by rising length; they share one state.
+    decoders: by increasing length; they share one state.
     every: the fewest rounds between choices: a call from the host starts cold.
     patience: after this many choices of no draft, one is tried for `every` / 4.
     reached, accepted: `f64[G]`, rounds that drafted a token at the position
       with all before it accepted, and those that accepted it; old rounds fade.
     occupied: `f64[2]`, mean share of a batch's rows still running, without and
-      with drafts: rows of high acceptance end earlier, and leave the batch half
-      empty.
+      with drafts: rows of high acceptance end earlier and leave the batch
+      partly empty.
   """
 
   decoders: Mapping[int, Decoder]
@@ -90,7 +90,7 @@ class Ladder:
 
   @property
   def longest(self) -> Decoder:
-    """The decoder with the longest drafts, whose state all share."""
+    """The decoder with the longest drafts, whose state all use."""
     return self.decoders[max(self.decoders)]
 
   def acceptances(self) -> np.ndarray:
@@ -105,11 +105,11 @@ class Ladder:
     """Learns from finished rounds.
 
     Args:
-      accept_counts: `i[n + 1]`, rounds of a row by accepted tokens, of n
-        drafted ones; nothing is learned if n is 0.
+      accept_counts: `i[n + 1]`, row rounds by accepted tokens, of n drafted
+        ones; nothing is learned if n is 0.
     """
     counts = np.asarray(accept_counts, np.float64)
-    at_least = np.cumsum(counts[::-1])[::-1]  # rounds by their fewest tokens
+    at_least = np.cumsum(counts[::-1])[::-1]  # rounds with n tokens or more
     places = len(counts) - 1
     fading = _KEEP ** at_least[0] if places else 1.0
     self.reached *= fading
@@ -121,8 +121,8 @@ class Ladder:
     """Learns how full a batch was, if it drafted in all rounds or in none.
 
     Args:
-      lengths: of its rounds.
-      rounds: number of them.
+      lengths: draft lengths of its rounds.
+      rounds: number of rounds.
       share: mean share of its rows that were running.
     """
     if len({n > 0 for n in lengths}) != 1:
@@ -133,11 +133,7 @@ class Ladder:
     self._of_rounds[kind] = min(self._of_rounds[kind] + rounds, _REMEMBERED)
 
   def rates(self, seconds: Mapping[int, float]) -> dict[int, float]:
-    """Tokens per second of a batch's row at each length.
-
-    Args:
-      seconds: of a round, by its length.
-    """
+    """Tokens per second and row at each length, given seconds per round."""
     tokens = np.cumprod(self.acceptances())
     return {
       n: self.occupied[int(n > 0)] * (1 + float(np.sum(tokens[:n]))) / taken
@@ -161,10 +157,10 @@ def make_ladder(
     draft: makes the drafter of a chain. With a length of 0 its state must
       survive rounds without it (`accepts_foreign_drafts` or `catches_up` of
       `Drafter`).
-    lengths: drafted tokens, rising; 0 drafts nothing.
+    lengths: drafted tokens, increasing; 0 drafts nothing.
 
   Raises:
-    ValueError: if the lengths do not rise, or the drafter does not support 0.
+    ValueError: if lengths do not increase, or the drafter does not support 0.
   """
   check(lengths)
   made = {n: draft(chain(n)) for n in lengths if n}
@@ -172,8 +168,8 @@ def make_ladder(
   if 0 in lengths:
     if not (long.accepts_foreign_drafts or long.catches_up):
       raise ValueError(
-        f"the state of {long.name!r} does not outlive rounds in which nothing "
-        "is drafted, as a ladder with length 0 has them"
+        f"the state of {long.name!r} does not survive rounds without a draft, "
+        "which a ladder with length 0 has"
       )
     made[0] = _nothing(long)
   decoders = {
@@ -209,14 +205,14 @@ def _nothing(long: Drafter) -> Drafter:
 class LadderLoop:
   """A decoding loop whose draft length the host chooses.
 
-  It takes the length with the highest upper confidence bound: the measured
-  speed, raised by the share `0.6 / sqrt(rounds)` for the timed rounds. So
+  It picks the length with the highest upper confidence bound: the measured
+  speed, raised by the share `0.6 / sqrt(rounds)` over the timed rounds. So
   lengths of similar speed are all tried until they can be told apart. (The
   constant was chosen by hand, not derived from the timings' distribution.)
 
   A machine's speed drifts from minute to minute by more than lengths differ. So
   most of a timing's deviation is attributed to drift, common to all lengths,
-  and the rest to the length's own cost; changes of length tell them apart.
+  and the rest to the length's own cost; switching lengths tells them apart.
   Calls of few rounds are not timed, nor is the first round after rounds without
   a draft, in which the draft may have to catch up.
 
@@ -228,14 +224,14 @@ class LadderLoop:
   def __init__(self, loops: Mapping[int, Loop], seconds: Mapping[int, float]):
     self._loops = loops
     self.seconds = dict(seconds)
-    self._timed = dict.fromkeys(seconds, _FIRST)  # rounds that they are of
-    self._drift = 0.0  # logarithm of what all take by what they took at first
+    self._timed = dict.fromkeys(seconds, _FIRST)  # rounds timed
+    self._drift = 0.0  # log of the common slow-down since the first timings
     self._now = -1
     self._idle = 0  # choices since a draft was tried
     self._left = 0  # rounds until the next choice
     self._lags = False  # whether the draft may lack some of the text
-    self._piece = 0  # rounds of a call at least: a call costs time
-    # Of the batch: rows that had work at first, their rounds, and lengths.
+    self._piece = 0  # the fewest rounds of a call: a call costs time
+    # The batch's rows with work at the start, their rounds, and lengths used.
     self._rows, self._at_work, self._made = 0, 0, set[int]()
 
   def __call__(
@@ -250,7 +246,7 @@ class LadderLoop:
     while running and rest > 0:
       if self._left <= 0:
         self._choose(ladder)
-      # A text that ends soon is not cut for a choice.
+      # A text that ends soon is not interrupted for a choice.
       some = min(rest, max(self._left, self._piece))
       if self._now and self._lags:
         some = 1
@@ -293,7 +289,7 @@ class LadderLoop:
     """Learns the seconds of some rounds of the current length."""
     known, timed = self.seconds[self._now], self._timed
     off = math.log(seconds / rounds / known) - self._drift
-    off = min(max(off, -_FAR), _FAR)  # what held it up once is no price
+    off = min(max(off, -_FAR), _FAR)  # a single hold-up is not a cost
     of_all = rounds / (rounds + _DRIFTS)
     of_own = (1 - of_all) * rounds / (rounds + timed[self._now])
     self._drift += of_all * off
@@ -304,7 +300,7 @@ class LadderLoop:
 
 
 def _counted(state: DecodeState) -> tuple[np.ndarray, int, bool]:
-  """Row rounds by accepted tokens; the batch's rounds; whether it goes on."""
+  """Row rounds by accepted tokens; the batch's rounds; whether any row runs."""
   counts, rounds, reasons = jax.device_get(
     (state.counters.accept_counts, state.num_steps, state.stop_reason)
   )
@@ -324,11 +320,12 @@ def compiled(
 
   Args:
     ladder: the decoders.
-    programs: of the longest, in pieces; a mesh must be in use, if there is one.
+    programs: the longest decoder's, in pieces; a mesh must be in use, if there
+      is one.
     params: the parameters.
-    state: of the batch, after prefill.
-    mesh: of the state, in one process: several would choose by their own clocks
-      and wait for each other forever.
+    state: a batch's state after prefill.
+    mesh: the state's, in one process: several processes would choose by their
+      own clocks and deadlock.
   """
   loops, text = {}, int(jnp.max(state.prompt_length))
   for length, one in ladder.decoders.items():
@@ -352,12 +349,12 @@ def measured(
   state: DecodeState,
   copy: Callable[[DecodeState], DecodeState],
 ) -> dict[int, float]:
-  """Seconds of a round at every length, starting from a given state.
+  """Seconds per round at every length, starting from a given state.
 
   Args:
-    loops: compiled, by length.
+    loops: compiled loops, by length.
     params: parameters of both models.
-    state: with room for the tokens of a few rounds; held twice for that time.
+    state: has room for the tokens of a few rounds; held twice meanwhile.
     copy: copies it, in the memory layout that the loops want.
   """
   first = int(state.num_steps)
@@ -370,7 +367,7 @@ def measured(
       after = jax.block_until_ready(loop(params, fresh, np.int32(_ROUNDS)))
       seconds = time.perf_counter() - start
       timings[-1][length] = seconds / max(int(after.num_steps) - first, 1)
-  # A machine's speed changes: lengths are compared within a turn.
+  # A machine's speed changes: compare lengths within a repetition.
   mean = lambda turn: statistics.geometric_mean(turn.values())
   typical = statistics.median(map(mean, timings[1:]))
   return {

@@ -1,4 +1,4 @@
-"""Depth policies: after every drafted token, whether the row drafts another.
+"""Depth policies decide, after every drafted token, whether to draft another.
 
 A policy sees the tokens drafted so far, the distributions they were drawn from,
 and statistics of finished rounds, but neither the next token nor its
@@ -37,15 +37,15 @@ class Token:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Seen:
-  """Everything a policy may use after `level` drafted tokens.
+  """What a policy may use after `level` drafted tokens.
 
   Attributes:
     level: number of drafted tokens; static.
     bins: `i32[B]`, bin of the newest token's distribution (`estimates.bin_of`);
       ROOT at first.
-    confidence: `f32[B]`, the newest one's own probability in the draft's
+    confidence: `f32[B]`, the newest token's own probability in the draft's
       distribution at temperature 1; infinite at the root.
-    survival: `f32[B]`, the product of what the policy `accepts` so far.
+    survival: `f32[B]`, the product of `Policy.accepts` so far.
     memory: the policy's statistics of finished rounds.
   """
 
@@ -63,7 +63,7 @@ def _sure(memory: Any, token: Token) -> Array:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Policy:
-  """When a row drafts on: while its gain is above its price.
+  """Decides when a row drafts on: while its gain is above its price.
 
   Attributes:
     name: as in `get`, with its parameters.
@@ -72,9 +72,9 @@ class Policy:
     accepts: `(memory, Token) -> f32[B]`, the probability that a token is
       accepted if those before it are.
     begin: `(rows, G) -> memory`, a pytree whose arrays have rows first.
-    learn: `(memory, Finished) -> memory`, after a round; None to learn nothing
-      and record nothing of a round.
-    most: the most tokens of a row; None for the tree's.
+    learn: `(memory, Finished) -> memory`, after a round; None for policies that
+      learn and record nothing.
+    most: the most tokens of a row; None for the tree's depth.
   """
 
   name: str
@@ -86,7 +86,7 @@ class Policy:
   most: int | None = None
 
   def goes_on(self, seen: Seen, allowed: Array) -> Array:
-    """`bool[B]`, which of the allowed rows draft the next token."""
+    """`bool[B]`, which allowed rows draft another token."""
     if self.most is not None and seen.level >= self.most:
       return jnp.zeros_like(allowed)
     return allowed & (self.gain(seen) > self.price(seen))
@@ -104,8 +104,8 @@ def fixed(depth: int = 6) -> Policy:
 def confidence(*, threshold: float = 0.4) -> Policy:
   """Stops after a token whose probability is at most the threshold.
 
-  Such a token is kept. As Hugging Face's `assistant_confidence_threshold`,
-  whose default this is.
+  That token is kept. As `assistant_confidence_threshold` of Hugging Face, with
+  its default.
   """
   _check_share("threshold", threshold)
   return Policy(
@@ -139,8 +139,8 @@ def exits(
   """`confidence` with a threshold that adapts to acceptance.
 
   Draft and Verify (Zhang et al., ACL 2024, section 4.1). With m the running
-  mean of the share of drafted tokens that were accepted and h the threshold,
-  after every round of a row
+  mean share of drafted tokens that were accepted and h the threshold, after
+  every round of a row
 
     m <- keep_matched m + (1 - keep_matched) share
     h <- keep_threshold h + (1 - keep_threshold) t,
@@ -150,10 +150,10 @@ def exits(
   here each prompt starts with a new one.
 
   Args:
-    acceptance: the target share of accepted tokens; alpha there.
-    threshold: the first one, of the draft's distribution at temperature 1.
-    step: epsilon there.
-    keep_matched, keep_threshold: beta_1 and beta_2 there.
+    acceptance: the desired share of accepted tokens; the paper's alpha.
+    threshold: the initial threshold, on probabilities at temperature 1.
+    step: the paper's epsilon.
+    keep_matched, keep_threshold: the paper's beta_1 and beta_2.
   """
   shares = {
     "acceptance": acceptance, "threshold": threshold, "step": step,
@@ -200,11 +200,11 @@ def survival(*, threshold: float = 0.25) -> Policy:
 def optimal(*, cost: float = 0.1, rows: int = 1) -> Policy:
   """Drafts on while the next token gains more than its pass costs.
 
-  `survival` with the threshold `rate * cost`: the optimal one in the monotone
-  case (`specjax.theory.stopping.myopic`). The rate is the row's own, measured
-  over its rounds, so that every round is a step of Dinkelbach's iteration.
+  `survival` with the threshold `rate * cost`, optimal in the monotone case
+  (`specjax.theory.stopping.myopic`). The rate is the row's own, measured over
+  its rounds, so every round is a step of Dinkelbach's iteration.
 
-  A batch runs a level if any of its rows wants it: that pays if the rows' mean
+  A batch runs a level if any of its rows wants it, which pays if the rows' mean
   gain is above their mean price. To stay independent a row assumes that the
   others are like itself in a typical round (`Estimates.typical`): its gain is
   the mean of its own and of `rows - 1` typical ones.
@@ -212,7 +212,7 @@ def optimal(*, cost: float = 0.1, rows: int = 1) -> Policy:
   Args:
     cost: of a draft pass over one token, for all rows, relative to a round
       without drafting but with verification of the same width.
-    rows: how many share a pass.
+    rows: how many rows share a pass.
   """
   if not cost >= 0:
     raise ValueError(f"cost must be >= 0, got {cost}")
@@ -225,7 +225,7 @@ def optimal(*, cost: float = 0.1, rows: int = 1) -> Policy:
 def by_rate(
   cost: Array | float, rows: Array | int, *, name: str = "optimal"
 ) -> Policy:
-  """`optimal` with numbers that may be traced; unchecked."""
+  """`optimal` with arguments that may be traced; unchecked."""
 
   def gain(seen: Seen) -> Array:
     others = seen.memory.typical(seen.level)
@@ -279,7 +279,7 @@ GRAMMAR = Grammar(kind="policy", entries=FACTORIES, literal="fixed")
 
 
 def get(text: str) -> Policy:
-  """The policy of a text: `"6"`, `"survival"`, `"confidence(threshold=0.4)"`.
+  """Parses a policy: `"6"`, `"survival"`, `"confidence(threshold=0.4)"`.
 
   Raises:
     ValueError: for an unknown policy or invalid parameters.

@@ -1,10 +1,10 @@
 """Target passes no wider than the drafted tokens need.
 
 Shapes are static, so the target is fed all F tokens of a draft's form, masked
-ones too. With narrower passes each round takes the narrowest that holds every
-unmasked node of the running rows: a round without drafted tokens costs a plain
-step. Passes differ only in rounding. SmartSpec (Liu et al., 2024) and AdaSpec
-(Huang et al., 2025) choose such widths on the host.
+ones too. With several widths, each round takes the narrowest pass that holds
+every unmasked node of the running rows: a round without drafted tokens costs a
+plain step. Passes differ only in rounding. SmartSpec (Liu et al., 2024) and
+AdaSpec (Huang et al., 2025) choose such widths on the host.
 """
 
 import dataclasses
@@ -31,13 +31,13 @@ def check(widths: Sequence[int], tree: Tree) -> None:
   if tree.form is Form.FIXED or tree.lanes:
     problem = "lanes" if tree.lanes else "a fixed form"
     raise ValueError(
-      f"widths are for drafts whose nodes may not be there, got a tree with "
+      f"widths are for drafts whose nodes may be masked, got a tree with "
       f"{problem}, which is always fed whole"
     )
   rising = all(a < b for a, b in itertools.pairwise(widths))
   if not (rising and 1 <= widths[0] and widths[-1] < tree.num_fed):
     raise ValueError(
-      f"widths must rise within 1..{tree.num_fed - 1} (a draft feeds "
+      f"widths must increase within 1..{tree.num_fed - 1} (a draft feeds "
       f"{tree.num_fed} tokens at most), got {tuple(widths)}"
     )
 
@@ -57,7 +57,7 @@ def choose(
   Drafts of rows that are `done`, `bool[B]`, do not count.
 
   Returns:
-    Which pass, `i32[]`, the whole one last; and how many tokens it feeds.
+    The pass's index, `i32[]`, the whole one last; and how many tokens it feeds.
   """
   present = topology.present & ~done[:, None]
   all_widths = np.asarray([*widths, present.shape[1]], np.int32)
@@ -80,12 +80,13 @@ def apply(
   """Runs one of several passes of a model, by index.
 
   Args:
-    model: `LanguageModel.apply`, and so are `params`, `tokens` and the others.
-    widths: of the narrower passes, rising.
+    model: `LanguageModel.apply`; `params`, `tokens` and the others are its
+      arguments.
+    widths: widths of the narrower passes, increasing.
     index: from `choose`; None for the whole pass.
 
   Returns:
-    The output at all F tokens, 0 at those that were not fed, and the cache.
+    The output at all F tokens, 0 where none was fed, and the cache.
   """
   width = tokens.shape[1]
 

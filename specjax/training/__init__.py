@@ -1,1 +1,1 @@
-"""Training objectives of drafts, and the loss of drafts that learn online."""
+"""Training objectives for drafts, and the loss for online learning."""

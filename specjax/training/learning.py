@@ -1,9 +1,9 @@
-"""Loss of a draft that learns online, from verified rounds.
+"""The loss for online learning, from verified rounds.
 
-`loss` makes a function of a draft's parameters and of the ring that
-`specjax.drafters.online` keeps; its gradient is for any optimizer. The contexts
-are the text that was emitted, so the target's own (Liu et al., ICML 2024), and
-the distributions are the target's at temperature 1, whatever the warp is.
+`loss` returns a function of a draft's parameters and of the ring that
+`specjax.drafters.online` keeps, for any optimizer. The contexts are the emitted
+text, so the target's own (Liu et al., ICML 2024), and the distributions are the
+target's at temperature 1, whatever the warp.
 """
 
 from collections.abc import Callable
@@ -20,12 +20,11 @@ from specjax.training.losses import Objective
 
 
 def loss(draft: DraftFn, objective: Objective) -> Callable[[Any, Ring], Array]:
-  """The loss of a draft over all entries of a ring whose distribution is known.
+  """The draft's mean loss over a ring's entries with a known distribution.
 
-  Where a ring keeps some tokens of a distribution and lumps the others, the
-  objective is that of the lumped distributions: a divergence of those is at
-  most that of the whole ones, and nothing tells the draft how to share out the
-  rest.
+  If a ring keeps some tokens of a distribution and lumps the others, the
+  objective is that of the lumped distributions. A divergence of those is at
+  most the full one, and the draft learns nothing about the lumped tokens.
 
   Args:
     draft: the draft's distributions (`online.model_logits`,
@@ -33,8 +32,8 @@ def loss(draft: DraftFn, objective: Objective) -> Callable[[Any, Ring], Array]:
     objective: of `specjax.training.losses`.
 
   Returns:
-    `(draft parameters, ring) -> f32[]`, 0 where nothing is known. The newest
-    entry of a text, whose next token is not read yet, waits for it.
+    `(draft parameters, ring) -> f32[]`, 0 if nothing is known. A text's newest
+    entry counts only once its next token is in the ring.
   """
 
   def of(params, ring: Ring) -> Array:
@@ -46,7 +45,7 @@ def loss(draft: DraftFn, objective: Objective) -> Callable[[Any, Ring], Array]:
     if ring.ids is not None:
       student = online.lumped(student, ring.ids)
       labels = _place(labels, ring.ids)
-    # Tokens that the draft cannot say differ by as much as there is.
+    # Tokens that the draft cannot produce get the floor.
     student = jnp.maximum(jax.nn.log_softmax(student), online.FLOOR)
     weights = ring.known & said & followed
     return objective(
@@ -57,7 +56,7 @@ def loss(draft: DraftFn, objective: Objective) -> Callable[[Any, Ring], Array]:
 
 
 def _place(tokens: Array, ids: Array) -> Array:
-  """`i32[B, R]`, which of the kept tokens each is, K if it is none."""
+  """`i32[B, R]`, each token's index among the kept ones, else K."""
   equal = ids == tokens[..., None]
   place = jnp.argmax(equal, axis=-1)
   return jnp.where(equal.any(axis=-1), place, np.int32(ids.shape[-1]))

@@ -1,19 +1,18 @@
-"""Objectives of a draft: the text, the target's distribution, or acceptance.
+"""Training objectives: the text, the target's distribution, or acceptance.
 
 Every objective is a mean loss over predicted positions, in nats or in shares of
 a token, from the distributions of student p and teacher q after the same
-contexts. The choice of contexts is another one: see `launch.training.model`.
+contexts. How contexts are chosen is up to `launch.training.model`.
 
-With the teacher's own samples as text, `acceptance` is an unbiased estimate of
-what speculative decoding is paid for. For tokens x_1.. drawn from q,
+On the teacher's own samples `acceptance` is an unbiased estimate of what
+makes speculative decoding fast. For tokens x_1.. drawn from q,
 
   E_q[prod_j min(1, p(x_j) / q(x_j))] = sum_x prod_j min(p(x_j), q(x_j))
     = P(the first i tokens drafted from p are accepted),
 
-since the sum is symmetric: it is `rules.get("token")` asked how much of the
-target's text it would accept *with the distributions' roles exchanged*.
-Differentiating the shipped rule needs no score function, because the text does
-not depend on p.
+since the sum is symmetric: `rules.get("token")`, *with the distributions' roles
+exchanged*, says how much of the target's text it would accept. Differentiating
+the shipped rule needs no score function, because the text does not depend on p.
 """
 
 from collections.abc import Callable
@@ -48,21 +47,21 @@ def next_token(student, teacher, labels, weights) -> Array:
 
 
 def forward_kl(student, teacher, labels, weights) -> Array:
-  """`KL(q || p)`, nats: p must cover what the target may say."""
+  """`KL(q || p)`, nats: p must cover the target's tokens."""
   del labels
   log_p, log_q = _log_laws(student, teacher)
   return mean(_divergence(log_q, log_p), weights)
 
 
 def reverse_kl(student, teacher, labels, weights) -> Array:
-  """`KL(p || q)`, nats: p must not say what the target would not."""
+  """`KL(p || q)`, nats: p must avoid tokens that the target would not emit."""
   del labels
   log_p, log_q = _log_laws(student, teacher)
   return mean(_divergence(log_p, log_q), weights)
 
 
 def _divergence(log_p, log_q) -> Array:
-  """`KL(p || q)`, in which a token without mass under p counts nothing."""
+  """`KL(p || q)`; tokens without mass under p contribute nothing."""
   has_mass = log_p > -jnp.inf
   ratio = jnp.where(has_mass, log_p, 0) - jnp.where(has_mass, log_q, 0)
   return jnp.sum(jnp.exp(log_p) * ratio, -1)
@@ -81,7 +80,7 @@ def distance(student: Array, teacher: Array) -> Array:
 
 
 def next_token_and_tv(student, teacher, labels, weights, told=None) -> Array:
-  """DSpark's (2026): 0.1 of `next_token`, 0.9 of twice `total_variation`.
+  """DSpark's (2026): 0.1 `next_token` plus 0.9 times twice `total_variation`.
 
   `told` are the weights of the first, by default those of both.
   """
@@ -92,11 +91,11 @@ def next_token_and_tv(student, teacher, labels, weights, told=None) -> Array:
 
 
 def confidence(log_odds: Array, accepted: Array, weights: Array) -> Array:
-  """Cross-entropy of estimated chances of acceptance (DSpark), nats.
+  """Cross-entropy of estimated acceptance probabilities (DSpark), nats.
 
   Args:
-    log_odds: `f32[B, T]`, of the estimates.
-    accepted: `f32[B, T]`, the chances, `1 - distance`; not trained.
+    log_odds: `f32[B, T]`, log-odds of the estimates.
+    accepted: `f32[B, T]`, the true ones, `1 - distance`; no gradient.
     weights: `f32[B, T]`, 1 where a position counts.
   """
   accepted = jax.lax.stop_gradient(accepted)
@@ -107,12 +106,12 @@ def confidence(log_odds: Array, accepted: Array, weights: Array) -> Array:
 def acceptance(block: int = 5) -> Objective:
   """Minus the expected share of a block of drafted tokens that is accepted.
 
-  Exact in expectation on the teacher's own samples; on other text it is the
-  same function of it.
+  Exact in expectation on the teacher's own samples; on other text it is just a
+  function of it.
 
   Args:
-    block: drafted tokens a step, gamma; blocks start every so many positions,
-      and those that hold a position without weight do not count.
+    block: drafted tokens per round, gamma; a block starts every `block`
+      positions, and counts only if all of its positions have weight.
 
   Returns:
     The objective, in [-1, 0].
@@ -128,15 +127,15 @@ def acceptance(block: int = 5) -> Objective:
 
 
 def block_acceptance(block: int) -> Objective:
-  """`acceptance` of blocks that are given, each a row of T = block positions.
+  """`acceptance` of given blocks, each a row of T = block positions.
 
-  Blocks may then begin at every position, as the drafts of a head do.
+  Blocks may then begin at every position, as a head's drafts do.
   """
   tree, verify = chain(block), rules.get("token").verify
 
   def objective(student, teacher, labels, weights) -> Array:
     log_p, log_q = _log_laws(student, teacher)
-    # Roles exchanged: the text is the teacher's, and p judges it.
+    # Roles exchanged: the text is the teacher's, and p is the target.
     judge = jnp.pad(log_p, ((0, 0), (0, 1), (0, 0)), mode="edge")
     author = jnp.pad(log_q, ((0, 0), (1, 0), (0, 0)))
     draft = Draft(
@@ -153,13 +152,13 @@ def block_acceptance(block: int) -> Objective:
 
 
 def smooth_l1(predicted: Array, wanted: Array, weights: Array) -> Array:
-  """Huber's distance of hidden states, of which EAGLE-1 foretells the next.
+  """Smooth L1 (Huber) loss on hidden states, as EAGLE-1 is trained.
 
-  Squared below 1, linear above; the mean over channels.
+  Quadratic below 1, linear above; the mean over channels.
 
   Args:
     predicted: `f[B, T, H]`.
-    wanted: `f[B, T, H]`, not trained.
+    wanted: `f[B, T, H]`, no gradient.
     weights: `f32[B, T]`, 1 where a position counts.
   """
   away = jnp.abs(predicted - jax.lax.stop_gradient(wanted))
@@ -194,10 +193,10 @@ def get(name: str, *, block: int = 5) -> Objective:
 
   Args:
     name: one of `OBJECTIVES`.
-    block: see `acceptance`; the others know no blocks.
+    block: see `acceptance`; the others ignore it.
 
   Raises:
-    ValueError: if there is none, listing those there are; or for no block.
+    ValueError: for an unknown name, listing the known ones, or a block < 1.
   """
   if block < 1:
     raise ValueError(f"acceptance_block must be >= 1, got {block}")

@@ -134,10 +134,10 @@ def test_a_text_that_goes_on_is_read_when_it_is_drafted_for():
 def test_what_makes_no_ladder_is_refused():
   lags = lambda tree: drafters.model(MODEL, tree=tree, vocab_size=VOCAB)
   assert sorted(make(lags, (1, 2)).decoders) == [1, 2]
-  with pytest.raises(ValueError, match="'model' does not outlive"):
+  with pytest.raises(ValueError, match="'model' does not survive"):
     make(lags, (0, 2))
   for lengths in ((4,), (0, 2, 1)):
-    with pytest.raises(ValueError, match="two lengths or more"):
+    with pytest.raises(ValueError, match="two or more increasing lengths"):
       make(lengths=lengths)
 
 

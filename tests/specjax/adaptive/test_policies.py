@@ -188,7 +188,7 @@ def test_what_is_no_policy_is_refused(text, message):
 
 
 def test_a_policy_ends_single_paths():
-  with pytest.raises(ValueError, match="ends one path"):
+  with pytest.raises(ValueError, match="needs one path"):
     of_model(policies.get("survival"), tree=paths(2, 2))
 
 

@@ -101,7 +101,7 @@ def test_the_narrowest_pass_that_holds_all_rows_is_chosen(
 
 def test_widths_that_no_round_can_have_are_refused():
   for wrong in ((0,), (4,), (2, 2), (3, 1)):
-    with pytest.raises(ValueError, match=r"must rise within 1\.\.3 .* got"):
+    with pytest.raises(ValueError, match=r"must increase within 1\.\.3 .* got"):
       decoder(*wrong)
   assert widths.within((3, 0, 1, 9, 3), EARLY.tree) == (1, 3)
   lanes = forms.with_lanes(decoding.VOCAB)
