@@ -1,7 +1,7 @@
-"""Conversations for chat models: messages in, token ids out.
+"""Encodes conversations for chat models.
 
-Special tokens, as `<|im_start|>`, come only from the model's template: their
-names in a message are plain text.
+Special tokens, such as `<|im_start|>`, only come from the model's template:
+their names in a message are plain text.
 """
 
 import functools
@@ -14,7 +14,7 @@ import tokenizers as hf
 
 from models.tokenizers import Tokenizer
 
-# One character that no text has: Unicode assigns it to nobody.
+# A Unicode noncharacter, which no text contains.
 _MARK = "\ufdd0"
 
 
@@ -24,9 +24,9 @@ def encode(
   *,
   add_generation_prompt: bool = True,
 ) -> list[int]:
-  """Ids of a conversation by the tokenizer's chat template.
+  """Encodes a conversation with the tokenizer's chat template.
 
-  As transformers' `apply_chat_template`, except that names of special tokens in
+  Like transformers' `apply_chat_template`, but names of special tokens in
   messages become text, not tokens.
 
   Args:
@@ -36,8 +36,8 @@ def encode(
       message.
 
   Raises:
-    ValueError: for messages without role or content, or rejected by the
-      template, or without a template.
+    ValueError: if a message has no role or content, the template rejects the
+      messages, or there is no template.
   """
   for message in messages:
     for key in ("role", "content"):
@@ -46,10 +46,10 @@ def encode(
   names, expression = _special(tokenizer)
 
   def marked(value: Any) -> Any:
-    """A JSON value with the numbers of special tokens between marks."""
+    """Replaces names of special tokens in a JSON value by marked numbers."""
     if isinstance(value, str):
       if _MARK in value:
-        raise ValueError(f"a message holds {_MARK!r}, which is no character")
+        raise ValueError(f"a message contains the noncharacter {_MARK!r}")
       number = lambda match: _mark(names.index(match[0]))
       return re.sub(expression, number, value)
     if isinstance(value, Mapping):
@@ -65,15 +65,15 @@ def encode(
 
 
 def encode_rendered(tokenizer: Tokenizer, text: str) -> list[int]:
-  """Ids of a text that a template has rendered.
+  """Encodes a text that a template has rendered.
 
-  It may be a part that begins or ends at a special token.
+  It may be a part that starts or ends at a special token.
   """
   if _MARK not in text:
     return tokenizer.backend.encode(text, add_special_tokens=False).ids
   names, expression = _special(tokenizer)
   marked, special = _marked(tokenizer)
-  # Names in messages become text again, and those of the template marks.
+  # Unmark names in messages, and mark those of the template.
   swap = lambda match: (
     names[int(match[1])] if match[1] else _mark(names.index(match[0]))
   )
@@ -88,7 +88,7 @@ def _mark(number: int | str) -> str:
 
 @functools.lru_cache(maxsize=4)
 def _marked(tokenizer: Tokenizer) -> tuple[hf.Tokenizer, dict[int, int]]:
-  """A tokenizer whose special tokens are marks, and the ids of those."""
+  """A tokenizer with marks as special tokens, and the ids behind the marks."""
   copy, names = tokenizer.plain_copy(), _special(tokenizer)[0]
   how = lambda t: dict(lstrip=t.lstrip, rstrip=t.rstrip, normalized=False)
   tokens = tokenizer.special_tokens()
@@ -104,11 +104,11 @@ def render(
   *,
   add_generation_prompt: bool = True,
 ) -> str:
-  """Messages rendered by a chat template; arguments as in `encode`."""
+  """Renders messages with a chat template; arguments as for `encode`."""
   if tokenizer.chat_template is None:
     raise ValueError("the target's tokenizer has no chat template")
-  # It compiles templates in a sandbox. Importing it takes a second, and would
-  # tell that there is no torch, which nothing here needs.
+  # Compiles templates in a sandbox. Importing it takes a second, and would warn
+  # about missing torch, which is not needed here.
   os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")
   from transformers.utils import chat_template_utils
 
@@ -120,13 +120,13 @@ def render(
       bos_token=tokenizer.bos_token or "",
       eos_token=tokenizer.eos_token or "",
     )
-  except Exception as error:  # jinja's own, and whatever a template computes
+  except Exception as error:  # a template may raise anything
     reason = " ".join(str(error).split())
-    raise ValueError(f"the chat template refuses this: {reason}") from None
+    raise ValueError(f"the chat template rejects this: {reason}") from None
   return text
 
 
 def _special(tokenizer: Tokenizer) -> tuple[list[str], str]:
-  """Names of special tokens, longest first, and an expression of them all."""
+  """Names of special tokens, longest first, and a regex for all of them."""
   names = sorted(tokenizer.special_tokens(), key=len, reverse=True)
   return names, "|".join(map(re.escape, names)) or "(?!)"  # never matches

@@ -1,7 +1,7 @@
-"""Draft vocabularies: the tokens of a head, where fewer than the target's.
+"""Draft vocabularies: heads that predict fewer tokens than the target.
 
-Files name them twice: `d2t` holds for each of them how far its id lies above
-its place, and `t2d` marks them among all.
+Files list the tokens twice: `d2t` has each one's id minus its index, and `t2d`
+marks them among all tokens.
 """
 
 from collections.abc import Mapping
@@ -16,11 +16,11 @@ NAMES = frozenset({"d2t", "t2d"})
 
 
 def spread(logits: Array, ids: Array, vocab_size: int) -> Array:
-  """Logits of the target's tokens, -inf for those that cannot be said.
+  """Scatters draft logits to the target's vocabulary, -inf for other tokens.
 
   Args:
     logits: `f32[..., W]`.
-    ids: `i32[W]`, which token each of them is.
+    ids: `i32[W]`, the token of each.
     vocab_size: V.
 
   Returns:
@@ -34,7 +34,7 @@ def tensors_of(ids: np.ndarray, vocab_size: int) -> dict[str, np.ndarray]:
   """The tensors `d2t` and `t2d` of a draft vocabulary.
 
   Args:
-    ids: `int[W]`, rising.
+    ids: `int[W]`, ascending.
     vocab_size: V.
   """
   ids = np.asarray(ids).astype(np.int64)
@@ -50,22 +50,22 @@ def read(
   """Reads the ids of a draft vocabulary from a file's tensors, `i32[W]`.
 
   Args:
-    tensors: by the names of the normal form.
+    tensors: by normalized name.
     size: W.
     vocab_size: V.
 
   Raises:
-    CheckpointError: if there is no list of W of them.
-    ValueError: if it does not name tokens of rising ids, or `t2d` others.
+    CheckpointError: if there is no list of W ids.
+    ValueError: if the ids are not ascending tokens, or `t2d` differs.
   """
   given = tensors.get("d2t")
   if given is None or given.shape != (size,):
-    raise CheckpointError(f"missing: d2t, which token each of {size} is")
+    raise CheckpointError(f"missing: d2t, the tokens of {size} draft ids")
   ids = np.asarray(given.read(())).astype(np.int64) + np.arange(size)
   if (np.diff(ids) <= 0).any() or ids.min() < 0 or ids.max() >= vocab_size:
     raise ValueError(
-      f"d2t must give {size} rising ids below {vocab_size} (are they ids "
-      "already?)"
+      f"d2t must give {size} ascending ids below {vocab_size} (does it hold "
+      "ids instead of offsets?)"
     )
   if "t2d" in tensors:
     marked = np.flatnonzero(np.asarray(tensors["t2d"].read(())))

@@ -1,7 +1,7 @@
 """Kinds and shapes of heads, without their weights.
 
-Formats differ in names and conventions (`models.formats.head_checkpoints`); all
-become a `HeadShape`, which is enough to make, shard and plan the network.
+File formats differ (`models.formats.head_checkpoints`); all become a
+`HeadShape`, which is enough to make, shard and plan the network.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ from models.networks.transformer import FINAL, Features
 from models.sharding import Sharding
 
 HeadModule = eagle.Eagle | medusa.Medusa | dflash.Parallel | mtp.Mtp | Assistant
-# Of each kind the network, and what makes pure functions of it.
+# The network of each kind, and what makes pure functions of it.
 _NETWORKS: dict[str, tuple[Any, Callable[..., tuple[Any, Any]]]] = {
   "eagle": (eagle.Eagle, eagle.as_feature_model),
   "eagle3": (eagle.Eagle, eagle.as_feature_model),
@@ -42,7 +42,7 @@ _NETWORKS: dict[str, tuple[Any, Callable[..., tuple[Any, Any]]]] = {
     lambda module, sharding: gemma_assistant.as_cache_reader(module),
   ),
 }
-# Those that are planned.
+# Kinds that can be planned.
 KINDS = tuple(kind for kind in _NETWORKS if kind != "assistant")
 
 
@@ -56,8 +56,7 @@ class Target:
     vocab_size: rows of its embedding.
     embedding: `f[V, D]`, or None if a head is only described.
     output: the output projection, `f[V, D]`, or None likewise.
-    config: all of its shapes and switches, for heads that read its cache; or
-      None.
+    config: its configuration, for heads that read its cache; or None.
   """
 
   num_layers: int
@@ -73,8 +72,8 @@ class HeadShape:
   """A head without its parameters.
 
   Attributes:
-    config: its network's; says its kind, one of `KINDS` or "assistant".
-    features: features of the target that it reads
+    config: of its network; its kind is one of `KINDS` or "assistant".
+    features: the target's features that it reads
       (`models.networks.transformer.Features`).
   """
 
@@ -83,18 +82,18 @@ class HeadShape:
 
 
 def make(config: HeadConfig, *, dtype=jnp.float32, rngs: nnx.Rngs) -> Any:
-  """The network of a configuration, a `HeadModule`, with random weights."""
+  """Makes the network of a configuration, with random weights."""
   return _NETWORKS[config.kind][0](config, dtype=dtype, rngs=rngs)
 
 
 def mtp_shape(target: TransformerConfig, *, num_depths: int = 1) -> HeadShape:
-  """The MTP head that a target comes with, of so many layers."""
+  """The shape of a target's own MTP head with `num_depths` layers."""
   config = mtp.config_of(target, num_depths=num_depths)
   return HeadShape(config=config, features=(FINAL,))
 
 
 def is_own(module: HeadModule) -> Callable[[tuple, Any], bool]:
-  """A filter of nnx: the head's own parameters, which learn."""
+  """An nnx filter for the head's own, trainable parameters."""
   fixed = module.config.shared
   return lambda path, value: (
     isinstance(value, nnx.Param) and path[0] not in fixed
@@ -104,15 +103,15 @@ def is_own(module: HeadModule) -> Callable[[tuple, Any], bool]:
 def functions(
   module: HeadModule, *, sharding: Sharding | None = None
 ) -> tuple[Any, Any]:
-  """A head as pure functions, and their parameters.
+  """Splits a head into pure functions and parameters.
 
   Args:
     module: the network, or its shapes.
-    sharding: its rules on the mesh in use; None for one device.
+    sharding: its sharding rules; None for one device.
 
   Returns:
     A `FeatureModel` (EAGLE, MTP), a `BlockModel` (DFlash, DSpark, ...), a
-    `CacheReader` (Gemma 4's assistant), or of the others a `MarginalModel`; and
-    the parameters.
+    `CacheReader` (Gemma 4's assistant) or else a `MarginalModel`; and the
+    parameters.
   """
   return _NETWORKS[module.config.kind][1](module, sharding=sharding)

@@ -1,16 +1,15 @@
-"""Initial weights of heads, copied from the target where they can be.
+"""Initial weights of heads, copied from the target where possible.
 
 The target's last layer has already learned to turn features into the next
-token's. A head of the target's shapes begins as that layer, reading the feature
-in place of the hidden state, with the target's output rows: it needs far less
-text than one of random weights. Embedding and, where a head has none of its
-own, output projection are the target's arrays.
+token's. A head with the target's shapes starts as that layer, reading the
+feature instead of the hidden state, with the target's output projection; it
+needs far less text than from random weights. Embedding and, unless the head has
+its own, output projection are shared with the target.
 
 A head's layer is Llama's or Qwen3's: dense, with norms before its blocks. A
-block that cannot begin as the target's is random and adds nothing at first: the
-MLP where the target has a mixture of experts, the attention where a share of
-each head rotates or where latents are cached, both blocks of Gemma's, OLMo's
-and gpt-oss's layers.
+block that cannot be copied is random, with a zero output projection: the MLP if
+the target has a mixture of experts, attention with partial rotary embeddings or
+latents, and both blocks for Gemma, OLMo and gpt-oss.
 """
 
 import dataclasses
@@ -43,13 +42,12 @@ def output_rows(target: Transformer) -> Array:
   """The output projection, `f[V, D]`.
 
   Raises:
-    ValueError: for a target whose logits are more than a projection: heads are
-      trained on it.
+    ValueError: if the logits are soft-capped; heads are trained without.
   """
   if target.config.logit_softcap is not None:
     raise ValueError(
-      "heads are trained on plain logits, and those of the target have a soft "
-      f"cap, {target.config.logit_softcap}"
+      "cannot train heads on a target with a logit soft cap, got "
+      f"{target.config.logit_softcap}"
     )
   if target.config.tied_embeddings:
     return target.embed.embedding[...]
@@ -57,17 +55,17 @@ def output_rows(target: Transformer) -> Array:
 
 
 def check_layers(layers: Features, num_layers: int, *, first: int) -> Features:
-  """The layers whose inputs a head is to read, which a target has.
+  """Checks the target layers whose inputs a head reads.
 
   Raises:
-    ValueError: for others than `first .. num_layers - 1`, or that do not rise:
-      servers collect what they read layer by layer.
+    ValueError: if they are not ascending in `first .. num_layers - 1`, the
+      order in which servers collect features.
   """
   if [*layers] != sorted({*range(first, num_layers)} & {*layers}):
     raise ValueError(
-      f"a target of {num_layers} layers cannot be read at layers "
-      f"{','.join(map(str, layers))}: give config.head.layers, of "
-      f"{first}..{num_layers - 1}, lowest first"
+      f"cannot read a target with {num_layers} layers at layers "
+      f"{','.join(map(str, layers))}: set config.head.layers to ascending "
+      f"layers in {first}..{num_layers - 1}"
     )
   return layers
 
@@ -80,14 +78,14 @@ def eagle3(
   mlp_dim: int = 0,
   rngs: nnx.Rngs,
 ) -> Eagle:
-  """EAGLE-3's head: the last layer, reading the highest of the features.
+  """Starts EAGLE-3's head as the last layer, reading the highest feature.
 
   Args:
     target: the model that it drafts for.
     layers: whose inputs are fused.
-    draft_vocab: ids of the tokens that it can draft, rising; None for all.
-    mlp_dim: width of the MLP's hidden layer, 0 for the target's. What is wider
-      adds nothing at first, and all of a narrower one.
+    draft_vocab: ids of its draft vocabulary, ascending; None for all tokens.
+    mlp_dim: width of the MLP's hidden layer, 0 for the target's. Additional
+      channels, or all of a narrower MLP, have zero output at first.
     rngs: for weights that the target does not have.
   """
   config = EagleConfig(
@@ -97,8 +95,8 @@ def eagle3(
     draft_vocab_size=None if draft_vocab is None else len(draft_vocab),
   )
   module = Eagle(config, dtype=target.dtype, rngs=rngs)
-  # Of features next to each other, the last is the highest layer's: it is read
-  # alone at first. What others are can be hundreds of times as large.
+  # At first it only reads the last feature, the highest layer's. Others can be
+  # hundreds of times as large.
   _read_last(module.fc)
   copy_layer(module, target.layers[-1], target)  # reads embedding, then state
   _copy_norms(module, target)
@@ -107,12 +105,12 @@ def eagle3(
 
 
 def eagle1(target: Transformer, *, rngs: nnx.Rngs) -> Eagle:
-  """EAGLE-1's head: the last layer, reading the final hidden state.
+  """Starts EAGLE-1's head as the last layer, reading the final hidden state.
 
-  That state is normed, and what the layer adds to its stream is not: it can be
-  hundreds of times as large. So attention and MLP add nothing at first, and the
-  head predicts what the target predicted one token before. It has no norms of
-  queries and keys: no format could hold them.
+  That state is normed, but the outputs of attention and MLP can be hundreds of
+  times as large, so they are zeroed: at first the head predicts what the target
+  predicted one token before. It has no norms on queries and keys, which no
+  format supports.
   """
   config = EagleConfig(layers=_layers(target.config, qk_norm=None))
   module = Eagle(config, dtype=target.dtype, rngs=rngs)
@@ -127,11 +125,11 @@ def eagle1(target: Transformer, *, rngs: nnx.Rngs) -> Eagle:
 
 
 def mtp(target: Transformer, *, rngs: nnx.Rngs) -> Mtp:
-  """A head of multi-token prediction: the last layer, reading the final state.
+  """Starts an MTP head as the last layer, reading the final hidden state.
 
-  As EAGLE-1's it predicts at first what the target predicted one token before,
-  if less or more surely where the state's norm is not the usual one: it is
-  normed again.
+  Like EAGLE-1's it first predicts what the target predicted one token before,
+  though with another temperature where the state, which is normed again, has an
+  unusual norm.
   """
   config = MtpConfig(layers=_layers(target.config))
   module = Mtp(config, dtype=target.dtype, rngs=rngs)
@@ -151,7 +149,7 @@ def medusa(
   num_heads: int,
   rngs: nnx.Rngs,
 ) -> Medusa:
-  """Medusa's heads: each is the target's own output at first."""
+  """Starts Medusa's heads, each as the target's output."""
   config = MedusaConfig(
     num_heads=num_heads,
     num_layers=1,
@@ -177,17 +175,17 @@ def parallel(
   kind: type[Parallel] = Parallel,
   **more: Any,
 ) -> Parallel:
-  """DFlash's head: the last layers, reading the highest of the features.
+  """Starts DFlash's head as the last layers, reading the highest feature.
 
   Args:
     target: the model that it drafts for.
     num_layers: of the head.
     layers: whose inputs are fused.
-    block_size: tokens of a block: the newest, and those that are drafted.
-    mask_token: id that marks a token to draft.
-    draft_vocab: ids of the tokens that it can draft, rising; None for all.
-    rngs: for what the target does not have.
-    kind: of the network; DSpark's begins without a bias of the token before.
+    block_size: tokens of a block: the newest, and those to draft.
+    mask_token: id of the mask.
+    draft_vocab: ids of its draft vocabulary, ascending; None for all tokens.
+    rngs: for weights that the target does not have.
+    kind: class of the network; DSpark's starts with zero Markov bias.
     **more: further fields of its configuration.
 
   Raises:
@@ -227,14 +225,14 @@ def parallel(
 
 
 def copy_layer(ours: Any, theirs: Layer, target: Transformer) -> None:
-  """Copies what a head's layer can begin as; the rest adds nothing at first.
+  """Starts a head's layer from the target's; other blocks output zero.
 
-  A block like the target's has its parameters. Where ours is larger, as of
-  queries that read the embedding too, theirs come last along each axis. The
-  last projection of a block unlike the target's is zero.
+  A compatible block gets the target's parameters. If ours are larger, as for
+  queries that also read the embedding, theirs are last along each axis. The
+  output projection of any other block is set to zero.
 
   Args:
-    ours: a module with `attention` and `mlp`, and perhaps norms before them.
+    ours: a module with `attention` and `mlp`, and optional norms before them.
     theirs: a layer of the target.
     target: the target.
   """
@@ -246,7 +244,7 @@ def copy_layer(ours: Any, theirs: Layer, target: Transformer) -> None:
     if _is_alike(ours.mlp.spec, theirs.spec.feed_forward):
       copied.add("mlp")
   _silence(ours.attention.out)
-  _silence(ours.mlp.down)  # as what a wider one has besides
+  _silence(ours.mlp.down)  # also for a wider MLP's additional channels
   given = dict(nnx.to_flat_state(nnx.state(theirs, nnx.Param)))
   state = nnx.state(ours, nnx.Param)
   for key, variable in nnx.to_flat_state(state):
@@ -258,7 +256,7 @@ def copy_layer(ours: Any, theirs: Layer, target: Transformer) -> None:
 
 
 def _has_usual_norms(layer: LayerSpec, target: TransformerConfig) -> bool:
-  """True if norms stand and multiply as those of a head's layer."""
+  """True if a layer's norms are like those of a head's layer."""
   return (
     layer.norms == "pre" and not layer.parallel and not layer.scaled
     and target.norm == "rms"
@@ -266,7 +264,7 @@ def _has_usual_norms(layer: LayerSpec, target: TransformerConfig) -> bool:
 
 
 def _is_alike(ours: Any, theirs: Any) -> bool:
-  """True if a block differs in what may be added or left out at most.
+  """True if blocks differ at most in parts that may be added or left out.
 
   These are windows, biases, norms of heads, and a wider MLP's channels.
   """
@@ -292,21 +290,21 @@ def _layers(
   mlp_bias: bool | None = None,
   **attention,
 ) -> TransformerConfig:
-  """A head's layers, all like the target's last one.
+  """The configuration of a head's layers, all like the target's last.
 
-  They have that one's heads, the width (of the experts of a token together) and
-  the rotation, as far as a head's files can say it.
+  They have its heads, its MLP's width (of a token's experts together) and its
+  rotary embeddings, as far as head formats can express these.
 
   Raises:
-    ValueError: for a target with layer norms, or whose last layer does not
-      attend, or does not rotate.
+    ValueError: for a target with layer norms, or whose last layer has no
+      attention with rotary embeddings.
   """
   if target.norm == "layer":
-    raise ValueError("a head has RMS norms, and the target layer norms")
+    raise ValueError("heads need a target with RMS norms, got layer norms")
   a, block = target.layers[-1].attention, target.layers[-1].feed_forward
   if not isinstance(a, AttentionSpec) or a.rope is None:
     raise ValueError(
-      "a head's layers attend and rotate, and the target's last does not"
+      "heads need a target whose last layer attends with rotary embeddings"
     )
   size = a.head_dim if a.latent is None else a.latent.value_dim
   rope, one = a.rope, len({*(a.rope.factors or (1,))}) == 1
@@ -342,7 +340,7 @@ def _layers(
 
 
 def _read_last(fc: Any) -> None:
-  """Makes a projection give the last of what it reads, as it is."""
+  """Makes a projection return the last of its inputs unchanged."""
   width = fc.weight.shape[0]
   zero = jnp.zeros_like(fc.weight)
   fc.weight[...] = zero.at[:, -width:].set(jnp.eye(width))
@@ -360,7 +358,7 @@ def _scale(norm: nnx.Module) -> Array:
 
 
 def _copy_norms(module, target: Transformer) -> None:
-  """Copies the norms of what is fused and of the output."""
+  """Copies the norms of fused features and of the output."""
   last = target.layers[-1]
   if _has_usual_norms(last.spec, target.config):
     nnx.update(module.hidden_norm, nnx.state(last.attention_norm))
@@ -368,7 +366,7 @@ def _copy_norms(module, target: Transformer) -> None:
 
 
 def _copy_ends(module, target: Transformer, draft_vocab=None) -> None:
-  """Copies output projection, of the tokens it can draft, and embeddings."""
+  """Copies embeddings, and the output projection of the draft vocabulary."""
   rows = output_rows(target)
   if draft_vocab is not None:
     module.target_ids = nnx.Variable(jnp.asarray(draft_vocab, jnp.int32))

@@ -1,7 +1,7 @@
-"""Meshes for decoding: data parallel over rows, tensor parallel over models.
+"""Meshes for decoding, with data parallel rows and tensor parallel models.
 
-`data:2,model:4` means two groups of devices, each with its own rows, and in
-each group the target split over four. A copy of the draft may be split over
+`data:2,model:4` means two groups of devices with their own rows, each of which
+splits the target over four devices. A copy of the draft may be split over
 fewer, down to one (replicated).
 """
 
@@ -34,8 +34,8 @@ class Layout:
   def __post_init__(self):
     if min(self.data, self.model, self.draft) < 1 or self.model % self.draft:
       raise ValueError(
-        f"the draft's devices ({self.draft}) must divide those of the target "
-        f"({self.model}), and all be positive"
+        f"the draft's devices ({self.draft}) must divide the target's "
+        f"({self.model}), and all must be positive"
       )
 
   @property
@@ -50,7 +50,7 @@ class Layout:
   def mesh(self, devices: list) -> Mesh:
     """The mesh: axes 'data', 'model' and, for a draft of its own size, 'draft'.
 
-    `devices` are `num_devices` of them, in jax's order.
+    `devices` are `num_devices` devices in jax's order.
     """
     shape, names = [self.data, self.model], ["data", "model"]
     if self._own_axis:
@@ -67,7 +67,7 @@ class Layout:
     return target, target if self.draft == self.model else Sharding(())
 
   def cache_specs(self) -> tuple[P, P]:
-    """Specs of the target's and the draft's caches, but for rows."""
+    """Specs of the target's and the draft's caches, without rows."""
     target, draft = self.shardings()
     return target.cache_lbksc, draft.cache_lbksc
 
@@ -84,10 +84,10 @@ def parse(
   Args:
     text: as in `data:2,model:4`; "" for all devices on 'model'.
     num_devices: how many there are.
-    draft: the draft model, if there is one; of a head, its sizes that devices
-      must divide (`models.networks.heads.HeadConfig.even_sizes`).
-    draft_devices: devices of a copy of the draft; by default as many as its
-      heads allow.
+    draft: the draft model or None; for a head, the sizes that devices must
+      divide (`models.networks.heads.HeadConfig.even_sizes`).
+    draft_devices: devices of a copy of the draft; by default as many as
+      possible.
 
   Raises:
     ValueError: for a malformed text or another number of devices.
@@ -97,11 +97,11 @@ def parse(
     axes = ",".join(sorted(text.split(",")))
     match = re.fullmatch(r"data:([1-9]\d*),model:([1-9]\d*)", axes)
     if match is None:
-      raise ValueError(f"a mesh must be as in data:2,model:8, got {text!r}")
+      raise ValueError(f"a mesh must be like data:2,model:8, got {text!r}")
     data, model = map(int, match.groups())
   if data * model != num_devices:
     raise ValueError(
-      f"mesh {text} takes {data * model} devices, there are {num_devices}"
+      f"mesh {text} needs {data * model} devices, but there are {num_devices}"
     )
   size = draft_devices or most_devices(draft, model)
   return Layout(data=data, model=model, draft=size)
@@ -110,9 +110,9 @@ def parse(
 def most_devices(
   draft: TransformerConfig | T5Config | tuple[int, ...] | None, model: int
 ) -> int:
-  """The most devices, among divisors of `model`, that a draft can be cut over.
+  """The largest divisor of `model` that a draft can be split over.
 
-  Its key/value heads are not repeated for it.
+  Without repeating its key/value heads.
   """
   if draft is None:
     return 1

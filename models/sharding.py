@@ -28,10 +28,10 @@ from specjax.cache import row_major
 class Sharding:
   """How a model is split: heads, MLP and vocabulary (Megatron's layout).
 
-  Rows are not named here: over 'data' the whole loop is mapped.
+  Rows are not named here: the whole loop is mapped over 'data'.
 
   Attributes:
-    axes: mesh axes that split it; none to replicate it.
+    axes: mesh axes that split it; empty to replicate it.
     experts: how experts are split, "width" or "expert"; see
       `models.networks.mixture.cut_by`.
     apart: whether layers are not stacked (`models.networks.stacked`).
@@ -48,7 +48,7 @@ class Sharding:
 
   @property
   def cache_lbksc(self) -> P:
-    """Spec of keys and values of all layers: layers, rows, heads, .. ."""
+    """Spec of all layers' keys and values: layers, rows, heads, .. ."""
     return P(None, None, self.cut, None, None)
 
 
@@ -57,9 +57,9 @@ def constrain(x: Array, name: str, *, sharding: Sharding | None) -> Array:
 
   Args:
     x: the array.
-    name: "cache_lbksc", keys or values of all layers, or of one without the
-      first axis, cut by heads; "act_btd", activations between layers; or
-      "logits_btv". Those are whole: rules read whole distributions.
+    name: "cache_lbksc", keys or values of all layers (or of one, without the
+      first axis), split by heads; "act_btd", activations between layers; or
+      "logits_btv", which is not split: rules need whole distributions.
     sharding: the model's rules.
   """
   if sharding is None or jax.sharding.get_abstract_mesh().empty:
@@ -68,9 +68,9 @@ def constrain(x: Array, name: str, *, sharding: Sharding | None) -> Array:
   if name == "cache_lbksc":
     spec = P(*sharding.cache_lbksc[5 - x.ndim :])
   x = jax.lax.with_sharding_constraint(x, spec)
-  # Left alone, XLA:TPU may put a few tokens where 128 lanes are, and every
-  # array of distributions takes 25 times its size; or give passes over one
-  # token and over two each their own layout, and copy the caches between them.
+  # By default XLA:TPU may put a few tokens on the 128-lane axis, so that arrays
+  # of distributions take 25 times their size; or choose different layouts for
+  # passes over one and two tokens, and copy the caches between them.
   return x if name == "act_btd" else row_major(x)
 
 
@@ -98,7 +98,7 @@ _WHOLE = (
 
 
 def param_spec(parts: list[str], sharding: Sharding) -> P:
-  """The `PartitionSpec` of the parameter of that name, given in its parts."""
+  """The `PartitionSpec` of a parameter, given the parts of its name."""
   module, kind = ["", *parts][-2:]
   stacked = parts[0] == "layers" and not parts[1].isdecimal()
   cut = sharding.cut
@@ -131,13 +131,13 @@ def named(mesh: Mesh, specs):
 
 
 def kv_heads_for(config, size: int):
-  """The config whose key/value heads can be split in `size` parts.
+  """The config with key/value heads that can be split into `size` parts.
 
   Fewer heads than parts are repeated, each for its own queries: the same
-  function, with a larger cache. (A T5 has as many as of queries.)
+  function, with a larger cache. (T5 has as many as query heads.)
 
   Raises:
-    ValueError: if heads, MLP or vocabulary cannot be split so.
+    ValueError: if heads, MLP or vocabulary cannot be split.
   """
   check_cut(config, size)
   if isinstance(config, T5Config):
@@ -150,7 +150,7 @@ def kv_heads_for(config, size: int):
 
 
 def check_cut(config: TransformerConfig | T5Config, size: int) -> None:
-  """Raises ValueError if heads, MLP or vocabulary cannot be cut in parts."""
+  """Raises ValueError if heads, MLP or vocabulary cannot be split."""
   widths = []
   for layer in config.layers:
     of = layer.attention
@@ -167,8 +167,8 @@ def check_cut(config: TransformerConfig | T5Config, size: int) -> None:
   for name, width in widths:
     if width % size:
       raise ValueError(
-        f"{name} ({width}) cannot be cut over {size} devices: cut the model "
-        "over fewer"
+        f"{name} ({width}) cannot be cut over {size} devices: use fewer devices "
+        "for the model"
       )
 
 
@@ -178,8 +178,8 @@ def for_experts(
   """A model's rules on some devices: how its experts are split.
 
   Raises:
-    ValueError: if some layers' experts can be split by width only, and others'
-      by expert only.
+    ValueError: if some layers' experts can only be split by width, others' only
+      by expert.
   """
   ways = {
     mixture.cut_by(block, size)
@@ -188,23 +188,23 @@ def for_experts(
     if isinstance(block, mixture.Mixture)
   }
   if len(ways) > 1:
-    raise ValueError(f"experts of different layers are cut by {sorted(ways)}")
+    raise ValueError(f"layers need different expert splits: {sorted(ways)}")
   return dataclasses.replace(sharding, experts=ways.pop()) if ways else sharding
 
 
 def of_kv_heads(config: TransformerConfig) -> tuple[str, ...]:
-  """Modules whose parameters have channels for every key/value head."""
+  """Modules whose parameters have channels of every key/value head."""
   if config.attention.qk_norm == "width":
     return "k", "v", "k_norm"
   return "k", "v"
 
 
 def repeat_heads(x, head_dim: int, times: int, *, axis: int):
-  """Every head of an axis of K * C channels so many times in a row."""
+  """Repeats every head of an axis of K * C channels `times` in a row."""
   channels = np.arange(x.shape[axis]).reshape(-1, head_dim)
   return x.take(channels.repeat(times, axis=0).ravel(), axis=axis)
 
 
 def num_parts(sharding: Sharding, mesh: Mesh) -> int:
-  """Devices that each copy of a model is cut over."""
+  """Number of devices that each copy of a model is split over."""
   return math.prod(mesh.shape[axis] for axis in sharding.axes)

@@ -1,4 +1,4 @@
-"""The bytes of text of single tokens, which need not be whole characters."""
+"""The bytes of single tokens, which need not be whole characters."""
 
 import functools
 import re
@@ -12,7 +12,7 @@ _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _BLANK = "\u0120"  # how a byte-level BPE writes the byte 32
 
 
-# The byte that each character of a byte-level BPE's tokens stands for.
+# The byte for each character of a byte-level BPE's tokens.
 _PLAIN = [*range(33, 127), *range(161, 173), *range(174, 256)]
 _OTHERS = sorted({*range(256)} - {*_PLAIN})
 _SHOWN = {chr(byte): byte for byte in _PLAIN} | {
@@ -21,10 +21,10 @@ _SHOWN = {chr(byte): byte for byte in _PLAIN} | {
 
 
 def fallback_byte(tokenizer: Tokenizer, token: int) -> int | None:
-  """The byte that a token is, where a vocabulary falls back to bytes.
+  """The byte of a fallback token, or None for any other token.
 
-  None for every other token. Such tokens are characters only together: one that
-  is no part of any turns all bytes beside it into none.
+  Such tokens form characters only together: an invalid one invalidates its
+  neighbors.
   """
   match = _BYTE.fullmatch(tokenizer.backend.id_to_token(token) or "")
   if not match or not _decodes(tokenizer, "<0x41>", "A"):
@@ -33,7 +33,7 @@ def fallback_byte(tokenizer: Tokenizer, token: int) -> int | None:
 
 
 def is_silent(tokenizer: Tokenizer, token: int) -> bool:
-  """True if a token adds nothing to any text: special, or unknown."""
+  """True if a token adds no text: it is special or unknown."""
   added = _added(tokenizer.backend).get(token)
   if added is not None:
     return added.special
@@ -46,7 +46,7 @@ def _added(backend: hf.Tokenizer) -> Mapping[int, hf.AddedToken]:
 
 
 def bytes_of(tokenizer: Tokenizer, token: int) -> bytes:
-  """The bytes that a token adds to a text, after others; none if special."""
+  """The bytes that a token adds after others; empty if special."""
   if is_silent(tokenizer, token):
     return b""
   piece = tokenizer.backend.id_to_token(token)
@@ -59,13 +59,13 @@ def bytes_of(tokenizer: Tokenizer, token: int) -> bytes:
 
 
 def name_of(tokenizer: Tokenizer, token: int) -> str:
-  """A token as people read it; a special one by its name."""
+  """A token in readable form; a special one by its name."""
   if is_silent(tokenizer, token):
     return tokenizer.backend.id_to_token(token) or ""
   return bytes_of(tokenizer, token).decode("utf-8", "replace")
 
 
 def _decodes(tokenizer: Tokenizer, piece: str, text: str) -> bool:
-  """True if the tokenizer's decoder reads a token's spelling as this text."""
+  """True if the tokenizer decodes a token's spelling to this text."""
   decoder = tokenizer.backend.decoder
   return decoder is not None and decoder.decode([piece]) == text

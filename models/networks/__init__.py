@@ -1,1 +1,1 @@
-"""Flax (NNX) modules, a file a family of layers."""
+"""Flax (NNX) modules, one file per family of layers."""

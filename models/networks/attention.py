@@ -1,11 +1,10 @@
-"""Grouped-query attention: among tokens, and to the slots of a cache.
+"""Grouped-query attention, among tokens and to the slots of a cache.
 
-`attend` is the softmax over everything it is given. `attend_slots` reads a
-cache a block of slots after the other, as many as the longest text of the rows
-asks for, and merges what it finds (a running softmax: Milakov and Gimelshein,
-2018). So a pass costs what is there, and not what is allocated. On GPUs, where
-the host counts the turns of a loop and every layer would wait for it, all
-blocks are read at once: as many as the program is made for (`Cache.read`).
+`attend` is one softmax over all keys. `attend_slots` reads a cache block by
+block, as far as the longest text of the rows, with a running softmax (Milakov
+and Gimelshein, 2018): a pass costs what is used, not what is allocated. On
+GPUs, where the host runs loops and every layer would wait for it, all blocks
+are read at once: as many as the program is compiled for (`Cache.read`).
 
 Letters in shapes: B rows, T fed tokens, M slots with a mask of their own, S
 cache slots, W slots of a block, H query heads, K key/value heads, G = H / K
@@ -23,24 +22,22 @@ from jax import Array, lax
 from specjax import cache as cache_lib
 from specjax.cache import Visible
 
-# Queries that are read at once, where there are more than four times as many.
-# The scores of a long prompt, in float32, are most of the memory that it takes,
-# and stay in no processor's cache: on two cores 1,343 queries take 2.2 to 2.8
-# times as long at once.
+# Queries per block if there are more than four times as many. The float32
+# scores of a long prompt dominate its memory and do not fit a CPU's cache: on
+# two cores 1,343 queries at once take 2.2 to 2.8 times as long.
 _QUERIES = 128
-# Slots that are read at once. On two cores a block and its scores stay in the
-# second-level cache: of 64, 128 and 256 slots 128 are fastest for one row and
-# for eight, at 100 tokens and at 1,100. Elsewhere nothing was measured: blocks
-# are larger on TPUs, since a turn of a loop costs more beside fast memory, and
-# those of GPUs divide the sizes of `cache.slots_for`.
+# Slots per block. On two cores a block and its scores stay in the L2 cache: of
+# 64, 128 and 256 slots 128 are fastest for one and eight rows, at 100 and 1,100
+# tokens. Not measured elsewhere: TPUs have larger blocks, since loop overhead
+# weighs more with fast memory; GPUs' divide the sizes of `cache.slots_for`.
 _SLOTS = {"cpu": 128, "tpu": 512, "default": 256}
-_SCORES = 2**28  # that are there at once where no block comes after the other
-_IN_TURN = ("cpu", "tpu")  # where a device counts the turns of a loop itself
+_SCORES = 2**28  # most scores at once where blocks are not read in turn
+_IN_TURN = ("cpu", "tpu")  # backends that run loops on the device
 _EACH = ((0, 1), (0, 1))  # rows and heads of keys, in a product
 
 
 def scores_of(q: Array, keys: Array) -> Array:
-  """Scores of queries with the keys of their groups, in float32.
+  """Attention scores of queries and their groups' keys, in float32.
 
   Args:
     q: `[B, T, H, C]`.
@@ -54,7 +51,7 @@ def scores_of(q: Array, keys: Array) -> Array:
 
 
 def values_of(weights: Array, values: Array) -> Array:
-  """The mean of values that each query weighs, `[B, T, H, C]`.
+  """Weighted sums of values for each query, `[B, T, H, C]`.
 
   Args:
     weights: `[B, K, G, T, S]`, in the values' type.
@@ -68,10 +65,10 @@ def values_of(weights: Array, values: Array) -> Array:
 
 
 def _grouped(q: Array, count: int) -> Array:
-  """Queries by heads of keys, `[B, T, H, C] -> [B, K, G T, C]`.
+  """Groups queries by key head, `[B, T, H, C] -> [B, K, G T, C]`.
 
-  The queries of a group are rows of one product: with G and T apart, XLA:CPU
-  makes a loop of small products of it, which takes three times as long.
+  The queries of a group are rows of one matrix product: with separate G and T,
+  XLA:CPU loops over small products, which takes three times as long.
   """
   batch, fed, heads, channels = q.shape
   q = jnp.moveaxis(q.reshape(batch, fed, count, heads // count, channels), 1, 3)
@@ -87,7 +84,7 @@ def _products(q: Array, keys: Array) -> Array:
 
 
 def capped(scores: Array, most: float | None) -> Array:
-  """Scores or logits kept below `most` softly, `c tanh(x / c)`; None: as is."""
+  """Soft-caps scores or logits: `c tanh(x / c)` with c = `most`, if given."""
   return scores if most is None else most * jnp.tanh(scores / most)
 
 
@@ -102,19 +99,19 @@ def attend(
   sinks: Array | None = None,
   bias: Array | None = None,
 ) -> Array:
-  """Attention to all keys that are given; the softmax is taken in float32.
+  """Attention to all given keys, with a float32 softmax.
 
-  Many queries are read a block after the other: scores are `[B, H, 512, S]` at
-  most, however long the prompt is.
+  Many queries are processed in blocks: scores are at most `[B, H, 512, S]`,
+  however long the prompt.
 
   Args:
     q: `[B, T, H, C]`.
     keys, values: `[B, K, S, C]`.
     mask: `bool[B, T, S]`, True where attention is allowed.
     scale: of the scores; by default `1 / sqrt(C)`.
-    softcap: see `capped`; of the scaled scores, before the mask.
-    sinks: `[H]`, a score of each head that takes a share of the softmax and
-      gives nothing; neither scaled nor capped.
+    softcap: see `capped`; applied to the scaled scores, before the mask.
+    sinks: `[H]`, a score per head that takes part in the softmax without a
+      value; neither scaled nor capped.
     bias: `f32[B or 1, H, T, S]`, added to the scores.
 
   Returns:
@@ -155,7 +152,7 @@ def _by_queries(
   size: int = _QUERIES,
   most: int = 4 * _QUERIES,
 ) -> Array:
-  """`some(q, *others)`, `[B, T, H * C]`; if more than `most`, some in turn."""
+  """`some(q, *others)`, `[B, T, H * C]`; in blocks for more than `most`."""
   batch, fed = q.shape[:2]
   if fed <= most:
     return some(q, *others).reshape(batch, fed, -1)
@@ -172,10 +169,10 @@ def _by_queries(
 
 
 def slots_read(text: int, room: int, window: int | None = None) -> int:
-  """Slots, of S = `room`, that a pass reads for a text on a TPU.
+  """Number of slots, of S = `room`, that a pass reads on a TPU.
 
-  `text` is the longest text's number of tokens, `window` a sliding window's.
-  A GPU reads up to twice as many, and does not leave out what no window has.
+  `text` is the longest text's length, `window` a sliding window's size. A GPU
+  reads up to twice as many, and does not skip slots outside the window.
   """
   width = min(_SLOTS["tpu"], -(-room // 2))
   first = 0 if window is None else max(text - window, 0) // width
@@ -194,21 +191,21 @@ def attend_slots(
   sinks: Array | None = None,
   bias: Callable[[Array, Array], Array] | None = None,
 ) -> Array:
-  """Attention to a cache, of which only blocks that some row sees are read.
+  """Attention to a cache, reading only blocks that some row sees.
 
-  A block that a row does not see leaves it bit for bit as it was, so what a row
-  gets depends on no other, however long that is. Slots that are not seen may
-  hold any key, and any finite value (`specjax.cache.contain`).
+  A block that a row does not see leaves its result bit for bit the same, so a
+  row does not depend on others' lengths. Unseen slots may hold any key, and any
+  finite value (`specjax.cache.contain`).
 
   Args:
     q: `[B, T, H, C]`.
-    new: keys and values of the fed tokens, `[B, K, T, C]`, which stand in the
-      buffers too; None if nothing is fed to them (cross-attention).
+    new: keys and values of the fed tokens, `[B, K, T, C]`, which are also in
+      the buffers; None for cross-attention.
     buffers: keys and values, `[B, K, S, C]` or, of all layers,
       `[L, B, K, S, C]`.
     sees: which slots the tokens see.
     layer: `i32[]`, which of the L.
-    scale, softcap, sinks: as of `attend`.
+    scale, softcap, sinks: as for `attend`.
     bias: `(query positions i32[B, T], key positions i32[B or 1, n]) ->
       f32[B, H, T, n]`, added to the scores.
 
@@ -222,7 +219,7 @@ def attend_slots(
   fed_pairs, masked = None, ()
   if new is not None:
     count = sees.fed_mask.shape[-1]
-    # Slots before the fed ones that have a mask too: levels of a tree.
+    # Slots before the fed ones may have a mask too: levels of a tree.
     fed_pairs = new if count == q.shape[1] else tuple(
       cache_lib.as_read(cache_lib.read_rows(b, sees.text, count, layer=layer))
       for b in buffers
@@ -259,16 +256,16 @@ def _attend_slots(
   q, positions, mask, fed_pairs, buffers, sees, layer, sinks,
   *, scale, softcap, bias, slots, in_turn,
 ):  # fmt: skip
-  """`attend_slots` of few enough queries, `[B, T, H, C]`."""
+  """`attend_slots` for a block of queries, `[B, T, H, C]`."""
   batch, fed, heads, _ = q.shape
   kv_heads, room = buffers[0].shape[-3:-1]
   dtype = jnp.promote_types(q.dtype, jnp.float32)
   grouped = _grouped(q, kv_heads)
 
   def merge(carry, keys, values, seen, key_positions, *, width=None):
-    """Carries on with keys `[B, K, n, C]` that are `seen: bool[B, T, n]`.
+    """Merges keys `[B, K, n, C]` that are `seen: bool[B, T, n]`.
 
-    With a width they are summed in blocks of it.
+    With a width, sums them in blocks of it.
     """
     scores = capped(_products(grouped, keys) * scale, softcap)
     scores = scores.reshape(batch, kv_heads, -1, fed, scores.shape[-1])
@@ -293,7 +290,7 @@ def _attend_slots(
       total = total.reshape(most.shape)
     mean = mean.reshape(*most.shape, -1)
     if carry is not None:
-      # Where nothing of a block is seen: x 1, and + 0.
+      # If nothing of a block is seen: x 1, and + 0.
       faded = jnp.exp(carry[0] - most)
       total = carry[1] * faded + total
       mean = carry[2] * faded[..., None] + mean
@@ -310,7 +307,7 @@ def _attend_slots(
     carry = merge(None, *fed_pairs, *mask, sees.own_positions)
 
   def some(first, count, carry, width=None):
-    """Carries on with slots from the first on; see `merge`."""
+    """Merges `count` slots from the first on; see `merge`."""
     first = jnp.asarray(first, sees.text.dtype)
     at = jnp.minimum(first, room - count)  # as dynamic slices are clamped
     slot = at + jnp.arange(count, dtype=at.dtype)
@@ -327,8 +324,8 @@ def _attend_slots(
   if fed_pairs is not None and mask[0].shape[-1] == room:
     pass  # no slot is left
   elif in_turn:
-    # Two blocks at least: XLA takes a product that is always the same out of
-    # the loop, and then repeats the cache's write in it.
+    # At least two blocks: XLA hoists a constant product out of the loop, and
+    # then repeats the cache's write in it.
     slots = min(slots, -(-room // 2))
     carry = lax.fori_loop(
       sees.first // slots,
@@ -355,10 +352,10 @@ def _attend_slots(
 
 
 def _sums(weights: Array, values: Array, width: int) -> tuple[Array, Array]:
-  """Sums of weights, `[B, K, Q, n]`, and of values `[B, K, n, C]` by them.
+  """Sums of weights, `[B, K, Q, n]`, and weighted values, `[B, K, n, C]`.
 
-  Blocks of a width are summed by themselves, then pairs of them, pairs of those
-  and so on: further blocks whose weights are 0 change no bit.
+  Blocks of a width are summed first, then pairs, pairs of pairs and so on: more
+  blocks with weights of 0 change no bit.
   """
   blocks = lambda x, axis: x.reshape(
     *x.shape[:axis], -1, width, *x.shape[axis + 1 :]

@@ -1,8 +1,8 @@
-"""Descriptions of a decoder-only transformer: of the whole, and of its layers.
+"""Descriptions of decoder-only transformers and their layers.
 
-A layer is attention and a feed-forward block, each described by a few fields of
-its own (`LayerSpec`); a model is a tuple of layers in a frame
-(`TransformerConfig`). `llama_config` describes the usual model by its sizes.
+A layer is attention and a feed-forward block, each with its own specification
+(`LayerSpec`); a model is a tuple of layers with embedding and output
+(`TransformerConfig`). `llama_config` describes a Llama by its sizes.
 
 Letters in shapes: B rows, T tokens, D model width, H query heads, K key/value
 heads, C channels per head.
@@ -17,15 +17,15 @@ from models.networks.rope import Rope
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Latent:
-  """Latents in the place of keys and values (`models.networks.latent`).
+  """Multi-head latent attention (`models.networks.latent`).
 
   Attributes:
     rank: R, channels of a token's latent.
-    rope_dim: P, channels of the key beside it, and of queries, that rotate.
-    nope_dim: N, channels of a head's query that do not.
+    rope_dim: P, rotated channels of queries and of the shared key.
+    nope_dim: N, channels of a head's query that do not rotate.
     value_dim: V, channels of a head's values.
-    query_rank: channels of what queries are projected from; None for D.
-    interleaved: neighboring channels turn together, not those of two halves.
+    query_rank: channels of the query latent; None to project from D.
+    interleaved: whether adjacent channels rotate together, not two halves.
   """
 
   rank: int
@@ -44,22 +44,22 @@ class AttentionSpec:
     num_heads: H.
     num_kv_heads: K; must divide H.
     head_dim: C.
-    window: tokens that a token sees, itself included; None for all.
+    window: tokens that a token sees, including itself; None for all.
     rope: its rotary embeddings, or None.
     scale: of the scores; None for `1 / sqrt(C)`.
     softcap: `c tanh(scores / c)` instead of the scaled scores, before the mask.
-    qk_norm: a norm of queries and keys before they rotate: "head", of each
-      head's; "width", over all heads; or None.
-    clip: queries, keys and values are kept within it, after that norm (OLMoE).
-    sinks: a learned score for every head, beside those of the keys, that takes
-      a share of the softmax and gives nothing (gpt-oss).
-    output_gate: what heads give is weighted by a sigmoid of the token, channel
-      by channel, before the last projection (Qwen3-Next).
-    v_norm: values are divided by the root of their heads' mean square.
-    keys_as_values: values are what keys are made of, before norm and rotation.
-    source: the layer whose keys and values are attended to; None for its own.
-    latent: latents in their place. K is 1 then and C what is cached of a token,
-      R + P; `scale` must be given.
+    qk_norm: norm of queries and keys before rotation: "head", per head;
+      "width", over all heads; or None.
+    clip: bound on queries, keys and values, after that norm (OLMoE).
+    sinks: whether heads have a learned score that takes part in the softmax
+      without a value (gpt-oss).
+    output_gate: whether heads' outputs are multiplied by a sigmoid gate, by
+      channel, before the output projection (Qwen3-Next).
+    v_norm: whether values are RMS-normalized by head.
+    keys_as_values: whether values are the keys before norm and rotation.
+    source: the layer whose KV cache it shares; None for its own.
+    latent: latent attention instead. K is then 1 and C is R + P, the cached
+      channels of a token; `scale` must be given.
     qkv_bias, out_bias: biases of the projections.
   """
 
@@ -90,7 +90,7 @@ class AttentionSpec:
 
   @property
   def value_dim(self) -> int:
-    """Channels of a head's values in the cache; of latents there are none."""
+    """Channels of a head's values in the cache; 0 with latents."""
     return self.head_dim if self.latent is None else 0
 
 
@@ -100,11 +100,11 @@ class DeltaSpec:
 
   Attributes:
     num_key_heads: K; must divide H.
-    num_value_heads: H: every key head serves H / K consecutive ones.
+    num_value_heads: H; every key head serves H / K consecutive ones.
     key_dim: channels of a key.
     value_dim: channels of a value.
-    kernel: tokens that its convolution reads, the newest included.
-    activation: of what the convolution gives, as of `DenseSpec`.
+    kernel: tokens that its convolution reads, including the newest.
+    activation: of the convolution's output, as in `DenseSpec`.
   """
 
   num_key_heads: int
@@ -116,14 +116,14 @@ class DeltaSpec:
 
   @property
   def channels(self) -> int:
-    """W, what is convolved of each key head: a query, a key and its values."""
+    """W, convolved channels of a key head: a query, a key and its values."""
     served = self.num_value_heads // self.num_key_heads
     return 2 * self.key_dim + served * self.value_dim
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DenseSpec:
-  """A feed-forward block of one hidden layer.
+  """A feed-forward block with one hidden layer.
 
   Attributes:
     width: of the hidden layer.
@@ -140,19 +140,18 @@ class DenseSpec:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LayerSpec:
-  """A layer: attention, or its replacement, and a feed-forward block.
+  """A layer: attention, or the gated delta rule, and a feed-forward block.
 
   Attributes:
-    attention: its attention, or what stands in its place.
+    attention: its attention or its replacement.
     feed_forward: its feed-forward block: one hidden layer, or a mixture of
       experts (`models.networks.mixture`).
-    norms: where they stand: "pre", before both blocks; "post", after both,
-      before the residual is added; or "both".
-    parallel: both blocks read the layer's input (NeoX).
-    beside: a mixture that reads what the feed-forward block does, each between
-      norms of its own, and whose output is added to that (Gemma 4); `norms` is
-      "both" then.
-    scaled: what the layer gives is multiplied by a learned number (Gemma 4).
+    norms: "pre", before both blocks; "post", after both, before the residual is
+      added; or "both".
+    parallel: whether both blocks read the layer's input (NeoX).
+    beside: a mixture in parallel with the feed-forward block, each between its
+      own norms, whose outputs are added (Gemma 4); `norms` is then "both".
+    scaled: whether the output is multiplied by a learned scalar (Gemma 4).
   """
 
   attention: AttentionSpec | DeltaSpec
@@ -164,30 +163,29 @@ class LayerSpec:
 
   @property
   def blocks(self) -> tuple[DenseSpec | Mixture, ...]:
-    """The feed-forward block, and the mixture beside it if there is one."""
+    """The feed-forward block, and the parallel mixture if there is one."""
     return (self.feed_forward, *([self.beside] if self.beside else []))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TransformerConfig:
-  """A model: its layers, and what is around them.
+  """A model: its layers, embedding and output.
 
   Attributes:
-    vocab_size: rows of the embedding, padding included.
+    vocab_size: rows of the embedding, including padding.
     embed_dim: D.
-    layers: a description of each layer, one of which is attention.
-    max_positions: longest sequence the model is meant for (and the number of
-      rows of a learned position table); None if that is not known.
-    norm: "rms"; "rms_plus_one", whose weights are one less than what they
-      multiply by; or "layer".
+    layers: a description of each layer, at least one with attention.
+    max_positions: longest supported sequence (and number of rows of a learned
+      position table); None if unknown.
+    norm: "rms"; "rms_plus_one", which scales by 1 + w; or "layer".
     norm_eps: added to the variance.
-    learned_positions: a table added to the embeddings instead of rotary.
-    tied_embeddings: the output projection is the embedding's transpose.
-    embed_scale: what embeddings are multiplied by, rounded to their type.
-    logit_softcap: `c tanh(logits / c)` instead of the logits.
-    per_layer_dim: P, channels of an embedding that each layer has of every
-      token, beside a projection of the first embedding (Gemma 4); 0 for none.
-    per_layer_vocab: tokens that have one.
+    learned_positions: whether a position table is added to the embeddings.
+    tied_embeddings: whether the output projection is the embedding transposed.
+    embed_scale: factor of embeddings, rounded to their dtype.
+    logit_softcap: c of `c tanh(logits / c)`, or None.
+    per_layer_dim: P, channels of each layer's own token embedding, which is
+      added to a projection of the first embedding (Gemma 4); 0 for none.
+    per_layer_vocab: rows of these embeddings.
   """
 
   vocab_size: int
@@ -215,7 +213,7 @@ class TransformerConfig:
 
   @property
   def attentions(self) -> dict[int, AttentionSpec]:
-    """The attention of every layer that has one, by its index, in order."""
+    """The attention of every layer that has it, by index, in order."""
     layers = ((i, layer.attention) for i, layer in enumerate(self.layers))
     return {i: a for i, a in layers if isinstance(a, AttentionSpec)}
 
@@ -226,7 +224,7 @@ class TransformerConfig:
     return {i: a for i, a in layers if isinstance(a, DeltaSpec)}
 
   def source(self, layer: int) -> int | None:
-    """The layer whose keys and values another attends to, or None."""
+    """The layer whose KV cache `layer` shares, or None."""
     return getattr(self.layers[layer].attention, "source", None)
 
   @property
@@ -236,7 +234,7 @@ class TransformerConfig:
 
   @property
   def windows(self) -> tuple[int | None, ...]:
-    """Of every layer, the size of its sliding window, or None."""
+    """The sliding window of every layer, or None."""
     return tuple(getattr(x.attention, "window", None) for x in self.layers)
 
   @property
@@ -247,7 +245,7 @@ class TransformerConfig:
   def with_attention(
     self, change: Callable[[AttentionSpec], AttentionSpec]
   ) -> "TransformerConfig":
-    """The same model with the attention of its layers changed."""
+    """A copy with changed attention in its layers."""
     layers = tuple(
       dataclasses.replace(layer, attention=change(layer.attention))
       if isinstance(layer.attention, AttentionSpec)
@@ -260,7 +258,7 @@ class TransformerConfig:
 def with_windows(
   layers: Sequence[LayerSpec], windows: Sequence[int | None]
 ) -> tuple[LayerSpec, ...]:
-  """Layers of attention with other windows: a size, or None, for each."""
+  """Copies of attention layers with other windows, a size or None each."""
   return tuple(
     dataclasses.replace(
       layer, attention=dataclasses.replace(layer.attention, window=window)
@@ -282,15 +280,16 @@ def llama_config(
   windows: Sequence[int | None] | None = None,
   **frame,
 ) -> TransformerConfig:
-  """A model of Llama's layers, by its sizes.
+  """A model with Llama's layers, by its sizes.
 
   Args:
-    num_layers: how many.
-    num_heads, num_kv_heads, head_dim, qk_norm, qkv_bias: as of `AttentionSpec`.
+    num_layers: number of layers.
+    num_heads, num_kv_heads, head_dim, qk_norm, qkv_bias: as for
+      `AttentionSpec`.
     mlp_dim: width of the MLP's hidden layer.
     rope_theta: base of the rotary frequencies; all channels of a head rotate.
-    windows: of every layer its sliding window, or None for full attention.
-    **frame: the fields of `TransformerConfig` but `layers`.
+    windows: the sliding window of every layer; None for full attention.
+    **frame: the fields of `TransformerConfig` except `layers`.
   """
   layer = LayerSpec(
     attention=AttentionSpec(
@@ -306,6 +305,6 @@ def llama_config(
 
 
 def mlp_width(layer: LayerSpec) -> int:
-  """Width of the hidden layer, or of an expert's."""
+  """Width of the hidden layer, or of one expert's."""
   block = layer.feed_forward
   return block.width if isinstance(block, DenseSpec) else block.expert_dim

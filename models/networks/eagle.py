@@ -1,9 +1,9 @@
-"""EAGLE's heads: a layer that reads features of the target and drafts.
+"""EAGLE heads: a layer that drafts from features of the target.
 
 EAGLE-1 and 2 (Li et al., ICML and EMNLP 2024) share one network, EAGLE-3
-(NeurIPS 2025) another; their descendants differ in switches. The file reads
-top to bottom: configuration, network, and `as_feature_model`, which turns it
-into the pure functions that `specjax.drafters.eagle` drafts with.
+(NeurIPS 2025) has another; their descendants differ in switches. The file has
+the configuration, the network, and `as_feature_model`, which makes the pure
+functions for `specjax.drafters.eagle`.
 
 Letters in shapes: B rows, T fed tokens, H the head's width, F width of all
 features that it reads, V target vocabulary.
@@ -52,21 +52,21 @@ class EagleConfig(HeadConfig):
   """Shapes and switches of a head.
 
   Attributes:
-    layers: of its layers: `embed_dim` is H, `vocab_size` V, and `num_layers` 1
-      but in some of speculators' EAGLE-3 heads. Rotary frequencies are the
-      head's own, whatever the target's are.
-    generation: 1 (of EAGLE-1 and 2) or 3.
-    num_fused: layers of the target whose features, next to each other, are F
-      channels; EAGLE-1 reads the final hidden state alone.
-    target_dim: width of each of them, if it is not H.
-    draft_vocab_size: tokens that it can say; None for all V.
-    fc_bias: of the projection of what is read (EAGLE-1).
-    norm_before_residual: the residual is the normed hidden state.
-    norm_before_fc: one norm over all features before they are fused.
-    fc_norm: a norm for the features of each fused layer (EAGLE-3.1).
-    norm_output: what is fed back is the normed hidden state (EAGLE-3.1).
-    mask_token: id that stands for a token not known, of a head that predicts
-      all depths in one pass (P-EAGLE); None for the others.
+    layers: of its layers: `embed_dim` is H, `vocab_size` V, and `num_layers` 1,
+      except in some of speculators' EAGLE-3 heads. Rotary frequencies are the
+      head's own.
+    generation: 1 (for EAGLE-1 and 2) or 3.
+    num_fused: target layers whose features are concatenated to F channels;
+      EAGLE-1 only reads the final hidden state.
+    target_dim: width of each feature, if not H.
+    draft_vocab_size: size of the draft vocabulary; None for all V.
+    fc_bias: whether the input projection has a bias (EAGLE-1).
+    norm_before_residual: whether the residual is the normed hidden state.
+    norm_before_fc: whether one norm is applied to all features before fusion.
+    fc_norm: whether each layer's features have their own norm (EAGLE-3.1).
+    norm_output: whether the normed hidden state is fed back (EAGLE-3.1).
+    mask_token: id of the mask, for a head that predicts all depths in one pass
+      (P-EAGLE); None for others.
   """
 
   layers: TransformerConfig
@@ -83,7 +83,7 @@ class EagleConfig(HeadConfig):
 
   def __post_init__(self):
     if self.norm_before_fc and self.fc_norm:
-      raise ValueError("norm_before_fc and fc_norm exclude each other")
+      raise ValueError("norm_before_fc and fc_norm are mutually exclusive")
     most = self.layers.vocab_size
     if self.mask_token is not None and not 0 <= self.mask_token < most:
       raise ValueError(
@@ -97,15 +97,15 @@ class EagleConfig(HeadConfig):
 
   @property
   def kind(self) -> str:
-    """That of EAGLE-1 and 2, of EAGLE-3, or of P-EAGLE."""
+    """Its kind: "eagle" (1 and 2), "eagle3" or "p_eagle"."""
     if self.mask_token is not None:
       return "p_eagle"
     return "eagle" if self.generation == 1 else "eagle3"
 
   @property
   def shared(self) -> frozenset[str]:
-    """Modules whose arrays are the target's."""
-    if self.mask_token is not None:  # it has an embedding of its own
+    """Modules that share the target's arrays."""
+    if self.mask_token is not None:  # it has its own embedding
       return frozenset()
     first = self.generation == 1
     return frozenset({"embed", "lm_head"} if first else {"embed"})
@@ -127,16 +127,15 @@ def at(x: Array, places: Array | None) -> Array:
 class Eagle(nnx.Module):
   """The network of every generation.
 
-  In EAGLE-1's, which EAGLE-2 drafts trees with, a token's embedding and a
-  feature, in this order, are projected to H and go through one layer without a
-  norm before its attention. Its output is the next feature, and the target's
-  output projection reads it as it is.
+  EAGLE-1 (and EAGLE-2, which drafts trees with it) projects a token's embedding
+  and a feature, in this order, to H, then applies one layer without a norm
+  before its attention. The output is the next feature, which the target's
+  output projection reads without a norm.
 
-  In EAGLE-3's and its descendants' features of several layers are fused to H.
-  The first layer's attention reads the normed embedding beside the normed
-  state, layers after it are a Llama's; logits are of a vocabulary of its own,
-  `target_ids`, and all other tokens have none. P-EAGLE's (arXiv 2602.01469) has
-  a vector that stands for features that are not known.
+  EAGLE-3 and its descendants fuse features of several layers to H. The first
+  layer's attention reads the normed embedding and the normed state, further
+  layers are Llama's; logits cover the draft vocabulary `target_ids`. P-EAGLE
+  (arXiv 2602.01469) has a learned vector for unknown features.
   """
 
   def __init__(self, config: EagleConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
@@ -175,7 +174,7 @@ class Eagle(nnx.Module):
       self.target_ids = first_ids(words)
 
   def fuse(self, features: Array) -> Array:
-    """`[B, T, F] -> [B, T, H]`, what stands beside a token; EAGLE-1's as is."""
+    """Fuses features, `[B, T, F] -> [B, T, H]`; EAGLE-1's are unchanged."""
     x, config = features.astype(self.dtype), self.config
     if config.norm_before_fc:
       x = self.input_norm(x)
@@ -193,13 +192,13 @@ class Eagle(nnx.Module):
 
     Args:
       tokens: `i32[B, T]`.
-      hidden: `[B, T, H]`, beside each token the state of the one before it.
-      rotary, start: as `models.networks.layers.Attention`.
-      sees: its `sees` for every window size that some layer has.
-      kvs: the keys and values of each layer; if stacked, one pair of all.
+      hidden: `[B, T, H]`, for each token the state of the one before it.
+      rotary, start: as in `models.networks.layers.Attention`.
+      sees: its `sees` for every window size of a layer.
+      kvs: keys and values of each layer; one pair for all if stacked.
       stacked: see `kvs`.
-      put: lays an array out (`models.sharding.constrain`).
-      logits_at: `i32[B, W]`, tokens whose logits are wanted; None for all.
+      put: constrains an array's layout (`models.sharding.constrain`).
+      logits_at: `i32[B, W]`, tokens whose logits are needed; None for all.
 
     Returns:
       Logits `f32[B, T, V]`, or `f32[B, W, V]`; `[B, T, H]` states, and keys and
