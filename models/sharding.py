@@ -68,8 +68,8 @@ def constrain(x: Array, name: str, *, sharding: Sharding | None) -> Array:
   if name == "cache_lbksc":
     spec = P(*sharding.cache_lbksc[5 - x.ndim :])
   x = jax.lax.with_sharding_constraint(x, spec)
-  # By default XLA:TPU may put a few tokens on the 128-lane axis, so that arrays
-  # of distributions take 25 times their size; or choose different layouts for
+  # By default XLA:TPU may put few tokens on the 128-lane axis, so arrays of
+  # distributions take 25 times their size; or choose different layouts for
   # passes over one and two tokens, and copy the caches between them.
   return x if name == "act_btd" else row_major(x)
 
@@ -167,8 +167,8 @@ def check_cut(config: TransformerConfig | T5Config, size: int) -> None:
   for name, width in widths:
     if width % size:
       raise ValueError(
-        f"{name} ({width}) cannot be cut over {size} devices: use fewer devices "
-        "for the model"
+        f"{name} ({width}) cannot be cut over {size} devices: use "
+        "fewer for the model"
       )
 
 

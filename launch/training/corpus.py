@@ -1,11 +1,11 @@
-"""Python source as training text: its files and their splits.
+"""Python source as training text: its files and splits.
 
 The corpus is what a Python machine already has: the running interpreter's
 standard library and a named list of permissively licensed installed packages.
 Tests, generated and vendored files are left out. A file's split is decided by
 its path inside the library (`json/decoder.py`), so a file held out on one
-machine is held out on every machine and for every Python version. Files that
-are near-duplicates of training files are not held out: they are in no split.
+machine is held out on every machine and for every Python version. A held-out
+file that is a near-duplicate of training files is dropped from all splits.
 """
 
 import dataclasses
@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-# All of permissive licenses: PSF-2.0 (the standard library), MIT (rich),
+# All have permissive licenses: PSF-2.0 (the standard library), MIT (rich),
 # BSD-3-Clause (numpy), and Apache-2.0.
 _PACKAGES = (
   "stdlib", "absl", "etils", "flax", "ml_collections", "numpy", "optax",
@@ -35,10 +35,10 @@ _EXCLUDED = re.compile(
 _GENERATED = re.compile(
   r"(automatically generated|auto[- ]?generated|do not edit)", re.I
 )
-# A held-out file shares at most so much of its long lines with training files.
+# Most of its long lines that a held-out file may share with training files.
 _MAX_SHARED, _LONG_LINE = 0.3, 20
 _LONGEST = 100_000  # characters; longer files are tables, mostly
-# Lines at the top of a file, licences mostly, that no prompt begins in.
+# Lines at the top of a file, mostly licenses, in which no prompt starts.
 _TOP = 20
 
 
@@ -63,7 +63,7 @@ def split_by_hash(name: str) -> str:
 
 
 def _candidates() -> Iterator[SourceFile]:
-  """The files of all packages that are no tests, and are readable."""
+  """All readable files of the packages except tests."""
   for package in _PACKAGES:
     if package == "stdlib":
       root = pathlib.Path(sysconfig.get_paths()["stdlib"])
@@ -82,7 +82,7 @@ def _candidates() -> Iterator[SourceFile]:
 
 
 def python_files(*, split: str | None = None) -> list[SourceFile]:
-  """The files of a split, or of all, without duplicates, sorted by name."""
+  """The files of a split, or all, without duplicates, sorted by name."""
   files: dict[str, SourceFile] = {}
   for file in _candidates():
     written = 200 < len(file.text) <= _LONGEST
@@ -103,13 +103,13 @@ def python_files(*, split: str | None = None) -> list[SourceFile]:
 
 
 def long_lines(text: str) -> list[str]:
-  """The lines that tell files apart: of 20 characters, no comments."""
+  """The lines that identify a file: at least 20 characters, no comments."""
   lines = (line.strip() for line in text.splitlines())
   return [x for x in lines if len(x) >= _LONG_LINE and not x.startswith("#")]
 
 
 def shared(text: str, learned: set[str]) -> float:
-  """The share of a text's long lines that are among `learned`, 0 if none is."""
+  """The share of a text's long lines that are among `learned`."""
   lines = long_lines(text)
   return sum(line in learned for line in lines) / max(len(lines), 1)
 
@@ -117,11 +117,11 @@ def shared(text: str, learned: set[str]) -> float:
 def held_out_prompts(
   count: int, *, num_lines: int = 8, split: str = "test"
 ) -> list[str]:
-  """Prompts from held-out files: some lines from inside each.
+  """Prompts from held-out files, some lines from inside each.
 
-  Files take turns, no two prompts share a line of a file, and no prompt stands
-  as a whole in a training file. They are the same on every call with the same
-  packages installed.
+  Files take turns, no two prompts share a line of a file, and no prompt occurs
+  as a whole in a training file. The result only depends on the installed
+  packages.
   """
   rng = np.random.default_rng(0)
   files = python_files()
@@ -147,5 +147,5 @@ def held_out_prompts(
       if texts and not is_learned(text := texts.pop()):
         prompts.setdefault(text)
   if len(prompts) < count:
-    raise ValueError(f"the {split} files give {len(prompts)} prompts only")
+    raise ValueError(f"the {split} files only give {len(prompts)} prompts")
   return list(prompts)[:count]

@@ -1,22 +1,22 @@
-"""Text for training: from a dataset's documents to packed batches, with grain.
+"""Training text: turns a dataset's documents into packed batches, with grain.
 
   documents of a split -> shuffled in every epoch -> tokens -> rows of a fixed
   length, cut from their concatenation -> shuffled locally, so that a batch is
   not one document -> batches
 
-Every process reads its share of the documents; everything depends on the seed
-alone, and iterators' states go into checkpoints. `config.dataset` is
+Every process reads its share of the documents; the order depends only on the
+seed, and iterators' states are saved in checkpoints. `config.dataset` is
 
   python_source      the Python files of `launch.training.corpus`
-  lm1b, xsum, ...    any TFDS name, prepared before or downloadable here
-  FOLDER             *.txt, *.md and *.py files, a document each, and *.jsonl
-                     files, a document {"text": "..."} or a conversation
-                     {"messages": [...]} a line; or such files in subfolders
+  lm1b, xsum, ...    any TFDS name, prepared or downloadable
+  FOLDER             *.txt, *.md and *.py files, one document each, and *.jsonl
+                     files with a document {"text": "..."} or a conversation
+                     {"messages": [...]} per line; or such files in subfolders
                      train, validation and test
 
-The chat template turns conversations into tokens. Without subfolders the hash
-of a document's text decides its split (5 in 100 are test, 2 validation), so
-equal texts are never in two. Hidden files are skipped.
+The chat template encodes conversations. Without subfolders, a hash of each
+document's text decides its split (5% are test, 2% validation), so equal texts
+are never in two splits. Hidden files are skipped.
 """
 
 import json
@@ -39,7 +39,7 @@ from models.tokenizers import Tokenizer
 # A text, or the messages of a conversation.
 Document = str | list[dict[str, str]]
 
-# Features of TFDS's datasets that make a document, joined by an empty line.
+# Features of TFDS datasets that form a document, joined by an empty line.
 _FEATURES = {
   "cnn_dailymail": ("article", "highlights"),
   "gsm8k": ("question", "answer"),
@@ -54,7 +54,7 @@ def documents(
 ) -> Sequence[Document]:
   """The texts and conversations of "train", "validation" or "test".
 
-  A TFDS dataset without a validation split lends the last fiftieth of its
+  If a TFDS dataset has no validation split, it is the last fiftieth of the
   training split.
   """
   name = config.dataset
@@ -62,7 +62,7 @@ def documents(
     return [file.text for file in corpus.python_files(split=split)]
   if os.path.isdir(name):
     return _of_folder(pathlib.Path(name), split)
-  # Without TensorFlow's extras TFDS's registry stops before these packages.
+  # Without TensorFlow's extras TFDS's registry fails for these packages.
   import tensorflow_datasets as tfds
   import tensorflow_datasets.summarization
   import tensorflow_datasets.text
@@ -72,13 +72,13 @@ def documents(
     builder = tfds.builder(name, file_format="array_record", try_gcs=False)
   except (tfds.core.DatasetNotFoundError, ValueError) as error:
     raise ValueError(
-      f"unknown dataset {name!r}: neither a folder here nor a TFDS name"
+      f"unknown dataset {name!r}: neither a folder nor a TFDS name"
     ) from error
   builder.download_and_prepare()
   features = tuple(config.text_features) or _FEATURES.get(builder.name)
   if not features:
     known = list(builder.info.features)
-    raise ValueError(f"{name}: give config.text_features, some of {known}")
+    raise ValueError(f"{name}: set config.text_features, from {known}")
   if "validation" not in builder.info.splits:
     parts = {"train": "train[:98%]", "validation": "train[98%:]"}
     split = parts.get(split, split)
@@ -98,8 +98,8 @@ def _of_folder(folder: pathlib.Path, split: str) -> list[Document]:
     chosen = list(filter(belongs, documents_in(folder)))
   if not chosen:
     raise ValueError(
-      f"no {split} documents in {folder}: *.txt, *.md, *.py or *.jsonl files, "
-      "in subfolders train and validation if they are few"
+      f"no {split} documents in {folder}: add *.txt, *.md, *.py or *.jsonl "
+      "files, in subfolders train and validation if there are few"
     )
   return chosen
 
@@ -107,7 +107,7 @@ def _of_folder(folder: pathlib.Path, split: str) -> list[Document]:
 def documents_in(
   root: pathlib.Path, kinds: Sequence[str] = ("text", "messages")
 ) -> Iterator[Document]:
-  """The documents of the files in a folder, but for hidden ones."""
+  """The documents of all files in a folder except hidden ones."""
   for path in sorted(root.rglob("*")):
     if any(part.startswith(".") for part in path.relative_to(root).parts):
       continue
@@ -120,9 +120,9 @@ def documents_in(
 def documents_of(
   path: pathlib.Path, kinds: Sequence[str] = ("text", "messages")
 ) -> Iterator[Document]:
-  """The documents of a JSONL file; ValueError, with its number, for a bad line.
+  """The documents of a JSONL file; ValueError with its number for a bad line.
 
-  A document is the first of these kinds that a line has.
+  A line's document is under the first of these keys that it has.
   """
   for number, record in results.read_jsonl(path):
     document = next((record[x] for x in kinds if x in record), None)
@@ -144,7 +144,7 @@ def tokenizer_of(
 ) -> Tokenizer:
   """The tokenizer of `config.tokenizer`, or a new one trained on `texts()`.
 
-  Nothing is written: `Task.begin` does that. Every process trains the same one.
+  It is not written here but by `Task.begin`. All processes train the same one.
   """
   path, teacher = config.tokenizer, config.get("teacher")
   try:
@@ -153,7 +153,7 @@ def tokenizer_of(
     if teacher or checkpoints.is_file(path):
       raise
     tokenizer = train(texts(), vocab_size=config.model.vocab_size)
-  processes.gather(None)  # all have looked, and the chief may write one
+  processes.gather(None)  # all have looked, so the chief may write one
   if tokenizer.vocab_size > config.model.vocab_size:
     raise ValueError(
       f"config.model.vocab_size ({config.model.vocab_size}) is less than the "
@@ -170,7 +170,7 @@ def text_of(document: Document) -> str:
 
 
 def token_ids(document: Document, tokenizer: Tokenizer) -> list[int]:
-  """Ids of a document, its end-of-text token last."""
+  """Ids of a document, with the end-of-text token last."""
   if isinstance(document, str):
     ids = tokenizer.encode(document)
   else:
@@ -187,7 +187,7 @@ def batches(
   seed: int | None,
   shuffle_rows: int = 1024,
 ) -> grain.IterDataset:
-  """Batches of packed rows; documents may go on in the next row.
+  """Batches of packed rows; documents may continue in the next row.
 
   Args:
     texts: from `documents`.
@@ -196,12 +196,12 @@ def batches(
     batch_size: rows in a batch, over all processes; an incomplete last batch is
       dropped.
     seed: see `shared`.
-    shuffle_rows: so many neighboring rows are shuffled, if there is a seed.
+    shuffle_rows: size of the window in which rows are shuffled, with a seed.
 
   Returns:
-    Of `{"tokens", "segments", "positions"}`, each `i32[rows, length]`: segments
-    count a row's documents from 1 (0 where the last row of a pass is padding),
-    positions count tokens inside them.
+    Batches of `{"tokens", "segments", "positions"}`, each `i32[rows, length]`:
+    segments number a row's documents from 1 (0 for padding in the last row of a
+    pass), positions count tokens inside them.
   """
   rows, count = shared(texts, batch_size, seed)
   rows = rows.map(
@@ -226,10 +226,10 @@ def batches(
 def shared(
   source: Sequence[Any], batch_size: int, seed: int | None
 ) -> tuple[Any, int]:
-  """This process's records of a source, and rows of its part of a batch.
+  """This process's share of a source's records, and its rows of a batch.
 
-  With a seed the order is new every epoch, without end; None is one pass in
-  order.
+  With a seed, records are reshuffled every epoch, endlessly; None is one pass
+  in order.
   """
   count = jax.process_count()
   if batch_size % count:
@@ -258,11 +258,11 @@ def batches_of(
 
 
 class _Restorable(grain.IterDataset):
-  """The same elements; a state that was JSON in between restores them too.
+  """Passes elements on, and can restore a state that was saved as JSON.
 
   `ConcatThenSplitIterDataset` (grain 0.2.18) compares parts of its state with
-  tuples, and JSON has lists: a state that was saved at a document's end would
-  be restored at another place.
+  tuples, but JSON has lists: a state saved at a document's end would be
+  restored at another place.
   """
 
   def __iter__(self) -> grain.DatasetIterator:

@@ -1,9 +1,9 @@
-"""Stored features of a target: what they belong to, and batches of them.
+"""Batches of a target's stored features, written by `launch.tools.features`.
 
-`launch.tools.features` writes a folder with, for the splits train and
-validation, rows of `bf16[T, P, D]` (the inputs of P layers) in SPLIT.states and
-`i32[3, T + 1]` (tokens, segments and positions) in SPLIT.rows; features.json,
-written last, identifies target and text.
+For the splits train and validation, the folder has rows of `bf16[T, P, D]` (the
+inputs of P layers) in SPLIT.states and of `i32[3, T + 1]` (tokens, segments and
+positions) in SPLIT.rows; features.json, written last, identifies target and
+text.
 """
 
 import json
@@ -27,7 +27,7 @@ STATES = jnp.bfloat16
 
 
 def layers_read(config, num_layers: int) -> Features:
-  """Layers that a config's head reads, of a target of `num_layers` layers."""
+  """The target layers that a config's head reads, out of `num_layers`."""
   if config.init_from:
     return checkpoints.read_head(config.init_from, config.target).features
   head, asked = config.head, tuple(config.head.get("layers", ()))
@@ -38,19 +38,19 @@ def layers_read(config, num_layers: int) -> Features:
     first = 1
   else:
     return (FINAL,)
-  # The usual ones of few layers meet.
+  # The defaults may coincide if there are few layers.
   distinct = asked or tuple(dict.fromkeys(usual))
   head_starts.check_layers(distinct, num_layers, first=first)
   return asked or usual
 
 
 def whole(path: str) -> str:
-  """A path from the root, or a name on the Hub or of a dataset as it is."""
+  """An absolute path, or the unchanged name of a dataset or on the Hub."""
   return os.path.abspath(path) if os.path.exists(path) else path
 
 
 def about(config, num_layers: int) -> dict:
-  """What decides the features of a config, as features.json has it."""
+  """The settings that determine a config's features, for features.json."""
   layers = (x for x in layers_read(config, num_layers) if x != FINAL)
   return {
     "target": whole(config.target),
@@ -61,7 +61,7 @@ def about(config, num_layers: int) -> dict:
 
 
 class _Records(Sequence):
-  """The rows of a split, read from the disk when they are asked for."""
+  """The rows of a split, read from disk on access."""
 
   def __init__(self, folder: pathlib.Path, split: str, settings, parts):
     length = settings["sequence_length"]
@@ -84,8 +84,8 @@ class _Records(Sequence):
 def batches_of(config, num_layers: int) -> Callable[..., grain.IterDataset]:
   """`(split, seed=...) -> batches` of the features that a config names.
 
-  Batches are those of `launch.training.data`, with the "states" that `reader`
-  takes; the rows are shuffled anew every epoch.
+  Like `launch.training.data`'s, with "states" for `reader`; rows are reshuffled
+  every epoch.
   """
   if config.contexts != "data":
     raise ValueError("features of sampled contexts cannot be stored")
@@ -96,7 +96,7 @@ def batches_of(config, num_layers: int) -> Callable[..., grain.IterDataset]:
   for name, value in wanted.items():
     if stored[name] != value:
       raise ValueError(
-        f"the features in {folder} are of {name} {stored[name]!r}, not "
+        f"the features in {folder} are for {name} {stored[name]!r}, not "
         f"{value!r}"
       )
   if missing := [layer for layer in layers if layer not in stored["layers"]]:
@@ -115,11 +115,10 @@ def batches_of(config, num_layers: int) -> Callable[..., grain.IterDataset]:
 
 
 def reader(layers: Features) -> Callable[..., Seen]:
-  """`(params, batch) -> Seen`, of batches of stored features.
+  """`(params, batch) -> Seen`, for batches of stored features.
 
   Args:
-    layers: that the head reads; the batch's states are theirs, the final one
-      last.
+    layers: that the head reads; the batch has their states, the final one last.
   """
   order = [*(x for x in layers if x != FINAL), FINAL]
   places = np.array([order.index(layer) for layer in layers])

@@ -1,4 +1,4 @@
-"""Training of a head on the features of a frozen target."""
+"""Trains a head on the features of a frozen target."""
 
 import functools
 import json
@@ -50,7 +50,7 @@ def task(config, mesh: Mesh, folder: pathlib.Path) -> Task:
   watch, rows = target_pass(target, layers), _rows(target)
   frozen = {"target": nnx.state(target), "rest": rest}
   batches = data.batches_of(config, tokenizer)
-  if config.features:  # the target's layers have done their part
+  if config.features:  # the target's layers are not needed
     watch, rows = features.reader(layers), operator.itemgetter("output")
     frozen["target"] = {"output": head_starts.output_rows(target)}
     batches = features.batches_of(config, target.config.num_layers)
@@ -81,7 +81,7 @@ def task(config, mesh: Mesh, folder: pathlib.Path) -> Task:
     return place(batch, jax.random.fold_in(key, 1))
 
   def of_parts(function, definition, dtype):
-    def rounded(x):  # ids stay what they are
+    def rounded(x):  # leaves ids unchanged
       return x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x
 
     def of_params(params, frozen, batch):
@@ -101,7 +101,7 @@ def task(config, mesh: Mesh, folder: pathlib.Path) -> Task:
     return make_measure(*shared)(module, target, batch)
 
   def begin(folder: pathlib.Path) -> None:
-    if ids is not None:  # the run's weights are of these tokens
+    if ids is not None:  # the weights belong to these tokens
       results.write_json(folder / _VOCABULARY, {"token_ids": ids.tolist()})
 
   return Task(
@@ -127,7 +127,7 @@ def task(config, mesh: Mesh, folder: pathlib.Path) -> Task:
         embedding=target.embed.embedding[...],
         output=head_starts.output_rows(target),
       ),
-      # A folder is found from wherever the head is read.
+      # An absolute path, which can be resolved from any directory.
       verifier=features.whole(config.target),
     ),
     begin=begin,
@@ -139,7 +139,7 @@ def task(config, mesh: Mesh, folder: pathlib.Path) -> Task:
 def _vocabulary(
   config, tokenizer: Tokenizer, folder: pathlib.Path
 ) -> np.ndarray | None:
-  """Ids of the tokens that the head can draft; None for all of them."""
+  """Ids of the head's draft vocabulary; None for all tokens."""
   size = config.head.get("draft_vocab_size", 0)
   if not size:
     return None
@@ -160,11 +160,11 @@ def _vocabulary(
 def most_frequent(
   documents: Iterable[data.Document], tokenizer: Tokenizer, size: int
 ) -> tuple[np.ndarray, float]:
-  """The most frequent tokens of documents; of equal ones those of lower ids.
+  """The most frequent tokens of documents; ties go to lower ids.
 
   Returns:
-    `i32[size]`, their ids in rising order, and the share of the documents'
-    tokens that are among them.
+    Their ids `i32[size]`, ascending, and the share of the documents' tokens
+    that they cover.
   """
   counts = np.zeros(tokenizer.vocab_size, np.int64)
   for document in documents:
@@ -178,7 +178,7 @@ def most_frequent(
 def _first(
   config, target: Transformer, ids: np.ndarray | None, tokenizer: Tokenizer
 ) -> tuple[nnx.Module, Features]:
-  """The head to begin with, and what it reads of the target."""
+  """The initial head, and the target's features that it reads."""
   if config.init_from:
     loaded = _loaded(config, target)
     return loaded.module, loaded.features
@@ -203,7 +203,7 @@ def _loaded(config, target: Transformer) -> checkpoints.Head:
 def _of_the_target(
   config, target: Transformer, layers: Features, ids, tokenizer: Tokenizer
 ) -> nnx.Module:
-  """A head made of the target."""
+  """A head initialized from the target."""
   rngs, head = nnx.Rngs(config.seed), config.head
   match head.kind:
     case "eagle":
@@ -227,19 +227,19 @@ def _of_the_target(
     }  # fmt: skip
   return head_starts.parallel(
     target, num_layers=head.num_layers, layers=layers, draft_vocab=ids,
-    # Never the newest token of a text that goes on.
+    # Never the newest token of an unfinished text.
     mask_token=tokenizer.eos_token_id, rngs=rngs, **more,
   )  # fmt: skip
 
 
 def _rows(target: Transformer):
-  """Gives the output projection of the target's parameters."""
+  """A function from the target's parameters to its output projection."""
   definition = nnx.graphdef(target)
   return lambda params: head_starts.output_rows(nnx.merge(definition, params))
 
 
 def _report(sums) -> dict[str, float]:
-  """Shares of drafted tokens that are accepted, and the likeliest, by depth."""
+  """Acceptance and top-1 agreement of drafted tokens, by depth."""
   record = {}
   for name, total in sums.items():
     quantity, _, depth = name.rpartition("_")

@@ -7,8 +7,8 @@ are computed in the same jitted step, or stored (`launch.training.features`);
 its logits cover the draft vocabulary only, unless the objective needs the
 others.
 
-Most heads predict at every position. DFlash's blocks are passes of their own,
-which begin at some positions of each text (`draw_places`).
+Most heads predict at every position. DFlash runs separate passes over blocks
+that start at some positions of each text (`draw_places`).
 """
 
 import dataclasses
@@ -31,17 +31,17 @@ from models.networks.training_time_test import ahead, unroll
 from models.networks.transformer import FINAL, Features, Transformer
 from specjax.training import losses
 
-# Objectives whose optimum, among distributions on the draft vocabulary, is the
-# target's *given* that its token is in there: what is outside changes a
-# constant, or the weight of a place. The others depend on what is accepted.
+# Objectives whose optimum on the draft vocabulary is the target's distribution
+# *conditioned* on that vocabulary: the rest only changes a constant, or the
+# weight of a position. The others depend on acceptance.
 _GIVEN = ("next_token", "forward_kl", "reverse_kl")
-_OF_TEXT = ("next_token", "next_token_and_tv")  # whose labels count
+_OF_TEXT = ("next_token", "next_token_and_tv")  # labels are the text's tokens
 _NEVER = -1e9  # a logit
-_ROWS = 128  # places whose logits of the whole vocabulary are there at once
+_ROWS = 128  # positions with logits of the whole vocabulary at once
 
 
 class Vocabulary(NamedTuple):
-  """The tokens that a head can draft: W `ids`, `i32[W]`, rising, of `size`."""
+  """A draft vocabulary: W ascending `ids`, `i32[W]`, out of `size` tokens."""
 
   ids: np.ndarray
   size: int
@@ -54,10 +54,10 @@ class Loss:
   Attributes:
     objective: a name in `specjax.training.losses.OBJECTIVES`.
     depth: G, tokens of a draft.
-    decay: what the loss of each depth weighs beside that of the one before.
+    decay: weight of each depth's loss relative to the depth before.
     feature_weight: of EAGLE-1's distance to the target's next feature.
-    first: where tokens begin to count in their rows.
-    confidence: whether the head estimates its acceptance, and learns to.
+    first: first position that counts in a row.
+    confidence: whether the head learns to estimate its acceptance.
   """
 
   objective: str
@@ -72,8 +72,8 @@ class Seen(NamedTuple):
   """The target's states of a batch.
 
   Attributes:
-    features: `f[B, T, F]`, what the head reads.
-    final: `f[B, T, D]`, which the output projection reads.
+    features: `f[B, T, F]`, the head's input.
+    final: `f[B, T, D]`, the output projection's input.
   """
 
   features: Array
@@ -81,7 +81,7 @@ class Seen(NamedTuple):
 
 
 def target_pass(target: Transformer, features: Features) -> Callable[..., Seen]:
-  """`(params, batch) -> Seen`: a pass of the target, without its logits."""
+  """`(params, batch) -> Seen`, a pass of the target without logits."""
   definition = nnx.graphdef(target)
   wanted = features if features == (FINAL,) else (*features, FINAL)
   width = target.config.embed_dim
@@ -108,10 +108,10 @@ def target_pass(target: Transformer, features: Features) -> Callable[..., Seen]:
 def head_logits(
   module: HeadModule, seen: Seen, batch: dict[str, Array], depth: int
 ) -> Iterator[tuple[Array, Array | None]]:
-  """The head's logits `f32[B, A, W]` at each depth, and what comes with them.
+  """The head's logits `f32[B, A, W]` at each depth, and a second output.
 
-  A are all T places of a row, or those that the batch names. With them come the
-  states that are fed back, or DSpark's log-odds of acceptance, or None.
+  A are all T positions of a row, or the batch's places. The second output is
+  the states that are fed back, DSpark's log-odds of acceptance, or None.
   """
   where = {x: batch[x][:, :-1] for x in ("positions", "segments")}
   tokens, features = batch["tokens"], seen.features
@@ -129,7 +129,7 @@ def head_logits(
 
 
 def counted(batch: dict[str, Array], depth: int, first: int) -> Array:
-  """`f32[B, T]`, 1 where token `t + 2 + depth` is of token t's document."""
+  """`f32[B, T]`, 1 where token `t + 2 + depth` is in token t's document."""
   segments = batch["segments"]
   length = segments.shape[1] - 1
   here, later = segments[:, :-1], ahead(segments, 2 + depth, length)
@@ -141,10 +141,10 @@ def counted(batch: dict[str, Array], depth: int, first: int) -> Array:
 def draw_places(
   batch: dict[str, Array], key: Array, *, count: int, first: int
 ) -> dict[str, Array]:
-  """The batch with `places`, `i32[B, A]`, where blocks begin.
+  """Adds `places`, `i32[B, A]`, where blocks start, to a batch.
 
-  Of each row A places (`count`), all different, are drawn from those that have
-  a token to predict; of a row with fewer of them, the others do not count.
+  In each row A = `count` distinct places are drawn from those with a token to
+  predict; if a row has fewer, the rest do not count.
   """
   some = counted(batch, 0, first)
   _, places = jax.lax.top_k(some + jax.random.uniform(key, some.shape), count)
@@ -152,7 +152,7 @@ def draw_places(
 
 
 def _at(batch: dict[str, Array], x: Array) -> Array:
-  """`x[B, T, ...]` at the batch's places; all of it if it names none."""
+  """`x[B, T, ...]` at the batch's places, or all of it without places."""
   if "places" not in batch:
     return x
   places = batch["places"]
@@ -163,17 +163,17 @@ def _at(batch: dict[str, Array], x: Array) -> Array:
 def make_loss(
   loss: Loss, watch: Callable[..., Seen], rows: Callable, words: Vocabulary
 ) -> Callable:
-  """The loss of a batch, in float32 whatever the head computes in.
+  """Makes the loss of a batch, in float32 whatever the head's dtype.
 
   Args:
-    loss: what is trained for.
+    loss: its settings.
     watch: from `target_pass`.
-    rows: gives the output projection `f[V', D]` of the target's parameters.
-    words: the head's vocabulary.
+    rows: maps the target's parameters to its output projection `f[V', D]`.
+    words: the draft vocabulary.
 
   Returns:
     `(head module, target's parameters, batch) -> f32[]`. The target's logits
-    of the vocabulary are computed in the head's type, too, if they suffice.
+    are computed in the head's dtype if the draft vocabulary's suffice.
   """
   given = loss.objective in _GIVEN and not loss.confidence
   whole_draft = loss.objective == "acceptance"
@@ -190,7 +190,7 @@ def make_loss(
     seen = watch(target, batch)
     output = rows(target)
     length = seen.final.shape[1]
-    # Where all tokens count, these are held against a float32 normalizer.
+    # If all tokens count, these are compared with a float32 normalizer.
     dtype = module.dtype if given else jnp.float32
     final, table = seen.final.astype(dtype), output[words.ids].astype(dtype)
     taught = project(final, table, result=jnp.float32)
@@ -206,7 +206,7 @@ def make_loss(
       logits = logits[..., : len(words.ids)].astype(jnp.float32)
       if not given:
         logits = _with_rest(logits, None)
-      told = weights * (label < len(words.ids))  # of tokens that it can draft
+      told = weights * (label < len(words.ids))  # labels that it can draft
       if loss.objective == "next_token":
         weights = told
       if loss.objective in _OF_TEXT:
@@ -240,12 +240,12 @@ def make_loss(
 def make_measure(
   loss: Loss, watch: Callable[..., Seen], rows: Callable, words: Vocabulary
 ) -> Callable:
-  """Sums for validation; arguments as of `make_loss`.
+  """Makes the sums for validation; arguments as for `make_loss`.
 
   Returns:
     `(head module, target's parameters, batch) -> {name: f32[]}`: for each depth
-    j from 1 on `tokens_j`, `accepted_j` (one minus the total variation from the
-    target's whole distribution) and `agreed_j` (equal likeliest tokens).
+    j from 1, `tokens_j`, `accepted_j` (one minus the total variation from the
+    target's full distribution) and `agreed_j` (equal most likely tokens).
   """
 
   def measure(module, target, batch) -> dict[str, Array]:
@@ -277,15 +277,15 @@ def make_measure(
 def normalizers(
   final: Array, output: Array, words: Vocabulary
 ) -> tuple[Array, Array]:
-  """The target's log-normalizer and likeliest token over all its tokens.
+  """The target's log-normalizer and most likely token over all its tokens.
 
-  Logits of some places at a time are there: all at once would be most of the
-  memory of a step.
+  Computes the logits of a few positions at a time; all at once would dominate
+  the memory of a step.
 
   Args:
     final: `f[B, T, D]`.
     output: `f[V', D]`.
-    words: of V tokens; rows beyond them are padding.
+    words: the draft vocabulary; rows beyond its `size` are padding.
   """
   output = output[: words.size]
 
@@ -299,10 +299,10 @@ def normalizers(
 
 
 def _with_rest(logits: Array, everywhere: Array | None) -> Array:
-  """Logits `f[B, T, W]` with one more, of all tokens outside the vocabulary.
+  """Appends to logits `f[B, T, W]` that of all tokens outside the vocabulary.
 
-  `everywhere`, `f32[B, T]`, is the log-normalizer over all tokens; None for a
-  distribution without others.
+  `everywhere`, `f32[B, T]`, is the log-normalizer over all tokens; None if
+  there are no others.
   """
   if everywhere is None:
     rest = jnp.full(logits.shape[:-1], _NEVER)

@@ -1,11 +1,11 @@
-"""Training of a transformer, from scratch or as the draft of a target.
+"""Trains a transformer, from scratch or as the draft of a target.
 
-`config.contexts` names the training text: the data, or samples of the target or
-of the draft itself. DistillSpec (Zhou et al., ICLR 2024) distils on samples, as
-does the offline phase of online speculative decoding (Liu et al., ICML 2024). A
-row keeps its first tokens as a prompt, and a model completes it in every batch.
-Samples depend only on the step's key and weights, so a resumed run sees the
-same text.
+`config.contexts` selects the training text: the data, or samples of the target
+or of the draft itself. DistillSpec (Zhou et al., ICLR 2024) distils on samples,
+as does the offline phase of online speculative decoding (Liu et al., ICML
+2024). The first tokens of a row are then a prompt, which a model completes in
+every batch. Samples depend only on the step's key and weights, so a resumed run
+sees the same text.
 """
 
 import functools
@@ -61,21 +61,21 @@ def task(config, mesh: Mesh) -> Task:
 
 
 def _first(config) -> Transformer:
-  """The model to begin with: random, or read from `config.init_from`."""
+  """The initial model: random, or loaded from `config.init_from`."""
   wanted = llama_config(**config.model)
   if not config.init_from:
     return Transformer(wanted, rngs=nnx.Rngs(config.seed))
   module = checkpoints.load_module(config.init_from)
   if module.config != wanted:
     raise ValueError(
-      f"config.init_from ({config.init_from}) has another shape than "
-      f"config.model: {module.config}, not {wanted}"
+      f"config.init_from ({config.init_from}) does not match config.model: "
+      f"{module.config}, not {wanted}"
     )
   return module
 
 
 def _teacher(config, tokenizer: Tokenizer) -> Transformer | None:
-  """The target of `config.teacher`, whose tokens must be the same."""
+  """The target of `config.teacher`, which must share the tokenizer."""
   if not config.teacher:
     return None
   theirs = checkpoints.load_tokenizer(config.teacher)
@@ -87,21 +87,21 @@ def _teacher(config, tokenizer: Tokenizer) -> Transformer | None:
   module = checkpoints.load_module(config.teacher)
   if module.config.vocab_size != config.model.vocab_size:
     raise ValueError(
-      f"config.model.vocab_size ({config.model.vocab_size}) must be that of "
-      f"config.teacher ({module.config.vocab_size})"
+      f"config.model.vocab_size ({config.model.vocab_size}) must equal "
+      f"config.teacher's ({module.config.vocab_size})"
     )
   return module
 
 
 def _report(sums, batches, tokenizer: Tokenizer) -> dict[str, float]:
-  """Nats a token and bits per byte of the validation text.
+  """Nats per token and bits per byte of the validation text.
 
-  With a teacher also the acceptance along it: one minus the total variation.
+  With a teacher also the acceptance, one minus the total variation.
   """
   size = 0
   for batch in batches:
     tokens = batch["tokens"][:, 1:][_inside(batch["segments"])]
-    tokens = tokens[tokens != tokenizer.eos_token_id]  # which has no bytes
+    tokens = tokens[tokens != tokenizer.eos_token_id]  # it has no bytes
     size += int(tokenizer.token_bytes()[tokens].sum())
   size = sum(processes.gather(size))
   record = {
@@ -114,7 +114,7 @@ def _report(sums, batches, tokenizer: Tokenizer) -> dict[str, float]:
 
 
 def _inside(segments):
-  """Where the next token is of the same document, so is predicted."""
+  """Positions whose next token is in the same document."""
   return (segments[:, 1:] == segments[:, :-1]) & (segments[:, 1:] > 0)
 
 
@@ -124,7 +124,7 @@ def _steps(
   teacher: Transformer | None,
   mesh: Mesh,
 ) -> Steps:
-  """The steps; `validate` sums tokens, nats of the text and accepted ones."""
+  """Makes the steps; `validate` sums tokens, their nats and acceptances."""
   objective = losses.get(config.objective, block=config.acceptance_block)
   judged = losses.needs_teacher(config.objective)
   if teacher is None and (judged or config.contexts == "target"):
@@ -167,7 +167,7 @@ def _steps(
         logits(teacher_definition, teacher_params, batch)
       )
     labels, weights = targets(batch)
-    if complete is not None:  # only what was sampled
+    if complete is not None:  # train on samples only
       place = jnp.arange(labels.shape[1]) + 1
       weights = weights * (place >= config.prompt_length)
     return objective(logits(definition, params, batch), taught, labels, weights)
@@ -213,12 +213,12 @@ def check_contexts(config, sources: tuple[str, ...]) -> None:
 def completer(
   model: LanguageModel, *, prompt_length: int
 ) -> Callable[..., dict[str, Array]]:
-  """A jitted function that replaces the ends of rows by a model's samples.
+  """Makes a jitted function that replaces the ends of rows by samples.
 
   Returns:
-    `(params, batch, key) -> batch`: of `{"tokens", "segments", "positions"}`,
-    `i32[B, T]` each. Prompts are read as one document, whatever they were cut
-    from, and nothing stops a sample.
+    `(params, batch, key) -> batch`, with `{"tokens", "segments", "positions"}`,
+    `i32[B, T]` each. A prompt counts as one document, and no token stops a
+    sample.
   """
   decoder = decode.make_decoder(model)
 

@@ -1,6 +1,6 @@
 """A training run, which resumes from its folder and config.
 
-Its checkpoints are Orbax's, its metrics lines of JSON.
+Checkpoints are Orbax's, metrics are JSON lines.
 """
 
 import itertools
@@ -22,7 +22,7 @@ from launch import processes, results
 from launch.training import head, model, step, t5
 from launch.training.step import say
 
-# What may change between two parts of a run; all else makes it another run.
+# Settings that may change within a run; others make it another run.
 _MAY_CHANGE = {
   "num_steps", "learning_rate", "warmup_steps", "decay_share", "weight_decay",
   "mesh", "log_every", "validate_every", "validation_batches",
@@ -34,7 +34,7 @@ def read_config(workdir: str) -> ml_collections.ConfigDict:
   """The config of the run in a folder; ValueError if there is none."""
   path = pathlib.Path(workdir) / "config.json"
   if not path.is_file():
-    raise ValueError(f"no run to go on with in {workdir}: give --config")
+    raise ValueError(f"no run to resume in {workdir}: give --config")
   config = ml_collections.ConfigDict(json.loads(path.read_text("utf-8")))
   config.lock()
   return config
@@ -56,7 +56,7 @@ def check(config: ml_collections.ConfigDict, folder: pathlib.Path) -> None:
 
 
 def discard_other(config: ml_collections.ConfigDict, workdir: str) -> None:
-  """Deletes a folder's checkpoints if they are of a run of other settings."""
+  """Deletes a folder's checkpoints if their run had other settings."""
   folder = pathlib.Path(workdir)
   if processes.is_chief():
     try:
@@ -68,10 +68,10 @@ def discard_other(config: ml_collections.ConfigDict, workdir: str) -> None:
 
 
 class Run:
-  """A training run, decided by a folder and a config.
+  """A training run in a folder, with a config.
 
-  For configs see configs/train_embedded.py, train_head.py and train_t5.py;
-  ValueError for one that cannot be run, or is not the folder's.
+  For configs see configs/train_embedded.py, train_head.py and train_t5.py.
+  Raises ValueError if the config is invalid or does not match the folder.
   """
 
   def __init__(self, config: ml_collections.ConfigDict, workdir: str):
@@ -95,7 +95,7 @@ class Run:
       batches = self.task.batches("validation", seed=None)
       first = itertools.islice(batches, config.validation_batches or None)
       self.validation = list(first)
-      # As many on every process.
+      # The same number on every process.
       del self.validation[min(processes.gather(len(self.validation))) :]
       if not self.validation:
         raise ValueError(
@@ -104,7 +104,7 @@ class Run:
         )
 
   def train(self) -> tuple[nnx.Module, bool]:
-    """Runs, or goes on, to the end or until SIGTERM."""
+    """Runs or resumes, to the end or until SIGTERM."""
     if self.chief:
       self.folder.mkdir(parents=True, exist_ok=True)
       self.task.begin(self.folder)
@@ -135,16 +135,16 @@ class Run:
     else:
       parameters = sum(x.size for x in jax.tree.leaves(state.params))
       say(f"{parameters:,} parameters on {dict(self.mesh.shape)}")
-      if self.task.knows and self.validation:  # what there was to begin with
+      if self.task.knows and self.validation:  # the initial parameters
         metrics.write(0, self.validate(state.params))
-    timed, start = None, 0.0  # the first step is compiled
+    timed, start = None, 0.0  # the first step compiles
     while done < config.num_steps:
       batch = step.place_batch(next(self.iterator), self.mesh)
       state, loss = self.steps.train(state, batch)
       done += 1
       last = done == config.num_steps
       logs, validates = (
-        every > 0 and (last or done % every == 0)  # 0 is never
+        every > 0 and (last or done % every == 0)  # 0 means never
         for every in (config.log_every, config.validate_every)
       )
       if logs:
@@ -184,11 +184,11 @@ class Run:
 
 
 class Checkpoints:
-  """The checkpoints in a folder, of which the newest two are kept.
+  """The newest two checkpoints in a folder.
 
-  Each has the state and the place in the data, `every` so many steps (0: only
-  when forced); an unfinished one is not seen. Entered as a context, it waits at
-  its end for what is being saved.
+  Each has the state and the position in the data. They are saved `every` steps
+  (0: only when forced); unfinished ones are ignored. Leaving it as a context
+  waits until all is saved.
   """
 
   def __init__(self, folder: pathlib.Path, *, every: int):
@@ -201,7 +201,7 @@ class Checkpoints:
     )
 
   def save(self, step: int, state, iterator, *, force: bool = False) -> None:
-    """Saves if it is time, in the background; `force` saves and waits."""
+    """Saves in the background if it is time; `force` saves and waits."""
     if force or (self._every > 0 and step % self._every == 0):
       self._manager.save(
         step,
@@ -209,13 +209,13 @@ class Checkpoints:
           state=ocp.args.StandardSave(state),
           data=grain.checkpoint.CheckpointSave(iterator),
         ),
-        force=True,  # this class decides when
+        force=True,  # this class decides when to save
       )
     if force:
       self._manager.wait_until_finished()
 
   def restore(self, state, iterator):
-    """The newest checkpoint."""
+    """Restores the newest checkpoint."""
     step = self._manager.latest_step()
     if step is None:
       return 0, state
@@ -230,7 +230,7 @@ class Checkpoints:
     return step, restored.state
 
   def preempted(self, step: int) -> bool:
-    """True if preemption was announced, agreed among all processes."""
+    """True if preemption was announced, the same on all processes."""
     return jax.process_count() > 1 and self._manager.reached_preemption(step)
 
   def __enter__(self):
@@ -243,8 +243,8 @@ class Checkpoints:
 class Metrics:
   """The metrics of a run, in metrics.jsonl.
 
-  What a killed run wrote after its last checkpoint is taken back: those steps
-  are done again. Without a folder nothing is written.
+  Lines that a killed run wrote after its last checkpoint are removed, since
+  those steps are repeated. Without a folder nothing is written.
   """
 
   def __init__(self, folder: pathlib.Path | None, *, done: int):
@@ -254,7 +254,7 @@ class Metrics:
     self._path = folder / "metrics.jsonl"
     lines: list[dict] = []
     if done and self._path.exists():
-      # The last line of a killed run may be half a line.
+      # The last line of a killed run may be incomplete.
       *whole, _ = self._path.read_text("utf-8").split("\n")
       lines = [json.loads(line) for line in whole]
     results.write(
@@ -262,7 +262,7 @@ class Metrics:
     )
 
   def write(self, step: int, values: dict[str, float]) -> None:
-    """A line of metrics.jsonl, also on stderr."""
+    """Writes a line to metrics.jsonl and stderr."""
     if self._path is None:
       return
     line = {"step": step, **values}
@@ -272,9 +272,9 @@ class Metrics:
 
 
 class Stop:
-  """Notes SIGTERM and Ctrl-C while it is entered; a second Ctrl-C interrupts.
+  """Catches SIGTERM and Ctrl-C as a context; a second Ctrl-C interrupts.
 
-  Of several processes, jax notes SIGTERM.
+  With several processes, jax catches SIGTERM.
   """
 
   asked = False

@@ -1,7 +1,7 @@
 """The optimizer, and jitted training and validation steps on a mesh.
 
-`jitted` makes the steps from parameters, a loss and metrics; a `Task` has all
-that the training loop needs. There are three, one per module:
+`jitted` makes the steps from parameters, a loss and metrics; a `Task` has
+everything that the training loop needs. There is one per module:
 `launch.training.model` (a transformer), `head` (on a target's features) and
 `t5` (an encoder-decoder).
 """
@@ -30,12 +30,12 @@ from models.tokenizers import Tokenizer
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TrainState:
-  """All that changes during a run, but for the place in the data.
+  """Everything that changes during a run, except the position in the data.
 
   Attributes:
     params: the student's parameters.
     optimizer: optax's state.
-    key: `u32[2]`, data of the key of the next step's samples.
+    key: `u32[2]`, data of the random key for the next step's samples.
   """
 
   params: nnx.State
@@ -46,11 +46,11 @@ class TrainState:
 def make_optimizer(
   config: ml_collections.ConfigDict,
 ) -> tuple[optax.GradientTransformation, optax.Schedule]:
-  """AdamW at a warmed-up, constant, then decaying rate; gradients clipped at 1.
+  """AdamW with warm-up, constant and decaying rate; gradients clipped at 1.
 
   The rate falls linearly to a hundredth over the last `config.decay_share` of
   `config.num_steps` (warm-up, stable, decay: Hu et al., 2024, MiniCPM, section
-  4), so a run may be made longer or shorter until that begins.
+  4), so a run may be extended or shortened until the decay begins.
   """
   rate = config.learning_rate
   decay = round(config.decay_share * config.num_steps)
@@ -80,7 +80,7 @@ def make_mesh(config: ml_collections.ConfigDict) -> Mesh:
     data = jax.device_count() // model
   if data * model != jax.device_count():
     raise ValueError(
-      f"mesh {tuple(config.mesh)} takes {data * model} devices, there are "
+      f"mesh {tuple(config.mesh)} needs {data * model} devices, but there are "
       f"{jax.device_count()}"
     )
   return jax.make_mesh(
@@ -91,11 +91,11 @@ def make_mesh(config: ml_collections.ConfigDict) -> Mesh:
 
 
 def shardings(tree, mesh: Mesh):
-  """Projections' outputs and tables' channels, over 'model' if it divides."""
+  """Shards projections' outputs and tables' channels over 'model' if even."""
   size = mesh.shape["model"]
 
   def of(path, leaf):
-    # "output" is a target's projection without the target.
+    # "output" is a target's output projection on its own.
     axis = 0 if names(path)[-1] in ("weight", "output") else 1
     spec = PartitionSpec()
     if leaf.ndim == 2 and leaf.shape[axis] % size == 0:
@@ -106,7 +106,7 @@ def shardings(tree, mesh: Mesh):
 
 
 def place_batch(batch: dict[str, np.ndarray], mesh: Mesh) -> dict[str, Array]:
-  """This process's rows, as its part of arrays whose rows lie over 'data'."""
+  """Makes arrays with rows sharded over 'data' from this process's rows."""
   sharding = NamedSharding(mesh, PartitionSpec("data"))
   return {
     name: jax.make_array_from_process_local_data(sharding, rows)
@@ -135,15 +135,15 @@ class Task:
 
   Attributes:
     tokenizer: of the text.
-    first: the module to begin with.
+    first: the initial module.
     steps: the jitted functions.
     batches: `(split, seed=...) -> grain dataset`.
-    module: makes the module that is returned and exported of parameters.
-    report: makes a line of metrics.jsonl of what `steps.validate` summed over
-      the validation batches, and of these.
+    module: makes the module to return and export from parameters.
+    report: makes a line of metrics.jsonl from the sums of `steps.validate` over
+      the validation batches, and these batches.
     export: `(module, directory)`, writes it in its published format.
-    begin: `folder`, writes what WORKDIR is to keep beside checkpoints.
-    knows: whether the first parameters are worth validating.
+    begin: `folder`, writes further files to keep in WORKDIR.
+    knows: whether to validate the initial parameters.
   """
 
   tokenizer: Tokenizer
@@ -169,17 +169,17 @@ def jitted(
   measure: Callable,
   complete: Callable | None = None,
 ) -> Steps:
-  """The steps of whatever has parameters and a loss.
+  """Makes the steps of a task.
 
   Args:
-    config: what `make_optimizer` reads.
+    config: settings of `make_optimizer`.
     mesh: from `make_mesh`.
-    first: the parameters to begin with.
-    frozen: arrays that `loss` and `measure` read, and that stay as they are.
+    first: the initial parameters.
+    frozen: constant arrays for `loss` and `measure`.
     loss: `(params, frozen, batch) -> f32[]`.
     measure: `(params, frozen, batch) -> {name: sum f32[]}`.
-    complete: `(state, frozen, batch, key) -> batch`, applied to a batch before
-      it is trained on; None for nothing.
+    complete: `(state, frozen, batch, key) -> batch`, applied before training on
+      a batch; or None.
   """
   optimizer, _ = make_optimizer(config)
   frozen = jax.device_put(frozen, shardings(frozen, mesh))
@@ -216,6 +216,6 @@ def jitted(
 
 
 def say(text: str) -> None:
-  """A line on stderr, from one process."""
+  """Prints a line on stderr, on the chief only."""
   if jax.process_index() == 0:
     print(text, file=sys.stderr, flush=True)

@@ -1,14 +1,14 @@
-"""Training of encoder-decoders and of block drafters.
+"""Trains encoder-decoders and block drafters.
 
 A T5 learns the next token of the answer. SpecDec's drafter (Xia et al.,
 Findings of EMNLP 2023) learns to predict k tokens at once: the answer is cut at
-a random position, k masks follow, and some of its errors there are revealed
+a random position and followed by k masks, and some of its errors are revealed
 before a second try (glancing, Qian et al., 2021).
 
 `config.dataset` is a file of lines {"input": "...", "output": "..."}. With
-`config.answers`, `launch.decode`'s output for it, each answer is the decoded
-one: sequence-level distillation (Kim and Rush, 2016). Pairs without an answer,
-or with one cut by its budget, are left out.
+`config.answers`, `launch.decode`'s output for it, answers are replaced by the
+decoded ones: sequence-level distillation (Kim and Rush, 2016). Pairs whose
+answer is missing or was cut by its budget are left out.
 """
 
 import functools
@@ -60,7 +60,7 @@ def task(config: ml_collections.ConfigDict, mesh: Mesh) -> Task:
     nats, tokens = sums(params, batch, config.label_smoothing)
     return nats / jnp.maximum(tokens, 1)
 
-  def measure(params, frozen, batch):  # cut where a fixed key says
+  def measure(params, frozen, batch):  # cuts are drawn from a fixed key
     del frozen
     drawn = {"key": jax.random.key_data(jax.random.key(0)), "glance": 0.0}
     nats, tokens = sums(params, batch | drawn, 0.0)
@@ -99,7 +99,7 @@ def task(config: ml_collections.ConfigDict, mesh: Mesh) -> Task:
 
 
 def _module(config) -> T5 | BlockDrafter:
-  """The network with its first parameters."""
+  """The network with its initial parameters."""
   shape, rngs = T5Config(**config.model), nnx.Rngs(config.seed)
   if config.kind == "t5":
     return T5(shape, rngs=rngs)
@@ -108,13 +108,13 @@ def _module(config) -> T5 | BlockDrafter:
 
 
 def _memory(module, batch: dict[str, Array]):
-  """What the encoder makes of a batch's inputs."""
+  """Encodes a batch's inputs."""
   inputs = Inputs(tokens=batch["inputs"], lengths=batch["input_lengths"])
   return module.encode(inputs)
 
 
 def cross_entropy(logits: Array, targets: Array, smoothing: float) -> Array:
-  """Nats of each target, with label smoothing over the vocabulary."""
+  """Cross-entropy of each target in nats, with label smoothing."""
   log_probs = jax.nn.log_softmax(logits)
   chosen = jnp.take_along_axis(log_probs, targets[..., None], axis=-1)[..., 0]
   return -((1 - smoothing) * chosen + smoothing * log_probs.mean(-1))
@@ -123,7 +123,7 @@ def cross_entropy(logits: Array, targets: Array, smoothing: float) -> Array:
 def next_token(
   module: T5, batch: dict[str, Array], *, smoothing: float
 ) -> tuple[Array, Array]:
-  """Nats of the answers' tokens: their sum, and how many they are."""
+  """Nats of the answers' tokens: the sum, and the number of tokens."""
   tokens, lengths = batch["tokens"], batch["lengths"]
   output, _ = module(tokens[:, :-1], _memory(module, batch))
   nats = cross_entropy(output.logits, tokens[:, 1:], smoothing)
@@ -139,15 +139,15 @@ def block(
   glance: Array | float,
   smoothing: float,
 ) -> tuple[Array, Array]:
-  """Nats of a block of each answer: their sum, and how many tokens.
+  """Nats of a block of each answer: the sum, and the number of tokens.
 
-  The key is of cuts and of what is revealed; `glance` is the share of the
-  tokens got wrong that is told.
+  The key draws cuts and revealed tokens; `glance` is the share of wrong tokens
+  that is revealed.
   """
   tokens, lengths = batch["tokens"], batch["lengths"]
   rows, count = len(tokens), module.config.num_masks
   cut_key, show_key = jax.random.split(key)
-  # At least the start token is known, and at least one token is not.
+  # At least the start token is known, and at least one token is unknown.
   share = jax.random.uniform(cut_key, (rows,))
   known = 1 + jnp.floor(share * jnp.maximum(lengths - 1, 1)).astype(jnp.int32)
   ahead = known[:, None] + jnp.arange(count)
@@ -176,7 +176,7 @@ def block(
 def pairs(
   config: ml_collections.ConfigDict, split: str
 ) -> Sequence[tuple[str, str]]:
-  """The inputs and answers of "train" or "validation"."""
+  """The pairs of input and answer in "train" or "validation"."""
   name = config.dataset if split == "train" else config.validation
   answers = None
   if config.answers and split == "train":
@@ -209,12 +209,13 @@ def batches(
   *,
   seed: int | None,
 ) -> grain.IterDataset:
-  """Batches of a split's pairs as padded rows; what is longer is cut.
+  """Batches of a split's pairs, padded or cut to the rows' lengths.
 
   Returns:
-    Of `{"inputs" i32[B, W], "input_lengths" i32[B], "tokens" i32[B, T + 1],
-    "lengths" i32[B]}`: tokens begin with the start token, which `lengths`
-    counts. `config` has W and T; for seeds see `launch.training.data.shared`.
+    Batches of `{"inputs" i32[B, W], "input_lengths" i32[B], "tokens"
+    i32[B, T + 1], "lengths" i32[B]}`: tokens include the start token, as do
+    `lengths`. W and T are in `config`; for seeds see
+    `launch.training.data.shared`.
   """
   input_length, output_length = config.input_length, config.output_length
   start_token = T5Config(**config.model).start_token
