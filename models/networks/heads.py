@@ -1,4 +1,4 @@
-"""What all draft heads have in common: `HeadConfig`, and a cache's layers."""
+"""`HeadConfig`, the base of draft heads' configurations, and their caches."""
 
 import dataclasses
 from collections.abc import Callable
@@ -15,14 +15,14 @@ from models.sharding import Sharding, constrain
 from specjax import cache as cache_lib
 from specjax.cache import Cache
 
-Put = Callable[[Array, str], Array]  # lays an array out (`sharding.constrain`)
+Put = Callable[[Array, str], Array]  # sets a layout (`sharding.constrain`)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HeadConfig:
   """Base of heads' configurations.
 
-  Those of heads that attend have `layers`, a
+  Heads with attention have `layers`, a
   `models.networks.description.TransformerConfig` of their own layers.
   """
 
@@ -35,7 +35,7 @@ class HeadConfig:
 
   @property
   def shared(self) -> frozenset[str]:
-    """Modules whose arrays are the target's; they are not trained."""
+    """Modules that share the target's arrays; they are not trained."""
     raise NotImplementedError
 
   @property
@@ -45,17 +45,17 @@ class HeadConfig:
 
   @property
   def draft_vocab_size(self) -> int | None:
-    """Tokens that it can draft; None for all of the target's."""
+    """Size of the draft vocabulary; None for the target's."""
     return None
 
   @property
   def num_predicted(self) -> int | None:
-    """Tokens predicted by one pass; None if it drafts on its own outputs."""
+    """Tokens predicted by one pass; None if it is autoregressive."""
     return None
 
   @property
   def max_positions(self) -> int | None:
-    """Positions that it was trained for; None if no file says."""
+    """Positions that it was trained for; None if unknown."""
     layers = getattr(self, "layers", None)
     return layers and layers.max_positions
 
@@ -73,26 +73,26 @@ class HeadConfig:
     )  # fmt: skip
 
   def cut(self, sharding: Sharding, parts: int) -> tuple[Any, Sharding]:
-    """The head as so many devices hold it, and its rules on them.
+    """The configuration for one of `parts` devices, and its sharding rules.
 
     Args:
       sharding: of a model without experts.
       parts: devices of each copy, which divide `even_sizes`.
 
     Raises:
-      ValueError: for experts that cannot be cut so.
+      ValueError: for experts that cannot be split like this.
     """
     del parts
     return self, sharding
 
 
 def embedding(vocab_size: int, width: int, dtype, rngs: nnx.Rngs) -> Embed:
-  """The target's embedding, before its array is in it."""
+  """A placeholder for the target's embedding."""
   return Embed(vocab_size, width, dtype=dtype, param_dtype=dtype, rngs=rngs)
 
 
 def first_ids(count: int) -> nnx.Variable:
-  """Which token of the target's each of a draft vocabulary is, at first."""
+  """The initial ids of a draft vocabulary: the first tokens."""
   return nnx.Variable(jnp.arange(count, dtype=jnp.int32))
 
 
@@ -102,7 +102,7 @@ def first_ids(count: int) -> nnx.Variable:
 def init_cache(
   module: Any, sharding: Sharding | None, batch: int, slots: int, **more
 ) -> Cache:
-  """An empty cache of a head's layers; stacked, as the target's, on a mesh."""
+  """An empty cache for a head's layers; stacked on a mesh like the target's."""
   layers, stacked = module.config.layers, sharding is not None
   cache = cache_lib.make_cache(
     batch=batch,
@@ -128,17 +128,17 @@ def is_stacked(cache: Cache) -> bool:
 
 
 def place(layer: int, stacked: bool) -> tuple[int, Array | None]:
-  """Where a layer's keys and values are in `pairs`, and its number in them."""
+  """Index of a layer's keys and values in `pairs`, and its index in these."""
   return (0, jnp.int32(layer)) if stacked else (layer, None)
 
 
 def pairs(cache: Cache) -> tuple[tuple[Array, Array], ...]:
-  """The keys and values of each layer; if stacked, one pair of all."""
+  """The keys and values of each layer; one pair for all if stacked."""
   return tuple(zip(cache.keys, cache.values, strict=True))
 
 
 def with_pairs(cache: Cache, kvs, put: Put) -> Cache:
-  """The cache with other keys and values, laid out if they are stacked."""
+  """Replaces a cache's keys and values; constrains layouts if stacked."""
   if is_stacked(cache):
     kvs = jax.tree.map(lambda x: put(x, "cache_lbksc"), kvs)
   keys, values = zip(*kvs, strict=True)

@@ -1,11 +1,10 @@
-"""Multi-head latent attention: a latent of each token in the place of its keys.
+"""Multi-head latent attention (DeepSeek-AI, DeepSeek-V2, 2024, section 2.1).
 
-Keys and values of all heads are projections of one latent of R channels, beside
-which each token has one key of P channels that rotates (DeepSeek-AI,
-DeepSeek-V2, 2024, section 2.1). Neither projection is made of what is cached:
-that of keys is taken into the queries, that of values into what heads give. So
-the cache holds R + P channels of a token, once, and attention is that of one
-key/value head.
+Keys and values of all heads are projections of one latent of R channels per
+token; each token also has one rotated key of P channels, shared by all heads.
+Both projections are absorbed, that of keys into the queries, that of values
+into the heads' outputs. So the cache has R + P channels per token, and
+attention has one key/value head.
 
 Letters in shapes: B rows, T fed tokens, D model width, H heads, N channels of
 a head's query that do not rotate, P those that do, V channels of its values, R
@@ -22,11 +21,11 @@ from models.networks.linear import Linear
 from models.networks.rope import rotate
 from specjax import cache as cache_lib
 
-_EPS = 1e-6  # of the norms of latents, whatever the model's others have
+_EPS = 1e-6  # of latents' norms, whatever the model's other norms have
 
 
 class LatentAttention(nnx.Module):
-  """Self-attention over latents; arguments as of `layers.Attention`."""
+  """Self-attention over latents; arguments as for `layers.Attention`."""
 
   def __init__(
     self, config: TransformerConfig, dtype, *, index: int = 0, rngs: nnx.Rngs
@@ -53,7 +52,7 @@ class LatentAttention(nnx.Module):
     self.out = make(heads * m.value_dim, size, a.out_bias)
 
   def __call__(self, x, rotary, sees, kv, start, *, layer=None):
-    """As `layers.Attention`; the cache's values have no channels."""
+    """Like `layers.Attention`; the cache's values have no channels."""
     m, heads = self.latent, self.spec.num_heads
     made = self.kv_b.weight[...].reshape(heads, -1, m.rank).astype(x.dtype)
     to_keys, to_values = jnp.split(made, [m.nope_dim], axis=1)
@@ -82,8 +81,8 @@ class LatentAttention(nnx.Module):
   def _latents(self, x: Array, rotary) -> Array:
     """The cached latents of tokens, `[B, T, D] -> [B, K, T, R + P]`.
 
-    What is not finite is left to the channels that rotate, of which no value is
-    made (`specjax.cache.contain`).
+    Non-finite numbers are kept in the rotated channels only, which no value
+    reads (`specjax.cache.contain`).
     """
     m = self.latent
     latent, key = jnp.split(self.kv_a(x), [m.rank], axis=-1)
@@ -97,7 +96,7 @@ class LatentAttention(nnx.Module):
     return jnp.swapaxes(joined, 1, 2)
 
   def _rotated(self, y: Array, rotary) -> Array:
-    """Neighboring channels turn together, or those of two halves."""
+    """Rotates pairs of adjacent channels, or of two halves."""
     if self.latent.interleaved:
       y = jnp.concatenate([y[..., ::2], y[..., 1::2]], axis=-1)
     return rotate(y, rotary)

@@ -1,6 +1,6 @@
 """Building blocks of a transformer: norms, attention, MLP, layer.
 
-One `Layer` builds every layer that `models.networks.description` describes.
+`Layer` builds every layer that `models.networks.description` can describe.
 
 Letters in shapes: B rows, T fed tokens, S cache slots, D model width, H query
 heads, K key/value heads, G = H / K queries per key head, C channels per head.
@@ -47,9 +47,9 @@ def make_norm(config: TransformerConfig, dim: int, dtype, rngs: nnx.Rngs):
 
 
 class PlusOneNorm(nnx.Module):
-  """An RMS norm that multiplies by one and its weights (Gemma).
+  """An RMS norm that scales by 1 + w (Gemma).
 
-  All is computed in float32 at least, and rounded to `dtype` at the end.
+  It computes in float32 at least, and rounds to `dtype` at the end.
   """
 
   def __init__(self, dim: int, eps: float, dtype):
@@ -72,7 +72,7 @@ class Attention(nnx.Module):
     config: the model's.
     dtype: of parameters and activations.
     index: of its layer in the model.
-    input_dim: width of what it reads; by default D, which it always returns.
+    input_dim: width of its input, by default D; its output has width D.
     rngs: for the initial weights.
   """
 
@@ -116,14 +116,14 @@ class Attention(nnx.Module):
     Args:
       x: `[B, T, D]`.
       rotary: from the layer's `Rope.table`, or None.
-      sees: a `specjax.cache.Visible`; without a cache `bool[B, T, T]`. Of a
-        layer that is no attention, `models.networks.gated_delta.Above`.
-      kv: this layer's `(keys, values)` of the cache, or all layers' if `layer`
-        is given; None to attend among the fed tokens alone. Of a layer with a
-        source what that has returned.
+      sees: a `specjax.cache.Visible`; without a cache `bool[B, T, T]`; for a
+        recurrent layer `models.networks.gated_delta.Above`.
+      kv: this layer's `(keys, values)` in the cache, or all layers' if `layer`
+        is given; None to attend to the fed tokens only. For a layer with a
+        source, what that returned.
       start: `i32[B]`, the slot of the first fed token.
-      layer: `i32[]`, which layer of stacked keys and values this one is.
-      bias: of the scores, as of `attend_slots`; without a cache of `attend`.
+      layer: `i32[]`, this layer's index in stacked keys and values.
+      bias: of the scores, as for `attend_slots`, or `attend` without a cache.
 
     Returns:
       `[B, T, D]` and the updated `(keys, values)`.
@@ -140,12 +140,12 @@ class Attention(nnx.Module):
     return y, kv
 
   def attend_to(self, x, rotary, sees, kv, start=None, *, layer=None):
-    """Attends to keys and values that another layer or a text has made.
+    """Attends to existing keys and values, of another layer or a text.
 
     Args:
-      x, rotary, kv, start, layer: as of `__call__`.
-      sees: likewise; without `fed_mask` nothing of the fed tokens is in `kv`,
-        and where that is empty they are given nothing.
+      x, rotary, kv, start, layer: as for `__call__`.
+      sees: likewise; without `fed_mask` the fed tokens are not in `kv`, and
+        rows where that is empty get zeros.
 
     Returns:
       `[B, T, D]`.
@@ -162,7 +162,7 @@ class Attention(nnx.Module):
     )
 
   def _attended(self, x, rotary, attention, *given, some=None, **more):
-    """Output of `attention`, `[B, T, D]`; zeros of rows that are not `some`."""
+    """Output of `attention`, `[B, T, D]`; zeros for rows not in `some`."""
     y = attention(
       self.queries(x, rotary), *given, scale=self.spec.scale,
       softcap=self.spec.softcap,
@@ -175,10 +175,10 @@ class Attention(nnx.Module):
     return self.out(y)
 
   def remember(self, x, rotary, kv, start, *, layer=None):
-    """Writes keys and values of x; arguments as of `__call__`.
+    """Writes keys and values of x to the cache; arguments as for `__call__`.
 
     Returns:
-      These, two of `[B, K, T, C]`, and the updated `kv`.
+      These keys and values, `[B, K, T, C]`, and the updated `kv`.
     """
     new = cache_lib.contain(*self.keys_and_values(x, rotary))
     new, stored = zip(*map(cache_lib.as_stored, new, kv), strict=True)
@@ -188,11 +188,11 @@ class Attention(nnx.Module):
     )
 
   def queries(self, x, rotary):
-    """`[B, T, H, C]` of what is read."""
+    """Queries, `[B, T, H, C]`."""
     return self._rotated(self.q(x), getattr(self, "q_norm", None), rotary)
 
   def keys_and_values(self, x, rotary):
-    """Two of `[B, K, T, C]`."""
+    """Keys and values, each `[B, K, T, C]`."""
     raw = self.k(x)
     k = self._rotated(raw, getattr(self, "k_norm", None), rotary)
     v = raw if self.spec.keys_as_values else self.v(x)
@@ -204,7 +204,7 @@ class Attention(nnx.Module):
     return jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)
 
   def _rotated(self, y, norm, rotary):
-    """Heads of a projection, `[B, T, N, C]`, normed and rotated."""
+    """Norms and rotates heads of a projection, `[B, T, N, C]`."""
     if self.spec.qk_norm == "width":
       y = norm(y)
     y = self._heads(y)
@@ -213,14 +213,14 @@ class Attention(nnx.Module):
     return y if rotary is None else rotate(y, rotary)
 
   def _heads(self, y):
-    """Heads of a projection, which may be clipped."""
+    """Splits a projection into heads, clipped if configured."""
     if (most := self.spec.clip) is not None:
       y = jnp.clip(y, -most, most)
     return y.reshape(*y.shape[:-1], -1, self.spec.head_dim)
 
 
 class Mlp(nnx.Module):
-  """The feed-forward block, gated or not; arguments as of `Attention`."""
+  """The feed-forward block, gated or not; arguments as for `Attention`."""
 
   def __init__(
     self,
@@ -246,13 +246,13 @@ class Mlp(nnx.Module):
 
 
 class Layer(nnx.Module):
-  """Attention and MLP, with norms and residuals; arguments as of `Attention`.
+  """Attention and MLP, with norms and residuals; arguments as for `Attention`.
 
-  `expert_axes` are the mesh axes that experts are dealt out over, if they are.
+  `expert_axes` are the mesh axes that experts are distributed over, if any.
   Norms before the blocks are `attention_norm` and `mlp_norm`, those after them
-  `attention_out_norm` and `mlp_out_norm`. Of a mixture beside the MLP they are
-  `beside_norm` and `beside_out_norm`, and then `mlp_alone_norm` is that after
-  the MLP, before `mlp_out_norm` of their sum.
+  `attention_out_norm` and `mlp_out_norm`. A mixture parallel to the MLP has
+  `beside_norm` and `beside_out_norm`; then `mlp_alone_norm` is after the MLP,
+  and `mlp_out_norm` after the sum.
   """
 
   def __init__(
@@ -314,10 +314,10 @@ class Layer(nnx.Module):
     attention=True,
     mlp=True,
   ):
-    """As `Attention`; `attention=False` or `mlp=False` skips that sub-layer.
+    """Like `Attention`; `attention=False` or `mlp=False` skips a sub-layer.
 
-    `per_layer`, `[B, T, P]`, are the tokens' embeddings of this layer, if any.
-    Of stacked layers `at`, `i32[]`, is the place among those of this kind.
+    `per_layer`, `[B, T, P]`, are the layer's own token embeddings, if any. For
+    stacked layers `at`, `i32[]`, is the index among those of this kind.
     """
     residual = x
     if attention:
@@ -329,14 +329,14 @@ class Layer(nnx.Module):
     return self.finished(x, per_layer), kv
 
   def finished(self, x: Array, per_layer: Array | None) -> Array:
-    """The layer's output, of what both blocks have been added to."""
+    """Finishes the layer after both blocks were added."""
     if per_layer is not None:
       read = self.per_layer_out(self.act(self.per_layer_gate(x)) * per_layer)
       x = x + self.per_layer_out_norm(read)
     return x * self.scalar[...] if self.spec.scaled else x
 
   def attended(self, x, rotary, sees, kv, start, *, layer=None):
-    """Output of attention, norms included, to be added; as `Attention`."""
+    """Attention's output with norms, to be added; like `Attention`."""
     if self.spec.norms != "post":
       x = self.attention_norm(x)
     out, kv = self.attention(x, rotary, sees, kv, start, layer=layer)
@@ -345,12 +345,12 @@ class Layer(nnx.Module):
     return out, kv
 
   def fed_forward(self, x: Array, *, at: Array | None = None) -> Array:
-    """Output of the MLP, norms included, to be added: `[B, T, D]`.
+    """The MLP's output with norms, to be added, `[B, T, D]`.
 
     Args:
-      x: what the layer was given, or what attention has added to it.
-      at: which of stacked layers it is: a mixture's experts are those of all
-        layers then.
+      x: the layer's input, or with attention's output added.
+      at: index of a stacked layer; a mixture's experts are then those of all
+        layers.
     """
     residual = x
     if self.spec.norms != "post":
@@ -369,9 +369,9 @@ class Layer(nnx.Module):
 
 @functools.cache
 def weights_met(config: TransformerConfig, index: int) -> tuple[int, int]:
-  """Weights that a token meets in a layer: in attention, and in its MLP.
+  """Weights that a token uses in a layer: in attention, and in its MLP.
 
-  Of a mixture those of the experts that a token is given.
+  For a mixture, only those of a token's experts.
   """
   layer = shapes_of(
     lambda: Layer(config, jnp.float32, index=index, rngs=nnx.Rngs(0))

@@ -1,4 +1,4 @@
-"""Linear projections and embeddings, whose weights may be quantized.
+"""Linear projections and embeddings with optionally quantized weights.
 
 Weights are `[outputs, inputs]`, as files have them. Letters in shapes: N
 outputs, D inputs, G groups of inputs, V vocabulary.
@@ -19,15 +19,14 @@ _CHUNK = 2**18  # numbers, which as float32 a core's cache holds
 
 
 def project(x: Array, weight: Array | QuantizedTensor, *, result=None) -> Array:
-  """Products of x and every row of a weight, `[..., D], [N, D] -> [..., N]`.
+  """Multiplies x with every row of a weight, `[..., D], [N, D] -> [..., N]`.
 
-  One scale an output is applied to the products: values of eight bits are exact
-  in bfloat16. With scales of groups the weight is dequantized and rounded once.
-  A few rows have, on TPUs, products of every group, each scaled, as Qwix
-  (Google) has them, and on CPUs, with int8 and one scale an output, products of
-  integers: so no weight is written; with groups a few outputs of it at a time.
-  `result` is the type in which products with an array are added up, by default
-  x's.
+  One scale per output is applied to the products: 8-bit values are exact in
+  bfloat16. With group scales the weight is dequantized and rounded once. For a
+  few rows of x the dequantized weight is not written to memory: TPUs multiply
+  each group and scale the products, like Qwix (Google); CPUs multiply integers
+  (int8 with one scale per output), or dequantize a few outputs at a time
+  (groups). `result` is the accumulation dtype for arrays, by default x's.
   """
   if not isinstance(weight, QuantizedTensor):
     return _product(x, weight.astype(x.dtype), result)
@@ -45,11 +44,11 @@ def project(x: Array, weight: Array | QuantizedTensor, *, result=None) -> Array:
 
 
 def _product(x: Array, weight: Array, result=None) -> Array:
-  """Products in a type, both contracted as they lie, over their last axes.
+  """Matrix product in one dtype, contracting the last axes of both.
 
-  On XLA:CPU a few rows of x are multiplied in fours from the right, with the
-  weight as first operand and a barrier that keeps the simplifier from turning
-  it round: that takes two thirds of the time, of hundreds of rows twice it.
+  On XLA:CPU a few rows of x are multiplied four at a time, with the weight as
+  first operand and a barrier against the simplifier swapping them: this takes
+  two thirds of the time (with hundreds of rows, twice the time).
   """
   last = lambda x: (((x.ndim - 1,), (1,)), ((), ()))
 
@@ -68,16 +67,16 @@ def _product(x: Array, weight: Array, result=None) -> Array:
 
 
 def _dequantized(x: Array, weight: QuantizedTensor) -> Array:
-  """`project` of a weight that is written whole."""
+  """`project` by dequantizing the whole weight."""
   return _product(x, weight.dequantized().astype(x.dtype))
 
 
 def chunk_products(x: Array, weight: QuantizedTensor) -> Array:
-  """`project` with scales of groups, of a few outputs at a time.
+  """`project` with group scales, dequantizing a few outputs at a time.
 
-  What is dequantized stays in a core's cache. Without the barrier XLA would
-  take that out of a loop that x changes in: a float32 copy of every weight, as
-  long as a model decodes.
+  The dequantized part stays in a core's cache. Without the barrier XLA would
+  hoist it out of a loop over x, and keep a float32 copy of every weight during
+  decoding.
   """
   outputs, inputs = weight.shape
   most = min(outputs, max(1, _CHUNK // inputs))
@@ -92,24 +91,24 @@ def chunk_products(x: Array, weight: QuantizedTensor) -> Array:
 
 
 def _scaled(x: Array, weight: QuantizedTensor) -> Array:
-  """`project` with one scale an output, applied to the products."""
+  """`project` with one scale per output, applied to the products."""
   wide = jnp.promote_types(x.dtype, jnp.float32)
-  # Sums of values that are not scaled yet can be beyond float16's range.
+  # Unscaled sums can exceed float16's range.
   result = wide if x.dtype == jnp.float16 else None
   y = _product(x, weight.values.astype(x.dtype), result)
   return (y.astype(wide) * weight.scales[:, 0]).astype(x.dtype)
 
 
 def integer_products(x: Array, weight: QuantizedTensor) -> Array:
-  """`project` with int8, of integers alone, one scale an output.
+  """`project` with int8 and one scale per output, by integer products.
 
-  A row of x is a sum of rows of int8 with a scale each, every one of what the
-  ones before it leave, and sums of integers are exact. Three parts have x to
-  1e-7 of its row's largest number, and two, which the shorter types have, to
-  1.6e-5. XLA:CPU would convert the weights in every pass, ten times as long.
+  A row of x is split into a sum of scaled int8 rows, each the residual of those
+  before; integer sums are exact. Three parts represent x to 1e-7 of its row's
+  largest number, two (for 16-bit types) to 1.6e-5. Otherwise XLA:CPU converts
+  the weights in every pass, which takes ten times as long.
   """
   rest = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-  # XLA:CPU's reductions pass over NaNs; of inf all products are NaN.
+  # XLA:CPU's reductions ignore NaN; with inf all products are NaN.
   sizes = jnp.where(jnp.isnan(rest), jnp.inf, jnp.abs(rest))
   scale = jnp.max(sizes, axis=-1, keepdims=True) / 127
   rows, each = [], []
@@ -131,7 +130,7 @@ def integer_products(x: Array, weight: QuantizedTensor) -> Array:
 
 
 def group_products(x: Array, weight: QuantizedTensor) -> Array:
-  """`project` with scales of groups, summed over groups once scaled."""
+  """`project` with group scales: products by group, scaled, then summed."""
   wide = jnp.promote_types(x.dtype, jnp.float32)
   count = weight.num_groups
   groups = lambda a: a.reshape(
@@ -151,12 +150,12 @@ def group_products(x: Array, weight: QuantizedTensor) -> Array:
 
 
 class Linear(nnx.Module):
-  """A projection whose weight lies as files have it, a row for each output.
+  """A projection with its weight in the files' layout, a row per output.
 
   Attributes:
-    weight: `[n_out, n_in]`, an array or a `QuantizedTensor`, at first normal
-      with a deviation of `std`; the other way round where `inputs_first`.
-    bias: `[n_out]`, zero at first, or None.
+    weight: `[n_out, n_in]`, an array or a `QuantizedTensor`, initialized from a
+      normal with deviation `std`; transposed if `inputs_first`.
+    bias: `[n_out]`, initially zero, or None.
     dtype: of parameters and result.
     inputs_first: see `turn`.
   """
@@ -181,10 +180,10 @@ class Linear(nnx.Module):
 
 
 def turn(module: nnx.Module) -> None:
-  """Lays the weights of a module's projections inputs first, in place.
+  """Transposes the weights of a module's projections in place.
 
-  For XLA:CPU: a round of SmolLM2, which multiplies several rows, takes 0.9 of
-  the time that `project` does. Quantized weights stay as they are.
+  For XLA:CPU, where a round of SmolLM2, with several rows, then takes 0.9 of
+  the time. Quantized weights are not changed.
   """
   for _, child in projections(module):
     weight = child.weight[...]
@@ -196,7 +195,7 @@ def turn(module: nnx.Module) -> None:
 def projections(module: nnx.Module) -> list[tuple[str, Linear]]:
   """A module's projections and their names.
 
-  Without `kv_b` of latents, whose halves queries and sums read.
+  Except `kv_b` of latent attention, whose halves are used separately.
   """
   return [
     (name, child)
@@ -207,7 +206,7 @@ def projections(module: nnx.Module) -> list[tuple[str, Linear]]:
 
 
 class Embed(nnx.Embed):
-  """An embedding whose table may be quantized; also for logits, if tied."""
+  """An embedding, optionally quantized; also computes logits if tied."""
 
   def __call__(self, tokens: Array) -> Array:
     """`i32[...] -> [..., D]`."""
@@ -219,7 +218,7 @@ class Embed(nnx.Embed):
   def logits(self, x: Array) -> Array:
     """`[B, T, D] -> [B, T, V]`.
 
-    `nnx.Embed.attend` would transpose the table first, and XLA:CPU then reads
-    it in a loop that computes x's norm anew for every row, of one token.
+    `nnx.Embed.attend` would transpose the table first, and for one token
+    XLA:CPU then recomputes x's norm for every row of it.
     """
     return project(x.astype(self.dtype), self.embedding[...])

@@ -1,8 +1,8 @@
-"""Medusa's heads: several tokens ahead from one feature.
+"""Medusa's heads, which predict several tokens ahead from one feature.
 
-Each depth has residual blocks and an output projection of its own (Cai et al.,
-ICML 2024). They read the hidden state that the target's logits are read of: the
-feature `FINAL`.
+Each depth has its own residual blocks and output projection (Cai et al., ICML
+2024). They read the hidden state that gives the target's logits, the feature
+`FINAL`.
 """
 
 import dataclasses
@@ -24,12 +24,12 @@ class MedusaConfig(HeadConfig):
   """Shapes of Medusa's heads.
 
   Attributes:
-    num_heads: K, depths they say: head k that of the token k + 1 after the one
-      that the target says itself.
+    num_heads: K, number of depths; head k predicts the token k + 1 after the
+      one that the target predicts.
     embed_dim: D, width of the feature.
     vocab_size: V.
-    num_layers: residual blocks of each.
-    bias: whether blocks have one.
+    num_layers: residual blocks of each head.
+    bias: whether blocks have a bias.
   """
 
   num_heads: int
@@ -73,7 +73,7 @@ class MedusaHead(nnx.Module):
 
 
 class Medusa(nnx.Module):
-  """K heads; blocks are zero at first, so that a head is its projection."""
+  """K heads; blocks are initially zero, so a head is just its projection."""
 
   def __init__(
     self, config: MedusaConfig, *, dtype=jnp.float32, rngs: nnx.Rngs

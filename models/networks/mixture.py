@@ -1,9 +1,9 @@
 """Mixtures of experts: feed-forward layers that route each token to a few.
 
-A router reads a token, chooses k of E experts and says how much of each is
-taken; no expert has a capacity, and no token is dropped for another, so that a
-token's output is a function of that token alone. `Mixture` says how Mixtral,
-Qwen2-MoE, Qwen3-MoE, OLMoE, gpt-oss, GLM-4.5, DeepSeek-V3 and Gemma 4 differ.
+A router chooses k of E experts for a token and weights them. Experts have no
+capacity and no token is dropped, so a token's output depends on that token
+only. `Mixture` covers Mixtral, Qwen2-MoE, Qwen3-MoE, OLMoE, gpt-oss, GLM-4.5,
+DeepSeek-V3 and Gemma 4.
 
 Letters in shapes: B rows, T fed tokens, N all tokens, D model width, E experts,
 k experts of a token, M = N k pairs, I an expert's width.
@@ -21,7 +21,7 @@ from jax.sharding import PartitionSpec as P
 from models.networks import expert_forms
 
 _LANES = 128  # of a TPU's vector registers
-# Of gates, here and in blocks of one hidden layer.
+# Of gates, here and in dense blocks.
 ACTIVATIONS = {
   "silu": jax.nn.silu,
   "gelu": functools.partial(jax.nn.gelu, approximate=False),
@@ -39,26 +39,27 @@ class Mixture:
     num_chosen: k.
     embed_dim: D.
     expert_dim: I.
-    router: "softmax" over all experts, or "sigmoid" of each, which is chosen by
-      with a correction bias and weighted by without (DeepSeek-V3, GLM-4.5).
-    renormalized: weights of the chosen add up to 1. False in releases of
-      Qwen2-MoE and OLMoE. With a softmax that is one over the chosen, as
-      gpt-oss and Mixtral have it.
-    router_bias: a bias of the router's logits (gpt-oss).
-    num_groups: groups that the experts are in, for `sigmoid`.
-    num_groups_kept: groups that experts are chosen from: those whose two best
-      experts together are best.
+    router: "softmax" over all experts, or "sigmoid" per expert, with a
+      correction bias for the choice but not for the weights (DeepSeek-V3,
+      GLM-4.5).
+    renormalized: whether the weights of the chosen experts add up to 1, not so
+      in releases of Qwen2-MoE and OLMoE. With a softmax this is a softmax over
+      the chosen experts, as in gpt-oss and Mixtral.
+    router_bias: whether the router's logits have a bias (gpt-oss).
+    num_groups: number of groups of experts, for `sigmoid`.
+    num_groups_kept: number of groups to choose experts from: those with the
+      highest sum of their two best experts.
     scale: of all weights (`routed_scaling_factor`).
-    router_norm_eps: Gemma 4's router: it reads an RMS norm of its own input,
-      without weight but times a `scale` parameter and D^-1/2, and weights are
-      multiplied by a parameter per expert. None for none of that.
+    router_norm_eps: for Gemma 4's router, which RMS-normalizes its own input,
+      multiplies it by a `scale` parameter and D^-1/2, and multiplies weights by
+      a parameter per expert. None for other routers.
     activation: "silu", "gelu" (exact), "gelu_tanh" or "relu".
-    limit: gpt-oss' activation instead, `min(g, limit) * sigmoid(slope * g) *
-      (clip(u, -limit, limit) + 1)` of gates g and the rest u.
+    limit: for gpt-oss' activation instead, `min(g, limit) * sigmoid(slope * g)
+      * (clip(u, -limit, limit) + 1)` of gate g and up projection u.
     slope: of its sigmoid.
-    expert_bias: biases of the experts' projections (gpt-oss).
-    shared_dim: width of an expert that every token is given; 0 for none.
-    shared_gate: it is weighted by a sigmoid of the token (Qwen2-MoE).
+    expert_bias: whether experts' projections have biases (gpt-oss).
+    shared_dim: width of the shared expert; 0 for none.
+    shared_gate: whether that has a sigmoid gate (Qwen2-MoE).
   """
 
   num_experts: int
@@ -83,19 +84,19 @@ class Mixture:
     most = self.num_groups_kept * (self.num_experts // self.num_groups)
     if not 1 <= self.num_chosen <= most:
       raise ValueError(
-        f"num_chosen must be in 1..{most}, the experts that can be chosen, got "
+        f"num_chosen must be in 1..{most}, the eligible experts, got "
         f"{self.num_chosen}"
       )
 
   @property
   def num_expert_params(self) -> int:
-    """Parameters of one expert: what is read of it when it is chosen."""
+    """Number of parameters of one expert."""
     biases = 2 * self.expert_dim + self.embed_dim if self.expert_bias else 0
     return 3 * self.embed_dim * self.expert_dim + biases
 
 
 def activate(mixture: Mixture, gate: Array, up: Array) -> Array:
-  """Input of an expert's last projection, from the outputs of its others."""
+  """Input of an expert's down projection, from its gate and up projections."""
   if mixture.limit is None:
     return ACTIVATIONS[mixture.activation](gate) * up
   gate = jnp.minimum(gate, mixture.limit)
@@ -109,14 +110,14 @@ def _param(shape, dtype, rngs: nnx.Rngs) -> nnx.Param:
 
 
 class Router(nnx.Module):
-  """Chooses experts, in float32 (float64 if it is given that)."""
+  """Chooses experts, in float32 (float64 for float64 inputs)."""
 
   def __init__(self, mixture: Mixture, dtype, *, rngs: nnx.Rngs):
     m = self.mixture = mixture
     self.weight = _param((m.num_experts, m.embed_dim), dtype, rngs)
     if m.router_bias:
       self.bias = nnx.Param(jnp.zeros(m.num_experts, dtype))
-    if m.router == "sigmoid":  # float32 in every checkpoint: it is added to
+    if m.router == "sigmoid":  # float32 in every checkpoint
       self.correction = nnx.Param(jnp.zeros(m.num_experts, jnp.float32))
     if m.router_norm_eps is not None:
       self.scale = nnx.Param(jnp.ones(m.embed_dim, dtype))
@@ -125,7 +126,7 @@ class Router(nnx.Module):
   def __call__(self, x: Array) -> tuple[Array, Array]:
     """Chosen experts and their weights, `[N, D] -> i32[N, k], f32[N, k]`.
 
-    The best expert comes first; of equals the one with the lower number.
+    The best expert comes first; ties go to the lower index.
     """
     m = self.mixture
     wide = jnp.promote_types(x.dtype, jnp.float32)
@@ -158,7 +159,7 @@ class Router(nnx.Module):
     return chosen, weights * m.scale
 
   def _allowed(self, scores: Array) -> Array:
-    """Scores that choose experts, -inf outside the groups that are kept."""
+    """Scores for choosing experts, -inf outside the kept groups."""
     m = self.mixture
     by = scores + self.correction[...].astype(scores.dtype)
     if m.num_groups == 1:
@@ -174,17 +175,17 @@ class Router(nnx.Module):
 class Experts(nnx.Module):
   """The projections of E experts, each `[E, in, out]`.
 
-  Ragged products read them so where they lie; from `[E, out, in]` XLA:TPU makes
-  a copy of all experts in every pass. They may be `QuantizedTensor`s.
+  In this layout ragged products read them in place; from `[E, out, in]` XLA:TPU
+  copies all experts in every pass. They may be `QuantizedTensor`s.
 
   Args:
     mixture: shapes and switches.
     dtype: of parameters.
-    axes: mesh axes that the experts are dealt out over, if by expert.
+    axes: mesh axes that the experts are distributed over, if split by expert.
     rngs: for the initial weights.
   """
 
-  form: str | None = None  # of `expert_forms.FORMS`; None: the backend's
+  form: str | None = None  # of `expert_forms.FORMS`; None: by backend
 
   def __init__(
     self, mixture: Mixture, dtype, *, axes: tuple[str, ...] = (), rngs: nnx.Rngs
@@ -203,16 +204,16 @@ class Experts(nnx.Module):
   def __call__(
     self, x: Array, chosen: Array, weights: Array, layer: Array | None = None
   ) -> Array:
-    """The weighted sum of what each token's experts give.
+    """The weighted sum of the outputs of each token's experts.
 
     Args:
       x: `[N, D]`.
       chosen, weights: from the router.
-      layer: `i32[]`, which layer this is, if the parameters are those of all
+      layer: `i32[]`, index of the layer, if the parameters are those of all
         layers, with a leading axis.
 
     Returns:
-      `[N, D]`, in x's dtype; added up in float32, in the router's order.
+      `[N, D]`, in x's dtype, summed in float32 in the router's order.
     """
     arrays = {
       name + of: getattr(self, name + of)[...]
@@ -246,7 +247,7 @@ class Experts(nnx.Module):
 
 
 class SharedExpert(nnx.Module):
-  """The expert that every token is given; projections `[out, in]`."""
+  """The expert of all tokens; projections are `[out, in]`."""
 
   def __init__(self, mixture: Mixture, dtype, *, rngs: nnx.Rngs):
     m = self.mixture = mixture
@@ -267,13 +268,13 @@ class SharedExpert(nnx.Module):
 
 
 class MixtureMlp(nnx.Module):
-  """Router, experts and shared expert, in the place of an MLP.
+  """Router, experts and shared expert, instead of an MLP.
 
   Args:
     mixture: shapes and switches.
     dtype: of parameters and activations.
-    axes: mesh axes that the experts are dealt out over, if they are cut by
-      expert (`cut_by`); ignored where there is no mesh.
+    axes: mesh axes that the experts are distributed over, if split by expert
+      (`cut_by`); ignored without a mesh.
     rngs: for the initial weights.
   """
 
@@ -296,11 +297,11 @@ class MixtureMlp(nnx.Module):
     """`[B, T, D] -> [B, T, D]`.
 
     Args:
-      x: what the experts read.
-      routed_by: `[B, T, D]`, what the router reads, if that is another (Gemma
-        4's residual stream).
-      layer: `i32[]`, which layer this is, if `experts` has the parameters of
-        all layers, with a leading axis (router and shared expert have theirs).
+      x: the experts' input.
+      routed_by: `[B, T, D]`, the router's input, if different (Gemma 4's
+        residual stream).
+      layer: `i32[]`, index of the layer, if `experts` has the parameters of all
+        layers, with a leading axis (unlike router and shared expert).
     """
     flat = x.reshape(-1, x.shape[-1])
     read = flat if routed_by is None else routed_by.reshape(flat.shape)
@@ -311,13 +312,13 @@ class MixtureMlp(nnx.Module):
 
 
 def cut_by(mixture: Mixture, devices: int) -> str:
-  """The way to cut experts over so many devices: "width" or "expert".
+  """How to split experts over devices: by "width" or by "expert".
 
-  By width each device has a share of every expert: all have the same work
-  however tokens are routed. That is done where the shares are whole lanes of a
-  TPU, 128 numbers; else XLA:TPU copies all experts in every pass. By expert
-  each device has some of them whole, and a pass takes as long as on the device
-  with the most pairs. Raises ValueError if neither divides.
+  By width each device has a share of every expert, and all have the same work
+  however tokens are routed. This is used if shares are multiples of a TPU's 128
+  lanes; otherwise XLA:TPU copies all experts in every pass. By expert each
+  device has some whole experts, and the one with the most pairs determines the
+  time. Raises ValueError if neither divides.
   """
   if devices == 1 or mixture.expert_dim % (_LANES * devices) == 0:
     return "width"
@@ -327,22 +328,22 @@ def cut_by(mixture: Mixture, devices: int) -> str:
     return "width"
   raise ValueError(
     f"{mixture.num_experts} experts of width {mixture.expert_dim} cannot be "
-    f"cut over {devices} devices: cut the model over fewer"
+    f"cut over {devices} devices: use fewer for the model"
   )
 
 
 def partition_specs(
   by: str, axes: tuple[str, ...] = ("model",)
 ) -> dict[str, P]:
-  """Partition specs of the parameters of a `MixtureMlp`, by their names.
+  """Partition specs of the parameters of a `MixtureMlp`, by name.
 
-  Parameters without a spec are whole on every device. Cut by expert the module
-  must be given the same `axes`: the partitioner would gather all experts before
-  every product.
+  Parameters without a spec are replicated. If split by expert, give the module
+  the same `axes`: otherwise the partitioner gathers all experts before every
+  product.
 
   Args:
-    by: "width" or "expert", see `cut_by`. The shared expert is cut by width.
-    axes: the mesh axes that they are cut over.
+    by: "width" or "expert", see `cut_by`. The shared expert is split by width.
+    axes: the mesh axes to split over.
   """
   cut = axes or None
   names = ("gate", "up", "down", "gate_bias", "up_bias", "down_bias")

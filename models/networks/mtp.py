@@ -1,14 +1,14 @@
-"""Heads of multi-token prediction (MTP): a further layer that drafts.
+"""Multi-token prediction (MTP) heads: an additional layer that drafts.
 
 A token's embedding and the target's hidden state of the token before it, each
-normed and next to each other in this order, are projected to the target's width
-and go through one decoder layer and a norm; the target's output projection
-reads that, and beside the next token it stands in the hidden state's place
-(DeepSeek-V3's technical report, 2024, section 2.2). One layer is applied again
-and again, or each drafted token has its own. DeepSeek-V3, GLM-4.5, Qwen3-Next
-and others come with one (`models.formats.mtp_format`).
+normed, are concatenated in this order, projected to the target's width, and go
+through one decoder layer and a norm; the target's output projection reads the
+result, which also replaces the hidden state for the next token (DeepSeek-V3's
+technical report, 2024, section 2.2). One layer is applied repeatedly, or each
+drafted token has its own. DeepSeek-V3, GLM-4.5, Qwen3-Next and others come with
+such a head (`models.formats.mtp_format`).
 
-It is a `specjax.types.FeatureModel` as EAGLE's heads are
+It is a `specjax.types.FeatureModel` like EAGLE's heads
 (`specjax.drafters.mtp`). Letters in shapes as in `models.networks.eagle`.
 """
 
@@ -32,12 +32,11 @@ class MtpConfig(HeadConfig):
   """Shapes of a head.
 
   Attributes:
-    layers: of each of its layers, as a model of one layer.
-    num_depths: D, layers of that kind, each for a drafted token.
-    normed: whether hidden states are read after their norms: the target's after
-      its final one, and the head's own. Servers differ in that.
-    expert_axes: mesh axes that its layers' experts are dealt out over, if they
-      are.
+    layers: a model of one layer, which describes each of its layers.
+    num_depths: D, number of layers, each for one drafted token.
+    normed: whether it reads normed hidden states, both the target's (after the
+      final norm) and its own. Servers differ in this.
+    expert_axes: mesh axes that its experts are distributed over, if any.
   """
 
   layers: TransformerConfig
@@ -50,8 +49,8 @@ class MtpConfig(HeadConfig):
 
   def even_sizes(self) -> tuple[int, ...]:
     """Sizes that must be multiples of the number of devices."""
-    # Of experts numbers or widths will do (`models.networks.mixture.cut_by`),
-    # and a latent is repeated.
+    # Experts split by number or width (`models.networks.mixture.cut_by`), and a
+    # latent is replicated.
     layer = self.layers.layers[0]
     attention, block = layer.attention, layer.feed_forward
     assert isinstance(attention, AttentionSpec)
@@ -65,7 +64,7 @@ class MtpConfig(HeadConfig):
     )
 
   def cut(self, sharding: Sharding, parts: int) -> tuple["MtpConfig", Sharding]:
-    """As `HeadConfig.cut`, which has no experts."""
+    """Like `HeadConfig.cut`, with experts."""
     layers = self.layers
     if any(a.latent is not None for a in layers.attentions.values()):
       layers = sharding_lib.kv_heads_for(layers, parts)
@@ -75,12 +74,12 @@ class MtpConfig(HeadConfig):
 
 
 def config_of(target: TransformerConfig, *, num_depths: int = 1) -> MtpConfig:
-  """The head of a target: layers as its last one of attention.
+  """The head of a target, with layers like its last one with attention.
 
-  If some of these have a mixture of experts, it is the last of those.
+  If some of these have a mixture of experts, like the last of those.
 
   Args:
-    target: whose embedding and output projection the head shares.
+    target: the target.
     num_depths: D.
   """
   mixes = lambda i: isinstance(target.layers[i].feed_forward, Mixture)
@@ -97,7 +96,7 @@ def config_of(target: TransformerConfig, *, num_depths: int = 1) -> MtpConfig:
 
 
 class Depth(nnx.Module):
-  """A layer of a head, and what is before and after it."""
+  """A layer of a head, with projection and norms."""
 
   def __init__(self, config: MtpConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
     c = config.layers
@@ -108,10 +107,10 @@ class Depth(nnx.Module):
     self.final_norm = norm()
 
   def states(self, embedded, hidden, rotary, sees, kv, start, *, number, put):
-    """`[B, T, H]` before the final norm and after it, and keys and values.
+    """States `[B, T, H]` before and after the final norm, and keys and values.
 
-    `embedded` and `hidden`, `[B, T, H]`, are tokens and the states of those
-    before them; `number` is the stacked layer's, the rest as of attention.
+    `embedded` and `hidden`, `[B, T, H]`, are of tokens and of those before
+    them; `number` is the stacked layer's index, the rest as for attention.
     """
     both = [self.embed_norm(embedded), self.hidden_norm(hidden)]
     x = put(self.fc(jnp.concatenate(both, axis=-1)), "act_btd")
@@ -122,9 +121,9 @@ class Depth(nnx.Module):
 
 
 class Mtp(Depth):
-  """The network; arguments as of `models.networks.eagle.Eagle`.
+  """The network; arguments as for `models.networks.eagle.Eagle`.
 
-  It is its own first layer; `later` are the others.
+  It is itself the first layer; `later` has the others.
   """
 
   def __init__(self, config: MtpConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
@@ -138,14 +137,14 @@ class Mtp(Depth):
     self.later = nnx.List([Depth(config, dtype=dtype, rngs=rngs) for _ in more])
 
   def fuse(self, features: Array) -> Array:
-    """`[B, T, F] -> [B, T, H]`: features are read as they are."""
+    """`[B, T, F] -> [B, T, H]`, unchanged features."""
     return features.astype(self.dtype)
 
   def __call__(
     self, tokens, hidden, rotary, sees, kvs, start, *, stacked=False,
     put=anywhere, logits_at=None, depth=0,
   ):  # fmt: skip
-    """As `models.networks.eagle.Eagle.__call__`, of the layer of a depth."""
+    """Like `models.networks.eagle.Eagle.__call__`, for the layer at `depth`."""
     (kv,), number = kvs, jnp.int32(0) if stacked else None
     layer = self.later[depth - 1] if depth else self
     x, read, kv = layer.states(

@@ -1,4 +1,4 @@
-"""Parameters of modules: splitting them off, and checking their shapes."""
+"""Splits modules into functions and parameters, and checks shapes."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,8 +11,8 @@ def split(module: nnx.Module) -> tuple[Callable[[Any], Any], nnx.State]:
   """Splits a module into a pure function and its parameters.
 
   Returns:
-    `params -> module`, which raises ValueError for parameters of other shapes,
-    and the parameters.
+    `params -> module`, which raises ValueError for parameters with other
+    shapes, and the parameters.
   """
   graphdef, params = nnx.split(module)
   shapes = jax.tree.map(
@@ -27,22 +27,22 @@ def split(module: nnx.Module) -> tuple[Callable[[Any], Any], nnx.State]:
 
 
 def shapes_of(make: Callable[[], nnx.Module]) -> Any:
-  """The module that a function makes, with shapes for parameters.
+  """The module that a function makes, with shapes instead of parameters.
 
-  `nnx.eval_shape` within a mesh replaces quantized weights by one array.
+  On a mesh `nnx.eval_shape` would replace a quantized weight by one array.
   """
   graphdef, state = jax.eval_shape(lambda: nnx.split(make()))
   return nnx.merge(graphdef, state)
 
 
 def layerless(module: nnx.Module) -> nnx.State:
-  """A module's parameters, those of a model's layers left out."""
+  """A model's parameters without those of its layers."""
   flat = nnx.to_flat_state(nnx.state(module))
   return nnx.from_flat_state([(k, v) for k, v in flat if k[0] != "layers"])
 
 
 def check_params(expected: Any, params: Any) -> None:
-  """Raises ValueError unless parameters have the shapes that are expected."""
+  """Raises ValueError unless parameters have the expected shapes."""
   wanted = jax.tree_util.tree_leaves_with_path(expected)
   shapes = [tuple(x.shape) for x in jax.tree.leaves(params)]
   if len(shapes) != len(wanted):
@@ -60,6 +60,6 @@ def check_params(expected: Any, params: Any) -> None:
 
 
 def names(path) -> list[str]:
-  """Names along a parameter's path, that of the variable's value left out."""
+  """Names along a parameter's path, without that of the variable's value."""
   parts = [str(getattr(k, "key", getattr(k, "name", k))) for k in path]
   return parts[:-1] if parts[-1] == "value" else parts

@@ -1,6 +1,6 @@
-"""Models with quantized weights: `Quantization` says which, and how.
+"""Quantizes the weights of models; `Quantization` says which and how.
 
-Activations keep their type. A row of a batch depends on no other.
+Activations are not quantized, and rows of a batch stay independent.
 """
 
 import dataclasses
@@ -31,13 +31,13 @@ class Quantization:
   """Which weights of a model are quantized, and how.
 
   Attributes:
-    dtype: "int8", "int4", "fp8" (e4m3) or "fp4" (e2m1, as MXFP4 has it).
-    group: inputs that share a scale, one of `GROUPS`; None for one scale an
+    dtype: "int8", "int4", "fp8" (e4m3) or "fp4" (e2m1, as in MXFP4).
+    group: inputs that share a scale, one of `GROUPS`; None for one scale per
       output.
-    output: whether the output projection is quantized, and with it an
-      embedding that is tied to it.
-    embedding: whether an embedding that is not tied is.
-    dense: whether all projections of layers are; else those of experts alone.
+    output: whether to quantize the output projection, and a tied embedding
+      with it.
+    embedding: whether to quantize an untied embedding.
+    dense: whether to quantize all projections of layers, or only experts'.
 
   Raises:
     ValueError: for another type or group.
@@ -56,7 +56,7 @@ class Quantization:
       raise ValueError(f"group must be one of {GROUPS}, got {self.group!r}")
 
   def __str__(self) -> str:
-    """As it is written (`launch.assembly.registry`)."""
+    """As written in configs (`launch.assembly.registry`)."""
     usual = DTYPES[self.dtype].group
     inside = [] if self.group == usual else [f"group={self.group}"]
     inside += [] if self.output else ["output=False"]
@@ -70,7 +70,9 @@ class Quantization:
 
 
 def below(how: Quantization, weights: Quantization) -> Quantization:
-  """`how`, of a copy of all that is quantized in a model as `weights` already.
+  """Adapts `how` to a copy of a model whose weights are quantized already.
+
+  The copy quantizes the same weights.
 
   Raises:
     ValueError: unless the copy has fewer bits.
@@ -78,8 +80,7 @@ def below(how: Quantization, weights: Quantization) -> Quantization:
   ours, theirs = (DTYPES[x.dtype].dtype for x in (how, weights))
   if num_bits(ours) >= num_bits(theirs):
     raise ValueError(
-      f"a quantized copy of weights that are {weights} must have fewer, got "
-      f"{how}"
+      f"a quantized copy of {weights} weights must have fewer bits, got {how}"
     )
   return dataclasses.replace(
     how,
@@ -92,11 +93,11 @@ def below(how: Quantization, weights: Quantization) -> Quantization:
 def quantize_module(
   module: nnx.Module, how: Quantization, *, again: bool = False
 ) -> None:
-  """Quantizes the weights of a model, a layer or a head, in place.
+  """Quantizes the weights of a model, a layer or a head in place.
 
-  Of a mixture those of its experts, but of the one that all tokens are given.
-  Those that are quantized already stay, as a table that a head shares with its
-  target, unless `again`.
+  In a mixture, those of the experts, but not of the shared one. Weights that
+  are quantized already, such as a table that a head shares with its target, are
+  kept unless `again`.
   """
 
   def convert(param: nnx.Param, inputs: int = -1) -> nnx.Param:
@@ -123,10 +124,10 @@ def quantize_module(
 def quantize_params(
   params: nnx.State, expected: nnx.State, how: Quantization
 ) -> nnx.State:
-  """Parameters of a module for the same module after `quantize_module`.
+  """Quantizes parameters for a module after `quantize_module`.
 
-  They stay where they lie; `expected` is what the quantized module takes, or
-  its shapes.
+  They keep their shardings; `expected` are that module's parameters, or their
+  shapes.
   """
 
   def convert(weight, like):
@@ -153,9 +154,9 @@ def _places(weight: Array | QuantizedTensor, like: QuantizedTensor):
 
 
 def specs(spec: P, weight: QuantizedTensor) -> QuantizedTensor:
-  """The specs of a weight's arrays, of which `spec` is that of its values.
+  """The specs of a weight's arrays, given that of its values.
 
-  Scales of groups are cut as values are; one an output as outputs are.
+  Group scales are split like values; scales per output like outputs.
   """
   axis, scales = len(weight.shape) + weight.inputs, spec
   if weight.num_groups == 1 and axis < len(spec):
@@ -167,29 +168,27 @@ def specs(spec: P, weight: QuantizedTensor) -> QuantizedTensor:
 def check_weights(
   config: TransformerConfig, how: Quantization | None, *, on_mesh: bool
 ) -> None:
-  """Raises ValueError for a model whose weights cannot be quantized so.
+  """Raises ValueError if a model's weights cannot be quantized like this.
 
   `on_mesh` says whether its layers are stacked.
   """
   if how is None:
     return
   if config.deltas and on_mesh:
-    raise ValueError("recurrent layers on a mesh are not stored quantized")
+    raise ValueError("recurrent layers cannot be quantized on a mesh")
   if how.embedding and config.tied_embeddings:
-    raise ValueError(
-      "embedding=True needs an embedding that is not tied to the output"
-    )
+    raise ValueError("embedding=True needs an embedding not tied to the output")
 
 
 def check_cache(config: TransformerConfig, dtype: str | None) -> None:
   """Raises ValueError for a cache that cannot be quantized.
 
-  Values that are read of the same slots as keys would not be finite where a key
-  is not (`specjax.cache.contain`).
+  With values that are keys, a non-finite key would make a non-finite value
+  (`specjax.cache.contain`).
   """
   if dtype is None:
     return
   if config.deltas:
-    raise ValueError("a cache with recurrent states is not in eight bits")
+    raise ValueError("a cache with recurrent states cannot be quantized")
   if config.attention.latent is not None:
-    raise ValueError("a cache of latents is not stored in eight bits")
+    raise ValueError("a cache of latents cannot be quantized")

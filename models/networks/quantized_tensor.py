@@ -1,10 +1,10 @@
-"""`QuantizedTensor`: a weight in eight or four bits, with its scales.
+"""`QuantizedTensor`: an 8-bit or 4-bit weight with scales.
 
-Values are integers, or floats of eight or four bits, and every output, or every
-group of consecutive inputs of an output, has a scale: `w = q s`. Weights of
-files may have minima too, `w = q s + m`. Rounding is symmetric, `s = max |w| /
-M` and `q = round(w / s)`, with M the largest value of the type, as LLM.int8()
-(Dettmers et al., 2022, section 2.1) has it by rows.
+Values are integers or floats of eight or four bits, and every output, or every
+group of consecutive inputs of an output, has a scale: `w = q s`. Weights in
+files may also have minima, `w = q s + m`. Rounding is symmetric, `s = max |w| /
+M` and `q = round(w / s)`, with M the largest value of the type, as in
+LLM.int8() by rows (Dettmers et al., 2022, section 2.1).
 
 Letters in shapes: N outputs, D inputs, G groups of inputs.
 """
@@ -26,7 +26,7 @@ class Dtype(NamedTuple):
   Attributes:
     dtype: of the values.
     largest: M.
-    group: inputs that share a scale by default; None for all of an output.
+    group: default number of inputs that share a scale; None for all.
   """
 
   dtype: Any
@@ -44,12 +44,12 @@ DTYPES = {
 
 @struct
 class QuantizedTensor:
-  """A quantized weight: arrays, their shapes, or tensors of a file, not read.
+  """A quantized weight: arrays, their shapes, or unread tensors of a file.
 
   Attributes:
-    values: `[..., N, D]`, or `[..., D, N]` where `inputs` is -2.
+    values: `[..., N, D]`, or `[..., D, N]` if `inputs` is -2.
     scales: `f32[..., N, G]`, or `f32[..., G, N]`.
-    minima: as scales; None if all are 0.
+    minima: like scales; None if all are 0.
     inputs: the axis of inputs, -1 or -2.
   """
 
@@ -75,7 +75,7 @@ class QuantizedTensor:
 
   @property
   def by_output(self) -> bool:
-    """True if `w = q s` with one scale an output."""
+    """True if `w = q s` with one scale per output."""
     return self.num_groups == 1 and self.minima is None
 
   def __getitem__(self, index) -> "QuantizedTensor":
@@ -100,17 +100,17 @@ def quantize(
   *,
   inputs: int = -1,
 ) -> QuantizedTensor:
-  """The nearest quantized weight.
+  """Quantizes a weight.
 
   Args:
-    weight: `f[..., N, D]`, or `f[..., D, N]`; if quantized, it is dequantized
+    weight: `f[..., N, D]`, or `f[..., D, N]`; a quantized one is dequantized
       first.
     dtype: one of `DTYPES`.
     group: inputs that share a scale; None for all of an output.
     inputs: the axis of inputs, -1 or -2.
 
   Returns:
-    The weight. A group of zeros has the scale 0.
+    The quantized weight. A group of zeros has scale 0.
 
   Raises:
     ValueError: if groups do not divide the inputs.
@@ -131,7 +131,7 @@ def quantize(
   values = groups / jnp.where(scales == 0, 1, scales)
   if jnp.issubdtype(stored, jnp.integer):
     values = jnp.round(values)
-  elif dtype == "fp4":  # XLA:CPU rounds to another type in between
+  elif dtype == "fp4":  # XLA:CPU would round twice
     size_of = jnp.abs(values)
     step = jnp.where(size_of < 2, 0.5, jnp.where(size_of < 4, 1, 2))
     values = jnp.round(values / step) * step
@@ -143,12 +143,12 @@ def quantize(
 
 
 def _grouped(shape: tuple[int, ...], axis: int, count: int) -> tuple[int, ...]:
-  """A shape whose axis of inputs is cut into groups."""
+  """A shape with the axis of inputs split into groups."""
   return (*shape[:axis], count, shape[axis] // count, *shape[axis + 1 :])
 
 
 def is_quantized(x: Any) -> bool:
-  """True for a `QuantizedTensor`: a leaf, to whoever asks about weights."""
+  """True for a `QuantizedTensor`, for `is_leaf` of tree maps over weights."""
   return isinstance(x, QuantizedTensor)
 
 
@@ -159,5 +159,5 @@ def num_bits(dtype) -> int:
 
 
 def num_bytes(array: jax.ShapeDtypeStruct) -> int:
-  """Bytes of an array on an accelerator, where four bits are half of one."""
+  """Bytes of an array on an accelerator, where 4-bit values use half a byte."""
   return math.prod(array.shape) * num_bits(array.dtype) // 8

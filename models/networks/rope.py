@@ -1,7 +1,6 @@
-"""Rotary position embeddings (Su et al., 2021), and their rescalings.
+"""Rotary position embeddings (Su et al., 2021) and their rescalings.
 
-What a checkpoint's `rope_type` says of them is read by
-`models.formats.families.reading.rope`.
+`models.formats.families.reading.rope` translates a checkpoint's `rope_type`.
 """
 
 import dataclasses
@@ -16,8 +15,8 @@ from jax import Array
 class RopeScaling:
   """Llama 3's rescaling of the rotary frequencies.
 
-  Long wavelengths are stretched by `factor`, short ones are kept, those between
-  `original_max_positions / high` and `original_max_positions / low` blended.
+  Long wavelengths are stretched by `factor`, short ones are kept, and those
+  between `original_max_positions / high` and `/ low` are interpolated.
   """
 
   factor: float
@@ -34,10 +33,9 @@ class Rope:
     theta: base of the frequencies.
     dim: channels of each head that rotate (the first ones).
     scaling: Llama 3's rescaling, if any.
-    factors: what the frequency of each of the `dim / 2` pairs is divided by: a
-      rescaling that is known by its outcome alone. A pair whose factor is
-      infinite stands still.
-    scale: of cosines and sines, and squared of what queries find in keys.
+    factors: divisors of the frequencies of the `dim / 2` pairs, for any other
+      rescaling. A pair with an infinite factor does not rotate.
+    scale: of cosines and sines; it enters attention scores squared.
   """
 
   theta: float

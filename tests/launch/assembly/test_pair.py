@@ -33,7 +33,7 @@ def test_pairs_of_the_same_models_share_their_parameters(pair):
     ("online(model)", dict(mesh="data:1"), "online learning runs on one dev"),
     ('eagle3("models/pretrained/eagle3", weights=int8)', dict(mesh="data:1"),
      "on one device, got the mesh 'data:1': leave out weights=int8"),
-    ("quantized_self", dict(weights="int8"), "int8 must have fewer, got int8"),
+    ("quantized_self", dict(weights="int8"), "must have fewer bits, got int8"),
     ("model", dict(cache="int4"), "a cache is stored as one of"),
     ("lookahead", {}, "config.rule=match verifies"),
     ('eagle3("models/pretrained/draft")', {}, "needs a head on the target's"),
