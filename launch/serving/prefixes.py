@@ -1,7 +1,7 @@
-"""Prefix caching: a prompt reuses the cached beginning of another row's text.
+"""Prefix caching: a prompt reuses the KV cache of another row's prefix.
 
-The host remembers the text of every row, running or finished. A prompt gets a
-row, and the longest common prefix with any row.
+The host remembers the text of every row, running or finished. A prompt reuses
+the longest common prefix with any row.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,14 +11,14 @@ import numpy as np
 from launch.serving.control import Asked, Report
 from specjax.state import StopReason
 
-_LEAST = 16  # tokens of a text that a row is chosen for
+_LEAST = 16  # shortest prefix for which a row is chosen
 
 
 class Texts:
   """The text in each row's caches.
 
   Attributes:
-    cached: `i32[B]`, tokens of each row's prompt that were not read.
+    cached: `i32[B]`, tokens of each row's prompt from the cache.
   """
 
   def __init__(
@@ -30,16 +30,16 @@ class Texts:
     share: bool = True,
     whole: bool = False,
   ):
-    """Begins without any text.
+    """Starts without any text.
 
     Args:
       num_slots: B.
       max_length: of a text.
-      groups: of devices that rows are cut over; no text is copied from one to
-        another.
-      share: whether a prompt may begin as another's text.
-      whole: whether texts are kept whole or not at all, since states of
-        recurrent layers cannot be cut short.
+      groups: groups of devices with their own rows, between which no text is
+        copied.
+      share: whether a prompt may reuse another text's prefix.
+      whole: whether texts are reused only as a whole, since recurrent states
+        cannot be truncated.
     """
     self._share, self._whole = share, whole
     self._group = np.arange(num_slots) * groups // num_slots
@@ -50,11 +50,10 @@ class Texts:
     self.cached = np.zeros(num_slots, np.int32)
 
   def place(self, free: Sequence[int], asked: Asked) -> int:
-    """The free row that a prompt costs least.
+    """The best free row for a prompt.
 
-    One whose whole text the prompt goes on from, if that is long enough; else
-    the one that was not used for longest: a beginning can be copied from any
-    row of its group.
+    A row whose whole text is a prefix of the prompt, if long enough; else the
+    least recently used row, since prefixes can be copied within its group.
     """
     same, free = self._same(asked), np.asarray(free)
     whole = free[(same[free] == self._lengths[free]) & (same[free] >= _LEAST)]
@@ -66,14 +65,14 @@ class Texts:
     return int(free[np.argmin(self._touched[free])])
 
   def begin(self, row: int) -> None:
-    """A row is given a request, of which it has read nothing."""
+    """Starts a request in a row, with nothing prefilled."""
     self._read[row] = self.cached[row] = 0
 
   def source(self, row: int, asked: Asked) -> tuple[int, int]:
-    """The row to go on from, and how many of its tokens are kept.
+    """The row whose prefix is reused, and the number of tokens.
 
-    It is the row itself if no other row's text has more of the prompt. At least
-    one token is left to read.
+    It is the row itself if no other row has more of the prompt. At least one
+    token is left to prefill.
     """
     done = int(self._read[row])
     same = np.minimum(self._same(asked), len(asked.token_ids) - 1)
@@ -87,13 +86,13 @@ class Texts:
     return best, int(same[best])
 
   def read(self, row: int, asked: Asked, length: int) -> None:
-    """A row has the first tokens of its prompt."""
+    """Records that a row has the first `length` tokens of its prompt."""
     self._tokens[row, :length] = asked.token_ids[:length]
     self._lengths[row] = self._read[row] = length
     self._touched[row] = self._touched.max() + 1
 
   def hear(self, report: Report, running: np.ndarray) -> None:
-    """Rows that are `running`, `bool[B]`, have emitted tokens."""
+    """Adds the tokens that `running` rows, `bool[B]`, have emitted."""
     for row in np.flatnonzero(running):
       start, length = int(report.start[row]), int(report.length[row])
       self._tokens[row, start:length] = report.tokens[row, : length - start]
@@ -102,7 +101,7 @@ class Texts:
     self.forget(np.flatnonzero(report.reason == StopReason.NAN_LOGITS))
 
   def longest(self, rows: np.ndarray) -> int:
-    """Tokens of the longest text of some rows, `bool[B]`; 1 of none."""
+    """Length of the longest text in some rows, `bool[B]`; at least 1."""
     return int(np.max(self._lengths[rows], initial=1))
 
   def forget(self, rows: Iterable[int]) -> None:
@@ -110,7 +109,7 @@ class Texts:
     self._lengths[list(rows)] = 0
 
   def _same(self, asked: Asked) -> np.ndarray:
-    """`i32[B]`, tokens that each row's text and the prompt begin with alike."""
+    """Length of each row's common prefix with the prompt, `i32[B]`."""
     if not self._share:
       return np.zeros(len(self._lengths), np.int32)
     prompt = np.asarray(asked.token_ids, np.int32)

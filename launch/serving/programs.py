@@ -19,7 +19,7 @@ from specjax.types import LanguageModel, Params, Penalties, Sampling
 
 
 def sampling(requests: Sequence[Asked]) -> Sampling:
-  """Warps and penalties of rows, with all there is: any row may have any."""
+  """Sampling settings of rows, with all kinds, since any row may use any."""
   rows = len(requests)
   tokens = np.full((rows, MOST_BIASES), NONE, np.int32)
   bias = np.zeros((rows, MOST_BIASES), np.float32)
@@ -56,16 +56,15 @@ def admit(
   *,
   slots: int | None = None,
 ) -> DecodeState:
-  """`Decoder.admit` behind the first tokens of a row's text, be they none.
+  """`Decoder.admit` after a (possibly empty) cached prefix.
 
   Args:
-    decoder, params, state: what decodes, and from where.
-    request: row `i32[]`; source `i32[]`, the row whose text the prompt begins
-      as (the row itself where a prompt is read on), and keep `i32[]`, so many
-      tokens of it; tokens `i32[P]`, what follows them, and length `i32[]`;
-      seed and stream `u32[1]`; budget `i32[]`; ignore_stop `bool[]`; sampling,
-      of one row.
-    slots: as of `Decoder.admit`.
+    decoder, params, state: the decoder, its parameters and its state.
+    request: row `i32[]`; source `i32[]`, the row with the prefix (the row
+      itself to continue a prompt), and keep `i32[]`, the prefix's length;
+      tokens `i32[P]`, the next ones, and length `i32[]`; seed and stream
+      `u32[1]`; budget `i32[]`; ignore_stop `bool[]`; sampling, of one row.
+    slots: as for `Decoder.admit`.
   """
   return decoder.admit(
     params,
@@ -87,15 +86,15 @@ def rounds(
   decoder: Decoder, window: int, params: Params,
   state: DecodeState, ended, most, wanted, *, slots: int | None = None,
 ):  # fmt: skip
-  """Rounds until one more row is done, and what they emitted.
+  """Runs rounds until another row is done; returns state and outputs.
 
   Args:
-    decoder, params, state: what decodes, and from where.
-    window: W, tokens that a row may emit.
-    ended: `bool[B]`, rows that end before them.
-    most: `i32[]`, rounds at most.
+    decoder, params, state: the decoder, its parameters and its state.
+    window: W, most tokens that a row can emit.
+    ended: `bool[B]`, rows to end first.
+    most: `i32[]`, maximum number of rounds.
     wanted: `bool[B]`, rows whose top log-probabilities are recorded.
-    slots: as of `Decoder.steps`.
+    slots: as for `Decoder.steps`.
   """
   reason = jnp.where(
     ended & ~state.done, int(StopReason.STOP_STRING), state.stop_reason
@@ -129,9 +128,9 @@ def rounds(
 
 
 class Scorer:
-  """Scores prompts' own tokens, in a cache of its own.
+  """Scores the tokens of prompts, in a cache of its own.
 
-  Rounds do not keep the distribution at every token, which that needs. The
+  This needs the distribution at every token, which rounds do not keep. The
   first prompt compiles.
   """
 
@@ -144,14 +143,14 @@ class Scorer:
     longest: int,
     width: int,
   ):
-    """Compiles nothing yet."""
+    """Does not compile yet."""
     self._target, self._params, self._vocab_size = target, params, vocab_size
     self._longest, self.width = longest, width
     self._cache: Any = None
     self._pass: Any = None
 
   def __call__(self, token_ids: Sequence[int]) -> Scores:
-    """The scores of a prompt, by as many passes as it takes."""
+    """Scores a prompt, in as many passes as needed."""
     if self._pass is None:
       cache = self._target.new_cache(
         self._params.target, 1, self._longest + self.width
@@ -173,7 +172,7 @@ class Scorer:
     return Scores(*map(np.concatenate, zip(*parts, strict=True)))
 
   def _read(self, params: Params, cache: Cache, tokens, start):
-    """Feeds `tokens[:-1]` behind `start` others; scores `tokens[1:]`."""
+    """Feeds `tokens[:-1]` after `start` others; scores `tokens[1:]`."""
     cache = cache.replace(
       length=start[None], recurrent=recurrent.emptied(cache.recurrent, start)
     )

@@ -1,7 +1,7 @@
-"""The scheduler, on the one thread that owns the device: slots and rounds.
+"""The scheduler of slots and rounds, on the one thread that owns the device.
 
-None of its decisions changes a completion: tokens depend only on a request's
-prompt, settings and seed, not on slot, neighbors and rounds per iteration (up
+Its decisions do not change completions: tokens depend only on a request's
+prompt, settings and seed, not on slot, neighbors or rounds per iteration (up
 to rounding, which depends on how a text is prefilled).
 """
 
@@ -21,19 +21,19 @@ from specjax.state import StopReason
 
 _log = logging.getLogger(__name__)
 
-_IDLE_SECONDS = 2.0  # after which other processes hear from an idle one
+_IDLE_SECONDS = 2.0  # between idle iterations for other processes
 
 
 class Finish(enum.Enum):
-  """Why a completion ended; the values are OpenAI's words where it has one."""
+  """Why a completion ended; values are OpenAI's if it has one."""
 
   STOP = "stop"
   LENGTH = "length"
   CANCELLED = "cancelled"
   NAN = "nan"
   LATE = "late"
-  UNREADABLE = "unreadable"  # its text could not be watched
-  BROKEN = "broken"  # the loop has ended
+  UNREADABLE = "unreadable"  # its text could not be decoded
+  BROKEN = "broken"  # the scheduler's loop has ended
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,14 +41,13 @@ class News:
   """New tokens of a completion, from one iteration.
 
   Attributes:
-    origins, log_probs: of each token an `Origin`, and the target's own.
-    likeliest: top log-probabilities of each, with their tokens; empty if they
-      were not asked for.
-    cached: tokens of its prompt that were not read, since a slot had them.
-    drafted: tokens that were drafted for it so far.
-    scores: of its prompt, once, if they were asked for.
-    finish: why it ended with them, or None.
-    cut: whether it ended in the middle of its text, with a stop string.
+    origins, log_probs: of each token an `Origin`, and the target's log-prob.
+    likeliest: top tokens and log-probabilities of each; empty if not requested.
+    cached: tokens of its prompt from the prefix cache.
+    drafted: tokens drafted for it so far.
+    scores: of its prompt, once, if requested.
+    finish: why it ended, or None.
+    cut: whether a stop string ended it.
   """
 
   token_ids: Sequence[int] = ()
@@ -67,19 +66,19 @@ class Ticket:
   """A requested completion and its progress; the scheduler's thread writes it.
 
   Attributes:
-    deliver: hears the `News`, on the scheduler's thread, and must not wait.
-    watch: looks at new tokens and may end it (`specjax.runtime.stopping`), or
+    deliver: receives `News` on the scheduler's thread; must not block.
+    watch: checks new tokens and may end it (`specjax.runtime.stopping`), or
       None.
-    deadline: when it ends whatever it has, by the scheduler's clock, or None.
-    objective: seconds a token that it may take, or None.
-    seeded: whether its tokens must follow from its seed, so that how deep it
-      is drafted for may not change them.
+    deadline: when it ends at the latest, by the scheduler's clock, or None.
+    objective: seconds that it may take per token, or None.
+    seeded: whether its tokens must be reproducible from its seed, and so must
+      not depend on the draft length.
     arrived, began, first, last: when it was queued, admitted, and emitted its
       first and its newest tokens.
     drafts, drafted, accept_counts: see `specjax.state.Counters`, as of the last
       iteration.
-    cached: tokens of its prompt that were not read.
-    cancelled: set, by any thread, once it is not wanted any more.
+    cached: tokens of its prompt from the prefix cache.
+    cancelled: set, by any thread, to cancel it.
   """
 
   asked: Asked
@@ -108,8 +107,8 @@ _FINISHES = {
   StopReason.NAN_LOGITS: Finish.NAN,
 }
 
-# The draft length of all slots, by the tickets in them (None: nobody), those
-# that ended in the last iteration, and its length.
+# Chooses the draft length, given the slots' tickets (or None), the tickets that
+# ended in the last iteration, and its draft length.
 Depth = Callable[[Sequence[Ticket | None], Sequence[Ticket], int], int]
 
 
@@ -118,15 +117,15 @@ class FullError(Exception):
 
 
 class ClosedError(Exception):
-  """The scheduler is closed: the server ends, or its loop is dead."""
+  """The scheduler is closed: the server is stopping, or the loop has died."""
 
 
 def rounds_of_iteration(*, free: int, waiting: int, max_rounds: int) -> int:
-  """The most rounds that an iteration makes, by free slots and the queue.
+  """The maximum rounds of an iteration, by free slots and the queue.
 
-  It ends with the first row that is done, so that requests that wait for a slot
-  lose nothing by many rounds. One that comes for a free slot should not wait.
-  Else rounds bound how old streamed tokens get.
+  An iteration ends with the first row that is done, so many rounds do not delay
+  requests that wait for a slot. With a free slot, a new request should not
+  wait. Otherwise rounds bound the delay of streamed tokens.
   """
   if waiting:
     return max_rounds
@@ -148,14 +147,14 @@ class Scheduler:
     keeps_in_touch: bool = False,
     clock: Callable[[], float] = time.monotonic,
   ):
-    """Starts nothing yet.
+    """Does not start the thread yet.
 
     Args:
-      slots: their sizes; `iterate` is their `iterate`, on all processes.
-      pace: learns what iterations take, and says what is read beside rounds.
-      choose_depth: how deep rows draft; None: as deep as can be.
-      keeps_in_touch: whether idle iterations are made, for other processes.
-      clock: seconds.
+      slots: the slots; `iterate` is their `iterate`, on all processes.
+      pace: estimates durations, and limits prefill while rows decode.
+      choose_depth: chooses the draft length; None for the maximum.
+      keeps_in_touch: whether to make idle iterations for other processes.
+      clock: returns seconds.
     """
     self._iterate, self._max_rounds = iterate, slots.max_rounds
     self._place, self._pace = slots.texts.place, pace
@@ -163,7 +162,7 @@ class Scheduler:
     self._queue_length, self._metrics = queue_length, metrics
     self._keeps_in_touch, self._clock = keeps_in_touch, clock
     self._rows: list[Ticket | None] = [None] * slots.num_slots
-    # What ended in the last iteration, and how deep that drafted.
+    # Tickets that ended in the last iteration, and its draft length.
     self._over: list[Ticket] = []
     self._drafted = slots.depth
     self._ended: set[int] = set()  # rows that the next iteration ends
@@ -195,35 +194,35 @@ class Scheduler:
       self._wake.notify()
 
   def cancel(self, tickets: Sequence[Ticket]) -> None:
-    """Cancels tickets; their slots are free with the next iteration."""
+    """Cancels tickets; their slots are free in the next iteration."""
     for ticket in tickets:
       ticket.cancelled.set()
     with self._wake:
       self._wake.notify()
 
   def close(self, *, at_once: bool = False) -> None:
-    """Closes the queue, and ends when all requests are done, or at once."""
+    """Closes the queue; ends when all requests are done, or at once."""
     with self._wake:
       self._closed = True
       self._stopped |= at_once
       self._wake.notify()
 
   def join(self, seconds: float | None = None) -> bool:
-    """Waits for the thread's end; True if it has come."""
+    """Waits for the thread; returns True if it has ended."""
     self._thread.join(seconds)
     return not self._thread.is_alive()
 
   @property
   def is_closed(self) -> bool:
-    """True if no request is taken any more."""
+    """True if no more requests are accepted."""
     return self._closed
 
   def is_alive(self) -> bool:
-    """True if the thread runs and nothing has broken it."""
+    """True if the thread runs without error."""
     return self._thread.is_alive() and self.error is None
 
   def load(self) -> tuple[int, int]:
-    """Slots in use, and requests that wait."""
+    """Number of slots in use, and of waiting requests."""
     with self._wake:
       used = len(self._rows) - self._rows.count(None)
       return used, len(self._queue)
@@ -236,7 +235,7 @@ class Scheduler:
         self._iteration()
       if self._keeps_in_touch:
         self._iterate(self._control([], 0, is_last=True))
-    except BaseException as error:  # all that wait must hear of it
+    except BaseException as error:  # all waiting requests must be told
       self.error = error
       raise
     finally:
@@ -250,7 +249,7 @@ class Scheduler:
         self._finish(ticket, News(finish=Finish.BROKEN))
 
   def _waits(self) -> bool:
-    """Waits for something to do; False if nothing will come."""
+    """Waits for work; returns False if there will be none."""
     with self._wake:
       while not self._stopped:
         if any(self._rows) or self._queue:
@@ -294,7 +293,7 @@ class Scheduler:
     )  # fmt: skip
 
   def _drop_unwanted(self, now: float) -> None:
-    """Ends tickets that were cancelled or are late, in slots and queue."""
+    """Ends cancelled and late tickets in slots and queue."""
 
     def verdict(ticket):
       if ticket.cancelled.is_set():
@@ -341,8 +340,8 @@ class Scheduler:
       if ticket.watch is not None and ids:
         try:
           end = ticket.watch(ids)
-        except Exception:  # its own trouble, not that of all others
-          _log.exception("a completion cannot be watched: it ends")
+        except Exception:  # must not affect other requests
+          _log.exception("ending a completion whose text cannot be decoded")
           end, finish = None, Finish.UNREADABLE
         if end is not None:
           count, finish, cut = end, Finish.STOP, True

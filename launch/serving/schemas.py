@@ -1,4 +1,4 @@
-"""Bodies of requests in OpenAI's form or vLLM's: checked, and as an `Ask`."""
+"""Parses request bodies in OpenAI's or vLLM's format to an `Ask`."""
 
 import dataclasses
 import secrets
@@ -20,8 +20,8 @@ from models import chat
 from models.tokenizers import Tokenizer
 
 _COMPLETION_TOKENS = 16  # the default of OpenAI's completions
-# Fields of OpenAI's and vLLM's clients that are ignored: with any value (None),
-# or with these alone, which ask for nothing.
+# Fields of OpenAI's and vLLM's clients that are ignored, with any value (None)
+# or only with these values, which have no effect.
 _IGNORED: dict[str, list[Any] | None] = dict.fromkeys(
   ("add_generation_prompt", "cache_prompt", "include_reasoning", "metadata",
    "parallel_tool_calls", "priority", "prompt_cache_key",
@@ -40,7 +40,7 @@ _IGNORED: dict[str, list[Any] | None] = dict.fromkeys(
 
 @dataclasses.dataclass
 class RefusalError(Exception):
-  """A request that is not answered; its fields are OpenAI's error's."""
+  """A rejected request; its fields are those of OpenAI's errors."""
 
   message: str
   param: str | None = None
@@ -50,7 +50,7 @@ class RefusalError(Exception):
   headers: Mapping[str, str] | None = None
 
   def body(self) -> dict[str, Any]:
-    """The error as OpenAI nests it."""
+    """The error in OpenAI's format."""
     error = {"message": self.message, "type": self.kind}
     return {"error": {**error, "param": self.param, "code": self.code}}
 
@@ -62,9 +62,10 @@ class Defaults:
   Attributes:
     warp: temperature, top_k, top_p and min_p.
     max_new_tokens: of a chat's answer.
-    longest_prompt, max_length: tokens of a prompt, and with its completion.
-    most: completions that one request may ask for.
-    scores: whether the tokens of prompts can be scored.
+    longest_prompt, max_length: maximum tokens of a prompt, and of prompt and
+      completion.
+    most: maximum completions of a request.
+    scores: whether prompts can be scored.
   """
 
   model: str
@@ -84,10 +85,10 @@ class Ask:
 
   Attributes:
     prompts: token ids of each.
-    budgets: new tokens at most, of each.
-    asked: the first completion; choice i of a prompt draws from stream i, and
-      shares all else but prompt and budget.
-    objective: seconds a token that it may take, or None.
+    budgets: maximum new tokens of each.
+    asked: the first completion; others differ in prompt, budget and stream,
+      which is i for choice i of a prompt.
+    objective: seconds that it may take per token, or None.
   """
 
   request: "Request"
@@ -99,12 +100,12 @@ class Ask:
 
   @property
   def is_chat(self) -> bool:
-    """Whether it is a conversation."""
+    """True for a conversation."""
     return isinstance(self.request, Chat)
 
 
 class StreamOptions(BaseModel):
-  """Which chunks of a stream count tokens: a last one, or all."""
+  """Whether to report usage in a last chunk of a stream, or in all chunks."""
 
   include_usage: bool | None = None
   continuous_usage_stats: bool | None = None
@@ -129,7 +130,7 @@ _Ids = list[Annotated[int, Field(ge=0)]]
 
 
 class Completion(Request):
-  """A request for completions; `logprobs` is a number of likeliest tokens."""
+  """A request for completions; `logprobs` is the number of top tokens."""
 
   prompt: _Ids | list[str | _Ids] | str
   logprobs: Annotated[int, Field(ge=0, le=MOST_SCORED)] | bool = False
@@ -152,7 +153,7 @@ class Part(BaseModel):
 
 
 class Message(BaseModel):
-  """A message; what else clients repeat of an answer is ignored."""
+  """A message; other fields that clients repeat from answers are ignored."""
 
   model_config = ConfigDict(strict=True)
   role: Literal["system", "developer", "user", "assistant"]
@@ -160,7 +161,7 @@ class Message(BaseModel):
   tool_calls: list[Any] | None = Field(None, max_length=0)
 
   def plain(self) -> dict[str, str]:
-    """The message as templates know it."""
+    """The message in the format of chat templates."""
     content = self.content
     if not isinstance(content, str):
       content = "".join(part.text for part in content)
@@ -194,7 +195,7 @@ class Chat(Request):
 def read(
   body: bytes, *, is_chat: bool, tokenizer: Tokenizer, defaults: Defaults
 ) -> Ask:
-  """Reads the body of a request."""
+  """Parses and checks the body of a request."""
   request = _parsed(body, Chat if is_chat else Completion)
   if request.model not in (None, defaults.model):
     message = f"there is no model {request.model!r}, only {defaults.model!r}"
@@ -235,7 +236,7 @@ def _refused(name: str, reason: str, code: str | None = None) -> RefusalError:
 
 
 def _parsed(body: bytes, model: type[Request]) -> Any:
-  """A model of a body, whose null fields count as left out."""
+  """Parses a body; null fields count as missing."""
   try:
     record = pydantic_core.from_json(body, allow_inf_nan=False)
   except ValueError as error:
@@ -257,7 +258,7 @@ def _parsed(body: bytes, model: type[Request]) -> Any:
 
 
 def _budget(request: Any, prompt: Sequence[int], defaults: Defaults) -> int:
-  """New tokens of a prompt that fits; the default is cut to what fits."""
+  """Maximum new tokens of a prompt, by default limited to what fits."""
   kind = "messages" if isinstance(request, Chat) else "prompt"
   if not prompt:
     raise _refused(kind, "the prompt is empty")
@@ -285,7 +286,7 @@ def _budget(request: Any, prompt: Sequence[int], defaults: Defaults) -> int:
 
 
 def _too_long(what: str, defaults: Defaults, name: str) -> RefusalError:
-  """The refusal of a long prompt, in OpenAI's words, which clients parse."""
+  """The error for a long prompt, in OpenAI's words, which clients parse."""
   return RefusalError(
     f"This model's maximum context length is {defaults.max_length} tokens. "
     f"However, {what}. Please reduce the length.",
@@ -294,7 +295,7 @@ def _too_long(what: str, defaults: Defaults, name: str) -> RefusalError:
 
 
 def _objective(request: Request, defaults: Defaults) -> float | None:
-  """Seconds a token."""
+  """The objective in seconds per token, or None."""
   if request.slo_ms_per_token is None:
     return None
   if not defaults.has_objectives:

@@ -1,9 +1,8 @@
 """Builds a server from a config, over one process or several, and runs it.
 
 With several processes the leader decides, and all do the same. Every iteration
-begins with one array of fixed size from the leader, which tells each process
-what to do. An idle leader sends iterations that do nothing: a process that
-hears nothing has lost it.
+starts with an array of fixed size, in which the leader broadcasts its orders.
+An idle leader sends empty iterations: silence means that it was lost.
 """
 
 import contextlib
@@ -32,7 +31,7 @@ from specjax import types
 from specjax.decode import Decoder
 
 POLICIES = ("whole", *objectives.POLICIES)
-# To send what is written, once nothing more is decoded.
+# For sending the last answers after decoding has ended.
 _LAST_SECONDS = 5
 
 
@@ -46,11 +45,11 @@ def make_slots(
   depth_policy: str = "whole",
   say: Callable[[str], None] = lambda text: None,
 ) -> Slots:
-  """The slots of a pair, with programs for the first request.
+  """Makes the slots of a pair, with programs for the first request.
 
-  On a mesh all programs are compiled: its processes must have the same ones.
-  `depth_policy` is one of `POLICIES`; ValueError for a draft without shallower
-  forms. `say` is told what takes time.
+  On a mesh all programs are compiled, since its processes must have the same
+  ones. `depth_policy` is one of `POLICIES`; ValueError if the draft has no
+  shallower forms. `say` reports progress.
   """
   models = pair.assemble(config, loaded)
   longest = min(max_prompt, models.room(config.max_new_tokens))
@@ -72,21 +71,21 @@ def make_slots(
   slots.compile(lambda what: say(f"compiling {what}"))
   if models.mesh is not None:
     slots.compile_rest(lambda what: say(f"compiling {what}"))
-  if processes.several():  # what sends orders is compiled on all processes
+  if processes.several():  # compiles the broadcast on all processes
     _broadcast(slots, _nothing(slots))
   return slots
 
 
 def _shallower(config, loaded, models) -> dict[int, Decoder]:
-  """Decoders by the depths of shallower drafts than the config's.
+  """Decoders with shallower drafts than the config's, by depth.
 
-  A drafter with a state must see every round, so it drafts one token at least.
+  A drafter with a state must see every round, so it drafts at least one token.
   """
   drafter = models.decoder.drafter
   depth = drafter.tree.max_depth
   if not drafter.tree.is_chain or depth < 2:
     raise ValueError(
-      "a depth policy is of a chain of several tokens: give config.drafter "
+      "a depth policy needs a chain of several tokens: give config.drafter "
       "tokens of 2 or more, and no tree"
     )
   least = [0] if drafter.init is types.no_state else []
@@ -100,16 +99,16 @@ def _shallower(config, loaded, models) -> dict[int, Decoder]:
 
 @contextlib.contextmanager
 def compiling_rest(slots: Slots, say: Callable[[str], None]):
-  """Compiles the programs that are still missing, beside what is done here."""
+  """Compiles the missing programs in the background of this context."""
   stop = threading.Event()
   compile_rest = lambda: slots.compile_rest(
-    lambda what: say(f"compiling beside requests: {what}"), stop
+    lambda what: say(f"compiling in the background: {what}"), stop
   )
   thread = threading.Thread(target=compile_rest, name="compilation")
   thread.start()
   try:
     yield
-  finally:  # a process that ends while XLA compiles may crash
+  finally:  # exiting while XLA compiles may crash
     stop.set()
     thread.join()
 
@@ -130,7 +129,7 @@ def leading(slots: Slots) -> Callable[[Control], Report]:
 
 
 def follow(slots: Slots) -> None:
-  """Makes the leader's iterations until its last."""
+  """Follows the leader's iterations until its last."""
   control = _nothing(slots)
   while not control.is_last:
     control = _broadcast(slots, control)
@@ -164,11 +163,10 @@ def make_service(
   chat_template: str | None = None,
   **more,
 ) -> Service:
-  """The service over slots of `make_slots`; its scheduler is not started.
+  """Makes the service for slots of `make_slots`, without starting it.
 
-  `queue` requests may wait for a slot; the model's name is that of its
-  checkpoint by default, and its chat template its own; `more` are other fields
-  of `Service`.
+  `queue` requests may wait for a slot; name and chat template are by default
+  the checkpoint's; `more` are other fields of `Service`.
   """
   models = pair.assemble(config, loaded)
   tokenizer = models.tokenizer
@@ -205,10 +203,10 @@ def make_service(
 
 
 def make_server(service: Service) -> uvicorn.Server:
-  """The web server of a service; more connections at a time get 503."""
+  """The web server of a service; excess connections get 503."""
   config = uvicorn.Config(
     http.application(service), ws="none", lifespan="off",
-    log_config=None,  # its own would close the log that there is
+    log_config=None,  # its default would replace the existing logging
     log_level="warning", access_log=False, server_header=False,
     limit_concurrency=1000, timeout_keep_alive=30,
     timeout_graceful_shutdown=_LAST_SECONDS,
@@ -217,7 +215,7 @@ def make_server(service: Service) -> uvicorn.Server:
 
 
 def listening(host: str, port: int) -> socket.socket:
-  """A socket that is bound, and refuses until it listens; port 0 is any."""
+  """Binds a socket without listening yet; port 0 picks a free one."""
   bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
   try:
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -235,20 +233,20 @@ def run(
   drain_seconds: float,
   ready: Callable[[], None] = lambda: None,
 ) -> bool:
-  """Serves until a signal, or until the scheduler's thread has died.
+  """Serves until a signal, or until the scheduler's thread dies.
 
-  Then requests get 503, and running ones are answered; on a second signal, or
-  when the time is over, they get 503 too.
+  Then new requests get 503 and running ones are finished; on a second signal,
+  or after `drain_seconds`, they get 503 too.
   """
   signals: list[int] = []
   for one in (signal.SIGINT, signal.SIGTERM):
     signal.signal(one, lambda number, frame: signals.append(number))
   server, scheduler = make_server(service), service.scheduler
-  # uvicorn leaves signals alone where it is not in the main thread.
+  # Outside the main thread, uvicorn does not handle signals.
   thread = threading.Thread(
     target=server.run, kwargs={"sockets": [where]}, daemon=True
   )
-  where.listen(1024)  # who is told that it listens may connect at once
+  where.listen(1024)  # clients may connect as soon as `ready` reports it
   thread.start()
   ready()
   while scheduler.is_alive() and thread.is_alive() and not signals:

@@ -37,9 +37,9 @@ from specjax.runtime.mesh import MeshDecoder
 from specjax.state import StopReason
 from specjax.types import Params
 
-_SMALLEST = 8  # of the widths that prompts are padded to
-_FIRST = 32  # the widest that is there for the first request
-_WIDEST = 256  # read at once where no row decodes
+_SMALLEST = 8  # smallest width that prompts are padded to
+_FIRST = 32  # largest width compiled before the first request
+_WIDEST = 256  # tokens prefilled at once
 
 _NOBODY = Asked(
   token_ids=(0,), seed=0, max_new_tokens=0, temperature=1.0, ignore_stop=True
@@ -48,7 +48,7 @@ _SILENT = lambda text: None
 
 
 def widths_to(longest: int) -> tuple[int, ...]:
-  """Widths of programs for prompts of at most so many tokens: powers of two."""
+  """Widths of prefill programs for prompts up to `longest`: powers of two."""
   longest = min(longest, _WIDEST)
   widths, width = {longest}, _SMALLEST
   while width < longest:
@@ -58,18 +58,18 @@ def widths_to(longest: int) -> tuple[int, ...]:
 
 
 class Slots:
-  """Fixed rows on the device. One thread calls it, but for `compile_rest`.
+  """Fixed rows on the device. Use from one thread, except `compile_rest`.
 
   Attributes:
     num_slots: B.
-    widths: of programs that read, ascending.
-    longest: tokens of the longest prompt.
-    max_length: tokens that prompt and completion may have together.
-    depth: G, of the deepest draft.
-    depths: of all drafts, ascending.
+    widths: of prefill programs, ascending.
+    longest: maximum tokens of a prompt.
+    max_length: maximum tokens of prompt and completion.
+    depth: G, the maximum draft length.
+    depths: all draft lengths, ascending.
     max_rounds: of one iteration.
-    scores: whether prompts can be scored (`Asked.scored`): not on a mesh.
-    texts: in the rows' caches.
+    scores: whether prompts can be scored (`Asked.scored`); not on a mesh.
+    texts: the texts in the rows' caches.
   """
 
   def __init__(
@@ -87,16 +87,16 @@ class Slots:
     mesh: Mesh | None = None,
     cache_specs: tuple[P, P] | None = None,
   ):
-    """Compiles nothing yet; for the other sizes see the attributes.
+    """Does not compile yet; for the other sizes see the attributes.
 
     Args:
-      decoders: by the depth of their drafts, all of one target and one way to
-        draft; the deepest makes the state.
-      params: of them all.
+      decoders: by draft length, with the same target and kind of drafter; the
+        deepest makes the state.
+      params: of all decoders.
       stop_tokens: ids that end a row.
-      share_prefixes: whether a prompt may begin as another row's text.
-      mesh: the devices, or None for one without a mesh.
-      cache_specs: how caches lie on it, see `compilation.compile_both`.
+      share_prefixes: whether a prompt may reuse another row's prefix.
+      mesh: the devices; None for one device without a mesh.
+      cache_specs: specs of caches, see `compilation.compile_both`.
     """
     self.num_slots, self.widths = num_slots, tuple(widths)
     self.longest = longest
@@ -126,12 +126,12 @@ class Slots:
       whole.target, params, vocab_size=whole.vocab_size, longest=longest,
       width=widths[-1],
     )  # fmt: skip
-    # Rows whose prompts are being read, who came first first.
+    # Rows whose prompts are being prefilled, in order of arrival.
     self._reading: dict[int, Asked] = {}
     self._running = np.zeros(num_slots, bool)
-    # Rows whose top log-probabilities are wanted, once they decode.
+    # Rows that need top log-probabilities once they decode.
     self._wanted = np.zeros(num_slots, bool)
-    # Programs that are compiled, by depth or by width, and by slots they read.
+    # Compiled programs, by depth or by width, and by slots that they read.
     self._rounds: dict[int, dict[int | None, Any]] = {}
     self._admit: dict[int, dict[int | None, Any]] = {}
     self._state: Any = None
@@ -142,7 +142,7 @@ class Slots:
   # -------------------------------------------------------------- compilation
 
   def compile(self, say: Callable[[str], None] = _SILENT) -> None:
-    """Compiles what the first request needs, and runs it once."""
+    """Compiles the programs for the first request, and runs them once."""
     decoder, rows = self._decoders[self.depth], range(self.num_slots)
     init = functools.partial(
       decoder.init, buffer_length=self.max_length, stop_tokens=self._stop_tokens
@@ -176,7 +176,7 @@ class Slots:
     say: Callable[[str], None] = _SILENT,
     stop: threading.Event | None = None,
   ) -> None:
-    """Compiles all further programs, in any thread, but those that score."""
+    """Compiles all other programs except for scoring; from any thread."""
     widths = [(self._compile_width, self._admit, w) for w in self.widths]
     depths = [(self._compile_depth, self._rounds, d) for d in self.depths]
     for slots in self._sizes():
@@ -187,7 +187,7 @@ class Slots:
           work(one, say, slots)
 
   def _sizes(self) -> list[int | None]:
-    """Numbers of slots that programs read; None stands for all."""
+    """Numbers of slots that programs read; None means all."""
     if not sized.reads_at_once(self._params):
       return [None]
     texts = (1 << i for i in range(self.max_length.bit_length()))
@@ -217,10 +217,10 @@ class Slots:
         functools.partial(make, slots=slots), self._params,
         self._compiled.state, self._compiled.formats, more, reports=reports,
       )  # fmt: skip
-    made[key] = {**made.get(key, {}), slots: program}  # at once: threads read
+    made[key] = {**made.get(key, {}), slots: program}  # atomic for readers
 
   def _least(self, made: dict[int | None, Any], text: int) -> Any:
-    """Of programs the one that reads the fewest slots that hold a text."""
+    """The program that reads the fewest slots sufficient for a text."""
     if len(made) == 1:
       return made[None]
     return made[sized.least(made, self._slots_for(text))]
@@ -229,14 +229,14 @@ class Slots:
     return jax.set_mesh(self._mesh) if self._mesh else contextlib.nullcontext()
 
   def pace(self, **more) -> Pace:
-    """What iterations take, as far as it is known after `compile`."""
+    """The initial estimates of durations, after `compile`."""
     usual = dict(fed=self._fed, seconds=self._first_round)
     return Pace(widths=self.widths, depths=self.depths, **usual | more)
 
   # ------------------------------------------------------------- an iteration
 
   def iterate(self, control: Control) -> Report:
-    """Runs an iteration by its orders, and reads the results."""
+    """Runs an iteration and returns its results."""
     for row in control.ended:
       self._begin(row, None)
     scores = {}
@@ -254,7 +254,7 @@ class Slots:
       widths = self._read(control.shares)
     silent = np.isin(np.arange(self.num_slots), [*self._reading, *over])
     depth = min(depth for depth in list(self._rounds) if depth >= control.depth)
-    # A row that has read nothing yet may still hold a text that was cut off.
+    # A row without prefill so far may still be running an ended text.
     arrays = self._make_rounds(
       depth,
       ended=[*control.ended, *np.flatnonzero(silent)],
@@ -283,7 +283,7 @@ class Slots:
     return report
 
   def _begin(self, row: int, asked: Asked | None) -> None:
-    """Puts a row at the end of the line, or takes it out."""
+    """Queues a row's prompt for prefill, or removes it."""
     self._reading.pop(row, None)
     self._running[row] = False
     if asked is not None:
@@ -293,7 +293,7 @@ class Slots:
         self._reading[row] = asked
 
   def _read(self, shares: Mapping[int, float]) -> list[int]:
-    """Reads prompts in line by passes whose shares add up to 1, or by one pass.
+    """Prefills prompts in order, by passes within the budget, at least one.
 
     Returns the widths of the passes.
     """
@@ -309,7 +309,7 @@ class Slots:
     return made
 
   def _read_on(self, most: int) -> int:
-    """Reads up to `most` tokens of the first prompt; returns the width."""
+    """Prefills up to `most` tokens of the first prompt; returns the width."""
     row, asked = next(iter(self._reading.items()))
     source, keep = self.texts.source(row, asked)
     new = asked.token_ids[keep : keep + most]
@@ -336,13 +336,13 @@ class Slots:
       self._params, self._state, *self._orders(**orders)
     )
     if not (self._wanted & self._running).any():
-      arrays["likeliest"] = None  # they stay where they are
+      arrays["likeliest"] = None  # not copied to the host
     return jax.tree.map(np.array, jax.device_get(arrays))
 
   # ------------------------------------------------- arguments of the programs
 
   def _nobody(self):
-    """Rows of one token that end at once."""
+    """Rows with one token that end at once."""
     ones = np.ones(self.num_slots, np.int32)
     seeds = jnp.zeros(self.num_slots, jnp.uint32)
     args = (ones[:, None] * 0, ones, random.seeded_keys(seeds, seeds))
