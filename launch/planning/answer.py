@@ -1,4 +1,4 @@
-"""Makes a plan: memory, collectives, and the speed-up to expect."""
+"""Makes a plan: memory, collectives and the expected speed-up."""
 
 import dataclasses
 import functools
@@ -28,7 +28,7 @@ _SETTINGS = (
 
 
 def plan(topology: Topology, question: Question) -> dict:
-  """Compiles a question's programs for a slice, and makes the plan's JSON."""
+  """Compiles a question's programs for a slice; returns the plan's JSON."""
   chip = topology.chip
   plan = {
     "topology": topology.name,
@@ -61,7 +61,7 @@ def plan(topology: Topology, question: Question) -> dict:
 
 
 def _collectives(q: Question, compiled: Compiled) -> list[dict]:
-  """Those of a round by phase; of drafting those of its mean pass."""
+  """Collectives of a round by phase; for drafting, of its mean pass."""
   passes = {"draft pass": max(len(program.make_drafter(q).passes), 1)}
   return [
     {
@@ -74,7 +74,7 @@ def _collectives(q: Question, compiled: Compiled) -> list[dict]:
 
 
 def passes(q: Question) -> tuple[list[Pass], list[Pass]]:
-  """A round's draft passes, and those that verify 1 to 32 tokens or so."""
+  """A round's draft passes, and target passes over 1 to at least 32 tokens."""
   drafter = program.make_drafter(q)
   work = functools.partial(
     networks.work, slots=q.slots, input_length=q.input_length
@@ -101,7 +101,7 @@ def passes(q: Question) -> tuple[list[Pass], list[Pass]]:
 
 
 def _described(name: str, chip: Chip, one: Pass) -> dict[str, str | float]:
-  """What a pass reads and writes, computes and sends, and how long it takes."""
+  """Bytes, operations and time of a pass."""
   alone = one.causes(chip)
   return {
     "pass": name,
@@ -117,10 +117,9 @@ def _described(name: str, chip: Chip, one: Pass) -> dict[str, str | float]:
 
 
 def tokens_per_round(tree: Tree, acceptance: float) -> float:
-  """Tokens of a round if each child tried is accepted with one probability.
+  """Tokens of a round if each child tried has the same acceptance.
 
-  A dynamic tree is taken to be the best of its size and depth for it, as if the
-  draft knew no more than that.
+  A dynamic tree counts as the best static one of its size and depth.
   """
   if not tree.num_drafted:
     return 1.0
@@ -135,11 +134,11 @@ def tokens_per_round(tree: Tree, acceptance: float) -> float:
 
 
 def predict(chip: Chip, q: Question) -> dict:
-  """Times of passes by the roofline, and the speed-ups that follow.
+  """Predicts times of passes by the roofline, and speed-ups.
 
-  "verify_seconds" are of passes over 1, 2, .. tokens a row, "cost_ratio" is a
-  draft pass in target passes; drafting pays from "break_even_acceptance" on
-  (None: never).
+  "verify_seconds" are of passes over 1, 2, .. tokens per row, "cost_ratio" is a
+  draft pass in target passes; drafting pays from "break_even_acceptance" (None:
+  never).
   """
   of_draft, of_target = passes(q)
   verify = [one.seconds(chip) for one in of_target]
@@ -153,7 +152,7 @@ def predict(chip: Chip, q: Question) -> dict:
   cost = (sum(seconds) + verify[whole]) / verify[0]  # of a round
   speedup = lambda p: float(tokens_per_round(q.tree, p) / cost)
   plain, even = q.batch_size / verify[0], None
-  if drafts and speedup(1.0) >= 1:  # at 0 verifying takes longer than plain
+  if drafts and speedup(1.0) >= 1:  # at acceptance 0 drafting never pays
     even = float(optimize.brentq(lambda p: speedup(p) - 1, 0.0, 1.0))
   mean = float(np.mean(seconds))
   widths = {"plain": 1, "verify": q.tree.num_nodes}
@@ -161,7 +160,7 @@ def predict(chip: Chip, q: Question) -> dict:
     "passes": [_described(name, chip, one) for name, one in named.items()],
     "draft_pass_seconds": mean,
     "verify_seconds": verify,
-    "experts": [  # of a layer of each kind of mixture, that passes touch
+    "experts": [  # that passes read in a layer of each kind of mixture
       {"experts": block.num_experts, "chosen": block.num_chosen}
       | {k: networks.touched(block, q.rows * n) for k, n in widths.items()}
       for block, _ in networks.work(q.cut_target(), slots=q.slots).mixtures
@@ -178,7 +177,7 @@ def predict(chip: Chip, q: Question) -> dict:
 
 
 def _best_chains(chip: Chip, q: Question) -> Iterator[tuple[float, dict]]:
-  """The best length of a chain, 0 if none pays, for some acceptances."""
+  """The best draft length, 0 if none pays, for some acceptances."""
   of_draft, of_target = passes(
     dataclasses.replace(q, tree=chain(q.tree.max_depth), siblings="iid")
   )
@@ -188,7 +187,7 @@ def _best_chains(chip: Chip, q: Question) -> Iterator[tuple[float, dict]]:
   costs = np.mean(drafting) * counts
   head = q.head and q.head.config
   if head and (head.num_predicted or head.kind == "p_eagle"):
-    # One pass drafts them all: only verifying costs more with more of them.
+    # One pass drafts all tokens: only verification costs more for more tokens.
     counts = counts[: (head.num_predicted or _MOST) + 1]
     costs = sum(drafting) * (counts > 0)
   for p in _ACCEPTANCES:
@@ -199,7 +198,7 @@ def _best_chains(chip: Chip, q: Question) -> Iterator[tuple[float, dict]]:
 
 
 def show(console: rich.console.Console, plan: dict) -> None:
-  """Prints a plan: whether it fits, and tables of what was compiled."""
+  """Prints a plan: whether it fits, and tables of its figures."""
   if not plan["fits"]:
     line = f"does not fit {plan['topology']}: {plan['compiler']}"
     console.print(line, soft_wrap=True)

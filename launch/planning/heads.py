@@ -1,8 +1,8 @@
-"""Draft heads in plans: their own arrays, their drafters, their passes.
+"""Draft heads in plans: their own arrays, drafters and passes.
 
-Embedding and output projection are the target's arrays unless published heads
-have their own. A planned program gets them once: given twice, the compiler
-would count them twice.
+Embedding and output projection are the target's unless published heads have
+their own. A planned program gets shared arrays only once, so that the compiler
+does not count them twice.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from models.sharding import Sharding
 from specjax import drafters
 from specjax.types import Drafter, Params
 
-# Tables of which a pass looks up some rows.
+# Tables in which a pass looks up rows.
 _TABLES = {
   "embed", "markov_w1", "predecessor_codebook", "successor_codebook",
 }  # fmt: skip
@@ -30,7 +30,7 @@ _NO_LAYERS = dict(blocks=0, summed=0, inside=0, cache_bytes=0, products=0)
 
 @functools.cache
 def _module(shape: HeadShape):
-  """The network with shapes for parameters."""
+  """The network with shapes instead of parameters."""
   return nnx.eval_shape(
     lambda: head_shapes.make(
       shape.config, dtype=networks.DTYPE, rngs=nnx.Rngs(0)
@@ -46,14 +46,14 @@ def own_params(shape: HeadShape):
 
 
 def with_shared(shape: HeadShape, params: Params) -> Params:
-  """Parameters of `own_params` with the target's arrays among the head's.
+  """Adds the target's shared arrays to the head's parameters (`own_params`).
 
-  Of a quantized one the values alone, which are what a pass reads.
+  Of a quantized table only the values, which a pass reads.
   """
   flat = dict(nnx.to_flat_state(params.draft))
   frame = params.target["frame"]
   for module in shape.config.shared:
-    # A tied embedding is the output projection too.
+    # A tied embedding is also the output projection.
     table = frame[module if module in frame else "embed"]
     kind = "embedding" if module == "embed" else "weight"
     shared = table[kind if kind in table else "embedding"]
@@ -64,9 +64,9 @@ def with_shared(shape: HeadShape, params: Params) -> Params:
 
 
 def make_drafter(shape: HeadShape, *, sharding: Sharding, **form) -> Drafter:
-  """The drafter that would run, on `own_params` and a stacked target's.
+  """The drafter of a head with `own_params`, for a stacked target.
 
-  `sharding` is the head's, `form` as of `specjax.drafters`.
+  `sharding` is the head's, `form` as in `specjax.drafters`.
   """
   functions, _ = head_shapes.functions(_module(shape), sharding=sharding)
   inner = getattr(drafters, shape.config.kind)(functions, **form)
@@ -90,7 +90,7 @@ def passes(
   c: Any = shape.config
   layers = getattr(c, "layers", None)
   if layers is None:
-    # Heads without attention: weights once, and logits of every depth.
+    # Without attention: weights once, and logits of every depth.
     logits = 4 * rows * c.num_heads * c.vocab_size  # float32, whole
     return [
       Pass(
@@ -115,13 +115,13 @@ def passes(
     return networks.forward(own, tokens, size=size, rows=rows)
 
   first, *more = drafter.passes
-  # A level of a block, after the first, is a product with these and no pass.
+  # Levels of a block after the first are products with these, not passes.
   if by_level := [x for key, x in flat.items() if key[0] in _BY_LEVEL]:
     every = [over(read, first)]
     for level in drafter.tree.levels[1:-1]:
       every.append(over(by_level, len(level), **_NO_LAYERS))
     return [networks.total(every)]
-  # EAGLE-1 projects in every pass, EAGLE-3 the target's features alone.
+  # EAGLE-1 projects in every pass, EAGLE-3 only the target's features.
   fuses_once = c.kind == "eagle3"
   again = [x for key, x in flat.items() if key[0] != "fc" or not fuses_once]
   return [over(read, first), *(over(again, n) for n in more)]

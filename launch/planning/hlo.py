@@ -1,10 +1,9 @@
 """Collectives and copies in a compiled TPU program, by phase.
 
 XLA's `cost_analysis` counts the body of a loop once and has no collectives, so
-this reads the text of the compiled module (`compiled.as_text()`). The body of a
-loop counts as often as the loop runs; the decoding loop, whose number of rounds
-is unknown, counts once, so figures are per round. All branches of a conditional
-count.
+this parses the text of the compiled module (`compiled.as_text()`). The body of
+a loop counts as often as it runs, but that of the decoding loop once, so
+figures are per round. All branches of a conditional count.
 """
 
 import collections
@@ -24,7 +23,7 @@ _INSTRUCTION = re.compile(
   r"^\s+(?:ROOT )?%?[\w.\-]+ = (\(.*?\)|\S+) ([\w\-]+)\((.*)$"
 )
 _SHAPE = re.compile(r"([a-z]\w*)\[([\d,]*)\]")
-# Of an array, the memory that it is in: S(1) is the chip's own.
+# The memory space of an array: S(1) is on the chip.
 _SPACE = re.compile(r"[a-z]\w*\[[\d,]+\]\{[^}]*?(S\(\d+\))?\}")
 _CALLED = re.compile(
   r"(?:body|condition|calls|to_apply|true_computation|false_computation)="
@@ -45,7 +44,7 @@ Shape = tuple[str, tuple[int, ...]]  # XLA's name of a dtype, and dimensions
 
 
 def shape_of(dtype, dimensions: tuple[int, ...]) -> Shape:
-  """The shape of an array as XLA names it, as in `("bf16", (4, 8))`."""
+  """The shape of an array in XLA's terms, such as `("bf16", (4, 8))`."""
   return _TYPES[jnp.dtype(dtype).name], dimensions
 
 
@@ -53,10 +52,10 @@ def shape_of(dtype, dimensions: tuple[int, ...]) -> Shape:
 class Instruction:
   """An instruction of a computation, with the shapes of its results.
 
-  `called` are the computations that it runs, each `trips` times, and `inside`
-  the opcodes of a fusion, whose own results alone reach memory. `moves` says
-  that it copies between a device's memory and the chip's own, small and fast
-  one; `scopes` are parts of the name that jax gave it.
+  `called` are the computations that it runs, each `trips` times; `inside` are
+  the opcodes of a fusion, whose intermediate results stay on the chip. `moves`
+  marks copies between HBM and on-chip memory; `scopes` are parts of its name in
+  jax.
   """
 
   shapes: tuple[Shape, ...]
@@ -69,7 +68,7 @@ class Instruction:
 
   @property
   def num_bytes(self) -> int:
-    """Bytes of all results; of the largest if a start repeats its inputs."""
+    """Bytes of all results; of the largest for a start with its inputs."""
     sizes = [_BYTES.get(t, 0) * math.prod(dims) for t, dims in self.shapes]
     repeats = self.opcode.endswith("-start") and (
       self.opcode != "all-reduce-start"
@@ -77,15 +76,14 @@ class Instruction:
     return max(sizes, default=0) if repeats else sum(sizes)
 
 
-# What runs: an instruction, how often, its scopes, and whether in a fusion.
+# An instruction, how often it runs, its scopes, and whether it is in a fusion.
 Run = tuple[Instruction, int, tuple[str, ...], bool]
 
 
 def parse(text: str) -> list[Run]:
-  """Reads the text of a compiled module: all that runs, in order.
+  """Parses the text of a compiled module to its instructions in order.
 
-  Scopes are the instruction's own, or those of what called it if the compiler
-  made it up.
+  An instruction that the compiler added has the scopes of its caller.
   """
   lines: dict[str, list[str]] = {}
   entry, current = "", []
@@ -136,7 +134,7 @@ def parse(text: str) -> list[Run]:
 
 
 def _rounds(condition: list[str]) -> int:
-  """N, where a loop's condition is `i < N` and nothing else; or 1."""
+  """N if a loop's condition is just `i < N`, else 1."""
   limits = [m[1] for m in map(_LIMIT.search, condition) if m]
   root = next((line for line in condition if "ROOT" in line), "")
   is_bound = "compare(" in root and "direction=LT" in root
@@ -150,11 +148,11 @@ def collectives(
 
   Args:
     module: the program.
-    phases: names to the `jax.named_scope`s that they are made of.
+    phases: names of phases, to their `jax.named_scope`s.
 
   Returns:
-    For every phase, and for "other", kinds to `{"count", "bytes"}`; bytes are
-    those of the results on one device.
+    For every phase, and for "other", `{"count", "bytes"}` by kind; bytes are of
+    the results on one device.
   """
   phase_of = {scope: name for name, parts in phases.items() for scope in parts}
   counted: dict = {
@@ -172,16 +170,15 @@ def collectives(
 
 
 def copies(module: list[Run], shapes: set[Shape]) -> int:
-  """Number of copies of arrays of these shapes in a round.
+  """Counts copies of arrays of these shapes in a round.
 
-  A copy may have its dimensions in another order, and may be a fusion; one that
-  updates a slice of such an array writes no more than that slice. One that
-  moves an array onto the chip or back is none.
+  A copy may permute dimensions, and may be a fusion. Updates of a slice, which
+  write only that, and moves to and from on-chip memory do not count.
   """
   wanted = {(dtype, tuple(sorted(dims))) for dtype, dims in shapes}
 
   def makes_one(one: Instruction) -> bool:
-    fusion = one.opcode == "fusion"  # it may have several results
+    fusion = one.opcode == "fusion"  # may have several results
     results = one.shapes if fusion else one.shapes[:1]
     if not any((t, tuple(sorted(d))) in wanted for t, d in results):
       return False

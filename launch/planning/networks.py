@@ -7,12 +7,12 @@ The roofline is a model, not a measurement:
 
 per device. Bytes are the weights and the used blocks of the cache, once each,
 and the activations; attention scores are assumed to stay on the chip. Tables
-from which a pass looks up rows are left out, and replicated arrays count as if
-sharded: routers, down-projections of latents, and Gemma E4B's replicated
-embeddings by layer. Collectives are rings that use all links of a device at
-once, as if every slice were a torus and every group of devices a ring in it.
+in which a pass looks up rows are ignored, and replicated arrays count as if
+sharded: routers, down-projections of latents, and Gemma E4B's per-layer
+embeddings. Collectives are rings that use all links of a device at once, as if
+every slice were a torus and every group of devices a ring in it.
 
-Latencies, kernel launches and overlap are left out, so small models on many
+Latencies, kernel launches and overlap are ignored, so small models on many
 chips look better than they are; so are copies of dequantized groups of experts.
 """
 
@@ -84,7 +84,7 @@ def shapes(config: Config, weights: Quantization | None = None):
 
 
 def place(shapes, sharding: Sharding, mesh: Mesh):
-  """Shapes of parameters where they lie."""
+  """Shapes of parameters with their shardings on a mesh."""
   at = lambda x, spec: jax.ShapeDtypeStruct(
     x.shape, x.dtype, sharding=NamedSharding(mesh, spec)
   )
@@ -92,7 +92,7 @@ def place(shapes, sharding: Sharding, mesh: Mesh):
 
 
 def count(params) -> int:
-  """Numbers in parameters, or in their shapes."""
+  """Number of elements in parameters, or in their shapes."""
   return sum(math.prod(x.shape) for x in jax.tree.leaves(params))
 
 
@@ -105,9 +105,9 @@ def num_bytes(params) -> int:
 def _read(
   config: TransformerConfig, weights: Quantization | None
 ) -> tuple[int, int]:
-  """Numbers that passes read of all parameters, and their bytes.
+  """Number and bytes of the parameters that a pass reads.
 
-  Embeddings are left out of which a pass looks up some rows.
+  Without embeddings in which a pass looks up rows.
   """
   params = shapes(config, weights)
   tables = ["embed"] * (not config.tied_embeddings)
@@ -119,16 +119,16 @@ def _read(
 def _slot_bytes(of, cache: str | None = None) -> int:
   """Bytes of a slot in one layer's cache, keys and values, of all heads."""
   channels = of.head_dim + of.value_dim
-  # In eight bits each has a scale of four bytes.
+  # In eight bits, keys and values each have a scale of four bytes.
   each = DTYPE.dtype.itemsize * channels if cache is None else channels + 2 * 4
   return of.num_kv_heads * each
 
 
 def touched(block: Mixture, tokens: float, size: int = 1) -> float:
-  """Experts of a layer that a pass over `tokens` reads, if routing is uniform.
+  """Expected experts of a layer that a pass over `tokens` reads.
 
-  Where they are cut by expert over `size` devices, the one that reads most is
-  waited for: as many count as if each read as much.
+  Assumes uniform routing. If split by expert over `size` devices, all count as
+  the one that reads the most.
   """
   sizes = block.num_experts, block.num_chosen
   distinct = experts.expected_distinct(tokens, *sizes)
@@ -139,23 +139,23 @@ def touched(block: Mixture, tokens: float, size: int = 1) -> float:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Work:
-  """What decoding passes of a model read and compute, on all devices.
+  """The memory traffic and arithmetic of a model's passes, on all devices.
 
   Attributes:
     blocks: attention and feed-forward blocks.
     embed_dim: channels between them.
     vocab_size: V, the logits of a token.
-    summed: numbers of a token that are sums of partial results over devices:
-      of the blocks, and of what was looked up in tables, which are cut too.
-    weights: parameters that are read and multiplied, all experts included.
-    weight_bytes: that they take.
+    summed: values per token that are summed over devices: outputs of blocks,
+      and lookups in tables, which are split too.
+    weights: parameters that are read and multiplied, including all experts.
+    weight_bytes: their bytes.
     mixtures: with the number of layers that have each.
-    inside: numbers that a token makes inside the blocks: two of every channel
-      of a head, and of every hidden one.
-    cache_bytes: of a row's cache that attentions read.
-    products: channels of queries times the slots that they meet.
+    inside: values per token inside the blocks: two per channel of a head, and
+      per hidden channel.
+    cache_bytes: of a row's cache that attention reads.
+    products: channels of queries times slots that they attend to.
     state_bytes: of a row's recurrent states.
-    pending_bytes: what a token adds to them until it is committed.
+    pending_bytes: that a token adds to them until it is committed.
   """
 
   blocks: int
@@ -192,7 +192,7 @@ def work(
   mlps = [i for i in every if i not in skipped.mlp]
   beside = [block for i in mlps if (block := layers[i].beside) is not None]
   sums = len(attentions) + len(mlps)
-  if layers[0].parallel:  # both blocks of a layer are added before it is sent
+  if layers[0].parallel:  # both blocks of a layer are added before the sum
     sums = len({*attentions, *mlps})
   inside = sum(2 * mlp_width(layers[i]) for i in mlps)
   inside += sum(2 * block.expert_dim for block in beside)
@@ -205,9 +205,9 @@ def work(
       cache_bytes += met * _slot_bytes(of, cache)
       products += met * of.num_heads * of.head_dim
   numbers, _ = _read(c, None)
-  per_number = _read(c, weights)[1] / numbers  # its share of scales included
+  per_number = _read(c, weights)[1] / numbers  # including scales
   embed = c.embed_dim
-  # Of a mixture these are the experts that a token meets.
+  # For a mixture these are a token's experts.
   numbers -= sum(weights_met(c, i)[0] for i in skipped.attention)
   numbers -= sum(weights_met(c, i)[1] for i in skipped.mlp)
   mixtures = collections.Counter(mixtures_of(c, skipped))
@@ -233,7 +233,7 @@ def work(
 
 
 def _t5_work(c: T5Config, slots: int, input_length: int) -> Work:
-  """The decoder's; encoder, and its keys and values, were computed before."""
+  """The decoder's work; encoder and its keys and values are computed before."""
   layers, width = c.num_layers, c.num_heads * c.head_dim
   mlp = (3 if c.gated_mlp else 2) * c.embed_dim * c.mlp_dim
   numbers = layers * (6 * c.embed_dim * width + mlp)
@@ -267,7 +267,7 @@ class Pass:
   ici_bytes: float
 
   def causes(self, chip: Chip) -> dict[str, float]:
-    """Seconds that each of memory, arithmetic and collectives takes alone."""
+    """Seconds of memory traffic, arithmetic and collectives, each alone."""
     return {
       "memory": self.hbm_bytes / chip.hbm_bandwidth,
       "arithmetic": self.flops / chip.peak_flops,
@@ -281,12 +281,12 @@ class Pass:
 
 
 def total(passes: Sequence[Pass]) -> Pass:
-  """One pass that does what all do."""
+  """The sum of passes."""
   return Pass(*map(sum, zip(*map(dataclasses.astuple, passes), strict=True)))
 
 
 def mean(passes: Sequence[Pass]) -> Pass:
-  """The mean pass of at least one."""
+  """The mean of at least one pass."""
   every = dataclasses.astuple(total(passes))
   return Pass(*(x / len(passes) for x in every))
 
@@ -296,7 +296,7 @@ def forward(work: Work, num_tokens: int, *, size: int, rows: int) -> Pass:
   tokens = rows * num_tokens
 
   def idle(tokens: int, size: int) -> float:
-    """Weights of experts that no token of a pass is given."""
+    """Weights of experts that no token of a pass uses."""
     return sum(
       layers
       * (block.num_experts - touched(block, tokens, size))
@@ -304,16 +304,16 @@ def forward(work: Work, num_tokens: int, *, size: int, rows: int) -> Pass:
       for block, layers in work.mixtures
     )
 
-  # Written once and read once: what a block takes and hands on, whole on every
-  # device; what is inside it, cut; and the logits.
+  # Written once and read once: inputs and outputs of blocks, replicated; values
+  # inside them, sharded; and the logits.
   whole = 2 * tokens * work.blocks * 2 * work.embed_dim
   cut = DTYPE.dtype.itemsize * 2 * tokens * work.inside
-  logits = 4 * tokens * work.vocab_size  # float32, whole on every device
+  logits = 4 * tokens * work.vocab_size  # float32, replicated
   cut += work.weight_bytes * (1 - idle(tokens, size) / work.weights)
   cut += rows * work.cache_bytes
   cut += 2 * rows * (work.state_bytes + num_tokens * work.pending_bytes)
   flops = 2 * tokens * (work.weights - idle(1, 1)) + 4 * tokens * work.products
-  # Rings: (n - 1) / n of an array a trip, and two trips of partial sums.
+  # Rings: (n - 1) / n of an array per trip, two trips for partial sums.
   sent = 2 * DTYPE.dtype.itemsize * tokens * work.summed + logits
   return Pass(
     hbm_bytes=cut / size + DTYPE.dtype.itemsize * whole + 2 * logits,

@@ -1,7 +1,7 @@
 """The decoding loop for a slice: built from shapes, compiled ahead of time.
 
 Nothing is loaded or run: parameters are shapes with shardings. The programs are
-those of `launch.decode` (`specjax.runtime.compilation`).
+`launch.decode`'s (`specjax.runtime.compilation`).
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ from specjax.runtime.mesh import MeshDecoder
 from specjax.tree import Tree
 from specjax.types import Drafter, Inputs, Params
 
-# Scopes of `Decoder.step` by what a reader asks for.
+# Scopes of `Decoder.step` by phase of a plan.
 PHASES = {
   "draft pass": ("draft",),
   "verify": ("score", "verify"),
@@ -43,21 +43,21 @@ class Question:
   """Settings of a plan.
 
   Attributes:
-    target, draft: the large model, and the small one, if there is one.
-    head: what drafts from the target's features, if a head does.
-    skipped: sub-layers that the target leaves out to draft for itself, if it
-      does. With none of these, n-grams are drafted.
-    tree: what a round drafts.
+    target, draft: the target, and the draft model or None.
+    head: the draft head or None.
+    skipped: sub-layers to skip if the target drafts for itself, or None.
+      Without any of these, n-grams are drafted.
+    tree: of a round's drafts.
     siblings: how children are drawn, a name in `specjax.siblings`.
     rule: a name in `specjax.rules`.
     batch_size: rows, over all devices.
-    max_length: tokens of a prompt with its completion.
-    prompt_length: tokens that prefill takes at once.
+    max_length: maximum tokens of prompt and completion.
+    prompt_length: tokens per prefill pass.
     layout: the mesh.
-    input_length: tokens of what an encoder reads; 0 without one.
-    weights, draft_weights: how the target's and the draft's are stored; None
-      for bfloat16.
-    cache: what the target's keys and values are stored as; likewise.
+    input_length: tokens of the encoder's input; 0 without an encoder.
+    weights, draft_weights: how the target's and the draft's weights are stored;
+      None for bfloat16.
+    cache: dtype of the target's KV cache; likewise.
   """
 
   target: Config
@@ -77,17 +77,17 @@ class Question:
   cache: str | None = None
 
   def check(self) -> None:
-    """Raises ValueError for what cannot be cut or decoded."""
+    """Raises ValueError if it cannot be sharded or decoded."""
     head = self.head and self.head.config
     models = [c for c in (self.target, self.draft, head) if c]
     of_t5 = isinstance(self.target, T5Config)
     if self.draft and isinstance(self.draft, T5Config) != of_t5:
-      raise ValueError("target and draft must be of one kind, T5s or not")
+      raise ValueError("target and draft must both be T5s, or neither")
     low = self.weights or self.draft_weights or self.cache
     if of_t5 and (low or self.skipped):
-      raise ValueError("T5s are planned whole and in bfloat16")
+      raise ValueError("plans of T5s support no skipped layers or quantization")
     if of_t5 != bool(self.input_length):
-      raise ValueError("input_length is what a T5 reads, and needs")
+      raise ValueError("input_length is required for T5s, and only for these")
     if not of_t5:
       quantized.check_weights(self.target, self.weights, on_mesh=True)
       quantized.check_cache(self.target, self.cache)
@@ -99,8 +99,8 @@ class Question:
       rules.get(self.rule).check(self.tree, siblings_lib.get(siblings))
     if self.head:
       if self.weights:
-        raise ValueError("heads are planned for targets in bfloat16")
-      make_drafter(self)  # which says whether it can draft such a tree
+        raise ValueError("plans of heads need targets in bfloat16")
+      make_drafter(self)  # raises if it cannot draft such a tree
     if self.skipped:
       self.skipped.check(self.target.num_layers)
     if self.batch_size % self.layout.data:
@@ -115,7 +115,7 @@ class Question:
 
   @property
   def drafter(self) -> str:
-    """The name of what proposes, as `launch.assembly.registry` has it."""
+    """The drafter's name in `launch.assembly.registry`."""
     if not self.tree.num_drafted:
       return "plain"
     if self.head is not None:
@@ -126,7 +126,7 @@ class Question:
 
   @property
   def vocab_size(self) -> int:
-    """V, the tokens that both models know."""
+    """V, the tokens that both models have."""
     return min(c.vocab_size for c in (self.target, self.draft) if c)
 
   @property
@@ -136,7 +136,7 @@ class Question:
 
   @property
   def rows(self) -> int:
-    """Rows on each group of devices."""
+    """Rows of each group of devices."""
     return self.batch_size // self.layout.data
 
   def shardings(self) -> tuple[Sharding, Sharding]:
@@ -148,7 +148,7 @@ class Question:
     return target, draft
 
   def cut_target(self) -> Config:
-    """The target with as many key/value heads as its devices need."""
+    """The target with key/value heads repeated for its devices."""
     return sharding_lib.kv_heads_for(self.target, self.layout.model)
 
   def cut_draft(self) -> Config | None:
@@ -157,7 +157,7 @@ class Question:
     return self.draft and sharding_lib.kv_heads_for(self.draft, size)
 
   def cut_head(self) -> tuple[HeadShape, Sharding]:
-    """The head as its devices hold it, and its rules on them."""
+    """The head as split over its devices, and its sharding rules."""
     assert self.head is not None
     config, rules_of = self.head.config.cut(
       self.shardings()[1], self.layout.draft
@@ -170,10 +170,10 @@ class Compiled:
   """The compiler's figures of both programs, per device.
 
   Attributes:
-    arguments: bytes of parameters, caches and the rest of the state.
-    temporaries: bytes on top, the larger of prefill's and the loop's.
+    arguments: bytes of parameters, caches and other state.
+    temporaries: additional bytes, the larger of prefill's and the loop's.
     peak: the larger of both programs' totals.
-    collectives: of one round, as of `hlo.collectives`.
+    collectives: of one round, from `hlo.collectives`.
     cache_copies: copies of a whole cache in a round.
     buffers_reused: whether the loop writes every cache in place.
   """
@@ -269,7 +269,7 @@ def compile_for(question: Question, devices: list) -> Compiled:
     for buffer in jax.tree.leaves((node.keys, node.values))
   ]
   sizes = [dtype.itemsize * math.prod(piece) for dtype, piece in pieces]
-  # What the loop returns in memory that it was not given.
+  # Outputs of the loop that do not alias its inputs.
   fresh = during.output_size_in_bytes - during.alias_size_in_bytes
   return Compiled(
     arguments=during.argument_size_in_bytes,

@@ -10,10 +10,10 @@ It decodes the prompts with a tree in which every node above the last level has
 `--config.rule=match` and `siblings=top_k`), and counts how often the walk
 continues to the child of each rank. It then prints the best trees of 1 to
 --max_nodes drafted nodes with their tokens per round (Sequoia, Chen et al.,
-NeurIPS 2024). This assumes that a rank is as good at every depth, so deep trees
-look too good for drafts whose later tokens are accepted less. `launch.evaluate`
-measures which size is fastest on a device. The last line on stdout is the
-`tree` argument of the largest tree.
+NeurIPS 2024). This assumes that acceptance by rank does not depend on depth, so
+deep trees look too good for drafts whose later tokens are accepted less.
+`launch.evaluate` measures which size is fastest on a device. The last line on
+stdout is the `tree` argument of the largest tree.
 """
 
 import jax
@@ -38,12 +38,12 @@ _LEVELS = flags.DEFINE_integer(
   "levels", 2, "Levels of the tree to try them in.", lower_bound=1
 )
 _MAX_NODES = flags.DEFINE_integer(
-  "max_nodes", 15, "Most drafted nodes of a tree.", lower_bound=1
+  "max_nodes", 15, "Maximum drafted nodes of a tree.", lower_bound=1
 )
 
 
 def wide(drafting: Drafting, *, children: int, levels: int) -> Drafting:
-  """The same with the tree in which ranks are counted."""
+  """A copy with the tree in which ranks are counted."""
   tree = tree_lib.k_ary(*[children] * levels)
   ended = {"policy": None} if drafting.takes_policy else {}
   return drafting.of_form(tree=tree, **ended)
@@ -68,7 +68,7 @@ def counted(
 def trees(acceptance: np.ndarray, *, max_nodes: int) -> list[dict]:
   """The best tree of each size up to `max_nodes`, as far as ranks are accepted.
 
-  `acceptance` is `f64[C]`, by rank; `block_efficiency` is in tokens a round.
+  `acceptance` is `f64[C]`, by rank; `block_efficiency` is tokens per round.
   """
   rows = []
   for size in range(1, max_nodes + 1):

@@ -1,4 +1,4 @@
-r"""Indexes texts, in which drafts are looked up while decoding.
+r"""Indexes texts in which drafts are looked up while decoding.
 
   python -m launch.tools.corpus_index --input=TEXTS --target=DIR \
     --output=I.safetensors

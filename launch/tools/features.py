@@ -3,9 +3,10 @@ r"""Stores a target's features of a text, for training heads on them.
   python -m launch.tools.features --config=configs/train_head.py:eagle3 \
     --config.target=MODEL --config.dataset=TEXT --output=FOLDER
 
-The target reads the dataset once for all heads and epochs, as in SpecForge's
-offline mode. Stored are the states that the config's head reads and the final
-one, in bfloat16; dataset, target, sequence_length and head.layers decide them.
+The target runs over the dataset once for all heads and epochs, as in
+SpecForge's offline mode. It stores the states that the config's head reads and
+the final one, in bfloat16. They depend on dataset, target, sequence_length and
+head.layers.
 """
 
 import pathlib
@@ -28,7 +29,7 @@ def run(_) -> int:
   """The command."""
   config = cli.CONFIG.value
   if "features" not in config or config.features:
-    raise cli.UserError("--config must be of configs/train_head.py")
+    raise cli.UserError("--config must be from configs/train_head.py")
   folder = pathlib.Path(cli.OUTPUT.value)
   results.check(folder / features.NAME)
   tokenizer = checkpoints.load_tokenizer(config.target)

