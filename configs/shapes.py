@@ -1,7 +1,7 @@
 """Shapes of published models by name, from their `config.json`.
 
-Only what decides shapes and logits is kept; see each model's card on its hub
-for the whole file. `python -m launch.plan` takes these names or any
+Only settings that affect shapes and logits are kept; see each model's page on
+the Hub for the full file. `python -m launch.plan` takes these names or any
 `config.json`.
 """
 
@@ -150,10 +150,10 @@ def _eagle3(hidden: int, heads: int, mlp: int) -> dict[str, Any]:
   )  # fmt: skip
 
 
-# Draft heads: that of EAGLE-3 for Llama-3.1-8B as published, and one of a layer
-# like its target's for the larger model; four of Medusa's, which have their
-# target's sizes; and DFlash's for Qwen3-8B as published, five layers like its
-# target's that predict fifteen tokens in one pass.
+# Draft heads: EAGLE-3 for Llama-3.1-8B as published, and with one layer like
+# the target's for the larger model; four Medusa heads with their target's
+# sizes; and DFlash for Qwen3-8B as published, five layers like the target's
+# that predict fifteen tokens in one pass.
 HEADS: dict[str, dict[str, Any]] = {
   "eagle3-llama-3.1-8b": _eagle3(4096, 32, 14336),
   "eagle3-llama-3.1-70b": _eagle3(8192, 64, 28672),

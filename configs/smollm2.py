@@ -54,7 +54,7 @@ def get_config(arg: str = "greedy") -> ml_collections.ConfigDict:
   config = common.get_config()
   config.target = str(path())
   config.checkpoints.eagle3 = "models/pretrained/smollm2-eagle3"
-  # No set pays (docs/results.md).
+  # No set of skipped layers pays (docs/results.md).
   config.checkpoints.layer_skip = "models/pretrained/smollm2-layers.json"
   config.drafter = _FASTEST[arg]
   config.temperature = float(arg == "sampled")

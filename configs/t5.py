@@ -4,8 +4,8 @@ r"""Decodes with T5 checkpoint directories on this machine.
     --prompts=IN.jsonl --output=OUT.jsonl
 
 A line of IN.jsonl is {"id": ..., "input": "translate English to German: ..."}.
-T5 1.0, T5 1.1 and Flan-T5 are read in Hugging Face's format (config.json,
-safetensors, tokenizer.json). Without `draft=` choose a drafter that needs none:
+T5 1.0, T5 1.1 and Flan-T5 are supported in Hugging Face's format (config.json,
+safetensors, tokenizer.json). Without `draft=` choose a drafter without a model:
 
   python -m launch.decode --config=configs/t5.py:target=DIR \
     --config.drafter=ngram --prompts=IN.jsonl

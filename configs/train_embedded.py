@@ -1,6 +1,6 @@
 r"""Trains the embedded pair on Python source.
 
-The tokenizer and the target first, then the draft, distilled from the target:
+First the tokenizer and the target, then the draft, distilled from the target:
 
   python -m launch.train --config=configs/train_embedded.py:target \
     --workdir=/tmp/specjax/target --export=models/pretrained/target --overwrite
@@ -39,18 +39,18 @@ def get_config(arg: str = "target") -> ml_collections.ConfigDict:
   )
   # See launch/training/data.py.
   config.dataset = "python_source"
-  config.text_features = ()  # of a TFDS dataset; () for the usual ones
-  # The tokenizer's folder; if empty, one is trained on the data and written
-  # there: name another folder for other data.
+  config.text_features = ()  # of a TFDS dataset; () for the default ones
+  # The tokenizer's folder; if it is empty, one is trained on the data and saved
+  # there: use another folder for other data.
   config.tokenizer = "models/pretrained/target"
   # Directory of a model to start from; "" for random weights.
   config.init_from = ""
-  # The objective (specjax.training.losses), whose text it is trained on
+  # The objective (specjax.training.losses), the source of the training text
   # (launch.training.model), and the directory of the teacher.
   config.objective = "forward_kl" if arg == "draft" else "next_token"
-  config.acceptance_block = 5  # drafted tokens a step, for "acceptance"
+  config.acceptance_block = 5  # draft length, for "acceptance"
   config.contexts = "data"  # or "target", "draft": their samples
-  config.prompt_length = 64  # tokens of a row that are kept if it is sampled
+  config.prompt_length = 64  # tokens of a row before its sample
   config.teacher = "models/pretrained/target" if arg == "draft" else ""
   config.sequence_length = 256
   config.batch_size = 8
@@ -62,7 +62,7 @@ def get_config(arg: str = "target") -> ml_collections.ConfigDict:
   config.seed = 0  # of weights and samples
   config.data_seed = 0
   config.mesh = (-1, 1)  # devices on 'data' (-1: all others) and on 'model'
-  config.log_every = 25  # 0 for never, as in the next ones
+  config.log_every = 25  # 0 for never, also below
   config.validate_every = 100
   config.validation_batches = 0  # the first ones; 0 for the whole split
   config.checkpoint_every = 100

@@ -40,19 +40,19 @@ def get_config(arg: str = "eagle3") -> ml_collections.ConfigDict:
   config = train_embedded.get_config("draft")
   for name in ("model", "tokenizer", "teacher", "acceptance_block"):
     del config[name]
-  # The model to draft for: a folder or file that decodes. It is frozen.
+  # The frozen model to draft for.
   config.target = "models/pretrained/target"
   head = config.head = ml_collections.ConfigDict()
   head.kind = arg
-  # Drafted tokens to train: unrolled steps of EAGLE or MTP, Medusa's heads,
-  # masks of a block. The loss of each weighs depth_decay times that of the one
-  # before; EAGLE-3 has 0.8.
+  # Draft length to train: unrolled steps of EAGLE or MTP, Medusa's heads, masks
+  # of a block. Each depth's loss has depth_decay times the weight of the one
+  # before; EAGLE-3 uses 0.8.
   head.depth = 4
   head.depth_decay = 0.8
   blocks = arg in ("dflash", "dspark")
   if arg == "eagle3" or blocks:
-    # Size of its vocabulary, the most frequent tokens of the training data; 0
-    # for the target's, as DFlash's authors have it.
+    # Size of the draft vocabulary, the most frequent tokens of the training
+    # data; 0 for the target's, as in DFlash.
     head.draft_vocab_size = 0
   if arg == "eagle3":
     # Layers whose inputs are fused; () for EAGLE-3's: 2, N / 2 and N - 3.
@@ -63,19 +63,20 @@ def get_config(arg: str = "eagle3") -> ml_collections.ConfigDict:
     head.depth = 7
     head.depth_decay = 0.7788
     head.num_layers = 2  # of the head
-    # Layers whose inputs are fused; () for as many as the head has, evenly.
+    # Layers whose inputs are fused; () for as many as the head has, evenly
+    # spaced.
     head.layers = ()
     # Blocks per row of text, at random positions in every step.
     head.anchors = 32
   if arg == "dflash":
-    # JetSpec's: no token of a block sees a later one.
+    # Causal blocks, for JetSpec.
     head.causal = False
   if arg == "dspark":
     # The Markov head's kind ("vanilla", "gated", "rnn"), and its rank.
     head.markov = "vanilla"
     head.rank = 256
   if arg == "mtp":
-    # FastMTP's three tokens, and its weights.
+    # As in FastMTP.
     head.depth = 3
     head.depth_decay = 0.6
   if arg == "eagle":

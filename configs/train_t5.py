@@ -35,7 +35,7 @@ _LAYERS = {
 
 
 def get_config(arg: str = "verifier,.") -> ml_collections.ConfigDict:
-  """The experiment; `arg` is a name of the list above and the data's folder."""
+  """The experiment; `arg` is a name in the list above and the data's folder."""
   name, _, folder = arg.partition(",")
   if name not in _LAYERS or not folder:
     raise ValueError(
@@ -49,11 +49,11 @@ def get_config(arg: str = "verifier,.") -> ml_collections.ConfigDict:
   )
   config.num_masks = 8  # tokens that a block drafter predicts at once
   drafts = name.startswith(("draft", "block"))
-  # What is read: see launch/training/t5.py.
+  # See launch/training/t5.py.
   config.dataset = f"{folder}/{'asked' if drafts else 'train'}.jsonl"
   config.validation = f"{folder}/validation.jsonl"
   config.answers = f"{folder}/said.jsonl" if drafts else ""
-  # The tokenizer's folder; if empty, one is trained on the data and written
+  # The tokenizer's folder; if it is empty, one is trained on the data and saved
   # there. Drafters use the verifier's.
   config.tokenizer = f"{folder}/tokenizer"
   config.input_length = 64  # tokens; longer inputs are cut
@@ -71,7 +71,7 @@ def get_config(arg: str = "verifier,.") -> ml_collections.ConfigDict:
   config.weight_decay = 0.01
   config.seed = 0
   config.data_seed = 0
-  config.log_every = 50  # 0 for never, as in the next ones
+  config.log_every = 50  # 0 for never, also below
   config.validate_every = 500
   config.validation_batches = 0  # the first ones; 0 for all
   config.checkpoint_every = 250

@@ -1,19 +1,19 @@
 """Outputs of chosen experts, in two forms that compute the same function.
 
-  ragged  the (token, expert) pairs sorted by expert, and `lax.ragged_dot`: on
-          an accelerator, where only the experts that were chosen are computed;
-  pairs   one pair after the other: on a CPU, where XLA multiplies a ragged
-          product out as a dense one over all E experts for each pair.
+  ragged  sorts the (token, expert) pairs by expert and uses `lax.ragged_dot`:
+          for accelerators, which then compute only the chosen experts;
+  pairs   computes one pair after the other: for CPUs, where XLA expands a
+          ragged product to a dense one over all E experts for each pair.
 
-A token's output has the same bits wherever it stands in a pass and whatever
-stands beside it (the tests look on a CPU). In passes over another number of
-tokens, `pairs` gives the same bits as well; `ragged`, like any product of
-matrices, may add in another order.
+A token's output has the same bits wherever it is in a pass and whatever is
+beside it (tested on a CPU). In passes over another number of tokens, `pairs`
+also gives the same bits; `ragged`, like any matrix product, may sum in another
+order.
 
-Both take the projections of E' experts, `first, first + 1, ..` of all E, and
-pairs of other experts add 0: a device may hold some of the experts only. They
-may be those of all layers, of which one is used: a layer sliced out of them
-first would be a copy of all its experts, in every pass.
+Both take the projections of E' experts, `first, first + 1, ..` out of E, and
+pairs of other experts add 0: a device may hold only some experts. Projections
+may be those of all layers, one of which is used: slicing out a layer would copy
+all its experts in every pass.
 Letters as in `models.networks.mixture`.
 """
 
@@ -26,8 +26,8 @@ from jax import Array, lax
 
 from models.networks.quantized_tensor import QuantizedTensor
 
-# "gate", "up", "down", f[E', in, out], which may be quantized; "gate_bias", ..,
-# f[E', out], if any; or all of them with a leading axis of layers.
+# "gate", "up", "down", f[E', in, out], possibly quantized; "gate_bias", ..,
+# f[E', out], if any; all may have a leading axis of layers.
 Arrays = Mapping[str, Array | QuantizedTensor]
 
 
@@ -43,17 +43,17 @@ def give(
   *,
   form: str | None = None,
 ) -> Array:
-  """The weighted sum of what each token's experts give, `f32[N, D]`.
+  """The weighted sum of the outputs of each token's experts, `f32[N, D]`.
 
   Args:
-    activate: `(gate, up) -> hidden`, what the last projection reads.
+    activate: `(gate, up) -> hidden`, the input of the down projection.
     num_experts: E.
     arrays: of experts `first, first + 1, ..`.
     x: `[N, D]`.
     chosen: `i32[N, k]`.
     weights: `f32[N, k]`.
     first: `i32[]`.
-    index: `i32[]`, which layer it is, if arrays are of all layers.
+    index: `i32[]`, the layer, if arrays are of all layers.
     form: one of FORMS; by default `pairs` on a CPU, else `ragged`.
   """
   if index is None:
@@ -75,12 +75,12 @@ def _projected(
   multiply: Callable[..., Array],
   rows: Callable[[Array], Array] = lambda of_experts: of_experts,
 ) -> Array:
-  """Products with experts' projections, biases added.
+  """Products with experts' projections, with biases.
 
-  As in `models.networks.linear.project`, one scale an output is applied to the
-  products, and those of groups to the weights. `multiply` takes x, projections
-  of any type and the type of the result; `rows` makes what each expert has for
-  every output that of each product.
+  As in `models.networks.linear.project`, scales per output are applied to the
+  products, group scales to the weights. `multiply` takes x, projections of any
+  dtype and the result's dtype; `rows` expands each expert's scales and biases
+  to the rows of the product.
   """
   weight, bias = arrays[name], arrays.get(f"{name}_bias")
   if not isinstance(weight, QuantizedTensor):
@@ -101,14 +101,14 @@ def _expert(activate, project, x: Array) -> Array:
 
 def _ragged(activate, count, arrays, x, chosen, weights, first, index):
   some = (a for a in arrays.values() if isinstance(a, QuantizedTensor))
-  if not all(a.by_output for a in some):  # dequantized: one layer's alone
+  if not all(a.by_output for a in some):  # dequantize one layer only
     arrays = {name: array[index][None] for name, array in arrays.items()}
     index = jnp.int32(0)
   pairs = _Sorted(count, arrays, chosen, first, index)
   arrays = _of_all_layers(arrays)
 
   def project(x, name):
-    # XLA:TPU converts in the product, and writes no copy of all experts.
+    # XLA:TPU converts within the product, without a copy of all experts.
     multiply = lambda x, weight, result=None: lax.ragged_dot(
       x, weight, pairs.sizes, preferred_element_type=result
     )
@@ -144,19 +144,19 @@ def _pairs(activate, count, arrays, x, chosen, weights, first, index):
 
 
 def _of_all_layers(arrays: Arrays) -> Arrays:
-  """Experts of all layers on one axis: the same array, nothing is copied."""
+  """Merges the axes of layers and experts, without a copy."""
   return jax.tree.map(lambda a: a.reshape(-1, *a.shape[2:]), arrays)
 
 
 class _Sorted:
-  """(token, expert) pairs by expert, those of experts elsewhere at the end.
+  """(token, expert) pairs sorted by expert, those on other devices last.
 
   Attributes:
-    order: `i32[M]`, which pair comes when.
+    order: `i32[M]`, indices of the pairs in sorted order.
     token: `i32[M]`, of each in that order.
-    expert: `i32[M]`, the index in `_of_all_layers`; of pairs elsewhere the
-      layer's last.
-    sizes: `i32[L E']`, pairs of each expert of L layers.
+    expert: `i32[M]`, the index in `_of_all_layers`; the layer's last for pairs
+      on other devices.
+    sizes: `i32[L E']`, number of pairs of each expert in L layers.
   """
 
   def __init__(self, num_experts, arrays, chosen, first, index):

@@ -1,31 +1,31 @@
-"""Layers of the gated delta rule, over token trees.
+"""Layers with the gated delta rule, over token trees.
 
-Gated DeltaNet (Yang, Kautz and Hatamizadeh, ICLR 2025), as Qwen3-Next and
-Qwen3.5 have it in three layers of four. Every value head keeps a matrix S, and
-a token with query q, key k, value v, gate g <= 0 and strength b makes of it
+Gated DeltaNet (Yang, Kautz and Hatamizadeh, ICLR 2025), as in three of four
+layers of Qwen3-Next and Qwen3.5. Every value head keeps a matrix S, which a
+token with query q, key k, value v, gate g <= 0 and strength b updates:
 
-  S <- e^g S,   u = b (v - S^T k),   S <- S + k u^T,   and says S^T q.
+  S <- e^g S,   u = b (v - S^T k),   S <- S + k u^T,   with output S^T q.
 
-Of a tree's nodes none needs the state that its path has come to. With G the
-gates added up along each node's own path, A_ij = 1 where node j is i or above
-it, and D_ij = A_ij e^{G_i - G_j}, the updates of all nodes solve
+In a tree no node needs the state of its own path. With G the gates summed along
+each node's path, A_ij = 1 where node j is i or an ancestor of i, and D_ij =
+A_ij e^{G_i - G_j}, the updates of all nodes solve
 
   (I + M) U = diag(b) V - diag(b e^G) K S,   M_ij = b_i (k_i . k_j) D_ij
 
-with i != j, which is unit lower triangular as parents come first, and they say
+with i != j, which is unit lower triangular since parents come first, and the
+outputs are
 
   diag(e^G) Q S + ((Q K^T) o D) U.
 
-A chain is the case of all earlier tokens above each, DeltaNet's parallel form
-(Yang et al., NeurIPS 2024). A long one, of a prompt or of a whole text, is read
-in pieces of 64 tokens, each from the state that the one before it left, so work
-and memory grow with its length and not with the square of it.
+A chain is the special case that all earlier tokens are ancestors, DeltaNet's
+parallel form (Yang et al., NeurIPS 2024). A long one, such as a prompt, is
+processed in pieces of 64 tokens, each from the state that the one before left,
+so work and memory grow linearly with its length.
 
-What the layer remembers is a `specjax.recurrent.Memory`: in a pass the state is
-read and written as pending tokens are folded into it, and read once more for
-all keys and queries together, whatever the tree. Before the rule a short
-convolution reads each node and the nearest ones above it, then what was
-committed.
+The layer's state is a `specjax.recurrent.Memory`: a pass reads and writes it to
+fold pending tokens into it, and reads it once more for all keys and queries
+together, whatever the tree. Before the rule, a short convolution reads each
+node, its nearest ancestors, and then committed tokens.
 
 Letters in shapes: B rows, T fed tokens, D model width, K key heads, R = H / K
 value heads of each, C and V channels of a key and a value, W channels that are
@@ -50,8 +50,8 @@ from specjax.recurrent import Memory
 from specjax.structs import struct
 
 _TINY = 1e-6  # added to squared lengths of queries and keys
-_PIECE = 64  # tokens of a chain whose updates one system is solved for
-# A state lives as long as its text: no product is rounded to bfloat16.
+_PIECE = 64  # tokens of a chain per linear system
+# States accumulate over a whole text, so no product is rounded to bfloat16.
 _einsum = functools.partial(jnp.einsum, precision=lax.Precision.HIGHEST)
 
 
@@ -60,17 +60,17 @@ class Above:
   """Ancestors of T fed tokens, and the pending tokens before them.
 
   Attributes:
-    self_or_above: `bool[B or 1, T, T]`, whether token j is i or above it; None
-      of a chain.
-    first: `i32[B or 1, T]`, of a chain the first token that is above each;
-      None of other trees.
-    taps: `i32[B or 1, T, N]`, for each token what its convolution reads,
-      oldest first, of N - 1 committed inputs followed by the T; None: those
+    self_or_above: `bool[B or 1, T, T]`, whether token j is i or its ancestor;
+      None for a chain.
+    first: `i32[B or 1, T]`, the first ancestor of each token in a chain; None
+      for other trees.
+    taps: `i32[B or 1, T, N]`, the inputs of each token's convolution, oldest
+      first, among N - 1 committed inputs followed by the T; None for those
       right before it, and itself.
     count: `i32[B]`, pending tokens that are committed by now; None without a
       cache.
     lost: `bool[B]`, rows that went back too far.
-    idle: `bool[B]`, as of a `Cache`, or None.
+    idle: `bool[B]`, as in a `Cache`, or None.
   """
 
   self_or_above: Array | None
@@ -82,14 +82,14 @@ class Above:
 
   @property
   def tree(self) -> Array:
-    """`self_or_above`, of a chain too."""
+    """`self_or_above`, also for a chain."""
     if self.first is None:
       assert self.self_or_above is not None
       return self.self_or_above
     return _chained(self.first, jnp.arange(self.first.shape[1]))
 
   def reached(self, some: Array) -> Array:
-    """Tokens that some are, or are above, `bool[B, K, T] -> bool[B, K, T]`."""
+    """Marks tokens and their descendants, `bool[B, K, T] -> bool[B, K, T]`."""
     if self.first is None:
       return jnp.any(self.tree[:, None] & some[:, :, None], axis=-1)
     newest = jnp.where(some, jnp.arange(some.shape[2]), -1)
@@ -99,11 +99,11 @@ class Above:
 def chain(
   fed: int, segments: Array | None, kernel: int, cache: Cache | None
 ) -> Above:
-  """The `Above` of T tokens each of which is below all before it.
+  """The `Above` of a chain of T tokens.
 
-  With `segments`, `i32[B, T]`, of a whole row, below those of its document,
-  which stand next to each other. `kernel` is N; the cache is about to receive
-  the tokens.
+  With `segments`, `i32[B, T]`, tokens only descend from their own document's,
+  which must be contiguous. `kernel` is N; the cache is about to receive the
+  tokens.
   """
   at = jnp.arange(fed, dtype=jnp.int32)[None]
   if segments is None:
@@ -113,7 +113,7 @@ def chain(
   begins = jnp.pad(begins, ((0, 0), (1, 0)), constant_values=True)
   first = lax.cummax(jnp.where(begins, at, 0), axis=1)
   back = np.arange(kernel - 1, -1, -1)
-  # Before a document's first token there is what was before the row.
+  # A document's first token is preceded by what precedes the row.
   lacks = jnp.maximum(back - (at - first)[..., None], 0)
   near = at[..., None] - back + kernel - 1
   taps = jnp.where(lacks > 0, kernel - 1 - lacks, near)
@@ -123,18 +123,18 @@ def chain(
 def above(sees: np.ndarray | Array, kernel: int, cache: Cache | None) -> Above:
   """The `Above` of a mask of ancestors, `bool[B, T, T]` or `bool[T, T]`.
 
-  `kernel` and `cache` as of `chain`. Raises ValueError for a mask over more
+  `kernel` and `cache` as for `chain`. Raises ValueError for a mask over more
   than the fed tokens.
   """
   fed, others = sees.shape[-2:]
   if fed != others:
     raise ValueError(
-      f"recurrent layers take a tree in one pass, got {fed} tokens of which "
-      f"masks name {others}"
+      f"recurrent layers need a tree in one pass, got {fed} tokens and a mask "
+      f"over {others}"
     )
   tree = jnp.asarray(sees) | np.eye(fed, dtype=bool)
   tree = tree if tree.ndim == 3 else tree[None]
-  depth = jnp.sum(tree, axis=-1, dtype=jnp.int32)  # the token itself counts
+  depth = jnp.sum(tree, axis=-1, dtype=jnp.int32)  # including the token itself
   back = depth[:, :, None] - depth[:, None, :]
   taps = []
   for distance in reversed(range(kernel)):
@@ -145,7 +145,7 @@ def above(sees: np.ndarray | Array, kernel: int, cache: Cache | None) -> Above:
 
 
 def _behind(above: Above, cache: Cache | None) -> Above:
-  """With what a cache says of the tokens before."""
+  """Adds the cache's information on earlier tokens."""
   if cache is None or cache.recurrent is None:
     return above
   count = cache.length - cache.recurrent.base
@@ -155,15 +155,15 @@ def _behind(above: Above, cache: Cache | None) -> Above:
 
 
 class GatedDelta(nnx.Module):
-  """A layer of the gated delta rule, in the place of attention.
+  """The gated delta rule instead of attention.
 
-  Projections have the channels of a key head next to each other: its query, its
-  key, its values; so they are cut over devices by key heads.
+  Projections group channels by key head: its query, its key, its values. So
+  they can be split over devices by key heads.
 
   Args:
     config: the model's.
-    dtype: of parameters and activations. What is after the convolution and
-      before the output is float32 at least.
+    dtype: of parameters and activations. From the convolution to the output
+      projection it computes in float32 at least.
     index: of the layer in the model.
     rngs: for the initial weights.
   """
@@ -189,10 +189,10 @@ class GatedDelta(nnx.Module):
     self.norm = nnx.Param(jnp.ones(s.value_dim, self.dtype))
 
   def __call__(self, x, rotary, sees, kv, start, *, layer=None):
-    """As `models.networks.layers.Attention`.
+    """Like `models.networks.layers.Attention`.
 
-    `sees` is an `Above`; `kv`, which is returned after the pass, the layer's
-    `specjax.recurrent.Memory`, None without a cache.
+    `sees` is an `Above`; `kv` is the layer's `specjax.recurrent.Memory` (None
+    without a cache), which is returned as after the pass.
     """
     del rotary, start, layer
     s = self.spec
@@ -216,7 +216,7 @@ class GatedDelta(nnx.Module):
     steps = self.a(x).astype(wide) + self.step_bias[...].astype(wide)
     decay = jnp.exp(self.log_decay[...].astype(wide))
     gates = per_head(-decay * jax.nn.softplus(steps))
-    # What is not finite must reach those below it alone; see `_broken`.
+    # Non-finite numbers must only reach descendants; see `_broken`.
     broken = _broken(mixed, strength, gates)  # [B, K, T]
     heal = lambda y: jnp.where(broken[..., None], 0, y)
     heal_heads = lambda y: jnp.where(broken[:, :, None], 0, y)
@@ -245,7 +245,7 @@ class GatedDelta(nnx.Module):
     value_heads = lambda y: y.reshape(batch, s.num_value_heads, *y.shape[3:])
     new = k, value_heads(updates), value_heads(total)[..., None], raw
     new = recurrent.written(held, new, count)
-    if sees.idle is not None:  # such rows stay as they are
+    if sees.idle is not None:  # idle rows are not changed
       left, old = sees.idle[:, None, None, None], _roomy(kv, fed)
       new = jax.tree.map(lambda x, y: jnp.where(left, x, y), old, new)
     return y, new
@@ -273,17 +273,17 @@ class GatedDelta(nnx.Module):
 
 
 def _unit(x: Array) -> Array:
-  """Queries or keys of length one, all but."""
+  """Normalizes queries or keys to (almost) unit length."""
   square = jnp.sum(jnp.square(x), axis=-1, keepdims=True)
   return x * lax.rsqrt(square + _TINY)
 
 
 def _broken(mixed: Array, strength: Array, gates: Array) -> Array:
-  """Tokens with a number that is none, by key head, `bool[B, K, T]`.
+  """Tokens with non-finite numbers, by key head, `bool[B, K, T]`.
 
-  They are computed with zeros instead, which change no other token, and NaN is
-  put where they are seen: into what the tokens below them say, and into their
-  gates, and with these into the state if they are committed.
+  They are computed with zeros instead, which do not affect other tokens. NaN is
+  then written to the outputs of their descendants and to their gates, and thus
+  to the state if they are committed.
   """
   of = lambda x, axis: ~jnp.all(jnp.isfinite(x), axis=axis)
   return of(mixed, -1) | of(strength, 2) | of(gates, 2)
@@ -294,8 +294,8 @@ def _solved(q, k, v, gates, strength, read, tree):
 
   `f[B, K, R, T, V]` twice and `f[B, K, R, T]`, from q and k, `f[B, K, T, C]`,
   v, `f[B, K, R, T, V]`, gates and strength, `f[B, K, R, T]`, and the tree.
-  `read`, `f[B, K, T, C] -> f[B, K, R, T, V]`, is what the state before them
-  gives queries or keys; None: nothing.
+  `read`, `f[B, K, T, C] -> f[B, K, R, T, V]`, applies the initial state to
+  queries or keys; None if it is zero.
   """
   fed = q.shape[2]
   tree = jnp.broadcast_to(tree, (len(q), fed, fed))
@@ -308,7 +308,7 @@ def _solved(q, k, v, gates, strength, read, tree):
   wanted = v
   if read is not None:
     faded = jnp.exp(total)[..., None]
-    of_keys, of_queries = jnp.split(  # of a state that is read once for both
+    of_keys, of_queries = jnp.split(  # reads the state once for both
       read(jnp.concatenate([k, q], axis=2)), 2, axis=3
     )
     wanted = v - faded * of_keys
@@ -325,10 +325,10 @@ def _solved(q, k, v, gates, strength, read, tree):
 def _inverse(system: Array) -> Array:
   """`(I + M)^-1` of strictly lower triangular M, `f[..., T, T]`.
 
-  Blocks on the diagonal are inverted and doubled: of a block [[A, 0], [C, B]]
-  the inverse is D - D C D, with D the inverses of A and B. No power of M is
-  formed, whose entries may be as large as 10^17 for T = 64; and a compiler is
-  given products alone, which a batched triangular solve is not on TPUs.
+  Inverts blocks on the diagonal, doubling their size: the inverse of a block
+  [[A, 0], [C, B]] is D - D C D, with D the inverses of A and B. This forms no
+  powers of M, whose entries can reach 10^17 for T = 64, and only needs matrix
+  products, unlike a batched triangular solve on TPUs.
   """
   place = np.arange(system.shape[-1])
   unit = jnp.eye(len(place), dtype=system.dtype)
@@ -337,7 +337,7 @@ def _inverse(system: Array) -> Array:
     block = place // size
     below = (block % 2 == 1)[:, None] & (block[:, None] == block + 1)
     between = system * below
-    if size > 1:  # else D is I
+    if size > 1:  # otherwise D is I
       between = _einsum("...ij,...jk->...ik", between, inverse)
       between = _einsum("...ij,...jk->...ik", inverse, between)
     inverse, size = inverse - between, 2 * size
@@ -345,15 +345,15 @@ def _inverse(system: Array) -> Array:
 
 
 def _in_pieces(q, k, v, gates, strength, state, first):
-  """As `_solved` of a chain, of which each piece reads the state before it.
+  """Like `_solved` for a chain, where each piece reads the state before it.
 
-  `state`, `f[B, K, R, C, V]`, is that before the chain: whoever sees token 0
-  sees it. `first` is as of `Above`.
+  `state`, `f[B, K, R, C, V]`, precedes the chain: tokens that see token 0 see
+  it. `first` is as in `Above`.
   """
   fed = q.shape[2]
   count = -(-fed // _PIECE)
 
-  def cut(x, axis):  # what is added changes no state, and nobody reads it
+  def cut(x, axis):  # padding does not change the state and is not read
     more = [(0, 0)] * x.ndim
     more[axis] = (0, count * _PIECE - fed)
     shape = (*x.shape[:axis], count, _PIECE, *x.shape[axis + 1 :])
@@ -393,7 +393,7 @@ def _in_pieces(q, k, v, gates, strength, state, first):
 
 
 def _chained(first: Array, at: Array) -> Array:
-  """Ancestors, themselves included, of consecutive tokens `i32[T]` of a chain.
+  """Ancestors (and self) of consecutive tokens `i32[T]` of a chain.
 
   `i32[B or 1, T] -> bool[B or 1, T, T]`.
   """
@@ -401,19 +401,19 @@ def _chained(first: Array, at: Array) -> Array:
 
 
 def _along_paths(tree: Array, gates: Array) -> Array:
-  """Gates of each token and all above it, added up, `f[B, K, R, T]`."""
+  """Gates summed over each token and its ancestors, `f[B, K, R, T]`."""
   return _einsum("bij,bkrj->bkri", tree.astype(gates.dtype), gates)
 
 
 def _roomy(memory: Memory, fed: int) -> Memory:
-  """A memory with room for so many pending tokens at least."""
+  """A memory with room for at least `fed` pending tokens."""
   more = max(fed - memory.keys.shape[2], 0)
   wider = lambda x: jnp.pad(x, ((0, 0), (0, 0), (0, more), (0, 0)))
   return memory.with_pending(tuple(map(wider, memory.pending)))
 
 
 def _begun(memory: Memory, fed: int, count: Array) -> tuple[Memory, Array]:
-  """A memory with room for T tokens, and the pending ones left in it."""
+  """A memory with room for T tokens, and the number still pending in it."""
   memory = _roomy(memory, fed)
   fold = recurrent.num_folded(memory.keys.shape[2], fed, count)
   return recurrent.advanced(memory, fold), count - fold

@@ -1,17 +1,18 @@
-"""Gemma 4's assistants: a draft whose layers attend to its target's cache.
+"""Gemma 4's assistants, drafts whose layers attend to their target's cache.
 
-Drafts that are published beside Gemma 4. A token's embedding, the target's own,
-and a hidden state next to it, in this order, are projected to the assistant's
-width and go through a few layers of Gemma 4's kind. These have queries alone:
-full layers read keys and values of the target's last full layer that has some,
-sliding layers those of its last such sliding layer. What comes out is normed,
-gives the logits, and is projected to the target's width: the next hidden state.
+These drafts are published with Gemma 4. A token's embedding, from the target's
+table, and a hidden state are concatenated in this order, projected to the
+assistant's width, and go through a few layers of Gemma 4's kind. These only
+have queries: full layers read the KV cache of the target's last full layer that
+has one, sliding layers that of its last such sliding layer. The output is
+normed, gives the logits, and is projected to the target's width as the next
+hidden state.
 
-Sliding layers see the W + 1 newest tokens that are cached, all before the token
-that asks; so transformers has it. It differs from this file in two ways: after
-a rejection it lets the assistant see keys of rejected tokens too, one in full
-layers and in sliding ones, once a text is longer than W, all of them; and the
-floor of its ordered embeddings is one for all rows and tokens of a call.
+Sliding layers see the W + 1 newest cached tokens, all before the query's token,
+as in transformers. That differs from this file in two ways: after a rejection
+its assistant also sees keys of rejected tokens, one in full layers, and all in
+sliding layers once a text is longer than W; and its ordered embeddings have one
+floor for all rows and tokens of a call.
 
 Letters in shapes: B rows, T tokens, D width of the assistant, F of the target,
 V vocabulary, n clusters, k of them chosen.
@@ -37,13 +38,12 @@ class AssistantConfig(HeadConfig):
 
   Attributes:
     layers: of its layers: `embed_dim` is D and `vocab_size` V. Their `source`
-      is a place among the layers that the target caches.
+      is an index among the target's cached layers.
     target_dim: F.
-    embed_scale: what the target's embeddings are multiplied by, rounded to
-      their type; None for nothing.
-    num_clusters: n, where embeddings are ordered; 0 where they are not. Then
-      each cluster is of V / n tokens.
-    num_chosen: k: the tokens of so many clusters have logits of their own.
+    embed_scale: factor of the target's embeddings, rounded to their dtype, or
+      None.
+    num_clusters: n, with ordered embeddings, of V / n tokens each; 0 without.
+    num_chosen: k, number of clusters whose tokens have their own logits.
   """
 
   layers: TransformerConfig
@@ -99,7 +99,7 @@ class Assistant(nnx.Module):
       tokens: `i32[B, T]`.
       hidden: `f[B, T, F]`.
       cache: the target's, with an array for each layer.
-      positions: `i32[B, T]`, for the rotation of queries alone.
+      positions: `i32[B, T]`, only for rotating queries.
 
     Returns:
       `f32[B, T, V]` logits and `[B, T, F]` hidden states.
@@ -108,7 +108,7 @@ class Assistant(nnx.Module):
       ValueError: for a stacked target's cache.
     """
     if cache.keys[0].ndim == 5:
-      raise ValueError("an assistant reads no stacked cache, of all layers")
+      raise ValueError("an assistant cannot read a stacked cache")
     c = self.config.layers
     x = self.embed(tokens)
     if self.config.embed_scale is not None:
@@ -127,9 +127,9 @@ class Assistant(nnx.Module):
   def logits(self, x: Array) -> Array:
     """`[B, T, D] -> f32[B, T, V]`.
 
-    With ordered embeddings tokens of the k clusters of the largest centroids
-    have logits of their own, and all others the least of these, less one: the
-    row's own least, so that no row depends on its neighbors.
+    With ordered embeddings, tokens of the k clusters with the largest centroid
+    scores have their own logits; all others have the minimum of these minus
+    one, taken per row so that rows stay independent.
     """
     wide = jnp.promote_types(self.dtype, jnp.float32)
     config = self.config
@@ -146,10 +146,10 @@ class Assistant(nnx.Module):
 
 
 def seen(cache: Cache, tokens: Array, window: int | None) -> Visible:
-  """The slots of a text that tokens see which are not of it.
+  """The slots of a text that tokens outside it see.
 
   Args:
-    cache: whose `length` says how long the text is; its tokens stand in order.
+    cache: its `length` is the text's; slots are in the text's order.
     tokens: `i32[B, T]`, for the shape.
     window: W of a sliding layer, of which the W + 1 newest slots are seen; None
       for all.
@@ -167,7 +167,7 @@ def seen(cache: Cache, tokens: Array, window: int | None) -> Visible:
     positions=jnp.broadcast_to(text[:, None], tokens.shape),
     own_positions=None,
     slots=None,
-    # As of a query one place behind the text, less than this away.
+    # Less than this away from a query one position after the text.
     window=None if window is None else jnp.asarray(window + 2, text.dtype),
     first=first,
     stop=jnp.max(text),

@@ -1,13 +1,13 @@
-"""The network of SpecDec's drafter, made of T5's layers.
+"""The network of SpecDec's drafter, with T5's layers.
 
-Xia et al. (Findings of EMNLP 2023) have a transformer with learned positions
-whose mask tokens begin as an attention over the source's embeddings. Here the
-layers are T5's (`models.networks.t5`), positions are T5's buckets in both
-directions, and each of the k masks begins as a vector of its own. How many
-layers encoder and decoder have is the configuration's: the paper asks for a
-deep encoder and a shallow decoder, its released script for six of each.
+Xia et al. (Findings of EMNLP 2023) use a transformer with learned positions,
+whose masks are initialized by attention over the source's embeddings. Here the
+layers are T5's (`models.networks.t5`), positions are T5's bidirectional
+buckets, and each of the k masks has its own embedding. The configuration sets
+the numbers of layers: the paper recommends a deep encoder and a shallow
+decoder, its released script has six layers each.
 
-A checkpoint is a directory as a T5's, whose `config.json` says `"model_type":
+A checkpoint is a directory like a T5's, whose `config.json` has `"model_type":
 "t5_block"` and `num_masks`, with a tensor `mask.weight` of `[k, D]`.
 
 Letters in shapes as in `models.networks.t5`; L tokens of text, k masks, V
@@ -44,7 +44,7 @@ class BlockConfig:
 
   Attributes:
     t5: of its encoder and decoder.
-    num_masks: k, tokens that it says at once.
+    num_masks: k, tokens that it predicts at once.
   """
 
   t5: T5Config
@@ -57,7 +57,7 @@ class BlockConfig:
 
 
 class BlockDrafter(nnx.Module):
-  """A T5 whose decoder sees in both directions, and fills in masks."""
+  """A T5 with a bidirectional decoder that fills in masks."""
 
   def __init__(self, config: BlockConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
     self.config = config
@@ -79,14 +79,14 @@ class BlockDrafter(nnx.Module):
     revealed: Array | None = None,
     shown: Array | None = None,
   ) -> Array:
-    """The logits of the k tokens after the first `length` ones.
+    """The logits of the k tokens after the first `length` tokens.
 
     Args:
-      tokens: `i32[B, L]`, of which only the first `length` are seen.
+      tokens: `i32[B, L]`, of which only the first `length` are visible.
       length: `i32[B]` in 1..L.
       memory: from `encode`.
-      revealed: `i32[B, k]`, tokens that take the place of masks (glancing).
-      shown: `bool[B, k]`, which of them do.
+      revealed: `i32[B, k]`, tokens that replace masks (glancing).
+      shown: `bool[B, k]`, which masks they replace.
 
     Returns:
       `f32[B, k, V]`.
@@ -134,11 +134,11 @@ def as_block_model(module: BlockDrafter) -> tuple[TextBlockModel, nnx.State]:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Block:
-  """A drafter that is loaded.
+  """A loaded drafter.
 
   Attributes:
     module: its network.
-    params: its parameters, whole on every device of a mesh.
+    params: its parameters, replicated on a mesh.
   """
 
   module: BlockDrafter
@@ -166,7 +166,7 @@ def is_block(directory: str) -> bool:
 def load(
   directory: str, *, dtype=jnp.float32, mesh: Mesh | None = None
 ) -> Block:
-  """Reads a block drafter, whole to every device of a mesh.
+  """Loads a block drafter, replicated on a mesh.
 
   Raises:
     FileNotFoundError, ValueError, CheckpointError: as `loading.load`.
@@ -205,7 +205,7 @@ def save(
   tokenizer: Tokenizer | None = None,
   dtype=jnp.float32,
 ) -> None:
-  """Writes a block drafter as `load` reads it; see `huggingface.save_t5`."""
+  """Writes a block drafter for `load`; see `huggingface.save_t5`."""
   huggingface.save_t5(
     module.t5,
     directory,

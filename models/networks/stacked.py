@@ -1,19 +1,17 @@
-"""The transformer with its layers stacked and scanned over.
+"""The transformer with stacked layers, which are scanned over.
 
-A program of one period of layers instead of all of them: a model of 80 layers
-compiles in seconds. Layers repeat in a period, as Gemma 3's five with a window
-and one without; `periods` finds it, and what does not repeat is unrolled. The
-layers of a period are each themselves, with windows and rotary embeddings of
-their own. The numbers are those of `models.networks.transformer`, whose modules
-are used.
+The program has one period of layers instead of all: a model of 80 layers
+compiles in seconds. A period is, for example, Gemma 3's five layers with a
+window and one without; `periods` finds it, and the rest is unrolled. Each layer
+of a period keeps its own window and rotary embeddings. Results are those of
+`models.networks.transformer`, whose modules are used.
 
-Parameters of layers that differ in windows and rotary frequencies at most have
-a leading axis, and so have the caches of all layers with the same heads. Both
-are read, and the cache is written, in place at a traced index.
+Parameters of layers that differ at most in windows and rotary frequencies have
+a leading axis, as do the caches of all layers with the same heads. Both are
+read, and the cache is written, in place at a traced index.
 
-Apart (`Sharding.apart`) each layer is a kind of its own, with a cache of its
-own, and nothing is scanned over: GPUs would copy every weight before its
-product.
+With `Sharding.apart` each layer has its own parameters and cache, and nothing
+is scanned over: GPUs would copy every weight before its product.
 """
 
 import dataclasses
@@ -61,7 +59,7 @@ StackedParams = dict[str, Any]
 def kinds(
   config: TransformerConfig, *, apart: bool = False
 ) -> dict[str, tuple[int, ...]]:
-  """Layers whose parameters are stacked together, by a name."""
+  """Layers whose parameters are stacked together, by name."""
   if apart:
     return {f"kind{i}": (i,) for i in range(config.num_layers)}
 
@@ -69,7 +67,7 @@ def kinds(
     spec = layer.attention
     if isinstance(spec, DeltaSpec):
       return layer
-    # Layers that read keys and values of others are alike, whosever they are.
+    # Layers that share another's KV cache are equal whichever it is.
     source = None if spec.source is None else 0
     bare = dataclasses.replace(spec, window=None, rope=None, source=source)
     return dataclasses.replace(layer, attention=bare)
@@ -83,7 +81,7 @@ def kinds(
 def buffers(
   config: TransformerConfig, *, apart: bool = False
 ) -> list[tuple[int, ...]]:
-  """Layers whose keys and values are cached in one array: of the same heads."""
+  """Layers whose KV caches are one array, since they have the same heads."""
   if apart:
     return [(i,) for i in config.cached]
   of_heads: dict[tuple[int, ...], list[int]] = {}
@@ -97,10 +95,10 @@ def buffers(
 def places(
   config: TransformerConfig, *, apart: bool = False
 ) -> list[tuple[str, int, int | None, int]]:
-  """Each layer's kind and its index there, its buffer and its index there.
+  """Each layer's kind and index in it, and its buffer and index in that.
 
-  The buffer is one of `buffers`, None for a recurrent layer, and the source's
-  if it reads the keys and values of another.
+  The buffer is one of `buffers`, None for a recurrent layer, or the source's if
+  the layer shares another's KV cache.
   """
   at = {
     i: (kind, n)
@@ -120,11 +118,11 @@ def places(
 
 
 def periods(layers: Sequence[Any]) -> list[tuple[int, int, int]]:
-  """Parts of a list of layers that repeat, each as long as it can be.
+  """Splits a list of layers into maximal periodic parts.
 
   Returns:
-    Of each part, in order, its first layer, its period, and how often the
-    layers of a period are repeated.
+    For each part, in order, its first layer, its period, and the number of
+    repetitions.
   """
   parts, first, layers = [], 0, [*layers]
   while first < len(layers):
@@ -141,10 +139,10 @@ def periods(layers: Sequence[Any]) -> list[tuple[int, int, int]]:
 
 
 def module_at(graph, params, index) -> Any:
-  """The module at an index of those that are stacked.
+  """The module at an index of stacked parameters.
 
-  Experts stay those of all layers, and are sliced as they are used: a slice
-  would be a copy of all experts of the layer, in every pass.
+  Experts of all layers are kept together until they are used: slicing out a
+  layer would copy all its experts in every pass.
   """
 
   def of_layer(path, x):
@@ -165,7 +163,7 @@ def _modules(
   weights: Quantization | None = None,
   apart: bool = False,
 ) -> tuple[Transformer, dict[str, Layer]]:
-  """A model without layers, and a layer of each kind, of shapes alone."""
+  """A model without layers, and a layer of each kind, as shapes."""
 
   def shapes(make, **more):
     def stored():
@@ -204,7 +202,7 @@ def abstract_params(
 
 
 def stack(module: Transformer, *, apart: bool = False) -> StackedParams:
-  """The parameters of a module, stacked; copies the layers'."""
+  """Stacks the parameters of a module; copies those of layers."""
   of_kind = {
     name: jax.tree.map(
       lambda *xs: jnp.stack(xs), *(nnx.state(module.layers[i]) for i in of)
@@ -217,7 +215,7 @@ def stack(module: Transformer, *, apart: bool = False) -> StackedParams:
 def quantize(
   params: StackedParams, config: TransformerConfig, how: Quantization
 ) -> StackedParams:
-  """Parameters with quantized weights, where they lie."""
+  """Quantizes the weights in parameters, which keep their shardings."""
   apart = params["layers"].keys() == kinds(config, apart=True).keys()
   expected = abstract_params(
     config, dtype=jnp.float32, weights=how, apart=apart
@@ -241,20 +239,20 @@ def as_language_model(
   Args:
     config: shapes and switches.
     dtype: of parameters, activations and cache.
-    sharding: where activations and cache lie on the mesh in use; None, or no
-      mesh, for wherever XLA puts them.
+    sharding: rules for activations and cache on the mesh in use; None, or no
+      mesh, leaves them to XLA.
     weights: how weights are stored; None for `dtype`.
-    params: parameters, or their shapes, that others must have the shapes of;
-      by default of `weights`.
-    skipped, features, stored: as of
+    params: parameters, or their shapes, whose shapes others must have; by
+      default those for `weights`.
+    skipped, features, stored: as for
       `models.networks.transformer.as_language_model`.
 
   Returns:
-    The `LanguageModel`; its parameters are as `abstract_params` says.
+    The `LanguageModel`, with parameters like `abstract_params`.
 
   Raises:
-    ValueError: for layers that are not there, or recurrent ones that differ or
-      are left out.
+    ValueError: for layers that do not exist, or recurrent layers that differ or
+      are skipped.
   """
   skipped = skipped or SkippedLayers()
   skipped.check(config.num_layers)
@@ -265,7 +263,7 @@ def as_language_model(
       raise ValueError("recurrent layers that differ cannot be stacked")
     quantized.check_weights(config, weights, on_mesh=True)
     if skipped != SkippedLayers():
-      raise ValueError("of a model with recurrent layers none can be left out")
+      raise ValueError("a model with recurrent layers cannot skip layers")
   by_expert = sharding is not None and sharding.experts == "expert"
   axes = sharding.axes if sharding and by_expert else ()
   apart = sharding is not None and sharding.apart
@@ -315,11 +313,11 @@ class _Stack:
     return self.sharding is not None and self.sharding.apart
 
   def put(self, x: Array, kind: str) -> Array:
-    """An array where such ones lie."""
+    """Constrains an array's layout by its kind."""
     return constrain(x, kind, sharding=self.sharding)
 
   def whole(self, cached):
-    """Arrays of a cache, of which those that have heads are cut."""
+    """Constrains a cache's arrays, sharding those with heads."""
     return jax.tree.map(
       lambda x: self.put(x, "cache_lbksc") if x.ndim == 5 else x, cached
     )
@@ -383,8 +381,8 @@ class _Stack:
     x, kvs, memories, seen = carry
     inputs = dict(zip(wanted.tolist(), seen, strict=True)) | {last: x}
     output = outer.leave(x, logits_at, inputs, self.features)
-    # Whole, whoever reads them: a head that is cut along channels would
-    # otherwise have the compiler cut what lies between all layers so.
+    # Replicated: otherwise a head sharded by channels would make the compiler
+    # shard the activations between all layers like that.
     read = output.features
     output = dataclasses.replace(
       output,
@@ -400,7 +398,7 @@ class _Stack:
 
   def how(self, index: int) -> tuple[LayerSpec, bool, bool]:
     """A layer, and whether its attention and its MLP are there."""
-    # A layer whose source is skipped has nothing to attend to.
+    # A layer whose source is skipped cannot attend either.
     read = {index, self.config.source(index)}
     return (
       self.config.layers[index],
@@ -413,7 +411,7 @@ class _Stack:
 
     The carry is the residual stream, the cache's arrays, and the inputs of the
     layers in `wanted`; `numbers`, `i32[P, 3]`, are each layer's number, its
-    index in its kind, and that in the cache.
+    index in its kind, and its index in the cache.
     """
     x, kvs, memories, seen = carry
     for i, (number, at, stored) in enumerate(numbers, first):
@@ -428,7 +426,7 @@ class _Stack:
       )  # fmt: skip
       if buffer is not None:
         kv = kvs[buffer]
-        if self.apart:  # as of one layer
+        if self.apart:  # a cache of one layer
           stored = None
           kv = jax.tree.map(lambda x: x[0] if x.ndim == 5 else x, kv)
         x, kv = layer(x, *fed.of(spec), kv, fed.start, layer=stored)

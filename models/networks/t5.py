@@ -1,10 +1,9 @@
 """T5, an encoder-decoder (Flax NNX).
 
 Raffel et al. (2020), 1.0 and 1.1: RMS norms before each sub-layer, no biases,
-no scaling of the scores, and a learned bias for the distance between query and
-key that all layers of a stack share. The encoder reads a row's input once; what
-each decoder layer's cross-attention needs of it (`Memory`) is kept in
-`Cache.context` and never written again.
+unscaled attention scores, and a learned bias by distance between query and key,
+which all layers of a stack share. The encoder runs once per row; keys and
+values for cross-attention (`Memory`) are kept in `Cache.context`.
 
 Letters in shapes: B rows, T fed tokens, S keys (cache slots, or tokens of the
 input), D model width, H heads, C channels per head.
@@ -41,7 +40,7 @@ class Memory:
 
   Attributes:
     keys, values: `[B, H, S, C]` of every decoder layer.
-    mask: `bool[B, S]`, which of the S are tokens of the row's input.
+    mask: `bool[B, S]`, True for tokens of the row's input.
   """
 
   keys: tuple[Array, ...]
@@ -49,7 +48,7 @@ class Memory:
   mask: Array
 
   def seen(self, tokens: Array, cache: Cache | None) -> Visible | Array:
-    """The part of it that `tokens: i32[B, T]` see, for `Attention`."""
+    """The slots that `tokens: i32[B, T]` see, for `Attention`."""
     if cache is None:
       return _seen_by_all(self.mask, tokens.shape[1])
     lengths = jnp.sum(self.mask, axis=1, dtype=jnp.int32)
@@ -64,7 +63,7 @@ class Memory:
 
 
 def _seen_by_all(mask: Array, count: int) -> Array:
-  """`bool[B, S] -> bool[B, T, S]`, of so many queries."""
+  """`bool[B, S] -> bool[B, T, S]`, the same for T = `count` queries."""
   return jnp.repeat(mask[:, None], count, axis=1)
 
 
@@ -94,13 +93,13 @@ class Layer(nnx.Module):
       self.cross = Attention(c, dtype, rngs=rngs)
     self.mlp_norm = _norm(c, dtype, rngs)
     self.mlp = Mlp(c, dtype, rngs=rngs)
-    # Float32 in a float16 model: its output would overflow.
+    # Float32 in a float16 model, where its output would overflow.
     self.mlp.down = Linear(c.mlp_dim, c.embed_dim, False, _wide(dtype), rngs)
     for _, module in list(nnx.iter_modules(self)):
       for name, linear in vars(module).items():
         if isinstance(linear, Linear):
           std = linear.weight.shape[1] ** -0.5
-          # Scores are not scaled: queries begin smaller instead.
+          # Scores are not scaled; queries are initialized smaller instead.
           std *= c.head_dim**-0.5 if name == "q" else 1
           linear.weight[...] *= std / 0.02
 
@@ -109,12 +108,12 @@ class Layer(nnx.Module):
 
     Args:
       x: `[B, T, D]`.
-      bias, sees, kv, start: of self-attention, as of `layers.Attention`;
-        without a cache tokens attend to those that are fed.
-      memory: of a decoder: keys, values and what is seen of the input.
+      bias, sees, kv, start: of self-attention, as for `layers.Attention`;
+        without a cache tokens attend to the fed tokens.
+      memory: in a decoder, keys, values and visibility of the input.
 
     Returns:
-      `[B, T, D]`, and the keys and values with the fed tokens' among them.
+      `[B, T, D]`, and the keys and values including the fed tokens'.
     """
     read = self.attention_norm(x)
     y, kv = self.attention(read, None, sees, kv, start, bias=bias)
@@ -126,7 +125,7 @@ class Layer(nnx.Module):
 
 
 class Stack(nnx.Module):
-  """Layers that share a bias by distance, and the norm after them."""
+  """Layers that share a bias by distance, and the final norm."""
 
   def __init__(
     self, config: T5Config, dtype, num_layers: int, is_decoder: bool, *, rngs
@@ -146,8 +145,8 @@ class Stack(nnx.Module):
   def bias(self, distance: Array, *, bidirectional: bool) -> Array:
     """The bias of scores by key position - query position.
 
-    `i32[..., T, S] -> f32[..., H, T, S]`. If `bidirectional` keys to the right
-    have buckets of their own; those of a causal stack are not seen.
+    `i32[..., T, S] -> f32[..., H, T, S]`. If `bidirectional`, keys to the right
+    have their own buckets; a causal stack does not see these.
     """
     table = jnp.asarray(bucket_table(bidirectional=bidirectional))
     away = jnp.abs(distance) if bidirectional else jnp.maximum(-distance, 0)
@@ -166,8 +165,8 @@ class T5(nnx.Module):
 
   Args:
     config: shapes and switches.
-    dtype: of parameters and activations (the softmax, the biases and the logits
-      are float32; so is, in a float16 model, what the layers add up).
+    dtype: of parameters and activations (softmax, biases and logits are
+      float32; so is the residual stream of a float16 model).
     rngs: for the initial weights.
   """
 
@@ -188,9 +187,9 @@ class T5(nnx.Module):
       )  # fmt: skip
 
   def encode(self, inputs: Inputs, sharding: Sharding | None = None) -> Memory:
-    """Reads the inputs; padding changes nothing.
+    """Encodes the inputs; padding changes nothing.
 
-    `sharding` is how activations and the memory lie on a mesh.
+    `sharding` has the rules for activations and the memory on a mesh.
     """
     place = np.arange(inputs.tokens.shape[1])
     is_text = place < inputs.lengths[:, None]
@@ -225,8 +224,8 @@ class T5(nnx.Module):
   ) -> tuple[ModelOutput, Cache | None]:
     """Feeds T tokens to the decoder; see `specjax.types.ApplyFn`.
 
-    Without a cache the tokens are whole rows (training). `sharding` is how
-    activations and the cache lie on a mesh.
+    Without a cache the tokens are whole rows (training). `sharding` has the
+    rules for activations and the cache on a mesh.
     """
     put = functools.partial(constrain, sharding=sharding)
     batch, fed = tokens.shape
@@ -263,7 +262,7 @@ class T5(nnx.Module):
   def logits(self, x: Array, at: Array | None = None) -> Array:
     """Final norm and logits, `[B, T, D] -> f32[B, T or W, V]`.
 
-    `at`, `i32[B, W]`, are the tokens whose logits are wanted; None for all.
+    `at`, `i32[B, W]`, are the tokens whose logits are needed; None for all.
     """
     if at is not None:
       x = jnp.take_along_axis(x, at[..., None], axis=1)
@@ -275,12 +274,12 @@ class T5(nnx.Module):
     return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
 
   def widen(self, x: Array) -> Array:
-    """Embedded tokens in the dtype that the layers add up in."""
+    """Embedded tokens in the dtype of the residual stream."""
     return x.astype(_wide(self.dtype))
 
 
 def abstract(config: T5Config, *, dtype) -> T5:
-  """A module with shapes in place of its parameters."""
+  """A module with shapes instead of parameters."""
   return shapes_of(lambda: T5(config, dtype=dtype, rngs=nnx.Rngs(0)))
 
 
@@ -291,8 +290,8 @@ def as_language_model(
 
   Args:
     module: the network.
-    sharding: how activations, what the encoder made and the cache lie on the
-      mesh in use; None, or no mesh, for wherever XLA puts them.
+    sharding: rules for activations, memory and cache on the mesh in use; None,
+      or no mesh, leaves them to XLA.
   """
   config = module.config
   merge, params = split(module)
@@ -305,7 +304,7 @@ def as_language_model(
       num_kv_heads=config.num_heads,
       head_dim=config.head_dim,
       dtype=module.dtype,
-      with_positions=True,  # of biases by distance, in trees too
+      with_positions=True,  # for biases by distance, also in trees
     )
     put = lambda one: constrain(one, "cache_lbksc", sharding=sharding)
     return cache.replace(

@@ -1,8 +1,8 @@
 """The configuration of a T5, and its `config.json` in both directions.
 
 T5 1.0 and 1.1 (Flan-T5 and ByT5 are 1.1) differ in the feed-forward block and
-in the output projection. What all of them share is not configured: 32 buckets
-of distances up to 128, and norms' epsilon.
+the output projection. All share 32 buckets of distances up to 128 and the
+norms' epsilon, which are not configurable.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ class T5Config:
   """Shapes and switches of one T5.
 
   Attributes:
-    vocab_size: rows of the embedding, padding included.
+    vocab_size: rows of the embedding, including padding.
     embed_dim: D.
     num_layers: layers of the decoder.
     num_encoder_layers: layers of the encoder.
@@ -30,9 +30,10 @@ class T5Config:
     mlp_dim: width of the feed-forward block's hidden layer.
     activation: "relu", "gelu_tanh" or "silu".
     gated_mlp: `down(act(gate(x)) * up(x))` instead of `down(act(up(x)))`.
-    tied_embeddings: the output projection is the embedding's transpose.
-    scale_outputs: what the output projection reads is divided by `sqrt(D)`.
-    start_token: what every text of the decoder begins with.
+    tied_embeddings: whether the output projection is the embedding transposed.
+    scale_outputs: whether the output projection's input is divided by
+      `sqrt(D)`.
+    start_token: first token of every decoder text.
   """
 
   vocab_size: int
@@ -52,7 +53,7 @@ class T5Config:
 
   @property
   def layers(self) -> tuple[LayerSpec, ...]:
-    """The decoder's layers, cross-attention apart; the encoder's are alike."""
+    """The decoder's layers without cross-attention, like the encoder's."""
     layer = LayerSpec(
       attention=AttentionSpec(
         num_heads=self.num_heads, num_kv_heads=self.num_heads,
@@ -66,11 +67,11 @@ class T5Config:
 
 
 def bucket_table(*, bidirectional: bool) -> np.ndarray:
-  """Bucket of each distance, `i32[MAX_DISTANCE + 1]`; the last of all beyond.
+  """Bucket of each distance, `i32[MAX_DISTANCE + 1]`; the last is for the rest.
 
-  Half of the buckets are one distance each, the others grow with it. Those of
-  keys to the right of their query (`bidirectional`) come after these, in the
-  same order. Computed in float32, as checkpoints were trained with.
+  Half of the buckets are for one distance each, the others grow with distance.
+  Those for keys to the right (`bidirectional`) follow in the same order.
+  Computed in float32, as in training of the checkpoints.
   """
   count = NUM_BUCKETS // 2 if bidirectional else NUM_BUCKETS
   exact = count // 2
@@ -82,10 +83,10 @@ def bucket_table(*, bidirectional: bool) -> np.ndarray:
   return np.where(distance < exact, distance, far).astype(np.int32)
 
 
-# Of `feed_forward_proj`: the activation, and whether the block is gated.
+# `feed_forward_proj` to activation and gating.
 _BLOCKS = {
   "relu": ("relu", False),
-  "gated-gelu": ("gelu_tanh", True),  # as those that wrote it meant it
+  "gated-gelu": ("gelu_tanh", True),  # as intended by its authors
   "gated-silu": ("silu", True),
 }
 _FIXED = dict(
@@ -99,12 +100,11 @@ _FIXED = dict(
 def config_from_json(config: Mapping[str, Any]) -> T5Config:
   """Translates the contents of a T5's `config.json`.
 
-  Whether the output projection is the embedding's, its tensors say: here it is
-  taken to be, as transformers does.
+  Assumes a tied output projection, as transformers does; the tensors decide.
 
   Args:
-    config: as transformers 4 or 5 write it. A key that is left out has the
-      value that transformers gives it; the model's sizes must be there.
+    config: as written by transformers 4 or 5. Missing keys get transformers'
+      defaults, but the model's sizes are required.
 
   Raises:
     ValueError: for a setting that is missing, malformed or not supported.
@@ -167,7 +167,7 @@ def to_json(
     "pad_token_id": c.start_token,
     "eos_token_id": eos_token_id,
     "dtype": dtype,
-    "torch_dtype": dtype,  # the same for transformers 4
+    "torch_dtype": dtype,  # for transformers 4
   }
 
 

@@ -1,15 +1,14 @@
-"""Steps of a draft, unrolled over a whole text: EAGLE's training-time test.
+"""EAGLE's training-time test: unrolls the steps of drafts over a whole text.
 
-A head that drafts feeds on its own states, so it is trained on them (EAGLE-3,
-Li et al., NeurIPS 2025, section 3.2). Step j of the draft that begins at place
-t reads token t + 1 + j beside the state that step j - 1 left at the same place.
-It may attend to what the head's cache would hold: the pairs of places up to t,
-made of the target's features, and what the earlier steps of its own draft have
-written, which is one entry each, at the same place. All places take step j in
-one pass, and no entry is computed twice.
+A drafting head reads its own states, so it is trained on them (EAGLE-3, Li et
+al., NeurIPS 2025, section 3.2). Step j of the draft from position t reads token
+t + 1 + j and the state of step j - 1 at the same position. It attends to what
+the head's cache would hold: entries of positions up to t, from the target's
+features, and one entry of each earlier step of its own draft, at the same
+position. All positions take step j in one pass, and no entry is computed twice.
 
-The network that runs is the one that drafts: only its attention is another
-module, with the same parameters.
+This runs the drafting network itself; only attention is another module, with
+the same parameters.
 """
 
 import dataclasses
@@ -37,31 +36,30 @@ def unroll(
   segments: Array,
   steps: int,
 ) -> Iterator[tuple[Array, Array]]:
-  """Logits of the head at every step of the drafts from every place.
+  """Yields the head's logits at every step of the drafts from every position.
 
   Args:
     module: the head.
-    tokens: `i32[B, T + 1]`, the text; token 0 is read by no step.
+    tokens: `i32[B, T + 1]`, the text; token 0 is not read.
     features: `f[B, T, F]`, the target's, of tokens `0 .. T - 1`.
-    positions: `i32[B, T]`, where those tokens stand in their documents.
-    segments: `i32[B, T]`, of which document of its row each is: nothing of
-      another one is attended to.
-    steps: G, steps of each draft. A layer with a window sees the same of the
-      first step's places at all of them, as the `speculators` library trains.
+    positions: `i32[B, T]`, of these tokens in their documents.
+    segments: `i32[B, T]`, the document of each token in its row; tokens only
+      attend to their own document.
+    steps: G, steps of each draft. In a layer with a window all steps see the
+      same entries of the first step, as in training by `speculators`.
 
   Yields:
     For j in `0 .. G - 1`: `f32[B, T, V']`, the logits for token `t + 2 + j` in
-    the head's own vocabulary, and `f[B, T, H]`, the states fed to the next
-    step. Where the text or the document ends before that token they mean
-    nothing.
+    the head's vocabulary, and `f[B, T, H]`, the states fed to the next step.
+    They are meaningless where text or document end before that token.
   """
-  module = nnx.merge(*nnx.split(module))  # the caller's stays as it is
+  module = nnx.merge(*nnx.split(module))  # leaves the caller's unchanged
   first = module.layer if isinstance(module, Mtp) else module
   first.attention = _Unrolled(first.attention)
   later = getattr(module, "later", ())
   for layer in later:
     layer.attention = _Unrolled(layer.attention)
-  # The draft vocabulary is not spread out over the target's.
+  # Keep logits in the draft vocabulary.
   if isinstance(module, Eagle):
     module.config = dataclasses.replace(module.config, draft_vocab_size=None)
   length = features.shape[1]
@@ -95,16 +93,16 @@ def ahead(x: Array, count: int, length: int) -> Array:
 
 
 class _Unrolled(nnx.Module):
-  """Attention of a step, to the first one's places and to its own draft's."""
+  """A step's attention, to entries of the first step and of its own draft."""
 
   def __init__(self, attention: Attention):
     self.attention = attention
 
   def __call__(self, x, rotary, mask, written, start, **_):
-    """As `Attention.__call__`, but for what is written.
+    """Like `Attention.__call__`, except for `written`.
 
-    That is a tuple of all steps' keys and values, `[B, T, K, C]` each, which
-    this step's are added to.
+    This is a tuple of all steps' keys and values, `[B, T, K, C]` each, to which
+    it adds this step's.
     """
     del start
     attention = self.attention
@@ -115,10 +113,10 @@ class _Unrolled(nnx.Module):
 
 
 def _attend(q: Array, written: tuple, mask: Array) -> Array:
-  """Attention to all of the first step's keys, and to one of each later one.
+  """Attention to all keys of the first step, and to one of each later step.
 
   `[B, T, H, C] -> [B, T, H * C]`; `written` are keys and values of each step so
-  far, `[B, T, K, C]`, and `mask`, `bool[B, T, T]`, what is seen of the first.
+  far, `[B, T, K, C]`; `mask`, `bool[B, T, T]`, is for those of the first.
   """
   batch, length, heads, channels = q.shape
   (keys, values), *later = written

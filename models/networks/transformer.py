@@ -1,8 +1,8 @@
 """A configurable decoder-only transformer (Flax NNX).
 
 The embedding, the layers of `models.networks.layers`, the final norm and the
-output projection; and `as_language_model`, which turns the module into the pure
-functions that `specjax` decodes with.
+output projection; and `as_language_model`, which makes the pure functions that
+`specjax` decodes with.
 
 Letters in shapes as in `models.networks.layers`.
 """
@@ -38,14 +38,14 @@ from specjax.recurrent import Memory, Recurrent, make_memory
 from specjax.types import LanguageModel, ModelOutput
 
 FINAL = "final"
-# What a model returns of its hidden states, next to each other on the last
-# axis: i in 0..L is the residual stream that layer i is given (L: that after
-# the last layer), FINAL is that after the final norm, which logits are read of.
+# Hidden states that a model returns, concatenated on the last axis: i in 0..L
+# is the residual stream before layer i (L: after the last layer), FINAL is that
+# after the final norm, the input of the output projection.
 Features = tuple[int | str, ...]
 
 
 def check_features(features: Features, num_layers: int) -> None:
-  """Raises ValueError unless all of them are there."""
+  """Raises ValueError for features that do not exist."""
   for i in features:
     if i != FINAL and not (isinstance(i, int) and 0 <= i <= num_layers):
       raise ValueError(
@@ -84,7 +84,7 @@ class Transformer(nnx.Module):
     dtype: dtype of parameters and of activations (the softmax, the rotary
       angles and the logits are float32 at least).
     rngs: for the initial weights.
-    with_layers: False for all that is around the layers.
+    with_layers: False for everything except the layers.
   """
 
   def __init__(
@@ -141,9 +141,9 @@ class Transformer(nnx.Module):
     """Feeds T tokens; see `specjax.types.LanguageModel.apply`.
 
     Without a cache the tokens are whole rows (training). Rows may then be
-    packed from documents: `segments`, `i32[B, T]`, says which token is of which
-    document of its row, each in one piece, and `positions` where it stands
-    there; tokens see those of their own document alone.
+    packed from contiguous documents: `segments`, `i32[B, T]`, has the document
+    of each token, and `positions` its position there; tokens only see their
+    own document.
     """
     c = self.config
     fed = self.enter(
@@ -184,7 +184,7 @@ class Transformer(nnx.Module):
     mask: np.ndarray | None = None,
     segments: Array | None = None,
   ) -> "Fed":
-    """The inputs of the layers; arguments as of `__call__`."""
+    """Computes the inputs of the layers; arguments as for `__call__`."""
     c = self.config
     batch, fed = tokens.shape
     start = jnp.zeros((batch,), jnp.int32) if cache is None else cache.length
@@ -212,7 +212,7 @@ class Transformer(nnx.Module):
     if c.embed_scale is not None:
       x = x * jnp.asarray(c.embed_scale, x.dtype)
     if c.learned_positions:
-      # Drafted nodes may lie beyond the table (`LanguageModel.max_positions`).
+      # Draft nodes may be beyond the table (`LanguageModel.max_positions`).
       x = x + self.position_embed(jnp.minimum(positions, c.max_positions - 1))
     ropes = {a.rope for a in c.attentions.values()}
     rotary = {rope: rope and rope.table(positions) for rope in ropes}
@@ -227,7 +227,7 @@ class Transformer(nnx.Module):
     )
 
   def _per_layer(self, tokens: Array, x: Array) -> Array:
-    """Layers' own embeddings of the tokens, `[B, T, L, P]`."""
+    """The layers' own token embeddings, `[B, T, L, P]`."""
     c = self.config
     shape = (*tokens.shape, c.num_layers, c.per_layer_dim)
     scale = jnp.asarray(c.per_layer_dim**0.5, x.dtype)
@@ -244,7 +244,7 @@ class Transformer(nnx.Module):
   ) -> ModelOutput:
     """Final norm, logits and features, from `x: [B, T, D]`; see `ApplyFn`.
 
-    `seen` is what each layer was given, and after all of them x.
+    `seen` has the input of each layer, and finally x.
     """
     read = hidden = self.final_norm(x)
     if logits_at is not None:
@@ -270,10 +270,10 @@ class Fed:
     x: `[B, T, D]`, the embedded tokens.
     rotary: tables of rotary embeddings, by `Rope`.
     sees: what tokens see, by window; without a cache `bool[B, T, T]`.
-    paths: what recurrent layers need of the mask, by their kernels.
+    paths: ancestors for recurrent layers, by their kernels.
     start: `i32[B]`, the slot of the first fed token.
     cache: with the tokens' positions recorded, or None.
-    per_layer: `[B, T, L, P]`, the layers' own embeddings, if they have some.
+    per_layer: `[B, T, L, P]`, the layers' own token embeddings, or None.
   """
 
   x: Array
@@ -313,9 +313,9 @@ def _entries(config: TransformerConfig, cache: Cache | None) -> dict[int, Any]:
 def after_pass(
   cache: Cache, memories: tuple[Memory, ...], start: Array, fed: int
 ) -> Recurrent | None:
-  """Recurrent states after a pass over `fed` tokens from the slots `start` on.
+  """Recurrent states after a pass over `fed` tokens from slots `start`.
 
-  Those of rows that are idle stay as they were.
+  Those of idle rows are unchanged.
   """
   before = cache.recurrent
   if before is None:
@@ -336,9 +336,9 @@ def within_rows(
   """Attention mask of whole rows, without a cache, `bool[B, T, T]`.
 
   Args:
-    positions: `i32[B, T]`, where each token stands in its document.
+    positions: `i32[B, T]`, of each token in its document.
     mask: `bool[T, T]` or `bool[B, T, T]`; None for a causal chain.
-    segments: `i32[B, T]`, of which document it is; None: a row is one.
+    segments: `i32[B, T]`, the document of each token; None if rows are one.
     window: sliding-window size, or None.
   """
   rows, fed = positions.shape
@@ -362,17 +362,16 @@ def as_language_model(
 
   Args:
     module: the network.
-    skipped: sub-layers to leave out. Parameters and cache are those of the full
-      model; the layers left out keep their cache entries as they are.
-    features: what `ModelOutput.features` holds, see `Features`.
-    stored: what keys and values are stored as, "int8" or "fp8"; None for the
-      module's dtype.
+    skipped: sub-layers to skip. Parameters and cache are those of the full
+      model; cache entries of skipped layers are unchanged.
+    features: contents of `ModelOutput.features`, see `Features`.
+    stored: dtype of the KV cache, "int8" or "fp8"; None for the module's.
 
   Returns:
     The `LanguageModel` and the parameters to call it with.
 
   Raises:
-    ValueError: for layers that are not there, or another way to store.
+    ValueError: for layers that do not exist, or another `stored`.
   """
   config = module.config
   skipped.check(config.num_layers)
@@ -426,7 +425,7 @@ def as_language_model(
 def delta_memory(
   delta: DeltaSpec, batch: int, dtype, stack: int | None = None
 ) -> Memory:
-  """An empty recurrent state of a layer, or of a stack of so many."""
+  """An empty recurrent state of a layer, or of `stack` layers."""
   return make_memory(
     batch=batch,
     num_key_heads=delta.num_key_heads,
@@ -440,7 +439,7 @@ def delta_memory(
 
 
 def with_memories(cache: Cache, memories: tuple[Memory, ...]) -> Cache:
-  """An empty cache with recurrent states, if there are any."""
+  """Adds recurrent states, if any, to an empty cache."""
   if not memories:
     return cache
   base = jnp.zeros_like(cache.length)
@@ -450,7 +449,7 @@ def with_memories(cache: Cache, memories: tuple[Memory, ...]) -> Cache:
 def mixtures_of(
   config: TransformerConfig, skipped: SkippedLayers = SkippedLayers()
 ) -> tuple[Mixture, ...]:
-  """The mixtures of the layers that have some and are not skipped."""
+  """The mixtures of all layers whose MLP is not skipped."""
   return tuple(
     block
     for i, layer in enumerate(config.layers)
