@@ -1,9 +1,9 @@
-"""Exact laws by enumeration, through the shipped rules and drafters.
+"""Exact output laws, by enumeration through the shipped rules and drafters.
 
-`block_law` sums a rule over every draft of a tree, from laws that are given as
-functions; `round_law` sums a decoder's own round, its drafting code included.
-`check_drafter` checks that a drafter returns the laws it drew from,
-`check_rule` that a rule is lossless, or reports its distance.
+`block_law` sums a rule over every draft of a tree, for laws given as functions;
+`round_law` sums a decoder's own round, drafting code included. `check_drafter`
+checks that a drafter returns the laws it drew from, `check_rule` that a rule is
+lossless or reports its distance.
 """
 
 from specjax.exact.drafters import DrafterCheck, check_drafter

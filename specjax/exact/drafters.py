@@ -1,9 +1,9 @@
 """Checks that a drafter reports the laws it drew from and reads nothing stale.
 
-A draft whose law is not the one it was drawn from makes every rule lossy, and
-nothing but the text shows it; a draft that reads a stale slot or another row
-cannot be reproduced. Both are checked on the drafter itself, in a state that
-the loop has made.
+A draft with a law other than the one it was drawn from makes every rule lossy,
+which shows only in the text; a draft that reads a stale slot or another row
+cannot be reproduced. Both are checked on the drafter itself, in a state made by
+the loop.
 """
 
 import dataclasses
@@ -28,14 +28,14 @@ class DrafterCheck:
   """Result of the checks of a drafter that passed.
 
   Attributes:
-    method: "exact": every draft that it may draw was enumerated. "sampled": its
-      tokens were drawn often and held against its laws; whether what was drawn
-      decides on the form of the tree is then not known. "deterministic": it
-      draws nothing.
+    method: "exact": every possible draft was enumerated. "sampled": its tokens
+      were drawn many times and tested against its laws; whether the tree's form
+      depends on drawn tokens is not checked then. "deterministic": it draws
+      nothing.
     num_drafts: drafts enumerated or drawn.
-    error: the largest difference of a law from what was drawn from it; 0 if
-      sampled.
-    p_value: of the sampled test, the least over nodes; else None.
+    error: the largest difference between a reported law and the one drawn from;
+      0 if sampled.
+    p_value: the sampled test's, the least over nodes; else None.
   """
 
   method: str
@@ -58,18 +58,18 @@ def check_drafter(
   rng_key=None,
   inputs: Any = None,
 ) -> DrafterCheck:
-  """Checks a drafter in a state that some rounds with a target have made.
+  """Checks a drafter in a state after some rounds with a target.
 
   - Its laws sum to one, and are those that its tokens are drawn from: exactly,
     if it draws by `Context.draw` alone and V ** N is affordable, else by a
     chi-squared test (level 1e-6) of every node.
   - If siblings are independent, nodes with equal paths have children of equal
     laws and masks, since rules merge them.
-  - No coin is used twice: by the same tests, tokens follow their laws given the
-    coins that the loop verifies with, the draws of earlier nodes, and what the
-    round before emitted.
+  - No random number is used twice: by the same tests, tokens follow their laws
+    given the loop's random numbers for verification, the draws of earlier
+    nodes, and what the round before emitted.
   - A node's mask and parent are decided before the first token of its family is
-    drawn (of deterministic drafts by anything).
+    drawn (deterministic drafts may decide them by anything).
   - A row's draft depends on that row alone, and on nothing stale: neither on
     tokens from `length` on nor on the target's slots from `length - 1` on.
   - Its state's row axes are as it declares.
@@ -83,10 +83,10 @@ def check_drafter(
       count up.
     temperature: of the warp.
     num_steps: rounds before the check.
-    max_drafts: most drafts to enumerate a row.
+    max_drafts: the most drafts to enumerate per row.
     num_samples: drafts to draw otherwise.
     rng_key: by default `jax.random.key(0)`.
-    inputs: what encoders read, as many rows as there are prompts.
+    inputs: the encoders' inputs, with a row for each prompt.
 
   Returns:
     What was checked.
@@ -101,7 +101,7 @@ def check_drafter(
   decoder = decode.make_decoder(
     target,
     drafter=drafter,
-    # Not "match", whose text does not depend on what was drafted.
+    # Not "match": its text does not depend on the draft.
     rule="gumbel_list" if drafter.siblings.with_noise else "recursive",
     vocab_size=vocab_size,
   )
@@ -130,7 +130,7 @@ def check_drafter(
     "what is stale (tokens from length on, slots from length - 1 on)",
   )
   for row in range(len(prompts)):
-    # Among copies of itself: alone it would be another program.
+    # Among copies of itself: a single row would be another program.
     here = np.full(len(prompts), row)
     _check_same(
       jax.tree.map(lambda x: np.asarray(x)[here], draft),  # noqa: B023
@@ -153,7 +153,7 @@ def check_drafter(
 
   asked = rounds.asked(decoder, params, alone)
   enumerable = vocab_size ** len(asked) <= max_drafts
-  # What it draws otherwise is seen by sampling alone.
+  # Draws by other means show only in samples.
   others = seen.drawn & ~np.isin(np.arange(seen.drawn.shape[1]), asked)
   enumerable &= bool((seen.token_probs()[others] == 1).all())
   if asked and enumerable and not drafter.siblings.with_noise:
@@ -196,7 +196,7 @@ def _check_axes(decoder: decode.Decoder, state: DecodeState) -> None:
 
 
 def _scrambled(decoder: decode.Decoder, state: DecodeState) -> DecodeState:
-  """The state with all that is stale replaced."""
+  """The state with everything stale replaced."""
   cache = state.target_cache
   stale = jnp.arange(state.tokens.shape[1]) >= state.length[:, None]
   other = (state.tokens + 1) % decoder.vocab_size
@@ -234,7 +234,7 @@ def _distance(laws: np.ndarray, others: np.ndarray) -> float:
 
 
 def _check_sums(seen: Nodes) -> None:
-  """Raises ValueError unless what tokens were drawn from are distributions."""
+  """Raises ValueError unless the draft's laws sum to 1."""
   mass = seen.laws.sum(axis=-1)[seen.drawn]
   if not (np.abs(mass - 1) < 1e-4).all():
     worst = mass[np.argmax(np.abs(mass - 1))]
@@ -249,8 +249,8 @@ def _check_families(
 ) -> None:
   """Raises ValueError unless rules may merge nodes of equal paths.
 
-  Independent siblings have one distribution, below all nodes of one path, and
-  all of these have children or none; in drafts `bool[R]` that are possible.
+  Below all nodes with equal paths, independent siblings must have one law, and
+  be present or not alike; checked in the `possible` drafts, `bool[R]`.
   """
   tree = drafter.tree
   if not drafter.siblings.independent:
@@ -265,15 +265,14 @@ def _check_families(
   for one, other in itertools.combinations(nodes, 2):
     equal = (text[:, one] == text[:, other]).all(axis=-1) & possible
     equal &= seen.present[:, one] & seen.present[:, other]
-    # Where a form leaves no room for children, that was not decided.
+    # Skip nodes whose form leaves no room for children.
     room = tree.form is Form.FREE or (
       tree.children[one] and tree.children[other]
     )
     if room and (some[equal, one] != some[equal, other]).any():
       raise ValueError(
-        f"whether node {one} has children differs from node {other}, whose "
-        "path says the same: independent siblings are there, or not, by what "
-        "stands above them"
+        f"only one of nodes {one} and {other}, with equal paths, has children: "
+        "the mask of independent siblings must depend only on the path above"
       )
     family = (above[:, one] == above[:, other]).all(axis=-1) & possible
     family &= seen.drawn[:, one] & seen.drawn[:, other]
@@ -287,9 +286,9 @@ def _check_families(
 
 
 def _check_laws(drafter: Drafter, every: rounds.Drafts) -> float:
-  """The largest error of a distribution.
+  """The largest error of a law.
 
-  Raises ValueError unless distributions and forms are what was drawn, and when.
+  Raises ValueError unless laws are those drawn from, and forms decided in time.
   """
   seen, tree = Nodes.of(every.draft), drafter.tree
   possible = every.probs > 0
@@ -298,7 +297,7 @@ def _check_laws(drafter: Drafter, every: rounds.Drafts) -> float:
   sure = seen.token_probs() == 1
   worst = 0.0
 
-  def known(first, here):  # what the draws before one drew
+  def known(first, here):  # the outcomes of earlier draws
     before = [n for n, (call, _) in every.drawn.items() if call < first]
     return every.table[here][:, before]
 
@@ -312,7 +311,7 @@ def _check_laws(drafter: Drafter, every: rounds.Drafts) -> float:
         )
       continue
     call, drawn_from = every.drawn[node]
-    # Where a drawn token was replaced by a deterministic one.
+    # A drawn token was replaced by a deterministic one.
     aside = here & sure[:, node]
     aside &= np.abs(laws - drawn_from).max(axis=-1) >= 1e-5
     given = np.where(aside, tokens, -1)[here, None]
@@ -328,7 +327,7 @@ def _check_laws(drafter: Drafter, every: rounds.Drafts) -> float:
     worst = max(worst, error)
     if not error < 1e-5:
       raise ValueError(
-        f"node {node} was drawn from another law than the draft says: they "
+        f"node {node} was drawn from another law than the draft reports: they "
         f"differ by {error:.3g}"
       )
     if tree.form is Form.FIXED or not here.any():
@@ -340,8 +339,8 @@ def _check_laws(drafter: Drafter, every: rounds.Drafts) -> float:
     form = np.stack([seen.present[:, node], seen.parents[:, node]], axis=1)
     if not _follows(form[possible], known(first, possible)):
       raise ValueError(
-        f"whether node {node} is there, or where, depends on tokens that were "
-        "drawn with it or after it"
+        f"the mask or parent of node {node} depends on tokens drawn with it or "
+        "after it"
       )
   return worst
 

@@ -1,10 +1,10 @@
 """Exact output law of a rule, by enumeration of drafts.
 
-A rule flips no coins, so the law of its output is a finite sum over drafts,
+A rule draws nothing, so the law of its output is a finite sum over drafts,
 nodes and next tokens. Summing it *through the shipped rule* shows losslessness
 on these models to rounding error, where sampling would miss a bias of half a
-percent. Models are functions of the whole context, so an index that is off by
-one cannot hide.
+percent. Models are functions of the whole context, so off-by-one indices cannot
+hide.
 """
 
 import dataclasses
@@ -36,9 +36,9 @@ class BlockLaw:
     expected_accepted: expected number of accepted drafted tokens.
     accepted_at_least: `f64[G + 1]`, P(at least g accepted), g = 0..G.
     expected_rejections: probability that the round ends with a residual token,
-      one that a drafted node was rejected for, and not with a bonus.
+      after a rejection, not with a bonus token.
     total_variation: the distance of the first token's law from the target's.
-    reported_total_variation: that distance as the rule reports it, the mean
+    reported_total_variation: that distance as the rule reports it, averaged
       over drafts; None if it reports none.
   """
 
@@ -74,12 +74,12 @@ def block_law(
   """Enumerates all drafts and sums the rule's output.
 
   Args:
-    rule: the rule, called once on a batch of all drafts. Drafts that cannot
-      be drawn are among them: they have weight 0, and must not give NaN.
+    rule: the rule, called once on a batch of all drafts. These include
+      impossible ones, which have weight 0 and must not give NaN.
     tree: the token tree; V ** N drafts must be affordable.
     draft: the draft model's law after each context, from which children are
       drawn according to `siblings`.
-    target: the target's law.
+    target: the target's law after each context.
     siblings: how the children of a node are drawn; without noise.
     prefix: committed tokens, at least one.
     dtype: of the laws given to the rule; float64 needs `jax.enable_x64`.
@@ -88,9 +88,8 @@ def block_law(
     The `BlockLaw`.
 
   Raises:
-    ValueError: if float64 is asked for but not enabled, a law is none or of
-      another length, the rule is not for this tree, or the siblings cannot be
-      drawn for it.
+    ValueError: if float64 is requested but not enabled, laws are invalid or of
+      different lengths, or rule, tree and siblings are incompatible.
     TypeError: if the rule is not a `Rule`.
   """
   if not isinstance(rule, Rule):
@@ -127,8 +126,8 @@ def block_law(
         table[:, node] = laws_here[path]
   with np.errstate(divide="ignore"):
     log_draft, log_target = np.log(draft_laws), np.log(target_laws)
-  # Drafts are drawn from the very laws that the rule is given: what is a tie,
-  # and so which children are certain, rounding may have decided.
+  # Drafts are drawn from the very laws that the rule gets: rounding may decide
+  # ties, and with them which children are certain.
   drawn_from = _laws_of_tokens(
     tree, siblings, jnp.asarray(tokens), jnp.asarray(log_draft, dtype)
   )

@@ -1,10 +1,10 @@
-"""The exact law of a whole round: through the shipped drafting code too.
+"""The exact law of a whole round, through the shipped drafting code too.
 
-`block_law` sums over drafts of one static tree, from laws that are given as
-functions. Here a decoder's own round is run on every draft that its drafter
-may draw: a table takes the place of the draws, and the law of each draw is
-recorded where it is made. So the sum does not rely on the laws, the shape or
-the lanes that the drafter returns, and is right even where these are wrong.
+`block_law` sums over drafts of one static tree, for laws given as functions.
+Here a decoder's own round runs on every draft that its drafter may draw: draws
+are replaced by a table, and the law of each is recorded where it is made. So
+the sum does not rely on the laws, the shape or the lanes that the drafter
+returns, and is right even if these are wrong.
 """
 
 import dataclasses
@@ -29,10 +29,10 @@ class Drafts:
   """Every draft that a drafter may make in a round; R of them.
 
   Attributes:
-    draft: the proposals, R rows.
-    table: `i32[R, N + 1]`, outcome of each draw, made or not.
-    drawn: by node, the number of the call that drew it, and the law it was
-      drawn from, `f64[R, V]`, normalized; without nodes that were never drawn.
+    draft: the drafts, R rows.
+    table: `i32[R, N + 1]`, the outcome of each draw, made or not.
+    drawn: by drawn node, the number of the call that drew it, and the law it
+      was drawn from, `f64[R, V]`, normalized.
     probs: `f64[R]`, the probability of each; they sum to 1.
     outputs: the second output of `propose`.
   """
@@ -57,8 +57,8 @@ def drafts(
     decoder: of a small vocabulary: V ** N drafts must be affordable.
     params: parameters of both models.
     state: of one row.
-    propose: `(params, rows, draws) -> (Draft, outputs)`, of R equal rows of the
-      state; arrays have rows first. By default it drafts alone.
+    propose: `(params, rows, draws) -> (Draft, outputs)`, for R equal rows of
+      the state; arrays have rows first. By default it only drafts.
 
   Returns:
     The `Drafts`.
@@ -76,8 +76,8 @@ def drafts(
   table[:, drawn_nodes] = list(
     itertools.product(range(vocab), repeat=len(drawn_nodes))
   )
-  # The passes of a decoder with several widths are as wide as their widest
-  # draft: then every draft has a round of its own.
+  # With several widths a pass is as wide as the widest draft of its rows, so
+  # each draft gets a round of its own.
   together = 1 if decoder.widths else len(table)
   axes = decoder.row_axes(state)
 
@@ -121,7 +121,7 @@ def drafts(
 def asked(decoder: Decoder, params: Params, state: DecodeState) -> list[int]:
   """The nodes that a drafter draws by `Context.draw`, in order.
 
-  None of them if it draws many siblings in a loop: those cannot be enumerated.
+  Empty if it draws many siblings in a loop: those cannot be enumerated.
   """
   nodes: set[int] = set()
   in_loop = []
@@ -140,7 +140,7 @@ def asked(decoder: Decoder, params: Params, state: DecodeState) -> list[int]:
 def round_law(
   decoder: Decoder, params: Params, state: DecodeState
 ) -> tuple[BlockLaw, np.ndarray]:
-  """The exact outcome of a round, and the law that it should have.
+  """The exact outcome of a round, and the law it should have.
 
   Args:
     decoder, params, state: see `drafts`; float64 where the models are and
@@ -224,7 +224,7 @@ def target_laws(
 def _committed(logits: Array, state: DecodeState, texts: Array, count: int):
   """Penalized logits `f[R, 1, V]` after `count` tokens of R texts `i32[R, G]`.
 
-  They are those at that place of `f[R, G + 1, V]`, had each been committed.
+  From logits `f[R, G + 1, V]`, as if the tokens had been committed.
   """
   at = jnp.arange(len(texts))[:, None], state.length[:, None] + np.arange(count)
   after = dataclasses.replace(

@@ -1,9 +1,9 @@
-"""Checks of a rule: lossless if it claims so, else with the distance reported.
+"""Checks that a rule is lossless if it claims so, else reports its distance.
 
 A rule that claims to be lossless is summed over every draft of small trees, for
-models that depend on the whole text and laws that break rules: zeros, disjoint
-supports, point masses, a draft that is the target. A rule that does not claim
-it must report its true distance.
+models that depend on the whole text and for hard cases: zeros, disjoint
+supports, point masses, a draft equal to the target. Other rules must report
+their true distance.
 """
 
 import dataclasses
@@ -40,12 +40,12 @@ class RuleCheck:
   """Result of the checks of a rule that passed.
 
   Attributes:
-    num_cases: trees, siblings and laws that were summed.
-    error: of a lossless rule the largest error of the joint law of the next
-      tokens; of another of the distances that it reports.
+    num_cases: combinations of tree, siblings and laws that were summed.
+    error: the largest error: for a lossless rule of the joint law of the next
+      tokens, else of the reported distances.
     total_variation: the largest distance of the first token's law from the
       target's.
-    reports: whether it reports such distances.
+    reports: whether it reports distances.
   """
 
   num_cases: int
@@ -57,11 +57,11 @@ class RuleCheck:
 def check_rule(rule: Rule) -> RuleCheck:
   """Checks a rule against its claims.
 
-  - On any input its node probabilities are a law, and so is that of the next
-    token after every node that it may end at.
+  - On any input its node probabilities sum to 1, and so does the next token's
+    law after every node that it may end at.
   - If it is `lossless`, the joint law of the next tokens is the target's, on
-    every tree and all siblings that its `check` lets pass.
-  - What it reports of the first token is the exact distance. A rule that
+    every tree and all siblings that its `check` accepts.
+  - The distance that it reports for the first token is exact. A rule that
     reports none passes.
 
   Args:
@@ -72,7 +72,7 @@ def check_rule(rule: Rule) -> RuleCheck:
 
   Raises:
     ValueError: if the rule does not pass, saying for which tree, siblings and
-      laws; if it takes none of the trees.
+      laws; if it accepts none of the trees.
   """
   error, away, cases, reports = 0.0, 0.0, 0, False
   with jax.enable_x64(True):  # type: ignore[attr-defined]
@@ -110,7 +110,7 @@ def check_rule(rule: Rule) -> RuleCheck:
             raise ValueError(f"{where}: {claim} off by {distance:.3g}")
   if not cases:
     raise ValueError(
-      f"rule {rule.name!r} takes none of the trees "
+      f"rule {rule.name!r} accepts none of the trees "
       f"{[t.parents for t in _TREES]} with siblings that can be enumerated: "
       "nothing was checked"
     )
@@ -120,7 +120,7 @@ def check_rule(rule: Rule) -> RuleCheck:
 
 
 def _forms(rule: Rule) -> Iterator[tuple[Tree, Siblings]]:
-  """Trees and siblings that the rule takes, each once."""
+  """Trees and siblings that the rule accepts, each once."""
   for tree in _TREES:
     for siblings in siblings_lib.SIBLINGS.values():
       most = siblings.max_children or _VOCAB
@@ -168,14 +168,14 @@ def _laws() -> Iterator[tuple[str, ContextLaw, ContextLaw]]:
 
 
 def _check_outcome(law: BlockLaw, where: str) -> None:
-  """Raises ValueError unless what may happen has probability one."""
+  """Raises ValueError unless all outcomes together have probability 1."""
   emitted = [np.asarray(mass) for mass in law.emitted]
   if not all(np.isfinite(mass).all() for mass in emitted):
-    raise ValueError(f"{where}: its laws are no numbers")
+    raise ValueError(f"{where}: its laws are not finite")
   least = min(mass.min() for mass in emitted)
   total = sum(mass.sum() for mass in emitted)
   if least < -_TOLERANCE or abs(total - 1) > _TOLERANCE:
     raise ValueError(
-      f"{where}: what a round emits has probability {total:.6g} in all, and "
-      f"{least:.3g} at least"
+      f"{where}: probabilities of a round's outcomes sum to {total:.6g}, and "
+      f"the least is {least:.3g}"
     )

@@ -1,8 +1,9 @@
 """Tests of sampled drafts: tokens follow their laws, independent of all else.
 
 A token must follow its law not only over all drafts, but also given any outcome
-of the loop's own coins, of an earlier node, or of the round before. If two
-draws share a coin, each follows its law, but the text not the target's.
+of the loop's own draws, of an earlier node, or of the round before. If two
+draws share a random number, each follows its law, but the text does not follow
+the target's.
 """
 
 import dataclasses
@@ -17,19 +18,19 @@ from specjax.state import DecodeState
 from specjax.types import Draft
 
 _ALPHA = 1e-6
-_BINS = 4  # outcomes are put into so many
+_BINS = 4  # bins of outcomes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Nodes:
-  """The nodes of R drafts, arrays of NumPy with R rows.
+  """The nodes of R drafts, as NumPy arrays with R rows.
 
   Attributes:
     tokens: `int[R, N + 1]`.
     laws: `f64[R, N + 1, V]`, probabilities.
     present, parents, depth: as in `specjax.tree.Topology`, `[R, N + 1]`.
     paths: `int[R, N + 1, G + 1]`.
-    drawn: `bool[R, N + 1]`: there, and not the root.
+    drawn: `bool[R, N + 1]`: present, and not the root.
   """
 
   tokens: np.ndarray
@@ -42,7 +43,7 @@ class Nodes:
 
   @classmethod
   def of(cls, draft: Draft) -> "Nodes":
-    """The nodes of a draft; none that a mask leaves out counts as drawn."""
+    """The nodes of a draft; masked ones do not count as drawn."""
     nodes, form = draft.tree.num_nodes, draft.topology()
     whole = lambda x: np.broadcast_to(x, (len(draft.tokens), *x.shape[1:]))
     present = whole(form.present)[:, :nodes]
@@ -57,22 +58,22 @@ class Nodes:
     )
 
   def token_probs(self) -> np.ndarray:
-    """`f64[R, N + 1]`, of each token in its own distribution."""
+    """`f64[R, N + 1]`, each token's probability under its law."""
     each = np.take_along_axis(self.laws, self.tokens[..., None], axis=-1)
     return each[..., 0]
 
   def each(self, first: int = 1) -> Iterator[tuple[int, tuple]]:
-    """From a node on, its number, and its laws, tokens and mask of drafts."""
+    """Yields nodes from `first` on, with their laws, tokens and masks."""
     for node in range(first, self.tokens.shape[1]):
       of = self.laws[:, node], self.tokens[:, node], self.present[:, node]
       yield node, of
 
 
 def check_nodes(draft: Nodes) -> float:
-  """The least p-value of the nodes' tokens in their distributions.
+  """The least p-value of nodes' tokens under their laws.
 
   Raises:
-    ValueError: if a node is not drawn from the distribution that it has.
+    ValueError: if a node was not drawn from its law.
   """
   least = 1.0
   impossible = (draft.token_probs() == 0) & draft.drawn
@@ -81,30 +82,30 @@ def check_nodes(draft: Nodes) -> float:
     least = min(least, p_value)
     if p_value < _ALPHA or impossible[:, node].any():
       raise ValueError(
-        f"node {node} is not drawn from the law that the draft says: {said}"
+        f"node {node} is not drawn from the law that the draft reports: {said}"
       )
   return least
 
 
 def check_pairs(draft: Nodes) -> None:
-  """Raises ValueError if a node is drawn with a coin of a node before it."""
+  """Raises ValueError if a node shares a random number with an earlier one."""
   outcome = np.where(draft.present, draft.tokens % _BINS, -1)
   for before in range(1, outcome.shape[1] - 1):
     _check_given(
       draft,
       outcome[:, before],
-      f"is drawn with a coin of node {before}: each needs its own, as "
-      "Context.draw has it",
+      f"shares a random number with node {before}: each node needs its own, "
+      "as from Context.draw",
       first=before + 1,
     )
 
 
 def check_coins(many: DecodeState, draft: Nodes) -> None:
-  """Raises ValueError if what was drawn depends on coins of the loop's own.
+  """Raises ValueError if draws share random numbers with the loop's own.
 
   Args:
-    many: rows that are alike but for their keys.
-    draft: what they drafted.
+    many: rows that differ only in their keys.
+    draft: their drafts.
   """
   keys = random.step_keys(many.keys, many.length)
   coins = np.asarray(random.verification_numbers(keys, jnp.float32))
@@ -113,13 +114,13 @@ def check_coins(many: DecodeState, draft: Nodes) -> None:
     _check_given(
       draft,
       coin,
-      "is drawn with coins of the loop's own, which verify it: draw by "
-      "Context.draw, or with Context.keys",
+      "shares random numbers with its verification: draw by Context.draw, or "
+      "with Context.keys",
     )
 
 
 def check_rounds(emitted: np.ndarray, draft: Nodes) -> None:
-  """Raises ValueError if a draft is drawn with coins of the round before.
+  """Raises ValueError if a draft shares random numbers with the round before.
 
   Args:
     emitted: `i32[R]`, the first token of the round before.
@@ -128,7 +129,7 @@ def check_rounds(emitted: np.ndarray, draft: Nodes) -> None:
   _check_given(
     draft,
     emitted % _BINS,
-    "is drawn with a coin of the round before, of which the text knows: "
+    "shares a random number with the round before, which the text depends on: "
     "Context.keys are new in every round, row_keys are not",
   )
 
@@ -138,8 +139,8 @@ def _check_given(
 ) -> None:
   """Raises ValueError unless nodes follow their laws for each outcome.
 
-  `outcome`, `int[R]`, has been decided elsewhere; `words` say what is so if
-  nodes from `first` on do not follow.
+  `outcome`, `int[R]`, was decided elsewhere; `words` is the error message if
+  nodes from `first` on fail.
   """
   for node, (laws, tokens, here) in draft.each(first):
     for part in np.unique(outcome):
@@ -153,9 +154,9 @@ def _test(
 ) -> tuple[float, str]:
   """A p-value of tokens `i32[R]` under laws `f64[R, V]`, and the test in words.
 
-  Chi-squared over the tokens that are expected five times or more; how often
-  all others come is Poisson's at most, however few are expected. Rows that are
-  not `here` do not count.
+  Chi-squared over tokens expected five times or more; the count of all others
+  is bounded by a Poisson test, however rare they are. Rows not in `here` do not
+  count.
   """
   expected = laws[here].sum(axis=0)
   counted = np.bincount(tokens[here], minlength=len(expected))

@@ -1,19 +1,18 @@
-"""Block verification of the path of the best score, without replacement.
+"""Block verification of the path with the best score, without replacement.
 
-Every leaf has a score, in one of N bins; of two that are equal either is the
-better one. The path of the best leaf is selected and verified as a block, by
-the distribution that it was selected from. With F the cumulative distribution
-of the best score below a node (even at the root), p and q the distributions
-after it and B_x the cumulative distributions of the best scores below its
-children, which p and q decide, those of a family's best and of the selected
-child are
+Every leaf has a score, in one of N bins; ties are broken at random. The path of
+the best leaf is selected and verified as a block, against the distribution it
+was selected from. Let F be the cumulative distribution of the best score below
+a node (uniform at the root), p and q the draft's and target's distributions
+after it, and B_x, chosen given p and q, those of the best score below child x.
+The distributions of a family's best score and of the selected child are
 
-  E[prod B] = sum_{x != y} p(x) p(y) / (1 - p(x)) B_x B_y,  which is to be F,
-  g(x) = sum_b W(b) P(x is in the family, and the best of it, in bin b),
+  E[prod B] = sum_{x != y} p(x) p(y) / (1 - p(x)) B_x B_y,  required to be F,
+  g(x) = sum_b W(b) P(x is in the family and its best, in bin b),
 
-where W(b) is how likely a node whose best is in bin b is selected: 1 at the
-root, and then times `E[the other's B there | x is in the family]`. It is
-lossless:
+where W(b) is the probability that a node whose best score is in bin b is
+selected: 1 at the root, then multiplied by `E[the other's B there | x is in the
+family]` at each level. It is lossless:
 
 - The best score below a node follows F, whatever is drafted below: at a leaf by
   construction, above by induction, since the children's bests are independent
@@ -22,15 +21,14 @@ lossless:
 - So g and W are known along the selected path: within bin b, of edges b and
   b + 1, the other child y is beaten with probability `(B_y(b) + B_y(b + 1)) /
   2`, ties being even.
-- Block verification by the distribution that a path is drawn from reads that
-  distribution along the path only.
+- Block verification needs the distribution a path was drawn from only along
+  that path.
 
-Scores are of Gumbel's form, `B_x = u^theta_x`: x is the better one of x and y
-with probability `theta_x / (theta_x + theta_y)` (Bradley and Terry, 1952). The
-powers theta are fitted, by longer steps of Hunter's algorithm (Ann. Statist.
-2004), to the distribution `max(w q, lambda even)`, w what the node owes and
-even the distribution of a fair choice. Any powers are lossless; to
-differentiation B is constant.
+Scores have Gumbel form, `B_x = u^theta_x`: x beats y with probability `theta_x
+/ (theta_x + theta_y)` (Bradley and Terry, 1952). The powers theta are fitted,
+by longer steps of Hunter's algorithm (Ann. Statist. 2004), to the distribution
+`max(w q, lambda even)`, with w the node's debt and `even` the distribution of a
+fair choice. Any powers are lossless; gradients treat B as constant.
 """
 
 import functools
@@ -52,17 +50,17 @@ _NUM_BINS = 32
 _NUM_ROUNDS = 8
 _STEP = 1.5
 _MOST = 7.0  # |log theta|
-# -log u, from u = 0 to 1; between two of them B is linear.
+# -log u, from u = 0 to 1; B is linear in between.
 _TIMES = np.array([np.inf, *np.exp(np.linspace(_MOST + 3, -_MOST - 4, 32)), 0])
 
 
-# Distributions must be exact to rounding, on devices too that multiply in less.
+# Exact to rounding, also on devices that multiply in lower precision.
 _dot = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
 
 
 @struct
 class _State:
-  """A node's score and debt, by the distributions above it; any leading axes.
+  """A node's score and debt, from the distributions above it; any leading axes.
 
   Attributes:
     owed: `f32[]`, w, P(at least this node is accepted | it is selected).
@@ -81,10 +79,10 @@ class _Family:
 
   Attributes:
     law: `f32[V]`, p.
-    odds: `f32[V]`, p / (1 - p), and 0 of the most probable token `top`.
-    after_top: `f32[V]`, the second's distribution if the first is `top`, as it
-      was drawn: p may have next to no mass beside it.
-    pair: whether there are two (static).
+    odds: `f32[V]`, p / (1 - p), 0 for the most probable token `top`.
+    after_top: `f32[V]`, the second child's distribution if the first is `top`,
+      as it was drawn: p may have almost no other mass.
+    pair: whether there are two children (static).
   """
 
   law: Array
@@ -118,7 +116,7 @@ class _Family:
     return of_top + every * _dot(x, self.odds) - equal
 
   def with_other(self, x: Array) -> Array:
-    """`E[x of the other, if the token is in the family]`, `f32[n, V]` both."""
+    """`E[x of the other child | the token is in the family]`, `f32[n, V]`."""
     if not self.pair:
       return jnp.broadcast_to(self.law, x.shape)
     law, odds = self.law, self.odds
@@ -130,12 +128,12 @@ class _Family:
 
 
 def _scores(family: _Family, log_power: Array, below: Array) -> Array:
-  """`f32[N + 1, V]`, every B at the edges, where their product is `below`."""
+  """`f32[N + 1, V]`, every B at the edges where their product is `below`."""
   times = jnp.asarray(_TIMES, log_power.dtype)
   raw = jnp.exp(-jnp.exp(log_power) * times[:, None])
   step = raw[1:] - raw[:-1]
   reached = family.product(raw)
-  # Between two times the product is a quadratic of the part that is gone.
+  # Between two times the product is quadratic in the elapsed part.
   bend = family.product(step) * family.pair
   last = jnp.searchsorted(reached, below, side="right") - 1
   last = jnp.clip(last, 0, len(_TIMES) - 2)
@@ -148,7 +146,7 @@ def _scores(family: _Family, log_power: Array, below: Array) -> Array:
 
 
 def _selected(family, scores, weight):
-  """The selected child's `f32[V]`, and `with_other` of its bins' means."""
+  """The selected child's distribution, `f32[V]`, and `with_other` per bin."""
   others = family.with_other((scores[1:] + scores[:-1]) / 2)
   law = _dot(weight, jnp.diff(scores, axis=0) * others)
   total = jnp.sum(law)
@@ -156,7 +154,7 @@ def _selected(family, scores, weight):
 
 
 def _fit(family: _Family, wanted: Array, state: _State) -> Array:
-  """Powers with which the selected child is `wanted`, `f32[V]`, if they can."""
+  """Fits powers so that the selected child follows `wanted`, `f32[V]`."""
   even = family.with_other(jnp.ones_like(wanted)[None])[0]
   even = even / jnp.sum(even)
   wanted = jnp.where(even > 0, wanted, 0)
@@ -183,7 +181,7 @@ def _fit(family: _Family, wanted: Array, state: _State) -> Array:
 def _descend(state, target_log_probs, draft_log_probs, tokens):
   """One node's `[w q - g]_+`, P(it passes), and its children's states.
 
-  Its arguments are its state and those of `specjax.rules.nodewise.DecideFn`.
+  Takes its state and the arguments of `specjax.rules.nodewise.DecideFn`.
   """
   family = _Family.of(draft_log_probs, tokens)
   wanted = state.owed * jnp.exp(target_log_probs)
@@ -202,13 +200,13 @@ def _descend(state, target_log_probs, draft_log_probs, tokens):
 
 
 def _descend_level(state, inputs):
-  """Every node of a level: the children's states, and rests and passes."""
+  """`_descend` for a level: the children's states, residuals and passes."""
   rest, passing, children = jax.vmap(jax.vmap(_descend))(state, *inputs)
   return jax.tree.map(jax.vmap(jnp.concatenate), children), (rest, passing)
 
 
 def _descend_levels(state, inputs):
-  """Levels of one size, `[L, B, n, ..]`: several are one loop's program."""
+  """`_descend` for levels of one size, `[L, B, n, ..]`, in one loop."""
   if len(inputs[0]) > 1:
     return jax.lax.scan(_descend_level, state, inputs)
   state, outputs = _descend_level(state, [x[0] for x in inputs])
@@ -249,7 +247,7 @@ def verify(
   rests.append(jnp.zeros_like(target_log_probs[:, tree.levels[-1].start :]))
   rest = jnp.concatenate(rests, axis=1)
   passes = [one, *passes[1:], state.owed] if inner else [one]
-  came = [_chosen(counts, state.below)]  # and every test below fails
+  came = [_chosen(counts, state.below)]  # selected, and all tests below fail
   for count, passing in zip(counts[::-1], passes[:0:-1], strict=True):
     came.append(_families(came[-1] * (1 - passing), count).sum(axis=2))
   probs = [x * y for x, y in zip(came[::-1], passes, strict=True)]
@@ -262,12 +260,12 @@ def verify(
 
 
 def _by_level(x: Array, *shape: int) -> Array:
-  """Nodes of levels of one size, `[B, L n .., ..] -> [L, B, n, .., ..]`."""
+  """Groups nodes by level, `[B, L n .., ..] -> [L, B, n, .., ..]`."""
   return jnp.moveaxis(x.reshape(len(x), *shape, *x.shape[2:]), 1, 0)
 
 
 def _families(x: Array, count: int) -> Array:
-  """A level's nodes by their parents, `[B, n C, ..] -> [B, n, C, ..]`."""
+  """Groups a level's nodes by parent, `[B, n C, ..] -> [B, n, C, ..]`."""
   return x.reshape(len(x), x.shape[1] // count, count, *x.shape[2:])
 
 
@@ -297,9 +295,9 @@ def check(tree: Tree, siblings: Siblings) -> None:
   uneven = any(len(count) > 1 or max(count) > 2 for count in counts)
   if uneven or list(tree.parents) != sorted(tree.parents):
     raise ValueError(
-      "rule 'score_block' needs one child or two at every node, as many as at "
-      "the others of its depth, leaves that are equally deep and nodes in the "
-      f"order of their parents, got parents {tree.parents}"
+      "rule 'score_block' needs one or two children at every node, as many as "
+      "at others of its depth, leaves of equal depth and nodes in the order of "
+      f"their parents, got parents {tree.parents}"
     )
 
 

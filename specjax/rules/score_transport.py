@@ -1,23 +1,21 @@
-"""One node of `block_transport`: shares of tokens in the scores of their path.
+"""One node of `block_transport`: how tokens share the scores of their path.
 
-A node hands out scores in N bins, lowest first. Each bin has the probability
-that a child's score is in it, and a weight W for selection, which does not
-fall. The node's tokens are of C types (`ratio_types`), the lowest q / p first.
-It owes v of the target's mass, and its children have `share = sum(scores W)` of
-the selection, at least v.
+A node's scores fall in N bins, lowest first. Each bin has the probability of a
+child's score and a nondecreasing selection weight W. The node's tokens are of C
+types (`ratio_types`), lowest q / p first. The node owes v of the target's mass,
+and its children have `share = sum(scores W)` of the selection, at least v.
 
-With c and Q cumulated from the types' p and v q, and B(c) the selection that
-the lowest c of the scores have, the selected token can have a distribution a
-whose cumulated A is nowhere below B. Let h be where `B - Q` is largest. No
-distribution accepts more than one with A = B at h, `a >= v q` below h and `a <=
-v q` above (docs/optimum.md, where B is c^k). `make_node` aims at the one of
-these that is closest to p: it leaves most selection for the levels below.
+Let c and Q be the cumulative sums of the types' p and v q, and B(c) the
+selection of the lowest c of the scores. The selected token can have any
+distribution a whose cumulative A is nowhere below B. Let h be where `B - Q` is
+largest. No distribution accepts more than one with A = B at h, `a >= v q` below
+h and `a <= v q` above (docs/optimum.md, where B is c^k). `make_node` aims at
+the one of these closest to p, which leaves most selection to the levels below.
 
-`mixture` realizes it by the random contiguous blocks of docs/optimum.md:
-while a type lies in a block, it gets the block's scores evenly. Blocks do not
-depend on each other, so that a round cuts each of them where it is due. Time is
-integrated out. What a type gets is summed from the blocks as they were used,
-so that any bins, types and cuts are lossless.
+`mixture` realizes it by the random contiguous blocks of docs/optimum.md: the
+types in a block share its scores evenly. Blocks are independent, so each round
+cuts every block that is due. Time is integrated out. A type's scores are summed
+from the very blocks that are used, so any bins, types and cuts are lossless.
 """
 
 import jax
@@ -29,16 +27,16 @@ from specjax.structs import struct
 
 @struct
 class Node:
-  """Nodes' problems; N bins, C types.
+  """The problem at each node; N bins, C types.
 
-  Type j has a place of its own among the scores: those from the lowest c_j to
-  the lowest c_{j + 1} of them.
+  Type j has its own place among the scores, between their quantiles c_j and
+  c_{j + 1}.
 
   Attributes:
-    within: `f32[..., C, N + 1]`, cumulated distribution of the scores of each
+    within: `f32[..., C, N + 1]`, cumulative distribution of the scores in each
       place, 0 to 1.
     width: `f32[..., C]`, the types' p; sums to 1.
-    mean: `f32[..., C]`, mean W of each place.
+    mean: `f32[..., C]`, mean W in each place.
     base: `f32[..., C + 1]`, B at the bounds of types.
     goal: `f32[..., C + 1]`, A there; at least B.
   """
@@ -53,11 +51,11 @@ class Node:
 def make_node(
   edges: Array, weights: Array, masses: Array, wanted: Array
 ) -> Node:
-  """The problem of a node, and the distribution that it aims at.
+  """Sets up a node's problem and the distribution to aim at.
 
   Args:
-    edges: `f32[..., N + 1]`, cumulated probability of the bins, 0 to 1.
-    weights: `f32[..., N]`.
+    edges: `f32[..., N + 1]`, cumulative probability of the bins, 0 to 1.
+    weights: `f32[..., N]`, W.
     masses: `f32[..., C]`, the types' p.
     wanted: `f32[..., C]`, their `v q / p`, ascending.
   """
@@ -84,7 +82,7 @@ def make_node(
 
 
 def _cumulated(mass: Array) -> Array:
-  """Sums of the first few, `f32[..., C] -> f32[..., C + 1]`."""
+  """Cumulative sums from 0, `f32[..., C] -> f32[..., C + 1]`."""
   count = mass.shape[-1]
   before = jnp.arange(count) < jnp.arange(count + 1)[:, None]
   return jnp.sum(jnp.where(before, mass[..., None, :], 0), axis=-1)
@@ -93,11 +91,11 @@ def _cumulated(mass: Array) -> Array:
 def _goal(bounds: Array, base: Array, given: Array, wanted: Array) -> Array:
   """A of the admissible distribution that accepts most and is closest to p.
 
-  Below h it is the larger of two curves: with `a = max(v q, lam p)`, and the
-  least admissible one. Above h with `min(v q, lam p)`. A water level lam has no
-  smaller value at any number k of flooded types than at the right one: it is
-  the least of `(B_h - Q_h + Q_k) / c_k`, and above h the largest. A is at least
-  B, and B at both ends and at h. All are `f32[..., C + 1]`; `wanted` has C.
+  Below h it is the larger of two curves: the one of `a = max(v q, lam p)` and
+  the least admissible one. Above h `a = min(v q, lam p)`. The water level lam
+  is the minimum of `(B_h - Q_h + Q_k) / c_k` over the number k of flooded
+  types, above h the maximum. A is at least B, and equal at both ends and at h.
+  All are `f32[..., C + 1]`; `wanted` has C.
   """
   gap = base - given  # d
   index = jnp.arange(gap.shape[-1])
@@ -133,9 +131,9 @@ def _ratio(top: Array, bottom: Array) -> Array:
 
 
 def mixture(node: Node) -> Array:
-  """The parts in which a type gets the scores of each place, `f32[..., C, C]`.
+  """The part of each type's scores from each place, `f32[..., C, C]`.
 
-  Rows sum to 1, and columns, weighed by `width`, to the `width` of the place.
+  Rows sum to 1; columns, weighted by `width`, to the `width` of the place.
   """
   width, base = node.width, node.base[..., :-1]
   count = width.shape[-1]
@@ -145,7 +143,7 @@ def mixture(node: Node) -> Array:
   need = node.goal[..., :-1] - base
   is_cut = need <= 4 * jnp.finfo(need.dtype).eps * node.base[..., -1:]
   is_cut |= index == 0
-  # Of the last cut up to a type its place, c and B; of the next one -c and -B.
+  # The last cut up to each type: place, c and B; the next one: -c and -B.
   place = jnp.broadcast_to(index.astype(width.dtype), start.shape)
   of_cut = jnp.stack([place, start, base, -start, -base], axis=-2)
   none = jnp.full_like(bounds[..., -1:], -1)
@@ -168,7 +166,7 @@ def mixture(node: Node) -> Array:
     rate = jnp.where(cut > 0, 0, jnp.maximum(chord - base, 0))
     wait = left / jnp.where(rate > 0, rate, 1)
     due = jnp.where(rate > 0, since + wait, jnp.inf)
-    same = first[..., :, None] == first[..., None, :]  # of one block
+    same = first[..., :, None] == first[..., None, :]  # in one block
     now = jnp.min(jnp.where(same, due[..., None, :], 1), axis=-1)
     time = now - since
     evenly = jnp.where(

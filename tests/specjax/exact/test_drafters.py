@@ -158,7 +158,7 @@ def by_its_twins_token(draft, context):
     ),
     (
       forms.masked(of_table(paths(2, 2)), by_its_twins_token),
-      "has children differs from node 2, whose path says the same",
+      "and 2, with equal paths, has children",
     ),
     (changed(of_table(chain(2)), other_token), "not the token that was drawn"),
     (changed(of_table(chain(2)), claims_to_be_certain), "is deterministic"),
@@ -236,7 +236,7 @@ def test_keys_of_a_draft_are_none_of_the_loops(monkeypatch):
   drafter = dataclasses.replace(of_table(chain(1)), propose=drawn_with_its_keys)
   assert check(drafter).method == "sampled"
   monkeypatch.setattr(random, "drafter_keys", lambda keys: keys)
-  with pytest.raises(ValueError, match="coins of the loop's own"):
+  with pytest.raises(ValueError, match="random numbers with its verification"):
     check(drafter)
 
 
@@ -267,12 +267,12 @@ def drawn_alike(keys_of, nodes):
 @pytest.mark.parametrize(
   ("keys_of", "nodes", "words"),
   [
-    (lambda c, n: c.keys, chain(2), "node 2 is drawn with a coin of node 1"),
-    (lambda c, n: c.keys, paths(2, 1), "node 2 is drawn with a coin of node 1"),
+    (lambda c, n: c.keys, chain(2), "2 shares a random number with node 1"),
+    (lambda c, n: c.keys, paths(2, 1), "2 shares a random number with node 1"),
     (
       lambda c, n: jax.vmap(jax.random.fold_in, (0, None))(c.row_keys, n),
       chain(1),
-      "node 1 is drawn with a coin of the round before",
+      "node 1 shares a random number with the round",
     ),
   ],
   ids=["chain", "siblings", "rounds"],

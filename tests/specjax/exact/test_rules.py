@@ -47,9 +47,9 @@ def broken(name, **changes):
     (broken("token", next_log_probs=lambda v, q: lambda node: q[:, 0]),
      "lossless, and the law"),
     (broken("token", node_probs=lambda v, q: v.node_probs * 0.9),
-     "has probability 0.9 in all"),
+     "outcomes sum to 0.9"),
     (broken("token", node_probs=lambda v, q: v.node_probs * jnp.nan),
-     "are no numbers"),
+     "are not finite"),
     (broken("typical", total_variation=lambda v, q: v.total_variation / 2),
      "from the target, which is off by"),
     (broken("typical", total_variation=lambda v, q: v.total_variation

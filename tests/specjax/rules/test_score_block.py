@@ -54,9 +54,9 @@ def pairs_in(tokens, law):
 @pytest.mark.parametrize(
   ("tree", "siblings", "words"),
   [
-    (Tree((-1, 0, 0, 1, 1)), WITHOUT_REPLACEMENT, "equally deep"),
+    (Tree((-1, 0, 0, 1, 1)), WITHOUT_REPLACEMENT, "equal depth"),
     (Tree((-1, 0, 0, 2, 1)), WITHOUT_REPLACEMENT, "order of their parents"),
-    (k_ary(3), WITHOUT_REPLACEMENT, "one child or two"),
+    (k_ary(3), WITHOUT_REPLACEMENT, "one or two children"),
     (k_ary(2), IID, "siblings='without_replacement'"),
     (Tree((-1, 0, 1), form=Form.MASKED), WITHOUT_REPLACEMENT, "form is"),
   ],
