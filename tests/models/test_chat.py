@@ -103,7 +103,7 @@ def test_marks_of_turns_that_files_do_not_call_special_are_no_text_either(
 def test_what_a_template_refuses_is_one_line(saved):
   tokenizer = tokenizers.load(str(saved / "strict"))
   for messages, message in (
-    ([{"role": "system", "content": "x"}], "refuses this: no system"),
+    ([{"role": "system", "content": "x"}], "rejects this: no system"),
     ([{"role": 7, "content": "x"}], 'needs a string under "role"'),
   ):
     with pytest.raises(ValueError, match=f"{message}.*\\Z"):

@@ -214,5 +214,5 @@ def test_layers_that_are_read_are_the_targets_and_rise():
   assert eagle_format.usual_layers(3) == (0, 1, 2)
   assert dflash_format.usual_layers(5, 36) == (2, 10, 18, 26, 34)
   assert head_starts.check_layers((1, 5), 6, first=1) == (1, 5)
-  with pytest.raises(ValueError, match=r"give config.head.layers, of 1\.\.5"):
+  with pytest.raises(ValueError, match=r"ascending layers in 1\.\.5"):
     head_starts.check_layers((0, 3), 6, first=1)

@@ -49,5 +49,5 @@ def test_held_out_prompts_come_from_the_test_split():
   assert all(p in whole["test"] for p in prompts)
   assert sum(p in whole["train"] for p in prompts) == 0
   assert all(p.count("\n") == 8 for p in prompts)
-  with pytest.raises(ValueError, match="the test files give"):
+  with pytest.raises(ValueError, match="the test files only give"):
     corpus.held_out_prompts(100_000)

@@ -199,7 +199,7 @@ OF_DFLASH = lambda **changes: CHANGED(
   [
     (dict(drop=["fc.weight"]), "missing: fc.weight"),
     (OF_DFLASH(projector_type="domino"), "not known: projector_type"),
-    (OF_DFLASH(target_layer_ids=[1, 8]), "not layers of a target of 9"),
+    (OF_DFLASH(target_layer_ids=[1, 8]), "not all layers of a target with 9"),
     (OF_DFLASH(block_size=5), "and dflash_config.block_size must agree, got"),
     (OF_DFLASH(causal=True, causal_head=False), "causal_head must agree"),
   ],
