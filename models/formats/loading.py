@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
+from concurrent import futures
 from typing import Any
 
 import jax
@@ -35,6 +36,7 @@ from models.networks.t5_config import T5Config
 from models.networks.transformer import Transformer
 from models.sharding import Sharding
 
+_THREADS = 2
 _NUMBERS = 2**22  # read at once
 _rounded = jax.jit(quantize, static_argnames=("dtype", "group", "inputs"))
 
@@ -62,12 +64,16 @@ def load(
   module = weights.abstract(source.config, dtype, form)
   graphdef, state = nnx.split(module)
   state = dict(nnx.to_flat_state(state))
-  for parameter, variable in state.items():
-    like = _held(variable.get_value(), kept, parameter)
+
+  def array_of(parameter: tuple):
+    like = _held(state[parameter].get_value(), kept, parameter)
     read = _readers(source, parameter, source.config, like, form, kept)
     _, layout = weights.locate(parameter, source.table)
-    in_rows = layout is AS_IS or layout is TURNED
-    state[parameter] = variable.replace(_whole(read, like, in_rows=in_rows))
+    return _whole(read, like, in_rows=layout is AS_IS or layout is TURNED)
+
+  with futures.ThreadPoolExecutor(_THREADS) as pool:  # NumPy lets others run
+    for parameter, array in zip(state, pool.map(array_of, state), strict=True):
+      state[parameter] = state[parameter].replace(array)
   return nnx.merge(graphdef, nnx.from_flat_state(state))
 
 
