@@ -1,23 +1,22 @@
 """Cost of verification on a mixture of experts: the weights that a pass reads.
 
-A token is routed to k of E experts a layer. Were the choice uniform and
+A token is routed to k of E experts per layer. If the choice were uniform and
 independent of other tokens', a pass over t tokens would touch
 
   E (1 - (1 - k / E)^t)
 
 of them on average (a token misses an expert with probability 1 - k / E).
 Reading their weights takes most of the time of a pass over few tokens. So,
-unlike a dense model's, a draft is not verified for the price of one token: the
-price grows from k experts to E, ever more slowly. Real routers are neither
-uniform nor independent: neighboring tokens share experts, so a pass touches
-fewer. Measured counts may replace the formula.
+unlike on a dense model, verifying a draft costs more than one token: from k
+experts up to E, with diminishing increments. Real routers are neither uniform
+nor independent: neighboring tokens share experts, so a pass touches fewer.
+Measured counts can replace the formula.
 
-Levels cost less the deeper they are: the first may not pay for itself although
-many together do. So the myopic rule (`specjax.theory.stopping.myopic`), optimal
-where levels never become cheaper, is not optimal here. With many rows nearly
-all E are touched anyway, and verification costs what it costs a dense model,
-until arithmetic takes longer than reading (MoESD, arXiv 2505.19645, measures
-both).
+Deeper levels cost less: the first may not pay off although many together do. So
+the myopic rule (`specjax.theory.stopping.myopic`), optimal if levels never get
+cheaper, is not optimal here. With many rows nearly all E are touched anyway,
+and verification costs as much as on a dense model, until arithmetic takes
+longer than reading (MoESD, arXiv 2505.19645, measures both).
 """
 
 import dataclasses
@@ -35,9 +34,9 @@ def expected_distinct(
   """Experts that a pass touches under uniform routing, E (1 - (1 - k/E)^t).
 
   Args:
-    tokens: t >= 0, how many the pass is over; an array of numbers will do.
+    tokens: t >= 0, tokens in the pass, or an array of such numbers.
     num_experts: E.
-    num_chosen: k, of each token.
+    num_chosen: k.
 
   Returns:
     `f64[...]`, in 0..E; k for one token.
@@ -56,15 +55,15 @@ def expected_distinct(
 
 
 def busiest(distinct: Number, num_experts: int, devices: int) -> np.ndarray:
-  """Experts of a pass on the device that has most of them, dealt out evenly.
+  """Experts that a pass touches on the busiest device, experts split evenly.
 
-  For each of E experts to be touched by itself, with probability distinct / E;
-  within 3% of simulated uniform routing.
+  Assumes that each of E experts is touched independently, with probability
+  distinct / E; within 3% of simulated uniform routing.
 
   Args:
     distinct: experts that the pass touches, 0..E.
     num_experts: E.
-    devices: that have E / devices experts each; a divisor of E.
+    devices: number of devices, a divisor of E.
 
   Returns:
     `f64[...]`, at least distinct / devices.
@@ -80,12 +79,12 @@ class Reads:
   """Bytes that a pass over a mixture reads.
 
   Attributes:
-    others: bytes of all weights that every pass reads: attention, routers,
+    others: bytes of the weights that every pass reads: attention, routers,
       shared experts, dense layers, output projection (not the embedding, of
-      which a pass reads its tokens' rows).
+      which a pass reads only its tokens' rows).
     expert: bytes of one expert of one layer.
     num_layers: layers with experts.
-    num_experts: E of each.
+    num_experts: E, per layer.
     num_chosen: k.
   """
 
@@ -98,12 +97,12 @@ class Reads:
   def bytes_of(
     self, tokens: Number, distinct: Callable[[Number], Number] | None = None
   ) -> np.ndarray:
-    """Bytes of a pass over so many tokens, `f64[...]`.
+    """Bytes that a pass over t tokens reads, `f64[...]`.
 
     Args:
       tokens: t.
-      distinct: experts a layer that a pass over t tokens touches, as measured;
-        by default `expected_distinct`.
+      distinct: measured experts per layer that a pass over t tokens touches; by
+        default `expected_distinct`.
     """
     if distinct is None:
       experts = expected_distinct(tokens, self.num_experts, self.num_chosen)
@@ -114,18 +113,18 @@ class Reads:
   def verify(
     self, rows: int = 1, distinct: Callable[[Number], Number] | None = None
   ) -> Callable[[Number], np.ndarray]:
-    """Time of a pass that verifies, in units of a pass over a token a row.
+    """Time of a verification pass, relative to one over a token per row.
 
-    It is supposed to be that of reading the weights: true of passes over few
-    tokens, before a processor's arithmetic or the cached text takes longer. For
+    Assumes that reading weights takes all the time, which holds for few tokens,
+    before arithmetic or the cached text takes longer. For
     `specjax.theory.stopping.Costs` and `specjax.theory.throughput`.
 
     Args:
-      rows: B, that are decoded together.
-      distinct: as for `bytes_of`.
+      rows: B, rows decoded together.
+      distinct: as in `bytes_of`.
 
     Returns:
-      `tokens fed a row -> time`; 1 of one token.
+      `tokens fed per row -> time`; 1 for one token.
 
     Raises:
       ValueError: for less than one row.

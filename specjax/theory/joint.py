@@ -12,10 +12,10 @@ is the probability that at least s is accepted. docs/optimum.md proves:
 - Proposition 3: the optimum is attained by selecting a path of the draft and
   block verification with the law of the selected path.
 
-The program over all drafts is solved by HiGHS, in a(s) = A(s) / Q(s): then
-losslessness is a(sx) <= a(s) <= 1, without a coefficient that could be tiny. A
-solution is returned only if its dual confirms it to 1e-7 tokens; where laws are
-not sharp, errors are those of rounding.
+HiGHS solves the program over all drafts in a(s) = A(s) / Q(s): losslessness is
+then a(sx) <= a(s) <= 1, without tiny coefficients. A solution is returned only
+if its dual confirms it to 1e-7 tokens; unless laws are sharp, errors are
+rounding errors.
 """
 
 import dataclasses
@@ -30,14 +30,14 @@ from specjax.exact import ContextLaw, target_block_law
 from specjax.siblings import IID, Siblings, log_probs_of_tokens
 from specjax.tree import Tree
 
-_CERTAIN = 1e-7  # HiGHS leaves coefficients below 1e-9 away
+_CERTAIN = 1e-7  # HiGHS drops coefficients below 1e-9
 _MOST_DRAFTS = 1 << 17
-_ROOT = (0,)  # the context that drafts begin in, as in `specjax.exact`
+_ROOT = (0,)  # the context before the draft, as in `specjax.exact`
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class JointOptimum:
-  """A plan of accepted mass, and what it comes to.
+  """An optimal plan of accepted mass, and its value.
 
   Attributes:
     expected_accepted: expected number of accepted drafted tokens.
@@ -52,10 +52,10 @@ class JointOptimum:
 def any_tree(
   tree: Tree, draft: ContextLaw, target: ContextLaw, *, siblings: Siblings = IID
 ) -> JointOptimum:
-  """The joint optimum of any law of drafts, as one program over all drafts.
+  """The joint optimum for any law of drafts, as one program over all drafts.
 
-  Its variables are A(s) and what each set of drafted contexts gives to stops at
-  each of its members (Proposition 1).
+  Its variables are A(s) and the mass that each set of drafted contexts gives to
+  stops at each of its members (Proposition 1).
 
   Args:
     tree: of fixed form; V ** N drafts must be few.
@@ -73,9 +73,9 @@ def any_tree(
   )
   which, place = np.nonzero(sets & (q > 0))  # pairs of a set and its member
   size, pairs = len(q), len(which)
-  # D_T(s) <= min(P(T), Q(s)), in units of which it is a variable.
+  # The variable is D_T(s) in units of min(P(T), Q(s)), its upper bound.
   unit = np.minimum(probs[which], q[place])
-  # a(s) Q(s) - sum_x a(sx) Q(sx) <= what the sets give, over Q(s).
+  # a(s) Q(s) - sum_x a(sx) Q(sx) <= the mass from the sets, over Q(s).
   inner = np.flatnonzero((contexts.parent >= 0) & (q > 0))
   above = contexts.parent[inner]
   stops = sparse.coo_array(
@@ -106,7 +106,7 @@ def any_tree(
 def _drafted_sets(
   tree: Tree, draft: ContextLaw, *, vocab: int, siblings: Siblings = IID
 ) -> tuple[np.ndarray, np.ndarray]:
-  """The sets of contexts that a draft may be, and their probabilities.
+  """The sets of contexts that drafts may have, with their probabilities.
 
   `bool[T, V + V^2 + .. + V^G]`, contexts level by level and in the order of
   their tokens, and `f64[T]`; sets of probability 0 are left out.
@@ -161,7 +161,7 @@ def _starts(vocab: int, length: int) -> np.ndarray:
 class _Contexts:
   """The V + .. + V^G contexts, level by level, in the order of their tokens.
 
-  `parent` is the context that each continues, -1 for the root.
+  `parent` is the context that each one continues, -1 for the root.
   """
 
   vocab: int
@@ -215,8 +215,8 @@ class _Contexts:
 def _maximize(worth: np.ndarray, rows, most: np.ndarray) -> np.ndarray:
   """The x in [0, 1] of largest `worth @ x` with `rows @ x <= most`.
 
-  Raises ArithmeticError unless x keeps each row, and has the worth of its dual,
-  which none exceeds, to `_CERTAIN`.
+  Raises ArithmeticError unless x satisfies each row and attains the dual's
+  bound, both to `_CERTAIN`.
   """
   rows = sparse.csr_array(rows)
   solution = optimize.linprog(
@@ -243,6 +243,6 @@ def _maximize(worth: np.ndarray, rows, most: np.ndarray) -> np.ndarray:
     reason = solution.message
   least = np.min(worth, where=worth > 0, initial=1)
   raise ArithmeticError(
-    f"HiGHS did not solve the program ({reason}); the least mass in it is "
-    f"{least:.1e}, and masses near 1e-12 are beyond it"
+    f"HiGHS did not solve the program ({reason}); its least mass is "
+    f"{least:.1e}, and masses near 1e-12 are too small for HiGHS"
   )

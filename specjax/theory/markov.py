@@ -16,7 +16,7 @@ from specjax.types import LanguageModel, ModelOutput, Params
 
 @struct
 class MarkovPair:
-  """A draft's and a target's chain.
+  """The chains of a draft and a target.
 
   Attributes:
     draft_initial, target_initial: `f[V]`, the first token's law.
@@ -52,13 +52,13 @@ def make_pair(
 
   Args:
     draft_initial, target_initial, draft, target: as in `MarkovPair`.
-    tolerance: how far from 1 a row may add up.
+    tolerance: how far from 1 the sum of a row may be.
 
   Returns:
     The pair, in float64 NumPy arrays.
 
   Raises:
-    ValueError: for shapes that do not fit, and rows that are no laws.
+    ValueError: for inconsistent shapes, or rows that are not laws.
   """
   arrays = {
     "draft_initial": draft_initial,
@@ -103,8 +103,8 @@ def random_pair(seed: int, *, vocab_size: int, horizon: int) -> MarkovPair:
 def language_models(pair: MarkovPair) -> tuple[LanguageModel, Params]:
   """A `LanguageModel` for both chains, and their parameters.
 
-  Decode from a prompt of one token, any: position 0 is before the first token.
-  After the horizon every law is uniform. No cache is kept.
+  Decode from a prompt of any one token: position 0 is before the first token.
+  After the horizon every law is uniform. The cache is empty.
   """
   vocab = pair.vocab_size
 

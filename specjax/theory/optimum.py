@@ -1,4 +1,4 @@
-"""Acceptance of the best possible verification of k drafts at one position.
+"""The best possible acceptance of k drafts at one position.
 
 Optimal transport with membership cost (Sun et al., NeurIPS 2023): of all
 couplings of k drafted tokens and an output token distributed as the target,

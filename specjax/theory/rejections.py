@@ -1,11 +1,10 @@
 """Expected rejections of speculative and batch decoding (Yin et al., 2024).
 
 "A Theoretical Perspective for Speculative Decoding Algorithm", NeurIPS 2024. A
-run decodes T tokens; every round drafts all that are missing, so that each
-position is drafted and there is no bonus token; a rejection is a round that
-ends in a token of the residual. Chains are `specjax.theory.markov.MarkovPair`,
-and everything is a dynamic program over positions and states,
-O(T V^2 M).
+run decodes T tokens; every round drafts all that remain, so each position is
+drafted and there is no bonus token. A rejection is a round that ends with a
+residual token. Chains are `specjax.theory.markov.MarkovPair`; everything is a
+dynamic program over positions and states, O(T V^2 M).
 """
 
 import jax
@@ -17,7 +16,7 @@ from specjax.theory.markov import MarkovPair
 
 
 def total_variation(draft: Array, target: Array) -> Array:
-  """`TV(p, q) = sum [q - p]_+` over the last axis, the rejection of one draft.
+  """`TV(p, q) = sum [q - p]_+` over the last axis: P(one draft is rejected).
 
   Args:
     draft, target: `f[..., V]`, probabilities.
@@ -61,8 +60,8 @@ def theorem1(pair: MarkovPair) -> Array:
   """E[rejections] of speculative decoding with one draft, `f[]`.
 
   Theorem 1: the sum over positions of the expectation, under the target's own
-  law of the prefix, of `TV(p_n, q_n)`. By Theorem 2 no lossless algorithm does
-  better that drafts token by token from p and accepts each by a probability of
+  law of the prefix, of `TV(p_n, q_n)`. By Theorem 2 this is optimal among
+  lossless algorithms that draft token by token from p and accept each token on
   its own; block verification and several drafts are outside that class.
   """
   return _expected(pair, 1)
@@ -71,9 +70,9 @@ def theorem1(pair: MarkovPair) -> Array:
 def theorem3(pair: MarkovPair, num_drafts: int) -> Array:
   """E[rejections] of batch decoding with M drafts (Algorithm 4), `f[]`.
 
-  Theorem 3. M drafts are made at every restart; once one of them is accepted
-  the rest of its sequence is verified as a single draft. A position is fresh
-  with mass f and then rejected with `Pi_M`, else with `TV`.
+  Theorem 3. Every restart makes M drafts; once one of them is accepted the rest
+  of its sequence is verified as a single draft. A position is fresh with mass f
+  and then rejected with `Pi_M`, else with `TV`.
 
   Raises:
     ValueError: if `num_drafts` is not positive.
@@ -85,9 +84,9 @@ def theorem3(pair: MarkovPair, num_drafts: int) -> Array:
 def limit(pair: MarkovPair) -> Array:
   """Theorem 3's number as M goes to infinity (Proposition 1), `f[]`.
 
-  `Pi_M` goes to the target's mass where the draft has none. Only the first
-  token of a restart has many drafts: the others are rejected with `TV` for any
-  M, so the limit is positive if draft and target differ at one of those.
+  `Pi_M` tends to the target's mass where the draft has none. Only the first
+  token of a restart has many drafts; the others are rejected with `TV` for any
+  M, so the limit is positive if draft and target differ there.
   """
   return _expected(pair, None)
 
@@ -103,8 +102,8 @@ def _expected(pair: MarkovPair, num_drafts: int | None):
 def _recursion(pair: MarkovPair, num_drafts):
   """The recursion of Theorem 3; `num_drafts` 0 stands for the limit.
 
-  State x carries q(x), the target's mass of prefixes ending in x, and f(x) of
-  those whose last token came from a rejection.
+  State x carries q(x), the target's mass of prefixes ending in x, and f(x), the
+  mass of those whose last token came from a rejection.
   """
 
   def rejected(draft, target):

@@ -1,24 +1,23 @@
 """Optimal stopping of a draft, and the stopping rules that systems use.
 
 A round drafts up to G tokens, one level after the other. Token i is accepted
-with probability a_i given that all before it were, so that `S_k = a_1 .. a_k`,
-the survival, is the chance that token k is reached and kept, and a round of
-depth T gives `N = 1 + S_1 + .. + S_T` tokens on average. After level k it is
-known which *context* x_k token k was drawn in (how sure the draft was, say) and
-with it a_k; the next one's is not known yet. Contexts are a Markov chain
-(`Process`). A stopping rule may look at all of that, and decides before the
-next level is paid for.
+with probability a_i given that all before it were. The survival `S_k = a_1 ..
+a_k` is the probability that token k is reached and kept, and a round of depth T
+gives `N = 1 + S_1 + .. + S_T` tokens on average. After level k the *context*
+x_k that token k was drawn in (such as the draft's confidence) is known, and
+with it a_k; the next one is not. Contexts are a Markov chain (`Process`). A
+stopping rule may use all of this, and decides before paying for the next level.
 
-What counts is tokens over time in the long run, `E[N] / E[T]` (rounds are
-renewals). Dinkelbach (1967): a rule maximizes the ratio exactly if it maximizes
-`E[N - r T]` for the r that makes the maximum 0, and iterating `r <- E[N] /
-E[T]` of the best rule for r finds it, always from below. For one r the best
-rule is a dynamic program,
+The objective is the long-run rate `E[N] / E[T]` (rounds are renewals).
+Dinkelbach (1967): a rule maximizes the ratio exactly if it maximizes `E[N - r
+T]` for the r that makes the maximum 0, and iterating `r <- E[N] / E[T]` of the
+best rule for r finds it, always from below. For fixed r the best rule is a
+dynamic program,
 
   V_k(S, x) = max(0, -r D_k + sum_x' P(x, x') (S a(x') + V_{k+1}(S a(x'), x'))),
 
-with D_k what level k + 1 costs. V is convex and does not fall in S (by
-induction: a maximum and a mean of such functions), so that the best rule stops
+with D_k the cost of level k + 1. V is convex and nondecreasing in S (by
+induction: a maximum and a mean of such functions), so the best rule stops
 exactly if **S is at or below a threshold of its level and context**: a
 threshold on survival, not on the newest token's acceptance.
 """
@@ -33,9 +32,9 @@ import numpy as np
 GoesOn = Callable[[int, np.ndarray, np.ndarray], np.ndarray]
 
 ROOT = -1
-_SAME = 12  # decimals at which two survivals are one
+_SAME = 12  # decimals at which survivals count as equal
 _MOST_STEPS = 100
-_TINY = 1e-12  # a gain that is none
+_TINY = 1e-12  # gains up to this count as none
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,7 +43,7 @@ class Process:
 
   Attributes:
     first: `f64[X]`, the law of the first token's context.
-    following: `f64[X, X]`, that of the next token's, given a token's.
+    following: `f64[X, X]`, the law of the next token's, given a token's.
     acceptance: `f64[X]`, the probability that a token drawn in a context is
       accepted, given that all before it were.
   """
@@ -78,7 +77,7 @@ class Process:
 def independent(
   acceptance: Sequence[float], chances: Sequence[float] = (1.0,)
 ) -> Process:
-  """Tokens in independent contexts, each of an acceptance and a chance."""
+  """Independent contexts, each with an acceptance and a probability."""
   law = np.asarray(chances, np.float64)
   return Process(
     first=law,
@@ -89,24 +88,24 @@ def independent(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Costs:
-  """Seconds, or any unit of time.
+  """Costs of a round in seconds, or any unit of time.
 
   Attributes:
-    draft: of drafting one more level.
-    verify: of the target's pass over so many tokens (drafts and the root), or
-      of any; `specjax.theory.throughput.verify_curve`.
+    draft: cost of drafting one more level.
+    verify: cost of the target's pass, as a function of its tokens (drafts and
+      root) or constant; `specjax.theory.throughput.verify_curve`.
   """
 
   draft: float
   verify: float | Callable[[int], float]
 
   def of_round(self, depth: int) -> float:
-    """Seconds of a round that drafts so many levels."""
+    """Seconds of a round that drafts `depth` levels."""
     verify = self.verify(depth + 1) if callable(self.verify) else self.verify
     return depth * self.draft + float(verify)
 
   def marginal(self, depth: int) -> np.ndarray:
-    """D: what each further level costs, `f64[depth]`."""
+    """D, the cost of each further level, `f64[depth]`."""
     return np.diff([self.of_round(k) for k in range(depth + 1)])
 
 
@@ -118,9 +117,9 @@ class Outcome:
     tokens: E[N] a round.
     seconds: E[T] a round.
     setting: the rule's depth, if it has one.
-    rates: of the optimum and the myopic rule: the first rate supposed, and that
-      of the rule of each Dinkelbach step.
-    depth: mean levels drafted.
+    rates: for the optimum and the myopic rule: the initial rate, then that of
+      the rule of each Dinkelbach step.
+    depth: mean number of drafted levels.
   """
 
   tokens: float
@@ -137,9 +136,9 @@ class Outcome:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Level:
-  """The n cases that can be told apart after a number of levels.
+  """The n distinguishable cases after a number of levels.
 
-  `below`, `int[n, X]`, are those after a further level, `chances` theirs.
+  `below`, `int[n, X]`, are those after another level, `chances` theirs.
   """
 
   survival: np.ndarray
@@ -174,7 +173,7 @@ def _cases(process: Process, depth: int) -> list[_Level]:
 def outcome(
   process: Process, costs: Costs, goes_on: GoesOn, depth: int
 ) -> Outcome:
-  """The exact means of a stopping rule of G levels at most."""
+  """The exact means of a stopping rule with at most G levels."""
   levels = _cases(process, depth)
   go = [
     np.asarray(goes_on(k, level.survival, level.context), bool)
@@ -215,8 +214,8 @@ def _best_for(levels: list[_Level], costs: Costs, rate: float):
 def optimum(process: Process, costs: Costs, depth: int) -> Outcome:
   """The best of all stopping rules, by Dinkelbach's iteration.
 
-  It begins with the rate of plain decoding. The last of G levels has `(G + X -
-  1)` choose G cases, for contexts of any acceptances.
+  It starts from the rate of plain decoding. The last of G levels has `(G + X -
+  1)` choose G cases in general.
   """
   levels = _cases(process, depth)
   return _iterate(
@@ -247,17 +246,17 @@ def static(process: Process, costs: Costs, depth: int) -> Outcome:
 
 
 def best_static(process: Process, costs: Costs, depth: int) -> Outcome:
-  """The best depth of 0..G, the least of equals."""
+  """The best fixed depth of 0..G, the least of equals."""
   options = [static(process, costs, k) for k in range(depth + 1)]
   most = max(one.rate for one in options)
   return next(one for one in options if one.rate >= most * (1 - 1e-12))
 
 
 def myopic(process: Process, costs: Costs, depth: int) -> Outcome:
-  """Goes on if the next level alone pays: `S_k E[a_k+1] > r D_k`.
+  """Continues if the next level alone pays off: `S_k E[a_k+1] > r D_k`.
 
-  With r its own rate, found as the optimum's. It is the optimum in the monotone
-  case, where a level that does not pay is followed by none that does.
+  r is its own rate, found by the same iteration. It is optimal in the monotone
+  case, in which no level that pays off follows one that does not.
   """
   marginal = costs.marginal(depth)
 

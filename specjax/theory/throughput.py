@@ -1,10 +1,10 @@
 """Tokens per second of speculative decoding, predicted from costs.
 
-N drafted tokens a cycle, P the probability that one is accepted given that all
-before it were, T_s seconds of a draft step, T_v seconds of a target pass over
-the drafted tokens. Acceptance is assumed to be i.i.d. (a capped geometric
-number of accepted tokens: Leviathan et al., ICML 2023), but in `exact_tokens`.
-Scalars or arrays, which broadcast.
+N drafted tokens per cycle, P the probability that one is accepted given that
+all before it were, T_s seconds of a draft step, T_v seconds of a target pass
+over the drafted tokens. Acceptance is assumed to be i.i.d. (a capped geometric
+number of accepted tokens: Leviathan et al., ICML 2023) except in
+`exact_tokens`. Arguments are scalars or arrays, which broadcast.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +23,7 @@ def expected_accepted(num_tokens: Number, acceptance: Number) -> np.ndarray:
   `P (1 - P^N) / (1 - P)`, and N at P = 1; `f64[...]`.
 
   Raises:
-    ValueError: for N < 0, or P outside of [0, 1].
+    ValueError: for N < 0, or P outside [0, 1].
   """
   n, p = _checked(num_tokens, acceptance)
   less = np.where(p < 1, p, 0.0)
@@ -35,19 +35,19 @@ def expected_accepted(num_tokens: Number, acceptance: Number) -> np.ndarray:
 
 
 def tokens_per_cycle(num_tokens: Number, acceptance: Number) -> np.ndarray:
-  """`(1 - P^(N + 1)) / (1 - P)`: block efficiency, the extra token counted."""
+  """`(1 - P^(N + 1)) / (1 - P)`: block efficiency, extra token included."""
   return 1 + expected_accepted(num_tokens, acceptance)
 
 
 def exact_tokens(first_accepted: Sequence[float]) -> float:
-  """Block efficiency whatever acceptance is: `1 + sum P(first i accepted)`.
+  """Block efficiency for any acceptance: `1 + sum P(first i accepted)`.
 
   Args:
     first_accepted: `f[N]`, the probability that the first i drafted tokens are
       accepted, i = 1..N: not increasing.
 
   Raises:
-    ValueError: if they are no probabilities, or increase.
+    ValueError: if they are not probabilities, or increase.
   """
   first = np.asarray(first_accepted, np.float64)
   likely = ((first >= 0) & (first <= 1)).all()
@@ -59,16 +59,15 @@ def exact_tokens(first_accepted: Sequence[float]) -> float:
 
 
 def expected_calls(first_accepted: Sequence[float], length: int) -> float:
-  """Target calls that a completion of so many tokens takes.
+  """Expected target calls of a completion of L tokens.
 
-  `C(L) = 1 + sum_d P(d accepted) C(L - d - 1)`, with `C = 0` below one token:
-  the last call gives fewer tokens than it could, so that `L / C(L)` is less
-  than `exact_tokens`, which it tends to.
+  `C(L) = 1 + sum_d P(d accepted) C(L - d - 1)`, with `C = 0` below one token.
+  The last call emits fewer tokens than it could, so `L / C(L)` is less than
+  `exact_tokens`, its limit.
 
   Args:
-    first_accepted: as for `exact_tokens`; calls are supposed to be independent
-      of each other.
-    length: L, tokens that the completion must have.
+    first_accepted: as in `exact_tokens`; calls are assumed independent.
+    length: L, tokens of the completion.
 
   Raises:
     ValueError: as `exact_tokens`.
@@ -76,19 +75,19 @@ def expected_calls(first_accepted: Sequence[float], length: int) -> float:
   exact_tokens(first_accepted)
   reached = np.array([1.0, *first_accepted, 0.0])
   accepted = reached[:-1] - reached[1:]  # P(d accepted), d = 0..N
-  calls = np.zeros(len(accepted) + length)  # of the last L' - d - 1 <= 0 too
+  calls = np.zeros(len(accepted) + length)  # also at L - d - 1 <= 0
   for left in range(len(accepted), len(calls)):
     calls[left] = 1 + accepted @ calls[left - len(accepted) : left][::-1]
   return float(calls[-1])
 
 
 def tree_tokens(tree: Tree, acceptance_by_rank: Sequence[float]) -> float:
-  """Block efficiency of a tree: one, and each node's chance to be reached.
+  """Block efficiency of a tree: 1 plus each node's probability to be accepted.
 
-  By `specjax.tree_search.acceptance_by_rank`, `f[C]`.
+  Takes `specjax.tree_search.acceptance_by_rank`, `f[C]`.
 
   Raises:
-    ValueError: if they are no probabilities, or add up to more than 1.
+    ValueError: if they are not probabilities, or add up to more than 1.
   """
   return 1 + tree_search.expected_accepted(tree, acceptance_by_rank)
 
@@ -117,7 +116,7 @@ def verify_curve(
     measured: seconds of a target pass by the number of tokens fed, N + 1.
 
   Returns:
-    `fed tokens -> seconds`; it raises ValueError outside what was measured.
+    `fed tokens -> seconds`; raises ValueError outside the measured range.
   """
   widths = np.array(sorted(measured), float)
   seconds = np.array([measured[int(w)] for w in widths])
@@ -141,13 +140,13 @@ def best_num_tokens(
   *,
   most: int = 64,
 ) -> int:
-  """The N of the largest throughput, 0 if speculation does not pay.
+  """The N of the largest throughput; 0 if speculation does not pay off.
 
   Args:
     acceptance: P.
     draft_seconds: T_s.
     verify_seconds: T_v, or a function of the tokens fed (N + 1).
-    most: the largest N that is tried; the smallest of equals is returned.
+    most: the largest N to try; the smallest of equals is returned.
   """
   n = np.arange(most + 1)
   verify = verify_seconds(n + 1) if callable(verify_seconds) else verify_seconds
@@ -163,8 +162,8 @@ def break_even(
 ) -> float:
   """The least P at which a cycle is no slower than plain decoding.
 
-  Where `tokens_per_cycle = (N T_s + T_v) / plain_seconds`, N >= 1 and a target
-  pass over one token taking `plain_seconds`; inf if even P = 1 does not pay.
+  There `tokens_per_cycle = (N T_s + T_v) / plain_seconds`, with N >= 1 and
+  `plain_seconds` for a target pass over one token; inf if even P = 1 is slower.
   """
   need = (num_tokens * draft_seconds + verify_seconds) / plain_seconds
   if need <= 1:

@@ -1,9 +1,9 @@
 """The bias-rejection trade-off of one position (Yin et al., 2024).
 
-A drafted token x ~ p is accepted with probability b(x), and after a rejection
-the token is drawn from a law P; the output law is `A = b p + Z P`, with `Z` the
-probability of a rejection, `sum (1 - b) p`. The loss is its total variation
-from the target, `TV(q, A)`. Arrays are `f64[V]`.
+A drafted token x ~ p is accepted with probability b(x); after a rejection the
+token is drawn from a law P. The output law is `A = b p + Z P`, with `Z = sum (1
+- b) p` the probability of a rejection. The loss is its total variation from the
+target, `TV(q, A)`. Arrays are `f64[V]`.
 """
 
 import numpy as np
@@ -35,7 +35,7 @@ def best_loss(
   draft, accept = _checked(draft, accept)
   target = np.asarray(target, np.float64)
   z = rejection(draft, accept)
-  # Where nothing is lost rounding may leave less than nothing.
+  # Rounding may leave a negative loss.
   return float(max(np.abs(target - accept * draft).sum() - z, 0) / 2)
 
 
@@ -69,7 +69,7 @@ def over_acceptance(
 def decoding_opt(
   draft: np.ndarray, target: np.ndarray, epsilon: float
 ) -> tuple[float, float]:
-  """Rejection and loss of Decoding-OPT: on the Pareto front.
+  """Rejection and loss of Decoding-OPT, on the Pareto front.
 
   `Z = sum [p - q - epsilon]_+`, and the loss is `TV - Z`. The residual is that
   of ordinary speculative decoding.
@@ -83,7 +83,7 @@ def decoding_uno(
 ) -> tuple[float, float]:
   """Rejection and loss of Decoding-UNO, which draws from q after a rejection.
 
-  The same rejections as Decoding-OPT, and never less loss.
+  Rejections are those of Decoding-OPT, and the loss is never less.
   """
   accept = over_acceptance(draft, target, epsilon)
   return rejection(draft, accept), loss(draft, target, accept, target)
@@ -94,14 +94,14 @@ def known_target(
 ) -> tuple[float, float]:
   """Rejection and loss of lossless verification against another law.
 
-  `TV(p, pi)` and `TV(pi, q)`, which add up to at least `TV(p, q)`, and to no
-  more exactly if pi is between p and q at every token: the front of Theorem 5
-  as a triangle inequality.
+  `TV(p, pi)` and `TV(pi, q)`, which add up to at least `TV(p, q)`, with
+  equality exactly if pi is between p and q at every token: the front of Theorem
+  5 as a triangle inequality.
 
   Args:
     draft: p.
     target: q.
-    law: pi, that of the tokens that come out.
+    law: pi, the output law.
   """
   draft, target, law = (np.asarray(x, float) for x in (draft, target, law))
   distance = lambda one: float(np.abs(law - one).sum() / 2)
