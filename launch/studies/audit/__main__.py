@@ -2,8 +2,8 @@
 
   python -m launch.studies.audit --output=AUDIT.json
 
-Every method on four pairs of distributions, and the smallest pair on which it
-is lossy. Takes half a minute. Pairs and findings: docs/audit.md.
+Reports every method on four pairs of distributions, and the smallest pair on
+which it is lossy. Takes half a minute. docs/audit.md has pairs and findings.
 """
 
 from launch import cli, provenance, report, results
@@ -11,7 +11,7 @@ from launch.studies.audit import chains, shape, trees
 
 cli.reads(cli.OUTPUT)
 METHODS = (*chains.METHODS, *trees.METHODS)
-_EXACT = 1e-9  # what floats may be off by
+_EXACT = 1e-9  # tolerance for rounding
 
 
 def row(method: shape.Method) -> dict:
@@ -37,7 +37,7 @@ def row(method: shape.Method) -> dict:
 
 
 def table(rows: list[dict]) -> str:
-  """Markdown, a row a method: distances, and where they are smallest."""
+  """A Markdown table with a row per method: distances and counterexample."""
   on = lambda pair: lambda x: _number(x["distance"][pair])
   return report.columns(
     rows,

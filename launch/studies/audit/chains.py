@@ -1,4 +1,4 @@
-"""Published methods that draft one path: the law of a round of each."""
+"""Published methods that draft one path, by the law of a round."""
 
 import functools
 import math
@@ -28,7 +28,7 @@ _GENERATOR = "transformers {}, generation/candidate_generator.py"
 def hsd(
   draft: Law, target: Law, depth: int, *, capped: bool
 ) -> Iterator[Entry]:
-  """Hierarchical speculative decoding: a path is tested from its end.
+  """Hierarchical speculative decoding, which tests a path from its end.
 
   With `r_t` the product of target over draft along the first t tokens, the text
   (`capped`) caps it by its running maximum, `w_t = r_t / max(1, r_1, .., r_t)`,
@@ -89,7 +89,7 @@ def _openvino(draft: Law, target: Law, depth: int) -> Iterator[Entry]:
 
 
 def _one_subtracted(draft: Law, target: Law, depth: int) -> Iterator[Entry]:
-  """After a rejection only the drafted token has its draft mass taken off."""
+  """After a rejection, subtracts only the drafted token's draft mass."""
   residual = lambda q, p, x: q - p * point(x, len(p))
   for weight, tokens in paths(draft, depth):
     yield from token_by_token(weight, tokens, draft, target, residual)

@@ -1,10 +1,9 @@
-"""One shape for all that is audited: laws in, the exact law of a round out.
+"""The interface of audited methods: laws in, the exact law of a round out.
 
-A method is a function of the draft's raw law and the target's that sums over
-its drafts and coins: it yields what a round may accept, with which probability,
-and from what law the next token then comes. How far that is from the target is
-computed in one place, for all. What is a rule of the library is summed by
-`specjax.exact.block_law`.
+A method is a function of the raw laws of draft and target that enumerates its
+drafts and coins: it yields what a round may accept, with its probability and
+the law of the next token. The distance from the target is computed in one
+place for all. Rules of the library are summed by `specjax.exact.block_law`.
 """
 
 import dataclasses
@@ -44,11 +43,11 @@ class Method:
   Attributes:
     name: of the method, and which of its forms.
     source: paper, or repository, path and commit or version.
-    claim: "lossless", or what is said instead.
-    finding: what it does, in a sentence.
+    claim: "lossless", or another claim.
+    finding: what it does, in one sentence.
     depth: G, the drafted tokens of a path, in the table.
     rounds: `(draft, target, depth) -> entries`, given the raw laws.
-    warp: `target -> target`, what plain sampling would draw from.
+    warp: `target -> target`, the law of plain sampling.
   """
 
   name: str
@@ -64,8 +63,8 @@ class Outcome(NamedTuple):
   """A method on an instance.
 
   Attributes:
-    distance: total variation between the joint law of the next G + 1 tokens,
-      those after the round's from the warped target, and the warped target's.
+    distance: total variation from the warped target of the joint law of the
+      next G + 1 tokens, where those after the round are from the warped target.
     tokens: expected tokens of a round.
   """
 
@@ -137,7 +136,7 @@ def tempered(temperature: float) -> Callable[[Law], Law]:
 
 
 def normal(mass: np.ndarray) -> np.ndarray:
-  """`mass / sum(mass)`; where there is none it is never drawn from."""
+  """Normalizes a mass; uniform if it is 0, when it is never drawn from."""
   mass = np.maximum(mass, 0)
   total = mass.sum()
   return mass / total if total > 0 else np.full(len(mass), 1 / len(mass))
@@ -170,7 +169,7 @@ def token_by_token(
 
 
 def point(token: int, size: int) -> np.ndarray:
-  """The law that is sure of a token, `f64[V]`."""
+  """The law with all mass on one token, `f64[V]`."""
   return np.eye(size)[token]
 
 
@@ -198,9 +197,9 @@ INSTANCES = tuple(
 def smallest(method: Method) -> dict | None:
   """The smallest counterexample among laws of small fractions.
 
-  Both laws are the same after any text and give every token mass. Of the fewest
-  drafted tokens, then of two tokens or three, then of the smallest denominators
-  it is the first that is off by 1e-9.
+  Both laws do not depend on the text and have full support. Searches by number
+  of drafted tokens, then two or three tokens, then denominators, for the first
+  that is off by 1e-9.
 
   Returns:
     `depth` G, `denominator`, the numerators `draft` and `target`, `distance`;

@@ -29,9 +29,9 @@ def _children(draft: Law, rows: list[tuple]) -> list[tuple]:
 
 
 def _longest(rows, accept) -> Iterator[tuple[float, tuple[int, ...]]]:
-  """The longest accepted prefix of several paths; of equals the first.
+  """The longest accepted prefix of several paths; ties go to the first.
 
-  Every path has coins of its own, at tokens that it shares with others too.
+  Every path has its own coins, also at tokens that it shares with others.
   """
   each = []
   for row in rows:
@@ -54,7 +54,7 @@ def _eagle1(
   """Two children without replacement, tested in turn.
 
   The release before the fix also skips token 0, and tests a child once for
-  every path through it; neither is in here.
+  every path through it, which is not modeled here.
   """
   del depth
   warp = tempered(temperature)
@@ -101,7 +101,7 @@ def _beams(draft: Law, target: Law, depth: int) -> Iterator[Entry]:
 
 
 def nucleus(law: Law, top_p: float = 0.8) -> Law:
-  """The likeliest tokens until their mass exceeds top-p."""
+  """The most likely tokens until their mass exceeds top-p."""
 
   def cut(text) -> np.ndarray:
     q = law(text)
@@ -115,7 +115,7 @@ def nucleus(law: Law, top_p: float = 0.8) -> Law:
 
 
 def _medusa_nucleus(draft: Law, target: Law, depth: int) -> Iterator[Entry]:
-  """A draw of its own for every path and token; after a miss one anew."""
+  """Draws separately for every path and token, and again after a miss."""
   q, rows = nucleus(target), [()]
   for _ in range(depth):
     rows = _children(draft, rows)

@@ -8,16 +8,16 @@ r"""Compares verification rules on two distributions, or on a pair's drafts.
     --output=R.json
 
 Two distributions: every context has the target's q and the draft's p. If all
-drafts together fit into memory (V to the power of the drafted tokens, times
-nodes, times V, up to four million) the numbers are exact ("method": "exact"):
-each draft's outcome under the shipped rule, summed in float64. Otherwise drafts
-are sampled, the acceptance has a standard error, and a lossless rule's distance
-is null (not computed). "acceptance" is the expected number of accepted tokens,
-for one drafted token per path the acceptance probability. The optimum is that
-of i.i.d. drafts, for several positions rule transport's.
+drafts fit in memory (V to the power of the drafted tokens, times nodes, times
+V, up to four million), numbers are exact ("method": "exact"): each draft's
+outcome under the shipped rule, summed in float64. Otherwise drafts are sampled,
+the acceptance has a standard error, and a lossless rule's distance is null (not
+computed). "acceptance" is the expected number of accepted tokens, for one
+drafted token per path the acceptance probability. The optimum is for i.i.d.
+drafts; for several positions it is that of rule transport.
 
 A pair: K, G, the warp and the models are the config's (its rule is ignored),
-and the numbers are means over decoding steps (drafts and names of rows:
+and numbers are means over decoding steps (for drafts and names of rows see
 `launch.studies.rules.on_pair`).
 
 Incompatible rules are listed with the reason; if only one rule was asked for,
@@ -35,22 +35,22 @@ from specjax.runtime.requests import make_batches
 cli.reads(cli.CONFIG, cli.PROMPTS, cli.OUTPUT, cli.TARGET, cli.RULE, cli.SEED)
 _DRAFT = flags.DEFINE_string("draft", None, "The draft's distribution.")
 _LENGTH = flags.DEFINE_integer(
-  "num_speculative_tokens", 1, "G, tokens of a drafted path.", lower_bound=1
+  "num_speculative_tokens", 1, "G, draft length.", lower_bound=1
 )
 _NUM_DRAFTS = flags.DEFINE_integer(
-  "num_drafts", 2, "K, paths that are drafted.", lower_bound=1
+  "num_drafts", 2, "K, number of drafted paths.", lower_bound=1
 )
 _MAX_CONTEXTS = flags.DEFINE_integer(
-  "max_contexts", 32, "With --config: steps of a prompt.", lower_bound=1
+  "max_contexts", 32, "With --config: steps per prompt.", lower_bound=1
 )
 
 
 def _law(flag: flags.FlagHolder) -> np.ndarray:
-  """The distribution that a flag gives, `f64[V]`."""
+  """The distribution in a flag, `f64[V]`."""
   law = np.array(flag.value.split(","), float)
   if not (law >= 0).all() or not abs(law.sum() - 1) <= 1e-6:
     raise cli.UserError(
-      f"--{flag.name} must not be negative and sum to 1, got {flag.value}"
+      f"--{flag.name} must be non-negative and sum to 1, got {flag.value}"
     )
   return law / law.sum()
 
@@ -101,7 +101,7 @@ def compare_on_contexts(config) -> dict:
 
 
 def table(result: dict) -> str:
-  """A Markdown table of either report, a row a rule."""
+  """A Markdown table of either report, with a row per rule."""
   first, entry = next(iter(result["rules"].items()))
   columns = {
     "rule": lambda row: row[0],

@@ -6,10 +6,9 @@ A row of a report is named after its rule:
                                   ("typical(epsilon=0.2)")
   recursive (without_replacement) the same rule, other siblings
 
-A lossless decoder decodes the prompts, and every rule is asked at every step
-what it would do with the draft of that step. Rules of the same tree and
-siblings are compared on the same contexts and drafts, and no coin is flipped
-(an expectation given the draft: Rao-Blackwell).
+A lossless decoder decodes the prompts, and every rule is evaluated on the draft
+of every step. Rules with the same tree and siblings are compared on the same
+contexts and drafts, by expectations given the draft (Rao-Blackwell).
 """
 
 import dataclasses
@@ -40,12 +39,12 @@ from specjax.tree import Tree
 from specjax.types import Rule
 from specjax.warp import make_sampling
 
-# Rules of one path are given one; all others get all K.
+# Rules for a single path get one; all others get all K.
 SINGLE_PATH = {"token", "block"} | {
   name for name in rules.RULES if not rules.get(name).lossless
 }
 
-# The siblings a rule is compared on; one that is not listed gets i.i.d. ones.
+# The siblings that a rule is compared on; i.i.d. if not listed.
 SIBLINGS: dict[str, tuple[Siblings, ...]] = {
   "recursive": (siblings_lib.IID, siblings_lib.WITHOUT_REPLACEMENT),
   "traversal": (siblings_lib.IID, siblings_lib.WITHOUT_REPLACEMENT),
@@ -56,19 +55,19 @@ SIBLINGS: dict[str, tuple[Siblings, ...]] = {
 }
 
 
-# By row: the rule's name and its siblings. `synthetic` says nothing of a pair.
+# By row: the rule's name and its siblings, without `synthetic`.
 ROWS: dict[str, tuple[str, Siblings]] = {
   name if not number else f"{name} ({siblings.name})": (name, siblings)
   for name in rules.RULES
   if name != "synthetic"
   for number, siblings in enumerate(SIBLINGS.get(name, (siblings_lib.IID,)))
 }
-_MOST_NODES = 256  # trees are unrolled: larger ones take minutes to compile
+_MOST_NODES = 256  # trees are unrolled, so larger ones take minutes to compile
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-  """One row of a report: a rule and what it is given.
+  """One row of a report: a rule and its drafts.
 
   Attributes:
     name: the row's name.
@@ -83,7 +82,7 @@ class Case:
   siblings: Siblings
 
   def describe(self) -> dict:
-    """The row itself, in a JSON report."""
+    """The row's description in a JSON report."""
     return {
       "rule": self.rule.name,
       "lossless": self.rule.lossless,
@@ -98,9 +97,9 @@ def cases(
 ) -> tuple[list[Case], dict[str, str]]:
   """The rows of a report.
 
-  Separate paths, so that all multi-draft rules have the same budget of K G
-  tokens; `hub` alone is given a binary tree, because it needs two children at
-  every node, and rules of a single path are given one path of G tokens.
+  Multi-draft rules get K separate paths, and so the same budget of K G tokens,
+  except `hub`, which gets a binary tree because it needs two children at every
+  node. Rules for a single path get one path of G tokens.
   """
   rows = ROWS
   if asked != "all":
@@ -127,7 +126,7 @@ def cases(
 
 
 def _tree(rule_name: str, num_drafts: int, depth: int) -> Tree:
-  """The tree that a rule is given."""
+  """The tree for a rule."""
   if rule_name.partition("(")[0] in SINGLE_PATH:
     return tree_lib.chain(depth)
   if rule_name == "hub":
@@ -145,9 +144,9 @@ def build_pair(config: ml_collections.ConfigDict) -> Pair:
   drawn = drafting.takes_policy and drafting.siblings is siblings_lib.IID
   if not drawn or drafting.policy:
     raise ValueError(
-      "rules are compared here on what is drawn token by token, as "
+      "rules are compared on drafts drawn token by token, such as "
       f"model(tokens=N, tree=paths(K)), got {config.drafter!r}: compare others "
-      "by launch.evaluate --systems='with_rule(..., token), ...'"
+      "with launch.evaluate --systems='with_rule(..., token), ...'"
     )
   config = ml_collections.ConfigDict(config.to_dict())
   config.rule = "token"
@@ -167,12 +166,12 @@ def measure(
   """Measures every rule along the contexts of its group.
 
   Returns:
-    By row: `expected_accepted` drafted tokens a step, `block_efficiency` (one
+    By row: `expected_accepted` drafted tokens per step, `block_efficiency` (one
     more) with its 95% interval over prompts, `total_variation` of the first
     token's distribution (the mean over contexts, null for lossless rules),
-    `num_contexts`, and `Case.describe()`; of all but the first row
-    `block_efficiency_ratio` too, over that of the first row, with its interval
-    paired by prompt.
+    `num_contexts`, and `Case.describe()`; except for the first row also
+    `block_efficiency_ratio` to the first row, with its interval paired by
+    prompt.
   """
   groups: dict[tuple[Tree, Siblings], list[Case]] = {}
   for row in rows:
@@ -212,7 +211,7 @@ def _walk(group, models, config, batches, *, max_contexts):
   """Contexts of each prompt, `f64[prompts]`, and its sums by rule.
 
   The sums are `f64[prompts, rules, 2]`: expected accepted tokens, and the first
-  token's distance. Rows of one prompt are one.
+  token's distance. Rows of the same prompt are merged.
   """
   tree, siblings = group[0].tree, group[0].siblings
   drafting = models.drafting.of_form(tree=tree, siblings=siblings)
@@ -224,7 +223,7 @@ def _walk(group, models, config, batches, *, max_contexts):
     vocab_size=vocab,
   )
   asked = [jax.jit(functools.partial(_ask, row)) for row in group]
-  # One buffer for all batches, so that a step is compiled once.
+  # All batches share a buffer size, so that a step compiles once.
   init = jax.jit(
     functools.partial(
       decoder.init,
@@ -241,7 +240,7 @@ def _walk(group, models, config, batches, *, max_contexts):
     contexts |= {unit: contexts.get(unit, 0) for unit in units}
     tokens, lengths, row_ids = batch.arrays()
     budgets = np.full(batch.rows, config.max_new_tokens, np.int32)
-    budgets[len(units) :] = 0  # rows that only fill up are done
+    budgets[len(units) :] = 0  # filling rows are done at once
     state = init(
       models.params, tokens, lengths,
       random.row_keys(jax.random.key(config.seed), row_ids),
@@ -252,7 +251,7 @@ def _walk(group, models, config, batches, *, max_contexts):
       if done.all():
         break
       state, info = step(models.params, state)
-      # A row that NaNs ended has no distributions of the models.
+      # A row that ended with NaN has no distributions.
       broken = np.asarray(state.stop_reason) == StopReason.NAN_LOGITS
       seen = np.array(
         [ask(info.draft, info.target_log_probs) for ask in asked], np.float64
@@ -261,7 +260,7 @@ def _walk(group, models, config, batches, *, max_contexts):
         sums[units[row]] = sums.get(units[row], 0.0) + seen[..., row]
         contexts[units[row]] += 1
   if not sums:
-    raise ValueError("no context to compare rules on: the models gave NaN")
+    raise ValueError("no contexts to compare rules on: the logits are NaN")
   none = np.zeros_like(next(iter(sums.values())))
   names = sorted(contexts)
   return (

@@ -1,7 +1,7 @@
-"""Verification rules on two distributions that every context has.
+"""Verification rules on two distributions, the same in every context.
 
-Where all drafts can be enumerated the numbers are exact: each draft's outcome
-through the shipped rule, summed in float64. Else drafts are sampled.
+If all drafts can be enumerated, numbers are exact: each draft's outcome under
+the shipped rule, summed in float64. Otherwise drafts are sampled.
 """
 
 import functools
@@ -22,11 +22,11 @@ from specjax.theory.optimum import iid_optimum
 from specjax.types import Context, LanguageModel, ModelOutput
 from specjax.warp import make_sampling
 
-# What enumeration may hold: drafts x nodes x tokens, where a rule's own tables
-# count as those of 64 tokens. About 3 GiB for the hungriest rule.
+# Limit of enumeration: drafts x nodes x tokens, where a rule's own tables count
+# as 64 tokens. About 3 GiB for the rule with the largest.
 _MAX_ENUMERATED = 4_000_000
-# What sampling may hold at a time, and should go through, in the same unit; and
-# the least and most drafts sampled.
+# Sampling's limit at a time and its total budget, in the same unit; and the
+# minimum and maximum number of drafts.
 _SAMPLED_AT_ONCE, _SAMPLED = 1 << 22, 1 << 24
 _MIN_SAMPLES, _MAX_SAMPLES = 1024, 8192
 
@@ -81,7 +81,7 @@ def compare(
 def evaluate(
   row: Case, draft: np.ndarray, target: np.ndarray, *, seed: int
 ) -> dict:
-  """Acceptance of one rule, and distance of its output distribution."""
+  """A rule's acceptance, and the distance of its output distribution."""
   vocab, nodes = len(target), row.tree.num_nodes
   numbers = vocab**row.tree.num_drafted * nodes * max(vocab, 64)
   enumerable = not row.siblings.with_noise and numbers <= _MAX_ENUMERATED
@@ -108,7 +108,7 @@ def evaluate(
 
 
 def sample(row: Case, draft: np.ndarray, target: np.ndarray, *, seed: int):
-  """As `evaluate`, on sampled drafts, in float32.
+  """Like `evaluate`, on sampled drafts, in float32.
 
   Returns:
     Expected accepted tokens and its standard error; and the distance of the
@@ -155,7 +155,7 @@ def sample(row: Case, draft: np.ndarray, target: np.ndarray, *, seed: int):
       None if distance is None else distance[0, 0],
     )
 
-  # Over keys alone: what depends on p and q only is computed once a batch.
+  # Only over keys: what depends on p and q alone is computed once per batch.
   batch = jax.jit(jax.vmap(one, (0, None, None)))
   keys = jax.random.split(jax.random.key(seed), -(-total // rows) * rows)
   parts = [

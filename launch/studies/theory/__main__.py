@@ -1,10 +1,10 @@
-"""Theorems about speculative decoding beside the shipped loop.
+"""Compares theorems about speculative decoding with the shipped loop.
 
   python -m launch.studies.theory --figure=all --workdir=W
 
-Figures go to WORKDIR: NAME.json (every number plotted), NAME.svg and NAME.png.
-Simulations use the shipped loop, predictions `specjax.theory`; neither depends
-on the other.
+Writes WORKDIR/NAME.json (all plotted numbers), NAME.svg and NAME.png per
+figure. Simulations use the shipped loop, predictions use `specjax.theory`;
+neither depends on the other.
 
   single       rejections of one draft against Theorem 1, over the runs
   batch        rejections with 4 and 5 drafts against Theorem 3
@@ -13,9 +13,9 @@ on the other.
   tradeoff     the Pareto front of loss and rejection, Decoding-OPT and -UNO
   throughput   tokens per second against N, the best N marked
   acceptance   acceptance of K drafts by every lossless rule
-  mixture      what verification reads of a mixture of experts, the best N there
+  mixture      the cost of verification on a mixture of experts, and its best N
 
-All take five and a half minutes on two cores.
+Together they take five and a half minutes on two cores.
 """
 
 import os
@@ -45,8 +45,8 @@ _RUNS = flags.DEFINE_integer(
   "simulate", 100_000, "Runs through the loop.", lower_bound=100
 )
 
-# The setting of the paper's figures; how its matrices were made is not known:
-# here all laws are uniform on the simplex.
+# The setting of the paper's figures. How its matrices were made is unknown;
+# here laws are uniform on the simplex.
 _SEED, _VOCAB, _HORIZON = 2024, 7, 50
 _MANY = 2048  # drafts, for the last point before the limit
 # Laws on which rules differ (of many random ones, those where match, recursive,

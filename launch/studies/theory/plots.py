@@ -1,4 +1,4 @@
-"""The figures of `launch.studies.theory`, of its numbers."""
+"""Draws the figures of `launch.studies.theory` from their numbers."""
 
 from collections.abc import Callable, Iterable
 
@@ -23,7 +23,7 @@ def _curves(
   title: str,
   xlabel: str,
 ) -> None:
-  """Lines over the same whole numbers, each with at most one place marked."""
+  """Lines over the same integers, each with at most one marked point."""
   for index, (label, y, mark) in enumerate(lines):
     marker = report.MARKERS[index] if mark is None else None
     panel.plot(x, y, color=f"C{index}", label=label, marker=marker)
@@ -36,7 +36,7 @@ def _curves(
 
 def _converging(panel: Axes, numbers: dict, theorem: str) -> None:
   """Running averages with 95% intervals, and the theory's lines."""
-  first = 100  # runs; the interval before is wider than all that follows
+  first = 100  # runs; earlier intervals are too wide to plot
   for index, (count, line) in enumerate(numbers["drafts"].items()):
     color, simulated = f"C{index}", line["simulated"]
     runs, mean = np.array(line["runs"]), np.array(line["mean"])
@@ -88,7 +88,7 @@ def batch(numbers: dict) -> Figure:
 
 
 def _octaves(panel) -> None:
-  """An x-axis of powers of two, whose ticks are whole numbers."""
+  """Makes the x-axis logarithmic to base 2, with integer ticks."""
   panel.set_xscale("log", base=2)
   panel.xaxis.set_major_formatter(lambda x, _: f"{x:,.0f}")
 
@@ -196,9 +196,9 @@ def throughput(numbers: dict) -> Figure:
 
 
 def acceptance(numbers: dict) -> Figure:
-  """Figure 7; rules whose points are the same share a line.
+  """Figure 7; rules with equal points share a line.
 
-  Lines of other drafts than i.i.d. ones are dashed: the optimum is not theirs.
+  Lines for drafts that are not i.i.d. are dashed: the optimum is not for them.
   """
   figure, (panel,) = _figure(7.5, 4.4)
   panel.plot(

@@ -1,9 +1,9 @@
 """Runs Markov chains through the shipped loop, many at a time.
 
-Every round drafts to beyond the horizon, as in the theory: each position is
+Every round drafts beyond the horizon, as in the theory: each position is
 drafted, and no bonus token is emitted (`specjax.theory.rejections`). A
-rejection is an emitted token of origin `RESIDUAL`. Runs are spread over all
-devices; `launch.studies.theory` makes every core one.
+rejection is an emitted token with origin `RESIDUAL`. Runs are spread over all
+devices; `launch.studies.theory` makes every core a device.
 """
 
 import functools
@@ -19,7 +19,7 @@ from specjax.decode import make_decoder
 from specjax.state import Origin
 from specjax.theory import markov
 
-_NODES_AT_ONCE = 1 << 12  # of a device: what a core's caches hold
+_NODES_AT_ONCE = 1 << 12  # per device, to fit a core's caches
 
 
 def simulate(
@@ -41,8 +41,8 @@ def simulate(
   parts = math.ceil(runs / (devices * most))
   at_once = math.ceil(runs / (devices * parts))
   run = _run(pair.horizon, pair.vocab_size, num_drafts, rule, at_once, parts)
-  # Half the hashes a random number; every run has a key of its own, so the mesh
-  # does not show in its tokens all the same.
+  # Halves the hashes per random number; tokens still do not depend on the mesh,
+  # since every run has its own key.
   with jax.threefry_partitionable(False):
     rejected, tokens = run(
       markov.language_models(pair)[1], jax.random.key(seed)
@@ -52,8 +52,8 @@ def simulate(
 
 @functools.cache
 def _run(horizon, vocab, num_drafts, rule, at_once, parts):
-  """The jitted call, for any pair of that size."""
-  # A chain is its model's parameters: any pair of that size gives the model.
+  """The jitted call for any pair of this size."""
+  # A chain is its model's parameters, so any pair of this size gives the model.
   model, _ = markov.language_models(
     markov.random_pair(0, vocab_size=vocab, horizon=1)
   )
@@ -94,7 +94,7 @@ def _run(horizon, vocab, num_drafts, rule, at_once, parts):
       mesh=mesh,
       in_specs=P(),
       out_specs=P("device"),
-      check_vma=False,  # every device has a loop of its own
+      check_vma=False,  # every device runs its own loop
     )
   )
 
