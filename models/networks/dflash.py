@@ -1,12 +1,12 @@
 """DFlash's head: a few layers over a block of masks and the target's features.
 
-Chen et al. (2026). Features of several layers are fused to H channels, and of
-them every layer makes keys and values, one of each for each token that the
-target has read, without a norm of its own and without changing them between
-layers. Queries come of a block, which is the newest token and masks; its tokens
-see all that was read and each other, earlier and later ones alike. Embedding
-and output projection are the target's; of a vocabulary of its own, as the
-`speculators` library has it, a head has its own rows.
+Chen et al. (2026). Features of several layers are fused to H channels, from
+which every layer computes keys and values for each token that the target has
+read; the fused features are the same for all layers, without a norm per layer.
+Queries come from a block, the newest token and masks; its tokens attend to all
+features and to each other, in both directions. Embedding and output projection
+are the target's, except with a draft vocabulary, as in the `speculators`
+library.
 
 Letters in shapes: B rows, T tokens, H the head's width, F width of all features
 that it reads, K tokens drafted, V vocabulary.
@@ -46,23 +46,21 @@ from specjax.types import BlockModel
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ParallelConfig(HeadConfig):
-  """Shapes of a head that drafts a block at once.
+  """Configuration of a head that drafts a block in one pass.
 
   Attributes:
     layers: of its layers: `embed_dim` is H, `vocab_size` V. Rotary frequencies
       are the head's own.
-    num_fused: layers of the target whose features, next to each other, are F
-      channels.
+    num_fused: target layers whose features are concatenated to F channels.
     block_size: the newest token and the masks; K + 1, or K with `from_newest`.
-    mask_token: id of what stands in the place of a token to draft.
-    draft_vocab_size: tokens that it can say; None for all V.
-    causal_windows: in layers with a window no token of the block sees a later
-      one.
-    windows_before_block: a window of W is the W tokens before the block, for
-      all of it, and not the W that end with each token.
-    causal: no token of the block sees a later one, in any layer (JetSpec).
-    from_newest: the newest token's row predicts, too, and each row predicts the
-      token after it (DSpark); else each mask predicts what it stands for.
+    mask_token: id of the mask.
+    draft_vocab_size: size of the draft vocabulary; None for all V.
+    causal_windows: whether blocks are causal in layers with a window.
+    windows_before_block: whether a window of W is the W tokens before the block
+      for all its tokens, not the W up to each token.
+    causal: whether blocks are causal in all layers (JetSpec).
+    from_newest: whether the newest token's row predicts too, and each row
+      predicts the next token (DSpark); otherwise each mask predicts its own.
   """
 
   layers: TransformerConfig
@@ -88,7 +86,7 @@ class ParallelConfig(HeadConfig):
 
   @property
   def shared(self) -> frozenset[str]:
-    """Modules whose arrays are the target's."""
+    """Modules that share the target's arrays."""
     whole = self.draft_vocab_size is None
     return frozenset({"embed", "lm_head"} if whole else {"embed"})
 
@@ -99,7 +97,7 @@ class ParallelConfig(HeadConfig):
 
 
 class Parallel(nnx.Module):
-  """The network; its two passes are `read` and `__call__`."""
+  """The network, with two passes, `read` and `__call__`."""
 
   def __init__(
     self, config: ParallelConfig, *, dtype=jnp.float32, rngs: nnx.Rngs
@@ -120,16 +118,16 @@ class Parallel(nnx.Module):
       self.target_ids = first_ids(words)
 
   def make_layer(self, dtype, rngs: nnx.Rngs) -> Layer:
-    """One of its layers; all are alike but for windows."""
+    """Makes one of its layers, which only differ in windows."""
     return Layer(self.config.layers, dtype, rngs=rngs)
 
   def fuse(self, features: Array, put=None) -> Array:
-    """`[B, T, F] -> [B, T, H]`, what all layers read.
+    """Fuses features, `[B, T, F] -> [B, T, H]`, for all layers.
 
     Args:
       features: the target's.
-      put: as of `read`, or None. What is normed is whole: were it left cut
-        along channels, XLA would cut what lies between the target's layers so.
+      put: as for `read`, or None. The norm's input is replicated: if sharded by
+        channels, XLA would also shard the target's activations like that.
     """
     put = put or (lambda x, name: x)
     x = put(self.fc(features.astype(self.dtype)), "act_btd")
@@ -142,15 +140,15 @@ class Parallel(nnx.Module):
     return jnp.concatenate([newest, masks.astype(newest.dtype)], axis=1)
 
   def hidden(self, x: Array) -> Array:
-    """What the output projection reads, `[B, S, H] -> [B, K, H]`."""
+    """Inputs of the output projection, `[B, S, H] -> [B, K, H]`."""
     return self.final_norm(x[:, not self.config.from_newest :])
 
   def logits(self, hidden: Array) -> Array:
-    """Logits in the head's own vocabulary, `[B, K, H] -> f32[B, K, W]`."""
+    """Logits in the draft vocabulary, `[B, K, H] -> f32[B, K, W]`."""
     return self.lm_head(hidden).astype(jnp.float32)
 
   def spread(self, logits: Array) -> Array:
-    """Those of the target's tokens, `f32[..., V]`; -inf where it has none."""
+    """Logits in the target's vocabulary, `f32[..., V]`, -inf for others."""
     if self.config.draft_vocab_size is None:
       return logits
     return draft_vocabulary.spread(
@@ -162,8 +160,8 @@ class Parallel(nnx.Module):
 
     Args:
       features: `[B, T, F]`, the target's, of T tokens.
-      cache: whose length is the position of the first of them.
-      put: lays an array out, see `models.sharding.constrain`.
+      cache: its length is the position of the first of them.
+      put: constrains an array's layout, see `models.sharding.constrain`.
     """
     c, start, fed = self.config.layers, cache.length, features.shape[1]
     x = self.fuse(features, put)
@@ -182,7 +180,7 @@ class Parallel(nnx.Module):
     """The slots that the tokens of a block see in a layer.
 
     Args:
-      cache: of all that stands before it.
+      cache: of all tokens before the block.
       window: of the layer, or None.
     """
     size = self.config.block_size
@@ -194,10 +192,10 @@ class Parallel(nnx.Module):
       return cache_lib.visible(cache, positions, mask)
     if self.config.causal_windows:
       mask = np.tril(mask)
-    if self.config.windows_before_block:  # as if all stood where it begins
+    if self.config.windows_before_block:  # as if all were at its start
       positions = jnp.broadcast_to(positions[:, :1], positions.shape)
       window += 1
-    slots = jnp.arange(cache.slots, dtype=positions.dtype)  # are positions here
+    slots = jnp.arange(cache.slots, dtype=positions.dtype)  # equal positions
     slots = jnp.broadcast_to(slots, (len(positions), cache.slots))
     cache = cache.replace(positions=slots)
     return cache_lib.visible(cache, positions, mask, window=window)
@@ -208,12 +206,12 @@ class Parallel(nnx.Module):
     return self.spread(put(self.logits(hidden), "logits_btv")), cache
 
   def states(self, newest: Array, cache: Cache, put) -> tuple[Array, Cache]:
-    """A pass over a block, `i32[B, 1] -> [B, K, H]`; its logits come of that.
+    """Runs a block, `i32[B, 1] -> [B, K, H]`, the states before logits.
 
     Args:
       newest: the newest token.
-      cache: of all that stands before it.
-      put: as of `read`.
+      cache: of all tokens before it.
+      put: as for `read`.
     """
     c, start, size = self.config.layers, cache.length, self.config.block_size
     positions = start[:, None] + np.arange(size)
@@ -237,7 +235,7 @@ def as_block_model(
 
   Args:
     module: the network, or its shapes (`nnx.eval_shape`).
-    sharding: where activations and cache lie on the mesh in use; None for one
+    sharding: rules for activations and cache on the mesh in use; None for one
       device.
 
   Returns:

@@ -1,15 +1,15 @@
 """DFlash 2's head: DFlash's block with convolutions and a selector.
 
-z-lab and Inco (2026). Around attention and MLP of every layer a short causal
-convolution over the block mixes each token with the one before, with kernels
-that the token itself changes by group of channels. And the distribution of a
-token depends on the one drafted before it: of every place the few tokens of
-largest logits are candidates, and a product of three codes, of the token
-before, the hidden state and the candidate, is added to each one's logit. All
-other tokens have no mass.
+z-lab and Inco (2026). Around attention and MLP of every layer, a short causal
+convolution over the block mixes each token with the one before; its kernels
+depend on the token, by group of channels. The distribution of a token depends
+on the token drafted before it: at every position the tokens with the largest
+logits are candidates, and a product of three codes, of the token before, the
+hidden state and the candidate, is added to each candidate's logit. All other
+tokens have zero probability.
 
-Letters in shapes: as in `models.networks.dflash`; C candidates of a place, R
-numbers of a code.
+Letters in shapes: as in `models.networks.dflash`; C candidates of a position, R
+channels of a code.
 """
 
 import dataclasses
@@ -26,11 +26,11 @@ from models.networks.linear import Linear
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DFlash2Config(ParallelConfig):
-  """Shapes of DFlash 2's head.
+  """Configuration of DFlash 2's head.
 
   Attributes:
     taps: of a convolution: a token, and those just before it.
-    group: channels whose kernels are changed alike.
+    group: channels that share a kernel's change.
     rank: R.
     num_candidates: C.
     logit_scale: of the candidates' logits, after they are chosen.
@@ -63,7 +63,7 @@ class DFlash2Config(ParallelConfig):
 
 
 class GroupedConv(nnx.Module):
-  """The kernels of what a block reads and gives, made of what it reads."""
+  """Computes kernels for a block's input and output from its input."""
 
   def __init__(self, config: DFlash2Config, dtype, rngs: nnx.Rngs):
     width, taps = config.layers.embed_dim, config.taps
@@ -85,11 +85,11 @@ class GroupedConv(nnx.Module):
 
 
 def convolved(x: Array, kernels: Array) -> Array:
-  """Each token with those before it, `[B, T, H]`; zeros before the block.
+  """Convolves a block, `[B, T, H]`, with zeros before it.
 
   Args:
     x: `[B, T, H]`, of a whole block.
-    kernels: `[B, T, taps, H]`, of the token itself first.
+    kernels: `[B, T, taps, H]`, with the token's own tap first.
   """
   before = lambda tap: jnp.pad(x, ((0, 0), (tap, 0), (0, 0)))[:, : x.shape[1]]
   out = kernels[:, :, 0] * x
@@ -124,7 +124,7 @@ class ConvLayer(Layer):
 
 
 class Selector(nnx.Module):
-  """What the token before adds to the candidates' logits."""
+  """Computes what the token before adds to the candidates' logits."""
 
   def __init__(self, config: DFlash2Config, dtype, rngs: nnx.Rngs):
     c = config.layers
@@ -153,7 +153,7 @@ class Selector(nnx.Module):
 
 
 class DFlash2(Parallel):
-  """The network: `Parallel` of other layers, and its selector."""
+  """The network: `Parallel` with convolutions and a selector."""
 
   config: DFlash2Config
 
@@ -168,7 +168,7 @@ class DFlash2(Parallel):
     return ConvLayer(self.config, dtype, rngs)
 
   def places(self, hidden: Array, put) -> tuple[Array, Array, Array]:
-    """What `after` reads of places, of their `[B, K, H]`.
+    """Computes the inputs of `after` from hidden states `[B, K, H]`.
 
     Candidates `i32[B, K, C]`, their logits, and codes `[B, K, R]`.
     """

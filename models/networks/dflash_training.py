@@ -1,15 +1,14 @@
-"""Training pass of DFlash: blocks from many places of a text at once.
+"""Training pass of DFlash, over blocks from many positions of a text at once.
 
-A head that drafts a block is trained on blocks (Chen et al., 2026): from places
-drawn at random, its anchors. The block from place t is the one that would be
-drafted there. Its newest token is token t + 1, masks follow, and it reads the
-target's features of the tokens up to t, of none after, and its own tokens:
-earlier and later ones alike, or for JetSpec the earlier ones. What is read is
-the same for all blocks of a text, and its keys and values are made once. The
-tokens before those that DSpark's Markov head predicts are the text's.
+Heads that draft blocks are trained on blocks (Chen et al., 2026) from random
+positions, the anchors. The block at position t is the one that would be drafted
+there: its newest token is token t + 1, masks follow, and it attends to the
+target's features of tokens up to t and to its own tokens, in both directions,
+or only to earlier ones for JetSpec. Keys and values of features are computed
+once for all blocks of a text. DSpark's Markov head reads the text's tokens.
 
-The network that runs is the one that drafts: only its attention is another
-module, with the same parameters.
+This runs the drafting network itself; only attention is another module, with
+the same parameters.
 """
 
 import math
@@ -35,29 +34,28 @@ def predict(
   positions: Array,
   segments: Array,
 ) -> tuple[Array, Array | None]:
-  """The logits of the blocks from some places.
+  """The logits of the blocks at some positions.
 
   Args:
     module: the head.
     tokens: `i32[B, T + 1]`, the text.
     features: `f[B, T, F]`, the target's, of tokens `0 .. T - 1`.
     places: `i32[B, A]`, in `0 .. T - 1`.
-    positions: `i32[B, T]`, where those tokens stand in their documents.
-    segments: `i32[B, T]`, of which document of its row each is: nothing of
-      another one is read.
+    positions: `i32[B, T]`, of these tokens in their documents.
+    segments: `i32[B, T]`, the document of each token in its row; blocks only
+      attend to their own document.
 
   Returns:
-    `f32[B, A, K, W]`: entry k of the block from place t is for token
-    `t + 2 + k`, in the head's own vocabulary. Where the text or the document
-    ends before that token it means nothing. And `f32[B, A, K]`, log-odds that
-    the head gives for its acceptance; None if it gives none.
+    `f32[B, A, K, W]`: entry k of the block at t is for token `t + 2 + k`, in
+    the draft vocabulary; it is meaningless if text or document end before that
+    token. And `f32[B, A, K]`, the head's log-odds of acceptance, or None.
 
   Raises:
     ValueError: for a head whose layers have windows.
   """
   if module.config.layers.has_windows:
-    raise ValueError("blocks with sliding windows are not trained")
-  module = nnx.merge(*nnx.split(module))  # the caller's stays as it is
+    raise ValueError("training of blocks does not support sliding windows")
+  module = nnx.merge(*nnx.split(module))  # leaves the caller's unchanged
   c, size = module.config.layers, module.config.block_size
   at = lambda x: jnp.take_along_axis(x, places, axis=1)
   before = np.arange(features.shape[1]) <= places[..., None]
@@ -87,17 +85,17 @@ def predict(
 
 
 class _OfBlocks(nnx.Module):
-  """Attention of blocks to what each may read of a text, and to themselves."""
+  """Attention of blocks, to the visible part of a text and to themselves."""
 
   def __init__(self, attention: Attention, causal: bool):
     self.attention = attention
     self.causal = causal
 
   def __call__(self, x, rotary, mask, known, start, **_):
-    """As `Attention.__call__`, of the blocks' `[B * A, K + 1, D]`.
+    """Like `Attention.__call__`, for blocks `[B * A, K + 1, D]`.
 
-    `mask`, `bool[B, A, T]`, is what each block reads of its text, and `known`
-    are keys and values of the text, two of `[B, K, T, C]`.
+    `mask`, `bool[B, A, T]`, says what each block sees of its text, and `known`
+    are keys and values of the text, `[B, K, T, C]` each.
     """
     del start
     attention = self.attention

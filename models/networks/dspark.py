@@ -1,12 +1,12 @@
 """DSpark's head: DFlash's block, then a Markov chain over its tokens.
 
 DeepSeek-AI (2026, arXiv 2607.05147). One pass gives hidden states h_k and
-logits U_k of all places of a block, as DFlash's. A low-rank bias then makes the
-distribution of token k depend on the token x drafted before it: of W1[x], a
-code of r numbers, W2 makes a bias of all logits. The code is taken as it is
-("vanilla"), times a gate of h_k ("gated"), or goes through a recurrent cell
-whose state follows the path ("rnn"). A confidence head reads h_k and W1[x], and
-estimates the chance that token k is accepted before it is drawn.
+logits U_k of all positions of a block, like DFlash. A low-rank bias then makes
+the distribution of token k depend on the token x drafted before it: W2 projects
+W1[x], a code with r channels, to a bias for all logits. The code is used as is
+("vanilla"), multiplied by a gate of h_k ("gated"), or passed through a
+recurrent cell whose state follows the path ("rnn"). A confidence head reads h_k
+and W1[x] and estimates, before token k is drawn, its acceptance probability.
 
 Letters in shapes: as in `models.networks.dflash`; S the state's size, r or 0.
 """
@@ -33,13 +33,13 @@ KINDS = ("vanilla", "gated", "rnn")
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DSparkConfig(ParallelConfig):
-  """Shapes of DSpark's head.
+  """Configuration of DSpark's head.
 
   Attributes:
     markov: one of `KINDS`.
     rank: r.
     confidence: whether there is a confidence head.
-    confidence_reads_code: whether it reads W1[x] beside h_k.
+    confidence_reads_code: whether it reads W1[x] in addition to h_k.
   """
 
   markov: str = "vanilla"
@@ -52,12 +52,12 @@ class DSparkConfig(ParallelConfig):
 
   @property
   def state_size(self) -> int:
-    """S, numbers that a path carries along."""
+    """S, channels of a path's state."""
     return self.rank if self.markov == "rnn" else 0
 
 
 class Markov(nnx.Module):
-  """The bias of the token before."""
+  """The bias from the token before."""
 
   def __init__(self, config: DSparkConfig, *, dtype, rngs: nnx.Rngs):
     c, r, width = config.layers, config.rank, config.layers.embed_dim
@@ -76,8 +76,8 @@ class Markov(nnx.Module):
     """Biases and states after some tokens.
 
     Args:
-      hidden: `[..., H]`, h of the places that they are for.
-      code: `[..., r]`, W1 of the tokens before them.
+      hidden: `[..., H]`, h of the positions after the tokens.
+      code: `[..., r]`, W1 of the tokens.
       state: `[..., S]`, before those tokens.
 
     Returns:
@@ -97,7 +97,7 @@ class Markov(nnx.Module):
 
 
 class DSpark(Parallel):
-  """The network: `Parallel`, and `condition` on the token before."""
+  """The network: `Parallel` with `condition` on the token before."""
 
   config: DSparkConfig
 
@@ -112,7 +112,7 @@ class DSpark(Parallel):
       self.confidence_head = Linear(read, 1, True, dtype, rngs)
 
   def places(self, hidden: Array, put) -> tuple[Array, Array]:
-    """What `after` reads of places, of their `[B, K, H]`."""
+    """Computes the inputs of `after` from hidden states `[B, K, H]`."""
     return put(self.logits(hidden), "logits_btv"), hidden
 
   def after(
@@ -130,10 +130,10 @@ class DSpark(Parallel):
     """The distributions after some tokens.
 
     Args:
-      logits: `f32[..., W]`, U of the places that they are for.
-      hidden: `[..., H]`, h of these.
-      tokens: `i32[...]`, those before.
-      state: `[..., S]`, before them.
+      logits: `f32[..., W]`, U of the positions after the tokens.
+      hidden: `[..., H]`, h of these positions.
+      tokens: `i32[...]`, the tokens before them.
+      state: `[..., S]`, before the tokens.
 
     Returns:
       Logits `f32[..., W]`, states `[..., S]`, and log-odds of acceptance
@@ -153,12 +153,12 @@ class DSpark(Parallel):
   def along(
     self, logits: Array, hidden: Array, tokens: Array
   ) -> tuple[Array, Array | None]:
-    """As `condition` of whole blocks of known tokens, as in training.
+    """Like `condition` for whole blocks of known tokens, in training.
 
     Args:
       logits: `f32[B, K, W]`.
       hidden: `[B, K, H]`.
-      tokens: `i32[B, K]`, the token before each place.
+      tokens: `i32[B, K]`, the token before each position.
 
     Returns:
       Logits `f32[B, K, W]` and log-odds of acceptance `f32[B, K]`, or None
@@ -177,10 +177,10 @@ class DSpark(Parallel):
 def as_markov_blocks(
   module: Any, *, sharding: Sharding | None = None
 ) -> tuple[BlockModel, nnx.State]:
-  """As `models.networks.dflash.as_block_model`, with its `MarkovModel`.
+  """Like `models.networks.dflash.as_block_model`, with a `MarkovModel`.
 
   Args:
-    module: a `Parallel` with `places` and `after`, as `DSpark`.
+    module: a `Parallel` with `places` and `after`, such as `DSpark`.
     sharding: as there.
   """
   model, _ = as_block_model(module, sharding=sharding)
