@@ -19,7 +19,10 @@ from specjax.warp import make_sampling
   ("changes", "message"),
   [
     (dict(buffer_length=5), "6 tokens do not .* must hold prompt and new"),
-    (dict(max_new_tokens=40), r"buffer_length \(40\), so it must be 46"),
+    (
+      dict(max_new_tokens=40),
+      r"buffer_length \(40\), so it must be at least 46",
+    ),
     (dict(max_new_tokens=-1), "max_new_tokens must be 0 or more"),
     (dict(max_new_tokens=[1, 2]), "be one, or have an entry"),
     (dict(prompts=PROMPTS[0]), "a row for each"),

@@ -90,9 +90,9 @@ def of(text: str) -> Drafting:
   ("text", "words"),
   [
     ("ngram(policy=survival)", "no parameter 'policy'"),
-    ("ladder(model, lengths=(0, 2, 1))", "rising, got .0, 2, 1."),
+    ("ladder(model, lengths=(0, 2, 1))", "increasing lengths, got .0, 2, 1."),
     ("ladder(dflash, lengths=(0, 2))", "the draft length, got 'dflash'"),
-    ("repeats(model)", "state is made of what was committed"),
+    ("repeats(model)", "state depends on committed tokens alone"),
     ("repeats(online(eagle3))", "repeats cannot wrap online"),
     ("online(medusa)", "own, unquantized parameters"),
     ("with_widths(suffix)", "widths must be >= 1"),

@@ -168,7 +168,7 @@ REFUSED = {
     ({"drop": ["d2t"]}, "missing: d2t"),
     ({"d2t": IDS}, "ids instead of offsets"),
     ({"t2d": np.ones(V, bool)}, "t2d does not mark"),
-    (EAGLE3 | {"window": 3, "logit_scale": 2.0}, "known: logit_scale, window"),
+    (EAGLE3 | {"window": 3, "logit_scale": 2.0}, "settings: logit_scale, window"),
     (EAGLE3 | {NAME: [1, 5, 8], "eagle_config": {NAME: [1, 5, 8]}},
      r"must agree, got .*\(2, 6, 9\), .*\(1, 5, 8\)"),
   ],
