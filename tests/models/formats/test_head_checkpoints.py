@@ -168,7 +168,7 @@ REFUSED = {
     ({"drop": ["d2t"]}, "missing: d2t"),
     ({"d2t": IDS}, "ids instead of offsets"),
     ({"t2d": np.ones(V, bool)}, "t2d does not mark"),
-    (EAGLE3 | {"window": 3, "logit_scale": 2.0}, "settings: logit_scale, window"),
+    (EAGLE3 | {"window": 3, "logit_scale": 2.0}, ": logit_scale, window"),
     (EAGLE3 | {NAME: [1, 5, 8], "eagle_config": {NAME: [1, 5, 8]}},
      r"must agree, got .*\(2, 6, 9\), .*\(1, 5, 8\)"),
   ],
@@ -186,7 +186,7 @@ REFUSED = {
   "medusa": [({"2.1.weight": random(V + 1, H)}, "wrong shape: 2.1.weight")],
   "medusa, vllm": [
     (FORMATS["medusa, vllm"][0] | {"truncated_vocab_size": 5},
-     f"truncated_vocab_size is 5, and the target's {V}"),
+     f"truncated_vocab_size is 5, but the target's is {V}"),
   ],
 }  # fmt: skip
 
