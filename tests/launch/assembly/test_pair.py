@@ -35,7 +35,7 @@ def test_pairs_of_the_same_models_share_their_parameters(pair):
      "on one device, got the mesh 'data:1': leave out weights=int8"),
     ("quantized_self", dict(weights="int8"), "must have fewer bits, got int8"),
     ("model", dict(cache="int4"), "a cache is stored as one of"),
-    ("lookahead", {}, "config.rule=match verifies"),
+    ("lookahead", {}, "use config.rule=match"),
     ('eagle3("models/pretrained/draft")', {}, "needs a head on the target's"),
     ('model("models/pretrained/eagle3")', {}, "needs a model of its own, but"),
   ],

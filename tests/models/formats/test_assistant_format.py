@@ -67,8 +67,8 @@ def test_keys_that_no_layer_has_and_other_prefixes_change_nothing(
 @pytest.mark.parametrize(
   ("change", "nested", "message"),
   [
-    ({"backbone_hidden_size": 24}, False, "is 24, and the target's 32"),
-    ({"vocab_size": 92}, True, "is 92, and the target's 96"),
+    ({"backbone_hidden_size": 24}, False, "is 24, but the target's is 32"),
+    ({"vocab_size": 92}, True, "is 92, but the target's is 96"),
     ({"enable_moe_block": True}, True, "must be False, got True"),
     (
       {"num_key_value_heads": 3, "per_layer_config": None}, True,

@@ -78,7 +78,7 @@ def test_a_key_that_nobody_knows_is_refused_by_name(family):
   expected = huggingface.config_from_json(settings)
   for known in ({"no_such_switch": None}, {"_commit_hash": "0"}):
     assert huggingface.config_from_json(settings | known) == expected
-  with pytest.raises(ValueError, match=f"a {family} model .*: no_such_switch"):
+  with pytest.raises(ValueError, match=f"a {family} model: no_such_switch"):
     huggingface.config_from_json(settings | {"no_such_switch": 0.5})
 
 
@@ -120,7 +120,7 @@ def test_both_names_of_the_number_of_experts_are_read():
   expected = huggingface.config_from_json(settings)
   settings["num_experts"] = settings.pop("num_local_experts")
   assert huggingface.config_from_json(settings) == expected
-  with pytest.raises(ValueError, match="not known: num_local_experts"):
+  with pytest.raises(ValueError, match="model: num_local_experts"):
     huggingface.config_from_json(settings | {"num_local_experts": 3})
 
 
@@ -195,5 +195,5 @@ def test_the_text_model_of_a_multimodal_one_is_read(
   jax.tree.map(
     np.testing.assert_array_equal, nnx.state(actual), nnx.state(expected)
   )
-  with pytest.raises(ValueError, match="not known: mrope_section"):
+  with pytest.raises(ValueError, match="model: mrope_section"):
     huggingface.config_from_json(settings | {"mrope_section": [1]})

@@ -43,7 +43,7 @@ def test_older_and_shorter_configurations_mean_what_transformers_reads(
   [
     ("bert", {}, "model_type must be one of .*'llama'.*got 'bert'"),
     ("gpt2", {"add_cross_attention": True}, "add_cross_attention must be"),
-    ("gpt2", {"hidden_size": 32}, "not known: hidden_size"),
+    ("gpt2", {"hidden_size": 32}, "model: hidden_size"),
     ("llama", {"hidden_size": "32"}, "hidden_size must be an integer >= 1"),
     ("llama", {"num_key_value_heads": 3}, "num_kv_heads must divide"),
     ("llama", {"rope_scaling": {"type": "axial"}}, "rope_type must be one of"),

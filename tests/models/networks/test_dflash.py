@@ -198,7 +198,7 @@ OF_DFLASH = lambda **changes: CHANGED(
   "changes, message",
   [
     (dict(drop=["fc.weight"]), "missing: fc.weight"),
-    (OF_DFLASH(projector_type="domino"), "not known: projector_type"),
+    (OF_DFLASH(projector_type="domino"), "settings: projector_type"),
     (OF_DFLASH(target_layer_ids=[1, 8]), "not all layers of a target with 9"),
     (OF_DFLASH(block_size=5), "and dflash_config.block_size must agree, got"),
     (OF_DFLASH(causal=True, causal_head=False), "causal_head must agree"),
@@ -415,7 +415,7 @@ def test_a_dspark_of_speculators_may_begin_after_the_newest_token(tmp_path):
      "sample_from_anchor is missing"),
     (CONFIG | dict(dspark_block_size=7), "DeepSeek-V4's DSpark"),
     (DEEPSPEC | dict(markov_head_type="fir"), "markov_head_type must be one"),
-    (DEEPSPEC | dict(local_position=True), "not known: local_position"),
+    (DEEPSPEC | dict(local_position=True), "settings: local_position"),
     (SPECFORGE | dict(
       dflash_config=SPECFORGE["dflash_config"] | dict(attention_mode="mla")),
      "attention_mode must be 'gqa', got 'mla'"),

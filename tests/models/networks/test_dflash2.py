@@ -234,9 +234,9 @@ WITHOUT = {k: v for k, v in OF_HEAD.items() if k != "selector_top_k"}
     (OF(input_embedding_scale=0.5), "input_embedding_scale must be 1"),
     (OF(conv_group_size=3), "groups of 3 channels"),
     (OF(selector_top_k=V + 1), "14 candidates are more than the 13"),
-    (OF(selector_bias=True), "not known: selector_bias"),
+    (OF(selector_bias=True), "settings: selector_bias"),
     (CONFIG | dict(dflash_config=WITHOUT), "selector_top_k must be an int"),
-    (CONFIG | dict(use_swa=True), "not known: use_swa"),
+    (CONFIG | dict(use_swa=True), "settings: use_swa"),
     (
       {k: v for k, v in CONFIG.items() if k != "dflash_config"}
       | dict(speculators_model_type="dflash2"),

@@ -176,7 +176,7 @@ def test_features_that_the_target_does_not_give_are_refused(family):
     decoder = specjax.make_decoder(
       toys.table_model(VOCAB, layers=layers), drafter=drafter
     )
-    with pytest.raises(ValueError, match=f"reads 3.*gives {given}"):
+    with pytest.raises(ValueError, match=f"needs 3 .*got {given}"):
       decoder.init(
         PARAMS, PROMPTS, LENGTHS, jax.random.key(0), buffer_length=48,
         max_new_tokens=3,

@@ -217,7 +217,7 @@ def test_the_window_is_the_tree_of_the_paper():
 @pytest.mark.parametrize(
   ("changes", "words"),
   [
-    (dict(window=0), "of 1 or more, got 0"),
+    (dict(window=0), "tokens >= 1, got 0"),
     (dict(tokens=0), "and 0"),
     (dict(pool_size=5), "pool_size must be at least 32, got 5"),
   ],

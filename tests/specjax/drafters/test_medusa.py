@@ -103,7 +103,7 @@ def test_a_tree_is_made_of_paths_of_ranks():
   "shape, message",
   [
     (tree.chain(4), "predicts 3 tokens ahead.* depth 4"),
-    (tree.k_ary(12), "at most 11 a node, got a tree with 12"),
+    (tree.k_ary(12), "at most 11 per node, got a tree with 12"),
   ],
 )
 def test_trees_that_do_not_suit_the_heads_are_refused(shape, message):

@@ -272,5 +272,7 @@ def test_settings_that_cannot_be_are_refused(changes, words):
   with pytest.raises(ValueError, match=words):
     suffix.suffix(**dict(nodes=6, tokens=4) | changes)
   for documents in ([], [[]], [[1, -1]]):
-    with pytest.raises(ValueError, match=r"needs a text|not be negative"):
+    with pytest.raises(
+      ValueError, match=r"needs at least one token|not be negative"
+    ):
       corpus_lib.build(documents)
