@@ -124,6 +124,10 @@ def drafting_of(written: str) -> Drafting:
       f"drafter {written!r} cannot be planned: expected one of "
       f"{', '.join(_DRAFTERS)}, without a policy"
     )
+  if getattr(drafting.settings.get("tree"), "families", False):
+    raise cli.UserError(
+      "trees of whole families (families=True) are not planned"
+    )
   if drafting.needs_checkpoint and not drafting.checkpoint:
     raise cli.UserError(
       f'drafter {drafting.name!r} needs a shape: {drafting.name}("NAME")'

@@ -6,6 +6,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 
 import pytest
@@ -164,3 +165,11 @@ def test_no_module_imports_a_command():
   assert {"launch.decode", "launch.studies.rules.__main__"} <= commands
   for file, imports in every.items():
     assert not imports & commands, file
+
+
+def test_every_listed_fault_has_its_line_and_its_tests():
+  listed = (ROOT / "tests/faults/faults.toml").read_text(encoding="utf-8")
+  for fault in tomllib.loads(listed)["fault"]:
+    text = (ROOT / fault["file"]).read_text(encoding="utf-8")
+    assert text.count(fault["before"]) == 1, fault["what"]
+    assert all((ROOT / path).exists() for path in fault["tests"].split())

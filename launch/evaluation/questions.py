@@ -37,15 +37,15 @@ TASKS = {
 }  # fmt: skip
 
 
-# The placeholder for third-party texts in SPEED-Bench.
-_NOT_FETCHED = "FULL BENCHMARK DATA SHOULD BE FETCHED"
+# Placeholders for third-party texts in SPEED-Bench.
+_NOT_FETCHED = ("FULL BENCHMARK DATA SHOULD BE FETCHED", "{article}")
 
 
 def _said(turn: Any) -> Any:
   """The text of a turn, which may be a message."""
   if isinstance(turn, dict) and turn.get("role") == "user":
     turn = turn.get("content")
-  if isinstance(turn, str) and _NOT_FETCHED in turn:
+  if isinstance(turn, str) and any(text in turn for text in _NOT_FETCHED):
     raise ValueError("is a placeholder: run SPEED-Bench's preparation script")
   return turn
 
@@ -121,7 +121,7 @@ def read(path: str | pathlib.Path) -> list[Question]:
     except pydantic.ValidationError as error:
       field, reason = prompts_lib.reason_of(error)
       raise ValueError(f"{path}:{number}: {field} {reason}") from None
-    tasks = {} if "messages" in record else TASKS
+    tasks = TASKS if "turns" in record else {}
     if line.question_id in questions:
       identity = f"question_id {line.question_id!r}"
       raise ValueError(f"{path}:{number}: duplicate {identity}")

@@ -69,7 +69,7 @@ def save(
       or for another dtype.
   """
   config: Any = module.config
-  format_ = _FORMATS[config.kind]
+  format_ = _format(config)
   settings = format_.settings(config, features, jnp.dtype(dtype).name)
   speculators = "speculators_model_type" in settings
   if speculators:
@@ -114,7 +114,13 @@ def save(
 
 def check(config: HeadConfig) -> None:
   """Raises ValueError if no published format can express the head."""
-  _FORMATS[config.kind].settings(config, (), "float32")
+  _format(config).settings(config, (), "float32")
+
+
+def _format(config: HeadConfig):
+  if config.kind not in _FORMATS:
+    raise ValueError(f"{config.kind} heads have no format to be saved in")
+  return _FORMATS[config.kind]
 
 
 def _missing_biases(

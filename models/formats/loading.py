@@ -1,7 +1,7 @@
 """Loads the parameters of a checkpoint, a few rows of a tensor at a time.
 
 Rows are read, converted or quantized, placed on the device, and freed: besides
-the model, host memory holds about one tensor, or on a mesh one per layer.
+the model, host memory holds about two tensors, or on a mesh one per layer.
 """
 
 import dataclasses
@@ -71,9 +71,11 @@ def load(
     _, layout = weights.locate(parameter, source.table)
     return _whole(read, like, in_rows=layout is AS_IS or layout is TURNED)
 
-  with futures.ThreadPoolExecutor(_THREADS) as pool:  # NumPy lets others run
-    for parameter, array in zip(state, pool.map(array_of, state), strict=True):
-      state[parameter] = state[parameter].replace(array)
+  # NumPy releases the interpreter. Threads have no `jax.enable_x64` of ours.
+  with futures.ThreadPoolExecutor(_THREADS) as pool:
+    for parameter, arrays in zip(state, pool.map(array_of, state), strict=True):
+      arrays = jax.tree.map(jnp.asarray, arrays)
+      state[parameter] = state[parameter].replace(arrays)
   return nnx.merge(graphdef, nnx.from_flat_state(state))
 
 
@@ -219,7 +221,7 @@ def _readers(
 
 
 def _whole(read, like, *, in_rows: bool):
-  """Reads a whole parameter, a few rows at a time if `in_rows`."""
+  """A whole parameter in NumPy, read a few rows at a time if `in_rows`."""
   count = like.shape[0]
   step = max(1, _NUMBERS * count // math.prod(like.shape)) if in_rows else count
   arrays = jax.tree.map(lambda x: np.empty(x.shape, x.dtype), like)
@@ -228,4 +230,4 @@ def _whole(read, like, *, in_rows: bool):
     index = (rows, *[slice(None)] * (len(like.shape) - 1))
     for array, of in zip(*map(jax.tree.leaves, (arrays, read)), strict=True):
       array[rows] = of(index)
-  return jax.tree.map(jnp.asarray, arrays)
+  return arrays

@@ -30,6 +30,7 @@ def decoding_errors(path):
   expected = references.logits(reference, TOKENS)
   module = loading.load(huggingface.source(str(path)), dtype=jnp.float64)
   model, params = as_language_model(module)
+  assert module.embed.embedding.get_value().dtype == jnp.float64
   apply = jax.jit(model.apply)
   width, at = max(LENGTHS), np.array(LENGTHS)
   inside = np.arange(width) < at[:, None]
