@@ -90,7 +90,8 @@ def param_specs(params, sharding: Sharding):
   return jax.tree_util.tree_map_with_path(spec, params, is_leaf=is_quantized)
 
 
-_WHOLE = (
+# Weights that every device holds whole.
+REPLICATED = (
   "router", "q_a", "kv_a", "per_layer_gate", "per_layer_out",
   "per_layer_projection", "gate_proj", "joint_proj", "confidence_head",
   "kernel_projection", "hidden_projection",
@@ -106,7 +107,7 @@ def param_spec(parts: list[str], sharding: Sharding) -> P:
     spec = P(cut, None) if module in ("embed", "per_layer_embed") else P()
   elif kind == "weight":
     spec = P(cut, None)
-    if module in _WHOLE:
+    if module in REPLICATED:
       spec = P()
     elif module in ("out", "down", "delta_out"):
       spec = P(None, cut)

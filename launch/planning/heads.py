@@ -16,7 +16,7 @@ from launch.planning.networks import Pass
 from models import head_shapes
 from models.head_shapes import HeadShape
 from models.networks.quantized_tensor import is_quantized
-from models.sharding import Sharding
+from models.sharding import REPLICATED, Sharding
 from specjax import drafters
 from specjax.types import Drafter, Params
 
@@ -105,23 +105,29 @@ def passes(
   )
   work = networks.work(layers, slots=slots)
 
-  def over(params, tokens: int, **less) -> Pass:
+  def over(params: dict, tokens: int, **less) -> Pass:
+    weights = list(params.values())
     own = dataclasses.replace(
       work,
-      weights=networks.count(params),
-      weight_bytes=networks.num_bytes(params),
+      weights=networks.count(weights),
+      weight_bytes=networks.num_bytes(weights),
       **less,
     )
-    return networks.forward(own, tokens, size=size, rows=rows)
+    one = networks.forward(own, tokens, size=size, rows=rows)
+    # Replicated weights, of which `forward` counts 1 / size.
+    whole = [x for key, x in params.items() if {*REPLICATED} & {*key}]
+    more = networks.num_bytes(whole) * (1 - 1 / size)
+    return dataclasses.replace(one, hbm_bytes=one.hbm_bytes + more)
 
   first, *more = drafter.passes
   # Levels of a block after the first are products with these, not passes.
-  if by_level := [x for key, x in flat.items() if key[0] in _BY_LEVEL]:
-    every = [over(read, first)]
+  by_level = {key: x for key, x in flat.items() if key[0] in _BY_LEVEL}
+  if by_level or c.kind == "dflash2":
+    every = [over(flat, first)]
     for level in drafter.tree.levels[1:-1]:
       every.append(over(by_level, len(level), **_NO_LAYERS))
     return [networks.total(every)]
   # EAGLE-1 projects in every pass, EAGLE-3 only the target's features.
   fuses_once = c.kind == "eagle3"
-  again = [x for key, x in flat.items() if key[0] != "fc" or not fuses_once]
-  return [over(read, first), *(over(again, n) for n in more)]
+  again = {k: x for k, x in flat.items() if k[0] != "fc" or not fuses_once}
+  return [over(flat, first), *(over(again, n) for n in more)]

@@ -7,8 +7,8 @@ The roofline is a model, not a measurement:
 
 per device. Bytes are the weights and the used blocks of the cache, once each,
 and the activations; attention scores are assumed to stay on the chip. Tables
-in which a pass looks up rows are ignored, and replicated arrays count as if
-sharded: routers, down-projections of latents, and Gemma E4B's per-layer
+in which a pass looks up rows are ignored, and a model's replicated arrays count
+as if sharded: routers, down-projections of latents, and Gemma E4B's per-layer
 embeddings. Collectives are rings that use all links of a device at once, as if
 every slice were a torus and every group of devices a ring in it.
 
@@ -309,7 +309,7 @@ def forward(work: Work, num_tokens: int, *, size: int, rows: int) -> Pass:
   whole = 2 * tokens * work.blocks * 2 * work.embed_dim
   cut = DTYPE.dtype.itemsize * 2 * tokens * work.inside
   logits = 4 * tokens * work.vocab_size  # float32, replicated
-  cut += work.weight_bytes * (1 - idle(tokens, size) / work.weights)
+  cut += work.weight_bytes * (1 - idle(tokens, size) / max(work.weights, 1))
   cut += rows * work.cache_bytes
   cut += 2 * rows * (work.state_bytes + num_tokens * work.pending_bytes)
   flops = 2 * tokens * (work.weights - idle(1, 1)) + 4 * tokens * work.products

@@ -1,11 +1,12 @@
 """Plans of draft heads: every kind, and dynamic trees."""
 
 import pytest
+from flax import nnx
 
 from configs import shapes
 from launch import plan
 from launch.hardware import CHIPS
-from launch.planning import answer, program
+from launch.planning import answer, heads, networks, program
 from models import head_shapes, meshes
 from models.formats import head_checkpoints
 from models.formats.head_checkpoints import Target
@@ -99,6 +100,24 @@ def test_a_round_reads_weights_and_no_tables(kind):
   drafting, _ = answer.passes(q)
   num_bytes = sum(one.hbm_bytes for one in drafting)
   assert 1 <= num_bytes / (2 * READ[kind]) < 1.01
+
+
+def test_every_device_reads_what_is_replicated():
+  q = question("dflash2", batch_size=1, max_length=256)
+  q.check()
+  one, eight = (
+    heads.passes(q.head, program.make_drafter(q), size=size, rows=1, slots=256)[
+      0
+    ].hbm_bytes
+    for size in (1, 8)
+  )
+  flat = nnx.to_flat_state(heads.own_params(q.head))
+  names = {"kernel_projection", "hidden_projection"}
+  whole = [x for key, x in flat if names & {*key}]
+  assert networks.num_bytes(whole) > 0.02 * one
+  # Logits and activations are replicated too, and small.
+  expected = one / 8 + networks.num_bytes(whole) * 7 / 8
+  assert eight == pytest.approx(expected, rel=0.05)
 
 
 def test_a_dynamic_tree_is_as_good_as_the_best_of_its_size():
