@@ -22,21 +22,21 @@ def project(x: Array, weight: Array | QuantizedTensor, *, result=None) -> Array:
   """Multiplies x with every row of a weight, `[..., D], [N, D] -> [..., N]`.
 
   One scale per output is applied to the products: 8-bit values are exact in
-  bfloat16. With group scales the weight is dequantized and rounded once. For a
-  few rows of x the dequantized weight is not written to memory: TPUs multiply
-  each group and scale the products, like Qwix (Google); CPUs multiply integers
+  bfloat16. With group scales the weight is dequantized and rounded once. It
+  is not written to memory whole: TPUs multiply each group and scale the
+  products, like Qwix (Google), for a few rows of x; CPUs multiply integers
   (int8 with one scale per output), or dequantize a few outputs at a time
   (groups). `result` is the accumulation dtype for arrays, by default x's.
   """
   if not isinstance(weight, QuantizedTensor):
     return _product(x, weight.astype(x.dtype), result)
-  many = math.prod(x.shape[:-1]) > _ROUND
   if not weight.by_output:
+    many = math.prod(x.shape[:-1]) > _ROUND
     forms = {} if many else {"tpu": group_products}
     return lax.platform_dependent(
       x, weight, **forms, cpu=chunk_products, default=_dequantized
     )
-  if many or weight.values.dtype != jnp.int8:
+  if weight.values.dtype != jnp.int8:
     return _scaled(x, weight)
   return lax.platform_dependent(
     x, weight, cpu=integer_products, default=_scaled
