@@ -8,10 +8,10 @@ The heads of the embedded target:
   python -m launch.train --config=configs/train_head.py:medusa \
     --workdir=/tmp/specjax/medusa --export=models/pretrained/medusa
 
-`:eagle`, `:mtp` (multi-token prediction), `:dflash` (JetSpec's with
---config.head.causal) and `:dspark` are the other kinds. Any target that decodes
-can have one; this is SmolLM2's, first on plain text, then on its own
-conversations:
+`:eagle`, `:p_eagle`, `:mtp` (multi-token prediction), `:dflash` (JetSpec's with
+--config.head.causal), `:dflash2` and `:dspark` are the other kinds. Any target
+that decodes can have one; this is SmolLM2's, first on plain text, then on its
+own conversations:
 
   SMOLLM2=$(python -m launch.tools.fetch_smollm2)
   python -m launch.train --config=configs/train_head.py:eagle3 \
@@ -30,7 +30,9 @@ import ml_collections
 
 from configs import train_embedded
 
-_KINDS = ("eagle", "eagle3", "mtp", "medusa", "dflash", "dspark")
+_KINDS = (
+  "eagle", "eagle3", "p_eagle", "mtp", "medusa", "dflash", "dflash2", "dspark",
+)  # fmt: skip
 
 
 def get_config(arg: str = "eagle3") -> ml_collections.ConfigDict:
@@ -45,19 +47,25 @@ def get_config(arg: str = "eagle3") -> ml_collections.ConfigDict:
   head = config.head = ml_collections.ConfigDict()
   head.kind = arg
   # Draft length to train: unrolled steps of EAGLE or MTP, Medusa's heads, masks
-  # of a block. Each depth's loss has depth_decay times the weight of the one
-  # before; EAGLE-3 uses 0.8.
+  # of a block or of P-EAGLE. Each depth's loss has depth_decay times the weight
+  # of the one before; EAGLE-3 uses 0.8.
   head.depth = 4
   head.depth_decay = 0.8
-  blocks = arg in ("dflash", "dspark")
-  if arg == "eagle3" or blocks:
+  blocks = arg in ("dflash", "dflash2", "dspark")
+  if arg in ("eagle3", "p_eagle", "dflash", "dspark"):
     # Size of the draft vocabulary, the most frequent tokens of the training
     # data; 0 for the target's, as in DFlash.
     head.draft_vocab_size = 0
-  if arg == "eagle3":
+  if arg in ("eagle3", "p_eagle"):
     # Layers whose inputs are fused; () for EAGLE-3's: 2, N / 2 and N - 3.
     head.layers = ()
     head.mlp_dim = 0  # its MLP's hidden width; 0 for the target's
+  if arg == "p_eagle":
+    # Depths that `speculators` trains. Positions weigh the same at all depths,
+    # each of which trains 0.7 of the positions before, but at least a fifth.
+    head.depth = 8
+    head.depth_decay = 1.0
+    head.num_layers = 4
   if blocks:
     # Drafted tokens of a block, and DFlash's decay for 7: exp(-1 / 4).
     head.depth = 7
@@ -75,6 +83,10 @@ def get_config(arg: str = "eagle3") -> ml_collections.ConfigDict:
     # The Markov head's kind ("vanilla", "gated", "rnn"), and its rank.
     head.markov = "vanilla"
     head.rank = 256
+  if arg == "dflash2":
+    # Channels that share a convolution's change, and of the selector's codes.
+    head.group = 16
+    head.rank = 256
   if arg == "mtp":
     # As in FastMTP.
     head.depth = 3
@@ -88,7 +100,8 @@ def get_config(arg: str = "eagle3") -> ml_collections.ConfigDict:
   # "forward_kl", "reverse_kl", "total_variation", "next_token", DSpark's
   # "next_token_and_tv", or "acceptance" of a draft of `head.depth` tokens: see
   # specjax.training.losses.
-  config.objective = "next_token_and_tv" if arg == "dspark" else "forward_kl"
+  published = {"dspark": "next_token_and_tv", "dflash2": "next_token"}
+  config.objective = published.get(arg, "forward_kl")
   config.contexts = "data"  # or "target": its samples after each row's prompt
   # Dtype of the head's computations in training: "bfloat16" where it is fast,
   # "" for float32. Parameters, loss sums and validation are always float32.

@@ -29,6 +29,7 @@ from models.networks.description import (
   TransformerConfig,
 )
 from models.networks.dflash import Parallel, ParallelConfig
+from models.networks.dflash2 import DFlash2, DFlash2Config
 from models.networks.dspark import DSpark, DSparkConfig
 from models.networks.eagle import Eagle, EagleConfig
 from models.networks.layers import Layer, PlusOneNorm
@@ -36,6 +37,10 @@ from models.networks.medusa import Medusa, MedusaConfig
 from models.networks.mtp import Mtp, MtpConfig
 from models.networks.rope import Rope
 from models.networks.transformer import Features, Transformer
+
+_CONFIGS: dict[type[Parallel], type[ParallelConfig]] = {
+  Parallel: ParallelConfig, DSpark: DSparkConfig, DFlash2: DFlash2Config,
+}  # fmt: skip
 
 
 def output_rows(target: Transformer) -> Array:
@@ -76,9 +81,11 @@ def eagle3(
   layers: Features,
   draft_vocab: np.ndarray | None,
   mlp_dim: int = 0,
+  num_layers: int = 1,
+  mask_token: int | None = None,
   rngs: nnx.Rngs,
 ) -> Eagle:
-  """Starts EAGLE-3's head as the last layer, reading the highest feature.
+  """Starts EAGLE-3's head as the last layers, reading the highest feature.
 
   Args:
     target: the model that it drafts for.
@@ -86,19 +93,29 @@ def eagle3(
     draft_vocab: ids of its draft vocabulary, ascending; None for all tokens.
     mlp_dim: width of the MLP's hidden layer, 0 for the target's. Additional
       channels, or all of a narrower MLP, have zero output at first.
+    num_layers: of the head.
+    mask_token: id of the mask, for P-EAGLE; its vector for unknown features
+      starts random.
     rngs: for weights that the target does not have.
+
+  Raises:
+    ValueError: for more layers than the target has.
   """
+  above = _last_layers(target, num_layers)
   config = EagleConfig(
-    layers=_layers(target.config, mlp_dim=mlp_dim),
+    layers=_layers(target.config, num_layers, mlp_dim=mlp_dim),
     generation=3,
     num_fused=len(layers),
     draft_vocab_size=None if draft_vocab is None else len(draft_vocab),
+    mask_token=mask_token,
   )
   module = Eagle(config, dtype=target.dtype, rngs=rngs)
   # At first it only reads the last feature, the highest layer's. Others can be
   # hundreds of times as large.
   _read_last(module.fc)
-  copy_layer(module, target.layers[-1], target)  # reads embedding, then state
+  # The first reads embedding, then state.
+  for ours, theirs in zip((module, *module.later), above, strict=True):
+    copy_layer(ours, theirs, target)
   _copy_norms(module, target)
   _copy_ends(module, target, draft_vocab)
   return module
@@ -185,19 +202,15 @@ def parallel(
     mask_token: id of the mask.
     draft_vocab: ids of its draft vocabulary, ascending; None for all tokens.
     rngs: for weights that the target does not have.
-    kind: class of the network; DSpark's starts with zero Markov bias.
+    kind: class of the network; DSpark's starts with zero Markov bias, DFlash
+      2's like DFlash's, with a selector that adds nothing.
     **more: further fields of its configuration.
 
   Raises:
     ValueError: for more layers than the target has.
   """
-  if not 1 <= num_layers <= target.config.num_layers:
-    raise ValueError(
-      f"head.num_layers must be in 1..{target.config.num_layers}, got "
-      f"{num_layers}"
-    )
-  make = DSparkConfig if kind is DSpark else ParallelConfig
-  config = make(
+  above = _last_layers(target, num_layers)
+  config = _CONFIGS[kind](
     layers=_layers(  # Qwen3's, whatever the target's are
       target.config, num_layers, mlp_bias=False,
       qk_norm="head", qkv_bias=False, out_bias=False,
@@ -212,8 +225,13 @@ def parallel(
   if isinstance(module, DSpark):
     bias = module.markov_head.markov_w2.weight
     bias[...] = jnp.zeros_like(bias[...])
+  if isinstance(module, DFlash2):
+    for layer in module.layers:
+      _silence(layer.attention_conv.kernel_projection)
+      _silence(layer.mlp_conv.kernel_projection)
+    codes = module.candidate_selector.successor_codebook
+    codes[...] = jnp.zeros_like(codes[...])
   _read_last(module.fc)
-  above = list(target.layers)[-num_layers:]
   for ours, theirs in zip(module.layers, above, strict=True):
     copy_layer(ours, theirs, target)
   _copy_norms(module, target)
@@ -222,6 +240,14 @@ def parallel(
 
 
 # ------------------------------------------------------------------- the layer
+
+
+def _last_layers(target: Transformer, count: int) -> list[Layer]:
+  """The target's layers that a head's start from."""
+  most = target.config.num_layers
+  if not 1 <= count <= most:
+    raise ValueError(f"head.num_layers must be in 1..{most}, got {count}")
+  return list(target.layers)[-count:]
 
 
 def copy_layer(ours: Any, theirs: Layer, target: Transformer) -> None:

@@ -31,9 +31,9 @@ def layers_read(config, num_layers: int) -> Features:
   if config.init_from:
     return checkpoints.read_head(config.init_from, config.target).features
   head, asked = config.head, tuple(config.head.get("layers", ()))
-  if head.kind == "eagle3":
+  if head.kind in ("eagle3", "p_eagle"):
     usual, first = eagle_format.usual_layers(num_layers), 0
-  elif head.kind in ("dflash", "dspark"):  # layers numbered by their outputs
+  elif "anchors" in head:  # blocks, whose layers are numbered by outputs
     usual = dflash_format.usual_layers(head.num_layers, num_layers)
     first = 1
   else:

@@ -27,7 +27,9 @@ from launch.training.step import Task, say
 from models import checkpoints, head_shapes, head_starts
 from models.formats import head_saving
 from models.networks.dflash import Parallel
+from models.networks.dflash2 import DFlash2
 from models.networks.dspark import DSpark
+from models.networks.training_time_test import kept
 from models.networks.transformer import Features, Transformer, as_language_model
 from models.tokenizers import Tokenizer
 
@@ -61,17 +63,24 @@ def task(config, mesh: Mesh, folder: pathlib.Path) -> Task:
     feature_weight=config.head.get("feature_weight", 0.0),
     first=config.prompt_length if config.contexts == "target" else 0,
     confidence=getattr(module.config, "confidence", False),
+    selects=config.head.kind == "dflash2",
+    by_count=config.head.kind == "p_eagle",
   )
+  if loss.objective == "acceptance" and (loss.selects or loss.by_count):
+    raise ValueError(
+      f"{config.head.kind} heads cannot be trained for acceptance: choose "
+      "another config.objective"
+    )
   shared = (loss, watch, rows, words)
   sample = lambda params, batch, key: batch
   if config.contexts == "target":
     model, _ = as_language_model(target)
     sample = completer(model, prompt_length=config.prompt_length)
   place = lambda batch, key: batch
-  if isinstance(module, Parallel):
+  if isinstance(module, Parallel) or loss.by_count:
     place = functools.partial(
       jax.jit(draw_places, static_argnames=("count", "first")),
-      count=config.head.anchors,
+      count=config.head.get("anchors") or kept(config.sequence_length, 1),
       first=loss.first,
     )
 
@@ -205,15 +214,18 @@ def _of_the_target(
 ) -> nnx.Module:
   """A head initialized from the target."""
   rngs, head = nnx.Rngs(config.seed), config.head
+  mask_token = tokenizer.eos_token_id  # never the newest of unfinished text
   match head.kind:
     case "eagle":
       return head_starts.eagle1(target, rngs=rngs)
     case "mtp":
       return head_starts.mtp(target, rngs=rngs)
-    case "eagle3":
+    case "eagle3" | "p_eagle":
       return head_starts.eagle3(
-        target, layers=layers, draft_vocab=ids, mlp_dim=head.mlp_dim, rngs=rngs
-      )
+        target, layers=layers, draft_vocab=ids, mlp_dim=head.mlp_dim,
+        num_layers=head.get("num_layers", 1),
+        mask_token=mask_token if head.kind == "p_eagle" else None, rngs=rngs,
+      )  # fmt: skip
     case "medusa":
       return head_starts.medusa(target, num_heads=head.depth, rngs=rngs)
   more: dict = {
@@ -225,10 +237,14 @@ def _of_the_target(
       "kind": DSpark, "block_size": head.depth, "markov": head.markov,
       "rank": head.rank, "confidence": True,
     }  # fmt: skip
+  if head.kind == "dflash2":
+    more |= {
+      "kind": DFlash2, "taps": 2, "group": head.group, "rank": head.rank,
+      "num_candidates": 16,
+    }  # fmt: skip
   return head_starts.parallel(
     target, num_layers=head.num_layers, layers=layers, draft_vocab=ids,
-    # Never the newest token of an unfinished text.
-    mask_token=tokenizer.eos_token_id, rngs=rngs, **more,
+    mask_token=mask_token, rngs=rngs, **more,
   )  # fmt: skip
 
 

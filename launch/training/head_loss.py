@@ -8,12 +8,17 @@ its logits cover the draft vocabulary only, unless the objective needs the
 others.
 
 Most heads predict at every position. DFlash runs separate passes over blocks
-that start at some positions of each text (`draw_places`).
+that start at some positions of each text (`draw_places`); P-EAGLE takes each
+depth at fewer random positions than the one before.
+
+DFlash 2's selector has the objective as well, over the candidates, after the
+text's own tokens. If that is `next_token`, as in NVIDIA's recipe, it counts
+where the next token is a candidate; others (SpecForge) insert it.
 """
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,12 +27,12 @@ from flax import nnx
 from jax import Array
 
 from models.head_shapes import HeadModule
-from models.networks import dflash_training
+from models.networks import dflash2, dflash_training
 from models.networks.dflash import Parallel
 from models.networks.eagle import Eagle
 from models.networks.linear import project
 from models.networks.mtp import Mtp
-from models.networks.training_time_test import ahead, unroll
+from models.networks.training_time_test import ahead, unmask, unroll
 from models.networks.transformer import FINAL, Features, Transformer
 from specjax.training import losses
 
@@ -58,6 +63,8 @@ class Loss:
     feature_weight: of EAGLE-1's distance to the target's next feature.
     first: first position that counts in a row.
     confidence: whether the head learns to estimate its acceptance.
+    selects: whether the head has DFlash 2's selector.
+    by_count: whether a depth counts by its number of positions (P-EAGLE).
   """
 
   objective: str
@@ -66,6 +73,8 @@ class Loss:
   feature_weight: float
   first: int
   confidence: bool = False
+  selects: bool = False
+  by_count: bool = False
 
 
 class Seen(NamedTuple):
@@ -107,25 +116,37 @@ def target_pass(target: Transformer, features: Features) -> Callable[..., Seen]:
 
 def head_logits(
   module: HeadModule, seen: Seen, batch: dict[str, Array], depth: int
-) -> Iterator[tuple[Array, Array | None]]:
-  """The head's logits `f32[B, A, W]` at each depth, and a second output.
+) -> Iterator[tuple[Array, Any, Array | None]]:
+  """The head's logits `f32[B, A, W]` at each depth, more, and their positions.
 
-  A are all T positions of a row, or the batch's places. The second output is
-  the states that are fed back, DSpark's log-odds of acceptance, or None.
+  Positions are `i32[B, A]`, of the batch's places, or None for all T of a row.
+  More are the states that are fed back, DSpark's log-odds of acceptance, what
+  DFlash 2's selector says (`models.networks.dflash2.DFlash2.along`), or None.
   """
   where = {x: batch[x][:, :-1] for x in ("positions", "segments")}
   tokens, features = batch["tokens"], seen.features
+  places = batch.get("places")
   if isinstance(module, Eagle | Mtp):
-    yield from unroll(module, tokens, features, steps=depth, **where)
+    if module.config.kind == "p_eagle":
+      for logits, some in unmask(
+        module, tokens, features, places, steps=depth, **where
+      ):
+        yield logits, None, some
+      return
+    for logits, states in unroll(
+      module, tokens, features, steps=depth, **where
+    ):
+      yield logits, states, None
     return
+  more = None
   if isinstance(module, Parallel):
-    logits, sure = dflash_training.predict(
-      module, tokens, features, batch["places"], **where
+    logits, more = dflash_training.predict(
+      module, tokens, features, places, **where
     )
   else:
-    logits, sure = module(features), None
+    logits = module(features)
   for j in range(depth):
-    yield logits[:, :, j], None if sure is None else sure[:, :, j]
+    yield logits[:, :, j], jax.tree.map(lambda x, j=j: x[:, :, j], more), places
 
 
 def counted(batch: dict[str, Array], depth: int, first: int) -> Array:
@@ -151,11 +172,10 @@ def draw_places(
   return batch | {"places": places}
 
 
-def _at(batch: dict[str, Array], x: Array) -> Array:
-  """`x[B, T, ...]` at the batch's places, or all of it without places."""
-  if "places" not in batch:
+def _at(places: Array | None, x: Array) -> Array:
+  """`x[B, T, ...]` at places, or all of it without places."""
+  if places is None:
     return x
-  places = batch["places"]
   places = places.reshape(*places.shape, *[1] * (x.ndim - 2))
   return jnp.take_along_axis(x, places, axis=1)
 
@@ -182,7 +202,6 @@ def make_loss(
     if whole_draft
     else losses.get(loss.objective)
   )
-  weights_of = loss.decay ** np.arange(loss.depth)
   place = np.full(words.size, len(words.ids), np.int32)  # W for no place
   place[words.ids] = np.arange(len(words.ids))
 
@@ -197,12 +216,12 @@ def make_loss(
     if not given:
       taught = _with_rest(taught, normalizers(seen.final, output, words)[0])
     labels = jnp.asarray(place)[batch["tokens"]]
-    summed, drafts = 0.0, []
-    for j, (logits, state) in enumerate(
+    summed, shares, drafts = 0.0, 0.0, []
+    for j, (logits, state, places) in enumerate(
       head_logits(module, seen, batch, loss.depth)
     ):
-      weights = _at(batch, counted(batch, j, loss.first))
-      label = _at(batch, ahead(labels, 2 + j, length))
+      weights = _at(places, counted(batch, j, loss.first))
+      label = _at(places, ahead(labels, 2 + j, length))
       logits = logits[..., : len(words.ids)].astype(jnp.float32)
       if not given:
         logits = _with_rest(logits, None)
@@ -211,28 +230,41 @@ def make_loss(
         weights = told
       if loss.objective in _OF_TEXT:
         label = jnp.minimum(label, len(words.ids) - 1)
-      judge = _at(batch, ahead(taught, 1 + j, length))
+      judge = _at(places, ahead(taught, 1 + j, length))
+      share = loss.decay**j
+      if loss.by_count:
+        share *= jnp.sum(weights)
+      shares += share
       if whole_draft:
         drafts.append((logits, judge, label, weights))
       else:
-        summed += weights_of[j] * (
+        summed += share * (
           objective(logits, judge, label, weights)
           if loss.objective != "next_token_and_tv"
           else objective(logits, judge, label, weights, told)
         )
       if loss.confidence:
         chance = 1 - losses.distance(logits, judge)
-        summed += weights_of[j] * losses.confidence(state, chance, weights)
+        summed += share * losses.confidence(state, chance, weights)
+      if loss.selects:
+        scores, candidates = state
+        chosen = candidates == label[..., None]
+        if loss.objective in _OF_TEXT:
+          weights = weights * chosen.any(axis=-1)
+        judge = jnp.take_along_axis(judge, candidates, axis=-1)
+        summed += share * objective(
+          scores, judge, jnp.argmax(chosen, axis=-1), weights
+        )
       if loss.feature_weight:
         nearby = ahead(seen.features, 1 + j, length)
         away = losses.smooth_l1(state, nearby, weights)
-        summed += weights_of[j] * loss.feature_weight * away
+        summed += share * loss.feature_weight * away
     if whole_draft:
       drafted = (jnp.stack(xs, axis=2) for xs in zip(*drafts, strict=True))
       return summed + objective(
         *(x.reshape(-1, loss.depth, *x.shape[3:]) for x in drafted)
       )
-    return summed / weights_of.sum()
+    return summed / jnp.maximum(shares, 1)
 
   return total
 
@@ -255,17 +287,19 @@ def make_measure(
     everywhere, best = normalizers(seen.final, output, words)
     law = _with_rest(project(seen.final, output[words.ids]), everywhere)
     sums = {}
-    for j, (logits, _) in enumerate(
+    for j, (logits, more, places) in enumerate(
       head_logits(module, seen, batch, loss.depth), 1
     ):
-      weights = _at(batch, counted(batch, j - 1, loss.first))
+      weights = _at(places, counted(batch, j - 1, loss.first))
+      if loss.selects:
+        logits = dflash2.spread(*more, logits.shape[-1])
       logits = logits[..., : len(words.ids)]
-      judge = _at(batch, ahead(law, j, length))
+      judge = _at(places, ahead(law, j, length))
       away = losses.total_variation(
         _with_rest(logits, None), judge, None, weights
       )
       said = jnp.asarray(words.ids)[jnp.argmax(logits, axis=-1)]
-      same = said == _at(batch, ahead(best, j, length))
+      same = said == _at(places, ahead(best, j, length))
       sums[f"tokens_{j}"] = jnp.sum(weights)
       sums[f"accepted_{j}"] = jnp.sum(weights) * (1 - away)
       sums[f"agreed_{j}"] = jnp.sum(weights * same)

@@ -259,8 +259,8 @@ def settings(
 ) -> dict[str, Any]:
   """The `config.json` of a head.
 
-  In the authors' format, or in `speculators`' for an EAGLE-3 head with
-  switches, windows, query norms or several layers.
+  In the authors' format, or in `speculators`' for P-EAGLE and for an EAGLE-3
+  head with switches, windows, query norms or several layers.
 
   Raises:
     ValueError: if neither can express the head.
@@ -285,12 +285,21 @@ def settings(
     or layers.attention.qk_norm
     or layers.has_windows
     or any(switches.values())
+    or config.mask_token is not None
   ):
-    return both | switches | {
+    third = both | switches | {
       "architectures": ["Eagle3Speculator"],
       "speculators_model_type": "eagle3",
       NESTED: layers_json(layers, dtype),
     }  # fmt: skip
+    if config.mask_token is None:
+      return third
+    return third | {
+      "architectures": ["PEagleSpeculator"],
+      "speculators_model_type": "peagle",
+      "mask_token_id": config.mask_token,
+      "embed_requires_grad": True,
+    }
   # vLLM reads the top-level ids first, as inputs of layers; SGLang and
   # SpecForge read the nested ones, as outputs.
   return layers_json(layers, dtype) | both | {

@@ -1,7 +1,8 @@
 """Writes heads in published formats, for this and other projects.
 
 EAGLE-1 and EAGLE-3 heads are written in their authors' format, or in
-`speculators`' if they have switches, windows or several layers; Medusa heads in
+`speculators`' if they have switches, windows or several layers, as P-EAGLE
+heads always are; Medusa heads in
 vLLM's; DFlash heads in their authors', or `speculators`' if they have a draft
 vocabulary or that library's windows; MTP heads in `speculators`'. Embedding and
 output projection are left out if they are the target's and every reader takes
@@ -36,6 +37,7 @@ _SPECULATED = 3  # draft tokens that the files of other heads suggest to servers
 _FORMATS: dict[str, Any] = {
   "eagle": eagle_format,
   "eagle3": eagle_format,
+  "p_eagle": eagle_format,
   "medusa": medusa_format,
   "dflash": dflash_format,
   "dflash2": dflash_format,

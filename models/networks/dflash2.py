@@ -98,6 +98,12 @@ def convolved(x: Array, kernels: Array) -> Array:
   return out
 
 
+def spread(logits: Array, candidates: Array, vocab_size: int) -> Array:
+  """Candidates' logits among all V tokens', `f32[..., C] -> f32[..., V]`."""
+  every = jnp.full((*logits.shape[:-1], vocab_size), -jnp.inf)
+  return jnp.put_along_axis(every, candidates, logits, axis=-1, inplace=False)
+
+
 class ConvLayer(Layer):
   """A layer with convolutions around attention and MLP."""
 
@@ -172,8 +178,13 @@ class DFlash2(Parallel):
 
     Candidates `i32[B, K, C]`, their logits, and codes `[B, K, R]`.
     """
+    return self.candidates(put(self.logits(hidden), "logits_btv"), hidden)
+
+  def candidates(
+    self, logits: Array, hidden: Array
+  ) -> tuple[Array, Array, Array]:
+    """As `places`, with the logits too."""
     c = self.config
-    logits = put(self.logits(hidden), "logits_btv")
     logits, candidates = jax.lax.top_k(logits, c.num_candidates)
     logits *= c.logit_scale
     if c.softcap is not None:
@@ -187,7 +198,30 @@ class DFlash2(Parallel):
     """As `specjax.types.MarkovModel.apply`."""
     candidates, logits, code = row
     logits = logits + self.candidate_selector(code, tokens, candidates)
-    every = jnp.full((*tokens.shape, self.config.layers.vocab_size), -jnp.inf)
-    ids = jnp.broadcast_to(candidates, logits.shape)
-    every = jnp.put_along_axis(every, ids, logits, axis=-1, inplace=False)
+    every = spread(
+      logits,
+      jnp.broadcast_to(candidates, logits.shape),
+      self.config.layers.vocab_size,
+    )
     return put(every, "logits_btv"), state, jnp.ones(tokens.shape)
+
+  def along(
+    self, logits: Array, hidden: Array, tokens: Array
+  ) -> tuple[Array, tuple[Array, Array]]:
+    """Whole blocks of known tokens, in training.
+
+    Args:
+      logits: `f32[B, K, V]`.
+      hidden: `[B, K, H]`.
+      tokens: `i32[B, K]`, the token before each position.
+
+    Returns:
+      The same logits; and the candidates' logits `f32[B, K, C]` after these
+      tokens with the candidates `i32[B, K, C]`.
+    """
+    candidates, scores, code = self.candidates(logits, hidden)
+    each = lambda x: x.reshape(-1, 1, x.shape[-1])
+    added = self.candidate_selector(
+      each(code), tokens.reshape(-1, 1), each(candidates)
+    )
+    return logits, (scores + added.reshape(scores.shape), candidates)

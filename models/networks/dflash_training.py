@@ -5,13 +5,15 @@ positions, the anchors. The block at position t is the one that would be drafted
 there: its newest token is token t + 1, masks follow, and it attends to the
 target's features of tokens up to t and to its own tokens, in both directions,
 or only to earlier ones for JetSpec. Keys and values of features are computed
-once for all blocks of a text. DSpark's Markov head reads the text's tokens.
+once for all blocks of a text. DSpark's Markov head and
+DFlash 2's selector read the text's tokens.
 
 This runs the drafting network itself; only attention is another module, with
 the same parameters.
 """
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +23,7 @@ from jax import Array
 
 from models.networks.attention import scores_of, values_of
 from models.networks.dflash import Parallel
+from models.networks.dflash2 import DFlash2
 from models.networks.dspark import DSpark
 from models.networks.layers import Attention
 
@@ -33,7 +36,7 @@ def predict(
   *,
   positions: Array,
   segments: Array,
-) -> tuple[Array, Array | None]:
+) -> tuple[Array, Any]:
   """The logits of the blocks at some positions.
 
   Args:
@@ -48,7 +51,8 @@ def predict(
   Returns:
     `f32[B, A, K, W]`: entry k of the block at t is for token `t + 2 + k`, in
     the draft vocabulary; it is meaningless if text or document end before that
-    token. And `f32[B, A, K]`, the head's log-odds of acceptance, or None.
+    token. And DSpark's log-odds of acceptance, `f32[B, A, K]`; or the logits
+    and candidates of DFlash 2's selector, two of `[B, A, K, C]`; or None.
 
   Raises:
     ValueError: for a head whose layers have windows.
@@ -71,17 +75,17 @@ def predict(
     known = layer.attention.keys_and_values(read, read_rotary)
     layer.attention = _OfBlocks(layer.attention, module.config.causal)
     x, _ = layer(x, rotary, sees, known, None)
-  hidden, sure = module.hidden(x), None
+  hidden, more = module.hidden(x), None
   logits = module.logits(hidden)
-  if isinstance(module, DSpark):
+  if isinstance(module, DSpark | DFlash2):
     ahead = places[..., None] + 1 + np.arange(logits.shape[1])
     ahead = jnp.minimum(ahead, tokens.shape[1] - 1)
     before = jnp.take_along_axis(tokens[:, None], ahead, axis=2)
-    logits, sure = module.along(
+    logits, more = module.along(
       logits, hidden, before.reshape(logits.shape[:2])
     )
   in_places = lambda x: x.reshape(*places.shape, *x.shape[1:])
-  return in_places(logits), None if sure is None else in_places(sure)
+  return in_places(logits), jax.tree.map(in_places, more)
 
 
 class _OfBlocks(nnx.Module):

@@ -7,6 +7,10 @@ the head's cache would hold: entries of positions up to t, from the target's
 features, and one entry of each earlier step of its own draft, at the same
 position. All positions take step j in one pass, and no entry is computed twice.
 
+P-EAGLE (arXiv 2602.01469) reads masks instead of its own states and of the
+tokens that it drafts. Step j drafts from a random subset of the positions of
+step j - 1 only (its conditional drop-token sampling), so no draft has a gap.
+
 This runs the drafting network itself; only attention is another module, with
 the same parameters.
 """
@@ -53,16 +57,93 @@ def unroll(
     the head's vocabulary, and `f[B, T, H]`, the states fed to the next step.
     They are meaningless where text or document end before that token.
   """
+  module, masks, table = _begun(module, positions, segments)
+  length = features.shape[1]
+  hidden, written = module.fuse(features), _nothing(module)
+  for step in range(steps):
+    logits, hidden, written = module(
+      ahead(tokens, 1 + step, length),
+      hidden,
+      table(positions + step),
+      masks,
+      written,
+      None,
+    )
+    yield logits, hidden
+
+
+def kept(length: int, step: int) -> int:
+  """Positions of a row of `length` from which P-EAGLE trains a step from 1.
+
+  The share falls by 0.7 a step, to 0.2 at least, as in `speculators`. Rows
+  count all their positions, also those of drafts that leave their document.
+  """
+  return int((length - step) * max(0.7**step, 0.2))
+
+
+def unmask(
+  module: Eagle,
+  tokens: Array,
+  features: Array,
+  places: Array,
+  *,
+  positions: Array,
+  segments: Array,
+  steps: int,
+) -> Iterator[tuple[Array, Array | None]]:
+  """Like `unroll` for P-EAGLE's head.
+
+  Args:
+    module, tokens, features, positions, segments, steps: as for `unroll`.
+    places: `i32[B, A]`, positions to draft from, in random order: step j takes
+      the first `kept(T, j)`, step 0 all T positions.
+
+  Yields:
+    Logits at each step, as `unroll`, and the step's positions, None for all.
+  """
+  mask_token, (rows, length) = module.config.mask_token, positions.shape
+  module, masks, table = _begun(module, positions, segments)
+  logits, _, written = module(
+    ahead(tokens, 1, length),
+    module.fuse(features),
+    table(positions),
+    masks,
+    _nothing(module),
+    None,
+  )
+  yield logits, None
+  unknown = module.fuse(module.mask_hidden[...])
+  for step in range(1, steps):
+    some = places[:, : kept(length, step)]
+    size = some.shape[1]
+    logits, _, written = module(
+      jnp.full((rows, size), mask_token, tokens.dtype),
+      jnp.broadcast_to(unknown, (rows, size, unknown.shape[-1])),
+      table(jnp.take_along_axis(positions, some, axis=1) + step),
+      {
+        w: jnp.take_along_axis(mask, some[..., None], axis=1)
+        for w, mask in masks.items()
+      },
+      written,
+      None,
+    )
+    yield logits, some
+
+
+def _begun(module, positions: Array, segments: Array):
+  """A module with training's attention, its masks, and its rotary table.
+
+  The masks are what each position sees of the first step, by window.
+  """
   module = nnx.merge(*nnx.split(module))  # leaves the caller's unchanged
   first = module.layer if isinstance(module, Mtp) else module
   first.attention = _Unrolled(first.attention)
-  later = getattr(module, "later", ())
-  for layer in later:
+  for layer in getattr(module, "later", ()):
     layer.attention = _Unrolled(layer.attention)
   # Keep logits in the draft vocabulary.
   if isinstance(module, Eagle):
     module.config = dataclasses.replace(module.config, draft_vocab_size=None)
-  length = features.shape[1]
+  length = positions.shape[1]
   causal = jnp.asarray(np.tril(np.ones((length, length), bool)))
   mask = causal & (segments[:, :, None] == segments[:, None, :])
   layer = module.config.layers
@@ -72,17 +153,12 @@ def unroll(
   }
   rope = layer.attention.rope
   assert rope is not None
-  hidden, written = module.fuse(features), ((),) * (1 + len(later))
-  for step in range(steps):
-    logits, hidden, written = module(
-      ahead(tokens, 1 + step, length),
-      hidden,
-      rope.table(positions + step),
-      masks,
-      written,
-      None,
-    )
-    yield logits, hidden
+  return module, masks, rope.table
+
+
+def _nothing(module) -> tuple:
+  """What each layer has written before the first step."""
+  return ((),) * (1 + len(getattr(module, "later", ())))
 
 
 def ahead(x: Array, count: int, length: int) -> Array:
@@ -102,7 +178,8 @@ class _Unrolled(nnx.Module):
     """Like `Attention.__call__`, except for `written`.
 
     This is a tuple of all steps' keys and values, `[B, T, K, C]` each, to which
-    it adds this step's.
+    it adds this step's. A step may take only the first of the drafts of the
+    step before.
     """
     del start
     attention = self.attention
@@ -115,18 +192,20 @@ class _Unrolled(nnx.Module):
 def _attend(q: Array, written: tuple, mask: Array) -> Array:
   """Attention to all keys of the first step, and to one of each later step.
 
-  `[B, T, H, C] -> [B, T, H * C]`; `written` are keys and values of each step so
-  far, `[B, T, K, C]`; `mask`, `bool[B, T, T]`, is for those of the first.
+  `[B, S, H, C] -> [B, S, H * C]`; `written` are keys and values of each step so
+  far, `[B, T, K, C]` of the first and at least S of a later one; `mask`,
+  `bool[B, S, T]`, is for those of the first.
   """
-  batch, length, heads, channels = q.shape
+  batch, size, heads, channels = q.shape
   (keys, values), *later = written
-  count = keys.shape[2]
+  length, count = keys.shape[1:3]
   q = q / math.sqrt(channels)
-  grouped = q.reshape(batch, length, count, heads // count, channels)
+  grouped = q.reshape(batch, size, count, heads // count, channels)
   scores = scores_of(q, jnp.moveaxis(keys, 1, 2))
   scores = jnp.where(
     mask[:, None, None], scores, jnp.finfo(scores.dtype).min
   )  # a place sees itself, so no row is empty
+  later = [(k[:, :size], v[:, :size]) for k, v in later]
   written_scores = [
     jnp.einsum(
       "btkgc,btkc->bkgt", grouped, k, preferred_element_type=jnp.float32
@@ -141,4 +220,4 @@ def _attend(q: Array, written: tuple, mask: Array) -> Array:
   out = out.reshape(grouped.shape)
   for i, (_, v) in enumerate(later):
     out += jnp.einsum("bkgt,btkc->btkgc", weights[..., length + i], v)
-  return out.reshape(batch, length, heads * channels)
+  return out.reshape(batch, size, heads * channels)

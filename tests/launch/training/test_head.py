@@ -38,13 +38,15 @@ def tiny(texts, target, kind="eagle3", **changes):
   config.head.depth = DEPTH
   if kind == "eagle3":
     config.head.draft_vocab_size, config.head.layers = WORDS, (0, 1)
-  if kind == "dflash":
+  if kind in ("dflash", "dflash2", "dspark"):
     config.head.num_layers, config.head.layers = 1, (1,)
     config.head.anchors = 8
   if kind == "dspark":
-    config.head.num_layers, config.head.layers = 1, (1,)
-    config.head.anchors, config.head.rank = 8, 4
-    config.head.markov = "rnn"
+    config.head.markov, config.head.rank = "rnn", 4
+  if kind == "dflash2":
+    config.head.group, config.head.rank = 4, 3
+  if kind == "p_eagle":
+    config.head.num_layers, config.head.layers = 2, (0, 1)
   config.update(changes)
   return config
 
@@ -153,7 +155,7 @@ def test_blocks_are_trained_as_they_are_drafted(blocks, target):
   @jax.jit
   def trained(params, batch):
     seen = watch(params, batch)
-    return jnp.stack([x for x, _ in head_loss.head_logits(
+    return jnp.stack([x for x, *_ in head_loss.head_logits(
       head.module, seen, batch, DEPTH)], axis=2)[:, 0]  # fmt: skip
 
   text = np.random.default_rng(1).integers(0, V, (2, 12))
@@ -227,6 +229,29 @@ def test_a_dspark_head_is_trained_and_drafts(texts, target, plain, tmp_path):
   for threshold in (0, 0.1):
     drafter = f"dspark('{head}', tokens={DEPTH}, threshold={threshold})"
     assert decoded(target, drafter) == plain
+
+
+@pytest.mark.parametrize("kind", ["p_eagle", "dflash2"])
+def test_heads_of_2026_learn_and_draft(kind, texts, target, plain, tmp_path):
+  config = tiny(texts, target, kind, export_dtype="float32")
+  run = Run(config, str(tmp_path / "run"))
+  trained, finished = run.train()
+  assert finished
+  name = f"{config.objective}_loss"
+  losses = [r[name] for r in records(tmp_path / "run") if name in r]
+  assert losses[1] < losses[0]
+  before, after = (
+    dict(nnx.to_flat_state(nnx.state(x))) for x in (run.task.first, trained)
+  )
+  learned = {"mask_hidden", "embed", "candidate_selector"}
+  for path in (x for x in before if x[0] in learned):
+    moved = not np.array_equal(after[path][...], before[path][...])
+    assert moved is (kind == "p_eagle" or path[0] == "candidate_selector")
+  run.export(trained, head := str(tmp_path / "head"))
+  assert decoded(target, f"{kind}('{head}', tokens={DEPTH})") == plain
+  config.objective = "acceptance"
+  with pytest.raises(ValueError, match=f"{kind} heads cannot be trained for"):
+    Run(config, str(tmp_path / "other"))
 
 
 def test_the_trained_head_decodes_and_nothing_is_lost(trained, target, plain):

@@ -9,22 +9,30 @@ from flax import nnx
 from launch.training import head_loss
 from launch.training.head_loss import Loss, Vocabulary
 from models import checkpoints, head_starts
+from models.networks.dflash2 import DFlash2
+from models.networks.training_time_test import kept
 
 V, WORDS, DEPTH = 4096, 64, 3
 
 
 # Where the blocks of `case` begin; of every other head drafts do everywhere.
-PLACES = np.array([[7, 0, 3, 9, 5], [0, 8, 3, 6, 2]], np.int32)
+PLACES = np.array([[7, 0, 3, 9, 5, 1], [0, 8, 3, 6, 2, 7]], np.int32)
 
 
-@pytest.fixture(scope="module", params=["eagle3", "dflash"])
-def case(tmp_path_factory, request):
-  """A head with a small vocabulary, a batch of two documents, and both laws."""
+@pytest.fixture(scope="module")
+def module(tmp_path_factory):
+  """A target."""
   target = files.make_checkpoint(tmp_path_factory.mktemp("target"))
-  module = checkpoints.load_module(target)
+  return checkpoints.load_module(target)
+
+
+@pytest.fixture(scope="module", params=["eagle3", "p_eagle", "dflash"])
+def case(module, request):
+  """A head with a small vocabulary, a batch of two documents, and both laws."""
   rng = np.random.default_rng(0)
   ids = np.sort(rng.choice(V, WORDS, replace=False)).astype(np.int32)
-  blocks, layers = request.param == "dflash", (0, 1)
+  blocks, masks = (request.param == x for x in ("dflash", "p_eagle"))
+  layers = (0, 1)
   if blocks:
     layers = (1,)
     head = head_starts.parallel(
@@ -33,8 +41,9 @@ def case(tmp_path_factory, request):
     )  # fmt: skip
   else:
     head = head_starts.eagle3(
-      module, layers=layers, draft_vocab=ids, rngs=nnx.Rngs(0)
-    )
+      module, layers=layers, draft_vocab=ids, rngs=nnx.Rngs(0),
+      mask_token=7 if masks else None,
+    )  # fmt: skip
   length = 10
   segments = np.array([[1] * 11, [1] * 5 + [2] * 6], np.int32)
   batch = {
@@ -46,9 +55,14 @@ def case(tmp_path_factory, request):
     "segments": segments,
     "positions": np.array([range(11), [*range(5), *range(6)]], np.int32),
   }  # fmt: skip
-  begin = np.broadcast_to(np.arange(length), (2, length))
+  begin = [np.broadcast_to(np.arange(length), (2, length))] * DEPTH
   if blocks:
-    begin = batch["places"] = PLACES
+    begin = [PLACES] * DEPTH
+  if masks:
+    begin[1:] = [PLACES[:, : kept(length, j)] for j in range(1, DEPTH)]
+    assert [x.shape[1] for x in begin] == [10, 6, 3]
+  if blocks or masks:
+    batch["places"] = PLACES
   watch = head_loss.target_pass(module, layers)
   rows = lambda params: head_starts.output_rows(module)
   words = Vocabulary(ids, V)
@@ -57,7 +71,7 @@ def case(tmp_path_factory, request):
   @jax.jit
   def laws(params):
     seen = watch(params, batch)
-    said = [x for x, _ in head_loss.head_logits(head, seen, batch, DEPTH)]
+    said = [x for x, *_ in head_loss.head_logits(head, seen, batch, DEPTH)]
     return said, seen.final @ rows(params).T
 
   said, judged = laws(params)
@@ -77,7 +91,7 @@ def case(tmp_path_factory, request):
     """Each draft that counts, and the place of the law which judges it."""
     return [
       (row, i, t + 1 + depth)
-      for row in range(2) for i, t in enumerate(begin[row].tolist())
+      for row in range(2) for i, t in enumerate(begin[depth][row].tolist())
       if t + 2 + depth < 11
       and segments[row, t] == segments[row, t + 2 + depth]
     ]  # fmt: skip
@@ -86,7 +100,7 @@ def case(tmp_path_factory, request):
     loss = Loss(
       **dict(
         objective=objective, depth=DEPTH, decay=0.5, feature_weight=0.0,
-        first=0,
+        first=0, by_count=masks,
       ) | more
     )  # fmt: skip
     shared = (loss, watch, rows, words)
@@ -95,7 +109,7 @@ def case(tmp_path_factory, request):
 
   return dict(
     p=p, q=q, ids=ids, batch=batch, places=places, loss=losses_of,
-    head=head, params=params, shared=(watch, rows, words),
+    head=head, params=params, shared=(watch, rows, words), masks=masks,
   )  # fmt: skip
 
 
@@ -106,12 +120,17 @@ def restricted(q, ids):
 
 
 def expected(case, of_place):
-  """The weighted mean over depths of the mean over places."""
-  means = [
-    np.mean([of_place(j, *place) for place in case["places"](j)])
-    for j in range(DEPTH)
+  """The weighted mean over depths of the mean over places.
+
+  Over all places of all depths, for P-EAGLE.
+  """
+  each = [
+    [of_place(j, *place) for place in case["places"](j)] for j in range(DEPTH)
   ]
-  return np.average(means, weights=[1, 0.5, 0.25])
+  weights = np.array([1, 0.5, 0.25])
+  if case["masks"]:
+    weights *= [len(x) for x in each]
+  return np.average([np.mean(x) for x in each], weights=weights)
 
 
 def test_forward_kl_is_to_the_targets_law_on_the_draft_vocabulary(case):
@@ -139,6 +158,7 @@ def test_total_variation_is_to_the_targets_whole_law(case, first):
   assert 0.3 < actual < 0.999
 
 
+@pytest.mark.parametrize("case", ["eagle3", "dflash"], indirect=True)
 def test_acceptance_is_of_the_whole_draft_from_every_place(case):
   tokens, shares = case["batch"]["tokens"], []
   for row, t, last in case["places"](DEPTH - 1):
@@ -171,6 +191,73 @@ def test_what_is_validated(case):
     assert float(actual[f"accepted_{j + 1}"]) == pytest.approx(accepted, 1e-4)
     agreed = sum(q.argmax() == p.argmax() for q, p in both)
     assert float(actual[f"agreed_{j + 1}"]) == agreed
+
+
+@pytest.mark.parametrize("objective", ["next_token", "forward_kl"])
+def test_dflash_2s_selector_is_trained_on_its_candidates(module, objective):
+  """On the text where it has the token, or on the target's law of them."""
+  head = head_starts.parallel(
+    module, num_layers=1, layers=(1,), block_size=3, mask_token=7,
+    draft_vocab=None, rngs=nnx.Rngs(0), kind=DFlash2, taps=2, group=4,
+    rank=3, num_candidates=V // 2,
+  )  # fmt: skip
+  rng = np.random.default_rng(0)
+  codes = head.candidate_selector.successor_codebook
+  codes[...] = jax.numpy.asarray(rng.standard_normal(codes.shape), "float32")
+  batch = {
+    "tokens": rng.integers(0, V, (1, 11)).astype(np.int32),
+    "segments": np.ones((1, 11), np.int32),
+    "positions": np.arange(11)[None],
+    "places": np.array([[2, 8, 5, 0]]),
+  }
+  watch = head_loss.target_pass(module, (1,))
+  loss = Loss(
+    objective=objective, depth=2, decay=0.5, feature_weight=0.0, first=0,
+    selects=True,
+  )  # fmt: skip
+  shared = (
+    loss, watch, lambda params: head_starts.output_rows(module),
+    Vocabulary(np.arange(V), V),
+  )  # fmt: skip
+
+  @jax.jit
+  def run(params):
+    seen = watch(params, batch)
+    said = [x[:2] for x in head_loss.head_logits(head, seen, batch, 2)]
+    judged = seen.final @ head_starts.output_rows(module).T
+    one = head_loss.make_loss(*shared)(head, params, batch)
+    return one, head_loss.make_measure(*shared)(head, params, batch), said, (
+      jax.nn.log_softmax(judged[0]))  # fmt: skip
+
+  actual, measured, said, target = run(nnx.state(module))
+  tokens, inside, wanted = batch["tokens"][0], 0, 0.0
+  of_text = objective == "next_token"
+  for j, (logits, (scores, candidates)) in enumerate(said):
+    base, selected, accepted = [], [], []
+    for i, place in enumerate(batch["places"][0]):
+      if place + 2 + j > 10:
+        continue
+      law = np.asarray(jax.nn.log_softmax(logits[0, i]))
+      some, among = np.asarray(candidates[0, i]), np.asarray(scores[0, i])
+      assert {*some} == {*np.argsort(-np.asarray(logits[0, i]))[: V // 2]}
+      among = np.asarray(jax.nn.log_softmax(among))
+      judge, token = np.asarray(target[place + 1 + j]), tokens[place + 2 + j]
+      accepted.append(np.minimum(np.exp(judge[some]), np.exp(among)).sum())
+      if of_text:
+        base.append(-law[token])
+        selected += [-x for x in among[some == token]]
+        continue
+      for ours, theirs, each in (
+        (law, judge, base), (among, judge[some], selected)
+      ):  # fmt: skip
+        q = np.exp(theirs) / np.exp(theirs).sum()
+        each.append(np.sum(q * (np.log(q) - ours)))
+    inside += len(selected)
+    wanted += 0.5**j * (np.mean(base) + np.mean(selected))
+    name = f"accepted_{j + 1}"
+    assert float(measured[name]) == pytest.approx(sum(accepted), 1e-4)
+  assert inside == (7 if not of_text else pytest.approx(4, abs=2))
+  assert float(actual) == pytest.approx(wanted / 1.5, 1e-4)
 
 
 def test_blocks_begin_where_something_follows():

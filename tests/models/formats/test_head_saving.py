@@ -66,6 +66,7 @@ CONFIGS = {
   "eagle3, qwen's": of_eagle3(
     layers=layers(num_layers=1, qk_norm="head"), norm_before_residual=True
   ),
+  "p_eagle": of_eagle3(layers=layers(num_layers=2), mask_token=6),
   "dflash, slides": BLOCKS,
   "dflash, slides both ways": of_blocks(
     windows_before_block=True, causal_windows=False
@@ -85,7 +86,7 @@ BIASED = {
     generation=1,
   ),
 }
-READS = {"eagle3": (0, 1, 3), "dflash": (1, 3)}
+READS = {"eagle3": (0, 1, 3), "p_eagle": (0, 1, 3), "dflash": (1, 3)}
 
 
 def layer_of(name, *, read=8, qk_norm=False, biases=False, mlp=12):
@@ -141,6 +142,10 @@ ASKED = {
     WHOLE | first_of("layers.0") | layer_of("layers.1")
     | {"layers.1.input_layernorm.weight": (8,)}
     | {f"fc_norm.{i}.weight": (8,) for i in range(3)}
+  ),
+  "p_eagle": (
+    WHOLE | first_of("layers.0") | layer_of("layers.1")
+    | {"layers.1.input_layernorm.weight": (8,), "mask_hidden": (1, 1, 24)}
   ),
   "eagle3, slides": WHOLE | first_of("layers.0"),
   "eagle3, qwen's": WHOLE | first_of("layers.0", qk_norm=True),
@@ -274,6 +279,10 @@ SAID = {
     architectures=["MedusaModel"], model_type="medusa", num_heads=2,
     num_hidden_layers=1, hidden_size=8, vocab_size=V, truncated_vocab_size=V,
     medusa_fc_bias=True, dtype="float16", torch_dtype="float16",
+  ),
+  "p_eagle": dict(
+    speculators_model_type="peagle", mask_token_id=6, embed_requires_grad=True,
+    norm_before_residual=False, draft_vocab_size=V,
   ),
   "dflash": dict(
     num_target_layers=4, block_size=4,

@@ -10,6 +10,7 @@ from models import head_shapes
 from models.networks import dflash_training
 from models.networks.description import llama_config
 from models.networks.dflash import ParallelConfig
+from models.networks.dflash2 import DFlash2Config, spread
 from models.networks.dspark import DSparkConfig
 
 V, F, LENGTH, DEPTH = 11, 16, 9, 3
@@ -39,13 +40,18 @@ HEADS = {
     **SIZES, block_size=DEPTH, draft_vocab_size=words, markov="rnn", rank=4,
     confidence=True,
   ),
+  "dflash2": lambda words: DFlash2Config(
+    **SIZES, block_size=DEPTH + 1, taps=2, group=4, rank=3, num_candidates=4,
+    logit_scale=0.5, softcap=9.0,
+  ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(
   ("kind", "words"),
-  [("dflash", None), ("dflash", 5), ("jetspec", None), ("dspark", 5)],
-)
+  [("dflash", None), ("dflash", 5), ("jetspec", None), ("dspark", 5),
+   ("dflash2", None)],
+)  # fmt: skip
 def test_a_block_is_the_one_that_would_be_drafted_there(kind, words):
   """By the shipped model with its cache, which read what stands before it."""
   module = head_shapes.make(HEADS[kind](words), rngs=nnx.Rngs(1))
@@ -55,7 +61,7 @@ def test_a_block_is_the_one_that_would_be_drafted_there(kind, words):
   )
   if words:
     module.target_ids = nnx.Variable(jnp.array(IDS))
-  actual, sure = jax.jit(
+  actual, more = jax.jit(
     lambda *batch: dflash_training.predict(
       module, *batch, positions=jnp.asarray(POSITIONS),
       segments=jnp.asarray(SEGMENTS),
@@ -66,7 +72,7 @@ def test_a_block_is_the_one_that_would_be_drafted_there(kind, words):
   predict = jax.jit(model.predict)
 
   def along(block, tokens):
-    """What DSpark says of a block whose tokens are the text's."""
+    """What a Markov head says of a block whose tokens are the text's."""
     state, each = jnp.zeros((1, 1, model.markov.state_size)), []
     for k in range(DEPTH):
       row = jax.tree.map(lambda x, k=k: x[:, k, None], block)
@@ -85,16 +91,21 @@ def test_a_block_is_the_one_that_would_be_drafted_there(kind, words):
       )  # fmt: skip
       newest = TOKENS[row : row + 1, place + 1 : place + 2]
       said, _ = predict(params, jnp.asarray(newest), cache)
-      if kind == "dspark":
+      if kind in ("dspark", "dflash2"):
         before = np.minimum(place + 1 + np.arange(DEPTH), LENGTH)
         said, chances = along(said, TOKENS[row, before])
+      if kind == "dspark":
         np.testing.assert_allclose(
-          jax.nn.sigmoid(sure[row, i]), chances, atol=1e-4
+          jax.nn.sigmoid(more[row, i]), chances, atol=1e-4
         )
-      said = np.asarray(said[0])
+      said, ours = np.asarray(said[0]), actual[row, i]
+      if kind == "dflash2":
+        ours = np.asarray(spread(*(x[row, i] for x in more), V))
+        assert ((ours > -np.inf).sum(axis=-1) == 4).all()
+        said, ours = (np.where(x == -np.inf, -99, x) for x in (said, ours))
       if words:
         others = np.delete(said, IDS, axis=1)
         assert (others == -np.inf).all()
         said = said[:, IDS]
-      np.testing.assert_allclose(actual[row, i], said, rtol=1e-4, atol=1e-4)
+      np.testing.assert_allclose(ours, said, rtol=1e-4, atol=1e-4)
       assert np.ptp(said) > 0.1

@@ -102,3 +102,55 @@ def test_step_j_at_place_t_is_what_drafting_j_tokens_from_t_says(x64, name):
         )
         compared += 1
   assert compared == (14 if name == "windows" else 39)
+
+
+def test_p_eagles_masks_at_place_t_say_what_drafting_from_t_says(x64):
+  """Each step at fewer of the places; by the shipped model, with its cache."""
+  config = EagleConfig(
+    layers=described.alter(LAYER, num_layers=2), generation=3, num_fused=2,
+    draft_vocab_size=len(IDS), mask_token=5,
+  )  # fmt: skip
+  module = head_shapes.make(config, dtype=jnp.float64, rngs=nnx.Rngs(1))
+  state = jax.tree.map(lambda x: 8 * x, nnx.state(module, nnx.Param))
+  nnx.update(module, state)
+  module.target_ids = nnx.Variable(jnp.array(IDS))
+  features = RNG.standard_normal((ROWS, LENGTH, config.num_features))
+  places = np.array([RNG.permutation(LENGTH)[:7] for _ in range(ROWS)])
+  merge, params = split(module)
+  actual = jax.jit(
+    lambda params: list(
+      training_time_test.unmask(
+        merge(params), jnp.asarray(TOKENS), jnp.asarray(features),
+        jnp.asarray(places), positions=jnp.asarray(POSITIONS),
+        segments=jnp.asarray(SEGMENTS), steps=STEPS,
+      )
+    )
+  )(params)  # fmt: skip
+  assert actual[0][1] is None
+  for logits, some in actual[1:]:
+    np.testing.assert_array_equal(some, places[:, : logits.shape[1]])
+  # int(0.7 * 8), int(0.49 * 7) and int(0.343 * 6)
+  assert [x.shape[1] for x, _ in actual] == [LENGTH, 5, 3, 2]
+  model, _ = eagle.as_feature_model(module)
+  token, vector = model.mask(params)
+  unknown = model.fuse(params, vector[None, None])
+  read = jax.jit(model.apply)
+  for row in range(ROWS):
+    for place in range(LENGTH):
+      first = place - POSITIONS[row, place]  # of its document
+      hidden = model.fuse(params, features[row : row + 1, first : place + 1])
+      fed = TOKENS[row : row + 1, first + 1 : place + 2]
+      logits, _, cache = read(
+        params, fed, hidden, model.init_cache(1, LENGTH + STEPS)
+      )
+      masks = (1, STEPS - 1)
+      more, *_ = read(
+        params, jnp.full(masks, token),
+        jnp.broadcast_to(unknown, (*masks, unknown.shape[-1])), cache,
+      )  # fmt: skip
+      theirs = np.concatenate([logits[0, -1:], more[0]])[:, IDS]
+      assert np.ptp(theirs, axis=1).min() > 0.1
+      for step, (ours, some) in enumerate(actual):
+        at = [place] if some is None else np.flatnonzero(some[row] == place)
+        for i in at:
+          np.testing.assert_allclose(ours[row, i], theirs[step], atol=1e-6)
