@@ -6,10 +6,10 @@ the Hugging Face Hub (`models.hub`).
 """
 
 import dataclasses
+import gc
 import pathlib
 from typing import Any, Literal
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
@@ -29,13 +29,12 @@ from models.formats.published import Weights
 from models.formats.weights import Source
 from models.head_shapes import HeadShape, Target
 from models.networks import (
-  linear,
   quantized,
   stacked,
   t5,
   transformer,
 )
-from models.networks.layers import TransformerConfig
+from models.networks.layers import TransformerConfig, lay_out
 from models.networks.quantized import Quantization
 from models.networks.t5 import T5
 from models.networks.t5_config import T5Config
@@ -168,9 +167,10 @@ def load(
   )
   if mesh is None:
     module = loading.load(source, dtype=dtype, form=form, kept=kept)
-    if jax.default_backend() == "cpu" and isinstance(module, Transformer):
+    if isinstance(module, Transformer):
+      gc.collect()  # what loading left would keep the weights replaced below
       for layer in module.layers:
-        linear.turn(layer)
+        lay_out(layer)
     return Network.of_module(module, weights=held, stored=stored, note=note)
   assert sharding is not None
   # Layers are scanned only on devices that run the loop themselves.

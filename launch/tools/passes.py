@@ -29,7 +29,8 @@ from launch import cli, provenance, results
 from launch.evaluation import timing
 from launch.planning import networks
 from models.formats.huggingface import translate
-from models.networks import linear, stacked
+from models.networks import stacked
+from models.networks.layers import lay_out
 from models.networks.params import shapes_of
 from models.networks.transformer import Transformer, as_language_model
 from specjax import recurrent
@@ -82,9 +83,8 @@ def _model(config):
 
   def made():
     module = Transformer(config, dtype=networks.DTYPE, rngs=nnx.Rngs(0))
-    if jax.default_backend() == "cpu":  # as in `checkpoints.load`
-      for layer in module.layers:
-        linear.turn(layer)
+    for layer in module.layers:  # as in `checkpoints.load`
+      lay_out(layer)
     return module
 
   return as_language_model(shapes_of(made))

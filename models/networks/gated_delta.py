@@ -42,7 +42,7 @@ from flax import nnx
 from jax import Array, lax
 
 from models.networks.description import DeltaSpec, TransformerConfig
-from models.networks.linear import Linear
+from models.networks.linear import Linear, outputs
 from models.networks.mixture import ACTIVATIONS
 from specjax import recurrent
 from specjax.cache import Cache
@@ -168,6 +168,8 @@ class GatedDelta(nnx.Module):
     rngs: for the initial weights.
   """
 
+  names = ("qkv", "z", "a", "b")  # of projections, to be fused
+
   def __init__(
     self, config: TransformerConfig, dtype, *, index: int, rngs: nnx.Rngs
   ):
@@ -198,7 +200,8 @@ class GatedDelta(nnx.Module):
     s = self.spec
     batch, fed, _ = x.shape
     wide = jnp.promote_types(x.dtype, jnp.float32)
-    raw = self.qkv(x).reshape(batch, fed, s.num_key_heads, s.channels)
+    raw, z, steps, strength = outputs(self, self.names, x)
+    raw = raw.reshape(batch, fed, s.num_key_heads, s.channels)
     raw = jnp.swapaxes(raw, 1, 2)  # [B, K, T, W]
     if kv is None:
       window = jnp.zeros_like(raw[:, :, :1]).repeat(s.kernel - 1, axis=2)
@@ -212,8 +215,8 @@ class GatedDelta(nnx.Module):
     per_head = lambda y: jnp.moveaxis(
       y.astype(wide).reshape(batch, fed, s.num_key_heads, -1), 1, 3
     )  # [B, K, R, T]
-    strength = jax.nn.sigmoid(per_head(self.b(x)))
-    steps = self.a(x).astype(wide) + self.step_bias[...].astype(wide)
+    strength = jax.nn.sigmoid(per_head(strength))
+    steps = steps.astype(wide) + self.step_bias[...].astype(wide)
     decay = jnp.exp(self.log_decay[...].astype(wide))
     gates = per_head(-decay * jax.nn.softplus(steps))
     # Non-finite numbers must only reach descendants; see `_broken`.
@@ -239,7 +242,7 @@ class GatedDelta(nnx.Module):
     out = jnp.where(on_path[:, :, None, :, None], jnp.nan, out)
     total = jnp.where(broken[:, :, None], jnp.nan, total)
     out = jnp.moveaxis(out, 3, 1)  # [B, T, K, R, V]
-    y = self.delta_out(self._gated(out, self.z(x), wide).astype(x.dtype))
+    y = self.delta_out(self._gated(out, z, wide).astype(x.dtype))
     if kv is None:
       return y, None
     value_heads = lambda y: y.reshape(batch, s.num_value_heads, *y.shape[3:])

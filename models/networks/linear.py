@@ -4,7 +4,10 @@ Weights are `[outputs, inputs]`, as files have them. Letters in shapes: N
 outputs, D inputs, G groups of inputs, V vocabulary.
 """
 
+import itertools
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -177,6 +180,59 @@ class Linear(nnx.Module):
     else:
       y = project(x, weight)
     return y if self.bias is None else y + self.bias[...].astype(self.dtype)
+
+
+class Fused(Linear):
+  """Several projections of one input as one product; see `fuse`.
+
+  Attributes:
+    ends: where the outputs of each but the last end.
+  """
+
+  def __init__(self, parts: Sequence[Linear]):
+    def joined(*params):
+      arrays = [param[...] for param in params]
+      return nnx.Param(jax.tree.map(lambda *x: jnp.concatenate(x), *arrays))
+
+    self.dtype, self.inputs_first = parts[0].dtype, False
+    self.weight = joined(*(part.weight for part in parts))
+    has_bias = parts[0].bias is not None
+    self.bias = joined(*(part.bias for part in parts)) if has_bias else None
+    sizes = [part.weight[...].shape[0] for part in parts]
+    self.ends = tuple(itertools.accumulate(sizes[:-1]))
+
+  def each(self, x: Array) -> list[Array]:
+    """`[..., n_in]` to the outputs of each, `[..., n_out]`."""
+    return jnp.split(self(x), self.ends, axis=-1)
+
+
+def outputs(module: Any, names: Sequence[str], x: Array) -> list[Array]:
+  """Outputs of several projections of one input, fused or not."""
+  fused: Fused | None = getattr(module, "fused", None)
+  if fused is not None:
+    return fused.each(x)
+  return [getattr(module, name)(x) for name in names]
+
+
+def fuse(module: Any, names: Sequence[str]) -> None:
+  """Replaces several projections of one input by `module.fused`.
+
+  Not if they differ in form: in bias, or in how they are quantized.
+  """
+  parts = [getattr(module, name) for name in names]
+
+  def form(part: Linear):
+    leaves, structure = jax.tree.flatten(part.weight[...])
+    return (
+      structure,
+      [(x.shape[1:], x.dtype) for x in leaves],
+      part.bias is None,
+    )
+
+  if len(parts) > 1 and all(form(part) == form(parts[0]) for part in parts):
+    module.fused = Fused(parts)
+    for name in names:
+      delattr(module, name)
 
 
 def turn(module: nnx.Module) -> None:

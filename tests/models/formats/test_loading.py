@@ -54,6 +54,15 @@ def test_a_model_is_never_whole_in_float32(path, how, on_mesh, monkeypatch):
     most[0] = max(most[0], live() - before)
     return real(*args)
 
+  laid_out, sizes = checkpoints.lay_out, []
+
+  def lay_out(layer):  # as on a GPU; what is replaced is freed
+    with monkeypatch.context() as gpu:
+      gpu.setattr(jax, "default_backend", lambda: "gpu")
+      laid_out(layer)
+    sizes.append(live() - before)
+
+  monkeypatch.setattr(checkpoints, "lay_out", lay_out)
   monkeypatch.setattr(weights, "part", part)
   monkeypatch.setattr(loading, "_NUMBERS", 2**12)
   tracemalloc.start()
@@ -67,6 +76,7 @@ def test_a_model_is_never_whole_in_float32(path, how, on_mesh, monkeypatch):
   whole = 4 * sum(x.size for x in parameters)
   assert whole > 2.5 * stored
   assert 0 < most[0] < 1.1 * stored
+  assert on_mesh or 0 < max(sizes) < 1.01 * stored
   assert peak < stored + whole / 4
 
 

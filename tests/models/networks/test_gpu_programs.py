@@ -11,6 +11,7 @@ from flax import nnx
 import specjax
 from models.networks import stacked
 from models.networks.description import llama_config
+from models.networks.layers import lay_out
 from models.networks.transformer import Transformer, as_language_model
 from models.sharding import Sharding
 from specjax import drafters, tree
@@ -32,9 +33,12 @@ def for_gpus(function, *arguments) -> str:
 @pytest.mark.parametrize(
   "changes", [{}, described.GEMMA], ids=["llama", "gemma"]
 )
-def test_a_pass_has_no_loop_and_copies_no_weight(apart, changes):
+def test_a_pass_has_no_loop_and_copies_no_weight(apart, changes, monkeypatch):
+  monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
   config = described.alter(CONFIG, **changes)
   module = Transformer(config, rngs=nnx.Rngs(0))
+  for layer in () if apart else module.layers:
+    lay_out(layer)
   model, params = as_language_model(module)
   if apart:
     model = stacked.as_language_model(config, sharding=Sharding(apart=True))
@@ -45,6 +49,10 @@ def test_a_pass_has_no_loop_and_copies_no_weight(apart, changes):
     params, jax.ShapeDtypeStruct((2, 4), jnp.int32), cache.replace(read=512),
   )  # fmt: skip
   assert "stablehlo.while" not in program
+  of_weights = 7 if apart else 4  # and four of attention
+  assert (
+    program.count("dot_general") == config.num_layers * (of_weights + 4) + 1
+  )
   sliced = {tuple(map(int, x.split("x"))) for x in SLICE.findall(program)}
   assert sliced  # those of caches
   assert not sliced & {x.shape for x in jax.tree.leaves(params)}

@@ -1,5 +1,7 @@
 """Projections lie as files have them."""
 
+import dataclasses
+
 import described
 import jax
 import jax.numpy as jnp
@@ -8,8 +10,11 @@ import pytest
 from flax import nnx
 
 from models.networks import layers
-from models.networks.description import llama_config
-from models.networks.linear import project, turn
+from models.networks.description import DeltaSpec, llama_config
+from models.networks.linear import project, projections, turn
+from models.networks.quantized import Quantization, quantize_module
+from models.networks.quantized_tensor import quantize
+from models.networks.transformer import Transformer, as_language_model
 
 X = jax.random.normal(jax.random.key(0), (2, 3, 5))
 
@@ -38,6 +43,75 @@ def test_a_projection_computes_in_its_own_type():
   weight = linear.weight[...].astype(jnp.bfloat16)
   for rows in (X.astype(jnp.bfloat16), X[:1, :2].astype(jnp.bfloat16)):
     assert project(rows, weight, result=jnp.float32).dtype == jnp.float32
+
+
+SMALL = llama_config(
+  vocab_size=61, embed_dim=32, num_layers=3, num_heads=4, num_kv_heads=2,
+  head_dim=8, mlp_dim=64, max_positions=99,
+)  # fmt: skip
+
+
+DELTA = dataclasses.replace(
+  SMALL.layers[0],
+  attention=DeltaSpec(
+    num_key_heads=2, num_value_heads=4, key_dim=4, value_dim=8
+  ),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+  ("changes", "how", "products"),
+  [
+    (dict(qkv_bias=True), None, [64, 128, 64, 128]),
+    (dict(qkv_bias=True), "int8", [64, 128, 64, 128]),
+    (dict(gated=False), "int4", [64, 64]),
+    (dict(layers=(DELTA,)), "fp4", [88, 128, 88, 128]),
+    (described.GEMMA4, None, [64, 96, 60, 96, 96]),
+  ],
+  ids=["biases", "int8", "int4", "fp4", "gemma4"],
+)
+def test_a_layer_of_fused_products_computes_the_same(
+  changes, how, products, monkeypatch
+):
+  """Up to rounding: sums may be taken in another order."""
+  monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+  count = None if "per_layer_dim" in changes else 2
+  config = described.alter(SMALL, num_layers=count, **changes)
+  module = Transformer(config, rngs=nnx.Rngs(0))
+  for _, linear in projections(module):
+    if linear.bias is not None:
+      linear.bias[...] = jax.random.normal(jax.random.key(1), linear.bias.shape)
+  if how is not None:
+    quantize_module(module, Quantization(dtype=how, group=16))
+  tokens = jax.random.randint(jax.random.key(0), (2, 6), 0, 61)
+
+  def logits():
+    model, params = as_language_model(module)
+    cache = model.init_cache(2, 16)
+    cached = jax.jit(model.apply)(params, tokens, cache)[0].logits
+    return cached, jax.jit(lambda m: m(tokens)[0].logits)(module)
+
+  expected = logits()
+  for layer in module.layers:
+    layers.lay_out(layer)
+  for ours, theirs in zip(logits(), expected, strict=True):
+    np.testing.assert_allclose(ours, theirs, atol=1e-5)
+  fused = [x for name, x in projections(module) if name == "fused"]
+  assert [x.weight[...].shape[0] for x in fused] == products
+
+
+def test_projections_of_several_forms_stay_apart(monkeypatch):
+  monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+  config = described.alter(SMALL, num_layers=1)
+  layer = Transformer(config, rngs=nnx.Rngs(0)).layers[0]
+  low = quantize(layer.attention.v.weight[...], "int8")
+  layer.attention.v.weight = nnx.Param(low)
+  layers.lay_out(layer)
+  assert not hasattr(layer.attention, "fused")
+  np.testing.assert_array_equal(
+    layer.attention.v.weight[...].values, low.values
+  )
+  assert not hasattr(layer.mlp, "gate")
 
 
 def test_weights_of_a_token_leave_out_experts_that_it_is_not_given():
