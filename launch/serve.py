@@ -84,6 +84,13 @@ _DEPTHS = flags.DEFINE_enum(
 )  # fmt: skip
 
 
+_ROWS = flags.DEFINE_enum(
+  "rows", "all", ("all", "running"),
+  "Slots that a round computes: all, or as many as decode, rounded up to a "
+  "power of two. Then neighbors may change a request's logits by rounding.",
+)  # fmt: skip
+
+
 def run(_) -> int:
   """The command."""
   begun = time.monotonic()
@@ -114,6 +121,7 @@ def run(_) -> int:
     max_prompt=_MAX_PROMPT.value,
     share_prefixes=_SHARE.value,
     depth_policy=_DEPTHS.value,
+    rows=_ROWS.value,
     say=say,
   )
   if where is None:

@@ -72,22 +72,22 @@ class Cache:
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class RowOf:
-  """A view of one row of a buffer, for `write_rows` and `read_rows`.
+class RowsOf:
+  """A view of some rows of a buffer, for `write_rows` and `read_rows`.
 
   Attributes:
     buffer: `[B, K, S, C]` or `[L, B, K, S, C]`.
-    row: `i32[]`; outside 0..B-1 nothing is written.
+    rows: `i32[R]`, distinct, few; outside 0..B-1 nothing is written.
   """
 
   buffer: Array
-  row: Array
+  rows: Array
 
   @property
   def shape(self) -> tuple[int, ...]:
-    """The row's shape, as an array."""
+    """The rows' shape, as an array."""
     shape = self.buffer.shape
-    return (*shape[:-4], 1, *shape[-3:])
+    return (*shape[:-4], len(self.rows), *shape[-3:])
 
   @property
   def ndim(self) -> int:
@@ -99,36 +99,53 @@ class RowOf:
     """The buffer's dtype."""
     return self.buffer.dtype
 
-  def at(self, layer: Array | int, slot: Array) -> tuple[Array, ...]:
-    """Start indices of the slice that begins at a slot of the row."""
-    rows = self.buffer.shape[-4]
-    zero, row = jnp.zeros((), slot.dtype), jnp.clip(self.row, 0, rows - 1)
-    where = (row.astype(slot.dtype), zero, slot, zero)
-    return where if self.ndim == 4 else (jnp.asarray(layer, slot.dtype), *where)
-
   def read(self, slot: Array, count: int, layer: Array | None = None) -> Array:
-    """`[1, K, T, C]`, or for all layers `[L, 1, K, T, C]`."""
-    sizes = (*self.shape[:-2], count, self.shape[-1])
+    """Slots from `i32[R]` or `i32[]` on.
+
+    `[R, K, T, C]`, or for all layers `[L, R, K, T, C]`.
+    """
+    shape = self.buffer.shape
+    sizes = (*shape[:-4], 1, shape[-3], count, shape[-1])
     if layer is not None:
       sizes = (1, *sizes[1:])
-    first = self.at(0 if layer is None else layer, slot)
-    slots = lax.dynamic_slice(self.buffer, first, sizes)
+    slots = jnp.concatenate(
+      [
+        lax.dynamic_slice(self.buffer, first, sizes)
+        for _, first in self._each(slot, layer)
+      ],
+      axis=-4,
+    )
     if self.ndim == 5:
       slots = row_major(slots)
     return slots if layer is None else slots[0]
 
   def write(
     self, rows: Array, slot: Array, layer: Array | None = None
-  ) -> "RowOf":
+  ) -> "RowsOf":
     """The view with slots `slot ..` replaced; see `read`."""
     if layer is not None:
       rows = rows[None]
-    first = self.at(0 if layer is None else layer, slot)
-    inside = (self.row >= 0) & (self.row < self.buffer.shape[-4])
-    old = lax.dynamic_slice(self.buffer, first, rows.shape)
-    rows = jnp.where(inside, rows.astype(self.dtype), old)
-    buffer = lax.dynamic_update_slice(self.buffer, rows, first)
+    buffer = self.buffer
+    for i, (inside, first) in enumerate(self._each(slot, layer)):
+      new = rows[..., i : i + 1, :, :, :].astype(self.dtype)
+      old = lax.dynamic_slice(buffer, first, new.shape)
+      new = jnp.where(inside, new, old)
+      buffer = lax.dynamic_update_slice(buffer, new, first)
     return dataclasses.replace(self, buffer=buffer)
+
+  def _each(self, slot: Array, layer: Array | None):
+    """Whether each row exists, and start indices of its slices."""
+    slots = jnp.broadcast_to(slot, self.rows.shape)
+    zero, count = jnp.zeros((), slots.dtype), self.buffer.shape[-4]
+    in_layer = (
+      ()
+      if self.ndim == 4
+      else (jnp.asarray(0 if layer is None else layer, zero.dtype),)
+    )
+    for row, slot in zip(self.rows, slots, strict=True):
+      inside = (row >= 0) & (row < count)
+      row = jnp.clip(row, 0, count - 1).astype(zero.dtype)
+      yield inside, (*in_layer, row, zero, slot, zero)
 
 
 def make_cache(
@@ -269,7 +286,7 @@ def as_read(rows: Any) -> Array:
 
 
 def write_rows(
-  buffer: Array | RowOf | LowBits,
+  buffer: Array | RowsOf | LowBits,
   rows: Any,
   start: Array,
   *,
@@ -293,9 +310,9 @@ def write_rows(
   """
   if isinstance(buffer, LowBits):
     put = lambda b, x: write_rows(b, x, start, layer=layer)
-    return jax.tree.map(put, buffer, rows, is_leaf=_is_row)
-  if isinstance(buffer, RowOf):
-    return buffer.write(rows, start[0], layer)
+    return jax.tree.map(put, buffer, rows, is_leaf=_is_view)
+  if isinstance(buffer, RowsOf):
+    return buffer.write(rows, start, layer)
   rows = rows.astype(buffer.dtype)
   # Indices of one type: literals would be int64 when x64 is enabled.
   index = lambda *parts: tuple(jnp.asarray(p, start.dtype) for p in parts)
@@ -320,7 +337,7 @@ def write_rows(
 _MAX_UNROLLED_ROWS = 8
 
 
-_is_row = lambda x: isinstance(x, RowOf)
+_is_view = lambda x: isinstance(x, RowsOf)
 
 
 def row_major(x: Array) -> Array:
@@ -336,7 +353,7 @@ def row_major(x: Array) -> Array:
 
 
 def read_rows(
-  buffer: Array | RowOf | LowBits,
+  buffer: Array | RowsOf | LowBits,
   start: Array,
   count: int,
   *,
@@ -358,9 +375,9 @@ def read_rows(
   """
   if isinstance(buffer, LowBits):
     get = lambda b: read_rows(b, start, count, layer=layer)
-    return jax.tree.map(get, buffer, is_leaf=_is_row)
-  if isinstance(buffer, RowOf):
-    return buffer.read(start[0], count, layer)
+    return jax.tree.map(get, buffer, is_leaf=_is_view)
+  if isinstance(buffer, RowsOf):
+    return buffer.read(start, count, layer)
   if buffer.ndim == 5:
     layers, batch, heads, _, channels = buffer.shape
     zero = jnp.zeros((), start.dtype)

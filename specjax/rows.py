@@ -37,14 +37,14 @@ def pick(axes: Any, tree: Any, rows: ArrayLike) -> Any:
   return over_leaves(of, axes, tree)
 
 
-def put(axes: Any, tree: Any, row: Array | int, fresh: Any) -> Any:
-  """Replaces one row of a pytree.
+def put(axes: Any, tree: Any, rows: Array, fresh: Any) -> Any:
+  """Replaces a few rows of a pytree.
 
   Args:
     axes: the row axis of each leaf.
     tree: the pytree, B rows.
-    row: `i32[]`; outside 0..B-1 only shared leaves are replaced.
-    fresh: the pytree with one row; shared leaves are taken from it.
+    rows: `i32[R]`, distinct; those outside 0..B-1 are not replaced.
+    fresh: the pytree with R rows; shared leaves are taken from it.
 
   Returns:
     The pytree.
@@ -53,13 +53,53 @@ def put(axes: Any, tree: Any, row: Array | int, fresh: Any) -> Any:
   def of(axis, leaf, new):
     if axis is None:
       return new
-    rows = leaf.shape[axis]
-    at = jnp.clip(row, 0, rows - 1)
-    old = lax.dynamic_slice_in_dim(leaf, at, 1, axis)
-    new = jnp.where((row >= 0) & (row < rows), new, old)
-    return lax.dynamic_update_slice_in_dim(leaf, new, at, axis)
+    count = leaf.shape[axis]
+    for i, row in enumerate(rows):
+      at = jnp.clip(row, 0, count - 1)
+      old = lax.dynamic_slice_in_dim(leaf, at, 1, axis)
+      one = lax.slice_in_dim(new, i, i + 1, axis=axis)
+      one = jnp.where((row >= 0) & (row < count), one, old)
+      leaf = lax.dynamic_update_slice_in_dim(leaf, one, at, axis)
+    return leaf
 
   return over_leaves(of, axes, tree, fresh)
+
+
+def select(
+  axes: Any,
+  state: DecodeState,
+  rows: Array,
+  *,
+  in_place: bool,
+  places: Array | None = None,
+) -> DecodeState:
+  """Takes a few rows out as a state of their own; see `give`.
+
+  Args:
+    axes: the row axis of each leaf.
+    state: of B rows.
+    rows: `i32[R]`, in 0..B-1.
+    in_place: whether the target's keys and values are used in place
+      (`cache.RowsOf`); else all is copied.
+    places: `i32[R]`, distinct, the rows of those keys and values, by default
+      `rows`.
+  """
+
+  def of(axis, leaf):
+    if axis is None:
+      return leaf
+    each = [lax.dynamic_slice_in_dim(leaf, row, 1, axis) for row in rows]
+    return jnp.concatenate(each, axis)
+
+  if not in_place:
+    return over_leaves(of, axes, state)
+  cache = state.target_cache
+  views = jax.tree.map(
+    lambda x: cache_lib.RowsOf(x, rows if places is None else places),
+    (*cache.keys, *cache.values),
+  )
+  small = over_leaves(of, _without_buffers(axes), _without_buffers(state))
+  return _with_buffers(small, views)
 
 
 def take(
@@ -80,38 +120,32 @@ def take(
       any row is taken.
     source: `i32[]`, the row whose text it gets.
     keep: `i32[]`, tokens of that text to copy, if it is another row.
-    in_place: whether the target's keys and values are used in place
-      (`cache.RowOf`); else the whole row is copied.
+    in_place: as for `select`.
   """
   row, source, keep = (jnp.asarray(x, jnp.int32) for x in (row, source, keep))
   source = jnp.clip(source, 0, len(state.length) - 1)
-  of_source = lambda axis, x: (
-    x if axis is None else lax.dynamic_slice_in_dim(x, source, 1, axis)
-  )
-  cache = state.target_cache
-  buffers, form = jax.tree.flatten((*cache.keys, *cache.values))
   if in_place:
-    axes, state = _without_buffers(axes), _without_buffers(state)
-  one = over_leaves(of_source, axes, state)
-  if not in_place:
-    return one
-  copied = _copy_text(tuple(buffers), source, row, keep)
-  views = [cache_lib.RowOf(buffer, row) for buffer in copied]
-  return _with_buffers(one, jax.tree.unflatten(form, views))
+    cache = state.target_cache
+    buffers, form = jax.tree.flatten((*cache.keys, *cache.values))
+    copied = _copy_text(tuple(buffers), source, row, keep)
+    state = _with_buffers(state, jax.tree.unflatten(form, copied))
+  return select(axes, state, source[None], in_place=in_place, places=row[None])
 
 
 def give(
-  axes: Any, state: DecodeState, row: Array | int, one: DecodeState
+  axes: Any, state: DecodeState, rows: Array | int, some: DecodeState
 ) -> DecodeState:
-  """Puts a row from `take` back, by copy or in place; see `put`."""
-  cache = one.target_cache
-  is_row = lambda x: isinstance(x, cache_lib.RowOf)
-  buffers, form = jax.tree.flatten((*cache.keys, *cache.values), is_row)
-  if not any(map(is_row, buffers)):
-    return put(axes, state, row, one)
+  """Puts rows, or one, from `select` or `take` back; see `put`."""
+  rows = jnp.reshape(jnp.asarray(rows, jnp.int32), -1)
+  cache = some.target_cache
+  is_view = lambda x: isinstance(x, cache_lib.RowsOf)
+  buffers, form = jax.tree.flatten((*cache.keys, *cache.values), is_view)
+  if not any(map(is_view, buffers)):
+    return put(axes, state, rows, some)
   small = put(
-    _without_buffers(axes), _without_buffers(state), row, _without_buffers(one)
-  )
+    _without_buffers(axes), _without_buffers(state), rows,
+    _without_buffers(some),
+  )  # fmt: skip
   whole = jax.tree.unflatten(form, [b.buffer for b in buffers])
   return _with_buffers(small, whole)
 
@@ -134,8 +168,8 @@ def _copy_text(
     at = jnp.minimum(i * size, slots - size)
 
     def copied(buffer):
-      read = cache_lib.RowOf(buffer, source).read(at, size)
-      return cache_lib.RowOf(buffer, row).write(read, at).buffer
+      read = cache_lib.RowsOf(buffer, source[None]).read(at, size)
+      return cache_lib.RowsOf(buffer, row[None]).write(read, at).buffer
 
     return tuple(map(copied, buffers))
 

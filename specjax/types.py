@@ -106,8 +106,8 @@ class LanguageModel:
     max_positions: how many positions the model supports; None if unbounded.
       Prompts and completions fit; drafted nodes may be fed beyond.
     takes_rows: whether `apply` accesses keys and values only by `write_rows`
-      and `read_rows`. They may then be one row of a larger cache
-      (`specjax.cache.RowOf`), and prefill works in place.
+      and `read_rows`. They may then be some rows of a larger cache
+      (`specjax.cache.RowsOf`), and prefill works in place.
     has_states: whether its cache holds recurrent states (`Cache.recurrent`),
       which can roll back only over the last pass.
   """

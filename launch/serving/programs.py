@@ -10,7 +10,7 @@ import numpy as np
 
 from launch.prompts import MOST_BIASES, MOST_STOP_IDS
 from launch.serving.control import MOST_SCORED, Asked, Scores
-from specjax import random, recurrent
+from specjax import random, recurrent, rows
 from specjax.cache import Cache
 from specjax.decode import Decoder
 from specjax.penalties import NONE
@@ -20,10 +20,10 @@ from specjax.types import LanguageModel, Params, Penalties, Sampling
 
 def sampling(requests: Sequence[Asked]) -> Sampling:
   """Sampling settings of rows, with all kinds, since any row may use any."""
-  rows = len(requests)
-  tokens = np.full((rows, MOST_BIASES), NONE, np.int32)
-  bias = np.zeros((rows, MOST_BIASES), np.float32)
-  stops = np.full((rows, MOST_STOP_IDS), NONE, np.int32)
+  count = len(requests)
+  tokens = np.full((count, MOST_BIASES), NONE, np.int32)
+  bias = np.zeros((count, MOST_BIASES), np.float32)
+  stops = np.full((count, MOST_STOP_IDS), NONE, np.int32)
   for row, asked in enumerate(requests):
     for place, (token, value) in enumerate(asked.logit_bias):
       tokens[row, place], bias[row, place] = token, value
@@ -84,7 +84,8 @@ def admit(
 
 def rounds(
   decoder: Decoder, window: int, params: Params,
-  state: DecodeState, ended, most, wanted, *, slots: int | None = None,
+  state: DecodeState, ended, most, wanted, running=None,
+  *, slots: int | None = None,
 ):  # fmt: skip
   """Runs rounds until another row is done; returns state and outputs.
 
@@ -94,6 +95,8 @@ def rounds(
     ended: `bool[B]`, rows to end first.
     most: `i32[]`, maximum number of rounds.
     wanted: `bool[B]`, rows whose top log-probabilities are recorded.
+    running: `i32[R]`, distinct rows, all that run among them; None for all. A
+      pass computes no others.
     slots: as for `Decoder.steps`.
   """
   reason = jnp.where(
@@ -105,8 +108,13 @@ def rounds(
     likeliest=dataclasses.replace(state.likeliest, wanted=wanted),
   )
   start, made = state.length, state.num_steps
-  idle = jnp.sum(state.done) + 1
-  state = decoder.steps(params, state, most, num_idle=idle, slots=slots)
+  some, axes = state, decoder.row_axes(state)
+  if running is not None:
+    in_place = decoder.target.takes_rows
+    some = rows.select(axes, state, running, in_place=in_place)
+  idle = jnp.sum(some.done) + 1
+  some = decoder.steps(params, some, most, num_idle=idle, slots=slots)
+  state = some if running is None else rows.give(axes, state, running, some)
   last = state.tokens.shape[1] - 1
   place = jnp.clip(start[:, None] + jnp.arange(window), 0, last)
   at = lambda array: jnp.take_along_axis(

@@ -43,15 +43,19 @@ def make_slots(
   max_prompt: int,
   share_prefixes: bool = True,
   depth_policy: str = "whole",
+  rows: str = "all",
   say: Callable[[str], None] = lambda text: None,
 ) -> Slots:
   """Makes the slots of a pair, with programs for the first request.
 
   On a mesh all programs are compiled, since its processes must have the same
   ones. `depth_policy` is one of `POLICIES`; ValueError if the draft has no
-  shallower forms. `say` reports progress.
+  shallower forms. `rows`, "all" or "running", is what rounds compute;
+  ValueError for "running" on a mesh. `say` reports progress.
   """
   models = pair.assemble(config, loaded)
+  if rows == "running" and models.mesh is not None:
+    raise ValueError("rounds of running rows alone are for one device: no mesh")
   longest = min(max_prompt, models.room(config.max_new_tokens))
   decoders = {models.decoder.drafter.tree.max_depth: models.decoder}
   if depth_policy != "whole":
@@ -65,6 +69,7 @@ def make_slots(
     max_length=longest + config.max_new_tokens,
     stop_tokens=models.stop_tokens,
     share_prefixes=share_prefixes,
+    by_running=rows == "running",
     mesh=models.mesh,
     cache_specs=models.layout and models.layout.cache_specs(),
   )

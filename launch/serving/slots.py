@@ -1,10 +1,11 @@
 """Slots: rows of one running state, refilled with new prompts as they finish.
 
-There is a program of rounds for each draft depth, and a prefill program for
-each width; on GPUs also for each number of slots (`specjax.runtime.sized`).
-Some are compiled before the first request (`compile`), the others alongside
-requests (`compile_rest`): until then rows draft deeper, prompts are prefilled
-in other pieces, and passes read all slots.
+There is a program of rounds for each draft depth and number of rows, and a
+prefill program for each width; on GPUs also for each number of cache slots
+(`specjax.runtime.sized`). Some are compiled before the first request
+(`compile`), the others alongside requests (`compile_rest`): until then rows
+draft deeper, prompts are prefilled in other pieces, and passes compute all rows
+and read all slots.
 
 While rows decode, an iteration makes one round and prefills as much as
 `Control.shares` allows: no row waits for another's whole prompt, unless that is
@@ -40,6 +41,7 @@ from specjax.types import Params
 _SMALLEST = 8  # smallest width that prompts are padded to
 _FIRST = 32  # largest width compiled before the first request
 _WIDEST = 256  # tokens prefilled at once
+_FEW = (1, 2, 4, 8)  # rows of a program
 
 _NOBODY = Asked(
   token_ids=(0,), seed=0, max_new_tokens=0, temperature=1.0, ignore_stop=True
@@ -84,6 +86,7 @@ class Slots:
     stop_tokens: Sequence[int],
     max_rounds: int = 8,
     share_prefixes: bool = True,
+    by_running: bool = False,
     mesh: Mesh | None = None,
     cache_specs: tuple[P, P] | None = None,
   ):
@@ -95,6 +98,8 @@ class Slots:
       params: of all decoders.
       stop_tokens: ids that end a row.
       share_prefixes: whether a prompt may reuse another row's prefix.
+      by_running: whether a round computes only as many rows as decode, rounded
+        up to a power of two; if these are more than eight, all. Without a mesh.
       mesh: the devices; None for one device without a mesh.
       cache_specs: specs of caches, see `compilation.compile_both`.
     """
@@ -116,6 +121,8 @@ class Slots:
     self._params, self._stop_tokens = params, tuple(stop_tokens)
     self._mesh, self._cache_specs = mesh, cache_specs
     self._window = max_rounds * (self.depth + 1)
+    fewer = [rows for rows in _FEW if by_running and rows < num_slots]
+    self._counts = [num_slots, *fewer]  # rows of programs
     self.texts = Texts(
       num_slots, max_length, 1 if mesh is None else mesh.shape["data"],
       share=share_prefixes,
@@ -131,8 +138,9 @@ class Slots:
     self._running = np.zeros(num_slots, bool)
     # Rows that need top log-probabilities once they decode.
     self._wanted = np.zeros(num_slots, bool)
-    # Compiled programs, by depth or by width, and by slots that they read.
-    self._rounds: dict[int, dict[int | None, Any]] = {}
+    # Compiled programs, by depth and rows or by width, and by slots that they
+    # read.
+    self._rounds: dict[tuple[int, int], dict[int | None, Any]] = {}
     self._admit: dict[int, dict[int | None, Any]] = {}
     self._state: Any = None
     self._compiled: Any = None  # what further programs need
@@ -159,7 +167,7 @@ class Slots:
         loop=functools.partial(programs.rounds, decoder, self._window),
         more=self._orders(),
       )
-    self._rounds[self.depth] = {None: self._compiled.loop}
+    self._rounds[self.depth, self.num_slots] = {None: self._compiled.loop}
     self._state = self._compiled.prefill(self._params, *nobody, **options)
     first = max((w for w in self.widths if w <= _FIRST), default=self.widths[0])
     self._compile_width(first, say)
@@ -177,10 +185,13 @@ class Slots:
     stop: threading.Event | None = None,
   ) -> None:
     """Compiles all other programs except for scoring; from any thread."""
-    widths = [(self._compile_width, self._admit, w) for w in self.widths]
-    depths = [(self._compile_depth, self._rounds, d) for d in self.depths]
+    keys = [(depth, rows) for rows in self._counts for depth in self.depths]
     for slots in self._sizes():
-      for work, made, one in (*widths, *depths):
+      works: list[tuple[Any, dict, Any]] = [
+        *((self._compile_width, self._admit, width) for width in self.widths),
+        *((self._compile_rounds, self._rounds, key) for key in keys),
+      ]
+      for work, made, one in works:
         if stop is not None and stop.is_set():
           return
         if slots not in made.get(one, ()):
@@ -203,15 +214,18 @@ class Slots:
     more = (self._request(width),)
     self._compile(self._admit, width, make, more, slots, reports=False)
 
-  def _compile_depth(self, depth: int, say, slots: int | None = None) -> None:
-    say(f"rounds with drafts of {depth}")
+  def _compile_rounds(
+    self, key: tuple[int, int], say, slots: int | None = None
+  ) -> None:
+    depth, rows = key
+    say(f"rounds of {rows} slots, drafts of {depth}")
     make = functools.partial(
       programs.rounds, self._decoders[depth], self._window
     )
-    more = self._orders()
-    self._compile(self._rounds, depth, make, more, slots, reports=True)
+    more = (*self._orders(), *self._chosen(rows))
+    self._compile(self._rounds, key, make, more, slots, reports=True)
 
-  def _compile(self, made: dict, key: int, make, more, slots, *, reports: bool):
+  def _compile(self, made: dict, key, make, more, slots, *, reports: bool):
     with self._on_mesh():
       program = compilation.compile_loop(
         functools.partial(make, slots=slots), self._params,
@@ -253,7 +267,7 @@ class Slots:
     elif control.shares:
       widths = self._read(control.shares)
     silent = np.isin(np.arange(self.num_slots), [*self._reading, *over])
-    depth = min(depth for depth in list(self._rounds) if depth >= control.depth)
+    depth = min(d for d, _ in list(self._rounds) if d >= control.depth)
     # A row without prefill so far may still be running an ended text.
     arrays = self._make_rounds(
       depth,
@@ -331,9 +345,11 @@ class Slots:
     return width
 
   def _make_rounds(self, depth: int, **orders) -> dict[str, Any]:
-    longest = self.texts.longest(self._running)
-    self._state, arrays = self._least(self._rounds[depth], longest)(
-      self._params, self._state, *self._orders(**orders)
+    longest, count = self.texts.longest(self._running), self._running.sum()
+    made = [rows for d, rows in list(self._rounds) if d == depth]
+    rows = min(rows for rows in made if rows >= count)
+    self._state, arrays = self._least(self._rounds[depth, rows], longest)(
+      self._params, self._state, *self._orders(**orders), *self._chosen(rows)
     )
     if not (self._wanted & self._running).any():
       arrays["likeliest"] = None  # not copied to the host
@@ -354,6 +370,12 @@ class Slots:
     rows = np.isin(np.arange(self.num_slots), [*ended])
     most = np.int32(min(rounds, self.max_rounds))
     return everywhere(self._mesh, (rows, most, self._wanted.copy()))
+
+  def _chosen(self, rows: int) -> tuple[np.ndarray, ...]:
+    """Running rows, and others up to `rows`; nothing for all."""
+    if rows == self.num_slots:
+      return ()
+    return (np.argsort(~self._running, kind="stable")[:rows].astype(np.int32),)
 
   def _request(
     self, width: int, asked: Asked = _NOBODY, *, row=0, source=0, keep=0,

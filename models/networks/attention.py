@@ -381,9 +381,9 @@ def _block(buffer, layer: Array | None, at: Array, slots: int) -> Array:
   """Slots `at ..` of a layer, `[B, K, W, C]`."""
   if isinstance(buffer, cache_lib.LowBits):
     block = lambda b: _block(b, layer, at, slots)
-    is_row = lambda x: isinstance(x, cache_lib.RowOf)
-    return cache_lib.as_read(jax.tree.map(block, buffer, is_leaf=is_row))
-  if isinstance(buffer, cache_lib.RowOf):
+    is_view = lambda x: isinstance(x, cache_lib.RowsOf)
+    return cache_lib.as_read(jax.tree.map(block, buffer, is_leaf=is_view))
+  if isinstance(buffer, cache_lib.RowsOf):
     return buffer.read(at, slots, layer)
   if layer is None:
     return lax.dynamic_slice_in_dim(buffer, at, slots, axis=2)

@@ -57,7 +57,7 @@ def test_one_row_is_written_and_read_where_it_is(row, layer):
   buffer = rng.standard_normal((2, 3, HEADS, 9, CHANNELS)).astype(np.float32)
   shape = (1, HEADS, 4, CHANNELS)
   new = rng.standard_normal(shape if layer else (2, *shape)).astype(np.float32)
-  one = cache_lib.RowOf(jnp.asarray(buffer), jnp.int32(row))
+  one = cache_lib.RowsOf(jnp.asarray(buffer), jnp.array([row]))
   assert (one.shape, one.ndim) == ((2, 1, HEADS, 9, CHANNELS), 5)
   write = jax.jit(cache_lib.write_rows)
   after = write(one, new, np.array([3]), layer=layer and jnp.int32(layer))
@@ -70,6 +70,29 @@ def test_one_row_is_written_and_read_where_it_is(row, layer):
     actual = read(after, np.array([3]), 4, layer=layer and jnp.int32(layer))
     np.testing.assert_array_equal(actual, new)
   np.testing.assert_array_equal(after.buffer, expected)
+
+
+@pytest.mark.parametrize("layer", [None, 1])
+def test_some_rows_are_written_and_read_each_at_its_own_slot(layer):
+  rng = np.random.default_rng(0)
+  buffer = rng.standard_normal((2, 4, HEADS, 9, CHANNELS)).astype(np.float32)
+  rows, start = np.array([3, 0]), np.array([1, 5])
+  shape = (2, HEADS, 4, CHANNELS)
+  new = rng.standard_normal(shape if layer else (2, *shape)).astype(np.float32)
+  some = cache_lib.RowsOf(jnp.asarray(buffer), rows)
+  assert some.shape == (2, 2, HEADS, 9, CHANNELS)
+  at = layer and jnp.int32(layer)
+  after = jax.jit(cache_lib.write_rows)(some, new, start, layer=at)
+  expected = buffer.copy()
+  for i in (0, 1):
+    part = expected if layer is None else expected[layer]
+    part[..., rows[i], :, start[i] : start[i] + 4, :] = new[..., i, :, :, :]
+  np.testing.assert_array_equal(after.buffer, expected)
+  read = jax.jit(cache_lib.read_rows, static_argnums=2)
+  np.testing.assert_array_equal(read(after, start, 4, layer=at), new)
+  block = after.read(jnp.int32(2), 3, at)
+  part = expected if layer is None else expected[layer]
+  np.testing.assert_array_equal(block, part[..., rows, :, 2:5, :])
 
 
 @pytest.mark.parametrize("stacked", [False, True])

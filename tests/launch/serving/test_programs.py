@@ -1,10 +1,14 @@
 """Device programs: prompts are scored by targets that cannot go back."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+import specjax
+from launch.serving import programs
 from launch.serving.programs import Scorer
 from models.networks.description import (
   AttentionSpec,
@@ -14,6 +18,7 @@ from models.networks.description import (
   TransformerConfig,
 )
 from models.networks.transformer import Transformer, as_language_model
+from specjax import drafters, tree
 from specjax.types import Params
 
 VOCAB = 5
@@ -54,3 +59,49 @@ def test_a_target_with_states_scores_one_text_after_another():
     best = np.take_along_axis(expected[row, at], actual.likeliest, -1)
     np.testing.assert_allclose(actual.likeliest_log_probs, best, atol=1e-5)
     assert (np.diff(best) <= 0).all()
+
+
+def test_rounds_of_some_rows_change_no_others():
+  """Caches, states and drafts of rows that are done stay as they are."""
+  target, params = hybrid()
+  drafter = drafters.model(target, tree=tree.chain(2), vocab_size=VOCAB)
+  decoder = specjax.make_decoder(
+    target, drafter=drafter, with_log_probs=True, num_likeliest=2
+  )
+  params = Params(target=params, draft=params)
+  texts = np.random.default_rng(0).integers(0, VOCAB, (4, 6))
+  state = jax.jit(decoder.init, static_argnames="buffer_length")(
+    params, texts, np.array([6, 2, 4, 1]), jax.random.key(0), buffer_length=20,
+    max_new_tokens=np.array([9, 0, 5, 0]),
+  )  # fmt: skip
+
+  def after(*running):
+    run = lambda *given: programs.rounds(decoder, 9, params, *given)
+    none, all_rows = np.zeros(4, bool), np.ones(4, bool)
+    return jax.jit(run)(state, none, np.int32(3), all_rows, *running)
+
+  (whole, told), (some, said) = after(), after(np.array([2, 0]))
+  assert (said["length"] > said["start"]).tolist() == [True, False, True, False]
+  for name in ("length", "tokens", "log_probs", "reason"):
+    ours, theirs = (x[name][np.array([0, 2])] for x in (said, told))
+    np.testing.assert_allclose(ours, theirs, atol=1e-5)
+  keys = jax.random.key_data
+  whole, some, before = (
+    dataclasses.replace(x, keys=keys(x.keys)) for x in (whole, some, state)
+  )
+  axes = decoder.row_axes(state)
+  pick = lambda x, row: specjax.rows.pick(axes, x, np.array([row]))
+  cached = lambda x, row, most: jax.tree.map(
+    lambda b: b[row, :, :most], (x.target_cache.keys, x.target_cache.values)
+  )
+  for row in (0, 2):
+    most = int(told["length"][row]) - 1
+    jax.tree.map(
+      lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5),
+      cached(some, row, most), cached(whole, row, most),
+    )  # fmt: skip
+  for row in (1, 3):
+    one, was = (
+      dataclasses.replace(pick(x, row), num_steps=0) for x in (some, before)
+    )
+    jax.tree.map(np.testing.assert_array_equal, one, was)

@@ -133,6 +133,33 @@ def test_greedy_texts_are_the_same_at_any_depth_and_before_all_is_compiled():
   assert depths[:3] == [1, 3, 1]
 
 
+def test_rounds_of_running_rows_emit_what_rounds_of_all_do():
+  """Rows come and go, and each text is that of it alone."""
+  few = served.make_slots(
+    DECODER, num_slots=6, widths=(16,), stop_tokens=(), by_running=True
+  )
+  requests = served.requests(9, vocab=decoding.VOCAB, budget=20)
+  waiting, texts, rows, used = list(range(9)), {}, {}, []
+  make = few._chosen
+  few._chosen = lambda count: used.append(count) or make(count)
+  while waiting or rows:
+    free = [row for row in (4, 1, 5, 0, 2, 3) if row not in rows]
+    begun = [(row, waiting.pop(0)) for row in free[:2] if waiting]
+    rows |= dict(begun)
+    texts |= {number: [] for _, number in begun}
+    report, new = iteration(
+      few, admissions=[(row, requests[n]) for row, n in begun],
+      shares={16: 0.1}, rounds=2,
+    )  # fmt: skip
+    for row, number in list(rows.items()):
+      texts[number] += new[row]
+      if report.reason[row] != StopReason.RUNNING:
+        del rows[row]
+  assert {*used} >= {1, 2, 4}
+  for number, request in enumerate(requests):
+    assert texts[number] == served.alone(DECODER, request, stop=())
+
+
 # --------------------------------------------------- what a row has is not read
 
 
