@@ -59,18 +59,39 @@ del large
 weights = [jnp.full(size, 0.01, jnp.bfloat16) for size in sizes]
 
 
-def products(x, weights):
-  """A chain of all, each of as many channels of the last as it reads."""
-  for weight in weights:
-    x = jnp.resize(x, (len(x), len(weight))) @ weight
-  return jnp.resize(x, (len(x), wide))
+def chain(*before):
+  """All products, each of as many channels of the last as it reads."""
+
+  def products(x, weights):
+    rows = len(x)
+    for weight in weights:
+      x = jnp.resize(x, (rows, len(weight)))
+      for step in before:
+        x = step(x)
+      x = (x @ weight)[:rows]
+    return jnp.resize(x, (rows, wide))
+
+  return products
 
 
-for rows in 1, 8, 64:
+def normed(x):
+  """As before a layer's products, in float32."""
+  y = x.astype(jnp.float32)
+  mean = jnp.mean(jnp.square(y), axis=-1, keepdims=True)
+  return (y * jax.lax.rsqrt(mean + 1e-5)).astype(x.dtype)
+
+
+barrier = jax.lax.optimization_barrier
+to_eight = lambda x: barrier(jnp.pad(x, ((0, -len(x) % 8), (0, 0))))
+for rows, what, *before in (
+  (1, "tokens"), (8, "tokens"), (64, "tokens"), (1, "padded to 8", to_eight),
+  (1, "normed", normed), (1, "normed, a barrier", normed, barrier),
+  (1, "normed, padded to 8", normed, to_eight),
+):  # fmt: skip
   x = jnp.ones((rows, wide), jnp.bfloat16)
-  took = milliseconds(products, x, weights)
+  took = milliseconds(chain(*before), x, weights)
   read = 2 * sum(weight.size for weight in weights) / took / 1e6
-  print(f"  {rows:2} tokens: {took:.3f} ms, {read:.0f} GB/s")
+  print(f"  {rows:2} {what}: {took:.3f} ms, {read:.0f} GB/s")
 PYTHON
 
 passes() { # NAME FLAG...
@@ -108,11 +129,15 @@ for i in range(int(sys.argv[1])):
 PYTHON
 head -n 8 "$out/prompts.jsonl" >"$out/few.jsonl"
 
+systems='plain, eagle3(tokens=3), repeats(eagle3(tokens=3), tokens=7)'
+for tree in 'tokens=4, tree=dynamic(24)' 'tokens=5, tree=dynamic(60)'; do
+  systems="$systems, with_rule(eagle3($tree), match)"
+done
+
 decoding() { # NAME PROMPTS ROWS
   echo "decoding SmolLM2: $1"
-  "$python" -m launch.evaluate --config=configs/smollm2.py \
-    --config.dtype=bfloat16 --config.weights= --prompts="$out/$2.jsonl" \
-    --systems='plain, eagle3(tokens=3), repeats(eagle3(tokens=3), tokens=7)' \
+  "$python" -m launch.evaluate --config=configs/smollm2.py:gpu \
+    --prompts="$out/$2.jsonl" --systems="$systems" \
     --config.max_new_tokens="$tokens" --batch_sizes="$3" --timing=none \
     --overwrite --output="$out/$1.json" >"$out/$1.log" 2>&1 || {
     tail -n 3 "$out/$1.log" >&2
